@@ -1,0 +1,69 @@
+package reason_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+)
+
+func TestTheTableCoversExactlyTheContractsEnum(t *testing.T) {
+	known := map[int32]bool{}
+	var last reason.Code
+	for _, c := range reason.Codes() {
+		known[int32(c)] = true
+		if c <= last {
+			t.Errorf("%v is out of order", c)
+		}
+		last = c
+	}
+	for n, name := range mcsattestv1.Reason_name {
+		if n != 0 && !known[n] {
+			t.Errorf("%s is not in the table", name)
+		}
+	}
+	if len(known) != len(mcsattestv1.Reason_name)-1 {
+		t.Errorf("the table has %d codes, the contract %d", len(known), len(mcsattestv1.Reason_name)-1)
+	}
+}
+
+func TestEveryEntryIsWholeAndConsistent(t *testing.T) {
+	// Kubernetes' own pattern for a condition's reason.
+	pattern := regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$`)
+	for _, c := range reason.Codes() {
+		i := c.Info()
+		if !pattern.MatchString(i.Name) || i.Title == "" || i.Hint == "" || i.Class == 0 {
+			t.Errorf("%v: incomplete: %+v", c, i)
+		}
+		if i.Temporary != (i.GateStatus == http.StatusServiceUnavailable) {
+			t.Errorf("%v: temporary %t, but the gate answers %d", c, i.Temporary, i.GateStatus)
+		}
+		if got, ok := reason.Parse(i.Name); !ok || got != c {
+			t.Errorf("%v: Parse(%q) = %v, %t", c, i.Name, got, ok)
+		}
+		evidence := i.Class == mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE
+		if evidence && i.Temporary {
+			t.Errorf("%v: a fault in the caller's own proof is final", c)
+		}
+	}
+}
+
+func TestAnErrorWithoutADenialIsOursAndTemporary(t *testing.T) {
+	if d := reason.From(errors.New("disk on fire")); d.Code != reason.Internal || !d.Code.Temporary() {
+		t.Errorf("got %v", d)
+	}
+	if reason.From(nil) != nil {
+		t.Error("nil became a denial")
+	}
+	wrapped := fmt.Errorf("outer: %w", reason.Deny(reason.TokenPool, "for %s", "master"))
+	if d := reason.From(wrapped); d.Code != reason.TokenPool || d.Detail != "for master" {
+		t.Errorf("got %v", d)
+	}
+	if i := reason.Code(9999).Info(); !i.Temporary || i.Name != "Internal" {
+		t.Errorf("an unknown code is answered as %+v", i)
+	}
+}

@@ -1,0 +1,294 @@
+package reason
+
+import (
+	"net/http"
+
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+)
+
+// The codes.
+const (
+	Malformed                = Code(mcsattestv1.Reason_REASON_MALFORMED)
+	TooLarge                 = Code(mcsattestv1.Reason_REASON_TOO_LARGE)
+	TLSRequired              = Code(mcsattestv1.Reason_REASON_TLS_REQUIRED)
+	OriginUnknown            = Code(mcsattestv1.Reason_REASON_ORIGIN_UNKNOWN)
+	PoolUnknown              = Code(mcsattestv1.Reason_REASON_POOL_UNKNOWN)
+	RateLimited              = Code(mcsattestv1.Reason_REASON_RATE_LIMITED)
+	ChallengeInvalid         = Code(mcsattestv1.Reason_REASON_CHALLENGE_INVALID)
+	ChallengeKeyUnknown      = Code(mcsattestv1.Reason_REASON_CHALLENGE_KEY_UNKNOWN)
+	ChallengeExpired         = Code(mcsattestv1.Reason_REASON_CHALLENGE_EXPIRED)
+	ChallengeUsed            = Code(mcsattestv1.Reason_REASON_CHALLENGE_USED)
+	PolicyChanged            = Code(mcsattestv1.Reason_REASON_POLICY_CHANGED)
+	BindingMissing           = Code(mcsattestv1.Reason_REASON_BINDING_MISSING)
+	BindingMismatch          = Code(mcsattestv1.Reason_REASON_BINDING_MISMATCH)
+	EvidenceMissing          = Code(mcsattestv1.Reason_REASON_EVIDENCE_MISSING)
+	EvidenceUnacceptable     = Code(mcsattestv1.Reason_REASON_EVIDENCE_UNACCEPTABLE)
+	EvidenceDisagrees        = Code(mcsattestv1.Reason_REASON_EVIDENCE_DISAGREES)
+	EKUnacceptable           = Code(mcsattestv1.Reason_REASON_EK_UNACCEPTABLE)
+	EKCertificateInvalid     = Code(mcsattestv1.Reason_REASON_EK_CERTIFICATE_INVALID)
+	EKUntrusted              = Code(mcsattestv1.Reason_REASON_EK_UNTRUSTED)
+	EKNotEnrolled            = Code(mcsattestv1.Reason_REASON_EK_NOT_ENROLLED)
+	AKUnacceptable           = Code(mcsattestv1.Reason_REASON_AK_UNACCEPTABLE)
+	ActivationInvalid        = Code(mcsattestv1.Reason_REASON_ACTIVATION_INVALID)
+	QuoteInvalid             = Code(mcsattestv1.Reason_REASON_QUOTE_INVALID)
+	QuoteNotFresh            = Code(mcsattestv1.Reason_REASON_QUOTE_NOT_FRESH)
+	PCRSelection             = Code(mcsattestv1.Reason_REASON_PCR_SELECTION)
+	PCRDigest                = Code(mcsattestv1.Reason_REASON_PCR_DIGEST)
+	PCRCapped                = Code(mcsattestv1.Reason_REASON_PCR_CAPPED)
+	EventLogMalformed        = Code(mcsattestv1.Reason_REASON_EVENT_LOG_MALFORMED)
+	EventLogReplay           = Code(mcsattestv1.Reason_REASON_EVENT_LOG_REPLAY)
+	MeasuredBoot             = Code(mcsattestv1.Reason_REASON_MEASURED_BOOT)
+	ProvisioningTokenInvalid = Code(mcsattestv1.Reason_REASON_PROVISIONING_TOKEN_INVALID)
+	MachineNotFound          = Code(mcsattestv1.Reason_REASON_MACHINE_NOT_FOUND)
+	MachineAmbiguous         = Code(mcsattestv1.Reason_REASON_MACHINE_AMBIGUOUS)
+	MachineDeleting          = Code(mcsattestv1.Reason_REASON_MACHINE_DELETING)
+	MachineJoined            = Code(mcsattestv1.Reason_REASON_MACHINE_JOINED)
+	MachineTooOld            = Code(mcsattestv1.Reason_REASON_MACHINE_TOO_OLD)
+	MachinePool              = Code(mcsattestv1.Reason_REASON_MACHINE_POOL)
+	IdentityConflict         = Code(mcsattestv1.Reason_REASON_IDENTITY_CONFLICT)
+	Quarantined              = Code(mcsattestv1.Reason_REASON_QUARANTINED)
+	PendingApproval          = Code(mcsattestv1.Reason_REASON_PENDING_APPROVAL)
+	TokenMissing             = Code(mcsattestv1.Reason_REASON_TOKEN_MISSING)
+	TokenInvalid             = Code(mcsattestv1.Reason_REASON_TOKEN_INVALID)
+	TokenKeyUnknown          = Code(mcsattestv1.Reason_REASON_TOKEN_KEY_UNKNOWN)
+	TokenExpired             = Code(mcsattestv1.Reason_REASON_TOKEN_EXPIRED)
+	TokenPool                = Code(mcsattestv1.Reason_REASON_TOKEN_POOL)
+	TokenSuperseded          = Code(mcsattestv1.Reason_REASON_TOKEN_SUPERSEDED)
+	TokenUsedUp              = Code(mcsattestv1.Reason_REASON_TOKEN_USED_UP)
+	Plaintext                = Code(mcsattestv1.Reason_REASON_PLAINTEXT)
+	ReportTicketInvalid      = Code(mcsattestv1.Reason_REASON_REPORT_TICKET_INVALID)
+	ReportLimit              = Code(mcsattestv1.Reason_REASON_REPORT_LIMIT)
+	StoreUnavailable         = Code(mcsattestv1.Reason_REASON_STORE_UNAVAILABLE)
+	UpstreamUnavailable      = Code(mcsattestv1.Reason_REASON_UPSTREAM_UNAVAILABLE)
+	UpstreamInvalid          = Code(mcsattestv1.Reason_REASON_UPSTREAM_INVALID)
+	ShuttingDown             = Code(mcsattestv1.Reason_REASON_SHUTTING_DOWN)
+	Internal                 = Code(mcsattestv1.Reason_REASON_INTERNAL)
+)
+
+// all is every code in ascending order.
+var all = []Code{
+	Malformed,
+	TooLarge,
+	TLSRequired,
+	OriginUnknown,
+	PoolUnknown,
+	RateLimited,
+	ChallengeInvalid,
+	ChallengeKeyUnknown,
+	ChallengeExpired,
+	ChallengeUsed,
+	PolicyChanged,
+	BindingMissing,
+	BindingMismatch,
+	EvidenceMissing,
+	EvidenceUnacceptable,
+	EvidenceDisagrees,
+	EKUnacceptable,
+	EKCertificateInvalid,
+	EKUntrusted,
+	EKNotEnrolled,
+	AKUnacceptable,
+	ActivationInvalid,
+	QuoteInvalid,
+	QuoteNotFresh,
+	PCRSelection,
+	PCRDigest,
+	PCRCapped,
+	EventLogMalformed,
+	EventLogReplay,
+	MeasuredBoot,
+	ProvisioningTokenInvalid,
+	MachineNotFound,
+	MachineAmbiguous,
+	MachineDeleting,
+	MachineJoined,
+	MachineTooOld,
+	MachinePool,
+	IdentityConflict,
+	Quarantined,
+	PendingApproval,
+	TokenMissing,
+	TokenInvalid,
+	TokenKeyUnknown,
+	TokenExpired,
+	TokenPool,
+	TokenSuperseded,
+	TokenUsedUp,
+	Plaintext,
+	ReportTicketInvalid,
+	ReportLimit,
+	StoreUnavailable,
+	UpstreamUnavailable,
+	UpstreamInvalid,
+	ShuttingDown,
+	Internal,
+}
+
+// table is read only.
+var table = map[Code]Info{
+	Malformed: final(mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED, "Malformed",
+		"The request breaks the contract.",
+		"Compare the agent's version with the verifier's; proto/README.md is the contract."),
+	TooLarge: final(mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED, "TooLarge",
+		"The request is larger than the contract allows.",
+		"proto/README.md lists the limits. A larger event log points at broken firmware."),
+	TLSRequired: final(mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED, "TLSRequired",
+		"The request did not come over TLS 1.3.",
+		"Attestation is served over TLS 1.3 alone; look for a proxy that speaks less."),
+	OriginUnknown: final(mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED, "OriginUnknown",
+		"The pointer names an origin that this verifier does not answer for.",
+		"Add the pointer's https://host:port to 'origins' in the verifier's configuration."),
+	PoolUnknown: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "PoolUnknown",
+		"No policy covers the pool.",
+		"Add the pool to an AttestationPolicy, or correct the pointer's path."),
+	RateLimited: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "RateLimited",
+		"Too many requests.",
+		"Nothing to do for a burst of new machines; they come in one after another."),
+	ChallengeInvalid: final(mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE, "ChallengeInvalid",
+		"The sealed challenge is not one that a verifier of this cluster made.",
+		"Someone altered or forged it, or the agent talks to two different clusters."),
+	ChallengeKeyUnknown: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE, "ChallengeKeyUnknown",
+		"The sealed challenge was made under a key that this replica does not have (yet).",
+		"If it lasts, the replicas do not share their keys."),
+	ChallengeExpired: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE, "ChallengeExpired",
+		"The challenge is older than its lifetime.",
+		"A slow TPM may need a longer challengeLifetime in the policy."),
+	ChallengeUsed: final(mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE, "ChallengeUsed",
+		"The challenge was answered before.",
+		"One Attest per challenge; a repeat is a retry gone wrong, or a replay."),
+	PolicyChanged: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE, "PolicyChanged",
+		"The policy changed between Challenge and Attest.",
+		"The agent asks again by itself."),
+	BindingMissing: final(mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE, "BindingMissing",
+		"The connection has no TLS exporter although the policy's binding is 'exporter'.",
+		"TLS ends in front of the verifier: use TCP pass-through, or the binding 'terminated'."),
+	BindingMismatch: final(mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE, "BindingMismatch",
+		"The evidence belongs to another connection, or the server key is not one of ours.",
+		"Someone relays the exchange, or the agent reconnected between Challenge and Attest."),
+	EvidenceMissing: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "EvidenceMissing",
+		"A kind of evidence that the policy requires was not sent.",
+		"'mcs-attest-verifier explain' names the kind; the platform table tells which machines have it."),
+	EvidenceUnacceptable: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "EvidenceUnacceptable",
+		"A piece of evidence does not verify.",
+		"The audit line says which check failed."),
+	EvidenceDisagrees: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "EvidenceDisagrees",
+		"Two pieces of evidence name two machines.",
+		"Someone combines one machine's TPM with another's document."),
+	EKUnacceptable: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "EKUnacceptable",
+		"The EK's public area is not that of an endorsement key.",
+		"The audit line names the attribute; only RSA and NIST P EKs by the TCG templates are taken."),
+	EKCertificateInvalid: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "EKCertificateInvalid",
+		"The EK certificate is broken or is not for this EK.",
+		"Enrol the EK by its hash if the manufacturer's certificate is known to be faulty."),
+	EKUntrusted: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "EKUntrusted",
+		"The EK certificate does not lead to a configured root.",
+		"Put the manufacturer's root into ek-roots, or enrol the EK."),
+	EKNotEnrolled: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "EKNotEnrolled",
+		"No Machine and no enrolment names this EK.",
+		"Enrol it: run 'mcs-attest-agent identify' on the machine and feed its output to 'mcs-attest-verifier enroll'."),
+	AKUnacceptable: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "AKUnacceptable",
+		"The AK's public area is not that of a restricted signing key of a TPM.",
+		"The audit line names the attribute."),
+	ActivationInvalid: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "ActivationInvalid",
+		"The credential was not activated: EK and AK are not in one TPM.",
+		"Someone pairs a foreign AK with this EK."),
+	QuoteInvalid: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "QuoteInvalid",
+		"The quote is not one, or the AK did not sign it.",
+		"The audit line says which."),
+	QuoteNotFresh: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "QuoteNotFresh",
+		"The quote was made for another conversation.",
+		"An old quote is being replayed, or agent and verifier compute different transcripts."),
+	PCRSelection: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "PCRSelection",
+		"The quote covers other PCRs or another bank than the policy asks for.",
+		"Every PCR that the profile names must be in the quote."),
+	PCRDigest: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "PCRDigest",
+		"The PCR values sent are not those that were quoted.",
+		"PCRs changed while the quote was made, or the values were altered."),
+	PCRCapped: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "PCRCapped",
+		"PCR 11 is capped: the request comes from after the initramfs.",
+		"Something on a running system tries to attest; a machine attests on first boot alone."),
+	EventLogMalformed: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "EventLogMalformed",
+		"The event log does not parse.",
+		"The audit line names the event; the profile 'identity-only' needs no log."),
+	EventLogReplay: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "EventLogReplay",
+		"The event log does not reproduce the quoted PCRs.",
+		"The log was altered or the firmware's log is incomplete."),
+	MeasuredBoot: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "MeasuredBoot",
+		"What was booted is not what the profile allows.",
+		"'mcs-attest-verifier explain' names the first offending event."),
+	ProvisioningTokenInvalid: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "ProvisioningTokenInvalid",
+		"The provisioning token is not the current one nor the previous one in its grace period.",
+		"Put the current token into the pointer config."),
+	MachineNotFound: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "MachineNotFound",
+		"No Machine has this identity.",
+		"The Machine may be on its way; else create it, or enrol the machine."),
+	MachineAmbiguous: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "MachineAmbiguous",
+		"More than one Machine has this identity.",
+		"Remove the duplicate enrolment or Machine."),
+	MachineDeleting: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "MachineDeleting",
+		"The Machine is being deleted.",
+		"Power the host off, or wait for its new Machine."),
+	MachineJoined: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "MachineJoined",
+		"The Machine is a Node already.",
+		"To provision it again, grant a re-attestation or delete the Machine."),
+	MachineTooOld: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "MachineTooOld",
+		"The Machine was created too long ago.",
+		"Delete and recreate the Machine, or raise maxMachineAge in the policy."),
+	MachinePool: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "MachinePool",
+		"The Machine does not belong to the pool that was asked for.",
+		"Correct the pointer's path or the Machine's role."),
+	IdentityConflict: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "IdentityConflict",
+		"Another identity has this Machine already.",
+		"If the hardware was replaced, delete the record; else someone claims to be this Machine."),
+	Quarantined: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "Quarantined",
+		"An administrator quarantined the Machine.",
+		"Lift spec.quarantined of its MachineAttestation."),
+	PendingApproval: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "PendingApproval",
+		"The machine waits for an administrator's approval.",
+		"'mcs-attest-verifier status' lists it; 'mcs-attest-verifier enroll --approve' lets it in."),
+	TokenMissing: final(mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN, "TokenMissing",
+		"No token was presented.",
+		"The boot image has no agent, or the agent could not attest; see its console."),
+	TokenInvalid: bearer(final(mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN, "TokenInvalid",
+		"The token is not one of ours.",
+		"A forged or damaged token."), http.StatusUnauthorized, "invalid_token"),
+	TokenKeyUnknown: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN, "TokenKeyUnknown",
+		"The token was signed with a key that this replica does not have (yet).",
+		"If it lasts, the replicas do not share their keys."),
+	TokenExpired: bearer(final(mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN, "TokenExpired",
+		"The token has expired.",
+		"The node attests again on its next boot."), http.StatusUnauthorized, "invalid_token"),
+	TokenPool: bearer(final(mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN, "TokenPool",
+		"The token is for another pool.",
+		"The pointer asks for one pool and the token was issued for another."), http.StatusForbidden, "insufficient_scope"),
+	TokenSuperseded: bearer(final(mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN, "TokenSuperseded",
+		"A later attestation of the same machine replaced the token.",
+		"The node attested again; its newer token works."), http.StatusUnauthorized, "invalid_token"),
+	TokenUsedUp: bearer(final(mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN, "TokenUsedUp",
+		"The token has been used as often as it may be.",
+		"The node attests again on its next boot."), http.StatusUnauthorized, "invalid_token"),
+	Plaintext: final(mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN, "Plaintext",
+		"The config was asked for without TLS.",
+		"Use https and port 22623 in the pointer."),
+	ReportTicketInvalid: final(mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN, "ReportTicketInvalid",
+		"The report has no valid ticket.",
+		"Only a machine that attested may report."),
+	ReportLimit: final(mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN, "ReportLimit",
+		"The machine has reported as often as it may.",
+		"The earlier reports are in 'explain'."),
+	StoreUnavailable: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "StoreUnavailable",
+		"The records cannot be read or written.",
+		"See the verifier's log: the disk or the API server is away."),
+	UpstreamUnavailable: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "UpstreamUnavailable",
+		"The Machine Config Server does not answer.",
+		"See the verifier's log and the Machine Config Server."),
+	UpstreamInvalid: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "UpstreamInvalid",
+		"The Machine Config Server's answer is not an Ignition config.",
+		"Serving it would provision an empty node; see the audit line."),
+	ShuttingDown: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "ShuttingDown",
+		"The verifier is shutting down.",
+		"Another replica, or this one when it is back, answers."),
+	Internal: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "Internal",
+		"An error on the verifier's side.",
+		"See the verifier's log under the correlation id."),
+}

@@ -1,0 +1,38 @@
+package secret_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+)
+
+func TestNoFormatterPrintsASecret(t *testing.T) {
+	const plain = "hunter2"
+	s := secret.New([]byte(plain))
+	hex := "68756e74657232"
+	var out []string
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d"} {
+		out = append(out, fmt.Sprintf(verb, s), fmt.Sprintf(verb, &s), fmt.Sprintf(verb, struct{ S secret.Bytes }{s}))
+	}
+	j, err := json.Marshal(map[string]any{"s": s, "p": &s})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log bytes.Buffer
+	slog.New(slog.NewJSONHandler(&log, nil)).Info("x", "s", s)
+	slog.New(slog.NewTextHandler(&log, nil)).Info("x", "s", s)
+	out = append(out, string(j), log.String(), s.String())
+	for _, o := range out {
+		if strings.Contains(o, plain) || strings.Contains(strings.ToLower(o), hex) || strings.Contains(o, "104 117") {
+			t.Errorf("printed the secret: %s", o)
+		}
+	}
+	if string(s.Expose()) != plain {
+		t.Error("Expose lost the secret")
+	}
+}

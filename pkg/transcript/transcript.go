@@ -1,0 +1,139 @@
+// Package transcript computes the hash that binds all evidence to one
+// conversation (DESIGN, sections 3 and 19, rule 5).
+//
+// The transcript is SHA-256 over a fixed sequence of fields. Each field is
+// prefixed by its length as an unsigned 32-bit big-endian integer; a field that
+// is absent has length 0 and is still there. The first field is the label
+// "mcs-attest/transcript/v1". proto/README.md has worked examples, which this
+// package's test replays.
+//
+// The hash is the TPM quote's qualifyingData and what every other kind of
+// evidence signs, so no statement can be replayed on another connection, for
+// another pool or with another key, and no clock of the node is consulted.
+package transcript
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"hash"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+)
+
+const (
+	// Label is the first field.
+	Label = "mcs-attest/transcript/v1"
+
+	// ExporterLabel is the label of the TLS exporter (RFC 8446, 7.5); its
+	// context is empty and its length ExporterSize.
+	ExporterLabel = "EXPORTER-mcs-attest-v1"
+
+	// ExporterSize is the length of the exporter's output in bytes.
+	ExporterSize = 32
+
+	activationLabel        = "mcs-attest/activation/v1"
+	provisioningTokenLabel = "mcs-attest/provisioning-token/v1"
+)
+
+// Hash is a transcript.
+type Hash [sha256.Size]byte
+
+// Fields are what the transcript covers, in its order.
+type Fields struct {
+	Sealed     []byte // the sealed challenge, exactly as it was received
+	Nonce      []byte // 32 bytes
+	Binding    string // "exporter" or "terminated"
+	Exporter   []byte // 32 bytes; empty under "terminated"
+	ServerSPKI []byte // SHA-256 of the server leaf's SubjectPublicKeyInfo, as the agent saw it
+	Origin     string // "https://host:port", lower case, port explicit
+	Pool       string
+	Required   string // see [Required]
+	EKSPKI     []byte // SHA-256 of the EK's SubjectPublicKeyInfo; empty without a TPM
+	AKName     []byte // the AK's Name (TPM 2.0 Part 1, 16); empty without a TPM
+	CSRSPKI    []byte // SHA-256 of the public key that will sign the kubelet's CSR; empty if none
+	Claims     []byte // the self-asserted claims, exactly the bytes sent
+}
+
+// Hash returns the transcript of f.
+func (f Fields) Hash() Hash {
+	h := sha256.New()
+	for _, field := range [][]byte{
+		[]byte(Label), f.Sealed, f.Nonce, []byte(f.Binding), f.Exporter, f.ServerSPKI, []byte(f.Origin),
+		[]byte(f.Pool), []byte(f.Required), f.EKSPKI, f.AKName, f.CSRSPKI, f.Claims,
+	} {
+		writeField(h, field)
+	}
+	var out Hash
+	h.Sum(out[:0])
+	return out
+}
+
+func writeField(h hash.Hash, b []byte) {
+	var n [4]byte
+	binary.BigEndian.PutUint32(n[:], uint32(len(b)))
+	h.Write(n[:])
+	h.Write(b)
+}
+
+// Required is the text of the field "required evidence kinds and PCR selection":
+// the kinds' names in ascending order of their numbers, joined by commas; a
+// semicolon; and, when TPM evidence is among them, the bank's name, a colon and
+// the PCRs, ascending, joined by commas. Example: "tpm2;sha256:7,11".
+func Required(kinds []evidence.Kind, bank uint16, pcrs []int) string {
+	kinds = slices.Clone(kinds)
+	slices.Sort(kinds)
+	var b strings.Builder
+	for i, k := range kinds {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(k.String())
+	}
+	b.WriteByte(';')
+	if !slices.Contains(kinds, evidence.TPM2) {
+		return b.String()
+	}
+	b.WriteString(BankName(bank))
+	sep := byte(':')
+	for _, p := range slices.Sorted(slices.Values(pcrs)) {
+		b.WriteByte(sep)
+		b.WriteString(strconv.Itoa(p))
+		sep = ','
+	}
+	return b.String()
+}
+
+// BankName is the text form of a PCR bank's TPM_ALG_ID (TCG Algorithm Registry, table 3).
+func BankName(alg uint16) string {
+	switch alg {
+	case 0x0004:
+		return "sha1"
+	case 0x000B:
+		return "sha256"
+	case 0x000C:
+		return "sha384"
+	case 0x000D:
+		return "sha512"
+	}
+	return fmt.Sprintf("0x%04x", alg)
+}
+
+// Activation proves knowledge of the activated credential k without showing it
+// (DESIGN, section 19, rule 6).
+func Activation(k []byte, h Hash) []byte { return mac(k, activationLabel, h) }
+
+// ProvisioningToken proves knowledge of the provisioning token inside Attest
+// (DESIGN, section 19, rule 14).
+func ProvisioningToken(token []byte, h Hash) []byte { return mac(token, provisioningTokenLabel, h) }
+
+func mac(key []byte, label string, h Hash) []byte {
+	m := hmac.New(sha256.New, key)
+	m.Write([]byte(label))
+	m.Write(h[:])
+	return m.Sum(nil)
+}
