@@ -1,0 +1,109 @@
+package seal
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"golang.org/x/crypto/chacha20poly1305"
+
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+)
+
+// Key is one sealing key.
+type Key struct {
+	ID     [keyIDSize]byte
+	Secret secret.Bytes // 32 bytes
+	// NotBefore is when replicas may begin to seal under the key. They open
+	// under it as soon as they have it.
+	NotBefore time.Time
+}
+
+// Ring is the keys that all replicas share. The zero value opens and seals nothing.
+type Ring struct{ Keys []Key }
+
+// ErrNoKey says that no key of the ring may seal yet.
+var ErrNoKey = errors.New("no sealing key is valid yet")
+
+func (r Ring) current(now time.Time) (Key, error) {
+	var best Key
+	found := false
+	for _, k := range r.Keys {
+		if !k.NotBefore.After(now) && (!found || k.NotBefore.After(best.NotBefore)) {
+			best, found = k, true
+		}
+	}
+	if !found {
+		return Key{}, ErrNoKey
+	}
+	return best, nil
+}
+
+// Rotate adds a key that seals from now+publish on, and drops those that have
+// had a successor for longer than keep. Publish is how long every replica has
+// to learn of the new key (10 minutes); keep is a challenge's longest life plus
+// the replicas' clock skew.
+func (r Ring) Rotate(rand io.Reader, now time.Time, publish, keep time.Duration) (Ring, error) {
+	raw := make([]byte, keyIDSize+chacha20poly1305.KeySize)
+	if _, err := io.ReadFull(rand, raw); err != nil {
+		return r, fmt.Errorf("make sealing key: %w", err)
+	}
+	k := Key{ID: [keyIDSize]byte(raw), Secret: secret.New(raw[keyIDSize:]), NotBefore: now.Add(publish)}
+	keys := append(slices.Clone(r.Keys), k)
+	slices.SortFunc(keys, func(a, b Key) int { return a.NotBefore.Compare(b.NotBefore) })
+	first := 0
+	for i := 1; i < len(keys); i++ {
+		if now.Sub(keys[i].NotBefore) > keep {
+			first = i
+		}
+	}
+	return Ring{Keys: keys[first:]}, nil
+}
+
+// document is the ring at rest: JSON, in a file of mode 0600 or a Secret.
+type document struct {
+	Keys []documentKey `json:"keys"`
+}
+
+type documentKey struct {
+	ID        string    `json:"id"`        // hex
+	Key       []byte    `json:"key"`       // base64
+	NotBefore time.Time `json:"notBefore"` // RFC 3339
+}
+
+// EncodeSecret is the ring at rest. The result is a secret in clear.
+func (r Ring) EncodeSecret() (secret.Bytes, error) {
+	var d document
+	for _, k := range r.Keys {
+		d.Keys = append(d.Keys, documentKey{hex.EncodeToString(k.ID[:]), k.Secret.Expose(), k.NotBefore.UTC()})
+	}
+	b, err := json.MarshalIndent(d, "", "  ")
+	return secret.New(b), err
+}
+
+// ParseRing reads a ring at rest.
+func ParseRing(raw []byte) (Ring, error) {
+	var d document
+	if err := json.Unmarshal(raw, &d); err != nil {
+		return Ring{}, fmt.Errorf("sealing keys: %w", err)
+	}
+	var r Ring
+	for i, k := range d.Keys {
+		id, err := hex.DecodeString(k.ID)
+		if err != nil || len(id) != keyIDSize {
+			return Ring{}, fmt.Errorf("sealing keys: key %d: id must be %d bytes in hex", i, keyIDSize)
+		}
+		if len(k.Key) != chacha20poly1305.KeySize {
+			return Ring{}, fmt.Errorf("sealing keys: key %d: must be %d bytes, is %d", i, chacha20poly1305.KeySize, len(k.Key))
+		}
+		r.Keys = append(r.Keys, Key{[keyIDSize]byte(id), secret.New(k.Key), k.NotBefore})
+	}
+	if len(r.Keys) == 0 {
+		return Ring{}, errors.New("sealing keys: there is none")
+	}
+	return r, nil
+}

@@ -1,0 +1,222 @@
+// Package seal lets the verifier keep no state between Challenge and Attest.
+//
+// The verifier writes what it must remember into a [Challenge], seals it with
+// an AEAD under a key that all replicas share, and gives it to the node, which
+// returns it unopened. Only a verifier of the same cluster can make or read one.
+//
+// A sealed challenge is
+//
+//	version (1 byte, 1) || key id (8 bytes) || nonce (24 bytes) || ciphertext
+//
+// under XChaCha20-Poly1305 (draft-irtf-cfrg-xchacha-03), whose 24-byte nonces
+// may be random for any number of challenges. Version and key id are
+// additional data. The plaintext is a sequence of fields, each prefixed by its
+// length as an unsigned 32-bit big-endian integer, in the order of the
+// Challenge's fields.
+package seal
+
+import (
+	"crypto/cipher"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"golang.org/x/crypto/chacha20poly1305"
+	"golang.org/x/crypto/cryptobyte"
+
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+)
+
+const (
+	version   = 1
+	keyIDSize = 8
+	header    = 1 + keyIDSize
+
+	// MaxSize bounds a sealed challenge in bytes: both publics, two
+	// certificate chains of eight and some small change.
+	MaxSize = 64 << 10
+)
+
+// Challenge is what the verifier must remember (DESIGN, section 19, rule 7).
+type Challenge struct {
+	Issued         time.Time    // to the millisecond
+	Nonce          []byte       // 32 bytes
+	Secret         secret.Bytes // the activation secret K, 32 bytes; lives only here
+	Origin         string
+	Pool           string
+	PolicyHash     []byte
+	Required       []evidence.Kind
+	Bank           uint16 // TPM_ALG_ID
+	PCRs           []int
+	EKPublic       []byte // TPMT_PUBLIC
+	AKPublic       []byte // TPMT_PUBLIC
+	EKCertificates [][]byte
+	AKCertificates [][]byte
+	Binding        string
+	Exporter       []byte
+}
+
+// Seal encrypts c under the ring's current key.
+func (r Ring) Seal(rand io.Reader, now time.Time, c Challenge) ([]byte, error) {
+	key, err := r.current(now)
+	if err != nil {
+		return nil, err
+	}
+	aead, err := chacha20poly1305.NewX(key.Secret.Expose())
+	if err != nil {
+		return nil, fmt.Errorf("seal key %x: %w", key.ID, err)
+	}
+	plain, err := c.marshal()
+	if err != nil {
+		return nil, fmt.Errorf("encode challenge: %w", err)
+	}
+	out := make([]byte, header+aead.NonceSize(), header+aead.NonceSize()+len(plain)+aead.Overhead())
+	out[0] = version
+	copy(out[1:header], key.ID[:])
+	nonce := out[header:]
+	if _, err := io.ReadFull(rand, nonce); err != nil {
+		return nil, fmt.Errorf("seal challenge: %w", err)
+	}
+	out = aead.Seal(out, nonce, plain, out[:header])
+	if len(out) > MaxSize {
+		return nil, reason.Deny(reason.TooLarge, "sealed challenge of %d bytes", len(out))
+	}
+	return out, nil
+}
+
+// Open decrypts a sealed challenge that came from the network. It refuses one
+//
+//   - that is larger than [MaxSize] or of another version: Malformed
+//   - whose key is not in the ring: ChallengeKeyUnknown, which is temporary
+//   - that does not authenticate: ChallengeInvalid
+//
+// It does not look at the challenge's age; see [Challenge.Fresh].
+func (r Ring) Open(sealed []byte) (Challenge, error) {
+	var c Challenge
+	if len(sealed) > MaxSize {
+		return c, reason.Deny(reason.TooLarge, "sealed challenge of %d bytes", len(sealed))
+	}
+	if len(sealed) < header+chacha20poly1305.NonceSizeX+chacha20poly1305.Overhead {
+		return c, reason.Deny(reason.Malformed, "sealed challenge of %d bytes", len(sealed))
+	}
+	if sealed[0] != version {
+		return c, reason.Deny(reason.Malformed, "sealed challenge of version %d", sealed[0])
+	}
+	aead, err := r.byID(sealed[1:header])
+	if err != nil {
+		return c, err
+	}
+	nonce, box := sealed[header:header+chacha20poly1305.NonceSizeX], sealed[header+chacha20poly1305.NonceSizeX:]
+	plain, err := aead.Open(nil, nonce, box, sealed[:header])
+	if err != nil {
+		return c, reason.Deny(reason.ChallengeInvalid, "sealed challenge does not authenticate")
+	}
+	if err := c.unmarshal(plain); err != nil {
+		return Challenge{}, reason.Wrap(reason.ChallengeInvalid, err, "sealed challenge")
+	}
+	return c, nil
+}
+
+func (r Ring) byID(id []byte) (cipher.AEAD, error) {
+	for _, k := range r.Keys {
+		if string(k.ID[:]) == string(id) {
+			return chacha20poly1305.NewX(k.Secret.Expose())
+		}
+	}
+	return nil, reason.Deny(reason.ChallengeKeyUnknown, "seal key %x", id)
+}
+
+// skew is how far the clocks of two replicas may differ (DESIGN, section 19, rule 12).
+const skew = 5 * time.Minute
+
+// Fresh refuses a challenge that is older than lifetime: ChallengeExpired. One
+// from the future, beyond what two replicas' clocks may differ, is refused too.
+func (c Challenge) Fresh(now time.Time, lifetime time.Duration) error {
+	age := now.Sub(c.Issued)
+	if age > lifetime || age < -skew {
+		return reason.Deny(reason.ChallengeExpired, "challenge is %v old, lifetime %v", age.Round(time.Second), lifetime)
+	}
+	return nil
+}
+
+func (c Challenge) marshal() ([]byte, error) {
+	var b cryptobyte.Builder
+	field := func(v []byte) {
+		b.AddUint32(uint32(len(v)))
+		b.AddBytes(v)
+	}
+	b.AddUint64(uint64(c.Issued.UnixMilli()))
+	field(c.Nonce)
+	field(c.Secret.Expose())
+	field([]byte(c.Origin))
+	field([]byte(c.Pool))
+	field(c.PolicyHash)
+	kinds := make([]byte, len(c.Required))
+	for i, k := range c.Required {
+		kinds[i] = byte(k)
+	}
+	field(kinds)
+	b.AddUint16(c.Bank)
+	pcrs := make([]byte, len(c.PCRs))
+	for i, p := range c.PCRs {
+		pcrs[i] = byte(p)
+	}
+	field(pcrs)
+	field(c.EKPublic)
+	field(c.AKPublic)
+	for _, chain := range [][][]byte{c.EKCertificates, c.AKCertificates} {
+		b.AddUint8(uint8(len(chain)))
+		for _, der := range chain {
+			field(der)
+		}
+	}
+	field([]byte(c.Binding))
+	field(c.Exporter)
+	return b.Bytes()
+}
+
+var errEncoding = errors.New("broken encoding")
+
+func (c *Challenge) unmarshal(plain []byte) error {
+	s := cryptobyte.String(plain)
+	ok := true
+	field := func() []byte {
+		var n uint32
+		var v []byte
+		ok = ok && s.ReadUint32(&n) && uint64(n) <= uint64(len(s)) && s.ReadBytes(&v, int(n))
+		return v
+	}
+	var issued uint64
+	ok = s.ReadUint64(&issued)
+	c.Issued = time.UnixMilli(int64(issued))
+	c.Nonce = field()
+	c.Secret = secret.New(field())
+	c.Origin = string(field())
+	c.Pool = string(field())
+	c.PolicyHash = field()
+	for _, k := range field() {
+		c.Required = append(c.Required, evidence.Kind(k))
+	}
+	ok = ok && s.ReadUint16(&c.Bank)
+	for _, p := range field() {
+		c.PCRs = append(c.PCRs, int(p))
+	}
+	c.EKPublic = field()
+	c.AKPublic = field()
+	for _, chain := range []*[][]byte{&c.EKCertificates, &c.AKCertificates} {
+		var n uint8
+		ok = ok && s.ReadUint8(&n)
+		for i := 0; ok && i < int(n); i++ {
+			*chain = append(*chain, field())
+		}
+	}
+	c.Binding = string(field())
+	c.Exporter = field()
+	if !ok || !s.Empty() {
+		return errEncoding
+	}
+	return nil
+}
