@@ -1,0 +1,80 @@
+package seal
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"time"
+
+	"golang.org/x/crypto/chacha20poly1305"
+
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// Ticket is what a node shows when it reports a failed step: it names the
+// record and opens nothing (DESIGN, section 19, rule 15).
+type Ticket struct {
+	ID         string    `json:"id"`
+	MachineUID string    `json:"uid"`
+	Expiry     time.Time `json:"exp"`
+}
+
+// ticketVersion tells a sealed ticket from a sealed challenge: it is additional
+// data, so neither opens as the other.
+const ticketVersion = 0x81
+
+// maxTicket bounds a sealed ticket's text.
+const maxTicket = 1024
+
+// SealTicket encrypts t under the ring's current key, as base64url text.
+func (r Ring) SealTicket(rand io.Reader, now time.Time, t Ticket) (string, error) {
+	key, err := r.current(now)
+	if err != nil {
+		return "", err
+	}
+	aead, err := chacha20poly1305.NewX(key.Secret.Expose())
+	if err != nil {
+		return "", fmt.Errorf("seal key %x: %w", key.ID, err)
+	}
+	plain, err := json.Marshal(t)
+	if err != nil {
+		return "", fmt.Errorf("encode ticket: %w", err)
+	}
+	out := make([]byte, header+aead.NonceSize())
+	out[0] = ticketVersion
+	copy(out[1:header], key.ID[:])
+	if _, err := io.ReadFull(rand, out[header:]); err != nil {
+		return "", fmt.Errorf("seal ticket: %w", err)
+	}
+	out = aead.Seal(out, out[header:], plain, out[:header])
+	return base64.RawURLEncoding.EncodeToString(out), nil
+}
+
+// OpenTicket decrypts a ticket that came from the network. Everything that is
+// wrong with it, its age included, is ReportTicketInvalid.
+func (r Ring) OpenTicket(now time.Time, text string) (Ticket, error) {
+	var t Ticket
+	if len(text) > maxTicket {
+		return t, reason.Deny(reason.ReportTicketInvalid, "ticket of %d bytes", len(text))
+	}
+	raw, err := base64.RawURLEncoding.Strict().DecodeString(text)
+	if err != nil || len(raw) < header+chacha20poly1305.NonceSizeX || raw[0] != ticketVersion {
+		return t, reason.Deny(reason.ReportTicketInvalid, "not a ticket")
+	}
+	aead, err := r.byID(raw[1:header])
+	if err != nil {
+		return t, reason.Wrap(reason.ReportTicketInvalid, err, "ticket")
+	}
+	plain, err := aead.Open(nil, raw[header:header+aead.NonceSize()], raw[header+aead.NonceSize():], raw[:header])
+	if err != nil {
+		return t, reason.Deny(reason.ReportTicketInvalid, "ticket does not authenticate")
+	}
+	if err := json.Unmarshal(plain, &t); err != nil {
+		return Ticket{}, reason.Wrap(reason.ReportTicketInvalid, err, "ticket")
+	}
+	if now.After(t.Expiry) {
+		return Ticket{}, reason.Deny(reason.ReportTicketInvalid, "ticket expired at %s", t.Expiry.UTC().Format(time.RFC3339))
+	}
+	return t, nil
+}
