@@ -1,0 +1,65 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func write(t *testing.T, text string) string {
+	t.Helper()
+	p := filepath.Join(t.TempDir(), "mcs-attest.yaml")
+	if err := os.WriteFile(p, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestTheSmallestFileWorks(t *testing.T) {
+	p := write(t, "origins: [\"https://API-int.example:22623\"]\n")
+	c, err := Load(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Origins[0] != "https://api-int.example:22623" || c.Data != filepath.Dir(p) || c.Listen != ":22623" ||
+		c.KeyPublishDelay == 0 || c.RequestsPerSecond == 0 || c.MaxConnections == 0 {
+		t.Errorf("got %+v", c)
+	}
+}
+
+func TestWhatIsWrongIsNamed(t *testing.T) {
+	const ok = "origins: [\"https://a:1\"]\n"
+	for text, want := range map[string]string{
+		"":                                      "EOF",
+		"listen: x\n":                           "origins:",
+		"origins: [a]\n":                        "https://api-int.example.com:22623",
+		"origins: [\"http://a:1\"]\n":           "is not an origin",
+		ok + "orgins: [x]\n":                    "line 2: field orgins not found",
+		ok + "keyPublishDelay: soon\n":          "line 2: \"soon\" is not a duration",
+		ok + "terminatedKeys: [zz]\n":           "terminatedKeys",
+		ok + "upstream: http://x:1\n":           "upstream",
+		ok + "trustedProxies: [\"10.0.0.1\"]\n": "10.0.0.0/8",
+		ok + "keepEvidence: -1\n":               "negative",
+	} {
+		_, err := Load(write(t, text))
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "mcs-attest.yaml") {
+			t.Errorf("%q: got %v, want it to say %q and the file", text, err, want)
+		}
+	}
+}
+
+func TestOriginIsCanonical(t *testing.T) {
+	for in, want := range map[string]string{
+		"https://A.b": "https://a.b:443", "https://[FE80::1]:22623/": "https://[fe80::1]:22623", "https://10.0.2.2:22623": "https://10.0.2.2:22623",
+	} {
+		if got, err := Origin(in); err != nil || got != want {
+			t.Errorf("%s: got %q, %v", in, got, err)
+		}
+	}
+	for _, bad := range []string{"", "a:1", "http://a:1", "https://u@a:1", "https://a:1/x", "https://a:1?q", "https://:1"} {
+		if got, err := Origin(bad); err == nil {
+			t.Errorf("%q became %q", bad, got)
+		}
+	}
+}

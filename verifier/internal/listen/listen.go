@@ -1,0 +1,210 @@
+// Package listen is the one TLS listener that nodes reach: bounded, HTTP/1.1,
+// and able to tell a handler which connection a request came over.
+//
+// It assumes that the far end is hostile. Every phase of a connection has a
+// deadline; one source address may hold a quarter of all connections, so that
+// nobody can shut the others out with idle ones.
+package listen
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/transcript"
+)
+
+const (
+	headerTimeout = 10 * time.Second
+	bodyTimeout   = 60 * time.Second
+	// idleTimeout leaves a slow TPM the time for its keys between Challenge and
+	// Attest, which must come over one connection: TPM2_CreatePrimary of an RSA
+	// key has been seen to take two minutes, a policy may allow five.
+	idleTimeout = 5 * time.Minute
+	maxHeader   = 16 << 10
+)
+
+// Connection is what a handler may know of the connection under a request.
+type Connection struct {
+	attested atomic.Bool
+}
+
+// FirstAttest reports true once per connection (DESIGN, section 19, rule 8).
+func (c *Connection) FirstAttest() bool { return c.attested.CompareAndSwap(false, true) }
+
+type connectionKey struct{}
+
+// FromContext returns the request's connection, or nil outside of [NewServer].
+func FromContext(ctx context.Context) *Connection {
+	c, _ := ctx.Value(connectionKey{}).(*Connection)
+	return c
+}
+
+// Exporter returns the connection's TLS exporter (RFC 8446, 7.5), or nil if the
+// request did not come over TLS 1.3.
+func Exporter(state *tls.ConnectionState) []byte {
+	if state == nil || state.Version != tls.VersionTLS13 {
+		return nil
+	}
+	e, err := state.ExportKeyingMaterial(transcript.ExporterLabel, nil, transcript.ExporterSize)
+	if err != nil {
+		return nil
+	}
+	return e
+}
+
+// Certificates is the serving certificate now and the keys that served lately.
+type Certificates struct {
+	mu      sync.Mutex
+	current *tls.Certificate
+	recent  [][sha256.Size]byte // newest first
+}
+
+// keepKeys is how many replaced serving keys a connection that is still open may name.
+const keepKeys = 4
+
+// Set makes cert the serving certificate of all new connections. Open ones go on.
+func (c *Certificates) Set(cert *tls.Certificate) error {
+	leaf := cert.Leaf
+	if leaf == nil {
+		parsed, err := x509.ParseCertificate(cert.Certificate[0])
+		if err != nil {
+			return fmt.Errorf("parse serving certificate: %w", err)
+		}
+		leaf = parsed
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.current = cert
+	c.recent = append([][sha256.Size]byte{sha256.Sum256(leaf.RawSubjectPublicKeyInfo)}, c.recent...)
+	c.recent = c.recent[:min(len(c.recent), keepKeys)]
+	return nil
+}
+
+// Served reports whether spki is the SHA-256 of the SubjectPublicKeyInfo of a
+// certificate that this process serves or lately served with.
+func (c *Certificates) Served(spki []byte) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, k := range c.recent {
+		if string(k[:]) == string(spki) {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *Certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.current, nil
+}
+
+// NewServer returns a server for h with the deadlines above.
+func NewServer(h http.Handler, certs *Certificates, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: headerTimeout,
+		ReadTimeout:       bodyTimeout,
+		WriteTimeout:      bodyTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug), // an unauthenticated caller causes these
+		// Ignition and the agent speak HTTP/1.1; like the Machine Config Server we offer nothing else.
+		TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){},
+		TLSConfig: &tls.Config{
+			MinVersion:     tls.VersionTLS12, // old Ignitions at the gate; attestation asks for 1.3 itself
+			GetCertificate: certs.get,
+			NextProtos:     []string{"http/1.1"},
+			// A resumed connection would not show the certificate that the transcript names.
+			SessionTicketsDisabled: true,
+		},
+		ConnContext: func(ctx context.Context, _ net.Conn) context.Context {
+			return context.WithValue(ctx, connectionKey{}, &Connection{})
+		},
+	}
+}
+
+// Limit bounds the connections that l accepts: total in all, a quarter of that
+// from one source address. What is over the limit is closed at once; both the
+// agent and Ignition come again.
+func Limit(l net.Listener, total int) net.Listener {
+	return &limited{Listener: l, total: total, perSource: max(total/4, 1), bySource: map[netip.Addr]int{}}
+}
+
+type limited struct {
+	net.Listener
+	total, perSource int
+
+	mu       sync.Mutex
+	open     int
+	bySource map[netip.Addr]int
+}
+
+func (l *limited) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		source := Source(conn.RemoteAddr().String())
+		if l.admit(source) {
+			return &counted{Conn: conn, release: sync.OnceFunc(func() { l.release(source) })}, nil
+		}
+		_ = conn.Close()
+	}
+}
+
+func (l *limited) admit(source netip.Addr) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.open >= l.total || l.bySource[source] >= l.perSource {
+		return false
+	}
+	l.open++
+	l.bySource[source]++
+	return true
+}
+
+func (l *limited) release(source netip.Addr) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open--
+	if l.bySource[source]--; l.bySource[source] == 0 {
+		delete(l.bySource, source)
+	}
+}
+
+type counted struct {
+	net.Conn
+	release func()
+}
+
+func (c *counted) Close() error {
+	c.release()
+	return c.Conn.Close()
+}
+
+// Source is the address part of "host:port"; for IPv6 its /64, since one host
+// has that many. The zero Addr stands for anything that does not parse.
+func Source(hostport string) netip.Addr {
+	ap, err := netip.ParseAddrPort(hostport)
+	if err != nil {
+		return netip.Addr{}
+	}
+	a := ap.Addr().Unmap().WithZone("")
+	if a.Is6() {
+		p, _ := a.Prefix(64)
+		return p.Addr()
+	}
+	return a
+}

@@ -1,0 +1,97 @@
+// Package metrics is what Prometheus sees. No label's value comes from a node:
+// pools are those of the policies, reasons and kinds are closed sets.
+package metrics
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Metrics are the verifier's metrics, in a registry of their own.
+type Metrics struct {
+	registry    *prometheus.Registry
+	decisions   *prometheus.CounterVec
+	duration    *prometheus.HistogramVec
+	expiry      *prometheus.GaugeVec
+	problems    prometheus.Gauge
+	objects     *prometheus.GaugeVec
+	reports     *prometheus.CounterVec
+	lastRefresh prometheus.Gauge
+}
+
+// New registers everything.
+func New() *Metrics {
+	m := &Metrics{
+		registry: prometheus.NewRegistry(),
+		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "mcs_attest_decisions_total",
+			Help: "Decisions by event (challenge, attest, fetch, report), pool, outcome and reason.",
+		}, []string{"event", "pool", "outcome", "reason"}),
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "mcs_attest_duration_seconds",
+			Help:    "Time to a decision by event.",
+			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10},
+		}, []string{"event"}),
+		expiry: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "mcs_attest_expiry_timestamp_seconds",
+			Help: "When a certificate or trust anchor expires, soonest of its set (Unix time).",
+		}, []string{"set"}),
+		problems: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "mcs_attest_folder_problems",
+			Help: "Files that do not parse; their last good state is in use.",
+		}),
+		objects: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "mcs_attest_objects",
+			Help: "Objects known by kind.",
+		}, []string{"kind"}),
+		reports: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "mcs_attest_failure_reports_total",
+			Help: "Failure reports by whether they carried a valid ticket.",
+		}, []string{"ticket"}),
+		lastRefresh: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "mcs_attest_folder_read_timestamp_seconds",
+			Help: "When the folder was last read (Unix time).",
+		}),
+	}
+	m.registry.MustRegister(m.decisions, m.duration, m.expiry, m.problems, m.objects, m.reports, m.lastRefresh,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// Decision counts one decision. Pool must be a pool that a policy names, or "".
+func (m *Metrics) Decision(event, pool, outcome, reason string, took time.Duration) {
+	m.decisions.WithLabelValues(event, pool, outcome, reason).Inc()
+	m.duration.WithLabelValues(event).Observe(took.Seconds())
+}
+
+// Report counts a failure report.
+func (m *Metrics) Report(validTicket bool) {
+	label := "invalid"
+	if validTicket {
+		label = "valid"
+	}
+	m.reports.WithLabelValues(label).Inc()
+}
+
+// Expiry tells when the soonest of a set of certificates expires.
+func (m *Metrics) Expiry(set string, at time.Time) {
+	m.expiry.WithLabelValues(set).Set(float64(at.Unix()))
+}
+
+// Folder tells what the last read of the folder found.
+func (m *Metrics) Folder(now time.Time, problems int, objects map[string]int) {
+	m.lastRefresh.Set(float64(now.Unix()))
+	m.problems.Set(float64(problems))
+	for kind, n := range objects {
+		m.objects.WithLabelValues(kind).Set(float64(n))
+	}
+}
+
+// Handler serves /metrics.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4})
+}
