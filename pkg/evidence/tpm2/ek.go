@@ -1,0 +1,92 @@
+package tpm2
+
+import (
+	"crypto"
+	"crypto/sha256"
+	"fmt"
+
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// EK is the public part of an endorsement key of an accepted shape. Whose it
+// is, an [Endorser] says; that the caller holds it, [VerifyQuote].
+type EK struct {
+	public
+	spki [sha256.Size]byte
+}
+
+// ekTemplates are the algorithms that go with each kind of key in the TCG EK
+// Credential Profile for TPM Family 2.0, 2.6, B.3 and B.4: the low range (L-1,
+// L-2) and the high range (H-1 to H-3, H-6, H-7). They decide how a credential
+// is encrypted, so the certified key decides them and not the caller.
+var ekTemplates = map[keyKind]struct {
+	nameAlgs  []uint16
+	symmetric uint16
+}{
+	rsa2048: {[]uint16{algSHA256}, 128},
+	eccP256: {[]uint16{algSHA256}, 128},
+	eccP384: {[]uint16{algSHA384}, 256},
+	rsa3072: {[]uint16{algSHA384}, 256},
+	rsa4096: {[]uint16{algSHA384, algSHA512}, 256},
+}
+
+const (
+	ekMust = fixedTPM | fixedParent | sensitiveDataOrigin | restricted | decrypt
+	// Who may use the EK on its own machine (password, policy) differs between
+	// the low and the high range and proves nothing to a verifier.
+	ekMay = userWithAuth | adminWithPolicy | noDA
+)
+
+// ParseEK reads an EK's TPMT_PUBLIC, which is untrusted. It checks that
+//
+//   - the structure is whole, of at most [MaxPublicSize] bytes, with nothing after it;
+//   - the key is RSA-2048, -3072 or -4096 with exponent 65537 and without the
+//     ROCA weakness, or a point on P-256 or P-384;
+//   - the attributes are those of a restricted decryption key that never leaves its TPM;
+//   - name and symmetric algorithm are the default template's for that key;
+//   - there is no scheme.
+//
+// Every error is a denial with [reason.EKUnacceptable].
+func ParseEK(tpmtPublic []byte) (*EK, error) {
+	p, err := parsePublic(tpmtPublic)
+	if err != nil {
+		return nil, reason.Wrap(reason.EKUnacceptable, err, "EK public area")
+	}
+	if err := checkEK(p); err != nil {
+		return nil, reason.Wrap(reason.EKUnacceptable, err, "EK (%s)", p.kind)
+	}
+	ek := &EK{public: *p}
+	if ek.spki, err = p.spkiHash(); err != nil {
+		return nil, reason.Wrap(reason.EKUnacceptable, err, "EK (%s)", p.kind)
+	}
+	return ek, nil
+}
+
+func checkEK(p *public) error {
+	if p.attributes&ekMust != ekMust || p.attributes&^(ekMust|ekMay) != 0 {
+		return fmt.Errorf("attributes 0x%08x are not those of an endorsement key", uint32(p.attributes))
+	}
+	t := ekTemplates[p.kind]
+	if p.symmetric != t.symmetric {
+		return fmt.Errorf("AES of %d bits; the default template has %d", p.symmetric, t.symmetric)
+	}
+	if p.scheme != algNull {
+		return fmt.Errorf("scheme 0x%04x; the default template has none", p.scheme)
+	}
+	for _, alg := range t.nameAlgs {
+		if p.nameAlg == alg {
+			return nil
+		}
+	}
+	return fmt.Errorf("name algorithm 0x%04x is not the default template's", p.nameAlg)
+}
+
+// SPKIHash is SHA-256 over the EK's SubjectPublicKeyInfo in DER. It is the EK's
+// identity: the same whether the EK came in a certificate or by itself.
+func (ek *EK) SPKIHash() [sha256.Size]byte { return ek.spki }
+
+// PublicKey is an *rsa.PublicKey or an *ecdsa.PublicKey.
+func (ek *EK) PublicKey() crypto.PublicKey { return ek.key }
+
+// Describe names the key's type and size: "rsa-2048", "ecc-p384".
+func (ek *EK) Describe() string { return ek.kind.String() }

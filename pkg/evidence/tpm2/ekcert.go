@@ -1,0 +1,188 @@
+package tpm2
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/go-attestation/oid"
+	x509ext "github.com/google/go-attestation/x509"
+
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+const (
+	// MaxChain bounds the certificates that a node sends with its EK.
+	MaxChain = 8
+
+	// MaxCertificateSize bounds each of them, in bytes.
+	MaxCertificateSize = 8 << 10
+
+	// ClockLeeway is how far in the future an EK certificate may begin: a
+	// hypervisor that makes a TPM with its machine may be ahead of the verifier.
+	ClockLeeway = 5 * time.Minute
+)
+
+// Roots is what EK certificates are chained to.
+type Roots struct {
+	// Anchors are trusted as they are; how they were signed does not matter, so
+	// an intermediate that is signed with SHA-1 can be made an anchor.
+	Anchors *x509.CertPool
+	// Intermediates complete the chains of nodes that send none. May be nil.
+	Intermediates *x509.CertPool
+}
+
+// EKCertificate is a verified EK certificate; only [VerifyEKCertificate] makes
+// one. The text fields are the issuer's and still not meant for a terminal as is.
+type EKCertificate struct {
+	SHA256       [sha256.Size]byte // of the DER
+	Subject      string            // RFC 4514 form; empty in most EK certificates
+	Issuer       string
+	Manufacturer string // TCG vendor ID: "id:" and eight hexadecimal digits
+	Model        string
+	Version      string // firmware: "id:" and hexadecimal digits
+	NotAfter     time.Time
+}
+
+// VerifyEKCertificate checks that a manufacturer vouches for ek. The chain is
+// untrusted: the EK certificate in DER first, then intermediates in any order.
+// Every error is a denial. In order:
+//
+//   - 1 to [MaxChain] certificates of at most [MaxCertificateSize] bytes, each
+//     one whole DER structure ([reason.EKCertificateInvalid], like the next five);
+//   - every key in them is RSA of 2048 to 4096 bits or on P-256, P-384 or P-521;
+//   - the first is an EK certificate: TCG EK Credential Profile 2.6, section
+//     3.2, as go-attestation checks it. A critical subjectAltName that holds
+//     only a directoryName is understood; any other unknown critical extension
+//     is not;
+//   - its extended key usages, if it has any, include tcg-kp-EKCertificate;
+//   - its key is ek;
+//   - now lies in its validity, with [ClockLeeway] at the beginning;
+//   - it chains to an anchor ([reason.EKUntrusted]) at the time now. Where that
+//     fails, the time of its issue counts: TPMs live longer than some of their
+//     intermediates, which expire with no fault of the TPM.
+//
+// Revocation is not checked: nothing that a certificate names is ever fetched.
+func VerifyEKCertificate(chain [][]byte, ek *EK, roots Roots, now time.Time) (*EKCertificate, error) {
+	certs, err := parseChain(chain)
+	if err != nil {
+		return nil, reason.Wrap(reason.EKCertificateInvalid, err, "EK certificate chain")
+	}
+	profile, err := checkEKProfile(certs[0])
+	if err != nil {
+		return nil, reason.Wrap(reason.EKCertificateInvalid, err, "EK certificate")
+	}
+	leaf := profile.Certificate
+	if key, ok := leaf.PublicKey.(interface{ Equal(crypto.PublicKey) bool }); !ok || !key.Equal(ek.PublicKey()) {
+		return nil, reason.Deny(reason.EKCertificateInvalid, "the certificate is for another key than the EK (%s)", ek.Describe())
+	}
+	if now.After(leaf.NotAfter) || now.Add(ClockLeeway).Before(leaf.NotBefore) {
+		return nil, reason.Deny(reason.EKCertificateInvalid, "the EK certificate is valid from %s to %s",
+			leaf.NotBefore.UTC().Format(time.RFC3339), leaf.NotAfter.UTC().Format(time.RFC3339))
+	}
+	if err := verifyChain(leaf, certs[1:], roots, now); err != nil {
+		return nil, reason.Wrap(reason.EKUntrusted, err, "EK certificate by %q", leaf.Issuer)
+	}
+	return &EKCertificate{
+		SHA256:       sha256.Sum256(leaf.Raw),
+		Subject:      leaf.Subject.String(),
+		Issuer:       leaf.Issuer.String(),
+		Manufacturer: profile.TpmManufacturer,
+		Model:        profile.TpmModel,
+		Version:      profile.TpmVersion,
+		NotAfter:     leaf.NotAfter,
+	}, nil
+}
+
+func parseChain(chain [][]byte) ([]*x509.Certificate, error) {
+	if len(chain) == 0 || len(chain) > MaxChain {
+		return nil, fmt.Errorf("%d certificates; 1 to %d are accepted", len(chain), MaxChain)
+	}
+	certs := make([]*x509.Certificate, len(chain))
+	for i, der := range chain {
+		if len(der) > MaxCertificateSize {
+			return nil, fmt.Errorf("certificate %d of %d bytes; at most %d", i+1, len(der), MaxCertificateSize)
+		}
+		cert, err := x509.ParseCertificate(der)
+		if err != nil {
+			return nil, fmt.Errorf("certificate %d: %w", i+1, err)
+		}
+		if err := checkCertificateKey(cert.PublicKey); err != nil {
+			return nil, fmt.Errorf("certificate %d: %w", i+1, err)
+		}
+		certs[i] = cert
+	}
+	return certs, nil
+}
+
+// checkCertificateKey bounds the work of verifying a signature before it is done.
+func checkCertificateKey(key crypto.PublicKey) error {
+	switch key := key.(type) {
+	case *rsa.PublicKey:
+		if n := key.N.BitLen(); n < 2048 || n > 4096 {
+			return fmt.Errorf("RSA key of %d bits; 2048 to 4096 are accepted", n)
+		}
+		return nil
+	case *ecdsa.PublicKey:
+		if key.Curve == elliptic.P224() {
+			return errors.New("key on P-224 is not accepted")
+		}
+		return nil
+	case nil:
+		// Early ST and Infineon certificates name RSAES-OAEP in their key, which
+		// crypto/x509 does not read.
+		return errors.New("the key's algorithm is not understood; enrol this TPM by the hash of its EK instead")
+	}
+	return fmt.Errorf("key of type %T is not accepted", key)
+}
+
+// checkEKProfile takes the subjectAltName off cert's list of unhandled critical
+// extensions, after having read it.
+func checkEKProfile(cert *x509.Certificate) (*x509ext.EKCertificate, error) {
+	profile, err := x509ext.ToEKCertificate(cert)
+	if err != nil {
+		return nil, fmt.Errorf("profile: %w", err)
+	}
+	if left := cert.UnhandledCriticalExtensions; len(left) > 0 {
+		return nil, fmt.Errorf("unknown critical extension %v", left[0])
+	}
+	if len(cert.ExtKeyUsage)+len(cert.UnknownExtKeyUsage) > 0 && !profile.HasEkcExtendedKeyUsage {
+		return nil, fmt.Errorf("extended key usages without tcg-kp-EKCertificate (%v)", oid.EKCertificate)
+	}
+	return profile, nil
+}
+
+func verifyChain(leaf *x509.Certificate, sent []*x509.Certificate, roots Roots, now time.Time) error {
+	if roots.Anchors == nil {
+		// To crypto/x509 nil would mean the roots of the machine's web trust.
+		return errors.New("no EK roots are configured")
+	}
+	intermediates := x509.NewCertPool()
+	if roots.Intermediates != nil {
+		intermediates = roots.Intermediates
+		if len(sent) > 0 {
+			intermediates = intermediates.Clone()
+		}
+	}
+	for _, c := range sent {
+		intermediates.AddCert(c)
+	}
+	opts := x509.VerifyOptions{
+		Roots:         roots.Anchors,
+		Intermediates: intermediates,
+		CurrentTime:   now,
+		KeyUsages:     []x509.ExtKeyUsage{x509.ExtKeyUsageAny}, // checked by checkEKProfile
+	}
+	if _, err := leaf.Verify(opts); err == nil {
+		return nil
+	}
+	opts.CurrentTime = leaf.NotBefore
+	_, err := leaf.Verify(opts)
+	return err
+}
