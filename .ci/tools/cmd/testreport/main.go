@@ -1,0 +1,182 @@
+// Testreport reads the output of "go test -json" on standard input, tells what
+// happens while it happens, and judges the whole at the end.
+//
+//	go test -json ./... | testreport -status docs/status.md -log artifacts/test.json
+//
+// It fails when a package or a test failed, when a test was skipped (a skipped
+// test is not a passed one), and when docs/status.md names a test that does not
+// exist or did not run. The last line is "N passed, N failed".
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+type event struct {
+	Action  string
+	Package string
+	Test    string
+	Elapsed float64
+	Output  string
+}
+
+type key struct{ pkg, test string }
+
+type report struct {
+	passed, failed, skipped []key
+	seconds                 map[key]float64
+	output                  map[key][]string
+	ran                     map[string]bool // the names of tests that passed
+}
+
+func main() {
+	status := flag.String("status", "", "the status table whose tests must all have run")
+	logPath := flag.String("log", "", "where to keep the raw stream")
+	scenarios := flag.String("scenarios", "/testvm/", "packages whose tests are listed with their seconds")
+	flag.Parse()
+	var raw io.Writer = io.Discard
+	if *logPath != "" {
+		f, err := os.Create(*logPath)
+		if err != nil {
+			fail(err)
+		}
+		defer f.Close()
+		raw = f
+	}
+	r, err := read(io.TeeReader(os.Stdin, raw), *scenarios)
+	if err != nil {
+		fail(err)
+	}
+	ok := r.summary(*scenarios)
+	if *status != "" {
+		ok = r.checkStatus(*status) && ok
+	}
+	fmt.Printf("%d passed, %d failed\n", len(r.passed), len(r.failed)+len(r.skipped))
+	if !ok {
+		os.Exit(1)
+	}
+}
+
+func fail(err error) {
+	fmt.Fprintln(os.Stderr, "error:", err)
+	os.Exit(1)
+}
+
+func read(in io.Reader, scenarios string) (*report, error) {
+	r := &report{seconds: map[key]float64{}, output: map[key][]string{}, ran: map[string]bool{}}
+	s := bufio.NewScanner(in)
+	s.Buffer(nil, 16<<20)
+	for s.Scan() {
+		var e event
+		if err := json.Unmarshal(s.Bytes(), &e); err != nil {
+			fmt.Println(s.Text()) // a build error comes as plain text
+			continue
+		}
+		r.event(e, scenarios)
+	}
+	return r, s.Err()
+}
+
+func (r *report) event(e event, scenarios string) {
+	k := key{e.Package, e.Test}
+	live := strings.Contains(e.Package+"/", scenarios)
+	switch e.Action {
+	case "output", "build-output":
+		r.output[k] = append(r.output[k], e.Output)
+		// The rig says what it is building and where a scenario stands.
+		if live && strings.HasPrefix(strings.TrimSpace(e.Output), "testvm:") {
+			fmt.Print("    ", strings.TrimSpace(e.Output), "\n")
+		}
+	case "pass", "fail", "skip":
+		r.seconds[k] = e.Elapsed
+		r.done(e.Action, k, live)
+		delete(r.output, k)
+	}
+}
+
+func (r *report) done(action string, k key, live bool) {
+	took := time.Duration(r.seconds[k] * float64(time.Second)).Round(100 * time.Millisecond)
+	if k.test == "" {
+		mark := map[string]string{"pass": "ok  ", "fail": "FAIL", "skip": "none"}[action]
+		fmt.Printf("%s %s (%v)\n", mark, k.pkg, took)
+		if action == "fail" {
+			r.failed = append(r.failed, k)
+			fmt.Print(strings.Join(r.output[k], ""))
+		}
+		return
+	}
+	switch action {
+	case "pass":
+		r.passed = append(r.passed, k)
+		r.ran[k.test] = true
+	case "fail":
+		r.failed = append(r.failed, k)
+		fmt.Printf("FAIL %s %s (%v)\n%s", k.pkg, k.test, took, strings.Join(r.output[k], ""))
+	case "skip":
+		r.skipped = append(r.skipped, k)
+		fmt.Printf("SKIP %s %s: a skipped test counts as failed\n%s", k.pkg, k.test, strings.Join(r.output[k], ""))
+	}
+	if live && action != "skip" {
+		fmt.Printf("  %s %s (%v)\n", action, k.test, took)
+	}
+}
+
+func (r *report) summary(scenarios string) bool {
+	fmt.Println("\nboot scenarios:")
+	for _, k := range slices.Concat(r.passed, r.failed) {
+		if strings.Contains(k.pkg+"/", scenarios) && k.test != "" && !strings.Contains(k.test, "/") {
+			verdict := "passed"
+			if slices.Contains(r.failed, k) {
+				verdict = "FAILED"
+			}
+			fmt.Printf("  %-7s %6.1f s  %s\n", verdict, r.seconds[k], k.test)
+		}
+	}
+	for _, k := range r.failed {
+		fmt.Println("failed:", k.pkg, k.test)
+	}
+	for _, k := range r.skipped {
+		fmt.Println("skipped:", k.pkg, k.test)
+	}
+	if len(r.passed) == 0 {
+		fmt.Println("failed: no test ran")
+	}
+	return len(r.failed) == 0 && len(r.skipped) == 0 && len(r.passed) > 0
+}
+
+// testName finds tests in the status table: `TestX` or `TestX/a case`.
+var testName = regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z0-9_]+(?:/[^`]+)?)`")
+
+func (r *report) checkStatus(path string) bool {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		fail(err)
+	}
+	ok, named := true, 0
+	for n, line := range strings.Split(string(raw), "\n") {
+		for _, m := range testName.FindAllStringSubmatch(line, -1) {
+			named++
+			if !r.ran[m[1]] {
+				fmt.Printf("%s:%d: names %s, which did not run and pass\n", path, n+1, m[1])
+				ok = false
+			}
+		}
+	}
+	if named == 0 {
+		fmt.Printf("%s: names no test at all\n", path)
+		return false
+	}
+	if ok {
+		fmt.Printf("%s: all %d tests that it names ran and passed\n", path, named)
+	}
+	return ok
+}

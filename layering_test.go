@@ -1,0 +1,145 @@
+// Package mcsattest_test checks the house: imports go down only (STYLE, "The house").
+package mcsattest_test
+
+import (
+	"encoding/json"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"io/fs"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/mcs-attest/mcs-attest"
+
+type listed struct {
+	ImportPath string
+	Imports    []string
+	Deps       []string
+}
+
+// list returns the packages of the module that match patterns, without their tests.
+func list(t *testing.T, patterns ...string) []listed {
+	t.Helper()
+	out, err := exec.Command("go", append([]string{"list", "-json=ImportPath,Imports,Deps"}, patterns...)...).Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			t.Fatalf("go list: %s", exit.Stderr)
+		}
+		t.Fatal(err)
+	}
+	var all []listed
+	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p listed
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+	if len(all) == 0 {
+		t.Fatalf("no package matches %v", patterns)
+	}
+	return all
+}
+
+func under(path string, prefixes ...string) bool {
+	return slices.ContainsFunc(prefixes, func(p string) bool { return path == p || strings.HasPrefix(path, p+"/") })
+}
+
+func TestImportsGoDownOnly(t *testing.T) {
+	kubernetesClients := []string{"k8s.io/client-go", "sigs.k8s.io/controller-runtime", "github.com/openshift/client-go"}
+	for _, floor := range []struct {
+		packages  string
+		forbidden []string // nowhere among the dependencies
+		direct    []string // not imported by the package itself
+	}{
+		{"./proto/...", []string{module + "/pkg", module + "/agent", module + "/verifier", "k8s.io"}, nil},
+		{"./pkg/...", append([]string{module + "/agent", module + "/verifier", "github.com/spf13/cobra", "github.com/spf13/pflag"}, kubernetesClients...),
+			[]string{"os", "os/exec", "flag", "log", "math/rand", "math/rand/v2"}},
+		{"./agent/...", []string{module + "/verifier", module + "/pkg/api", "k8s.io", "sigs.k8s.io", "github.com/openshift",
+			"github.com/google/go-tpm-tools", "github.com/google/go-eventlog", "github.com/google/go-attestation/attest"}, nil},
+		{"./verifier/...", []string{module + "/agent", module + "/pkg/evidence/tpm2/attester",
+			"github.com/google/go-eventlog", "github.com/google/go-attestation/attest", "github.com/google/go-tpm-tools"}, nil},
+	} {
+		for _, p := range list(t, floor.packages) {
+			for _, d := range p.Deps {
+				if under(d, floor.forbidden...) {
+					t.Errorf("%s depends on %s, which is above its floor", p.ImportPath, d)
+				}
+			}
+			for _, i := range p.Imports {
+				if slices.Contains(floor.direct, i) {
+					t.Errorf("%s imports %s: a package of this floor is pure", p.ImportPath, i)
+				}
+			}
+		}
+	}
+}
+
+// each parses every Go file below root that is neither a test nor generated.
+func each(t *testing.T, root string, visit func(path string, fset *token.FileSet, f *ast.File)) {
+	t.Helper()
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		fset := token.NewFileSet()
+		f, err := parser.ParseFile(fset, path, nil, parser.ParseComments)
+		if err != nil {
+			return err
+		}
+		if !ast.IsGenerated(f) {
+			visit(path, fset, f)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPurePackagesHaveNoClockOfTheirOwn(t *testing.T) {
+	each(t, "pkg", func(_ string, fset *token.FileSet, f *ast.File) {
+		ast.Inspect(f, func(n ast.Node) bool {
+			sel, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			if x, ok := sel.X.(*ast.Ident); ok && x.Name == "time" && slices.Contains([]string{"Now", "Since", "Until", "Sleep"}, sel.Sel.Name) {
+				t.Errorf("%s: time.%s in a pure package; take the time as an argument", fset.Position(n.Pos()), sel.Sel.Name)
+			}
+			return true
+		})
+	})
+}
+
+func TestEveryPackageHasOneSubjectAndSaysWhich(t *testing.T) {
+	vague := []string{"util", "utils", "common", "helpers", "types", "misc", "shared"}
+	documented := map[string]bool{}
+	for _, root := range []string{"pkg", "agent", "verifier", "testvm"} {
+		each(t, root, func(path string, _ *token.FileSet, f *ast.File) {
+			dir := filepath.Dir(path)
+			documented[dir] = documented[dir] || f.Doc != nil
+			if slices.Contains(vague, f.Name.Name) {
+				t.Errorf("%s: a package called %s", path, f.Name.Name)
+			}
+		})
+	}
+	for dir, ok := range documented {
+		if !ok {
+			t.Errorf("%s has no package comment", dir)
+		}
+	}
+}
