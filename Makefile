@@ -1,0 +1,71 @@
+# Two commands do everything on a fresh Debian machine:
+#   make demo   a real VM boots, attests and is provisioned, told as it happens
+#   make test   every test
+# Both install what they need first and are safe to run again.
+
+SHELL   := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+BIN     := bin
+TOOLS   := $(BIN)/tools
+LDFLAGS := -s -w -buildid= -X main.version=$(VERSION)
+GOBUILD := CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)'
+
+# A Go that .ci/deps installed for lack of any other.
+export PATH := $(CURDIR)/$(BIN)/go/bin:/usr/local/go/bin:$(PATH)
+
+.PHONY: help
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+.PHONY: deps
+deps: ## install the Debian packages and the Go toolchain (as root)
+	@.ci/deps
+
+.PHONY: build
+build: ## both binaries into bin/
+	@mkdir -p $(BIN)
+	$(GOBUILD) -o $(BIN)/mcs-attest-agent ./agent
+	$(GOBUILD) -o $(BIN)/mcs-attest-verifier ./verifier
+
+.PHONY: demo
+demo: deps build ## one VM from power-on to provisioned, narrated
+	@go run ./testvm/cmd/demo
+
+.PHONY: test
+test: deps lint ## everything: lint, size, unit, integration, swtpm, boot scenarios
+	@.ci/test
+
+.PHONY: unit
+unit: ## the Go tests without the boot scenarios
+	@go test -race $$(go list ./... | grep -v /testvm/scenarios)
+
+.PHONY: lint
+lint: tools build ## gofmt, vet, staticcheck, buf, generated code, shellcheck, size
+	@.ci/lint
+
+.PHONY: bench
+bench: ## ratios against named peers, in one run
+	@.ci/bench
+
+.PHONY: image
+image: build ## the agent for an existing initramfs: appended cpio, and a tarball with "make install"
+	@dracut/image.sh $(BIN)/mcs-attest-agent $(BIN)
+
+.PHONY: generate
+generate: tools ## the Go code of proto/
+	@cd proto && PATH="$(CURDIR)/$(TOOLS):$$PATH" buf generate
+
+.PHONY: tools
+tools: $(TOOLS)/.stamp
+$(TOOLS)/.stamp: .ci/tools/go.mod .ci/tools/go.sum $(wildcard .ci/tools/cmd/*/*.go)
+	@mkdir -p $(TOOLS)
+	@echo "tools: building buf, staticcheck and the generators (once)"
+	@cd .ci/tools && go build -o $(CURDIR)/$(TOOLS)/ tool ./cmd/...
+	@touch $@
+
+.PHONY: clean
+clean: ## remove what was built here; the cache outside the tree stays
+	rm -rf $(BIN) artifacts
