@@ -1,0 +1,56 @@
+package eventlog
+
+import (
+	"crypto/sha256"
+	"crypto/sha512"
+)
+
+// PCRs are the values of one bank's PCRs as a log replays them.
+type PCRs struct {
+	size   int
+	values [NumPCRs][64]byte
+	events [NumPCRs]int
+}
+
+// Value is the replayed value of a PCR, as long as the bank's digest.
+func (p *PCRs) Value(pcr int) []byte { return p.values[pcr][:p.size] }
+
+// Events is how many events extend a PCR.
+func (p *PCRs) Events(pcr int) int { return p.events[pcr] }
+
+// Replay extends every event of the log into PCRs that begin as a reset leaves
+// them: zeros, ones for the dynamic PCRs 17 to 22, and the startup locality in
+// the last byte of PCR 0 (TPM 2.0 PC Client Platform TPM Profile, 4.6.2).
+func (l *Log) Replay() *PCRs {
+	p := &PCRs{size: Size(l.Bank)}
+	for i := 17; i <= 22; i++ {
+		for j := range p.size {
+			p.values[i][j] = 0xFF
+		}
+	}
+	p.values[0][p.size-1] = l.Locality
+	var buf [128]byte // the old value, then the digest
+	for i := range l.Events {
+		e := &l.Events[i]
+		if !e.Extends() {
+			continue
+		}
+		v := p.Value(e.PCR)
+		n := copy(buf[:], v)
+		n += copy(buf[n:], e.Digest)
+		p.events[e.PCR]++
+		// Written out, since Hash allocates.
+		switch l.Bank {
+		case SHA256:
+			d := sha256.Sum256(buf[:n])
+			copy(v, d[:])
+		case SHA384:
+			d := sha512.Sum384(buf[:n])
+			copy(v, d[:])
+		case SHA512:
+			d := sha512.Sum512(buf[:n])
+			copy(v, d[:])
+		}
+	}
+	return p
+}

@@ -1,0 +1,205 @@
+package measuredboot
+
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// Result is what is known of a boot that was accepted. Only [Appraise] makes one.
+type Result struct {
+	Profile Profile
+	Bank    uint16
+	Image   string // name of the reference values that the boot fits; empty if there were none
+	Phase   string // of PCR 11: "" or "enter-initrd"
+
+	// With profile secure-boot and above.
+	Locality     byte        // the TPM started at this locality
+	Authorities  []Authority // what vouched for what was started, in order
+	Applications []Digest    // what was started (PCR 4), in order
+}
+
+// Authority is an entry of db, MokList or shim's own that let an image start.
+type Authority struct {
+	Variable string // "db", "Shim", "MokList", ...
+	Digest   Digest // of the measured UEFI_VARIABLE_DATA
+}
+
+// Digest is a digest in the bank of the [Result].
+type Digest []byte
+
+// boot is what the checks of a profile look at: quoted values, and a log that
+// gives them when replayed.
+type boot struct {
+	bank   uint16
+	quoted map[int][]byte
+	log    *eventlog.Log
+	refs   []ReferenceValues
+	result *Result
+}
+
+// Appraise judges a boot. The quoted values come from a verified quote; the log
+// is the caller's claim, and refs the documents that the policy selects.
+// Checks, in order:
+//
+//   - the profile is available, the bank can be appraised, every PCR of the
+//     profile is quoted, and each value has the bank's size (PCRSelection);
+//   - PCR 11 is zero or a pre-cap reference value (PCRCapped, MeasuredBoot);
+//   - and if the profile needs the log: it is well-formed (EventLogMalformed),
+//   - its replay gives every quoted PCR (EventLogReplay),
+//   - and the profile's own demands (MeasuredBoot).
+func Appraise(p Profile, bank uint16, quoted map[int][]byte, rawLog []byte, refs []ReferenceValues) (*Result, error) {
+	p = p.orDefault()
+	if err := p.Available(); err != nil {
+		return nil, reason.Wrap(reason.Internal, err, "the policy's profile")
+	}
+	if eventlog.Size(bank) == 0 {
+		return nil, reason.Deny(reason.PCRSelection, "PCR bank %s cannot be appraised, only sha256, sha384 and sha512", eventlog.BankName(bank))
+	}
+	for _, pcr := range profiles[p].pcrs {
+		if _, ok := quoted[pcr]; !ok {
+			return nil, reason.Deny(reason.PCRSelection, "profile %s needs PCR %d, which is not quoted", p, pcr)
+		}
+	}
+	for pcr, v := range quoted {
+		if pcr < 0 || pcr >= eventlog.NumPCRs || len(v) != eventlog.Size(bank) {
+			return nil, reason.Deny(reason.PCRSelection, "PCR %d with %d bytes in bank %s", pcr, len(v), eventlog.BankName(bank))
+		}
+	}
+
+	b := &boot{bank: bank, quoted: quoted, refs: refs, result: &Result{Profile: p, Bank: bank}}
+	if err := b.fresh(rawLog); err != nil {
+		return nil, err
+	}
+	if !profiles[p].log {
+		return b.result, nil
+	}
+	var err error
+	if b.log, err = eventlog.Parse(rawLog, bank); err != nil {
+		return nil, err
+	}
+	if f := b.replay(); f != nil {
+		return nil, reason.Wrap(reason.EventLogReplay, f, "profile %s", p)
+	}
+	b.result.Locality = b.log.Locality
+	for _, c := range profiles[p].checks {
+		if f := c(b); f != nil {
+			return nil, reason.Wrap(reason.MeasuredBoot, f, "profile %s", p)
+		}
+	}
+	return b.result, nil
+}
+
+// fresh demands that PCR 11 is as it is while the initramfs runs. It decides by
+// the value alone. The log serves only to say more in the refusal.
+func (b *boot) fresh(rawLog []byte) error {
+	value := b.quoted[11]
+	if isZero(value) {
+		return nil
+	}
+	for i := range b.refs {
+		r := &b.refs[i]
+		if phase, ok := r.phase11(b.bank, value); ok {
+			b.result.Image, b.result.Phase = r.Metadata.Name, phase
+			return nil
+		}
+	}
+	starts := [][]byte{make([]byte, len(value))}
+	for _, r := range b.refs {
+		for _, v := range r.PCR11 {
+			if d := v.In(b.bank); v.Phase == "" && len(d) > 0 {
+				starts = append(starts, d)
+			}
+		}
+	}
+	log, err := eventlog.Parse(rawLog, b.bank)
+	if err == nil {
+		starts = append(starts, log.Replay().Value(11))
+	}
+	for _, start := range starts {
+		if cappedFrom(b.bank, start, value) {
+			return reason.Wrap(reason.PCRCapped, onPCR(11, "the value it has while the initramfs runs", "that value, capped"), "profile %s", b.result.Profile)
+		}
+	}
+	f := b.namePCR11(log)
+	f.freshness = true
+	return reason.Wrap(reason.MeasuredBoot, f, "profile %s", b.result.Profile)
+}
+
+// namePCR11 finds the event that first differs from the closest reference
+// values, if the log explains the quoted value at all. log may be nil.
+func (b *boot) namePCR11(log *eventlog.Log) *Finding {
+	f := onPCR(11, "a value of the reference values", hexValue(b.quoted[11]))
+	if len(b.refs) == 0 {
+		f.Expected = "zeros (no UKI), since the policy names no reference values"
+	}
+	if log == nil || !reproduces(b.bank, 11, log.Replay().Value(11), b.quoted[11]) {
+		return f
+	}
+	var events []*eventlog.Event
+	for i := range log.Events {
+		if e := &log.Events[i]; e.PCR == 11 && e.Extends() {
+			events = append(events, e)
+		}
+	}
+	best := -1
+	for i := range b.refs {
+		r := &b.refs[i]
+		if len(r.Sections) == 0 {
+			continue
+		}
+		at := 0
+		for at < len(events) && at < 2*len(r.Sections) && bytes.Equal(events[at].Digest, r.measured(b.bank, at)) {
+			at++
+		}
+		if at <= best || at == len(events) {
+			continue
+		}
+		best = at
+		expected := "nothing more of " + r.Metadata.Name
+		if at < 2*len(r.Sections) {
+			what := "content"
+			if at%2 == 0 {
+				what = "name"
+			}
+			expected = fmt.Sprintf("the %s of section %s of %s, %x", what, r.Sections[at/2].Name, r.Metadata.Name, r.measured(b.bank, at))
+		}
+		f = onEvent(events[at], expected, hexValue(events[at].Digest))
+	}
+	return f
+}
+
+// measured is the i-th digest that the stub extends: name and content in turn.
+func (r *ReferenceValues) measured(bank uint16, i int) []byte {
+	s := r.Sections[i/2]
+	if i%2 == 0 {
+		return sectionName(bank, s.Name)
+	}
+	return s.In(bank)
+}
+
+// replay demands that the log gives every quoted value. A PCR without events
+// replays to what a reset leaves, so leaving events out is seen here.
+func (b *boot) replay() *Finding {
+	got := b.log.Replay()
+	for pcr := range eventlog.NumPCRs {
+		want, ok := b.quoted[pcr]
+		if !ok || reproduces(b.bank, pcr, got.Value(pcr), want) {
+			continue
+		}
+		seen := fmt.Sprintf("%s from a log with %d events for it", hexValue(got.Value(pcr)), got.Events(pcr))
+		return onPCR(pcr, "the quoted value "+hexValue(want)+" from the log's replay", seen)
+	}
+	return nil
+}
+
+// reproduces compares a replayed value with a quoted one. The phase enter-initrd
+// is extended by the running system and so not in the firmware's log.
+func reproduces(bank uint16, pcr int, replayed, quoted []byte) bool {
+	if bytes.Equal(replayed, quoted) {
+		return true
+	}
+	return pcr == 11 && bytes.Equal(eventlog.Extend(bank, replayed, eventlog.Hash(bank, []byte(EnterInitrd))), quoted)
+}

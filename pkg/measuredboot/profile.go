@@ -1,0 +1,72 @@
+package measuredboot
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Profile is what is demanded of a boot. The zero value is [IdentityOnly].
+type Profile string
+
+// The profiles, from the weakest.
+const (
+	IdentityOnly Profile = "identity-only"
+	SecureBoot   Profile = "secure-boot"
+	Release      Profile = "release"
+	Strict       Profile = "strict"
+)
+
+// requirements is one profile: a new profile is one entry here and its checks.
+type requirements struct {
+	pcrs   []int // quoted, ascending; always with 11
+	log    bool
+	checks []check // in order; nil means not available yet
+}
+
+// check is one demand. It sees a log that already reproduces every quoted PCR.
+type check func(*boot) *Finding
+
+var profiles = map[Profile]requirements{
+	IdentityOnly: {pcrs: []int{11}, checks: []check{}},
+	SecureBoot: {
+		pcrs:   []int{0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13},
+		log:    true,
+		checks: []check{firmwareMeasured, separators, secureBootPolicy, application, image},
+	},
+	Release: {pcrs: []int{0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 12, 13, 14}, log: true},
+	Strict:  {pcrs: []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14}, log: true},
+}
+
+// ParseProfile reads a profile's name; "" is [IdentityOnly].
+func ParseProfile(s string) (Profile, error) {
+	p := Profile(s).orDefault()
+	if _, ok := profiles[p]; !ok {
+		return "", fmt.Errorf("measured boot profile %q is not one of %s, %s, %s, %s", s, IdentityOnly, SecureBoot, Release, Strict)
+	}
+	return p, nil
+}
+
+// Available returns an error for a profile that this version knows by name only.
+func (p Profile) Available() error {
+	r, ok := profiles[p.orDefault()]
+	switch {
+	case !ok:
+		return fmt.Errorf("measured boot profile %q is not known", string(p))
+	case r.checks == nil:
+		return fmt.Errorf("measured boot profile %q is not available yet, use %s or %s", p, SecureBoot, IdentityOnly)
+	}
+	return nil
+}
+
+// PCRs is the selection to quote, ascending. The caller owns the slice.
+func (p Profile) PCRs() []int { return slices.Clone(profiles[p.orDefault()].pcrs) }
+
+// NeedsEventLog reports whether the profile is appraised with the firmware's event log.
+func (p Profile) NeedsEventLog() bool { return profiles[p.orDefault()].log }
+
+func (p Profile) orDefault() Profile {
+	if p == "" {
+		return IdentityOnly
+	}
+	return p
+}

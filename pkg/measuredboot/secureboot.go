@@ -1,0 +1,289 @@
+package measuredboot
+
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
+)
+
+// constants are digests that are known beforehand, in one bank.
+type constants struct {
+	separator [2][]byte // of 00000000 and ffffffff
+	failed    []byte    // of 00000001, what firmware measures when it could not measure
+	actions   [][]byte  // of what boot managers say in PCR 4
+}
+
+// Strings that firmware measures into PCR 4 without a NUL (Firmware Profile,
+// 10.4.4; EDK2 and SeaBIOS sources).
+var bootActions = []string{
+	"Calling EFI Application from Boot Option",
+	"Returning from EFI Application from Boot Option",
+	"Returned INT 18h",
+	"Calling INT 19h",
+	"Booting BCV device 00h (floppy)",
+	"Booting BCV device 80h (HDD)",
+	"Booting from CD ROM device",
+}
+
+// known has the constants of every bank that can be appraised.
+var known = func() map[uint16]*constants {
+	m := map[uint16]*constants{}
+	for _, bank := range []uint16{eventlog.SHA256, eventlog.SHA384, eventlog.SHA512} {
+		c := &constants{failed: eventlog.Hash(bank, []byte{1, 0, 0, 0})}
+		c.separator[0] = eventlog.Hash(bank, []byte{0, 0, 0, 0})
+		c.separator[1] = eventlog.Hash(bank, []byte{0xFF, 0xFF, 0xFF, 0xFF})
+		for _, s := range bootActions {
+			c.actions = append(c.actions, eventlog.Hash(bank, []byte(s)))
+		}
+		m[bank] = c
+	}
+	return m
+}()
+
+func (c *constants) isSeparator(digest []byte) bool {
+	return bytes.Equal(digest, c.separator[0]) || bytes.Equal(digest, c.separator[1])
+}
+
+// firmwareMeasured demands that PCRs 0-7 are in use. A bank that the firmware
+// left alone can be filled by whatever boots (CVE-2021-42299).
+func firmwareMeasured(b *boot) *Finding {
+	for pcr := range 8 {
+		if isZero(b.quoted[pcr]) {
+			return onPCR(pcr, "measurements by the firmware", "zeros")
+		}
+	}
+	return nil
+}
+
+// separators demands exactly one in each of PCRs 0-7: it is what tells the
+// firmware's own measurements from those after it gave away control.
+func separators(b *boot) *Finding {
+	c := known[b.bank]
+	var count [8]int
+	for i := range b.log.Events {
+		e := &b.log.Events[i]
+		if !e.Extends() || e.PCR > 7 {
+			continue
+		}
+		switch {
+		case bytes.Equal(e.Digest, c.failed):
+			return onEvent(e, "no error", "the firmware's mark for a failed measurement")
+		case c.isSeparator(e.Digest):
+			if count[e.PCR]++; count[e.PCR] > 1 {
+				return onEvent(e, "one separator", "a second one")
+			}
+		}
+	}
+	for pcr, n := range count {
+		if n == 0 {
+			return onPCR(pcr, "one separator", "none")
+		}
+	}
+	return nil
+}
+
+// policyVariable is a variable of PCR 7 before the separator.
+type policyVariable struct {
+	vendor   guid
+	required bool
+	demand   func(value []byte) string // what is demanded, empty if value meets it
+}
+
+func exactly(want byte) func([]byte) string {
+	return func(v []byte) string {
+		if len(v) == 1 && v[0] == want {
+			return ""
+		}
+		return fmt.Sprintf("%02x", want)
+	}
+}
+
+func notEmpty(v []byte) string {
+	if len(v) > 0 {
+		return ""
+	}
+	return "a key"
+}
+
+func anything([]byte) string { return "" }
+
+// policyVariables are what firmware measures of its Secure Boot policy
+// (Firmware Profile 1.05, 3.3.4.8). dbx may be empty: a machine may have no
+// revocations yet, and which ones it must have is for another profile.
+var policyVariables = map[string]policyVariable{
+	"SecureBoot":   {globalVariable, true, exactly(1)},
+	"PK":           {globalVariable, true, notEmpty},
+	"KEK":          {globalVariable, true, notEmpty},
+	"db":           {imageSecurityDatabase, true, notEmpty},
+	"dbx":          {imageSecurityDatabase, true, anything},
+	"dbt":          {imageSecurityDatabase, false, anything},
+	"dbr":          {imageSecurityDatabase, false, anything},
+	"SetupMode":    {globalVariable, false, exactly(0)},
+	"AuditMode":    {globalVariable, false, exactly(0)},
+	"DeployedMode": {globalVariable, false, anything},
+}
+
+// requiredVariables in the order in which firmware measures them.
+var requiredVariables = []string{"SecureBoot", "PK", "KEK", "db", "dbx"}
+
+// authorityVariables are what an image is found good by: db by the firmware, the
+// others by shim (shim, README.tpm). SbatLevel and MokListTrusted are no
+// authority, but measured among them.
+var authorityVariables = map[string]guid{
+	"db":             imageSecurityDatabase,
+	"Shim":           shimLock,
+	"vendor_db":      shimLock,
+	"MokList":        shimLock,
+	"MokListTrusted": shimLock,
+	"SbatLevel":      shimLock,
+}
+
+// secureBootPolicy walks PCR 7. Each event is the hash of its data, which is a
+// variable, or a separator:
+//
+//   - before the separator the policy's variables, each once: SecureBoot is 01,
+//     PK, KEK and db hold something, dbx is there;
+//   - after it only authorities, and at least one of db: with SecureBoot at 01
+//     and nothing that db vouched for, Secure Boot was not used (THREATS T36).
+func secureBootPolicy(b *boot) *Finding {
+	c := known[b.bank]
+	seen := map[string]bool{}
+	separated, vouched := false, false
+	for i := range b.log.Events {
+		e := &b.log.Events[i]
+		if e.PCR != 7 || !e.Extends() {
+			continue
+		}
+		if c.isSeparator(e.Digest) {
+			for _, name := range requiredVariables {
+				if !seen[name] {
+					return onEvent(e, "variable "+name, "the separator before it")
+				}
+			}
+			separated = true
+			continue
+		}
+		v, ok := parseVariable(e.Data)
+		if !ok || !bytes.Equal(eventlog.Hash(b.bank, e.Data), e.Digest) {
+			return onEvent(e, "the digest of the UEFI variable in its data", unexplained(b.bank, e))
+		}
+		if separated {
+			if vendor, ok := authorityVariables[v.name]; !ok || vendor != v.vendor {
+				return onEvent(e, "an authority after the separator", "variable "+quoted(v.name))
+			}
+			vouched = vouched || v.name == "db"
+			b.result.Authorities = append(b.result.Authorities, Authority{Variable: v.name, Digest: e.Digest})
+			continue
+		}
+		want, ok := policyVariables[v.name]
+		if !ok || want.vendor != v.vendor {
+			return onEvent(e, "a variable of the Secure Boot policy", "variable "+quoted(v.name))
+		}
+		if seen[v.name] {
+			return onEvent(e, "variable "+v.name+" once", "a second time")
+		}
+		seen[v.name] = true
+		if demand := want.demand(v.data); demand != "" {
+			return onEvent(e, v.name+" = "+demand, shortValue(v.data))
+		}
+	}
+	if !vouched {
+		return onPCR(7, "an authority of db that vouched for what was started", "none, although SecureBoot is 01")
+	}
+	return nil
+}
+
+// unexplained describes an event of PCR 7 that is no variable.
+func unexplained(bank uint16, e *eventlog.Event) string {
+	if bytes.Equal(eventlog.Hash(bank, e.Data), e.Digest) {
+		return quoted(string(e.Data))
+	}
+	return hexValue(e.Digest) + ", which is not the digest of its data"
+}
+
+func shortValue(v []byte) string {
+	switch {
+	case len(v) == 0:
+		return "an empty value"
+	case len(v) > 16:
+		return fmt.Sprintf("%x... (%d bytes)", v[:16], len(v))
+	}
+	return fmt.Sprintf("%x", v)
+}
+
+// application demands that PCR 4 holds at least one image. Its digest covers the
+// image and not the event's data; what is the digest of its own data, or a known
+// string, is the firmware talking.
+func application(b *boot) *Finding {
+	c := known[b.bank]
+events:
+	for i := range b.log.Events {
+		e := &b.log.Events[i]
+		if e.PCR != 4 || !e.Extends() || c.isSeparator(e.Digest) {
+			continue
+		}
+		for _, a := range c.actions {
+			if bytes.Equal(a, e.Digest) {
+				continue events
+			}
+		}
+		if bytes.Equal(eventlog.Hash(b.bank, e.Data), e.Digest) {
+			continue
+		}
+		b.result.Applications = append(b.result.Applications, e.Digest)
+	}
+	if len(b.result.Applications) == 0 {
+		return onPCR(4, "a boot application", "none")
+	}
+	return nil
+}
+
+// image demands that PCRs 11, 12 and 13 together fit one document of reference
+// values; without any, that all three are zero.
+func image(b *boot) *Finding {
+	var closest *ReferenceValues
+	for i := range b.refs {
+		r := &b.refs[i]
+		phase, ok := r.phase11(b.bank, b.quoted[11])
+		if !ok {
+			continue
+		}
+		if fits(b.bank, r.PCR12, b.quoted[12]) && fits(b.bank, r.PCR13, b.quoted[13]) {
+			b.result.Image, b.result.Phase = r.Metadata.Name, phase
+			return nil
+		}
+		if closest == nil {
+			closest = r
+		}
+	}
+	var none ReferenceValues
+	switch {
+	case len(b.refs) > 0 && closest == nil:
+		// Only zeros come here: any other value was looked up before the log was read.
+		return onPCR(11, "a value of the reference values (the image is a UKI)", hexValue(b.quoted[11]))
+	case len(b.refs) == 0:
+		closest = &none
+	}
+	if !fits(b.bank, closest.PCR12, b.quoted[12]) {
+		return b.extra(12, closest.PCR12)
+	}
+	if !fits(b.bank, closest.PCR13, b.quoted[13]) {
+		return b.extra(13, closest.PCR13)
+	}
+	return nil
+}
+
+// extra names the first event of a PCR that ought to be zero.
+func (b *boot) extra(pcr int, list []Digests) *Finding {
+	what := map[int]string{12: "command line or credentials", 13: "system extensions"}[pcr]
+	if len(list) > 0 {
+		return onPCR(pcr, "a value of the reference values", hexValue(b.quoted[pcr]))
+	}
+	for i := range b.log.Events {
+		if e := &b.log.Events[i]; e.PCR == pcr && e.Extends() {
+			return onEvent(e, "no "+what+" from outside the image", hexValue(e.Digest))
+		}
+	}
+	return onPCR(pcr, "zeros", hexValue(b.quoted[pcr]))
+}
