@@ -1,0 +1,117 @@
+package rig
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
+	"sort"
+	"strings"
+)
+
+// rootDisk makes the root file system: busybox, an init that reports, and what
+// Ignition needs to find (accounts, os-release, an SELinux configuration that
+// says "disabled"; /etc/machine-id must be absent). No mount, no root.
+func (r *Rig) rootDisk(extra map[string]string) string {
+	r.t.Helper()
+	busybox := "/bin/busybox"
+	init, err := guestFiles.ReadFile("guest/init")
+	r.fatal(err, "guest init")
+	look, err := guestFiles.ReadFile("guest/99rig/rig-look")
+	r.fatal(err, "guest files")
+	files := map[string]string{
+		"sbin/init":          string(init),
+		"bin/rig-look":       string(look),
+		"etc/os-release":     "ID=rig\nNAME=rig\nVERSION_ID=1\n",
+		"etc/passwd":         "root:x:0:0:root:/root:/bin/sh\n",
+		"etc/group":          "root:x:0:\n",
+		"etc/shadow":         "root:*:19000:0:99999:7:::\n",
+		"etc/selinux/config": "SELINUX=disabled\nSELINUXTYPE=none\n",
+	}
+	size := 16 << 20
+	for name, content := range extra {
+		files[name] = content
+		size += len(content)
+	}
+	names := make([]string, 0, len(files))
+	for name := range files {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	in := r.inputs("root").file(busybox)
+	for _, name := range names {
+		in.text(name, files[name])
+	}
+	return r.cached("root", "root disk", in, func(out string) {
+		tree, err := os.MkdirTemp(r.dir, "root-")
+		r.fatal(err, "root disk")
+		for _, d := range []string{"bin", "sbin", "etc", "dev", "proc", "sys", "run", "tmp", "root", "var", "usr/bin", "usr/lib"} {
+			r.fatal(os.MkdirAll(filepath.Join(tree, d), 0o755), "root disk")
+		}
+		b, err := os.ReadFile(busybox)
+		r.fatal(err, "root disk")
+		r.fatal(os.WriteFile(filepath.Join(tree, "bin/busybox"), b, 0o755), "root disk")
+		for _, applet := range []string{"sh", "cat", "grep", "find", "sync", "poweroff", "sleep", "ls", "head", "mkdir"} {
+			r.fatal(os.Symlink("busybox", filepath.Join(tree, "bin", applet)), "root disk")
+		}
+		for _, name := range names {
+			path := filepath.Join(tree, name)
+			r.fatal(os.MkdirAll(filepath.Dir(path), 0o755), "root disk")
+			r.fatal(os.WriteFile(path, []byte(files[name]), scriptMode([]byte(files[name]))), "root disk")
+		}
+		r.fatal(os.WriteFile(out, nil, 0o644), "root disk")
+		r.fatal(os.Truncate(out, int64(size)), "root disk")
+		r.run(tree, []string{"E2FSPROGS_FAKE_TIME=1700000000"}, "mkfs.ext4", "-q", "-F", "-L", "root",
+			"-U", "6d63732d-6174-4465-8374-726967000001", "-E", "hash_seed=6d63732d-6174-4465-8374-726967000002",
+			"-d", tree, out)
+	})
+}
+
+// raw turns the machine's overlay into one flat image to look into.
+func (n *Node) raw() string {
+	n.r.t.Helper()
+	out := filepath.Join(n.dir, "raw.img")
+	n.r.run(n.dir, nil, "qemu-img", "convert", "-O", "raw", n.overlay, out)
+	return out
+}
+
+// ReadFile reads a file from the disk of a machine that has ended. A file that
+// is not there reads as "".
+func (n *Node) ReadFile(path string) string {
+	n.r.t.Helper()
+	out := n.r.run(n.dir, nil, "debugfs", "-R", "cat "+path, n.raw())
+	lines := strings.SplitAfter(out, "\n")
+	kept := lines[:0]
+	for _, l := range lines {
+		if !strings.HasPrefix(l, "debugfs ") && !strings.Contains(l, "File not found by ext2_lookup") {
+			kept = append(kept, l)
+		}
+	}
+	return strings.Join(kept, "")
+}
+
+// tokenShape is a JWT's beginning: two base64url JSON objects.
+var tokenShape = regexp.MustCompile(`eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}`)
+
+// TokensLeft names the places outside the guest's memory where a token was
+// found: the console, the journal, any block of the disk.
+func (n *Node) TokensLeft() []string {
+	n.r.t.Helper()
+	var where []string
+	disk, err := os.ReadFile(n.raw())
+	n.r.fatal(err, "disk")
+	for name, content := range map[string][]byte{
+		"console": []byte(n.Console()), "journal": []byte(n.Journal()), "disk": disk,
+	} {
+		if tokenShape.Match(content) || bytes.Contains(content, []byte("Authorization")) && bytes.Contains(content, []byte("Bearer eyJ")) {
+			where = append(where, name)
+		}
+	}
+	for _, line := range n.lines() {
+		if strings.HasPrefix(line, "rig: ") && strings.Contains(line, " token in ") {
+			where = append(where, strings.TrimPrefix(line, "rig: "))
+		}
+	}
+	sort.Strings(where)
+	return where
+}

@@ -1,0 +1,40 @@
+#!/bin/bash
+# The rig's own part of the initramfs: what a distribution would bring, a second
+# serial port for the journal, and observers that only look.
+
+# shellcheck disable=SC2154 # dracut sets moddir, initdir and systemdsystemunitdir
+
+check() {
+    return 255
+}
+
+depends() {
+    echo systemd
+}
+
+install() {
+    inst_simple "$moddir/10-ether.network" /etc/systemd/network/10-ether.network
+    # Debian's Ignition relabels files, and wants the tool for it.
+    inst_simple "$moddir/setfiles" /usr/sbin/setfiles
+    inst_multiple journalctl grep find cat head
+
+    inst_simple "$moddir/rig-look" /usr/bin/rig-look
+    inst_hook shutdown-emergency 10 "$moddir/emergency.sh"
+    local unit
+    for unit in rig-journal.service rig-probe.service; do
+        inst_simple "$moddir/$unit" "$systemdsystemunitdir/$unit"
+    done
+    mkdir -p "$initdir$systemdsystemunitdir/sysinit.target.wants" \
+        "$initdir$systemdsystemunitdir/ignition-complete.target.wants"
+    ln_r "$systemdsystemunitdir/rig-journal.service" "$systemdsystemunitdir/sysinit.target.wants/rig-journal.service"
+    ln_r "$systemdsystemunitdir/rig-probe.service" "$systemdsystemunitdir/ignition-complete.target.wants/rig-probe.service"
+
+    # Every byte costs time under emulation, and more under OVMF, which hashes.
+    rm -f -- "$initdir"/usr/lib/udev/hwdb.bin "$initdir"/lib/udev/hwdb.bin "$initdir"/etc/udev/hwdb.bin
+    rm -rf -- "$initdir"/usr/lib/firmware "$initdir"/lib/firmware
+    local drivers
+    for drivers in "$initdir"/lib/modules/*/kernel/drivers; do
+        find "$drivers/net" -mindepth 1 -maxdepth 1 ! -name 'virtio_net*' ! -name 'net_failover*' -exec rm -rf {} +
+        rm -rf -- "$drivers/gpu" "$drivers/infiniband" "$drivers/hid" "$drivers/usb" "$drivers/nvme" "$drivers/ata"
+    done
+}

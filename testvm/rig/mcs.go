@@ -1,0 +1,185 @@
+package rig
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"net/http"
+	"path"
+	"strings"
+	"sync"
+	"time"
+)
+
+// MCS answers as the Machine Config Server does (machine-config-operator,
+// pkg/server/api.go): GET and HEAD alone, 405 for anything else, 404 outside of
+// /config/ and /healthz, 500 for a pool it does not know.
+type MCS struct {
+	r        *Rig
+	listener net.Listener
+	ca       []byte
+
+	mu       sync.Mutex
+	configs  map[string]string
+	down     bool
+	requests []string
+}
+
+// NewMCS starts one on a free port of the loopback, with a certificate for
+// 10.0.2.2 (where a guest sees it) and 127.0.0.1.
+func (r *Rig) NewMCS(configs map[string]string) *MCS {
+	r.t.Helper()
+	m := &MCS{r: r, configs: configs}
+	cert, ca := r.serverCertificate()
+	m.ca = ca
+	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12})
+	r.fatal(err, "plain MCS")
+	m.listener = listener
+	// As the real one: no HTTP/2.
+	server := &http.Server{Handler: m, ReadHeaderTimeout: 10 * time.Second}
+	go func() {
+		if err := server.Serve(listener); err != http.ErrServerClosed {
+			r.t.Logf("rig: plain MCS: %v", err)
+		}
+	}()
+	r.t.Cleanup(func() { server.Close() })
+	return m
+}
+
+// Port is where it listens.
+func (m *MCS) Port() int { return m.listener.Addr().(*net.TCPAddr).Port }
+
+// URL is its address on the host, and CA its certificate authority in PEM.
+func (m *MCS) URL() string { return fmt.Sprintf("https://127.0.0.1:%d", m.Port()) }
+
+// CA returns the certificate authority in PEM.
+func (m *MCS) CA() []byte { return m.ca }
+
+// SetDown makes it answer 503 to everything, as behind a load balancer that has
+// lost its members.
+func (m *MCS) SetDown(down bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.down = down
+}
+
+// Requests lists "METHOD path" of every request so far.
+func (m *MCS) Requests() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return append([]string(nil), m.requests...)
+}
+
+func (m *MCS) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.requests = append(m.requests, req.Method+" "+req.URL.Path)
+	if m.down {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return
+	}
+	if req.Method != http.MethodGet && req.Method != http.MethodHead {
+		w.Header().Set("Content-Length", "0")
+		w.WriteHeader(http.StatusMethodNotAllowed)
+		return
+	}
+	if !strings.HasPrefix(req.URL.Path, "/config/") {
+		w.Header().Set("Content-Length", "0")
+		w.WriteHeader(http.StatusNotFound)
+		return
+	}
+	config, ok := m.configs[path.Base(req.URL.Path)]
+	if !ok {
+		w.Header().Set("Content-Length", "0")
+		w.WriteHeader(http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", fmt.Sprint(len(config)))
+	if req.Method == http.MethodGet {
+		if _, err := w.Write([]byte(config)); err != nil {
+			m.r.t.Logf("rig: plain MCS: %v", err)
+		}
+	}
+}
+
+// PointerTo is a pointer config as an OpenShift installer writes it: one merge
+// source and the CA that vouches for it.
+func PointerTo(origin, pool string, ca []byte) []byte {
+	b, err := json.Marshal(map[string]any{"ignition": map[string]any{
+		"version": "3.2.0",
+		"config":  map[string]any{"merge": []any{map[string]any{"source": origin + "/config/" + pool}}},
+		"security": map[string]any{"tls": map[string]any{"certificateAuthorities": []any{
+			map[string]any{"source": "data:text/plain;charset=utf-8;base64," + base64.StdEncoding.EncodeToString(ca)},
+		}}},
+	}})
+	if err != nil {
+		panic(err) // maps of strings always marshal
+	}
+	return b
+}
+
+// Pointer is the pointer config of a node that uses this server.
+func (m *MCS) Pointer(pool string) []byte {
+	return PointerTo(fmt.Sprintf("https://10.0.2.2:%d", m.Port()), pool, m.ca)
+}
+
+// Config is a rendered Ignition config that writes /etc/provisioned, the file a
+// scenario looks for.
+func Config(content string) string {
+	return ConfigWith(map[string]string{"/etc/provisioned": content})
+}
+
+// ConfigWith is a rendered Ignition config with these files.
+func ConfigWith(files map[string]string) string {
+	var list []any
+	for name, content := range files {
+		list = append(list, map[string]any{
+			"path": name, "mode": 0o600, "overwrite": true,
+			"contents": map[string]any{"source": "data:;base64," + base64.StdEncoding.EncodeToString([]byte(content))},
+		})
+	}
+	b, err := json.Marshal(map[string]any{
+		"ignition": map[string]any{"version": "3.2.0"},
+		"storage":  map[string]any{"files": list},
+	})
+	if err != nil {
+		panic(err) // maps of strings always marshal
+	}
+	return string(b)
+}
+
+// serverCertificate makes a P-256 CA and a serving certificate under it.
+func (r *Rig) serverCertificate() (tls.Certificate, []byte) {
+	r.t.Helper()
+	now := time.Now()
+	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	r.fatal(err, "certificate")
+	ca := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "rig CA"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour), KeyUsage: x509.KeyUsageCertSign,
+	}
+	caDER, err := x509.CreateCertificate(rand.Reader, ca, ca, caKey.Public(), caKey)
+	r.fatal(err, "certificate")
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	r.fatal(err, "certificate")
+	leaf := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "machine-config-server"},
+		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		IPAddresses: []net.IP{net.IPv4(10, 0, 2, 2), net.IPv4(127, 0, 0, 1)},
+	}
+	leafDER, err := x509.CreateCertificate(rand.Reader, leaf, ca, key.Public(), caKey)
+	r.fatal(err, "certificate")
+	return tls.Certificate{Certificate: [][]byte{leafDER}, PrivateKey: key},
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: caDER})
+}

@@ -1,0 +1,122 @@
+package rig
+
+import (
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/pem"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+)
+
+// TPM is the state of one software TPM: its seeds, keys and certificates. It
+// outlives the machines that are started with it, as a real one does.
+type TPM struct {
+	r   *Rig
+	dir string
+}
+
+// NewTPM makes a TPM with an RSA-2048 and a P-384 endorsement key, each with a
+// certificate of the rig's own CA in NV, and the SHA-256 PCR bank.
+func (r *Rig) NewTPM() *TPM {
+	r.t.Helper()
+	ca := r.tpmCA()
+	dir, err := os.MkdirTemp(r.dir, "tpm-")
+	r.fatal(err, "TPM")
+	r.run(dir, nil, "swtpm_setup", "--tpm2", "--tpmstate", dir, "--config", filepath.Join(ca, "setup.conf"),
+		"--create-ek-cert", "--create-platform-cert", "--lock-nvram", "--not-overwrite", "--write-ek-cert-files", dir)
+	return &TPM{r: r, dir: dir}
+}
+
+// tpmCA writes the configuration of the rig's own EK certificate authority;
+// swtpm_setup makes its keys with the first TPM. Nothing of the system's
+// /var/lib/swtpm-localca is used.
+func (r *Rig) tpmCA() string {
+	r.t.Helper()
+	dir := filepath.Join(r.dir, "tpmca")
+	if _, err := os.Stat(dir); err == nil {
+		return dir
+	}
+	r.fatal(os.Mkdir(dir, 0o755), "TPM CA")
+	localca, err := exec.LookPath("swtpm_localca")
+	r.fatal(err, "TPM CA (package swtpm-tools)")
+	for name, content := range map[string]string{
+		"setup.conf": fmt.Sprintf("create_certs_tool = %s\ncreate_certs_tool_config = %s/localca.conf\n"+
+			"create_certs_tool_options = %s/localca.options\nactive_pcr_banks = sha256\n", localca, dir, dir),
+		"localca.conf": fmt.Sprintf("statedir = %s\nsigningkey = %s/signkey.pem\nissuercert = %s/issuercert.pem\n"+
+			"certserial = %s/certserial\n", dir, dir, dir, dir),
+		"localca.options": "--platform-manufacturer rig\n--platform-version 1\n--platform-model rig\n",
+	} {
+		r.fatal(os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644), "TPM CA")
+	}
+	return dir
+}
+
+// EKRoots returns the certificates, in PEM, that vouch for the rig's TPMs: the
+// root and the issuing CA. At least one TPM must have been made.
+func (r *Rig) EKRoots() []byte {
+	r.t.Helper()
+	var out []byte
+	for _, name := range []string{"swtpm-localca-rootca-cert.pem", "issuercert.pem"} {
+		b, err := os.ReadFile(filepath.Join(r.tpmCA(), name))
+		r.fatal(err, "EK roots")
+		out = append(out, b...)
+	}
+	return out
+}
+
+// EKSHA256 returns the SHA-256, in hex, of each endorsement key's
+// SubjectPublicKeyInfo: what an enrolment names.
+func (t *TPM) EKSHA256() []string {
+	t.r.t.Helper()
+	var hashes []string
+	for _, name := range []string{"ek-rsa2048.crt", "ek-secp384r1.crt"} {
+		b, err := os.ReadFile(filepath.Join(t.dir, name))
+		t.r.fatal(err, "EK certificate")
+		if block, _ := pem.Decode(b); block != nil {
+			b = block.Bytes
+		}
+		cert, err := x509.ParseCertificate(b)
+		t.r.fatal(err, "EK certificate")
+		sum := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
+		hashes = append(hashes, hex.EncodeToString(sum[:]))
+	}
+	return hashes
+}
+
+// start runs the TPM for one machine; it ends when QEMU hangs up. A machine
+// that starts again is a TPM reset: PCRs are cleared, keys stay.
+func (t *TPM) start(socket string) {
+	t.r.t.Helper()
+	cmd := exec.Command("swtpm", "socket", "--tpm2", "--tpmstate", "dir="+t.dir,
+		"--ctrl", "type=unixio,path="+socket, "--flags", "startup-clear", "--terminate")
+	log, err := os.Create(socket + ".log")
+	t.r.fatal(err, "swtpm")
+	t.r.keep(log.Name())
+	cmd.Stderr = log
+	t.r.fatal(cmd.Start(), "swtpm")
+	t.r.fatal(log.Close(), "swtpm")
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	t.r.t.Cleanup(func() {
+		select {
+		case <-done:
+		case <-time.After(2 * time.Second):
+			if err := cmd.Process.Kill(); err != nil {
+				t.r.t.Logf("rig: ending swtpm: %v", err)
+			}
+			<-done
+		}
+	})
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(socket); err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.r.t.Fatalf("swtpm made no socket at %s", socket)
+		}
+	}
+}

@@ -1,0 +1,149 @@
+package rig
+
+import (
+	"debug/pe"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sort"
+)
+
+// UKI is a unified kernel image on an EFI system partition: systemd's stub, the
+// kernel, an initramfs and a command line in one signed file.
+type UKI struct {
+	Initrd Initrd
+	// Cmdline is added to the usual command line, inside the image.
+	Cmdline string
+	// Unsigned leaves the signature out.
+	Unsigned bool
+	// Credentials are put beside the image, where the stub picks them up and
+	// measures them into PCR 12: name to content.
+	Credentials map[string]string
+}
+
+const (
+	efiStub = "/usr/lib/systemd/boot/efi/linuxx64.efi.stub"
+	// Debian's snake-oil Secure Boot keys, whose passphrase is public.
+	snakeOilKey  = "/usr/share/ovmf/PkKek-1-snakeoil.key"
+	snakeOilCert = "/usr/share/ovmf/PkKek-1-snakeoil.pem"
+	ovmf         = "/usr/share/OVMF/"
+)
+
+// firmware returns QEMU's options for OVMF, with variables of the machine's own.
+func (n *Node) firmware(secureBoot bool) (args []string, machine string) {
+	n.r.t.Helper()
+	code, vars := ovmf+"OVMF_CODE_4M.fd", ovmf+"OVMF_VARS_4M.fd"
+	if secureBoot {
+		code, vars = ovmf+"OVMF_CODE_4M.secboot.fd", ovmf+"OVMF_VARS_4M.snakeoil.fd"
+		machine = ",smm=on"
+		args = []string{"-global", "driver=cfi.pflash01,property=secure,value=on", "-global", "ICH9-LPC.disable_s3=1"}
+	}
+	b, err := os.ReadFile(vars)
+	n.r.fatal(err, "OVMF (package ovmf)")
+	own := filepath.Join(n.dir, "vars.fd")
+	r := n.r
+	r.fatal(os.WriteFile(own, b, 0o644), "OVMF variables")
+	return append(args,
+		"-drive", "if=pflash,unit=0,format=raw,readonly=on,file="+code,
+		"-drive", "if=pflash,unit=1,format=raw,file="+own), machine
+}
+
+// BuildUKI makes the image, or finds it in the cache.
+func (r *Rig) BuildUKI(u UKI) string {
+	r.t.Helper()
+	u.Initrd.Compress = true
+	kernel, version := r.Kernel()
+	initrd := r.Build(u.Initrd)
+	line := cmdline
+	if u.Cmdline != "" {
+		line += " " + u.Cmdline
+	}
+	in := r.inputs("uki").file(efiStub).file(kernel).file(initrd).text(line, fmt.Sprint(u.Unsigned)).file(snakeOilCert)
+	return r.cached("uki", "unified kernel image", in, func(out string) {
+		dir, err := os.MkdirTemp(r.dir, "uki-")
+		r.fatal(err, "UKI")
+		text := func(name, content string) string {
+			path := filepath.Join(dir, name)
+			r.fatal(os.WriteFile(path, []byte(content), 0o644), "UKI")
+			return path
+		}
+		sections := []struct{ name, path string }{
+			{".osrel", text("osrel", "ID=rig\nVERSION_ID=1\n")},
+			{".cmdline", text("cmdline", line)},
+			{".uname", text("uname", version)},
+			{".linux", kernel},
+			{".initrd", initrd},
+		}
+		// One after another behind the stub's own sections, page by page.
+		next := r.endOfImage(efiStub)
+		var args []string
+		for _, s := range sections {
+			info, err := os.Stat(s.path)
+			r.fatal(err, "UKI")
+			args = append(args, "--add-section", s.name+"="+s.path, "--change-section-vma", fmt.Sprintf("%s=%#x", s.name, next))
+			next = pageAlign(next + uint64(info.Size()))
+		}
+		unsigned := filepath.Join(dir, "unsigned.efi")
+		r.run(dir, nil, "objcopy", append(args, efiStub, unsigned)...)
+		if u.Unsigned {
+			r.fatal(os.Rename(unsigned, out), "UKI")
+			return
+		}
+		key := filepath.Join(dir, "key.pem")
+		r.run(dir, nil, "openssl", "rsa", "-in", snakeOilKey, "-passin", "pass:snakeoil", "-out", key)
+		r.run(dir, nil, "sbsign", "--key", key, "--cert", snakeOilCert, "--output", out, unsigned)
+	})
+}
+
+func pageAlign(n uint64) uint64 { return (n + 4095) &^ 4095 }
+
+func (r *Rig) endOfImage(path string) uint64 {
+	r.t.Helper()
+	f, err := pe.Open(path)
+	r.fatal(err, "EFI stub (package systemd-boot-efi)")
+	defer f.Close()
+	header, ok := f.OptionalHeader.(*pe.OptionalHeader64)
+	if !ok {
+		r.t.Fatalf("%s is no 64-bit image", path)
+	}
+	var end uint64
+	for _, s := range f.Sections {
+		end = max(end, header.ImageBase+uint64(s.VirtualAddress)+uint64(s.VirtualSize))
+	}
+	return pageAlign(end)
+}
+
+// esp makes a FAT file system with the image where firmware looks for it.
+func (r *Rig) esp(u UKI) string {
+	r.t.Helper()
+	image := r.BuildUKI(u)
+	names := make([]string, 0, len(u.Credentials))
+	for name := range u.Credentials {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	in := r.inputs("esp").file(image)
+	for _, name := range names {
+		in.text(name, u.Credentials[name])
+	}
+	return r.cached("esp", "EFI system partition", in, func(out string) {
+		info, err := os.Stat(image)
+		r.fatal(err, "ESP")
+		r.fatal(os.WriteFile(out, nil, 0o644), "ESP")
+		// FAT32 wants 65525 clusters at least: never below 40 MiB.
+		r.fatal(os.Truncate(out, max(info.Size()+16<<20, 64<<20)), "ESP")
+		r.run(r.dir, nil, "mkfs.vfat", "-F", "32", "-n", "ESP", out)
+		dirs := []string{"::/EFI", "::/EFI/BOOT"}
+		if len(names) > 0 {
+			dirs = append(dirs, "::/EFI/BOOT/BOOTX64.EFI.extra.d")
+		}
+		r.run(r.dir, nil, "mmd", append([]string{"-i", out}, dirs...)...)
+		r.run(r.dir, nil, "mcopy", "-i", out, image, "::/EFI/BOOT/BOOTX64.EFI")
+		for _, name := range names {
+			path := filepath.Join(r.dir, name+".cred")
+			r.fatal(os.WriteFile(path, []byte(u.Credentials[name]), 0o644), "ESP")
+			r.run(r.dir, nil, "mcopy", "-i", out, path, "::/EFI/BOOT/BOOTX64.EFI.extra.d/"+filepath.Base(path))
+		}
+	})
+}
+

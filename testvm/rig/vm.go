@@ -1,0 +1,295 @@
+package rig
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+)
+
+// BootTimeout is how long a machine may take to its end. An idle host needs 12
+// to 25 seconds.
+const BootTimeout = 4 * time.Minute
+
+// VM says what to boot. The zero value is a machine without a TPM and without a
+// config, with the agent in its initramfs, started by SeaBIOS.
+type VM struct {
+	// Name appears in file names and progress lines; "node" if empty.
+	Name   string
+	TPM    *TPM
+	Initrd Initrd
+	// Pointer is the platform's pointer config, given by fw_cfg.
+	Pointer []byte
+	// Cmdline is added to the kernel's command line.
+	Cmdline string
+	// Root holds more files for the root disk: path to content.
+	Root map[string]string
+	// UKI boots through OVMF from an EFI system partition instead.
+	UKI *UKI
+	// SecureBoot turns it on, with the snake-oil keys; only with UKI.
+	SecureBoot bool
+	// OnLine is called with each line of the console.
+	OnLine func(string)
+}
+
+// Node is a machine that was started.
+type Node struct {
+	r       *Rig
+	name    string
+	dir     string
+	overlay string
+	onLine  func(string)
+
+	cmd   *exec.Cmd
+	ended chan struct{}
+
+	mu      sync.Mutex
+	console []string
+	changed chan struct{}
+}
+
+// cmdline is what every machine boots with. rd.shell=0: where a person would
+// get an emergency shell, the machine restarts, as CoreOS does after a while.
+const cmdline = "console=ttyS0 root=LABEL=root rw ignition.firstboot=1 ignition.platform.id=qemu " +
+	"rd.neednet=1 rd.shell=0 rd.emergency=reboot panic=-1"
+
+// Boot starts a machine.
+func (r *Rig) Boot(vm VM) *Node {
+	r.t.Helper()
+	r.machines++
+	if vm.Name == "" {
+		vm.Name = "node"
+	}
+	n := &Node{
+		r: r, name: fmt.Sprintf("%s-%d", vm.Name, r.machines), dir: filepath.Join(r.dir, fmt.Sprintf("vm%d", r.machines)),
+		onLine: vm.OnLine, ended: make(chan struct{}), changed: make(chan struct{}),
+	}
+	r.fatal(os.Mkdir(n.dir, 0o755), "machine")
+	kernel, _ := r.Kernel()
+	root := r.rootDisk(vm.Root)
+	n.overlay = filepath.Join(n.dir, "root.qcow2")
+	r.run(n.dir, nil, "qemu-img", "create", "-q", "-f", "qcow2", "-b", root, "-F", "raw", n.overlay)
+
+	machine := "q35"
+	args := []string{
+		"-accel", "tcg,tb-size=256", "-cpu", "max", "-smp", "2", "-m", "640",
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-device", "virtio-rng-pci",
+		"-drive", "if=none,id=root,format=qcow2,cache=unsafe,file=" + n.overlay,
+		"-device", "virtio-blk-pci,drive=root",
+		"-netdev", "user,id=net", "-device", "virtio-net-pci,romfile=,netdev=net",
+		"-serial", "stdio", "-serial", "file:" + n.path("journal.log"), "-serial", "file:" + n.path("probe.log"),
+	}
+	if vm.Pointer != nil {
+		r.fatal(os.WriteFile(n.path("pointer.ign"), vm.Pointer, 0o644), "pointer config")
+		args = append(args, "-fw_cfg", "name=opt/com.coreos/config,file="+n.path("pointer.ign"))
+	}
+	if vm.UKI != nil {
+		firmware, options := n.firmware(vm.SecureBoot)
+		machine += options
+		args = append(args, firmware...)
+		args = append(args, "-drive", "if=none,id=esp,format=raw,cache=unsafe,snapshot=on,file="+r.esp(*vm.UKI),
+			"-device", "virtio-blk-pci,drive=esp,bootindex=0")
+		if vm.Cmdline != "" {
+			r.t.Fatalf("a unified kernel image has its command line inside: use UKI.Cmdline")
+		}
+	} else {
+		line := cmdline
+		if vm.Cmdline != "" {
+			line += " " + vm.Cmdline
+		}
+		args = append(args, "-kernel", kernel, "-initrd", r.Build(vm.Initrd), "-append", line)
+	}
+	if vm.TPM != nil {
+		socket := n.path("tpm")
+		vm.TPM.start(socket)
+		args = append(args, "-chardev", "socket,id=tpm,path="+socket,
+			"-tpmdev", "emulator,id=tpm0,chardev=tpm", "-device", "tpm-tis,tpmdev=tpm0")
+	}
+	n.start(append([]string{"-machine", machine}, args...))
+	r.progress("%s started", n.name)
+	return n
+}
+
+func (n *Node) path(name string) string { return filepath.Join(n.dir, n.name+"-"+name) }
+
+func (n *Node) start(args []string) {
+	n.r.t.Helper()
+	n.cmd = exec.Command("qemu-system-x86_64", args...)
+	stdout, err := n.cmd.StdoutPipe()
+	n.r.fatal(err, "QEMU")
+	errlog, err := os.Create(n.path("qemu.log"))
+	n.r.fatal(err, "QEMU")
+	n.cmd.Stderr = errlog
+	for _, name := range []string{"console.log", "journal.log", "qemu.log"} {
+		n.r.keep(n.path(name))
+	}
+	n.r.fatal(n.cmd.Start(), "QEMU")
+	n.r.t.Cleanup(n.Kill)
+	go func() {
+		defer close(n.ended)
+		defer errlog.Close()
+		n.read(stdout)
+		if err := n.cmd.Wait(); err != nil {
+			n.add("rig: QEMU ended: " + err.Error())
+		}
+	}()
+}
+
+// escape is what a terminal would swallow.
+var escape = regexp.MustCompile("\x1b(\\[[0-9;?]*[a-zA-Z]|[c()][0-9A-Z]?)|\r")
+
+func (n *Node) read(console io.Reader) {
+	log, err := os.Create(n.path("console.log"))
+	if err != nil {
+		n.add("rig: " + err.Error())
+		return
+	}
+	defer log.Close()
+	in := bufio.NewReader(io.TeeReader(console, log))
+	for {
+		line, err := in.ReadString('\n')
+		if line != "" {
+			n.add(escape.ReplaceAllString(strings.TrimRight(line, "\n"), ""))
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (n *Node) add(line string) {
+	if n.onLine != nil {
+		n.onLine(line)
+	}
+	n.mu.Lock()
+	n.console = append(n.console, line)
+	close(n.changed)
+	n.changed = make(chan struct{})
+	n.mu.Unlock()
+}
+
+func (n *Node) lines() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return append([]string(nil), n.console...)
+}
+
+// Console is everything the machine has printed so far.
+func (n *Node) Console() string { return strings.Join(n.lines(), "\n") + "\n" }
+
+// Journal is the initramfs' journal so far, as the second serial port has it.
+func (n *Node) Journal() string { return n.read1("journal.log") }
+
+// Probe is what the rig's probe (rig.probe on the command line) handed out: the
+// pointer config with the node's token, before Ignition used it.
+func (n *Node) Probe() string { return n.read1("probe.log") }
+
+func (n *Node) read1(name string) string {
+	n.r.t.Helper()
+	b, err := os.ReadFile(n.path(name))
+	n.r.fatal(err, "serial port")
+	return string(b)
+}
+
+// WaitFor waits until a console line matches, and returns that line.
+func (n *Node) WaitFor(pattern string) string {
+	n.r.t.Helper()
+	re := regexp.MustCompile(pattern)
+	deadline := time.After(BootTimeout)
+	seen := 0
+	for {
+		n.mu.Lock()
+		lines, changed := n.console[seen:], n.changed
+		n.mu.Unlock()
+		seen += len(lines)
+		for _, l := range lines {
+			if re.MatchString(l) {
+				return l
+			}
+		}
+		select {
+		case <-changed:
+		case <-n.ended:
+			n.mu.Lock()
+			rest := n.console[seen:]
+			n.mu.Unlock()
+			for _, l := range rest {
+				if re.MatchString(l) {
+					return l
+				}
+			}
+			n.r.t.Fatalf("%s ended before its console said %q; it ended with\n%s", n.name, pattern, n.tail())
+		case <-deadline:
+			n.r.t.Fatalf("%s did not say %q within %v; it said last\n%s", n.name, pattern, BootTimeout, n.tail())
+		}
+	}
+}
+
+// Wait waits until the machine has switched itself off.
+func (n *Node) Wait() {
+	n.r.t.Helper()
+	select {
+	case <-n.ended:
+	case <-time.After(BootTimeout):
+		n.Kill()
+		n.r.t.Fatalf("%s still runs after %v; it said last\n%s", n.name, BootTimeout, n.tail())
+	}
+}
+
+// Kill cuts the power.
+func (n *Node) Kill() {
+	select {
+	case <-n.ended:
+		return
+	default:
+	}
+	if err := n.cmd.Process.Kill(); err != nil {
+		n.r.t.Logf("rig: cutting the power of %s: %v", n.name, err)
+	}
+	<-n.ended
+}
+
+func (n *Node) tail() string {
+	lines := n.lines()
+	return "\t" + strings.Join(lines[max(0, len(lines)-40):], "\n\t")
+}
+
+// Said reports whether a console line matches.
+func (n *Node) Said(pattern string) bool {
+	re := regexp.MustCompile(pattern)
+	for _, l := range n.lines() {
+		if re.MatchString(l) {
+			return true
+		}
+	}
+	return false
+}
+
+// WantProvisioned waits for the end and requires that Ignition's file was there
+// when the real root came up.
+func (n *Node) WantProvisioned() {
+	n.r.t.Helper()
+	n.Wait()
+	if !n.Said(`^rig: provisioned `) || !n.Said(`^rig: done`) {
+		n.r.t.Fatalf("%s was not provisioned; it said last\n%s", n.name, n.tail())
+	}
+}
+
+// WantEmergency waits for the end and requires that the machine ended where an
+// emergency shell would be, with nothing of the config on its disk.
+func (n *Node) WantEmergency() {
+	n.r.t.Helper()
+	n.Wait()
+	if !n.Said(`^rig: emergency$`) {
+		n.r.t.Fatalf("%s did not end in an emergency; it said last\n%s", n.name, n.tail())
+	}
+	if got := n.ReadFile("/etc/provisioned"); got != "" {
+		n.r.t.Fatalf("%s has a provisioned file: %q", n.name, got)
+	}
+}
