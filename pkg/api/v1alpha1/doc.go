@@ -8,6 +8,9 @@
 // In a cluster these are objects of the Kubernetes API; a standalone verifier
 // reads the same manifests from a folder and keeps the status in its own store.
 // The zero value of every field of a spec has a documented meaning.
+//
+// +kubebuilder:object:generate=true
+// +groupName=mcs-attest.dev
 package v1alpha1
 
 import "k8s.io/apimachinery/pkg/runtime/schema"

@@ -93,8 +93,15 @@ type MachineAttestationStatus struct {
 	History []HistoryEntry `json:"history,omitempty"`
 	// report is the last failure that the machine itself told of. Untrusted.
 	Report *FailureReport `json:"report,omitempty"`
-	// challengeIDs are the answered challenges (binding Terminated), so that none is answered twice.
-	ChallengeIDs []string `json:"challengeIDs,omitempty"`
+	// challenges are the answered challenges that have not expired yet (binding
+	// Terminated), so that none is answered twice.
+	Challenges []AnsweredChallenge `json:"challenges,omitempty"`
+	// lastAttested is when the last attestation was accepted.
+	LastAttested *metav1.Time `json:"lastAttested,omitempty"`
+	// pool of the last accepted attestation.
+	Pool string `json:"pool,omitempty"`
+	// ticket is about the report ticket last issued, never the ticket itself.
+	Ticket *TicketStatus `json:"ticket,omitempty"`
 	// grantUsed is the end of the re-attestation grant that was last consumed.
 	GrantUsed *metav1.Time `json:"grantUsed,omitempty"`
 }
@@ -124,6 +131,28 @@ type TokenStatus struct {
 	Uses    int32       `json:"uses"`
 	MaxUses int32       `json:"maxUses"`
 }
+
+// TicketStatus is about the report ticket last issued.
+type TicketStatus struct {
+	ID   string `json:"id"`
+	Uses int32  `json:"uses,omitempty"`
+}
+
+// AnsweredChallenge is a challenge that may not be answered again.
+type AnsweredChallenge struct {
+	ID     string      `json:"id"`
+	Expiry metav1.Time `json:"expiry"`
+}
+
+// The types of a record's conditions.
+const (
+	// ConditionAttested is true once the machine's evidence was accepted.
+	ConditionAttested = "Attested"
+	// ConditionConflict is true when another identity claimed this Machine.
+	ConditionConflict = "Conflict"
+	// ConditionFirstBootFailed is true when the machine reported a failed stage.
+	ConditionFirstBootFailed = "FirstBootFailed"
+)
 
 // HistoryEntry is one thing that happened.
 type HistoryEntry struct {

@@ -6,7 +6,6 @@ package config
 
 import (
 	"bytes"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -39,9 +38,6 @@ type Config struct {
 	// UpstreamName is the name that the upstream's certificate must have, where
 	// it differs from the host in Upstream.
 	UpstreamName string `yaml:"upstreamName,omitempty"`
-	// TerminatedKeys are hex SHA-256 hashes of the SubjectPublicKeyInfo of the
-	// front ends that may end TLS for us under the binding "terminated".
-	TerminatedKeys []string `yaml:"terminatedKeys,omitempty"`
 	// TrustedProxies are the networks whose X-Forwarded-For names the client.
 	TrustedProxies []string `yaml:"trustedProxies,omitempty"`
 	// KeyPublishDelay is how long a new key is published before it is used.
@@ -137,11 +133,6 @@ func (c *Config) check() error {
 			return fmt.Errorf("origins: %w", err)
 		}
 		c.Origins[i] = canon
-	}
-	for _, k := range c.TerminatedKeys {
-		if b, err := hex.DecodeString(k); err != nil || len(b) != 32 {
-			return fmt.Errorf("terminatedKeys: %q is not a SHA-256 hash in hex", k)
-		}
 	}
 	for _, p := range c.TrustedProxies {
 		if _, err := netip.ParsePrefix(p); err != nil {

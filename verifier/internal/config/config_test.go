@@ -37,7 +37,6 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		"origins: [\"http://a:1\"]\n":           "is not an origin",
 		ok + "orgins: [x]\n":                    "line 2: field orgins not found",
 		ok + "keyPublishDelay: soon\n":          "line 2: \"soon\" is not a duration",
-		ok + "terminatedKeys: [zz]\n":           "terminatedKeys",
 		ok + "upstream: http://x:1\n":           "upstream",
 		ok + "trustedProxies: [\"10.0.0.1\"]\n": "10.0.0.0/8",
 		ok + "keepEvidence: -1\n":               "negative",

@@ -1,0 +1,291 @@
+// Package record is the life of a Machine's record: the pure steps that take a
+// MachineAttestation from one state to the next, or refuse to.
+//
+//	            attest            fetch             join
+//	(none) ──────────▶ Attested ─────────▶ Fetched ─────────▶ Joined
+//	    │                ▲ │ same identity   │                   │
+//	    │ denied         └─┴─────────────────┘                   │ grant
+//	    ▼                            ▲                           │
+//	 Denied ─────────────────────────┴───────────────────────────┘
+//
+// First writer wins: an identity once recorded is only ever confirmed or
+// extended (DESIGN, section 19, rules 3, 4 and 13). Joined is a latch that only
+// an administrator's unexpired grant reopens (rule 11). A store applies each
+// step as one atomic change.
+package record
+
+import (
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
+)
+
+// MaxReports is how many failure reports one ticket carries.
+const MaxReports = 8
+
+// Attestation is a verdict to be recorded.
+type Attestation struct {
+	Machine       *machine.Machine
+	Identity      v1alpha1.RecordedIdentity
+	Endorsement   v1alpha1.Endorsement
+	Evidence      []v1alpha1.EvidenceSummary
+	Warnings      []string
+	Pool          string
+	TokenID       string // empty under Audit
+	TokenExpiry   time.Time
+	TokenUses     int32
+	TicketID      string
+	ChallengeID   string // set under the binding "terminated"
+	ChallengeEnds time.Time
+	CorrelationID string
+}
+
+// minInterval is how soon after an attestation the same machine may have
+// another token (rule 9). A second first boot takes longer than that.
+const minInterval = 5 * time.Second
+
+// Attest records a. It refuses
+//
+//   - a quarantined Machine: Quarantined
+//   - a Machine that joined, without an unexpired grant: MachineJoined
+//   - another identity than the recorded one: IdentityConflict
+//   - a challenge that was answered before: ChallengeUsed
+//   - a second token within a few seconds: RateLimited
+//
+// rec is nil when there is no record yet.
+func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1alpha1.MachineAttestation, error) {
+	next := begin(rec, a.Machine)
+	s := &next.Status
+	if Quarantined(a.Machine) {
+		return nil, reason.Deny(reason.Quarantined, "%s/%s is quarantined", a.Machine.Namespace, a.Machine.Name)
+	}
+	if s.Phase == v1alpha1.PhaseJoined {
+		if !granted(a.Machine, s, now) {
+			return nil, reason.Deny(reason.MachineJoined, "%s/%s joined and has no grant to attest again", a.Machine.Namespace, a.Machine.Name)
+		}
+		s.GrantUsed = grantUntil(a.Machine)
+	}
+	if err := sameIdentity(s.Identity, a.Identity); err != nil {
+		return nil, err
+	}
+	if a.ChallengeID != "" {
+		if err := useChallenge(s, a, now); err != nil {
+			return nil, err
+		}
+	}
+	if s.LastAttested != nil && a.TokenID != "" && now.Sub(s.LastAttested.Time) < minInterval {
+		return nil, reason.Deny(reason.RateLimited, "attested %v ago", now.Sub(s.LastAttested.Time).Round(time.Millisecond))
+	}
+	s.Phase = v1alpha1.PhaseAttested
+	s.Identity = merge(s.Identity, a.Identity)
+	s.Endorsement, s.Evidence, s.Pool = a.Endorsement, a.Evidence, a.Pool
+	s.LastAttested = &metav1.Time{Time: now}
+	s.Token = nil
+	if a.TokenID != "" {
+		s.Token = &v1alpha1.TokenStatus{ID: a.TokenID, Pool: a.Pool, Expiry: metav1.NewTime(a.TokenExpiry), MaxUses: a.TokenUses}
+	}
+	s.Ticket = &v1alpha1.TicketStatus{ID: a.TicketID}
+	s.Report = nil
+	note(s, now, "Attested", "", a.CorrelationID, "by "+string(a.Endorsement))
+	for _, w := range a.Warnings {
+		note(s, now, "Warning", "", a.CorrelationID, w)
+	}
+	condition(s, now, v1alpha1.ConditionAttested, metav1.ConditionTrue, "Attested", "by "+string(a.Endorsement))
+	return next, nil
+}
+
+// Denied records why a Machine whose identity was proven was turned away. It
+// never changes the identity, the token or a phase beyond Denied: a denial is
+// no weapon (rule 3).
+func Denied(rec *v1alpha1.MachineAttestation, m *machine.Machine, d *reason.Denial, correlationID string, now time.Time) *v1alpha1.MachineAttestation {
+	next := begin(rec, m)
+	s := &next.Status
+	if s.Phase == "" || s.Phase == v1alpha1.PhasePending {
+		s.Phase = v1alpha1.PhaseDenied
+	}
+	// A machine that asks every few seconds for the same reason is one entry.
+	if n := len(s.History); n > 0 && s.History[n-1].Reason == d.Code.String() && now.Sub(s.History[n-1].Time.Time) < time.Minute {
+		return nil
+	}
+	text := bounded(d.Error())
+	note(s, now, "Denied", d.Code.String(), correlationID, text)
+	if s.Phase == v1alpha1.PhaseDenied {
+		condition(s, now, v1alpha1.ConditionAttested, metav1.ConditionFalse, d.Code.String(), text)
+	}
+	if d.Code == reason.IdentityConflict {
+		condition(s, now, v1alpha1.ConditionConflict, metav1.ConditionTrue, d.Code.String(), text)
+	}
+	return next
+}
+
+// Redeemable says whether the record still allows what the token says:
+//
+//   - there is a record, and the token is its live one: TokenSuperseded
+//   - it has uses left: TokenUsedUp
+//   - the Machine has not joined: MachineJoined
+//
+// The Machine's own state is the caller's to check, on its freshest view.
+func Redeemable(rec *v1alpha1.MachineAttestation, c token.Claims) error {
+	if rec == nil || rec.Status.Token == nil || rec.Status.Token.ID != c.ID {
+		return reason.Deny(reason.TokenSuperseded, "token %s is not the live token of %s", c.ID, c.Subject)
+	}
+	if rec.Status.Phase == v1alpha1.PhaseJoined {
+		return reason.Deny(reason.MachineJoined, "%s joined", c.Subject)
+	}
+	if rec.Status.Token.Uses >= rec.Status.Token.MaxUses {
+		return reason.Deny(reason.TokenUsedUp, "token %s was used %d times", c.ID, rec.Status.Token.Uses)
+	}
+	return nil
+}
+
+// Redeem takes one use of the token.
+func Redeem(rec *v1alpha1.MachineAttestation, c token.Claims, now time.Time) (*v1alpha1.MachineAttestation, error) {
+	if err := Redeemable(rec, c); err != nil {
+		return nil, err
+	}
+	next := rec.DeepCopy()
+	s := &next.Status
+	s.Token.Uses++
+	s.Phase = v1alpha1.PhaseFetched
+	note(s, now, "Fetched", "", "", "full config of pool "+c.Pool)
+	return next, nil
+}
+
+// Joined latches: the Machine is a Node.
+func Joined(rec *v1alpha1.MachineAttestation, node string, now time.Time) *v1alpha1.MachineAttestation {
+	if rec == nil || rec.Status.Phase == v1alpha1.PhaseJoined {
+		return nil
+	}
+	next := rec.DeepCopy()
+	next.Status.Phase = v1alpha1.PhaseJoined
+	next.Status.Token = nil
+	note(&next.Status, now, "Joined", "", "", "as node "+node)
+	return next
+}
+
+// Report records a failure report (rule 15). The text is untrusted and bounded.
+func Report(rec *v1alpha1.MachineAttestation, ticketID string, r v1alpha1.FailureReport, correlationID string, now time.Time) (*v1alpha1.MachineAttestation, error) {
+	if rec == nil || rec.Status.Ticket == nil || rec.Status.Ticket.ID != ticketID {
+		return nil, reason.Deny(reason.ReportTicketInvalid, "ticket %s is not the live ticket of its machine", ticketID)
+	}
+	if rec.Status.Ticket.Uses >= MaxReports {
+		return nil, reason.Deny(reason.ReportLimit, "ticket %s was used %d times", ticketID, rec.Status.Ticket.Uses)
+	}
+	next := rec.DeepCopy()
+	s := &next.Status
+	s.Ticket.Uses++
+	r.Time = metav1.NewTime(now)
+	s.Report = &r
+	note(s, now, "Failed", "", correlationID, bounded(r.Unit+": "+r.Result))
+	condition(s, now, v1alpha1.ConditionFirstBootFailed, metav1.ConditionTrue, "StageFailed", bounded(r.Unit+" failed: "+r.Result))
+	return next, nil
+}
+
+// Quarantined reports whether an administrator quarantined the Machine.
+func Quarantined(m *machine.Machine) bool {
+	return m.Enrolment != nil && m.Enrolment.Spec.Quarantined
+}
+
+func begin(rec *v1alpha1.MachineAttestation, m *machine.Machine) *v1alpha1.MachineAttestation {
+	if rec != nil {
+		return rec.DeepCopy()
+	}
+	next := &v1alpha1.MachineAttestation{}
+	next.APIVersion, next.Kind = v1alpha1.GroupVersion.String(), "MachineAttestation"
+	next.Namespace, next.Name = m.Namespace, m.Name
+	next.Status.MachineUID = m.UID
+	return next
+}
+
+// sameIdentity is rule 13: every recorded component must be present and equal.
+func sameIdentity(recorded, shown v1alpha1.RecordedIdentity) error {
+	for _, c := range []struct{ name, recorded, shown string }{
+		{"EK", recorded.EKSHA256, shown.EKSHA256},
+		{"AK", recorded.AKSHA256, shown.AKSHA256},
+		{"provider ID", recorded.ProviderID, shown.ProviderID},
+	} {
+		if c.recorded != "" && c.recorded != c.shown {
+			return reason.Deny(reason.IdentityConflict, "the recorded %s is %s, shown was %q", c.name, c.recorded, c.shown)
+		}
+	}
+	return nil
+}
+
+func merge(recorded, shown v1alpha1.RecordedIdentity) v1alpha1.RecordedIdentity {
+	if recorded.EKSHA256 == "" {
+		recorded.EKSHA256 = shown.EKSHA256
+	}
+	if recorded.AKSHA256 == "" {
+		recorded.AKSHA256 = shown.AKSHA256
+	}
+	if recorded.ProviderID == "" {
+		recorded.ProviderID = shown.ProviderID
+	}
+	return recorded
+}
+
+func grantUntil(m *machine.Machine) *metav1.Time {
+	if m.Enrolment == nil || m.Enrolment.Spec.Reattest == nil {
+		return nil
+	}
+	return &m.Enrolment.Spec.Reattest.Until
+}
+
+// maxGrant is the longest that a grant may reach into the future (rule 11).
+const maxGrant = 24 * time.Hour
+
+// granted: a grant counts once, while it lasts, and never longer than a day.
+func granted(m *machine.Machine, s *v1alpha1.MachineAttestationStatus, now time.Time) bool {
+	until := grantUntil(m)
+	return until != nil && now.Before(until.Time) && until.Sub(now) <= maxGrant &&
+		(s.GrantUsed == nil || !s.GrantUsed.Equal(until))
+}
+
+func useChallenge(s *v1alpha1.MachineAttestationStatus, a Attestation, now time.Time) error {
+	s.Challenges = slices.DeleteFunc(s.Challenges, func(c v1alpha1.AnsweredChallenge) bool { return c.Expiry.Time.Before(now) })
+	for _, c := range s.Challenges {
+		if c.ID == a.ChallengeID {
+			return reason.Deny(reason.ChallengeUsed, "challenge %s was answered before", a.ChallengeID)
+		}
+	}
+	s.Challenges = append(s.Challenges, v1alpha1.AnsweredChallenge{ID: a.ChallengeID, Expiry: metav1.NewTime(a.ChallengeEnds)})
+	return nil
+}
+
+func note(s *v1alpha1.MachineAttestationStatus, now time.Time, event, code, correlationID, message string) {
+	s.History = append(s.History, v1alpha1.HistoryEntry{
+		Time: metav1.NewTime(now), Event: event, Reason: code, CorrelationID: correlationID, Message: message,
+	})
+	if n := len(s.History) - v1alpha1.MaxHistory; n > 0 {
+		s.History = slices.Delete(s.History, 0, n)
+	}
+}
+
+func condition(s *v1alpha1.MachineAttestationStatus, now time.Time, kind string, status metav1.ConditionStatus, code, message string) {
+	c := metav1.Condition{Type: kind, Status: status, Reason: code, Message: message, LastTransitionTime: metav1.NewTime(now)}
+	for i, old := range s.Conditions {
+		if old.Type == kind {
+			if old.Status == status {
+				c.LastTransitionTime = old.LastTransitionTime
+			}
+			s.Conditions[i] = c
+			return
+		}
+	}
+	s.Conditions = append(s.Conditions, c)
+}
+
+const maxMessage = 1024
+
+func bounded(s string) string {
+	if len(s) > maxMessage {
+		return s[:maxMessage]
+	}
+	return s
+}

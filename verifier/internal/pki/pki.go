@@ -1,0 +1,118 @@
+// Package pki makes the certificates of a standalone verifier: a CA and a
+// serving certificate, as the Machine Config Server's are (ten years, one CA in
+// the pointer config), with P-256 keys.
+package pki
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+)
+
+// Validity is that of the Machine Config Server's own certificates.
+const Validity = 10 * 365 * 24 * time.Hour
+
+// backdate tolerates a node whose clock is a little behind; the agent does not
+// look at its clock at all, Ignition does.
+const backdate = 24 * time.Hour
+
+// Pair is a certificate with its key, both in PEM.
+type Pair struct {
+	Certificate []byte
+	Key         secret.Bytes
+}
+
+// NewCA makes a CA.
+func NewCA(name string, now time.Time) (Pair, error) {
+	key, template, err := begin(name, now)
+	if err != nil {
+		return Pair{}, err
+	}
+	template.IsCA, template.BasicConstraintsValid, template.MaxPathLenZero = true, true, true
+	template.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return Pair{}, fmt.Errorf("make CA: %w", err)
+	}
+	return encode(der, key)
+}
+
+// Serve makes a serving certificate for hosts, signed by ca.
+func (ca Pair) Serve(hosts []string, now time.Time) (Pair, error) {
+	issuer, err := tls.X509KeyPair(ca.Certificate, ca.Key.Expose())
+	if err != nil {
+		return Pair{}, fmt.Errorf("read CA: %w", err)
+	}
+	key, template, err := begin("mcs-attest-verifier", now)
+	if err != nil {
+		return Pair{}, err
+	}
+	template.KeyUsage = x509.KeyUsageDigitalSignature
+	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	for _, h := range hosts {
+		if ip := net.ParseIP(h); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else {
+			template.DNSNames = append(template.DNSNames, h)
+		}
+	}
+	if template.NotAfter.After(issuer.Leaf.NotAfter) {
+		template.NotAfter = issuer.Leaf.NotAfter
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, issuer.Leaf, key.Public(), issuer.PrivateKey)
+	if err != nil {
+		return Pair{}, fmt.Errorf("make serving certificate: %w", err)
+	}
+	return encode(der, key)
+}
+
+func begin(name string, now time.Time) (*ecdsa.PrivateKey, *x509.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make key: %w", err)
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return nil, nil, fmt.Errorf("make serial number: %w", err)
+	}
+	return key, &x509.Certificate{
+		SerialNumber: serial,
+		Subject:      pkix.Name{CommonName: name},
+		NotBefore:    now.Add(-backdate),
+		NotAfter:     now.Add(Validity),
+	}, nil
+}
+
+func encode(der []byte, key *ecdsa.PrivateKey) (Pair, error) {
+	raw, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return Pair{}, fmt.Errorf("encode key: %w", err)
+	}
+	return Pair{
+		Certificate: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		Key:         secret.New(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw})),
+	}, nil
+}
+
+// ParseServing reads a serving certificate and its key.
+func ParseServing(contents [][]byte) (*tls.Certificate, error) {
+	if len(contents) != 2 {
+		return nil, errors.New("a serving certificate is two files, tls.crt and tls.key")
+	}
+	c, err := tls.X509KeyPair(contents[0], contents[1])
+	if err != nil {
+		return nil, fmt.Errorf("serving certificate: %w", err)
+	}
+	return &c, nil
+}

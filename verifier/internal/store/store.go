@@ -1,0 +1,230 @@
+// Package store keeps the verifier's records in an embedded database: the
+// standalone mode's only state that is not an administrator's file.
+//
+// There are three buckets. "records" holds a MachineAttestation by the UID of
+// its Machine. "claims" holds, by the hash of an identity component, the UID
+// of the Machine that has it: one identity, one Machine (DESIGN, section 19,
+// rule 4). "pending" holds what waits for an administrator's approval.
+//
+// Every change is one transaction that is on disk when the call returns, so a
+// crash at any moment leaves the records whole and loses none that was
+// answered. Changes that come at the same time share one write.
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+var (
+	recordsBucket = []byte("records")
+	claimsBucket  = []byte("claims")
+	pendingBucket = []byte("pending")
+)
+
+// Store is the database. It is safe for concurrent use.
+type Store struct{ db *bbolt.DB }
+
+// ErrLocked says that another process, most likely a serving verifier, has the
+// database open.
+var ErrLocked = errors.New("the record database is in use by another process")
+
+// Open opens the database for writing and creates it if there is none.
+func Open(path string) (*Store, error) {
+	s, err := open(path, false)
+	if err != nil {
+		return nil, err
+	}
+	err = s.db.Update(func(tx *bbolt.Tx) error {
+		for _, b := range [][]byte{recordsBucket, claimsBucket, pendingBucket} {
+			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		_ = s.Close()
+		return nil, fmt.Errorf("prepare record database %s: %w", path, err)
+	}
+	return s, nil
+}
+
+// OpenReadOnly opens an existing database for reading.
+func OpenReadOnly(path string) (*Store, error) { return open(path, true) }
+
+func open(path string, readOnly bool) (*Store, error) {
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: 2 * time.Second, ReadOnly: readOnly})
+	if errors.Is(err, bolterrors.ErrTimeout) {
+		return nil, fmt.Errorf("%s: %w", path, ErrLocked)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open record database %s: %w", path, err)
+	}
+	db.MaxBatchDelay = 2 * time.Millisecond // what one attestation may wait for another to share its write
+	return &Store{db: db}, nil
+}
+
+// Close closes the database after the transactions under way.
+func (s *Store) Close() error { return s.db.Close() }
+
+// Record returns the record of the Machine, or nil if there is none.
+func (s *Store) Record(uid string) (*v1alpha1.MachineAttestation, error) {
+	var rec *v1alpha1.MachineAttestation
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		var err error
+		rec, err = read(tx, uid)
+		return err
+	})
+	return rec, unavailable(err)
+}
+
+// Records returns all records in the order of their UIDs.
+func (s *Store) Records() ([]*v1alpha1.MachineAttestation, error) {
+	var all []*v1alpha1.MachineAttestation
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		b := tx.Bucket(recordsBucket)
+		if b == nil {
+			return nil
+		}
+		return b.ForEach(func(k, v []byte) error {
+			rec := new(v1alpha1.MachineAttestation)
+			if err := json.Unmarshal(v, rec); err != nil {
+				return fmt.Errorf("record %s: %w", k, err)
+			}
+			all = append(all, rec)
+			return nil
+		})
+	})
+	return all, unavailable(err)
+}
+
+// Update changes the record of the Machine by change, which sees the record as
+// it is, or nil if there is none, and returns what it shall be; nil leaves it
+// unchanged. An error of change changes nothing and is returned as it is.
+// Change may be called more than once.
+func (s *Store) Update(uid string, change Change) error {
+	return s.update(uid, nil, nil, change)
+}
+
+// Change is a step of a record; see [Store.Update].
+type Change func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error)
+
+// Attest is Update that first claims every component of an identity for the
+// Machine. A component that another Machine holds is an IdentityConflict,
+// unless alive says that that Machine is gone: then its claim is released.
+func (s *Store) Attest(uid string, components []string, alive func(uid string) bool, change Change) error {
+	return s.update(uid, components, alive, change)
+}
+
+func (s *Store) update(uid string, components []string, alive func(string) bool, change Change) error {
+	var refused error
+	err := s.db.Batch(func(tx *bbolt.Tx) error {
+		refused = nil
+		rec, err := read(tx, uid)
+		if err != nil {
+			return err
+		}
+		if refused = holders(tx, uid, components, alive); refused != nil {
+			return nil
+		}
+		next, err := change(rec)
+		if err != nil || next == nil {
+			refused = err
+			return nil
+		}
+		claims := tx.Bucket(claimsBucket)
+		for _, c := range components {
+			if err := claims.Put([]byte(c), []byte(uid)); err != nil {
+				return err
+			}
+		}
+		raw, err := json.Marshal(next)
+		if err != nil {
+			return err
+		}
+		return tx.Bucket(recordsBucket).Put([]byte(uid), raw)
+	})
+	if err != nil {
+		return unavailable(err)
+	}
+	return refused
+}
+
+func holders(tx *bbolt.Tx, uid string, components []string, alive func(string) bool) error {
+	claims := tx.Bucket(claimsBucket)
+	for _, c := range components {
+		holder := string(claims.Get([]byte(c)))
+		if holder != "" && holder != uid && alive(holder) {
+			return reason.Deny(reason.IdentityConflict, "identity component %s belongs to the machine with UID %s", c, holder)
+		}
+	}
+	return nil
+}
+
+// Forget deletes the records of Machines that are gone, and their claims. It
+// returns the UIDs it deleted.
+func (s *Store) Forget(alive func(uid string) bool) ([]string, error) {
+	var gone []string
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		gone = nil
+		records, claims := tx.Bucket(recordsBucket), tx.Bucket(claimsBucket)
+		err := records.ForEach(func(k, _ []byte) error {
+			if !alive(string(k)) {
+				gone = append(gone, string(k))
+			}
+			return nil
+		})
+		if err != nil || len(gone) == 0 {
+			return err
+		}
+		for _, uid := range gone {
+			if err := records.Delete([]byte(uid)); err != nil {
+				return err
+			}
+		}
+		var stale [][]byte
+		err = claims.ForEach(func(k, v []byte) error {
+			if !alive(string(v)) {
+				stale = append(stale, append([]byte(nil), k...))
+			}
+			return nil
+		})
+		for _, k := range stale {
+			err = errors.Join(err, claims.Delete(k))
+		}
+		return err
+	})
+	return gone, unavailable(err)
+}
+
+func read(tx *bbolt.Tx, uid string) (*v1alpha1.MachineAttestation, error) {
+	b := tx.Bucket(recordsBucket)
+	if b == nil {
+		return nil, nil
+	}
+	raw := b.Get([]byte(uid))
+	if raw == nil {
+		return nil, nil
+	}
+	rec := new(v1alpha1.MachineAttestation)
+	if err := json.Unmarshal(raw, rec); err != nil {
+		return nil, fmt.Errorf("record %s: %w", uid, err)
+	}
+	return rec, nil
+}
+
+func unavailable(err error) error {
+	if err == nil {
+		return nil
+	}
+	return reason.Wrap(reason.StoreUnavailable, err, "record database")
+}
