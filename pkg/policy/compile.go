@@ -1,0 +1,402 @@
+package policy
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
+	"github.com/mcs-attest/mcs-attest/pkg/transcript"
+)
+
+// Defaults of the fields that have one beside their first enum value.
+const (
+	DefaultTokenLifetime     = 10 * time.Minute
+	DefaultTokenUses         = 3
+	DefaultChallengeLifetime = 2 * time.Minute
+	DefaultMaxMachineAge     = 2 * time.Hour // cluster-machine-approver's own window
+)
+
+// Parsed is one AttestationPolicy of a file.
+type Parsed struct {
+	v1alpha1.AttestationPolicy
+	doc *manifest.Document // nil when it did not come from a file
+}
+
+// File is a policy file's name and content.
+type File struct {
+	Name string
+	Raw  []byte
+}
+
+// Parse reads the policies of one file and checks each by itself. With an error
+// among the problems there are no policies.
+func Parse(file string, raw []byte) ([]Parsed, []manifest.Problem) {
+	docs, problems := manifest.Split(file, raw)
+	var parsed []Parsed
+	for _, doc := range docs {
+		if doc.APIVersion != v1alpha1.APIVersion || doc.Kind != v1alpha1.KindAttestationPolicy {
+			problems = append(problems, doc.Problem("kind", fmt.Sprintf("this is a %s of %s", doc.Kind, doc.APIVersion),
+				fmt.Sprintf("a policy has kind %s and apiVersion %s", v1alpha1.KindAttestationPolicy, v1alpha1.APIVersion)))
+			continue
+		}
+		p := Parsed{doc: &doc}
+		wrong := doc.Decode(&p.AttestationPolicy)
+		if len(wrong) == 0 {
+			c := check{parsed: p}
+			c.effective()
+			wrong = c.problems
+			if doc.Unquoted("spec.mode") {
+				w := doc.Problem("spec.mode", "kubectl reads an unquoted Off as a boolean", `write mode: "Off"`)
+				w.Warning = true
+				wrong = append(wrong, w)
+			}
+		}
+		problems = append(problems, wrong...)
+		parsed = append(parsed, p)
+	}
+	if manifest.Failed(problems) {
+		return nil, problems
+	}
+	return parsed, problems
+}
+
+// Check is what `policy check` prints: the problems of each file, and those between them.
+func Check(files ...File) []manifest.Problem {
+	var all []Parsed
+	var problems []manifest.Problem
+	for _, f := range files {
+		parsed, found := Parse(f.Name, f.Raw)
+		all, problems = append(all, parsed...), append(problems, found...)
+	}
+	_, found := CompileParsed(all...)
+	for _, p := range found {
+		if !slices.Contains(problems, p) {
+			problems = append(problems, p)
+		}
+	}
+	return problems
+}
+
+// Compile makes a set of policies that did not come from files.
+func Compile(policies ...v1alpha1.AttestationPolicy) (*Set, error) {
+	parsed := make([]Parsed, len(policies))
+	for i, p := range policies {
+		parsed[i] = Parsed{AttestationPolicy: p}
+	}
+	set, problems := CompileParsed(parsed...)
+	if set != nil {
+		return set, nil
+	}
+	var errs []error
+	for _, p := range problems {
+		if !p.Warning {
+			errs = append(errs, p)
+		}
+	}
+	return nil, errors.Join(errs...)
+}
+
+// CompileParsed makes the set of the policies of many files; nil if there is an
+// error among the problems.
+func CompileParsed(parsed ...Parsed) (*Set, []manifest.Problem) {
+	set := &Set{pools: map[string]Policy{}}
+	owner := map[string]check{}
+	var problems []manifest.Problem
+	for _, p := range parsed {
+		c := check{parsed: p}
+		policy := c.effective()
+		for i, pool := range c.pools() {
+			if first, ok := owner[pool]; ok {
+				c.fault(fmt.Sprintf("spec.pools[%d]", i), fmt.Sprintf("pool %q has a policy already: %s", pool, first.where()), "one policy per pool")
+				continue
+			}
+			owner[pool] = c
+			own := policy
+			own.Pool = pool
+			if pool == "*" {
+				set.any = &own
+			} else {
+				set.pools[pool] = own
+			}
+		}
+		problems = append(problems, c.problems...)
+	}
+	if manifest.Failed(problems) {
+		return nil, problems
+	}
+	return set, problems
+}
+
+// check collects the problems of one policy.
+type check struct {
+	parsed   Parsed
+	problems []manifest.Problem
+}
+
+func (c *check) fault(path, what, want string) {
+	if c.parsed.doc != nil {
+		c.problems = append(c.problems, c.parsed.doc.Problem(path, path+": "+what, want))
+		return
+	}
+	c.problems = append(c.problems, manifest.Problem{File: c.where(), What: path + ": " + what, Want: want})
+}
+
+func (c *check) warn(path, what, want string) {
+	c.fault(path, what, want)
+	c.problems[len(c.problems)-1].Warning = true
+}
+
+func (c check) where() string {
+	if doc := c.parsed.doc; doc != nil {
+		return fmt.Sprintf("%s:%d", doc.File, doc.Line(""))
+	}
+	return v1alpha1.KindAttestationPolicy + "/" + c.parsed.Name
+}
+
+func (c check) pools() []string {
+	if len(c.parsed.Spec.Pools) == 0 {
+		return []string{"*"}
+	}
+	return c.parsed.Spec.Pools
+}
+
+// effective checks a policy and fills in its defaults.
+func (c *check) effective() Policy {
+	spec := c.parsed.Spec
+	if c.parsed.Name == "" {
+		c.fault("metadata.name", "the policy has no name", "a name to find it by in status and in the audit log")
+	}
+	for i, pool := range spec.Pools {
+		if pool != "*" && !validPool(pool) {
+			c.fault(fmt.Sprintf("spec.pools[%d]", i), fmt.Sprintf("%q is not the name of a pool", pool),
+				`lower-case letters, digits, "-" and ".", as in a MachineConfigPool's name, or "*"`)
+		}
+	}
+	p := Policy{
+		Name:                   c.parsed.Name,
+		Mode:                   oneOf(c, "spec.mode", spec.Mode, v1alpha1.ModeEnforce, v1alpha1.ModeAudit, v1alpha1.ModeOff),
+		Unattested:             oneOf(c, "spec.unattested", spec.Unattested, v1alpha1.UnattestedDeny, v1alpha1.UnattestedPreApproved),
+		ProvisioningTokenAlone: spec.ProvisioningTokenAlone,
+		Binding:                oneOf(c, "spec.binding", spec.Binding, v1alpha1.BindingExporter, v1alpha1.BindingTerminated),
+		Approval:               oneOf(c, "spec.tpm2.approval", spec.TPM2.Approval, v1alpha1.ApprovalManual, v1alpha1.ApprovalFirstUse),
+		ProfileAction:          oneOf(c, "spec.tpm2.profileAction", spec.TPM2.ProfileAction, v1alpha1.ProfileEnforce, v1alpha1.ProfileWarn),
+		ReferenceValues:        slices.Clone(spec.TPM2.ReferenceValues),
+		TokenUses:              DefaultTokenUses,
+		TokenLifetime:          c.duration("spec.token.lifetime", spec.Token.Lifetime, DefaultTokenLifetime, time.Minute, time.Hour),
+		ChallengeLifetime:      c.duration("spec.challengeLifetime", spec.ChallengeLifetime, DefaultChallengeLifetime, 30*time.Second, 10*time.Minute),
+		MaxMachineAge:          c.duration("spec.maxMachineAge", spec.MaxMachineAge, DefaultMaxMachineAge, time.Minute, 0),
+	}
+	if spec.Token.Uses != 0 {
+		p.TokenUses = int(spec.Token.Uses)
+		if spec.Token.Uses < 1 || spec.Token.Uses > 10 {
+			c.fault("spec.token.uses", fmt.Sprintf("%d uses", spec.Token.Uses), "1 to 10")
+		}
+	}
+	if p.Unattested == v1alpha1.UnattestedPreApproved && p.Mode != v1alpha1.ModeEnforce {
+		c.warn("spec.unattested", fmt.Sprintf("PreApproved does nothing under mode %s", p.Mode), "it is for mode Enforce")
+	}
+	c.frontEndKeys(&p)
+	c.evidence(&p)
+	c.tpm2(&p)
+	return p
+}
+
+func (c *check) frontEndKeys(p *Policy) {
+	for i, s := range c.parsed.Spec.FrontEndKeys {
+		var key [sha256.Size]byte
+		if n, err := hex.Decode(key[:], []byte(s[:min(len(s), 2*sha256.Size)])); err != nil || n != sha256.Size || len(s) != 2*sha256.Size {
+			c.fault(fmt.Sprintf("spec.frontEndKeys[%d]", i), fmt.Sprintf("%.80q is not a SHA-256", s),
+				"64 hexadecimal digits: openssl x509 -in front.pem -noout -pubkey | openssl pkey -pubin -outform der | sha256sum")
+		}
+		p.FrontEndKeys = append(p.FrontEndKeys, key)
+	}
+	switch has := len(p.FrontEndKeys) > 0; {
+	case p.Binding == v1alpha1.BindingTerminated && !has:
+		c.fault("spec.binding", "Terminated without frontEndKeys would accept any server in between", "list the SHA-256 of the front ends' public keys")
+	case p.Binding == v1alpha1.BindingExporter && has:
+		c.fault("spec.frontEndKeys", "keys of front ends under binding Exporter", "leave them out, or set binding: Terminated")
+	}
+}
+
+func (c *check) evidence(p *Policy) {
+	alone := false
+	for i, alternative := range c.parsed.Spec.Evidence {
+		path := fmt.Sprintf("spec.evidence[%d].all", i)
+		if len(alternative.All) == 0 {
+			c.fault(path, "an empty alternative would accept everyone", "name at least one kind of evidence; to serve everyone set mode: \"Off\"")
+			continue
+		}
+		var all []evidence.Kind
+		for j, name := range alternative.All {
+			k, err := evidence.ParseKind(name)
+			at := fmt.Sprintf("%s[%d]", path, j)
+			switch {
+			case err != nil:
+				c.fault(at, fmt.Sprintf("%q is no kind of evidence", name), "one of "+allKinds())
+			case slices.Contains(all, k):
+				c.fault(at, fmt.Sprintf("%s is here twice", k), "once is enough")
+			default:
+				all = append(all, k)
+			}
+		}
+		slices.Sort(all)
+		switch {
+		case slices.Equal(all, []evidence.Kind{evidence.ProvisioningToken}):
+			alone = true
+			if !c.parsed.Spec.ProvisioningTokenAlone {
+				c.fault(path, "a shared secret alone would open this pool", "add another kind, or say provisioningTokenAlone: true as well")
+			}
+		case slices.Equal(all, []evidence.Kind{evidence.AWSIID}):
+			c.warn(path, "an instance document alone can be replayed: it has no nonce", "add tpm2 or aws-sts")
+		}
+		for j, earlier := range p.Alternatives {
+			if covers(all, earlier) {
+				c.warn(path, fmt.Sprintf("never chosen: every machine that has %s takes alternative %d", kinds(all), j), "put the larger set first")
+				break
+			}
+		}
+		p.Alternatives = append(p.Alternatives, all)
+	}
+	if len(p.Alternatives) == 0 {
+		p.Alternatives = [][]evidence.Kind{{evidence.TPM2}}
+	}
+	if c.parsed.Spec.ProvisioningTokenAlone && !alone {
+		c.fault("spec.provisioningTokenAlone", "there is no alternative that is the provisioning token alone", "add `- all: [provisioning-token]` to evidence, or leave this out")
+	}
+}
+
+func (c *check) tpm2(p *Policy) {
+	spec := c.parsed.Spec.TPM2
+	order := []v1alpha1.Endorsement{v1alpha1.EndorsementProvider, v1alpha1.EndorsementAKCertificate, v1alpha1.EndorsementEnrolled, v1alpha1.EndorsementManufacturer}
+	for i, e := range spec.Endorsements {
+		if !slices.Contains(order, e) {
+			c.fault(fmt.Sprintf("spec.tpm2.endorsements[%d]", i), fmt.Sprintf("%q is no endorsement", string(e)), "one of "+list(order))
+		}
+	}
+	for _, e := range order {
+		if slices.Contains(spec.Endorsements, e) {
+			p.Endorsements = append(p.Endorsements, e)
+		}
+	}
+	if len(spec.Endorsements) == 0 {
+		p.Endorsements = []v1alpha1.Endorsement{v1alpha1.EndorsementEnrolled}
+	}
+
+	profile, err := measuredboot.ParseProfile(spec.Profile)
+	if err == nil {
+		err = profile.Available()
+	}
+	if err != nil {
+		c.fault("spec.tpm2.profile", err.Error(), "")
+	}
+	p.Profile = profile
+
+	for i, name := range spec.Banks {
+		at := fmt.Sprintf("spec.tpm2.banks[%d]", i)
+		switch bank := bankID(name); {
+		case bank == 0:
+			c.fault(at, fmt.Sprintf("%q is not a PCR bank that can be trusted", name), "sha256 or sha384")
+		case slices.Contains(p.Banks, bank):
+			c.fault(at, fmt.Sprintf("%s is here twice", name), "once is enough")
+		default:
+			p.Banks = append(p.Banks, bank)
+		}
+	}
+	if len(spec.Banks) == 0 {
+		p.Banks = []uint16{sha256Bank, sha384Bank}
+	}
+
+	if p.Approval != v1alpha1.ApprovalFirstUse {
+		return
+	}
+	if !slices.Contains(p.Endorsements, v1alpha1.EndorsementManufacturer) {
+		c.warn("spec.tpm2.approval", "FirstUse does nothing without the endorsement manufacturer", "add it to endorsements, or leave approval out")
+		return
+	}
+	names := []evidence.Kind{evidence.AWSSTS, evidence.GCPIdentity, evidence.AzureAttested}
+	if !slices.ContainsFunc(p.Kinds(), func(k evidence.Kind) bool { return slices.Contains(names, k) }) {
+		c.warn("spec.tpm2.approval", "FirstUse never applies: nothing else in this policy's evidence names the machine, so each TPM waits for approval",
+			"add one of "+kindList(names)+" to an alternative, or leave approval out")
+	}
+}
+
+// TPM_ALG_ID of the banks (TCG Algorithm Registry, table 3).
+const (
+	sha256Bank = 0x000B
+	sha384Bank = 0x000C
+)
+
+func bankID(name string) uint16 {
+	for _, b := range []uint16{sha256Bank, sha384Bank} {
+		if transcript.BankName(b) == name {
+			return b
+		}
+	}
+	return 0
+}
+
+// oneOf reads an enum whose first value is its default.
+func oneOf[T ~string](c *check, path string, value T, values ...T) T {
+	if value == "" {
+		return values[0]
+	}
+	if !slices.Contains(values, value) {
+		c.fault(path, fmt.Sprintf("%q is not a value of this field", string(value)), "one of "+list(values))
+	}
+	return value
+}
+
+// duration reads a duration with its default and bounds; no upper bound if longest is 0.
+func (c *check) duration(path string, d metav1.Duration, def, shortest, longest time.Duration) time.Duration {
+	switch {
+	case d.Duration == 0:
+		return def
+	case d.Duration < shortest, longest != 0 && d.Duration > longest:
+		want := fmt.Sprintf("at least %s", shortest)
+		if longest != 0 {
+			want = fmt.Sprintf("%s to %s", shortest, longest)
+		}
+		c.fault(path, d.Duration.String()+" is out of bounds", want)
+	}
+	return d.Duration
+}
+
+func list[T ~string](values []T) string {
+	s := make([]string, len(values))
+	for i, v := range values {
+		s[i] = string(v)
+	}
+	return strings.Join(s, ", ")
+}
+
+func kindList(values []evidence.Kind) string {
+	s := make([]string, len(values))
+	for i, v := range values {
+		s[i] = v.String()
+	}
+	return strings.Join(s, ", ")
+}
+
+func allKinds() string {
+	var all []evidence.Kind
+	for k := evidence.TPM2; k.Valid(); k++ {
+		all = append(all, k)
+	}
+	return kindList(all)
+}
+
+// A MachineConfigPool's name is an RFC 1123 subdomain.
+var poolName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+
+func validPool(s string) bool { return len(s) <= 253 && poolName.MatchString(s) }
