@@ -146,4 +146,3 @@ func (r *Rig) esp(u UKI) string {
 		}
 	})
 }
-

@@ -1,0 +1,237 @@
+// Package dracut_test lints what goes into an initramfs without booting it.
+// What the units do is shown by testvm/scenarios.
+package dracut_test
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+const (
+	module   = "90mcs-attest"
+	ignition = "/usr/lib/dracut/modules.d/30ignition"
+)
+
+func run(t *testing.T, env []string, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	cmd.Env = append(os.Environ(), env...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+func glob(t *testing.T, pattern string) []string {
+	t.Helper()
+	found, err := filepath.Glob(pattern)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(found) == 0 {
+		t.Fatalf("nothing matches %s", pattern)
+	}
+	return found
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func write(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The archive's own tree is the subject: what image.sh lays out with the
+// module's install() is what dracut lays out.
+func unpack(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	agent := filepath.Join(dir, "agent")
+	write(t, agent, "#!/bin/sh\n")
+	run(t, nil, "./image.sh", agent, dir)
+	root := filepath.Join(dir, "root")
+	if err := os.Mkdir(root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	run(t, nil, "sh", "-c", `cd "$1" && zstd -dcq ../mcs-attest-initramfs.cpio.zst | cpio --extract --quiet --make-directories --no-preserve-owner`, "sh", root)
+	return root
+}
+
+func TestUnitsTogetherWithIgnitionsPassSystemdsOwnVerification(t *testing.T) {
+	root := unpack(t)
+	dir := filepath.Join(root, "usr/lib/systemd/system")
+	for _, unit := range append(glob(t, ignition+"/*.service"), glob(t, ignition+"/*.target")...) {
+		write(t, filepath.Join(dir, filepath.Base(unit)), read(t, unit))
+	}
+	// The programs are in the initramfs, not here.
+	programs := regexp.MustCompile(`/usr/bin/(ignition|mcs-attest-agent)\b`)
+	var units []string
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		write(t, path, programs.ReplaceAllString(read(t, path), "/bin/true"))
+		if filepath.Dir(path) == dir && strings.HasSuffix(path, ".service") {
+			units = append(units, path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := run(t, []string{"SYSTEMD_UNIT_PATH=" + dir + ":"}, "systemd-analyze",
+		append([]string{"verify", "--man=no", "--recursive-errors=yes"}, units...)...)
+	for _, line := range strings.Split(out, "\n") {
+		if strings.Contains(line, "mcs-attest") {
+			t.Errorf("systemd-analyze: %s", line)
+		}
+	}
+}
+
+// More than one OnFailure= with OnFailureJobMode=isolate: systemd refuses to
+// isolate and PID 1 freezes (coreos/ignition's units have one already).
+func TestNoDropInAddsAnOnFailure(t *testing.T) {
+	for _, path := range glob(t, module+"/*.conf") {
+		if strings.Contains(read(t, path), "\nOnFailure") {
+			t.Errorf("%s has an OnFailure=", path)
+		}
+	}
+	for _, path := range glob(t, module+"/*.service") {
+		if n := strings.Count(read(t, path), "\nOnFailure="); n > 1 {
+			t.Errorf("%s has %d OnFailure=", path, n)
+		}
+	}
+}
+
+func TestEveryIgnitionStageReportsAndOnlyTheFetchIsHeldBack(t *testing.T) {
+	dir := filepath.Join(unpack(t), "usr/lib/systemd/system")
+	for _, stage := range []string{"fetch-offline", "fetch", "kargs", "disks", "mount", "files"} {
+		drop := filepath.Join(dir, "ignition-"+stage+".service.d")
+		if !strings.Contains(read(t, filepath.Join(drop, "50-mcs-attest-report.conf")), "ExecStopPost=-/usr/bin/mcs-attest-agent report %n") {
+			t.Errorf("%s does not report", stage)
+		}
+		_, err := os.Stat(filepath.Join(drop, "50-mcs-attest-fetch.conf"))
+		if held := err == nil; held != (stage == "fetch") {
+			t.Errorf("%s: held back = %t", stage, held)
+		}
+	}
+}
+
+// Every command that runs before a shell or on a later boot may fail without
+// taking the machine with it; those of a first boot may not.
+func TestOnlyTheFirstBootDependsOnTheAgent(t *testing.T) {
+	for file, want := range map[string]string{
+		"mcs-attest-shell.conf":    "\nExecStartPre=-/usr/bin/mcs-attest-agent scrub\n",
+		"mcs-attest-report.conf":   "\nExecStopPost=-/usr/bin/mcs-attest-agent report %n\n",
+		"mcs-attest-cap.service":   "\nExecStart=/usr/bin/mcs-attest-agent scrub --cap-only\n",
+		"mcs-attest-scrub.service": "\nOnFailure=emergency.target\n",
+		"mcs-attest.service":       "\nOnFailure=emergency.target\n",
+	} {
+		if !strings.Contains(read(t, filepath.Join(module, file)), want) {
+			t.Errorf("%s lacks %q", file, strings.TrimSpace(want))
+		}
+	}
+	root := unpack(t)
+	for link, target := range map[string]string{
+		"initrd.target.wants/mcs-attest-cap.service":                 "../mcs-attest-cap.service",
+		"ignition-complete.target.requires/mcs-attest.service":       "../mcs-attest.service",
+		"ignition-complete.target.requires/mcs-attest-scrub.service": "../mcs-attest-scrub.service",
+	} {
+		got, err := os.Readlink(filepath.Join(root, "usr/lib/systemd/system", link))
+		if err != nil || got != target {
+			t.Errorf("%s -> %q, %v", link, got, err)
+		}
+	}
+}
+
+// A top-level lib/, lib64/, bin/ or sbin/ replaces the symbolic links of a
+// merged /usr, and the services of PID 1 die.
+func TestArchiveHoldsNothingOutsideUsr(t *testing.T) {
+	entries, err := os.ReadDir(unpack(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.Name() != "usr" {
+			t.Errorf("the archive has a top-level %s", e.Name())
+		}
+	}
+}
+
+func TestImagesDependOnTheirInputsAlone(t *testing.T) {
+	agent := filepath.Join(t.TempDir(), "agent")
+	write(t, agent, "#!/bin/sh\n")
+	first, second := t.TempDir(), t.TempDir()
+	run(t, nil, "./image.sh", agent, first)
+	run(t, []string{"TZ=Asia/Tokyo", "LC_ALL=C"}, "./image.sh", agent, second)
+	for _, name := range []string{"mcs-attest-initramfs.cpio.zst", "mcs-attest-dracut.tar.gz"} {
+		if !bytes.Equal([]byte(read(t, filepath.Join(first, name))), []byte(read(t, filepath.Join(second, name)))) {
+			t.Errorf("%s differs between two builds", name)
+		}
+	}
+}
+
+func TestTarballInstallsAModuleThatDracutFinds(t *testing.T) {
+	dir := t.TempDir()
+	agent := filepath.Join(dir, "agent")
+	write(t, agent, "#!/bin/sh\n")
+	run(t, nil, "./image.sh", agent, dir)
+	run(t, nil, "tar", "-C", dir, "-xzf", filepath.Join(dir, "mcs-attest-dracut.tar.gz"))
+	root := filepath.Join(dir, "image")
+	run(t, []string{"MAKEFLAGS="}, "make", "-C", filepath.Join(dir, "mcs-attest"), "install", "DESTDIR="+root)
+	for path, mode := range map[string]os.FileMode{
+		"usr/bin/mcs-attest-agent":                                 0o755,
+		"usr/lib/dracut/modules.d/90mcs-attest/module-setup.sh":    0o755,
+		"usr/lib/dracut/modules.d/90mcs-attest/mcs-attest.service": 0o644,
+		"usr/lib/dracut/dracut.conf.d/50-mcs-attest.conf":          0o644,
+	} {
+		info, err := os.Stat(filepath.Join(root, path))
+		if err != nil || info.Mode().Perm() != mode {
+			t.Errorf("%s: %v, %v", path, info, err)
+		}
+	}
+	for _, file := range glob(t, module+"/*") {
+		if _, err := os.Stat(filepath.Join(root, "usr/lib/dracut/modules.d", file)); err != nil {
+			t.Errorf("not installed: %v", err)
+		}
+	}
+}
+
+func TestShellScriptsPassShellcheck(t *testing.T) {
+	var scripts []string
+	look := func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		if info, err := d.Info(); err == nil && info.Mode()&0o111 != 0 && info.Size() < 1<<20 {
+			if first, _, _ := strings.Cut(read(t, path), "\n"); strings.HasPrefix(first, "#!") && strings.HasSuffix(first, "sh") {
+				scripts = append(scripts, path)
+			}
+		}
+		return nil
+	}
+	for _, folder := range []string{".", "../testvm"} {
+		if err := filepath.WalkDir(folder, look); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run(t, nil, "shellcheck", append([]string{"--external-sources"}, scripts...)...)
+}
