@@ -1,0 +1,97 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+)
+
+// enrolment reads one MachineAttestation and checks what can be checked without
+// the Machine.
+func enrolment(doc manifest.Document, modified time.Time) (Enrolment, []manifest.Problem) {
+	e := Enrolment{source: place{doc.File, doc.Line("")}}
+	if problems := doc.Decode(&e.MachineAttestation); len(problems) > 0 {
+		return e, problems
+	}
+	if e.CreationTimestamp.IsZero() {
+		e.CreationTimestamp = metav1.NewTime(modified)
+	}
+	var problems []manifest.Problem
+	e.check(func(path, what, want string) {
+		problems = append(problems, doc.Problem(path, path+": "+what, want))
+	})
+	return e, problems
+}
+
+// NewEnrolment takes a MachineAttestation that did not come from a file.
+func NewEnrolment(a v1alpha1.MachineAttestation) (Enrolment, error) {
+	e := Enrolment{MachineAttestation: a, source: place{file: v1alpha1.KindMachineAttestation + " " + a.Namespace + "/" + a.Name}}
+	var errs []error
+	e.check(func(path, what, want string) {
+		errs = append(errs, manifest.Problem{File: e.source.file, What: path + ": " + what, Want: want})
+	})
+	return e, errors.Join(errs...)
+}
+
+// check fills in the namespaces and reads the hashes.
+func (e *Enrolment) check(fault func(path, what, want string)) {
+	if e.Name == "" {
+		fault("metadata.name", "the object has no name", "a name to find it by in status")
+	}
+	e.Namespace = namespaceOf(e.Namespace)
+	spec := &e.Spec
+	switch ref := spec.MachineRef; {
+	case ref != nil:
+		if ref.Name == "" {
+			fault("spec.machineRef", "no name", "the name of the Machine")
+		}
+		if ref.Namespace == "" {
+			own := *ref
+			own.Namespace = e.Namespace
+			spec.MachineRef = &own
+		}
+		if spec.Pool != "" {
+			fault("spec.pool", "a pool beside a machineRef", "leave out the pool (the Machine has its own), or leave out the machineRef to make this object stand in for a Machine")
+		}
+	case spec.Pool == "":
+		fault("spec", "neither machineRef nor pool", "machineRef names the Machine; pool makes this object stand in for one")
+	case len(spec.EKSHA256) == 0 && spec.ExpectedProviderID == "":
+		fault("spec", "nothing identifies the machine", "ekSHA256 or expectedProviderID")
+	}
+	for i, s := range spec.EKSHA256 {
+		path := fmt.Sprintf("spec.ekSHA256[%d]", i)
+		h, err := ParseEKHash(s)
+		switch {
+		case err != nil:
+			fault(path, err.Error(), "the ekSHA256 that 'mcs-attest-agent identify' prints")
+		case slices.Contains(e.eks, h):
+			fault(path, "the same hash twice", "once is enough")
+		default:
+			e.eks = append(e.eks, h)
+		}
+	}
+	if spec.Reattest != nil && spec.Reattest.Until.IsZero() {
+		fault("spec.reattest", "a grant without an end", "until: a time at most 24 hours away")
+	}
+}
+
+// standIn is the Machine that a MachineAttestation without a machineRef is.
+func (e *Enrolment) standIn() Machine {
+	m := Machine{
+		APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindMachineAttestation, Namespace: e.Namespace, Name: e.Name,
+		UID: string(e.UID), Created: e.CreationTimestamp.Time, Deleting: e.DeletionTimestamp != nil,
+		ProviderID: e.Spec.ExpectedProviderID, StandIn: true, Enrolment: &e.MachineAttestation,
+		quarantined: e.Spec.Quarantined, source: e.source,
+	}
+	if m.UID == "" {
+		m.UID = stableUID(m.APIVersion, m.Kind, m.Namespace, m.Name)
+	}
+	m.addPool(e.Spec.Pool)
+	return m
+}

@@ -1,0 +1,244 @@
+package machine
+
+import (
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+)
+
+// Manifests are the objects of one file, each checked by itself.
+type Manifests struct {
+	Machines   []Machine
+	Enrolments []Enrolment
+}
+
+// Enrolment is one MachineAttestation of a file.
+type Enrolment struct {
+	v1alpha1.MachineAttestation
+	eks    []EKHash
+	source place
+}
+
+// Parse reads Machines and MachineAttestations from one file. modified is when
+// the file last changed; it is the creation time of a Machine that has none.
+// With an error among the problems there are no manifests.
+func Parse(file string, raw []byte, modified time.Time) (Manifests, []manifest.Problem) {
+	docs, problems := manifest.Split(file, raw)
+	var out Manifests
+	for _, doc := range docs {
+		group, version, _ := strings.Cut(doc.APIVersion, "/")
+		switch {
+		case group == groupMachineAPI && version == "v1beta1" && doc.Kind == "Machine":
+			m, wrong := machineAPI(doc, modified)
+			out.Machines, problems = append(out.Machines, m), append(problems, wrong...)
+		case group == groupClusterAPI && (version == "v1beta1" || version == "v1beta2") && doc.Kind == "Machine":
+			m, wrong := clusterAPI(doc, modified)
+			out.Machines, problems = append(out.Machines, m), append(problems, wrong...)
+		case doc.APIVersion == v1alpha1.APIVersion && doc.Kind == v1alpha1.KindMachineAttestation:
+			e, wrong := enrolment(doc, modified)
+			out.Enrolments, problems = append(out.Enrolments, e), append(problems, wrong...)
+		default:
+			problems = append(problems, doc.Problem("kind", fmt.Sprintf("a %s of %s does not belong here", doc.Kind, doc.APIVersion),
+				"Machine of machine.openshift.io/v1beta1 or cluster.x-k8s.io/v1beta1 or v1beta2, or MachineAttestation of "+v1alpha1.APIVersion))
+		}
+	}
+	if manifest.Failed(problems) {
+		return Manifests{}, problems
+	}
+	return out, problems
+}
+
+// common is what both kinds of Machine have in the same place.
+type common struct {
+	metav1.TypeMeta `json:",inline"`
+	Metadata        struct {
+		Name              string            `json:"name"`
+		Namespace         string            `json:"namespace"`
+		UID               string            `json:"uid"`
+		CreationTimestamp *metav1.Time      `json:"creationTimestamp"`
+		DeletionTimestamp *metav1.Time      `json:"deletionTimestamp"`
+		Labels            map[string]string `json:"labels"`
+		Annotations       map[string]string `json:"annotations"`
+	} `json:"metadata"`
+}
+
+// address of a Machine's status.
+type address struct {
+	Type    string `json:"type"`
+	Address string `json:"address"`
+}
+
+// nodeRef is Cluster API's and the Machine API's alike as far as the name goes.
+type nodeRef struct {
+	Name string `json:"name"`
+	UID  string `json:"uid"`
+}
+
+// Labels of the two Machine APIs.
+const (
+	labelRole         = "machine.openshift.io/cluster-api-machine-role"
+	labelType         = "machine.openshift.io/cluster-api-machine-type"
+	labelControlPlane = "cluster.x-k8s.io/control-plane"
+)
+
+// machineAPI reads a Machine of machine.openshift.io/v1beta1.
+func machineAPI(doc manifest.Document, modified time.Time) (Machine, []manifest.Problem) {
+	var in struct {
+		common
+		Spec struct {
+			ProviderID       *string `json:"providerID"`
+			AuthoritativeAPI string  `json:"authoritativeAPI"`
+			ProviderSpec     struct {
+				Value struct {
+					UserDataSecret struct {
+						Name string `json:"name"`
+					} `json:"userDataSecret"`
+				} `json:"value"`
+			} `json:"providerSpec"`
+		} `json:"spec"`
+		Status struct {
+			NodeRef          *nodeRef  `json:"nodeRef"`
+			Phase            *string   `json:"phase"`
+			Addresses        []address `json:"addresses"`
+			AuthoritativeAPI string    `json:"authoritativeAPI"`
+		} `json:"status"`
+	}
+	if problems := doc.DecodeKnown(&in); len(problems) > 0 {
+		return Machine{}, problems
+	}
+	m, problems := in.machine(doc, modified)
+	if in.Spec.ProviderID != nil {
+		m.ProviderID = strings.TrimSpace(*in.Spec.ProviderID)
+	}
+	if in.Status.Phase != nil {
+		m.Phase = *in.Status.Phase
+	}
+	m.finish(in.Status.NodeRef, in.Status.Addresses)
+	m.UserDataSecret = in.Spec.ProviderSpec.Value.UserDataSecret.Name
+	m.addPool(in.Metadata.Labels[labelRole])
+	m.addPool(in.Metadata.Labels[labelType])
+	m.authority = authorityMachineAPI
+	for _, a := range []string{in.Spec.AuthoritativeAPI, in.Status.AuthoritativeAPI} {
+		if a != "" {
+			m.authority = a
+		}
+	}
+	return m, problems
+}
+
+// clusterAPI reads a Machine of cluster.x-k8s.io.
+func clusterAPI(doc manifest.Document, modified time.Time) (Machine, []manifest.Problem) {
+	var in struct {
+		common
+		Spec struct {
+			ProviderID string `json:"providerID"`
+			Bootstrap  struct {
+				DataSecretName *string `json:"dataSecretName"`
+			} `json:"bootstrap"`
+		} `json:"spec"`
+		Status struct {
+			NodeRef   *nodeRef  `json:"nodeRef"`
+			Phase     string    `json:"phase"`
+			Addresses []address `json:"addresses"`
+		} `json:"status"`
+	}
+	if problems := doc.DecodeKnown(&in); len(problems) > 0 {
+		return Machine{}, problems
+	}
+	m, problems := in.machine(doc, modified)
+	m.ProviderID = strings.TrimSpace(in.Spec.ProviderID)
+	m.Phase = in.Status.Phase
+	m.finish(in.Status.NodeRef, in.Status.Addresses)
+	if in.Spec.Bootstrap.DataSecretName != nil {
+		m.UserDataSecret = *in.Spec.Bootstrap.DataSecretName
+	}
+	// The label counts by its presence; its value is usually empty.
+	if _, ok := in.Metadata.Labels[labelControlPlane]; ok {
+		m.addPool("master")
+	} else {
+		m.addPool("worker")
+	}
+	return m, problems
+}
+
+// machine takes over the metadata.
+func (c *common) machine(doc manifest.Document, modified time.Time) (Machine, []manifest.Problem) {
+	var problems []manifest.Problem
+	if c.Metadata.Name == "" {
+		problems = append(problems, doc.Problem("metadata", "the Machine has no name", "metadata.name"))
+	}
+	m := Machine{
+		APIVersion: c.APIVersion, Kind: c.Kind, Namespace: namespaceOf(c.Metadata.Namespace), Name: c.Metadata.Name,
+		UID: c.Metadata.UID, Created: modified, Deleting: c.Metadata.DeletionTimestamp != nil,
+		source: place{doc.File, doc.Line("")},
+	}
+	if c.Metadata.CreationTimestamp != nil && !c.Metadata.CreationTimestamp.IsZero() {
+		m.Created = c.Metadata.CreationTimestamp.Time
+	}
+	if m.UID == "" {
+		m.UID = stableUID(m.APIVersion, m.Kind, m.Namespace, m.Name)
+	}
+	m.addPool(c.Metadata.Annotations[v1alpha1.AnnotationPool])
+	if list, ok := c.Metadata.Annotations[v1alpha1.AnnotationEKSHA256]; ok {
+		path := "metadata.annotations." + v1alpha1.AnnotationEKSHA256
+		for _, s := range strings.Split(list, ",") {
+			h, err := ParseEKHash(strings.TrimSpace(s))
+			if err != nil {
+				problems = append(problems, doc.Problem(path, v1alpha1.AnnotationEKSHA256+": "+err.Error(),
+					"the ekSHA256 that 'mcs-attest-agent identify' prints; several separated by commas"))
+				continue
+			}
+			m.addEK(h)
+		}
+	}
+	return m, problems
+}
+
+// finish takes over the status.
+func (m *Machine) finish(ref *nodeRef, addresses []address) {
+	if ref != nil {
+		// A reference without a name is still a reference: joined is a latch.
+		m.NodeRef = ref.Name
+		if m.NodeRef == "" {
+			m.NodeRef = "(unnamed)"
+		}
+	}
+	if m.Phase == "Deleting" || m.Phase == "Deleted" {
+		m.Deleting = true
+	}
+	for _, a := range addresses {
+		switch a.Type {
+		case "InternalDNS":
+			m.InternalDNS = append(m.InternalDNS, a.Address)
+		case "InternalIP", "ExternalIP":
+			m.Addresses = append(m.Addresses, a.Address)
+		}
+	}
+}
+
+func (m *Machine) addPool(pool string) {
+	if i, found := slices.BinarySearch(m.Pools, pool); pool != "" && !found {
+		m.Pools = slices.Insert(m.Pools, i, pool)
+	}
+}
+
+func (m *Machine) addEK(h EKHash) {
+	s := hex.EncodeToString(h[:])
+	if i, found := slices.BinarySearch(m.EKSHA256, s); !found {
+		m.EKSHA256 = slices.Insert(m.EKSHA256, i, s)
+	}
+}
+
+func namespaceOf(ns string) string {
+	if ns == "" {
+		return "default"
+	}
+	return ns
+}
