@@ -1,0 +1,221 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/client"
+	"github.com/mcs-attest/mcs-attest/agent/internal/delivery"
+	"github.com/mcs-attest/mcs-attest/agent/internal/failure"
+	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
+	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
+	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+)
+
+func (a *agent) attest() *cobra.Command {
+	return &cobra.Command{
+		Use:   "attest",
+		Short: "Attest to the server that the pointer config names, and deliver the token",
+		Long: `attest finds the pointer config as Ignition would, attests to each Machine Config
+Server that it names, and leaves under the run directory a copy of the pointer
+config with the token, for ignition-fetch.service to read.
+
+It tries for as long as there is hope. It changes nothing and exits with 0 if
+the pointer config names no Machine Config Server, or one that does not attest.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.runAttest(cmd.Context()) },
+	}
+}
+
+func (a *agent) runAttest(ctx context.Context) error {
+	machine, err := platform.New(a.paths, os.Getenv("PLATFORM_ID"))
+	if err != nil {
+		return err
+	}
+	switch word, _ := machine.Cmdline.Last("mcs-attest"); word {
+	case "off":
+		a.console.Step("off, by kernel argument")
+		return nil
+	case "require":
+		err := a.attestMachine(ctx, machine)
+		var left *leftAlone
+		if errors.As(err, &left) {
+			return hinted{fmt.Errorf("%w, but the kernel argument mcs-attest=require wants an attestation", left), "remove mcs-attest=require, or point the machine at a server that attests"}
+		}
+		return err
+	default:
+		err := a.attestMachine(ctx, machine)
+		var left *leftAlone
+		if errors.As(err, &left) {
+			a.console.Step("%v", left)
+			return nil
+		}
+		return err
+	}
+}
+
+// leftAlone is the reason why there is nothing to attest to.
+type leftAlone struct{ why error }
+
+func (l *leftAlone) Error() string { return l.why.Error() }
+
+// nothing says in one go why the pointer config stays as it is.
+func nothing(format string, a ...any) error { return &leftAlone{fmt.Errorf(format, a...)} }
+
+func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) error {
+	data, err := machine.Find(ctx)
+	switch {
+	case errors.Is(err, platform.ErrNone), errors.Is(err, platform.ErrUnsupported):
+		return nothing("nothing to attest to: %w", err)
+	case err != nil:
+		// Ignition reads the same place next, and says in full what is wrong.
+		return nothing("the pointer config cannot be read: %w", err)
+	}
+	config, err := pointer.Parse(data.Raw)
+	if err != nil {
+		return nothing("the pointer config (%s) is left to Ignition: %w", data.From, err)
+	}
+	targets, err := a.targets(config)
+	if err != nil {
+		return err
+	}
+	if len(targets) == 0 {
+		return nothing("the pointer config (%s) names no Machine Config Server", data.From)
+	}
+	authorities, err := config.CertificateAuthorities()
+	if err != nil {
+		return nothing("the pointer config (%s): %w", data.From, err)
+	}
+	if len(authorities) == 0 {
+		return nothing("the pointer config (%s) names no certificate authority, so there is no verifier to trust", data.From)
+	}
+	f := &flow.Flow{
+		Console:  a.console,
+		EventLog: a.eventLog,
+		Claims:   flow.Claims(a.paths, machine.ID),
+		Version:  agentVersion(),
+		Dialer:   client.NewDialer(authorities),
+	}
+	word, _ := machine.Cmdline.Last("mcs-attest.ek")
+	tpm, err := a.openTPM(attester.Key(word))
+	if err != nil {
+		f.NoTPM = err
+		a.console.Step("no TPM evidence: %v", err)
+	} else {
+		f.TPM = tpm
+		defer func() { _ = tpm.close() }()
+		id := tpm.Identity()
+		a.console.Step("TPM ready: endorsement key %s %x", id.EKType, id.EKSPKI)
+	}
+	out, granted := data.Raw, false
+	for _, t := range targets {
+		note := failure.Note{Origin: t.Origin, Authorities: failure.Encode(authorities)}
+		if err := failure.Save(a.paths, note); err != nil {
+			return err
+		}
+		grant, err := f.Run(ctx, t)
+		var left *flow.LeftAlone
+		if errors.As(err, &left) {
+			if !left.Ticket.Empty() {
+				note.Ticket = string(left.Ticket.Expose())
+				if err := failure.Save(a.paths, note); err != nil {
+					return err
+				}
+			}
+			if left.NoVerifier {
+				err = nothing("%s: %w", t.Origin, left)
+				if len(targets) == 1 {
+					return err
+				}
+			}
+			a.console.Step("%s: %v", t.Origin, left)
+			continue
+		}
+		if err != nil {
+			return hinted{err, advice(err)}
+		}
+		note.Ticket = string(grant.Ticket.Expose())
+		if err := failure.Save(a.paths, note); err != nil {
+			return err
+		}
+		again, err := pointer.Parse(out)
+		if err != nil {
+			return err
+		}
+		if out, err = again.AddBearer(t.Origin, t.Pool, grant.Token); err != nil {
+			return err
+		}
+		granted = true
+	}
+	if !granted {
+		return nil
+	}
+	d := delivery.Delivery{Pointer: out}
+	if line, changed := machine.Cmdline.Masked(); changed {
+		d.MaskedCmdline = line
+	}
+	if err := delivery.Write(a.paths, d); err != nil {
+		return err
+	}
+	a.console.Step("delivered the pointer config with the token to Ignition")
+	return nil
+}
+
+// targets are the https servers to attest to, each once.
+func (a *agent) targets(config *pointer.Config) ([]flow.Target, error) {
+	var out []flow.Target
+	seen := map[string]string{} // origin to pool
+	for _, s := range config.Sources() {
+		if !s.Secure {
+			a.console.Step("%s is plain http: no token goes there", s.Where)
+			continue
+		}
+		pool, ok := seen[s.Origin]
+		if ok && pool != s.Pool {
+			return nil, fmt.Errorf("the pointer config wants pools %q and %q from one server; a machine has one", pool, s.Pool)
+		}
+		if !ok {
+			seen[s.Origin] = s.Pool
+			out = append(out, flow.Target{Origin: s.Origin, Pool: s.Pool, URL: s.URL})
+		}
+	}
+	return out, nil
+}
+
+// agentVersion is the contract's "name/version".
+func agentVersion() string {
+	v := "mcs-attest-agent/" + version()
+	return v[:min(len(v), 64)]
+}
+
+var hints = map[mcsattestv1.DenialClass]string{
+	mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED: "agent and verifier may be of versions that do not fit; on the cluster, look up the correlation id in the verifier's audit log",
+	mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE: "boot again; if it stays, look up the correlation id in the verifier's audit log",
+	mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE:  "this machine's TPM or boot chain is not what the cluster expects: on the cluster, mcs-attest-verifier explain shows what was seen",
+	mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE:   "the cluster has no machine for this identity: mcs-attest-agent identify prints it, mcs-attest-verifier enroll takes it",
+	mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN:     "look up the correlation id in the verifier's audit log",
+}
+
+// advice is the hint for a final error.
+func advice(err error) string {
+	var denied *client.Denied
+	var missing *flow.MissingEvidence
+	switch {
+	case errors.As(err, &denied):
+		return hints[denied.Class]
+	case errors.Is(err, attester.ErrEndorsementOwned):
+		return "clear the TPM in the firmware's setup"
+	case errors.Is(err, tpmdev.ErrAbsent):
+		return "enable the TPM in the firmware's setup, or give the virtual machine one"
+	case errors.As(err, &missing):
+		return "the pool's AttestationPolicy says what is required"
+	}
+	return ""
+}

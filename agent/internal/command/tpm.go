@@ -1,0 +1,74 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/google/go-tpm/tpm2/transport"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
+)
+
+// maxEventLog is the contract's bound.
+const maxEventLog = 256 << 10
+
+// machineTPM is an open TPM with its keys.
+type machineTPM struct {
+	*attester.Attester
+	device transport.TPMCloser
+	retry  *attester.Retrying
+}
+
+func (a *agent) openTPM(key attester.Key) (*machineTPM, error) {
+	device, err := tpmdev.Open(a.paths.TPM)
+	if err != nil {
+		return nil, err
+	}
+	retry := attester.NewRetrying(device, nil)
+	keys, err := attester.Open(retry, attester.Options{Key: key, Banks: a.banks()})
+	if err != nil {
+		return nil, errors.Join(err, device.Close())
+	}
+	return &machineTPM{keys, device, retry}, nil
+}
+
+func (m *machineTPM) close() error { return errors.Join(m.Close(), m.device.Close()) }
+
+// sysfsBanks are the kernel's names of PCR banks.
+var sysfsBanks = []struct {
+	dir string
+	alg uint16 // TPM_ALG_ID
+}{{"pcr-sha1", 0x0004}, {"pcr-sha256", 0x000B}, {"pcr-sha384", 0x000C}, {"pcr-sha512", 0x000D}}
+
+// banks are those that the kernel shows; nil if it shows none, so that the TPM
+// is asked. It saves a command.
+func (a *agent) banks() []uint16 {
+	var banks []uint16
+	for _, b := range sysfsBanks {
+		if _, err := os.Stat(filepath.Join(a.paths.TPMSysfs, b.dir, "23")); err == nil {
+			banks = append(banks, b.alg)
+		}
+	}
+	return banks
+}
+
+// eventLog reads the firmware's measurements; the kernel says its size is 0.
+func (a *agent) eventLog() ([]byte, error) {
+	f, err := os.Open(a.paths.EventLog)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	log, err := io.ReadAll(io.LimitReader(f, maxEventLog+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(log) > maxEventLog {
+		return nil, fmt.Errorf("it has more than %d bytes", maxEventLog)
+	}
+	return log, nil
+}

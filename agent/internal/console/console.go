@@ -1,0 +1,56 @@
+// Package console writes what a person reads on the machine's console while it
+// boots: one line for each step, "error:" for what stopped it and "hint:" for
+// what to do about it. Nothing secret and nothing unbounded is printed.
+package console
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+// maxLine bounds a line: a server's words can be among them.
+const maxLine = 300
+
+// Console is where the lines go. The zero value discards them.
+type Console struct {
+	Out, Err io.Writer
+	last     string
+}
+
+// Step prints one step. A step that is the same as the one before is not
+// printed again, so that waiting does not fill the console.
+func (c *Console) Step(format string, a ...any) {
+	line := clean(fmt.Sprintf(format, a...))
+	if c.Out == nil || line == c.last {
+		return
+	}
+	c.last = line
+	_, _ = fmt.Fprintf(c.Out, "mcs-attest: %s\n", line)
+}
+
+// Error prints what went wrong and, if there is one, a hint.
+func (c *Console) Error(err error, hint string) {
+	if c.Err == nil {
+		return
+	}
+	_, _ = fmt.Fprintf(c.Err, "error: %s\n", clean(err.Error()))
+	if hint != "" {
+		_, _ = fmt.Fprintf(c.Err, "hint: %s\n", clean(hint))
+	}
+}
+
+// clean keeps a line to one line of printable text.
+func clean(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(s, "?"))
+	s = strings.Join(strings.Fields(s), " ")
+	if len(s) > maxLine {
+		s = strings.ToValidUTF8(s[:maxLine], "") + "..."
+	}
+	return s
+}

@@ -1,0 +1,127 @@
+// Package delivery hands a changed pointer config to an unpatched Ignition and
+// takes it away again.
+//
+// Everything is under the agent's own folder (/run/mcs-attest, mode 0700):
+//
+//	ignition/user.ign         the pointer config with the token, mode 0600
+//	ignition/base.d           -> the runtime folder's, so that nothing is lost
+//	ignition-system/...       the same for Ignition before 2.27, which knows one folder
+//	ignition.env              read by a drop-in of ignition-fetch.service alone
+//	cmdline                   the kernel command line without ignition.config.*
+//
+// Ignition prefers a user.ign to the platform's user data, and a kernel argument
+// to both. Two environment variables say where user.ign is: 2.27 and later look
+// into IGNITION_SYSTEM_RUNTIME_CONFIG_DIR first, earlier ones know only
+// IGNITION_SYSTEM_CONFIG_DIR. The folders of base configs that they name too
+// are linked to what Ignition would have found without them.
+//
+// Each file appears whole or not at all: an empty user.ign would make Ignition
+// provision an empty machine, without an error.
+package delivery
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
+)
+
+const (
+	runtimeDir = "ignition"
+	systemDir  = "ignition-system"
+	userIgn    = "user.ign"
+	envFile    = "ignition.env"
+	cmdline    = "cmdline"
+)
+
+// Delivery is what Ignition will read. MaskedCmdline is empty if the command
+// line names no config.
+type Delivery struct {
+	Pointer       []byte
+	MaskedCmdline string
+}
+
+// Write puts d in place; ignition.env, without which Ignition sees nothing of
+// it, comes last.
+func Write(p paths.Paths, d Delivery) error {
+	if len(d.Pointer) == 0 {
+		return errors.New("refusing to deliver an empty config")
+	}
+	for _, dir := range []struct{ own, standard string }{
+		{runtimeDir, p.IgnitionRuntime},
+		{systemDir, p.IgnitionSystem},
+	} {
+		if err := os.MkdirAll(p.Own(dir.own), 0o700); err != nil {
+			return fmt.Errorf("delivering the config: %w", err)
+		}
+		for _, base := range []string{"base.d", "base.platform.d"} {
+			// A link that leads nowhere is to Ignition a folder that is not there.
+			if err := link(filepath.Join(dir.standard, base), p.Own(dir.own, base)); err != nil {
+				return fmt.Errorf("delivering the config: %w", err)
+			}
+		}
+	}
+	if err := WriteFile(p.Own(runtimeDir, userIgn), d.Pointer); err != nil {
+		return err
+	}
+	if err := link(p.Own(runtimeDir, userIgn), p.Own(systemDir, userIgn)); err != nil {
+		return fmt.Errorf("delivering the config: %w", err)
+	}
+	if d.MaskedCmdline != "" {
+		if err := WriteFile(p.Own(cmdline), []byte(d.MaskedCmdline)); err != nil {
+			return err
+		}
+	}
+	env := fmt.Sprintf("IGNITION_SYSTEM_RUNTIME_CONFIG_DIR=%s\nIGNITION_SYSTEM_CONFIG_DIR=%s\n", p.Own(runtimeDir), p.Own(systemDir))
+	return WriteFile(p.Own(envFile), []byte(env))
+}
+
+// Remove deletes what Write made. What is not there is no error.
+func Remove(p paths.Paths) error {
+	var errs []error
+	for _, name := range []string{envFile, cmdline, runtimeDir, systemDir} {
+		errs = append(errs, os.RemoveAll(p.Own(name)))
+	}
+	return errors.Join(errs...)
+}
+
+// Delivered is the config that was written, nil if there is none.
+func Delivered(p paths.Paths) ([]byte, error) {
+	raw, err := os.ReadFile(p.Own(runtimeDir, userIgn))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return raw, err
+}
+
+// WriteFile writes a file of mode 0600 whole: into a temporary file beside it,
+// which then takes its name.
+func WriteFile(file string, content []byte) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("writing %s: %w", file, err)
+		}
+	}()
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(file), ".tmp-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return os.Rename(f.Name(), file)
+}
+
+func link(target, name string) error {
+	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.Symlink(target, name)
+}

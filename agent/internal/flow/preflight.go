@@ -1,0 +1,72 @@
+package flow
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/client"
+)
+
+// gateRefusal: the gate said no to a token that the verifier just made.
+type gateRefusal struct{ status int }
+
+func (g *gateRefusal) Error() string {
+	return fmt.Sprintf("the gate refused the token with HTTP status %d", g.status)
+}
+
+// errStale: half of the token's life went by; a new one is wanted.
+type errStale struct{ last error }
+
+func (e errStale) Error() string { return fmt.Sprintf("%v; the token is half-way to its end", e.last) }
+
+// preflight asks the gate with HEAD until it takes the token. HEAD costs no use
+// of the token.
+func (f *Flow) preflight(ctx context.Context, t Target, g *grant) error {
+	httpClient := f.Dialer.HTTPClient()
+	// A redirect would carry the token elsewhere.
+	httpClient.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	defer httpClient.CloseIdleConnections()
+	for pause := firstPause; ; pause = min(2*pause, maxPause) {
+		again, err := f.head(ctx, httpClient, t, g)
+		if err == nil || !again {
+			return err
+		}
+		if g.lifetime > 0 && f.now()-g.since > g.lifetime/2 {
+			return errStale{err}
+		}
+		f.Console.Step("%v; trying again", err)
+		if err := f.sleep(ctx, pause); err != nil {
+			return err
+		}
+	}
+}
+
+// head is one request; again says whether the answer may change with time.
+func (f *Flow) head(ctx context.Context, httpClient *http.Client, t Target, g *grant) (again bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodHead, t.URL, nil)
+	if err != nil {
+		return false, final{fmt.Errorf("the pointer config's source: %w", client.Plain(err))}
+	}
+	req.Header.Set("Authorization", "Bearer "+string(g.Token.Expose()))
+	req.Header.Set("Accept", client.IgnitionAccept)
+	resp, err := httpClient.Do(req)
+	if err != nil {
+		return true, fmt.Errorf("asking the gate: %w", client.Plain(err))
+	}
+	_ = resp.Body.Close()
+	switch code := resp.StatusCode; {
+	case code == http.StatusOK:
+		f.Console.Step("the gate takes the token; Ignition may fetch the config")
+		return false, nil
+	case code >= 500:
+		return true, fmt.Errorf("the gate answered HTTP status %d", code)
+	case code >= 300 && code < 400:
+		return false, final{fmt.Errorf("the gate answered with a redirect (HTTP status %d)", code)}
+	default:
+		return false, &gateRefusal{code}
+	}
+}

@@ -1,0 +1,63 @@
+// Package paths names every file that the agent touches outside its own
+// process. Each has an environment variable, so that no test needs root and a
+// distribution can move what it keeps elsewhere.
+package paths
+
+import (
+	"os"
+	"path/filepath"
+)
+
+// Paths are the files; [Default] fills them.
+type Paths struct {
+	Run          string // the agent's own folder
+	Cmdline      string // the kernel command line
+	IgnitionJSON string // the config that Ignition caches between stages
+	// The folders in which Ignition looks for user.ign and base.d, strongest first.
+	IgnitionRuntime string
+	IgnitionLocal   string
+	IgnitionSystem  string
+	FwCfg           string // qemu's firmware configuration in sysfs
+	TPM             string // a TPM character device, or the socket of a software TPM
+	TPMSysfs        string // the TPM's folder in sysfs; shows the PCR banks
+	EventLog        string // the firmware's measurements
+	BootID          string
+	SMBIOSUUID      string
+	Network         string // sysfs, one folder for each link
+}
+
+var table = []struct {
+	env, standard string
+	field         func(*Paths) *string
+}{
+	{"MCS_ATTEST_RUN", "/run/mcs-attest", func(p *Paths) *string { return &p.Run }},
+	{"MCS_ATTEST_CMDLINE", "/proc/cmdline", func(p *Paths) *string { return &p.Cmdline }},
+	{"MCS_ATTEST_IGNITION_JSON", "/run/ignition.json", func(p *Paths) *string { return &p.IgnitionJSON }},
+	{"MCS_ATTEST_IGNITION_RUNTIME", "/run/ignition", func(p *Paths) *string { return &p.IgnitionRuntime }},
+	{"MCS_ATTEST_IGNITION_LOCAL", "/etc/ignition", func(p *Paths) *string { return &p.IgnitionLocal }},
+	{"MCS_ATTEST_IGNITION_SYSTEM", "/usr/lib/ignition", func(p *Paths) *string { return &p.IgnitionSystem }},
+	{"MCS_ATTEST_FW_CFG", "/sys/firmware/qemu_fw_cfg", func(p *Paths) *string { return &p.FwCfg }},
+	{"MCS_ATTEST_TPM", "/dev/tpmrm0", func(p *Paths) *string { return &p.TPM }},
+	{"MCS_ATTEST_TPM_SYSFS", "/sys/class/tpm/tpm0", func(p *Paths) *string { return &p.TPMSysfs }},
+	{"MCS_ATTEST_EVENT_LOG", "/sys/kernel/security/tpm0/binary_bios_measurements", func(p *Paths) *string { return &p.EventLog }},
+	{"MCS_ATTEST_BOOT_ID", "/proc/sys/kernel/random/boot_id", func(p *Paths) *string { return &p.BootID }},
+	{"MCS_ATTEST_SMBIOS_UUID", "/sys/class/dmi/id/product_uuid", func(p *Paths) *string { return &p.SMBIOSUUID }},
+	{"MCS_ATTEST_NETWORK", "/sys/class/net", func(p *Paths) *string { return &p.Network }},
+}
+
+// Default is the standard paths, each overridden by its environment variable.
+func Default() Paths {
+	var p Paths
+	for _, row := range table {
+		*row.field(&p) = row.standard
+		if v := os.Getenv(row.env); v != "" {
+			*row.field(&p) = v
+		}
+	}
+	return p
+}
+
+// Own is a file in the agent's own folder.
+func (p Paths) Own(elem ...string) string {
+	return filepath.Join(append([]string{p.Run}, elem...)...)
+}

@@ -1,0 +1,143 @@
+package platform
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vincent-petithory/dataurl"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/client"
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+)
+
+// Cmdline is the kernel command line, in words.
+type Cmdline []string
+
+// ParseCmdline splits at white space outside double quotes, as the kernel does.
+func ParseCmdline(s string) Cmdline {
+	var words []string
+	var word strings.Builder
+	quoted := false
+	for _, r := range s + " " {
+		switch {
+		case r == '"':
+			quoted = !quoted
+			word.WriteRune(r)
+		case !quoted && (r == ' ' || r == '\t' || r == '\n'):
+			if word.Len() > 0 {
+				words = append(words, word.String())
+				word.Reset()
+			}
+		default:
+			word.WriteRune(r)
+		}
+	}
+	if word.Len() > 0 {
+		words = append(words, word.String())
+	}
+	return words
+}
+
+// Last is the value of the last "key=value"; Ignition and systemd take the last too.
+func (c Cmdline) Last(key string) (value string, ok bool) {
+	for _, w := range c {
+		if k, v, found := strings.Cut(w, "="); found && strings.Trim(k, `"`) == key {
+			value, ok = strings.Trim(v, `"`), true
+		}
+	}
+	return value, ok
+}
+
+// configArguments are those by which Ignition would pass over a user.ign.
+var configArguments = []string{"ignition.config.url", "ignition.config.device", "ignition.config.path"}
+
+// Masked is the command line without the arguments that name a config; changed
+// says whether there were any.
+func (c Cmdline) Masked() (line string, changed bool) {
+	kept := slices.DeleteFunc(slices.Clone(c), func(w string) bool {
+		key, _, _ := strings.Cut(w, "=")
+		return slices.Contains(configArguments, strings.Trim(key, `"`))
+	})
+	return strings.Join(kept, " ") + "\n", len(kept) != len(c)
+}
+
+// fetchFor bounds the fetch of a config from the command line, as Ignition
+// bounds its own (-fetch-timeout).
+const fetchFor = 2 * time.Minute
+
+// cmdline is ignition.config.url.
+func cmdline(ctx context.Context, m Machine) (UserData, error) {
+	raw, ok := m.Cmdline.Last("ignition.config.url")
+	if !ok || raw == "" {
+		if _, ok := m.Cmdline.Last("ignition.config.device"); ok {
+			return UserData{}, fmt.Errorf("kernel argument ignition.config.device: %w", ErrUnsupported)
+		}
+		return UserData{}, ErrNone
+	}
+	const from = "kernel argument ignition.config.url"
+	u, err := url.Parse(raw)
+	if err != nil {
+		return UserData{}, fmt.Errorf("%s: it is not a URL", from)
+	}
+	switch u.Scheme {
+	case "data":
+		data, err := dataurl.DecodeString(raw)
+		if err != nil {
+			return UserData{}, fmt.Errorf("%s: the data URL cannot be decoded", from)
+		}
+		return UserData{data.Data, from}, nil
+	case "http", "https":
+		body, err := fetch(ctx, u)
+		if err != nil {
+			return UserData{}, fmt.Errorf("%s: %w", from, err)
+		}
+		return UserData{body, from}, nil
+	}
+	return UserData{}, fmt.Errorf("%s with scheme %q: %w", from, u.Scheme, ErrUnsupported)
+}
+
+// fetch gets a public config. Like Ignition it trusts the system's authorities,
+// and it tries again while the network or the server is not there.
+func fetch(ctx context.Context, u *url.URL) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, fetchFor)
+	defer cancel()
+	httpClient := client.NewDialer(nil).HTTPClient()
+	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
+		body, again, err := fetchOnce(ctx, httpClient, u)
+		if err == nil || !again {
+			return body, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(pause):
+		}
+	}
+}
+
+func fetchOnce(ctx context.Context, httpClient *http.Client, u *url.URL) (body []byte, again bool, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, false, err
+	}
+	req.Header.Set("Accept", client.IgnitionAccept)
+	resp, err := httpClient.Do(req)
+	if err != nil {
+		return nil, true, fmt.Errorf("fetching from %s: %w", u.Host, client.Plain(err))
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		return nil, resp.StatusCode >= 500, fmt.Errorf("fetching from %s: HTTP status %d", u.Host, resp.StatusCode)
+	}
+	body, err = io.ReadAll(io.LimitReader(resp.Body, pointer.MaxSize+1))
+	if err != nil {
+		return nil, true, fmt.Errorf("fetching from %s: %w", u.Host, client.Plain(err))
+	}
+	return body, false, nil
+}

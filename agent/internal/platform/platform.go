@@ -1,0 +1,84 @@
+// Package platform finds a machine's user data the way Ignition does, without
+// fetching what it points at.
+//
+// Ignition asks three places, and the first that has a config wins, errors
+// included: the kernel argument ignition.config.url, a user.ign in one of its
+// own folders, and the platform's provider. [Find] follows the same order. A
+// new platform is one file with a provider and one line in the table below;
+// docs/platforms.md has the list.
+package platform
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
+)
+
+// Machine is what a provider may look at.
+type Machine struct {
+	Paths   paths.Paths
+	Cmdline Cmdline
+	ID      string // Ignition's name of the platform
+}
+
+// UserData is what was found.
+type UserData struct {
+	Raw  []byte
+	From string // for the console: "qemu fw_cfg"
+}
+
+// provider reads one platform's user data; errNone if there is none.
+type provider func(context.Context, Machine) (UserData, error)
+
+var (
+	// ErrNone: the machine has no user data. Ignition then has none either.
+	ErrNone = errors.New("the machine has no user data")
+	// ErrUnsupported: there may be user data, but the agent cannot read it.
+	ErrUnsupported = errors.New("the agent cannot read this platform's user data yet")
+)
+
+// providers are the platforms by Ignition's names (ignition.platform.id).
+var providers = map[string]provider{
+	"metal": none,
+	"qemu":  qemu,
+}
+
+// New reads the kernel command line. PlatformID is Ignition's $PLATFORM_ID; if
+// it is empty the command line has the platform.
+func New(p paths.Paths, platformID string) (Machine, error) {
+	raw, err := os.ReadFile(p.Cmdline)
+	if err != nil {
+		return Machine{}, fmt.Errorf("reading the kernel command line: %w", err)
+	}
+	m := Machine{Paths: p, Cmdline: ParseCmdline(string(raw)), ID: platformID}
+	if m.ID == "" {
+		m.ID, _ = m.Cmdline.Last("ignition.platform.id")
+	}
+	return m, nil
+}
+
+// Find returns the user data that Ignition would take.
+func (m Machine) Find(ctx context.Context) (UserData, error) {
+	for _, p := range []provider{cmdline, userIgn, m.provider()} {
+		data, err := p(ctx, m)
+		if !errors.Is(err, ErrNone) {
+			return data, err
+		}
+	}
+	return UserData{}, ErrNone
+}
+
+func (m Machine) provider() provider {
+	if p, ok := providers[m.ID]; ok {
+		return p
+	}
+	return func(context.Context, Machine) (UserData, error) {
+		return UserData{}, fmt.Errorf("platform %q: %w", m.ID, ErrUnsupported)
+	}
+}
+
+// none is for platforms whose only user data is a user.ign or a kernel argument.
+func none(context.Context, Machine) (UserData, error) { return UserData{}, ErrNone }

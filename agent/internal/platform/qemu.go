@@ -1,0 +1,63 @@
+package platform
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+)
+
+// fwCfgConfig is where Ignition's users put the config
+// (-fw_cfg name=opt/com.coreos/config,file=...).
+const fwCfgConfig = "by_name/opt/com.coreos/config"
+
+// qemu reads the firmware configuration device. ignition-fetch-offline has
+// loaded its module already; modprobe is for an agent that runs by itself.
+func qemu(ctx context.Context, m Machine) (UserData, error) {
+	if _, err := os.Stat(m.Paths.FwCfg); errors.Is(err, fs.ErrNotExist) {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		// What matters is whether the folder is there afterwards.
+		_ = exec.CommandContext(ctx, "modprobe", "qemu_fw_cfg").Run()
+	}
+	raw, err := readFwCfg(filepath.Join(m.Paths.FwCfg, fwCfgConfig))
+	if errors.Is(err, fs.ErrNotExist) {
+		return UserData{}, ErrNone
+	}
+	if err != nil {
+		return UserData{}, fmt.Errorf("qemu fw_cfg: %w", err)
+	}
+	return UserData{raw, "qemu fw_cfg"}, nil
+}
+
+// readFwCfg reads the blob in one go: each read of the device skips to its
+// offset byte by byte, so many small ones take time that grows with the square.
+func readFwCfg(dir string) ([]byte, error) {
+	text, err := os.ReadFile(filepath.Join(dir, "size"))
+	if err != nil {
+		return nil, err
+	}
+	size, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || size < 0 || size > pointer.MaxSize {
+		return nil, fmt.Errorf("a size of %.20q", text)
+	}
+	f, err := os.Open(filepath.Join(dir, "raw"))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	raw := make([]byte, size)
+	if _, err := io.ReadFull(f, raw); err != nil {
+		return nil, err
+	}
+	return raw, nil
+}

@@ -1,0 +1,146 @@
+// Package tpmdev opens a TPM: the kernel's character device, or the Unix socket
+// of a software TPM.
+//
+// go-tpm's own device waits for an answer without limit. Here every command has
+// a deadline; after one has passed the device is closed, because the answer to
+// that command would be taken for the next one's.
+package tpmdev
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"time"
+
+	"github.com/google/go-tpm/tpm2/transport"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// commandTime bounds one command. The slowest seen, the creation of an RSA
+	// key on an old discrete part, takes a minute at worst.
+	commandTime = 150 * time.Second
+	// maxResponse is TPM_PT_MAX_RESPONSE_SIZE of every TPM seen, rounded up.
+	maxResponse = 8192
+	headerSize  = 10
+)
+
+// ErrAbsent: there is no TPM.
+var ErrAbsent = errors.New("the machine has no TPM 2.0")
+
+// Open opens the TPM at path.
+func Open(path string) (transport.TPMCloser, error) {
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: there is no %s", ErrAbsent, path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("opening the TPM: %w", err)
+	}
+	if info.Mode().Type() == fs.ModeSocket {
+		conn, err := net.Dial("unix", path)
+		if err != nil {
+			return nil, fmt.Errorf("opening the TPM: %w", err)
+		}
+		return &socket{conn}, nil
+	}
+	// Without blocking, a command runs in the kernel while we poll: a TPM that
+	// hangs does not hang us.
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("opening the TPM %s: %w", path, err)
+	}
+	return &device{fd: fd}, nil
+}
+
+// device is a character device. It is closed by setting fd to -1.
+type device struct{ fd int }
+
+func (d *device) Send(command []byte) ([]byte, error) {
+	if d.fd < 0 {
+		return nil, fmt.Errorf("the TPM: %w", fs.ErrClosed)
+	}
+	n, err := ignoringInterrupts(func() (int, error) { return unix.Write(d.fd, command) })
+	if err != nil || n != len(command) {
+		return nil, fmt.Errorf("sending a command to the TPM: %w", errors.Join(err, short(n, len(command))))
+	}
+	deadline := time.Now().Add(commandTime)
+	for {
+		left := time.Until(deadline)
+		if left <= 0 {
+			return nil, errors.Join(fmt.Errorf("the TPM did not answer within %v", commandTime), d.Close())
+		}
+		ready, err := ignoringInterrupts(func() (int, error) {
+			return unix.Poll([]unix.PollFd{{Fd: int32(d.fd), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("waiting for the TPM: %w", err)
+		}
+		if ready == 0 {
+			continue
+		}
+		response := make([]byte, maxResponse)
+		n, err := ignoringInterrupts(func() (int, error) { return unix.Read(d.fd, response) })
+		if errors.Is(err, unix.EAGAIN) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading from the TPM: %w", err)
+		}
+		return response[:n], nil
+	}
+}
+
+func (d *device) Close() error {
+	if d.fd < 0 {
+		return nil
+	}
+	fd := d.fd
+	d.fd = -1
+	return unix.Close(fd)
+}
+
+func ignoringInterrupts(f func() (int, error)) (int, error) {
+	for {
+		n, err := f()
+		if !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
+}
+
+func short(n, want int) error {
+	if n != want {
+		return io.ErrShortWrite
+	}
+	return nil
+}
+
+// socket is a software TPM's command channel: bare commands and responses.
+type socket struct{ net.Conn }
+
+func (s *socket) Send(command []byte) ([]byte, error) {
+	if err := s.SetDeadline(time.Now().Add(commandTime)); err != nil {
+		return nil, err
+	}
+	if _, err := s.Write(command); err != nil {
+		return nil, fmt.Errorf("sending a command to the TPM: %w", err)
+	}
+	response := make([]byte, headerSize, maxResponse)
+	if _, err := io.ReadFull(s, response); err != nil {
+		return nil, fmt.Errorf("reading from the TPM: %w", err)
+	}
+	size := binary.BigEndian.Uint32(response[2:6])
+	if size < headerSize || size > maxResponse {
+		return nil, fmt.Errorf("the TPM announced a response of %d bytes", size)
+	}
+	response = response[:size]
+	if _, err := io.ReadFull(s, response[headerSize:]); err != nil {
+		return nil, fmt.Errorf("reading from the TPM: %w", err)
+	}
+	return response, nil
+}

@@ -1,0 +1,25 @@
+// Command mcs-attest-agent proves to a cluster which machine it runs on, before
+// Ignition fetches the machine's config.
+//
+// It runs in the initramfs of a first boot: "attest" before ignition-fetch,
+// "scrub" after it, "report" when a stage of Ignition fails. "identify" prints
+// what an administrator enrols. docs/platforms.md says where it finds the
+// pointer config.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/command"
+)
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	return command.Main(ctx, os.Args[1:], os.Stdout, os.Stderr)
+}

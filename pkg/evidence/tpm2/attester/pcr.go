@@ -1,0 +1,100 @@
+package attester
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/google/go-tpm/tpm2"
+	"github.com/google/go-tpm/tpm2/transport"
+
+	"github.com/mcs-attest/mcs-attest/pkg/transcript"
+)
+
+const (
+	pcrCount = 24
+	// readAtOnce is how many digests one TPM2_PCR_Read returns (Part 2, TPML_DIGEST).
+	readAtOnce = 8
+
+	// CapPCR is the PCR that [Cap] extends.
+	CapPCR = 11
+	// CapLabel is the event that [Cap] measures: the PCR is extended with its
+	// hash in every bank.
+	CapLabel = "mcs-attest: capped"
+)
+
+// Banks lists the banks that have all of PCR 0 to 23, strongest last as the TPM
+// numbers them.
+func Banks(t transport.TPM) ([]uint16, error) {
+	rsp, err := tpm2.GetCapability{Capability: tpm2.TPMCapPCRs, PropertyCount: 1}.Execute(t)
+	if err != nil {
+		return nil, fmt.Errorf("listing PCR banks: %w", err)
+	}
+	assigned, err := rsp.CapabilityData.Data.AssignedPCR()
+	if err != nil {
+		return nil, fmt.Errorf("listing PCR banks: %w", err)
+	}
+	var banks []uint16
+	for _, s := range assigned.PCRSelections {
+		whole := len(s.PCRSelect) >= pcrCount/8
+		for i := 0; whole && i < pcrCount/8; i++ {
+			whole = s.PCRSelect[i] == 0xff
+		}
+		if whole {
+			banks = append(banks, uint16(s.Hash))
+		}
+	}
+	if len(banks) == 0 {
+		return nil, errors.New("the TPM has no PCR bank that is whole")
+	}
+	return banks, nil
+}
+
+func pcrSelection(bank uint16, pcrs []int) (tpm2.TPMLPCRSelection, error) {
+	bits := make([]byte, pcrCount/8)
+	for i, p := range pcrs {
+		if p < 0 || p >= pcrCount || i > 0 && p <= pcrs[i-1] {
+			return tpm2.TPMLPCRSelection{}, fmt.Errorf("PCRs %v are not an ascending list of 0 to %d", pcrs, pcrCount-1)
+		}
+		bits[p/8] |= 1 << (p % 8)
+	}
+	if len(pcrs) == 0 {
+		return tpm2.TPMLPCRSelection{}, errors.New("no PCR is to be quoted")
+	}
+	return tpm2.TPMLPCRSelection{PCRSelections: []tpm2.TPMSPCRSelection{{Hash: tpm2.TPMIAlgHash(bank), PCRSelect: bits}}}, nil
+}
+
+func readPCRs(t transport.TPM, bank uint16, pcrs []int) ([][]byte, error) {
+	var values [][]byte
+	for len(values) < len(pcrs) {
+		some := pcrs[len(values):min(len(values)+readAtOnce, len(pcrs))]
+		selection, err := pcrSelection(bank, some)
+		if err != nil {
+			return nil, err
+		}
+		rsp, err := tpm2.PCRRead{PCRSelectionIn: selection}.Execute(t)
+		if err != nil {
+			return nil, fmt.Errorf("reading PCRs: %w", err)
+		}
+		if len(rsp.PCRValues.Digests) != len(some) {
+			return nil, fmt.Errorf("reading PCRs: asked the %s bank for %d, got %d", transcript.BankName(bank), len(some), len(rsp.PCRValues.Digests))
+		}
+		for _, d := range rsp.PCRValues.Digests {
+			values = append(values, d.Buffer)
+		}
+	}
+	return values, nil
+}
+
+// Cap extends PCR 11, so that nothing running later can attest as the
+// initramfs. TPM2_PCR_Event hashes the label for each bank that the TPM has:
+// no bank can be left out.
+func Cap(t transport.TPM) error {
+	_, err := tpm2.PCREvent{
+		PCRHandle: tpm2.AuthHandle{Handle: tpm2.TPMHandle(CapPCR), Auth: tpm2.PasswordAuth(nil)},
+		EventData: tpm2.TPM2BEvent{Buffer: []byte(CapLabel)},
+	}.Execute(t)
+	if err != nil {
+		return fmt.Errorf("capping PCR %d: %w", CapPCR, err)
+	}
+	return nil
+}

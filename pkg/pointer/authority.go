@@ -1,0 +1,127 @@
+package pointer
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"crypto/sha512"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/coreos/ignition/v2/config/v3_6/types"
+	"github.com/vincent-petithory/dataurl"
+)
+
+// CertificateAuthorities are the certificates of ignition.security.tls, those of
+// configs in data sources included. Ignition trusts the system's besides; the
+// agent trusts these alone. An authority behind a URL is an error: there is
+// nothing yet by which to trust that URL's server.
+func (c *Config) CertificateAuthorities() ([]*x509.Certificate, error) {
+	var out []*x509.Certificate
+	for i, r := range c.parsed.Ignition.Security.TLS.CertificateAuthorities {
+		certificates, err := authority(r)
+		if err != nil {
+			return nil, fmt.Errorf("ignition.security.tls.certificateAuthorities[%d]: %w", i, err)
+		}
+		out = append(out, certificates...)
+	}
+	for _, r := range c.refs {
+		if r.inner == nil || len(r.inner.Sources()) == 0 {
+			continue
+		}
+		certificates, err := r.inner.CertificateAuthorities()
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", r.where, err)
+		}
+		out = append(out, certificates...)
+	}
+	return out, nil
+}
+
+func authority(r types.Resource) ([]*x509.Certificate, error) {
+	if r.Source == nil {
+		return nil, errors.New("it has no source")
+	}
+	if !strings.HasPrefix(strings.ToLower(*r.Source), "data:") {
+		return nil, errors.New("its source is not a data URL")
+	}
+	compression := ""
+	if r.Compression != nil {
+		compression = *r.Compression
+	}
+	raw, err := decodeData(*r.Source, compression)
+	if err != nil {
+		return nil, err
+	}
+	if r.Verification.Hash != nil && !hashMatches(*r.Verification.Hash, raw) {
+		return nil, errors.New("its verification hash does not match")
+	}
+	var out []*x509.Certificate
+	for block, rest := pem.Decode(raw); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		certificate, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("certificate %d: %w", len(out), err)
+		}
+		out = append(out, certificate)
+	}
+	if len(out) == 0 {
+		return nil, errors.New("it holds no certificate in PEM")
+	}
+	return out, nil
+}
+
+// decodeData decodes a data URL of at most MaxSize, unpacked.
+func decodeData(url, compression string) ([]byte, error) {
+	data, err := dataurl.DecodeString(url)
+	if err != nil {
+		return nil, errors.New("its data URL cannot be decoded")
+	}
+	switch compression {
+	case "":
+		return data.Data, nil
+	case "gzip":
+		unpacked, err := gzip.NewReader(bytes.NewReader(data.Data))
+		if err != nil {
+			return nil, fmt.Errorf("gzip: %w", err)
+		}
+		raw, err := io.ReadAll(io.LimitReader(unpacked, MaxSize+1))
+		if err != nil {
+			return nil, fmt.Errorf("gzip: %w", err)
+		}
+		if len(raw) > MaxSize {
+			return nil, fmt.Errorf("it unpacks to more than %d bytes", MaxSize)
+		}
+		return raw, nil
+	}
+	return nil, fmt.Errorf("compression %q is not known", compression)
+}
+
+// hashMatches checks Ignition's "sha512-<hex>" and "sha256-<hex>".
+func hashMatches(want string, raw []byte) bool {
+	name, sum, _ := strings.Cut(want, "-")
+	switch name {
+	case "sha512":
+		have := sha512.Sum512(raw)
+		return strings.EqualFold(sum, hex.EncodeToString(have[:]))
+	case "sha256":
+		have := sha256.Sum256(raw)
+		return strings.EqualFold(sum, hex.EncodeToString(have[:]))
+	}
+	return false
+}
+
+// strOrEmpty is str for a value that may be absent.
+func (v value) strOrEmpty() (string, bool) {
+	if v.text == nil {
+		return "", false
+	}
+	return v.str()
+}

@@ -1,0 +1,154 @@
+package pointer
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+)
+
+const authorization = "Authorization"
+
+// ErrNoSource is returned by AddBearer if no source is the given origin's.
+var ErrNoSource = errors.New("no source of the pointer config is the attested server's")
+
+// AddBearer returns the config with "Authorization: Bearer token" on every
+// https source of that origin ("https://host:port") and pool; see the package
+// comment for what else it changes, which is next to nothing.
+func (c *Config) AddBearer(origin, pool string, token secret.Bytes) ([]byte, error) {
+	if !isToken68(token.Expose()) {
+		return nil, errors.New("the token has characters that no bearer token has")
+	}
+	out, n, err := c.addBearer(origin, pool, token)
+	if err != nil {
+		return nil, err
+	}
+	if n == 0 {
+		return nil, ErrNoSource
+	}
+	return out, nil
+}
+
+func (c *Config) addBearer(origin, pool string, token secret.Bytes) ([]byte, int, error) {
+	var edits []edit
+	count := 0
+	for _, r := range c.refs {
+		switch {
+		case r.server && r.at.matches(origin, pool):
+			e, err := withBearer(r.object, token)
+			if err != nil {
+				return nil, 0, fmt.Errorf("%s: %w", r.where, err)
+			}
+			edits = append(edits, e)
+			count++
+		case r.inner != nil:
+			raw, n, err := r.inner.addBearer(origin, pool, token)
+			if err != nil {
+				return nil, 0, err
+			}
+			if n > 0 {
+				edits = append(edits, r.inline(raw)...)
+				count += n
+			}
+		}
+	}
+	if count == 0 {
+		return c.doc.text, 0, nil
+	}
+	if c.Version() == "3.0.0" {
+		edits = append(edits, edit{c.version.value.start, c.version.value.end, []byte(`"3.1.0"`)})
+	}
+	out := apply(c.doc.text, edits)
+	if err := c.check(out, origin, pool, token); err != nil {
+		return nil, 0, err
+	}
+	return out, count, nil
+}
+
+// withBearer is the edit that puts the header on one entry.
+func withBearer(object value, token secret.Bytes) (edit, error) {
+	headers, exists, err := object.get("httpHeaders")
+	if err != nil {
+		return edit{}, err
+	}
+	var kept []string
+	if exists {
+		for _, h := range headers.value.elements() {
+			is, err := isAuthorization(h)
+			if err != nil {
+				return edit{}, err
+			}
+			if !is {
+				kept = append(kept, string(h.raw()))
+			}
+		}
+	}
+	kept = append(kept, `{"name":"`+authorization+`","value":"Bearer `+string(token.Expose())+`"}`)
+	return object.set("httpHeaders", headers, exists, []byte("["+strings.Join(kept, ",")+"]")), nil
+}
+
+func isAuthorization(header value) (bool, error) {
+	name, ok, err := header.get("name")
+	if err != nil || !ok {
+		return false, err
+	}
+	s, _ := name.value.str()
+	return strings.EqualFold(s, authorization), nil
+}
+
+// inline is the edits that make raw the entry's data source.
+func (r reference) inline(raw []byte) []edit {
+	url := "data:;base64," + base64.StdEncoding.EncodeToString(raw)
+	edits := []edit{{r.source.value.start, r.source.value.end, []byte(quote(url))}}
+	for _, name := range []string{"compression", "verification"} {
+		// Parse has seen that neither occurs twice.
+		if m, ok, err := r.object.get(name); err == nil && ok {
+			edits = append(edits, edit{m.value.start, m.value.end, []byte("null")})
+		}
+	}
+	return edits
+}
+
+// check reads the result as Ignition will, and compares: this package's own
+// reading of the text decides nothing alone.
+func (c *Config) check(out []byte, origin, pool string, token secret.Bytes) error {
+	again, err := Parse(out)
+	if err != nil {
+		return fmt.Errorf("the changed pointer config: %w", err)
+	}
+	want := "Bearer " + string(token.Expose())
+	resources := again.parsed.Ignition.Config.Merge
+	resources = append(resources, again.parsed.Ignition.Config.Replace)
+	for _, r := range resources {
+		if r.Source == nil {
+			continue
+		}
+		s, ok := asSource("", *r.Source)
+		may := ok && s.matches(origin, pool)
+		has := 0
+		for _, h := range r.HTTPHeaders {
+			if h.Value != nil && *h.Value == want {
+				has++
+			}
+		}
+		if may && has != 1 || !may && has != 0 {
+			return errors.New("the changed pointer config: Ignition reads the headers otherwise than they were written")
+		}
+	}
+	return nil
+}
+
+// isToken68 is RFC 7235, 2.1: what may follow "Bearer ".
+func isToken68(token []byte) bool {
+	for i, c := range token {
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', strings.IndexByte("-._~+/", c) >= 0:
+		case c == '=' && i > 0:
+		default:
+			return false
+		}
+	}
+	return len(token) > 0
+}

@@ -1,0 +1,196 @@
+package pointer
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+
+	ignerrors "github.com/coreos/ignition/v2/config/shared/errors"
+	"github.com/coreos/ignition/v2/config/v3_6"
+	"github.com/coreos/ignition/v2/config/v3_6/types"
+	"github.com/coreos/vcontext/report"
+)
+
+const (
+	// MaxSize bounds a config. The largest user data of any platform is qemu's
+	// fw_cfg, where a config of some MiB is usual in tests.
+	MaxSize = 16 << 20
+	// MaxDepth bounds configs inside the data sources of configs.
+	MaxDepth = 4
+)
+
+// The errors of [Parse].
+var (
+	// ErrEmpty: there is no user data at all.
+	ErrEmpty = errors.New("the user data is empty")
+	// ErrNotIgnition: it is something else, cloud-config for example.
+	ErrNotIgnition = errors.New("the user data is not an Ignition config")
+	// ErrVersion: Ignition, but of a specification that this package cannot check.
+	ErrVersion = errors.New("the Ignition specification is none of 3.0 to 3.6")
+	// ErrInvalid: Ignition itself will refuse it.
+	ErrInvalid = errors.New("the Ignition config is not valid")
+	// ErrAmbiguous: a key occurs twice where a source or header is looked for.
+	ErrAmbiguous = errors.New("the Ignition config can be read in two ways")
+)
+
+// Config is a pointer config that Ignition would accept.
+type Config struct {
+	doc     value
+	version member
+	parsed  types.Config
+	refs    []reference
+}
+
+// reference is one merge or replace entry.
+type reference struct {
+	object value
+	source member // the entry's "source"
+	at     Source // set if it looks like a config server's
+	server bool
+	inner  *Config // set if the source is a data URL that holds a config
+	where  string
+}
+
+// Parse reads user data. It is untrusted.
+func Parse(raw []byte) (*Config, error) { return parse(raw, "", 0) }
+
+func parse(raw []byte, prefix string, depth int) (*Config, error) {
+	if len(bytes.TrimSpace(raw)) == 0 {
+		return nil, ErrEmpty
+	}
+	if len(raw) > MaxSize {
+		return nil, fmt.Errorf("%w: it has %d bytes; at most %d are read", ErrInvalid, len(raw), MaxSize)
+	}
+	doc, ok := document(raw)
+	if !ok || raw[doc.start] != '{' {
+		if bytes.HasPrefix(raw, []byte{0x1f, 0x8b}) {
+			return nil, fmt.Errorf("%w: it is compressed", ErrNotIgnition)
+		}
+		return nil, ErrNotIgnition
+	}
+	c := &Config{doc: doc}
+	ignition, ok, err := doc.find("ignition")
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		return nil, ErrNotIgnition
+	}
+	if c.version, ok, err = ignition.get("version"); err != nil {
+		return nil, err
+	} else if !ok {
+		return nil, ErrNotIgnition
+	}
+	parsed, rpt, err := v3_6.ParseCompatibleVersion(raw)
+	switch {
+	case errors.Is(err, ignerrors.ErrUnknownVersion) || errors.Is(err, ignerrors.ErrInvalidVersion):
+		return nil, fmt.Errorf("%w: it is %s", ErrVersion, c.Version())
+	case err != nil:
+		return nil, fmt.Errorf("%w: %s", ErrInvalid, firstProblem(rpt, err))
+	}
+	c.parsed = parsed
+	if err := c.findReferences(ignition, prefix, depth); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// firstProblem keeps a report of Ignition's own to one bounded line.
+func firstProblem(rpt report.Report, err error) string {
+	for _, e := range rpt.Entries {
+		if e.Kind.IsFatal() {
+			err = errors.New(e.String())
+			break
+		}
+	}
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	return text[:min(len(text), 200)]
+}
+
+// Version is the specification that the config states, "3.4.0".
+func (c *Config) Version() string {
+	s, _ := c.version.value.str()
+	return s
+}
+
+func (c *Config) findReferences(ignition value, prefix string, depth int) error {
+	replace, ok, err := ignition.find("config", "replace")
+	if err != nil {
+		return err
+	}
+	if ok {
+		if err := c.addReference(replace, prefix+"ignition.config.replace", depth); err != nil {
+			return err
+		}
+	}
+	merge, ok, err := ignition.find("config", "merge")
+	if err != nil || !ok {
+		return err
+	}
+	for i, e := range merge.elements() {
+		if err := c.addReference(e, fmt.Sprintf("%signition.config.merge[%d]", prefix, i), depth); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Config) addReference(object value, where string, depth int) error {
+	source, ok, err := object.get("source")
+	if err != nil {
+		return fmt.Errorf("%s: %w", where, err)
+	}
+	if _, _, err := object.get("httpHeaders"); err != nil {
+		return fmt.Errorf("%s: %w", where, err)
+	}
+	if !ok {
+		return nil
+	}
+	url, ok := source.value.str()
+	if !ok {
+		return nil
+	}
+	ref := reference{object: object, source: source, where: where}
+	if strings.HasPrefix(strings.ToLower(url), "data:") && depth < MaxDepth {
+		ref.inner = c.nested(object, url, where, depth)
+	} else {
+		ref.at, ref.server = asSource(where, url)
+	}
+	c.refs = append(c.refs, ref)
+	return nil
+}
+
+// nested reads a config in a data URL; nil if there is none that can be read.
+// It is then Ignition's to refuse, or not.
+func (c *Config) nested(object value, url, where string, depth int) *Config {
+	compression, _, err := object.find("compression")
+	if err != nil {
+		return nil
+	}
+	name, _ := compression.strOrEmpty()
+	raw, err := decodeData(url, name)
+	if err != nil {
+		return nil
+	}
+	inner, err := parse(raw, where+" > ", depth+1)
+	if err != nil {
+		return nil
+	}
+	return inner
+}
+
+// Sources lists the sources that look like a Machine Config Server's, replace
+// before merge, in the config's order.
+func (c *Config) Sources() []Source {
+	var out []Source
+	for _, r := range c.refs {
+		if r.server {
+			out = append(out, r.at)
+		}
+		if r.inner != nil {
+			out = append(out, r.inner.Sources()...)
+		}
+	}
+	return out
+}
