@@ -1,7 +1,6 @@
 package rig
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -93,6 +92,9 @@ func (n *Node) ReadFile(path string) string {
 // tokenShape is a JWT's beginning: two base64url JSON objects.
 var tokenShape = regexp.MustCompile(`eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}`)
 
+// HasToken reports whether text holds something shaped like a token.
+func HasToken(text string) bool { return tokenShape.MatchString(text) }
+
 // TokensLeft names the places outside the guest's memory where a token was
 // found: the console, the journal, any block of the disk.
 func (n *Node) TokensLeft() []string {
@@ -103,7 +105,7 @@ func (n *Node) TokensLeft() []string {
 	for name, content := range map[string][]byte{
 		"console": []byte(n.Console()), "journal": []byte(n.Journal()), "disk": disk,
 	} {
-		if tokenShape.Match(content) || bytes.Contains(content, []byte("Authorization")) && bytes.Contains(content, []byte("Bearer eyJ")) {
+		if tokenShape.Match(content) {
 			where = append(where, name)
 		}
 	}

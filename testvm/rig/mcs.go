@@ -1,6 +1,7 @@
 package rig
 
 import (
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -170,16 +171,23 @@ func (r *Rig) serverCertificate() (tls.Certificate, []byte) {
 	}
 	caDER, err := x509.CreateCertificate(rand.Reader, ca, ca, caKey.Public(), caKey)
 	r.fatal(err, "certificate")
+	leaf, key := r.sign(ca, caKey)
+	return tls.Certificate{Certificate: [][]byte{leaf}, PrivateKey: key},
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: caDER})
+}
+
+// sign makes a P-256 serving certificate for 10.0.2.2 and 127.0.0.1.
+func (r *Rig) sign(ca *x509.Certificate, caKey crypto.Signer) (der []byte, key *ecdsa.PrivateKey) {
+	r.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	r.fatal(err, "certificate")
-	leaf := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "machine-config-server"},
+	now := time.Now()
+	der, err = x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(now.UnixNano()), Subject: pkix.Name{CommonName: "machine-config-server"},
 		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		IPAddresses: []net.IP{net.IPv4(10, 0, 2, 2), net.IPv4(127, 0, 0, 1)},
-	}
-	leafDER, err := x509.CreateCertificate(rand.Reader, leaf, ca, key.Public(), caKey)
+	}, ca, key.Public(), caKey)
 	r.fatal(err, "certificate")
-	return tls.Certificate{Certificate: [][]byte{leafDER}, PrivateKey: key},
-		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: caDER})
+	return der, key
 }

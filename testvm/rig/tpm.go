@@ -21,9 +21,14 @@ type TPM struct {
 
 // NewTPM makes a TPM with an RSA-2048 and a P-384 endorsement key, each with a
 // certificate of the rig's own CA in NV, and the SHA-256 PCR bank.
-func (r *Rig) NewTPM() *TPM {
+func (r *Rig) NewTPM() *TPM { return r.newTPM(r.tpmCA("tpmca")) }
+
+// NewTPMOfAnotherMaker makes a TPM whose certificates come from a CA that is
+// not in EKRoots.
+func (r *Rig) NewTPMOfAnotherMaker() *TPM { return r.newTPM(r.tpmCA("othertpmca")) }
+
+func (r *Rig) newTPM(ca string) *TPM {
 	r.t.Helper()
-	ca := r.tpmCA()
 	dir, err := os.MkdirTemp(r.dir, "tpm-")
 	r.fatal(err, "TPM")
 	r.run(dir, nil, "swtpm_setup", "--tpm2", "--tpmstate", dir, "--config", filepath.Join(ca, "setup.conf"),
@@ -34,9 +39,9 @@ func (r *Rig) NewTPM() *TPM {
 // tpmCA writes the configuration of the rig's own EK certificate authority;
 // swtpm_setup makes its keys with the first TPM. Nothing of the system's
 // /var/lib/swtpm-localca is used.
-func (r *Rig) tpmCA() string {
+func (r *Rig) tpmCA(name string) string {
 	r.t.Helper()
-	dir := filepath.Join(r.dir, "tpmca")
+	dir := filepath.Join(r.dir, name)
 	if _, err := os.Stat(dir); err == nil {
 		return dir
 	}
@@ -61,7 +66,7 @@ func (r *Rig) EKRoots() []byte {
 	r.t.Helper()
 	var out []byte
 	for _, name := range []string{"swtpm-localca-rootca-cert.pem", "issuercert.pem"} {
-		b, err := os.ReadFile(filepath.Join(r.tpmCA(), name))
+		b, err := os.ReadFile(filepath.Join(r.tpmCA("tpmca"), name))
 		r.fatal(err, "EK roots")
 		out = append(out, b...)
 	}

@@ -29,12 +29,13 @@ const (
 	ovmf         = "/usr/share/OVMF/"
 )
 
-// firmware returns QEMU's options for OVMF, with variables of the machine's own.
-func (n *Node) firmware(secureBoot bool) (args []string, machine string) {
+// firmware returns QEMU's options for OVMF, with a copy of the variables for this
+// machine, and with the system management mode that protects them if secure.
+func (n *Node) firmware(vars string, secure bool) (args []string, machine string) {
 	n.r.t.Helper()
-	code, vars := ovmf+"OVMF_CODE_4M.fd", ovmf+"OVMF_VARS_4M.fd"
-	if secureBoot {
-		code, vars = ovmf+"OVMF_CODE_4M.secboot.fd", ovmf+"OVMF_VARS_4M.snakeoil.fd"
+	code := ovmf + "OVMF_CODE_4M.fd"
+	if secure {
+		code = ovmf + "OVMF_CODE_4M.secboot.fd"
 		machine = ",smm=on"
 		args = []string{"-global", "driver=cfi.pflash01,property=secure,value=on", "-global", "ICH9-LPC.disable_s3=1"}
 	}

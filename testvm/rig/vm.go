@@ -34,6 +34,11 @@ type VM struct {
 	UKI *UKI
 	// SecureBoot turns it on, with the snake-oil keys; only with UKI.
 	SecureBoot bool
+	// MicrosoftKeys boots the kernel directly through OVMF with Microsoft's keys
+	// enrolled, none of which signed it.
+	MicrosoftKeys bool
+	// LaterBoot leaves out what makes a first boot.
+	LaterBoot bool
 	// OnLine is called with each line of the console.
 	OnLine func(string)
 }
@@ -54,10 +59,13 @@ type Node struct {
 	changed chan struct{}
 }
 
-// cmdline is what every machine boots with. rd.shell=0: where a person would
-// get an emergency shell, the machine restarts, as CoreOS does after a while.
-const cmdline = "console=ttyS0 root=LABEL=root rw ignition.firstboot=1 ignition.platform.id=qemu " +
-	"rd.neednet=1 rd.shell=0 rd.emergency=reboot panic=-1"
+// Every machine boots with bareCmdline, and on a first boot with all of cmdline.
+// rd.shell=0: where a person would get an emergency shell, the machine restarts,
+// as CoreOS does after a while.
+const (
+	bareCmdline = "console=ttyS0 root=LABEL=root rw rd.shell=0 rd.emergency=reboot panic=-1"
+	cmdline     = bareCmdline + " ignition.firstboot=1 ignition.platform.id=qemu rd.neednet=1"
+)
 
 // Boot starts a machine.
 func (r *Rig) Boot(vm VM) *Node {
@@ -90,7 +98,11 @@ func (r *Rig) Boot(vm VM) *Node {
 		args = append(args, "-fw_cfg", "name=opt/com.coreos/config,file="+n.path("pointer.ign"))
 	}
 	if vm.UKI != nil {
-		firmware, options := n.firmware(vm.SecureBoot)
+		vars := ovmf + "OVMF_VARS_4M.fd"
+		if vm.SecureBoot {
+			vars = ovmf + "OVMF_VARS_4M.snakeoil.fd"
+		}
+		firmware, options := n.firmware(vars, vm.SecureBoot)
 		machine += options
 		args = append(args, firmware...)
 		args = append(args, "-drive", "if=none,id=esp,format=raw,cache=unsafe,snapshot=on,file="+r.esp(*vm.UKI),
@@ -100,6 +112,14 @@ func (r *Rig) Boot(vm VM) *Node {
 		}
 	} else {
 		line := cmdline
+		if vm.LaterBoot {
+			line = bareCmdline
+		}
+		if vm.MicrosoftKeys {
+			firmware, _ := n.firmware(ovmf+"OVMF_VARS_4M.ms.fd", false)
+			args = append(args, firmware...)
+			vm.Initrd.Compress = true
+		}
 		if vm.Cmdline != "" {
 			line += " " + vm.Cmdline
 		}
@@ -269,6 +289,27 @@ func (n *Node) Said(pattern string) bool {
 		}
 	}
 	return false
+}
+
+// PCR11 is the value the machine had where it ended: in the real root, or where
+// a shell would have started. "" if it said nothing, "none" without a TPM.
+func (n *Node) PCR11() string {
+	for _, l := range n.lines() {
+		if _, value, ok := strings.Cut(l, " pcr11="); ok && strings.HasPrefix(l, "rig: ") {
+			return value
+		}
+	}
+	return ""
+}
+
+// Token is the node's own token, as the probe saw it before Ignition used it.
+func (n *Node) Token() string {
+	n.r.t.Helper()
+	found := regexp.MustCompile(`Bearer (eyJ[A-Za-z0-9_.-]+)`).FindStringSubmatch(n.Probe())
+	if found == nil {
+		n.r.t.Fatalf("the probe saw no token (is rig.probe on the command line?)")
+	}
+	return found[1]
 }
 
 // WantProvisioned waits for the end and requires that Ignition's file was there

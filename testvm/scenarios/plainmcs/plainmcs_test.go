@@ -3,18 +3,33 @@
 package plainmcs
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
 
-func TestStockImageAgainstPlainMCSIsProvisioned(t *testing.T) {
+func TestNewImageAgainstAPlainMCSIsProvisioned(t *testing.T) {
 	r := rig.New(t)
 	mcs := r.NewMCS(map[string]string{"worker": rig.Config("by a plain MCS")})
-	node := r.Boot(rig.VM{TPM: r.NewTPM(), Initrd: rig.Initrd{Agent: rig.NoAgent}, Pointer: mcs.Pointer("worker")})
+	node := r.Boot(rig.VM{TPM: r.NewTPM(), Pointer: mcs.Pointer("worker")})
 	node.WantProvisioned()
 	if got := node.ReadFile("/etc/provisioned"); got != "by a plain MCS" {
-		t.Errorf("read back %q", got)
+		t.Errorf("the disk holds %q", got)
 	}
-	t.Log(node.Console(), mcs.Requests())
+	if got := strings.Join(mcs.Requests(), ", "); !strings.Contains(got, "POST /mcsattest.v1.Attestation/Challenge") {
+		t.Errorf("the agent asked nothing: %s", got)
+	}
+}
+
+func TestRequireFailsAgainstAPlainMCS(t *testing.T) {
+	r := rig.New(t)
+	mcs := r.NewMCS(map[string]string{"worker": rig.Config("by a plain MCS")})
+	node := r.Boot(rig.VM{TPM: r.NewTPM(), Pointer: mcs.Pointer("worker"), Cmdline: "mcs-attest=require"})
+	node.WantEmergency()
+	for _, req := range mcs.Requests() {
+		if strings.HasPrefix(req, "GET ") {
+			t.Errorf("Ignition asked: %s", req)
+		}
+	}
 }

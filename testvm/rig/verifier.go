@@ -1,0 +1,425 @@
+package rig
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// VerifierConfig says how a verifier is set up. The zero value serves its own
+// config for the pool "worker" under the policy that init writes: Enforce, an
+// enrolled TPM, identity-only.
+type VerifierConfig struct {
+	// Pools, "worker" if empty, each with a config that writes "for POOL" into
+	// /etc/provisioned.
+	Pools []string
+	// Policy replaces the sample policy.
+	Policy string
+	// Upstream makes it a gate in front of this server instead.
+	Upstream *MCS
+	// Extra is appended to mcs-attest.yaml.
+	Extra string
+	// OnAudit is called with each line of the audit log.
+	OnAudit func(Audit)
+	// Stopped leaves the start to the test.
+	Stopped bool
+}
+
+// Verifier is a real mcs-attest-verifier process over a folder of its own.
+type Verifier struct {
+	r       *Rig
+	Dir     string
+	Port    int
+	binary  string
+	log     string
+	onAudit func(Audit)
+
+	cmd   *exec.Cmd
+	ended chan struct{}
+
+	mu      sync.Mutex
+	lines   []Audit
+	changed chan struct{}
+}
+
+// Audit is one decision as the audit log has it.
+type Audit struct {
+	Log           string `json:"log"`
+	Event         string `json:"event"`
+	Outcome       string `json:"outcome"`
+	Reason        string `json:"reason"`
+	Temporary     bool   `json:"temporary"`
+	Detail        string `json:"detail"`
+	Pool          string `json:"pool"`
+	Machine       string `json:"machine"`
+	CorrelationID string `json:"correlation_id"`
+	// Raw is the whole line.
+	Raw string `json:"-"`
+}
+
+// Verifier makes a folder with `init` and starts a verifier on it.
+func (r *Rig) Verifier(c VerifierConfig) *Verifier {
+	r.t.Helper()
+	if len(c.Pools) == 0 {
+		c.Pools = []string{"worker"}
+	}
+	r.machines++
+	v := &Verifier{
+		r: r, Dir: filepath.Join(r.dir, fmt.Sprintf("verifier%d", r.machines)), Port: r.freePort(),
+		binary: r.goBuild("verifier", "mcs-attest-verifier"), onAudit: c.OnAudit, changed: make(chan struct{}),
+	}
+	v.log = filepath.Join(r.dir, fmt.Sprintf("verifier%d.log", r.machines))
+	r.keep(v.log)
+	args := []string{
+		"init", v.Dir, "--origin", v.Origin(), "--pool", strings.Join(c.Pools, ","),
+		"--listen", fmt.Sprintf("127.0.0.1:%d", v.Port), "--metrics-listen", fmt.Sprintf("127.0.0.1:%d", r.freePort()),
+	}
+	if c.Upstream != nil {
+		args = append(args, "--upstream", c.Upstream.URL())
+		c.Extra += "\nupstreamCA: upstream.crt\n"
+	}
+	r.run(r.dir, nil, v.binary, args...)
+	if c.Upstream != nil {
+		v.Write("upstream.crt", string(c.Upstream.CA()))
+	} else {
+		for _, pool := range c.Pools {
+			v.Write("configs/"+pool+".ign", Config("for "+pool))
+		}
+	}
+	if c.Policy != "" {
+		v.Write("policies/default.yaml", c.Policy)
+	}
+	if c.Extra != "" {
+		f, err := os.OpenFile(v.configFile(), os.O_APPEND|os.O_WRONLY, 0)
+		r.fatal(err, "verifier's configuration")
+		_, err = f.WriteString(c.Extra)
+		r.fatal(err, "verifier's configuration")
+		r.fatal(f.Close(), "verifier's configuration")
+	}
+	if !c.Stopped {
+		v.Start()
+	}
+	return v
+}
+
+func (r *Rig) freePort() int {
+	r.t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	r.fatal(err, "port")
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+func (v *Verifier) configFile() string { return filepath.Join(v.Dir, "mcs-attest.yaml") }
+
+// Origin is where a guest reaches the verifier: the host as slirp shows it.
+func (v *Verifier) Origin() string { return fmt.Sprintf("https://10.0.2.2:%d", v.Port) }
+
+// Write writes a file of the folder as an administrator would.
+func (v *Verifier) Write(name, content string) {
+	v.r.t.Helper()
+	path := filepath.Join(v.Dir, name)
+	v.r.fatal(os.WriteFile(path+".new", []byte(content), 0o600), "verifier's folder")
+	v.r.fatal(os.Rename(path+".new", path), "verifier's folder")
+}
+
+// Read reads a file of the folder.
+func (v *Verifier) Read(name string) []byte {
+	v.r.t.Helper()
+	b, err := os.ReadFile(filepath.Join(v.Dir, name))
+	v.r.fatal(err, "verifier's folder")
+	return b
+}
+
+// Pointer is the pointer config that init made for the pool.
+func (v *Verifier) Pointer(pool string) []byte { return v.Read("pointers/" + pool + ".ign") }
+
+// Start starts the process and waits until it serves.
+func (v *Verifier) Start() {
+	v.r.t.Helper()
+	log, err := os.OpenFile(v.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	v.r.fatal(err, "verifier")
+	v.cmd = exec.Command(v.binary, "serve", "--config", v.configFile())
+	out, in, err := os.Pipe()
+	v.r.fatal(err, "verifier")
+	v.cmd.Stdout, v.cmd.Stderr = in, in
+	v.r.fatal(v.cmd.Start(), "verifier")
+	v.r.fatal(in.Close(), "verifier")
+	ended := make(chan struct{})
+	v.ended = ended
+	go func() {
+		defer close(ended)
+		defer log.Close()
+		v.follow(io.TeeReader(out, log))
+		out.Close()
+		if err := v.cmd.Wait(); err != nil {
+			fmt.Fprintf(log, "rig: verifier ended: %v\n", err)
+		}
+	}()
+	v.r.t.Cleanup(v.Stop)
+	client := v.Client()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		if resp, err := client.Get(v.local("/healthz")); err == nil {
+			resp.Body.Close()
+			return
+		}
+		select {
+		case <-ended:
+			v.r.t.Fatalf("the verifier did not start:\n%s", v.Log())
+		default:
+		}
+		if time.Now().After(deadline) {
+			v.r.t.Fatalf("the verifier does not answer:\n%s", v.Log())
+		}
+	}
+}
+
+func (v *Verifier) follow(out io.Reader) {
+	in := bufio.NewReader(out)
+	for {
+		line, err := in.ReadString('\n')
+		var a Audit
+		if json.Unmarshal([]byte(line), &a) == nil && a.Log == "audit" {
+			a.Raw = strings.TrimSpace(line)
+			if v.onAudit != nil {
+				v.onAudit(a)
+			}
+			v.mu.Lock()
+			v.lines = append(v.lines, a)
+			close(v.changed)
+			v.changed = make(chan struct{})
+			v.mu.Unlock()
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// Stop ends the process as an administrator does, and waits for it.
+func (v *Verifier) Stop() { v.signal(syscall.SIGTERM) }
+
+// Kill ends it as a power cut does.
+func (v *Verifier) Kill() { v.signal(syscall.SIGKILL) }
+
+func (v *Verifier) signal(s syscall.Signal) {
+	if v.ended == nil {
+		return
+	}
+	select {
+	case <-v.ended:
+		return
+	default:
+	}
+	if err := v.cmd.Process.Signal(s); err != nil {
+		v.r.t.Logf("rig: ending the verifier: %v", err)
+	}
+	select {
+	case <-v.ended:
+	case <-time.After(30 * time.Second):
+		v.r.t.Logf("rig: the verifier did not end within 30 s of %v", s)
+		if err := v.cmd.Process.Kill(); err != nil {
+			v.r.t.Logf("rig: %v", err)
+		}
+		<-v.ended
+	}
+}
+
+// Log is everything it printed.
+func (v *Verifier) Log() string {
+	v.r.t.Helper()
+	b, err := os.ReadFile(v.log)
+	v.r.fatal(err, "verifier's log")
+	return string(b)
+}
+
+// Run runs a subcommand on the folder and returns what it printed.
+func (v *Verifier) Run(args ...string) string {
+	v.r.t.Helper()
+	return v.r.run(v.Dir, nil, v.binary, append(args, "--config", v.configFile())...)
+}
+
+// Tool runs a subcommand that needs no folder.
+func (v *Verifier) Tool(args ...string) string {
+	v.r.t.Helper()
+	return v.r.run(v.Dir, nil, v.binary, args...)
+}
+
+// Enroll enrols the TPM's keys under a name, for a pool.
+func (v *Verifier) Enroll(name, pool string, tpm *TPM) {
+	v.r.t.Helper()
+	args := []string{"enroll", "--name", name, "--pool", pool}
+	for _, h := range tpm.EKSHA256() {
+		args = append(args, "--ek-sha256", h)
+	}
+	v.Run(args...)
+}
+
+// Audit returns the decisions so far.
+func (v *Verifier) Audit() []Audit {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return append([]Audit(nil), v.lines...)
+}
+
+// WaitAudit waits for a decision on an event with an outcome and, when a denial,
+// a reason; "" matches any.
+func (v *Verifier) WaitAudit(event, outcome, reason string) Audit {
+	v.r.t.Helper()
+	deadline := time.After(BootTimeout)
+	for {
+		v.mu.Lock()
+		lines, changed := v.lines, v.changed
+		v.mu.Unlock()
+		for _, a := range lines {
+			if a.matches(event, outcome, reason) {
+				return a
+			}
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			v.r.t.Fatalf("no %s %s %s in the audit log within %v:\n%s", event, outcome, reason, BootTimeout, v.auditText())
+		}
+	}
+}
+
+func (a Audit) matches(event, outcome, reason string) bool {
+	return (event == "" || a.Event == event) && (outcome == "" || a.Outcome == outcome) && (reason == "" || a.Reason == reason)
+}
+
+// WantAudit requires such a decision to be there now.
+func (v *Verifier) WantAudit(event, outcome, reason string) Audit {
+	v.r.t.Helper()
+	for _, a := range v.Audit() {
+		if a.matches(event, outcome, reason) {
+			return a
+		}
+	}
+	v.r.t.Fatalf("no %s %s %s in the audit log:\n%s", event, outcome, reason, v.auditText())
+	return Audit{}
+}
+
+// WantNoAudit requires that there is no such decision.
+func (v *Verifier) WantNoAudit(event, outcome, reason string) {
+	v.r.t.Helper()
+	for _, a := range v.Audit() {
+		if a.matches(event, outcome, reason) {
+			v.r.t.Fatalf("unexpected in the audit log: %s", a.Raw)
+		}
+	}
+}
+
+func (v *Verifier) auditText() string {
+	var b strings.Builder
+	for _, a := range v.Audit() {
+		b.WriteString("\t" + a.Raw + "\n")
+	}
+	return b.String()
+}
+
+// Record is what status says of one machine.
+type Record struct {
+	Metadata struct {
+		Name      string `json:"name"`
+		Namespace string `json:"namespace"`
+	} `json:"metadata"`
+	Status struct {
+		Phase       string `json:"phase"`
+		Endorsement string `json:"endorsement"`
+		Pool        string `json:"pool"`
+		Token       *struct {
+			ID   string `json:"id"`
+			Uses int    `json:"uses"`
+		} `json:"token"`
+		Report *struct {
+			Unit    string `json:"unit"`
+			Result  string `json:"result"`
+			Message string `json:"message"`
+		} `json:"report"`
+		History []struct {
+			Event  string `json:"event"`
+			Reason string `json:"reason"`
+		} `json:"history"`
+	} `json:"status"`
+}
+
+// Records is `status -o json`.
+func (v *Verifier) Records() []Record {
+	v.r.t.Helper()
+	var list struct {
+		Items []Record `json:"items"`
+	}
+	out := v.Run("status", "-o", "json")
+	v.r.fatal(json.Unmarshal([]byte(out), &list), "status -o json: %s", out)
+	return list.Items
+}
+
+// WantRecord requires a record by name, in a phase.
+func (v *Verifier) WantRecord(name, phase string) Record {
+	v.r.t.Helper()
+	records := v.Records()
+	for _, rec := range records {
+		if rec.Metadata.Name == name {
+			if rec.Status.Phase != phase {
+				v.r.t.Fatalf("%s is %s, not %s:\n%s", name, rec.Status.Phase, phase, v.Run("explain", name))
+			}
+			return rec
+		}
+	}
+	v.r.t.Fatalf("status does not know %s:\n%s", name, v.Run("status"))
+	return Record{}
+}
+
+// Client speaks to it from the host, with the folder's CA and nothing else.
+func (v *Verifier) Client() *http.Client {
+	return &http.Client{Timeout: 30 * time.Second, Transport: v.transport()}
+}
+
+func (v *Verifier) transport() *http.Transport {
+	v.r.t.Helper()
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(v.Read("tls/ca.crt")) {
+		v.r.t.Fatalf("no certificate in tls/ca.crt")
+	}
+	return &http.Transport{
+		TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "10.0.2.2", MinVersion: tls.VersionTLS13},
+	}
+}
+
+func (v *Verifier) local(path string) string {
+	return fmt.Sprintf("https://127.0.0.1:%d%s", v.Port, path)
+}
+
+// Get asks the gate from the host; token may be empty.
+func (v *Verifier) Get(path, token string) (status int, body string) {
+	v.r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, v.local(path), nil)
+	v.r.fatal(err, "gate")
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	client := v.Client()
+	defer client.CloseIdleConnections()
+	resp, err := client.Do(req)
+	v.r.fatal(err, "gate")
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	v.r.fatal(err, "gate")
+	return resp.StatusCode, string(b)
+}

@@ -1,0 +1,35 @@
+// Package accepted is the main job: a new machine proves which one it is, and
+// Ignition provisions it.
+package accepted
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+func TestEnrolledMachineIsProvisioned(t *testing.T) {
+	r := rig.New(t)
+	v := r.Verifier(rig.VerifierConfig{})
+	tpm := r.NewTPM()
+	v.Enroll("worker-0", "worker", tpm)
+	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker")})
+	node.WantProvisioned()
+
+	if got := node.ReadFile("/etc/provisioned"); got != "for worker" {
+		t.Errorf("the disk holds %q", got)
+	}
+	if left := node.TokensLeft(); len(left) > 0 {
+		t.Errorf("a token was left in %s", strings.Join(left, ", "))
+	}
+	v.WantAudit("attest", "allowed", "")
+	v.WantAudit("fetch", "allowed", "")
+	rec := v.WantRecord("worker-0", "Fetched")
+	if rec.Status.Endorsement != "enrolled" || rec.Status.Token == nil || rec.Status.Token.Uses != 1 {
+		t.Errorf("the record says %+v", rec.Status)
+	}
+	if code, _ := v.Get("/config/worker", ""); code != 401 {
+		t.Errorf("a caller without a token received %d", code)
+	}
+}

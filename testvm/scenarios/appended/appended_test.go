@@ -1,0 +1,19 @@
+// Package appended adds the agent to a stock initramfs as a further archive, the
+// way onto PXE and onto images that nobody rebuilds.
+package appended
+
+import (
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+func TestArchiveAppendedToAStockInitramfsAttests(t *testing.T) {
+	r := rig.New(t)
+	v := r.Verifier(rig.VerifierConfig{})
+	tpm := r.NewTPM()
+	v.Enroll("worker-0", "worker", tpm)
+	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Initrd: rig.Initrd{Agent: rig.Appended}})
+	node.WantProvisioned()
+	v.WantRecord("worker-0", "Fetched")
+}

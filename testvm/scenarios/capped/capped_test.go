@@ -1,0 +1,46 @@
+// Package capped attests a second time on the same machine, after the
+// initramfs: what root on a running node, or a pod with the TPM, would do.
+package capped
+
+import (
+	"os"
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+// again is run by PID 1 of the real root. The lease and fw_cfg are still there.
+const again = `#!/bin/sh
+echo "rig: attesting again"
+/usr/bin/mcs-attest-agent attest
+echo "rig: the agent ended with $?"
+`
+
+func TestAttack_T32_RootOnTheRunningMachineCannotAttest(t *testing.T) {
+	r := rig.New(t)
+	v := r.Verifier(rig.VerifierConfig{})
+	tpm := r.NewTPM()
+	v.Enroll("worker-0", "worker", tpm)
+	agent, err := os.ReadFile(r.Agent())
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Root: map[string]string{
+		"etc/rig-again": again, "usr/bin/mcs-attest-agent": string(agent),
+	}})
+	node.WantProvisioned()
+	if !node.Said(`^rig: attesting again`) || node.Said(`^rig: the agent ended with 0`) {
+		t.Errorf("the second attestation did not fail:\n%s", node.Console())
+	}
+	v.WantAudit("attest", "denied", "PCRCapped")
+	allowed := 0
+	for _, a := range v.Audit() {
+		if a.Event == "attest" && a.Outcome == "allowed" {
+			allowed++
+		}
+	}
+	if allowed != 1 {
+		t.Errorf("%d attestations were accepted", allowed)
+	}
+	v.WantRecord("worker-0", "Fetched")
+}

@@ -1,0 +1,52 @@
+// Package manufacturer boots a genuine TPM that nobody enrolled: its
+// manufacturer vouches for it, an administrator says which machine it is.
+package manufacturer
+
+import (
+	"regexp"
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+const policy = `apiVersion: mcs-attest.dev/v1alpha1
+kind: AttestationPolicy
+metadata:
+  name: default
+spec:
+  pools: ["*"]
+  tpm2:
+    endorsements: [enrolled, manufacturer]
+`
+
+func TestGenuineTPMWaitsForApprovalAndIsProvisioned(t *testing.T) {
+	r := rig.New(t)
+	tpm := r.NewTPM()
+	v := r.Verifier(rig.VerifierConfig{Policy: policy, Stopped: true})
+	v.Write("ek-roots/rig.pem", string(r.EKRoots()))
+	v.Start()
+	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker")})
+
+	v.WaitAudit("attest", "denied", "PendingApproval")
+	id := regexp.MustCompile(`pending-[0-9a-f]+`).FindString(v.Run("status"))
+	if id == "" {
+		t.Fatalf("status shows nothing to approve:\n%s", v.Run("status"))
+	}
+	v.Run("enroll", "--approve", id, "--name", "worker-0")
+	node.WantProvisioned()
+	v.WantRecord("worker-0", "Fetched")
+}
+
+func TestTPMOfAnotherManufacturerIsRefused(t *testing.T) {
+	r := rig.New(t)
+	r.NewTPM()
+	v := r.Verifier(rig.VerifierConfig{Policy: policy, Stopped: true})
+	v.Write("ek-roots/rig.pem", string(r.EKRoots()))
+	v.Start()
+	other := r.NewTPMOfAnotherMaker()
+	node := r.Boot(rig.VM{TPM: other, Pointer: v.Pointer("worker")})
+	v.WaitAudit("", "denied", "EKUntrusted")
+	node.Kill()
+	v.WantNoAudit("attest", "allowed", "")
+	v.WantNoAudit("fetch", "allowed", "")
+}

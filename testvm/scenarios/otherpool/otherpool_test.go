@@ -1,0 +1,40 @@
+// Package otherpool asks for another pool than the machine's own.
+package otherpool
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+func TestAttack_T45_TokenOpensOnlyItsOwnPool(t *testing.T) {
+	r := rig.New(t)
+	v := r.Verifier(rig.VerifierConfig{Pools: []string{"worker", "master"}})
+	tpm := r.NewTPM()
+	v.Enroll("worker-0", "worker", tpm)
+	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Cmdline: "rig.probe"})
+	node.WantProvisioned()
+
+	token := node.Token()
+	for _, path := range []string{"/config/master", "/config/worker/master", "/config/worker%2f../master"} {
+		if code, body := v.Get(path, token); code != 401 || strings.Contains(body, "for master") {
+			t.Errorf("%s with a worker's token: %d", path, code)
+		}
+	}
+	v.WantAudit("fetch", "denied", "TokenPool")
+	if code, _ := v.Get("/config/worker", token); code != 200 {
+		t.Errorf("the honest variant: %d", code)
+	}
+}
+
+func TestAttack_T41_WorkerThatAsksForMasterIsRefused(t *testing.T) {
+	r := rig.New(t)
+	v := r.Verifier(rig.VerifierConfig{Pools: []string{"worker", "master"}})
+	tpm := r.NewTPM()
+	v.Enroll("worker-0", "worker", tpm)
+	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("master")})
+	node.WantEmergency()
+	v.WantAudit("attest", "denied", "MachinePool")
+	v.WantNoAudit("fetch", "allowed", "")
+}

@@ -1,0 +1,85 @@
+// Package secureboot boots unified kernel images through OVMF under the profile
+// secure-boot. Every altered image is signed by the same key as the good one:
+// Secure Boot lets all of them run, and the appraisal is what refuses them.
+package secureboot
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+const policy = `apiVersion: mcs-attest.dev/v1alpha1
+kind: AttestationPolicy
+metadata:
+  name: default
+spec:
+  pools: ["*"]
+  tpm2:
+    profile: secure-boot
+`
+
+// setUp returns a verifier that knows the good image and the TPM.
+func setUp(t *testing.T) (*rig.Rig, *rig.Verifier, *rig.TPM) {
+	t.Helper()
+	r := rig.New(t)
+	v := r.Verifier(rig.VerifierConfig{Policy: policy, Stopped: true})
+	v.Write("reference-values/good.yaml", v.Tool("refvals", "--uki", r.BuildUKI(rig.UKI{})))
+	v.Start()
+	tpm := r.NewTPM()
+	v.Enroll("worker-0", "worker", tpm)
+	return r, v, tpm
+}
+
+func TestSignedImageUnderSecureBootIsProvisioned(t *testing.T) {
+	r, v, tpm := setUp(t)
+	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), UKI: &rig.UKI{}, SecureBoot: true})
+	node.WantProvisioned()
+	v.WantRecord("worker-0", "Fetched")
+}
+
+// refused boots vm and requires a final denial that names what is wrong.
+func refused(t *testing.T, vm rig.VM, detail ...string) {
+	t.Helper()
+	r, v, tpm := setUp(t)
+	vm.TPM, vm.Pointer = tpm, v.Pointer("worker")
+	node := r.Boot(vm)
+	node.WantEmergency()
+	denied := v.WantAudit("attest", "denied", "MeasuredBoot")
+	for _, d := range detail {
+		if !strings.Contains(denied.Detail, d) {
+			t.Errorf("the denial does not say %q: %s", d, denied.Detail)
+		}
+	}
+	v.WantNoAudit("attest", "allowed", "")
+	v.WantNoAudit("fetch", "allowed", "")
+	// The node learns the class and a correlation id, never the values.
+	if !node.Said(denied.CorrelationID) {
+		t.Errorf("the console does not name %s", denied.CorrelationID)
+	}
+}
+
+func TestAttack_T33_SecureBootOffIsRefusedNamingTheVariable(t *testing.T) {
+	refused(t, rig.VM{UKI: &rig.UKI{}}, "PCR 7", "SecureBoot")
+}
+
+func TestAttack_T33_AlteredInitramfsIsRefusedByItsDigest(t *testing.T) {
+	altered := rig.Initrd{Extra: map[string]string{"etc/backdoor": "#!/bin/sh\n"}}
+	refused(t, rig.VM{UKI: &rig.UKI{Initrd: altered}, SecureBoot: true}, "PCR 11", ".initrd")
+}
+
+func TestAttack_T33_AlteredCommandLineIsRefusedByItsDigest(t *testing.T) {
+	refused(t, rig.VM{UKI: &rig.UKI{Cmdline: "systemd.debug-shell"}, SecureBoot: true}, "PCR 11", ".cmdline")
+}
+
+func TestAttack_T33_CredentialBesideTheImageIsRefusedByPCR12(t *testing.T) {
+	image := rig.UKI{Credentials: map[string]string{"backdoor": "not so secret"}}
+	refused(t, rig.VM{UKI: &image, SecureBoot: true}, "PCR 12")
+}
+
+// Seen in the wild: OVMF with Microsoft's keys lets a kernel from -kernel run
+// although no key of db signed it, and the variable still says 1.
+func TestAttack_T36_SecureBootVariableWithoutAnAuthorityIsRefused(t *testing.T) {
+	refused(t, rig.VM{MicrosoftKeys: true}, "PCR 7")
+}

@@ -1,0 +1,34 @@
+// Package twofirstboots cuts the power in mid-boot, as CoreOS does by itself
+// when FIPS or kernel arguments want a restart: the same machine comes again,
+// with a disk that is still empty.
+package twofirstboots
+
+import (
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+func TestSameMachineMayHaveTwoFirstBoots(t *testing.T) {
+	r := rig.New(t)
+	v := r.Verifier(rig.VerifierConfig{})
+	tpm := r.NewTPM()
+	v.Enroll("worker-0", "worker", tpm)
+
+	first := r.Boot(rig.VM{Name: "first", TPM: tpm, Pointer: v.Pointer("worker")})
+	v.WaitAudit("fetch", "allowed", "")
+	first.Kill()
+
+	second := r.Boot(rig.VM{Name: "second", TPM: tpm, Pointer: v.Pointer("worker")})
+	second.WantProvisioned()
+	v.WantRecord("worker-0", "Fetched")
+	attested := 0
+	for _, a := range v.Audit() {
+		if a.Event == "attest" && a.Outcome == "allowed" {
+			attested++
+		}
+	}
+	if attested < 2 {
+		t.Errorf("attested %d times", attested)
+	}
+}

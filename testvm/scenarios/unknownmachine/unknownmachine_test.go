@@ -1,0 +1,26 @@
+// Package unknownmachine boots a machine before anybody has told the verifier
+// about it: it waits, and gets in without a restart once its Machine is there.
+package unknownmachine
+
+import (
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+func TestUnknownMachineWaitsAndGetsInOnceItsMachineAppears(t *testing.T) {
+	r := rig.New(t)
+	v := r.Verifier(rig.VerifierConfig{})
+	tpm := r.NewTPM()
+	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker")})
+
+	denied := v.WaitAudit("", "denied", "")
+	if !denied.Temporary {
+		t.Fatalf("the denial is final: %s", denied.Raw)
+	}
+	node.WaitFor(`mcs-attest.*(again|retry|wait)`)
+	v.WantNoAudit("fetch", "allowed", "")
+	v.Enroll("worker-0", "worker", tpm)
+	node.WantProvisioned()
+	v.WantRecord("worker-0", "Fetched")
+}
