@@ -1,6 +1,10 @@
 package machine
 
-import "github.com/mcs-attest/mcs-attest/pkg/reason"
+import (
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
 
 // Named is the Machine that an identity names, whether or not it may attest now;
 // nil when it names none, or names one that it does not fit. A denial that Match
@@ -27,9 +31,9 @@ func (ix *Index) Known(uid string) bool {
 }
 
 // Redeemable is what a Machine must still be when its token is shown at the
-// gate: there, not being deleted, not a Node yet, not quarantined, and of the
-// token's pool.
-func (ix *Index) Redeemable(uid, pool string) error {
+// gate: there, not quarantined, not being deleted, not a Node (unless a grant
+// lasts), and of the token's pool.
+func (ix *Index) Redeemable(uid, pool string, now time.Time) error {
 	m, ok := ix.byUID[uid]
 	switch {
 	case !ok:
@@ -38,6 +42,8 @@ func (ix *Index) Redeemable(uid, pool string) error {
 		return reason.Deny(reason.Quarantined, "Machine %s", m)
 	case m.Deleting:
 		return reason.Deny(reason.MachineDeleting, "Machine %s", m)
+	case m.Joined() && !m.Granted(now):
+		return reason.Deny(reason.MachineJoined, "Machine %s is Node %s", m, m.NodeRef)
 	case !m.HasPool(pool):
 		return reason.Deny(reason.MachinePool, "Machine %s may have %q, not %q", m, m.Pools, pool)
 	}

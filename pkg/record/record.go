@@ -62,12 +62,12 @@ const minInterval = 5 * time.Second
 func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1alpha1.MachineAttestation, error) {
 	next := begin(rec, a.Machine)
 	s := &next.Status
-	if Quarantined(a.Machine) {
-		return nil, reason.Deny(reason.Quarantined, "%s/%s is quarantined", a.Machine.Namespace, a.Machine.Name)
+	if a.Machine.Quarantined() {
+		return nil, reason.Deny(reason.Quarantined, "Machine %s", a.Machine)
 	}
 	if s.Phase == v1alpha1.PhaseJoined {
 		if !granted(a.Machine, s, now) {
-			return nil, reason.Deny(reason.MachineJoined, "%s/%s joined and has no grant to attest again", a.Machine.Namespace, a.Machine.Name)
+			return nil, reason.Deny(reason.MachineJoined, "Machine %s joined and has no unused grant", a.Machine)
 		}
 		s.GrantUsed = grantUntil(a.Machine)
 	}
@@ -187,11 +187,6 @@ func Report(rec *v1alpha1.MachineAttestation, ticketID string, r v1alpha1.Failur
 	return next, nil
 }
 
-// Quarantined reports whether an administrator quarantined the Machine.
-func Quarantined(m *machine.Machine) bool {
-	return m.Enrolment != nil && m.Enrolment.Spec.Quarantined
-}
-
 func begin(rec *v1alpha1.MachineAttestation, m *machine.Machine) *v1alpha1.MachineAttestation {
 	if rec != nil {
 		return rec.DeepCopy()
@@ -237,14 +232,9 @@ func grantUntil(m *machine.Machine) *metav1.Time {
 	return &m.Enrolment.Spec.Reattest.Until
 }
 
-// maxGrant is the longest that a grant may reach into the future (rule 11).
-const maxGrant = 24 * time.Hour
-
-// granted: a grant counts once, while it lasts, and never longer than a day.
+// granted: a grant counts once, while it lasts (rule 11).
 func granted(m *machine.Machine, s *v1alpha1.MachineAttestationStatus, now time.Time) bool {
-	until := grantUntil(m)
-	return until != nil && now.Before(until.Time) && until.Sub(now) <= maxGrant &&
-		(s.GrantUsed == nil || !s.GrantUsed.Equal(until))
+	return m.Granted(now) && (s.GrantUsed == nil || !s.GrantUsed.Equal(grantUntil(m)))
 }
 
 func useChallenge(s *v1alpha1.MachineAttestationStatus, a Attestation, now time.Time) error {

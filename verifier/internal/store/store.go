@@ -107,6 +107,15 @@ func (s *Store) Records() ([]*v1alpha1.MachineAttestation, error) {
 	return all, unavailable(err)
 }
 
+// Holder is the UID of the Machine that has an identity component, "" if none.
+func (s *Store) Holder(component string) (uid string, err error) {
+	err = s.db.View(func(tx *bbolt.Tx) error {
+		uid = string(tx.Bucket(claimsBucket).Get([]byte(component)))
+		return nil
+	})
+	return uid, unavailable(err)
+}
+
 // Update changes the record of the Machine by change, which sees the record as
 // it is, or nil if there is none, and returns what it shall be; nil leaves it
 // unchanged. An error of change changes nothing and is returned as it is.

@@ -1,0 +1,427 @@
+// Package appraisal is the verifier's judgement: sealed challenge, evidence,
+// policy and Machines in, one Machine or one reason out (RFC 9334, 8: appraisal
+// of evidence). It is pure; the order of its checks is that of DESIGN, section 5,
+// cheap first, and nothing is fetched for a caller that has not proven something.
+//
+// In order:
+//
+//   - the challenge is of this policy, this connection, this origin, and fresh
+//     ([Bind]);
+//   - every required kind of evidence is there: EvidenceMissing;
+//   - each verifies over the one transcript;
+//   - an endorsement that the policy allows vouches for the EK;
+//   - all that was proven names one Machine, which may have the pool;
+//   - the boot is one that the profile allows.
+//
+// A [Verdict] exists only when all of that held. A refusal of a caller that had
+// proven which Machine it is says so ([Refusal]), since only such a denial may
+// leave a trace in that Machine's record (DESIGN, section 19, rule 3).
+package appraisal
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/seal"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	"github.com/mcs-attest/mcs-attest/pkg/transcript"
+)
+
+// The contract's limits (proto/README.md, 2).
+const (
+	MaxEventLog = 256 << 10
+	MaxClaims   = 4 << 10
+)
+
+// The binding modes as they enter the transcript and the seal.
+const (
+	BindingExporter   = "exporter"
+	BindingTerminated = "terminated"
+)
+
+// Evidence is what the node answered. All of it is untrusted.
+type Evidence struct {
+	Sealed            []byte
+	ServerSPKI        []byte // SHA-256
+	Claims            []byte
+	CSRSPKI           []byte // SHA-256, or empty
+	TPM2              *tpm2.Evidence
+	EventLog          []byte
+	ProvisioningToken []byte // HMAC, or empty
+}
+
+// Connection is what the verifier itself knows of the connection.
+type Connection struct {
+	Exporter []byte // nil when TLS was terminated in front, or is not 1.3
+	// Served reports whether a server key (SHA-256 of the SPKI) is this verifier's own.
+	Served func(spki []byte) bool
+	// Origin reports whether an origin is this verifier's own.
+	Origin func(origin string) bool
+}
+
+// Context is everything the judgement rests on, besides the evidence.
+type Context struct {
+	Challenge  seal.Challenge // opened: the verifier's own word
+	Policy     policy.Policy
+	Machines   Machines
+	Endorsers  map[v1alpha1.Endorsement]tpm2.Endorser
+	References []measuredboot.ReferenceValues
+	// Recorded is the UID of the Machine whose record has this EK, "" if none: a
+	// Machine that attested before may again, however old it is by now.
+	Recorded func(ek machine.EKHash) (string, error)
+	// ProvisioningTokens are the tokens that are valid now.
+	ProvisioningTokens []secret.Bytes
+}
+
+// Verdict is an accepted appraisal.
+type Verdict struct {
+	Machine     *machine.Machine
+	Identity    v1alpha1.RecordedIdentity
+	Endorsement v1alpha1.Endorsement
+	Evidence    []v1alpha1.EvidenceSummary
+	Warnings    []string // what the policy let pass with a warning
+}
+
+// Refusal is a denial of a caller that had proven something.
+type Refusal struct {
+	denial error
+	// Machine is the one whose identity was proven, or nil.
+	Machine *machine.Machine
+	// Unenrolled is a genuine TPM that no Machine has, or nil.
+	Unenrolled *tpm2.Endorsement
+}
+
+// Error is the denial's.
+func (r *Refusal) Error() string { return r.denial.Error() }
+
+// Unwrap returns the denial.
+func (r *Refusal) Unwrap() error { return r.denial }
+
+// Bind checks that a challenge belongs to this connection and policy:
+//
+//   - its age: ChallengeExpired
+//   - its origin is one of ours: OriginUnknown
+//   - the policy is the one it was made under: PolicyChanged
+//   - the binding's own conditions: BindingMissing, BindingMismatch
+//
+// Under "exporter" the connection is the one that carried Challenge and the
+// server key is ours. Under "terminated" the server key is a front end's.
+func Bind(c seal.Challenge, p policy.Policy, conn Connection, ev Evidence, now time.Time) error {
+	if err := c.Fresh(now, p.ChallengeLifetime); err != nil {
+		return err
+	}
+	if !conn.Origin(c.Origin) {
+		return reason.Deny(reason.OriginUnknown, "%q", c.Origin)
+	}
+	if hash := p.Hash(); subtle.ConstantTimeCompare(hash[:], c.PolicyHash) != 1 {
+		return reason.Deny(reason.PolicyChanged, "policy %s", p.Name)
+	}
+	if c.Binding != BindingName(p.Binding) {
+		return reason.Deny(reason.PolicyChanged, "binding %s", c.Binding)
+	}
+	if len(ev.ServerSPKI) != sha256.Size {
+		return reason.Deny(reason.Malformed, "server key hash of %d bytes", len(ev.ServerSPKI))
+	}
+	if c.Binding == BindingTerminated {
+		if !slices.Contains(p.FrontEndKeys, [sha256.Size]byte(ev.ServerSPKI)) {
+			return reason.Deny(reason.BindingMismatch, "server key %x is no front end's", ev.ServerSPKI)
+		}
+		return nil
+	}
+	if len(conn.Exporter) != transcript.ExporterSize || len(c.Exporter) != transcript.ExporterSize {
+		return reason.Deny(reason.BindingMissing, "no TLS 1.3 exporter")
+	}
+	if subtle.ConstantTimeCompare(conn.Exporter, c.Exporter) != 1 {
+		return reason.Deny(reason.BindingMismatch, "challenged on another connection")
+	}
+	if !conn.Served(ev.ServerSPKI) {
+		return reason.Deny(reason.BindingMismatch, "server key %x is not ours", ev.ServerSPKI)
+	}
+	return nil
+}
+
+// BindingName is the text form of a policy's binding.
+func BindingName(b v1alpha1.Binding) string {
+	if b == v1alpha1.BindingTerminated {
+		return BindingTerminated
+	}
+	return BindingExporter
+}
+
+// Appraise judges evidence whose challenge [Bind] has accepted.
+func Appraise(ctx context.Context, in Context, ev Evidence, now time.Time) (*Verdict, error) {
+	a := &appraisal{Context: in, ev: ev, now: now}
+	if err := a.complete(); err != nil {
+		return nil, err
+	}
+	if err := a.verify(); err != nil {
+		return nil, err
+	}
+	if err := in.Policy.Satisfied(in.Challenge.Required, a.verified); err != nil {
+		return nil, err
+	}
+	if err := a.endorse(ctx); err != nil {
+		return nil, err
+	}
+	matchErr := a.match()
+	if matchErr != nil && a.machine == nil && !a.unenrolled() {
+		return nil, matchErr
+	}
+	if err := a.boot(); err != nil {
+		return nil, a.refuse(err)
+	}
+	if matchErr != nil {
+		if a.machine == nil {
+			matchErr = reason.Wrap(reason.PendingApproval, matchErr, "genuine TPM with EK %x", a.quote.EK.SPKIHash())
+		}
+		return nil, a.refuse(matchErr)
+	}
+	return &Verdict{
+		Machine: a.machine, Identity: a.recorded(), Endorsement: a.endorsement,
+		Evidence: a.summaries, Warnings: a.warnings,
+	}, nil
+}
+
+// appraisal is one judgement under way.
+type appraisal struct {
+	Context
+	ev  Evidence
+	now time.Time
+
+	transcript  transcript.Hash
+	verified    []evidence.Kind
+	quote       *tpm2.Quote
+	identity    tpm2.Identity
+	endorsed    *tpm2.Endorsement
+	endorsement v1alpha1.Endorsement
+	machine     *machine.Machine
+	summaries   []v1alpha1.EvidenceSummary
+	warnings    []string
+}
+
+// complete refuses what cannot be whole before anything is computed.
+func (a *appraisal) complete() error {
+	if len(a.ev.Claims) > MaxClaims || len(a.ev.EventLog) > MaxEventLog {
+		return reason.Deny(reason.TooLarge, "claims of %d bytes, event log of %d bytes", len(a.ev.Claims), len(a.ev.EventLog))
+	}
+	if n := len(a.ev.CSRSPKI); n != 0 && n != sha256.Size {
+		return reason.Deny(reason.Malformed, "CSR key hash of %d bytes", n)
+	}
+	for _, k := range a.Challenge.Required {
+		switch {
+		case k == evidence.TPM2 && a.ev.TPM2 == nil,
+			k == evidence.ProvisioningToken && len(a.ev.ProvisioningToken) == 0,
+			k != evidence.TPM2 && k != evidence.ProvisioningToken: // the clouds' kinds are not built yet
+			return reason.Deny(reason.EvidenceMissing, "%s is required", k)
+		}
+	}
+	return nil
+}
+
+// verify checks each required piece over the transcript.
+func (a *appraisal) verify() error {
+	c := a.Challenge
+	f := transcript.Fields{
+		Sealed: a.ev.Sealed, Nonce: c.Nonce, Binding: c.Binding, Exporter: c.Exporter, ServerSPKI: a.ev.ServerSPKI,
+		Origin: c.Origin, Pool: c.Pool, Required: transcript.Required(c.Required, c.Bank, c.PCRs),
+		CSRSPKI: a.ev.CSRSPKI, Claims: a.ev.Claims,
+	}
+	withTPM := slices.Contains(c.Required, evidence.TPM2)
+	if withTPM {
+		ek, err := tpm2.ParseEK(c.EKPublic)
+		if err != nil {
+			return err
+		}
+		ak, err := tpm2.ParseAK(c.AKPublic)
+		if err != nil {
+			return err
+		}
+		hash := ek.SPKIHash()
+		f.EKSPKI, f.AKName = hash[:], ak.Name()
+		a.identity = tpm2.Identity{EK: ek, EKCertificates: c.EKCertificates, AK: ak, AKCertificates: c.AKCertificates}
+	}
+	a.transcript = f.Hash()
+	if withTPM {
+		quote, err := tpm2.VerifyQuote(tpm2.Challenge{
+			EK: a.identity.EK, AK: a.identity.AK, Secret: c.Secret, Bank: c.Bank, PCRs: c.PCRs, Transcript: a.transcript,
+		}, *a.ev.TPM2)
+		if err != nil {
+			return err
+		}
+		a.quote = quote
+		a.accepted(evidence.TPM2, a.ev.TPM2.Quote, quoteSummary(quote))
+	}
+	if slices.Contains(c.Required, evidence.ProvisioningToken) {
+		if err := a.provisioningToken(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *appraisal) provisioningToken() error {
+	for _, t := range a.ProvisioningTokens {
+		want := transcript.ProvisioningToken(t.Expose(), a.transcript)
+		if subtle.ConstantTimeCompare(want, a.ev.ProvisioningToken) == 1 {
+			a.accepted(evidence.ProvisioningToken, a.ev.ProvisioningToken, nil)
+			return nil
+		}
+	}
+	return reason.Deny(reason.ProvisioningTokenInvalid, "none of %d valid tokens", len(a.ProvisioningTokens))
+}
+
+func (a *appraisal) accepted(k evidence.Kind, raw []byte, summary map[string]string) {
+	digest := sha256.Sum256(raw)
+	a.verified = append(a.verified, k)
+	a.summaries = append(a.summaries, v1alpha1.EvidenceSummary{Kind: k.String(), SHA256: hex.EncodeToString(digest[:]), Summary: summary})
+}
+
+func quoteSummary(q *tpm2.Quote) map[string]string {
+	return map[string]string{
+		"ek": q.EK.Describe(), "ak": q.AK.Describe(), "bank": transcript.BankName(q.Bank),
+		"resetCount": fmt.Sprint(q.ResetCount), "restartCount": fmt.Sprint(q.RestartCount),
+		"firmwareVersion": fmt.Sprintf("%#x", q.FirmwareVersion),
+	}
+}
+
+// endorse asks the endorsers that the policy allows, in the policy's order. One
+// that knows nothing of the EK is passed over; the first that knows it wins.
+func (a *appraisal) endorse(ctx context.Context) error {
+	if a.quote == nil {
+		return nil
+	}
+	var unusable error
+	for _, kind := range a.Policy.Endorsements {
+		e, ok := a.Endorsers[kind]
+		if !ok {
+			continue
+		}
+		endorsed, err := e.Endorse(ctx, a.identity, a.now)
+		if errors.Is(err, tpm2.ErrNotMine) {
+			continue
+		}
+		if err != nil {
+			unusable = err
+			continue
+		}
+		a.endorsed, a.endorsement = endorsed, kind
+		return nil
+	}
+	hash := a.quote.EK.SPKIHash()
+	if unusable != nil && !a.Policy.Endorses(v1alpha1.EndorsementEnrolled) {
+		return unusable
+	}
+	// An enrolment may still come; the rest of what is wrong is for the operator.
+	if unusable != nil {
+		return reason.Wrap(reason.EKNotEnrolled, unusable, "EK %x", hash)
+	}
+	return reason.Deny(reason.EKNotEnrolled, "EK %x", hash)
+}
+
+// match finds the one Machine that everything proven names. A Machine that is
+// named and may not attest now is there together with the error.
+func (a *appraisal) match() error {
+	rules := machine.Rules{Pool: a.Policy.Pool, Now: a.now, MaxAge: a.Policy.MaxMachineAge}
+	var id machine.Identity
+	if a.quote != nil {
+		id.EK = a.quote.EK.SPKIHash()
+		if a.endorsed.ProviderID != "" {
+			id.ProviderIDs = []string{a.endorsed.ProviderID}
+		}
+		// Only a provider or a certified AK says which machine's TPM this is.
+		rules.EKEnrolled = a.endorsement == v1alpha1.EndorsementEnrolled || a.endorsement == v1alpha1.EndorsementManufacturer
+		uid, err := a.Recorded(id.EK)
+		if err != nil {
+			return err
+		}
+		id.MachineUID = uid
+	}
+	m, err := a.Machines.Match(id, rules)
+	if err != nil {
+		a.machine = a.Machines.Named(id, rules)
+		return err
+	}
+	a.machine = m
+	return nil
+}
+
+// unenrolled: a manufacturer's certificate says that it is some genuine TPM; no
+// enrolment says which machine's. That is for an administrator to decide.
+func (a *appraisal) unenrolled() bool {
+	return a.endorsement == v1alpha1.EndorsementManufacturer && !a.Machines.Enrolled(a.quote.EK.SPKIHash())
+}
+
+func (a *appraisal) refuse(err error) error {
+	r := &Refusal{denial: err, Machine: a.machine}
+	if a.machine == nil {
+		r.Unenrolled = a.endorsed
+	}
+	return r
+}
+
+// boot judges what was measured. A profile that only warns lets a boot pass that
+// is not as it should be, but never one whose PCR 11 is not what it must be.
+func (a *appraisal) boot() error {
+	if a.quote == nil {
+		return nil
+	}
+	refs := a.References
+	if names := a.Policy.ReferenceValues; len(names) > 0 {
+		refs = slices.DeleteFunc(slices.Clone(refs), func(r measuredboot.ReferenceValues) bool {
+			return !slices.Contains(names, r.Metadata.Name)
+		})
+	}
+	_, err := measuredboot.Appraise(a.Policy.Profile, a.quote.Bank, a.quote.PCRs, a.ev.EventLog, refs)
+	if err != nil && a.Policy.ProfileAction == v1alpha1.ProfileWarn && measuredboot.MayWarn(err) {
+		a.warnings = append(a.warnings, err.Error())
+		return nil
+	}
+	return err
+}
+
+func (a *appraisal) recorded() v1alpha1.RecordedIdentity {
+	var id v1alpha1.RecordedIdentity
+	if a.endorsed == nil {
+		return id
+	}
+	if a.endorsed.EKSHA256 != ([sha256.Size]byte{}) {
+		id.EKSHA256 = hex.EncodeToString(a.endorsed.EKSHA256[:])
+	}
+	if a.endorsed.AKSHA256 != ([sha256.Size]byte{}) {
+		id.AKSHA256 = hex.EncodeToString(a.endorsed.AKSHA256[:])
+	}
+	id.ProviderID = a.endorsed.ProviderID
+	return id
+}
+
+// Machines finds a Machine by verified identity; see package machine.
+type Machines interface {
+	Match(id machine.Identity, r machine.Rules) (*machine.Machine, error)
+	Named(id machine.Identity, r machine.Rules) *machine.Machine
+	Enrolled(ek machine.EKHash) bool
+}
+
+// EnrolledEndorser endorses an EK that an administrator named.
+type EnrolledEndorser struct{ Machines Machines }
+
+// Endorse looks the EK's hash up.
+func (e EnrolledEndorser) Endorse(_ context.Context, id tpm2.Identity, _ time.Time) (*tpm2.Endorsement, error) {
+	hash := id.EK.SPKIHash()
+	if !e.Machines.Enrolled(hash) {
+		return nil, tpm2.ErrNotMine
+	}
+	return &tpm2.Endorsement{Kind: tpm2.Enrolled, EKSHA256: hash}, nil
+}

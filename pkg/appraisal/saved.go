@@ -1,0 +1,121 @@
+package appraisal
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
+	"github.com/mcs-attest/mcs-attest/pkg/seal"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+)
+
+// Saved is one Attest call, kept so that the whole appraisal can be run again
+// without the machine. It holds the activation secret of that one challenge,
+// which is worthless once the call is answered.
+type Saved struct {
+	Version       int       `json:"version"`
+	CorrelationID string    `json:"correlationID"`
+	Time          time.Time `json:"time"`
+	Exporter      []byte    `json:"exporter,omitempty"`
+	ServerSPKI    []byte    `json:"serverSPKI"`
+
+	Challenge savedChallenge `json:"challenge"`
+	Evidence  savedEvidence  `json:"evidence"`
+}
+
+type savedChallenge struct {
+	Issued         time.Time `json:"issued"`
+	Nonce          []byte    `json:"nonce"`
+	Secret         []byte    `json:"secret"`
+	Origin         string    `json:"origin"`
+	Pool           string    `json:"pool"`
+	Required       []string  `json:"required"`
+	Bank           uint16    `json:"bank"`
+	PCRs           []int     `json:"pcrs"`
+	EKPublic       []byte    `json:"ekPublic"`
+	AKPublic       []byte    `json:"akPublic"`
+	EKCertificates [][]byte  `json:"ekCertificates,omitempty"`
+	AKCertificates [][]byte  `json:"akCertificates,omitempty"`
+	Binding        string    `json:"binding"`
+	Exporter       []byte    `json:"exporter,omitempty"`
+}
+
+type savedEvidence struct {
+	Sealed            []byte   `json:"sealed"`
+	Claims            []byte   `json:"claims"`
+	CSRSPKI           []byte   `json:"csrSPKI,omitempty"`
+	Quote             []byte   `json:"quote,omitempty"`
+	Signature         []byte   `json:"signature,omitempty"`
+	Activation        []byte   `json:"activation,omitempty"`
+	PCRValues         [][]byte `json:"pcrValues,omitempty"`
+	EventLog          []byte   `json:"eventLog,omitempty"`
+	ProvisioningToken []byte   `json:"provisioningToken,omitempty"`
+}
+
+const savedVersion = 1
+
+// Save takes a copy of a call.
+func Save(in Context, conn Connection, ev Evidence, now time.Time, id string) *Saved {
+	c := in.Challenge
+	s := &Saved{
+		Version: savedVersion, CorrelationID: id, Time: now.UTC(), Exporter: conn.Exporter, ServerSPKI: ev.ServerSPKI,
+		Challenge: savedChallenge{
+			Issued: c.Issued, Nonce: c.Nonce, Secret: c.Secret.Expose(), Origin: c.Origin, Pool: c.Pool, Bank: c.Bank, PCRs: c.PCRs,
+			EKPublic: c.EKPublic, AKPublic: c.AKPublic, EKCertificates: c.EKCertificates, AKCertificates: c.AKCertificates,
+			Binding: c.Binding, Exporter: c.Exporter,
+		},
+		Evidence: savedEvidence{Sealed: ev.Sealed, Claims: ev.Claims, CSRSPKI: ev.CSRSPKI, EventLog: ev.EventLog, ProvisioningToken: ev.ProvisioningToken},
+	}
+	for _, k := range c.Required {
+		s.Challenge.Required = append(s.Challenge.Required, k.String())
+	}
+	if t := ev.TPM2; t != nil {
+		s.Evidence.Quote, s.Evidence.Signature, s.Evidence.Activation, s.Evidence.PCRValues = t.Quote, t.Signature, t.Activation, t.PCRValues
+	}
+	return s
+}
+
+// Encode is the call at rest: JSON.
+func (s *Saved) Encode() ([]byte, error) { return json.MarshalIndent(s, "", "  ") }
+
+// ParseSaved reads a call at rest.
+func ParseSaved(raw []byte) (*Saved, error) {
+	var s Saved
+	if err := json.Unmarshal(raw, &s); err != nil {
+		return nil, fmt.Errorf("saved evidence: %w", err)
+	}
+	if s.Version != savedVersion {
+		return nil, fmt.Errorf("saved evidence: version %d, this program reads %d", s.Version, savedVersion)
+	}
+	return &s, nil
+}
+
+// Replay is the call as [Appraise] takes it. PolicyHash is left out: the question
+// is what today's policy says.
+func (s *Saved) Replay() (seal.Challenge, Evidence, error) {
+	c := s.Challenge
+	out := seal.Challenge{
+		Issued: c.Issued, Nonce: c.Nonce, Secret: secret.New(c.Secret), Origin: c.Origin, Pool: c.Pool, Bank: c.Bank, PCRs: c.PCRs,
+		EKPublic: c.EKPublic, AKPublic: c.AKPublic, EKCertificates: c.EKCertificates, AKCertificates: c.AKCertificates,
+		Binding: c.Binding, Exporter: c.Exporter,
+	}
+	for _, name := range c.Required {
+		k, err := evidence.ParseKind(name)
+		if err != nil {
+			return seal.Challenge{}, Evidence{}, fmt.Errorf("saved evidence: %w", err)
+		}
+		out.Required = append(out.Required, k)
+	}
+	e := s.Evidence
+	ev := Evidence{Sealed: e.Sealed, ServerSPKI: s.ServerSPKI, Claims: e.Claims, CSRSPKI: e.CSRSPKI, EventLog: e.EventLog, ProvisioningToken: e.ProvisioningToken}
+	if len(e.Quote) > 0 {
+		ev.TPM2 = &tpm2.Evidence{Quote: e.Quote, Signature: e.Signature, Activation: e.Activation, PCRValues: e.PCRValues}
+	}
+	return out, ev, nil
+}
+
+// NonceText is the challenge's nonce as the token carries it (eat_nonce).
+func NonceText(nonce []byte) string { return base64.RawURLEncoding.EncodeToString(nonce) }

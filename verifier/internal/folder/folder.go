@@ -1,0 +1,289 @@
+// Package folder reads a standalone verifier's folder and keeps it current.
+//
+//	machines/*.yaml           Machines, MachineAttestations
+//	attestations/*.yaml       the same; `enroll` writes here
+//	policies/*.yaml           AttestationPolicies
+//	reference-values/*.yaml   ReferenceValues
+//	ek-roots/*.pem            certificates of TPM manufacturers
+//	configs/<pool>.ign        rendered Ignition configs
+//
+// What is there becomes a [Snapshot], which never changes; a change in the
+// folder makes the next one. Every file stands by itself: a broken one keeps its
+// last good state and is reported with its line, and stops no other. A folder
+// that is missing counts as empty. Names that begin with "." and other endings
+// are passed over.
+//
+// A file that is broken when the verifier starts has no last good state. It is
+// listed in Snapshot.Incomplete, and while it is a policy, the "*" policy does
+// not apply: the file might be the policy of any pool.
+//
+// Files are best replaced by renaming; one that is written in place is read
+// when it has been quiet for a moment.
+package folder
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/anchors"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
+)
+
+// Snapshot is the folder's content at one time. It is read only.
+type Snapshot struct {
+	Machines        *machine.Index
+	Enrolments      []machine.Enrolment
+	Policies        *policy.Set
+	ReferenceValues []measuredboot.ReferenceValues
+	EKRoots         *anchors.Set
+	Configs         map[string][]byte // by pool
+
+	// Problems of the files as they are now, warnings included, by file and line.
+	Problems []manifest.Problem
+	// Incomplete are files that have been broken since the start.
+	Incomplete []string
+}
+
+// Failed reports whether some problem is more than a warning.
+func (s *Snapshot) Failed() bool { return manifest.Failed(s.Problems) }
+
+// Folder is a verifier's folder. It is safe for concurrent use.
+type Folder struct {
+	dir  string
+	poll time.Duration
+
+	snapshot atomic.Pointer[Snapshot]
+
+	mu       sync.Mutex
+	files    map[string]*file // by path
+	policies *policy.Set      // the last that compiled
+	started  bool
+	unread   []manifest.Problem // folders that could not be listed
+}
+
+// file is one file's state.
+type file struct {
+	modified time.Time
+	size     int64
+	sum      [sha256.Size]byte
+	readAt   time.Time
+
+	content  content // the last good one
+	good     bool    // there was a good one
+	atStart  bool    // it was there at the start
+	problems []manifest.Problem
+}
+
+// Load reads the folder once.
+func Load(dir string) (*Snapshot, error) {
+	f, err := Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	return f.Snapshot(), nil
+}
+
+// Open reads the folder for the first time. Only a folder that is not there at
+// all is an error; see Snapshot.Problems for the rest.
+func Open(dir string) (*Folder, error) {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return nil, fmt.Errorf("reading the verifier's folder: %w", err)
+	}
+	if !info.IsDir() {
+		return nil, fmt.Errorf("reading the verifier's folder: %s is a file", dir)
+	}
+	f := &Folder{dir: dir, poll: 2 * time.Second, files: map[string]*file{}, policies: &policy.Set{}}
+	f.Refresh()
+	return f, nil
+}
+
+// Snapshot is the folder as last read.
+func (f *Folder) Snapshot() *Snapshot { return f.snapshot.Load() }
+
+// Refresh looks at the folder now and reports whether anything changed.
+func (f *Folder) Refresh() (*Snapshot, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	changed := f.scan()
+	if changed || !f.started {
+		f.snapshot.Store(f.build())
+		changed = true
+	}
+	f.started = true
+	return f.snapshot.Load(), changed
+}
+
+// scan brings every file's state up to date.
+func (f *Folder) scan() (changed bool) {
+	here := map[string]bool{}
+	var unread []manifest.Problem
+	for _, s := range sections {
+		dir := filepath.Join(f.dir, s.dir)
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			unread = append(unread, manifest.Problem{File: dir, What: "cannot be listed: " + err.Error(), Want: "its files stay as they were; check its permissions"})
+			for path := range f.files {
+				here[path] = here[path] || filepath.Dir(path) == dir
+			}
+			continue
+		}
+		for _, e := range entries {
+			if strings.HasPrefix(e.Name(), ".") || !slices.Contains(s.endings, filepath.Ext(e.Name())) {
+				continue
+			}
+			path := filepath.Join(dir, e.Name())
+			if f.look(s, path) {
+				changed = true
+			}
+			here[path] = true
+		}
+	}
+	for path := range f.files {
+		if !here[path] {
+			delete(f.files, path)
+			changed = true
+		}
+	}
+	if !slices.Equal(unread, f.unread) {
+		f.unread, changed = unread, true
+	}
+	return changed
+}
+
+// settle is how long after its change a file counts as possibly still changing:
+// two writes can leave the same time stamp.
+const settle = 2 * time.Second
+
+// look reads one file if it may have changed.
+func (f *Folder) look(s section, path string) (changed bool) {
+	state := f.files[path]
+	if state == nil {
+		state = &file{atStart: !f.started}
+		f.files[path] = state
+		changed = true
+	}
+	info, raw, err := read(path, state)
+	if err != nil {
+		if errors.Is(err, errUnchanged) {
+			return changed
+		}
+		before := state.problems
+		state.problems = []manifest.Problem{{File: path, What: "cannot be read: " + err.Error(), Want: "its last good state stays in force"}}
+		state.readAt = time.Time{} // look again next time
+		return changed || !slices.Equal(before, state.problems)
+	}
+	sum := sha256.Sum256(raw)
+	same := sum == state.sum && info.ModTime().Equal(state.modified)
+	state.modified, state.size, state.readAt = info.ModTime(), info.Size(), time.Now()
+	if same {
+		return changed
+	}
+	state.sum = sum
+	content, problems := s.parse(path, raw, state.modified)
+	state.problems = problems
+	if !manifest.Failed(problems) {
+		state.content, state.good = content, true
+	}
+	return true
+}
+
+var errUnchanged = errors.New("unchanged")
+
+// read reads a regular file of bounded size, unless it is as it was.
+func read(path string, state *file) (fs.FileInfo, []byte, error) {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case !info.Mode().IsRegular():
+		return nil, nil, errors.New("not a regular file")
+	case info.Size() > manifest.MaxFile:
+		return nil, nil, fmt.Errorf("%d bytes, at most %d are read", info.Size(), manifest.MaxFile)
+	case info.Size() == state.size && info.ModTime().Equal(state.modified) && state.readAt.Sub(state.modified) > settle:
+		return nil, nil, errUnchanged
+	}
+	raw, err := os.ReadFile(path)
+	return info, raw, err
+}
+
+// build makes a snapshot of the files' good states.
+func (f *Folder) build() *Snapshot {
+	s := &Snapshot{Configs: map[string][]byte{}, Problems: slices.Clone(f.unread)}
+	var manifests machine.Manifests
+	var policies []policy.Parsed
+	var roots [][]anchors.Anchor
+	references := map[string]string{}
+	suspended := ""
+	for _, path := range slices.Sorted(maps.Keys(f.files)) {
+		state := f.files[path]
+		s.Problems = append(s.Problems, state.problems...)
+		if !state.good {
+			if state.atStart {
+				s.Incomplete = append(s.Incomplete, path)
+				if filepath.Base(filepath.Dir(path)) == policiesDir {
+					suspended = path
+				}
+			}
+			continue
+		}
+		c := state.content
+		manifests.Machines = append(manifests.Machines, c.manifests.Machines...)
+		manifests.Enrolments = append(manifests.Enrolments, c.manifests.Enrolments...)
+		policies = append(policies, c.policies...)
+		roots = append(roots, c.anchors)
+		for _, r := range c.references {
+			if first, ok := references[r.Metadata.Name]; ok {
+				s.Problems = append(s.Problems, manifest.Problem{File: path, What: fmt.Sprintf("reference values %q are in two files and not taken from here", r.Metadata.Name), Want: "the other is " + first + "; give each its own name"})
+				continue
+			}
+			references[r.Metadata.Name] = path
+			s.ReferenceValues = append(s.ReferenceValues, r)
+		}
+		if c.config != nil {
+			s.Configs[c.pool] = c.config
+		}
+	}
+	var found []manifest.Problem
+	s.Machines, found = machine.NewIndex(manifests, nil)
+	s.Problems = append(s.Problems, found...)
+	s.Enrolments = manifests.Enrolments
+	s.EKRoots = anchors.NewSet(roots...)
+	s.Policies, found = f.compile(policies, suspended)
+	for _, p := range found {
+		if !slices.Contains(s.Problems, p) { // each file's own are there already
+			s.Problems = append(s.Problems, p)
+		}
+	}
+	slices.SortStableFunc(s.Problems, func(x, y manifest.Problem) int {
+		return cmp.Or(cmp.Compare(x.File, y.File), cmp.Compare(x.Line, y.Line))
+	})
+	return s
+}
+
+// compile joins the policies. If they contradict each other, the set from
+// before stays in force; at the start that is one that covers nothing.
+func (f *Folder) compile(policies []policy.Parsed, suspended string) (*policy.Set, []manifest.Problem) {
+	set, problems := policy.CompileParsed(policies...)
+	if set != nil {
+		f.policies = set
+		if suspended != "" {
+			f.policies = set.Suspended(suspended)
+		}
+	}
+	return f.policies, problems
+}

@@ -1,0 +1,113 @@
+package folder
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/anchors"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
+)
+
+// content is what one file holds; which field depends on its section.
+type content struct {
+	manifests  machine.Manifests
+	policies   []policy.Parsed
+	references []measuredboot.ReferenceValues
+	anchors    []anchors.Anchor
+	pool       string
+	config     []byte
+}
+
+// section is one folder of files of one sort.
+type section struct {
+	dir     string
+	endings []string
+	parse   func(path string, raw []byte, modified time.Time) (content, []manifest.Problem)
+}
+
+const policiesDir = "policies"
+
+var yamlEndings = []string{".yaml", ".yml", ".json"}
+
+var sections = []section{
+	{"machines", yamlEndings, parseMachines},
+	{"attestations", yamlEndings, parseMachines},
+	{policiesDir, yamlEndings, parsePolicies},
+	{"reference-values", yamlEndings, parseReferences},
+	{"ek-roots", []string{".pem", ".crt"}, parseAnchors},
+	{"configs", []string{".ign"}, parseConfig},
+}
+
+func parseMachines(path string, raw []byte, modified time.Time) (c content, problems []manifest.Problem) {
+	c.manifests, problems = machine.Parse(path, raw, modified)
+	return c, problems
+}
+
+func parsePolicies(path string, raw []byte, _ time.Time) (c content, problems []manifest.Problem) {
+	c.policies, problems = policy.Parse(path, raw)
+	return c, problems
+}
+
+func parseReferences(path string, raw []byte, _ time.Time) (content, []manifest.Problem) {
+	docs, problems := manifest.Split(path, raw)
+	var c content
+	for _, doc := range docs {
+		if doc.APIVersion != measuredboot.APIVersion || doc.Kind != measuredboot.Kind {
+			problems = append(problems, doc.Problem("kind", fmt.Sprintf("a %s of %s does not belong here", doc.Kind, doc.APIVersion), measuredboot.Kind+" of "+measuredboot.APIVersion))
+			continue
+		}
+		var r measuredboot.ReferenceValues
+		wrong := doc.Decode(&r)
+		if len(wrong) == 0 {
+			if err := r.Validate(); err != nil {
+				field, _, _ := strings.Cut(err.Error(), ":")
+				wrong = append(wrong, doc.Problem(field, err.Error(), "compute them from the image: mcs-attest-verifier refvals"))
+			}
+		}
+		problems = append(problems, wrong...)
+		c.references = append(c.references, r)
+	}
+	return c, problems
+}
+
+func parseAnchors(path string, raw []byte, _ time.Time) (c content, problems []manifest.Problem) {
+	var err error
+	if c.anchors, err = anchors.Parse(path, raw); err != nil {
+		p := manifest.Problem{File: path, What: err.Error()}
+		var at *anchors.Error
+		if errors.As(err, &at) {
+			p.Line, p.What, p.Want = at.Line, at.What, at.Want
+		}
+		problems = append(problems, p)
+	}
+	return c, problems
+}
+
+// parseConfig looks for what would make the node provision nothing: bytes that
+// are no Ignition config.
+func parseConfig(path string, raw []byte, _ time.Time) (content, []manifest.Problem) {
+	var head struct {
+		Ignition struct {
+			Version string `json:"version"`
+		} `json:"ignition"`
+	}
+	if err := json.Unmarshal(raw, &head); err != nil {
+		p := manifest.Problem{File: path, What: "not JSON: " + err.Error(), Want: "a rendered Ignition config; butane makes one from YAML"}
+		var syntax *json.SyntaxError
+		if errors.As(err, &syntax) {
+			p.Line = 1 + strings.Count(string(raw[:min(int(syntax.Offset), len(raw))]), "\n")
+		}
+		return content{}, []manifest.Problem{p}
+	}
+	if head.Ignition.Version == "" {
+		return content{}, []manifest.Problem{{File: path, What: "no ignition.version in it", Want: "a rendered Ignition config, spec 3.1 or later"}}
+	}
+	return content{pool: strings.TrimSuffix(filepath.Base(path), filepath.Ext(path)), config: raw}, nil
+}

@@ -1,0 +1,70 @@
+package folder
+
+import (
+	"context"
+	"path/filepath"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// quiet is how long after the last event the folder is read.
+const quiet = 100 * time.Millisecond
+
+// Watch reads the folder again whenever it changes and calls onChange with each
+// new snapshot, one call at a time, until ctx ends. Events of the file system
+// make it quick; every two seconds it looks in any case, so that it also works
+// where there are no events (network file systems, too few inotify watches).
+func (f *Folder) Watch(ctx context.Context, onChange func(*Snapshot)) {
+	var events <-chan fsnotify.Event
+	var errs <-chan error
+	watcher, err := fsnotify.NewWatcher()
+	if err == nil {
+		defer watcher.Close()
+		events, errs = watcher.Events, watcher.Errors
+	}
+	listen := func() {
+		if watcher == nil {
+			return
+		}
+		// Adding again is harmless; a folder may be new or have been replaced.
+		_ = watcher.Add(f.dir)
+		for _, s := range sections {
+			_ = watcher.Add(filepath.Join(f.dir, s.dir))
+		}
+	}
+	look := func() {
+		if s, changed := f.Refresh(); changed {
+			onChange(s)
+		}
+		listen()
+	}
+	listen()
+	look()
+
+	tick := time.NewTicker(f.poll)
+	defer tick.Stop()
+	var settled <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case _, ok := <-events:
+			if !ok {
+				events = nil
+				continue
+			}
+			settled = time.After(quiet)
+		case _, ok := <-errs:
+			// An overflow loses events; the next tick finds what changed.
+			if !ok {
+				errs = nil
+			}
+		case <-settled:
+			settled = nil
+			look()
+		case <-tick.C:
+			look()
+		}
+	}
+}

@@ -1,0 +1,235 @@
+package service
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+)
+
+// admit refuses a source that asks too often.
+func (s *Service) admit(c *call) error {
+	if !s.Limiter.Allow(c.start, c.source) {
+		return reason.Deny(reason.RateLimited, "source %s", c.source)
+	}
+	return nil
+}
+
+// finish writes the audit line and the metric of every call, and turns a denial
+// into the one form of error that callers see.
+func (s *Service) finish(ctx context.Context, event string, c *call, err error) error {
+	d := reason.From(err)
+	outcome, code := "allowed", ""
+	if d != nil {
+		outcome, code = "denied", d.Code.String()
+		if c.policy != nil && c.policy.Mode == v1alpha1.ModeAudit {
+			outcome = "would-deny"
+		}
+	}
+	if s.Observe != nil {
+		label := ""
+		if c.policy != nil {
+			label = c.policy.Pool // a policy's own name for it: bounded by the administrator
+			if c.policy.Wildcard {
+				label = "*"
+			}
+		}
+		s.Observe(event, label, outcome, code, s.Now().Sub(c.start))
+	}
+	// An accepted challenge says nothing yet; Attest has the line that matters.
+	if event != "challenge" || d != nil {
+		s.Audit.Write(ctx, audit.Decision{
+			Event: event, Outcome: outcome, Denial: d, CorrelationID: c.id, Source: c.source.String(),
+			Pool: c.pool, Machine: c.machine, Proven: c.proven, Extra: c.extra,
+		})
+	}
+	if d == nil {
+		return nil
+	}
+	return denial(d, c.id)
+}
+
+// codes gives each class its Connect code, and with it its HTTP status.
+var codes = map[mcsattestv1.DenialClass]connect.Code{
+	mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED:   connect.CodeInvalidArgument,
+	mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE:   connect.CodeFailedPrecondition,
+	mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE:    connect.CodePermissionDenied,
+	mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE:     connect.CodePermissionDenied,
+	mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN:       connect.CodeUnauthenticated,
+	mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET:     connect.CodeUnavailable,
+	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: connect.CodeUnavailable,
+}
+
+// retryAfter is what a temporary denial suggests.
+const retryAfter = 5 * time.Second
+
+// denial is the only place where an RPC error is made. The caller sees the class.
+func denial(d *reason.Denial, id string) error {
+	info := d.Code.Info()
+	code, ok := codes[info.Class]
+	if !ok {
+		code = connect.CodeInternal
+	}
+	if info.Temporary {
+		code = connect.CodeUnavailable
+	}
+	class := strings.ToLower(strings.TrimPrefix(info.Class.String(), "DENIAL_CLASS_"))
+	err := connect.NewError(code, errorText("denied: "+strings.ReplaceAll(class, "_", " ")+"; correlation id "+id))
+	detail := &mcsattestv1.Denial{Class: info.Class, CorrelationId: id, Temporary: info.Temporary}
+	if info.Temporary {
+		detail.RetryAfterSeconds = uint32(retryAfter / time.Second)
+		err.Meta().Set("Retry-After", "5")
+	}
+	if wire, wireErr := connect.NewErrorDetail(detail); wireErr == nil {
+		err.AddDetail(wire)
+	}
+	return err
+}
+
+type errorText string
+
+func (e errorText) Error() string { return string(e) }
+
+// bounded cuts text from the network before it goes into an error.
+func bounded(s string) string {
+	if len(s) > 256 {
+		return s[:256]
+	}
+	return s
+}
+
+// lines cleans a report's text line by line.
+func lines(s string) string {
+	parts := strings.Split(s, "\n")
+	parts = parts[:min(len(parts), 64)]
+	for i := range parts {
+		parts[i] = audit.Clean(parts[i])
+	}
+	return strings.Join(parts, "\n")
+}
+
+func random(n int) []byte {
+	b := make([]byte, n)
+	_, _ = rand.Read(b) // crypto/rand.Read never fails
+	return b
+}
+
+// newActivationSecret makes K: random for each challenge, and kept in its seal alone.
+func newActivationSecret() secret.Bytes { return secret.New(random(32)) }
+
+// clockSkew is how far two replicas' clocks may differ.
+const clockSkew = 5 * time.Minute
+
+// challengeID names a challenge that was answered, without keeping it.
+func challengeID(sealed []byte) string {
+	sum := sha256.Sum256(sealed)
+	return hex.EncodeToString(sum[:16])
+}
+
+// components are the names under which an identity is claimed for one Machine.
+func components(id v1alpha1.RecordedIdentity) []string {
+	var all []string
+	if id.EKSHA256 != "" {
+		all = append(all, ekComponent(id.EKSHA256))
+	}
+	if id.AKSHA256 != "" {
+		all = append(all, "ak:"+id.AKSHA256)
+	}
+	if id.ProviderID != "" {
+		sum := sha256.Sum256([]byte(id.ProviderID))
+		all = append(all, "provider:"+hex.EncodeToString(sum[:]))
+	}
+	return all
+}
+
+func ekComponent(hash string) string { return "ek:" + hash }
+
+// The contract's bound on a certificate chain.
+const (
+	maxChain       = 8
+	maxCertificate = 16 << 10
+)
+
+func boundChain(chain [][]byte) error {
+	if len(chain) > maxChain {
+		return reason.Deny(reason.TooLarge, "%d certificates", len(chain))
+	}
+	for _, der := range chain {
+		if len(der) > maxCertificate {
+			return reason.Deny(reason.TooLarge, "certificate of %d bytes", len(der))
+		}
+	}
+	return nil
+}
+
+// received takes the untrusted evidence out of its message.
+func received(req *mcsattestv1.AttestRequest) appraisal.Evidence {
+	ev := appraisal.Evidence{
+		Sealed: req.GetSealed(), ServerSPKI: req.GetServerSpkiSha256(), Claims: req.GetClaims(),
+		CSRSPKI: req.GetCsrSpkiSha256(), ProvisioningToken: req.GetProvisioningToken(),
+	}
+	if t := req.GetTpm2(); t != nil {
+		ev.TPM2 = &tpm2.Evidence{Quote: t.GetQuote(), Signature: t.GetSignature(), Activation: t.GetActivation(), PCRValues: t.GetPcrValues()}
+		ev.EventLog = t.GetEventLog()
+	}
+	return ev
+}
+
+// maxOffered bounds the kinds that are looked at; there are only so many.
+const maxOffered = 16
+
+func kinds(offered []mcsattestv1.EvidenceKind) []evidence.Kind {
+	var all []evidence.Kind
+	for _, k := range offered[:min(len(offered), maxOffered)] {
+		if kind := evidence.Kind(k); kind.Valid() {
+			all = append(all, kind)
+		}
+	}
+	return all
+}
+
+func banks(offered []uint32) []uint16 {
+	var all []uint16
+	for _, b := range offered[:min(len(offered), 8)] {
+		if b <= 0xFFFF {
+			all = append(all, uint16(b))
+		}
+	}
+	return all
+}
+
+var (
+	modes = map[v1alpha1.Mode]mcsattestv1.Mode{
+		v1alpha1.ModeOff: mcsattestv1.Mode_MODE_OFF, v1alpha1.ModeAudit: mcsattestv1.Mode_MODE_AUDIT, v1alpha1.ModeEnforce: mcsattestv1.Mode_MODE_ENFORCE,
+	}
+	unattested = map[v1alpha1.Unattested]mcsattestv1.Unattested{
+		v1alpha1.UnattestedDeny: mcsattestv1.Unattested_UNATTESTED_DENY, v1alpha1.UnattestedPreApproved: mcsattestv1.Unattested_UNATTESTED_PRE_APPROVED,
+	}
+	bindings = map[string]mcsattestv1.BindingMode{
+		appraisal.BindingExporter: mcsattestv1.BindingMode_BINDING_MODE_EXPORTER, appraisal.BindingTerminated: mcsattestv1.BindingMode_BINDING_MODE_TERMINATED,
+	}
+)
+
+// verified reports whether Appraise's outcome was reached by a caller whose
+// evidence had verified: an acceptance or a refusal of a proven identity.
+func verified(err error) bool {
+	if err == nil {
+		return true
+	}
+	var r *appraisal.Refusal
+	return errors.As(err, &r)
+}

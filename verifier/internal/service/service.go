@@ -1,0 +1,442 @@
+// Package service is the attestation API over HTTP: it takes the calls of
+// proto/mcsattest/v1 from the network, hands them to package appraisal, records
+// the verdict and issues the token.
+//
+// What it promises besides the appraisal itself:
+//
+//   - Challenge keeps no state and writes nothing.
+//   - Nothing is written for a caller that has not proven a machine's identity.
+//   - A caller learns a reason's class and a correlation id; the audit log and
+//     the metrics learn all of it, with bounded text and labels.
+//   - An error on our own side is temporary, never a pass.
+package service
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/hex"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/pkg/seal"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+	"github.com/mcs-attest/mcs-attest/proto/mcsattest/v1/mcsattestv1connect"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+)
+
+// MaxBody bounds a request (proto/README.md, 2).
+const MaxBody = 512 << 10
+
+// ticketLifetime is how long a machine may report (DESIGN, section 19, rule 15).
+const ticketLifetime = 2 * time.Hour
+
+// World is what the verifier knows at one moment; it never changes.
+type World struct {
+	Policies   *policy.Set
+	Machines   *machine.Index
+	References []measuredboot.ReferenceValues
+	EKRoots    tpm2.Roots
+}
+
+// Service answers the calls. All fields are set by the caller; the Notify funcs
+// may be nil.
+type Service struct {
+	World         func() *World
+	SealKeys      func() seal.Ring
+	TokenKeys     func() token.KeySet
+	Records       Records
+	Origins       func(origin string) bool
+	Served        func(spki []byte) bool
+	Issuer        string
+	Version       string
+	Audit         *audit.Log
+	Limiter       *listen.Limiter
+	Source        func(*http.Request) netip.Addr
+	Now           func() time.Time
+	Observe       func(event, pool, outcome, reason string, took time.Duration)
+	ObserveTicket func(valid bool)
+	// Keep is called with each Attest whose quote verified, when evidence is kept.
+	Keep func(*appraisal.Saved)
+}
+
+// Records is the store that the service writes to. Every error is a denial.
+type Records interface {
+	Attest(uid string, components []string, alive func(uid string) bool, change store.Change) error
+	Update(uid string, change store.Change) error
+	Holder(component string) (uid string, err error)
+	Wait(now time.Time, p store.Pending) error
+	Settled(ekSHA256 string) error
+}
+
+// Audience is the token's "aud": the gate.
+const Audience = "mcs"
+
+// Handler returns the API's path prefix and its handler.
+func (s *Service) Handler() (string, http.Handler) {
+	path, h := mcsattestv1connect.NewAttestationHandler(s,
+		connect.WithReadMaxBytes(MaxBody), connect.WithSendMaxBytes(MaxBody),
+		// A compressed body could be a hundred times its size; nobody needs one.
+		connect.WithCompression("gzip", nil, nil))
+	return path, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
+		c := &call{tls: r.TLS, conn: listen.FromContext(r.Context()), source: s.Source(r), id: audit.NewCorrelationID(), start: s.Now()}
+		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callKey{}, c)))
+	})
+}
+
+// call is what the service knows of one request besides its message.
+type call struct {
+	tls    *tls.ConnectionState
+	conn   *listen.Connection
+	source netip.Addr
+	id     string
+	start  time.Time
+
+	pool    string // as far as it is known; a policy's pool once policy is set
+	policy  *policy.Policy
+	machine string
+	proven  bool
+	extra   []slog.Attr
+}
+
+type callKey struct{}
+
+func callFrom(ctx context.Context) (*call, error) {
+	c, ok := ctx.Value(callKey{}).(*call)
+	if !ok {
+		return nil, errors.New("the request did not come through the service's handler")
+	}
+	return c, nil
+}
+
+// Challenge implements the contract.
+func (s *Service) Challenge(ctx context.Context, req *connect.Request[mcsattestv1.ChallengeRequest]) (*connect.Response[mcsattestv1.ChallengeResponse], error) {
+	c, err := callFrom(ctx)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInternal, err)
+	}
+	res, err := s.challenge(c, req.Msg)
+	if err = s.finish(ctx, "challenge", c, err); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(res), nil
+}
+
+func (s *Service) challenge(c *call, req *mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
+	c.pool = req.GetPool()
+	if err := s.admit(c); err != nil {
+		return nil, err
+	}
+	if !s.Origins(req.GetOrigin()) {
+		return nil, reason.Deny(reason.OriginUnknown, "%q", bounded(req.GetOrigin()))
+	}
+	p, err := s.World().Policies.For(req.GetPool())
+	if err != nil {
+		return nil, err
+	}
+	c.policy = &p
+	res := &mcsattestv1.ChallengeResponse{
+		Mode: modes[p.Mode], Unattested: unattested[p.Unattested], Pool: p.Pool, Origin: req.GetOrigin(),
+	}
+	if p.Mode == v1alpha1.ModeOff {
+		return res, nil
+	}
+	sealed := seal.Challenge{
+		Issued: c.start, Nonce: random(32), Origin: req.GetOrigin(), Pool: p.Pool,
+		Required: p.Choose(kinds(req.GetOffered())), Binding: appraisal.BindingName(p.Binding),
+	}
+	hash := p.Hash()
+	sealed.PolicyHash = hash[:]
+	if sealed.Binding == appraisal.BindingExporter {
+		if sealed.Exporter = listen.Exporter(c.tls); sealed.Exporter == nil {
+			return nil, reason.Deny(reason.BindingMissing, "no TLS 1.3 exporter")
+		}
+	}
+	for _, k := range sealed.Required {
+		res.Required = append(res.Required, mcsattestv1.EvidenceKind(k))
+		if k != evidence.TPM2 {
+			continue
+		}
+		if res.Tpm, err = challengeTPM(&sealed, p, req.GetTpm()); err != nil {
+			return nil, err
+		}
+	}
+	if res.Sealed, err = s.SealKeys().Seal(rand.Reader, c.start, sealed); err != nil {
+		return nil, err
+	}
+	res.Nonce = sealed.Nonce
+	res.Binding = bindings[sealed.Binding]
+	res.LifetimeSeconds = uint32(p.ChallengeLifetime / time.Second)
+	return res, nil
+}
+
+// challengeTPM makes the credential for this EK and this AK's Name.
+func challengeTPM(sealed *seal.Challenge, p policy.Policy, id *mcsattestv1.TpmIdentity) (*mcsattestv1.TpmChallenge, error) {
+	if id == nil {
+		return nil, reason.Deny(reason.EvidenceMissing, "tpm2 is required and no TPM was offered")
+	}
+	for _, chain := range [][][]byte{id.GetEkCertificates(), id.GetAkCertificates()} {
+		if err := boundChain(chain); err != nil {
+			return nil, err
+		}
+	}
+	ek, err := tpm2.ParseEK(id.GetEkPublic())
+	if err != nil {
+		return nil, err
+	}
+	ak, err := tpm2.ParseAK(id.GetAkPublic())
+	if err != nil {
+		return nil, err
+	}
+	bank, err := p.Bank(banks(id.GetBanks()))
+	if err != nil {
+		return nil, err
+	}
+	sealed.Secret = newActivationSecret()
+	blob, encrypted, err := tpm2.MakeCredential(rand.Reader, ek, ak.Name(), sealed.Secret.Expose())
+	if err != nil {
+		return nil, err
+	}
+	sealed.Bank, sealed.PCRs = bank, p.Profile.PCRs()
+	sealed.EKPublic, sealed.AKPublic = id.GetEkPublic(), id.GetAkPublic()
+	sealed.EKCertificates, sealed.AKCertificates = id.GetEkCertificates(), id.GetAkCertificates()
+	res := &mcsattestv1.TpmChallenge{CredentialBlob: blob, EncryptedSecret: encrypted, Bank: uint32(bank), EventLog: p.Profile.NeedsEventLog()}
+	for _, pcr := range sealed.PCRs {
+		res.Pcrs = append(res.Pcrs, uint32(pcr))
+	}
+	return res, nil
+}
+
+// Attest implements the contract.
+func (s *Service) Attest(ctx context.Context, req *connect.Request[mcsattestv1.AttestRequest]) (*connect.Response[mcsattestv1.AttestResponse], error) {
+	c, err := callFrom(ctx)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInternal, err)
+	}
+	res, err := s.attest(ctx, c, req.Msg)
+	if err = s.finish(ctx, "attest", c, err); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(res), nil
+}
+
+func (s *Service) attest(ctx context.Context, c *call, req *mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+	if err := s.admit(c); err != nil {
+		return nil, err
+	}
+	challenge, err := s.SealKeys().Open(req.GetSealed())
+	if err != nil {
+		return nil, err
+	}
+	c.pool = challenge.Pool
+	world := s.World()
+	p, err := world.Policies.For(challenge.Pool)
+	if err != nil {
+		return nil, err
+	}
+	c.policy = &p
+	ev := received(req)
+	conn := appraisal.Connection{Exporter: listen.Exporter(c.tls), Served: s.Served, Origin: s.Origins}
+	if err := appraisal.Bind(challenge, p, conn, ev, c.start); err != nil {
+		return nil, err
+	}
+	if p.Binding == v1alpha1.BindingExporter && (c.conn == nil || !c.conn.FirstAttest()) {
+		return nil, reason.Deny(reason.ChallengeUsed, "a second Attest on one connection")
+	}
+	in := appraisal.Context{
+		Challenge: challenge, Policy: p, Machines: world.Machines, References: world.References,
+		Endorsers: map[v1alpha1.Endorsement]tpm2.Endorser{
+			v1alpha1.EndorsementEnrolled:     appraisal.EnrolledEndorser{Machines: world.Machines},
+			v1alpha1.EndorsementManufacturer: tpm2.ManufacturerEndorser{Roots: world.EKRoots},
+		},
+		Recorded: func(ek machine.EKHash) (string, error) {
+			return s.Records.Holder(ekComponent(hex.EncodeToString(ek[:])))
+		},
+	}
+	verdict, err := appraisal.Appraise(ctx, in, ev, c.start)
+	if s.Keep != nil && verified(err) {
+		s.Keep(appraisal.Save(in, conn, ev, c.start, c.id))
+	}
+	if err != nil {
+		return nil, s.denied(c, err, ev)
+	}
+	c.proven, c.machine = true, verdict.Machine.String()
+	return s.grant(c, world, p, challenge, req.GetSealed(), verdict)
+}
+
+// grant records the verdict, then makes the token that the record names.
+func (s *Service) grant(c *call, world *World, p policy.Policy, challenge seal.Challenge, sealed []byte, v *appraisal.Verdict) (*mcsattestv1.AttestResponse, error) {
+	a := record.Attestation{
+		Machine: v.Machine, Identity: v.Identity, Endorsement: v.Endorsement, Evidence: v.Evidence, Warnings: v.Warnings,
+		Pool: p.Pool, TicketID: hex.EncodeToString(random(12)), CorrelationID: c.id,
+	}
+	if p.Mode != v1alpha1.ModeAudit {
+		a.TokenID, a.TokenExpiry, a.TokenUses = hex.EncodeToString(random(12)), c.start.Add(p.TokenLifetime), int32(p.TokenUses)
+	}
+	if p.Binding == v1alpha1.BindingTerminated {
+		a.ChallengeID, a.ChallengeEnds = challengeID(sealed), challenge.Issued.Add(p.ChallengeLifetime+clockSkew)
+	}
+	err := s.Records.Attest(v.Machine.UID, components(v.Identity), world.Machines.Known, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		return record.Attest(rec, a, c.start)
+	})
+	if err != nil {
+		return nil, s.noteDenial(c, v.Machine, err)
+	}
+	if v.Identity.EKSHA256 != "" {
+		if err := s.Records.Settled(v.Identity.EKSHA256); err != nil {
+			return nil, err
+		}
+	}
+	c.extra = append(c.extra, slog.String("endorsement", string(v.Endorsement)), slog.String("ek", v.Identity.EKSHA256), slog.String("token", a.TokenID))
+	for _, e := range v.Evidence {
+		c.extra = append(c.extra, slog.String("evidence."+e.Kind, e.SHA256))
+	}
+	if len(v.Warnings) > 0 {
+		c.extra = append(c.extra, slog.Any("warnings", v.Warnings))
+	}
+	ticket, err := s.SealKeys().SealTicket(rand.Reader, c.start, seal.Ticket{ID: a.TicketID, MachineUID: v.Machine.UID, Expiry: c.start.Add(ticketLifetime)})
+	if err != nil {
+		return nil, err
+	}
+	res := &mcsattestv1.AttestResponse{ReportTicket: ticket, Machine: v.Machine.String(), CorrelationId: c.id}
+	if a.TokenID == "" {
+		return res, nil
+	}
+	signed, err := s.TokenKeys().Sign(c.start, s.claims(c, p, challenge, v, a))
+	if err != nil {
+		return nil, err
+	}
+	res.Token = string(signed.Expose())
+	res.TokenLifetimeSeconds = uint32(p.TokenLifetime / time.Second)
+	return res, nil
+}
+
+func (s *Service) claims(c *call, p policy.Policy, challenge seal.Challenge, v *appraisal.Verdict, a record.Attestation) token.Claims {
+	status := token.Affirming
+	if len(v.Warnings) > 0 {
+		status = token.Warning
+	}
+	submods := map[string]token.Appraisal{}
+	for _, e := range v.Evidence {
+		sub := token.Appraisal{Status: status}
+		if e.Kind == evidence.TPM2.String() {
+			sub.Vector = map[string]int8{"instance-identity": 2, "hardware": 2}
+		}
+		submods[e.Kind] = sub
+	}
+	return token.Claims{
+		Issuer: s.Issuer, Audience: Audience, Subject: v.Machine.String(), MachineUID: v.Machine.UID, Pool: p.Pool,
+		ID: a.TokenID, IssuedAt: c.start, NotBefore: c.start, Expiry: a.TokenExpiry,
+		Nonce:    appraisal.NonceText(challenge.Nonce),
+		Verifier: token.VerifierID{Developer: "https://github.com/mcs-attest/mcs-attest", Build: s.Version},
+		Status:   status, Submods: submods,
+	}
+}
+
+// denied takes note of a refusal whose caller had proven something.
+func (s *Service) denied(c *call, err error, ev appraisal.Evidence) error {
+	var r *appraisal.Refusal
+	if !errors.As(err, &r) {
+		return err
+	}
+	c.proven = true
+	if r.Machine != nil {
+		return s.noteDenial(c, r.Machine, err)
+	}
+	if r.Unenrolled == nil || reason.From(err).Code != reason.PendingApproval {
+		return err
+	}
+	ek := hex.EncodeToString(r.Unenrolled.EKSHA256[:])
+	p := store.Pending{ID: ek[:16], EKSHA256: ek, Pool: c.pool, Source: c.source.String(), Claims: audit.Clean(string(ev.Claims))}
+	if cert := r.Unenrolled.Certificate; cert != nil {
+		p.Certificate = map[string]string{
+			"manufacturer": audit.Clean(cert.Manufacturer), "model": audit.Clean(cert.Model),
+			"version": audit.Clean(cert.Version), "issuer": audit.Clean(cert.Issuer), "notAfter": cert.NotAfter.UTC().Format(time.RFC3339),
+		}
+	}
+	c.extra = append(c.extra, slog.String("pending", p.ID), slog.String("ek", ek))
+	if waitErr := s.Records.Wait(c.start, p); waitErr != nil {
+		return waitErr
+	}
+	return err
+}
+
+// noteDenial writes a denial into the Machine's record, if the Machine's identity
+// was proven. It returns the denial, or what went wrong on our side.
+func (s *Service) noteDenial(c *call, m *machine.Machine, denial error) error {
+	c.proven, c.machine = true, m.String()
+	d := reason.From(denial)
+	if d.Code == reason.StoreUnavailable || d.Code == reason.RateLimited {
+		return denial
+	}
+	err := s.Records.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		return record.Denied(rec, m, d, c.id, c.start), nil
+	})
+	if err != nil {
+		return err
+	}
+	return denial
+}
+
+// Report implements the contract.
+func (s *Service) Report(ctx context.Context, req *connect.Request[mcsattestv1.ReportRequest]) (*connect.Response[mcsattestv1.ReportResponse], error) {
+	c, err := callFrom(ctx)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInternal, err)
+	}
+	err = s.report(c, req.Msg)
+	s.ObserveTicket(reason.From(err) == nil || reason.From(err).Code != reason.ReportTicketInvalid)
+	if err = s.finish(ctx, "report", c, err); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&mcsattestv1.ReportResponse{CorrelationId: c.id}), nil
+}
+
+// The bounds of a report's texts (the contract's ReportRequest).
+const (
+	maxUnit    = 128
+	maxResult  = 32
+	maxMessage = 4 << 10
+)
+
+func (s *Service) report(c *call, req *mcsattestv1.ReportRequest) error {
+	if err := s.admit(c); err != nil {
+		return err
+	}
+	if len(req.GetUnit()) > maxUnit || len(req.GetResult()) > maxResult || len(req.GetMessage()) > maxMessage || len(req.GetBootId()) > 64 {
+		return reason.Deny(reason.TooLarge, "report of %d bytes", len(req.GetMessage()))
+	}
+	ticket, err := s.SealKeys().OpenTicket(c.start, req.GetTicket())
+	if err != nil {
+		return err
+	}
+	r := v1alpha1.FailureReport{
+		Unit: audit.Clean(req.GetUnit()), Result: audit.Clean(req.GetResult()), ExitStatus: req.GetExitStatus(), Message: lines(req.GetMessage()),
+	}
+	return s.Records.Update(ticket.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		next, err := record.Report(rec, ticket.ID, r, c.id, c.start)
+		if err == nil {
+			c.proven, c.machine, c.pool = true, next.Namespace+"/"+next.Name, next.Status.Pool
+			c.extra = []slog.Attr{slog.String("unit", r.Unit), slog.String("result", r.Result)}
+		}
+		return next, err
+	})
+}
