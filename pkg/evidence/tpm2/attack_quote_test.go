@@ -1,0 +1,416 @@
+package tpm2_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"testing"
+
+	tpm "github.com/google/go-tpm/tpm2"
+
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	"github.com/mcs-attest/mcs-attest/pkg/transcript"
+)
+
+func TestAttack_T22_QuoteOverOtherPCRs(t *testing.T) {
+	d, c := honest(t, "ecc-p256", agentAK)
+	if _, err := c.verify(); err != nil {
+		t.Fatalf("the honest variant: %v", err)
+	}
+	sha256Bank, sha384Bank := tpm.TPMAlgSHA256, tpm.TPMAlgSHA384
+	two := selected(sha256Bank, quotedPCRs...)
+	two.PCRSelections = append(two.PCRSelections, selected(sha384Bank, 0).PCRSelections...)
+	long := selected(sha256Bank, quotedPCRs...)
+	long.PCRSelections[0].PCRSelect = append(bytes.Clone(long.PCRSelections[0].PCRSelect), 0)
+
+	for name, x := range map[string]struct {
+		selection tpm.TPMLPCRSelection
+		values    [][]byte
+	}{
+		"over no bank at all":      {tpm.TPMLPCRSelection{}, nil},
+		"over no PCR of the bank":  {selected(sha256Bank), nil},
+		"over one PCR fewer":       {selected(sha256Bank, quotedPCRs[1:]...), c.evidence.PCRValues[1:]},
+		"over one PCR more":        {selected(sha256Bank, append([]int{10}, quotedPCRs...)...), append(d.pcrs(sha256Bank, 10), c.evidence.PCRValues...)},
+		"over another PCR":         {selected(sha256Bank, 0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 16), c.evidence.PCRValues},
+		"over another bank":        {selected(sha384Bank, quotedPCRs...), d.pcrs(sha384Bank, quotedPCRs...)},
+		"over a second bank too":   {two, c.evidence.PCRValues},
+		"the same bank twice":      {tpm.TPMLPCRSelection{PCRSelections: append(selected(sha256Bank, 0).PCRSelections, selected(sha256Bank, quotedPCRs...).PCRSelections...)}, c.evidence.PCRValues},
+		"over the resettable ones": {selected(sha256Bank, 16, 23), d.pcrs(sha256Bank, 16, 23)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			attack := c.clone()
+			attack.evidence.Quote, attack.evidence.Signature = d.quote(c.ak, c.challenge.Transcript[:], x.selection)
+			for _, values := range [][][]byte{x.values, c.evidence.PCRValues} {
+				attack.evidence.PCRValues = values
+				_, err := attack.verify()
+				denied(t, err, reason.PCRSelection)
+			}
+		})
+	}
+}
+
+// A TPM quotes a bank that is not allocated without an error, over nothing.
+func TestAttack_T22_QuoteOverAnUnallocatedBank(t *testing.T) {
+	d := simulate(t)
+	for _, bank := range []tpm.TPMAlgID{tpm.TPMAlgSHA256, tpm.TPMAlgSHA384} {
+		ek, ak := d.primary(tpm.TPMRHEndorsement, tpm.ECCEKTemplate), d.primary(tpm.TPMRHEndorsement, akTemplates[agentAK])
+		if _, err := d.converse(ek, ak, bank, []int{11}, "allocated").verify(); err != nil {
+			t.Fatalf("the honest variant: %v", err)
+		}
+		d.deallocate(bank)
+		d.reboot()
+
+		ek, ak = d.primary(tpm.TPMRHEndorsement, tpm.ECCEKTemplate), d.primary(tpm.TPMRHEndorsement, akTemplates[agentAK])
+		other := tpm.TPMAlgSHA384
+		if bank == other {
+			other = tpm.TPMAlgSHA256
+		}
+		hash := transcript.Fields{Nonce: []byte("unallocated")}.Hash()
+		attest, signature := d.quote(ak, hash[:], selected(bank, 11))
+		for _, values := range [][][]byte{nil, {make([]byte, map[tpm.TPMAlgID]int{tpm.TPMAlgSHA256: 32, tpm.TPMAlgSHA384: 48}[bank])}} {
+			_, err := tpm2.VerifyQuote(
+				tpm2.Challenge{EK: mustEK(t, ek.public), AK: mustAK(t, ak.public), Secret: secret.New(make([]byte, 32)), Bank: uint16(bank), PCRs: []int{11}, Transcript: hash},
+				tpm2.Evidence{Quote: attest, Signature: signature, Activation: transcript.Activation(make([]byte, 32), hash), PCRValues: values},
+			)
+			denied(t, err, reason.PCRSelection)
+		}
+		d.another()
+	}
+}
+
+func TestAttack_T23_StatementOfAnotherType(t *testing.T) {
+	d, c := honest(t, "ecc-p256", agentAK)
+	if _, err := c.verify(); err != nil {
+		t.Fatalf("the honest variant: %v", err)
+	}
+	signer := tpm.AuthHandle{Handle: c.ak.handle, Name: c.ak.name, Auth: tpm.PasswordAuth(nil)}
+	extra := tpm.TPM2BData{Buffer: c.challenge.Transcript[:]}
+	scheme := tpm.TPMTSigScheme{Scheme: tpm.TPMAlgNull}
+
+	t.Run("a certification of the AK by itself", func(t *testing.T) {
+		rsp, err := tpm.Certify{ObjectHandle: signer, SignHandle: signer, QualifyingData: extra, InScheme: scheme}.Execute(d.tpm)
+		if err != nil {
+			t.Fatal(err)
+		}
+		attack := c.clone()
+		attack.evidence.Quote, attack.evidence.Signature = rsp.CertifyInfo.Bytes(), tpm.Marshal(rsp.Signature)
+		_, err = attack.verify()
+		denied(t, err, reason.QuoteInvalid)
+	})
+	t.Run("the time", func(t *testing.T) {
+		rsp, err := tpm.GetTime{
+			PrivacyAdminHandle: tpm.TPMRHEndorsement,
+			SignHandle:         signer, QualifyingData: extra, InScheme: scheme,
+		}.Execute(d.tpm)
+		if err != nil {
+			t.Fatal(err)
+		}
+		attack := c.clone()
+		attack.evidence.Quote, attack.evidence.Signature = rsp.TimeInfo.Bytes(), tpm.Marshal(rsp.Signature)
+		_, err = attack.verify()
+		denied(t, err, reason.QuoteInvalid)
+	})
+}
+
+// Each case has a good signature by the AK that was challenged.
+func TestAttack_T23_StatementWithOneWrongField(t *testing.T) {
+	f := newForger(t)
+	if _, err := f.forgery(t, nil).verify(); err != nil {
+		t.Fatalf("the honest variant: %v", err)
+	}
+	ownName := mustAK(t, f.akPublic).Name()
+	for name, x := range map[string]struct {
+		change func(*statement)
+		want   reason.Code
+	}{
+		"not made by a TPM (magic)":          {func(s *statement) { s.magic = 0xFF544346 }, reason.QuoteInvalid},
+		"certify":                            {func(s *statement) { s.typ = 0x8017 }, reason.QuoteInvalid},
+		"time":                               {func(s *statement) { s.typ = 0x8019 }, reason.QuoteInvalid},
+		"creation":                           {func(s *statement) { s.typ = 0x801A }, reason.QuoteInvalid},
+		"NV":                                 {func(s *statement) { s.typ = 0x8014 }, reason.QuoteInvalid},
+		"trailing byte":                      {func(s *statement) { s.tail = []byte{0} }, reason.QuoteInvalid},
+		"a flag that is neither yes nor no":  {func(s *statement) { s.safe = 2 }, reason.QuoteInvalid},
+		"no extra data":                      {func(s *statement) { s.extraData = nil }, reason.QuoteNotFresh},
+		"extra data that only begins well":   {func(s *statement) { s.extraData = append(bytes.Clone(s.extraData), 0) }, reason.QuoteNotFresh},
+		"extra data cut short":               {func(s *statement) { s.extraData = s.extraData[:31] }, reason.QuoteNotFresh},
+		"extra data of another conversation": {func(s *statement) { s.extraData = make([]byte, 32) }, reason.QuoteNotFresh},
+		"no qualified signer":                {func(s *statement) { s.qualifiedSigner = nil }, reason.QuoteInvalid},
+		"the AK's plain name as qualified signer": {func(s *statement) { s.qualifiedSigner = ownName }, reason.QuoteInvalid},
+		"no selection":                                  {func(s *statement) { s.banks, s.selections = 0, nil }, reason.PCRSelection},
+		"a selection more than it has":                  {func(s *statement) { s.banks = 2 }, reason.QuoteInvalid},
+		"selection of one byte, PCR 11 not in it":       {func(s *statement) { s.selections = []byte{0, 0x0B, 1, 8} }, reason.PCRSelection},
+		"selection of two bytes":                        {func(s *statement) { s.selections = []byte{0, 0x0B, 2, 0, 8} }, reason.PCRSelection},
+		"selection with PCR 24 as well":                 {func(s *statement) { s.selections = []byte{0, 0x0B, 4, 0, 8, 0, 1} }, reason.PCRSelection},
+		"SHA-1 bank":                                    {func(s *statement) { s.selections[1] = 0x04 }, reason.PCRSelection},
+		"no digest":                                     {func(s *statement) { s.pcrDigest = nil }, reason.PCRDigest},
+		"digest over nothing":                           {func(s *statement) { d := sha256.Sum256(nil); s.pcrDigest = d[:] }, reason.PCRDigest},
+		"digest cut short":                              {func(s *statement) { s.pcrDigest = s.pcrDigest[:20] }, reason.PCRDigest},
+		"16 selections of which the first would be one": {func(s *statement) { s.banks = 16; s.selections = bytes.Repeat(s.selections, 16) }, reason.PCRSelection},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := f.forgery(t, x.change).verify()
+			denied(t, err, x.want)
+		})
+	}
+	t.Run("signature of another key", func(t *testing.T) {
+		c := f.forgery(t, nil)
+		c.evidence.Signature = newForger(t).sign(t, c.evidence.Quote)
+		_, err := c.verify()
+		denied(t, err, reason.QuoteInvalid)
+	})
+}
+
+func TestAttack_T23_SignatureWithOneWrongField(t *testing.T) {
+	f := newForger(t)
+	c := f.forgery(t, nil)
+	if _, err := c.verify(); err != nil {
+		t.Fatalf("the honest variant: %v", err)
+	}
+	good := c.evidence.Signature
+	rSize := int(good[4])<<8 | int(good[5])
+	r, s := good[6:6+rSize], good[8+rSize:]
+	ecdsa := func(scheme, hash uint16, r, s []byte) []byte {
+		out := []byte{byte(scheme >> 8), byte(scheme), byte(hash >> 8), byte(hash), byte(len(r) >> 8), byte(len(r))}
+		out = append(out, r...)
+		out = append(out, byte(len(s)>>8), byte(len(s)))
+		return append(out, s...)
+	}
+	zero := make([]byte, 32)
+	for name, sig := range map[string][]byte{
+		"empty":                         {},
+		"TPM_ALG_NULL":                  {0x00, 0x10},
+		"the scheme alone":              {0x00, 0x18},
+		"another hash":                  ecdsa(0x18, 0x0C, r, s),
+		"SHA-1":                         ecdsa(0x18, 0x04, r, s),
+		"ECDAA":                         ecdsa(0x1A, 0x0B, r, s),
+		"RSASSA by the bytes of ECDSA":  ecdsa(0x14, 0x0B, r, s),
+		"RSASSA":                        append([]byte{0x00, 0x14, 0x00, 0x0B, 0x01, 0x00}, make([]byte, 256)...),
+		"HMAC":                          append([]byte{0x00, 0x05, 0x00, 0x0B}, zero...),
+		"r and s of zero":               ecdsa(0x18, 0x0B, zero, zero),
+		"r and s without bytes":         ecdsa(0x18, 0x0B, nil, nil),
+		"r of zero":                     ecdsa(0x18, 0x0B, zero, s),
+		"s of zero":                     ecdsa(0x18, 0x0B, r, zero),
+		"r and s swapped":               ecdsa(0x18, 0x0B, s, r),
+		"r longer than the curve":       ecdsa(0x18, 0x0B, append(make([]byte, 33-len(r)), r...), s),
+		"s longer than the curve":       ecdsa(0x18, 0x0B, r, append(make([]byte, 33-len(s)), s...)),
+		"s cut short":                   good[:len(good)-1],
+		"trailing byte":                 append(bytes.Clone(good), 0),
+		"all ones":                      ecdsa(0x18, 0x0B, bytes.Repeat([]byte{0xFF}, 32), bytes.Repeat([]byte{0xFF}, 32)),
+		"DER instead of TPMT_SIGNATURE": append([]byte{0x30, 0x44, 0x02, 0x20}, r...),
+	} {
+		t.Run(name, func(t *testing.T) {
+			attack := c.clone()
+			attack.evidence.Signature = sig
+			_, err := attack.verify()
+			denied(t, err, reason.QuoteInvalid)
+		})
+	}
+	t.Run("leading zeros as some TPMs send them are accepted", func(t *testing.T) {
+		padded := c.clone()
+		padded.evidence.Signature = ecdsa(0x18, 0x0B, append(make([]byte, 32-len(r)), r...), append(make([]byte, 32-len(s)), s...))
+		if _, err := padded.verify(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestAttack_T23_EveryBitFlipped(t *testing.T) {
+	for akKind := range akTemplates {
+		t.Run(akKind, func(t *testing.T) {
+			_, c := honest(t, "ecc-p256", akKind)
+			if _, err := c.verify(); err != nil {
+				t.Fatalf("the honest variant: %v", err)
+			}
+			parts := map[string]func(*conversation) []byte{
+				"quote":      func(c *conversation) []byte { return c.evidence.Quote },
+				"signature":  func(c *conversation) []byte { return c.evidence.Signature },
+				"activation": func(c *conversation) []byte { return c.evidence.Activation },
+				"transcript": func(c *conversation) []byte { return c.challenge.Transcript[:] },
+			}
+			for i := range c.evidence.PCRValues {
+				parts[fmt.Sprintf("value %d", i)] = func(c *conversation) []byte { return c.evidence.PCRValues[i] }
+			}
+			for name, part := range parts {
+				for bit := range 8 * len(part(c)) {
+					attack := c.clone()
+					part(attack)[bit/8] ^= 1 << (bit % 8)
+					q, err := attack.verify()
+					if err == nil || q != nil {
+						t.Fatalf("accepted with bit %d of the %s flipped", bit, name)
+					}
+					if d := new(reason.Denial); !errors.As(err, &d) {
+						t.Fatalf("bit %d of the %s: no denial: %v", bit, name, err)
+					}
+				}
+			}
+			for bit := range 8 * len(c.ak.public) {
+				public := bytes.Clone(c.ak.public)
+				public[bit/8] ^= 1 << (bit % 8)
+				ak, err := tpm2.ParseAK(public)
+				if err != nil {
+					denied(t, err, reason.AKUnacceptable)
+					continue
+				}
+				if bytes.Equal(ak.Name(), c.challenge.AK.Name()) {
+					t.Fatalf("bit %d of the AK's public area does not change its Name", bit)
+				}
+				attack := c.clone()
+				attack.challenge.AK = ak
+				_, err = attack.verify()
+				denied(t, err, reason.QuoteInvalid)
+			}
+		})
+	}
+}
+
+func TestAttack_T24_OldQuoteWithAFreshActivation(t *testing.T) {
+	d, old := honest(t, "ecc-p256", agentAK)
+	if _, err := old.verify(); err != nil {
+		t.Fatalf("the honest variant: %v", err)
+	}
+	fresh := d.converse(old.ek, old.ak, tpm.TPMAlgSHA256, quotedPCRs, "fresh")
+	if _, err := fresh.verify(); err != nil {
+		t.Fatalf("the honest variant: %v", err)
+	}
+	replay := fresh.clone()
+	replay.evidence.Quote, replay.evidence.Signature = old.evidence.Quote, old.evidence.Signature
+	_, err := replay.verify()
+	denied(t, err, reason.QuoteNotFresh)
+
+	t.Run("fresh quote with an old activation", func(t *testing.T) {
+		replay := fresh.clone()
+		replay.evidence.Activation = old.evidence.Activation
+		_, err := replay.verify()
+		denied(t, err, reason.ActivationInvalid)
+	})
+	t.Run("all of it old", func(t *testing.T) {
+		replay := fresh.clone()
+		replay.evidence = old.evidence
+		_, err := replay.verify()
+		denied(t, err, reason.ActivationInvalid)
+	})
+}
+
+// The relay's node answers honestly, but for the connection that it sees.
+func TestAttack_T25_RelayFromAnotherConnection(t *testing.T) {
+	_, c := honest(t, "ecc-p256", agentAK)
+	if _, err := c.verify(); err != nil {
+		t.Fatalf("the honest variant: %v", err)
+	}
+	name := c.challenge.AK.Name()
+	spki := c.challenge.EK.SPKIHash()
+	here := transcript.Fields{Nonce: []byte("honest"), Exporter: bytes.Repeat([]byte{1}, 32), EKSPKI: spki[:], AKName: name}.Hash()
+	relayed := c.clone()
+	relayed.challenge.Transcript = here
+	_, err := relayed.verify()
+	denied(t, err, reason.ActivationInvalid)
+
+	// Even if the relay learnt the secret, the quote stays the other connection's.
+	relayed.evidence.Activation = transcript.Activation(c.challenge.Secret.Expose(), here)
+	_, err = relayed.verify()
+	denied(t, err, reason.QuoteNotFresh)
+}
+
+func TestAttack_T30_SHA1Bank(t *testing.T) {
+	d := simulate(t)
+	ek, ak := d.primary(tpm.TPMRHEndorsement, tpm.ECCEKTemplate), d.primary(tpm.TPMRHEndorsement, akTemplates[agentAK])
+	c := d.converse(ek, ak, tpm.TPMAlgSHA256, []int{0, 11}, "sha256")
+	if _, err := c.verify(); err != nil {
+		t.Fatalf("the honest variant: %v", err)
+	}
+	weak := d.converse(ek, ak, tpm.TPMAlgSHA1, []int{0, 11}, "sha1")
+	_, err := weak.verify()
+	denied(t, err, reason.PCRSelection)
+
+	t.Run("offered where SHA-256 was asked for", func(t *testing.T) {
+		weak.challenge.Bank = tpm2.BankSHA256
+		_, err := weak.verify()
+		denied(t, err, reason.PCRSelection)
+	})
+	t.Run("PCRs that nothing was measured into come out as zero, for the profile to refuse", func(t *testing.T) {
+		q, err := c.verify()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(q.PCRs[0], make([]byte, 32)) {
+			t.Errorf("PCR 0 is %x", q.PCRs[0])
+		}
+	})
+}
+
+func TestActivationComesFirst(t *testing.T) {
+	f := newForger(t)
+	for name, activation := range map[string][]byte{
+		"none": nil, "empty": {}, "short": make([]byte, 31), "zero": make([]byte, 32), "long": make([]byte, 64),
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := f.forgery(t, nil)
+			// Were anything else looked at first, the reason would be another.
+			c.evidence = tpm2.Evidence{Activation: activation, Quote: []byte("x"), Signature: []byte("y")}
+			_, err := c.verify()
+			denied(t, err, reason.ActivationInvalid)
+		})
+	}
+}
+
+func TestPCRValuesMustBeThoseQuoted(t *testing.T) {
+	_, c := honest(t, "ecc-p256", agentAK)
+	for name, values := range map[string][][]byte{
+		"none":                c.evidence.PCRValues[:0],
+		"one fewer":           c.evidence.PCRValues[1:],
+		"one more":            append(bytesOf(c.evidence.PCRValues), make([]byte, 32)),
+		"two swapped":         append([][]byte{c.evidence.PCRValues[1], c.evidence.PCRValues[0]}, c.evidence.PCRValues[2:]...),
+		"cut elsewhere":       append([][]byte{c.evidence.PCRValues[0][:31], append(c.evidence.PCRValues[0][31:32:32], c.evidence.PCRValues[1]...)}, c.evidence.PCRValues[2:]...),
+		"an empty one":        append([][]byte{{}}, c.evidence.PCRValues[1:]...),
+		"values of SHA-384":   append([][]byte{make([]byte, 48)}, c.evidence.PCRValues[1:]...),
+		"all of them in one":  {bytes.Join(c.evidence.PCRValues, nil)},
+		"nil":                 nil,
+		"the digest in place": {c.evidence.Quote[len(c.evidence.Quote)-32:]},
+	} {
+		t.Run(name, func(t *testing.T) {
+			attack := c.clone()
+			attack.evidence.PCRValues = values
+			_, err := attack.verify()
+			denied(t, err, reason.PCRDigest)
+		})
+	}
+}
+
+// A challenge that is not well formed is our own mistake, never the caller's.
+func TestMalformedChallengesAreNoDenials(t *testing.T) {
+	f := newForger(t)
+	for name, change := range map[string]func(*tpm2.Challenge){
+		"no EK":                 func(c *tpm2.Challenge) { c.EK = nil },
+		"no AK":                 func(c *tpm2.Challenge) { c.AK = nil },
+		"no secret":             func(c *tpm2.Challenge) { c.Secret = secret.Bytes{} },
+		"short secret":          func(c *tpm2.Challenge) { c.Secret = secret.New(make([]byte, 15)) },
+		"no PCR":                func(c *tpm2.Challenge) { c.PCRs = nil },
+		"PCR 24":                func(c *tpm2.Challenge) { c.PCRs = []int{24} },
+		"a negative PCR":        func(c *tpm2.Challenge) { c.PCRs = []int{-1} },
+		"PCRs not ascending":    func(c *tpm2.Challenge) { c.PCRs = []int{11, 7} },
+		"the same PCR repeated": func(c *tpm2.Challenge) { c.PCRs = []int{11, 11} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := f.forgery(t, nil)
+			change(&c.challenge)
+			q, err := c.verify()
+			if q != nil || err == nil || reason.From(err).Code != reason.Internal {
+				t.Errorf("%v, %v", q, err)
+			}
+		})
+	}
+}
+
+func bytesOf(in [][]byte) [][]byte { return append([][]byte(nil), in...) }
+
+func mustEK(t testing.TB, public []byte) *tpm2.EK {
+	t.Helper()
+	ek, err := tpm2.ParseEK(public)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ek
+}

@@ -1,0 +1,138 @@
+// Package swtpmtest starts software TPMs for tests. It needs Debian's packages
+// swtpm and swtpm-tools; a test without them fails and says so.
+package swtpmtest
+
+import (
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/binary"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// TPM is a running software TPM. It keeps its state over connections, as a TPM
+// does over processes.
+type TPM struct {
+	t     testing.TB
+	state string
+	// Socket takes bare TPM commands, one connection at a time.
+	Socket string
+	stop   func()
+}
+
+// Start makes a TPM as swtpm_setup manufactures it, with an RSA-2048 and a P-384
+// endorsement key, persistent and certified by an authority of its own, and
+// starts it. Banks is "sha256", "sha256,sha384" and so on.
+func Start(t testing.TB, banks string) *TPM {
+	t.Helper()
+	// A socket's path has a limit of about 107 bytes, which t.TempDir may pass.
+	state, err := os.MkdirTemp("", "swtpm-")
+	fatal(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(state) })
+	localca, err := exec.LookPath("swtpm_localca")
+	fatal(t, err)
+	for name, content := range map[string]string{
+		"setup.conf": fmt.Sprintf("create_certs_tool = %s\ncreate_certs_tool_config = %s/localca.conf\n"+
+			"create_certs_tool_options = %s/localca.options\nactive_pcr_banks = %s\n", localca, state, state, banks),
+		"localca.conf": fmt.Sprintf("statedir = %s\nsigningkey = %s/signkey.pem\nissuercert = %s/issuercert.pem\n"+
+			"certserial = %s/certserial\n", state, state, state, state),
+		"localca.options": "--platform-manufacturer test\n--platform-version 1\n--platform-model test\n",
+	} {
+		fatal(t, os.WriteFile(filepath.Join(state, name), []byte(content), 0o600))
+	}
+	out, err := exec.Command("swtpm_setup", "--tpm2", "--tpmstate", state, "--config", filepath.Join(state, "setup.conf"),
+		"--create-ek-cert", "--create-platform-cert", "--lock-nvram", "--not-overwrite", "--write-ek-cert-files", state).CombinedOutput()
+	if err != nil {
+		t.Fatalf("swtpm_setup: %v\n%s", err, out)
+	}
+	s := &TPM{t: t, state: state, Socket: filepath.Join(state, "tpm")}
+	s.start()
+	t.Cleanup(func() { s.stop() })
+	return s
+}
+
+func (s *TPM) start() {
+	s.t.Helper()
+	cmd := exec.Command("swtpm", "socket", "--tpm2", "--tpmstate", "dir="+s.state,
+		"--server", "type=unixio,path="+s.Socket, "--flags", "not-need-init,startup-clear")
+	cmd.Stderr = os.Stderr
+	fatal(s.t, cmd.Start())
+	s.stop = func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		_ = os.Remove(s.Socket)
+	}
+	for range 200 {
+		if conn, err := net.Dial("unix", s.Socket); err == nil {
+			_ = conn.Close()
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	s.t.Fatal("swtpm does not answer")
+}
+
+// Reboot resets the TPM: PCRs are cleared, keys stay.
+func (s *TPM) Reboot() {
+	s.t.Helper()
+	s.stop()
+	s.start()
+}
+
+// SPKI is the hash of a certified endorsement key, "rsa2048" or "secp384r1".
+func (s *TPM) SPKI(key string) [32]byte {
+	s.t.Helper()
+	raw, err := os.ReadFile(filepath.Join(s.state, "ek-"+key+".crt"))
+	fatal(s.t, err)
+	if block, _ := pem.Decode(raw); block != nil {
+		raw = block.Bytes
+	}
+	cert, err := x509.ParseCertificate(raw)
+	fatal(s.t, err)
+	return sha256.Sum256(cert.RawSubjectPublicKeyInfo)
+}
+
+// Dial connects; the connection ends with the test. It implements go-tpm's
+// transport.TPM.
+func (s *TPM) Dial() *Conn {
+	s.t.Helper()
+	conn, err := net.Dial("unix", s.Socket)
+	fatal(s.t, err)
+	s.t.Cleanup(func() { _ = conn.Close() })
+	return &Conn{conn}
+}
+
+// Conn is one connection to a TPM.
+type Conn struct{ net.Conn }
+
+// Send sends a command and returns the response.
+func (c *Conn) Send(command []byte) ([]byte, error) {
+	if _, err := c.Write(command); err != nil {
+		return nil, err
+	}
+	response := make([]byte, 10)
+	if _, err := io.ReadFull(c, response); err != nil {
+		return nil, err
+	}
+	size := binary.BigEndian.Uint32(response[2:6])
+	if size < 10 || size > 1<<16 {
+		return nil, fmt.Errorf("a response of %d bytes", size)
+	}
+	response = append(response, make([]byte, size-10)...)
+	_, err := io.ReadFull(c, response[10:])
+	return response, err
+}
+
+func fatal(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
