@@ -127,7 +127,7 @@ func Split(t testing.TB, raw []byte) (header []byte, events []Event) {
 		raw = raw[12:]
 		for range count {
 			d := Digest{Algorithm: le.Uint16(raw)}
-			size := newHash(d.Algorithm).Size()
+			size := size(d.Algorithm)
 			d.Value, raw = slices.Clone(raw[2:2+size]), raw[2+size:]
 			e.Digests = append(e.Digests, d)
 		}
@@ -185,6 +185,18 @@ func Forge(t testing.TB, raw []byte, algorithm uint16, pcrs ...int) map[int][]by
 		}
 	}
 	return m
+}
+
+func size(algorithm uint16) int {
+	switch algorithm {
+	case 0x0012, 0x0027: // SM3-256, SHA3-256
+		return 32
+	case 0x0028: // SHA3-384
+		return 48
+	case 0x0029: // SHA3-512
+		return 64
+	}
+	return newHash(algorithm).Size()
 }
 
 func newHash(algorithm uint16) hash.Hash {

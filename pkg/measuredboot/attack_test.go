@@ -1,0 +1,438 @@
+package measuredboot_test
+
+import (
+	"bytes"
+	"slices"
+	"testing"
+
+	"github.com/google/go-eventlog/testdata"
+
+	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
+	"github.com/mcs-attest/mcs-attest/pkg/eventlog/eventlogtest"
+	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+type events = []eventlogtest.Event
+
+func TestAttack_T26_ALogWithoutAnyEventOfAQuotedPCR(t *testing.T) {
+	honest := captured(t, eventlogtest.SecureBootUKI)
+	passes(t, honest)
+	for _, left := range []uint32{0, 1, 2, 3, 4, 5, 6, 7, 11} {
+		b := honest.claimed(t, func(e events) events {
+			return slices.DeleteFunc(e, func(e eventlogtest.Event) bool { return e.PCR == left })
+		})
+		if f := fails(t, b, reason.EventLogReplay, "a log with 0 events for it"); f.PCR != int(left) {
+			t.Errorf("PCR %d was left out, the finding is about %d", left, f.PCR)
+		}
+	}
+	for i := range 35 {
+		b := honest.claimed(t, func(e events) events { return slices.Delete(e, i, i+1) })
+		if _, err := b.appraise(); (err == nil) != (i == 31 || i == 32) { // PCR 9 is not quoted
+			t.Errorf("without event %d: %v", i+1, err)
+		}
+	}
+}
+
+func TestAttack_T26_AnEmptyLogOrAHeaderAlone(t *testing.T) {
+	b := captured(t, eventlogtest.SecureBootUKI)
+	passes(t, b)
+	header, _ := eventlogtest.Split(t, b.log)
+	b.log = nil
+	fails(t, b, reason.EventLogMalformed, "empty")
+	b.log = header
+	fails(t, b, reason.EventLogReplay)
+}
+
+func TestAttack_T27_RelabellingNeitherHidesNorHelps(t *testing.T) {
+	honest := captured(t, eventlogtest.SecureBootUKI)
+	want := passes(t, honest)
+	for _, typ := range []uint32{eventlog.IPL, eventlog.Separator, eventlog.EFIAction, eventlog.EFIVariableAuthority, 0x8401, 0} {
+		b := honest.claimed(t, func(e events) events {
+			for i := range e {
+				if e[i].Type != eventlog.NoAction {
+					e[i].Type = typ
+				}
+			}
+			return e
+		})
+		got := passes(t, b)
+		if len(got.Applications) != 1 || len(got.Authorities) != 1 || !bytes.Equal(got.Applications[0], want.Applications[0]) {
+			t.Errorf("as %s: %+v", eventlog.TypeName(typ), got)
+		}
+	}
+	for i := range 35 {
+		b := honest.claimed(t, func(e events) events { e[i].Type = eventlog.NoAction; return e })
+		if _, err := b.appraise(); (err == nil) != (i == 31 || i == 32) {
+			t.Errorf("event %d as EV_NO_ACTION: %v", i+1, err)
+		}
+	}
+	// With nothing started, no label makes an application of what is there.
+	b := captured(t, eventlogtest.SecureBootUKI).happened(t, func(e events) events {
+		return slices.DeleteFunc(e, func(e eventlogtest.Event) bool {
+			return e.PCR == 4 && e.Type == eventlog.EFIBootServicesApplication
+		})
+	})
+	fails(t, b, reason.MeasuredBoot, "PCR 4", "a boot application")
+	fails(t, b.claimed(t, func(e events) events {
+		for i := range e {
+			if e[i].PCR == 4 {
+				e[i].Type, e[i].Data = eventlog.EFIBootServicesApplication, []byte("device path")
+			}
+		}
+		return e
+	}), reason.MeasuredBoot, "PCR 4", "a boot application")
+}
+
+// TestAttack_T28_PCR7 changes what happened, so that quote and log agree: these
+// are firmware states, or the work of something that extends PCR 7 later.
+func TestAttack_T28_PCR7(t *testing.T) {
+	honest := captured(t, eventlogtest.SecureBootUKI)
+	passes(t, honest)
+	again := func(name string) func(events) events {
+		return func(e events) events {
+			i := find(t, e, 7, name)
+			return slices.Insert(e, i+1, e[i])
+		}
+	}
+	without := func(name string) func(events) events {
+		return func(e events) events { i := find(t, e, 7, name); return slices.Delete(e, i, i+1) }
+	}
+	withValue := func(name string, value []byte) func(events) events {
+		return func(e events) events {
+			i := find(t, e, 7, name)
+			v := bytes.Clone(e[i].Data[:32+2*len(name)])
+			v[24], v[25], v[26] = byte(len(value)), byte(len(value)>>8), 0
+			e[i] = eventlogtest.New(e[i], 7, e[i].Type, append(v, value...))
+			return e
+		}
+	}
+	insertAt := func(where func(events) int, what func(events) eventlogtest.Event) func(events) events {
+		return func(e events) events { return slices.Insert(e, where(e), what(e)) }
+	}
+	last := func(e events) int { return len(e) }
+	afterSeparator := func(e events) int { return separatorOf(t, e, 7) + 1 }
+	beforeSeparator := func(e events) int { return separatorOf(t, e, 7) }
+	raw := func(data string) func(events) eventlogtest.Event {
+		return func(e events) eventlogtest.Event { return eventlogtest.New(e[0], 7, eventlog.EFIAction, []byte(data)) }
+	}
+	copyOf := func(name string) func(events) eventlogtest.Event {
+		return func(e events) eventlogtest.Event { return e[find(t, e, 7, name)] }
+	}
+	for name, c := range map[string]struct {
+		change func(events) events
+		words  string
+	}{
+		"SecureBoot is 00":                        {withValue("SecureBoot", []byte{0}), "expected SecureBoot = 01, seen 00"},
+		"SecureBoot is 02":                        {withValue("SecureBoot", []byte{2}), "expected SecureBoot = 01, seen 02"},
+		"SecureBoot is empty":                     {withValue("SecureBoot", nil), "seen an empty value"},
+		"SecureBoot has two bytes":                {withValue("SecureBoot", []byte{1, 0}), "expected SecureBoot = 01, seen 0100"},
+		"there is no platform key":                {withValue("PK", nil), "expected PK = a key"},
+		"db is empty":                             {withValue("db", nil), "expected db = a key"},
+		"a second SecureBoot":                     {again("SecureBoot"), "expected variable SecureBoot once"},
+		"a second db":                             {again("db"), "expected variable db once"},
+		"no SecureBoot":                           {without("SecureBoot"), "expected variable SecureBoot, seen the separator"},
+		"no PK":                                   {without("PK"), "expected variable PK"},
+		"no KEK":                                  {without("KEK"), "expected variable KEK"},
+		"no dbx":                                  {without("dbx"), "expected variable dbx"},
+		"a second separator":                      {insertAt(last, raw("\x00\x00\x00\x00")), "expected one separator, seen a second one"},
+		"a second separator of the other kind":    {insertAt(last, raw("\xff\xff\xff\xff")), "expected one separator, seen a second one"},
+		"a separator of the kind for errors":      {insertAt(last, raw("\x01\x00\x00\x00")), "failed measurement"},
+		"an unknown string before the separator":  {insertAt(beforeSeparator, raw("UEFI Debug Mode")), `seen "UEFI Debug Mode"`},
+		"an unknown string after the separator":   {insertAt(last, raw("hello")), `seen "hello"`},
+		"a policy variable after the separator":   {insertAt(afterSeparator, copyOf("PK")), `expected an authority after the separator, seen variable "PK"`},
+		"SecureBoot moved behind the separator":   {insertAt(afterSeparator, copyOf("SecureBoot")), `expected an authority after the separator, seen variable "SecureBoot"`},
+		"an authority moved before the separator": {insertAt(beforeSeparator, func(e events) eventlogtest.Event { return e[21] }), "expected variable db once"},
+		"a digest without data that it is of":     {func(e events) events { i := find(t, e, 7, "PK"); e[i].Data = e[i].Data[:40]; return e }, "not the digest of its data"},
+		"a variable with a byte behind it": {func(e events) events {
+			i := find(t, e, 7, "PK")
+			e[i] = eventlogtest.New(e[i], 7, e[i].Type, append(bytes.Clone(e[i].Data), 0))
+			return e
+		}, "the digest of the UEFI variable"},
+		"a PK of another vendor": {func(e events) events {
+			i := find(t, e, 7, "PK")
+			d := bytes.Clone(e[i].Data)
+			d[0] ^= 1
+			e[i] = eventlogtest.New(e[i], 7, e[i].Type, d)
+			return e
+		}, "a variable of the Secure Boot policy"},
+		"a db in the wrong namespace as authority": {func(e events) events {
+			d := bytes.Clone(e[21].Data)
+			d[0] ^= 1
+			e[21] = eventlogtest.New(e[21], 7, e[21].Type, d)
+			return e
+		}, "an authority after the separator"},
+		"audit mode": {insertAt(beforeSeparator, func(e events) eventlogtest.Event {
+			return eventlogtest.New(e[0], 7, 0x80000001, named(e, "AuditMode", 1))
+		}), "AuditMode = 00"},
+		"a variable of no known name, 4 GiB stated": {insertAt(beforeSeparator, func(e events) eventlogtest.Event {
+			d := named(e, "X", 0)
+			d[28] = 1
+			return eventlogtest.New(e[0], 7, 0x80000001, d)
+		}), "the digest of the UEFI variable"},
+		"a variable whose name has 2^63 characters": {insertAt(beforeSeparator, func(e events) eventlogtest.Event {
+			d := named(e, "X", 0)
+			d[23] = 0x80
+			return eventlogtest.New(e[0], 7, 0x80000001, d)
+		}), "the digest of the UEFI variable"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := fails(t, honest.happened(t, c.change), reason.MeasuredBoot, c.words)
+			if f != nil && f.PCR != 7 {
+				t.Errorf("the finding is about PCR %d", f.PCR)
+			}
+		})
+	}
+}
+
+// named is a variable in the namespace of SecureBoot.
+func named(e events, name string, value byte) []byte {
+	const fixed = 32
+	d := make([]byte, fixed, fixed+2*len(name)+1)
+	for _, x := range e { // the first event in PCR 7 is SecureBoot
+		if x.PCR == 7 {
+			copy(d, x.Data[:16])
+			break
+		}
+	}
+	d[16], d[24] = byte(len(name)), 1
+	for _, c := range []byte(name) {
+		d = append(d, c, 0)
+	}
+	return append(d, value)
+}
+
+func TestAttack_T28_SeparatorsOfTheOtherPCRs(t *testing.T) {
+	honest := captured(t, eventlogtest.SecureBootUKI)
+	passes(t, honest)
+	for pcr := range uint32(8) {
+		b := honest.happened(t, func(e events) events { return append(e, e[separatorOf(t, e, pcr)]) })
+		if f := fails(t, b, reason.MeasuredBoot, "a second one"); f.PCR != int(pcr) || f.Index != 36 {
+			t.Errorf("PCR %d: %+v", pcr, f)
+		}
+		b = honest.happened(t, func(e events) events { i := separatorOf(t, e, pcr); return slices.Delete(e, i, i+1) })
+		if _, err := b.appraise(); err == nil || reason.From(err).Code != reason.MeasuredBoot {
+			t.Errorf("PCR %d without a separator: %v", pcr, err)
+		}
+	}
+}
+
+func TestAttack_T28_StartupLocalityThatIsNotFirst(t *testing.T) {
+	honest := captured(t, eventlogtest.SecureBootUKI)
+	passes(t, honest)
+	b := honest.claimed(t, func(e events) events {
+		return slices.Insert(e, 1, eventlogtest.New(e[0], 0, eventlog.NoAction, []byte("StartupLocality\x00\x03")))
+	})
+	fails(t, b, reason.EventLogMalformed, "StartupLocality after PCR 0 was extended")
+}
+
+func TestAttack_T28_DigestOfOneBankWithDataOfAnother(t *testing.T) {
+	c := eventlogtest.Load(t, eventlogtest.SecureBootUKI4Banks)
+	honest := captured(t, eventlogtest.SecureBootUKI)
+	honest.log, honest.quoted = c.Log, c.PCRs("sha256", secureBootPCRs...)
+	passes(t, honest)
+	// Secure Boot was off in the bank that is quoted; the data, and every other bank, says on.
+	b := honest.happened(t, func(e events) events {
+		i := find(t, e, 7, "SecureBoot")
+		off := bytes.Clone(e[i].Data)
+		off[len(off)-1] = 0
+		for j, d := range eventlogtest.New(e[i], 7, 0, off).Digests {
+			if d.Algorithm == eventlog.SHA256 {
+				e[i].Digests[j] = d
+			}
+		}
+		return e
+	})
+	fails(t, b, reason.MeasuredBoot, "PCR 7, event 4", "not the digest of its data")
+	b.bank = eventlog.SHA384
+	b.quoted = eventlogtest.Forge(t, b.log, eventlog.SHA384, secureBootPCRs...)
+	passes(t, b)
+}
+
+func TestAttack_T29_UnknownTypesAndListsOfHugeSizesAreJustBytes(t *testing.T) {
+	honest := captured(t, eventlogtest.SecureBootUKI)
+	passes(t, honest)
+	// A signature list in db that states 4 GiB, and one of size zero: nobody walks into it.
+	for _, list := range [][]byte{
+		append(make([]byte, 16), 0xFF, 0xFF, 0xFF, 0xFF, 0, 0, 0, 0, 8, 0, 0, 0),
+		make([]byte, 28),
+	} {
+		passes(t, honest.happened(t, func(e events) events {
+			i := slices.IndexFunc(e, func(x eventlogtest.Event) bool {
+				return x.PCR == 7 && len(x.Data) > 36 && x.Data[16] == 2 && x.Data[32] == 'd'
+			})
+			d := bytes.Clone(e[i].Data[:36])
+			d[24], d[25] = byte(len(list)), 0
+			e[i] = eventlogtest.New(e[i], 7, e[i].Type, append(d, list...))
+			return e
+		}))
+	}
+	passes(t, honest.happened(t, func(e events) events {
+		return slices.Insert(e, 3, eventlogtest.New(e[0], 2, 0x8401, []byte("vendor")), eventlogtest.New(e[0], 6, 0xFFFFFFFF, nil))
+	}))
+}
+
+func TestAttack_T30_NothingWasMeasured(t *testing.T) {
+	honest := captured(t, eventlogtest.SecureBootUKI)
+	passes(t, honest)
+	for pcr := range 8 {
+		b := honest.happened(t, func(e events) events {
+			return slices.DeleteFunc(e, func(e eventlogtest.Event) bool { return int(e.PCR) == pcr })
+		})
+		if f := fails(t, b, reason.MeasuredBoot, "expected measurements by the firmware, seen zeros"); f.PCR != pcr {
+			t.Errorf("PCR %d: %+v", pcr, f)
+		}
+	}
+	b := honest
+	header, _ := eventlogtest.Split(t, b.log)
+	b.log = header
+	b.quoted = eventlogtest.Forge(t, header, b.bank, secureBootPCRs...)
+	b.refs = nil
+	fails(t, b, reason.MeasuredBoot, "PCR 0", "seen zeros")
+	honest.bank = 0x0004
+	fails(t, honest, reason.PCRSelection, "sha1")
+}
+
+func TestAttack_T31_TheGoodLogAfterATPMReset(t *testing.T) {
+	// The platform starts its TPM at locality 3, which only firmware can. Whoever
+	// resets the TPM later and extends the good log's digests starts at 0.
+	raw := testdata.GlinuxAlexEventLog
+	quoted := eventlogtest.Forge(t, raw, eventlog.SHA256, secureBootPCRs...)
+	b := boot{measuredboot.SecureBoot, eventlog.SHA256, quoted, raw, nil}
+	fails(t, b, reason.MeasuredBoot, "PCR 7") // it replays; this machine has no authority event
+	again := eventlogtest.Edit(t, raw, func(e events) events {
+		return slices.DeleteFunc(e, func(e eventlogtest.Event) bool { return bytes.HasPrefix(e.Data, []byte("StartupLocality")) })
+	})
+	b.quoted = eventlogtest.Forge(t, again, eventlog.SHA256, secureBootPCRs...)
+	if f := fails(t, b, reason.EventLogReplay); f.PCR != 0 {
+		t.Errorf("got %+v", f)
+	}
+}
+
+func TestAttack_T32_AfterTheCapNothingAttests(t *testing.T) {
+	c := eventlogtest.Load(t, eventlogtest.SecureBootUKICapped)
+	b := captured(t, eventlogtest.SecureBootUKICapped)
+	b.refs = []measuredboot.ReferenceValues{references(t, eventlogtest.SecureBootUKICapped)}
+	for _, p := range []measuredboot.Profile{measuredboot.SecureBoot, measuredboot.IdentityOnly} {
+		b.profile = p
+		b.quoted[11] = c.PCR("sha256", 11)
+		passes(t, b)
+		for _, stage := range []string{"capped", "leave-initrd"} {
+			b.quoted[11] = c.Later(stage)
+			fails(t, b, reason.PCRCapped, "PCR 11")
+		}
+	}
+	t.Run("a log that explains the cap does not help", func(t *testing.T) {
+		b := b
+		b.profile = measuredboot.SecureBoot
+		b.log = eventlogtest.Edit(t, c.Log, func(e events) events {
+			return append(e, eventlogtest.New(e[0], 11, eventlog.IPL, []byte(measuredboot.EnterInitrd)), eventlogtest.New(e[0], 11, eventlog.IPL, []byte(measuredboot.CapLabel)))
+		})
+		b.quoted = eventlogtest.Forge(t, b.log, b.bank, secureBootPCRs...)
+		fails(t, b, reason.PCRCapped)
+		b.refs = nil
+		if _, err := b.appraise(); err == nil || measuredboot.MayWarn(err) {
+			t.Errorf("without reference values: %v", err)
+		}
+	})
+	t.Run("nor does a boot without a UKI", func(t *testing.T) {
+		b := captured(t, eventlogtest.SeaBIOS)
+		b.profile = measuredboot.IdentityOnly
+		passes(t, b)
+		b.quoted[11] = eventlog.Extend(b.bank, b.quoted[11], measuredboot.CapDigest(b.bank))
+		b.log = nil
+		fails(t, b, reason.PCRCapped)
+	})
+}
+
+func TestAttack_T33_AlteredInitramfs(t *testing.T) {
+	passes(t, captured(t, eventlogtest.SecureBootUKI))
+	b := captured(t, eventlogtest.SecureBootUKIAltered)
+	f := fails(t, b, reason.MeasuredBoot, "the content of section .initrd of ovmf-secureboot-uki")
+	if f.PCR != 11 || f.Index != 31 || f.Type != "EV_IPL" {
+		t.Errorf("got %+v", f)
+	}
+	b.profile, b.log = measuredboot.IdentityOnly, nil
+	fails(t, b, reason.MeasuredBoot, "PCR 11")
+}
+
+func TestAttack_T33_AlteredCommandLine(t *testing.T) {
+	honest := captured(t, eventlogtest.SecureBootUKI)
+	passes(t, honest)
+	extra := func(pcr uint32) func(events) events {
+		return func(e events) events {
+			return append(e, eventlogtest.New(e[0], pcr, eventlog.IPL, []byte("r\x00d\x00.\x00b\x00r\x00e\x00a\x00k\x00")))
+		}
+	}
+	if f := fails(t, honest.happened(t, extra(12)), reason.MeasuredBoot, "no command line or credentials from outside the image"); f.PCR != 12 || f.Index != 36 {
+		t.Errorf("got %+v", f)
+	}
+	if f := fails(t, honest.happened(t, extra(13)), reason.MeasuredBoot, "no system extensions from outside the image"); f.PCR != 13 {
+		t.Errorf("got %+v", f)
+	}
+	// The stub appends to PCR 12 for real when it is given a command line.
+	b := captured(t, eventlogtest.UKICmdlineOverride)
+	if b.quoted[12] == nil || bytes.Equal(b.quoted[12], make([]byte, 32)) {
+		t.Error("the capture has nothing in PCR 12")
+	}
+	fails(t, b, reason.MeasuredBoot)
+}
+
+func TestAttack_T33_AnotherSignedBootLoader(t *testing.T) {
+	passes(t, captured(t, eventlogtest.SecureBootUKI))
+	// Signed by a key in db, Secure Boot on, and yet not the image: PCR 11 is zero.
+	raw := testdata.Rhel8EventLog
+	b := boot{measuredboot.SecureBoot, eventlog.SHA256, eventlogtest.Forge(t, raw, eventlog.SHA256, secureBootPCRs...), raw,
+		[]measuredboot.ReferenceValues{references(t, eventlogtest.SecureBootUKI)}}
+	fails(t, b, reason.MeasuredBoot, "PCR 11", "the image is a UKI", "seen zeros")
+	// systemd-boot before the UKI leaves its mark in PCR 12, which must be a reference value to pass.
+	b = captured(t, eventlogtest.SecureBootSDBoot)
+	if f := fails(t, b, reason.MeasuredBoot); f.PCR != 12 {
+		t.Errorf("got %+v", f)
+	}
+	b.refs[0].PCR12 = []measuredboot.Digests{{SHA256: b.quoted[12]}}
+	passes(t, b)
+}
+
+func TestAttack_T33_TheValuesMustBeOfOneImage(t *testing.T) {
+	b := captured(t, eventlogtest.SecureBootSDBoot)
+	other := references(t, eventlogtest.SecureBootUKICapped)
+	other.PCR12 = []measuredboot.Digests{{SHA256: b.quoted[12]}}
+	b.refs = append(b.refs, other)
+	if f := fails(t, b, reason.MeasuredBoot); f.PCR != 12 {
+		t.Errorf("got %+v", f)
+	}
+}
+
+func TestAttack_T36_SecureBootSaysOneButWasNotUsed(t *testing.T) {
+	passes(t, captured(t, eventlogtest.SecureBootUKI))
+	b := captured(t, eventlogtest.UnsignedKernel)
+	b.refs = nil
+	f := fails(t, b, reason.MeasuredBoot, "an authority of db", "none, although SecureBoot is 01")
+	if f.PCR != 7 {
+		t.Errorf("got %+v", f)
+	}
+	// Authorities that vouch for nothing do not count.
+	sbat := captured(t, eventlogtest.UnsignedKernel).happened(t, func(e events) events {
+		return append(e, eventlogtest.New(e[0], 7, eventlog.EFIVariableAuthority, shimVariable("SbatLevel", "sbat,1,2021030218")),
+			eventlogtest.New(e[0], 7, eventlog.EFIVariableAuthority, shimVariable("MokListTrusted", "\x01")))
+	})
+	sbat.refs = nil
+	fails(t, sbat, reason.MeasuredBoot, "an authority of db")
+	// And the authority alone, with nothing started, does not do either.
+	started := captured(t, eventlogtest.SecureBootUKI).happened(t, func(e events) events {
+		return slices.DeleteFunc(e, func(e eventlogtest.Event) bool {
+			return e.PCR == 4 && e.Type == eventlog.EFIBootServicesApplication
+		})
+	})
+	fails(t, started, reason.MeasuredBoot, "PCR 4", "a boot application")
+}
+
+func shimVariable(name, value string) []byte {
+	d := []byte{0x50, 0xab, 0x5d, 0x60, 0x46, 0xe0, 0x00, 0x43, 0xab, 0xb6, 0x3d, 0xd8, 0x10, 0xdd, 0x8b, 0x23}
+	d = append(d, byte(len(name)), 0, 0, 0, 0, 0, 0, 0, byte(len(value)), 0, 0, 0, 0, 0, 0, 0)
+	for _, c := range []byte(name) {
+		d = append(d, c, 0)
+	}
+	return append(d, value...)
+}

@@ -1,0 +1,102 @@
+package measuredboot_test
+
+import (
+	"crypto"
+	"testing"
+
+	"github.com/google/go-attestation/attest"
+	"github.com/google/go-eventlog/extract"
+	pb "github.com/google/go-eventlog/proto/state"
+	"github.com/google/go-eventlog/register"
+	"github.com/google/go-eventlog/tpmeventlog"
+
+	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
+	"github.com/mcs-attest/mcs-attest/pkg/eventlog/eventlogtest"
+)
+
+// Oracles see captured boots, and captured boots with a label changed; nothing
+// from a fuzzer, since both libraries have inputs that end the process.
+
+// byGoAttestation is go-attestation's reading of PCR 7.
+func byGoAttestation(b boot) (*attest.SecurebootState, error) {
+	log, err := attest.ParseEventLog(b.log)
+	if err != nil {
+		return nil, err
+	}
+	var pcrs []attest.PCR
+	for _, i := range secureBootPCRs {
+		pcrs = append(pcrs, attest.PCR{Index: i, Digest: b.quoted[i], DigestAlg: crypto.SHA256})
+	}
+	events, err := log.Verify(pcrs)
+	if err != nil {
+		return nil, err
+	}
+	return attest.ParseSecurebootState(events)
+}
+
+// byGoEventlog is go-eventlog's reading of the whole log.
+func byGoEventlog(b boot) (*pb.FirmwareLogState, error) {
+	bank := register.PCRBank{TCGHashAlgo: pb.HashAlgo_SHA256}
+	for _, i := range secureBootPCRs {
+		bank.PCRs = append(bank.PCRs, register.PCR{Index: i, Digest: b.quoted[i], DigestAlg: crypto.SHA256})
+	}
+	return tpmeventlog.ReplayAndExtract(b.log, bank, extract.Opts{AllowEFIAppBeforeCallingEvent: true})
+}
+
+func TestOraclesAgreeOnSecureBoot(t *testing.T) {
+	for name, on := range map[string]bool{
+		eventlogtest.SecureBootUKI:       true,
+		eventlogtest.SecureBootUKI4Banks: true,
+		eventlogtest.UKI:                 false,
+		eventlogtest.UKICmdlineOverride:  false,
+	} {
+		b := captured(t, name)
+		if _, err := b.appraise(); (err == nil) != on {
+			t.Errorf("%s: we say %v", name, err)
+		}
+		if s, err := byGoAttestation(b); err != nil || s.Enabled != on {
+			t.Errorf("%s: go-attestation says %+v, %v", name, s, err)
+		}
+		if s, err := byGoEventlog(b); err != nil || s.GetSecureBoot().GetEnabled() != on {
+			t.Errorf("%s: go-eventlog says %v, %v", name, s.GetSecureBoot(), err)
+		}
+	}
+}
+
+func TestOraclesAgreeThatSecureBootWasNotUsed(t *testing.T) {
+	b := captured(t, eventlogtest.UnsignedKernel)
+	b.refs = nil
+	if _, err := b.appraise(); err == nil {
+		t.Error("we accept it")
+	}
+	if s, err := byGoAttestation(b); err == nil {
+		t.Errorf("go-attestation says %+v", s)
+	}
+	if s, err := byGoEventlog(b); err == nil {
+		t.Errorf("go-eventlog says %v", s.GetSecureBoot())
+	}
+}
+
+// TestOraclesTrustTheTypeOfAnApplication documents T27: with its images
+// relabelled a boot has no applications, so that all of them are allowed.
+func TestOraclesTrustTheTypeOfAnApplication(t *testing.T) {
+	b := captured(t, eventlogtest.SecureBootUKI)
+	honest, err := byGoEventlog(b)
+	if err != nil || len(honest.GetEfi().GetApps()) != 1 {
+		t.Fatalf("go-eventlog finds %v, %v", honest.GetEfi(), err)
+	}
+	relabelled := b.claimed(t, func(e events) events {
+		for i := range e {
+			if e[i].Type == eventlog.EFIBootServicesApplication {
+				e[i].Type = eventlog.IPL
+			}
+		}
+		return e
+	})
+	if s, err := byGoEventlog(relabelled); err != nil || len(s.GetEfi().GetApps()) != 0 {
+		t.Errorf("go-eventlog now finds %v, %v", s.GetEfi(), err)
+	}
+	if r := passes(t, relabelled); len(r.Applications) != 1 {
+		t.Errorf("we find %d", len(r.Applications))
+	}
+}
