@@ -1,0 +1,113 @@
+// Package admin lets the commands on the same host ask a serving verifier what
+// it knows, through a Unix socket in its folder. Whoever may open the socket
+// may read the records; nothing can be changed through it.
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+)
+
+// State is what status and explain show.
+type State struct {
+	Time     time.Time       `json:"time"`
+	Serving  bool            `json:"serving"`
+	Machines []Machine       `json:"machines"`
+	Pending  []store.Pending `json:"pending,omitempty"`
+	Problems []string        `json:"problems,omitempty"`
+}
+
+// Machine is a Machine and its record.
+type Machine struct {
+	Name       string    `json:"name"` // namespace/name
+	UID        string    `json:"uid"`
+	Kind       string    `json:"kind"`
+	Pools      []string  `json:"pools,omitempty"`
+	EKSHA256   []string  `json:"ekSHA256,omitempty"`
+	ProviderID string    `json:"providerID,omitempty"`
+	Created    time.Time `json:"created"`
+	// Record is nil while nothing has happened.
+	Record *v1alpha1.MachineAttestationStatus `json:"record,omitempty"`
+}
+
+// ErrNotServing says that no verifier listens on the socket.
+var ErrNotServing = errors.New("no verifier is serving this folder")
+
+// Serve answers on the socket at path until ctx ends.
+func Serve(ctx context.Context, path string, state func() (*State, error), log *slog.Logger) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove old socket: %w", err)
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
+	if err != nil {
+		return fmt.Errorf("listen on %s: %w", path, err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		_ = l.Close()
+		return fmt.Errorf("protect %s: %w", path, err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/state", func(w http.ResponseWriter, _ *http.Request) {
+		s, err := state()
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if err := json.NewEncoder(w).Encode(s); err != nil {
+			log.Debug("admin answer not sent", "error", err)
+		}
+	})
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
+	defer stop()
+	if err := srv.Serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve %s: %w", path, err)
+	}
+	return nil
+}
+
+// maxState bounds what a client reads: records of 100 000 machines.
+const maxState = 1 << 30
+
+// Ask asks the verifier behind the socket.
+func Ask(ctx context.Context, path string) (*State, error) {
+	client := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		},
+	}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://verifier/v1/state", nil)
+	if err != nil {
+		return nil, err
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		var op *net.OpError
+		if errors.As(err, &op) && op.Op == "dial" {
+			return nil, ErrNotServing
+		}
+		return nil, fmt.Errorf("ask the verifier: %w", err)
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(res.Body, 4096))
+		return nil, fmt.Errorf("the verifier answered %s: %s", res.Status, text)
+	}
+	var s State
+	if err := json.NewDecoder(io.LimitReader(res.Body, maxState)).Decode(&s); err != nil {
+		return nil, fmt.Errorf("read the verifier's answer: %w", err)
+	}
+	return &s, nil
+}

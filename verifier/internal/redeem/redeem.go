@@ -1,0 +1,54 @@
+// Package redeem takes a token's uses: it joins what the record says with what
+// the Machine is now (DESIGN, section 19, rule 9). Without the record there is
+// no redemption.
+package redeem
+
+import (
+	"context"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+)
+
+// Redeemer is the gate's view of the records.
+type Redeemer struct {
+	Records  Records
+	Machines func() *machine.Index
+	Now      func() time.Time
+}
+
+// Records is the store. Every error is a denial.
+type Records interface {
+	Record(uid string) (*v1alpha1.MachineAttestation, error)
+	Update(uid string, change store.Change) error
+}
+
+// Check says whether the token could be redeemed now; it takes no use. In order:
+// the Machine is still one that may have the pool, and the record still has this
+// token with a use left.
+func (r Redeemer) Check(_ context.Context, c token.Claims) error {
+	if err := r.Machines().Redeemable(c.MachineUID, c.Pool, r.Now()); err != nil {
+		return err
+	}
+	rec, err := r.Records.Record(c.MachineUID)
+	if err != nil {
+		return err
+	}
+	return record.Redeemable(rec, c)
+}
+
+// Redeem takes one use, or says why not. The check and the change of the record
+// are one step: fifty at the same time take no more uses than there are.
+func (r Redeemer) Redeem(_ context.Context, c token.Claims) error {
+	now := r.Now()
+	if err := r.Machines().Redeemable(c.MachineUID, c.Pool, now); err != nil {
+		return err
+	}
+	return r.Records.Update(c.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		return record.Redeem(rec, c, now)
+	})
+}

@@ -1,0 +1,125 @@
+// Package standalone joins a verifier's folder and its database: it makes of
+// each snapshot what the service appraises with, and does to the records what a
+// change in the folder means for them.
+package standalone
+
+import (
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+)
+
+// Keeper holds the current world.
+type Keeper struct {
+	records  *store.Store
+	log      *slog.Logger
+	now      func() time.Time
+	snapshot atomic.Pointer[folder.Snapshot]
+	world    atomic.Pointer[service.World]
+}
+
+// NewKeeper starts with a first snapshot.
+func NewKeeper(records *store.Store, s *folder.Snapshot, log *slog.Logger, now func() time.Time) *Keeper {
+	k := &Keeper{records: records, log: log, now: now}
+	k.Take(s)
+	return k
+}
+
+// World is what the service appraises with now.
+func (k *Keeper) World() *service.World { return k.world.Load() }
+
+// Snapshot is the folder as last read.
+func (k *Keeper) Snapshot() *folder.Snapshot { return k.snapshot.Load() }
+
+// Take makes s the current snapshot and brings the records into line with it.
+func (k *Keeper) Take(s *folder.Snapshot) {
+	k.snapshot.Store(s)
+	k.world.Store(&service.World{
+		Policies: s.Policies, Machines: s.Machines, References: s.ReferenceValues,
+		EKRoots: tpm2.Roots{Anchors: s.EKRoots.Roots(), Intermediates: s.EKRoots.Intermediates()},
+	})
+	for _, p := range s.Problems {
+		if p.Warning {
+			k.log.Warn("file in the folder", "problem", p.Error())
+		} else {
+			k.log.Error("file in the folder keeps its last good state", "problem", p.Error())
+		}
+	}
+	k.forget(s)
+	k.join(s)
+}
+
+// forget deletes the records of Machines that are gone. While some file cannot be
+// read nobody is gone for sure.
+func (k *Keeper) forget(s *folder.Snapshot) {
+	if len(s.Incomplete) > 0 || s.Failed() {
+		return
+	}
+	gone, err := k.records.Forget(s.Machines.Known)
+	if err != nil {
+		k.log.Error("records of deleted Machines stay", "error", err)
+		return
+	}
+	for _, uid := range gone {
+		k.log.Info("record deleted with its Machine", "uid", uid)
+	}
+}
+
+// join latches the records of Machines that became Nodes.
+func (k *Keeper) join(s *folder.Snapshot) {
+	now := k.now()
+	for _, m := range s.Machines.Machines() {
+		if !m.Joined() || m.Granted(now) {
+			continue
+		}
+		err := k.records.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			return record.Joined(rec, m.NodeRef, now), nil
+		})
+		if err != nil {
+			k.log.Error("a joined Machine is not recorded as such", "machine", m.String(), "error", err)
+		}
+	}
+}
+
+// State is what status and explain show.
+func (k *Keeper) State() (*admin.State, error) { return State(k.Snapshot(), k.records, k.now(), true) }
+
+// State joins a snapshot and the records. Without records, records is nil.
+func State(s *folder.Snapshot, records *store.Store, now time.Time, serving bool) (*admin.State, error) {
+	out := &admin.State{Time: now.UTC(), Serving: serving}
+	byUID := map[string]*v1alpha1.MachineAttestation{}
+	if records != nil {
+		all, err := records.Records()
+		if err != nil {
+			return nil, fmt.Errorf("read records: %w", err)
+		}
+		for _, r := range all {
+			byUID[r.Status.MachineUID] = r
+		}
+		if out.Pending, err = records.Waiting(now); err != nil {
+			return nil, fmt.Errorf("read who waits: %w", err)
+		}
+	}
+	for _, m := range s.Machines.Machines() {
+		entry := admin.Machine{
+			Name: m.String(), UID: m.UID, Kind: m.Kind, Pools: m.Pools, EKSHA256: m.EKSHA256, ProviderID: m.ProviderID, Created: m.Created,
+		}
+		if r := byUID[m.UID]; r != nil {
+			entry.Record = &r.Status
+		}
+		out.Machines = append(out.Machines, entry)
+	}
+	for _, p := range s.Problems {
+		out.Problems = append(out.Problems, p.Error())
+	}
+	return out, nil
+}
