@@ -1,0 +1,117 @@
+package tpm2_test
+
+import (
+	"bytes"
+	"crypto/rand"
+	"testing"
+
+	tpm "github.com/google/go-tpm/tpm2"
+
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
+)
+
+func TestCredentialsAreReleasedByTheTPM(t *testing.T) {
+	for kind, template := range ekTemplates {
+		t.Run(kind, func(t *testing.T) {
+			d := simulate(t)
+			ek, ak := d.primary(tpm.TPMRHEndorsement, template), d.primary(tpm.TPMRHEndorsement, akTemplates[agentAK])
+			parsedEK, parsedAK := mustEK(t, ek.public), mustAK(t, ak.public)
+			if !bytes.Equal(parsedAK.Name(), ak.name.Buffer) {
+				t.Fatalf("Name %x, the TPM's is %x", parsedAK.Name(), ak.name.Buffer)
+			}
+			// Many, because a leading zero in a coordinate comes once in 256.
+			for range 32 {
+				for _, size := range []int{1, 16, 32} {
+					k := make([]byte, size)
+					if _, err := rand.Read(k); err != nil {
+						t.Fatal(err)
+					}
+					blob, encrypted, err := tpm2.MakeCredential(nil, parsedEK, parsedAK.Name(), k)
+					if err != nil {
+						t.Fatal(err)
+					}
+					got, err := d.activate(ek, ak, blob, encrypted)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if !bytes.Equal(got, k) {
+						t.Fatalf("released %x, want %x", got, k)
+					}
+				}
+			}
+		})
+	}
+}
+
+// go-tpm's own credential and ours are opened by the same command.
+func TestCredentialsOfGoTPMAndOursAreInterchangeable(t *testing.T) {
+	for kind, template := range ekTemplates {
+		t.Run(kind, func(t *testing.T) {
+			d := simulate(t)
+			ek, ak := d.primary(tpm.TPMRHEndorsement, template), d.primary(tpm.TPMRHEndorsement, akTemplates[agentAK])
+			public, err := tpm.Unmarshal[tpm.TPMTPublic](ek.public)
+			if err != nil {
+				t.Fatal(err)
+			}
+			key, err := tpm.ImportEncapsulationKey(public)
+			if err != nil {
+				t.Fatal(err)
+			}
+			k := []byte("0123456789abcdef0123456789abcdef")
+			blob, encrypted, err := tpm.CreateCredential(rand.Reader, key, ak.name.Buffer, k)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ourBlob, ourEncrypted, err := tpm2.MakeCredential(nil, mustEK(t, ek.public), ak.name.Buffer, k)
+			if err != nil {
+				t.Fatal(err)
+			}
+			theirs := [2][]byte{tpm.Marshal(tpm.TPM2BIDObject{Buffer: blob}), tpm.Marshal(tpm.TPM2BEncryptedSecret{Buffer: encrypted})}
+			if len(theirs[0]) != len(ourBlob) || len(theirs[1]) != len(ourEncrypted) {
+				t.Errorf("sizes %d and %d, go-tpm's are %d and %d", len(ourBlob), len(ourEncrypted), len(theirs[0]), len(theirs[1]))
+			}
+			for name, c := range map[string][2][]byte{"go-tpm's": theirs, "ours": {ourBlob, ourEncrypted}} {
+				got, err := d.activate(ek, ak, c[0], c[1])
+				if err != nil {
+					t.Fatalf("%s: %v", name, err)
+				}
+				if !bytes.Equal(got, k) {
+					t.Errorf("%s: released %x", name, got)
+				}
+			}
+		})
+	}
+}
+
+func TestCredentialsNeverRepeat(t *testing.T) {
+	for _, file := range []string{"ek-rsa2048.pub", "ek-p256.pub", "ek-p384.pub"} {
+		ek := mustEK(t, capture(t, file))
+		seen := map[string]bool{}
+		for range 8 {
+			blob, encrypted, err := tpm2.MakeCredential(nil, ek, []byte("name"), make([]byte, 32))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if seen[string(blob)] || seen[string(encrypted)] {
+				t.Fatalf("%s: the same credential twice", file)
+			}
+			seen[string(blob)], seen[string(encrypted)] = true, true
+		}
+	}
+}
+
+func TestSecretsThatDoNotFitAreRefused(t *testing.T) {
+	ek := mustEK(t, capture(t, "ek-p256.pub"))
+	for _, size := range []int{0, 33, 1 << 16} {
+		if _, _, err := tpm2.MakeCredential(nil, ek, []byte("name"), make([]byte, size)); err == nil {
+			t.Errorf("%d bytes were taken", size)
+		}
+	}
+}
+
+// A random source that fails must not give a credential with a known seed.
+func TestCredentialsNeedRandomness(t *testing.T) {
+	if _, _, err := tpm2.MakeCredential(bytes.NewReader(nil), mustEK(t, capture(t, "ek-rsa2048.pub")), []byte("name"), make([]byte, 32)); err == nil {
+		t.Error("made without randomness")
+	}
+}
