@@ -45,7 +45,6 @@ type TB interface {
 	Fatalf(format string, a ...any)
 	Cleanup(func())
 	Failed() bool
-	TempDir() string
 }
 
 // Rig builds and runs what one test needs.

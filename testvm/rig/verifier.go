@@ -333,11 +333,9 @@ func (v *Verifier) auditText() string {
 
 // Record is what status says of one machine.
 type Record struct {
-	Metadata struct {
-		Name      string `json:"name"`
-		Namespace string `json:"namespace"`
-	} `json:"metadata"`
-	Status struct {
+	// Name is "namespace/name".
+	Name   string `json:"name"`
+	Record *struct {
 		Phase       string `json:"phase"`
 		Endorsement string `json:"endorsement"`
 		Pool        string `json:"pool"`
@@ -354,28 +352,48 @@ type Record struct {
 			Event  string `json:"event"`
 			Reason string `json:"reason"`
 		} `json:"history"`
-	} `json:"status"`
+	} `json:"record"`
 }
 
-// Records is `status -o json`.
-func (v *Verifier) Records() []Record {
+// Phase is the record's phase, "" while nothing has happened.
+func (rec Record) Phase() string {
+	if rec.Record == nil {
+		return ""
+	}
+	return rec.Record.Phase
+}
+
+// Status is `status -o json`: the machines, and the ids of those that wait for
+// approval.
+func (v *Verifier) Status() (machines []Record, pending []string) {
 	v.r.t.Helper()
-	var list struct {
-		Items []Record `json:"items"`
+	var state struct {
+		Serving  bool     `json:"serving"`
+		Machines []Record `json:"machines"`
+		Pending  []struct {
+			ID string `json:"id"`
+		} `json:"pending"`
+		Problems []string `json:"problems"`
 	}
 	out := v.Run("status", "-o", "json")
-	v.r.fatal(json.Unmarshal([]byte(out), &list), "status -o json: %s", out)
-	return list.Items
+	v.r.fatal(json.Unmarshal([]byte(out), &state), "status -o json: %s", out)
+	if !state.Serving || len(state.Problems) > 0 {
+		v.r.t.Fatalf("status: serving %t, problems %q", state.Serving, state.Problems)
+	}
+	for _, p := range state.Pending {
+		pending = append(pending, p.ID)
+	}
+	return state.Machines, pending
 }
 
 // WantRecord requires a record by name, in a phase.
 func (v *Verifier) WantRecord(name, phase string) Record {
 	v.r.t.Helper()
-	records := v.Records()
-	for _, rec := range records {
-		if rec.Metadata.Name == name {
-			if rec.Status.Phase != phase {
-				v.r.t.Fatalf("%s is %s, not %s:\n%s", name, rec.Status.Phase, phase, v.Run("explain", name))
+	machines, _ := v.Status()
+	for _, rec := range machines {
+		if strings.HasSuffix(rec.Name, "/"+name) {
+			if rec.Phase() != phase {
+				v.r.t.Fatalf("%s is %q, not %q:\n%s", name, rec.Phase(), phase, v.Run("explain", name))
 			}
 			return rec
 		}

@@ -26,8 +26,8 @@ func TestEnrolledMachineIsProvisioned(t *testing.T) {
 	v.WantAudit("attest", "allowed", "")
 	v.WantAudit("fetch", "allowed", "")
 	rec := v.WantRecord("worker-0", "Fetched")
-	if rec.Status.Endorsement != "enrolled" || rec.Status.Token == nil || rec.Status.Token.Uses != 1 {
-		t.Errorf("the record says %+v", rec.Status)
+	if rec.Record.Endorsement != "enrolled" || rec.Record.Token == nil || rec.Record.Token.Uses != 1 {
+		t.Errorf("the record says %+v", rec.Record)
 	}
 	if code, _ := v.Get("/config/worker", ""); code != 401 {
 		t.Errorf("a caller without a token received %d", code)

@@ -31,9 +31,9 @@ func TestAttack_T46_FailedStageReportsAndLeavesNoToken(t *testing.T) {
 
 	v.WantAudit("report", "allowed", "")
 	rec := v.WantRecord("worker-0", "Fetched")
-	if rec.Status.Report == nil || rec.Status.Report.Unit != "ignition-files.service" ||
-		!strings.Contains(rec.Status.Report.Message, "impossible") {
-		t.Errorf("the record's report is %+v", rec.Status.Report)
+	if report := rec.Record.Report; report == nil || report.Unit != "ignition-files.service" ||
+		!strings.Contains(report.Message, "impossible") {
+		t.Errorf("the record's report is %+v", report)
 	}
 	for _, where := range []string{v.Run("status"), v.Run("explain", "worker-0"), v.Log()} {
 		if rig.HasToken(where) {

@@ -3,7 +3,6 @@
 package manufacturer
 
 import (
-	"regexp"
 	"testing"
 
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
@@ -28,11 +27,11 @@ func TestGenuineTPMWaitsForApprovalAndIsProvisioned(t *testing.T) {
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker")})
 
 	v.WaitAudit("attest", "denied", "PendingApproval")
-	id := regexp.MustCompile(`pending-[0-9a-f]+`).FindString(v.Run("status"))
-	if id == "" {
-		t.Fatalf("status shows nothing to approve:\n%s", v.Run("status"))
+	_, pending := v.Status()
+	if len(pending) != 1 {
+		t.Fatalf("status shows %d machines to approve:\n%s", len(pending), v.Run("status"))
 	}
-	v.Run("enroll", "--approve", id, "--name", "worker-0")
+	v.Run("enroll", "--approve", pending[0], "--name", "worker-0")
 	node.WantProvisioned()
 	v.WantRecord("worker-0", "Fetched")
 }

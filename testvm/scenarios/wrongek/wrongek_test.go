@@ -25,9 +25,5 @@ func TestMachineWithAnotherTPMReceivesNothing(t *testing.T) {
 	if got := node.ReadFile("/etc/provisioned"); got != "" {
 		t.Errorf("the disk holds %q", got)
 	}
-	for _, rec := range v.Records() {
-		if rec.Status.Phase == "Attested" || rec.Status.Phase == "Fetched" {
-			t.Errorf("%s is %s", rec.Metadata.Name, rec.Status.Phase)
-		}
-	}
+	v.WantRecord("worker-0", "")
 }
