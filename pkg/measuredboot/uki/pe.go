@@ -100,6 +100,7 @@ func parsePE(r io.ReaderAt, size int64) (*peFile, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the section table: %w", err)
 	}
+	total := f.headers
 	for ; len(table) > 0; table = table[40:] {
 		s := section{
 			name:       strings.TrimRight(string(table[:8]), "\x00"),
@@ -109,6 +110,9 @@ func parsePE(r io.ReaderAt, size int64) (*peFile, error) {
 		}
 		if s.fileSize > 0 && int64(s.offset)+int64(s.fileSize) > size-f.certSize {
 			return nil, fmt.Errorf("section %q ends behind the file's end", s.name)
+		}
+		if total += int64(s.fileSize); total > size {
+			return nil, errors.New("sections overlap")
 		}
 		f.sections = append(f.sections, s)
 	}
@@ -162,6 +166,9 @@ func (f *peFile) hashImage(w io.Writer) error {
 // hashSection writes a section as it is in memory: what the file has of it, then zeros.
 func (f *peFile) hashSection(w io.Writer, s section) error {
 	n := min(int64(s.memorySize), int64(s.fileSize))
+	if int64(s.memorySize)-n > maxZeros {
+		return fmt.Errorf("section %s has %d bytes in memory and %d in the file", s.name, s.memorySize, s.fileSize)
+	}
 	if m, err := io.Copy(w, io.NewSectionReader(f.r, int64(s.offset), n)); err != nil || m != n {
 		return fmt.Errorf("read section %s: %w", s.name, errors.Join(err, io.ErrUnexpectedEOF))
 	}
