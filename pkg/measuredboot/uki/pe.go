@@ -13,6 +13,7 @@ import (
 const (
 	maxSections = 96
 	maxHeaders  = 1 << 20
+	maxZeros    = 1 << 20 // by which a section may be larger in memory than in the file
 )
 
 // peFile is what is needed of a PE image (Microsoft PE/COFF Specification).
