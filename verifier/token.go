@@ -2,6 +2,7 @@ package main
 
 import (
 	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -10,9 +11,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 )
 
 // keepSealed is how long a replaced sealing key must still open: the longest
@@ -104,6 +107,60 @@ when a key may have been stolen; machines that boot at that moment begin anew.`,
 	}
 	configFlag(cmd, &configPath)
 	cmd.Flags().BoolVar(&now, "now", false, "drop the old keys at once")
+	return cmd
+}
+
+func newTokenBreakGlassCommand() *cobra.Command {
+	var configPath, pool, name string
+	var lifetime time.Duration
+	cmd := &cobra.Command{
+		Use:   "break-glass --pool POOL --name WHO",
+		Short: "Make a token by hand, for a machine that cannot attest",
+		Long: `Make a token by hand, for a machine that cannot attest. It opens the full config
+of one pool, three times, for at most an hour, to whoever holds it; put it as
+"Authorization: Bearer" on the merge source of that one machine's pointer config.
+
+The gate writes an audit line for each use, and 'status' shows it. To revoke it
+early, 'token rotate --now'. The token is printed on standard output alone.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := loadConfig(configPath)
+			if err != nil {
+				return err
+			}
+			if lifetime <= 0 || lifetime > record.MaxBreakGlass {
+				return fmt.Errorf("lifetime %v: at most %v", lifetime, record.MaxBreakGlass)
+			}
+			if !dnsName.MatchString(name) || !dnsName.MatchString(pool) {
+				return hint(errors.New("--name and --pool must be given"), "the name is for the audit log: a ticket number, or who asked; lower-case letters, digits, '-' and '.'")
+			}
+			set, _, err := readKeys(c)
+			if err != nil {
+				return err
+			}
+			now := time.Now()
+			var id [12]byte
+			_, _ = rand.Read(id[:]) // crypto/rand.Read never fails
+			tokenID := hex.EncodeToString(id[:])
+			signed, err := set.Sign(now, token.Claims{
+				Issuer: c.Issuer(), Audience: service.Audience, Subject: record.BreakGlassNamespace + "/" + name,
+				MachineUID: record.BreakGlassUID(tokenID), Pool: pool, ID: tokenID, IssuedAt: now, NotBefore: now, Expiry: now.Add(lifetime),
+				Verifier: token.VerifierID{Developer: service.Developer, Build: version},
+				Status:   token.Warning,
+			})
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.ErrOrStderr(), "break-glass token %s for pool %s, until %s; keep it out of tickets and chats\n", tokenID, pool, now.Add(lifetime).Format(time.RFC3339))
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), string(signed.Expose()))
+			return err
+		},
+	}
+	configFlag(cmd, &configPath)
+	f := cmd.Flags()
+	f.StringVar(&pool, "pool", "", "the pool whose config it opens")
+	f.StringVar(&name, "name", "", "for the audit log: a ticket, or who asked for it")
+	f.DurationVar(&lifetime, "lifetime", 15*time.Minute, "how long it is valid, at most 1h")
 	return cmd
 }
 

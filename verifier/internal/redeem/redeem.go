@@ -31,6 +31,9 @@ type Records interface {
 // the Machine is still one that may have the pool, and the record still has this
 // token with a use left.
 func (r Redeemer) Check(_ context.Context, c token.Claims) error {
+	if record.IsBreakGlass(c.MachineUID) {
+		return r.breakGlass(c, false)
+	}
 	if err := r.Machines().Redeemable(c.MachineUID, c.Pool, r.Now()); err != nil {
 		return err
 	}
@@ -44,11 +47,20 @@ func (r Redeemer) Check(_ context.Context, c token.Claims) error {
 // Redeem takes one use, or says why not. The check and the change of the record
 // are one step: fifty at the same time take no more uses than there are.
 func (r Redeemer) Redeem(_ context.Context, c token.Claims) error {
+	if record.IsBreakGlass(c.MachineUID) {
+		return r.breakGlass(c, true)
+	}
 	now := r.Now()
 	if err := r.Machines().Redeemable(c.MachineUID, c.Pool, now); err != nil {
 		return err
 	}
 	return r.Records.Update(c.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Redeem(rec, c, now)
+	})
+}
+
+func (r Redeemer) breakGlass(c token.Claims, take bool) error {
+	return r.Records.Update(c.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		return record.BreakGlass(rec, c, take, r.Now())
 	})
 }

@@ -89,6 +89,9 @@ type Records interface {
 // Audience is the token's "aud": the gate.
 const Audience = "mcs"
 
+// Developer is the token's ear_verifier_id.developer.
+const Developer = "https://github.com/mcs-attest/mcs-attest"
+
 // Handler returns the API's path prefix and its handler.
 func (s *Service) Handler() (string, http.Handler) {
 	path, h := mcsattestv1connect.NewAttestationHandler(s,
@@ -346,7 +349,7 @@ func (s *Service) claims(c *call, p policy.Policy, challenge seal.Challenge, v *
 		Issuer: s.Issuer, Audience: Audience, Subject: v.Machine.String(), MachineUID: v.Machine.UID, Pool: p.Pool,
 		ID: a.TokenID, IssuedAt: c.start, NotBefore: c.start, Expiry: a.TokenExpiry,
 		Nonce:    appraisal.NonceText(challenge.Nonce),
-		Verifier: token.VerifierID{Developer: "https://github.com/mcs-attest/mcs-attest", Build: s.Version},
+		Verifier: token.VerifierID{Developer: Developer, Build: s.Version},
 		Status:   status, Submods: submods,
 	}
 }

@@ -4,8 +4,10 @@
 package standalone
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -64,7 +66,8 @@ func (k *Keeper) forget(s *folder.Snapshot) {
 	if len(s.Incomplete) > 0 || s.Failed() {
 		return
 	}
-	gone, err := k.records.Forget(s.Machines.Known)
+	// A break-glass token has no Machine; its record stays, to be seen.
+	gone, err := k.records.Forget(func(uid string) bool { return s.Machines.Known(uid) || record.IsBreakGlass(uid) })
 	if err != nil {
 		k.log.Error("records of deleted Machines stay", "error", err)
 		return
@@ -118,6 +121,12 @@ func State(s *folder.Snapshot, records *store.Store, now time.Time, serving bool
 		}
 		out.Machines = append(out.Machines, entry)
 	}
+	for uid, r := range byUID {
+		if record.IsBreakGlass(uid) {
+			out.Machines = append(out.Machines, admin.Machine{Name: r.Namespace + "/" + r.Name, UID: uid, Kind: "BreakGlass", Pools: []string{r.Status.Pool}, Record: &r.Status})
+		}
+	}
+	slices.SortFunc(out.Machines, func(a, b admin.Machine) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID)) })
 	for _, p := range s.Problems {
 		out.Problems = append(out.Problems, p.Error())
 	}
