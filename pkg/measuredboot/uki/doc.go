@@ -1,6 +1,5 @@
-// Package uki computes reference values from a unified kernel image (UKI,
-// UAPI.5), so that a verifier knows what a boot of it measures without having
-// booted it.
+// Package uki computes what a boot of a unified kernel image (UKI, UAPI.5)
+// measures, from the file alone. Package measuredboot makes reference values of it.
 //
 // What systemd-stub measures into PCR 11, from version 252 on: for each section
 // that it knows, in a fixed order that is not the file's, the section's name with

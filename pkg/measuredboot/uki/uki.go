@@ -9,9 +9,6 @@ import (
 	"io"
 	"strconv"
 	"strings"
-
-	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
-	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 )
 
 // order is systemd-stub's order of measurement (systemd, src/fundamental/uki.h,
@@ -31,11 +28,27 @@ const firstMeasuring = 252
 // maxStub bounds the stub's own sections, which are read to look for strings.
 const maxStub = 16 << 20
 
-// Measure turns a UKI of size bytes into reference values: PCR 11 before the cap,
-// without and with the phase enter-initrd, the sections it comes from, and the
-// Authenticode digests of the UKI and of the kernel in it (which firmware without
-// Secure Boot is also asked to start).
-func Measure(name string, r io.ReaderAt, size int64) (*measuredboot.ReferenceValues, error) {
+// Image is what a boot of a UKI measures.
+type Image struct {
+	Stub     string    // version of systemd-stub, as it states it
+	Sections []Section // in the order in which they are measured into PCR 11
+	Self     Digests   // Authenticode digest of the UKI (PCR 4)
+	Linux    *Digests  // of the kernel in it, which the firmware starts where Secure Boot is off; nil if it is no PE image
+}
+
+// Section is a section as it is in memory.
+type Section struct {
+	Name string
+	Digests
+}
+
+// Digests are of one thing in the two banks that reference values have.
+type Digests struct {
+	SHA256, SHA384 []byte
+}
+
+// Measure reads a UKI of size bytes.
+func Measure(r io.ReaderAt, size int64) (*Image, error) {
 	f, err := parsePE(r, size)
 	if err != nil {
 		return nil, fmt.Errorf("read the UKI: %w", err)
@@ -44,12 +57,7 @@ func Measure(name string, r io.ReaderAt, size int64) (*measuredboot.ReferenceVal
 	if err != nil {
 		return nil, err
 	}
-	refs := &measuredboot.ReferenceValues{
-		APIVersion: measuredboot.APIVersion,
-		Kind:       measuredboot.Kind,
-		Metadata:   measuredboot.Metadata{Name: name},
-		Stub:       "systemd-stub " + stub.version,
-	}
+	m := &Image{Stub: stub.version}
 	var linux section
 	for _, want := range order {
 		found := f.named(want)
@@ -67,7 +75,7 @@ func Measure(name string, r io.ReaderAt, size int64) (*measuredboot.ReferenceVal
 		if err != nil {
 			return nil, err
 		}
-		refs.Sections = append(refs.Sections, measuredboot.Component{Name: want, Digests: d})
+		m.Sections = append(m.Sections, Section{want, d})
 		if want == ".linux" {
 			linux = s
 		}
@@ -75,47 +83,35 @@ func Measure(name string, r io.ReaderAt, size int64) (*measuredboot.ReferenceVal
 	if linux.name == "" {
 		return nil, errors.New("the UKI has no section .linux")
 	}
-	for _, phase := range []string{"", measuredboot.EnterInitrd} {
-		v := measuredboot.PCRValue{Phase: phase}
-		if v.SHA256, err = measuredboot.SectionsPCR11(eventlog.SHA256, refs.Sections, phase); err != nil {
-			return nil, err
-		}
-		if v.SHA384, err = measuredboot.SectionsPCR11(eventlog.SHA384, refs.Sections, phase); err != nil {
-			return nil, err
-		}
-		refs.PCR11 = append(refs.PCR11, v)
-	}
-	d, err := digests(f.hashImage)
-	if err != nil {
+	if m.Self, err = digests(f.hashImage); err != nil {
 		return nil, fmt.Errorf("digest of the UKI: %w", err)
 	}
-	refs.Applications = append(refs.Applications, measuredboot.Component{Name: "uki", Digests: d})
 	n := int64(min(linux.memorySize, linux.fileSize))
 	switch d, err := Authenticode(io.NewSectionReader(r, int64(linux.offset), n), n); {
 	case err == nil:
-		refs.Applications = append(refs.Applications, measuredboot.Component{Name: "linux", Digests: d})
+		m.Linux = &d
 	case !errors.Is(err, errNotPE):
 		return nil, fmt.Errorf("section .linux: %w", err)
 	}
-	return refs, nil
+	return m, nil
 }
 
 // Authenticode is the digest by which firmware measures and signs a PE image of
 // size bytes: shim, GRUB, a kernel, a UKI.
-func Authenticode(r io.ReaderAt, size int64) (measuredboot.Digests, error) {
+func Authenticode(r io.ReaderAt, size int64) (Digests, error) {
 	f, err := parsePE(r, size)
 	if err != nil {
-		return measuredboot.Digests{}, err
+		return Digests{}, err
 	}
 	return digests(f.hashImage)
 }
 
-func digests(write func(io.Writer) error) (measuredboot.Digests, error) {
+func digests(write func(io.Writer) error) (Digests, error) {
 	h256, h384 := sha256.New(), sha512.New384()
 	if err := write(io.MultiWriter(h256, h384)); err != nil {
-		return measuredboot.Digests{}, err
+		return Digests{}, err
 	}
-	return measuredboot.Digests{SHA256: h256.Sum(nil), SHA384: h384.Sum(nil)}, nil
+	return Digests{SHA256: h256.Sum(nil), SHA384: h384.Sum(nil)}, nil
 }
 
 func (f *peFile) named(name string) []section {

@@ -94,7 +94,7 @@ var content = []part{
 
 func measure(t *testing.T, file []byte) *measuredboot.ReferenceValues {
 	t.Helper()
-	r, err := uki.Measure("test", bytes.NewReader(file), int64(len(file)))
+	r, err := measuredboot.FromUKI("test", bytes.NewReader(file), int64(len(file)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,7 +267,7 @@ func TestMeasureRefusesWhatItCannotPredict(t *testing.T) {
 		"a device tree chosen by hardware":    {with("257", knows257, part{name: ".dtbauto", data: []byte("A")}), "1 section(s) .dtbauto"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r, err := uki.Measure("test", bytes.NewReader(c.file), int64(len(c.file)))
+			r, err := uki.Measure(bytes.NewReader(c.file), int64(len(c.file)))
 			if err == nil || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got %v, %v", r, err)
 			}
@@ -286,7 +286,7 @@ func FuzzMeasure(f *testing.F) {
 	f.Add(image(append(stubParts("257", knows257...), content...)...))
 	f.Add(image(append(stubParts("252", knows252...), part{name: ".linux", data: image(part{name: ".text"})})...))
 	f.Fuzz(func(t *testing.T, file []byte) {
-		r, err := uki.Measure("fuzz", bytes.NewReader(file), int64(len(file)))
+		r, err := measuredboot.FromUKI("fuzz", bytes.NewReader(file), int64(len(file)))
 		if err != nil {
 			return
 		}
