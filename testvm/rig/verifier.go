@@ -30,6 +30,8 @@ type VerifierConfig struct {
 	Policy string
 	// Upstream makes it a gate in front of this server instead.
 	Upstream *MCS
+	// Origins are further ones, of front ends.
+	Origins []string
 	// Extra is appended to mcs-attest.yaml.
 	Extra string
 	// OnAudit is called with each line of the audit log.
@@ -84,7 +86,7 @@ func (r *Rig) Verifier(c VerifierConfig) *Verifier {
 	v.log = filepath.Join(r.dir, fmt.Sprintf("verifier%d.log", r.machines))
 	r.keep(v.log)
 	args := []string{
-		"init", v.Dir, "--origin", v.Origin(), "--pool", strings.Join(c.Pools, ","),
+		"init", v.Dir, "--origin", strings.Join(append([]string{v.Origin()}, c.Origins...), ","), "--pool", strings.Join(c.Pools, ","),
 		"--listen", fmt.Sprintf("127.0.0.1:%d", v.Port), "--metrics-listen", fmt.Sprintf("127.0.0.1:%d", r.freePort()),
 	}
 	if c.Upstream != nil {

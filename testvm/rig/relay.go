@@ -1,0 +1,149 @@
+package rig
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"sync"
+	"time"
+)
+
+// Relay ends a node's TLS connection and asks the verifier on one of its own. It
+// is an honest front end where the policy says so, and a thief in the middle
+// where it does not. It remembers what the node sent.
+type Relay struct {
+	r        *Rig
+	listener net.Listener
+	ca       []byte
+	leaf     *x509.Certificate
+
+	mu    sync.Mutex
+	to    *Verifier
+	proxy *httputil.ReverseProxy
+	calls []Call
+}
+
+// Call is a request that passed.
+type Call struct {
+	Path, ContentType string
+	Body              []byte
+	Status            int
+}
+
+// NewRelay starts one on a free port, with a certificate of a CA of its own.
+func (r *Rig) NewRelay() *Relay {
+	r.t.Helper()
+	cert, ca := r.serverCertificate()
+	leaf, err := x509.ParseCertificate(cert.Certificate[0])
+	r.fatal(err, "relay")
+	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13})
+	r.fatal(err, "relay")
+	relay := &Relay{r: r, listener: listener, ca: ca, leaf: leaf}
+	server := &http.Server{Handler: relay, ReadHeaderTimeout: 10 * time.Second}
+	go func() {
+		if err := server.Serve(listener); err != http.ErrServerClosed {
+			r.t.Logf("rig: relay: %v", err)
+		}
+	}()
+	r.t.Cleanup(func() { server.Close() })
+	return relay
+}
+
+// Origin is where a guest reaches the relay.
+func (l *Relay) Origin() string {
+	return fmt.Sprintf("https://10.0.2.2:%d", l.listener.Addr().(*net.TCPAddr).Port)
+}
+
+// Pointer is the pointer config of a node that is sent to the relay.
+func (l *Relay) Pointer(pool string) []byte { return PointerTo(l.Origin(), pool, l.ca) }
+
+// KeySHA256 is the hash of the public key that it serves with, as a policy's
+// frontEndKeys has it.
+func (l *Relay) KeySHA256() string {
+	sum := sha256.Sum256(l.leaf.RawSubjectPublicKeyInfo)
+	return hex.EncodeToString(sum[:])
+}
+
+// To names the verifier behind. One connection for everything, as the exporter
+// binding wants Challenge and Attest on the same.
+func (l *Relay) To(v *Verifier) {
+	l.r.t.Helper()
+	transport := v.transport()
+	transport.MaxConnsPerHost = 1
+	transport.DisableCompression = true
+	target, err := url.Parse(v.local(""))
+	l.r.fatal(err, "relay")
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.to = v
+	l.proxy = &httputil.ReverseProxy{
+		Transport: transport,
+		Rewrite: func(req *httputil.ProxyRequest) {
+			req.SetURL(target)
+			req.Out.Host = req.In.Host
+			req.SetXForwarded()
+		},
+	}
+}
+
+func (l *Relay) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		w.WriteHeader(http.StatusBadGateway)
+		return
+	}
+	req.Body = io.NopCloser(bytes.NewReader(body))
+	l.mu.Lock()
+	proxy := l.proxy
+	l.mu.Unlock()
+	status := &statusWriter{ResponseWriter: w, status: http.StatusOK}
+	proxy.ServeHTTP(status, req)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.calls = append(l.calls, Call{req.URL.Path, req.Header.Get("Content-Type"), body, status.status})
+}
+
+type statusWriter struct {
+	http.ResponseWriter
+	status int
+}
+
+func (s *statusWriter) WriteHeader(code int) {
+	s.status = code
+	s.ResponseWriter.WriteHeader(code)
+}
+
+// Last returns the last call to a path that ended with 200.
+func (l *Relay) Last(path string) Call {
+	l.r.t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := len(l.calls) - 1; i >= 0; i-- {
+		if c := l.calls[i]; c.Path == path && c.Status == http.StatusOK {
+			return c
+		}
+	}
+	l.r.t.Fatalf("no successful call to %s passed the relay", path)
+	return Call{}
+}
+
+// Replay sends a recorded call to the verifier, on a new connection.
+func (l *Relay) Replay(c Call) (status int, body string) {
+	l.r.t.Helper()
+	client := l.to.Client()
+	defer client.CloseIdleConnections()
+	resp, err := client.Post(l.to.local(c.Path), c.ContentType, bytes.NewReader(c.Body))
+	l.r.fatal(err, "replay")
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	l.r.fatal(err, "replay")
+	return resp.StatusCode, string(b)
+}
