@@ -35,6 +35,8 @@ import (
 type Policy struct {
 	Name string // of the AttestationPolicy
 	Pool string // as asked for, also under "*"
+	// Wildcard: Pool is the caller's word, and this is the policy of "*".
+	Wildcard bool
 
 	Mode       v1alpha1.Mode
 	Unattested v1alpha1.Unattested
@@ -143,7 +145,7 @@ func (s *Set) For(pool string) (Policy, error) {
 		return Policy{}, reason.Deny(reason.PoolUnknown, "no policy covers pool %.64q", pool)
 	}
 	p := *s.any
-	p.Pool = pool
+	p.Pool, p.Wildcard = pool, true
 	return p, nil
 }
 
