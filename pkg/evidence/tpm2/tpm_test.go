@@ -18,7 +18,7 @@ import (
 type device struct {
 	t   testing.TB
 	tpm transport.TPM
-	sim *simulator.Simulator // nil where it is not the simulator
+	sim *simulator.Simulator
 }
 
 // object is a key loaded in a device.
@@ -36,12 +36,19 @@ func simulate(t testing.TB) *device {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := sim.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return &device{t, transport.FromReadWriter(sim), sim}
+	d := &device{t, transport.FromReadWriter(sim), sim}
+	t.Cleanup(d.stop)
+	return d
+}
+
+// stop turns the simulator off before the test's end.
+func (d *device) stop() {
+	if d.sim.IsClosed() {
+		return
+	}
+	if err := d.sim.Close(); err != nil {
+		d.t.Error(err)
+	}
 }
 
 // reboot resets the TPM as a reboot does.

@@ -1,0 +1,144 @@
+package tpm2
+
+import (
+	"bytes"
+	"crypto/x509"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	tpm "github.com/google/go-tpm/tpm2"
+)
+
+// The fuzz targets call the parsers themselves: VerifyQuote shows them nothing
+// before the activation is proven. What is accepted must be exactly what go-tpm
+// reads and writes, so that no two inputs mean the same.
+
+func seed(t testing.TB, name string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("testdata", "swtpm-0.7.1", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func FuzzPublic(f *testing.F) {
+	for _, name := range []string{"ek-rsa2048.pub", "ek-p256.pub", "ek-p384.pub", "ak-p256.pub"} {
+		f.Add(seed(f, name))
+		f.Add(append(seed(f, name), 0))
+		f.Add(seed(f, name)[:40])
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		ek, ekErr := ParseEK(b)
+		ak, akErr := ParseAK(b)
+		if ekErr != nil && akErr != nil {
+			return
+		}
+		if ekErr == nil && akErr == nil {
+			t.Fatal("one key is both an EK and an AK")
+		}
+		public, err := tpm.Unmarshal[tpm.TPMTPublic](b)
+		if err != nil {
+			t.Fatalf("accepted, but go-tpm says %v", err)
+		}
+		if !bytes.Equal(tpm.Marshal(*public), b) {
+			t.Fatal("accepted, but go-tpm would write it in another way")
+		}
+		if ek != nil {
+			if _, _, err := MakeCredential(nil, ek, []byte("name"), make([]byte, 32)); err != nil {
+				t.Fatalf("an accepted EK takes no credential: %v", err)
+			}
+			return
+		}
+		name, err := tpm.ObjectName(public)
+		if err != nil || !bytes.Equal(name.Buffer, ak.Name()) {
+			t.Fatalf("Name %x, go-tpm's is %x, %v", ak.Name(), name.Buffer, err)
+		}
+	})
+}
+
+func FuzzAttestation(f *testing.F) {
+	quote := seed(f, "quote.attest")
+	f.Add(quote)
+	f.Add(append(bytes.Clone(quote), 0))
+	f.Add(quote[:len(quote)-1])
+	many := bytes.Clone(quote)
+	copy(many[len(many)-44:], []byte{0xFF, 0xFF, 0xFF, 0xFF})
+	f.Add(many)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		a, err := parseAttestation(b)
+		if err != nil {
+			return
+		}
+		_ = describe(a.selections...)
+		att, err := tpm.Unmarshal[tpm.TPMSAttest](b)
+		if err != nil {
+			t.Fatalf("accepted, but go-tpm says %v", err)
+		}
+		if !bytes.Equal(tpm.Marshal(*att), b) {
+			t.Fatal("accepted, but go-tpm would write it in another way")
+		}
+		if !bytes.Equal(att.ExtraData.Buffer, a.extraData) || !bytes.Equal(att.QualifiedSigner.Buffer, a.qualifiedSigner) {
+			t.Fatal("read differently from go-tpm")
+		}
+	})
+}
+
+func FuzzSignature(f *testing.F) {
+	sig := seed(f, "quote.sig")
+	f.Add(sig)
+	f.Add(append(bytes.Clone(sig), 0))
+	f.Add([]byte{0x00, 0x10})
+	f.Add(append([]byte{0x00, 0x14, 0x00, 0x0B, 0x01, 0x00}, make([]byte, 256)...))
+	f.Add(append([]byte{0x00, 0x16, 0x00, 0x0B, 0x01, 0x00}, make([]byte, 256)...))
+	ak, err := ParseAK(seed(f, "ak-p256.pub"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	message := seed(f, "quote.attest")
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s, err := parseSignature(b)
+		if err != nil {
+			return
+		}
+		parsed, err := tpm.Unmarshal[tpm.TPMTSignature](b)
+		if err != nil {
+			t.Fatalf("accepted, but go-tpm says %v", err)
+		}
+		if !bytes.Equal(tpm.Marshal(*parsed), b) {
+			t.Fatal("accepted, but go-tpm would write it in another way")
+		}
+		if err := ak.verify(append(bytes.Clone(message), 0), s); err == nil {
+			t.Fatal("a signature over something that was never signed")
+		}
+	})
+}
+
+func FuzzEKCertificate(f *testing.F) {
+	issuer := seed(f, "issuer.der")
+	root, err := x509.ParseCertificate(seed(f, "root.der"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	roots := Roots{Anchors: x509.NewCertPool()}
+	roots.Anchors.AddCert(root)
+	now := time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)
+	eks := map[string]*EK{}
+	for _, name := range []string{"ek-rsa2048", "ek-p384"} {
+		if eks[name], err = ParseEK(seed(f, name+".pub")); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(seed(f, name+".der"), issuer)
+		f.Add(seed(f, name+".der"), seed(f, "root.der"))
+	}
+	f.Fuzz(func(t *testing.T, leaf, intermediate []byte) {
+		for name, ek := range eks {
+			cert, err := VerifyEKCertificate([][]byte{leaf, intermediate}, ek, roots, now)
+			if err == nil && (cert.NotAfter.Before(now) || cert.Manufacturer == "") {
+				t.Fatalf("%s: %+v", name, cert)
+			}
+		}
+	})
+}
