@@ -25,6 +25,7 @@ type TPM struct {
 	// Socket takes bare TPM commands, one connection at a time.
 	Socket string
 	stop   func()
+	last   *Conn
 }
 
 // Start makes a TPM as swtpm_setup manufactures it, with an RSA-2048 and a P-384
@@ -99,14 +100,18 @@ func (s *TPM) SPKI(key string) [32]byte {
 	return sha256.Sum256(cert.RawSubjectPublicKeyInfo)
 }
 
-// Dial connects; the connection ends with the test. It implements go-tpm's
-// transport.TPM.
+// Dial connects; the connection ends with the test, and with the next Dial,
+// because swtpm serves one at a time. It implements go-tpm's transport.TPM.
 func (s *TPM) Dial() *Conn {
 	s.t.Helper()
+	if s.last != nil {
+		_ = s.last.Close()
+	}
 	conn, err := net.Dial("unix", s.Socket)
 	fatal(s.t, err)
 	s.t.Cleanup(func() { _ = conn.Close() })
-	return &Conn{conn}
+	s.last = &Conn{conn}
+	return s.last
 }
 
 // Conn is one connection to a TPM.
@@ -114,6 +119,9 @@ type Conn struct{ net.Conn }
 
 // Send sends a command and returns the response.
 func (c *Conn) Send(command []byte) ([]byte, error) {
+	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		return nil, err
+	}
 	if _, err := c.Write(command); err != nil {
 		return nil, err
 	}
