@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/spf13/cobra"
-
 	"github.com/mcs-attest/mcs-attest/agent/internal/client"
 	"github.com/mcs-attest/mcs-attest/agent/internal/delivery"
 	"github.com/mcs-attest/mcs-attest/agent/internal/failure"
@@ -19,18 +17,17 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
-func (a *agent) attest() *cobra.Command {
-	return &cobra.Command{
-		Use:   "attest",
-		Short: "Attest to the server that the pointer config names, and deliver the token",
-		Long: `attest finds the pointer config as Ignition would, attests to each Machine Config
-Server that it names, and leaves under the run directory a copy of the pointer
+func (a *agent) attest() command {
+	return command{
+		name:  "attest",
+		short: "attest to the server that the pointer config names, and deliver the token",
+		long: `attest finds the pointer config as Ignition would, attests to each Machine Config
+Server that it names, and leaves in the run directory a copy of the pointer
 config with the token, for ignition-fetch.service to read.
 
 It tries for as long as there is hope. It changes nothing and exits with 0 if
 the pointer config names no Machine Config Server, or one that does not attest.`,
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.runAttest(cmd.Context()) },
+		run: func(ctx context.Context, _ []string) error { return a.runAttest(ctx) },
 	}
 }
 

@@ -7,11 +7,12 @@ package command
 import (
 	"context"
 	"errors"
+	"flag"
+	"fmt"
 	"io"
 	"os"
 	"runtime/debug"
-
-	"github.com/spf13/cobra"
+	"strings"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/console"
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
@@ -41,6 +42,44 @@ func (h hinted) Unwrap() error { return h.error }
 // usageError is a wrong command line.
 type usageError struct{ error }
 
+// command is one of the agent's commands.
+type command struct {
+	name  string
+	args  string // for the usage line: "UNIT"
+	short string
+	long  string
+	flags func(*flag.FlagSet)
+	run   func(context.Context, []string) error
+}
+
+// The standard library's flag package rather than cobra: four commands do not
+// earn the 0.3 MB in every initramfs.
+func (a *agent) commands() []command {
+	return []command{a.attest(), a.scrub(), a.report(), a.identify()}
+}
+
+const about = `mcs-attest-agent proves which machine this is, before Ignition fetches its config.
+
+It runs in the initramfs of a machine's first boot. It proves to the cluster's
+verifier which machine it runs on, and gives Ignition the token that opens the
+machine's config.
+
+Usage: mcs-attest-agent COMMAND [flags]
+
+Commands:
+`
+
+const afterCommands = `
+Kernel arguments:
+  mcs-attest=off      do nothing (PCR 11 is still capped)
+  mcs-attest=require  stop the boot if there is nothing to attest to
+  mcs-attest.ek=TYPE  use only an endorsement key of this type: rsa-2048,
+                      ecc-p256 or ecc-p384
+
+Each file that the agent reads has an environment variable; docs/platforms.md
+lists them. "mcs-attest-agent COMMAND --help" tells more of a command.
+`
+
 // Main runs the command line args and returns the exit status.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	a := &agent{
@@ -48,61 +87,88 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		console: &console.Console{Out: stdout, Err: stderr},
 		out:     stdout,
 	}
-	root := a.root()
-	root.SetArgs(args)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
-	err := root.ExecuteContext(ctx)
-	if err == nil {
-		return exitOK
-	}
-	hint := ""
+	err := a.dispatch(ctx, args)
+	var usage usageError
 	var h hinted
-	if errors.As(err, &h) {
-		hint = h.hint
-	}
-	var u usageError
-	if errors.As(err, &u) {
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &usage):
 		a.console.Error(err, "see mcs-attest-agent --help")
 		return exitUsage
+	case errors.As(err, &h):
+		a.console.Error(err, h.hint)
+	default:
+		a.console.Error(err, "")
 	}
-	a.console.Error(err, hint)
 	return exitStop
 }
 
-func (a *agent) root() *cobra.Command {
-	root := &cobra.Command{
-		Use:   "mcs-attest-agent",
-		Short: "Prove which machine this is, before Ignition fetches its config",
-		Long: `mcs-attest-agent runs in the initramfs of a machine's first boot. It proves to
-the cluster's verifier which machine it runs on, and gives Ignition the token
-that opens the machine's config.
-
-Kernel arguments:
-  mcs-attest=off      do nothing (PCR 11 is still capped)
-  mcs-attest=require  stop the boot if there is nothing to attest to
-
-Every file it reads has an environment variable; docs/platforms.md lists them.`,
-		Version:           version(),
-		SilenceErrors:     true,
-		SilenceUsage:      true,
-		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
-		Args:              cobra.NoArgs,
-		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+func (a *agent) dispatch(ctx context.Context, args []string) error {
+	if len(args) == 0 {
+		args = []string{"help"}
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.PersistentFlags().StringVar(&a.paths.Run, "run-dir", a.paths.Run, "the agent's own `folder`")
-	root.PersistentFlags().StringVar(&a.paths.TPM, "tpm", a.paths.TPM, "TPM `device`, or the socket of a software TPM")
-	root.AddCommand(a.attest(), a.scrub(), a.report(), a.identify())
-	return root
+	switch args[0] {
+	case "help", "-h", "-help", "--help":
+		return a.help()
+	case "version", "--version":
+		_, err := fmt.Fprintln(a.out, agentVersion())
+		return err
+	}
+	for _, c := range a.commands() {
+		if c.name == args[0] {
+			return a.runCommand(ctx, c, args[1:])
+		}
+	}
+	return usageError{fmt.Errorf("there is no command %q", args[0])}
 }
 
-// noArgs is cobra.NoArgs with our kind of error.
-func noArgs(_ *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return usageError{errors.New("unexpected argument " + args[0])}
+func (a *agent) runCommand(ctx context.Context, c command, args []string) error {
+	flags := flag.NewFlagSet(c.name, flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	flags.StringVar(&a.paths.Run, "run-dir", a.paths.Run, "the agent's own `FOLDER`")
+	flags.StringVar(&a.paths.TPM, "tpm", a.paths.TPM, "TPM `DEVICE`, or the socket of a software TPM")
+	if c.flags != nil {
+		c.flags(flags)
 	}
-	return nil
+	err := flags.Parse(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return a.commandHelp(c, flags)
+	case err != nil:
+		return usageError{err}
+	}
+	if want := len(strings.Fields(c.args)); flags.NArg() != want {
+		return usageError{fmt.Errorf("%s takes %d arguments, not %d", c.name, want, flags.NArg())}
+	}
+	return c.run(ctx, flags.Args())
+}
+
+func (a *agent) help() error {
+	var b strings.Builder
+	b.WriteString(about)
+	for _, c := range a.commands() {
+		fmt.Fprintf(&b, "  %-10s %s\n", c.name, c.short)
+	}
+	b.WriteString(afterCommands)
+	_, err := io.WriteString(a.out, b.String())
+	return err
+}
+
+func (a *agent) commandHelp(c command, flags *flag.FlagSet) error {
+	var b strings.Builder
+	usage := strings.TrimSpace(c.name + " " + c.args)
+	fmt.Fprintf(&b, "%s\n\nUsage: mcs-attest-agent %s [flags]\n\nFlags:\n", c.long, usage)
+	flags.VisitAll(func(f *flag.Flag) {
+		value, text := flag.UnquoteUsage(f)
+		fmt.Fprintf(&b, "  %-20s %s", strings.TrimSpace("--"+f.Name+" "+value), text)
+		if f.DefValue != "" && f.DefValue != "false" {
+			fmt.Fprintf(&b, " (default %s)", f.DefValue)
+		}
+		b.WriteByte('\n')
+	})
+	_, err := io.WriteString(a.out, b.String())
+	return err
 }
 
 // version is "mcs-attest-agent's" part of the contract's agent_version.

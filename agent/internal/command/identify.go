@@ -1,14 +1,15 @@
 package command
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
+	"io"
 	"strings"
-
-	"github.com/spf13/cobra"
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
@@ -22,32 +23,36 @@ type identity struct {
 	Banks          []string `json:"banks"`
 }
 
-func (a *agent) identify() *cobra.Command {
+func (a *agent) identify() command {
 	var format, key string
-	cmd := &cobra.Command{
-		Use:   "identify",
-		Short: "Print the identity of this machine's TPM, as enroll takes it",
-		Args:  noArgs,
-		RunE: func(*cobra.Command, []string) error {
-			if format != "yaml" && format != "json" {
-				return usageError{fmt.Errorf("output %q is neither yaml nor json", format)}
-			}
-			tpm, err := a.openTPM(attester.Key(key))
-			if err != nil {
-				return hinted{err, advice(err)}
-			}
-			id := newIdentity(tpm.Identity())
-			text, err := id.format(format)
-			if err := errors.Join(err, tpm.close()); err != nil {
-				return err
-			}
-			_, err = fmt.Fprint(a.out, text)
-			return err
+	return command{
+		name:  "identify",
+		short: "print the identity of this machine's TPM, as enroll takes it",
+		long: `identify prints what "mcs-attest-verifier enroll --identity" reads: the hash of the
+endorsement key by which this machine is known, the key's type and certificates,
+and the TPM's PCR banks. None of it is secret.`,
+		flags: func(f *flag.FlagSet) {
+			f.StringVar(&format, "o", "yaml", "output `FORMAT`: yaml or json")
+			f.StringVar(&key, "ek", "", "only an endorsement key of this `TYPE`: rsa-2048, ecc-p256 or ecc-p384")
 		},
+		run: func(context.Context, []string) error { return a.runIdentify(format, attester.Key(key)) },
 	}
-	cmd.Flags().StringVarP(&format, "output", "o", "yaml", "yaml or json")
-	cmd.Flags().StringVar(&key, "ek", "", "only an endorsement key of this `type`: rsa-2048, ecc-p256 or ecc-p384")
-	return cmd
+}
+
+func (a *agent) runIdentify(format string, key attester.Key) error {
+	if format != "yaml" && format != "json" {
+		return usageError{fmt.Errorf("output %q is neither yaml nor json", format)}
+	}
+	tpm, err := a.openTPM(key)
+	if err != nil {
+		return hinted{err, advice(err)}
+	}
+	text, err := newIdentity(tpm.Identity()).format(format)
+	if err := errors.Join(err, tpm.close()); err != nil {
+		return err
+	}
+	_, err = io.WriteString(a.out, text)
+	return err
 }
 
 func newIdentity(id attester.Identity) identity {

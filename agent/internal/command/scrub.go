@@ -2,12 +2,12 @@ package command
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io/fs"
 	"os"
-
-	"github.com/spf13/cobra"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/delivery"
 	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
@@ -17,27 +17,25 @@ import (
 
 const cappedFile = "capped"
 
-func (a *agent) scrub() *cobra.Command {
+func (a *agent) scrub() command {
 	var capOnly bool
-	cmd := &cobra.Command{
-		Use:   "scrub",
-		Short: "Take the token off this machine, and cap PCR 11",
-		Long: `scrub runs after Ignition has fetched the config. It removes the token from the
+	return command{
+		name:  "scrub",
+		short: "take the token off this machine, and cap PCR 11",
+		long: `scrub runs after Ignition has fetched the config. It removes the token from the
 config that Ignition caches, deletes the agent's own copy, and extends PCR 11 so
 that nothing running later can attest as the initramfs. The ticket for a failure
 report stays; it opens nothing else.
 
 Each part is done even if another fails. A machine without a TPM has no PCR to cap.`,
-		Args: noArgs,
-		RunE: func(*cobra.Command, []string) error {
+		flags: func(f *flag.FlagSet) { f.BoolVar(&capOnly, "cap-only", false, "only cap PCR 11") },
+		run: func(context.Context, []string) error {
 			if capOnly {
 				return a.capPCR()
 			}
 			return errors.Join(a.capPCR(), a.scrubCache(), delivery.Remove(a.paths))
 		},
 	}
-	cmd.Flags().BoolVar(&capOnly, "cap-only", false, "only cap PCR 11")
-	return cmd
 }
 
 // scrubCache rewrites /run/ignition.json without the token, keeping its mode.

@@ -224,6 +224,9 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 		// A verifier that answers for another origin may be passing on another's challenge.
 		return nil, m, final{fmt.Errorf("the verifier answered for pool %q at %q", ch.GetPool(), ch.GetOrigin())}
 	}
+	if len(ch.GetRequired()) == 0 {
+		return nil, m, &LeftAlone{Why: "the verifier asks for no evidence"}
+	}
 	req, err := f.evidence(s, ch)
 	if err != nil {
 		return nil, m, err
@@ -378,7 +381,6 @@ func (f *Flow) now() time.Duration {
 	}
 	return time.Since(started)
 }
-
 
 // TPM is a machine's TPM with its keys prepared.
 type TPM interface {
