@@ -184,7 +184,7 @@ func (f *Folder) look(s section, path string) (changed bool) {
 		}
 		before := state.problems
 		state.problems = []manifest.Problem{{File: path, What: "cannot be read: " + err.Error(), Want: "its last good state stays in force"}}
-		state.readAt = time.Time{} // look again next time
+		state.readAt, state.sum = time.Time{}, [sha256.Size]byte{} // look again next time
 		return changed || !slices.Equal(before, state.problems)
 	}
 	sum := sha256.Sum256(raw)

@@ -1,0 +1,414 @@
+package policy
+
+import (
+	"bytes"
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// valid is a policy for pool worker; with changes it.
+func valid(with func(*v1alpha1.AttestationPolicySpec)) v1alpha1.AttestationPolicy {
+	p := v1alpha1.AttestationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "workers"}}
+	p.Spec.Pools = []string{"worker"}
+	p.Spec.Evidence = []v1alpha1.EvidenceAlternative{{All: []string{"gcp-identity", "tpm2"}}, {All: []string{"tpm2"}}}
+	if with != nil {
+		with(&p.Spec)
+	}
+	return p
+}
+
+func compile(t *testing.T, policies ...v1alpha1.AttestationPolicy) *Set {
+	t.Helper()
+	set, err := Compile(policies...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+func policyFor(t *testing.T, set *Set, pool string) Policy {
+	t.Helper()
+	p, err := set.For(pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func code(err error) reason.Code {
+	if err == nil {
+		return 0
+	}
+	return reason.From(err).Code
+}
+
+func TestAnEmptySpecEnforcesAnEnrolledTPMForEveryPool(t *testing.T) {
+	p := policyFor(t, compile(t, v1alpha1.AttestationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "x"}}), "worker")
+	want := Policy{
+		Name: "x", Pool: "worker", Wildcard: true,
+		Mode: v1alpha1.ModeEnforce, Unattested: v1alpha1.UnattestedDeny,
+		Alternatives: [][]evidence.Kind{{evidence.TPM2}},
+		Binding:      v1alpha1.BindingExporter,
+		Endorsements: []v1alpha1.Endorsement{v1alpha1.EndorsementEnrolled}, Approval: v1alpha1.ApprovalManual,
+		Profile: measuredboot.IdentityOnly, ProfileAction: v1alpha1.ProfileEnforce, Banks: []uint16{0x0B, 0x0C},
+		TokenLifetime: 10 * time.Minute, TokenUses: 3, ChallengeLifetime: 2 * time.Minute, MaxMachineAge: 2 * time.Hour,
+	}
+	if !reflect.DeepEqual(p, want) {
+		t.Errorf("got  %+v\nwant %+v", p, want)
+	}
+}
+
+func TestFor(t *testing.T) {
+	rest := valid(func(s *v1alpha1.AttestationPolicySpec) { s.Pools = []string{"*"}; s.Mode = v1alpha1.ModeOff })
+	rest.Name = "rest"
+	set := compile(t, rest, valid(nil))
+	for pool, want := range map[string]string{"worker": "workers", "master": "rest", "infra.gpu-2": "rest"} {
+		if p := policyFor(t, set, pool); p.Name != want || p.Pool != pool {
+			t.Errorf("%s: policy %s for pool %s, expected %s", pool, p.Name, p.Pool, want)
+		}
+	}
+	for _, pool := range []string{"", "*", "Worker", "work er", "../master", "-a", strings.Repeat("a", 300)} {
+		if _, err := set.For(pool); code(err) != reason.PoolUnknown {
+			t.Errorf("pool %.20q: %v", pool, err)
+		}
+	}
+	if _, err := new(Set).For("worker"); code(err) != reason.PoolUnknown {
+		t.Errorf("without policies: %v", err)
+	}
+	if got := set.Pools(); !slices.Equal(got, []string{"worker", "*"}) {
+		t.Errorf("Pools: %v", got)
+	}
+
+	suspended := set.Suspended("policies/master.yaml")
+	if p := policyFor(t, suspended, "worker"); p.Name != "workers" {
+		t.Errorf("suspended, worker: %s", p.Name)
+	}
+	if _, err := suspended.For("master"); code(err) != reason.PoolUnknown {
+		t.Errorf("suspended: master fell back to the policy for every pool: %v", err)
+	}
+}
+
+// FEATURES E18: tpm AND cloud, tpm OR cloud.
+func TestMixedPolicies(t *testing.T) {
+	const tpm, gcp, aws = evidence.TPM2, evidence.GCPIdentity, evidence.AWSIID
+	and := policyFor(t, compile(t, valid(func(s *v1alpha1.AttestationPolicySpec) {
+		s.Evidence = []v1alpha1.EvidenceAlternative{{All: []string{"gcp-identity", "tpm2"}}}
+	})), "worker")
+	or := policyFor(t, compile(t, valid(func(s *v1alpha1.AttestationPolicySpec) {
+		s.Evidence = []v1alpha1.EvidenceAlternative{{All: []string{"tpm2"}}, {All: []string{"gcp-identity"}}}
+	})), "worker")
+	for name, c := range map[string]struct {
+		policy              Policy
+		offered, want, sent []evidence.Kind
+		code                reason.Code
+	}{
+		"and: both offered and sent":             {and, []evidence.Kind{gcp, tpm}, []evidence.Kind{tpm, gcp}, []evidence.Kind{gcp, tpm}, 0},
+		"and: one offered, both asked for":       {and, []evidence.Kind{tpm}, []evidence.Kind{tpm, gcp}, []evidence.Kind{tpm}, reason.EvidenceMissing},
+		"or: the TPM is preferred":               {or, []evidence.Kind{gcp, tpm}, []evidence.Kind{tpm}, []evidence.Kind{tpm}, 0},
+		"or: the cloud where there is no TPM":    {or, []evidence.Kind{gcp}, []evidence.Kind{gcp}, []evidence.Kind{gcp}, 0},
+		"or: neither":                            {or, []evidence.Kind{aws}, []evidence.Kind{tpm}, []evidence.Kind{aws}, reason.EvidenceMissing},
+		"or: more than asked for does not hurt":  {or, []evidence.Kind{tpm}, []evidence.Kind{tpm}, []evidence.Kind{tpm, aws}, 0},
+		"or: the other one than was asked for":   {or, []evidence.Kind{gcp, tpm}, []evidence.Kind{tpm}, []evidence.Kind{gcp}, reason.EvidenceMissing},
+		"nothing offered leads to the first one": {or, nil, []evidence.Kind{tpm}, nil, reason.EvidenceMissing},
+	} {
+		t.Run(name, func(t *testing.T) {
+			required := c.policy.Choose(c.offered)
+			if !slices.Equal(required, c.want) {
+				t.Errorf("required %v, expected %v", required, c.want)
+			}
+			if got := code(c.policy.Satisfied(required, c.sent)); got != c.code {
+				t.Errorf("code %v, expected %v", got, c.code)
+			}
+		})
+	}
+	if got := and.Kinds(); !slices.Equal(got, []evidence.Kind{tpm, gcp}) {
+		t.Errorf("Kinds: %v", got)
+	}
+}
+
+func TestAttack_T13_LessOrWeakerEvidence(t *testing.T) {
+	p := policyFor(t, compile(t, valid(func(s *v1alpha1.AttestationPolicySpec) {
+		s.Evidence = []v1alpha1.EvidenceAlternative{{All: []string{"aws-sts", "tpm2"}}, {All: []string{"tpm2", "aws-iid"}}}
+	})), "worker")
+	const tpm, iid, sts, token = evidence.TPM2, evidence.AWSIID, evidence.AWSSTS, evidence.ProvisioningToken
+	honest := []evidence.Kind{tpm, sts}
+	if err := p.Satisfied(p.Choose(honest), honest); err != nil {
+		t.Fatalf("the honest machine: %v", err)
+	}
+
+	for name, offered := range map[string][]evidence.Kind{
+		"nothing": nil, "the TPM alone": {tpm}, "the weakest kind alone": {token}, "a document that can be replayed": {iid},
+		"a kind that does not exist": {99}, "the zero kind": {0}, "the same kind many times": {iid, iid, iid},
+	} {
+		required := p.Choose(offered)
+		if !slices.Equal(required, []evidence.Kind{tpm, sts}) {
+			t.Errorf("offering %s: %v is required, expected the first alternative", name, required)
+		}
+		if got := code(p.Satisfied(required, offered)); got != reason.EvidenceMissing {
+			t.Errorf("offering %s: %v, expected EvidenceMissing", name, got)
+		}
+	}
+	for name, verified := range map[string][]evidence.Kind{
+		"nothing sent": {}, "the cloud's statement left out": {tpm}, "the TPM left out": {sts},
+		"a weaker kind in its place": {tpm, iid}, "the weakest in its place": {tpm, token},
+	} {
+		if got := code(p.Satisfied(p.Choose(honest), verified)); got != reason.EvidenceMissing {
+			t.Errorf("%s: %v, expected EvidenceMissing", name, got)
+		}
+	}
+	// Required sets that the policy never gives out cannot come from a challenge made under it.
+	for _, required := range [][]evidence.Kind{nil, {tpm}, {token}} {
+		if got := code(p.Satisfied(required, honest)); got != reason.PolicyChanged {
+			t.Errorf("required %v: %v, expected PolicyChanged", required, got)
+		}
+	}
+}
+
+func TestBank(t *testing.T) {
+	p := policyFor(t, compile(t, valid(func(s *v1alpha1.AttestationPolicySpec) { s.TPM2.Banks = []string{"sha384", "sha256"} })), "worker")
+	for name, c := range map[string]struct {
+		offered []uint16
+		want    uint16
+		code    reason.Code
+	}{
+		"the policy's order decides": {[]uint16{0x0B, 0x0C}, 0x0C, 0},
+		"the one that there is":      {[]uint16{0x04, 0x0B}, 0x0B, 0},
+		"SHA-1 alone":                {[]uint16{0x04}, 0, reason.PCRSelection},
+		"none":                       {nil, 0, reason.PCRSelection},
+	} {
+		if got, err := p.Bank(c.offered); got != c.want || code(err) != c.code {
+			t.Errorf("%s: %#x, %v", name, got, err)
+		}
+	}
+}
+
+func TestHashCoversTheContentAndNotTheName(t *testing.T) {
+	base := policyFor(t, compile(t, valid(nil)), "worker").Hash()
+	if again := policyFor(t, compile(t, valid(nil)), "worker").Hash(); again != base {
+		t.Error("the same policy has two hashes")
+	}
+	renamed := valid(nil)
+	renamed.Name = "other"
+	if policyFor(t, compile(t, renamed), "worker").Hash() != base {
+		t.Error("the name counts")
+	}
+	key := strings.Repeat("ab", 32)
+	seen := map[[32]byte]string{base: "none"}
+	for name, with := range map[string]func(*v1alpha1.AttestationPolicySpec){
+		"pool":       func(s *v1alpha1.AttestationPolicySpec) { s.Pools = []string{"*"} },
+		"mode":       func(s *v1alpha1.AttestationPolicySpec) { s.Mode = v1alpha1.ModeAudit },
+		"unattested": func(s *v1alpha1.AttestationPolicySpec) { s.Unattested = v1alpha1.UnattestedPreApproved },
+		"evidence":   func(s *v1alpha1.AttestationPolicySpec) { s.Evidence = s.Evidence[1:] },
+		"binding": func(s *v1alpha1.AttestationPolicySpec) {
+			s.Binding, s.FrontEndKeys = v1alpha1.BindingTerminated, []string{key}
+		},
+		"endorsements": func(s *v1alpha1.AttestationPolicySpec) {
+			s.TPM2.Endorsements = []v1alpha1.Endorsement{"manufacturer"}
+		},
+		"approval":          func(s *v1alpha1.AttestationPolicySpec) { s.TPM2.Approval = v1alpha1.ApprovalFirstUse },
+		"profile":           func(s *v1alpha1.AttestationPolicySpec) { s.TPM2.Profile = "secure-boot" },
+		"profileAction":     func(s *v1alpha1.AttestationPolicySpec) { s.TPM2.ProfileAction = v1alpha1.ProfileWarn },
+		"banks":             func(s *v1alpha1.AttestationPolicySpec) { s.TPM2.Banks = []string{"sha384"} },
+		"referenceValues":   func(s *v1alpha1.AttestationPolicySpec) { s.TPM2.ReferenceValues = []string{"a"} },
+		"token.lifetime":    func(s *v1alpha1.AttestationPolicySpec) { s.Token.Lifetime.Duration = time.Minute },
+		"token.uses":        func(s *v1alpha1.AttestationPolicySpec) { s.Token.Uses = 1 },
+		"challengeLifetime": func(s *v1alpha1.AttestationPolicySpec) { s.ChallengeLifetime.Duration = time.Minute },
+		"maxMachineAge":     func(s *v1alpha1.AttestationPolicySpec) { s.MaxMachineAge.Duration = time.Minute },
+		"provisioningTokenAlone": func(s *v1alpha1.AttestationPolicySpec) {
+			s.Evidence = append(s.Evidence, v1alpha1.EvidenceAlternative{All: []string{"provisioning-token"}})
+			s.ProvisioningTokenAlone = true
+		},
+	} {
+		h := policyFor(t, compile(t, valid(with)), "worker").Hash()
+		if other, ok := seen[h]; ok {
+			t.Errorf("changing %s has the hash of changing %s", name, other)
+		}
+		seen[h] = name
+	}
+}
+
+const file = `apiVersion: mcs-attest.dev/v1alpha1
+kind: AttestationPolicy
+metadata:
+  name: workers
+spec:
+  pools: [worker]
+  mode: Enforce
+  unattested: Deny
+  evidence:
+  - all: [gcp-identity, tpm2]
+  - all: [tpm2]
+  binding: Exporter
+  tpm2:
+    endorsements: [enrolled]
+    profile: identity-only
+    profileAction: Enforce
+    banks: [sha256]
+    approval: Manual
+  token:
+    lifetime: 10m
+    uses: 3
+  challengeLifetime: 2m
+  maxMachineAge: 2h
+`
+
+func TestParseFindsTheFault(t *testing.T) {
+	parsed, problems := Parse("p.yaml", []byte(file))
+	if len(problems) > 0 || len(parsed) != 1 {
+		t.Fatalf("the valid file: %v", problems)
+	}
+	for name, c := range map[string]struct{ old, new, want string }{
+		"an unknown field":                {"mode:", "mod:", `p.yaml:7: unknown field "spec.mod"`},
+		"an unknown mode":                 {"mode: Enforce", "mode: enforce", `p.yaml:7: spec.mode: "enforce" is not a value of this field; one of Enforce, Audit, Off`},
+		"mode as a boolean":               {"mode: Enforce", "mode: false", "p.yaml:7: spec.mode is a boolean"},
+		"an unknown kind of evidence":     {"[tpm2]", "[tpm]", `p.yaml:11: spec.evidence[1].all[0]: "tpm" is no kind of evidence; one of tpm2, aws-iid, aws-sts, gcp-identity, azure-attested, provisioning-token`},
+		"an empty alternative":            {"[tpm2]", "[]", "p.yaml:11: spec.evidence[1].all: an empty alternative would accept everyone"},
+		"a kind twice":                    {"[tpm2]", "[tpm2, tpm2]", "p.yaml:11: spec.evidence[1].all[1]: tpm2 is here twice"},
+		"the shared secret alone":         {"[tpm2]", "[provisioning-token]", "p.yaml:11: spec.evidence[1].all: a shared secret alone would open this pool"},
+		"provisioningTokenAlone alone":    {"  challengeLifetime: 2m", "  provisioningTokenAlone: true", "p.yaml:22: spec.provisioningTokenAlone: there is no alternative"},
+		"a pool's name":                   {"[worker]", "[worker, Infra]", `p.yaml:6: spec.pools[1]: "Infra" is not the name of a pool`},
+		"a pool twice":                    {"[worker]", "[worker, worker]", ""},
+		"binding Terminated, no keys":     {"binding: Exporter", "binding: Terminated", "p.yaml:12: spec.binding: Terminated without frontEndKeys"},
+		"front end keys under Exporter":   {"  binding: Exporter", "  frontEndKeys: [" + strings.Repeat("0", 64) + "]", ""},
+		"a key that is no hash":           {"  binding: Exporter", `  frontEndKeys: ["abc"]`, `p.yaml:12: spec.frontEndKeys[0]: "abc" is not a SHA-256`},
+		"an unknown endorsement":          {"[enrolled]", "[enroled]", `p.yaml:14: spec.tpm2.endorsements[0]: "enroled" is no endorsement; one of provider, ak-certificate, enrolled, manufacturer`},
+		"an unknown profile":              {"identity-only", "identity", `p.yaml:15: spec.tpm2.profile: measured boot profile "identity" is not one of`},
+		"a profile that is to come":       {"identity-only", "release", `p.yaml:15: spec.tpm2.profile: measured boot profile "release" is not available yet, use secure-boot or identity-only`},
+		"the SHA-1 bank":                  {"[sha256]", "[sha1]", `p.yaml:17: spec.tpm2.banks[0]: "sha1" is not a PCR bank that can be trusted; sha256 or sha384`},
+		"a token that lives too long":     {"lifetime: 10m", "lifetime: 24h", "p.yaml:20: spec.token.lifetime: 24h0m0s is out of bounds; 1m0s to 1h0m0s"},
+		"a negative lifetime":             {"lifetime: 10m", "lifetime: -10m", "p.yaml:20: spec.token.lifetime: -10m0s is out of bounds"},
+		"too many uses":                   {"uses: 3", "uses: 1000", "p.yaml:21: spec.token.uses: 1000 uses; 1 to 10"},
+		"a challenge that lives too long": {"challengeLifetime: 2m", "challengeLifetime: 1h", "p.yaml:22: spec.challengeLifetime: 1h0m0s is out of bounds"},
+		"a Machine's age of nothing":      {"maxMachineAge: 2h", "maxMachineAge: 1s", "p.yaml:23: spec.maxMachineAge: 1s is out of bounds; at least 1m0s"},
+		"no name":                         {"  name: workers", "  labels: {}", "p.yaml:3: metadata.name: the policy has no name"},
+		"another kind of object":          {"kind: AttestationPolicy", "kind: ConfigMap", "p.yaml:2: this is a ConfigMap"},
+		"another version":                 {"v1alpha1", "v2", "a policy has kind AttestationPolicy and apiVersion mcs-attest.dev/v1alpha1"},
+		"not YAML":                        {file, "spec: [", "not YAML"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			problems := Check(File{"p.yaml", []byte(strings.Replace(file, c.old, c.new, 1))})
+			if !manifest.Failed(problems) {
+				t.Fatalf("accepted: %v", problems)
+			}
+			if got := problems[0].Error(); !strings.Contains(got, c.want) {
+				t.Errorf("problem %q\nexpected %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	for name, c := range map[string]struct{ old, new, want string }{
+		"an unquoted Off":               {"mode: Enforce", "mode: Off", `write mode: "Off"`},
+		"PreApproved under Audit":       {"mode: Enforce\n  unattested: Deny", "mode: Audit\n  unattested: PreApproved", "PreApproved does nothing under mode Audit"},
+		"an instance document alone":    {"- all: [tpm2]", "- all: [aws-iid]", "can be replayed"},
+		"an alternative never chosen":   {"- all: [gcp-identity, tpm2]\n  - all: [tpm2]", "- all: [tpm2]\n  - all: [gcp-identity, tpm2]", "p.yaml:11: warning: spec.evidence[1].all: never chosen"},
+		"first use of enrolled TPMs":    {"approval: Manual", "approval: FirstUse", "FirstUse does nothing without the endorsement manufacturer"},
+		"first use that names no cloud": {"endorsements: [enrolled]\n    profile: identity-only\n    profileAction: Enforce\n    banks: [sha256]\n    approval: Manual", "endorsements: [manufacturer]\n    approval: FirstUse", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			raw := strings.Replace(file, c.old, c.new, 1)
+			if name == "first use that names no cloud" {
+				raw, c.want = strings.Replace(raw, "gcp-identity", "aws-iid", 1), "FirstUse never applies"
+			}
+			parsed, problems := Parse("p.yaml", []byte(raw))
+			if len(parsed) != 1 || len(problems) != 1 || !strings.Contains(problems[0].Error(), c.want) {
+				t.Errorf("%v, expected a warning %q", problems, c.want)
+			}
+		})
+	}
+}
+
+func TestTwoPoliciesForOnePool(t *testing.T) {
+	problems := Check(File{"a.yaml", []byte(file)}, File{"b.yaml", []byte(file)})
+	want := `b.yaml:6: spec.pools[0]: pool "worker" has a policy already: a.yaml:1; one policy per pool`
+	if len(problems) != 1 || problems[0].Error() != want {
+		t.Errorf("%v\nexpected %s", problems, want)
+	}
+	if _, err := Compile(valid(nil), valid(nil)); err == nil || !strings.Contains(err.Error(), "AttestationPolicy/workers") {
+		t.Errorf("not from files: %v", err)
+	}
+}
+
+// The documentation's examples are policies, and it has every field.
+func TestDocumentation(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/policy.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	examples := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatchIndex(doc, -1)
+	if len(examples) < 5 {
+		t.Fatalf("%d examples", len(examples))
+	}
+	for _, at := range examples {
+		line := 1 + bytes.Count(doc[:at[2]], []byte("\n"))
+		if problems := Check(File{"docs/policy.md", doc[at[2]:at[3]]}); len(problems) > 0 {
+			t.Errorf("the example on line %d: %v", line, problems)
+		}
+	}
+	var walk func(prefix string, typ reflect.Type)
+	walk = func(prefix string, typ reflect.Type) {
+		for i := range typ.NumField() {
+			f := typ.Field(i)
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			name = prefix + name
+			switch {
+			case f.Type.Kind() == reflect.Struct && f.Type.PkgPath() == typ.PkgPath():
+				walk(name+".", f.Type)
+				continue
+			case f.Type.Kind() == reflect.Slice && f.Type.Elem().Kind() == reflect.Struct:
+				walk(name+"[].", f.Type.Elem())
+			}
+			if !bytes.Contains(doc, []byte("\n| `"+name+"` |")) {
+				t.Errorf("docs/policy.md has no row for %s", name)
+			}
+		}
+	}
+	walk("", reflect.TypeFor[v1alpha1.AttestationPolicySpec]())
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(file))
+	f.Add([]byte(file + "---\n" + file))
+	f.Add([]byte(strings.Replace(file, "tpm2", "provisioning-token", 2)))
+	f.Add([]byte("apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: x}\n"))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		parsed, problems := Parse("f", raw)
+		if manifest.Failed(problems) {
+			if parsed != nil {
+				t.Error("policies beside an error")
+			}
+			return
+		}
+		set, problems := CompileParsed(parsed...)
+		if set == nil && !manifest.Failed(problems) {
+			t.Error("no set and no error")
+		}
+		if set == nil {
+			return
+		}
+		for _, pool := range set.Pools() {
+			if pool == "*" {
+				pool = "any"
+			}
+			p, err := set.For(pool)
+			if err != nil || len(p.Choose(nil)) == 0 || p.Satisfied(p.Choose(nil), nil) == nil {
+				t.Errorf("pool %s accepts no evidence at all: %v", pool, err)
+			}
+			p.Hash()
+		}
+	})
+}
