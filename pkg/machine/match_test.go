@@ -1,0 +1,448 @@
+package machine
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+const instance = "aws:///eu-central-1a/i-0123456789abcdef0"
+
+func hash(t testing.TB, s string) EKHash {
+	t.Helper()
+	h, err := ParseEKHash(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func index(t testing.TB, in Manifests) *Index {
+	t.Helper()
+	ix, problems := NewIndex(in, nil)
+	if manifest.Failed(problems) {
+		t.Fatal(problems)
+	}
+	return ix
+}
+
+// world is what a case may change: the Machine demo-worker-0 of the test's
+// manifests, what was proven, and the rules. Unchanged, it is accepted.
+type world struct {
+	in    Manifests
+	m     *Machine // in.Machines[0]
+	id    Identity
+	rules Rules
+}
+
+func newWorld(t testing.TB) *world {
+	w := &world{
+		in:    parse(t, machineAPIYAML),
+		id:    Identity{EK: hash(t, ek1), ProviderIDs: []string{instance}},
+		rules: Rules{Pool: "worker", Now: modified, MaxAge: 2 * time.Hour, EKEnrolled: true},
+	}
+	w.m = &w.in.Machines[0]
+	return w
+}
+
+func (w *world) match(t testing.TB) (*Machine, reason.Code) {
+	t.Helper()
+	m, err := index(t, w.in).Match(w.id, w.rules)
+	if err != nil {
+		return m, reason.From(err).Code
+	}
+	return m, 0
+}
+
+// other adds a second Machine.
+func (w *world) other(with func(*Machine)) {
+	m := Machine{APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine", Namespace: "openshift-machine-api", Name: "demo-worker-1",
+		UID: "other", Created: modified, Pools: []string{"worker"}, ProviderID: "aws:///eu-central-1a/i-other", source: place{"o.yaml", 1}}
+	with(&m)
+	w.in.Machines = append(w.in.Machines, m)
+}
+
+// enrol adds the MachineAttestation host-7 for demo-worker-0.
+func (w *world) enrol(t testing.TB, with func(*v1alpha1.MachineAttestationSpec)) {
+	a := v1alpha1.MachineAttestation{}
+	a.Name, a.Namespace = "host-7", "openshift-machine-api"
+	a.Spec.MachineRef = &v1alpha1.MachineReference{Name: "demo-worker-0"}
+	with(&a.Spec)
+	e, err := NewEnrolment(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.in.Enrolments = append(w.in.Enrolments, e)
+}
+
+func until(d time.Duration) *v1alpha1.ReattestGrant {
+	return &v1alpha1.ReattestGrant{Until: metav1.NewTime(modified.Add(d))}
+}
+
+// THREATS T40; FEATURES E6, E7, E8.
+func TestAttack_T40_NoMachineThatMayAttest(t *testing.T) {
+	if m, code := newWorld(t).match(t); code != 0 || m.Name != "demo-worker-0" {
+		t.Fatalf("the honest machine: %v, %v", m, code)
+	}
+	for name, c := range map[string]struct {
+		change func(*testing.T, *world)
+		want   reason.Code
+	}{
+		"there is no Machine":                           {func(t *testing.T, w *world) { w.in.Machines = nil; w.rules.EKEnrolled = false }, reason.MachineNotFound},
+		"there is no Machine, and EKs must be enrolled": {func(t *testing.T, w *world) { w.in.Machines = nil }, reason.EKNotEnrolled},
+		"nothing was proven":                            {func(t *testing.T, w *world) { w.id = Identity{} }, reason.MachineNotFound},
+		"an empty provider id matches no Machine that has none yet": {func(t *testing.T, w *world) {
+			w.m.ProviderID = ""
+			w.id = Identity{ProviderIDs: []string{""}}
+		}, reason.MachineNotFound},
+		"an EK of zeros":                       {func(t *testing.T, w *world) { w.id = Identity{EK: EKHash{}} }, reason.MachineNotFound},
+		"an unknown UID":                       {func(t *testing.T, w *world) { w.id = Identity{MachineUID: "x"} }, reason.MachineNotFound},
+		"the Machine's provider id is to come": {func(t *testing.T, w *world) { w.m.ProviderID = "" }, reason.MachineNotFound},
+		"a genuine instance without a Machine": {func(t *testing.T, w *world) { w.id = Identity{ProviderIDs: []string{instance + "0"}} }, reason.MachineNotFound},
+		"a genuine TPM without a Machine":      {func(t *testing.T, w *world) { w.id = Identity{EK: hash(t, ek3)} }, reason.EKNotEnrolled},
+		"a genuine TPM in another's instance":  {func(t *testing.T, w *world) { w.id.EK = hash(t, ek3) }, reason.EKNotEnrolled},
+		"the same, EKs need not be enrolled":   {func(t *testing.T, w *world) { w.id.EK = hash(t, ek3); w.rules.EKEnrolled = false }, reason.EKNotEnrolled},
+		"two Machines have the instance":       {func(t *testing.T, w *world) { w.other(func(m *Machine) { m.ProviderID = instance }) }, reason.MachineAmbiguous},
+		"the Machine is being deleted":         {func(t *testing.T, w *world) { w.m.Deleting = true }, reason.MachineDeleting},
+		"the Machine has failed":               {func(t *testing.T, w *world) { w.m.Phase = "Failed" }, reason.MachineDeleting},
+		"the Machine is a Node":                {func(t *testing.T, w *world) { w.m.NodeRef = "n" }, reason.MachineJoined},
+		"the Machine runs":                     {func(t *testing.T, w *world) { w.m.Phase = "Running" }, reason.MachineJoined},
+		"the Machine is too old":               {func(t *testing.T, w *world) { w.rules.Now = w.m.Created.Add(2*time.Hour + 1) }, reason.MachineTooOld},
+		"no age is set":                        {func(t *testing.T, w *world) { w.rules.MaxAge = 0 }, reason.MachineTooOld},
+		"another pool":                         {func(t *testing.T, w *world) { w.rules.Pool = "master" }, reason.MachinePool},
+		"no pool":                              {func(t *testing.T, w *world) { w.rules.Pool = "" }, reason.MachinePool},
+		"another pool by case":                 {func(t *testing.T, w *world) { w.rules.Pool = "Worker" }, reason.MachinePool},
+		"a Machine without any pool":           {func(t *testing.T, w *world) { w.m.Pools = nil; w.rules.Pool = "" }, reason.MachinePool},
+		"quarantined": {func(t *testing.T, w *world) {
+			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.Quarantined = true })
+		}, reason.Quarantined},
+		"quarantined by one of two": {func(t *testing.T, w *world) {
+			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) {})
+			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.Quarantined = true })
+		}, reason.Quarantined},
+		"the grant has ended": {func(t *testing.T, w *world) {
+			w.m.NodeRef = "n"
+			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = until(-time.Second) })
+		}, reason.MachineJoined},
+		"the grant would last too long": {func(t *testing.T, w *world) {
+			w.m.NodeRef = "n"
+			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = until(25 * time.Hour) })
+		}, reason.MachineJoined},
+		"a grant does not open another pool": {func(t *testing.T, w *world) {
+			w.m.NodeRef, w.rules.Pool = "n", "master"
+			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = until(time.Hour) })
+		}, reason.MachinePool},
+		"the enrolment expects another instance": {func(t *testing.T, w *world) {
+			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.ExpectedProviderID = "aws:///eu-central-1a/i-x" })
+		}, reason.EvidenceDisagrees},
+		"the enrolment has ended": {func(t *testing.T, w *world) {
+			ended := metav1.NewTime(modified)
+			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256, s.NotAfter = []string{ek3}, &ended })
+			w.id.EK = hash(t, ek3)
+		}, reason.EKNotEnrolled},
+		"the enrolled Machine is not there yet": {func(t *testing.T, w *world) {
+			w.in.Machines = nil
+			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256 = []string{ek1} })
+		}, reason.MachineNotFound},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			c.change(t, w)
+			if m, code := w.match(t); code != c.want || m != nil {
+				t.Errorf("%v, %v; expected %v", m, code, c.want)
+			}
+		})
+	}
+}
+
+func TestMatchAccepts(t *testing.T) {
+	for name, change := range map[string]func(*testing.T, *world){
+		"by EK alone":              func(t *testing.T, w *world) { w.id.ProviderIDs = nil },
+		"by its other EK":          func(t *testing.T, w *world) { w.id.EK = hash(t, ek2) },
+		"by instance alone":        func(t *testing.T, w *world) { w.id.EK = EKHash{} },
+		"by its record":            func(t *testing.T, w *world) { w.id = Identity{MachineUID: w.m.UID} },
+		"by two cloud statements":  func(t *testing.T, w *world) { w.id.ProviderIDs = []string{instance, instance} },
+		"at the end of its window": func(t *testing.T, w *world) { w.rules.Now = w.m.Created.Add(2 * time.Hour) },
+		"in its other pool":        func(t *testing.T, w *world) { w.rules.Pool = "infra" },
+		"an Azure id in another case": func(t *testing.T, w *world) {
+			w.m.ProviderID = "azure:///subscriptions/A/resourceGroups/Rg/x"
+			w.id.ProviderIDs = []string{"azure:///subscriptions/a/resourcegroups/rg/X"}
+		},
+		"by an EK enrolled through a MachineAttestation": func(t *testing.T, w *world) {
+			w.m.EKSHA256 = nil
+			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256 = []string{strings.ToUpper(ek3)} })
+			w.id.EK = hash(t, ek3)
+		},
+		"by a vouched EK that nobody enrolled, the cloud naming the Machine": func(t *testing.T, w *world) {
+			w.m.EKSHA256, w.rules.EKEnrolled = nil, false
+		},
+		"again although too old, since it attested before": func(t *testing.T, w *world) {
+			w.rules.Now = w.m.Created.Add(100 * time.Hour)
+			w.id.MachineUID = w.m.UID
+		},
+		"joined and old, with a grant": func(t *testing.T, w *world) {
+			w.m.NodeRef, w.m.Created = "n", modified.Add(-1000*time.Hour)
+			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = until(24 * time.Hour) })
+		},
+		"an ended enrolment for a former Machine does not count": func(t *testing.T, w *world) {
+			ended := metav1.NewTime(modified.Add(-time.Hour))
+			w.other(func(m *Machine) { m.Name = "former" })
+			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) {
+				s.MachineRef.Name, s.EKSHA256, s.NotAfter = "former", []string{ek1}, &ended
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			change(t, w)
+			if m, code := w.match(t); code != 0 || m.Name != "demo-worker-0" {
+				t.Errorf("%v, %v", m, code)
+			}
+		})
+	}
+}
+
+// THREATS T42, as far as no record is needed: the same EK for a second Machine,
+// a clone, one machine's TPM with another's document.
+func TestAttack_T42_OneIdentityTwoMachines(t *testing.T) {
+	if _, code := newWorld(t).match(t); code != 0 {
+		t.Fatalf("the honest machine: %v", code)
+	}
+	for name, c := range map[string]struct {
+		change func(*testing.T, *world)
+		want   reason.Code
+	}{
+		"the EK is enrolled for a second Machine": {func(t *testing.T, w *world) {
+			w.other(func(m *Machine) { m.EKSHA256 = []string{ek1} })
+		}, reason.MachineAmbiguous},
+		"the same, and no cloud statement": {func(t *testing.T, w *world) {
+			w.other(func(m *Machine) { m.EKSHA256 = []string{ek1} })
+			w.id.ProviderIDs = nil
+		}, reason.MachineAmbiguous},
+		"by a MachineAttestation": {func(t *testing.T, w *world) {
+			w.other(func(m *Machine) {})
+			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) {
+				s.MachineRef.Name, s.EKSHA256 = "demo-worker-1", []string{ek1}
+			})
+		}, reason.MachineAmbiguous},
+		"by a stand-in": {func(t *testing.T, w *world) {
+			w.in.Enrolments = parse(t, standInYAML).Enrolments
+		}, reason.MachineAmbiguous},
+		"a clone has the TPM and another instance with a Machine": {func(t *testing.T, w *world) {
+			w.other(func(m *Machine) {})
+			w.id.ProviderIDs = []string{"aws:///eu-central-1a/i-other"}
+		}, reason.EvidenceDisagrees},
+		"a clone has the TPM and another instance without one": {func(t *testing.T, w *world) {
+			w.id.ProviderIDs = []string{"aws:///eu-central-1a/i-unknown"}
+		}, reason.EvidenceDisagrees},
+		"two cloud statements name two instances": {func(t *testing.T, w *world) {
+			w.other(func(m *Machine) {})
+			w.id = Identity{ProviderIDs: []string{instance, "aws:///eu-central-1a/i-other"}}
+		}, reason.EvidenceDisagrees},
+		"one of two statements names an instance without a Machine": {func(t *testing.T, w *world) {
+			w.id.ProviderIDs = []string{instance, "aws:///eu-central-1a/i-unknown"}
+		}, reason.EvidenceDisagrees},
+		"the record is another Machine's": {func(t *testing.T, w *world) {
+			w.other(func(m *Machine) {})
+			w.id.MachineUID = "other"
+		}, reason.EvidenceDisagrees},
+		"the EK is enrolled for a Machine that is to come": {func(t *testing.T, w *world) {
+			w.m.EKSHA256 = nil
+			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) {
+				s.MachineRef.Name, s.EKSHA256 = "demo-worker-9", []string{ek1}
+			})
+			w.rules.EKEnrolled = false
+		}, reason.EvidenceDisagrees},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			c.change(t, w)
+			if m, code := w.match(t); code != c.want || m != nil {
+				t.Errorf("%v, %v; expected %v", m, code, c.want)
+			}
+		})
+	}
+}
+
+// FEATURES E13, E14: no Machines and no API, enrolment by file.
+func TestStandIn(t *testing.T) {
+	in := parse(t, standInYAML)
+	ix := index(t, in)
+	rules := Rules{Pool: "worker", Now: modified.Add(1000 * time.Hour), MaxAge: time.Hour, EKEnrolled: true}
+	m, err := ix.Match(Identity{EK: hash(t, ek1)}, rules)
+	if err != nil || !m.StandIn || m.String() != "default/rack-1" || m.Enrolment == nil || m.UID == "" {
+		t.Fatalf("%+v, %v", m, err)
+	}
+	for name, c := range map[string]struct {
+		id   Identity
+		pool string
+		want reason.Code
+	}{
+		"another pool":         {Identity{EK: hash(t, ek1)}, "master", reason.MachinePool},
+		"another TPM":          {Identity{EK: hash(t, ek2)}, "worker", reason.EKNotEnrolled},
+		"an unexpected cloud":  {Identity{EK: hash(t, ek1), ProviderIDs: []string{instance}}, "worker", reason.MachineNotFound},
+		"the UID of its name":  {Identity{MachineUID: "default/rack-1"}, "worker", reason.MachineNotFound},
+		"another TPM's record": {Identity{EK: hash(t, ek2), MachineUID: m.UID}, "worker", reason.EKNotEnrolled},
+	} {
+		rules.Pool = c.pool
+		if _, err := ix.Match(c.id, rules); reason.From(err) == nil || reason.From(err).Code != c.want {
+			t.Errorf("%s: %v, expected %v", name, err, c.want)
+		}
+	}
+	in = parse(t, strings.Replace(standInYAML, "spec:", "spec:\n  quarantined: true\n  expectedProviderID: "+instance, 1))
+	if _, err := index(t, in).Match(Identity{ProviderIDs: []string{instance}}, rules); reason.From(err).Code != reason.Quarantined {
+		t.Errorf("a quarantined stand-in, by its instance: %v", err)
+	}
+}
+
+type pointers map[string]string
+
+func (p pointers) PointerPool(namespace, secret string) string { return p[namespace+"/"+secret] }
+
+// FEATURES E8: the pool in the pointer config of the Machine's own user data counts.
+func TestPoolOfThePointer(t *testing.T) {
+	w := newWorld(t)
+	ix, _ := NewIndex(w.in, pointers{"openshift-machine-api/worker-user-data": "gpu"})
+	for pool, ok := range map[string]bool{"gpu": true, "worker": true, "infra": true, "master": false} {
+		w.rules.Pool = pool
+		if _, err := ix.Match(w.id, w.rules); (err == nil) != ok {
+			t.Errorf("pool %s: %v", pool, err)
+		}
+	}
+	if slices.Contains(w.m.Pools, "gpu") {
+		t.Error("the index changed what it was given")
+	}
+}
+
+func TestMirrors(t *testing.T) {
+	mirror := strings.NewReplacer("gce://project/zone/demo-cp-0", instance,
+		`    cluster.x-k8s.io/control-plane: ""`, "    a: b", "Running", "Provisioned", "  nodeRef:\n    name: demo-cp-0\n", "", "demo-cp-0", "demo-worker-0").Replace(clusterAPIYAML)
+	id := Identity{ProviderIDs: []string{instance}}
+	for name, c := range map[string]struct {
+		here, mirror func(string) string
+		group        string
+		want         reason.Code
+	}{
+		"the Machine API is authoritative":       {group: groupMachineAPI},
+		"nobody says which, so the Machine API":  {here: remove("  authoritativeAPI: MachineAPI\n"), group: groupMachineAPI},
+		"Cluster API is authoritative by spec":   {here: swap("authoritativeAPI: MachineAPI", "authoritativeAPI: ClusterAPI"), group: groupClusterAPI},
+		"Cluster API is authoritative by status": {here: swap("status:", "status:\n  authoritativeAPI: ClusterAPI"), group: groupClusterAPI},
+		"in the middle of the move":              {here: swap("status:", "status:\n  authoritativeAPI: Migrating"), want: reason.MachineAmbiguous},
+		"the mirror has joined":                  {mirror: swap("phase: Provisioned", "nodeRef: {name: n}"), want: reason.MachineJoined},
+		"the mirror runs":                        {mirror: swap("phase: Provisioned", "phase: Running"), want: reason.MachineJoined},
+		"the mirror is being deleted":            {mirror: swap("  name: demo-worker-0", "  deletionTimestamp: 2026-11-21T03:59:00Z\n  name: demo-worker-0"), want: reason.MachineDeleting},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := machineAPIYAML, mirror
+			if c.here != nil {
+				a = c.here(a)
+			}
+			if c.mirror != nil {
+				b = c.mirror(b)
+			}
+			in := parse(t, b, a)
+			ix := index(t, in)
+			m, err := ix.Match(id, Rules{Pool: "worker", Now: modified, MaxAge: time.Hour})
+			if c.want != 0 {
+				if reason.From(err) == nil || reason.From(err).Code != c.want {
+					t.Fatalf("%v, %v; expected %v", m, err, c.want)
+				}
+				return
+			}
+			if err != nil || m.group() != c.group || len(ix.Machines()) != 1 {
+				t.Fatalf("%+v, %v", m, err)
+			}
+			for _, other := range in.Machines {
+				if found, ok := ix.ByUID(other.UID); !ok || found != m {
+					t.Errorf("the UID of the %s object finds %v", other.group(), found)
+				}
+			}
+			if got := ix.ByName("openshift-cluster-api", "demo-worker-0"); len(got) != 1 || got[0] != m {
+				t.Errorf("by name: %v", got)
+			}
+			if _, err := ix.Match(Identity{EK: hash(t, ek1)}, Rules{Pool: "worker", Now: modified, MaxAge: time.Hour}); err != nil {
+				t.Errorf("by the EK on the Machine API's object: %v", err)
+			}
+		})
+	}
+}
+
+func swap(old, with string) func(string) string {
+	return func(s string) string { return strings.Replace(s, old, with, 1) }
+}
+
+func remove(old string) func(string) string { return swap(old, "") }
+
+func TestIndexWarns(t *testing.T) {
+	for name, c := range map[string]struct {
+		raw  []string
+		want string
+	}{
+		"a Machine in two files":        {[]string{machineAPIYAML, machineAPIYAML}, "demo-worker-0 is in two files"},
+		"a copied UID":                  {[]string{machineAPIYAML, strings.Replace(machineAPIYAML, "demo-worker-0", "demo-worker-1", 1)}, "has the UID of"},
+		"an EK of two machines":         {[]string{machineAPIYAML, standInYAML}, "the EK " + ek1 + " is enrolled for"},
+		"a Machine that is not there":   {[]string{enrolmentYAML}, "Machine openshift-machine-api/demo-worker-0 is not there"},
+		"two MachineAttestations":       {[]string{machineAPIYAML, enrolmentYAML, strings.Replace(enrolmentYAML, "host-7", "host-8", 1)}, "has a MachineAttestation already: host-7"},
+		"another instance expected":     {[]string{machineAPIYAML, strings.Replace(enrolmentYAML, "i-0123456789abcdef0", "i-x", 1)}, "expectedProviderID is"},
+		"two stand-ins with one name":   {[]string{standInYAML, strings.Replace(standInYAML, ek1, ek2, 1)}, "rack-1 is in two files"},
+		"a name that two Machines have": {[]string{machineAPIYAML, strings.Replace(strings.ReplaceAll(clusterAPIYAML, "demo-cp-0", "demo-worker-0"), "openshift-cluster-api", "openshift-machine-api", 1), enrolmentYAML}, "set machineRef.apiVersion"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, problems := NewIndex(parse(t, c.raw...), nil)
+			if len(problems) == 0 || manifest.Failed(problems) || problems[0].Line == 0 {
+				t.Fatalf("problems: %v", problems)
+			}
+			if !slices.ContainsFunc(problems, func(p manifest.Problem) bool { return strings.Contains(p.Error(), c.want) }) {
+				t.Errorf("%v\nexpected %q", problems, c.want)
+			}
+		})
+	}
+}
+
+// many is n Machines, each with an EK and an instance.
+func many(n int) Manifests {
+	in := Manifests{Machines: make([]Machine, n)}
+	for i := range in.Machines {
+		in.Machines[i] = Machine{APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine", Namespace: "openshift-machine-api",
+			Name: fmt.Sprintf("worker-%d", i), UID: fmt.Sprintf("uid-%d", i), Created: modified, Pools: []string{"worker"},
+			ProviderID: fmt.Sprintf("aws:///eu-central-1a/i-%017x", i), EKSHA256: []string{fmt.Sprintf("%064x", i+1)}}
+	}
+	return in
+}
+
+// The cost of a match is flat in the number of Machines.
+func BenchmarkMatch(b *testing.B) {
+	for _, n := range []int{10, 1000, 10_000, 100_000} {
+		b.Run(fmt.Sprintf("%d machines", n), func(b *testing.B) {
+			ix := index(b, many(n))
+			id := Identity{EK: hash(b, fmt.Sprintf("%064x", n/2+1)), ProviderIDs: []string{fmt.Sprintf("aws:///eu-central-1a/i-%017x", n/2)}}
+			rules := Rules{Pool: "worker", Now: modified, MaxAge: time.Hour, EKEnrolled: true}
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := ix.Match(id, rules); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkNewIndex(b *testing.B) {
+	for _, n := range []int{1000, 100_000} {
+		in := many(n)
+		b.Run(fmt.Sprintf("%d machines", n), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				NewIndex(in, nil)
+			}
+		})
+	}
+}

@@ -1,0 +1,191 @@
+package machine
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+)
+
+var modified = time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
+
+const (
+	ek1 = "11a1b2c3d4e5f60718293a4b5c6d7e8f11a1b2c3d4e5f60718293a4b5c6d7e8f"
+	ek2 = "22a1b2c3d4e5f60718293a4b5c6d7e8f11a1b2c3d4e5f60718293a4b5c6d7e8f"
+	ek3 = "33a1b2c3d4e5f60718293a4b5c6d7e8f11a1b2c3d4e5f60718293a4b5c6d7e8f"
+)
+
+// As `oc get machine -o yaml` has it, shortened.
+const machineAPIYAML = `apiVersion: machine.openshift.io/v1beta1
+kind: Machine
+metadata:
+  annotations:
+    mcs-attest.dev/ek-sha256: "` + ek1 + `, ` + ek2 + `"
+    mcs-attest.dev/pool: infra
+  creationTimestamp: "2026-11-21T03:30:00Z"
+  labels:
+    machine.openshift.io/cluster-api-cluster: demo-x7k2p
+    machine.openshift.io/cluster-api-machine-role: worker
+    machine.openshift.io/cluster-api-machine-type: worker
+  name: demo-worker-0
+  namespace: openshift-machine-api
+  uid: 0d5a3b32-6a5e-4a59-9d2a-51a0d6a2a7aa
+spec:
+  authoritativeAPI: MachineAPI
+  lifecycleHooks: {}
+  providerID: aws:///eu-central-1a/i-0123456789abcdef0
+  providerSpec:
+    value:
+      userDataSecret:
+        name: worker-user-data
+status:
+  addresses:
+  - {address: 10.0.1.5, type: InternalIP}
+  - {address: ip-10-0-1-5.ec2.internal, type: InternalDNS}
+  phase: Provisioned
+`
+
+const clusterAPIYAML = `apiVersion: cluster.x-k8s.io/v1beta2
+kind: Machine
+metadata:
+  name: demo-cp-0
+  namespace: openshift-cluster-api
+  labels:
+    cluster.x-k8s.io/control-plane: ""
+spec:
+  clusterName: demo
+  bootstrap:
+    dataSecretName: master-user-data
+  providerID: gce://project/zone/demo-cp-0
+status:
+  nodeRef:
+    name: demo-cp-0
+  phase: Running
+`
+
+const enrolmentYAML = `apiVersion: mcs-attest.dev/v1alpha1
+kind: MachineAttestation
+metadata:
+  name: host-7
+  namespace: openshift-machine-api
+spec:
+  machineRef:
+    name: demo-worker-0
+  ekSHA256:
+  - ` + ek3 + `
+  expectedProviderID: aws:///eu-central-1a/i-0123456789abcdef0
+  reattest:
+    until: 2026-11-21T10:00:00Z
+  notAfter: 2027-01-01T00:00:00Z
+`
+
+const standInYAML = `apiVersion: mcs-attest.dev/v1alpha1
+kind: MachineAttestation
+metadata:
+  name: rack-1
+spec:
+  pool: worker
+  ekSHA256: [` + ek1 + `]
+`
+
+// parse reads manifests that must be valid.
+func parse(t testing.TB, raw ...string) Manifests {
+	t.Helper()
+	m, problems := Parse("m.yaml", []byte(strings.Join(raw, "---\n")), modified)
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	return m
+}
+
+func TestParse(t *testing.T) {
+	in := parse(t, machineAPIYAML, clusterAPIYAML, enrolmentYAML, standInYAML)
+	if len(in.Machines) != 2 || len(in.Enrolments) != 2 {
+		t.Fatalf("%d Machines, %d enrolments", len(in.Machines), len(in.Enrolments))
+	}
+	m := in.Machines[0]
+	if m.String() != "openshift-machine-api/demo-worker-0" || m.UID != "0d5a3b32-6a5e-4a59-9d2a-51a0d6a2a7aa" ||
+		m.ProviderID != "aws:///eu-central-1a/i-0123456789abcdef0" || !m.Created.Equal(modified.Add(-30*time.Minute)) ||
+		m.Deleting || m.Joined() || m.Phase != "Provisioned" || m.UserDataSecret != "worker-user-data" ||
+		strings.Join(m.Pools, " ") != "infra worker" || strings.Join(m.EKSHA256, " ") != ek1+" "+ek2 ||
+		strings.Join(m.InternalDNS, " ") != "ip-10-0-1-5.ec2.internal" || strings.Join(m.Addresses, " ") != "10.0.1.5" {
+		t.Errorf("Machine API: %+v", m)
+	}
+	c := in.Machines[1]
+	if c.NodeRef != "demo-cp-0" || !c.Joined() || strings.Join(c.Pools, " ") != "master" || !c.Created.Equal(modified) ||
+		c.UserDataSecret != "master-user-data" || c.ProviderID != "gce://project/zone/demo-cp-0" {
+		t.Errorf("Cluster API: %+v", c)
+	}
+	worker := parse(t, strings.Replace(clusterAPIYAML, "    cluster.x-k8s.io/control-plane: \"\"\n", "    a: b\n", 1)).Machines[0]
+	if strings.Join(worker.Pools, " ") != "worker" {
+		t.Errorf("Cluster API worker: %v", worker.Pools)
+	}
+}
+
+func TestUIDIsStable(t *testing.T) {
+	uid := func(raw string) string { return parse(t, raw).Machines[0].UID }
+	first := uid(clusterAPIYAML)
+	if first != "bb857b97-3d3d-5d52-a497-5c0d5b684e1d" {
+		t.Errorf("UID %s: records of machines without a UID would be lost", first)
+	}
+	if uid(strings.Replace(clusterAPIYAML, "v1beta2", "v1beta1", 1)) != first {
+		t.Error("the UID depends on the API version")
+	}
+	if uid(strings.Replace(clusterAPIYAML, "name: demo-cp-0", "name: demo-cp-1", 1)) == first {
+		t.Error("two names have one UID")
+	}
+}
+
+func TestParseFindsTheFault(t *testing.T) {
+	for name, c := range map[string]struct{ in, old, new, want string }{
+		"an EK hash that is too short":       {machineAPIYAML, ek1, "11a1", `m.yaml:5: mcs-attest.dev/ek-sha256: "11a1" has 4 characters`},
+		"an EK hash that is not hexadecimal": {machineAPIYAML, ek1, "z" + ek1[1:], "m.yaml:5: mcs-attest.dev/ek-sha256: \"z"},
+		"a comma too many":                   {machineAPIYAML, ek1 + ",", ek1 + ",,", "has 0 characters"},
+		"a provider id that is a number":     {machineAPIYAML, "aws:///eu-central-1a/i-0123456789abcdef0", "17", "m.yaml:18: spec.providerID is a number; a string belongs here"},
+		"a Machine without a name":           {machineAPIYAML, "  name: demo-worker-0\n", "", "m.yaml:3: the Machine has no name"},
+		"a time that is none":                {machineAPIYAML, `"2026-11-21T03:30:00Z"`, "yesterday", "m.yaml:7: "},
+		"a MachineSet":                       {machineAPIYAML, "kind: Machine", "kind: MachineSet", "m.yaml:2: a MachineSet of machine.openshift.io/v1beta1 does not belong here; Machine of machine.openshift.io/v1beta1 or"},
+		"a version that is to come":          {machineAPIYAML, "v1beta1", "v1", "a Machine of machine.openshift.io/v1 does not belong here"},
+		"quarantine misspelt":                {enrolmentYAML, "spec:", "spec:\n  quarantine: true", `m.yaml:7: unknown field "spec.quarantine"; known here: `},
+		"neither Machine nor pool":           {standInYAML, "  pool: worker\n", "", "m.yaml:5: spec: neither machineRef nor pool"},
+		"both Machine and pool":              {enrolmentYAML, "spec:", "spec:\n  pool: worker", "m.yaml:7: spec.pool: a pool beside a machineRef"},
+		"a stand-in for anyone":              {standInYAML, "  ekSHA256: [" + ek1 + "]\n", "", "m.yaml:5: spec: nothing identifies the machine; ekSHA256 or expectedProviderID"},
+		"a hash twice":                       {standInYAML, ek1, ek1 + ", " + ek1, "m.yaml:7: spec.ekSHA256[1]: the same hash twice"},
+		"a hash of zeros":                    {standInYAML, ek1, `"` + strings.Repeat("0", 64) + `"`, "a hash of zeros is no EK's"},
+		"a machineRef without a name":        {enrolmentYAML, "    name: demo-worker-0", "    namespace: x", "spec.machineRef: no name"},
+		"a grant without an end":             {enrolmentYAML, "    until: 2026-11-21T10:00:00Z", "    until: null", "spec.reattest: a grant without an end"},
+		"a MachineAttestation without name":  {standInYAML, "  name: rack-1", "  labels: {}", "metadata.name: the object has no name"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in, problems := Parse("m.yaml", []byte(strings.Replace(c.in, c.old, c.new, 1)), modified)
+			if !manifest.Failed(problems) || len(in.Machines)+len(in.Enrolments) > 0 {
+				t.Fatalf("accepted: %v", problems)
+			}
+			if got := problems[0].Error(); !strings.Contains(got, c.want) {
+				t.Errorf("problem %q\nexpected %q", got, c.want)
+			}
+		})
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(machineAPIYAML))
+	f.Add([]byte(clusterAPIYAML + "---\n" + machineAPIYAML))
+	f.Add([]byte(enrolmentYAML + "---\n" + standInYAML))
+	f.Add([]byte(enrolmentYAML + "---\n" + machineAPIYAML + "---\n" + enrolmentYAML))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		in, problems := Parse("f", raw, modified)
+		if manifest.Failed(problems) && len(in.Machines)+len(in.Enrolments) > 0 {
+			t.Error("manifests beside an error")
+		}
+		ix, _ := NewIndex(in, nil)
+		for _, m := range ix.Machines() {
+			id := Identity{ProviderIDs: []string{m.ProviderID}, MachineUID: m.UID}
+			found, err := ix.Match(id, Rules{Pool: "worker", Now: modified, MaxAge: time.Hour})
+			if err == nil && found != m {
+				t.Errorf("%s was found as %s", m, found)
+			}
+		}
+	})
+}
