@@ -141,7 +141,7 @@ func (c *Config) addReference(object value, where string, depth int) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", where, err)
 	}
-	if _, _, err := object.get("httpHeaders"); err != nil {
+	if err := checkHeaders(object); err != nil {
 		return fmt.Errorf("%s: %w", where, err)
 	}
 	if !ok {
@@ -158,6 +158,21 @@ func (c *Config) addReference(object value, where string, depth int) error {
 		ref.at, ref.server = asSource(where, url)
 	}
 	c.refs = append(c.refs, ref)
+	return nil
+}
+
+// checkHeaders refuses headers that can be read in two ways, before anything is
+// attested for them.
+func checkHeaders(object value) error {
+	headers, ok, err := object.get("httpHeaders")
+	if err != nil || !ok {
+		return err
+	}
+	for _, h := range headers.value.elements() {
+		if _, err := isAuthorization(h); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
