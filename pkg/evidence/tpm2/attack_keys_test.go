@@ -62,6 +62,7 @@ func TestAttack_T20_AKThatIsNotAnAttestationKey(t *testing.T) {
 		"cleared at every start":                  attribute(func(a *tpm.TPMAObject) { a.STClear = true }),
 		"signs X.509 certificates":                attribute(func(a *tpm.TPMAObject) { a.X509Sign = true }),
 		"name algorithm SHA-1":                    func(p *tpm.TPMTPublic) { p.NameAlg = tpm.TPMAlgSHA1 },
+		"name algorithm SHA-512":                  func(p *tpm.TPMTPublic) { p.NameAlg = tpm.TPMAlgSHA512 },
 		"no name algorithm":                       func(p *tpm.TPMTPublic) { p.NameAlg = tpm.TPMAlgNull },
 		"policy digest of a wrong size":           func(p *tpm.TPMTPublic) { p.AuthPolicy.Buffer = make([]byte, 20) },
 		"NULL scheme":                             parameters(func(p *tpm.TPMSECCParms) { p.Scheme = tpm.TPMTECCScheme{Scheme: tpm.TPMAlgNull} }),
@@ -109,6 +110,11 @@ func TestAttack_T20_AKThatIsNotAnAttestationKey(t *testing.T) {
 			_, err := tpm2.ParseAK(whole[:n])
 			denied(t, err, reason.AKUnacceptable)
 		}
+	})
+	t.Run("key derivation scheme without its hash", func(t *testing.T) {
+		curveAndKDF := []byte{0x00, 0x03, 0x00, 0x10}
+		_, err := tpm2.ParseAK(bytes.Replace(tpm.Marshal(honest), curveAndKDF, []byte{0x00, 0x03, 0x00, 0x20}, 1))
+		denied(t, err, reason.AKUnacceptable)
 	})
 	t.Run("ECDSA on an RSA key, RSASSA, ECDAA or SM2 on an ECC key", func(t *testing.T) {
 		for _, b := range [][]byte{

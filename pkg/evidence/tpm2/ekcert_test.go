@@ -12,6 +12,7 @@ import (
 	"encoding/asn1"
 	"errors"
 	"math/big"
+	"strings"
 	"testing"
 
 	tpm "github.com/google/go-tpm/tpm2"
@@ -184,6 +185,12 @@ func TestAttack_T16_ChainsThatCostTooMuch(t *testing.T) {
 			denied(t, err, reason.EKCertificateInvalid)
 		})
 	}
+	t.Run("a certificate that is good but for its size", func(t *testing.T) {
+		_, err := p.verify(p.issue(t, func(c *x509.Certificate) {
+			c.ExtraExtensions = append(c.ExtraExtensions, pkix.Extension{Id: asn1.ObjectIdentifier{1, 2, 3, 4}, Value: make([]byte, tpm2.MaxCertificateSize)})
+		}))
+		denied(t, err, reason.EKCertificateInvalid)
+	})
 	for name, bits := range map[string]uint{"RSA-16384 intermediate": 16384, "RSA-1024 intermediate": 1024} {
 		t.Run(name, func(t *testing.T) {
 			n := new(big.Int).Lsh(big.NewInt(1), bits-1)
@@ -253,7 +260,7 @@ func TestEKCertificatesOutsideTheProfileAreRefused(t *testing.T) {
 		oaep[len(oaep)-1] = 7
 		_, err := p.verify([][]byte{bytes.Replace(chain[0], rsaEncryption, oaep, 1), chain[1]})
 		denied(t, err, reason.EKCertificateInvalid)
-		if err == nil || !bytes.Contains([]byte(err.Error()), []byte("enrol this TPM by the hash of its EK")) {
+		if err == nil || !strings.Contains(err.Error(), "enrol this TPM by the hash of its EK") {
 			t.Errorf("no hint in %v", err)
 		}
 	})
@@ -282,6 +289,12 @@ func TestEKCertificatesChainToConfiguredRootsOnly(t *testing.T) {
 			denied(t, err, reason.EKUntrusted)
 		})
 	}
+	t.Run("without roots the error says so", func(t *testing.T) {
+		_, err := tpm2.VerifyEKCertificate(chain, p.ek, tpm2.Roots{}, today)
+		if err == nil || !strings.Contains(err.Error(), "no EK roots are configured") {
+			t.Errorf("%v", err)
+		}
+	})
 	t.Run("intermediates in any order, and from the configuration", func(t *testing.T) {
 		second := newAuthority(t, "second", p.intermediate, nil)
 		deep := pki{p.root, second, p.ek}

@@ -1,6 +1,7 @@
 package tpm2_test
 
 import (
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -96,17 +97,23 @@ func (s statement) bytes() []byte {
 	return b.BytesOrPanic()
 }
 
-// sign returns a TPMT_SIGNATURE.
+// sign returns a TPMT_SIGNATURE under the AK's scheme.
 func (f *forger) sign(t testing.TB, message []byte) []byte {
 	t.Helper()
-	digest := sha256.Sum256(message)
-	r, s, err := ecdsa.Sign(rand.Reader, f.key, digest[:])
+	return f.signWith(t, message, crypto.SHA256, tpm.TPMAlgSHA256)
+}
+
+func (f *forger) signWith(t testing.TB, message []byte, hash crypto.Hash, alg tpm.TPMAlgID) []byte {
+	t.Helper()
+	h := hash.New()
+	h.Write(message)
+	r, s, err := ecdsa.Sign(rand.Reader, f.key, h.Sum(nil))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var b cryptobyte.Builder
 	b.AddUint16(uint16(tpm.TPMAlgECDSA))
-	b.AddUint16(uint16(tpm.TPMAlgSHA256))
+	b.AddUint16(uint16(alg))
 	for _, n := range [][]byte{r.Bytes(), s.Bytes()} {
 		b.AddUint16LengthPrefixed(func(b *cryptobyte.Builder) { b.AddBytes(n) })
 	}

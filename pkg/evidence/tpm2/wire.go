@@ -14,7 +14,6 @@ import (
 // curves (table 4).
 const (
 	algRSA    = 0x0001
-	algSHA1   = 0x0004
 	algAES    = 0x0006
 	algSHA256 = 0x000B
 	algSHA384 = 0x000C
