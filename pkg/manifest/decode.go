@@ -46,7 +46,8 @@ func (d Document) DecodeKnown(into any) []Problem {
 func (d Document) wrongType(err error) Problem {
 	var wrong *gojson.UnmarshalTypeError
 	if errors.As(err, &wrong) {
-		p := Problem{File: d.File, Line: d.lineOf(wrong), What: fmt.Sprintf("%s is a %s", wrong.Field, jsonName(wrong.Value)),
+		field, line := d.fieldOf(wrong)
+		p := Problem{File: d.File, Line: line, What: fmt.Sprintf("%s is a %s", field, jsonName(wrong.Value)),
 			Want: "a " + typeName(wrong.Type) + " belongs here"}
 		if wrong.Type.Kind() == reflect.String && wrong.Value != "object" && wrong.Value != "array" {
 			p.Want += "; put the value in quotes"
@@ -71,36 +72,34 @@ func (d Document) wrongType(err error) Problem {
 	return p
 }
 
-// lineOf finds the field of a type error, whose path has no indexes: the first
-// value of that path which is of the wrong kind.
-func (d Document) lineOf(wrong *gojson.UnmarshalTypeError) int {
-	line := 0
-	var walk func(n *yaml.Node, path []string)
-	walk = func(n *yaml.Node, path []string) {
-		if line > 0 {
-			return
-		}
-		if n.Kind == yaml.SequenceNode && !(len(path) == 0 && jsonKind(n) == wrong.Value) {
+// fieldOf finds the field of a type error. The error's path has no indexes and
+// names embedded Go structs: the first value that is of the wrong kind counts,
+// and an element that is not in the document is passed over.
+func (d Document) fieldOf(wrong *gojson.UnmarshalTypeError) (field string, line int) {
+	kind, _, _ := strings.Cut(wrong.Value, " ")
+	var walk func(n *yaml.Node, path, shown []string)
+	walk = func(n *yaml.Node, path, shown []string) {
+		switch {
+		case line > 0:
+		case len(path) == 0 && jsonKind(n) == kind:
+			field, line = strings.Join(shown, "."), n.Line
+		case n.Kind == yaml.SequenceNode:
 			for _, item := range n.Content {
-				walk(item, path)
+				walk(item, path, shown)
 			}
-			return
-		}
-		if len(path) == 0 {
-			if kind, _, _ := strings.Cut(wrong.Value, " "); jsonKind(n) == kind {
-				line = n.Line
+		case n.Kind == yaml.MappingNode && len(path) > 0:
+			if c := child(n, path[0]); c != nil {
+				walk(c, path[1:], append(slices.Clip(shown), path[0]))
+			} else {
+				walk(n, path[1:], shown)
 			}
-			return
-		}
-		if c := child(n, path[0]); n.Kind == yaml.MappingNode && c != nil {
-			walk(c, path[1:])
 		}
 	}
-	walk(d.node, strings.Split(wrong.Field, "."))
+	walk(d.node, strings.Split(wrong.Field, "."), nil)
 	if line == 0 {
-		return d.Line(wrong.Field)
+		return wrong.Field, d.Line(wrong.Field)
 	}
-	return line
+	return field, line
 }
 
 // find is the line of the first scalar with this text.

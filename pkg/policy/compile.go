@@ -5,18 +5,13 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
-	"strings"
 	"time"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
-	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
 // Defaults of the fields that have one beside their first enum value.
@@ -330,73 +325,3 @@ func (c *check) tpm2(p *Policy) {
 			"add one of "+kindList(names)+" to an alternative, or leave approval out")
 	}
 }
-
-// TPM_ALG_ID of the banks (TCG Algorithm Registry, table 3).
-const (
-	sha256Bank = 0x000B
-	sha384Bank = 0x000C
-)
-
-func bankID(name string) uint16 {
-	for _, b := range []uint16{sha256Bank, sha384Bank} {
-		if transcript.BankName(b) == name {
-			return b
-		}
-	}
-	return 0
-}
-
-// oneOf reads an enum whose first value is its default.
-func oneOf[T ~string](c *check, path string, value T, values ...T) T {
-	if value == "" {
-		return values[0]
-	}
-	if !slices.Contains(values, value) {
-		c.fault(path, fmt.Sprintf("%q is not a value of this field", string(value)), "one of "+list(values))
-	}
-	return value
-}
-
-// duration reads a duration with its default and bounds; no upper bound if longest is 0.
-func (c *check) duration(path string, d metav1.Duration, def, shortest, longest time.Duration) time.Duration {
-	switch {
-	case d.Duration == 0:
-		return def
-	case d.Duration < shortest, longest != 0 && d.Duration > longest:
-		want := fmt.Sprintf("at least %s", shortest)
-		if longest != 0 {
-			want = fmt.Sprintf("%s to %s", shortest, longest)
-		}
-		c.fault(path, d.Duration.String()+" is out of bounds", want)
-	}
-	return d.Duration
-}
-
-func list[T ~string](values []T) string {
-	s := make([]string, len(values))
-	for i, v := range values {
-		s[i] = string(v)
-	}
-	return strings.Join(s, ", ")
-}
-
-func kindList(values []evidence.Kind) string {
-	s := make([]string, len(values))
-	for i, v := range values {
-		s[i] = v.String()
-	}
-	return strings.Join(s, ", ")
-}
-
-func allKinds() string {
-	var all []evidence.Kind
-	for k := evidence.TPM2; k.Valid(); k++ {
-		all = append(all, k)
-	}
-	return kindList(all)
-}
-
-// A MachineConfigPool's name is an RFC 1123 subdomain.
-var poolName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-
-func validPool(s string) bool { return len(s) <= 253 && poolName.MatchString(s) }

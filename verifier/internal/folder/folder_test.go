@@ -1,0 +1,414 @@
+package folder
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+const (
+	machineYAML = `apiVersion: machine.openshift.io/v1beta1
+kind: Machine
+metadata:
+  name: worker-0
+  namespace: openshift-machine-api
+  uid: uid-0
+  labels: {machine.openshift.io/cluster-api-machine-role: worker}
+`
+	enrolmentYAML = `apiVersion: mcs-attest.dev/v1alpha1
+kind: MachineAttestation
+metadata: {name: host-0, namespace: openshift-machine-api}
+spec:
+  machineRef: {name: worker-0}
+  ekSHA256: [11a1b2c3d4e5f60718293a4b5c6d7e8f11a1b2c3d4e5f60718293a4b5c6d7e8f]
+`
+	policyYAML = `apiVersion: mcs-attest.dev/v1alpha1
+kind: AttestationPolicy
+metadata: {name: workers}
+spec:
+  pools: [worker]
+`
+	restYAML = `apiVersion: mcs-attest.dev/v1alpha1
+kind: AttestationPolicy
+metadata: {name: rest}
+spec:
+  mode: "Off"
+`
+	referencesYAML = `apiVersion: mcs-attest.dev/v1alpha1
+kind: ReferenceValues
+metadata: {name: rhcos}
+pcr11:
+- sha256: 11a1b2c3d4e5f60718293a4b5c6d7e8f11a1b2c3d4e5f60718293a4b5c6d7e8f
+`
+	ignition = `{"ignition": {"version": "3.4.0"}}`
+)
+
+// tree is a folder's files; write puts them there as an editor would, by renaming.
+type tree map[string]string
+
+func write(t testing.TB, dir string, files tree) {
+	t.Helper()
+	for name, content := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		// A name that the folder passes over, until it is whole.
+		whole := filepath.Join(filepath.Dir(path), "."+filepath.Base(path))
+		if err := os.WriteFile(whole, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(whole, path); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func root(t testing.TB) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "Root"}, NotAfter: time.Now().AddDate(1, 0, 0),
+		IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "# from the test\n" + string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+}
+
+func full(t testing.TB) tree {
+	return tree{
+		"machines/worker.yaml":        machineYAML,
+		"attestations/host-0.yaml":    enrolmentYAML,
+		"policies/workers.yaml":       policyYAML,
+		"policies/rest.yml":           restYAML,
+		"reference-values/rhcos.yaml": referencesYAML,
+		"ek-roots/test.pem":           root(t),
+		"configs/worker.ign":          ignition,
+		"machines/.hidden.yaml":       "[",
+		"machines/README.txt":         "[",
+		"policies/old.yaml.bak":       "[",
+	}
+}
+
+func open(t testing.TB, files tree) (*Folder, string) {
+	t.Helper()
+	dir := t.TempDir()
+	write(t, dir, files)
+	f, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f, dir
+}
+
+// texts are the problems without the folder's own path.
+func texts(dir string, problems []manifest.Problem) []string {
+	out := []string{}
+	for _, p := range problems {
+		out = append(out, strings.ReplaceAll(p.Error(), dir+"/", ""))
+	}
+	return out
+}
+
+func TestLoad(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, full(t))
+	s, err := Load(dir)
+	if err != nil || len(s.Problems) > 0 || len(s.Incomplete) > 0 {
+		t.Fatalf("%v, %v", err, s.Problems)
+	}
+	m := s.Machines.Machines()
+	if len(m) != 1 || m[0].Enrolment == nil || len(m[0].EKSHA256) != 1 || time.Since(m[0].Created) > time.Hour {
+		t.Errorf("machines: %+v", m)
+	}
+	if got := s.Policies.Pools(); !slices.Equal(got, []string{"worker", "*"}) {
+		t.Errorf("policies: %v", got)
+	}
+	if len(s.Enrolments) != 1 || len(s.ReferenceValues) != 1 || s.EKRoots.Len() != 1 || s.EKRoots.All()[0].Provenance != "from the test" || string(s.Configs["worker"]) != ignition {
+		t.Errorf("%d enrolments, %d reference values, %d roots, configs %v", len(s.Enrolments), len(s.ReferenceValues), s.EKRoots.Len(), s.Configs)
+	}
+}
+
+func TestAnEmptyFolderCoversNothing(t *testing.T) {
+	s, err := Load(t.TempDir())
+	if err != nil || len(s.Problems) > 0 {
+		t.Fatalf("%v, %v", err, s.Problems)
+	}
+	if _, err := s.Policies.For("worker"); reason.From(err).Code != reason.PoolUnknown {
+		t.Error("a pool is covered")
+	}
+	if _, err := Load(filepath.Join(t.TempDir(), "missing")); err == nil {
+		t.Error("a folder that is not there was read")
+	}
+}
+
+func TestProblemsNameFileAndLine(t *testing.T) {
+	for name, c := range map[string]struct{ file, content, want string }{
+		"a Machine that is not YAML":          {"machines/worker.yaml", "a: [", "machines/worker.yaml:1: not YAML"},
+		"a Machine with a wrong type":         {"machines/worker.yaml", strings.Replace(machineYAML, "uid-0", "7", 1), "machines/worker.yaml:6: metadata.uid is a number"},
+		"a misspelt enrolment":                {"attestations/host-0.yaml", strings.Replace(enrolmentYAML, "ekSHA256", "ekSha256", 1), `attestations/host-0.yaml:6: unknown field "spec.ekSha256"; did you mean "ekSHA256"?`},
+		"a policy for an unknown mode":        {"policies/workers.yaml", policyYAML + "  mode: Strict\n", "policies/workers.yaml:6: spec.mode: \"Strict\" is not a value of this field"},
+		"two policies for one pool":           {"policies/two.yaml", policyYAML, "policies/workers.yaml:5: spec.pools[0]: pool \"worker\" has a policy already: policies/two.yaml:1"},
+		"reference values that are too short": {"reference-values/rhcos.yaml", strings.Replace(referencesYAML, "sha256: 11a1", "sha256: ", 1), "reference-values/rhcos.yaml:5: pcr11[0].sha256: 30 bytes"},
+		"reference values under one name":     {"reference-values/two.yaml", referencesYAML, `reference-values/two.yaml: reference values "rhcos" are in two files`},
+		"a policy among reference values":     {"reference-values/rhcos.yaml", policyYAML, "reference-values/rhcos.yaml:2: a AttestationPolicy of mcs-attest.dev/v1alpha1 does not belong here"},
+		"a root that is not PEM":              {"ek-roots/test.pem", "hello", "ek-roots/test.pem: no certificate in it"},
+		"a root that is cut off":              {"ek-roots/test.pem", "\n-----BEGIN CERTIFICATE-----\n", "ek-roots/test.pem:2: a PEM block that is cut off"},
+		"a config that is YAML":               {"configs/worker.ign", "ignition:\n  version: 3.4.0\n", "configs/worker.ign:1: not JSON"},
+		"a config with a comma too many":      {"configs/worker.ign", "{\n\"ignition\": {},\n}", "configs/worker.ign:3: not JSON"},
+		"a config without a version":          {"configs/worker.ign", "{}", "configs/worker.ign: no ignition.version in it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			files := full(t)
+			files[c.file] = c.content
+			f, dir := open(t, files)
+			s := f.Snapshot()
+			got := texts(dir, s.Problems)
+			if !s.Failed() || !slices.ContainsFunc(got, func(p string) bool { return strings.HasPrefix(p, c.want) }) {
+				t.Errorf("%q\nexpected %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestABrokenFileKeepsItsLastGoodStateAndStopsNoOther(t *testing.T) {
+	good := full(t)
+	f, dir := open(t, good)
+	before := f.Snapshot()
+	broken := tree{}
+	for name := range good {
+		if !strings.Contains(name, "README") && !strings.HasSuffix(name, ".bak") {
+			broken[name] = "\n{"
+		}
+	}
+	write(t, dir, broken)
+	s, changed := f.Refresh()
+	if !changed || len(s.Problems) != 7 || len(s.Incomplete) > 0 {
+		t.Fatalf("changed %v, incomplete %v, problems %q", changed, s.Incomplete, texts(dir, s.Problems))
+	}
+	if len(s.Machines.Machines()) != 1 || len(s.Enrolments) != 1 || len(s.ReferenceValues) != 1 || s.EKRoots.Len() != 1 || string(s.Configs["worker"]) != ignition {
+		t.Error("a good state was lost")
+	}
+	for _, pool := range []string{"worker", "master"} {
+		was, err := before.Policies.For(pool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if is, err := s.Policies.For(pool); err != nil || is.Hash() != was.Hash() {
+			t.Errorf("the policy for %s: %v", pool, err)
+		}
+	}
+
+	// Another file changes meanwhile, and one is mended.
+	write(t, dir, tree{"machines/second.yaml": strings.NewReplacer("worker-0", "worker-1", "uid-0", "uid-1").Replace(machineYAML), "policies/rest.yml": restYAML})
+	s, _ = f.Refresh()
+	if len(s.Machines.Machines()) != 2 || len(s.Problems) != 6 {
+		t.Errorf("%d machines, problems %q", len(s.Machines.Machines()), texts(dir, s.Problems))
+	}
+	if err := os.Remove(filepath.Join(dir, "machines/worker.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	if s, _ = f.Refresh(); len(s.Machines.Machines()) != 1 {
+		t.Error("a file that was removed is still in force")
+	}
+	if _, changed := f.Refresh(); changed {
+		t.Error("nothing changed, and it says otherwise")
+	}
+}
+
+func TestPoliciesThatContradictEachOtherKeepTheLastGoodSet(t *testing.T) {
+	f, dir := open(t, full(t))
+	before, _ := f.Snapshot().Policies.For("worker")
+	write(t, dir, tree{"policies/two.yaml": strings.Replace(policyYAML, "spec:", "spec:\n  mode: \"Off\"", 1)})
+	s, _ := f.Refresh()
+	if !s.Failed() {
+		t.Fatal("no problem")
+	}
+	if p, err := s.Policies.For("worker"); err != nil || p.Hash() != before.Hash() {
+		t.Errorf("%+v, %v", p, err)
+	}
+
+	// At the start there is nothing to fall back to.
+	files := full(t)
+	files["policies/two.yaml"] = policyYAML
+	f, _ = open(t, files)
+	for _, pool := range []string{"worker", "master"} {
+		if _, err := f.Snapshot().Policies.For(pool); reason.From(err) == nil || reason.From(err).Code != reason.PoolUnknown {
+			t.Errorf("pool %s: %v", pool, err)
+		}
+	}
+}
+
+// The broken file might be the policy of any pool; "*" says Off here.
+func TestAPolicyBrokenAtTheStartDoesNotFailOpen(t *testing.T) {
+	files := full(t)
+	files["policies/master.yaml"] = "spec: ["
+	f, dir := open(t, files)
+	s := f.Snapshot()
+	if !slices.Equal(s.Incomplete, []string{filepath.Join(dir, "policies/master.yaml")}) {
+		t.Errorf("incomplete: %v", s.Incomplete)
+	}
+	if _, err := s.Policies.For("master"); reason.From(err) == nil || reason.From(err).Code != reason.PoolUnknown {
+		t.Errorf("master: %v", err)
+	}
+	if _, err := s.Policies.For("worker"); err != nil {
+		t.Errorf("worker has its own policy: %v", err)
+	}
+	write(t, dir, tree{"policies/master.yaml": strings.NewReplacer("[worker]", "[master]", "workers", "masters").Replace(policyYAML)})
+	s, _ = f.Refresh()
+	if p, err := s.Policies.For("master"); err != nil || p.Name != "masters" || len(s.Incomplete) > 0 {
+		t.Errorf("mended: %+v, %v", p, err)
+	}
+	if p, err := s.Policies.For("infra"); err != nil || p.Name != "rest" {
+		t.Errorf("mended, every other pool: %+v, %v", p, err)
+	}
+
+	// A new file that is broken changes nothing: "*" was in force for that pool before.
+	write(t, dir, tree{"policies/infra.yaml": "spec: ["})
+	s, _ = f.Refresh()
+	if p, err := s.Policies.For("infra"); err != nil || p.Name != "rest" || !s.Failed() {
+		t.Errorf("a new broken file: %+v, %v", p, err)
+	}
+}
+
+func TestOddFiles(t *testing.T) {
+	f, dir := open(t, full(t))
+	if err := os.Mkdir(filepath.Join(dir, "machines/folder.yaml"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("nowhere", filepath.Join(dir, "machines/dangling.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "machines/huge.yaml"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(filepath.Join(dir, "machines/huge.yaml"), manifest.MaxFile+1); err != nil {
+		t.Fatal(err)
+	}
+	s, _ := f.Refresh()
+	got := strings.Join(texts(dir, s.Problems), "\n")
+	for _, want := range []string{"machines/folder.yaml: cannot be read: not a regular file", "machines/dangling.yaml: cannot be read", "machines/huge.yaml: cannot be read: 16777217 bytes"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%s\nexpected %q", got, want)
+		}
+	}
+	if _, changed := f.Refresh(); changed {
+		t.Error("nothing changed, and it says otherwise")
+	}
+	// A file that could not be read for a while is as good as before.
+	if err := os.Rename(filepath.Join(dir, "machines/worker.yaml"), filepath.Join(dir, "worker")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("worker.yaml", filepath.Join(dir, "machines/worker.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	if s, _ = f.Refresh(); len(s.Machines.Machines()) != 1 {
+		t.Error("a file that cannot be read lost its last good state")
+	}
+	if err := os.Rename(filepath.Join(dir, "worker"), filepath.Join(dir, "machines/worker.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	if s, _ = f.Refresh(); len(s.Machines.Machines()) != 1 || strings.Contains(strings.Join(texts(dir, s.Problems), "\n"), "worker.yaml") {
+		t.Errorf("readable again: %q", texts(dir, s.Problems))
+	}
+}
+
+// Two writes may leave the same time and size.
+func TestAChangeWithoutANewTimeIsSeen(t *testing.T) {
+	f, dir := open(t, full(t))
+	path := filepath.Join(dir, "machines/worker.yaml")
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, tree{"machines/worker.yaml": strings.Replace(machineYAML, "uid-0", "uid-9", 1)})
+	if err := os.Chtimes(path, info.ModTime(), info.ModTime()); err != nil {
+		t.Fatal(err)
+	}
+	s, _ := f.Refresh()
+	if _, ok := s.Machines.ByUID("uid-9"); !ok {
+		t.Error("the change was not seen")
+	}
+}
+
+func TestWatch(t *testing.T) {
+	for name, poll := range map[string]time.Duration{"by events": time.Hour, "by looking": 50 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			f, dir := open(t, tree{"policies/rest.yaml": restYAML})
+			f.poll = poll
+			ctx, cancel := context.WithCancel(t.Context())
+			snapshots, done := make(chan *Snapshot, 16), make(chan struct{})
+			go func() {
+				f.Watch(ctx, func(s *Snapshot) { snapshots <- s })
+				close(done)
+			}()
+			// machines/ does not exist yet when the watch begins.
+			eventually := func(what string, good func(*Snapshot) bool) {
+				t.Helper()
+				deadline := time.After(20 * time.Second)
+				for {
+					select {
+					case s := <-snapshots:
+						if good(s) {
+							return
+						}
+					case <-deadline:
+						t.Fatalf("%s was not seen", what)
+					}
+				}
+			}
+			write(t, dir, tree{"machines/worker.yaml": machineYAML})
+			eventually("a new file", func(s *Snapshot) bool { return len(s.Machines.Machines()) == 1 })
+			write(t, dir, tree{"machines/worker.yaml": strings.Replace(machineYAML, "uid-0", "uid-9", 1)})
+			eventually("a changed file", func(s *Snapshot) bool { _, ok := s.Machines.ByUID("uid-9"); return ok })
+			write(t, dir, tree{"machines/worker.yaml": "["})
+			eventually("a broken file", func(s *Snapshot) bool { return s.Failed() && len(s.Machines.Machines()) == 1 })
+			if err := os.Remove(filepath.Join(dir, "machines/worker.yaml")); err != nil {
+				t.Fatal(err)
+			}
+			eventually("a removed file", func(s *Snapshot) bool { return len(s.Machines.Machines()) == 0 && !s.Failed() })
+			if f.Snapshot().Failed() {
+				t.Error("Snapshot is not the last one")
+			}
+			cancel()
+			<-done
+		})
+	}
+}
+
+func BenchmarkRefreshWithoutChange(b *testing.B) {
+	files := tree{}
+	for i := range 1000 {
+		files[fmt.Sprintf("machines/%d.yaml", i)] = strings.NewReplacer("worker-0", fmt.Sprintf("worker-%d", i), "uid-0", fmt.Sprintf("uid-%d", i)).Replace(machineYAML)
+	}
+	f, dir := open(b, files)
+	old := time.Now().Add(-time.Hour)
+	for name := range files {
+		if err := os.Chtimes(filepath.Join(dir, name), old, old); err != nil {
+			b.Fatal(err)
+		}
+	}
+	f.Refresh()
+	for b.Loop() {
+		f.Refresh()
+	}
+}
