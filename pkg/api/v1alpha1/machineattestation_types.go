@@ -6,10 +6,10 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // what the verifier recorded.
 type MachineAttestation struct {
 	metav1.TypeMeta   `json:",inline"`
-	metav1.ObjectMeta `json:"metadata,omitempty"`
+	metav1.ObjectMeta `json:"metadata,omitzero"`
 
-	Spec   MachineAttestationSpec   `json:"spec,omitempty"`
-	Status MachineAttestationStatus `json:"status,omitempty"`
+	Spec   MachineAttestationSpec   `json:"spec,omitzero"`
+	Status MachineAttestationStatus `json:"status,omitzero"`
 }
 
 // MachineAttestationSpec is the administrator's. It either belongs to a Machine
@@ -79,7 +79,7 @@ type MachineAttestationStatus struct {
 	// machineUID is the UID of the Machine that the identity belongs to.
 	MachineUID string `json:"machineUID,omitempty"`
 	// identity as recorded at the first attestation. Components are added, never changed.
-	Identity RecordedIdentity `json:"identity,omitempty"`
+	Identity RecordedIdentity `json:"identity,omitzero"`
 	// endorsement that vouched for the EK.
 	Endorsement Endorsement `json:"endorsement,omitempty"`
 	// evidence of the last accepted attestation.

@@ -5,9 +5,9 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // AttestationPolicy says what the machines of some pools must prove.
 type AttestationPolicy struct {
 	metav1.TypeMeta   `json:",inline"`
-	metav1.ObjectMeta `json:"metadata,omitempty"`
+	metav1.ObjectMeta `json:"metadata,omitzero"`
 
-	Spec AttestationPolicySpec `json:"spec,omitempty"`
+	Spec AttestationPolicySpec `json:"spec,omitzero"`
 }
 
 // AttestationPolicySpec is all of a policy. An empty spec enforces an enrolled
@@ -40,18 +40,18 @@ type AttestationPolicySpec struct {
 	FrontEndKeys []string `json:"frontEndKeys,omitempty"`
 
 	// tpm2 says how a TPM's evidence is appraised.
-	TPM2 TPM2Policy `json:"tpm2,omitempty"`
+	TPM2 TPM2Policy `json:"tpm2,omitzero"`
 
 	// token is about the attestation result.
-	Token TokenPolicy `json:"token,omitempty"`
+	Token TokenPolicy `json:"token,omitzero"`
 
 	// challengeLifetime is the time from Challenge to Attest, 30s to 10m.
 	// Default: 2m. Longer helps slow TPMs alone.
-	ChallengeLifetime metav1.Duration `json:"challengeLifetime,omitempty"`
+	ChallengeLifetime metav1.Duration `json:"challengeLifetime,omitzero"`
 
 	// maxMachineAge is how long after its creation a Machine may still attest
 	// for the first time, at least 1m. Default: 2h.
-	MaxMachineAge metav1.Duration `json:"maxMachineAge,omitempty"`
+	MaxMachineAge metav1.Duration `json:"maxMachineAge,omitzero"`
 
 	// provisioningTokenAlone must be true for a policy whose evidence has the
 	// alternative [provisioning-token]: whoever knows that shared secret receives
@@ -160,7 +160,7 @@ const (
 // TokenPolicy is about the attestation result.
 type TokenPolicy struct {
 	// lifetime of a token, 1m to 1h. Default: 10m.
-	Lifetime metav1.Duration `json:"lifetime,omitempty"`
+	Lifetime metav1.Duration `json:"lifetime,omitzero"`
 	// uses is how often the gate answers to one token, 1 to 10. Default: 3,
 	// since Ignition tries again when a connection drops.
 	Uses int32 `json:"uses,omitempty"`
