@@ -17,7 +17,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
@@ -42,15 +42,26 @@ type Denied struct {
 	CorrelationID string
 	Temporary     bool
 	RetryAfter    time.Duration // 0: at our discretion
-	Message       string
 }
 
 func (d *Denied) Error() string {
-	text := "the verifier denied it"
-	if d.Message != "" {
-		text += ": " + d.Message
+	what, ok := classes[d.Class]
+	if !ok {
+		what = "the verifier denied it"
 	}
-	return fmt.Sprintf("%s (class %s, correlation id %s)", text, d.ClassName(), d.CorrelationID)
+	return fmt.Sprintf("%s (class %s, correlation id %s)", what, d.ClassName(), d.CorrelationID)
+}
+
+// classes are the contract's words. The server's own text is not printed: the
+// correlation id leads to all of it, in the verifier's audit log.
+var classes = map[mcsattestv1.DenialClass]string{
+	mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED:   "denied: the request breaks the contract",
+	mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE:   "denied: the challenge can no longer be used",
+	mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE:    "denied: the evidence does not prove what it should",
+	mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE:     "denied: the identity is proven, but no machine of the cluster takes it",
+	mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN:       "denied: the token is not valid",
+	mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET:     "not yet: something must happen on the cluster first",
+	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: "not yet: the verifier cannot decide at the moment",
 }
 
 // ClassName is the class in lower case: "not-yet".
@@ -72,17 +83,21 @@ func Connect(ctx context.Context, d *Dialer, origin string) (*Session, error) {
 	if !ok {
 		return nil, fmt.Errorf("%s is not an https origin", origin)
 	}
-	conn, err := d.Dial(ctx, address, tls.VersionTLS13)
+	conn, err := d.Dial(ctx, address)
 	if err != nil {
 		return nil, err
 	}
-	var once sync.Once
+	// A verifier has TLS 1.3, for the exporter's sake. Nothing is sent without;
+	// a server that has none is not one.
+	if conn.ConnectionState().Version < tls.VersionTLS13 {
+		_ = conn.Close()
+		return nil, fmt.Errorf("%w: it has no TLS 1.3", ErrNotVerifier)
+	}
+	var used atomic.Bool
 	transport := &http.Transport{
 		DialTLSContext: func(context.Context, string, string) (net.Conn, error) {
-			err := errors.New("the connection to the verifier ended; an attestation has one alone")
-			once.Do(func() { err = nil })
-			if err != nil {
-				return nil, err
+			if used.Swap(true) {
+				return nil, errors.New("the connection to the verifier ended, and an attestation has only one")
 			}
 			return conn, nil
 		},
@@ -160,10 +175,9 @@ func (s *Session) explain(err error) error {
 		if denial, ok := m.(*mcsattestv1.Denial); ok {
 			return &Denied{
 				Class:         denial.GetClass(),
-				CorrelationID: denial.GetCorrelationId(),
+				CorrelationID: bounded(denial.GetCorrelationId()),
 				Temporary:     denial.GetTemporary(),
 				RetryAfter:    time.Duration(denial.GetRetryAfterSeconds()) * time.Second,
-				Message:       ce.Message(),
 			}
 		}
 	}
@@ -177,6 +191,9 @@ func (s *Session) explain(err error) error {
 	}
 	return Plain(ce.Unwrap())
 }
+
+// bounded keeps a server's id to what a console line has room for.
+func bounded(id string) string { return id[:min(len(id), 64)] }
 
 // Unexpected is a final answer that is neither the verifier's nor a Machine
 // Config Server's.

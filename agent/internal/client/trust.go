@@ -59,10 +59,10 @@ func NewDialer(authorities []*x509.Certificate) *Dialer {
 	return d
 }
 
-// Dial connects to address ("host:port") with at least TLS version least.
-func (d *Dialer) Dial(ctx context.Context, address string, least uint16) (*tls.Conn, error) {
+// Dial connects to address ("host:port").
+func (d *Dialer) Dial(ctx context.Context, address string) (*tls.Conn, error) {
 	at := d.timeFor(address)
-	conn, err := d.dial(ctx, address, least, at)
+	conn, err := d.dial(ctx, address, at)
 	var unverified *tls.CertificateVerificationError
 	if !errors.As(err, &unverified) {
 		return conn, err
@@ -78,7 +78,7 @@ func (d *Dialer) Dial(ctx context.Context, address string, least uint16) (*tls.C
 	d.mu.Lock()
 	d.learn[address] = better
 	d.mu.Unlock()
-	return d.dial(ctx, address, least, better)
+	return d.dial(ctx, address, better)
 }
 
 func (d *Dialer) timeFor(address string) time.Time {
@@ -116,7 +116,7 @@ func (d *Dialer) verificationTime(certificates []*x509.Certificate, host string)
 	return time.Time{}, false
 }
 
-func (d *Dialer) dial(ctx context.Context, address string, least uint16, at time.Time) (*tls.Conn, error) {
+func (d *Dialer) dial(ctx context.Context, address string, at time.Time) (*tls.Conn, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, err
@@ -128,7 +128,7 @@ func (d *Dialer) dial(ctx context.Context, address string, least uint16, at time
 	conn := tls.Client(raw, &tls.Config{
 		ServerName: host,
 		RootCAs:    d.roots,
-		MinVersion: least,
+		MinVersion: tls.VersionTLS12,
 		NextProtos: []string{"http/1.1"},
 		Time:       func() time.Time { return at },
 	})
@@ -146,7 +146,7 @@ func (d *Dialer) dial(ctx context.Context, address string, least uint16, at time
 func (d *Dialer) HTTPClient() *http.Client {
 	return &http.Client{Transport: &http.Transport{
 		DialTLSContext: func(ctx context.Context, _, address string) (net.Conn, error) {
-			return d.Dial(ctx, address, tls.VersionTLS12)
+			return d.Dial(ctx, address)
 		},
 		DisableCompression:     true,
 		ResponseHeaderTimeout:  responseTime,

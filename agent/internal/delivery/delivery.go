@@ -50,6 +50,9 @@ func Write(p paths.Paths, d Delivery) error {
 	if len(d.Pointer) == 0 {
 		return errors.New("refusing to deliver an empty config")
 	}
+	if err := Prepare(p); err != nil {
+		return err
+	}
 	for _, dir := range []struct{ own, standard string }{
 		{runtimeDir, p.IgnitionRuntime},
 		{systemDir, p.IgnitionSystem},
@@ -77,6 +80,18 @@ func Write(p paths.Paths, d Delivery) error {
 	}
 	env := fmt.Sprintf("IGNITION_SYSTEM_RUNTIME_CONFIG_DIR=%s\nIGNITION_SYSTEM_CONFIG_DIR=%s\n", p.Own(runtimeDir), p.Own(systemDir))
 	return WriteFile(p.Own(envFile), []byte(env))
+}
+
+// Prepare makes the agent's own folder, for root alone.
+func Prepare(p paths.Paths) error {
+	err := os.MkdirAll(p.Run, 0o700)
+	if err == nil {
+		err = os.Chmod(p.Run, 0o700)
+	}
+	if err != nil {
+		return fmt.Errorf("making the agent's folder: %w", err)
+	}
+	return nil
 }
 
 // Remove deletes what Write made. What is not there is no error.

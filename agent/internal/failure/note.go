@@ -42,6 +42,9 @@ func Encode(certificates []*x509.Certificate) string {
 
 // Save leaves the note.
 func Save(p paths.Paths, n Note) error {
+	if err := delivery.Prepare(p); err != nil {
+		return err
+	}
 	raw, err := json.Marshal(n)
 	if err != nil {
 		return err

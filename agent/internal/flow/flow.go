@@ -24,10 +24,8 @@ package flow
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/client"
@@ -35,7 +33,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
-	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
@@ -94,6 +91,10 @@ type Flow struct {
 	Sleep func(context.Context, time.Duration) error
 	// Since is the monotonic time since an arbitrary moment; nil: the system's.
 	Since func() time.Duration
+
+	// What is waited for, and when that was last printed.
+	waitKey  string
+	waitLast time.Duration
 }
 
 const (
@@ -110,13 +111,11 @@ const (
 	callTime = 5 * time.Minute
 )
 
-// NewDialer trusts exactly the pointer config's authorities.
-func NewDialer(authorities []*x509.Certificate) *client.Dialer { return client.NewDialer(authorities) }
-
 // Run attests until one of the ends in the package comment. A [LeftAlone] is
 // returned as an error.
 func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 	pause, soft, refused, broken := firstPause, 0, 0, 0
+	f.Console.Step("asking %s to attest this machine for pool %s", t.Origin, t.Pool)
 	for {
 		var wait time.Duration
 		g, mode, err := f.round(ctx, t)
@@ -147,7 +146,7 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 		case errors.As(err, &left):
 			return nil, err
 		case errors.Is(err, client.ErrNotVerifier):
-			return nil, &LeftAlone{Why: "this Machine Config Server does not attest machines", NoVerifier: true}
+			return nil, &LeftAlone{Why: err.Error(), NoVerifier: true}
 		case errors.As(err, &denied) && denied.Temporary:
 			if soft++; mode.soft && soft >= softDenials {
 				return nil, mode.left(err)
@@ -160,7 +159,7 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 			return nil, err
 		}
 		wait = max(wait, pause)
-		f.Console.Step("%v; trying again", err)
+		f.waiting(err)
 		if err := f.sleep(ctx, wait); err != nil {
 			return nil, fmt.Errorf("interrupted: %w", err)
 		}
@@ -206,7 +205,6 @@ type grant struct {
 func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
-	f.Console.Step("asking %s for a challenge, pool %s", t.Origin, t.Pool)
 	s, err := client.Connect(ctx, f.Dialer, t.Origin)
 	if err != nil {
 		return nil, mode{}, err
@@ -264,100 +262,22 @@ func readMode(ch *mcsattestv1.ChallengeResponse) (mode, error) {
 	return mode{name: "Enforce"}, nil
 }
 
-func (f *Flow) challengeRequest(t Target) *mcsattestv1.ChallengeRequest {
-	req := &mcsattestv1.ChallengeRequest{Pool: t.Pool, Origin: t.Origin, AgentVersion: f.Version}
-	if f.TPM == nil {
-		return req
-	}
-	id := f.TPM.Identity()
-	req.Offered = append(req.Offered, mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2)
-	req.Tpm = &mcsattestv1.TpmIdentity{EkPublic: id.EKPublic, EkCertificates: id.EKCertificates, AkPublic: id.AKPublic}
-	for _, b := range id.Banks {
-		req.Tpm.Banks = append(req.Tpm.Banks, uint32(b))
-	}
-	return req
-}
+// repeatLine is how often a machine that waits says so.
+const repeatLine = time.Minute
 
-// evidence gathers what the challenge requires, bound to this connection.
-func (f *Flow) evidence(s *client.Session, ch *mcsattestv1.ChallengeResponse) (*mcsattestv1.AttestRequest, error) {
-	kinds, missing := f.kinds(ch)
-	if len(missing) > 0 {
-		return nil, &MissingEvidence{Kinds: missing, Err: f.NoTPM}
+// waiting prints why the flow tries again: when the reason changes, and now and
+// then while it does not. Correlation ids change every time and do not count.
+func (f *Flow) waiting(err error) {
+	key := err.Error()
+	var denied *client.Denied
+	if errors.As(err, &denied) {
+		key = denied.ClassName()
 	}
-	fields := transcript.Fields{
-		Sealed: ch.GetSealed(), Nonce: ch.GetNonce(), ServerSPKI: s.ServerSPKI(),
-		Origin: ch.GetOrigin(), Pool: ch.GetPool(), Claims: f.Claims,
+	if key == f.waitKey && f.now()-f.waitLast < repeatLine {
+		return
 	}
-	switch ch.GetBinding() {
-	case mcsattestv1.BindingMode_BINDING_MODE_EXPORTER:
-		exporter, err := s.Exporter()
-		if err != nil {
-			return nil, fmt.Errorf("TLS exporter: %w", err)
-		}
-		fields.Binding, fields.Exporter = "exporter", exporter
-	case mcsattestv1.BindingMode_BINDING_MODE_TERMINATED:
-		fields.Binding = "terminated"
-	default:
-		return nil, final{fmt.Errorf("the verifier asked for binding mode %v, which this agent does not know", ch.GetBinding())}
-	}
-	req := &mcsattestv1.AttestRequest{Sealed: ch.GetSealed(), ServerSpkiSha256: fields.ServerSPKI, Claims: f.Claims}
-	var bank uint16
-	var pcrs []int
-	if slices.Contains(kinds, evidence.TPM2) {
-		tc := ch.GetTpm()
-		bank = uint16(tc.GetBank())
-		for _, p := range tc.GetPcrs() {
-			pcrs = append(pcrs, int(p))
-		}
-		id := f.TPM.Identity()
-		fields.EKSPKI, fields.AKName = id.EKSPKI[:], id.AKName
-	}
-	fields.Required = transcript.Required(kinds, bank, pcrs)
-	h := fields.Hash()
-	if slices.Contains(kinds, evidence.TPM2) {
-		f.Console.Step("proving this machine with its TPM (%s)", fields.Required)
-		ev, err := f.quote(ch.GetTpm(), bank, pcrs, h)
-		if err != nil {
-			return nil, err
-		}
-		req.Tpm2 = ev
-	}
-	return req, nil
-}
-
-// kinds are the required kinds of evidence, and those that are not to be had.
-func (f *Flow) kinds(ch *mcsattestv1.ChallengeResponse) (required, missing []evidence.Kind) {
-	for _, k := range ch.GetRequired() {
-		kind := evidence.Kind(k)
-		required = append(required, kind)
-		if kind != evidence.TPM2 || f.TPM == nil || ch.GetTpm() == nil {
-			missing = append(missing, kind)
-		}
-	}
-	return required, missing
-}
-
-func (f *Flow) quote(tc *mcsattestv1.TpmChallenge, bank uint16, pcrs []int, h transcript.Hash) (*mcsattestv1.Tpm2Evidence, error) {
-	out := &mcsattestv1.Tpm2Evidence{}
-	if tc.GetEventLog() && f.EventLog != nil {
-		log, err := f.EventLog()
-		if err != nil {
-			// An empty log is the verifier's to judge.
-			f.Console.Step("no event log: %v", err)
-		}
-		out.EventLog = log
-	}
-	ev, err := f.TPM.Attest(attester.Challenge{
-		CredentialBlob:  tc.GetCredentialBlob(),
-		EncryptedSecret: tc.GetEncryptedSecret(),
-		Bank:            bank,
-		PCRs:            pcrs,
-	}, h)
-	if err != nil {
-		return nil, &tpmError{err}
-	}
-	out.Quote, out.Signature, out.Activation, out.PcrValues = ev.Quote, ev.Signature, ev.Activation, ev.PCRValues
-	return out, nil
+	f.waitKey, f.waitLast = key, f.now()
+	f.Console.Step("%v; trying again", err)
 }
 
 func (f *Flow) sleep(ctx context.Context, d time.Duration) error {
@@ -380,10 +300,4 @@ func (f *Flow) now() time.Duration {
 		return f.Since()
 	}
 	return time.Since(started)
-}
-
-// TPM is a machine's TPM with its keys prepared.
-type TPM interface {
-	Identity() attester.Identity
-	Attest(attester.Challenge, transcript.Hash) (*attester.Evidence, error)
 }

@@ -1,0 +1,116 @@
+package flow
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/client"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
+	"github.com/mcs-attest/mcs-attest/pkg/transcript"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+)
+
+func (f *Flow) challengeRequest(t Target) *mcsattestv1.ChallengeRequest {
+	req := &mcsattestv1.ChallengeRequest{Pool: t.Pool, Origin: t.Origin, AgentVersion: f.Version}
+	if f.TPM == nil {
+		return req
+	}
+	id := f.TPM.Identity()
+	req.Offered = append(req.Offered, mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2)
+	req.Tpm = &mcsattestv1.TpmIdentity{EkPublic: id.EKPublic, EkCertificates: id.EKCertificates, AkPublic: id.AKPublic}
+	for _, b := range id.Banks {
+		req.Tpm.Banks = append(req.Tpm.Banks, uint32(b))
+	}
+	return req
+}
+
+// evidence gathers what the challenge requires, bound to this connection.
+func (f *Flow) evidence(s *client.Session, ch *mcsattestv1.ChallengeResponse) (*mcsattestv1.AttestRequest, error) {
+	kinds, missing := f.kinds(ch)
+	if len(missing) > 0 {
+		return nil, &MissingEvidence{Kinds: missing, Err: f.NoTPM}
+	}
+	fields := transcript.Fields{
+		Sealed: ch.GetSealed(), Nonce: ch.GetNonce(), ServerSPKI: s.ServerSPKI(),
+		Origin: ch.GetOrigin(), Pool: ch.GetPool(), Claims: f.Claims,
+	}
+	switch ch.GetBinding() {
+	case mcsattestv1.BindingMode_BINDING_MODE_EXPORTER:
+		exporter, err := s.Exporter()
+		if err != nil {
+			return nil, fmt.Errorf("TLS exporter: %w", err)
+		}
+		fields.Binding, fields.Exporter = "exporter", exporter
+	case mcsattestv1.BindingMode_BINDING_MODE_TERMINATED:
+		fields.Binding = "terminated"
+	default:
+		return nil, final{fmt.Errorf("the verifier asked for binding mode %v, which this agent does not know", ch.GetBinding())}
+	}
+	req := &mcsattestv1.AttestRequest{Sealed: ch.GetSealed(), ServerSpkiSha256: fields.ServerSPKI, Claims: f.Claims}
+	var bank uint16
+	var pcrs []int
+	if slices.Contains(kinds, evidence.TPM2) {
+		tc := ch.GetTpm()
+		bank = uint16(tc.GetBank())
+		for _, p := range tc.GetPcrs() {
+			pcrs = append(pcrs, int(p))
+		}
+		id := f.TPM.Identity()
+		fields.EKSPKI, fields.AKName = id.EKSPKI[:], id.AKName
+	}
+	fields.Required = transcript.Required(kinds, bank, pcrs)
+	h := fields.Hash()
+	if slices.Contains(kinds, evidence.TPM2) {
+		if f.waitKey == "" {
+			f.Console.Step("proving this machine with its TPM (%s)", fields.Required)
+		}
+		ev, err := f.quote(ch.GetTpm(), bank, pcrs, h)
+		if err != nil {
+			return nil, err
+		}
+		req.Tpm2 = ev
+	}
+	return req, nil
+}
+
+// kinds are the required kinds of evidence, and those that are not to be had.
+func (f *Flow) kinds(ch *mcsattestv1.ChallengeResponse) (required, missing []evidence.Kind) {
+	for _, k := range ch.GetRequired() {
+		kind := evidence.Kind(k)
+		required = append(required, kind)
+		if kind != evidence.TPM2 || f.TPM == nil || ch.GetTpm() == nil {
+			missing = append(missing, kind)
+		}
+	}
+	return required, missing
+}
+
+func (f *Flow) quote(tc *mcsattestv1.TpmChallenge, bank uint16, pcrs []int, h transcript.Hash) (*mcsattestv1.Tpm2Evidence, error) {
+	out := &mcsattestv1.Tpm2Evidence{}
+	if tc.GetEventLog() && f.EventLog != nil {
+		log, err := f.EventLog()
+		if err != nil {
+			// An empty log is the verifier's to judge.
+			f.Console.Step("no event log: %v", err)
+		}
+		out.EventLog = log
+	}
+	ev, err := f.TPM.Attest(attester.Challenge{
+		CredentialBlob:  tc.GetCredentialBlob(),
+		EncryptedSecret: tc.GetEncryptedSecret(),
+		Bank:            bank,
+		PCRs:            pcrs,
+	}, h)
+	if err != nil {
+		return nil, &tpmError{err}
+	}
+	out.Quote, out.Signature, out.Activation, out.PcrValues = ev.Quote, ev.Signature, ev.Activation, ev.PCRValues
+	return out, nil
+}
+
+// TPM is a machine's TPM with its keys prepared.
+type TPM interface {
+	Identity() attester.Identity
+	Attest(attester.Challenge, transcript.Hash) (*attester.Evidence, error)
+}

@@ -1,0 +1,330 @@
+package flow_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-tpm-tools/simulator"
+	"github.com/google/go-tpm/tpm2/transport"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/client"
+	"github.com/mcs-attest/mcs-attest/agent/internal/console"
+	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
+	"github.com/mcs-attest/mcs-attest/agent/internal/verifiertest"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+)
+
+const (
+	classEvidence = mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE
+	classNotYet   = mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET
+)
+
+// machine is a node with a simulated TPM, whose pauses take no time.
+type machine struct {
+	t       *testing.T
+	flow    *flow.Flow
+	console bytes.Buffer
+	slept   []time.Duration
+	clock   time.Duration
+	// onSleep runs at each pause.
+	onSleep func()
+}
+
+func newMachine(t *testing.T) *machine {
+	t.Helper()
+	sim, err := simulator.Get()
+	ok(t, err)
+	t.Cleanup(func() { ok(t, sim.Close()) })
+	keys, err := attester.Open(transport.FromReadWriter(sim), attester.Options{})
+	ok(t, err)
+	t.Cleanup(func() { ok(t, keys.Close()) })
+	m := &machine{t: t}
+	m.flow = &flow.Flow{
+		Console: &console.Console{Out: &m.console, Err: &m.console}, TPM: keys,
+		Claims: []byte(`{"hostname":"worker-0"}`), Version: "test/1",
+		Sleep: func(ctx context.Context, d time.Duration) error {
+			m.slept = append(m.slept, d)
+			m.clock += d
+			if m.onSleep != nil {
+				m.onSleep()
+			}
+			if len(m.slept) > 100 {
+				return errors.New("it never ends")
+			}
+			return ctx.Err()
+		},
+		Since: func() time.Duration { return m.clock },
+	}
+	return m
+}
+
+func (m *machine) run(v *verifiertest.Verifier) (*flow.Grant, error) {
+	m.t.Helper()
+	m.flow.Dialer = client.NewDialer([]*x509.Certificate{v.Authority})
+	return m.flow.Run(m.t.Context(), flow.Target{Origin: v.Origin, Pool: "worker", URL: v.Origin + "/config/worker"})
+}
+
+func started(t *testing.T, v *verifiertest.Verifier) *verifiertest.Verifier {
+	t.Helper()
+	v.Start(t)
+	return v
+}
+
+func TestGrant(t *testing.T) {
+	m := newMachine(t)
+	v := started(t, &verifiertest.Verifier{PCRs: []int{0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13}})
+	m.flow.EventLog = func() ([]byte, error) { return []byte("log"), nil }
+	g, err := m.run(v)
+	ok(t, err)
+	if string(g.Token.Expose()) != verifiertest.Token || string(g.Ticket.Expose()) != verifiertest.Ticket || g.Machine != "default/worker-0" {
+		t.Errorf("grant %+v", g)
+	}
+	if got := v.Claims(); !slices.Equal(got, []string{`{"hostname":"worker-0"}`}) {
+		t.Errorf("claims %v", got)
+	}
+	if len(m.slept) != 0 {
+		t.Errorf("paused %v", m.slept)
+	}
+	if out := m.console.String(); strings.Contains(out, verifiertest.Token) || strings.Contains(out, verifiertest.Ticket) {
+		t.Errorf("a secret on the console:\n%s", out)
+	}
+}
+
+// Each case is one thing that ends the flow with the pointer left alone.
+func TestLeftAlone(t *testing.T) {
+	deny := func(class mcsattestv1.DenialClass, temporary bool) func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+		return func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+			return nil, verifiertest.Denial(class, temporary)
+		}
+	}
+	preApproved := func(c *mcsattestv1.ChallengeResponse) {
+		c.Unattested = mcsattestv1.Unattested_UNATTESTED_PRE_APPROVED
+	}
+	for _, c := range []struct {
+		name   string
+		v      *verifiertest.Verifier
+		why    string
+		ticket string
+		pauses int
+	}{
+		{"the pool's mode is Off", &verifiertest.Verifier{Mode: mcsattestv1.Mode_MODE_OFF}, "mode is Off", "", 0},
+		{"an audit grants without a token", &verifiertest.Verifier{Mode: mcsattestv1.Mode_MODE_AUDIT}, "mode is Audit", verifiertest.Ticket, 0},
+		{"a final denial under Audit", &verifiertest.Verifier{Mode: mcsattestv1.Mode_MODE_AUDIT, AttestFunc: deny(classEvidence, false)}, "class evidence", "", 0},
+		{"temporary denials under Audit", &verifiertest.Verifier{Mode: mcsattestv1.Mode_MODE_AUDIT, AttestFunc: deny(classNotYet, true)}, "class not-yet", "", 2},
+		{"a final denial where there is a pre-approved config", &verifiertest.Verifier{Change: preApproved, AttestFunc: deny(classEvidence, false)}, "pre-approved", "", 0},
+		{"evidence that is not to be had, under Audit", &verifiertest.Verifier{Mode: mcsattestv1.Mode_MODE_AUDIT, Required: []mcsattestv1.EvidenceKind{3}}, "aws-sts", "", 0},
+		{"no evidence is asked for", &verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{}}, "asks for no evidence", "", 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := newMachine(t)
+			_, err := m.run(started(t, c.v))
+			var left *flow.LeftAlone
+			if !errors.As(err, &left) {
+				t.Fatalf("error %v", err)
+			}
+			if !strings.Contains(left.Why, c.why) || left.NoVerifier || string(left.Ticket.Expose()) != c.ticket {
+				t.Errorf("left alone: %+v", left)
+			}
+			if len(m.slept) != c.pauses {
+				t.Errorf("paused %v, want %d", m.slept, c.pauses)
+			}
+			if n := len(c.v.Tokens()); n != 0 {
+				t.Errorf("the gate was asked %d times", n)
+			}
+		})
+	}
+}
+
+// server is a TLS server that is no verifier.
+func server(t *testing.T, max uint16, handler http.HandlerFunc) *verifiertest.Verifier {
+	t.Helper()
+	s := httptest.NewUnstartedServer(handler)
+	s.TLS = &tls.Config{MaxVersion: max}
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	return &verifiertest.Verifier{Origin: s.URL, Authority: s.Certificate()}
+}
+
+func TestNotAVerifier(t *testing.T) {
+	status := func(code int) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }
+	}
+	for _, code := range []int{http.StatusNotFound, http.StatusMethodNotAllowed} {
+		t.Run(fmt.Sprintf("a plain server answers %d and is left alone", code), func(t *testing.T) {
+			_, err := newMachine(t).run(server(t, 0, status(code)))
+			var left *flow.LeftAlone
+			if !errors.As(err, &left) || !left.NoVerifier {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+	t.Run("a server without TLS 1.3 is left alone, and is sent nothing", func(t *testing.T) {
+		asked := false
+		_, err := newMachine(t).run(server(t, tls.VersionTLS12, func(http.ResponseWriter, *http.Request) { asked = true }))
+		var left *flow.LeftAlone
+		if !errors.As(err, &left) || !left.NoVerifier || asked {
+			t.Errorf("error %v, asked %t", err, asked)
+		}
+	})
+	for _, code := range []int{http.StatusFound, http.StatusForbidden, http.StatusTeapot} {
+		t.Run(fmt.Sprintf("status %d is final", code), func(t *testing.T) {
+			m := newMachine(t)
+			_, err := m.run(server(t, 0, func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Location", "https://127.0.0.1:1/")
+				w.WriteHeader(code)
+			}))
+			var unexpected *client.Unexpected
+			if !errors.As(err, &unexpected) || unexpected.Status != code || len(m.slept) != 0 {
+				t.Errorf("error %v after %v", err, m.slept)
+			}
+		})
+	}
+	for _, code := range []int{http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusServiceUnavailable} {
+		t.Run(fmt.Sprintf("status %d is tried again for ever", code), func(t *testing.T) {
+			m := newMachine(t)
+			if _, err := m.run(server(t, 0, status(code))); err == nil || len(m.slept) <= 100 {
+				t.Errorf("error %v after %d pauses", err, len(m.slept))
+			}
+			want := []time.Duration{1, 2, 4, 8, 15, 15}
+			for i := range want {
+				if m.slept[i] != want[i]*time.Second {
+					t.Fatalf("pauses %v", m.slept[:len(want)])
+				}
+			}
+			// A line a minute at most, not one for each try.
+			if n := strings.Count(m.console.String(), "trying again"); n > 30 {
+				t.Errorf("%d lines:\n%s", n, m.console.String())
+			}
+		})
+	}
+}
+
+func TestMachineThatIsNotKnownYetWaits(t *testing.T) {
+	m := newMachine(t)
+	v := &verifiertest.Verifier{}
+	waits := 5
+	v.AttestFunc = func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+		if waits--; waits >= 0 {
+			return nil, verifiertest.Denial(classNotYet, true)
+		}
+		return nil, nil
+	}
+	_, err := m.run(started(t, v))
+	ok(t, err)
+	if len(m.slept) != 5 {
+		t.Errorf("paused %v", m.slept)
+	}
+}
+
+func TestVerifierThatStartsLater(t *testing.T) {
+	m := newMachine(t)
+	v := started(t, &verifiertest.Verifier{})
+	m.flow.Dialer = client.NewDialer([]*x509.Certificate{v.Authority})
+	target := flow.Target{Origin: "https://127.0.0.1:1", Pool: "worker", URL: "https://127.0.0.1:1/config/worker"}
+	ctx, cancel := context.WithCancel(t.Context())
+	m.onSleep = func() {
+		if len(m.slept) == 4 {
+			cancel()
+		}
+	}
+	if _, err := m.flow.Run(ctx, target); !errors.Is(err, context.Canceled) || len(m.slept) != 4 {
+		t.Errorf("error %v after %v", err, m.slept)
+	}
+}
+
+func TestFinalDenial(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		v    *verifiertest.Verifier
+		is   func(error) bool
+	}{
+		{"of the evidence", &verifiertest.Verifier{AttestFunc: func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+			return nil, verifiertest.Denial(classEvidence, false)
+		}}, denied(classEvidence)},
+		{"of the challenge", &verifiertest.Verifier{ChallengeFunc: func(*mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
+			return nil, verifiertest.Denial(classEvidence, false)
+		}}, denied(classEvidence)},
+		{"a kind of evidence that this machine does not have", &verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{1, 4}}, func(err error) bool {
+			var missing *flow.MissingEvidence
+			return errors.As(err, &missing) && slices.Equal(missing.Kinds, []evidence.Kind{evidence.GCPIdentity})
+		}},
+		{"another origin in the answer", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) { c.Origin = "https://other:22623" }}, says("for pool")},
+		{"another pool in the answer", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) { c.Pool = "master" }}, says("for pool")},
+		{"a binding that is not known", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) { c.Binding = 7 }}, says("binding mode")},
+		{"a bank that the TPM has not", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) { c.Tpm.Bank = 0x0012 }}, says("no PCR bank")},
+		{"a credential for another key", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) { c.Tpm.CredentialBlob[5] ^= 1 }}, says("TPM")},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := newMachine(t)
+			_, err := m.run(started(t, c.v))
+			if !c.is(err) {
+				t.Errorf("error %v", err)
+			}
+			if len(m.slept) > 2 {
+				t.Errorf("paused %v", m.slept)
+			}
+		})
+	}
+}
+
+func denied(class mcsattestv1.DenialClass) func(error) bool {
+	return func(err error) bool {
+		var d *client.Denied
+		return errors.As(err, &d) && d.Class == class && strings.Contains(err.Error(), "c0ffee")
+	}
+}
+
+func says(text string) func(error) bool {
+	return func(err error) bool { return err != nil && strings.Contains(err.Error(), text) }
+}
+
+func TestNoTPM(t *testing.T) {
+	m := newMachine(t)
+	m.flow.TPM, m.flow.NoTPM = nil, errors.New("there is none")
+	_, err := m.run(started(t, &verifiertest.Verifier{}))
+	var missing *flow.MissingEvidence
+	if !errors.As(err, &missing) || !strings.Contains(err.Error(), "there is none") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// T25: Challenge and Attest are one connection. When it ends in between, the
+// agent does not go on with another one but starts anew.
+func TestAttack_T25_ConnectionCutBetweenChallengeAndAttest(t *testing.T) {
+	m := newMachine(t)
+	v := &verifiertest.Verifier{}
+	cuts, attests := 2, 0
+	v.Change = func(*mcsattestv1.ChallengeResponse) {
+		if cuts--; cuts >= 0 {
+			panic(http.ErrAbortHandler)
+		}
+	}
+	v.AttestFunc = func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+		attests++
+		return nil, nil
+	}
+	_, err := m.run(started(t, v))
+	ok(t, err)
+	if len(m.slept) != 2 || attests != 1 {
+		t.Errorf("%d pauses, %d attests", len(m.slept), attests)
+	}
+}
+
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

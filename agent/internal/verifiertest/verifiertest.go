@@ -1,0 +1,319 @@
+// Package verifiertest is a verifier and a gate in one process, for the agent's
+// tests. Its honest parts do what the contract says, with the verifier's own
+// packages; each can be replaced by a function.
+package verifiertest
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	"github.com/mcs-attest/mcs-attest/pkg/transcript"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+	"github.com/mcs-attest/mcs-attest/proto/mcsattest/v1/mcsattestv1connect"
+)
+
+// Token is what the honest verifier answers, and the honest gate takes.
+const Token = "eyJhbGciOiJFUzI1NiJ9.dG9rZW4.c2lnbmF0dXJl"
+
+// Ticket is the honest verifier's report ticket.
+const Ticket = "ticket-for-reports"
+
+// Verifier is a fake; its zero value, once started, is honest.
+type Verifier struct {
+	// These replace the honest answer; nil or nil, nil means the honest one.
+	ChallengeFunc func(*mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error)
+	AttestFunc    func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error)
+	GateFunc      func(http.ResponseWriter, *http.Request) bool // true: it answered
+	// Change alters the honest challenge.
+	Change func(*mcsattestv1.ChallengeResponse)
+	// Certificate alters the server's certificate before it is signed.
+	Certificate func(leaf *x509.Certificate)
+
+	PCRs     []int // 11 by default
+	Required []mcsattestv1.EvidenceKind
+	Mode     mcsattestv1.Mode // Enforce by default
+
+	Origin    string
+	Authority *x509.Certificate
+
+	mu      sync.Mutex
+	pending map[string]*pending
+	reports []*mcsattestv1.ReportRequest
+	tokens  []string // every Authorization header that the gate saw
+	claims  []string
+}
+
+type pending struct {
+	challenge *mcsattestv1.ChallengeResponse
+	tpm       tpm2.Challenge
+	remote    string
+}
+
+// Start serves until the test ends.
+func (v *Verifier) Start(t testing.TB) {
+	t.Helper()
+	v.pending = map[string]*pending{}
+	certificate := v.certify(t)
+	mux := http.NewServeMux()
+	mux.Handle(mcsattestv1connect.NewAttestationHandler(v))
+	mux.HandleFunc("/config/", v.gate)
+	server := httptest.NewUnstartedServer(withTLS(mux))
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}
+	// A client's first handshake may fail on purpose; see client.Dialer.
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	v.Origin = server.URL
+}
+
+// certify makes an authority and the server's certificate.
+func (v *Verifier) certify(t testing.TB) tls.Certificate {
+	t.Helper()
+	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	fatal(t, err)
+	leafKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	fatal(t, err)
+	ca := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test authority"},
+		NotBefore: time.Date(2024, 1, 1, 0, 0, 0, 0, time.UTC), NotAfter: time.Date(2044, 1, 1, 0, 0, 0, 0, time.UTC),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	leaf := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "verifier"},
+		NotBefore: time.Date(2024, 6, 1, 0, 0, 0, 0, time.UTC), NotAfter: time.Date(2034, 6, 1, 0, 0, 0, 0, time.UTC),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	if v.Certificate != nil {
+		v.Certificate(leaf)
+	}
+	caDER, err := x509.CreateCertificate(rand.Reader, ca, ca, &caKey.PublicKey, caKey)
+	fatal(t, err)
+	v.Authority, err = x509.ParseCertificate(caDER)
+	fatal(t, err)
+	leafDER, err := x509.CreateCertificate(rand.Reader, leaf, v.Authority, &leafKey.PublicKey, caKey)
+	fatal(t, err)
+	return tls.Certificate{Certificate: [][]byte{leafDER}, PrivateKey: leafKey}
+}
+
+// Pointer is a pointer config for this server's pool.
+func (v *Verifier) Pointer(pool string) []byte {
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: v.Authority.Raw})
+	return fmt.Appendf(nil, `{"ignition":{"version":"3.4.0","config":{"merge":[{"source":"%s/config/%s"}]},`+
+		`"security":{"tls":{"certificateAuthorities":[{"source":"data:;base64,%s"}]}}}}`,
+		v.Origin, pool, base64.StdEncoding.EncodeToString(ca))
+}
+
+// Reports are what Report received.
+func (v *Verifier) Reports() []*mcsattestv1.ReportRequest {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.reports
+}
+
+// Tokens are the Authorization headers that the gate saw.
+func (v *Verifier) Tokens() []string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.tokens
+}
+
+// Claims are those of the attestations that were granted.
+func (v *Verifier) Claims() []string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.claims
+}
+
+// Denial is an error as the verifier answers it.
+func Denial(class mcsattestv1.DenialClass, temporary bool) error {
+	err := connect.NewError(connect.CodePermissionDenied, errors.New("denied"))
+	detail, detailErr := connect.NewErrorDetail(&mcsattestv1.Denial{Class: class, Temporary: temporary, CorrelationId: "c0ffee"})
+	if detailErr != nil {
+		return detailErr
+	}
+	err.AddDetail(detail)
+	return err
+}
+
+// bank is TPM_ALG_SHA256; every TPM has it.
+const bank uint16 = 0x000B
+
+type tlsKey struct{}
+
+// withTLS gives the handlers the connection's state.
+func withTLS(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), tlsKey{}, r.TLS)))
+	})
+}
+
+// Challenge implements the service.
+func (v *Verifier) Challenge(_ context.Context, req *connect.Request[mcsattestv1.ChallengeRequest]) (*connect.Response[mcsattestv1.ChallengeResponse], error) {
+	if v.ChallengeFunc != nil {
+		if resp, err := v.ChallengeFunc(req.Msg); resp != nil || err != nil {
+			return connect.NewResponse(resp), err
+		}
+	}
+	sealed, nonce, k := random(), random(), random()
+	resp := &mcsattestv1.ChallengeResponse{
+		Sealed: sealed, Nonce: nonce, Binding: mcsattestv1.BindingMode_BINDING_MODE_EXPORTER,
+		Required: []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2},
+		Mode:     mcsattestv1.Mode_MODE_ENFORCE, Unattested: mcsattestv1.Unattested_UNATTESTED_DENY,
+		LifetimeSeconds: 120, Pool: req.Msg.GetPool(), Origin: req.Msg.GetOrigin(),
+	}
+	if v.Required != nil {
+		resp.Required = v.Required
+	}
+	if v.Mode != 0 {
+		resp.Mode = v.Mode
+	}
+	p := &pending{challenge: resp, remote: req.Peer().Addr}
+	if tpm := req.Msg.GetTpm(); tpm != nil {
+		ek, err := tpm2.ParseEK(tpm.GetEkPublic())
+		if err != nil {
+			return nil, err
+		}
+		ak, err := tpm2.ParseAK(tpm.GetAkPublic())
+		if err != nil {
+			return nil, err
+		}
+		pcrs := v.PCRs
+		if pcrs == nil {
+			pcrs = []int{11}
+		}
+		blob, encrypted, err := tpm2.MakeCredential(rand.Reader, ek, ak.Name(), k)
+		if err != nil {
+			return nil, err
+		}
+		p.tpm = tpm2.Challenge{EK: ek, AK: ak, Secret: secret.New(k), Bank: bank, PCRs: pcrs}
+		resp.Tpm = &mcsattestv1.TpmChallenge{CredentialBlob: blob, EncryptedSecret: encrypted, Bank: uint32(bank), EventLog: len(pcrs) > 1}
+		for _, i := range pcrs {
+			resp.Tpm.Pcrs = append(resp.Tpm.Pcrs, uint32(i))
+		}
+	}
+	if v.Change != nil {
+		v.Change(resp)
+	}
+	v.mu.Lock()
+	v.pending[string(sealed)] = p
+	v.mu.Unlock()
+	return connect.NewResponse(resp), nil
+}
+
+// Attest implements the service.
+func (v *Verifier) Attest(ctx context.Context, req *connect.Request[mcsattestv1.AttestRequest]) (*connect.Response[mcsattestv1.AttestResponse], error) {
+	if v.AttestFunc != nil {
+		if resp, err := v.AttestFunc(req.Msg); resp != nil || err != nil {
+			return connect.NewResponse(resp), err
+		}
+	}
+	v.mu.Lock()
+	p := v.pending[string(req.Msg.GetSealed())]
+	delete(v.pending, string(req.Msg.GetSealed()))
+	v.mu.Unlock()
+	if p == nil || p.remote != req.Peer().Addr {
+		return nil, Denial(mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE, false)
+	}
+	if err := p.check(ctx, req.Msg); err != nil {
+		return nil, errors.Join(Denial(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, false), err)
+	}
+	v.mu.Lock()
+	v.claims = append(v.claims, string(req.Msg.GetClaims()))
+	v.mu.Unlock()
+	resp := &mcsattestv1.AttestResponse{
+		Token: Token, TokenLifetimeSeconds: 600, ReportTicket: Ticket, Machine: "default/worker-0", CorrelationId: "decade",
+	}
+	if p.challenge.GetMode() == mcsattestv1.Mode_MODE_AUDIT {
+		resp.Token, resp.TokenLifetimeSeconds = "", 0
+	}
+	return connect.NewResponse(resp), nil
+}
+
+func (p *pending) check(ctx context.Context, req *mcsattestv1.AttestRequest) error {
+	state, ok := ctx.Value(tlsKey{}).(*tls.ConnectionState)
+	if !ok || state.Version != tls.VersionTLS13 {
+		return errors.New("TLS 1.3 is required")
+	}
+	exporter, err := state.ExportKeyingMaterial(transcript.ExporterLabel, nil, transcript.ExporterSize)
+	if err != nil {
+		return err
+	}
+	fields := transcript.Fields{
+		Sealed: req.GetSealed(), Nonce: p.challenge.GetNonce(), Binding: "exporter", Exporter: exporter,
+		ServerSPKI: req.GetServerSpkiSha256(), Origin: p.challenge.GetOrigin(), Pool: p.challenge.GetPool(), Claims: req.GetClaims(),
+	}
+	var kinds []evidence.Kind
+	for _, k := range p.challenge.GetRequired() {
+		kinds = append(kinds, evidence.Kind(k))
+	}
+	ek := p.tpm.EK.SPKIHash()
+	fields.EKSPKI, fields.AKName = ek[:], p.tpm.AK.Name()
+	fields.Required = transcript.Required(kinds, p.tpm.Bank, p.tpm.PCRs)
+	p.tpm.Transcript = fields.Hash()
+	_, err = tpm2.VerifyQuote(p.tpm, tpm2.Evidence{
+		Quote: req.GetTpm2().GetQuote(), Signature: req.GetTpm2().GetSignature(),
+		Activation: req.GetTpm2().GetActivation(), PCRValues: req.GetTpm2().GetPcrValues(),
+	})
+	return err
+}
+
+// Report implements the service.
+func (v *Verifier) Report(_ context.Context, req *connect.Request[mcsattestv1.ReportRequest]) (*connect.Response[mcsattestv1.ReportResponse], error) {
+	v.mu.Lock()
+	v.reports = append(v.reports, req.Msg)
+	v.mu.Unlock()
+	return connect.NewResponse(&mcsattestv1.ReportResponse{CorrelationId: "facade"}), nil
+}
+
+func (v *Verifier) gate(w http.ResponseWriter, r *http.Request) {
+	authorization := r.Header.Get("Authorization")
+	v.mu.Lock()
+	v.tokens = append(v.tokens, authorization)
+	v.mu.Unlock()
+	if v.GateFunc != nil && v.GateFunc(w, r) {
+		return
+	}
+	if strings.TrimPrefix(authorization, "Bearer ") != Token {
+		w.WriteHeader(http.StatusUnauthorized)
+		return
+	}
+	_, _ = w.Write([]byte(`{"ignition":{"version":"3.4.0"}}`))
+}
+
+func random() []byte {
+	b := make([]byte, sha256.Size)
+	_, _ = rand.Read(b) // never fails
+	return b
+}
+
+func fatal(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
