@@ -71,8 +71,12 @@ func (d *Dialer) Dial(ctx context.Context, address string) (*tls.Conn, error) {
 	if splitErr != nil {
 		return nil, splitErr
 	}
-	better, ok := d.verificationTime(unverified.UnverifiedCertificates, host)
-	if !ok || better.Equal(at) {
+	better, why := d.verificationTime(unverified.UnverifiedCertificates, host)
+	if why != nil {
+		// Not the handshake's error: that one may be about the time alone.
+		return nil, fmt.Errorf("TLS with %s: %w", address, why)
+	}
+	if better.Equal(at) {
 		return nil, err
 	}
 	d.mu.Lock()
@@ -90,10 +94,11 @@ func (d *Dialer) timeFor(address string) time.Time {
 	return d.first
 }
 
-// verificationTime finds a time at which certificates, leaf first, verify.
-func (d *Dialer) verificationTime(certificates []*x509.Certificate, host string) (time.Time, bool) {
+// verificationTime finds a time at which certificates, leaf first, verify; else
+// it tells what is wrong with them when the leaf begins.
+func (d *Dialer) verificationTime(certificates []*x509.Certificate, host string) (at time.Time, why error) {
 	if len(certificates) == 0 {
-		return time.Time{}, false
+		return time.Time{}, errors.New("the server has no certificate")
 	}
 	leaf, above := certificates[0], x509.NewCertPool()
 	candidates := []time.Time{leaf.NotBefore, d.first}
@@ -110,10 +115,16 @@ func (d *Dialer) verificationTime(certificates []*x509.Certificate, host string)
 			KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		})
 		if err == nil {
-			return at, true
+			return at, nil
+		}
+		if why == nil {
+			why = err
 		}
 	}
-	return time.Time{}, false
+	if why == nil {
+		why = errors.New("the server's certificate has no time")
+	}
+	return time.Time{}, why
 }
 
 func (d *Dialer) dial(ctx context.Context, address string, at time.Time) (*tls.Conn, error) {

@@ -1,0 +1,89 @@
+package client_test
+
+import (
+	"crypto/x509"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/client"
+	"github.com/mcs-attest/mcs-attest/agent/internal/verifiertest"
+)
+
+func connect(t *testing.T, trust, at *verifiertest.Verifier) error {
+	t.Helper()
+	d := client.NewDialer([]*x509.Certificate{trust.Authority})
+	for range 2 { // the second time it knows what time to take
+		s, err := client.Connect(t.Context(), d, at.Origin)
+		if err != nil {
+			return err
+		}
+		s.Close()
+	}
+	return nil
+}
+
+func year(n int) time.Time { return time.Date(n, 1, 1, 0, 0, 0, 0, time.UTC) }
+
+// T53: the node's clock is wrong by twenty years, which is to say that every
+// certificate is.
+func TestAttack_T53_ClockOfTheNode(t *testing.T) {
+	for _, c := range []struct {
+		name          string
+		before, after time.Time
+	}{
+		{"valid now", year(2025), year(2040)},
+		{"valid only in twenty years", year(2043), year(2044)},
+		{"valid only twenty years ago", year(2004), year(2006)},
+		{"valid from the authority's first second", year(2024), year(2025)},
+		{"valid for a second", year(2030), year(2030).Add(time.Second)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			v := &verifiertest.Verifier{Certificate: func(leaf *x509.Certificate) { leaf.NotBefore, leaf.NotAfter = c.before, c.after }}
+			v.Start(t)
+			err := connect(t, v, v)
+			// The authority begins in 2024: before that nothing verifies.
+			if wantErr := c.after.Before(year(2024)); wantErr != (err != nil) {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+}
+
+// What is not a matter of time is refused as ever.
+func TestAttack_T53_TimeIsAllThatIsForgiven(t *testing.T) {
+	honest := &verifiertest.Verifier{}
+	honest.Start(t)
+	if err := connect(t, honest, honest); err != nil {
+		t.Fatalf("the honest variant: %v", err)
+	}
+	other := &verifiertest.Verifier{}
+	other.Start(t)
+	if err := connect(t, honest, other); err == nil {
+		t.Error("a certificate of another authority was taken")
+	} else if !strings.Contains(err.Error(), "unknown authority") {
+		t.Errorf("a certificate of another authority: %v", err)
+	}
+	named := &verifiertest.Verifier{Certificate: func(leaf *x509.Certificate) {
+		leaf.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 2)}
+	}}
+	named.Start(t)
+	if err := connect(t, named, named); err == nil || !strings.Contains(err.Error(), "127.0.0.2") {
+		t.Errorf("a certificate for another address: %v", err)
+	}
+	usage := &verifiertest.Verifier{Certificate: func(leaf *x509.Certificate) {
+		leaf.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	}}
+	usage.Start(t)
+	if err := connect(t, usage, usage); err == nil {
+		t.Error("a client's certificate was taken")
+	}
+	never := &verifiertest.Verifier{Certificate: func(leaf *x509.Certificate) {
+		leaf.NotBefore, leaf.NotAfter = year(2040), year(2030)
+	}}
+	never.Start(t)
+	if err := connect(t, never, never); err == nil {
+		t.Error("a certificate that is never valid was taken")
+	}
+}
