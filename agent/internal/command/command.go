@@ -126,8 +126,8 @@ func (a *agent) dispatch(ctx context.Context, args []string) error {
 func (a *agent) runCommand(ctx context.Context, c command, args []string) error {
 	flags := flag.NewFlagSet(c.name, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
-	flags.StringVar(&a.paths.Run, "run-dir", a.paths.Run, "the agent's own `FOLDER`")
-	flags.StringVar(&a.paths.TPM, "tpm", a.paths.TPM, "TPM `DEVICE`, or the socket of a software TPM")
+	flags.StringVar(&a.paths.Run, "run-dir", a.paths.Run, "keep the agent's own files in `FOLDER`")
+	flags.StringVar(&a.paths.TPM, "tpm", a.paths.TPM, "use the TPM `DEVICE`, or the socket of a software TPM")
 	if c.flags != nil {
 		c.flags(flags)
 	}

@@ -32,8 +32,8 @@ func (a *agent) identify() command {
 endorsement key by which this machine is known, the key's type and certificates,
 and the TPM's PCR banks. None of it is secret.`,
 		flags: func(f *flag.FlagSet) {
-			f.StringVar(&format, "o", "yaml", "output `FORMAT`: yaml or json")
-			f.StringVar(&key, "ek", "", "only an endorsement key of this `TYPE`: rsa-2048, ecc-p256 or ecc-p384")
+			f.StringVar(&format, "o", "yaml", "print as `FORMAT`: yaml or json")
+			f.StringVar(&key, "ek", "", "take only an endorsement key of `TYPE` rsa-2048, ecc-p256 or ecc-p384")
 		},
 		run: func(context.Context, []string) error { return a.runIdentify(format, attester.Key(key)) },
 	}

@@ -1,0 +1,100 @@
+package command_test
+
+import (
+	"context"
+	"encoding/base64"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/command"
+	"github.com/mcs-attest/mcs-attest/agent/internal/verifiertest"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){
+		"mcs-attest-agent": func() {
+			os.Exit(command.Main(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+		},
+	})
+}
+
+func TestCommand(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata",
+		Setup: func(env *testscript.Env) error {
+			for name, file := range map[string]string{
+				"RUN": "run/mcs-attest", "CMDLINE": "cmdline", "IGNITION_JSON": "run/ignition.json",
+				"IGNITION_RUNTIME": "run/ignition", "IGNITION_LOCAL": "etc/ignition", "IGNITION_SYSTEM": "usr/ignition",
+				"FW_CFG": "fw_cfg", "TPM": "no-tpm", "TPM_SYSFS": "tpm-sysfs", "EVENT_LOG": "event-log",
+				"BOOT_ID": "boot-id", "SMBIOS_UUID": "uuid", "NETWORK": "net",
+			} {
+				env.Setenv("MCS_ATTEST_"+name, filepath.Join(env.WorkDir, file))
+			}
+			env.Setenv("PLATFORM_ID", "metal")
+			env.Setenv("TOKEN", verifiertest.Token)
+			if err := os.MkdirAll(filepath.Join(env.WorkDir, "usr/ignition"), 0o755); err != nil {
+				return err
+			}
+			return os.WriteFile(filepath.Join(env.WorkDir, "cmdline"), []byte("quiet\n"), 0o644)
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"verifier": func(ts *testscript.TestScript, _ bool, args []string) { startVerifier(t, ts, args) },
+			"swtpm": func(ts *testscript.TestScript, _ bool, _ []string) {
+				ts.Setenv("MCS_ATTEST_TPM", swtpmtest.Start(t, "sha256").Socket)
+			},
+			// write-cmdline puts the file into a data URL on the kernel command line.
+			"write-cmdline": func(ts *testscript.TestScript, _ bool, args []string) {
+				url := "data:;base64," + base64.StdEncoding.EncodeToString([]byte(ts.ReadFile(args[0])))
+				line := "quiet ignition.config.url=" + url + " mcs-attest.ek=rsa-2048 ro\n"
+				ts.Check(os.WriteFile(ts.MkAbs("cmdline"), []byte(line), 0o644))
+			},
+			"mode": func(ts *testscript.TestScript, _ bool, args []string) {
+				info, err := os.Stat(ts.MkAbs(args[1]))
+				ts.Check(err)
+				if got := info.Mode().Perm().String(); got != args[0] {
+					ts.Fatalf("%s has mode %s, want %s", args[1], got, args[0])
+				}
+			},
+		},
+	})
+}
+
+// startVerifier starts a server of the kind that args[0] names, and puts the
+// pointer config for it in place.
+func startVerifier(t *testing.T, ts *testscript.TestScript, args []string) {
+	v := &verifiertest.Verifier{}
+	deny := func(class mcsattestv1.DenialClass) {
+		v.AttestFunc = func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+			return nil, verifiertest.Denial(class, false)
+		}
+	}
+	switch args[0] {
+	case "honest":
+	case "audit":
+		v.Mode = mcsattestv1.Mode_MODE_AUDIT
+	case "off":
+		v.Mode = mcsattestv1.Mode_MODE_OFF
+	case "denies-evidence":
+		deny(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE)
+	case "denies-machine":
+		deny(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE)
+	case "plain":
+		s := httptest.NewTLSServer(http.NotFoundHandler())
+		t.Cleanup(s.Close)
+		v.Origin, v.Authority = s.URL, s.Certificate()
+	default:
+		ts.Fatalf("no verifier %q", args[0])
+	}
+	if v.Origin == "" {
+		v.Start(t)
+	}
+	ts.Setenv("ORIGIN", v.Origin)
+	ts.Check(os.WriteFile(ts.MkAbs("usr/ignition/user.ign"), v.Pointer("worker"), 0o644))
+}
