@@ -1,52 +1,109 @@
 package main
 
 import (
+	"log"
+	"log/slog"
 	"net/http"
-	"path"
-	"strings"
-	"time"
+	"os"
+	"sync/atomic"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/gate"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/redeem"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 )
 
-func (s *server) ownConfigs() http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		raw, ok := s.keeper.Snapshot().Configs[path.Base(r.URL.Path)]
-		if !ok {
-			w.WriteHeader(http.StatusInternalServerError)
-			return
-		}
-		_, _ = w.Write(raw)
+// gate puts the gate in front of upstream.
+func (s *server) gate(upstream http.Handler) http.Handler {
+	limiter := listen.NewLimiter(s.config.RequestsPerSecond)
+	requests := log.New(os.Stdout, "", log.LstdFlags)
+	return gate.New(gate.Config{
+		Upstream: upstream,
+		Policy:   s.poolPolicy,
+		Tokens:   token.Checker{Keys: s.tokens.Load, Audience: service.Audience},
+		Redeem: redeem.Redeemer{
+			Records: s.records, Machines: func() *machine.Index { return s.keeper.World().Machines }, Now: s.now,
+		},
+		Admit: func(r *http.Request) error {
+			if source := s.source(r); !limiter.Allow(s.now(), source) {
+				return reason.Deny(reason.RateLimited, "source %s", source)
+			}
+			return nil
+		},
+		Observe:       s.observeGate,
+		Requested:     func(line string) { requests.Print(line) },
+		CorrelationID: audit.NewCorrelationID,
+		Now:           s.now,
 	})
 }
 
-func (s *server) gate(upstream http.Handler) http.Handler {
-	red := redeem.Redeemer{Records: s.records, Machines: func() *machine.Index { return s.keeper.World().Machines }, Now: time.Now}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		raw, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-		if !ok {
-			w.WriteHeader(401)
-			return
-		}
-		c, err := s.tokens.Load().Verify(time.Now(), []byte(raw), service.Audience)
-		if err == nil && c.Pool != path.Base(r.URL.Path) {
-			err = reason.Deny(reason.TokenPool, "x")
-		}
-		if err == nil {
-			if r.Method == http.MethodHead {
-				err = red.Check(r.Context(), c)
-			} else {
-				err = red.Redeem(r.Context(), c)
+func (s *server) poolPolicy(pool string) (gate.PoolPolicy, error) {
+	p, err := s.keeper.World().Policies.For(pool)
+	if err != nil {
+		return gate.PoolPolicy{}, err
+	}
+	out := gate.PoolPolicy{PreApproved: p.Unattested == v1alpha1.UnattestedPreApproved, Label: p.Pool}
+	if p.Wildcard {
+		out.Label = "*"
+	}
+	switch p.Mode {
+	case v1alpha1.ModeOff:
+		out.Mode = gate.Off
+	case v1alpha1.ModeAudit:
+		out.Mode = gate.Audit
+	default:
+		out.Mode = gate.Enforce
+	}
+	return out, nil
+}
+
+// observeGate writes the audit line and the metric of a fetch.
+func (s *server) observeGate(r *http.Request, d gate.Decision) {
+	code := ""
+	if d.Denial != nil {
+		code = d.Denial.Code.String()
+	}
+	s.metrics.Decision("fetch", d.Label, d.Outcome, code, d.Took)
+	line := audit.Decision{
+		Event: "fetch", Outcome: d.Outcome, Denial: d.Denial, CorrelationID: d.CorrelationID, Source: s.source(r).String(), Pool: d.Pool,
+		Extra: []slog.Attr{slog.String("method", audit.Clean(d.Method))},
+	}
+	if d.Claims != nil {
+		line.Proven, line.Machine = true, d.Claims.Subject
+		line.Extra = append(line.Extra, slog.String("token", d.Claims.ID))
+	}
+	s.audit.Write(r.Context(), line)
+}
+
+// configs are the folder's own configs, checked once for each snapshot.
+type configs struct {
+	snapshot *folder.Snapshot
+	byPool   map[string]*gate.Rendered
+}
+
+// ownConfigs serves Data/configs.
+func (s *server) ownConfigs() http.Handler {
+	var current atomic.Pointer[configs]
+	return gate.Source{Config: func(pool string) (*gate.Rendered, bool) {
+		snapshot := s.keeper.Snapshot()
+		c := current.Load()
+		if c == nil || c.snapshot != snapshot {
+			c = &configs{snapshot: snapshot, byPool: map[string]*gate.Rendered{}}
+			for pool, raw := range snapshot.Configs {
+				// The folder has checked it; one that fails here is not there.
+				if rendered, err := gate.NewRendered(raw); err == nil {
+					c.byPool[pool] = rendered
+				}
 			}
+			current.Store(c)
 		}
-		if err != nil {
-			s.log.Warn("gate", "error", err)
-			w.WriteHeader(reason.From(err).Code.Info().GateStatus)
-			return
-		}
-		upstream.ServeHTTP(w, r)
-	})
+		rendered, ok := c.byPool[pool]
+		return rendered, ok
+	}}
 }

@@ -6,11 +6,9 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"log"
 	"log/slog"
 	"net"
 	"net/http"
-	"net/http/httputil"
 	"net/netip"
 	"net/url"
 	"os"
@@ -21,6 +19,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/mcs-attest/mcs-attest/pkg/gate"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
@@ -104,10 +103,11 @@ type server struct {
 	tokens  *reload.Value[token.KeySet]
 	seals   *reload.Value[seal.Ring]
 	audit   *audit.Log
+	now     func() time.Time
 }
 
 func serve(ctx context.Context, c *config.Config, logger *slog.Logger) error {
-	s, err := newServer(c, logger)
+	s, err := newServer(c, logger, time.Now)
 	if err != nil {
 		return err
 	}
@@ -165,8 +165,8 @@ func serve(ctx context.Context, c *config.Config, logger *slog.Logger) error {
 	return shutdown
 }
 
-func newServer(c *config.Config, logger *slog.Logger) (*server, error) {
-	s := &server{config: c, log: logger, metrics: metrics.New(), certs: &listen.Certificates{}, audit: audit.New(logger)}
+func newServer(c *config.Config, logger *slog.Logger, now func() time.Time) (*server, error) {
+	s := &server{config: c, now: now, log: logger, metrics: metrics.New(), certs: &listen.Certificates{}, audit: audit.New(logger)}
 	const initHint = "'mcs-attest-verifier init' makes a complete folder"
 	var err error
 	if s.folder, err = folder.Open(c.Data); err != nil {
@@ -193,7 +193,7 @@ func newServer(c *config.Config, logger *slog.Logger) (*server, error) {
 		}
 		return nil, err
 	}
-	s.keeper = standalone.NewKeeper(s.records, s.folder.Snapshot(), logger, time.Now)
+	s.keeper = standalone.NewKeeper(s.records, s.folder.Snapshot(), logger, now)
 	s.measure(s.folder.Snapshot())
 	return s, nil
 }
@@ -234,7 +234,7 @@ func (s *server) reloaded(what string, changed bool, err error) {
 }
 
 func (s *server) measure(snapshot *folder.Snapshot) {
-	now := time.Now()
+	now := s.now()
 	s.metrics.Folder(now, len(snapshot.Problems), map[string]int{
 		"machine": len(snapshot.Machines.Machines()), "reference-values": len(snapshot.ReferenceValues),
 		"ek-root": snapshot.EKRoots.Len(), "config": len(snapshot.Configs),
@@ -257,7 +257,7 @@ func (s *server) handler() (http.Handler, error) {
 		World: s.keeper.World, SealKeys: s.seals.Load, TokenKeys: s.tokens.Load, Records: s.records,
 		Origins: func(o string) bool { return slices.Contains(s.config.Origins, o) },
 		Served:  s.certs.Served, Issuer: s.config.Issuer(), Version: version,
-		Audit: s.audit, Limiter: listen.NewLimiter(s.config.RequestsPerSecond), Source: s.source, Now: time.Now,
+		Audit: s.audit, Limiter: listen.NewLimiter(s.config.RequestsPerSecond), Source: s.source, Now: s.now,
 		Observe: s.metrics.Decision, ObserveTicket: s.metrics.Report,
 	}
 	if s.config.KeepEvidence > 0 {
@@ -267,11 +267,17 @@ func (s *server) handler() (http.Handler, error) {
 		}
 		svc.Keep = keep.Keep
 	}
-	mux := http.NewServeMux()
-	path, api := svc.Handler()
-	mux.Handle(path, api)
-	mux.Handle("/", s.gate(upstream))
-	return mux, nil
+	// No http.ServeMux here: it answers an unclean path with a redirect, and a
+	// redirect makes Ignition drop its headers.
+	prefix, api := svc.Handler()
+	door := s.gate(upstream)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, prefix) {
+			api.ServeHTTP(w, r)
+			return
+		}
+		door.ServeHTTP(w, r)
+	}), nil
 }
 
 // upstream is the real Machine Config Server behind a reverse proxy, or the
@@ -292,27 +298,13 @@ func (s *server) upstream() (http.Handler, error) {
 	if !roots.AppendCertsFromPEM(pem) {
 		return nil, fmt.Errorf("%s holds no certificate", s.config.UpstreamCA)
 	}
-	return &httputil.ReverseProxy{
-		Rewrite: func(r *httputil.ProxyRequest) {
-			r.SetURL(target)
-			r.Out.Host = target.Host
-		},
-		Transport: &http.Transport{
-			TLSClientConfig:       &tls.Config{RootCAs: roots, ServerName: s.config.UpstreamName, MinVersion: tls.VersionTLS12},
-			ResponseHeaderTimeout: 8 * time.Second,
-			DisableCompression:    true, // what comes from upstream goes to Ignition as it is
-			MaxIdleConnsPerHost:   32,
-		},
-		ErrorLog: log.New(discardLines{}, "", 0), // the gate says it, with the reason
-		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) {
-			w.WriteHeader(http.StatusBadGateway)
-		},
-	}, nil
+	return gate.Proxy(target, &http.Transport{
+		TLSClientConfig:       &tls.Config{RootCAs: roots, ServerName: s.config.UpstreamName, MinVersion: tls.VersionTLS12},
+		ResponseHeaderTimeout: 8 * time.Second,
+		DisableCompression:    true, // what comes from upstream goes to Ignition as it is
+		MaxIdleConnsPerHost:   32,
+	}), nil
 }
-
-type discardLines struct{}
-
-func (discardLines) Write(p []byte) (int, error) { return len(p), nil }
 
 // source is the client's address; behind a trusted proxy the one that it names.
 func (s *server) source(r *http.Request) netip.Addr {
@@ -361,7 +353,7 @@ func (s *server) operatorHandler() http.Handler {
 // unready says why the verifier could not serve a machine now.
 func (s *server) unready() []string {
 	var problems []string
-	now := time.Now()
+	now := s.now()
 	if _, err := s.records.Record("readyz"); err != nil {
 		problems = append(problems, "records: "+err.Error())
 	}

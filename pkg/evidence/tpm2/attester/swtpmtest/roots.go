@@ -1,0 +1,19 @@
+package swtpmtest
+
+import (
+	"os"
+	"path/filepath"
+)
+
+// Roots is the authority that certified the TPM's endorsement keys, in PEM: its
+// root and its issuing certificate.
+func (s *TPM) Roots() []byte {
+	s.t.Helper()
+	var all []byte
+	for _, name := range []string{"swtpm-localca-rootca-cert.pem", "issuercert.pem"} {
+		raw, err := os.ReadFile(filepath.Join(s.state, name))
+		fatal(s.t, err)
+		all = append(all, raw...)
+	}
+	return all
+}

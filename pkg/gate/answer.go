@@ -1,0 +1,78 @@
+package gate
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+)
+
+// problem is an error's body (RFC 9457). It says the class of the reason and no
+// more: which check failed is for the operator, under the correlation id.
+type problem struct {
+	Type     string `json:"type"`
+	Title    string `json:"title"`
+	Status   int    `json:"status"`
+	Detail   string `json:"detail"`
+	Instance string `json:"instance,omitempty"`
+}
+
+// titles are what a caller reads, by class.
+var titles = map[mcsattestv1.DenialClass]string{
+	mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED:   "The request breaks the contract.",
+	mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE:   "The challenge cannot be used.",
+	mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE:    "The evidence does not prove what it should.",
+	mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE:     "No Machine takes this identity.",
+	mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN:       "A valid token for this pool is needed.",
+	mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET:     "Not yet.",
+	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: "Temporarily unavailable.",
+}
+
+// deny is the only function that writes an error. HEAD differs in nothing but
+// the missing body, which net/http leaves out.
+func deny(w http.ResponseWriter, _ *http.Request, d *reason.Denial, correlationID string) {
+	info := d.Code.Info()
+	p := problem{Type: "about:blank", Title: titles[info.Class], Status: info.GateStatus}
+	if info.Temporary {
+		p.Detail = "Try again; Ignition does so by itself."
+	} else {
+		p.Detail = "Trying again will not help. The machine's console and 'mcs-attest-verifier explain' say more."
+	}
+	if correlationID != "" {
+		p.Instance = "urn:mcs-attest:" + correlationID
+	}
+	body, err := json.Marshal(p)
+	if err != nil {
+		body = nil // impossible: strings and a number
+	}
+	h := w.Header()
+	h.Set("Content-Type", "application/problem+json")
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	h.Set("Cache-Control", "no-store")
+	switch info.GateStatus {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		h.Set("WWW-Authenticate", challenge(info.BearerError))
+	case http.StatusServiceUnavailable:
+		h.Set("Retry-After", "5") // for everyone but Ignition, which ignores it
+	}
+	w.WriteHeader(info.GateStatus)
+	_, _ = w.Write(body) // the client is gone if this fails
+}
+
+// challenge is RFC 6750, 3: without a code when no token was shown.
+func challenge(code string) string {
+	parts := []string{`Bearer realm="mcs"`}
+	if code != "" {
+		parts = append(parts, `error="`+code+`"`)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// empty answers as the Machine Config Server does outside of /config/.
+func empty(w http.ResponseWriter, status int) {
+	w.Header().Set("Content-Length", "0")
+	w.WriteHeader(status)
+}

@@ -1,0 +1,197 @@
+package gate
+
+import (
+	"context"
+	"crypto/sha256"
+	"net/http"
+	"net/url"
+	"strconv"
+	"sync"
+
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/specversion"
+)
+
+// answer is a config that was read whole and checked.
+type answer struct {
+	body        []byte
+	contentType string
+}
+
+func (a *answer) send(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Content-Type", a.contentType)
+	h.Set("Content-Length", strconv.Itoa(len(a.body)))
+	h.Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusOK)
+	if r.Method != http.MethodHead {
+		_, _ = w.Write(a.body) // the client is gone if this fails
+	}
+}
+
+// forwarded are the request headers that decide the upstream's answer. No other
+// goes there: not the token, nor anything that could confuse it.
+var forwarded = []string{"Accept", "User-Agent"}
+
+// fetch asks the upstream for the pool's config and checks the answer. In order:
+//
+//   - it came in time: UpstreamUnavailable
+//   - it is no larger than MaxConfig: UpstreamInvalid, like the rest
+//   - its status is 200. The one other that is passed on in substance is a 400
+//     for an Accept header that no Machine Config Server takes: Malformed
+//   - it has as many bytes as it said, at least one, and no content coding
+//   - it is one whole Ignition config, of a version that the client can read
+func (g *gate) fetch(r *request, upstream http.Handler) (*answer, error) {
+	ctx, cancel := context.WithTimeout(r.Context(), g.UpstreamTimeout)
+	defer cancel()
+	// A reverse proxy panics on a broken body if it believes to be in a server;
+	// here a broken body is an answer that does not pass.
+	ctx = context.WithValue(ctx, http.ServerContextKey, nil)
+	out := (&http.Request{
+		Method: http.MethodGet, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		URL: &url.URL{Path: prefix + r.pool}, Host: r.Host, RemoteAddr: r.RemoteAddr, Header: http.Header{}, Body: http.NoBody,
+	}).WithContext(ctx)
+	for _, name := range forwarded {
+		if v := r.Header.Values(name); len(v) > 0 {
+			out.Header[name] = v
+		}
+	}
+	rec := &recorder{header: http.Header{}, max: g.MaxConfig}
+	upstream.ServeHTTP(rec, out)
+	if ctx.Err() != nil && r.Context().Err() == nil {
+		return nil, reason.Deny(reason.UpstreamUnavailable, "no answer within %v", g.UpstreamTimeout)
+	}
+	accept := specversion.ParseAccept(r.Header.Get("Accept"))
+	if err := rec.check(accept, &g.known); err != nil {
+		return nil, err
+	}
+	res := &answer{body: rec.body, contentType: rec.header.Get("Content-Type")}
+	if res.contentType == "" {
+		res.contentType = "application/json"
+	}
+	return res, nil
+}
+
+// recorder takes an answer in, up to a size.
+type recorder struct {
+	header http.Header
+	status int
+	body   []byte
+	max    int
+	over   bool
+}
+
+func (r *recorder) Header() http.Header { return r.header }
+
+func (r *recorder) WriteHeader(status int) {
+	if r.status == 0 && status >= 200 { // a 1xx is not the answer yet
+		r.status = status
+	}
+}
+
+func (r *recorder) Write(p []byte) (int, error) {
+	r.WriteHeader(http.StatusOK)
+	if len(r.body)+len(p) > r.max {
+		r.over = true
+		return 0, errTooLarge
+	}
+	if r.body == nil {
+		if n, err := strconv.Atoi(r.header.Get("Content-Length")); err == nil && n > 0 && n <= r.max {
+			r.body = make([]byte, 0, n)
+		}
+	}
+	r.body = append(r.body, p...)
+	return len(p), nil
+}
+
+// WriteShared takes b without a copy; the caller must never change it. Our own
+// config source uses it.
+func (r *recorder) WriteShared(b []byte) {
+	r.WriteHeader(http.StatusOK)
+	if len(b) > r.max {
+		r.over = true
+		return
+	}
+	r.body = b
+}
+
+type sizeError struct{}
+
+func (sizeError) Error() string { return "the answer is too large" }
+
+var errTooLarge = sizeError{}
+
+func (r *recorder) check(accept specversion.Accept, known *digests) error {
+	invalid := func(format string, a ...any) error { return reason.Deny(reason.UpstreamInvalid, format, a...) }
+	switch {
+	case r.over:
+		return invalid("more than %d bytes", r.max)
+	case r.status == 0:
+		return reason.Deny(reason.UpstreamUnavailable, "no answer")
+	case r.status == http.StatusBadRequest:
+		if _, err := accept.Negotiate(); err != nil || r.header.Get(versionHeader) != "" {
+			return reason.Deny(reason.Malformed, "no config in a spec version that the client reads: %v", accept)
+		}
+		return invalid("status 400")
+	case r.status >= 500:
+		return reason.Deny(reason.UpstreamUnavailable, "status %d", r.status)
+	case r.status != http.StatusOK:
+		return invalid("status %d", r.status)
+	case len(r.body) == 0:
+		return invalid("status 200 and no body")
+	case r.header.Get("Content-Encoding") != "" && r.header.Get("Content-Encoding") != "identity":
+		return invalid("content coding %.32q", r.header.Get("Content-Encoding"))
+	}
+	if n := r.header.Get("Content-Length"); n != "" && n != strconv.Itoa(len(r.body)) {
+		return invalid("%d bytes of %.20s", len(r.body), n)
+	}
+	if r.header.Get(checkedHeader) != "" {
+		return nil
+	}
+	v, err := known.version(r.body)
+	if err != nil {
+		return reason.Wrap(reason.UpstreamInvalid, err, "answer of %d bytes", len(r.body))
+	}
+	if len(accept) > 0 && !accept.Takes(v) {
+		return invalid("a config of spec %s for a client that reads %v", v, accept)
+	}
+	return nil
+}
+
+// digests remembers the last few configs that passed, by their digest alone:
+// scanning a megabyte of JSON takes ten times as long as hashing it.
+type digests struct {
+	mu   sync.Mutex
+	ring [32]struct {
+		sum     [sha256.Size]byte
+		version specversion.Version
+	}
+	next int
+}
+
+func (d *digests) version(config []byte) (specversion.Version, error) {
+	sum := sha256.Sum256(config)
+	d.mu.Lock()
+	for i := range d.ring {
+		if d.ring[i].sum == sum {
+			d.mu.Unlock()
+			return d.ring[i].version, nil
+		}
+	}
+	d.mu.Unlock()
+	v, err := specversion.Of(config)
+	if err != nil {
+		return v, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ring[d.next].sum, d.ring[d.next].version = sum, v
+	d.next = (d.next + 1) % len(d.ring)
+	return v, nil
+}
+
+// Between our own config source and the gate, never on the wire.
+const (
+	checkedHeader = "X-Mcs-Attest-Checked" // the config was checked when it was read
+	versionHeader = "X-Mcs-Attest-Version" // no version that the client reads
+)

@@ -1,0 +1,250 @@
+// Package gate stands in front of the Machine Config Server and gives the full
+// Ignition config for a token and for nothing else (RFC 9334: a relying party).
+//
+// It is a plain http.Handler around an upstream http.Handler: the real Machine
+// Config Server behind a reverse proxy, or a config source of our own. It
+// answers GET and HEAD on /config/<pool>, /healthz as the Machine Config Server
+// has it, and 404 to everything else.
+//
+// Ignition's rules decide the answers (docs/gate.md has the whole table):
+//
+//   - every 4xx is final and drops the node to the emergency shell, so 401 and
+//     403 are only for a final no;
+//   - every 5xx is tried again for ever, so 503 is for "not yet" and for
+//     anything that is broken on our side;
+//   - an empty 200 or a 204 provisions nothing, silently, and a redirect loses
+//     the client's headers: the gate sends neither. The upstream's answer is read
+//     whole and must be an Ignition config before the first byte goes out.
+//
+// What a request is for is decided as the Machine Config Server does it: the
+// pool is the last element of the path. The upstream is asked for exactly that
+// pool, under its canonical path, and never sees the token.
+//
+// A use of the token is taken by compare-and-swap once the upstream's answer is
+// complete, so an answer that failed costs none; HEAD costs none either, and
+// needs the same token (DESIGN, section 19, rule 9).
+package gate
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
+)
+
+// Mode says what the gate does for a pool.
+type Mode int
+
+// The modes. The zero value is the strict one.
+const (
+	Enforce Mode = iota // the full config for a token alone
+	Audit               // serve everyone, and tell who would be refused
+	Off                 // serve everyone
+)
+
+// PoolPolicy is what the gate needs to know of a pool's policy.
+type PoolPolicy struct {
+	Mode Mode
+	// PreApproved: under Enforce a caller without a token receives the pre-approved config.
+	PreApproved bool
+	// Label is the pool's name for metrics: a name that an administrator wrote.
+	Label string
+}
+
+// Decision is one answer, for the audit log and the metrics.
+type Decision struct {
+	Pool          string // as asked for; "" when the path names none
+	Label         string // for metrics; "" when no policy covers the pool
+	Method        string
+	Outcome       string         // "allowed", "denied", "would-deny", "pre-approved"
+	Denial        *reason.Denial // nil when allowed or pre-approved
+	CorrelationID string
+	Claims        *token.Claims // of a token that verified
+	Took          time.Duration
+}
+
+// Config is a gate's surroundings. Upstream, Policy, Tokens, Redeem and Now are
+// required; the rest has a working zero value.
+type Config struct {
+	Upstream http.Handler
+	Policy   func(pool string) (PoolPolicy, error)
+	Tokens   verifier
+	Redeem   redeemer
+	// PreApproved serves the pre-approved config of a pool; nil: there is none.
+	PreApproved http.Handler
+	// Admit refuses a source that asks too often; nil admits everyone.
+	Admit func(*http.Request) error
+	// Observe learns of every answer.
+	Observe func(*http.Request, Decision)
+	// Requested is told of every config that was served, in the Machine Config
+	// Server's own words: the assisted installer reads that line from its log.
+	Requested func(line string)
+	// CorrelationID names a request; nil numbers none.
+	CorrelationID func() string
+	Now           func() time.Time
+	// UpstreamTimeout must leave Ignition's 10 s for response headers some room. Default 8 s.
+	UpstreamTimeout time.Duration
+	// MaxConfig bounds the upstream's answer in bytes. Default 16 MiB.
+	MaxConfig int
+}
+
+// New returns the gate.
+func New(c Config) http.Handler {
+	if c.UpstreamTimeout == 0 {
+		c.UpstreamTimeout = 8 * time.Second
+	}
+	if c.MaxConfig == 0 {
+		c.MaxConfig = 16 << 20
+	}
+	if c.CorrelationID == nil {
+		c.CorrelationID = func() string { return "" }
+	}
+	return &gate{Config: c}
+}
+
+type gate struct {
+	Config
+	known digests
+}
+
+// prefix is where the Machine Config Server has its configs.
+const prefix = "/config/"
+
+// ServeHTTP implements http.Handler. It must see paths as the client sent them:
+// http.ServeMux would answer an unclean one with a redirect.
+func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	known := r.Method == http.MethodGet || r.Method == http.MethodHead
+	switch {
+	case !known:
+		w.Header().Set("Allow", "GET, HEAD")
+		empty(w, http.StatusMethodNotAllowed)
+	case strings.HasPrefix(r.URL.Path, prefix):
+		g.config(w, r)
+	case r.URL.Path == "/healthz":
+		empty(w, http.StatusOK)
+	default:
+		empty(w, http.StatusNotFound)
+	}
+}
+
+// request is one request for a config.
+type request struct {
+	*http.Request
+	pool     string
+	policy   PoolPolicy
+	claims   *token.Claims
+	decision Decision
+}
+
+func (g *gate) config(w http.ResponseWriter, r *http.Request) {
+	start := g.Now()
+	req := &request{Request: r}
+	req.decision = Decision{Method: r.Method, Outcome: "allowed", CorrelationID: g.CorrelationID()}
+	res, err := g.decide(req)
+	d := &req.decision
+	d.Label, d.Claims = req.policy.Label, req.claims
+	if err != nil {
+		d.Outcome, d.Denial = "denied", reason.From(err)
+	}
+	d.Took = g.Now().Sub(start)
+	if g.Observe != nil {
+		g.Observe(r, *d)
+	}
+	if err != nil {
+		deny(w, r, d.Denial, d.CorrelationID)
+		return
+	}
+	if g.Requested != nil {
+		g.Requested(accessLine(req.pool, r))
+	}
+	res.send(w, r)
+}
+
+// decide returns the answer that may go out, or why none may. In order:
+//
+//   - the source does not ask too often, the pool's name is one, a policy covers it;
+//   - Off and Audit: the upstream's answer, for anyone;
+//   - no token: the pre-approved config where the policy has it, else TokenMissing;
+//   - the token verifies, and is for this pool: an invalid one is never treated as none;
+//   - the record still allows it;
+//   - the upstream's answer is a whole Ignition config;
+//   - GET: a use of the token is taken.
+func (g *gate) decide(r *request) (*answer, error) {
+	if g.Admit != nil {
+		if err := g.Admit(r.Request); err != nil {
+			return nil, err
+		}
+	}
+	pool, ok := Pool(r.URL.Path)
+	if !ok {
+		return nil, reason.Deny(reason.PoolUnknown, "the path's last element is no name of a pool")
+	}
+	r.pool, r.decision.Pool = pool, pool
+	policy, err := g.Policy(r.pool)
+	if err != nil {
+		return nil, err
+	}
+	r.policy = policy
+	switch policy.Mode {
+	case Off:
+		return g.fetch(r, g.Upstream)
+	case Audit:
+		if err := g.authorise(r); err != nil {
+			r.decision.Outcome, r.decision.Denial = "would-deny", reason.From(err)
+		}
+		return g.fetch(r, g.Upstream)
+	}
+	if policy.PreApproved && len(r.Header.Values("Authorization")) == 0 {
+		r.decision.Outcome = "pre-approved"
+		if g.PreApproved == nil {
+			return nil, reason.Deny(reason.UpstreamUnavailable, "there is no pre-approved config")
+		}
+		return g.fetch(r, g.PreApproved)
+	}
+	if err := g.authorise(r); err != nil {
+		return nil, err
+	}
+	res, err := g.fetch(r, g.Upstream)
+	if err != nil {
+		return nil, err
+	}
+	if r.Method == http.MethodHead {
+		return res, nil
+	}
+	if err := g.Redeem.Redeem(r.Context(), *r.claims); err != nil {
+		return nil, err
+	}
+	return res, nil
+}
+
+// authorise checks the token that the request carries.
+func (g *gate) authorise(r *request) error {
+	raw, err := bearer(r.Header)
+	if err != nil {
+		return err
+	}
+	claims, err := g.Tokens.Verify(g.Now(), raw)
+	if err != nil {
+		return err
+	}
+	r.claims = &claims
+	if claims.Pool != r.pool {
+		return reason.Deny(reason.TokenPool, "the token is for pool %s, asked was %s", claims.Pool, r.pool)
+	}
+	return g.Redeem.Check(r.Context(), claims)
+}
+
+// verifier checks a token's signature and claims; every error is a denial.
+type verifier interface {
+	Verify(now time.Time, raw []byte) (token.Claims, error)
+}
+
+// redeemer holds the records. Check says whether a use could be taken, Redeem
+// takes one, atomically. Every error is a denial.
+type redeemer interface {
+	Check(ctx context.Context, c token.Claims) error
+	Redeem(ctx context.Context, c token.Claims) error
+}

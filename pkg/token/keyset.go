@@ -1,0 +1,218 @@
+package token
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+)
+
+// Key is one signing key. It prints without its private part.
+type Key struct {
+	ID string // RFC 7638 thumbprint, base64url
+	// PublishedAt is when the key was made and given to all replicas.
+	PublishedAt time.Time
+	// NotBefore is when replicas begin to sign with it; they verify with it as
+	// soon as they have it.
+	NotBefore time.Time
+	// NotAfter is when its successor takes over; zero while there is none. It
+	// goes on verifying for a token's longest life and the leeway.
+	NotAfter time.Time
+
+	private *ecdsa.PrivateKey
+}
+
+// KeySet is the signing keys that all replicas share: the current one, for a
+// while the previous one, and for a while the next one. It is a value: Rotate
+// and Prune return another. The zero value verifies and signs nothing.
+type KeySet struct{ Keys []Key }
+
+// ErrNoKey says that no key may sign yet.
+var ErrNoKey = errors.New("no token key is valid yet")
+
+// ErrRotating says that the next key is published already.
+var ErrRotating = errors.New("the next token key is published already and not yet in use")
+
+// Current returns the key that signs at now.
+func (s KeySet) Current(now time.Time) (Key, bool) {
+	k, err := s.current(now)
+	return k, err == nil
+}
+
+func (s KeySet) current(now time.Time) (Key, error) {
+	var best Key
+	for _, k := range s.Keys {
+		if !k.NotBefore.After(now) && (best.ID == "" || k.NotBefore.After(best.NotBefore)) {
+			best = k
+		}
+	}
+	if best.ID == "" {
+		return Key{}, ErrNoKey
+	}
+	return best, nil
+}
+
+// find returns the key of that id unless its time is over. A forgotten Prune
+// does not keep an old key alive.
+func (s KeySet) find(id string, now time.Time) (Key, bool) {
+	for _, k := range s.Keys {
+		if k.ID == id {
+			return k, !k.over(now, MaxLifetime+Leeway)
+		}
+	}
+	return Key{}, false
+}
+
+func (k Key) over(now time.Time, keep time.Duration) bool {
+	return !k.NotAfter.IsZero() && now.After(k.NotAfter.Add(keep))
+}
+
+// Rotate adds a key that signs from now+publish on and retires the current one
+// at that moment. Publish is how long every replica has to learn of the new key
+// (10 minutes); it is 0 for a set that has none. It fails with ErrRotating while
+// an earlier rotation is under way.
+//
+// To get rid of a stolen key start from an empty set: its tokens, and with them
+// at most a token's life of provisioning, are lost.
+func (s KeySet) Rotate(now time.Time, rand io.Reader, publish time.Duration) (KeySet, error) {
+	for _, k := range s.Keys {
+		if k.NotBefore.After(now) {
+			return s, fmt.Errorf("%w: %s from %s on", ErrRotating, k.ID, k.NotBefore.UTC().Format(time.RFC3339))
+		}
+	}
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand)
+	if err != nil {
+		return s, fmt.Errorf("make token key: %w", err)
+	}
+	id, err := thumbprint(private)
+	if err != nil {
+		return s, err
+	}
+	// Whole seconds survive the journey through a file unchanged.
+	now = now.UTC().Truncate(time.Second)
+	next := Key{ID: id, PublishedAt: now, NotBefore: now.Add(publish), private: private}
+	keys := slices.Clone(s.Keys)
+	for i := range keys {
+		if keys[i].NotAfter.IsZero() {
+			keys[i].NotAfter = next.NotBefore
+		}
+	}
+	return KeySet{append(keys, next)}, nil
+}
+
+// Prune drops the keys that were retired longer than keep ago: a token's
+// longest life plus the leeway.
+func (s KeySet) Prune(now time.Time, keep time.Duration) KeySet {
+	return KeySet{slices.DeleteFunc(slices.Clone(s.Keys), func(k Key) bool { return k.over(now, keep) })}
+}
+
+func thumbprint(k *ecdsa.PrivateKey) (string, error) {
+	jwk := jose.JSONWebKey{Key: &k.PublicKey}
+	sum, err := jwk.Thumbprint(crypto.SHA256)
+	if err != nil {
+		return "", fmt.Errorf("token key: %w", err)
+	}
+	return base64.RawURLEncoding.EncodeToString(sum), nil
+}
+
+// document is the set at rest: JSON, in a file of mode 0600 or a Secret.
+type document struct {
+	Keys []documentKey `json:"keys"`
+}
+
+type documentKey struct {
+	PublishedAt time.Time       `json:"publishedAt"`
+	NotBefore   time.Time       `json:"notBefore"`
+	NotAfter    *time.Time      `json:"notAfter,omitempty"`
+	JWK         jose.JSONWebKey `json:"jwk"`
+}
+
+// EncodeSecret is the set at rest. The result is a secret in clear.
+func (s KeySet) EncodeSecret() (secret.Bytes, error) {
+	var d document
+	for _, k := range s.Keys {
+		e := documentKey{
+			PublishedAt: k.PublishedAt.UTC(), NotBefore: k.NotBefore.UTC(),
+			JWK: jose.JSONWebKey{Key: k.private, KeyID: k.ID, Algorithm: string(jose.ES256), Use: "sig"},
+		}
+		if !k.NotAfter.IsZero() {
+			t := k.NotAfter.UTC()
+			e.NotAfter = &t
+		}
+		d.Keys = append(d.Keys, e)
+	}
+	b, err := json.MarshalIndent(d, "", "  ")
+	if err != nil {
+		return secret.Bytes{}, fmt.Errorf("token keys: %w", err)
+	}
+	return secret.New(b), nil
+}
+
+// maxKeys is more than rotation ever leaves.
+const maxKeys = 16
+
+// ParseKeySet reads a set at rest. Every key must be a P-256 private key whose
+// kid is its thumbprint.
+func ParseKeySet(raw []byte) (KeySet, error) {
+	var d document
+	if err := decodeStrict(raw, &d, "keys"); err != nil {
+		return KeySet{}, fmt.Errorf("token keys: %w", err)
+	}
+	if len(d.Keys) == 0 {
+		return KeySet{}, errors.New("token keys: there is none")
+	}
+	if len(d.Keys) > maxKeys {
+		return KeySet{}, fmt.Errorf("token keys: %d, at most %d", len(d.Keys), maxKeys)
+	}
+	var s KeySet
+	for i, e := range d.Keys {
+		private, ok := e.JWK.Key.(*ecdsa.PrivateKey)
+		if !ok || private.Curve != elliptic.P256() {
+			return KeySet{}, fmt.Errorf("token keys: key %d: want a P-256 private key", i)
+		}
+		id, err := thumbprint(private)
+		if err != nil {
+			return KeySet{}, fmt.Errorf("token keys: key %d: %w", i, err)
+		}
+		if e.JWK.KeyID != id {
+			return KeySet{}, fmt.Errorf("token keys: key %d: kid is not its thumbprint %s", i, id)
+		}
+		if slices.ContainsFunc(s.Keys, func(k Key) bool { return k.ID == id }) {
+			return KeySet{}, fmt.Errorf("token keys: key %d: %s is there twice", i, id)
+		}
+		if e.NotBefore.IsZero() || e.NotAfter != nil && e.NotAfter.Before(e.NotBefore) {
+			return KeySet{}, fmt.Errorf("token keys: key %d: want notBefore, and notAfter not before it", i)
+		}
+		k := Key{ID: id, PublishedAt: e.PublishedAt, NotBefore: e.NotBefore, private: private}
+		if e.NotAfter != nil {
+			k.NotAfter = *e.NotAfter
+		}
+		s.Keys = append(s.Keys, k)
+	}
+	return s, nil
+}
+
+// Checker verifies tokens for one audience under the keys of the moment.
+type Checker struct {
+	Keys     func() KeySet
+	Audience string // empty: [Audience]
+}
+
+// Verify is [KeySet.Verify].
+func (c Checker) Verify(now time.Time, raw []byte) (Claims, error) {
+	audience := c.Audience
+	if audience == "" {
+		audience = Audience
+	}
+	return c.Keys().Verify(now, raw, audience)
+}

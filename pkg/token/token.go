@@ -1,0 +1,233 @@
+// Package token makes and checks the attestation result: the token that opens the gate.
+//
+// A token is a JWT (RFC 7519) in compact form with the media type eat+jwt
+// (RFC 9782), signed with ES256 and nothing else. Its claims have the shape of
+// an EAT Attestation Result (draft-ietf-rats-ear-04) under a profile of our own,
+// [Profile], because the draft still moves: a golden test pins every byte.
+//
+//	{ "typ":"eat+jwt", "alg":"ES256", "kid":"<RFC 7638 thumbprint>" }
+//	{ "iss":"https://api-int.example:22623", "aud":"mcs", "sub":"openshift-machine-api/worker-a",
+//	  "iat":..., "nbf":..., "exp":..., "jti":"...",
+//	  "eat_profile":"tag:mcs-attest.dev,2026:mcs-token#1",
+//	  "ear_verifier_id":{"developer":"mcs-attest","build":"v0.1.0"},
+//	  "ear_status":"affirming", "submods":{"tpm2":{"ear_status":"affirming"}},
+//	  "pool":"worker", "machine_uid":"..." }
+//
+// Every replica verifies every token offline, with the keys of the [KeySet] that
+// all of them share. What a token cannot know is asked of the record at
+// redemption: uses left, quarantine, joined.
+//
+// Clocks: a token ends at its exp, without mercy. A token that seems to be
+// issued in the future is taken up to [Leeway] ahead, the most by which
+// replicas' clocks may differ; beyond it the refusal is temporary, since the
+// fault is ours and passes.
+//
+// A token never enters a URL or a log: [KeySet.Sign] returns it as a secret.
+package token
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+)
+
+const (
+	// Profile is the eat_profile claim. Its number changes when a claim changes its meaning.
+	Profile = "tag:mcs-attest.dev,2026:mcs-token#1"
+	// Type is the JOSE typ header: the media type of RFC 9782 without "application/".
+	Type = "eat+jwt"
+	// Audience is the aud claim of a token for the gate.
+	Audience = "mcs"
+	// Leeway is how far the replicas' clocks may lie apart.
+	Leeway = 5 * time.Minute
+	// MaxLifetime is the longest life of a token that Verify believes.
+	MaxLifetime = time.Hour
+	// maxSize is well above a token with every submodule: about 1.2 kB.
+	maxSize = 4096
+)
+
+// Verify returns the claims of a token if all of this holds:
+//
+//   - It is at most 4096 bytes: three parts of canonical unpadded base64url.
+//   - Its header has alg ES256, typ eat+jwt, a kid, and no other member.
+//   - The key set has that key, and the key is not past its time. A key that is
+//     not known may be on its way to this replica: reason TokenKeyUnknown, unless
+//     the token says itself that it has expired.
+//   - The signature verifies.
+//   - The profile is ours, the audience is the one wanted, every claim is there.
+//   - It lives no longer than MaxLifetime, and its key was in use when it was issued.
+//   - It was issued, and is valid, not more than Leeway in the future: reason
+//     Internal, which is temporary.
+//   - It has not expired: reason TokenExpired.
+//
+// Every other failure has the reason TokenInvalid.
+func (s KeySet) Verify(now time.Time, raw []byte, audience string) (Claims, error) {
+	kid, payload, err := split(raw)
+	if err != nil {
+		return Claims{}, reason.Wrap(reason.TokenInvalid, err, "token")
+	}
+	key, ok := s.find(kid, now)
+	if !ok {
+		if c, err := decode(payload); err == nil && !now.Before(c.Expiry) {
+			return Claims{}, reason.Deny(reason.TokenExpired, "and its key %.64q is not known", kid)
+		}
+		return Claims{}, reason.Deny(reason.TokenKeyUnknown, "key %.64q", kid)
+	}
+	jws, err := jose.ParseSignedCompact(string(raw), []jose.SignatureAlgorithm{jose.ES256})
+	if err != nil {
+		return Claims{}, reason.Wrap(reason.TokenInvalid, err, "token")
+	}
+	if payload, err = jws.Verify(&key.private.PublicKey); err != nil {
+		return Claims{}, reason.Wrap(reason.TokenInvalid, err, "signature of key %s", key.ID)
+	}
+	c, err := decode(payload)
+	if err != nil {
+		return Claims{}, reason.Wrap(reason.TokenInvalid, err, "claims")
+	}
+	if c.Audience != audience {
+		return Claims{}, reason.Deny(reason.TokenInvalid, "audience %.64q, want %q", c.Audience, audience)
+	}
+	if err := c.check(); err != nil {
+		return Claims{}, reason.Wrap(reason.TokenInvalid, err, "claims")
+	}
+	if c.IssuedAt.Before(key.NotBefore.Add(-Leeway)) || !key.NotAfter.IsZero() && c.IssuedAt.After(key.NotAfter.Add(Leeway)) {
+		return Claims{}, reason.Deny(reason.TokenInvalid, "key %s was not in use at %s", key.ID, c.IssuedAt.UTC().Format(time.RFC3339))
+	}
+	if limit := now.Add(Leeway); c.IssuedAt.After(limit) || c.NotBefore.After(limit) {
+		return Claims{}, reason.Deny(reason.Internal, "token issued at %s, in the future: replicas' clocks differ by more than %s",
+			c.IssuedAt.UTC().Format(time.RFC3339), Leeway)
+	}
+	if !now.Before(c.Expiry) {
+		return Claims{}, reason.Deny(reason.TokenExpired, "at %s", c.Expiry.UTC().Format(time.RFC3339))
+	}
+	return c, nil
+}
+
+// Sign issues a token under the key that is current at now. The claims must be
+// whole; IssuedAt and NotBefore are set to now where they are zero.
+func (s KeySet) Sign(now time.Time, c Claims) (secret.Bytes, error) {
+	key, err := s.current(now)
+	if err != nil {
+		return secret.Bytes{}, err
+	}
+	if c.IssuedAt.IsZero() {
+		c.IssuedAt = now
+	}
+	if c.NotBefore.IsZero() {
+		c.NotBefore = c.IssuedAt
+	}
+	if err := c.check(); err != nil {
+		return secret.Bytes{}, fmt.Errorf("sign token: %w", err)
+	}
+	payload, err := json.Marshal(c)
+	if err != nil {
+		return secret.Bytes{}, fmt.Errorf("sign token: %w", err)
+	}
+	options := (&jose.SignerOptions{}).WithType(Type).WithHeader("kid", key.ID)
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: key.private}, options)
+	if err != nil {
+		return secret.Bytes{}, fmt.Errorf("sign token: %w", err)
+	}
+	jws, err := signer.Sign(payload)
+	if err != nil {
+		return secret.Bytes{}, fmt.Errorf("sign token: %w", err)
+	}
+	raw, err := jws.CompactSerialize()
+	if err != nil {
+		return secret.Bytes{}, fmt.Errorf("sign token: %w", err)
+	}
+	return secret.New([]byte(raw)), nil
+}
+
+// split takes a token apart without believing any of it. It is stricter than
+// go-jose: base64 has one spelling for each value, and the header has our three
+// members alone, so that jwk, jku, x5u or crit cannot even be looked at.
+func split(raw []byte) (kid string, payload []byte, err error) {
+	if len(raw) > maxSize {
+		return "", nil, fmt.Errorf("%d bytes", len(raw))
+	}
+	parts := strings.Split(string(raw), ".")
+	if len(parts) != 3 {
+		return "", nil, fmt.Errorf("%d parts, want 3", len(parts))
+	}
+	var decoded [3][]byte
+	for i, p := range parts {
+		// The decoder of the standard library skips line breaks.
+		if strings.ContainsAny(p, "\r\n") {
+			return "", nil, errors.New("line break")
+		}
+		if decoded[i], err = base64.RawURLEncoding.Strict().DecodeString(p); err != nil {
+			return "", nil, err
+		}
+	}
+	var header struct {
+		Type      string `json:"typ"`
+		Algorithm string `json:"alg"`
+		KeyID     string `json:"kid"`
+	}
+	if err := decodeStrict(decoded[0], &header, "alg", "kid", "typ"); err != nil {
+		return "", nil, fmt.Errorf("header: %w", err)
+	}
+	switch {
+	case header.Algorithm != string(jose.ES256):
+		return "", nil, fmt.Errorf("alg %.20q, want ES256", header.Algorithm)
+	case header.Type != Type:
+		return "", nil, fmt.Errorf("typ %.20q, want %s", header.Type, Type)
+	case header.KeyID == "":
+		return "", nil, errors.New("no kid")
+	}
+	return header.KeyID, decoded[1], nil
+}
+
+// decodeStrict decodes an object that has each of the names at most once, in
+// that spelling, and no other. encoding/json alone takes "ALG" for "alg" and
+// the last of two.
+func decodeStrict(raw []byte, into any, names ...string) error {
+	seen, err := keys(raw)
+	if err != nil {
+		return err
+	}
+	for _, k := range seen {
+		if !slices.Contains(names, k) {
+			return fmt.Errorf("member %.40q", k)
+		}
+	}
+	return json.Unmarshal(raw, into)
+}
+
+// keys lists the names of a JSON object, refusing duplicates and trailing bytes.
+func keys(raw []byte) ([]string, error) {
+	var object map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &object); err != nil {
+		return nil, err
+	}
+	d := json.NewDecoder(strings.NewReader(string(raw)))
+	if _, err := d.Token(); err != nil { // {
+		return nil, err
+	}
+	var names []string
+	for d.More() {
+		name, err := d.Token()
+		if err != nil {
+			return nil, err
+		}
+		var value json.RawMessage
+		if err := d.Decode(&value); err != nil {
+			return nil, err
+		}
+		names = append(names, name.(string))
+	}
+	if len(names) != len(object) {
+		return nil, errors.New("a member occurs twice")
+	}
+	return names, nil
+}
