@@ -63,6 +63,7 @@ const (
 	UpstreamInvalid          = Code(mcsattestv1.Reason_REASON_UPSTREAM_INVALID)
 	ShuttingDown             = Code(mcsattestv1.Reason_REASON_SHUTTING_DOWN)
 	Internal                 = Code(mcsattestv1.Reason_REASON_INTERNAL)
+	ReferenceValuesMissing   = Code(mcsattestv1.Reason_REASON_REFERENCE_VALUES_MISSING)
 )
 
 // all is every code in ascending order.
@@ -122,6 +123,7 @@ var all = []Code{
 	UpstreamInvalid,
 	ShuttingDown,
 	Internal,
+	ReferenceValuesMissing,
 }
 
 // table is read only.
@@ -291,4 +293,7 @@ var table = map[Code]Info{
 	Internal: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "Internal",
 		"An error on the verifier's side.",
 		"See the verifier's log under the correlation id."),
+	ReferenceValuesMissing: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "ReferenceValuesMissing",
+		"The policy names reference values that the verifier does not have.",
+		"Put the document into reference-values/, or correct spec.tpm2.referenceValues in the policy."),
 }

@@ -393,11 +393,12 @@ const (
 	Reason_REASON_REPORT_TICKET_INVALID Reason = 90
 	Reason_REASON_REPORT_LIMIT          Reason = 91
 	// Our own side.
-	Reason_REASON_STORE_UNAVAILABLE    Reason = 100
-	Reason_REASON_UPSTREAM_UNAVAILABLE Reason = 101
-	Reason_REASON_UPSTREAM_INVALID     Reason = 102
-	Reason_REASON_SHUTTING_DOWN        Reason = 103
-	Reason_REASON_INTERNAL             Reason = 104
+	Reason_REASON_STORE_UNAVAILABLE        Reason = 100
+	Reason_REASON_UPSTREAM_UNAVAILABLE     Reason = 101
+	Reason_REASON_UPSTREAM_INVALID         Reason = 102
+	Reason_REASON_SHUTTING_DOWN            Reason = 103
+	Reason_REASON_INTERNAL                 Reason = 104
+	Reason_REASON_REFERENCE_VALUES_MISSING Reason = 105
 )
 
 // Enum value maps for Reason.
@@ -459,6 +460,7 @@ var (
 		102: "REASON_UPSTREAM_INVALID",
 		103: "REASON_SHUTTING_DOWN",
 		104: "REASON_INTERNAL",
+		105: "REASON_REFERENCE_VALUES_MISSING",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":                0,
@@ -517,6 +519,7 @@ var (
 		"REASON_UPSTREAM_INVALID":           102,
 		"REASON_SHUTTING_DOWN":              103,
 		"REASON_INTERNAL":                   104,
+		"REASON_REFERENCE_VALUES_MISSING":   105,
 	}
 )
 
@@ -1559,7 +1562,7 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\x14DENIAL_CLASS_MACHINE\x10\x04\x12\x16\n" +
 	"\x12DENIAL_CLASS_TOKEN\x10\x05\x12\x18\n" +
 	"\x14DENIAL_CLASS_NOT_YET\x10\x06\x12\x1c\n" +
-	"\x18DENIAL_CLASS_UNAVAILABLE\x10\a*\x9a\f\n" +
+	"\x18DENIAL_CLASS_UNAVAILABLE\x10\a*\xbf\f\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10REASON_MALFORMED\x10\x01\x12\x14\n" +
@@ -1617,7 +1620,8 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\x1bREASON_UPSTREAM_UNAVAILABLE\x10e\x12\x1b\n" +
 	"\x17REASON_UPSTREAM_INVALID\x10f\x12\x18\n" +
 	"\x14REASON_SHUTTING_DOWN\x10g\x12\x13\n" +
-	"\x0fREASON_INTERNAL\x10h2\xe5\x01\n" +
+	"\x0fREASON_INTERNAL\x10h\x12#\n" +
+	"\x1fREASON_REFERENCE_VALUES_MISSING\x10i2\xe5\x01\n" +
 	"\vAttestation\x12L\n" +
 	"\tChallenge\x12\x1e.mcsattest.v1.ChallengeRequest\x1a\x1f.mcsattest.v1.ChallengeResponse\x12C\n" +
 	"\x06Attest\x12\x1b.mcsattest.v1.AttestRequest\x1a\x1c.mcsattest.v1.AttestResponse\x12C\n" +

@@ -93,8 +93,8 @@ func (r *report) event(e event, scenarios string) {
 	case "output", "build-output":
 		r.output[k] = append(r.output[k], e.Output)
 		// The rig says what it is building and where a scenario stands.
-		if live && strings.HasPrefix(strings.TrimSpace(e.Output), "testvm:") {
-			fmt.Print("    ", strings.TrimSpace(e.Output), "\n")
+		if _, said, ok := strings.Cut(e.Output, "rig: "); live && ok {
+			fmt.Print("    ", strings.TrimSpace(said), "\n")
 		}
 	case "pass", "fail", "skip":
 		r.seconds[k] = e.Elapsed
