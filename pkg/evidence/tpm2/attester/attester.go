@@ -122,11 +122,17 @@ func (a *Attester) Attest(ch Challenge, h transcript.Hash) (*Evidence, error) {
 	return ev, nil
 }
 
-// Close flushes what Open loaded.
+// Close flushes what Open loaded. After an error it may be called again.
 func (a *Attester) Close() error {
-	err := errors.Join(a.ak.flush(a.tpm), a.ek.flush(a.tpm))
-	a.ak, a.ek = key{}, key{}
-	return err
+	var errs []error
+	for _, k := range []*key{&a.ak, &a.ek} {
+		if err := k.flush(a.tpm); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		*k = key{}
+	}
+	return errors.Join(errs...)
 }
 
 // quoteAttempts bounds the race with others that extend PCRs.
@@ -192,7 +198,9 @@ func (a *Attester) activate(ch Challenge) ([]byte, error) {
 	}
 	// The EK's policy rather than the high range's empty password, which is
 	// subject to dictionary attack protection: that counts power cuts.
+	var opened tpm2.TPMISHPolicy
 	authorise := func(t transport.TPM, session tpm2.TPMISHPolicy, nonce tpm2.TPM2BNonce) error {
+		opened = session
 		_, err := tpm2.PolicySecret{
 			AuthHandle:    tpm2.AuthHandle{Handle: tpm2.TPMRHEndorsement, Auth: tpm2.PasswordAuth(a.opts.EndorsementAuth)},
 			PolicySession: session,
@@ -204,12 +212,7 @@ func (a *Attester) activate(ch Challenge) ([]byte, error) {
 				PHashList:     tpm2.TPMLDigest{Digests: []tpm2.TPM2BDigest{{Buffer: policy.a}, {Buffer: policy.c}}},
 			}.Execute(t)
 		}
-		if err != nil {
-			// go-tpm forgets a session whose policy failed.
-			_, flushErr := (tpm2.FlushContext{FlushHandle: session}).Execute(t)
-			return errors.Join(err, flushErr)
-		}
-		return nil
+		return err
 	}
 	session := tpm2.Policy(a.ek.public.NameAlg, 16, authorise,
 		tpm2.Salted(a.ek.handle, a.ek.public), tpm2.AESEncryption(128, tpm2.EncryptOut))
@@ -220,6 +223,11 @@ func (a *Attester) activate(ch Challenge) ([]byte, error) {
 		Secret:         *encrypted,
 	}.Execute(a.tpm)
 	if err != nil {
+		// The TPM ends the session with a command that succeeds. Otherwise go-tpm
+		// ends it, but not always; where it did, this flush fails, and that is well.
+		if opened != 0 {
+			_, _ = tpm2.FlushContext{FlushHandle: opened}.Execute(a.tpm)
+		}
 		return nil, err
 	}
 	return rsp.CertInfo.Buffer, nil

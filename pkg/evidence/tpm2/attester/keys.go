@@ -90,7 +90,7 @@ func chooseEK(t transport.TPM, opts Options) (ek key, certificates [][]byte, err
 		if err == nil {
 			ek, err = findEK(t, opts, s, indexes, public)
 		}
-		if errors.Is(err, ErrEndorsementOwned) {
+		if err != nil && !passOver(err) {
 			return key{}, nil, err
 		}
 		if err != nil {
@@ -98,9 +98,8 @@ func chooseEK(t transport.TPM, opts Options) (ek key, certificates [][]byte, err
 			continue
 		}
 		intermediates, err := chain(t, indexes, maxCertificates-1)
-		if err != nil {
-			// The verifier may know the intermediates itself.
-			intermediates = nil
+		if err != nil && !passOver(err) {
+			return key{}, nil, errors.Join(err, ek.flush(t))
 		}
 		return ek, append([][]byte{certificate}, intermediates...), nil
 	}
@@ -111,6 +110,28 @@ func chooseEK(t transport.TPM, opts Options) (ek key, certificates [][]byte, err
 	return ek, nil, nil
 }
 
+// unfit is what a TPM holds that cannot be used, today and on every boot.
+type unfit struct{ error }
+
+func (u unfit) Unwrap() error { return u.error }
+
+// passOver reports whether err will be the same on every boot. Only then may the
+// next EK in the order be taken: a failure that passes would make this machine
+// appear as another one.
+func passOver(err error) bool {
+	var u unfit
+	if errors.As(err, &u) {
+		return true
+	}
+	var rc tpm2.TPMRC
+	if !errors.As(err, &rc) || errors.Is(err, ErrEndorsementOwned) || errors.Is(err, tpm2.TPMRCFailure) || errors.Is(err, tpm2.TPMRCInitialize) {
+		return false
+	}
+	// Warnings are about the moment: memory, lockout, self test (Part 2, 6.6.2).
+	const format1, warning = 1 << 7, 1<<11 | 1<<8
+	return rc&format1 != 0 || rc&warning != warning
+}
+
 func readCertificate(t transport.TPM, index uint32) ([]byte, crypto.PublicKey, error) {
 	data, err := nvRead(t, index)
 	if err != nil {
@@ -118,11 +139,11 @@ func readCertificate(t transport.TPM, index uint32) ([]byte, crypto.PublicKey, e
 	}
 	certificates := splitDER(data, 1)
 	if len(certificates) == 0 {
-		return nil, nil, fmt.Errorf("NV index 0x%08x holds no certificate", index)
+		return nil, nil, unfit{fmt.Errorf("NV index 0x%08x holds no certificate", index)}
 	}
 	public, err := certificateKey(certificates[0])
 	if err != nil {
-		return nil, nil, fmt.Errorf("certificate in NV index 0x%08x: %w", index, err)
+		return nil, nil, unfit{fmt.Errorf("certificate in NV index 0x%08x: %w", index, err)}
 	}
 	return certificates[0], public, nil
 }
@@ -139,8 +160,10 @@ func findEK(t transport.TPM, opts Options, s slot, indexes []uint32, want crypto
 		return key{}, fmt.Errorf("making the EK (%s): %w", s.key, err)
 	}
 	if !sameKey(k.public, want) {
-		err := fmt.Errorf("the TPM's EK (%s) is not the key of the certificate in NV index 0x%08x", s.key, s.certificate)
-		return key{}, errors.Join(err, k.flush(t))
+		if err := k.flush(t); err != nil {
+			return key{}, err
+		}
+		return key{}, unfit{fmt.Errorf("the TPM's EK (%s) is not the key of the certificate in NV index 0x%08x", s.key, s.certificate)}
 	}
 	return k, nil
 }
@@ -154,7 +177,7 @@ func createEK(t transport.TPM, opts Options, s slot, indexes []uint32) (key, err
 		}
 		public, err := tpm2.Unmarshal[tpm2.TPMTPublic](data)
 		if err != nil {
-			return key{}, fmt.Errorf("EK template in NV index 0x%08x: %w", s.template, err)
+			return key{}, unfit{fmt.Errorf("EK template in NV index 0x%08x: %w", s.template, err)}
 		}
 		template = *public
 	}
@@ -182,7 +205,7 @@ func defaultEK(t transport.TPM, opts Options, indexes []uint32) (key, error) {
 			}
 			tried[k] = true
 			ek, err := createEK(t, opts, s, indexes)
-			if err == nil || errors.Is(err, ErrEndorsementOwned) {
+			if err == nil || !passOver(err) {
 				return ek, err
 			}
 			notes = append(notes, fmt.Errorf("making the default EK (%s): %w", k, err))

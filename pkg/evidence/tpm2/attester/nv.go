@@ -60,7 +60,7 @@ func nvRead(t transport.TPM, index uint32) ([]byte, error) {
 	}
 	size := int(area.DataSize)
 	if size > maxNVSize {
-		return nil, fmt.Errorf("NV index 0x%08x has %d bytes; at most %d are read", index, size, maxNVSize)
+		return nil, unfit{fmt.Errorf("NV index 0x%08x has %d bytes; at most %d are read", index, size, maxNVSize)}
 	}
 	// The index authorises its own reading; an index without that attribute is
 	// read under the owner's (empty) authorisation.
@@ -87,7 +87,7 @@ func nvRead(t transport.TPM, index uint32) ([]byte, error) {
 			return nil, fmt.Errorf("reading NV index 0x%08x: %w", index, err)
 		}
 		if len(rsp.Data.Buffer) == 0 {
-			return nil, fmt.Errorf("reading NV index 0x%08x: no data at offset %d", index, len(data))
+			return nil, unfit{fmt.Errorf("reading NV index 0x%08x: no data at offset %d", index, len(data))}
 		}
 		data = append(data, rsp.Data.Buffer...)
 	}
@@ -110,7 +110,7 @@ func splitDER(data []byte, most int) [][]byte {
 		}
 		var raw asn1.RawValue
 		rest, err := asn1.Unmarshal(data, &raw)
-		if err != nil || raw.Tag != asn1.TagSequence || raw.Class != asn1.ClassUniversal {
+		if err != nil || raw.Tag != asn1.TagSequence || !raw.IsCompound || raw.Class != asn1.ClassUniversal {
 			return out
 		}
 		out = append(out, raw.FullBytes)

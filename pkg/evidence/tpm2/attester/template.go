@@ -160,7 +160,7 @@ func withNonce(p tpm2.TPMTPublic, nonce []byte) (tpm2.TPMTPublic, error) {
 		size = 256
 	}
 	if len(nonce) > size {
-		return p, fmt.Errorf("the EK nonce in NV has %d bytes; the key has %d", len(nonce), size)
+		return p, unfit{fmt.Errorf("the EK nonce in NV has %d bytes; the key has %d", len(nonce), size)}
 	}
 	padded := append(slices.Clone(nonce), make([]byte, size-len(nonce))...)
 	if p.Type == tpm2.TPMAlgRSA {
