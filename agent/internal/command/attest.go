@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"os"
@@ -101,7 +102,7 @@ func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) err
 		Dialer:   client.NewDialer(authorities),
 	}
 	word, _ := machine.Cmdline.Last("mcs-attest.ek")
-	tpm, err := a.openTPM(attester.Key(word))
+	tpm, err := a.waitForTPM(ctx, attester.Key(word))
 	if err != nil {
 		f.NoTPM = err
 		a.console.Step("no TPM evidence: %v", err)
@@ -111,48 +112,9 @@ func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) err
 		id := tpm.Identity()
 		a.console.Step("TPM ready: endorsement key %s %x", id.EKType, id.EKSPKI)
 	}
-	out, granted := data.Raw, false
-	for _, t := range targets {
-		note := failure.Note{Origin: t.Origin, Authorities: failure.Encode(authorities)}
-		if err := failure.Save(a.paths, note); err != nil {
-			return err
-		}
-		grant, err := f.Run(ctx, t)
-		var left *flow.LeftAlone
-		if errors.As(err, &left) {
-			if !left.Ticket.Empty() {
-				note.Ticket = string(left.Ticket.Expose())
-				if err := failure.Save(a.paths, note); err != nil {
-					return err
-				}
-			}
-			if left.NoVerifier {
-				err = nothing("%s: %w", t.Origin, left)
-				if len(targets) == 1 {
-					return err
-				}
-			}
-			a.console.Step("%s: %v", t.Origin, left)
-			continue
-		}
-		if err != nil {
-			return hinted{err, advice(err)}
-		}
-		note.Ticket = string(grant.Ticket.Expose())
-		if err := failure.Save(a.paths, note); err != nil {
-			return err
-		}
-		again, err := pointer.Parse(out)
-		if err != nil {
-			return err
-		}
-		if out, err = again.AddBearer(t.Origin, t.Pool, grant.Token); err != nil {
-			return err
-		}
-		granted = true
-	}
-	if !granted {
-		return nil
+	out, err := a.attestTo(ctx, f, targets, authorities, data.Raw)
+	if err != nil || out == nil {
+		return err
 	}
 	d := delivery.Delivery{Pointer: out}
 	if line, changed := machine.Cmdline.Masked(); changed {
@@ -163,6 +125,45 @@ func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) err
 	}
 	a.console.Step("delivered the pointer config with the token to Ignition")
 	return nil
+}
+
+// attestTo attests to each target and returns the pointer config with the
+// tokens; nil if there is none to add.
+func (a *agent) attestTo(ctx context.Context, f *flow.Flow, targets []flow.Target, authorities []*x509.Certificate, raw []byte) ([]byte, error) {
+	var out []byte
+	for _, t := range targets {
+		note := failure.Note{Origin: t.Origin, Authorities: failure.Encode(authorities)}
+		if err := failure.Save(a.paths, note); err != nil {
+			return nil, err
+		}
+		grant, err := f.Run(ctx, t)
+		var left *flow.LeftAlone
+		switch {
+		case errors.As(err, &left) && left.NoVerifier && len(targets) == 1:
+			return nil, nothing("%s: %w", t.Origin, left)
+		case errors.As(err, &left):
+			a.console.Step("%s: %v", t.Origin, left)
+			note.Ticket = string(left.Ticket.Expose())
+		case err != nil:
+			return nil, hinted{err, advice(err)}
+		default:
+			note.Ticket = string(grant.Ticket.Expose())
+			if out == nil {
+				out = raw
+			}
+			config, err := pointer.Parse(out)
+			if err != nil {
+				return nil, err
+			}
+			if out, err = config.AddBearer(t.Origin, t.Pool, grant.Token); err != nil {
+				return nil, err
+			}
+		}
+		if err := failure.Save(a.paths, note); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
 }
 
 // targets are the https servers to attest to, each once.

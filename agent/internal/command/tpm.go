@@ -1,11 +1,13 @@
 package command
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/google/go-tpm/tpm2/transport"
 
@@ -34,6 +36,26 @@ func (a *agent) openTPM(key attester.Key) (*machineTPM, error) {
 		return nil, errors.Join(err, device.Close())
 	}
 	return &machineTPM{keys, device, retry}, nil
+}
+
+const (
+	tpmTries = 4
+	tpmPause = time.Second
+)
+
+// waitForTPM gives a driver that loads late, and a TPM that is busy, a few seconds.
+func (a *agent) waitForTPM(ctx context.Context, key attester.Key) (*machineTPM, error) {
+	for try := 1; ; try++ {
+		tpm, err := a.openTPM(key)
+		if err == nil || errors.Is(err, attester.ErrEndorsementOwned) || try == tpmTries {
+			return tpm, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(tpmPause):
+		}
+	}
 }
 
 func (m *machineTPM) close() error { return errors.Join(m.Close(), m.device.Close()) }

@@ -54,11 +54,14 @@ func Open(path string) (transport.TPMCloser, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the TPM %s: %w", path, err)
 	}
-	return &device{fd: fd}, nil
+	return &device{fd: fd, limit: commandTime}, nil
 }
 
-// device is a character device. It is closed by setting fd to -1.
-type device struct{ fd int }
+// device is a character device. Once closed its fd is -1.
+type device struct {
+	fd    int
+	limit time.Duration
+}
 
 func (d *device) Send(command []byte) ([]byte, error) {
 	if d.fd < 0 {
@@ -68,11 +71,11 @@ func (d *device) Send(command []byte) ([]byte, error) {
 	if err != nil || n != len(command) {
 		return nil, fmt.Errorf("sending a command to the TPM: %w", errors.Join(err, short(n, len(command))))
 	}
-	deadline := time.Now().Add(commandTime)
+	deadline := time.Now().Add(d.limit)
 	for {
 		left := time.Until(deadline)
 		if left <= 0 {
-			return nil, errors.Join(fmt.Errorf("the TPM did not answer within %v", commandTime), d.Close())
+			return nil, errors.Join(fmt.Errorf("the TPM did not answer within %v", d.limit), d.Close())
 		}
 		ready, err := ignoringInterrupts(func() (int, error) {
 			return unix.Poll([]unix.PollFd{{Fd: int32(d.fd), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
