@@ -40,6 +40,9 @@ type Dialer struct {
 	roots *x509.CertPool // nil: the system's
 	first time.Time      // the guess
 
+	// Proxy is an HTTP proxy that tunnels every connection; nil: none.
+	Proxy *url.URL
+
 	mu    sync.Mutex
 	learn map[string]time.Time // host:port
 }
@@ -132,7 +135,7 @@ func (d *Dialer) dial(ctx context.Context, address string, at time.Time) (*tls.C
 	if err != nil {
 		return nil, err
 	}
-	raw, err := (&net.Dialer{Timeout: dialTime}).DialContext(ctx, "tcp", address)
+	raw, err := d.tunnel(ctx, address)
 	if err != nil {
 		return nil, err
 	}

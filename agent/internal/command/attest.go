@@ -133,6 +133,9 @@ func (a *agent) attestTo(ctx context.Context, f *flow.Flow, targets []flow.Targe
 	var out []byte
 	for _, t := range targets {
 		note := failure.Note{Origin: t.Origin, Authorities: failure.Encode(authorities)}
+		if t.Proxy != nil {
+			note.Proxy = t.Proxy.String()
+		}
 		if err := failure.Save(a.paths, note); err != nil {
 			return nil, err
 		}
@@ -179,10 +182,15 @@ func (a *agent) targets(config *pointer.Config) ([]flow.Target, error) {
 		if ok && pool != s.Pool {
 			return nil, fmt.Errorf("the pointer config wants pools %q and %q from one server; a machine has one", pool, s.Pool)
 		}
-		if !ok {
-			seen[s.Origin] = s.Pool
-			out = append(out, flow.Target{Origin: s.Origin, Pool: s.Pool, URL: s.URL})
+		if ok {
+			continue
 		}
+		proxy, err := config.Proxy(s)
+		if err != nil {
+			return nil, err
+		}
+		seen[s.Origin] = s.Pool
+		out = append(out, flow.Target{Origin: s.Origin, Pool: s.Pool, URL: s.URL, Proxy: proxy})
 	}
 	return out, nil
 }

@@ -9,20 +9,22 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/google/go-tpm/tpm2"
 	"github.com/google/go-tpm/tpm2/transport"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
+	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
 // maxEventLog is the contract's bound.
 const maxEventLog = 256 << 10
 
-// machineTPM is an open TPM with its keys.
+// machineTPM is an open TPM with its keys. It implements flow.TPM.
 type machineTPM struct {
 	*attester.Attester
 	device transport.TPMCloser
-	retry  *attester.Retrying
+	reopen func() (*machineTPM, error)
 }
 
 func (a *agent) openTPM(key attester.Key) (*machineTPM, error) {
@@ -30,12 +32,11 @@ func (a *agent) openTPM(key attester.Key) (*machineTPM, error) {
 	if err != nil {
 		return nil, err
 	}
-	retry := attester.NewRetrying(device, nil)
-	keys, err := attester.Open(retry, attester.Options{Key: key, Banks: a.banks()})
+	keys, err := attester.Open(attester.NewRetrying(device, nil), attester.Options{Key: key, Banks: a.banks()})
 	if err != nil {
 		return nil, errors.Join(err, device.Close())
 	}
-	return &machineTPM{keys, device, retry}, nil
+	return &machineTPM{keys, device, func() (*machineTPM, error) { return a.openTPM(key) }}, nil
 }
 
 const (
@@ -56,6 +57,24 @@ func (a *agent) waitForTPM(ctx context.Context, key attester.Key) (*machineTPM, 
 		case <-time.After(tpmPause):
 		}
 	}
+}
+
+// Attest is the attester's. When the device fails, and not the TPM behind it, it
+// is opened anew for the next try: some drivers lose an answer now and then. The
+// keys are the same, since nothing of theirs is random.
+func (m *machineTPM) Attest(ch attester.Challenge, h transcript.Hash) (*attester.Evidence, error) {
+	ev, err := m.Attester.Attest(ch, h)
+	var rc tpm2.TPMRC
+	if err == nil || errors.As(err, &rc) {
+		return ev, err
+	}
+	_ = m.close()
+	again, openErr := m.reopen()
+	if openErr != nil {
+		return nil, errors.Join(err, openErr)
+	}
+	*m = *again
+	return nil, err
 }
 
 func (m *machineTPM) close() error { return errors.Join(m.Close(), m.device.Close()) }

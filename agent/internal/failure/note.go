@@ -23,6 +23,7 @@ import (
 type Note struct {
 	Origin      string `json:"origin"`
 	Authorities string `json:"authorities"` // PEM
+	Proxy       string `json:"proxy,omitempty"`
 	Ticket      string `json:"ticket,omitempty"`
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"os/exec"
 	"regexp"
 	"strings"
@@ -60,6 +61,11 @@ func Send(ctx context.Context, p paths.Paths, f Failure, journal Journal) (strin
 		BootId:     cut(f.BootID, 36),
 	}
 	dialer := client.NewDialer(authorities)
+	if note.Proxy != "" {
+		if dialer.Proxy, err = url.Parse(note.Proxy); err != nil {
+			return "", errors.New("the proxy in the note is not a URL")
+		}
+	}
 	for {
 		id, err := send(ctx, dialer, note.Origin, req)
 		var denied *client.Denied

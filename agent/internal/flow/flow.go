@@ -26,6 +26,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/client"
@@ -41,6 +42,7 @@ type Target struct {
 	Origin string // "https://host:port"
 	Pool   string
 	URL    string // the source itself, for the pre-flight
+	Proxy  *url.URL
 }
 
 // Grant is a token that the gate has taken.
@@ -115,6 +117,7 @@ const (
 // returned as an error.
 func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 	pause, soft, refused, broken := firstPause, 0, 0, 0
+	f.Dialer.Proxy = t.Proxy
 	f.Console.Step("asking %s to attest this machine for pool %s", t.Origin, t.Pool)
 	for {
 		var wait time.Duration

@@ -21,6 +21,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
@@ -147,6 +148,36 @@ func TestCap(t *testing.T) {
 		if got := verify(t, a, bank, []int{11}).PCRs[11]; !bytes.Equal(got, want) {
 			t.Errorf("PCR 11 of the %s bank is %x, want %x", transcript.BankName(bank), got, want)
 		}
+	}
+}
+
+// T32: whoever is root on a running node, or has its TPM in a container, holds
+// the keys but not the PCR any more.
+func TestAttack_T32_AttestAfterTheInitramfs(t *testing.T) {
+	device := swtpmtest.Start(t, "sha256")
+	appraise := func() error {
+		a, err := attester.Open(device.Dial(), attester.Options{})
+		ok(t, err)
+		q := verify(t, a, sha256Bank, []int{11})
+		ok(t, a.Close())
+		_, err = measuredboot.Appraise(measuredboot.IdentityOnly, sha256Bank, q.PCRs, nil, nil)
+		return err
+	}
+	if err := appraise(); err != nil {
+		t.Fatalf("the honest variant: %v", err)
+	}
+	ok(t, attester.Cap(device.Dial()))
+	if d := reason.From(appraise()); d == nil || d.Code != reason.PCRCapped {
+		t.Errorf("after the cap: %v", d)
+	}
+	// PCR 11 cannot be reset, whatever the locality of a process.
+	_, err := tpm.PCRReset{PCRHandle: tpm.AuthHandle{Handle: tpm.TPMHandle(attester.CapPCR), Auth: tpm.PasswordAuth(nil)}}.Execute(device.Dial())
+	if !errors.Is(err, tpm.TPMRCLocality) {
+		t.Errorf("resetting PCR 11: %v", err)
+	}
+	device.Reboot()
+	if err := appraise(); err != nil {
+		t.Errorf("after a reboot: %v", err)
 	}
 }
 

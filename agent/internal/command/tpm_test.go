@@ -1,0 +1,36 @@
+package command
+
+import (
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
+	"github.com/mcs-attest/mcs-attest/pkg/transcript"
+)
+
+// A device that loses an answer is opened anew, and the machine is the same.
+func TestDeviceIsOpenedAnew(t *testing.T) {
+	a := &agent{paths: paths.Paths{TPM: swtpmtest.Start(t, "sha256").Socket}}
+	tpm, err := a.waitForTPM(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := tpm.Identity()
+	if err := tpm.device.Close(); err != nil {
+		t.Fatal(err)
+	}
+	ch := attester.Challenge{Bank: 0x000B, PCRs: []int{11}}
+	if _, err := tpm.Attest(ch, transcript.Hash{}); err == nil {
+		t.Fatal("no error from a device that is closed")
+	}
+	if after := tpm.Identity(); after.EKSPKI != before.EKSPKI || string(after.AKName) != string(before.AKName) {
+		t.Error("another identity")
+	}
+	if _, err := attester.Banks(tpm.device); err != nil {
+		t.Errorf("the device does not answer: %v", err)
+	}
+	if err := tpm.close(); err != nil {
+		t.Error(err)
+	}
+}
