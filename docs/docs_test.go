@@ -1,0 +1,242 @@
+// Package docs_test holds the pages to the code: what is a list here and a
+// table there must be the same.
+package docs_test
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+const root = ".."
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join(root, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(raw)
+}
+
+func parse(t *testing.T, path string) *ast.File {
+	t.Helper()
+	f, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, path), nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func TestTroubleshootingHasARowForEveryReason(t *testing.T) {
+	page := read(t, "docs/troubleshooting.md")
+	for _, code := range reason.Codes() {
+		i := code.Info()
+		kind := "final"
+		if i.Temporary {
+			kind = "temporary"
+		}
+		row := fmt.Sprintf("| `%s` | %s | %s | %s |\n", i.Name, kind, i.Title, i.Hint)
+		if strings.Count(page, row) != 1 {
+			t.Errorf("docs/troubleshooting.md must have this row once:\n%s", row)
+		}
+	}
+	rows := regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\| (?:final|temporary) \\|").FindAllStringSubmatch(page, -1)
+	for _, row := range rows {
+		if _, ok := reason.Parse(row[1]); !ok {
+			t.Errorf("docs/troubleshooting.md has a row for %s, which is no reason", row[1])
+		}
+	}
+}
+
+func TestOperatingNamesEveryFieldOfTheConfiguration(t *testing.T) {
+	page := read(t, "docs/operating.md")
+	fields := 0
+	ast.Inspect(parse(t, "verifier/internal/config/config.go"), func(n ast.Node) bool {
+		spec, ok := n.(*ast.TypeSpec)
+		if !ok || spec.Name.Name != "Config" {
+			return true
+		}
+		for _, f := range spec.Type.(*ast.StructType).Fields.List {
+			if f.Tag == nil {
+				t.Errorf("field %v has no yaml tag", f.Names)
+				continue
+			}
+			tag, err := strconv.Unquote(f.Tag.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			name, _, _ := strings.Cut(reflect.StructTag(tag).Get("yaml"), ",")
+			if fields++; !strings.Contains(page, "\n| `"+name+"` | ") {
+				t.Errorf("docs/operating.md has no row for the field %q", name)
+			}
+		}
+		return false
+	})
+	if fields == 0 {
+		t.Fatal("no field found: has Config moved?")
+	}
+}
+
+func TestOperatingNamesEveryMetric(t *testing.T) {
+	page := read(t, "docs/operating.md")
+	found := 0
+	ast.Inspect(parse(t, "verifier/internal/metrics/metrics.go"), func(n ast.Node) bool {
+		lit, ok := n.(*ast.BasicLit)
+		if !ok || lit.Kind != token.STRING {
+			return true
+		}
+		if name, err := strconv.Unquote(lit.Value); err == nil && strings.HasPrefix(name, "mcs_attest_") {
+			if found++; !strings.Contains(page, "\n| `"+name+"` | ") {
+				t.Errorf("docs/operating.md has no row for the metric %s", name)
+			}
+		}
+		return true
+	})
+	if found == 0 {
+		t.Fatal("no metric found: have they moved?")
+	}
+}
+
+// pages are README.md and every page below docs.
+func pages(t *testing.T) []string {
+	t.Helper()
+	all := []string{"README.md"}
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() && strings.HasSuffix(path, ".md") {
+			all = append(all, filepath.Join("docs", path))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+var (
+	fence = regexp.MustCompile("(?ms)^ *```.*?^ *```$")
+	code  = regexp.MustCompile("`[^`\n]*`")
+	link  = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+)
+
+func TestRelativeLinksLeadSomewhere(t *testing.T) {
+	for _, page := range pages(t) {
+		text := fence.ReplaceAllString(read(t, page), "")
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			target, anchor, _ := strings.Cut(m[1], "#")
+			if strings.Contains(target, "://") || strings.HasPrefix(target, "mailto:") {
+				continue
+			}
+			file := page
+			if target != "" {
+				file = filepath.Join(filepath.Dir(page), target)
+			}
+			if _, err := os.Stat(filepath.Join(root, file)); err != nil {
+				t.Errorf("%s: the link to %s leads nowhere", page, m[1])
+				continue
+			}
+			if anchor != "" && !anchors(read(t, file))[anchor] {
+				t.Errorf("%s: %s has no heading for #%s", page, file, anchor)
+			}
+		}
+	}
+}
+
+var heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+
+// anchors are a page's headings as GitHub and most others turn them into ids.
+func anchors(page string) map[string]bool {
+	ids := map[string]bool{}
+	for _, m := range heading.FindAllStringSubmatch(fence.ReplaceAllString(page, ""), -1) {
+		id := strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case r == '-', r == '_', r >= 'a' && r <= 'z', r >= '0' && r <= '9', r > 127:
+				return r
+			}
+			return -1
+		}, strings.ToLower(m[1]))
+		ids[id] = true
+	}
+	return ids
+}
+
+// A path in backticks that is written like one of this tree is one.
+func TestArchitectureNamesWhatIsThere(t *testing.T) {
+	page := fence.ReplaceAllString(read(t, "docs/architecture.md"), "")
+	path := regexp.MustCompile(`^(agent|verifier|pkg|proto|dracut|testvm|docs)(/[a-z0-9][a-zA-Z0-9_.-]*)+/?$`)
+	named := 0
+	for _, word := range code.FindAllString(page, -1) {
+		word = strings.Trim(word, "`")
+		if !path.MatchString(word) {
+			continue
+		}
+		if named++; !exists(filepath.Join(root, word)) {
+			t.Errorf("docs/architecture.md names %s, which is not there", word)
+		}
+	}
+	if named < 20 {
+		t.Errorf("only %d paths found in docs/architecture.md", named)
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// A command line in a page names a command and flags that the programs have.
+func TestCommandLinesInThePagesAreUnderstood(t *testing.T) {
+	bin := t.TempDir()
+	for _, program := range []string{"agent", "verifier"} {
+		out, err := exec.Command("go", "build", "-o", filepath.Join(bin, "mcs-attest-"+program), "../"+program).CombinedOutput()
+		if err != nil {
+			t.Fatalf("go build: %v\n%s", err, out)
+		}
+	}
+	help := map[string]string{}
+	line := regexp.MustCompile(`(mcs-attest-(?:agent|verifier))((?: [a-z][a-z-]*){1,2})([^\n|>` + "`" + `;&]*)`)
+	flag := regexp.MustCompile(`(?:^| )--([a-z0-9-]+)`)
+	seen := 0
+	for _, page := range pages(t) {
+		text := strings.ReplaceAll(read(t, page), "\\\n", " ")
+		for _, m := range line.FindAllStringSubmatch(text, -1) {
+			flags := flag.FindAllStringSubmatch(m[3], -1)
+			if len(flags) == 0 {
+				continue // prose, most of it
+			}
+			command := strings.TrimSpace(m[1] + m[2])
+			if _, ok := help[command]; !ok {
+				words := strings.Fields(command)
+				out, err := exec.Command(filepath.Join(bin, words[0]), append(words[1:], "--help")...).CombinedOutput()
+				// The second word may be an argument: "init DIR".
+				if err != nil || !strings.Contains(string(out), words[0]+" "+words[1]) {
+					t.Errorf("%s: there is no %q (%v)", page, command, err)
+				}
+				help[command] = string(out)
+			}
+			for _, f := range flags {
+				if seen++; !strings.Contains(help[command], "--"+f[1]) {
+					t.Errorf("%s: %q has no flag --%s", page, command, f[1])
+				}
+			}
+		}
+	}
+	if seen < 10 {
+		t.Errorf("only %d flags found in the pages", seen)
+	}
+}
