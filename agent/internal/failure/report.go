@@ -3,9 +3,7 @@ package failure
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/url"
-	"os/exec"
 	"regexp"
 	"strings"
 	"time"
@@ -24,9 +22,8 @@ const (
 
 const (
 	// reportTime is well below systemd's TimeoutStopSec= of 90 s.
-	reportTime  = 20 * time.Second
-	journalTime = 5 * time.Second
-	pause       = 2 * time.Second
+	reportTime = 20 * time.Second
+	pause      = 2 * time.Second
 )
 
 // Failure is what systemd says of a unit that failed.
@@ -91,20 +88,6 @@ func send(ctx context.Context, d *client.Dialer, origin string, req *mcsattestv1
 		return "", err
 	}
 	return resp.GetCorrelationId(), nil
-}
-
-// ReadJournal asks journalctl, where the initramfs has it. Ignition logs
-// through syslog; what it prints to standard output can hold the whole config,
-// and is not asked for.
-func ReadJournal(ctx context.Context) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, journalTime)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, "journalctl", "--boot", "--quiet", "--no-pager", "--output=cat", "--lines=40", "--priority=4",
-		"SYSLOG_IDENTIFIER=ignition", "_TRANSPORT=syslog").Output()
-	if err != nil {
-		return "", fmt.Errorf("journalctl: %w", err)
-	}
-	return string(out), nil
 }
 
 // secrets are the shapes of what must not leave the machine. A line with a
