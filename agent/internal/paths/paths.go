@@ -57,6 +57,15 @@ func Default() Paths {
 	return p
 }
 
+// Variables lists the environment variables and their defaults.
+func Variables() map[string]string {
+	out := map[string]string{}
+	for _, row := range table {
+		out[row.env] = row.standard
+	}
+	return out
+}
+
 // Own is a file in the agent's own folder.
 func (p Paths) Own(elem ...string) string {
 	return filepath.Join(append([]string{p.Run}, elem...)...)
