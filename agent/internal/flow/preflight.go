@@ -52,6 +52,7 @@ func (f *Flow) head(ctx context.Context, httpClient *http.Client, t Target, g *g
 		return false, final{fmt.Errorf("the pointer config's source: %w", client.Plain(err))}
 	}
 	req.Header.Set("Authorization", "Bearer "+string(g.Token.Expose()))
+	req.Header.Set("User-Agent", f.Version)
 	req.Header.Set("Accept", client.IgnitionAccept)
 	resp, err := httpClient.Do(req)
 	if err != nil {
