@@ -147,6 +147,7 @@ early, 'token rotate --now'. The token is printed on standard output alone.`,
 				MachineUID: record.BreakGlassUID(tokenID), Pool: pool, ID: tokenID, IssuedAt: now, NotBefore: now, Expiry: now.Add(lifetime),
 				Verifier: token.VerifierID{Developer: service.Developer, Build: version},
 				Status:   token.Warning,
+				Submods:  map[string]token.Appraisal{record.BreakGlassNamespace: {Status: token.Warning}},
 			})
 			if err != nil {
 				return err

@@ -25,7 +25,7 @@ func setUp(t *testing.T) (*rig.Rig, *rig.Verifier, *rig.TPM) {
 	t.Helper()
 	r := rig.New(t)
 	v := r.Verifier(rig.VerifierConfig{Policy: policy, Stopped: true})
-	v.Write("reference-values/good.yaml", v.Tool("refvals", "--uki", r.BuildUKI(rig.UKI{})))
+	v.Write("reference-values/good.yaml", v.Tool("refvals", "--name", "good", "--uki", r.BuildUKI(rig.UKI{})))
 	v.Start()
 	tpm := r.NewTPM()
 	v.Enroll("worker-0", "worker", tpm)
