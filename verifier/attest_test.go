@@ -511,3 +511,40 @@ func TestTheClaimsOfATokenAreThoseOfTheMachine(t *testing.T) {
 		t.Error("verified for another audience")
 	}
 }
+
+func TestADenialTellsThePoolsModeSoThatAnAuditStopsNoBoot(t *testing.T) {
+	v := newVerifier(t)
+	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
+	v.policy("  mode: Audit\n")
+	n.changeChallenge = func(r *mcsattestv1.ChallengeRequest) { r.Offered, r.Tpm = nil, nil }
+	err := n.ask()
+	if err == nil {
+		t.Fatal("challenged without evidence")
+	}
+	if d := denialOf(t, err); d.GetMode() != mcsattestv1.Mode_MODE_AUDIT || d.GetUnattested() != mcsattestv1.Unattested_UNATTESTED_DENY {
+		t.Errorf("got %v", d)
+	}
+}
+
+func TestUnattestedMachinesReceiveThePreApprovedConfigAlone(t *testing.T) {
+	v := newVerifier(t)
+	v.policy("  unattested: PreApproved\n")
+	if code, _, _ := v.fetch(http.MethodGet, "/config/worker", ""); code != http.StatusServiceUnavailable {
+		t.Errorf("without a pre-approved config: %d", code)
+	}
+	const pre = `{"ignition":{"version":"3.2.0"}}`
+	v.change("configs/worker.pre-approved.ign", pre)
+	if code, _, body := v.fetch(http.MethodGet, "/config/worker", ""); code != http.StatusOK || body != pre {
+		t.Errorf("anonymous: %d %q", code, body)
+	}
+	if code, _, body := v.fetch(http.MethodGet, "/config/worker", "broken"); code != http.StatusUnauthorized || strings.Contains(body, "ignition") {
+		t.Errorf("an invalid token fell back to anonymous: %d %q", code, body)
+	}
+	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
+	v.enrol("m1", "worker", n.id.EKSPKI)
+	res, err := n.attest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.wantFetch("attested", "/config/worker", res.GetToken(), http.StatusOK)
+}

@@ -24,8 +24,9 @@ func (s *server) gate(upstream http.Handler) http.Handler {
 	limiter := listen.NewLimiter(s.config.RequestsPerSecond)
 	requests := log.New(os.Stdout, "", log.LstdFlags)
 	return gate.New(gate.Config{
-		Upstream: upstream,
-		Policy:   s.poolPolicy,
+		Upstream:    upstream,
+		PreApproved: s.preApproved(),
+		Policy:      s.poolPolicy,
 		Tokens:   token.Checker{Keys: s.tokens.Load, Audience: service.Audience},
 		Redeem: redeem.Redeemer{
 			Records: s.records, Machines: func() *machine.Index { return s.keeper.World().Machines }, Now: s.now,
@@ -89,8 +90,19 @@ type configs struct {
 
 // ownConfigs serves Data/configs.
 func (s *server) ownConfigs() http.Handler {
+	return gate.Source{Config: s.ownConfig()}
+}
+
+// preApproved serves Data/configs/POOL.pre-approved.ign to the unattested, where
+// the policy says PreApproved. What is in it, the administrator answers for.
+func (s *server) preApproved() http.Handler {
+	own := s.ownConfig()
+	return gate.Source{Config: func(pool string) (*gate.Rendered, bool) { return own(pool + ".pre-approved") }}
+}
+
+func (s *server) ownConfig() func(pool string) (*gate.Rendered, bool) {
 	var current atomic.Pointer[configs]
-	return gate.Source{Config: func(pool string) (*gate.Rendered, bool) {
+	return func(pool string) (*gate.Rendered, bool) {
 		snapshot := s.keeper.Snapshot()
 		c := current.Load()
 		if c == nil || c.snapshot != snapshot {
@@ -105,5 +117,5 @@ func (s *server) ownConfigs() http.Handler {
 		}
 		rendered, ok := c.byPool[pool]
 		return rendered, ok
-	}}
+	}
 }

@@ -42,6 +42,9 @@ type Denied struct {
 	CorrelationID string
 	Temporary     bool
 	RetryAfter    time.Duration // 0: at our discretion
+	// Mode and Unattested are the pool's, where the verifier came that far.
+	Mode       mcsattestv1.Mode
+	Unattested mcsattestv1.Unattested
 }
 
 func (d *Denied) Error() string {
@@ -178,6 +181,8 @@ func (s *Session) explain(err error) error {
 				CorrelationID: bounded(denial.GetCorrelationId()),
 				Temporary:     denial.GetTemporary(),
 				RetryAfter:    time.Duration(denial.GetRetryAfterSeconds()) * time.Second,
+				Mode:          denial.GetMode(),
+				Unattested:    denial.GetUnattested(),
 			}
 		}
 	}

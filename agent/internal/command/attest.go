@@ -202,10 +202,10 @@ func agentVersion() string {
 }
 
 var hints = map[mcsattestv1.DenialClass]string{
-	mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED: "agent and verifier may be of versions that do not fit; on the cluster, look up the correlation id in the verifier's audit log",
+	mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED: "the verifier may not answer for this origin ('origins' in its configuration), or agent and verifier are of versions that do not fit; its audit log says which, under the correlation id",
 	mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE: "boot again; if it stays, look up the correlation id in the verifier's audit log",
-	mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE:  "this machine's TPM or boot chain is not what the cluster expects: on the cluster, mcs-attest-verifier explain shows what was seen",
-	mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE:   "the cluster has no machine for this identity: mcs-attest-agent identify prints it, mcs-attest-verifier enroll takes it",
+	mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE:  "this machine's TPM or boot chain is not what the policy expects, or it has no TPM; on the cluster, the verifier's audit log says what was seen, under the correlation id",
+	mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE:   "the machine is known and may not attest now (it joined, is being deleted, is too old, belongs to another pool, or another identity has it); on the cluster, mcs-attest-verifier explain says which",
 	mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN:     "look up the correlation id in the verifier's audit log",
 }
 

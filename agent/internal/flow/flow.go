@@ -215,7 +215,7 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 	defer s.Close()
 	ch, err := s.Challenge(ctx, f.challengeRequest(t))
 	if err != nil {
-		return nil, mode{}, err
+		return nil, deniedMode(err), err
 	}
 	m, err := readMode(ch)
 	if err != nil {
@@ -254,15 +254,29 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 }
 
 func readMode(ch *mcsattestv1.ChallengeResponse) (mode, error) {
-	switch {
-	case ch.GetMode() == mcsattestv1.Mode_MODE_OFF:
+	if ch.GetMode() == mcsattestv1.Mode_MODE_OFF {
 		return mode{soft: true, name: "Off"}, &LeftAlone{Why: "the pool's mode is Off"}
-	case ch.GetMode() == mcsattestv1.Mode_MODE_AUDIT:
-		return mode{soft: true, name: "Audit"}, nil
-	case ch.GetUnattested() == mcsattestv1.Unattested_UNATTESTED_PRE_APPROVED:
-		return mode{soft: true, name: "Enforce with a pre-approved config"}, nil
 	}
-	return mode{name: "Enforce"}, nil
+	return modeOf(ch.GetMode(), ch.GetUnattested()), nil
+}
+
+// deniedMode is the mode that a denial of Challenge tells of.
+func deniedMode(err error) mode {
+	var denied *client.Denied
+	if !errors.As(err, &denied) {
+		return mode{}
+	}
+	return modeOf(denied.Mode, denied.Unattested)
+}
+
+func modeOf(m mcsattestv1.Mode, u mcsattestv1.Unattested) mode {
+	switch {
+	case m == mcsattestv1.Mode_MODE_AUDIT:
+		return mode{soft: true, name: "Audit"}
+	case u == mcsattestv1.Unattested_UNATTESTED_PRE_APPROVED:
+		return mode{soft: true, name: "Enforce with a pre-approved config"}
+	}
+	return mode{name: "Enforce"}
 }
 
 // repeatLine is how often a machine that waits says so.

@@ -1390,8 +1390,13 @@ type Denial struct {
 	Temporary bool `protobuf:"varint,3,opt,name=temporary,proto3" json:"temporary,omitempty"`
 	// A suggestion for how long to wait. 0: at the caller's discretion.
 	RetryAfterSeconds uint32 `protobuf:"varint,4,opt,name=retry_after_seconds,json=retryAfterSeconds,proto3" json:"retry_after_seconds,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// The pool's mode, where the call came as far as its policy; else unspecified,
+	// which a client takes for MODE_ENFORCE.
+	Mode Mode `protobuf:"varint,5,opt,name=mode,proto3,enum=mcsattest.v1.Mode" json:"mode,omitempty"`
+	// What a node without a token receives, likewise.
+	Unattested    Unattested `protobuf:"varint,6,opt,name=unattested,proto3,enum=mcsattest.v1.Unattested" json:"unattested,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Denial) Reset() {
@@ -1450,6 +1455,20 @@ func (x *Denial) GetRetryAfterSeconds() uint32 {
 		return x.RetryAfterSeconds
 	}
 	return 0
+}
+
+func (x *Denial) GetMode() Mode {
+	if x != nil {
+		return x.Mode
+	}
+	return Mode_MODE_UNSPECIFIED
+}
+
+func (x *Denial) GetUnattested() Unattested {
+	if x != nil {
+		return x.Unattested
+	}
+	return Unattested_UNATTESTED_UNSPECIFIED
 }
 
 var File_mcsattest_v1_attestation_proto protoreflect.FileDescriptor
@@ -1525,12 +1544,16 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\amessage\x18\x05 \x01(\tR\amessage\x12\x17\n" +
 	"\aboot_id\x18\x06 \x01(\tR\x06bootId\"7\n" +
 	"\x0eReportResponse\x12%\n" +
-	"\x0ecorrelation_id\x18\x01 \x01(\tR\rcorrelationId\"\xae\x01\n" +
+	"\x0ecorrelation_id\x18\x01 \x01(\tR\rcorrelationId\"\x90\x02\n" +
 	"\x06Denial\x12/\n" +
 	"\x05class\x18\x01 \x01(\x0e2\x19.mcsattest.v1.DenialClassR\x05class\x12%\n" +
 	"\x0ecorrelation_id\x18\x02 \x01(\tR\rcorrelationId\x12\x1c\n" +
 	"\ttemporary\x18\x03 \x01(\bR\ttemporary\x12.\n" +
-	"\x13retry_after_seconds\x18\x04 \x01(\rR\x11retryAfterSeconds*\xe3\x01\n" +
+	"\x13retry_after_seconds\x18\x04 \x01(\rR\x11retryAfterSeconds\x12&\n" +
+	"\x04mode\x18\x05 \x01(\x0e2\x12.mcsattest.v1.ModeR\x04mode\x128\n" +
+	"\n" +
+	"unattested\x18\x06 \x01(\x0e2\x18.mcsattest.v1.UnattestedR\n" +
+	"unattested*\xe3\x01\n" +
 	"\fEvidenceKind\x12\x1d\n" +
 	"\x19EVIDENCE_KIND_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12EVIDENCE_KIND_TPM2\x10\x01\x12\x19\n" +
@@ -1672,17 +1695,19 @@ var file_mcsattest_v1_attestation_proto_depIdxs = []int32{
 	10, // 8: mcsattest.v1.AttestRequest.tpm2:type_name -> mcsattest.v1.Tpm2Evidence
 	11, // 9: mcsattest.v1.AttestRequest.cloud:type_name -> mcsattest.v1.CloudEvidence
 	4,  // 10: mcsattest.v1.Denial.class:type_name -> mcsattest.v1.DenialClass
-	7,  // 11: mcsattest.v1.Attestation.Challenge:input_type -> mcsattest.v1.ChallengeRequest
-	12, // 12: mcsattest.v1.Attestation.Attest:input_type -> mcsattest.v1.AttestRequest
-	14, // 13: mcsattest.v1.Attestation.Report:input_type -> mcsattest.v1.ReportRequest
-	9,  // 14: mcsattest.v1.Attestation.Challenge:output_type -> mcsattest.v1.ChallengeResponse
-	13, // 15: mcsattest.v1.Attestation.Attest:output_type -> mcsattest.v1.AttestResponse
-	15, // 16: mcsattest.v1.Attestation.Report:output_type -> mcsattest.v1.ReportResponse
-	14, // [14:17] is the sub-list for method output_type
-	11, // [11:14] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	2,  // 11: mcsattest.v1.Denial.mode:type_name -> mcsattest.v1.Mode
+	3,  // 12: mcsattest.v1.Denial.unattested:type_name -> mcsattest.v1.Unattested
+	7,  // 13: mcsattest.v1.Attestation.Challenge:input_type -> mcsattest.v1.ChallengeRequest
+	12, // 14: mcsattest.v1.Attestation.Attest:input_type -> mcsattest.v1.AttestRequest
+	14, // 15: mcsattest.v1.Attestation.Report:input_type -> mcsattest.v1.ReportRequest
+	9,  // 16: mcsattest.v1.Attestation.Challenge:output_type -> mcsattest.v1.ChallengeResponse
+	13, // 17: mcsattest.v1.Attestation.Attest:output_type -> mcsattest.v1.AttestResponse
+	15, // 18: mcsattest.v1.Attestation.Report:output_type -> mcsattest.v1.ReportResponse
+	16, // [16:19] is the sub-list for method output_type
+	13, // [13:16] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_mcsattest_v1_attestation_proto_init() }

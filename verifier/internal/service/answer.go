@@ -60,7 +60,7 @@ func (s *Service) finish(ctx context.Context, event string, c *call, err error) 
 	if d == nil {
 		return nil
 	}
-	return denial(d, c.id)
+	return denial(d, c)
 }
 
 // codes gives each class its Connect code, and with it its HTTP status.
@@ -78,7 +78,7 @@ var codes = map[mcsattestv1.DenialClass]connect.Code{
 const retryAfter = 5 * time.Second
 
 // denial is the only place where an RPC error is made. The caller sees the class.
-func denial(d *reason.Denial, id string) error {
+func denial(d *reason.Denial, c *call) error {
 	info := d.Code.Info()
 	code, ok := codes[info.Class]
 	if !ok {
@@ -88,8 +88,11 @@ func denial(d *reason.Denial, id string) error {
 		code = connect.CodeUnavailable
 	}
 	class := strings.ToLower(strings.TrimPrefix(info.Class.String(), "DENIAL_CLASS_"))
-	err := connect.NewError(code, errorText("denied: "+strings.ReplaceAll(class, "_", " ")+"; correlation id "+id))
-	detail := &mcsattestv1.Denial{Class: info.Class, CorrelationId: id, Temporary: info.Temporary}
+	err := connect.NewError(code, errorText("denied: "+strings.ReplaceAll(class, "_", " ")+"; correlation id "+c.id))
+	detail := &mcsattestv1.Denial{Class: info.Class, CorrelationId: c.id, Temporary: info.Temporary}
+	if c.policy != nil {
+		detail.Mode, detail.Unattested = modes[c.policy.Mode], unattested[c.policy.Unattested]
+	}
 	if info.Temporary {
 		detail.RetryAfterSeconds = uint32(retryAfter / time.Second)
 		err.Meta().Set("Retry-After", "5")
