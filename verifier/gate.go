@@ -27,7 +27,7 @@ func (s *server) gate(upstream http.Handler) http.Handler {
 		Upstream:    upstream,
 		PreApproved: s.preApproved(),
 		Policy:      s.poolPolicy,
-		Tokens:   token.Checker{Keys: s.tokens.Load, Audience: service.Audience},
+		Tokens:      token.Checker{Keys: s.tokens.Load, Audience: service.Audience},
 		Redeem: redeem.Redeemer{
 			Records: s.records, Machines: func() *machine.Index { return s.keeper.World().Machines }, Now: s.now,
 		},

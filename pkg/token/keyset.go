@@ -43,7 +43,7 @@ var ErrNoKey = errors.New("no token key is valid yet")
 // ErrRotating says that the next key is published already.
 var ErrRotating = errors.New("the next token key is published already and not yet in use")
 
-// Current returns the key that signs at now.
+// Current returns the key that signs at now: the newest of those in use.
 func (s KeySet) Current(now time.Time) (Key, bool) {
 	k, err := s.current(now)
 	return k, err == nil
@@ -52,7 +52,7 @@ func (s KeySet) Current(now time.Time) (Key, bool) {
 func (s KeySet) current(now time.Time) (Key, error) {
 	var best Key
 	for _, k := range s.Keys {
-		if !k.NotBefore.After(now) && (best.ID == "" || k.NotBefore.After(best.NotBefore)) {
+		if !k.NotBefore.After(now) && (best.ID == "" || !k.NotBefore.Before(best.NotBefore)) {
 			best = k
 		}
 	}
