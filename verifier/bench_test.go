@@ -91,9 +91,11 @@ func converse(tb testing.TB, key attester.Key, log []byte) *conversation {
 		tb.Fatal(problems)
 	}
 	c.machines, _ = machine.NewIndex(manifests, nil)
-	set, err := policy.Compile(v1alpha1.AttestationPolicy{Spec: v1alpha1.AttestationPolicySpec{
+	p := v1alpha1.AttestationPolicy{Spec: v1alpha1.AttestationPolicySpec{
 		Pools: []string{"worker"}, TPM2: v1alpha1.TPM2Policy{Profile: string(measuredboot.SecureBoot)},
-	}})
+	}}
+	p.Name = "default"
+	set, err := policy.Compile(p)
 	must(err)
 	c.policy, err = set.For("worker")
 	must(err)
