@@ -9,7 +9,7 @@ import "errors"
 func Scrub(raw []byte) ([]byte, int, error) {
 	doc, ok := document(raw)
 	if !ok {
-		return nil, 0, errors.New("Ignition's cached config is not JSON")
+		return nil, 0, errors.New("the config that Ignition cached is not JSON")
 	}
 	config, ok, err := doc.find("ignition", "config")
 	if err != nil || !ok {
