@@ -55,8 +55,9 @@ image: build ## the agent for an existing initramfs: appended cpio, and a tarbal
 	@dracut/image.sh $(BIN)/mcs-attest-agent $(BIN)
 
 .PHONY: generate
-generate: tools ## the Go code of proto/
+generate: tools ## the generated Go code of proto/ and pkg/api
 	@cd proto && PATH="$(CURDIR)/$(TOOLS):$$PATH" buf generate
+	@$(TOOLS)/controller-gen object paths=./pkg/api/...
 
 .PHONY: tools
 tools: $(TOOLS)/.stamp
