@@ -79,6 +79,11 @@ type recorder struct {
 	body   []byte
 	max    int
 	over   bool
+
+	// What our own config source says beside the answer. It is no header, since
+	// the Machine Config Server could send one.
+	checked    bool // the config was checked when it was read
+	unreadable bool // it is in no version that the client reads
 }
 
 func (r *recorder) Header() http.Header { return r.header }
@@ -104,9 +109,9 @@ func (r *recorder) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// WriteShared takes b without a copy; the caller must never change it. Our own
-// config source uses it.
-func (r *recorder) WriteShared(b []byte) {
+// share takes a checked config without a copy; the caller must never change it.
+func (r *recorder) share(b []byte) {
+	r.checked = true
 	r.WriteHeader(http.StatusOK)
 	if len(b) > r.max {
 		r.over = true
@@ -129,7 +134,7 @@ func (r *recorder) check(accept specversion.Accept, known *digests) error {
 	case r.status == 0:
 		return reason.Deny(reason.UpstreamUnavailable, "no answer")
 	case r.status == http.StatusBadRequest:
-		if _, err := accept.Negotiate(); err != nil || r.header.Get(versionHeader) != "" {
+		if _, err := accept.Negotiate(); err != nil || r.unreadable {
 			return reason.Deny(reason.Malformed, "no config in a spec version that the client reads: %v", accept)
 		}
 		return invalid("status 400")
@@ -145,7 +150,7 @@ func (r *recorder) check(accept specversion.Accept, known *digests) error {
 	if n := r.header.Get("Content-Length"); n != "" && n != strconv.Itoa(len(r.body)) {
 		return invalid("%d bytes of %.20s", len(r.body), n)
 	}
-	if r.header.Get(checkedHeader) != "" {
+	if r.checked {
 		return nil
 	}
 	v, err := known.version(r.body)
@@ -189,9 +194,3 @@ func (d *digests) version(config []byte) (specversion.Version, error) {
 	d.next = (d.next + 1) % len(d.ring)
 	return v, nil
 }
-
-// Between our own config source and the gate, never on the wire.
-const (
-	checkedHeader = "X-Mcs-Attest-Checked" // the config was checked when it was read
-	versionHeader = "X-Mcs-Attest-Version" // no version that the client reads
-)

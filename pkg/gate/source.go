@@ -48,18 +48,19 @@ func (s Source) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	accept := specversion.ParseAccept(r.Header.Get("Accept"))
 	h := w.Header()
+	rec, ours := w.(*recorder)
 	if len(accept) > 0 && !accept.Takes(config.version) {
-		h.Set(versionHeader, config.version.String())
+		if ours {
+			rec.unreadable = true
+		}
 		w.WriteHeader(http.StatusBadRequest)
 		return
 	}
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", config.length)
-	h.Set(checkedHeader, "1")
-	if shared, ok := w.(interface{ WriteShared([]byte) }); ok {
-		shared.WriteShared(config.raw)
+	if ours {
+		rec.share(config.raw)
 		return
 	}
-	h.Del(checkedHeader)
 	_, _ = w.Write(config.raw) // the client is gone if this fails
 }

@@ -180,6 +180,9 @@ func ParseKeySet(raw []byte) (KeySet, error) {
 		if !ok || private.Curve != elliptic.P256() {
 			return KeySet{}, fmt.Errorf("token keys: key %d: want a P-256 private key", i)
 		}
+		if !whole(private) {
+			return KeySet{}, fmt.Errorf("token keys: key %d: its private and public part are not a pair", i)
+		}
 		id, err := thumbprint(private)
 		if err != nil {
 			return KeySet{}, fmt.Errorf("token keys: key %d: %w", i, err)
@@ -200,6 +203,17 @@ func ParseKeySet(raw []byte) (KeySet, error) {
 		s.Keys = append(s.Keys, k)
 	}
 	return s, nil
+}
+
+// whole reports whether the public part is the private part's own; go-jose takes
+// both as they come. A key that is not would sign tokens that nobody believes.
+func whole(k *ecdsa.PrivateKey) bool {
+	raw, err := k.Bytes()
+	if err != nil {
+		return false
+	}
+	own, err := ecdsa.ParseRawPrivateKey(k.Curve, raw)
+	return err == nil && own.PublicKey.Equal(&k.PublicKey)
 }
 
 // Checker verifies tokens for one audience under the keys of the moment.
