@@ -61,7 +61,7 @@ var classes = map[mcsattestv1.DenialClass]string{
 	mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED:   "denied: the request breaks the contract",
 	mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE:   "denied: the challenge can no longer be used",
 	mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE:    "denied: the evidence does not prove what it should",
-	mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE:     "denied: the identity is proven, but no machine of the cluster takes it",
+	mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE:     "denied: the identity is proven, but its Machine may not be provisioned now",
 	mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN:       "denied: the token is not valid",
 	mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET:     "not yet: something must happen on the cluster first",
 	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: "not yet: the verifier cannot decide at the moment",

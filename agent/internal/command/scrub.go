@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/delivery"
 	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
@@ -98,7 +99,7 @@ func (a *agent) capPCR() error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(attester.Cap(attester.NewRetrying(device, nil)), device.Close()); err != nil {
+	if err := errors.Join(attester.Cap(attester.NewRetrying(device, time.Sleep)), device.Close()); err != nil {
 		return err
 	}
 	a.console.Step("capped PCR %d: this boot can no longer attest", attester.CapPCR)

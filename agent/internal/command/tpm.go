@@ -32,7 +32,7 @@ func (a *agent) openTPM(key attester.Key) (*machineTPM, error) {
 	if err != nil {
 		return nil, err
 	}
-	keys, err := attester.Open(attester.NewRetrying(device, nil), attester.Options{Key: key, Banks: a.banks()})
+	keys, err := attester.Open(attester.NewRetrying(device, time.Sleep), attester.Options{Key: key, Banks: a.banks()})
 	if err != nil {
 		return nil, errors.Join(err, device.Close())
 	}

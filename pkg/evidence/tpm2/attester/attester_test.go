@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-tpm-tools/simulator"
 	tpm "github.com/google/go-tpm/tpm2"
@@ -82,7 +83,7 @@ func TestSoftwareTPM(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			device := swtpmtest.Start(t, "sha256")
-			counted := attester.NewRetrying(device.Dial(), nil)
+			counted := attester.NewRetrying(device.Dial(), time.Sleep)
 			a, err := attester.Open(counted, attester.Options{Key: c.key, Banks: c.banks})
 			ok(t, err)
 			if a.Identity().EKSPKI != device.SPKI(c.cert) {

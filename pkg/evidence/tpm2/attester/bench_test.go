@@ -3,6 +3,7 @@ package attester_test
 import (
 	"crypto/rand"
 	"testing"
+	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
@@ -23,7 +24,7 @@ func BenchmarkAttestation(b *testing.B) {
 		{"EK=rsa-2048/PCR=secure-boot", attester.RSA2048, secureBootPCRs},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			device := attester.NewRetrying(swtpmtest.Start(b, "sha256").Dial(), nil)
+			device := attester.NewRetrying(swtpmtest.Start(b, "sha256").Dial(), time.Sleep)
 			for b.Loop() {
 				a, err := attester.Open(device, attester.Options{Key: c.key, Banks: []uint16{sha256Bank}})
 				fatal(b, err)

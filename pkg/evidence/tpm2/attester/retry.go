@@ -41,11 +41,8 @@ const (
 	rcRetry      = 0x922
 )
 
-// NewRetrying wraps tpm. Sleep pauses; nil means time.Sleep.
+// NewRetrying wraps tpm. Sleep pauses: time.Sleep, or a test's.
 func NewRetrying(tpm transport.TPM, sleep func(time.Duration)) *Retrying {
-	if sleep == nil {
-		sleep = time.Sleep
-	}
 	return &Retrying{tpm: tpm, sleep: sleep}
 }
 
