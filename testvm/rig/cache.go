@@ -148,7 +148,10 @@ func (r *Rig) lock(path string) (unlock func()) {
 	r.t.Helper()
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	r.fatal(err, "lock")
-	r.fatal(syscall.Flock(int(f.Fd()), syscall.LOCK_EX), "lock %s", path)
+	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+		r.progress("waiting for another run to free %s", path)
+		r.fatal(syscall.Flock(int(f.Fd()), syscall.LOCK_EX), "lock %s", path)
+	}
 	return func() { f.Close() }
 }
 

@@ -28,12 +28,13 @@ func proxy(t *testing.T, seen *[]string) *url.URL {
 			w.WriteHeader(http.StatusBadGateway)
 			return
 		}
-		w.WriteHeader(http.StatusOK)
-		near, _, err := http.NewResponseController(w).Hijack()
+		near, buffered, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			return
 		}
-		go func() { _, _ = io.Copy(far, near); _ = far.Close() }()
+		// Only now may the client speak: what it says goes through the buffer.
+		_, _ = io.WriteString(near, "HTTP/1.1 200 OK\r\n\r\n")
+		go func() { _, _ = io.Copy(far, buffered); _ = far.Close() }()
 		go func() { _, _ = io.Copy(near, far); _ = near.Close() }()
 	}))
 	t.Cleanup(s.Close)
