@@ -47,8 +47,8 @@ waits for approval (--approve; 'status' lists them).
 
 It belongs to an existing Machine (--machine NAMESPACE/NAME), or it stands in for
 one where there are no Machines (--pool POOL).`,
-		Example: `  mcs-attest-agent identify | ssh admin@cluster mcs-attest-verifier enroll --identity - --name rack7-u12 --pool worker
-  mcs-attest-verifier enroll --approve 3f2a9c01d4e5b6a7 --machine openshift-machine-api/worker-7`,
+		Example: `  mcs-attest-agent identify | ssh admin@cluster mcs-attest-verifier enroll --config DIR/mcs-attest.yaml --identity - --name rack7-u12 --pool worker
+  mcs-attest-verifier enroll --config DIR/mcs-attest.yaml --approve 3f2a9c01d4e5b6a7 --machine openshift-machine-api/worker-7`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := loadConfig(configPath)

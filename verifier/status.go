@@ -234,7 +234,7 @@ func explainMachine(out io.Writer, m admin.Machine, now time.Time) {
 	fmt.Fprintf(out, "%s (%s, UID %s)\n\n", m.Name, m.Kind, m.UID)
 	line := func(k, v string) {
 		if v != "" {
-			fmt.Fprintf(out, "  %-14s %s\n", k, v)
+			fmt.Fprintf(out, "  %-17s %s\n", k, v)
 		}
 	}
 	line("pools", strings.Join(m.Pools, ", "))

@@ -241,7 +241,7 @@ var table = map[Code]Info{
 		"Correct the pointer's path or the Machine's role."),
 	IdentityConflict: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "IdentityConflict",
 		"Another identity has this Machine already.",
-		"If the hardware was replaced, delete the record; else someone claims to be this Machine."),
+		"If the hardware was replaced, delete the Machine (or its stand-in) and create it anew; else someone claims to be this Machine."),
 	Quarantined: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "Quarantined",
 		"An administrator quarantined the Machine.",
 		"Lift spec.quarantined of its MachineAttestation."),

@@ -16,6 +16,7 @@ package record
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -116,7 +117,7 @@ func Denied(rec *v1alpha1.MachineAttestation, m *machine.Machine, d *reason.Deni
 	if n := len(s.History); n > 0 && s.History[n-1].Reason == d.Code.String() && now.Sub(s.History[n-1].Time.Time) < time.Minute {
 		return nil
 	}
-	text := bounded(d.Error())
+	text := bounded(strings.TrimPrefix(d.Error(), d.Code.String()+": "))
 	note(s, now, "Denied", d.Code.String(), correlationID, text)
 	if s.Phase == v1alpha1.PhaseDenied {
 		condition(s, now, v1alpha1.ConditionAttested, metav1.ConditionFalse, d.Code.String(), text)

@@ -1,7 +1,7 @@
 // Package config reads the verifier's one configuration file.
 //
-// Every field has a flag of the same name on "serve"; the zero value of every
-// field but Origins works. Relative paths are relative to the file's folder.
+// The addresses have a flag on "serve", too; the zero value of every field but
+// Origins works. Relative paths are relative to the file's folder.
 package config
 
 import (
