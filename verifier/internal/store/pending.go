@@ -37,7 +37,8 @@ func (s *Store) Wait(now time.Time, p Pending) error {
 	err := s.db.Batch(func(tx *bbolt.Tx) error {
 		refused = nil
 		b := tx.Bucket(pendingBucket)
-		if err := expire(b, now); err != nil {
+		waiting, err := expire(b, now)
+		if err != nil {
 			return err
 		}
 		p.FirstSeen, p.LastSeen = now, now
@@ -50,7 +51,7 @@ func (s *Store) Wait(now time.Time, p Pending) error {
 			if now.Sub(old.LastSeen) < 10*time.Second && old.Pool == p.Pool {
 				return nil // a machine asks every few seconds; the disk need not hear of each
 			}
-		} else if b.Stats().KeyN >= MaxPending {
+		} else if waiting >= MaxPending {
 			refused = reason.Deny(reason.RateLimited, "%d machines wait for approval already", MaxPending)
 			return nil
 		}
@@ -103,13 +104,17 @@ func (s *Store) Settled(ekSHA256 string) error {
 	}))
 }
 
-func expire(b *bbolt.Bucket, now time.Time) error {
+// expire removes what waited too long and counts the rest. Bucket.Stats does not
+// see what earlier changes of the same transaction have put.
+func expire(b *bbolt.Bucket, now time.Time) (left int, err error) {
 	var old [][]byte
-	err := b.ForEach(func(k, v []byte) error {
+	err = b.ForEach(func(k, v []byte) error {
 		var p Pending
 		if err := json.Unmarshal(v, &p); err != nil || now.Sub(p.LastSeen) > PendingLifetime {
 			old = append(old, append([]byte(nil), k...))
+			return nil
 		}
+		left++
 		return nil
 	})
 	for _, k := range old {
@@ -117,5 +122,5 @@ func expire(b *bbolt.Bucket, now time.Time) error {
 			err = b.Delete(k)
 		}
 	}
-	return err
+	return left, err
 }
