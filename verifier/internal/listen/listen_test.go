@@ -1,0 +1,315 @@
+package listen
+
+import (
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/binary"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
+)
+
+func serving(t *testing.T) *tls.Certificate {
+	t.Helper()
+	now := time.Now()
+	ca, err := pki.NewCA("test CA", now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := ca.Serve([]string{"127.0.0.1"}, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := pki.ParseServing([][]byte{leaf.Certificate, leaf.Key.Expose()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+func TestSource(t *testing.T) {
+	for _, c := range []struct{ name, in, want string }{
+		{"IPv4", "192.0.2.7:4711", "192.0.2.7"},
+		{"IPv4 in IPv6 is the IPv4 address", "[::ffff:192.0.2.7]:4711", "192.0.2.7"},
+		{"IPv6 is its /64", "[2001:db8:1:2:3:4:5:6]:4711", "2001:db8:1:2::"},
+		{"a zone does not count", "[fe80::1%eth0]:4711", "fe80::"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := Source(c.in); got != netip.MustParseAddr(c.want) {
+				t.Errorf("got %v, want %s", got, c.want)
+			}
+		})
+	}
+	if got := Source("@"); got.IsValid() {
+		t.Errorf("no address is %v", got)
+	}
+}
+
+// addressed is a connection from some address.
+type addressed struct {
+	net.Conn
+	from   string
+	closed *bool
+}
+
+func (a addressed) RemoteAddr() net.Addr {
+	return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(a.from))
+}
+
+func (a addressed) Close() error {
+	*a.closed = true
+	return nil
+}
+
+// queue is a listener that connections from given addresses come to.
+type queue struct {
+	net.Listener
+	from []string
+	shut []*bool
+}
+
+func (q *queue) Accept() (net.Conn, error) {
+	if len(q.from) == 0 {
+		return nil, net.ErrClosed
+	}
+	a := addressed{from: q.from[0], closed: new(bool)}
+	q.from, q.shut = q.from[1:], append(q.shut, a.closed)
+	return a, nil
+}
+
+func TestAttack_T51_OneSourceHoldsAQuarterAtMost(t *testing.T) {
+	q := &queue{from: []string{
+		"192.0.2.1:1", "192.0.2.1:2", "192.0.2.1:3", // the third is one too many
+		"[2001:db8::1]:1", "[2001:db8::2]:1", "[2001:db8::3]:1", // one /64
+		"192.0.2.2:1",
+	}}
+	l := Limit(q, 8)
+	var in []net.Conn
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			break
+		}
+		in = append(in, c)
+	}
+	var shut []bool
+	for _, s := range q.shut {
+		shut = append(shut, *s)
+	}
+	if want := []bool{false, false, true, false, false, true, false}; !slices.Equal(shut, want) {
+		t.Fatalf("turned away %v, want %v", shut, want)
+	}
+	// Closing twice, as net/http may, makes room once.
+	_, _ = in[0].Close(), in[0].Close()
+	q.from = []string{"192.0.2.1:4", "192.0.2.1:5"}
+	if c, err := l.Accept(); err != nil || c.RemoteAddr().String() != "192.0.2.1:4" {
+		t.Errorf("no room after a close: %v", err)
+	}
+	if c, err := l.Accept(); err == nil {
+		t.Errorf("%s got in over the limit", c.RemoteAddr())
+	}
+}
+
+func TestAllSourcesTogetherAreBounded(t *testing.T) {
+	q := &queue{from: []string{"192.0.2.1:1", "192.0.2.2:1", "192.0.2.3:1", "192.0.2.4:1", "192.0.2.5:1"}}
+	l := Limit(q, 4)
+	n := 0
+	for {
+		if _, err := l.Accept(); err != nil {
+			break
+		}
+		n++
+	}
+	if n != 4 {
+		t.Errorf("%d of at most 4 are open", n)
+	}
+}
+
+func TestLimiterAllowsABurstAndThenTheRate(t *testing.T) {
+	l := NewLimiter(5)
+	now := time.Now()
+	a, b := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	for i := range 10 {
+		if !l.Allow(now, a) {
+			t.Fatalf("event %d of the burst is refused", i)
+		}
+	}
+	if l.Allow(now, a) {
+		t.Error("the burst has no end")
+	}
+	if !l.Allow(now, b) {
+		t.Error("another source pays for the first")
+	}
+	if !l.Allow(now.Add(time.Second), a) {
+		t.Error("a second later it is still refused")
+	}
+}
+
+func TestAttack_T51_ManySourcesTakeABoundedMemory(t *testing.T) {
+	l := NewLimiter(5)
+	now := time.Now()
+	for i := range uint32(3 * maxSources) {
+		var raw [4]byte
+		binary.BigEndian.PutUint32(raw[:], i)
+		if !l.Allow(now, netip.AddrFrom4(raw)) {
+			t.Fatal("a source that was never seen is refused")
+		}
+		if len(l.sources) > maxSources {
+			t.Fatalf("%d sources are remembered", len(l.sources))
+		}
+	}
+}
+
+func TestKeysThatServedLatelyAreKnown(t *testing.T) {
+	var certs Certificates
+	var keys [][sha256.Size]byte
+	for range keepKeys + 1 {
+		c := serving(t)
+		leaf, err := x509.ParseCertificate(c.Certificate[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys = append(keys, sha256.Sum256(leaf.RawSubjectPublicKeyInfo))
+		c.Leaf = nil // as tls.X509KeyPair left it until Go 1.23
+		if err := certs.Set(c); err != nil {
+			t.Fatal(err)
+		}
+		if now, _ := certs.get(nil); now != c {
+			t.Error("not the certificate that was set")
+		}
+	}
+	for i, k := range keys {
+		if got, want := certs.Served(k[:]), i > 0; got != want {
+			t.Errorf("key %d of %d: served %v", i, len(keys), got)
+		}
+	}
+	if other := sha256.Sum256(nil); certs.Served(nil) || certs.Served(other[:]) || certs.Served(keys[1][:31]) {
+		t.Error("a key that never served is taken for one")
+	}
+	if err := certs.Set(&tls.Certificate{Certificate: [][]byte{{1}}}); err == nil {
+		t.Error("a certificate that does not parse was set")
+	}
+}
+
+// serve starts a server and returns its address and the roots for it.
+func serve(t *testing.T, h http.HandlerFunc, change func(*http.Server)) (string, *x509.CertPool) {
+	t.Helper()
+	certs, cert := &Certificates{}, serving(t)
+	if err := certs.Set(cert); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := NewServer(h, certs, slog.New(slog.DiscardHandler))
+	if change != nil {
+		change(srv)
+	}
+	go func() { _ = srv.ServeTLS(Limit(l, 16), "", "") }()
+	t.Cleanup(func() { _ = srv.Close() })
+	roots := x509.NewCertPool()
+	roots.AddCert(cert.Leaf)
+	return l.Addr().String(), roots
+}
+
+func TestExporterIsThatOfTheConnectionAndOnlyOfTLS13(t *testing.T) {
+	got := make(chan []byte, 1)
+	addr, roots := serve(t, func(_ http.ResponseWriter, r *http.Request) { got <- Exporter(r.TLS) }, nil)
+	for _, c := range []struct {
+		version uint16
+		want    bool
+	}{{tls.VersionTLS12, false}, {tls.VersionTLS13, true}} {
+		conn, err := tls.Dial("tcp", addr, &tls.Config{RootCAs: roots, MaxVersion: c.version})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		server := <-got
+		if state := conn.ConnectionState(); !c.want {
+			if server != nil {
+				t.Error("TLS 1.2 has an exporter")
+			}
+		} else if string(server) != string(Exporter(&state)) || len(server) == 0 {
+			t.Error("the two ends have different exporters")
+		}
+		_ = conn.Close()
+	}
+	if Exporter(nil) != nil {
+		t.Error("an exporter without TLS")
+	}
+}
+
+func TestOneConnectionOneFirstAttest(t *testing.T) {
+	addr, roots := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if FromContext(r.Context()).FirstAttest() {
+			w.WriteHeader(http.StatusOK)
+			return
+		}
+		w.WriteHeader(http.StatusConflict)
+	}, nil)
+	for _, keepAlive := range []bool{true, false} {
+		client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, DisableKeepAlives: !keepAlive}}
+		var codes []int
+		for range 2 {
+			res, err := client.Get("https://" + addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = res.Body.Close()
+			codes = append(codes, res.StatusCode)
+		}
+		client.CloseIdleConnections()
+		want := []int{http.StatusOK, http.StatusOK}
+		if keepAlive {
+			want[1] = http.StatusConflict
+		}
+		if !slices.Equal(codes, want) {
+			t.Errorf("keep-alive %v: %v, want %v", keepAlive, codes, want)
+		}
+	}
+	if FromContext(t.Context()) != nil {
+		t.Error("a connection out of nothing")
+	}
+}
+
+func TestAttack_T51_SlowHeaders(t *testing.T) {
+	const short = 100 * time.Millisecond
+	addr, roots := serve(t, func(http.ResponseWriter, *http.Request) {}, func(s *http.Server) {
+		if s.ReadHeaderTimeout != headerTimeout || s.ReadTimeout != bodyTimeout || s.WriteTimeout != bodyTimeout || s.IdleTimeout != idleTimeout || s.MaxHeaderBytes != maxHeader {
+			t.Errorf("a phase without its deadline: %+v", s)
+		}
+		s.ReadHeaderTimeout = short
+	})
+	conn, err := tls.Dial("tcp", addr, &tls.Config{RootCAs: roots})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	began := time.Now()
+	go func() {
+		for range 100 { // a byte now and then, for ever
+			if _, err := io.WriteString(conn, "G"); err != nil {
+				return
+			}
+			time.Sleep(short / 4)
+		}
+	}()
+	if err := conn.SetReadDeadline(began.Add(20 * short)); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.ReadAll(conn)
+	if took := time.Since(began); took >= 20*short {
+		t.Errorf("still open after %v", took)
+	}
+}
