@@ -1,0 +1,59 @@
+package service
+
+import (
+	"context"
+	"log/slog"
+
+	"connectrpc.com/connect"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+)
+
+// Report implements the contract.
+func (s *Service) Report(ctx context.Context, req *connect.Request[mcsattestv1.ReportRequest]) (*connect.Response[mcsattestv1.ReportResponse], error) {
+	c, err := callFrom(ctx)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInternal, err)
+	}
+	err = s.report(c, req.Msg)
+	s.ObserveTicket(reason.From(err) == nil || reason.From(err).Code != reason.ReportTicketInvalid)
+	if err = s.finish(ctx, "report", c, err); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&mcsattestv1.ReportResponse{CorrelationId: c.id}), nil
+}
+
+// The bounds of a report's texts (the contract's ReportRequest).
+const (
+	maxUnit    = 128
+	maxResult  = 32
+	maxMessage = 4 << 10
+)
+
+func (s *Service) report(c *call, req *mcsattestv1.ReportRequest) error {
+	if err := s.admit(c); err != nil {
+		return err
+	}
+	if len(req.GetUnit()) > maxUnit || len(req.GetResult()) > maxResult || len(req.GetMessage()) > maxMessage || len(req.GetBootId()) > 64 {
+		return reason.Deny(reason.TooLarge, "report of %d bytes", len(req.GetMessage()))
+	}
+	ticket, err := s.SealKeys().OpenTicket(c.start, req.GetTicket())
+	if err != nil {
+		return err
+	}
+	r := v1alpha1.FailureReport{
+		Unit: audit.Clean(req.GetUnit()), Result: audit.Clean(req.GetResult()), ExitStatus: req.GetExitStatus(), Message: lines(req.GetMessage()),
+	}
+	return s.Records.Update(ticket.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		next, err := record.Report(rec, ticket.ID, r, c.id, c.start)
+		if err == nil {
+			c.proven, c.machine, c.pool = true, next.Namespace+"/"+next.Name, next.Status.Pool
+			c.extra = []slog.Attr{slog.String("unit", r.Unit), slog.String("result", r.Result)}
+		}
+		return next, err
+	})
+}
