@@ -1,0 +1,375 @@
+package gate
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
+)
+
+var noon = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
+
+const (
+	config34   = `{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":"/etc/secret"}]}}`
+	ignition34 = "application/vnd.coreos.ignition+json;version=3.4.0, */*;q=0.1"
+	good       = "good" // the token that fakeTokens takes for a worker
+)
+
+// fakeTokens is a verifier; nil takes the word "good", for the pool worker.
+type fakeTokens struct {
+	verify func(raw []byte) (token.Claims, error)
+}
+
+func (f fakeTokens) Verify(_ time.Time, raw []byte) (token.Claims, error) {
+	if f.verify != nil {
+		return f.verify(raw)
+	}
+	if string(raw) != good {
+		return token.Claims{}, reason.Deny(reason.TokenInvalid, "not the good one")
+	}
+	return token.Claims{Pool: "worker", ID: "jti-1", Subject: "ns/worker-a", MachineUID: "uid"}, nil
+}
+
+// fakeRedeem counts what it is asked; a nil func allows.
+type fakeRedeem struct {
+	check, redeem   func() error
+	checks, redeems int
+}
+
+func (f *fakeRedeem) Check(context.Context, token.Claims) error {
+	f.checks++
+	if f.check != nil {
+		return f.check()
+	}
+	return nil
+}
+
+func (f *fakeRedeem) Redeem(context.Context, token.Claims) error {
+	f.redeems++
+	if f.redeem != nil {
+		return f.redeem()
+	}
+	return nil
+}
+
+// fixture is a gate whose every part may be changed before the first request.
+type fixture struct {
+	Config
+	policy    PoolPolicy
+	redeem    *fakeRedeem
+	decisions []Decision
+	lines     []string
+	upstream  []*http.Request // what reached the upstream
+}
+
+func newFixture() *fixture {
+	f := &fixture{redeem: &fakeRedeem{}, policy: PoolPolicy{Label: "worker"}}
+	f.Config = Config{
+		Policy:    func(string) (PoolPolicy, error) { return f.policy, nil },
+		Tokens:    fakeTokens{},
+		Redeem:    f.redeem,
+		Observe:   func(_ *http.Request, d Decision) { f.decisions = append(f.decisions, d) },
+		Requested: func(line string) { f.lines = append(f.lines, line) },
+		Now:       func() time.Time { return noon },
+	}
+	f.Upstream = serve(config34)
+	return f
+}
+
+func serve(config string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Content-Length", strconv.Itoa(len(config)))
+		_, _ = io.WriteString(w, config)
+	})
+}
+
+// do asks, and checks what holds for every answer.
+func (f *fixture) do(t testing.TB, r *http.Request) *http.Response {
+	t.Helper()
+	c := f.Config
+	inner := c.Upstream
+	c.Upstream = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		f.upstream = append(f.upstream, r)
+		inner.ServeHTTP(w, r)
+	})
+	rec := httptest.NewRecorder()
+	New(c).ServeHTTP(rec, r)
+	res := rec.Result()
+	h := res.Header
+	switch {
+	case res.StatusCode >= 300 && res.StatusCode < 400:
+		t.Errorf("a redirect: %d", res.StatusCode)
+	case res.StatusCode == 200 && strings.HasPrefix(r.URL.Path, prefix) && h.Get("Content-Length") == "0":
+		t.Error("an empty 200 provisions nothing")
+	case res.StatusCode != 200 && res.StatusCode < 400:
+		t.Errorf("status %d: Ignition knows no use for it", res.StatusCode)
+	}
+	if h.Get("Content-Length") == "" {
+		t.Error("no Content-Length")
+	}
+	return res
+}
+
+// get asks for a path with a token, or with none if it is "".
+func get(path, raw string) *http.Request {
+	r := httptest.NewRequest(http.MethodGet, path, nil)
+	r.Header.Set("Accept", ignition34)
+	r.Header.Set("User-Agent", "Ignition/2.20.0")
+	if raw != "" {
+		r.Header.Set("Authorization", "Bearer "+raw)
+	}
+	return r
+}
+
+func body(t testing.TB, res *http.Response) string {
+	t.Helper()
+	b, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func TestTheConfigForAToken(t *testing.T) {
+	f := newFixture()
+	res := f.do(t, get("/config/worker", good))
+	if res.StatusCode != 200 || body(t, res) != config34 || res.Header.Get("Cache-Control") != "no-store" ||
+		res.Header.Get("Content-Type") != "application/json" || res.ContentLength != int64(len(config34)) {
+		t.Errorf("%d %v", res.StatusCode, res.Header)
+	}
+	if d := f.decisions[0]; d.Outcome != "allowed" || d.Pool != "worker" || d.Label != "worker" || d.Denial != nil || d.Claims.ID != "jti-1" {
+		t.Errorf("decision %+v", d)
+	}
+	if f.redeem.redeems != 1 {
+		t.Errorf("%d uses taken", f.redeem.redeems)
+	}
+}
+
+func TestModes(t *testing.T) {
+	const preApproved = `{"ignition":{"version":"3.4.0"},"systemd":{}}`
+	type out struct {
+		status       int
+		body         string
+		outcome      string
+		code         reason.Code
+		uses, checks int
+	}
+	allowed := func(s, outcome string) out { return out{status: 200, body: s, outcome: outcome} }
+	used := out{status: 200, body: config34, outcome: "allowed", uses: 1, checks: 1}
+	denied := func(status int, c reason.Code) out { return out{status: status, outcome: "denied", code: c} }
+	for _, c := range []struct {
+		name   string
+		policy PoolPolicy
+		auth   []string
+		check  error
+		want   out
+	}{
+		{"enforce, good token", PoolPolicy{}, []string{"Bearer good"}, nil, used},
+		{"enforce, the scheme in small letters", PoolPolicy{}, []string{"bearer good"}, nil, used},
+		{"enforce, none", PoolPolicy{}, nil, nil, denied(401, reason.TokenMissing)},
+		{"enforce, bad token", PoolPolicy{}, []string{"Bearer bad"}, nil, denied(401, reason.TokenInvalid)},
+		{"enforce, two tokens", PoolPolicy{}, []string{"Bearer good", "Bearer good"}, nil, denied(401, reason.TokenInvalid)},
+		{"enforce, two tokens in one header", PoolPolicy{}, []string{"Bearer good, Bearer good"}, nil, denied(401, reason.TokenInvalid)},
+		{"enforce, another scheme", PoolPolicy{}, []string{"Basic good"}, nil, denied(401, reason.TokenInvalid)},
+		{"enforce, an empty header", PoolPolicy{}, []string{""}, nil, denied(401, reason.TokenInvalid)},
+		{"enforce, a scheme alone", PoolPolicy{}, []string{"Bearer "}, nil, denied(401, reason.TokenInvalid)},
+		{"enforce, an oversized token", PoolPolicy{}, []string{"Bearer " + strings.Repeat("g", 4097)}, nil, denied(401, reason.TokenInvalid)},
+		{"enforce, the record says no", PoolPolicy{}, []string{"Bearer good"}, reason.Deny(reason.TokenUsedUp, ""), out{401, "", "denied", reason.TokenUsedUp, 0, 1}},
+		{"enforce, the record says not yet", PoolPolicy{}, []string{"Bearer good"}, reason.Deny(reason.Quarantined, ""), out{503, "", "denied", reason.Quarantined, 0, 1}},
+		{"enforce, the store has an error of its own", PoolPolicy{}, []string{"Bearer good"}, errors.New("disk"), out{503, "", "denied", reason.Internal, 0, 1}},
+		{"audit, good token: takes no use", PoolPolicy{Mode: Audit}, []string{"Bearer good"}, nil, out{200, config34, "allowed", 0, 0, 1}},
+		{"audit, none", PoolPolicy{Mode: Audit}, nil, nil, out{200, config34, "would-deny", reason.TokenMissing, 0, 0}},
+		{"audit, bad token", PoolPolicy{Mode: Audit}, []string{"Bearer bad"}, nil, out{200, config34, "would-deny", reason.TokenInvalid, 0, 0}},
+		{"off, none", PoolPolicy{Mode: Off}, nil, nil, allowed(config34, "allowed")},
+		{"off, bad token", PoolPolicy{Mode: Off}, []string{"Bearer bad"}, nil, allowed(config34, "allowed")},
+		{"pre-approved, none", PoolPolicy{PreApproved: true}, nil, nil, allowed(preApproved, "pre-approved")},
+		{"pre-approved, good token", PoolPolicy{PreApproved: true}, []string{"Bearer good"}, nil, used},
+		{"pre-approved, a bad token is not none", PoolPolicy{PreApproved: true}, []string{"Bearer bad"}, nil, denied(401, reason.TokenInvalid)},
+		{"pre-approved, an empty header is not none", PoolPolicy{PreApproved: true}, []string{""}, nil, denied(401, reason.TokenInvalid)},
+		{"pre-approved, another scheme is not none", PoolPolicy{PreApproved: true}, []string{"Basic Zm9v"}, nil, denied(401, reason.TokenInvalid)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := newFixture()
+			f.policy, f.PreApproved = c.policy, serve(preApproved)
+			f.redeem.check = func() error { return c.check }
+			r := get("/config/worker", "")
+			if c.auth != nil {
+				r.Header["Authorization"] = c.auth
+			}
+			res := f.do(t, r)
+			d := f.decisions[0]
+			got := out{res.StatusCode, body(t, res), d.Outcome, 0, f.redeem.redeems, f.redeem.checks}
+			if d.Denial != nil {
+				got.code = d.Denial.Code
+			}
+			if res.StatusCode != 200 {
+				got.body = ""
+				if len(f.lines) != 0 || len(f.upstream) != 0 {
+					t.Errorf("denied, and yet lines %q, upstream asked %d times", f.lines, len(f.upstream))
+				}
+			}
+			if got != c.want {
+				t.Errorf("got %+v\nwant %+v", got, c.want)
+			}
+		})
+	}
+	t.Run("pre-approved, but there is no such config", func(t *testing.T) {
+		f := newFixture()
+		f.policy.PreApproved = true
+		if res := f.do(t, get("/config/worker", "")); res.StatusCode != 503 {
+			t.Error(res.StatusCode)
+		}
+	})
+}
+
+func TestAUseIsTakenOnlyForACompleteAnswer(t *testing.T) {
+	f := newFixture()
+	f.Upstream = serve(config34[:20])
+	if res := f.do(t, get("/config/worker", good)); res.StatusCode != 503 || f.redeem.redeems != 0 {
+		t.Errorf("broken upstream: %d, %d uses", res.StatusCode, f.redeem.redeems)
+	}
+	f = newFixture()
+	f.redeem.redeem = func() error { return reason.Deny(reason.TokenUsedUp, "somebody was faster") }
+	if res := f.do(t, get("/config/worker", good)); res.StatusCode != 401 || strings.Contains(body(t, res), "secret") {
+		t.Errorf("lost the race: %d", res.StatusCode)
+	}
+}
+
+func TestASourceThatAsksTooOften(t *testing.T) {
+	f := newFixture()
+	f.Admit = func(*http.Request) error { return reason.Deny(reason.RateLimited, "") }
+	if res := f.do(t, get("/config/worker", good)); res.StatusCode != 503 || len(f.upstream)+f.redeem.checks != 0 {
+		t.Error(res.StatusCode)
+	}
+}
+
+// A20: the gate itself knows no transport. What it must give is a final no for
+// the reason that the plain listener has.
+func TestA20_PlainHTTPIsAFinalNo(t *testing.T) {
+	f := newFixture()
+	f.Admit = func(*http.Request) error { return reason.Deny(reason.Plaintext, "") }
+	if res := f.do(t, get("/config/worker", good)); res.StatusCode != 401 || len(f.upstream) != 0 {
+		t.Error(res.StatusCode)
+	}
+}
+
+func TestA22_FinalIsFourHundredsAndNotYetIsFiveHundreds(t *testing.T) {
+	for _, code := range reason.Codes() {
+		f := newFixture()
+		f.Tokens = fakeTokens{verify: func([]byte) (token.Claims, error) { return token.Claims{}, reason.Deny(code, "") }}
+		res := f.do(t, get("/config/worker", good))
+		if final := res.StatusCode == 401 || res.StatusCode == 403; final == code.Temporary() || !final && res.StatusCode != 503 {
+			t.Errorf("%v: %d", code, res.StatusCode)
+		}
+	}
+}
+
+func TestA23_HEADNeedsTheSameTokenAndTakesNoUse(t *testing.T) {
+	f := newFixture()
+	r := get("/config/worker", good)
+	r.Method = http.MethodHead
+	res := f.do(t, r)
+	if res.StatusCode != 200 || res.ContentLength != int64(len(config34)) || body(t, res) != "" || f.redeem.checks != 1 || f.redeem.redeems != 0 {
+		t.Errorf("%d, %d bytes announced, %d uses", res.StatusCode, res.ContentLength, f.redeem.redeems)
+	}
+	r.Header.Del("Authorization")
+	if res = f.do(t, r); res.StatusCode != 401 {
+		t.Errorf("without a token: %d", res.StatusCode)
+	}
+}
+
+func TestA26_AcceptAndUserAgentReachTheUpstreamUnchangedAndNothingElseDoes(t *testing.T) {
+	f := newFixture()
+	r := get("/config/worker?a=b", good)
+	r.Header.Set("Accept-Encoding", "gzip")
+	r.Header.Set("Cookie", "a=b")
+	r.Header.Set("Forwarded", "for=1.2.3.4")
+	r.Header.Set("If-None-Match", `"x"`)
+	r.Header.Set("Range", "bytes=0-1")
+	r.Header.Set("X-Forwarded-For", "1.2.3.4")
+	f.do(t, r)
+	up := f.upstream[0]
+	if len(up.Header) != 2 || up.Header.Get("Accept") != ignition34 || up.Header.Get("User-Agent") != "Ignition/2.20.0" ||
+		up.URL.String() != "/config/worker" || up.Method != http.MethodGet {
+		t.Errorf("%s %s %v", up.Method, up.URL, up.Header)
+	}
+}
+
+func TestA26_SourceServesWhatTheClientReads(t *testing.T) {
+	rendered, err := NewRendered([]byte(config34))
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := Source{Config: func(pool string) (*Rendered, bool) { return rendered, pool == "worker" }}
+	for _, c := range []struct {
+		name, pool, accept string
+		status             int
+	}{
+		{"the same version", "worker", ignition34, 200},
+		{"a newer one", "worker", strings.Replace(ignition34, "3.4", "3.6", 1), 200},
+		{"an older one: it cannot be converted", "worker", strings.Replace(ignition34, "3.4", "3.3", 1), 401},
+		{"another major version", "worker", strings.Replace(ignition34, "3.4", "4.0", 1), 401},
+		{"curl", "worker", "*/*", 200},
+		{"no header", "worker", "", 200},
+		{"a pool without a config: it may come", "master", ignition34, 503},
+	} {
+		f := newFixture()
+		f.policy.Mode, f.Upstream = Off, source
+		r := get("/config/"+c.pool, "")
+		r.Header.Set("Accept", c.accept)
+		// Not through do: the source speaks to the gate itself.
+		rec := httptest.NewRecorder()
+		New(f.Config).ServeHTTP(rec, r)
+		if rec.Code != c.status || c.status == 200 && rec.Body.String() != config34 {
+			t.Errorf("%s: %d, want %d", c.name, rec.Code, c.status)
+		}
+		// By itself it answers as the Machine Config Server does.
+		rec = httptest.NewRecorder()
+		source.ServeHTTP(rec, r)
+		if want := map[int]int{200: 200, 401: 400, 503: 500}[c.status]; rec.Code != want || want == 200 && rec.Body.String() != config34 {
+			t.Errorf("%s: by itself %d, want %d", c.name, rec.Code, want)
+		}
+	}
+	if _, err := NewRendered([]byte(config34 + "x")); err == nil {
+		t.Error("took a config with trailing bytes")
+	}
+}
+
+func TestF12_TheRequestLineIsTheMachineConfigServers(t *testing.T) {
+	f := newFixture()
+	r := get("/config/worker", good)
+	r.RemoteAddr = "192.0.2.7:40312"
+	f.do(t, r)
+	want := `Pool "worker" requested by address:"192.0.2.7:40312" User-Agent:"Ignition/2.20.0" Accept-Header: "` + ignition34 + `"`
+	if !slices.Equal(f.lines, []string{want}) {
+		t.Errorf("got  %q\nwant %q", f.lines, want)
+	}
+}
+
+func TestF14_OutsideOfConfig(t *testing.T) {
+	for _, c := range []struct {
+		method, path string
+		status       int
+	}{
+		{"GET", "/healthz", 200}, {"HEAD", "/healthz", 200}, {"POST", "/healthz", 405},
+		{"GET", "/", 404}, {"GET", "/config", 404}, {"HEAD", "/x", 404}, {"GET", "//config/worker", 404}, {"GET", "/Config/worker", 404},
+		{"POST", "/config/worker", 405}, {"PUT", "/config/worker", 405}, {"OPTIONS", "/config/worker", 405}, {"TRACE", "/", 405},
+	} {
+		f := newFixture()
+		r := get("http://gate"+c.path, good)
+		r.Method = c.method
+		if res := f.do(t, r); res.StatusCode != c.status || res.Header.Get("Content-Length") != "0" || body(t, res) != "" || len(f.upstream) != 0 {
+			t.Errorf("%s %s: %d %v", c.method, c.path, res.StatusCode, res.Header)
+		}
+	}
+}
