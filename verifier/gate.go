@@ -3,6 +3,7 @@ package main
 import (
 	"log"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"sync/atomic"
@@ -39,9 +40,19 @@ func (s *server) gate(upstream http.Handler) http.Handler {
 		},
 		Observe:       s.observeGate,
 		Requested:     func(line string) { requests.Print(line) },
+		Source:        s.clientAddress,
 		CorrelationID: audit.NewCorrelationID,
 		Now:           s.now,
 	})
+}
+
+// clientAddress is the client's address as the Machine Config Server logs it;
+// behind a trusted proxy the one that the proxy names.
+func (s *server) clientAddress(r *http.Request) string {
+	if source := s.source(r); source != listen.Source(r.RemoteAddr) {
+		return net.JoinHostPort(source.String(), "0")
+	}
+	return r.RemoteAddr
 }
 
 func (s *server) poolPolicy(pool string) (gate.PoolPolicy, error) {

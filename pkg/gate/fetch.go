@@ -44,6 +44,12 @@ var forwarded = []string{"Accept", "User-Agent"}
 func (g *gate) fetch(r *request, upstream http.Handler) (*answer, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), g.UpstreamTimeout)
 	defer cancel()
+	select {
+	case g.slots <- struct{}{}:
+		defer func() { <-g.slots }()
+	case <-ctx.Done():
+		return nil, reason.Deny(reason.RateLimited, "%d answers are being read", cap(g.slots))
+	}
 	// A reverse proxy panics on a broken body if it believes to be in a server;
 	// here a broken body is an answer that does not pass.
 	ctx = context.WithValue(ctx, http.ServerContextKey, nil)
@@ -79,6 +85,7 @@ type recorder struct {
 	body   []byte
 	max    int
 	over   bool
+	err    error // from Proxy
 
 	// What our own config source says beside the answer. It is no header, since
 	// the Machine Config Server could send one.
@@ -131,6 +138,8 @@ func (r *recorder) check(accept specversion.Accept, known *digests) error {
 	switch {
 	case r.over:
 		return invalid("more than %d bytes", r.max)
+	case r.err != nil:
+		return reason.Wrap(reason.UpstreamUnavailable, r.err, "upstream")
 	case r.status == 0:
 		return reason.Deny(reason.UpstreamUnavailable, "no answer")
 	case r.status == http.StatusBadRequest:

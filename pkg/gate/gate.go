@@ -82,11 +82,16 @@ type Config struct {
 	// Requested is told of every config that was served, in the Machine Config
 	// Server's own words: the assisted installer reads that line from its log.
 	Requested func(line string)
+	// Source is the client's address for that line; nil: the connection's.
+	Source func(*http.Request) string
 	// CorrelationID names a request; nil numbers none.
 	CorrelationID func() string
 	Now           func() time.Time
 	// UpstreamTimeout must leave Ignition's 10 s for response headers some room. Default 8 s.
 	UpstreamTimeout time.Duration
+	// Concurrent bounds how many of the upstream's answers are read, and held in
+	// memory, at once. Default 32.
+	Concurrent int
 	// MaxConfig bounds the upstream's answer in bytes. Default 16 MiB.
 	MaxConfig int
 }
@@ -99,15 +104,19 @@ func New(c Config) http.Handler {
 	if c.MaxConfig == 0 {
 		c.MaxConfig = 16 << 20
 	}
+	if c.Concurrent == 0 {
+		c.Concurrent = 32
+	}
 	if c.CorrelationID == nil {
 		c.CorrelationID = func() string { return "" }
 	}
-	return &gate{Config: c}
+	return &gate{Config: c, slots: make(chan struct{}, c.Concurrent)}
 }
 
 type gate struct {
 	Config
 	known digests
+	slots chan struct{}
 }
 
 // prefix is where the Machine Config Server has its configs.
@@ -128,6 +137,13 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		empty(w, http.StatusNotFound)
 	}
+}
+
+func (g *gate) source(r *http.Request) string {
+	if g.Source == nil {
+		return r.RemoteAddr
+	}
+	return g.Source(r)
 }
 
 // request is one request for a config.
@@ -158,7 +174,7 @@ func (g *gate) config(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if g.Requested != nil {
-		g.Requested(accessLine(req.pool, r))
+		g.Requested(accessLine(req.pool, g.source(r), r))
 	}
 	res.send(w, r)
 }
@@ -213,6 +229,10 @@ func (g *gate) decide(r *request) (*answer, error) {
 	}
 	if r.Method == http.MethodHead {
 		return res, nil
+	}
+	// A client that has gone in the meantime takes no use.
+	if err := r.Context().Err(); err != nil {
+		return nil, reason.Wrap(reason.UpstreamUnavailable, err, "the client did not wait")
 	}
 	if err := g.Redeem.Redeem(r.Context(), *r.claims); err != nil {
 		return nil, err

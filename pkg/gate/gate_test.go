@@ -268,7 +268,7 @@ func TestA22_FinalIsFourHundredsAndNotYetIsFiveHundreds(t *testing.T) {
 		f := newFixture()
 		f.Tokens = fakeTokens{verify: func([]byte) (token.Claims, error) { return token.Claims{}, reason.Deny(code, "") }}
 		res := f.do(t, get("/config/worker", good))
-		if final := res.StatusCode == 401 || res.StatusCode == 403; final == code.Temporary() || !final && res.StatusCode != 503 {
+		if final := res.StatusCode >= 400 && res.StatusCode < 500; final == code.Temporary() || !final && res.StatusCode != 503 {
 			t.Errorf("%v: %d", code, res.StatusCode)
 		}
 	}
@@ -317,8 +317,8 @@ func TestA26_SourceServesWhatTheClientReads(t *testing.T) {
 	}{
 		{"the same version", "worker", ignition34, 200},
 		{"a newer one", "worker", strings.Replace(ignition34, "3.4", "3.6", 1), 200},
-		{"an older one: it cannot be converted", "worker", strings.Replace(ignition34, "3.4", "3.3", 1), 401},
-		{"another major version", "worker", strings.Replace(ignition34, "3.4", "4.0", 1), 401},
+		{"an older one: it cannot be converted", "worker", strings.Replace(ignition34, "3.4", "3.3", 1), 400},
+		{"another major version", "worker", strings.Replace(ignition34, "3.4", "4.0", 1), 400},
 		{"curl", "worker", "*/*", 200},
 		{"no header", "worker", "", 200},
 		{"a pool without a config: it may come", "master", ignition34, 503},

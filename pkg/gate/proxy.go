@@ -20,7 +20,10 @@ func Proxy(base *url.URL, transport http.RoundTripper) http.Handler {
 			r.SetURL(base)
 			r.Out.Host = base.Host
 		},
-		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) {
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			if rec, ok := w.(*recorder); ok {
+				rec.err = err
+			}
 			w.WriteHeader(http.StatusBadGateway)
 		},
 		// What it has to say is in the decision.

@@ -62,9 +62,9 @@ func notToken68(r rune) bool {
 // assisted installer reads client and User-Agent off it to see that a host has
 // come this far. Everything is quoted; a path that is not a pool's is left out,
 // since somebody may have put a token there.
-func accessLine(pool string, r *http.Request) string {
+func accessLine(pool, source string, r *http.Request) string {
 	return fmt.Sprintf("Pool %q requested by address:%q User-Agent:%q Accept-Header: %q",
-		pool, r.RemoteAddr, clip(r.Header.Get("User-Agent"), 256), clip(r.Header.Get("Accept"), 256))
+		pool, source, clip(r.Header.Get("User-Agent"), 256), clip(r.Header.Get("Accept"), 256))
 }
 
 func clip(s string, n int) string {

@@ -71,7 +71,7 @@ type Info struct {
 	Name        string // the code's text form
 	Class       mcsattestv1.DenialClass
 	Temporary   bool
-	GateStatus  int    // what the gate answers: 401 or 403 where final, else 503
+	GateStatus  int    // what the gate answers: 400, 401 or 403 where final, else 503
 	BearerError string // RFC 6750, 3.1; empty where no token was presented or none is at fault
 	Title       string // one sentence for the operator
 	Hint        string // what to do about it
@@ -115,6 +115,13 @@ func final(class mcsattestv1.DenialClass, name, title, hint string) Info {
 
 func temporary(class mcsattestv1.DenialClass, name, title, hint string) Info {
 	return Info{Name: name, Class: class, Temporary: true, GateStatus: http.StatusServiceUnavailable, Title: title, Hint: hint}
+}
+
+// status is a final reason whose status at the gate is another than 401.
+func status(code int, class mcsattestv1.DenialClass, name, title, hint string) Info {
+	i := final(class, name, title, hint)
+	i.GateStatus = code
+	return i
 }
 
 func bearer(i Info, status int, code string) Info {

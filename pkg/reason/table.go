@@ -128,7 +128,7 @@ var all = []Code{
 
 // table is read only.
 var table = map[Code]Info{
-	Malformed: final(mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED, "Malformed",
+	Malformed: status(http.StatusBadRequest, mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED, "Malformed",
 		"The request breaks the contract.",
 		"Compare the agent's version with the verifier's; proto/README.md is the contract."),
 	TooLarge: final(mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED, "TooLarge",

@@ -1,0 +1,247 @@
+package gate
+
+import (
+	"crypto/tls"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// behind puts an upstream behind a real connection.
+func behind(t testing.TB, h http.Handler, withTLS bool) http.Handler {
+	t.Helper()
+	s := httptest.NewUnstartedServer(h)
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	if withTLS {
+		s.StartTLS()
+	} else {
+		s.Start()
+	}
+	t.Cleanup(s.Close)
+	base, err := url.Parse(s.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport := s.Client().Transport.(*http.Transport).Clone()
+	transport.DisableCompression = true
+	return Proxy(base, transport)
+}
+
+func TestAttack_T47_AnUpstreamThatMisbehaves(t *testing.T) {
+	header := func(w http.ResponseWriter, kv ...string) {
+		for i := 0; i < len(kv); i += 2 {
+			w.Header().Set(kv[i], kv[i+1])
+		}
+	}
+	hang := func(r *http.Request) {
+		select {
+		case <-r.Context().Done():
+		case <-time.After(5 * time.Second):
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		answer func(w http.ResponseWriter, r *http.Request)
+		code   reason.Code
+	}{
+		{"an empty 200", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(200) }, reason.UpstreamInvalid},
+		{"204", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) }, reason.UpstreamInvalid},
+		{"202 with a config", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(202); _, _ = io.WriteString(w, config34) }, reason.UpstreamInvalid},
+		{"206 with a config", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(206); _, _ = io.WriteString(w, config34) }, reason.UpstreamInvalid},
+		{"a redirect", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", 302) }, reason.UpstreamInvalid},
+		{"304", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(304) }, reason.UpstreamInvalid},
+		{"400 for a header that it should take", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(400) }, reason.UpstreamInvalid},
+		{"401 with a challenge of its own", func(w http.ResponseWriter, _ *http.Request) {
+			header(w, "WWW-Authenticate", "Basic")
+			w.WriteHeader(401)
+		}, reason.UpstreamInvalid},
+		{"403", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(403) }, reason.UpstreamInvalid},
+		{"404", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(404) }, reason.UpstreamInvalid},
+		{"500: no such pool", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }, reason.UpstreamUnavailable},
+		{"503", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) }, reason.UpstreamUnavailable},
+		{"999", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(999) }, reason.UpstreamUnavailable},
+		{"101 that nobody asked for", func(w http.ResponseWriter, _ *http.Request) {
+			header(w, "Connection", "Upgrade", "Upgrade", "x")
+			w.WriteHeader(101)
+		}, reason.UpstreamUnavailable},
+		{"half a config, and says so", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, config34[:40]) }, reason.UpstreamInvalid},
+		{"the connection is cut in the body", func(w http.ResponseWriter, _ *http.Request) {
+			header(w, "Content-Length", strconv.Itoa(len(config34)))
+			_, _ = io.WriteString(w, config34[:40])
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		}, reason.UpstreamInvalid},
+		{"the connection is cut after a whole config that should be longer", func(w http.ResponseWriter, _ *http.Request) {
+			header(w, "Content-Length", strconv.Itoa(len(config34)+1))
+			_, _ = io.WriteString(w, config34)
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		}, reason.UpstreamInvalid},
+		{"the connection is cut in a chunked body", func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, config34[:40])
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		}, reason.UpstreamInvalid},
+		{"the connection is cut before the status", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, reason.UpstreamUnavailable},
+		{"no HTTP at all", func(w http.ResponseWriter, _ *http.Request) {
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				panic(err)
+			}
+			_, _ = io.WriteString(conn, "SSH-2.0-x\r\n")
+			_ = conn.Close()
+		}, reason.UpstreamUnavailable},
+		{"it never answers", func(_ http.ResponseWriter, r *http.Request) { hang(r) }, reason.UpstreamUnavailable},
+		{"it never finishes", func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.WriteString(w, config34[:40])
+			_ = http.NewResponseController(w).Flush()
+			hang(r)
+		}, reason.UpstreamUnavailable},
+		{"103 and then nothing", func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(103); hang(r) }, reason.UpstreamUnavailable},
+		{"an HTML page", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>Welcome</html>") }, reason.UpstreamInvalid},
+		{"JSON that is no config", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{}") }, reason.UpstreamInvalid},
+		{"two configs", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, config34+config34) }, reason.UpstreamInvalid},
+		{"a spec that the client cannot read", func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, strings.Replace(config34, "3.4", "3.5", 1))
+		}, reason.UpstreamInvalid},
+		{"spec 2.2, as for a request without Accept", func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, strings.Replace(config34, "3.4", "2.2", 1))
+		}, reason.UpstreamInvalid},
+		{"an experimental spec", func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, strings.Replace(config34, "3.4.0", "3.4.0-experimental", 1))
+		}, reason.UpstreamInvalid},
+		{"a content coding", func(w http.ResponseWriter, _ *http.Request) {
+			header(w, "Content-Encoding", "gzip")
+			_, _ = io.WriteString(w, config34)
+		}, reason.UpstreamInvalid},
+		{"a config over MaxConfig", func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, config34+strings.Repeat(" ", 4096))
+		}, reason.UpstreamInvalid},
+		{"a body without end", func(w http.ResponseWriter, _ *http.Request) {
+			for {
+				if _, err := w.Write(make([]byte, 4096)); err != nil {
+					return
+				}
+			}
+		}, reason.UpstreamInvalid},
+		{"garbage that calls itself checked", func(w http.ResponseWriter, _ *http.Request) {
+			header(w, "X-Mcs-Attest-Checked", "1", "X-Mcs-Attest-Version", "3.4.0")
+			_, _ = io.WriteString(w, "garbage")
+		}, reason.UpstreamInvalid},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, withTLS := range []bool{false, true} {
+				f := newFixture()
+				f.MaxConfig, f.UpstreamTimeout = 4096, 5*time.Second
+				if c.code == reason.UpstreamUnavailable {
+					f.UpstreamTimeout = 50 * time.Millisecond
+				}
+				f.Upstream = behind(t, http.HandlerFunc(c.answer), withTLS)
+				start := time.Now()
+				res := f.do(t, get("/config/worker", good))
+				text := body(t, res)
+				if d := f.decisions[0].Denial; res.StatusCode != 503 || d == nil || d.Code != c.code {
+					t.Errorf("TLS %t: %d, %v, want %v", withTLS, res.StatusCode, d, c.code)
+				}
+				if strings.Contains(text, "ignition\"") || res.Header.Get("WWW-Authenticate") != "" || res.Header.Get("Location") != "" {
+					t.Errorf("something of the upstream's got out: %v %s", res.Header, text)
+				}
+				if f.redeem.redeems != 0 || len(f.lines) != 0 {
+					t.Errorf("%d uses taken, lines %q", f.redeem.redeems, f.lines)
+				}
+				if took := time.Since(start); took > 3*time.Second {
+					t.Errorf("took %v", took)
+				}
+			}
+		})
+	}
+}
+
+func TestAttack_T47_TheHonestUpstreamPasses(t *testing.T) {
+	for name, answer := range map[string]http.HandlerFunc{
+		"plain": serve(config34).ServeHTTP,
+		"chunked": func(w http.ResponseWriter, _ *http.Request) {
+			for i := range len(config34) {
+				_, _ = io.WriteString(w, config34[i:i+1])
+				_ = http.NewResponseController(w).Flush()
+			}
+		},
+		"103 first": func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(103); serve(config34).ServeHTTP(w, r) },
+		"identity coding": func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Encoding", "identity")
+			serve(config34).ServeHTTP(w, r)
+		},
+		"cookies, which stay there": func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Set-Cookie", "a=b")
+			serve(config34).ServeHTTP(w, r)
+		},
+	} {
+		for _, withTLS := range []bool{false, true} {
+			f := newFixture()
+			f.MaxConfig = len(config34)
+			f.Upstream = behind(t, answer, withTLS)
+			res := f.do(t, get("/config/worker", good))
+			if res.StatusCode != 200 || body(t, res) != config34 || res.Header.Get("Set-Cookie") != "" || f.redeem.redeems != 1 {
+				t.Errorf("%s: %d %v", name, res.StatusCode, f.decisions[0].Denial)
+			}
+		}
+	}
+}
+
+func TestAttack_T47_AnAcceptThatNoServerTakesIsFinal(t *testing.T) {
+	f := newFixture()
+	f.Upstream = behind(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(400) }), false)
+	r := get("/config/worker", good)
+	r.Header.Set("Accept", "application/vnd.coreos.ignition+json;version=4.0.0")
+	if res := f.do(t, r); res.StatusCode != 400 || f.decisions[0].Denial.Code != reason.Malformed {
+		t.Errorf("%d %v", res.StatusCode, f.decisions[0].Denial)
+	}
+}
+
+// An upstream of the same process that gives up must take the connection with
+// it: the client sees an error and tries again, never a whole answer.
+func TestAttack_T47_AnUpstreamThatPanicsBreaksTheConnection(t *testing.T) {
+	for _, after := range []string{"", config34[:40], config34} {
+		f := newFixture()
+		f.Upstream = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, after)
+			panic(http.ErrAbortHandler)
+		})
+		s := httptest.NewTLSServer(New(f.Config))
+		r, err := http.NewRequest(http.MethodGet, s.URL+"/config/worker", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Authorization", "Bearer good")
+		if res, err := s.Client().Do(r); err == nil {
+			_ = res.Body.Close()
+			t.Errorf("after %d bytes: status %d", len(after), res.StatusCode)
+		}
+		s.Close()
+		if f.redeem.redeems != 0 {
+			t.Error("a use was taken")
+		}
+	}
+}
+
+func TestAttack_T47_AnUpstreamWithAnotherCertificate(t *testing.T) {
+	s := httptest.NewTLSServer(serve(config34))
+	t.Cleanup(s.Close)
+	base, err := url.Parse(s.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := newFixture()
+	f.Upstream = Proxy(base, &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}})
+	if res := f.do(t, get("/config/worker", good)); res.StatusCode != 503 || f.redeem.redeems != 0 {
+		t.Errorf("status %d", res.StatusCode)
+	}
+}
