@@ -336,7 +336,7 @@ func TestA26_SourceServesWhatTheClientReads(t *testing.T) {
 		// By itself it answers as the Machine Config Server does.
 		rec = httptest.NewRecorder()
 		source.ServeHTTP(rec, r)
-		if want := map[int]int{200: 200, 401: 400, 503: 500}[c.status]; rec.Code != want || want == 200 && rec.Body.String() != config34 {
+		if want := map[int]int{200: 200, 400: 400, 503: 500}[c.status]; rec.Code != want || want == 200 && rec.Body.String() != config34 {
 			t.Errorf("%s: by itself %d, want %d", c.name, rec.Code, want)
 		}
 	}
