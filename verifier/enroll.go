@@ -113,8 +113,10 @@ func enroll(ctx context.Context, c *config.Config, o enrollOptions, stdin io.Rea
 	if m.Spec.MachineRef == nil && m.Spec.Pool == "" {
 		return "", hint(errors.New("neither a Machine nor a pool is given"), "add --machine NAMESPACE/NAME, or --pool POOL where there are no Machine objects")
 	}
-	if !dnsName.MatchString(m.Name) || !dnsName.MatchString(m.Namespace) {
-		return "", hint(fmt.Errorf("%q is not a name", m.Name), "add --name with lower-case letters, digits, '-' and '.'")
+	for flag, name := range map[string]string{"name": m.Name, "namespace": m.Namespace} {
+		if !dnsName.MatchString(name) {
+			return "", hint(fmt.Errorf("%q is not a name", name), "add --%s with lower-case letters, digits, '-' and '.'", flag)
+		}
 	}
 	path := c.Path("attestations", m.Namespace+"."+m.Name+".yaml")
 	if _, err := os.Lstat(path); err == nil && !o.replace {
