@@ -65,7 +65,7 @@ func TestEveryReasonsAnswer(t *testing.T) {
 
 func TestDocumentedRefusalsAreTheCodes(t *testing.T) {
 	page := read(t, "../../docs/gate.md")
-	rows := regexp.MustCompile("(?m)^\\| `([A-Z][A-Za-z]+)` \\| [^|]+ \\| (\\d+) \\| `([^`]+)` \\| ([^|]+) \\|$").FindAllStringSubmatch(page, -1)
+	rows := regexp.MustCompile("(?m)^\\| `([A-Z][A-Za-z]+)` \\| [^|]+ \\| (\\d+) \\| (none|`[^`]+`) \\| ([^|]+) \\|$").FindAllStringSubmatch(page, -1)
 	documented := map[string]bool{}
 	for _, row := range rows {
 		code, ok := reason.Parse(row[1])
@@ -79,6 +79,11 @@ func TestDocumentedRefusalsAreTheCodes(t *testing.T) {
 			does = "tries again"
 		}
 		status, header, _ := answerTo(t, code)
+		if header == "" {
+			header = "none"
+		} else {
+			header = "`" + header + "`"
+		}
 		if got := fmt.Sprint(status, " ", header, " ", does); got != strings.Join(row[2:], " ") {
 			t.Errorf("%s: the gate has %s, the page %s", row[1], got, strings.Join(row[2:], " "))
 		}
@@ -118,7 +123,7 @@ func TestDocumentedPathsAreTheGates(t *testing.T) {
 
 func TestNoAnswerIsARedirectOrEmptySuccess(t *testing.T) {
 	for _, code := range append(reason.Codes(), 0, 9999) {
-		if status, _, _ := answerTo(t, code); status != http.StatusUnauthorized && status != http.StatusForbidden && status != http.StatusServiceUnavailable {
+		if status, _, _ := answerTo(t, code); status != http.StatusBadRequest && status != http.StatusUnauthorized && status != http.StatusForbidden && status != http.StatusServiceUnavailable {
 			t.Errorf("%v: %d", code, status)
 		}
 	}
