@@ -373,3 +373,48 @@ func TestF14_OutsideOfConfig(t *testing.T) {
 		}
 	}
 }
+
+func TestOnlySoManyAnswersAreReadAtOnce(t *testing.T) {
+	f := newFixture()
+	f.Concurrent, f.UpstreamTimeout = 1, 50*time.Millisecond
+	f.Observe, f.Requested = nil, nil
+	entered, leave := make(chan struct{}), make(chan struct{})
+	f.Upstream = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		entered <- struct{}{}
+		<-leave
+		serve(config34).ServeHTTP(w, r)
+	})
+	f.policy.Mode = Off
+	g, done := New(f.Config), make(chan struct{})
+	go func() {
+		defer close(done)
+		g.ServeHTTP(httptest.NewRecorder(), get("/config/worker", ""))
+	}()
+	<-entered
+	rec := httptest.NewRecorder()
+	g.ServeHTTP(rec, get("/config/worker", ""))
+	if rec.Code != http.StatusServiceUnavailable {
+		t.Errorf("the second: %d", rec.Code)
+	}
+	close(leave)
+	<-done
+	go func() { <-entered }()
+	rec = httptest.NewRecorder()
+	g.ServeHTTP(rec, get("/config/worker", ""))
+	if rec.Code != http.StatusOK {
+		t.Errorf("the slot was not given back: %d", rec.Code)
+	}
+}
+
+func TestAClientThatLeftTakesNoUse(t *testing.T) {
+	f := newFixture()
+	ctx, cancel := context.WithCancel(context.Background())
+	f.Upstream = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		cancel()
+		serve(config34).ServeHTTP(w, r)
+	})
+	f.do(t, get("/config/worker", good).WithContext(ctx))
+	if f.redeem.redeems != 0 {
+		t.Error("a use was taken")
+	}
+}

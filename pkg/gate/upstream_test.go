@@ -56,7 +56,7 @@ func TestAttack_T47_AnUpstreamThatMisbehaves(t *testing.T) {
 		{"204", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) }, reason.UpstreamInvalid},
 		{"202 with a config", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(202); _, _ = io.WriteString(w, config34) }, reason.UpstreamInvalid},
 		{"206 with a config", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(206); _, _ = io.WriteString(w, config34) }, reason.UpstreamInvalid},
-		{"a redirect", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", 302) }, reason.UpstreamInvalid},
+		{"a redirect", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, reason.UpstreamInvalid},
 		{"304", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(304) }, reason.UpstreamInvalid},
 		{"400 for a header that it should take", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(400) }, reason.UpstreamInvalid},
 		{"401 with a challenge of its own", func(w http.ResponseWriter, _ *http.Request) {
