@@ -1,0 +1,139 @@
+package redeem_test
+
+import (
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/redeem"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+)
+
+var start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+func index(t *testing.T, spec string) *machine.Index {
+	t.Helper()
+	in, problems := machine.Parse("m1.yaml", []byte("apiVersion: mcs-attest.dev/v1alpha1\nkind: MachineAttestation\nmetadata: {name: m1}\nspec:\n  pool: worker\n  expectedProviderID: aws:///zone/i-0\n"+spec), start)
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	ix, _ := machine.NewIndex(in, nil)
+	return ix
+}
+
+// attested is a redeemer for m1, which has a token with three uses.
+func attested(t *testing.T) (*redeem.Redeemer, *store.Store, token.Claims) {
+	t.Helper()
+	s, err := store.Open(filepath.Join(t.TempDir(), "records.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	ix := index(t, "")
+	uid := ix.Machines()[0].UID
+	err = s.Update(uid, func(*v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		rec := &v1alpha1.MachineAttestation{}
+		rec.Status.MachineUID, rec.Status.Phase = uid, v1alpha1.PhaseAttested
+		rec.Status.Token = &v1alpha1.TokenStatus{ID: "token1", Pool: "worker", Expiry: metav1.NewTime(start.Add(time.Hour)), MaxUses: 3}
+		return rec, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &redeem.Redeemer{Records: s, Machines: func() *machine.Index { return ix }, Now: func() time.Time { return start }}
+	return r, s, token.Claims{Subject: "default/m1", MachineUID: uid, Pool: "worker", ID: "token1"}
+}
+
+func code(err error) reason.Code {
+	if err == nil {
+		return 0
+	}
+	return reason.From(err).Code
+}
+
+func TestAttack_T45_FiftyAtOnceTakeNoMoreUsesThanThereAre(t *testing.T) {
+	r, _, claims := attested(t)
+	var taken, refused atomic.Int32
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() {
+			switch code(r.Redeem(t.Context(), claims)) {
+			case 0:
+				taken.Add(1)
+			case reason.TokenUsedUp:
+				refused.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if taken.Load() != 3 || refused.Load() != 47 {
+		t.Errorf("%d uses were taken, %d refused", taken.Load(), refused.Load())
+	}
+}
+
+func TestTheMachineAsItIsNowDecides(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*testing.T, *redeem.Redeemer, *store.Store, *token.Claims)
+		want   reason.Code
+	}{
+		{name: "unchanged"},
+		{name: "quarantined since", want: reason.Quarantined, change: func(t *testing.T, r *redeem.Redeemer, _ *store.Store, _ *token.Claims) {
+			ix := index(t, "  quarantined: true\n")
+			r.Machines = func() *machine.Index { return ix }
+		}},
+		{name: "a token that another replaced", want: reason.TokenSuperseded, change: func(_ *testing.T, _ *redeem.Redeemer, _ *store.Store, c *token.Claims) { c.ID = "token0" }},
+		{name: "without the database", want: reason.StoreUnavailable, change: func(_ *testing.T, _ *redeem.Redeemer, s *store.Store, _ *token.Claims) { _ = s.Close() }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r, s, claims := attested(t)
+			if c.change != nil {
+				c.change(t, r, s, &claims)
+			}
+			if got := code(r.Check(t.Context(), claims)); got != c.want {
+				t.Errorf("Check: %v, want %v", got, c.want)
+			}
+			if got := code(r.Redeem(t.Context(), claims)); got != c.want {
+				t.Errorf("Redeem: %v, want %v", got, c.want)
+			}
+		})
+	}
+	// A Machine that is gone, and one of another pool.
+	r, _, claims := attested(t)
+	other := claims
+	other.Pool = "master"
+	gone := claims
+	gone.MachineUID = "gone"
+	if code(r.Redeem(t.Context(), other)) == 0 || code(r.Redeem(t.Context(), gone)) == 0 {
+		t.Error("redeemed")
+	}
+}
+
+func TestABreakGlassTokenNeedsNoMachineAndIsCounted(t *testing.T) {
+	r, _, _ := attested(t)
+	claims := token.Claims{
+		Subject: "break-glass/ticket-7", MachineUID: record.BreakGlassUID("b1"), ID: "b1", Pool: "worker", IssuedAt: start, Expiry: start.Add(time.Minute),
+	}
+	for range 5 {
+		if err := r.Check(t.Context(), claims); err != nil {
+			t.Fatal("a check takes a use:", err)
+		}
+	}
+	for range 3 {
+		if err := r.Redeem(t.Context(), claims); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := code(r.Redeem(t.Context(), claims)); got != reason.TokenUsedUp {
+		t.Errorf("the fourth use: %v", got)
+	}
+}
