@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -132,5 +133,65 @@ func BenchmarkTokenVerify(b *testing.B) {
 		if _, err := keys.Verify(noon, raw.Expose(), token.Audience); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// BenchmarkGateOverTLS asks the gate with a token and http.ServeContent in turn,
+// each over one TLS connection, and compares their times: what a node sees.
+func BenchmarkGateOverTLS(b *testing.B) {
+	keys, err := token.KeySet{}.Rotate(noon, rand.Reader, 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	raw, err := keys.Sign(noon, token.Claims{
+		Issuer: "i", Audience: token.Audience, Subject: "s", MachineUID: "u", Pool: "worker", ID: "j", Expiry: noon.Add(time.Hour),
+		Status: token.Affirming, Submods: map[string]token.Appraisal{"tpm2": {Status: token.Affirming}},
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, size := range []int{500_000, 1_000_000} {
+		b.Run(fmt.Sprintf("%dkB", size/1000), func(b *testing.B) {
+			const head = `{"ignition":{"version":"3.4.0"},"x":"`
+			config := []byte(head + strings.Repeat("a", size-len(head)-2) + `"}`)
+			rendered, err := NewRendered(config)
+			if err != nil {
+				b.Fatal(err)
+			}
+			f := newFixture()
+			f.Observe, f.Requested = nil, nil
+			f.Upstream = Source{Config: func(string) (*Rendered, bool) { return rendered, true }}
+			f.Tokens = token.Checker{Keys: func() token.KeySet { return keys }}
+			gate := httptest.NewTLSServer(New(f.Config))
+			defer gate.Close()
+			static := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				http.ServeContent(w, r, "worker.ign", noon, bytes.NewReader(config))
+			}))
+			defer static.Close()
+			var took [2]time.Duration
+			for b.Loop() {
+				for i, s := range []*httptest.Server{gate, static} {
+					r, err := http.NewRequest(http.MethodGet, s.URL+"/config/worker", nil)
+					if err != nil {
+						b.Fatal(err)
+					}
+					r.Header.Set("Accept", ignition34)
+					r.Header.Set("Authorization", "Bearer "+string(raw.Expose()))
+					start := time.Now()
+					res, err := s.Client().Do(r)
+					if err != nil {
+						b.Fatal(err)
+					}
+					n, err := io.Copy(io.Discard, res.Body)
+					_ = res.Body.Close()
+					took[i] += time.Since(start)
+					if err != nil || n != int64(size) || res.StatusCode != http.StatusOK {
+						b.Fatalf("status %d, %d bytes, %v", res.StatusCode, n, err)
+					}
+				}
+			}
+			b.ReportMetric(float64(b.N)/took[0].Seconds(), "requests/s")
+			b.ReportMetric(float64(took[0])/float64(took[1]), "x-ServeContent")
+		})
 	}
 }
