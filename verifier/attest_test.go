@@ -454,6 +454,12 @@ func TestAJoinedMachineNeedsAGrantToAttestAgain(t *testing.T) {
 	if code, _, _ := v.fetch(http.MethodGet, "/config/worker", res.GetToken()); code != http.StatusOK {
 		t.Errorf("the granted token: %d", code)
 	}
+	for i := range 3 { // two more first boots are within the grant, a third is not
+		v.advance(later)
+		if _, err := n.again(); (err == nil) != (i < 2) {
+			t.Errorf("attestation %d under one grant: %v", i+2, err)
+		}
+	}
 	v.advance(2 * time.Hour)
 	v.refresh()
 	if _, err := n.again(); err == nil {

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
@@ -418,11 +417,6 @@ func denialOf(t *testing.T, err error) *mcsattestv1.Denial {
 }
 
 func hexOf(b [32]byte) string { return hex.EncodeToString(b[:]) }
-
-func randomHash() (h [32]byte) {
-	_, _ = rand.Read(h[:])
-	return h
-}
 
 // lockedBuffer is a log that a test may read while it is written.
 type lockedBuffer struct {

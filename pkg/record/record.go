@@ -66,11 +66,10 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 	if a.Machine.Quarantined() {
 		return nil, reason.Deny(reason.Quarantined, "Machine %s", a.Machine)
 	}
-	if s.Phase == v1alpha1.PhaseJoined {
-		if !granted(a.Machine, s, now) {
-			return nil, reason.Deny(reason.MachineJoined, "Machine %s joined and has no unused grant", a.Machine)
+	if s.Phase == v1alpha1.PhaseJoined || a.Machine.Joined() {
+		if err := useGrant(s, a.Machine, now); err != nil {
+			return nil, err
 		}
-		s.GrantUsed = grantUntil(a.Machine)
 	}
 	if err := sameIdentity(s.Identity, a.Identity); err != nil {
 		return nil, err
@@ -96,6 +95,11 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 	}
 	s.Ticket = &v1alpha1.TicketStatus{ID: a.TicketID}
 	s.Report = nil
+	for _, c := range s.Conditions {
+		if c.Type == v1alpha1.ConditionFirstBootFailed {
+			condition(s, now, v1alpha1.ConditionFirstBootFailed, metav1.ConditionFalse, "AttestedAgain", "a new first boot is under way")
+		}
+	}
 	note(s, now, "Attested", "", a.CorrelationID, "by "+string(a.Endorsement))
 	for _, w := range a.Warnings {
 		note(s, now, "Warning", "", a.CorrelationID, w)
@@ -236,9 +240,27 @@ func grantUntil(m *machine.Machine) *metav1.Time {
 	return &m.Enrolment.Spec.Reattest.Until
 }
 
-// granted: a grant counts once, while it lasts (rule 11).
-func granted(m *machine.Machine, s *v1alpha1.MachineAttestationStatus, now time.Time) bool {
-	return m.Granted(now) && (s.GrantUsed == nil || !s.GrantUsed.Equal(grantUntil(m)))
+// maxGrantAttestations is what one grant is good for: one provisioning, which may
+// take two first boots and a retry.
+const maxGrantAttestations = 3
+
+// useGrant consumes a grant (rule 11): each is told from the next by its end.
+func useGrant(s *v1alpha1.MachineAttestationStatus, m *machine.Machine, now time.Time) error {
+	if !m.Granted(now) {
+		return reason.Deny(reason.MachineJoined, "Machine %s joined and has no grant", m)
+	}
+	until := grantUntil(m)
+	fresh := s.GrantUsed == nil || !s.GrantUsed.Equal(until)
+	if fresh {
+		s.GrantUsed, s.GrantAttestations = until, 0
+	}
+	// The latch fell again since: that provisioning is over.
+	over := !fresh && s.Phase == v1alpha1.PhaseJoined
+	if over || s.GrantAttestations >= maxGrantAttestations {
+		return reason.Deny(reason.MachineJoined, "Machine %s joined and has used its grant %d times", m, s.GrantAttestations)
+	}
+	s.GrantAttestations++
+	return nil
 }
 
 func useChallenge(s *v1alpha1.MachineAttestationStatus, a Attestation, now time.Time) error {

@@ -104,6 +104,8 @@ type MachineAttestationStatus struct {
 	Ticket *TicketStatus `json:"ticket,omitempty"`
 	// grantUsed is the end of the re-attestation grant that was last consumed.
 	GrantUsed *metav1.Time `json:"grantUsed,omitempty"`
+	// grantAttestations counts the attestations under that grant.
+	GrantAttestations int32 `json:"grantAttestations,omitempty"`
 }
 
 // RecordedIdentity is what "the same machine" means.
