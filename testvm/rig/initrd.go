@@ -69,9 +69,11 @@ func (r *Rig) Agent() string { return r.goBuild("agent", "mcs-attest-agent") }
 
 func (r *Rig) goBuild(folder, name string) string {
 	r.t.Helper()
-	out := filepath.Join(r.cache, "bin", name)
-	r.fatal(os.MkdirAll(filepath.Dir(out), 0o755), "cache folder")
-	unlock := r.lock(filepath.Join(r.cache, "bin", ".lock"))
+	// A folder for each source tree: another one may be tested at the same time.
+	dir := filepath.Join(r.cache, "bin", r.inputs("tree").text(r.repo).sum()[:8])
+	out := filepath.Join(dir, name)
+	r.fatal(os.MkdirAll(dir, 0o755), "cache folder")
+	unlock := r.lock(filepath.Join(dir, ".lock"))
 	defer unlock()
 	r.run(r.repo, []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", out, "./"+folder)
 	return out
@@ -102,23 +104,19 @@ func (r *Rig) Build(i Initrd) string {
 	if len(more) == 0 {
 		return path
 	}
-	in := r.inputs("joined").file(path)
-	for _, m := range more {
-		in.file(m)
-	}
-	return r.cached("initrd", "initramfs with an appended archive", in, func(out string) {
-		f, err := os.Create(out)
+	// Not cached: it is quick, and Extra may hold something new each time.
+	joined, err := os.CreateTemp(r.dir, "initrd-")
+	r.fatal(err, "initramfs")
+	defer joined.Close()
+	for _, p := range append([]string{path}, more...) {
+		b, err := os.ReadFile(p)
 		r.fatal(err, "initramfs")
-		defer f.Close()
-		for _, p := range append([]string{path}, more...) {
-			b, err := os.ReadFile(p)
-			r.fatal(err, "initramfs")
-			// The kernel wants each archive to start at a multiple of four.
-			b = append(b, make([]byte, (4-len(b)%4)%4)...)
-			_, err = f.Write(b)
-			r.fatal(err, "initramfs")
-		}
-	})
+		// The kernel wants each archive to start at a multiple of four.
+		b = append(b, make([]byte, (4-len(b)%4)%4)...)
+		_, err = joined.Write(b)
+		r.fatal(err, "initramfs")
+	}
+	return joined.Name()
 }
 
 func (r *Rig) buildBase(i Initrd) string {
@@ -216,27 +214,20 @@ func scriptMode(content []byte) os.FileMode {
 	return 0o644
 }
 
-// archive packs files as a cpio archive in the kernel's format.
+// archive packs files as a cpio archive in the kernel's format, the same bytes
+// for the same files.
 func (r *Rig) archive(files map[string]string) string {
 	r.t.Helper()
-	names := make([]string, 0, len(files))
-	for name := range files {
-		names = append(names, name)
+	root, err := os.MkdirTemp(r.dir, "cpio-")
+	r.fatal(err, "archive")
+	for name, content := range files {
+		path := filepath.Join(root, name)
+		r.fatal(os.MkdirAll(filepath.Dir(path), 0o755), "archive")
+		r.fatal(os.WriteFile(path, []byte(content), scriptMode([]byte(content))), "archive")
 	}
-	sort.Strings(names)
-	in := r.inputs("archive")
-	for _, name := range names {
-		in.text(name, files[name])
-	}
-	return r.cached("archive", "appended archive", in, func(out string) {
-		root, err := os.MkdirTemp(r.dir, "cpio-")
-		r.fatal(err, "archive")
-		for _, name := range names {
-			path := filepath.Join(root, name)
-			r.fatal(os.MkdirAll(filepath.Dir(path), 0o755), "archive")
-			r.fatal(os.WriteFile(path, []byte(files[name]), scriptMode([]byte(files[name]))), "archive")
-		}
-		r.run(root, nil, "sh", "-c", `find . -mindepth 1 -print0 | LC_ALL=C sort -z |
-			cpio --null --create --format=newc --owner=0:0 --reproducible --quiet > "$1"`, "archive", out)
-	})
+	out := root + ".cpio"
+	r.run(root, nil, "sh", "-c", `find . -mindepth 1 -exec touch --date=@0 {} +
+		find . -mindepth 1 -print0 | LC_ALL=C sort -z |
+		cpio --null --create --format=newc --owner=0:0 --reproducible --quiet > "$1"`, "archive", out)
+	return out
 }

@@ -59,7 +59,7 @@ func (r *Rig) NewMCS(configs map[string]string) *MCS {
 // Port is where it listens.
 func (m *MCS) Port() int { return m.listener.Addr().(*net.TCPAddr).Port }
 
-// URL is its address on the host, and CA its certificate authority in PEM.
+// URL is its address on the host.
 func (m *MCS) URL() string { return fmt.Sprintf("https://127.0.0.1:%d", m.Port()) }
 
 // CA returns the certificate authority in PEM.
@@ -111,6 +111,27 @@ func (m *MCS) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			m.r.t.Logf("rig: plain MCS: %v", err)
 		}
 	}
+}
+
+// Serve serves one file over plain HTTP and returns its address as a guest sees it.
+func (r *Rig) Serve(name string, content []byte) string {
+	r.t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	r.fatal(err, "web server")
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, _ *http.Request) {
+		if _, err := w.Write(content); err != nil {
+			r.t.Logf("rig: web server: %v", err)
+		}
+	})
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	go func() {
+		if err := server.Serve(listener); err != http.ErrServerClosed {
+			r.t.Logf("rig: web server: %v", err)
+		}
+	}()
+	r.t.Cleanup(func() { server.Close() })
+	return fmt.Sprintf("http://10.0.2.2:%d/%s", listener.Addr().(*net.TCPAddr).Port, name)
 }
 
 // PointerTo is a pointer config as an OpenShift installer writes it: one merge

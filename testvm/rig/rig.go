@@ -58,6 +58,7 @@ type Rig struct {
 	mu        sync.Mutex
 	artifacts []string // files to keep when the test fails
 	machines  int
+	verifiers int
 }
 
 // New makes a rig for one test. It waits until the host has a free place for
@@ -68,6 +69,7 @@ func New(t TB) *Rig {
 	r.repo = findRepo(t)
 	r.cache = cacheDir(t)
 	r.needTools()
+	r.fatal(os.RemoveAll(r.artifactsDir()), "artifacts of an earlier run")
 	r.takeSlot()
 	r.Started = time.Now()
 	t.Cleanup(func() {
@@ -179,11 +181,15 @@ func (r *Rig) keep(path string) {
 	r.artifacts = append(r.artifacts, path)
 }
 
+func (r *Rig) artifactsDir() string {
+	return filepath.Join(r.repo, "artifacts", strings.ReplaceAll(r.t.Name(), "/", "_"))
+}
+
 func (r *Rig) keepArtifacts() {
 	if !r.t.Failed() {
 		return
 	}
-	dir := filepath.Join(r.repo, "artifacts", strings.ReplaceAll(r.t.Name(), "/", "_"))
+	dir := r.artifactsDir()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		r.t.Logf("rig: %v", err)
 		return

@@ -78,12 +78,12 @@ func (r *Rig) Verifier(c VerifierConfig) *Verifier {
 	if len(c.Pools) == 0 {
 		c.Pools = []string{"worker"}
 	}
-	r.machines++
+	r.verifiers++
 	v := &Verifier{
-		r: r, Dir: filepath.Join(r.dir, fmt.Sprintf("verifier%d", r.machines)), Port: r.freePort(),
+		r: r, Dir: filepath.Join(r.dir, fmt.Sprintf("verifier%d", r.verifiers)), Port: r.freePort(),
 		binary: r.goBuild("verifier", "mcs-attest-verifier"), onAudit: c.OnAudit, changed: make(chan struct{}),
 	}
-	v.log = filepath.Join(r.dir, fmt.Sprintf("verifier%d.log", r.machines))
+	v.log = filepath.Join(r.dir, fmt.Sprintf("verifier%d.log", r.verifiers))
 	r.keep(v.log)
 	args := []string{
 		"init", v.Dir, "--origin", strings.Join(append([]string{v.Origin()}, c.Origins...), ","), "--pool", strings.Join(c.Pools, ","),

@@ -37,6 +37,9 @@ type VM struct {
 	// MicrosoftKeys boots the kernel directly through OVMF with Microsoft's keys
 	// enrolled, none of which signed it.
 	MicrosoftKeys bool
+	// Clock is where the machine's clock starts, "2006-01-02T15:04:05"; the
+	// host's time if empty.
+	Clock string
 	// LaterBoot leaves out what makes a first boot.
 	LaterBoot bool
 	// OnLine is called with each line of the console.
@@ -92,6 +95,9 @@ func (r *Rig) Boot(vm VM) *Node {
 		"-device", "virtio-blk-pci,drive=root",
 		"-netdev", "user,id=net", "-device", "virtio-net-pci,romfile=,netdev=net",
 		"-serial", "stdio", "-serial", "file:" + n.path("journal.log"), "-serial", "file:" + n.path("probe.log"),
+	}
+	if vm.Clock != "" {
+		args = append(args, "-rtc", "base="+vm.Clock)
 	}
 	if vm.Pointer != nil {
 		r.fatal(os.WriteFile(n.path("pointer.ign"), vm.Pointer, 0o644), "pointer config")

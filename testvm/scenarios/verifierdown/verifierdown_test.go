@@ -19,3 +19,25 @@ func TestMachineWaitsForTheVerifierAndIsProvisioned(t *testing.T) {
 	node.WantProvisioned()
 	v.WantRecord("worker-0", "Fetched")
 }
+
+// The power of the verifier's host fails after it has answered: what it answered
+// is still true when it comes back.
+func TestVerifierKilledBetweenAttestAndFetchLosesNoRecord(t *testing.T) {
+	r := rig.New(t)
+	mcs := r.NewMCS(map[string]string{"worker": rig.Config("by the MCS behind")})
+	mcs.SetDown(true)
+	v := r.Verifier(rig.VerifierConfig{Upstream: mcs})
+	tpm := r.NewTPM()
+	v.Enroll("worker-0", "worker", tpm)
+	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker")})
+	v.WaitAudit("attest", "allowed", "")
+	node.WaitFor(`attested as machine default/worker-0`)
+	v.Kill()
+	v.Start()
+	token := v.WantRecord("worker-0", "Attested").Record.Token.ID
+	mcs.SetDown(false)
+	node.WantProvisioned()
+	if rec := v.WantRecord("worker-0", "Fetched"); rec.Record.Token.ID != token {
+		t.Errorf("the machine needed a second token: %s, then %s", token, rec.Record.Token.ID)
+	}
+}

@@ -1,0 +1,41 @@
+// Package pointers gives the pointer config in the other ways that Ignition
+// knows. The other scenarios have it in QEMU's firmware configuration.
+package pointers
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+// A URL on the kernel command line wins over user.ign: the agent carries its
+// config over and hides the argument from Ignition. The firmware's own pointer
+// leads nowhere, so that only the right one provisions the machine.
+func TestPointerNamedOnTheKernelCommandLine(t *testing.T) {
+	r := rig.New(t)
+	v := r.Verifier(rig.VerifierConfig{})
+	tpm := r.NewTPM()
+	v.Enroll("worker-0", "worker", tpm)
+	url := r.Serve("pointer.ign", v.Pointer("worker"))
+	nowhere := rig.PointerTo("https://10.0.2.2:1", "nowhere", v.Read("tls/ca.crt"))
+	node := r.Boot(rig.VM{TPM: tpm, Pointer: nowhere, Cmdline: "ignition.config.url=" + url})
+	node.WantProvisioned()
+	v.WantRecord("worker-0", "Fetched")
+}
+
+// coreos-installer leaves the pointer in user.ign, and the platform is metal.
+func TestPointerLeftByAnInstaller(t *testing.T) {
+	r := rig.New(t)
+	v := r.Verifier(rig.VerifierConfig{})
+	tpm := r.NewTPM()
+	v.Enroll("worker-0", "worker", tpm)
+	node := r.Boot(rig.VM{TPM: tpm, Cmdline: "ignition.platform.id=metal", Initrd: rig.Initrd{
+		Extra: map[string]string{"usr/lib/ignition/user.ign": string(v.Pointer("worker"))},
+	}})
+	node.WantProvisioned()
+	v.WantRecord("worker-0", "Fetched")
+	if left := node.TokensLeft(); len(left) > 0 {
+		t.Errorf("a token was left in %s", strings.Join(left, ", "))
+	}
+}
