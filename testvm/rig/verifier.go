@@ -1,11 +1,9 @@
 package rig
 
 import (
-	"bufio"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -55,21 +53,6 @@ type Verifier struct {
 	mu      sync.Mutex
 	lines   []Audit
 	changed chan struct{}
-}
-
-// Audit is one decision as the audit log has it.
-type Audit struct {
-	Log           string `json:"log"`
-	Event         string `json:"event"`
-	Outcome       string `json:"outcome"`
-	Reason        string `json:"reason"`
-	Temporary     bool   `json:"temporary"`
-	Detail        string `json:"detail"`
-	Pool          string `json:"pool"`
-	Machine       string `json:"machine"`
-	CorrelationID string `json:"correlation_id"`
-	// Raw is the whole line.
-	Raw string `json:"-"`
 }
 
 // Verifier makes a folder with `init` and starts a verifier on it.
@@ -189,28 +172,6 @@ func (v *Verifier) Start() {
 	}
 }
 
-func (v *Verifier) follow(out io.Reader) {
-	in := bufio.NewReader(out)
-	for {
-		line, err := in.ReadString('\n')
-		var a Audit
-		if json.Unmarshal([]byte(line), &a) == nil && a.Log == "audit" {
-			a.Raw = strings.TrimSpace(line)
-			if v.onAudit != nil {
-				v.onAudit(a)
-			}
-			v.mu.Lock()
-			v.lines = append(v.lines, a)
-			close(v.changed)
-			v.changed = make(chan struct{})
-			v.mu.Unlock()
-		}
-		if err != nil {
-			return
-		}
-	}
-}
-
 // Stop ends the process as an administrator does, and waits for it.
 func (v *Verifier) Stop() { v.signal(syscall.SIGTERM) }
 
@@ -268,140 +229,6 @@ func (v *Verifier) Enroll(name, pool string, tpm *TPM) {
 		args = append(args, "--ek-sha256", h)
 	}
 	v.Run(args...)
-}
-
-// Audit returns the decisions so far.
-func (v *Verifier) Audit() []Audit {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return append([]Audit(nil), v.lines...)
-}
-
-// WaitAudit waits for a decision on an event with an outcome and, when a denial,
-// a reason; "" matches any.
-func (v *Verifier) WaitAudit(event, outcome, reason string) Audit {
-	v.r.t.Helper()
-	deadline := time.After(BootTimeout)
-	for {
-		v.mu.Lock()
-		lines, changed := v.lines, v.changed
-		v.mu.Unlock()
-		for _, a := range lines {
-			if a.matches(event, outcome, reason) {
-				return a
-			}
-		}
-		select {
-		case <-changed:
-		case <-deadline:
-			v.r.t.Fatalf("no %s %s %s in the audit log within %v:\n%s", event, outcome, reason, BootTimeout, v.auditText())
-		}
-	}
-}
-
-func (a Audit) matches(event, outcome, reason string) bool {
-	return (event == "" || a.Event == event) && (outcome == "" || a.Outcome == outcome) && (reason == "" || a.Reason == reason)
-}
-
-// WantAudit requires such a decision to be there now.
-func (v *Verifier) WantAudit(event, outcome, reason string) Audit {
-	v.r.t.Helper()
-	for _, a := range v.Audit() {
-		if a.matches(event, outcome, reason) {
-			return a
-		}
-	}
-	v.r.t.Fatalf("no %s %s %s in the audit log:\n%s", event, outcome, reason, v.auditText())
-	return Audit{}
-}
-
-// WantNoAudit requires that there is no such decision.
-func (v *Verifier) WantNoAudit(event, outcome, reason string) {
-	v.r.t.Helper()
-	for _, a := range v.Audit() {
-		if a.matches(event, outcome, reason) {
-			v.r.t.Fatalf("unexpected in the audit log: %s", a.Raw)
-		}
-	}
-}
-
-func (v *Verifier) auditText() string {
-	var b strings.Builder
-	for _, a := range v.Audit() {
-		b.WriteString("\t" + a.Raw + "\n")
-	}
-	return b.String()
-}
-
-// Record is what status says of one machine.
-type Record struct {
-	// Name is "namespace/name".
-	Name   string `json:"name"`
-	Record *struct {
-		Phase       string `json:"phase"`
-		Endorsement string `json:"endorsement"`
-		Pool        string `json:"pool"`
-		Token       *struct {
-			ID   string `json:"id"`
-			Uses int    `json:"uses"`
-		} `json:"token"`
-		Report *struct {
-			Unit    string `json:"unit"`
-			Result  string `json:"result"`
-			Message string `json:"message"`
-		} `json:"report"`
-		History []struct {
-			Event  string `json:"event"`
-			Reason string `json:"reason"`
-		} `json:"history"`
-	} `json:"record"`
-}
-
-// Phase is the record's phase, "" while nothing has happened.
-func (rec Record) Phase() string {
-	if rec.Record == nil {
-		return ""
-	}
-	return rec.Record.Phase
-}
-
-// Status is `status -o json`: the machines, and the ids of those that wait for
-// approval.
-func (v *Verifier) Status() (machines []Record, pending []string) {
-	v.r.t.Helper()
-	var state struct {
-		Serving  bool     `json:"serving"`
-		Machines []Record `json:"machines"`
-		Pending  []struct {
-			ID string `json:"id"`
-		} `json:"pending"`
-		Problems []string `json:"problems"`
-	}
-	out := v.Run("status", "-o", "json")
-	v.r.fatal(json.Unmarshal([]byte(out), &state), "status -o json: %s", out)
-	if !state.Serving || len(state.Problems) > 0 {
-		v.r.t.Fatalf("status: serving %t, problems %q", state.Serving, state.Problems)
-	}
-	for _, p := range state.Pending {
-		pending = append(pending, p.ID)
-	}
-	return state.Machines, pending
-}
-
-// WantRecord requires a record by name, in a phase.
-func (v *Verifier) WantRecord(name, phase string) Record {
-	v.r.t.Helper()
-	machines, _ := v.Status()
-	for _, rec := range machines {
-		if strings.HasSuffix(rec.Name, "/"+name) {
-			if rec.Phase() != phase {
-				v.r.t.Fatalf("%s is %q, not %q:\n%s", name, rec.Phase(), phase, v.Run("explain", name))
-			}
-			return rec
-		}
-	}
-	v.r.t.Fatalf("status does not know %s:\n%s", name, v.Run("status"))
-	return Record{}
 }
 
 // Client speaks to it from the host, with the folder's CA and nothing else.

@@ -59,7 +59,7 @@ func tell(s *stage) {
 	v.WaitAudit("", "denied", "")
 
 	s.rule("it waits; an administrator names its TPM's key")
-	s.say("you", "$ mcs-attest-verifier enroll --config DIR/mcs-attest.yaml --name worker-0 --pool worker --ek-sha256 %.16s...", tpm.EKSHA256()[0])
+	s.say("you", "$ mcs-attest-verifier enroll --config DIR/mcs-attest.yaml --name worker-0 --pool worker --ek-sha256 %.16s...", tpm.EKSHA256()[1])
 	v.Enroll("worker-0", "worker", tpm)
 	node.WantProvisioned()
 

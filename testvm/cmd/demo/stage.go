@@ -53,7 +53,9 @@ func (s *stage) rule(title string) {
 func (s *stage) Helper()      {}
 func (s *stage) Name() string { return "demo" }
 func (s *stage) Logf(f string, a ...any) {
-	s.say("demo", "%s", strings.TrimPrefix(fmt.Sprintf(f, a...), "rig: "))
+	if line := strings.TrimPrefix(fmt.Sprintf(f, a...), "rig: "); !strings.HasPrefix(line, s.Name()+":") {
+		s.say("demo", "%s", line)
+	}
 }
 
 // Fatalf ends the story, as in a test.
