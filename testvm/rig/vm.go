@@ -40,6 +40,8 @@ type VM struct {
 	// Clock is where the machine's clock starts, "2006-01-02T15:04:05"; the
 	// host's time if empty.
 	Clock string
+	// Unplugged starts without a network cable; [Node.Plug] puts it in.
+	Unplugged bool
 	// LaterBoot leaves out what makes a first boot.
 	LaterBoot bool
 	// OnLine is called with each line of the console.
@@ -96,6 +98,9 @@ func (r *Rig) Boot(vm VM) *Node {
 		"-netdev", "user,id=net", "-device", "virtio-net-pci,romfile=,netdev=net",
 		"-serial", "stdio", "-serial", "file:" + n.path("journal.log"), "-serial", "file:" + n.path("probe.log"),
 	}
+	if vm.Unplugged {
+		args = append(args, "-S", "-monitor", "unix:"+n.monitorSocket()+",server=on,wait=off")
+	}
 	if vm.Clock != "" {
 		args = append(args, "-rtc", "base="+vm.Clock)
 	}
@@ -138,6 +143,10 @@ func (r *Rig) Boot(vm VM) *Node {
 			"-tpmdev", "emulator,id=tpm0,chardev=tpm", "-device", "tpm-tis,tpmdev=tpm0")
 	}
 	n.start(append([]string{"-machine", machine}, args...))
+	if vm.Unplugged {
+		n.monitor("set_link net off")
+		n.monitor("cont")
+	}
 	r.progress("%s started", n.name)
 	return n
 }

@@ -1,0 +1,47 @@
+package rig
+
+import (
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+func (n *Node) monitorSocket() string { return filepath.Join(n.dir, "monitor") }
+
+// Plug puts the network cable into a machine that was started Unplugged.
+func (n *Node) Plug() { n.monitor("set_link net on") }
+
+// monitor gives QEMU one command and waits for its next prompt.
+func (n *Node) monitor(command string) {
+	n.r.t.Helper()
+	var conn net.Conn
+	var err error
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if conn, err = net.Dial("unix", n.monitorSocket()); err == nil || time.Now().After(deadline) {
+			break
+		}
+	}
+	n.r.fatal(err, "QEMU's monitor")
+	defer conn.Close()
+	n.r.fatal(conn.SetDeadline(time.Now().Add(10*time.Second)), "QEMU's monitor")
+	n.prompt(conn)
+	_, err = io.WriteString(conn, command+"\n")
+	n.r.fatal(err, "QEMU's monitor")
+	if said := n.prompt(conn); strings.Contains(said, "Error") || strings.Contains(said, "unknown command") {
+		n.r.t.Fatalf("QEMU's monitor: %s: %s", command, said)
+	}
+}
+
+func (n *Node) prompt(conn net.Conn) string {
+	n.r.t.Helper()
+	var said strings.Builder
+	b := make([]byte, 1)
+	for !strings.HasSuffix(said.String(), "(qemu) ") {
+		_, err := conn.Read(b)
+		n.r.fatal(err, "QEMU's monitor")
+		said.WriteByte(b[0])
+	}
+	return said.String()
+}

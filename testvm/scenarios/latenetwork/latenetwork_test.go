@@ -1,0 +1,21 @@
+// Package latenetwork boots a machine whose network comes after the agent.
+package latenetwork
+
+import (
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+func TestMachineWaitsForItsNetworkAndIsProvisioned(t *testing.T) {
+	r := rig.New(t)
+	v := r.Verifier(rig.VerifierConfig{})
+	tpm := r.NewTPM()
+	v.Enroll("worker-0", "worker", tpm)
+	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), Unplugged: true})
+	node.WaitFor(`mcs-attest: .*; trying again`)
+	v.WantNoAudit("", "", "")
+	node.Plug()
+	node.WantProvisioned()
+	v.WantRecord("worker-0", "Fetched")
+}
