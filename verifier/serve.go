@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -209,6 +210,18 @@ func (s *server) watch(ctx context.Context) {
 		})
 	})
 	wg.Go(func() {
+		tick := time.NewTicker(time.Minute)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				s.keeper.Sweep()
+			}
+		}
+	})
+	wg.Go(func() {
 		s.serving.Watch(ctx, func(changed bool, err error) {
 			if changed {
 				err = s.certs.Set(s.serving.Load())
@@ -306,10 +319,12 @@ func (s *server) upstream() (http.Handler, error) {
 	}), nil
 }
 
-// source is the client's address; behind a trusted proxy the one that it names.
+// source is the client's address as limits and logs see it: for IPv6 its /64.
+// Behind a trusted proxy it is the one that the proxy names.
 func (s *server) source(r *http.Request) netip.Addr {
 	direct := listen.Source(r.RemoteAddr)
-	if len(s.config.TrustedProxies) == 0 || !s.trusted(direct) {
+	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil || !s.trusted(peer.Addr()) {
 		return direct
 	}
 	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
@@ -319,13 +334,15 @@ func (s *server) source(r *http.Request) netip.Addr {
 			return direct
 		}
 		if !s.trusted(a) {
-			return a
+			return listen.Source(netip.AddrPortFrom(a, 0).String())
 		}
 	}
 	return direct
 }
 
+// trusted is judged on the whole address, never on its /64.
 func (s *server) trusted(a netip.Addr) bool {
+	a = a.Unmap().WithZone("")
 	return slices.ContainsFunc(s.config.TrustedProxies, func(p string) bool {
 		prefix, err := netip.ParsePrefix(p)
 		return err == nil && prefix.Contains(a)
@@ -365,6 +382,12 @@ func (s *server) unready() []string {
 	}
 	if _, ok := s.tokens.Load().Current(now); !ok {
 		problems = append(problems, "token keys: none may sign now")
+	}
+	if _, err := s.seals.Load().SealTicket(rand.Reader, now, seal.Ticket{}); err != nil {
+		problems = append(problems, "sealing keys: "+err.Error())
+	}
+	for _, path := range s.keeper.Snapshot().Incomplete {
+		problems = append(problems, "folder: "+path+" has been broken since the start")
 	}
 	return problems
 }

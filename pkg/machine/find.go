@@ -40,7 +40,7 @@ func (ix *Index) Redeemable(uid, pool string, now time.Time) error {
 		return reason.Deny(reason.MachineNotFound, "no Machine with UID %s", uid)
 	case m.quarantined:
 		return reason.Deny(reason.Quarantined, "Machine %s", m)
-	case m.Deleting:
+	case m.Deleting || m.Phase == "Failed":
 		return reason.Deny(reason.MachineDeleting, "Machine %s", m)
 	case m.Joined() && !m.Granted(now):
 		return reason.Deny(reason.MachineJoined, "Machine %s is Node %s", m, m.NodeRef)

@@ -63,7 +63,7 @@ const minInterval = 5 * time.Second
 func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1alpha1.MachineAttestation, error) {
 	next := begin(rec, a.Machine)
 	s := &next.Status
-	if a.Machine.Quarantined() {
+	if a.Machine.Quarantined() || s.Quarantined {
 		return nil, reason.Deny(reason.Quarantined, "Machine %s", a.Machine)
 	}
 	if s.Phase == v1alpha1.PhaseJoined || a.Machine.Joined() {
@@ -143,6 +143,9 @@ func Redeemable(rec *v1alpha1.MachineAttestation, c token.Claims) error {
 	if rec == nil || rec.Status.Token == nil || rec.Status.Token.ID != c.ID {
 		return reason.Deny(reason.TokenSuperseded, "token %s is not the live token of %s", c.ID, c.Subject)
 	}
+	if rec.Status.Quarantined {
+		return reason.Deny(reason.Quarantined, "%s", c.Subject)
+	}
 	if rec.Status.Phase == v1alpha1.PhaseJoined {
 		return reason.Deny(reason.MachineJoined, "%s joined", c.Subject)
 	}
@@ -174,6 +177,22 @@ func Joined(rec *v1alpha1.MachineAttestation, node string, now time.Time) *v1alp
 	next.Status.Phase = v1alpha1.PhaseJoined
 	next.Status.Token = nil
 	note(&next.Status, now, "Joined", "", "", "as node "+node)
+	return next
+}
+
+// Quarantine latches what an administrator's object says, or lifts it again; nil
+// when nothing changes. The latch outlives an object that can no longer be read.
+func Quarantine(rec *v1alpha1.MachineAttestation, m *machine.Machine, quarantined bool, now time.Time) *v1alpha1.MachineAttestation {
+	if rec == nil && !quarantined || rec != nil && rec.Status.Quarantined == quarantined {
+		return nil
+	}
+	next := begin(rec, m)
+	next.Status.Quarantined = quarantined
+	event := "Quarantined"
+	if !quarantined {
+		event = "Released"
+	}
+	note(&next.Status, now, event, "", "", "by an administrator")
 	return next
 }
 
@@ -250,7 +269,7 @@ func useGrant(s *v1alpha1.MachineAttestationStatus, m *machine.Machine, now time
 		return reason.Deny(reason.MachineJoined, "Machine %s joined and has no grant", m)
 	}
 	until := grantUntil(m)
-	fresh := s.GrantUsed == nil || !s.GrantUsed.Equal(until)
+	fresh := s.GrantUsed == nil || s.GrantUsed.Unix() != until.Unix()
 	if fresh {
 		s.GrantUsed, s.GrantAttestations = until, 0
 	}

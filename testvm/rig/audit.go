@@ -81,13 +81,17 @@ func (a Audit) matches(event, outcome, reason string) bool {
 // WantAudit requires such a decision to be there now.
 func (v *Verifier) WantAudit(event, outcome, reason string) Audit {
 	v.r.t.Helper()
-	for _, a := range v.Audit() {
-		if a.matches(event, outcome, reason) {
-			return a
+	// The line goes through a pipe: the answer may be here before it.
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		for _, a := range v.Audit() {
+			if a.matches(event, outcome, reason) {
+				return a
+			}
+		}
+		if time.Now().After(deadline) {
+			v.r.t.Fatalf("no %s %s %s in the audit log:\n%s", event, outcome, reason, v.auditText())
 		}
 	}
-	v.r.t.Fatalf("no %s %s %s in the audit log:\n%s", event, outcome, reason, v.auditText())
-	return Audit{}
 }
 
 // WantNoAudit requires that there is no such decision.

@@ -102,6 +102,8 @@ type MachineAttestationStatus struct {
 	Pool string `json:"pool,omitempty"`
 	// ticket is about the report ticket last issued, never the ticket itself.
 	Ticket *TicketStatus `json:"ticket,omitempty"`
+	// quarantined latches spec.quarantined, so that it outlives a spec that cannot be read.
+	Quarantined bool `json:"quarantined,omitempty"`
 	// grantUsed is the end of the re-attestation grant that was last consumed.
 	GrantUsed *metav1.Time `json:"grantUsed,omitempty"`
 	// grantAttestations counts the attestations under that grant.

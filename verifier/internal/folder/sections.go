@@ -47,12 +47,21 @@ var sections = []section{
 
 func parseMachines(path string, raw []byte, modified time.Time) (c content, problems []manifest.Problem) {
 	c.manifests, problems = machine.Parse(path, raw, modified)
-	return c, problems
+	return c, notEmpty(path, raw, problems)
 }
 
 func parsePolicies(path string, raw []byte, _ time.Time) (c content, problems []manifest.Problem) {
 	c.policies, problems = policy.Parse(path, raw)
-	return c, problems
+	return c, notEmpty(path, raw, problems)
+}
+
+// notEmpty refuses a file without a single document: a write that was cut off, or
+// a full disk, must not take away what was in force.
+func notEmpty(path string, raw []byte, problems []manifest.Problem) []manifest.Problem {
+	if docs, _ := manifest.Split(path, raw); len(docs) > 0 || len(problems) > 0 {
+		return problems
+	}
+	return []manifest.Problem{{File: path, What: "there is no document in it", Want: "delete the file if nothing of it shall be in force any more"}}
 }
 
 func parseReferences(path string, raw []byte, _ time.Time) (content, []manifest.Problem) {

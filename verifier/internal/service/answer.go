@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/hex"
 	"errors"
 	"strings"
@@ -21,8 +22,12 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 )
 
-// admit refuses a source that asks too often.
+// admit refuses a connection that is not TLS 1.3 (DESIGN, section 19, rule 8), also
+// behind a front end, and a source that asks too often.
 func (s *Service) admit(c *call) error {
+	if c.tls == nil || c.tls.Version != tls.VersionTLS13 {
+		return reason.Deny(reason.TLSRequired, "not TLS 1.3")
+	}
 	if !s.Limiter.Allow(c.start, c.source) {
 		return reason.Deny(reason.RateLimited, "source %s", c.source)
 	}
@@ -227,12 +232,13 @@ var (
 	}
 )
 
-// verified reports whether Appraise's outcome was reached by a caller whose
-// evidence had verified: an acceptance or a refusal of a proven identity.
-func verified(err error) bool {
+// proven reports whether Appraise's outcome was reached by a caller who had proven
+// which Machine it is. A genuine TPM that is nobody's does not count: those can be
+// had by the thousand.
+func proven(err error) bool {
 	if err == nil {
 		return true
 	}
 	var r *appraisal.Refusal
-	return errors.As(err, &r)
+	return errors.As(err, &r) && r.Machine != nil
 }

@@ -20,7 +20,7 @@ func (s *Service) Report(ctx context.Context, req *connect.Request[mcsattestv1.R
 		return nil, connect.NewError(connect.CodeInternal, err)
 	}
 	err = s.report(c, req.Msg)
-	s.ObserveTicket(reason.From(err) == nil || reason.From(err).Code != reason.ReportTicketInvalid)
+	s.ObserveTicket(err == nil)
 	if err = s.finish(ctx, "report", c, err); err != nil {
 		return nil, err
 	}

@@ -50,11 +50,17 @@ const ticketLifetime = 2 * time.Hour
 
 // World is what the verifier knows at one moment; it never changes.
 type World struct {
+	// Complete: everything that the administrator wrote is in force. While it is
+	// not, a Machine that is not here may only be unreadable.
+	Complete   bool
 	Policies   *policy.Set
 	Machines   *machine.Index
 	References []measuredboot.ReferenceValues
 	EKRoots    tpm2.Roots
 }
+
+// alive reports whether the Machine that holds an identity is still there.
+func (w *World) alive(uid string) bool { return !w.Complete || w.Machines.Known(uid) }
 
 // Service answers the calls. All fields are set by the caller; the Notify funcs
 // may be nil.
@@ -275,7 +281,7 @@ func (s *Service) attest(ctx context.Context, c *call, req *mcsattestv1.AttestRe
 		},
 	}
 	verdict, err := appraisal.Appraise(ctx, in, ev, c.start)
-	if s.Keep != nil && verified(err) {
+	if s.Keep != nil && proven(err) {
 		s.Keep(appraisal.Save(in, conn, ev, c.start, c.id))
 	}
 	if err != nil {
@@ -297,7 +303,13 @@ func (s *Service) grant(c *call, world *World, p policy.Policy, challenge seal.C
 	if p.Binding == v1alpha1.BindingTerminated {
 		a.ChallengeID, a.ChallengeEnds = challengeID(sealed), challenge.Issued.Add(p.ChallengeLifetime+clockSkew)
 	}
-	err := s.Records.Attest(v.Machine.UID, components(v.Identity), world.Machines.Known, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	// What can fail on our side comes first: once the record is written, the
+	// machine's earlier token is void.
+	res, err := s.response(c, p, challenge, v, a)
+	if err != nil {
+		return nil, err
+	}
+	err = s.Records.Attest(v.Machine.UID, components(v.Identity), world.alive, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Attest(rec, a, c.start)
 	})
 	if err != nil {
@@ -305,7 +317,8 @@ func (s *Service) grant(c *call, world *World, p policy.Policy, challenge seal.C
 	}
 	if v.Identity.EKSHA256 != "" {
 		if err := s.Records.Settled(v.Identity.EKSHA256); err != nil {
-			return nil, err
+			// It goes by itself after a day.
+			c.extra = append(c.extra, slog.String("still_pending", err.Error()))
 		}
 	}
 	c.extra = append(c.extra, slog.String("endorsement", string(v.Endorsement)), slog.String("ek", v.Identity.EKSHA256), slog.String("token", a.TokenID))
@@ -315,6 +328,11 @@ func (s *Service) grant(c *call, world *World, p policy.Policy, challenge seal.C
 	if len(v.Warnings) > 0 {
 		c.extra = append(c.extra, slog.Any("warnings", v.Warnings))
 	}
+	return res, nil
+}
+
+// response makes the ticket and, except under Audit, the token that a will record.
+func (s *Service) response(c *call, p policy.Policy, challenge seal.Challenge, v *appraisal.Verdict, a record.Attestation) (*mcsattestv1.AttestResponse, error) {
 	ticket, err := s.SealKeys().SealTicket(rand.Reader, c.start, seal.Ticket{ID: a.TicketID, MachineUID: v.Machine.UID, Expiry: c.start.Add(ticketLifetime)})
 	if err != nil {
 		return nil, err
@@ -360,7 +378,6 @@ func (s *Service) denied(c *call, err error, ev appraisal.Evidence) error {
 	if !errors.As(err, &r) {
 		return err
 	}
-	c.proven = true
 	if r.Machine != nil {
 		return s.noteDenial(c, r.Machine, err)
 	}

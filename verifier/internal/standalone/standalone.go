@@ -7,7 +7,9 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -28,11 +30,14 @@ type Keeper struct {
 	now      func() time.Time
 	snapshot atomic.Pointer[folder.Snapshot]
 	world    atomic.Pointer[service.World]
+
+	mu      sync.Mutex
+	missing map[string]time.Time // since when a record's Machine is gone, by UID
 }
 
 // NewKeeper starts with a first snapshot.
 func NewKeeper(records *store.Store, s *folder.Snapshot, log *slog.Logger, now func() time.Time) *Keeper {
-	k := &Keeper{records: records, log: log, now: now}
+	k := &Keeper{records: records, log: log, now: now, missing: map[string]time.Time{}}
 	k.Take(s)
 	return k
 }
@@ -47,7 +52,7 @@ func (k *Keeper) Snapshot() *folder.Snapshot { return k.snapshot.Load() }
 func (k *Keeper) Take(s *folder.Snapshot) {
 	k.snapshot.Store(s)
 	k.world.Store(&service.World{
-		Policies: s.Policies, Machines: s.Machines, References: s.ReferenceValues,
+		Complete: complete(s), Policies: s.Policies, Machines: s.Machines, References: s.ReferenceValues,
 		EKRoots: tpm2.Roots{Anchors: s.EKRoots.Roots(), Intermediates: s.EKRoots.Intermediates()},
 	})
 	for _, p := range s.Problems {
@@ -61,7 +66,8 @@ func (k *Keeper) Take(s *folder.Snapshot) {
 		k.log.Error("broken since the start: nothing in this file is in force, a quarantine included", "file", path)
 	}
 	k.unavailable(s)
-	k.forget(s)
+	k.Sweep()
+	k.quarantine(s)
 	k.join(s)
 }
 
@@ -80,20 +86,83 @@ func (k *Keeper) unavailable(s *folder.Snapshot) {
 	}
 }
 
-// forget deletes the records of Machines that are gone. While some file cannot be
-// read nobody is gone for sure.
-func (k *Keeper) forget(s *folder.Snapshot) {
-	if len(s.Incomplete) > 0 || s.Failed() {
+// forgetAfter is how long a Machine must be missing before its record goes: a
+// volume that is unmounted for a moment, or files that are replaced by deleting
+// them first, must not wipe out who has what identity.
+const forgetAfter = 10 * time.Minute
+
+// Sweep deletes the records of Machines that have been gone for long enough.
+// While some file cannot be read nobody is gone for sure.
+func (k *Keeper) Sweep() {
+	s, now := k.Snapshot(), k.now()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !complete(s) {
+		clear(k.missing)
 		return
 	}
-	// A break-glass token has no Machine; its record stays, to be seen.
-	gone, err := k.records.Forget(func(uid string) bool { return s.Machines.Known(uid) || record.IsBreakGlass(uid) })
+	records, err := k.records.Records()
+	if err != nil {
+		k.log.Error("records of deleted Machines stay", "error", err)
+		return
+	}
+	due := map[string]bool{}
+	here := map[string]bool{}
+	for _, r := range records {
+		uid := r.Status.MachineUID
+		// A break-glass token has no Machine; its record stays, to be seen.
+		if s.Machines.Known(uid) || record.IsBreakGlass(uid) {
+			continue
+		}
+		here[uid] = true
+		since, ok := k.missing[uid]
+		if !ok {
+			k.missing[uid] = now
+		} else if now.Sub(since) >= forgetAfter {
+			due[uid] = true
+		}
+	}
+	maps.DeleteFunc(k.missing, func(uid string, _ time.Time) bool { return !here[uid] })
+	if len(due) == 0 {
+		return
+	}
+	gone, err := k.records.Forget(func(uid string) bool { return !due[uid] })
 	if err != nil {
 		k.log.Error("records of deleted Machines stay", "error", err)
 		return
 	}
 	for _, uid := range gone {
 		k.log.Info("record deleted with its Machine", "uid", uid)
+	}
+}
+
+// complete: every file of the folder is in force as it stands.
+func complete(s *folder.Snapshot) bool { return len(s.Incomplete) == 0 && !s.Failed() }
+
+// quarantine latches what the folder says of quarantines. One is lifted only by a
+// folder that can be read whole.
+func (k *Keeper) quarantine(s *folder.Snapshot) {
+	records, err := k.records.Records()
+	if err != nil {
+		k.log.Error("quarantines are not recorded", "error", err)
+		return
+	}
+	latched := map[string]bool{}
+	for _, r := range records {
+		latched[r.Status.MachineUID] = r.Status.Quarantined
+	}
+	now := k.now()
+	for _, m := range s.Machines.Machines() {
+		want := m.Quarantined()
+		if want == latched[m.UID] || !want && !complete(s) {
+			continue
+		}
+		err := k.records.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			return record.Quarantine(rec, m, want, now), nil
+		})
+		if err != nil {
+			k.log.Error("a quarantine is not recorded", "machine", m.String(), "error", err)
+		}
 	}
 }
 
