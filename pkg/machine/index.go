@@ -247,6 +247,7 @@ func (b *builder) named(e *Enrolment) *Machine {
 	if ref == nil {
 		m := b.byName[name{v1alpha1.GroupVersion.Group, e.Namespace, e.Name}]
 		if m != nil && m.source != e.source {
+			m.quarantined = m.quarantined || e.Spec.Quarantined
 			return nil // the second of two with one name
 		}
 		return m
@@ -264,6 +265,9 @@ func (b *builder) named(e *Enrolment) *Machine {
 		return nil
 	case 1:
 		return found[0]
+	}
+	for _, m := range found { // whichever is meant
+		m.quarantined = m.quarantined || e.Spec.Quarantined
 	}
 	b.warn(e.source, fmt.Sprintf("two Machines are named %s/%s", ref.Namespace, ref.Name), "set machineRef.apiVersion")
 	return nil

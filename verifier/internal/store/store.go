@@ -143,12 +143,12 @@ func (s *Store) update(uid string, components []string, alive func(string) bool,
 			return err
 		}
 		if refused = holders(tx, uid, components, alive); refused != nil {
-			return nil
+			return errUnchanged
 		}
 		next, err := change(rec)
 		if err != nil || next == nil {
 			refused = err
-			return nil
+			return errUnchanged
 		}
 		claims := tx.Bucket(claimsBucket)
 		for _, c := range components {
@@ -162,11 +162,15 @@ func (s *Store) update(uid string, components []string, alive func(string) bool,
 		}
 		return tx.Bucket(recordsBucket).Put([]byte(uid), raw)
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, errUnchanged) {
 		return unavailable(err)
 	}
 	return refused
 }
+
+// errUnchanged rolls a transaction back that has nothing to write: an empty one
+// would cost a write to the disk all the same.
+var errUnchanged = errors.New("nothing to write")
 
 func holders(tx *bbolt.Tx, uid string, components []string, alive func(string) bool) error {
 	claims := tx.Bucket(claimsBucket)
