@@ -55,9 +55,9 @@ image: build ## the agent for an existing initramfs: appended cpio, and a tarbal
 	@dracut/image.sh $(BIN)/mcs-attest-agent $(BIN)
 
 .PHONY: generate
-generate: tools ## the generated Go code of proto/ and pkg/api
+generate: tools ## the generated Go code of proto/ and pkg/api, and the CRDs
 	@cd proto && PATH="$(CURDIR)/$(TOOLS):$$PATH" buf generate
-	@$(TOOLS)/controller-gen object paths=./pkg/api/...
+	@$(TOOLS)/controller-gen object crd paths=./pkg/api/... output:crd:dir=deploy/base/crds
 
 .PHONY: tools
 tools: $(TOOLS)/.stamp

@@ -20,9 +20,11 @@ var GroupVersion = schema.GroupVersion{Group: "mcs-attest.dev", Version: "v1alph
 
 // Names as they stand in manifests.
 const (
-	APIVersion             = "mcs-attest.dev/v1alpha1"
-	KindAttestationPolicy  = "AttestationPolicy"
-	KindMachineAttestation = "MachineAttestation"
+	APIVersion              = "mcs-attest.dev/v1alpha1"
+	KindAttestationPolicy   = "AttestationPolicy"
+	KindMachineAttestation  = "MachineAttestation"
+	KindIdentityClaim       = "IdentityClaim"
+	KindAttestationVerifier = "AttestationVerifier"
 
 	// AnnotationEKSHA256, on a Machine, enrols its TPM: the SHA-256 of the EK's
 	// SubjectPublicKeyInfo in hexadecimal, several separated by commas.

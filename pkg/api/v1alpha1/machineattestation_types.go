@@ -3,7 +3,23 @@ package v1alpha1
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 // MachineAttestation is one machine: what the administrator says of it, and
-// what the verifier recorded.
+// what the verifier recorded. In a cluster it is one of three: an enrolment that
+// an administrator wrote (machineRef, or pool for a stand-in), the record that
+// the verifier keeps of a Machine (named by its UID, owned by it), or a machine
+// that waits for approval (neither machineRef nor pool, in the verifier's own
+// namespace).
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:path=machineattestations,scope=Namespaced,shortName=mcsa
+// +kubebuilder:printcolumn:name="Machine",type=string,JSONPath=`.spec.machineRef.name`
+// +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
+// +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=`.status.pool`
+// +kubebuilder:printcolumn:name="Endorsement",type=string,JSONPath=`.status.endorsement`
+// +kubebuilder:printcolumn:name="Attested",type=date,JSONPath=`.status.lastAttested`
+// +kubebuilder:printcolumn:name="Quarantined",type=boolean,JSONPath=`.spec.quarantined`,priority=1
+// +kubebuilder:printcolumn:name="Why not",type=string,JSONPath=`.status.conditions[?(@.status=="False")].reason`,priority=1
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type MachineAttestation struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitzero"`
@@ -12,22 +28,47 @@ type MachineAttestation struct {
 	Status MachineAttestationStatus `json:"status,omitzero"`
 }
 
+// MachineAttestationList is a list of MachineAttestations.
+//
+// +kubebuilder:object:root=true
+type MachineAttestationList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitzero"`
+
+	Items []MachineAttestation `json:"items"`
+}
+
 // MachineAttestationSpec is the administrator's. It either belongs to a Machine
-// (machineRef) or stands in for one (pool), never both.
+// (machineRef) or stands in for one (pool), never both. With neither it is a
+// machine that waits for approval.
+//
+// +kubebuilder:validation:XValidation:rule="!(has(self.machineRef) && has(self.pool))",message="machineRef and pool exclude each other: the Machine has its own pool"
+// +kubebuilder:validation:XValidation:rule="!has(self.pool) || has(self.ekSHA256) || has(self.expectedProviderID)",message="an object that stands in for a Machine needs ekSHA256 or expectedProviderID"
 type MachineAttestationSpec struct {
 	// machineRef names the Machine that this object belongs to.
 	MachineRef *MachineReference `json:"machineRef,omitempty"`
 
 	// pool makes this object stand in for a Machine where there are none: the
 	// machine with this identity receives this pool's config.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	Pool string `json:"pool,omitempty"`
 
 	// ekSHA256 enrols the machine's TPM: the SHA-256 of the SubjectPublicKeyInfo
 	// of an EK, 64 hexadecimal digits. Several where a TPM has several EKs.
+	//
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:items:Pattern=`^[0-9a-fA-F]{64}$`
+	// +listType=set
 	EKSHA256 []string `json:"ekSHA256,omitempty"`
 
 	// expectedProviderID is the cloud instance that the machine must be, in the
 	// form of the Machine's spec.providerID.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=2048
 	ExpectedProviderID string `json:"expectedProviderID,omitempty"`
 
 	// quarantined stops attestation and redemption for this machine until it is lifted.
@@ -47,7 +88,9 @@ type MachineReference struct {
 	Kind       string `json:"kind,omitempty"`
 	// namespace defaults to the namespace of the MachineAttestation.
 	Namespace string `json:"namespace,omitempty"`
-	Name      string `json:"name"`
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
 }
 
 // ReattestGrant is one more attestation for a machine that has joined.
@@ -82,6 +125,8 @@ type MachineAttestationStatus struct {
 	Identity RecordedIdentity `json:"identity,omitzero"`
 	// endorsement that vouched for the EK.
 	Endorsement Endorsement `json:"endorsement,omitempty"`
+	// pending is what is known of a machine that waits for approval.
+	Pending *PendingMachine `json:"pending,omitempty"`
 	// evidence of the last accepted attestation.
 	Evidence []EvidenceSummary `json:"evidence,omitempty"`
 	// token last issued.
@@ -127,6 +172,22 @@ type EvidenceSummary struct {
 	Summary map[string]string `json:"summary,omitempty"`
 }
 
+// PendingMachine is a machine with a genuine TPM that no enrolment names.
+type PendingMachine struct {
+	// ekSHA256 is the SHA-256 of its EK's SubjectPublicKeyInfo, hexadecimal.
+	EKSHA256 string `json:"ekSHA256"`
+	// pool that it asked for.
+	Pool      string      `json:"pool,omitempty"`
+	FirstSeen metav1.Time `json:"firstSeen"`
+	LastSeen  metav1.Time `json:"lastSeen"`
+	// source is the address that it came from, for orientation only.
+	Source string `json:"source,omitempty"`
+	// certificate is what its EK certificate says.
+	Certificate map[string]string `json:"certificate,omitempty"`
+	// claims are its own words (JSON), for orientation only. Untrusted.
+	Claims string `json:"claims,omitempty"`
+}
+
 // TokenStatus is about the token last issued, never the token itself.
 type TokenStatus struct {
 	ID      string      `json:"id"`
@@ -156,6 +217,9 @@ const (
 	ConditionConflict = "Conflict"
 	// ConditionFirstBootFailed is true when the machine reported a failed stage.
 	ConditionFirstBootFailed = "FirstBootFailed"
+	// ConditionAccepted, on an enrolment or a policy, is false while the verifier
+	// cannot use the object as it stands; the last good state is in force then.
+	ConditionAccepted = "Accepted"
 )
 
 // HistoryEntry is one thing that happened.

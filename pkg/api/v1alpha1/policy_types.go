@@ -3,18 +3,53 @@ package v1alpha1
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 // AttestationPolicy says what the machines of some pools must prove.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:path=attestationpolicies,scope=Cluster,shortName=mcsap
+// +kubebuilder:printcolumn:name="Pools",type=string,JSONPath=`.spec.pools`
+// +kubebuilder:printcolumn:name="Mode",type=string,JSONPath=`.spec.mode`
+// +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].status`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type AttestationPolicy struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitzero"`
 
-	Spec AttestationPolicySpec `json:"spec,omitzero"`
+	Spec   AttestationPolicySpec   `json:"spec,omitzero"`
+	Status AttestationPolicyStatus `json:"status,omitzero"`
+}
+
+// AttestationPolicyStatus says what the verifier made of a policy.
+type AttestationPolicyStatus struct {
+	// observedGeneration is the generation that the conditions are about.
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// AttestationPolicyList is a list of AttestationPolicies.
+//
+// +kubebuilder:object:root=true
+type AttestationPolicyList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitzero"`
+
+	Items []AttestationPolicy `json:"items"`
 }
 
 // AttestationPolicySpec is all of a policy. An empty spec enforces an enrolled
 // TPM for every pool.
+//
+// +kubebuilder:validation:XValidation:rule="(has(self.binding) && self.binding == 'Terminated') == has(self.frontEndKeys)",message="frontEndKeys belong to binding Terminated, and it needs them"
+// +kubebuilder:validation:XValidation:rule="!has(self.evidence) || (has(self.provisioningTokenAlone) && self.provisioningTokenAlone) || !self.evidence.exists(e, e.all == ['provisioning-token'])",message="evidence [provisioning-token] alone needs provisioningTokenAlone: true"
 type AttestationPolicySpec struct {
 	// pools are the MachineConfigPools that the policy is for. "*" is every pool
 	// that no other policy names. Default: "*".
+	//
+	// +kubebuilder:validation:MaxItems=100
+	// +kubebuilder:validation:items:MaxLength=253
+	// +listType=set
 	Pools []string `json:"pools,omitempty"`
 
 	// mode says what the gate does: "Off" serves everyone, "Audit" serves
@@ -28,6 +63,8 @@ type AttestationPolicySpec struct {
 
 	// evidence lists alternatives, best first; a machine needs one of them,
 	// whole. Default: one alternative, tpm2.
+	//
+	// +kubebuilder:validation:MaxItems=16
 	Evidence []EvidenceAlternative `json:"evidence,omitempty"`
 
 	// binding ties the evidence to the TLS connection: "Exporter" to the
@@ -37,6 +74,10 @@ type AttestationPolicySpec struct {
 
 	// frontEndKeys are the SHA-256 (hexadecimal) of the SubjectPublicKeyInfo of
 	// the front ends' certificates. Required with Terminated, refused without.
+	//
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:Pattern=`^[0-9a-fA-F]{64}$`
 	FrontEndKeys []string `json:"frontEndKeys,omitempty"`
 
 	// tpm2 says how a TPM's evidence is appraised.
@@ -94,6 +135,10 @@ const (
 type EvidenceAlternative struct {
 	// all are the kinds that must be present together: tpm2, aws-iid, aws-sts,
 	// gcp-identity, azure-attested, provisioning-token.
+	//
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=6
+	// +kubebuilder:validation:items:Enum=tpm2;aws-iid;aws-sts;gcp-identity;azure-attested;provisioning-token
 	All []string `json:"all"`
 }
 
@@ -163,5 +208,8 @@ type TokenPolicy struct {
 	Lifetime metav1.Duration `json:"lifetime,omitzero"`
 	// uses is how often the gate answers to one token, 1 to 10. Default: 3,
 	// since Ignition tries again when a connection drops.
+	//
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=10
 	Uses int32 `json:"uses,omitempty"`
 }

@@ -1,0 +1,56 @@
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// VerifierName is the one AttestationVerifier of a cluster.
+const VerifierName = "cluster"
+
+// AttestationVerifier is how the verifier of a cluster is doing. The replica that
+// holds the lease makes it and keeps its status; there is nothing to configure.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:path=attestationverifiers,scope=Cluster
+// +kubebuilder:validation:XValidation:rule="self.metadata.name == 'cluster'",message="there is one, named cluster"
+// +kubebuilder:printcolumn:name="Available",type=string,JSONPath=`.status.conditions[?(@.type=="Available")].status`
+// +kubebuilder:printcolumn:name="Progressing",type=string,JSONPath=`.status.conditions[?(@.type=="Progressing")].status`
+// +kubebuilder:printcolumn:name="Degraded",type=string,JSONPath=`.status.conditions[?(@.type=="Degraded")].status`
+// +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Degraded")].message`
+// +kubebuilder:printcolumn:name="Since",type=date,JSONPath=`.status.conditions[?(@.type=="Available")].lastTransitionTime`
+type AttestationVerifier struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitzero"`
+
+	Status AttestationVerifierStatus `json:"status,omitzero"`
+}
+
+// AttestationVerifierStatus is written by the holder of the lease.
+type AttestationVerifierStatus struct {
+	// version of the holder.
+	Version string `json:"version,omitempty"`
+	// holder of the lease.
+	Holder string `json:"holder,omitempty"`
+	// conditions: Available, Progressing, Degraded, Upgradeable.
+	//
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// The types of an AttestationVerifier's conditions, as a ClusterOperator has them.
+const (
+	ConditionAvailable   = "Available"
+	ConditionProgressing = "Progressing"
+	ConditionDegraded    = "Degraded"
+	ConditionUpgradeable = "Upgradeable"
+)
+
+// AttestationVerifierList is a list of AttestationVerifiers.
+//
+// +kubebuilder:object:root=true
+type AttestationVerifierList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitzero"`
+
+	Items []AttestationVerifier `json:"items"`
+}
