@@ -8,27 +8,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sort"
-	"syscall"
-	"time"
+
+	"github.com/mcs-attest/mcs-attest/testvm/buildcache"
 )
-
-// kept is how many results of one kind the cache holds; an initramfs has 77 MB.
-const kept = 8
-
-// cacheDir is ${XDG_CACHE_HOME:-$HOME/.cache}/mcs-attest.
-func cacheDir(t TB) string {
-	t.Helper()
-	base, err := os.UserCacheDir()
-	if err != nil {
-		t.Fatalf("cache folder: %v", err)
-	}
-	dir := filepath.Join(base, "mcs-attest")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatalf("cache folder: %v", err)
-	}
-	return dir
-}
 
 // inputs collects what goes into a build; its sum names the result.
 type inputs struct {
@@ -85,74 +67,15 @@ func (in *inputs) tree(root fs.FS) *inputs {
 
 func (in *inputs) sum() string { return hex.EncodeToString(in.s.Sum(nil))[:24] }
 
-// cached returns <cache>/<kind>/<sum>, after build has made it if it was not
-// there. build writes to the path it is given; only a finished result gets the
-// name, and two processes that build the same take turns.
+// cached returns <cache>/<kind>/<sum>, after build has made it if it was not there.
 func (r *Rig) cached(kind, what string, in *inputs, build func(out string)) string {
 	r.t.Helper()
-	dir := filepath.Join(r.cache, kind)
-	r.fatal(os.MkdirAll(dir, 0o755), "cache folder")
-	final := filepath.Join(dir, in.sum())
-	if touch(final) {
-		return final
-	}
-	unlock := r.lock(filepath.Join(dir, ".lock"))
-	defer unlock()
-	if touch(final) {
-		return final
-	}
-	r.progress("building %s", what)
-	start := time.Now()
-	partial := final + ".partial"
-	r.fatal(os.RemoveAll(partial), "cache")
-	build(partial)
-	r.fatal(os.Rename(partial, final), "cache")
-	r.progress("built %s in %.1f s", what, time.Since(start).Seconds())
-	r.prune(dir)
-	return final
-}
-
-// touch says whether the path exists, and marks it as used now.
-func touch(path string) bool {
-	now := time.Now()
-	return os.Chtimes(path, now, now) == nil
-}
-
-// prune drops the results that were not used for longest.
-func (r *Rig) prune(dir string) {
-	r.t.Helper()
-	entries, err := os.ReadDir(dir)
+	path, err := buildcache.Result(r.cache, kind, in.sum(), what, r.progress, func(out string) error {
+		build(out)
+		return nil
+	})
 	r.fatal(err, "cache")
-	type result struct {
-		path string
-		used time.Time
-	}
-	var results []result
-	for _, e := range entries {
-		if info, err := e.Info(); err == nil && e.Name() != ".lock" {
-			results = append(results, result{filepath.Join(dir, e.Name()), info.ModTime()})
-		}
-	}
-	sort.Slice(results, func(i, j int) bool { return results[i].used.After(results[j].used) })
-	for i, old := range results {
-		// A machine that runs now may still have an hour-old file open.
-		if i >= kept && time.Since(old.used) > time.Hour {
-			r.fatal(os.RemoveAll(old.path), "cache")
-		}
-	}
-}
-
-// lock takes an exclusive lock on a file for as long as the returned func is
-// not called; it ends with the process too.
-func (r *Rig) lock(path string) (unlock func()) {
-	r.t.Helper()
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
-	r.fatal(err, "lock")
-	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
-		r.progress("waiting for another run to free %s", path)
-		r.fatal(syscall.Flock(int(f.Fd()), syscall.LOCK_EX), "lock %s", path)
-	}
-	return func() { f.Close() }
+	return path
 }
 
 // takeSlot waits for one of the host's places for a scenario. `go test ./...`
@@ -160,5 +83,7 @@ func (r *Rig) lock(path string) (unlock func()) {
 // than one after the other.
 func (r *Rig) takeSlot() {
 	r.t.Helper()
-	r.t.Cleanup(r.lock(filepath.Join(r.cache, "slot.lock")))
+	unlock, err := buildcache.Lock(filepath.Join(r.cache, "slot.lock"), r.progress)
+	r.fatal(err, "slot")
+	r.t.Cleanup(unlock)
 }

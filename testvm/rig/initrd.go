@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"sort"
 	"strings"
+
+	"github.com/mcs-attest/mcs-attest/testvm/buildcache"
 )
 
 //go:embed all:guest
@@ -74,7 +76,8 @@ func (r *Rig) goBuild(folder, name string) string {
 	dir := filepath.Join(r.cache, "bin", r.inputs("tree").text(r.repo).sum()[:8])
 	out := filepath.Join(dir, name)
 	r.fatal(os.MkdirAll(dir, 0o755), "cache folder")
-	unlock := r.lock(filepath.Join(dir, ".lock"))
+	unlock, err := buildcache.Lock(filepath.Join(dir, ".lock"), r.progress)
+	r.fatal(err, "lock")
 	defer unlock()
 	r.run(r.repo, []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", out, "./"+folder)
 	return out

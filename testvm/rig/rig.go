@@ -35,6 +35,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/mcs-attest/mcs-attest/testvm/buildcache"
 )
 
 // TB is what the rig needs of a test; *testing.T has it, and so has the demo.
@@ -67,7 +69,9 @@ func New(t TB) *Rig {
 	t.Helper()
 	r := &Rig{t: t, dir: shortTempDir(t)}
 	r.repo = findRepo(t)
-	r.cache = cacheDir(t)
+	cache, err := buildcache.Dir()
+	r.fatal(err, "cache folder")
+	r.cache = cache
 	r.needTools()
 	r.fatal(os.RemoveAll(r.artifactsDir()), "artifacts of an earlier run")
 	r.takeSlot()
