@@ -183,6 +183,7 @@ func (c *check) effective() Policy {
 		Mode:                   oneOf(c, "spec.mode", spec.Mode, v1alpha1.ModeEnforce, v1alpha1.ModeAudit, v1alpha1.ModeOff),
 		Unattested:             oneOf(c, "spec.unattested", spec.Unattested, v1alpha1.UnattestedDeny, v1alpha1.UnattestedPreApproved),
 		ProvisioningTokenAlone: spec.ProvisioningTokenAlone,
+		URLParameter:           spec.ProvisioningToken.URLParameter,
 		Binding:                oneOf(c, "spec.binding", spec.Binding, v1alpha1.BindingExporter, v1alpha1.BindingTerminated),
 		Approval:               oneOf(c, "spec.tpm2.approval", spec.TPM2.Approval, v1alpha1.ApprovalManual, v1alpha1.ApprovalFirstUse),
 		ProfileAction:          oneOf(c, "spec.tpm2.profileAction", spec.TPM2.ProfileAction, v1alpha1.ProfileEnforce, v1alpha1.ProfileWarn),
@@ -265,6 +266,13 @@ func (c *check) evidence(p *Policy) {
 	}
 	if len(p.Alternatives) == 0 {
 		p.Alternatives = [][]evidence.Kind{{evidence.TPM2}}
+	}
+	if c.parsed.Spec.ProvisioningToken.URLParameter {
+		what, want := "Ignition and every proxy on the way log the token of a URL", "leave it out wherever the pointer configs are of specification 3.1 or later, and use the header"
+		if !alone {
+			what, want = "urlParameter does nothing where the provisioning token alone opens nothing", "leave it out"
+		}
+		c.warn("spec.provisioningToken.urlParameter", what, want)
 	}
 	if c.parsed.Spec.ProvisioningTokenAlone && !alone {
 		c.fault("spec.provisioningTokenAlone", "there is no alternative that is the provisioning token alone", "add `- all: [provisioning-token]` to evidence, or leave this out")

@@ -45,6 +45,8 @@ type Policy struct {
 	Alternatives [][]evidence.Kind
 	// ProvisioningTokenAlone: the provisioning token by itself is an alternative.
 	ProvisioningTokenAlone bool
+	// URLParameter: the gate takes it in the URL, too.
+	URLParameter bool
 
 	Binding      v1alpha1.Binding
 	FrontEndKeys [][sha256.Size]byte
@@ -110,6 +112,17 @@ func (p Policy) Bank(offered []uint16) (uint16, error) {
 		names[i] = transcript.BankName(b)
 	}
 	return 0, reason.Deny(reason.PCRSelection, "the TPM has none of the banks %s; it offers %#04x", strings.Join(names, ", "), offered[:min(len(offered), 8)])
+}
+
+// OnlyProvisioningToken reports whether nothing but the provisioning token is
+// asked of any machine. Where there is no such token, nothing is asked.
+func (p Policy) OnlyProvisioningToken() bool {
+	for _, all := range p.Alternatives {
+		if !slices.Equal(all, []evidence.Kind{evidence.ProvisioningToken}) {
+			return false
+		}
+	}
+	return len(p.Alternatives) > 0
 }
 
 // Endorses reports whether the policy accepts an endorsement.

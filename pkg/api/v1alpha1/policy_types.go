@@ -98,6 +98,9 @@ type AttestationPolicySpec struct {
 	// alternative [provisioning-token]: whoever knows that shared secret receives
 	// the pool's config. Default: false.
 	ProvisioningTokenAlone bool `json:"provisioningTokenAlone,omitempty"`
+
+	// provisioningToken is about the shared secret that opens pools by itself.
+	ProvisioningToken ProvisioningTokenPolicy `json:"provisioningToken,omitzero"`
 }
 
 // Mode says what the gate does with a pool.
@@ -201,6 +204,14 @@ const (
 	ApprovalManual   Approval = "Manual"
 	ApprovalFirstUse Approval = "FirstUse"
 )
+
+// ProvisioningTokenPolicy says how the provisioning token may be shown to the gate.
+type ProvisioningTokenPolicy struct {
+	// urlParameter also takes it as the parameter "token" of the URL, for nodes
+	// whose Ignition sends no headers (specification 2.x and 3.0). Ignition and
+	// every proxy on the way log it. Default: false.
+	URLParameter bool `json:"urlParameter,omitempty"`
+}
 
 // TokenPolicy is about the attestation result.
 type TokenPolicy struct {
