@@ -10,7 +10,6 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
-	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
@@ -30,7 +29,7 @@ func (s *server) gate(upstream http.Handler) http.Handler {
 		Policy:      s.poolPolicy,
 		Tokens:      token.Checker{Keys: s.tokens.Load, Audience: service.Audience},
 		Redeem: redeem.Redeemer{
-			Records: s.records, Machines: func() *machine.Index { return s.keeper.World().Machines }, Now: s.now,
+			Records: s.records, Machines: func() redeem.Machines { return s.keeper.World().Machines }, Now: s.now,
 		},
 		Admit: func(r *http.Request) error {
 			if source := s.source(r); !limiter.Allow(s.now(), source) {

@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
@@ -27,6 +29,48 @@ func enrolment(doc manifest.Document, modified time.Time) (Enrolment, []manifest
 		problems = append(problems, doc.Problem(path, path+": "+what, want))
 	})
 	return e, problems
+}
+
+// host is the enrolment that a BareMetalHost of metal3 is: its annotation names
+// the EK, its consumerRef the Machine. Nil while one of them is missing, or the
+// consumer is no Machine.
+func host(doc manifest.Document) (*Enrolment, []manifest.Problem) {
+	var in struct {
+		common
+		Spec struct {
+			ConsumerRef *v1alpha1.MachineReference `json:"consumerRef"`
+		} `json:"spec"`
+	}
+	if problems := doc.DecodeKnown(&in); len(problems) > 0 {
+		return nil, problems
+	}
+	list, ok := in.Metadata.Annotations[v1alpha1.AnnotationEKSHA256]
+	ref := in.Spec.ConsumerRef
+	if !ok || ref == nil || ref.Name == "" || ref.Kind != "" && ref.Kind != "Machine" {
+		return nil, nil
+	}
+	e := &Enrolment{kind: kindHost, source: place{doc.File, doc.Line("")}}
+	e.Namespace, e.Name, e.UID = in.Metadata.Namespace, in.Metadata.Name, types.UID(in.Metadata.UID)
+	e.Spec.MachineRef = ref
+	for _, s := range strings.Split(list, ",") {
+		e.Spec.EKSHA256 = append(e.Spec.EKSHA256, strings.TrimSpace(s))
+	}
+	var problems []manifest.Problem
+	e.check(func(path, what, want string) {
+		problems = append(problems, doc.Problem("metadata.annotations."+v1alpha1.AnnotationEKSHA256, v1alpha1.AnnotationEKSHA256+" of the host: "+what, want))
+	})
+	return e, problems
+}
+
+// waits: the object is a machine that waits for approval, and enrols nothing yet.
+func (e *Enrolment) waits() bool {
+	return e.Spec.MachineRef == nil && e.Spec.Pool == "" && len(e.Spec.EKSHA256) == 0
+}
+
+// silent: the object says nothing of the Machine that it names.
+func (e *Enrolment) silent() bool {
+	s := e.Spec
+	return s.MachineRef != nil && len(s.EKSHA256) == 0 && s.ExpectedProviderID == "" && !s.Quarantined && s.Reattest == nil
 }
 
 // NewEnrolment takes a MachineAttestation that did not come from a file.
@@ -59,6 +103,7 @@ func (e *Enrolment) check(fault func(path, what, want string)) {
 		if spec.Pool != "" {
 			fault("spec.pool", "a pool beside a machineRef", "leave out the pool (the Machine has its own), or leave out the machineRef to make this object stand in for a Machine")
 		}
+	case e.waits() && strings.HasPrefix(e.Name, v1alpha1.PendingPrefix):
 	case spec.Pool == "":
 		fault("spec", "neither machineRef nor pool", "machineRef names the Machine; pool makes this object stand in for one")
 	case len(spec.EKSHA256) == 0 && spec.ExpectedProviderID == "":
@@ -87,7 +132,7 @@ func (e *Enrolment) standIn() Machine {
 		APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindMachineAttestation, Namespace: e.Namespace, Name: e.Name,
 		UID: string(e.UID), Created: e.CreationTimestamp.Time, Deleting: e.DeletionTimestamp != nil,
 		ProviderID: e.Spec.ExpectedProviderID, StandIn: true, Enrolment: &e.MachineAttestation,
-		quarantined: e.Spec.Quarantined, source: e.source,
+		NodeRef: e.node, quarantined: e.Spec.Quarantined, source: e.source,
 	}
 	if m.UID == "" {
 		m.UID = stableUID(m.APIVersion, m.Kind, m.Namespace, m.Name)

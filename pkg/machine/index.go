@@ -224,12 +224,7 @@ func (b *builder) attach(e *Enrolment) {
 		}
 		return
 	}
-	switch {
-	case m.Enrolment == nil:
-		m.Enrolment = &e.MachineAttestation
-	case !m.StandIn || m.Enrolment.Name != e.Name:
-		b.warn(e.source, fmt.Sprintf("Machine %s has a MachineAttestation already: %s", m, m.Enrolment.Name), "one per Machine; both are enrolled, a grant counts in the first alone")
-	}
+	b.speaks(m, e)
 	m.quarantined = m.quarantined || e.Spec.Quarantined
 	if want := e.Spec.ExpectedProviderID; want != "" && m.ProviderID != "" && NormalProviderID(want) != NormalProviderID(m.ProviderID) {
 		b.warn(e.source, fmt.Sprintf("expectedProviderID is %q and Machine %s has %q", want, m, m.ProviderID), "correct one of them; until then it cannot attest with a cloud's evidence")
@@ -238,6 +233,27 @@ func (b *builder) attach(e *Enrolment) {
 		m.addEK(h)
 		b.enrol(m, hex.EncodeToString(h[:]), e)
 	}
+}
+
+// speaks makes one of the enrolments of a Machine: of two grants the one that
+// ends later counts.
+func (b *builder) speaks(m *Machine, e *Enrolment) {
+	if m.Enrolment == nil {
+		m.Enrolment = &e.MachineAttestation
+		return
+	}
+	if m.StandIn && m.Enrolment.Name == e.Name {
+		return
+	}
+	if m.Enrolment.Name != m.UID && e.Name != m.UID { // one that is named by the UID is the verifier's record
+		b.warn(e.source, fmt.Sprintf("Machine %s has a MachineAttestation already: %s", m, m.Enrolment.Name), "one per Machine is enough; what both say is in force")
+	}
+	one := m.Enrolment.DeepCopy()
+	if g := e.Spec.Reattest; g != nil && (one.Spec.Reattest == nil || one.Spec.Reattest.Until.Before(&g.Until)) {
+		one.Spec.Reattest = g
+	}
+	one.Spec.ExpectedProviderID = cmp.Or(one.Spec.ExpectedProviderID, e.Spec.ExpectedProviderID)
+	m.Enrolment = one
 }
 
 // named is the Machine that an enrolment belongs to; nil if it is not there, or

@@ -3,8 +3,9 @@
 // Machines come as manifests: machine.openshift.io/v1beta1 and Cluster API
 // (cluster.x-k8s.io) Machines, and MachineAttestations, which enrol a Machine's
 // TPM or, with spec.pool and without a machineRef, stand in for a Machine where
-// there are none. An [Index] is built from them once, never changes, and is
-// replaced as a whole.
+// there are none; a metal3 BareMetalHost enrols the TPM of the Machine that
+// consumes it. An [Index] is built from them once, never changes, and is replaced
+// as a whole; a [Registry] is for manifests that change one at a time.
 //
 // [Index.Match] takes an identity that was verified, and nothing else: the hash
 // of an EK, a cloud's instance id, the UID of an earlier record. Names and
@@ -103,6 +104,8 @@ func (m *Machine) HasPool(pool string) bool { return slices.Contains(m.Pools, po
 const (
 	groupMachineAPI = "machine.openshift.io"
 	groupClusterAPI = "cluster.x-k8s.io"
+	groupMetal3     = "metal3.io"
+	kindHost        = "BareMetalHost"
 )
 
 func (m *Machine) group() string { return groupOf(m.APIVersion) }

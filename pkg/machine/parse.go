@@ -3,6 +3,7 @@ package machine
 import (
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -23,6 +24,8 @@ type Manifests struct {
 type Enrolment struct {
 	v1alpha1.MachineAttestation
 	eks    []EKHash
+	kind   string // "", or kindHost
+	node   string // the Node that a stand-in became, where it is known
 	source place
 }
 
@@ -33,26 +36,63 @@ func Parse(file string, raw []byte, modified time.Time) (Manifests, []manifest.P
 	docs, problems := manifest.Split(file, raw)
 	var out Manifests
 	for _, doc := range docs {
-		group, version, _ := strings.Cut(doc.APIVersion, "/")
-		switch {
-		case group == groupMachineAPI && version == "v1beta1" && doc.Kind == "Machine":
-			m, wrong := machineAPI(doc, modified)
-			out.Machines, problems = append(out.Machines, m), append(problems, wrong...)
-		case group == groupClusterAPI && (version == "v1beta1" || version == "v1beta2") && doc.Kind == "Machine":
-			m, wrong := clusterAPI(doc, modified)
-			out.Machines, problems = append(out.Machines, m), append(problems, wrong...)
-		case doc.APIVersion == v1alpha1.APIVersion && doc.Kind == v1alpha1.KindMachineAttestation:
-			e, wrong := enrolment(doc, modified)
-			out.Enrolments, problems = append(out.Enrolments, e), append(problems, wrong...)
-		default:
-			problems = append(problems, doc.Problem("kind", fmt.Sprintf("a %s of %s does not belong here", doc.Kind, doc.APIVersion),
-				"Machine of machine.openshift.io/v1beta1 or cluster.x-k8s.io/v1beta1 or v1beta2, or MachineAttestation of "+v1alpha1.APIVersion))
-		}
+		problems = append(problems, out.take(doc, modified)...)
 	}
 	if manifest.Failed(problems) {
 		return Manifests{}, problems
 	}
 	return out, problems
+}
+
+// FromObject reads one object as the Kubernetes API has it: its content, decoded
+// from JSON. With an error among the problems there are no manifests. A
+// MachineAttestation that waits for approval, and a host that nobody enrolled, are
+// no manifest and no problem.
+func FromObject(object map[string]any) (Manifests, []manifest.Problem) {
+	if object["apiVersion"] == v1alpha1.APIVersion {
+		// The status is the verifier's own, perhaps a newer one's.
+		own := maps.Clone(object)
+		delete(own, "status")
+		object = own
+	}
+	doc, err := manifest.Object(object)
+	if err != nil {
+		return Manifests{}, []manifest.Problem{*err}
+	}
+	var out Manifests
+	if problems := out.take(doc, time.Time{}); manifest.Failed(problems) {
+		return Manifests{}, problems
+	}
+	return out, nil
+}
+
+// take adds what one object says.
+func (out *Manifests) take(doc manifest.Document, modified time.Time) []manifest.Problem {
+	group, version, _ := strings.Cut(doc.APIVersion, "/")
+	switch {
+	case group == groupMachineAPI && version == "v1beta1" && doc.Kind == "Machine":
+		m, wrong := machineAPI(doc, modified)
+		out.Machines = append(out.Machines, m)
+		return wrong
+	case group == groupClusterAPI && (version == "v1beta1" || version == "v1beta2") && doc.Kind == "Machine":
+		m, wrong := clusterAPI(doc, modified)
+		out.Machines = append(out.Machines, m)
+		return wrong
+	case group == groupMetal3 && doc.Kind == kindHost:
+		e, wrong := host(doc)
+		if e != nil {
+			out.Enrolments = append(out.Enrolments, *e)
+		}
+		return wrong
+	case doc.APIVersion == v1alpha1.APIVersion && doc.Kind == v1alpha1.KindMachineAttestation:
+		e, wrong := enrolment(doc, modified)
+		if wrong != nil || !e.waits() {
+			out.Enrolments = append(out.Enrolments, e)
+		}
+		return wrong
+	}
+	return []manifest.Problem{doc.Problem("kind", fmt.Sprintf("a %s of %s does not belong here", doc.Kind, doc.APIVersion),
+		"Machine of machine.openshift.io/v1beta1 or cluster.x-k8s.io/v1beta1 or v1beta2, BareMetalHost of metal3.io, or MachineAttestation of "+v1alpha1.APIVersion)}
 }
 
 // common is what both kinds of Machine have in the same place.

@@ -17,6 +17,7 @@ package manifest
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -139,6 +140,25 @@ func object(file string, n *yaml.Node, list bool) ([]Document, *Problem) {
 	}
 	d.json = b.Bytes()
 	return []Document{d}, nil
+}
+
+// Object is the document of an object that did not come from a file. Its problems
+// have no line; their File says which object it is.
+func Object(fields map[string]any) (Document, *Problem) {
+	apiVersion, _ := fields["apiVersion"].(string)
+	kind, _ := fields["kind"].(string)
+	metadata, _ := fields["metadata"].(map[string]any)
+	name, _ := metadata["name"].(string)
+	if namespace, _ := metadata["namespace"].(string); namespace != "" {
+		name = namespace + "/" + name
+	}
+	d := Document{File: kind + " " + name, APIVersion: apiVersion, Kind: kind, node: &yaml.Node{Kind: yaml.MappingNode}}
+	raw, err := json.Marshal(fields)
+	if err != nil {
+		return d, &Problem{File: d.File, What: "no JSON: " + err.Error()}
+	}
+	d.json = raw
+	return d, nil
 }
 
 // Line is the line of the field at path ("spec.evidence[0].all"), or of its

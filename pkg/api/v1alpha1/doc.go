@@ -26,7 +26,11 @@ const (
 	KindIdentityClaim       = "IdentityClaim"
 	KindAttestationVerifier = "AttestationVerifier"
 
-	// AnnotationEKSHA256, on a Machine, enrols its TPM: the SHA-256 of the EK's
+	// PendingPrefix begins the name of a MachineAttestation that is a machine which
+	// waits for approval.
+	PendingPrefix = "pending-"
+
+	// AnnotationEKSHA256, on a Machine or its BareMetalHost, enrols its TPM: the SHA-256 of the EK's
 	// SubjectPublicKeyInfo in hexadecimal, several separated by commas.
 	AnnotationEKSHA256 = "mcs-attest.dev/ek-sha256"
 	// AnnotationPool, on a Machine, names a pool that it may have besides those of its labels.

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
-	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
@@ -17,8 +16,13 @@ import (
 // Redeemer is the gate's view of the records.
 type Redeemer struct {
 	Records  Records
-	Machines func() *machine.Index
+	Machines func() Machines
 	Now      func() time.Time
+}
+
+// Machines says what a Machine is now.
+type Machines interface {
+	Redeemable(uid, pool string, now time.Time) error
 }
 
 // Records is the store. Every error is a denial.

@@ -49,7 +49,7 @@ func attested(t *testing.T) (*redeem.Redeemer, *store.Store, token.Claims) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &redeem.Redeemer{Records: s, Machines: func() *machine.Index { return ix }, Now: func() time.Time { return start }}
+	r := &redeem.Redeemer{Records: s, Machines: func() redeem.Machines { return ix }, Now: func() time.Time { return start }}
 	return r, s, token.Claims{Subject: "default/m1", MachineUID: uid, Pool: "worker", ID: "token1"}
 }
 
@@ -89,7 +89,7 @@ func TestTheMachineAsItIsNowDecides(t *testing.T) {
 		{name: "unchanged"},
 		{name: "quarantined since", want: reason.Quarantined, change: func(t *testing.T, r *redeem.Redeemer, _ *store.Store, _ *token.Claims) {
 			ix := index(t, "  quarantined: true\n")
-			r.Machines = func() *machine.Index { return ix }
+			r.Machines = func() redeem.Machines { return ix }
 		}},
 		{name: "a token that another replaced", want: reason.TokenSuperseded, change: func(_ *testing.T, _ *redeem.Redeemer, _ *store.Store, c *token.Claims) { c.ID = "token0" }},
 		{name: "without the database", want: reason.StoreUnavailable, change: func(_ *testing.T, _ *redeem.Redeemer, s *store.Store, _ *token.Claims) { _ = s.Close() }},

@@ -54,9 +54,17 @@ type World struct {
 	// not, a Machine that is not here may only be unreadable.
 	Complete   bool
 	Policies   *policy.Set
-	Machines   *machine.Index
+	Machines   Machines
 	References []measuredboot.ReferenceValues
 	EKRoots    tpm2.Roots
+}
+
+// Machines is what the service and the gate ask about Machines: a
+// [machine.Index] of a folder, a [machine.Registry] of a cluster.
+type Machines interface {
+	appraisal.Machines
+	Known(uid string) bool
+	Redeemable(uid, pool string, now time.Time) error
 }
 
 // alive reports whether the Machine that holds an identity is still there.

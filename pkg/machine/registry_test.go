@@ -1,0 +1,265 @@
+package machine
+
+import (
+	"encoding/hex"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// The registry answers as an index over everything does, whatever was put in and
+// taken out before: Machines that share instances and TPMs, mirrors, enrolments
+// of all sorts. There are few names, so that they meet.
+func TestRegistryAnswersAsTheIndex(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for range 300 {
+		r := NewRegistry(nil)
+		machines, enrolments, nodes := map[string]Machine{}, map[string]Enrolment{}, map[string]string{}
+		for range 40 {
+			switch rnd.IntN(8) {
+			case 0:
+				for k, m := range machines {
+					r.DeleteMachine(m.group(), m.Namespace, m.Name)
+					delete(machines, k)
+					break
+				}
+			case 1:
+				for k, e := range enrolments {
+					r.DeleteEnrolment(e.Namespace, e.Name)
+					delete(enrolments, k)
+					break
+				}
+			case 2, 3:
+				e := randomEnrolment(t, rnd)
+				r.PutEnrolment(e)
+				enrolments[e.Name] = e
+			case 4:
+				node, id := fmt.Sprint("node", rnd.IntN(3)), randomProvider(rnd)
+				if rnd.IntN(2) == 0 {
+					id = ""
+				}
+				r.PutNode(node, id)
+				nodes[node] = id
+			default:
+				m := randomMachine(rnd)
+				r.PutMachine(m)
+				machines[m.APIVersion+m.Name] = m
+			}
+		}
+		var all Manifests
+		for _, m := range machines {
+			m.NodeRef = joined(m.NodeRef, m.ProviderID, nodes)
+			all.Machines = append(all.Machines, m)
+		}
+		for _, e := range enrolments {
+			if e.Spec.MachineRef == nil {
+				e.node = joined("", e.Spec.ExpectedProviderID, nodes)
+			}
+			all.Enrolments = append(all.Enrolments, e)
+		}
+		slices.SortFunc(all.Machines, func(a, b Machine) int { return len(a.UID) - len(b.UID) })
+		ix, _ := NewIndex(all, nil)
+		for range 50 {
+			id := Identity{}
+			if rnd.IntN(4) > 0 {
+				id.EK = randomEK(rnd)
+			}
+			if rnd.IntN(2) == 0 {
+				id.ProviderIDs = []string{randomProvider(rnd)}
+			}
+			if rnd.IntN(4) == 0 {
+				id.MachineUID = randomUID(rnd)
+			}
+			rules := Rules{Pool: "worker", Now: modified, MaxAge: 2 * time.Hour, EKEnrolled: rnd.IntN(2) == 0}
+			want, wantErr := ix.Match(id, rules)
+			got, gotErr := r.Match(id, rules)
+			if code(wantErr) != code(gotErr) || fmt.Sprint(want) != fmt.Sprint(got) {
+				t.Fatalf("%+v: the index says %v, %v; the registry %v, %v", id, want, wantErr, got, gotErr)
+			}
+			if a, b := ix.Enrolled(id.EK), r.Enrolled(id.EK); a != b {
+				t.Fatalf("Enrolled: the index says %v, the registry %v", a, b)
+			}
+			uid := randomUID(rnd)
+			if a, b := ix.Known(uid), r.Known(uid); a != b {
+				t.Fatalf("Known: the index says %v, the registry %v", a, b)
+			}
+			if a, b := code(ix.Redeemable(uid, "worker", modified)), code(r.Redeemable(uid, "worker", modified)); a != b {
+				t.Fatalf("Redeemable: the index says %v, the registry %v", a, b)
+			}
+		}
+	}
+}
+
+func code(err error) reason.Code {
+	if err == nil {
+		return 0
+	}
+	return reason.From(err).Code
+}
+
+func joined(ref, providerID string, nodes map[string]string) string {
+	for _, id := range nodes {
+		if ref == "" && id != "" && id == providerID {
+			return "a node"
+		}
+	}
+	return ref
+}
+
+func randomEK(rnd *rand.Rand) EKHash       { return EKHash{1, byte(rnd.IntN(5))} }
+func randomProvider(rnd *rand.Rand) string { return fmt.Sprintf("aws:///z/i-%d", rnd.IntN(4)) }
+func randomUID(rnd *rand.Rand) string      { return uids[rnd.IntN(len(uids))] }
+func chance(rnd *rand.Rand, n int) bool    { return rnd.IntN(n) == 0 }
+func ekText(h EKHash) string               { return hex.EncodeToString(h[:]) }
+func uidOf(kind string, i int) string      { return fmt.Sprintf("%s-%d", kind, i) }
+
+var uids = func() (all []string) {
+	for _, kind := range []string{"m", "c", "e"} {
+		for i := range 4 {
+			all = append(all, uidOf(kind, i))
+		}
+	}
+	return all
+}()
+
+func randomMachine(rnd *rand.Rand) Machine {
+	i := rnd.IntN(4)
+	m := Machine{APIVersion: groupMachineAPI + "/v1beta1", Kind: "Machine", Namespace: "ns", Name: fmt.Sprint("worker-", i), UID: uidOf("m", i), Created: modified, Pools: []string{"worker"}, authority: authorityMachineAPI}
+	if chance(rnd, 3) {
+		m.APIVersion, m.UID = groupClusterAPI+"/v1beta2", uidOf("c", i)
+	} else if chance(rnd, 4) {
+		m.authority = []string{authorityClusterAPI, "Migrating"}[rnd.IntN(2)]
+	}
+	if chance(rnd, 2) {
+		m.ProviderID = randomProvider(rnd)
+	}
+	if chance(rnd, 3) {
+		m.addEK(randomEK(rnd))
+	}
+	m.Deleting, m.NodeRef = chance(rnd, 8), []string{"", "", "", "a node"}[rnd.IntN(4)]
+	return m
+}
+
+func randomEnrolment(t *testing.T, rnd *rand.Rand) Enrolment {
+	i := rnd.IntN(4)
+	var a v1alpha1.MachineAttestation
+	a.Namespace, a.Name, a.UID = "ns", fmt.Sprint("enrolment-", i), types.UID(uidOf("e", i))
+	a.CreationTimestamp = metav1.NewTime(modified)
+	if chance(rnd, 2) {
+		a.Spec.MachineRef = &v1alpha1.MachineReference{Name: fmt.Sprint("worker-", rnd.IntN(4))}
+		if chance(rnd, 3) {
+			a.Spec.MachineRef.APIVersion = groupMachineAPI + "/v1beta1"
+		}
+	} else {
+		a.Spec.Pool = "worker"
+	}
+	if chance(rnd, 3) || a.Spec.Pool != "" && chance(rnd, 2) {
+		a.Spec.ExpectedProviderID = randomProvider(rnd)
+	}
+	if a.Spec.ExpectedProviderID == "" || chance(rnd, 2) {
+		a.Spec.EKSHA256 = []string{ekText(randomEK(rnd))}
+	}
+	a.Spec.Quarantined = chance(rnd, 6)
+	e, err := NewEnrolment(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// A BareMetalHost enrols the TPM of the Machine that consumes it (FEATURES E12);
+// MAC and serial number are nothing that is looked at.
+func TestBareMetalHostEnrolsItsConsumer(t *testing.T) {
+	object := func(change func(o map[string]any)) map[string]any {
+		o := map[string]any{
+			"apiVersion": "metal3.io/v1alpha1", "kind": "BareMetalHost",
+			"metadata": map[string]any{"namespace": "ns", "name": "rack7", "uid": "h", "annotations": map[string]any{v1alpha1.AnnotationEKSHA256: ek1}},
+			"spec":     map[string]any{"bootMACAddress": "52:54:00:00:00:01", "consumerRef": map[string]any{"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine", "namespace": "ns", "name": "worker-1"}},
+		}
+		change(o)
+		return o
+	}
+	in, problems := FromObject(object(func(map[string]any) {}))
+	if len(problems) > 0 || len(in.Enrolments) != 1 {
+		t.Fatalf("%v %v", in, problems)
+	}
+	r := NewRegistry(nil)
+	r.PutMachine(Machine{APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine", Namespace: "ns", Name: "worker-1", UID: "u", Created: modified, Pools: []string{"worker"}})
+	r.PutEnrolment(in.Enrolments[0])
+	id, rules := Identity{EK: hash(t, ek1)}, Rules{Pool: "worker", Now: modified, MaxAge: time.Hour, EKEnrolled: true}
+	if m, err := r.Match(id, rules); err != nil || m.UID != "u" {
+		t.Fatalf("%v, %v", m, err)
+	}
+	r.DeleteHost("ns", "rack7")
+	if _, err := r.Match(id, rules); code(err) != reason.EKNotEnrolled {
+		t.Errorf("the host is gone: %v", err)
+	}
+	for what, change := range map[string]func(o map[string]any){
+		"nobody consumes it": func(o map[string]any) { delete(o["spec"].(map[string]any), "consumerRef") },
+		"the consumer is no Machine": func(o map[string]any) {
+			o["spec"].(map[string]any)["consumerRef"].(map[string]any)["kind"] = "Metal3Machine"
+		},
+		"no EK": func(o map[string]any) { delete(o["metadata"].(map[string]any), "annotations") },
+	} {
+		if in, problems := FromObject(object(change)); len(in.Enrolments) > 0 || len(problems) > 0 {
+			t.Errorf("%s: %v %v", what, in, problems)
+		}
+	}
+	if _, problems := FromObject(object(func(o map[string]any) {
+		o["metadata"].(map[string]any)["annotations"].(map[string]any)[v1alpha1.AnnotationEKSHA256] = "rubbish"
+	})); len(problems) == 0 {
+		t.Error("an annotation that is no hash was taken")
+	}
+}
+
+// The verifier's record, and what a newer verifier wrote into its status, are no
+// enrolment and no problem.
+func TestFromObjectPassesOverStatus(t *testing.T) {
+	in, problems := FromObject(map[string]any{
+		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
+		"metadata": map[string]any{"namespace": "ns", "name": "u"},
+		"spec":     map[string]any{"machineRef": map[string]any{"name": "worker-1"}},
+		"status":   map[string]any{"fieldOfTomorrow": true},
+	})
+	if len(problems) > 0 || len(in.Enrolments) != 1 || !in.Enrolments[0].silent() {
+		t.Errorf("%v %v", in, problems)
+	}
+	in, problems = FromObject(map[string]any{
+		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
+		"metadata": map[string]any{"namespace": "ns", "name": v1alpha1.PendingPrefix + "0011223344556677"},
+	})
+	if len(problems) > 0 || len(in.Enrolments) != 0 {
+		t.Errorf("one that waits: %v %v", in, problems)
+	}
+}
+
+// The cost of a question at 10, 1 000, 10 000 and 100 000 Machines.
+func BenchmarkRegistryMatch(b *testing.B) {
+	for _, n := range []int{10, 1_000, 10_000, 100_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			r := NewRegistry(nil)
+			for i := range n {
+				m := Machine{APIVersion: groupMachineAPI + "/v1beta1", Kind: "Machine", Namespace: "openshift-machine-api", Name: fmt.Sprintf("worker-%06d", i), UID: fmt.Sprintf("%036d", i), Created: modified, Pools: []string{"worker"}, ProviderID: fmt.Sprintf("aws:///us-east-1a/i-%017x", i)}
+				m.addEK(EKHash{1, byte(i >> 16), byte(i >> 8), byte(i)})
+				r.PutMachine(m)
+			}
+			rules := Rules{Pool: "worker", Now: modified, MaxAge: time.Hour, EKEnrolled: true}
+			b.ReportAllocs()
+			i := 0
+			for b.Loop() {
+				i = (i + 7919) % n
+				if _, err := r.Match(Identity{EK: EKHash{1, byte(i >> 16), byte(i >> 8), byte(i)}}, rules); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
