@@ -6,12 +6,14 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 
@@ -52,6 +54,44 @@ type Config struct {
 	// KeepEvidence is how many of the latest verified Attest calls are kept in
 	// state/evidence for "appraise". Default 0.
 	KeepEvidence int `yaml:"keepEvidence,omitempty"`
+	// Kubernetes makes the API server of a cluster the source of Machines,
+	// policies and keys, and the place of the records. Absent: the folder is both.
+	Kubernetes *Kubernetes `yaml:"kubernetes,omitempty"`
+	// ProvisioningToken is where the shared secret is, and how it rotates.
+	ProvisioningToken ProvisioningToken `yaml:"provisioningToken,omitempty"`
+	// KeyRotation is how often the holder of the lease renews the keys that sign
+	// tokens and seal challenges. Default 720h; in a cluster only.
+	KeyRotation Duration `yaml:"keyRotation,omitempty"`
+}
+
+// Kubernetes says which API server, and what of it. Names of objects are
+// "namespace/name". The zero value of each field works.
+type Kubernetes struct {
+	// Kubeconfig is a file; empty: the service account of the pod.
+	Kubeconfig string `yaml:"kubeconfig,omitempty"`
+	// Namespace is the verifier's own. Default "mcs-attest".
+	Namespace string `yaml:"namespace,omitempty"`
+	// MachineNamespaces are where Machines and their MachineAttestations are.
+	// "*" is every namespace. Default openshift-machine-api and openshift-cluster-api.
+	MachineNamespaces []string `yaml:"machineNamespaces,omitempty"`
+	// ServingSecret is what the verifier serves with: the Machine Config Server's
+	// own certificate by default.
+	ServingSecret string `yaml:"servingSecret,omitempty"`
+	// CAConfigMap holds the CAs that the upstream's certificate must lead to.
+	CAConfigMap string `yaml:"caConfigMap,omitempty"`
+	// UserDataSecrets hold the pointer configs. Beside each NAME, NAME-managed is
+	// read, and never written.
+	UserDataSecrets []string `yaml:"userDataSecrets,omitempty"`
+}
+
+// ProvisioningToken is about the shared secret of DESIGN, section 12.
+type ProvisioningToken struct {
+	// Secret is where it is in a cluster. Default "openshift-config/machineconfig-auth".
+	Secret string `yaml:"secret,omitempty"`
+	// Grace is how long the previous token stays valid after a rotation. Default 1h.
+	Grace Duration `yaml:"grace,omitempty"`
+	// RotateEvery is how often the holder of the lease makes a new one. Default 0: never.
+	RotateEvery Duration `yaml:"rotateEvery,omitempty"`
 }
 
 // Duration is a time.Duration written as "10m".
@@ -120,7 +160,73 @@ func (c *Config) complete(base string) error {
 	if c.MaxConnections == 0 {
 		c.MaxConnections = 4096
 	}
+	if c.KeyRotation == 0 {
+		c.KeyRotation = Duration(30 * 24 * time.Hour)
+	}
+	if c.ProvisioningToken.Secret == "" {
+		c.ProvisioningToken.Secret = "openshift-config/machineconfig-auth"
+	}
+	if c.ProvisioningToken.Grace == 0 {
+		c.ProvisioningToken.Grace = Duration(time.Hour)
+	}
+	if c.Kubernetes != nil {
+		c.Kubernetes.complete(base)
+	}
 	return c.check()
+}
+
+func (k *Kubernetes) complete(base string) {
+	if k.Kubeconfig != "" && !filepath.IsAbs(k.Kubeconfig) {
+		k.Kubeconfig = filepath.Join(base, k.Kubeconfig)
+	}
+	k.Namespace = cmp.Or(k.Namespace, "mcs-attest")
+	k.ServingSecret = cmp.Or(k.ServingSecret, "openshift-machine-config-operator/machine-config-server-tls")
+	k.CAConfigMap = cmp.Or(k.CAConfigMap, "openshift-machine-config-operator/machine-config-server-ca")
+	if len(k.MachineNamespaces) == 0 {
+		k.MachineNamespaces = []string{"openshift-machine-api", "openshift-cluster-api"}
+	}
+	if k.UserDataSecrets == nil {
+		k.UserDataSecrets = []string{"openshift-machine-api/master-user-data", "openshift-machine-api/worker-user-data"}
+	}
+}
+
+func (k *Kubernetes) check() error {
+	for _, ns := range k.MachineNamespaces {
+		if ns == "*" && len(k.MachineNamespaces) > 1 {
+			return errors.New(`kubernetes.machineNamespaces: "*" is every namespace; leave the others out`)
+		}
+		if ns != "*" && !label.MatchString(ns) {
+			return fmt.Errorf("kubernetes.machineNamespaces: %q is not the name of a namespace", ns)
+		}
+	}
+	if !label.MatchString(k.Namespace) {
+		return fmt.Errorf("kubernetes.namespace: %q is not the name of a namespace", k.Namespace)
+	}
+	for field, names := range map[string][]string{
+		"servingSecret": {k.ServingSecret}, "caConfigMap": {k.CAConfigMap}, "userDataSecrets": k.UserDataSecrets,
+	} {
+		for _, name := range names {
+			if _, _, err := SplitName(name); err != nil {
+				return fmt.Errorf("kubernetes.%s: %w", field, err)
+			}
+		}
+	}
+	return nil
+}
+
+// label is a DNS label (RFC 1123), subdomain a name of several.
+var (
+	label     = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	subdomain = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$`)
+)
+
+// SplitName splits "namespace/name".
+func SplitName(s string) (namespace, name string, err error) {
+	namespace, name, ok := strings.Cut(s, "/")
+	if !ok || !label.MatchString(namespace) || !subdomain.MatchString(name) {
+		return "", "", fmt.Errorf("%q is not namespace/name", s)
+	}
+	return namespace, name, nil
 }
 
 func (c *Config) check() error {
@@ -143,6 +249,21 @@ func (c *Config) check() error {
 		u, err := url.Parse(c.Upstream)
 		if err != nil || u.Scheme != "https" || u.Host == "" || (u.Path != "" && u.Path != "/") || u.User != nil {
 			return fmt.Errorf("upstream: %q is not https://host:port", c.Upstream)
+		}
+	}
+	if _, _, err := SplitName(c.ProvisioningToken.Secret); err != nil {
+		return fmt.Errorf("provisioningToken.secret: %w", err)
+	}
+	if every, grace := c.ProvisioningToken.RotateEvery, c.ProvisioningToken.Grace; every != 0 && every < grace {
+		return fmt.Errorf("provisioningToken: rotateEvery %v is shorter than grace %v; a machine would hold a token from before the previous one", time.Duration(every), time.Duration(grace))
+	}
+	// A key that is replaced sooner than its successor is in use never signs.
+	if c.KeyRotation < 2*c.KeyPublishDelay {
+		return fmt.Errorf("keyRotation %v: at least twice keyPublishDelay (%v)", time.Duration(c.KeyRotation), time.Duration(c.KeyPublishDelay))
+	}
+	if c.Kubernetes != nil {
+		if err := c.Kubernetes.check(); err != nil {
+			return err
 		}
 	}
 	if c.RequestsPerSecond < 0 || c.MaxConnections < 0 || c.KeepEvidence < 0 {

@@ -31,15 +31,24 @@ func TestTheSmallestFileWorks(t *testing.T) {
 func TestWhatIsWrongIsNamed(t *testing.T) {
 	const ok = "origins: [\"https://a:1\"]\n"
 	for text, want := range map[string]string{
-		"":                                      "EOF",
-		"listen: x\n":                           "origins:",
-		"origins: [a]\n":                        "https://api-int.example.com:22623",
-		"origins: [\"http://a:1\"]\n":           "is not an origin",
-		ok + "orgins: [x]\n":                    "line 2: field orgins not found",
-		ok + "keyPublishDelay: soon\n":          "line 2: \"soon\" is not a duration",
-		ok + "upstream: http://x:1\n":           "upstream",
-		ok + "trustedProxies: [\"10.0.0.1\"]\n": "10.0.0.0/8",
-		ok + "keepEvidence: -1\n":               "negative",
+		"":                                                       "EOF",
+		"listen: x\n":                                            "origins:",
+		"origins: [a]\n":                                         "https://api-int.example.com:22623",
+		"origins: [\"http://a:1\"]\n":                            "is not an origin",
+		ok + "orgins: [x]\n":                                     "line 2: field orgins not found",
+		ok + "keyPublishDelay: soon\n":                           "line 2: \"soon\" is not a duration",
+		ok + "upstream: http://x:1\n":                            "upstream",
+		ok + "trustedProxies: [\"10.0.0.1\"]\n":                  "10.0.0.0/8",
+		ok + "keepEvidence: -1\n":                                "negative",
+		ok + "kubernetes: {secret: x}\n":                         "field secret not found",
+		ok + "kubernetes: {namespace: A}\n":                      "kubernetes.namespace",
+		ok + "kubernetes: {servingSecret: x}\n":                  "kubernetes.servingSecret: \"x\" is not namespace/name",
+		ok + "kubernetes: {userDataSecrets: [a/b/c]}\n":          "kubernetes.userDataSecrets",
+		ok + "kubernetes: {machineNamespaces: [\"*\", a]}\n":     "every namespace",
+		ok + "kubernetes: {machineNamespaces: [../x]}\n":         "kubernetes.machineNamespaces",
+		ok + "provisioningToken: {secret: x}\n":                  "provisioningToken.secret",
+		ok + "provisioningToken: {grace: 2h, rotateEvery: 1h}\n": "shorter than grace",
+		ok + "keyRotation: 10m\n":                                "twice keyPublishDelay",
 	} {
 		_, err := Load(write(t, text))
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "mcs-attest.yaml") {
@@ -60,5 +69,24 @@ func TestOriginIsCanonical(t *testing.T) {
 		if got, err := Origin(bad); err == nil {
 			t.Errorf("%q became %q", bad, got)
 		}
+	}
+}
+
+func TestAClusterNeedsNothingButItsSection(t *testing.T) {
+	c, err := Load(write(t, "origins: [\"https://a:1\"]\n"))
+	if err != nil || c.Kubernetes != nil {
+		t.Fatalf("without the section: %+v, %v", c.Kubernetes, err)
+	}
+	p := write(t, "origins: [\"https://a:1\"]\nkubernetes: {kubeconfig: k}\nprovisioningToken: {rotateEvery: 24h}\n")
+	if c, err = Load(p); err != nil {
+		t.Fatal(err)
+	}
+	k := c.Kubernetes
+	if k.Kubeconfig != filepath.Join(filepath.Dir(p), "k") || k.Namespace != "mcs-attest" || len(k.MachineNamespaces) != 2 ||
+		k.ServingSecret != "openshift-machine-config-operator/machine-config-server-tls" || len(k.UserDataSecrets) != 2 {
+		t.Errorf("got %+v", k)
+	}
+	if c.ProvisioningToken.Secret != "openshift-config/machineconfig-auth" || c.ProvisioningToken.Grace == 0 || c.KeyRotation == 0 {
+		t.Errorf("got %+v, %v", c.ProvisioningToken, c.KeyRotation)
 	}
 }
