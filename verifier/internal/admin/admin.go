@@ -15,17 +15,23 @@ import (
 	"os"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
-// State is what status and explain show.
+// State is what status and explain show, of a folder or of a cluster.
 type State struct {
-	Time     time.Time       `json:"time"`
-	Serving  bool            `json:"serving"`
-	Machines []Machine       `json:"machines"`
-	Pending  []store.Pending `json:"pending,omitempty"`
-	Problems []string        `json:"problems,omitempty"`
+	Time time.Time `json:"time"`
+	// Serving: a verifier answers for the folder; in a cluster, it is Available.
+	Serving bool `json:"serving"`
+	// Conditions are those of a cluster's AttestationVerifier.
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	Machines   []Machine          `json:"machines"`
+	Pending    []store.Pending    `json:"pending,omitempty"`
+	Problems   []string           `json:"problems,omitempty"`
 }
 
 // Machine is a Machine and its record.
@@ -37,8 +43,27 @@ type Machine struct {
 	EKSHA256   []string  `json:"ekSHA256,omitempty"`
 	ProviderID string    `json:"providerID,omitempty"`
 	Created    time.Time `json:"created"`
+	// NodeRef is the Node that it became.
+	NodeRef     string `json:"nodeRef,omitempty"`
+	Deleting    bool   `json:"deleting,omitempty"`
+	Quarantined bool   `json:"quarantined,omitempty"`
+	// Reattest is when the grant to attest again ends.
+	Reattest *time.Time `json:"reattest,omitempty"`
 	// Record is nil while nothing has happened.
 	Record *v1alpha1.MachineAttestationStatus `json:"record,omitempty"`
+}
+
+// About is what is known of m without its record.
+func About(m *machine.Machine) Machine {
+	entry := Machine{
+		Name: m.String(), UID: m.UID, Kind: m.Kind, Pools: m.Pools, EKSHA256: m.EKSHA256, ProviderID: m.ProviderID,
+		Created: m.Created, NodeRef: m.NodeRef, Deleting: m.Deleting, Quarantined: m.Quarantined(),
+	}
+	if e := m.Enrolment; e != nil && e.Spec.Reattest != nil {
+		until := e.Spec.Reattest.Until.Time
+		entry.Reattest = &until
+	}
+	return entry
 }
 
 // ErrNotServing says that no verifier listens on the socket.

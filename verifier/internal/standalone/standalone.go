@@ -202,11 +202,10 @@ func State(s *folder.Snapshot, records *store.Store, now time.Time, serving bool
 		}
 	}
 	for _, m := range s.Machines.Machines() {
-		entry := admin.Machine{
-			Name: m.String(), UID: m.UID, Kind: m.Kind, Pools: m.Pools, EKSHA256: m.EKSHA256, ProviderID: m.ProviderID, Created: m.Created,
-		}
+		entry := admin.About(m)
 		if r := byUID[m.UID]; r != nil {
 			entry.Record = &r.Status
+			entry.Quarantined = entry.Quarantined || r.Status.Quarantined
 		}
 		out.Machines = append(out.Machines, entry)
 	}
