@@ -131,10 +131,10 @@ func TestAttack_T44_KeysRotatedInMidConversation(t *testing.T) {
 
 func (v *verifier) reloadKeys() {
 	v.t.Helper()
-	if _, err := v.server.tokens.Refresh(); err != nil {
+	if _, err := v.server.standalone.tokens.Refresh(); err != nil {
 		v.t.Fatal(err)
 	}
-	if _, err := v.server.seals.Refresh(); err != nil {
+	if _, err := v.server.standalone.seals.Refresh(); err != nil {
 		v.t.Fatal(err)
 	}
 }
@@ -214,7 +214,7 @@ func TestAttack_T46_NoSecretInAnyLogRecordOrMetric(t *testing.T) {
 	if _, err := n.again(); err == nil {
 		t.Fatal("a worker got master")
 	}
-	status, err := v.server.keeper.State()
+	status, err := v.server.standalone.keeper.State()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,14 +6,12 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"sync/atomic"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/redeem"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
@@ -21,15 +19,19 @@ import (
 
 // gate puts the gate in front of upstream.
 func (s *server) gate(upstream http.Handler) http.Handler {
+	var preApproved http.Handler
+	if s.standalone != nil {
+		preApproved = s.standalone.preApproved()
+	}
 	limiter := listen.NewLimiter(s.config.RequestsPerSecond)
 	requests := log.New(os.Stdout, "", log.LstdFlags)
 	return gate.New(gate.Config{
 		Upstream:    upstream,
-		PreApproved: s.preApproved(),
+		PreApproved: preApproved,
 		Policy:      s.poolPolicy,
-		Tokens:      token.Checker{Keys: s.tokens.Load, Audience: service.Audience},
+		Tokens:      token.Checker{Keys: s.TokenKeys, Audience: service.Audience},
 		Redeem: redeem.Redeemer{
-			Records: s.records, Machines: func() redeem.Machines { return s.keeper.World().Machines }, Now: s.now,
+			Records: s.Records(), Machines: func() redeem.Machines { return s.World().Machines }, Now: s.now,
 		},
 		Admit: func(r *http.Request) error {
 			if source := s.source(r); !limiter.Allow(s.now(), source) {
@@ -55,7 +57,7 @@ func (s *server) clientAddress(r *http.Request) string {
 }
 
 func (s *server) poolPolicy(pool string) (gate.PoolPolicy, error) {
-	p, err := s.keeper.World().Policies.For(pool)
+	p, err := s.World().Policies.For(pool)
 	if err != nil {
 		return gate.PoolPolicy{}, err
 	}
@@ -90,42 +92,4 @@ func (s *server) observeGate(r *http.Request, d gate.Decision) {
 		line.Extra = append(line.Extra, slog.String("token", d.Claims.ID))
 	}
 	s.audit.Write(r.Context(), line)
-}
-
-// configs are the folder's own configs, checked once for each snapshot.
-type configs struct {
-	snapshot *folder.Snapshot
-	byPool   map[string]*gate.Rendered
-}
-
-// ownConfigs serves Data/configs.
-func (s *server) ownConfigs() http.Handler {
-	return gate.Source{Config: s.ownConfig()}
-}
-
-// preApproved serves Data/configs/POOL.pre-approved.ign to the unattested, where
-// the policy says PreApproved. What is in it, the administrator answers for.
-func (s *server) preApproved() http.Handler {
-	own := s.ownConfig()
-	return gate.Source{Config: func(pool string) (*gate.Rendered, bool) { return own(pool + ".pre-approved") }}
-}
-
-func (s *server) ownConfig() func(pool string) (*gate.Rendered, bool) {
-	var current atomic.Pointer[configs]
-	return func(pool string) (*gate.Rendered, bool) {
-		snapshot := s.keeper.Snapshot()
-		c := current.Load()
-		if c == nil || c.snapshot != snapshot {
-			c = &configs{snapshot: snapshot, byPool: map[string]*gate.Rendered{}}
-			for pool, raw := range snapshot.Configs {
-				// The folder has checked it; one that fails here is not there.
-				if rendered, err := gate.NewRendered(raw); err == nil {
-					c.byPool[pool] = rendered
-				}
-			}
-			current.Store(c)
-		}
-		rendered, ok := c.byPool[pool]
-		return rendered, ok
-	}
 }

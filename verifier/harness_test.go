@@ -113,7 +113,7 @@ func (v *verifier) start() {
 	go func() { _ = srv.ServeTLS(listen.Limit(l, c.MaxConnections), "", "") }()
 	v.stop = sync.OnceFunc(func() {
 		_ = srv.Close()
-		_ = s.records.Close()
+		_ = s.Close()
 	})
 	v.roots = x509.NewCertPool()
 	if ca, err := os.ReadFile(filepath.Join(v.dir, "tls", "ca.crt")); err != nil || !v.roots.AppendCertsFromPEM(ca) {
@@ -136,8 +136,8 @@ func (v *verifier) change(name, content string) {
 }
 
 func (v *verifier) refresh() {
-	s, _ := v.server.folder.Refresh()
-	v.server.keeper.Take(s)
+	s, _ := v.server.standalone.folder.Refresh()
+	v.server.standalone.keeper.Take(s)
 }
 
 func (v *verifier) policy(spec string) {
@@ -170,7 +170,7 @@ func enrolment(name, spec string, eks ...[32]byte) string {
 
 func (v *verifier) state() *admin.State {
 	v.t.Helper()
-	s, err := v.server.keeper.State()
+	s, err := v.server.standalone.keeper.State()
 	if err != nil {
 		v.t.Fatal(err)
 	}

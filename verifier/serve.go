@@ -23,17 +23,12 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/metrics"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/reload"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/redeem"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/standalone"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
 // shutdownGrace is how long requests under way may take when the verifier stops.
@@ -96,15 +91,35 @@ type server struct {
 	config  *config.Config
 	log     *slog.Logger
 	metrics *metrics.Metrics
-	folder  *folder.Folder
-	records *store.Store
-	keeper  *standalone.Keeper
 	certs   *listen.Certificates
-	serving *reload.Value[*tls.Certificate]
-	tokens  *reload.Value[token.KeySet]
-	seals   *reload.Value[seal.Ring]
 	audit   *audit.Log
 	now     func() time.Time
+
+	basis
+	standalone *standaloneBasis // the basis, where it is a folder
+}
+
+// basis is what a verifier stands on: a folder with a database, or a cluster. It
+// says what there is now and keeps the records.
+type basis interface {
+	// World is complete, or says that it is not.
+	World() *service.World
+	TokenKeys() token.KeySet
+	SealKeys() seal.Ring
+	Records() records
+	// Run follows changes until ctx ends.
+	Run(ctx context.Context) error
+	// Unready says what keeps it from serving a machine now.
+	Unready(now time.Time) []string
+	// Describe is for the log line at the start.
+	Describe() string
+	Close() error
+}
+
+// records are the service's, and the gate's.
+type records interface {
+	service.Records
+	redeem.Records
 }
 
 func serve(ctx context.Context, c *config.Config, logger *slog.Logger) error {
@@ -113,7 +128,7 @@ func serve(ctx context.Context, c *config.Config, logger *slog.Logger) error {
 		return err
 	}
 	defer func() {
-		if err := s.records.Close(); err != nil {
+		if err := s.Close(); err != nil {
 			logger.Error("close records", "error", err)
 		}
 	}()
@@ -147,12 +162,9 @@ func serve(ctx context.Context, c *config.Config, logger *slog.Logger) error {
 	}
 	run("serve nodes", func() error { return nodes.ServeTLS(listen.Limit(raw, c.MaxConnections), "", "") })
 	run("serve metrics", func() error { return operators.Serve(metricsListener) })
-	run("admin socket", func() error {
-		return admin.Serve(ctx, c.Path("state", "admin.sock"), s.keeper.State, logger)
-	})
-	run("watch", func() error { s.watch(ctx); return nil })
+	run("watch", func() error { return s.Run(ctx) })
 	logger.Info("serving", "version", version, "listen", raw.Addr().String(), "metrics", metricsListener.Addr().String(),
-		"origins", c.Origins, "folder", c.Data, "upstream", c.Upstream)
+		"origins", c.Origins, "basis", s.Describe(), "upstream", c.Upstream)
 
 	<-ctx.Done()
 	logger.Info("shutting down")
@@ -168,96 +180,12 @@ func serve(ctx context.Context, c *config.Config, logger *slog.Logger) error {
 
 func newServer(c *config.Config, logger *slog.Logger, now func() time.Time) (*server, error) {
 	s := &server{config: c, now: now, log: logger, metrics: metrics.New(), certs: &listen.Certificates{}, audit: audit.New(logger)}
-	const initHint = "'mcs-attest-verifier init' makes a complete folder"
-	var err error
-	if s.folder, err = folder.Open(c.Data); err != nil {
-		return nil, hint(err, initHint)
-	}
-	if s.serving, err = reload.New(pki.ParseServing, c.Path("tls", "tls.crt"), c.Path("tls", "tls.key")); err != nil {
-		return nil, hint(err, initHint)
-	}
-	if s.tokens, err = reload.New(func(b [][]byte) (token.KeySet, error) { return token.ParseKeySet(b[0]) }, c.Path("keys", "token.json")); err != nil {
-		return nil, hint(err, initHint)
-	}
-	if s.seals, err = reload.New(func(b [][]byte) (seal.Ring, error) { return seal.ParseRing(b[0]) }, c.Path("keys", "seal.json")); err != nil {
-		return nil, hint(err, initHint)
-	}
-	if err := s.certs.Set(s.serving.Load()); err != nil {
+	standalone, err := newStandaloneBasis(s)
+	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(c.Path("state"), 0o700); err != nil {
-		return nil, fmt.Errorf("make folder: %w", err)
-	}
-	if s.records, err = store.Open(c.Path("state", "records.db")); err != nil {
-		if errors.Is(err, store.ErrLocked) {
-			return nil, hint(err, "another verifier serves this folder; standalone means one replica")
-		}
-		return nil, err
-	}
-	s.keeper = standalone.NewKeeper(s.records, s.folder.Snapshot(), logger, now)
-	s.measure(s.folder.Snapshot())
+	s.basis, s.standalone = standalone, standalone
 	return s, nil
-}
-
-// watch follows the files until ctx ends.
-func (s *server) watch(ctx context.Context) {
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		s.folder.Watch(ctx, func(snapshot *folder.Snapshot) {
-			s.keeper.Take(snapshot)
-			s.measure(snapshot)
-			s.log.Info("folder read", "machines", len(snapshot.Machines.Machines()), "problems", len(snapshot.Problems))
-		})
-	})
-	wg.Go(func() {
-		tick := time.NewTicker(time.Minute)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-				s.keeper.Sweep()
-			}
-		}
-	})
-	wg.Go(func() {
-		s.serving.Watch(ctx, func(changed bool, err error) {
-			if changed {
-				err = s.certs.Set(s.serving.Load())
-			}
-			s.reloaded("serving certificate", changed, err)
-		})
-	})
-	wg.Go(func() { s.tokens.Watch(ctx, func(changed bool, err error) { s.reloaded("token keys", changed, err) }) })
-	wg.Go(func() { s.seals.Watch(ctx, func(changed bool, err error) { s.reloaded("sealing keys", changed, err) }) })
-	wg.Wait()
-}
-
-func (s *server) reloaded(what string, changed bool, err error) {
-	switch {
-	case err != nil:
-		s.log.Error("reload failed; the last good state is in force", "what", what, "error", err)
-	case changed:
-		s.log.Info("reloaded", "what", what)
-	default:
-		s.log.Info("readable again", "what", what)
-	}
-	s.measure(s.keeper.Snapshot())
-}
-
-func (s *server) measure(snapshot *folder.Snapshot) {
-	now := s.now()
-	s.metrics.Folder(now, len(snapshot.Problems), map[string]int{
-		"machine": len(snapshot.Machines.Machines()), "reference-values": len(snapshot.ReferenceValues),
-		"ek-root": snapshot.EKRoots.Len(), "config": len(snapshot.Configs),
-	})
-	if at, ok := snapshot.EKRoots.NotAfter(now); ok {
-		s.metrics.Expiry("ek-roots", at)
-	}
-	if leaf := s.serving.Load().Leaf; leaf != nil {
-		s.metrics.Expiry("serving-certificate", leaf.NotAfter)
-	}
 }
 
 // handler routes what nodes ask: the attestation API, and the gate for the rest.
@@ -267,7 +195,7 @@ func (s *server) handler() (http.Handler, error) {
 		return nil, err
 	}
 	svc := &service.Service{
-		World: s.keeper.World, SealKeys: s.seals.Load, TokenKeys: s.tokens.Load, Records: s.records,
+		World: s.World, SealKeys: s.SealKeys, TokenKeys: s.TokenKeys, Records: s.Records(),
 		Origins: func(o string) bool { return slices.Contains(s.config.Origins, o) },
 		Served:  s.certs.Served, Issuer: s.config.Issuer(), Version: version,
 		Audit: s.audit, Limiter: listen.NewLimiter(s.config.RequestsPerSecond), Source: s.source, Now: s.now,
@@ -296,8 +224,8 @@ func (s *server) handler() (http.Handler, error) {
 // upstream is the real Machine Config Server behind a reverse proxy, or the
 // folder's own configs.
 func (s *server) upstream() (http.Handler, error) {
-	if s.config.Upstream == "" {
-		return s.ownConfigs(), nil
+	if s.config.Upstream == "" && s.standalone != nil {
+		return s.standalone.ownConfigs(), nil
 	}
 	target, err := url.Parse(s.config.Upstream)
 	if err != nil {
@@ -369,42 +297,16 @@ func (s *server) operatorHandler() http.Handler {
 
 // unready says why the verifier could not serve a machine now.
 func (s *server) unready() []string {
-	var problems []string
 	now := s.now()
-	if _, err := s.records.Record("readyz"); err != nil {
-		problems = append(problems, "records: "+err.Error())
-	}
-	if len(s.keeper.World().Policies.Pools()) == 0 {
+	problems := s.Unready(now)
+	if len(s.World().Policies.Pools()) == 0 {
 		problems = append(problems, "policies: no policy covers any pool")
 	}
-	if leaf := s.serving.Load().Leaf; leaf != nil && now.After(leaf.NotAfter) {
-		problems = append(problems, "serving certificate: expired")
-	}
-	if _, ok := s.tokens.Load().Current(now); !ok {
+	if _, ok := s.TokenKeys().Current(now); !ok {
 		problems = append(problems, "token keys: none may sign now")
 	}
-	if _, err := s.seals.Load().SealTicket(rand.Reader, now, seal.Ticket{}); err != nil {
+	if _, err := s.SealKeys().SealTicket(rand.Reader, now, seal.Ticket{}); err != nil {
 		problems = append(problems, "sealing keys: "+err.Error())
 	}
-	for _, path := range s.keeper.Snapshot().Incomplete {
-		problems = append(problems, "folder: "+path+" has been broken since the start")
-	}
 	return problems
-}
-
-// offlineState is status without a serving verifier.
-func offlineState(c *config.Config, now time.Time) (*admin.State, error) {
-	snapshot, err := folder.Load(c.Data)
-	if err != nil {
-		return nil, err
-	}
-	var records *store.Store
-	path := c.Path("state", "records.db")
-	if _, err := os.Stat(path); err == nil {
-		if records, err = store.OpenReadOnly(path); err != nil {
-			return nil, err
-		}
-		defer records.Close() //nolint:errcheck // it was only read
-	}
-	return standalone.State(snapshot, records, now, false)
 }

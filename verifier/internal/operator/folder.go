@@ -1,0 +1,395 @@
+package operator
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
+)
+
+// Folder is a standalone verifier's folder.
+type Folder struct {
+	Config *config.Config
+	// Namespace bounds what State shows; "" is everything.
+	Namespace string
+	Now       func() time.Time
+	// Offline is the state without a serving verifier.
+	Offline func(*config.Config, time.Time) (*admin.State, error)
+}
+
+// State asks the serving verifier or, if there is none, reads the folder.
+func (f *Folder) State(ctx context.Context) (*admin.State, error) {
+	s, err := admin.Ask(ctx, f.Config.Path("state", "admin.sock"))
+	if errors.Is(err, admin.ErrNotServing) {
+		s, err = f.Offline(f.Config, f.Now())
+	}
+	if err != nil || f.Namespace == "" {
+		return s, err
+	}
+	s.Machines = slices.DeleteFunc(s.Machines, func(m admin.Machine) bool { return !strings.HasPrefix(m.Name, f.Namespace+"/") })
+	return s, nil
+}
+
+// Find is State without what is not called name.
+func (f *Folder) Find(ctx context.Context, name string) (*admin.State, error) {
+	s, err := f.State(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return named(s, name), nil
+}
+
+// Waiting finds a machine that waits for approval.
+func (f *Folder) Waiting(ctx context.Context, id string) (store.Pending, error) {
+	s, err := f.State(ctx)
+	if err != nil {
+		return store.Pending{}, err
+	}
+	for _, p := range s.Pending {
+		if p.ID == id || p.EKSHA256 == id {
+			return p, nil
+		}
+	}
+	return store.Pending{}, nobodyWaits(id)
+}
+
+func nobodyWaits(id string) error {
+	return hint(fmt.Errorf("nobody waits under the id %q", id), "'status' lists who waits")
+}
+
+// MachineNamespace is where a Machine named without a namespace is.
+func (f *Folder) MachineNamespace(context.Context) (string, error) {
+	if f.Namespace != "" {
+		return f.Namespace, nil
+	}
+	return "default", nil
+}
+
+// Enrol writes an enrolment into attestations/.
+func (f *Folder) Enrol(_ context.Context, m *v1alpha1.MachineAttestation, w Write) (Written, error) {
+	if m.Namespace == "" {
+		m.Namespace = "default"
+	}
+	if err := CheckEnrolment(m); err != nil {
+		return Written{}, err
+	}
+	m.CreationTimestamp = metav1.NewTime(f.Now().UTC().Truncate(time.Second))
+	path := f.Config.Path("attestations", m.Namespace+"."+m.Name+".yaml")
+	done := "created"
+	if _, err := os.Lstat(path); err == nil {
+		if !w.Replace {
+			return Written{}, hint(fmt.Errorf("%s exists", path), "choose another --name, or add --replace")
+		}
+		done = "replaced"
+	}
+	out := Written{Where: path, Done: done, Object: m}
+	if w.dry() {
+		return out, nil
+	}
+	raw, err := YAML(m)
+	if err != nil {
+		return Written{}, err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return Written{}, fmt.Errorf("make folder: %w", err)
+	}
+	return out, wholefile.Write(path, 0o644, raw)
+}
+
+// dry: a folder has no server to ask, so either dry run is the same.
+func (w Write) dry() bool { return w.DryRun == DryRunClient || w.DryRun == DryRunServer }
+
+// Quarantine stops a machine, or lets it go on.
+func (f *Folder) Quarantine(ctx context.Context, name string, stop bool, w Write) ([]Written, error) {
+	m, own, err := f.machine(name)
+	if err != nil {
+		return nil, err
+	}
+	if stop {
+		done, err := f.say(ctx, m, own, w, func(s *v1alpha1.MachineAttestationSpec) { s.Quarantined = true },
+			func(spec *yaml.Node) { set(spec, "quarantined", scalar("!!bool", "true")) })
+		return []Written{done}, err
+	}
+	var all []Written
+	for _, e := range own {
+		if !e.Spec.Quarantined {
+			continue
+		}
+		done, err := f.amend(e, w, func(spec *yaml.Node) { set(spec, "quarantined", nil) })
+		if err != nil {
+			return all, err
+		}
+		all = append(all, done)
+	}
+	return all, nil
+}
+
+// Reattest grants one more attestation until a time; zero takes the grant back.
+func (f *Folder) Reattest(ctx context.Context, name string, until time.Time, w Write) ([]Written, error) {
+	if err := checkGrant(until, f.Now()); err != nil {
+		return nil, err
+	}
+	m, own, err := f.machine(name)
+	if err != nil {
+		return nil, err
+	}
+	if until.IsZero() {
+		var all []Written
+		for _, e := range own {
+			if e.Spec.Reattest == nil {
+				continue
+			}
+			done, err := f.amend(e, w, func(spec *yaml.Node) { set(spec, "reattest", nil) })
+			if err != nil {
+				return all, err
+			}
+			all = append(all, done)
+		}
+		return all, nil
+	}
+	end := metav1.NewTime(until.UTC().Truncate(time.Second))
+	done, err := f.say(ctx, m, own, w, func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = &v1alpha1.ReattestGrant{Until: end} },
+		func(spec *yaml.Node) {
+			grant := &yaml.Node{Kind: yaml.MappingNode}
+			set(grant, "until", scalar("!!timestamp", end.Format(time.RFC3339)))
+			set(spec, "reattest", grant)
+		})
+	return []Written{done}, err
+}
+
+// say writes into the machine's first MachineAttestation, which is the one whose
+// grant counts, or into a new one.
+func (f *Folder) say(ctx context.Context, m *machine.Machine, own []machine.Enrolment, w Write, fresh func(*v1alpha1.MachineAttestationSpec), change func(*yaml.Node)) (Written, error) {
+	if len(own) > 0 {
+		return f.amend(own[0], w, change)
+	}
+	e := &v1alpha1.MachineAttestation{}
+	e.Name, e.Namespace = m.Name, m.Namespace
+	e.Spec.MachineRef = &v1alpha1.MachineReference{APIVersion: m.APIVersion, Kind: m.Kind, Namespace: m.Namespace, Name: m.Name}
+	fresh(&e.Spec)
+	return f.Enrol(ctx, e, w)
+}
+
+// machine finds a Machine of the folder and the MachineAttestations that name it.
+func (f *Folder) machine(name string) (*machine.Machine, []machine.Enrolment, error) {
+	s, err := folder.Load(f.Config.Data)
+	if err != nil {
+		return nil, nil, err
+	}
+	state := &admin.State{}
+	for _, m := range s.Machines.Machines() {
+		if f.Namespace == "" || m.Namespace == f.Namespace {
+			state.Machines = append(state.Machines, admin.About(m))
+		}
+	}
+	found, err := one(named(state, name).Machines, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	m, ok := s.Machines.ByUID(found.UID)
+	if !ok {
+		return nil, nil, fmt.Errorf("%s is gone", found.Name)
+	}
+	var own []machine.Enrolment
+	for _, e := range s.Enrolments {
+		if e.Kind == v1alpha1.KindMachineAttestation && belongs(&e.MachineAttestation, m) {
+			own = append(own, e)
+		}
+	}
+	if m.Enrolment != nil { // the one that the index took first goes first here
+		slices.SortStableFunc(own, func(a, b machine.Enrolment) int {
+			first := func(e machine.Enrolment) int {
+				if e.Namespace == m.Enrolment.Namespace && e.Name == m.Enrolment.Name {
+					return 0
+				}
+				return 1
+			}
+			return first(a) - first(b)
+		})
+	}
+	return m, own, nil
+}
+
+// belongs: e names the Machine, or is it.
+func belongs(e *v1alpha1.MachineAttestation, m *machine.Machine) bool {
+	ref := e.Spec.MachineRef
+	if ref == nil {
+		return m.StandIn && e.Namespace == m.Namespace && e.Name == m.Name
+	}
+	namespace := ref.Namespace
+	if namespace == "" {
+		namespace = e.Namespace
+	}
+	group, _, _ := strings.Cut(ref.APIVersion, "/")
+	own, _, _ := strings.Cut(m.APIVersion, "/")
+	return !m.StandIn && namespace == m.Namespace && ref.Name == m.Name && (group == "" || group == own)
+}
+
+// amend changes the spec of a MachineAttestation in the file that it is in; the
+// rest of the file, comments included, stays.
+func (f *Folder) amend(e machine.Enrolment, w Write, change func(spec *yaml.Node)) (Written, error) {
+	for _, dir := range []string{"attestations", "machines"} {
+		files, err := os.ReadDir(f.Config.Path(dir))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return Written{}, fmt.Errorf("read folder: %w", err)
+		}
+		for _, entry := range files {
+			path := f.Config.Path(dir, entry.Name())
+			ext := filepath.Ext(path)
+			if strings.HasPrefix(entry.Name(), ".") || ext != ".yaml" && ext != ".yml" && ext != ".json" {
+				continue
+			}
+			raw, err := os.ReadFile(path)
+			if err != nil {
+				return Written{}, fmt.Errorf("read manifest: %w", err)
+			}
+			next, object, err := amendYAML(raw, e.Namespace, e.Name, change)
+			switch {
+			case err != nil:
+				continue // a broken file is not the one that the enrolment was read from
+			case object == nil:
+				continue
+			case ext == ".json":
+				return Written{}, hint(fmt.Errorf("%s is JSON, which this command does not edit", path), "change spec of %s/%s there yourself", e.Namespace, e.Name)
+			case bytes.Equal(raw, next):
+				return Written{Where: path, Done: "unchanged", Object: object}, nil
+			case w.dry():
+				return Written{Where: path, Done: "changed", Object: object}, nil
+			}
+			info, err := os.Stat(path)
+			if err != nil {
+				return Written{}, fmt.Errorf("read manifest: %w", err)
+			}
+			return Written{Where: path, Done: "changed", Object: object}, wholefile.Write(path, info.Mode().Perm(), next)
+		}
+	}
+	return Written{}, fmt.Errorf("MachineAttestation %s/%s is in no file of the folder any more", e.Namespace, e.Name)
+}
+
+// amendYAML returns the file with the change, and the object as it then is; nil
+// if the file has no such object.
+func amendYAML(raw []byte, namespace, name string, change func(spec *yaml.Node)) ([]byte, *v1alpha1.MachineAttestation, error) {
+	var docs []*yaml.Node
+	dec := yaml.NewDecoder(bytes.NewReader(raw))
+	for {
+		doc := new(yaml.Node)
+		if err := dec.Decode(doc); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return nil, nil, err
+		}
+		docs = append(docs, doc)
+	}
+	var found *yaml.Node
+	for _, doc := range docs {
+		if len(doc.Content) != 1 {
+			continue
+		}
+		objects := []*yaml.Node{doc.Content[0]}
+		if items := get(doc.Content[0], "items"); items != nil {
+			objects = items.Content
+		}
+		for _, o := range objects {
+			meta := get(o, "metadata")
+			ns := text(get(meta, "namespace"))
+			if ns == "" {
+				ns = "default"
+			}
+			if text(get(o, "kind")) == v1alpha1.KindMachineAttestation && ns == namespace && text(get(meta, "name")) == name {
+				found = o
+			}
+		}
+	}
+	if found == nil {
+		return nil, nil, nil
+	}
+	before, err := yaml.Marshal(found)
+	if err != nil {
+		return nil, nil, err
+	}
+	spec := get(found, "spec")
+	if spec == nil {
+		spec = &yaml.Node{Kind: yaml.MappingNode}
+		set(found, "spec", spec)
+	}
+	change(spec)
+	after, err := yaml.Marshal(found)
+	if err != nil {
+		return nil, nil, err
+	}
+	object := new(v1alpha1.MachineAttestation)
+	if err := unmarshalStrict(after, object); err != nil {
+		return nil, nil, err
+	}
+	if bytes.Equal(before, after) {
+		return raw, object, nil
+	}
+	var out bytes.Buffer
+	enc := yaml.NewEncoder(&out)
+	enc.SetIndent(2)
+	for _, doc := range docs {
+		if err := enc.Encode(doc); err != nil {
+			return nil, nil, err
+		}
+	}
+	return out.Bytes(), object, enc.Close()
+}
+
+func get(n *yaml.Node, key string) *yaml.Node {
+	if n == nil || n.Kind != yaml.MappingNode {
+		return nil
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == key {
+			return n.Content[i+1]
+		}
+	}
+	return nil
+}
+
+func text(n *yaml.Node) string {
+	if n == nil || n.Kind != yaml.ScalarNode {
+		return ""
+	}
+	return n.Value
+}
+
+func scalar(tag, value string) *yaml.Node {
+	return &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: value}
+}
+
+// set puts a value under a key; nil takes the key out.
+func set(n *yaml.Node, key string, value *yaml.Node) {
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value != key {
+			continue
+		}
+		if value == nil {
+			n.Content = slices.Delete(n.Content, i, i+2)
+		} else {
+			value.LineComment = n.Content[i+1].LineComment
+			n.Content[i+1] = value
+		}
+		return
+	}
+	if value != nil {
+		n.Content = append(n.Content, scalar("!!str", key), value)
+	}
+}

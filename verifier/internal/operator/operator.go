@@ -1,0 +1,182 @@
+// Package operator does what an administrator's commands ask for, in one of two
+// places: a standalone verifier's [Folder], or a [Cluster] that a kubeconfig
+// leads to. Both read Machines and records and write MachineAttestations and
+// keys; neither needs the verifier's process.
+//
+// What a command needs of a place is an interface of the command's own. Errors
+// are for a person; one with a remedy is a [*Hinted].
+package operator
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+)
+
+// MaxGrant is how far ahead a grant to attest again may end (DESIGN, section 19,
+// rule 11).
+const MaxGrant = 24 * time.Hour
+
+// Hinted is an error with a line on what to do about it.
+type Hinted struct {
+	Err  error
+	Hint string
+}
+
+func (h *Hinted) Error() string { return h.Err.Error() }
+func (h *Hinted) Unwrap() error { return h.Err }
+
+func hint(err error, format string, a ...any) error { return &Hinted{err, fmt.Sprintf(format, a...)} }
+
+// DryRun says how far a write goes.
+type DryRun string
+
+// The dry runs, as kubectl has them.
+const (
+	DryRunNone   DryRun = "none"
+	DryRunClient DryRun = "client" // nothing is sent
+	DryRunServer DryRun = "server" // the API server checks and stores nothing
+)
+
+// Write says how something is written.
+type Write struct {
+	Replace bool // an enrolment of the same name
+	DryRun  DryRun
+}
+
+// Written is what a command wrote, or would have.
+type Written struct {
+	// Where is a path, or kind and name of an object.
+	Where string
+	// Done is "created", "replaced", "changed" or "unchanged".
+	Done string
+	// Object as it is now.
+	Object *v1alpha1.MachineAttestation
+}
+
+// YAML is the object as an administrator would write it: the status is the verifier's.
+func YAML(m *v1alpha1.MachineAttestation) ([]byte, error) {
+	fields, err := manifest(m)
+	if err != nil {
+		return nil, err
+	}
+	return yaml.Marshal(fields)
+}
+
+func unmarshalStrict(raw []byte, into any) error { return yaml.UnmarshalStrict(raw, into) }
+
+func manifest(m *v1alpha1.MachineAttestation) (map[string]any, error) {
+	out := m.DeepCopy()
+	out.APIVersion, out.Kind, out.ManagedFields = v1alpha1.APIVersion, v1alpha1.KindMachineAttestation, nil
+	raw, err := json.Marshal(out)
+	if err != nil {
+		return nil, fmt.Errorf("encode enrolment: %w", err)
+	}
+	var fields map[string]any
+	if err := json.Unmarshal(raw, &fields); err != nil {
+		return nil, fmt.Errorf("encode enrolment: %w", err)
+	}
+	delete(fields, "status")
+	return fields, nil
+}
+
+// DNSName is what Kubernetes allows as an object's name.
+var DNSName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
+
+// CheckEnrolment says what is wrong with an enrolment before it is written.
+func CheckEnrolment(m *v1alpha1.MachineAttestation) error {
+	if m.Spec.MachineRef == nil && m.Spec.Pool == "" {
+		return hint(errors.New("neither a Machine nor a pool is given"), "add --machine NAMESPACE/NAME, or --pool POOL where there are no Machine objects")
+	}
+	for _, f := range []struct{ flag, name string }{{"name", m.Name}, {"namespace", m.Namespace}} {
+		if !DNSName.MatchString(f.name) {
+			return hint(fmt.Errorf("%q is not a name", f.name), "add --%s with lower-case letters, digits, '-' and '.'", f.flag)
+		}
+	}
+	return nil
+}
+
+// checkGrant bounds the end of a grant; zero takes a grant back.
+func checkGrant(until, now time.Time) error {
+	if until.IsZero() {
+		return nil
+	}
+	if left := until.Sub(now); left <= 0 || left > MaxGrant {
+		return hint(fmt.Errorf("a grant until %s is not honoured", until.UTC().Format(time.RFC3339)), "it must end in the future, and within 24 hours")
+	}
+	return nil
+}
+
+// named picks from a state what a person calls name.
+func named(s *admin.State, name string) *admin.State {
+	out := *s
+	out.Machines, out.Pending = nil, nil
+	for _, m := range s.Machines {
+		if m.Name == name || m.UID == name || strings.HasSuffix(m.Name, "/"+name) {
+			out.Machines = append(out.Machines, m)
+		}
+	}
+	for _, p := range s.Pending {
+		if p.ID == name || p.EKSHA256 == name {
+			out.Pending = append(out.Pending, p)
+		}
+	}
+	return &out
+}
+
+// the one Machine that name stands for.
+func one(found []admin.Machine, name string) (admin.Machine, error) {
+	switch {
+	case len(found) == 0:
+		return admin.Machine{}, hint(fmt.Errorf("no machine is called %q", name), "'status' lists all of them")
+	case len(found) > 1:
+		return admin.Machine{}, Ambiguous(found, name)
+	case record.IsBreakGlass(found[0].UID):
+		return admin.Machine{}, hint(fmt.Errorf("%s is a break-glass token, not a machine", name), "'token rotate --now' revokes it")
+	}
+	return found[0], nil
+}
+
+// Ambiguous is the error for a name that several machines have.
+func Ambiguous(found []admin.Machine, name string) error {
+	var names []string
+	for _, m := range found {
+		names = append(names, m.Name)
+	}
+	if names[0] == names[1] {
+		names = names[:0]
+		for _, m := range found {
+			names = append(names, m.UID)
+		}
+		return hint(fmt.Errorf("%d machines are called %q", len(found), name), "give the UID: %s", strings.Join(names, " or "))
+	}
+	return hint(fmt.Errorf("%d machines are called %q", len(found), name), "give the namespace too: %s", strings.Join(names, " or "))
+}
+
+// split cuts "namespace/name"; the namespace may be missing.
+func split(name string) (namespace, rest string) {
+	if ns, n, ok := strings.Cut(name, "/"); ok {
+		return ns, n
+	}
+	return "", name
+}
+
+// pendingID is the id of a machine that waits, of what a person may call it: the
+// id, the whole EK hash, or the name of its object. "" if it is none.
+func pendingID(name string) string {
+	name = strings.TrimPrefix(strings.ToLower(name), v1alpha1.PendingPrefix)
+	if _, err := hex.DecodeString(name); err != nil || len(name) != 16 && len(name) != 64 {
+		return ""
+	}
+	return name[:16]
+}

@@ -1,0 +1,222 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/gate"
+	"github.com/mcs-attest/mcs-attest/pkg/seal"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/reload"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/standalone"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+)
+
+// standaloneBasis is a folder and the database in it.
+type standaloneBasis struct {
+	server  *server
+	folder  *folder.Folder
+	records *store.Store
+	keeper  *standalone.Keeper
+	serving *reload.Value[*tls.Certificate]
+	tokens  *reload.Value[token.KeySet]
+	seals   *reload.Value[seal.Ring]
+}
+
+func newStandaloneBasis(s *server) (*standaloneBasis, error) {
+	const initHint = "'mcs-attest-verifier init' makes a complete folder"
+	c := s.config
+	b := &standaloneBasis{server: s}
+	var err error
+	if b.folder, err = folder.Open(c.Data); err != nil {
+		return nil, hint(err, initHint)
+	}
+	if b.serving, err = reload.New(pki.ParseServing, c.Path("tls", "tls.crt"), c.Path("tls", "tls.key")); err != nil {
+		return nil, hint(err, initHint)
+	}
+	if b.tokens, err = reload.New(func(b [][]byte) (token.KeySet, error) { return token.ParseKeySet(b[0]) }, c.Path("keys", "token.json")); err != nil {
+		return nil, hint(err, initHint)
+	}
+	if b.seals, err = reload.New(func(b [][]byte) (seal.Ring, error) { return seal.ParseRing(b[0]) }, c.Path("keys", "seal.json")); err != nil {
+		return nil, hint(err, initHint)
+	}
+	if err := s.certs.Set(b.serving.Load()); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(c.Path("state"), 0o700); err != nil {
+		return nil, fmt.Errorf("make folder: %w", err)
+	}
+	if b.records, err = store.Open(c.Path("state", "records.db")); err != nil {
+		if errors.Is(err, store.ErrLocked) {
+			return nil, hint(err, "another verifier serves this folder; standalone means one replica")
+		}
+		return nil, err
+	}
+	b.keeper = standalone.NewKeeper(b.records, b.folder.Snapshot(), s.log, s.now)
+	b.measure(b.folder.Snapshot())
+	return b, nil
+}
+
+// The basis interface.
+
+func (b *standaloneBasis) World() *service.World   { return b.keeper.World() }
+func (b *standaloneBasis) TokenKeys() token.KeySet { return b.tokens.Load() }
+func (b *standaloneBasis) SealKeys() seal.Ring     { return b.seals.Load() }
+func (b *standaloneBasis) Records() records        { return b.records }
+func (b *standaloneBasis) Describe() string        { return b.server.config.Data }
+func (b *standaloneBasis) Close() error            { return b.records.Close() }
+
+// Run follows the files, and answers on the admin socket, until ctx ends.
+func (b *standaloneBasis) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	wg.Go(func() { b.watch(ctx) })
+	err := admin.Serve(ctx, b.server.config.Path("state", "admin.sock"), b.keeper.State, b.server.log)
+	if err != nil {
+		return fmt.Errorf("admin socket: %w", err)
+	}
+	wg.Wait()
+	return nil
+}
+
+// Unready implements basis.
+func (b *standaloneBasis) Unready(now time.Time) []string {
+	var problems []string
+	if _, err := b.records.Record("readyz"); err != nil {
+		problems = append(problems, "records: "+err.Error())
+	}
+	if leaf := b.serving.Load().Leaf; leaf != nil && now.After(leaf.NotAfter) {
+		problems = append(problems, "serving certificate: expired")
+	}
+	for _, path := range b.keeper.Snapshot().Incomplete {
+		problems = append(problems, "folder: "+path+" has been broken since the start")
+	}
+	return problems
+}
+
+// watch follows the files until ctx ends.
+func (b *standaloneBasis) watch(ctx context.Context) {
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		b.folder.Watch(ctx, func(snapshot *folder.Snapshot) {
+			b.keeper.Take(snapshot)
+			b.measure(snapshot)
+			b.server.log.Info("folder read", "machines", len(snapshot.Machines.Machines()), "problems", len(snapshot.Problems))
+		})
+	})
+	wg.Go(func() {
+		tick := time.NewTicker(time.Minute)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				b.keeper.Sweep()
+			}
+		}
+	})
+	wg.Go(func() {
+		b.serving.Watch(ctx, func(changed bool, err error) {
+			if changed {
+				err = b.server.certs.Set(b.serving.Load())
+			}
+			b.reloaded("serving certificate", changed, err)
+		})
+	})
+	wg.Go(func() { b.tokens.Watch(ctx, func(changed bool, err error) { b.reloaded("token keys", changed, err) }) })
+	wg.Go(func() { b.seals.Watch(ctx, func(changed bool, err error) { b.reloaded("sealing keys", changed, err) }) })
+	wg.Wait()
+}
+
+func (b *standaloneBasis) reloaded(what string, changed bool, err error) {
+	switch {
+	case err != nil:
+		b.server.log.Error("reload failed; the last good state is in force", "what", what, "error", err)
+	case changed:
+		b.server.log.Info("reloaded", "what", what)
+	default:
+		b.server.log.Info("readable again", "what", what)
+	}
+	b.measure(b.keeper.Snapshot())
+}
+
+func (b *standaloneBasis) measure(snapshot *folder.Snapshot) {
+	now := b.server.now()
+	b.server.metrics.Folder(now, len(snapshot.Problems), map[string]int{
+		"machine": len(snapshot.Machines.Machines()), "reference-values": len(snapshot.ReferenceValues),
+		"ek-root": snapshot.EKRoots.Len(), "config": len(snapshot.Configs),
+	})
+	if at, ok := snapshot.EKRoots.NotAfter(now); ok {
+		b.server.metrics.Expiry("ek-roots", at)
+	}
+	if leaf := b.serving.Load().Leaf; leaf != nil {
+		b.server.metrics.Expiry("serving-certificate", leaf.NotAfter)
+	}
+}
+
+// offlineState is status without a serving verifier.
+func offlineState(c *config.Config, now time.Time) (*admin.State, error) {
+	snapshot, err := folder.Load(c.Data)
+	if err != nil {
+		return nil, err
+	}
+	var records *store.Store
+	path := c.Path("state", "records.db")
+	if _, err := os.Stat(path); err == nil {
+		if records, err = store.OpenReadOnly(path); err != nil {
+			return nil, err
+		}
+		defer records.Close() //nolint:errcheck // it was only read
+	}
+	return standalone.State(snapshot, records, now, false)
+}
+
+// configs are the folder's own configs, checked once for each snapshot.
+type configs struct {
+	snapshot *folder.Snapshot
+	byPool   map[string]*gate.Rendered
+}
+
+// ownConfigs serves Data/configs.
+func (b *standaloneBasis) ownConfigs() http.Handler {
+	return gate.Source{Config: b.ownConfig()}
+}
+
+// preApproved serves Data/configs/POOL.pre-approved.ign to the unattested, where
+// the policy says PreApproved. What is in it, the administrator answers for.
+func (b *standaloneBasis) preApproved() http.Handler {
+	own := b.ownConfig()
+	return gate.Source{Config: func(pool string) (*gate.Rendered, bool) { return own(pool + ".pre-approved") }}
+}
+
+func (b *standaloneBasis) ownConfig() func(pool string) (*gate.Rendered, bool) {
+	var current atomic.Pointer[configs]
+	return func(pool string) (*gate.Rendered, bool) {
+		snapshot := b.keeper.Snapshot()
+		c := current.Load()
+		if c == nil || c.snapshot != snapshot {
+			c = &configs{snapshot: snapshot, byPool: map[string]*gate.Rendered{}}
+			for pool, raw := range snapshot.Configs {
+				// The folder has checked it; one that fails here is not there.
+				if rendered, err := gate.NewRendered(raw); err == nil {
+					c.byPool[pool] = rendered
+				}
+			}
+			current.Store(c)
+		}
+		rendered, ok := c.byPool[pool]
+		return rendered, ok
+	}
+}
