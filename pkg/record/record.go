@@ -59,15 +59,17 @@ const minInterval = 5 * time.Second
 //   - a challenge that was answered before: ChallengeUsed
 //   - a second token within a few seconds: RateLimited
 //
-// rec is nil when there is no record yet.
+// rec is nil when there is no record yet. Where the record is an object of the
+// API, its own spec was read together with it: a quarantine or a grant there
+// counts beside what is known of the Machine.
 func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1alpha1.MachineAttestation, error) {
 	next := begin(rec, a.Machine)
 	s := &next.Status
-	if a.Machine.Quarantined() || s.Quarantined {
+	if a.Machine.Quarantined() || s.Quarantined || next.Spec.Quarantined {
 		return nil, reason.Deny(reason.Quarantined, "Machine %s", a.Machine)
 	}
 	if s.Phase == v1alpha1.PhaseJoined || a.Machine.Joined() {
-		if err := useGrant(s, a.Machine, now); err != nil {
+		if err := useGrant(next, a.Machine, now); err != nil {
 			return nil, err
 		}
 	}
@@ -143,7 +145,7 @@ func Redeemable(rec *v1alpha1.MachineAttestation, c token.Claims) error {
 	if rec == nil || rec.Status.Token == nil || rec.Status.Token.ID != c.ID {
 		return reason.Deny(reason.TokenSuperseded, "token %s is not the live token of %s", c.ID, c.Subject)
 	}
-	if rec.Status.Quarantined {
+	if rec.Status.Quarantined || rec.Spec.Quarantined {
 		return reason.Deny(reason.Quarantined, "%s", c.Subject)
 	}
 	if rec.Status.Phase == v1alpha1.PhaseJoined {
@@ -252,11 +254,18 @@ func merge(recorded, shown v1alpha1.RecordedIdentity) v1alpha1.RecordedIdentity 
 	return recorded
 }
 
-func grantUntil(m *machine.Machine) *metav1.Time {
-	if m.Enrolment == nil || m.Enrolment.Spec.Reattest == nil {
-		return nil
+// grant is the end of the Machine's grant that counts now, nil if there is none.
+// What is known of the Machine may be older than the record: a grant that the
+// record's own spec no longer has is withdrawn.
+func grant(rec *v1alpha1.MachineAttestation, m *machine.Machine, now time.Time) *metav1.Time {
+	own := machine.Machine{Enrolment: rec}
+	if own.Granted(now) {
+		return &rec.Spec.Reattest.Until
 	}
-	return &m.Enrolment.Spec.Reattest.Until
+	if m.Granted(now) && (rec.UID == "" || m.Enrolment.UID != rec.UID) {
+		return &m.Enrolment.Spec.Reattest.Until
+	}
+	return nil
 }
 
 // maxGrantAttestations is what one grant is good for: one provisioning, which may
@@ -264,11 +273,11 @@ func grantUntil(m *machine.Machine) *metav1.Time {
 const maxGrantAttestations = 3
 
 // useGrant consumes a grant (rule 11): each is told from the next by its end.
-func useGrant(s *v1alpha1.MachineAttestationStatus, m *machine.Machine, now time.Time) error {
-	if !m.Granted(now) {
+func useGrant(rec *v1alpha1.MachineAttestation, m *machine.Machine, now time.Time) error {
+	s, until := &rec.Status, grant(rec, m, now)
+	if until == nil {
 		return reason.Deny(reason.MachineJoined, "Machine %s joined and has no grant", m)
 	}
-	until := grantUntil(m)
 	fresh := s.GrantUsed == nil || s.GrantUsed.Unix() != until.Unix()
 	if fresh {
 		s.GrantUsed, s.GrantAttestations = until, 0

@@ -134,6 +134,18 @@ func TestAttestAgain(t *testing.T) {
 				r.Status.GrantUsed = &metav1.Time{Time: start.Add(-time.Hour)}
 				return r
 			}},
+		{name: "while the record's own spec says quarantined, which the Machine does not yet", after: time.Minute, want: reason.Quarantined,
+			before: func(t *testing.T) *rec { r := attested(t); r.Spec.Quarantined = true; return r }},
+		{name: "after it joined, by a grant in the record's own spec", after: 2 * time.Minute,
+			before: func(t *testing.T) *rec { r := joined(t); r.Spec.Reattest = &v1alpha1.ReattestGrant{Until: until}; return r }},
+		{name: "after it joined, by a grant in the record's own spec that is over", after: 2 * time.Hour, want: reason.MachineJoined,
+			before: func(t *testing.T) *rec { r := joined(t); r.Spec.Reattest = &v1alpha1.ReattestGrant{Until: until}; return r }},
+		{name: "after it joined, by a grant that the record's own spec has no more", after: 2 * time.Minute, want: reason.MachineJoined,
+			before: func(t *testing.T) *rec { r := joined(t); r.UID = "object1"; return r },
+			change: func(t *testing.T, a *record.Attestation) { grant(t, a); a.Machine.Enrolment.UID = "object1" }},
+		{name: "after it joined, by a grant in another object", after: 2 * time.Minute,
+			before: func(t *testing.T) *rec { r := joined(t); r.UID = "object1"; return r },
+			change: func(t *testing.T, a *record.Attestation) { grant(t, a); a.Machine.Enrolment.UID = "object2" }},
 		{name: "with another EK, by a grant", before: joined, after: 2 * time.Minute, want: reason.IdentityConflict,
 			change: func(t *testing.T, a *record.Attestation) { grant(t, a); a.Identity.EKSHA256 = "ek2" }},
 	} {
@@ -275,6 +287,8 @@ func TestRedemption(t *testing.T) {
 		{name: "no live token", change: func(r *rec) { r.Status.Token = nil }, want: reason.TokenSuperseded},
 		{name: "used up", change: func(r *rec) { r.Status.Token.Uses = 3 }, want: reason.TokenUsedUp},
 		{name: "joined", change: func(r *rec) { r.Status.Phase = v1alpha1.PhaseJoined }, want: reason.MachineJoined},
+		{name: "quarantined", change: func(r *rec) { r.Status.Quarantined = true }, want: reason.Quarantined},
+		{name: "quarantined by the record's own spec", change: func(r *rec) { r.Spec.Quarantined = true }, want: reason.Quarantined},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, cl := attested(t), claims()
