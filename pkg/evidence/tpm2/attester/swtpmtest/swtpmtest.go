@@ -59,6 +59,23 @@ func Start(t testing.TB, banks string) *TPM {
 	return s
 }
 
+// clone is another software TPM with the same seeds.
+func (s *TPM) clone() *TPM {
+	s.t.Helper()
+	s.stop() // what it keeps is on disk
+	state, err := os.MkdirTemp("", "swtpm-")
+	fatal(s.t, err)
+	s.t.Cleanup(func() { _ = os.RemoveAll(state) })
+	raw, err := os.ReadFile(filepath.Join(s.state, "tpm2-00.permall"))
+	fatal(s.t, err)
+	fatal(s.t, os.WriteFile(filepath.Join(state, "tpm2-00.permall"), raw, 0o600))
+	s.start()
+	c := &TPM{t: s.t, state: state, Socket: filepath.Join(state, "tpm")}
+	c.start()
+	s.t.Cleanup(func() { c.stop() })
+	return c
+}
+
 func (s *TPM) start() {
 	s.t.Helper()
 	cmd := exec.Command("swtpm", "socket", "--tpm2", "--tpmstate", "dir="+s.state,
