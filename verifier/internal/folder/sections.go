@@ -64,9 +64,14 @@ func notEmpty(path string, raw []byte, problems []manifest.Problem) []manifest.P
 	return []manifest.Problem{{File: path, What: "there is no document in it", Want: "delete the file if nothing of it shall be in force any more"}}
 }
 
-func parseReferences(path string, raw []byte, _ time.Time) (content, []manifest.Problem) {
+func parseReferences(path string, raw []byte, _ time.Time) (c content, problems []manifest.Problem) {
+	c.references, problems = ParseReferences(path, raw)
+	return c, problems
+}
+
+// ParseReferences reads one file of ReferenceValues, also where it is a ConfigMap's.
+func ParseReferences(path string, raw []byte) (references []measuredboot.ReferenceValues, problems []manifest.Problem) {
 	docs, problems := manifest.Split(path, raw)
-	var c content
 	for _, doc := range docs {
 		if doc.APIVersion != measuredboot.APIVersion || doc.Kind != measuredboot.Kind {
 			problems = append(problems, doc.Problem("kind", fmt.Sprintf("a %s of %s does not belong here", doc.Kind, doc.APIVersion), measuredboot.Kind+" of "+measuredboot.APIVersion))
@@ -81,22 +86,28 @@ func parseReferences(path string, raw []byte, _ time.Time) (content, []manifest.
 			}
 		}
 		problems = append(problems, wrong...)
-		c.references = append(c.references, r)
+		references = append(references, r)
 	}
-	return c, problems
+	return references, problems
 }
 
 func parseAnchors(path string, raw []byte, _ time.Time) (c content, problems []manifest.Problem) {
-	var err error
-	if c.anchors, err = anchors.Parse(path, raw); err != nil {
-		p := manifest.Problem{File: path, What: err.Error()}
-		var at *anchors.Error
-		if errors.As(err, &at) {
-			p.Line, p.What, p.Want = at.Line, at.What, at.Want
-		}
-		problems = append(problems, p)
-	}
+	c.anchors, problems = ParseAnchors(path, raw)
 	return c, problems
+}
+
+// ParseAnchors reads one file of certificates, also where it is a ConfigMap's.
+func ParseAnchors(path string, raw []byte) ([]anchors.Anchor, []manifest.Problem) {
+	all, err := anchors.Parse(path, raw)
+	if err == nil {
+		return all, nil
+	}
+	p := manifest.Problem{File: path, What: err.Error()}
+	var at *anchors.Error
+	if errors.As(err, &at) {
+		p.Line, p.What, p.Want = at.Line, at.What, at.Want
+	}
+	return nil, []manifest.Problem{p}
 }
 
 // parseConfig looks for what would make the node provision nothing: bytes that
