@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
@@ -18,6 +19,9 @@ type Redeemer struct {
 	Records  Records
 	Machines func() Machines
 	Now      func() time.Time
+	// Confirm reads the Machine with this UID anew before it is told a final no
+	// (DESIGN, section 19, rule 12). Its error is temporary. It may be nil.
+	Confirm func(uid string) error
 }
 
 // Machines says what a Machine is now.
@@ -38,7 +42,7 @@ func (r Redeemer) Check(_ context.Context, c token.Claims) error {
 	if record.IsBreakGlass(c.MachineUID) {
 		return r.breakGlass(c, false)
 	}
-	if err := r.Machines().Redeemable(c.MachineUID, c.Pool, r.Now()); err != nil {
+	if err := r.redeemable(c, r.Now()); err != nil {
 		return err
 	}
 	rec, err := r.Records.Record(c.MachineUID)
@@ -55,12 +59,23 @@ func (r Redeemer) Redeem(_ context.Context, c token.Claims) error {
 		return r.breakGlass(c, true)
 	}
 	now := r.Now()
-	if err := r.Machines().Redeemable(c.MachineUID, c.Pool, now); err != nil {
+	if err := r.redeemable(c, now); err != nil {
 		return err
 	}
 	return r.Records.Update(c.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Redeem(rec, c, now)
 	})
+}
+
+// redeemable judges what the Machine is now.
+func (r Redeemer) redeemable(c token.Claims, now time.Time) error {
+	err := r.Machines().Redeemable(c.MachineUID, c.Pool, now)
+	if err != nil && r.Confirm != nil && !reason.From(err).Code.Info().Temporary {
+		if stale := r.Confirm(c.MachineUID); stale != nil {
+			return stale
+		}
+	}
+	return err
 }
 
 func (r Redeemer) breakGlass(c token.Claims, take bool) error {

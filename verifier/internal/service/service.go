@@ -87,6 +87,10 @@ type Service struct {
 	Now           func() time.Time
 	Observe       func(event, pool, outcome, reason string, took time.Duration)
 	ObserveTicket func(valid bool)
+	// Confirm reads a Machine anew before it is told a final no: what the world says
+	// of it may be old (DESIGN, section 19, rule 12). Its error is temporary. Nil
+	// where the world is never old.
+	Confirm func(m *machine.Machine) error
 	// Keep is called with each Attest whose quote verified, when evidence is kept.
 	Keep func(*appraisal.Saved)
 }
@@ -387,7 +391,7 @@ func (s *Service) denied(c *call, err error, ev appraisal.Evidence) error {
 		return err
 	}
 	if r.Machine != nil {
-		return s.noteDenial(c, r.Machine, err)
+		return s.noteDenial(c, r.Machine, s.confirmed(c, r.Machine, err))
 	}
 	if r.Unenrolled == nil || reason.From(err).Code != reason.PendingApproval {
 		return err
@@ -405,6 +409,24 @@ func (s *Service) denied(c *call, err error, ev appraisal.Evidence) error {
 		return waitErr
 	}
 	return err
+}
+
+// confirmed is a denial that may be told: a final one that rests on what the
+// Machine is now is confirmed first.
+func (s *Service) confirmed(c *call, m *machine.Machine, denial error) error {
+	switch reason.From(denial).Code {
+	case reason.MachineDeleting, reason.MachineJoined, reason.MachineTooOld, reason.MachinePool, reason.EvidenceDisagrees:
+	default:
+		return denial
+	}
+	if s.Confirm == nil {
+		return denial
+	}
+	if err := s.Confirm(m); err != nil {
+		c.extra = append(c.extra, slog.String("unconfirmed", denial.Error()))
+		return err
+	}
+	return denial
 }
 
 // noteDenial writes a denial into the Machine's record, if the Machine's identity
