@@ -137,9 +137,17 @@ func TestAttestAgain(t *testing.T) {
 		{name: "while the record's own spec says quarantined, which the Machine does not yet", after: time.Minute, want: reason.Quarantined,
 			before: func(t *testing.T) *rec { r := attested(t); r.Spec.Quarantined = true; return r }},
 		{name: "after it joined, by a grant in the record's own spec", after: 2 * time.Minute,
-			before: func(t *testing.T) *rec { r := joined(t); r.Spec.Reattest = &v1alpha1.ReattestGrant{Until: until}; return r }},
+			before: func(t *testing.T) *rec {
+				r := joined(t)
+				r.Spec.Reattest = &v1alpha1.ReattestGrant{Until: until}
+				return r
+			}},
 		{name: "after it joined, by a grant in the record's own spec that is over", after: 2 * time.Hour, want: reason.MachineJoined,
-			before: func(t *testing.T) *rec { r := joined(t); r.Spec.Reattest = &v1alpha1.ReattestGrant{Until: until}; return r }},
+			before: func(t *testing.T) *rec {
+				r := joined(t)
+				r.Spec.Reattest = &v1alpha1.ReattestGrant{Until: until}
+				return r
+			}},
 		{name: "after it joined, by a grant that the record's own spec has no more", after: 2 * time.Minute, want: reason.MachineJoined,
 			before: func(t *testing.T) *rec { r := joined(t); r.UID = "object1"; return r },
 			change: func(t *testing.T, a *record.Attestation) { grant(t, a); a.Machine.Enrolment.UID = "object1" }},
