@@ -1,0 +1,144 @@
+package cluster
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/mcs-attest/mcs-attest/testvm/buildcache"
+)
+
+// Tools are the programs that a cluster is made of: those from Debian packages,
+// with their package (.ci/packages.txt), since the others are built.
+var tools = map[string]string{
+	"etcd":    "etcd-server",
+	"etcdctl": "etcd-client",
+	"haproxy": "haproxy",
+}
+
+func needTools() error {
+	var missing []string
+	for tool, pkg := range tools {
+		if _, err := lookPath(tool); err != nil {
+			missing = append(missing, fmt.Sprintf("%s (package %s)", tool, pkg))
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("not installed: %s\nhint: make deps", strings.Join(missing, ", "))
+	}
+	return nil
+}
+
+// lookPath also looks where Debian puts daemons, which the PATH of an ordinary
+// user lacks.
+func lookPath(tool string) (string, error) {
+	path, err := exec.LookPath(tool)
+	if err == nil {
+		return path, nil
+	}
+	if path, err := exec.LookPath(filepath.Join("/usr/sbin", tool)); err == nil {
+		return path, nil
+	}
+	return "", err
+}
+
+// Binaries returns the folder that holds kube-apiserver, kube-controller-manager
+// and kubectl, built from the module testvm/kubernetes. Building them takes some
+// minutes, once; the result is kept in the cache, and so is what the compiler
+// made on the way.
+func Binaries(logf func(format string, a ...any)) (string, error) {
+	repo, err := findRepo()
+	if err != nil {
+		return "", err
+	}
+	module := filepath.Join(repo, "testvm", "kubernetes")
+	version, err := output(module, "go", "list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes")
+	if err != nil {
+		return "", err
+	}
+	compiler, err := output(module, "go", "env", "GOVERSION")
+	if err != nil {
+		return "", err
+	}
+	ldflags, err := versionFlags(version)
+	if err != nil {
+		return "", err
+	}
+	key := sha256.New()
+	fmt.Fprintln(key, version, compiler, ldflags)
+	for _, name := range []string{"go.mod", "go.sum"} {
+		b, err := os.ReadFile(filepath.Join(module, name))
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(key, "%s %d\n%s", name, len(b), b)
+	}
+	cache, err := buildcache.Dir()
+	if err != nil {
+		return "", err
+	}
+	what := "Kubernetes " + version + " from its Go module (some minutes, once)"
+	return buildcache.Result(cache, "kubernetes", hex.EncodeToString(key.Sum(nil))[:24], what, logf, func(out string) error {
+		if err := os.Mkdir(out, 0o755); err != nil {
+			return err
+		}
+		cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o", out+"/", "tool")
+		cmd.Dir = module
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+		if b, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("go build: %w\n%s", err, b)
+		}
+		return nil
+	})
+}
+
+// versionFlags makes the programs say which version they are, as a release
+// does; a client and a server without one take each other for foreign.
+func versionFlags(version string) (string, error) {
+	number := strings.Split(strings.TrimPrefix(version, "v"), ".")
+	if len(number) != 3 {
+		return "", fmt.Errorf("k8s.io/kubernetes has the version %q", version)
+	}
+	flags := "-s -w"
+	for _, pkg := range []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"} {
+		for _, v := range [][2]string{
+			{"gitVersion", version}, {"gitMajor", number[0]}, {"gitMinor", number[1]},
+			{"gitTreeState", "clean"}, {"gitCommit", "unknown"},
+		} {
+			flags += fmt.Sprintf(" -X %s.%s=%s", pkg, v[0], v[1])
+		}
+	}
+	return flags, nil
+}
+
+// output runs a command outside of any workspace and returns its line.
+func output(dir, name string, args ...string) (string, error) {
+	cmd := exec.Command(name, args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOWORK=off")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	b, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, stderr.String())
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+// findRepo returns the root of the source tree that holds the working folder.
+func findRepo() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for d := dir; d != "/"; d = filepath.Dir(d) {
+		if _, err := os.Stat(filepath.Join(d, "testvm", "kubernetes", "go.mod")); err == nil {
+			return d, nil
+		}
+	}
+	return "", fmt.Errorf("%s is not inside the source tree", dir)
+}

@@ -1,0 +1,433 @@
+// Package cluster runs a real Kubernetes API for tests: etcd and kube-apiserver,
+// with the CRDs of OpenShift, and what stands around them (kubectl, haproxy, the
+// controllers that clean up and sign). Nothing of it is simulated, and no
+// container engine is needed.
+//
+//	c := cluster.Start(t)
+//	c.InstallOpenShift(t)
+//	c.KubectlApply(t, machine)
+//	client := kubernetes.NewForConfigOrDie(c.ServiceAccount(t, "mcs-attest", "mcs-attest-verifier"))
+//
+// kube-apiserver and kubectl are built from a Go module and kept in the build
+// cache; etcd and haproxy are Debian packages. A cluster lives in a temporary
+// folder, on ports of the loopback that it chose itself, and needs no root. From
+// start to ready takes two to four seconds. Its processes end with the test's,
+// even when that is killed.
+//
+// A failed test shows the ends of the logs and keeps them under artifacts/<test>.
+package cluster
+
+import (
+	"context"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+// TB is what a cluster needs of a test; *testing.T has it, and so has a demo.
+type TB interface {
+	Helper()
+	Name() string
+	Logf(format string, a ...any)
+	Fatalf(format string, a ...any)
+	Cleanup(func())
+	Failed() bool
+}
+
+// startLimit is how long a component may take until it answers. An idle host
+// needs two seconds.
+const startLimit = 2 * time.Minute
+
+// Cluster is a running Kubernetes API.
+type Cluster struct {
+	dir  string
+	bin  string
+	repo string
+	logf func(format string, a ...any)
+	o    options
+	ca   *authority
+	port *port // of the API server; held while that is stopped
+
+	mu          sync.Mutex
+	etcdPort    int
+	etcd        *process
+	api         *process
+	controllers *process
+	audit       int // lines of the audit log that were read
+	accounts    map[string]string
+	reaper      io.Closer
+}
+
+type options struct {
+	controllers []string
+	audit       bool
+	flags       []string
+}
+
+// Option changes how a cluster is started.
+type Option func(*options)
+
+// Controllers also runs kube-controller-manager, with these of its controllers:
+// "garbage-collector-controller" deletes what a deleted object owns,
+// "certificatesigningrequest-signing-controller" signs what was approved.
+func Controllers(names ...string) Option {
+	return func(o *options) { o.controllers = append(o.controllers, names...) }
+}
+
+// Audit has the API server write down every request, for [Cluster.Requests].
+func Audit() Option { return func(o *options) { o.audit = true } }
+
+// Flags adds flags of kube-apiserver.
+func Flags(flags ...string) Option { return func(o *options) { o.flags = append(o.flags, flags...) } }
+
+// Start starts a cluster for one test.
+func Start(t TB, o ...Option) *Cluster {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "cluster-")
+	if err != nil {
+		t.Fatalf("temporary folder: %v", err)
+	}
+	c, err := StartMain(dir, t.Logf, o...)
+	if err != nil {
+		os.RemoveAll(dir)
+		t.Fatalf("cluster: %v", err)
+	}
+	t.Cleanup(c.Stop)
+	c.explain(t)
+	return c
+}
+
+var shared struct {
+	once sync.Once
+	c    *Cluster
+	err  error
+}
+
+// StartShared returns the cluster that all tests of this process share; the
+// first caller's options count. It ends with the process.
+func StartShared(t TB, o ...Option) *Cluster {
+	t.Helper()
+	shared.once.Do(func() {
+		var dir string
+		if dir, shared.err = os.MkdirTemp("", "cluster-"); shared.err == nil {
+			// The log of a test that has ended must not be written to.
+			shared.c, shared.err = StartMain(dir, func(format string, a ...any) { fmt.Fprintf(os.Stderr, format+"\n", a...) }, o...)
+		}
+	})
+	if shared.err != nil {
+		t.Fatalf("cluster: %v", shared.err)
+	}
+	shared.c.explain(t)
+	return shared.c
+}
+
+// StartMain starts a cluster without a test: in dir, which [Cluster.Stop] or the
+// end of the process removes. logf receives progress lines.
+func StartMain(dir string, logf func(format string, a ...any), o ...Option) (*Cluster, error) {
+	if err := needTools(); err != nil {
+		return nil, err
+	}
+	repo, err := findRepo()
+	if err != nil {
+		return nil, err
+	}
+	progress := func(format string, a ...any) { logf("cluster: "+format, a...) }
+	bin, err := Binaries(progress)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{dir: dir, bin: bin, repo: repo, logf: progress, accounts: map[string]string{}}
+	for _, option := range o {
+		option(&c.o)
+	}
+	if c.reaper, err = reap(dir); err != nil {
+		return nil, err
+	}
+	if err := c.prepare(); err != nil {
+		c.Stop()
+		return nil, err
+	}
+	began := time.Now()
+	for _, step := range []func() error{c.startEtcd, c.StartAPIServer, c.startControllers} {
+		if err := step(); err != nil {
+			c.Stop()
+			return nil, err
+		}
+	}
+	progress("Kubernetes API on %s after %.1f s", c.host(), time.Since(began).Seconds())
+	return c, nil
+}
+
+// reap removes the folder when this process has ended, in whatever way.
+func reap(dir string) (io.Closer, error) {
+	cmd := exec.Command("/bin/sh", "-c", `cat >/dev/null
+i=0
+until rm -rf -- "$1" 2>/dev/null || [ $i -gt 100 ]; do i=$((i+1)); sleep 0.1; done`, "reap", dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	return reaper{stdin, cmd}, nil
+}
+
+type reaper struct {
+	stdin io.Closer
+	cmd   *exec.Cmd
+}
+
+func (r reaper) Close() error { return errors.Join(r.stdin.Close(), r.cmd.Wait()) }
+
+// Stop ends every process and removes the folder.
+func (c *Cluster) Stop() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.controllers.kill()
+	c.api.kill()
+	c.etcd.kill()
+	if c.port != nil {
+		c.port.release()
+	}
+	if err := c.reaper.Close(); err != nil {
+		c.logf("removing %s: %v", c.dir, err)
+	}
+}
+
+// prepare makes the keys, the certificates and the kubeconfig of the administrator.
+func (c *Cluster) prepare() (err error) {
+	if c.ca, err = newAuthority(filepath.Join(c.dir, "pki")); err != nil {
+		return err
+	}
+	if c.port, err = holdPort(); err != nil {
+		return err
+	}
+	return errors.Join(
+		c.ca.issue("apiserver", pkix.Name{CommonName: "kube-apiserver"},
+			[]string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"},
+			[]net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(10, 0, 0, 1), net.IPv4(10, 0, 2, 2)}),
+		c.ca.issue("admin", pkix.Name{CommonName: "admin", Organization: []string{"system:masters"}}, nil, nil),
+		// All controllers together may what a control plane gives to one each.
+		c.ca.issue("controllers", pkix.Name{CommonName: "controllers", Organization: []string{"system:masters"}}, nil, nil),
+		c.ca.signingKey("service-account"),
+		c.writeKubeconfig("admin", c.Admin()),
+		c.writeKubeconfig("controllers", c.certified("controllers")),
+		os.WriteFile(c.path("audit-policy.yaml"), []byte(auditPolicy), 0o600),
+	)
+}
+
+func (c *Cluster) path(name string) string { return filepath.Join(c.dir, name) }
+
+func (c *Cluster) host() string { return fmt.Sprintf("https://127.0.0.1:%d", c.port.number) }
+
+// startEtcd tries another port when somebody else was faster.
+func (c *Cluster) startEtcd() error {
+	etcd, err := lookPath("etcd")
+	if err != nil {
+		return err
+	}
+	for try := 1; ; try++ {
+		peer, err := freePort()
+		if err != nil {
+			return err
+		}
+		if c.etcdPort, err = freePort(); err != nil {
+			return err
+		}
+		client, peers := fmt.Sprintf("http://127.0.0.1:%d", c.etcdPort), fmt.Sprintf("http://127.0.0.1:%d", peer)
+		c.etcd, err = start("etcd", c.path("etcd.log"), c.dir, etcd,
+			"--name", "one", "--data-dir", c.path("etcd"), "--unsafe-no-fsync",
+			"--listen-client-urls", client, "--advertise-client-urls", client,
+			"--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", "one="+peers,
+			// 100 000 Machines with their records are more than the default of 2 GiB.
+			"--quota-backend-bytes", "8589934592", "--log-level", "warn")
+		if err != nil {
+			return err
+		}
+		err = c.etcd.ready(startLimit, func() error { return get(http.DefaultClient, client+"/health") })
+		if err == nil {
+			return nil
+		}
+		c.etcd.kill()
+		if try == 5 || !strings.Contains(err.Error(), "address already in use") {
+			return err
+		}
+	}
+}
+
+// StartAPIServer starts it again where it was, on the same etcd, and waits until
+// it is ready.
+func (c *Cluster) StartAPIServer() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	args := []string{
+		fmt.Sprintf("--etcd-servers=http://127.0.0.1:%d", c.etcdPort),
+		"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", c.port.number), "--permit-port-sharing",
+		"--tls-cert-file=" + c.ca.path("apiserver.crt"), "--tls-private-key-file=" + c.ca.path("apiserver.key"),
+		"--client-ca-file=" + c.ca.path("ca.crt"),
+		"--service-account-key-file=" + c.ca.path("service-account.pub"),
+		"--service-account-signing-key-file=" + c.ca.path("service-account.key"),
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=10.0.0.0/24",
+		"--authorization-mode=Node,RBAC", "--enable-bootstrap-token-auth", "--allow-privileged",
+		// The loopback is no address that could be published as the endpoint of
+		// the Service "kubernetes"; nobody looks for it.
+		"--endpoint-reconciler-type=none",
+		// Debian's etcd is too old for it, and each try is logged.
+		"--feature-gates=SizeBasedListCostEstimate=false",
+	}
+	if c.o.audit {
+		args = append(args, "--audit-log-path="+c.path("audit.log"), "--audit-policy-file="+c.path("audit-policy.yaml"),
+			"--audit-log-mode=blocking")
+	}
+	args = append(args, c.o.flags...)
+	var err error
+	c.api, err = start("kube-apiserver", c.path("kube-apiserver.log"), c.dir, filepath.Join(c.bin, "kube-apiserver"), args...)
+	if err != nil {
+		return err
+	}
+	client, err := rest.HTTPClientFor(c.Admin())
+	if err != nil {
+		return err
+	}
+	defer client.CloseIdleConnections()
+	return c.api.ready(startLimit, func() error { return get(client, c.host()+"/readyz") })
+}
+
+// StopAPIServer kills it. Its port stays taken, and refuses connections.
+func (c *Cluster) StopAPIServer() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.api.kill()
+}
+
+// PauseAPIServer freezes it until resume is called: connections are accepted by
+// the kernel and nothing answers.
+func (c *Cluster) PauseAPIServer() (resume func() error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	pid := c.api.cmd.Process.Pid
+	if err := syscall.Kill(-pid, syscall.SIGSTOP); err != nil {
+		c.logf("pausing the API server: %v", err)
+	}
+	return func() error { return syscall.Kill(-pid, syscall.SIGCONT) }
+}
+
+func (c *Cluster) startControllers() error {
+	if len(c.o.controllers) == 0 {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var err error
+	c.controllers, err = start("kube-controller-manager", c.path("kube-controller-manager.log"), c.dir,
+		filepath.Join(c.bin, "kube-controller-manager"),
+		"--kubeconfig="+c.path("controllers.kubeconfig"), "--leader-elect=false", "--secure-port=0",
+		"--controllers="+strings.Join(c.o.controllers, ","), "--use-service-account-credentials=false",
+		"--cluster-signing-cert-file="+c.ca.path("ca.crt"), "--cluster-signing-key-file="+c.ca.path("ca.key"),
+		"--root-ca-file="+c.ca.path("ca.crt"), "--service-account-private-key-file="+c.ca.path("service-account.key"))
+	return err
+}
+
+// Snapshot saves what etcd holds now.
+func (c *Cluster) Snapshot(path string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.etcdctl("--endpoints", fmt.Sprintf("http://127.0.0.1:%d", c.etcdPort), "snapshot", "save", path)
+}
+
+// Restore brings back what a snapshot holds, as an administrator does after a
+// disaster: everything stops, the data is replaced, everything starts.
+func (c *Cluster) Restore(path string) error {
+	c.mu.Lock()
+	c.api.kill()
+	c.etcd.kill()
+	err := os.RemoveAll(c.path("etcd"))
+	if err == nil {
+		err = c.etcdctl("snapshot", "restore", path, "--data-dir", c.path("etcd"), "--name", "one",
+			"--initial-cluster", "one=http://127.0.0.1:1", "--initial-advertise-peer-urls", "http://127.0.0.1:1")
+	}
+	if err == nil {
+		err = c.startEtcd()
+	}
+	c.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return c.StartAPIServer()
+}
+
+func (c *Cluster) etcdctl(args ...string) error {
+	program, err := lookPath("etcdctl")
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(program, args...)
+	cmd.Env = append(os.Environ(), "ETCDCTL_API=3")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("etcdctl %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// explain shows and keeps the logs when the test fails.
+func (c *Cluster) explain(t TB) {
+	t.Cleanup(func() {
+		if !t.Failed() {
+			return
+		}
+		kept := filepath.Join(c.repo, "artifacts", strings.ReplaceAll(t.Name(), "/", "_"))
+		if err := os.MkdirAll(kept, 0o755); err != nil {
+			t.Logf("cluster: %v", err)
+		}
+		logs, err := filepath.Glob(c.path("*.log"))
+		if err != nil {
+			t.Logf("cluster: %v", err)
+		}
+		for _, log := range logs {
+			t.Logf("cluster: %s ends with\n%s", filepath.Base(log), tail(log))
+			b, err := os.ReadFile(log)
+			if err == nil {
+				err = os.WriteFile(filepath.Join(kept, filepath.Base(log)), b, 0o644)
+			}
+			if err != nil {
+				t.Logf("cluster: keeping %s: %v", log, err)
+			}
+		}
+	})
+}
+
+func get(client *http.Client, url string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 4096))
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s: %s", url, resp.Status, body)
+	}
+	return nil
+}

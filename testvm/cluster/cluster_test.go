@@ -1,0 +1,227 @@
+package cluster
+
+import (
+	"context"
+	"io"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+const machine = `apiVersion: machine.openshift.io/v1beta1
+kind: Machine
+metadata:
+  name: worker-0
+  namespace: openshift-machine-api
+  labels:
+    machine.openshift.io/cluster-api-machine-role: worker
+spec:
+  providerID: aws:///eu-central-1a/i-0123456789abcdef0
+  providerSpec: {}
+`
+
+func client(t *testing.T, c *Cluster, user string) *kubernetes.Clientset {
+	t.Helper()
+	config := c.Admin()
+	if user != "" {
+		namespace, name, _ := strings.Cut(user, "/")
+		config = c.ServiceAccount(t, namespace, name)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func TestOpenShiftsAPI(t *testing.T) {
+	c := StartShared(t, Audit(), Controllers("garbage-collector-controller"))
+	c.InstallOpenShift(t)
+	c.InstallClusterAPI(t)
+	c.KubectlApply(t, machine)
+	if got := c.Kubectl(t, "-n", "openshift-machine-api", "get", "machines.machine.openshift.io", "-o", "name"); got != "machine.machine.openshift.io/worker-0\n" {
+		t.Errorf("the Machines are %q", got)
+	}
+	for _, kind := range []string{"machineconfigs", "machineconfigpools", "controllerconfigs", "securitycontextconstraints",
+		"servicemonitors", "prometheusrules", "machines.cluster.x-k8s.io"} {
+		c.Kubectl(t, "get", kind, "-A")
+	}
+	if got := c.Kubectl(t, "version"); strings.Count(got, "v1.36.3") != 2 {
+		t.Errorf("the versions are\n%s", got)
+	}
+}
+
+func TestARoleIsWhatAServiceAccountMay(t *testing.T) {
+	c := StartShared(t)
+	ctx := context.Background()
+	someone := client(t, c, "mcs-attest/someone")
+	list := func() error {
+		_, err := someone.CoreV1().ConfigMaps("mcs-attest").List(ctx, meta.ListOptions{})
+		return err
+	}
+	if err := list(); !kerrors.IsForbidden(err) {
+		t.Fatalf("without a role: %v", err)
+	}
+	c.Kubectl(t, "-n", "mcs-attest", "create", "role", "reader", "--verb=list", "--resource=configmaps")
+	c.Kubectl(t, "-n", "mcs-attest", "create", "rolebinding", "reader", "--role=reader", "--serviceaccount=mcs-attest:someone")
+	if err := eventually(list); err != nil {
+		t.Errorf("with it: %v", err)
+	}
+	if _, err := someone.CoreV1().Secrets("mcs-attest").List(ctx, meta.ListOptions{}); !kerrors.IsForbidden(err) {
+		t.Errorf("and for Secrets: %v", err)
+	}
+	const user = "system:serviceaccount:mcs-attest:someone"
+	if out, err := c.KubectlAs(user, "", "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}"); err != nil || out != user {
+		t.Errorf("the kubeconfig is for %q: %v", out, err)
+	}
+	if !slices.ContainsFunc(c.Requests(t), func(r Request) bool {
+		return r.User == user && r.Verb == "list" && r.Resource == "secrets" && r.Code == 403
+	}) {
+		t.Error("the audit log does not know of the refusal")
+	}
+	if left := c.Requests(t); slices.ContainsFunc(left, func(r Request) bool { return r.User == user }) {
+		t.Errorf("requests are returned twice: %v", left)
+	}
+}
+
+// eventually waits for what the API server learns by a watch of its own.
+func eventually(check func() error) error {
+	deadline := time.Now().Add(time.Minute)
+	for {
+		err := check()
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func TestWhatADeletedObjectOwnsIsDeleted(t *testing.T) {
+	c := StartShared(t)
+	c.Kubectl(t, "create", "configmap", "owner")
+	uid := c.Kubectl(t, "get", "configmap", "owner", "-o", "jsonpath={.metadata.uid}")
+	c.KubectlApply(t, `{apiVersion: v1, kind: ConfigMap, metadata: {name: owned, ownerReferences: [{apiVersion: v1, kind: ConfigMap, name: owner, uid: `+uid+`}]}}`)
+	c.Kubectl(t, "delete", "configmap", "owner")
+	c.Kubectl(t, "wait", "--for=delete", "configmap/owned", "--timeout=2m")
+}
+
+func TestAStoppedAPIServerComesBackWhereItWas(t *testing.T) {
+	c := Start(t)
+	admin := client(t, c, "")
+	ctx := context.Background()
+	before := c.Admin().Host
+	c.Kubectl(t, "create", "configmap", "kept")
+
+	c.StopAPIServer()
+	if _, err := admin.CoreV1().ConfigMaps("default").Get(ctx, "kept", meta.GetOptions{}); err == nil || !strings.Contains(err.Error(), "connection refused") {
+		t.Errorf("stopped: %v", err)
+	}
+	if err := c.StartAPIServer(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := admin.CoreV1().ConfigMaps("default").Get(ctx, "kept", meta.GetOptions{}); err != nil {
+		t.Errorf("started again: %v", err)
+	}
+
+	resume := c.PauseAPIServer()
+	short, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if _, err := admin.CoreV1().ConfigMaps("default").Get(short, "kept", meta.GetOptions{}); err == nil {
+		t.Error("a paused API server answers")
+	}
+	if err := resume(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := admin.CoreV1().ConfigMaps("default").Get(ctx, "kept", meta.GetOptions{}); err != nil {
+		t.Errorf("resumed: %v", err)
+	}
+
+	snapshot := filepath.Join(t.TempDir(), "snapshot")
+	if err := c.Snapshot(snapshot); err != nil {
+		t.Fatal(err)
+	}
+	c.Kubectl(t, "delete", "configmap", "kept")
+	c.Kubectl(t, "create", "configmap", "later")
+	if err := c.Restore(snapshot); err != nil {
+		t.Fatal(err)
+	}
+	names := c.Kubectl(t, "get", "configmaps", "-o", "name")
+	if !strings.Contains(names, "configmap/kept") || strings.Contains(names, "configmap/later") {
+		t.Errorf("after the restore there are %q", names)
+	}
+	if got := c.Admin().Host; got != before {
+		t.Errorf("it moved from %s to %s", before, got)
+	}
+}
+
+// backend answers each connection with its name.
+func backend(t *testing.T, name string) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			// The load balancer's checks close before they read.
+			_, _ = io.WriteString(conn, name)
+			conn.Close()
+		}
+	}()
+	return l
+}
+
+func TestALoadBalancerDropsADeadBackend(t *testing.T) {
+	c := StartShared(t)
+	one, two := backend(t, "one"), backend(t, "two")
+	both := []string{one.Addr().String(), two.Addr().String()}
+	h := c.NewHAProxy(t, HAProxyOptions{Backends: both})
+	h.WaitUp(t, 2)
+	ask := func() string {
+		conn, err := net.Dial("tcp", h.Addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		b, err := io.ReadAll(conn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	seen := map[string]int{}
+	for range 20 {
+		seen[ask()]++
+	}
+	if seen["one"] == 0 || seen["two"] == 0 || len(seen) != 2 {
+		t.Errorf("twenty connections went to %v", seen)
+	}
+	one.Close()
+	for range 20 {
+		if got := ask(); got != "two" {
+			t.Errorf("with one of them dead: %q", got)
+		}
+	}
+	h.WaitUp(t, 1)
+	if up := h.Up(t); up[0] != both[1] {
+		t.Errorf("up is %v", up)
+	}
+	three := backend(t, "three")
+	h.Reload(t, HAProxyOptions{Backends: []string{three.Addr().String()}})
+	h.WaitUp(t, 1)
+	if got := ask(); got != "three" {
+		t.Errorf("after a reload: %q", got)
+	}
+}

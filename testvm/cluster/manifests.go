@@ -1,0 +1,136 @@
+package cluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	// The manifests are in these folders of OpenShift's API module; the imports
+	// keep the module among our requirements.
+	_ "github.com/openshift/api/machine/v1beta1/zz_generated.crd-manifests"
+	_ "github.com/openshift/api/machineconfiguration/v1/zz_generated.crd-manifests"
+	_ "github.com/openshift/api/security/v1/zz_generated.crd-manifests"
+)
+
+// openShift lists the CRDs of a standard OpenShift cluster, by package.
+var openShift = map[string][]string{
+	"github.com/openshift/api/machine/v1beta1/zz_generated.crd-manifests": {
+		"0000_10_machine-api_01_machines-Default.crd.yaml",
+		"0000_10_machine-api_01_machinesets-Default.crd.yaml",
+	},
+	"github.com/openshift/api/machineconfiguration/v1/zz_generated.crd-manifests": {
+		"0000_80_machine-config_01_machineconfigs.crd.yaml",
+		"0000_80_machine-config_01_machineconfigpools-Default.crd.yaml",
+		"0000_80_machine-config_01_controllerconfigs-Default.crd.yaml",
+	},
+	"github.com/openshift/api/security/v1/zz_generated.crd-manifests": {
+		"0000_03_config-operator_01_securitycontextconstraints.crd.yaml",
+	},
+}
+
+// A module whose zip holds manifests that no Go package embeds. It is fetched
+// through the module proxy, and is what its sum says; nothing is built of it.
+type manifestModule struct {
+	path, version, sum string
+	files              []string
+}
+
+var (
+	prometheusOperator = manifestModule{
+		"github.com/prometheus-operator/prometheus-operator", "v0.88.0", "h1:3T/dCQdk7CUVRqVfwRHoC5g66fC/ML6XQQLtQVL6Q5o=",
+		[]string{
+			"example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml",
+			"example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
+		},
+	}
+	clusterAPI = manifestModule{
+		"sigs.k8s.io/cluster-api", "v1.12.0", "h1:iFOz8b0LdrMJS5Df1Eb7wyvTkWqlTUM2LHFEHCeI6vA=",
+		[]string{"config/crd/bases/cluster.x-k8s.io_machines.yaml"},
+	}
+)
+
+// dir is the module's folder in the module cache.
+func (m manifestModule) dir() (string, error) {
+	cmd := exec.Command("go", "mod", "download", "-json", m.path+"@"+m.version)
+	// Outside of every module: these are nobody's requirements.
+	cmd.Dir = os.TempDir()
+	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=")
+	out, err := cmd.Output()
+	var answer struct{ Dir, Sum, Error string }
+	if jerr := json.Unmarshal(out, &answer); jerr != nil || answer.Error != "" || err != nil {
+		return "", fmt.Errorf("go mod download %s@%s: %v %s", m.path, m.version, err, answer.Error)
+	}
+	if answer.Sum != m.sum {
+		return "", fmt.Errorf("%s@%s has the sum %s instead of %s", m.path, m.version, answer.Sum, m.sum)
+	}
+	return answer.Dir, nil
+}
+
+// InstallOpenShift makes the API what an OpenShift cluster has: Machines,
+// MachineConfigs, MachineConfigPools, ControllerConfigs, SecurityContextConstraints,
+// what the Prometheus operator brings, and the namespaces that we deal with.
+func (c *Cluster) InstallOpenShift(t TB) {
+	t.Helper()
+	var files []string
+	for pkg, names := range openShift {
+		dir, err := output(c.repo, "go", "list", "-f", "{{.Dir}}", pkg)
+		if err != nil {
+			t.Fatalf("cluster: %v", err)
+		}
+		for _, name := range names {
+			files = append(files, filepath.Join(dir, name))
+		}
+	}
+	c.installCRDs(t, append(files, c.modules(t, prometheusOperator)...))
+	var namespaces strings.Builder
+	for _, name := range []string{"openshift-machine-api", "openshift-machine-config-operator", "openshift-config"} {
+		fmt.Fprintf(&namespaces, "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: %s}\n", name)
+	}
+	c.KubectlApply(t, namespaces.String())
+}
+
+// InstallClusterAPI installs the CRD of Cluster API's Machines.
+func (c *Cluster) InstallClusterAPI(t TB) {
+	t.Helper()
+	c.installCRDs(t, c.modules(t, clusterAPI))
+}
+
+// InstallOwn installs our CRDs, deploy/base/crds.
+func (c *Cluster) InstallOwn(t TB) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(c.repo, "deploy", "base", "crds", "*mcs-attest.dev_*.yaml"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("cluster: no CRDs in deploy/base/crds (%v)", err)
+	}
+	c.installCRDs(t, files)
+}
+
+func (c *Cluster) modules(t TB, modules ...manifestModule) (files []string) {
+	t.Helper()
+	for _, m := range modules {
+		dir, err := m.dir()
+		if err != nil {
+			t.Fatalf("cluster: %v", err)
+		}
+		for _, f := range m.files {
+			files = append(files, filepath.Join(dir, f))
+		}
+	}
+	return files
+}
+
+// installCRDs returns when the API serves them.
+func (c *Cluster) installCRDs(t TB, files []string) {
+	t.Helper()
+	// On the server's side: the annotation that a client's apply leaves would be
+	// larger than an object may have.
+	args := []string{"apply", "--server-side", "--force-conflicts", "-o", "name"}
+	for _, f := range files {
+		args = append(args, "-f", f)
+	}
+	names := strings.Fields(c.Kubectl(t, args...))
+	c.Kubectl(t, append([]string{"wait", "--for=condition=Established", "--timeout=2m"}, names...)...)
+}

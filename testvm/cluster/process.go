@@ -1,0 +1,109 @@
+package cluster
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// process is a program in a process group of its own, with its output in a file.
+// It dies with this one, however this one ends.
+type process struct {
+	name  string
+	log   string
+	cmd   *exec.Cmd
+	ended chan struct{}
+	err   error // how it ended, once ended is closed
+}
+
+// launcher is the thread that starts every process: the kernel sends the
+// parent-death signal when the *thread* that started the child ends.
+var launcher = sync.OnceValue(func() chan<- func() {
+	jobs := make(chan func())
+	go func() {
+		runtime.LockOSThread()
+		for job := range jobs {
+			job()
+		}
+	}()
+	return jobs
+})
+
+// start runs a program; its output is appended to the file log.
+func start(name, log, dir, program string, args ...string) (*process, error) {
+	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	p := &process{name: name, log: log, cmd: exec.Command(program, args...), ended: make(chan struct{})}
+	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = dir, out, out
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	started := make(chan error)
+	launcher() <- func() { started <- p.cmd.Start() }
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("starting %s: %w", name, err)
+	}
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.ended)
+	}()
+	return p, nil
+}
+
+// kill ends the process group at once and waits for its end.
+func (p *process) kill() {
+	if p == nil {
+		return
+	}
+	// The group may be gone already.
+	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
+	<-p.ended
+}
+
+func (p *process) running() bool {
+	select {
+	case <-p.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// ready polls until check says nil, the process ends or the time is over.
+func (p *process) ready(limit time.Duration, check func() error) error {
+	deadline := time.Now().Add(limit)
+	for {
+		err := check()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.ended:
+			return fmt.Errorf("%s ended (%v); it said last\n%s", p.name, p.err, tail(p.log))
+		case <-time.After(50 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s is not ready after %v: %w; it said last\n%s", p.name, limit, err, tail(p.log))
+		}
+	}
+}
+
+// tail is the end of a log file, for a person who looks for a reason.
+func tail(path string) string {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return "\t" + err.Error()
+	}
+	lines := strings.Split(strings.TrimRight(string(b), "\n"), "\n")
+	lines = lines[max(0, len(lines)-25):]
+	for i, l := range lines {
+		lines[i] = "\t" + l[:min(len(l), 400)]
+	}
+	return strings.Join(lines, "\n")
+}
