@@ -36,6 +36,10 @@ var titles = map[mcsattestv1.DenialClass]string{
 func deny(w http.ResponseWriter, _ *http.Request, d *reason.Denial, correlationID string) {
 	info := d.Code.Info()
 	p := problem{Type: "about:blank", Title: titles[info.Class], Status: info.GateStatus}
+	if info.BearerError != "" {
+		// Which kind of token it is not, nobody needs to know.
+		p.Title = titles[mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN]
+	}
 	if info.Temporary {
 		p.Detail = "Try again; Ignition does so by itself."
 	} else {

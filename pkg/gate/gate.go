@@ -23,14 +23,19 @@
 // A use of the token is taken by compare-and-swap once the upstream's answer is
 // complete, so an answer that failed costs none; HEAD costs none either, and
 // needs the same token (DESIGN, section 19, rule 9).
+//
+// Where a pool's policy has the provisioning token alone as an alternative, that
+// token opens the pool, too. It names no machine, so nothing is redeemed.
 package gate
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"strings"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 )
@@ -50,6 +55,13 @@ type PoolPolicy struct {
 	Mode Mode
 	// PreApproved: under Enforce a caller without a token receives the pre-approved config.
 	PreApproved bool
+	// ProvisioningToken: the provisioning token by itself opens the pool.
+	ProvisioningToken bool
+	// OnlyProvisioningToken: and nothing else that a machine could prove does.
+	// While there is no such token the pool is not enforced.
+	OnlyProvisioningToken bool
+	// URLParameter: it may also stand in the URL.
+	URLParameter bool
 	// Label is the pool's name for metrics: a name that an administrator wrote.
 	Label string
 }
@@ -63,7 +75,11 @@ type Decision struct {
 	Denial        *reason.Denial // nil when allowed or pre-approved
 	CorrelationID string
 	Claims        *token.Claims // of a token that verified
-	Took          time.Duration
+	// Provisioning says which provisioning token was shown; None if it was none.
+	Provisioning provisioning.Match
+	// Unenforced: the pool is opened by the provisioning token alone, and there is none.
+	Unenforced bool
+	Took       time.Duration
 }
 
 // Config is a gate's surroundings. Upstream, Policy, Tokens, Redeem and Now are
@@ -75,6 +91,9 @@ type Config struct {
 	Redeem   redeemer
 	// PreApproved serves the pre-approved config of a pool; nil: there is none.
 	PreApproved http.Handler
+	// Provisioning is the provisioning token. The zero value has read none, and
+	// pools that it opens wait.
+	Provisioning Provisioning
 	// Admit refuses a source that asks too often; nil admits everyone.
 	Admit func(*http.Request) error
 	// Observe learns of every answer.
@@ -152,6 +171,7 @@ type request struct {
 	pool     string
 	policy   PoolPolicy
 	claims   *token.Claims
+	shown    credential
 	decision Decision
 }
 
@@ -183,28 +203,18 @@ func (g *gate) config(w http.ResponseWriter, r *http.Request) {
 //
 //   - the source does not ask too often, the pool's name is one, a policy covers it;
 //   - Off and Audit: the upstream's answer, for anyone;
+//   - a pool that only the provisioning token opens, and there is none: the same;
 //   - no token: the pre-approved config where the policy has it, else TokenMissing;
-//   - the token verifies, and is for this pool: an invalid one is never treated as none;
+//   - the provisioning token, where the policy takes it; else the token verifies,
+//     and is for this pool: an invalid one is never treated as none;
 //   - the record still allows it;
 //   - the upstream's answer is a whole Ignition config;
-//   - GET: a use of the token is taken.
+//   - GET: a use of the token is taken, where it has uses.
 func (g *gate) decide(r *request) (*answer, error) {
-	if g.Admit != nil {
-		if err := g.Admit(r.Request); err != nil {
-			return nil, err
-		}
-	}
-	pool, ok := Pool(r.URL.Path)
-	if !ok {
-		return nil, reason.Deny(reason.PoolUnknown, "the path's last element is no name of a pool")
-	}
-	r.pool, r.decision.Pool = pool, pool
-	policy, err := g.Policy(r.pool)
-	if err != nil {
+	if err := g.lookUp(r); err != nil {
 		return nil, err
 	}
-	r.policy = policy
-	switch policy.Mode {
+	switch r.policy.Mode {
 	case Off:
 		return g.fetch(r, g.Upstream)
 	case Audit:
@@ -213,7 +223,7 @@ func (g *gate) decide(r *request) (*answer, error) {
 		}
 		return g.fetch(r, g.Upstream)
 	}
-	if policy.PreApproved && len(r.Header.Values("Authorization")) == 0 {
+	if r.policy.PreApproved && r.shown.none() {
 		r.decision.Outcome = "pre-approved"
 		if g.PreApproved == nil {
 			return nil, reason.Deny(reason.UpstreamUnavailable, "there is no pre-approved config")
@@ -221,13 +231,17 @@ func (g *gate) decide(r *request) (*answer, error) {
 		return g.fetch(r, g.PreApproved)
 	}
 	if err := g.authorise(r); err != nil {
+		if r.decision.Unenforced {
+			r.decision.Outcome, r.decision.Denial = "would-deny", reason.From(err)
+			return g.fetch(r, g.Upstream)
+		}
 		return nil, err
 	}
 	res, err := g.fetch(r, g.Upstream)
 	if err != nil {
 		return nil, err
 	}
-	if r.Method == http.MethodHead {
+	if r.Method == http.MethodHead || r.claims == nil {
 		return res, nil
 	}
 	// A client that has gone in the meantime takes no use.
@@ -240,9 +254,38 @@ func (g *gate) decide(r *request) (*answer, error) {
 	return res, nil
 }
 
+// lookUp finds the pool and its policy, and what the request shows. A source that
+// asks too often is refused, unless it shows the provisioning token: whoever
+// guesses behind the same address must not lock out those that know it.
+func (g *gate) lookUp(r *request) error {
+	var tooOften error
+	if g.Admit != nil {
+		tooOften = g.Admit(r.Request)
+	}
+	pool, ok := Pool(r.URL.Path)
+	if !ok {
+		return cmp.Or(tooOften, reason.Deny(reason.PoolUnknown, "the path's last element is no name of a pool"))
+	}
+	r.pool, r.decision.Pool = pool, pool
+	policy, err := g.Policy(r.pool)
+	if err != nil {
+		return cmp.Or(tooOften, err)
+	}
+	r.policy, r.shown = policy, show(r.Request, policy)
+	if tooOften != nil && policy.ProvisioningToken && g.provisioned(r) && g.Provisioning.admit(r.Request) == nil {
+		tooOften = nil
+	}
+	return tooOften
+}
+
 // authorise checks the token that the request carries.
 func (g *gate) authorise(r *request) error {
-	raw, err := bearer(r.Header)
+	if r.policy.ProvisioningToken {
+		if done, err := g.provisioning(r); done {
+			return err
+		}
+	}
+	raw, err := r.shown.bearer, r.shown.err
 	if err != nil {
 		return err
 	}

@@ -39,7 +39,8 @@ const maxBearer = 4096
 
 // bearer reads the token off the Authorization header (RFC 6750, section 2.1).
 // The other two places of that document, body and query, are not looked at: a
-// URL is logged by Ignition and by every proxy on the way.
+// URL is logged by Ignition and by every proxy on the way. A provisioning token
+// may stand there where the policy says so; see parameter.
 func bearer(h http.Header) ([]byte, error) {
 	values := h["Authorization"]
 	if len(values) == 0 {
