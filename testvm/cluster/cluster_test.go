@@ -12,6 +12,7 @@ import (
 
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 )
 
@@ -158,6 +159,27 @@ func TestAStoppedAPIServerComesBackWhereItWas(t *testing.T) {
 	}
 	if got := c.Admin().Host; got != before {
 		t.Errorf("it moved from %s to %s", before, got)
+	}
+}
+
+func TestAnInformerSeesWhatIsThereAndWhatComes(t *testing.T) {
+	c := StartShared(t)
+	c.Kubectl(t, "create", "namespace", "watched")
+	c.Kubectl(t, "-n", "watched", "create", "configmap", "before")
+	factory := informers.NewSharedInformerFactoryWithOptions(client(t, c, ""), 0, informers.WithNamespace("watched"))
+	lister := factory.Core().V1().ConfigMaps().Lister().ConfigMaps("watched")
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	start := time.Now()
+	factory.Start(ctx.Done())
+	factory.WaitForCacheSync(ctx.Done())
+	t.Logf("in sync after %v", time.Since(start))
+	if _, err := lister.Get("before"); err != nil {
+		t.Error(err)
+	}
+	c.Kubectl(t, "-n", "watched", "create", "configmap", "after")
+	if err := eventually(func() error { _, err := lister.Get("after"); return err }); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -66,15 +66,6 @@ func (p *process) kill() {
 	<-p.ended
 }
 
-func (p *process) running() bool {
-	select {
-	case <-p.ended:
-		return false
-	default:
-		return true
-	}
-}
-
 // ready polls until check says nil, the process ends or the time is over.
 func (p *process) ready(limit time.Duration, check func() error) error {
 	deadline := time.Now().Add(limit)
