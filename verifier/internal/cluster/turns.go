@@ -1,0 +1,48 @@
+package cluster
+
+import (
+	"context"
+	"sync"
+)
+
+// turns lets one at a time at each key. What else would be a conflict at the API,
+// and a call for nothing, waits here.
+type turns struct {
+	mu   sync.Mutex
+	busy map[string]*turn
+}
+
+type turn struct {
+	token chan struct{}
+	users int
+}
+
+// enter waits until nobody else is at the key, or ctx ends.
+func (t *turns) enter(ctx context.Context, key string) (leave func(), err error) {
+	t.mu.Lock()
+	if t.busy == nil {
+		t.busy = map[string]*turn{}
+	}
+	at := t.busy[key]
+	if at == nil {
+		at = &turn{token: make(chan struct{}, 1)}
+		t.busy[key] = at
+	}
+	at.users++
+	t.mu.Unlock()
+
+	drop := func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if at.users--; at.users == 0 {
+			delete(t.busy, key)
+		}
+	}
+	select {
+	case at.token <- struct{}{}:
+		return func() { <-at.token; drop() }, nil
+	case <-ctx.Done():
+		drop()
+		return nil, ctx.Err()
+	}
+}
