@@ -2,6 +2,7 @@ package machine
 
 import (
 	"encoding/hex"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -47,14 +48,19 @@ func NewRegistry(pointers userData) *Registry {
 	}
 }
 
-// PutMachine takes a Machine in, or its next state.
-func (r *Registry) PutMachine(m Machine) {
+// PutMachine takes a Machine in, or its next state. It reports whether that is news.
+func (r *Registry) PutMachine(m Machine) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	key := name{m.group(), m.Namespace, m.Name}
+	m.source = place{}
+	before, known := r.machines[key]
+	if known && reflect.DeepEqual(*before, m) {
+		return false
+	}
 	r.dropMachine(key)
 	m.APIVersion, m.Kind, m.Namespace, m.Phase = r.text(m.APIVersion), r.text(m.Kind), r.text(m.Namespace), r.text(m.Phase)
-	m.UserDataSecret, m.authority, m.source.file = r.text(m.UserDataSecret), r.text(m.authority), ""
+	m.UserDataSecret, m.authority = r.text(m.UserDataSecret), r.text(m.authority)
 	for i, p := range m.Pools {
 		m.Pools[i] = r.text(p)
 	}
@@ -67,6 +73,7 @@ func (r *Registry) PutMachine(m Machine) {
 	for _, h := range m.EKSHA256 {
 		r.byEK.add(mustEKHash(h), key)
 	}
+	return true
 }
 
 // DeleteMachine forgets a Machine.
@@ -93,29 +100,34 @@ func (r *Registry) dropMachine(key name) {
 
 // PutEnrolment takes an enrolment in, or its next state. One that says nothing,
 // as the verifier's own record of a Machine does until an administrator writes
-// something into it, is not kept.
-func (r *Registry) PutEnrolment(e Enrolment) {
+// something into it, is not kept. It reports whether that is news.
+func (r *Registry) PutEnrolment(e Enrolment) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	key := name{e.kind, e.Namespace, e.Name}
+	e.Status, e.ManagedFields, e.ResourceVersion = v1alpha1.MachineAttestationStatus{}, nil, ""
+	before, known := r.enrolments[key]
+	if known && reflect.DeepEqual(*before, e) || !known && e.silent() {
+		return false
+	}
 	r.dropEnrolment(key)
 	if e.silent() {
-		return
+		return true
 	}
-	e.Status, e.ManagedFields = v1alpha1.MachineAttestationStatus{}, nil
 	r.enrolments[key] = &e
 	for _, h := range e.eks {
 		r.enrolledEK.add(h, key)
 	}
 	if ref := e.Spec.MachineRef; ref != nil {
 		r.enrolledBy.add(name{"", ref.Namespace, ref.Name}, key)
-		return
+		return true
 	}
 	m := e.standIn()
 	r.byUID.add(m.UID, key)
 	if m.ProviderID != "" {
 		r.byProvider.add(NormalProviderID(m.ProviderID), key)
 	}
+	return true
 }
 
 // DeleteEnrolment forgets a MachineAttestation.
