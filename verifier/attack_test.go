@@ -22,6 +22,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
@@ -222,7 +225,7 @@ func TestAttack_T46_NoSecretInAnyLogRecordOrMetric(t *testing.T) {
 	if err := printState(&text, status, "json"); err != nil {
 		t.Fatal(err)
 	}
-	if err := explain(&text, status, "m1", "table"); err != nil {
+	if err := (explained{program: verifierName, state: status}).print(&text, "m1", "table"); err != nil {
 		t.Fatal(err)
 	}
 	rec := newResponse()
@@ -457,7 +460,7 @@ func TestAttack_T57_ReportsForgedHugeOrRepeated(t *testing.T) {
 		t.Errorf("recorded %+v", rec.Report)
 	}
 	var text bytes.Buffer
-	if err := explain(&text, v.state(), "m1", "table"); err != nil || !strings.Contains(text.String(), "failed to create users") {
+	if err := (explained{program: verifierName, state: v.state()}).print(&text, "m1", "table"); err != nil || !strings.Contains(text.String(), "failed to create users") {
 		t.Errorf("explain does not show the report: %v\n%s", err, text.String())
 	}
 	for name, bad := range map[string]string{"forged": "AAAA" + res.GetReportTicket()[4:], "none": "", "the token": res.GetToken()} {
@@ -521,7 +524,7 @@ func TestSwitchingModesDropsNoRequest(t *testing.T) {
 func TestABreakGlassTokenOpensOnePoolThreeTimesAndIsAudited(t *testing.T) {
 	v := newVerifier(t)
 	var out, errOut bytes.Buffer
-	cmd := newRootCommand()
+	cmd := (&cli{name: verifierName}).rootCommand()
 	cmd.SetOut(&out)
 	cmd.SetErr(&errOut)
 	args := []string{"token", "break-glass", "--config", filepath.Join(v.dir, "mcs-attest.yaml"), "--pool", "worker", "--name", "ticket-4711"}
@@ -545,7 +548,7 @@ func TestABreakGlassTokenOpensOnePoolThreeTimesAndIsAudited(t *testing.T) {
 	if m := v.machine("break-glass/ticket-4711"); m.Record.Token.Uses != 3 {
 		t.Errorf("status shows %+v", m.Record)
 	}
-	cmd = newRootCommand()
+	cmd = (&cli{name: verifierName}).rootCommand()
 	cmd.SetArgs(append(args, "--lifetime", "2h"))
 	cmd.SetErr(io.Discard)
 	if err := cmd.ExecuteContext(t.Context()); err == nil {
@@ -580,7 +583,7 @@ func TestHealthAndReadiness(t *testing.T) {
 func TestASecondVerifierOnTheSameFolderIsRefused(t *testing.T) {
 	v := newVerifier(t)
 	_, err := newServer(v.config, v.server.log, v.now)
-	var h *hinted
+	var h *operator.Hinted
 	if !errors.Is(err, store.ErrLocked) || !errors.As(err, &h) {
 		t.Errorf("got %v", err)
 	}
@@ -602,6 +605,10 @@ func TestRecordsSurviveARestartAndWhatWasServedStaysCounted(t *testing.T) {
 	v.stop()
 }
 
+func stateOf(ctx context.Context, c *config.Config) (*admin.State, error) {
+	return (&operator.Folder{Config: c, Now: time.Now, Offline: offlineState}).State(ctx)
+}
+
 func TestServeStopsCleanlyWhenAsked(t *testing.T) {
 	v := newVerifier(t)
 	v.stop()
@@ -611,7 +618,7 @@ func TestServeStopsCleanlyWhenAsked(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- serve(ctx, &c, v.server.log) }()
 	for range 100 {
-		if _, err := readStateOf(ctx, &c); err == nil && strings.Contains(v.log.everything(), `"msg":"serving"`) {
+		if _, err := stateOf(ctx, &c); err == nil && strings.Contains(v.log.everything(), `"msg":"serving"`) {
 			break
 		}
 		time.Sleep(20 * time.Millisecond)
@@ -620,7 +627,7 @@ func TestServeStopsCleanlyWhenAsked(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	s, err := readStateOf(t.Context(), &c)
+	s, err := stateOf(t.Context(), &c)
 	if err != nil || s.Serving {
 		t.Errorf("after the end: %+v, %v", s, err)
 	}

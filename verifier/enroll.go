@@ -1,45 +1,41 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
-	"regexp"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 )
 
 type enrollOptions struct {
-	identity  string
-	ekSHA256  []string
-	approve   string
-	name      string
-	namespace string
-	pool      string
-	machine   string
-	replace   bool
+	identity string
+	ekSHA256 []string
+	approve  string
+	name     string
+	pool     string
+	machine  string
+	output   string
+	write    operator.Write
 }
 
-func newEnrollCommand() *cobra.Command {
+func (c *cli) enrollCommand() *cobra.Command {
 	var o enrollOptions
-	var configPath string
 	cmd := &cobra.Command{
 		Use:   "enroll",
 		Short: "Say which machine a TPM is in",
-		Long: `Say which machine a TPM is in. The enrolment is a MachineAttestation, written to
-the folder attestations/; a serving verifier takes it up by itself.
+		Long: `Say which machine a TPM is in. The enrolment is a MachineAttestation: a file in
+the folder attestations/, or an object of the cluster. A serving verifier takes it
+up by itself.
 
 The TPM is named by what 'mcs-attest-agent identify' prints on the machine
 (--identity), by the hash of its EK (--ek-sha256), or by the id of a machine that
@@ -47,103 +43,94 @@ waits for approval (--approve; 'status' lists them).
 
 It belongs to an existing Machine (--machine NAMESPACE/NAME), or it stands in for
 one where there are no Machines (--pool POOL).`,
-		Example: `  mcs-attest-agent identify | ssh admin@cluster mcs-attest-verifier enroll --config DIR/mcs-attest.yaml --identity - --name rack7-u12 --pool worker
-  mcs-attest-verifier enroll --config DIR/mcs-attest.yaml --approve 3f2a9c01d4e5b6a7 --machine openshift-machine-api/worker-7`,
+		Example: c.examples(`  mcs-attest-agent identify | ssh admin@cluster PROGRAM enroll --identity - --name rack7-u12 --pool worker
+  PROGRAM enroll --ek-sha256 2c87d5a92a9a6ed68bf6b23b0d53cfeb74cef1d3c4d8284f2edc8a18ae8df7a0 --machine openshift-machine-api/worker-7
+  PROGRAM enroll --approve 3f2a9c01d4e5b6a7 --machine openshift-machine-api/worker-7`),
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := loadConfig(configPath)
-			if err != nil {
-				return err
-			}
-			path, err := enroll(cmd.Context(), c, o, cmd.InOrStdin(), time.Now())
-			if err != nil {
-				return err
-			}
-			cmd.Println("wrote", path)
-			return nil
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return c.enroll(cmd, o) },
 	}
-	configFlag(cmd, &configPath)
+	c.where(cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.identity, "identity", "", `output of 'mcs-attest-agent identify', a file or "-" for standard input`)
 	f.StringSliceVar(&o.ekSHA256, "ek-sha256", nil, "SHA-256 of the EK's SubjectPublicKeyInfo in hex (repeatable)")
 	f.StringVar(&o.approve, "approve", "", "id of a machine that waits for approval")
-	f.StringVar(&o.name, "name", "", "name of the enrolment (default: the Machine's)")
-	f.StringVar(&o.namespace, "namespace", "", "its namespace (default: the Machine's, else default)")
-	f.StringVar(&o.pool, "pool", "", "pool, for a machine without a Machine object (default with --approve: the one it asked for)")
-	f.StringVar(&o.machine, "machine", "", "the Machine that the TPM belongs to, NAMESPACE/NAME")
-	f.BoolVar(&o.replace, "replace", false, "replace an enrolment of the same name")
+	enrolmentFlags(cmd, &o)
 	cmd.MarkFlagsMutuallyExclusive("identity", "ek-sha256", "approve")
-	cmd.MarkFlagsMutuallyExclusive("machine", "pool")
 	cmd.MarkFlagsOneRequired("identity", "ek-sha256", "approve")
 	return cmd
 }
 
-// dnsName is what Kubernetes allows as an object's name.
-var dnsName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
+func (c *cli) approveCommand() *cobra.Command {
+	var o enrollOptions
+	cmd := &cobra.Command{
+		Use:   "approve ID",
+		Short: "Let a machine in that waits: say whose its TPM is",
+		Long: `Let a machine in that waits for approval ('status' lists them by id). Its TPM is
+genuine; whose machine it is in, only you know: look at 'explain ID' first.
 
-func enroll(ctx context.Context, c *config.Config, o enrollOptions, stdin io.Reader, now time.Time) (string, error) {
-	hashes, pool, err := enrollIdentity(ctx, c, o, stdin)
-	if err != nil {
-		return "", err
+It belongs to an existing Machine (--machine), or becomes one of a pool's where
+there are no Machines (--name, and --pool if it shall not be the one it asked for).
+The same as 'enroll --approve ID'.`,
+		Example: c.examples(`  PROGRAM explain 3f2a9c01d4e5b6a7
+  PROGRAM approve 3f2a9c01d4e5b6a7 --machine openshift-machine-api/worker-7
+  PROGRAM approve 3f2a9c01d4e5b6a7 --name rack7-u12`),
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: c.waitingNames,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.approve = args[0]
+			return c.enroll(cmd, o)
+		},
 	}
-	m := v1alpha1.MachineAttestation{}
-	m.APIVersion, m.Kind = v1alpha1.APIVersion, v1alpha1.KindMachineAttestation
-	m.Name, m.Namespace = o.name, o.namespace
-	m.CreationTimestamp = metav1.NewTime(now.UTC().Truncate(time.Second))
+	c.where(cmd)
+	enrolmentFlags(cmd, &o)
+	return cmd
+}
+
+func enrolmentFlags(cmd *cobra.Command, o *enrollOptions) {
+	f := cmd.Flags()
+	f.StringVar(&o.name, "name", "", "name of the enrolment (default: the Machine's)")
+	f.StringVar(&o.pool, "pool", "", "pool, for a machine without a Machine object (default for one that waits: the one it asked for)")
+	f.StringVar(&o.machine, "machine", "", "the Machine that the TPM belongs to, NAMESPACE/NAME")
+	f.BoolVar(&o.write.Replace, "replace", false, "replace an enrolment of the same name")
+	dryRunFlag(cmd, &o.write)
+	writeOutputFlag(cmd, &o.output)
+	cmd.MarkFlagsMutuallyExclusive("machine", "pool")
+}
+
+func (c *cli) enroll(cmd *cobra.Command, o enrollOptions) error {
+	if err := checkDryRun(o.write); err != nil {
+		return err
+	}
+	b, err := c.open()
+	if err != nil {
+		return err
+	}
+	ctx := cmd.Context()
+	hashes, pool, err := enrollIdentity(ctx, b, o, cmd.InOrStdin())
+	if err != nil {
+		return err
+	}
+	m := &v1alpha1.MachineAttestation{}
+	m.Name, m.Namespace = o.name, c.namespace
 	m.Spec.EKSHA256 = hashes
 	if o.machine != "" {
 		namespace, name, ok := strings.Cut(o.machine, "/")
 		if !ok {
-			namespace, name = "default", o.machine
+			name = o.machine
+			if namespace, err = b.MachineNamespace(ctx); err != nil {
+				return err
+			}
 		}
 		m.Spec.MachineRef = &v1alpha1.MachineReference{Namespace: namespace, Name: name}
-		if m.Name == "" {
-			m.Name = name
-		}
-		if m.Namespace == "" {
-			m.Namespace = namespace
-		}
+		m.Name, m.Namespace = cmp.Or(m.Name, name), cmp.Or(m.Namespace, namespace)
 	} else {
 		m.Spec.Pool = pool
 	}
-	if m.Namespace == "" {
-		m.Namespace = "default"
-	}
-	if m.Spec.MachineRef == nil && m.Spec.Pool == "" {
-		return "", hint(errors.New("neither a Machine nor a pool is given"), "add --machine NAMESPACE/NAME, or --pool POOL where there are no Machine objects")
-	}
-	for flag, name := range map[string]string{"name": m.Name, "namespace": m.Namespace} {
-		if !dnsName.MatchString(name) {
-			return "", hint(fmt.Errorf("%q is not a name", name), "add --%s with lower-case letters, digits, '-' and '.'", flag)
-		}
-	}
-	path := c.Path("attestations", m.Namespace+"."+m.Name+".yaml")
-	if _, err := os.Lstat(path); err == nil && !o.replace {
-		return "", hint(fmt.Errorf("%s exists", path), "choose another --name, or add --replace")
-	}
-	raw, err := enrolmentYAML(m)
+	done, err := b.Enrol(ctx, m, o.write)
 	if err != nil {
-		return "", err
+		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return "", fmt.Errorf("make folder: %w", err)
-	}
-	return path, writeFile(path, 0o644, raw)
-}
-
-// enrolmentYAML leaves the status out: it is the verifier's.
-func enrolmentYAML(m v1alpha1.MachineAttestation) ([]byte, error) {
-	raw, err := json.Marshal(m)
-	if err != nil {
-		return nil, fmt.Errorf("encode enrolment: %w", err)
-	}
-	var fields map[string]any
-	if err := json.Unmarshal(raw, &fields); err != nil {
-		return nil, fmt.Errorf("encode enrolment: %w", err)
-	}
-	delete(fields, "status")
-	return yaml.Marshal(fields)
+	return told(cmd, o.write, o.output, done)
 }
 
 // identified is the part of "mcs-attest-agent identify" that enrolment needs.
@@ -151,25 +138,15 @@ type identified struct {
 	EKSHA256 []string `json:"ekSHA256"`
 }
 
-func enrollIdentity(ctx context.Context, c *config.Config, o enrollOptions, stdin io.Reader) (hashes []string, pool string, err error) {
+func enrollIdentity(ctx context.Context, b backend, o enrollOptions, stdin io.Reader) (hashes []string, pool string, err error) {
 	pool = o.pool
 	switch {
 	case o.approve != "":
-		s, err := readStateOf(ctx, c)
+		p, err := b.Waiting(ctx, o.approve)
 		if err != nil {
 			return nil, "", err
 		}
-		for _, p := range s.Pending {
-			if p.ID == o.approve || p.EKSHA256 == o.approve {
-				hashes = []string{p.EKSHA256}
-				if pool == "" {
-					pool = p.Pool
-				}
-			}
-		}
-		if hashes == nil {
-			return nil, "", hint(fmt.Errorf("nobody waits under the id %q", o.approve), "'mcs-attest-verifier status' lists who waits")
-		}
+		hashes, pool = []string{p.EKSHA256}, cmp.Or(pool, p.Pool)
 	case o.identity != "":
 		raw, err := readInput(o.identity, stdin)
 		if err != nil {
@@ -215,3 +192,6 @@ func readInput(path string, stdin io.Reader) ([]byte, error) {
 	}
 	return raw, nil
 }
+
+// dnsName is what Kubernetes allows as an object's name.
+var dnsName = operator.DNSName

@@ -18,6 +18,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
 
 type initOptions struct {
@@ -280,20 +281,6 @@ func pointerConfig(origin, pool string, ca []byte) ([]byte, error) {
 	return append(raw, '\n'), nil
 }
 
-// writeFile writes a file as a whole or not at all.
 func writeFile(path string, mode os.FileMode, content []byte) error {
-	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	defer os.Remove(tmp.Name()) // gone already when all went well
-	_, err = tmp.Write(content)
-	err = errors.Join(err, tmp.Chmod(mode), tmp.Sync(), tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	return nil
+	return wholefile.Write(path, mode, content)
 }

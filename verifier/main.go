@@ -13,39 +13,45 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 )
 
 var version = "unknown" // set by the linker
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, os.Args[1:])
+	c, args := programOf(os.Args[0], os.Args[1:])
+	code := run(ctx, c, args)
 	stop()
 	os.Exit(code)
 }
 
-func run(ctx context.Context, args []string) int {
-	root := newRootCommand()
+func run(ctx context.Context, c *cli, args []string) int {
+	root := c.rootCommand()
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return 0
 	}
 	fmt.Fprintln(os.Stderr, "error:", err)
-	var h *hinted
+	var h *operator.Hinted
 	if errors.As(err, &h) {
-		fmt.Fprintln(os.Stderr, "hint:", h.hint)
+		fmt.Fprintln(os.Stderr, "hint:", h.Hint)
 	}
-	var c *exitCode
-	if errors.As(err, &c) {
-		return c.code
+	var exit *exitCode
+	if errors.As(err, &exit) {
+		return exit.code
 	}
 	return 1
 }
 
-func newRootCommand() *cobra.Command {
+func (c *cli) rootCommand() *cobra.Command {
+	if c.plugin {
+		return c.pluginCommand()
+	}
 	root := &cobra.Command{
-		Use:   "mcs-attest-verifier",
+		Use:   verifierName,
 		Short: "Give a machine its Ignition config only after it proved which machine it is",
 		Long: `mcs-attest-verifier stands beside the Machine Config Server (or, standalone,
 beside a folder of Ignition configs). A new machine's agent proves its identity
@@ -57,30 +63,51 @@ From nothing to serving:
 
     mcs-attest-verifier init DIR --origin https://HOST:22623
     mcs-attest-verifier serve --config DIR/mcs-attest.yaml
-    mcs-attest-verifier enroll --config DIR/mcs-attest.yaml --identity FILE --name NAME --pool worker`,
+    mcs-attest-verifier enroll --config DIR/mcs-attest.yaml --identity FILE --name NAME --pool worker
+
+Linked or copied as kubectl-attest or oc-attest it is the plug-in "kubectl attest".`,
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
 	root.SetOut(os.Stdout)
-	root.AddCommand(
-		newInitCommand(), newServeCommand(), newEnrollCommand(), newStatusCommand(), newExplainCommand(),
-		newAppraiseCommand(), newPolicyCommand(), newRefvalsCommand(), newTokenCommand(),
-	)
+	root.AddCommand(newInitCommand(), newServeCommand(), newAppraiseCommand(), newPolicyCommand(), newRefvalsCommand())
+	root.AddCommand(c.operatorCommands()...)
 	return root
 }
 
-// hinted is an error with a line on what to do about it.
-type hinted struct {
-	err  error
-	hint string
+// pluginCommand is "kubectl attest" or "oc attest".
+func (c *cli) pluginCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:         c.fieldManager(),
+		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: c.name},
+		Short:       "Which machines attested, which did not and why, and what to do about it",
+		Long: `Which machines of a cluster attested before they received their Ignition config,
+which did not and why, and what to do about it. It reads and writes objects of the
+Kubernetes API and needs no verifier to be running.`,
+		Example: c.examples(`  PROGRAM status
+  PROGRAM explain worker-7
+  PROGRAM enroll --identity worker-7.yaml --machine worker-7
+  PROGRAM quarantine worker-7`),
+		Version:       version,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.SetOut(os.Stdout)
+	root.AddCommand(c.operatorCommands()...)
+	return root
 }
 
-func (h *hinted) Error() string { return h.err.Error() }
-func (h *hinted) Unwrap() error { return h.err }
+// operatorCommands are the administrator's, for a folder and for a cluster.
+func (c *cli) operatorCommands() []*cobra.Command {
+	return []*cobra.Command{
+		c.statusCommand(), c.explainCommand(), c.enrollCommand(), c.approveCommand(), c.quarantineCommand(), c.reattestCommand(),
+		newTokenCommand(),
+	}
+}
 
 func hint(err error, format string, a ...any) error {
-	return &hinted{err, fmt.Sprintf(format, a...)}
+	return &operator.Hinted{Err: err, Hint: fmt.Sprintf(format, a...)}
 }
 
 // exitCode is an error with an exit status of its own.

@@ -25,6 +25,8 @@ import (
 // State is what status and explain show, of a folder or of a cluster.
 type State struct {
 	Time time.Time `json:"time"`
+	// Cluster is the API server that this is from; empty for a folder.
+	Cluster string `json:"cluster,omitempty"`
 	// Serving: a verifier answers for the folder; in a cluster, it is Available.
 	Serving bool `json:"serving"`
 	// Conditions are those of a cluster's AttestationVerifier.
