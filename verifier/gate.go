@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
@@ -25,11 +26,13 @@ func (s *server) gate(upstream http.Handler) http.Handler {
 	}
 	limiter := listen.NewLimiter(s.config.RequestsPerSecond)
 	requests := log.New(os.Stdout, "", log.LstdFlags)
+	shared := s.provisioningGate()
 	return gate.New(gate.Config{
-		Upstream:    upstream,
-		PreApproved: preApproved,
-		Policy:      s.poolPolicy,
-		Tokens:      token.Checker{Keys: s.TokenKeys, Audience: service.Audience},
+		Upstream:     upstream,
+		PreApproved:  preApproved,
+		Provisioning: shared,
+		Policy:       s.poolPolicy,
+		Tokens:       token.Checker{Keys: s.TokenKeys, Audience: service.Audience},
 		Redeem: redeem.Redeemer{
 			Records: s.Records(), Machines: func() redeem.Machines { return s.World().Machines }, Now: s.now,
 		},
@@ -61,7 +64,10 @@ func (s *server) poolPolicy(pool string) (gate.PoolPolicy, error) {
 	if err != nil {
 		return gate.PoolPolicy{}, err
 	}
-	out := gate.PoolPolicy{PreApproved: p.Unattested == v1alpha1.UnattestedPreApproved, Label: p.Pool}
+	out := gate.PoolPolicy{
+		PreApproved: p.Unattested == v1alpha1.UnattestedPreApproved, Label: p.Pool,
+		ProvisioningToken: p.ProvisioningTokenAlone, OnlyProvisioningToken: p.OnlyProvisioningToken(), URLParameter: p.URLParameter,
+	}
 	if p.Wildcard {
 		out.Label = "*"
 	}
@@ -83,6 +89,7 @@ func (s *server) observeGate(r *http.Request, d gate.Decision) {
 		code = d.Denial.Code.String()
 	}
 	s.metrics.Decision("fetch", d.Label, d.Outcome, code, d.Took)
+	s.observeProvisioning(d)
 	line := audit.Decision{
 		Event: "fetch", Outcome: d.Outcome, Denial: d.Denial, CorrelationID: d.CorrelationID, Source: s.source(r).String(), Pool: d.Pool,
 		Extra: []slog.Attr{slog.String("method", audit.Clean(d.Method))},
@@ -90,6 +97,10 @@ func (s *server) observeGate(r *http.Request, d gate.Decision) {
 	if d.Claims != nil {
 		line.Proven, line.Machine = true, d.Claims.Subject
 		line.Extra = append(line.Extra, slog.String("token", d.Claims.ID))
+	}
+	if d.Provisioning.Valid() && d.Outcome == "allowed" {
+		line.Proven = true
+		line.Extra = append(line.Extra, slog.String("credential", evidence.ProvisioningToken.String()), slog.String("provisioning_token", d.Provisioning.String()))
 	}
 	s.audit.Write(r.Context(), line)
 }

@@ -16,11 +16,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
@@ -97,6 +99,8 @@ type server struct {
 
 	basis
 	standalone *standaloneBasis // the basis, where it is a folder
+
+	unenforcedTold atomic.Bool // of the one log line about it
 }
 
 // basis is what a verifier stands on: a folder with a database, or a cluster. It
@@ -106,6 +110,8 @@ type basis interface {
 	World() *service.World
 	TokenKeys() token.KeySet
 	SealKeys() seal.Ring
+	// Provisioning is what is known of the provisioning token.
+	Provisioning() provisioning.View
 	Records() records
 	// Run follows changes until ctx ends.
 	Run(ctx context.Context) error
@@ -195,7 +201,7 @@ func (s *server) handler() (http.Handler, error) {
 		return nil, err
 	}
 	svc := &service.Service{
-		World: s.World, SealKeys: s.SealKeys, TokenKeys: s.TokenKeys, Records: s.Records(),
+		World: s.World, SealKeys: s.SealKeys, TokenKeys: s.TokenKeys, Records: s.Records(), Provisioning: s.Provisioning,
 		Origins: func(o string) bool { return slices.Contains(s.config.Origins, o) },
 		Served:  s.certs.Served, Issuer: s.config.Issuer(), Version: version,
 		Audit: s.audit, Limiter: listen.NewLimiter(s.config.RequestsPerSecond), Source: s.source, Now: s.now,

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
@@ -33,6 +34,7 @@ type standaloneBasis struct {
 	serving *reload.Value[*tls.Certificate]
 	tokens  *reload.Value[token.KeySet]
 	seals   *reload.Value[seal.Ring]
+	shared  *provisioningFile
 }
 
 func newStandaloneBasis(s *server) (*standaloneBasis, error) {
@@ -52,6 +54,7 @@ func newStandaloneBasis(s *server) (*standaloneBasis, error) {
 	if b.seals, err = reload.New(func(b [][]byte) (seal.Ring, error) { return seal.ParseRing(b[0]) }, c.Path("keys", "seal.json")); err != nil {
 		return nil, hint(err, initHint)
 	}
+	b.shared = newProvisioningFile(c, s.log, s.now)
 	if err := s.certs.Set(b.serving.Load()); err != nil {
 		return nil, err
 	}
@@ -71,12 +74,13 @@ func newStandaloneBasis(s *server) (*standaloneBasis, error) {
 
 // The basis interface.
 
-func (b *standaloneBasis) World() *service.World   { return b.keeper.World() }
-func (b *standaloneBasis) TokenKeys() token.KeySet { return b.tokens.Load() }
-func (b *standaloneBasis) SealKeys() seal.Ring     { return b.seals.Load() }
-func (b *standaloneBasis) Records() records        { return b.records }
-func (b *standaloneBasis) Describe() string        { return b.server.config.Data }
-func (b *standaloneBasis) Close() error            { return b.records.Close() }
+func (b *standaloneBasis) World() *service.World           { return b.keeper.World() }
+func (b *standaloneBasis) TokenKeys() token.KeySet         { return b.tokens.Load() }
+func (b *standaloneBasis) SealKeys() seal.Ring             { return b.seals.Load() }
+func (b *standaloneBasis) Records() records                { return b.records }
+func (b *standaloneBasis) Provisioning() provisioning.View { return b.shared.View() }
+func (b *standaloneBasis) Describe() string                { return b.server.config.Data }
+func (b *standaloneBasis) Close() error                    { return b.records.Close() }
 
 // Run follows the files, and answers on the admin socket, until ctx ends.
 func (b *standaloneBasis) Run(ctx context.Context) error {
@@ -137,6 +141,7 @@ func (b *standaloneBasis) watch(ctx context.Context) {
 	})
 	wg.Go(func() { b.tokens.Watch(ctx, func(changed bool, err error) { b.reloaded("token keys", changed, err) }) })
 	wg.Go(func() { b.seals.Watch(ctx, func(changed bool, err error) { b.reloaded("sealing keys", changed, err) }) })
+	wg.Go(func() { b.shared.Watch(ctx) })
 	wg.Wait()
 }
 

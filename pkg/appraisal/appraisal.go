@@ -13,6 +13,11 @@
 //   - all that was proven names one Machine, which may have the pool;
 //   - the boot is one that the profile allows.
 //
+// Where the challenge requires the provisioning token and nothing else, the last
+// three are left out: a secret that machines share names none, so the [Verdict]
+// has no Machine, and nothing may be recorded or issued on it (DESIGN, section
+// 19, rule 14). Beside any other kind it is one more thing to prove.
+//
 // A [Verdict] exists only when all of that held. A refusal of a caller that had
 // proven which Machine it is says so ([Refusal]), since only such a denial may
 // leave a trace in that Machine's record (DESIGN, section 19, rule 3).
@@ -82,12 +87,13 @@ type Context struct {
 	// Recorded is the UID of the Machine whose record has this EK, "" if none: a
 	// Machine that attested before may again, however old it is by now.
 	Recorded func(ek machine.EKHash) (string, error)
-	// ProvisioningTokens are the tokens that are valid now.
+	// ProvisioningTokens are the tokens that are valid now, the current one first.
 	ProvisioningTokens []secret.Bytes
 }
 
 // Verdict is an accepted appraisal.
 type Verdict struct {
+	// Machine is nil where nothing but the provisioning token was required.
 	Machine     *machine.Machine
 	Identity    v1alpha1.RecordedIdentity
 	Endorsement v1alpha1.Endorsement
@@ -172,6 +178,9 @@ func Appraise(ctx context.Context, in Context, ev Evidence, now time.Time) (*Ver
 	}
 	if err := in.Policy.Satisfied(in.Challenge.Required, a.verified); err != nil {
 		return nil, err
+	}
+	if slices.Equal(in.Challenge.Required, []evidence.Kind{evidence.ProvisioningToken}) {
+		return &Verdict{Evidence: a.summaries}, nil
 	}
 	if err := a.endorse(ctx); err != nil {
 		return nil, err
@@ -273,14 +282,22 @@ func (a *appraisal) verify() error {
 }
 
 func (a *appraisal) provisioningToken() error {
-	for _, t := range a.ProvisioningTokens {
+	found := 0 // which one, from 1; every one is compared
+	for i, t := range a.ProvisioningTokens {
 		want := transcript.ProvisioningToken(t.Expose(), a.transcript)
-		if subtle.ConstantTimeCompare(want, a.ev.ProvisioningToken) == 1 {
-			a.accepted(evidence.ProvisioningToken, a.ev.ProvisioningToken, nil)
-			return nil
-		}
+		found = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(want, a.ev.ProvisioningToken), i+1, found)
 	}
-	return reason.Deny(reason.ProvisioningTokenInvalid, "none of %d valid tokens", len(a.ProvisioningTokens))
+	if found == 0 {
+		return reason.Deny(reason.ProvisioningTokenInvalid, "none of %d valid tokens", len(a.ProvisioningTokens))
+	}
+	which := "current"
+	if found > 1 {
+		which = "previous"
+	}
+	a.accepted(evidence.ProvisioningToken, a.ev.ProvisioningToken, map[string]string{
+		"token": which, "strength": "a secret that machines share; it names none of them",
+	})
+	return nil
 }
 
 func (a *appraisal) accepted(k evidence.Kind, raw []byte, summary map[string]string) {

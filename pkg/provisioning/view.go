@@ -40,7 +40,7 @@ type View struct {
 func (v View) Read(now time.Time, data map[string][]byte, grace time.Duration) (next View, writeBack *Tokens) {
 	read, err := Parse(data)
 	if err != nil {
-		return v.broken(now, err), nil
+		return v.Malformed(now, err), nil
 	}
 	known, _ := v.At(now)
 	tokens, edited := Edited(known, read, now, grace)
@@ -50,7 +50,8 @@ func (v View) Read(now time.Time, data map[string][]byte, grace time.Duration) (
 	return View{tokens: tokens, presence: Present}, writeBack
 }
 
-func (v View) broken(now time.Time, err error) View {
+// Malformed takes note that there is something, and that it is no token.
+func (v View) Malformed(now time.Time, err error) View {
 	tokens, presence := v.At(now)
 	if presence != Present {
 		return View{err: err}

@@ -50,7 +50,8 @@ type Decision struct {
 	Source        string // the client's address
 	Pool          string
 	Machine       string // "namespace/name" once known
-	// Proven says that transcript-bound evidence or a token named the Machine.
+	// Proven says that transcript-bound evidence or a token named the Machine, or
+	// that a valid provisioning token was shown.
 	Proven bool
 	Extra  []slog.Attr // verified facts: digests, endorsement, token id
 }

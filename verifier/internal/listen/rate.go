@@ -27,6 +27,13 @@ type bucket struct {
 // maxSources bounds the limiter's memory to a few megabytes.
 const maxSources = 16384
 
+// NewLimiterWithBurst allows each source perSecond events with a burst.
+func NewLimiterWithBurst(perSecond float64, burst int) *Limiter {
+	l := NewLimiter(perSecond)
+	l.burst = burst
+	return l
+}
+
 // NewLimiter allows each source perSecond events with a burst of twice as many.
 func NewLimiter(perSecond float64) *Limiter {
 	return &Limiter{perSecond: perSecond, burst: max(int(2*perSecond), 1), sources: map[netip.Addr]*bucket{}}

@@ -15,6 +15,7 @@ import (
 type Metrics struct {
 	registry    *prometheus.Registry
 	decisions   *prometheus.CounterVec
+	configs     *prometheus.CounterVec
 	duration    *prometheus.HistogramVec
 	expiry      *prometheus.GaugeVec
 	problems    prometheus.Gauge
@@ -31,6 +32,10 @@ func New() *Metrics {
 			Name: "mcs_attest_decisions_total",
 			Help: "Decisions by event (challenge, attest, fetch, report), pool, outcome and reason.",
 		}, []string{"event", "pool", "outcome", "reason"}),
+		configs: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "mcs_attest_configs_served_total",
+			Help: "Answers with a config by pool and by what opened it (none, attestation, provisioning-token, provisioning-token-previous).",
+		}, []string{"pool", "credential"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "mcs_attest_duration_seconds",
 			Help:    "Time to a decision by event.",
@@ -57,7 +62,7 @@ func New() *Metrics {
 			Help: "When the folder was last read (Unix time).",
 		}),
 	}
-	m.registry.MustRegister(m.decisions, m.duration, m.expiry, m.problems, m.objects, m.reports, m.lastRefresh,
+	m.registry.MustRegister(m.decisions, m.configs, m.duration, m.expiry, m.problems, m.objects, m.reports, m.lastRefresh,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -66,6 +71,11 @@ func New() *Metrics {
 func (m *Metrics) Decision(event, pool, outcome, reason string, took time.Duration) {
 	m.decisions.WithLabelValues(event, pool, outcome, reason).Inc()
 	m.duration.WithLabelValues(event).Observe(took.Seconds())
+}
+
+// Served counts one answer with a config. Credential is one of a closed set.
+func (m *Metrics) Served(pool, credential string) {
+	m.configs.WithLabelValues(pool, credential).Inc()
 }
 
 // Report counts a failure report.

@@ -41,7 +41,7 @@ func (s *Service) finish(ctx context.Context, event string, c *call, err error) 
 	outcome, code := "allowed", ""
 	if d != nil {
 		outcome, code = "denied", d.Code.String()
-		if c.policy != nil && c.policy.Mode == v1alpha1.ModeAudit {
+		if s.mode(c) == v1alpha1.ModeAudit {
 			outcome = "would-deny"
 		}
 	}
@@ -65,7 +65,7 @@ func (s *Service) finish(ctx context.Context, event string, c *call, err error) 
 	if d == nil {
 		return nil
 	}
-	return denial(d, c)
+	return s.denial(d, c)
 }
 
 // codes gives each class its Connect code, and with it its HTTP status.
@@ -83,7 +83,7 @@ var codes = map[mcsattestv1.DenialClass]connect.Code{
 const retryAfter = 5 * time.Second
 
 // denial is the only place where an RPC error is made. The caller sees the class.
-func denial(d *reason.Denial, c *call) error {
+func (s *Service) denial(d *reason.Denial, c *call) error {
 	info := d.Code.Info()
 	code, ok := codes[info.Class]
 	if !ok {
@@ -96,7 +96,7 @@ func denial(d *reason.Denial, c *call) error {
 	err := connect.NewError(code, errorText("denied: "+strings.ReplaceAll(class, "_", " ")+"; correlation id "+c.id))
 	detail := &mcsattestv1.Denial{Class: info.Class, CorrelationId: c.id, Temporary: info.Temporary}
 	if c.policy != nil {
-		detail.Mode, detail.Unattested = modes[c.policy.Mode], unattested[c.policy.Unattested]
+		detail.Mode, detail.Unattested = modes[s.mode(c)], unattested[c.policy.Unattested]
 	}
 	if info.Temporary {
 		detail.RetryAfterSeconds = uint32(retryAfter / time.Second)
@@ -233,11 +233,11 @@ var (
 )
 
 // proven reports whether Appraise's outcome was reached by a caller who had proven
-// which Machine it is. A genuine TPM that is nobody's does not count: those can be
+// which Machine it is. The provisioning token proves none. A genuine TPM that is nobody's does not count: those can be
 // had by the thousand.
-func proven(err error) bool {
+func proven(v *appraisal.Verdict, err error) bool {
 	if err == nil {
-		return true
+		return v.Machine != nil
 	}
 	var r *appraisal.Refusal
 	return errors.As(err, &r) && r.Machine != nil

@@ -31,6 +31,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
@@ -87,6 +88,8 @@ type Service struct {
 	Now           func() time.Time
 	Observe       func(event, pool, outcome, reason string, took time.Duration)
 	ObserveTicket func(valid bool)
+	// Provisioning is what is known of the provisioning token; nil knows nothing.
+	Provisioning func() provisioning.View
 	// Confirm reads a Machine anew before it is told a final no: what the world says
 	// of it may be old (DESIGN, section 19, rule 12). Its error is temporary. Nil
 	// where the world is never old.
@@ -175,9 +178,9 @@ func (s *Service) challenge(c *call, req *mcsattestv1.ChallengeRequest) (*mcsatt
 	}
 	c.policy = &p
 	res := &mcsattestv1.ChallengeResponse{
-		Mode: modes[p.Mode], Unattested: unattested[p.Unattested], Pool: p.Pool, Origin: req.GetOrigin(),
+		Mode: modes[s.mode(c)], Unattested: unattested[p.Unattested], Pool: p.Pool, Origin: req.GetOrigin(),
 	}
-	if p.Mode == v1alpha1.ModeOff {
+	if p.Mode == v1alpha1.ModeOff || s.unenforced(c) {
 		return res, nil
 	}
 	sealed := seal.Challenge{
@@ -190,6 +193,9 @@ func (s *Service) challenge(c *call, req *mcsattestv1.ChallengeRequest) (*mcsatt
 		if sealed.Exporter = listen.Exporter(c.tls); sealed.Exporter == nil {
 			return nil, reason.Deny(reason.BindingMissing, "no TLS 1.3 exporter")
 		}
+	}
+	if _, err := s.provisioningTokens(c, sealed.Required); err != nil {
+		return nil, err
 	}
 	for _, k := range sealed.Required {
 		res.Required = append(res.Required, mcsattestv1.EvidenceKind(k))
@@ -282,8 +288,13 @@ func (s *Service) attest(ctx context.Context, c *call, req *mcsattestv1.AttestRe
 	if p.Binding == v1alpha1.BindingExporter && (c.conn == nil || !c.conn.FirstAttest()) {
 		return nil, reason.Deny(reason.ChallengeUsed, "a second Attest on one connection")
 	}
+	tokens, err := s.provisioningTokens(c, challenge.Required)
+	if err != nil {
+		return nil, err
+	}
 	in := appraisal.Context{
-		Challenge: challenge, Policy: p, Machines: world.Machines, References: world.References,
+		ProvisioningTokens: tokens,
+		Challenge:          challenge, Policy: p, Machines: world.Machines, References: world.References,
 		Endorsers: map[v1alpha1.Endorsement]tpm2.Endorser{
 			v1alpha1.EndorsementEnrolled:     appraisal.EnrolledEndorser{Machines: world.Machines},
 			v1alpha1.EndorsementManufacturer: tpm2.ManufacturerEndorser{Roots: world.EKRoots},
@@ -293,11 +304,14 @@ func (s *Service) attest(ctx context.Context, c *call, req *mcsattestv1.AttestRe
 		},
 	}
 	verdict, err := appraisal.Appraise(ctx, in, ev, c.start)
-	if s.Keep != nil && proven(err) {
+	if s.Keep != nil && proven(verdict, err) {
 		s.Keep(appraisal.Save(in, conn, ev, c.start, c.id))
 	}
 	if err != nil {
 		return nil, s.denied(c, err, ev)
+	}
+	if verdict.Machine == nil {
+		return s.known(c, verdict), nil
 	}
 	c.proven, c.machine = true, verdict.Machine.String()
 	return s.grant(c, world, p, challenge, req.GetSealed(), verdict)
@@ -370,8 +384,11 @@ func (s *Service) claims(c *call, p policy.Policy, challenge seal.Challenge, v *
 	submods := map[string]token.Appraisal{}
 	for _, e := range v.Evidence {
 		sub := token.Appraisal{Status: status}
-		if e.Kind == evidence.TPM2.String() {
+		switch e.Kind {
+		case evidence.TPM2.String():
 			sub.Vector = map[string]int8{"instance-identity": 2, "hardware": 2}
+		case evidence.ProvisioningToken.String():
+			sub.Status = token.Warning // whoever knows a shared secret may be anyone
 		}
 		submods[e.Kind] = sub
 	}

@@ -1,0 +1,72 @@
+package service
+
+import (
+	"log/slog"
+	"slices"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+)
+
+func (s *Service) view() provisioning.View {
+	if s.Provisioning == nil {
+		return provisioning.View{}
+	}
+	return s.Provisioning()
+}
+
+// unenforced: the pool's policy asks for the provisioning token alone, and there
+// is none. The gate serves everyone then.
+func (s *Service) unenforced(c *call) bool {
+	if c.policy == nil || !c.policy.OnlyProvisioningToken() {
+		return false
+	}
+	_, presence := s.view().At(c.start)
+	return presence == provisioning.Absent
+}
+
+// mode is the pool's mode as it is now, "" if the call did not come as far as its policy.
+func (s *Service) mode(c *call) v1alpha1.Mode {
+	switch {
+	case c.policy == nil:
+		return ""
+	case c.policy.Mode == v1alpha1.ModeEnforce && s.unenforced(c):
+		return v1alpha1.ModeAudit
+	}
+	return c.policy.Mode
+}
+
+// provisioningTokens are the valid ones, if one is required. That there is none,
+// or that nobody could read it yet, is no fault of the caller's: it is temporary.
+func (s *Service) provisioningTokens(c *call, required []evidence.Kind) ([]secret.Bytes, error) {
+	if !slices.Contains(required, evidence.ProvisioningToken) {
+		return nil, nil
+	}
+	view := s.view()
+	tokens, presence := view.At(c.start)
+	switch {
+	case presence == provisioning.Present:
+		return tokens.Valid(c.start), nil
+	case presence == provisioning.Absent:
+		return nil, reason.Deny(reason.StoreUnavailable, "the policy requires the provisioning token, and there is none")
+	case view.Err() != nil:
+		return nil, reason.Wrap(reason.StoreUnavailable, view.Err(), "the provisioning token cannot be read")
+	}
+	return nil, reason.Deny(reason.StoreUnavailable, "the provisioning token has not been read yet")
+}
+
+// known answers a caller who knows the provisioning token, where that is all that
+// was asked. It names no Machine: nothing is recorded, and there is neither a
+// token nor a ticket. The provisioning token itself opens the gate.
+func (s *Service) known(c *call, v *appraisal.Verdict) *mcsattestv1.AttestResponse {
+	c.proven = true
+	for _, e := range v.Evidence {
+		c.extra = append(c.extra, slog.String("evidence."+e.Kind, e.SHA256), slog.String("provisioning_token", e.Summary["token"]))
+	}
+	return &mcsattestv1.AttestResponse{CorrelationId: c.id}
+}
