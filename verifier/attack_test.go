@@ -104,7 +104,7 @@ func TestAttack_T44_KeysRotatedInMidConversation(t *testing.T) {
 		t.Fatal(err)
 	}
 	ev := n.evidence()
-	if err := rotateKeys(v.config, false, v.now()); err != nil {
+	if err := rotateKeys(t, v.config, false, v.now()); err != nil {
 		t.Fatal(err)
 	}
 	v.reloadKeys()
@@ -119,7 +119,7 @@ func TestAttack_T44_KeysRotatedInMidConversation(t *testing.T) {
 		t.Fatal(err)
 	}
 	ev = n.evidence()
-	if err := rotateKeys(v.config, true, v.now()); err != nil {
+	if err := rotateKeys(t, v.config, true, v.now()); err != nil {
 		t.Fatal(err)
 	}
 	v.reloadKeys()
@@ -603,6 +603,13 @@ func TestRecordsSurviveARestartAndWhatWasServedStaysCounted(t *testing.T) {
 		t.Error("attesting again after a restart:", err)
 	}
 	v.stop()
+}
+
+func rotateKeys(t *testing.T, c *config.Config, drop bool, now time.Time) error {
+	f := &operator.Folder{Config: c}
+	return f.ChangeKeys(t.Context(), func(k operator.Keys) (operator.Keys, error) {
+		return k.Rotate(now, time.Duration(c.KeyPublishDelay), drop)
+	})
 }
 
 func stateOf(ctx context.Context, c *config.Config) (*admin.State, error) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
@@ -118,11 +119,11 @@ func (p *process) tokenID(raw string) string {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	keys, _, err := readKeys(c)
+	keys, err := (&operator.Folder{Config: c}).Keys(p.t.Context())
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	claims, err := keys.Verify(time.Now(), []byte(raw), service.Audience)
+	claims, err := keys.Tokens.Verify(time.Now(), []byte(raw), service.Audience)
 	if err != nil {
 		p.t.Fatal(err)
 	}

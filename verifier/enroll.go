@@ -192,6 +192,3 @@ func readInput(path string, stdin io.Reader) ([]byte, error) {
 	}
 	return raw, nil
 }
-
-// dnsName is what Kubernetes allows as an object's name.
-var dnsName = operator.DNSName
