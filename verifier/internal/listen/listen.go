@@ -103,6 +103,13 @@ func (c *Certificates) Served(spki []byte) bool {
 	return false
 }
 
+// Current is the serving certificate of new connections; nil before the first.
+func (c *Certificates) Current() *tls.Certificate {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.current
+}
+
 func (c *Certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

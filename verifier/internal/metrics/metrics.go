@@ -22,6 +22,8 @@ type Metrics struct {
 	objects     *prometheus.GaugeVec
 	reports     *prometheus.CounterVec
 	lastRefresh prometheus.Gauge
+	apiCalls    *prometheus.CounterVec
+	dropped     prometheus.Counter
 }
 
 // New registers everything.
@@ -62,7 +64,15 @@ func New() *Metrics {
 			Help: "When the folder was last read (Unix time).",
 		}),
 	}
-	m.registry.MustRegister(m.decisions, m.configs, m.duration, m.expiry, m.problems, m.objects, m.reports, m.lastRefresh,
+	m.apiCalls = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "mcs_attest_api_calls_total",
+		Help: "Calls of the Kubernetes API for records, by verb and resource.",
+	}, []string{"verb", "resource"})
+	m.dropped = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "mcs_attest_events_dropped_total",
+		Help: "Kubernetes Events that were not sent: too many at once, or the API away.",
+	})
+	m.registry.MustRegister(m.apiCalls, m.dropped, m.decisions, m.configs, m.duration, m.expiry, m.problems, m.objects, m.reports, m.lastRefresh,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -100,6 +110,12 @@ func (m *Metrics) Folder(now time.Time, problems int, objects map[string]int) {
 		m.objects.WithLabelValues(kind).Set(float64(n))
 	}
 }
+
+// APICall counts a call of the Kubernetes API for a record.
+func (m *Metrics) APICall(verb, resource string) { m.apiCalls.WithLabelValues(verb, resource).Inc() }
+
+// EventsDropped counts an Event that was not sent.
+func (m *Metrics) EventsDropped() { m.dropped.Inc() }
 
 // Handler serves /metrics.
 func (m *Metrics) Handler() http.Handler {
