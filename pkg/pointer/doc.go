@@ -6,6 +6,8 @@
 // "https://host[:port]/config/<pool>" in ignition.config.merge and
 // ignition.config.replace. [Config.AddBearer] returns a copy that differs only
 // by an Authorization header on the sources of one origin and one pool.
+// [Provision] puts a provisioning token on the sources of some origins, in the
+// user data that a cluster keeps for its machines.
 // [Scrub] takes such headers out of the config that Ignition caches in /run.
 //
 // # What AddBearer promises

@@ -3,7 +3,8 @@ package pointer
 import "errors"
 
 // Scrub removes every Authorization header from ignition.config of the config
-// that Ignition caches (/run/ignition.json), and says how many there were. That
+// that Ignition caches (/run/ignition.json), and every parameter "token" from the
+// URL of a Machine Config Server, and says how many there were. That
 // file has Ignition's newest internal version, so it is not checked against a
 // specification; nothing else in it changes.
 func Scrub(raw []byte) ([]byte, int, error) {
@@ -29,6 +30,16 @@ func Scrub(raw []byte) ([]byte, int, error) {
 	var edits []edit
 	count := 0
 	for _, e := range entries {
+		source, ok, err := e.find("source")
+		if err != nil {
+			return nil, 0, err
+		}
+		if text, isText := source.strOrEmpty(); ok && isText {
+			if _, server := asSource("", text); server && len(parameters(text)) > 0 {
+				edits = append(edits, edit{source.start, source.end, []byte(quote(setParameter(text, nil)))})
+				count++
+			}
+		}
 		headers, ok, err := e.find("httpHeaders")
 		if err != nil {
 			return nil, 0, err

@@ -1,0 +1,313 @@
+package pointer
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+)
+
+// tokenParameter is the provisioning token's parameter in a URL.
+const tokenParameter = "token"
+
+// LeftAlone is why user data was not changed.
+type LeftAlone struct{ Why string }
+
+func (l *LeftAlone) Error() string { return "left alone: " + l.Why }
+
+func leftAlone(format string, a ...any) error { return &LeftAlone{fmt.Sprintf(format, a...)} }
+
+// Provisioning is a provisioning token and where it may go.
+type Provisioning struct {
+	Token   secret.Bytes
+	Origins []string // "https://host:port", lower case, port explicit
+	// URLParameter: configs that have no headers show it in the URL.
+	URLParameter bool
+}
+
+// Provision returns the user data with the token on every source of the origins,
+// whatever the pool. It is for the pointer configs that a cluster hands to its
+// machines, so it changes nothing that a machine could notice besides:
+//
+//   - specification 3.1 and later: the header "Authorization: Bearer TOKEN", in
+//     place of another bearer token; a parameter "token" goes out of the URL;
+//   - 2.x and 3.0, which have no headers: the parameter "token" of the URL, if
+//     that is allowed. The version is never raised: an old boot image has to
+//     read it;
+//   - everything else, unknown keys too, stays byte for byte.
+//
+// Doing it again changes nothing. A [*LeftAlone] says why nothing was done: the
+// user data is something else, has no such source, or shows other credentials.
+func Provision(raw []byte, p Provisioning) ([]byte, error) {
+	if !isToken68(p.Token.Expose()) {
+		return nil, errors.New("the token has characters that no bearer token has")
+	}
+	c, err := parseAny(raw)
+	if err != nil {
+		return nil, leftAlone("%v", err)
+	}
+	edits, n, err := c.provision(p)
+	if err != nil {
+		return nil, err
+	}
+	if n == 0 {
+		return nil, leftAlone("no source leads to %s", strings.Join(p.Origins, " or "))
+	}
+	if len(edits) == 0 {
+		return raw, nil
+	}
+	out := apply(c.doc.text, edits)
+	// What was written must be read as it was meant, and leave nothing to do.
+	again, err := parseAny(out)
+	if err == nil {
+		edits, _, err = again.provision(p)
+	}
+	if err != nil || len(edits) > 0 {
+		return nil, errors.New("the changed pointer config is not read as it was written")
+	}
+	return out, nil
+}
+
+// parseAny reads the specifications that pointer configs have: 3.x by
+// Ignition's own package, and 2.x.
+func parseAny(raw []byte) (*Config, error) {
+	c, err := Parse(raw)
+	if errors.Is(err, ErrVersion) {
+		if old, ok := parse2(raw); ok {
+			return old, nil
+		}
+	}
+	return c, err
+}
+
+func (p Provisioning) takes(s Source) bool { return s.Secure && slices.Contains(p.Origins, s.Origin) }
+
+// headers reports whether the config's specification has httpHeaders.
+func (c *Config) headers() bool {
+	v := c.Version()
+	return v != "3.0.0" && !strings.HasPrefix(v, "2.")
+}
+
+func (c *Config) provision(p Provisioning) (edits []edit, count int, err error) {
+	for _, r := range c.refs {
+		var own []edit
+		switch {
+		case r.server && p.takes(r.at):
+			count++
+			if c.headers() {
+				own, err = r.showInHeader(p.Token)
+			} else {
+				own, err = r.showInURL(c.Version(), p)
+			}
+		case r.inner != nil:
+			var n int
+			own, n, err = r.inner.provision(p)
+			count += n
+			if len(own) > 0 {
+				own = r.inline(apply(r.inner.doc.text, own))
+			}
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+		edits = append(edits, own...)
+	}
+	return edits, count, nil
+}
+
+func (r reference) showInHeader(token secret.Bytes) ([]edit, error) {
+	values, err := authorizations(r.object)
+	if err != nil {
+		return nil, leftAlone("%s: %v", r.where, err)
+	}
+	for _, v := range values {
+		if _, ok := bearerOf(v); !ok {
+			return nil, leftAlone("%s shows other credentials than a bearer token", r.where)
+		}
+	}
+	var edits []edit
+	if len(values) != 1 || values[0] != "Bearer "+string(token.Expose()) {
+		e, err := withBearer(r.object, token)
+		if err != nil {
+			return nil, leftAlone("%s: %v", r.where, err)
+		}
+		edits = append(edits, e)
+	}
+	if without := setParameter(r.at.URL, nil); without != r.at.URL {
+		edits = append(edits, edit{r.source.value.start, r.source.value.end, []byte(quote(without))})
+	}
+	return edits, nil
+}
+
+func (r reference) showInURL(version string, p Provisioning) ([]edit, error) {
+	if !p.URLParameter {
+		return nil, leftAlone("specification %s has no headers, and the policy does not allow the token in the URL", version)
+	}
+	if values := parameters(r.at.URL); len(values) == 1 && values[0] == string(p.Token.Expose()) {
+		return nil, nil
+	}
+	with := setParameter(r.at.URL, p.Token.Expose())
+	return []edit{{r.source.value.start, r.source.value.end, []byte(quote(with))}}, nil
+}
+
+// authorizations are the values of an entry's Authorization headers.
+func authorizations(object value) ([]string, error) {
+	headers, ok, err := object.find("httpHeaders")
+	if err != nil || !ok {
+		return nil, err
+	}
+	var values []string
+	for _, h := range headers.elements() {
+		is, err := isAuthorization(h)
+		if err != nil {
+			return nil, err
+		}
+		if !is {
+			continue
+		}
+		text, _, err := h.find("value")
+		if err != nil {
+			return nil, err
+		}
+		s, _ := text.strOrEmpty()
+		values = append(values, s)
+	}
+	return values, nil
+}
+
+func bearerOf(authorization string) (token string, ok bool) {
+	scheme, token, ok := strings.Cut(authorization, " ")
+	return token, ok && strings.EqualFold(scheme, "Bearer")
+}
+
+// parameters are the values of a URL's parameter "token". A plus sign stands for
+// itself, as the gate reads it.
+func parameters(raw string) []string {
+	var values []string
+	for _, pair := range pairs(raw) {
+		if value, ok := isParameter(pair); ok {
+			values = append(values, value)
+		}
+	}
+	return values
+}
+
+func pairs(raw string) []string {
+	raw, _, _ = strings.Cut(raw, "#")
+	_, query, ok := strings.Cut(raw, "?")
+	if !ok {
+		return nil
+	}
+	return strings.Split(query, "&")
+}
+
+func isParameter(pair string) (value string, ok bool) {
+	name, value, _ := strings.Cut(pair, "=")
+	if plain, err := url.PathUnescape(name); err != nil || plain != tokenParameter {
+		return "", false
+	}
+	if plain, err := url.PathUnescape(value); err == nil {
+		value = plain
+	}
+	return value, true
+}
+
+// setParameter returns the URL with one parameter "token", or none if token is nil.
+func setParameter(raw string, token []byte) string {
+	rest, fragment, hasFragment := strings.Cut(raw, "#")
+	path, _, hasQuery := strings.Cut(rest, "?")
+	kept := pairs(raw)
+	before := len(kept)
+	kept = slices.DeleteFunc(kept, func(pair string) bool { _, ok := isParameter(pair); return ok })
+	if token == nil && len(kept) == before {
+		return raw
+	}
+	if token != nil {
+		if !hasQuery || len(kept) == 1 && kept[0] == "" {
+			kept = nil
+		}
+		kept = append(kept, tokenParameter+"="+url.QueryEscape(string(token)))
+	}
+	if len(kept) > 0 {
+		path += "?" + strings.Join(kept, "&")
+	}
+	if hasFragment {
+		path += "#" + fragment
+	}
+	return path
+}
+
+// parse2 finds the sources of a config of specification 2.x. Nothing of it is
+// checked: no machine runs it through this package.
+func parse2(raw []byte) (*Config, bool) {
+	doc, ok := document(raw)
+	if !ok || len(raw) > MaxSize {
+		return nil, false
+	}
+	c := &Config{doc: doc}
+	ignition, ok, err := doc.find("ignition")
+	if err != nil || !ok {
+		return nil, false
+	}
+	if c.version, ok, err = ignition.get("version"); err != nil || !ok || !strings.HasPrefix(c.Version(), "2.") {
+		return nil, false
+	}
+	config, ok, err := ignition.find("config")
+	if err != nil {
+		return nil, false
+	}
+	if !ok {
+		return c, true
+	}
+	var entries []value
+	for _, name := range []string{"replace", "append"} {
+		entry, ok, err := config.find(name)
+		if err != nil {
+			return nil, false
+		}
+		if ok && name == "append" {
+			entries = append(entries, entry.elements()...)
+		} else if ok {
+			entries = append(entries, entry)
+		}
+	}
+	for i, e := range entries {
+		// A config in a data source is of no known specification here.
+		if err := c.addReference(e, fmt.Sprintf("source %d of ignition.config", i), MaxDepth); err != nil {
+			return nil, false
+		}
+	}
+	return c, true
+}
+
+// Shown is the provisioning token that the config shows to the server of that
+// origin and pool: in the Authorization header, or else in the URL. What has the
+// form of an attestation's token is none. InHeader says which of the two it was.
+func (c *Config) Shown(origin, pool string) (token secret.Bytes, inHeader bool) {
+	for _, r := range c.refs {
+		if r.inner != nil {
+			if token, inHeader = r.inner.Shown(origin, pool); !token.Empty() {
+				return token, inHeader
+			}
+		}
+		if !r.server || !r.at.matches(origin, pool) {
+			continue
+		}
+		values, err := authorizations(r.object)
+		if err == nil && len(values) == 1 {
+			if text, ok := bearerOf(values[0]); ok && isToken68([]byte(text)) && !isJWS(text) {
+				return secret.New([]byte(text)), true
+			}
+		}
+		if values := parameters(r.at.URL); len(values) == 1 && isToken68([]byte(values[0])) {
+			return secret.New([]byte(values[0])), false
+		}
+	}
+	return secret.Bytes{}, false
+}
+
+// isJWS reports whether a token is a compact JWS, as an attestation's is.
+func isJWS(text string) bool { return strings.HasPrefix(text, "eyJ") && strings.Count(text, ".") == 2 }
