@@ -14,7 +14,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type IdentityClaim struct {
 	metav1.TypeMeta   `json:",inline"`
-	metav1.ObjectMeta `json:"metadata,omitzero"`
+	metav1.ObjectMeta `json:"metadata,omitempty,omitzero"`
 
 	Spec IdentityClaimSpec `json:"spec"`
 }
@@ -38,7 +38,7 @@ type IdentityClaimSpec struct {
 // +kubebuilder:object:root=true
 type IdentityClaimList struct {
 	metav1.TypeMeta `json:",inline"`
-	metav1.ListMeta `json:"metadata,omitzero"`
+	metav1.ListMeta `json:"metadata,omitempty,omitzero"`
 
 	Items []IdentityClaim `json:"items"`
 }

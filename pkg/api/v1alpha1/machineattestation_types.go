@@ -22,10 +22,10 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type MachineAttestation struct {
 	metav1.TypeMeta   `json:",inline"`
-	metav1.ObjectMeta `json:"metadata,omitzero"`
+	metav1.ObjectMeta `json:"metadata,omitempty,omitzero"`
 
-	Spec   MachineAttestationSpec   `json:"spec,omitzero"`
-	Status MachineAttestationStatus `json:"status,omitzero"`
+	Spec   MachineAttestationSpec   `json:"spec,omitempty,omitzero"`
+	Status MachineAttestationStatus `json:"status,omitempty,omitzero"`
 }
 
 // MachineAttestationList is a list of MachineAttestations.
@@ -33,7 +33,7 @@ type MachineAttestation struct {
 // +kubebuilder:object:root=true
 type MachineAttestationList struct {
 	metav1.TypeMeta `json:",inline"`
-	metav1.ListMeta `json:"metadata,omitzero"`
+	metav1.ListMeta `json:"metadata,omitempty,omitzero"`
 
 	Items []MachineAttestation `json:"items"`
 }
@@ -122,7 +122,7 @@ type MachineAttestationStatus struct {
 	// machineUID is the UID of the Machine that the identity belongs to.
 	MachineUID string `json:"machineUID,omitempty"`
 	// identity as recorded at the first attestation. Components are added, never changed.
-	Identity RecordedIdentity `json:"identity,omitzero"`
+	Identity RecordedIdentity `json:"identity,omitempty,omitzero"`
 	// endorsement that vouched for the EK.
 	Endorsement Endorsement `json:"endorsement,omitempty"`
 	// pending is what is known of a machine that waits for approval.

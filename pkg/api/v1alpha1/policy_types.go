@@ -13,10 +13,10 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type AttestationPolicy struct {
 	metav1.TypeMeta   `json:",inline"`
-	metav1.ObjectMeta `json:"metadata,omitzero"`
+	metav1.ObjectMeta `json:"metadata,omitempty,omitzero"`
 
-	Spec   AttestationPolicySpec   `json:"spec,omitzero"`
-	Status AttestationPolicyStatus `json:"status,omitzero"`
+	Spec   AttestationPolicySpec   `json:"spec,omitempty,omitzero"`
+	Status AttestationPolicyStatus `json:"status,omitempty,omitzero"`
 }
 
 // AttestationPolicyStatus says what the verifier made of a policy.
@@ -33,7 +33,7 @@ type AttestationPolicyStatus struct {
 // +kubebuilder:object:root=true
 type AttestationPolicyList struct {
 	metav1.TypeMeta `json:",inline"`
-	metav1.ListMeta `json:"metadata,omitzero"`
+	metav1.ListMeta `json:"metadata,omitempty,omitzero"`
 
 	Items []AttestationPolicy `json:"items"`
 }
@@ -81,18 +81,18 @@ type AttestationPolicySpec struct {
 	FrontEndKeys []string `json:"frontEndKeys,omitempty"`
 
 	// tpm2 says how a TPM's evidence is appraised.
-	TPM2 TPM2Policy `json:"tpm2,omitzero"`
+	TPM2 TPM2Policy `json:"tpm2,omitempty,omitzero"`
 
 	// token is about the attestation result.
-	Token TokenPolicy `json:"token,omitzero"`
+	Token TokenPolicy `json:"token,omitempty,omitzero"`
 
 	// challengeLifetime is the time from Challenge to Attest, 30s to 10m.
 	// Default: 2m. Longer helps slow TPMs alone.
-	ChallengeLifetime metav1.Duration `json:"challengeLifetime,omitzero"`
+	ChallengeLifetime metav1.Duration `json:"challengeLifetime,omitempty,omitzero"`
 
 	// maxMachineAge is how long after its creation a Machine may still attest
 	// for the first time, at least 1m. Default: 2h.
-	MaxMachineAge metav1.Duration `json:"maxMachineAge,omitzero"`
+	MaxMachineAge metav1.Duration `json:"maxMachineAge,omitempty,omitzero"`
 
 	// provisioningTokenAlone must be true for a policy whose evidence has the
 	// alternative [provisioning-token]: whoever knows that shared secret receives
@@ -100,7 +100,7 @@ type AttestationPolicySpec struct {
 	ProvisioningTokenAlone bool `json:"provisioningTokenAlone,omitempty"`
 
 	// provisioningToken is about the shared secret that opens pools by itself.
-	ProvisioningToken ProvisioningTokenPolicy `json:"provisioningToken,omitzero"`
+	ProvisioningToken ProvisioningTokenPolicy `json:"provisioningToken,omitempty,omitzero"`
 }
 
 // Mode says what the gate does with a pool.
@@ -216,7 +216,7 @@ type ProvisioningTokenPolicy struct {
 // TokenPolicy is about the attestation result.
 type TokenPolicy struct {
 	// lifetime of a token, 1m to 1h. Default: 10m.
-	Lifetime metav1.Duration `json:"lifetime,omitzero"`
+	Lifetime metav1.Duration `json:"lifetime,omitempty,omitzero"`
 	// uses is how often the gate answers to one token, 1 to 10. Default: 3,
 	// since Ignition tries again when a connection drops.
 	//

@@ -19,9 +19,9 @@ const VerifierName = "cluster"
 // +kubebuilder:printcolumn:name="Since",type=date,JSONPath=`.status.conditions[?(@.type=="Available")].lastTransitionTime`
 type AttestationVerifier struct {
 	metav1.TypeMeta   `json:",inline"`
-	metav1.ObjectMeta `json:"metadata,omitzero"`
+	metav1.ObjectMeta `json:"metadata,omitempty,omitzero"`
 
-	Status AttestationVerifierStatus `json:"status,omitzero"`
+	Status AttestationVerifierStatus `json:"status,omitempty,omitzero"`
 }
 
 // AttestationVerifierStatus is written by the holder of the lease.
@@ -50,7 +50,7 @@ const (
 // +kubebuilder:object:root=true
 type AttestationVerifierList struct {
 	metav1.TypeMeta `json:",inline"`
-	metav1.ListMeta `json:"metadata,omitzero"`
+	metav1.ListMeta `json:"metadata,omitempty,omitzero"`
 
 	Items []AttestationVerifier `json:"items"`
 }
