@@ -198,7 +198,7 @@ func path(t *testing.T, c *cluster.Cluster) string {
 }
 
 // scripts runs the scripts in dir. Each has namespaces of its own, $NS for Machines
-// and $OWN for the verifier, and the flags for them in $IN.
+// and $OWN for the verifier.
 func scripts(t *testing.T, dir string, c *cluster.Cluster, namespaces bool) {
 	fixtures := func(ts *testscript.TestScript) fixture {
 		return fixture{d: client(t, c), namespace: ts.Getenv("NS"), own: ts.Getenv("OWN")}
