@@ -1,0 +1,284 @@
+package bundle
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"io"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+)
+
+// A Scrubber takes out of a text what has the shape of a secret, and what is a
+// known secret, plain or encoded. It rather takes too much than too little. What
+// a text is, is untrusted: a machine's own words are in logs and records.
+type Scrubber struct{ known [][]byte }
+
+// minKnown is how long a known secret must be to be looked for; a shorter one
+// would be found everywhere.
+const minKnown = 8
+
+// NewScrubber looks for these secrets besides the shapes. Of a JSON document it
+// looks for the values that are secret by their names, too.
+func NewScrubber(known ...secret.Bytes) *Scrubber {
+	s := &Scrubber{}
+	for _, k := range known {
+		raw := bytes.TrimSpace(k.Expose())
+		s.add(raw)
+		var doc any
+		if json.Unmarshal(raw, &doc) == nil {
+			s.leaves("", doc)
+		}
+	}
+	// The longest first: one may be part of another.
+	slices.SortFunc(s.known, func(a, b []byte) int { return len(b) - len(a) })
+	return s
+}
+
+func (s *Scrubber) add(raw []byte) {
+	if len(raw) < minKnown {
+		return
+	}
+	quoted, err := json.Marshal(string(raw))
+	forms := [][]byte{raw, []byte(url.QueryEscape(string(raw))), []byte(url.PathEscape(string(raw))), []byte(hex.EncodeToString(raw)), []byte(strings.ToUpper(hex.EncodeToString(raw)))}
+	if err == nil {
+		forms = append(forms, bytes.Trim(quoted, `"`))
+	}
+	for _, f := range forms {
+		if !slices.ContainsFunc(s.known, func(have []byte) bool { return bytes.Equal(have, f) }) {
+			s.known = append(s.known, f)
+		}
+	}
+}
+
+func (s *Scrubber) leaves(name string, v any) {
+	switch v := v.(type) {
+	case map[string]any:
+		for k, inner := range v {
+			s.leaves(k, inner)
+		}
+	case []any:
+		for _, inner := range v {
+			s.leaves(name, inner)
+		}
+	case string:
+		if !secretNames[strings.ToLower(name)] {
+			return
+		}
+		s.add([]byte(v))
+		// Docker's "auth" is user:password.
+		if raw, err := base64.StdEncoding.DecodeString(v); err == nil {
+			if _, password, ok := bytes.Cut(raw, []byte(":")); ok {
+				s.add(password)
+			}
+		}
+	}
+}
+
+// secretNames are fields whose values are secrets, in lower case.
+var secretNames = map[string]bool{}
+
+func init() {
+	for _, n := range []string{
+		"password", "passwd", "passphrase", "auth", "identitytoken", "registrytoken", "pullsecret", "pull-secret", ".dockerconfigjson", ".dockercfg",
+		"client-key-data", "client_secret", "clientsecret", "secretkey", "secret_key", "secretaccesskey", "secret_access_key", "aws_secret_access_key",
+		"sessiontoken", "session_token", "private_key", "privatekey", "private-key", "tls.key", "access_token", "refresh_token", "id_token", "token",
+		"previous-token", "token-secret", "apikey", "api_key", "api-key", "d", "k", "userdata", "user-data", "report_ticket", "reportticket", "luks_key", "keyfile",
+	} {
+		secretNames[n] = true
+	}
+}
+
+// shape is a pattern of a secret; what its first group matched stays.
+type shape struct {
+	name string
+	re   *regexp.Regexp
+}
+
+var shapes = []shape{
+	{"private key", regexp.MustCompile(`()-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\z)`)},
+	{"data URL", regexp.MustCompile(`(data:)[A-Za-z0-9/+.;=-]*,[^\s"'<>\\]{16,}`)},
+	{"JWT", regexp.MustCompile(`()eyJ[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*){1,3}`)},
+	{"authorization", regexp.MustCompile(`(?i)(\b(?:bearer|basic)(?:[ \t+]|%20)+)[A-Za-z0-9._~+/=%-]{8,}`)},
+	{"OpenShift token", regexp.MustCompile(`()sha256~[A-Za-z0-9_-]{20,}`)},
+	{"bootstrap token", regexp.MustCompile(`()\b[a-z0-9]{6}\.[a-z0-9]{16}\b`)},
+	{"cloud access key", regexp.MustCompile(`()\b(?:AKIA|ASIA)[A-Z0-9]{16}\b`)},
+	{"flag", regexp.MustCompile(`(?i)(--?(?:token|password|secret|pass)(?:[ \t]+|=))[^\s"'\\[][^\s"'\\]{5,}`)},
+	{"URL parameter", regexp.MustCompile(`(?i)([?&](?:token|access_token|sig|signature|key|x-amz-[a-z-]+)=)[^&\s"'\\[][^&\s"'\\]*`)},
+	{"URL password", regexp.MustCompile(`(://[^/\s:@"']*:)[^@/\s"']+@`)},
+}
+
+// field is the beginning of a name and a value, in JSON, YAML, a command line or
+// a log line, also inside another string.
+var field = regexp.MustCompile(`(?i)([A-Za-z0-9_.-]+)(\\*["'])?[ \t]*[:=][ \t]*(\\*["'])?`)
+
+// run is what may be base64.
+var run = regexp.MustCompile(`[A-Za-z0-9+/_-]{16,}={0,2}`)
+
+// digest is a hash, a UID or a number: the commonest runs, and no base64 of a text.
+var digest = regexp.MustCompile(`^[0-9a-f-]+$`)
+
+// tokenID is the id of a token, which opens nothing and is what support needs.
+var tokenID = regexp.MustCompile(`^[0-9a-f]{24}$`)
+
+// maxDepth is how often base64 may be within base64.
+const maxDepth = 2
+
+const mark = "[redacted"
+
+// Scrub returns the text without secrets, and how many of which kind were in it.
+func (s *Scrubber) Scrub(text []byte) ([]byte, map[string]int) {
+	found := map[string]int{}
+	return s.scrub(text, found, maxDepth), found
+}
+
+// Leaks names what in a text is a secret; nothing in one that was scrubbed.
+func (s *Scrubber) Leaks(text []byte) []string {
+	_, found := s.Scrub(text)
+	var names []string
+	for n := range found {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func (s *Scrubber) scrub(text []byte, found map[string]int, depth int) []byte {
+	for _, k := range s.known {
+		if n := bytes.Count(text, k); n > 0 {
+			found["known secret"] += n
+			text = bytes.ReplaceAll(text, k, []byte(mark+": known secret]"))
+		}
+	}
+	for _, sh := range shapes {
+		text = sh.re.ReplaceAllFunc(text, func(m []byte) []byte {
+			parts := sh.re.FindSubmatch(m)
+			found[sh.name]++
+			return append(slices.Clone(parts[1]), []byte(mark+": "+sh.name+"]")...)
+		})
+	}
+	text = scrubFields(text, found)
+	if depth == 0 {
+		return text
+	}
+	return run.ReplaceAllFunc(text, func(m []byte) []byte {
+		if digest.Match(m) || !s.encoded(m, depth) {
+			return m
+		}
+		found["encoded secret"]++
+		return []byte(mark + ": encoded secret]")
+	})
+}
+
+// scrubFields takes out the values of fields that are secret by their names.
+func scrubFields(text []byte, found map[string]int) []byte {
+	var out []byte
+	last := 0
+	for _, at := range field.FindAllSubmatchIndex(text, -1) {
+		if at[0] < last || !secretNames[strings.ToLower(string(text[at[2]:at[3]]))] {
+			continue
+		}
+		quote := ""
+		if at[6] >= 0 {
+			quote = string(text[at[6]:at[7]])
+		}
+		length := valueLength(text[at[1]:], quote)
+		value := text[at[1] : at[1]+length]
+		name := strings.ToLower(string(text[at[2]:at[3]]))
+		if length < 6 && quote == "" || length == 0 || bytes.HasPrefix(value, []byte(mark)) || name == "token" && tokenID.Match(value) {
+			continue
+		}
+		// "d" and "k" are the private parts of a JWK; a word of a log they may be, too.
+		if len(name) == 1 && (length < 32 || quote == "") {
+			continue
+		}
+		found["secret field"]++
+		out = append(append(out, text[last:at[1]]...), []byte(mark+": secret field]")...)
+		last = at[1] + length
+	}
+	return append(out, text[last:]...)
+}
+
+// valueLength is how far a value goes: to the quote that ends it, or to the end of
+// a word. A mapping or a list is no value.
+func valueLength(rest []byte, quote string) int {
+	if quote != "" {
+		escapes := strings.Count(quote, `\`)
+		for i := 0; i < len(rest); i++ {
+			if rest[i] != quote[len(quote)-1] {
+				continue
+			}
+			before := 0
+			for before < i && rest[i-1-before] == '\\' {
+				before++
+			}
+			if before == escapes {
+				return i - escapes
+			}
+		}
+		return len(rest)
+	}
+	if n := bytes.IndexAny(rest, " \t\r\n,;}]\"'{["); n >= 0 {
+		return n
+	}
+	return len(rest)
+}
+
+// encoded reports whether a run of base64 holds a secret.
+func (s *Scrubber) encoded(m []byte, depth int) bool {
+	text := strings.TrimRight(string(m), "=")
+	text = strings.NewReplacer("-", "+", "_", "/").Replace(text)
+	// A path in front of it would shift it.
+	for skip := range min(4, len(text)) {
+		part := text[skip:]
+		if len(part)%4 == 1 {
+			part = part[:len(part)-1]
+		}
+		raw, err := base64.RawStdEncoding.DecodeString(part)
+		if err != nil {
+			continue
+		}
+		inner := depth - 1
+		if bytes.HasPrefix(raw, []byte{0x1f, 0x8b}) {
+			raw, inner = gunzip(raw), 0 // a bomb must not hold bombs
+		}
+		if !texty(raw) && !slices.ContainsFunc(s.known, func(k []byte) bool { return bytes.Contains(raw, k) }) {
+			continue
+		}
+		found := map[string]int{}
+		if s.scrub(raw, found, inner); len(found) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// texty reports whether there is something in raw that could be read.
+func texty(raw []byte) bool {
+	n := 0
+	for _, c := range raw {
+		if c < ' ' || c > '~' {
+			n = 0
+			continue
+		}
+		if n++; n == minKnown {
+			return true
+		}
+	}
+	return false
+}
+
+func gunzip(raw []byte) []byte {
+	z, err := gzip.NewReader(bytes.NewReader(raw))
+	if err != nil {
+		return raw
+	}
+	out, _ := io.ReadAll(io.LimitReader(z, 256<<10)) // what came before a fault is searched
+	return out
+}
