@@ -1,0 +1,376 @@
+package sidedoor
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// ruleset is what is deployed on every node of the control plane.
+const ruleset = "../../deploy/base/nftables/mcs-attest.nft"
+
+// verifierUser is one of those that the rules let through to the MCS.
+const verifierUser = 1999990000
+
+// Who answered, or why nobody did.
+const (
+	theMCS      = "MCS"
+	theVerifier = "verifier"
+	refused     = "refused"
+	noAnswer    = "no answer"
+)
+
+// pluginRules is what OVN-Kubernetes has in the network of an OpenShift host.
+const pluginRules = `table inet plugin {
+	chain mcs-blocking { tcp dport { 22623, 22624 } tcp flags & (fin | syn | rst | ack) == syn reject; }
+	chain mcs-blocking-output { type filter hook output priority filter; jump mcs-blocking; }
+	chain mcs-blocking-forward { type filter hook forward priority filter; jump mcs-blocking; }
+}`
+
+// services translates as kube-proxy does, on the host where it is loaded.
+const services = `table inet services {
+	chain translate {
+		ip daddr 172.30.0.55 tcp dport 22623 dnat ip to 192.0.2.10:22623
+		ip daddr 172.30.0.55 tcp dport 443 dnat ip to 192.0.2.10:22623
+		ip daddr 172.30.0.55 tcp dport 80 dnat ip to 192.0.2.10:22624
+		ip6 daddr 2001:db8:30::55 tcp dport 443 dnat ip6 to [2001:db8:1::10]:22623
+		ip6 daddr 2001:db8:30::55 tcp dport 80 dnat ip6 to [2001:db8:1::10]:22624
+	}
+	chain prerouting { type nat hook prerouting priority dstnat; jump translate; }
+	chain output { type nat hook output priority -100; jump translate; }
+}`
+
+// hairpin is a balancer's own translation on the host (openshift-gcp-routes).
+const hairpin = `table ip balancer {
+	chain prerouting { type nat hook prerouting priority dstnat; ip daddr 203.0.113.7 redirect; }
+	chain output { type nat hook output priority -100; ip daddr 203.0.113.7 redirect; }
+}
+table ip6 balancer {
+	chain prerouting { type nat hook prerouting priority dstnat; ip6 daddr 2001:db8:203::7 redirect; }
+}`
+
+// cluster is the network with the servers of the control-plane host in it.
+type cluster struct {
+	network
+	roots *x509.CertPool
+}
+
+func start(t *testing.T) *cluster {
+	t.Helper()
+	c := &cluster{network: newNetwork(t), roots: x509.NewCertPool()}
+	// The verifier serves with the certificate of the MCS.
+	config := c.certificate(t)
+	serve := func(port int, name string, config *tls.Config) {
+		l := c.listen(cp, port)
+		if config != nil {
+			l = tls.NewListener(l, config)
+		}
+		server := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			if _, err := io.WriteString(w, name); err != nil {
+				t.Logf("%s: %v", name, err)
+			}
+		})}
+		go func() {
+			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+				t.Logf("%s: %v", name, err)
+			}
+		}()
+		t.Cleanup(func() { server.Close() })
+	}
+	serve(22623, theMCS, config)
+	serve(22624, theMCS, nil)
+	serve(22643, theVerifier, config)
+	return c
+}
+
+func (c *cluster) certificate(t *testing.T) *tls.Config {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "api-int"}, DNSNames: []string{"api-int"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.roots.AddCert(cert)
+	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12}
+}
+
+// load puts the deployed rules on the control-plane host.
+func (c *cluster) load(t *testing.T) {
+	t.Helper()
+	file, err := filepath.Abs(ruleset)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Opened here, too: `go test` answers from its cache while what the test
+	// itself has opened is the same.
+	if _, err := os.ReadFile(file); err != nil {
+		t.Fatal(err)
+	}
+	kept := filepath.Join(t.TempDir(), "once")
+	// Twice: a restart of the unit that loads them must not fail or double them.
+	c.in(cp, "nft -f "+file+"; nft list ruleset >"+kept+"; nft -f "+file+"; nft list ruleset | cmp - "+kept)
+}
+
+// ask sends a request from a host, as a user, and says who answered.
+func (c *cluster) ask(from string, user int, address string) string {
+	// 22624, and a Service's port 80 for it, is in clear.
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return err.Error()
+	}
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (conn net.Conn, err error) {
+		err = c.on(from, user, func() (err error) {
+			conn, err = (&net.Dialer{}).DialContext(ctx, "tcp", address)
+			return err
+		})
+		return conn, err
+	}, TLSClientConfig: &tls.Config{RootCAs: c.roots, MinVersion: tls.VersionTLS12}}
+	url := "https://api-int/config/worker"
+	if port == "22624" || port == "80" {
+		url = "http://api-int/config/worker"
+	}
+	// Nothing here is slow; a packet that is dropped would take for ever.
+	client := &http.Client{Transport: transport, Timeout: 20 * time.Second}
+	resp, err := client.Get(url)
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):
+		return refused
+	case err != nil && (os.IsTimeout(err) || errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH)):
+		return noAnswer
+	case err != nil:
+		return err.Error()
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err.Error()
+	}
+	return string(b)
+}
+
+// attempt is a way to the MCS.
+type attempt struct {
+	name, from string
+	user       int
+	address    string
+	// without and with the rules
+	open, closed string
+}
+
+// outside are the ways from anywhere but the verifier.
+var outside = func() (all []attempt) {
+	for _, from := range []struct{ host, name string }{
+		{pod, "a pod on the host"}, {node, "a node"}, {far, "a pod on a node"}, {cp, "a pod with the host's network"},
+	} {
+		for _, to := range []struct{ address, name string }{
+			{cp4, "its address"}, {vip4, "the virtual address"}, {cp6, "its IPv6 address"},
+		} {
+			all = append(all,
+				attempt{from.name + ", " + to.name, from.host, 0, net.JoinHostPort(to.address, "22623"), theMCS, theVerifier},
+				attempt{from.name + ", " + to.name + ", in clear", from.host, 0, net.JoinHostPort(to.address, "22624"), theMCS, refused})
+		}
+	}
+	for _, to := range []string{"127.0.0.1", "127.22.62.3", "::1"} {
+		all = append(all,
+			attempt{"root on the host, " + to, cp, 0, net.JoinHostPort(to, "22623"), theMCS, theVerifier},
+			attempt{"somebody on the host, " + to, cp, 1000, net.JoinHostPort(to, "22623"), theMCS, theVerifier},
+			attempt{"somebody on the host, " + to + ", in clear", cp, 1000, net.JoinHostPort(to, "22624"), theMCS, refused})
+	}
+	// The verifier's own way, used by somebody else, and from elsewhere.
+	return append(all,
+		attempt{"root on the host, the verifier's way", cp, 0, "127.22.62.3:22644", refused, refused},
+		attempt{"somebody on the host, the verifier's way", cp, 1000, "127.22.62.3:22644", refused, refused},
+		attempt{"a pod, the host's end of its wire", pod, 0, podGate + ":22623", theMCS, theVerifier},
+	)
+}()
+
+func (c *cluster) try(t *testing.T, attempts []attempt, rules bool) {
+	t.Helper()
+	for _, a := range attempts {
+		want := a.open
+		if rules {
+			want = a.closed
+		}
+		if got := c.ask(a.from, a.user, a.address); got != want {
+			t.Errorf("%s (%s): %s instead of %s", a.name, a.address, got, want)
+		}
+	}
+}
+
+func TestAttack_T52_NobodyWalksAroundTheVerifier(t *testing.T) {
+	c := start(t)
+	c.try(t, outside, false)
+	c.load(t)
+	c.try(t, outside, true)
+
+	t.Run("with the network plugin's own rules", func(t *testing.T) {
+		c.nft(cp, pluginRules)
+		// What comes from this host and from its pods would be rejected on the way
+		// out. What was sent to the verifier before is for it.
+		c.try(t, outside, true)
+	})
+}
+
+func TestAttack_T52_ThroughAService(t *testing.T) {
+	c := start(t)
+	here := []attempt{
+		// Translated on the control-plane host itself: too late for a redirect.
+		{"a pod on the host", pod, 0, service4 + ":22623", theMCS, refused},
+		{"a pod on the host, another port", pod, 0, service4 + ":443", theMCS, refused},
+		{"a pod on the host, in clear", pod, 0, service4 + ":80", theMCS, refused},
+		{"a pod on the host, IPv6", pod, 0, "[" + service6 + "]:443", theMCS, refused},
+		{"a pod on the host, IPv6, in clear", pod, 0, "[" + service6 + "]:80", theMCS, refused},
+		{"a pod with the host's network", cp, 0, service4 + ":443", theMCS, refused},
+		{"a pod with the host's network, in clear", cp, 0, service4 + ":80", theMCS, refused},
+		{"a pod with the host's network, IPv6", cp, 0, "[" + service6 + "]:443", theMCS, refused},
+	}
+	there := []attempt{
+		{"a node", node, 0, service4 + ":443", theMCS, theVerifier},
+		{"a node, in clear", node, 0, service4 + ":80", theMCS, refused},
+		{"a pod on a node", far, 0, service4 + ":443", theMCS, theVerifier},
+		{"a pod on a node, in clear", far, 0, service4 + ":80", theMCS, refused},
+		{"a pod on a node, IPv6", far, 0, "[" + service6 + "]:443", theMCS, theVerifier},
+		{"a pod on a node, IPv6, in clear", far, 0, "[" + service6 + "]:80", theMCS, refused},
+	}
+	c.nft(cp, services)
+	c.nft(node, services)
+	c.try(t, append(here, there...), false)
+	c.load(t)
+	c.try(t, append(here, there...), true)
+}
+
+func TestAttack_T52_TheLoopbackFromOutside(t *testing.T) {
+	c := start(t)
+	// A plugin's interface lets packets for 127.0.0.0/8 in; a pod whose root is
+	// hostile sends them.
+	c.in(cp, "echo 1 >/proc/sys/net/ipv4/conf/to-pod/route_localnet")
+	c.in(pod, "ip addr flush dev lo; ip route add 127.0.0.0/8 via "+podGate+"; echo 1 >/proc/sys/net/ipv4/conf/all/route_localnet")
+	attempts := []attempt{
+		{"127.0.0.1", pod, 0, "127.0.0.1:22623", theMCS, theVerifier},
+		{"127.0.0.1, in clear", pod, 0, "127.0.0.1:22624", theMCS, refused},
+		{"the verifier's way", pod, 0, "127.22.62.3:22644", refused, refused},
+		{"the verifier's way, as that user", pod, verifierUser, "127.22.62.3:22644", refused, refused},
+		{"the verifier's address", pod, verifierUser, "127.22.62.3:22623", theMCS, theVerifier},
+	}
+	c.try(t, attempts, false)
+	c.load(t)
+	c.try(t, attempts, true)
+}
+
+func TestTheVerifierReachesTheMCS(t *testing.T) {
+	c := start(t)
+	c.load(t)
+	for _, address := range []string{"127.0.0.1:22623", "[::1]:22623", "127.22.62.3:22644"} {
+		if got := c.ask(cp, verifierUser, address); got != theMCS {
+			t.Errorf("%s: %s", address, got)
+		}
+	}
+	// OpenShift's network plugin closes the loopback's door. The exchanged port
+	// stays open, and many connections at once keep apart.
+	c.nft(cp, pluginRules)
+	if got := c.ask(cp, verifierUser, "127.0.0.1:22623"); got != refused {
+		t.Errorf("the plugin's rules do not reject: %s", got)
+	}
+	answers := make(chan string)
+	for range 50 {
+		go func() { answers <- c.ask(cp, verifierUser, "127.22.62.3:22644") }()
+	}
+	for range 50 {
+		if got := <-answers; got != theMCS {
+			t.Errorf("with the plugin's rules: %s", got)
+		}
+	}
+	// The verifier's user is somebody like everybody on other addresses.
+	if got := c.ask(cp, verifierUser, cp4+":22623"); got != theVerifier {
+		t.Errorf("from the host's address: %s", got)
+	}
+}
+
+func TestABalancerThatLeavesItsAddress(t *testing.T) {
+	c := start(t)
+	c.nft(cp, hairpin)
+	attempts := func(closed string) []attempt {
+		return []attempt{
+			{"a node", node, 0, balancer4 + ":22623", theMCS, closed},
+			{"a node, in clear", node, 0, balancer4 + ":22624", theMCS, refused},
+			{"a node, IPv6", node, 0, "[" + balancer6 + "]:22623", theMCS, closed},
+			{"a node, IPv6, in clear", node, 0, "[" + balancer6 + "]:22624", theMCS, refused},
+			{"the host", cp, 0, balancer4 + ":22623", theMCS, closed},
+			{"the host, in clear", cp, 0, balancer4 + ":22624", theMCS, refused},
+		}
+	}
+	unlisted := attempts(refused)
+	c.try(t, unlisted, false)
+	c.load(t)
+	c.try(t, unlisted, true)
+	c.nft(cp, "add element inet mcs_attest balancers4 { "+balancer4+" }; add element inet mcs_attest balancers6 { "+balancer6+" }")
+	c.try(t, attempts(theVerifier), true)
+}
+
+func TestAListedClientMayUseThePlainPort(t *testing.T) {
+	c := start(t)
+	c.load(t)
+	c.try(t, []attempt{{"not yet listed", node, 0, cp4 + ":22624", "", refused}, {"IPv6", node, 0, "[" + cp6 + "]:22624", "", refused}}, true)
+	c.nft(cp, "add element inet mcs_attest plain4 { 192.0.2.20 }; add element inet mcs_attest plain6 { 2001:db8:1::20 }")
+	c.try(t, []attempt{
+		{"listed", node, 0, cp4 + ":22624", "", theMCS},
+		{"listed, the other port", node, 0, cp4 + ":22623", "", theVerifier},
+		{"not listed", pod, 0, cp4 + ":22624", "", refused},
+		{"listed, IPv6", node, 0, "[" + cp6 + "]:22624", "", theMCS},
+		{"not listed, IPv6", pod, 0, "[" + cp6 + "]:22624", "", refused},
+	}, true)
+}
+
+func TestOtherTrafficPassesUntouched(t *testing.T) {
+	c := start(t)
+	c.load(t)
+	l := c.listen(node, 22623)
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conn.Close()
+		}
+	}()
+	// Of a pod on the control plane to another host: forwarded, not ours.
+	err := c.on(pod, 0, func() error {
+		conn, err := net.Dial("tcp", "192.0.2.20:22623")
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if got := c.ask(node, 0, cp4+":22643"); got != theVerifier {
+		t.Errorf("the verifier's own port: %s", got)
+	}
+}
