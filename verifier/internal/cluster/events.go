@@ -164,7 +164,7 @@ func (e *Events) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case event := <-e.queue:
-			if err := e.write(ctx, event); err != nil {
+			if err := e.write(ctx, event); err != nil && ctx.Err() == nil {
 				e.o.Dropped()
 				e.o.Log.Debug("event lost", "reason", event.Reason, "object", event.About.Namespace+"/"+event.About.Name, "error", err)
 			}

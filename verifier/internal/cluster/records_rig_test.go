@@ -34,7 +34,6 @@ var (
 	attestations = v1alpha1.GroupVersion.WithResource("machineattestations")
 	claims       = v1alpha1.GroupVersion.WithResource("identityclaims")
 	namespaces   = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
-	events       = schema.GroupVersionResource{Version: "v1", Resource: "events"}
 )
 
 // site is a cluster's part that belongs to one test: a namespace with Machines,
@@ -239,8 +238,6 @@ func (w *wire) hold(method, path string) (held <-chan struct{}, resume func()) {
 
 func ek(n int) string { return fmt.Sprintf("%064x", n) }
 
-func identity(n int) v1alpha1.RecordedIdentity { return v1alpha1.RecordedIdentity{EKSHA256: ek(n)} }
-
 // components as the service has them.
 func components(id v1alpha1.RecordedIdentity) []string { return []string{"ek:" + id.EKSHA256} }
 
@@ -305,7 +302,8 @@ func denied(t testing.TB, err error, want reason.Code) {
 }
 
 func waiting(n int) store.Pending {
-	return store.Pending{ID: ek(n << 8)[:16], EKSHA256: ek(n << 8), Pool: "worker", Source: "192.0.2.1"}
+	hash := fmt.Sprintf("%016x%048x", n, n)
+	return store.Pending{ID: hash[:16], EKSHA256: hash, Pool: "worker", Source: "192.0.2.1"}
 }
 
 func logTo(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w, nil)) }
