@@ -102,7 +102,7 @@ Kubernetes API and needs no verifier to be running.`,
 func (c *cli) operatorCommands() []*cobra.Command {
 	return []*cobra.Command{
 		c.statusCommand(), c.explainCommand(), c.enrollCommand(), c.approveCommand(), c.quarantineCommand(), c.reattestCommand(),
-		c.tokenCommand(),
+		c.tokenCommand(), c.supportBundleCommand(),
 	}
 }
 

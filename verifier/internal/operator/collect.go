@@ -1,0 +1,315 @@
+package operator
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+)
+
+// Collector takes in what a support bundle is made of.
+type Collector interface {
+	// Add puts a file in; its error ends the collection.
+	Add(name string, content []byte) error
+	// Missed notes what could not be had.
+	Missed(what string, err error)
+}
+
+// Known are secrets to be looked for in a bundle; those that cannot be read are in
+// the errors.
+func (f *Folder) Known(context.Context) ([]secret.Bytes, []error) {
+	var known []secret.Bytes
+	var errs []error
+	for _, dir := range []string{"keys", "tls"} {
+		entries, err := os.ReadDir(f.Config.Path(dir))
+		if err != nil {
+			errs = append(errs, err)
+		}
+		for _, e := range entries {
+			if dir == "tls" && filepath.Ext(e.Name()) != ".key" {
+				continue
+			}
+			raw, err := os.ReadFile(f.Config.Path(dir, e.Name()))
+			if err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			known = append(known, secret.New(raw))
+			var doc map[string]string // the provisioning token is YAML
+			if sigsyaml.Unmarshal(raw, &doc) == nil {
+				for _, k := range []string{"token", "previous-token"} {
+					known = append(known, secret.New([]byte(doc[k])))
+				}
+			}
+		}
+	}
+	return known, errs
+}
+
+// Collect gathers what explains a standalone verifier: configuration, policies,
+// Machines, enrolments, records, metrics. Keys and configs are named, not read.
+func (f *Folder) Collect(ctx context.Context, _ time.Duration, to Collector) error {
+	c := &collector{to: to}
+	c.file("config/mcs-attest.yaml", func() ([]byte, error) { return os.ReadFile(f.Config.Path("mcs-attest.yaml")) })
+	c.json("state.json", func() (any, error) { return f.State(ctx) })
+	for _, dir := range []string{"policies", "attestations", "reference-values"} {
+		for _, name := range f.list(to, dir) {
+			c.file(dir+"/"+name, func() ([]byte, error) { return os.ReadFile(f.Config.Path(dir, name)) })
+		}
+	}
+	for _, name := range f.list(to, "machines") {
+		c.file("machines/"+name, func() ([]byte, error) {
+			raw, err := os.ReadFile(f.Config.Path("machines", name))
+			if err != nil {
+				return nil, err
+			}
+			return reduceManifests(raw)
+		})
+	}
+	c.file("files.txt", func() ([]byte, error) { return f.files(to) })
+	for _, path := range []string{"metrics", "readyz", "healthz"} {
+		c.file("verifier/"+path+".txt", func() ([]byte, error) { return f.ask(ctx, path) })
+	}
+	to.Missed("logs", errors.New("a standalone verifier logs to standard error: add the journal of its unit yourself"))
+	return c.failed
+}
+
+// list names the files of a section.
+func (f *Folder) list(to Collector, dir string) []string {
+	entries, err := os.ReadDir(f.Config.Path(dir))
+	if err != nil {
+		to.Missed(dir, err)
+		return nil
+	}
+	var names []string
+	for _, e := range entries {
+		if !e.IsDir() && !strings.HasPrefix(e.Name(), ".") {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+// files lists every file of the folder with size and time, contents aside.
+func (f *Folder) files(to Collector) ([]byte, error) {
+	var out bytes.Buffer
+	err := filepath.WalkDir(f.Config.Data, func(path string, d os.DirEntry, err error) error {
+		if err != nil {
+			to.Missed(path, err)
+			return nil
+		}
+		info, err := d.Info()
+		if err != nil {
+			to.Missed(path, err)
+			return nil
+		}
+		rel, err := filepath.Rel(f.Config.Data, path)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(&out, "%s %10d %s %s\n", info.Mode(), info.Size(), info.ModTime().UTC().Format(time.RFC3339), rel)
+		return nil
+	})
+	return out.Bytes(), err
+}
+
+func (f *Folder) ask(ctx context.Context, path string) ([]byte, error) {
+	host, port, err := net.SplitHostPort(f.Config.MetricsListen)
+	if err != nil {
+		return nil, err
+	}
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	a, err := fetch(ctx, &http.Client{Timeout: 10 * time.Second}, "http://"+net.JoinHostPort(host, port)+"/"+path)
+	return a.text(), err
+}
+
+// maxAnswer bounds one answer that goes into a bundle.
+const maxAnswer = 32 << 20
+
+// answer is what an HTTP server said.
+type answer struct {
+	code   int
+	status string
+	body   []byte
+}
+
+// text is the body; of a refusal with its status, since readyz says why in it.
+func (a answer) text() []byte {
+	if a.code == http.StatusOK {
+		return a.body
+	}
+	return append([]byte(a.status+"\n"), a.body...)
+}
+
+func fetch(ctx context.Context, client *http.Client, url string) (answer, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return answer{}, err
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		return answer{}, err
+	}
+	defer res.Body.Close()
+	raw, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))
+	if err != nil {
+		return answer{}, fmt.Errorf("read %s: %w", url, err)
+	}
+	return answer{res.StatusCode, res.Status, raw}, nil
+}
+
+// collector adds what can be had and notes the rest; a failure to write ends it.
+type collector struct {
+	to     Collector
+	failed error
+}
+
+func (c *collector) add(name string, raw []byte) {
+	if c.failed == nil {
+		c.failed = c.to.Add(name, raw)
+	}
+}
+
+func (c *collector) file(name string, get func() ([]byte, error)) {
+	if c.failed != nil {
+		return
+	}
+	raw, err := get()
+	if err != nil {
+		c.to.Missed(name, err)
+		return
+	}
+	c.add(name, raw)
+}
+
+func (c *collector) json(name string, get func() (any, error)) {
+	c.file(name, func() ([]byte, error) {
+		v, err := get()
+		if err != nil {
+			return nil, err
+		}
+		return json.MarshalIndent(v, "", "  ")
+	})
+}
+
+// reduceManifests is the file's objects without what may hold a secret, as JSON
+// lines.
+func reduceManifests(raw []byte) ([]byte, error) {
+	var out bytes.Buffer
+	for _, doc := range bytes.Split(raw, []byte("\n---")) {
+		var object map[string]any
+		if err := sigsyaml.Unmarshal(doc, &object); err != nil {
+			return nil, fmt.Errorf("left out, since it does not parse: %w", err)
+		}
+		items, ok := object["items"].([]any)
+		if !ok {
+			items = []any{object}
+		}
+		for _, item := range items {
+			if o, ok := item.(map[string]any); ok && o != nil {
+				if err := json.NewEncoder(&out).Encode(reduce(o)); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	return out.Bytes(), nil
+}
+
+// reduce is an object without what is not needed and may hold a secret: what
+// clients keep in annotations and managedFields, a Machine's provider part and
+// bootstrap data, the values of a pod's environment.
+func reduce(o map[string]any) map[string]any {
+	o = maps.Clone(o)
+	if meta, ok := o["metadata"].(map[string]any); ok {
+		meta = maps.Clone(meta)
+		delete(meta, "managedFields")
+		if notes, ok := meta["annotations"].(map[string]any); ok {
+			notes = maps.Clone(notes)
+			delete(notes, "kubectl.kubernetes.io/last-applied-configuration")
+			meta["annotations"] = notes
+		}
+		o["metadata"] = meta
+	}
+	kind, _ := o["kind"].(string)
+	spec, _ := o["spec"].(map[string]any)
+	if spec == nil {
+		return o
+	}
+	spec = maps.Clone(spec)
+	o["spec"] = spec
+	switch kind {
+	case "Machine":
+		userData := textAt(spec, "providerSpec", "value", "userDataSecret", "name")
+		delete(spec, "providerSpec")
+		if userData != "" {
+			spec["providerSpec"] = map[string]any{"value": map[string]any{"userDataSecret": map[string]any{"name": userData}}}
+		}
+		if b, ok := spec["bootstrap"].(map[string]any); ok {
+			b = maps.Clone(b)
+			delete(b, "data")
+			spec["bootstrap"] = b
+		}
+		if status, ok := o["status"].(map[string]any); ok {
+			status = maps.Clone(status)
+			delete(status, "providerStatus")
+			o["status"] = status
+		}
+	case "BareMetalHost":
+		for _, k := range slices.Collect(maps.Keys(spec)) {
+			if k != "consumerRef" && k != "online" {
+				delete(spec, k)
+			}
+		}
+	case "Pod", "DaemonSet":
+		forget(spec)
+	}
+	return o
+}
+
+func textAt(o map[string]any, path ...string) string {
+	for _, p := range path[:len(path)-1] {
+		o, _ = o[p].(map[string]any)
+	}
+	s, _ := o[path[len(path)-1]].(string)
+	return s
+}
+
+// forget takes the values out of every environment below v.
+func forget(v any) {
+	switch v := v.(type) {
+	case map[string]any:
+		for k, inner := range v {
+			list, ok := inner.([]any)
+			if k != "env" || !ok {
+				forget(inner)
+				continue
+			}
+			for _, e := range list {
+				if e, ok := e.(map[string]any); ok && e["value"] != nil {
+					e["value"] = "[not in this bundle]"
+				}
+			}
+		}
+	case []any:
+		for _, inner := range v {
+			forget(inner)
+		}
+	}
+}

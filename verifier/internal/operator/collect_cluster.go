@@ -1,0 +1,220 @@
+package operator
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+)
+
+// metricsPort is where each verifier has its metrics and its health.
+const metricsPort = "22680"
+
+var (
+	daemonSets = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}
+	leases     = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
+)
+
+// Known reads the Secrets that a node or a verifier could have let slip, for
+// looking for them in a bundle; those that may not be read are in the errors.
+func (c *Cluster) Known(ctx context.Context) ([]secret.Bytes, []error) {
+	if _, err := c.versions(""); err != nil {
+		return nil, []error{err}
+	}
+	names := [][2]string{
+		{c.o.Own, keysSecret}, {"openshift-config", "pull-secret"}, {"openshift-machine-config-operator", "machine-config-server-tls"},
+		{"openshift-machine-api", "worker-user-data"}, {"openshift-machine-api", "master-user-data"},
+	}
+	var errs []error
+	token := "openshift-config/machineconfig-auth"
+	if k, err := c.config(ctx); err == nil {
+		token = k.ProvisioningToken.Secret
+	}
+	if ns, name, err := config.SplitName(token); err == nil {
+		names = append(names, [2]string{ns, name})
+	}
+	var known []secret.Bytes
+	for _, n := range names {
+		o, err := c.get(ctx, secrets, n[0], n[1])
+		if err != nil {
+			errs = append(errs, err)
+		}
+		if o == nil || err != nil {
+			continue
+		}
+		data, err := secretData(o)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		for key, v := range data {
+			if key != "tls.crt" && key != "previous-expires" {
+				known = append(known, secret.New(v))
+			}
+		}
+	}
+	return known, errs
+}
+
+// Collect gathers what explains the verifiers of a cluster: their objects and
+// ours, Events, logs, metrics. No Secret is read.
+func (c *Cluster) Collect(ctx context.Context, since time.Duration, to Collector) error {
+	if _, err := c.versions(""); err != nil {
+		return err
+	}
+	all := &collector{to: to}
+	all.file("cluster/version.json", func() ([]byte, error) { return c.raw(ctx, c.host+"/version") })
+	all.json("state.json", func() (any, error) { return c.State(ctx) })
+	in, err := c.scope(ctx)
+	if err != nil {
+		return err
+	}
+	everywhere := []string{metav1.NamespaceAll}
+	for _, l := range []struct {
+		name       string
+		resource   schema.GroupVersionResource
+		namespaces []string
+		keep       func(*unstructured.Unstructured) bool
+	}{
+		{"cluster/attestationverifiers", verifiers, everywhere, nil},
+		{"cluster/attestationpolicies", policies, everywhere, nil},
+		{"cluster/identityclaims", claims, everywhere, nil},
+		{"cluster/machineattestations", attestations, c.attestationScope(in), nil},
+		{"cluster/events", events, c.attestationScope(in), c.ours},
+		{"cluster/daemonsets", daemonSets, []string{c.o.Own}, nil},
+		{"cluster/leases", leases, []string{c.o.Own}, nil},
+		{"cluster/pods", pods, []string{c.o.Own}, nil},
+		{"cluster/configmaps", configMaps, []string{c.o.Own}, c.ourConfig},
+	} {
+		c.dump(ctx, all, l.name, l.resource, l.namespaces, l.keep)
+	}
+	machines, err := c.machineResources()
+	if err != nil {
+		to.Missed("machines", err)
+	}
+	if v, err := c.versions(hosts.Group); err == nil && slices.Contains(v, hosts.Version) {
+		machines = append(machines, hosts)
+	}
+	for _, r := range machines {
+		c.dump(ctx, all, "cluster/"+r.Resource+"."+r.Group, r, in, nil)
+	}
+	c.verifierPods(ctx, all, since)
+	return all.failed
+}
+
+// ours are the Events of the verifier and of what it is about.
+func (c *Cluster) ours(o *unstructured.Unstructured) bool {
+	kind, _, _ := unstructured.NestedString(o.Object, "involvedObject", "kind")
+	return o.GetNamespace() == c.o.Own || slices.Contains([]string{"Machine", "MachineAttestation", "AttestationPolicy", "BareMetalHost"}, kind)
+}
+
+// ourConfig are the ConfigMaps that the verifier reads.
+func (c *Cluster) ourConfig(o *unstructured.Unstructured) bool {
+	return o.GetName() == configMap || o.GetLabels()["mcs-attest.dev/content"] != ""
+}
+
+// dump writes objects as JSON lines, in parts that fit a file.
+func (c *Cluster) dump(ctx context.Context, all *collector, name string, r schema.GroupVersionResource, in []string, keep func(*unstructured.Unstructured) bool) {
+	var out bytes.Buffer
+	part := 0
+	flush := func() {
+		if out.Len() == 0 {
+			return
+		}
+		part++
+		file := name + ".jsonl"
+		if part > 1 {
+			file = fmt.Sprintf("%s.%d.jsonl", name, part)
+		}
+		all.add(file, out.Bytes())
+		out.Reset()
+	}
+	for _, ns := range in {
+		err := c.each(ctx, r, ns, metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
+			if keep != nil && !keep(o) {
+				return nil
+			}
+			raw, err := json.Marshal(reduce(o.Object))
+			if err != nil {
+				return err
+			}
+			if out.Len()+len(raw) >= maxAnswer {
+				flush()
+			}
+			out.Write(raw)
+			out.WriteByte('\n')
+			return nil
+		})
+		if err != nil {
+			all.to.Missed(name, err)
+		}
+	}
+	flush()
+}
+
+// maxLog bounds the log of one container.
+const maxLog = 16 << 20
+
+// verifierPods gathers logs, metrics and health of every pod in the verifier's
+// namespace.
+func (c *Cluster) verifierPods(ctx context.Context, all *collector, since time.Duration) {
+	err := c.each(ctx, pods, c.o.Own, metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
+		base := c.host + "/api/v1/namespaces/" + url.PathEscape(c.o.Own) + "/pods/" + url.PathEscape(o.GetName())
+		containers, _, _ := unstructured.NestedSlice(o.Object, "spec", "containers")
+		initial, _, _ := unstructured.NestedSlice(o.Object, "spec", "initContainers")
+		for _, container := range append(initial, containers...) {
+			fields, _ := container.(map[string]any)
+			name, _ := fields["name"].(string)
+			for _, previous := range []bool{false, true} {
+				q := url.Values{"container": {name}, "timestamps": {"true"}, "limitBytes": {strconv.Itoa(maxLog)}}
+				file := "logs/" + o.GetName() + "." + name + ".log"
+				if previous {
+					q.Set("previous", "true")
+					file = "logs/" + o.GetName() + "." + name + ".previous.log"
+				} else if since > 0 {
+					q.Set("sinceSeconds", strconv.Itoa(int(since.Seconds())))
+				}
+				raw, err := c.raw(ctx, base+"/log?"+q.Encode())
+				if previous && apierrors.IsBadRequest(err) {
+					continue // it has never been restarted
+				}
+				all.file(file, func() ([]byte, error) { return raw, err })
+			}
+		}
+		for _, path := range []string{"metrics", "readyz"} {
+			all.file("verifier/"+o.GetName()+"."+path+".txt", func() ([]byte, error) {
+				return c.raw(ctx, c.host+"/api/v1/namespaces/"+url.PathEscape(c.o.Own)+"/pods/"+url.PathEscape(o.GetName()+":"+metricsPort)+"/proxy/"+path)
+			})
+		}
+		return nil
+	})
+	if err != nil {
+		all.to.Missed("pods", err)
+	}
+}
+
+// raw asks for something that is no object; what the API server itself refuses is
+// its error.
+func (c *Cluster) raw(ctx context.Context, address string) ([]byte, error) {
+	a, err := fetch(ctx, c.http, address)
+	if err != nil {
+		return nil, err
+	}
+	var status metav1.Status
+	if a.code != http.StatusOK && json.Unmarshal(a.body, &status) == nil && status.Kind == "Status" {
+		return nil, &apierrors.StatusError{ErrStatus: status}
+	}
+	return a.text(), nil
+}
