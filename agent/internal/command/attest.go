@@ -1,11 +1,15 @@
 package command
 
 import (
+	"bytes"
 	"context"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
+	"slices"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/client"
 	"github.com/mcs-attest/mcs-attest/agent/internal/delivery"
@@ -13,8 +17,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
 	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
 	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
@@ -190,9 +196,35 @@ func (a *agent) targets(config *pointer.Config) ([]flow.Target, error) {
 			return nil, err
 		}
 		seen[s.Origin] = s.Pool
-		out = append(out, flow.Target{Origin: s.Origin, Pool: s.Pool, URL: s.URL, Proxy: proxy})
+		t := flow.Target{Origin: s.Origin, Pool: s.Pool, URL: s.URL, Proxy: proxy}
+		// One that is in the URL goes into the header as well: it is taken there
+		// whatever the policy says of URLs.
+		if t.Provisioning, t.Shown = config.Shown(s.Origin, s.Pool); t.Provisioning.Empty() {
+			t.Provisioning = a.provisioningToken()
+		}
+		out = append(out, t)
 	}
 	return out, nil
+}
+
+// maxProvisioningToken bounds the file; a token has some dozens of bytes.
+const maxProvisioningToken = 4096
+
+// provisioningToken is the one in the image, if there is one.
+func (a *agent) provisioningToken() secret.Bytes {
+	f, err := os.Open(a.paths.ProvisioningToken)
+	if errors.Is(err, fs.ErrNotExist) {
+		return secret.Bytes{}
+	}
+	if err == nil {
+		defer f.Close() //nolint:errcheck // it was only read
+		var raw []byte
+		if raw, err = io.ReadAll(io.LimitReader(f, maxProvisioningToken)); err == nil {
+			return secret.New(bytes.TrimSpace(raw))
+		}
+	}
+	a.console.Step("no provisioning token: %v", err)
+	return secret.Bytes{}
 }
 
 // agentVersion is the contract's "name/version".
@@ -204,7 +236,7 @@ func agentVersion() string {
 var hints = map[mcsattestv1.DenialClass]string{
 	mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED: "the verifier may not answer for this origin ('origins' in its configuration), or agent and verifier are of versions that do not fit; its audit log says which, under the correlation id",
 	mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE: "boot again; if it stays, look up the correlation id in the verifier's audit log",
-	mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE:  "this machine's TPM or boot chain is not what the policy expects, or it has no TPM; on the cluster, the verifier's audit log says what was seen, under the correlation id",
+	mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE:  "this machine's TPM, boot chain or provisioning token is not what the policy expects, or it has no TPM; on the cluster, the verifier's audit log says what was seen, under the correlation id",
 	mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE:   "the machine is known and may not attest now (it joined, is being deleted, is too old, belongs to another pool, or another identity has it); on the cluster, mcs-attest-verifier explain says which",
 	mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN:     "look up the correlation id in the verifier's audit log",
 }
@@ -218,6 +250,8 @@ func advice(err error) string {
 		return hints[denied.Class]
 	case errors.Is(err, attester.ErrEndorsementOwned):
 		return "clear the TPM in the firmware's setup"
+	case errors.As(err, &missing) && slices.Contains(missing.Kinds, evidence.ProvisioningToken):
+		return "put the provisioning token into the pointer config, as the header Authorization: Bearer of its source"
 	case errors.Is(err, tpmdev.ErrAbsent):
 		return "enable the TPM in the firmware's setup, or give the virtual machine one"
 	case errors.As(err, &missing):

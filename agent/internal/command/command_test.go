@@ -1,6 +1,7 @@
 package command_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"net/http"
@@ -14,6 +15,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/command"
 	"github.com/mcs-attest/mcs-attest/agent/internal/verifiertest"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
@@ -33,7 +36,7 @@ func TestCommand(t *testing.T) {
 				"RUN": "run/mcs-attest", "CMDLINE": "cmdline", "IGNITION_JSON": "run/ignition.json",
 				"IGNITION_RUNTIME": "run/ignition", "IGNITION_LOCAL": "etc/ignition", "IGNITION_SYSTEM": "usr/ignition",
 				"FW_CFG": "fw_cfg", "TPM": "no-tpm", "TPM_SYSFS": "tpm-sysfs", "EVENT_LOG": "event-log",
-				"BOOT_ID": "boot-id", "SMBIOS_UUID": "uuid", "NETWORK": "net",
+				"BOOT_ID": "boot-id", "SMBIOS_UUID": "uuid", "NETWORK": "net", "PROVISIONING_TOKEN": "provisioning-token",
 			} {
 				env.Setenv("MCS_ATTEST_"+name, filepath.Join(env.WorkDir, file))
 			}
@@ -77,6 +80,9 @@ func startVerifier(t *testing.T, ts *testscript.TestScript, args []string) {
 	}
 	switch args[0] {
 	case "honest":
+	case "shared":
+		v.Required = []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_PROVISIONING_TOKEN}
+		v.ProvisioningToken = "AAAA-bbb_CCCC-ddd_EEEE-fff_GGGG-hhh_IIII-jjj"
 	case "audit":
 		v.Mode = mcsattestv1.Mode_MODE_AUDIT
 	case "off":
@@ -96,5 +102,15 @@ func startVerifier(t *testing.T, ts *testscript.TestScript, args []string) {
 		v.Start(t)
 	}
 	ts.Setenv("ORIGIN", v.Origin)
-	ts.Check(os.WriteFile(ts.MkAbs("usr/ignition/user.ign"), v.Pointer("worker"), 0o644))
+	pointerConfig := v.Pointer("worker")
+	switch {
+	case len(args) < 2:
+	case args[1] == "in-header":
+		out, err := pointer.Provision(pointerConfig, pointer.Provisioning{Token: secret.New([]byte(args[2])), Origins: []string{v.Origin}})
+		ts.Check(err)
+		pointerConfig = out
+	case args[1] == "in-url":
+		pointerConfig = bytes.Replace(pointerConfig, []byte("/config/worker"), []byte("/config/worker?token="+args[2]), 1)
+	}
+	ts.Check(os.WriteFile(ts.MkAbs("usr/ignition/user.ign"), pointerConfig, 0o644))
 }

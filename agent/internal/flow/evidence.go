@@ -13,6 +13,9 @@ import (
 
 func (f *Flow) challengeRequest(t Target) *mcsattestv1.ChallengeRequest {
 	req := &mcsattestv1.ChallengeRequest{Pool: t.Pool, Origin: t.Origin, AgentVersion: f.Version}
+	if !t.Provisioning.Empty() {
+		req.Offered = append(req.Offered, mcsattestv1.EvidenceKind_EVIDENCE_KIND_PROVISIONING_TOKEN)
+	}
 	if f.TPM == nil {
 		return req
 	}
@@ -26,8 +29,8 @@ func (f *Flow) challengeRequest(t Target) *mcsattestv1.ChallengeRequest {
 }
 
 // evidence gathers what the challenge requires, bound to this connection.
-func (f *Flow) evidence(s *client.Session, ch *mcsattestv1.ChallengeResponse) (*mcsattestv1.AttestRequest, error) {
-	kinds, missing := f.kinds(ch)
+func (f *Flow) evidence(s *client.Session, t Target, ch *mcsattestv1.ChallengeResponse) (*mcsattestv1.AttestRequest, error) {
+	kinds, missing := f.kinds(t, ch)
 	if len(missing) > 0 {
 		return nil, &MissingEvidence{Kinds: missing, Err: f.NoTPM}
 	}
@@ -71,19 +74,29 @@ func (f *Flow) evidence(s *client.Session, ch *mcsattestv1.ChallengeResponse) (*
 		}
 		req.Tpm2 = ev
 	}
+	if slices.Contains(kinds, evidence.ProvisioningToken) {
+		req.ProvisioningToken = transcript.ProvisioningToken(t.Provisioning.Expose(), h)
+	}
 	return req, nil
 }
 
 // kinds are the required kinds of evidence, and those that are not to be had.
-func (f *Flow) kinds(ch *mcsattestv1.ChallengeResponse) (required, missing []evidence.Kind) {
+func (f *Flow) kinds(t Target, ch *mcsattestv1.ChallengeResponse) (required, missing []evidence.Kind) {
 	for _, k := range ch.GetRequired() {
 		kind := evidence.Kind(k)
 		required = append(required, kind)
-		if kind != evidence.TPM2 || f.TPM == nil || ch.GetTpm() == nil {
+		has := kind == evidence.TPM2 && f.TPM != nil && ch.GetTpm() != nil ||
+			kind == evidence.ProvisioningToken && !t.Provisioning.Empty()
+		if !has {
 			missing = append(missing, kind)
 		}
 	}
 	return required, missing
+}
+
+// alone: nothing but the provisioning token is required.
+func alone(ch *mcsattestv1.ChallengeResponse) bool {
+	return slices.Equal(ch.GetRequired(), []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_PROVISIONING_TOKEN})
 }
 
 func (f *Flow) quote(tc *mcsattestv1.TpmChallenge, bank uint16, pcrs []int, h transcript.Hash) (*mcsattestv1.Tpm2Evidence, error) {

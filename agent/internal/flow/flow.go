@@ -15,6 +15,9 @@
 //   - a server that has no such API, a pool with mode Off, an audit without a
 //     token, or a denial where the gate serves machines that are not attested:
 //     the pointer config is then left alone ([LeftAlone]);
+//   - a pool for which the provisioning token is enough: it names no machine, so
+//     there is no other token, and it opens the gate itself. A pointer config
+//     that shows it is left alone;
 //   - a final denial, or evidence that this machine cannot produce: an error.
 //
 // Everything else is tried again, for ever, with pauses from one to fifteen
@@ -43,6 +46,10 @@ type Target struct {
 	Pool   string
 	URL    string // the source itself, for the pre-flight
 	Proxy  *url.URL
+	// Provisioning is the provisioning token, if this machine has one.
+	Provisioning secret.Bytes
+	// Shown: the pointer config shows it in its header already.
+	Shown bool
 }
 
 // Grant is a token that the gate has taken.
@@ -228,7 +235,7 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 	if len(ch.GetRequired()) == 0 {
 		return nil, m, &LeftAlone{Why: "the verifier asks for no evidence"}
 	}
-	req, err := f.evidence(s, ch)
+	req, err := f.evidence(s, t, ch)
 	if err != nil {
 		return nil, m, err
 	}
@@ -245,6 +252,17 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 		},
 		lifetime: time.Duration(resp.GetTokenLifetimeSeconds()) * time.Second,
 		since:    start,
+	}
+	if alone(ch) && g.Token.Empty() {
+		f.Console.Step("the verifier takes the provisioning token (correlation id %s)", resp.GetCorrelationId())
+		if ch.GetMode() == mcsattestv1.Mode_MODE_AUDIT {
+			return nil, m, &LeftAlone{Why: "the pool's mode is " + m.name}
+		}
+		if t.Shown {
+			return nil, m, &LeftAlone{Why: "it shows the provisioning token, which is all that the pool's policy asks for"}
+		}
+		g.Token = t.Provisioning
+		return g, m, nil
 	}
 	f.Console.Step("attested as machine %s (correlation id %s)", g.Machine, resp.GetCorrelationId())
 	if g.Token.Empty() {

@@ -24,6 +24,8 @@ type Paths struct {
 	BootID          string
 	SMBIOSUUID      string
 	Network         string // sysfs, one folder for each link
+	// A provisioning token in the image, for pointer configs that cannot have one.
+	ProvisioningToken string
 }
 
 var table = []struct {
@@ -43,6 +45,7 @@ var table = []struct {
 	{"MCS_ATTEST_BOOT_ID", "/proc/sys/kernel/random/boot_id", func(p *Paths) *string { return &p.BootID }},
 	{"MCS_ATTEST_SMBIOS_UUID", "/sys/class/dmi/id/product_uuid", func(p *Paths) *string { return &p.SMBIOSUUID }},
 	{"MCS_ATTEST_NETWORK", "/sys/class/net", func(p *Paths) *string { return &p.Network }},
+	{"MCS_ATTEST_PROVISIONING_TOKEN", "/etc/mcs-attest/provisioning-token", func(p *Paths) *string { return &p.ProvisioningToken }},
 }
 
 // Default is the standard paths, each overridden by its environment variable.

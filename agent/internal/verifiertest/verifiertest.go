@@ -4,6 +4,7 @@
 package verifiertest
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -22,6 +23,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -57,6 +59,8 @@ type Verifier struct {
 	PCRs     []int // 11 by default
 	Required []mcsattestv1.EvidenceKind
 	Mode     mcsattestv1.Mode // Enforce by default
+	// ProvisioningToken is the one that both take, where it is required.
+	ProvisioningToken string
 
 	Origin    string
 	Authority *x509.Certificate
@@ -66,9 +70,11 @@ type Verifier struct {
 	reports []*mcsattestv1.ReportRequest
 	tokens  []string // every Authorization header that the gate saw
 	claims  []string
+	offered [][]mcsattestv1.EvidenceKind
 }
 
 type pending struct {
+	shared    string
 	challenge *mcsattestv1.ChallengeResponse
 	tpm       tpm2.Challenge
 	remote    string
@@ -142,6 +148,13 @@ func (v *Verifier) Tokens() []string {
 	return v.tokens
 }
 
+// Offered are the kinds of evidence of each Challenge.
+func (v *Verifier) Offered() [][]mcsattestv1.EvidenceKind {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.offered
+}
+
 // Claims are those of the attestations that were granted.
 func (v *Verifier) Claims() []string {
 	v.mu.Lock()
@@ -192,7 +205,10 @@ func (v *Verifier) Challenge(_ context.Context, req *connect.Request[mcsattestv1
 	if v.Mode != 0 {
 		resp.Mode = v.Mode
 	}
-	p := &pending{challenge: resp, remote: req.Peer().Addr}
+	v.mu.Lock()
+	v.offered = append(v.offered, req.Msg.GetOffered())
+	v.mu.Unlock()
+	p := &pending{challenge: resp, remote: req.Peer().Addr, shared: v.ProvisioningToken}
 	if tpm := req.Msg.GetTpm(); tpm != nil {
 		ek, err := tpm2.ParseEK(tpm.GetEkPublic())
 		if err != nil {
@@ -248,6 +264,9 @@ func (v *Verifier) Attest(ctx context.Context, req *connect.Request[mcsattestv1.
 	resp := &mcsattestv1.AttestResponse{
 		Token: Token, TokenLifetimeSeconds: 600, ReportTicket: Ticket, Machine: "default/worker-0", CorrelationId: "decade",
 	}
+	if slices.Equal(p.challenge.GetRequired(), []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_PROVISIONING_TOKEN}) {
+		resp = &mcsattestv1.AttestResponse{CorrelationId: "decade"}
+	}
 	if p.challenge.GetMode() == mcsattestv1.Mode_MODE_AUDIT {
 		resp.Token, resp.TokenLifetimeSeconds = "", 0
 	}
@@ -271,10 +290,20 @@ func (p *pending) check(ctx context.Context, req *mcsattestv1.AttestRequest) err
 	for _, k := range p.challenge.GetRequired() {
 		kinds = append(kinds, evidence.Kind(k))
 	}
-	ek := p.tpm.EK.SPKIHash()
-	fields.EKSPKI, fields.AKName = ek[:], p.tpm.AK.Name()
+	withTPM := slices.Contains(kinds, evidence.TPM2)
+	if withTPM {
+		ek := p.tpm.EK.SPKIHash()
+		fields.EKSPKI, fields.AKName = ek[:], p.tpm.AK.Name()
+	}
 	fields.Required = transcript.Required(kinds, p.tpm.Bank, p.tpm.PCRs)
 	p.tpm.Transcript = fields.Hash()
+	want := transcript.ProvisioningToken([]byte(p.shared), p.tpm.Transcript)
+	if slices.Contains(kinds, evidence.ProvisioningToken) && !bytes.Equal(req.GetProvisioningToken(), want) {
+		return errors.New("the provisioning token is another")
+	}
+	if !withTPM {
+		return nil
+	}
 	_, err = tpm2.VerifyQuote(p.tpm, tpm2.Evidence{
 		Quote: req.GetTpm2().GetQuote(), Signature: req.GetTpm2().GetSignature(),
 		Activation: req.GetTpm2().GetActivation(), PCRValues: req.GetTpm2().GetPcrValues(),
@@ -298,7 +327,8 @@ func (v *Verifier) gate(w http.ResponseWriter, r *http.Request) {
 	if v.GateFunc != nil && v.GateFunc(w, r) {
 		return
 	}
-	if strings.TrimPrefix(authorization, "Bearer ") != Token {
+	shown := strings.TrimPrefix(authorization, "Bearer ")
+	if shown != Token && (shown == "" || shown != v.ProvisioningToken) {
 		w.WriteHeader(http.StatusUnauthorized)
 		return
 	}
