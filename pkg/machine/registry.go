@@ -2,6 +2,7 @@ package machine
 
 import (
 	"encoding/hex"
+	"maps"
 	"reflect"
 	"slices"
 	"sync"
@@ -221,6 +222,33 @@ func (r *Registry) Redeemable(uid, pool string, now time.Time) error {
 // ByUID is [Index.ByUID].
 func (r *Registry) ByUID(uid string) (*Machine, bool) {
 	return r.about(Identity{MachineUID: uid}).ByUID(uid)
+}
+
+// ByName finds the Machines of either API, and stand-ins, of a name: for people and
+// for housekeeping, never for Match.
+func (r *Registry) ByName(namespace, machine string) []*Machine {
+	var found []*Machine
+	r.mu.RLock()
+	c := closure{Registry: r, seen: map[name]bool{}}
+	for _, group := range []string{groupMachineAPI, groupClusterAPI} {
+		c.machine(name{group, namespace, machine})
+	}
+	c.enrolment(name{"", namespace, machine})
+	r.mu.RUnlock()
+	ix, _ := NewIndex(c.found, r.pointers)
+	for _, m := range ix.ByName(namespace, machine) {
+		if !slices.Contains(found, m) {
+			found = append(found, m)
+		}
+	}
+	return found
+}
+
+// UIDs are those of all Machines and stand-ins, in no order.
+func (r *Registry) UIDs() []string {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return slices.Collect(maps.Keys(r.byUID.one))
 }
 
 // Len is how many Machines there are, stand-ins aside.
