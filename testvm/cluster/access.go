@@ -142,7 +142,7 @@ func (c *Cluster) KubectlAs(user, stdin string, args ...string) (string, error) 
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.KubectlPath(), args...)
 	// A home of its own: kubectl keeps what it has discovered there.
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig(user), "HOME="+c.dir)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig(user), "HOME="+c.dir, "PATH="+c.plugins()+":"+os.Getenv("PATH"))
 	cmd.Stdin = strings.NewReader(stdin)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -151,6 +151,20 @@ func (c *Cluster) KubectlAs(user, stdin string, args ...string) (string, error) 
 	}
 	return stdout.String(), nil
 }
+
+// AddPlugin makes a program "kubectl NAME".
+func (c *Cluster) AddPlugin(t TB, name, program string) {
+	t.Helper()
+	err := os.MkdirAll(c.plugins(), 0o755)
+	if err == nil {
+		err = os.Symlink(program, filepath.Join(c.plugins(), "kubectl-"+name))
+	}
+	if err != nil {
+		t.Fatalf("cluster: plugin %s: %v", name, err)
+	}
+}
+
+func (c *Cluster) plugins() string { return c.path("plugins") }
 
 // KubectlPath is the program, of the API server's version.
 func (c *Cluster) KubectlPath() string { return filepath.Join(c.bin, "kubectl") }

@@ -28,6 +28,7 @@ type MCS struct {
 	r        *Rig
 	listener net.Listener
 	ca       []byte
+	cert     tls.Certificate
 
 	mu       sync.Mutex
 	configs  map[string]string
@@ -41,7 +42,7 @@ func (r *Rig) NewMCS(configs map[string]string) *MCS {
 	r.t.Helper()
 	m := &MCS{r: r, configs: configs}
 	cert, ca := r.serverCertificate()
-	m.ca = ca
+	m.ca, m.cert = ca, cert
 	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12})
 	r.fatal(err, "plain MCS")
 	m.listener = listener

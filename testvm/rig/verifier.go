@@ -40,12 +40,14 @@ type VerifierConfig struct {
 
 // Verifier is a real mcs-attest-verifier process over a folder of its own.
 type Verifier struct {
-	r       *Rig
-	Dir     string
-	Port    int
-	binary  string
-	log     string
-	onAudit func(Audit)
+	r           *Rig
+	Dir         string
+	Port        int
+	metricsPort int
+	binary      string
+	env         []string
+	log         string
+	onAudit     func(Audit)
 
 	cmd   *exec.Cmd
 	ended chan struct{}
@@ -64,7 +66,7 @@ func (r *Rig) Verifier(c VerifierConfig) *Verifier {
 	r.verifiers++
 	v := &Verifier{
 		r: r, Dir: filepath.Join(r.dir, fmt.Sprintf("verifier%d", r.verifiers)), Port: r.freePort(),
-		binary: r.goBuild("verifier", "mcs-attest-verifier"), onAudit: c.OnAudit, changed: make(chan struct{}),
+		binary: r.VerifierBinary(), onAudit: c.OnAudit, changed: make(chan struct{}),
 	}
 	v.log = filepath.Join(r.dir, fmt.Sprintf("verifier%d.log", r.verifiers))
 	r.keep(v.log)
@@ -138,6 +140,7 @@ func (v *Verifier) Start() {
 	log, err := os.OpenFile(v.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	v.r.fatal(err, "verifier")
 	v.cmd = exec.Command(v.binary, "serve", "--config", v.configFile())
+	v.cmd.Env = append(os.Environ(), v.env...)
 	out, in, err := os.Pipe()
 	v.r.fatal(err, "verifier")
 	v.cmd.Stdout, v.cmd.Stderr = in, in

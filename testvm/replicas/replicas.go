@@ -1,0 +1,252 @@
+// Package replicas runs verifiers as an OpenShift cluster has them: several, on a
+// real Kubernetes API, with what deploy/overlays/openshift makes and as its
+// ServiceAccount; behind a load balancer in TCP mode; each in front of the
+// Machine Config Server, with whose certificate they serve.
+package replicas
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+// Namespaces of the Machines and of the verifier.
+const (
+	Machines = "openshift-machine-api"
+	Own      = "mcs-attest"
+)
+
+// Set is a running installation.
+type Set struct {
+	t         rig.TB
+	Cluster   *cluster.Cluster
+	MCS       *rig.MCS
+	Balancer  *cluster.HAProxy
+	Verifiers []*rig.Verifier
+}
+
+// Config says what to run. The zero value is three replicas.
+type Config struct {
+	Replicas int
+	// Configs are the rendered configs that the Machine Config Server has.
+	Configs map[string]string
+	// Policy is applied beside the one of the installation, which audits and
+	// refuses nobody.
+	Policy string
+	// OnAudit is called with each line of a replica's audit log.
+	OnAudit func(replica int, a rig.Audit)
+}
+
+// Start installs the verifier on the cluster and starts the replicas. The cluster
+// must have OpenShift's API. They end with the test.
+func Start(t rig.TB, r *rig.Rig, c *cluster.Cluster, o Config) *Set {
+	t.Helper()
+	if o.Replicas == 0 {
+		o.Replicas = 3
+	}
+	s := &Set{t: t, Cluster: c, MCS: r.NewMCS(o.Configs)}
+	c.InstallOwn(t)
+	s.install(o.Policy)
+	s.Balancer = c.NewHAProxy(t, cluster.HAProxyOptions{})
+	kubeconfig := c.Kubeconfig("system:serviceaccount:" + Own + ":mcs-attest-verifier")
+	config := fmt.Sprintf("origins: [%q]\nupstream: %s\nkubernetes:\n  kubeconfig: %s\n", s.Origin(), s.MCS.URL(), kubeconfig)
+	balance := cluster.HAProxyOptions{Health: "/healthz"}
+	for i := range o.Replicas {
+		replica := rig.ReplicaConfig{Name: fmt.Sprintf("mcs-attest-verifier-%d", i), Config: config, CA: s.MCS.CA()}
+		if o.OnAudit != nil {
+			replica.OnAudit = func(a rig.Audit) { o.OnAudit(i, a) }
+		}
+		v := r.Replica(replica)
+		s.Verifiers = append(s.Verifiers, v)
+		balance.Backends = append(balance.Backends, v.Addr())
+		v.Start()
+	}
+	for _, v := range s.Verifiers {
+		v.WaitReady()
+	}
+	s.Balancer.Reload(t, balance)
+	s.Balancer.WaitUp(t, o.Replicas)
+	c.AddPlugin(t, "attest", r.VerifierBinary())
+	return s
+}
+
+// Origin is where a guest reaches the load balancer.
+func (s *Set) Origin() string {
+	return "https://10.0.2.2" + s.Balancer.Addr[strings.LastIndex(s.Balancer.Addr, ":"):]
+}
+
+// Pointer is the pointer config of a node of the cluster.
+func (s *Set) Pointer(pool string) []byte { return rig.PointerTo(s.Origin(), pool, s.MCS.CA()) }
+
+// install does what an administrator does, and what the installer and the
+// operators of the platform have done before.
+func (s *Set) install(policy string) {
+	s.t.Helper()
+	cert, key := s.MCS.Serving()
+	s.Apply("v1", "Secret", "openshift-machine-config-operator", "machine-config-server-tls", map[string]any{
+		"type": "kubernetes.io/tls", "stringData": map[string]any{"tls.crt": string(cert), "tls.key": string(key)},
+	})
+	s.Apply("v1", "ConfigMap", "openshift-machine-config-operator", "machine-config-server-ca",
+		map[string]any{"data": map[string]any{"ca-bundle.crt": string(s.MCS.CA())}})
+	overlay := filepath.Join(s.repo(), "deploy", "overlays", "openshift")
+	s.Cluster.Kubectl(s.t, "apply", "--server-side", "-k", overlay)
+	if policy != "" {
+		s.Cluster.KubectlApply(s.t, policy)
+	}
+}
+
+func (s *Set) repo() string {
+	s.t.Helper()
+	dir, err := os.Getwd()
+	if err != nil {
+		s.t.Fatalf("%v", err)
+	}
+	for d := dir; d != "/"; d = filepath.Dir(d) {
+		if _, err := os.Stat(filepath.Join(d, "deploy", "overlays")); err == nil {
+			return d
+		}
+	}
+	s.t.Fatalf("%s is not inside the source tree", dir)
+	return ""
+}
+
+// Apply applies an object, as the administrator.
+func (s *Set) Apply(apiVersion, kind, namespace, name string, content map[string]any) {
+	s.t.Helper()
+	o := map[string]any{"apiVersion": apiVersion, "kind": kind}
+	for k, v := range content {
+		o[k] = v
+	}
+	metadata, ok := o["metadata"].(map[string]any)
+	if !ok {
+		metadata = map[string]any{}
+	}
+	metadata["name"] = name
+	if namespace != "" {
+		metadata["namespace"] = namespace
+	}
+	o["metadata"] = metadata
+	b, err := json.Marshal(o)
+	if err != nil {
+		s.t.Fatalf("%s %s: %v", kind, name, err)
+	}
+	s.Cluster.KubectlApply(s.t, string(b))
+}
+
+// Machine makes a Machine as a MachineSet does, and returns its UID.
+func (s *Set) Machine(name, pool string) string {
+	s.t.Helper()
+	s.Apply("v1", "Secret", Machines, pool+"-user-data", map[string]any{"stringData": map[string]any{
+		"disableTemplating": "true", "userData": string(s.Pointer(pool)),
+	}})
+	s.Apply("machine.openshift.io/v1beta1", "Machine", Machines, name, map[string]any{
+		"metadata": map[string]any{"labels": map[string]any{
+			"machine.openshift.io/cluster-api-machine-role": pool, "machine.openshift.io/cluster-api-machine-type": pool,
+		}},
+		"spec": map[string]any{"providerSpec": map[string]any{"value": map[string]any{
+			"userDataSecret": map[string]any{"name": pool + "-user-data"},
+		}}},
+	})
+	return s.Cluster.Kubectl(s.t, "-n", Machines, "get", "machines.machine.openshift.io", name, "-o", "jsonpath={.metadata.uid}")
+}
+
+// EKRoots makes a TPM manufacturer known.
+func (s *Set) EKRoots(name string, pem []byte) {
+	s.t.Helper()
+	s.Apply("v1", "ConfigMap", Own, name, map[string]any{
+		"metadata": map[string]any{"labels": map[string]any{"mcs-attest.dev/content": "ek-roots"}},
+		"data":     map[string]any{name + ".pem": string(pem)},
+	})
+}
+
+// Attest runs "kubectl attest", as the administrator.
+func (s *Set) Attest(args ...string) string {
+	s.t.Helper()
+	return s.Cluster.Kubectl(s.t, append([]string{"attest"}, args...)...)
+}
+
+// Record is what the cluster has written down about a Machine.
+type Record struct {
+	Metadata struct {
+		OwnerReferences []struct{ Kind, Name, UID string }
+	}
+	Status struct {
+		Phase, Endorsement, Pool string
+		Identity                 struct{ EKSHA256 string }
+		Token                    *struct {
+			ID   string
+			Uses int
+		}
+		History []struct{ Event, Reason string }
+	}
+}
+
+// Record returns the record of a Machine, by its UID; nil if there is none.
+func (s *Set) Record(uid string) *Record {
+	s.t.Helper()
+	out := s.Cluster.Kubectl(s.t, "-n", Machines, "get", "machineattestation", uid, "--ignore-not-found", "-o", "json")
+	if strings.TrimSpace(out) == "" {
+		return nil
+	}
+	var rec Record
+	if err := json.Unmarshal([]byte(out), &rec); err != nil {
+		s.t.Fatalf("record: %v\n%s", err, out)
+	}
+	return &rec
+}
+
+// WaitPhase waits until a Machine's record is in a phase, and returns it.
+func (s *Set) WaitPhase(uid, phase string) *Record {
+	s.t.Helper()
+	for deadline := time.Now().Add(rig.BootTimeout); ; time.Sleep(200 * time.Millisecond) {
+		rec := s.Record(uid)
+		if rec != nil && rec.Status.Phase == phase {
+			return rec
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("the Machine's record is not %s within %v: %+v", phase, rig.BootTimeout, rec)
+		}
+	}
+}
+
+// WaitPending waits until a TPM waits for approval, and returns its id.
+func (s *Set) WaitPending() (id string) {
+	s.t.Helper()
+	for deadline := time.Now().Add(rig.BootTimeout); ; time.Sleep(200 * time.Millisecond) {
+		for _, name := range strings.Fields(s.Cluster.Kubectl(s.t, "-n", Own, "get", "machineattestations", "-o", "jsonpath={.items[*].metadata.name}")) {
+			if id, ok := strings.CutPrefix(name, "pending-"); ok {
+				return id
+			}
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("no machine waits for approval within %v", rig.BootTimeout)
+		}
+	}
+}
+
+// WaitEvents waits until a Machine has Events for all these reasons.
+func (s *Set) WaitEvents(uid string, reasons ...string) {
+	s.t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {
+		got := " " + s.Cluster.Kubectl(s.t, "-n", Machines, "get", "events", "--field-selector", "involvedObject.uid="+uid,
+			"-o", "jsonpath={.items[*].reason}") + " "
+		missing := ""
+		for _, want := range reasons {
+			if !strings.Contains(got, " "+want+" ") {
+				missing += " " + want
+			}
+		}
+		if missing == "" {
+			return
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("the Machine has no Event%s, but%s", missing, got)
+		}
+	}
+}

@@ -1,0 +1,80 @@
+package rig
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// VerifierBinary builds the verifier as it is shipped.
+func (r *Rig) VerifierBinary() string { return r.goBuild("verifier", "mcs-attest-verifier") }
+
+// ReplicaConfig is one of several verifiers that keep nothing themselves.
+type ReplicaConfig struct {
+	// Name is the replica's own, the pod's in a cluster.
+	Name string
+	// Config is mcs-attest.yaml, without the addresses to listen on.
+	Config string
+	// CA is the certificate authority that the replica's certificate will be from.
+	CA []byte
+	// OnAudit is called with each line of the audit log.
+	OnAudit func(Audit)
+}
+
+// Replica makes a verifier whose folder holds its configuration alone. It is not
+// started.
+func (r *Rig) Replica(c ReplicaConfig) *Verifier {
+	r.t.Helper()
+	r.verifiers++
+	v := &Verifier{
+		r: r, Dir: filepath.Join(r.dir, c.Name), Port: r.freePort(), metricsPort: r.freePort(),
+		binary: r.VerifierBinary(), onAudit: c.OnAudit, changed: make(chan struct{}), env: []string{"POD_NAME=" + c.Name},
+	}
+	v.log = filepath.Join(r.dir, c.Name+".log")
+	r.keep(v.log)
+	r.fatal(os.MkdirAll(filepath.Join(v.Dir, "tls"), 0o755), "replica")
+	v.Write("mcs-attest.yaml", fmt.Sprintf("listen: 127.0.0.1:%d\nmetricsListen: 127.0.0.1:%d\n%s", v.Port, v.metricsPort, c.Config))
+	v.Write("tls/ca.crt", string(c.CA))
+	return v
+}
+
+// Addr is where it listens, on the host.
+func (v *Verifier) Addr() string { return fmt.Sprintf("127.0.0.1:%d", v.Port) }
+
+// WaitReady waits until a replica says that it could serve a machine.
+func (v *Verifier) WaitReady() {
+	v.r.t.Helper()
+	client := &http.Client{Timeout: 10 * time.Second}
+	defer client.CloseIdleConnections()
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		resp, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/readyz", v.metricsPort))
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return
+			}
+		}
+		if time.Now().After(deadline) {
+			v.r.t.Fatalf("%s is not ready; its log ends with\n%s", filepath.Base(v.Dir), v.logTail())
+		}
+	}
+}
+
+func (v *Verifier) logTail() string {
+	lines := strings.Split(strings.TrimSpace(v.Log()), "\n")
+	return "\t" + strings.Join(lines[max(0, len(lines)-20):], "\n\t")
+}
+
+// Serving is the certificate and the key that it serves with, in PEM.
+func (m *MCS) Serving() (cert, key []byte) {
+	m.r.t.Helper()
+	der, err := x509.MarshalPKCS8PrivateKey(m.cert.PrivateKey)
+	m.r.fatal(err, "plain MCS")
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: m.cert.Certificate[0]}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
+}

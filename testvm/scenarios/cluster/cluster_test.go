@@ -1,0 +1,119 @@
+// Package cluster boots a machine in a cluster: a real API server with
+// OpenShift's Machines, three verifiers that keep nothing themselves, and a load
+// balancer that knows nothing of any of it.
+package cluster
+
+import (
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+	"github.com/mcs-attest/mcs-attest/testvm/replicas"
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+const policy = `apiVersion: mcs-attest.dev/v1alpha1
+kind: AttestationPolicy
+metadata:
+  name: workers
+spec:
+  pools: [worker]
+  tpm2:
+    endorsements: [enrolled, manufacturer]
+`
+
+// decisions remembers which replica decided what.
+type decisions struct {
+	mu  sync.Mutex
+	all []decision
+}
+
+type decision struct {
+	replica int
+	rig.Audit
+}
+
+func (d *decisions) add(replica int, a rig.Audit) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.all = append(d.all, decision{replica, a})
+}
+
+// last is the last replica with such a decision, -1 if there is none.
+func (d *decisions) last(event, outcome string) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := len(d.all) - 1; i >= 0; i-- {
+		if d.all[i].Event == event && d.all[i].Outcome == outcome {
+			return d.all[i].replica
+		}
+	}
+	return -1
+}
+
+// The first boot of a Machine whose TPM is genuine and unknown. The replica that
+// it has asked is killed while it waits, and the one that attested it before it
+// has its config; neither is missed.
+func TestMachineIsProvisionedByWhicheverReplicaIsLeft(t *testing.T) {
+	r := rig.New(t)
+	c := cluster.Start(t, cluster.Controllers("garbage-collector-controller"))
+	c.InstallOpenShift(t)
+	var decided decisions
+	s := replicas.Start(t, r, c, replicas.Config{
+		Configs: map[string]string{"worker": rig.Config("by the MCS behind")}, Policy: policy, OnAudit: decided.add,
+	})
+	uid := s.Machine("worker-0", "worker")
+	tpm := r.NewTPM()
+	s.EKRoots("rig", r.EKRoots())
+	s.MCS.SetDown(true)
+
+	node := r.Boot(rig.VM{TPM: tpm, Pointer: s.Pointer("worker")})
+	id := s.WaitPending()
+	asked := decided.last("attest", "denied")
+	s.Verifiers[asked].Kill()
+	if status := s.Attest("status"); !strings.Contains(status, id) {
+		t.Errorf("status does not show the machine that waits, %s:\n%s", id, status)
+	}
+	s.Attest("approve", id, "--machine", replicas.Machines+"/worker-0")
+
+	rec := s.WaitPhase(uid, "Attested")
+	token := rec.Status.Token.ID
+	attested := decided.last("attest", "allowed")
+	if attested == asked {
+		t.Errorf("replica %d attested after its end", attested)
+	}
+	s.Verifiers[asked].Start()
+	s.Verifiers[asked].WaitReady()
+	s.Verifiers[attested].Kill()
+	s.MCS.SetDown(false)
+	node.WantProvisioned()
+
+	if got := node.ReadFile("/etc/provisioned"); got != "by the MCS behind" {
+		t.Errorf("the disk holds %q", got)
+	}
+	if left := node.TokensLeft(); len(left) > 0 {
+		t.Errorf("a token was left in %s", strings.Join(left, ", "))
+	}
+	rec = s.WaitPhase(uid, "Fetched")
+	if fetched := decided.last("fetch", "allowed"); fetched == attested {
+		t.Errorf("replica %d gave the config after its end", fetched)
+	}
+	if rec.Status.Token.ID != token || rec.Status.Token.Uses != 1 {
+		t.Errorf("the machine attested with token %s and fetched with %+v", token, rec.Status.Token)
+	}
+	if rec.Status.Endorsement != "enrolled" || rec.Status.Pool != "worker" {
+		t.Errorf("the record says %+v", rec.Status)
+	}
+	if o := rec.Metadata.OwnerReferences; len(o) != 1 || o[0].UID != uid {
+		t.Errorf("the record belongs to %+v", o)
+	}
+	s.WaitEvents(uid, "Attested", "Fetched")
+	if status := s.Attest("status"); !strings.Contains(status, "worker-0") || !strings.Contains(status, "Fetched") || strings.Contains(status, id) {
+		t.Errorf("status says\n%s", status)
+	}
+
+	// The record goes with its Machine.
+	c.Kubectl(t, "-n", replicas.Machines, "delete", "machines.machine.openshift.io", "worker-0")
+	c.Kubectl(t, "-n", replicas.Machines, "wait", "--for=delete", "machineattestation/"+uid, "--timeout=2m")
+}
