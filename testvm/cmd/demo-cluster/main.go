@@ -1,0 +1,94 @@
+// Command demo-cluster shows a cluster: a real Kubernetes API with OpenShift's
+// Machines, three verifiers behind a load balancer, and one virtual machine that
+// attests and is provisioned, while a verifier is killed. It tells what happens
+// while it happens, each line with a name in front.
+//
+// Everything is real but the hardware, and the Machine Config Server, which
+// answers as the real one does. `make demo-cluster` runs it.
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"sync/atomic"
+
+	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+	"github.com/mcs-attest/mcs-attest/testvm/replicas"
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+	"github.com/mcs-attest/mcs-attest/testvm/stage"
+)
+
+func main() { os.Exit(stage.Play("demo-cluster", tell)) }
+
+const content = "pull secret, kubeconfig, and all that a node needs\n"
+
+// policy is for one pool; the one of the installation looks at all, and refuses
+// nobody.
+const policy = `apiVersion: mcs-attest.dev/v1alpha1
+kind: AttestationPolicy
+metadata:
+  name: workers
+spec:
+  pools: [worker]
+  tpm2:
+    endorsements: [enrolled, manufacturer]
+`
+
+// tell is the story.
+func tell(s *stage.Stage) {
+	r := rig.New(s)
+	s.Say("demo", "a cluster: who asks it for a config must first prove which of its Machines it is;")
+	s.Say("demo", "three verifiers see to that, none of which keeps anything itself")
+	s.Rule("a Kubernetes API with OpenShift's Machines; the verifier is installed")
+	c := cluster.Start(s, cluster.Controllers("garbage-collector-controller"))
+	c.InstallOpenShift(s)
+	s.Say("you", "$ kubectl apply -k deploy/overlays/openshift")
+	s.Say("you", "$ kubectl apply -f policy-workers.yaml    # pool worker: Enforce")
+	var last atomic.Int32
+	installed := replicas.Start(s, r, c, replicas.Config{
+		Configs: map[string]string{"worker": rig.Config(content)}, Policy: policy,
+		OnAudit: func(replica int, a rig.Audit) {
+			last.Store(int32(replica))
+			s.Audit(fmt.Sprintf("replica%d", replica), a)
+		},
+	})
+	s.Say("demo", "three replicas are ready behind haproxy at %s", installed.Origin())
+
+	s.Rule("a Machine is made, and switched on")
+	uid := installed.Machine("worker-0", "worker")
+	show(s, installed, "-n", replicas.Machines, "get", "machines.machine.openshift.io")
+	tpm := r.NewTPM()
+	installed.EKRoots("rig", r.EKRoots())
+	node := r.Boot(rig.VM{Name: "worker-0", TPM: tpm, Pointer: installed.Pointer("worker"), OnLine: s.Console})
+	id := installed.WaitPending()
+
+	s.Rule("its TPM is genuine, and nobody has said whose it is; it waits")
+	show(s, installed, "attest", "status")
+
+	s.Rule("the replica that it asked is killed")
+	killed := last.Load()
+	s.Say("you", "$ kill -9 replica%d", killed)
+	installed.Verifiers[killed].Kill()
+
+	s.Rule("an administrator says which Machine it is")
+	show(s, installed, "attest", "approve", id, "--machine", "worker-0")
+	node.WantProvisioned()
+	if got := node.ReadFile("/etc/provisioned"); got != content {
+		s.Fatalf("the disk holds %q", got)
+	}
+	s.Say("disk", "%s", strings.TrimSpace(content))
+	installed.WaitPhase(uid, "Fetched")
+	installed.WaitEvents(uid, "Attested", "Fetched")
+
+	s.Rule("what the cluster knows about it")
+	show(s, installed, "attest", "status")
+	show(s, installed, "-n", replicas.Machines, "get", "machineattestations")
+	show(s, installed, "-n", replicas.Machines, "events", "--for", "machine.machine.openshift.io/worker-0")
+}
+
+// show types a command of kubectl's, and says what it answers.
+func show(s *stage.Stage, installed *replicas.Set, args ...string) {
+	s.Say("you", "$ kubectl %s", strings.Join(args, " "))
+	s.Lines("kubectl", installed.Cluster.Kubectl(s, args...))
+}
