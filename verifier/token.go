@@ -19,9 +19,9 @@ import (
 func (c *cli) tokenCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "token",
-		Short: "The keys that sign tokens and seal challenges",
+		Short: "The keys that sign tokens and seal challenges; the provisioning token",
 	}
-	cmd.AddCommand(c.tokenStatusCommand(), c.tokenRotateCommand(), c.tokenBreakGlassCommand())
+	cmd.AddCommand(c.tokenStatusCommand(), c.tokenRotateCommand(), c.tokenBreakGlassCommand(), c.provisioningCommand())
 	return cmd
 }
 

@@ -1,5 +1,179 @@
 package operator
 
-// ProvisioningFile is the provisioning token's file below keys/, and the name of
-// its Secret.
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
+)
+
+// ProvisioningFile is the provisioning token's file below keys/.
 const ProvisioningFile = "machineconfig-auth"
+
+// defaultProvisioningSecret is where the provisioning token is in a cluster whose
+// verifier has no configuration that says otherwise.
+const defaultProvisioningSecret = "openshift-config/machineconfig-auth"
+
+// ProvisioningSettings are the verifier's, as far as they are about the token.
+type ProvisioningSettings struct {
+	Where   string // for a person
+	Grace   time.Duration
+	Origins []string
+}
+
+// ChangeProvisioning makes of what is at rest what shall be; there is none if
+// exists is false. It may be called more than once.
+type ChangeProvisioning func(tokens provisioning.Tokens, exists bool) (provisioning.Tokens, error)
+
+// Provisioning reads the provisioning token; exists is false if there is none.
+func (f *Folder) Provisioning(context.Context) (tokens provisioning.Tokens, exists bool, err error) {
+	path := f.Config.Path("keys", ProvisioningFile)
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return provisioning.Tokens{}, false, nil
+	}
+	if err != nil {
+		return provisioning.Tokens{}, false, fmt.Errorf("read provisioning token: %w", err)
+	}
+	data, err := provisioning.ParseFile(raw)
+	if err == nil {
+		tokens, err = provisioning.Parse(data)
+	}
+	if err != nil {
+		return provisioning.Tokens{}, true, malformed(path, err)
+	}
+	return tokens, true, nil
+}
+
+func malformed(where string, err error) error {
+	return hint(fmt.Errorf("%s: %w", where, err), "mend it, or remove it and make a new token: 'token provisioning create'")
+}
+
+// ChangeProvisioning writes keys/machineconfig-auth.
+func (f *Folder) ChangeProvisioning(ctx context.Context, change ChangeProvisioning) error {
+	tokens, exists, err := f.Provisioning(ctx)
+	if err != nil {
+		return err
+	}
+	next, err := change(tokens, exists)
+	if err != nil {
+		return err
+	}
+	return wholefile.Write(f.Config.Path("keys", ProvisioningFile), 0o600, next.EncodeFile().Expose())
+}
+
+// ProvisioningSettings are the configuration's.
+func (f *Folder) ProvisioningSettings(context.Context) (ProvisioningSettings, error) {
+	return settings(f.Config, f.Config.Path("keys", ProvisioningFile)), nil
+}
+
+func settings(c *config.Config, where string) ProvisioningSettings {
+	return ProvisioningSettings{Where: where, Grace: time.Duration(c.ProvisioningToken.Grace), Origins: c.Origins}
+}
+
+// provisioningSecret is its namespace and name. A cluster may have a token before
+// it has a verifier.
+func (c *Cluster) provisioningSecret(ctx context.Context) (*config.Config, string, string, error) {
+	k, err := c.config(ctx)
+	var h *Hinted
+	name := defaultProvisioningSecret
+	switch {
+	case err == nil:
+		name = k.ProvisioningToken.Secret
+	case !errors.As(err, &h): // the ConfigMap is there, and broken
+		return nil, "", "", err
+	}
+	namespace, name, err := config.SplitName(name)
+	return k, namespace, name, err
+}
+
+// Provisioning reads the Secret.
+func (c *Cluster) Provisioning(ctx context.Context) (provisioning.Tokens, bool, error) {
+	_, namespace, name, err := c.provisioningSecret(ctx)
+	if err != nil {
+		return provisioning.Tokens{}, false, err
+	}
+	_, tokens, exists, err := c.readProvisioning(ctx, namespace, name)
+	return tokens, exists, err
+}
+
+func (c *Cluster) readProvisioning(ctx context.Context, namespace, name string) (*unstructured.Unstructured, provisioning.Tokens, bool, error) {
+	o, err := c.get(ctx, secrets, namespace, name)
+	if err != nil || o == nil {
+		return nil, provisioning.Tokens{}, false, err
+	}
+	data, err := secretData(o)
+	if err != nil {
+		return nil, provisioning.Tokens{}, true, err
+	}
+	tokens, err := provisioning.Parse(data)
+	if err != nil {
+		return nil, provisioning.Tokens{}, true, malformed("Secret "+namespace+"/"+name, err)
+	}
+	return o, tokens, true, nil
+}
+
+// ChangeProvisioning writes the Secret.
+func (c *Cluster) ChangeProvisioning(ctx context.Context, change ChangeProvisioning) error {
+	_, namespace, name, err := c.provisioningSecret(ctx)
+	if err != nil {
+		return err
+	}
+	resource := c.dynamic.Resource(secrets).Namespace(namespace)
+	for range tries {
+		o, tokens, exists, err := c.readProvisioning(ctx, namespace, name)
+		if err != nil {
+			return err
+		}
+		next, err := change(tokens, exists)
+		if err != nil {
+			return err
+		}
+		verb := "update"
+		if exists {
+			// The keys of ours that are no longer said must go.
+			for _, key := range []string{provisioning.KeyPrevious, provisioning.KeyPreviousExpires} {
+				unstructured.RemoveNestedField(o.Object, "data", key)
+			}
+			setSecretData(o, next.Data())
+			_, err = resource.Update(ctx, o, metav1.UpdateOptions{FieldManager: c.o.FieldManager})
+		} else {
+			verb = "create"
+			o = &unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": "v1", "kind": "Secret", "type": "Opaque",
+				"metadata": map[string]any{"namespace": namespace, "name": name},
+			}}
+			setSecretData(o, next.Data())
+			_, err = resource.Create(ctx, o, metav1.CreateOptions{FieldManager: c.o.FieldManager})
+		}
+		if err == nil {
+			return nil
+		}
+		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
+			return c.failed(verb, secrets, namespace, err)
+		}
+	}
+	return errContended
+}
+
+// ProvisioningSettings are those of the verifier's ConfigMap, or the defaults.
+func (c *Cluster) ProvisioningSettings(ctx context.Context) (ProvisioningSettings, error) {
+	k, namespace, name, err := c.provisioningSecret(ctx)
+	if err != nil {
+		return ProvisioningSettings{}, err
+	}
+	if k == nil {
+		return ProvisioningSettings{Where: "Secret " + namespace + "/" + name, Grace: provisioning.DefaultGrace}, nil
+	}
+	return settings(k, "Secret "+namespace+"/"+name), nil
+}
