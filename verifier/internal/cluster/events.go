@@ -44,21 +44,21 @@ type nobody struct{}
 
 func (nobody) Emit(Event) {}
 
-// told is the event's reason of each entry of a record's history, and whether
-// somebody should look.
+// told is the event of each entry of a record's history: its reason, what comes
+// before the entry's message, and whether somebody should look.
 var told = map[string]struct {
-	reason  string
-	warning bool
+	reason, before string
+	warning        bool
 }{
-	"Attested":    {"Attested", false},
-	"Denied":      {"Denied", true},
-	"Fetched":     {"Fetched", false},
-	"Joined":      {"Joined", false},
-	"Failed":      {"FirstBootFailed", true},
-	"Warning":     {"AttestedWithWarning", true},
-	"Quarantined": {"Quarantined", true},
-	"Released":    {"Released", false},
-	"BreakGlass":  {"BreakGlass", true},
+	"Attested":    {"Attested", "evidence accepted, endorsed ", false},
+	"Denied":      {"Denied", "", true},
+	"Fetched":     {"Fetched", "fetched the ", false},
+	"Joined":      {"Joined", "joined ", false},
+	"Failed":      {"FirstBootFailed", "the machine reports: ", true},
+	"Warning":     {"AttestedWithWarning", "", true},
+	"Quarantined": {"Quarantined", "quarantined ", true},
+	"Released":    {"Released", "quarantine lifted ", false},
+	"BreakGlass":  {"BreakGlass", "fetched the ", true},
 }
 
 // announce tells of what is new in the history of a record that was written.
@@ -79,7 +79,7 @@ func (r *Records) announce(at place, uid types.UID, before, after *v1alpha1.Mach
 		if h.Reason == reason.IdentityConflict.String() {
 			t.reason = "Conflict"
 		}
-		r.events.Emit(Event{About: about, Warning: t.warning, Reason: t.reason, Code: h.Reason, Message: h.Message, CorrelationID: h.CorrelationID})
+		r.events.Emit(Event{About: about, Warning: t.warning, Reason: t.reason, Code: h.Reason, Message: t.before + h.Message, CorrelationID: h.CorrelationID})
 	}
 }
 

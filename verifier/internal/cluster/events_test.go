@@ -107,6 +107,9 @@ func TestAMachinesEvents(t *testing.T) {
 	if message := field(got["Denied"], "message"); !strings.HasPrefix(message, "PCRCapped: PCR 11") {
 		t.Errorf("Denied: %q", message)
 	}
+	if message := field(got["Attested"], "message"); message != "evidence accepted, endorsed by enrolled" {
+		t.Errorf("Attested: %q", message)
+	}
 	if e := got["Attested"]; e.GetAnnotations()["mcs-attest.dev/correlation-id"] != "c-token1" {
 		t.Errorf("Attested: %v", e.GetAnnotations())
 	}

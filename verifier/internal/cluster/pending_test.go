@@ -89,15 +89,40 @@ func TestWaitingEnds(t *testing.T) {
 	}
 }
 
-func TestAttack_T40_GenuineTPMsByTheThousandOnThreeReplicas(t *testing.T) {
-	s := newSite(t)
-	now := s.now()
-	for i := range store.MaxPending - 6 {
+// fill makes n objects of machines that wait.
+func (s *site) fill(n int) {
+	s.Helper()
+	for i := range n {
 		s.create(attestations, s.own, map[string]any{
 			"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
 			"metadata": map[string]any{"name": fmt.Sprintf("pending-%016x", 10_000+i), "labels": map[string]any{"mcs-attest.dev/pending": "true"}},
 		})
 	}
+}
+
+func TestAttack_T40_TwoReplicasLetTheLastOneIn(t *testing.T) {
+	s := newSite(t)
+	a, b, now := s.replica(), s.replica(), s.now()
+	s.fill(store.MaxPending - 1)
+	held, resume := a.hold(http.MethodPost, "/machineattestations")
+	done := make(chan error)
+	go func() { done <- a.Wait(now, waiting(1)) }()
+	<-held
+	if err := b.Wait(now, waiting(2)); err != nil {
+		t.Error(err)
+	}
+	resume()
+	denied(t, <-done, reason.RateLimited)
+	if n := len(s.pending()); n != store.MaxPending {
+		t.Errorf("%d wait", n)
+	}
+	s.get(attestations, s.own, "pending-"+waiting(2).ID)
+}
+
+func TestAttack_T40_GenuineTPMsByTheThousandOnThreeReplicas(t *testing.T) {
+	s := newSite(t)
+	now := s.now()
+	s.fill(store.MaxPending - 6)
 	replicas := s.replicas(3)
 	var in atomic.Int32
 	var wg sync.WaitGroup

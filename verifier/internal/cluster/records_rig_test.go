@@ -50,10 +50,18 @@ type site struct {
 
 var prepared sync.Once
 
-func newSite(t testing.TB) *site {
+// newSite is in the cluster that all tests share, or in one of the test's own.
+func newSite(t testing.TB, own ...*cluster.Cluster) *site {
 	t.Helper()
-	c := cluster.StartShared(t)
-	prepared.Do(func() { c.InstallOpenShift(t); c.InstallOwn(t) })
+	var c *cluster.Cluster
+	if len(own) > 0 {
+		c = own[0]
+		c.InstallOpenShift(t)
+		c.InstallOwn(t)
+	} else {
+		c = cluster.StartShared(t)
+		prepared.Do(func() { c.InstallOpenShift(t); c.InstallOwn(t) })
+	}
 	admin, err := dynamic.NewForConfig(c.Admin())
 	if err != nil {
 		t.Fatal(err)

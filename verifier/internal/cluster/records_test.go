@@ -19,6 +19,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
+	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	verifier "github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/redeem"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
@@ -109,6 +110,17 @@ func TestAMachinesOwnDeletion(t *testing.T) {
 	_, err := r.Record(m.UID)
 	denied(t, err, reason.MachineNotFound)
 	denied(t, attest(r, m, id, "token2", s.now()), reason.MachineNotFound)
+}
+
+func TestTheRecordGoesWithItsMachineWithoutTheVerifier(t *testing.T) {
+	t.Parallel() // the controller looks for new kinds of objects every half minute
+	s := newSite(t, cluster.Start(t, cluster.Controllers("garbage-collector-controller")))
+	r, m := s.replica(), s.machine("worker-0")
+	s.attested(r, m, unique(), "token1", s.now())
+	s.remove(m)
+	for s.record(r, m.UID) != nil {
+		time.Sleep(50 * time.Millisecond)
+	}
 }
 
 func TestDeletingLeavesAloneWhatIsNoRecord(t *testing.T) {
