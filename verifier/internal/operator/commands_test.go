@@ -136,6 +136,10 @@ spec:
 
 // record makes what a verifier would have recorded of a Machine.
 func (f fixture) record(machine, uid, phase, reason string) error {
+	identity := "{ekSHA256: " + ek + "}"
+	if phase == "Denied" {
+		identity = "{}"
+	}
 	_, err := f.put(attestations, fmt.Sprintf(`
 apiVersion: mcs-attest.dev/v1alpha1
 kind: MachineAttestation
@@ -148,9 +152,9 @@ status:
   machineUID: %[2]s
   phase: %[4]s
   pool: worker
-  identity: {ekSHA256: %[5]s}
+  identity: %[5]s
   history: [{time: "%[6]s", event: %[4]s, reason: "%[7]s", message: "as recorded"}]
-`, machine, uid, f.namespace, phase, ek, time.Now().Add(-time.Minute).UTC().Format(time.RFC3339), reason))
+`, machine, uid, f.namespace, phase, identity, time.Now().Add(-time.Minute).UTC().Format(time.RFC3339), reason))
 	return err
 }
 
@@ -203,13 +207,14 @@ func scripts(t *testing.T, dir string, c *cluster.Cluster, namespaces bool) {
 	fixtures := func(ts *testscript.TestScript) fixture {
 		return fixture{d: client(t, c), namespace: ts.Getenv("NS"), own: ts.Getenv("OWN")}
 	}
+	search := path(t, c)
 	testscript.Run(t, testscript.Params{
 		Dir:                 dir,
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Setup: func(env *testscript.Env) error {
 			name := strings.ReplaceAll(strings.TrimPrefix(filepath.Base(env.WorkDir), "script-"), "_", "-")
-			env.Setenv("PATH", path(t, c))
+			env.Setenv("PATH", search)
 			env.Setenv("KUBECONFIG", c.Kubeconfig("admin"))
 			env.Setenv("HOME", env.WorkDir)
 			env.Setenv("EK", ek)

@@ -308,7 +308,7 @@ func (c *Cluster) keys(ctx context.Context) (*unstructured.Unstructured, Keys, e
 	}
 	k, err := parseKeys(data[TokenKeys], data[SealKeys])
 	if err != nil {
-		return nil, Keys{}, fmt.Errorf("Secret %s/%s: %w", c.o.Own, keysSecret, err)
+		return nil, Keys{}, fmt.Errorf("the Secret %s/%s: %w", c.o.Own, keysSecret, err)
 	}
 	return o, k, nil
 }
