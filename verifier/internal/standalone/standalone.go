@@ -79,7 +79,7 @@ func (k *Keeper) unavailable(s *folder.Snapshot) {
 			continue
 		}
 		for _, kind := range p.Kinds() {
-			if kind != evidence.TPM2 {
+			if kind != evidence.TPM2 && kind != evidence.ProvisioningToken {
 				k.log.Warn("this version cannot appraise a kind of evidence that a policy names; machines that must show it are denied", "pool", pool, "kind", kind.String())
 			}
 		}
