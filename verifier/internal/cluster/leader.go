@@ -1,0 +1,631 @@
+package cluster
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
+)
+
+// What the holder of the lease does, each step by itself and again whenever it
+// may be needed. None of it decides over a machine: a step that comes late, or
+// twice, or from two holders at once leaves the same behind.
+const (
+	aboutMachine  = iota // the record of the UID key.name: made, latched, or deleted
+	aboutFault           // an object that cannot be used: condition and Event
+	aboutPolicy          // the policy's condition
+	aboutUserData        // the pointer config: the provisioning token in it
+	aboutToken           // the provisioning token: rotation
+	aboutKeys            // token and sealing keys: made, rotated
+	aboutGone            // records whose Machine is gone
+	aboutClaims          // claims whose Machine is gone
+	aboutPending         // machines that waited too long
+	aboutStatus          // the AttestationVerifier
+)
+
+// task is one of those, about one object where it is about one.
+type task struct {
+	about int
+	kind  string
+	key
+}
+
+// tasks is the holder's queue; there is none while another replica holds the lease.
+type tasks struct {
+	c     *Cluster
+	limit flowcontrol.RateLimiter
+
+	mu        sync.Mutex
+	queue     workqueue.TypedRateLimitingInterface[task]
+	holder    string
+	writeBack *provisioning.Tokens // what an administrator's edit of the token means
+	leftAlone map[key]string       // why a pointer config was not changed
+	swept     time.Time            // when claims were last looked through
+}
+
+func (t *tasks) init(c *Cluster) {
+	t.c, t.leftAlone = c, map[key]string{}
+	t.limit = flowcontrol.NewTokenBucketRateLimiter(c.o.WritesPerSecond, int(2*c.o.WritesPerSecond)+1)
+}
+
+func (t *tasks) leading() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.queue != nil
+}
+
+// add asks for a task. Many requests for the same one are one.
+func (t *tasks) add(all ...task) {
+	t.mu.Lock()
+	queue := t.queue
+	t.mu.Unlock()
+	if queue == nil {
+		return
+	}
+	for _, one := range all {
+		queue.Add(one)
+	}
+}
+
+// later is add for what comes in swarms.
+func (t *tasks) later(one task, after time.Duration) {
+	t.mu.Lock()
+	queue := t.queue
+	t.mu.Unlock()
+	if queue != nil {
+		queue.AddAfter(one, after)
+	}
+}
+
+// lookForGone asks for the records of Machines that are gone; when a Machine is
+// deleted its record often goes by itself, by the API server's own clean-up.
+func (t *tasks) lookForGone() { t.later(task{about: aboutGone}, time.Second) }
+
+func (t *tasks) allPolicies() { t.later(task{about: aboutPolicy}, 100*time.Millisecond) }
+
+// enrolled asks for the records of the Machines that an enrolment is for.
+func (t *tasks) enrolled(e *machine.Enrolment) {
+	ref := e.Spec.MachineRef
+	if ref == nil || !t.leading() {
+		return
+	}
+	for _, m := range t.c.registry.ByName(ref.Namespace, ref.Name) {
+		t.add(task{about: aboutMachine, key: key{name: m.UID}})
+	}
+}
+
+// edited keeps what is to be written back into the token's Secret.
+func (t *tasks) edited(tokens provisioning.Tokens) {
+	t.mu.Lock()
+	t.writeBack = &tokens
+	t.mu.Unlock()
+}
+
+// lead takes part in the election until ctx ends.
+func (c *Cluster) lead(ctx context.Context) {
+	lock := &resourcelock.LeaseLock{
+		LeaseMeta:  metav1.ObjectMeta{Namespace: c.config.Namespace, Name: LeaseName},
+		Client:     c.leases,
+		LockConfig: resourcelock.ResourceLockConfig{Identity: c.o.Identity},
+	}
+	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock: lock, Name: LeaseName, ReleaseOnCancel: true,
+		LeaseDuration: c.o.Lease, RenewDeadline: c.o.Lease * 2 / 3, RetryPeriod: c.o.Lease / 8,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: c.work,
+			OnStoppedLeading: func() {},
+			OnNewLeader: func(identity string) {
+				c.tasks.mu.Lock()
+				c.tasks.holder = identity
+				c.tasks.mu.Unlock()
+				c.log.Info("lease", "holder", identity)
+			},
+		},
+	})
+	if err != nil {
+		c.log.Error("no part in the election: keys, clean-up and conditions are left to other replicas", "error", err)
+		return
+	}
+	for ctx.Err() == nil {
+		elector.Run(ctx)
+		sleep(ctx, time.Second)
+	}
+}
+
+// work is the holder's until ctx ends.
+func (c *Cluster) work(ctx context.Context) {
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[task](500*time.Millisecond, time.Minute))
+	c.tasks.mu.Lock()
+	c.tasks.queue = queue
+	c.tasks.mu.Unlock()
+	c.log.Info("this replica holds the lease", "identity", c.o.Identity)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for {
+				one, stop := queue.Get()
+				if stop {
+					return
+				}
+				if err := c.do(ctx, one); err == nil || ctx.Err() != nil {
+					queue.Forget(one)
+				} else {
+					c.log.Warn("the lease's holder could not finish a step; it tries again", "step", steps[one.about], "object", one.key.String(), "error", err)
+					queue.AddRateLimited(one)
+				}
+				queue.Done(one)
+			}
+		})
+	}
+	wg.Go(func() {
+		for pass := 0; ctx.Err() == nil; pass++ {
+			// A look at each Machine costs little, and at all of them not.
+			c.everything(pass%10 == 0)
+			sleep(ctx, jitter(c.o.Pass))
+		}
+	})
+	<-ctx.Done()
+	c.tasks.mu.Lock()
+	c.tasks.queue = nil
+	c.tasks.mu.Unlock()
+	queue.ShutDown()
+	wg.Wait()
+	c.log.Info("this replica no longer holds the lease")
+}
+
+var steps = map[int]string{
+	aboutMachine: "record", aboutFault: "unusable object", aboutPolicy: "policy", aboutUserData: "pointer config", aboutToken: "provisioning token",
+	aboutKeys: "keys", aboutGone: "records of gone Machines", aboutClaims: "claims of gone Machines", aboutPending: "pending", aboutStatus: "status",
+}
+
+// everything asks for every task: what changed while nobody held the lease, and
+// what time alone brings.
+func (c *Cluster) everything(machines bool) {
+	c.tasks.add(task{about: aboutKeys}, task{about: aboutToken}, task{about: aboutPending}, task{about: aboutPolicy}, task{about: aboutGone},
+		task{about: aboutClaims}, task{about: aboutStatus})
+	if machines {
+		for _, uid := range c.registry.UIDs() {
+			if c.unsettled(uid) {
+				c.tasks.add(task{about: aboutMachine, key: key{name: uid}})
+			}
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for k := range c.faults {
+		c.tasks.add(task{about: aboutFault, kind: k.kind, key: k.key})
+	}
+	c.secrets.mu.Lock()
+	defer c.secrets.mu.Unlock()
+	for k := range c.secrets.pools {
+		c.tasks.add(task{about: aboutUserData, key: k})
+	}
+}
+
+func (c *Cluster) do(ctx context.Context, t task) error {
+	switch t.about {
+	case aboutMachine:
+		return c.settle(t.name)
+	case aboutFault:
+		return c.report(ctx, faultKey{t.kind, t.key})
+	case aboutPolicy:
+		return c.judge(ctx, t.name)
+	case aboutUserData:
+		return c.rewrite(ctx, t.key)
+	case aboutToken:
+		return c.rotateToken(ctx)
+	case aboutKeys:
+		return c.keepKeys(ctx, false)
+	case aboutGone:
+		return c.lookForGone()
+	case aboutClaims:
+		return c.sweepClaims(ctx)
+	case aboutPending:
+		return c.records.ExpirePending(c.o.Now())
+	case aboutStatus:
+		return c.writeStatus(ctx)
+	}
+	return nil
+}
+
+// latch is what is known of a Machine's record.
+func (c *Cluster) latch(uid string) (latch, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l, ok := c.latches[uid]
+	return l, ok
+}
+
+// steps that a record is behind its Machine; see settle.
+type behind struct{ missing, quarantine, release, restate, join, gone bool }
+
+func (b behind) any() bool { return b != behind{} }
+
+// compare says in what the record of a UID is not in line with its Machine.
+func (c *Cluster) compare(uid string) (b behind, m *machine.Machine) {
+	if record.IsBreakGlass(uid) {
+		return b, nil
+	}
+	l, has := c.latch(uid)
+	m, ok := c.registry.ByUID(uid)
+	switch {
+	case !ok:
+		b.gone = true
+		return b, nil
+	case m.UID != uid: // mirrored: the other object counts
+		return b, nil
+	}
+	quarantined, joined := m.Quarantined(), m.Joined()
+	b.quarantine = quarantined && !l.quarantined
+	b.release = !quarantined && l.quarantined && !l.restored
+	b.restate = quarantined && l.quarantined && l.restored
+	b.join = joined && has && l.phase != v1alpha1.PhaseJoined && !m.Granted(c.o.Now())
+	b.missing = !joined && !has && !m.StandIn && !m.Deleting
+	return b, m
+}
+
+func (c *Cluster) unsettled(uid string) bool {
+	b, _ := c.compare(uid)
+	return b.any()
+}
+
+// settle brings the record of a UID into line with its Machine.
+func (c *Cluster) settle(uid string) error {
+	b, m := c.compare(uid)
+	if synced, _ := c.Synced(); !synced && (b.gone || b.release || b.missing) {
+		return nil // everything is looked at again once all of it was read
+	}
+	now := c.o.Now()
+	change := func(f func(*v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation) error {
+		c.tasks.limit.Accept()
+		return c.records.Update(uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) { return f(rec), nil })
+	}
+	switch {
+	case b.gone:
+		return c.forget(uid)
+	case b.quarantine, b.release:
+		return change(func(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
+			if rec != nil && b.release && heldSinceRestore(rec) {
+				return nil
+			}
+			return record.Quarantine(rec, m, b.quarantine, now)
+		})
+	case b.restate:
+		return change(restated(now))
+	case b.join:
+		return change(func(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
+			return record.Joined(rec, m.NodeRef, now)
+		})
+	case b.missing:
+		c.tasks.limit.Accept()
+		return c.records.EnsureRecord(m)
+	}
+	return nil
+}
+
+// forget deletes what is left of a Machine that is gone; the API has the last word.
+func (c *Cluster) forget(uid string) error {
+	l, has := c.latch(uid)
+	c.tasks.limit.Accept()
+	var err error
+	if has {
+		err = c.records.Delete(uid, l.namespace)
+	} else {
+		err = c.records.ReleaseClaims(uid)
+	}
+	if errors.Is(err, ErrMachineThere) {
+		return nil // the watch will see it, too
+	}
+	if err == nil && has {
+		c.log.Info("record deleted with its Machine", "uid", uid)
+	}
+	return err
+}
+
+// lookForGone finds the records whose Machine is gone.
+func (c *Cluster) lookForGone() error {
+	if synced, _ := c.Synced(); !synced {
+		return nil
+	}
+	c.mu.Lock()
+	uids := slices.Collect(maps.Keys(c.latches))
+	c.mu.Unlock()
+	for _, uid := range uids {
+		if !c.registry.Known(uid) && !record.IsBreakGlass(uid) {
+			c.tasks.add(task{about: aboutMachine, key: key{name: uid}})
+		}
+	}
+	return nil
+}
+
+// claimsEvery is how often all claims are looked through. One that nobody needs
+// does no harm: it is released when somebody else shows the identity.
+const claimsEvery = time.Hour
+
+// sweepClaims finds the claims whose Machine is gone and left no record.
+func (c *Cluster) sweepClaims(ctx context.Context) error {
+	t := &c.tasks
+	t.mu.Lock()
+	due := time.Since(t.swept) >= claimsEvery
+	t.mu.Unlock()
+	if synced, _ := c.Synced(); !due || !synced {
+		return nil
+	}
+	gone := map[string]bool{}
+	for next := ""; ; {
+		page, err := c.dynamic.Resource(claimsResource).List(ctx, metav1.ListOptions{Limit: 500, Continue: next})
+		if kerrors.IsResourceExpired(err) {
+			break // the rest next time
+		}
+		if err != nil {
+			return fmt.Errorf("list claims: %w", err)
+		}
+		for _, o := range page.Items {
+			uid, _, _ := unstructured.NestedString(o.Object, "spec", "machineUID")
+			if uid != "" && !c.registry.Known(uid) && !record.IsBreakGlass(uid) {
+				gone[uid] = true
+			}
+		}
+		if next = page.GetContinue(); next == "" {
+			break
+		}
+	}
+	for uid := range gone {
+		t.add(task{about: aboutMachine, key: key{name: uid}})
+	}
+	t.mu.Lock()
+	t.swept = time.Now()
+	t.mu.Unlock()
+	return nil
+}
+
+var (
+	secretsResource = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
+)
+
+// readSecret reads a Secret live; nil if there is none.
+func (c *Cluster) readSecret(ctx context.Context, k key) (*unstructured.Unstructured, map[string][]byte, error) {
+	o, err := c.dynamic.Resource(secretsResource).Namespace(k.namespace).Get(ctx, k.name, metav1.GetOptions{})
+	if missing(err) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("read Secret %s: %w", k, err)
+	}
+	v, problems := compactSecret(o)
+	if len(problems) > 0 {
+		return o, nil, fmt.Errorf("Secret %s: %w", k, problems[0])
+	}
+	s, _ := v.(secretData)
+	return o, s.data, nil
+}
+
+// writeSecret replaces some keys of the data that was read; nil deletes one.
+// Whoever was faster is right: the watch brings what they wrote.
+func (c *Cluster) writeSecret(ctx context.Context, k key, o *unstructured.Unstructured, data map[string][]byte) error {
+	secrets := c.dynamic.Resource(secretsResource).Namespace(k.namespace)
+	if o == nil {
+		o = &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "v1", "kind": "Secret", "type": string(corev1.SecretTypeOpaque),
+			"metadata": map[string]any{"namespace": k.namespace, "name": k.name},
+		}}
+		setData(o, data)
+		_, err := secrets.Create(ctx, o, metav1.CreateOptions{})
+		if kerrors.IsAlreadyExists(err) {
+			return nil
+		}
+		return err
+	}
+	o = o.DeepCopy()
+	setData(o, data)
+	_, err := secrets.Update(ctx, o, metav1.UpdateOptions{})
+	if kerrors.IsConflict(err) {
+		return nil
+	}
+	return err
+}
+
+func setData(o *unstructured.Unstructured, data map[string][]byte) {
+	encoded, _, err := unstructured.NestedStringMap(o.Object, "data")
+	if err != nil || encoded == nil {
+		encoded = map[string]string{}
+	}
+	for name, value := range data {
+		if value == nil {
+			delete(encoded, name)
+		} else {
+			encoded[name] = base64.StdEncoding.EncodeToString(value)
+		}
+	}
+	// Every value is a string: nothing to fail.
+	_ = unstructured.SetNestedStringMap(o.Object, encoded, "data")
+}
+
+// keepKeys makes the keys when there are none, rotates them when it is time, and
+// with renew replaces those from before a restore of etcd. One that cannot be read
+// is an administrator's to look at: it is not written over.
+func (c *Cluster) keepKeys(ctx context.Context, renew bool) error {
+	at := key{c.config.Namespace, KeysSecret}
+	o, data, err := c.readSecret(ctx, at)
+	if err != nil {
+		return err
+	}
+	now := c.o.Now()
+	var pair keys.Pair
+	if o != nil {
+		if pair, err = keys.Parse(data); err != nil {
+			return nil // reported by the watch
+		}
+	}
+	publish := time.Duration(0)
+	voided := o != nil && c.voided(pair)
+	switch {
+	case voided && !renew && c.repairing(): // done when the latches are in place
+		return nil
+	case voided:
+		pair = keys.Pair{}
+	case o == nil:
+	case renew, pair.Rotating(now), now.Before(pair.Due(c.o.KeyRotation)):
+		return nil
+	default:
+		publish = c.o.KeyPublishDelay
+	}
+	next, err := pair.Rotate(now, publish)
+	if err != nil {
+		return err
+	}
+	if data, err = next.Data(); err != nil {
+		return err
+	}
+	c.tasks.limit.Accept()
+	if err := c.writeSecret(ctx, at, o, data); err != nil {
+		return fmt.Errorf("write the keys: %w", err)
+	}
+	c.log.Info("new keys", "used_from", now.Add(publish).UTC().Format(time.RFC3339), "first", o == nil)
+	return nil
+}
+
+// rotateToken writes back what an administrator's edit of the provisioning token
+// means, and rotates it when it is time.
+func (c *Cluster) rotateToken(ctx context.Context) error {
+	namespace, name, ok := strings.Cut(c.o.ProvisioningToken.Secret, "/")
+	if !ok {
+		return nil
+	}
+	at := key{namespace, name}
+	t := &c.tasks
+	t.mu.Lock()
+	writeBack := t.writeBack
+	t.writeBack = nil
+	t.mu.Unlock()
+	if writeBack == nil && c.o.ProvisioningToken.RotateEvery == 0 {
+		return nil
+	}
+	o, data, err := c.readSecret(ctx, at)
+	if err != nil || o == nil {
+		return err
+	}
+	read, err := provisioning.Parse(data)
+	if err != nil {
+		return nil // reported by the watch
+	}
+	now, grace := c.o.Now(), time.Duration(c.o.ProvisioningToken.Grace)
+	next := read
+	switch due, ok := read.Due(o.GetCreationTimestamp().Time, time.Duration(c.o.ProvisioningToken.RotateEvery), grace); {
+	case writeBack != nil:
+		if !equal(writeBack.Current, read.Current) || !read.PreviousExpires.IsZero() && equal(read.Previous, writeBack.Previous) {
+			return nil // it was changed again, or is there already
+		}
+		next = *writeBack
+	case ok && !now.Before(due):
+		if next, err = read.Rotate(now, randReader, grace); errors.Is(err, provisioning.ErrRotating) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	default:
+		return nil
+	}
+	c.tasks.limit.Accept()
+	if err := c.writeSecret(ctx, at, o, next.Data()); err != nil {
+		return fmt.Errorf("write the provisioning token: %w", err)
+	}
+	c.log.Info("provisioning token", "edited", writeBack != nil, "previous_until", next.PreviousExpires.Format(time.RFC3339))
+	return nil
+}
+
+func equal(a, b secret.Bytes) bool { return string(a.Expose()) == string(b.Expose()) }
+
+// rewrite puts the current provisioning token into a pointer config that nobody
+// else writes.
+func (c *Cluster) rewrite(ctx context.Context, k key) error {
+	tokens, presence := c.Provisioning().At(c.o.Now())
+	if presence != provisioning.Present || tokens.Current.Empty() || len(c.o.Origins) == 0 || strings.HasSuffix(k.name, managedSuffix) {
+		c.leave(k, "")
+		return nil
+	}
+	o, data, err := c.readSecret(ctx, k)
+	if err != nil || o == nil {
+		return err
+	}
+	owner := pointer.UserData{Name: k.name, Labels: o.GetLabels(), Annotations: o.GetAnnotations()}
+	for _, r := range o.GetOwnerReferences() {
+		owner.Owners = append(owner.Owners, r.Kind+"/"+r.Name)
+	}
+	if why := owner.Managed(); why != "" {
+		c.leave(k, why)
+		return nil
+	}
+	next, err := pointer.Provision(data["userData"], pointer.Provisioning{Token: tokens.Current, Origins: c.o.Origins, URLParameter: c.urlParameter()})
+	var left *pointer.LeftAlone
+	if errors.As(err, &left) {
+		c.leave(k, left.Why)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("user data %s: %w", k, err)
+	}
+	c.leave(k, "")
+	if string(next) == string(data["userData"]) {
+		return nil
+	}
+	c.tasks.limit.Accept()
+	if err := c.writeSecret(ctx, k, o, map[string][]byte{"userData": next}); err != nil {
+		return fmt.Errorf("user data %s: %w", k, err)
+	}
+	c.log.Info("the pointer config has the current provisioning token", "secret", k.String())
+	return nil
+}
+
+// leave notes why a pointer config stays as it is; "" if there is no reason.
+func (c *Cluster) leave(k key, why string) {
+	t := &c.tasks
+	t.mu.Lock()
+	news := t.leftAlone[k] != why
+	if why == "" {
+		delete(t.leftAlone, k)
+	} else {
+		t.leftAlone[k] = why
+	}
+	t.mu.Unlock()
+	if news {
+		if why != "" {
+			c.log.Warn("a pointer config is left alone and does not get the provisioning token", "secret", k.String(), "why", why)
+		}
+		t.add(task{about: aboutStatus})
+	}
+}
+
+// urlParameter reports whether some policy takes the token in the URL.
+func (c *Cluster) urlParameter() bool {
+	set := c.World().Policies
+	for _, pool := range set.Pools() {
+		if p, err := set.For(pool); err == nil && p.URLParameter {
+			return true
+		}
+	}
+	return false
+}

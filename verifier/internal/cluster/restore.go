@@ -1,0 +1,307 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
+)
+
+// An etcd that is restored from a backup brings back what had been revoked since:
+// a token that was used up, a quarantine that had not been said yet, a grant that
+// was consumed, a Machine that had not joined. This file notices it, and takes
+// back what it brings back, as far as this process remembers.
+//
+//	noticed by  a revision, which is etcd's own count, lower than one seen before;
+//	            an object that is there in an older state than was seen
+//	at once     this replica has no keys: nothing is granted, no token is good
+//	then        everything is read anew; quarantines, joins and consumed grants
+//	            that were remembered are latched again, new keys are made
+//	until       an administrator acknowledges it, or the process ends, the
+//	            AttestationVerifier is Degraded with reason EtcdRestored
+//
+// Every replica that remembers does it, holder of the lease or not; the second
+// finds it done. A replica that was started afterwards remembers nothing.
+
+// AnnotationRestoreSeen, on the AttestationVerifier, is the time (RFC 3339) at
+// which an administrator has dealt with a restore of etcd.
+const AnnotationRestoreSeen = "mcs-attest.dev/restore-seen"
+
+// conditionQuarantined marks a record whose quarantine comes from this process's
+// memory and is not what any spec says.
+const (
+	conditionQuarantined = "Quarantined"
+	reasonEtcdRestored   = "EtcdRestored"
+)
+
+// errRestored ends a watch that would say nothing any more.
+var errRestored = errors.New("etcd was restored; watching anew")
+
+// revision is how far etcd has come, by its own count. It is one count for all
+// custom resources; the API's own resources may be in another etcd.
+type revision struct {
+	probing sync.Mutex
+	probed  time.Time
+
+	mu      sync.Mutex
+	highest uint64
+}
+
+// restore is one that was noticed.
+type restore struct {
+	at  time.Time
+	why string
+}
+
+// saw notes a revision.
+func (c *Cluster) saw(v uint64) {
+	c.revision.mu.Lock()
+	defer c.revision.mu.Unlock()
+	c.revision.highest = max(c.revision.highest, v)
+}
+
+// probe asks the API how far etcd has come.
+func (c *Cluster) probe(ctx context.Context) error {
+	r := &c.revision
+	r.probing.Lock()
+	defer r.probing.Unlock()
+	if time.Since(r.probed) < 250*time.Millisecond {
+		return nil
+	}
+	r.mu.Lock()
+	before := r.highest
+	r.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	// Without a resourceVersion the answer is as of now.
+	list, err := c.dynamic.Resource(policiesResource).List(ctx, metav1.ListOptions{Limit: 1})
+	if err != nil {
+		if passing(err) || ctx.Err() != nil {
+			return fmt.Errorf("how far etcd has come: %w", err)
+		}
+		return nil // the policies' own watch says what is wrong
+	}
+	r.probed = time.Now()
+	if v := number(list.GetResourceVersion()); v != 0 && v < before {
+		c.restored(fmt.Sprintf("it is at revision %d, %d was seen before", v, before))
+		return errRestored
+	}
+	c.saw(number(list.GetResourceVersion()))
+	return nil
+}
+
+// watchRevision probes now and then: a watch that is open says nothing of it.
+func (c *Cluster) watchRevision(ctx context.Context) {
+	for ctx.Err() == nil {
+		sleep(ctx, jitter(c.o.Probe))
+		if err := c.probe(ctx); err != nil && ctx.Err() == nil {
+			c.log.Debug("probe", "error", err)
+		}
+	}
+}
+
+// restored takes note of a restore. It is called before anything of the restored
+// state is taken in.
+func (c *Cluster) restored(why string) {
+	now := c.o.Now()
+	remembered := map[string]latch{}
+	for _, m := range c.registry.All().Machines() {
+		l, _ := c.latch(m.UID)
+		if l.quarantined = l.quarantined || m.Quarantined(); l.revoked() || m.Joined() {
+			if m.Joined() && !m.Granted(now) {
+				l.phase, l.node = v1alpha1.PhaseJoined, m.NodeRef
+			}
+			remembered[m.UID] = l
+		}
+	}
+	c.mu.Lock()
+	for uid, l := range c.latches {
+		if _, ok := remembered[uid]; !ok && l.revoked() {
+			remembered[uid] = l
+		}
+	}
+	if c.remembered == nil {
+		c.remembered = map[string]latch{}
+	}
+	for uid, l := range remembered {
+		c.remembered[uid] = l
+	}
+	c.restores = append(c.restores, restore{now, why})
+	c.mu.Unlock()
+
+	c.revision.mu.Lock()
+	c.revision.highest = 0
+	c.revision.mu.Unlock()
+
+	s := &c.secrets
+	s.mu.Lock()
+	for _, id := range s.pair.Load().IDs() {
+		s.void[id] = true
+	}
+	s.pair.Store(&keys.Pair{})
+	s.mu.Unlock()
+
+	c.epoch.Add(1)
+	for _, w := range c.watches {
+		w.stale()
+	}
+	c.log.Error("etcd went back to an earlier time: all keys are void, and what was revoked is revoked again", "why", why, "remembered", len(remembered))
+	select {
+	case c.restart <- struct{}{}:
+	default:
+	}
+	c.changed()
+}
+
+// revoked reports whether the latch holds something that must not be lifted by a
+// backup.
+func (l latch) revoked() bool {
+	return l.quarantined || l.phase == v1alpha1.PhaseJoined || !l.grantUsed.IsZero()
+}
+
+// repairing reports whether something remembered is still to be latched, or keys
+// are still to be made.
+func (c *Cluster) repairing() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.remembered != nil
+}
+
+// voided reports whether one of the keys is from before a restore.
+func (c *Cluster) voided(pair keys.Pair) bool {
+	c.secrets.mu.Lock()
+	defer c.secrets.mu.Unlock()
+	for _, id := range pair.IDs() {
+		if c.secrets.void[id] {
+			return true
+		}
+	}
+	return false
+}
+
+// repair does after a restore what has to be done.
+func (c *Cluster) repair(ctx context.Context) {
+	wait := backoff{least: 200 * time.Millisecond, most: 10 * time.Second}
+	for ctx.Err() == nil {
+		synced, _ := c.Synced()
+		if !c.repairing() || !synced {
+			sleep(ctx, c.o.Pass/100+50*time.Millisecond)
+			continue
+		}
+		if err := c.takeBack(ctx); err != nil {
+			c.log.Error("after the restore of etcd not everything could be set again; it is tried again, and nothing is granted meanwhile", "error", err)
+			wait.sleep(ctx)
+			continue
+		}
+		wait.reset()
+	}
+}
+
+// takeBack latches again what is remembered; then it sees to new keys.
+func (c *Cluster) takeBack(ctx context.Context) error {
+	c.mu.Lock()
+	remembered := c.remembered
+	epoch := c.epoch.Load()
+	c.mu.Unlock()
+	for uid, l := range remembered {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		m, ok := c.registry.ByUID(uid)
+		if !ok || m.UID != uid {
+			continue // nobody can attest as a Machine that is not there
+		}
+		if now, has := c.latch(uid); has && now.covers(l) {
+			continue
+		}
+		c.tasks.limit.Accept()
+		err := c.records.Update(uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			return relatch(rec, m, l, c.o.Now()), nil
+		})
+		if err != nil && reason.From(err).Code != reason.MachineNotFound {
+			return err
+		}
+	}
+	if err := c.keepKeys(ctx, true); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.epoch.Load() == epoch { // else it went back once more
+		c.remembered = nil
+		c.log.Info("what was revoked before the restore of etcd is revoked again", "machines", len(remembered))
+	}
+	c.changed()
+	return nil
+}
+
+// covers reports whether a record holds at least what is remembered.
+func (l latch) covers(r latch) bool {
+	return (l.quarantined || !r.quarantined) && (l.phase == v1alpha1.PhaseJoined || r.phase != v1alpha1.PhaseJoined) &&
+		(r.grantUsed.IsZero() || l.grantUsed.Equal(r.grantUsed) && l.grantCount >= r.grantCount)
+}
+
+// relatch is the record with what is remembered of it; nil if it has all of it.
+func relatch(rec *v1alpha1.MachineAttestation, m *machine.Machine, r latch, now time.Time) *v1alpha1.MachineAttestation {
+	next, changed := rec, false
+	step := func(to *v1alpha1.MachineAttestation) {
+		if to != nil {
+			next, changed = to, true
+		}
+	}
+	if r.quarantined {
+		was := rec != nil && rec.Status.Quarantined
+		if step(record.Quarantine(next, m, true, now)); !was && !m.Quarantined() {
+			meta.SetStatusCondition(&next.Status.Conditions, metav1.Condition{
+				Type: conditionQuarantined, Status: metav1.ConditionTrue, Reason: reasonEtcdRestored, LastTransitionTime: metav1.NewTime(now),
+				Message: "quarantined before etcd was restored; no object says so any more. Set spec.quarantined to true to keep it, and after that to false to lift it",
+			})
+		}
+	}
+	if r.phase == v1alpha1.PhaseJoined {
+		step(record.Joined(next, r.node, now))
+	}
+	if !r.grantUsed.IsZero() && next != nil {
+		if used := next.Status.GrantUsed; used == nil || !used.Time.Equal(r.grantUsed) && used.Time.Before(r.grantUsed) || used.Time.Equal(r.grantUsed) && next.Status.GrantAttestations < r.grantCount {
+			if !changed {
+				next = next.DeepCopy()
+			}
+			next.Status.GrantUsed, next.Status.GrantAttestations = &metav1.Time{Time: r.grantUsed}, r.grantCount
+			changed = true
+		}
+	}
+	if !changed {
+		return nil
+	}
+	return next
+}
+
+// heldSinceRestore reports whether the quarantine comes from memory alone.
+func heldSinceRestore(rec *v1alpha1.MachineAttestation) bool {
+	c := meta.FindStatusCondition(rec.Status.Conditions, conditionQuarantined)
+	return c != nil && c.Status == metav1.ConditionTrue && c.Reason == reasonEtcdRestored
+}
+
+// restated notes that an object says so again: from here on the spec counts.
+func restated(now time.Time) func(*v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
+	return func(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
+		if rec == nil || !heldSinceRestore(rec) {
+			return nil
+		}
+		next := rec.DeepCopy()
+		meta.SetStatusCondition(&next.Status.Conditions, metav1.Condition{
+			Type: conditionQuarantined, Status: metav1.ConditionFalse, Reason: "SpecSaysSo", LastTransitionTime: metav1.NewTime(now), Message: "spec.quarantined counts again",
+		})
+		return next
+	}
+}

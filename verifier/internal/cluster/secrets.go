@@ -1,0 +1,320 @@
+package cluster
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/mcs-attest/mcs-attest/pkg/anchors"
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/pkg/seal"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
+)
+
+// The CA's ConfigMap of clusters from before machine-config-server-ca.
+const (
+	legacyCANamespace = "kube-system"
+	legacyCAName      = "root-ca"
+)
+
+// managedSuffix is what the Machine Config Operator appends to the names of the
+// user-data secrets that are its own.
+const managedSuffix = "-managed"
+
+// secrets is what single Secrets and ConfigMaps hold.
+type secrets struct {
+	roots atomic.Pointer[anchors.Set]
+	pair  atomic.Pointer[keys.Pair]
+	cert  atomic.Pointer[tls.Certificate]
+
+	mu       sync.Mutex
+	keysGone bool
+	void     map[string]bool // keys from before a restore; see restore.go
+	ca       *x509.CertPool  // nil: there is no good one
+	legacyCA *x509.CertPool
+	tokens   provisioning.View
+	pools    map[key]string // of the pointer configs, by user-data secret
+}
+
+// planSecrets lists the single objects that are watched. Each is one rule with
+// its name in the verifier's role; there is no list of all secrets.
+func (c *Cluster) planSecrets() error {
+	s := &c.secrets
+	s.pair.Store(&keys.Pair{})
+	s.pools, s.void = map[key]string{}, map[string]bool{}
+	s.roots.Store(anchors.NewSet())
+
+	c.one(secretKind, key{c.config.Namespace, KeysSecret}, &watched{compact: compactSecret, put: c.putKeys}, c.keysGone)
+	for _, o := range []struct {
+		kind kind
+		name string
+		w    *watched
+		gone func()
+	}{
+		{secretKind, c.config.ServingSecret, &watched{compact: compactSecret, put: c.putServing}, func() {}},
+		{configMapKind, c.config.CAConfigMap, &watched{compact: compactConfigMap, put: c.putCA(&s.ca, "ca-bundle.crt")}, c.caGone(&s.ca)},
+		{configMapKind, legacyCANamespace + "/" + legacyCAName, &watched{compact: compactConfigMap, advisory: true, put: c.putCA(&s.legacyCA, "ca.crt")}, c.caGone(&s.legacyCA)},
+		{secretKind, c.o.ProvisioningToken.Secret, &watched{compact: compactSecret, put: c.putToken}, c.tokenGone},
+	} {
+		if o.name == "" {
+			continue
+		}
+		namespace, name, err := config.SplitName(o.name)
+		if err != nil {
+			return err
+		}
+		c.one(o.kind, key{namespace, name}, o.w, o.gone)
+	}
+	for _, full := range c.config.UserDataSecrets {
+		namespace, name, err := config.SplitName(full)
+		if err != nil {
+			return err
+		}
+		for _, n := range []string{name, name + managedSuffix} {
+			k := key{namespace, n}
+			c.one(secretKind, k, &watched{compact: compactSecret, put: c.putUserData}, func() { c.userDataGone(k) })
+		}
+	}
+	return nil
+}
+
+// one watches a single object; gone is called when it is not there.
+func (c *Cluster) one(kind kind, k key, w *watched, gone func()) {
+	there := false
+	put := w.put
+	w.kind, w.namespace, w.name = kind, k.namespace, k.name
+	w.put = func(i *item) []manifest.Problem {
+		there = true
+		return put(i)
+	}
+	w.drop = func(key) {
+		there = false
+		gone()
+		c.changed()
+	}
+	w.settled = func() {
+		if !there {
+			gone()
+			c.changed()
+		}
+	}
+	c.watch(w)
+}
+
+// secretData is a Secret's data in clear. It prints nothing of it.
+type secretData struct{ data map[string][]byte }
+
+func (secretData) String() string   { return "[secret]" }
+func (secretData) GoString() string { return "[secret]" }
+
+func compactSecret(u *unstructured.Unstructured) (any, []manifest.Problem) {
+	encoded, _, err := unstructured.NestedStringMap(u.Object, "data")
+	if err != nil {
+		return nil, []manifest.Problem{{What: "data is not a map of strings"}}
+	}
+	s := secretData{data: make(map[string][]byte, len(encoded))}
+	for k, v := range encoded {
+		if s.data[k], err = base64.StdEncoding.DecodeString(v); err != nil {
+			return nil, []manifest.Problem{{What: fmt.Sprintf("data.%.64s is not base64", k)}}
+		}
+	}
+	return s, nil
+}
+
+func problem(err error) []manifest.Problem {
+	if err == nil {
+		return nil
+	}
+	return []manifest.Problem{{What: err.Error()}}
+}
+
+// dataOf is the data of a Secret's item.
+func dataOf(i *item) map[string][]byte {
+	s, _ := i.value.(secretData)
+	return s.data
+}
+
+func (c *Cluster) putKeys(i *item) []manifest.Problem {
+	defer c.changed()
+	pair, err := keys.Parse(dataOf(i))
+	if err != nil {
+		return problem(fmt.Errorf("%w; delete the Secret to have new keys made, which voids every token that is out there", err))
+	}
+	s := &c.secrets
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.keysGone = false
+	if slices.ContainsFunc(pair.IDs(), func(id string) bool { return s.void[id] }) {
+		// They came back from a backup, with everything that was signed by them.
+		s.pair.Store(&keys.Pair{})
+		c.tasks.add(task{about: aboutKeys})
+		return nil
+	}
+	s.pair.Store(&pair)
+	return nil
+}
+
+// keysGone leaves the last good keys in force: whoever deletes the Secret has new
+// ones made, and those are what replaces the old.
+func (c *Cluster) keysGone() {
+	c.secrets.mu.Lock()
+	c.secrets.keysGone = true
+	c.secrets.mu.Unlock()
+	c.tasks.add(task{about: aboutKeys})
+}
+
+// TokenKeys are the keys that sign tokens; none before the Secret was read.
+func (c *Cluster) TokenKeys() token.KeySet { return c.secrets.pair.Load().Tokens }
+
+// SealKeys are the keys that seal challenges; none before the Secret was read.
+func (c *Cluster) SealKeys() seal.Ring { return c.secrets.pair.Load().Seals }
+
+func (c *Cluster) putServing(i *item) []manifest.Problem {
+	data := dataOf(i)
+	cert, err := pki.ParseServing([][]byte{data["tls.crt"], data["tls.key"]})
+	if err != nil {
+		return problem(err)
+	}
+	if old := c.secrets.cert.Load(); old != nil && bytes.Equal(old.Certificate[0], cert.Certificate[0]) {
+		return nil
+	}
+	c.secrets.cert.Store(cert)
+	c.log.Info("serving certificate", "not_after", cert.Leaf.NotAfter, "serial", cert.Leaf.SerialNumber.String())
+	c.o.Certificate(cert)
+	c.changed()
+	return nil
+}
+
+// ServingCertificate is what to serve with; nil before it was read.
+func (c *Cluster) ServingCertificate() *tls.Certificate { return c.secrets.cert.Load() }
+
+func (c *Cluster) putCA(at **x509.CertPool, name string) func(*item) []manifest.Problem {
+	return func(i *item) []manifest.Problem {
+		m, _ := i.value.(configMap)
+		roots := x509.NewCertPool()
+		if !roots.AppendCertsFromPEM([]byte(m.data[name])) {
+			return problem(fmt.Errorf("data.%s holds no certificate", name))
+		}
+		c.secrets.mu.Lock()
+		*at = roots
+		c.secrets.mu.Unlock()
+		c.changed()
+		return nil
+	}
+}
+
+func (c *Cluster) caGone(at **x509.CertPool) func() {
+	return func() {
+		c.secrets.mu.Lock()
+		defer c.secrets.mu.Unlock()
+		*at = nil
+	}
+}
+
+// UpstreamCAs are what the upstream's certificate must lead to; nil where there is
+// none to be found.
+func (c *Cluster) UpstreamCAs() *x509.CertPool {
+	c.secrets.mu.Lock()
+	defer c.secrets.mu.Unlock()
+	return cmp.Or(c.secrets.ca, c.secrets.legacyCA)
+}
+
+func (c *Cluster) putToken(i *item) []manifest.Problem {
+	s := &c.secrets
+	s.mu.Lock()
+	next, writeBack := s.tokens.Read(c.o.Now(), dataOf(i), time.Duration(c.o.ProvisioningToken.Grace))
+	s.tokens = next
+	s.mu.Unlock()
+	if writeBack != nil {
+		c.tasks.edited(*writeBack)
+	}
+	c.tasks.add(task{about: aboutToken})
+	c.rewriteAll()
+	c.changed()
+	return problem(next.Err())
+}
+
+// rewriteAll asks for the current token in every pointer config.
+func (c *Cluster) rewriteAll() {
+	c.secrets.mu.Lock()
+	defer c.secrets.mu.Unlock()
+	for k := range c.secrets.pools {
+		c.tasks.add(task{about: aboutUserData, key: k})
+	}
+}
+
+func (c *Cluster) tokenGone() {
+	s := &c.secrets
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tokens = s.tokens.Gone(c.o.Now())
+}
+
+// Provisioning is what is known of the provisioning token; Unknown until its
+// Secret was looked for.
+func (c *Cluster) Provisioning() provisioning.View {
+	c.secrets.mu.Lock()
+	defer c.secrets.mu.Unlock()
+	return c.secrets.tokens
+}
+
+// errNoPointer says that a user-data secret is not one that can be read.
+var errNoPointer = errors.New("data.userData is no pointer config")
+
+func (c *Cluster) putUserData(i *item) []manifest.Problem {
+	pool, err := pointedPool(dataOf(i)["userData"])
+	c.secrets.mu.Lock()
+	c.secrets.pools[i.key] = pool
+	c.secrets.mu.Unlock()
+	c.tasks.add(task{about: aboutUserData, key: i.key})
+	if err != nil {
+		// Not ours: what somebody else put there is their business.
+		c.log.Info("a user-data secret names no pool", "secret", i.String(), "reason", err)
+	}
+	return nil
+}
+
+func (c *Cluster) userDataGone(k key) {
+	c.secrets.mu.Lock()
+	defer c.secrets.mu.Unlock()
+	delete(c.secrets.pools, k)
+}
+
+// PointerPool is the pool that the pointer config in a user-data secret asks for;
+// "" if it is none that is known, or asks for several.
+func (s *secrets) PointerPool(namespace, name string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pools[key{namespace, name}]
+}
+
+func pointedPool(userData []byte) (string, error) {
+	p, err := pointer.Parse(userData)
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", errNoPointer, err)
+	}
+	pools := map[string]bool{}
+	for _, s := range p.Sources() {
+		pools[s.Pool] = true
+	}
+	if len(pools) != 1 {
+		return "", fmt.Errorf("%w: it asks for %d pools", errNoPointer, len(pools))
+	}
+	return slices.Collect(maps.Keys(pools))[0], nil
+}

@@ -1,0 +1,826 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"github.com/go-logr/logr"
+
+	"github.com/mcs-attest/mcs-attest/pkg/anchors"
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
+)
+
+// LabelContent, on a ConfigMap of the verifier's namespace, says what its data
+// holds: each key one file of that sort.
+const (
+	LabelContent         = "mcs-attest.dev/content"
+	ContentReferences    = "reference-values"
+	ContentRoots         = "ek-roots"
+	LeaseName            = "mcs-attest-verifier"
+	KeysSecret           = "mcs-attest-keys"
+	defaultDiscovery     = time.Minute
+	defaultProbe         = 30 * time.Second
+	defaultPass          = time.Minute
+	defaultWritesPerSec  = 20
+	defaultLeaseDuration = 30 * time.Second
+)
+
+// Options are what a Cluster needs besides its configuration. The zero value
+// works where nothing else is said.
+type Options struct {
+	Log     *slog.Logger     // required
+	Now     func() time.Time // default time.Now
+	Version string           // of this program
+	// Identity of this replica in the Lease. Default: host name and process id.
+	Identity string
+
+	ProvisioningToken config.ProvisioningToken
+	KeyRotation       time.Duration // default 30 days
+	KeyPublishDelay   time.Duration // default 10 minutes
+
+	// Certificate is called with each new serving certificate, one at a time.
+	Certificate func(*tls.Certificate)
+	// Changed is called after anything that is known has changed, one call at a
+	// time and not for each change by itself.
+	Changed func()
+	// Events receives what happened to objects; nil: nobody hears of it.
+	Events EventSink
+	// Origins under which nodes reach the verifier: where in pointer configs the
+	// provisioning token may go.
+	Origins []string
+	// Called hears of each call of the API for a record; see [RecordsConfig].
+	Called func(verb, resource string)
+
+	// Discovery is how often a kind that the cluster does not have is looked for,
+	// Probe how often the API's revision is, Pass how often the holder of the
+	// lease looks at everything. Defaults: a minute, 30 s, a minute.
+	Discovery, Probe, Pass time.Duration
+	// Lease is how long a holder that is gone keeps it. Default 30 s.
+	Lease time.Duration
+	// WritesPerSecond bounds what the holder writes. Default 20.
+	WritesPerSecond float32
+}
+
+// Cluster is what the verifier knows of its cluster. It is safe for concurrent use.
+type Cluster struct {
+	o         Options
+	config    config.Kubernetes
+	log       *slog.Logger
+	dynamic   dynamic.Interface
+	discovery discovery.DiscoveryInterface
+	leases    coordinationv1.LeasesGetter
+
+	registry *machine.Registry
+	records  *Records
+	events   EventSink
+	watches  []*watched
+	world    atomic.Pointer[service.World]
+	epoch    atomic.Uint32 // restores of etcd that were noticed
+	restart  chan struct{} // capacity 1: watch anew
+	dirty    chan struct{} // capacity 1: something changed
+
+	discoveryMu sync.Mutex
+	served      map[schema.GroupVersion]discovered
+
+	revision revision
+	secrets  secrets
+	tasks    tasks
+
+	mu       sync.Mutex
+	texts    map[string]string
+	faults   map[faultKey]fault
+	started  bool // policies were read once
+	policies map[string]*policyState
+	set      *policy.Set // the last that compiled
+	clash    map[string]string
+	content  map[key]*contentState
+	pools    map[string]bool // MachineConfigPools; nil where there are none
+	latches  map[string]latch
+	restores []restore
+	// remembered is what is to be latched again after a restore; nil: nothing is
+	// to be done.
+	remembered map[string]latch
+	began      time.Time
+}
+
+// faultKey names an object that is not as it should be.
+type faultKey struct {
+	kind string // as in a resource's name: "machines.machine.openshift.io"
+	key
+}
+
+// fault is why an object cannot be used.
+type fault struct {
+	about      Object
+	generation int64
+	text       string
+	never      bool // it has no last good state
+}
+
+// latch is what is remembered of a record: as much as tells whether it is in line
+// with its Machine.
+type latch struct {
+	key
+	phase       v1alpha1.Phase
+	quarantined bool
+	grantUsed   time.Time
+	grantCount  int32
+	node        string // of one that joined; remembered over a restore alone
+	restored    bool   // quarantined by what was remembered over a restore
+}
+
+// policyState is one AttestationPolicy.
+type policyState struct {
+	about      Object
+	generation int64
+	version    uint64
+	observed   int64
+	conditions []metav1.Condition
+	parsed     []policy.Parsed // last good
+	atStart    bool            // it was there, and broken, when the verifier started
+}
+
+// contentState is one ConfigMap: the last good content of each of its keys.
+type contentState struct {
+	references map[string][]measuredboot.ReferenceValues
+	roots      map[string][]anchors.Anchor
+}
+
+// New prepares everything and makes no call yet.
+func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cluster, error) {
+	r = rest.CopyConfig(r)
+	// The API server's priority and fairness is what bounds us; client-go's own
+	// five requests a second would make fifty machines wait for each other.
+	r.QPS, r.Burst = -1, 0
+	r.UserAgent = "mcs-attest-verifier/" + cmp.Or(o.Version, "unknown")
+	o.Now = orElse(o.Now, time.Now)
+	o.Discovery = cmp.Or(o.Discovery, defaultDiscovery)
+	o.Probe = cmp.Or(o.Probe, defaultProbe)
+	o.Pass = cmp.Or(o.Pass, defaultPass)
+	o.Lease = cmp.Or(o.Lease, defaultLeaseDuration)
+	o.WritesPerSecond = cmp.Or(o.WritesPerSecond, defaultWritesPerSec)
+	o.KeyRotation = cmp.Or(o.KeyRotation, 30*24*time.Hour)
+	o.KeyPublishDelay = cmp.Or(o.KeyPublishDelay, 10*time.Minute)
+	if o.Certificate == nil {
+		o.Certificate = func(*tls.Certificate) {}
+	}
+	if o.Changed == nil {
+		o.Changed = func() {}
+	}
+	if o.Identity == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return nil, fmt.Errorf("this replica's name: %w", err)
+		}
+		o.Identity = fmt.Sprintf("%s-%d", host, os.Getpid())
+	}
+	k := &Cluster{
+		o: o, config: c, log: o.Log, began: o.Now(), served: map[schema.GroupVersion]discovered{},
+		restart: make(chan struct{}, 1), dirty: make(chan struct{}, 1),
+		texts: map[string]string{}, faults: map[faultKey]fault{},
+		policies: map[string]*policyState{}, set: &policy.Set{}, content: map[key]*contentState{}, latches: map[string]latch{},
+	}
+	var err error
+	if k.dynamic, err = dynamic.NewForConfig(r); err != nil {
+		return nil, fmt.Errorf("client of the Kubernetes API: %w", err)
+	}
+	if k.discovery, err = discovery.NewDiscoveryClientForConfig(r); err != nil {
+		return nil, fmt.Errorf("client of the Kubernetes API: %w", err)
+	}
+	if k.leases, err = coordinationv1.NewForConfig(r); err != nil {
+		return nil, fmt.Errorf("client of the Kubernetes API: %w", err)
+	}
+	k.registry = machine.NewRegistry(&k.secrets)
+	if k.events = o.Events; o.Events == nil {
+		k.events = nobody{}
+	}
+	k.records = NewRecords(RecordsConfig{
+		Client: k.dynamic, Namespace: c.Namespace, Machine: k.registry.ByUID, Now: o.Now, Log: o.Log, Events: k.events, Called: o.Called,
+	})
+	k.tasks.init(k)
+	if err := k.plan(); err != nil {
+		return nil, err
+	}
+	k.build()
+	return k, nil
+}
+
+func orElse(f, def func() time.Time) func() time.Time {
+	if f == nil {
+		return def
+	}
+	return f
+}
+
+// plan lists what is watched.
+func (c *Cluster) plan() error {
+	namespaces := c.config.MachineNamespaces
+	if slices.Contains(namespaces, "*") {
+		namespaces = []string{""}
+	}
+	for _, ns := range namespaces {
+		c.watch(&watched{kind: machineAPIKind, namespace: ns, optional: true, compact: compactMachine, put: c.putMachine, drop: c.dropMachine(machineAPIKind.group)})
+		c.watch(&watched{kind: clusterAPIKind, namespace: ns, optional: true, compact: compactMachine, put: c.putMachine, drop: c.dropMachine(clusterAPIKind.group)})
+		c.watch(&watched{kind: hostKind, namespace: ns, optional: true, compact: compactEnrolment, put: c.putHost, drop: c.dropHost})
+	}
+	if !slices.Contains(namespaces, "") && !slices.Contains(namespaces, c.config.Namespace) {
+		namespaces = append(slices.Clone(namespaces), c.config.Namespace)
+	}
+	for _, ns := range namespaces {
+		c.watch(&watched{kind: attestationKind, namespace: ns, compact: compactAttestation, put: c.putAttestation, drop: c.dropAttestation})
+	}
+	c.watch(&watched{kind: nodeKind, compact: compactNode, put: c.putNode, drop: c.dropNode})
+	c.watch(&watched{kind: policyKind, compact: compactPolicy, put: c.putPolicy, drop: c.dropPolicy, settled: c.policiesRead})
+	c.watch(&watched{kind: poolKind, optional: true, advisory: true, compact: compactName, put: c.putPool, drop: c.dropPool, settled: c.poolsRead})
+	c.watch(&watched{
+		kind: configMapKind, namespace: c.config.Namespace, selector: LabelContent + " in (" + ContentReferences + "," + ContentRoots + ")",
+		compact: compactConfigMap, put: c.putContent, drop: c.dropContent,
+	})
+	return c.planSecrets()
+}
+
+func (c *Cluster) watch(w *watched) {
+	w.c, w.known = c, map[key]seen{}
+	if w.settled == nil {
+		w.settled = func() {}
+	}
+	c.watches = append(c.watches, w)
+}
+
+// The kinds that are watched.
+var (
+	machineAPIKind  = kind{"machine.openshift.io", "machines", []string{"v1beta1"}}
+	clusterAPIKind  = kind{"cluster.x-k8s.io", "machines", []string{"v1beta2", "v1beta1"}}
+	hostKind        = kind{"metal3.io", "baremetalhosts", []string{"v1alpha1"}}
+	poolKind        = kind{"machineconfiguration.openshift.io", "machineconfigpools", []string{"v1"}}
+	attestationKind = kind{v1alpha1.GroupVersion.Group, "machineattestations", []string{v1alpha1.GroupVersion.Version}}
+	policyKind      = kind{v1alpha1.GroupVersion.Group, "attestationpolicies", []string{v1alpha1.GroupVersion.Version}}
+	nodeKind        = kind{"", "nodes", []string{"v1"}}
+	configMapKind   = kind{"", "configmaps", []string{"v1"}}
+	secretKind      = kind{"", "secrets", []string{"v1"}}
+)
+
+// Run watches until ctx ends, and does the work of the lease's holder while it is
+// this replica.
+func (c *Cluster) Run(ctx context.Context) error {
+	ctx = klog.NewContext(ctx, logr.FromSlogHandler(c.log.Handler()))
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { c.tell(ctx) })
+	wg.Go(func() { c.watchRevision(ctx) })
+	wg.Go(func() { c.lead(ctx) })
+	wg.Go(func() { c.repair(ctx) })
+	for ctx.Err() == nil {
+		round, stop := context.WithCancel(ctx)
+		var watches sync.WaitGroup
+		for _, w := range c.watches {
+			watches.Go(func() { w.run(round) })
+		}
+		select {
+		case <-ctx.Done():
+		case <-c.restart:
+			c.log.Warn("watching everything anew")
+		}
+		stop()
+		watches.Wait()
+	}
+	return nil
+}
+
+// tell tells the caller of changes, several at once where they come fast.
+func (c *Cluster) tell(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.dirty:
+			c.build()
+			c.o.Changed()
+			c.tasks.later(task{about: aboutStatus}, 500*time.Millisecond)
+			sleep(ctx, 50*time.Millisecond)
+		}
+	}
+}
+
+// changed notes that something is not as it was.
+func (c *Cluster) changed() {
+	select {
+	case c.dirty <- struct{}{}:
+	default:
+	}
+}
+
+// World is what the service appraises with now.
+func (c *Cluster) World() *service.World { return c.world.Load() }
+
+// Registry is every Machine that is known.
+func (c *Cluster) Registry() *machine.Registry { return c.registry }
+
+// Records are the records.
+func (c *Cluster) Records() *Records { return c.records }
+
+// Synced reports whether everything that serving depends on was read and may be
+// read, and what was not.
+func (c *Cluster) Synced() (bool, []string) {
+	var missing []string
+	for _, w := range c.watches {
+		if s, wrong := w.state(); wrong && !s.advisory && (s.unsynced || s.forbidden) {
+			missing = append(missing, s.text)
+		}
+	}
+	return len(missing) == 0, missing
+}
+
+// build makes the world of what is known now.
+func (c *Cluster) build() {
+	synced, _ := c.Synced()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := &service.World{Complete: synced, Machines: c.registry, Policies: c.compile()}
+	for k, f := range c.faults {
+		switch k.kind {
+		case machineAPIKind.String(), clusterAPIKind.String(), attestationKind.String():
+			// What was never readable may be the Machine that nobody finds.
+			w.Complete = w.Complete && !f.never
+		}
+	}
+	var roots [][]anchors.Anchor
+	for _, k := range slices.SortedFunc(maps.Keys(c.content), compareKeys) {
+		s := c.content[k]
+		for _, name := range slices.Sorted(maps.Keys(s.references)) {
+			w.References = append(w.References, s.references[name]...)
+		}
+		for _, name := range slices.Sorted(maps.Keys(s.roots)) {
+			roots = append(roots, s.roots[name])
+		}
+	}
+	set := anchors.NewSet(roots...)
+	c.secrets.roots.Store(set)
+	w.EKRoots = tpm2.Roots{Anchors: set.Roots(), Intermediates: set.Intermediates()}
+	c.world.Store(w)
+}
+
+func compareKeys(a, b key) int {
+	return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
+}
+
+// EKRoots are the roots that the ConfigMaps hold, for their expiry.
+func (c *Cluster) EKRoots() *anchors.Set { return c.secrets.roots.Load() }
+
+// compile joins the policies; see folder. A set that contradicts itself leaves the
+// one from before in force.
+func (c *Cluster) compile() *policy.Set {
+	var parsed []policy.Parsed
+	suspended := ""
+	for _, name := range slices.Sorted(maps.Keys(c.policies)) {
+		p := c.policies[name]
+		parsed = append(parsed, p.parsed...)
+		if p.parsed == nil && p.atStart {
+			suspended = cmp.Or(suspended, v1alpha1.KindAttestationPolicy+" "+name)
+		}
+	}
+	set, problems := policy.CompileParsed(parsed...)
+	clash := map[string]string{}
+	if set == nil {
+		for _, p := range problems {
+			if !p.Warning {
+				name := strings.TrimPrefix(p.File, policyFile)
+				clash[name] = cmp.Or(clash[name], says(p))
+			}
+		}
+		set = c.set
+	} else if suspended != "" {
+		set = set.Suspended(suspended)
+	}
+	if !maps.Equal(clash, c.clash) {
+		for name, text := range clash {
+			c.log.Error("policies contradict each other; the last good set stays in force", "policy", name, "problem", text)
+		}
+		c.clash = clash
+		for name := range c.policies {
+			c.tasks.add(task{about: aboutPolicy, key: key{name: name}})
+		}
+	}
+	c.set = set
+	return set
+}
+
+// says is a problem without the file that an object of the API does not have.
+func says(p manifest.Problem) string {
+	if p.Want == "" {
+		return p.What
+	}
+	return p.What + "; " + p.Want
+}
+
+// unusable notes that an object cannot be used as it stands.
+func (c *Cluster) unusable(kind kind, i *item, problems []manifest.Problem, hadGood bool) {
+	var texts []string
+	for _, p := range problems {
+		if !p.Warning {
+			texts = append(texts, says(p))
+		}
+	}
+	text := bounded(strings.Join(texts, "\n"))
+	k := faultKey{kind.String(), i.key}
+	c.mu.Lock()
+	before, known := c.faults[k]
+	f := fault{about: i.about, generation: i.at, text: text, never: !hadGood}
+	c.faults[k] = f
+	if k.kind == policyKind.String() {
+		p := c.policies[i.name]
+		if p == nil {
+			p = &policyState{atStart: !c.started}
+			c.policies[i.name] = p
+		}
+		p.about, p.generation, p.version, p.observed, p.conditions = i.about, i.at, i.version, i.observed, i.conditions
+	}
+	c.mu.Unlock()
+	if !known || before.text != text {
+		c.log.Error("an object cannot be used as it stands; its last good state stays in force", "object", k.kind+" "+i.String(), "problem", text, "none_good", f.never)
+	}
+	c.tasks.add(task{about: aboutFault, kind: k.kind, key: i.key})
+	c.changed()
+}
+
+// maxFaultText bounds what a condition says of an object.
+const maxFaultText = 1024
+
+func bounded(s string) string {
+	if len(s) > maxFaultText {
+		return strings.ToValidUTF8(s[:maxFaultText], "")
+	}
+	return s
+}
+
+// mended notes that an object can be used, or is gone.
+func (c *Cluster) mended(kind kind, k key) {
+	at := faultKey{kind.String(), k}
+	c.mu.Lock()
+	delete(c.faults, at)
+	c.mu.Unlock()
+	c.log.Info("an object can be used again, or is gone", "object", at.kind+" "+k.String())
+	c.tasks.add(task{about: aboutFault, kind: at.kind, key: k})
+	c.changed()
+}
+
+// Problems are the objects that cannot be used as they stand, for status and the
+// metric.
+func (c *Cluster) Problems() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var all []string
+	for k, f := range c.faults {
+		all = append(all, k.kind+" "+k.String()+": "+f.text)
+	}
+	for name, text := range c.clash {
+		all = append(all, policyKind.String()+" "+name+": "+text)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// intern keeps one copy of what many objects say alike.
+func (c *Cluster) intern(s string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if one, ok := c.texts[s]; ok {
+		return one
+	}
+	if len(c.texts) < 10_000 {
+		c.texts[s] = s
+	}
+	return s
+}
+
+// compactMachine keeps of a Machine what attestation needs.
+func compactMachine(u *unstructured.Unstructured) (any, []manifest.Problem) {
+	found, problems := machine.FromObject(u.Object)
+	if len(found.Machines) == 0 {
+		return nil, orProblem(problems, "no Machine")
+	}
+	return found.Machines[0], problems
+}
+
+func orProblem(problems []manifest.Problem, what string) []manifest.Problem {
+	if manifest.Failed(problems) {
+		return problems
+	}
+	return append(problems, manifest.Problem{What: what})
+}
+
+func (c *Cluster) putMachine(i *item) []manifest.Problem {
+	if m, ok := i.value.(machine.Machine); ok {
+		c.registry.PutMachine(m)
+		c.tasks.add(task{about: aboutMachine, key: key{name: m.UID}})
+	}
+	return i.problems
+}
+
+func (c *Cluster) dropMachine(group string) func(key) {
+	return func(k key) {
+		c.registry.DeleteMachine(group, k.namespace, k.name)
+		c.tasks.lookForGone()
+	}
+}
+
+// nothing is the value of an object that can be used and says nothing.
+type nothing struct{}
+
+func compactEnrolment(u *unstructured.Unstructured) (any, []manifest.Problem) {
+	found, problems := machine.FromObject(u.Object)
+	switch {
+	case manifest.Failed(problems):
+		return nil, problems
+	case len(found.Enrolments) == 0:
+		return nothing{}, problems
+	}
+	return found.Enrolments[0], problems
+}
+
+func (c *Cluster) putHost(i *item) []manifest.Problem {
+	if e, ok := i.value.(machine.Enrolment); ok {
+		c.registry.PutEnrolment(e)
+	} else {
+		c.registry.DeleteHost(i.namespace, i.name)
+	}
+	return i.problems
+}
+
+func (c *Cluster) dropHost(k key) { c.registry.DeleteHost(k.namespace, k.name) }
+
+// attestation is a MachineAttestation: what the administrator says, and as much
+// of what the verifier recorded as tells whether it is in line.
+type attestation struct {
+	enrolment *machine.Enrolment // nil: it waits for approval
+	uid       string             // of the Machine that it is the record of; "" if it is none
+	latch     latch
+	condition bool // it has a condition Accepted that is not True
+}
+
+func compactAttestation(u *unstructured.Unstructured) (any, []manifest.Problem) {
+	found, problems := machine.FromObject(u.Object)
+	if manifest.Failed(problems) {
+		return nil, problems
+	}
+	a := attestation{latch: latch{key: key{u.GetNamespace(), u.GetName()}}}
+	if len(found.Enrolments) > 0 {
+		a.enrolment = &found.Enrolments[0]
+	}
+	status, _, _ := unstructured.NestedMap(u.Object, "status")
+	phase, _ := status["phase"].(string)
+	a.latch.phase = v1alpha1.Phase(phase)
+	a.latch.quarantined, _ = status["quarantined"].(bool)
+	if s, ok := status["grantUsed"].(string); ok {
+		a.latch.grantUsed, _ = time.Parse(time.RFC3339, s)
+	}
+	if n, ok := status["grantAttestations"].(int64); ok {
+		a.latch.grantCount = int32(min(n, 1<<20))
+	}
+	a.uid, _ = status["machineUID"].(string)
+	if a.uid == "" {
+		// Made in advance, and nothing recorded yet.
+		for _, o := range u.GetOwnerReferences() {
+			if string(o.UID) == u.GetName() {
+				a.uid = u.GetName()
+			}
+		}
+	}
+	conditions, _ := status["conditions"].([]any)
+	for _, x := range conditions {
+		m, _ := x.(map[string]any)
+		switch {
+		case m["type"] == v1alpha1.ConditionAccepted && m["status"] != "True":
+			a.condition = true
+		case m["type"] == conditionQuarantined && m["status"] == "True" && m["reason"] == reasonEtcdRestored:
+			a.latch.restored = true
+		}
+	}
+	return a, problems
+}
+
+func (c *Cluster) putAttestation(i *item) []manifest.Problem {
+	a, ok := i.value.(attestation)
+	if !ok {
+		return i.problems
+	}
+	if a.enrolment != nil {
+		c.registry.PutEnrolment(*a.enrolment)
+	} else {
+		c.registry.DeleteEnrolment(i.namespace, i.name)
+	}
+	a.latch.key = i.key
+	a.latch.phase = v1alpha1.Phase(c.intern(string(a.latch.phase)))
+	uid := a.uid
+	if a.enrolment != nil && a.enrolment.Spec.MachineRef == nil {
+		uid = i.about.UID // a stand-in is its own record
+	}
+	if uid != "" {
+		c.mu.Lock()
+		c.latches[uid] = a.latch
+		c.mu.Unlock()
+		c.tasks.add(task{about: aboutMachine, key: key{name: uid}})
+	}
+	if a.condition {
+		c.tasks.add(task{about: aboutFault, kind: attestationKind.String(), key: i.key})
+	}
+	if a.enrolment != nil && a.enrolment.Spec.MachineRef != nil && uid == "" {
+		c.tasks.enrolled(a.enrolment)
+	}
+	return i.problems
+}
+
+func (c *Cluster) dropAttestation(k key) {
+	c.registry.DeleteEnrolment(k.namespace, k.name)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	// Deletions are few; an index by name would be as large as the rest.
+	if l, ok := c.latches[k.name]; ok && l.key == k {
+		delete(c.latches, k.name)
+		c.tasks.add(task{about: aboutMachine, key: key{name: k.name}})
+		return
+	}
+	for uid, l := range c.latches {
+		if l.key == k {
+			delete(c.latches, uid)
+			c.tasks.add(task{about: aboutMachine, key: key{name: uid}})
+		}
+	}
+}
+
+func compactNode(u *unstructured.Unstructured) (any, []manifest.Problem) {
+	id, _, err := unstructured.NestedString(u.Object, "spec", "providerID")
+	if err != nil {
+		return nil, []manifest.Problem{{What: "spec.providerID is not a string"}}
+	}
+	return id, nil
+}
+
+func (c *Cluster) putNode(i *item) []manifest.Problem {
+	id, _ := i.value.(string)
+	c.registry.PutNode(i.name, id)
+	if id != "" && c.tasks.leading() {
+		if m := c.registry.Named(machine.Identity{ProviderIDs: []string{id}}, machine.Rules{Now: c.o.Now()}); m != nil {
+			c.tasks.add(task{about: aboutMachine, key: key{name: m.UID}})
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) dropNode(k key) { c.registry.DeleteNode(k.name) }
+
+// policyFile begins the name of a policy among problems.
+const policyFile = v1alpha1.KindAttestationPolicy + "/"
+
+// compactPolicy reads a policy by the parser that reads files of them.
+func compactPolicy(u *unstructured.Unstructured) (any, []manifest.Problem) {
+	own := maps.Clone(u.Object)
+	delete(own, "status") // ours, perhaps a newer version's
+	raw, err := json.Marshal(own)
+	if err != nil {
+		return nil, []manifest.Problem{{What: err.Error()}}
+	}
+	parsed, problems := policy.Parse(policyFile+u.GetName(), raw)
+	if len(parsed) == 0 {
+		return nil, orProblem(problems, "no policy")
+	}
+	return parsed, problems
+}
+
+func (c *Cluster) putPolicy(i *item) []manifest.Problem {
+	parsed, _ := i.value.([]policy.Parsed)
+	c.mu.Lock()
+	c.policies[i.name] = &policyState{about: i.about, generation: i.at, version: i.version, observed: i.observed, conditions: i.conditions, parsed: parsed}
+	c.mu.Unlock()
+	for _, p := range i.problems {
+		c.log.Warn("policy", "name", i.name, "problem", says(p))
+	}
+	c.tasks.add(task{about: aboutPolicy, key: i.key})
+	c.changed()
+	return i.problems
+}
+
+func (c *Cluster) dropPolicy(k key) {
+	c.mu.Lock()
+	delete(c.policies, k.name)
+	c.mu.Unlock()
+	c.changed()
+}
+
+func (c *Cluster) policiesRead() {
+	c.mu.Lock()
+	c.started = true
+	c.mu.Unlock()
+	c.changed()
+}
+
+func compactName(*unstructured.Unstructured) (any, []manifest.Problem) { return nothing{}, nil }
+
+func (c *Cluster) putPool(i *item) []manifest.Problem {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.pools == nil {
+		c.pools = map[string]bool{}
+	}
+	c.pools[i.name] = true
+	c.tasks.allPolicies()
+	return nil
+}
+
+func (c *Cluster) dropPool(k key) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.pools, k.name)
+	c.tasks.allPolicies()
+}
+
+func (c *Cluster) poolsRead() { c.tasks.allPolicies() }
+
+// configMap is a ConfigMap's data as far as it is text.
+type configMap struct {
+	sort string // the value of LabelContent
+	data map[string]string
+}
+
+func compactConfigMap(u *unstructured.Unstructured) (any, []manifest.Problem) {
+	data, _, err := unstructured.NestedStringMap(u.Object, "data")
+	if err != nil {
+		return nil, []manifest.Problem{{What: err.Error()}}
+	}
+	return configMap{sort: u.GetLabels()[LabelContent], data: data}, nil
+}
+
+func (c *Cluster) putContent(i *item) []manifest.Problem {
+	m, ok := i.value.(configMap)
+	if !ok {
+		return i.problems
+	}
+	c.mu.Lock()
+	before := c.content[i.key]
+	c.mu.Unlock()
+	if before == nil {
+		before = &contentState{}
+	}
+	next := &contentState{references: map[string][]measuredboot.ReferenceValues{}, roots: map[string][]anchors.Anchor{}}
+	var problems []manifest.Problem
+	for _, name := range slices.Sorted(maps.Keys(m.data)) {
+		var found []manifest.Problem
+		switch m.sort {
+		case ContentReferences:
+			next.references[name], found = folder.ParseReferences(name, []byte(m.data[name]))
+			if manifest.Failed(found) {
+				next.references[name] = before.references[name]
+			}
+		case ContentRoots:
+			next.roots[name], found = folder.ParseAnchors(name, []byte(m.data[name]))
+			if manifest.Failed(found) {
+				next.roots[name] = before.roots[name]
+			}
+		}
+		for _, p := range found {
+			if !p.Warning {
+				problems = append(problems, manifest.Problem{What: p.Error()})
+			}
+		}
+	}
+	c.mu.Lock()
+	c.content[i.key] = next
+	c.mu.Unlock()
+	c.changed()
+	return problems
+}
+
+func (c *Cluster) dropContent(k key) {
+	c.mu.Lock()
+	delete(c.content, k)
+	c.mu.Unlock()
+	c.changed()
+}

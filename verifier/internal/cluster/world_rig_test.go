@@ -1,0 +1,300 @@
+package cluster_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+	verifier "github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
+)
+
+const (
+	ownNamespace     = "mcs-attest"
+	machineNamespace = "openshift-machine-api"
+	operatorNS       = "openshift-machine-config-operator"
+	origin           = "https://api-int.example.com:22623"
+)
+
+var (
+	policies   = v1alpha1.GroupVersion.WithResource("attestationpolicies")
+	verifiers  = v1alpha1.GroupVersion.WithResource("attestationverifiers")
+	secrets    = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
+	configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
+	nodes      = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
+	leases     = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
+)
+
+// whole is a cluster of its own, as one test sees it.
+type whole struct {
+	*site
+	pki pki.Pair
+}
+
+// newWhole starts a cluster with OpenShift's kinds and ours, and what the
+// verifier finds in an OpenShift cluster.
+func newWhole(t testing.TB, o ...cluster.Option) *whole {
+	t.Helper()
+	c := cluster.Start(t, o...)
+	c.InstallOpenShift(t)
+	return prepare(t, c)
+}
+
+func prepare(t testing.TB, c *cluster.Cluster) *whole {
+	t.Helper()
+	c.InstallOwn(t)
+	admin, err := dynamic.NewForConfig(c.Admin())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &whole{site: &site{TB: t, cluster: c, admin: admin, namespace: machineNamespace, own: ownNamespace, now: time.Now}}
+	for _, name := range []string{ownNamespace, machineNamespace, operatorNS, "openshift-config"} {
+		_, _ = w.in(namespaces, "").Create(context.Background(), &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": name},
+		}}, metav1.CreateOptions{})
+	}
+	ca, err := pki.NewCA("test", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w.pki, err = ca.Serve([]string{"api-int.example.com"}, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	w.secret(operatorNS, "machine-config-server-tls", map[string]string{"tls.crt": string(w.pki.Certificate), "tls.key": string(w.pki.Key.Expose())})
+	w.configMap(operatorNS, "machine-config-server-ca", nil, map[string]string{"ca-bundle.crt": string(ca.Certificate)})
+	for _, pool := range []string{"master", "worker"} {
+		w.secret(machineNamespace, pool+"-user-data", map[string]string{"userData": pointerConfig(pool)})
+		w.secret(machineNamespace, pool+"-user-data-managed", map[string]string{"userData": pointerConfig(pool)})
+	}
+	return w
+}
+
+func pointerConfig(pool string) string {
+	return fmt.Sprintf(`{"ignition":{"version":"3.4.0","config":{"merge":[{"source":"%s/config/%s"}]}}}`, origin, pool)
+}
+
+func (w *whole) secret(namespace, name string, data map[string]string) {
+	w.Helper()
+	w.put(secrets, namespace, map[string]any{"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{"name": name}, "data": encode(data)})
+}
+
+func encode(data map[string]string) map[string]any {
+	encoded := map[string]any{}
+	for k, v := range data {
+		encoded[k] = base64.StdEncoding.EncodeToString([]byte(v))
+	}
+	return encoded
+}
+
+func (w *whole) configMap(namespace, name string, labels map[string]any, data map[string]string) {
+	w.Helper()
+	all := map[string]any{}
+	for k, v := range data {
+		all[k] = v
+	}
+	w.put(configMaps, namespace, map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": name, "labels": labels}, "data": all})
+}
+
+// put creates an object, or replaces it.
+func (w *whole) put(resource schema.GroupVersionResource, namespace string, object map[string]any) {
+	w.Helper()
+	o := &unstructured.Unstructured{Object: object}
+	if _, err := w.in(resource, namespace).Create(context.Background(), o, metav1.CreateOptions{}); err == nil {
+		return
+	}
+	old := w.get(resource, namespace, o.GetName())
+	o.SetResourceVersion(old.GetResourceVersion())
+	if _, err := w.in(resource, namespace).Update(context.Background(), o, metav1.UpdateOptions{}); err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *whole) policy(name string, spec map[string]any) {
+	w.Helper()
+	w.put(policies, "", map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindAttestationPolicy, "metadata": map[string]any{"name": name}, "spec": spec})
+}
+
+// worker makes a Machine.
+func (w *whole) worker(name string, change ...func(o map[string]any)) *unstructured.Unstructured {
+	w.Helper()
+	o := map[string]any{
+		"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine",
+		"metadata": map[string]any{"name": name, "labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker"}},
+		"spec":     map[string]any{},
+	}
+	for _, f := range change {
+		f(o)
+	}
+	return w.create(machines, machineNamespace, o)
+}
+
+// process is one replica's view of the cluster, running.
+type process struct {
+	*verifier.Cluster
+	log  *buffer
+	stop func()
+}
+
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// start starts a replica whose intervals are short.
+func (w *whole) start(identity string, change ...func(*config.Kubernetes, *verifier.Options)) *process {
+	w.Helper()
+	return w.startAs(w.cluster.Admin(), identity, change...)
+}
+
+func (w *whole) startAs(r *rest.Config, identity string, change ...func(*config.Kubernetes, *verifier.Options)) *process {
+	w.Helper()
+	k := config.Kubernetes{
+		Namespace: ownNamespace, MachineNamespaces: []string{machineNamespace, "openshift-cluster-api"},
+		ServingSecret: operatorNS + "/machine-config-server-tls", CAConfigMap: operatorNS + "/machine-config-server-ca",
+		UserDataSecrets: []string{machineNamespace + "/master-user-data", machineNamespace + "/worker-user-data"},
+	}
+	p := &process{log: &buffer{}}
+	o := verifier.Options{
+		Log: slog.New(slog.NewTextHandler(p.log, &slog.HandlerOptions{Level: slog.LevelDebug})), Version: "test", Identity: identity,
+		ProvisioningToken: config.ProvisioningToken{Secret: "openshift-config/machineconfig-auth", Grace: config.Duration(time.Hour)},
+		Origins:           []string{origin}, Discovery: time.Second, Probe: 2 * time.Second, Pass: time.Second, Lease: 4 * time.Second,
+	}
+	for _, f := range change {
+		f(&k, &o)
+	}
+	events := verifier.NewEvents(verifier.EventsConfig{Client: w.admin, Host: identity, Now: time.Now, Log: o.Log})
+	o.Events = events
+	c, err := verifier.New(context.Background(), r, k, o)
+	if err != nil {
+		w.Fatal(err)
+	}
+	p.Cluster = c
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { events.Run(ctx) })
+	wg.Go(func() { _ = c.Run(ctx) })
+	p.stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
+	w.Cleanup(func() {
+		p.stop()
+		if w.Failed() {
+			w.Logf("log of %s:\n%s", identity, p.log)
+		}
+	})
+	return p
+}
+
+// until waits for what shall become true; each try says why not yet.
+func until(t testing.TB, what string, check func() error) {
+	t.Helper()
+	deadline := time.Now().Add(time.Minute)
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %v", what, err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func (p *process) synced() error {
+	if ok, missing := p.Synced(); !ok {
+		return fmt.Errorf("not synced: %s", strings.Join(missing, "\n"))
+	}
+	return nil
+}
+
+func says(err bool, format string, a ...any) error {
+	if err {
+		return fmt.Errorf(format, a...)
+	}
+	return nil
+}
+
+// condition is a condition of an object as it is now.
+func (w *whole) condition(resource schema.GroupVersionResource, namespace, name, kind string) metav1.Condition {
+	o, err := w.in(resource, namespace).Get(context.Background(), name, metav1.GetOptions{})
+	if err != nil {
+		return metav1.Condition{}
+	}
+	var s struct {
+		Status struct {
+			Conditions []metav1.Condition `json:"conditions"`
+		} `json:"status"`
+	}
+	raw, err := json.Marshal(o.Object)
+	if err == nil {
+		err = json.Unmarshal(raw, &s)
+	}
+	if err != nil {
+		w.Fatal(err)
+	}
+	for _, c := range s.Status.Conditions {
+		if c.Type == kind {
+			return c
+		}
+	}
+	return metav1.Condition{}
+}
+
+func TestWorldFromTheAPI(t *testing.T) {
+	w := newWhole(t)
+	w.policy("all", map[string]any{})
+	w.worker("one", func(o map[string]any) {
+		o["metadata"].(map[string]any)["annotations"] = map[string]any{v1alpha1.AnnotationEKSHA256: ek(1)}
+	})
+	var served []*tls.Certificate
+	p := w.start("a", func(_ *config.Kubernetes, o *verifier.Options) {
+		o.Certificate = func(c *tls.Certificate) { served = append(served, c) }
+	})
+	if ok, missing := p.Synced(); ok || len(missing) == 0 || p.World().Complete {
+		t.Errorf("before anything was read: synced %v, missing %v", ok, missing)
+	}
+	until(t, "sync", p.synced)
+	until(t, "keys", func() error { _, ok := p.TokenKeys().Current(time.Now()); return says(!ok, "no key signs") })
+	until(t, "world", func() error {
+		world := p.World()
+		return says(!world.Complete || len(world.Policies.Pools()) != 1, "complete %v, pools %v", world.Complete, world.Policies.Pools())
+	})
+	if p.Registry().Len() != 1 || len(p.SealKeys().Keys) != 1 {
+		t.Errorf("%d Machines, %d sealing keys", p.Registry().Len(), len(p.SealKeys().Keys))
+	}
+	if p.ServingCertificate() == nil || len(served) != 1 || p.UpstreamCAs() == nil {
+		t.Error("no certificate, or no CA")
+	}
+	until(t, "available", func() error {
+		c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionAvailable)
+		return says(c.Status != metav1.ConditionTrue, "%+v", c)
+	})
+}
