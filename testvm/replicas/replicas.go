@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"sigs.k8s.io/yaml"
+
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
@@ -54,8 +56,7 @@ func Start(t rig.TB, r *rig.Rig, c *cluster.Cluster, o Config) *Set {
 	c.InstallOwn(t)
 	s.install(o.Policy)
 	s.Balancer = c.NewHAProxy(t, cluster.HAProxyOptions{})
-	kubeconfig := c.Kubeconfig("system:serviceaccount:" + Own + ":mcs-attest-verifier")
-	config := fmt.Sprintf("origins: [%q]\nupstream: %s\nkubernetes:\n  kubeconfig: %s\n", s.Origin(), s.MCS.URL(), kubeconfig)
+	config := s.config()
 	balance := cluster.HAProxyOptions{Health: "/healthz"}
 	for i := range o.Replicas {
 		replica := rig.ReplicaConfig{Name: fmt.Sprintf("mcs-attest-verifier-%d", i), Config: config, CA: s.MCS.CA()}
@@ -99,6 +100,33 @@ func (s *Set) install(policy string) {
 	if policy != "" {
 		s.Cluster.KubectlApply(s.t, policy)
 	}
+}
+
+// config is the configuration as it was installed, with what an administrator
+// sets, and with what is different outside of a pod.
+func (s *Set) config() string {
+	s.t.Helper()
+	installed := s.Cluster.Kubectl(s.t, "-n", Own, "get", "configmap", "mcs-attest-config", "-o", `jsonpath={.data.mcs-attest\.yaml}`)
+	var c map[string]any
+	if err := yaml.Unmarshal([]byte(installed), &c); err != nil {
+		s.t.Fatalf("installed configuration: %v\n%s", err, installed)
+	}
+	kubernetes, ok := c["kubernetes"].(map[string]any)
+	if !ok {
+		s.t.Fatalf("the installed configuration is for no cluster:\n%s", installed)
+	}
+	kubernetes["kubeconfig"] = s.Cluster.Kubeconfig("system:serviceaccount:" + Own + ":mcs-attest-verifier")
+	c["origins"] = []string{s.Origin()}
+	c["upstream"] = s.MCS.URL()
+	// Of the replicas, and of the address in upstream.
+	for _, key := range []string{"listen", "metricsListen", "upstreamName"} {
+		delete(c, key)
+	}
+	b, err := yaml.Marshal(c)
+	if err != nil {
+		s.t.Fatalf("configuration: %v", err)
+	}
+	return string(b)
 }
 
 func (s *Set) repo() string {

@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -51,16 +52,19 @@ func (v *Verifier) WaitReady() {
 	v.r.t.Helper()
 	client := &http.Client{Timeout: 10 * time.Second}
 	defer client.CloseIdleConnections()
+	why := "it does not answer"
 	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		resp, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/readyz", v.metricsPort))
 		if err == nil {
+			problems, err := io.ReadAll(resp.Body)
 			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
+			if err == nil && resp.StatusCode == http.StatusOK {
 				return
 			}
+			why = string(problems)
 		}
 		if time.Now().After(deadline) {
-			v.r.t.Fatalf("%s is not ready; its log ends with\n%s", filepath.Base(v.Dir), v.logTail())
+			v.r.t.Fatalf("%s is not ready: %s\nits log ends with\n%s", filepath.Base(v.Dir), why, v.logTail())
 		}
 	}
 }
