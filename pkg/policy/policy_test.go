@@ -231,6 +231,7 @@ func TestHashCoversTheContentAndNotTheName(t *testing.T) {
 			s.Evidence = append(s.Evidence, v1alpha1.EvidenceAlternative{All: []string{"provisioning-token"}})
 			s.ProvisioningTokenAlone = true
 		},
+		"provisioningToken.urlParameter": func(s *v1alpha1.AttestationPolicySpec) { s.ProvisioningToken.URLParameter = true },
 	} {
 		h := policyFor(t, compile(t, valid(with)), "worker").Hash()
 		if other, ok := seen[h]; ok {
@@ -312,12 +313,14 @@ func TestParseFindsTheFault(t *testing.T) {
 
 func TestWarnings(t *testing.T) {
 	for name, c := range map[string]struct{ old, new, want string }{
-		"an unquoted Off":               {"mode: Enforce", "mode: Off", `write mode: "Off"`},
-		"PreApproved under Audit":       {"mode: Enforce\n  unattested: Deny", "mode: Audit\n  unattested: PreApproved", "PreApproved does nothing under mode Audit"},
-		"an instance document alone":    {"- all: [tpm2]", "- all: [aws-iid]", "can be replayed"},
-		"an alternative never chosen":   {"- all: [gcp-identity, tpm2]\n  - all: [tpm2]", "- all: [tpm2]\n  - all: [gcp-identity, tpm2]", "p.yaml:11: warning: spec.evidence[1].all: never chosen"},
-		"first use of enrolled TPMs":    {"approval: Manual", "approval: FirstUse", "FirstUse does nothing without the endorsement manufacturer"},
-		"first use that names no cloud": {"endorsements: [enrolled]\n    profile: identity-only\n    profileAction: Enforce\n    banks: [sha256]\n    approval: Manual", "endorsements: [manufacturer]\n    approval: FirstUse", ""},
+		"an unquoted Off":                   {"mode: Enforce", "mode: Off", `write mode: "Off"`},
+		"PreApproved under Audit":           {"mode: Enforce\n  unattested: Deny", "mode: Audit\n  unattested: PreApproved", "PreApproved does nothing under mode Audit"},
+		"an instance document alone":        {"- all: [tpm2]", "- all: [aws-iid]", "can be replayed"},
+		"a URL where a token opens nothing": {"  mode: Enforce", "  provisioningToken: {urlParameter: true}\n  mode: Enforce", "does nothing where the provisioning token alone opens nothing"},
+		"a token in the URL":                {"- all: [tpm2]", "- all: [provisioning-token]\n  provisioningTokenAlone: true\n  provisioningToken: {urlParameter: true}", "every proxy on the way log the token"},
+		"an alternative never chosen":       {"- all: [gcp-identity, tpm2]\n  - all: [tpm2]", "- all: [tpm2]\n  - all: [gcp-identity, tpm2]", "p.yaml:11: warning: spec.evidence[1].all: never chosen"},
+		"first use of enrolled TPMs":        {"approval: Manual", "approval: FirstUse", "FirstUse does nothing without the endorsement manufacturer"},
+		"first use that names no cloud":     {"endorsements: [enrolled]\n    profile: identity-only\n    profileAction: Enforce\n    banks: [sha256]\n    approval: Manual", "endorsements: [manufacturer]\n    approval: FirstUse", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			raw := strings.Replace(file, c.old, c.new, 1)
@@ -329,6 +332,30 @@ func TestWarnings(t *testing.T) {
 				t.Errorf("%v, expected a warning %q", problems, c.want)
 			}
 		})
+	}
+}
+
+func TestOnlyProvisioningToken(t *testing.T) {
+	for name, c := range map[string]struct {
+		evidence [][]string
+		want     bool
+	}{
+		"nothing said":           {nil, false},
+		"it alone":               {[][]string{{"provisioning-token"}}, true},
+		"it alone, and a TPM":    {[][]string{{"provisioning-token"}, {"tpm2"}}, false},
+		"it together with a TPM": {[][]string{{"provisioning-token", "tpm2"}}, false},
+		"a TPM":                  {[][]string{{"tpm2"}}, false},
+	} {
+		p := policyFor(t, compile(t, valid(func(s *v1alpha1.AttestationPolicySpec) {
+			s.Evidence = nil
+			for _, all := range c.evidence {
+				s.Evidence = append(s.Evidence, v1alpha1.EvidenceAlternative{All: all})
+				s.ProvisioningTokenAlone = s.ProvisioningTokenAlone || len(all) == 1 && all[0] == "provisioning-token"
+			}
+		})), "worker")
+		if p.OnlyProvisioningToken() != c.want {
+			t.Errorf("%s: %t", name, !c.want)
+		}
 	}
 }
 

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 )
 
 // Config is mcs-attest.yaml.
@@ -271,6 +273,12 @@ func (c *Config) check() error {
 		if err := c.Kubernetes.check(); err != nil {
 			return err
 		}
+	}
+	if grace := time.Duration(c.ProvisioningToken.Grace); grace > provisioning.MaxGrace {
+		return fmt.Errorf("provisioningToken.grace: %v; at most %v", grace, provisioning.MaxGrace)
+	}
+	if c.Kubernetes == nil && c.ProvisioningToken.RotateEvery != 0 {
+		return errors.New("provisioningToken.rotateEvery: in a cluster only, where the pointer configs follow; elsewhere use 'token provisioning rotate'")
 	}
 	if c.RequestsPerSecond < 0 || c.MaxConnections < 0 || c.KeepEvidence < 0 {
 		return errors.New("requestsPerSecond, maxConnections and keepEvidence must not be negative")

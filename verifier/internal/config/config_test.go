@@ -45,6 +45,8 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		ok + "kubernetes: {servingSecret: x}\n":                  "kubernetes.servingSecret: \"x\" is not namespace/name",
 		ok + "kubernetes: {userDataSecrets: [a/b/c]}\n":          "kubernetes.userDataSecrets",
 		ok + "kubernetes: {machineNamespaces: [\"*\", a]}\n":     "every namespace",
+		ok + "provisioningToken: {grace: 169h}\n":                "at most 168h",
+		ok + "provisioningToken: {rotateEvery: 24h}\n":           "in a cluster only",
 		ok + "kubernetes: {machineNamespaces: [../x]}\n":         "kubernetes.machineNamespaces",
 		ok + "provisioningToken: {secret: x}\n":                  "provisioningToken.secret",
 		ok + "provisioningToken: {grace: 2h, rotateEvery: 1h}\n": "shorter than grace",
