@@ -166,6 +166,7 @@ func (b *builder) fold() {
 		if here.group() != groupMachineAPI || mirror.group() != groupClusterAPI {
 			continue
 		}
+		here.Mirror, mirror.Mirror = mirror, here
 		switch here.authority {
 		case authorityMachineAPI:
 		case authorityClusterAPI:

@@ -55,6 +55,9 @@ type Machine struct {
 	StandIn bool
 	// Enrolment is the MachineAttestation that belongs to the Machine, or is it; nil if none.
 	Enrolment *v1alpha1.MachineAttestation
+	// Mirror is the same machine's other object while it is one of both the Machine
+	// API and Cluster API; nil otherwise. Which of the two counts may change.
+	Mirror *Machine
 
 	authority   string // which of two mirrored objects counts; see fold
 	quarantined bool   // some MachineAttestation of this Machine says so

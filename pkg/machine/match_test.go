@@ -360,6 +360,9 @@ func TestMirrors(t *testing.T) {
 			if err != nil || m.group() != c.group || len(ix.Machines()) != 1 {
 				t.Fatalf("%+v, %v", m, err)
 			}
+			if m.Mirror == nil || m.Mirror.group() == m.group() || in.Machines[0].Mirror != nil {
+				t.Errorf("its mirror is %+v", m.Mirror)
+			}
 			for _, other := range in.Machines {
 				if found, ok := ix.ByUID(other.UID); !ok || found != m {
 					t.Errorf("the UID of the %s object finds %v", other.group(), found)
