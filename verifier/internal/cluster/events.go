@@ -64,7 +64,7 @@ var told = map[string]struct {
 // announce tells of what is new in the history of a record that was written.
 func (r *Records) announce(at place, uid types.UID, before, after *v1alpha1.MachineAttestation) {
 	about := Object{v1alpha1.APIVersion, v1alpha1.KindMachineAttestation, at.namespace, at.name, string(uid)}
-	if m := at.machine; m != nil {
+	if m := at.about; m != nil {
 		about = Object{m.APIVersion, m.Kind, m.Namespace, m.Name, m.UID}
 	}
 	var old []v1alpha1.HistoryEntry

@@ -127,9 +127,9 @@ func (r *Records) update(uid string, components []string, change store.Change) e
 	// The time for all tries: someone waits for the answer.
 	ctx, cancel := context.WithTimeout(context.Background(), 4*r.timeout)
 	defer cancel()
-	leave, err := r.busy.enter(ctx, uid)
+	leave, err := r.busy.enter(ctx, at.uid)
 	if err != nil {
-		return unavailable(err, "record of %s: others are being written", uid)
+		return unavailable(err, "record of %s: others are being written", at)
 	}
 	defer leave()
 
@@ -181,7 +181,7 @@ func (r *Records) EnsureRecord(m *machine.Machine) error {
 	if m.StandIn {
 		return nil
 	}
-	at := placeOf(m, m.UID)
+	at := placeOf(m)
 	if _, err := r.create(at); err != nil && !errors.Is(err, errOvertaken) {
 		return err
 	}
@@ -255,7 +255,8 @@ func (r *Records) named(uid string, namespaces []string) (found []unstructured.U
 // place is where a record is kept.
 type place struct {
 	uid, namespace, name string
-	machine              *machine.Machine // nil for a break-glass token
+	machine              *machine.Machine // the object that it belongs to; nil for a break-glass token
+	about                *machine.Machine // the object that counts
 }
 
 func (p place) String() string { return p.namespace + "/" + p.name }
@@ -272,13 +273,18 @@ func (r *Records) find(uid string) (place, error) {
 	if !ok {
 		return place{}, reason.Deny(reason.MachineNotFound, "no Machine with UID %s", uid)
 	}
-	return placeOf(m, uid), nil
+	return placeOf(m), nil
 }
 
-func placeOf(m *machine.Machine, uid string) place {
-	at := place{uid: uid, namespace: m.Namespace, name: uid, machine: m}
+// placeOf is beside the Machine. While that is an object of both the Machine API
+// and Cluster API, it is beside the older one, whichever counts today: what was
+// recorded when the other one counted must be found.
+func placeOf(m *machine.Machine) place {
+	at := place{uid: m.UID, namespace: m.Namespace, name: m.UID, machine: m, about: m}
 	if m.StandIn {
 		at.name = m.Name
+	} else if o := m.Mirror; o != nil && (o.Created.Before(m.Created) || o.Created.Equal(m.Created) && o.UID < m.UID) {
+		at.uid, at.namespace, at.name, at.machine = o.UID, o.Namespace, o.UID, o
 	}
 	return at
 }
@@ -410,6 +416,7 @@ func (r *Records) write(at place, k kept, next *v1alpha1.MachineAttestation) (ty
 			return "", err
 		}
 	}
+	next.Status.MachineUID = at.uid
 	if next.Status.Phase != v1alpha1.PhasePending {
 		next.Status.Pending = nil // it was approved by being made a stand-in, and waits no more
 	}

@@ -13,6 +13,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
@@ -231,6 +232,59 @@ func TestAMachineOfTheSameNameIsAnother(t *testing.T) {
 	s.attested(r, m2, id, "token2", now)
 	if uid := s.holder(r, id); uid != m2.UID || m1.UID == m2.UID {
 		t.Errorf("held by %q", uid)
+	}
+}
+
+func TestAttack_T42_AMachineThatMovesToClusterAPIKeepsItsRecord(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		late time.Duration // of the Cluster API's object
+	}{{"first a Machine API Machine", time.Hour}, {"first a Cluster API Machine", -time.Hour}} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newSite(t)
+			r, now, id := s.replica(), s.now(), unique()
+			own := s.machine("worker-0")
+			here := s.get(machines, s.namespace, "worker-0")
+			there := here.DeepCopy()
+			there.SetAPIVersion("cluster.x-k8s.io/v1beta1")
+			there.SetNamespace(s.own)
+			there.SetUID(types.UID("capi-" + own.UID))
+			there.SetCreationTimestamp(metav1.NewTime(here.GetCreationTimestamp().Add(c.late)))
+			counts := func(api string) *machine.Machine {
+				for _, o := range []*unstructured.Unstructured{here, there} {
+					_ = unstructured.SetNestedField(o.Object, "aws:///z/i-"+own.UID, "spec", "providerID")
+				}
+				_ = unstructured.SetNestedField(here.Object, api, "spec", "authoritativeAPI")
+				s.watched(there)
+				return s.watched(here)
+			}
+			before, after := "MachineAPI", "ClusterAPI"
+			if c.late < 0 {
+				before, after = after, before
+			}
+			m := counts(before)
+			s.attested(r, m, id, "token1", now)
+			moved := counts(after)
+			if moved.UID == m.UID {
+				t.Fatalf("%s still counts", m.UID)
+			}
+			denied(t, attest(r, moved, unique(), "token2", now.Add(time.Minute)), reason.IdentityConflict)
+			// The token from before is good, under either UID.
+			for _, uid := range []string{m.UID, moved.UID} {
+				if err := r.Update(uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+					return record.Redeem(rec, token.Claims{ID: "token1", MachineUID: uid, Pool: "worker"}, now)
+				}); err != nil {
+					t.Error(err)
+				}
+			}
+			s.attested(r, moved, id, "token3", now.Add(2*time.Minute))
+			if n := len(s.list(attestations, s.namespace)) + len(s.list(attestations, s.own)); n != 1 {
+				t.Errorf("%d records", n)
+			}
+			if rec := s.record(r, m.UID); rec.Name != m.UID || rec.Namespace != m.Namespace || rec.Status.Token.ID != "token3" {
+				t.Errorf("the record is %s/%s, %+v", rec.Namespace, rec.Name, rec.Status.Token)
+			}
+		})
 	}
 }
 
