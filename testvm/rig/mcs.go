@@ -189,7 +189,7 @@ func (r *Rig) serverCertificate() (tls.Certificate, []byte) {
 	r.fatal(err, "certificate")
 	ca := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "rig CA"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour), KeyUsage: x509.KeyUsageCertSign,
+		NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(10, 0, 0), KeyUsage: x509.KeyUsageCertSign,
 	}
 	caDER, err := x509.CreateCertificate(rand.Reader, ca, ca, caKey.Public(), caKey)
 	r.fatal(err, "certificate")
@@ -206,7 +206,7 @@ func (r *Rig) sign(ca *x509.Certificate, caKey crypto.Signer) (der []byte, key *
 	now := time.Now()
 	der, err = x509.CreateCertificate(rand.Reader, &x509.Certificate{
 		SerialNumber: big.NewInt(now.UnixNano()), Subject: pkix.Name{CommonName: "machine-config-server"},
-		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
+		NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(10, 0, 0), KeyUsage: x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		IPAddresses: []net.IP{net.IPv4(10, 0, 2, 2), net.IPv4(127, 0, 0, 1)},
 	}, ca, key.Public(), caKey)
