@@ -417,7 +417,7 @@ func (c *Cluster) readSecret(ctx context.Context, k key) (*unstructured.Unstruct
 	}
 	v, problems := compactSecret(o)
 	if len(problems) > 0 {
-		return o, nil, fmt.Errorf("Secret %s: %w", k, problems[0])
+		return o, nil, fmt.Errorf("read Secret %s: %w", k, problems[0])
 	}
 	s, _ := v.(secretData)
 	return o, s.data, nil

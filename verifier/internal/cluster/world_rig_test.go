@@ -39,13 +39,13 @@ var (
 	secrets    = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
 	configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
 	nodes      = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
-	leases     = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 )
 
 // whole is a cluster of its own, as one test sees it.
 type whole struct {
 	*site
 	pki pki.Pair
+	ca  string // PEM
 }
 
 // newWhole starts a cluster with OpenShift's kinds and ours, and what the
@@ -74,6 +74,7 @@ func prepare(t testing.TB, c *cluster.Cluster) *whole {
 	if err != nil {
 		t.Fatal(err)
 	}
+	w.ca = string(ca.Certificate)
 	if w.pki, err = ca.Serve([]string{"api-int.example.com"}, time.Now()); err != nil {
 		t.Fatal(err)
 	}
