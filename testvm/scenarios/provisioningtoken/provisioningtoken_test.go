@@ -1,0 +1,96 @@
+// Package provisioningtoken boots machines that have nothing to show but the
+// secret that they share.
+package provisioningtoken
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+const alone = `apiVersion: mcs-attest.dev/v1alpha1
+kind: AttestationPolicy
+metadata:
+  name: default
+spec:
+  evidence:
+  - all: [provisioning-token]
+  provisioningTokenAlone: true
+  provisioningToken:
+    urlParameter: true
+`
+
+// verifier enforces the provisioning token; pointer has it.
+func verifier(r *rig.Rig) (v *rig.Verifier, pointer []byte) {
+	v = r.Verifier(rig.VerifierConfig{Policy: alone, Stopped: true})
+	v.Run("token", "provisioning", "create")
+	v.Start()
+	return v, []byte(v.Run("token", "provisioning", "pointer", v.Dir+"/pointers/worker.ign"))
+}
+
+func token(v *rig.Verifier) string {
+	return strings.TrimSpace(v.Run("token", "provisioning", "show", "--reveal"))
+}
+
+// An unpatched Ignition and an image of any age: no agent is needed.
+func TestIgnitionFetchesWithTheProvisioningTokenInItsHeader(t *testing.T) {
+	r := rig.New(t)
+	v, pointer := verifier(r)
+	node := r.Boot(rig.VM{Pointer: pointer, Initrd: rig.Initrd{Agent: rig.NoAgent}})
+	node.WantProvisioned()
+	v.WantAudit("fetch", "allowed", "")
+	shared := token(v)
+	if strings.Contains(v.Log(), shared) || strings.Contains(node.Console()+node.Journal(), shared) {
+		t.Error("the token is in a log")
+	}
+	// The same pointer config after the token was voided: 401, which is final.
+	v.Run("token", "provisioning", "rotate", "--now")
+	for code := 0; code != 401; {
+		code, _ = v.Get("/config/worker", shared)
+	}
+	node = r.Boot(rig.VM{Name: "late", Pointer: pointer, Initrd: rig.Initrd{Agent: rig.NoAgent}})
+	node.WantEmergency()
+	v.WantAudit("fetch", "denied", "ProvisioningTokenInvalid")
+}
+
+func TestMachineWithoutTheProvisioningTokenReceivesNothing(t *testing.T) {
+	r := rig.New(t)
+	v, _ := verifier(r)
+	node := r.Boot(rig.VM{Pointer: v.Pointer("worker"), Initrd: rig.Initrd{Agent: rig.NoAgent}})
+	node.WantEmergency()
+	v.WantAudit("fetch", "denied", "TokenMissing")
+	v.WantNoAudit("fetch", "allowed", "")
+}
+
+// Specification 3.0 has no headers.
+func TestIgnitionFetchesWithTheProvisioningTokenInTheURL(t *testing.T) {
+	r := rig.New(t)
+	v, _ := verifier(r)
+	v.Write("old.ign", strings.Replace(string(v.Pointer("worker")), "3.2.0", "3.0.0", 1))
+	pointer := v.Run("token", "provisioning", "pointer", v.Dir+"/old.ign", "--url-parameter")
+	node := r.Boot(rig.VM{Pointer: []byte(pointer), Initrd: rig.Initrd{Agent: rig.NoAgent}})
+	node.WantProvisioned()
+	v.WantAudit("fetch", "allowed", "")
+	if strings.Contains(v.Log(), token(v)) {
+		t.Error("the token is in the verifier's log")
+	}
+}
+
+// With the agent in the image nothing else has to change, in neither direction:
+// it shows that it knows the token, and leaves the pointer config alone.
+func TestAgentLeavesAPointerWithTheProvisioningTokenAlone(t *testing.T) {
+	r := rig.New(t)
+	v, pointer := verifier(r)
+	node := r.Boot(rig.VM{Pointer: pointer})
+	node.WantProvisioned()
+	v.WantAudit("attest", "allowed", "")
+	v.WantAudit("fetch", "allowed", "")
+	shared := token(v)
+	if strings.Contains(v.Log(), shared) || strings.Contains(node.Console()+node.Journal(), shared) {
+		t.Error("the token is in a log")
+	}
+	if !node.Said("it shows the provisioning token") {
+		t.Error("the agent does not say why it leaves the pointer config alone")
+	}
+}
