@@ -2,11 +2,16 @@ package cluster
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"net"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -28,6 +33,25 @@ spec:
   providerSpec: {}
 `
 
+// dieIn names the folder of a cluster whose process ends as soon as it is ready.
+const dieIn = "CLUSTER_TEST_DIE_IN"
+
+func TestMain(m *testing.M) {
+	dir := os.Getenv(dieIn)
+	if dir == "" {
+		os.Exit(m.Run())
+	}
+	c, err := StartMain(dir, func(string, ...any) {})
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println(c.etcd.cmd.Process.Pid, c.api.cmd.Process.Pid)
+	if err := syscall.Kill(os.Getpid(), syscall.SIGKILL); err != nil {
+		fmt.Println(err)
+	}
+}
+
 func client(t *testing.T, c *Cluster, user string) *kubernetes.Clientset {
 	t.Helper()
 	config := c.Admin()
@@ -46,12 +70,13 @@ func TestOpenShiftsAPI(t *testing.T) {
 	c := StartShared(t, Audit(), Controllers("garbage-collector-controller"))
 	c.InstallOpenShift(t)
 	c.InstallClusterAPI(t)
+	c.InstallMetal3(t)
 	c.KubectlApply(t, machine)
 	if got := c.Kubectl(t, "-n", "openshift-machine-api", "get", "machines.machine.openshift.io", "-o", "name"); got != "machine.machine.openshift.io/worker-0\n" {
 		t.Errorf("the Machines are %q", got)
 	}
 	for _, kind := range []string{"machineconfigs", "machineconfigpools", "controllerconfigs", "securitycontextconstraints",
-		"servicemonitors", "prometheusrules", "machines.cluster.x-k8s.io"} {
+		"servicemonitors", "prometheusrules", "machines.cluster.x-k8s.io", "baremetalhosts"} {
 		c.Kubectl(t, "get", kind, "-A")
 	}
 	if got := c.Kubectl(t, "version"); strings.Count(got, "v1.36.3") != 2 {
@@ -111,6 +136,41 @@ func TestWhatADeletedObjectOwnsIsDeleted(t *testing.T) {
 	c.KubectlApply(t, `{apiVersion: v1, kind: ConfigMap, metadata: {name: owned, ownerReferences: [{apiVersion: v1, kind: ConfigMap, name: owner, uid: `+uid+`}]}}`)
 	c.Kubectl(t, "delete", "configmap", "owner")
 	c.Kubectl(t, "wait", "--for=delete", "configmap/owned", "--timeout=2m")
+}
+
+func TestEverythingEndsWithTheProcess(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "cluster")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), dieIn+"="+dir)
+	out, err := cmd.Output()
+	var etcd, api int
+	if _, scan := fmt.Sscan(string(out), &etcd, &api); scan != nil || err == nil {
+		t.Fatalf("it said %q and ended with %v", out, err)
+	}
+	for name, pid := range map[string]int{"etcd": etcd, "kube-apiserver": api} {
+		err := eventually(func() error {
+			// A zombie, whose new parent has not yet looked, has no command line.
+			if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && strings.Contains(string(b), name) {
+				return errors.New("it still runs")
+			}
+			return nil
+		})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	err = eventually(func() error {
+		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("the folder is still there (%v)", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 func TestAStoppedAPIServerComesBackWhereItWas(t *testing.T) {

@@ -98,6 +98,47 @@ func (c *Cluster) InstallClusterAPI(t TB) {
 	c.installCRDs(t, c.modules(t, clusterAPI))
 }
 
+// bareMetalHosts is the CRD of metal3's hosts as far as somebody who reads them
+// cares: the project's own is in no module that could be had.
+const bareMetalHosts = `apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: baremetalhosts.metal3.io
+spec:
+  group: metal3.io
+  names: {kind: BareMetalHost, listKind: BareMetalHostList, plural: baremetalhosts, singular: baremetalhost, shortNames: [bmh]}
+  scope: Namespaced
+  versions:
+  - name: v1alpha1
+    served: true
+    storage: true
+    subresources: {status: {}}
+    schema:
+      openAPIV3Schema:
+        type: object
+        properties:
+          spec:
+            type: object
+            x-kubernetes-preserve-unknown-fields: true
+            properties:
+              online: {type: boolean}
+              consumerRef:
+                type: object
+                properties:
+                  apiVersion: {type: string}
+                  kind: {type: string}
+                  name: {type: string}
+                  namespace: {type: string}
+          status: {type: object, x-kubernetes-preserve-unknown-fields: true}
+`
+
+// InstallMetal3 installs a CRD for metal3's BareMetalHosts.
+func (c *Cluster) InstallMetal3(t TB) {
+	t.Helper()
+	c.KubectlApply(t, bareMetalHosts)
+	c.Kubectl(t, "wait", "--for=condition=Established", "--timeout=2m", "crd/baremetalhosts.metal3.io")
+}
+
 // InstallOwn installs our CRDs, deploy/base/crds.
 func (c *Cluster) InstallOwn(t TB) {
 	t.Helper()
