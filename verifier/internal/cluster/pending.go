@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"sync"
 	"time"
 
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
@@ -33,8 +32,8 @@ const (
 // waitingRoom lets one new machine in at a time, so that few too many are let in
 // at once and then put out again.
 type waitingRoom struct {
-	mu   sync.Mutex
-	full time.Time // until when nobody need look again
+	door turns
+	full time.Time // until when nobody need look again; whoever is at the door has it
 }
 
 func pendingName(ekSHA256 string) string { return "pending-" + ekSHA256[:min(len(ekSHA256), 16)] }
@@ -98,8 +97,13 @@ func (r *Records) seen(now time.Time, o *unstructured.Unstructured, p store.Pend
 // more than [store.MaxPending] that stay: whoever counts too many after having
 // come in goes out again.
 func (r *Records) letIn(now time.Time, p store.Pending) error {
-	r.waiting.mu.Lock()
-	defer r.waiting.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), r.timeout)
+	defer cancel()
+	leave, err := r.waiting.door.enter(ctx, "")
+	if err != nil {
+		return unavailable(err, "let %s wait: others are at it", p.ID)
+	}
+	defer leave()
 	full := reason.Deny(reason.RateLimited, "%d machines wait for approval already", store.MaxPending)
 	if left := r.waiting.full.Sub(now); left > 0 && left <= fullFor {
 		return full
