@@ -44,8 +44,7 @@ var (
 // whole is a cluster of its own, as one test sees it.
 type whole struct {
 	*site
-	pki pki.Pair
-	ca  string // PEM
+	ca string // of the last serving certificate, PEM
 }
 
 // newWhole starts a cluster with OpenShift's kinds and ours, and what the
@@ -70,21 +69,28 @@ func prepare(t testing.TB, c *cluster.Cluster) *whole {
 			"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": name},
 		}}, metav1.CreateOptions{})
 	}
-	ca, err := pki.NewCA("test", time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.ca = string(ca.Certificate)
-	if w.pki, err = ca.Serve([]string{"api-int.example.com"}, time.Now()); err != nil {
-		t.Fatal(err)
-	}
-	w.secret(operatorNS, "machine-config-server-tls", map[string]string{"tls.crt": string(w.pki.Certificate), "tls.key": string(w.pki.Key.Expose())})
-	w.configMap(operatorNS, "machine-config-server-ca", nil, map[string]string{"ca-bundle.crt": string(ca.Certificate)})
+	w.secret(operatorNS, "machine-config-server-tls", w.certificate(time.Now()))
+	w.configMap(operatorNS, "machine-config-server-ca", nil, map[string]string{"ca-bundle.crt": w.ca})
 	for _, pool := range []string{"master", "worker"} {
 		w.secret(machineNamespace, pool+"-user-data", map[string]string{"userData": pointerConfig(pool)})
 		w.secret(machineNamespace, pool+"-user-data-managed", map[string]string{"userData": pointerConfig(pool)})
 	}
 	return w
+}
+
+// certificate is the data of a serving Secret, made at that time by a CA of its own.
+func (w *whole) certificate(at time.Time) map[string]string {
+	w.Helper()
+	ca, err := pki.NewCA("test", at)
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.ca = string(ca.Certificate)
+	leaf, err := ca.Serve([]string{"api-int.example.com"}, at)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return map[string]string{"tls.crt": string(leaf.Certificate), "tls.key": string(leaf.Key.Expose())}
 }
 
 func pointerConfig(pool string) string {
