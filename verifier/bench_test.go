@@ -43,7 +43,7 @@ type conversation struct {
 	ring     seal.Ring
 	keys     token.KeySet
 	policy   policy.Policy
-	machines *machine.Index
+	machines appraisal.Machines
 	conn     appraisal.Connection
 	now      time.Time
 

@@ -24,7 +24,7 @@ import (
 
 // process is a verifier as users run it, which can be killed.
 type process struct {
-	t       *testing.T
+	t       testing.TB
 	program string
 	v       *verifier // its folder and address; nothing of it runs in this process
 	metrics string
@@ -32,7 +32,7 @@ type process struct {
 	log     *bytes.Buffer
 }
 
-func newProcess(t *testing.T) *process {
+func newProcess(t testing.TB) *process {
 	t.Helper()
 	p := &process{t: t, program: filepath.Join(t.TempDir(), "verifier")}
 	if out, err := exec.Command("go", "build", "-o", p.program, ".").CombinedOutput(); err != nil {
@@ -54,7 +54,7 @@ func newProcess(t *testing.T) *process {
 	return p
 }
 
-func freeAddress(t *testing.T) string {
+func freeAddress(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

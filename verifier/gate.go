@@ -27,15 +27,19 @@ func (s *server) gate(upstream http.Handler) http.Handler {
 	limiter := listen.NewLimiter(s.config.RequestsPerSecond)
 	requests := log.New(os.Stdout, "", log.LstdFlags)
 	shared := s.provisioningGate()
+	redeemer := redeem.Redeemer{
+		Records: s.Records(), Machines: func() redeem.Machines { return s.World().Machines }, Now: s.now,
+	}
+	if s.cluster != nil {
+		redeemer.Confirm = s.cluster.confirm.ConfirmUID
+	}
 	return gate.New(gate.Config{
 		Upstream:     upstream,
 		PreApproved:  preApproved,
 		Provisioning: shared,
 		Policy:       s.poolPolicy,
 		Tokens:       token.Checker{Keys: s.TokenKeys, Audience: service.Audience},
-		Redeem: redeem.Redeemer{
-			Records: s.Records(), Machines: func() redeem.Machines { return s.World().Machines }, Now: s.now,
-		},
+		Redeem:       redeemer,
 		Admit: func(r *http.Request) error {
 			if source := s.source(r); !limiter.Allow(s.now(), source) {
 				return reason.Deny(reason.RateLimited, "source %s", source)

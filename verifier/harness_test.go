@@ -41,7 +41,7 @@ const fullConfig = `{"ignition":{"version":"3.2.0"},"storage":{"files":[{"path":
 
 // verifier is a whole verifier in this process: its folder, its TLS listener.
 type verifier struct {
-	t      *testing.T
+	t      testing.TB
 	dir    string
 	config *config.Config
 	server *server

@@ -99,6 +99,7 @@ type server struct {
 
 	basis
 	standalone *standaloneBasis // the basis, where it is a folder
+	cluster    *clusterBasis    // the basis, where it is a cluster
 
 	unenforcedTold atomic.Bool // of the one log line about it
 }
@@ -186,6 +187,14 @@ func serve(ctx context.Context, c *config.Config, logger *slog.Logger) error {
 
 func newServer(c *config.Config, logger *slog.Logger, now func() time.Time) (*server, error) {
 	s := &server{config: c, now: now, log: logger, metrics: metrics.New(), certs: &listen.Certificates{}, audit: audit.New(logger)}
+	if c.Kubernetes != nil {
+		b, err := newClusterBasis(s)
+		if err != nil {
+			return nil, err
+		}
+		s.basis, s.cluster = b, b
+		return s, nil
+	}
 	standalone, err := newStandaloneBasis(s)
 	if err != nil {
 		return nil, err
@@ -202,8 +211,9 @@ func (s *server) handler() (http.Handler, error) {
 	}
 	svc := &service.Service{
 		World: s.World, SealKeys: s.SealKeys, TokenKeys: s.TokenKeys, Records: s.Records(), Provisioning: s.Provisioning,
-		Origins: func(o string) bool { return slices.Contains(s.config.Origins, o) },
-		Served:  s.certs.Served, Issuer: s.config.Issuer(), Version: version,
+		ConfirmProvisioning: s.confirmProvisioning(),
+		Origins:             func(o string) bool { return slices.Contains(s.config.Origins, o) },
+		Served:              s.certs.Served, Issuer: s.config.Issuer(), Version: version,
 		Audit: s.audit, Limiter: listen.NewLimiter(s.config.RequestsPerSecond), Source: s.source, Now: s.now,
 		Observe: s.metrics.Decision, ObserveTicket: s.metrics.Report,
 	}
@@ -213,6 +223,9 @@ func (s *server) handler() (http.Handler, error) {
 			return nil, err
 		}
 		svc.Keep = keep.Keep
+	}
+	if s.cluster != nil {
+		svc.Confirm = s.cluster.confirm.Confirm
 	}
 	// No http.ServeMux here: it answers an unclean path with a redirect, and a
 	// redirect makes Ignition drop its headers.
@@ -237,6 +250,9 @@ func (s *server) upstream() (http.Handler, error) {
 	if err != nil {
 		return nil, fmt.Errorf("upstream: %w", err)
 	}
+	if s.cluster != nil {
+		return gate.Proxy(target, &trusting{make: s.toUpstream, roots: s.cluster.cluster.UpstreamCAs}), nil
+	}
 	pem, err := os.ReadFile(s.config.UpstreamCA)
 	if err != nil {
 		return nil, hint(fmt.Errorf("read the upstream's CA: %w", err), "set upstreamCA")
@@ -245,12 +261,16 @@ func (s *server) upstream() (http.Handler, error) {
 	if !roots.AppendCertsFromPEM(pem) {
 		return nil, fmt.Errorf("%s holds no certificate", s.config.UpstreamCA)
 	}
-	return gate.Proxy(target, &http.Transport{
+	return gate.Proxy(target, s.toUpstream(roots)), nil
+}
+
+func (s *server) toUpstream(roots *x509.CertPool) *http.Transport {
+	return &http.Transport{
 		TLSClientConfig:       &tls.Config{RootCAs: roots, ServerName: s.config.UpstreamName, MinVersion: tls.VersionTLS12},
 		ResponseHeaderTimeout: 8 * time.Second,
 		DisableCompression:    true, // what comes from upstream goes to Ignition as it is
 		MaxIdleConnsPerHost:   32,
-	}), nil
+	}
 }
 
 // source is the client's address as limits and logs see it: for IPv6 its /64.

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net/http"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/seal"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
+)
+
+// clusterBasis is a cluster's API: nothing is kept on this replica's disk.
+type clusterBasis struct {
+	server  *server
+	cluster *cluster.Cluster
+	confirm cluster.Confirmation
+	events  *cluster.Events
+}
+
+func newClusterBasis(s *server) (*clusterBasis, error) {
+	c := s.config
+	api, err := restConfig(c.Kubernetes)
+	if err != nil {
+		return nil, err
+	}
+	b := &clusterBasis{server: s}
+	client, err := dynamic.NewForConfig(api)
+	if err != nil {
+		return nil, fmt.Errorf("reach the Kubernetes API: %w", err)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("read the host's name: %w", err)
+	}
+	b.events = cluster.NewEvents(cluster.EventsConfig{Client: client, Host: host, Now: s.now, Log: s.log, Dropped: s.metrics.EventsDropped})
+	b.cluster, err = cluster.New(context.Background(), api, *c.Kubernetes, cluster.Options{
+		Log: s.log, Now: s.now, Version: version, Identity: os.Getenv("POD_NAME"),
+		ProvisioningToken: c.ProvisioningToken, KeyRotation: time.Duration(c.KeyRotation), KeyPublishDelay: time.Duration(c.KeyPublishDelay),
+		Certificate: b.serve, Changed: b.measure, Events: b.events, Called: s.metrics.APICall,
+	})
+	if err != nil {
+		return nil, err
+	}
+	b.confirm = cluster.Confirmation{Client: client, Machines: b.cluster.Registry()}
+	return b, nil
+}
+
+// restConfig says how the API server is reached: many short calls, none of which
+// client-go's own limit of five a second must hold up.
+func restConfig(k *config.Kubernetes) (*rest.Config, error) {
+	api, err := rest.InClusterConfig()
+	if k.Kubeconfig != "" {
+		api, err = clientcmd.BuildConfigFromFlags("", k.Kubeconfig)
+	}
+	if err != nil {
+		return nil, hint(fmt.Errorf("reach the Kubernetes API: %w", err), "in a pod leave kubernetes.kubeconfig empty and mount a service account; else name a kubeconfig")
+	}
+	api.QPS, api.Burst = 200, 400
+	api.UserAgent = "mcs-attest-verifier/" + version
+	return api, nil
+}
+
+// The basis interface.
+
+func (b *clusterBasis) World() *service.World           { return b.cluster.World() }
+func (b *clusterBasis) TokenKeys() token.KeySet         { return b.cluster.TokenKeys() }
+func (b *clusterBasis) SealKeys() seal.Ring             { return b.cluster.SealKeys() }
+func (b *clusterBasis) Provisioning() provisioning.View { return b.cluster.Provisioning() }
+func (b *clusterBasis) Records() records                { return b.cluster.Records() }
+func (b *clusterBasis) Close() error                    { return nil }
+
+// Describe implements basis.
+func (b *clusterBasis) Describe() string {
+	return "cluster, namespace " + b.server.config.Kubernetes.Namespace
+}
+
+// Run implements basis.
+func (b *clusterBasis) Run(ctx context.Context) error {
+	go b.events.Run(ctx)
+	return b.cluster.Run(ctx)
+}
+
+// Unready implements basis.
+func (b *clusterBasis) Unready(now time.Time) []string {
+	_, problems := b.cluster.Synced()
+	if cert := b.server.certs.Current(); cert == nil {
+		problems = append(problems, "serving certificate: none has been read")
+	} else if cert.Leaf != nil && now.After(cert.Leaf.NotAfter) {
+		problems = append(problems, "serving certificate: expired")
+	}
+	return problems
+}
+
+func (b *clusterBasis) serve(cert *tls.Certificate) {
+	if err := b.server.certs.Set(cert); err != nil {
+		b.server.log.Error("the serving certificate cannot be used; the one before stays", "error", err)
+	}
+}
+
+func (b *clusterBasis) measure() {
+	m, now := b.server.metrics, b.server.now()
+	world := b.cluster.World()
+	m.Folder(now, len(b.cluster.Problems()), map[string]int{
+		"machine": b.cluster.Registry().Len(), "reference-values": len(world.References), "ek-root": b.cluster.EKRoots().Len(),
+	})
+	if at, ok := b.cluster.EKRoots().NotAfter(now); ok {
+		m.Expiry("ek-roots", at)
+	}
+	if cert := b.server.certs.Current(); cert != nil && cert.Leaf != nil {
+		m.Expiry("serving-certificate", cert.Leaf.NotAfter)
+	}
+}
+
+// trusting is a transport to the Machine Config Server which trusts what the
+// cluster's CA bundle holds now: a rotation in mid-boot must not fail a node.
+type trusting struct {
+	make    func(roots *x509.CertPool) *http.Transport
+	roots   func() *x509.CertPool
+	current atomic.Pointer[trustingNow]
+}
+
+type trustingNow struct {
+	roots     *x509.CertPool
+	transport *http.Transport
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *trusting) RoundTrip(r *http.Request) (*http.Response, error) {
+	roots := t.roots()
+	if roots == nil {
+		return nil, reason.Deny(reason.UpstreamUnavailable, "the CA of the Machine Config Server has not been read")
+	}
+	now := t.current.Load()
+	if now == nil || now.roots != roots {
+		next := &trustingNow{roots, t.make(roots)}
+		if t.current.CompareAndSwap(now, next) {
+			if now != nil {
+				now.transport.CloseIdleConnections()
+			}
+		} else {
+			next = t.current.Load()
+		}
+		now = next
+	}
+	return now.transport.RoundTrip(r)
+}

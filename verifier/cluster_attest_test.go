@@ -1,0 +1,560 @@
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
+	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
+)
+
+var eventsResource = schema.GroupVersionResource{Version: "v1", Resource: "events"}
+
+// inCluster is a cluster with replicas in this process: with the race detector, and
+// with clocks of their own.
+func inCluster(t *testing.T) *replicas {
+	t.Helper()
+	return newReplicas(t, cluster.StartShared(t), 0)
+}
+
+// serve adds a replica in this process whose clock is off by skew.
+func (rs *replicas) serve(skew time.Duration, more ...string) *inProcess {
+	rs.t.Helper()
+	dir := rs.t.TempDir()
+	text := fmt.Sprintf("origins: [%q]\nrequestsPerSecond: 10000\nupstream: https://%s\nupstreamName: mcs.test\nkubernetes:\n  machineNamespaces: [openshift-machine-api]\n  kubeconfig: %s\n%s",
+		testOrigin, rs.mcs, rs.kubeconfig, strings.Join(more, ""))
+	path := filepath.Join(dir, "mcs-attest.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		rs.t.Fatal(err)
+	}
+	c, err := config.Load(path)
+	if err != nil {
+		rs.t.Fatal(err)
+	}
+	p := &inProcess{rs: rs, log: &lockedBuffer{}}
+	s, err := newServer(c, slog.New(slog.NewJSONHandler(p.log, &slog.HandlerOptions{Level: slog.LevelDebug})), func() time.Time { return time.Now().Add(skew) })
+	if err != nil {
+		rs.t.Fatal(err)
+	}
+	p.server = s
+	h, err := s.handler()
+	if err != nil {
+		rs.t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		rs.t.Fatal(err)
+	}
+	p.addr = l.Addr().String()
+	srv := listen.NewServer(h, s.certs, s.log)
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = srv.ServeTLS(listen.Limit(l, c.MaxConnections), "", "") })
+	wg.Go(func() {
+		if err := s.Run(ctx); err != nil && ctx.Err() == nil {
+			rs.t.Errorf("replica: %v", err)
+		}
+	})
+	p.stop = sync.OnceFunc(func() {
+		cancel()
+		_ = srv.Close()
+		wg.Wait()
+	})
+	rs.t.Cleanup(p.stop)
+	rs.t.Cleanup(func() {
+		if rs.t.Failed() {
+			rs.t.Logf("replica %s ends with:\n%s", p.addr, tail(p.log.everything(), 30))
+		}
+	})
+	eventually(rs.t, func() bool { return len(s.unready()) == 0 }, func() string { return fmt.Sprint("not ready: ", s.unready()) })
+	return p
+}
+
+// inProcess is a replica in this process.
+type inProcess struct {
+	rs     *replicas
+	server *server
+	addr   string
+	log    *lockedBuffer
+	stop   func()
+}
+
+func (p *inProcess) node(keys nodeKeys) *loadNode {
+	return &loadNode{addr: p.addr, origin: testOrigin, roots: p.rs.roots, pool: "worker", keys: keys}
+}
+
+// saw waits until the replica has written this reason.
+func (p *inProcess) saw(reason string) {
+	p.rs.t.Helper()
+	eventually(p.rs.t, func() bool { return strings.Contains(p.log.everything(), `"reason":"`+reason+`"`) },
+		func() string { return "no " + reason + " in the audit log" })
+}
+
+// attests waits until the machine gets in: what was just written may not have been
+// watched yet.
+func (p *inProcess) attests(n *loadNode) (token string) {
+	p.rs.t.Helper()
+	var err error
+	eventually(p.rs.t, func() bool {
+		token, _, err = n.attest(context.Background())
+		return err == nil
+	}, func() string { return fmt.Sprint("the machine does not get in: ", err) })
+	return token
+}
+
+func (p *inProcess) fetch(token string) (int, string) {
+	p.rs.t.Helper()
+	status, body, err := p.rs.fetch(context.Background(), p.addr, "/config/worker", token)
+	if err != nil {
+		p.rs.t.Fatal(err)
+	}
+	return status, body
+}
+
+// events are the reasons of the Events of an object.
+func (rs *replicas) events(uid string) (reasons []string) {
+	rs.t.Helper()
+	list, err := rs.client.Resource(eventsResource).Namespace(machineNamespace).List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		rs.t.Fatal(err)
+	}
+	for _, e := range list.Items {
+		about, _ := e.Object["involvedObject"].(map[string]any)
+		if about["uid"] == uid {
+			reasons = append(reasons, fmt.Sprint(e.Object["reason"]))
+		}
+	}
+	return reasons
+}
+
+func (rs *replicas) hasEvents(uid string, want ...string) {
+	rs.t.Helper()
+	eventually(rs.t, func() bool {
+		have := rs.events(uid)
+		return !slices.ContainsFunc(want, func(w string) bool { return !slices.Contains(have, w) })
+	}, func() string { return fmt.Sprintf("Events %v, want %v", rs.events(uid), want) })
+}
+
+// patch changes a Machine.
+func (rs *replicas) patch(resource schema.GroupVersionResource, name, patch string, sub ...string) {
+	rs.t.Helper()
+	_, err := rs.client.Resource(resource).Namespace(machineNamespace).Patch(context.Background(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, sub...)
+	if err != nil {
+		rs.t.Fatal(err)
+	}
+}
+
+func soft(t *testing.T) *softKeys {
+	t.Helper()
+	k, err := newSoftKeys()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+func denied(err error) bool {
+	var e *connect.Error
+	return errors.As(err, &e) && e.Code() == connect.CodePermissionDenied
+}
+
+// A first boot in the cluster: the Machine comes, attests at one replica, fetches at
+// another, becomes a Node. The record and the Machine's Events tell of it, and no
+// secret is in either.
+func TestClusterFirstBoot(t *testing.T) {
+	rs := inCluster(t)
+	a, b := rs.serve(0), rs.serve(0)
+	keys := soft(t)
+	n := a.node(keys)
+	if _, _, err := n.attest(t.Context()); err == nil || denied(err) {
+		t.Fatalf("before there is a Machine: %v, want a temporary no", err)
+	}
+	m := rs.machine("first-boot", keys.spki)
+	uid := string(m.GetUID())
+	token := a.attests(n)
+	if status, body := b.fetch(token); status != 200 || body != fullConfig {
+		t.Fatalf("the other replica's gate answers %d %q", status, body)
+	}
+	rec := rs.record(uid)
+	if rec == nil || rec.Status.Phase != v1alpha1.PhaseFetched || rec.Status.Identity.EKSHA256 != hex.EncodeToString(keys.spki[:]) || rec.Status.Token.Uses != 1 {
+		t.Fatalf("record %+v", rec)
+	}
+	if len(rec.OwnerReferences) != 1 || string(rec.OwnerReferences[0].UID) != uid {
+		t.Errorf("the record's owners: %v", rec.OwnerReferences)
+	}
+	rs.hasEvents(uid, "Attested", "Fetched")
+	rs.patch(machinesResource, "first-boot", `{"status":{"phase":"Running","nodeRef":{"kind":"Node","name":"first-boot"}}}`, "status")
+	eventually(t, func() bool { return rs.record(uid).Status.Phase == v1alpha1.PhaseJoined }, func() string { return "the record does not latch Joined" })
+	rs.hasEvents(uid, "Joined")
+	if _, _, err := n.attest(t.Context()); !denied(err) {
+		t.Errorf("after it joined: %v, want a final no", err)
+	}
+	if status, _ := b.fetch(token); status != http.StatusUnauthorized {
+		t.Errorf("the token after it joined: %d", status)
+	}
+	for what, text := range map[string]string{"the log": a.log.everything() + b.log.everything(), "the record": fmt.Sprint(rs.record(uid))} {
+		if strings.Contains(text, token) || strings.Contains(text, "full-config-secret") {
+			t.Errorf("%s holds a secret", what)
+		}
+	}
+}
+
+// A Machine whose labels name no pool has that of the pointer config in its own
+// user-data secret (FEATURES E8); another's pool it has not.
+func TestClusterPoolOfTheUserDataSecret(t *testing.T) {
+	rs := inCluster(t)
+	rs.cluster.KubectlApply(t, object("v1", "Secret", machineNamespace, "worker-user-data", map[string]any{"stringData": map[string]any{
+		"userData": `{"ignition":{"version":"3.2.0","config":{"merge":[{"source":"` + testOrigin + `/config/infra"}]}}}`,
+	}}))
+	p := rs.serve(0)
+	keys := soft(t)
+	rs.machine("infra", keys.spki)
+	n := p.node(keys)
+	n.pool = "infra"
+	p.attests(n)
+	n.pool = "master"
+	if _, _, err := n.attest(t.Context()); !denied(err) {
+		t.Errorf("a pool of others: %v", err)
+	}
+	p.saw("MachinePool")
+}
+
+// THREATS T42: a second identity for a Machine that has one.
+func TestAttack_T42_SecondIdentityInTheCluster(t *testing.T) {
+	rs := inCluster(t)
+	p := rs.serve(0)
+	holder, challenger := soft(t), soft(t)
+	m := rs.machine("contested", holder.spki)
+	uid := string(m.GetUID())
+	token := p.attests(p.node(holder))
+	rs.patch(machinesResource, "contested", fmt.Sprintf(`{"metadata":{"annotations":{%q:"%x,%x"}}}`, v1alpha1.AnnotationEKSHA256, holder.spki, challenger.spki))
+	eventually(t, func() bool {
+		_, _, err := p.node(challenger).attest(t.Context())
+		return denied(err)
+	}, func() string { return "the second identity is not refused for good" })
+	p.saw("IdentityConflict")
+	rs.hasEvents(uid, "Attested", "Conflict")
+	if rec := rs.record(uid); rec.Status.Identity.EKSHA256 != hex.EncodeToString(holder.spki[:]) {
+		t.Errorf("the record has %s", rec.Status.Identity.EKSHA256)
+	}
+	if status, _ := p.fetch(token); status != 200 {
+		t.Errorf("the rightful holder is locked out: %d", status)
+	}
+}
+
+// THREATS T53: the clock of one replica is five minutes off, either way. Tokens and
+// challenges of one are good at the other.
+func TestAttack_T53_ReplicasClockIsOff(t *testing.T) {
+	rs := inCluster(t)
+	for name, skew := range map[string]time.Duration{"ahead": 4*time.Minute + 50*time.Second, "behind": -4*time.Minute - 50*time.Second} {
+		right, wrong := rs.serve(0), rs.serve(skew)
+		for where, p := range map[string][2]*inProcess{"from the wrong to the right": {wrong, right}, "from the right to the wrong": {right, wrong}} {
+			keys := soft(t)
+			rs.machine(strings.ReplaceAll(name+" "+where, " ", "-"), keys.spki)
+			token := p[0].attests(p[0].node(keys))
+			if status, body := p[1].fetch(token); status != 200 {
+				t.Errorf("a clock that is %s, %s: %d %s", name, where, status, body)
+			}
+		}
+	}
+}
+
+// THREATS T43: many attestations of one Machine at once, on three replicas, with two
+// identities that are both enrolled. One identity wins, whichever; the other is told
+// so; nothing of the loser is left.
+func TestAttack_T43_TwoIdentitiesRaceOnThreeReplicas(t *testing.T) {
+	rs := inCluster(t)
+	all := []*inProcess{rs.serve(0), rs.serve(0), rs.serve(0)}
+	one, two := soft(t), soft(t)
+	m := rs.machine("raced", one.spki)
+	rs.patch(machinesResource, "raced", fmt.Sprintf(`{"metadata":{"annotations":{%q:"%x,%x"}}}`, v1alpha1.AnnotationEKSHA256, one.spki, two.spki))
+	for _, p := range all {
+		eventually(t, func() bool { return p.server.World().Machines.Enrolled(two.spki) }, func() string { return "the second EK is not seen" })
+	}
+	var mu sync.Mutex
+	granted := map[*softKeys]int{}
+	tokens := map[*softKeys]string{}
+	var race sync.WaitGroup
+	for i := range 48 {
+		race.Go(func() {
+			keys := []*softKeys{one, two}[i%2]
+			token, _, err := all[i%3].node(keys).attest(context.Background())
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				granted[keys]++
+				tokens[keys] = token
+			}
+		})
+	}
+	race.Wait()
+	if len(granted) != 1 {
+		t.Fatalf("%d identities were granted a token", len(granted))
+	}
+	for keys, n := range granted {
+		if n != 1 {
+			t.Errorf("%d tokens within the time in which there may be one", n)
+		}
+		if rec := rs.record(string(m.GetUID())); rec.Status.Identity.EKSHA256 != hex.EncodeToString(keys.spki[:]) {
+			t.Errorf("the record has another identity than the one that was granted")
+		}
+		if status, _ := all[0].fetch(tokens[keys]); status != 200 {
+			t.Errorf("the winner's token: %d", status)
+		}
+		loser := one
+		if keys == one {
+			loser = two
+		}
+		if _, _, err := all[1].node(loser).attest(t.Context()); !denied(err) {
+			t.Errorf("the loser: %v", err)
+		}
+	}
+}
+
+// THREATS T45: one token, fifty times at once at the gates of three replicas: it is
+// answered as often as it has uses.
+func TestAttack_T45_OneTokenFiftyTimesOnThreeReplicas(t *testing.T) {
+	rs := inCluster(t)
+	all := []*inProcess{rs.serve(0), rs.serve(0), rs.serve(0)}
+	keys := soft(t)
+	m := rs.machine("parallel", keys.spki)
+	token := all[0].attests(all[0].node(keys))
+	var mu sync.Mutex
+	answers := map[int]int{}
+	var race sync.WaitGroup
+	for i := range 50 {
+		race.Go(func() {
+			status, _, err := rs.fetch(context.Background(), all[i%3].addr, "/config/worker", token)
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				answers[status]++
+			}
+		})
+	}
+	race.Wait()
+	// A replica that loses the race for the record too often says 503, not 200.
+	if answers[200] > 3 || answers[200]+answers[401]+answers[503] != 50 {
+		t.Errorf("answers by status: %v", answers)
+	}
+	for range 3 {
+		_, _ = all[1].fetch(token)
+	}
+	if rec := rs.record(string(m.GetUID())); rec.Status.Token.Uses != 3 {
+		t.Errorf("%d uses are recorded", rec.Status.Token.Uses)
+	}
+	if status, _ := all[2].fetch(token); status != http.StatusUnauthorized {
+		t.Errorf("a token that is used up: %d", status)
+	}
+}
+
+// A genuine TPM that nobody enrolled waits in the cluster as an object; when an
+// administrator writes a pool into it, the machine gets in (FEATURES E13).
+func TestClusterMachineWaitsForApproval(t *testing.T) {
+	rs := inCluster(t)
+	dev := swtpmtest.Start(t, "sha256")
+	rs.cluster.KubectlApply(t, object("v1", "ConfigMap", ownNamespace, "roots", map[string]any{
+		"metadata": map[string]any{"name": "roots", "namespace": ownNamespace, "labels": map[string]any{"mcs-attest.dev/content": "ek-roots"}},
+		"data":     map[string]any{"swtpm.pem": string(dev.Roots())},
+	})+object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{
+		"pools": []any{"*"}, "tpm2": map[string]any{"endorsements": []any{"enrolled", "manufacturer"}},
+	}}))
+	p := rs.serve(0)
+	eventually(t, func() bool { return p.server.cluster.cluster.EKRoots().Len() > 0 }, func() string { return "the roots are not read" })
+	n := newNode(t, &verifier{t: t, addr: p.addr, roots: rs.roots}, dev)
+	if _, err := n.attest(); err == nil || denied(err) {
+		t.Fatalf("nobody enrolled it: %v, want a temporary no", err)
+	}
+	p.saw("PendingApproval")
+	name := v1alpha1.PendingPrefix + hexOf(n.id.EKSPKI)[:16]
+	o, err := rs.client.Resource(recordsResource).Namespace(ownNamespace).Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := rs.decode(o)
+	if rec.Status.Pending == nil || rec.Status.Pending.EKSHA256 != hexOf(n.id.EKSPKI) || rec.Status.Phase != v1alpha1.PhasePending {
+		t.Fatalf("what waits: %+v", rec.Status)
+	}
+	patch := fmt.Sprintf(`{"spec":{"pool":"worker","ekSHA256":[%q]}}`, hexOf(n.id.EKSPKI))
+	if _, err := rs.client.Resource(recordsResource).Namespace(ownNamespace).Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	var token string
+	eventually(t, func() bool {
+		res, err := n.again()
+		token = res.GetToken()
+		return err == nil
+	}, func() string { return "approved, and it does not get in" })
+	if status, _ := p.fetch(token); status != 200 {
+		t.Errorf("the gate answers %d", status)
+	}
+	o, err = rs.client.Resource(recordsResource).Namespace(ownNamespace).Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil || rs.decode(o).Status.Phase != v1alpha1.PhaseFetched {
+		t.Errorf("the record of one that stands in for a Machine: %v, %v", o, err)
+	}
+}
+
+// Switching a pool between Off, Audit and Enforce refuses no machine that has a
+// token (FEATURES F8), and takes effect for one that has none.
+func TestClusterModesSwitchWithoutALostRequest(t *testing.T) {
+	rs := inCluster(t)
+	p := rs.serve(0)
+	for i, mode := range []string{"Audit", "Off", "Enforce", "Audit", "Enforce"} {
+		keys := soft(t)
+		rs.machine(fmt.Sprintf("modes-%d", i), keys.spki)
+		rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{"pools": []any{"*"}, "mode": mode}}))
+		want := http.StatusOK
+		if mode == "Enforce" {
+			want = http.StatusUnauthorized
+		}
+		eventually(t, func() bool {
+			status, _, err := rs.fetch(t.Context(), p.addr, "/config/worker", "")
+			if err == nil && status != http.StatusOK && status != http.StatusUnauthorized {
+				t.Errorf("while switching to %s: %d", mode, status)
+			}
+			return err == nil && status == want
+		}, func() string { return mode + " does not take effect" })
+		if mode == "Enforce" {
+			if status, _ := p.fetch(p.attests(p.node(keys))); status != 200 {
+				t.Errorf("with a token under Enforce: %d", status)
+			}
+		}
+	}
+}
+
+// A new serving certificate in the Secret is served to new connections; one that is
+// open goes on, and its attestation too (FEATURES C9, C12).
+func TestClusterServingCertificateIsReplaced(t *testing.T) {
+	rs := inCluster(t)
+	p := rs.serve(0)
+	keys := soft(t)
+	rs.machine("new-certificate", keys.spki)
+	dev := swtpmtest.Start(t, "sha256")
+	n := newNode(t, &verifier{t: t, addr: p.addr, roots: rs.roots}, dev)
+	rs.machine("open-connection", n.id.EKSPKI)
+	eventually(t, func() bool { return p.server.World().Machines.Enrolled(n.id.EKSPKI) }, func() string { return "the Machine is not seen" })
+	if err := n.ask(); err != nil {
+		t.Fatal(err)
+	}
+	before := p.server.certs.Current()
+	ca, err := pki.NewCA("root-ca", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	next, err := ca.Serve([]string{"mcs.test"}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	rs.cluster.KubectlApply(t, object("v1", "Secret", "openshift-machine-config-operator", "machine-config-server-tls", map[string]any{
+		"type": "kubernetes.io/tls", "stringData": map[string]any{"tls.crt": string(next.Certificate), "tls.key": string(next.Key.Expose())},
+	}))
+	eventually(t, func() bool { return p.server.certs.Current() != before }, func() string { return "the new certificate is not served" })
+	if _, err := n.answer(); err != nil {
+		t.Errorf("the connection that was open: %v", err)
+	}
+	if _, _, err := p.node(keys).attest(t.Context()); err == nil {
+		t.Error("a machine that trusts the old CA alone is served the old certificate")
+	}
+	rs.roots.AppendCertsFromPEM(ca.Certificate)
+	p.attests(p.node(keys))
+}
+
+// THREATS T49: callers who prove nothing make the verifier write nothing to the API
+// and ask it nothing that grows with their number.
+func TestAttack_T49_UnprovenCallersCauseNoCallOfTheAPI(t *testing.T) {
+	c := cluster.Start(t, cluster.Audit())
+	rs := newReplicas(t, c, 0)
+	p := rs.serve(0)
+	honest := soft(t)
+	rs.machine("honest", honest.spki)
+	p.attests(p.node(honest))
+	mine := func() (writes, reads int) {
+		for _, r := range c.Requests(t) {
+			if !strings.HasSuffix(r.User, ":mcs-attest-verifier") || r.Resource == "leases" || r.Verb == "watch" {
+				continue
+			}
+			switch r.Verb {
+			case "get", "list":
+				reads++
+			default:
+				writes++
+			}
+		}
+		return writes, reads
+	}
+	if w, r := mine(); w == 0 || r == 0 {
+		t.Fatalf("the honest machine caused %d writes and %d reads: this test does not see them", w, r)
+	}
+	eventually(t, func() bool { w, _ := mine(); return w == 0 }, func() string { return "the verifier does not come to rest" })
+	for range 100 {
+		if _, _, err := p.node(soft(t)).attest(t.Context()); err == nil {
+			t.Fatal("an unknown TPM was accepted")
+		}
+		for _, bearer := range []string{"", "rubbish", strings.Repeat("a.", 500)} {
+			if status, _, err := rs.fetch(t.Context(), p.addr, "/config/worker", bearer); err != nil || status == 200 {
+				t.Fatalf("%d %v", status, err)
+			}
+		}
+	}
+	// The holder of the lease writes its conditions now and then, and asks for the
+	// API's revision.
+	if w, r := mine(); w > 10 || r > 120 {
+		t.Errorf("100 unknown TPMs and 300 requests without a token caused %d writes and %d reads", w, r)
+	}
+}
+
+// Two replicas of different versions, as in the middle of an upgrade, and back
+// (FEATURES F9): what one has granted the other redeems, each way, and the record is
+// whole for both.
+func TestClusterTwoVersionsAtOnce(t *testing.T) {
+	rs := newReplicas(t, cluster.StartShared(t), 2)
+	old := rs.all[0]
+	old.kill()
+	old.program = filepath.Join(t.TempDir(), "verifier")
+	if out, err := exec.Command("go", "build", "-ldflags", "-X main.version=v0.0.1", "-o", old.program, ".").CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	old.start()
+	old.waitReady()
+	for i, pair := range [][2]*replica{{old, rs.all[1]}, {rs.all[1], old}} {
+		keys := soft(t)
+		m := rs.machine(fmt.Sprintf("versions-%d", i), keys.spki)
+		n := rs.node(keys)
+		n.addr = pair[0].addr
+		var token string
+		eventually(t, func() bool {
+			var err error
+			token, _, err = n.attest(t.Context())
+			return err == nil
+		}, func() string { return "the machine does not get in" })
+		status, _, err := rs.fetch(t.Context(), pair[1].addr, "/config/worker", token)
+		if err != nil || status != 200 {
+			t.Errorf("the other version's gate: %d %v", status, err)
+		}
+		if rec := rs.record(string(m.GetUID())); rec.Status.Phase != v1alpha1.PhaseFetched {
+			t.Errorf("phase %s", rec.Status.Phase)
+		}
+	}
+}

@@ -1,0 +1,320 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
+)
+
+const (
+	machineNamespace = "openshift-machine-api"
+	ownNamespace     = "mcs-attest"
+)
+
+var (
+	machinesResource = schema.GroupVersionResource{Group: "machine.openshift.io", Version: "v1beta1", Resource: "machines"}
+	recordsResource  = v1alpha1.GroupVersion.WithResource("machineattestations")
+	claimsResource   = v1alpha1.GroupVersion.WithResource("identityclaims")
+	verifierResource = v1alpha1.GroupVersion.WithResource("attestationverifiers")
+)
+
+// replicas are verifiers as a cluster has them: processes without a disk, behind a
+// load balancer, on a real API server with OpenShift's Machines. Behind each of
+// them is a stand-in for the Machine Config Server.
+type replicas struct {
+	t       testing.TB
+	cluster *cluster.Cluster
+	client  dynamic.Interface
+	roots   *x509.CertPool
+	ca      []byte // PEM
+	mcs     string // address
+	balance *cluster.HAProxy
+	all     []*replica
+
+	kubeconfig string
+}
+
+// replica is one process.
+type replica struct {
+	t       testing.TB
+	program string
+	dir     string
+	addr    string
+	metrics string
+
+	mu  sync.Mutex
+	cmd *exec.Cmd
+	log *lockedBuffer
+}
+
+// newReplicas makes a cluster as an installation leaves it, with an enforcing
+// policy, and starts n verifiers. They act as the service account of deploy/.
+func newReplicas(t testing.TB, c *cluster.Cluster, n int, config ...string) *replicas {
+	t.Helper()
+	rs := &replicas{t: t, cluster: c, roots: x509.NewCertPool()}
+	var err error
+	if rs.client, err = dynamic.NewForConfig(c.Admin()); err != nil {
+		t.Fatal(err)
+	}
+	c.InstallOpenShift(t)
+	c.InstallOwn(t)
+	ca, err := pki.NewCA("root-ca", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	serving, err := ca.Serve([]string{"mcs.test"}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	rs.ca = ca.Certificate
+	rs.roots.AppendCertsFromPEM(ca.Certificate)
+	c.KubectlApply(t, object("v1", "Namespace", "", ownNamespace, nil)+
+		object("v1", "Secret", "openshift-machine-config-operator", "machine-config-server-tls", map[string]any{
+			"type": "kubernetes.io/tls", "stringData": map[string]any{"tls.crt": string(serving.Certificate), "tls.key": string(serving.Key.Expose())},
+		})+
+		object("v1", "ConfigMap", "openshift-machine-config-operator", "machine-config-server-ca", map[string]any{"data": map[string]any{"ca-bundle.crt": string(ca.Certificate)}})+
+		object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{"pools": []any{"*"}}}))
+	rs.mcs = machineConfigServer(t, serving)
+	rs.kubeconfig = rs.account()
+	if n == 0 {
+		return rs
+	}
+	program := filepath.Join(t.TempDir(), "verifier")
+	if out, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	var backends []string
+	for range n {
+		r := &replica{t: t, program: program, dir: t.TempDir(), addr: freeAddress(t), metrics: freeAddress(t), log: &lockedBuffer{}}
+		text := fmt.Sprintf("origins: [%q]\nlisten: %s\nmetricsListen: %s\nrequestsPerSecond: 10000\nupstream: https://%s\nupstreamName: mcs.test\nkubernetes:\n  machineNamespaces: [openshift-machine-api]\n  kubeconfig: %s\n",
+			testOrigin, r.addr, r.metrics, rs.mcs, rs.kubeconfig)
+		for _, more := range config {
+			text += more
+		}
+		if err := os.WriteFile(filepath.Join(r.dir, "mcs-attest.yaml"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		rs.all = append(rs.all, r)
+		backends = append(backends, r.addr)
+		r.start()
+		t.Cleanup(r.kill)
+		t.Cleanup(func() {
+			if t.Failed() {
+				t.Logf("%s ends with:\n%s", r.addr, tail(r.log.everything(), 40))
+			}
+		})
+	}
+	for _, r := range rs.all {
+		r.waitReady()
+	}
+	rs.balance = c.NewHAProxy(t, cluster.HAProxyOptions{Backends: backends, Health: "/healthz"})
+	rs.balance.WaitUp(t, n)
+	return rs
+}
+
+// account is a kubeconfig of the service account that deploy/overlays/openshift
+// makes, with the roles that it gives and no more.
+func (rs *replicas) account() string {
+	rs.t.Helper()
+	rs.cluster.Kubectl(rs.t, "apply", "--server-side", "-k", filepath.Join("..", "deploy", "overlays", "openshift"))
+	rs.cluster.KubectlApply(rs.t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{"pools": []any{"*"}}}))
+	return rs.cluster.Kubeconfig("system:serviceaccount:" + ownNamespace + ":mcs-attest-verifier")
+}
+
+func object(apiVersion, kind, namespace, name string, rest map[string]any) string {
+	metadata := map[string]any{"name": name}
+	if namespace != "" {
+		metadata["namespace"] = namespace
+	}
+	o := map[string]any{"apiVersion": apiVersion, "kind": kind, "metadata": metadata}
+	for k, v := range rest {
+		o[k] = v
+	}
+	raw, err := json.Marshal(o)
+	if err != nil {
+		panic(err)
+	}
+	return "---\n" + string(raw) + "\n"
+}
+
+// machineConfigServer stands in for the Machine Config Server: it gives each pool
+// its config, to anyone.
+func machineConfigServer(t testing.TB, serving pki.Pair) string {
+	t.Helper()
+	cert, err := pki.ParseServing([][]byte{serving.Certificate, serving.Key.Expose()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, fullConfig)
+	}))
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{*cert}, MinVersion: tls.VersionTLS12}
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	return s.Listener.Addr().String()
+}
+
+func tail(s string, n int) string {
+	lines := strings.Split(strings.TrimSpace(s), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+func (r *replica) start() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.cmd = exec.Command(r.program, "serve", "--config", filepath.Join(r.dir, "mcs-attest.yaml"))
+	r.cmd.Stderr, r.cmd.Stdout = r.log, r.log
+	if err := r.cmd.Start(); err != nil {
+		r.t.Error(err)
+	}
+}
+
+// kill is kill -9.
+func (r *replica) kill() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.cmd != nil && r.cmd.Process != nil {
+		_ = r.cmd.Process.Kill()
+		_ = r.cmd.Wait()
+		r.cmd = nil
+	}
+}
+
+// ready says why it could not serve, "" if it could.
+func (r *replica) ready() string {
+	res, err := (&http.Client{Timeout: 5 * time.Second}).Get("http://" + r.metrics + "/readyz")
+	if err != nil {
+		return err.Error()
+	}
+	defer res.Body.Close()
+	body, _ := io.ReadAll(res.Body)
+	if res.StatusCode == http.StatusOK {
+		return ""
+	}
+	return string(body)
+}
+
+func (r *replica) waitReady() {
+	r.t.Helper()
+	why := "it was not asked"
+	eventually(r.t, func() bool { why = r.ready(); return why == "" }, func() string { return "not ready: " + why })
+}
+
+// eventually waits for something that takes a while on a slow machine.
+func eventually(t testing.TB, is func() bool, else_ func() string) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !is(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal(else_())
+		}
+	}
+}
+
+// machine makes a Machine as the machine-api-controller has it before its first
+// boot, with this EK enrolled by annotation.
+func (rs *replicas) machine(name string, ek [32]byte) *unstructured.Unstructured {
+	rs.t.Helper()
+	m := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine",
+		"metadata": map[string]any{
+			"namespace": machineNamespace, "name": name,
+			"labels":      map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker", "machine.openshift.io/cluster-api-machine-type": "worker"},
+			"annotations": map[string]any{v1alpha1.AnnotationEKSHA256: hex.EncodeToString(ek[:])},
+		},
+		"spec": map[string]any{"providerSpec": map[string]any{"value": map[string]any{"userDataSecret": map[string]any{"name": "worker-user-data"}}}},
+	}}
+	made, err := rs.client.Resource(machinesResource).Namespace(machineNamespace).Create(rs.t.Context(), m, metav1.CreateOptions{})
+	if err != nil {
+		rs.t.Fatal(err)
+	}
+	return made
+}
+
+// record is the record of a Machine; nil if there is none.
+func (rs *replicas) record(uid string) *v1alpha1.MachineAttestation {
+	rs.t.Helper()
+	o, err := rs.client.Resource(recordsResource).Namespace(machineNamespace).Get(context.Background(), uid, metav1.GetOptions{})
+	if err != nil {
+		return nil
+	}
+	return rs.decode(o)
+}
+
+func (rs *replicas) decode(o *unstructured.Unstructured) *v1alpha1.MachineAttestation {
+	rs.t.Helper()
+	var rec v1alpha1.MachineAttestation
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &rec); err != nil {
+		rs.t.Fatal(err)
+	}
+	return &rec
+}
+
+// records are all records, by the UID of their Machine.
+func (rs *replicas) records() map[string]*v1alpha1.MachineAttestation {
+	rs.t.Helper()
+	list, err := rs.client.Resource(recordsResource).List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		rs.t.Fatal(err)
+	}
+	all := map[string]*v1alpha1.MachineAttestation{}
+	for i := range list.Items {
+		rec := rs.decode(&list.Items[i])
+		all[rec.Status.MachineUID] = rec
+	}
+	return all
+}
+
+// node is a machine with these keys that comes through the load balancer.
+func (rs *replicas) node(keys nodeKeys) *loadNode {
+	return &loadNode{addr: rs.balance.Addr, origin: testOrigin, roots: rs.roots, pool: "worker", keys: keys}
+}
+
+// fetch asks the gate through the load balancer, or at one replica's address.
+func (rs *replicas) fetch(ctx context.Context, addr, path, bearer string) (int, string, error) {
+	tr := &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+		},
+		TLSClientConfig: &tls.Config{RootCAs: rs.roots, ServerName: "mcs.test"},
+	}
+	defer tr.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, testOrigin+path, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	if bearer != "" {
+		req.Header.Set("Authorization", "Bearer "+bearer)
+	}
+	res, err := (&http.Client{Transport: tr, Timeout: 20 * time.Second}).Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	return res.StatusCode, string(body), err
+}
