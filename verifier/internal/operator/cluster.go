@@ -154,6 +154,8 @@ func (c *Cluster) failed(verb string, r schema.GroupVersionResource, namespace s
 		return fmt.Errorf("%s %s%s: %w", verb, what, place, err)
 	case errors.Is(err, context.Canceled):
 		return err
+	case strings.Contains(err.Error(), "getting credentials: "): // client-go has no type for it
+		return hint(fmt.Errorf("logging in: %w", err), "run the login of your kubeconfig by hand ('oc login'), or choose another --context")
 	}
 	return hint(fmt.Errorf("the API server %s does not answer: %w", c.host, err), "is the cluster up, and --kubeconfig or --context the one you mean?")
 }
@@ -268,7 +270,8 @@ func (c *Cluster) MachineNamespace(ctx context.Context) (string, error) {
 	return in[0], nil
 }
 
-const page = 500
+// page is how many objects a list answers with at once, as kubectl asks for.
+var page int64 = 500
 
 // each visits every object of a resource in a namespace, a page at a time. When a
 // list expires on the way it begins anew: an object may then be visited twice. A

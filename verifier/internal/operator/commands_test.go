@@ -29,6 +29,7 @@ var (
 	verifiers     = schema.GroupVersionResource{Group: "mcs-attest.dev", Version: "v1alpha1", Resource: "attestationverifiers"}
 	events        = schema.GroupVersionResource{Version: "v1", Resource: "events"}
 	programs      = sync.OnceValues(buildPrograms)
+	programsDir   string
 	installedOnce sync.Once
 )
 
@@ -38,6 +39,7 @@ func buildPrograms() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	programsDir = dir
 	out, err := exec.Command("go", "build", "-o", filepath.Join(dir, "mcs-attest-verifier"), "../..").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
@@ -52,8 +54,8 @@ func buildPrograms() (string, error) {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if dir, err := programs(); err == nil {
-		_ = os.RemoveAll(dir)
+	if programsDir != "" {
+		_ = os.RemoveAll(programsDir)
 	}
 	os.Exit(code)
 }
@@ -136,7 +138,7 @@ spec:
 
 // record makes what a verifier would have recorded of a Machine.
 func (f fixture) record(machine, uid, phase, reason string) error {
-	identity := "{ekSHA256: " + ek + "}"
+	identity := `{ekSHA256: "` + ek + `"}`
 	if phase == "Denied" {
 		identity = "{}"
 	}
@@ -164,11 +166,11 @@ func (f fixture) waiting(id, hash string) error {
 	_, err := f.put(attestations, fmt.Sprintf(`
 apiVersion: mcs-attest.dev/v1alpha1
 kind: MachineAttestation
-metadata: {name: pending-%s, namespace: %s}
+metadata: {name: "pending-%s", namespace: %s}
 spec: {}
 status:
   phase: Pending
-  pending: {ekSHA256: %s, pool: worker, firstSeen: %q, lastSeen: %q, source: 192.0.2.7, certificate: {manufacturer: "id:STM"}, claims: "{\"hostname\":\"rack7\"}"}
+  pending: {ekSHA256: "%s", pool: worker, firstSeen: %q, lastSeen: %q, source: 192.0.2.7, certificate: {manufacturer: "id:STM"}, claims: "{\"hostname\":\"rack7\"}"}
 `, id, f.own, hash, now, now))
 	return err
 }

@@ -75,6 +75,13 @@ subjects: [{kind: ServiceAccount, name: operator, namespace: mcs-attest}]
 	if err := os.WriteFile(filepath.Join(dir, "worker-1.yaml"), []byte("ekSHA256: ["+ek+"]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	pointer, err := os.ReadFile(filepath.Join(dir, "w", "pointers", "worker.ign"))
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "worker.ign"), pointer, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	// "oc attest" is oc's way to call oc-attest; there need be no oc here.
 	if err := os.WriteFile(filepath.Join(dir, "oc"), []byte("#!/bin/sh\nshift\nexec oc-attest \"$@\"\n"), 0o755); err != nil {
 		t.Fatal(err)

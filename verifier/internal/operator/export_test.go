@@ -1,0 +1,4 @@
+package operator
+
+// SetPage makes lists come in small pages.
+func SetPage(n int64) { page = n }
