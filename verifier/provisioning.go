@@ -41,7 +41,8 @@ func (s *server) provisioningGate() gate.Provisioning {
 	wrong := listen.NewLimiterWithBurst(wrongPerSource, wrongPerSourceBurst)
 	all := rate.NewLimiter(wrongInAll, wrongInAllBurst)
 	return gate.Provisioning{
-		View: s.Provisioning,
+		View:    s.Provisioning,
+		Confirm: s.confirmProvisioning(),
 		Admit: func(r *http.Request) error {
 			if source := s.source(r); !right.Allow(s.now(), source) {
 				return reason.Deny(reason.RateLimited, "source %s", source)
@@ -58,6 +59,45 @@ func (s *server) provisioningGate() gate.Provisioning {
 			}
 			return nil
 		},
+	}
+}
+
+// provisioningReader is a basis whose view of the provisioning token may be behind.
+type provisioningReader interface {
+	ReadProvisioning(context.Context) (provisioning.View, error)
+}
+
+const (
+	// confirmEvery bounds how often the token is read anew, whoever asks for it.
+	confirmEvery = time.Second
+	// confirmTime is how long that may take.
+	confirmTime = 3 * time.Second
+)
+
+// confirmProvisioning reads the token anew, at most once a second for everyone
+// together; nil where the basis is never behind.
+func (s *server) confirmProvisioning() func(context.Context) (provisioning.View, error) {
+	basis, ok := s.basis.(provisioningReader)
+	if !ok {
+		return nil
+	}
+	var (
+		mu   sync.Mutex
+		last time.Time
+		view provisioning.View
+		err  error
+	)
+	return func(ctx context.Context) (provisioning.View, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if now := s.now(); last.IsZero() || now.Sub(last) >= confirmEvery {
+			// The answer is for everyone who waits, so it does not end with the one who asked.
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), confirmTime)
+			defer cancel()
+			view, err = basis.ReadProvisioning(ctx)
+			last = s.now()
+		}
+		return view, err
 	}
 }
 

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -13,8 +16,10 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 )
 
 const (
@@ -426,4 +431,62 @@ func TestAttack_T46_ProvisioningTokenInNoLogMetricOrStatus(t *testing.T) {
 			t.Errorf("%s is missing: nothing was searched", want)
 		}
 	}
+}
+
+// behind is a basis whose view is older than what is at rest.
+type behind struct {
+	basis
+	read func() (provisioning.View, error)
+}
+
+func (b behind) ReadProvisioning(context.Context) (provisioning.View, error) { return b.read() }
+
+// Rule 12: a replica that has not seen the newest token yet reads it before it
+// says a final no, and nobody makes it read without limit.
+func TestProvisioningTokenIsReadAnewBeforeAFinalNo(t *testing.T) {
+	v := newShared(t, sharedAlone, sharedA)
+	fresh, _ := provisioning.View{}.Read(v.now(), map[string][]byte{provisioning.KeyToken: []byte(sharedB)}, time.Hour)
+	reads, away := 0, false
+	v.server.basis = behind{v.server.basis, func() (provisioning.View, error) {
+		if reads++; away {
+			return provisioning.View{}, errors.New("no API server")
+		}
+		return fresh, nil
+	}}
+	h, err := v.server.handler()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := listen.NewServer(h, v.server.certs, v.server.log)
+	go func() { _ = srv.ServeTLS(l, "", "") }()
+	t.Cleanup(func() { _ = srv.Close() })
+	v.addr = l.Addr().String()
+	v.wantFetch("the newest", "/config/worker", sharedB, http.StatusOK)
+	for range 5 {
+		v.wantFetch("a wrong one", "/config/worker", sharedC, http.StatusUnauthorized)
+	}
+	if reads > 2 {
+		t.Errorf("read %d times", reads)
+	}
+	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
+	if _, err := n.alone(sharedB); err != nil {
+		t.Errorf("attested with the newest: %v", err)
+	}
+	n.connect()
+	if _, err := n.alone(sharedC); err == nil || denialOf(t, err).GetTemporary() {
+		t.Errorf("attested with a wrong one: %v", err)
+	}
+	away = true
+	v.advance(time.Minute)
+	v.wantFetch("a wrong one while nobody can be asked", "/config/worker", sharedC, http.StatusServiceUnavailable)
+	v.wantReason("StoreUnavailable")
+	n.connect()
+	if _, err := n.alone(sharedC); err == nil || !denialOf(t, err).GetTemporary() {
+		t.Errorf("attested while nobody can be asked: %v", err)
+	}
+	v.wantFetch("the one that is known", "/config/worker", sharedA, http.StatusOK)
 }

@@ -2,6 +2,7 @@ package gate
 
 import (
 	"bytes"
+	"context"
 	"net/http"
 	"net/url"
 	"strings"
@@ -23,6 +24,11 @@ type Provisioning struct {
 	// Wrong is told of each wrong token, and may answer by an error that the
 	// source, or everyone together, shows too many of them.
 	Wrong func(*http.Request) error
+	// Confirm reads the token anew before a wrong one is told a final no, where the
+	// view may be behind what an administrator wrote a moment ago (DESIGN, section
+	// 19, rule 12). It must bound itself, since whoever asks has shown nothing; its
+	// error is temporary. Nil where the view is never behind.
+	Confirm func(context.Context) (provisioning.View, error)
 }
 
 func (p Provisioning) at(now time.Time) (provisioning.Tokens, provisioning.Presence) {
@@ -120,7 +126,8 @@ func (g *gate) provisioned(r *request) bool {
 //   - header and URL disagree: the header must be an attestation token
 //   - a valid provisioning token opens the pool
 //   - nobody knows yet what is valid: StoreUnavailable
-//   - what is no attestation token either: ProvisioningTokenInvalid
+//   - what is no attestation token either is confirmed to be wrong:
+//     ProvisioningTokenInvalid
 func (g *gate) provisioning(r *request) (done bool, err error) {
 	now, c := g.Now(), r.shown
 	tokens, presence := g.Provisioning.at(now)
@@ -153,6 +160,18 @@ func (g *gate) provisioning(r *request) (done bool, err error) {
 	if g.Provisioning.Wrong != nil {
 		if err := g.Provisioning.Wrong(r.Request); err != nil {
 			return true, err
+		}
+	}
+	if g.Provisioning.Confirm != nil {
+		view, err := g.Provisioning.Confirm(r.Context())
+		if err != nil {
+			return true, reason.Wrap(reason.StoreUnavailable, err, "the provisioning token cannot be read anew")
+		}
+		tokens, presence = view.At(now)
+		match = tokens.Check(now, shown)
+		r.decision.Provisioning = match
+		if match.Valid() {
+			return true, nil
 		}
 	}
 	switch {

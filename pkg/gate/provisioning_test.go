@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -306,6 +307,38 @@ func TestAttack_T51_GuessersDoNotLockOutThoseWhoKnow(t *testing.T) {
 	}
 	if res := f.do(t, get("/config/worker", previous)); res.StatusCode != 200 {
 		t.Errorf("%d", res.StatusCode)
+	}
+}
+
+// Rule 12: a replica whose view is behind asks before it says a final no.
+func TestWrongProvisioningTokenIsConfirmedBeforeAFinalNo(t *testing.T) {
+	fresh, _ := provisioning.View{}.Read(noon, map[string][]byte{provisioning.KeyToken: []byte(wrong)}, time.Hour)
+	for _, c := range []struct {
+		name   string
+		view   provisioning.View
+		err    error
+		status int
+		reason string
+	}{
+		{"it is the newest one", fresh, nil, 200, ""},
+		{"it is wrong", shared(t), nil, 401, "ProvisioningTokenInvalid"},
+		{"there is none any more", provisioning.View{}.Gone(noon), nil, 401, "ProvisioningTokenInvalid"},
+		{"nobody knows", provisioning.View{}, errors.New("no API server"), 503, "StoreUnavailable"},
+	} {
+		f := newProvisioned(t)
+		asked := 0
+		f.Provisioning.Confirm = func(context.Context) (provisioning.View, error) { asked++; return c.view, c.err }
+		if res := f.do(t, get("/config/worker", wrong)); res.StatusCode != c.status || f.codeOf(t) != c.reason || asked != 1 {
+			t.Errorf("%s: %d %s, asked %d times", c.name, res.StatusCode, f.codeOf(t), asked)
+		}
+		// Neither the right one, nor none, nor too many wrong ones make it ask.
+		f.do(t, get("/config/worker", current))
+		f.do(t, get("/config/worker", ""))
+		f.Provisioning.Wrong = func(*http.Request) error { return reason.Deny(reason.RateLimited, "") }
+		f.do(t, get("/config/worker", wrong))
+		if asked != 1 {
+			t.Errorf("%s: asked %d times", c.name, asked)
+		}
 	}
 }
 

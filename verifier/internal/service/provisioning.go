@@ -1,6 +1,8 @@
 package service
 
 import (
+	"context"
+	"crypto/subtle"
 	"log/slog"
 	"slices"
 
@@ -58,6 +60,22 @@ func (s *Service) provisioningTokens(c *call, required []evidence.Kind) ([]secre
 		return nil, reason.Wrap(reason.StoreUnavailable, view.Err(), "the provisioning token cannot be read")
 	}
 	return nil, reason.Deny(reason.StoreUnavailable, "the provisioning token has not been read yet")
+}
+
+// tokensAnew are the tokens as they are at rest, if they are others than those
+// that led to the denial; else it is the denial.
+func (s *Service) tokensAnew(ctx context.Context, c *call, denial error) ([]secret.Bytes, error) {
+	view, err := s.ConfirmProvisioning(ctx)
+	if err != nil {
+		return nil, reason.Wrap(reason.StoreUnavailable, err, "the provisioning token cannot be read anew")
+	}
+	before, _ := s.view().At(c.start)
+	now, _ := view.At(c.start)
+	same := func(a, b secret.Bytes) bool { return subtle.ConstantTimeCompare(a.Expose(), b.Expose()) == 1 }
+	if same(before.Current, now.Current) && same(before.Previous, now.Previous) {
+		return nil, denial
+	}
+	return now.Valid(c.start), nil
 }
 
 // known answers a caller who knows the provisioning token, where that is all that

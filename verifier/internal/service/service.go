@@ -90,6 +90,9 @@ type Service struct {
 	ObserveTicket func(valid bool)
 	// Provisioning is what is known of the provisioning token; nil knows nothing.
 	Provisioning func() provisioning.View
+	// ConfirmProvisioning reads the provisioning token anew before a wrong one is
+	// told a final no, as [gate.Provisioning] has it.
+	ConfirmProvisioning func(context.Context) (provisioning.View, error)
 	// Confirm reads a Machine anew before it is told a final no: what the world says
 	// of it may be old (DESIGN, section 19, rule 12). Its error is temporary. Nil
 	// where the world is never old.
@@ -304,6 +307,11 @@ func (s *Service) attest(ctx context.Context, c *call, req *mcsattestv1.AttestRe
 		},
 	}
 	verdict, err := appraisal.Appraise(ctx, in, ev, c.start)
+	if d := reason.From(err); d != nil && d.Code == reason.ProvisioningTokenInvalid && s.ConfirmProvisioning != nil {
+		if in.ProvisioningTokens, err = s.tokensAnew(ctx, c, err); err == nil {
+			verdict, err = appraisal.Appraise(ctx, in, ev, c.start)
+		}
+	}
 	if s.Keep != nil && proven(verdict, err) {
 		s.Keep(appraisal.Save(in, conn, ev, c.start, c.id))
 	}
