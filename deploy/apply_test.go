@@ -1,0 +1,99 @@
+package deploy
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+
+	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+)
+
+func find(t *testing.T, objects []*unstructured.Unstructured, kind, name string) *unstructured.Unstructured {
+	t.Helper()
+	for _, o := range objects {
+		if o.GetKind() == kind && o.GetName() == name {
+			return o
+		}
+	}
+	t.Fatalf("no %s %s", kind, name)
+	return nil
+}
+
+func TestOverlaysAreAcceptedByARealAPIServer(t *testing.T) {
+	for _, overlay := range Overlays {
+		t.Run(overlay, func(t *testing.T) {
+			c := cluster.Start(t)
+			if overlay == "openshift" {
+				c.InstallOpenShift(t)
+			}
+			objects := Objects(t, overlay)
+			dir := Dir() + "/overlays/" + overlay
+
+			// On a new cluster a server-side dry run can say nothing of what is in
+			// a namespace that is not there yet, nor of kinds that are not: these two
+			// go first, as docs/deploying.md has it.
+			c.KubectlApply(t, Prerequisites(objects))
+			c.InstallOwn(t)
+			out, err := c.KubectlAs("admin", "", "apply", "-k", dir, "--dry-run=server")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := strings.Count(out, "(server dry run)"); got != len(objects) {
+				t.Errorf("%d of %d objects\n%s", got, len(objects), out)
+			}
+
+			// And for good, twice: nothing is left to change.
+			c.Kubectl(t, "apply", "-k", dir)
+			out = c.Kubectl(t, "apply", "-k", dir)
+			for line := range strings.Lines(out) {
+				if !strings.HasSuffix(line, " unchanged\n") {
+					t.Errorf("the second time: %s", line)
+				}
+			}
+			if got := strings.TrimSpace(c.Kubectl(t, "get", "attestationpolicies", "-o", "jsonpath={.items[*].spec.mode} {.items[*].spec.pools[*]}")); got != "Audit *" {
+				t.Errorf("policies: %s", got)
+			}
+
+			// Uninstalled as the page says, nothing of ours is left.
+			c.Kubectl(t, "delete", "-k", dir, "--wait=false", "--ignore-not-found")
+			for _, kind := range []string{"clusterrole", "clusterrolebinding"} {
+				if out := c.Kubectl(t, "get", kind, "-o", "name"); strings.Contains(out, "mcs-attest") {
+					t.Errorf("left behind:\n%s", out)
+				}
+			}
+			for _, kind := range []string{"role", "rolebinding"} {
+				if out := c.Kubectl(t, "get", kind, "-A", "--field-selector=metadata.namespace!=mcs-attest", "-o", "name"); strings.Contains(out, "mcs-attest") {
+					t.Errorf("left behind:\n%s", out)
+				}
+			}
+		})
+	}
+}
+
+// The ports of the DaemonSet are those of the configuration. That the verifier
+// takes the configuration is tested beside its parser.
+func TestConfigurationAndDaemonSetHaveTheSamePorts(t *testing.T) {
+	for _, overlay := range Overlays {
+		data, _, err := unstructured.NestedString(find(t, Objects(t, overlay), "ConfigMap", "mcs-attest-config").Object, "data", "mcs-attest.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var c struct{ Listen, MetricsListen string }
+		if err := yaml.Unmarshal([]byte(data), &c); err != nil {
+			t.Fatal(err)
+		}
+		ports := map[string]string{}
+		for _, p := range podSpec(t, overlay).Containers[0].Ports {
+			if p.HostPort != p.ContainerPort {
+				t.Errorf("%s: port %s is another on the host", overlay, p.Name)
+			}
+			ports[p.Name] = fmt.Sprintf(":%d", p.ContainerPort)
+		}
+		if ports["attest"] != c.Listen || ports["metrics"] != c.MetricsListen {
+			t.Errorf("%s: the DaemonSet has %v, the configuration %s and %s", overlay, ports, c.Listen, c.MetricsListen)
+		}
+	}
+}

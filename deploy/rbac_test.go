@@ -1,0 +1,423 @@
+package deploy
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	authorization "k8s.io/api/authorization/v1"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/yaml"
+
+	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+)
+
+const account = "system:serviceaccount:" + Namespace + ":" + ServiceAccount
+
+// hosts is as much of metal3's CRD as there must be to list them.
+const hosts = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: baremetalhosts.metal3.io}
+spec:
+  group: metal3.io
+  names: {kind: BareMetalHost, plural: baremetalhosts, singular: baremetalhost, listKind: BareMetalHostList}
+  scope: Namespaced
+  versions:
+  - name: v1alpha1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+`
+
+// objects is one of each resource that is granted, as an API server accepts it.
+var objects = map[string]string{
+	"nodes":                `{apiVersion: v1, kind: Node}`,
+	"secrets":              `{apiVersion: v1, kind: Secret, stringData: {key: value}}`,
+	"configmaps":           `{apiVersion: v1, kind: ConfigMap, data: {key: value}}`,
+	"events":               `{apiVersion: v1, kind: Event, involvedObject: {kind: Machine, namespace: NAMESPACE, name: m}, reason: Test, message: m, type: Normal, source: {component: test}}`,
+	"leases":               `{apiVersion: coordination.k8s.io/v1, kind: Lease, spec: {holderIdentity: me}}`,
+	"attestationpolicies":  `{apiVersion: mcs-attest.dev/v1alpha1, kind: AttestationPolicy, spec: {pools: [p], mode: Audit}}`,
+	"attestationverifiers": `{apiVersion: mcs-attest.dev/v1alpha1, kind: AttestationVerifier}`,
+	"machineattestations":  `{apiVersion: mcs-attest.dev/v1alpha1, kind: MachineAttestation, spec: {pool: worker, ekSHA256: [` + strings.Repeat("ab", 32) + `]}}`,
+	"identityclaims": `{apiVersion: mcs-attest.dev/v1alpha1, kind: IdentityClaim, spec: {component: c, machineUID: u,
+		machineRef: {apiVersion: machine.openshift.io/v1beta1, kind: Machine, namespace: machines, name: m}}}`,
+}
+
+// world acts on the API: as the verifier, and as the administrator who prepares.
+type world struct {
+	t               *testing.T
+	c               *cluster.Cluster
+	verifier, admin dynamic.Interface
+	reviews         kubernetes.Interface
+}
+
+func newWorld(t *testing.T, overlay string) *world {
+	t.Helper()
+	c := cluster.Start(t)
+	c.InstallClusterAPI(t)
+	c.InstallOpenShift(t)
+	c.KubectlApply(t, hosts)
+	Apply(t, c, overlay)
+	w := &world{t: t, c: c}
+	api := c.ServiceAccount(t, Namespace, ServiceAccount)
+	var err error
+	if w.verifier, err = dynamic.NewForConfig(api); err != nil {
+		t.Fatal(err)
+	}
+	if w.reviews, err = kubernetes.NewForConfig(api); err != nil {
+		t.Fatal(err)
+	}
+	if w.admin, err = dynamic.NewForConfig(c.Admin()); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func (g Grant) gvr() schema.GroupVersionResource {
+	version := map[string]string{
+		"": "v1", "coordination.k8s.io": "v1", "mcs-attest.dev": "v1alpha1", "machine.openshift.io": "v1beta1",
+		"cluster.x-k8s.io": "v1beta2", "metal3.io": "v1alpha1", "machineconfiguration.openshift.io": "v1", "security.openshift.io": "v1",
+	}[g.Group]
+	return schema.GroupVersionResource{Group: g.Group, Version: version, Resource: g.Resource}
+}
+
+func in(client dynamic.Interface, g Grant) dynamic.ResourceInterface {
+	if g.Namespace == "" || slices.Contains([]string{"attestationpolicies", "attestationverifiers", "identityclaims", "nodes", "machineconfigpools"}, g.Resource) {
+		return client.Resource(g.gvr())
+	}
+	return client.Resource(g.gvr()).Namespace(g.Namespace)
+}
+
+// object is a new one, of the grant's name if it has one.
+func (w *world) object(g Grant) *unstructured.Unstructured {
+	w.t.Helper()
+	var o unstructured.Unstructured
+	if err := yaml.Unmarshal([]byte(strings.ReplaceAll(objects[g.Resource], "NAMESPACE", g.Namespace)), &o.Object); err != nil || o.Object == nil {
+		w.t.Fatalf("%s: no object to try it with (%v)", g, err)
+	}
+	name := g.Name
+	switch {
+	case name != "":
+	case g.Resource == "attestationverifiers":
+		name = "cluster"
+	case g.Resource == "identityclaims":
+		raw := make([]byte, 32)
+		rand.Read(raw)
+		name = fmt.Sprintf("%x", raw)
+	default:
+		name = "rbac-" + strings.ToLower(rand.Text()[:8])
+	}
+	o.SetName(name)
+	return &o
+}
+
+// there is an object of the grant, made by the administrator unless it is there.
+func (w *world) there(ctx context.Context, g Grant) *unstructured.Unstructured {
+	w.t.Helper()
+	o := w.object(g)
+	made, err := in(w.admin, g).Create(ctx, o, meta.CreateOptions{})
+	if kerrors.IsAlreadyExists(err) {
+		made, err = in(w.admin, g).Get(ctx, o.GetName(), meta.GetOptions{})
+	}
+	if err != nil {
+		w.t.Fatalf("%s: make %s: %v", g, o.GetName(), err)
+	}
+	return made
+}
+
+// try does as the verifier what a grant is for.
+func (w *world) try(g Grant) error {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	mine := in(w.verifier, g)
+	one := meta.ListOptions{}
+	if g.Name != "" {
+		one.FieldSelector = "metadata.name=" + g.Name
+	}
+	switch g.Verb {
+	case "list":
+		_, err := mine.List(ctx, one)
+		return err
+	case "watch":
+		seen, err := mine.Watch(ctx, one)
+		if err == nil {
+			seen.Stop()
+		}
+		return err
+	case "get":
+		name := g.Name
+		if objects[g.Resource] != "" {
+			name = w.there(ctx, g).GetName()
+		} else if name == "" {
+			name = "nobody"
+		}
+		_, err := mine.Get(ctx, name, meta.GetOptions{})
+		if objects[g.Resource] == "" && kerrors.IsNotFound(err) {
+			return nil // who may not read is not told that either
+		}
+		return err
+	case "create":
+		o := w.object(g)
+		_, err := mine.Create(ctx, o, meta.CreateOptions{})
+		if err == nil {
+			err = in(w.admin, g).Delete(ctx, o.GetName(), meta.DeleteOptions{})
+		}
+		return err
+	case "update":
+		o := w.there(ctx, g)
+		if g.Subresource == "" {
+			o.SetAnnotations(map[string]string{"rbac-test": rand.Text()})
+			_, err := mine.Update(ctx, o, meta.UpdateOptions{})
+			return err
+		}
+		_, err := mine.UpdateStatus(ctx, o, meta.UpdateOptions{})
+		return err
+	case "patch":
+		o := w.there(ctx, g)
+		_, err := mine.Patch(ctx, o.GetName(), types.MergePatchType, []byte(`{"message":"again"}`), meta.PatchOptions{})
+		return err
+	case "delete":
+		o := w.there(ctx, g)
+		return mine.Delete(ctx, o.GetName(), meta.DeleteOptions{})
+	case "use": // no call of the API: admission asks this
+		if !w.may(g.Verb, g.Group, g.Resource, g.Subresource, g.Namespace, g.Name) {
+			return kerrors.NewForbidden(g.gvr().GroupResource(), g.Name, nil)
+		}
+		return nil
+	}
+	w.t.Fatalf("%s: nothing here tries it", g)
+	return nil
+}
+
+// may asks the API server, as the verifier.
+func (w *world) may(verb, group, resource, sub, namespace, name string) bool {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	review, err := w.reviews.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorization.SelfSubjectAccessReview{
+		Spec: authorization.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorization.ResourceAttributes{
+			Verb: verb, Group: group, Resource: resource, Subresource: sub, Namespace: namespace, Name: name,
+		}},
+	}, meta.CreateOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return review.Status.Allowed
+}
+
+// until repeats what the API server's caches may delay.
+func until(f func() bool) bool {
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if f() {
+			return true
+		}
+		if time.Now().After(end) {
+			return false
+		}
+	}
+}
+
+// Each verb of each rule is there for something: with the roles as they are the
+// call succeeds, and with that verb taken away it is forbidden.
+func TestEachVerbIsSufficientAndNecessary(t *testing.T) {
+	tried := map[string]bool{} // what the base gives is tried once
+	for _, overlay := range Overlays {
+		t.Run(overlay, func(t *testing.T) {
+			w := newWorld(t, overlay)
+			// Two roles may give the same in one namespace, where one object's place
+			// is the other's: then it is taken from both.
+			grants, order := map[string][]Grant{}, []string{}
+			for _, g := range Grants(t, overlay) {
+				if grants[g.String()] == nil {
+					order = append(order, g.String())
+				}
+				grants[g.String()] = append(grants[g.String()], g)
+			}
+			for _, what := range order {
+				g := grants[what][0]
+				if tried[what] && len(grants[what]) == 1 {
+					continue
+				}
+				tried[what] = true
+				if strings.Contains(g.Verb+g.Group+g.Resource, "*") {
+					t.Errorf("%s: a wildcard", g)
+					continue
+				}
+				if err := w.try(g); err != nil {
+					t.Errorf("%s: %v", g, err)
+					continue
+				}
+				var restore []func()
+				for _, same := range grants[what] {
+					restore = append(restore, Without(t, w.c, same))
+				}
+				may := func() bool { return w.may(g.Verb, g.Group, g.Resource, g.Subresource, g.Namespace, g.Name) }
+				if !until(func() bool { return !may() }) {
+					t.Errorf("%s: still allowed when it is taken away: another rule gives it, too", g)
+				} else if err := w.try(g); !kerrors.IsForbidden(err) {
+					t.Errorf("%s: without it: %v", g, err)
+				}
+				for _, back := range restore {
+					back()
+				}
+				if !until(may) {
+					t.Fatalf("%s: not possible any more after it was given back", g)
+				}
+			}
+		})
+	}
+}
+
+// What would be worth stealing the verifier's account for.
+func TestAttack_T49_TheAccountMayDoNothingElse(t *testing.T) {
+	w := newWorld(t, "openshift")
+	const machines, mco, config = "openshift-machine-api", "openshift-machine-config-operator", "openshift-config"
+	if !w.may("list", "", "secrets", "", config, "machineconfig-auth") || !w.may("update", "mcs-attest.dev", "machineattestations", "status", machines, "") {
+		t.Fatal("the honest questions are answered with no")
+	}
+	for _, a := range []struct{ verb, group, resource, sub, namespace, name string }{
+		{"list", "", "secrets", "", "", ""},
+		{"list", "", "secrets", "", Namespace, ""},
+		{"watch", "", "secrets", "", machines, ""},
+		{"list", "", "secrets", "", config, ""},
+		{"list", "", "secrets", "", mco, ""},
+		{"get", "", "secrets", "", config, "pull-secret"},
+		{"get", "", "secrets", "", mco, "node-bootstrapper-token"},
+		{"list", "", "secrets", "", mco, "machine-config-server-ca"}, // the CA's key
+		{"update", "", "secrets", "", mco, "machine-config-server-tls"},
+		{"update", "", "secrets", "", machines, "worker-user-data-managed"},
+		{"patch", "", "secrets", "", machines, "worker-user-data"},
+		{"delete", "", "secrets", "", machines, "worker-user-data"},
+		{"delete", "", "secrets", "", Namespace, "mcs-attest-keys"},
+		{"create", "", "secrets", "", machines, ""},
+		{"create", "", "secrets", "", config, ""},
+		{"list", "", "secrets", "", "kube-system", ""},
+		{"list", "", "configmaps", "", "", ""},
+		{"update", "", "configmaps", "", mco, "machine-config-server-ca"},
+		{"update", "", "configmaps", "", Namespace, "mcs-attest-config"},
+		{"create", "", "configmaps", "", Namespace, ""},
+		{"delete", "machine.openshift.io", "machines", "", machines, ""},
+		{"update", "machine.openshift.io", "machines", "", machines, ""},
+		{"patch", "machine.openshift.io", "machines", "", machines, ""},
+		{"create", "machine.openshift.io", "machines", "", machines, ""},
+		{"update", "machine.openshift.io", "machines", "status", machines, ""},
+		{"delete", "cluster.x-k8s.io", "machines", "", machines, ""},
+		{"list", "machine.openshift.io", "machines", "", "", ""},
+		{"update", "metal3.io", "baremetalhosts", "", machines, ""},
+		{"get", "", "nodes", "proxy", "", ""},
+		{"patch", "", "nodes", "", "", ""},
+		{"update", "", "nodes", "status", "", ""},
+		{"delete", "", "nodes", "", "", ""},
+		{"update", "mcs-attest.dev", "machineattestations", "", machines, ""},
+		{"patch", "mcs-attest.dev", "machineattestations", "", machines, ""},
+		{"update", "mcs-attest.dev", "machineattestations", "", Namespace, ""},
+		{"create", "mcs-attest.dev", "machineattestations", "", "default", ""},
+		{"deletecollection", "mcs-attest.dev", "machineattestations", "", machines, ""},
+		{"deletecollection", "mcs-attest.dev", "identityclaims", "", "", ""},
+		{"update", "mcs-attest.dev", "attestationpolicies", "", "", ""},
+		{"create", "mcs-attest.dev", "attestationpolicies", "", "", ""},
+		{"delete", "mcs-attest.dev", "attestationpolicies", "", "", ""},
+		{"update", "machineconfiguration.openshift.io", "machineconfigpools", "", "", ""},
+		{"get", "machineconfiguration.openshift.io", "machineconfigs", "", "", ""},
+		{"create", "machineconfiguration.openshift.io", "machineconfigs", "", "", ""},
+		{"create", "", "pods", "", Namespace, ""},
+		{"create", "", "pods", "exec", Namespace, ""},
+		{"get", "", "pods", "log", Namespace, ""},
+		{"create", "", "serviceaccounts", "token", Namespace, ServiceAccount},
+		{"create", "", "serviceaccounts", "token", mco, "node-bootstrapper"},
+		{"update", "certificates.k8s.io", "certificatesigningrequests", "approval", "", ""},
+		{"approve", "certificates.k8s.io", "signers", "", "", "kubernetes.io/kube-apiserver-client-kubelet"},
+		{"create", "rbac.authorization.k8s.io", "clusterrolebindings", "", "", ""},
+		{"update", "rbac.authorization.k8s.io", "clusterroles", "", "", "mcs-attest-verifier"},
+		{"escalate", "rbac.authorization.k8s.io", "clusterroles", "", "", ""},
+		{"bind", "rbac.authorization.k8s.io", "clusterroles", "", "", "cluster-admin"},
+		{"impersonate", "", "users", "", "", "system:admin"},
+		{"impersonate", "", "groups", "", "", "system:masters"},
+		{"use", "security.openshift.io", "securitycontextconstraints", "", Namespace, "privileged"},
+		{"use", "security.openshift.io", "securitycontextconstraints", "", "", "hostnetwork-v2"},
+		{"update", "coordination.k8s.io", "leases", "", "kube-system", "kube-controller-manager"},
+		{"update", "coordination.k8s.io", "leases", "", Namespace, "another"},
+		{"*", "*", "*", "", "", ""},
+	} {
+		if w.may(a.verb, a.group, a.resource, a.sub, a.namespace, a.name) {
+			t.Errorf("it may %s %s/%s.%s %s in %q", a.verb, a.resource, a.sub, a.group, a.name, a.namespace)
+		}
+	}
+
+	// The same questions by the command of that name, some of them.
+	for _, q := range []struct {
+		want string
+		args []string
+	}{
+		{"yes", []string{"update", "machineattestations.mcs-attest.dev", "--subresource=status", "-n", machines}},
+		{"no", []string{"update", "machineattestations.mcs-attest.dev", "-n", machines}},
+		{"no", []string{"list", "secrets", "--all-namespaces"}},
+		{"no", []string{"get", "secret/pull-secret", "-n", config}},
+		{"no", []string{"delete", "machines.machine.openshift.io", "-n", machines}},
+		{"no", []string{"patch", "nodes"}},
+	} {
+		out, _ := w.c.KubectlAs(account, "", append([]string{"auth", "can-i"}, q.args...)...)
+		if strings.TrimSpace(out) != q.want {
+			t.Errorf("kubectl auth can-i %s: %s", strings.Join(q.args, " "), out)
+		}
+	}
+
+	// And really: what it reads without a name is nothing.
+	if out, err := w.c.KubectlAs(account, "", "get", "secrets", "-n", config); err == nil {
+		t.Errorf("it lists secrets:\n%s", out)
+	}
+}
+
+// Every Secret that a rule names is one that the configuration speaks of, or the
+// verifier's own keys; and the other way round.
+func TestSecretsAreThoseOfTheConfiguration(t *testing.T) {
+	for _, overlay := range Overlays {
+		data, _, err := unstructured.NestedString(find(t, Objects(t, overlay), "ConfigMap", "mcs-attest-config").Object, "data", "mcs-attest.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var c struct {
+			Kubernetes struct {
+				ServingSecret, CAConfigMap         string
+				UserDataSecrets, MachineNamespaces []string
+			}
+			ProvisioningToken struct{ Secret string }
+		}
+		if err := yaml.Unmarshal([]byte(data), &c); err != nil {
+			t.Fatal(err)
+		}
+		want := []string{Namespace + "/mcs-attest-keys", c.Kubernetes.ServingSecret, c.ProvisioningToken.Secret}
+		for _, s := range c.Kubernetes.UserDataSecrets {
+			want = append(want, s, s+"-managed")
+		}
+		var got, namespaces []string
+		for _, g := range Grants(t, overlay) {
+			if g.Resource == "secrets" && g.Verb == "watch" {
+				got = append(got, g.Namespace+"/"+g.Name)
+			}
+			if g.Resource == "machines" && g.Verb == "watch" && g.Group == "cluster.x-k8s.io" {
+				namespaces = append(namespaces, g.Namespace)
+			}
+		}
+		slices.Sort(want)
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: granted %v\nconfigured %v", overlay, got, want)
+		}
+		if !slices.Equal(namespaces, c.Kubernetes.MachineNamespaces) {
+			t.Errorf("%s: Machines are granted in %v, configured in %v", overlay, namespaces, c.Kubernetes.MachineNamespaces)
+		}
+	}
+}
