@@ -71,7 +71,7 @@ func (r *Rig) Agent() string { return r.goBuild("agent", "mcs-attest-agent") }
 
 func (r *Rig) goBuild(folder, name string) string {
 	r.t.Helper()
-	r.lookAtSources()
+	LookAtSources(r.t, r.repo)
 	// A folder for each source tree: another one may be tested at the same time.
 	dir := filepath.Join(r.cache, "bin", r.inputs("tree").text(r.repo).sum()[:8])
 	out := filepath.Join(dir, name)
@@ -83,20 +83,22 @@ func (r *Rig) goBuild(folder, name string) string {
 	return out
 }
 
-// lookAtSources looks at every file that the binaries are built from. `go test`
+// LookAtSources looks at every file that the binaries are built from. `go test`
 // answers from its cache as long as the files that the test itself looked at are
 // the same; what a go command that the test runs looks at, it does not know.
-func (r *Rig) lookAtSources() {
-	r.t.Helper()
+func LookAtSources(t TB, repo string) {
+	t.Helper()
 	for _, name := range []string{"go.mod", "agent", "verifier", "pkg", "proto"} {
-		err := filepath.WalkDir(filepath.Join(r.repo, name), func(path string, d fs.DirEntry, err error) error {
+		err := filepath.WalkDir(filepath.Join(repo, name), func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() {
 				return err
 			}
 			_, err = os.Stat(path)
 			return err
 		})
-		r.fatal(err, "sources")
+		if err != nil {
+			t.Fatalf("sources: %v", err)
+		}
 	}
 }
 

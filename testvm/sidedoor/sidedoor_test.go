@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/pem"
 	"errors"
 	"io"
 	"math/big"
@@ -15,9 +16,12 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
 
 // ruleset is what is deployed on every node of the control plane.
@@ -67,9 +71,12 @@ table ip6 balancer {
 type cluster struct {
 	network
 	roots *x509.CertPool
+	ca    []byte // of the MCS, PEM
 }
 
-func start(t *testing.T) *cluster {
+// start brings the hosts up with the MCS and, if it is wanted, somebody in the
+// verifier's place.
+func start(t *testing.T, standIn bool) *cluster {
 	t.Helper()
 	c := &cluster{network: newNetwork(t), roots: x509.NewCertPool()}
 	// The verifier serves with the certificate of the MCS.
@@ -80,7 +87,7 @@ func start(t *testing.T) *cluster {
 			l = tls.NewListener(l, config)
 		}
 		server := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			if _, err := io.WriteString(w, name); err != nil {
+			if _, err := io.WriteString(w, rig.Config(name)); err != nil {
 				t.Logf("%s: %v", name, err)
 			}
 		})}
@@ -93,7 +100,9 @@ func start(t *testing.T) *cluster {
 	}
 	serve(22623, theMCS, config)
 	serve(22624, theMCS, nil)
-	serve(22643, theVerifier, config)
+	if standIn {
+		serve(22643, theVerifier, config)
+	}
 	return c
 }
 
@@ -116,6 +125,7 @@ func (c *cluster) certificate(t *testing.T) *tls.Config {
 		t.Fatal(err)
 	}
 	c.roots.AddCert(cert)
+	c.ca = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12}
 }
 
@@ -136,41 +146,49 @@ func (c *cluster) load(t *testing.T) {
 	c.in(cp, "nft -f "+file+"; nft list ruleset >"+kept+"; nft -f "+file+"; nft list ruleset | cmp - "+kept)
 }
 
-// ask sends a request from a host, as a user, and says who answered.
+// ask asks for a config from a host, as a user, and says who answered.
 func (c *cluster) ask(from string, user int, address string) string {
-	// 22624, and a Service's port 80 for it, is in clear.
-	_, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return err.Error()
+	scheme := "https"
+	// In clear, the second as a Service's port for it.
+	if strings.HasSuffix(address, ":22624") || strings.HasSuffix(address, ":80") {
+		scheme = "http"
 	}
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (conn net.Conn, err error) {
+	_, body := c.get(from, user, "api-int", scheme+"://"+address+"/config/worker")
+	for _, who := range []string{theMCS, theVerifier} {
+		if body == rig.Config(who) {
+			return who
+		}
+	}
+	return body
+}
+
+// get sends a request from a host, as a user. Without an answer the status is 0
+// and the body says why. name is the one that the server's certificate must have.
+func (c *cluster) get(from string, user int, name, url string) (status int, body string) {
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
 		err = c.on(from, user, func() (err error) {
-			conn, err = (&net.Dialer{}).DialContext(ctx, "tcp", address)
+			conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
 			return err
 		})
 		return conn, err
-	}, TLSClientConfig: &tls.Config{RootCAs: c.roots, MinVersion: tls.VersionTLS12}}
-	url := "https://api-int/config/worker"
-	if port == "22624" || port == "80" {
-		url = "http://api-int/config/worker"
-	}
+	}, TLSClientConfig: &tls.Config{RootCAs: c.roots, ServerName: name, MinVersion: tls.VersionTLS12}}
 	// Nothing here is slow; a packet that is dropped would take for ever.
 	client := &http.Client{Transport: transport, Timeout: 20 * time.Second}
 	resp, err := client.Get(url)
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):
-		return refused
+		return 0, refused
 	case err != nil && (os.IsTimeout(err) || errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH)):
-		return noAnswer
+		return 0, noAnswer
 	case err != nil:
-		return err.Error()
+		return 0, err.Error()
 	}
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return err.Error()
+		return 0, err.Error()
 	}
-	return string(b)
+	return resp.StatusCode, string(b)
 }
 
 // attempt is a way to the MCS.
@@ -223,7 +241,7 @@ func (c *cluster) try(t *testing.T, attempts []attempt, rules bool) {
 }
 
 func TestAttack_T52_NobodyWalksAroundTheVerifier(t *testing.T) {
-	c := start(t)
+	c := start(t, true)
 	c.try(t, outside, false)
 	c.load(t)
 	c.try(t, outside, true)
@@ -237,7 +255,7 @@ func TestAttack_T52_NobodyWalksAroundTheVerifier(t *testing.T) {
 }
 
 func TestAttack_T52_ThroughAService(t *testing.T) {
-	c := start(t)
+	c := start(t, true)
 	here := []attempt{
 		// Translated on the control-plane host itself: too late for a redirect.
 		{"a pod on the host", pod, 0, service4 + ":22623", theMCS, refused},
@@ -265,7 +283,7 @@ func TestAttack_T52_ThroughAService(t *testing.T) {
 }
 
 func TestAttack_T52_TheLoopbackFromOutside(t *testing.T) {
-	c := start(t)
+	c := start(t, true)
 	// A plugin's interface lets packets for 127.0.0.0/8 in; a pod whose root is
 	// hostile sends them.
 	c.in(cp, "echo 1 >/proc/sys/net/ipv4/conf/to-pod/route_localnet")
@@ -283,7 +301,7 @@ func TestAttack_T52_TheLoopbackFromOutside(t *testing.T) {
 }
 
 func TestTheVerifierReachesTheMCS(t *testing.T) {
-	c := start(t)
+	c := start(t, true)
 	c.load(t)
 	for _, address := range []string{"127.0.0.1:22623", "[::1]:22623", "127.22.62.3:22644"} {
 		if got := c.ask(cp, verifierUser, address); got != theMCS {
@@ -312,7 +330,7 @@ func TestTheVerifierReachesTheMCS(t *testing.T) {
 }
 
 func TestABalancerThatLeavesItsAddress(t *testing.T) {
-	c := start(t)
+	c := start(t, true)
 	c.nft(cp, hairpin)
 	attempts := func(closed string) []attempt {
 		return []attempt{
@@ -333,7 +351,7 @@ func TestABalancerThatLeavesItsAddress(t *testing.T) {
 }
 
 func TestAListedClientMayUseThePlainPort(t *testing.T) {
-	c := start(t)
+	c := start(t, true)
 	c.load(t)
 	c.try(t, []attempt{{"not yet listed", node, 0, cp4 + ":22624", "", refused}, {"IPv6", node, 0, "[" + cp6 + "]:22624", "", refused}}, true)
 	c.nft(cp, "add element inet mcs_attest plain4 { 192.0.2.20 }; add element inet mcs_attest plain6 { 2001:db8:1::20 }")
@@ -347,7 +365,7 @@ func TestAListedClientMayUseThePlainPort(t *testing.T) {
 }
 
 func TestOtherTrafficPassesUntouched(t *testing.T) {
-	c := start(t)
+	c := start(t, true)
 	c.load(t)
 	l := c.listen(node, 22623)
 	go func() {
