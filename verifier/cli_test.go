@@ -11,7 +11,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"mcs-attest-verifier": main})
+	testscript.Main(m, map[string]func(){"mcs-attest-verifier": main, "kubectl-attest": main, "oc-attest": main})
 }
 
 // TestCommands runs the scripts in testdata: the commands as a person types them.

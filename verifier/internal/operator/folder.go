@@ -174,8 +174,7 @@ func (f *Folder) Reattest(ctx context.Context, name string, until time.Time, w W
 	return []Written{done}, err
 }
 
-// say writes into the machine's first MachineAttestation, which is the one whose
-// grant counts, or into a new one.
+// say writes into the machine's first MachineAttestation, or into a new one.
 func (f *Folder) say(ctx context.Context, m *machine.Machine, own []machine.Enrolment, w Write, fresh func(*v1alpha1.MachineAttestationSpec), change func(*yaml.Node)) (Written, error) {
 	if len(own) > 0 {
 		return f.amend(own[0], w, change)
@@ -212,17 +211,6 @@ func (f *Folder) machine(name string) (*machine.Machine, []machine.Enrolment, er
 		if e.Kind == v1alpha1.KindMachineAttestation && belongs(&e.MachineAttestation, m) {
 			own = append(own, e)
 		}
-	}
-	if m.Enrolment != nil { // the one that the index took first goes first here
-		slices.SortStableFunc(own, func(a, b machine.Enrolment) int {
-			first := func(e machine.Enrolment) int {
-				if e.Namespace == m.Enrolment.Namespace && e.Name == m.Enrolment.Name {
-					return 0
-				}
-				return 1
-			}
-			return first(a) - first(b)
-		})
 	}
 	return m, own, nil
 }

@@ -121,13 +121,6 @@ func (g *gathered) state(now time.Time) *admin.State {
 	ix := g.index()
 	for _, m := range ix.Machines() {
 		entry := admin.About(m)
-		for _, k := range sorted(g.enrolled) { // the grant that ends last
-			if e := g.enrolled[k]; e.Spec.Reattest != nil && belongs(&e.MachineAttestation, m) {
-				if until := e.Spec.Reattest.Until.Time; entry.Reattest == nil || until.After(*entry.Reattest) {
-					entry.Reattest = &until
-				}
-			}
-		}
 		if r := g.records[m.UID]; r != nil {
 			entry.Record = r
 			entry.Quarantined = entry.Quarantined || r.Quarantined
