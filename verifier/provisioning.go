@@ -67,6 +67,11 @@ type provisioningReader interface {
 	ReadProvisioning(context.Context) (provisioning.View, error)
 }
 
+// ReadProvisioning reads the Secret anew.
+func (b *clusterBasis) ReadProvisioning(ctx context.Context) (provisioning.View, error) {
+	return b.cluster.ReadProvisioning(ctx)
+}
+
 const (
 	// confirmEvery bounds how often the token is read anew, whoever asks for it.
 	confirmEvery = time.Second
