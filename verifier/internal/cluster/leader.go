@@ -269,15 +269,12 @@ func (c *Cluster) compare(uid string) (b behind, m *machine.Machine) {
 	if record.IsBreakGlass(uid) {
 		return b, nil
 	}
-	l, has := c.latch(uid)
 	m, ok := c.registry.ByUID(uid)
-	switch {
-	case !ok:
+	if !ok {
 		b.gone = true
 		return b, nil
-	case m.UID != uid: // mirrored: the other object counts
-		return b, nil
 	}
+	l, has := c.latch(placeOf(m).uid) // one record, where the Machine is in both APIs
 	quarantined, joined := m.Quarantined(), m.Joined()
 	b.quarantine = quarantined && !l.quarantined
 	b.release = !quarantined && l.quarantined && !l.restored

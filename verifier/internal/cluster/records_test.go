@@ -512,11 +512,9 @@ func TestAttack_T45_FiftyUsesOfOneTokenOnThreeReplicas(t *testing.T) {
 	var redeemed atomic.Int32
 	var wg sync.WaitGroup
 	for i := range 50 {
+		gate := redeem.Redeemer{Records: replicas[i%3], Machines: func() redeem.Machines { return s.known }, Now: s.now}
 		wg.Go(func() {
-			err := replicas[i%3].Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-				return record.Redeem(rec, c, now)
-			})
-			switch {
+			switch err := gate.Redeem(t.Context(), c); {
 			case err == nil:
 				redeemed.Add(1)
 			case reason.From(err).Code != reason.TokenUsedUp:
