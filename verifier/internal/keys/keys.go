@@ -22,6 +22,9 @@ const (
 	KeepTokens = time.Hour + 5*time.Minute
 )
 
+// clockSkew is how far a replica's clock may be off.
+const clockSkew = 5 * time.Minute
+
 // The keys at rest: files below keys/, or keys of a Secret.
 const (
 	TokenFile = "token.json"
@@ -62,8 +65,12 @@ func (p Pair) Data() (map[string][]byte, error) {
 
 // Rotate adds a key of each kind, in use after publish, and drops what nothing
 // can need any more. From the zero Pair it makes the first keys, or, where keys
-// were stolen, those that void everything made before.
+// were stolen, those that void everything made before; they count as some minutes
+// old, so that a replica whose clock is behind has keys to use.
 func (p Pair) Rotate(now time.Time, publish time.Duration) (Pair, error) {
+	if len(p.Tokens.Keys)+len(p.Seals.Keys) == 0 {
+		now = now.Add(-2 * clockSkew)
+	}
 	var next Pair
 	var err error
 	if next.Tokens, err = p.Tokens.Prune(now, KeepTokens).Rotate(now, rand.Reader, publish); err != nil {
