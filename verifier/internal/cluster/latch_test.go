@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 )
 
@@ -34,7 +33,7 @@ spec: {providerID: "aws:///z/i-1"}
 			t.Errorf("%s, before there is a record: %+v, %v", uid, b, m)
 		}
 	}
-	c.latches["uid-old"] = latch{phase: v1alpha1.PhaseAttested}
+	c.latches["uid-old"] = latch{}
 	for _, uid := range []string{"uid-old", "uid-new"} {
 		if b, _ := c.compare(uid); b.any() {
 			t.Errorf("%s: %+v", uid, b)

@@ -36,7 +36,9 @@ type waitingRoom struct {
 	full time.Time // until when nobody need look again; whoever is at the door has it
 }
 
-func pendingName(ekSHA256 string) string { return "pending-" + ekSHA256[:min(len(ekSHA256), 16)] }
+func pendingName(ekSHA256 string) string {
+	return v1alpha1.PendingPrefix + ekSHA256[:min(len(ekSHA256), 16)]
+}
 
 // approved reports whether an administrator has decided.
 func approved(a *v1alpha1.MachineAttestation) bool {
@@ -152,7 +154,7 @@ func (r *Records) Waiting(now time.Time) ([]store.Pending, error) {
 			return nil
 		}
 		all = append(all, store.Pending{
-			ID: strings.TrimPrefix(a.Name, "pending-"), EKSHA256: p.EKSHA256, Pool: p.Pool, FirstSeen: p.FirstSeen.Time, LastSeen: p.LastSeen.Time,
+			ID: strings.TrimPrefix(a.Name, v1alpha1.PendingPrefix), EKSHA256: p.EKSHA256, Pool: p.Pool, FirstSeen: p.FirstSeen.Time, LastSeen: p.LastSeen.Time,
 			Source: p.Source, Certificate: p.Certificate, Claims: p.Claims,
 		})
 		return nil
@@ -198,7 +200,7 @@ func (r *Records) eachPending(f func(*unstructured.Unstructured, *v1alpha1.Machi
 			r.log.Error("a pending enrolment cannot be read, and is left alone", "name", o.GetName(), "error", err)
 			continue
 		}
-		if approved(a) || !strings.HasPrefix(a.Name, "pending-") {
+		if approved(a) || !strings.HasPrefix(a.Name, v1alpha1.PendingPrefix) {
 			continue
 		}
 		if err := f(&o, a); err != nil {
