@@ -4,9 +4,11 @@
 package cluster
 
 import (
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/testvm/replicas"
@@ -40,21 +42,35 @@ func (d *decisions) add(replica int, a rig.Audit) {
 	d.all = append(d.all, decision{replica, a})
 }
 
-// last is the last replica with such a decision, -1 if there is none.
-func (d *decisions) last(event, outcome string) int {
+// last is the last replica with such a decision, -1 if there is none. A reason of
+// "" is any.
+func (d *decisions) last(event, outcome, reason string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for i := len(d.all) - 1; i >= 0; i-- {
-		if d.all[i].Event == event && d.all[i].Outcome == outcome {
-			return d.all[i].replica
+	for _, one := range slices.Backward(d.all) {
+		if one.Event == event && one.Outcome == outcome && (reason == "" || one.Reason == reason) {
+			return one.replica
 		}
 	}
 	return -1
 }
 
+// wait waits for such a decision.
+func (d *decisions) wait(t *testing.T, event, outcome, reason string) (replica int) {
+	t.Helper()
+	for deadline := time.Now().Add(rig.BootTimeout); ; time.Sleep(50 * time.Millisecond) {
+		if replica = d.last(event, outcome, reason); replica >= 0 {
+			return replica
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no %s %s %s within %v", event, outcome, reason, rig.BootTimeout)
+		}
+	}
+}
+
 // The first boot of a Machine whose TPM is genuine and unknown. The replica that
-// it has asked is killed while it waits, and the one that attested it before it
-// has its config; neither is missed.
+// it has asked is killed while it waits, the one that attested it before it has its
+// config, and then the API server is away; none of them fails the boot.
 func TestMachineIsProvisionedByWhicheverReplicaIsLeft(t *testing.T) {
 	r := rig.New(t)
 	c := cluster.Start(t, cluster.Controllers("garbage-collector-controller"))
@@ -70,7 +86,7 @@ func TestMachineIsProvisionedByWhicheverReplicaIsLeft(t *testing.T) {
 
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: s.Pointer("worker")})
 	id := s.WaitPending()
-	asked := decided.last("attest", "denied")
+	asked := decided.wait(t, "attest", "denied", "PendingApproval")
 	s.Verifiers[asked].Kill()
 	if status := s.Attest("status"); !strings.Contains(status, id) {
 		t.Errorf("status does not show the machine that waits, %s:\n%s", id, status)
@@ -79,14 +95,24 @@ func TestMachineIsProvisionedByWhicheverReplicaIsLeft(t *testing.T) {
 
 	rec := s.WaitPhase(uid, "Attested")
 	token := rec.Status.Token.ID
-	attested := decided.last("attest", "allowed")
+	attested := decided.wait(t, "attest", "allowed", "")
 	if attested == asked {
 		t.Errorf("replica %d attested after its end", attested)
 	}
 	s.Verifiers[asked].Start()
 	s.Verifiers[asked].WaitReady()
 	s.Verifiers[attested].Kill()
+
+	// What cannot be written down is not given away, though it is there now.
+	c.StopAPIServer()
 	s.MCS.SetDown(false)
+	decided.wait(t, "fetch", "denied", "StoreUnavailable")
+	if replica := decided.last("fetch", "allowed", ""); replica >= 0 {
+		t.Errorf("replica %d gave a config that nobody has written down", replica)
+	}
+	if err := c.StartAPIServer(); err != nil {
+		t.Fatal(err)
+	}
 	node.WantProvisioned()
 
 	if got := node.ReadFile("/etc/provisioned"); got != "by the MCS behind" {
@@ -96,7 +122,7 @@ func TestMachineIsProvisionedByWhicheverReplicaIsLeft(t *testing.T) {
 		t.Errorf("a token was left in %s", strings.Join(left, ", "))
 	}
 	rec = s.WaitPhase(uid, "Fetched")
-	if fetched := decided.last("fetch", "allowed"); fetched == attested {
+	if fetched := decided.wait(t, "fetch", "allowed", ""); fetched == attested {
 		t.Errorf("replica %d gave the config after its end", fetched)
 	}
 	if rec.Status.Token.ID != token || rec.Status.Token.Uses != 1 {
