@@ -18,8 +18,11 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 )
 
 func newPolicyCommand() *cobra.Command {
@@ -125,12 +128,20 @@ no token is made. Exit status 0: accepted, 1: refused, 2: refused for now.`,
 			if err != nil {
 				return err
 			}
-			v, err := appraiseAgain(cmd.Context(), saved, snapshot)
+			shared, _, err := (&operator.Folder{Config: c}).Provisioning(cmd.Context())
+			if err != nil {
+				return err
+			}
+			v, err := appraiseAgain(cmd.Context(), saved, snapshot, shared)
 			if err != nil {
 				return appraisalFailed(err)
 			}
+			name := "" // the provisioning token alone names none
+			if v.Machine != nil {
+				name = v.Machine.String()
+			}
 			out, err := json.MarshalIndent(map[string]any{
-				"machine": v.Machine.String(), "identity": v.Identity, "endorsement": v.Endorsement, "evidence": v.Evidence, "warnings": v.Warnings,
+				"machine": name, "identity": v.Identity, "endorsement": v.Endorsement, "evidence": v.Evidence, "warnings": v.Warnings,
 			}, "", "  ")
 			if err != nil {
 				return err
@@ -143,7 +154,7 @@ no token is made. Exit status 0: accepted, 1: refused, 2: refused for now.`,
 	return cmd
 }
 
-func appraiseAgain(ctx context.Context, saved *appraisal.Saved, s *folder.Snapshot) (*appraisal.Verdict, error) {
+func appraiseAgain(ctx context.Context, saved *appraisal.Saved, s *folder.Snapshot, shared provisioning.Tokens) (*appraisal.Verdict, error) {
 	challenge, ev, err := saved.Replay()
 	if err != nil {
 		return nil, err
@@ -153,7 +164,9 @@ func appraiseAgain(ctx context.Context, saved *appraisal.Saved, s *folder.Snapsh
 		return nil, err
 	}
 	return appraisal.Appraise(ctx, appraisal.Context{
-		Challenge: challenge, Policy: p, Machines: s.Machines, References: s.ReferenceValues,
+		// Also one whose grace is over by now: the evidence is of an earlier day.
+		ProvisioningTokens: []secret.Bytes{shared.Current, shared.Previous},
+		Challenge:          challenge, Policy: p, Machines: s.Machines, References: s.ReferenceValues,
 		Endorsers: map[v1alpha1.Endorsement]tpm2.Endorser{
 			v1alpha1.EndorsementEnrolled:     appraisal.EnrolledEndorser{Machines: s.Machines},
 			v1alpha1.EndorsementManufacturer: tpm2.ManufacturerEndorser{Roots: tpm2.Roots{Anchors: s.EKRoots.Roots(), Intermediates: s.EKRoots.Intermediates()}},

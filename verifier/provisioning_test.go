@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -185,6 +186,9 @@ func TestProvisioningTokenFileThatIsBroken(t *testing.T) {
 		v.wantShared("broken from the start", token, http.StatusServiceUnavailable)
 		v.wantReason("StoreUnavailable")
 	}
+	if problems := v.server.Unready(v.now()); len(problems) != 1 || !strings.Contains(problems[0], "provisioning token: token: 5 characters are too few") {
+		t.Errorf("ready in spite of it: %q", problems)
+	}
 	v.share("token: " + sharedA)
 	v.wantShared("mended", sharedA, http.StatusOK)
 	if text := v.log.everything(); strings.Contains(text, "short\\n") || strings.Contains(text, sharedA) || !strings.Contains(text, "the provisioning token cannot be read") {
@@ -269,6 +273,17 @@ func TestTPMAndProvisioningTokenTogether(t *testing.T) {
 	}
 	if !slices.Equal(kinds, []string{"tpm2 ", "provisioning-token current"}) {
 		t.Errorf("recorded %q", kinds)
+	}
+	// What is kept can be appraised again.
+	kept, err := filepath.Glob(filepath.Join(v.dir, "state", "evidence", "*.json"))
+	if err != nil || len(kept) != 1 {
+		t.Fatalf("%v %v", kept, err)
+	}
+	again := newAppraiseCommand()
+	again.SetArgs([]string{kept[0], "--config", filepath.Join(v.dir, "mcs-attest.yaml")})
+	again.SetOut(io.Discard)
+	if err := again.ExecuteContext(t.Context()); err != nil {
+		t.Errorf("appraised again: %v", err)
 	}
 	// The previous one in its grace, and after it.
 	v.share("token: " + sharedB)

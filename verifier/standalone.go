@@ -103,6 +103,11 @@ func (b *standaloneBasis) Unready(now time.Time) []string {
 	if leaf := b.serving.Load().Leaf; leaf != nil && now.After(leaf.NotAfter) {
 		problems = append(problems, "serving certificate: expired")
 	}
+	if view := b.Provisioning(); view.Err() != nil {
+		if _, presence := view.At(now); presence == provisioning.Unknown {
+			problems = append(problems, "provisioning token: "+view.Err().Error())
+		}
+	}
 	for _, path := range b.keeper.Snapshot().Incomplete {
 		problems = append(problems, "folder: "+path+" has been broken since the start")
 	}

@@ -284,6 +284,9 @@ func (a *appraisal) verify() error {
 func (a *appraisal) provisioningToken() error {
 	found := 0 // which one, from 1; every one is compared
 	for i, t := range a.ProvisioningTokens {
+		if t.Empty() { // an HMAC under no key is one that anybody can make
+			continue
+		}
 		want := transcript.ProvisioningToken(t.Expose(), a.transcript)
 		found = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(want, a.ev.ProvisioningToken), i+1, found)
 	}

@@ -223,7 +223,7 @@ func (g *gate) decide(r *request) (*answer, error) {
 		}
 		return g.fetch(r, g.Upstream)
 	}
-	if r.policy.PreApproved && r.shown.none() {
+	if r.policy.PreApproved && r.shown.none() && !g.unenforced(r) {
 		r.decision.Outcome = "pre-approved"
 		if g.PreApproved == nil {
 			return nil, reason.Deny(reason.UpstreamUnavailable, "there is no pre-approved config")

@@ -119,6 +119,12 @@ func (g *gate) provisioned(r *request) bool {
 	return tokens.Check(g.Now(), shown).Valid()
 }
 
+// unenforced: nothing but the provisioning token opens the pool, and there is none.
+func (g *gate) unenforced(r *request) bool {
+	_, presence := g.Provisioning.at(g.Now())
+	return presence == provisioning.Absent && r.policy.OnlyProvisioningToken
+}
+
 // provisioning decides by the provisioning token; not done if what is shown is an
 // attestation token, or nothing. In order:
 //
@@ -131,7 +137,7 @@ func (g *gate) provisioned(r *request) bool {
 func (g *gate) provisioning(r *request) (done bool, err error) {
 	now, c := g.Now(), r.shown
 	tokens, presence := g.Provisioning.at(now)
-	r.decision.Unenforced = presence == provisioning.Absent && r.policy.OnlyProvisioningToken
+	r.decision.Unenforced = g.unenforced(r)
 	shown, err := c.presented()
 	match := provisioning.None
 	if err == nil {

@@ -243,8 +243,15 @@ func TestPoolWithoutAProvisioningToken(t *testing.T) {
 			t.Errorf("%s: %d %s %s %t", c.name, res.StatusCode, d.Outcome, f.codeOf(t), d.Unenforced)
 		}
 	}
-	// The zero value knows nothing.
+	// As if the policy were not there: not the pre-approved config either.
 	f := newProvisioned(t)
+	f.policy.PreApproved, f.PreApproved = true, serve(`{"ignition":{"version":"3.4.0"}}`)
+	f.Provisioning.View = func() provisioning.View { return absent }
+	if res := f.do(t, get("/config/worker", "")); res.StatusCode != 200 || f.last(t).Outcome != "would-deny" || body(t, res) != config34 {
+		t.Errorf("absent, with a pre-approved config: %d %s", res.StatusCode, f.last(t).Outcome)
+	}
+	// The zero value knows nothing.
+	f = newProvisioned(t)
 	f.Provisioning = Provisioning{}
 	if res := f.do(t, get("/config/worker", "")); res.StatusCode != 503 {
 		t.Errorf("no view: %d", res.StatusCode)

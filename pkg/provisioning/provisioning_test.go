@@ -5,6 +5,9 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os/exec"
 	"strings"
 	"testing"
@@ -166,6 +169,45 @@ func TestCheck(t *testing.T) {
 		if got := c.tokens.Check(c.now, []byte(c.shown)); got != c.want || got.Valid() != (c.want == Current || c.want == Previous) {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
+	}
+}
+
+// A18: every comparison is of hashes and by crypto/subtle, and none ends early.
+func TestCheckComparesInConstantTime(t *testing.T) {
+	file, err := parser.ParseFile(token.NewFileSet(), "provisioning.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	compared := 0
+	for _, d := range file.Decls {
+		f, ok := d.(*ast.FuncDecl)
+		if !ok || f.Name.Name != "Check" {
+			continue
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.RangeStmt:
+				ast.Inspect(n.Body, func(n ast.Node) bool {
+					switch n.(type) {
+					case *ast.ReturnStmt, *ast.BranchStmt:
+						t.Error("the loop over both tokens can end early")
+					}
+					return true
+				})
+			case *ast.SelectorExpr:
+				x, _ := n.X.(*ast.Ident)
+				if x != nil && x.Name == "subtle" && n.Sel.Name == "ConstantTimeCompare" {
+					compared++
+				}
+				if x != nil && x.Name == "bytes" {
+					t.Error("package bytes compares as fast as it can")
+				}
+			}
+			return true
+		})
+	}
+	if compared != 1 {
+		t.Errorf("%d comparisons", compared)
 	}
 }
 
