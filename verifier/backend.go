@@ -83,8 +83,8 @@ type backend interface {
 	State(context.Context) (*admin.State, error)
 	Find(ctx context.Context, name string) (*admin.State, error)
 	Waiting(ctx context.Context, id string) (store.Pending, error)
-	// MachineNamespace is where a Machine named without a namespace is.
-	MachineNamespace(context.Context) (string, error)
+	// MachineNamespace is where a Machine named without a namespace is, or will be.
+	MachineNamespace(ctx context.Context, name string) (string, error)
 	Enrol(context.Context, *v1alpha1.MachineAttestation, operator.Write) (operator.Written, error)
 	// Quarantine stops a machine or lets it go on. Reattest grants one more
 	// attestation, or takes the grant back if the time is zero.

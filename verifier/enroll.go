@@ -117,7 +117,7 @@ func (c *cli) enroll(cmd *cobra.Command, o enrollOptions) error {
 		namespace, name, ok := strings.Cut(o.machine, "/")
 		if !ok {
 			name = o.machine
-			if namespace, err = b.MachineNamespace(ctx); err != nil {
+			if namespace, err = b.MachineNamespace(ctx, name); err != nil {
 				return err
 			}
 		}

@@ -169,7 +169,7 @@ func explainMachine(out io.Writer, m admin.Machine, now time.Time) {
 	fmt.Fprintf(out, "%s (%s, UID %s)\n\n", m.Name, m.Kind, m.UID)
 	line := func(k, v string) {
 		if v != "" {
-			fmt.Fprintf(out, "  %-17s %s\n", k, v)
+			fmt.Fprintf(out, "  %-17s %s\n", audit.Clean(k), audit.Clean(v))
 		}
 	}
 	line("pools", strings.Join(m.Pools, ", "))
@@ -182,7 +182,9 @@ func explainMachine(out io.Writer, m admin.Machine, now time.Time) {
 	}
 	line("created", m.Created.Format(time.RFC3339)+" ("+age(now, m.Created)+" ago)")
 	line("provider ID", m.ProviderID)
-	line("enrolled EK", strings.Join(m.EKSHA256, ", "))
+	for _, ek := range m.EKSHA256 {
+		line("enrolled EK", ek)
+	}
 	r := m.Record
 	if r == nil || r.Phase == "" && len(r.History) == 0 {
 		fmt.Fprintf(out, "\nIt has never been seen. If it is powered on, look at its console: the agent says there what it waits for.\n")
@@ -199,7 +201,7 @@ func explainMachine(out io.Writer, m admin.Machine, now time.Time) {
 	for _, e := range r.Evidence {
 		line("evidence", e.Kind+" sha256:"+e.SHA256)
 		for _, k := range slices.Sorted(maps.Keys(e.Summary)) {
-			line("  "+k, audit.Clean(e.Summary[k]))
+			line("  "+k, e.Summary[k])
 		}
 	}
 	for _, c := range r.Conditions {

@@ -3,16 +3,19 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
@@ -99,5 +102,51 @@ func TestTheProgressAsJSONSaysTheSame(t *testing.T) {
 	}
 	if got, want := strings.Join(back.lines(), "\n"), strings.Join(p.lines(), "\n"); got != want {
 		t.Errorf("the text made of the JSON differs:\n%s\n%s", got, want)
+	}
+}
+
+// What a machine says of itself, and what the API holds, cannot take over the
+// administrator's terminal or forge a line.
+func TestAttack_T50_NothingThatAMachineSaysControlsTheTerminal(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	const evil = "x\x1b[2J\x1b]0;owned\x07\r\nopenshift-machine-api/forged  worker  Joined\u202e"
+	s := &admin.State{
+		Time: now, Cluster: "https://api.test:6443", Problems: []string{evil},
+		Conditions: []metav1.Condition{{Type: "Degraded", Status: metav1.ConditionTrue, Reason: "Etcd", Message: evil}},
+		Machines: []admin.Machine{{Name: "a/m1", UID: "u", Kind: "Machine", Pools: []string{evil}, Created: now, Record: &v1alpha1.MachineAttestationStatus{
+			Phase:    v1alpha1.PhaseFetched,
+			Evidence: []v1alpha1.EvidenceSummary{{Kind: "tpm2", Summary: map[string]string{"manufacturer": evil}}},
+			History:  []v1alpha1.HistoryEntry{{Time: metav1.NewTime(now), Event: "Fetched", Message: evil}},
+			Report:   &v1alpha1.FailureReport{Time: metav1.NewTime(now), Unit: evil, Result: evil, Message: evil},
+		}}},
+		Pending: []store.Pending{{ID: "2c87d5a92a9a6ed6", Pool: evil, Source: evil, Claims: evil, Certificate: map[string]string{evil: evil}}},
+	}
+	var table, one, waits bytes.Buffer
+	err := printState(&table, s, "table")
+	only := *s
+	only.Pending = nil
+	e := explained{program: "kubectl attest", state: &only, events: []operator.Event{{Time: now, Type: evil, Reason: evil, Message: evil}}}
+	err = errors.Join(err, e.print(&one, "m1", "table"))
+	none := *s
+	none.Machines = nil
+	err = errors.Join(err, explained{state: &none}.print(&waits, "2c87d5a92a9a6ed6", "table"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"status": table.String(), "explain": one.String(), "one that waits": waits.String(), "progress": strings.Join(newProgress(s).lines(), "\n")} {
+		if !strings.Contains(text, "owned") && name != "progress" {
+			t.Errorf("%s: the text is not there at all:\n%s", name, text)
+		}
+		for _, r := range text {
+			if r != '\n' && !unicode.IsPrint(r) {
+				t.Errorf("%s: %q\n%q", name, r, text)
+				break
+			}
+		}
+		for _, l := range strings.Split(text, "\n") {
+			if strings.HasPrefix(l, "openshift-machine-api/forged") {
+				t.Errorf("%s: a forged line:\n%s", name, text)
+			}
+		}
 	}
 }

@@ -103,10 +103,10 @@ func printState(out io.Writer, s *admin.State, format string) error {
 	fmt.Fprintln(w, "MACHINE\tPOOL\tPHASE\tSINCE\tNOTE")
 	for _, m := range s.Machines {
 		phase, since, note := summary(m, s.Time)
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", m.Name, strings.Join(m.Pools, ","), phase, since, note)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", m.Name, audit.Clean(strings.Join(m.Pools, ",")), phase, since, note)
 	}
 	for _, p := range s.Pending {
-		fmt.Fprintf(w, "(pending %s)\t%s\t%s\t%s\t%s\n", p.ID, p.Pool, v1alpha1.PhasePending, age(s.Time, p.FirstSeen), "enroll --approve "+p.ID)
+		fmt.Fprintf(w, "(pending %s)\t%s\t%s\t%s\t%s\n", p.ID, audit.Clean(p.Pool), v1alpha1.PhasePending, age(s.Time, p.FirstSeen), "enroll --approve "+p.ID)
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -115,7 +115,7 @@ func printState(out io.Writer, s *admin.State, format string) error {
 		fmt.Fprintln(out, "(no Machine, no enrolment, and nobody waits)")
 	}
 	for _, p := range s.Problems {
-		fmt.Fprintln(out, "problem:", p)
+		fmt.Fprintln(out, "problem:", audit.Clean(p))
 	}
 	return nil
 }
@@ -142,7 +142,7 @@ func health(s *admin.State) []string {
 }
 
 func said(c metav1.Condition) string {
-	return strings.Trim(c.Reason+": "+c.Message, ": ")
+	return audit.Clean(strings.Trim(c.Reason+": "+c.Message, ": "))
 }
 
 // summary is a machine's line: phase, since when, and why not.

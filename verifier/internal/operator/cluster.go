@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -65,6 +66,7 @@ type Cluster struct {
 	dynamic dynamic.Interface
 	groups  discovery.ServerGroupsInterface
 	http    *http.Client
+	mu      sync.Mutex
 	served  map[string][]string // the versions of each API group, once asked
 }
 
@@ -190,6 +192,8 @@ func missingType(err error) bool {
 
 // versions asks once which API groups the cluster has.
 func (c *Cluster) versions(group string) ([]string, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.served == nil {
 		list, err := c.groups.ServerGroups()
 		if err != nil {
@@ -257,9 +261,34 @@ func (c *Cluster) scope(ctx context.Context) ([]string, error) {
 	return nil, c.failed("get", namespaces, "", err)
 }
 
-// MachineNamespace is where a Machine named without a namespace is, and where an
-// enrolment goes.
-func (c *Cluster) MachineNamespace(ctx context.Context) (string, error) {
+// MachineNamespace is where a Machine named without a namespace is, or will be.
+func (c *Cluster) MachineNamespace(ctx context.Context, name string) (string, error) {
+	in, err := c.scope(ctx)
+	if err != nil {
+		return "", err
+	}
+	g := newGathered(c.o.Own)
+	if err := c.gatherMachines(ctx, g, in, metav1.ListOptions{FieldSelector: "metadata.name=" + name}); err != nil {
+		return "", err
+	}
+	found := g.state(c.o.Now()).Machines
+	for _, m := range found[min(1, len(found)):] {
+		if namespace, _ := split(m.Name); !strings.HasPrefix(found[0].Name, namespace+"/") {
+			return "", Ambiguous(found, name)
+		}
+	}
+	switch {
+	case len(found) > 0:
+		namespace, _ := split(found[0].Name)
+		return namespace, nil
+	case in[0] == metav1.NamespaceAll:
+		return "", hint(fmt.Errorf("no Machine is called %q in any namespace", name), "give its namespace, if it is still to come: NAMESPACE/%s", name)
+	}
+	return in[0], nil
+}
+
+// enrolmentNamespace is where an enrolment without a namespace goes.
+func (c *Cluster) enrolmentNamespace(ctx context.Context) (string, error) {
 	in, err := c.scope(ctx)
 	if err != nil {
 		return "", err

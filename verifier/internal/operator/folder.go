@@ -74,9 +74,19 @@ func nobodyWaits(id string) error {
 	return hint(fmt.Errorf("nobody waits under the id %q", id), "'status' lists who waits")
 }
 
-// MachineNamespace is where a Machine named without a namespace is.
-func (f *Folder) MachineNamespace(context.Context) (string, error) {
-	if f.Namespace != "" {
+// MachineNamespace is where a Machine named without a namespace is, or will be.
+func (f *Folder) MachineNamespace(ctx context.Context, name string) (string, error) {
+	s, err := f.Find(ctx, name)
+	if err != nil {
+		return "", err
+	}
+	switch {
+	case len(s.Machines) > 1:
+		return "", Ambiguous(s.Machines, name)
+	case len(s.Machines) == 1:
+		namespace, _ := split(s.Machines[0].Name)
+		return namespace, nil
+	case f.Namespace != "":
 		return f.Namespace, nil
 	}
 	return "default", nil

@@ -68,6 +68,8 @@ func (g *gathered) object(o *unstructured.Unstructured) error {
 				LastSeen: p.LastSeen.Time, Source: p.Source, Certificate: p.Certificate, Claims: p.Claims,
 			}
 			return nil
+		case a.Namespace == g.own && strings.HasPrefix(a.Name, record.BreakGlassNamespace+"-") && a.Spec.MachineRef == nil && a.Spec.Pool == "":
+			return nil // it is being made
 		case a.Spec.MachineRef == nil:
 			g.records[string(a.UID)] = &a.Status
 		case a.Status.MachineUID != "" || a.Status.Phase != "":

@@ -47,7 +47,7 @@ func toObject(a *v1alpha1.MachineAttestation) (*unstructured.Unstructured, error
 // Enrol creates an enrolment, or with Replace gives an existing one this spec.
 func (c *Cluster) Enrol(ctx context.Context, a *v1alpha1.MachineAttestation, w Write) (Written, error) {
 	if a.Namespace == "" {
-		ns, err := c.MachineNamespace(ctx)
+		ns, err := c.enrolmentNamespace(ctx)
 		if err != nil {
 			return Written{}, err
 		}
