@@ -22,10 +22,12 @@ type Stage struct {
 	name string
 	done chan struct{}
 
-	mu       sync.Mutex
-	failed   bool
-	cleanups []func()
-	last     string
+	mu     sync.Mutex
+	failed bool
+	// interrupted: what fails from now on was told to end.
+	interrupted bool
+	cleanups    []func()
+	last        string
 }
 
 // Play tells a story to its end, to the first Fatalf, or until somebody
@@ -43,7 +45,11 @@ func Play(name string, story func(*Stage)) int {
 	case <-s.done:
 	case <-interrupted:
 		s.Say("demo", "interrupted")
-		s.fail()
+		s.mu.Lock()
+		s.interrupted = true
+		s.mu.Unlock()
+		s.cleanUp()
+		return 130
 	}
 	s.cleanUp()
 	if s.Failed() {
@@ -95,15 +101,13 @@ func (s *Stage) Logf(f string, a ...any) {
 
 // Fatalf ends the story, as in a test.
 func (s *Stage) Fatalf(f string, a ...any) {
-	fmt.Fprintf(os.Stderr, "error: "+f+"\n", a...)
-	s.fail()
-	runtime.Goexit()
-}
-
-func (s *Stage) fail() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.failed = true
+	if !s.interrupted {
+		s.failed = true
+		fmt.Fprintf(os.Stderr, "error: "+f+"\n", a...)
+	}
+	s.mu.Unlock()
+	runtime.Goexit()
 }
 
 // Failed says whether there was a Fatalf.
