@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh Debian machine:
 #   make demo   a real VM boots, attests and is provisioned, told as it happens
 #   make test   every test
+# and make demo-cluster is the demo in a cluster.
 # Both install what they need first and are safe to run again.
 
 SHELL   := /bin/bash
@@ -33,6 +34,10 @@ build: ## both binaries into bin/
 .PHONY: demo
 demo: deps build ## one VM from power-on to provisioned, narrated
 	@go run ./testvm/cmd/demo
+
+.PHONY: demo-cluster
+demo-cluster: deps build ## an API server, three replicas, one VM, a killed replica, narrated
+	@go run ./testvm/cmd/demo-cluster
 
 .PHONY: test
 test: deps lint ## everything: lint, size, unit, integration, swtpm, boot scenarios
