@@ -279,7 +279,7 @@ func (c *Cluster) compare(uid string) (b behind, m *machine.Machine) {
 	b.quarantine = quarantined && !l.quarantined
 	b.release = !quarantined && l.quarantined && !l.restored
 	b.restate = quarantined && l.quarantined && l.restored
-	b.join = joined && has && l.phase != v1alpha1.PhaseJoined && !m.Granted(c.o.Now())
+	b.join = joined && has && !l.joined && !m.Granted(c.o.Now())
 	b.missing = !joined && !has && !m.StandIn && !m.Deleting
 	return b, m
 }

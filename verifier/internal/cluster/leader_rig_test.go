@@ -367,6 +367,6 @@ func TestConditionsTellTheTruth(t *testing.T) {
 		t.Error("the last good certificate went")
 	}
 	p.stop()
-	p = w.start("b")
+	w.start("b")
 	is(v1alpha1.ConditionAvailable, metav1.ConditionFalse, "NoCertificate")
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -114,28 +115,26 @@ func (c *Cluster) watchRevision(ctx context.Context) {
 // state is taken in.
 func (c *Cluster) restored(why string) {
 	now := c.o.Now()
-	remembered := map[string]latch{}
+	remembered := map[string]memory{}
 	for _, m := range c.registry.All().Machines() {
-		l, _ := c.latch(m.UID)
-		if l.quarantined = l.quarantined || m.Quarantined(); l.revoked() || m.Joined() {
-			if m.Joined() && !m.Granted(now) {
-				l.phase, l.node = v1alpha1.PhaseJoined, m.NodeRef
-			}
-			remembered[m.UID] = l
+		uid := placeOf(m).uid
+		l, _ := c.latch(uid)
+		l.quarantined = l.quarantined || m.Quarantined()
+		l.joined = l.joined || m.Joined() && !m.Granted(now)
+		if l.revoked() {
+			remembered[uid] = memory{l, m.NodeRef}
 		}
 	}
 	c.mu.Lock()
 	for uid, l := range c.latches {
 		if _, ok := remembered[uid]; !ok && l.revoked() {
-			remembered[uid] = l
+			remembered[uid] = memory{latch: l}
 		}
 	}
 	if c.remembered == nil {
-		c.remembered = map[string]latch{}
+		c.remembered = map[string]memory{}
 	}
-	for uid, l := range remembered {
-		c.remembered[uid] = l
-	}
+	maps.Copy(c.remembered, remembered)
 	c.restores = append(c.restores, restore{now, why})
 	c.mu.Unlock()
 
@@ -166,7 +165,7 @@ func (c *Cluster) restored(why string) {
 // revoked reports whether the latch holds something that must not be lifted by a
 // backup.
 func (l latch) revoked() bool {
-	return l.quarantined || l.phase == v1alpha1.PhaseJoined || !l.grantUsed.IsZero()
+	return l.quarantined || l.joined || l.grant != nil
 }
 
 // repairing reports whether something remembered is still to be latched, or keys
@@ -218,10 +217,10 @@ func (c *Cluster) takeBack(ctx context.Context) error {
 			return ctx.Err()
 		}
 		m, ok := c.registry.ByUID(uid)
-		if !ok || m.UID != uid {
+		if !ok || placeOf(m).uid != uid {
 			continue // nobody can attest as a Machine that is not there
 		}
-		if now, has := c.latch(uid); has && now.covers(l) {
+		if now, has := c.latch(uid); has && now.covers(l.latch) {
 			continue
 		}
 		c.tasks.limit.Accept()
@@ -245,14 +244,24 @@ func (c *Cluster) takeBack(ctx context.Context) error {
 	return nil
 }
 
+// memory is a latch as it was before a restore.
+type memory struct {
+	latch
+	node string // that the Machine had become, if that is known
+}
+
+// before reports whether g was used less than other, or is an earlier one.
+func (g grant) before(other grant) bool {
+	return g.until.Before(other.until) || g.until.Equal(other.until) && g.count < other.count
+}
+
 // covers reports whether a record holds at least what is remembered.
 func (l latch) covers(r latch) bool {
-	return (l.quarantined || !r.quarantined) && (l.phase == v1alpha1.PhaseJoined || r.phase != v1alpha1.PhaseJoined) &&
-		(r.grantUsed.IsZero() || l.grantUsed.Equal(r.grantUsed) && l.grantCount >= r.grantCount)
+	return (l.quarantined || !r.quarantined) && (l.joined || !r.joined) && (r.grant == nil || l.grant != nil && !l.grant.before(*r.grant))
 }
 
 // relatch is the record with what is remembered of it; nil if it has all of it.
-func relatch(rec *v1alpha1.MachineAttestation, m *machine.Machine, r latch, now time.Time) *v1alpha1.MachineAttestation {
+func relatch(rec *v1alpha1.MachineAttestation, m *machine.Machine, r memory, now time.Time) *v1alpha1.MachineAttestation {
 	next, changed := rec, false
 	step := func(to *v1alpha1.MachineAttestation) {
 		if to != nil {
@@ -268,15 +277,19 @@ func relatch(rec *v1alpha1.MachineAttestation, m *machine.Machine, r latch, now 
 			})
 		}
 	}
-	if r.phase == v1alpha1.PhaseJoined {
+	if r.joined {
 		step(record.Joined(next, r.node, now))
 	}
-	if !r.grantUsed.IsZero() && next != nil {
-		if used := next.Status.GrantUsed; used == nil || !used.Time.Equal(r.grantUsed) && used.Time.Before(r.grantUsed) || used.Time.Equal(r.grantUsed) && next.Status.GrantAttestations < r.grantCount {
+	if r.grant != nil && next != nil {
+		var has grant
+		if used := next.Status.GrantUsed; used != nil {
+			has = grant{used.Time, next.Status.GrantAttestations}
+		}
+		if has.before(*r.grant) {
 			if !changed {
 				next = next.DeepCopy()
 			}
-			next.Status.GrantUsed, next.Status.GrantAttestations = &metav1.Time{Time: r.grantUsed}, r.grantCount
+			next.Status.GrantUsed, next.Status.GrantAttestations = &metav1.Time{Time: r.grant.until}, r.grant.count
 			changed = true
 		}
 	}

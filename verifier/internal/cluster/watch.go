@@ -347,14 +347,13 @@ func (s *sink) forget(k key) {
 
 // Replace takes a whole list: what is not in it is gone.
 func (s *sink) Replace(all []any, resourceVersion string) error {
-	items := make([]*item, 0, len(all))
-	for _, obj := range all {
-		switch i := obj.(type) {
-		case *item:
-			items = append(items, i)
-		default:
+	items := make([]*item, len(all))
+	for n, obj := range all {
+		i, ok := obj.(*item)
+		if !ok {
 			return fmt.Errorf("%T is no item", obj)
 		}
+		items[n], all[n] = i, nil
 	}
 	if s.epoch == s.c.epoch.Load() && s.older(items, number(resourceVersion)) {
 		s.c.restored(fmt.Sprintf("%s is at revision %s, %d was seen before", (*watched)(s), resourceVersion, s.highest))
@@ -363,8 +362,9 @@ func (s *sink) Replace(all []any, resourceVersion string) error {
 		s.epoch, s.highest = now, 0
 	}
 	s.round++
-	for _, i := range items {
+	for n, i := range items {
 		s.take(i)
+		items[n] = nil // so that there are never two copies of all Machines
 	}
 	for k, seen := range s.known {
 		if seen.round != s.round {

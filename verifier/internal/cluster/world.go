@@ -127,7 +127,7 @@ type Cluster struct {
 	restores []restore
 	// remembered is what is to be latched again after a restore; nil: nothing is
 	// to be done.
-	remembered map[string]latch
+	remembered map[string]memory
 	began      time.Time
 }
 
@@ -146,15 +146,19 @@ type fault struct {
 }
 
 // latch is what is remembered of a record: as much as tells whether it is in line
-// with its Machine.
+// with its Machine. There is one for each Machine, so it is kept small.
 type latch struct {
 	key
-	phase       v1alpha1.Phase
+	grant       *grant // the last that was used; nil: none
+	joined      bool
 	quarantined bool
-	grantUsed   time.Time
-	grantCount  int32
-	node        string // of one that joined; remembered over a restore alone
-	restored    bool   // quarantined by what was remembered over a restore
+	restored    bool // quarantined by what was remembered over a restore
+}
+
+// grant is a grant to attest once more that was used.
+type grant struct {
+	until time.Time
+	count int32
 }
 
 // policyState is one AttestationPolicy.
@@ -539,6 +543,7 @@ func orProblem(problems []manifest.Problem, what string) []manifest.Problem {
 
 func (c *Cluster) putMachine(i *item) []manifest.Problem {
 	if m, ok := i.value.(machine.Machine); ok {
+		m.Namespace, m.Name = i.namespace, i.name // one copy of each
 		c.registry.PutMachine(m)
 		c.tasks.add(task{about: aboutMachine, key: key{name: m.UID}})
 	}
@@ -591,19 +596,18 @@ func compactAttestation(u *unstructured.Unstructured) (any, []manifest.Problem) 
 	if manifest.Failed(problems) {
 		return nil, problems
 	}
-	a := attestation{latch: latch{key: key{u.GetNamespace(), u.GetName()}}}
+	var a attestation
 	if len(found.Enrolments) > 0 {
 		a.enrolment = &found.Enrolments[0]
 	}
 	status, _, _ := unstructured.NestedMap(u.Object, "status")
-	phase, _ := status["phase"].(string)
-	a.latch.phase = v1alpha1.Phase(phase)
+	a.latch.joined = status["phase"] == string(v1alpha1.PhaseJoined)
 	a.latch.quarantined, _ = status["quarantined"].(bool)
 	if s, ok := status["grantUsed"].(string); ok {
-		a.latch.grantUsed, _ = time.Parse(time.RFC3339, s)
-	}
-	if n, ok := status["grantAttestations"].(int64); ok {
-		a.latch.grantCount = int32(min(n, 1<<20))
+		if until, err := time.Parse(time.RFC3339, s); err == nil {
+			n, _ := status["grantAttestations"].(int64)
+			a.latch.grant = &grant{until, int32(min(n, 1<<20))}
+		}
 	}
 	a.uid, _ = status["machineUID"].(string)
 	if a.uid == "" {
@@ -638,10 +642,12 @@ func (c *Cluster) putAttestation(i *item) []manifest.Problem {
 		c.registry.DeleteEnrolment(i.namespace, i.name)
 	}
 	a.latch.key = i.key
-	a.latch.phase = v1alpha1.Phase(c.intern(string(a.latch.phase)))
 	uid := a.uid
 	if a.enrolment != nil && a.enrolment.Spec.MachineRef == nil {
 		uid = i.about.UID // a stand-in is its own record
+	}
+	if uid == i.name { // as most records' is
+		uid = i.name // one copy of the text
 	}
 	if uid != "" {
 		c.mu.Lock()

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -281,9 +282,9 @@ func TestWorldFromTheAPI(t *testing.T) {
 	w.worker("one", func(o map[string]any) {
 		o["metadata"].(map[string]any)["annotations"] = map[string]any{v1alpha1.AnnotationEKSHA256: ek(1)}
 	})
-	var served []*tls.Certificate
+	var served atomic.Int32
 	p := w.start("a", func(_ *config.Kubernetes, o *verifier.Options) {
-		o.Certificate = func(c *tls.Certificate) { served = append(served, c) }
+		o.Certificate = func(*tls.Certificate) { served.Add(1) }
 	})
 	if ok, missing := p.Synced(); ok || len(missing) == 0 || p.World().Complete {
 		t.Errorf("before anything was read: synced %v, missing %v", ok, missing)
@@ -297,11 +298,26 @@ func TestWorldFromTheAPI(t *testing.T) {
 	if p.Registry().Len() != 1 || len(p.SealKeys().Keys) != 1 {
 		t.Errorf("%d Machines, %d sealing keys", p.Registry().Len(), len(p.SealKeys().Keys))
 	}
-	if p.ServingCertificate() == nil || len(served) != 1 || p.UpstreamCAs() == nil {
+	if p.ServingCertificate() == nil || served.Load() != 1 || p.UpstreamCAs() == nil {
 		t.Error("no certificate, or no CA")
 	}
 	until(t, "available", func() error {
 		c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionAvailable)
 		return says(c.Status != metav1.ConditionTrue, "%+v", c)
+	})
+
+	t.Run("a certificate that is rotated", func(t *testing.T) {
+		before := p.UpstreamCAs()
+		w.secret(operatorNS, "machine-config-server-tls", w.certificate(time.Now()))
+		w.configMap(operatorNS, "machine-config-server-ca", nil, map[string]string{"ca-bundle.crt": w.ca})
+		until(t, "it is served, and its CA trusted", func() error {
+			return says(served.Load() != 2 || p.UpstreamCAs().Equal(before), "served %d", served.Load())
+		})
+	})
+	t.Run("C11: the CA of older clusters", func(t *testing.T) {
+		w.delete(configMaps, operatorNS, "machine-config-server-ca")
+		until(t, "there is none", func() error { return says(p.UpstreamCAs() != nil, "still there") })
+		w.configMap("kube-system", "root-ca", nil, map[string]string{"ca.crt": w.ca})
+		until(t, "root-ca", func() error { return says(p.UpstreamCAs() == nil, "none") })
 	})
 }

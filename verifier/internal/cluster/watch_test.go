@@ -1,0 +1,223 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
+)
+
+// unconnected is a Cluster whose watches are fed by the test.
+func unconnected(t testing.TB) *Cluster {
+	t.Helper()
+	c, err := New(t.Context(), &rest.Config{Host: "https://127.0.0.1:1"}, config.Kubernetes{
+		Namespace: "own", MachineNamespaces: []string{"m"}, ServingSecret: "mco/tls", CAConfigMap: "mco/ca",
+	}, Options{Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func (c *Cluster) watching(t testing.TB, k kind, namespace string) *watched {
+	t.Helper()
+	for _, w := range c.watches {
+		if w.kind.String() == k.String() && w.namespace == namespace {
+			return w
+		}
+	}
+	t.Fatalf("%s in %q is not watched", k, namespace)
+	return nil
+}
+
+func object(n int, version uint64, change func(o map[string]any)) *unstructured.Unstructured {
+	o := map[string]any{
+		"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine",
+		"metadata": map[string]any{
+			"namespace": "m", "name": fmt.Sprintf("cluster-abcde-worker-us-east-1a-%06d", n), "uid": fmt.Sprintf("00000000-0000-4000-8000-%012d", n),
+			"resourceVersion": strconv.FormatUint(version, 10), "creationTimestamp": "2026-11-21T00:00:00Z",
+			"labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker", "machine.openshift.io/cluster-api-machine-type": "worker"},
+		},
+		"spec":   map[string]any{"providerID": fmt.Sprintf("aws:///us-east-1a/i-%017d", n)},
+		"status": map[string]any{"phase": "Provisioned"},
+	}
+	if change != nil {
+		change(o)
+	}
+	return &unstructured.Unstructured{Object: o}
+}
+
+func (w *watched) list(t testing.TB, version uint64, all ...*unstructured.Unstructured) {
+	t.Helper()
+	var items []any
+	for _, u := range all {
+		items = append(items, (*edge)(w).item(u))
+	}
+	if err := (*sink)(w).Replace(items, strconv.FormatUint(version, 10)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAListReplacesWhatWasKnown(t *testing.T) {
+	c := unconnected(t)
+	w := c.watching(t, machineAPIKind, "m")
+	w.list(t, 10, object(1, 1, nil), object(2, 2, nil))
+	w.list(t, 20, object(2, 12, nil), object(3, 13, nil))
+	var names []string
+	for _, m := range c.registry.All().Machines() {
+		names = append(names, m.Name[len(m.Name)-1:])
+	}
+	if strings.Join(names, "") != "23" || len(w.known) != 2 {
+		t.Errorf("Machines %v, %d remembered", names, len(w.known))
+	}
+}
+
+func TestARestoreIsNoticed(t *testing.T) {
+	spoiled := func(o map[string]any) {
+		o["metadata"].(map[string]any)["annotations"] = map[string]any{v1alpha1.AnnotationEKSHA256: "x"}
+	}
+	for name, test := range map[string]struct {
+		list  uint64
+		items []*unstructured.Unstructured
+		want  bool
+	}{
+		"the same again":                                 {20, []*unstructured.Unstructured{object(1, 15, nil)}, false},
+		"later":                                          {30, []*unstructured.Unstructured{object(1, 25, nil)}, false},
+		"an object was deleted":                          {30, nil, false},
+		"an object was deleted and made anew":            {30, []*unstructured.Unstructured{object(1, 29, nil)}, false},
+		"the list is older":                              {19, []*unstructured.Unstructured{object(1, 15, nil)}, true},
+		"revisions were raised, an object is older":      {1 << 40, []*unstructured.Unstructured{object(1, 14, nil)}, true},
+		"an older object that cannot be used":            {1 << 40, []*unstructured.Unstructured{object(1, 14, spoiled)}, true},
+		"an API that counts in something else than etcd": {0, []*unstructured.Unstructured{object(1, 0, nil)}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := unconnected(t)
+			w := c.watching(t, machineAPIKind, "m")
+			w.list(t, 20, object(1, 15, nil))
+			w.list(t, test.list, test.items...)
+			if got := len(c.restores) == 1; got != test.want {
+				t.Errorf("noticed %v", got)
+			}
+			if !test.want {
+				return
+			}
+			// The same state once more, by the watch that begins anew, is no other restore.
+			w.current = c.epoch.Load()
+			w.list(t, max(test.list, 19)+1, test.items...)
+			if len(c.restores) != 1 || len(c.registry.UIDs()) != 1 {
+				t.Errorf("%d restores, Machines %v", len(c.restores), c.registry.UIDs())
+			}
+		})
+	}
+}
+
+func TestARestoreVoidsTheKeys(t *testing.T) {
+	c := unconnected(t)
+	pair, err := keys.Pair{}.Rotate(time.Now(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := pair.Data()
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(data map[string][]byte) { c.putKeys(&item{value: secretData{data}}) }
+	put(data)
+	if _, ok := c.TokenKeys().Current(time.Now()); !ok {
+		t.Fatal("no key")
+	}
+	c.restored("test")
+	if len(c.TokenKeys().Keys)+len(c.SealKeys().Keys) != 0 {
+		t.Error("keys from before are in force")
+	}
+	put(data) // as the backup has it
+	if len(c.TokenKeys().Keys)+len(c.SealKeys().Keys) != 0 {
+		t.Error("the backup's keys are in force")
+	}
+	more, err := pair.Rotate(time.Now().Add(time.Hour), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if data, err = more.Data(); err != nil {
+		t.Fatal(err)
+	}
+	put(data)
+	if len(c.TokenKeys().Keys) != 0 {
+		t.Error("a Secret that still has an old key is in force")
+	}
+}
+
+func TestRelatch(t *testing.T) {
+	now := time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
+	m := &machine.Machine{Namespace: "m", Name: "one", UID: "u"}
+	rec := func(change func(s *v1alpha1.MachineAttestationStatus)) *v1alpha1.MachineAttestation {
+		r := &v1alpha1.MachineAttestation{}
+		r.Status.MachineUID = "u"
+		if change != nil {
+			change(&r.Status)
+		}
+		return r
+	}
+	until := now.Add(time.Hour)
+	all := memory{latch{quarantined: true, joined: true, grant: &grant{until, 2}}, "n"}
+	if relatch(nil, m, memory{latch: latch{quarantined: true}}, now) == nil {
+		t.Error("a quarantine without a record is not recorded")
+	}
+	if got := relatch(rec(nil), m, all, now); got == nil || !got.Status.Quarantined ||
+		got.Status.Phase != v1alpha1.PhaseJoined || got.Status.GrantUsed == nil || got.Status.GrantAttestations != 2 || !heldSinceRestore(got) {
+		t.Errorf("all of it: %+v", got)
+	}
+	for name, r := range map[string]*v1alpha1.MachineAttestation{
+		"the same": rec(func(s *v1alpha1.MachineAttestationStatus) {
+			s.Quarantined, s.Phase, s.GrantUsed, s.GrantAttestations = true, v1alpha1.PhaseJoined, &metav1.Time{Time: until}, 2
+		}),
+		"a newer grant was used": rec(func(s *v1alpha1.MachineAttestationStatus) {
+			s.Quarantined, s.Phase, s.GrantUsed, s.GrantAttestations = true, v1alpha1.PhaseJoined, &metav1.Time{Time: until.Add(time.Minute)}, 1
+		}),
+	} {
+		if got := relatch(r, m, all, now); got != nil {
+			t.Errorf("%s: written again: %+v", name, got.Status)
+		}
+	}
+}
+
+func TestSecretsPrintNothing(t *testing.T) {
+	s := secretData{map[string][]byte{"token": []byte("hunter2")}}
+	if out := fmt.Sprintf("%v %+v %#v %s", s, s, s, s); strings.Contains(out, "hunter2") || strings.Contains(out, fmt.Sprint([]byte("hunter2"))) {
+		t.Error(out)
+	}
+}
+
+func TestErrorsOfAnAPIThatIsAway(t *testing.T) {
+	resource := schema.GroupResource{Resource: "machines"}
+	refused := &net.OpError{Op: "dial", Err: errors.New("connection refused")}
+	for _, err := range []error{refused, kerrors.NewTooManyRequestsError("x"), kerrors.NewServiceUnavailable("x"), kerrors.NewTimeoutError("x", 1)} {
+		if !passing(err) {
+			t.Errorf("%v does not pass", err)
+		}
+	}
+	for _, err := range []error{kerrors.NewForbidden(resource, "", nil), kerrors.NewNotFound(resource, ""), kerrors.NewResourceExpired("x"), errRestored, context.Canceled} {
+		if passing(err) {
+			t.Errorf("%v passes", err)
+		}
+		if hide(err) != err {
+			t.Errorf("%v is hidden", err)
+		}
+	}
+}
