@@ -116,6 +116,39 @@ func quote(t *testing.T, s string) string {
 	return string(raw)
 }
 
+// wrap is base64 in lines, as base64(1) and PEM have it.
+func wrap(raw string, width int, sep string) string {
+	text := base64.StdEncoding.EncodeToString([]byte(raw))
+	var lines []string
+	for len(text) > width {
+		lines, text = append(lines, text[:width]), text[width:]
+	}
+	return strings.Join(append(lines, text), sep)
+}
+
+func TestAttack_T46_SecretsInWrappedBase64(t *testing.T) {
+	s := bundle.NewScrubber()
+	pull := `{"auths":{"registry.example.com":{"auth":"` + strings.Repeat("QWxhZGRpbjpvcGVuIHNlc2FtZQ", 12) + `","email":"a@example.com"}}}`
+	public := strings.Repeat("nothing secret in this text at all. ", 12)
+	for name, sep := range map[string]string{"plain": "\n", "in YAML": "\n    ", "on Windows": "\r\n", "in JSON": `\n`} {
+		for _, width := range []int{64, 76} {
+			got, _ := s.Scrub([]byte("data: |\n    " + wrap(pull, width, sep) + "\nnext: 1\n"))
+			for _, line := range strings.Split(wrap(pull, width, "\n"), "\n") {
+				if strings.Contains(string(got), line) {
+					t.Errorf("%s, %d columns: %s stays in\n%s", name, width, line, got)
+				}
+			}
+			if !strings.HasSuffix(string(got), "\nnext: 1\n") {
+				t.Errorf("%s: what comes after is gone:\n%s", name, got)
+			}
+			text := "data: |\n    " + wrap(public, width, sep) + "\nnext: 1\n"
+			if got, found := s.Scrub([]byte(text)); string(got) != text {
+				t.Errorf("%s: a public text became (%v)\n%s", name, found, got)
+			}
+		}
+	}
+}
+
 func TestAttack_T46_KnownSecretsHoweverTheyAreWritten(t *testing.T) {
 	const token = `open "sesame"/9~x`
 	pull := `{"auths":{"quay.io":{"auth":"` + base64.StdEncoding.EncodeToString([]byte("user:"+password)) + `"}}}`

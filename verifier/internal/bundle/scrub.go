@@ -95,34 +95,26 @@ func init() {
 	}
 }
 
-// shape is a pattern of a secret; what its first group matched stays.
+// shape is a pattern of a secret; what its first group matched stays. A text that
+// has none of the words, in lower case, needs no search.
 type shape struct {
-	name string
-	re   *regexp.Regexp
+	name  string
+	re    *regexp.Regexp
+	words []string
 }
 
 var shapes = []shape{
-	{"private key", regexp.MustCompile(`()-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\z)`)},
-	{"data URL", regexp.MustCompile(`(data:)[A-Za-z0-9/+.;=-]*,[^\s"'<>\\]{16,}`)},
-	{"JWT", regexp.MustCompile(`()eyJ[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*){1,3}`)},
-	{"authorization", regexp.MustCompile(`(?i)(\b(?:bearer|basic)(?:[ \t+]|%20)+)[A-Za-z0-9._~+/=%-]{8,}`)},
-	{"OpenShift token", regexp.MustCompile(`()sha256~[A-Za-z0-9_-]{20,}`)},
-	{"bootstrap token", regexp.MustCompile(`()\b[a-z0-9]{6}\.[a-z0-9]{16}\b`)},
-	{"cloud access key", regexp.MustCompile(`()\b(?:AKIA|ASIA)[A-Z0-9]{16}\b`)},
-	{"flag", regexp.MustCompile(`(?i)(--?(?:token|password|secret|pass)(?:[ \t]+|=))[^\s"'\\[][^\s"'\\]{5,}`)},
-	{"URL parameter", regexp.MustCompile(`(?i)([?&](?:token|access_token|sig|signature|key|x-amz-[a-z-]+)=)[^&\s"'\\[][^&\s"'\\]*`)},
-	{"URL password", regexp.MustCompile(`(://[^/\s:@"']*:)[^@/\s"']+@`)},
+	{"private key", regexp.MustCompile(`()-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\z)`), []string{"private key"}},
+	{"data URL", regexp.MustCompile(`(data:)[A-Za-z0-9/+.;=-]*,[^\s"'<>\\]{16,}`), []string{"data:"}},
+	{"JWT", regexp.MustCompile(`()eyJ[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*){1,3}`), []string{"eyj"}},
+	{"authorization", regexp.MustCompile(`(?i)(\b(?:bearer|basic)(?:[ \t+]|%20)+)[A-Za-z0-9._~+/=%-]{8,}`), []string{"bearer", "basic"}},
+	{"OpenShift token", regexp.MustCompile(`()sha256~[A-Za-z0-9_-]{20,}`), []string{"sha256~"}},
+	{"bootstrap token", regexp.MustCompile(`()\b[a-z0-9]{6}\.[a-z0-9]{16}\b`), nil},
+	{"cloud access key", regexp.MustCompile(`()\b(?:AKIA|ASIA)[A-Z0-9]{16}\b`), []string{"akia", "asia"}},
+	{"flag", regexp.MustCompile(`(?i)(--?(?:token|password|secret|pass)(?:[ \t]+|=))[^\s"'\\[][^\s"'\\]{5,}`), []string{"-token", "-password", "-secret", "-pass"}},
+	{"URL parameter", regexp.MustCompile(`(?i)([?&](?:token|access_token|sig|signature|key|x-amz-[a-z-]+)=)[^&\s"'\\[][^&\s"'\\]*`), []string{"token=", "sig=", "signature=", "key=", "x-amz-"}},
+	{"URL password", regexp.MustCompile(`(://[^/\s:@"']*:)[^@/\s"']+@`), []string{"://"}},
 }
-
-// field is the beginning of a name and a value, in JSON, YAML, a command line or
-// a log line, also inside another string.
-var field = regexp.MustCompile(`(?i)([A-Za-z0-9_.-]+)(\\*["'])?[ \t]*[:=][ \t]*(\\*["'])?`)
-
-// run is what may be base64.
-var run = regexp.MustCompile(`[A-Za-z0-9+/_-]{16,}={0,2}`)
-
-// digest is a hash, a UID or a number: the commonest runs, and no base64 of a text.
-var digest = regexp.MustCompile(`^[0-9a-f-]+$`)
 
 // tokenID is the id of a token, which opens nothing and is what support needs.
 var tokenID = regexp.MustCompile(`^[0-9a-f]{24}$`)
@@ -156,7 +148,11 @@ func (s *Scrubber) scrub(text []byte, found map[string]int, depth int) []byte {
 			text = bytes.ReplaceAll(text, k, []byte(mark+": known secret]"))
 		}
 	}
+	lower := bytes.ToLower(text)
 	for _, sh := range shapes {
+		if !sh.possible(lower) {
+			continue
+		}
 		text = sh.re.ReplaceAllFunc(text, func(m []byte) []byte {
 			parts := sh.re.FindSubmatch(m)
 			found[sh.name]++
@@ -167,30 +163,133 @@ func (s *Scrubber) scrub(text []byte, found map[string]int, depth int) []byte {
 	if depth == 0 {
 		return text
 	}
-	return run.ReplaceAllFunc(text, func(m []byte) []byte {
-		if digest.Match(m) || !s.encoded(m, depth) {
-			return m
-		}
-		found["encoded secret"]++
-		return []byte(mark + ": encoded secret]")
-	})
+	return s.scrubEncoded(text, found, depth)
 }
 
-// scrubFields takes out the values of fields that are secret by their names.
+// minRun is how long a run of base64 must be to be looked into.
+const minRun = 16
+
+// scrubEncoded takes out what holds a secret once decoded.
+func (s *Scrubber) scrubEncoded(text []byte, found map[string]int, depth int) []byte {
+	var out []byte
+	last := 0
+	for i := 0; i < len(text); {
+		from := i
+		joined, i2, digest := base64Run(text, i)
+		i = i2
+		if i == from {
+			i++
+			continue
+		}
+		// A hash, a UID or a number is no base64 of a text.
+		if len(joined) < minRun || digest || !s.encoded(joined, depth) {
+			continue
+		}
+		for i < len(text) && text[i] == '=' {
+			i++
+		}
+		found["encoded secret"]++
+		out = append(append(out, text[last:from]...), []byte(mark+": encoded secret]")...)
+		last = i
+	}
+	return append(out, text[last:]...)
+}
+
+// wrapped is how long a line must be to go on in the next one: base64 wraps at 64
+// or at 76.
+const wrapped = 60
+
+// base64Run is the run that begins at i, without its line breaks, and its end.
+func base64Run(text []byte, i int) (joined []byte, end int, digest bool) {
+	digest = true
+	for {
+		from := i
+		for i < len(text) && base64Byte[text[i]] {
+			c := text[i]
+			digest = digest && (c >= '0' && c <= '9' || c >= 'a' && c <= 'f' || c == '-')
+			i++
+		}
+		line := text[from:i]
+		next := lineBreak(text, i)
+		if joined == nil && (len(line) < wrapped || next == i) {
+			return line, i, digest
+		}
+		joined = append(joined, line...)
+		if len(line) < wrapped || next == i || next >= len(text) || !base64Byte[text[next]] {
+			return joined, i, digest
+		}
+		i = next
+	}
+}
+
+// lineBreak is where the next line's text begins: behind a line break, also one
+// that is written as \n, and its indentation; i if there is no line break.
+func lineBreak(text []byte, i int) int {
+	at := i
+	for at < len(text) && text[at] == '\r' {
+		at++
+	}
+	switch {
+	case at < len(text) && text[at] == '\n':
+		at++
+	case bytes.HasPrefix(text[at:], []byte(`\n`)):
+		at += 2
+	default:
+		return i
+	}
+	for at < len(text) && (text[at] == ' ' || text[at] == '\t') {
+		at++
+	}
+	return at
+}
+
+var base64Byte = func() (t [256]bool) {
+	for _, c := range []byte("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_") {
+		t[c] = true
+	}
+	return t
+}()
+
+func (sh shape) possible(lower []byte) bool {
+	if sh.words == nil { // a bootstrap token: six characters, a dot, sixteen
+		for i := 6; i+16 < len(lower); i++ {
+			if lower[i] == '.' && wordy(lower[i-6:i]) && wordy(lower[i+1:i+17]) {
+				return true
+			}
+		}
+		return false
+	}
+	return slices.ContainsFunc(sh.words, func(w string) bool { return bytes.Contains(lower, []byte(w)) })
+}
+
+func wordy(s []byte) bool {
+	for _, c := range s {
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') {
+			return false
+		}
+	}
+	return true
+}
+
+// maxName bounds the name of a field.
+const maxName = 64
+
+// scrubFields takes out the values of fields that are secret by their names: in
+// JSON, YAML, a command line or a log line, also inside another string.
 func scrubFields(text []byte, found map[string]int) []byte {
 	var out []byte
 	last := 0
-	for _, at := range field.FindAllSubmatchIndex(text, -1) {
-		if at[0] < last || !secretNames[strings.ToLower(string(text[at[2]:at[3]]))] {
+	for i, c := range text {
+		if c != ':' && c != '=' || i < last {
 			continue
 		}
-		quote := ""
-		if at[6] >= 0 {
-			quote = string(text[at[6]:at[7]])
+		name := nameBefore(text[last:i])
+		if !secretNames[name] {
+			continue
 		}
-		length := valueLength(text[at[1]:], quote)
-		value := text[at[1] : at[1]+length]
-		name := strings.ToLower(string(text[at[2]:at[3]]))
+		from, quote := valueAfter(text, i+1)
+		length := valueLength(text[from:], quote)
+		value := text[from : from+length]
 		if length < 6 && quote == "" || length == 0 || bytes.HasPrefix(value, []byte(mark)) || name == "token" && tokenID.Match(value) {
 			continue
 		}
@@ -199,10 +298,40 @@ func scrubFields(text []byte, found map[string]int) []byte {
 			continue
 		}
 		found["secret field"]++
-		out = append(append(out, text[last:at[1]]...), []byte(mark+": secret field]")...)
-		last = at[1] + length
+		out = append(append(out, text[last:from]...), []byte(mark+": secret field]")...)
+		last = from + length
 	}
 	return append(out, text[last:]...)
+}
+
+// nameBefore is the name that a text ends with, in lower case: password, or
+// "password", or \"password\".
+func nameBefore(text []byte) string {
+	text = bytes.TrimRight(text, " \t")
+	if n := len(text); n > 0 && (text[n-1] == '"' || text[n-1] == '\'') {
+		text = bytes.TrimRight(text[:n-1], `\`)
+	}
+	from := len(text)
+	for from > 0 && len(text)-from < maxName && (text[from-1] == '_' || text[from-1] == '.' || text[from-1] == '-' || wordy(bytes.ToLower(text[from-1:from]))) {
+		from--
+	}
+	return strings.ToLower(string(text[from:]))
+}
+
+// valueAfter is where a value begins, and the quote that it begins with, with the
+// backslashes in front of it; "" if there is none.
+func valueAfter(text []byte, at int) (from int, quote string) {
+	for at < len(text) && (text[at] == ' ' || text[at] == '\t') {
+		at++
+	}
+	end := at
+	for end < len(text) && text[end] == '\\' {
+		end++
+	}
+	if end < len(text) && (text[end] == '"' || text[end] == '\'') {
+		return end + 1, string(text[at : end+1])
+	}
+	return at, ""
 }
 
 // valueLength is how far a value goes: to the quote that ends it, or to the end of
@@ -230,10 +359,11 @@ func valueLength(rest []byte, quote string) int {
 	return len(rest)
 }
 
+var unURL = strings.NewReplacer("-", "+", "_", "/")
+
 // encoded reports whether a run of base64 holds a secret.
 func (s *Scrubber) encoded(m []byte, depth int) bool {
-	text := strings.TrimRight(string(m), "=")
-	text = strings.NewReplacer("-", "+", "_", "/").Replace(text)
+	text := unURL.Replace(string(m))
 	// A path in front of it would shift it.
 	for skip := range min(4, len(text)) {
 		part := text[skip:]
