@@ -51,9 +51,18 @@ func (s *Service) report(c *call, req *mcsattestv1.ReportRequest) error {
 	return s.Records.Update(ticket.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		next, err := record.Report(rec, ticket.ID, r, c.id, c.start)
 		if err == nil {
-			c.proven, c.machine, c.pool = true, next.Namespace+"/"+next.Name, next.Status.Pool
+			c.proven, c.machine, c.pool = true, machineOf(next), next.Status.Pool
 			c.extra = []slog.Attr{slog.String("unit", r.Unit), slog.String("result", r.Result)}
 		}
 		return next, err
 	})
+}
+
+// machineOf is the Machine that a record is about. In a cluster a record is named
+// by its Machine's UID.
+func machineOf(rec *v1alpha1.MachineAttestation) string {
+	if ref := rec.Spec.MachineRef; ref != nil && ref.Namespace != "" {
+		return ref.Namespace + "/" + ref.Name
+	}
+	return rec.Namespace + "/" + rec.Name
 }
