@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
@@ -148,5 +150,50 @@ func TestAttack_T50_NothingThatAMachineSaysControlsTheTerminal(t *testing.T) {
 				t.Errorf("%s: a forged line:\n%s", name, text)
 			}
 		}
+	}
+}
+
+// looks is a backend of which only the state is asked.
+type looks struct {
+	backend
+	state func() (*admin.State, error)
+}
+
+func (l looks) State(context.Context) (*admin.State, error) { return l.state() }
+
+func TestAWatchOutlivesAnAPIThatIsAwayForAMoment(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cmd := &cobra.Command{}
+	cmd.SetContext(ctx)
+	var out, errOut bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetErr(&errOut)
+	n := 0
+	b := looks{state: func() (*admin.State, error) {
+		switch n++; n {
+		case 2:
+			return nil, errors.New("the API server does not answer")
+		case 4:
+			cancel()
+		}
+		return scaleUp(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)), nil
+	}}
+	if err := follow(cmd, b, "json", 100*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Count(out.String(), "\n"); got != 2 {
+		t.Errorf("%d looks", got)
+	}
+	if !strings.Contains(errOut.String(), "error: the API server does not answer") {
+		t.Errorf("not told: %s", errOut.String())
+	}
+	// The first look tells whether it can work at all.
+	broken := looks{state: func() (*admin.State, error) { return nil, errors.New("forbidden") }}
+	if err := follow(cmd, broken, "json", time.Second); err != nil && !strings.Contains(err.Error(), "forbidden") {
+		t.Error(err)
+	}
+	cmd.SetContext(t.Context())
+	if err := follow(cmd, broken, "json", time.Second); err == nil {
+		t.Error("goes on although it never worked")
 	}
 }
