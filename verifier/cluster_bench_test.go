@@ -248,7 +248,7 @@ func BenchmarkCluster(b *testing.B) {
 	c := cluster.Start(b)
 	rs := newReplicas(b, c, 1)
 	r := rs.all[0]
-	had, floor := 0, 0.0
+	had, records, floor := 0, 0, 0.0
 	for _, machines := range []int{0, 1_000, 10_000, 100_000} {
 		b.Run(fmt.Sprintf("machines=%d", machines), func(b *testing.B) {
 			fillMachines(b, rs, had, machines)
@@ -262,7 +262,8 @@ func BenchmarkCluster(b *testing.B) {
 			r.start()
 			r.waitReady()
 			rs.balance.WaitUp(b, 1)
-			waitRecords(b, rs, b.N)
+			records += b.N
+			waitRecords(b, rs, records)
 			calls := apiWrites(b, r)
 			cpu := cpuTime(b, r.cmd.Process.Pid)
 			b.ResetTimer()
