@@ -49,7 +49,7 @@ func newClusterBasis(s *server) (*clusterBasis, error) {
 	b.events = cluster.NewEvents(cluster.EventsConfig{Client: client, Host: host, Now: s.now, Log: s.log, Dropped: s.metrics.EventsDropped})
 	b.cluster, err = cluster.New(context.Background(), api, *c.Kubernetes, cluster.Options{
 		Log: s.log, Now: s.now, Version: version, Identity: os.Getenv("POD_NAME"),
-		ProvisioningToken: c.ProvisioningToken, KeyRotation: time.Duration(c.KeyRotation), KeyPublishDelay: time.Duration(c.KeyPublishDelay),
+		Origins: c.Origins, ProvisioningToken: c.ProvisioningToken, KeyRotation: time.Duration(c.KeyRotation), KeyPublishDelay: time.Duration(c.KeyPublishDelay),
 		Certificate: b.serve, Changed: b.measure, Events: b.events, Called: s.metrics.APICall,
 	})
 	if err != nil {

@@ -1,0 +1,223 @@
+package deploy
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+)
+
+// byAttestation are grants that only a machine makes use of, by attesting. The
+// tests of records and claims, and those of the replicas, run as this account.
+var byAttestation = []string{
+	"get identityclaims.mcs-attest.dev", "create identityclaims.mcs-attest.dev", "update identityclaims.mcs-attest.dev", "delete identityclaims.mcs-attest.dev",
+	"get machines.machine.openshift.io", "get machines.cluster.x-k8s.io",
+	"create machineattestations.mcs-attest.dev in mcs-attest", "delete machineattestations.mcs-attest.dev in mcs-attest",
+	"create events", "patch events",
+	"use securitycontextconstraints.security.openshift.io",
+}
+
+// The verifier itself, as the account that the overlay makes, on an ordinary day:
+// it is forbidden nothing, and uses what it was given.
+func TestTheVerifierUsesWhatItIsGivenAndMissesNothing(t *testing.T) {
+	c := cluster.Start(t, cluster.Audit())
+	c.InstallClusterAPI(t)
+	c.InstallOpenShift(t)
+	c.KubectlApply(t, hosts)
+	Apply(t, c, "openshift")
+	certificate, key := servingPair(t)
+	holder := func(kind, field, namespace, name string, data map[string]string) string {
+		out := fmt.Sprintf("---\napiVersion: v1\nkind: %s\nmetadata: {namespace: %s, name: %s}\n%s:\n", kind, namespace, name, field)
+		for k, v := range data {
+			out += "  " + k + ": |\n    " + strings.ReplaceAll(v, "\n", "\n    ") + "\n"
+		}
+		return out
+	}
+	secret := func(namespace, name string, data map[string]string) string {
+		return holder("Secret", "stringData", namespace, name, data)
+	}
+	pointer := `{"ignition":{"version":"3.2.0","config":{"merge":[{"source":"https://api-int.cluster.example.com:22623/config/worker"}]}}}`
+	c.KubectlApply(t, secret("openshift-machine-config-operator", "machine-config-server-tls", map[string]string{"tls.crt": certificate, "tls.key": key})+
+		holder("ConfigMap", "data", "openshift-machine-config-operator", "machine-config-server-ca", map[string]string{"ca-bundle.crt": certificate}))
+	c.KubectlApply(t, secret("openshift-machine-api", "worker-user-data", map[string]string{"userData": pointer})+
+		secret("openshift-machine-api", "master-user-data", map[string]string{"userData": strings.Replace(pointer, "worker", "master", 1)})+
+		secret("openshift-config", "machineconfig-auth", map[string]string{"token": rand.Text() + rand.Text()}))
+
+	dir := t.TempDir()
+	program := filepath.Join(dir, "verifier")
+	if out, err := exec.Command("go", "build", "-o", program, "../verifier").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	text, err := os.ReadFile("overlays/openshift/mcs-attest.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig := "kubernetes:\n  kubeconfig: " + c.Kubeconfig(account) + "\n"
+	configured := strings.Replace(string(text), "kubernetes:\n", kubeconfig, 1) + "  rotateEvery: 2s\n  grace: 1s\nkeyRotation: 2s\nkeyPublishDelay: 1s\n"
+	path := filepath.Join(dir, "mcs-attest.yaml")
+	if err := os.WriteFile(path, []byte(configured), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	addr, metrics := free(t), free(t)
+	cmd := exec.Command(program, "serve", "--config", path, "--listen", addr, "--metrics-listen", metrics)
+	var log bytes.Buffer
+	cmd.Stdout, cmd.Stderr, cmd.Env = &log, &log, append(os.Environ(), "POD_NAME=mcs-attest-verifier-test")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	stop := func() {
+		if cmd.Process != nil {
+			_ = cmd.Process.Kill()
+			<-ended
+			cmd.Process = nil
+		}
+	}
+	t.Cleanup(stop)
+
+	ready := "not asked"
+	if !until(func() bool {
+		res, err := http.Get("http://" + metrics + "/readyz")
+		if err != nil {
+			ready = err.Error()
+			return false
+		}
+		defer res.Body.Close()
+		var body bytes.Buffer
+		_, _ = body.ReadFrom(res.Body)
+		ready = body.String()
+		return res.StatusCode == http.StatusOK
+	}) {
+		stop()
+		t.Fatalf("not ready: %s\n%s", ready, log.String())
+	}
+
+	// Something for it to do: a Machine that comes and goes, an enrolment that is
+	// not well, a policy that cannot be used.
+	machine := `
+apiVersion: machine.openshift.io/v1beta1
+kind: Machine
+metadata:
+  namespace: openshift-machine-api
+  name: worker-0
+  labels: {machine.openshift.io/cluster-api-machine-role: worker}
+spec: {providerSpec: {value: {userDataSecret: {name: worker-user-data}}}}
+`
+	c.KubectlApply(t, machine)
+	c.KubectlApply(t, `
+apiVersion: mcs-attest.dev/v1alpha1
+kind: AttestationPolicy
+metadata: {name: second-for-everyone}
+spec: {pools: ["*"], mode: Audit}
+---
+apiVersion: mcs-attest.dev/v1alpha1
+kind: MachineAttestation
+metadata: {namespace: mcs-attest, name: stand-in}
+spec: {pool: worker, ekSHA256: [`+strings.Repeat("cd", 32)+`], quarantined: true}
+`)
+	records := func() string {
+		return c.Kubectl(t, "-n", "openshift-machine-api", "get", "machineattestations", "-o", "name")
+	}
+	if !until(func() bool { return strings.Contains(records(), "machineattestation") }) {
+		t.Errorf("no record was made for the Machine")
+	}
+	c.Kubectl(t, "-n", "openshift-machine-api", "patch", "machines.machine.openshift.io", "worker-0", "--subresource=status", "--type=merge",
+		"--patch", `{"status":{"nodeRef":{"kind":"Node","name":"worker-0"}}}`)
+	if !until(func() bool {
+		return strings.Contains(c.Kubectl(t, "-n", "openshift-machine-api", "get", "machineattestations", "-o", "jsonpath={.items[*].status.phase}"), "Joined")
+	}) {
+		t.Errorf("the Machine never became Joined")
+	}
+	c.Kubectl(t, "-n", "openshift-machine-api", "delete", "machines.machine.openshift.io", "worker-0")
+	if !until(func() bool { return !strings.Contains(records(), "machineattestation") }) {
+		t.Errorf("the record of a Machine that is gone is still there")
+	}
+
+	var expected []Grant
+	for _, g := range Grants(t, "openshift") {
+		if !slices.ContainsFunc(byAttestation, func(s string) bool { return strings.HasPrefix(g.String()+" in", s+" in") || strings.HasPrefix(g.String(), s+" ") }) {
+			expected = append(expected, g)
+		}
+	}
+	used := map[string]bool{}
+	missing := func() (left []string) {
+		for _, g := range expected {
+			if !used[g.String()] {
+				left = append(left, g.String())
+			}
+		}
+		return left
+	}
+	// The holder of the lease looks at everything once a minute.
+	for end := time.Now().Add(4 * time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		for _, r := range c.Requests(t) {
+			if r.User != account {
+				continue
+			}
+			if r.Code == http.StatusForbidden {
+				t.Errorf("forbidden: %+v", r)
+			}
+			for _, g := range expected {
+				if g.Verb == r.Verb && g.Group == r.Group && g.Resource == r.Resource && g.Subresource == r.Subresource &&
+					(g.Namespace == r.Namespace || g.Namespace == "") && (g.Name == r.Name || g.Name == "") {
+					used[g.String()] = true
+				}
+			}
+		}
+		if t.Failed() || len(missing()) == 0 {
+			break
+		}
+	}
+	stop()
+	if left := missing(); len(left) > 0 {
+		t.Errorf("granted, and not used:\n%s\n%s", strings.Join(left, "\n"), log.String())
+	}
+}
+
+func free(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func servingPair(t *testing.T) (certificate, key string) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "api-int"}, DNSNames: []string{"api-int.cluster.example.com"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}))
+}
