@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -333,6 +335,44 @@ func TestAttack_T43_TwoIdentitiesRaceOnThreeReplicas(t *testing.T) {
 	}
 }
 
+// THREATS T44: behind a front end that ends TLS, a challenge of one replica may be
+// answered at another, once. The second answer is refused wherever it goes.
+func TestAttack_T44_OneChallengeAnsweredAtTwoReplicas(t *testing.T) {
+	rs := inCluster(t)
+	all := []*inProcess{rs.serve(0), rs.serve(0), rs.serve(0)}
+	spki := sha256.Sum256(all[0].server.certs.Current().Leaf.RawSubjectPublicKeyInfo)
+	rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{
+		"pools": []any{"*"}, "binding": "Terminated", "frontEndKeys": []any{hex.EncodeToString(spki[:])},
+	}}))
+	for _, p := range all {
+		eventually(t, func() bool {
+			policy, err := p.server.World().Policies.For("worker")
+			return err == nil && policy.Binding == v1alpha1.BindingTerminated
+		}, func() string { return "the binding is not in force" })
+	}
+	honest := soft(t)
+	rs.machine("terminated", honest.spki)
+	n := all[0].node(honest)
+	n.answerAt = []string{all[1].addr}
+	if status, _ := all[2].fetch(all[1].attests(n)); status != 200 {
+		t.Fatalf("the honest machine's config: %d", status)
+	}
+	keys := soft(t)
+	rs.machine("terminated-twice", keys.spki)
+	for _, p := range all {
+		eventually(t, func() bool { return p.server.World().Machines.Enrolled(keys.spki) }, func() string { return "the Machine is not seen" })
+	}
+	n = all[0].node(keys)
+	n.answerAt = []string{all[1].addr, all[2].addr}
+	if _, _, err := n.attest(t.Context()); err == nil {
+		t.Fatal("one challenge was answered twice")
+	}
+	all[2].saw("ChallengeUsed")
+	if strings.Contains(all[1].log.everything(), "ChallengeUsed") {
+		t.Error("the first answer was the one that was refused")
+	}
+}
+
 // THREATS T45: one token, fifty times at once at the gates of three replicas: it is
 // answered as often as it has uses.
 func TestAttack_T45_OneTokenFiftyTimesOnThreeReplicas(t *testing.T) {
@@ -555,6 +595,48 @@ func TestClusterTwoVersionsAtOnce(t *testing.T) {
 		}
 		if rec := rs.record(string(m.GetUID())); rec.Status.Phase != v1alpha1.PhaseFetched {
 			t.Errorf("phase %s", rec.Status.Phase)
+		}
+	}
+}
+
+// The provisioning token in the cluster: a Secret as "kubectl create secret" makes it
+// counts at every replica at once (FEATURES A3, A11); one that an administrator
+// edits leaves the one before its grace, without a restart (A12); without the Secret
+// the pool is not enforced (A13).
+func TestClusterProvisioningTokenCountsAtEveryReplica(t *testing.T) {
+	rs := inCluster(t)
+	rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{
+		"pools": []any{"*"}, "evidence": []any{map[string]any{"all": []any{"provisioning-token"}}}, "provisioningTokenAlone": true,
+	}}))
+	rs.cluster.Kubectl(t, "-n", "openshift-config", "delete", "secret", "machineconfig-auth", "--ignore-not-found")
+	all := []*inProcess{rs.serve(0), rs.serve(0), rs.serve(0)}
+	everywhere := func(token string, want int) {
+		t.Helper()
+		for i, p := range all {
+			status := 0
+			eventually(t, func() bool {
+				status, _ = p.fetch(token)
+				return status == want
+			}, func() string { return fmt.Sprintf("replica %d answers %d, want %d", i, status, want) })
+		}
+	}
+	everywhere("", 200)
+	first, second := rand.Text()+rand.Text(), rand.Text()+rand.Text()
+	rs.cluster.Kubectl(t, "-n", "openshift-config", "create", "secret", "generic", "machineconfig-auth", "--from-literal=token="+first)
+	everywhere("", 401)
+	everywhere(first, 200)
+	everywhere(second, 401)
+	rs.cluster.Kubectl(t, "-n", "openshift-config", "patch", "secret", "machineconfig-auth", "--type=merge", "-p", `{"stringData":{"token":"`+second+`"}}`)
+	everywhere(second, 200)
+	everywhere(first, 200)
+	// One that starts later honours the same grace.
+	all = append(all, rs.serve(0))
+	everywhere(first, 200)
+	rs.cluster.Kubectl(t, "-n", "openshift-config", "delete", "secret", "machineconfig-auth")
+	everywhere("", 200)
+	for _, p := range all {
+		if text := p.log.everything(); strings.Contains(text, first) || strings.Contains(text, second) {
+			t.Error("the log has a provisioning token")
 		}
 	}
 }
