@@ -57,12 +57,23 @@ func (c *cli) fieldManager() string { return strings.ReplaceAll(c.name, " ", "-"
 // examples puts the program's name into an Example.
 func (c *cli) examples(text string) string { return strings.ReplaceAll(text, "PROGRAM", c.name) }
 
-// where adds the flags that say where a command works.
+// where adds the flags that say where a command works. The plug-in has them at its
+// root, so that they may stand in front of the command, too.
 func (c *cli) where(cmd *cobra.Command) {
-	f := cmd.Flags()
-	if !c.plugin {
-		configFlag(cmd, &c.config)
+	if c.plugin {
+		return
 	}
+	configFlag(cmd, &c.config)
+	c.clusterFlags(cmd.Flags())
+}
+
+// flags are a command's own, or those that its subcommands have, too.
+type flags interface {
+	StringVar(p *string, name, value, usage string)
+	StringVarP(p *string, name, shorthand, value, usage string)
+}
+
+func (c *cli) clusterFlags(f flags) {
 	f.StringVar(&c.kubeconfig, "kubeconfig", "", c.kubeconfigUsage())
 	f.StringVar(&c.context, "context", "", "context of the kubeconfig")
 	f.StringVarP(&c.namespace, "namespace", "n", "", "namespace of the Machines (default: openshift-machine-api and openshift-cluster-api, else all)")
@@ -218,7 +229,7 @@ func told(cmd *cobra.Command, w operator.Write, output string, all ...operator.W
 			suffix = " (" + string(w.DryRun) + " dry run)"
 		}
 		switch {
-		case strings.HasSuffix(done.Where, ".yaml") && done.Done != "unchanged" && suffix == "":
+		case done.File && done.Done != "unchanged" && suffix == "":
 			cmd.Println("wrote", done.Where)
 		default:
 			cmd.Println(done.Where, done.Done+suffix)

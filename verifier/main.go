@@ -94,6 +94,7 @@ Kubernetes API and needs no verifier to be running.`,
 		SilenceUsage:  true,
 	}
 	root.SetOut(os.Stdout)
+	c.clusterFlags(root.PersistentFlags())
 	root.AddCommand(c.operatorCommands()...)
 	return root
 }

@@ -109,7 +109,7 @@ func (f *Folder) Enrol(_ context.Context, m *v1alpha1.MachineAttestation, w Writ
 		}
 		done = "replaced"
 	}
-	out := Written{Where: path, Done: done, Object: m}
+	out := Written{Where: path, File: true, Done: done, Object: m}
 	if w.dry() {
 		return out, nil
 	}
@@ -267,15 +267,15 @@ func (f *Folder) amend(e machine.Enrolment, w Write, change func(spec *yaml.Node
 			case ext == ".json":
 				return Written{}, hint(fmt.Errorf("%s is JSON, which this command does not edit", path), "change spec of %s/%s there yourself", e.Namespace, e.Name)
 			case bytes.Equal(raw, next):
-				return Written{Where: path, Done: "unchanged", Object: object}, nil
+				return Written{Where: path, File: true, Done: "unchanged", Object: object}, nil
 			case w.dry():
-				return Written{Where: path, Done: "changed", Object: object}, nil
+				return Written{Where: path, File: true, Done: "changed", Object: object}, nil
 			}
 			info, err := os.Stat(path)
 			if err != nil {
 				return Written{}, fmt.Errorf("read manifest: %w", err)
 			}
-			return Written{Where: path, Done: "changed", Object: object}, wholefile.Write(path, info.Mode().Perm(), next)
+			return Written{Where: path, File: true, Done: "changed", Object: object}, wholefile.Write(path, info.Mode().Perm(), next)
 		}
 	}
 	return Written{}, fmt.Errorf("MachineAttestation %s/%s is in no file of the folder any more", e.Namespace, e.Name)

@@ -58,6 +58,7 @@ type Write struct {
 type Written struct {
 	// Where is a path, or kind and name of an object.
 	Where string
+	File  bool // Where is a path
 	// Done is "created", "replaced", "changed" or "unchanged".
 	Done string
 	// Object as it is now.
