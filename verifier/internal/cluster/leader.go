@@ -27,6 +27,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 )
 
@@ -292,8 +293,12 @@ func (c *Cluster) unsettled(uid string) bool {
 // settle brings the record of a UID into line with its Machine.
 func (c *Cluster) settle(uid string) error {
 	b, m := c.compare(uid)
+	// What must wait is looked at again once everything was read.
 	if synced, _ := c.Synced(); !synced && (b.gone || b.release || b.missing) {
-		return nil // everything is looked at again once all of it was read
+		return nil
+	}
+	if b.release && c.unreadable(attestationKind) {
+		return nil // that one may be what says so
 	}
 	now := c.o.Now()
 	change := func(f func(*v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation) error {
@@ -477,7 +482,8 @@ func (c *Cluster) keepKeys(ctx context.Context, renew bool) error {
 			return nil // reported by the watch
 		}
 	}
-	publish := time.Duration(0)
+	// The first keys are to be used at once, by replicas whose clocks are behind too.
+	made, publish := now.Add(-token.Leeway), time.Duration(0)
 	voided := o != nil && c.voided(pair)
 	switch {
 	case voided && !renew && c.repairing(): // done when the latches are in place
@@ -488,9 +494,9 @@ func (c *Cluster) keepKeys(ctx context.Context, renew bool) error {
 	case renew, pair.Rotating(now), now.Before(pair.Due(c.o.KeyRotation)):
 		return nil
 	default:
-		publish = c.o.KeyPublishDelay
+		made, publish = now, c.o.KeyPublishDelay
 	}
-	next, err := pair.Rotate(now, publish)
+	next, err := pair.Rotate(made, publish)
 	if err != nil {
 		return err
 	}

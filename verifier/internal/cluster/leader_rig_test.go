@@ -65,7 +65,7 @@ func (p *process) keyIDs() []string {
 }
 
 func TestThreeReplicasShareKeysAndOneHoldsTheLease(t *testing.T) {
-	w := newWhole(t)
+	w := theWhole(t)
 	w.policy("all", map[string]any{})
 	every, publish := 4*time.Second, 2*time.Second
 	quick := func(_ *config.Kubernetes, o *verifier.Options) {
@@ -143,7 +143,7 @@ func TestThreeReplicasShareKeysAndOneHoldsTheLease(t *testing.T) {
 }
 
 func TestKeysOutliveTheirSecret(t *testing.T) {
-	w := newWhole(t)
+	w := theWhole(t)
 	w.policy("all", map[string]any{})
 	p, q := w.start("a"), w.start("b")
 	until(t, "keys", func() error { return says(len(p.keyIDs()) != 1 || len(q.keyIDs()) != 1, "none") })
@@ -180,7 +180,7 @@ func (w *whole) there(resource schema.GroupVersionResource, namespace, name stri
 }
 
 func TestRecordsFollowTheirMachines(t *testing.T) {
-	w := newWhole(t)
+	w := theWhole(t)
 	w.policy("all", map[string]any{})
 	p := w.start("a")
 	until(t, "sync", p.synced)
@@ -272,7 +272,7 @@ func TestRecordsFollowTheirMachines(t *testing.T) {
 }
 
 func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
-	w := newWhole(t)
+	w := theWhole(t)
 	w.policy("all", map[string]any{})
 	p := w.start("a", func(_ *config.Kubernetes, o *verifier.Options) { o.ProvisioningToken.RotateEvery = 0 })
 	until(t, "sync", p.synced)
@@ -331,7 +331,7 @@ func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
 }
 
 func TestConditionsTellTheTruth(t *testing.T) {
-	w := newWhole(t)
+	w := theWhole(t)
 	p := w.start("a")
 	is := func(kind string, status metav1.ConditionStatus, reason string) {
 		t.Helper()

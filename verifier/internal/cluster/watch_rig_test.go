@@ -184,7 +184,7 @@ func (p *process) mode(pool, name string, mode v1alpha1.Mode) func() error {
 }
 
 func TestMalformedObjectsStopNoOther(t *testing.T) {
-	w := newWhole(t)
+	w := theWhole(t)
 	w.policy("worker", map[string]any{"pools": []any{"worker"}})
 	w.policy("rest", map[string]any{})
 	w.worker("good", annotated(1))
@@ -271,6 +271,7 @@ spec: {machineConfigSelector: {}, nodeSelector: {}}
 		w.policy("typo", map[string]any{"pools": []any{"wroker"}})
 		until(t, "it is told", accepted(policies, "", "typo", metav1.ConditionTrue, "PoolNotFound"))
 		w.delete(policies, "", "typo")
+		w.cluster.Kubectl(t, "delete", "machineconfigpool", "worker")
 	})
 	t.Run("reference values and roots", func(t *testing.T) {
 		values := func(name string) string {
@@ -316,7 +317,9 @@ func (w *whole) event(namespace, object, reason string) func() error {
 }
 
 func TestAClusterWithoutTheirKindsIsAnOrdinaryOne(t *testing.T) {
-	w := prepare(t, cluster.Start(t))
+	c := cluster.Start(t)
+	c.InstallOwn(t)
+	w := prepare(t, c)
 	w.policy("all", map[string]any{})
 	p := w.start("a")
 	until(t, "sync without Machines of any API", p.synced)
@@ -335,7 +338,7 @@ func TestAClusterWithoutTheirKindsIsAnOrdinaryOne(t *testing.T) {
 }
 
 func TestForbiddenNamesTheMissingRule(t *testing.T) {
-	w := newWhole(t)
+	w := theWhole(t)
 	w.policy("all", map[string]any{})
 	w.cluster.KubectlApply(t, `
 apiVersion: v1

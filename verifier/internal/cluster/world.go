@@ -321,12 +321,17 @@ func (c *Cluster) Run(ctx context.Context) error {
 
 // tell tells the caller of changes, several at once where they come fast.
 func (c *Cluster) tell(ctx context.Context) {
-	for {
+	for was := false; ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-c.dirty:
 			c.build()
+			now := c.World().Complete
+			if now && !was {
+				c.everything(true) // what had to wait for it
+			}
+			was = now
 			c.o.Changed()
 			c.tasks.later(task{about: aboutStatus}, 500*time.Millisecond)
 			sleep(ctx, 50*time.Millisecond)
@@ -365,17 +370,10 @@ func (c *Cluster) Synced() (bool, []string) {
 
 // build makes the world of what is known now.
 func (c *Cluster) build() {
-	synced, _ := c.Synced()
+	complete := c.complete()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	w := &service.World{Complete: synced, Machines: c.registry, Policies: c.compile()}
-	for k, f := range c.faults {
-		switch k.kind {
-		case machineAPIKind.String(), clusterAPIKind.String(), attestationKind.String():
-			// What was never readable may be the Machine that nobody finds.
-			w.Complete = w.Complete && !f.never
-		}
-	}
+	w := &service.World{Complete: complete, Machines: c.registry, Policies: c.compile()}
 	var roots [][]anchors.Anchor
 	for _, k := range slices.SortedFunc(maps.Keys(c.content), compareKeys) {
 		s := c.content[k]
@@ -390,6 +388,29 @@ func (c *Cluster) build() {
 	c.secrets.roots.Store(set)
 	w.EKRoots = tpm2.Roots{Anchors: set.Roots(), Intermediates: set.Intermediates()}
 	c.world.Store(w)
+}
+
+// complete reports whether everything that an administrator wrote about Machines
+// is in force. What was never readable may be the Machine that nobody finds, or
+// the quarantine that nobody sees.
+func (c *Cluster) complete() bool {
+	if synced, _ := c.Synced(); !synced {
+		return false
+	}
+	return !c.unreadable(machineAPIKind, clusterAPIKind, hostKind, attestationKind)
+}
+
+// unreadable reports whether some object of these kinds has never had a state that
+// could be used.
+func (c *Cluster) unreadable(kinds ...kind) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for k, f := range c.faults {
+		if f.never && slices.ContainsFunc(kinds, func(kind kind) bool { return kind.String() == k.kind }) {
+			return true
+		}
+	}
+	return false
 }
 
 func compareKeys(a, b key) int {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -39,6 +40,7 @@ var (
 	verifiers  = v1alpha1.GroupVersion.WithResource("attestationverifiers")
 	secrets    = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
 	configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
+	leases     = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 	nodes      = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 )
 
@@ -54,12 +56,34 @@ func newWhole(t testing.TB, o ...cluster.Option) *whole {
 	t.Helper()
 	c := cluster.Start(t, o...)
 	c.InstallOpenShift(t)
+	c.InstallOwn(t)
 	return prepare(t, c)
+}
+
+// theWhole is the cluster that the tests of this process share, swept clean.
+func theWhole(t testing.TB) *whole {
+	t.Helper()
+	s := newSite(t) // which prepares it
+	for _, kind := range []struct {
+		resource   schema.GroupVersionResource
+		namespaces []string
+	}{
+		{policies, []string{""}}, {verifiers, []string{""}}, {nodes, []string{""}}, {claims, []string{""}},
+		{machines, []string{machineNamespace}}, {attestations, []string{machineNamespace, ownNamespace}},
+		{configMaps, []string{ownNamespace, operatorNS}}, {secrets, []string{ownNamespace, operatorNS, machineNamespace, "openshift-config"}},
+		{leases, []string{ownNamespace}},
+	} {
+		for _, ns := range kind.namespaces {
+			if err := s.in(kind.resource, ns).DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil && !kerrors.IsNotFound(err) {
+				t.Fatal(err)
+			}
+		}
+	}
+	return prepare(t, s.cluster)
 }
 
 func prepare(t testing.TB, c *cluster.Cluster) *whole {
 	t.Helper()
-	c.InstallOwn(t)
 	admin, err := dynamic.NewForConfig(c.Admin())
 	if err != nil {
 		t.Fatal(err)
@@ -277,7 +301,7 @@ func (w *whole) condition(resource schema.GroupVersionResource, namespace, name,
 }
 
 func TestWorldFromTheAPI(t *testing.T) {
-	w := newWhole(t)
+	w := theWhole(t)
 	w.policy("all", map[string]any{})
 	w.worker("one", func(o map[string]any) {
 		o["metadata"].(map[string]any)["annotations"] = map[string]any{v1alpha1.AnnotationEKSHA256: ek(1)}
@@ -306,6 +330,13 @@ func TestWorldFromTheAPI(t *testing.T) {
 		return says(c.Status != metav1.ConditionTrue, "%+v", c)
 	})
 
+	t.Run("Machines of every namespace", func(t *testing.T) {
+		q := w.start("b", func(k *config.Kubernetes, _ *verifier.Options) { k.MachineNamespaces = []string{"*"} })
+		until(t, "sync", q.synced)
+		if !q.Registry().Enrolled(hash(t, 1)) {
+			t.Error("its Machine is not known")
+		}
+	})
 	t.Run("a certificate that is rotated", func(t *testing.T) {
 		before := p.UpstreamCAs()
 		w.secret(operatorNS, "machine-config-server-tls", w.certificate(time.Now()))
