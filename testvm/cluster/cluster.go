@@ -33,6 +33,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/rest"
 )
 
@@ -321,6 +322,11 @@ func (c *Cluster) PauseAPIServer() (resume func() error) {
 	defer c.mu.Unlock()
 	pid := c.api.cmd.Process.Pid
 	if err := syscall.Kill(-pid, syscall.SIGSTOP); err != nil {
+		c.logf("pausing the API server: %v", err)
+	}
+	// The signal is on its way to each of its threads; until the last has stopped
+	// it may still answer.
+	if err := unix.Waitid(unix.P_PID, pid, nil, unix.WSTOPPED, nil); err != nil {
 		c.logf("pausing the API server: %v", err)
 	}
 	return func() error { return syscall.Kill(-pid, syscall.SIGCONT) }
