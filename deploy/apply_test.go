@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -57,6 +58,8 @@ func TestOverlaysAreAcceptedByARealAPIServer(t *testing.T) {
 				t.Errorf("policies: %s", got)
 			}
 
+			admitted(t, c, overlay)
+
 			// Uninstalled as the page says, nothing of ours is left.
 			c.Kubectl(t, "delete", "-k", dir, "--wait=false", "--ignore-not-found")
 			for _, kind := range []string{"clusterrole", "clusterrolebinding"} {
@@ -94,6 +97,47 @@ func TestConfigurationAndDaemonSetHaveTheSamePorts(t *testing.T) {
 		}
 		if ports["attest"] != c.Listen || ports["metrics"] != c.MetricsListen {
 			t.Errorf("%s: the DaemonSet has %v, the configuration %s and %s", overlay, ports, c.Listen, c.MetricsListen)
+		}
+	}
+}
+
+// admitted makes the pod that the DaemonSet would make, as far as the API server's
+// admission: in its own namespace, and in one where everything beyond "restricted"
+// is told. That must be the host's network and nothing else.
+func admitted(t *testing.T, c *cluster.Cluster, overlay string) {
+	t.Helper()
+	template := daemonSet(t, overlay).Spec.Template
+	pod, err := json.Marshal(map[string]any{
+		"apiVersion": "v1", "kind": "Pod", "spec": template.Spec,
+		"metadata": map[string]any{"generateName": "mcs-attest-verifier-", "annotations": template.Annotations},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := c.KubectlAs("admin", string(pod), "create", "-n", Namespace, "--dry-run=server", "-f", "-"); err != nil {
+		t.Errorf("not admitted: %v\n%s", err, out)
+	}
+	c.KubectlApply(t, `
+apiVersion: v1
+kind: Namespace
+metadata: {name: restricted, labels: {pod-security.kubernetes.io/enforce: restricted}}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: mcs-attest-verifier, namespace: restricted}
+`)
+	_, err = c.KubectlAs("admin", string(pod), "create", "-n", "restricted", "--dry-run=server", "-f", "-")
+	if err == nil {
+		t.Fatal("a pod on the host's network is \"restricted\"")
+	}
+	_, violations, found := strings.Cut(err.Error(), `violates PodSecurity "restricted:latest": `)
+	if !found {
+		t.Fatal(err)
+	}
+	for _, v := range strings.Split(strings.TrimSpace(violations), "), ") {
+		kind, _, _ := strings.Cut(v, " (")
+		if kind != "host namespaces" && kind != "hostPort" && kind != "probe or lifecycle host" {
+			t.Errorf("%s: beyond the host's network: %s", overlay, v)
 		}
 	}
 }

@@ -76,6 +76,7 @@ func build(t *testing.T, dir string) (binary string) {
 }
 
 func TestImageHoldsAStaticReproducibleBinary(t *testing.T) {
+	t.Parallel()
 	// Two places, with names of different length, and neither a git repository.
 	one, two := t.TempDir(), filepath.Join(t.TempDir(), "a", "longer", "name")
 	a, b := build(t, one), build(t, two)

@@ -232,6 +232,7 @@ func until(f func() bool) bool {
 // Each verb of each rule is there for something: with the roles as they are the
 // call succeeds, and with that verb taken away it is forbidden.
 func TestEachVerbIsSufficientAndNecessary(t *testing.T) {
+	t.Parallel()
 	tried := map[string]bool{} // what the base gives is tried once
 	for _, overlay := range Overlays {
 		t.Run(overlay, func(t *testing.T) {
@@ -282,6 +283,7 @@ func TestEachVerbIsSufficientAndNecessary(t *testing.T) {
 
 // What would be worth stealing the verifier's account for.
 func TestAttack_T49_TheAccountMayDoNothingElse(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "openshift")
 	const machines, mco, config = "openshift-machine-api", "openshift-machine-config-operator", "openshift-config"
 	if !w.may("list", "", "secrets", "", config, "machineconfig-auth") || !w.may("update", "mcs-attest.dev", "machineattestations", "status", machines, "") {

@@ -36,6 +36,7 @@ var byAttestation = []string{
 // The verifier itself, as the account that the overlay makes, on an ordinary day:
 // it is forbidden nothing, and uses what it was given.
 func TestTheVerifierUsesWhatItIsGivenAndMissesNothing(t *testing.T) {
+	t.Parallel()
 	c := cluster.Start(t, cluster.Audit())
 	c.InstallClusterAPI(t)
 	c.InstallOpenShift(t)
@@ -152,7 +153,9 @@ spec: {pool: worker, ekSHA256: [`+strings.Repeat("cd", 32)+`], quarantined: true
 
 	var expected []Grant
 	for _, g := range Grants(t, "openshift") {
-		if !slices.ContainsFunc(byAttestation, func(s string) bool { return strings.HasPrefix(g.String()+" in", s+" in") || strings.HasPrefix(g.String(), s+" ") }) {
+		if !slices.ContainsFunc(byAttestation, func(s string) bool {
+			return strings.HasPrefix(g.String()+" in", s+" in") || strings.HasPrefix(g.String(), s+" ")
+		}) {
 			expected = append(expected, g)
 		}
 	}
