@@ -59,6 +59,10 @@ bench: ## ratios against named peers, in one run
 image: build ## the agent for an existing initramfs: appended cpio, and a tarball with "make install"
 	@dracut/image.sh $(BIN)/mcs-attest-agent $(BIN)
 
+.PHONY: sbom
+sbom: tools build ## what both binaries are made of (CycloneDX)
+	@$(TOOLS)/sbom -o $(BIN) $(BIN)/mcs-attest-agent $(BIN)/mcs-attest-verifier
+
 .PHONY: generate
 generate: tools ## the generated Go code of proto/ and pkg/api, and the CRDs
 	@cd proto && PATH="$(CURDIR)/$(TOOLS):$$PATH" buf generate
