@@ -222,15 +222,20 @@ func (r *replica) ready() string {
 func (r *replica) waitReady() {
 	r.t.Helper()
 	why := "it was not asked"
-	eventually(r.t, func() bool { why = r.ready(); return why == "" }, func() string { return "not ready: " + why })
+	within(r.t, 5*time.Minute, func() bool { why = r.ready(); return why == "" }, func() string { return "not ready: " + why })
 }
 
 // eventually waits for something that takes a while on a slow machine.
-func eventually(t testing.TB, is func() bool, else_ func() string) {
+func eventually(t testing.TB, is func() bool, otherwise func() string) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !is(); time.Sleep(50 * time.Millisecond) {
+	within(t, 2*time.Minute, is, otherwise)
+}
+
+func within(t testing.TB, limit time.Duration, is func() bool, otherwise func() string) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); !is(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal(else_())
+			t.Fatal(otherwise())
 		}
 	}
 }
