@@ -32,6 +32,7 @@ func (s *server) gate(upstream http.Handler) http.Handler {
 	}
 	if s.cluster != nil {
 		redeemer.Confirm = s.cluster.confirm.ConfirmUID
+		redeemer.Stale = func() error { return s.World().Stale }
 	}
 	return gate.New(gate.Config{
 		Upstream:     upstream,

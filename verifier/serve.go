@@ -33,6 +33,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 )
 
+// maxOperators bounds the connections for metrics and health: a few scrapers and
+// probes; anybody on the network may be able to open one.
+const maxOperators = 64
+
 // shutdownGrace is how long requests under way may take when the verifier stops.
 const shutdownGrace = 20 * time.Second
 
@@ -155,7 +159,10 @@ func serve(ctx context.Context, c *config.Config, logger *slog.Logger) error {
 		return err
 	}
 	nodes := listen.NewServer(handler, s.certs, logger)
-	operators := &http.Server{Handler: s.operatorHandler(), ReadHeaderTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second}
+	operators := &http.Server{
+		Handler: s.operatorHandler(), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
+		IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10,
+	}
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -168,7 +175,7 @@ func serve(ctx context.Context, c *config.Config, logger *slog.Logger) error {
 		})
 	}
 	run("serve nodes", func() error { return nodes.ServeTLS(listen.Limit(raw, c.MaxConnections), "", "") })
-	run("serve metrics", func() error { return operators.Serve(metricsListener) })
+	run("serve metrics", func() error { return operators.Serve(listen.Limit(metricsListener, maxOperators)) })
 	run("watch", func() error { return s.Run(ctx) })
 	logger.Info("serving", "version", version, "listen", raw.Addr().String(), "metrics", metricsListener.Addr().String(),
 		"origins", c.Origins, "basis", s.Describe(), "upstream", c.Upstream)

@@ -19,6 +19,9 @@ type Redeemer struct {
 	Records  Records
 	Machines func() Machines
 	Now      func() time.Time
+	// Stale, if set, says what has not been heard of for too long; then nothing is
+	// redeemed. It may be nil.
+	Stale func() error
 	// Confirm reads the Machine with this UID anew before it is told a final no
 	// (DESIGN, section 19, rule 12). Its error is temporary. It may be nil.
 	Confirm func(uid string) error
@@ -69,6 +72,11 @@ func (r Redeemer) Redeem(_ context.Context, c token.Claims) error {
 
 // redeemable judges what the Machine is now.
 func (r Redeemer) redeemable(c token.Claims, now time.Time) error {
+	if r.Stale != nil {
+		if err := r.Stale(); err != nil {
+			return reason.Wrap(reason.StoreUnavailable, err, "what is known is out of date")
+		}
+	}
 	err := r.Machines().Redeemable(c.MachineUID, c.Pool, now)
 	if err != nil && r.Confirm != nil && !reason.From(err).Code.Info().Temporary {
 		if stale := r.Confirm(c.MachineUID); stale != nil {

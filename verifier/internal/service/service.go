@@ -53,7 +53,10 @@ const ticketLifetime = 2 * time.Hour
 type World struct {
 	// Complete: everything that the administrator wrote is in force. While it is
 	// not, a Machine that is not here may only be unreadable.
-	Complete   bool
+	Complete bool
+	// Stale, if set, says what has not been heard of for too long: then nothing is
+	// granted and nothing redeemed, since a quarantine or a join may have gone unseen.
+	Stale      error
 	Policies   *policy.Set
 	Machines   Machines
 	References []measuredboot.ReferenceValues
@@ -278,6 +281,9 @@ func (s *Service) attest(ctx context.Context, c *call, req *mcsattestv1.AttestRe
 	}
 	c.pool = challenge.Pool
 	world := s.World()
+	if world.Stale != nil {
+		return nil, reason.Wrap(reason.StoreUnavailable, world.Stale, "what is known is out of date")
+	}
 	p, err := world.Policies.For(challenge.Pool)
 	if err != nil {
 		return nil, err
