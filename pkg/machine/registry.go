@@ -1,7 +1,9 @@
 package machine
 
 import (
+	"cmp"
 	"encoding/hex"
+	"iter"
 	"maps"
 	"reflect"
 	"slices"
@@ -30,51 +32,67 @@ type Registry struct {
 	enrolments map[name]*Enrolment
 	nodes      map[string]string // provider id by Node
 
-	byUID      multimap[string, name] // Machines and stand-ins
-	byProvider multimap[string, name] // the same
-	byEK       multimap[EKHash, name] // Machines by annotation
-	enrolledEK multimap[EKHash, name] // enrolments
-	enrolledBy multimap[name, name]   // enrolments by the Machine they name; its group is empty
-	nodeOf     multimap[string, string]
-	texts      map[string]string // one copy of what many Machines say alike
+	byUID      multimap[string, *Machine]
+	byProvider multimap[string, *Machine]
+	byEK       multimap[EKHash, *Machine] // by annotation
+	// The same of enrolments; those by UID and provider id stand in for a Machine.
+	standInUID      multimap[string, *Enrolment]
+	standInProvider multimap[string, *Enrolment]
+	enrolledEK      multimap[EKHash, *Enrolment]
+	enrolledBy      multimap[name, *Enrolment] // by the Machine they name; its group is empty
+	nodeOf          multimap[string, string]   // Nodes by provider id
+	texts           map[string]string          // one copy of what many Machines say alike
 }
 
 // NewRegistry returns an empty one. Pointers may be nil.
 func NewRegistry(pointers userData) *Registry {
 	return &Registry{
 		pointers: pointers, machines: map[name]*Machine{}, enrolments: map[name]*Enrolment{}, nodes: map[string]string{},
-		byUID: newMultimap[string, name](), byProvider: newMultimap[string, name](), byEK: newMultimap[EKHash, name](),
-		enrolledEK: newMultimap[EKHash, name](), enrolledBy: newMultimap[name, name](), nodeOf: newMultimap[string, string](),
+		byUID: newMultimap[string, *Machine](), byProvider: newMultimap[string, *Machine](), byEK: newMultimap[EKHash, *Machine](),
+		standInUID: newMultimap[string, *Enrolment](), standInProvider: newMultimap[string, *Enrolment](),
+		enrolledEK: newMultimap[EKHash, *Enrolment](), enrolledBy: newMultimap[name, *Enrolment](), nodeOf: newMultimap[string, string](),
 		texts: map[string]string{},
 	}
 }
 
-// PutMachine takes a Machine in, or its next state. It reports whether that is news.
-func (r *Registry) PutMachine(m Machine) bool {
+// PutMachine takes a Machine in, or its next state. Names and addresses are not
+// kept: nothing is found by them.
+func (r *Registry) PutMachine(m Machine) {
+	m = reduced(m)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	key := name{m.group(), m.Namespace, m.Name}
-	m.source = place{}
-	before, known := r.machines[key]
-	if known && reflect.DeepEqual(*before, m) {
-		return false
-	}
 	r.dropMachine(key)
 	m.APIVersion, m.Kind, m.Namespace, m.Phase = r.text(m.APIVersion), r.text(m.Kind), r.text(m.Namespace), r.text(m.Phase)
 	m.UserDataSecret, m.authority = r.text(m.UserDataSecret), r.text(m.authority)
 	for i, p := range m.Pools {
 		m.Pools[i] = r.text(p)
 	}
-	key.group, key.namespace, key.name = r.text(key.group), m.Namespace, m.Name
-	r.machines[key] = &m
-	r.byUID.add(m.UID, key)
+	if m.NodeRef == m.Name {
+		m.NodeRef = m.Name // one copy
+	}
+	r.machines[name{r.text(key.group), m.Namespace, m.Name}] = &m
+	r.byUID.add(m.UID, &m)
 	if m.ProviderID != "" {
-		r.byProvider.add(NormalProviderID(m.ProviderID), key)
+		r.byProvider.add(NormalProviderID(m.ProviderID), &m)
 	}
 	for _, h := range m.EKSHA256 {
-		r.byEK.add(mustEKHash(h), key)
+		r.byEK.add(mustEKHash(h), &m)
 	}
-	return true
+}
+
+// reduced is what is kept of a Machine.
+func reduced(m Machine) Machine {
+	m.source, m.InternalDNS, m.Addresses = place{}, nil, nil
+	return m
+}
+
+// HasMachine reports whether the Machine is known in this very state.
+func (r *Registry) HasMachine(m Machine) bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	known, ok := r.machines[name{m.group(), m.Namespace, m.Name}]
+	return ok && reflect.DeepEqual(*known, reduced(m))
 }
 
 // DeleteMachine forgets a Machine.
@@ -90,45 +108,54 @@ func (r *Registry) dropMachine(key name) {
 		return
 	}
 	delete(r.machines, key)
-	r.byUID.remove(m.UID, key)
+	r.byUID.remove(m.UID, m)
 	if m.ProviderID != "" {
-		r.byProvider.remove(NormalProviderID(m.ProviderID), key)
+		r.byProvider.remove(NormalProviderID(m.ProviderID), m)
 	}
 	for _, h := range m.EKSHA256 {
-		r.byEK.remove(mustEKHash(h), key)
+		r.byEK.remove(mustEKHash(h), m)
 	}
 }
 
 // PutEnrolment takes an enrolment in, or its next state. One that says nothing,
 // as the verifier's own record of a Machine does until an administrator writes
-// something into it, is not kept. It reports whether that is news.
-func (r *Registry) PutEnrolment(e Enrolment) bool {
+// something into it, is not kept.
+func (r *Registry) PutEnrolment(e Enrolment) {
+	e = e.reduced()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	key := name{e.kind, e.Namespace, e.Name}
-	e.Status, e.ManagedFields, e.ResourceVersion = v1alpha1.MachineAttestationStatus{}, nil, ""
-	before, known := r.enrolments[key]
-	if known && reflect.DeepEqual(*before, e) || !known && e.silent() {
-		return false
-	}
 	r.dropEnrolment(key)
 	if e.silent() {
-		return true
+		return
 	}
 	r.enrolments[key] = &e
 	for _, h := range e.eks {
-		r.enrolledEK.add(h, key)
+		r.enrolledEK.add(h, &e)
 	}
 	if ref := e.Spec.MachineRef; ref != nil {
-		r.enrolledBy.add(name{"", ref.Namespace, ref.Name}, key)
-		return true
+		r.enrolledBy.add(name{"", ref.Namespace, ref.Name}, &e)
+		return
 	}
 	m := e.standIn()
-	r.byUID.add(m.UID, key)
+	r.standInUID.add(m.UID, &e)
 	if m.ProviderID != "" {
-		r.byProvider.add(NormalProviderID(m.ProviderID), key)
+		r.standInProvider.add(NormalProviderID(m.ProviderID), &e)
 	}
-	return true
+}
+
+// reduced is what is kept of an enrolment.
+func (e Enrolment) reduced() Enrolment {
+	e.Status, e.ManagedFields, e.ResourceVersion = v1alpha1.MachineAttestationStatus{}, nil, ""
+	return e
+}
+
+// HasEnrolment reports whether the enrolment is known in this very state.
+func (r *Registry) HasEnrolment(e Enrolment) bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	known, ok := r.enrolments[name{e.kind, e.Namespace, e.Name}]
+	return !ok && e.silent() || ok && reflect.DeepEqual(*known, e.reduced())
 }
 
 // DeleteEnrolment forgets a MachineAttestation.
@@ -152,16 +179,16 @@ func (r *Registry) dropEnrolment(key name) {
 	}
 	delete(r.enrolments, key)
 	for _, h := range e.eks {
-		r.enrolledEK.remove(h, key)
+		r.enrolledEK.remove(h, e)
 	}
 	if ref := e.Spec.MachineRef; ref != nil {
-		r.enrolledBy.remove(name{"", ref.Namespace, ref.Name}, key)
+		r.enrolledBy.remove(name{"", ref.Namespace, ref.Name}, e)
 		return
 	}
 	m := e.standIn()
-	r.byUID.remove(m.UID, key)
+	r.standInUID.remove(m.UID, e)
 	if m.ProviderID != "" {
-		r.byProvider.remove(NormalProviderID(m.ProviderID), key)
+		r.standInProvider.remove(NormalProviderID(m.ProviderID), e)
 	}
 }
 
@@ -173,6 +200,12 @@ func (r *Registry) PutNode(node, providerID string) {
 	r.dropNode(node)
 	if providerID != "" {
 		id := NormalProviderID(providerID)
+		if m, ok := r.byProvider.one[id]; ok { // the Machine's copy of the text will do, and of the name
+			id = NormalProviderID(m.ProviderID)
+			if m.NodeRef == node {
+				node = m.NodeRef
+			}
+		}
 		r.nodes[node] = id
 		r.nodeOf.add(id, node)
 	}
@@ -211,7 +244,7 @@ func (r *Registry) Enrolled(ek EKHash) bool {
 func (r *Registry) Known(uid string) bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return r.byUID.has(uid)
+	return r.byUID.has(uid) || r.standInUID.has(uid)
 }
 
 // Redeemable is [Index.Redeemable].
@@ -227,28 +260,19 @@ func (r *Registry) ByUID(uid string) (*Machine, bool) {
 // ByName finds the Machines of either API, and stand-ins, of a name: for people and
 // for housekeeping, never for Match.
 func (r *Registry) ByName(namespace, machine string) []*Machine {
-	var found []*Machine
-	r.mu.RLock()
-	c := closure{Registry: r, seen: map[name]bool{}}
-	for _, group := range []string{groupMachineAPI, groupClusterAPI} {
-		c.machine(name{group, namespace, machine})
-	}
-	c.enrolment(name{"", namespace, machine})
-	r.mu.RUnlock()
-	ix, _ := NewIndex(c.found, r.pointers)
-	for _, m := range ix.ByName(namespace, machine) {
-		if !slices.Contains(found, m) {
-			found = append(found, m)
+	return r.collect(func(c *closure) {
+		for _, group := range []string{groupMachineAPI, groupClusterAPI} {
+			c.machine(r.machines[name{group, namespace, machine}])
 		}
-	}
-	return found
+		c.enrolment(r.enrolments[name{"", namespace, machine}])
+	}).ByName(namespace, machine)
 }
 
 // UIDs are those of all Machines and stand-ins, in no order.
 func (r *Registry) UIDs() []string {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return slices.Collect(maps.Keys(r.byUID.one))
+	return slices.AppendSeq(slices.Collect(maps.Keys(r.byUID.one)), maps.Keys(r.standInUID.one))
 }
 
 // Len is how many Machines there are, stand-ins aside.
@@ -260,37 +284,45 @@ func (r *Registry) Len() int {
 
 // All is the index of everything: for what is asked seldom.
 func (r *Registry) All() *Index {
-	r.mu.RLock()
-	c := closure{Registry: r, seen: map[name]bool{}}
-	for key := range r.machines {
-		c.machine(key)
-	}
-	for key := range r.enrolments {
-		c.enrolment(key)
-	}
-	r.mu.RUnlock()
-	ix, _ := NewIndex(c.found, r.pointers)
-	return ix
+	return r.collect(func(c *closure) {
+		for _, m := range r.machines {
+			c.machine(m)
+		}
+		for _, e := range r.enrolments {
+			c.enrolment(e)
+		}
+	})
 }
 
 // about is the index of what can have to do with an identity.
 func (r *Registry) about(id Identity) *Index {
+	return r.collect(func(c *closure) {
+		if id.EK != (EKHash{}) {
+			for m := range r.byEK.all(id.EK) {
+				c.machine(m)
+			}
+			for e := range r.enrolledEK.all(id.EK) {
+				c.enrolment(e)
+			}
+		}
+		for _, p := range id.ProviderIDs {
+			c.instance(NormalProviderID(p))
+		}
+		if id.MachineUID != "" {
+			for m := range r.byUID.all(id.MachineUID) {
+				c.machine(m)
+			}
+			for e := range r.standInUID.all(id.MachineUID) {
+				c.enrolment(e)
+			}
+		}
+	})
+}
+
+func (r *Registry) collect(from func(*closure)) *Index {
 	r.mu.RLock()
-	c := closure{Registry: r, seen: map[name]bool{}}
-	if id.EK != (EKHash{}) {
-		for _, key := range r.byEK.get(id.EK) {
-			c.machine(key)
-		}
-		for _, key := range r.enrolledEK.get(id.EK) {
-			c.enrolment(key)
-		}
-	}
-	for _, p := range id.ProviderIDs {
-		c.either(r.byProvider.get(NormalProviderID(p)))
-	}
-	if id.MachineUID != "" {
-		c.either(r.byUID.get(id.MachineUID))
-	}
+	c := closure{Registry: r, machinesSeen: map[*Machine]bool{}, enrolmentsSeen: map[*Enrolment]bool{}}
+	from(&c)
 	r.mu.RUnlock()
 	ix, _ := NewIndex(c.found, r.pointers)
 	return ix
@@ -299,57 +331,67 @@ func (r *Registry) about(id Identity) *Index {
 // closure collects what belongs together. The registry is locked for reading.
 type closure struct {
 	*Registry
-	seen  map[name]bool
-	found Manifests
+	machinesSeen   map[*Machine]bool
+	enrolmentsSeen map[*Enrolment]bool
+	found          Manifests
 }
 
-func (c *closure) either(keys []name) {
-	for _, key := range keys {
-		if _, ok := c.machines[key]; ok {
-			c.machine(key)
-		} else {
-			c.enrolment(key)
-		}
+// instance collects what has a provider id.
+func (c *closure) instance(id string) {
+	for m := range c.byProvider.all(id) {
+		c.machine(m)
 	}
-}
-
-func (c *closure) machine(key name) {
-	m, ok := c.machines[key]
-	if !ok || c.seen[key] {
-		return
-	}
-	c.seen[key] = true
-	own := *m
-	if nodes := c.nodeOf.get(NormalProviderID(m.ProviderID)); own.NodeRef == "" && len(nodes) > 0 {
-		own.NodeRef = nodes[0]
-	}
-	c.found.Machines = append(c.found.Machines, own)
-	if m.ProviderID != "" {
-		c.either(c.byProvider.get(NormalProviderID(m.ProviderID)))
-	}
-	for _, e := range c.enrolledBy.get(name{"", m.Namespace, m.Name}) {
+	for e := range c.standInProvider.all(id) {
 		c.enrolment(e)
 	}
 }
 
-func (c *closure) enrolment(key name) {
-	// Enrolments are told from Machines by their group.
-	e, ok := c.enrolments[key]
-	if !ok || c.seen[key] {
+// node is the Node with a provider id; "" if there is none.
+func (c *closure) node(id string) string {
+	for node := range c.nodeOf.all(id) {
+		return node
+	}
+	return ""
+}
+
+// machine collects a Machine; nil is none.
+func (c *closure) machine(m *Machine) {
+	if m == nil || c.machinesSeen[m] {
 		return
 	}
-	c.seen[key] = true
+	c.machinesSeen[m] = true
+	own := *m
+	if m.ProviderID != "" {
+		own.NodeRef = cmp.Or(own.NodeRef, c.node(NormalProviderID(m.ProviderID)))
+	}
+	c.found.Machines = append(c.found.Machines, own)
+	if m.ProviderID != "" {
+		c.instance(NormalProviderID(m.ProviderID))
+	}
+	for e := range c.enrolledBy.all(name{"", m.Namespace, m.Name}) {
+		c.enrolment(e)
+	}
+}
+
+// enrolment collects an enrolment; nil is none.
+func (c *closure) enrolment(e *Enrolment) {
+	if e == nil || c.enrolmentsSeen[e] {
+		return
+	}
+	c.enrolmentsSeen[e] = true
 	own := *e
-	if id := e.Spec.ExpectedProviderID; e.Spec.MachineRef == nil && id != "" {
-		if nodes := c.nodeOf.get(NormalProviderID(id)); len(nodes) > 0 {
-			own.node = nodes[0]
-		}
-		c.either(c.byProvider.get(NormalProviderID(id)))
+	id := NormalProviderID(e.Spec.ExpectedProviderID)
+	standIn := e.Spec.MachineRef == nil
+	if standIn && id != "" {
+		own.node = c.node(id)
 	}
 	c.found.Enrolments = append(c.found.Enrolments, own)
+	if standIn && id != "" {
+		c.instance(id)
+	}
 	if ref := e.Spec.MachineRef; ref != nil {
 		for _, group := range []string{groupMachineAPI, groupClusterAPI} {
-			c.machine(name{group, ref.Namespace, ref.Name})
+			c.machine(c.machines[name{group, ref.Namespace, ref.Name}])
 		}
 	}
 }
@@ -387,12 +429,17 @@ func (m multimap[K, V]) has(k K) bool {
 	return ok
 }
 
-func (m multimap[K, V]) get(k K) []V {
-	v, ok := m.one[k]
-	if !ok {
-		return nil
+func (m multimap[K, V]) all(k K) iter.Seq[V] {
+	return func(yield func(V) bool) {
+		if v, ok := m.one[k]; !ok || !yield(v) {
+			return
+		}
+		for _, v := range m.more[k] {
+			if !yield(v) {
+				return
+			}
+		}
 	}
-	return append([]V{v}, m.more[k]...)
 }
 
 func (m multimap[K, V]) add(k K, v V) {
@@ -404,7 +451,11 @@ func (m multimap[K, V]) add(k K, v V) {
 }
 
 func (m multimap[K, V]) remove(k K, v V) {
-	list := slices.DeleteFunc(m.get(k), func(x V) bool { return x == v })
+	if m.one[k] == v && len(m.more[k]) == 0 {
+		delete(m.one, k)
+		return
+	}
+	list := slices.DeleteFunc(slices.Collect(m.all(k)), func(x V) bool { return x == v })
 	delete(m.one, k)
 	delete(m.more, k)
 	for _, x := range list {

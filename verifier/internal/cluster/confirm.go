@@ -47,17 +47,23 @@ func (c Confirmation) Confirm(m *machine.Machine) error {
 		return reason.Wrap(reason.StoreUnavailable, err, "Machine %s", m)
 	}
 	found, _ := machine.FromObject(live.Object)
-	news := false
+	// The registry itself is only ever told by the watch: a read that was overtaken
+	// must not put an older state, or a Machine that is gone, back into it.
 	for _, fresh := range found.Machines {
-		news = c.Machines.PutMachine(fresh) || news
+		if !c.Machines.HasMachine(fresh) {
+			return outOfDate(m)
+		}
 	}
 	for _, fresh := range found.Enrolments {
-		news = c.Machines.PutEnrolment(fresh) || news
-	}
-	if news {
-		return reason.Deny(reason.StoreUnavailable, "what was known of Machine %s is out of date", m)
+		if !c.Machines.HasEnrolment(fresh) {
+			return outOfDate(m)
+		}
 	}
 	return nil
+}
+
+func outOfDate(m *machine.Machine) error {
+	return reason.Deny(reason.StoreUnavailable, "what was known of Machine %s is out of date", m)
 }
 
 // ConfirmUID is Confirm by UID. One that is not known needs no confirmation.
