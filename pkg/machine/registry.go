@@ -7,6 +7,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,71 +29,118 @@ type Registry struct {
 	pointers userData
 
 	mu         sync.RWMutex
-	machines   map[name]*Machine
+	machines   map[name]*kept
 	enrolments map[name]*Enrolment
 	nodes      map[string]string // provider id by Node
 
-	byUID      multimap[string, *Machine]
-	byProvider multimap[string, *Machine]
-	byEK       multimap[EKHash, *Machine] // by annotation
+	byUID      multimap[string, *kept]
+	byProvider multimap[string, *kept]
+	byEK       multimap[EKHash, *kept] // by annotation
 	// The same of enrolments; those by UID and provider id stand in for a Machine.
 	standInUID      multimap[string, *Enrolment]
 	standInProvider multimap[string, *Enrolment]
 	enrolledEK      multimap[EKHash, *Enrolment]
 	enrolledBy      multimap[name, *Enrolment] // by the Machine they name; its group is empty
 	nodeOf          multimap[string, string]   // Nodes by provider id
-	texts           map[string]string          // one copy of what many Machines say alike
+	shared          map[alike]*alike           // what many Machines share
 }
+
+// kept is a Machine in as little memory as will do.
+type kept struct {
+	*alike
+	name, uid, nodeRef, providerID string
+	created                        int64 // Unix time in nanoseconds; 0 is none
+	eks                            []EKHash
+}
+
+// alike is what many Machines share.
+type alike struct {
+	apiVersion, kind, namespace, phase, userDataSecret, authority string
+
+	pools    string // joined by commas, which no pool's name has
+	deleting bool
+}
+
+// keep leaves out what nothing is found by: InternalDNS and addresses.
+func (r *Registry) keep(m Machine) *kept {
+	shared := alike{m.APIVersion, m.Kind, m.Namespace, m.Phase, m.UserDataSecret, m.authority, strings.Join(m.Pools, ","), m.Deleting}
+	one, ok := r.shared[shared]
+	if !ok {
+		one = &shared
+		if len(r.shared) < maxShared {
+			r.shared[shared] = one
+		}
+	}
+	k := &kept{alike: one, name: m.Name, uid: m.UID, nodeRef: m.NodeRef, providerID: m.ProviderID}
+	if !m.Created.IsZero() {
+		k.created = m.Created.UnixNano()
+	}
+	for _, s := range m.EKSHA256 {
+		var h EKHash
+		_, _ = hex.Decode(h[:], []byte(s)) // a Machine's hashes were parsed before
+		k.eks = append(k.eks, h)
+	}
+	return k
+}
+
+// maxShared bounds what is kept once for many.
+const maxShared = 10_000
+
+// machine is what was kept.
+func (k *kept) machine() Machine {
+	m := Machine{
+		APIVersion: k.apiVersion, Kind: k.kind, Namespace: k.namespace, Name: k.name, UID: k.uid, Deleting: k.deleting, Phase: k.phase,
+		NodeRef: k.nodeRef, ProviderID: k.providerID, UserDataSecret: k.userDataSecret, authority: k.authority,
+	}
+	if k.created != 0 {
+		m.Created = time.Unix(0, k.created)
+	}
+	if k.pools != "" {
+		m.Pools = strings.Split(k.pools, ",")
+	}
+	for _, h := range k.eks {
+		m.EKSHA256 = append(m.EKSHA256, hex.EncodeToString(h[:]))
+	}
+	return m
+}
+
+func (k *kept) provider() string { return NormalProviderID(k.providerID) }
 
 // NewRegistry returns an empty one. Pointers may be nil.
 func NewRegistry(pointers userData) *Registry {
 	return &Registry{
-		pointers: pointers, machines: map[name]*Machine{}, enrolments: map[name]*Enrolment{}, nodes: map[string]string{},
-		byUID: newMultimap[string, *Machine](), byProvider: newMultimap[string, *Machine](), byEK: newMultimap[EKHash, *Machine](),
+		pointers: pointers, machines: map[name]*kept{}, enrolments: map[name]*Enrolment{}, nodes: map[string]string{},
+		byUID: newMultimap[string, *kept](), byProvider: newMultimap[string, *kept](), byEK: newMultimap[EKHash, *kept](),
 		standInUID: newMultimap[string, *Enrolment](), standInProvider: newMultimap[string, *Enrolment](),
 		enrolledEK: newMultimap[EKHash, *Enrolment](), enrolledBy: newMultimap[name, *Enrolment](), nodeOf: newMultimap[string, string](),
-		texts: map[string]string{},
+		shared: map[alike]*alike{},
 	}
 }
 
-// PutMachine takes a Machine in, or its next state. Names and addresses are not
-// kept: nothing is found by them.
+// PutMachine takes a Machine in, or its next state. Its names and addresses are
+// not kept: nothing is found by them.
 func (r *Registry) PutMachine(m Machine) {
-	m = reduced(m)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	key := name{m.group(), m.Namespace, m.Name}
+	k := r.keep(m)
+	key := name{groupOf(k.apiVersion), k.namespace, k.name}
 	r.dropMachine(key)
-	m.APIVersion, m.Kind, m.Namespace, m.Phase = r.text(m.APIVersion), r.text(m.Kind), r.text(m.Namespace), r.text(m.Phase)
-	m.UserDataSecret, m.authority = r.text(m.UserDataSecret), r.text(m.authority)
-	for i, p := range m.Pools {
-		m.Pools[i] = r.text(p)
+	r.machines[key] = k
+	r.byUID.add(k.uid, k)
+	if k.providerID != "" {
+		r.byProvider.add(k.provider(), k)
 	}
-	if m.NodeRef == m.Name {
-		m.NodeRef = m.Name // one copy
+	for _, h := range k.eks {
+		r.byEK.add(h, k)
 	}
-	r.machines[name{r.text(key.group), m.Namespace, m.Name}] = &m
-	r.byUID.add(m.UID, &m)
-	if m.ProviderID != "" {
-		r.byProvider.add(NormalProviderID(m.ProviderID), &m)
-	}
-	for _, h := range m.EKSHA256 {
-		r.byEK.add(mustEKHash(h), &m)
-	}
-}
-
-// reduced is what is kept of a Machine.
-func reduced(m Machine) Machine {
-	m.source, m.InternalDNS, m.Addresses = place{}, nil, nil
-	return m
 }
 
 // HasMachine reports whether the Machine is known in this very state.
 func (r *Registry) HasMachine(m Machine) bool {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	known, ok := r.machines[name{m.group(), m.Namespace, m.Name}]
-	return ok && reflect.DeepEqual(*known, reduced(m))
+	return ok && reflect.DeepEqual(*known, *r.keep(m))
 }
 
 // DeleteMachine forgets a Machine.
@@ -103,17 +151,17 @@ func (r *Registry) DeleteMachine(apiGroup, namespace, machine string) {
 }
 
 func (r *Registry) dropMachine(key name) {
-	m, ok := r.machines[key]
+	k, ok := r.machines[key]
 	if !ok {
 		return
 	}
 	delete(r.machines, key)
-	r.byUID.remove(m.UID, m)
-	if m.ProviderID != "" {
-		r.byProvider.remove(NormalProviderID(m.ProviderID), m)
+	r.byUID.remove(k.uid, k)
+	if k.providerID != "" {
+		r.byProvider.remove(k.provider(), k)
 	}
-	for _, h := range m.EKSHA256 {
-		r.byEK.remove(mustEKHash(h), m)
+	for _, h := range k.eks {
+		r.byEK.remove(h, k)
 	}
 }
 
@@ -200,10 +248,10 @@ func (r *Registry) PutNode(node, providerID string) {
 	r.dropNode(node)
 	if providerID != "" {
 		id := NormalProviderID(providerID)
-		if m, ok := r.byProvider.one[id]; ok { // the Machine's copy of the text will do, and of the name
-			id = NormalProviderID(m.ProviderID)
-			if m.NodeRef == node {
-				node = m.NodeRef
+		if k, ok := r.byProvider.one[id]; ok { // the Machine's copy of both texts will do
+			id = k.provider()
+			if k.nodeRef == node {
+				node = k.nodeRef
 			}
 		}
 		r.nodes[node] = id
@@ -321,7 +369,7 @@ func (r *Registry) about(id Identity) *Index {
 
 func (r *Registry) collect(from func(*closure)) *Index {
 	r.mu.RLock()
-	c := closure{Registry: r, machinesSeen: map[*Machine]bool{}, enrolmentsSeen: map[*Enrolment]bool{}}
+	c := closure{Registry: r, machinesSeen: map[*kept]bool{}, enrolmentsSeen: map[*Enrolment]bool{}}
 	from(&c)
 	r.mu.RUnlock()
 	ix, _ := NewIndex(c.found, r.pointers)
@@ -331,7 +379,7 @@ func (r *Registry) collect(from func(*closure)) *Index {
 // closure collects what belongs together. The registry is locked for reading.
 type closure struct {
 	*Registry
-	machinesSeen   map[*Machine]bool
+	machinesSeen   map[*kept]bool
 	enrolmentsSeen map[*Enrolment]bool
 	found          Manifests
 }
@@ -355,20 +403,20 @@ func (c *closure) node(id string) string {
 }
 
 // machine collects a Machine; nil is none.
-func (c *closure) machine(m *Machine) {
-	if m == nil || c.machinesSeen[m] {
+func (c *closure) machine(k *kept) {
+	if k == nil || c.machinesSeen[k] {
 		return
 	}
-	c.machinesSeen[m] = true
-	own := *m
-	if m.ProviderID != "" {
-		own.NodeRef = cmp.Or(own.NodeRef, c.node(NormalProviderID(m.ProviderID)))
+	c.machinesSeen[k] = true
+	m := k.machine()
+	if k.providerID != "" {
+		m.NodeRef = cmp.Or(m.NodeRef, c.node(k.provider()))
 	}
-	c.found.Machines = append(c.found.Machines, own)
-	if m.ProviderID != "" {
-		c.instance(NormalProviderID(m.ProviderID))
+	c.found.Machines = append(c.found.Machines, m)
+	if k.providerID != "" {
+		c.instance(k.provider())
 	}
-	for e := range c.enrolledBy.all(name{"", m.Namespace, m.Name}) {
+	for e := range c.enrolledBy.all(name{"", k.namespace, k.name}) {
 		c.enrolment(e)
 	}
 }
@@ -394,24 +442,6 @@ func (c *closure) enrolment(e *Enrolment) {
 			c.machine(c.machines[name{group, ref.Namespace, ref.Name}])
 		}
 	}
-}
-
-// maxTexts bounds the texts that are kept once.
-const maxTexts = 10_000
-
-func (r *Registry) text(s string) string {
-	if one, ok := r.texts[s]; ok {
-		return one
-	}
-	if len(r.texts) < maxTexts {
-		r.texts[s] = s
-	}
-	return s
-}
-
-func mustEKHash(s string) (h EKHash) {
-	_, _ = hex.Decode(h[:], []byte(s)) // a Machine's hashes were parsed before
-	return h
 }
 
 // multimap holds mostly one value for a key.

@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -262,4 +263,32 @@ func BenchmarkRegistryMatch(b *testing.B) {
 			}
 		})
 	}
+}
+
+// What a Machine costs in memory at 100 000 of them, those that have joined and so
+// have a Node.
+func BenchmarkRegistryMemory(b *testing.B) {
+	const n = 100_000
+	var before, after runtime.MemStats
+	for b.Loop() {
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		r := NewRegistry(nil)
+		for i := range n {
+			name := fmt.Sprintf("cluster-abcde-worker-us-east-1a-%05d", i)
+			m := Machine{
+				APIVersion: groupMachineAPI + "/v1beta1", Kind: "Machine", Namespace: "openshift-machine-api", Name: name, UID: fmt.Sprintf("%036d", i), Created: modified,
+				Phase: "Running", NodeRef: name + ".ec2.internal", Pools: []string{"worker"}, ProviderID: fmt.Sprintf("aws:///us-east-1a/i-%017x", i),
+				InternalDNS: []string{name + ".ec2.internal"}, Addresses: []string{fmt.Sprint("10.0.0.", i)}, UserDataSecret: "worker-user-data", authority: authorityMachineAPI,
+			}
+			m.addEK(EKHash{1, byte(i >> 16), byte(i >> 8), byte(i)})
+			r.PutMachine(m)
+			r.PutNode(m.NodeRef, m.ProviderID)
+		}
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		runtime.KeepAlive(r)
+	}
+	b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/(1<<20), "MiB")
+	b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/n, "B/Machine")
 }
