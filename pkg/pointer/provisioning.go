@@ -14,33 +14,43 @@ import (
 const tokenParameter = "token"
 
 // LeftAlone is why user data was not changed.
-type LeftAlone struct{ Why string }
+type LeftAlone struct {
+	Why string
+	// NotTaken: its sources are of pools that do not take the token, so nothing
+	// is missing.
+	NotTaken bool
+}
 
 func (l *LeftAlone) Error() string { return "left alone: " + l.Why }
 
-func leftAlone(format string, a ...any) error { return &LeftAlone{fmt.Sprintf(format, a...)} }
+func leftAlone(format string, a ...any) error { return &LeftAlone{Why: fmt.Sprintf(format, a...)} }
 
 // Provisioning is a provisioning token and where it may go.
 type Provisioning struct {
 	Token   secret.Bytes
 	Origins []string // "https://host:port", lower case, port explicit
-	// URLParameter: configs that have no headers show it in the URL.
-	URLParameter bool
+	// Pool says whether a pool takes the token, and whether in the URL, too, which
+	// is where configs that have no headers show it. Nil: each pool, in the header.
+	Pool func(pool string) (takes, inURL bool)
+	// Ours reports whether a token that a config shows is a provisioning token of
+	// before, to be replaced. Nil: none is. Any other is somebody else's.
+	Ours func(token secret.Bytes) bool
 }
 
-// Provision returns the user data with the token on every source of the origins,
-// whatever the pool. It is for the pointer configs that a cluster hands to its
+// Provision returns the user data with the token on every source of the origins
+// whose pool takes it. It is for the pointer configs that a cluster hands to its
 // machines, so it changes nothing that a machine could notice besides:
 //
 //   - specification 3.1 and later: the header "Authorization: Bearer TOKEN", in
-//     place of another bearer token; a parameter "token" goes out of the URL;
+//     place of an older one; a parameter "token" goes out of the URL;
 //   - 2.x and 3.0, which have no headers: the parameter "token" of the URL, if
 //     that is allowed. The version is never raised: an old boot image has to
 //     read it;
 //   - everything else, unknown keys too, stays byte for byte.
 //
 // Doing it again changes nothing. A [*LeftAlone] says why nothing was done: the
-// user data is something else, has no such source, or shows other credentials.
+// user data is something else, has no such source, or shows other credentials,
+// such as a bearer token of somebody else.
 func Provision(raw []byte, p Provisioning) ([]byte, error) {
 	if !isToken68(p.Token.Expose()) {
 		return nil, errors.New("the token has characters that no bearer token has")
@@ -54,6 +64,9 @@ func Provision(raw []byte, p Provisioning) ([]byte, error) {
 		return nil, err
 	}
 	if n == 0 {
+		if pools := c.others(p); len(pools) > 0 {
+			return nil, &LeftAlone{Why: fmt.Sprintf("no policy of pool %s takes the provisioning token", strings.Join(pools, " or ")), NotTaken: true}
+		}
 		return nil, leftAlone("no source leads to %s", strings.Join(p.Origins, " or "))
 	}
 	if len(edits) == 0 {
@@ -83,7 +96,33 @@ func parseAny(raw []byte) (*Config, error) {
 	return c, err
 }
 
-func (p Provisioning) takes(s Source) bool { return s.Secure && slices.Contains(p.Origins, s.Origin) }
+func (p Provisioning) leads(s Source) bool { return s.Secure && slices.Contains(p.Origins, s.Origin) }
+
+func (p Provisioning) takes(pool string) (takes, inURL bool) {
+	if p.Pool == nil {
+		return true, false
+	}
+	return p.Pool(pool)
+}
+
+// ours reports whether a token that is there may be replaced.
+func (p Provisioning) ours(token string) bool {
+	return token == "" || token == string(p.Token.Expose()) || p.Ours != nil && p.Ours(secret.New([]byte(token)))
+}
+
+// others are the pools of the origins' sources.
+func (c *Config) others(p Provisioning) (pools []string) {
+	for _, r := range c.refs {
+		switch {
+		case r.server && p.leads(r.at):
+			pools = append(pools, fmt.Sprintf("%.64q", r.at.Pool))
+		case r.inner != nil:
+			pools = append(pools, r.inner.others(p)...)
+		}
+	}
+	slices.Sort(pools)
+	return slices.Compact(pools)
+}
 
 // headers reports whether the config's specification has httpHeaders.
 func (c *Config) headers() bool {
@@ -95,12 +134,16 @@ func (c *Config) provision(p Provisioning) (edits []edit, count int, err error) 
 	for _, r := range c.refs {
 		var own []edit
 		switch {
-		case r.server && p.takes(r.at):
+		case r.server && p.leads(r.at):
+			takes, inURL := p.takes(r.at.Pool)
+			if !takes {
+				continue
+			}
 			count++
 			if c.headers() {
-				own, err = r.showInHeader(p.Token)
+				own, err = r.showInHeader(p)
 			} else {
-				own, err = r.showInURL(c.Version(), p)
+				own, err = r.showInURL(c.Version(), inURL, p)
 			}
 		case r.inner != nil:
 			var n int
@@ -118,19 +161,26 @@ func (c *Config) provision(p Provisioning) (edits []edit, count int, err error) 
 	return edits, count, nil
 }
 
-func (r reference) showInHeader(token secret.Bytes) ([]edit, error) {
+func (r reference) showInHeader(p Provisioning) ([]edit, error) {
 	values, err := authorizations(r.object)
 	if err != nil {
 		return nil, leftAlone("%s: %v", r.where, err)
 	}
 	for _, v := range values {
-		if _, ok := bearerOf(v); !ok {
+		token, ok := bearerOf(v)
+		if !ok {
 			return nil, leftAlone("%s shows other credentials than a bearer token", r.where)
 		}
+		if !p.ours(token) {
+			return nil, leftAlone("%s shows a bearer token that is no provisioning token known here", r.where)
+		}
+	}
+	if err := r.foreign(p); err != nil {
+		return nil, err
 	}
 	var edits []edit
-	if len(values) != 1 || values[0] != "Bearer "+string(token.Expose()) {
-		e, err := withBearer(r.object, token)
+	if len(values) != 1 || values[0] != "Bearer "+string(p.Token.Expose()) {
+		e, err := withBearer(r.object, p.Token)
 		if err != nil {
 			return nil, leftAlone("%s: %v", r.where, err)
 		}
@@ -142,9 +192,22 @@ func (r reference) showInHeader(token secret.Bytes) ([]edit, error) {
 	return edits, nil
 }
 
-func (r reference) showInURL(version string, p Provisioning) ([]edit, error) {
-	if !p.URLParameter {
+// foreign says that the URL shows a token of somebody else.
+func (r reference) foreign(p Provisioning) error {
+	for _, v := range parameters(r.at.URL) {
+		if !p.ours(v) {
+			return leftAlone("the URL of %s shows a token that is no provisioning token known here", r.where)
+		}
+	}
+	return nil
+}
+
+func (r reference) showInURL(version string, inURL bool, p Provisioning) ([]edit, error) {
+	if !inURL {
 		return nil, leftAlone("specification %s has no headers, and the policy does not allow the token in the URL", version)
+	}
+	if err := r.foreign(p); err != nil {
+		return nil, err
 	}
 	if values := parameters(r.at.URL); len(values) == 1 && values[0] == string(p.Token.Expose()) {
 		return nil, nil

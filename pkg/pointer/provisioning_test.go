@@ -23,7 +23,9 @@ const sharedHeader = `"httpHeaders":[{"name":"Authorization","value":"Bearer ` +
 
 func provision(raw string, urlParameter bool) (string, error) {
 	out, err := pointer.Provision([]byte(raw), pointer.Provisioning{
-		Token: secret.New([]byte(shared)), Origins: []string{origin, "https://10.0.0.5:22623"}, URLParameter: urlParameter,
+		Token: secret.New([]byte(shared)), Origins: []string{origin, "https://10.0.0.5:22623"},
+		Pool: func(pool string) (takes, inURL bool) { return pool != "master", urlParameter },
+		Ours: func(token secret.Bytes) bool { return string(token.Expose()) == old },
 	})
 	return string(out), err
 }
@@ -38,6 +40,12 @@ func TestProvision(t *testing.T) {
 		{"3.1 is the first that has headers", config("3.1.0", merge(mcs)), config("3.1.0", `"merge":[{"source":"`+mcs+`",`+sharedHeader+`}]`), false},
 		{"the header even where the URL is allowed", config("3.2.0", merge(mcs)), config("3.2.0", `"merge":[{"source":"`+mcs+`",`+sharedHeader+`}]`), true},
 		{"a replace", config("3.5.0", `"replace":{"source":"`+mcs+`"}`), config("3.5.0", `"replace":{"source":"`+mcs+`",`+sharedHeader+`}`), false},
+		{"any pool that takes it, and no other",
+			config("3.4.0", `"merge":[{"source":"`+origin+`/config/master","httpHeaders":[{"name":"Authorization","value":"Bearer theirs"}]},{"source":"`+mcs+`"}]`),
+			config("3.4.0", `"merge":[{"source":"`+origin+`/config/master","httpHeaders":[{"name":"Authorization","value":"Bearer theirs"}]},{"source":"`+mcs+`",`+sharedHeader+`}]`), false},
+		{"an empty bearer and an empty parameter are nobody's",
+			config("3.4.0", `"merge":[{"source":"`+mcs+`?token=","httpHeaders":[{"name":"Authorization","value":"Bearer "}]}]`),
+			config("3.4.0", `"merge":[{"source":"`+mcs+`",`+sharedHeader+`}]`), false},
 		{"any pool, any of the origins, no other server",
 			config("3.4.0", `"merge":[{"source":"https://10.0.0.5:22623/config/infra"},{"source":"https://elsewhere:22623/config/worker"},{"source":"`+mcs+`"}]`),
 			config("3.4.0", `"merge":[{"source":"https://10.0.0.5:22623/config/infra",`+sharedHeader+`},{"source":"https://elsewhere:22623/config/worker"},{"source":"`+mcs+`",`+sharedHeader+`}]`), false},
@@ -165,6 +173,10 @@ func TestProvisionLeavesAlone(t *testing.T) {
 		{"3.0 without leave to use the URL", config("3.0.0", merge(mcs)), false, "3.0.0 has no headers"},
 		{"2.2 without leave to use the URL", config("2.2.0", `"append":[{"source":"`+mcs+`"}]`), false, "2.2.0 has no headers"},
 		{"other credentials", config("3.4.0", `"merge":[{"source":"`+mcs+`","httpHeaders":[{"name":"Authorization","value":"Basic eDp5"}]}]`), true, "other credentials"},
+		{"somebody else's bearer token", config("3.4.0", `"merge":[{"source":"`+mcs+`","httpHeaders":[{"name":"Authorization","value":"Bearer theirs"}]}]`), true, "no provisioning token known here"},
+		{"somebody else's in the URL", config("3.4.0", merge(mcs+"?token=theirs")), true, "no provisioning token known here"},
+		{"somebody else's in the URL, without headers", config("3.0.0", merge(mcs+"?token=theirs")), true, "no provisioning token known here"},
+		{"a pool that does not take it", config("3.4.0", merge(origin+"/config/master")), true, `no policy of pool "master" takes`},
 		{"readable in two ways", `{"ignition":{"version":"3.4.0","config":{` + merge(mcs) + `},"CONFIG":{}}}`, true, "two ways"},
 		{"not valid", config("3.4.0", `"merge":[{"source":7}]`), true, "not valid"},
 	} {
@@ -176,6 +188,20 @@ func TestProvisionLeavesAlone(t *testing.T) {
 	}
 	if _, err := pointer.Provision([]byte(config("3.4.0", merge(mcs))), pointer.Provisioning{Token: secret.New([]byte("a b")), Origins: []string{origin}}); err == nil || errors.As(err, new(*pointer.LeftAlone)) {
 		t.Errorf("a token with a space: %v", err)
+	}
+}
+
+func TestNothingIsMissingWhereThePoolDoesNotTakeTheToken(t *testing.T) {
+	for raw, want := range map[string]bool{
+		config("3.4.0", merge(origin+"/config/master")): true,
+		config("3.4.0", merge("data:;base64,"+base64.StdEncoding.EncodeToString([]byte(config("3.4.0", merge(origin+"/config/master")))))): true,
+		config("3.4.0", merge("https://elsewhere:22623/config/worker")):                                                                    false,
+	} {
+		_, err := provision(raw, true)
+		var left *pointer.LeftAlone
+		if !errors.As(err, &left) || left.NotTaken != want {
+			t.Errorf("%s: %v", raw, err)
+		}
 	}
 }
 
@@ -260,7 +286,7 @@ func FuzzProvision(f *testing.F) {
 	for _, version := range []string{"2.2.0", "3.0.0", "3.2.0", "3.5.0"} {
 		f.Add([]byte(stub(version)))
 	}
-	f.Add([]byte(config("3.4.0", `"merge":[{"source":"`+mcs+`?token=`+old+`","httpHeaders":[{"name":"Authorization","value":"Bearer x"}]}]`)))
+	f.Add([]byte(config("3.4.0", `"merge":[{"source":"`+mcs+`?token=`+old+`","httpHeaders":[{"name":"Authorization","value":"Bearer `+old+`"}]}]`)))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		out, err := provision(string(raw), true)
 		if err != nil {

@@ -582,19 +582,25 @@ func (c *Cluster) rewrite(ctx context.Context, k key) error {
 		c.leave(k, why)
 		return nil
 	}
-	next, err := pointer.Provision(data["userData"], pointer.Provisioning{Token: tokens.Current, Origins: c.o.Origins, URLParameter: c.urlParameter()})
+	next, err := pointer.Provision(data["userData"], c.pointerToken(tokens, owner.Annotations[annotationWritten]))
 	var left *pointer.LeftAlone
 	if errors.As(err, &left) {
-		c.leave(k, left.Why)
+		why := left.Why
+		if left.NotTaken {
+			why = "" // as the policies have it
+		}
+		c.leave(k, why)
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("user data %s: %w", k, err)
 	}
 	c.leave(k, "")
-	if string(next) == string(data["userData"]) {
+	id := provisioning.ID(tokens.Current)
+	if string(next) == string(data["userData"]) && owner.Annotations[annotationWritten] == id {
 		return nil
 	}
+	note(o, annotationWritten, id)
 	c.tasks.limit.Accept()
 	if err := c.writeSecret(ctx, k, o, map[string][]byte{"userData": next}); err != nil {
 		return fmt.Errorf("user data %s: %w", k, err)
@@ -620,15 +626,4 @@ func (c *Cluster) leave(k key, why string) {
 		}
 		t.add(task{about: aboutStatus})
 	}
-}
-
-// urlParameter reports whether some policy takes the token in the URL.
-func (c *Cluster) urlParameter() bool {
-	set := c.World().Policies
-	for _, pool := range set.Pools() {
-		if p, err := set.For(pool); err == nil && p.URLParameter {
-			return true
-		}
-	}
-	return false
 }

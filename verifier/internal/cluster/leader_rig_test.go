@@ -274,6 +274,9 @@ func TestRecordsFollowTheirMachines(t *testing.T) {
 func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
 	w := theWhole(t)
 	w.policy("all", map[string]any{})
+	w.policy("shared", map[string]any{"pools": []any{"worker", "master"}, "provisioningTokenAlone": true, "evidence": []any{
+		map[string]any{"all": []any{"tpm2"}}, map[string]any{"all": []any{"provisioning-token"}},
+	}})
 	p := w.start("a", func(_ *config.Kubernetes, o *verifier.Options) { o.ProvisioningToken.RotateEvery = 0 })
 	until(t, "sync", p.synced)
 	if _, presence := p.Provisioning().At(time.Now()); presence != provisioning.Absent {
@@ -325,7 +328,38 @@ func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
 			t.Error("it was written")
 		}
 	})
-	if log := p.log.String(); strings.Contains(log, one) || strings.Contains(log, two) {
+	three := strings.Repeat("qrstuvwx", 6)
+	t.Run("every older one is void, and the pointer configs follow", func(t *testing.T) {
+		w.secret("openshift-config", "machineconfig-auth", map[string]string{"token": three, "previous-expires": "2020-01-01T00:00:00Z"})
+		until(t, "A12: the newest", func() error { return says(shown("worker-user-data") != three, "not yet") })
+	})
+	t.Run("somebody else's token stays", func(t *testing.T) {
+		theirs := strings.Replace(pointerConfig("worker"), `/config/worker"`, `/config/worker","httpHeaders":[{"name":"Authorization","value":"Bearer theirs"}]`, 1)
+		w.patch(secrets, machineNamespace, "worker-user-data", `{"metadata":{"annotations":{"mcs-attest.dev/provisioning-token":null}},"data":{"userData":"`+base64.StdEncoding.EncodeToString([]byte(theirs))+`"}}`)
+		until(t, "told", func() error {
+			c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
+			return says(!strings.Contains(c.Message, "worker-user-data"), "%+v", c)
+		})
+		if got := shown("worker-user-data"); got != "theirs" {
+			t.Errorf("it was replaced: %d bytes", len(got))
+		}
+	})
+	t.Run("a pool that does not take it has it not", func(t *testing.T) {
+		w.delete(policies, "", "shared")
+		until(t, "its policy is gone", func() error {
+			policy, err := p.World().Policies.For("worker")
+			return says(err != nil || policy.ProvisioningTokenAlone, "%v", err)
+		})
+		w.patch(secrets, machineNamespace, "worker-user-data", `{"data":{"userData":"`+base64.StdEncoding.EncodeToString([]byte(pointerConfig("worker")))+`"}}`)
+		until(t, "nothing is wrong with it", func() error {
+			c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
+			return says(strings.Contains(c.Message, "worker-user-data"), "%+v", c)
+		})
+		if got := shown("worker-user-data"); got != "" {
+			t.Error("it has it")
+		}
+	})
+	if log := p.log.String(); strings.Contains(log, one) || strings.Contains(log, two) || strings.Contains(log, three) {
 		t.Error("A21: a token is in the log")
 	}
 }

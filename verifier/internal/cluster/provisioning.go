@@ -2,11 +2,46 @@ package cluster
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
+
+// annotationWritten on a user-data Secret is the short id of the provisioning token
+// in it. By it the verifier knows its own after that token was voided.
+const annotationWritten = "mcs-attest.dev/provisioning-token"
+
+// pointerToken says how the current token gets into a pointer config: for the
+// pools whose policy lists it, and in place of a token that is, or was, ours.
+func (c *Cluster) pointerToken(tokens provisioning.Tokens, written string) pointer.Provisioning {
+	policies := c.World().Policies
+	return pointer.Provisioning{
+		Token: tokens.Current, Origins: c.o.Origins,
+		Pool: func(pool string) (takes, inURL bool) {
+			p, err := policies.For(pool)
+			return err == nil && slices.Contains(p.Kinds(), evidence.ProvisioningToken), p.URLParameter
+		},
+		Ours: func(token secret.Bytes) bool {
+			return tokens.Check(c.o.Now(), token.Expose()) != provisioning.None || provisioning.ID(token) == written
+		},
+	}
+}
+
+func note(o *unstructured.Unstructured, name, value string) {
+	all := o.GetAnnotations()
+	if all == nil {
+		all = map[string]string{}
+	}
+	all[name] = value
+	o.SetAnnotations(all)
+}
 
 // ReadProvisioning reads the provisioning token from the API: the view is what the
 // watch brought, which may be a moment behind. An error says nothing of the token.

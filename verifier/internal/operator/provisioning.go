@@ -6,12 +6,17 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	manifests "github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
@@ -79,6 +84,48 @@ func (f *Folder) ProvisioningSettings(context.Context) (ProvisioningSettings, er
 
 func settings(c *config.Config, where string) ProvisioningSettings {
 	return ProvisioningSettings{Where: where, Grace: time.Duration(c.ProvisioningToken.Grace), Origins: c.Origins}
+}
+
+// Policies are those in policies/.
+func (f *Folder) Policies(context.Context) (*policy.Set, error) {
+	paths, err := filepath.Glob(filepath.Join(f.Config.Path("policies"), "*.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	var all []policy.Parsed
+	var problems []manifests.Problem
+	for _, path := range paths {
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("read policy: %w", err)
+		}
+		parsed, wrong := policy.Parse(path, raw)
+		all, problems = append(all, parsed...), append(problems, wrong...)
+	}
+	set, wrong := policy.CompileParsed(all...)
+	for _, problem := range append(problems, wrong...) {
+		if !problem.Warning {
+			return nil, problem
+		}
+	}
+	return set, nil
+}
+
+// Policies are the cluster's.
+func (c *Cluster) Policies(ctx context.Context) (*policy.Set, error) {
+	var all []v1alpha1.AttestationPolicy
+	err := c.each(ctx, policies, "", metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
+		var p v1alpha1.AttestationPolicy
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &p); err != nil {
+			return fmt.Errorf("AttestationPolicy %s: %w", o.GetName(), err)
+		}
+		all = append(all, p)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return policy.Compile(all...)
 }
 
 // provisioningSecret is its namespace and name. A cluster may have a token before
