@@ -608,7 +608,7 @@ func TestRecordsSurviveARestartAndWhatWasServedStaysCounted(t *testing.T) {
 func rotateKeys(t *testing.T, c *config.Config, drop bool, now time.Time) error {
 	f := &operator.Folder{Config: c}
 	return f.ChangeKeys(t.Context(), func(k operator.Keys) (operator.Keys, error) {
-		return k.Rotate(now, time.Duration(c.KeyPublishDelay), drop)
+		return operator.Rotate(k, now, time.Duration(c.KeyPublishDelay), drop)
 	})
 }
 

@@ -86,7 +86,7 @@ when a key may have been stolen; machines that boot at that moment begin anew.`,
 			if err != nil && !now {
 				return err
 			}
-			err = b.ChangeKeys(cmd.Context(), func(k operator.Keys) (operator.Keys, error) { return k.Rotate(time.Now(), publish, now) })
+			err = b.ChangeKeys(cmd.Context(), func(k operator.Keys) (operator.Keys, error) { return operator.Rotate(k, time.Now(), publish, now) })
 			if err != nil {
 				return err
 			}

@@ -16,6 +16,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 )
 
 // tries bounds how often a write begins anew after a conflict.
@@ -306,7 +307,7 @@ func (c *Cluster) keys(ctx context.Context) (*unstructured.Unstructured, Keys, e
 	if err != nil {
 		return nil, Keys{}, err
 	}
-	k, err := parseKeys(data[TokenKeys], data[SealKeys])
+	k, err := keys.Parse(data)
 	if err != nil {
 		return nil, Keys{}, fmt.Errorf("the Secret %s/%s: %w", c.o.Own, keysSecret, err)
 	}
@@ -324,11 +325,11 @@ func (c *Cluster) ChangeKeys(ctx context.Context, change func(Keys) (Keys, error
 		if k, err = change(k); err != nil {
 			return err
 		}
-		tokens, seals, err := k.encode()
+		data, err := k.Data()
 		if err != nil {
 			return err
 		}
-		setSecretData(o, map[string][]byte{TokenKeys: tokens.Expose(), SealKeys: seals.Expose()})
+		setSecretData(o, data)
 		_, err = c.dynamic.Resource(secrets).Namespace(c.o.Own).Update(ctx, o, metav1.UpdateOptions{FieldManager: c.o.FieldManager})
 		if err == nil {
 			return nil
