@@ -27,7 +27,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
-	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 )
 
@@ -467,8 +466,9 @@ func setData(o *unstructured.Unstructured, data map[string][]byte) {
 }
 
 // keepKeys makes the keys when there are none, rotates them when it is time, and
-// with renew replaces those from before a restore of etcd. One that cannot be read
-// is an administrator's to look at: it is not written over.
+// with renew replaces those from before a restore of etcd, which every replica that
+// remembers does: the first that writes the Secret has done it for all. One that
+// cannot be read is an administrator's to look at: it is not written over.
 func (c *Cluster) keepKeys(ctx context.Context, renew bool) error {
 	at := key{c.config.Namespace, KeysSecret}
 	o, data, err := c.readSecret(ctx, at)
@@ -482,8 +482,7 @@ func (c *Cluster) keepKeys(ctx context.Context, renew bool) error {
 			return nil // reported by the watch
 		}
 	}
-	// The first keys are to be used at once, by replicas whose clocks are behind too.
-	made, publish := now.Add(-token.Leeway), time.Duration(0)
+	publish := time.Duration(0)
 	voided := o != nil && c.voided(pair)
 	switch {
 	case voided && !renew && c.repairing(): // done when the latches are in place
@@ -494,9 +493,9 @@ func (c *Cluster) keepKeys(ctx context.Context, renew bool) error {
 	case renew, pair.Rotating(now), now.Before(pair.Due(c.o.KeyRotation)):
 		return nil
 	default:
-		made, publish = now, c.o.KeyPublishDelay
+		publish = c.o.KeyPublishDelay
 	}
-	next, err := pair.Rotate(made, publish)
+	next, err := pair.Rotate(now, publish)
 	if err != nil {
 		return err
 	}
@@ -506,6 +505,18 @@ func (c *Cluster) keepKeys(ctx context.Context, renew bool) error {
 	c.tasks.limit.Accept()
 	if err := c.writeSecret(ctx, at, o, data); err != nil {
 		return fmt.Errorf("write the keys: %w", err)
+	}
+	if renew {
+		// Somebody may have been faster; what they wrote must be good, too.
+		if _, data, err = c.readSecret(ctx, at); err != nil {
+			return err
+		}
+		if pair, err = keys.Parse(data); err != nil {
+			return fmt.Errorf("read the new keys: %w", err)
+		}
+		if c.voided(pair) {
+			return errors.New("the keys are still those from before the restore")
+		}
 	}
 	c.log.Info("new keys", "used_from", now.Add(publish).UTC().Format(time.RFC3339), "first", o == nil)
 	return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -144,9 +145,8 @@ func (c *Cluster) restored(why string) {
 
 	s := &c.secrets
 	s.mu.Lock()
-	for _, id := range s.pair.Load().IDs() {
-		s.void[id] = true
-	}
+	maps.Copy(s.void, s.seen)
+	s.renewed = now.Add(-keys.ClockSkew).Truncate(time.Second)
 	s.pair.Store(&keys.Pair{})
 	s.mu.Unlock()
 
@@ -176,16 +176,19 @@ func (c *Cluster) repairing() bool {
 	return c.remembered != nil
 }
 
-// voided reports whether one of the keys is from before a restore.
+// voided reports whether one of the keys is from before a restore: it was there
+// then, or was made then. A backup also holds keys that had been replaced since,
+// and that this process has never seen; a replica that was faster has made new ones
+// after it, and those are good.
 func (c *Cluster) voided(pair keys.Pair) bool {
 	c.secrets.mu.Lock()
 	defer c.secrets.mu.Unlock()
-	for _, id := range pair.IDs() {
-		if c.secrets.void[id] {
-			return true
-		}
-	}
-	return false
+	return c.secrets.voided(pair)
+}
+
+// voided is called with the lock held.
+func (s *secrets) voided(pair keys.Pair) bool {
+	return slices.ContainsFunc(pair.IDs(), func(id string) bool { return s.void[id] }) || !s.renewed.IsZero() && pair.MadeBefore(s.renewed)
 }
 
 // repair does after a restore what has to be done.

@@ -45,7 +45,9 @@ type secrets struct {
 
 	mu       sync.Mutex
 	keysGone bool
-	void     map[string]bool // keys from before a restore; see restore.go
+	seen     map[string]bool // every key that there ever was
+	void     map[string]bool // those of them from before a restore; see restore.go
+	renewed  time.Time       // keys that were made before this are, too; zero: there was no restore
 	ca       *x509.CertPool  // nil: there is no good one
 	legacyCA *x509.CertPool
 	tokens   provisioning.View
@@ -57,7 +59,7 @@ type secrets struct {
 func (c *Cluster) planSecrets() error {
 	s := &c.secrets
 	s.pair.Store(&keys.Pair{})
-	s.pools, s.void = map[key]string{}, map[string]bool{}
+	s.pools, s.seen, s.void = map[key]string{}, map[string]bool{}, map[string]bool{}
 	s.roots.Store(anchors.NewSet())
 
 	c.one(secretKind, key{c.config.Namespace, KeysSecret}, &watched{compact: compactSecret, put: c.putKeys}, c.keysGone)
@@ -160,7 +162,11 @@ func (c *Cluster) putKeys(i *item) []manifest.Problem {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.keysGone = false
-	if slices.ContainsFunc(pair.IDs(), func(id string) bool { return s.void[id] }) {
+	old := s.voided(pair)
+	for _, id := range pair.IDs() {
+		s.seen[id] = true
+	}
+	if old {
 		// They came back from a backup, with everything that was signed by them.
 		s.pair.Store(&keys.Pair{})
 		c.tasks.add(task{about: aboutKeys})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -160,6 +161,84 @@ func TestARestoreVoidsTheKeys(t *testing.T) {
 	put(data)
 	if len(c.TokenKeys().Keys) != 0 {
 		t.Error("a Secret that still has an old key is in force")
+	}
+}
+
+// An administrator voided stolen keys; the backup is from before that.
+func TestKeysThatWereVoidedDoNotComeBack(t *testing.T) {
+	now := time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
+	made := func(p keys.Pair, at time.Time) keys.Pair {
+		t.Helper()
+		p, err := p.Rotate(at, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	data := func(p keys.Pair) map[string][]byte {
+		t.Helper()
+		data, err := p.Data()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	stolen, since := made(keys.Pair{}, now.Add(-24*time.Hour)), made(keys.Pair{}, now.Add(-time.Hour))
+	hasty := made(keys.Pair{}, now.Add(-3*time.Minute)) // replaced again a minute before the restore
+	api := newSecretAPI(t)
+	replica := func(clock time.Duration) *Cluster {
+		c := api.cluster(t)
+		c.o.Now = func() time.Time { return now.Add(clock) }
+		for _, p := range []keys.Pair{hasty, since} {
+			c.putKeys(&item{value: secretData{data(p)}})
+		}
+		c.restored("test")
+		return c
+	}
+	inForce := func(c *Cluster, p keys.Pair) bool {
+		c.putKeys(&item{value: secretData{data(p)}})
+		return len(c.TokenKeys().Keys)+len(c.SealKeys().Keys) > 0
+	}
+	for name, test := range map[string]struct {
+		pair keys.Pair
+		want bool
+	}{
+		"stolen, never seen by this process":    {stolen, false},
+		"in force when etcd was restored":       {since, false},
+		"younger than clocks are apart":         {hasty, false},
+		"the stolen, rotated since the restore": {made(stolen, now.Add(time.Minute)), false},
+		"made by another replica":               {made(keys.Pair{}, now.Add(time.Second)), true},
+		"made by one whose clock is behind":     {made(keys.Pair{}, now.Add(-4*time.Minute)), true},
+		"made so, and rotated":                  {made(made(keys.Pair{}, now), now.Add(10*24*time.Hour)), true},
+	} {
+		if got := inForce(replica(0), test.pair); got != test.want {
+			t.Errorf("%s: in force %v", name, got)
+		}
+	}
+
+	api.data, api.version = data(stolen), 7
+	var pair keys.Pair
+	for i, clock := range []time.Duration{0, 4 * time.Minute, -4 * time.Minute} {
+		c := replica(clock)
+		if err := c.keepKeys(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		p, err := keys.Parse(api.data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			pair = p
+		}
+		if api.version != 8 || !slices.Equal(p.IDs(), pair.IDs()) || len(p.IDs()) != 2 || slices.Contains(p.IDs(), stolen.IDs()[0]) {
+			t.Errorf("replica %d: version %d, keys %v, before %v", i, api.version, p.IDs(), stolen.IDs())
+		}
+		if !inForce(c, p) {
+			t.Errorf("replica %d does not take the new keys", i)
+		}
+		if _, ok := p.Tokens.Current(now.Add(-4 * time.Minute)); !ok {
+			t.Error("a replica whose clock is behind cannot sign")
+		}
 	}
 }
 

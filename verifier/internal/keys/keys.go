@@ -22,8 +22,12 @@ const (
 	KeepTokens = time.Hour + 5*time.Minute
 )
 
-// clockSkew is how far a replica's clock may be off.
-const clockSkew = 5 * time.Minute
+const (
+	// ClockSkew is how far a replica's clock may be off.
+	ClockSkew = 5 * time.Minute
+	// backdate is how much older the first keys claim to be than they are.
+	backdate = 2 * ClockSkew
+)
 
 // The keys at rest: files below keys/, or keys of a Secret.
 const (
@@ -65,11 +69,13 @@ func (p Pair) Data() (map[string][]byte, error) {
 
 // Rotate adds a key of each kind, in use after publish, and drops what nothing
 // can need any more. From the zero Pair it makes the first keys, or, where keys
-// were stolen, those that void everything made before; they count as some minutes
-// old, so that a replica whose clock is behind has keys to use.
+// were stolen, those that void everything made before; they are in use since some
+// minutes ago, so that a replica whose clock is behind has keys to use. When they
+// were published is told as it is.
 func (p Pair) Rotate(now time.Time, publish time.Duration) (Pair, error) {
-	if len(p.Tokens.Keys)+len(p.Seals.Keys) == 0 {
-		now = now.Add(-2 * clockSkew)
+	published, first := now, len(p.Tokens.Keys)+len(p.Seals.Keys) == 0
+	if first {
+		now = now.Add(-backdate)
 	}
 	var next Pair
 	var err error
@@ -79,7 +85,29 @@ func (p Pair) Rotate(now time.Time, publish time.Duration) (Pair, error) {
 	if next.Seals, err = p.Seals.Rotate(rand.Reader, now, publish, KeepSealed); err != nil {
 		return p, err
 	}
+	if first {
+		next.Tokens.Keys[0].PublishedAt = published.UTC().Truncate(time.Second)
+	}
 	return next, nil
+}
+
+// MadeBefore reports whether some key is older than at.
+func (p Pair) MadeBefore(at time.Time) bool {
+	for _, k := range p.Tokens.Keys {
+		made := k.PublishedAt
+		if made.IsZero() {
+			made = k.NotBefore
+		}
+		if made.Before(at) {
+			return true
+		}
+	}
+	for _, k := range p.Seals.Keys {
+		if k.NotBefore.Before(at.Add(-backdate)) {
+			return true
+		}
+	}
+	return false
 }
 
 // Due is when a Pair that is rotated every so often shall be: that long after its
