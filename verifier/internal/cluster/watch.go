@@ -84,6 +84,8 @@ type watched struct {
 	optional bool
 	// advisory: the verifier can serve without.
 	advisory bool
+	// whole: a list of it is taken in as a whole; no world is made of a part.
+	whole bool
 
 	compact func(u *unstructured.Unstructured) (any, []manifest.Problem)
 	// put takes each state that can be used, drop what is gone. They are called
@@ -93,6 +95,8 @@ type watched struct {
 	drop func(k key)
 	// settled is called after a whole list was put.
 	settled func()
+	// vanished is called when the cluster does not have the kind.
+	vanished func()
 
 	c      *Cluster
 	client dynamic.ResourceInterface
@@ -362,21 +366,29 @@ func (s *sink) Replace(all []any, resourceVersion string) error {
 		s.epoch, s.highest = now, 0
 	}
 	s.round++
-	for n, i := range items {
-		s.take(i)
-		items[n] = nil // so that there are never two copies of all Machines
-	}
-	for k, seen := range s.known {
-		if seen.round != s.round {
-			s.forget(k)
+	(*watched)(s).atOnce(func() {
+		for n, i := range items {
+			s.take(i)
+			items[n] = nil // so that there are never two copies of all Machines
 		}
-	}
-	s.UpdateResourceVersion(resourceVersion)
-	if s.settled != nil {
+		for k, seen := range s.known {
+			if seen.round != s.round {
+				s.forget(k)
+			}
+		}
 		s.settled()
-	}
-	(*watched)(s).inStep()
+	})
+	s.UpdateResourceVersion(resourceVersion)
 	return nil
+}
+
+// atOnce does what no world may be made in the middle of.
+func (w *watched) atOnce(f func()) {
+	if w.whole {
+		w.c.batch.RLock()
+		defer w.c.batch.RUnlock()
+	}
+	f()
 }
 
 // older reports whether a list shows an earlier time than was seen before: its
@@ -451,18 +463,24 @@ func (w *watched) absent() {
 	if !first {
 		return
 	}
-	for k := range w.known {
-		(*sink)(w).forget(k)
-	}
+	w.forgetAll()
 	if w.optional {
 		w.c.log.Info("this cluster does not have a kind; looking for it again now and then", "kind", w.kind.String())
 	} else {
 		w.c.log.Error("this cluster does not have a kind that the verifier needs; apply its CRDs", "kind", w.kind.String())
 	}
-	if w.settled != nil {
-		w.settled()
-	}
 	w.c.changed()
+}
+
+// forgetAll forgets every object.
+func (w *watched) forgetAll() {
+	w.atOnce(func() {
+		for k := range w.known {
+			(*sink)(w).forget(k)
+		}
+		w.settled()
+		w.vanished()
+	})
 }
 
 // failed notes why it is not in step.

@@ -114,12 +114,18 @@ type Cluster struct {
 	secrets  secrets
 	tasks    tasks
 
+	// batch is held for reading while a whole list of what the world is made of is
+	// taken in, and for writing while the world is made.
+	batch sync.RWMutex
+
 	mu       sync.Mutex
 	texts    map[string]string
 	faults   map[faultKey]fault
-	started  bool // policies were read once
+	started  bool // policies were read, and the cluster has them
 	policies map[string]*policyState
-	set      *policy.Set // the last that compiled
+	leaving  map[string]*policyState // deleted, and in force for as long as lingering
+	left     int                     // how many were deleted
+	set      *policy.Set             // the last that compiled
 	clash    map[string]string
 	content  map[key]*contentState
 	pools    map[string]bool // MachineConfigPools; nil where there are none
@@ -210,7 +216,7 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 		o: o, config: c, log: o.Log, began: o.Now(), served: map[schema.GroupVersion]discovered{},
 		restart: make(chan struct{}, 1), dirty: make(chan struct{}, 1),
 		texts: map[string]string{}, faults: map[faultKey]fault{},
-		policies: map[string]*policyState{}, set: &policy.Set{}, content: map[key]*contentState{}, latches: map[string]latch{},
+		policies: map[string]*policyState{}, leaving: map[string]*policyState{}, set: &policy.Set{}, content: map[key]*contentState{}, latches: map[string]latch{},
 	}
 	var err error
 	if k.dynamic, err = dynamic.NewForConfig(r); err != nil {
@@ -262,11 +268,14 @@ func (c *Cluster) plan() error {
 		c.watch(&watched{kind: attestationKind, namespace: ns, compact: compactAttestation, put: c.putAttestation, drop: c.dropAttestation})
 	}
 	c.watch(&watched{kind: nodeKind, compact: compactNode, put: c.putNode, drop: c.dropNode})
-	c.watch(&watched{kind: policyKind, compact: compactPolicy, put: c.putPolicy, drop: c.dropPolicy, settled: c.policiesRead})
+	c.watch(&watched{
+		kind: policyKind, whole: true, compact: compactPolicy, put: c.putPolicy, drop: c.dropPolicy,
+		settled: c.policiesRead, vanished: c.policiesVanished,
+	})
 	c.watch(&watched{kind: poolKind, optional: true, advisory: true, compact: compactName, put: c.putPool, drop: c.dropPool, settled: c.poolsRead})
 	c.watch(&watched{
 		kind: configMapKind, namespace: c.config.Namespace, selector: LabelContent + " in (" + ContentReferences + "," + ContentRoots + ")",
-		compact: compactConfigMap, put: c.putContent, drop: c.dropContent,
+		whole: true, compact: compactConfigMap, put: c.putContent, drop: c.dropContent,
 	})
 	return c.planSecrets()
 }
@@ -275,6 +284,9 @@ func (c *Cluster) watch(w *watched) {
 	w.c, w.known = c, map[key]seen{}
 	if w.settled == nil {
 		w.settled = func() {}
+	}
+	if w.vanished == nil {
+		w.vanished = func() {}
 	}
 	c.watches = append(c.watches, w)
 }
@@ -370,6 +382,8 @@ func (c *Cluster) Synced() (bool, []string) {
 
 // build makes the world of what is known now.
 func (c *Cluster) build() {
+	c.batch.Lock()
+	defer c.batch.Unlock()
 	complete := c.complete()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -421,18 +435,28 @@ func compareKeys(a, b key) int {
 func (c *Cluster) EKRoots() *anchors.Set { return c.secrets.roots.Load() }
 
 // compile joins the policies; see folder. A set that contradicts itself leaves the
-// one from before in force.
+// one from before in force. Before all were read there are none: of a part, the
+// one for every pool may be laxer than what the pool has of its own.
 func (c *Cluster) compile() *policy.Set {
+	if !c.started {
+		c.set = &policy.Set{}
+		return c.set
+	}
 	var parsed []policy.Parsed
 	suspended := ""
-	for _, name := range slices.Sorted(maps.Keys(c.policies)) {
-		p := c.policies[name]
+	all := maps.Clone(c.leaving)
+	maps.Copy(all, c.policies)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		p := all[name]
 		parsed = append(parsed, p.parsed...)
 		if p.parsed == nil && p.atStart {
 			suspended = cmp.Or(suspended, v1alpha1.KindAttestationPolicy+" "+name)
 		}
 	}
 	set, problems := policy.CompileParsed(parsed...)
+	if set == nil && len(c.leaving) > 0 {
+		return c.set // perhaps one takes over from another that is about to go
+	}
 	clash := map[string]string{}
 	if set == nil {
 		for _, p := range problems {
@@ -483,7 +507,8 @@ func (c *Cluster) unusable(kind kind, i *item, problems []manifest.Problem, hadG
 	if k.kind == policyKind.String() {
 		p := c.policies[i.name]
 		if p == nil {
-			p = &policyState{atStart: !c.started}
+			p = cmp.Or(c.leaving[i.name], &policyState{atStart: !c.started})
+			delete(c.leaving, i.name)
 			c.policies[i.name] = p
 		}
 		p.about, p.generation, p.version, p.observed, p.conditions = i.about, i.at, i.version, i.observed, i.conditions
@@ -746,6 +771,7 @@ func (c *Cluster) putPolicy(i *item) []manifest.Problem {
 	parsed, _ := i.value.([]policy.Parsed)
 	c.mu.Lock()
 	c.policies[i.name] = &policyState{about: i.about, generation: i.at, version: i.version, observed: i.observed, conditions: i.conditions, parsed: parsed}
+	delete(c.leaving, i.name)
 	c.mu.Unlock()
 	for _, p := range i.problems {
 		c.log.Warn("policy", "name", i.name, "problem", says(p))
@@ -755,16 +781,48 @@ func (c *Cluster) putPolicy(i *item) []manifest.Problem {
 	return i.problems
 }
 
+// lingering is for how long after the last deletion of a policy the deleted ones
+// stay in force. Whoever deletes all of them, or their CRD, has the API delete one
+// after the other; the one for every pool must not outlive the stricter ones.
+const lingering = 2 * time.Second
+
 func (c *Cluster) dropPolicy(k key) {
 	c.mu.Lock()
-	delete(c.policies, k.name)
+	if p := c.policies[k.name]; p != nil {
+		c.leaving[k.name] = p
+		delete(c.policies, k.name)
+	}
+	c.left++
+	left := c.left
+	c.mu.Unlock()
+	time.AfterFunc(lingering, func() { c.policiesLeft(left) })
+	c.changed()
+}
+
+// policiesLeft puts an end to the deleted policies, unless more were deleted since.
+func (c *Cluster) policiesLeft(left int) {
+	c.mu.Lock()
+	if c.left == left {
+		clear(c.leaving)
+	}
 	c.mu.Unlock()
 	c.changed()
 }
 
+// policiesRead notes that all policies are known.
 func (c *Cluster) policiesRead() {
 	c.mu.Lock()
 	c.started = true
+	c.mu.Unlock()
+	c.changed()
+}
+
+// policiesVanished notes that the cluster does not have the kind: then it is as
+// before any were read.
+func (c *Cluster) policiesVanished() {
+	c.mu.Lock()
+	c.started = false
+	clear(c.leaving)
 	c.mu.Unlock()
 	c.changed()
 }
