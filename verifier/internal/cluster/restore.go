@@ -52,8 +52,9 @@ var errRestored = errors.New("etcd was restored; watching anew")
 // revision is how far etcd has come, by its own count. It is one count for all
 // custom resources; the API's own resources may be in another etcd.
 type revision struct {
-	probing sync.Mutex
-	probed  time.Time
+	noticing sync.Mutex // one restore at a time
+	probing  sync.Mutex
+	probed   time.Time
 
 	mu      sync.Mutex
 	highest uint64
@@ -65,11 +66,13 @@ type restore struct {
 	why string
 }
 
-// saw notes a revision.
-func (c *Cluster) saw(v uint64) {
+// saw notes a revision. One from before the last restore is no measure any more.
+func (c *Cluster) saw(epoch uint32, v uint64) {
 	c.revision.mu.Lock()
 	defer c.revision.mu.Unlock()
-	c.revision.highest = max(c.revision.highest, v)
+	if c.epoch.Load() == epoch {
+		c.revision.highest = max(c.revision.highest, v)
+	}
 }
 
 // probe asks the API how far etcd has come.
@@ -81,7 +84,7 @@ func (c *Cluster) probe(ctx context.Context) error {
 		return nil
 	}
 	r.mu.Lock()
-	before := r.highest
+	before, epoch := r.highest, c.epoch.Load()
 	r.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -95,10 +98,10 @@ func (c *Cluster) probe(ctx context.Context) error {
 	}
 	r.probed = time.Now()
 	if v := number(list.GetResourceVersion()); v != 0 && v < before {
-		c.restored(fmt.Sprintf("it is at revision %d, %d was seen before", v, before))
+		c.restored(epoch, fmt.Sprintf("it is at revision %d, %d was seen before", v, before))
 		return errRestored
 	}
-	c.saw(number(list.GetResourceVersion()))
+	c.saw(epoch, number(list.GetResourceVersion()))
 	return nil
 }
 
@@ -112,9 +115,15 @@ func (c *Cluster) watchRevision(ctx context.Context) {
 	}
 }
 
-// restored takes note of a restore. It is called before anything of the restored
-// state is taken in.
-func (c *Cluster) restored(why string) {
+// restored takes note of a restore that was noticed by what was known since the
+// one that is epoch. It is called before anything of the restored state is taken
+// in. Whoever notices it second has nothing to add: what was known is remembered.
+func (c *Cluster) restored(epoch uint32, why string) {
+	c.revision.noticing.Lock()
+	defer c.revision.noticing.Unlock()
+	if c.epoch.Load() != epoch {
+		return
+	}
 	now := c.o.Now()
 	remembered := map[string]memory{}
 	for _, m := range c.registry.All().Machines() {
@@ -132,16 +141,14 @@ func (c *Cluster) restored(why string) {
 			remembered[uid] = memory{latch: l}
 		}
 	}
-	if c.remembered == nil {
-		c.remembered = map[string]memory{}
+	// What an earlier restore left to be done is still to be done; the map may be
+	// in use, so it is another one.
+	for uid, m := range c.remembered {
+		remembered[uid] = m.with(remembered[uid])
 	}
-	maps.Copy(c.remembered, remembered)
+	c.remembered = remembered
 	c.restores = append(c.restores, restore{now, why})
 	c.mu.Unlock()
-
-	c.revision.mu.Lock()
-	c.revision.highest = 0
-	c.revision.mu.Unlock()
 
 	s := &c.secrets
 	s.mu.Lock()
@@ -150,7 +157,10 @@ func (c *Cluster) restored(why string) {
 	s.pair.Store(&keys.Pair{})
 	s.mu.Unlock()
 
+	c.revision.mu.Lock()
+	c.revision.highest = 0
 	c.epoch.Add(1)
+	c.revision.mu.Unlock()
 	for _, w := range c.watches {
 		w.stale()
 	}
@@ -251,6 +261,19 @@ func (c *Cluster) takeBack(ctx context.Context) error {
 type memory struct {
 	latch
 	node string // that the Machine had become, if that is known
+}
+
+// with is both together, of each the stronger part.
+func (m memory) with(other memory) memory {
+	m.quarantined = m.quarantined || other.quarantined
+	m.joined = m.joined || other.joined
+	if m.grant == nil || other.grant != nil && m.grant.before(*other.grant) {
+		m.grant = other.grant
+	}
+	if m.node == "" {
+		m.node = other.node
+	}
+	return m
 }
 
 // before reports whether g was used less than other, or is an earlier one.

@@ -360,7 +360,7 @@ func (s *sink) Replace(all []any, resourceVersion string) error {
 		items[n], all[n] = i, nil
 	}
 	if s.epoch == s.c.epoch.Load() && s.older(items, number(resourceVersion)) {
-		s.c.restored(fmt.Sprintf("%s is at revision %s, %d was seen before", (*watched)(s), resourceVersion, s.highest))
+		s.c.restored(s.epoch, fmt.Sprintf("%s is at revision %s, %d was seen before", (*watched)(s), resourceVersion, s.highest))
 	}
 	if now := s.c.epoch.Load(); s.epoch != now {
 		s.epoch, s.highest = now, 0
@@ -414,7 +414,7 @@ func (s *sink) UpdateResourceVersion(resourceVersion string) {
 	if v := number(resourceVersion); v > s.highest {
 		s.highest = v
 		if s.group != "" && s.current == s.c.epoch.Load() {
-			s.c.saw(v)
+			s.c.saw(s.current, v)
 		}
 	}
 	(*watched)(s).inStep()

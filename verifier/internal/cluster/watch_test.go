@@ -143,7 +143,7 @@ func TestARestoreVoidsTheKeys(t *testing.T) {
 	if _, ok := c.TokenKeys().Current(time.Now()); !ok {
 		t.Fatal("no key")
 	}
-	c.restored("test")
+	c.restored(0, "test")
 	if len(c.TokenKeys().Keys)+len(c.SealKeys().Keys) != 0 {
 		t.Error("keys from before are in force")
 	}
@@ -192,7 +192,7 @@ func TestKeysThatWereVoidedDoNotComeBack(t *testing.T) {
 		for _, p := range []keys.Pair{hasty, since} {
 			c.putKeys(&item{value: secretData{data(p)}})
 		}
-		c.restored("test")
+		c.restored(0, "test")
 		return c
 	}
 	inForce := func(c *Cluster, p keys.Pair) bool {
@@ -272,6 +272,53 @@ func TestRelatch(t *testing.T) {
 	} {
 		if got := relatch(r, m, all, now); got != nil {
 			t.Errorf("%s: written again: %+v", name, got.Status)
+		}
+	}
+}
+
+// A second restore, or the same one noticed again, before all was latched again.
+func TestWhatARestoreTookIsRememberedOverTheNext(t *testing.T) {
+	until := time.Date(2026, 11, 21, 9, 0, 0, 0, time.UTC)
+	c := unconnected(t)
+	strong := latch{quarantined: true, joined: true, grant: &grant{until, 3}}
+	c.latches["u"], c.latches["v"] = strong, latch{joined: true}
+	c.restored(0, "test")
+	in := c.remembered
+	// What the backup has, read since.
+	c.latches = map[string]latch{"u": {grant: &grant{until.Add(-time.Hour), 1}}, "v": {quarantined: true}}
+
+	c.restored(0, "the same one, by somebody who is late")
+	if len(c.restores) != 1 || c.epoch.Load() != 1 {
+		t.Errorf("one restore counts %d times, epoch %d", len(c.restores), c.epoch.Load())
+	}
+	c.saw(0, 100)
+	if c.revision.highest != 0 {
+		t.Error("a revision from before the restore is a measure of what comes after it")
+	}
+
+	c.restored(1, "another")
+	if len(c.restores) != 2 {
+		t.Errorf("%d restores", len(c.restores))
+	}
+	if got := c.remembered["u"].latch; !got.covers(strong) {
+		t.Errorf("of %+v remembered %+v", strong, got)
+	}
+	if got := c.remembered["v"].latch; !got.joined || !got.quarantined {
+		t.Errorf("of both %+v", got)
+	}
+	if in["v"].quarantined {
+		t.Error("what is being worked off was changed under way")
+	}
+}
+
+func TestMemoryTakesTheStronger(t *testing.T) {
+	at := time.Date(2026, 11, 21, 9, 0, 0, 0, time.UTC)
+	all := memory{latch{quarantined: true, joined: true, grant: &grant{at, 2}}, "n"}
+	for _, other := range []memory{{}, {latch: latch{grant: &grant{at.Add(-time.Minute), 3}}}, {latch: latch{grant: &grant{at, 1}}}, all} {
+		for _, got := range []memory{all.with(other), other.with(all)} {
+			if !got.quarantined || !got.joined || got.node != "n" || *got.grant != *all.grant {
+				t.Errorf("with %+v: %+v", other, got)
+			}
 		}
 	}
 }
