@@ -155,13 +155,33 @@ func TestUnitsAreWhatSystemdUnderstands(t *testing.T) {
 	}
 }
 
+// What an administrator adds can be wrong. It is loaded after the rules, by a step
+// whose failure is of no account, and never together with them.
+func TestAdditionsCannotKeepTheRulesOut(t *testing.T) {
+	if regexp.MustCompile(`(?m)^\s*include`).MatchString(source(t, "mcs-attest.nft")) {
+		t.Error("the rules include other files: a mistake in one of those, and nothing is loaded")
+	}
+	for _, name := range []string{"mcs-attest-nftables.service", "mcs-attest-nftables-check.service"} {
+		steps := map[string][]string{}
+		for _, step := range regexp.MustCompile(`(?m)^(ExecStart|ExecReload)=(.*)$`).FindAllStringSubmatch(source(t, name), -1) {
+			steps[step[1]] = append(steps[step[1]], step[2])
+		}
+		for when, commands := range steps {
+			if len(commands) != 2 || commands[0] != "/usr/sbin/nft -f /etc/mcs-attest/mcs-attest.nft" || !strings.HasPrefix(commands[1], "-") ||
+				!strings.Contains(commands[1], "/etc/mcs-attest/nftables.d/*.nft") {
+				t.Errorf("%s, %s: %q", name, when, commands)
+			}
+		}
+	}
+}
+
 // The file, the rules, the configuration and the annotations speak of the same
 // path, ports, address and users.
 func TestRulesConfigurationAndNamespaceAgree(t *testing.T) {
 	rules := source(t, "mcs-attest.nft")
 	for _, u := range units {
 		for _, path := range regexp.MustCompile(`/etc/mcs-attest/[a-z.-]+`).FindAllString(source(t, u.name), -1) {
-			if path != "/etc/mcs-attest/mcs-attest.nft" {
+			if path != "/etc/mcs-attest/mcs-attest.nft" && path != "/etc/mcs-attest/nftables.d" {
 				t.Errorf("%s speaks of %s", u.name, path)
 			}
 		}

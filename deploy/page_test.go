@@ -96,8 +96,8 @@ func TestAdditionsToTheRulesAreWhatThePageSays(t *testing.T) {
 			t.Errorf("no set %s in the rules, or on the page", set)
 		}
 	}
-	if path := regexp.MustCompile(`path: (/\S+)/[^/\n]+\n`).FindStringSubmatch(text); path == nil || !strings.Contains(rules, `include "`+path[1]+`/*.nft"`) {
-		t.Errorf("the rules do not read %v", path)
+	if path := regexp.MustCompile(`path: (/\S+)/[^/\n]+\n`).FindStringSubmatch(text); path == nil || !strings.Contains(source(t, "mcs-attest-nftables.service"), " "+path[1]+"/*.nft;") {
+		t.Errorf("the unit does not load %v", path)
 	}
 	for _, address := range []string{"127.22.62.3:22644"} {
 		host, port, _ := strings.Cut(address, ":")

@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -144,6 +145,73 @@ func (c *cluster) load(t *testing.T) {
 	kept := filepath.Join(t.TempDir(), "once")
 	// Twice: a restart of the unit that loads them must not fail or double them.
 	c.in(cp, "nft -f "+file+"; nft list ruleset >"+kept+"; nft -f "+file+"; nft list ruleset | cmp - "+kept)
+}
+
+// startUnit does what a unit does when it is started, with another folder for
+// /etc/mcs-attest. It returns what the journal would have.
+func (c *cluster) startUnit(t *testing.T, name, etc string) string {
+	t.Helper()
+	unit, err := os.ReadFile("../../deploy/base/nftables/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var journal strings.Builder
+	for line := range strings.Lines(string(unit)) {
+		command, ok := strings.CutPrefix(strings.TrimSpace(line), "ExecStart=")
+		if !ok {
+			continue
+		}
+		// What a systemd line and a shell's have in common is all that they use.
+		command, optional := strings.CutPrefix(command, "-")
+		command = strings.NewReplacer("$$", "$", "/etc/mcs-attest", etc).Replace(command)
+		out, err := exec.Command("ip", "netns", "exec", c.ns(cp), "/bin/sh", "-ec", command).CombinedOutput()
+		journal.Write(out)
+		if err != nil && !optional {
+			t.Fatalf("%s: %v\n%s", command, err, out)
+		}
+	}
+	return journal.String()
+}
+
+// Whatever an administrator adds, and however wrong: the doors are closed.
+func TestAttack_T52_ABrokenAdditionOpensNothing(t *testing.T) {
+	c := start(t, true)
+	c.try(t, outside, false)
+	rules, err := os.ReadFile(ruleset)
+	if err != nil {
+		t.Fatal(err)
+	}
+	etc := t.TempDir()
+	write := func(name, content string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(etc, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The folder of additions does not exist unless somebody adds one.
+	write("mcs-attest.nft", strings.ReplaceAll(string(rules), "/etc/mcs-attest", etc))
+	if journal := c.startUnit(t, "mcs-attest-nftables.service", etc); journal != "" {
+		t.Errorf("without additions: %s", journal)
+	}
+	c.try(t, outside, true)
+	if err := os.Mkdir(filepath.Join(etc, "nftables.d"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write("nftables.d/10-typo.nft", "add element inet mcs_attest balancers4 { 10.0.0.2 \n")
+	write("nftables.d/20-right.nft", "add element inet mcs_attest balancers4 { "+balancer4+" }\n")
+	write("nftables.d/30-half.nft", "add element inet mcs_attest plain4 { 0.0.0.0/0 }\nadd element inet mcs_attest nosuchset { 10.0.0.2 }\n")
+	c.nft(cp, hairpin)
+	for _, name := range []string{"mcs-attest-nftables.service", "mcs-attest-nftables-check.service"} {
+		c.nft(cp, "table inet mcs_attest; delete table inet mcs_attest")
+		journal := c.startUnit(t, name, etc)
+		for _, bad := range []string{"10-typo.nft", "30-half.nft"} {
+			if !strings.Contains(journal, bad) {
+				t.Errorf("%s: the journal does not name %s:\n%s", name, bad, journal)
+			}
+		}
+		c.try(t, outside, true)
+		c.try(t, []attempt{{"a node, by the balancer's address", node, 0, balancer4 + ":22623", theMCS, theVerifier}}, true)
+	}
 }
 
 // ask asks for a config from a host, as a user, and says who answered.
