@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"runtime/debug"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -29,6 +31,7 @@ type clusterBasis struct {
 	cluster *cluster.Cluster
 	confirm cluster.Confirmation
 	events  *cluster.Events
+	settled sync.Once
 }
 
 func newClusterBasis(s *server) (*clusterBasis, error) {
@@ -36,6 +39,9 @@ func newClusterBasis(s *server) (*clusterBasis, error) {
 	api, err := restConfig(c.Kubernetes)
 	if err != nil {
 		return nil, err
+	}
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
 	}
 	b := &clusterBasis{server: s}
 	client, err := dynamic.NewForConfig(api)
@@ -58,6 +64,11 @@ func newClusterBasis(s *server) (*clusterBasis, error) {
 	b.confirm = cluster.Confirmation{Client: client, Machines: b.cluster.Registry()}
 	return b, nil
 }
+
+// gcPercent is how much garbage may pile up, in percent of what is in use, unless
+// GOGC says otherwise. Most of the memory of a verifier in a large cluster is its
+// Machines, which stay; a control-plane node has better uses for as much again.
+const gcPercent = 25
 
 // restConfig says how the API server is reached: many short calls, none of which
 // client-go's own limit of five a second must hold up.
@@ -112,6 +123,10 @@ func (b *clusterBasis) serve(cert *tls.Certificate) {
 }
 
 func (b *clusterBasis) measure() {
+	if synced, _ := b.cluster.Synced(); synced {
+		// The first lists have left more behind than anything later will.
+		b.settled.Do(func() { go debug.FreeOSMemory() })
+	}
 	m, now := b.server.metrics, b.server.now()
 	world := b.cluster.World()
 	m.Folder(now, len(b.cluster.Problems()), map[string]int{
