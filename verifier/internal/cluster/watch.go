@@ -9,6 +9,7 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -111,8 +112,21 @@ type watched struct {
 	synced  bool
 	missing bool // the cluster does not have the kind
 	err     error
+	since   time.Time // of err
+	heard   time.Time // when it was last in step
 	logged  string
+
+	lively atomic.Int64 // when anything came in, Unix time in nanoseconds
 }
+
+// How long a watch may be of no use before nothing is granted on what it holds:
+// with an error, and without a word. The API server sends a bookmark every minute,
+// so a silent watch is one that has died; it is begun anew before it counts.
+const (
+	mostError   = 5 * time.Minute
+	mostQuiet   = 5 * time.Minute
+	mostSilence = mostQuiet + mostError
+)
 
 // seen is what is remembered of an object.
 type seen struct {
@@ -164,7 +178,7 @@ func (w *watched) follow(ctx context.Context, gvr schema.GroupVersionResource, w
 	})
 	for ctx.Err() == nil {
 		began := time.Now()
-		err := reflector.ListAndWatchWithContext(ctx)
+		err := w.attend(ctx, mostQuiet, reflector.ListAndWatchWithContext)
 		if time.Since(began) > time.Minute {
 			wait.reset()
 		}
@@ -179,6 +193,29 @@ func (w *watched) follow(ctx context.Context, gvr schema.GroupVersionResource, w
 		wait.sleep(ctx)
 	}
 }
+
+// attend watches until an error, until ctx ends, or until nothing came for as long
+// as quiet.
+func (w *watched) attend(ctx context.Context, quiet time.Duration, watch func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var looking sync.WaitGroup
+	defer looking.Wait()
+	defer cancel()
+	w.alive()
+	looking.Go(func() {
+		for ctx.Err() == nil {
+			sleep(ctx, quiet/8)
+			if ctx.Err() == nil && time.Since(time.Unix(0, w.lively.Load())) > quiet {
+				w.c.log.Warn("nothing was heard of it for some time; watching it anew", "what", w.String())
+				cancel()
+			}
+		}
+	})
+	return watch(ctx)
+}
+
+// alive notes that the API says something.
+func (w *watched) alive() { w.lively.Store(time.Now().UnixNano()) }
 
 // edge is where objects come in: each becomes an item at once, whether it comes
 // by a page of a list or by a watch.
@@ -213,6 +250,7 @@ func (e *edge) ListWithContext(ctx context.Context, o metav1.ListOptions) (runti
 	if err != nil {
 		return nil, hide(err)
 	}
+	(*watched)(e).alive()
 	items := &list{ListMeta: metav1.ListMeta{
 		ResourceVersion: page.GetResourceVersion(), Continue: page.GetContinue(), RemainingItemCount: page.GetRemainingItemCount(),
 	}}
@@ -245,7 +283,11 @@ func (e *edge) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watc
 	for {
 		stream, err := e.open(ctx, o)
 		if err == nil {
+			if o.ResourceVersion != "" && o.SendInitialEvents == nil {
+				(*watched)(e).resumed()
+			}
 			return watch.Filter(stream, func(ev watch.Event) (watch.Event, bool) {
+				(*watched)(e).alive()
 				if u, ok := ev.Object.(*unstructured.Unstructured); ok && ev.Type != watch.Bookmark && ev.Type != watch.Error {
 					if ev.Type == watch.Deleted {
 						ev.Object = e.bare(u)
@@ -444,7 +486,7 @@ func (w *watched) inStep() {
 	w.mu.Lock()
 	was := w.err
 	first := !w.synced || w.missing
-	w.synced, w.missing, w.err, w.logged = true, false, nil, ""
+	w.synced, w.missing, w.err, w.logged, w.heard = true, false, nil, "", time.Now()
 	w.mu.Unlock()
 	if was != nil {
 		w.c.log.Info("watching again", "what", w.String())
@@ -454,11 +496,27 @@ func (w *watched) inStep() {
 	}
 }
 
+// resumed notes that it goes on where it broke off. That it is in step shows the
+// next event, or bookmark.
+func (w *watched) resumed() {
+	w.mu.Lock()
+	was := w.err
+	if w.synced && !w.missing && w.current == w.c.epoch.Load() {
+		w.err, w.logged = nil, ""
+	}
+	changed := was != nil && w.err == nil
+	w.mu.Unlock()
+	if changed {
+		w.c.log.Info("watching again", "what", w.String())
+		w.c.changed()
+	}
+}
+
 // absent notes that the cluster does not have the kind.
 func (w *watched) absent() {
 	w.mu.Lock()
 	first := !w.missing
-	w.missing, w.err = true, nil
+	w.missing, w.err, w.heard = true, nil, time.Now()
 	w.mu.Unlock()
 	if !first {
 		return
@@ -486,7 +544,10 @@ func (w *watched) forgetAll() {
 // failed notes why it is not in step.
 func (w *watched) failed(err error) {
 	w.mu.Lock()
-	first := w.err == nil
+	changed := w.err == nil || refused(w.err) != refused(err)
+	if w.err == nil {
+		w.since = time.Now()
+	}
 	w.err = err
 	news := err.Error() != w.logged
 	w.logged = err.Error()
@@ -494,9 +555,29 @@ func (w *watched) failed(err error) {
 	if news {
 		w.c.log.Warn("watch", "what", w.String(), "error", err, "hint", w.hint(err))
 	}
-	if first {
+	if changed {
 		w.c.changed()
 	}
+}
+
+// refused reports whether an error says that the verifier may not read.
+func refused(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) }
+
+// outdated says why nothing may be granted on what it holds; "" if it may be.
+func (w *watched) outdated(now time.Time) string {
+	s, _ := w.state()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.advisory:
+	case s.unsynced || s.forbidden:
+		return s.text
+	case w.err != nil && now.Sub(w.since) > mostError:
+		return fmt.Sprintf("%s; it is so since %s", s.text, w.since.UTC().Format(time.RFC3339))
+	case now.Sub(w.heard) > mostSilence:
+		return fmt.Sprintf("%s: nothing was heard of it since %s", s.name, w.heard.UTC().Format(time.RFC3339))
+	}
+	return ""
 }
 
 // hint says what helps.
@@ -504,7 +585,7 @@ func (w *watched) hint(err error) string {
 	switch {
 	case err == nil:
 		return ""
-	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
+	case refused(err):
 		what := w.kind.String()
 		if w.name != "" {
 			what += " (resourceNames: " + w.name + ")"
@@ -534,7 +615,7 @@ func (w *watched) state() (state, bool) {
 	s := state{name: w.String(), advisory: w.advisory, unsynced: !w.synced && !(w.missing && w.optional)}
 	switch {
 	case w.err != nil:
-		s.forbidden = apierrors.IsForbidden(w.err) || apierrors.IsUnauthorized(w.err)
+		s.forbidden = refused(w.err)
 		s.text = s.name + ": " + w.err.Error()
 		if h := w.hint(w.err); h != "" {
 			s.text += "; " + h

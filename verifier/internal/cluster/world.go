@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -333,10 +334,14 @@ func (c *Cluster) Run(ctx context.Context) error {
 
 // tell tells the caller of changes, several at once where they come fast.
 func (c *Cluster) tell(ctx context.Context) {
+	look := time.NewTicker(lookForStale)
+	defer look.Stop()
 	for was := false; ; {
 		select {
 		case <-ctx.Done():
 			return
+		case <-look.C:
+			c.notice(time.Now())
 		case <-c.dirty:
 			c.build()
 			now := c.World().Complete
@@ -349,6 +354,30 @@ func (c *Cluster) tell(ctx context.Context) {
 			sleep(ctx, 50*time.Millisecond)
 		}
 	}
+}
+
+// lookForStale is how often is looked whether what is known has become too old. No
+// event tells of that.
+const lookForStale = 5 * time.Second
+
+// notice has the world made anew if what is known has become too old, or is not
+// too old any more.
+func (c *Cluster) notice(now time.Time) {
+	if fmt.Sprint(c.outdated(now)) != fmt.Sprint(c.World().Stale) {
+		c.changed()
+	}
+}
+
+// outdated says what may have changed without being heard of; nil if nothing has been
+// out of sight for long. An API that is away for a short time is no reason: the
+// records, which decide, are read as they are.
+func (c *Cluster) outdated(now time.Time) error {
+	for _, w := range c.watches {
+		if why := w.outdated(now); why != "" {
+			return errors.New(bounded(why))
+		}
+	}
+	return nil
 }
 
 // changed notes that something is not as it was.
@@ -387,7 +416,7 @@ func (c *Cluster) build() {
 	complete := c.complete()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	w := &service.World{Complete: complete, Machines: c.registry, Policies: c.compile()}
+	w := &service.World{Complete: complete, Stale: c.outdated(time.Now()), Machines: c.registry, Policies: c.compile()}
 	var roots [][]anchors.Anchor
 	for _, k := range slices.SortedFunc(maps.Keys(c.content), compareKeys) {
 		s := c.content[k]
