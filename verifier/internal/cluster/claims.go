@@ -235,16 +235,26 @@ func (r *Records) claimSpec(o *unstructured.Unstructured, component string) (v1a
 	return spec, unavailable(err, "claim %s", o.GetName())
 }
 
-// gone asks the API whether the Machine is gone.
+// gone asks the API whether the Machine is gone. An API version that was written
+// down may have gone since, and with a namespace its RoleBinding goes, too.
 func (r *Records) gone(ref v1alpha1.MachineReference, uid string) (bool, error) {
 	if m, ok := r.machine(uid); ok && m.UID == uid {
-		ref = machineRef(m) // an API version may have gone since
+		ref = machineRef(m)
 	}
 	resource, err := machineResource(ref)
 	if err != nil {
 		return false, unavailable(err, "Machine %s/%s", ref.Namespace, ref.Name)
 	}
-	o, err := r.get(resource, ref.Namespace, ref.Name)
+	var o *unstructured.Unstructured
+	for _, version := range versionsOf(resource.GroupVersion()) {
+		resource.Version = version
+		if o, err = r.get(resource, ref.Namespace, ref.Name); !kerrors.IsNotFound(err) || missing(err) {
+			break
+		}
+	}
+	if kerrors.IsForbidden(err) && r.namespaceGone(ref.Namespace) {
+		return true, nil
+	}
 	if missing(err) {
 		return true, nil
 	}
@@ -252,6 +262,31 @@ func (r *Records) gone(ref v1alpha1.MachineReference, uid string) (bool, error) 
 		return false, unavailable(err, "is Machine %s/%s there", ref.Namespace, ref.Name)
 	}
 	return string(o.GetUID()) != uid, nil
+}
+
+// versionsOf are the API versions in which the objects of a group may be found:
+// the one asked for, and the others that Machines are known in. They are the same
+// objects, so any version that is served has the answer.
+func versionsOf(gv schema.GroupVersion) []string {
+	all := []string{gv.Version}
+	for _, k := range []kind{machineAPIKind, clusterAPIKind} {
+		if k.group != gv.Group {
+			continue
+		}
+		for _, version := range k.versions {
+			if version != gv.Version {
+				all = append(all, version)
+			}
+		}
+	}
+	return all
+}
+
+// namespaceGone reports whether the API says that there is no such namespace. No
+// answer is not that one.
+func (r *Records) namespaceGone(name string) bool {
+	_, err := r.get(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}, "", name)
+	return missing(err)
 }
 
 func machineResource(ref v1alpha1.MachineReference) (schema.GroupVersionResource, error) {
