@@ -111,6 +111,7 @@ type watched struct {
 	mu      sync.Mutex
 	synced  bool
 	missing bool // the cluster does not have the kind
+	gone    bool // the namespace is gone, and with it what let the verifier read there
 	err     error
 	since   time.Time // of err
 	heard   time.Time // when it was last in step
@@ -183,6 +184,11 @@ func (w *watched) follow(ctx context.Context, gvr schema.GroupVersionResource, w
 			wait.reset()
 		}
 		if err != nil && ctx.Err() == nil {
+			if refused(err) && w.namespaceGone(ctx) {
+				w.deserted()
+				sleep(ctx, jitter(w.c.o.Discovery))
+				continue
+			}
 			w.failed(err)
 			if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
 				w.c.forgetDiscovery(w.group)
@@ -475,7 +481,7 @@ func number(resourceVersion string) uint64 {
 func (w *watched) stale() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.synced = false
+	w.synced, w.gone = false, false
 }
 
 // inStep notes that it is in step with the API.
@@ -485,8 +491,8 @@ func (w *watched) inStep() {
 	}
 	w.mu.Lock()
 	was := w.err
-	first := !w.synced || w.missing
-	w.synced, w.missing, w.err, w.logged, w.heard = true, false, nil, "", time.Now()
+	first := !w.synced || w.missing || w.gone
+	w.synced, w.missing, w.gone, w.err, w.logged, w.heard = true, false, false, nil, "", time.Now()
 	w.mu.Unlock()
 	if was != nil {
 		w.c.log.Info("watching again", "what", w.String())
@@ -501,7 +507,7 @@ func (w *watched) inStep() {
 func (w *watched) resumed() {
 	w.mu.Lock()
 	was := w.err
-	if w.synced && !w.missing && w.current == w.c.epoch.Load() {
+	if w.synced && !w.missing && !w.gone && w.current == w.c.epoch.Load() {
 		w.err, w.logged = nil, ""
 	}
 	changed := was != nil && w.err == nil
@@ -527,6 +533,34 @@ func (w *watched) absent() {
 	} else {
 		w.c.log.Error("this cluster does not have a kind that the verifier needs; apply its CRDs", "kind", w.kind.String())
 	}
+	w.c.changed()
+}
+
+// namespaceGone reports whether the namespace is gone or on its way: its
+// RoleBinding goes first, and the answer is "forbidden" ever after. The verifier's
+// own is never taken for gone.
+func (w *watched) namespaceGone(ctx context.Context) bool {
+	if w.namespace == "" || w.namespace == w.c.config.Namespace || w.name != "" {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	ns, err := w.c.dynamic.Resource(namespacesResource).Get(ctx, w.namespace, metav1.GetOptions{})
+	return apierrors.IsNotFound(err) || err == nil && ns.GetDeletionTimestamp() != nil
+}
+
+// deserted notes that there is nothing left to watch: other namespaces' Machines
+// must not wait for it.
+func (w *watched) deserted() {
+	w.mu.Lock()
+	first := !w.gone
+	w.gone, w.err, w.logged, w.heard = true, nil, "", time.Now()
+	w.mu.Unlock()
+	if !first {
+		return
+	}
+	w.c.log.Warn("a namespace is gone; looking for it again now and then", "what", w.String())
+	w.forgetAll()
 	w.c.changed()
 }
 
@@ -612,7 +646,7 @@ type state struct {
 func (w *watched) state() (state, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s := state{name: w.String(), advisory: w.advisory, unsynced: !w.synced && !(w.missing && w.optional)}
+	s := state{name: w.String(), advisory: w.advisory, unsynced: !w.synced && !(w.missing && w.optional) && !w.gone}
 	switch {
 	case w.err != nil:
 		s.forbidden = refused(w.err)
@@ -620,7 +654,7 @@ func (w *watched) state() (state, bool) {
 		if h := w.hint(w.err); h != "" {
 			s.text += "; " + h
 		}
-	case w.missing && !w.optional:
+	case w.missing && !w.optional && !w.gone:
 		s.unsynced = true
 		s.text = s.name + ": the cluster has no such kind; apply the CRDs of deploy/base"
 	case s.unsynced:

@@ -305,6 +305,8 @@ var (
 	secretKind      = kind{"", "secrets", []string{"v1"}}
 )
 
+var namespacesResource = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
+
 // Run watches until ctx ends, and does the work of the lease's holder while it is
 // this replica.
 func (c *Cluster) Run(ctx context.Context) error {
