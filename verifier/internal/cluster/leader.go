@@ -61,9 +61,16 @@ type tasks struct {
 	mu        sync.Mutex
 	queue     workqueue.TypedRateLimitingInterface[task]
 	holder    string
-	writeBack *provisioning.Tokens // what an administrator's edit of the token means
-	leftAlone map[key]string       // why a pointer config was not changed
-	swept     time.Time            // when claims were last looked through
+	writeBack *writeBack
+	leftAlone map[key]string // why a pointer config was not changed
+	swept     time.Time      // when claims were last looked through
+}
+
+// writeBack is what an administrator's edit of the provisioning token means, for
+// the state of its Secret that it was seen in.
+type writeBack struct {
+	tokens  provisioning.Tokens
+	version uint64
 }
 
 func (t *tasks) init(c *Cluster) {
@@ -117,11 +124,24 @@ func (t *tasks) enrolled(e *machine.Enrolment) {
 	}
 }
 
-// edited keeps what is to be written back into the token's Secret.
-func (t *tasks) edited(tokens provisioning.Tokens) {
+// edited keeps what is to be written back into the token's Secret as it is at a
+// version; nil: nothing, and nothing of before any more.
+func (t *tasks) edited(tokens *provisioning.Tokens, version uint64) {
 	t.mu.Lock()
-	t.writeBack = &tokens
-	t.mu.Unlock()
+	defer t.mu.Unlock()
+	t.writeBack = nil
+	if tokens != nil {
+		t.writeBack = &writeBack{*tokens, version}
+	}
+}
+
+// written forgets what was written back, unless there is something newer.
+func (t *tasks) written(b *writeBack) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.writeBack == b {
+		t.writeBack = nil
+	}
 }
 
 // lead takes part in the election until ctx ends.
@@ -532,10 +552,9 @@ func (c *Cluster) rotateToken(ctx context.Context) error {
 	at := key{namespace, name}
 	t := &c.tasks
 	t.mu.Lock()
-	writeBack := t.writeBack
-	t.writeBack = nil
+	back := t.writeBack
 	t.mu.Unlock()
-	if writeBack == nil && c.o.ProvisioningToken.RotateEvery == 0 {
+	if back == nil && c.o.ProvisioningToken.RotateEvery == 0 {
 		return nil
 	}
 	o, data, err := c.readSecret(ctx, at)
@@ -549,11 +568,14 @@ func (c *Cluster) rotateToken(ctx context.Context) error {
 	now, grace := c.o.Now(), time.Duration(c.o.ProvisioningToken.Grace)
 	next := read
 	switch due, ok := read.Due(o.GetCreationTimestamp().Time, time.Duration(c.o.ProvisioningToken.RotateEvery), grace); {
-	case writeBack != nil:
-		if !equal(writeBack.Current, read.Current) || !read.PreviousExpires.IsZero() && equal(read.Previous, writeBack.Previous) {
-			return nil // it was changed again, or is there already
+	case back != nil:
+		if number(o.GetResourceVersion()) != back.version || !equal(back.tokens.Current, read.Current) {
+			// It was changed again: the watch tells what that means. Perhaps the
+			// previous token was taken out of it, which is then no oversight.
+			t.written(back)
+			return nil
 		}
-		next = *writeBack
+		next = back.tokens
 	case ok && !now.Before(due):
 		if next, err = read.Rotate(now, randReader, grace); errors.Is(err, provisioning.ErrRotating) {
 			return nil
@@ -567,7 +589,8 @@ func (c *Cluster) rotateToken(ctx context.Context) error {
 	if err := c.writeSecret(ctx, at, o, next.Data()); err != nil {
 		return fmt.Errorf("write the provisioning token: %w", err)
 	}
-	c.log.Info("provisioning token", "edited", writeBack != nil, "previous_until", next.PreviousExpires.Format(time.RFC3339))
+	t.written(back)
+	c.log.Info("provisioning token", "edited", back != nil, "previous_until", next.PreviousExpires.Format(time.RFC3339))
 	return nil
 }
 

@@ -247,9 +247,7 @@ func (c *Cluster) putToken(i *item) []manifest.Problem {
 	next, writeBack := s.tokens.Read(c.o.Now(), dataOf(i), time.Duration(c.o.ProvisioningToken.Grace))
 	s.tokens = next
 	s.mu.Unlock()
-	if writeBack != nil {
-		c.tasks.edited(*writeBack)
-	}
+	c.tasks.edited(writeBack, i.version)
 	c.tasks.add(task{about: aboutToken})
 	c.rewriteAll()
 	c.changed()

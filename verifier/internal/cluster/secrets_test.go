@@ -9,12 +9,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 )
 
@@ -108,4 +110,84 @@ func (a *secretAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.data, a.version, a.writes = s.Data, a.version+1, a.writes+1
 		answer(http.StatusOK, a.secret())
 	}
+}
+
+const (
+	tokenA = "AAAA-bbb_CCCC-ddd_EEEE-fff_GGGG-hhh_IIII-jjj"
+	tokenB = "1111-bbb_2222-ddd_3333-fff_4444-hhh_5555-jjj"
+	tokenC = "6666-bbb_7777-ddd_8888-fff_9999-hhh_0000-jjj"
+)
+
+// put is what the watch of the token's Secret brings, and what is there.
+func (a *secretAPI) put(c *Cluster, version int, data map[string]string) {
+	a.mu.Lock()
+	a.version, a.data = version, map[string][]byte{}
+	for k, v := range data {
+		a.data[k] = []byte(v)
+	}
+	i := &item{version: uint64(version), value: secretData{a.data}}
+	a.mu.Unlock()
+	c.putToken(i)
+}
+
+func TestAnEditIsWrittenBack(t *testing.T) {
+	now := time.Now()
+	start := func() (*secretAPI, *Cluster) {
+		api := newSecretAPI(t)
+		c := api.cluster(t)
+		api.put(c, 1, map[string]string{"token": tokenA})
+		api.put(c, 2, map[string]string{"token": tokenB}) // by hand: the first has its grace
+		return api, c
+	}
+	previous := func(api *secretAPI) string {
+		api.mu.Lock()
+		defer api.mu.Unlock()
+		return string(api.data[provisioning.KeyPrevious])
+	}
+	t.Run("at once", func(t *testing.T) {
+		api, c := start()
+		if err := c.rotateToken(t.Context()); err != nil || previous(api) != tokenA {
+			t.Fatalf("%v, previous-token %q", err, previous(api))
+		}
+		if err := c.rotateToken(t.Context()); err != nil || api.writes != 1 {
+			t.Errorf("%v, %d writes", err, api.writes)
+		}
+	})
+	t.Run("after the API was away", func(t *testing.T) {
+		api, c := start()
+		api.away = true
+		if c.rotateToken(t.Context()) == nil {
+			t.Error("no error")
+		}
+		api.away = false
+		if err := c.rotateToken(t.Context()); err != nil || previous(api) != tokenA {
+			t.Errorf("%v, previous-token %q", err, previous(api))
+		}
+	})
+	revoked := map[string]string{"token": tokenB, "previous-expires": now.Add(-time.Minute).UTC().Format(time.RFC3339)}
+	t.Run("attack: not once the previous one was voided", func(t *testing.T) {
+		api, c := start()
+		api.put(c, 3, revoked)
+		if err := c.rotateToken(t.Context()); err != nil || previous(api) != "" {
+			t.Errorf("%v, previous-token %q", err, previous(api))
+		}
+	})
+	t.Run("attack: nor while that is on its way here", func(t *testing.T) {
+		api, c := start()
+		api.version, api.data = 3, map[string][]byte{"token": []byte(tokenB), "previous-expires": []byte(revoked["previous-expires"])}
+		for range 2 {
+			if err := c.rotateToken(t.Context()); err != nil || previous(api) != "" {
+				t.Errorf("%v, previous-token %q", err, previous(api))
+			}
+		}
+	})
+	t.Run("attack: nor when that comes between reading and writing", func(t *testing.T) {
+		api, c := start()
+		api.between = func(a *secretAPI) { a.version, a.data = 3, map[string][]byte{"token": []byte(tokenB)} }
+		for range 2 {
+			if err := c.rotateToken(t.Context()); err != nil || previous(api) != "" {
+				t.Errorf("%v, previous-token %q", err, previous(api))
+			}
+		}
+	})
 }
