@@ -113,7 +113,9 @@ func TestOfManyRotationsAtOnceOneIsMade(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 6 {
 		wg.Go(func() {
-			err := b.ChangeKeys(t.Context(), func(k operator.Keys) (operator.Keys, error) { return operator.Rotate(k, time.Now(), 10*time.Minute, false) })
+			err := b.ChangeKeys(t.Context(), func(k operator.Keys) (operator.Keys, error) {
+				return operator.Rotate(k, time.Now(), 10*time.Minute, false)
+			})
 			switch {
 			case err == nil:
 				made.Add(1)
