@@ -198,11 +198,15 @@ type finding struct{ reason, text string }
 func (c *Cluster) degraded(acknowledged time.Time) []finding {
 	var all []finding
 	now := c.o.Now()
+	token := ""
+	if c.holding() {
+		token = fmt.Sprintf("; the provisioning token in Secret %s is not the one that was in force, and opens nothing until a new one is made (token provisioning rotate --now) or this is acknowledged", c.o.ProvisioningToken.Secret)
+	}
 	c.mu.Lock()
 	for _, r := range c.restores {
 		if r.at.After(acknowledged) {
-			all = append(all, finding{"EtcdRestored", fmt.Sprintf("etcd went back to an earlier time (%s); keys were renewed and latches set again as remembered; look through quarantines and enrolments, then annotate this object with %s=%s",
-				r.why, AnnotationRestoreSeen, now.UTC().Format(time.RFC3339))})
+			all = append(all, finding{"EtcdRestored", fmt.Sprintf("etcd went back to an earlier time (%s); keys were renewed and latches set again as remembered%s; look through quarantines and enrolments, then annotate this object with %s=%s",
+				r.why, token, AnnotationRestoreSeen, now.UTC().Format(time.RFC3339))})
 		}
 	}
 	c.mu.Unlock()
@@ -329,6 +333,7 @@ func (c *Cluster) writeStatus(ctx context.Context) error {
 		return fmt.Errorf("AttestationVerifier %s: %w", v1alpha1.VerifierName, err)
 	}
 	acknowledged, _ := time.Parse(time.RFC3339, o.GetAnnotations()[AnnotationRestoreSeen])
+	c.acknowledge(acknowledged)
 	status, _, _ := unstructured.NestedMap(o.Object, "status")
 	conditions := conditionsOf(status)
 	changed := status["holder"] != c.o.Identity || status["version"] != c.o.Version && c.o.Version != ""

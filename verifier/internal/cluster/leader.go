@@ -550,6 +550,9 @@ func (c *Cluster) rotateToken(ctx context.Context) error {
 		return nil
 	}
 	at := key{namespace, name}
+	if c.holding() {
+		return nil // that would make the one that came back the previous one
+	}
 	t := &c.tasks
 	t.mu.Lock()
 	back := t.writeBack

@@ -47,6 +47,9 @@ func note(o *unstructured.Unstructured, name, value string) {
 // watch brought, which may be a moment behind. An error says nothing of the token.
 func (c *Cluster) ReadProvisioning(ctx context.Context) (provisioning.View, error) {
 	view := c.Provisioning()
+	if c.holding() {
+		return provisioning.View{}.Failed(errHeld), nil // the watch will tell when it counts
+	}
 	namespace, name, ok := strings.Cut(c.o.ProvisioningToken.Secret, "/")
 	if !ok {
 		return view, nil

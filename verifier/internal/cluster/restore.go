@@ -26,7 +26,8 @@ import (
 //
 //	noticed by  a revision, which is etcd's own count, lower than one seen before;
 //	            an object that is there in an older state than was seen
-//	at once     this replica has no keys: nothing is granted, no token is good
+//	at once     this replica has no keys: nothing is granted, no token is good,
+//	            the provisioning token is as in held.go
 //	then        everything is read anew; quarantines, joins and consumed grants
 //	            that were remembered are latched again, new keys are made
 //	until       an administrator acknowledges it, or the process ends, the
@@ -109,6 +110,7 @@ func (c *Cluster) probe(ctx context.Context) error {
 func (c *Cluster) watchRevision(ctx context.Context) {
 	for ctx.Err() == nil {
 		sleep(ctx, jitter(c.o.Probe))
+		c.readAcknowledgement(ctx)
 		if err := c.probe(ctx); err != nil && ctx.Err() == nil {
 			c.log.Debug("probe", "error", err)
 		}
@@ -155,6 +157,9 @@ func (c *Cluster) restored(epoch uint32, why string) {
 	maps.Copy(s.void, s.seen)
 	s.renewed = now.Add(-keys.ClockSkew).Truncate(time.Second)
 	s.pair.Store(&keys.Pair{})
+	if c.o.ProvisioningToken.Secret != "" {
+		s.holdToken(epoch+1, now)
+	}
 	s.mu.Unlock()
 
 	c.revision.mu.Lock()

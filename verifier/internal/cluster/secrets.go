@@ -51,6 +51,7 @@ type secrets struct {
 	ca       *x509.CertPool  // nil: there is no good one
 	legacyCA *x509.CertPool
 	tokens   provisioning.View
+	held     *heldToken     // since a restore; nil: the tokens count
 	pools    map[key]string // of the pointer configs, by user-data secret
 }
 
@@ -62,6 +63,8 @@ func (c *Cluster) planSecrets() error {
 	s.pools, s.seen, s.void = map[key]string{}, map[string]bool{}, map[string]bool{}
 	s.roots.Store(anchors.NewSet())
 
+	tokens := &watched{compact: compactSecret}
+	tokens.put = func(i *item) []manifest.Problem { return c.putToken(tokens.current, i) }
 	c.one(secretKind, key{c.config.Namespace, KeysSecret}, &watched{compact: compactSecret, put: c.putKeys}, c.keysGone)
 	for _, o := range []struct {
 		kind kind
@@ -72,7 +75,7 @@ func (c *Cluster) planSecrets() error {
 		{secretKind, c.config.ServingSecret, &watched{compact: compactSecret, put: c.putServing}, func() {}},
 		{configMapKind, c.config.CAConfigMap, &watched{compact: compactConfigMap, put: c.putCA(&s.ca, "ca-bundle.crt")}, c.caGone(&s.ca)},
 		{configMapKind, legacyCANamespace + "/" + legacyCAName, &watched{compact: compactConfigMap, advisory: true, put: c.putCA(&s.legacyCA, "ca.crt")}, c.caGone(&s.legacyCA)},
-		{secretKind, c.o.ProvisioningToken.Secret, &watched{compact: compactSecret, put: c.putToken}, c.tokenGone},
+		{secretKind, c.o.ProvisioningToken.Secret, tokens, func() { c.tokenGone(tokens.current) }},
 	} {
 		if o.name == "" {
 			continue
@@ -241,11 +244,18 @@ func (c *Cluster) UpstreamCAs() *x509.CertPool {
 	return cmp.Or(c.secrets.ca, c.secrets.legacyCA)
 }
 
-func (c *Cluster) putToken(i *item) []manifest.Problem {
-	s := &c.secrets
+// putToken takes the provisioning token as it was seen since the restore that is
+// epoch.
+func (c *Cluster) putToken(epoch uint32, i *item) []manifest.Problem {
+	s, now := &c.secrets, c.o.Now()
 	s.mu.Lock()
-	next, writeBack := s.tokens.Read(c.o.Now(), dataOf(i), time.Duration(c.o.ProvisioningToken.Grace))
-	s.tokens = next
+	known, counts := s.known(epoch, now, dataOf(i))
+	next, writeBack := known.Read(now, dataOf(i), time.Duration(c.o.ProvisioningToken.Grace))
+	if counts {
+		s.tokens = next
+	} else {
+		writeBack = nil
+	}
 	s.mu.Unlock()
 	c.tasks.edited(writeBack, i.version)
 	c.tasks.add(task{about: aboutToken})
@@ -263,18 +273,23 @@ func (c *Cluster) rewriteAll() {
 	}
 }
 
-func (c *Cluster) tokenGone() {
-	s := &c.secrets
+func (c *Cluster) tokenGone(epoch uint32) {
+	s, now := &c.secrets, c.o.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tokens = s.tokens.Gone(c.o.Now())
+	if known, counts := s.known(epoch, now, nil); counts {
+		s.tokens = known.Gone(now)
+	}
 }
 
 // Provisioning is what is known of the provisioning token; Unknown until its
-// Secret was looked for.
+// Secret was looked for, and after a restore of etcd until it is what it was.
 func (c *Cluster) Provisioning() provisioning.View {
 	c.secrets.mu.Lock()
 	defer c.secrets.mu.Unlock()
+	if c.secrets.held != nil {
+		return provisioning.View{}.Failed(errHeld)
+	}
 	return c.secrets.tokens
 }
 

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -127,7 +128,7 @@ func (a *secretAPI) put(c *Cluster, version int, data map[string]string) {
 	}
 	i := &item{version: uint64(version), value: secretData{a.data}}
 	a.mu.Unlock()
-	c.putToken(i)
+	c.putToken(c.epoch.Load(), i)
 }
 
 func TestAnEditIsWrittenBack(t *testing.T) {
@@ -189,5 +190,127 @@ func TestAnEditIsWrittenBack(t *testing.T) {
 				t.Errorf("%v, previous-token %q", err, previous(api))
 			}
 		}
+	})
+}
+
+// THREATS T58: a backup brings back a token that was voided, or the time before
+// there was one.
+func TestAttack_T58_TheProvisioningTokenOfYesterday(t *testing.T) {
+	now := time.Now()
+	at := func(d time.Duration) string { return now.Add(d).UTC().Format(time.RFC3339) }
+	is := func(t *testing.T, c *Cluster, want provisioning.Presence, valid ...string) {
+		t.Helper()
+		tokens, presence := c.Provisioning().At(time.Now())
+		if presence != want {
+			t.Errorf("the token is %s, not %s", presence, want)
+		}
+		for _, token := range []string{tokenA, tokenB, tokenC} {
+			if got := tokens.Check(time.Now(), []byte(token)).Valid(); got != slices.Contains(valid, token) {
+				t.Errorf("%s... valid: %v", token[:4], got)
+			}
+		}
+	}
+	type data = map[string]string
+	put := func(api *secretAPI, c *Cluster, version int, d data) {
+		if d != nil {
+			api.put(c, version, d)
+			return
+		}
+		api.mu.Lock()
+		api.version, api.data = version, nil
+		api.mu.Unlock()
+		c.tokenGone(c.epoch.Load())
+	}
+	restored := func(t *testing.T, before, back data) (*secretAPI, *Cluster) {
+		api := newSecretAPI(t)
+		c := api.cluster(t)
+		put(api, c, 10, before)
+		c.restored(0, "test")
+		is(t, c, provisioning.Unknown)
+		// What the old watch still had on its way is no word on what came back.
+		if before != nil {
+			c.putToken(0, &item{version: 10, value: secretData{map[string][]byte{"token": []byte(before["token"])}}})
+		} else {
+			c.tokenGone(0)
+		}
+		is(t, c, provisioning.Unknown)
+		put(api, c, 5, back)
+		return api, c
+	}
+	grace := data{"token": tokenB, "previous-token": tokenA, "previous-expires": at(time.Hour)}
+	for name, test := range map[string]struct {
+		before, back data
+		want         provisioning.Presence
+		valid        []string
+	}{
+		"the same":                           {data{"token": tokenB}, data{"token": tokenB}, provisioning.Present, []string{tokenB}},
+		"both, as before":                    {grace, grace, provisioning.Present, []string{tokenA, tokenB}},
+		"never one":                          {nil, nil, provisioning.Absent, nil},
+		"the one before, within its grace":   {grace, data{"token": tokenA}, provisioning.Present, []string{tokenA, tokenB}},
+		"attack: voided":                     {data{"token": tokenB, "previous-expires": at(-time.Hour)}, data{"token": tokenA}, provisioning.Unknown, nil},
+		"attack: its grace is over":          {data{"token": tokenB, "previous-token": tokenA, "previous-expires": at(-time.Hour)}, data{"token": tokenA}, provisioning.Unknown, nil},
+		"attack: voided as the previous one": {data{"token": tokenB}, grace, provisioning.Unknown, nil},
+		"attack: a grace that was cut short": {data{"token": tokenB, "previous-token": tokenA, "previous-expires": at(time.Minute)}, grace, provisioning.Unknown, nil},
+		"attack: before there was one":       {data{"token": tokenB}, nil, provisioning.Unknown, nil},
+		"attack: it had been deleted":        {nil, data{"token": tokenA}, provisioning.Unknown, nil},
+		"attack: one that cannot be read":    {data{"token": tokenB}, data{"token": "x"}, provisioning.Unknown, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			api, c := restored(t, test.before, test.back)
+			is(t, c, test.want, test.valid...)
+			if test.want != provisioning.Unknown {
+				return
+			}
+			if view, err := c.ReadProvisioning(t.Context()); err != nil {
+				t.Error(err)
+			} else if _, presence := view.At(time.Now()); presence != provisioning.Unknown {
+				t.Errorf("read anew it is %s", presence)
+			}
+			c.o.ProvisioningToken.RotateEvery = 1
+			if err := c.rotateToken(t.Context()); err != nil || api.writes != 0 {
+				t.Errorf("%v, rotated %d times", err, api.writes)
+			}
+			if f := c.degraded(time.Time{}); len(f) == 0 || f[0].reason != "EtcdRestored" || !strings.Contains(f[0].text, "provisioning token") {
+				t.Errorf("findings %+v", f)
+			}
+			put(api, c, 11, test.back) // touched
+			is(t, c, provisioning.Unknown)
+			if test.back != nil {
+				put(api, c, 12, nil) // deleting it does not open the pools
+				is(t, c, provisioning.Unknown)
+			}
+			if test.back["token"] == tokenA {
+				put(api, c, 13, data{"token": tokenC, "previous-token": tokenA, "previous-expires": at(time.Hour)})
+				is(t, c, provisioning.Unknown)
+			}
+			put(api, c, 14, data{"token": tokenC, "previous-expires": at(0)})
+			is(t, c, provisioning.Present, tokenC)
+			if f := c.degraded(time.Time{}); len(f) == 0 || strings.Contains(f[0].text, "provisioning token") {
+				t.Errorf("findings %+v", f)
+			}
+		})
+	}
+	t.Run("restored once more", func(t *testing.T) {
+		api, c := restored(t, data{"token": tokenB}, data{"token": tokenA})
+		c.restored(1, "test")
+		put(api, c, 3, data{"token": tokenA})
+		is(t, c, provisioning.Unknown)
+		c.restored(2, "test")
+		put(api, c, 4, data{"token": tokenB})
+		is(t, c, provisioning.Present, tokenB)
+	})
+	t.Run("an administrator acknowledges", func(t *testing.T) {
+		api, c := restored(t, data{"token": tokenB}, data{"token": tokenA})
+		api.acknowledged = at(-time.Hour) // an earlier restore
+		c.readAcknowledgement(t.Context())
+		is(t, c, provisioning.Unknown)
+		api.acknowledged = at(time.Hour)
+		c.readAcknowledgement(t.Context())
+		is(t, c, provisioning.Present, tokenA)
+
+		api, c = restored(t, data{"token": tokenB}, nil)
+		api.acknowledged = at(time.Hour)
+		c.readAcknowledgement(t.Context())
+		is(t, c, provisioning.Absent)
 	})
 }
