@@ -66,6 +66,30 @@ func FromObject(object map[string]any) (Manifests, []manifest.Problem) {
 	return out, nil
 }
 
+// FromUnannotated is the Machine of an object whose annotations cannot be used, read
+// without them: how far it has come does not depend on what people noted on it.
+func FromUnannotated(object map[string]any) (Machine, bool) {
+	metadata, _ := object["metadata"].(map[string]any)
+	metadata = maps.Clone(metadata)
+	delete(metadata, "annotations")
+	own := maps.Clone(object)
+	own["metadata"] = metadata
+	found, _ := FromObject(own)
+	if metadata == nil || len(found.Machines) == 0 {
+		return Machine{}, false
+	}
+	return found.Machines[0], true
+}
+
+// advanced is m, of which later says how far it has come since.
+func (m Machine) advanced(later Machine) Machine {
+	m.Deleting = m.Deleting || later.Deleting
+	if !m.Joined() {
+		m.NodeRef, m.Phase = later.NodeRef, later.Phase
+	}
+	return m
+}
+
 // take adds what one object says.
 func (out *Manifests) take(doc manifest.Document, modified time.Time) []manifest.Problem {
 	group, version, _ := strings.Cut(doc.APIVersion, "/")

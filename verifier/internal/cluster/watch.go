@@ -46,6 +46,8 @@ type item struct {
 	// why it cannot be used.
 	value    any
 	problems []manifest.Problem
+	// rest is what can be used of an object that cannot be as a whole.
+	rest any
 	// Of a policy's status.
 	conditions []metav1.Condition
 	observed   int64
@@ -94,6 +96,9 @@ type watched struct {
 	// It may find problems that keep a part of the object from being used.
 	put  func(i *item) []manifest.Problem
 	drop func(k key)
+	// advance, if set, takes the rest of an object, and reports whether a state of
+	// this very object is known.
+	advance func(i *item) bool
 	// settled is called after a whole list was put.
 	settled func()
 	// vanished is called when the cluster does not have the kind.
@@ -341,7 +346,7 @@ func (e *edge) item(u *unstructured.Unstructured) *item {
 		i.observed, _ = status["observedGeneration"].(int64)
 	}
 	if i.value, i.problems = e.compact(u); manifest.Failed(i.problems) {
-		i.value = nil
+		i.value, i.rest = nil, i.value
 	}
 	return i
 }
@@ -367,6 +372,8 @@ func (s *sink) take(i *item) {
 	problems := i.problems
 	if i.value != nil {
 		problems = s.put(i)
+	} else if i.rest != nil && s.advance != nil {
+		before.good = s.advance(i)
 	}
 	now := seen{version: i.version, round: s.round, good: before.good || !manifest.Failed(problems), bad: manifest.Failed(problems)}
 	s.known[i.key] = now

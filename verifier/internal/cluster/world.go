@@ -258,8 +258,8 @@ func (c *Cluster) plan() error {
 		namespaces = []string{""}
 	}
 	for _, ns := range namespaces {
-		c.watch(&watched{kind: machineAPIKind, namespace: ns, optional: true, compact: compactMachine, put: c.putMachine, drop: c.dropMachine(machineAPIKind.group)})
-		c.watch(&watched{kind: clusterAPIKind, namespace: ns, optional: true, compact: compactMachine, put: c.putMachine, drop: c.dropMachine(clusterAPIKind.group)})
+		c.watch(&watched{kind: machineAPIKind, namespace: ns, optional: true, compact: compactMachine, put: c.putMachine, advance: c.advanceMachine, drop: c.dropMachine(machineAPIKind.group)})
+		c.watch(&watched{kind: clusterAPIKind, namespace: ns, optional: true, compact: compactMachine, put: c.putMachine, advance: c.advanceMachine, drop: c.dropMachine(clusterAPIKind.group)})
 		c.watch(&watched{kind: hostKind, namespace: ns, optional: true, compact: compactEnrolment, put: c.putHost, drop: c.dropHost})
 	}
 	if !slices.Contains(namespaces, "") && !slices.Contains(namespaces, c.config.Namespace) {
@@ -602,11 +602,16 @@ func (c *Cluster) intern(s string) string {
 	return s
 }
 
-// compactMachine keeps of a Machine what attestation needs.
+// compactMachine keeps of a Machine what attestation needs. Of one that cannot be
+// used for its annotations it keeps the rest.
 func compactMachine(u *unstructured.Unstructured) (any, []manifest.Problem) {
 	found, problems := machine.FromObject(u.Object)
 	if len(found.Machines) == 0 {
-		return nil, orProblem(problems, "no Machine")
+		problems = orProblem(problems, "no Machine")
+		if m, ok := machine.FromUnannotated(u.Object); ok {
+			return m, problems
+		}
+		return nil, problems
 	}
 	return found.Machines[0], problems
 }
@@ -625,6 +630,18 @@ func (c *Cluster) putMachine(i *item) []manifest.Problem {
 		c.tasks.add(task{about: aboutMachine, key: key{name: m.UID}})
 	}
 	return i.problems
+}
+
+// advanceMachine keeps a Machine from seeming to wait for its first boot, because
+// of a note on it, after it has joined or was deleted.
+func (c *Cluster) advanceMachine(i *item) bool {
+	m, ok := i.rest.(machine.Machine)
+	if !ok {
+		return false
+	}
+	m.Namespace, m.Name = i.namespace, i.name
+	c.tasks.add(task{about: aboutMachine, key: key{name: m.UID}})
+	return c.registry.Advance(m)
 }
 
 func (c *Cluster) dropMachine(group string) func(key) {
