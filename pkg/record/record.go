@@ -216,6 +216,9 @@ func Report(rec *v1alpha1.MachineAttestation, ticketID string, r v1alpha1.Failur
 	return next, nil
 }
 
+// New is the record of a Machine of which nothing was recorded yet.
+func New(m *machine.Machine) *v1alpha1.MachineAttestation { return begin(nil, m) }
+
 func begin(rec *v1alpha1.MachineAttestation, m *machine.Machine) *v1alpha1.MachineAttestation {
 	if rec != nil {
 		return rec.DeepCopy()

@@ -429,3 +429,14 @@ func TestBreakGlass(t *testing.T) {
 	_, err = record.BreakGlass(nil, other, true, start)
 	wantCode(t, err, reason.TokenInvalid)
 }
+
+func TestNewRecordSaysNothing(t *testing.T) {
+	m := &machine.Machine{Namespace: "m", Name: "one", UID: "u"}
+	r := record.New(m)
+	if r.Namespace != "m" || r.Name != "one" || r.Status.MachineUID != "u" || r.Status.Phase != "" || len(r.Status.History) != 0 {
+		t.Errorf("%+v", r)
+	}
+	if got := record.Joined(r, "node1", start); got == nil || got.Status.Phase != v1alpha1.PhaseJoined {
+		t.Errorf("joined: %+v", got)
+	}
+}

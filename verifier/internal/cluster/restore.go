@@ -308,10 +308,13 @@ func relatch(rec *v1alpha1.MachineAttestation, m *machine.Machine, r memory, now
 			})
 		}
 	}
+	if next == nil && (r.joined || r.grant != nil) {
+		next = record.New(m) // the backup is from before there was a record
+	}
 	if r.joined {
 		step(record.Joined(next, r.node, now))
 	}
-	if r.grant != nil && next != nil {
+	if r.grant != nil {
 		var has grant
 		if used := next.Status.GrantUsed; used != nil {
 			has = grant{used.Time, next.Status.GrantAttestations}

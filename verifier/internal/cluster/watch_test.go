@@ -262,6 +262,28 @@ func TestRelatch(t *testing.T) {
 		got.Status.Phase != v1alpha1.PhaseJoined || got.Status.GrantUsed == nil || got.Status.GrantAttestations != 2 || !heldSinceRestore(got) {
 		t.Errorf("all of it: %+v", got)
 	}
+	for name, r := range map[string]memory{
+		"joined":            {latch: latch{joined: true}},
+		"a grant":           {latch: latch{grant: all.grant}},
+		"joined by a grant": {latch: latch{joined: true, grant: all.grant}},
+		"all of it":         all,
+	} {
+		got := relatch(nil, m, r, now)
+		if got == nil {
+			t.Errorf("no record, %s: not recorded", name)
+			continue
+		}
+		var has *grant
+		if used := got.Status.GrantUsed; used != nil {
+			has = &grant{used.Time, got.Status.GrantAttestations}
+		}
+		if l := (latch{quarantined: got.Status.Quarantined, joined: got.Status.Phase == v1alpha1.PhaseJoined, grant: has}); !l.covers(r.latch) || got.Status.MachineUID != "u" {
+			t.Errorf("no record, %s: %+v", name, got.Status)
+		}
+	}
+	if got := relatch(nil, m, memory{}, now); got != nil {
+		t.Errorf("nothing to be recorded: %+v", got)
+	}
 	for name, r := range map[string]*v1alpha1.MachineAttestation{
 		"the same": rec(func(s *v1alpha1.MachineAttestationStatus) {
 			s.Quarantined, s.Phase, s.GrantUsed, s.GrantAttestations = true, v1alpha1.PhaseJoined, &metav1.Time{Time: until}, 2
