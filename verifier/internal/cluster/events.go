@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -118,12 +119,16 @@ type EventsConfig struct {
 }
 
 // Events writes events to the API, behind the back of whoever has something to
-// tell. What happens to one object again within ten minutes is counted. Events
-// are a courtesy: while the API is away, or when they are too many, they are lost.
+// tell. What happens to one object again within ten minutes is counted, where the
+// verifier may change events: in its own and the Machines' namespaces. Events are
+// a courtesy: while the API is away, or when they are too many, they are lost.
 type Events struct {
 	o      EventsConfig
 	queue  chan Event
 	series map[seriesKey]*series // of Run alone
+	// uncounted are the namespaces in which events may be made and not changed, so
+	// that each is one of its own. Of Run alone, too.
+	uncounted map[string]bool
 }
 
 type seriesKey struct {
@@ -145,7 +150,7 @@ func NewEvents(o EventsConfig) *Events {
 	if o.Dropped == nil {
 		o.Dropped = func() {}
 	}
-	return &Events{o: o, queue: make(chan Event, eventQueue), series: map[seriesKey]*series{}}
+	return &Events{o: o, queue: make(chan Event, eventQueue), series: map[seriesKey]*series{}, uncounted: map[string]bool{}}
 }
 
 // Emit implements [EventSink].
@@ -179,9 +184,11 @@ func (e *Events) write(ctx context.Context, event Event) error {
 	defer cancel()
 	now := e.o.Now()
 	key := seriesKey{event.About, event.Reason, event.Code}
-	if s := e.series[key]; s != nil && now.Sub(s.began) < oneSeries {
+	if s := e.series[key]; s != nil && now.Sub(s.began) < oneSeries && !e.uncounted[eventNamespace(event.About)] {
 		err := e.again(ctx, s, event, now)
-		if err == nil || !missing(err) {
+		if kerrors.IsForbidden(err) {
+			e.uncounted[eventNamespace(event.About)] = true
+		} else if err == nil || !missing(err) {
 			return err
 		}
 	}

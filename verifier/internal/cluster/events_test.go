@@ -2,7 +2,10 @@ package cluster_test
 
 import (
 	"context"
+	"io"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -11,6 +14,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
@@ -287,5 +292,43 @@ func BenchmarkAttest(b *testing.B) {
 			b.ReportMetric(float64(writes)/float64(b.N), "writes/op")
 			b.ReportMetric(float64(reads)/float64(b.N), "reads/op")
 		})
+	}
+}
+
+// Where events may be made and not changed, what happens again is told again.
+func TestWhatMayNotBeCountedIsToldAgain(t *testing.T) {
+	var patched, created atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		other := strings.HasPrefix(r.URL.Path, "/api/v1/namespaces/kube-system/")
+		switch {
+		case r.Method == http.MethodPatch && other:
+			patched.Add(1)
+			w.WriteHeader(http.StatusForbidden)
+			_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403}`)
+		case r.Method == http.MethodPost && other:
+			created.Add(1)
+			fallthrough
+		default:
+			_, _ = io.WriteString(w, `{"kind":"Event","apiVersion":"v1","metadata":{"name":"e"}}`)
+		}
+	}))
+	defer server.Close()
+	client, err := dynamic.NewForConfig(&rest.Config{Host: server.URL, QPS: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ev := verifier.NewEvents(verifier.EventsConfig{Client: client, Now: time.Now, Log: slog.New(slog.DiscardHandler), Timeout: time.Minute, Dropped: func() { t.Error("an event was lost") }})
+	for range 3 {
+		ev.Emit(verifier.Event{About: verifier.Object{Kind: "ConfigMap", Namespace: "kube-system", Name: "root-ca"}, Reason: "NotUsable"})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); ev.Run(ctx) }()
+	until(t, "told", func() error { return says(created.Load() != 3, "%d times", created.Load()) })
+	cancel()
+	<-done
+	if n := patched.Load(); n != 1 {
+		t.Errorf("%d attempts to change one", n)
 	}
 }
