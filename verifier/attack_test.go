@@ -578,6 +578,11 @@ func TestHealthAndReadiness(t *testing.T) {
 	if code, body := get("/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "policies") {
 		t.Errorf("readyz without a policy: %d %s", code, body)
 	}
+	// What the gate has said a moment ago may hold for a second.
+	eventually(t, func() bool {
+		code, _, _ := v.fetch(http.MethodGet, "/healthz", "")
+		return code == http.StatusServiceUnavailable
+	}, func() string { return "the gate's healthz is 200 without a policy" })
 }
 
 func TestASecondVerifierOnTheSameFolderIsRefused(t *testing.T) {

@@ -41,6 +41,7 @@ func (s *server) gate(upstream http.Handler) http.Handler {
 		Policy:       s.poolPolicy,
 		Tokens:       token.Checker{Keys: s.TokenKeys, Audience: service.Audience},
 		Redeem:       redeemer,
+		Healthy:      func() bool { return len(s.unready()) == 0 },
 		Admit: func(r *http.Request) error {
 			if source := s.source(r); !limiter.Allow(s.now(), source) {
 				return reason.Deny(reason.RateLimited, "source %s", source)

@@ -33,6 +33,7 @@ import (
 	"context"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
@@ -94,6 +95,9 @@ type Config struct {
 	// Provisioning is the provisioning token. The zero value has read none, and
 	// pools that it opens wait.
 	Provisioning Provisioning
+	// Healthy says whether /healthz is 200 or 503; nil: it is. It is asked once a
+	// second at most, whoever asks the gate how often.
+	Healthy func() bool
 	// Admit refuses a source that asks too often; nil admits everyone.
 	Admit func(*http.Request) error
 	// Observe learns of every answer.
@@ -134,8 +138,32 @@ func New(c Config) http.Handler {
 
 type gate struct {
 	Config
-	known digests
-	slots chan struct{}
+	known  digests
+	slots  chan struct{}
+	health health
+}
+
+// health is what Healthy said last.
+type health struct {
+	mu      sync.Mutex
+	asked   time.Time
+	healthy bool
+}
+
+// healthyFor is how long an answer of Healthy holds.
+const healthyFor = time.Second
+
+func (g *gate) healthy() bool {
+	if g.Healthy == nil {
+		return true
+	}
+	g.health.mu.Lock()
+	defer g.health.mu.Unlock()
+	now := g.Now()
+	if age := now.Sub(g.health.asked); age < 0 || age >= healthyFor {
+		g.health.asked, g.health.healthy = now, g.Healthy()
+	}
+	return g.health.healthy
 }
 
 // prefix is where the Machine Config Server has its configs.
@@ -152,7 +180,11 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case strings.HasPrefix(r.URL.Path, prefix):
 		g.config(w, r)
 	case r.URL.Path == "/healthz":
-		empty(w, http.StatusOK)
+		status := http.StatusOK
+		if !g.healthy() {
+			status = http.StatusServiceUnavailable
+		}
+		empty(w, status)
 	default:
 		empty(w, http.StatusNotFound)
 	}

@@ -374,6 +374,31 @@ func TestF14_OutsideOfConfig(t *testing.T) {
 	}
 }
 
+// A balancer looks elsewhere while this one could serve nobody; how often it asks
+// is its own affair.
+func TestHealthIsAskedForOnceASecond(t *testing.T) {
+	f := newFixture()
+	clock, healthy, asked := f.Now(), true, 0
+	f.Now = func() time.Time { return clock }
+	f.Healthy = func() bool { asked++; return healthy }
+	g := New(f.Config)
+	for _, step := range []struct {
+		after          time.Duration
+		healthy        bool
+		status, asking int
+	}{
+		{0, true, 200, 1}, {0, false, 200, 1}, {999 * time.Millisecond, false, 200, 1}, {time.Millisecond, false, 503, 2},
+		{time.Millisecond, true, 503, 2}, {time.Second, true, 200, 3}, {-time.Hour, false, 503, 4},
+	} {
+		clock, healthy = clock.Add(step.after), step.healthy
+		rec := httptest.NewRecorder()
+		g.ServeHTTP(rec, get("/healthz", ""))
+		if rec.Code != step.status || asked != step.asking || rec.Body.Len() != 0 {
+			t.Errorf("%+v: %d after asking %d times", step, rec.Code, asked)
+		}
+	}
+}
+
 func TestOnlySoManyAnswersAreReadAtOnce(t *testing.T) {
 	f := newFixture()
 	f.Concurrent, f.UpstreamTimeout = 1, 50*time.Millisecond
