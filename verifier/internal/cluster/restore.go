@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -210,13 +211,12 @@ func (s *secrets) voided(pair keys.Pair) bool {
 func (c *Cluster) repair(ctx context.Context) {
 	wait := backoff{least: 200 * time.Millisecond, most: 10 * time.Second}
 	for ctx.Err() == nil {
-		synced, _ := c.Synced()
-		if !c.repairing() || !synced {
+		if !c.repairing() || !c.repairable() {
 			sleep(ctx, c.o.Pass/100+50*time.Millisecond)
 			continue
 		}
 		if err := c.takeBack(ctx); err != nil {
-			c.log.Error("after the restore of etcd not everything could be set again; it is tried again, and nothing is granted meanwhile", "error", err)
+			c.log.Error("after the restore of etcd not everything could be set again; it is tried again, and what needs it is not granted meanwhile", "error", err)
 			wait.sleep(ctx)
 			continue
 		}
@@ -224,12 +224,29 @@ func (c *Cluster) repair(ctx context.Context) {
 	}
 }
 
-// takeBack latches again what is remembered; then it sees to new keys.
+// repairable reports whether Machines and records were read anew. What is forbidden
+// to be read is not waited for: one namespace would keep all others without keys.
+func (c *Cluster) repairable() bool {
+	for _, w := range c.watches {
+		switch w.kind.String() {
+		case machineAPIKind.String(), clusterAPIKind.String(), attestationKind.String():
+			if s, wrong := w.state(); wrong && s.unsynced && !s.forbidden {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// takeBack latches again what is remembered; then it sees to new keys. Where the
+// verifier may not write, nobody can attest either: that is remembered until it may.
 func (c *Cluster) takeBack(ctx context.Context) error {
 	c.mu.Lock()
 	remembered := c.remembered
 	epoch := c.epoch.Load()
 	c.mu.Unlock()
+	forbidden := map[string]memory{}
+	var why error
 	for uid, l := range remembered {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -245,7 +262,10 @@ func (c *Cluster) takeBack(ctx context.Context) error {
 		err := c.records.Update(uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 			return relatch(rec, m, l, c.o.Now()), nil
 		})
-		if err != nil && reason.From(err).Code != reason.MachineNotFound {
+		switch {
+		case kerrors.IsForbidden(err):
+			forbidden[uid], why = l, err
+		case err != nil && reason.From(err).Code != reason.MachineNotFound:
 			return err
 		}
 	}
@@ -254,7 +274,12 @@ func (c *Cluster) takeBack(ctx context.Context) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.epoch.Load() == epoch { // else it went back once more
+	switch {
+	case c.epoch.Load() != epoch: // it went back once more
+	case why != nil:
+		c.remembered = forbidden
+		return fmt.Errorf("%d Machines: %w", len(forbidden), why)
+	default:
 		c.remembered = nil
 		c.log.Info("what was revoked before the restore of etcd is revoked again", "machines", len(remembered))
 	}

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -12,17 +13,19 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 
-	corev1 "k8s.io/api/core/v1"
-
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 )
 
-// secretAPI is as much of an API as there is to one Secret, whatever its name,
-// and to the lists and objects that a probe reads.
+// secretAPI is as much of an API as there is to one Secret, whatever its name, to
+// the lists and objects that a probe reads, and to records.
 type secretAPI struct {
 	server *httptest.Server
 
@@ -34,6 +37,8 @@ type secretAPI struct {
 	acknowledged string             // the AttestationVerifier's annotation
 	between      func(a *secretAPI) // called once, before a Secret is written
 	writes       int
+	records      map[string]map[string]any // by path
+	forbidden    string                    // a namespace
 }
 
 func newSecretAPI(t testing.TB) *secretAPI {
@@ -88,6 +93,28 @@ func (a *secretAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		answer(http.StatusOK, map[string]any{"apiVersion": "mcs-attest.dev/v1alpha1", "kind": "AttestationVerifier",
 			"metadata": map[string]any{"name": "cluster", "annotations": annotations}})
+	case a.forbidden != "" && strings.Contains(r.URL.Path, "/namespaces/"+a.forbidden+"/"):
+		status(http.StatusForbidden, metav1.StatusReasonForbidden)
+	case strings.Contains(r.URL.Path, "/machineattestations") && r.Method == http.MethodGet && a.records[r.URL.Path] != nil:
+		answer(http.StatusOK, a.records[r.URL.Path])
+	case strings.Contains(r.URL.Path, "/machineattestations") && r.Method != http.MethodGet:
+		var o map[string]any
+		if err := json.NewDecoder(r.Body).Decode(&o); err != nil {
+			status(http.StatusBadRequest, metav1.StatusReasonBadRequest)
+			return
+		}
+		at := strings.TrimSuffix(r.URL.Path, "/status")
+		meta, _ := o["metadata"].(map[string]any)
+		if name, _ := meta["name"].(string); r.Method == http.MethodPost {
+			at += "/" + name
+		}
+		a.version++
+		meta["resourceVersion"] = strconv.Itoa(a.version)
+		if a.records == nil {
+			a.records = map[string]map[string]any{}
+		}
+		a.records[at] = o
+		answer(http.StatusOK, o)
 	case !strings.Contains(r.URL.Path, "/secrets"):
 		status(http.StatusNotFound, metav1.StatusReasonNotFound)
 	case r.Method == http.MethodGet && a.data == nil:
@@ -313,4 +340,63 @@ func TestAttack_T58_TheProvisioningTokenOfYesterday(t *testing.T) {
 		c.readAcknowledgement(t.Context())
 		is(t, c, provisioning.Absent)
 	})
+}
+
+func TestOneForbiddenNamespaceKeepsNobodyWithoutKeys(t *testing.T) {
+	api := newSecretAPI(t)
+	c := api.cluster(t)
+	c.watching(t, machineAPIKind, "m").list(t, 5, object(1, 1, nil), object(2, 2, func(o map[string]any) { o["metadata"].(map[string]any)["namespace"] = "x" }))
+	uids := c.registry.UIDs()
+	if len(uids) != 2 {
+		t.Fatal(uids)
+	}
+	for _, uid := range uids {
+		c.latches[uid] = latch{joined: true}
+	}
+	c.restored(0, "test")
+	c.latches = map[string]latch{} // the backup is from before
+
+	forbidden := kerrors.NewForbidden(attestationsResource.GroupResource(), "", errors.New("no"))
+	for _, w := range c.watches {
+		switch w.kind.String() {
+		case machineAPIKind.String(), clusterAPIKind.String():
+			w.synced = true
+		}
+	}
+	if c.repairable() {
+		t.Error("before the records were read")
+	}
+	for i, namespace := range []string{"own", "m"} {
+		w := c.watching(t, attestationKind, namespace)
+		w.synced, w.err = i > 0, nil
+		if i == 0 {
+			w.err = forbidden
+		}
+	}
+	if !c.repairable() {
+		t.Error("for ever without keys: a namespace that may not be read, and Nodes and ConfigMaps that nobody needs for this")
+	}
+
+	api.forbidden = "x"
+	joined := func() (n int) {
+		for _, o := range api.records {
+			if phase, _, _ := unstructured.NestedString(o, "status", "phase"); phase == string(v1alpha1.PhaseJoined) {
+				n++
+			}
+		}
+		return n
+	}
+	if err := c.takeBack(t.Context()); !kerrors.IsForbidden(err) {
+		t.Errorf("what was left is told as %v", err)
+	}
+	if joined() != 1 || api.writes != 1 || len(c.remembered) != 1 || !c.repairing() {
+		t.Errorf("%d Machines latched, keys written %d times, %d left", joined(), api.writes, len(c.remembered))
+	}
+	api.forbidden = ""
+	if err := c.takeBack(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if joined() != 2 || api.writes != 1 || c.repairing() {
+		t.Errorf("%d Machines latched, keys written %d times, %d left", joined(), api.writes, len(c.remembered))
+	}
 }
