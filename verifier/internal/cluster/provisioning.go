@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -43,11 +44,47 @@ func note(o *unstructured.Unstructured, name, value string) {
 	o.SetAnnotations(all)
 }
 
+// No redemption without the API: what is known of the token counts for as long as
+// the API was heard of a moment ago. While there is a token it is asked often.
+const (
+	tokenPatience = 15 * time.Second
+	tokenProbe    = 4 * time.Second // two can fail
+)
+
+var errSilent = errors.New("the Kubernetes API has not answered for some time")
+
+// hear notes that the API answered what it was asked at a time, by its present state.
+func (c *Cluster) hear(at time.Time) {
+	c.revision.mu.Lock()
+	defer c.revision.mu.Unlock()
+	if at.After(c.revision.heard) {
+		c.revision.heard = at
+	}
+}
+
+// silent reports whether the API has not been heard of for too long. A watch that
+// is open and says nothing is no sign of life.
+func (c *Cluster) silent() bool {
+	c.revision.mu.Lock()
+	defer c.revision.mu.Unlock()
+	return time.Since(c.revision.heard) > tokenPatience
+}
+
+// tokenInUse reports whether there is a provisioning token, as far as is known.
+func (c *Cluster) tokenInUse() bool {
+	c.secrets.mu.Lock()
+	defer c.secrets.mu.Unlock()
+	_, presence := c.secrets.tokens.At(c.o.Now())
+	return presence == provisioning.Present || c.secrets.held != nil
+}
+
 // ReadProvisioning reads the provisioning token from the API: the view is what the
 // watch brought, which may be a moment behind. An error says nothing of the token.
 func (c *Cluster) ReadProvisioning(ctx context.Context) (provisioning.View, error) {
-	view := c.Provisioning()
-	if c.holding() {
+	c.secrets.mu.Lock()
+	view, held := c.secrets.tokens, c.secrets.held != nil
+	c.secrets.mu.Unlock()
+	if held {
 		return provisioning.View{}.Failed(errHeld), nil // the watch will tell when it counts
 	}
 	namespace, name, ok := strings.Cut(c.o.ProvisioningToken.Secret, "/")

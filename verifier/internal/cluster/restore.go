@@ -60,6 +60,7 @@ type revision struct {
 
 	mu      sync.Mutex
 	highest uint64
+	heard   time.Time // when the API last said something by which tokens are known to be current
 }
 
 // restore is one that was noticed.
@@ -90,6 +91,7 @@ func (c *Cluster) probe(ctx context.Context) error {
 	r.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
+	asked := time.Now()
 	// Without a resourceVersion the answer is as of now.
 	list, err := c.dynamic.Resource(policiesResource).List(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
@@ -99,6 +101,7 @@ func (c *Cluster) probe(ctx context.Context) error {
 		return nil // the policies' own watch says what is wrong
 	}
 	r.probed = time.Now()
+	c.hear(asked)
 	if v := number(list.GetResourceVersion()); v != 0 && v < before {
 		c.restored(epoch, fmt.Sprintf("it is at revision %d, %d was seen before", v, before))
 		return errRestored
@@ -109,8 +112,13 @@ func (c *Cluster) probe(ctx context.Context) error {
 
 // watchRevision probes now and then: a watch that is open says nothing of it.
 func (c *Cluster) watchRevision(ctx context.Context) {
+	last, wait := time.Now(), jitter(c.o.Probe)
 	for ctx.Err() == nil {
-		sleep(ctx, jitter(c.o.Probe))
+		sleep(ctx, min(wait, jitter(tokenProbe)))
+		if time.Since(last) < wait && !c.tokenInUse() {
+			continue
+		}
+		last, wait = time.Now(), jitter(c.o.Probe)
 		c.readAcknowledgement(ctx)
 		if err := c.probe(ctx); err != nil && ctx.Err() == nil {
 			c.log.Debug("probe", "error", err)

@@ -248,6 +248,7 @@ func (c *Cluster) UpstreamCAs() *x509.CertPool {
 // epoch.
 func (c *Cluster) putToken(epoch uint32, i *item) []manifest.Problem {
 	s, now := &c.secrets, c.o.Now()
+	c.hear(time.Now())
 	s.mu.Lock()
 	known, counts := s.known(epoch, now, dataOf(i))
 	next, writeBack := known.Read(now, dataOf(i), time.Duration(c.o.ProvisioningToken.Grace))
@@ -283,12 +284,16 @@ func (c *Cluster) tokenGone(epoch uint32) {
 }
 
 // Provisioning is what is known of the provisioning token; Unknown until its
-// Secret was looked for, and after a restore of etcd until it is what it was.
+// Secret was looked for, after a restore of etcd until it is what it was, and one
+// that there is while the API is silent: it may have been voided.
 func (c *Cluster) Provisioning() provisioning.View {
 	c.secrets.mu.Lock()
 	defer c.secrets.mu.Unlock()
 	if c.secrets.held != nil {
 		return provisioning.View{}.Failed(errHeld)
+	}
+	if _, presence := c.secrets.tokens.At(c.o.Now()); presence == provisioning.Present && c.silent() {
+		return provisioning.View{}.Failed(errSilent)
 	}
 	return c.secrets.tokens
 }

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -399,4 +400,70 @@ func TestOneForbiddenNamespaceKeepsNobodyWithoutKeys(t *testing.T) {
 	if joined() != 2 || api.writes != 1 || c.repairing() {
 		t.Errorf("%d Machines latched, keys written %d times, %d left", joined(), api.writes, len(c.remembered))
 	}
+}
+
+// No API server, no redemption: the token may have been voided meanwhile.
+func TestNoProvisioningTokenWhileTheAPIIsSilent(t *testing.T) {
+	api := newSecretAPI(t)
+	c := api.cluster(t)
+	is := func(what string, want provisioning.Presence) {
+		t.Helper()
+		if _, got := c.Provisioning().At(time.Now()); got != want {
+			t.Errorf("%s: %s", what, got)
+		}
+	}
+	silentFor := func(d time.Duration) {
+		c.revision.mu.Lock()
+		c.revision.heard, c.revision.probed = time.Now().Add(-d), time.Time{}
+		c.revision.mu.Unlock()
+	}
+	c.tokenGone(0)
+	silentFor(time.Hour)
+	is("there never was one: nothing is protected by it", provisioning.Absent)
+	if c.tokenInUse() {
+		t.Error("without one the API is asked all the time")
+	}
+
+	api.put(c, 10, map[string]string{"token": tokenA})
+	is("just read", provisioning.Present)
+	if !c.tokenInUse() {
+		t.Error("not in use")
+	}
+	silentFor(tokenPatience - 5*time.Second)
+	is("a short outage", provisioning.Present)
+	silentFor(tokenPatience + time.Second)
+	is("a long one", provisioning.Unknown)
+	if c.Provisioning().Err() == nil {
+		t.Error("no reason is told")
+	}
+	api.away = true
+	if c.probe(t.Context()) == nil {
+		t.Error("a probe came through")
+	}
+	is("it was asked in vain", provisioning.Unknown)
+	if _, err := c.ReadProvisioning(t.Context()); err == nil {
+		t.Error("read while the API is away")
+	}
+	api.away, api.revision = false, 20
+	if view, err := c.ReadProvisioning(t.Context()); err != nil {
+		t.Error(err)
+	} else if _, presence := view.At(time.Now()); presence != provisioning.Present {
+		t.Errorf("read just now: %s", presence)
+	}
+	if err := c.probe(t.Context()); err != nil {
+		t.Error(err)
+	}
+	is("it answers again", provisioning.Present)
+
+	c.o.Probe = time.Hour
+	silentFor(tokenPatience + time.Second)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { c.watchRevision(ctx); close(done) }()
+	for c.silent() {
+		time.Sleep(50 * time.Millisecond)
+	}
+	stop()
+	<-done
+	is("asked without being told to", provisioning.Present)
 }
