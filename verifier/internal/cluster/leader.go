@@ -64,6 +64,7 @@ type tasks struct {
 	writeBack *writeBack
 	leftAlone map[key]string // why a pointer config was not changed
 	swept     time.Time      // when claims were last looked through
+	all       chan struct{}  // capacity 1: look at everything now
 }
 
 // writeBack is what an administrator's edit of the provisioning token means, for
@@ -74,7 +75,7 @@ type writeBack struct {
 }
 
 func (t *tasks) init(c *Cluster) {
-	t.c, t.leftAlone = c, map[key]string{}
+	t.c, t.leftAlone, t.all = c, map[key]string{}, make(chan struct{}, 1)
 	t.limit = flowcontrol.NewTokenBucketRateLimiter(c.o.WritesPerSecond, int(2*c.o.WritesPerSecond)+1)
 }
 
@@ -203,8 +204,15 @@ func (c *Cluster) work(ctx context.Context) {
 	wg.Go(func() {
 		for pass := 0; ctx.Err() == nil; pass++ {
 			// A look at each Machine costs little, and at all of them not.
-			c.everything(pass%10 == 0)
-			sleep(ctx, jitter(c.o.Pass))
+			c.look(pass%10 == 0)
+			wait := time.NewTimer(jitter(c.o.Pass))
+			select {
+			case <-ctx.Done():
+			case <-wait.C:
+			case <-c.tasks.all:
+				pass = -1
+			}
+			wait.Stop()
 		}
 	})
 	<-ctx.Done()
@@ -221,9 +229,21 @@ var steps = map[int]string{
 	aboutKeys: "keys", aboutGone: "records of gone Machines", aboutClaims: "claims of gone Machines", aboutPending: "pending", aboutStatus: "status",
 }
 
-// everything asks for every task: what changed while nobody held the lease, and
-// what time alone brings.
-func (c *Cluster) everything(machines bool) {
+// everything asks the holder to look at everything soon. It costs the caller
+// nothing, holder or not: who begins to hold the lease looks at everything anyway.
+func (c *Cluster) everything() {
+	if !c.tasks.leading() {
+		return
+	}
+	select {
+	case c.tasks.all <- struct{}{}:
+	default:
+	}
+}
+
+// look asks for every task: what changed while nobody held the lease, and what time
+// alone brings.
+func (c *Cluster) look(machines bool) {
 	c.tasks.add(task{about: aboutKeys}, task{about: aboutToken}, task{about: aboutPending}, task{about: aboutPolicy}, task{about: aboutGone},
 		task{about: aboutClaims}, task{about: aboutStatus})
 	if machines {

@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 )
@@ -466,4 +467,39 @@ func TestNoProvisioningTokenWhileTheAPIIsSilent(t *testing.T) {
 	stop()
 	<-done
 	is("asked without being told to", provisioning.Present)
+}
+
+func TestOnlyTheHolderLooksAtEverything(t *testing.T) {
+	api := newSecretAPI(t)
+	c := api.cluster(t)
+	c.o.Pass = time.Hour
+	for _, w := range c.watches {
+		w.synced = true
+	}
+	w := c.watching(t, machineAPIKind, "m")
+	w.list(t, 5, object(1, 1, nil))
+	c.everything()
+	if len(c.tasks.all) != 0 {
+		t.Error("asked of a replica that does not hold the lease")
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { c.work(ctx); close(done) }()
+	defer func() { stop(); <-done }()
+	records := func(n int) {
+		t.Helper()
+		for has := -1; has != n; time.Sleep(10 * time.Millisecond) {
+			api.mu.Lock()
+			has = len(api.records)
+			api.mu.Unlock()
+		}
+	}
+	records(1)
+	in, problems := machine.FromObject(object(2, 2, nil).Object)
+	if len(in.Machines) != 1 {
+		t.Fatal(problems)
+	}
+	c.registry.PutMachine(in.Machines[0]) // without a word
+	c.everything()
+	records(2)
 }

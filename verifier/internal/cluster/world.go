@@ -348,7 +348,7 @@ func (c *Cluster) tell(ctx context.Context) {
 			c.build()
 			now := c.World().Complete
 			if now && !was {
-				c.everything(true) // what had to wait for it
+				c.everything() // what had to wait for it
 			}
 			was = now
 			c.o.Changed()
