@@ -48,6 +48,11 @@ kind: ClusterRoleBinding
 metadata: {name: operator}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: mcs-attest-operator}
 subjects: [{kind: ServiceAccount, name: operator, namespace: mcs-attest}]
+---
+apiVersion: mcs-attest.dev/v1alpha1
+kind: AttestationPolicy
+metadata: {name: worker}
+spec: {pools: [worker], evidence: [{all: [tpm2]}, {all: [provisioning-token]}], provisioningTokenAlone: true}
 `)
 	d := client(t, c)
 	available(t, d)
