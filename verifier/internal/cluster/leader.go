@@ -333,7 +333,7 @@ func (c *Cluster) unsettled(uid string) bool {
 func (c *Cluster) settle(uid string) error {
 	b, m := c.compare(uid)
 	// What must wait is looked at again once everything was read.
-	if synced, _ := c.Synced(); !synced && (b.gone || b.release || b.missing) {
+	if synced, _ := c.Synced(); !synced && (b.gone || b.release || b.restate || b.missing) {
 		return nil
 	}
 	if b.release && c.unreadable(attestationKind) {

@@ -232,13 +232,19 @@ func (c *Cluster) repair(ctx context.Context) {
 	}
 }
 
-// repairable reports whether Machines and records were read anew. What is forbidden
-// to be read is not waited for: one namespace would keep all others without keys.
+// repairable reports whether Machines and records were read anew. What stays
+// forbidden to be read is not waited for: one namespace would keep all others
+// without keys.
 func (c *Cluster) repairable() bool {
+	c.mu.Lock()
+	n := len(c.restores)
+	// An API server that has just started refuses for a moment what it will allow.
+	patient := n > 0 && c.o.Now().Sub(c.restores[n-1].at) < c.o.Pass
+	c.mu.Unlock()
 	for _, w := range c.watches {
 		switch w.kind.String() {
 		case machineAPIKind.String(), clusterAPIKind.String(), attestationKind.String():
-			if s, wrong := w.state(); wrong && s.unsynced && !s.forbidden {
+			if s, wrong := w.state(); wrong && s.unsynced && (patient || !s.forbidden) {
 				return false
 			}
 		}
@@ -333,8 +339,11 @@ func relatch(rec *v1alpha1.MachineAttestation, m *machine.Machine, r memory, now
 		}
 	}
 	if r.quarantined {
-		was := rec != nil && rec.Status.Quarantined
-		if step(record.Quarantine(next, m, true, now)); !was && !m.Quarantined() {
+		step(record.Quarantine(next, m, true, now))
+		// Whether an object says so is asked of the record alone, which was just read:
+		// what was watched may still be from before the restore. If another object does
+		// say so, the holder of the lease will see it ([restated]).
+		if says := rec != nil && rec.Spec.Quarantined; changed && !says {
 			meta.SetStatusCondition(&next.Status.Conditions, metav1.Condition{
 				Type: conditionQuarantined, Status: metav1.ConditionTrue, Reason: reasonEtcdRestored, LastTransitionTime: metav1.NewTime(now),
 				Message: "quarantined before etcd was restored; no object says so any more. Set spec.quarantined to true to keep it, and after that to false to lift it",

@@ -262,6 +262,29 @@ func TestRelatch(t *testing.T) {
 		got.Status.Phase != v1alpha1.PhaseJoined || got.Status.GrantUsed == nil || got.Status.GrantAttestations != 2 || !heldSinceRestore(got) {
 		t.Errorf("all of it: %+v", got)
 	}
+	// What was watched is still from before the restore, and says that the Machine is
+	// quarantined; the record says that no object does.
+	stale := machine.NewRegistry(nil)
+	e, err := machine.NewEnrolment(v1alpha1.MachineAttestation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "m", Name: "two", UID: "v"},
+		Spec:       v1alpha1.MachineAttestationSpec{Pool: "worker", ExpectedProviderID: "p", Quarantined: true},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale.PutEnrolment(e)
+	before, ok := stale.ByUID("v")
+	if !ok || !before.Quarantined() {
+		t.Fatal(before)
+	}
+	if got := relatch(rec(nil), before, memory{latch: latch{quarantined: true}}, now); got == nil || !heldSinceRestore(got) {
+		t.Errorf("held by memory alone, and not marked so: the holder of the lease would lift it: %+v", got)
+	}
+	says := rec(nil)
+	says.Spec.Quarantined = true
+	if got := relatch(says, before, memory{latch: latch{quarantined: true}}, now); got == nil || heldSinceRestore(got) {
+		t.Errorf("the record's own spec says so: %+v", got)
+	}
 	for name, r := range map[string]memory{
 		"joined":            {latch: latch{joined: true}},
 		"a grant":           {latch: latch{grant: all.grant}},
