@@ -1,0 +1,206 @@
+package cluster
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+)
+
+// compactMachine keeps of a Machine what attestation needs. Of one that cannot be
+// used for its annotations it keeps the rest.
+func compactMachine(u *unstructured.Unstructured) (any, []manifest.Problem) {
+	found, problems := machine.FromObject(u.Object)
+	if len(found.Machines) == 0 {
+		problems = orProblem(problems, "no Machine")
+		if m, ok := machine.FromUnannotated(u.Object); ok {
+			return m, problems
+		}
+		return nil, problems
+	}
+	return found.Machines[0], problems
+}
+
+func orProblem(problems []manifest.Problem, what string) []manifest.Problem {
+	if manifest.Failed(problems) {
+		return problems
+	}
+	return append(problems, manifest.Problem{What: what})
+}
+
+func (c *Cluster) putMachine(i *item) []manifest.Problem {
+	if m, ok := i.value.(machine.Machine); ok {
+		m.Namespace, m.Name = i.namespace, i.name // one copy of each
+		c.registry.PutMachine(m)
+		c.tasks.add(task{about: aboutMachine, key: key{name: m.UID}})
+	}
+	return i.problems
+}
+
+// advanceMachine keeps a Machine from seeming to wait for its first boot, because
+// of a note on it, after it has joined or was deleted.
+func (c *Cluster) advanceMachine(i *item) bool {
+	m, ok := i.rest.(machine.Machine)
+	if !ok {
+		return false
+	}
+	m.Namespace, m.Name = i.namespace, i.name
+	c.tasks.add(task{about: aboutMachine, key: key{name: m.UID}})
+	return c.registry.Advance(m)
+}
+
+func (c *Cluster) dropMachine(group string) func(key) {
+	return func(k key) {
+		c.registry.DeleteMachine(group, k.namespace, k.name)
+		c.tasks.lookForGone()
+	}
+}
+
+// nothing is the value of an object that can be used and says nothing.
+type nothing struct{}
+
+func compactEnrolment(u *unstructured.Unstructured) (any, []manifest.Problem) {
+	found, problems := machine.FromObject(u.Object)
+	switch {
+	case manifest.Failed(problems):
+		return nil, problems
+	case len(found.Enrolments) == 0:
+		return nothing{}, problems
+	}
+	return found.Enrolments[0], problems
+}
+
+func (c *Cluster) putHost(i *item) []manifest.Problem {
+	if e, ok := i.value.(machine.Enrolment); ok {
+		c.registry.PutEnrolment(e)
+	} else {
+		c.registry.DeleteHost(i.namespace, i.name)
+	}
+	return i.problems
+}
+
+func (c *Cluster) dropHost(k key) { c.registry.DeleteHost(k.namespace, k.name) }
+
+// attestation is a MachineAttestation: what the administrator says, and as much
+// of what the verifier recorded as tells whether it is in line.
+type attestation struct {
+	enrolment *machine.Enrolment // nil: it waits for approval
+	uid       string             // of the Machine that it is the record of; "" if it is none
+	latch     latch
+	condition bool // it has a condition Accepted that is not True
+}
+
+func compactAttestation(u *unstructured.Unstructured) (any, []manifest.Problem) {
+	found, problems := machine.FromObject(u.Object)
+	if manifest.Failed(problems) {
+		return nil, problems
+	}
+	var a attestation
+	if len(found.Enrolments) > 0 {
+		a.enrolment = &found.Enrolments[0]
+	}
+	status, _, _ := unstructured.NestedMap(u.Object, "status")
+	a.latch.joined = status["phase"] == string(v1alpha1.PhaseJoined)
+	a.latch.quarantined, _ = status["quarantined"].(bool)
+	if s, ok := status["grantUsed"].(string); ok {
+		if until, err := time.Parse(time.RFC3339, s); err == nil {
+			n, _ := status["grantAttestations"].(int64)
+			a.latch.grant = &grant{until, int32(min(n, 1<<20))}
+		}
+	}
+	a.uid, _ = status["machineUID"].(string)
+	if a.uid == "" {
+		// Made in advance, and nothing recorded yet.
+		for _, o := range u.GetOwnerReferences() {
+			if string(o.UID) == u.GetName() {
+				a.uid = u.GetName()
+			}
+		}
+	}
+	conditions, _ := status["conditions"].([]any)
+	for _, x := range conditions {
+		m, _ := x.(map[string]any)
+		switch {
+		case m["type"] == v1alpha1.ConditionAccepted && m["status"] != "True":
+			a.condition = true
+		case m["type"] == conditionQuarantined && m["status"] == "True" && m["reason"] == reasonEtcdRestored:
+			a.latch.restored = true
+		}
+	}
+	return a, problems
+}
+
+func (c *Cluster) putAttestation(i *item) []manifest.Problem {
+	a, ok := i.value.(attestation)
+	if !ok {
+		return i.problems
+	}
+	if a.enrolment != nil {
+		c.registry.PutEnrolment(*a.enrolment)
+	} else {
+		c.registry.DeleteEnrolment(i.namespace, i.name)
+	}
+	a.latch.key = i.key
+	uid := a.uid
+	if a.enrolment != nil && a.enrolment.Spec.MachineRef == nil {
+		uid = i.about.UID // a stand-in is its own record
+	}
+	if uid == i.name { // as most records' is
+		uid = i.name // one copy of the text
+	}
+	if uid != "" {
+		c.mu.Lock()
+		c.latches[uid] = a.latch
+		c.mu.Unlock()
+		c.tasks.add(task{about: aboutMachine, key: key{name: uid}})
+	}
+	if a.condition {
+		c.tasks.add(task{about: aboutFault, kind: attestationKind.String(), key: i.key})
+	}
+	if a.enrolment != nil && a.enrolment.Spec.MachineRef != nil && uid == "" {
+		c.tasks.enrolled(a.enrolment)
+	}
+	return i.problems
+}
+
+func (c *Cluster) dropAttestation(k key) {
+	c.registry.DeleteEnrolment(k.namespace, k.name)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	// Deletions are few; an index by name would be as large as the rest.
+	if l, ok := c.latches[k.name]; ok && l.key == k {
+		delete(c.latches, k.name)
+		c.tasks.add(task{about: aboutMachine, key: key{name: k.name}})
+		return
+	}
+	for uid, l := range c.latches {
+		if l.key == k {
+			delete(c.latches, uid)
+			c.tasks.add(task{about: aboutMachine, key: key{name: uid}})
+		}
+	}
+}
+
+func compactNode(u *unstructured.Unstructured) (any, []manifest.Problem) {
+	id, _, err := unstructured.NestedString(u.Object, "spec", "providerID")
+	if err != nil {
+		return nil, []manifest.Problem{{What: "spec.providerID is not a string"}}
+	}
+	return id, nil
+}
+
+func (c *Cluster) putNode(i *item) []manifest.Problem {
+	id, _ := i.value.(string)
+	c.registry.PutNode(i.name, id)
+	if id != "" && c.tasks.leading() {
+		if m := c.registry.Named(machine.Identity{ProviderIDs: []string{id}}, machine.Rules{Now: c.o.Now()}); m != nil {
+			c.tasks.add(task{about: aboutMachine, key: key{name: m.UID}})
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) dropNode(k key) { c.registry.DeleteNode(k.name) }
