@@ -24,6 +24,12 @@ const (
 	EvidenceMissing          = Code(mcsattestv1.Reason_REASON_EVIDENCE_MISSING)
 	EvidenceUnacceptable     = Code(mcsattestv1.Reason_REASON_EVIDENCE_UNACCEPTABLE)
 	EvidenceDisagrees        = Code(mcsattestv1.Reason_REASON_EVIDENCE_DISAGREES)
+	DocumentInvalid          = Code(mcsattestv1.Reason_REASON_DOCUMENT_INVALID)
+	DocumentNotFresh         = Code(mcsattestv1.Reason_REASON_DOCUMENT_NOT_FRESH)
+	DocumentUntrusted        = Code(mcsattestv1.Reason_REASON_DOCUMENT_UNTRUSTED)
+	AccountNotAllowed        = Code(mcsattestv1.Reason_REASON_ACCOUNT_NOT_ALLOWED)
+	InstanceNotFound         = Code(mcsattestv1.Reason_REASON_INSTANCE_NOT_FOUND)
+	InstanceUnacceptable     = Code(mcsattestv1.Reason_REASON_INSTANCE_UNACCEPTABLE)
 	EKUnacceptable           = Code(mcsattestv1.Reason_REASON_EK_UNACCEPTABLE)
 	EKCertificateInvalid     = Code(mcsattestv1.Reason_REASON_EK_CERTIFICATE_INVALID)
 	EKUntrusted              = Code(mcsattestv1.Reason_REASON_EK_UNTRUSTED)
@@ -64,6 +70,7 @@ const (
 	ShuttingDown             = Code(mcsattestv1.Reason_REASON_SHUTTING_DOWN)
 	Internal                 = Code(mcsattestv1.Reason_REASON_INTERNAL)
 	ReferenceValuesMissing   = Code(mcsattestv1.Reason_REASON_REFERENCE_VALUES_MISSING)
+	ProviderUnavailable      = Code(mcsattestv1.Reason_REASON_PROVIDER_UNAVAILABLE)
 )
 
 // all is every code in ascending order.
@@ -84,6 +91,12 @@ var all = []Code{
 	EvidenceMissing,
 	EvidenceUnacceptable,
 	EvidenceDisagrees,
+	DocumentInvalid,
+	DocumentNotFresh,
+	DocumentUntrusted,
+	AccountNotAllowed,
+	InstanceNotFound,
+	InstanceUnacceptable,
 	EKUnacceptable,
 	EKCertificateInvalid,
 	EKUntrusted,
@@ -124,6 +137,7 @@ var all = []Code{
 	ShuttingDown,
 	Internal,
 	ReferenceValuesMissing,
+	ProviderUnavailable,
 }
 
 // table is read only.
@@ -176,6 +190,24 @@ var table = map[Code]Info{
 	EvidenceDisagrees: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "EvidenceDisagrees",
 		"Two pieces of evidence name two machines.",
 		"Someone combines one machine's TPM with another's document."),
+	DocumentInvalid: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "DocumentInvalid",
+		"A cloud's document does not parse, or its signature does not verify.",
+		"The audit line says which check failed; a genuine document passes unchanged."),
+	DocumentNotFresh: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "DocumentNotFresh",
+		"A cloud's document was made for another conversation, or has expired.",
+		"An old document is being replayed, or agent and verifier compute different transcripts."),
+	DocumentUntrusted: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "DocumentUntrusted",
+		"No configured anchor vouches for the signer of a cloud's document.",
+		"A new region or a rotated authority: add its certificate or key to the anchors; docs/operating.md says how."),
+	AccountNotAllowed: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "AccountNotAllowed",
+		"The instance is genuine and of an account, region, project or subscription that is not this cluster's.",
+		"Name the account and the region in the verifier's configuration, if the machine is yours."),
+	InstanceNotFound: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "InstanceNotFound",
+		"The cloud's API does not know the instance (yet).",
+		"A new instance shows up in the API within seconds; one that was deleted never does again."),
+	InstanceUnacceptable: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "InstanceUnacceptable",
+		"The cloud's API says that the instance is not one that may attest.",
+		"The audit line says what differs: state, network, launch time, tag, or role."),
 	EKUnacceptable: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "EKUnacceptable",
 		"The EK's public area is not that of an endorsement key.",
 		"The audit line names the attribute; only RSA and NIST P EKs by the TCG templates are taken."),
@@ -296,4 +328,7 @@ var table = map[Code]Info{
 	ReferenceValuesMissing: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "ReferenceValuesMissing",
 		"The policy names reference values that the verifier does not have.",
 		"Put the document into reference-values/, or correct spec.tpm2.referenceValues in the policy."),
+	ProviderUnavailable: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "ProviderUnavailable",
+		"A cloud's API did not answer, refused the verifier, or has been asked too often.",
+		"Look at the verifier's log for its error; check its permissions, its way out, and the cloud's own status."),
 }

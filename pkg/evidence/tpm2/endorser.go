@@ -36,6 +36,10 @@ type Endorsement struct {
 	// endorsement names a machine. Empty otherwise.
 	ProviderID string
 
+	// InstanceID is the provider's own name of that machine, as in
+	// evidence.Statement. Empty where the endorsement has none.
+	InstanceID string
+
 	// EKSHA256 is the hash of the endorsed EK. It is zero under AKCertificate,
 	// where the EK stays unproven and the AK is the identity.
 	EKSHA256 [sha256.Size]byte

@@ -353,6 +353,13 @@ const (
 	Reason_REASON_EVIDENCE_MISSING      Reason = 20
 	Reason_REASON_EVIDENCE_UNACCEPTABLE Reason = 21
 	Reason_REASON_EVIDENCE_DISAGREES    Reason = 22
+	// A cloud's document.
+	Reason_REASON_DOCUMENT_INVALID      Reason = 23
+	Reason_REASON_DOCUMENT_NOT_FRESH    Reason = 24
+	Reason_REASON_DOCUMENT_UNTRUSTED    Reason = 25
+	Reason_REASON_ACCOUNT_NOT_ALLOWED   Reason = 26
+	Reason_REASON_INSTANCE_NOT_FOUND    Reason = 27
+	Reason_REASON_INSTANCE_UNACCEPTABLE Reason = 28
 	// tpm2.
 	Reason_REASON_EK_UNACCEPTABLE        Reason = 30
 	Reason_REASON_EK_CERTIFICATE_INVALID Reason = 31
@@ -399,6 +406,7 @@ const (
 	Reason_REASON_SHUTTING_DOWN            Reason = 103
 	Reason_REASON_INTERNAL                 Reason = 104
 	Reason_REASON_REFERENCE_VALUES_MISSING Reason = 105
+	Reason_REASON_PROVIDER_UNAVAILABLE     Reason = 106
 )
 
 // Enum value maps for Reason.
@@ -421,6 +429,12 @@ var (
 		20:  "REASON_EVIDENCE_MISSING",
 		21:  "REASON_EVIDENCE_UNACCEPTABLE",
 		22:  "REASON_EVIDENCE_DISAGREES",
+		23:  "REASON_DOCUMENT_INVALID",
+		24:  "REASON_DOCUMENT_NOT_FRESH",
+		25:  "REASON_DOCUMENT_UNTRUSTED",
+		26:  "REASON_ACCOUNT_NOT_ALLOWED",
+		27:  "REASON_INSTANCE_NOT_FOUND",
+		28:  "REASON_INSTANCE_UNACCEPTABLE",
 		30:  "REASON_EK_UNACCEPTABLE",
 		31:  "REASON_EK_CERTIFICATE_INVALID",
 		32:  "REASON_EK_UNTRUSTED",
@@ -461,6 +475,7 @@ var (
 		103: "REASON_SHUTTING_DOWN",
 		104: "REASON_INTERNAL",
 		105: "REASON_REFERENCE_VALUES_MISSING",
+		106: "REASON_PROVIDER_UNAVAILABLE",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":                0,
@@ -480,6 +495,12 @@ var (
 		"REASON_EVIDENCE_MISSING":           20,
 		"REASON_EVIDENCE_UNACCEPTABLE":      21,
 		"REASON_EVIDENCE_DISAGREES":         22,
+		"REASON_DOCUMENT_INVALID":           23,
+		"REASON_DOCUMENT_NOT_FRESH":         24,
+		"REASON_DOCUMENT_UNTRUSTED":         25,
+		"REASON_ACCOUNT_NOT_ALLOWED":        26,
+		"REASON_INSTANCE_NOT_FOUND":         27,
+		"REASON_INSTANCE_UNACCEPTABLE":      28,
 		"REASON_EK_UNACCEPTABLE":            30,
 		"REASON_EK_CERTIFICATE_INVALID":     31,
 		"REASON_EK_UNTRUSTED":               32,
@@ -520,6 +541,7 @@ var (
 		"REASON_SHUTTING_DOWN":              103,
 		"REASON_INTERNAL":                   104,
 		"REASON_REFERENCE_VALUES_MISSING":   105,
+		"REASON_PROVIDER_UNAVAILABLE":       106,
 	}
 )
 
@@ -814,7 +836,9 @@ type ChallengeResponse struct {
 	// The pool as the verifier reads it; this text enters the transcript.
 	Pool string `protobuf:"bytes,9,opt,name=pool,proto3" json:"pool,omitempty"`
 	// The origin as the verifier reads it; this text enters the transcript.
-	Origin        string `protobuf:"bytes,10,opt,name=origin,proto3" json:"origin,omitempty"`
+	Origin string `protobuf:"bytes,10,opt,name=origin,proto3" json:"origin,omitempty"`
+	// Present when a cloud's kind is required and needs more than the transcript.
+	Cloud         *CloudChallenge `protobuf:"bytes,11,opt,name=cloud,proto3" json:"cloud,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -919,6 +943,60 @@ func (x *ChallengeResponse) GetOrigin() string {
 	return ""
 }
 
+func (x *ChallengeResponse) GetCloud() *CloudChallenge {
+	if x != nil {
+		return x.Cloud
+	}
+	return nil
+}
+
+// CloudChallenge is the clouds' part of a challenge.
+type CloudChallenge struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The resource ("aud") for which a token of Azure's managed identity is wanted
+	// beside azure-attested. Empty: none is.
+	AzureTokenResource string `protobuf:"bytes,1,opt,name=azure_token_resource,json=azureTokenResource,proto3" json:"azure_token_resource,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *CloudChallenge) Reset() {
+	*x = CloudChallenge{}
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloudChallenge) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloudChallenge) ProtoMessage() {}
+
+func (x *CloudChallenge) ProtoReflect() protoreflect.Message {
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloudChallenge.ProtoReflect.Descriptor instead.
+func (*CloudChallenge) Descriptor() ([]byte, []int) {
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *CloudChallenge) GetAzureTokenResource() string {
+	if x != nil {
+		return x.AzureTokenResource
+	}
+	return ""
+}
+
 // Tpm2Evidence answers a TpmChallenge.
 type Tpm2Evidence struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -939,7 +1017,7 @@ type Tpm2Evidence struct {
 
 func (x *Tpm2Evidence) Reset() {
 	*x = Tpm2Evidence{}
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[4]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -951,7 +1029,7 @@ func (x *Tpm2Evidence) String() string {
 func (*Tpm2Evidence) ProtoMessage() {}
 
 func (x *Tpm2Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[4]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -964,7 +1042,7 @@ func (x *Tpm2Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tpm2Evidence.ProtoReflect.Descriptor instead.
 func (*Tpm2Evidence) Descriptor() ([]byte, []int) {
-	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{4}
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Tpm2Evidence) GetQuote() []byte {
@@ -1009,14 +1087,17 @@ type CloudEvidence struct {
 	// The document; its encoding is the kind's own (docs/evidence/<kind>.md). At most 64 KiB.
 	Document []byte `protobuf:"bytes,2,opt,name=document,proto3" json:"document,omitempty"`
 	// Intermediate certificates (DER) where the kind has them. At most 8.
-	Certificates  [][]byte `protobuf:"bytes,3,rep,name=certificates,proto3" json:"certificates,omitempty"`
+	Certificates [][]byte `protobuf:"bytes,3,rep,name=certificates,proto3" json:"certificates,omitempty"`
+	// A second document where the challenge asks for one: for azure-attested the
+	// managed identity's access token. At most 16 KiB.
+	Token         []byte `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CloudEvidence) Reset() {
 	*x = CloudEvidence{}
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[5]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1028,7 +1109,7 @@ func (x *CloudEvidence) String() string {
 func (*CloudEvidence) ProtoMessage() {}
 
 func (x *CloudEvidence) ProtoReflect() protoreflect.Message {
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[5]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1041,7 +1122,7 @@ func (x *CloudEvidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudEvidence.ProtoReflect.Descriptor instead.
 func (*CloudEvidence) Descriptor() ([]byte, []int) {
-	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{5}
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CloudEvidence) GetKind() EvidenceKind {
@@ -1061,6 +1142,13 @@ func (x *CloudEvidence) GetDocument() []byte {
 func (x *CloudEvidence) GetCertificates() [][]byte {
 	if x != nil {
 		return x.Certificates
+	}
+	return nil
+}
+
+func (x *CloudEvidence) GetToken() []byte {
+	if x != nil {
+		return x.Token
 	}
 	return nil
 }
@@ -1086,7 +1174,7 @@ type AttestRequest struct {
 
 func (x *AttestRequest) Reset() {
 	*x = AttestRequest{}
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[6]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1098,7 +1186,7 @@ func (x *AttestRequest) String() string {
 func (*AttestRequest) ProtoMessage() {}
 
 func (x *AttestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[6]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1111,7 +1199,7 @@ func (x *AttestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttestRequest.ProtoReflect.Descriptor instead.
 func (*AttestRequest) Descriptor() ([]byte, []int) {
-	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{6}
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *AttestRequest) GetSealed() []byte {
@@ -1181,7 +1269,7 @@ type AttestResponse struct {
 
 func (x *AttestResponse) Reset() {
 	*x = AttestResponse{}
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[7]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1193,7 +1281,7 @@ func (x *AttestResponse) String() string {
 func (*AttestResponse) ProtoMessage() {}
 
 func (x *AttestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[7]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1206,7 +1294,7 @@ func (x *AttestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttestResponse.ProtoReflect.Descriptor instead.
 func (*AttestResponse) Descriptor() ([]byte, []int) {
-	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{7}
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AttestResponse) GetToken() string {
@@ -1265,7 +1353,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[8]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1277,7 +1365,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[8]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1290,7 +1378,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{8}
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReportRequest) GetTicket() string {
@@ -1344,7 +1432,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[9]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1356,7 +1444,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[9]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1369,7 +1457,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{9}
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReportResponse) GetCorrelationId() string {
@@ -1401,7 +1489,7 @@ type Denial struct {
 
 func (x *Denial) Reset() {
 	*x = Denial{}
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[10]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1413,7 +1501,7 @@ func (x *Denial) String() string {
 func (*Denial) ProtoMessage() {}
 
 func (x *Denial) ProtoReflect() protoreflect.Message {
-	mi := &file_mcsattest_v1_attestation_proto_msgTypes[10]
+	mi := &file_mcsattest_v1_attestation_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1426,7 +1514,7 @@ func (x *Denial) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Denial.ProtoReflect.Descriptor instead.
 func (*Denial) Descriptor() ([]byte, []int) {
-	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{10}
+	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Denial) GetClass() DenialClass {
@@ -1493,7 +1581,7 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\x10encrypted_secret\x18\x02 \x01(\fR\x0fencryptedSecret\x12\x12\n" +
 	"\x04bank\x18\x03 \x01(\rR\x04bank\x12\x12\n" +
 	"\x04pcrs\x18\x04 \x03(\rR\x04pcrs\x12\x1b\n" +
-	"\tevent_log\x18\x05 \x01(\bR\beventLog\"\x95\x03\n" +
+	"\tevent_log\x18\x05 \x01(\bR\beventLog\"\xc9\x03\n" +
 	"\x11ChallengeResponse\x12\x16\n" +
 	"\x06sealed\x18\x01 \x01(\fR\x06sealed\x12\x14\n" +
 	"\x05nonce\x18\x02 \x01(\fR\x05nonce\x123\n" +
@@ -1507,7 +1595,10 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\x10lifetime_seconds\x18\b \x01(\rR\x0flifetimeSeconds\x12\x12\n" +
 	"\x04pool\x18\t \x01(\tR\x04pool\x12\x16\n" +
 	"\x06origin\x18\n" +
-	" \x01(\tR\x06origin\"\x9e\x01\n" +
+	" \x01(\tR\x06origin\x122\n" +
+	"\x05cloud\x18\v \x01(\v2\x1c.mcsattest.v1.CloudChallengeR\x05cloud\"B\n" +
+	"\x0eCloudChallenge\x120\n" +
+	"\x14azure_token_resource\x18\x01 \x01(\tR\x12azureTokenResource\"\x9e\x01\n" +
 	"\fTpm2Evidence\x12\x14\n" +
 	"\x05quote\x18\x01 \x01(\fR\x05quote\x12\x1c\n" +
 	"\tsignature\x18\x02 \x01(\fR\tsignature\x12\x1e\n" +
@@ -1516,11 +1607,12 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"activation\x12\x1d\n" +
 	"\n" +
 	"pcr_values\x18\x04 \x03(\fR\tpcrValues\x12\x1b\n" +
-	"\tevent_log\x18\x05 \x01(\fR\beventLog\"\x7f\n" +
+	"\tevent_log\x18\x05 \x01(\fR\beventLog\"\x95\x01\n" +
 	"\rCloudEvidence\x12.\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1a.mcsattest.v1.EvidenceKindR\x04kind\x12\x1a\n" +
 	"\bdocument\x18\x02 \x01(\fR\bdocument\x12\"\n" +
-	"\fcertificates\x18\x03 \x03(\fR\fcertificates\"\xa7\x02\n" +
+	"\fcertificates\x18\x03 \x03(\fR\fcertificates\x12\x14\n" +
+	"\x05token\x18\x04 \x01(\fR\x05token\"\xa7\x02\n" +
 	"\rAttestRequest\x12\x16\n" +
 	"\x06sealed\x18\x01 \x01(\fR\x06sealed\x12,\n" +
 	"\x12server_spki_sha256\x18\x02 \x01(\fR\x10serverSpkiSha256\x12\x16\n" +
@@ -1585,7 +1677,7 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\x14DENIAL_CLASS_MACHINE\x10\x04\x12\x16\n" +
 	"\x12DENIAL_CLASS_TOKEN\x10\x05\x12\x18\n" +
 	"\x14DENIAL_CLASS_NOT_YET\x10\x06\x12\x1c\n" +
-	"\x18DENIAL_CLASS_UNAVAILABLE\x10\a*\xbf\f\n" +
+	"\x18DENIAL_CLASS_UNAVAILABLE\x10\a*\x9c\x0e\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10REASON_MALFORMED\x10\x01\x12\x14\n" +
@@ -1604,7 +1696,13 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\x17REASON_BINDING_MISMATCH\x10\x10\x12\x1b\n" +
 	"\x17REASON_EVIDENCE_MISSING\x10\x14\x12 \n" +
 	"\x1cREASON_EVIDENCE_UNACCEPTABLE\x10\x15\x12\x1d\n" +
-	"\x19REASON_EVIDENCE_DISAGREES\x10\x16\x12\x1a\n" +
+	"\x19REASON_EVIDENCE_DISAGREES\x10\x16\x12\x1b\n" +
+	"\x17REASON_DOCUMENT_INVALID\x10\x17\x12\x1d\n" +
+	"\x19REASON_DOCUMENT_NOT_FRESH\x10\x18\x12\x1d\n" +
+	"\x19REASON_DOCUMENT_UNTRUSTED\x10\x19\x12\x1e\n" +
+	"\x1aREASON_ACCOUNT_NOT_ALLOWED\x10\x1a\x12\x1d\n" +
+	"\x19REASON_INSTANCE_NOT_FOUND\x10\x1b\x12 \n" +
+	"\x1cREASON_INSTANCE_UNACCEPTABLE\x10\x1c\x12\x1a\n" +
 	"\x16REASON_EK_UNACCEPTABLE\x10\x1e\x12!\n" +
 	"\x1dREASON_EK_CERTIFICATE_INVALID\x10\x1f\x12\x17\n" +
 	"\x13REASON_EK_UNTRUSTED\x10 \x12\x1a\n" +
@@ -1644,7 +1742,8 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\x17REASON_UPSTREAM_INVALID\x10f\x12\x18\n" +
 	"\x14REASON_SHUTTING_DOWN\x10g\x12\x13\n" +
 	"\x0fREASON_INTERNAL\x10h\x12#\n" +
-	"\x1fREASON_REFERENCE_VALUES_MISSING\x10i2\xe5\x01\n" +
+	"\x1fREASON_REFERENCE_VALUES_MISSING\x10i\x12\x1f\n" +
+	"\x1bREASON_PROVIDER_UNAVAILABLE\x10j2\xe5\x01\n" +
 	"\vAttestation\x12L\n" +
 	"\tChallenge\x12\x1e.mcsattest.v1.ChallengeRequest\x1a\x1f.mcsattest.v1.ChallengeResponse\x12C\n" +
 	"\x06Attest\x12\x1b.mcsattest.v1.AttestRequest\x1a\x1c.mcsattest.v1.AttestResponse\x12C\n" +
@@ -1663,7 +1762,7 @@ func file_mcsattest_v1_attestation_proto_rawDescGZIP() []byte {
 }
 
 var file_mcsattest_v1_attestation_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_mcsattest_v1_attestation_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_mcsattest_v1_attestation_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_mcsattest_v1_attestation_proto_goTypes = []any{
 	(EvidenceKind)(0),         // 0: mcsattest.v1.EvidenceKind
 	(BindingMode)(0),          // 1: mcsattest.v1.BindingMode
@@ -1675,13 +1774,14 @@ var file_mcsattest_v1_attestation_proto_goTypes = []any{
 	(*ChallengeRequest)(nil),  // 7: mcsattest.v1.ChallengeRequest
 	(*TpmChallenge)(nil),      // 8: mcsattest.v1.TpmChallenge
 	(*ChallengeResponse)(nil), // 9: mcsattest.v1.ChallengeResponse
-	(*Tpm2Evidence)(nil),      // 10: mcsattest.v1.Tpm2Evidence
-	(*CloudEvidence)(nil),     // 11: mcsattest.v1.CloudEvidence
-	(*AttestRequest)(nil),     // 12: mcsattest.v1.AttestRequest
-	(*AttestResponse)(nil),    // 13: mcsattest.v1.AttestResponse
-	(*ReportRequest)(nil),     // 14: mcsattest.v1.ReportRequest
-	(*ReportResponse)(nil),    // 15: mcsattest.v1.ReportResponse
-	(*Denial)(nil),            // 16: mcsattest.v1.Denial
+	(*CloudChallenge)(nil),    // 10: mcsattest.v1.CloudChallenge
+	(*Tpm2Evidence)(nil),      // 11: mcsattest.v1.Tpm2Evidence
+	(*CloudEvidence)(nil),     // 12: mcsattest.v1.CloudEvidence
+	(*AttestRequest)(nil),     // 13: mcsattest.v1.AttestRequest
+	(*AttestResponse)(nil),    // 14: mcsattest.v1.AttestResponse
+	(*ReportRequest)(nil),     // 15: mcsattest.v1.ReportRequest
+	(*ReportResponse)(nil),    // 16: mcsattest.v1.ReportResponse
+	(*Denial)(nil),            // 17: mcsattest.v1.Denial
 }
 var file_mcsattest_v1_attestation_proto_depIdxs = []int32{
 	0,  // 0: mcsattest.v1.ChallengeRequest.offered:type_name -> mcsattest.v1.EvidenceKind
@@ -1691,23 +1791,24 @@ var file_mcsattest_v1_attestation_proto_depIdxs = []int32{
 	8,  // 4: mcsattest.v1.ChallengeResponse.tpm:type_name -> mcsattest.v1.TpmChallenge
 	2,  // 5: mcsattest.v1.ChallengeResponse.mode:type_name -> mcsattest.v1.Mode
 	3,  // 6: mcsattest.v1.ChallengeResponse.unattested:type_name -> mcsattest.v1.Unattested
-	0,  // 7: mcsattest.v1.CloudEvidence.kind:type_name -> mcsattest.v1.EvidenceKind
-	10, // 8: mcsattest.v1.AttestRequest.tpm2:type_name -> mcsattest.v1.Tpm2Evidence
-	11, // 9: mcsattest.v1.AttestRequest.cloud:type_name -> mcsattest.v1.CloudEvidence
-	4,  // 10: mcsattest.v1.Denial.class:type_name -> mcsattest.v1.DenialClass
-	2,  // 11: mcsattest.v1.Denial.mode:type_name -> mcsattest.v1.Mode
-	3,  // 12: mcsattest.v1.Denial.unattested:type_name -> mcsattest.v1.Unattested
-	7,  // 13: mcsattest.v1.Attestation.Challenge:input_type -> mcsattest.v1.ChallengeRequest
-	12, // 14: mcsattest.v1.Attestation.Attest:input_type -> mcsattest.v1.AttestRequest
-	14, // 15: mcsattest.v1.Attestation.Report:input_type -> mcsattest.v1.ReportRequest
-	9,  // 16: mcsattest.v1.Attestation.Challenge:output_type -> mcsattest.v1.ChallengeResponse
-	13, // 17: mcsattest.v1.Attestation.Attest:output_type -> mcsattest.v1.AttestResponse
-	15, // 18: mcsattest.v1.Attestation.Report:output_type -> mcsattest.v1.ReportResponse
-	16, // [16:19] is the sub-list for method output_type
-	13, // [13:16] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	10, // 7: mcsattest.v1.ChallengeResponse.cloud:type_name -> mcsattest.v1.CloudChallenge
+	0,  // 8: mcsattest.v1.CloudEvidence.kind:type_name -> mcsattest.v1.EvidenceKind
+	11, // 9: mcsattest.v1.AttestRequest.tpm2:type_name -> mcsattest.v1.Tpm2Evidence
+	12, // 10: mcsattest.v1.AttestRequest.cloud:type_name -> mcsattest.v1.CloudEvidence
+	4,  // 11: mcsattest.v1.Denial.class:type_name -> mcsattest.v1.DenialClass
+	2,  // 12: mcsattest.v1.Denial.mode:type_name -> mcsattest.v1.Mode
+	3,  // 13: mcsattest.v1.Denial.unattested:type_name -> mcsattest.v1.Unattested
+	7,  // 14: mcsattest.v1.Attestation.Challenge:input_type -> mcsattest.v1.ChallengeRequest
+	13, // 15: mcsattest.v1.Attestation.Attest:input_type -> mcsattest.v1.AttestRequest
+	15, // 16: mcsattest.v1.Attestation.Report:input_type -> mcsattest.v1.ReportRequest
+	9,  // 17: mcsattest.v1.Attestation.Challenge:output_type -> mcsattest.v1.ChallengeResponse
+	14, // 18: mcsattest.v1.Attestation.Attest:output_type -> mcsattest.v1.AttestResponse
+	16, // 19: mcsattest.v1.Attestation.Report:output_type -> mcsattest.v1.ReportResponse
+	17, // [17:20] is the sub-list for method output_type
+	14, // [14:17] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_mcsattest_v1_attestation_proto_init() }
@@ -1721,7 +1822,7 @@ func file_mcsattest_v1_attestation_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mcsattest_v1_attestation_proto_rawDesc), len(file_mcsattest_v1_attestation_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   11,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -61,6 +61,12 @@ type Config struct {
 	Kubernetes *Kubernetes `yaml:"kubernetes,omitempty"`
 	// ProvisioningToken is where the shared secret is, and how it rotates.
 	ProvisioningToken ProvisioningToken `yaml:"provisioningToken,omitempty"`
+	// AWS, GCP, Azure and VSphere say which clouds the machines may be of, and how
+	// their APIs are reached. Evidence of a cloud that is not here is refused.
+	AWS     *AWS     `yaml:"aws,omitempty"`
+	GCP     *GCP     `yaml:"gcp,omitempty"`
+	Azure   *Azure   `yaml:"azure,omitempty"`
+	VSphere *VSphere `yaml:"vsphere,omitempty"`
 	// KeyRotation is how often the holder of the lease renews the keys that sign
 	// tokens and seal challenges. Default 720h; in a cluster only.
 	KeyRotation Duration `yaml:"keyRotation,omitempty"`
@@ -180,6 +186,7 @@ func (c *Config) complete(base string) error {
 	if c.Kubernetes != nil {
 		c.Kubernetes.complete(base)
 	}
+	c.completeClouds(base)
 	return c.check()
 }
 
@@ -258,6 +265,9 @@ func (c *Config) check() error {
 		if err != nil || u.Scheme != "https" || u.Host == "" || (u.Path != "" && u.Path != "/") || u.User != nil {
 			return fmt.Errorf("upstream: %q is not https://host:port", c.Upstream)
 		}
+	}
+	if err := c.checkClouds(); err != nil {
+		return err
 	}
 	if _, _, err := SplitName(c.ProvisioningToken.Secret); err != nil {
 		return fmt.Errorf("provisioningToken.secret: %w", err)
