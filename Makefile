@@ -13,6 +13,9 @@ BIN     := bin
 TOOLS   := $(BIN)/tools
 LDFLAGS := -s -w -buildid= -X main.version=$(VERSION)
 GOBUILD := CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)'
+# The contract is HTTP/1.1 alone, so the agent is built without net/http's HTTP/2:
+# a third of a megabyte less in every initramfs. testvm/rig builds it with the same tag.
+AGENTTAGS := nethttpomithttp2
 
 # A Go that .ci/deps installed for lack of any other.
 export PATH := $(CURDIR)/$(BIN)/go/bin:/usr/local/go/bin:$(PATH)
@@ -28,7 +31,7 @@ deps: ## install the Debian packages and the Go toolchain (as root)
 .PHONY: build
 build: ## both binaries into bin/
 	@mkdir -p $(BIN)
-	$(GOBUILD) -o $(BIN)/mcs-attest-agent ./agent
+	$(GOBUILD) -tags $(AGENTTAGS) -o $(BIN)/mcs-attest-agent ./agent
 	$(GOBUILD) -o $(BIN)/mcs-attest-verifier ./verifier
 
 .PHONY: demo

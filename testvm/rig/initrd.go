@@ -67,9 +67,12 @@ func (r *Rig) Kernel() (path, version string) {
 }
 
 // Agent builds the agent as it is shipped: static and stripped.
-func (r *Rig) Agent() string { return r.goBuild("agent", "mcs-attest-agent") }
+// The tag is the Makefile's.
+func (r *Rig) Agent() string {
+	return r.goBuild("agent", "mcs-attest-agent", "-tags=nethttpomithttp2")
+}
 
-func (r *Rig) goBuild(folder, name string) string {
+func (r *Rig) goBuild(folder, name string, flags ...string) string {
 	r.t.Helper()
 	LookAtSources(r.t, r.repo)
 	// A folder for each source tree: another one may be tested at the same time.
@@ -79,7 +82,8 @@ func (r *Rig) goBuild(folder, name string) string {
 	unlock, err := buildcache.Lock(filepath.Join(dir, ".lock"), r.progress)
 	r.fatal(err, "lock")
 	defer unlock()
-	r.run(r.repo, []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", out, "./"+folder)
+	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", out}, flags...)
+	r.run(r.repo, []string{"CGO_ENABLED=0"}, "go", append(args, "./"+folder)...)
 	return out
 }
 
