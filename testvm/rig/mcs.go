@@ -37,7 +37,7 @@ type MCS struct {
 }
 
 // NewMCS starts one on a free port of the loopback, with a certificate for
-// 10.0.2.2 (where a guest sees it) and 127.0.0.1.
+// where a guest sees it and for 127.0.0.1.
 func (r *Rig) NewMCS(configs map[string]string) *MCS {
 	r.t.Helper()
 	m := &MCS{r: r, configs: configs}
@@ -132,7 +132,7 @@ func (r *Rig) Serve(name string, content []byte) string {
 		}
 	}()
 	r.t.Cleanup(func() { server.Close() })
-	return fmt.Sprintf("http://10.0.2.2:%d/%s", listener.Addr().(*net.TCPAddr).Port, name)
+	return fmt.Sprintf("http://%s:%d/%s", Host, listener.Addr().(*net.TCPAddr).Port, name)
 }
 
 // PointerTo is a pointer config as an OpenShift installer writes it: one merge
@@ -153,7 +153,7 @@ func PointerTo(origin, pool string, ca []byte) []byte {
 
 // Pointer is the pointer config of a node that uses this server.
 func (m *MCS) Pointer(pool string) []byte {
-	return PointerTo(fmt.Sprintf("https://10.0.2.2:%d", m.Port()), pool, m.ca)
+	return PointerTo(fmt.Sprintf("https://%s:%d", Host, m.Port()), pool, m.ca)
 }
 
 // Config is a rendered Ignition config that writes /etc/provisioned, the file a
@@ -198,7 +198,7 @@ func (r *Rig) serverCertificate() (tls.Certificate, []byte) {
 		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: caDER})
 }
 
-// sign makes a P-256 serving certificate for 10.0.2.2 and 127.0.0.1.
+// sign makes a P-256 serving certificate for where a guest sees the host, and 127.0.0.1.
 func (r *Rig) sign(ca *x509.Certificate, caKey crypto.Signer) (der []byte, key *ecdsa.PrivateKey) {
 	r.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -208,7 +208,7 @@ func (r *Rig) sign(ca *x509.Certificate, caKey crypto.Signer) (der []byte, key *
 		SerialNumber: big.NewInt(now.UnixNano()), Subject: pkix.Name{CommonName: "machine-config-server"},
 		NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(10, 0, 0), KeyUsage: x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		IPAddresses: []net.IP{net.IPv4(10, 0, 2, 2), net.IPv4(127, 0, 0, 1)},
+		IPAddresses: []net.IP{net.ParseIP(Host), net.ParseIP(CloudHost), net.IPv4(127, 0, 0, 1)},
 	}, ca, key.Public(), caKey)
 	r.fatal(err, "certificate")
 	return der, key

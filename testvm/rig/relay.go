@@ -59,7 +59,7 @@ func (r *Rig) NewRelay() *Relay {
 
 // Origin is where a guest reaches the relay.
 func (l *Relay) Origin() string {
-	return fmt.Sprintf("https://10.0.2.2:%d", l.listener.Addr().(*net.TCPAddr).Port)
+	return fmt.Sprintf("https://%s:%d", Host, l.listener.Addr().(*net.TCPAddr).Port)
 }
 
 // Pointer is the pointer config of a node that is sent to the relay.

@@ -1,6 +1,7 @@
 // Package rig boots virtual machines: a real kernel, a real dracut initramfs
 // with the agent in it, real Ignition, a software TPM, and a real verifier
-// process on the host's loopback, which the guest reaches at 10.0.2.2.
+// process on the host's loopback, which the guest reaches at 10.0.2.2, or,
+// where it has a cloud's metadata service, at 169.254.169.2.
 //
 // One scenario is a folder below testvm/scenarios with a test in it. A test asks
 // the rig for a verifier, a TPM and a machine, and then says what the node saw

@@ -55,7 +55,7 @@ func (r *Rig) BuildUKI(u UKI) string {
 	u.Initrd.Compress = true
 	kernel, version := r.Kernel()
 	initrd := r.Build(u.Initrd)
-	line := cmdline
+	line := firstBoot("")
 	if u.Cmdline != "" {
 		line += " " + u.Cmdline
 	}

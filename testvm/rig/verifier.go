@@ -1,6 +1,7 @@
 package rig
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -28,10 +29,15 @@ type VerifierConfig struct {
 	Policy string
 	// Upstream makes it a gate in front of this server instead.
 	Upstream *MCS
+	// Host is where its machines reach it: [Host] if empty, [CloudHost] where they
+	// have a metadata service.
+	Host string
 	// Origins are further ones, of front ends.
 	Origins []string
 	// Extra is appended to mcs-attest.yaml.
 	Extra string
+	// Files are further files of the folder: trust anchors, Machines.
+	Files map[string]string
 	// OnAudit is called with each line of the audit log.
 	OnAudit func(Audit)
 	// Stopped leaves the start to the test.
@@ -43,6 +49,7 @@ type Verifier struct {
 	r           *Rig
 	Dir         string
 	Port        int
+	host        string
 	metricsPort int
 	binary      string
 	env         []string
@@ -65,7 +72,7 @@ func (r *Rig) Verifier(c VerifierConfig) *Verifier {
 	}
 	r.verifiers++
 	v := &Verifier{
-		r: r, Dir: filepath.Join(r.dir, fmt.Sprintf("verifier%d", r.verifiers)), Port: r.freePort(),
+		r: r, Dir: filepath.Join(r.dir, fmt.Sprintf("verifier%d", r.verifiers)), Port: r.freePort(), host: cmp.Or(c.Host, Host),
 		binary: r.VerifierBinary(), onAudit: c.OnAudit, changed: make(chan struct{}),
 	}
 	v.log = filepath.Join(r.dir, fmt.Sprintf("verifier%d.log", r.verifiers))
@@ -85,6 +92,9 @@ func (r *Rig) Verifier(c VerifierConfig) *Verifier {
 		for _, pool := range c.Pools {
 			v.Write("configs/"+pool+".ign", Config("for "+pool))
 		}
+	}
+	for name, content := range c.Files {
+		v.Write(name, content)
 	}
 	if c.Policy != "" {
 		v.Write("policies/default.yaml", c.Policy)
@@ -112,13 +122,18 @@ func (r *Rig) freePort() int {
 
 func (v *Verifier) configFile() string { return filepath.Join(v.Dir, "mcs-attest.yaml") }
 
-// Origin is where a guest reaches the verifier: the host as slirp shows it.
-func (v *Verifier) Origin() string { return fmt.Sprintf("https://10.0.2.2:%d", v.Port) }
+// Host is the address in its origin.
+func (v *Verifier) Host() string { return cmp.Or(v.host, Host) }
 
-// Write writes a file of the folder as an administrator would.
+// Origin is where a guest reaches the verifier: the host as slirp shows it.
+func (v *Verifier) Origin() string { return fmt.Sprintf("https://%s:%d", v.Host(), v.Port) }
+
+// Write writes a file of the folder as an administrator would; a folder below it
+// is made.
 func (v *Verifier) Write(name, content string) {
 	v.r.t.Helper()
 	path := filepath.Join(v.Dir, name)
+	v.r.fatal(os.MkdirAll(filepath.Dir(path), 0o700), "verifier's folder")
 	v.r.fatal(os.WriteFile(path+".new", []byte(content), 0o600), "verifier's folder")
 	v.r.fatal(os.Rename(path+".new", path), "verifier's folder")
 }
@@ -246,7 +261,7 @@ func (v *Verifier) transport() *http.Transport {
 		v.r.t.Fatalf("no certificate in tls/ca.crt")
 	}
 	return &http.Transport{
-		TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "10.0.2.2", MinVersion: tls.VersionTLS13},
+		TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: v.Host(), MinVersion: tls.VersionTLS13},
 	}
 }
 

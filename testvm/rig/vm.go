@@ -2,8 +2,10 @@ package rig
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,6 +28,11 @@ type VM struct {
 	Initrd Initrd
 	// Pointer is the platform's pointer config, given by fw_cfg.
 	Pointer []byte
+	// Platform is Ignition's name of it; "qemu" if empty.
+	Platform string
+	// Metadata answers at 169.254.169.254:80, for this machine alone; the verifier
+	// is then at [CloudHost]. Nil: there is no such address.
+	Metadata http.Handler
 	// Cmdline is added to the kernel's command line.
 	Cmdline string
 	// Root holds more files for the root disk: path to content.
@@ -59,18 +66,20 @@ type Node struct {
 	cmd   *exec.Cmd
 	ended chan struct{}
 
-	mu      sync.Mutex
-	console []string
-	changed chan struct{}
+	mu       sync.Mutex
+	console  []string
+	changed  chan struct{}
+	metadata []string // what it asked its metadata service
 }
 
-// Every machine boots with bareCmdline, and on a first boot with all of cmdline.
+// Every machine boots with bareCmdline, and on a first boot with [firstBoot].
 // rd.shell=0: where a person would get an emergency shell, the machine restarts,
 // as CoreOS does after a while.
-const (
-	bareCmdline = "console=ttyS0 root=LABEL=root rw rd.shell=0 rd.emergency=reboot panic=-1"
-	cmdline     = bareCmdline + " ignition.firstboot=1 ignition.platform.id=qemu rd.neednet=1"
-)
+const bareCmdline = "console=ttyS0 root=LABEL=root rw rd.shell=0 rd.emergency=reboot panic=-1"
+
+func firstBoot(platform string) string {
+	return bareCmdline + " ignition.firstboot=1 ignition.platform.id=" + cmp.Or(platform, "qemu") + " rd.neednet=1"
+}
 
 // Boot starts a machine.
 func (r *Rig) Boot(vm VM) *Node {
@@ -95,7 +104,7 @@ func (r *Rig) Boot(vm VM) *Node {
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-device", "virtio-rng-pci",
 		"-drive", "if=none,id=root,format=qcow2,cache=unsafe,file=" + n.overlay,
 		"-device", "virtio-blk-pci,drive=root",
-		"-netdev", "user,id=net", "-device", "virtio-net-pci,romfile=,netdev=net",
+		"-netdev", n.netdev(vm.Metadata), "-device", "virtio-net-pci,romfile=,netdev=net",
 		"-serial", "stdio", "-serial", "file:" + n.path("journal.log"), "-serial", "file:" + n.path("probe.log"),
 	}
 	if vm.Unplugged {
@@ -122,7 +131,7 @@ func (r *Rig) Boot(vm VM) *Node {
 			r.t.Fatalf("a unified kernel image has its command line inside: use UKI.Cmdline")
 		}
 	} else {
-		line := cmdline
+		line := firstBoot(vm.Platform)
 		if vm.LaterBoot {
 			line = bareCmdline
 		}

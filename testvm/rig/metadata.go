@@ -1,0 +1,73 @@
+package rig
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// Where a guest finds things. An ordinary machine has slirp's usual network; one
+// with a metadata service is in 169.254.0.0/16, since slirp forwards only
+// addresses of its own network.
+const (
+	// Host is the host's loopback as an ordinary guest sees it.
+	Host = "10.0.2.2"
+	// CloudHost is the same as a guest with [VM.Metadata] sees it.
+	CloudHost = "169.254.169.2"
+	// metadataAddress is the metadata service of every cloud.
+	metadataAddress = "169.254.169.254"
+)
+
+// netdev is QEMU's network for the machine, with its metadata service if it has one.
+func (n *Node) netdev(metadata http.Handler) string {
+	if metadata == nil {
+		return "user,id=net"
+	}
+	n.r.t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	n.r.fatal(err, "metadata service")
+	server := &http.Server{Handler: &asked{n: n, next: metadata}, ReadHeaderTimeout: 30 * time.Second}
+	go func() {
+		if err := server.Serve(listener); err != http.ErrServerClosed {
+			n.r.t.Logf("rig: metadata service of %s: %v", n.name, err)
+		}
+	}()
+	n.r.t.Cleanup(func() { server.Close() })
+	// Slirp starts a program for each connection and joins it to the guest's.
+	return fmt.Sprintf("user,id=net,net=169.254.0.0/16,host=%s,guestfwd=tcp:%s:80-cmd:busybox nc 127.0.0.1 %d",
+		CloudHost, metadataAddress, listener.Addr().(*net.TCPAddr).Port)
+}
+
+// asked remembers what the machine asked its metadata service.
+type asked struct {
+	n    *Node
+	next http.Handler
+}
+
+func (a *asked) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	a.n.mu.Lock()
+	a.n.metadata = append(a.n.metadata, req.Method+" "+req.URL.Path+" "+req.UserAgent())
+	a.n.mu.Unlock()
+	a.next.ServeHTTP(w, req)
+}
+
+// Metadata lists what the machine asked its metadata service so far: "METHOD path
+// user-agent".
+func (n *Node) Metadata() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return append([]string(nil), n.metadata...)
+}
+
+// AskedMetadata reports whether a request for the path came from a client whose
+// name begins like this: Ignition says "Ignition/" and its version.
+func (n *Node) AskedMetadata(path, userAgent string) bool {
+	for _, line := range n.Metadata() {
+		if f := strings.SplitN(line, " ", 3); f[1] == path && strings.HasPrefix(f[2], userAgent) {
+			return true
+		}
+	}
+	return false
+}
