@@ -18,6 +18,9 @@ type Paths struct {
 	IgnitionLocal   string
 	IgnitionSystem  string
 	FwCfg           string // qemu's firmware configuration in sysfs
+	Metadata        string // base URL of a cloud's metadata service
+	Disks           string // udev's links to block devices by the label of their file system
+	Drives          string // the folder with the CD-ROM drives, sr0 and so on
 	TPM             string // a TPM character device, or the socket of a software TPM
 	TPMSysfs        string // the TPM's folder in sysfs; shows the PCR banks
 	EventLog        string // the firmware's measurements
@@ -39,6 +42,9 @@ var table = []struct {
 	{"MCS_ATTEST_IGNITION_LOCAL", "/etc/ignition", func(p *Paths) *string { return &p.IgnitionLocal }},
 	{"MCS_ATTEST_IGNITION_SYSTEM", "/usr/lib/ignition", func(p *Paths) *string { return &p.IgnitionSystem }},
 	{"MCS_ATTEST_FW_CFG", "/sys/firmware/qemu_fw_cfg", func(p *Paths) *string { return &p.FwCfg }},
+	{"MCS_ATTEST_METADATA", "http://169.254.169.254", func(p *Paths) *string { return &p.Metadata }},
+	{"MCS_ATTEST_DISKS", "/dev/disk/by-label", func(p *Paths) *string { return &p.Disks }},
+	{"MCS_ATTEST_DRIVES", "/dev", func(p *Paths) *string { return &p.Drives }},
 	{"MCS_ATTEST_TPM", "/dev/tpmrm0", func(p *Paths) *string { return &p.TPM }},
 	{"MCS_ATTEST_TPM_SYSFS", "/sys/class/tpm/tpm0", func(p *Paths) *string { return &p.TPMSysfs }},
 	{"MCS_ATTEST_EVENT_LOG", "/sys/kernel/security/tpm0/binary_bios_measurements", func(p *Paths) *string { return &p.EventLog }},
