@@ -22,7 +22,7 @@ var (
 	errUnknown    = errors.New("InvalidClientTokenId: The security token included in the request is invalid")
 	errSession    = errors.New("ExpiredToken: The security token included in the request is expired")
 	errExpired    = errors.New("SignatureDoesNotMatch: Signature expired or not yet current")
-	errSignature  = errors.New("SignatureDoesNotMatch: The request signature we calculated does not match the signature you provided.")
+	errSignature  = errors.New("SignatureDoesNotMatch: The request signature we calculated does not match the signature you provided")
 	errUnsigned   = errors.New("SignatureDoesNotMatch: 'host' and every X-Amz header must be signed")
 )
 
