@@ -18,7 +18,7 @@ type Paths struct {
 	IgnitionLocal   string
 	IgnitionSystem  string
 	FwCfg           string // qemu's firmware configuration in sysfs
-	Metadata        string // base URL of a cloud's metadata service
+	Metadata        string // the cloud's metadata service: a URL, not a file
 	Disks           string // udev's links to block devices by the label of their file system
 	Drives          string // the folder with the CD-ROM drives, sr0 and so on
 	TPM             string // a TPM character device, or the socket of a software TPM
@@ -26,6 +26,7 @@ type Paths struct {
 	EventLog        string // the firmware's measurements
 	BootID          string
 	SMBIOSUUID      string
+	SMBIOSSerial    string
 	Network         string // sysfs, one folder for each link
 	// A provisioning token in the image, for pointer configs that cannot have one.
 	ProvisioningToken string
@@ -50,6 +51,7 @@ var table = []struct {
 	{"MCS_ATTEST_EVENT_LOG", "/sys/kernel/security/tpm0/binary_bios_measurements", func(p *Paths) *string { return &p.EventLog }},
 	{"MCS_ATTEST_BOOT_ID", "/proc/sys/kernel/random/boot_id", func(p *Paths) *string { return &p.BootID }},
 	{"MCS_ATTEST_SMBIOS_UUID", "/sys/class/dmi/id/product_uuid", func(p *Paths) *string { return &p.SMBIOSUUID }},
+	{"MCS_ATTEST_SMBIOS_SERIAL", "/sys/class/dmi/id/product_serial", func(p *Paths) *string { return &p.SMBIOSSerial }},
 	{"MCS_ATTEST_NETWORK", "/sys/class/net", func(p *Paths) *string { return &p.Network }},
 	{"MCS_ATTEST_PROVISIONING_TOKEN", "/etc/mcs-attest/provisioning-token", func(p *Paths) *string { return &p.ProvisioningToken }},
 }

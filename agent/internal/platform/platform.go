@@ -42,6 +42,9 @@ var (
 
 // providers are the platforms by Ignition's names (ignition.platform.id).
 var providers = map[string]provider{
+	"aws":   aws,
+	"azure": azure,
+	"gcp":   gcp,
 	"metal": none,
 	"qemu":  qemu,
 }

@@ -1,0 +1,48 @@
+package metadata
+
+import (
+	"encoding/base64"
+	"strings"
+)
+
+// maxName bounds a name; the longest are Google's of 63 and Azure's of 90 bytes.
+const maxName = 128
+
+// isName: s may be a part of a provider id or a URL's path without harm.
+func isName(s string) bool {
+	if s == "" || len(s) > maxName || s == "." || s == ".." {
+		return false
+	}
+	for _, r := range s {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', strings.ContainsRune("-_.()+=,@:", r):
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// isToken: s may go into an HTTP header's value.
+func isToken(s string) bool {
+	return s != "" && strings.IndexFunc(s, func(r rune) bool { return r <= ' ' || r > '~' }) < 0
+}
+
+// decode reads base64, in lines or in one.
+func (s *service) decode(what string, raw []byte) ([]byte, error) {
+	out := make([]byte, base64.StdEncoding.DecodedLen(len(raw)))
+	n, err := base64.StdEncoding.Decode(out, []byte(strings.TrimSpace(string(raw))))
+	if err != nil {
+		return nil, s.wrong(what, "the answer is not base64")
+	}
+	if n == 0 {
+		return nil, s.wrong(what, "the answer is empty")
+	}
+	return out[:n], nil
+}
+
+// lastElement is what is behind the last slash.
+func lastElement(s string) string {
+	s = strings.TrimSpace(s)
+	return s[strings.LastIndexByte(s, '/')+1:]
+}

@@ -1,0 +1,33 @@
+package platform
+
+import (
+	"context"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
+)
+
+// patience is for user data: Ignition waits for ever.
+var patience = metadata.Long
+
+// aws reads EC2's user data, with IMDSv2 alone. Ignition goes back to version 1
+// where there are no tokens at all; then the agent leaves the config to it.
+func aws(ctx context.Context, m Machine) (UserData, error) {
+	s, err := metadata.NewAWS(m.Paths.Metadata, patience)
+	if err != nil {
+		return UserData{}, err
+	}
+	raw, err := s.UserData(ctx)
+	return userData(raw, err, "AWS user data")
+}
+
+// userData is a metadata service's answer. Like Ignition it takes the bytes as
+// they are: none of these platforms' providers unpacks gzip.
+func userData(raw []byte, err error, from string) (UserData, error) {
+	switch {
+	case metadata.IsAbsent(err), err == nil && len(raw) == 0:
+		return UserData{}, ErrNone
+	case err != nil:
+		return UserData{}, err
+	}
+	return UserData{raw, from}, nil
+}
