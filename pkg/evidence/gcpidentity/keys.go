@@ -1,0 +1,272 @@
+package gcpidentity
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/rsa"
+	"encoding/base64"
+	gojson "encoding/json"
+	"errors"
+	"fmt"
+	"math/big"
+	"slices"
+	"strings"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/json"
+
+	"github.com/mcs-attest/mcs-attest/pkg/anchors"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// Limits of a key set. Google's has two to four keys, in 2 kB.
+const (
+	MaxKeySet = 64 << 10
+	maxKeys   = 32
+)
+
+// KeySet is keys by their ids. It is read only.
+type KeySet map[string]*rsa.PublicKey
+
+// entry is one member of "keys", and where it begins.
+type entry struct {
+	jwk
+	offset int64
+	key    *rsa.PublicKey
+	fault  error // it is no key that could sign a token
+}
+
+type jwk struct {
+	Type      string          `json:"kty"`
+	ID        string          `json:"kid"`
+	Algorithm string          `json:"alg"`
+	Use       string          `json:"use"`
+	N         string          `json:"n"`
+	E         string          `json:"e"`
+	D         json.RawMessage `json:"d"`
+	K         json.RawMessage `json:"k"`
+}
+
+// errPrivate is of a set that nobody should have published.
+var errPrivate = errors.New("a private or symmetric key")
+
+// ParseKeySet reads a JWK set (RFC 7517, 5) as Google publishes it. A key that is
+// not for RS256 signatures, or not RSA of 2048 to 4096 bits with exponent 65537, is
+// left out, as the RFC wants it. The set as a whole is refused if it is above its
+// limits, holds a private key, has one kid twice, or has no key that is left.
+func ParseKeySet(raw []byte) (KeySet, error) {
+	entries, _, err := parseSet(raw)
+	if err != nil {
+		return nil, err
+	}
+	set := KeySet{}
+	for _, e := range entries {
+		switch {
+		case errors.Is(e.fault, errPrivate):
+			return nil, e.fault
+		case e.fault != nil:
+			continue
+		case set[e.ID] != nil:
+			return nil, fmt.Errorf("kid %q is there twice", e.ID)
+		}
+		set[e.ID] = e.key
+	}
+	if len(set) == 0 {
+		return nil, errors.New("no key that signs identity tokens is in it")
+	}
+	return set, nil
+}
+
+// Key returns the key of that id.
+func (s KeySet) Key(_ context.Context, kid string) (crypto.PublicKey, error) {
+	if k, ok := s[kid]; ok {
+		return k, nil
+	}
+	return nil, unknown(kid, len(s))
+}
+
+func unknown(kid string, n int) error {
+	return reason.Deny(reason.DocumentUntrusted, "key %.128q is none of Google's %d", kid, n)
+}
+
+// parseSet reads {"keys":[...]}. Other members are returned as they are, if strings.
+func parseSet(raw []byte) ([]entry, map[string]string, error) {
+	if len(raw) > MaxKeySet {
+		return nil, nil, fmt.Errorf("%d bytes, want at most %d", len(raw), MaxKeySet)
+	}
+	// This decoder looks at the whole text, duplicates and case; the other one knows
+	// where things are.
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &members); err != nil {
+		return nil, nil, err
+	}
+	if _, ok := members["keys"]; !ok {
+		return nil, nil, errors.New(`no member "keys"`)
+	}
+	others := map[string]string{}
+	for name, value := range members {
+		if s := text(value); s != "" {
+			others[name] = s
+		}
+	}
+	d := gojson.NewDecoder(bytes.NewReader(raw))
+	if _, err := d.Token(); err != nil { // {
+		return nil, nil, err
+	}
+	for d.More() {
+		name, err := d.Token()
+		if err != nil {
+			return nil, nil, err
+		}
+		if name != "keys" {
+			var skip gojson.RawMessage
+			if err := d.Decode(&skip); err != nil {
+				return nil, nil, err
+			}
+			continue
+		}
+		if open, err := d.Token(); err != nil || open != gojson.Delim('[') {
+			return nil, nil, errors.New(`"keys" is not an array`)
+		}
+		var entries []entry
+		for d.More() {
+			var one gojson.RawMessage
+			if err := d.Decode(&one); err != nil {
+				return nil, nil, err
+			}
+			if len(entries) == maxKeys {
+				return nil, nil, fmt.Errorf("more than %d keys", maxKeys)
+			}
+			e := entry{offset: d.InputOffset() - int64(len(one))}
+			if e.fault = json.Unmarshal(one, &e.jwk); e.fault == nil {
+				e.key, e.fault = e.public()
+			}
+			entries = append(entries, e)
+		}
+		return entries, others, nil
+	}
+	return nil, nil, errors.New(`no member "keys"`)
+}
+
+// public is the key of a JWK that may sign identity tokens.
+func (k *jwk) public() (*rsa.PublicKey, error) {
+	switch {
+	case k.D != nil || k.K != nil:
+		return nil, errPrivate
+	case k.Type != "RSA":
+		return nil, fmt.Errorf("kty %.20q, want RSA", k.Type)
+	case k.Use != "" && k.Use != "sig":
+		return nil, fmt.Errorf("use %.20q, want sig", k.Use)
+	case k.Algorithm != "" && k.Algorithm != string(jose.RS256):
+		return nil, fmt.Errorf("alg %.20q, want RS256", k.Algorithm)
+	case !printable(k.ID):
+		return nil, fmt.Errorf("kid %.20q", k.ID)
+	case k.E != "AQAB":
+		return nil, fmt.Errorf("e %.20q, want AQAB", k.E)
+	}
+	n, err := base64.RawURLEncoding.Strict().DecodeString(k.N)
+	if err != nil {
+		return nil, fmt.Errorf("n: %w", err)
+	}
+	key := &rsa.PublicKey{N: new(big.Int).SetBytes(n), E: 65537}
+	if bits := key.N.BitLen(); bits < minRSABits || bits > maxRSABits || key.N.Bit(0) == 0 {
+		return nil, fmt.Errorf("RSA of %d bits, want an odd modulus of %d to %d", bits, minRSABits, maxRSABits)
+	}
+	return key, nil
+}
+
+// StaticKeys are keys that an operator has put down, for verifiers that cannot
+// reach Google. They are read only.
+type StaticKeys struct{ all []StaticKey }
+
+// StaticKey is one of them, with where it came from.
+type StaticKey struct {
+	ID         string
+	Key        *rsa.PublicKey
+	File       string
+	Line       int
+	Provenance string // the set's member "provenance"
+}
+
+// ParseKeys reads a file of an operator's: a JWK set as Google publishes it, to
+// which a member "provenance" may have been added. It is stricter than
+// [ParseKeySet]: every key must be one that signs identity tokens. The error is an
+// *anchors.Error.
+func ParseKeys(file string, raw []byte) (*StaticKeys, error) {
+	fault := func(line int, what, want string) error {
+		return &anchors.Error{File: file, Line: line, What: what, Want: want}
+	}
+	const copyAgain = "the answer of https://www.googleapis.com/oauth2/v3/certs, unchanged"
+	entries, others, err := parseSet(raw)
+	if err != nil {
+		var syntax *json.SyntaxError
+		line := 0
+		if errors.As(err, &syntax) {
+			line = lineOf(raw, syntax.Offset)
+		}
+		return nil, fault(line, "not a set of keys: "+err.Error(), copyAgain)
+	}
+	if len(entries) == 0 {
+		return nil, fault(0, "no key in it", copyAgain)
+	}
+	s := &StaticKeys{}
+	for _, e := range entries {
+		line := lineOf(raw, e.offset)
+		switch {
+		case errors.Is(e.fault, errPrivate):
+			return nil, fault(line, "a private or symmetric key", "only Google's public keys belong here; remove it, and replace it if others could read this file")
+		case e.fault != nil:
+			return nil, fault(line, "not a key that signs identity tokens: "+e.fault.Error(), copyAgain)
+		case slices.ContainsFunc(s.all, func(k StaticKey) bool { return k.ID == e.ID }):
+			return nil, fault(line, fmt.Sprintf("kid %q is there twice", e.ID), copyAgain)
+		}
+		provenance := []rune(strings.ToValidUTF8(others["provenance"], "?"))
+		s.all = append(s.all, StaticKey{ID: e.ID, Key: e.key, File: file, Line: line, Provenance: string(provenance[:min(len(provenance), 1000)])})
+	}
+	return s, nil
+}
+
+// JoinKeys is the keys of several files. One kid with two keys is an
+// *anchors.Error; the same key in two files is one key.
+func JoinKeys(sets ...*StaticKeys) (*StaticKeys, error) {
+	joined := &StaticKeys{}
+	for _, s := range sets {
+		for _, k := range s.All() {
+			i := slices.IndexFunc(joined.all, func(o StaticKey) bool { return o.ID == k.ID })
+			switch {
+			case i < 0:
+				joined.all = append(joined.all, k)
+			case !joined.all[i].Key.Equal(k.Key):
+				o := joined.all[i]
+				return nil, &anchors.Error{File: k.File, Line: k.Line, What: fmt.Sprintf("another key than in %s:%d has the kid %q", o.File, o.Line, k.ID), Want: "keep the one that Google publishes"}
+			}
+		}
+	}
+	return joined, nil
+}
+
+// All are the keys in the order of the file. Of a nil set there are none.
+func (s *StaticKeys) All() []StaticKey {
+	if s == nil {
+		return nil
+	}
+	return slices.Clone(s.all)
+}
+
+// Key returns the key of that id.
+func (s *StaticKeys) Key(_ context.Context, kid string) (crypto.PublicKey, error) {
+	if s == nil {
+		return nil, unknown(kid, 0)
+	}
+	for i := range s.all {
+		if s.all[i].ID == kid {
+			return s.all[i].Key, nil
+		}
+	}
+	return nil, unknown(kid, len(s.all))
+}
+
+func lineOf(raw []byte, offset int64) int {
+	return 1 + bytes.Count(raw[:min(max(offset, 0), int64(len(raw)))], []byte("\n"))
+}
