@@ -167,7 +167,7 @@ func (c *conversation) appraise(tb testing.TB) *appraisal.Verdict {
 	verdict, err := appraisal.Appraise(tb.Context(), appraisal.Context{
 		Challenge: opened, Policy: c.policy, Machines: c.machines,
 		Endorsers: map[v1alpha1.Endorsement]tpm2.Endorser{v1alpha1.EndorsementEnrolled: appraisal.EnrolledEndorser{Machines: c.machines}},
-		Recorded:  func(machine.EKHash) (string, error) { return "", nil },
+		Recorded:  func(v1alpha1.RecordedIdentity) (string, error) { return "", nil },
 	}, c.evidence, c.now)
 	if err != nil {
 		tb.Fatal(err)

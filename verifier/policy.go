@@ -14,7 +14,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
-	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
@@ -171,7 +170,7 @@ func appraiseAgain(ctx context.Context, saved *appraisal.Saved, s *folder.Snapsh
 			v1alpha1.EndorsementEnrolled:     appraisal.EnrolledEndorser{Machines: s.Machines},
 			v1alpha1.EndorsementManufacturer: tpm2.ManufacturerEndorser{Roots: tpm2.Roots{Anchors: s.EKRoots.Roots(), Intermediates: s.EKRoots.Intermediates()}},
 		},
-		Recorded: func(machine.EKHash) (string, error) { return "", nil },
+		Recorded: func(v1alpha1.RecordedIdentity) (string, error) { return "", nil },
 	}, ev, saved.Time)
 }
 

@@ -8,13 +8,16 @@
 //   - the challenge is of this policy, this connection, this origin, and fresh
 //     ([Bind]);
 //   - every required kind of evidence is there: EvidenceMissing;
-//   - each verifies over the one transcript;
+//   - each verifies over the one transcript, without asking anyone;
+//   - where a provider is to be asked: there is one Machine to ask about, which
+//     may attest now (see candidate);
+//   - the providers confirm what their documents say;
 //   - an endorsement that the policy allows vouches for the EK;
 //   - all that was proven names one Machine, which may have the pool;
 //   - the boot is one that the profile allows.
 //
 // Where the challenge requires the provisioning token and nothing else, the last
-// three are left out: a secret that machines share names none, so the [Verdict]
+// five are left out: a secret that machines share names none, so the [Verdict]
 // has no Machine, and nothing may be recorded or issued on it (DESIGN, section
 // 19, rule 14). Beside any other kind it is one more thing to prove.
 //
@@ -24,6 +27,7 @@
 package appraisal
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -47,8 +51,12 @@ import (
 
 // The contract's limits (proto/README.md, 2).
 const (
-	MaxEventLog = 256 << 10
-	MaxClaims   = 4 << 10
+	MaxEventLog    = 256 << 10
+	MaxClaims      = 4 << 10
+	MaxDocument    = 64 << 10
+	MaxToken       = 16 << 10 // of a document
+	MaxChain       = 8        // certificates
+	MaxCertificate = 16 << 10
 )
 
 // The binding modes as they enter the transcript and the seal.
@@ -66,6 +74,7 @@ type Evidence struct {
 	TPM2              *tpm2.Evidence
 	EventLog          []byte
 	ProvisioningToken []byte // HMAC, or empty
+	Cloud             []evidence.Document
 }
 
 // Connection is what the verifier itself knows of the connection.
@@ -84,9 +93,14 @@ type Context struct {
 	Machines   Machines
 	Endorsers  map[v1alpha1.Endorsement]tpm2.Endorser
 	References []measuredboot.ReferenceValues
-	// Recorded is the UID of the Machine whose record has this EK, "" if none: a
-	// Machine that attested before may again, however old it is by now.
-	Recorded func(ek machine.EKHash) (string, error)
+	// Clouds verify the clouds' documents, by kind. Directory names the EKs of their
+	// instances. Both say no for the time being where there is none.
+	Clouds    map[evidence.Kind]evidence.Verifier
+	Directory tpm2.Directory
+	// Recorded is the UID of the Machine whose record has a component of this
+	// identity, "" if none: a Machine that attested before may again, however old it
+	// is by now.
+	Recorded func(v1alpha1.RecordedIdentity) (string, error)
 	// ProvisioningTokens are the tokens that are valid now, the current one first.
 	ProvisioningTokens []secret.Bytes
 }
@@ -99,6 +113,9 @@ type Verdict struct {
 	Endorsement v1alpha1.Endorsement
 	Evidence    []v1alpha1.EvidenceSummary
 	Warnings    []string // what the policy let pass with a warning
+	// Replayable: nothing that was proven is of this conversation. It is good for a
+	// machine's first attestation alone.
+	Replayable bool
 }
 
 // Refusal is a denial of a caller that had proven something.
@@ -173,7 +190,7 @@ func Appraise(ctx context.Context, in Context, ev Evidence, now time.Time) (*Ver
 	if err := a.complete(); err != nil {
 		return nil, err
 	}
-	if err := a.verify(); err != nil {
+	if err := a.verify(ctx); err != nil {
 		return nil, err
 	}
 	if err := in.Policy.Satisfied(in.Challenge.Required, a.verified); err != nil {
@@ -182,11 +199,17 @@ func Appraise(ctx context.Context, in Context, ev Evidence, now time.Time) (*Ver
 	if slices.Equal(in.Challenge.Required, []evidence.Kind{evidence.ProvisioningToken}) {
 		return &Verdict{Evidence: a.summaries}, nil
 	}
+	if err := a.candidate(); err != nil {
+		return nil, err
+	}
+	if err := a.confirm(ctx); err != nil {
+		return nil, err
+	}
 	if err := a.endorse(ctx); err != nil {
 		return nil, err
 	}
 	matchErr := a.match()
-	if matchErr != nil && a.machine == nil && !a.unenrolled() {
+	if matchErr != nil && a.machine == nil && !a.unenrolled(matchErr) {
 		return nil, matchErr
 	}
 	if err := a.boot(); err != nil {
@@ -200,7 +223,7 @@ func Appraise(ctx context.Context, in Context, ev Evidence, now time.Time) (*Ver
 	}
 	return &Verdict{
 		Machine: a.machine, Identity: a.recorded(), Endorsement: a.endorsement,
-		Evidence: a.summaries, Warnings: a.warnings,
+		Evidence: a.summaries, Warnings: a.warnings, Replayable: a.quote == nil && !a.bound(),
 	}, nil
 }
 
@@ -213,6 +236,9 @@ type appraisal struct {
 	transcript  transcript.Hash
 	verified    []evidence.Kind
 	quote       *tpm2.Quote
+	claims      []evidence.Claim
+	statements  []evidence.Statement // confirmed
+	asked       *machine.Machine     // the one that providers are asked about, nil if none are
 	identity    tpm2.Identity
 	endorsed    *tpm2.Endorsement
 	endorsement v1alpha1.Endorsement
@@ -229,11 +255,20 @@ func (a *appraisal) complete() error {
 	if n := len(a.ev.CSRSPKI); n != 0 && n != sha256.Size {
 		return reason.Deny(reason.Malformed, "CSR key hash of %d bytes", n)
 	}
+	if err := a.documents(); err != nil {
+		return err
+	}
 	for _, k := range a.Challenge.Required {
-		switch {
-		case k == evidence.TPM2 && a.ev.TPM2 == nil,
-			k == evidence.ProvisioningToken && len(a.ev.ProvisioningToken) == 0,
-			k != evidence.TPM2 && k != evidence.ProvisioningToken: // the clouds' kinds are not built yet
+		var there bool
+		switch k {
+		case evidence.TPM2:
+			there = a.ev.TPM2 != nil
+		case evidence.ProvisioningToken:
+			there = len(a.ev.ProvisioningToken) > 0
+		default:
+			there = a.document(k) != nil
+		}
+		if !there {
 			return reason.Deny(reason.EvidenceMissing, "%s is required", k)
 		}
 	}
@@ -241,7 +276,7 @@ func (a *appraisal) complete() error {
 }
 
 // verify checks each required piece over the transcript.
-func (a *appraisal) verify() error {
+func (a *appraisal) verify(ctx context.Context) error {
 	c := a.Challenge
 	f := transcript.Fields{
 		Sealed: a.ev.Sealed, Nonce: c.Nonce, Binding: c.Binding, Exporter: c.Exporter, ServerSPKI: a.ev.ServerSPKI,
@@ -278,7 +313,7 @@ func (a *appraisal) verify() error {
 			return err
 		}
 	}
-	return nil
+	return a.verifyDocuments(ctx)
 }
 
 func (a *appraisal) provisioningToken() error {
@@ -304,9 +339,18 @@ func (a *appraisal) provisioningToken() error {
 }
 
 func (a *appraisal) accepted(k evidence.Kind, raw []byte, summary map[string]string) {
-	digest := sha256.Sum256(raw)
 	a.verified = append(a.verified, k)
-	a.summaries = append(a.summaries, v1alpha1.EvidenceSummary{Kind: k.String(), SHA256: hex.EncodeToString(digest[:]), Summary: summary})
+	a.summaries = append(a.summaries, v1alpha1.EvidenceSummary{Kind: k.String(), SHA256: digest(raw), Summary: summary})
+}
+
+func digest(raw []byte) string {
+	sum := sha256.Sum256(raw)
+	return hex.EncodeToString(sum[:])
+}
+
+func ekText(q *tpm2.Quote) string {
+	hash := q.EK.SPKIHash()
+	return hex.EncodeToString(hash[:])
 }
 
 func quoteSummary(q *tpm2.Quote) map[string]string {
@@ -318,7 +362,8 @@ func quoteSummary(q *tpm2.Quote) map[string]string {
 }
 
 // endorse asks the endorsers that the policy allows, in the policy's order. One
-// that knows nothing of the EK is passed over; the first that knows it wins.
+// that knows nothing of the EK is passed over; the first that knows it wins. What
+// a provider says of the TPM of the very instance is never passed over.
 func (a *appraisal) endorse(ctx context.Context) error {
 	if a.quote == nil {
 		return nil
@@ -326,12 +371,18 @@ func (a *appraisal) endorse(ctx context.Context) error {
 	var unusable error
 	for _, kind := range a.Policy.Endorsements {
 		e, ok := a.Endorsers[kind]
+		if kind == v1alpha1.EndorsementProvider {
+			e, ok = tpm2.ProviderEndorser{Directory: a.Directory, ProviderID: a.askedProviderID()}, true
+		}
 		if !ok {
 			continue
 		}
 		endorsed, err := e.Endorse(ctx, a.identity, a.now)
 		if errors.Is(err, tpm2.ErrNotMine) {
 			continue
+		}
+		if err != nil && kind == v1alpha1.EndorsementProvider && !reason.From(err).Code.Info().Temporary {
+			return a.refuseStated(err)
 		}
 		if err != nil {
 			unusable = err
@@ -354,34 +405,56 @@ func (a *appraisal) endorse(ctx context.Context) error {
 // match finds the one Machine that everything proven names. A Machine that is
 // named and may not attest now is there together with the error.
 func (a *appraisal) match() error {
-	rules := machine.Rules{Pool: a.Policy.Pool, Now: a.now, MaxAge: a.Policy.MaxMachineAge}
+	rules := a.rules()
 	var id machine.Identity
+	for _, s := range a.statements {
+		id.ProviderIDs = append(id.ProviderIDs, s.ProviderID)
+	}
 	if a.quote != nil {
 		id.EK = a.quote.EK.SPKIHash()
 		if a.endorsed.ProviderID != "" {
-			id.ProviderIDs = []string{a.endorsed.ProviderID}
+			id.ProviderIDs = append(id.ProviderIDs, a.endorsed.ProviderID)
 		}
-		// Only a provider or a certified AK says which machine's TPM this is.
-		rules.EKEnrolled = a.endorsement == v1alpha1.EndorsementEnrolled || a.endorsement == v1alpha1.EndorsementManufacturer
-		uid, err := a.Recorded(id.EK)
-		if err != nil {
+		if err := a.agrees(a.endorsed.InstanceID); err != nil {
 			return err
 		}
-		id.MachineUID = uid
+		// Only a provider, a certified AK, or at first use a statement of this very
+		// conversation says which machine's TPM this is.
+		rules.EKEnrolled = a.endorsement == v1alpha1.EndorsementEnrolled || a.endorsement == v1alpha1.EndorsementManufacturer && !a.firstUse()
 	}
+	uid, err := a.Recorded(a.recorded())
+	if err != nil {
+		return err
+	}
+	id.MachineUID = uid
 	m, err := a.Machines.Match(id, rules)
 	if err != nil {
-		a.machine = a.Machines.Named(id, rules)
+		if a.quote != nil || a.bound() {
+			a.machine = a.Machines.Named(id, rules)
+		}
 		return err
 	}
 	a.machine = m
 	return nil
 }
 
+// firstUse: the policy lets a genuine TPM be bound to the Machine that another
+// statement of this conversation names (DESIGN, section 19, rule 1).
+func (a *appraisal) firstUse() bool {
+	return a.Policy.Approval == v1alpha1.ApprovalFirstUse && a.bound()
+}
+
+func (a *appraisal) rules() machine.Rules {
+	return machine.Rules{Pool: a.Policy.Pool, Now: a.now, MaxAge: a.Policy.MaxMachineAge}
+}
+
 // unenrolled: a manufacturer's certificate says that it is some genuine TPM; no
-// enrolment says which machine's. That is for an administrator to decide.
-func (a *appraisal) unenrolled() bool {
-	return a.endorsement == v1alpha1.EndorsementManufacturer && !a.Machines.Enrolled(a.quote.EK.SPKIHash())
+// enrolment says which machine's. That is for an administrator to decide. Evidence
+// that contradicts itself is not.
+func (a *appraisal) unenrolled(matchErr error) bool {
+	code := reason.From(matchErr).Code
+	return a.endorsement == v1alpha1.EndorsementManufacturer && !a.Machines.Enrolled(a.quote.EK.SPKIHash()) &&
+		(code == reason.EKNotEnrolled || code == reason.MachineNotFound)
 }
 
 func (a *appraisal) refuse(err error) error {
@@ -394,6 +467,9 @@ func (a *appraisal) refuse(err error) error {
 
 func (a *appraisal) recorded() v1alpha1.RecordedIdentity {
 	var id v1alpha1.RecordedIdentity
+	for _, s := range a.statements {
+		id.ProviderID, id.InstanceID = s.ProviderID, s.InstanceID
+	}
 	if a.endorsed == nil {
 		return id
 	}
@@ -403,7 +479,8 @@ func (a *appraisal) recorded() v1alpha1.RecordedIdentity {
 	if a.endorsed.AKSHA256 != ([sha256.Size]byte{}) {
 		id.AKSHA256 = hex.EncodeToString(a.endorsed.AKSHA256[:])
 	}
-	id.ProviderID = a.endorsed.ProviderID
+	id.ProviderID = cmp.Or(id.ProviderID, a.endorsed.ProviderID)
+	id.InstanceID = cmp.Or(id.InstanceID, a.endorsed.InstanceID)
 	return id
 }
 

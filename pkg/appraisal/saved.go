@@ -24,6 +24,8 @@ type Saved struct {
 
 	Challenge savedChallenge `json:"challenge"`
 	Evidence  savedEvidence  `json:"evidence"`
+	// Answers are what the providers said at the time.
+	Answers Answers `json:"answers,omitzero"`
 }
 
 type savedChallenge struct {
@@ -53,6 +55,14 @@ type savedEvidence struct {
 	PCRValues         [][]byte `json:"pcrValues,omitempty"`
 	EventLog          []byte   `json:"eventLog,omitempty"`
 	ProvisioningToken []byte   `json:"provisioningToken,omitempty"`
+	// Documents of clouds, without a managed identity's token: that opens something.
+	Documents []savedDocument `json:"documents,omitempty"`
+}
+
+type savedDocument struct {
+	Kind         string   `json:"kind"`
+	Raw          []byte   `json:"raw"`
+	Certificates [][]byte `json:"certificates,omitempty"`
 }
 
 const savedVersion = 1
@@ -71,6 +81,9 @@ func Save(in Context, conn Connection, ev Evidence, now time.Time, id string) *S
 	}
 	for _, k := range c.Required {
 		s.Challenge.Required = append(s.Challenge.Required, k.String())
+	}
+	for _, d := range ev.Cloud {
+		s.Evidence.Documents = append(s.Evidence.Documents, savedDocument{Kind: d.Kind.String(), Raw: d.Raw, Certificates: d.Certificates})
 	}
 	if t := ev.TPM2; t != nil {
 		s.Evidence.Quote, s.Evidence.Signature, s.Evidence.Activation, s.Evidence.PCRValues = t.Quote, t.Signature, t.Activation, t.PCRValues
@@ -111,6 +124,13 @@ func (s *Saved) Replay() (seal.Challenge, Evidence, error) {
 	}
 	e := s.Evidence
 	ev := Evidence{Sealed: e.Sealed, ServerSPKI: s.ServerSPKI, Claims: e.Claims, CSRSPKI: e.CSRSPKI, EventLog: e.EventLog, ProvisioningToken: e.ProvisioningToken}
+	for _, d := range e.Documents {
+		k, err := evidence.ParseKind(d.Kind)
+		if err != nil {
+			return seal.Challenge{}, Evidence{}, fmt.Errorf("saved evidence: %w", err)
+		}
+		ev.Cloud = append(ev.Cloud, evidence.Document{Kind: k, Raw: d.Raw, Certificates: d.Certificates})
+	}
 	if len(e.Quote) > 0 {
 		ev.TPM2 = &tpm2.Evidence{Quote: e.Quote, Signature: e.Signature, Activation: e.Activation, PCRValues: e.PCRValues}
 	}

@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
@@ -45,6 +46,8 @@ type Attestation struct {
 	ChallengeID   string // set under the binding "terminated"
 	ChallengeEnds time.Time
 	CorrelationID string
+	// Replayable: nothing in the evidence is of this conversation.
+	Replayable bool
 }
 
 // minInterval is how soon after an attestation the same machine may have
@@ -57,6 +60,8 @@ const minInterval = 5 * time.Second
 //   - a Machine that joined, without an unexpired grant: MachineJoined
 //   - another identity than the recorded one: IdentityConflict
 //   - a challenge that was answered before: ChallengeUsed
+//   - a second attestation by nothing but what can be replayed, unless there is a
+//     grant: EvidenceUnacceptable
 //   - a second token within a few seconds: RateLimited
 //
 // rec is nil when there is no record yet. Where the record is an object of the
@@ -81,6 +86,9 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 			return nil, err
 		}
 	}
+	if a.Replayable && s.LastAttested != nil && grant(next, a.Machine, now) == nil {
+		return nil, reason.Deny(reason.EvidenceUnacceptable, "Machine %s attested before, and what it shows now could be a copy: an instance document has no nonce", a.Machine)
+	}
 	if s.LastAttested != nil && a.TokenID != "" {
 		// Another replica's clock may have been ahead: then nothing can be said.
 		if ago := now.Sub(s.LastAttested.Time); ago >= 0 && ago < minInterval {
@@ -102,11 +110,11 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 			condition(s, now, v1alpha1.ConditionFirstBootFailed, metav1.ConditionFalse, "AttestedAgain", "a new first boot is under way")
 		}
 	}
-	note(s, now, "Attested", "", a.CorrelationID, "by "+string(a.Endorsement))
+	note(s, now, "Attested", "", a.CorrelationID, attestedBy(a))
 	for _, w := range a.Warnings {
 		note(s, now, "Warning", "", a.CorrelationID, w)
 	}
-	condition(s, now, v1alpha1.ConditionAttested, metav1.ConditionTrue, "Attested", "by "+string(a.Endorsement))
+	condition(s, now, v1alpha1.ConditionAttested, metav1.ConditionTrue, "Attested", attestedBy(a))
 	return next, nil
 }
 
@@ -236,6 +244,7 @@ func sameIdentity(recorded, shown v1alpha1.RecordedIdentity) error {
 		{"EK", recorded.EKSHA256, shown.EKSHA256},
 		{"AK", recorded.AKSHA256, shown.AKSHA256},
 		{"provider ID", recorded.ProviderID, shown.ProviderID},
+		{"instance ID", recorded.InstanceID, shown.InstanceID},
 	} {
 		if c.recorded != "" && c.recorded != c.shown {
 			return reason.Deny(reason.IdentityConflict, "the recorded %s is %s, shown was %q", c.name, c.recorded, c.shown)
@@ -253,6 +262,9 @@ func merge(recorded, shown v1alpha1.RecordedIdentity) v1alpha1.RecordedIdentity 
 	}
 	if recorded.ProviderID == "" {
 		recorded.ProviderID = shown.ProviderID
+	}
+	if recorded.InstanceID == "" {
+		recorded.InstanceID = shown.InstanceID
 	}
 	return recorded
 }
@@ -303,6 +315,20 @@ func useChallenge(s *v1alpha1.MachineAttestationStatus, a Attestation, now time.
 	}
 	s.Challenges = append(s.Challenges, v1alpha1.AnsweredChallenge{ID: a.ChallengeID, Expiry: metav1.NewTime(a.ChallengeEnds)})
 	return nil
+}
+
+// attestedBy says for a person what it was that convinced.
+func attestedBy(a Attestation) string {
+	var words []string
+	if a.Endorsement != "" {
+		words = append(words, string(a.Endorsement))
+	}
+	for _, e := range a.Evidence {
+		if e.Kind != evidence.TPM2.String() {
+			words = append(words, e.Kind)
+		}
+	}
+	return "by " + strings.Join(words, " and ")
 }
 
 func note(s *v1alpha1.MachineAttestationStatus, now time.Time, event, code, correlationID, message string) {

@@ -189,6 +189,54 @@ func TestAttestAgain(t *testing.T) {
 	}
 }
 
+// An instance document has no nonce: whoever has a copy is as good as the machine.
+func TestAttack_T05_ADocumentThatCanBeReplayedIsGoodOnce(t *testing.T) {
+	first := honest(t)
+	first.Identity = v1alpha1.RecordedIdentity{ProviderID: "aws:///zone/i-0", InstanceID: "aws:i-0"}
+	first.Endorsement, first.Evidence, first.Replayable = "", []v1alpha1.EvidenceSummary{{Kind: "aws-iid"}}, true
+	r, err := record.Attest(nil, first, start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if last := r.Status.History[len(r.Status.History)-1]; last.Message != "by aws-iid" {
+		t.Errorf("history %+v", last)
+	}
+	later := start.Add(time.Hour)
+	again := first
+	again.TokenID = "token2"
+	_, err = record.Attest(r, again, later)
+	wantCode(t, err, reason.EvidenceUnacceptable)
+
+	// With something of this conversation beside it the machine may begin again.
+	fresh := again
+	fresh.Replayable, fresh.Evidence = false, []v1alpha1.EvidenceSummary{{Kind: "aws-iid"}, {Kind: "aws-sts"}}
+	if _, err := record.Attest(r, fresh, later); err != nil {
+		t.Errorf("a signed challenge beside it: %v", err)
+	}
+	// An administrator's grant says that it is meant.
+	granted := r.DeepCopy()
+	granted.Spec.Reattest = &v1alpha1.ReattestGrant{Until: metav1.NewTime(later.Add(time.Hour))}
+	if _, err := record.Attest(granted, again, later); err != nil {
+		t.Errorf("with a grant: %v", err)
+	}
+}
+
+func TestAttack_T10_AnotherInstanceUnderTheRecordedName(t *testing.T) {
+	a := honest(t)
+	a.Identity = v1alpha1.RecordedIdentity{ProviderID: "gce://p/z/n", InstanceID: "gcp:1"}
+	r, err := record.Attest(nil, a, start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.TokenID = "token2"
+	if _, err := record.Attest(r, a, start.Add(time.Minute)); err != nil {
+		t.Errorf("the same instance: %v", err)
+	}
+	a.Identity.InstanceID = "gcp:2"
+	_, err = record.Attest(r, a, start.Add(time.Minute))
+	wantCode(t, err, reason.IdentityConflict)
+}
+
 func TestAGrantIsUsedOnce(t *testing.T) {
 	a := honest(t)
 	a.Machine = enrolled(t, "  reattest: {until: \""+start.Add(time.Hour).Format(time.RFC3339)+"\"}\n")

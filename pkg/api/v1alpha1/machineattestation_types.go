@@ -161,6 +161,9 @@ type RecordedIdentity struct {
 	// akSHA256 is recorded where the AK is certified.
 	AKSHA256   string `json:"akSHA256,omitempty"`
 	ProviderID string `json:"providerID,omitempty"`
+	// instanceID is the cloud's own name of the instance, which is never used again:
+	// "aws:", "gcp:", "azure:" or "vsphere:", and the id.
+	InstanceID string `json:"instanceID,omitempty"`
 }
 
 // EvidenceSummary is what one piece of evidence said.

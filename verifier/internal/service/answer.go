@@ -155,29 +155,42 @@ func components(id v1alpha1.RecordedIdentity) []string {
 		all = append(all, ekComponent(id.EKSHA256))
 	}
 	if id.AKSHA256 != "" {
-		all = append(all, "ak:"+id.AKSHA256)
+		all = append(all, akComponent(id.AKSHA256))
 	}
-	if id.ProviderID != "" {
+	switch {
+	case id.InstanceID != "":
+		all = append(all, instanceComponent(id.InstanceID))
+	case id.ProviderID != "":
 		sum := sha256.Sum256([]byte(id.ProviderID))
 		all = append(all, "provider:"+hex.EncodeToString(sum[:]))
 	}
 	return all
 }
 
-func ekComponent(hash string) string { return "ek:" + hash }
+// holder is the Machine that has an identity on record: one read, of the component
+// that is hardest to come by.
+func (s *Service) holder(id v1alpha1.RecordedIdentity) (string, error) {
+	switch {
+	case id.EKSHA256 != "":
+		return s.Records.Holder(ekComponent(id.EKSHA256))
+	case id.AKSHA256 != "":
+		return s.Records.Holder(akComponent(id.AKSHA256))
+	case id.InstanceID != "":
+		return s.Records.Holder(instanceComponent(id.InstanceID))
+	}
+	return "", nil
+}
 
-// The contract's bound on a certificate chain.
-const (
-	maxChain       = 8
-	maxCertificate = 16 << 10
-)
+func ekComponent(hash string) string     { return "ek:" + hash }
+func akComponent(hash string) string     { return "ak:" + hash }
+func instanceComponent(id string) string { return "instance:" + id }
 
 func boundChain(chain [][]byte) error {
-	if len(chain) > maxChain {
+	if len(chain) > appraisal.MaxChain {
 		return reason.Deny(reason.TooLarge, "%d certificates", len(chain))
 	}
 	for _, der := range chain {
-		if len(der) > maxCertificate {
+		if len(der) > appraisal.MaxCertificate {
 			return reason.Deny(reason.TooLarge, "certificate of %d bytes", len(der))
 		}
 	}
@@ -193,6 +206,11 @@ func received(req *mcsattestv1.AttestRequest) appraisal.Evidence {
 	if t := req.GetTpm2(); t != nil {
 		ev.TPM2 = &tpm2.Evidence{Quote: t.GetQuote(), Signature: t.GetSignature(), Activation: t.GetActivation(), PCRValues: t.GetPcrValues()}
 		ev.EventLog = t.GetEventLog()
+	}
+	for _, d := range req.GetCloud() {
+		ev.Cloud = append(ev.Cloud, evidence.Document{
+			Kind: evidence.Kind(d.GetKind()), Raw: d.GetDocument(), Certificates: d.GetCertificates(), Token: d.GetToken(),
+		})
 	}
 	return ev
 }

@@ -41,6 +41,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
 // MaxBody bounds a request (proto/README.md, 2).
@@ -61,6 +62,8 @@ type World struct {
 	Machines   Machines
 	References []measuredboot.ReferenceValues
 	EKRoots    tpm2.Roots
+	// Trust is what vouches for the clouds' documents and certified AKs.
+	Trust trust.Trust
 }
 
 // Machines is what the service and the gate ask about Machines: a
@@ -100,6 +103,12 @@ type Service struct {
 	// of it may be old (DESIGN, section 19, rule 12). Its error is temporary. Nil
 	// where the world is never old.
 	Confirm func(m *machine.Machine) error
+	// Clouds verify the clouds' documents, Directory names the EKs of instances.
+	Clouds    map[evidence.Kind]evidence.Verifier
+	Directory tpm2.Directory
+	// AzureTokenResource is for which resource Azure machines shall show a token of
+	// their managed identity; empty: for none.
+	AzureTokenResource string
 	// Keep is called with each Attest whose quote verified, when evidence is kept.
 	Keep func(*appraisal.Saved)
 }
@@ -205,6 +214,9 @@ func (s *Service) challenge(c *call, req *mcsattestv1.ChallengeRequest) (*mcsatt
 	}
 	for _, k := range sealed.Required {
 		res.Required = append(res.Required, mcsattestv1.EvidenceKind(k))
+		if k == evidence.AzureAttested && s.AzureTokenResource != "" {
+			res.Cloud = &mcsattestv1.CloudChallenge{AzureTokenResource: s.AzureTokenResource}
+		}
 		if k != evidence.TPM2 {
 			continue
 		}
@@ -308,9 +320,12 @@ func (s *Service) attest(ctx context.Context, c *call, req *mcsattestv1.AttestRe
 			v1alpha1.EndorsementEnrolled:     appraisal.EnrolledEndorser{Machines: world.Machines},
 			v1alpha1.EndorsementManufacturer: tpm2.ManufacturerEndorser{Roots: world.EKRoots},
 		},
-		Recorded: func(ek machine.EKHash) (string, error) {
-			return s.Records.Holder(ekComponent(hex.EncodeToString(ek[:])))
-		},
+		Clouds: s.Clouds, Directory: s.Directory,
+		Recorded: s.holder,
+	}
+	var answers appraisal.Answers
+	if s.Keep != nil {
+		in = answers.Recording(in)
 	}
 	verdict, err := appraisal.Appraise(ctx, in, ev, c.start)
 	if d := reason.From(err); d != nil && d.Code == reason.ProvisioningTokenInvalid && s.ConfirmProvisioning != nil {
@@ -319,7 +334,9 @@ func (s *Service) attest(ctx context.Context, c *call, req *mcsattestv1.AttestRe
 		}
 	}
 	if s.Keep != nil && proven(verdict, err) {
-		s.Keep(appraisal.Save(in, conn, ev, c.start, c.id))
+		saved := appraisal.Save(in, conn, ev, c.start, c.id)
+		saved.Answers = answers
+		s.Keep(saved)
 	}
 	if err != nil {
 		return nil, s.denied(c, err, ev)
@@ -335,7 +352,7 @@ func (s *Service) attest(ctx context.Context, c *call, req *mcsattestv1.AttestRe
 func (s *Service) grant(c *call, world *World, p policy.Policy, challenge seal.Challenge, sealed []byte, v *appraisal.Verdict) (*mcsattestv1.AttestResponse, error) {
 	a := record.Attestation{
 		Machine: v.Machine, Identity: v.Identity, Endorsement: v.Endorsement, Evidence: v.Evidence, Warnings: v.Warnings,
-		Pool: p.Pool, TicketID: hex.EncodeToString(random(12)), CorrelationID: c.id,
+		Pool: p.Pool, TicketID: hex.EncodeToString(random(12)), CorrelationID: c.id, Replayable: v.Replayable,
 	}
 	if p.Mode != v1alpha1.ModeAudit {
 		a.TokenID, a.TokenExpiry, a.TokenUses = hex.EncodeToString(random(12)), c.start.Add(p.TokenLifetime), int32(p.TokenUses)
@@ -362,6 +379,9 @@ func (s *Service) grant(c *call, world *World, p policy.Policy, challenge seal.C
 		}
 	}
 	c.extra = append(c.extra, slog.String("endorsement", string(v.Endorsement)), slog.String("ek", v.Identity.EKSHA256), slog.String("token", a.TokenID))
+	if v.Identity.InstanceID != "" {
+		c.extra = append(c.extra, slog.String("instance", v.Identity.InstanceID))
+	}
 	for _, e := range v.Evidence {
 		c.extra = append(c.extra, slog.String("evidence."+e.Kind, e.SHA256))
 	}
@@ -403,6 +423,8 @@ func (s *Service) claims(c *call, p policy.Policy, challenge seal.Challenge, v *
 			sub.Vector = map[string]int8{"instance-identity": 2, "hardware": 2}
 		case evidence.ProvisioningToken.String():
 			sub.Status = token.Warning // whoever knows a shared secret may be anyone
+		default:
+			sub.Vector = map[string]int8{"instance-identity": 2}
 		}
 		submods[e.Kind] = sub
 	}
@@ -465,7 +487,7 @@ func (s *Service) confirmed(c *call, m *machine.Machine, denial error) error {
 func (s *Service) noteDenial(c *call, m *machine.Machine, denial error) error {
 	c.proven, c.machine = true, m.String()
 	d := reason.From(denial)
-	if d.Code == reason.StoreUnavailable || d.Code == reason.RateLimited {
+	if d.Code == reason.StoreUnavailable || d.Code == reason.RateLimited || d.Code == reason.ProviderUnavailable {
 		return denial
 	}
 	err := s.Records.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {

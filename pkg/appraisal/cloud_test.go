@@ -1,0 +1,418 @@
+package appraisal_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/seal"
+)
+
+// cloud is a provider as the appraisal sees it; what it was asked is in order.
+type cloud struct {
+	kind      evidence.Kind
+	says      evidence.Statement // the document's own word
+	verify    error
+	confirmed *evidence.Statement // the provider's; nil: the document's own
+	confirm   error
+	asked     *[]string
+}
+
+func (c cloud) Verify(context.Context, evidence.Document, evidence.Binding, time.Time) (evidence.Claim, error) {
+	*c.asked = append(*c.asked, "verify "+c.kind.String())
+	return c, c.verify
+}
+
+func (c cloud) Statement() evidence.Statement { return c.says }
+
+func (c cloud) Confirm(_ context.Context, m evidence.Candidate) (evidence.Statement, error) {
+	*c.asked = append(*c.asked, "confirm "+c.kind.String()+" "+m.ProviderID)
+	if c.confirmed != nil {
+		return *c.confirmed, c.confirm
+	}
+	return c.says, c.confirm
+}
+
+const (
+	instanceA = "aws:///eu-central-1a/i-0aaaaaaaaaaaaaaaa"
+	instanceB = "aws:///eu-central-1a/i-0bbbbbbbbbbbbbbbb"
+)
+
+// statement is what one cloud kind says of instance A.
+func statement(k evidence.Kind) evidence.Statement {
+	return evidence.Statement{
+		Kind: k, ProviderID: instanceA, InstanceID: "aws:i-0aaaaaaaaaaaaaaaa", Created: start.Add(-20 * time.Minute),
+		Bound: k != evidence.AWSIID, Summary: map[string]string{"account": "123456789012"},
+	}
+}
+
+// trial is an appraisal of cloud evidence; each case changes one thing.
+type trial struct {
+	manifests string
+	spec      v1alpha1.AttestationPolicySpec
+	required  []evidence.Kind
+	sent      []evidence.Document
+	claims    string
+	clouds    map[evidence.Kind]*cloud
+	recorded  map[string]string // component to UID
+	asked     []string
+}
+
+const machineA = `apiVersion: machine.openshift.io/v1beta1
+kind: Machine
+metadata: {namespace: openshift-machine-api, name: a, uid: uid-a, creationTimestamp: "2026-03-01T11:30:00Z", labels: {machine.openshift.io/cluster-api-machine-role: worker}}
+spec: {providerID: "` + instanceA + `"}
+---
+apiVersion: machine.openshift.io/v1beta1
+kind: Machine
+metadata: {namespace: openshift-machine-api, name: b, uid: uid-b, creationTimestamp: "2026-03-01T11:30:00Z", labels: {machine.openshift.io/cluster-api-machine-role: worker}}
+spec: {providerID: "` + instanceB + `"}
+`
+
+// newTrial is one that passes, with these kinds required together.
+func newTrial(required ...evidence.Kind) *trial {
+	tr := &trial{manifests: machineA, required: required, clouds: map[evidence.Kind]*cloud{}, recorded: map[string]string{}}
+	var names []string
+	for _, k := range required {
+		names = append(names, k.String())
+		tr.sent = append(tr.sent, evidence.Document{Kind: k, Raw: []byte("document")})
+		tr.clouds[k] = &cloud{kind: k, says: statement(k), asked: &tr.asked}
+	}
+	tr.spec = v1alpha1.AttestationPolicySpec{Evidence: []v1alpha1.EvidenceAlternative{{All: names}}}
+	return tr
+}
+
+func (tr *trial) appraise(t *testing.T) (*appraisal.Verdict, error) {
+	t.Helper()
+	manifests, problems := machine.Parse("machines.yaml", []byte(tr.manifests), start)
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	index, _ := machine.NewIndex(manifests, nil)
+	p := v1alpha1.AttestationPolicy{Spec: tr.spec}
+	p.Name = "default"
+	set, err := policy.Compile(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	effective, err := set.For("worker")
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := appraisal.Context{
+		Challenge: seal.Challenge{Required: tr.required, Origin: origin, Pool: "worker"}, Policy: effective, Machines: index,
+		Clouds: map[evidence.Kind]evidence.Verifier{},
+		Recorded: func(id v1alpha1.RecordedIdentity) (string, error) {
+			return tr.recorded[id.InstanceID], nil
+		},
+	}
+	for k, c := range tr.clouds {
+		in.Clouds[k] = *c
+	}
+	tr.asked = nil
+	return appraisal.Appraise(t.Context(), in, appraisal.Evidence{Cloud: tr.sent, Claims: []byte(tr.claims)}, start)
+}
+
+func (tr *trial) passes(t *testing.T, machine string) *appraisal.Verdict {
+	t.Helper()
+	v, err := tr.appraise(t)
+	if err != nil {
+		t.Fatalf("the honest variant: %v", err)
+	}
+	if v.Machine.Name != machine {
+		t.Fatalf("Machine %s", v.Machine)
+	}
+	return v
+}
+
+// refused returns the Machine at which the denial may be noted, nil if at none.
+func (tr *trial) refused(t *testing.T, want reason.Code) *machine.Machine {
+	t.Helper()
+	_, err := tr.appraise(t)
+	if d := reason.From(err); d == nil || d.Code != want {
+		t.Fatalf("error %v, want %s", err, want)
+	}
+	var r *appraisal.Refusal
+	if errors.As(err, &r) {
+		return r.Machine
+	}
+	return nil
+}
+
+// calls are the providers that were asked.
+func (tr *trial) calls() []string {
+	return slices.DeleteFunc(slices.Clone(tr.asked), func(s string) bool { return strings.HasPrefix(s, "verify ") })
+}
+
+func TestCloudStatementNamesTheMachine(t *testing.T) {
+	tr := newTrial(evidence.GCPIdentity)
+	v := tr.passes(t, "a")
+	if v.Replayable {
+		t.Error("a bound statement is called replayable")
+	}
+	if v.Identity.ProviderID != instanceA || v.Identity.InstanceID != "aws:i-0aaaaaaaaaaaaaaaa" || v.Endorsement != "" {
+		t.Errorf("identity %+v, endorsement %q", v.Identity, v.Endorsement)
+	}
+	if len(v.Evidence) != 1 || v.Evidence[0].Kind != "gcp-identity" || v.Evidence[0].Summary["account"] != "123456789012" {
+		t.Errorf("evidence %+v", v.Evidence)
+	}
+}
+
+// The order of DESIGN, section 5: nobody is asked for a document that does not
+// verify, or for a Machine that may not attest.
+func TestProvidersAreAskedLast(t *testing.T) {
+	kinds := []evidence.Kind{evidence.AWSIID, evidence.AWSSTS}
+	tr := newTrial(kinds...)
+	tr.passes(t, "a")
+	want := []string{"verify aws-iid", "verify aws-sts", "confirm aws-iid " + instanceA, "confirm aws-sts " + instanceA}
+	if !slices.Equal(tr.asked, want) {
+		t.Fatalf("asked %q", tr.asked)
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*trial)
+		want   reason.Code
+	}{
+		{"a signature that does not verify", func(tr *trial) {
+			tr.clouds[evidence.AWSSTS].verify = reason.Deny(reason.DocumentInvalid, "signature")
+		}, reason.DocumentInvalid},
+		{"an account that is not the cluster's", func(tr *trial) {
+			tr.clouds[evidence.AWSIID].verify = reason.Deny(reason.AccountNotAllowed, "account")
+		}, reason.AccountNotAllowed},
+		{"an instance without a Machine", func(tr *trial) {
+			tr.clouds[evidence.AWSIID].says.ProviderID = "aws:///eu-central-1a/i-0ccccccccccccccc"
+			tr.clouds[evidence.AWSSTS].says.ProviderID = ""
+		}, reason.MachineNotFound},
+		{"a Machine that is a Node", func(tr *trial) {
+			tr.manifests = strings.Replace(tr.manifests, "spec: {", "status: {nodeRef: {name: node-a}}\nspec: {", 1)
+		}, reason.MachineJoined},
+		{"a Machine of another pool", func(tr *trial) {
+			tr.manifests = strings.ReplaceAll(tr.manifests, "role: worker", "role: infra")
+		}, reason.MachinePool},
+		{"a Machine that is too old", func(tr *trial) {
+			tr.manifests = strings.ReplaceAll(tr.manifests, "2026-03-01T11", "2026-03-01T08")
+		}, reason.MachineTooOld},
+		{"documents of two Machines", func(tr *trial) {
+			tr.clouds[evidence.AWSSTS].says.ProviderID = instanceB
+		}, reason.EvidenceDisagrees},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			tr := newTrial(kinds...)
+			c.change(tr)
+			tr.refused(t, c.want)
+			if calls := tr.calls(); len(calls) > 0 {
+				t.Errorf("asked %q", calls)
+			}
+		})
+	}
+}
+
+// Downgrade by omission: what the policy requires is what must be there.
+func TestAttack_T13_LessEvidenceThanThePolicyWants(t *testing.T) {
+	kinds := []evidence.Kind{evidence.AWSIID, evidence.AWSSTS}
+	newTrial(kinds...).passes(t, "a")
+	for _, c := range []struct {
+		name   string
+		change func(*trial)
+		want   reason.Code
+	}{
+		{"a document is left out", func(tr *trial) { tr.sent = tr.sent[:1] }, reason.EvidenceMissing},
+		{"a document is empty", func(tr *trial) { tr.sent[1].Raw = nil }, reason.EvidenceMissing},
+		{"a document comes as another kind", func(tr *trial) { tr.sent[1].Kind = evidence.GCPIdentity }, reason.EvidenceMissing},
+		{"a document comes twice", func(tr *trial) { tr.sent = append(tr.sent, tr.sent[0]) }, reason.Malformed},
+		{"a thousand documents", func(tr *trial) { tr.sent = make([]evidence.Document, 1000) }, reason.TooLarge},
+		{"a challenge for less than the policy lists", func(tr *trial) { tr.required = tr.required[:1] }, reason.PolicyChanged},
+		{"a cloud that is not configured", func(tr *trial) { delete(tr.clouds, evidence.AWSSTS) }, reason.ProviderUnavailable},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			tr := newTrial(kinds...)
+			c.change(tr)
+			tr.refused(t, c.want)
+		})
+	}
+}
+
+func TestAttack_T14_TwoDocumentsOfTwoMachines(t *testing.T) {
+	kinds := []evidence.Kind{evidence.AWSIID, evidence.AWSSTS}
+	newTrial(kinds...).passes(t, "a")
+	for _, c := range []struct {
+		name   string
+		change func(*trial)
+	}{
+		{"each names another Machine", func(tr *trial) { tr.clouds[evidence.AWSSTS].says.ProviderID = instanceB }},
+		{"the provider says that one is of another", func(tr *trial) {
+			s := statement(evidence.AWSSTS)
+			s.ProviderID = instanceB
+			tr.clouds[evidence.AWSSTS].confirmed = &s
+		}},
+		{"the provider names none", func(tr *trial) {
+			s := statement(evidence.AWSSTS)
+			s.ProviderID = ""
+			tr.clouds[evidence.AWSSTS].confirmed = &s
+		}},
+		{"one name, two instances", func(tr *trial) {
+			tr.clouds[evidence.AWSSTS].says.InstanceID = "aws:i-0bbbbbbbbbbbbbbbb"
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			tr := newTrial(kinds...)
+			c.change(tr)
+			tr.refused(t, reason.EvidenceDisagrees)
+		})
+	}
+}
+
+// A document without a nonce is good once: package record refuses it the second
+// time, and no denial is noted at the Machine on its word.
+func TestAttack_T05_WhatCanBeReplayedSaysSo(t *testing.T) {
+	alone := newTrial(evidence.AWSIID)
+	if v := alone.passes(t, "a"); !v.Replayable {
+		t.Error("an instance document alone is not called replayable")
+	}
+	both := newTrial(evidence.AWSIID, evidence.AWSSTS)
+	if v := both.passes(t, "a"); v.Replayable {
+		t.Error("a signed challenge beside it is called replayable")
+	}
+	joined := func(tr *trial) {
+		tr.manifests = strings.Replace(tr.manifests, "spec: {", "status: {nodeRef: {name: node-a}}\nspec: {", 1)
+	}
+	joined(alone)
+	if m := alone.refused(t, reason.MachineJoined); m != nil {
+		t.Errorf("a copy of a document leaves a trace at Machine %s", m)
+	}
+	bound := newTrial(evidence.GCPIdentity)
+	joined(bound)
+	if m := bound.refused(t, reason.MachineJoined); m == nil || m.Name != "a" {
+		t.Errorf("a pod on a node that joined leaves no trace at it: %v", m)
+	}
+}
+
+func TestAttack_T10_ANameThatWasAnothersBefore(t *testing.T) {
+	tr := newTrial(evidence.GCPIdentity)
+	tr.passes(t, "a")
+	tr.clouds[evidence.GCPIdentity].says.Created = start.Add(-2 * time.Hour)
+	if m := tr.refused(t, reason.InstanceUnacceptable); m == nil {
+		t.Error("the proven name leaves no trace")
+	}
+	// Within what two clocks may differ it is the same time.
+	tr.clouds[evidence.GCPIdentity].says.Created = start.Add(-34 * time.Minute)
+	tr.passes(t, "a")
+}
+
+// Where no document names the Machine, the machine's own word selects it, and
+// nothing else.
+func TestMachinesOwnWordOnlySelects(t *testing.T) {
+	unnamed := func() *trial {
+		tr := newTrial(evidence.AzureAttested)
+		tr.clouds[evidence.AzureAttested].says.ProviderID = ""
+		s := statement(evidence.AzureAttested)
+		tr.clouds[evidence.AzureAttested].confirmed = &s
+		tr.claims = fmt.Sprintf(`{"providerID":%q}`, instanceA)
+		return tr
+	}
+	tr := unnamed()
+	tr.passes(t, "a")
+	if want := []string{"confirm azure-attested " + instanceA}; !slices.Equal(tr.calls(), want) {
+		t.Errorf("asked %q", tr.asked)
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*trial)
+		want   reason.Code
+		calls  int
+	}{
+		{"it says nothing", func(tr *trial) { tr.claims = "" }, reason.MachineNotFound, 0},
+		{"it says what is no JSON", func(tr *trial) { tr.claims = "{" }, reason.MachineNotFound, 0},
+		{"it says more than a provider id can be", func(tr *trial) {
+			tr.claims = fmt.Sprintf(`{"providerID":%q}`, strings.Repeat("a", 600))
+		}, reason.MachineNotFound, 0},
+		{"it names no Machine", func(tr *trial) { tr.claims = `{"providerID":"aws:///eu-central-1a/i-0c"}` }, reason.MachineNotFound, 0},
+		{"it names another Machine: the provider says no", func(tr *trial) {
+			tr.claims = fmt.Sprintf(`{"providerID":%q}`, instanceB)
+			tr.clouds[evidence.AzureAttested].confirm = reason.Deny(reason.EvidenceDisagrees, "vmId")
+		}, reason.EvidenceDisagrees, 1},
+		{"it names another Machine and the provider names this one", func(tr *trial) {
+			tr.claims = fmt.Sprintf(`{"providerID":%q}`, instanceB)
+		}, reason.EvidenceDisagrees, 1},
+		{"on its word alone nobody learns that a Machine has joined", func(tr *trial) {
+			tr.manifests = strings.Replace(tr.manifests, "spec: {", "status: {nodeRef: {name: node-a}}\nspec: {", 1)
+		}, reason.MachineNotFound, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			tr := unnamed()
+			c.change(tr)
+			if m := tr.refused(t, c.want); m != nil {
+				t.Errorf("an unproven word leaves a trace at %s", m)
+			}
+			if calls := tr.calls(); len(calls) != c.calls {
+				t.Errorf("asked %q", calls)
+			}
+		})
+	}
+}
+
+func TestAttack_T42_OneInstanceOneMachine(t *testing.T) {
+	tr := newTrial(evidence.GCPIdentity)
+	tr.passes(t, "a")
+	// A clone of the Machine's manifest: two Machines claim one instance.
+	tr.manifests += strings.NewReplacer("name: a,", "name: clone,", "uid: uid-a", "uid: uid-clone").Replace(strings.SplitN(machineA, "---", 2)[0])
+	tr.manifests = strings.Replace(tr.manifests, "apiVersion: machine.openshift.io/v1beta1\nkind: Machine\nmetadata: {namespace: openshift-machine-api, name: clone", "---\napiVersion: machine.openshift.io/v1beta1\nkind: Machine\nmetadata: {namespace: openshift-machine-api, name: clone", 1)
+	tr.refused(t, reason.MachineAmbiguous)
+}
+
+// A provider that is away is a wait, never a pass, whatever it would have said.
+func TestProviderThatIsAwayIsAWait(t *testing.T) {
+	tr := newTrial(evidence.AWSIID, evidence.AWSSTS)
+	tr.clouds[evidence.AWSIID].confirm = reason.Deny(reason.ProviderUnavailable, "EC2 is down")
+	tr.refused(t, reason.ProviderUnavailable)
+	_, err := tr.appraise(t)
+	if !reason.From(err).Code.Info().Temporary {
+		t.Error("final")
+	}
+}
+
+// An old Machine may attest again by the identity that is on its record.
+func TestOldMachineIsKnownByItsInstance(t *testing.T) {
+	tr := newTrial(evidence.GCPIdentity)
+	tr.manifests = strings.ReplaceAll(tr.manifests, "2026-03-01T11", "2026-03-01T08")
+	tr.refused(t, reason.MachineTooOld)
+	tr.recorded["aws:i-0aaaaaaaaaaaaaaaa"] = "uid-a"
+	tr.passes(t, "a")
+	tr.recorded["aws:i-0aaaaaaaaaaaaaaaa"] = "uid-b"
+	tr.refused(t, reason.EvidenceDisagrees)
+}
+
+func TestAnswersAreReplayed(t *testing.T) {
+	tr := newTrial(evidence.AWSIID, evidence.AWSSTS)
+	in := appraisal.Context{Clouds: map[evidence.Kind]evidence.Verifier{evidence.AWSSTS: *tr.clouds[evidence.AWSSTS]}}
+	var answers appraisal.Answers
+	confirm := func(in appraisal.Context) (evidence.Statement, error) {
+		claim, err := in.Clouds[evidence.AWSSTS].Verify(t.Context(), evidence.Document{}, evidence.Binding{}, start)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return claim.Confirm(t.Context(), evidence.Candidate{ProviderID: instanceA})
+	}
+	if _, err := confirm(answers.Replaying(in)); err == nil {
+		t.Fatal("an answer that nobody gave")
+	}
+	said, err := confirm(answers.Recording(in))
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := len(tr.calls())
+	again, err := confirm(answers.Replaying(in))
+	if err != nil || again.InstanceID != said.InstanceID || len(tr.calls()) != calls {
+		t.Errorf("%+v %v, asked %q", again, err, tr.asked)
+	}
+}
