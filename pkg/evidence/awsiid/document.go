@@ -1,0 +1,149 @@
+package awsiid
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// Limits of a document's content.
+const (
+	maxContent = 16 << 10
+	maxKeys    = 64
+)
+
+// document is what a verified content says. Keys that are not here are AWS's to
+// add, and say nothing to us.
+type document struct {
+	account, region, zone, instance string
+	pending                         time.Time
+	instanceType, image, address    string // for a person
+}
+
+// field is one known key. The first five must be there.
+type field struct {
+	key      string
+	required bool
+}
+
+var fields = []field{
+	{"accountId", true}, {"region", true}, {"availabilityZone", true}, {"instanceId", true}, {"pendingTime", true},
+	{"instanceType", false}, {"imageId", false}, {"privateIp", false},
+}
+
+// parseDocument reads a content. It is one JSON object; no key is there twice, nor
+// in two spellings, and nothing follows.
+func parseDocument(content []byte) (*document, error) {
+	if len(content) > maxContent {
+		return nil, fmt.Errorf("a content of %d bytes; at most %d", len(content), maxContent)
+	}
+	if !utf8.Valid(content) {
+		return nil, errors.New("not UTF-8")
+	}
+	dec := json.NewDecoder(bytes.NewReader(content))
+	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
+		return nil, errors.New("not a JSON object")
+	}
+	values := make([]string, len(fields))
+	seen := make([]string, 0, maxKeys)
+	for dec.More() {
+		t, err := dec.Token()
+		if err != nil {
+			return nil, errors.New("a key that is not JSON")
+		}
+		key, _ := t.(string)
+		if slices.ContainsFunc(seen, func(other string) bool { return strings.EqualFold(key, other) }) {
+			return nil, fmt.Errorf("key %.40q twice", key)
+		}
+		if seen = append(seen, key); len(seen) > maxKeys {
+			return nil, fmt.Errorf("more than %d keys", maxKeys)
+		}
+		at := slices.IndexFunc(fields, func(f field) bool { return strings.EqualFold(key, f.key) })
+		if at < 0 {
+			var ignored json.RawMessage
+			if err := dec.Decode(&ignored); err != nil {
+				return nil, fmt.Errorf("the value of %.40q is not JSON", key)
+			}
+			continue
+		}
+		if key != fields[at].key {
+			return nil, fmt.Errorf("key %.40q, which is %s in another spelling", key, fields[at].key)
+		}
+		var value *string
+		if err := dec.Decode(&value); err != nil || value == nil && fields[at].required {
+			return nil, fmt.Errorf("%s is not a string", key)
+		}
+		if value != nil {
+			values[at] = *value
+		}
+	}
+	if _, err := dec.Token(); err != nil {
+		return nil, errors.New("an object that does not end")
+	}
+	if len(bytes.TrimSpace(content[dec.InputOffset():])) != 0 {
+		return nil, errors.New("bytes after the object")
+	}
+	return check(values)
+}
+
+func check(values []string) (*document, error) {
+	for i, f := range fields {
+		if f.required && values[i] == "" {
+			return nil, fmt.Errorf("no %s", f.key)
+		}
+	}
+	d := document{
+		account: values[0], region: values[1], zone: values[2], instance: values[3],
+		instanceType: values[5], image: values[6], address: values[7],
+	}
+	pending, err := time.Parse(time.RFC3339, values[4])
+	d.pending = pending
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("pendingTime %.40q is no time", values[4])
+	case !only(d.account, digits) || len(d.account) != 12:
+		return nil, fmt.Errorf("accountId %.40q is not 12 digits", d.account)
+	case !isRegion(d.region):
+		return nil, fmt.Errorf("region %.40q is none", d.region)
+	case !isZone(d.zone, d.region):
+		return nil, fmt.Errorf("availabilityZone %.40q is not in region %s", d.zone, d.region)
+	case !isInstance(d.instance):
+		return nil, fmt.Errorf("instanceId %.40q is none", d.instance)
+	}
+	return &d, nil
+}
+
+const (
+	digits  = "0123456789"
+	hex     = digits + "abcdef"
+	letters = "abcdefghijklmnopqrstuvwxyz"
+)
+
+// only reports whether s consists of the characters of set.
+func only(s, set string) bool { return s != "" && strings.Trim(s, set) == "" }
+
+// isInstance reports whether id is "i-" and 17 hexadecimal digits, or 8 as before 2016.
+func isInstance(id string) bool {
+	number, ok := strings.CutPrefix(id, "i-")
+	return ok && only(number, hex) && (len(number) == 17 || len(number) == 8)
+}
+
+// isRegion reports whether name looks like eu-central-1, us-gov-west-1 or eusc-de-east-1.
+func isRegion(name string) bool {
+	parts := strings.Split(name, "-")
+	last := len(parts) - 1
+	return len(name) <= 32 && last >= 2 && only(parts[last], digits) &&
+		!slices.ContainsFunc(parts[:last], func(p string) bool { return !only(p, letters) })
+}
+
+// isZone reports whether zone is one of region: eu-central-1a, or a zone outside
+// of it that belongs to it, us-west-2-lax-1a.
+func isZone(zone, region string) bool {
+	suffix, ok := strings.CutPrefix(zone, region)
+	return ok && len(zone) <= 64 && only(suffix, letters+digits+"-") && !only(suffix[:1], digits)
+}

@@ -1,0 +1,78 @@
+package awsiid
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// startSkew is how far pendingTime and EC2's launch time may be apart. Both are of
+// the same start, of AWS's own clocks; a stop and a start make both anew.
+const startSkew = 5 * time.Minute
+
+// Instance is what EC2 says of one instance (DescribeInstances).
+type Instance struct {
+	ID       string            // InstanceId
+	Account  string            // the reservation's OwnerId
+	Zone     string            // Placement.AvailabilityZone
+	State    string            // State.Name: "pending", "running", ...
+	VPC      string            // VpcId; empty where it has none
+	Launched time.Time         // LaunchTime: of the last start
+	Tags     map[string]string // by key
+	// Profile is the ARN of the instance profile (IamInstanceProfile.Arn); empty
+	// where it has none.
+	Profile string
+}
+
+// Describer asks EC2 about one instance.
+type Describer interface {
+	// Describe returns the one instance of that id in that region. The error is
+	// InstanceNotFound where EC2 knows none, InstanceUnacceptable where its answer
+	// has more than one, and ProviderUnavailable where it cannot be found out.
+	Describe(ctx context.Context, region, instanceID string) (Instance, error)
+}
+
+// Requirements are what EC2 must say of an instance that may attest.
+type Requirements struct {
+	// VPCs are where it may be. Empty: anywhere in the account.
+	VPCs []string
+	// Infrastructure is the cluster's infrastructure name; the instance must have
+	// the tag kubernetes.io/cluster/<name>. Empty: no tag is asked for.
+	Infrastructure string
+}
+
+// Check checks what EC2 said against what is known already:
+//   - it is about this instance, of this account, in this zone;
+//   - its state is pending or running;
+//   - it was launched at some time;
+//   - it is in one of the VPCs;
+//   - it has the cluster's tag.
+//
+// The error is InstanceUnacceptable. An empty zone is not compared.
+func (r Requirements) Check(i Instance, account, zone, id string) error {
+	refuse := func(format string, a ...any) error {
+		return reason.Deny(reason.InstanceUnacceptable, "EC2: instance %s: %s", id, fmt.Sprintf(format, a...))
+	}
+	tag := "kubernetes.io/cluster/" + r.Infrastructure
+	_, tagged := i.Tags[tag]
+	switch {
+	case i.ID != id:
+		return refuse("the answer is about %.40q", i.ID)
+	case i.Account != account:
+		return refuse("it is of account %.40q, not %s", i.Account, account)
+	case zone != "" && i.Zone != zone:
+		return refuse("it is in zone %.64q, not %s", i.Zone, zone)
+	case i.State != "pending" && i.State != "running":
+		return refuse("its state is %.40q", i.State)
+	case i.Launched.IsZero():
+		return refuse("it has no launch time")
+	case len(r.VPCs) > 0 && !slices.Contains(r.VPCs, i.VPC):
+		return refuse("it is in VPC %.40q", i.VPC)
+	case r.Infrastructure != "" && !tagged:
+		return refuse("it has no tag %s", tag)
+	}
+	return nil
+}
