@@ -6,8 +6,10 @@
 //  1. [ParseEK] and [ParseAK] read the two public areas that a node sends. At
 //     this point they are claims: an EK's attributes are whatever the caller
 //     wrote, and so are an AK's.
-//  2. An [Endorser] says whose TPM the EK is: an enrolment, a cloud's API, or a
-//     manufacturer's certificate, which [VerifyEKCertificate] checks.
+//  2. An [Endorser] says whose TPM the EK is: an enrolment, a cloud's API
+//     ([ProviderEndorser]), or a manufacturer's certificate, which
+//     [VerifyEKCertificate] checks. Or it says whose the AK is
+//     ([AKCertificateEndorser]).
 //  3. [MakeCredential] encrypts a random secret to the EK, bound to the AK's
 //     Name. The Name is a hash over the AK's whole public area, attributes
 //     included, so a TPM releases the secret only if it holds both the EK's

@@ -70,7 +70,7 @@ type EKCertificate struct {
 //
 // Revocation is not checked: nothing that a certificate names is ever fetched.
 func VerifyEKCertificate(chain [][]byte, ek *EK, roots Roots, now time.Time) (*EKCertificate, error) {
-	certs, err := parseChain(chain)
+	certs, err := parseChain(chain, MaxCertificateSize)
 	if err != nil {
 		return nil, reason.Wrap(reason.EKCertificateInvalid, err, "EK certificate chain")
 	}
@@ -100,14 +100,14 @@ func VerifyEKCertificate(chain [][]byte, ek *EK, roots Roots, now time.Time) (*E
 	}, nil
 }
 
-func parseChain(chain [][]byte) ([]*x509.Certificate, error) {
+func parseChain(chain [][]byte, size int) ([]*x509.Certificate, error) {
 	if len(chain) == 0 || len(chain) > MaxChain {
 		return nil, fmt.Errorf("%d certificates; 1 to %d are accepted", len(chain), MaxChain)
 	}
 	certs := make([]*x509.Certificate, len(chain))
 	for i, der := range chain {
-		if len(der) > MaxCertificateSize {
-			return nil, fmt.Errorf("certificate %d of %d bytes; at most %d", i+1, len(der), MaxCertificateSize)
+		if len(der) > size {
+			return nil, fmt.Errorf("certificate %d of %d bytes; at most %d", i+1, len(der), size)
 		}
 		cert, err := x509.ParseCertificate(der)
 		if err != nil {
@@ -159,9 +159,20 @@ func checkEKProfile(cert *x509.Certificate) (*x509ext.EKCertificate, error) {
 }
 
 func verifyChain(leaf *x509.Certificate, sent []*x509.Certificate, roots Roots, now time.Time) error {
+	_, err := buildChains(leaf, sent, roots, now)
+	if err == nil {
+		return nil
+	}
+	_, err = buildChains(leaf, sent, roots, leaf.NotBefore)
+	return err
+}
+
+// buildChains returns the chains from leaf to the anchors that hold at a time.
+// The caller has checked leaf's usages.
+func buildChains(leaf *x509.Certificate, sent []*x509.Certificate, roots Roots, at time.Time) ([][]*x509.Certificate, error) {
 	if roots.Anchors == nil {
 		// To crypto/x509 nil would mean the roots of the machine's web trust.
-		return errors.New("no EK roots are configured")
+		return nil, errors.New("no roots are configured")
 	}
 	intermediates := x509.NewCertPool()
 	if roots.Intermediates != nil {
@@ -173,16 +184,10 @@ func verifyChain(leaf *x509.Certificate, sent []*x509.Certificate, roots Roots, 
 	for _, c := range sent {
 		intermediates.AddCert(c)
 	}
-	opts := x509.VerifyOptions{
+	return leaf.Verify(x509.VerifyOptions{
 		Roots:         roots.Anchors,
 		Intermediates: intermediates,
-		CurrentTime:   now,
-		KeyUsages:     []x509.ExtKeyUsage{x509.ExtKeyUsageAny}, // checked by checkEKProfile
-	}
-	if _, err := leaf.Verify(opts); err == nil {
-		return nil
-	}
-	opts.CurrentTime = leaf.NotBefore
-	_, err := leaf.Verify(opts)
-	return err
+		CurrentTime:   at,
+		KeyUsages:     []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	})
 }

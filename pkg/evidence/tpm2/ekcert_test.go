@@ -291,7 +291,7 @@ func TestEKCertificatesChainToConfiguredRootsOnly(t *testing.T) {
 	}
 	t.Run("without roots the error says so", func(t *testing.T) {
 		_, err := tpm2.VerifyEKCertificate(chain, p.ek, tpm2.Roots{}, today)
-		if err == nil || !strings.Contains(err.Error(), "no EK roots are configured") {
+		if err == nil || !strings.Contains(err.Error(), "no roots are configured") {
 			t.Errorf("%v", err)
 		}
 	})

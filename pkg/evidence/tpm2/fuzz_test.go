@@ -3,8 +3,11 @@ package tpm2
 import (
 	"bytes"
 	"crypto/x509"
+	"encoding/asn1"
+	"math/big"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -139,6 +142,42 @@ func FuzzEKCertificate(f *testing.F) {
 			if err == nil && (cert.NotAfter.Before(now) || cert.Manufacturer == "") {
 				t.Fatalf("%s: %+v", name, cert)
 			}
+		}
+	})
+}
+
+func FuzzGCEInstance(f *testing.F) {
+	// The extension of a certificate that Google issued; see testdata/akcert.
+	genuine := []byte("\x30\x59\x0c\x0dus-central1-a\x02\x06\x00\xe7\xaf\x73\x5e\x9c\x0c\x08core-eso\x02\x08\x5a\x8c\x62\x35\xb8\x97\xb1\x85\x0c\x0ainstance-1" +
+		"\xa0\x20\x30\x1e\xa0\x03\x02\x01\x00\xa1\x03\x01\x01\xff\xa2\x03\x01\x01\xff\xa3\x03\x01\x01\x00\xa4\x03\x01\x01\x00\xa5\x03\x01\x01\x00")
+	if g, err := parseGCEInstance(genuine); err != nil || !g.production || g.providerID() != "gce://core-eso/us-central1-a/instance-1" {
+		f.Fatalf("%+v, %v", g, err)
+	}
+	f.Add(genuine)
+	f.Add(append(bytes.Clone(genuine), 0))
+	f.Add(genuine[:40])
+	f.Add(bytes.Replace(genuine, []byte{0x01, 0x01, 0xff}, []byte{0x01, 0x01, 0x01}, 1))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		g, err := parseGCEInstance(b)
+		if err != nil {
+			return
+		}
+		if strings.Count(g.providerID(), "/") != 4 || g.id == 0 {
+			t.Fatalf("accepted: %+v", g)
+		}
+		// A name that is accepted reads the same to encoding/asn1, which skips what it does not know.
+		var other struct {
+			Zone          string `asn1:"utf8"`
+			ProjectNumber *big.Int
+			ProjectID     string `asn1:"utf8"`
+			InstanceID    *big.Int
+			Name          string `asn1:"utf8"`
+		}
+		if _, err := asn1.Unmarshal(b, &other); err != nil {
+			t.Fatalf("accepted, but encoding/asn1 says %v", err)
+		}
+		if other.Zone != g.zone || other.ProjectID != g.projectID || other.Name != g.name || other.InstanceID.Uint64() != g.id {
+			t.Fatalf("%+v is not %+v", g, other)
 		}
 	})
 }

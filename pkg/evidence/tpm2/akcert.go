@@ -1,0 +1,155 @@
+package tpm2
+
+import (
+	"context"
+	"crypto"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/asn1"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/anchors"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// MaxAKCertificateSize bounds each certificate that a node sends with its AK, in
+// bytes: the contract's bound (proto/README.md, 2). Azure's are the largest.
+const MaxAKCertificateSize = 16 << 10
+
+// VouchesForGCE is the line in the text before an anchor that says what it is
+// for: its certificates may name an instance of Compute Engine. Without it an
+// anchor vouches for a key alone, whatever a certificate below it says.
+const VouchesForGCE = "vouches for: gce instances"
+
+// oidAIKCertificate is tcg-kp-AIKCertificate (TCG Credential Profiles for TPM
+// Family 1.2, 3.4; in use for 2.0 as well).
+var oidAIKCertificate = asn1.ObjectIdentifier{2, 23, 133, 8, 3}
+
+// AKCertificateEndorser endorses an AK that a platform's authority certified.
+// [NewAKCertificateEndorser] makes one.
+type AKCertificateEndorser struct {
+	Roots Roots
+	// GCE are the anchors, by SHA-256 of their DER, that may name an instance of
+	// Compute Engine.
+	GCE map[[sha256.Size]byte]bool
+}
+
+// NewAKCertificateEndorser sorts anchors by what the text before each says.
+func NewAKCertificateEndorser(all []anchors.Anchor) AKCertificateEndorser {
+	set := anchors.NewSet(all)
+	e := AKCertificateEndorser{
+		Roots: Roots{Anchors: set.Roots(), Intermediates: set.Intermediates()},
+		GCE:   map[[sha256.Size]byte]bool{},
+	}
+	for _, a := range set.All() {
+		if a.Root && slices.Contains(strings.Split(a.Provenance, "\n"), VouchesForGCE) {
+			e.GCE[a.SHA256] = true
+		}
+	}
+	return e
+}
+
+// Endorse verifies the AK's certificate. Without one the identity is not its own.
+// The chain is untrusted: the AK's certificate in DER first, then candidates for
+// intermediates in any order, which help to build a chain and are trusted for
+// nothing. Every other error is a denial. In order:
+//
+//   - 1 to [MaxChain] certificates of at most [MaxAKCertificateSize] bytes, each
+//     one whole DER structure ([reason.EKCertificateInvalid], like the next six);
+//   - every key in them is RSA of 2048 to 4096 bits or on P-256, P-384 or P-521;
+//   - the first is no authority's;
+//   - its key may sign: key usage with digitalSignature, as Google and Microsoft
+//     issue. Google's EK certificates come from the same root and have it not;
+//   - its extended key usages, if it has any, include tcg-kp-AIKCertificate.
+//     Microsoft's have it; Google's have none at all;
+//   - its key is the AK's;
+//   - now lies in its validity, with [ClockLeeway] at the beginning;
+//   - it chains to an anchor now ([reason.EKUntrusted], like the next). An AK is
+//     certified with its machine, so there is no pardon for what has expired;
+//   - where it names an instance of Compute Engine, it chains to an anchor of
+//     that cloud, the extension is whole ([reason.EKCertificateInvalid]), and
+//     Google says that the instance is one of production.
+//
+// Revocation is not checked: nothing that a certificate names is ever fetched.
+//
+// Only the AK is endorsed. The EK stays unproven, although [VerifyQuote] showed
+// that it is in the same TPM. Microsoft's certificates name no virtual machine
+// (their subject is a name of the host's making), so other evidence must.
+func (e AKCertificateEndorser) Endorse(_ context.Context, id Identity, now time.Time) (*Endorsement, error) {
+	if len(id.AKCertificates) == 0 {
+		return nil, ErrNotMine
+	}
+	certs, err := parseChain(id.AKCertificates, MaxAKCertificateSize)
+	if err != nil {
+		return nil, reason.Wrap(reason.EKCertificateInvalid, err, "AK certificate chain")
+	}
+	leaf := certs[0]
+	if err := checkAKCertificate(leaf, id.AK); err != nil {
+		return nil, reason.Wrap(reason.EKCertificateInvalid, err, "AK certificate by %q", leaf.Issuer)
+	}
+	if now.After(leaf.NotAfter) || now.Add(ClockLeeway).Before(leaf.NotBefore) {
+		return nil, reason.Deny(reason.EKCertificateInvalid, "the AK certificate is valid from %s to %s",
+			leaf.NotBefore.UTC().Format(time.RFC3339), leaf.NotAfter.UTC().Format(time.RFC3339))
+	}
+	if now.Before(leaf.NotBefore) {
+		now = leaf.NotBefore
+	}
+	chains, err := buildChains(leaf, certs[1:], e.Roots, now)
+	if err != nil {
+		return nil, reason.Wrap(reason.EKUntrusted, err, "AK certificate by %q", leaf.Issuer)
+	}
+	endorsement := &Endorsement{Kind: AKCertificate, AKSHA256: id.AK.SPKIHash()}
+	instance, err := e.instance(leaf, chains)
+	if err != nil {
+		return nil, err
+	}
+	if instance != nil {
+		endorsement.ProviderID, endorsement.InstanceID = instance.providerID(), instance.instanceID()
+	}
+	return endorsement, nil
+}
+
+func checkAKCertificate(leaf *x509.Certificate, ak *AK) error {
+	if leaf.IsCA || leaf.KeyUsage&x509.KeyUsageCertSign != 0 {
+		return errors.New("it is an authority's")
+	}
+	if leaf.KeyUsage&x509.KeyUsageDigitalSignature == 0 {
+		return errors.New("its key usage does not allow to sign")
+	}
+	isAIK := func(usage asn1.ObjectIdentifier) bool { return usage.Equal(oidAIKCertificate) }
+	if len(leaf.ExtKeyUsage)+len(leaf.UnknownExtKeyUsage) > 0 && !slices.ContainsFunc(leaf.UnknownExtKeyUsage, isAIK) {
+		return fmt.Errorf("extended key usages without tcg-kp-AIKCertificate (%v)", oidAIKCertificate)
+	}
+	if key, ok := leaf.PublicKey.(interface{ Equal(crypto.PublicKey) bool }); !ok || !key.Equal(ak.PublicKey()) {
+		return fmt.Errorf("it is for another key than the AK (%s)", ak.Describe())
+	}
+	return nil
+}
+
+// instance is what leaf says of an instance of Compute Engine, nil if nothing.
+func (e AKCertificateEndorser) instance(leaf *x509.Certificate, chains [][]*x509.Certificate) (*gceInstance, error) {
+	var value []byte
+	for _, ext := range leaf.Extensions { // crypto/x509 refuses two of one kind
+		if ext.Id.Equal(oidGCEInstance) {
+			value = ext.Value
+		}
+	}
+	if value == nil {
+		return nil, nil
+	}
+	if !slices.ContainsFunc(chains, func(chain []*x509.Certificate) bool { return e.GCE[sha256.Sum256(chain[len(chain)-1].Raw)] }) {
+		return nil, reason.Deny(reason.EKUntrusted, "the AK certificate by %q names an instance of Compute Engine, and its root is not said to vouch for any", leaf.Issuer)
+	}
+	instance, err := parseGCEInstance(value)
+	if err != nil {
+		return nil, reason.Wrap(reason.EKCertificateInvalid, err, "AK certificate: instance of Compute Engine")
+	}
+	if !instance.production {
+		return nil, reason.Deny(reason.EKUntrusted, "the AK certificate is for %s, which Google does not call an instance of production", instance.providerID())
+	}
+	return instance, nil
+}

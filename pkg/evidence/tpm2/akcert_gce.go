@@ -1,0 +1,142 @@
+package tpm2
+
+import (
+	"encoding/asn1"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"golang.org/x/crypto/cryptobyte"
+	der "golang.org/x/crypto/cryptobyte/asn1"
+)
+
+// oidGCEInstance is Google's extension that names the instance which a
+// certificate is for. Google documents its shape nowhere but in go-tpm-tools
+// (server/verify.go); its certificates have six security properties:
+//
+//	GCEInstance ::= SEQUENCE {
+//	    zone           UTF8String,
+//	    projectNumber  INTEGER,
+//	    projectID      UTF8String,
+//	    instanceID     INTEGER,
+//	    instanceName   UTF8String,
+//	    properties     [0] EXPLICIT SEQUENCE {
+//	        securityVersion  [0] EXPLICIT INTEGER OPTIONAL,
+//	        isProduction     [1] EXPLICIT BOOLEAN OPTIONAL,
+//	        ...              [2] and so on, each EXPLICIT and OPTIONAL
+//	    } OPTIONAL
+//	}
+var oidGCEInstance = asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 11129, 2, 1, 21}
+
+// gceInstance is the extension's content. All but production name the instance.
+type gceInstance struct {
+	zone          string
+	projectNumber uint64
+	projectID     string
+	id            uint64
+	name          string
+	production    bool
+}
+
+// providerID is as OpenShift's machine controller writes it.
+func (g *gceInstance) providerID() string {
+	return "gce://" + g.projectID + "/" + g.zone + "/" + g.name
+}
+
+// instanceID is the number that Google never uses again.
+func (g *gceInstance) instanceID() string { return "gcp:" + strconv.FormatUint(g.id, 10) }
+
+// parseGCEInstance reads exactly one extension, in DER. Names that could not be
+// told apart once they stand side by side in a provider ID are refused, and so
+// is a number that names nothing.
+func parseGCEInstance(raw []byte) (*gceInstance, error) {
+	var (
+		g      gceInstance
+		outer  = cryptobyte.String(raw)
+		s      cryptobyte.String
+		inner  cryptobyte.String
+		marked bool
+	)
+	if !outer.ReadASN1(&s, der.SEQUENCE) || !outer.Empty() {
+		return nil, errors.New("not one sequence")
+	}
+	if !readUTF8(&s, &g.zone) || !s.ReadASN1Integer(&g.projectNumber) || !readUTF8(&s, &g.projectID) ||
+		!s.ReadASN1Integer(&g.id) || !readUTF8(&s, &g.name) {
+		return nil, errors.New("zone, project number, project, instance number and name are not all there")
+	}
+	if !s.ReadOptionalASN1(&inner, &marked, tagged(0)) || !s.Empty() {
+		return nil, errTrailing
+	}
+	if marked {
+		if err := g.readProperties(inner); err != nil {
+			return nil, fmt.Errorf("security properties: %w", err)
+		}
+	}
+	for _, part := range [...]struct{ what, value, others string }{
+		{"zone", g.zone, "-"}, {"project", g.projectID, "-.:"}, {"instance name", g.name, "-"},
+	} {
+		if !plain(part.value, part.others) {
+			return nil, fmt.Errorf("%.100q is no name of a %s", part.value, part.what)
+		}
+	}
+	if g.id == 0 || g.projectNumber == 0 {
+		return nil, errors.New("an instance or a project with the number 0")
+	}
+	return &g, nil
+}
+
+// readProperties reads what is known and steps over what may come to be, which
+// must have the same form.
+func (g *gceInstance) readProperties(s cryptobyte.String) error {
+	var list cryptobyte.String
+	if !s.ReadASN1(&list, der.SEQUENCE) || !s.Empty() {
+		return errors.New("not one sequence")
+	}
+	for next := uint8(0); !list.Empty(); {
+		var (
+			field cryptobyte.String
+			tag   der.Tag
+		)
+		if !list.ReadAnyASN1(&field, &tag) || tag < tagged(next) || tag > tagged(30) {
+			return errors.New("fields that are not marked in ascending order")
+		}
+		number := uint8(tag - tagged(0))
+		next = number + 1
+		ok := true
+		switch number {
+		case 0:
+			var version uint64
+			ok = field.ReadASN1Integer(&version)
+		case 1:
+			ok = field.ReadASN1Boolean(&g.production)
+		default:
+			var ignored cryptobyte.String
+			ok = field.ReadAnyASN1(&ignored, &tag)
+		}
+		if !ok || !field.Empty() {
+			return fmt.Errorf("field %d is not what it should be", number)
+		}
+	}
+	return nil
+}
+
+func tagged(n uint8) der.Tag { return der.Tag(n).Constructed().ContextSpecific() }
+
+func readUTF8(s *cryptobyte.String, out *string) bool {
+	var b cryptobyte.String
+	ok := s.ReadASN1(&b, der.UTF8String)
+	*out = string(b)
+	return ok
+}
+
+// plain reports whether s is made of small letters, digits and others, begins
+// with a letter or a digit, and is not too long for a name of Google's.
+func plain(s, others string) bool {
+	if s == "" || len(s) > 100 || strings.ContainsRune(others, rune(s[0])) {
+		return false
+	}
+	return !strings.ContainsFunc(s, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && !strings.ContainsRune(others, r)
+	})
+}
