@@ -16,6 +16,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
 // compile joins the policies; see folder. A set that contradicts itself leaves the
@@ -191,7 +192,7 @@ func (c *Cluster) putContent(i *item) []manifest.Problem {
 	if before == nil {
 		before = &contentState{}
 	}
-	next := &contentState{references: map[string][]measuredboot.ReferenceValues{}, roots: map[string][]anchors.Anchor{}}
+	next := &contentState{references: map[string][]measuredboot.ReferenceValues{}, roots: map[string][]anchors.Anchor{}, trust: map[string]trust.File{}}
 	var problems []manifest.Problem
 	for _, name := range slices.Sorted(maps.Keys(m.data)) {
 		var found []manifest.Problem
@@ -206,6 +207,11 @@ func (c *Cluster) putContent(i *item) []manifest.Problem {
 			if manifest.Failed(found) {
 				next.roots[name] = before.roots[name]
 			}
+		default:
+			next.trust[name], found = trust.Parse(trust.Section(m.sort), name, []byte(m.data[name]))
+			if good, ok := before.trust[name]; ok && manifest.Failed(found) {
+				next.trust[name] = good
+			}
 		}
 		for _, p := range found {
 			if !p.Warning {
@@ -215,6 +221,7 @@ func (c *Cluster) putContent(i *item) []manifest.Problem {
 	}
 	c.mu.Lock()
 	c.content[i.key] = next
+	c.trust = nil
 	c.mu.Unlock()
 	c.changed()
 	return problems
@@ -223,6 +230,7 @@ func (c *Cluster) putContent(i *item) []manifest.Problem {
 func (c *Cluster) dropContent(k key) {
 	c.mu.Lock()
 	delete(c.content, k)
+	c.trust = nil
 	c.mu.Unlock()
 	c.changed()
 }

@@ -34,6 +34,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
 // LabelContent, on a ConfigMap of the verifier's namespace, says what its data
@@ -42,6 +43,10 @@ const (
 	LabelContent         = "mcs-attest.dev/content"
 	ContentReferences    = "reference-values"
 	ContentRoots         = "ek-roots"
+	ContentAKRoots       = string(trust.AKRoots)
+	ContentAzureRoots    = string(trust.AzureRoots)
+	ContentAWS           = string(trust.AWSCertificates)
+	ContentGoogleKeys    = string(trust.GoogleKeys)
 	LeaseName            = "mcs-attest-verifier"
 	KeysSecret           = "mcs-attest-keys"
 	defaultDiscovery     = time.Minute
@@ -126,6 +131,7 @@ type Cluster struct {
 	set      *policy.Set             // the last that compiled
 	clash    map[string]string
 	content  map[key]*contentState
+	trust    *trust.Trust    // nil: to be joined anew
 	pools    map[string]bool // MachineConfigPools; nil where there are none
 	latches  map[string]latch
 	restores []restore
@@ -180,6 +186,7 @@ type policyState struct {
 type contentState struct {
 	references map[string][]measuredboot.ReferenceValues
 	roots      map[string][]anchors.Anchor
+	trust      map[string]trust.File
 }
 
 // New prepares everything and makes no call yet.
@@ -272,7 +279,7 @@ func (c *Cluster) plan() error {
 	})
 	c.watch(&watched{kind: poolKind, optional: true, advisory: true, compact: compactName, put: c.putPool, drop: c.dropPool, settled: c.poolsRead})
 	c.watch(&watched{
-		kind: configMapKind, namespace: c.config.Namespace, selector: LabelContent + " in (" + ContentReferences + "," + ContentRoots + ")",
+		kind: configMapKind, namespace: c.config.Namespace, selector: LabelContent + " in (" + strings.Join([]string{ContentReferences, ContentRoots, ContentAKRoots, ContentAzureRoots, ContentAWS, ContentGoogleKeys}, ",") + ")",
 		whole: true, compact: compactConfigMap, put: c.putContent, drop: c.dropContent,
 	})
 	return c.planSecrets()
@@ -429,7 +436,27 @@ func (c *Cluster) build() {
 	set := anchors.NewSet(roots...)
 	c.secrets.roots.Store(set)
 	w.EKRoots = tpm2.Roots{Anchors: set.Roots(), Intermediates: set.Intermediates()}
+	if c.trust == nil {
+		c.trust = c.trusted()
+	}
+	w.Trust = c.trust
 	c.world.Store(w)
+}
+
+// trusted joins the anchors of all ConfigMaps; it is called when one has changed.
+func (c *Cluster) trusted() *trust.Trust {
+	var files []trust.File
+	for _, k := range slices.SortedFunc(maps.Keys(c.content), compareKeys) {
+		s := c.content[k]
+		for _, name := range slices.Sorted(maps.Keys(s.trust)) {
+			files = append(files, s.trust[name])
+		}
+	}
+	t, problems := trust.New(files...)
+	for _, p := range problems {
+		c.log.Error("anchors that contradict each other are not in force", "problem", p.Error())
+	}
+	return t
 }
 
 // complete reports whether everything that an administrator wrote about Machines

@@ -5,6 +5,8 @@
 //	policies/*.yaml           AttestationPolicies
 //	reference-values/*.yaml   ReferenceValues
 //	ek-roots/*.pem            certificates of TPM manufacturers
+//	ak-roots/, azure-roots/, aws-certificates/, google-keys/
+//	                          anchors of clouds; see package trust
 //	configs/<pool>.ign        rendered Ignition configs
 //
 // What is there becomes a [Snapshot], which never changes; a change in the
@@ -41,6 +43,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
 // Snapshot is the folder's content at one time. It is read only.
@@ -50,6 +53,7 @@ type Snapshot struct {
 	Policies        *policy.Set
 	ReferenceValues []measuredboot.ReferenceValues
 	EKRoots         *anchors.Set
+	Trust           *trust.Trust
 	Configs         map[string][]byte // by pool
 
 	// Problems of the files as they are now, warnings included, by file and line.
@@ -71,6 +75,7 @@ type Folder struct {
 	mu       sync.Mutex
 	files    map[string]*file // by path
 	policies *policy.Set      // the last that compiled
+	trust    trust.Joined
 	started  bool
 	unread   []manifest.Problem // folders that could not be listed
 }
@@ -227,6 +232,7 @@ func (f *Folder) build() *Snapshot {
 	var manifests machine.Manifests
 	var policies []policy.Parsed
 	var roots [][]anchors.Anchor
+	var trusted []trust.File
 	references := map[string]string{}
 	suspended := ""
 	for _, path := range slices.Sorted(maps.Keys(f.files)) {
@@ -235,6 +241,9 @@ func (f *Folder) build() *Snapshot {
 		if !state.good {
 			if state.atStart {
 				s.Incomplete = append(s.Incomplete, path)
+				if section := trust.Section(filepath.Base(filepath.Dir(path))); trust.Sections[section] != nil {
+					trusted = append(trusted, trust.File{Section: section, Broken: true})
+				}
 				if filepath.Base(filepath.Dir(path)) == policiesDir {
 					suspended = path
 				}
@@ -246,6 +255,9 @@ func (f *Folder) build() *Snapshot {
 		manifests.Enrolments = append(manifests.Enrolments, c.manifests.Enrolments...)
 		policies = append(policies, c.policies...)
 		roots = append(roots, c.anchors)
+		if c.trust.Section != "" {
+			trusted = append(trusted, c.trust)
+		}
 		for _, r := range c.references {
 			if first, ok := references[r.Metadata.Name]; ok {
 				s.Problems = append(s.Problems, manifest.Problem{File: path, What: fmt.Sprintf("reference values %q are in two files and not taken from here", r.Metadata.Name), Want: "the other is " + first + "; give each its own name"})
@@ -263,6 +275,8 @@ func (f *Folder) build() *Snapshot {
 	s.Problems = append(s.Problems, found...)
 	s.Enrolments = manifests.Enrolments
 	s.EKRoots = anchors.NewSet(roots...)
+	s.Trust, found = f.trust.Join(trusted)
+	s.Problems = append(s.Problems, found...)
 	s.Policies, found = f.compile(policies, suspended)
 	for _, p := range found {
 		if !slices.Contains(s.Problems, p) { // each file's own are there already

@@ -13,6 +13,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
 // content is what one file holds; which field depends on its section.
@@ -21,6 +22,7 @@ type content struct {
 	policies   []policy.Parsed
 	references []measuredboot.ReferenceValues
 	anchors    []anchors.Anchor
+	trust      trust.File
 	pool       string
 	config     []byte
 }
@@ -43,6 +45,17 @@ var sections = []section{
 	{"reference-values", yamlEndings, parseReferences},
 	{"ek-roots", []string{".pem", ".crt"}, parseAnchors},
 	{"configs", []string{".ign"}, parseConfig},
+	trusted(trust.AKRoots),
+	trusted(trust.AzureRoots),
+	trusted(trust.AWSCertificates),
+	trusted(trust.GoogleKeys),
+}
+
+func trusted(s trust.Section) section {
+	return section{string(s), trust.Sections[s], func(path string, raw []byte, _ time.Time) (c content, problems []manifest.Problem) {
+		c.trust, problems = trust.Parse(s, path, raw)
+		return c, problems
+	}}
 }
 
 func parseMachines(path string, raw []byte, modified time.Time) (c content, problems []manifest.Problem) {
@@ -99,15 +112,10 @@ func parseAnchors(path string, raw []byte, _ time.Time) (c content, problems []m
 // ParseAnchors reads one file of certificates, also where it is a ConfigMap's.
 func ParseAnchors(path string, raw []byte) ([]anchors.Anchor, []manifest.Problem) {
 	all, err := anchors.Parse(path, raw)
-	if err == nil {
-		return all, nil
+	if err != nil {
+		return nil, []manifest.Problem{trust.Problem(path, err)}
 	}
-	p := manifest.Problem{File: path, What: err.Error()}
-	var at *anchors.Error
-	if errors.As(err, &at) {
-		p.Line, p.What, p.Want = at.Line, at.What, at.Want
-	}
-	return nil, []manifest.Problem{p}
+	return all, nil
 }
 
 // parseConfig looks for what would make the node provision nothing: bytes that

@@ -63,7 +63,7 @@ type World struct {
 	References []measuredboot.ReferenceValues
 	EKRoots    tpm2.Roots
 	// Trust is what vouches for the clouds' documents and certified AKs.
-	Trust trust.Trust
+	Trust *trust.Trust
 }
 
 // Machines is what the service and the gate ask about Machines: a
@@ -317,8 +317,9 @@ func (s *Service) attest(ctx context.Context, c *call, req *mcsattestv1.AttestRe
 		ProvisioningTokens: tokens,
 		Challenge:          challenge, Policy: p, Machines: world.Machines, References: world.References,
 		Endorsers: map[v1alpha1.Endorsement]tpm2.Endorser{
-			v1alpha1.EndorsementEnrolled:     appraisal.EnrolledEndorser{Machines: world.Machines},
-			v1alpha1.EndorsementManufacturer: tpm2.ManufacturerEndorser{Roots: world.EKRoots},
+			v1alpha1.EndorsementAKCertificate: world.Trust.AK,
+			v1alpha1.EndorsementEnrolled:      appraisal.EnrolledEndorser{Machines: world.Machines},
+			v1alpha1.EndorsementManufacturer:  tpm2.ManufacturerEndorser{Roots: world.EKRoots},
 		},
 		Clouds: s.Clouds, Directory: s.Directory,
 		Recorded: s.holder,

@@ -53,7 +53,7 @@ func (k *Keeper) Take(s *folder.Snapshot) {
 	k.snapshot.Store(s)
 	k.world.Store(&service.World{
 		Complete: complete(s), Policies: s.Policies, Machines: s.Machines, References: s.ReferenceValues,
-		EKRoots: tpm2.Roots{Anchors: s.EKRoots.Roots(), Intermediates: s.EKRoots.Intermediates()},
+		EKRoots: tpm2.Roots{Anchors: s.EKRoots.Roots(), Intermediates: s.EKRoots.Intermediates()}, Trust: s.Trust,
 	})
 	for _, p := range s.Problems {
 		if p.Warning {

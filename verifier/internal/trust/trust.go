@@ -1,13 +1,199 @@
-// Package trust is every anchor that the verifier has for the clouds' documents
-// and for certified AKs: embedded defaults, and what an administrator put in their
-// place.
+// Package trust is every anchor for the clouds' documents and for certified AKs:
+// the embedded defaults, and what an administrator put in their place.
+//
+//	ak-roots            authorities that certify AKs (Google, Azure): in place of the embedded
+//	azure-roots         authorities behind Azure's attested documents: in place of the embedded
+//	aws-certificates    AWS's certificates by region: each in place of, or beside, the embedded
+//	google-keys         keys that sign Google's identity tokens: beside those that are fetched
+//
+// An administrator who replaces anchors distrusts the others. So a file that was
+// never readable leaves its section with nothing rather than with the defaults.
 package trust
 
 import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/anchors"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/awsiid"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/gcpidentity"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 )
 
-// Trust is what is in force now. It is read only.
+// Section names what an anchor is for: a folder of the standalone verifier, the
+// content of a ConfigMap in a cluster.
+type Section string
+
+// The sections.
+const (
+	AKRoots         Section = "ak-roots"
+	AzureRoots      Section = "azure-roots"
+	AWSCertificates Section = "aws-certificates"
+	GoogleKeys      Section = "google-keys"
+)
+
+// Sections are all of them, with the endings of their files.
+var Sections = map[Section][]string{
+	AKRoots: {".pem", ".crt"}, AzureRoots: {".pem", ".crt"}, AWSCertificates: {".pem", ".crt"}, GoogleKeys: {".json"},
+}
+
+// File is what one file of a section holds.
+type File struct {
+	Section Section
+	// Broken: it has never been readable. The section then has no defaults.
+	Broken bool
+
+	anchors []anchors.Anchor
+	aws     []awsiid.RegionCertificate
+	google  *gcpidentity.StaticKeys
+}
+
+// Parse reads a file of a section. With a problem there is no File.
+func Parse(section Section, path string, raw []byte) (File, []manifest.Problem) {
+	f := File{Section: section}
+	var err error
+	switch section {
+	case AKRoots, AzureRoots:
+		f.anchors, err = anchors.Parse(path, raw)
+	case AWSCertificates:
+		f.aws, err = awsiid.ParseCertificates(path, raw)
+	case GoogleKeys:
+		f.google, err = gcpidentity.ParseKeys(path, raw)
+	default:
+		err = fmt.Errorf("%q is no section of anchors", section)
+	}
+	if err != nil {
+		return File{Section: section, Broken: true}, []manifest.Problem{Problem(path, err)}
+	}
+	return f, nil
+}
+
+// Problem is an error of a parser of anchors, with its line.
+func Problem(path string, err error) manifest.Problem {
+	p := manifest.Problem{File: path, What: err.Error()}
+	var at *anchors.Error
+	if errors.As(err, &at) {
+		p.Line, p.What, p.Want = at.Line, at.What, at.Want
+	}
+	return p
+}
+
+// Trust is what is in force. It is read only.
 type Trust struct {
-	AK tpm2.Roots
+	AK     tpm2.AKCertificateEndorser
+	Azure  *anchors.Set
+	AWS    *awsiid.Certificates
+	Google *gcpidentity.StaticKeys
+
+	ak *anchors.Set
+}
+
+// New joins files. What contradicts each other is a problem, and not in force.
+func New(files ...File) (*Trust, []manifest.Problem) {
+	own := map[Section]bool{}
+	broken := map[Section]bool{}
+	bundles := map[Section][][]anchors.Anchor{}
+	var aws []awsiid.RegionCertificate
+	var google []*gcpidentity.StaticKeys
+	for _, f := range files {
+		own[f.Section] = true
+		broken[f.Section] = broken[f.Section] || f.Broken
+		bundles[f.Section] = append(bundles[f.Section], f.anchors)
+		aws = append(aws, f.aws...)
+		if f.google != nil {
+			google = append(google, f.google)
+		}
+	}
+	pick := func(s Section, defaults func() []anchors.Anchor) *anchors.Set {
+		if own[s] {
+			return anchors.NewSet(bundles[s]...)
+		}
+		return anchors.NewSet(defaults())
+	}
+	t := &Trust{Azure: pick(AzureRoots, azureattested.DefaultRoots), ak: pick(AKRoots, tpm2.DefaultAKRoots), AWS: awsiid.Defaults()}
+	t.AK = tpm2.NewAKCertificateEndorser(t.ak.All())
+	if broken[AWSCertificates] {
+		t.AWS = &awsiid.Certificates{}
+	}
+	t.AWS = t.AWS.With(aws...)
+	keys, err := gcpidentity.JoinKeys(google...)
+	if err != nil {
+		return t, []manifest.Problem{Problem(string(GoogleKeys), err)}
+	}
+	t.Google = keys
+	return t, nil
+}
+
+// Joined is the last that was joined. Verified chains are kept for as long as the
+// pools are the same, so what has not changed is not made anew.
+type Joined struct {
+	files    []File
+	trust    *Trust
+	problems []manifest.Problem
+}
+
+// Join is [New], where something has changed.
+func (j *Joined) Join(files []File) (*Trust, []manifest.Problem) {
+	if j.trust == nil || !slices.EqualFunc(files, j.files, File.same) {
+		j.files = files
+		j.trust, j.problems = New(files...)
+	}
+	return j.trust, j.problems
+}
+
+func (f File) same(o File) bool {
+	return f.Section == o.Section && f.Broken == o.Broken && f.google == o.google &&
+		slices.EqualFunc(f.anchors, o.anchors, func(a, b anchors.Anchor) bool { return a.SHA256 == b.SHA256 }) &&
+		slices.EqualFunc(f.aws, o.aws, func(a, b awsiid.RegionCertificate) bool {
+			return a.Region == b.Region && a.Certificate == b.Certificate
+		})
+}
+
+// Count is how many anchors of each section are in force.
+func (t *Trust) Count() map[Section]int {
+	return map[Section]int{AKRoots: t.ak.Len(), AzureRoots: t.Azure.Len(), AWSCertificates: len(t.AWS.All()), GoogleKeys: len(t.Google.All())}
+}
+
+// NotAfter is when the next anchor of each section ends. A section without such an
+// end is not in it.
+func (t *Trust) NotAfter(now time.Time) map[Section]time.Time {
+	ends := map[Section]time.Time{}
+	for s, next := range map[Section]func(time.Time) (time.Time, bool){AKRoots: t.ak.NotAfter, AzureRoots: t.Azure.NotAfter, AWSCertificates: t.AWS.NotAfter} {
+		if at, ok := next(now); ok {
+			ends[s] = at
+		}
+	}
+	return ends
+}
+
+// Anchor is one line of a list of all that is in force.
+type Anchor struct {
+	Section  Section   `json:"section"`
+	Name     string    `json:"name"`
+	From     string    `json:"from"`
+	NotAfter time.Time `json:"notAfter,omitzero"`
+}
+
+// All are the anchors in force.
+func (t *Trust) All() []Anchor {
+	var all []Anchor
+	for _, set := range []struct {
+		section Section
+		anchors *anchors.Set
+	}{{AKRoots, t.ak}, {AzureRoots, t.Azure}} {
+		for _, a := range set.anchors.All() {
+			all = append(all, Anchor{Section: set.section, Name: a.Certificate.Subject.String(), From: fmt.Sprintf("%s:%d", a.File, a.Line), NotAfter: a.Certificate.NotAfter})
+		}
+	}
+	for _, r := range t.AWS.All() {
+		all = append(all, Anchor{Section: AWSCertificates, Name: r.Region, From: fmt.Sprintf("%s:%d", r.File, r.Line), NotAfter: r.Certificate.NotAfter})
+	}
+	for _, k := range t.Google.All() {
+		all = append(all, Anchor{Section: GoogleKeys, Name: k.ID, From: fmt.Sprintf("%s:%d", k.File, k.Line)})
+	}
+	return all
 }

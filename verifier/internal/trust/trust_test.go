@@ -1,0 +1,160 @@
+package trust_test
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/awsiid"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
+)
+
+var now = time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC)
+
+// authority makes a root in PEM that ends at a time.
+func authority(t *testing.T, name string, ends time.Time) []byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: now.AddDate(-1, 0, 0), NotAfter: ends,
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+func regional(t *testing.T, region string) []byte {
+	t.Helper()
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &x509.Certificate{SerialNumber: big.NewInt(7), Subject: pkix.Name{CommonName: "region"}, NotBefore: now.AddDate(-1, 0, 0), NotAfter: now.AddDate(10, 0, 0)}
+	der, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append([]byte("# region: "+region+"\n"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})...)
+}
+
+func parse(t *testing.T, s trust.Section, raw []byte) trust.File {
+	t.Helper()
+	f, problems := trust.Parse(s, "own", raw)
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	return f
+}
+
+func join(t *testing.T, files ...trust.File) *trust.Trust {
+	t.Helper()
+	all, problems := trust.New(files...)
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	return all
+}
+
+func TestDefaults(t *testing.T) {
+	d := join(t)
+	for s, n := range d.Count() {
+		if (n == 0) != (s == trust.GoogleKeys) {
+			t.Errorf("%s: %d by default", s, n)
+		}
+	}
+	for s, at := range d.NotAfter(time.Now()) {
+		if time.Until(at) < 180*24*time.Hour {
+			t.Errorf("%s: an anchor ends at %s, in less than 180 days", s, at)
+		}
+	}
+}
+
+// Anchors are replaced, not added to: who replaces them distrusts the others.
+func TestOwnRootsReplaceTheDefaults(t *testing.T) {
+	d := join(t)
+	for _, s := range []trust.Section{trust.AKRoots, trust.AzureRoots} {
+		own := join(t, parse(t, s, authority(t, "own", now.AddDate(5, 0, 0))))
+		if n := own.Count()[s]; n != 1 {
+			t.Errorf("%s: %d anchors", s, n)
+		}
+		for other, n := range own.Count() {
+			if other != s && n != d.Count()[other] {
+				t.Errorf("%s changed %s", s, other)
+			}
+		}
+	}
+}
+
+func TestARegionsCertificateIsReplacedAlone(t *testing.T) {
+	own := join(t, parse(t, trust.AWSCertificates, regional(t, "eu-central-1")), parse(t, trust.AWSCertificates, regional(t, "xx-new-1")))
+	defaults := awsiid.Defaults()
+	if own.Count()[trust.AWSCertificates] != len(defaults.All())+1 {
+		t.Errorf("%d certificates", own.Count()[trust.AWSCertificates])
+	}
+	changed, _ := own.AWS.Region("eu-central-1")
+	before, _ := defaults.Region("eu-central-1")
+	if changed == nil || before == nil || bytes.Equal(changed.Raw, before.Raw) {
+		t.Error("the region's certificate was not replaced")
+	}
+	same, _ := own.AWS.Region("us-east-1")
+	if same == nil {
+		t.Error("another region is gone")
+	}
+}
+
+// A file that was never readable may be the one that distrusts an authority.
+func TestAttack_T15_ABrokenFileDoesNotBringDistrustedAnchorsBack(t *testing.T) {
+	for s := range trust.Sections {
+		f, problems := trust.Parse(s, "own", []byte("damaged"))
+		if len(problems) == 0 || !f.Broken {
+			t.Fatalf("%s: damaged bytes are read", s)
+		}
+		all, _ := trust.New(f)
+		if n := all.Count()[s]; n != 0 {
+			t.Errorf("%s: %d anchors are trusted", s, n)
+		}
+	}
+	// The honest variant: the same section with a file that can be read.
+	if join(t, parse(t, trust.AzureRoots, authority(t, "own", now.AddDate(5, 0, 0)))).Count()[trust.AzureRoots] != 1 {
+		t.Error("a good file is not taken")
+	}
+}
+
+func TestAttack_T15_TheNextEndIsTold(t *testing.T) {
+	soon, later := now.AddDate(0, 1, 0), now.AddDate(3, 0, 0)
+	ended := authority(t, "ended", now.AddDate(0, 0, -1))
+	all := join(t, parse(t, trust.AzureRoots, bytes.Join([][]byte{authority(t, "later", later), authority(t, "soon", soon), ended}, nil)))
+	if at := all.NotAfter(now)[trust.AzureRoots]; !at.Equal(soon) {
+		t.Errorf("next end %s", at)
+	}
+	if n := len(all.All()) - len(join(t).All()); n >= 0 && all.Count()[trust.AzureRoots] != 3 {
+		t.Errorf("%d anchors are listed", len(all.All()))
+	}
+}
+
+func TestWhatHasNotChangedStays(t *testing.T) {
+	var j trust.Joined
+	f := parse(t, trust.AzureRoots, authority(t, "own", now.AddDate(5, 0, 0)))
+	first, _ := j.Join([]trust.File{f})
+	again, _ := j.Join([]trust.File{f})
+	if first != again {
+		t.Error("made anew without a change")
+	}
+	if other, _ := j.Join([]trust.File{parse(t, trust.AzureRoots, authority(t, "own", now.AddDate(5, 0, 0)))}); other == first {
+		t.Error("a change is not taken up")
+	}
+}
