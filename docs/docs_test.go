@@ -90,6 +90,57 @@ func TestOperatingNamesEveryFieldOfTheConfiguration(t *testing.T) {
 	}
 }
 
+func TestOperatingNamesEveryFieldOfTheClouds(t *testing.T) {
+	page := read(t, "docs/operating.md")
+	structs := map[string]*ast.StructType{}
+	for _, decl := range parse(t, "verifier/internal/config/clouds.go").Decls {
+		if g, ok := decl.(*ast.GenDecl); ok {
+			for _, spec := range g.Specs {
+				if s, ok := spec.(*ast.TypeSpec); ok {
+					structs[s.Name.Name], _ = s.Type.(*ast.StructType)
+				}
+			}
+		}
+	}
+	fields := 0
+	var walk func(prefix, name string)
+	walk = func(prefix, name string) {
+		for _, f := range structs[name].Fields.List {
+			tag, err := strconv.Unquote(f.Tag.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			key, options, _ := strings.Cut(reflect.StructTag(tag).Get("yaml"), ",")
+			kind := f.Type
+			if p, ok := kind.(*ast.StarExpr); ok {
+				kind = p.X
+			}
+			path := prefix + "." + key
+			if list, ok := kind.(*ast.ArrayType); ok {
+				kind, path = list.Elt, path+"[]"
+			}
+			if i, ok := kind.(*ast.Ident); ok && structs[i.Name] != nil && i.Name != "Endpoint" {
+				walk(path, i.Name)
+				continue
+			}
+			if options == "inline" {
+				continue // an endpoint, which the page has once
+			}
+			path = strings.TrimSuffix(path, "[]")
+			// A row may name several of one parent: `a.b`, `.c`.
+			if fields++; !strings.Contains(page, "`"+path+"`") && !regexp.MustCompile("(?m)^\\| `"+regexp.QuoteMeta(prefix)+"\\.[a-zA-Z]+`, `\\."+key+"` \\|").MatchString(page) {
+				t.Errorf("docs/operating.md does not name the field %s", path)
+			}
+		}
+	}
+	for prefix, name := range map[string]string{"aws": "AWS", "gcp": "GCP", "azure": "Azure", "vsphere": "VSphere"} {
+		walk(prefix, name)
+	}
+	if fields < 20 {
+		t.Fatalf("only %d fields found: have they moved?", fields)
+	}
+}
+
 func TestOperatingNamesEveryMetric(t *testing.T) {
 	page := read(t, "docs/operating.md")
 	found := 0
