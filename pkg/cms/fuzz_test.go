@@ -1,0 +1,56 @@
+package cms_test
+
+import (
+	"bytes"
+	"slices"
+	"testing"
+
+	"github.com/smallstep/pkcs7"
+
+	"github.com/mcs-attest/mcs-attest/pkg/cms"
+)
+
+// What is accepted, a library for CMS in general reads the same way.
+func FuzzParse(f *testing.F) {
+	for _, name := range captures {
+		raw, _ := capture(f, name)
+		f.Add(raw, true, false, false)
+	}
+	f.Add(sign(f, honest()), false, false, false)
+	f.Add(asAzure(f), false, true, true)
+	f.Add([]byte{0x30, 0x80, 0, 0}, true, true, true)
+	f.Fuzz(func(t *testing.T, raw []byte, ber, digest, optional bool) {
+		before := bytes.Clone(raw)
+		m, err := cms.Parse(raw, cms.Options{BER: ber, SHA256WithRSAAsDigest: digest, AttributesOptional: optional})
+		if !bytes.Equal(raw, before) {
+			t.Fatal("the message was written to")
+		}
+		if err != nil {
+			if m != nil {
+				t.Fatal("a message and an error")
+			}
+			return
+		}
+		if got, err := m.Verify(region().certificate); err == nil && !bytes.Equal(got, content) {
+			t.Fatalf("a content that was never signed: %q", got)
+		}
+		if len(m.Certificates) > 0 {
+			return // the library wants them to be certificates
+		}
+		other, err := pkcs7.Parse(raw)
+		if err != nil {
+			// It refuses names and times that it decodes and this package does not.
+			return
+		}
+		if !bytes.Equal(other.Content, m.Content) {
+			t.Fatalf("content %q, the library's is %q", m.Content, other.Content)
+		}
+		if len(other.Signers) != 1 {
+			t.Fatalf("one signer, the library sees %d", len(other.Signers))
+		}
+		id := other.Signers[0].IssuerAndSerialNumber
+		if !slices.Equal(id.IssuerName.FullBytes, m.Issuer) || id.SerialNumber.Cmp(m.Serial) != 0 {
+			t.Fatal("another signer than the library's")
+		}
+	})
+}
