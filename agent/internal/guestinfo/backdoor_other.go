@@ -2,5 +2,9 @@
 
 package guestinfo
 
-// Backdoor is not there on this architecture; Ignition has none either.
-func Backdoor() (Port, error) { return nil, ErrNoVMware }
+import "errors"
+
+// Backdoor is not there on this architecture.
+func Backdoor() (Port, error) {
+	return nil, errors.New("guestinfo is read on amd64 alone, as by Ignition")
+}

@@ -2,10 +2,69 @@ package platform
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/volume"
+)
+
+// The virtual CD that Azure attaches until the machine has reported that it is up.
+const (
+	ovfMark       = "ovf-env.xml" // every such CD has it
+	ovfCustomData = "CustomData.bin"
 )
 
 // azureOVF is the custom data on Azure's virtual CD.
-func azureOVF(context.Context, Machine) (UserData, error) {
-	return UserData{}, fmt.Errorf("Azure custom data: %w", ErrUnsupported)
+func azureOVF(ctx context.Context, m Machine) (UserData, error) {
+	return m.fromOVF(ctx, volume.UDF)
+}
+
+// azureStack has nothing but the CD.
+func azureStack(ctx context.Context, m Machine) (UserData, error) {
+	return m.fromOVF(ctx, volume.UDF, volume.ISO9660)
+}
+
+// errNotOVF: a CD, but not the one. It is not mounted again.
+var errNotOVF = errors.New("it is not an OVF environment")
+
+// fromOVF waits for the CD, for no longer than Wait: Ignition waits for ever,
+// and says so itself. Only CD-ROM drives are looked at; what somebody attaches
+// as a disk is nobody's custom data.
+func (m Machine) fromOVF(ctx context.Context, filesystems ...string) (UserData, error) {
+	ctx, cancel := context.WithTimeout(ctx, m.wait())
+	defer cancel()
+	others := map[string]bool{}
+	last := errors.New("there is no CD-ROM drive")
+	for {
+		drives, _ := filepath.Glob(filepath.Join(m.Paths.Drives, "sr[0-9]*")) // the pattern is valid
+		for _, drive := range drives {
+			if others[drive] {
+				continue
+			}
+			data, err := m.readOVF(drive, filesystems)
+			if err == nil || errors.Is(err, ErrNone) {
+				return data, err
+			}
+			others[drive] = errors.Is(err, errNotOVF)
+			last = fmt.Errorf("%s: %w", filepath.Base(drive), err)
+		}
+		select {
+		case <-ctx.Done():
+			return UserData{}, fmt.Errorf("no CD with Azure's custom data came within %s (%w)", m.wait(), last)
+		case <-time.After(look):
+		}
+	}
+}
+
+func (m Machine) readOVF(drive string, filesystems []string) (UserData, error) {
+	v, err := m.volumes().Open(drive, filesystems...)
+	if err != nil {
+		return UserData{}, err
+	}
+	if !v.Has(ovfMark) {
+		return UserData{}, errors.Join(errNotOVF, v.Close())
+	}
+	return take(v, ovfCustomData, "Azure custom data")
 }

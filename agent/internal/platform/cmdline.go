@@ -67,10 +67,6 @@ func (c Cmdline) Masked() (line string, changed bool) {
 	return strings.Join(kept, " ") + "\n", len(kept) != len(c)
 }
 
-// fetchFor bounds the fetch of a config from the command line, as Ignition
-// bounds its own (-fetch-timeout).
-const fetchFor = 2 * time.Minute
-
 // cmdline is ignition.config.url.
 func cmdline(ctx context.Context, m Machine) (UserData, error) {
 	raw, ok := m.Cmdline.Last("ignition.config.url")
@@ -93,7 +89,7 @@ func cmdline(ctx context.Context, m Machine) (UserData, error) {
 		}
 		return UserData{data.Data, from}, nil
 	case "http", "https":
-		body, err := fetch(ctx, u)
+		body, err := m.fetch(ctx, u)
 		if err != nil {
 			return UserData{}, fmt.Errorf("%s: %w", from, err)
 		}
@@ -102,10 +98,15 @@ func cmdline(ctx context.Context, m Machine) (UserData, error) {
 	return UserData{}, fmt.Errorf("%s with scheme %q: %w", from, u.Scheme, ErrUnsupported)
 }
 
+// statusError is an HTTP status that is not 200.
+type statusError int
+
+func (s statusError) Error() string { return fmt.Sprintf("HTTP status %d", int(s)) }
+
 // fetch gets a public config. Like Ignition it trusts the system's authorities,
 // and it tries again while the network or the server is not there.
-func fetch(ctx context.Context, u *url.URL) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, fetchFor)
+func (m Machine) fetch(ctx context.Context, u *url.URL) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, m.wait())
 	defer cancel()
 	httpClient := client.NewDialer(nil).HTTPClient()
 	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
@@ -133,11 +134,14 @@ func fetchOnce(ctx context.Context, httpClient *http.Client, u *url.URL) (body [
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
-		return nil, resp.StatusCode >= 500, fmt.Errorf("fetching from %s: HTTP status %d", u.Host, resp.StatusCode)
+		return nil, resp.StatusCode >= 500, fmt.Errorf("fetching from %s: %w", u.Host, statusError(resp.StatusCode))
 	}
 	body, err = io.ReadAll(io.LimitReader(resp.Body, pointer.MaxSize+1))
 	if err != nil {
 		return nil, true, fmt.Errorf("fetching from %s: %w", u.Host, client.Plain(err))
+	}
+	if len(body) > pointer.MaxSize {
+		return nil, false, fmt.Errorf("fetching from %s: more than %d bytes", u.Host, pointer.MaxSize)
 	}
 	return body, false, nil
 }

@@ -13,8 +13,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
+	"github.com/mcs-attest/mcs-attest/agent/internal/guestinfo"
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
+	"github.com/mcs-attest/mcs-attest/agent/internal/volume"
 )
 
 // Machine is what a provider may look at.
@@ -22,6 +25,20 @@ type Machine struct {
 	Paths   paths.Paths
 	Cmdline Cmdline
 	ID      string // Ignition's name of the platform
+
+	// Wait bounds each wait for a source that may still come; 2 minutes if
+	// it is 0. Ignition itself waits for some of them for ever.
+	Wait time.Duration
+	// Mount and Backdoor are the kernel's and the hypervisor's; tests have others.
+	Mount    volume.Mount
+	Backdoor func() (guestinfo.Port, error)
+}
+
+func (m Machine) wait() time.Duration {
+	if m.Wait == 0 {
+		return 2 * time.Minute
+	}
+	return m.Wait
 }
 
 // UserData is what was found.
@@ -42,11 +59,19 @@ var (
 
 // providers are the platforms by Ignition's names (ignition.platform.id).
 var providers = map[string]provider{
-	"aws":   aws,
-	"azure": azure,
-	"gcp":   gcp,
-	"metal": none,
-	"qemu":  qemu,
+	"aws":        aws,
+	"azure":      azure,
+	"azurestack": azureStack,
+	"brightbox":  openstack,
+	"gcp":        gcp,
+	"ibmcloud":   ibmcloud,
+	"kubevirt":   kubevirt,
+	"metal":      none,
+	"nutanix":    nutanix,
+	"openstack":  openstack,
+	"powervs":    powervs,
+	"qemu":       qemu,
+	"vmware":     vmware,
 }
 
 // New reads the kernel command line. PlatformID is Ignition's $PLATFORM_ID; if
@@ -56,7 +81,7 @@ func New(p paths.Paths, platformID string) (Machine, error) {
 	if err != nil {
 		return Machine{}, fmt.Errorf("reading the kernel command line: %w", err)
 	}
-	m := Machine{Paths: p, Cmdline: ParseCmdline(string(raw)), ID: platformID}
+	m := Machine{Paths: p, Cmdline: ParseCmdline(string(raw)), ID: platformID, Backdoor: guestinfo.Backdoor}
 	if m.ID == "" {
 		m.ID, _ = m.Cmdline.Last("ignition.platform.id")
 	}

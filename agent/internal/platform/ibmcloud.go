@@ -1,0 +1,15 @@
+package platform
+
+import (
+	"context"
+	"time"
+)
+
+// ibmcloudWait is Ignition's. It then goes on as if there were no config; the
+// agent says that there was no drive.
+const ibmcloudWait = 30 * time.Second
+
+// ibmcloud reads the drive in cloud-init's layout.
+func ibmcloud(ctx context.Context, m Machine) (UserData, error) {
+	return m.fromConfigDrive(ctx, min(ibmcloudWait, m.wait()), configDrive{"cidata", nocloudUserData})
+}

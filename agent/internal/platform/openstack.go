@@ -1,0 +1,129 @@
+package platform
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+const (
+	metadataIPv4 = "http://169.254.169.254"
+	// metadataIPv6 is the same service by its link-local address; %s is the link.
+	metadataIPv6 = "http://[fe80::a9fe:a9fe%%25%s]"
+)
+
+// noneGrace is how long the others may take when one source says that there is
+// no user data. Ignition takes that as the answer at once, whichever comes first.
+const noneGrace = 5 * time.Second
+
+// openstack asks the config drive and the metadata service at once, since no
+// machine knows which of the two its cloud has.
+func openstack(ctx context.Context, m Machine) (UserData, error) {
+	sources := []provider{func(ctx context.Context, m Machine) (UserData, error) {
+		return m.fromConfigDrive(ctx, m.wait(),
+			configDrive{"config-2", openstackUserData}, configDrive{"CONFIG-2", openstackUserData})
+	}}
+	for _, base := range openstackMetadata(m.Paths.Metadata, linksWithIPv6()) {
+		sources = append(sources, func(ctx context.Context, m Machine) (UserData, error) {
+			return m.openstackService(ctx, base)
+		})
+	}
+	return m.first(ctx, sources)
+}
+
+// openstackMetadata lists the service's addresses: over IPv6 there is one for
+// each link. A base of somebody's own is the only one.
+func openstackMetadata(base string, links []string) []string {
+	bases := []string{base}
+	if base == metadataIPv4 {
+		for _, link := range links {
+			bases = append(bases, fmt.Sprintf(metadataIPv6, url.PathEscape(link)))
+		}
+	}
+	return bases
+}
+
+// linksWithIPv6 are the links that are up and have an IPv6 address.
+func linksWithIPv6() []string {
+	var names []string
+	links, err := net.Interfaces()
+	if err != nil {
+		return nil
+	}
+	for _, link := range links {
+		if link.Flags&net.FlagUp == 0 || link.Flags&net.FlagLoopback != 0 {
+			continue
+		}
+		addresses, err := link.Addrs()
+		if err != nil {
+			continue
+		}
+		for _, a := range addresses {
+			if n, ok := a.(*net.IPNet); ok && n.IP.To4() == nil {
+				names = append(names, link.Name)
+				break
+			}
+		}
+	}
+	return names
+}
+
+func (m Machine) openstackService(ctx context.Context, base string) (UserData, error) {
+	const from = "OpenStack's metadata service"
+	u, err := url.Parse(base + "/" + openstackUserData)
+	if err != nil {
+		return UserData{}, fmt.Errorf("%s: its address is not a URL", from)
+	}
+	raw, err := m.fetch(ctx, u)
+	var status statusError
+	switch {
+	case errors.As(err, &status) && status == http.StatusNotFound:
+		return UserData{}, ErrNone
+	case err != nil:
+		return UserData{}, fmt.Errorf("%s: %w", from, err)
+	}
+	return UserData{raw, from}, nil
+}
+
+// first asks all sources at once; the first one that has user data wins.
+func (m Machine) first(ctx context.Context, sources []provider) (UserData, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type answer struct {
+		data UserData
+		err  error
+	}
+	answers := make(chan answer, len(sources))
+	for _, s := range sources {
+		go func() {
+			data, err := s(ctx, m)
+			answers <- answer{data, err}
+		}()
+	}
+	var none <-chan time.Time
+	var failed []string
+	for range sources {
+		select {
+		case a := <-answers:
+			switch {
+			case a.err == nil:
+				return a.data, nil
+			case !errors.Is(a.err, ErrNone):
+				failed = append(failed, a.err.Error())
+			case none == nil:
+				none = time.After(noneGrace)
+			}
+		case <-none:
+			return UserData{}, ErrNone
+		}
+	}
+	if none != nil {
+		return UserData{}, ErrNone
+	}
+	return UserData{}, errors.New(strings.Join(failed, "; "))
+}

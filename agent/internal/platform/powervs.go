@@ -1,0 +1,8 @@
+package platform
+
+import "context"
+
+// powervs reads the config drive.
+func powervs(ctx context.Context, m Machine) (UserData, error) {
+	return m.fromConfigDrive(ctx, m.wait(), configDrive{"config-2", openstackUserData})
+}

@@ -1,0 +1,106 @@
+package platform
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/guestinfo"
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+)
+
+// The variables, and with the prefix the properties of an OVF environment.
+const (
+	ovfPrefix       = "guestinfo."
+	guestinfoConfig = "ignition.config.data"
+	guestinfoCoding = "ignition.config.data.encoding"
+	guestinfoOVF    = "ovfenv"
+	vmwareFrom      = "VMware guestinfo"
+)
+
+// vmware asks the hypervisor for the machine's variables. Each of the two may
+// also be a property of the vApp that the machine was deployed from.
+func vmware(_ context.Context, m Machine) (UserData, error) {
+	port, err := m.Backdoor()
+	if err != nil {
+		return UserData{}, fmt.Errorf("%s: %w", vmwareFrom, err)
+	}
+	c := guestinfo.New(port)
+	// An environment that cannot be had or read is passed over, as by Ignition.
+	properties := map[string]string{}
+	if document, ok, err := c.Get(guestinfoOVF); err == nil && ok {
+		if found, err := ovfProperties(document); err == nil {
+			properties = found
+		}
+	}
+	value := func(key string) (string, error) {
+		v, ok, err := c.Get(key)
+		if err == nil && !ok {
+			v = properties[ovfPrefix+key]
+		}
+		return v, err
+	}
+	text, err := value(guestinfoConfig)
+	if err != nil {
+		return UserData{}, fmt.Errorf("%s: %w", vmwareFrom, err)
+	}
+	encoding, err := value(guestinfoCoding)
+	if err != nil {
+		return UserData{}, fmt.Errorf("%s: %w", vmwareFrom, err)
+	}
+	if text == "" {
+		return UserData{}, ErrNone
+	}
+	raw, err := decodeGuestinfo(text, encoding)
+	if err != nil {
+		return UserData{}, fmt.Errorf("%s: %w", vmwareFrom, err)
+	}
+	return UserData{raw, vmwareFrom}, nil
+}
+
+// decodeGuestinfo knows Ignition's names of the encodings.
+func decodeGuestinfo(text, encoding string) ([]byte, error) {
+	var packed, coded bool
+	switch encoding {
+	case "":
+	case "base64", "b64":
+		coded = true
+	case "gzip", "gz":
+		packed = true
+	case "gzip+base64", "gzip+b64", "gz+base64", "gz+b64":
+		packed, coded = true, true
+	default:
+		return nil, fmt.Errorf("the encoding %.40q is not known", encoding)
+	}
+	raw := []byte(text)
+	if coded {
+		decoded, err := base64.StdEncoding.DecodeString(text)
+		if err != nil {
+			return nil, errors.New("it is not base64, as it says")
+		}
+		raw = decoded
+	}
+	if packed {
+		return gunzip(raw)
+	}
+	return raw, nil
+}
+
+func gunzip(raw []byte) ([]byte, error) {
+	unpacked, err := gzip.NewReader(bytes.NewReader(raw))
+	if err != nil {
+		return nil, errors.New("it is not gzip, as it says")
+	}
+	out, err := io.ReadAll(io.LimitReader(unpacked, pointer.MaxSize+1))
+	if err != nil {
+		return nil, fmt.Errorf("unpacking it: %w", err)
+	}
+	if len(out) > pointer.MaxSize {
+		return nil, fmt.Errorf("it unpacks to more than %d bytes", pointer.MaxSize)
+	}
+	return out, nil
+}
