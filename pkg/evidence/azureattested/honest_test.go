@@ -1,0 +1,442 @@
+package azureattested_test
+
+import (
+	"context"
+	"crypto"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"math/big"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/testvm/cloud/azure"
+)
+
+const vmID = "bd8e7443-24a0-41f3-b949-8baf4fd1c573"
+
+// emulated is one cloud for all tests: its keys take time to make.
+var emulated = sync.OnceValues(azure.New)
+
+// world is an honest machine with its document, and a verifier that believes it.
+type world struct {
+	t        testing.TB
+	cloud    *azure.Cloud
+	machine  *azure.Instance
+	verifier *azureattested.Verifier
+	document evidence.Document
+	binding  evidence.Binding
+	now      time.Time
+	// what ARM answers
+	vm    azureattested.VM
+	vmErr error
+	asked []string
+}
+
+func (w *world) VM(_ context.Context, id string) (azureattested.VM, error) {
+	w.asked = append(w.asked, id)
+	return w.vm, w.vmErr
+}
+
+func newWorld(t testing.TB) *world {
+	t.Helper()
+	cloud, err := emulated()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t: t, cloud: cloud, now: time.Now(), binding: evidence.Binding{Transcript: [32]byte{1, 2, 3, 255, 254}, Origin: "https://mcs.example:22625"}}
+	w.machine = &azure.Instance{Name: "ocp-worker-1", ResourceGroup: "ocp-x7k2p-rg", VMID: vmID, Identity: "system"}
+	if err := cloud.Add(w.machine); err != nil {
+		t.Fatal(err)
+	}
+	w.vm = azureattested.VM{ResourceID: strings.ToUpper(w.machine.ResourceID()), VMID: strings.ToUpper(vmID), Provisioning: "Succeeded", Created: w.now.Add(-time.Minute)}
+	roots, intermediates := pool(cloud.Root()), pool(cloud.Intermediate())
+	w.verifier = &azureattested.Verifier{
+		Roots: func() (*x509.CertPool, *x509.CertPool) { return roots, intermediates },
+		Names: []string{"metadata.azure.com"}, Subscriptions: []string{strings.ToUpper(cloud.Subscription)}, Resolve: w,
+	}
+	w.document = evidence.Document{Kind: evidence.AzureAttested, Raw: w.signed(azureattested.Nonce(w.binding.Transcript))}
+	return w
+}
+
+func pool(all ...*x509.Certificate) *x509.CertPool {
+	p := x509.NewCertPool()
+	for _, c := range all {
+		p.AddCert(c)
+	}
+	return p
+}
+
+func (w *world) signed(nonce string) []byte {
+	w.t.Helper()
+	raw, err := w.cloud.Document(w.machine, nonce)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return raw
+}
+
+// content signs another content with the honest key, changed from the honest one.
+func (w *world) content(change func(string) string) []byte {
+	w.t.Helper()
+	leaf, key := w.cloud.Leaf()
+	raw, err := azure.Sign([]byte(change(string(w.cloud.Content(w.machine, azureattested.Nonce(w.binding.Transcript))))), key, leaf, leaf.Raw)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return raw
+}
+
+func (w *world) verify() (evidence.Claim, error) {
+	return w.verifier.Verify(w.t.Context(), w.document, w.binding, w.now)
+}
+
+func (w *world) confirm(providerID string) (evidence.Statement, error) {
+	w.t.Helper()
+	claim, err := w.verify()
+	if err != nil {
+		return evidence.Statement{}, err
+	}
+	return claim.Confirm(w.t.Context(), evidence.Candidate{ProviderID: providerID})
+}
+
+func (w *world) passes() evidence.Statement {
+	w.t.Helper()
+	s, err := w.confirm(w.machine.ProviderID())
+	if err != nil {
+		w.t.Fatalf("the honest variant: %v", err)
+	}
+	return s
+}
+
+// denied fails the test unless err is a denial with the code.
+func denied(t testing.TB, err error, want reason.Code) {
+	t.Helper()
+	var d *reason.Denial
+	if !errors.As(err, &d) || d.Code != want {
+		t.Fatalf("want %v, got %v", want, err)
+	}
+}
+
+func TestAnHonestDocument(t *testing.T) {
+	w := newWorld(t)
+	claim, err := w.verify()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := claim.Statement(); s.ProviderID != "" || s.InstanceID != "azure:"+vmID || !s.Bound || s.Kind != evidence.AzureAttested {
+		t.Fatalf("%+v", s)
+	}
+	if len(w.asked) != 0 {
+		t.Fatal("Verify asked Azure")
+	}
+	s := w.passes()
+	if s.ProviderID != w.machine.ProviderID() || s.InstanceID != "azure:"+vmID || !s.Bound || !s.Created.Equal(w.vm.Created) {
+		t.Fatalf("%+v", s)
+	}
+	if len(w.asked) != 1 || w.asked[0] != w.machine.ResourceID() {
+		t.Fatalf("asked %q", w.asked)
+	}
+	if s.Summary["signer"] != "metadata.azure.com of Emulated Azure RSA TLS Issuing CA 07" || s.Summary["subscriptionId"] != w.cloud.Subscription {
+		t.Fatalf("%+v", s.Summary)
+	}
+}
+
+// The intermediate may come from the bundle, from the document, or with it.
+func TestWhereTheIntermediateComesFrom(t *testing.T) {
+	for name, change := range map[string]func(*world){
+		"the bundle": func(*world) {},
+		"the document": func(w *world) {
+			leaf, key := w.cloud.Leaf()
+			raw, err := azure.Sign(w.cloud.Content(w.machine, azureattested.Nonce(w.binding.Transcript)), key, leaf, w.cloud.Intermediate().Raw, leaf.Raw)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.document.Raw = raw
+		},
+		"the agent": func(w *world) { w.document.Certificates = [][]byte{w.cloud.Intermediate().Raw} },
+		"the agent, with the signer's, which is not in the document": func(w *world) {
+			leaf, key := w.cloud.Leaf()
+			raw, err := azure.Sign(w.cloud.Content(w.machine, azureattested.Nonce(w.binding.Transcript)), key, leaf)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.document.Raw, w.document.Certificates = raw, [][]byte{{0x30, 0}, leaf.Raw, w.cloud.Intermediate().Raw}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			if name != "the bundle" {
+				roots := pool(w.cloud.Root())
+				w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) { return roots, nil }
+				_, err := w.verify()
+				denied(t, err, reason.DocumentUntrusted)
+			}
+			change(w)
+			w.passes()
+		})
+	}
+}
+
+func TestWhatTheContentMaySay(t *testing.T) {
+	replace := func(from, to string) func(string) string {
+		return func(s string) string {
+			if !strings.Contains(s, from) {
+				t.Fatalf("no %q in %s", from, s)
+			}
+			return strings.Replace(s, from, to, 1)
+		}
+	}
+	stamp := func(at time.Time) string { return at.UTC().Format("01/02/06 15:04:05") + " -0000" }
+	now := time.Now()
+	times := func(created, expires time.Time) func(string) string {
+		return func(s string) string {
+			begin, end := strings.Index(s, `"timeStamp"`), strings.Index(s, `,"vmId"`)
+			return s[:begin] + `"timeStamp":{"createdOn":"` + stamp(created) + `","expiresOn":"` + stamp(expires) + `"}` + s[end:]
+		}
+	}
+	for name, test := range map[string]struct {
+		change func(string) string
+		want   reason.Code // zero: passes
+	}{
+		"as it is":                               {func(s string) string { return s }, 0},
+		"a field that is new":                    {replace(`{`, `{"hibernated":[{"a":null}],`), 0},
+		"no sku":                                 {replace(`"sku":"aro_420",`, ``), 0},
+		"a vmId in capitals":                     {replace(vmID, strings.ToUpper(vmID)), 0},
+		"another subscription":                   {replace("0b1f6471-", "0b1f6472-"), reason.AccountNotAllowed},
+		"a subscription that is no GUID":         {replace("0b1f6471-", "0b1f6471x"), reason.DocumentInvalid},
+		"no vmId":                                {replace(`"vmId"`, `"vmid2"`), reason.DocumentInvalid},
+		"a vmId that is no GUID":                 {replace(vmID, "worker-1"), reason.DocumentInvalid},
+		"a vmId that is a number":                {replace(`"`+vmID+`"`, `7`), reason.DocumentInvalid},
+		"vmId twice":                             {replace(`{`, `{"vmId":"`+vmID+`",`), reason.DocumentInvalid},
+		"vmId once more in another case":         {replace(`{`, `{"VMID":"`+vmID+`",`), reason.DocumentInvalid},
+		"vmId once more, with a sign that folds": {replace(`{`, `{"ſubscriptionId":"`+vmID+`",`), reason.DocumentInvalid},
+		"nonce twice":                            {replace(`{`, `{"nonce":"x",`), reason.DocumentInvalid},
+		"a time twice":                           {replace(`"createdOn"`, `"createdOn":"x","createdOn"`), reason.DocumentInvalid},
+		"an unknown field twice":                 {replace(`{`, `{"a":1,"a":1,`), reason.DocumentInvalid},
+		"too deep":                               {replace(`{`, `{"a":`+strings.Repeat("[", 50)+strings.Repeat("]", 50)+`,`), reason.DocumentInvalid},
+		"bytes after it":                         {func(s string) string { return s + " {}" }, reason.DocumentInvalid},
+		"bytes before it":                        {func(s string) string { return "x" + s }, reason.DocumentInvalid},
+		"an array":                               {func(s string) string { return "[" + s + "]" }, reason.DocumentInvalid},
+		"not UTF-8":                              {replace("aro_420", "\xff"), reason.DocumentInvalid},
+		"too long":                               {replace("aro_420", strings.Repeat("a", 5000)), reason.DocumentInvalid},
+		"nothing":                                {func(string) string { return "" }, reason.DocumentInvalid},
+		"no times":                               {replace(`"timeStamp"`, `"stamp"`), reason.DocumentInvalid},
+		"a time in another form":                 {replace(" -0000", "Z"), reason.DocumentInvalid},
+		"made a little ahead of our clock":       {times(now.Add(4*time.Minute), now.Add(time.Hour)), 0},
+		"made in the future":                     {times(now.Add(6*time.Minute), now.Add(time.Hour)), reason.DocumentNotFresh},
+		"expired a little by our clock":          {times(now.Add(-time.Hour), now.Add(-4*time.Minute)), 0},
+		"expired":                                {times(now.Add(-time.Hour), now.Add(-6*time.Minute)), reason.DocumentNotFresh},
+		"expires before it was made":             {times(now, now.Add(-time.Second)), reason.DocumentInvalid},
+		"no nonce":                               {replace(`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA"`, `"nonce":""`), reason.DocumentNotFresh},
+		"a nonce that is longer":                 {replace(`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA"`, `"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAAA"`), reason.DocumentNotFresh},
+		"a nonce that is shorter":                {replace(`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA"`, `"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAA"`), reason.DocumentNotFresh},
+		"the nonce of another conversation":      {replace("AQID", "AQIE"), reason.DocumentNotFresh},
+		"IMDS's own nonce, for none was asked":   {replace("AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA", "20261121-113000"), reason.DocumentNotFresh},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.now = now
+			w.document.Raw = w.content(test.change)
+			_, err := w.verify()
+			if test.want == 0 {
+				if err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			denied(t, err, test.want)
+		})
+	}
+}
+
+func TestTheMachineIsTheCandidate(t *testing.T) {
+	other := "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourceGroups/ocp-x7k2p-rg/providers/Microsoft.Compute/virtualMachines/ocp-worker-2"
+	for name, test := range map[string]struct {
+		provider string // in place of the machine's
+		change   func(*world)
+		want     reason.Code
+		calls    int
+	}{
+		"as it is":                        {calls: 1},
+		"written in another case":         {provider: "azure:///subscriptions/0B1F6471-0000-4000-8000-000000000001/resourcegroups/OCP-x7k2p-rg/providers/microsoft.compute/virtualmachines/ocp-WORKER-1", calls: 1},
+		"a resource group that is ours":   {change: func(w *world) { w.verifier.ResourceGroups = []string{"OCP-X7K2P-RG"} }, calls: 1},
+		"a resource group that is not":    {change: func(w *world) { w.verifier.ResourceGroups = []string{"other"} }, want: reason.AccountNotAllowed},
+		"of another cloud":                {provider: "aws:///eu-central-1a/i-0123456789abcdef0", want: reason.EvidenceDisagrees},
+		"of a scale set":                  {provider: "azure:///subscriptions/0b1f6471-0000-4000-8000-000000000001/resourceGroups/g/providers/Microsoft.Compute/virtualMachineScaleSets/s/virtualMachines/0", want: reason.EvidenceDisagrees},
+		"with a step up in its name":      {provider: "azure:///subscriptions/0b1f6471-0000-4000-8000-000000000001/resourceGroups/../providers/Microsoft.Compute/virtualMachines/x", want: reason.EvidenceDisagrees},
+		"with a query behind its name":    {provider: "azure:///subscriptions/0b1f6471-0000-4000-8000-000000000001/resourceGroups/g/providers/Microsoft.Compute/virtualMachines/x?y", want: reason.EvidenceDisagrees},
+		"in another subscription of ours": {provider: "azure:///subscriptions/0b1f6472-0000-4000-8000-000000000001/resourceGroups/g/providers/Microsoft.Compute/virtualMachines/x", want: reason.EvidenceDisagrees},
+		"another machine, which has another vmId": {provider: "azure://" + other, change: func(w *world) {
+			w.vm = azureattested.VM{ResourceID: other, VMID: "11111111-24a0-41f3-b949-8baf4fd1c573"}
+		}, want: reason.EvidenceDisagrees, calls: 1},
+		"Azure answers about another": {change: func(w *world) { w.vm.ResourceID = other }, want: reason.ProviderUnavailable, calls: 1},
+		"Azure names no vmId":         {change: func(w *world) { w.vm.VMID = "" }, want: reason.ProviderUnavailable, calls: 1},
+		"Azure does not know it": {change: func(w *world) {
+			w.vmErr = reason.Deny(reason.InstanceNotFound, "no")
+		}, want: reason.InstanceNotFound, calls: 1},
+		"it is being deleted": {change: func(w *world) { w.vm.Provisioning = "Deleting" }, want: reason.InstanceUnacceptable, calls: 1},
+		"nobody to ask":       {change: func(w *world) { w.verifier.Resolve = nil }, want: reason.ProviderUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			if test.change != nil {
+				test.change(w)
+			}
+			if test.provider == "" {
+				test.provider = w.machine.ProviderID()
+			}
+			s, err := w.confirm(test.provider)
+			if test.want == 0 {
+				if err != nil || s.ProviderID != test.provider {
+					t.Fatalf("%+v %v", s, err)
+				}
+			} else {
+				denied(t, err, test.want)
+			}
+			if len(w.asked) != test.calls {
+				t.Fatalf("%d calls, not %d", len(w.asked), test.calls)
+			}
+		})
+	}
+}
+
+// keys are a tenant's.
+type keys map[string]crypto.PublicKey
+
+func (k keys) Key(_ context.Context, kid string) (crypto.PublicKey, error) {
+	if key, ok := k[kid]; ok {
+		return key, nil
+	}
+	return nil, reason.Deny(reason.DocumentUntrusted, "no key %.64q", kid)
+}
+
+func tenantKeys(t testing.TB, c *azure.Cloud) keys {
+	t.Helper()
+	var set struct{ Keys []struct{ Kid, N string } }
+	if err := json.Unmarshal(c.KeysJSON(), &set); err != nil {
+		t.Fatal(err)
+	}
+	all := keys{}
+	for _, k := range set.Keys {
+		n, err := base64.RawURLEncoding.DecodeString(k.N)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[k.Kid] = &rsa.PublicKey{N: new(big.Int).SetBytes(n), E: 65537}
+	}
+	return all
+}
+
+const audience = "api://mcs-attest"
+
+func (w *world) withIdentity() {
+	w.t.Helper()
+	public, _ := azureattested.CloudNamed("Public")
+	w.verifier.Identity = &azureattested.Identity{Keys: tenantKeys(w.t, w.cloud), Issuers: public.Issuers(w.cloud.Tenant), Tenant: w.cloud.Tenant, Resource: audience}
+	w.document.Token = w.token(nil)
+}
+
+func (w *world) token(change func(map[string]any)) []byte {
+	w.t.Helper()
+	token, err := w.cloud.IdentityToken(w.machine, audience, change)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return []byte(token)
+}
+
+func TestTheTokenOfTheManagedIdentity(t *testing.T) {
+	const user = "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourcegroups/g/providers/Microsoft.ManagedIdentity/userAssignedIdentities/workers"
+	set := func(name string, to any) func(map[string]any) {
+		return func(c map[string]any) {
+			if c[name] = to; to == nil {
+				delete(c, name)
+			}
+		}
+	}
+	now := time.Now()
+	for name, test := range map[string]struct {
+		claims   func(map[string]any)
+		change   func(*world)
+		want     reason.Code
+		confirms reason.Code
+	}{
+		"of the machine itself": {},
+		"of a user's identity":  {change: func(w *world) { w.machine.Identity = user; w.document.Token = w.token(nil) }},
+		"in version 2.0":        {claims: set("iss", "https://login.microsoftonline.com/72f988bf-0000-4000-8000-2d7cd011db47/v2.0")},
+		"of a user's identity, on another machine": {change: func(w *world) {
+			w.machine.Identity = user
+			w.document.Token = w.token(set("xms_az_rid", "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourcegroups/g/providers/Microsoft.Compute/virtualMachines/x"))
+		}, confirms: reason.EvidenceDisagrees},
+		"of a user's identity, which names no machine": {change: func(w *world) {
+			w.machine.Identity = user
+			w.document.Token = w.token(set("xms_az_rid", nil))
+		}, want: reason.DocumentInvalid},
+		"of another machine":        {claims: set("xms_mirid", "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourcegroups/g/providers/Microsoft.Compute/virtualMachines/x"), confirms: reason.EvidenceDisagrees},
+		"of a scale set":            {claims: set("xms_mirid", "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourcegroups/g/providers/Microsoft.Compute/virtualMachineScaleSets/x"), want: reason.DocumentInvalid},
+		"of nobody":                 {claims: set("xms_mirid", nil), want: reason.DocumentInvalid},
+		"not there":                 {change: func(w *world) { w.document.Token = nil }, want: reason.EvidenceMissing},
+		"too long":                  {change: func(w *world) { w.document.Token = make([]byte, 9000) }, want: reason.DocumentInvalid},
+		"for another audience":      {claims: set("aud", "https://management.azure.com/"), want: reason.DocumentNotFresh},
+		"for two audiences":         {claims: set("aud", []string{audience, "x"}), want: reason.DocumentInvalid},
+		"for none":                  {claims: set("aud", ""), want: reason.DocumentNotFresh},
+		"of another tenant":         {claims: set("iss", "https://sts.windows.net/72f988bf-0000-4000-8000-2d7cd011db48/"), want: reason.AccountNotAllowed},
+		"of a tenant that is other": {claims: set("tid", "72f988bf-0000-4000-8000-2d7cd011db48"), want: reason.AccountNotAllowed},
+		"expired":                   {claims: set("exp", now.Add(-6*time.Minute).Unix()), want: reason.DocumentNotFresh},
+		"not valid yet":             {claims: set("nbf", now.Add(6*time.Minute).Unix()), want: reason.DocumentNotFresh},
+		"without an end":            {claims: set("exp", nil), want: reason.DocumentInvalid},
+		"with an end that is text":  {claims: set("exp", "9999999999"), want: reason.DocumentInvalid},
+		"signed by an unknown key":  {change: func(w *world) { w.verifier.Identity.Keys = keys{} }, want: reason.DocumentUntrusted},
+		"with alg none": {change: func(w *world) {
+			parts := strings.Split(string(w.document.Token), ".")
+			w.document.Token = []byte(base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none"}`)) + "." + parts[1] + ".")
+		}, want: reason.DocumentInvalid},
+		"with alg HS256": {change: func(w *world) {
+			parts := strings.Split(string(w.document.Token), ".")
+			w.document.Token = []byte(base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"HS256","kid":"x"}`)) + "." + parts[1] + "." + parts[2])
+		}, want: reason.DocumentInvalid},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.now = now
+			w.withIdentity()
+			if test.claims != nil {
+				w.document.Token = w.token(test.claims)
+			}
+			if test.change != nil {
+				test.change(w)
+			}
+			s, err := w.confirm(w.machine.ProviderID())
+			switch {
+			case test.want != 0:
+				denied(t, err, test.want)
+			case test.confirms != 0:
+				denied(t, err, test.confirms)
+				if len(w.asked) != 0 {
+					t.Fatal("Azure was asked about a machine that the token contradicts")
+				}
+			case err != nil:
+				t.Fatal(err)
+			case !strings.EqualFold(s.Summary["managedIdentity"], w.machine.ResourceID()):
+				t.Fatalf("%+v", s.Summary)
+			}
+		})
+	}
+	t.Run("nobody asks for it", func(t *testing.T) {
+		w := newWorld(t)
+		want := w.passes()
+		w.document.Token = []byte("anything")
+		if got := w.passes(); !reflect.DeepEqual(got, want) {
+			t.Fatalf("%+v", got)
+		}
+	})
+}

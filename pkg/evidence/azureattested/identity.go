@@ -1,0 +1,121 @@
+package azureattested
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/rsa"
+	"encoding/base64"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// IdentityKeys are the keys with which a tenant signs tokens.
+type IdentityKeys interface {
+	// Key returns a key by its id, which is untrusted. The error is
+	// DocumentUntrusted where there is none, and ProviderUnavailable where that
+	// cannot be found out.
+	Key(ctx context.Context, kid string) (crypto.PublicKey, error)
+}
+
+// Identity is what a token of a managed identity must be:
+//
+//  1. One compact JWS of at most 8 KiB, signed with RS256 and nothing else, by a
+//     key of the tenant's.
+//  2. Issued by the tenant, for this resource alone.
+//  3. Valid now.
+//  4. It names a virtual machine: in xms_az_rid where the identity is the user's,
+//     else in xms_mirid.
+//
+// That the machine is the candidate, Confirm sees to.
+type Identity struct {
+	Keys IdentityKeys
+	// Issuers are the tenant's ([Cloud.Issuers]); any one.
+	Issuers []string
+	// Tenant is the id of the tenant.
+	Tenant string
+	// Resource is the audience.
+	Resource string
+}
+
+const maxKeyID = 128
+
+// tokenClaims are those that count.
+type tokenClaims struct {
+	issuer, audience, tenant string
+	notBefore, expires       int64
+	identity, resource       string // xms_mirid, xms_az_rid
+}
+
+func (i *Identity) verify(ctx context.Context, raw []byte, now time.Time) (*resource, error) {
+	if len(raw) == 0 {
+		return nil, reason.Deny(reason.EvidenceMissing, "no token of a managed identity")
+	}
+	if len(raw) > maxToken {
+		return nil, reason.Deny(reason.DocumentInvalid, "a token of %d bytes; at most %d", len(raw), maxToken)
+	}
+	for part := range bytes.SplitSeq(raw, []byte(".")) {
+		// The last character of a part has bits to spare; they are zero, so that
+		// there is one way to write a token.
+		if _, err := base64.RawURLEncoding.Strict().DecodeString(string(part)); err != nil {
+			return nil, reason.Wrap(reason.DocumentInvalid, err, "the token")
+		}
+	}
+	jws, err := jose.ParseSignedCompact(string(raw), []jose.SignatureAlgorithm{jose.RS256})
+	if err != nil {
+		return nil, reason.Wrap(reason.DocumentInvalid, err, "the token")
+	}
+	kid := jws.Signatures[0].Protected.KeyID
+	if kid == "" || len(kid) > maxKeyID {
+		return nil, reason.Deny(reason.DocumentInvalid, "the token: a key id of %d characters", len(kid))
+	}
+	key, err := i.Keys.Key(ctx, kid)
+	if err != nil {
+		return nil, err
+	}
+	public, ok := key.(*rsa.PublicKey)
+	if !ok || public.N.BitLen() < minRSABits || public.N.BitLen() > maxRSABits {
+		return nil, reason.Deny(reason.DocumentUntrusted, "the token: the key %.64q is not RSA of 2048 to 4096 bits", kid)
+	}
+	payload, err := jws.Verify(public)
+	if err != nil {
+		return nil, reason.Wrap(reason.DocumentInvalid, err, "the token")
+	}
+	c, err := parseToken(payload)
+	if err != nil {
+		return nil, reason.Wrap(reason.DocumentInvalid, err, "the token")
+	}
+	switch {
+	case !slices.Contains(i.Issuers, c.issuer) || !strings.EqualFold(c.tenant, i.Tenant):
+		return nil, reason.Deny(reason.AccountNotAllowed, "the token is of tenant %.64q, issued by %.128q", c.tenant, c.issuer)
+	case i.Resource == "" || c.audience != i.Resource:
+		return nil, reason.Deny(reason.DocumentNotFresh, "the token is for %.128q, not for %.128q", c.audience, i.Resource)
+	case time.Unix(c.notBefore, 0).After(now.Add(leeway)):
+		return nil, reason.Deny(reason.DocumentNotFresh, "the token is not valid yet")
+	case !now.Before(time.Unix(c.expires, 0).Add(leeway)):
+		return nil, reason.Deny(reason.DocumentNotFresh, "the token expired at %d", c.expires)
+	}
+	named := c.resource
+	if named == "" {
+		named = c.identity
+	}
+	r, err := parseResourceID(named)
+	if err != nil {
+		return nil, reason.Wrap(reason.DocumentInvalid, err, "the token names no virtual machine, but %.256q", named)
+	}
+	return &r, nil
+}
+
+func parseToken(payload []byte) (tokenClaims, error) {
+	var c tokenClaims
+	err := readObject(payload, map[string]any{
+		"iss": &c.issuer, "aud": &c.audience, "tid": &c.tenant, "nbf": &c.notBefore, "exp": &c.expires,
+		"xms_mirid": &c.identity, "xms_az_rid": optional{&c.resource},
+	})
+	return c, err
+}

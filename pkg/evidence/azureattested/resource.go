@@ -1,0 +1,72 @@
+package azureattested
+
+import (
+	"errors"
+	"strings"
+)
+
+// resource is a virtual machine by its name in Azure Resource Manager. Names are
+// kept as they were written; Azure compares them without regard to case.
+type resource struct {
+	subscription string // lower case
+	group, name  string
+}
+
+// String is the resource id, as Azure writes it.
+func (r resource) String() string {
+	return "/subscriptions/" + r.subscription + "/resourceGroups/" + r.group + "/providers/Microsoft.Compute/virtualMachines/" + r.name
+}
+
+func (r resource) equal(o resource) bool {
+	return r.subscription == o.subscription && strings.EqualFold(r.group, o.group) && strings.EqualFold(r.name, o.name)
+}
+
+// parseProviderID reads a Machine's spec.providerID.
+func parseProviderID(s string) (resource, error) {
+	id, ok := strings.CutPrefix(s, "azure://")
+	if !ok {
+		return resource{}, errors.New("not azure:///subscriptions/")
+	}
+	return parseResourceID(id)
+}
+
+// parseResourceID reads a resource id of a virtual machine, and of nothing else:
+// nothing before, behind or between, nothing escaped. Azure itself writes
+// "resourcegroups" in some places.
+func parseResourceID(s string) (resource, error) {
+	if len(s) > 512 {
+		return resource{}, errors.New("a resource id that is too long")
+	}
+	parts := strings.Split(s, "/")
+	if len(parts) != 9 || parts[0] != "" || !strings.EqualFold(parts[1], "subscriptions") || !strings.EqualFold(parts[3], "resourceGroups") ||
+		!strings.EqualFold(parts[5], "providers") || !strings.EqualFold(parts[6], "Microsoft.Compute") || !strings.EqualFold(parts[7], "virtualMachines") {
+		return resource{}, errors.New("not the resource id of a virtual machine")
+	}
+	subscription, ok := parseGUID(parts[2])
+	if !ok {
+		return resource{}, errors.New("a subscription that is no GUID")
+	}
+	if !plain(parts[4], 90, "_.-()") || strings.HasSuffix(parts[4], ".") {
+		return resource{}, errors.New("a resource group that cannot be one")
+	}
+	if !plain(parts[8], 80, "_.-") {
+		return resource{}, errors.New("a virtual machine's name that cannot be one")
+	}
+	return resource{subscription, parts[4], parts[8]}, nil
+}
+
+// plain reports whether s is a name of ASCII letters, digits and others that
+// begins with none of dot and hyphen. Azure would allow letters of other
+// alphabets in resource groups; their comparison without case is not ours to guess.
+func plain(s string, most int, others string) bool {
+	if s == "" || len(s) > most || s[0] == '.' || s[0] == '-' {
+		return false
+	}
+	for i := range len(s) {
+		c := s[i]
+		if (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && strings.IndexByte(others, c) < 0 {
+			return false
+		}
+	}
+	return true
+}

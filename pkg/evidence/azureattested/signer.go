@@ -1,0 +1,191 @@
+package azureattested
+
+import (
+	"crypto/ecdsa"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/cms"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// Keys of certificates. A larger one costs time that an attacker chooses.
+const (
+	minRSABits = 2048
+	maxRSABits = 4096
+)
+
+// signed returns the content that a trusted certificate signed, and who that is.
+// Certificates that are not usable are passed over: whether a document is good
+// does not depend on what else somebody put beside it.
+func (v *Verifier) signed(message *cms.SignedData, sent [][]byte, now time.Time) ([]byte, string, error) {
+	if v.Roots == nil {
+		return nil, "", reason.Deny(reason.DocumentUntrusted, "no anchors")
+	}
+	roots, intermediates := v.Roots() // once: a bundle that is replaced now counts for the next
+	if roots == nil {
+		return nil, "", reason.Deny(reason.DocumentUntrusted, "no anchors") // nil would be the system's roots
+	}
+	candidates := slices.Concat(message.Certificates, sent)
+	// One that is known needs no chain, and none of the others.
+	for _, der := range candidates {
+		if known := v.chains.get(roots, intermediates, der, now); known != nil && message.SignedBy(known) {
+			return opened(message, known)
+		}
+	}
+	pool := x509.NewCertPool()
+	if intermediates != nil {
+		pool = intermediates.Clone()
+	}
+	var signers []*x509.Certificate
+	failed := reason.Deny(reason.DocumentInvalid, "the certificate of the signer is not there")
+	for _, der := range candidates {
+		c, err := parseCertificate(der)
+		switch {
+		case err != nil:
+			failed = reason.Wrap(reason.DocumentInvalid, err, "the certificate of the signer is not there, and one is not usable")
+		case message.SignedBy(c):
+			signers = append(signers, c)
+		default:
+			pool.AddCert(c)
+		}
+	}
+	// Anyone can write the issuer and serial number of another's certificate into
+	// his own. The one that is trusted decides.
+	for _, c := range signers {
+		until, err := v.trusted(c, roots, pool, now)
+		if err != nil {
+			failed = err
+			continue
+		}
+		v.chains.put(roots, intermediates, c, until, now)
+		return opened(message, c)
+	}
+	return nil, "", failed
+}
+
+// opened verifies the signature.
+func opened(message *cms.SignedData, signer *x509.Certificate) ([]byte, string, error) {
+	raw, err := message.Verify(signer)
+	if err != nil {
+		return nil, "", reason.Wrap(reason.DocumentInvalid, err, "signed by %.128q", signer.Subject)
+	}
+	if len(raw) > maxContent {
+		return nil, "", reason.Deny(reason.DocumentInvalid, "a content of %d bytes; at most %d", len(raw), maxContent)
+	}
+	return raw, signer.Subject.CommonName + " of " + signer.Issuer.CommonName, nil
+}
+
+// parseCertificate reads one whole certificate, and refuses keys that are weak or
+// take long to verify with.
+func parseCertificate(der []byte) (*x509.Certificate, error) {
+	if len(der) > maxCertificate {
+		return nil, errors.New("a certificate that is too long")
+	}
+	c, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, err
+	}
+	switch key := c.PublicKey.(type) {
+	case *rsa.PublicKey:
+		if n := key.N.BitLen(); n < minRSABits || n > maxRSABits {
+			return nil, errors.New("an RSA key that is not of 2048 to 4096 bits")
+		}
+	case *ecdsa.PublicKey:
+	default:
+		return nil, errors.New("a key that is neither RSA nor ECDSA")
+	}
+	return c, nil
+}
+
+// trusted verifies a certificate's chain and name, and returns until when the
+// chain holds.
+func (v *Verifier) trusted(c *x509.Certificate, roots, intermediates *x509.CertPool, now time.Time) (time.Time, error) {
+	switch {
+	case !slices.ContainsFunc(c.DNSNames, v.named):
+		return time.Time{}, reason.Deny(reason.DocumentUntrusted, "the signer's certificate is for %.128q, none of which is below %.128q", c.DNSNames, v.Names)
+	case c.IsCA:
+		return time.Time{}, reason.Deny(reason.DocumentUntrusted, "the signer's certificate is a CA's")
+	case c.KeyUsage != 0 && c.KeyUsage&x509.KeyUsageDigitalSignature == 0:
+		return time.Time{}, reason.Deny(reason.DocumentUntrusted, "the signer's certificate is not for signatures")
+	}
+	found, err := c.Verify(x509.VerifyOptions{
+		Roots: roots, Intermediates: intermediates, CurrentTime: now,
+		// The certificate is a TLS server's; Azure signs documents with it.
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	})
+	if err != nil {
+		return time.Time{}, reason.Wrap(reason.DocumentUntrusted, err, "the certificate of %.128q, issued by %.128q", c.Subject, c.Issuer)
+	}
+	var until time.Time
+	for _, chain := range found {
+		end := chain[0].NotAfter
+		for _, c := range chain {
+			if c.NotAfter.Before(end) {
+				end = c.NotAfter
+			}
+		}
+		if end.After(until) {
+			until = end
+		}
+	}
+	return until, nil
+}
+
+// named reports whether a host is one of Names, or below one.
+func (v *Verifier) named(host string) bool {
+	host = strings.ToLower(host)
+	return slices.ContainsFunc(v.Names, func(name string) bool { return host == name || strings.HasSuffix(host, "."+name) })
+}
+
+// maxChains bounds the memory. Each region of a cloud has a certificate or two.
+const maxChains = 256
+
+// chains are the signers' certificates whose chains have been verified under one
+// pair of pools. Others than these pools empty it.
+type chains struct {
+	mu                   sync.Mutex
+	roots, intermediates *x509.CertPool
+	known                map[[sha256.Size]byte]chain
+}
+
+type chain struct {
+	signer *x509.Certificate
+	until  time.Time
+}
+
+func (k *chains) get(roots, intermediates *x509.CertPool, der []byte, now time.Time) *x509.Certificate {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.known) == 0 || k.roots != roots || k.intermediates != intermediates {
+		return nil
+	}
+	found, ok := k.known[sha256.Sum256(der)]
+	if !ok || now.After(found.until) || now.Before(found.signer.NotBefore) {
+		return nil
+	}
+	return found.signer
+}
+
+// put keeps a chain. Who verified under pools that are no longer the newest may
+// empty the cache; that costs a chain, nothing else.
+func (k *chains) put(roots, intermediates *x509.CertPool, signer *x509.Certificate, until, now time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.roots != roots || k.intermediates != intermediates || k.known == nil {
+		k.roots, k.intermediates, k.known = roots, intermediates, map[[sha256.Size]byte]chain{}
+	}
+	for key, c := range k.known {
+		if len(k.known) < maxChains && !now.After(c.until) {
+			continue
+		}
+		delete(k.known, key)
+	}
+	k.known[sha256.Sum256(signer.Raw)] = chain{signer, until}
+}
