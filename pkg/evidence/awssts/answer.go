@@ -1,0 +1,243 @@
+package awssts
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/awssts/request"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// MaxAnswer bounds STS's answer, which is some 500 bytes.
+const MaxAnswer = 16 << 10
+
+const namespace = "https://sts.amazonaws.com/doc/2011-06-15/"
+
+// identity is what STS says of whoever signed.
+type identity struct {
+	Arn, UserID, Account string
+}
+
+// What STS says when the fault is in the signature or the session. Everything
+// else that is not 200 can be somebody else's: a quota (which is 400 in this
+// protocol), a proxy's or an endpoint policy's 403.
+var (
+	wrong = []string{"SignatureDoesNotMatch", "InvalidClientTokenId", "IncompleteSignature", "InvalidSignatureException", "UnrecognizedClientException", "MissingAuthenticationToken"}
+	late  = []string{"ExpiredToken", "ExpiredTokenException", "RequestExpired"}
+)
+
+// read takes the answer: status, type, size, then the whole document.
+func read(status int, contentType string, body []byte) (identity, error) {
+	var none identity
+	if len(body) > MaxAnswer {
+		return none, reason.Deny(reason.ProviderUnavailable, "aws-sts: STS answered with more than %d bytes", MaxAnswer)
+	}
+	if !isXML(contentType) {
+		return none, reason.Deny(reason.ProviderUnavailable, "aws-sts: STS answered %d with content of type %.64q", status, contentType)
+	}
+	if status != http.StatusOK {
+		code := errorCode(body)
+		switch {
+		case status >= 400 && status < 500 && slices.Contains(wrong, code):
+			return none, reason.Deny(reason.DocumentInvalid, "aws-sts: STS refuses the signature over this conversation: %s", code)
+		case status >= 400 && status < 500 && slices.Contains(late, code):
+			return none, reason.Deny(reason.DocumentNotFresh, "aws-sts: STS refuses the credentials: %s", code)
+		}
+		return none, reason.Deny(reason.ProviderUnavailable, "aws-sts: STS answered %d %.64q", status, code)
+	}
+	var id identity
+	var requestID string
+	err := parse(body, element{"GetCallerIdentityResponse", nil, []element{
+		{"GetCallerIdentityResult", nil, []element{{"Arn", &id.Arn, nil}, {"UserId", &id.UserID, nil}, {"Account", &id.Account, nil}}},
+		{"ResponseMetadata", nil, []element{{"RequestId", &requestID, nil}}},
+	}})
+	if err != nil {
+		return none, reason.Wrap(reason.ProviderUnavailable, err, "aws-sts: STS's answer is not understood")
+	}
+	return id, nil
+}
+
+func isXML(contentType string) bool {
+	kind, parameters, err := mime.ParseMediaType(contentType)
+	if err != nil || kind != "text/xml" {
+		return false
+	}
+	delete(parameters, "charset")
+	return len(parameters) == 0
+}
+
+func errorCode(body []byte) string {
+	var kind, code, message, requestID string
+	err := parse(body, element{"ErrorResponse", nil, []element{
+		{"Error", nil, []element{{"Type", &kind, nil}, {"Code", &code, nil}, {"Message", &message, nil}}},
+		{"RequestId", &requestID, nil},
+	}})
+	if err != nil {
+		return ""
+	}
+	return code
+}
+
+// element is one that must be there exactly once: with text, or with children.
+type element struct {
+	name     string
+	text     *string
+	children []element
+}
+
+var errMore = errors.New("something follows the document")
+
+// parse reads a whole document that consists of root and nothing else: no other
+// element, no attribute, comment or instruction, no text where none belongs.
+//
+// encoding/xml skips to the first element it can read, wherever that is. That is
+// how text inside a JSON answer once counted as AWS's word.
+func parse(body []byte, root element) error {
+	d := xml.NewDecoder(bytes.NewReader(body))
+	first, err := d.Token()
+	if _, ok := first.(xml.ProcInst); ok && bytes.HasPrefix(body, []byte("<?xml ")) {
+		first, err = next(d)
+	}
+	if err != nil {
+		return err
+	}
+	start, ok := first.(xml.StartElement)
+	if !ok || len(start.Attr) != 1 || start.Attr[0].Name != (xml.Name{Local: "xmlns"}) || start.Attr[0].Value != namespace {
+		return fmt.Errorf("the document does not begin with %s of the namespace", root.name)
+	}
+	start.Attr = nil
+	if err := root.read(d, start); err != nil {
+		return err
+	}
+	switch _, err := next(d); {
+	case errors.Is(err, io.EOF):
+		return nil
+	case err != nil:
+		return err
+	}
+	return errMore
+}
+
+// next is the next token that is not white space.
+func next(d *xml.Decoder) (xml.Token, error) {
+	for {
+		t, err := d.Token()
+		if err != nil {
+			return nil, err
+		}
+		if text, ok := t.(xml.CharData); ok && strings.Trim(string(text), " \t\r\n") == "" {
+			continue
+		}
+		return t, nil
+	}
+}
+
+func (e element) read(d *xml.Decoder, start xml.StartElement) error {
+	if start.Name != (xml.Name{Space: namespace, Local: e.name}) || len(start.Attr) != 0 {
+		return fmt.Errorf("element %.64q where %s belongs", start.Name.Local, e.name)
+	}
+	if e.text != nil {
+		return e.readText(d)
+	}
+	left := slices.Clone(e.children)
+	for {
+		t, err := next(d)
+		if err != nil {
+			return err
+		}
+		switch t := t.(type) {
+		case xml.StartElement:
+			i := slices.IndexFunc(left, func(c element) bool { return c.name == t.Name.Local })
+			if i < 0 {
+				return fmt.Errorf("element %.64q in %s is unknown or there twice", t.Name.Local, e.name)
+			}
+			if err := left[i].read(d, t); err != nil {
+				return err
+			}
+			left = slices.Delete(left, i, i+1)
+		case xml.EndElement:
+			if len(left) != 0 {
+				return fmt.Errorf("%s has no %s", e.name, left[0].name)
+			}
+			return nil
+		default:
+			return fmt.Errorf("%T in %s", t, e.name)
+		}
+	}
+}
+
+func (e element) readText(d *xml.Decoder) error {
+	t, err := d.Token()
+	if err != nil {
+		return err
+	}
+	if text, ok := t.(xml.CharData); ok {
+		*e.text = string(text)
+		if t, err = d.Token(); err != nil {
+			return err
+		}
+	}
+	if _, ok := t.(xml.EndElement); !ok {
+		return fmt.Errorf("%s holds more than text", e.name)
+	}
+	return nil
+}
+
+// session is an assumed role's.
+type session struct {
+	role, roleID, name string
+}
+
+var (
+	accountID  = regexp.MustCompile(`^[0-9]{12}$`)
+	assumed    = regexp.MustCompile(`^arn:([a-z-]{3,16}):sts::([0-9]{12}):assumed-role/([\w+=,.@-]{1,64})/([\w+=,.@-]{2,64})$`)
+	userID     = regexp.MustCompile(`^(AROA[A-Z0-9]{12,124}):([\w+=,.@-]{2,64})$`)
+	instanceID = regexp.MustCompile(`^i-([0-9a-f]{8}|[0-9a-f]{17})$`)
+	zoneName   = regexp.MustCompile(`^[a-z0-9]+(-[a-z0-9]+)*$`)
+	zoneSuffix = regexp.MustCompile(`^([a-z]|-[a-z0-9-]*[a-z0-9])$`)
+)
+
+// session reads the three names that STS gives, which say the same things in part.
+func (id identity) session(region string) (session, error) {
+	arn, user := assumed.FindStringSubmatch(id.Arn), userID.FindStringSubmatch(id.UserID)
+	p, _ := request.PartitionOf(region)
+	switch {
+	case !accountID.MatchString(id.Account) || arn == nil || user == nil:
+		return session{}, reason.Deny(reason.DocumentInvalid, "aws-sts: the signer is not a role's session: %.256q, user id %.128q", id.Arn, id.UserID)
+	case arn[1] != p.Name:
+		return session{}, reason.Deny(reason.DocumentInvalid, "aws-sts: the signer %.256q is not of partition %s", id.Arn, p.Name)
+	case arn[2] != id.Account || arn[4] != user[2]:
+		return session{}, reason.Deny(reason.DocumentInvalid, "aws-sts: the signer's names disagree: %.256q, %.128q, %s", id.Arn, id.UserID, id.Account)
+	}
+	return session{role: arn[3], roleID: user[1], name: arn[4]}, nil
+}
+
+// Instance is what a Machine's spec.providerID names on AWS.
+type Instance struct {
+	Zone, ID string
+}
+
+// ParseProviderID reads "aws:///<zone>/<instance id>".
+func ParseProviderID(s string) (Instance, bool) {
+	rest, ok := strings.CutPrefix(s, "aws:///")
+	zone, id, both := strings.Cut(rest, "/")
+	if !ok || !both || len(zone) > 64 || !zoneName.MatchString(zone) || !instanceID.MatchString(id) {
+		return Instance{}, false
+	}
+	return Instance{Zone: zone, ID: id}, true
+}
+
+// In reports whether the instance's zone is in a region: a zone's name is the
+// region's with a letter, or, for local and wavelength zones, with more words.
+func (i Instance) In(region string) bool {
+	rest, ok := strings.CutPrefix(i.Zone, region)
+	return ok && zoneSuffix.MatchString(rest)
+}

@@ -1,0 +1,294 @@
+package awssts_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
+
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/awssts"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/awssts/attester"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/awssts/request"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/testvm/cloud/aws"
+)
+
+var now = time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
+
+// relay is STS by the emulator, without a network.
+type relay struct {
+	api   http.Handler
+	calls int
+}
+
+func (r *relay) GetCallerIdentity(ctx context.Context, q awssts.Request) (int, string, []byte, error) {
+	r.calls++
+	h := httptest.NewRequestWithContext(ctx, http.MethodPost, "https://"+q.Host+"/", strings.NewReader(request.Body))
+	for name, value := range q.Headers {
+		h.Header.Set(name, value)
+	}
+	w := httptest.NewRecorder()
+	r.api.ServeHTTP(w, h)
+	return w.Code, w.Header().Get("Content-Type"), w.Body.Bytes(), nil
+}
+
+// says is a caller that always answers the same.
+type says struct {
+	status      int
+	contentType string
+	body        string
+	err         error
+}
+
+func (s says) GetCallerIdentity(context.Context, awssts.Request) (int, string, []byte, error) {
+	return s.status, s.contentType, []byte(s.body), s.err
+}
+
+// world is an honest machine and its verifier.
+type world struct {
+	t        testing.TB
+	cloud    *aws.Cloud
+	instance aws.Instance
+	sts      *relay
+	verifier *awssts.Verifier
+	binding  evidence.Binding
+}
+
+func newWorld(t testing.TB) *world {
+	cloud := aws.New(aws.Options{Now: func() time.Time { return now }})
+	w := &world{t: t, cloud: cloud, instance: cloud.Add(aws.Instance{Role: "demo-worker-role"}), sts: &relay{api: cloud.API()}}
+	w.verifier = &awssts.Verifier{Caller: w.sts, Accounts: []string{"123456789012"}, Regions: []string{"eu-central-1", "cn-north-1"}, Roles: []string{"demo-worker-role"}}
+	w.binding = evidence.Binding{Transcript: [32]byte{1, 2, 3}, Origin: "https://verifier.example:22625"}
+	return w
+}
+
+func credentials(c aws.Credentials) sdk.Credentials {
+	return sdk.Credentials{AccessKeyID: c.AccessKeyID, SecretAccessKey: c.SecretAccessKey, SessionToken: c.SessionToken}
+}
+
+func (w *world) sign(c aws.Credentials) []byte {
+	w.t.Helper()
+	raw, err := attester.Document(w.t.Context(), credentials(c), "eu-central-1", w.binding.Transcript, now)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return raw
+}
+
+// own is the instance's own document.
+func (w *world) own() []byte {
+	c, _ := w.cloud.Credentials(w.instance.ID)
+	return w.sign(c)
+}
+
+func (w *world) present(raw []byte) (evidence.Statement, error) {
+	return w.presentFor(raw, w.instance.ProviderID())
+}
+
+func (w *world) presentFor(raw []byte, providerID string) (evidence.Statement, error) {
+	claim, err := w.verifier.Verify(w.t.Context(), evidence.Document{Kind: evidence.AWSSTS, Raw: raw}, w.binding, now)
+	if err != nil {
+		return evidence.Statement{}, err
+	}
+	if s := claim.Statement(); s.ProviderID != "" || s.InstanceID != "" || !s.Bound {
+		w.t.Errorf("before anybody was asked, the statement is %+v", s)
+	}
+	return claim.Confirm(w.t.Context(), evidence.Candidate{ProviderID: providerID})
+}
+
+func refused(t *testing.T, err error, want reason.Code) {
+	t.Helper()
+	if d := reason.From(err); d == nil || d.Code != want {
+		t.Errorf("got %v, want %v", err, want)
+	}
+}
+
+func TestAnInstanceProvesItself(t *testing.T) {
+	w := newWorld(t)
+	s, err := w.present(w.own())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.ProviderID != w.instance.ProviderID() || s.InstanceID != "aws:"+w.instance.ID || !s.Bound || s.Kind != evidence.AWSSTS {
+		t.Errorf("%+v", s)
+	}
+	if s.Summary["account"] != "123456789012" || s.Summary["role"] != "demo-worker-role" || s.Summary["roleID"] != w.instance.RoleID {
+		t.Errorf("%v", s.Summary)
+	}
+	if w.sts.calls != 1 {
+		t.Errorf("%d calls", w.sts.calls)
+	}
+}
+
+func TestAnInstanceInChinaProvesItself(t *testing.T) {
+	w := newWorld(t)
+	w.instance = w.cloud.Add(aws.Instance{Role: "demo-worker-role", Zone: "cn-north-1b"})
+	c, _ := w.cloud.Credentials(w.instance.ID)
+	raw, err := attester.Document(t.Context(), credentials(c), "cn-north-1", w.binding.Transcript, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.present(raw); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTheMachineMustBeTheSigner(t *testing.T) {
+	w := newWorld(t)
+	raw := w.own()
+	if _, err := w.present(raw); err != nil {
+		t.Fatal(err)
+	}
+	for name, id := range map[string]string{
+		"another instance":           "aws:///eu-central-1a/i-0ffffffffffffffff",
+		"another region":             "aws:///eu-west-1a/" + w.instance.ID,
+		"a region whose name begins": "aws:///eu-central-12a/" + w.instance.ID,
+		"no zone":                    "aws:////" + w.instance.ID,
+		"another cloud":              "gce://p/z/" + w.instance.ID,
+		"nothing":                    "",
+		"a path too many":            w.instance.ProviderID() + "/",
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := w.presentFor(raw, id)
+			refused(t, err, reason.EvidenceDisagrees)
+		})
+	}
+}
+
+func TestWhoMaySign(t *testing.T) {
+	w := newWorld(t)
+	if _, err := w.present(w.own()); err != nil {
+		t.Fatal(err)
+	}
+	neighbour := w.cloud.Add(aws.Instance{Role: "demo-worker-role"})
+	ofNeighbour, _ := w.cloud.Credentials(neighbour.ID)
+	const account, role, roleID = "123456789012", "demo-worker-role", "AROAEXAMPLEEXAMPLEXX"
+	id := w.instance.ID
+	for _, c := range []struct {
+		name   string
+		signer aws.Credentials
+		want   reason.Code
+	}{
+		{"a neighbour's credentials", ofNeighbour, reason.EvidenceDisagrees},
+		{"the same role's name in another account", w.cloud.Session("999999999999", role, roleID, id, ""), reason.AccountNotAllowed},
+		{"another role of the account", w.cloud.Session(account, "admin", roleID, id, ""), reason.InstanceUnacceptable},
+		{"a role whose name begins like it", w.cloud.Session(account, role+"2", roleID, id, ""), reason.InstanceUnacceptable},
+		{"a person's session of the role", w.cloud.Session(account, role, roleID, "mallory", ""), reason.DocumentInvalid},
+		{"a session whose name holds the id", w.cloud.Session(account, role, roleID, id+"-x", ""), reason.DocumentInvalid},
+		{"an IAM user", w.cloud.Session(account, role, "AIDAEXAMPLEEXAMPLEXX", id, "arn:aws:iam::123456789012:user/"+id), reason.DocumentInvalid},
+		{"a federated user", w.cloud.Session(account, role, account, id, "arn:aws:sts::123456789012:federated-user/"+id), reason.DocumentInvalid},
+		{"an ARN of another session", w.cloud.Session(account, role, roleID, id, "arn:aws:sts::123456789012:assumed-role/demo-worker-role/i-0ffffffffffffffff"), reason.DocumentInvalid},
+		{"an ARN of another account", w.cloud.Session(account, role, roleID, id, "arn:aws:sts::999999999999:assumed-role/demo-worker-role/"+id), reason.DocumentInvalid},
+		{"an ARN of another partition", w.cloud.Session(account, role, roleID, id, "arn:aws-cn:sts::123456789012:assumed-role/demo-worker-role/"+id), reason.DocumentInvalid},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := w.present(w.sign(c.signer))
+			refused(t, err, c.want)
+		})
+	}
+}
+
+func TestWhatIsNotConfiguredIsRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*awssts.Verifier)
+		want   reason.Code
+	}{
+		"no role":            {func(v *awssts.Verifier) { v.Roles = nil }, reason.DocumentUntrusted},
+		"nobody to ask":      {func(v *awssts.Verifier) { v.Caller = nil }, reason.DocumentUntrusted},
+		"no region":          {func(v *awssts.Verifier) { v.Regions = nil }, reason.AccountNotAllowed},
+		"no account":         {func(v *awssts.Verifier) { v.Accounts = nil }, reason.AccountNotAllowed},
+		"another region":     {func(v *awssts.Verifier) { v.Regions = []string{"eu-west-1"} }, reason.AccountNotAllowed},
+		"another account":    {func(v *awssts.Verifier) { v.Accounts = []string{"999999999999"} }, reason.AccountNotAllowed},
+		"another role":       {func(v *awssts.Verifier) { v.Roles = []string{"master"} }, reason.InstanceUnacceptable},
+		"a role of all case": {func(v *awssts.Verifier) { v.Roles = []string{"Demo-Worker-Role"} }, reason.InstanceUnacceptable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			raw := w.own()
+			c.change(w.verifier)
+			_, err := w.present(raw)
+			refused(t, err, c.want)
+		})
+	}
+}
+
+func TestTheNodesClockMayBeOffByMinutes(t *testing.T) {
+	w := newWorld(t)
+	c, _ := w.cloud.Credentials(w.instance.ID)
+	for off, good := range map[time.Duration]bool{0: true, 14 * time.Minute: true, -14 * time.Minute: true, 16 * time.Minute: false, -16 * time.Minute: false, 30 * 365 * 24 * time.Hour: false} {
+		raw, err := attester.Document(t.Context(), credentials(c), "eu-central-1", w.binding.Transcript, now.Add(off))
+		if err != nil {
+			t.Fatal(err)
+		}
+		calls := w.sts.calls
+		_, err = w.present(raw)
+		switch {
+		case good && err != nil:
+			t.Errorf("%s: %v", off, err)
+		case !good:
+			refused(t, err, reason.DocumentNotFresh)
+			if w.sts.calls != calls {
+				t.Errorf("%s: STS was asked", off)
+			}
+		}
+	}
+}
+
+func TestTheAttesterRefusesWhatCannotWork(t *testing.T) {
+	c := sdk.Credentials{AccessKeyID: "AKIA", SecretAccessKey: "s", SessionToken: "t"}
+	if _, err := attester.Document(t.Context(), c, "eu-central-1", [32]byte{}, now); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := attester.Document(t.Context(), c, "eu-central-1.evil", [32]byte{}, now); err == nil {
+		t.Error("a region that is none")
+	}
+	c.SessionToken = ""
+	if _, err := attester.Document(t.Context(), c, "eu-central-1", [32]byte{}, now); err == nil {
+		t.Error("a user's key")
+	}
+}
+
+func TestStsThatCannotSayIsTemporary(t *testing.T) {
+	w := newWorld(t)
+	raw := w.own()
+	if _, err := w.present(raw); err != nil {
+		t.Fatal(err)
+	}
+	failure := func(code string) string {
+		return `<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><Error><Type>Sender</Type><Code>` + code + `</Code><Message>m</Message></Error><RequestId>r</RequestId></ErrorResponse>`
+	}
+	const xml = "text/xml"
+	for name, c := range map[string]struct {
+		says
+		want reason.Code
+	}{
+		"nobody answers":                     {says{err: errors.New("connection refused")}, reason.ProviderUnavailable},
+		"the budget is used up":              {says{err: reason.Deny(reason.ProviderUnavailable, "budget")}, reason.ProviderUnavailable},
+		"500":                                {says{500, xml, failure("InternalFailure"), nil}, reason.ProviderUnavailable},
+		"503":                                {says{503, xml, failure("ServiceUnavailable"), nil}, reason.ProviderUnavailable},
+		"429":                                {says{429, xml, "", nil}, reason.ProviderUnavailable},
+		"too many, which is 400":             {says{400, xml, failure("Throttling"), nil}, reason.ProviderUnavailable},
+		"a proxy's 403":                      {says{403, "text/html", "<html>no</html>", nil}, reason.ProviderUnavailable},
+		"a proxy's 403 that says it is XML":  {says{403, xml, "<html>SignatureDoesNotMatch</html>", nil}, reason.ProviderUnavailable},
+		"an endpoint policy":                 {says{403, xml, failure("AccessDenied"), nil}, reason.ProviderUnavailable},
+		"a redirect":                         {says{307, xml, "", nil}, reason.ProviderUnavailable},
+		"a wrong signature with status 500":  {says{500, xml, failure("SignatureDoesNotMatch"), nil}, reason.ProviderUnavailable},
+		"an empty 200":                       {says{200, xml, "", nil}, reason.ProviderUnavailable},
+		"the signature is wrong":             {says{403, xml, failure("SignatureDoesNotMatch"), nil}, reason.DocumentInvalid},
+		"the key is none":                    {says{403, xml, failure("InvalidClientTokenId"), nil}, reason.DocumentInvalid},
+		"the credentials have expired":       {says{403, xml, failure("ExpiredToken"), nil}, reason.DocumentNotFresh},
+		"the credentials have expired (400)": {says{400, xml, failure("ExpiredTokenException"), nil}, reason.DocumentNotFresh},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w.verifier.Caller = c.says
+			_, err := w.present(raw)
+			refused(t, err, c.want)
+		})
+	}
+}
