@@ -132,6 +132,9 @@ func (b *clusterBasis) measure() {
 	m.Folder(now, len(b.cluster.Problems()), map[string]int{
 		"machine": b.cluster.Registry().Len(), "reference-values": len(world.References), "ek-root": b.cluster.EKRoots().Len(),
 	})
+	if world.Trust != nil {
+		m.Trust(world.Trust, now)
+	}
 	if at, ok := b.cluster.EKRoots().NotAfter(now); ok {
 		m.Expiry("ek-roots", at)
 	}

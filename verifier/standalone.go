@@ -168,6 +168,7 @@ func (b *standaloneBasis) measure(snapshot *folder.Snapshot) {
 		"machine": len(snapshot.Machines.Machines()), "reference-values": len(snapshot.ReferenceValues),
 		"ek-root": snapshot.EKRoots.Len(), "config": len(snapshot.Configs),
 	})
+	b.server.metrics.Trust(snapshot.Trust, now)
 	if at, ok := snapshot.EKRoots.NotAfter(now); ok {
 		b.server.metrics.Expiry("ek-roots", at)
 	}

@@ -9,6 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
 // Metrics are the verifier's metrics, in a registry of their own.
@@ -24,6 +26,7 @@ type Metrics struct {
 	lastRefresh prometheus.Gauge
 	apiCalls    *prometheus.CounterVec
 	dropped     prometheus.Counter
+	providers   *prometheus.CounterVec
 }
 
 // New registers everything.
@@ -72,7 +75,11 @@ func New() *Metrics {
 		Name: "mcs_attest_events_dropped_total",
 		Help: "Kubernetes Events that were not sent: too many at once, or the API away.",
 	})
-	m.registry.MustRegister(m.apiCalls, m.dropped, m.decisions, m.configs, m.duration, m.expiry, m.problems, m.objects, m.reports, m.lastRefresh,
+	m.providers = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "mcs_attest_provider_calls_total",
+		Help: "Calls of a cloud's API, by provider, operation and outcome (ok, denied, error).",
+	}, []string{"provider", "operation", "outcome"})
+	m.registry.MustRegister(m.apiCalls, m.providers, m.dropped, m.decisions, m.configs, m.duration, m.expiry, m.problems, m.objects, m.reports, m.lastRefresh,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -113,6 +120,26 @@ func (m *Metrics) Folder(now time.Time, problems int, objects map[string]int) {
 
 // APICall counts a call of the Kubernetes API for a record.
 func (m *Metrics) APICall(verb, resource string) { m.apiCalls.WithLabelValues(verb, resource).Inc() }
+
+// ProviderCall counts a call of a cloud's API.
+func (m *Metrics) ProviderCall(provider, operation, outcome string) {
+	m.providers.WithLabelValues(provider, operation, outcome).Inc()
+}
+
+// Trust tells how many anchors of a set there are, and when the next one ends.
+func (m *Metrics) Trust(t *trust.Trust, now time.Time) {
+	for section, n := range t.Count() {
+		m.objects.WithLabelValues(string(section)).Set(float64(n))
+	}
+	ends := t.NotAfter(now)
+	for section := range trust.Sections {
+		if at, ok := ends[section]; ok {
+			m.Expiry(string(section), at)
+		} else {
+			m.expiry.DeleteLabelValues(string(section))
+		}
+	}
+}
 
 // EventsDropped counts an Event that was not sent.
 func (m *Metrics) EventsDropped() { m.dropped.Inc() }

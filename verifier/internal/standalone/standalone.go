@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
-	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
@@ -65,25 +64,9 @@ func (k *Keeper) Take(s *folder.Snapshot) {
 	for _, path := range s.Incomplete {
 		k.log.Error("broken since the start: nothing in this file is in force, a quarantine included", "file", path)
 	}
-	k.unavailable(s)
 	k.Sweep()
 	k.quarantine(s)
 	k.join(s)
-}
-
-// unavailable warns of policies that nobody can satisfy in this version.
-func (k *Keeper) unavailable(s *folder.Snapshot) {
-	for _, pool := range s.Policies.Pools() {
-		p, err := s.Policies.For(pool)
-		if err != nil {
-			continue
-		}
-		for _, kind := range p.Kinds() {
-			if kind != evidence.TPM2 && kind != evidence.ProvisioningToken {
-				k.log.Warn("this version cannot appraise a kind of evidence that a policy names; machines that must show it are denied", "pool", pool, "kind", kind.String())
-			}
-		}
-	}
 }
 
 // forgetAfter is how long a Machine must be missing before its record goes: a

@@ -11,9 +11,13 @@
 package trust
 
 import (
+	"bytes"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/anchors"
@@ -196,4 +200,39 @@ func (t *Trust) All() []Anchor {
 		all = append(all, Anchor{Section: GoogleKeys, Name: k.ID, From: fmt.Sprintf("%s:%d", k.File, k.Line)})
 	}
 	return all
+}
+
+// Export writes what is in force of a section as a file of that section: to be
+// changed, and put where this verifier reads its own.
+func (t *Trust) Export(s Section) ([]byte, error) {
+	var b bytes.Buffer
+	block := func(c *x509.Certificate) error { return pem.Encode(&b, &pem.Block{Type: "CERTIFICATE", Bytes: c.Raw}) }
+	authorities := func(set *anchors.Set) error {
+		for _, a := range set.All() {
+			for line := range strings.Lines(a.Provenance) {
+				fmt.Fprintf(&b, "# %s\n", strings.TrimRight(line, "\n"))
+			}
+			if err := block(a.Certificate); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	switch s {
+	case AKRoots:
+		err := authorities(t.ak)
+		return b.Bytes(), err
+	case AzureRoots:
+		err := authorities(t.Azure)
+		return b.Bytes(), err
+	case AWSCertificates:
+		for _, r := range t.AWS.All() {
+			fmt.Fprintf(&b, "# region: %s\n", r.Region)
+			if err := block(r.Certificate); err != nil {
+				return nil, err
+			}
+		}
+		return b.Bytes(), nil
+	}
+	return nil, fmt.Errorf("%s: there is nothing to export; known are %s, %s and %s", s, AKRoots, AzureRoots, AWSCertificates)
 }

@@ -158,3 +158,24 @@ func TestWhatHasNotChangedStays(t *testing.T) {
 		t.Error("a change is not taken up")
 	}
 }
+
+// What is exported and read again is the same trust.
+func TestExport(t *testing.T) {
+	d := join(t)
+	for _, s := range []trust.Section{trust.AKRoots, trust.AzureRoots, trust.AWSCertificates} {
+		raw, err := d.Export(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		own := join(t, parse(t, s, raw))
+		if own.Count()[s] != d.Count()[s] {
+			t.Errorf("%s: %d of %d", s, own.Count()[s], d.Count()[s])
+		}
+		if s == trust.AKRoots && len(own.AK.GCE) != len(d.AK.GCE) {
+			t.Errorf("what an anchor is there for is lost: %d of %d", len(own.AK.GCE), len(d.AK.GCE))
+		}
+	}
+	if _, err := d.Export(trust.GoogleKeys); err == nil {
+		t.Error("keys that nobody has put down are exported")
+	}
+}
