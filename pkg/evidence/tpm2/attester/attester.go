@@ -35,6 +35,8 @@ type Identity struct {
 	EKType         Key
 	AKPublic       []byte // TPMT_PUBLIC
 	AKName         []byte
+	AKCertificates [][]byte // DER; the AK's own, where the platform certified it
+	AKNote         string   // for a person: why an AK that the platform certified is not used
 	Banks          []uint16 // TPM_ALG_ID, those with PCR 0 to 23
 }
 
@@ -72,13 +74,17 @@ func Open(t transport.TPM, opts Options) (*Attester, error) {
 }
 
 func (a *Attester) open() (err error) {
-	if a.ek, a.identity.EKCertificates, err = chooseEK(a.tpm, a.opts); err != nil {
+	indexes, err := nvIndexes(a.tpm)
+	if err != nil {
+		return err
+	}
+	if a.ek, a.identity.EKCertificates, err = chooseEK(a.tpm, a.opts, indexes); err != nil {
 		return err
 	}
 	if err := usableEK(a.ek.public); err != nil {
 		return err
 	}
-	if a.ak, err = createAK(a.tpm, a.opts); err != nil {
+	if a.ak, a.identity.AKCertificates, a.identity.AKNote, err = chooseAK(a.tpm, a.opts, indexes); err != nil {
 		return err
 	}
 	public, err := publicKey(a.ek.public)

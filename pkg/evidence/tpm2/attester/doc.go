@@ -10,10 +10,15 @@
 //  2. the EK is the persistent key whose public part is the certificate's, else
 //     a primary made from the template or nonce in NV, else from the TCG's
 //     default template. Nothing is persisted;
-//  3. the AK is a primary of the endorsement hierarchy from one fixed template:
-//     the same key on every boot, with nothing to store and no owner
-//     authorisation. It has noDA, so that power cuts cannot lock it out. In
-//     this hierarchy a quote shows the true reset and restart counts.
+//  3. the AK is the one that the platform certified, where the list of step 1
+//     shows its certificate: on Compute Engine made from the template beside it,
+//     on Azure at its persistent handle. Its key must be the certificate's, and
+//     its use must need no more than an empty password. Otherwise, and on every
+//     TPM without such a certificate, it is a primary of the endorsement
+//     hierarchy from one fixed template: the same key on every boot, with
+//     nothing to store and no owner authorisation. That one has noDA, so that
+//     power cuts cannot lock it out. In this hierarchy a quote shows the true
+//     reset and restart counts.
 //
 // [Attester.Attest] then reads the PCRs, quotes them over the transcript,
 // checks the quote against what it read (another process may extend a PCR in

@@ -23,7 +23,8 @@ type key struct {
 	handle    tpm2.TPMHandle
 	name      tpm2.TPM2BName
 	public    tpm2.TPMTPublic
-	transient bool // flushed on Close
+	qualified []byte // of a persistent key
+	transient bool   // flushed on Close
 }
 
 func (k key) flush(t transport.TPM) error {
@@ -72,15 +73,11 @@ func readKey(t transport.TPM, handle uint32) (k key, ok bool, err error) {
 	if err != nil {
 		return key{}, false, fmt.Errorf("reading the key at 0x%08x: %w", handle, err)
 	}
-	return key{handle: tpm2.TPMHandle(handle), name: rsp.Name, public: *public}, true, nil
+	return key{handle: tpm2.TPMHandle(handle), name: rsp.Name, public: *public, qualified: rsp.QualifiedName.Buffer}, true, nil
 }
 
 // chooseEK follows the order of the package comment.
-func chooseEK(t transport.TPM, opts Options) (ek key, certificates [][]byte, err error) {
-	indexes, err := nvIndexes(t)
-	if err != nil {
-		return key{}, nil, err
-	}
+func chooseEK(t transport.TPM, opts Options, indexes []uint32) (ek key, certificates [][]byte, err error) {
 	var notes []error
 	for _, s := range slots {
 		if !opts.allows(s.key) || !slices.Contains(indexes, s.certificate) {

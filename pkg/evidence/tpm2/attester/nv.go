@@ -23,9 +23,11 @@ const (
 	maxHandles      = 256
 )
 
-// nvIndexes lists the NV indexes from first on that are part of the EK profile.
+// nvIndexes lists the NV indexes that are part of the EK profile or hold a
+// platform's AK, in one command unless the TPM has hundreds.
 func nvIndexes(t transport.TPM) ([]uint32, error) {
 	var all []uint32
+	seen := 0
 	for next := uint32(nvFirst); ; {
 		rsp, err := tpm2.GetCapability{Capability: tpm2.TPMCapHandles, Property: next, PropertyCount: maxHandles}.Execute(t)
 		if err != nil {
@@ -36,15 +38,19 @@ func nvIndexes(t transport.TPM) ([]uint32, error) {
 			return nil, fmt.Errorf("listing NV indexes: %w", err)
 		}
 		for _, h := range handles.Handle {
-			if h.HandleValue() > nvChainLast {
+			index := h.HandleValue()
+			if index > akLast {
 				return all, nil
 			}
-			all = append(all, h.HandleValue())
+			if index <= nvChainLast || ofAKSlot(index) {
+				all = append(all, index)
+			}
+			next = index + 1
 		}
-		if !rsp.MoreData || len(handles.Handle) == 0 || len(all) >= maxHandles {
+		seen += len(handles.Handle)
+		if !rsp.MoreData || len(handles.Handle) == 0 || seen >= maxHandles {
 			return all, nil
 		}
-		next = all[len(all)-1] + 1
 	}
 }
 
