@@ -15,6 +15,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/delivery"
 	"github.com/mcs-attest/mcs-attest/agent/internal/failure"
 	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
+	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
 	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
 	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
@@ -103,9 +104,11 @@ func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) err
 	f := &flow.Flow{
 		Console:  a.console,
 		EventLog: a.eventLog,
-		Claims:   flow.Claims(a.paths, machine.ID),
 		Version:  agentVersion(),
 		Dialer:   client.NewDialer(authorities),
+	}
+	if err := a.addCloud(ctx, f, machine.ID); err != nil {
+		return err
 	}
 	word, _ := machine.Cmdline.Last("mcs-attest.ek")
 	tpm, err := a.waitForTPM(ctx, attester.Key(word))
@@ -236,7 +239,7 @@ func agentVersion() string {
 var hints = map[mcsattestv1.DenialClass]string{
 	mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED: "the verifier may not answer for this origin ('origins' in its configuration), or agent and verifier are of versions that do not fit; its audit log says which, under the correlation id",
 	mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE: "boot again; if it stays, look up the correlation id in the verifier's audit log",
-	mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE:  "this machine's TPM, boot chain or provisioning token is not what the policy expects, or it has no TPM; on the cluster, the verifier's audit log says what was seen, under the correlation id",
+	mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE:  "this machine's TPM, boot chain, cloud document or provisioning token is not what the policy expects, or it has none; on the cluster, the verifier's audit log says what was seen, under the correlation id",
 	mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE:   "the machine is known and may not attest now (it joined, is being deleted, is too old, belongs to another pool, or another identity has it); on the cluster, mcs-attest-verifier explain says which",
 	mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN:     "look up the correlation id in the verifier's audit log",
 }
@@ -245,7 +248,10 @@ var hints = map[mcsattestv1.DenialClass]string{
 func advice(err error) string {
 	var denied *client.Denied
 	var missing *flow.MissingEvidence
+	var fault *metadata.Fault
 	switch {
+	case errors.As(err, &fault):
+		return fault.Hint
 	case errors.As(err, &denied):
 		return hints[denied.Class]
 	case errors.Is(err, attester.ErrEndorsementOwned):

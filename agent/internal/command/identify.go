@@ -21,6 +21,10 @@ type identity struct {
 	EKType         string   `json:"ekType"`
 	EKCertificates []string `json:"ekCertificates,omitempty"` // DER in base64
 	Banks          []string `json:"banks"`
+	// What the cloud's metadata service says: for a person, and not read by enroll.
+	ProviderID    string   `json:"providerID,omitempty"`
+	CloudEvidence []string `json:"cloudEvidence,omitempty"`
+	CloudProblem  string   `json:"cloudProblem,omitempty"`
 }
 
 func (a *agent) identify() command {
@@ -30,16 +34,17 @@ func (a *agent) identify() command {
 		short: "print the identity of this machine's TPM, as enroll takes it",
 		long: `identify prints what "mcs-attest-verifier enroll --identity" reads: the hash of the
 endorsement key by which this machine is known, the key's type and certificates,
-and the TPM's PCR banks. None of it is secret.`,
+and the TPM's PCR banks. On a cloud it also prints the machine's provider id and
+the kinds of evidence that its metadata service has. None of it is secret.`,
 		flags: func(f *flag.FlagSet) {
 			f.StringVar(&format, "o", "yaml", "print as `FORMAT`: yaml or json")
 			f.StringVar(&key, "ek", "", "take only an endorsement key of `TYPE` rsa-2048, ecc-p256 or ecc-p384")
 		},
-		run: func(context.Context, []string) error { return a.runIdentify(format, attester.Key(key)) },
+		run: func(ctx context.Context, _ []string) error { return a.runIdentify(ctx, format, attester.Key(key)) },
 	}
 }
 
-func (a *agent) runIdentify(format string, key attester.Key) error {
+func (a *agent) runIdentify(ctx context.Context, format string, key attester.Key) error {
 	if format != "yaml" && format != "json" {
 		return usageError{fmt.Errorf("output %q is neither yaml nor json", format)}
 	}
@@ -47,7 +52,9 @@ func (a *agent) runIdentify(format string, key attester.Key) error {
 	if err != nil {
 		return hinted{err, advice(err)}
 	}
-	text, err := newIdentity(tpm.Identity()).format(format)
+	id := newIdentity(tpm.Identity())
+	a.identifyCloud(ctx, &id)
+	text, err := id.format(format)
 	if err := errors.Join(err, tpm.close()); err != nil {
 		return err
 	}
@@ -86,5 +93,12 @@ func (i identity) format(format string) (string, error) {
 	fmt.Fprintf(&b, "ekType: %s\n", i.EKType)
 	list("ekCertificates", i.EKCertificates)
 	list("banks", i.Banks)
+	if i.ProviderID != "" {
+		fmt.Fprintf(&b, "providerID: %s\n", i.ProviderID)
+	}
+	list("cloudEvidence", i.CloudEvidence)
+	if i.CloudProblem != "" {
+		fmt.Fprintf(&b, "cloudProblem: %q\n", i.CloudProblem)
+	}
 	return b.String(), nil
 }

@@ -1,6 +1,7 @@
 package flow_test
 
 import (
+	"context"
 	"crypto/x509"
 	"testing"
 
@@ -43,7 +44,7 @@ func BenchmarkStartToToken(b *testing.B) {
 	v.Start(b)
 	for b.Loop() {
 		f := &flow.Flow{
-			Console: &console.Console{}, TPM: instantTPM{}, Claims: []byte("{}"),
+			Console: &console.Console{}, TPM: instantTPM{}, Claims: func(context.Context) []byte { return []byte("{}") },
 			Dialer: client.NewDialer([]*x509.Certificate{v.Authority}),
 		}
 		if _, err := f.Run(b.Context(), flow.Target{Origin: v.Origin, Pool: "worker", URL: v.Origin + "/config/worker"}); err != nil {

@@ -16,16 +16,18 @@ const maxClaims = 4 << 10
 // claims are what the machine says of itself. Nothing is decided by them; they
 // are bound to the evidence, for the person who looks for this machine.
 type claims struct {
-	BootID     string   `json:"bootID,omitempty"`
-	Hostname   string   `json:"hostname,omitempty"`
-	MACs       []string `json:"macs,omitempty"`
-	Platform   string   `json:"platform,omitempty"`
-	SMBIOSUUID string   `json:"smbiosUUID,omitempty"`
+	BootID   string   `json:"bootID,omitempty"`
+	Hostname string   `json:"hostname,omitempty"`
+	MACs     []string `json:"macs,omitempty"`
+	Platform string   `json:"platform,omitempty"`
+	// ProviderID is the hint: by it the verifier chooses which Machine it checks.
+	ProviderID string `json:"providerID,omitempty"`
+	SMBIOSUUID string `json:"smbiosUUID,omitempty"`
 }
 
-// Claims gathers the claims; what cannot be read is left out.
-func Claims(p paths.Paths, platform string) []byte {
-	c := claims{BootID: word(p.BootID), Platform: platform, SMBIOSUUID: strings.ToLower(word(p.SMBIOSUUID))}
+// Claims gathers the claims; what cannot be read, or is not known, is left out.
+func Claims(p paths.Paths, platform, providerID string) []byte {
+	c := claims{BootID: word(p.BootID), Platform: platform, ProviderID: providerID, SMBIOSUUID: strings.ToLower(word(p.SMBIOSUUID))}
 	c.Hostname, _ = os.Hostname()
 	links, _ := filepath.Glob(filepath.Join(p.Network, "*", "address"))
 	for _, l := range links {

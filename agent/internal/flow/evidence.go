@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
@@ -11,10 +12,15 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
-func (f *Flow) challengeRequest(t Target) *mcsattestv1.ChallengeRequest {
+func (f *Flow) challengeRequest(ctx context.Context, t Target) *mcsattestv1.ChallengeRequest {
 	req := &mcsattestv1.ChallengeRequest{Pool: t.Pool, Origin: t.Origin, AgentVersion: f.Version}
 	if !t.Provisioning.Empty() {
 		req.Offered = append(req.Offered, mcsattestv1.EvidenceKind_EVIDENCE_KIND_PROVISIONING_TOKEN)
+	}
+	if f.Cloud != nil {
+		for _, k := range f.Cloud.Offers(ctx) {
+			req.Offered = append(req.Offered, mcsattestv1.EvidenceKind(k))
+		}
 	}
 	if f.TPM == nil {
 		return req
@@ -29,14 +35,15 @@ func (f *Flow) challengeRequest(t Target) *mcsattestv1.ChallengeRequest {
 }
 
 // evidence gathers what the challenge requires, bound to this connection.
-func (f *Flow) evidence(s *client.Session, t Target, ch *mcsattestv1.ChallengeResponse) (*mcsattestv1.AttestRequest, error) {
+func (f *Flow) evidence(ctx context.Context, s *client.Session, t Target, ch *mcsattestv1.ChallengeResponse) (*mcsattestv1.AttestRequest, error) {
 	kinds, missing := f.kinds(t, ch)
 	if len(missing) > 0 {
 		return nil, &MissingEvidence{Kinds: missing, Err: f.NoTPM}
 	}
+	claims := f.Claims(ctx)
 	fields := transcript.Fields{
 		Sealed: ch.GetSealed(), Nonce: ch.GetNonce(), ServerSPKI: s.ServerSPKI(),
-		Origin: ch.GetOrigin(), Pool: ch.GetPool(), Claims: f.Claims,
+		Origin: ch.GetOrigin(), Pool: ch.GetPool(), Claims: claims,
 	}
 	switch ch.GetBinding() {
 	case mcsattestv1.BindingMode_BINDING_MODE_EXPORTER:
@@ -50,7 +57,7 @@ func (f *Flow) evidence(s *client.Session, t Target, ch *mcsattestv1.ChallengeRe
 	default:
 		return nil, final{fmt.Errorf("the verifier asked for binding mode %v, which this agent does not know", ch.GetBinding())}
 	}
-	req := &mcsattestv1.AttestRequest{Sealed: ch.GetSealed(), ServerSpkiSha256: fields.ServerSPKI, Claims: f.Claims}
+	req := &mcsattestv1.AttestRequest{Sealed: ch.GetSealed(), ServerSpkiSha256: fields.ServerSPKI, Claims: claims}
 	var bank uint16
 	var pcrs []int
 	if slices.Contains(kinds, evidence.TPM2) {
@@ -64,6 +71,11 @@ func (f *Flow) evidence(s *client.Session, t Target, ch *mcsattestv1.ChallengeRe
 	}
 	fields.Required = transcript.Required(kinds, bank, pcrs)
 	h := fields.Hash()
+	// The clouds first: their services answer within milliseconds, or not at all.
+	var err error
+	if req.Cloud, err = f.gather(ctx, kinds, evidence.Binding{Transcript: h, Origin: fields.Origin}, ch.GetCloud()); err != nil {
+		return nil, err
+	}
 	if slices.Contains(kinds, evidence.TPM2) {
 		if f.waitKey == "" {
 			f.Console.Step("proving this machine with its TPM (%s)", fields.Required)
@@ -86,7 +98,8 @@ func (f *Flow) kinds(t Target, ch *mcsattestv1.ChallengeResponse) (required, mis
 		kind := evidence.Kind(k)
 		required = append(required, kind)
 		has := kind == evidence.TPM2 && f.TPM != nil && ch.GetTpm() != nil ||
-			kind == evidence.ProvisioningToken && !t.Provisioning.Empty()
+			kind == evidence.ProvisioningToken && !t.Provisioning.Empty() ||
+			f.Cloud != nil && f.Cloud.Makes(kind)
 		if !has {
 			missing = append(missing, kind)
 		}

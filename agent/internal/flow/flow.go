@@ -72,7 +72,7 @@ func (l *LeftAlone) Error() string { return "the pointer config is left alone: "
 // MissingEvidence: the pool's policy wants what this machine cannot produce.
 type MissingEvidence struct {
 	Kinds []evidence.Kind
-	Err   error // why there is no TPM, if that is it
+	Err   error // why there is no TPM, or what the metadata service said
 }
 
 func (m *MissingEvidence) Error() string {
@@ -93,9 +93,13 @@ type Flow struct {
 	NoTPM error
 	// EventLog reads the firmware's measurements.
 	EventLog func() ([]byte, error)
-	Claims   []byte
-	Version  string
-	Dialer   *client.Dialer
+	// Cloud is nil on a platform that has no evidence of its own.
+	Cloud Cloud
+	// Claims makes the claims; asked once in each round, since what is not known
+	// at first may be later.
+	Claims  func(context.Context) []byte
+	Version string
+	Dialer  *client.Dialer
 	// Sleep pauses; nil means to wait in truth.
 	Sleep func(context.Context, time.Duration) error
 	// Since is the monotonic time since an arbitrary moment; nil: the system's.
@@ -116,6 +120,9 @@ const (
 	refusals = 3
 	// deviceTries is how often a TPM may fail.
 	deviceTries = 3
+	// cloudTries is how often a metadata service may fail in a way that passes:
+	// with the pauses, two minutes or so.
+	cloudTries = 8
 	// callTime bounds one round; a slow TPM takes most of it.
 	callTime = 5 * time.Minute
 )
@@ -123,7 +130,7 @@ const (
 // Run attests until one of the ends in the package comment. A [LeftAlone] is
 // returned as an error.
 func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
-	pause, soft, refused, broken := firstPause, 0, 0, 0
+	pause, soft, refused, broken, silent := firstPause, 0, 0, 0, 0
 	f.Dialer.Proxy = t.Proxy
 	f.Console.Step("asking %s to attest this machine for pool %s", t.Origin, t.Pool)
 	for {
@@ -145,6 +152,12 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 		if errors.As(err, &device) {
 			if broken++; broken >= deviceTries {
 				err = final{err}
+			}
+		}
+		var cloud *cloudError
+		if errors.As(err, &cloud) {
+			if silent++; mode.soft && silent >= softDenials || silent >= cloudTries {
+				err = cloud.missing()
 			}
 		}
 		var left *LeftAlone
@@ -220,7 +233,7 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 		return nil, mode{}, err
 	}
 	defer s.Close()
-	ch, err := s.Challenge(ctx, f.challengeRequest(t))
+	ch, err := s.Challenge(ctx, f.challengeRequest(ctx, t))
 	if err != nil {
 		return nil, deniedMode(err), err
 	}
@@ -235,7 +248,7 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 	if len(ch.GetRequired()) == 0 {
 		return nil, m, &LeftAlone{Why: "the verifier asks for no evidence"}
 	}
-	req, err := f.evidence(s, t, ch)
+	req, err := f.evidence(ctx, s, t, ch)
 	if err != nil {
 		return nil, m, err
 	}

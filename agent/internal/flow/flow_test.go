@@ -53,7 +53,8 @@ func newMachine(t *testing.T) *machine {
 	m := &machine{t: t}
 	m.flow = &flow.Flow{
 		Console: &console.Console{Out: &m.console, Err: &m.console}, TPM: keys,
-		Claims: []byte(`{"hostname":"worker-0"}`), Version: "test/1",
+		Claims:  func(context.Context) []byte { return []byte(`{"hostname":"worker-0"}`) },
+		Version: "test/1",
 		Sleep: func(ctx context.Context, d time.Duration) error {
 			m.slept = append(m.slept, d)
 			m.clock += d

@@ -165,7 +165,7 @@ func (a *AWS) parseInstance(raw []byte) (AWSInstance, error) {
 	}
 	for name, value := range map[string]string{"region": document.Region, "availabilityZone": document.Zone, "instanceId": document.InstanceID} {
 		if !isName(value) {
-			return AWSInstance{}, a.wrong(awsDocument, "its %s is %.40q", name, value)
+			return AWSInstance{}, a.wrong(awsDocument, "its %s is not a name: %.40q", name, value)
 		}
 	}
 	return AWSInstance{document.Region, document.Zone, document.InstanceID}, nil
@@ -177,7 +177,7 @@ func (a *AWS) SignedIdentity(ctx context.Context) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return a.decode(awsSigned, raw)
+	return a.pkcs7(awsSigned, raw)
 }
 
 // HasRole tells whether the instance has an IAM role.
@@ -204,7 +204,7 @@ func (a *AWS) role(ctx context.Context) (string, error) {
 		return "", &Fault{Cloud: a.cloud, What: awsRole, Problem: "the instance has no IAM role", Hint: noRole, Absent: true}
 	}
 	if !isName(role) {
-		return "", a.wrong(awsRole, "it is called %.40q", role)
+		return "", a.wrong(awsRole, "it is not a name: %.40q", role)
 	}
 	return role, nil
 }

@@ -116,9 +116,9 @@ func (z *Azure) parseAttested(raw []byte) ([]byte, error) {
 		return nil, z.wrong(azureAttested, "the answer is not JSON of that kind")
 	}
 	if document.Encoding != "pkcs7" {
-		return nil, z.wrong(azureAttested, "its encoding is %.40q and not pkcs7", document.Encoding)
+		return nil, z.wrong(azureAttested, "its encoding is not pkcs7: %.40q", document.Encoding)
 	}
-	return z.decode(azureAttested, []byte(document.Signature))
+	return z.pkcs7(azureAttested, []byte(document.Signature))
 }
 
 // IdentityToken is an access token of the machine's managed identity. Azure
@@ -165,7 +165,7 @@ func (z *Azure) parseCompute(raw []byte) (string, error) {
 		good = isName(parts[i]) && (want[i] == "" || strings.EqualFold(parts[i], want[i]))
 	}
 	if !good || parts[0] != "" {
-		return "", z.wrong(azureCompute, "it is %.80q", document.ResourceID)
+		return "", z.wrong(azureCompute, "it is not a virtual machine's: %.80q", document.ResourceID)
 	}
 	return "azure://" + document.ResourceID, nil
 }

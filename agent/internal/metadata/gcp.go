@@ -71,7 +71,7 @@ func (g *GCP) ProviderID(ctx context.Context) (string, error) {
 		}
 		name := lastElement(string(raw)) // a zone is projects/NUMBER/zones/NAME
 		if !isName(name) {
-			return "", g.wrong(gcpName, "its %s is %.40q", lastElement(suffix), name)
+			return "", g.wrong(gcpName, "its %s is not a name: %.40q", lastElement(suffix), name)
 		}
 		id += "/" + name
 	}

@@ -87,7 +87,7 @@ type service struct {
 	explain func(path string, status int) *Fault
 	// timeout is what a missing answer means in this cloud; may leave fields empty.
 	timeout func(path string) *Fault
-	// header is what an answer of the service must have, "name: value"; empty: nothing.
+	// An answer of the service must have this header, if there is a name.
 	headerName, headerValue string
 
 	mu   sync.Mutex
@@ -262,11 +262,13 @@ func (s *service) ask(ctx context.Context, what string, once func(context.Contex
 		}
 		select {
 		case <-end.Done():
-			if ctx.Err() != nil {
-				return nil, fmt.Errorf("interrupted: %w", ctx.Err())
-			}
-			return nil, fault
 		case <-time.After(pause):
+		}
+		switch {
+		case ctx.Err() != nil:
+			return nil, fmt.Errorf("interrupted: %w", ctx.Err())
+		case end.Err() != nil:
+			return nil, fault
 		}
 	}
 }

@@ -41,6 +41,16 @@ func (s *service) decode(what string, raw []byte) ([]byte, error) {
 	return out[:n], nil
 }
 
+// pkcs7 reads a signed document in base64. Whether it is one the verifier finds
+// out; that it is at least a SEQUENCE tells a wrong encoding from a wrong document.
+func (s *service) pkcs7(what string, raw []byte) ([]byte, error) {
+	out, err := s.decode(what, raw)
+	if err == nil && out[0] != 0x30 {
+		return nil, s.wrong(what, "the answer is not PKCS #7 in base64")
+	}
+	return out, err
+}
+
 // lastElement is what is behind the last slash.
 func lastElement(s string) string {
 	s = strings.TrimSpace(s)

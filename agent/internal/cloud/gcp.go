@@ -1,0 +1,38 @@
+package cloud
+
+import (
+	"context"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
+	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/gcpidentity/attester"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+)
+
+// gcp shows an identity token of the instance, made for this conversation alone.
+type gcp struct{ quick, steady *metadata.GCP }
+
+func newGCP(p paths.Paths) (platform, error) {
+	quick, err := metadata.NewGCP(p.Metadata, metadata.Quick)
+	if err != nil {
+		return nil, err
+	}
+	steady, err := metadata.NewGCP(p.Metadata, metadata.Steady)
+	return &gcp{quick, steady}, err
+}
+
+func (*gcp) kinds() []evidence.Kind { return []evidence.Kind{evidence.GCPIdentity} }
+
+func (g *gcp) look(ctx context.Context) (string, []evidence.Kind, error) {
+	id, err := g.quick.ProviderID(ctx)
+	return id, nil, err
+}
+
+func (g *gcp) gather(ctx context.Context, kind evidence.Kind, b evidence.Binding, _ *mcsattestv1.CloudChallenge) (document, token []byte, err error) {
+	if kind != evidence.GCPIdentity {
+		return nil, nil, notMine(kind)
+	}
+	document, err = g.steady.IdentityToken(ctx, attester.Audience(b.Origin, b.Transcript))
+	return document, nil, err
+}

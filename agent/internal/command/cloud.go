@@ -1,0 +1,54 @@
+package command
+
+import (
+	"context"
+	"os"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/cloud"
+	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
+	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
+)
+
+// addCloud gives the flow the platform's evidence and the claims, and begins to
+// look for the provider id, while the TPM is made ready.
+func (a *agent) addCloud(ctx context.Context, f *flow.Flow, platformID string) error {
+	c, err := cloud.New(a.paths, platformID)
+	if err != nil {
+		return err
+	}
+	if c == nil {
+		claims := flow.Claims(a.paths, platformID, "")
+		f.Claims = func(context.Context) []byte { return claims }
+		return nil
+	}
+	c.Start(ctx)
+	f.Cloud = c
+	said := ""
+	f.Claims = func(ctx context.Context) []byte {
+		id, err := c.ProviderID(ctx)
+		if err != nil && err.Error() != said {
+			said = err.Error()
+			a.console.Step("no provider id in the claims: %v", err)
+		}
+		return flow.Claims(a.paths, platformID, id)
+	}
+	return nil
+}
+
+// identifyCloud adds what a cloud knows; nothing where there is none.
+func (a *agent) identifyCloud(ctx context.Context, id *identity) {
+	machine, err := platform.New(a.paths, os.Getenv("PLATFORM_ID"))
+	if err != nil {
+		return
+	}
+	c, err := cloud.New(a.paths, machine.ID)
+	if c == nil || err != nil {
+		return
+	}
+	if id.ProviderID, err = c.ProviderID(ctx); err != nil {
+		id.CloudProblem = err.Error()
+	}
+	for _, kind := range c.Offers(ctx) {
+		id.CloudEvidence = append(id.CloudEvidence, kind.String())
+	}
+}

@@ -1,0 +1,62 @@
+package flow
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+)
+
+// gather asks the cloud for what is required of it. What it cannot give now and
+// may give later is a *cloudError; everything else is final.
+func (f *Flow) gather(ctx context.Context, kinds []evidence.Kind, b evidence.Binding, ch *mcsattestv1.CloudChallenge) ([]*mcsattestv1.CloudEvidence, error) {
+	var all []*mcsattestv1.CloudEvidence
+	for _, kind := range kinds {
+		if f.Cloud == nil || !f.Cloud.Makes(kind) {
+			continue
+		}
+		if f.waitKey == "" {
+			f.Console.Step("asking the cloud for evidence of this machine (%v)", kind)
+		}
+		ev, err := f.Cloud.Evidence(ctx, kind, b, ch)
+		var fault *metadata.Fault
+		switch {
+		case err == nil:
+			all = append(all, ev)
+		case ctx.Err() != nil:
+			return nil, fmt.Errorf("interrupted: %w", ctx.Err())
+		case errors.As(err, &fault) && fault.Temporary:
+			return nil, &cloudError{kind, err}
+		default:
+			return nil, (&cloudError{kind, err}).missing()
+		}
+	}
+	return all, nil
+}
+
+// cloudError is a failure of the metadata service that may pass.
+type cloudError struct {
+	kind evidence.Kind
+	err  error
+}
+
+func (e *cloudError) Error() string { return fmt.Sprintf("%v: %v", e.kind, e.err) }
+func (e *cloudError) Unwrap() error { return e.err }
+
+// missing is what it comes to when it does not pass.
+func (e *cloudError) missing() *MissingEvidence {
+	return &MissingEvidence{Kinds: []evidence.Kind{e.kind}, Err: e.err}
+}
+
+// Cloud is a machine's cloud, as package cloud has it.
+type Cloud interface {
+	// Offers are the kinds of evidence that there may be, in ascending order.
+	Offers(context.Context) []evidence.Kind
+	// Makes reports whether Evidence can be asked for a kind.
+	Makes(evidence.Kind) bool
+	// Evidence gathers one kind; an error of the metadata service is a *metadata.Fault.
+	Evidence(context.Context, evidence.Kind, evidence.Binding, *mcsattestv1.CloudChallenge) (*mcsattestv1.CloudEvidence, error)
+}

@@ -1,0 +1,200 @@
+package metadata_test
+
+import (
+	"bytes"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
+	"github.com/mcs-attest/mcs-attest/testvm/cloud/aws"
+	"github.com/mcs-attest/mcs-attest/testvm/cloud/azure"
+	"github.com/mcs-attest/mcs-attest/testvm/cloud/gcp"
+)
+
+func TestAWS(t *testing.T) {
+	i, c := onAWS(t, nil)
+	s := newAWS(t, c.Metadata(i.ID), calm)
+	data, err := s.UserData(t.Context())
+	ok(t, err)
+	if string(data) != "user data" {
+		t.Errorf("user data %q", data)
+	}
+	instance, err := s.Instance(t.Context())
+	ok(t, err)
+	if instance.ProviderID() != i.ProviderID() || instance.Region != "eu-central-1" {
+		t.Errorf("instance %+v", instance)
+	}
+	signed, err := s.SignedIdentity(t.Context())
+	ok(t, err)
+	if !bytes.Equal(signed, c.RSA2048(i.ID)) {
+		t.Errorf("signed document of %d bytes is another", len(signed))
+	}
+	role, err := s.HasRole(t.Context())
+	ok(t, err)
+	credentials, err := s.Credentials(t.Context())
+	ok(t, err)
+	if !role || credentials.AccessKeyID == "" || credentials.SecretAccessKey == "" || credentials.SessionToken == "" {
+		t.Errorf("role %t, credentials %+v", role, credentials)
+	}
+}
+
+// The time in a request to STS is the host's.
+func TestTimeIsTheMetadataServices(t *testing.T) {
+	i, c := onAWS(t, nil)
+	node := c.Metadata(i.ID)
+	then := time.Date(2031, 5, 6, 7, 8, 9, 0, time.UTC)
+	s := newAWS(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Date", then.Format(http.TimeFormat))
+		node.ServeHTTP(w, r)
+	}), calm)
+	credentials, err := s.Credentials(t.Context())
+	ok(t, err)
+	if !credentials.Now.Equal(then) {
+		t.Errorf("time %v, want %v", credentials.Now, then)
+	}
+	s = newAWS(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header()["Date"] = nil // none at all
+		node.ServeHTTP(w, r)
+	}), calm)
+	if c, err := s.Credentials(t.Context()); err == nil {
+		t.Errorf("credentials without a time: %v", c.Now)
+	}
+}
+
+func TestInstanceWithoutARole(t *testing.T) {
+	i, c := onAWS(t, func(i *aws.Instance) { i.Role = "" })
+	s := newAWS(t, c.Metadata(i.ID), calm)
+	if role, err := s.HasRole(t.Context()); role || err != nil {
+		t.Errorf("role %t, error %v", role, err)
+	}
+	if _, err := s.Credentials(t.Context()); !metadata.IsAbsent(err) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// A service that was restarted knows no token of before.
+func TestStaleToken(t *testing.T) {
+	i, c := onAWS(t, nil)
+	var node atomic.Pointer[http.Handler]
+	restart := func() { h := c.Metadata(i.ID); node.Store(&h) }
+	restart()
+	s := newAWS(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*node.Load()).ServeHTTP(w, r) }), calm)
+	for range 3 {
+		_, err := s.UserData(t.Context())
+		ok(t, err)
+		restart()
+	}
+}
+
+// Version 1 would answer; it is not asked.
+func TestNoWayBackToVersion1(t *testing.T) {
+	i, c := onAWS(t, func(i *aws.Instance) { i.Faults = aws.Faults{NoTokens: true, TokensOptional: true} })
+	node := c.Metadata(i.ID)
+	var without atomic.Int32
+	s := newAWS(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			without.Add(1)
+		}
+		node.ServeHTTP(w, r)
+	}), once)
+	_, err := s.UserData(t.Context())
+	fault(t, err)
+	_, err = s.SignedIdentity(t.Context())
+	fault(t, err)
+	if n := without.Load(); n != 0 {
+		t.Errorf("%d requests of version 1", n)
+	}
+}
+
+func TestGCP(t *testing.T) {
+	c, id := onGCP(t, nil)
+	s := newGCP(t, c.Metadata(id), calm)
+	data, err := s.UserData(t.Context())
+	ok(t, err)
+	if string(data) != "user data" {
+		t.Errorf("user data %q", data)
+	}
+	providerID, err := s.ProviderID(t.Context())
+	ok(t, err)
+	if i, _ := c.Instance(id); providerID != i.ProviderID() {
+		t.Errorf("provider id %q, want %q", providerID, i.ProviderID())
+	}
+	token, err := s.IdentityToken(t.Context(), "https://api-int.example.com:22623/mcs-attest/v1/a_b-c")
+	ok(t, err)
+	if bytes.Count(token, []byte(".")) != 2 {
+		t.Errorf("token %q", token)
+	}
+}
+
+func TestAzure(t *testing.T) {
+	c, i := onAzure(t, nil)
+	s := newAzure(t, c.Metadata(i), calm)
+	data, err := s.UserData(t.Context())
+	ok(t, err)
+	if string(data) != "user data" {
+		t.Errorf("user data %q", data)
+	}
+	providerID, err := s.ProviderID(t.Context())
+	ok(t, err)
+	if providerID != i.ProviderID() {
+		t.Errorf("provider id %q, want %q", providerID, i.ProviderID())
+	}
+	document, err := s.Attested(t.Context(), "__79_Pv6-fj39vX08_Lx8O_u7ezr6uno")
+	ok(t, err)
+	if !bytes.Contains(document, []byte(`"__79_Pv6-fj39vX08_Lx8O_u7ezr6uno"`)) {
+		t.Errorf("the nonce is not in the document of %d bytes", len(document))
+	}
+	token, err := s.IdentityToken(t.Context(), "api://mcs-attest")
+	ok(t, err)
+	if bytes.Count(token, []byte(".")) != 2 {
+		t.Errorf("token %q", token)
+	}
+}
+
+// What passes is waited for.
+func TestTriedAgain(t *testing.T) {
+	i, ac := onAWS(t, func(i *aws.Instance) { i.Faults = aws.Faults{Busy: 3} })
+	_, err := newAWS(t, ac.Metadata(i.ID), calm).UserData(t.Context())
+	ok(t, err)
+	ac.Change(i.ID, func(i *aws.Instance) { i.Faults = aws.Faults{Busy: 3, BusyStatus: http.StatusServiceUnavailable} })
+	_, err = newAWS(t, ac.Metadata(i.ID), calm).SignedIdentity(t.Context())
+	ok(t, err)
+
+	gc, id := onGCP(t, nil)
+	for _, f := range []gcp.Fault{{Status: http.StatusServiceUnavailable}, {Status: http.StatusTooManyRequests}, {Off: true}} {
+		f.Times = 3
+		gc.Fail(gcp.Metadata, f)
+		gc.Fail(gcp.Identity, f)
+		s := newGCP(t, gc.Metadata(id), calm)
+		_, err = s.UserData(t.Context())
+		ok(t, err)
+		_, err = s.IdentityToken(t.Context(), "https://example.com")
+		ok(t, err)
+	}
+
+	zc, z := onAzure(t, func(i *azure.Instance) { i.Metadata = azure.MetadataFaults{Throttled: 2, Gone: 2, Broken: 2} })
+	_, err = newAzure(t, zc.Metadata(z), calm).UserData(t.Context())
+	ok(t, err)
+}
+
+func TestNothingThere(t *testing.T) {
+	i, ac := onAWS(t, func(i *aws.Instance) { i.UserData = nil })
+	if _, err := newAWS(t, ac.Metadata(i.ID), calm).UserData(t.Context()); !metadata.IsAbsent(err) {
+		t.Errorf("AWS: error %v", err)
+	}
+	gc, id := onGCP(t, func(i *gcp.Instance) { i.UserData = nil })
+	if _, err := newGCP(t, gc.Metadata(id), calm).UserData(t.Context()); !metadata.IsAbsent(err) {
+		t.Errorf("Google Cloud: error %v", err)
+	}
+	zc, z := onAzure(t, func(i *azure.Instance) { i.UserData = nil })
+	if data, err := newAzure(t, zc.Metadata(z), calm).UserData(t.Context()); len(data) != 0 || err != nil {
+		t.Errorf("Azure: %q and error %v", data, err)
+	}
+	// A 404 of Azure's is none of those.
+	z.Metadata.NotFound = true
+	if _, err := newAzure(t, zc.Metadata(z), once).UserData(t.Context()); err == nil || metadata.IsAbsent(err) {
+		t.Errorf("Azure: error %v", err)
+	}
+}
