@@ -179,6 +179,14 @@ func shortTempDir(t TB) string {
 	return dir
 }
 
+// Source reads a file of the source tree.
+func (r *Rig) Source(path string) []byte {
+	r.t.Helper()
+	b, err := os.ReadFile(filepath.Join(r.repo, path))
+	r.fatal(err, "source tree")
+	return b
+}
+
 // keep names a file to copy to the artifacts folder when the test fails.
 func (r *Rig) keep(path string) {
 	r.mu.Lock()

@@ -1,6 +1,7 @@
 package rig
 
 import (
+	"crypto"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
@@ -78,6 +79,25 @@ func (r *Rig) EKRoots() []byte {
 func (t *TPM) EKSHA256() []string {
 	t.r.t.Helper()
 	var hashes []string
+	for _, cert := range t.ekCertificates() {
+		sum := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
+		hashes = append(hashes, hex.EncodeToString(sum[:]))
+	}
+	return hashes
+}
+
+// EndorsementKeys are the public keys: what a cloud knows of its virtual TPMs.
+func (t *TPM) EndorsementKeys() []crypto.PublicKey {
+	t.r.t.Helper()
+	var keys []crypto.PublicKey
+	for _, cert := range t.ekCertificates() {
+		keys = append(keys, cert.PublicKey)
+	}
+	return keys
+}
+
+func (t *TPM) ekCertificates() (certs []*x509.Certificate) {
+	t.r.t.Helper()
 	for _, name := range []string{"ek-rsa2048.crt", "ek-secp384r1.crt"} {
 		b, err := os.ReadFile(filepath.Join(t.dir, name))
 		t.r.fatal(err, "EK certificate")
@@ -86,10 +106,9 @@ func (t *TPM) EKSHA256() []string {
 		}
 		cert, err := x509.ParseCertificate(b)
 		t.r.fatal(err, "EK certificate")
-		sum := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
-		hashes = append(hashes, hex.EncodeToString(sum[:]))
+		certs = append(certs, cert)
 	}
-	return hashes
+	return certs
 }
 
 // start runs the TPM for one machine; it ends when QEMU hangs up. A machine

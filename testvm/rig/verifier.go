@@ -38,6 +38,8 @@ type VerifierConfig struct {
 	Extra string
 	// Files are further files of the folder: trust anchors, Machines.
 	Files map[string]string
+	// Env is added to the process' environment, "NAME=value": a cloud's credentials.
+	Env []string
 	// OnAudit is called with each line of the audit log.
 	OnAudit func(Audit)
 	// Stopped leaves the start to the test.
@@ -73,7 +75,7 @@ func (r *Rig) Verifier(c VerifierConfig) *Verifier {
 	r.verifiers++
 	v := &Verifier{
 		r: r, Dir: filepath.Join(r.dir, fmt.Sprintf("verifier%d", r.verifiers)), Port: r.freePort(), host: cmp.Or(c.Host, Host),
-		binary: r.VerifierBinary(), onAudit: c.OnAudit, changed: make(chan struct{}),
+		binary: r.VerifierBinary(), onAudit: c.OnAudit, env: c.Env, changed: make(chan struct{}),
 	}
 	v.log = filepath.Join(r.dir, fmt.Sprintf("verifier%d.log", r.verifiers))
 	r.keep(v.log)

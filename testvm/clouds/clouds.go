@@ -1,0 +1,134 @@
+// Package clouds puts an emulated cloud, a verifier that is configured for it, and
+// machines of the rig together: what the scenarios and the demo of a cloud share.
+//
+//	r := rig.New(t)
+//	site := clouds.New(t, r, "aws", rig.VerifierConfig{})
+//	tpm := r.NewTPM()
+//	machine := site.Add("worker-0", tpm)
+//	node := site.Boot(machine, rig.VM{})
+//
+// The verifier's policy is the one that ships for the platform (deploy/policies).
+// Each machine is a Machine in the verifier's folder, made as the Machine API makes
+// it, and an instance of the emulated cloud, whose metadata service the machine
+// finds at 169.254.169.254. The verifier asks the emulated cloud's API.
+package clouds
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+// Platforms are those that there are, by Ignition's names.
+var Platforms = []string{"aws", "azure", "gcp"}
+
+// provider is one emulated cloud.
+type provider interface {
+	// section is the cloud's part of mcs-attest.yaml, with files for the verifier's
+	// folder and its environment. What it starts ends with the test.
+	section(t rig.TB, dir string) (text string, files map[string]string, env []string)
+	// add starts an instance. A nil TPM is none.
+	add(t rig.TB, name string, userData []byte, tpm *rig.TPM) (providerID string, metadata http.Handler)
+}
+
+// Site is a cloud with a verifier.
+type Site struct {
+	V        *rig.Verifier
+	Platform string
+
+	t        rig.TB
+	r        *rig.Rig
+	provider provider
+	machines int
+}
+
+// Machine is one of the cluster's, and an instance of the cloud.
+type Machine struct {
+	Name, ProviderID string
+	TPM              *rig.TPM // nil: it has none
+	// Metadata is its metadata service. Change it before the boot.
+	Metadata http.Handler
+
+	manifest string
+}
+
+// New starts the cloud, and a verifier with the cloud's default policy.
+func New(t rig.TB, r *rig.Rig, platform string, c rig.VerifierConfig) *Site {
+	t.Helper()
+	s := &Site{Platform: platform, t: t, r: r}
+	switch platform {
+	case "aws":
+		s.provider = newAWS()
+	case "azure":
+		s.provider = newAzure(t)
+	case "gcp":
+		s.provider = newGCP(t)
+	default:
+		t.Fatalf("no cloud is called %q; there are %v", platform, Platforms)
+	}
+	dir, err := os.MkdirTemp("", "cloud-")
+	if err != nil {
+		t.Fatalf("cloud: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Logf("cloud: %v", err)
+		}
+	})
+	c.Host = rig.CloudHost
+	c.Extra, c.Files, c.Env = s.provider.section(t, dir)
+	if c.Policy == "" {
+		c.Policy = string(r.Source(filepath.Join("deploy", "policies", platform+".yaml")))
+	}
+	s.V = r.Verifier(c)
+	return s
+}
+
+// Add makes a Machine of the pool worker, and its instance, as the Machine API does.
+func (s *Site) Add(name string, tpm *rig.TPM) Machine {
+	s.t.Helper()
+	m := s.Stranger(name, tpm)
+	s.machines++
+	m.manifest = fmt.Sprintf(`apiVersion: machine.openshift.io/v1beta1
+kind: Machine
+metadata:
+  name: %s
+  namespace: openshift-machine-api
+  uid: 9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb%02d
+  creationTimestamp: "%s"
+  labels:
+    machine.openshift.io/cluster-api-machine-role: worker
+    machine.openshift.io/cluster-api-machine-type: worker
+spec:
+  providerID: %s
+`, name, s.machines, time.Now().UTC().Format(time.RFC3339), m.ProviderID)
+	s.V.Write("machines/"+name+".yaml", m.manifest)
+	return m
+}
+
+// Enroll has an administrator say that the machine's TPM is that Machine's.
+func (s *Site) Enroll(m Machine) {
+	s.t.Helper()
+	annotation := fmt.Sprintf("  annotations:\n    mcs-attest.dev/ek-sha256: %q\n", strings.Join(m.TPM.EKSHA256(), ","))
+	s.V.Write("machines/"+m.Name+".yaml", strings.Replace(m.manifest, "  labels:\n", annotation+"  labels:\n", 1))
+}
+
+// Stranger is an instance of the cloud that is no Machine of the cluster. Its user
+// data is the same pointer config.
+func (s *Site) Stranger(name string, tpm *rig.TPM) Machine {
+	s.t.Helper()
+	id, metadata := s.provider.add(s.t, name, s.V.Pointer("worker"), tpm)
+	return Machine{Name: name, ProviderID: id, TPM: tpm, Metadata: metadata}
+}
+
+// Boot starts the machine.
+func (s *Site) Boot(m Machine, vm rig.VM) *rig.Node {
+	s.t.Helper()
+	vm.Name, vm.TPM, vm.Platform, vm.Metadata = m.Name, m.TPM, s.Platform, m.Metadata
+	return s.r.Boot(vm)
+}

@@ -1,0 +1,61 @@
+// Package aws boots machines of an emulated Amazon EC2 under the policy that ships
+// for it: pointer config, documents and credentials all come from 169.254.169.254.
+package aws
+
+import (
+	"net/http"
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/testvm/clouds"
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+const identity = "/latest/dynamic/instance-identity/rsa2048"
+
+// The instance's document says which it is, and EC2 says which TPM is its own.
+func TestInstanceWithItsTPM(t *testing.T) {
+	r := rig.New(t)
+	site := clouds.New(t, r, "aws", rig.VerifierConfig{})
+	node := site.Boot(site.Add("worker-0", r.NewTPM()), rig.VM{})
+	node.WantProvisioned()
+	if got := node.ReadFile("/etc/provisioned"); got != "for worker" {
+		t.Errorf("the disk holds %q", got)
+	}
+	if !node.AskedMetadata(identity, "") {
+		t.Errorf("nobody asked for the document: %q", node.Metadata())
+	}
+	rec := site.V.WantRecord("worker-0", "Fetched")
+	if rec.Record.Endorsement != "provider" {
+		t.Errorf("endorsed by %q", rec.Record.Endorsement)
+	}
+}
+
+// Without a TPM it signs the challenge with its role, and AWS says whose that is.
+func TestInstanceWithItsRole(t *testing.T) {
+	r := rig.New(t)
+	site := clouds.New(t, r, "aws", rig.VerifierConfig{})
+	node := site.Boot(site.Add("worker-0", nil), rig.VM{})
+	node.WantProvisioned()
+	if !node.AskedMetadata(identity, "") {
+		t.Errorf("nobody asked for the document: %q", node.Metadata())
+	}
+	rec := site.V.WantRecord("worker-0", "Fetched")
+	if rec.Record.Endorsement != "" {
+		t.Errorf("endorsed by %q, without a TPM", rec.Record.Endorsement)
+	}
+}
+
+// A person who has turned the service off reads on the console that it is so.
+func TestMetadataServiceThatIsOff(t *testing.T) {
+	r := rig.New(t)
+	site := clouds.New(t, r, "aws", rig.VerifierConfig{})
+	machine := site.Add("worker-0", nil)
+	machine.Metadata = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusForbidden)
+	})
+	node := site.Boot(machine, rig.VM{})
+	node.WaitFor(`mcs-attest: .*AWS metadata service.* IMDSv2 token \(HTTP status 403\)`)
+	node.Kill()
+	site.V.WantNoAudit("", "allowed", "")
+	site.V.WantRecord("worker-0", "")
+}

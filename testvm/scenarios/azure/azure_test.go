@@ -1,0 +1,44 @@
+// Package azure boots machines of an emulated Azure under the policy that ships for
+// it: pointer config and attested document both come from 169.254.169.254.
+package azure
+
+import (
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/testvm/clouds"
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+const attested = "/metadata/attested/document"
+
+// Azure's document says which machine it is; whose TPM it has, an administrator did.
+func TestMachineWithItsTPM(t *testing.T) {
+	r := rig.New(t)
+	site := clouds.New(t, r, "azure", rig.VerifierConfig{})
+	tpm := r.NewTPM()
+	machine := site.Add("worker-0", tpm)
+	site.Enroll(machine)
+	node := site.Boot(machine, rig.VM{})
+	node.WantProvisioned()
+	if got := node.ReadFile("/etc/provisioned"); got != "for worker" {
+		t.Errorf("the disk holds %q", got)
+	}
+	if !node.AskedMetadata(attested, "") {
+		t.Errorf("nobody asked for the document: %q", node.Metadata())
+	}
+	rec := site.V.WantRecord("worker-0", "Fetched")
+	if rec.Record.Endorsement != "enrolled" {
+		t.Errorf("endorsed by %q", rec.Record.Endorsement)
+	}
+}
+
+func TestMachineWithoutATPM(t *testing.T) {
+	r := rig.New(t)
+	site := clouds.New(t, r, "azure", rig.VerifierConfig{})
+	node := site.Boot(site.Add("worker-0", nil), rig.VM{})
+	node.WantProvisioned()
+	if !node.AskedMetadata(attested, "") {
+		t.Errorf("nobody asked for the document: %q", node.Metadata())
+	}
+	site.V.WantRecord("worker-0", "Fetched")
+}

@@ -1,0 +1,46 @@
+// Package gcp boots machines of an emulated Google Cloud under the policy that ships
+// for it: pointer config and identity token both come from 169.254.169.254.
+package gcp
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/testvm/clouds"
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+const identity = "/computeMetadata/v1/instance/service-accounts/default/identity"
+
+// Google's token says which instance it is, and Google's API which TPM is its own.
+func TestShieldedVMWithItsTPM(t *testing.T) {
+	r := rig.New(t)
+	site := clouds.New(t, r, "gcp", rig.VerifierConfig{})
+	node := site.Boot(site.Add("worker-0", r.NewTPM()), rig.VM{})
+	node.WantProvisioned()
+	if got := node.ReadFile("/etc/provisioned"); got != "for worker" {
+		t.Errorf("the disk holds %q", got)
+	}
+	if !node.AskedMetadata(identity, "") {
+		t.Errorf("nobody asked for a token: %q", node.Metadata())
+	}
+	// The token is a credential, too: nothing keeps it.
+	if left := node.TokensLeft(); len(left) > 0 {
+		t.Errorf("a token was left in %s", strings.Join(left, ", "))
+	}
+	rec := site.V.WantRecord("worker-0", "Fetched")
+	if rec.Record.Endorsement != "provider" {
+		t.Errorf("endorsed by %q", rec.Record.Endorsement)
+	}
+}
+
+func TestInstanceWithoutATPM(t *testing.T) {
+	r := rig.New(t)
+	site := clouds.New(t, r, "gcp", rig.VerifierConfig{})
+	node := site.Boot(site.Add("worker-0", nil), rig.VM{})
+	node.WantProvisioned()
+	if !node.AskedMetadata(identity, "") {
+		t.Errorf("nobody asked for a token: %q", node.Metadata())
+	}
+	site.V.WantRecord("worker-0", "Fetched")
+}
