@@ -1,5 +1,6 @@
 # Two commands do everything on a fresh Debian machine:
 #   make demo   a real VM boots, attests and is provisioned, told as it happens
+#               (PLATFORM=aws, azure or gcp: a VM of that cloud, emulated)
 #   make test   every test
 # and make demo-cluster is the demo in a cluster.
 # Both install what they need first and are safe to run again.
@@ -35,8 +36,8 @@ build: ## both binaries into bin/
 	$(GOBUILD) -o $(BIN)/mcs-attest-verifier ./verifier
 
 .PHONY: demo
-demo: deps build ## one VM from power-on to provisioned, narrated
-	@go run ./testvm/cmd/demo
+demo: deps build ## one VM from power-on to provisioned, narrated; PLATFORM=aws, azure or gcp: by its cloud identity
+	@go run ./testvm/cmd/demo $(PLATFORM)
 
 .PHONY: demo-cluster
 demo-cluster: deps build ## an API server, three replicas, one VM, a killed replica, narrated

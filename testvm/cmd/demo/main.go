@@ -3,7 +3,9 @@
 // log, and what an administrator types, each with a name in front.
 //
 // Everything is real but the hardware: kernel, dracut initramfs, Ignition,
-// verifier. `make demo` runs it.
+// verifier. `make demo` runs it. With the name of a cloud as its argument
+// (`make demo PLATFORM=aws`) the machine is an instance of that cloud, which is
+// emulated, and comes in by its cloud identity.
 package main
 
 import (
@@ -17,7 +19,17 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/stage"
 )
 
-func main() { os.Exit(stage.Play("demo", tell)) }
+func main() {
+	story := tell
+	if len(os.Args) > 1 && os.Args[1] != "" && os.Args[1] != "qemu" {
+		if _, ok := stories[os.Args[1]]; !ok {
+			fmt.Fprintf(os.Stderr, "error: PLATFORM is %q\nhint: aws, azure or gcp; without it a machine with a TPM and no cloud\n", os.Args[1])
+			os.Exit(2)
+		}
+		story = tellOf(os.Args[1])
+	}
+	os.Exit(stage.Play("demo", story))
+}
 
 const content = "pull secret, kubeconfig, and all that a node needs\n"
 
@@ -70,7 +82,7 @@ func curl(s *stage.Stage, v *rig.Verifier) {
 	s.Say("you", "$ curl --cacert DIR/tls/ca.crt %s", url)
 	out, err := exec.Command("curl", "--silent", "--show-error", "--max-time", "20", "--include",
 		"--cacert", filepath.Join(v.Dir, "tls/ca.crt"),
-		"--connect-to", fmt.Sprintf("10.0.2.2:%d:127.0.0.1:%d", v.Port, v.Port), url).CombinedOutput()
+		"--connect-to", fmt.Sprintf("%s:%d:127.0.0.1:%d", v.Host(), v.Port, v.Port), url).CombinedOutput()
 	if err != nil {
 		s.Fatalf("curl: %v\n%s", err, out)
 	}
