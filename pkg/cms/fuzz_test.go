@@ -2,7 +2,6 @@ package cms_test
 
 import (
 	"bytes"
-	"slices"
 	"testing"
 
 	"github.com/smallstep/pkcs7"
@@ -49,8 +48,12 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("one signer, the library sees %d", len(other.Signers))
 		}
 		id := other.Signers[0].IssuerAndSerialNumber
-		if !slices.Equal(id.IssuerName.FullBytes, m.Issuer) || id.SerialNumber.Cmp(m.Serial) != 0 {
-			t.Fatal("another signer than the library's")
+		if id.SerialNumber.Cmp(m.Serial) != 0 {
+			t.Fatal("another serial number than the library's")
+		}
+		// It rewrites names that are not DER; here they are compared as they are.
+		if name := region().certificate.RawIssuer; bytes.Equal(m.Issuer, name) && !bytes.Equal(id.IssuerName.FullBytes, name) {
+			t.Fatal("another issuer than the library's")
 		}
 	})
 }

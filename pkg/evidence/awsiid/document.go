@@ -31,67 +31,98 @@ type field struct {
 	required bool
 }
 
-var fields = []field{
+var fields = [...]field{
 	{"accountId", true}, {"region", true}, {"availabilityZone", true}, {"instanceId", true}, {"pendingTime", true},
 	{"instanceType", false}, {"imageId", false}, {"privateIp", false},
 }
 
 // parseDocument reads a content. It is one JSON object; no key is there twice, nor
-// in two spellings, and nothing follows.
+// in two spellings, and nothing follows. encoding/json decides whether it is JSON
+// at all; the members are then taken apart here, because it would not tell of a
+// key that is there twice.
 func parseDocument(content []byte) (*document, error) {
 	if len(content) > maxContent {
 		return nil, fmt.Errorf("a content of %d bytes; at most %d", len(content), maxContent)
 	}
-	if !utf8.Valid(content) {
-		return nil, errors.New("not UTF-8")
+	if !utf8.Valid(content) || !json.Valid(content) {
+		return nil, errors.New("not JSON")
 	}
-	dec := json.NewDecoder(bytes.NewReader(content))
-	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
+	rest := bytes.Trim(content, space)
+	if rest[0] != '{' {
 		return nil, errors.New("not a JSON object")
 	}
-	values := make([]string, len(fields))
-	seen := make([]string, 0, maxKeys)
-	for dec.More() {
-		t, err := dec.Token()
-		if err != nil {
-			return nil, errors.New("a key that is not JSON")
-		}
-		key, _ := t.(string)
-		if slices.ContainsFunc(seen, func(other string) bool { return strings.EqualFold(key, other) }) {
+	rest = bytes.Trim(rest[1:len(rest)-1], space)
+	var seen [maxKeys]string
+	var values [len(fields)]string
+	for n := 0; len(rest) > 0; n++ {
+		var member []byte
+		member, rest = split(rest, ',')
+		name, value := split(member, ':')
+		key, ok := plain(name)
+		switch {
+		case !ok:
+			return nil, fmt.Errorf("key %.40q, which is not plain ASCII", name)
+		case n == maxKeys:
+			return nil, fmt.Errorf("more than %d keys", maxKeys)
+		case slices.ContainsFunc(seen[:n], func(other string) bool { return strings.EqualFold(key, other) }):
 			return nil, fmt.Errorf("key %.40q twice", key)
 		}
-		if seen = append(seen, key); len(seen) > maxKeys {
-			return nil, fmt.Errorf("more than %d keys", maxKeys)
-		}
-		at := slices.IndexFunc(fields, func(f field) bool { return strings.EqualFold(key, f.key) })
+		seen[n] = key
+		at := slices.IndexFunc(fields[:], func(f field) bool { return strings.EqualFold(key, f.key) })
 		if at < 0 {
-			var ignored json.RawMessage
-			if err := dec.Decode(&ignored); err != nil {
-				return nil, fmt.Errorf("the value of %.40q is not JSON", key)
-			}
 			continue
 		}
 		if key != fields[at].key {
 			return nil, fmt.Errorf("key %.40q, which is %s in another spelling", key, fields[at].key)
 		}
-		var value *string
-		if err := dec.Decode(&value); err != nil || value == nil && fields[at].required {
-			return nil, fmt.Errorf("%s is not a string", key)
+		if values[at], ok = plain(value); !ok && (fields[at].required || string(bytes.Trim(value, space)) != "null") {
+			return nil, fmt.Errorf("%s is not a plain string", key)
 		}
-		if value != nil {
-			values[at] = *value
-		}
-	}
-	if _, err := dec.Token(); err != nil {
-		return nil, errors.New("an object that does not end")
-	}
-	if len(bytes.TrimSpace(content[dec.InputOffset():])) != 0 {
-		return nil, errors.New("bytes after the object")
 	}
 	return check(values)
 }
 
-func check(values []string) (*document, error) {
+const space = " \t\r\n" // RFC 8259, 2
+
+// split cuts valid JSON at the first separator that is in no string and no
+// structure. Without one, all is before it.
+func split(s []byte, separator byte) (before, after []byte) {
+	depth, quoted := 0, false
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; {
+		case quoted && c == '\\':
+			i++ // what follows is escaped
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '{' || c == '[':
+			depth++
+		case c == '}' || c == ']':
+			depth--
+		case c == separator && depth == 0:
+			return s[:i], s[i+1:]
+		}
+	}
+	return s, nil
+}
+
+// plain is the text of a JSON string of printable ASCII without escapes. Nothing
+// else is needed, and so nothing has two spellings.
+func plain(value []byte) (string, bool) {
+	value = bytes.Trim(value, space)
+	if len(value) < 2 || value[0] != '"' {
+		return "", false
+	}
+	text := value[1 : len(value)-1]
+	for _, c := range text {
+		if c < ' ' || c > '~' || c == '\\' {
+			return "", false
+		}
+	}
+	return string(text), true
+}
+
+func check(values [len(fields)]string) (*document, error) {
 	for i, f := range fields {
 		if f.required && values[i] == "" {
 			return nil, fmt.Errorf("no %s", f.key)
