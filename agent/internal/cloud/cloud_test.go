@@ -1,0 +1,271 @@
+package cloud_test
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/cloud"
+	"github.com/mcs-attest/mcs-attest/agent/internal/cloudtest"
+	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
+	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+	"github.com/mcs-attest/mcs-attest/testvm/cloud/aws"
+	"github.com/mcs-attest/mcs-attest/testvm/cloud/azure"
+	"github.com/mcs-attest/mcs-attest/testvm/cloud/gcp"
+)
+
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newCloud(t *testing.T, platform, base string) *cloud.Cloud {
+	t.Helper()
+	c, err := cloud.New(paths.Paths{Metadata: base}, platform)
+	ok(t, err)
+	if c == nil {
+		t.Fatalf("platform %s has nothing", platform)
+	}
+	return c
+}
+
+var binding = evidence.Binding{Transcript: [32]byte{1, 2, 3, 31: 0xff}, Origin: "https://api-int.example.com:22623"}
+
+// What the agent gathers is what the verifier takes, and only for this
+// conversation where the kind is bound.
+func TestEvidenceVerifies(t *testing.T) {
+	for _, m := range []*cloudtest.Machine{cloudtest.AWS(t, nil), cloudtest.GCP(t, nil), cloudtest.Azure(t, nil)} {
+		c := newCloud(t, m.Platform, m.Serve(t))
+		c.Start(t.Context())
+		id, err := c.ProviderID(t.Context())
+		ok(t, err)
+		if id != m.ProviderID {
+			t.Errorf("%s: provider id %q, want %q", m.Platform, id, m.ProviderID)
+		}
+		offers := c.Offers(t.Context())
+		if len(offers) != len(m.Verifiers) || !slices.IsSorted(offers) {
+			t.Errorf("%s offers %v", m.Platform, offers)
+		}
+		for _, kind := range offers {
+			t.Run(kind.String(), func(t *testing.T) {
+				ev, err := c.Evidence(t.Context(), kind, binding, &mcsattestv1.CloudChallenge{AzureTokenResource: cloudtest.TokenResource})
+				ok(t, err)
+				if evidence.Kind(ev.GetKind()) != kind {
+					t.Errorf("it says it is %v", ev.GetKind())
+				}
+				d := evidence.Document{Kind: kind, Raw: ev.GetDocument(), Certificates: ev.GetCertificates(), Token: ev.GetToken()}
+				appraise := func(b evidence.Binding) (evidence.Statement, error) {
+					claim, err := m.Verifiers[kind].Verify(t.Context(), d, b, time.Now())
+					if err != nil {
+						return evidence.Statement{}, err
+					}
+					return claim.Confirm(t.Context(), evidence.Candidate{ProviderID: m.ProviderID})
+				}
+				s, err := appraise(binding)
+				ok(t, err)
+				if s.ProviderID != m.ProviderID || s.Bound != (kind != evidence.AWSIID) {
+					t.Errorf("statement %+v", s)
+				}
+				if !s.Bound {
+					return
+				}
+				other := binding
+				other.Transcript[0] ^= 1
+				if _, err := appraise(other); err == nil {
+					t.Error("it is taken in another conversation")
+				}
+			})
+		}
+	}
+}
+
+// The token of the managed identity comes only where it is asked for.
+func TestAzureToken(t *testing.T) {
+	m := cloudtest.Azure(t, func(i *azure.Instance) { i.Identity = "" })
+	c := newCloud(t, "azure", m.Serve(t))
+	for _, ch := range []*mcsattestv1.CloudChallenge{nil, {}} {
+		ev, err := c.Evidence(t.Context(), evidence.AzureAttested, binding, ch)
+		ok(t, err)
+		if len(ev.GetToken()) != 0 {
+			t.Error("a token that nobody asked for")
+		}
+	}
+	_, err := c.Evidence(t.Context(), evidence.AzureAttested, binding, &mcsattestv1.CloudChallenge{AzureTokenResource: cloudtest.TokenResource})
+	var fault *metadata.Fault
+	if !errors.As(err, &fault) || fault.Temporary || !strings.Contains(fault.Problem, "no managed identity") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// A request to STS is signed at the host's time; the node's clock plays no part.
+func TestSigningTime(t *testing.T) {
+	m := cloudtest.AWS(t, nil)
+	node := m.Metadata
+	m.Metadata = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Date", "Tue, 06 May 2031 07:08:09 GMT")
+		node.ServeHTTP(w, r)
+	})
+	ev, err := newCloud(t, "aws", m.Serve(t)).Evidence(t.Context(), evidence.AWSSTS, binding, nil)
+	ok(t, err)
+	var document struct{ AmzDate, Region, Authorization string }
+	ok(t, json.Unmarshal(ev.GetDocument(), &document))
+	if document.AmzDate != "20310506T070809Z" || document.Region != "eu-central-1" || !strings.Contains(document.Authorization, "x-mcs-attest-challenge") {
+		t.Errorf("signed %+v", document)
+	}
+}
+
+// Offering needs no service that works; it takes back only what the service
+// itself denies.
+func TestOffers(t *testing.T) {
+	both := []evidence.Kind{evidence.AWSIID, evidence.AWSSTS}
+	off := func(i *aws.Instance) { i.Faults.Off = true }
+	for _, c := range []struct {
+		name string
+		m    *cloudtest.Machine
+		want []evidence.Kind
+	}{
+		{"an instance with a role", cloudtest.AWS(t, nil), both},
+		{"an instance without a role", cloudtest.AWS(t, func(i *aws.Instance) { i.Role = "" }), both[:1]},
+		{"a service that is off", cloudtest.AWS(t, off), both},
+		{"a service that is busy for the role", cloudtest.AWS(t, func(i *aws.Instance) {
+			i.Faults.Replace = map[string][]byte{"meta-data/iam/security-credentials/": []byte("a b")}
+		}), both},
+		{"an instance without a service account", cloudtest.GCP(t, func(i *gcp.Instance) { i.ServiceAccount = "-" }), []evidence.Kind{evidence.GCPIdentity}},
+		{"Azure's service is not found", cloudtest.Azure(t, func(i *azure.Instance) { i.Metadata.NotFound = true }), []evidence.Kind{evidence.AzureAttested}},
+	} {
+		got := newCloud(t, c.m.Platform, c.m.Serve(t)).Offers(t.Context())
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: offers %v, want %v", c.name, got, c.want)
+		}
+	}
+	nobody := newCloud(t, "aws", "http://127.0.0.1:1")
+	if got := nobody.Offers(t.Context()); !slices.Equal(got, both) {
+		t.Errorf("where nothing listens: offers %v", got)
+	}
+	if !nobody.Makes(evidence.AWSSTS) || nobody.Makes(evidence.TPM2) || nobody.Makes(evidence.GCPIdentity) {
+		t.Error("it makes what it does not")
+	}
+	if _, err := nobody.Evidence(t.Context(), evidence.GCPIdentity, binding, nil); err == nil {
+		t.Error("another cloud's evidence")
+	}
+}
+
+// The hint is looked for until the service has answered, and then no more.
+func TestProviderIDIsFoundLater(t *testing.T) {
+	m := cloudtest.GCP(t, nil)
+	node := m.Metadata
+	var up atomic.Bool
+	var asked atomic.Int32
+	m.Metadata = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		if !up.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		node.ServeHTTP(w, r)
+	})
+	c := newCloud(t, "gcp", m.Serve(t))
+	if id, err := c.ProviderID(t.Context()); id != "" || err == nil {
+		t.Errorf("provider id %q, error %v", id, err)
+	}
+	up.Store(true)
+	var wait sync.WaitGroup
+	for range 8 {
+		wait.Go(func() {
+			if id, err := c.ProviderID(t.Context()); id != m.ProviderID || err != nil {
+				t.Errorf("provider id %q, error %v", id, err)
+			}
+		})
+	}
+	wait.Wait()
+	n := asked.Load()
+	_, err := c.ProviderID(t.Context())
+	ok(t, err)
+	if asked.Load() != n {
+		t.Error("the service is asked what is known")
+	}
+}
+
+func TestPlatformsWithoutEvidence(t *testing.T) {
+	for _, id := range []string{"", "metal", "qemu", "openstack", "zvm"} {
+		if c, err := cloud.New(paths.Default(), id); c != nil || err != nil {
+			t.Errorf("%q: %v, %v", id, c, err)
+		}
+	}
+	if _, err := cloud.New(paths.Paths{Metadata: "169.254.169.254"}, "aws"); err == nil {
+		t.Error("an address that is no URL")
+	}
+}
+
+// What is beyond the contract's bounds is not sent.
+func TestDocumentsAreBounded(t *testing.T) {
+	m := cloudtest.GCP(t, nil)
+	m.Metadata = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Metadata-Flavor", "Google")
+		_, _ = w.Write([]byte(strings.Repeat("a", 64<<10+1)))
+	})
+	_, err := newCloud(t, "gcp", m.Serve(t)).Evidence(t.Context(), evidence.GCPIdentity, binding, nil)
+	if err == nil || !strings.Contains(err.Error(), "more than 65536 bytes") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestVSphere(t *testing.T) {
+	dir := t.TempDir()
+	p := paths.Paths{SMBIOSSerial: filepath.Join(dir, "serial"), SMBIOSUUID: filepath.Join(dir, "uuid")}
+	const (
+		serial = "VMware-42 2e 49 56 ad 22 11 39-6d 72 59 cc 8f 26 bc 90\n"
+		uuid   = "56492e42-22ad-3911-6d72-59cc8f26bc90\n"
+		want   = "vsphere://422e4956-ad22-1139-6d72-59cc8f26bc90"
+	)
+	for _, c := range []struct{ name, serial, uuid, want string }{
+		{"the serial number has it", serial, uuid, want},
+		{"the serial number is the host's", "7XYZ123\n", uuid, want},
+		{"the UUID is in upper case", "", strings.ToUpper(uuid), want},
+		{"there is no UUID", serial, "", want},
+		{"the serial number wins", serial, "00112233-4455-6677-8899-aabbccddeeff\n", want},
+		{"the serial number is cut", serial[:30], uuid, want},
+		{"neither", "None", "not a UUID", ""},
+		{"a UUID of zeros", "VMware-" + strings.Repeat("00 ", 16), "00000000-0000-0000-0000-000000000000", ""},
+		{"a UUID of ones", "", "ffffffff-ffff-ffff-ffff-ffffffffffff", ""},
+		{"a UUID without dashes", "", strings.ReplaceAll(uuid, "-", ""), ""},
+	} {
+		ok(t, os.WriteFile(p.SMBIOSSerial, []byte(c.serial), 0o600))
+		ok(t, os.WriteFile(p.SMBIOSUUID, []byte(c.uuid), 0o600))
+		v, err := cloud.New(p, "vmware")
+		ok(t, err)
+		id, err := v.ProviderID(t.Context())
+		if id != c.want || (err == nil) != (c.want != "") {
+			t.Errorf("%s: %q and error %v", c.name, id, err)
+		}
+		if offers := v.Offers(t.Context()); len(offers) != 0 {
+			t.Errorf("%s: offers %v", c.name, offers)
+		}
+	}
+}
+
+// A token for one verifier is of no use to another.
+func TestAudienceIsTheVerifiers(t *testing.T) {
+	m := cloudtest.GCP(t, nil)
+	ev, err := newCloud(t, "gcp", m.Serve(t)).Evidence(t.Context(), evidence.GCPIdentity, binding, nil)
+	ok(t, err)
+	other := binding
+	other.Origin = "https://other.example.com:22623"
+	_, err = m.Verifiers[evidence.GCPIdentity].Verify(t.Context(), evidence.Document{Kind: evidence.GCPIdentity, Raw: ev.GetDocument()}, other, time.Now())
+	if err == nil || reason.From(err).Code != reason.DocumentNotFresh {
+		t.Errorf("error %v", err)
+	}
+}
