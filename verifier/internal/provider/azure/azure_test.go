@@ -1,0 +1,304 @@
+package azure_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore/policy"
+
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	emulator "github.com/mcs-attest/mcs-attest/testvm/cloud/azure"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/outbound"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/provider/azure"
+)
+
+// world is an emulated Azure with one machine, and the provider that asks it.
+type world struct {
+	cloud    *emulator.Cloud
+	machine  *emulator.Instance
+	provider *azure.Provider
+	config   config.Azure
+	log      bytes.Buffer
+
+	mu    sync.Mutex
+	now   time.Time
+	calls []string
+}
+
+func (w *world) clock() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.now
+}
+
+func (w *world) later(d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.now = w.now.Add(d)
+}
+
+var emulated = sync.OnceValues(emulator.New)
+
+// newWorld serves the cloud's API over HTTPS. The verifier's credentials are the
+// environment's, as in a cluster.
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	cloud, err := emulated()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cloud.Fail(emulator.Faults{})
+	w := &world{cloud: cloud, now: time.Now()}
+	w.machine = &emulator.Instance{Name: "ocp-worker-1", ResourceGroup: "ocp-rg", VMID: "bd8e7443-24a0-41f3-b949-8baf4fd1c573", Identity: "system"}
+	if err := cloud.Add(w.machine); err != nil {
+		t.Fatal(err)
+	}
+	server, err := cloud.Serve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Close() })
+	ca := filepath.Join(t.TempDir(), "ca.crt")
+	if err := os.WriteFile(ca, server.CA, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("AZURE_TENANT_ID", cloud.Tenant)
+	t.Setenv("AZURE_CLIENT_ID", cloud.ClientID)
+	t.Setenv("AZURE_CLIENT_SECRET", cloud.ClientSecret)
+	w.config = config.Azure{
+		Subscriptions: []string{strings.ToUpper(cloud.Subscription)}, Cloud: "Public",
+		ARM: config.Endpoint{URL: server.URL, CA: ca}, Login: config.Endpoint{URL: server.URL, CA: ca},
+		ManagedIdentity: &config.ManagedIdentity{Tenant: cloud.Tenant, Resource: "api://mcs-attest"},
+	}
+	w.make(t, nil)
+	return w
+}
+
+func (w *world) make(t *testing.T, credential azcore.TokenCredential) {
+	t.Helper()
+	var err error
+	w.provider, err = azure.New(w.config, credential, outbound.Options{
+		Now: w.clock, Log: slog.New(slog.NewTextHandler(&w.log, nil)),
+		Called: func(provider, operation, outcome string) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.calls = append(w.calls, provider+" "+operation+" "+outcome)
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func denied(t *testing.T, err error, want reason.Code) {
+	t.Helper()
+	var d *reason.Denial
+	if !errors.As(err, &d) || d.Code != want {
+		t.Fatalf("want %v, got %v", want, err)
+	}
+}
+
+func TestAVirtualMachineByTheRealSDK(t *testing.T) {
+	w := newWorld(t)
+	before := w.cloud.Calls("token")
+	for range 3 {
+		vm, err := w.provider.VM(t.Context(), w.machine.ResourceID())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if vm.VMID != w.machine.VMID || !strings.EqualFold(vm.ResourceID, w.machine.ResourceID()) || vm.Provisioning != "Succeeded" || vm.Created.IsZero() {
+			t.Fatalf("%+v", vm)
+		}
+	}
+	if n := w.cloud.Calls("token") - before; n != 1 {
+		t.Fatalf("%d tokens for ARM", n)
+	}
+	if fmt.Sprint(w.calls) != "[azure VirtualMachines.Get ok azure VirtualMachines.Get ok azure VirtualMachines.Get ok]" {
+		t.Fatal(w.calls)
+	}
+}
+
+func TestWhenAzureIsNotWell(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(w *world, id *string)
+		want   reason.Code
+		says   string
+		sent   int // calls that reach ARM
+	}{
+		"it does not know the machine":             {change: func(w *world, id *string) { *id += "-deleted" }, want: reason.InstanceNotFound, sent: 1},
+		"it may not be asked":                      {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Status: 403}) }, want: reason.ProviderUnavailable, says: "Microsoft.Compute/virtualMachines/read", sent: 1},
+		"it is too much for it":                    {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Status: 429}) }, want: reason.ProviderUnavailable, says: "429", sent: 1},
+		"it is broken":                             {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Status: 503}) }, want: reason.ProviderUnavailable, says: "503", sent: 1},
+		"it knows nothing (404 of something else)": {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Status: 404}) }, want: reason.ProviderUnavailable, says: "404", sent: 1},
+		"it redirects":                             {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Status: 302}) }, want: reason.ProviderUnavailable, sent: 1},
+		"it answers with nonsense":                 {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Body: []byte("<html>")}) }, want: reason.ProviderUnavailable, sent: 1},
+		"it answers with an empty one":             {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Body: []byte("{}")}) }, want: reason.ProviderUnavailable, says: "without id or vmId", sent: 1},
+		"it answers with 10 MB": {change: func(w *world, _ *string) {
+			w.cloud.Fail(emulator.Faults{Body: append([]byte(`{"id":"`), bytes.Repeat([]byte("a"), 10<<20)...)})
+		}, want: reason.ProviderUnavailable, sent: 1},
+		"its login is broken":         {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Login: 500}) }, want: reason.ProviderUnavailable},
+		"another subscription":        {change: func(_ *world, id *string) { *id = strings.Replace(*id, "0b1f6471", "0b1f6472", 1) }, want: reason.AccountNotAllowed},
+		"a name that is no machine's": {change: func(_ *world, id *string) { *id = strings.Replace(*id, "virtualMachines", "disks", 1) }, want: reason.InstanceNotFound},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			id := w.machine.ResourceID()
+			if _, err := w.provider.VM(t.Context(), id); err != nil {
+				t.Fatalf("when it is well: %v", err)
+			}
+			w.make(t, nil) // without the token of before
+			before := w.cloud.Calls("vm")
+			test.change(w, &id)
+			_, err := w.provider.VM(t.Context(), id)
+			denied(t, err, test.want)
+			if said := err.Error() + w.log.String(); !strings.Contains(said, test.says) {
+				t.Fatalf("%s", said)
+			}
+			// A no is kept for a moment: the same question is not sent again.
+			_, err = w.provider.VM(t.Context(), id)
+			denied(t, err, test.want)
+			if n := w.cloud.Calls("vm") - before; n != test.sent {
+				t.Fatalf("%d calls reached it, not %d", n, test.sent)
+			}
+		})
+	}
+}
+
+func TestManyAtOnceAreOneCall(t *testing.T) {
+	w := newWorld(t)
+	if _, err := w.provider.VM(t.Context(), w.machine.ResourceID()); err != nil {
+		t.Fatal(err)
+	}
+	before := w.cloud.Calls("vm")
+	w.cloud.Fail(emulator.Faults{Slow: 300 * time.Millisecond})
+	var all sync.WaitGroup
+	for range 50 {
+		all.Go(func() {
+			if _, err := w.provider.VM(context.Background(), w.machine.ResourceID()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if n := w.cloud.Calls("vm") - before; n < 1 || n > 5 {
+		t.Fatalf("%d calls", n)
+	}
+}
+
+func TestACertificateOfAnotherAuthority(t *testing.T) {
+	w := newWorld(t)
+	other := httptest.NewTLSServer(http.NotFoundHandler())
+	t.Cleanup(other.Close)
+	w.config.ARM.URL = other.URL
+	w.make(t, nil)
+	_, err := w.provider.VM(t.Context(), w.machine.ResourceID())
+	denied(t, err, reason.ProviderUnavailable)
+	if !strings.Contains(err.Error(), "certificate") {
+		t.Fatal(err)
+	}
+}
+
+// secret is a credential that must not be sent to anyone but ARM.
+type secret struct{ scopes []string }
+
+func (s *secret) GetToken(_ context.Context, o policy.TokenRequestOptions) (azcore.AccessToken, error) {
+	s.scopes = append(s.scopes, o.Scopes...)
+	return azcore.AccessToken{Token: "emulated-arm-token", ExpiresOn: time.Now().Add(time.Hour)}, nil
+}
+
+func TestTheAudienceIsTheCloudsForEachCloud(t *testing.T) {
+	for name, want := range map[string]string{
+		"Public": "https://management.core.windows.net//.default", "USGovernment": "https://management.core.usgovcloudapi.net//.default", "China": "https://management.core.chinacloudapi.cn//.default",
+	} {
+		w := newWorld(t)
+		w.config.Cloud = name
+		s := &secret{}
+		w.make(t, s)
+		if _, err := w.provider.VM(t.Context(), w.machine.ResourceID()); err != nil {
+			t.Fatal(err)
+		}
+		if len(s.scopes) != 1 || strings.TrimSuffix(s.scopes[0], "/.default") != strings.TrimSuffix(want, "/.default") {
+			t.Errorf("%s: %q", name, s.scopes)
+		}
+		if len(w.provider.Cloud().Hosts) != 1 {
+			t.Errorf("%s: %v", name, w.provider.Cloud())
+		}
+	}
+}
+
+func TestConfigurationThatCannotBe(t *testing.T) {
+	w := newWorld(t)
+	for name, change := range map[string]func(*config.Azure){
+		"a cloud that is none":   func(c *config.Azure) { c.Cloud = "Mars" },
+		"a CA that is not there": func(c *config.Azure) { c.ARM.CA = filepath.Join(t.TempDir(), "none") },
+		"a CA that is none":      func(c *config.Azure) { c.Login.CA = os.DevNull },
+	} {
+		c := w.config
+		change(&c)
+		if _, err := azure.New(c, nil, outbound.Options{}); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+// The whole: a document and a token of the emulated metadata service, verified and
+// confirmed with what the emulated API says.
+func TestADocumentFromEndToEnd(t *testing.T) {
+	w := newWorld(t)
+	roots, between := x509.NewCertPool(), x509.NewCertPool()
+	roots.AddCert(w.cloud.Root())
+	between.AddCert(w.cloud.Intermediate())
+	v := &azureattested.Verifier{
+		Roots: func() (*x509.CertPool, *x509.CertPool) { return roots, between },
+		Names: w.provider.Cloud().Hosts, Subscriptions: w.config.Subscriptions, Resolve: w.provider, Identity: w.provider.Identity(),
+	}
+	attest := func() error {
+		b := evidence.Binding{Transcript: [32]byte{42}}
+		raw, err := w.cloud.Document(w.machine, azureattested.Nonce(b.Transcript))
+		if err != nil {
+			t.Fatal(err)
+		}
+		token, err := w.cloud.IdentityToken(w.machine, "api://mcs-attest", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		claim, err := v.Verify(t.Context(), evidence.Document{Kind: evidence.AzureAttested, Raw: raw, Token: []byte(token)}, b, time.Now())
+		if err != nil {
+			return err
+		}
+		s, err := claim.Confirm(t.Context(), evidence.Candidate{ProviderID: w.machine.ProviderID()})
+		if err == nil && s.ProviderID != w.machine.ProviderID() {
+			t.Fatalf("%+v", s)
+		}
+		return err
+	}
+	vm, keys, tokens := w.cloud.Calls("vm"), w.cloud.Calls("keys"), w.cloud.Calls("token")
+	const n = 100
+	for range n {
+		if err := attest(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("%d attestations: %d calls of ARM, %d for keys, %d for tokens", n, w.cloud.Calls("vm")-vm, w.cloud.Calls("keys")-keys, w.cloud.Calls("token")-tokens)
+	if w.cloud.Calls("vm")-vm != n || w.cloud.Calls("keys")-keys != 1 || w.cloud.Calls("token")-tokens != 1 {
+		t.Fatal("more calls than there need to be")
+	}
+	w.cloud.Fail(emulator.Faults{Status: 500})
+	denied(t, attest(), reason.ProviderUnavailable)
+}
