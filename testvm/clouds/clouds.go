@@ -18,7 +18,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
@@ -53,8 +52,6 @@ type Machine struct {
 	TPM              *rig.TPM // nil: it has none
 	// Metadata is its metadata service. Change it before the boot.
 	Metadata http.Handler
-
-	manifest string
 }
 
 // New starts the cloud, and a verifier with the cloud's default policy.
@@ -94,7 +91,7 @@ func (s *Site) Add(name string, tpm *rig.TPM) Machine {
 	s.t.Helper()
 	m := s.Stranger(name, tpm)
 	s.machines++
-	m.manifest = fmt.Sprintf(`apiVersion: machine.openshift.io/v1beta1
+	s.V.Write("machines/"+name+".yaml", fmt.Sprintf(`apiVersion: machine.openshift.io/v1beta1
 kind: Machine
 metadata:
   name: %s
@@ -106,16 +103,8 @@ metadata:
     machine.openshift.io/cluster-api-machine-type: worker
 spec:
   providerID: %s
-`, name, s.machines, time.Now().UTC().Format(time.RFC3339), m.ProviderID)
-	s.V.Write("machines/"+name+".yaml", m.manifest)
+`, name, s.machines, time.Now().UTC().Format(time.RFC3339), m.ProviderID))
 	return m
-}
-
-// Enroll has an administrator say that the machine's TPM is that Machine's.
-func (s *Site) Enroll(m Machine) {
-	s.t.Helper()
-	annotation := fmt.Sprintf("  annotations:\n    mcs-attest.dev/ek-sha256: %q\n", strings.Join(m.TPM.EKSHA256(), ","))
-	s.V.Write("machines/"+m.Name+".yaml", strings.Replace(m.manifest, "  labels:\n", annotation+"  labels:\n", 1))
 }
 
 // Stranger is an instance of the cloud that is no Machine of the cluster. Its user

@@ -15,8 +15,7 @@ import (
 type cloud struct {
 	name     string
 	document string // what the machine shows
-	tpm      string // who says whose TPM it is
-	enrolled bool   // an administrator does
+	tpm      string // who vouches for the TPM
 	copied   string // what the neighbour has of it
 	reason   string // why he is refused
 	because  string
@@ -34,7 +33,7 @@ var stories = map[string]cloud{
 		reason: "DocumentNotFresh", because: "but its audience is another conversation's",
 	},
 	"azure": {
-		name: "Azure", document: "Azure's attested document, with this conversation as its nonce", tpm: "an administrator has said which TPM is this machine's", enrolled: true,
+		name: "Azure", document: "Azure's attested document, with this conversation as its nonce", tpm: "Azure's certificate says that its TPM is a virtual machine's",
 		copied: "the document is genuine, and six hours are not over",
 		reason: "DocumentNotFresh", because: "but its nonce is another conversation's",
 	},
@@ -57,10 +56,6 @@ func tellOf(platform string) func(*stage.Stage) {
 		s.Rule("the Machine API makes a Machine, and its instance")
 		machine := site.Add("worker-0", r.NewTPM())
 		s.Say("cluster", "Machine worker-0, providerID %s", machine.ProviderID)
-		if c.enrolled {
-			site.Enroll(machine)
-			s.Say("cluster", "its TPM is enrolled by an annotation, mcs-attest.dev/ek-sha256")
-		}
 		copied := clouds.Record(machine.Metadata)
 		machine.Metadata = watched(s, copied)
 		node := site.Boot(machine, rig.VM{OnLine: s.Console})

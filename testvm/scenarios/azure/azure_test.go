@@ -11,14 +11,12 @@ import (
 
 const attested = "/metadata/attested/document"
 
-// Azure's document says which machine it is; whose TPM it has, an administrator did.
+// Azure's document says which machine it is, and Azure's certificate that the TPM is
+// some virtual machine's.
 func TestMachineWithItsTPM(t *testing.T) {
 	r := rig.New(t)
 	site := clouds.New(t, r, "azure", rig.VerifierConfig{})
-	tpm := r.NewTPM()
-	machine := site.Add("worker-0", tpm)
-	site.Enroll(machine)
-	node := site.Boot(machine, rig.VM{})
+	node := site.Boot(site.Add("worker-0", r.NewTPM()), rig.VM{})
 	node.WantProvisioned()
 	if got := node.ReadFile("/etc/provisioned"); got != "for worker" {
 		t.Errorf("the disk holds %q", got)
@@ -27,7 +25,7 @@ func TestMachineWithItsTPM(t *testing.T) {
 		t.Errorf("nobody asked for the document: %q", node.Metadata())
 	}
 	rec := site.V.WantRecord("worker-0", "Fetched")
-	if rec.Record.Endorsement != "enrolled" {
+	if rec.Record.Endorsement != "ak-certificate" {
 		t.Errorf("endorsed by %q", rec.Record.Endorsement)
 	}
 }
