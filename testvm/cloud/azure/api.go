@@ -125,7 +125,7 @@ func (c *Cloud) vm(w http.ResponseWriter, r *http.Request) {
 		"id":   strings.Replace(i.ResourceID(), i.ResourceGroup, strings.ToUpper(i.ResourceGroup), 1),
 		"name": i.Name, "type": "Microsoft.Compute/virtualMachines", "location": i.Location,
 		"properties": map[string]any{
-			"vmId": i.VMID, "provisioningState": "Succeeded", "timeCreated": c.pki.leaf.NotBefore.Format(time.RFC3339),
+			"vmId": i.VMID, "provisioningState": "Succeeded", "timeCreated": i.Created.Format(time.RFC3339),
 			"hardwareProfile": map[string]string{"vmSize": "Standard_D4s_v5"},
 		},
 	})

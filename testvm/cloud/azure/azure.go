@@ -50,7 +50,9 @@ type Instance struct {
 	ResourceGroup string
 	Subscription  string // empty: the cloud's
 	VMID          string // lower case
-	Location      string // empty: westeurope
+	// Created is when it was made; zero: when it is added.
+	Created  time.Time
+	Location string // empty: westeurope
 	// UserData is what the machine was made with, not encoded. Nil: none.
 	UserData []byte
 	// Identity: "" has none, "system" a system-assigned one, and anything else is
@@ -105,6 +107,9 @@ func (c *Cloud) Add(i *Instance) error {
 	}
 	if i.Location == "" {
 		i.Location = "westeurope"
+	}
+	if i.Created.IsZero() {
+		i.Created = c.Now()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
