@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
@@ -15,6 +16,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -260,6 +262,12 @@ type node struct {
 	challenge *mcsattestv1.ChallengeResponse
 	id        attester.Identity
 
+	// offers are kinds besides tpm2, gather makes the document of one, says is what
+	// the machine says of itself.
+	offers []evidence.Kind
+	gather func(k evidence.Kind, h transcript.Hash, c *mcsattestv1.CloudChallenge) *mcsattestv1.CloudEvidence
+	says   string
+
 	changeChallenge func(*mcsattestv1.ChallengeRequest)
 	changeAttest    func(*mcsattestv1.AttestRequest)
 	changeFields    func(*transcript.Fields)
@@ -267,12 +275,15 @@ type node struct {
 
 func newNode(t *testing.T, v *verifier, tpm *swtpmtest.TPM) *node {
 	t.Helper()
-	a, err := attester.Open(tpm.Dial(), attester.Options{})
-	if err != nil {
-		t.Fatal(err)
+	n := &node{t: t, v: v, pool: "worker"}
+	if tpm != nil {
+		a, err := attester.Open(tpm.Dial(), attester.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = a.Close() })
+		n.tpm, n.id = a, a.Identity()
 	}
-	t.Cleanup(func() { _ = a.Close() })
-	n := &node{t: t, v: v, tpm: a, pool: "worker", id: a.Identity()}
 	n.connect()
 	return n
 }
@@ -313,9 +324,13 @@ func (n *node) exported(conn *tls.Conn) {
 
 // ask calls Challenge.
 func (n *node) ask() error {
-	req := &mcsattestv1.ChallengeRequest{
-		Pool: n.pool, Origin: testOrigin, AgentVersion: "test/1", Offered: []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2},
-		Tpm: &mcsattestv1.TpmIdentity{EkPublic: n.id.EKPublic, EkCertificates: n.id.EKCertificates, AkPublic: n.id.AKPublic},
+	req := &mcsattestv1.ChallengeRequest{Pool: n.pool, Origin: testOrigin, AgentVersion: "test/1"}
+	if n.tpm != nil {
+		req.Offered = append(req.Offered, mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2)
+		req.Tpm = &mcsattestv1.TpmIdentity{EkPublic: n.id.EKPublic, EkCertificates: n.id.EKCertificates, AkPublic: n.id.AKPublic, AkCertificates: n.id.AKCertificates}
+	}
+	for _, k := range n.offers {
+		req.Offered = append(req.Offered, mcsattestv1.EvidenceKind(k))
 	}
 	for _, b := range n.id.Banks {
 		req.Tpm.Banks = append(req.Tpm.Banks, uint32(b))
@@ -352,7 +367,7 @@ func (n *node) send(req *mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse
 func (n *node) evidence() *mcsattestv1.AttestRequest {
 	n.t.Helper()
 	c, ch := n.challenge, n.channel
-	claims := []byte(`{"hostname":"test"}`)
+	claims := []byte(cmp.Or(n.says, `{"hostname":"test"}`))
 	var kinds []evidence.Kind
 	for _, k := range c.GetRequired() {
 		kinds = append(kinds, evidence.Kind(k))
@@ -364,11 +379,22 @@ func (n *node) evidence() *mcsattestv1.AttestRequest {
 	bank := uint16(c.GetTpm().GetBank())
 	f := transcript.Fields{
 		Sealed: c.GetSealed(), Nonce: c.GetNonce(), Binding: "exporter", Exporter: ch.exporter, ServerSPKI: ch.spki,
-		Origin: c.GetOrigin(), Pool: c.GetPool(), Required: transcript.Required(kinds, bank, pcrs),
-		EKSPKI: n.id.EKSPKI[:], AKName: n.id.AKName, Claims: claims,
+		Origin: c.GetOrigin(), Pool: c.GetPool(), Required: transcript.Required(kinds, bank, pcrs), Claims: claims,
+	}
+	if slices.Contains(kinds, evidence.TPM2) {
+		f.EKSPKI, f.AKName = n.id.EKSPKI[:], n.id.AKName
 	}
 	if n.changeFields != nil {
 		n.changeFields(&f)
+	}
+	req := &mcsattestv1.AttestRequest{Sealed: c.GetSealed(), ServerSpkiSha256: ch.spki, Claims: claims}
+	for _, k := range kinds {
+		if k != evidence.TPM2 && n.gather != nil {
+			req.Cloud = append(req.Cloud, n.gather(k, f.Hash(), c.GetCloud()))
+		}
+	}
+	if !slices.Contains(kinds, evidence.TPM2) {
+		return req
 	}
 	ev, err := n.tpm.Attest(attester.Challenge{
 		CredentialBlob: c.GetTpm().GetCredentialBlob(), EncryptedSecret: c.GetTpm().GetEncryptedSecret(), Bank: bank, PCRs: pcrs,
@@ -376,10 +402,8 @@ func (n *node) evidence() *mcsattestv1.AttestRequest {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	return &mcsattestv1.AttestRequest{
-		Sealed: c.GetSealed(), ServerSpkiSha256: ch.spki, Claims: claims,
-		Tpm2: &mcsattestv1.Tpm2Evidence{Quote: ev.Quote, Signature: ev.Signature, Activation: ev.Activation, PcrValues: ev.PCRValues, EventLog: n.log},
-	}
+	req.Tpm2 = &mcsattestv1.Tpm2Evidence{Quote: ev.Quote, Signature: ev.Signature, Activation: ev.Activation, PcrValues: ev.PCRValues, EventLog: n.log}
+	return req
 }
 
 // attest is a whole honest attestation.

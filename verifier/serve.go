@@ -29,8 +29,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/metrics"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/outbound"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/redeem"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
 // maxOperators bounds the connections for metrics and health: a few scrapers and
@@ -102,6 +104,7 @@ type server struct {
 	now     func() time.Time
 
 	basis
+	clouds     *clouds
 	standalone *standaloneBasis // the basis, where it is a folder
 	cluster    *clusterBasis    // the basis, where it is a cluster
 
@@ -140,7 +143,7 @@ func serve(ctx context.Context, c *config.Config, logger *slog.Logger) error {
 	}
 	defer func() {
 		if err := s.Close(); err != nil {
-			logger.Error("close records", "error", err)
+			logger.Error("close", "error", err)
 		}
 	}()
 	var lc net.ListenConfig
@@ -194,6 +197,12 @@ func serve(ctx context.Context, c *config.Config, logger *slog.Logger) error {
 
 func newServer(c *config.Config, logger *slog.Logger, now func() time.Time) (*server, error) {
 	s := &server{config: c, now: now, log: logger, metrics: metrics.New(), certs: &listen.Certificates{}, audit: audit.New(logger)}
+	var err error
+	// What vouches is asked for with each document, once there is a basis.
+	s.clouds, err = newClouds(c, func() *trust.Trust { return s.World().Trust }, outbound.Options{Now: now, Log: logger, Called: s.metrics.ProviderCall})
+	if err != nil {
+		return nil, err
+	}
 	if c.Kubernetes != nil {
 		b, err := newClusterBasis(s)
 		if err != nil {
@@ -210,6 +219,9 @@ func newServer(c *config.Config, logger *slog.Logger, now func() time.Time) (*se
 	return s, nil
 }
 
+// Close ends the sessions with clouds, and closes the basis.
+func (s *server) Close() error { return errors.Join(s.clouds.Close(), s.basis.Close()) }
+
 // handler routes what nodes ask: the attestation API, and the gate for the rest.
 func (s *server) handler() (http.Handler, error) {
 	upstream, err := s.upstream()
@@ -217,6 +229,7 @@ func (s *server) handler() (http.Handler, error) {
 		return nil, err
 	}
 	svc := &service.Service{
+		Clouds: s.clouds.verifiers, Directory: s.clouds.directory(), AzureTokenResource: s.config.AzureTokenResource(),
 		World: s.World, SealKeys: s.SealKeys, TokenKeys: s.TokenKeys, Records: s.Records(), Provisioning: s.Provisioning,
 		ConfirmProvisioning: s.confirmProvisioning(),
 		Origins:             func(o string) bool { return slices.Contains(s.config.Origins, o) },

@@ -91,6 +91,15 @@ type VCenter struct {
 	PasswordFile string `yaml:"passwordFile"`
 }
 
+// AzureTokenResource is for which resource machines show a token of their managed
+// identity; empty: for none.
+func (c *Config) AzureTokenResource() string {
+	if c.Azure == nil || c.Azure.ManagedIdentity == nil {
+		return ""
+	}
+	return c.Azure.ManagedIdentity.Resource
+}
+
 func (c *Config) endpoints() map[string]*Endpoint {
 	all := map[string]*Endpoint{}
 	if a := c.AWS; a != nil {

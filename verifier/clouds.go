@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/awsiid"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/awssts"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/outbound"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/provider/aws"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/provider/azure"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/provider/vsphere"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
+)
+
+// clouds are what the configuration says of clouds, put to work: who verifies their
+// documents, and who knows the TPMs of their instances.
+type clouds struct {
+	verifiers   map[evidence.Kind]evidence.Verifier
+	directories directories
+	closers     []func() error
+}
+
+// newClouds reads credentials' files, and calls nobody. Trust is what vouches now.
+func newClouds(c *config.Config, now func() *trust.Trust, o outbound.Options) (*clouds, error) {
+	k := &clouds{verifiers: map[evidence.Kind]evidence.Verifier{}}
+	if c.AWS != nil {
+		p, err := aws.New(*c.AWS, o)
+		if err != nil {
+			return nil, hint(err, "see the section aws of the configuration")
+		}
+		k.verifiers[evidence.AWSIID] = &awsiid.Verifier{
+			Certificates: func() *awsiid.Certificates { return now().AWS },
+			Accounts:     c.AWS.Accounts, Regions: c.AWS.Regions, Describe: p.Describer(),
+			Requirements: awsiid.Requirements{VPCs: c.AWS.VPCs, Infrastructure: c.AWS.Infrastructure},
+		}
+		k.verifiers[evidence.AWSSTS] = &awssts.Verifier{Caller: p.Caller(), Accounts: c.AWS.Accounts, Regions: c.AWS.Regions, Roles: c.AWS.Roles}
+		k.directories.add(p.Directory())
+	}
+	if c.Azure != nil {
+		p, err := azure.New(*c.Azure, nil, o)
+		if err != nil {
+			return nil, hint(err, "see the section azure of the configuration")
+		}
+		k.verifiers[evidence.AzureAttested] = &azureattested.Verifier{
+			Roots:         func() (roots, intermediates *x509.CertPool) { t := now().Azure; return t.Roots(), t.Intermediates() },
+			Names:         p.Cloud().Hosts,
+			Subscriptions: c.Azure.Subscriptions, ResourceGroups: c.Azure.ResourceGroups,
+			Resolve: p, Identity: p.Identity(),
+		}
+	}
+	if c.VSphere != nil {
+		d := vsphere.New(*c.VSphere, o)
+		k.directories.add(d)
+		k.closers = append(k.closers, func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), logoutTime)
+			defer cancel()
+			return d.Close(ctx)
+		})
+	}
+	return k, nil
+}
+
+// logoutTime is how long the end waits for a vCenter.
+const logoutTime = 3 * time.Second
+
+// Close ends sessions.
+func (k *clouds) Close() error {
+	var errs []error
+	for _, c := range k.closers {
+		errs = append(errs, c())
+	}
+	return errors.Join(errs...)
+}
+
+// directory is nil where nobody knows any TPM.
+func (k *clouds) directory() tpm2.Directory {
+	if len(k.directories) == 0 {
+		return nil
+	}
+	return k.directories
+}
+
+// directories are asked in turn; each knows its own instances by the form of their
+// provider ids.
+type directories []tpm2.Directory
+
+func (d *directories) add(one tpm2.Directory) {
+	if one != nil {
+		*d = append(*d, one)
+	}
+}
+
+// EndorsementKeys implements tpm2.Directory.
+func (d directories) EndorsementKeys(ctx context.Context, providerID string, ek *tpm2.EK) (tpm2.ProviderKeys, error) {
+	for _, one := range d {
+		keys, err := one.EndorsementKeys(ctx, providerID, ek)
+		if !errors.Is(err, tpm2.ErrNotMine) {
+			return keys, err
+		}
+	}
+	return tpm2.ProviderKeys{}, tpm2.ErrNotMine
+}
