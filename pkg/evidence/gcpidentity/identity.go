@@ -85,7 +85,7 @@ func Audience(origin string, transcript [32]byte) string {
 //  1. It is one token of at most [MaxSize] bytes, with no certificate and no second
 //     token: three parts of base64url, each in its only spelling (DocumentInvalid).
 //  2. Its header is an object without duplicates, with alg RS256, a kid, and typ
-//     JWT if any; none of jku, jwk, x5u, x5c, x5t, x5t#S256, crit or b64 is in it
+//     JWT if any; none of jku, jwk, x5u, x5c, crit or b64 is in it
 //     (DocumentInvalid). Other members mean nothing.
 //  3. [Keys] has the kid (DocumentUntrusted, ProviderUnavailable), and the key is
 //     RSA of 2048 to 4096 bits (DocumentUntrusted).

@@ -14,9 +14,9 @@ import (
 	"github.com/go-jose/go-jose/v4/json"
 )
 
-// forbidden are header members that name a key or change how the token is read
+// forbidden are header members that bring a key, say where one is, or change how the token is read
 // (RFC 7515, 4.1; RFC 7797). They are refused before anything could follow them.
-var forbidden = []string{"jku", "jwk", "x5u", "x5c", "x5t", "x5t#S256", "crit", "b64"}
+var forbidden = []string{"jku", "jwk", "x5u", "x5c", "crit", "b64"}
 
 // split takes a token apart without believing any of it, and returns its kid. It is
 // stricter than go-jose, for which base64 has several spellings of one value.
