@@ -112,8 +112,7 @@ func (c *claim) Statement() evidence.Statement {
 //   - the candidate is the instance of the document (EvidenceDisagrees);
 //   - EC2, where it is asked, says the same of the same instance, and what it says
 //     meets the requirements ([Requirements.Check]);
-//   - the document is that of the instance's last start (DocumentNotFresh); an
-//     answer of EC2 from before that start is one to ask again for.
+//   - the instance was not started again since the document was made (DocumentNotFresh).
 //
 // Created becomes EC2's launch time.
 func (c *claim) Confirm(ctx context.Context, candidate evidence.Candidate) (evidence.Statement, error) {
@@ -132,11 +131,8 @@ func (c *claim) Confirm(ctx context.Context, candidate evidence.Candidate) (evid
 	if err := c.verifier.Check(i, d.account, d.zone, d.instance); err != nil {
 		return evidence.Statement{}, err
 	}
-	switch later := i.Launched.Sub(d.pending); {
-	case later > startSkew:
+	if i.Launched.Sub(d.pending) > startSkew {
 		return evidence.Statement{}, reason.Deny(reason.DocumentNotFresh, "aws-iid: the document is of the start at %s, and the instance was started again at %s", d.pending, i.Launched)
-	case later < -startSkew:
-		return evidence.Statement{}, reason.Deny(reason.ProviderUnavailable, "aws-iid: EC2 knows only the start at %s, and the document is of that at %s", i.Launched, d.pending)
 	}
 	s.Created = i.Launched
 	return s, nil

@@ -250,7 +250,7 @@ func TestAttack_T04_WhatEC2Says(t *testing.T) {
 		"another cluster's tag":                      {func(e *ec2) { e.answer.Tags = map[string]string{"kubernetes.io/cluster/other": "owned"} }, reason.InstanceUnacceptable},
 		"no launch time":                             {func(e *ec2) { e.answer.Launched = time.Time{} }, reason.InstanceUnacceptable},
 		"the document of an earlier start":           {func(e *ec2) { e.answer.Launched = started.Add(time.Hour) }, reason.DocumentNotFresh},
-		"an answer of before the document was made":  {func(e *ec2) { e.answer.Launched = started.Add(-time.Hour) }, reason.ProviderUnavailable},
+		"honest: a document of after the start":      {func(e *ec2) { e.answer.Launched = started.Add(-time.Hour) }, 0},
 		"honest: pending":                            {func(e *ec2) { e.answer.State = "pending" }, 0},
 		"honest: a launch time that is 2 minutes on": {func(e *ec2) { e.answer.Launched = started.Add(2 * time.Minute) }, 0},
 	} {

@@ -9,8 +9,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// startSkew is how far pendingTime and EC2's launch time may be apart. Both are of
-// the same start, of AWS's own clocks; a stop and a start make both anew.
+// startSkew is how much later EC2's launch time may be than the document's
+// pendingTime. A stop and a start make both anew, by AWS's own clocks. A document
+// may be newer than the launch time: a reboot makes a new one.
 const startSkew = 5 * time.Minute
 
 // Instance is what EC2 says of one instance (DescribeInstances).
