@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/volume"
@@ -15,6 +16,9 @@ const (
 	ovfMark       = "ovf-env.xml" // every such CD has it
 	ovfCustomData = "CustomData.bin"
 )
+
+// isCDROM is how the kernel names a CD-ROM drive.
+var isCDROM = regexp.MustCompile(`^sr\d+$`)
 
 // azureOVF is the custom data on Azure's virtual CD.
 func azureOVF(ctx context.Context, m Machine) (UserData, error) {
@@ -38,9 +42,9 @@ func (m Machine) fromOVF(ctx context.Context, filesystems ...string) (UserData, 
 	others := map[string]bool{}
 	last := errors.New("there is no CD-ROM drive")
 	for {
-		drives, _ := filepath.Glob(filepath.Join(m.Paths.Drives, "sr[0-9]*")) // the pattern is valid
+		drives, _ := filepath.Glob(filepath.Join(m.Paths.Drives, "sr*")) // the pattern is valid
 		for _, drive := range drives {
-			if others[drive] {
+			if !isCDROM.MatchString(filepath.Base(drive)) || others[drive] {
 				continue
 			}
 			data, err := m.readOVF(drive, filesystems)
