@@ -84,7 +84,7 @@ func FuzzClaims(f *testing.F) {
 		}
 		s := c.statement()
 		rest, ok := strings.CutPrefix(s.ProviderID, "gce://")
-		if parts := strings.Split(rest, "/"); !ok || len(parts) != 3 || parts[0] != c.Google.Engine.ProjectID || parts[2] != c.Google.Engine.InstanceName {
+		if parts := strings.Split(rest, "/"); !ok || len(parts) != 3 || parts[0] != c.Engine.ProjectID || parts[2] != c.Engine.InstanceName {
 			t.Fatalf("provider ID %q", s.ProviderID)
 		}
 		if id, err := strconv.ParseUint(strings.TrimPrefix(s.InstanceID, "gcp:"), 10, 64); err != nil || "gcp:"+strconv.FormatUint(id, 10) != s.InstanceID {

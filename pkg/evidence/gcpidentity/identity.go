@@ -138,7 +138,7 @@ func (v *Verifier) Verify(ctx context.Context, d evidence.Document, b evidence.B
 	if err := c.check(); err != nil {
 		return nil, reason.Wrap(reason.DocumentInvalid, err, "identity token: claims")
 	}
-	engine := &c.Google.Engine
+	engine := &c.Engine
 	if !slices.Contains(v.Projects, engine.ProjectID) {
 		return nil, reason.Deny(reason.AccountNotAllowed, "instance of project %q", engine.ProjectID)
 	}
@@ -164,7 +164,7 @@ func (v *Verifier) key(ctx context.Context, kid string) (*rsa.PublicKey, error) 
 }
 
 func (c *claims) statement() evidence.Statement {
-	e := &c.Google.Engine
+	e := &c.Engine
 	s := evidence.Statement{
 		Kind:       evidence.GCPIdentity,
 		ProviderID: "gce://" + e.ProjectID + "/" + e.Zone + "/" + e.InstanceName,

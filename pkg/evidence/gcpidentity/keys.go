@@ -90,53 +90,51 @@ func unknown(kid string, n int) error {
 	return reason.Deny(reason.DocumentUntrusted, "key %.128q is none of Google's %d", kid, n)
 }
 
-// parseSet reads {"keys":[...]}. Other members are returned as they are, if strings.
-func parseSet(raw []byte) ([]entry, map[string]string, error) {
+// parseSet reads {"keys":[...]}, and the member "provenance" if it is a string.
+func parseSet(raw []byte) ([]entry, string, error) {
 	if len(raw) > MaxKeySet {
-		return nil, nil, fmt.Errorf("%d bytes, want at most %d", len(raw), MaxKeySet)
+		return nil, "", fmt.Errorf("%d bytes, want at most %d", len(raw), MaxKeySet)
 	}
-	// This decoder looks at the whole text, duplicates and case; the other one knows
-	// where things are.
+	// This decoder knows one spelling of a name and refuses a second value; the other
+	// one knows where things are.
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &members); err != nil {
-		return nil, nil, err
+		return nil, "", err
 	}
 	if _, ok := members["keys"]; !ok {
-		return nil, nil, errors.New(`no member "keys"`)
+		return nil, "", errors.New(`no member "keys"`)
 	}
-	others := map[string]string{}
-	for name, value := range members {
-		if s := text(value); s != "" {
-			others[name] = s
-		}
+	var provenance string
+	if json.Unmarshal(members["provenance"], &provenance) != nil {
+		provenance = "" // something else of that name
 	}
 	d := gojson.NewDecoder(bytes.NewReader(raw))
 	if _, err := d.Token(); err != nil { // {
-		return nil, nil, err
+		return nil, "", err
 	}
 	for d.More() {
 		name, err := d.Token()
 		if err != nil {
-			return nil, nil, err
+			return nil, "", err
 		}
 		if name != "keys" {
 			var skip gojson.RawMessage
 			if err := d.Decode(&skip); err != nil {
-				return nil, nil, err
+				return nil, "", err
 			}
 			continue
 		}
 		if open, err := d.Token(); err != nil || open != gojson.Delim('[') {
-			return nil, nil, errors.New(`"keys" is not an array`)
+			return nil, "", errors.New(`"keys" is not an array`)
 		}
 		var entries []entry
 		for d.More() {
 			var one gojson.RawMessage
 			if err := d.Decode(&one); err != nil {
-				return nil, nil, err
+				return nil, "", err
 			}
 			if len(entries) == maxKeys {
-				return nil, nil, fmt.Errorf("more than %d keys", maxKeys)
+				return nil, "", fmt.Errorf("more than %d keys", maxKeys)
 			}
 			e := entry{offset: d.InputOffset() - int64(len(one))}
 			if e.fault = json.Unmarshal(one, &e.jwk); e.fault == nil {
@@ -144,9 +142,9 @@ func parseSet(raw []byte) ([]entry, map[string]string, error) {
 			}
 			entries = append(entries, e)
 		}
-		return entries, others, nil
+		return entries, provenance, nil
 	}
-	return nil, nil, errors.New(`no member "keys"`)
+	return nil, "", errors.New(`no member "keys"`)
 }
 
 // public is the key of a JWK that may sign identity tokens.
@@ -198,7 +196,7 @@ func ParseKeys(file string, raw []byte) (*StaticKeys, error) {
 		return &anchors.Error{File: file, Line: line, What: what, Want: want}
 	}
 	const copyAgain = "the answer of https://www.googleapis.com/oauth2/v3/certs, unchanged"
-	entries, others, err := parseSet(raw)
+	entries, source, err := parseSet(raw)
 	if err != nil {
 		var syntax *json.SyntaxError
 		line := 0
@@ -221,7 +219,7 @@ func ParseKeys(file string, raw []byte) (*StaticKeys, error) {
 		case slices.ContainsFunc(s.all, func(k StaticKey) bool { return k.ID == e.ID }):
 			return nil, fault(line, fmt.Sprintf("kid %q is there twice", e.ID), copyAgain)
 		}
-		provenance := []rune(strings.ToValidUTF8(others["provenance"], "?"))
+		provenance := []rune(strings.ToValidUTF8(source, "?"))
 		s.all = append(s.all, StaticKey{ID: e.ID, Key: e.key, File: file, Line: line, Provenance: string(provenance[:min(len(provenance), 1000)])})
 	}
 	return s, nil

@@ -10,13 +10,13 @@ import (
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
-	// Unlike encoding/json it knows one spelling of a name and refuses a second value.
-	"github.com/go-jose/go-jose/v4/json"
 )
 
 // forbidden are header members that bring a key, say where one is, or change how the token is read
 // (RFC 7515, 4.1; RFC 7797). They are refused before anything could follow them.
 var forbidden = []string{"jku", "jwk", "x5u", "x5c", "crit", "b64"}
+
+var strict = base64.RawURLEncoding.Strict()
 
 // split takes a token apart without believing any of it, and returns its kid. It is
 // stricter than go-jose, for which base64 has several spellings of one value.
@@ -33,8 +33,10 @@ func split(raw []byte) (kid string, err error) {
 	}
 	buffer := make([]byte, base64.RawURLEncoding.DecodedLen(len(raw)))
 	var first []byte
-	for i, part := range bytes.SplitN(raw, []byte("."), 3) {
-		n, err := base64.RawURLEncoding.Strict().Decode(buffer, part)
+	for i := range 3 {
+		part, rest, _ := bytes.Cut(raw, []byte("."))
+		raw = rest
+		n, err := strict.Decode(buffer, part)
 		if err != nil {
 			return "", err
 		}
@@ -49,35 +51,25 @@ func split(raw []byte) (kid string, err error) {
 }
 
 func keyID(header []byte) (string, error) {
-	var members map[string]json.RawMessage
-	if err := json.Unmarshal(header, &members); err != nil {
-		return "", fmt.Errorf("header: %w", err)
+	o := readObject(header)
+	alg, typ, kid := o.text("alg"), o.text("typ"), o.text("kid")
+	if o.err != nil {
+		return "", fmt.Errorf("header: %w", o.err)
 	}
 	for _, name := range forbidden {
-		if _, ok := members[name]; ok {
+		if o.has(name) {
 			return "", fmt.Errorf("header: member %q", name)
 		}
 	}
-	if alg := text(members["alg"]); alg != string(jose.RS256) {
+	switch {
+	case alg != string(jose.RS256):
 		return "", fmt.Errorf("header: alg %.20q, want RS256", alg)
-	}
-	if typ, ok := members["typ"]; ok && text(typ) != "JWT" {
-		return "", fmt.Errorf("header: typ %.20q, want JWT", text(typ))
-	}
-	kid := text(members["kid"])
-	if !printable(kid) {
+	case o.has("typ") && typ != "JWT":
+		return "", fmt.Errorf("header: typ %.20q, want JWT", typ)
+	case !printable(kid):
 		return "", fmt.Errorf("header: kid %.20q", kid)
 	}
 	return kid, nil
-}
-
-// text is the value of a JSON string; empty for anything else.
-func text(raw json.RawMessage) string {
-	var s string
-	if json.Unmarshal(raw, &s) != nil {
-		return ""
-	}
-	return s
 }
 
 func printable(kid string) bool {
@@ -86,50 +78,57 @@ func printable(kid string) bool {
 
 // claims are those of a token that was signed; what they say is not checked yet.
 type claims struct {
-	Issuer        string `json:"iss"`
-	Audience      string `json:"aud"` // an array of one is not Google's form, and is refused
-	Expiry        int64  `json:"exp"`
-	IssuedAt      int64  `json:"iat"`
-	Email         string `json:"email"`
-	EmailVerified bool   `json:"email_verified"`
-	Google        struct {
-		Engine engine `json:"compute_engine"`
-	} `json:"google"`
+	Issuer        string
+	Audience      string // an array of one is not Google's form, and is refused
+	Expiry        int64
+	IssuedAt      int64
+	Email         string
+	EmailVerified bool
+	Engine        engine
 }
 
 type engine struct {
-	ProjectID       string `json:"project_id"`
-	ProjectNumber   int64  `json:"project_number"`
-	Zone            string `json:"zone"`
-	InstanceID      string `json:"instance_id"`
-	InstanceName    string `json:"instance_name"`
-	Created         int64  `json:"instance_creation_timestamp"`
-	Confidentiality int64  `json:"instance_confidentiality"`
+	ProjectID       string
+	ProjectNumber   int64
+	Zone            string
+	InstanceID      string
+	InstanceName    string
+	Created         int64
+	Confidentiality int64
 }
 
 // maxTime is the end of the year 9999, above which RFC 3339 has no form.
 const maxTime = 253402300799
 
 func decode(payload []byte) (*claims, error) {
-	var c claims
-	if err := json.Unmarshal(payload, &c); err != nil {
+	o := readObject(payload)
+	google := o.object("google")
+	e := google.object("compute_engine")
+	c := &claims{
+		Issuer: o.text("iss"), Audience: o.text("aud"), Expiry: o.number("exp"), IssuedAt: o.number("iat"),
+		Email: o.text("email"), EmailVerified: o.boolean("email_verified"),
+		Engine: engine{
+			ProjectID: e.text("project_id"), ProjectNumber: e.number("project_number"), Zone: e.text("zone"),
+			InstanceID: e.text("instance_id"), InstanceName: e.text("instance_name"),
+			Created: e.number("instance_creation_timestamp"), Confidentiality: e.number("instance_confidentiality"),
+		},
+	}
+	if err := errors.Join(o.err, google.err, e.err); err != nil {
 		return nil, err
 	}
-	for name, t := range map[string]int64{"iat": c.IssuedAt, "exp": c.Expiry} {
-		if t <= 0 || t > maxTime {
-			return nil, fmt.Errorf("%s is missing or no time", name)
-		}
+	switch {
+	case c.IssuedAt <= 0 || c.IssuedAt > maxTime:
+		return nil, errors.New("iat is missing or no time")
+	case c.Expiry <= c.IssuedAt || c.Expiry > maxTime:
+		return nil, errors.New("exp is missing, no time, or not after iat")
 	}
-	if c.Expiry <= c.IssuedAt {
-		return nil, errors.New("exp is not after iat")
-	}
-	return &c, nil
+	return c, nil
 }
 
 // check looks at the form of what names the instance: it becomes part of a provider
 // ID, so nothing may be in it that could make it another's.
 func (c *claims) check() error {
-	e := &c.Google.Engine
+	e := &c.Engine
 	if *e == (engine{}) {
 		return errors.New("no google.compute_engine: not an instance's token, or one without format=full")
 	}
