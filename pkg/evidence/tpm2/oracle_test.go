@@ -3,6 +3,8 @@ package tpm2_test
 import (
 	"bytes"
 	"crypto"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"math"
 	"testing"
 
@@ -188,4 +190,38 @@ func TestOraclesReadAKsThatThisPackageRefuses(t *testing.T) {
 		_, err := tpm2.ParseAK(tpm.Marshal(pub))
 		denied(t, err, reason.AKUnacceptable)
 	})
+}
+
+// go-tpm-tools leaves the roots to its caller, and what follows the extension to nobody.
+func TestOracleReadsInstancesThatThisPackageRefuses(t *testing.T) {
+	p := newPlatform(t)
+	for name, c := range map[string]struct {
+		extension pkix.Extension
+		gce       bool // the root vouches for instances
+	}{
+		"as Google writes it":                {gceExtension(t, nil), true},
+		"under a root of another cloud":      {gceExtension(t, nil), false},
+		"with bytes after the extension":     {pkix.Extension{Id: gceExtension(t, nil).Id, Value: append(gceExtension(t, nil).Value, 5, 0)}, true},
+		"with a name that reaches elsewhere": {gceExtension(t, func(g *gceName) { g.name = "../../other/zones/z/worker" }), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			chain := p.issue(t, func(cert *x509.Certificate) { cert.ExtraExtensions = []pkix.Extension{c.extension} })
+			leaf, err := x509.ParseCertificate(chain[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			info, err := server.GetGCEInstanceInfo(leaf)
+			if err != nil || info == nil || info.GetInstanceId() != 6524697943022743941 {
+				t.Errorf("go-tpm-tools: %v, %v", info, err)
+			}
+			_, err = p.endorser(t, c.gce).Endorse(t.Context(), tpm2.Identity{AK: p.ak, AKCertificates: chain}, today)
+			if refused := err != nil; refused != (name != "as Google writes it") {
+				t.Errorf("this package: %v", err)
+			}
+		})
+	}
+	info, err := server.GetGCEInstanceInfo(published(t, "gce-ak"))
+	if err != nil || info.GetInstanceName() != "instance-1" || info.GetProjectId() != "core-eso" || info.GetZone() != "us-central1-a" {
+		t.Errorf("%v, %v", info, err)
+	}
 }
