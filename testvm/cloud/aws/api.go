@@ -176,6 +176,9 @@ func describe(i Instance, f Fault) described {
 	if f.Other != "" {
 		one.ID = f.Other
 	}
+	if f.Owner != "" {
+		i.Account = f.Owner
+	}
 	all := described{RequestID: requestID()}
 	if !f.Empty {
 		all.Reservations = []reservation{{ID: "r-0a1b2c3d4e5f60718", Owner: i.Account, Instances: []describedMachine{one}}}

@@ -61,13 +61,13 @@ type Instance struct {
 }
 
 // Region is the zone's.
-func (i *Instance) Region() string { return strings.TrimRight(i.Zone, "abcdefghijklmnopqrstuvwxyz") }
+func (i Instance) Region() string { return strings.TrimRight(i.Zone, "abcdefghijklmnopqrstuvwxyz") }
 
 // ProviderID is what a Machine of it has in spec.providerID.
-func (i *Instance) ProviderID() string { return "aws:///" + i.Zone + "/" + i.ID }
+func (i Instance) ProviderID() string { return "aws:///" + i.Zone + "/" + i.ID }
 
 // sessionARN is of its role, as STS names it.
-func (i *Instance) sessionARN() string {
+func (i Instance) sessionARN() string {
 	return fmt.Sprintf("arn:%s:sts::%s:assumed-role/%s/%s", partition(i.Region()), i.Account, i.Role, i.ID)
 }
 
@@ -266,9 +266,10 @@ type Fault struct {
 	// Times is how often it happens; zero: until it is taken away.
 	Times int
 	// Empty answers with nothing, Double with a second reservation that holds the
-	// same instance, Other with another instance's id, Extra with a neighbour.
+	// same instance, Other with another instance's id, Extra with a neighbour, Owner
+	// with another account's.
 	Empty, Double, Extra bool
-	Other                string
+	Other, Owner         string
 	// Body is answered instead, as Type.
 	Body []byte
 	Type string

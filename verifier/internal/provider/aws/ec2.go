@@ -1,0 +1,164 @@
+package aws
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+	"github.com/aws/smithy-go"
+
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/awsiid"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/awssts"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/outbound"
+)
+
+type describer struct{ p *Provider }
+
+// Describe asks for one instance by its id. An answer with none, with several, or
+// with another one is no answer.
+func (d describer) Describe(ctx context.Context, region, id string) (awsiid.Instance, error) {
+	client, err := d.p.of(region, id)
+	if err != nil {
+		return awsiid.Instance{}, err
+	}
+	return outbound.Ask(ctx, d.p.ec2, "DescribeInstances", key(region, id), 0, func(ctx context.Context) (awsiid.Instance, error) {
+		out, err := client.DescribeInstances(ctx, &ec2.DescribeInstancesInput{InstanceIds: []string{id}})
+		if err != nil {
+			return awsiid.Instance{}, understood(err, id)
+		}
+		return one(out, id)
+	})
+}
+
+func one(out *ec2.DescribeInstancesOutput, id string) (awsiid.Instance, error) {
+	var none awsiid.Instance
+	var owner string
+	var all []types.Instance
+	for _, r := range out.Reservations {
+		owner = sdk.ToString(r.OwnerId)
+		all = append(all, r.Instances...)
+	}
+	switch {
+	case len(all) == 0:
+		return none, reason.Deny(reason.InstanceNotFound, "EC2 answers with no instance for %s", id)
+	case len(all) != 1 || sdk.ToString(out.NextToken) != "":
+		return none, reason.Deny(reason.InstanceUnacceptable, "EC2 answers with %d instances for %s", len(all), id)
+	case sdk.ToString(all[0].InstanceId) != id:
+		return none, reason.Deny(reason.InstanceUnacceptable, "EC2 answers with %.40q for %s", sdk.ToString(all[0].InstanceId), id)
+	}
+	i := all[0]
+	found := awsiid.Instance{ID: id, Account: owner, VPC: sdk.ToString(i.VpcId), Launched: sdk.ToTime(i.LaunchTime), Tags: map[string]string{}}
+	if i.Placement != nil {
+		found.Zone = sdk.ToString(i.Placement.AvailabilityZone)
+	}
+	if i.State != nil {
+		found.State = string(i.State.Name)
+	}
+	if i.IamInstanceProfile != nil {
+		found.Profile = sdk.ToString(i.IamInstanceProfile.Arn)
+	}
+	for _, t := range i.Tags {
+		found.Tags[sdk.ToString(t.Key)] = sdk.ToString(t.Value)
+	}
+	return found, nil
+}
+
+type directory struct{ p *Provider }
+
+// EndorsementKeys asks for the EK of an instance's NitroTPM, of the kind that
+// answered. EC2 names two: RSA-2048 and P-384.
+func (d directory) EndorsementKeys(ctx context.Context, providerID string, ek *tpm2.EK) (tpm2.ProviderKeys, error) {
+	var none tpm2.ProviderKeys
+	if !strings.HasPrefix(providerID, "aws://") {
+		return none, tpm2.ErrNotMine
+	}
+	i, ok := awssts.ParseProviderID(providerID)
+	if !ok {
+		return none, reason.Deny(reason.InstanceNotFound, "%.128q names no instance of AWS", providerID)
+	}
+	kind, err := keyType(ek)
+	if err != nil {
+		return none, err
+	}
+	client, region, err := d.p.ofZone(i)
+	if err != nil {
+		return none, err
+	}
+	return outbound.Ask(ctx, d.p.ec2, "GetInstanceTpmEkPub", key(region, i.ID, string(kind)), keepEK, func(ctx context.Context) (tpm2.ProviderKeys, error) {
+		out, err := client.GetInstanceTpmEkPub(ctx, &ec2.GetInstanceTpmEkPubInput{InstanceId: &i.ID, KeyType: kind, KeyFormat: types.EkPubKeyFormatDer})
+		if err != nil {
+			return none, withoutTPM(understood(err, i.ID), i.ID)
+		}
+		spki, err := publicKey(out, i.ID, kind)
+		if err != nil {
+			return none, err
+		}
+		return tpm2.ProviderKeys{InstanceID: "aws:" + i.ID, SPKI: [][]byte{spki}}, nil
+	})
+}
+
+// ofZone is the client of the configured region that a zone is in.
+func (p *Provider) ofZone(i awssts.Instance) (*ec2.Client, string, error) {
+	for region := range p.regions {
+		if i.In(region) {
+			client, err := p.of(region, i.ID)
+			return client, region, err
+		}
+	}
+	return nil, "", reason.Deny(reason.AccountNotAllowed, "zone %.64q is in none of the configured regions", i.Zone)
+}
+
+func keyType(ek *tpm2.EK) (types.EkPubKeyType, error) {
+	switch k := ek.PublicKey().(type) {
+	case *rsa.PublicKey:
+		if k.N.BitLen() == 2048 {
+			return types.EkPubKeyTypeRsa2048, nil
+		}
+	case *ecdsa.PublicKey:
+		if k.Curve == elliptic.P384() {
+			return types.EkPubKeyTypeEccSecP384, nil
+		}
+	}
+	return "", reason.Deny(reason.EKUntrusted, "EC2 names no EKs like %s; a NitroTPM has RSA-2048 and P-384", ek.Describe())
+}
+
+// withoutTPM makes a denial of an error that says the instance has none. EC2's
+// reference does not list that error; these are the codes by which EC2 says of
+// other operations that an instance does not have what is asked for.
+func withoutTPM(err error, id string) error {
+	var a smithy.APIError
+	if errors.As(err, &a) && slices.Contains([]string{"UnsupportedOperation", "OperationNotPermitted"}, a.ErrorCode()) {
+		return reason.Deny(reason.EKUntrusted, "EC2 knows no TPM of instance %s: %s", id, a.ErrorCode())
+	}
+	return err
+}
+
+// publicKey reads an answer: about this instance and this kind of key, and one
+// whole key of that kind. An answer that is not is EC2's fault and passes.
+func publicKey(out *ec2.GetInstanceTpmEkPubOutput, id string, kind types.EkPubKeyType) ([]byte, error) {
+	if got := sdk.ToString(out.InstanceId); got != id || out.KeyType != kind || out.KeyFormat != types.EkPubKeyFormatDer {
+		return nil, fmt.Errorf("asked for the EK %s of %s as DER, EC2 answers %s of %.40q as %s", kind, id, out.KeyType, got, out.KeyFormat)
+	}
+	der, err := base64.StdEncoding.Strict().DecodeString(sdk.ToString(out.KeyValue))
+	if err != nil {
+		return nil, fmt.Errorf("EK of %s: %w", id, err)
+	}
+	key, err := x509.ParsePKIXPublicKey(der)
+	if err != nil {
+		return nil, fmt.Errorf("EK of %s: %w", id, err)
+	}
+	// In the form in which EKs are compared.
+	return x509.MarshalPKIXPublicKey(key)
+}
