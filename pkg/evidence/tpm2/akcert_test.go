@@ -109,7 +109,7 @@ func TestDefaultAKRootsLastForAWhile(t *testing.T) {
 		if a.Provenance == "" {
 			t.Errorf("%s: where is it from?", a)
 		}
-		if left := a.Certificate.NotAfter.Sub(today); left < 180*24*time.Hour {
+		if left := time.Until(a.Certificate.NotAfter); left < 180*24*time.Hour {
 			t.Errorf("%s ends in %d days", a, left/(24*time.Hour))
 		}
 		marked := strings.Contains(a.Provenance, tpm2.VouchesForGCE)

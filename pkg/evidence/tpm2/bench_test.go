@@ -212,3 +212,37 @@ func BenchmarkVerifyEKCertificate(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkAKCertificate is what an AK's certificate costs: the clouds' own, and
+// the worst that a node with a TPM of its own can send.
+func BenchmarkAKCertificate(b *testing.B) {
+	endorser := tpm2.NewAKCertificateEndorser(tpm2.DefaultAKRoots())
+	for _, name := range []string{"gce-ak", "azure-ak"} {
+		b.Run(name, func(b *testing.B) {
+			cert := published(b, name)
+			id := tpm2.Identity{AK: akOf(b, cert.PublicKey), AKCertificates: [][]byte{cert.Raw}}
+			for b.Loop() {
+				if _, err := endorser.Endorse(b.Context(), id, today); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+	b.Run("seven candidates of one name that lead nowhere", func(b *testing.B) {
+		key, err := rsa.GenerateKey(rand.Reader, 4096)
+		if err != nil {
+			b.Fatal(err)
+		}
+		p := newPlatform(b)
+		p.intermediate = authorityWithKey(b, "candidate", key, &key.PublicKey, nil, nil)
+		chain := p.issue(b, nil)
+		for range 6 {
+			chain = append(chain, authorityWithKey(b, "candidate", key, &key.PublicKey, nil, nil).cert.Raw)
+		}
+		for b.Loop() {
+			if _, err := endorser.Endorse(b.Context(), tpm2.Identity{AK: p.ak, AKCertificates: chain}, today); err == nil {
+				b.Fatal("accepted")
+			}
+		}
+	})
+}
