@@ -31,11 +31,10 @@ import (
 	"context"
 	"crypto"
 	"crypto/rsa"
+	"crypto/sha256"
 	"slices"
 	"strconv"
 	"time"
-
-	"github.com/go-jose/go-jose/v4"
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/gcpidentity/attester"
@@ -103,23 +102,22 @@ func (v *Verifier) Verify(ctx context.Context, d evidence.Document, b evidence.B
 	if len(d.Certificates) > 0 || len(d.Token) > 0 {
 		return nil, reason.Deny(reason.DocumentInvalid, "%d certificates and %d bytes of a second token with a kind that has neither", len(d.Certificates), len(d.Token))
 	}
-	kid, err := split(d.Raw)
+	t, err := split(d.Raw)
 	if err != nil {
 		return nil, reason.Wrap(reason.DocumentInvalid, err, "identity token")
 	}
-	key, err := v.key(ctx, kid)
+	key, err := v.key(ctx, t.kid)
 	if err != nil {
 		return nil, err
 	}
-	jws, err := jose.ParseSignedCompact(string(d.Raw), []jose.SignatureAlgorithm{jose.RS256})
-	if err != nil {
-		return nil, reason.Wrap(reason.DocumentInvalid, err, "identity token")
+	// RS256 is this one call (RFC 7518, 3.3), and there is no other algorithm to
+	// choose. Go-jose would parse the header three times more; tests hold it to be of
+	// the same opinion.
+	digest := sha256.Sum256(t.signed)
+	if err := rsa.VerifyPKCS1v15(key, crypto.SHA256, digest[:], t.signature); err != nil {
+		return nil, reason.Wrap(reason.DocumentInvalid, err, "identity token: signature of key %q", t.kid)
 	}
-	payload, err := jws.Verify(key)
-	if err != nil {
-		return nil, reason.Wrap(reason.DocumentInvalid, err, "identity token: signature of key %q", kid)
-	}
-	c, err := decode(payload)
+	c, err := decode(t.payload)
 	if err != nil {
 		return nil, reason.Wrap(reason.DocumentInvalid, err, "identity token: claims")
 	}

@@ -8,8 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/go-jose/go-jose/v4"
 )
 
 // forbidden are header members that bring a key, say where one is, or change how the token is read
@@ -18,36 +16,46 @@ var forbidden = []string{"jku", "jwk", "x5u", "x5c", "crit", "b64"}
 
 var strict = base64.RawURLEncoding.Strict()
 
-// split takes a token apart without believing any of it, and returns its kid. It is
-// stricter than go-jose, for which base64 has several spellings of one value.
-func split(raw []byte) (kid string, err error) {
+// token is one that was taken apart. Nothing of it is believed.
+type token struct {
+	kid       string
+	signed    []byte // the first two parts with the dot between them, as they came
+	payload   []byte
+	signature []byte
+}
+
+// split takes a token apart. Base64 has one spelling for each value, so that no two
+// tokens are the same.
+func split(raw []byte) (token, error) {
+	var t token
 	if len(raw) > MaxSize {
-		return "", fmt.Errorf("%d bytes, want at most %d", len(raw), MaxSize)
+		return t, fmt.Errorf("%d bytes, want at most %d", len(raw), MaxSize)
 	}
 	if n := bytes.Count(raw, []byte(".")); n != 2 {
-		return "", fmt.Errorf("%d parts, want 3", n+1)
+		return t, fmt.Errorf("%d parts, want 3", n+1)
 	}
 	// The decoder of the standard library skips line breaks.
 	if bytes.ContainsAny(raw, "\r\n") {
-		return "", errors.New("line break")
+		return t, errors.New("line break")
 	}
+	t.signed = raw[:bytes.LastIndexByte(raw, '.')]
 	buffer := make([]byte, base64.RawURLEncoding.DecodedLen(len(raw)))
-	var first []byte
-	for i := range 3 {
+	var header []byte
+	for i, into := range []*[]byte{&header, &t.payload, &t.signature} {
 		part, rest, _ := bytes.Cut(raw, []byte("."))
 		raw = rest
 		n, err := strict.Decode(buffer, part)
 		if err != nil {
-			return "", err
+			return t, err
 		}
 		if n == 0 {
-			return "", fmt.Errorf("part %d is empty", i+1)
+			return t, fmt.Errorf("part %d is empty", i+1)
 		}
-		if i == 0 {
-			first, buffer = buffer[:n:n], buffer[n:]
-		}
+		*into, buffer = buffer[:n:n], buffer[n:]
 	}
-	return keyID(first)
+	var err error
+	t.kid, err = keyID(header)
+	return t, err
 }
 
 func keyID(header []byte) (string, error) {
@@ -62,7 +70,7 @@ func keyID(header []byte) (string, error) {
 		}
 	}
 	switch {
-	case alg != string(jose.RS256):
+	case alg != "RS256":
 		return "", fmt.Errorf("header: alg %.20q, want RS256", alg)
 	case o.has("typ") && typ != "JWT":
 		return "", fmt.Errorf("header: typ %.20q, want JWT", typ)
