@@ -16,6 +16,7 @@
 package outbound
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -78,23 +79,29 @@ func New(provider string, o Options) *Caller {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	if o.PerSecond == 0 {
-		o.PerSecond, o.Burst = perSecond, burst
-	}
+	o.PerSecond, o.Burst = cmp.Or(o.PerSecond, perSecond), cmp.Or(o.Burst, burst)
 	return &Caller{provider: provider, o: o, budget: rate.NewLimiter(rate.Limit(o.PerSecond), o.Burst), kept: map[string]answer{}}
 }
 
 // Ask puts a question, unless its answer is known. Key names the question whole.
 // A good answer is kept for keep; zero keeps none. An error of ask that is no
 // denial of package reason becomes ProviderUnavailable, and its text is logged.
+// Several callers may get one answer: what it points to must not be changed.
+// Ask must return when its context ends.
 func Ask[T any](ctx context.Context, c *Caller, operation, key string, keep time.Duration, ask func(context.Context) (T, error)) (T, error) {
 	var none T
 	key = operation + "\x00" + key
 	if a, ok := c.known(key); ok {
-		value, _ := a.value.(T)
-		return value, a.err
+		return as[T](a.value, a.err)
+	}
+	if ctx.Err() != nil { // nobody waits for it: nothing is sent
+		return none, reason.Wrap(reason.ProviderUnavailable, context.Cause(ctx), "%s: %s", c.provider, operation)
 	}
 	result := c.flight.DoChan(key, func() (any, error) {
+		// The answer may have come between the look above and this one's turn.
+		if a, ok := c.known(key); ok {
+			return a.value, a.err
+		}
 		if !c.budget.AllowN(c.o.Now(), 1) {
 			return none, reason.Deny(reason.ProviderUnavailable, "%s: %s: the budget of calls is used up", c.provider, operation)
 		}
@@ -108,12 +115,22 @@ func Ask[T any](ctx context.Context, c *Caller, operation, key string, keep time
 	case <-ctx.Done():
 		return none, reason.Wrap(reason.ProviderUnavailable, context.Cause(ctx), "%s: %s", c.provider, operation)
 	case r := <-result:
-		if r.Err != nil {
-			return none, r.Err
-		}
-		value, _ := r.Val.(T)
-		return value, nil
+		return as[T](r.Val, r.Err)
 	}
+}
+
+// as gives an answer its type. One of another type is of another question under
+// the same key, which must not pass for an empty answer.
+func as[T any](answer any, err error) (T, error) {
+	value, ok := answer.(T)
+	if err == nil && !ok {
+		err = reason.Deny(reason.Internal, "two questions with one key: %T and %T", answer, value)
+	}
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return value, nil
 }
 
 // settle turns an error into a denial, counts, and keeps what may be kept.

@@ -1,0 +1,8 @@
+package outbound
+
+// Kept is how many answers are kept.
+func (c *Caller) Kept() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.kept)
+}
