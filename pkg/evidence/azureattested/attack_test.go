@@ -218,7 +218,7 @@ func TestAttack_T11_EveryByteFlippedCutRepeated(t *testing.T) {
 		changed[i] ^= 1 << (i % 8)
 		try(fmt.Sprintf("bit %d of byte %d", i%8, i), changed)
 	}
-	for at := 0; at < len(honest); at += 7 {
+	for at := 0; at < len(honest); at += 19 {
 		for _, n := range []int{1, 2, 16, 300} {
 			end := min(at+n, len(honest))
 			try(fmt.Sprintf("without %d to %d", at, end), slices.Concat(honest[:at], honest[end:]))
@@ -244,6 +244,9 @@ func TestAttack_T11_EveryCharacterOfTheToken(t *testing.T) {
 		w.document.Token = changed
 		if _, err := w.verify(); err == nil {
 			t.Fatalf("character %d changed", i)
+		}
+		if i%5 != 0 {
+			continue
 		}
 		w.document.Token = slices.Concat(honest[:i], honest[i+1:])
 		if _, err := w.verify(); err == nil {

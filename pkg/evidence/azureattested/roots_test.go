@@ -29,7 +29,7 @@ func TestTheDefaultRootsAreThereAndLast(t *testing.T) {
 			t.Errorf("%s: %v", a, err)
 		}
 	}
-	if roots != 3 || len(all) != 12 || set.Len() != 12 || len(set.Rootless()) != 0 {
+	if roots != 3 || len(all) != 13 || set.Len() != 13 || len(set.Rootless()) != 0 {
 		t.Fatalf("%d roots among %d, %d without one", roots, len(all), len(set.Rootless()))
 	}
 }

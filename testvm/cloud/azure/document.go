@@ -18,8 +18,8 @@ const TimeLayout = "01/02/06 15:04:05 -0700"
 // Content is the signed part of an attested document.
 func (c *Cloud) Content(i *Instance, nonce string) []byte {
 	now := c.Now().UTC()
-	if nonce == "" {
-		nonce = now.Format("20060102-150405")
+	if nonce == "" { // the end, in documents that Azure has signed
+		nonce = now.Add(6 * time.Hour).Format("20060102-150405")
 	}
 	stamp := func(t time.Time) string { return t.Format("01/02/06 15:04:05") + " -0000" }
 	type plan struct {
