@@ -20,6 +20,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/testvm/cloud/azure"
 )
@@ -136,7 +137,7 @@ func TestAttack_T11_TheSignerIsNotTheCertificateInTheBag(t *testing.T) {
 				if warm {
 					w.passes() // the genuine chain is known then
 				}
-				raw, err := test.document(w, w.cloud.Content(w.machine, azureattested.Nonce(w.binding.Transcript)))
+				raw, err := test.document(w, w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -180,7 +181,7 @@ func TestAttack_T11_AnotherCustomerOfTheSameAuthority(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			w.document.Raw, err = azure.Sign(w.cloud.Content(w.machine, azureattested.Nonce(w.binding.Transcript)), attacker(t), leaf, leaf.Raw)
+			w.document.Raw, err = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(t), leaf, leaf.Raw)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -291,7 +292,7 @@ func TestAttack_T12_NothingThatACertificateNamesIsFetched(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.document.Raw, err = azure.Sign(w.cloud.Content(w.machine, azureattested.Nonce(w.binding.Transcript)), attacker(t), leaf, leaf.Raw)
+		w.document.Raw, err = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(t), leaf, leaf.Raw)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -455,7 +456,7 @@ func TestAttack_T14_TheDocumentOfANeighbour(t *testing.T) {
 	if err := w.cloud.Add(neighbour); err != nil {
 		t.Fatal(err)
 	}
-	raw, err := w.cloud.Document(neighbour, azureattested.Nonce(w.binding.Transcript))
+	raw, err := w.cloud.Document(neighbour, attester.Nonce(w.binding.Transcript))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,10 +36,6 @@ const (
 	maxContent      = 4 << 10
 )
 
-// NonceSize is the number of characters that the nonce takes of the transcript's
-// base64url form. IMDS has room for 32.
-const NonceSize = 32
-
 // leeway is by how much Azure's clock may differ from ours.
 const leeway = 5 * time.Minute
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested/attester"
 	"github.com/mcs-attest/mcs-attest/testvm/cloud/azure"
 )
 
@@ -113,7 +114,7 @@ func FuzzTokenClaims(f *testing.F) {
 func FuzzVerify(f *testing.F) {
 	c, i := fuzzCloud(f)
 	b := evidence.Binding{Transcript: [32]byte{1}}
-	honest, err := c.Document(i, Nonce(b.Transcript))
+	honest, err := c.Document(i, attester.Nonce(b.Transcript))
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/testvm/cloud/azure"
 )
@@ -63,7 +64,7 @@ func newWorld(t testing.TB) *world {
 		Roots: func() (*x509.CertPool, *x509.CertPool) { return roots, intermediates },
 		Names: []string{"metadata.azure.com"}, Subscriptions: []string{strings.ToUpper(cloud.Subscription)}, Resolve: w,
 	}
-	w.document = evidence.Document{Kind: evidence.AzureAttested, Raw: w.signed(azureattested.Nonce(w.binding.Transcript))}
+	w.document = evidence.Document{Kind: evidence.AzureAttested, Raw: w.signed(attester.Nonce(w.binding.Transcript))}
 	return w
 }
 
@@ -88,7 +89,7 @@ func (w *world) signed(nonce string) []byte {
 func (w *world) content(change func(string) string) []byte {
 	w.t.Helper()
 	leaf, key := w.cloud.Leaf()
-	raw, err := azure.Sign([]byte(change(string(w.cloud.Content(w.machine, azureattested.Nonce(w.binding.Transcript))))), key, leaf, leaf.Raw)
+	raw, err := azure.Sign([]byte(change(string(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript))))), key, leaf, leaf.Raw)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -156,7 +157,7 @@ func TestWhereTheIntermediateComesFrom(t *testing.T) {
 		"the bundle": func(*world) {},
 		"the document": func(w *world) {
 			leaf, key := w.cloud.Leaf()
-			raw, err := azure.Sign(w.cloud.Content(w.machine, azureattested.Nonce(w.binding.Transcript)), key, leaf, w.cloud.Intermediate().Raw, leaf.Raw)
+			raw, err := azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), key, leaf, w.cloud.Intermediate().Raw, leaf.Raw)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -165,7 +166,7 @@ func TestWhereTheIntermediateComesFrom(t *testing.T) {
 		"the agent": func(w *world) { w.document.Certificates = [][]byte{w.cloud.Intermediate().Raw} },
 		"the agent, with the signer's, which is not in the document": func(w *world) {
 			leaf, key := w.cloud.Leaf()
-			raw, err := azure.Sign(w.cloud.Content(w.machine, azureattested.Nonce(w.binding.Transcript)), key, leaf)
+			raw, err := azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), key, leaf)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -3,20 +3,15 @@ package azureattested
 import (
 	"context"
 	"crypto/subtle"
-	"encoding/base64"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/cms"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
-
-// Nonce is what the agent asks the metadata service to sign.
-func Nonce(transcript [32]byte) string {
-	return base64.RawURLEncoding.EncodeToString(transcript[:])[:NonceSize]
-}
 
 // Verify checks a document. The checks, in this order:
 //
@@ -53,7 +48,7 @@ func (v *Verifier) Verify(ctx context.Context, d evidence.Document, b evidence.B
 		return nil, reason.Wrap(reason.DocumentInvalid, err, "the content")
 	}
 	switch {
-	case subtle.ConstantTimeCompare([]byte(doc.nonce), []byte(Nonce(b.Transcript))) != 1:
+	case subtle.ConstantTimeCompare([]byte(doc.nonce), []byte(attester.Nonce(b.Transcript))) != 1:
 		return nil, reason.Deny(reason.DocumentNotFresh, "the nonce %.40q is not the transcript's", doc.nonce)
 	case doc.created.After(now.Add(leeway)):
 		return nil, reason.Deny(reason.DocumentNotFresh, "made at %s, which is to come", doc.created.UTC().Format(time.RFC3339))

@@ -21,6 +21,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	emulator "github.com/mcs-attest/mcs-attest/testvm/cloud/azure"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
@@ -270,7 +271,7 @@ func TestADocumentFromEndToEnd(t *testing.T) {
 	}
 	attest := func() error {
 		b := evidence.Binding{Transcript: [32]byte{42}}
-		raw, err := w.cloud.Document(w.machine, azureattested.Nonce(b.Transcript))
+		raw, err := w.cloud.Document(w.machine, attester.Nonce(b.Transcript))
 		if err != nil {
 			t.Fatal(err)
 		}
