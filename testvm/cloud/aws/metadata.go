@@ -71,6 +71,7 @@ func (m *metadata) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Server", "EC2ws")
+	w.Header().Set("Date", m.cloud.now().UTC().Format(http.TimeFormat))
 	w.Header().Set("Content-Type", "text/plain")
 	f := i.Faults
 	if f.Delay > 0 {

@@ -501,11 +501,14 @@ func TestAnEKIsAskedForOnce(t *testing.T) {
 	if n := w.cloud.Calls("GetInstanceTpmEkPub"); n != 2 {
 		t.Errorf("%d calls for two instances", n)
 	}
+	// Nor of one with the same id elsewhere (CVE-2025-11621).
+	_, err := w.endorse("aws:///us-east-1a/"+w.machine.ID, endorsementKeys()[0])
+	refused(t, err, reason.InstanceNotFound)
 	w.now = w.now.Add(13 * time.Hour)
 	if _, err := w.endorse(w.machine.ProviderID(), endorsementKeys()[0]); err != nil {
 		t.Fatal(err)
 	}
-	if n := w.cloud.Calls("GetInstanceTpmEkPub"); n != 3 {
+	if n := w.cloud.Calls("GetInstanceTpmEkPub"); n != 4 {
 		t.Errorf("%d calls after half a day", n)
 	}
 }
