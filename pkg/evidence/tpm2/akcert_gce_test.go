@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
+	"strings"
 	"testing"
 
 	"golang.org/x/crypto/cryptobyte"
@@ -109,6 +110,9 @@ func TestGCEInstanceExtension(t *testing.T) {
 			g.properties = list(field(0, func(b *cryptobyte.Builder) { b.AddASN1Int64(-1) }), production)
 		}, reason.EKCertificateInvalid},
 		{"a property without its tag", func(g *gceName) { g.properties = list(boolean(true)) }, reason.EKCertificateInvalid},
+		{"a property with a private tag", func(g *gceName) {
+			g.properties = list(production, func(b *cryptobyte.Builder) { b.AddASN1(0xe2, boolean(true)) })
+		}, reason.EKCertificateInvalid},
 		{"something after the properties", func(g *gceName) { g.after = []byte{5, 0} }, reason.EKCertificateInvalid},
 		{"properties twice", func(g *gceName) {
 			inner := properties(true)
@@ -120,6 +124,7 @@ func TestGCEInstanceExtension(t *testing.T) {
 		{"a name in capitals", func(g *gceName) { g.name = "Worker-0" }, reason.EKCertificateInvalid},
 		{"a name that is not UTF-8", func(g *gceName) { g.name = "worker\xff" }, reason.EKCertificateInvalid},
 		{"a name with a line break", func(g *gceName) { g.name = "worker-0\n" }, reason.EKCertificateInvalid},
+		{"a name of 101 letters", func(g *gceName) { g.name = strings.Repeat("a", 101) }, reason.EKCertificateInvalid},
 		{"a project that begins with a dot", func(g *gceName) { g.project = ".project" }, reason.EKCertificateInvalid},
 		{"instance number 0", func(g *gceName) { g.id = 0 }, reason.EKCertificateInvalid},
 		{"an instance number below zero", func(g *gceName) { g.id = -1 }, reason.EKCertificateInvalid},

@@ -1,6 +1,7 @@
 package vsphere
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -13,9 +14,11 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"maps"
 	"math/big"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -62,7 +65,9 @@ type vcenter struct {
 	dir      string // with ca.pem and password
 	logins   atomic.Int32
 	password atomic.Value
+	shown    atomic.Pointer[tls.Certificate]
 	down     atomic.Bool
+	rewrite  func([]byte) []byte // of the vCenter's answers
 	ek       *tpm2.EK
 	vms      []*simulator.VirtualMachine
 }
@@ -78,7 +83,13 @@ func start(t *testing.T) *vcenter {
 	certificate, authority := authority(t)
 	// With an account of its own vcsim asks ValidLogin, below.
 	v.model.Service.Listen = &url.URL{Host: "127.0.0.1:0", User: url.UserPassword(user, "")}
-	v.model.Service.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}
+	v.shown.Store(&certificate)
+	v.model.Service.TLS = &tls.Config{
+		Certificates: []tls.Certificate{certificate},
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			return &tls.Config{Certificates: []tls.Certificate{*v.shown.Load()}}, nil
+		},
+	}
 	v.server = v.model.Service.NewServer()
 	t.Cleanup(v.server.Close)
 	inner := v.server.Config.Handler
@@ -87,7 +98,17 @@ func start(t *testing.T) *vcenter {
 			http.Error(w, "starting", http.StatusServiceUnavailable)
 			return
 		}
-		inner.ServeHTTP(w, r)
+		if v.rewrite == nil {
+			inner.ServeHTTP(w, r)
+			return
+		}
+		answer := httptest.NewRecorder()
+		inner.ServeHTTP(answer, r)
+		body := v.rewrite(answer.Body.Bytes())
+		answer.Header().Del("Content-Length")
+		maps.Copy(w.Header(), answer.Header())
+		w.WriteHeader(answer.Code)
+		_, _ = w.Write(body)
 	})
 	v.write("ca.pem", authority)
 	v.setPassword("first")
@@ -363,6 +384,48 @@ func TestVCenterThatCannotBeAsked(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// The vCenter has a new certificate, by a new authority.
+func TestAuthorityIsRotated(t *testing.T) {
+	v := start(t)
+	d, clock := v.directory()
+	ask := func() error {
+		clock.advance(time.Minute)
+		_, err := d.EndorsementKeys(t.Context(), v.id(0), v.ek)
+		return err
+	}
+	ok(t, ask())
+	certificate, pem := authority(t)
+	v.shown.Store(&certificate)
+	v.server.CloseClientConnections()
+	denied(t, ask(), reason.ProviderUnavailable)
+	v.write("ca.pem", pem)
+	ok(t, ask())
+}
+
+// A machine that is not the one that was looked for.
+func TestAnswerAboutAnotherMachine(t *testing.T) {
+	v := start(t)
+	d, clock := v.directory()
+	_, err := d.EndorsementKeys(t.Context(), v.id(0), v.ek)
+	ok(t, err)
+	clock.advance(time.Minute)
+	v.rewrite = func(body []byte) []byte {
+		return bytes.ReplaceAll(body, []byte(v.vms[0].Config.Uuid), []byte(v.vms[1].Config.Uuid))
+	}
+	_, err = d.EndorsementKeys(t.Context(), v.id(0), v.ek)
+	denied(t, err, reason.InstanceUnacceptable)
+	clock.advance(time.Minute)
+	v.rewrite = func(body []byte) []byte {
+		return bytes.ReplaceAll(body, []byte(v.vms[0].Config.InstanceUuid), []byte("none"))
+	}
+	_, err = d.EndorsementKeys(t.Context(), v.id(0), v.ek)
+	denied(t, err, reason.ProviderUnavailable)
+	clock.advance(time.Minute)
+	v.rewrite = func([]byte) []byte { return []byte("<html>") }
+	_, err = d.EndorsementKeys(t.Context(), v.id(0), v.ek)
+	denied(t, err, reason.ProviderUnavailable)
 }
 
 // A vCenter locks an account that is refused again and again.
