@@ -10,11 +10,13 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/awsiid"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/awssts"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/gcpidentity"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/outbound"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/provider/aws"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/provider/azure"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/provider/gcp"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/provider/vsphere"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
@@ -43,6 +45,11 @@ func newClouds(c *config.Config, now func() *trust.Trust, o outbound.Options) (*
 		k.verifiers[evidence.AWSSTS] = &awssts.Verifier{Caller: p.Caller(), Accounts: c.AWS.Accounts, Regions: c.AWS.Regions, Roles: c.AWS.Roles}
 		k.directories.add(p.Directory())
 	}
+	if c.GCP != nil {
+		if err := k.addGCP(*c.GCP, now, o); err != nil {
+			return nil, hint(err, "see the section gcp of the configuration")
+		}
+	}
 	if c.Azure != nil {
 		p, err := azure.New(*c.Azure, nil, o)
 		if err != nil {
@@ -65,6 +72,27 @@ func newClouds(c *config.Config, now func() *trust.Trust, o outbound.Options) (*
 		})
 	}
 	return k, nil
+}
+
+func (k *clouds) addGCP(c config.GCP, now func() *trust.Trust, o outbound.Options) error {
+	// Of one budget each: a flood of unknown keys must not stop questions about TPMs.
+	keys, err := gcp.NewKeys(gcp.KeysOptions{
+		Endpoint: c.Keys, Offline: c.Offline, Caller: outbound.New("gcp", o), Now: o.Now, Log: o.Log,
+		Static: func() *gcpidentity.StaticKeys { return now().Google },
+	})
+	if err != nil {
+		return err
+	}
+	k.verifiers[evidence.GCPIdentity] = &gcpidentity.Verifier{Keys: keys, Projects: c.Projects, Zones: c.Zones}
+	if c.Offline {
+		return nil
+	}
+	d, err := gcp.NewDirectory(c.Projects, c.Compute, outbound.New("gcp", o))
+	if err != nil {
+		return err
+	}
+	k.directories.add(d)
+	return nil
 }
 
 // logoutTime is how long the end waits for a vCenter.

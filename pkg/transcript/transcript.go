@@ -15,6 +15,7 @@ package transcript
 import (
 	"crypto/hmac"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/binary"
 	"fmt"
 	"hash"
@@ -42,6 +43,10 @@ const (
 
 // Hash is a transcript.
 type Hash [sha256.Size]byte
+
+// Text is the transcript as documents of clouds carry it: base64url without padding
+// (RFC 4648, 5), 43 characters.
+func (h Hash) Text() string { return base64.RawURLEncoding.EncodeToString(h[:]) }
 
 // Fields are what the transcript covers, in its order.
 type Fields struct {
