@@ -120,6 +120,9 @@ func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) err
 		defer func() { _ = tpm.close() }()
 		id := tpm.Identity()
 		a.console.Step("TPM ready: endorsement key %s %x", id.EKType, id.EKSPKI)
+		if id.AKNote != "" {
+			a.console.Step("the attestation key is the agent's own: %s", id.AKNote)
+		}
 	}
 	out, err := a.attestTo(ctx, f, targets, authorities, data.Raw)
 	if err != nil || out == nil {

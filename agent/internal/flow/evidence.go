@@ -27,7 +27,7 @@ func (f *Flow) challengeRequest(ctx context.Context, t Target) *mcsattestv1.Chal
 	}
 	id := f.TPM.Identity()
 	req.Offered = append(req.Offered, mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2)
-	req.Tpm = &mcsattestv1.TpmIdentity{EkPublic: id.EKPublic, EkCertificates: id.EKCertificates, AkPublic: id.AKPublic}
+	req.Tpm = &mcsattestv1.TpmIdentity{EkPublic: id.EKPublic, EkCertificates: id.EKCertificates, AkPublic: id.AKPublic, AkCertificates: id.AKCertificates}
 	for _, b := range id.Banks {
 		req.Tpm.Banks = append(req.Tpm.Banks, uint32(b))
 	}

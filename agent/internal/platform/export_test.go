@@ -1,0 +1,14 @@
+package platform
+
+import (
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
+)
+
+// SetPatience is for user data, until the test ends.
+func SetPatience(t *testing.T, p metadata.Patience) {
+	before := patience
+	patience = p
+	t.Cleanup(func() { patience = before })
+}
