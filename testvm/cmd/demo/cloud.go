@@ -25,17 +25,17 @@ var stories = map[string]cloud{
 	"aws": {
 		name: "Amazon EC2", document: "EC2's signed identity document", tpm: "EC2 itself says which TPM is this instance's",
 		copied: "the document has no nonce: the copy is as good as the original",
-		reason: "EKUntrusted", because: "but the TPM that answers is not the one that EC2 has for that instance",
+		reason: "EKUntrusted", because: "the TPM that answers is not the one that EC2 has for that instance",
 	},
 	"gcp": {
 		name: "Google Cloud", document: "Google's identity token, made for this conversation", tpm: "Google's API says which TPM is this instance's",
 		copied: "the token is genuine, and an hour is not over",
-		reason: "DocumentNotFresh", because: "but its audience is another conversation's",
+		reason: "DocumentNotFresh", because: "its audience is another conversation's",
 	},
 	"azure": {
 		name: "Azure", document: "Azure's attested document, with this conversation as its nonce", tpm: "Azure's certificate says that its TPM is a virtual machine's",
 		copied: "the document is genuine, and six hours are not over",
-		reason: "DocumentNotFresh", because: "but its nonce is another conversation's",
+		reason: "DocumentNotFresh", because: "its nonce is another conversation's",
 	},
 }
 
@@ -50,8 +50,8 @@ func tellOf(platform string) func(*stage.Stage) {
 		site := clouds.New(s, r, platform, rig.VerifierConfig{OnAudit: func(a rig.Audit) { s.Audit("verifier", a) }})
 		site.V.Write("configs/worker.ign", rig.Config(content))
 		s.Say("you", "$ cat deploy/policies/%s.yaml", platform)
-		_, spec, _ := strings.Cut(string(r.Source("deploy/policies/"+platform+".yaml")), "spec:\n")
-		s.Lines("policy", spec)
+		_, spec, _ := strings.Cut(string(r.Source("deploy/policies/"+platform+".yaml")), "\nspec:")
+		s.Lines("policy", "spec:"+spec)
 
 		s.Rule("the Machine API makes a Machine, and its instance")
 		machine := site.Add("worker-0", r.NewTPM())
@@ -80,7 +80,7 @@ func tellOf(platform string) func(*stage.Stage) {
 		thief.WantEmergency()
 		denied := site.V.WantAudit("attest", "denied", c.reason)
 		s.Say("demo", "refused: %s", c.because)
-		s.Lines("verifier", denied.Reason+": "+denied.Detail)
+		s.Lines("verifier", denied.Detail)
 
 		s.Rule("what the cluster knows now")
 		s.Say("you", "$ mcs-attest-verifier status --config DIR/mcs-attest.yaml")
