@@ -320,3 +320,49 @@ func TestCloudIdentityOpensTheGate(t *testing.T) {
 		})
 	}
 }
+
+// What was saved is appraised again without asking the cloud.
+func TestSavedCloudEvidenceIsAppraisedAgain(t *testing.T) {
+	for _, cloud := range cloudNames {
+		t.Run(cloud, func(t *testing.T) {
+			s := newSite(t, cloud)
+			id := s.add("worker-0", nil)
+			s.machine("worker-0", id)
+			if _, err := s.node("worker-0", id, nil).attest(); err != nil {
+				t.Fatal(err)
+			}
+			saved, err := filepath.Glob(filepath.Join(s.dir, "state", "evidence", "*"))
+			if err != nil || len(saved) != 1 {
+				t.Fatalf("saved %v %v", saved, err)
+			}
+			calls := s.calls()
+			var out strings.Builder
+			cmd := newAppraiseCommand()
+			cmd.SetOut(&out)
+			cmd.SetErr(&out)
+			cmd.SetArgs([]string{"--config", filepath.Join(s.dir, "mcs-attest.yaml"), saved[0]})
+			if err := cmd.ExecuteContext(t.Context()); err != nil || !strings.Contains(out.String(), "accepted") || !strings.Contains(out.String(), id) {
+				t.Errorf("%v %s", err, out.String())
+			}
+			if s.calls() != calls {
+				t.Error("the cloud was asked")
+			}
+		})
+	}
+}
+
+// A policy that nobody can satisfy is said to be one, once.
+func TestAPolicyForACloudThatIsNotConfigured(t *testing.T) {
+	s := newSite(t, "gcp")
+	s.policy("  evidence: [{all: [aws-iid, tpm2]}]\n")
+	for range 2 {
+		s.server.clouds.tell(s.server.log, s.server.World().Policies)
+	}
+	const want = "pool *: aws-iid is accepted from nobody: the configuration has no section for that cloud"
+	if n := strings.Count(s.log.everything(), want); n != 1 {
+		t.Errorf("said %d times", n)
+	}
+	if all := s.server.clouds.unusable(s.server.World().Policies); len(all) != 1 {
+		t.Errorf("%q", all)
+	}
+}

@@ -4,6 +4,9 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
@@ -12,6 +15,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/gcpidentity"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/outbound"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/provider/aws"
@@ -27,6 +31,7 @@ type clouds struct {
 	verifiers   map[evidence.Kind]evidence.Verifier
 	directories directories
 	closers     []func() error
+	told        sync.Map
 }
 
 // newClouds reads credentials' files, and calls nobody. Trust is what vouches now.
@@ -105,6 +110,35 @@ func (k *clouds) Close() error {
 		errs = append(errs, c())
 	}
 	return errors.Join(errs...)
+}
+
+// unusable says of which kinds, that policies require, this verifier can accept no
+// evidence: the configuration does not say which instances are the cluster's.
+func (k *clouds) unusable(policies *policy.Set) []string {
+	var all []string
+	for _, p := range policies.All() {
+		for _, kind := range p.Kinds() {
+			if kind == evidence.TPM2 || kind == evidence.ProvisioningToken {
+				continue
+			}
+			if _, ok := k.verifiers[kind]; !ok {
+				all = append(all, fmt.Sprintf("pool %s: %s is accepted from nobody: the configuration has no section for that cloud", p.Pool, kind))
+			}
+			if sts, ok := k.verifiers[kind].(*awssts.Verifier); ok && len(sts.Roles) == 0 {
+				all = append(all, fmt.Sprintf("pool %s: %s is accepted from nobody: aws.roles names no role", p.Pool, kind))
+			}
+		}
+	}
+	return all
+}
+
+// tell logs each of them once.
+func (k *clouds) tell(log *slog.Logger, policies *policy.Set) {
+	for _, text := range k.unusable(policies) {
+		if _, told := k.told.LoadOrStore(text, true); !told {
+			log.Warn("a policy requires what cannot be accepted", "problem", text)
+		}
+	}
 }
 
 // directory is nil where nobody knows any TPM.

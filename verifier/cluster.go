@@ -135,6 +135,7 @@ func (b *clusterBasis) measure() {
 	if world.Trust != nil {
 		m.Trust(world.Trust, now)
 	}
+	b.server.clouds.tell(b.server.log, world.Policies)
 	if at, ok := b.cluster.EKRoots().NotAfter(now); ok {
 		m.Expiry("ek-roots", at)
 	}

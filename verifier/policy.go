@@ -20,8 +20,11 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/outbound"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
 func newPolicyCommand() *cobra.Command {
@@ -108,7 +111,8 @@ func newAppraiseCommand() *cobra.Command {
 		Long: `Run the whole appraisal again on saved evidence, with today's policy, Machines,
 anchors and reference values of the folder. Evidence is saved when keepEvidence
 is set in the configuration; it lies in state/evidence. Nothing is recorded and
-no token is made. Exit status 0: accepted, 1: refused, 2: refused for now.`,
+no token is made. A cloud's API is not asked: what it answered at the time is
+saved, too. Keys of Google are fetched, unless google-keys has them. Exit status 0: accepted, 1: refused, 2: refused for now.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := loadConfig(configPath)
@@ -131,7 +135,7 @@ no token is made. Exit status 0: accepted, 1: refused, 2: refused for now.`,
 			if err != nil {
 				return err
 			}
-			v, err := appraiseAgain(cmd.Context(), saved, snapshot, shared)
+			v, err := appraiseAgain(cmd.Context(), c, saved, snapshot, shared)
 			if err != nil {
 				return appraisalFailed(err)
 			}
@@ -153,7 +157,7 @@ no token is made. Exit status 0: accepted, 1: refused, 2: refused for now.`,
 	return cmd
 }
 
-func appraiseAgain(ctx context.Context, saved *appraisal.Saved, s *folder.Snapshot, shared provisioning.Tokens) (*appraisal.Verdict, error) {
+func appraiseAgain(ctx context.Context, c *config.Config, saved *appraisal.Saved, s *folder.Snapshot, shared provisioning.Tokens) (*appraisal.Verdict, error) {
 	challenge, ev, err := saved.Replay()
 	if err != nil {
 		return nil, err
@@ -162,16 +166,22 @@ func appraiseAgain(ctx context.Context, saved *appraisal.Saved, s *folder.Snapsh
 	if err != nil {
 		return nil, err
 	}
-	return appraisal.Appraise(ctx, appraisal.Context{
+	known, err := newClouds(c, func() *trust.Trust { return s.Trust }, outbound.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return appraisal.Appraise(ctx, saved.Answers.Replaying(appraisal.Context{
+		Clouds: known.verifiers,
 		// Also one whose grace is over by now: the evidence is of an earlier day.
 		ProvisioningTokens: []secret.Bytes{shared.Current, shared.Previous},
 		Challenge:          challenge, Policy: p, Machines: s.Machines, References: s.ReferenceValues,
 		Endorsers: map[v1alpha1.Endorsement]tpm2.Endorser{
-			v1alpha1.EndorsementEnrolled:     appraisal.EnrolledEndorser{Machines: s.Machines},
-			v1alpha1.EndorsementManufacturer: tpm2.ManufacturerEndorser{Roots: tpm2.Roots{Anchors: s.EKRoots.Roots(), Intermediates: s.EKRoots.Intermediates()}},
+			v1alpha1.EndorsementAKCertificate: s.Trust.AK,
+			v1alpha1.EndorsementEnrolled:      appraisal.EnrolledEndorser{Machines: s.Machines},
+			v1alpha1.EndorsementManufacturer:  tpm2.ManufacturerEndorser{Roots: tpm2.Roots{Anchors: s.EKRoots.Roots(), Intermediates: s.EKRoots.Intermediates()}},
 		},
 		Recorded: func(v1alpha1.RecordedIdentity) (string, error) { return "", nil },
-	}, ev, saved.Time)
+	}), ev, saved.Time)
 }
 
 func appraisalFailed(err error) error {

@@ -169,6 +169,7 @@ func (b *standaloneBasis) measure(snapshot *folder.Snapshot) {
 		"ek-root": snapshot.EKRoots.Len(), "config": len(snapshot.Configs),
 	})
 	b.server.metrics.Trust(snapshot.Trust, now)
+	b.server.clouds.tell(b.server.log, snapshot.Policies)
 	if at, ok := snapshot.EKRoots.NotAfter(now); ok {
 		b.server.metrics.Expiry("ek-roots", at)
 	}

@@ -178,6 +178,18 @@ func (s *Set) Pools() []string {
 	return pools
 }
 
+// All are the policies by pool, as Pools has them.
+func (s *Set) All() []Policy {
+	var all []Policy
+	for _, pool := range slices.Sorted(maps.Keys(s.pools)) {
+		all = append(all, s.pools[pool])
+	}
+	if s.any != nil {
+		all = append(all, *s.any)
+	}
+	return all
+}
+
 func covers(have, want []evidence.Kind) bool {
 	for _, k := range want {
 		if !slices.Contains(have, k) {
