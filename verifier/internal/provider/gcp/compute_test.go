@@ -7,13 +7,22 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
+	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/oauth2"
+	"golang.org/x/oauth2/google"
+	"google.golang.org/api/compute/v1"
+	"google.golang.org/api/googleapi"
+	"google.golang.org/api/option"
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -29,7 +38,7 @@ func contextWithTimeout(t *testing.T, d time.Duration) (context.Context, context
 
 const worker = "gce://demo-1/europe-west1-b/worker-a"
 
-// directory asks the emulator, with the real SDK and credentials of its own.
+// directory asks the emulator, with credentials of its own.
 func (w *world) directory(t *testing.T, credentials string) *gcp.Directory {
 	t.Helper()
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", credentials)
@@ -197,5 +206,50 @@ func TestAttack_T10_AReusedNameHasTheTPMOfItsNewInstance(t *testing.T) {
 	keys, err := d.EndorsementKeys(t.Context(), worker, nil)
 	if err != nil || len(keys.SPKI) != 1 || !slices.Equal(keys.SPKI[0], spki(t, second)) {
 		t.Errorf("%+v, %v", keys, err)
+	}
+}
+
+// Google's own client of the API, with the same credentials, is the oracle: both get
+// the same keys of the same instance, by name, and the same no.
+func TestTheDirectoryAsksAsGooglesOwnClientDoes(t *testing.T) {
+	w := newWorld(t)
+	r, e := keyPair(t)
+	w.worker(r, e)
+	d := w.directory(t, w.api.Credentials)
+	raw, err := os.ReadFile(w.api.CAFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(raw)
+	plain := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}}}
+	ctx := context.WithValue(t.Context(), oauth2.HTTPClient, plain)
+	credentials, err := google.FindDefaultCredentials(ctx, compute.ComputeReadonlyScope)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Transport: &oauth2.Transport{Base: plain.Transport, Source: credentials.TokenSource}}
+	service, err := compute.NewService(ctx, option.WithHTTPClient(client), option.WithEndpoint(w.api.ComputeURL+"/compute/v1/"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, err := d.EndorsementKeys(t.Context(), worker, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := service.Instances.GetShieldedInstanceIdentity("demo-1", "europe-west1-b", "worker-a").Context(t.Context()).Do()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, text := range []string{theirs.EncryptionKey.EkPub, theirs.EccP256EncryptionKey.EkPub} {
+		if block, _ := pem.Decode([]byte(text)); block == nil || !slices.Equal(block.Bytes, keys.SPKI[i]) {
+			t.Errorf("key %d: Google's client has %s", i, text)
+		}
+	}
+	_, err = d.EndorsementKeys(t.Context(), "gce://demo-1/europe-west1-b/worker-b", nil)
+	_, other := service.Instances.GetShieldedInstanceIdentity("demo-1", "europe-west1-b", "worker-b").Context(t.Context()).Do()
+	var answer *googleapi.Error
+	if code(err) != reason.InstanceNotFound || !errors.As(other, &answer) || answer.Code != http.StatusNotFound {
+		t.Errorf("%v; Google's client: %v", err, other)
 	}
 }

@@ -69,7 +69,8 @@ func clientOf(roots *x509.CertPool, limit int64) *http.Client {
 	}
 }
 
-// limited ends a body that is too long with an error. The SDK reads bodies whole.
+// limited ends a body that is too long with an error, for whoever reads it, the
+// libraries that renew credentials too.
 type limited struct {
 	base  http.RoundTripper
 	limit int64
@@ -102,12 +103,14 @@ func (b *limitedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// get asks for a document, and returns the answer whatever its status.
 func get(ctx context.Context, c *http.Client, url string) (*http.Response, []byte, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, nil, err
 	}
 	r.Header.Set("Accept", "application/json")
+	r.Header.Set("User-Agent", "mcs-attest-verifier")
 	resp, err := c.Do(r)
 	if err != nil {
 		return nil, nil, err
@@ -116,9 +119,6 @@ func get(ctx context.Context, c *http.Client, url string) (*http.Response, []byt
 	raw, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return nil, nil, err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return nil, nil, fmt.Errorf("%s: status %s", url, resp.Status)
 	}
 	return resp, raw, nil
 }

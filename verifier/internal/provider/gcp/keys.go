@@ -163,6 +163,9 @@ func (k *Keys) fetch(ctx context.Context) (gcpidentity.KeySet, time.Duration, er
 	if err != nil {
 		return nil, 0, err
 	}
+	if resp.StatusCode != http.StatusOK {
+		return nil, 0, fmt.Errorf("%s: status %s", k.url, resp.Status)
+	}
 	set, err := gcpidentity.ParseKeySet(raw)
 	if err != nil {
 		return nil, 0, fmt.Errorf("%s: %w", k.url, err)
