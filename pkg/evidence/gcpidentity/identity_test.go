@@ -292,3 +292,8 @@ func change(claims map[string]any, alter func(map[string]any)) map[string]any {
 	alter(claims)
 	return claims
 }
+
+func (w world) verifierAt(t testing.TB, raw []byte, now time.Time) (evidence.Claim, error) {
+	t.Helper()
+	return w.verifier.Verify(t.Context(), evidence.Document{Kind: evidence.GCPIdentity, Raw: raw}, binding, now)
+}
