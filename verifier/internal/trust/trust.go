@@ -151,7 +151,7 @@ func (j *Joined) Join(files []File) (*Trust, []manifest.Problem) {
 
 func (f File) same(o File) bool {
 	return f.Section == o.Section && f.Broken == o.Broken && f.google == o.google &&
-		slices.EqualFunc(f.anchors, o.anchors, func(a, b anchors.Anchor) bool { return a.SHA256 == b.SHA256 }) &&
+		slices.EqualFunc(f.anchors, o.anchors, func(a, b anchors.Anchor) bool { return a.SHA256 == b.SHA256 && a.Provenance == b.Provenance }) &&
 		slices.EqualFunc(f.aws, o.aws, func(a, b awsiid.RegionCertificate) bool {
 			return a.Region == b.Region && a.Certificate == b.Certificate
 		})

@@ -154,6 +154,11 @@ func TestWhatHasNotChangedStays(t *testing.T) {
 	if first != again {
 		t.Error("made anew without a change")
 	}
+	// What an anchor is there for stands in the text before it.
+	marked := parse(t, trust.AKRoots, append([]byte("# vouches for: gce instances\n"), authority(t, "own", now.AddDate(5, 0, 0))...))
+	if with, _ := j.Join([]trust.File{marked}); len(with.AK.GCE) != 1 {
+		t.Errorf("%d anchors name instances", len(with.AK.GCE))
+	}
 	if other, _ := j.Join([]trust.File{parse(t, trust.AzureRoots, authority(t, "own", now.AddDate(5, 0, 0)))}); other == first {
 		t.Error("a change is not taken up")
 	}
