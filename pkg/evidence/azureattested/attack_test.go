@@ -430,7 +430,11 @@ func TestAttack_T16_WhatCostsTimeOrMemory(t *testing.T) {
 			leaf := forge(w.t, huge(1024), w.cloud.Intermediate(), nil)
 			w.document.Raw, _ = azure.Sign([]byte("{}"), attacker(w.t), leaf, leaf.Raw)
 		}, reason.DocumentInvalid},
-		"a certificate of 100 KB":  {func(w *world) { w.document.Certificates = [][]byte{make([]byte, 100<<10)} }, 0},
+		"a certificate of 100 KB": {func(w *world) { w.document.Certificates = [][]byte{make([]byte, 100<<10)} }, 0},
+		"8 certificates of 20 MB, where the chain is known": {func(w *world) {
+			w.passes()
+			w.document.Certificates = slices.Repeat([][]byte{make([]byte, 20<<20)}, 8)
+		}, 0},
 		"a certificate of nothing": {func(w *world) { w.document.Certificates = [][]byte{{}} }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -52,7 +52,7 @@ func (r *reader) space() {
 
 // object reads from its "{" to behind its "}".
 func (r *reader) object(fields []field, depth int) error {
-	var seen []string
+	seen := make([]string, 0, 8)
 	err := r.each(depth, '}', func() error {
 		name := r.text()
 		for _, other := range seen {

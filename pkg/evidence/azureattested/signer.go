@@ -163,7 +163,7 @@ type chain struct {
 func (k *chains) get(roots, intermediates *x509.CertPool, der []byte, now time.Time) *x509.Certificate {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if len(k.known) == 0 || k.roots != roots || k.intermediates != intermediates {
+	if len(der) > maxCertificate || len(k.known) == 0 || k.roots != roots || k.intermediates != intermediates {
 		return nil
 	}
 	found, ok := k.known[sha256.Sum256(der)]
