@@ -1,0 +1,150 @@
+package azureattested_test
+
+import (
+	"context"
+	"crypto"
+	"crypto/rsa"
+	"encoding/base64"
+	"encoding/json"
+	"math/big"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/testvm/cloud/azure"
+)
+
+// keys are a tenant's.
+type keys map[string]crypto.PublicKey
+
+func (k keys) Key(_ context.Context, kid string) (crypto.PublicKey, error) {
+	if key, ok := k[kid]; ok {
+		return key, nil
+	}
+	return nil, reason.Deny(reason.DocumentUntrusted, "no key %.64q", kid)
+}
+
+func tenantKeys(t testing.TB, c *azure.Cloud) keys {
+	t.Helper()
+	var set struct{ Keys []struct{ Kid, N string } }
+	if err := json.Unmarshal(c.KeysJSON(), &set); err != nil {
+		t.Fatal(err)
+	}
+	all := keys{}
+	for _, k := range set.Keys {
+		n, err := base64.RawURLEncoding.DecodeString(k.N)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[k.Kid] = &rsa.PublicKey{N: new(big.Int).SetBytes(n), E: 65537}
+	}
+	return all
+}
+
+const audience = "api://mcs-attest"
+
+func (w *world) withIdentity() {
+	w.t.Helper()
+	public, _ := azureattested.CloudNamed("Public")
+	w.verifier.Identity = &azureattested.Identity{Keys: tenantKeys(w.t, w.cloud), Issuers: public.Issuers(w.cloud.Tenant), Tenant: w.cloud.Tenant, Resource: audience}
+	w.document.Token = w.token(nil)
+}
+
+func (w *world) token(change func(map[string]any)) []byte {
+	w.t.Helper()
+	token, err := w.cloud.IdentityToken(w.machine, audience, change)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return []byte(token)
+}
+
+func TestTheTokenOfTheManagedIdentity(t *testing.T) {
+	const user = "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourcegroups/g/providers/Microsoft.ManagedIdentity/userAssignedIdentities/workers"
+	set := func(name string, to any) func(map[string]any) {
+		return func(c map[string]any) {
+			if c[name] = to; to == nil {
+				delete(c, name)
+			}
+		}
+	}
+	now := time.Now()
+	for name, test := range map[string]struct {
+		claims   func(map[string]any)
+		change   func(*world)
+		want     reason.Code
+		confirms reason.Code
+	}{
+		"of the machine itself": {},
+		"of a user's identity":  {change: func(w *world) { w.machine.Identity = user; w.document.Token = w.token(nil) }},
+		"in version 2.0":        {claims: set("iss", "https://login.microsoftonline.com/72f988bf-0000-4000-8000-2d7cd011db47/v2.0")},
+		"of a user's identity, on another machine": {change: func(w *world) {
+			w.machine.Identity = user
+			w.document.Token = w.token(set("xms_az_rid", "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourcegroups/g/providers/Microsoft.Compute/virtualMachines/x"))
+		}, confirms: reason.EvidenceDisagrees},
+		"of a user's identity, which names no machine": {change: func(w *world) {
+			w.machine.Identity = user
+			w.document.Token = w.token(set("xms_az_rid", nil))
+		}, want: reason.DocumentInvalid},
+		"of another machine":        {claims: set("xms_mirid", "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourcegroups/g/providers/Microsoft.Compute/virtualMachines/x"), confirms: reason.EvidenceDisagrees},
+		"of a scale set":            {claims: set("xms_mirid", "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourcegroups/g/providers/Microsoft.Compute/virtualMachineScaleSets/x"), want: reason.DocumentInvalid},
+		"of nobody":                 {claims: set("xms_mirid", nil), want: reason.DocumentInvalid},
+		"not there":                 {change: func(w *world) { w.document.Token = nil }, want: reason.EvidenceMissing},
+		"too long":                  {change: func(w *world) { w.document.Token = make([]byte, 9000) }, want: reason.DocumentInvalid},
+		"for another audience":      {claims: set("aud", "https://management.azure.com/"), want: reason.DocumentNotFresh},
+		"for two audiences":         {claims: set("aud", []string{audience, "x"}), want: reason.DocumentInvalid},
+		"for none":                  {claims: set("aud", ""), want: reason.DocumentNotFresh},
+		"of another tenant":         {claims: set("iss", "https://sts.windows.net/72f988bf-0000-4000-8000-2d7cd011db48/"), want: reason.AccountNotAllowed},
+		"of a tenant that is other": {claims: set("tid", "72f988bf-0000-4000-8000-2d7cd011db48"), want: reason.AccountNotAllowed},
+		"expired":                   {claims: set("exp", now.Add(-6*time.Minute).Unix()), want: reason.DocumentNotFresh},
+		"not valid yet":             {claims: set("nbf", now.Add(6*time.Minute).Unix()), want: reason.DocumentNotFresh},
+		"without an end":            {claims: set("exp", nil), want: reason.DocumentInvalid},
+		"with an end that is text":  {claims: set("exp", "9999999999"), want: reason.DocumentInvalid},
+		"signed by an unknown key":  {change: func(w *world) { w.verifier.Identity.Keys = keys{} }, want: reason.DocumentUntrusted},
+		"with alg none": {change: func(w *world) {
+			parts := strings.Split(string(w.document.Token), ".")
+			w.document.Token = []byte(base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none"}`)) + "." + parts[1] + ".")
+		}, want: reason.DocumentInvalid},
+		"with alg HS256": {change: func(w *world) {
+			parts := strings.Split(string(w.document.Token), ".")
+			w.document.Token = []byte(base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"HS256","kid":"x"}`)) + "." + parts[1] + "." + parts[2])
+		}, want: reason.DocumentInvalid},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.now = now
+			w.withIdentity()
+			if test.claims != nil {
+				w.document.Token = w.token(test.claims)
+			}
+			if test.change != nil {
+				test.change(w)
+			}
+			s, err := w.confirm(w.machine.ProviderID())
+			switch {
+			case test.want != 0:
+				denied(t, err, test.want)
+			case test.confirms != 0:
+				denied(t, err, test.confirms)
+				if len(w.asked) != 0 {
+					t.Fatal("Azure was asked about a machine that the token contradicts")
+				}
+			case err != nil:
+				t.Fatal(err)
+			case !strings.EqualFold(s.Summary["managedIdentity"], w.machine.ResourceID()):
+				t.Fatalf("%+v", s.Summary)
+			}
+		})
+	}
+	t.Run("nobody asks for it", func(t *testing.T) {
+		w := newWorld(t)
+		want := w.passes()
+		w.document.Token = []byte("anything")
+		if got := w.passes(); !reflect.DeepEqual(got, want) {
+			t.Fatalf("%+v", got)
+		}
+	})
+}
