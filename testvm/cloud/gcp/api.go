@@ -19,14 +19,16 @@ import (
 
 const (
 	// The real places are https://www.googleapis.com, https://oauth2.googleapis.com,
-	// https://sts.googleapis.com and https://compute.googleapis.com.
+	// https://sts.googleapis.com, https://iamcredentials.googleapis.com and
+	// https://compute.googleapis.com.
 	keysPath     = "/oauth2/v3/certs"
 	tokenPath    = "/token"
 	exchangePath = "/v1/token"
+	impersonate  = "/v1/projects/-/serviceAccounts/"
 	computePath  = "/compute/v1/projects/{project}/zones/{zone}/instances/{instance}/getShieldedInstanceIdentity"
 
-	accessLife = time.Hour
-	scope      = "https://www.googleapis.com/auth/compute.readonly"
+	accessLife   = time.Hour
+	accountEmail = "mcs-attest@emulated.iam.gserviceaccount.com"
 )
 
 // API is what the verifier calls.
@@ -35,6 +37,7 @@ func (c *Cloud) API() http.Handler {
 	mux.HandleFunc("GET "+keysPath, c.serveKeys)
 	mux.HandleFunc("POST "+tokenPath, c.serveToken)
 	mux.HandleFunc("POST "+exchangePath, c.serveToken)
+	mux.HandleFunc("POST "+impersonate+"{account}", c.serveImpersonation)
 	mux.HandleFunc("GET "+computePath, c.serveIdentity)
 	return mux
 }
@@ -62,6 +65,7 @@ func (c *Cloud) serveToken(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	answer := map[string]any{"token_type": "Bearer", "expires_in": int(accessLife / time.Second)}
+	kind := "ya29.emulated."
 	switch r.Form.Get("grant_type") {
 	case "urn:ietf:params:oauth:grant-type:jwt-bearer":
 		jws, err := jose.ParseSignedCompact(r.Form.Get("assertion"), []jose.SignatureAlgorithm{jose.RS256})
@@ -79,31 +83,67 @@ func (c *Cloud) serveToken(w http.ResponseWriter, r *http.Request) {
 			tokenError(w, http.StatusBadRequest, "invalid_grant")
 			return
 		}
+		kind = federated
 		answer["issued_token_type"] = "urn:ietf:params:oauth:token-type:access_token"
 	default:
 		tokenError(w, http.StatusBadRequest, "unsupported_grant_type")
 		return
 	}
+	answer["access_token"] = c.mint(kind)
+	writeJSON(w, http.StatusOK, answer)
+}
+
+// federated begins a token of a federated identity. It may impersonate the service
+// account and do nothing else.
+const federated = "ya29.d.federated."
+
+func (c *Cloud) mint(kind string) string {
 	raw := make([]byte, 24)
 	_, _ = rand.Read(raw) // crypto/rand does not fail
-	access := "ya29.emulated." + hex.EncodeToString(raw)
+	access := kind + hex.EncodeToString(raw)
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.access[access] = c.o.Now().Add(accessLife)
-	c.mu.Unlock()
-	answer["access_token"] = access
-	writeJSON(w, http.StatusOK, answer)
+	return access
+}
+
+// bearer is the access token of a request, if it is one of ours that has not ended.
+func (c *Cloud) bearer(r *http.Request) (string, bool) {
+	access, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return access, ok && c.o.Now().Before(c.access[access])
+}
+
+// serveImpersonation is iamcredentials' generateAccessToken.
+func (c *Cloud) serveImpersonation(w http.ResponseWriter, r *http.Request) {
+	if c.met(w, r, Token, apiError) {
+		return
+	}
+	access, ok := c.bearer(r)
+	switch {
+	case !ok:
+		apiError(w, http.StatusUnauthorized, "Request had invalid authentication credentials.")
+	case !strings.HasPrefix(access, federated) || r.PathValue("account") != accountEmail+":generateAccessToken":
+		apiError(w, http.StatusForbidden, "Permission 'iam.serviceAccounts.getAccessToken' denied on resource (or it may not exist).")
+	default:
+		writeJSON(w, http.StatusOK, map[string]any{
+			"accessToken": c.mint("ya29.emulated."), "expireTime": c.o.Now().Add(accessLife).UTC().Format(time.RFC3339),
+		})
+	}
 }
 
 func (c *Cloud) serveIdentity(w http.ResponseWriter, r *http.Request) {
 	if c.met(w, r, Compute, apiError) {
 		return
 	}
-	access, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	c.mu.Lock()
-	ends := c.access[access]
-	c.mu.Unlock()
-	if !ok || !c.o.Now().Before(ends) {
+	access, ok := c.bearer(r)
+	if !ok {
 		apiError(w, http.StatusUnauthorized, "Request had invalid authentication credentials.")
+		return
+	}
+	if strings.HasPrefix(access, federated) {
+		apiError(w, http.StatusForbidden, "Required 'compute.instances.getShieldedInstanceIdentity' permission")
 		return
 	}
 	i, ok := c.find(r.PathValue("project"), r.PathValue("zone"), r.PathValue("instance"))

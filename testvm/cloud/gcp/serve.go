@@ -68,13 +68,14 @@ func (c *Cloud) Serve(dir string) (*Endpoints, error) {
 	files := map[string]any{
 		e.Credentials: map[string]string{
 			"type": "service_account", "project_id": "emulated", "private_key_id": "emulated", "client_id": "100000000000000000001",
-			"client_email": "mcs-attest@emulated.iam.gserviceaccount.com", "token_uri": e.URL + tokenPath, "universe_domain": "googleapis.com",
+			"client_email": accountEmail, "token_uri": e.URL + tokenPath, "universe_domain": "googleapis.com",
 			"private_key": string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})),
 		},
 		e.Federation: map[string]any{
 			"type": "external_account", "audience": "//iam.googleapis.com/projects/123456789012/locations/global/workloadIdentityPools/emulated/providers/emulated",
 			"subject_token_type": "urn:ietf:params:oauth:token-type:jwt", "token_url": e.URL + exchangePath, "universe_domain": "googleapis.com",
-			"credential_source": map[string]any{"file": subject, "format": map[string]string{"type": "text"}},
+			"service_account_impersonation_url": e.URL + impersonate + accountEmail + ":generateAccessToken",
+			"credential_source":                 map[string]any{"file": subject, "format": map[string]string{"type": "text"}},
 		},
 	}
 	err = errors.Join(os.WriteFile(e.CAFile, authority, 0o644), os.WriteFile(subject, []byte(subjectToken), 0o600))
