@@ -111,7 +111,7 @@ func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) err
 		return err
 	}
 	word, _ := machine.Cmdline.Last("mcs-attest.ek")
-	tpm, err := a.waitForTPM(ctx, attester.Key(word))
+	tpm, err := a.waitForTPM(ctx, ekType(word, machine.ID))
 	if err != nil {
 		f.NoTPM = err
 		a.console.Step("no TPM evidence: %v", err)

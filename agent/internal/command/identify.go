@@ -9,8 +9,10 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 
+	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
@@ -40,15 +42,17 @@ the kinds of evidence that its metadata service has. None of it is secret.`,
 			f.StringVar(&format, "o", "yaml", "print as `FORMAT`: yaml or json")
 			f.StringVar(&key, "ek", "", "take only an endorsement key of `TYPE` rsa-2048, ecc-p256 or ecc-p384")
 		},
-		run: func(ctx context.Context, _ []string) error { return a.runIdentify(ctx, format, attester.Key(key)) },
+		run: func(ctx context.Context, _ []string) error { return a.runIdentify(ctx, format, key) },
 	}
 }
 
-func (a *agent) runIdentify(ctx context.Context, format string, key attester.Key) error {
+func (a *agent) runIdentify(ctx context.Context, format, key string) error {
 	if format != "yaml" && format != "json" {
 		return usageError{fmt.Errorf("output %q is neither yaml nor json", format)}
 	}
-	tpm, err := a.openTPM(key)
+	// Without a kernel command line no platform is known.
+	machine, _ := platform.New(a.paths, os.Getenv("PLATFORM_ID"))
+	tpm, err := a.openTPM(ekType(key, machine.ID))
 	if err != nil {
 		return hinted{err, advice(err)}
 	}

@@ -44,6 +44,16 @@ const (
 	tpmPause = time.Second
 )
 
+// ekType is which endorsement key a machine is known by: the one that was asked
+// for, or, where nobody did, the attester's choice. EC2 names the RSA-2048 and the
+// P-384 key of an instance, none of which has a certificate to be chosen by.
+func ekType(asked, platform string) attester.Key {
+	if asked == "" && platform == "aws" {
+		return attester.RSA2048
+	}
+	return attester.Key(asked)
+}
+
 // waitForTPM gives a driver that loads late, and a TPM that is busy, a few seconds.
 func (a *agent) waitForTPM(ctx context.Context, key attester.Key) (*machineTPM, error) {
 	for try := 1; ; try++ {

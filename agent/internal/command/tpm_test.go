@@ -34,3 +34,18 @@ func TestDeviceIsOpenedAnew(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// EC2 names an instance's RSA-2048 and P-384 keys; the default elsewhere may be P-256.
+func TestEKTypeByPlatform(t *testing.T) {
+	for _, c := range []struct {
+		asked, platform string
+		want            attester.Key
+	}{
+		{"", "metal", ""}, {"", "gcp", ""}, {"", "aws", attester.RSA2048},
+		{"ecc-p384", "aws", attester.ECCP384}, {"ecc-p256", "metal", attester.ECCP256},
+	} {
+		if got := ekType(c.asked, c.platform); got != c.want {
+			t.Errorf("%q on %q: %q, want %q", c.asked, c.platform, got, c.want)
+		}
+	}
+}
