@@ -2,11 +2,18 @@ package transcript_test
 
 import (
 	"encoding/hex"
+	"encoding/json"
 	"os"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
+
+	awssts "github.com/mcs-attest/mcs-attest/pkg/evidence/awssts/attester"
+	azureattested "github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested/attester"
+	gcpidentity "github.com/mcs-attest/mcs-attest/pkg/evidence/gcpidentity/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
@@ -80,5 +87,40 @@ func TestTheContractsWorkedExamplesReplay(t *testing.T) {
 	got := transcript.Activation(v["k"], transcript.Hash(v["transcript"]))
 	if hex.EncodeToString(got) != activation[0].result {
 		t.Errorf("the page says %s, it is %x", activation[0].result, got)
+	}
+}
+
+// What each cloud's document is bound by, computed by the code that both sides use.
+func TestTheContractsCloudBindingsReplay(t *testing.T) {
+	blocks := examples(t, "cloud")
+	if len(blocks) != 1 {
+		t.Fatalf("found %d examples", len(blocks))
+	}
+	v := blocks[0].values
+	h := transcript.Hash(v["transcript"])
+	if got := string(v["challenge"]); got != h.Text() {
+		t.Errorf("aws-sts: the page says %s, it is %s", got, h.Text())
+	}
+	if got, want := string(v["audience"]), gcpidentity.Audience(string(v["origin"]), h); got != want {
+		t.Errorf("gcp-identity: the page says %s, it is %s", got, want)
+	}
+	if got, want := string(v["nonce"]), azureattested.Nonce(h); got != want {
+		t.Errorf("azure-attested: the page says %s, it is %s", got, want)
+	}
+	raw, err := awssts.Document(t.Context(), aws.Credentials{AccessKeyID: "ASIAEXAMPLE000000000", SecretAccessKey: "x", SessionToken: "dG9rZW4="}, "eu-central-1", h, time.Unix(0, 0).UTC())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var document map[string]string
+	if err := json.Unmarshal(raw, &document); err != nil {
+		t.Fatal(err)
+	}
+	for _, field := range []string{"region", "amzDate", "securityToken", "authorization"} {
+		if document[field] == "" {
+			t.Errorf("aws-sts: the document has no %s: %s", field, raw)
+		}
+	}
+	if len(document) != 4 || !strings.Contains(document["authorization"], "x-mcs-attest-challenge") {
+		t.Errorf("aws-sts: %s", raw)
 	}
 }
