@@ -116,7 +116,7 @@ func (m Machine) first(ctx context.Context, sources []provider) (UserData, error
 			case !errors.Is(a.err, ErrNone):
 				failed = append(failed, a.err.Error())
 			case none == nil:
-				none = time.After(noneGrace)
+				none = time.After(min(noneGrace, m.wait()))
 			}
 		case <-none:
 			return UserData{}, ErrNone

@@ -1,0 +1,21 @@
+package platform
+
+import "net/url"
+
+// OpenStackHosts are the hosts that would be dialled.
+func OpenStackHosts(base string, links []string) (hosts []string) {
+	for _, b := range openstackMetadata(base, links) {
+		u, err := url.Parse(b + "/" + openstackUserData)
+		if err != nil {
+			return []string{err.Error()}
+		}
+		hosts = append(hosts, u.Hostname())
+	}
+	return hosts
+}
+
+// LinksWithIPv6 is linksWithIPv6.
+func LinksWithIPv6() []string { return linksWithIPv6() }
+
+// OVFProperties is ovfProperties.
+func OVFProperties(document string) (map[string]string, error) { return ovfProperties(document) }
