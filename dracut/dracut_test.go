@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -159,6 +160,22 @@ func TestOnlyTheFirstBootDependsOnTheAgent(t *testing.T) {
 		if err != nil || got != target {
 			t.Errorf("%s -> %q, %v", link, got, err)
 		}
+	}
+}
+
+// What the agent mounts, the initramfs must be able to: a module that is not
+// there is found out on somebody's machine. Stand-ins for dracut's own functions
+// write down what they are asked for.
+func TestModulesForConfigDrivesAreInstalled(t *testing.T) {
+	asked := run(t, nil, "bash", "-c", `moddir=`+module+`; instmods() { printf '%s\n' "$@" "hostonly=${hostonly-unset}"; }; hostonly=yes; . "$moddir/module-setup.sh"; installkernel`)
+	have := strings.Fields(asked)
+	for _, want := range []string{"=drivers/char/tpm", "sr_mod", "cdrom", "virtio_blk", "virtio_scsi", "isofs", "udf", "vfat"} {
+		if !slices.Contains(have, want) {
+			t.Errorf("%s is not asked for", want)
+		}
+	}
+	if slices.Contains(have, "hostonly=yes") {
+		t.Error("modules are left out where this host does not need them")
 	}
 }
 

@@ -21,9 +21,14 @@ depends() {
     echo systemd ignition
 }
 
-# TPMs on SPI and I2C have their drivers as modules in some kernels.
+# TPMs on SPI and I2C have their drivers as modules in some kernels. The rest is
+# for config drives, which a host's own initramfs would leave out: the CD-ROM
+# drive and what virtual machines attach it to, and the file systems that the
+# agent reads. A kernel that has one of them built in has no such module.
 installkernel() {
     hostonly='' instmods '=drivers/char/tpm'
+    hostonly='' instmods sr_mod cdrom ata_piix ahci virtio_blk virtio_scsi
+    hostonly='' instmods isofs udf vfat nls_cp437 nls_ascii nls_iso8859-1 nls_utf8
 }
 
 # A drop-in named so that a distribution's own (10-, 20-) come first.

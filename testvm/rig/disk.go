@@ -66,6 +66,21 @@ func (r *Rig) rootDisk(extra map[string]string) string {
 	})
 }
 
+// configDrive makes an ISO 9660 image as Nova does, with the same options.
+func (r *Rig) configDrive(out string, files map[string]string) string {
+	r.t.Helper()
+	tree, err := os.MkdirTemp(r.dir, "config-")
+	r.fatal(err, "config drive")
+	for name, content := range files {
+		path := filepath.Join(tree, name)
+		r.fatal(os.MkdirAll(filepath.Dir(path), 0o755), "config drive")
+		r.fatal(os.WriteFile(path, []byte(content), 0o644), "config drive")
+	}
+	r.run(tree, nil, "genisoimage", "-quiet", "-o", out, "-ldots", "-allow-lowercase", "-allow-multidot", "-l",
+		"-J", "-r", "-V", "config-2", tree)
+	return out
+}
+
 // raw turns the machine's overlay into one flat image to look into.
 func (n *Node) raw() string {
 	n.r.t.Helper()

@@ -130,6 +130,7 @@ var tools = map[string]string{
 	"cpio":               "cpio",
 	"zstd":               "zstd",
 	"openssl":            "openssl",
+	"genisoimage":        "genisoimage",
 }
 
 func (r *Rig) needTools() {

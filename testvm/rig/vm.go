@@ -33,6 +33,8 @@ type VM struct {
 	// Metadata answers at 169.254.169.254:80, for this machine alone; the verifier
 	// is then at [CloudHost]. Nil: there is no such address.
 	Metadata http.Handler
+	// ConfigDrive is a CD-ROM with the label config-2: path to content. Nil: none.
+	ConfigDrive map[string]string
 	// Cmdline is added to the kernel's command line.
 	Cmdline string
 	// Root holds more files for the root disk: path to content.
@@ -116,6 +118,10 @@ func (r *Rig) Boot(vm VM) *Node {
 	if vm.Pointer != nil {
 		r.fatal(os.WriteFile(n.path("pointer.ign"), vm.Pointer, 0o644), "pointer config")
 		args = append(args, "-fw_cfg", "name=opt/com.coreos/config,file="+n.path("pointer.ign"))
+	}
+	if vm.ConfigDrive != nil {
+		args = append(args, "-device", "virtio-scsi-pci", "-device", "scsi-cd,drive=config",
+			"-drive", "if=none,id=config,format=raw,readonly=on,file="+r.configDrive(n.path("config.iso"), vm.ConfigDrive))
 	}
 	if vm.UKI != nil {
 		vars := ovmf + "OVMF_VARS_4M.fd"

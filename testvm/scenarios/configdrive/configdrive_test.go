@@ -1,0 +1,48 @@
+// Package configdrive has the pointer config where OpenStack leaves it: on a
+// CD-ROM with the label config-2.
+package configdrive
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+func drive(pointer []byte) map[string]string {
+	return map[string]string{
+		"openstack/latest/user_data":      string(pointer),
+		"openstack/latest/meta_data.json": `{"uuid": "6d63732d-6174-4465-8374-726967000003", "name": "worker-0"}`,
+	}
+}
+
+func TestPointerOnAConfigDrive(t *testing.T) {
+	r := rig.New(t)
+	v := r.Verifier(rig.VerifierConfig{})
+	tpm := r.NewTPM()
+	v.Enroll("worker-0", "worker", tpm)
+	node := r.Boot(rig.VM{TPM: tpm, Platform: "openstack", ConfigDrive: drive(v.Pointer("worker"))})
+	node.WantProvisioned()
+	v.WantAudit("attest", "allowed", "")
+	v.WantRecord("worker-0", "Fetched")
+	if got := node.ReadFile("/etc/provisioned"); got != "for worker" {
+		t.Errorf("the disk holds %q", got)
+	}
+	if left := node.TokensLeft(); len(left) > 0 {
+		t.Errorf("a token was left in %s", strings.Join(left, ", "))
+	}
+}
+
+// Without the agent, Ignition reads the same drive and is turned away: it is the
+// agent's copy with the token that opens the gate above.
+func TestIgnitionAloneReadsTheSameDrive(t *testing.T) {
+	r := rig.New(t)
+	v := r.Verifier(rig.VerifierConfig{})
+	tpm := r.NewTPM()
+	v.Enroll("worker-0", "worker", tpm)
+	node := r.Boot(rig.VM{
+		TPM: tpm, Platform: "openstack", ConfigDrive: drive(v.Pointer("worker")), Cmdline: "mcs-attest=off",
+	})
+	node.WantEmergency()
+	v.WantAudit("fetch", "denied", "TokenMissing")
+}
