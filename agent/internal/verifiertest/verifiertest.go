@@ -14,6 +14,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/base64"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -61,6 +62,9 @@ type Verifier struct {
 	Mode     mcsattestv1.Mode // Enforce by default
 	// ProvisioningToken is the one that both take, where it is required.
 	ProvisioningToken string
+	// Clouds verify the documents of the kinds that are required; the Machine is
+	// the one that the claims name.
+	Clouds map[evidence.Kind]evidence.Verifier
 
 	Origin    string
 	Authority *x509.Certificate
@@ -78,6 +82,7 @@ type pending struct {
 	challenge *mcsattestv1.ChallengeResponse
 	tpm       tpm2.Challenge
 	remote    string
+	clouds    map[evidence.Kind]evidence.Verifier
 }
 
 // Start serves until the test ends.
@@ -208,7 +213,7 @@ func (v *Verifier) Challenge(_ context.Context, req *connect.Request[mcsattestv1
 	v.mu.Lock()
 	v.offered = append(v.offered, req.Msg.GetOffered())
 	v.mu.Unlock()
-	p := &pending{challenge: resp, remote: req.Peer().Addr, shared: v.ProvisioningToken}
+	p := &pending{challenge: resp, remote: req.Peer().Addr, shared: v.ProvisioningToken, clouds: v.Clouds}
 	if tpm := req.Msg.GetTpm(); tpm != nil {
 		ek, err := tpm2.ParseEK(tpm.GetEkPublic())
 		if err != nil {
@@ -301,6 +306,9 @@ func (p *pending) check(ctx context.Context, req *mcsattestv1.AttestRequest) err
 	if slices.Contains(kinds, evidence.ProvisioningToken) && !bytes.Equal(req.GetProvisioningToken(), want) {
 		return errors.New("the provisioning token is another")
 	}
+	if err := p.checkClouds(ctx, req, kinds, p.tpm.Transcript); err != nil {
+		return err
+	}
 	if !withTPM {
 		return nil
 	}
@@ -309,6 +317,39 @@ func (p *pending) check(ctx context.Context, req *mcsattestv1.AttestRequest) err
 		Activation: req.GetTpm2().GetActivation(), PCRValues: req.GetTpm2().GetPcrValues(),
 	})
 	return err
+}
+
+// checkClouds verifies one document of each cloud's kind that is required, and
+// that there is no other.
+func (p *pending) checkClouds(ctx context.Context, req *mcsattestv1.AttestRequest, kinds []evidence.Kind, h transcript.Hash) error {
+	var hint struct{ ProviderID string }
+	if err := json.Unmarshal(req.GetClaims(), &hint); err != nil {
+		return err
+	}
+	documents := req.GetCloud()
+	for _, kind := range kinds {
+		verifier, ok := p.clouds[kind]
+		if !ok {
+			continue
+		}
+		if len(documents) == 0 || evidence.Kind(documents[0].GetKind()) != kind {
+			return fmt.Errorf("there is no document of kind %v in its place", kind)
+		}
+		d := documents[0]
+		documents = documents[1:]
+		claim, err := verifier.Verify(ctx, evidence.Document{Kind: kind, Raw: d.GetDocument(), Certificates: d.GetCertificates(), Token: d.GetToken()},
+			evidence.Binding{Transcript: h, Origin: p.challenge.GetOrigin()}, time.Now())
+		if err != nil {
+			return err
+		}
+		if _, err := claim.Confirm(ctx, evidence.Candidate{ProviderID: hint.ProviderID}); err != nil {
+			return err
+		}
+	}
+	if len(documents) != 0 {
+		return fmt.Errorf("%d documents that nobody asked for", len(documents))
+	}
+	return nil
 }
 
 // Report implements the service.

@@ -1,0 +1,188 @@
+package flow_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/cloud"
+	"github.com/mcs-attest/mcs-attest/agent/internal/cloudtest"
+	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
+	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
+	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
+	"github.com/mcs-attest/mcs-attest/agent/internal/verifiertest"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+)
+
+// inCloud puts the machine into a cloud.
+func (m *machine) inCloud(c *cloudtest.Machine) {
+	m.t.Helper()
+	it, err := cloud.New(paths.Paths{Metadata: c.Serve(m.t)}, c.Platform)
+	ok(m.t, err)
+	m.flow.Cloud = it
+	m.flow.Claims = func(ctx context.Context) []byte {
+		id, err := it.ProviderID(ctx)
+		ok(m.t, err)
+		return flow.Claims(paths.Paths{}, c.Platform, id)
+	}
+}
+
+func proto(kinds ...evidence.Kind) []mcsattestv1.EvidenceKind {
+	var out []mcsattestv1.EvidenceKind
+	for _, k := range kinds {
+		out = append(out, mcsattestv1.EvidenceKind(k))
+	}
+	return out
+}
+
+// Each cloud, with everything that it has and a TPM, and its evidence alone.
+func TestCloudEvidence(t *testing.T) {
+	for _, c := range []*cloudtest.Machine{cloudtest.AWS(t, nil), cloudtest.GCP(t, nil), cloudtest.Azure(t, nil)} {
+		var kinds []evidence.Kind
+		for k := range c.Verifiers {
+			kinds = append(kinds, k)
+		}
+		slices.Sort(kinds)
+		withTPM := append([]evidence.Kind{evidence.TPM2}, kinds...)
+		for name, required := range map[string][]evidence.Kind{" and a TPM": withTPM, " alone": kinds} {
+			t.Run(c.Platform+name, func(t *testing.T) { attestInCloud(t, c, required) })
+		}
+	}
+}
+
+func attestInCloud(t *testing.T, c *cloudtest.Machine, required []evidence.Kind) {
+	m := newMachine(t)
+	m.inCloud(c)
+	if required[0] != evidence.TPM2 {
+		m.flow.TPM, m.flow.NoTPM = nil, errors.New("there is none")
+	}
+	v := started(t, &verifiertest.Verifier{Required: proto(required...), Clouds: c.Verifiers, Change: func(r *mcsattestv1.ChallengeResponse) {
+		r.Cloud = &mcsattestv1.CloudChallenge{AzureTokenResource: cloudtest.TokenResource}
+	}})
+	g, err := m.run(v)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, m.console.String())
+	}
+	offered := slices.Sorted(slices.Values(v.Offered()[0]))
+	if string(g.Token.Expose()) != verifiertest.Token || !slices.Equal(offered, proto(required...)) {
+		t.Errorf("offered %v", offered)
+	}
+	if !strings.Contains(v.Claims()[0], `"providerID":"`+c.ProviderID+`"`) {
+		t.Errorf("claims %s", v.Claims()[0])
+	}
+	want := "asking the cloud for evidence of this machine"
+	if out := m.console.String(); !strings.Contains(out, want) {
+		t.Errorf("console:\n%s", out)
+	}
+}
+
+// fakeCloud fails some times before it gives what it has.
+type fakeCloud struct {
+	err   error
+	times int // negative: for ever
+	asked int
+	seen  []evidence.Binding
+}
+
+func (*fakeCloud) Offers(context.Context) []evidence.Kind { return []evidence.Kind{evidence.AWSIID} }
+func (*fakeCloud) Makes(k evidence.Kind) bool             { return k == evidence.AWSIID }
+
+func (f *fakeCloud) Evidence(_ context.Context, k evidence.Kind, b evidence.Binding, _ *mcsattestv1.CloudChallenge) (*mcsattestv1.CloudEvidence, error) {
+	f.asked++
+	f.seen = append(f.seen, b)
+	if f.times < 0 || f.asked <= f.times {
+		return nil, f.err
+	}
+	return &mcsattestv1.CloudEvidence{Kind: mcsattestv1.EvidenceKind(k), Document: []byte("document")}, nil
+}
+
+// A metadata service that fails: what passes is waited for, what does not ends
+// with the service's own sentence.
+func TestCloudFaults(t *testing.T) {
+	passes := &metadata.Fault{Cloud: "AWS", What: "the thing", Problem: "too many requests", Hint: "wait", Temporary: true}
+	stays := &metadata.Fault{Cloud: "AWS", What: "the thing", Problem: "there is none", Hint: "make one"}
+	for _, c := range []struct {
+		name    string
+		cloud   *fakeCloud
+		audit   bool
+		pauses  int
+		granted bool
+	}{
+		{"it works", &fakeCloud{}, false, 0, true},
+		{"it fails twice and passes", &fakeCloud{err: passes, times: 2}, false, 2, true},
+		{"it fails seven times and passes", &fakeCloud{err: passes, times: 7}, false, 7, true},
+		{"it never passes", &fakeCloud{err: passes, times: -1}, false, 7, false},
+		{"it is not worth a second try", &fakeCloud{err: stays, times: -1}, false, 0, false},
+		{"an error that is no fault of the service", &fakeCloud{err: errors.New("too large"), times: -1}, false, 0, false},
+		{"under Audit the boot does not wait long", &fakeCloud{err: passes, times: -1}, true, 2, false},
+		{"under Audit what is missing ends it at once", &fakeCloud{err: stays, times: -1}, true, 0, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := newMachine(t)
+			m.flow.Cloud = c.cloud
+			v := &verifiertest.Verifier{Required: proto(evidence.TPM2, evidence.AWSIID)}
+			if c.audit {
+				v.Mode = mcsattestv1.Mode_MODE_AUDIT
+			}
+			v.Start(t)
+			// The verifier has no verifier for the document; the flow is what is looked at.
+			v.AttestFunc = func(r *mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+				if len(r.GetCloud()) != 1 || r.GetTpm2() == nil {
+					t.Errorf("request %v", r)
+				}
+				return &mcsattestv1.AttestResponse{Token: verifiertest.Token, TokenLifetimeSeconds: 600}, nil
+			}
+			_, err := m.run(v)
+			if len(m.slept) != c.pauses {
+				t.Errorf("paused %v, want %d", m.slept, c.pauses)
+			}
+			for i, b := range c.cloud.seen {
+				if b.Origin != v.Origin || slices.ContainsFunc(c.cloud.seen[:i], func(o evidence.Binding) bool { return o.Transcript == b.Transcript }) {
+					t.Errorf("binding %d is %+v", i, b)
+				}
+			}
+			var missing *flow.MissingEvidence
+			var left *flow.LeftAlone
+			switch {
+			case c.granted:
+				ok(t, err)
+			case c.audit:
+				if !errors.As(err, &left) || !strings.Contains(left.Why, c.cloud.err.Error()) {
+					t.Errorf("error %v", err)
+				}
+			case !errors.As(err, &missing) || !errors.Is(err, c.cloud.err) || !slices.Equal(missing.Kinds, []evidence.Kind{evidence.AWSIID}):
+				t.Errorf("error %v", err)
+			}
+			if c.pauses > 0 && !strings.Contains(m.console.String(), "aws-iid: "+c.cloud.err.Error()+"; trying again") {
+				t.Errorf("console:\n%s", m.console.String())
+			}
+		})
+	}
+}
+
+// A kind of another cloud is not to be had, and nobody is asked for it.
+func TestAnotherCloudsKind(t *testing.T) {
+	m := newMachine(t)
+	c := &fakeCloud{}
+	m.flow.Cloud = c
+	_, err := m.run(started(t, &verifiertest.Verifier{Required: proto(evidence.TPM2, evidence.AWSIID, evidence.AzureAttested)}))
+	var missing *flow.MissingEvidence
+	if !errors.As(err, &missing) || !slices.Equal(missing.Kinds, []evidence.Kind{evidence.AzureAttested}) || c.asked != 0 {
+		t.Errorf("error %v after %d questions", err, c.asked)
+	}
+}
+
+// A cloud's evidence that the policy does not want is not gathered.
+func TestNoMoreThanIsRequired(t *testing.T) {
+	m := newMachine(t)
+	c := &fakeCloud{err: errors.New("it must not be asked"), times: -1}
+	m.flow.Cloud = c
+	_, err := m.run(started(t, &verifiertest.Verifier{}))
+	ok(t, err)
+	if c.asked != 0 {
+		t.Errorf("asked %d times", c.asked)
+	}
+}
