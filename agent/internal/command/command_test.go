@@ -8,16 +8,21 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/mcs-attest/mcs-attest/agent/internal/cloudtest"
 	"github.com/mcs-attest/mcs-attest/agent/internal/command"
 	"github.com/mcs-attest/mcs-attest/agent/internal/verifiertest"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+	"github.com/mcs-attest/mcs-attest/testvm/cloud/aws"
+	"github.com/mcs-attest/mcs-attest/testvm/cloud/azure"
+	"github.com/mcs-attest/mcs-attest/testvm/cloud/gcp"
 )
 
 func TestMain(m *testing.M) {
@@ -36,7 +41,7 @@ func TestCommand(t *testing.T) {
 				"RUN": "run/mcs-attest", "CMDLINE": "cmdline", "IGNITION_JSON": "run/ignition.json",
 				"IGNITION_RUNTIME": "run/ignition", "IGNITION_LOCAL": "etc/ignition", "IGNITION_SYSTEM": "usr/ignition",
 				"FW_CFG": "fw_cfg", "TPM": "no-tpm", "TPM_SYSFS": "tpm-sysfs", "EVENT_LOG": "event-log",
-				"BOOT_ID": "boot-id", "SMBIOS_UUID": "uuid", "NETWORK": "net", "PROVISIONING_TOKEN": "provisioning-token",
+				"BOOT_ID": "boot-id", "SMBIOS_UUID": "uuid", "SMBIOS_SERIAL": "serial", "NETWORK": "net", "PROVISIONING_TOKEN": "provisioning-token",
 			} {
 				env.Setenv("MCS_ATTEST_"+name, filepath.Join(env.WorkDir, file))
 			}
@@ -49,6 +54,9 @@ func TestCommand(t *testing.T) {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"verifier": func(ts *testscript.TestScript, _ bool, args []string) { startVerifier(t, ts, args) },
+			// cloud NAME [FAULT] puts the machine into a cloud, and starts a verifier that
+			// wants all of its evidence; the user data is the pointer config.
+			"cloud": func(ts *testscript.TestScript, _ bool, args []string) { startCloud(t, ts, args) },
 			"swtpm": func(ts *testscript.TestScript, _ bool, _ []string) {
 				ts.Setenv("MCS_ATTEST_TPM", swtpmtest.Start(t, "sha256").Socket)
 			},
@@ -113,4 +121,56 @@ func startVerifier(t *testing.T, ts *testscript.TestScript, args []string) {
 		pointerConfig = bytes.Replace(pointerConfig, []byte("/config/worker"), []byte("/config/worker?token="+args[2]), 1)
 	}
 	ts.Check(os.WriteFile(ts.MkAbs("usr/ignition/user.ign"), pointerConfig, 0o644))
+}
+
+// startCloud: a verifier, and a machine whose user data points at it.
+func startCloud(t *testing.T, ts *testscript.TestScript, args []string) {
+	v := &verifiertest.Verifier{}
+	v.Start(t)
+	fault := ""
+	if len(args) > 1 {
+		fault = args[1]
+	}
+	var m *cloudtest.Machine
+	switch args[0] {
+	case "aws":
+		m = cloudtest.AWS(t, func(i *aws.Instance) {
+			i.UserData = v.Pointer("worker")
+			switch fault {
+			case "no-role":
+				i.Role = ""
+			case "off":
+				i.Faults.Off = true
+			case "no-document":
+				i.Faults.Missing = []string{"dynamic/instance-identity/rsa2048"}
+			}
+		})
+	case "gcp":
+		m = cloudtest.GCP(t, func(i *gcp.Instance) {
+			i.UserData = v.Pointer("worker")
+			if fault == "no-account" {
+				i.ServiceAccount = "-"
+			}
+		})
+	case "azure":
+		m = cloudtest.Azure(t, func(i *azure.Instance) {
+			i.UserData = v.Pointer("worker")
+			if fault == "no-identity" {
+				i.Identity = ""
+			}
+		})
+	default:
+		ts.Fatalf("no cloud %q", args[0])
+	}
+	v.Clouds = m.Verifiers
+	for kind := range m.Verifiers {
+		v.Required = append(v.Required, mcsattestv1.EvidenceKind(kind))
+	}
+	slices.Sort(v.Required)
+	v.Change = func(c *mcsattestv1.ChallengeResponse) {
+		c.Cloud = &mcsattestv1.CloudChallenge{AzureTokenResource: cloudtest.TokenResource}
+	}
+	ts.Setenv("PLATFORM_ID", m.Platform)
+	ts.Setenv("PROVIDER_ID", m.ProviderID)
+	ts.Setenv("MCS_ATTEST_METADATA", m.Serve(t))
 }
