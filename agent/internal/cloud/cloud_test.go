@@ -3,7 +3,9 @@ package cloud_test
 import (
 	"encoding/json"
 	"errors"
+	"maps"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -115,8 +117,12 @@ func TestSigningTime(t *testing.T) {
 	m := cloudtest.AWS(t, nil)
 	node := m.Metadata
 	m.Metadata = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		answer := httptest.NewRecorder()
+		node.ServeHTTP(answer, r)
+		maps.Copy(w.Header(), answer.Header())
 		w.Header().Set("Date", "Tue, 06 May 2031 07:08:09 GMT")
-		node.ServeHTTP(w, r)
+		w.WriteHeader(answer.Code)
+		_, _ = w.Write(answer.Body.Bytes())
 	})
 	ev, err := newCloud(t, "aws", m.Serve(t)).Evidence(t.Context(), evidence.AWSSTS, binding, nil)
 	ok(t, err)

@@ -2,7 +2,9 @@ package metadata_test
 
 import (
 	"bytes"
+	"maps"
 	"net/http"
+	"net/http/httptest"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -45,20 +47,22 @@ func TestTimeIsTheMetadataServices(t *testing.T) {
 	i, c := onAWS(t, nil)
 	node := c.Metadata(i.ID)
 	then := time.Date(2031, 5, 6, 7, 8, 9, 0, time.UTC)
-	s := newAWS(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Date", then.Format(http.TimeFormat))
-		node.ServeHTTP(w, r)
-	}), calm)
-	credentials, err := s.Credentials(t.Context())
+	dated := func(date []string) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			answer := httptest.NewRecorder()
+			node.ServeHTTP(answer, r)
+			maps.Copy(w.Header(), answer.Header())
+			w.Header()["Date"] = date
+			w.WriteHeader(answer.Code)
+			_, _ = w.Write(answer.Body.Bytes())
+		})
+	}
+	credentials, err := newAWS(t, dated([]string{then.Format(http.TimeFormat)}), calm).Credentials(t.Context())
 	ok(t, err)
 	if !credentials.Now.Equal(then) {
 		t.Errorf("time %v, want %v", credentials.Now, then)
 	}
-	s = newAWS(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header()["Date"] = nil // none at all
-		node.ServeHTTP(w, r)
-	}), calm)
-	if c, err := s.Credentials(t.Context()); err == nil {
+	if c, err := newAWS(t, dated(nil), calm).Credentials(t.Context()); err == nil {
 		t.Errorf("credentials without a time: %v", c.Now)
 	}
 }
