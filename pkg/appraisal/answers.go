@@ -2,6 +2,7 @@ package appraisal
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
@@ -14,6 +15,33 @@ import (
 type Answers struct {
 	Statements map[string]evidence.Statement `json:"statements,omitempty"` // by kind
 	Keys       *tpm2.ProviderKeys            `json:"keys,omitempty"`
+	// Refused are the denials, by kind, or by "tpm2" of who knows the TPM.
+	Refused map[string]Refused `json:"refused,omitempty"`
+}
+
+// Refused is a provider's no.
+type Refused struct {
+	Code   reason.Code `json:"code"`
+	Detail string      `json:"detail"`
+}
+
+func (a *Answers) refused(k evidence.Kind, err error) {
+	if errors.Is(err, tpm2.ErrNotMine) {
+		return
+	}
+	d := reason.From(err)
+	if a.Refused == nil {
+		a.Refused = map[string]Refused{}
+	}
+	a.Refused[k.String()] = Refused{Code: d.Code, Detail: d.Error()}
+}
+
+// denial is the no that was given then, or that nothing is known of it.
+func (a *Answers) denial(k evidence.Kind) error {
+	if r, ok := a.Refused[k.String()]; ok {
+		return reason.Deny(r.Code, "as answered then: %s", r.Detail)
+	}
+	return reason.Deny(reason.ProviderUnavailable, "%s: no answer of the provider is among what was saved", k)
 }
 
 // Recording lets in ask the providers and keeps what they answer in a.
@@ -22,23 +50,27 @@ func (a *Answers) Recording(in Context) Context {
 	for k, v := range in.Clouds {
 		clouds[k] = listener{v, func(ctx context.Context, c evidence.Claim, m evidence.Candidate) (evidence.Statement, error) {
 			s, err := c.Confirm(ctx, m)
-			if err == nil {
-				if a.Statements == nil {
-					a.Statements = map[string]evidence.Statement{}
-				}
-				a.Statements[k.String()] = s
+			if err != nil {
+				a.refused(k, err)
+				return s, err
 			}
-			return s, err
+			if a.Statements == nil {
+				a.Statements = map[string]evidence.Statement{}
+			}
+			a.Statements[k.String()] = s
+			return s, nil
 		}}
 	}
 	in.Clouds = clouds
 	if d := in.Directory; d != nil {
 		in.Directory = directoryFunc(func(ctx context.Context, providerID string, ek *tpm2.EK) (tpm2.ProviderKeys, error) {
 			keys, err := d.EndorsementKeys(ctx, providerID, ek)
-			if err == nil {
-				a.Keys = &keys
+			if err != nil {
+				a.refused(evidence.TPM2, err)
+				return keys, err
 			}
-			return keys, err
+			a.Keys = &keys
+			return keys, nil
 		})
 	}
 	return in
@@ -52,17 +84,20 @@ func (a *Answers) Replaying(in Context) Context {
 		clouds[k] = listener{v, func(context.Context, evidence.Claim, evidence.Candidate) (evidence.Statement, error) {
 			s, ok := a.Statements[k.String()]
 			if !ok {
-				return s, reason.Deny(reason.ProviderUnavailable, "%s: no answer of the provider is among what was saved", k)
+				return s, a.denial(k)
 			}
 			return s, nil
 		}}
 	}
 	in.Clouds = clouds
 	in.Directory = directoryFunc(func(context.Context, string, *tpm2.EK) (tpm2.ProviderKeys, error) {
-		if a.Keys == nil {
-			return tpm2.ProviderKeys{}, tpm2.ErrNotMine
+		if a.Keys != nil {
+			return *a.Keys, nil
 		}
-		return *a.Keys, nil
+		if _, ok := a.Refused[evidence.TPM2.String()]; ok {
+			return tpm2.ProviderKeys{}, a.denial(evidence.TPM2)
+		}
+		return tpm2.ProviderKeys{}, tpm2.ErrNotMine
 	})
 	return in
 }

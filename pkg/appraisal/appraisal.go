@@ -123,6 +123,9 @@ type Refusal struct {
 	denial error
 	// Machine is the one whose identity was proven, or nil.
 	Machine *machine.Machine
+	// Unproven: what names the Machine could be a copy. The denial may be told once
+	// it is confirmed, and leaves no trace at the Machine.
+	Unproven bool
 	// Unenrolled is a genuine TPM that no Machine has, or nil.
 	Unenrolled *tpm2.Endorsement
 }
@@ -239,6 +242,7 @@ type appraisal struct {
 	claims      []evidence.Claim
 	statements  []evidence.Statement // confirmed
 	asked       *machine.Machine     // the one that providers are asked about, nil if none are
+	stated      bool                 // a document names it, not only the machine's own word
 	identity    tpm2.Identity
 	endorsed    *tpm2.Endorsement
 	endorsement v1alpha1.Endorsement
@@ -362,8 +366,13 @@ func quoteSummary(q *tpm2.Quote) map[string]string {
 }
 
 // endorse asks the endorsers that the policy allows, in the policy's order. One
-// that knows nothing of the EK is passed over; the first that knows it wins. What
-// a provider says of the TPM of the very instance is never passed over.
+// that knows nothing of the EK is passed over; the first that knows it wins.
+//
+// Where a document names the instance, its provider has the last word on the
+// instance's TPM: a no is a no, and one that cannot be asked is waited for, since
+// whoever brings an outage about must not be able to choose a weaker endorsement.
+// Where nothing but the machine's own word does, an enrolment goes first, and is
+// enough.
 func (a *appraisal) endorse(ctx context.Context) error {
 	if a.quote == nil {
 		return nil
@@ -372,6 +381,9 @@ func (a *appraisal) endorse(ctx context.Context) error {
 	for _, kind := range a.Policy.Endorsements {
 		e, ok := a.Endorsers[kind]
 		if kind == v1alpha1.EndorsementProvider {
+			if !a.stated && a.Policy.Endorses(v1alpha1.EndorsementEnrolled) && a.Machines.Enrolled(a.quote.EK.SPKIHash()) {
+				continue
+			}
 			e, ok = tpm2.ProviderEndorser{Directory: a.Directory, ProviderID: a.askedProviderID()}, true
 		}
 		if !ok {
@@ -381,7 +393,7 @@ func (a *appraisal) endorse(ctx context.Context) error {
 		if errors.Is(err, tpm2.ErrNotMine) {
 			continue
 		}
-		if err != nil && kind == v1alpha1.EndorsementProvider && !reason.From(err).Code.Info().Temporary {
+		if err != nil && kind == v1alpha1.EndorsementProvider && (a.stated || reason.From(err).Code == reason.ProviderUnavailable) {
 			return a.refuseStated(err)
 		}
 		if err != nil {
@@ -418,9 +430,7 @@ func (a *appraisal) match() error {
 		if err := a.agrees(a.endorsed.InstanceID); err != nil {
 			return err
 		}
-		// Only a provider, a certified AK, or at first use a statement of this very
-		// conversation says which machine's TPM this is.
-		rules.EKEnrolled = a.endorsement == v1alpha1.EndorsementEnrolled || a.endorsement == v1alpha1.EndorsementManufacturer && !a.firstUse()
+		rules.EKEnrolled = !a.whose()
 	}
 	uid, err := a.Recorded(a.recorded())
 	if err != nil {
@@ -434,8 +444,27 @@ func (a *appraisal) match() error {
 		}
 		return err
 	}
+	if a.asked != nil && a.asked.UID != m.UID {
+		// Replaced since by another of the same name: what was compared with it counts no more.
+		return reason.Deny(reason.MachineNotFound, "Machine %s was replaced while it was appraised", m)
+	}
 	a.machine = m
 	return nil
+}
+
+// whose reports whether something besides an enrolment says which machine's TPM
+// this is: the provider, a certificate of its AK that names an instance, or a
+// statement of this very conversation beside a TPM that is merely genuine.
+func (a *appraisal) whose() bool {
+	switch a.endorsement {
+	case v1alpha1.EndorsementProvider:
+		return true
+	case v1alpha1.EndorsementAKCertificate:
+		return a.endorsed.ProviderID != "" || a.bound()
+	case v1alpha1.EndorsementManufacturer:
+		return a.firstUse()
+	}
+	return false
 }
 
 // firstUse: the policy lets a genuine TPM be bound to the Machine that another

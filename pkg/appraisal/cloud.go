@@ -1,6 +1,7 @@
 package appraisal
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"slices"
@@ -85,14 +86,15 @@ func (a *appraisal) candidate() error {
 	var recorded v1alpha1.RecordedIdentity
 	bound := false // a statement of this conversation names the Machine
 	for _, c := range a.claims {
-		if s := c.Statement(); s.ProviderID != "" {
+		s := c.Statement()
+		recorded.InstanceID = cmp.Or(recorded.InstanceID, s.InstanceID)
+		if s.ProviderID != "" {
 			id.ProviderIDs = append(id.ProviderIDs, s.ProviderID)
-			recorded.InstanceID = s.InstanceID
 			bound = bound || s.Bound
 		}
 	}
-	stated := len(id.ProviderIDs) > 0
-	if !stated {
+	a.stated = len(id.ProviderIDs) > 0
+	if !a.stated {
 		hint := hint(a.ev.Claims)
 		if hint == "" && len(a.claims) == 0 {
 			return nil // another endorsement may know the TPM
@@ -101,32 +103,30 @@ func (a *appraisal) candidate() error {
 			return reason.Deny(reason.MachineNotFound, "nothing that was sent names the machine by itself, and its claims have no providerID")
 		}
 		id.ProviderIDs = []string{hint}
-		if a.quote != nil {
-			recorded.EKSHA256 = ekText(a.quote)
-		}
 	}
 	m, err := a.find(id, recorded)
-	switch {
-	case err == nil:
+	if err == nil {
 		a.asked = m
 		return nil
+	}
+	switch code := reason.From(err).Code; {
+	case code == reason.StoreUnavailable:
+		return err
 	case len(a.claims) == 0:
-		return nil // the same
-	case bound:
-		a.machine = a.Machines.Named(id, a.rules())
-		return a.refuse(err)
-	case !stated:
+		return nil // nobody can be asked; another endorsement may know the TPM
+	case !a.stated:
 		// What state a Machine is in is nothing to tell on somebody's mere word.
 		return reason.Wrap(reason.MachineNotFound, err, "the machine says that it is %.128q", id.ProviderIDs[0])
 	}
-	return err
+	return &Refusal{denial: err, Machine: a.Machines.Named(id, a.rules()), Unproven: !bound}
 }
 
 // find is Match, where a Machine's age is excused by what is on record for the
-// identity. That is only read if it matters.
+// instance that a document names. That is only read if it matters, and for nobody
+// who has shown no document that verified.
 func (a *appraisal) find(id machine.Identity, recorded v1alpha1.RecordedIdentity) (*machine.Machine, error) {
 	m, err := a.Machines.Match(id, a.rules())
-	if err == nil || reason.From(err).Code != reason.MachineTooOld {
+	if err == nil || reason.From(err).Code != reason.MachineTooOld || recorded.InstanceID == "" {
 		return m, err
 	}
 	uid, lookupErr := a.Recorded(recorded)
@@ -155,7 +155,8 @@ func (a *appraisal) askedProviderID() string {
 //   - it is about the candidate: EvidenceDisagrees;
 //   - it is about the same instance as the other statements: EvidenceDisagrees;
 //   - the instance is not older than its Machine, whose name and provider id may
-//     have been another's before: InstanceUnacceptable.
+//     have been another's before: InstanceUnacceptable. A Machine in a file without
+//     a creationTimestamp may well be written after the instance was made.
 func (a *appraisal) confirm(ctx context.Context) error {
 	for _, c := range a.claims {
 		s, err := c.Confirm(ctx, evidence.Candidate{ProviderID: a.asked.ProviderID})
@@ -168,7 +169,7 @@ func (a *appraisal) confirm(ctx context.Context) error {
 		if err := a.agrees(s.InstanceID); err != nil {
 			return err
 		}
-		if !s.Created.IsZero() && !a.asked.StandIn && s.Created.Before(a.asked.Created.Add(-clockSkew)) {
+		if !s.Created.IsZero() && !a.asked.StandIn && !a.asked.Undated && s.Created.Before(a.asked.Created.Add(-clockSkew)) {
 			return a.refuseStated(reason.Deny(reason.InstanceUnacceptable, "%s: the instance is of %s, Machine %s of %s: another one had its name before",
 				s.Kind, s.Created.UTC().Format(time.RFC3339), a.asked, a.asked.Created.UTC().Format(time.RFC3339)))
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -143,7 +144,7 @@ func (tr *trial) refused(t *testing.T, want reason.Code) *machine.Machine {
 		t.Fatalf("error %v, want %s", err, want)
 	}
 	var r *appraisal.Refusal
-	if errors.As(err, &r) {
+	if errors.As(err, &r) && !r.Unproven {
 		return r.Machine
 	}
 	return nil
@@ -290,6 +291,11 @@ func TestAttack_T05_WhatCanBeReplayedSaysSo(t *testing.T) {
 	if m := alone.refused(t, reason.MachineJoined); m != nil {
 		t.Errorf("a copy of a document leaves a trace at Machine %s", m)
 	}
+	// A final no is told once it is confirmed: the caller must know about which Machine.
+	var r *appraisal.Refusal
+	if _, err := alone.appraise(t); !errors.As(err, &r) || r.Machine == nil || r.Machine.Name != "a" {
+		t.Errorf("there is no Machine to confirm a final no with: %v", err)
+	}
 	bound := newTrial(evidence.GCPIdentity)
 	joined(bound)
 	if m := bound.refused(t, reason.MachineJoined); m == nil || m.Name != "a" {
@@ -304,6 +310,11 @@ func TestAttack_T10_ANameThatWasAnothersBefore(t *testing.T) {
 	if m := tr.refused(t, reason.InstanceUnacceptable); m == nil {
 		t.Error("the proven name leaves no trace")
 	}
+	// A manifest without a creationTimestamp is as old as its file: that says nothing.
+	undated := newTrial(evidence.GCPIdentity)
+	undated.manifests = strings.ReplaceAll(undated.manifests, `creationTimestamp: "2026-03-01T11:30:00Z", `, "")
+	undated.clouds[evidence.GCPIdentity].says.Created = start.Add(-2 * time.Hour)
+	undated.passes(t, "a")
 	// Within what two clocks may differ it is the same time.
 	tr.clouds[evidence.GCPIdentity].says.Created = start.Add(-34 * time.Minute)
 	tr.passes(t, "a")
@@ -414,5 +425,32 @@ func TestAnswersAreReplayed(t *testing.T) {
 	again, err := confirm(answers.Replaying(in))
 	if err != nil || again.InstanceID != said.InstanceID || len(tr.calls()) != calls {
 		t.Errorf("%+v %v, asked %q", again, err, tr.asked)
+	}
+}
+
+// A certificate of an AK that names no instance says that it is some genuine TPM: it
+// makes nothing of a document that could be a copy (see package appraisal, whose).
+func TestAttack_T05_ACertifiedTPMBesideACopiedDocument(t *testing.T) {
+	named, unnamed := &tpm2.Endorsement{Kind: tpm2.AKCertificate, ProviderID: instanceA}, &tpm2.Endorsement{Kind: tpm2.AKCertificate}
+	for _, c := range []struct {
+		name        string
+		endorsement v1alpha1.Endorsement
+		endorsed    *tpm2.Endorsement
+		bound       bool
+		approval    v1alpha1.Approval
+		want        bool
+	}{
+		{"the provider names the TPM", v1alpha1.EndorsementProvider, named, false, "", true},
+		{"the certificate names the instance", v1alpha1.EndorsementAKCertificate, named, false, "", true},
+		{"it names none, and the document could be a copy", v1alpha1.EndorsementAKCertificate, unnamed, false, "", false},
+		{"it names none, and the document is of this conversation", v1alpha1.EndorsementAKCertificate, unnamed, true, "", true},
+		{"a manufacturer's, and the document could be a copy", v1alpha1.EndorsementManufacturer, unnamed, false, v1alpha1.ApprovalFirstUse, false},
+		{"a manufacturer's, and the policy has no first use", v1alpha1.EndorsementManufacturer, unnamed, true, v1alpha1.ApprovalManual, false},
+		{"a manufacturer's at first use", v1alpha1.EndorsementManufacturer, unnamed, true, v1alpha1.ApprovalFirstUse, true},
+		{"an enrolment says it by itself", v1alpha1.EndorsementEnrolled, unnamed, true, v1alpha1.ApprovalFirstUse, false},
+	} {
+		if got := appraisal.Whose(c.endorsement, c.endorsed, c.bound, c.approval); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
@@ -55,7 +56,10 @@ type savedEvidence struct {
 	PCRValues         [][]byte `json:"pcrValues,omitempty"`
 	EventLog          []byte   `json:"eventLog,omitempty"`
 	ProvisioningToken []byte   `json:"provisioningToken,omitempty"`
-	// Documents of clouds, without a managed identity's token: that opens something.
+	// Documents of clouds that were required, without a managed identity's token:
+	// that opens something. One of aws-sts holds the session token of the machine's
+	// role, which is worthless without its secret, and a signature that is good for
+	// some minutes, for asking whose it is.
 	Documents []savedDocument `json:"documents,omitempty"`
 }
 
@@ -83,6 +87,9 @@ func Save(in Context, conn Connection, ev Evidence, now time.Time, id string) *S
 		s.Challenge.Required = append(s.Challenge.Required, k.String())
 	}
 	for _, d := range ev.Cloud {
+		if !slices.Contains(c.Required, d.Kind) {
+			continue // it was not looked at
+		}
 		s.Evidence.Documents = append(s.Evidence.Documents, savedDocument{Kind: d.Kind.String(), Raw: d.Raw, Certificates: d.Certificates})
 	}
 	if t := ev.TPM2; t != nil {

@@ -36,7 +36,9 @@ type Machine struct {
 	// UID is metadata.uid, or a stable UUID of group, kind, namespace and name.
 	UID string
 	// Created is metadata.creationTimestamp, or when the file last changed.
-	Created  time.Time
+	Created time.Time
+	// Undated: it is the latter, which says nothing of the machine itself.
+	Undated  bool
 	Deleting bool
 	Phase    string
 	// NodeRef is the Node that the Machine became; empty before it joined.

@@ -240,11 +240,11 @@ func (c *common) machine(doc manifest.Document, modified time.Time) (Machine, []
 	}
 	m := Machine{
 		APIVersion: c.APIVersion, Kind: c.Kind, Namespace: namespaceOf(c.Metadata.Namespace), Name: c.Metadata.Name,
-		UID: c.Metadata.UID, Created: modified, Deleting: c.Metadata.DeletionTimestamp != nil,
+		UID: c.Metadata.UID, Created: modified, Undated: true, Deleting: c.Metadata.DeletionTimestamp != nil,
 		source: place{doc.File, doc.Line("")},
 	}
 	if c.Metadata.CreationTimestamp != nil && !c.Metadata.CreationTimestamp.IsZero() {
-		m.Created = c.Metadata.CreationTimestamp.Time
+		m.Created, m.Undated = c.Metadata.CreationTimestamp.Time, false
 	}
 	if m.UID == "" {
 		m.UID = stableUID(m.APIVersion, m.Kind, m.Namespace, m.Name)

@@ -59,11 +59,12 @@ type alike struct {
 
 	pools    string // joined by commas, which no pool's name has
 	deleting bool
+	undated  bool
 }
 
 // keep leaves out what nothing is found by: InternalDNS and addresses.
 func (r *Registry) keep(m Machine) *kept {
-	shared := alike{m.APIVersion, m.Kind, m.Namespace, m.Phase, m.UserDataSecret, m.authority, strings.Join(m.Pools, ","), m.Deleting}
+	shared := alike{m.APIVersion, m.Kind, m.Namespace, m.Phase, m.UserDataSecret, m.authority, strings.Join(m.Pools, ","), m.Deleting, m.Undated}
 	one, ok := r.shared[shared]
 	if !ok {
 		one = &shared
@@ -89,7 +90,7 @@ const maxShared = 10_000
 // machine is what was kept.
 func (k *kept) machine() Machine {
 	m := Machine{
-		APIVersion: k.apiVersion, Kind: k.kind, Namespace: k.namespace, Name: k.name, UID: k.uid, Deleting: k.deleting, Phase: k.phase,
+		APIVersion: k.apiVersion, Kind: k.kind, Namespace: k.namespace, Name: k.name, UID: k.uid, Deleting: k.deleting, Undated: k.undated, Phase: k.phase,
 		NodeRef: k.nodeRef, ProviderID: k.providerID, UserDataSecret: k.userDataSecret, authority: k.authority,
 	}
 	if k.created != 0 {

@@ -196,9 +196,10 @@ var table = map[Code]Info{
 	DocumentNotFresh: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "DocumentNotFresh",
 		"A cloud's document was made for another conversation, or has expired.",
 		"An old document is being replayed, or agent and verifier compute different transcripts."),
-	DocumentUntrusted: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "DocumentUntrusted",
+	// Not the caller's fault, mostly: clouds change their authorities without notice.
+	DocumentUntrusted: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "DocumentUntrusted",
 		"No configured anchor vouches for the signer of a cloud's document.",
-		"A new region or a rotated authority: add its certificate or key to the anchors; docs/operating.md says how."),
+		"A new region or a changed authority: add its certificate or key to the anchors. The machines that wait then come in."),
 	AccountNotAllowed: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "AccountNotAllowed",
 		"The instance is genuine and of an account, region, project or subscription that is not this cluster's.",
 		"Name the account and the region in the verifier's configuration, if the machine is yours."),

@@ -58,7 +58,8 @@ const minInterval = 5 * time.Second
 //
 //   - a quarantined Machine: Quarantined
 //   - a Machine that joined, without an unexpired grant: MachineJoined
-//   - another identity than the recorded one: IdentityConflict
+//   - another identity than the recorded one: IdentityConflict; where the record
+//     rests on first use both wait, PendingApproval
 //   - a challenge that was answered before: ChallengeUsed
 //   - a second attestation by nothing but what can be replayed, unless there is a
 //     grant: EvidenceUnacceptable
@@ -79,15 +80,28 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 		}
 	}
 	if err := sameIdentity(s.Identity, a.Identity); err != nil {
+		if firstUse(s) {
+			return nil, reason.Wrap(reason.PendingApproval, err, "the record of Machine %s rests on first use, so nobody knows which of the two is right", a.Machine)
+		}
 		return nil, err
+	}
+	if contested(s) && a.Endorsement == v1alpha1.EndorsementManufacturer {
+		return nil, reason.Deny(reason.PendingApproval, "Machine %s is contested: its record rests on first use, and another identity was proven for it since", a.Machine)
 	}
 	if a.ChallengeID != "" {
 		if err := useChallenge(s, a, now); err != nil {
 			return nil, err
 		}
 	}
-	if a.Replayable && s.LastAttested != nil && grant(next, a.Machine, now) == nil {
-		return nil, reason.Deny(reason.EvidenceUnacceptable, "Machine %s attested before, and what it shows now could be a copy: an instance document has no nonce", a.Machine)
+	if a.Replayable && s.LastAttested != nil {
+		if grant(next, a.Machine, now) == nil {
+			return nil, reason.Deny(reason.EvidenceUnacceptable, "Machine %s attested before, and what it shows now could be a copy: an instance document has no nonce", a.Machine)
+		}
+		if s.Phase != v1alpha1.PhaseJoined && !a.Machine.Joined() { // else it was used above
+			if err := useGrant(next, a.Machine, now); err != nil {
+				return nil, err
+			}
+		}
 	}
 	if s.LastAttested != nil && a.TokenID != "" {
 		// Another replica's clock may have been ahead: then nothing can be said.
@@ -136,7 +150,7 @@ func Denied(rec *v1alpha1.MachineAttestation, m *machine.Machine, d *reason.Deni
 	if s.Phase == v1alpha1.PhaseDenied {
 		condition(s, now, v1alpha1.ConditionAttested, metav1.ConditionFalse, d.Code.String(), text)
 	}
-	if d.Code == reason.IdentityConflict {
+	if d.Code == reason.IdentityConflict || d.Code == reason.PendingApproval && firstUse(s) {
 		condition(s, now, v1alpha1.ConditionConflict, metav1.ConditionTrue, d.Code.String(), text)
 	}
 	return next
@@ -158,6 +172,9 @@ func Redeemable(rec *v1alpha1.MachineAttestation, c token.Claims) error {
 	}
 	if rec.Status.Phase == v1alpha1.PhaseJoined {
 		return reason.Deny(reason.MachineJoined, "%s joined", c.Subject)
+	}
+	if contested(&rec.Status) {
+		return reason.Deny(reason.PendingApproval, "%s is contested: its record rests on first use, and another identity was proven for it since", c.Subject)
 	}
 	if rec.Status.Token.Uses >= rec.Status.Token.MaxUses {
 		return reason.Deny(reason.TokenUsedUp, "token %s was used %d times", c.ID, rec.Status.Token.Uses)
@@ -188,6 +205,20 @@ func Joined(rec *v1alpha1.MachineAttestation, node string, now time.Time) *v1alp
 	next.Status.Token = nil
 	note(&next.Status, now, "Joined", "", "", "as node "+node)
 	return next
+}
+
+// firstUse: the record rests on nothing but that its TPM was the first (DESIGN,
+// section 19, rule 3).
+func firstUse(s *v1alpha1.MachineAttestationStatus) bool {
+	return s.Endorsement == v1alpha1.EndorsementManufacturer
+}
+
+// contested: and another identity was proven for the same Machine since. It is for
+// an administrator to say which is right, by an enrolment or by deleting the record.
+func contested(s *v1alpha1.MachineAttestationStatus) bool {
+	return firstUse(s) && slices.ContainsFunc(s.Conditions, func(c metav1.Condition) bool {
+		return c.Type == v1alpha1.ConditionConflict && c.Status == metav1.ConditionTrue
+	})
 }
 
 // Quarantine latches what an administrator's object says, or lifts it again; nil
@@ -243,7 +274,7 @@ func sameIdentity(recorded, shown v1alpha1.RecordedIdentity) error {
 	for _, c := range []struct{ name, recorded, shown string }{
 		{"EK", recorded.EKSHA256, shown.EKSHA256},
 		{"AK", recorded.AKSHA256, shown.AKSHA256},
-		{"provider ID", recorded.ProviderID, shown.ProviderID},
+		{"provider ID", machine.NormalProviderID(recorded.ProviderID), machine.NormalProviderID(shown.ProviderID)},
 		{"instance ID", recorded.InstanceID, shown.InstanceID},
 	} {
 		if c.recorded != "" && c.recorded != c.shown {

@@ -62,6 +62,11 @@ func (c *Certificates) With(more ...RegionCertificate) *Certificates {
 	return &Certificates{all: slices.SortedFunc(maps.Values(all), func(a, b RegionCertificate) int { return cmp.Compare(a.Region, b.Region) })}
 }
 
+// Without is the same certificates but for those of some regions.
+func (c *Certificates) Without(regions ...string) *Certificates {
+	return &Certificates{all: slices.DeleteFunc(c.All(), func(r RegionCertificate) bool { return slices.Contains(regions, r.Region) })}
+}
+
 // Region is the certificate of one region. There is no default.
 func (c *Certificates) Region(name string) (*x509.Certificate, bool) {
 	for _, r := range c.All() {

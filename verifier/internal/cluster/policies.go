@@ -209,7 +209,7 @@ func (c *Cluster) putContent(i *item) []manifest.Problem {
 			}
 		default:
 			next.trust[name], found = trust.Parse(trust.Section(m.sort), name, []byte(m.data[name]))
-			if good, ok := before.trust[name]; ok && manifest.Failed(found) {
+			if good, ok := before.trust[name]; ok && good.Section == trust.Section(m.sort) && manifest.Failed(found) {
 				next.trust[name] = good
 			}
 		}
@@ -218,6 +218,10 @@ func (c *Cluster) putContent(i *item) []manifest.Problem {
 				problems = append(problems, manifest.Problem{What: p.Error()})
 			}
 		}
+	}
+	if section := trust.Section(m.sort); trust.Sections[section] != nil && len(m.data) == 0 {
+		next.trust[""] = trust.File{Section: section, Broken: true}
+		problems = append(problems, manifest.Problem{What: "a ConfigMap of anchors without data; nothing of its sort is trusted", Want: "delete it to trust what comes with this version"})
 	}
 	c.mu.Lock()
 	c.content[i.key] = next

@@ -78,6 +78,7 @@ type Folder struct {
 	trust    trust.Joined
 	started  bool
 	unread   []manifest.Problem // folders that could not be listed
+	listed   map[string]bool    // folders that could be, once
 }
 
 // file is one file's state.
@@ -112,7 +113,7 @@ func Open(dir string) (*Folder, error) {
 	if !info.IsDir() {
 		return nil, fmt.Errorf("reading the verifier's folder: %s is a file", dir)
 	}
-	f := &Folder{dir: dir, poll: 2 * time.Second, files: map[string]*file{}, policies: &policy.Set{}}
+	f := &Folder{dir: dir, poll: 2 * time.Second, files: map[string]*file{}, policies: &policy.Set{}, listed: map[string]bool{}}
 	f.Refresh()
 	return f, nil
 }
@@ -141,12 +142,17 @@ func (f *Folder) scan() (changed bool) {
 		dir := filepath.Join(f.dir, s.dir)
 		entries, err := os.ReadDir(dir)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			unread = append(unread, manifest.Problem{File: dir, What: "cannot be listed: " + err.Error(), Want: "its files stay as they were; check its permissions"})
+			never := "its files stay as they were; check its permissions"
+			if !f.listed[dir] {
+				never = "check its permissions; until it can be listed nothing of it is in force"
+			}
+			unread = append(unread, manifest.Problem{File: dir, What: "cannot be listed: " + err.Error(), Want: never})
 			for path := range f.files {
 				here[path] = here[path] || filepath.Dir(path) == dir
 			}
 			continue
 		}
+		f.listed[dir] = true
 		for _, e := range entries {
 			if strings.HasPrefix(e.Name(), ".") || !slices.Contains(s.endings, filepath.Ext(e.Name())) {
 				continue
@@ -235,15 +241,19 @@ func (f *Folder) build() *Snapshot {
 	var trusted []trust.File
 	references := map[string]string{}
 	suspended := ""
+	for _, p := range f.unread {
+		if !f.listed[p.File] {
+			s.Incomplete = append(s.Incomplete, p.File)
+			trusted = append(trusted, broken(p.File)...)
+		}
+	}
 	for _, path := range slices.Sorted(maps.Keys(f.files)) {
 		state := f.files[path]
 		s.Problems = append(s.Problems, state.problems...)
 		if !state.good {
+			trusted = append(trusted, broken(filepath.Dir(path))...)
 			if state.atStart {
 				s.Incomplete = append(s.Incomplete, path)
-				if section := trust.Section(filepath.Base(filepath.Dir(path))); trust.Sections[section] != nil {
-					trusted = append(trusted, trust.File{Section: section, Broken: true})
-				}
 				if filepath.Base(filepath.Dir(path)) == policiesDir {
 					suspended = path
 				}
@@ -287,6 +297,16 @@ func (f *Folder) build() *Snapshot {
 		return cmp.Or(cmp.Compare(x.File, y.File), cmp.Compare(x.Line, y.Line))
 	})
 	return s
+}
+
+// broken is the mark of a folder of anchors in which something has never been
+// readable; see package trust.
+func broken(dir string) []trust.File {
+	section := trust.Section(filepath.Base(dir))
+	if trust.Sections[section] == nil {
+		return nil
+	}
+	return []trust.File{{Section: section, Broken: true}}
 }
 
 // compile joins the policies. If they contradict each other, the set from

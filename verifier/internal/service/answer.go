@@ -16,6 +16,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
@@ -161,7 +162,7 @@ func components(id v1alpha1.RecordedIdentity) []string {
 	case id.InstanceID != "":
 		all = append(all, instanceComponent(id.InstanceID))
 	case id.ProviderID != "":
-		sum := sha256.Sum256([]byte(id.ProviderID))
+		sum := sha256.Sum256([]byte(machine.NormalProviderID(id.ProviderID)))
 		all = append(all, "provider:"+hex.EncodeToString(sum[:]))
 	}
 	return all
@@ -251,12 +252,12 @@ var (
 )
 
 // proven reports whether Appraise's outcome was reached by a caller who had proven
-// which Machine it is. The provisioning token proves none. A genuine TPM that is nobody's does not count: those can be
-// had by the thousand.
+// which Machine it is. The provisioning token proves none. A genuine TPM that is
+// nobody's does not count: those can be had by the thousand.
 func proven(v *appraisal.Verdict, err error) bool {
 	if err == nil {
 		return v.Machine != nil
 	}
 	var r *appraisal.Refusal
-	return errors.As(err, &r) && r.Machine != nil
+	return errors.As(err, &r) && r.Machine != nil && !r.Unproven
 }

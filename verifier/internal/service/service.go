@@ -50,7 +50,8 @@ const MaxBody = 512 << 10
 // ticketLifetime is how long a machine may report (DESIGN, section 19, rule 15).
 const ticketLifetime = 2 * time.Hour
 
-// World is what the verifier knows at one moment; it never changes.
+// World is what the verifier knows at one moment. It never changes, but for the
+// Machines of a cluster, which are those of the moment that they are asked for.
 type World struct {
 	// Complete: everything that the administrator wrote is in force. While it is
 	// not, a Machine that is not here may only be unreadable.
@@ -444,6 +445,9 @@ func (s *Service) denied(c *call, err error, ev appraisal.Evidence) error {
 	if !errors.As(err, &r) {
 		return err
 	}
+	if r.Unproven && r.Machine != nil {
+		return s.confirmed(c, r.Machine, err)
+	}
 	if r.Machine != nil {
 		return s.noteDenial(c, r.Machine, s.confirmed(c, r.Machine, err))
 	}
@@ -488,7 +492,8 @@ func (s *Service) confirmed(c *call, m *machine.Machine, denial error) error {
 func (s *Service) noteDenial(c *call, m *machine.Machine, denial error) error {
 	c.proven, c.machine = true, m.String()
 	d := reason.From(denial)
-	if d.Code == reason.StoreUnavailable || d.Code == reason.RateLimited || d.Code == reason.ProviderUnavailable {
+	switch d.Code {
+	case reason.StoreUnavailable, reason.RateLimited, reason.ProviderUnavailable, reason.InstanceNotFound: // a wait, not a no
 		return denial
 	}
 	err := s.Records.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {

@@ -123,13 +123,33 @@ func New(files ...File) (*Trust, []manifest.Problem) {
 	if broken[AWSCertificates] {
 		t.AWS = &awsiid.Certificates{}
 	}
-	t.AWS = t.AWS.With(aws...)
+	aws, contested, problems := unambiguous(aws)
+	t.AWS = t.AWS.With(aws...).Without(contested...)
 	keys, err := gcpidentity.JoinKeys(google...)
 	if err != nil {
-		return t, []manifest.Problem{Problem(string(GoogleKeys), err)}
+		return t, append(problems, Problem(string(GoogleKeys), err))
 	}
 	t.Google = keys
-	return t, nil
+	return t, problems
+}
+
+// unambiguous takes out the regions for which two files have two certificates: none
+// of them counts, nor the embedded one, which an administrator meant to replace.
+func unambiguous(all []awsiid.RegionCertificate) (taken []awsiid.RegionCertificate, contested []string, problems []manifest.Problem) {
+	for i, r := range all {
+		other := slices.IndexFunc(all, func(o awsiid.RegionCertificate) bool { return o.Region == r.Region && !o.Certificate.Equal(r.Certificate) })
+		if other < 0 {
+			taken = append(taken, r)
+			continue
+		}
+		contested = append(contested, r.Region)
+		if other < i { // each contradiction once
+			problems = append(problems, manifest.Problem{File: r.File, Line: r.Line,
+				What: fmt.Sprintf("region %s has another certificate in %s:%d", r.Region, all[other].File, all[other].Line),
+				Want: "one certificate for each region; until then none counts"})
+		}
+	}
+	return taken, contested, problems
 }
 
 // Joined is the last that was joined. Verified chains are kept for as long as the

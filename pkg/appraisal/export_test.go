@@ -1,0 +1,14 @@
+package appraisal
+
+import (
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
+)
+
+// Whose is the judgement's own, for a table of cases.
+func Whose(e v1alpha1.Endorsement, endorsed *tpm2.Endorsement, bound bool, approval v1alpha1.Approval) bool {
+	a := &appraisal{endorsement: e, endorsed: endorsed, statements: []evidence.Statement{{Bound: bound}}}
+	a.Policy.Approval = approval
+	return a.whose()
+}
