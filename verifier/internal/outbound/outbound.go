@@ -6,10 +6,20 @@
 //   - the same question is under way once at a time, and all wait for its answer;
 //   - an answer may be kept for a time that the question says, under its whole key;
 //   - a no is kept for some seconds, so that it is not asked for again and again;
-//   - all questions together have a budget by second. Beyond it a caller is told
-//     to come again, and nothing is sent;
+//   - the questions that one source address causes have a budget by second (For),
+//     so that one that floods takes a part of all, and the rest is for the others;
+//   - all questions together have a budget by second. Beyond it, or beyond its own,
+//     a caller is told to come again, and nothing is sent;
 //   - each call has a deadline, and the answer of a call that its caller gave up
 //     on still counts for the next.
+//
+// A call is made in the goroutine of the caller that asked first, who stays until it
+// ends, at the latest at its deadline. So a panic in a client of an API ends that
+// caller's request, as net/http has it, and not the process; whoever waited for the
+// answer as well is told to come again. The others leave when they like to.
+//
+// Who waits for another's call pays nothing, and is refused nothing for the other's
+// sake: both budgets are asked before a call can be waited for.
 //
 // A key must name everything that the answer depends on, the account included:
 // an answer under a shorter key is somebody else's (CVE-2025-11621).
@@ -20,13 +30,14 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"time"
 
-	"golang.org/x/sync/singleflight"
 	"golang.org/x/time/rate"
 
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 )
 
 const (
@@ -40,6 +51,9 @@ const (
 	// The budget of one provider: more than a cluster that grows by 500 at once needs.
 	perSecond = 20
 	burst     = 100
+	// The budget of one source: a quarter of that, and a burst of ten seconds.
+	perSource   = 5
+	sourceBurst = 10 // times perSource
 )
 
 // Options are what every caller shares. The zero value works.
@@ -52,6 +66,17 @@ type Options struct {
 	// PerSecond and Burst are the budget; zero is the default.
 	PerSecond float64
 	Burst     int
+	// PerSource is what each source may have of it by second, and ten times that at
+	// once; zero is the default.
+	PerSource float64
+}
+
+type sourceKey struct{}
+
+// For marks the questions of ctx as asked for a caller of that address. Without a
+// source they have the budget of all alone.
+func For(ctx context.Context, source netip.Addr) context.Context {
+	return context.WithValue(ctx, sourceKey{}, source)
 }
 
 // Caller asks one provider.
@@ -59,10 +84,17 @@ type Caller struct {
 	provider string
 	o        Options
 	budget   *rate.Limiter
-	flight   singleflight.Group
+	sources  *listen.Limiter
 
-	mu   sync.Mutex
-	kept map[string]answer
+	mu     sync.Mutex
+	kept   map[string]answer
+	flight map[string]*flight
+}
+
+// flight is a call that is under way. The answer is there when done is closed.
+type flight struct {
+	done   chan struct{}
+	answer answer
 }
 
 type answer struct {
@@ -79,8 +111,13 @@ func New(provider string, o Options) *Caller {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	o.PerSecond, o.Burst = cmp.Or(o.PerSecond, perSecond), cmp.Or(o.Burst, burst)
-	return &Caller{provider: provider, o: o, budget: rate.NewLimiter(rate.Limit(o.PerSecond), o.Burst), kept: map[string]answer{}}
+	o.PerSecond, o.Burst, o.PerSource = cmp.Or(o.PerSecond, perSecond), cmp.Or(o.Burst, burst), cmp.Or(o.PerSource, perSource)
+	return &Caller{
+		provider: provider, o: o,
+		budget:  rate.NewLimiter(rate.Limit(o.PerSecond), o.Burst),
+		sources: listen.NewLimiterWithBurst(o.PerSource, max(int(sourceBurst*o.PerSource), 1)),
+		kept:    map[string]answer{}, flight: map[string]*flight{},
+	}
 }
 
 // Ask puts a question, unless its answer is known. Key names the question whole.
@@ -94,29 +131,72 @@ func Ask[T any](ctx context.Context, c *Caller, operation, key string, keep time
 	if a, ok := c.known(key); ok {
 		return as[T](a.value, a.err)
 	}
+	gone := func() error {
+		return reason.Wrap(reason.ProviderUnavailable, context.Cause(ctx), "%s: %s", c.provider, operation)
+	}
 	if ctx.Err() != nil { // nobody waits for it: nothing is sent
-		return none, reason.Wrap(reason.ProviderUnavailable, context.Cause(ctx), "%s: %s", c.provider, operation)
+		return none, gone()
 	}
-	result := c.flight.DoChan(key, func() (any, error) {
-		// The answer may have come between the look above and this one's turn.
-		if a, ok := c.known(key); ok {
-			return a.value, a.err
+	f, mine, err := c.board(ctx, operation, key)
+	switch {
+	case err != nil:
+		return none, err
+	case mine:
+		c.fly(ctx, f, operation, key, keep, func(ctx context.Context) (any, error) { return ask(ctx) })
+		if ctx.Err() != nil { // the answer is for the others
+			return none, gone()
 		}
-		if !c.budget.AllowN(c.o.Now(), 1) {
-			return none, reason.Deny(reason.ProviderUnavailable, "%s: %s: the budget of calls is used up", c.provider, operation)
+	default:
+		select {
+		case <-ctx.Done():
+			return none, gone()
+		case <-f.done:
 		}
-		// Not the caller's context: others wait for this answer, too.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTime)
-		defer cancel()
-		value, err := ask(ctx)
-		return value, c.settle(operation, key, value, err, keep)
-	})
-	select {
-	case <-ctx.Done():
-		return none, reason.Wrap(reason.ProviderUnavailable, context.Cause(ctx), "%s: %s", c.provider, operation)
-	case r := <-result:
-		return as[T](r.Val, r.Err)
 	}
+	return as[T](f.answer.value, f.answer.err)
+}
+
+// board finds the call that is to be waited for: one that is under way, or else a
+// new one, which the caller has to make, if the budgets allow it.
+func (c *Caller) board(ctx context.Context, operation, key string) (_ *flight, mine bool, _ error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.o.Now()
+	if f, ok := c.flight[key]; ok {
+		return f, false, nil
+	}
+	// The answer may have come since the caller looked for it.
+	if a, ok := c.kept[key]; ok && now.Before(a.until) {
+		f := &flight{done: make(chan struct{}), answer: a}
+		close(f.done)
+		return f, false, nil
+	}
+	if source, ok := ctx.Value(sourceKey{}).(netip.Addr); ok && !c.sources.Allow(now, source) {
+		return nil, false, reason.Deny(reason.ProviderUnavailable, "%s: %s: source %s has used up its budget of calls", c.provider, operation, source)
+	}
+	if !c.budget.AllowN(now, 1) {
+		return nil, false, reason.Deny(reason.ProviderUnavailable, "%s: %s: the budget of calls is used up", c.provider, operation)
+	}
+	f := &flight{done: make(chan struct{})}
+	c.flight[key] = f
+	return f, true, nil
+}
+
+// fly makes a call, and lands it whatever happens in it.
+func (c *Caller) fly(ctx context.Context, f *flight, operation, key string, keep time.Duration, ask func(context.Context) (any, error)) {
+	f.answer.err = reason.Deny(reason.ProviderUnavailable, "%s: %s: the call broke off", c.provider, operation)
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.flight, key)
+		close(f.done)
+	}()
+	// Not the caller's context: others wait for this answer, too.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTime)
+	defer cancel()
+	value, err := ask(ctx)
+	err = c.settle(operation, key, value, err, keep)
+	f.answer = answer{value: value, err: err}
 }
 
 // as gives an answer its type. One of another type is of another question under

@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -129,11 +132,20 @@ func TestOneThatGivesUpTakesNothingFromTheOthers(t *testing.T) {
 			start := time.Now()
 			_, err := outbound.Ask(ctx, c, "Describe", "k", time.Minute, p.ask)
 			denied(t, err, reason.ProviderUnavailable)
-			if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != time.Second {
+			// It makes the call, so it sees it to its end.
+			if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != 3*time.Second {
 				t.Error(err, time.Since(start))
 			}
 		})
 		synctest.Wait() // that one asked first
+		wg.Go(func() {
+			start := time.Now()
+			_, err := outbound.Ask(ctx, c, "Describe", "k", time.Minute, p.ask)
+			denied(t, err, reason.ProviderUnavailable)
+			if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != time.Second {
+				t.Error("one that waits for another's call: ", err, time.Since(start))
+			}
+		})
 		if n, err := get(t, c, p, "k", time.Minute); n != 1 || err != nil {
 			t.Error(n, err)
 		}
@@ -238,8 +250,147 @@ func TestAllQuestionsTogetherHaveABudget(t *testing.T) {
 	})
 }
 
+// One that presents copies of others' documents, each of which costs a call.
+func TestAttack_T51_ASourceThatFloodsTakesItsOwnShareAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, p := outbound.New("cloud", outbound.Options{}), &peer{}
+		flood, honest := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::")
+		from := func(source netip.Addr, key string) error {
+			_, err := outbound.Ask(outbound.For(t.Context(), source), c, "Describe", key, time.Minute, p.ask)
+			return err
+		}
+		if err := from(honest, "honest"); err != nil {
+			t.Fatal(err)
+		}
+		refused := 0
+		for n := range 1000 {
+			if err := from(flood, fmt.Sprint(n)); err != nil {
+				denied(t, err, reason.ProviderUnavailable)
+				if !strings.Contains(err.Error(), "source 192.0.2.1") {
+					t.Error(err)
+				}
+				refused++
+			}
+		}
+		if refused != 950 {
+			t.Errorf("%d refused", refused)
+		}
+		p.called(t, 1+50)
+		// The others have theirs, and so have questions that no machine causes.
+		for n := range 20 {
+			if err := from(honest, fmt.Sprint("honest", n)); err != nil {
+				t.Error(err)
+			}
+		}
+		if _, err := get(t, c, p, "own", 0); err != nil {
+			t.Error(err)
+		}
+		// What is known costs a source nothing; a refusal of its own is not kept, and
+		// is nobody else's.
+		if err := from(flood, "honest"); err != nil {
+			t.Error(err)
+		}
+		if err := from(honest, "999"); err != nil {
+			t.Error(err)
+		}
+		// For as long as the flood lasts, it is five calls a second.
+		for range 10 {
+			time.Sleep(time.Second)
+			passed := 0
+			for n := range 100 {
+				if from(flood, fmt.Sprint(time.Now(), n)) == nil {
+					passed++
+				}
+			}
+			if passed != 5 {
+				t.Errorf("%d calls in a second", passed)
+			}
+		}
+	})
+}
+
+// Whoever has nothing left may still wait for another's call, and his being refused
+// does not refuse whoever asks the same.
+func TestOneSourcesRefusalIsNotAnothers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, p := outbound.New("cloud", outbound.Options{PerSource: 0.1}), &peer{delay: time.Second}
+		one, two := outbound.For(t.Context(), netip.MustParseAddr("192.0.2.1")), outbound.For(t.Context(), netip.MustParseAddr("192.0.2.2"))
+		if _, err := outbound.Ask(one, c, "Describe", "a", 0, p.ask); err != nil {
+			t.Fatal(err)
+		}
+		_, err := outbound.Ask(one, c, "Describe", "b", time.Minute, p.ask)
+		denied(t, err, reason.ProviderUnavailable)
+		var wg sync.WaitGroup
+		for _, ctx := range []context.Context{two, one} {
+			wg.Go(func() {
+				if n, err := outbound.Ask(ctx, c, "Describe", "b", time.Minute, p.ask); n != 2 || err != nil {
+					t.Error(n, err)
+				}
+			})
+			synctest.Wait()
+		}
+		wg.Wait()
+		p.called(t, 2)
+	})
+}
+
+// A panic in a client ends the request that it is in: net/http catches it there.
+// In another goroutine it would end the process.
+func TestAPanicIsTheCallersAlone(t *testing.T) {
+	c := outbound.New("cloud", outbound.Options{})
+	asked, release := make(chan struct{}), make(chan struct{})
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, err := outbound.Ask(r.Context(), c, "Describe", "k", time.Hour, func(context.Context) (int, error) {
+			close(asked)
+			<-release
+			var none *http.Request
+			return len(none.Method), nil
+		})
+		t.Errorf("it went on: %v", err)
+	}))
+	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	server.Start()
+	defer server.Close()
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if res, err := http.Get(server.URL); err == nil {
+			res.Body.Close()
+			t.Errorf("answered %s", res.Status)
+		}
+	})
+	<-asked
+	// Another waits for the same answer.
+	ctx := &waiting{Context: t.Context(), waits: make(chan struct{})}
+	wg.Go(func() {
+		_, err := outbound.Ask(ctx, c, "Describe", "k", time.Hour, func(context.Context) (int, error) { return 0, errors.New("it asked itself") })
+		denied(t, err, reason.ProviderUnavailable)
+		if !strings.Contains(err.Error(), "broke off") {
+			t.Error(err)
+		}
+	})
+	<-ctx.waits
+	close(release)
+	wg.Wait()
+	// The next one asks anew: nothing is kept of it, and nothing hangs.
+	if n, err := get(t, c, &peer{}, "k", time.Hour); n != 1 || err != nil {
+		t.Error(n, err)
+	}
+}
+
+// waiting tells when somebody begins to wait with it.
+type waiting struct {
+	context.Context
+	once  sync.Once
+	waits chan struct{}
+}
+
+func (w *waiting) Done() <-chan struct{} {
+	w.once.Do(func() { close(w.waits) })
+	return w.Context.Done()
+}
+
 func TestTheZeroOptionsWork(t *testing.T) {
-	for name, o := range map[string]outbound.Options{"zero": {}, "a rate alone": {PerSecond: 1}, "a burst alone": {Burst: 1}} {
+	for name, o := range map[string]outbound.Options{"zero": {}, "a rate alone": {PerSecond: 1}, "a burst alone": {Burst: 1}, "a source's share alone": {PerSource: 0.001}} {
 		if _, err := get(t, outbound.New("cloud", o), &peer{}, "k", 0); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
