@@ -37,6 +37,9 @@ type clouds struct {
 // newClouds reads credentials' files, and calls nobody. Trust is what vouches now.
 func newClouds(c *config.Config, now func() *trust.Trust, o outbound.Options) (*clouds, error) {
 	k := &clouds{verifiers: map[evidence.Kind]evidence.Verifier{}}
+	// Whoever raises what one address may ask, because many machines have it, means
+	// the questions that they cause, too.
+	o.PerSource = c.RequestsPerSecond / 4
 	if c.AWS != nil {
 		p, err := aws.New(*c.AWS, o)
 		if err != nil {

@@ -40,6 +40,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/proto/mcsattest/v1/mcsattestv1connect"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/outbound"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
@@ -288,6 +289,7 @@ func (s *Service) attest(ctx context.Context, c *call, req *mcsattestv1.AttestRe
 	if err := s.admit(c); err != nil {
 		return nil, err
 	}
+	ctx = outbound.For(ctx, c.source)
 	challenge, err := s.SealKeys().Open(req.GetSealed())
 	if err != nil {
 		return nil, err
