@@ -488,3 +488,28 @@ func TestNewRecordSaysNothing(t *testing.T) {
 		t.Errorf("joined: %+v", got)
 	}
 }
+
+// A grant is good for one provisioning, also where the evidence could be a copy and
+// the Machine has not joined.
+func TestAttack_T05_AGrantIsNoLicenceForCopies(t *testing.T) {
+	a := honest(t)
+	a.Identity = v1alpha1.RecordedIdentity{ProviderID: "aws:///zone/i-0", InstanceID: "aws:i-0"}
+	a.Endorsement, a.Evidence, a.Replayable = "", []v1alpha1.EvidenceSummary{{Kind: "aws-iid"}}, true
+	r, err := record.Attest(nil, a, start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Spec.Reattest = &v1alpha1.ReattestGrant{Until: metav1.NewTime(start.Add(20 * time.Hour))}
+	accepted := 0
+	for i := range 20 {
+		next, err := record.Attest(r, a, start.Add(time.Duration(i+1)*time.Minute))
+		if err != nil {
+			wantCode(t, err, reason.MachineJoined)
+			break
+		}
+		accepted, r = accepted+1, next
+	}
+	if accepted != 3 {
+		t.Errorf("%d copies were accepted under one grant", accepted)
+	}
+}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
 const (
@@ -410,5 +411,39 @@ func BenchmarkRefreshWithoutChange(b *testing.B) {
 	f.Refresh()
 	for b.Loop() {
 		f.Refresh()
+	}
+}
+
+// Whoever replaces anchors distrusts the others: what cannot be read, or not even
+// listed, brings none of them back.
+func TestAttack_T15_AnchorsThatCannotBeReadOrListed(t *testing.T) {
+	f, dir := open(t, tree{})
+	if n := f.Snapshot().Trust.Count()[trust.AKRoots]; n == 0 {
+		t.Fatal("the honest variant: no anchors without files")
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "ak-roots"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "ak-roots", "own.pem"), []byte("-----BEGIN CERTIFICATE-----\nbroken"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, _ := f.Refresh()
+	again, err := Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Trust.Count()[trust.AKRoots] != 0 || again.Trust.Count()[trust.AKRoots] != 0 {
+		t.Errorf("a broken file leaves %d anchors, and %d after a restart", s.Trust.Count()[trust.AKRoots], again.Trust.Count()[trust.AKRoots])
+	}
+	other := t.TempDir()
+	// A file in a folder's place cannot be listed, as one without permission cannot.
+	if err := os.WriteFile(filepath.Join(other, "azure-roots"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = Load(other); err != nil {
+		t.Fatal(err)
+	}
+	if n := s.Trust.Count()[trust.AzureRoots]; n != 0 || len(s.Incomplete) != 1 {
+		t.Errorf("a folder that cannot be listed leaves %d anchors, incomplete %v", n, s.Incomplete)
 	}
 }

@@ -184,3 +184,21 @@ func TestExport(t *testing.T) {
 		t.Error("keys that nobody has put down are exported")
 	}
 }
+
+// Two files that say different things of one region say nothing.
+func TestTwoCertificatesForOneRegion(t *testing.T) {
+	a, b := regional(t, "eu-central-1"), regional(t, "eu-central-1")
+	all, problems := trust.New(parse(t, trust.AWSCertificates, a), parse(t, trust.AWSCertificates, b))
+	if len(problems) != 1 {
+		t.Errorf("problems %v", problems)
+	}
+	if _, ok := all.AWS.Region("eu-central-1"); ok {
+		t.Error("one of them is in force")
+	}
+	if _, ok := all.AWS.Region("us-east-1"); !ok {
+		t.Error("another region is gone")
+	}
+	if same, problems := trust.New(parse(t, trust.AWSCertificates, a), parse(t, trust.AWSCertificates, a)); len(problems) > 0 || same.Count()[trust.AWSCertificates] == 0 {
+		t.Errorf("the same certificate twice: %v", problems)
+	}
+}
