@@ -7,18 +7,22 @@
 //
 // A machine is found by its BIOS UUID, because OpenShift's machine controller
 // writes that one into spec.providerID (vsphere://, lower case). It is not
-// unique by nature: a clone may keep it. Where two virtual machines have it,
-// none is endorsed.
+// unique by nature: a clone may keep it. Where two virtual machines have it, of one
+// vCenter or of two, none is endorsed. So every vCenter is asked each time: that one
+// has the machine does not say that another has no clone of it.
 //
 // Checks, in this order:
 //
 //   - the provider ID is vSphere's (tpm2.ErrNotMine);
+//   - all vCenters could be asked (ProviderUnavailable);
 //   - exactly one virtual machine has the UUID (InstanceNotFound for none,
-//     InstanceUnacceptable for more), and its configuration repeats it;
-//   - it has a virtual TPM with at least one certificate that can be read
-//     (EKUntrusted).
+//     MachineAmbiguous for more), and its configuration repeats it;
+//   - it has one virtual TPM (EKUntrusted), of which the vCenter lists at least one
+//     certificate that can be read.
 //
-// Whatever cannot be found out is ProviderUnavailable.
+// Whatever cannot be found out is ProviderUnavailable. That there is a clone is a no
+// for now: whoever can make one must not be able to turn the rightful machine away
+// for good.
 package vsphere
 
 import (
@@ -83,8 +87,7 @@ func (d *Directory) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// EndorsementKeys implements [tpm2.Directory]. All vCenters are asked until one
-// knows the machine.
+// EndorsementKeys implements [tpm2.Directory]. All vCenters are asked.
 func (d *Directory) EndorsementKeys(ctx context.Context, providerID string, _ *tpm2.EK) (tpm2.ProviderKeys, error) {
 	id, ok := strings.CutPrefix(providerID, prefix)
 	if !ok {
@@ -99,28 +102,35 @@ func (d *Directory) EndorsementKeys(ctx context.Context, providerID string, _ *t
 }
 
 func (d *Directory) ask(ctx context.Context, id string) (tpm2.ProviderKeys, error) {
-	var unknown []error // vCenters that could not be asked
+	var (
+		unknown []error           // of vCenters that could not be asked
+		keys    tpm2.ProviderKeys // of the vCenter that has the machine,
+		denial  error             // or why they are none
+		having  []string          // vCenters that have one
+	)
 	for _, s := range d.servers {
-		var keys tpm2.ProviderKeys
+		var found tpm2.ProviderKeys
 		err := s.do(ctx, func(c *vim25.Client) (err error) {
-			keys, err = virtualTPM(ctx, c, id)
+			found, err = virtualTPM(ctx, c, id)
 			return err
 		})
-		var denial *reason.Denial
+		var says *reason.Denial
 		switch {
-		case err == nil:
-			return keys, nil
-		case errors.As(err, &denial) && denial.Code == reason.InstanceNotFound:
-		case errors.As(err, &denial):
-			return tpm2.ProviderKeys{}, err
-		default:
+		case err != nil && !errors.As(err, &says):
 			unknown = append(unknown, fmt.Errorf("%s: %w", s.config.URL, err))
+		case err == nil || says.Code != reason.InstanceNotFound:
+			keys, denial, having = found, err, append(having, s.config.URL)
 		}
 	}
-	if unknown != nil {
+	switch {
+	case unknown != nil:
 		return tpm2.ProviderKeys{}, errors.Join(unknown...)
+	case len(having) > 1:
+		return tpm2.ProviderKeys{}, reason.Deny(reason.MachineAmbiguous, "virtual machines of %q have BIOS UUID %s: clones", having, id)
+	case len(having) == 0:
+		return tpm2.ProviderKeys{}, reason.Deny(reason.InstanceNotFound, "no vCenter has a virtual machine with BIOS UUID %s", id)
 	}
-	return tpm2.ProviderKeys{}, reason.Deny(reason.InstanceNotFound, "no vCenter has a virtual machine with BIOS UUID %s", id)
+	return keys, denial
 }
 
 // virtualTPM is what a vCenter says of one machine. An error that is no denial is
@@ -135,7 +145,7 @@ func virtualTPM(ctx context.Context, c *vim25.Client, id string) (tpm2.ProviderK
 	case len(found) == 0:
 		return none, reason.Deny(reason.InstanceNotFound, "no virtual machine with BIOS UUID %s", id)
 	case len(found) > 1:
-		return none, reason.Deny(reason.InstanceUnacceptable, "%d virtual machines have BIOS UUID %s: clones", len(found), id)
+		return none, reason.Deny(reason.MachineAmbiguous, "%d virtual machines have BIOS UUID %s: clones", len(found), id)
 	}
 	var vm mo.VirtualMachine
 	err = property.DefaultCollector(c).RetrieveOne(ctx, found[0].Reference(), []string{"config.uuid", "config.instanceUuid", "config.hardware.device"}, &vm)
@@ -149,7 +159,7 @@ func virtualTPM(ctx context.Context, c *vim25.Client, id string) (tpm2.ProviderK
 		return none, fmt.Errorf("the configuration of virtual machine %s cannot be read", id)
 	}
 	if !strings.EqualFold(vm.Config.Uuid, id) {
-		return none, reason.Deny(reason.InstanceUnacceptable, "the virtual machine found by BIOS UUID %s has %.64q", id, vm.Config.Uuid)
+		return none, fmt.Errorf("the virtual machine found by BIOS UUID %s has %.64q", id, vm.Config.Uuid)
 	}
 	instance := strings.ToLower(vm.Config.InstanceUuid)
 	if !uuid.MatchString(instance) {
@@ -169,7 +179,7 @@ func virtualTPM(ctx context.Context, c *vim25.Client, id string) (tpm2.ProviderK
 		return none, reason.Deny(reason.EKUntrusted, "virtual machine %s has %d virtual TPMs", id, devices)
 	}
 	if len(keys.SPKI) == 0 {
-		return none, reason.Deny(reason.EKUntrusted, "the virtual TPM of %s has no EK certificate that can be read", id)
+		return none, fmt.Errorf("the vCenter lists no EK certificate that can be read of the virtual TPM of %s", id)
 	}
 	return keys, nil
 }

@@ -57,11 +57,11 @@ func TestMachinesThatAreNotEndorsed(t *testing.T) {
 		want  reason.Code
 	}{
 		{"a machine without a TPM", v.id(1), nil, reason.EKUntrusted},
-		{"a TPM without certificates", v.id(1), func() { v.attach(1, &types.VirtualTPM{}) }, reason.EKUntrusted},
+		{"a TPM without certificates", v.id(1), func() { v.attach(1, &types.VirtualTPM{}) }, reason.ProviderUnavailable},
 		{"a TPM with a request and no certificate", v.id(1), func() {
 			v.attach(1, &types.VirtualTPM{EndorsementKeyCertificateSigningRequest: [][]byte{der}})
-		}, reason.EKUntrusted},
-		{"a TPM with garbage", v.id(1), func() { v.attach(1, &types.VirtualTPM{EndorsementKeyCertificate: [][]byte{{0x30}, nil, der[:100]}}) }, reason.EKUntrusted},
+		}, reason.ProviderUnavailable},
+		{"a TPM with garbage", v.id(1), func() { v.attach(1, &types.VirtualTPM{EndorsementKeyCertificate: [][]byte{{0x30}, nil, der[:100]}}) }, reason.ProviderUnavailable},
 		{"two TPMs", v.id(1), func() {
 			v.attach(1, &types.VirtualTPM{EndorsementKeyCertificate: [][]byte{der}}, &types.VirtualTPM{EndorsementKeyCertificate: [][]byte{der}})
 		}, reason.EKUntrusted},
@@ -73,7 +73,7 @@ func TestMachinesThatAreNotEndorsed(t *testing.T) {
 		{"no UUID", "vsphere://", nil, reason.InstanceNotFound},
 		{"a machine of another provider", "aws:///eu-central-1a/i-0123456789abcdef0", nil, 0},
 		{"no machine", "", nil, 0},
-		{"a clone with the same UUID", v.id(2), func() { v.vms[1].Config.Uuid = v.vms[2].Config.Uuid }, reason.InstanceUnacceptable},
+		{"a clone with the same UUID", v.id(2), func() { v.vms[1].Config.Uuid = v.vms[2].Config.Uuid }, reason.MachineAmbiguous},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.setUp != nil {
@@ -101,7 +101,7 @@ func TestAnswerAboutAnotherMachine(t *testing.T) {
 		return bytes.ReplaceAll(body, []byte(v.vms[0].Config.Uuid), []byte(v.vms[1].Config.Uuid))
 	}
 	_, err = d.EndorsementKeys(t.Context(), v.id(0), v.ek)
-	denied(t, err, reason.InstanceUnacceptable)
+	denied(t, err, reason.ProviderUnavailable)
 	clock.advance(time.Minute)
 	v.rewrite = func(body []byte) []byte {
 		return bytes.ReplaceAll(body, []byte(v.vms[0].Config.InstanceUuid), []byte("none"))
@@ -114,26 +114,79 @@ func TestAnswerAboutAnotherMachine(t *testing.T) {
 	denied(t, err, reason.ProviderUnavailable)
 }
 
-// One of two vCenters has the machine; that the other is down says nothing then,
-// and everything where none has it.
+// Each of two vCenters has machines of its own. Where one is down, nobody knows
+// whether it has the machine, too.
 func TestTwoVCenters(t *testing.T) {
 	v, other := start(t), start(t)
-	for _, vm := range other.vms {
+	other.rename()
+	d, clock := v.directory(other.config())
+	ask := func(id string, ek *tpm2.EK) error {
+		clock.advance(time.Minute)
+		_, err := d.EndorsementKeys(t.Context(), id, ek)
+		return err
+	}
+	ok(t, ask(v.id(0), v.ek))
+	ok(t, ask(other.id(0), other.ek))
+	absent := "vsphere://00000000-0000-4000-8000-000000000001"
+	denied(t, ask(absent, v.ek), reason.InstanceNotFound)
+	denied(t, ask(v.id(1), v.ek), reason.EKUntrusted) // it has no TPM
+	for name, down := range map[string]*vcenter{"the one that has it": v, "the other": other} {
+		down.down.Store(true)
+		for _, id := range []string{v.id(0), v.id(1), absent} {
+			if d := reason.From(ask(id, v.ek)); d == nil || d.Code != reason.ProviderUnavailable {
+				t.Errorf("%s is down: %v for %s", name, d, id)
+			}
+		}
+		down.down.Store(false)
+		ok(t, ask(v.id(0), v.ek))
+	}
+}
+
+// A clone in another vCenter, or in the same one, has the UUID and a TPM of its own.
+func TestAttack_T21_ACloneIsNeverEndorsedAndIsNoWeapon(t *testing.T) {
+	v, other := start(t), start(t)
+	other.rename()
+	d, clock := v.directory(other.config())
+	ask := func(ek *tpm2.EK) error {
+		clock.advance(time.Minute)
+		_, err := tpm2.ProviderEndorser{Directory: d, ProviderID: v.id(0)}.Endorse(t.Context(), tpm2.Identity{EK: ek}, time.Now())
+		return err
+	}
+	ok(t, ask(v.ek))
+	both := func(want reason.Code) {
+		t.Helper()
+		for _, ek := range []*tpm2.EK{v.ek, other.ek} {
+			err := ask(ek)
+			denied(t, err, want)
+			if !reason.From(err).Code.Temporary() {
+				t.Errorf("%v is final", err)
+			}
+		}
+	}
+	own, second := other.vms[0].Config.Uuid, v.vms[1].Config.Uuid
+	other.vms[0].Config.Uuid = v.vms[0].Config.Uuid
+	both(reason.MachineAmbiguous)
+	// Nor is it while the vCenter of the rightful machine cannot be asked.
+	v.down.Store(true)
+	both(reason.ProviderUnavailable)
+	v.down.Store(false)
+	// A clone that has no TPM, or one that cannot be read, is a clone nevertheless.
+	other.attach(0)
+	both(reason.MachineAmbiguous)
+	other.vms[0].Config.Uuid = own
+	ok(t, ask(v.ek))
+	v.vms[1].Config.Uuid = v.vms[0].Config.Uuid
+	both(reason.MachineAmbiguous)
+	// Once the clones are gone the machine gets in.
+	v.vms[1].Config.Uuid = second
+	ok(t, ask(v.ek))
+}
+
+// rename gives each machine a BIOS UUID that no other vCenter's has.
+func (v *vcenter) rename() {
+	for _, vm := range v.vms {
 		vm.Config.Uuid = fmt.Sprintf("00000000-0000-4000-8000-%012x", sha256.Sum256([]byte(vm.Name)))[:36]
 	}
-	d, clock := v.directory(other.config())
-	_, err := d.EndorsementKeys(t.Context(), v.id(0), v.ek)
-	ok(t, err)
-	absent := "vsphere://00000000-0000-4000-8000-000000000001"
-	_, err = d.EndorsementKeys(t.Context(), absent, v.ek)
-	denied(t, err, reason.InstanceNotFound)
-	other.down.Store(true)
-	clock.advance(time.Minute)
-	if _, err = d.EndorsementKeys(t.Context(), v.id(0), v.ek); err != nil {
-		t.Error(err)
-	}
-	_, err = d.EndorsementKeys(t.Context(), absent, v.ek)
-	denied(t, err, reason.ProviderUnavailable)
 }
 
 func TestCertifiedKeys(t *testing.T) {
