@@ -166,10 +166,18 @@ func appraiseAgain(ctx context.Context, c *config.Config, saved *appraisal.Saved
 	if err != nil {
 		return nil, err
 	}
-	known, err := newClouds(c, func() *trust.Trust { return s.Trust }, outbound.Options{})
+	// A managed identity's token is not among what was saved.
+	without := *c
+	if c.Azure != nil {
+		plain := *c.Azure
+		plain.ManagedIdentity = nil
+		without.Azure = &plain
+	}
+	known, err := newClouds(&without, func() *trust.Trust { return s.Trust }, outbound.Options{})
 	if err != nil {
 		return nil, err
 	}
+	defer func() { _ = known.Close() }() // nobody was asked
 	return appraisal.Appraise(ctx, saved.Answers.Replaying(appraisal.Context{
 		Clouds: known.verifiers,
 		// Also one whose grace is over by now: the evidence is of an earlier day.

@@ -255,6 +255,9 @@ func (c *check) evidence(p *Policy) {
 			}
 		case slices.Equal(all, []evidence.Kind{evidence.AWSIID}):
 			c.warn(path, "an instance document alone can be replayed: it has no nonce", "add tpm2 or aws-sts")
+		case slices.Equal(all, []evidence.Kind{evidence.TPM2, evidence.AWSIID}) && !c.saysWhose():
+			c.warn(path, "nothing here says whose the TPM is, and the document can be copied, so every machine waits for an enrolment",
+				"add provider or enrolled to spec.tpm2.endorsements")
 		}
 		for j, earlier := range p.Alternatives {
 			if covers(all, earlier) {
@@ -277,6 +280,12 @@ func (c *check) evidence(p *Policy) {
 	if c.parsed.Spec.ProvisioningTokenAlone && !alone {
 		c.fault("spec.provisioningTokenAlone", "there is no alternative that is the provisioning token alone", "add `- all: [provisioning-token]` to evidence, or leave this out")
 	}
+}
+
+// saysWhose reports whether some endorsement ties a TPM to one instance or Machine by itself.
+func (c *check) saysWhose() bool {
+	e := c.parsed.Spec.TPM2.Endorsements
+	return len(e) == 0 || slices.Contains(e, v1alpha1.EndorsementProvider) || slices.Contains(e, v1alpha1.EndorsementEnrolled)
 }
 
 func (c *check) tpm2(p *Policy) {

@@ -118,12 +118,21 @@ func New(files ...File) (*Trust, []manifest.Problem) {
 		}
 		return anchors.NewSet(defaults())
 	}
+	var problems []manifest.Problem
+	for _, s := range []Section{AKRoots, AzureRoots} {
+		some := slices.Concat(bundles[s]...)
+		if len(some) > 0 && !slices.ContainsFunc(some, func(a anchors.Anchor) bool { return a.Root }) {
+			problems = append(problems, manifest.Problem{File: some[0].File, What: fmt.Sprintf("there is no root in %s, so nothing is trusted", s),
+				Want: fmt.Sprintf("your files are in place of what is built in: begin with 'mcs-attest-verifier anchors export %s'", s)})
+		}
+	}
 	t := &Trust{Azure: pick(AzureRoots, azureattested.DefaultRoots), ak: pick(AKRoots, tpm2.DefaultAKRoots), AWS: awsiid.Defaults()}
 	t.AK = tpm2.NewAKCertificateEndorser(t.ak.All())
 	if broken[AWSCertificates] {
 		t.AWS = &awsiid.Certificates{}
 	}
-	aws, contested, problems := unambiguous(aws)
+	aws, contested, twice := unambiguous(aws)
+	problems = append(problems, twice...)
 	t.AWS = t.AWS.With(aws...).Without(contested...)
 	keys, err := gcpidentity.JoinKeys(google...)
 	if err != nil {
@@ -137,7 +146,9 @@ func New(files ...File) (*Trust, []manifest.Problem) {
 // of them counts, nor the embedded one, which an administrator meant to replace.
 func unambiguous(all []awsiid.RegionCertificate) (taken []awsiid.RegionCertificate, contested []string, problems []manifest.Problem) {
 	for i, r := range all {
-		other := slices.IndexFunc(all, func(o awsiid.RegionCertificate) bool { return o.Region == r.Region && !o.Certificate.Equal(r.Certificate) })
+		other := slices.IndexFunc(all, func(o awsiid.RegionCertificate) bool {
+			return o.Region == r.Region && !o.Certificate.Equal(r.Certificate)
+		})
 		if other < 0 {
 			taken = append(taken, r)
 			continue

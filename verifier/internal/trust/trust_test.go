@@ -10,9 +10,11 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"math/big"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/anchors"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/awsiid"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
@@ -200,5 +202,28 @@ func TestTwoCertificatesForOneRegion(t *testing.T) {
 	}
 	if same, problems := trust.New(parse(t, trust.AWSCertificates, a), parse(t, trust.AWSCertificates, a)); len(problems) > 0 || same.Count()[trust.AWSCertificates] == 0 {
 		t.Errorf("the same certificate twice: %v", problems)
+	}
+}
+
+// An intermediate alone, in place of all that is built in, trusts nothing; that is said.
+func TestASectionWithoutARoot(t *testing.T) {
+	raw, err := join(t).Export(trust.AzureRoots)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := anchors.Parse("all", raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(all, func(a anchors.Anchor) bool { return !a.Root })
+	if i < 0 {
+		t.Fatal("no intermediate is built in")
+	}
+	one := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: all[i].Certificate.Raw})
+	if _, problems := trust.New(parse(t, trust.AzureRoots, one)); len(problems) != 1 {
+		t.Errorf("problems %v", problems)
+	}
+	if _, problems := trust.New(parse(t, trust.AzureRoots, raw)); len(problems) != 0 {
+		t.Errorf("the whole export: %v", problems)
 	}
 }
