@@ -255,7 +255,7 @@ func (c *check) evidence(p *Policy) {
 			}
 		case slices.Equal(all, []evidence.Kind{evidence.AWSIID}):
 			c.warn(path, "an instance document alone can be replayed: it has no nonce", "add tpm2 or aws-sts")
-		case slices.Equal(all, []evidence.Kind{evidence.TPM2, evidence.AWSIID}) && !c.saysWhose():
+		case slices.Equal(all, []evidence.Kind{evidence.TPM2, evidence.AWSIID}) && !c.saysWhose() && p.Approval != v1alpha1.ApprovalFirstUse: // of which more is said below
 			c.warn(path, "nothing here says whose the TPM is, and the document can be copied, so every machine waits for an enrolment",
 				"add provider or enrolled to spec.tpm2.endorsements")
 		}
