@@ -23,9 +23,6 @@ type Instance struct {
 	VPC      string            // VpcId; empty where it has none
 	Launched time.Time         // LaunchTime: of the last start
 	Tags     map[string]string // by key
-	// Profile is the ARN of the instance profile (IamInstanceProfile.Arn); empty
-	// where it has none.
-	Profile string
 }
 
 // Describer asks EC2 about one instance.

@@ -44,10 +44,12 @@ func (d describer) Describe(ctx context.Context, region, id string) (awsiid.Inst
 
 func one(out *ec2.DescribeInstancesOutput, id string) (awsiid.Instance, error) {
 	var none awsiid.Instance
-	var owner string
 	var all []types.Instance
+	var owner string // of the reservation that the instance is of
 	for _, r := range out.Reservations {
-		owner = sdk.ToString(r.OwnerId)
+		if len(r.Instances) > 0 {
+			owner = sdk.ToString(r.OwnerId)
+		}
 		all = append(all, r.Instances...)
 	}
 	switch {
@@ -65,9 +67,6 @@ func one(out *ec2.DescribeInstancesOutput, id string) (awsiid.Instance, error) {
 	}
 	if i.State != nil {
 		found.State = string(i.State.Name)
-	}
-	if i.IamInstanceProfile != nil {
-		found.Profile = sdk.ToString(i.IamInstanceProfile.Arn)
 	}
 	for _, t := range i.Tags {
 		found.Tags[sdk.ToString(t.Key)] = sdk.ToString(t.Value)
