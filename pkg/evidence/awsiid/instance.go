@@ -28,8 +28,9 @@ type Instance struct {
 // Describer asks EC2 about one instance.
 type Describer interface {
 	// Describe returns the one instance of that id in that region. The error is
-	// InstanceNotFound where EC2 knows none, InstanceUnacceptable where its answer
-	// has more than one, and ProviderUnavailable where it cannot be found out.
+	// InstanceNotFound where EC2 knows none, MachineAmbiguous where its answer has
+	// more than one, and ProviderUnavailable where it cannot be found out. All of
+	// them are temporary.
 	Describe(ctx context.Context, region, instanceID string) (Instance, error)
 }
 

@@ -22,10 +22,10 @@ func TestAttack_T04_OnlyOneLivingInstanceOfThatIdCounts(t *testing.T) {
 	}{
 		{"EC2 answers with nothing", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Empty: true}) }, reason.InstanceNotFound},
 		{"EC2 knows no such instance", func(w *world) { w.cloud.Remove(w.machine.ID) }, reason.InstanceNotFound},
-		{"the same instance in two reservations", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Double: true}) }, reason.InstanceUnacceptable},
-		{"a neighbour beside it", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Extra: true}) }, reason.InstanceUnacceptable},
-		{"another instance's id", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Other: "i-0ffffffffffffffff"}) }, reason.InstanceUnacceptable},
-		{"no id", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Other: " "}) }, reason.InstanceUnacceptable},
+		{"the same instance in two reservations", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Double: true}) }, reason.MachineAmbiguous},
+		{"a neighbour beside it", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Extra: true}) }, reason.MachineAmbiguous},
+		{"another instance's id", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Other: "i-0ffffffffffffffff"}) }, reason.ProviderUnavailable},
+		{"no id", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Other: " "}) }, reason.ProviderUnavailable},
 		{"terminated", state("terminated"), reason.InstanceUnacceptable},
 		{"shutting down", state("shutting-down"), reason.InstanceUnacceptable},
 		{"stopping", state("stopping"), reason.InstanceUnacceptable},
@@ -60,6 +60,21 @@ func TestAttack_T04_OnlyOneLivingInstanceOfThatIdCounts(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+func TestAnAnswerThatIsNotOfTheInstanceTurnsNobodyAwayForGood(t *testing.T) {
+	for name, f := range map[string]emulated.Fault{"two": {Double: true}, "a neighbour": {Extra: true}, "another": {Other: "i-0ffffffffffffffff"}, "none": {Empty: true}} {
+		w := newWorld(t)
+		w.cloud.Fail("DescribeInstances", f)
+		if _, err := w.iid(w.machine); err == nil || !reason.From(err).Code.Temporary() {
+			t.Errorf("%s: %v", name, err)
+		}
+		w.cloud.Fail("DescribeInstances", emulated.Fault{})
+		w.now = w.now.Add(2 * time.Second)
+		if _, err := w.iid(w.machine); err != nil {
+			t.Errorf("%s, and then it alone: %v", name, err)
+		}
+	}
 }
 
 func state(s string) func(*world) {

@@ -27,7 +27,8 @@ import (
 type describer struct{ p *Provider }
 
 // Describe asks for one instance by its id. An answer with none, with several, or
-// with another one is no answer.
+// with another one is no answer, and no no for good either: it says nothing bad of
+// the instance.
 func (d describer) Describe(ctx context.Context, region, id string) (awsiid.Instance, error) {
 	client, err := d.p.of(region, id)
 	if err != nil {
@@ -56,9 +57,9 @@ func one(out *ec2.DescribeInstancesOutput, id string) (awsiid.Instance, error) {
 	case len(all) == 0:
 		return none, reason.Deny(reason.InstanceNotFound, "EC2 answers with no instance for %s", id)
 	case len(all) != 1 || sdk.ToString(out.NextToken) != "":
-		return none, reason.Deny(reason.InstanceUnacceptable, "EC2 answers with %d instances for %s", len(all), id)
+		return none, reason.Deny(reason.MachineAmbiguous, "EC2 answers with %d instances for %s", len(all), id)
 	case sdk.ToString(all[0].InstanceId) != id:
-		return none, reason.Deny(reason.InstanceUnacceptable, "EC2 answers with %.40q for %s", sdk.ToString(all[0].InstanceId), id)
+		return none, fmt.Errorf("asked for %s, EC2 answers with %.40q", id, sdk.ToString(all[0].InstanceId))
 	}
 	i := all[0]
 	found := awsiid.Instance{ID: id, Account: owner, VPC: sdk.ToString(i.VpcId), Launched: sdk.ToTime(i.LaunchTime), Tags: map[string]string{}}
