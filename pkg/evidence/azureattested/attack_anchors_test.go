@@ -121,22 +121,22 @@ func TestAttack_T16_WhatCostsTimeOrMemory(t *testing.T) {
 		}, reason.DocumentInvalid},
 		"1000 certificates in it": {func(w *world) {
 			leaf, key := w.cloud.Leaf()
-			w.document.Raw, _ = azure.Sign([]byte("{}"), key, leaf, slices.Repeat([][]byte{{0x30, 0}}, 1000)...)
+			w.document.Raw, _ = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), key, leaf, slices.Repeat([][]byte{{0x30, 0}}, 1000)...)
 		}, reason.DocumentInvalid},
 		"a signer with RSA-16384": {func(w *world) {
 			own := forge(w.t, huge(16384), w.cloud.Intermediate(), nil)
-			w.document.Raw, _ = azure.Sign([]byte("{}"), attacker(w.t), own, own.Raw)
+			w.document.Raw, _ = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(w.t), own, own.Raw)
 		}, reason.DocumentInvalid},
 		"an intermediate with RSA-16384": {func(w *world) {
 			between := forge(w.t, huge(16384), w.cloud.Root(), func(c *x509.Certificate) {
 				c.Subject, c.IsCA, c.BasicConstraintsValid, c.KeyUsage = pkix.Name{CommonName: "between"}, true, true, x509.KeyUsageCertSign
 			})
 			own := forge(w.t, &attacker(w.t).PublicKey, between, nil)
-			w.document.Raw, _ = azure.Sign([]byte("{}"), attacker(w.t), own, own.Raw, between.Raw)
+			w.document.Raw, _ = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(w.t), own, own.Raw, between.Raw)
 		}, reason.DocumentUntrusted},
 		"a signer with RSA-1024, by the genuine authority": {func(w *world) {
 			leaf := forge(w.t, huge(1024), w.cloud.Intermediate(), nil)
-			w.document.Raw, _ = azure.Sign([]byte("{}"), attacker(w.t), leaf, leaf.Raw)
+			w.document.Raw, _ = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(w.t), leaf, leaf.Raw)
 		}, reason.DocumentInvalid},
 		"a certificate of 100 KB": {func(w *world) { w.document.Certificates = [][]byte{make([]byte, 100<<10)} }, 0},
 		"8 certificates of 20 MB, where the chain is known": {func(w *world) {

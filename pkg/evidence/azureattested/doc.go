@@ -9,8 +9,8 @@
 //
 // Microsoft changes the authorities without notice. So roots are data that can be
 // replaced while the verifier runs, and intermediates may come from anyone: from
-// the configured bundle, the document, or the agent. They vouch for nothing by
-// themselves. Nothing that a certificate names is ever fetched; this package can
+// the configured bundle, the document, or beside it (the agent sends none, for
+// Azure gives it none). They vouch for nothing by themselves. Nothing that a certificate names is ever fetched; this package can
 // call nobody but its [Resolver] and its [IdentityKeys].
 //
 // The document holds the vmId and no name. Which virtual machine has it, Azure

@@ -1,7 +1,9 @@
 package azureattested
 
 import (
+	"bytes"
 	"crypto/ecdsa"
+	"crypto/elliptic"
 	"crypto/rsa"
 	"crypto/sha256"
 	"crypto/x509"
@@ -15,15 +17,20 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// Keys of certificates. A larger one costs time that an attacker chooses.
+// What is looked at of the certificates that come with a document. Signature
+// checks cost time that an attacker chooses, before anything is proven.
 const (
 	minRSABits = 2048
 	maxRSABits = 4096
+	// maxSigners is one more than the one that there should be.
+	maxSigners = 2
+	// maxAuthorities is far above a chain's length.
+	maxAuthorities = 8
 )
 
 // signed returns the content that a trusted certificate signed, and who that is.
 // Certificates that are not usable are passed over: whether a document is good
-// does not depend on what else somebody put beside it.
+// does not depend on what else somebody put beside it, as long as it is not much.
 func (v *Verifier) signed(message *cms.SignedData, sent [][]byte, now time.Time) ([]byte, string, error) {
 	if v.Roots == nil {
 		return nil, "", reason.Deny(reason.DocumentUntrusted, "no anchors")
@@ -39,35 +46,100 @@ func (v *Verifier) signed(message *cms.SignedData, sent [][]byte, now time.Time)
 			return opened(message, known)
 		}
 	}
-	pool := x509.NewCertPool()
-	if intermediates != nil {
-		pool = intermediates.Clone()
+	signers, authorities, err := usable(message, candidates)
+	if err != nil {
+		return nil, "", err
 	}
-	var signers []*x509.Certificate
-	failed := reason.Deny(reason.DocumentInvalid, "the certificate of the signer is not there")
-	for _, der := range candidates {
+	pool := admitted(authorities, roots, intermediates, now)
+	// Anyone can write the issuer and serial number of another's certificate into
+	// his own. The one that is trusted decides. If none is, the error is of the one
+	// whose key made the signature: its authority is what may be missing, and not
+	// that of a certificate which somebody put beside it.
+	var failed error
+	for _, c := range signers {
+		until, err := v.trusted(c, roots, pool, now)
+		if err == nil {
+			v.chains.put(roots, intermediates, c, until, now)
+			return opened(message, c)
+		}
+		if _, wrong := message.Verify(c); wrong == nil && failed == nil {
+			failed = err
+		}
+	}
+	if failed == nil {
+		failed = reason.Deny(reason.DocumentInvalid, "no certificate with the signer's issuer and serial number is trusted, or of the key that made the signature")
+	}
+	return nil, "", failed
+}
+
+// usable sorts the candidates: at most maxSigners that the SignerInfo's issuer and
+// serial number name, with an RSA key, and at most maxAuthorities that may be above
+// them. One certificate twice is one. The order of the candidates means nothing.
+func usable(message *cms.SignedData, candidates [][]byte) (signers, authorities []*x509.Certificate, _ error) {
+	sorted := slices.SortedFunc(slices.Values(candidates), bytes.Compare)
+	named, broken := 0, 0
+	var unfit error
+	for _, der := range slices.CompactFunc(sorted, bytes.Equal) {
 		c, err := parseCertificate(der)
 		switch {
 		case err != nil:
-			failed = reason.Wrap(reason.DocumentInvalid, err, "the certificate of the signer is not there, and one is not usable")
+			broken++
 		case message.SignedBy(c):
-			signers = append(signers, c)
-		default:
+			if named++; named > maxSigners {
+				return nil, nil, reason.Deny(reason.DocumentInvalid, "more than %d certificates with the signer's issuer and serial number", maxSigners)
+			}
+			if _, ok := c.PublicKey.(*rsa.PublicKey); !ok {
+				unfit = errors.New("a key that is not RSA")
+			} else if err := checkKey(c); err != nil {
+				unfit = err
+			} else {
+				signers = append(signers, c)
+			}
+		case c.IsCA && c.BasicConstraintsValid && checkKey(c) == nil:
+			if authorities = append(authorities, c); len(authorities) > maxAuthorities {
+				return nil, nil, reason.Deny(reason.DocumentInvalid, "more than %d certificates of authorities", maxAuthorities)
+			}
+		}
+	}
+	switch {
+	case len(signers) > 0:
+		return signers, authorities, nil
+	case unfit != nil:
+		return nil, nil, reason.Wrap(reason.DocumentInvalid, unfit, "the certificate of the signer")
+	}
+	return nil, nil, reason.Deny(reason.DocumentInvalid, "the certificate of the signer is not there; of %d, %d cannot be read", len(candidates), broken)
+}
+
+// admitted are the configured intermediates, and of the authorities that somebody
+// sent those that chain to a root by themselves. Only these take part in building
+// the signer's chain. So certificates that an attacker made certify one another in
+// vain: each is checked against what is trusted already, and no two of his against
+// each other.
+func admitted(authorities []*x509.Certificate, roots, intermediates *x509.CertPool, now time.Time) *x509.CertPool {
+	pool := x509.NewCertPool()
+	if intermediates != nil {
+		pool = intermediates
+		if len(authorities) > 0 {
+			pool = intermediates.Clone()
+		}
+	}
+	for len(authorities) > 0 {
+		var waiting []*x509.Certificate // perhaps for one of the others
+		for _, c := range authorities {
+			// What the chain may be used for, the signer's is asked.
+			_, err := c.Verify(x509.VerifyOptions{Roots: roots, Intermediates: pool, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+			if err != nil {
+				waiting = append(waiting, c)
+				continue
+			}
 			pool.AddCert(c)
 		}
-	}
-	// Anyone can write the issuer and serial number of another's certificate into
-	// his own. The one that is trusted decides.
-	for _, c := range signers {
-		until, err := v.trusted(c, roots, pool, now)
-		if err != nil {
-			failed = err
-			continue
+		if len(waiting) == len(authorities) {
+			break
 		}
-		v.chains.put(roots, intermediates, c, until, now)
-		return opened(message, c)
+		authorities = waiting
 	}
-	return nil, "", failed
+	return pool
 }
 
 // opened verifies the signature.
@@ -82,26 +154,30 @@ func opened(message *cms.SignedData, signer *x509.Certificate) ([]byte, string, 
 	return raw, signer.Subject.CommonName + " of " + signer.Issuer.CommonName, nil
 }
 
-// parseCertificate reads one whole certificate, and refuses keys that are weak or
-// take long to verify with.
+// parseCertificate reads one whole certificate.
 func parseCertificate(der []byte) (*x509.Certificate, error) {
 	if len(der) > maxCertificate {
 		return nil, errors.New("a certificate that is too long")
 	}
-	c, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, err
-	}
+	return x509.ParseCertificate(der)
+}
+
+// checkKey refuses keys that are weak or take long to verify with. A signature on
+// P-521 costs as much as a hundred with RSA.
+func checkKey(c *x509.Certificate) error {
 	switch key := c.PublicKey.(type) {
 	case *rsa.PublicKey:
 		if n := key.N.BitLen(); n < minRSABits || n > maxRSABits {
-			return nil, errors.New("an RSA key that is not of 2048 to 4096 bits")
+			return errors.New("an RSA key that is not of 2048 to 4096 bits")
 		}
 	case *ecdsa.PublicKey:
+		if key.Curve != elliptic.P256() && key.Curve != elliptic.P384() {
+			return errors.New("a key that is not on P-256 or P-384")
+		}
 	default:
-		return nil, errors.New("a key that is neither RSA nor ECDSA")
+		return errors.New("a key that is neither RSA nor ECDSA")
 	}
-	return c, nil
+	return nil
 }
 
 // trusted verifies a certificate's chain and name, and returns until when the

@@ -1,6 +1,7 @@
 package azureattested
 
 import (
+	"bytes"
 	"context"
 	"crypto/subtle"
 	"slices"
@@ -16,16 +17,20 @@ import (
 // Verify checks a document. The checks, in this order:
 //
 //  1. Sizes; one whole PKCS #7 message with one signer, and nothing after it.
-//  2. Certificates that do not parse, are too long, or have keys that are weak or
-//     slow are passed over.
-//  3. The certificate that the SignerInfo names chains to a root, now, and is for
+//  2. The transcript's nonce is somewhere in the content, which is not trusted and
+//     not parsed. This proves nothing and only refuses: what was sent once cannot be
+//     sent for ever to have its certificates verified.
+//  3. At most 2 certificates with the issuer and serial number of the SignerInfo,
+//     and at most 8 of authorities. Those that do not parse, are too long, or have
+//     keys that are weak or slow are passed over. The signer's key is RSA.
+//  4. The certificate that the SignerInfo names chains to a root, now, and is for
 //     one of Names.
-//  4. It signed the content. Nothing of the content is read before.
-//  5. The content is one JSON object with each of its names once.
-//  6. The nonce is the transcript's. It is compared in constant time.
-//  7. It was not made in the future, and has not expired.
-//  8. The subscription is one of ours.
-//  9. Where Identity is set: the token, as [Identity] says.
+//  5. It signed the content. Nothing of the content is parsed before.
+//  6. The content is one JSON object with each of its names once.
+//  7. The nonce is the transcript's. It is compared in constant time.
+//  8. It was not made in the future, and has not expired.
+//  9. The subscription is one of ours.
+//  10. Where Identity is set: the token, as [Identity] says.
 func (v *Verifier) Verify(ctx context.Context, d evidence.Document, b evidence.Binding, now time.Time) (evidence.Claim, error) {
 	switch {
 	case d.Kind != evidence.AzureAttested:
@@ -39,6 +44,10 @@ func (v *Verifier) Verify(ctx context.Context, d evidence.Document, b evidence.B
 	if err != nil {
 		return nil, reason.Wrap(reason.DocumentInvalid, err, "the attested document")
 	}
+	nonce := []byte(attester.Nonce(b.Transcript))
+	if !bytes.Contains(message.Content, nonce) {
+		return nil, reason.Deny(reason.DocumentNotFresh, "the transcript's nonce is nowhere in the content")
+	}
 	raw, signer, err := v.signed(message, d.Certificates, now)
 	if err != nil {
 		return nil, err
@@ -48,7 +57,7 @@ func (v *Verifier) Verify(ctx context.Context, d evidence.Document, b evidence.B
 		return nil, reason.Wrap(reason.DocumentInvalid, err, "the content")
 	}
 	switch {
-	case subtle.ConstantTimeCompare([]byte(doc.nonce), []byte(attester.Nonce(b.Transcript))) != 1:
+	case subtle.ConstantTimeCompare([]byte(doc.nonce), nonce) != 1:
 		return nil, reason.Deny(reason.DocumentNotFresh, "the nonce %.40q is not the transcript's", doc.nonce)
 	case doc.created.After(now.Add(leeway)):
 		return nil, reason.Deny(reason.DocumentNotFresh, "made at %s, which is to come", doc.created.UTC().Format(time.RFC3339))

@@ -1,0 +1,211 @@
+package azureattested_test
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"math/big"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested/attester"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/testvm/cloud/azure"
+)
+
+// maze is what makes path building dear: authorities of one name that certify one
+// another, below a name of the genuine cloud's, and leaves below them that all have
+// the issuer and the serial number of the signer.
+func maze(t *testing.T, w *world, curve elliptic.Curve, authorities int, leafKeys ...crypto.PublicKey) (cas, leaves [][]byte) {
+	t.Helper()
+	made := func(c, parent *x509.Certificate, public crypto.PublicKey, signer crypto.Signer) []byte {
+		c.NotBefore, c.NotAfter = w.now.Add(-time.Hour), w.now.Add(time.Hour)
+		der, err := x509.CreateCertificate(rand.Reader, c, parent, public, signer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return der
+	}
+	parent := &x509.Certificate{Subject: w.cloud.Intermediate().Subject, RawSubject: w.cloud.Intermediate().RawSubject}
+	keys := make([]*ecdsa.PrivateKey, max(authorities, 1))
+	for i := range keys {
+		var err error
+		if keys[i], err = ecdsa.GenerateKey(curve, rand.Reader); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range authorities {
+		cas = append(cas, made(&x509.Certificate{
+			SerialNumber: big.NewInt(int64(100 + i)), Subject: parent.Subject, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		}, parent, &keys[i].PublicKey, keys[(i+1)%authorities]))
+	}
+	leaf, _ := w.cloud.Leaf()
+	for _, key := range leafKeys {
+		leaves = append(leaves, made(&x509.Certificate{
+			SerialNumber: leaf.SerialNumber, Subject: leaf.Subject, DNSNames: leaf.DNSNames, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: leaf.ExtKeyUsage,
+		}, parent, key, keys[0]))
+	}
+	return cas, leaves
+}
+
+// Before anything is proven, a document costs a bounded number of signature checks,
+// none of them with a slow key, and none of the attacker's certificates is checked
+// against another of his.
+func TestAttack_T16_CertificatesThatCertifyOneAnother(t *testing.T) {
+	slow, err := ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := &attacker(t).PublicKey
+	for name, test := range map[string]struct {
+		curve            elliptic.Curve
+		authorities      int
+		leaves           []crypto.PublicKey
+		want             reason.Code // zero: the genuine chain is found among all that
+		signers, reached int
+		genuine          bool // the genuine certificates are there as well
+	}{
+		"none of them": {genuine: true, signers: 1, reached: 1},
+		"fourteen signers and ten authorities, all slow": {elliptic.P521(), 10, slices.Repeat([]crypto.PublicKey{&slow.PublicKey}, 14), reason.DocumentInvalid, 0, 0, false},
+		"a signer and ten authorities, all slow":         {elliptic.P521(), 10, []crypto.PublicKey{&slow.PublicKey}, reason.DocumentInvalid, 0, 0, false},
+		"a signer with RSA, slow authorities":            {elliptic.P521(), 10, []crypto.PublicKey{own}, reason.DocumentUntrusted, 1, 0, false},
+		"two signers with RSA, eight authorities":        {elliptic.P384(), 8, []crypto.PublicKey{own, own}, reason.DocumentUntrusted, 2, 8, false},
+		"three signers":                           {elliptic.P384(), 0, []crypto.PublicKey{own, own, own}, reason.DocumentInvalid, 0, 0, false},
+		"nine authorities":                        {elliptic.P384(), 9, []crypto.PublicKey{own}, reason.DocumentInvalid, 0, 0, false},
+		"a signer and seven, beside the genuine":  {elliptic.P384(), 7, []crypto.PublicKey{own}, reason.DocumentInvalid, 2, 8, true},
+		"ten slow authorities beside the genuine": {elliptic.P521(), 10, nil, 0, 1, 1, true},
+		"seven authorities beside the genuine":    {elliptic.P384(), 7, nil, 0, 1, 8, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			if test.curve == nil {
+				test.curve = elliptic.P256()
+			}
+			cas, leaves := maze(t, w, test.curve, test.authorities, test.leaves...)
+			leaf, key := w.cloud.Leaf()
+			if test.want != 0 {
+				key = attacker(t)
+			}
+			bag := slices.Concat(cas, leaves)
+			if test.genuine {
+				bag = append(bag, leaf.Raw, w.cloud.Intermediate().Raw)
+			}
+			in := min(len(bag), 16)
+			raw, err := azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), key, leaf, bag[:in]...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.document.Raw, w.document.Certificates = raw, bag[in:]
+			_, err = w.verify()
+			if test.want != 0 {
+				denied(t, err, test.want)
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			signers, authorities, pool, err := w.verifier.Usable(raw, bag[in:], w.now)
+			if len(signers) != test.signers || len(authorities) != test.reached {
+				t.Fatalf("%d signers and %d authorities are looked at (%v)", len(signers), len(authorities), err)
+			}
+			_, configured := w.verifier.Roots()
+			if err == nil && !pool.Equal(configured) {
+				t.Fatal("certificates of the attacker's take part in building chains")
+			}
+		})
+	}
+}
+
+// A document of long ago has no certificate of it verified.
+func TestAttack_T16_OneDocumentSentForEver(t *testing.T) {
+	w := newWorld(t)
+	chains, roots := 0, w.verifier.Roots
+	w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) { chains++; return roots() }
+	w.passes()
+	if chains != 1 {
+		t.Fatalf("the anchors were asked for %d times", chains)
+	}
+	w.binding.Transcript[0]++
+	for range 100 {
+		_, err := w.verify()
+		denied(t, err, reason.DocumentNotFresh)
+	}
+	if chains != 1 {
+		t.Fatal("certificates were looked at")
+	}
+}
+
+// Authorities that somebody sends count if they chain to a root, in any order, and
+// also where one comes with the other.
+func TestAChainOfAuthoritiesThatWereSent(t *testing.T) {
+	w := newWorld(t)
+	roots := pool(w.cloud.Root())
+	w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) { return roots, nil }
+	w.document.Certificates = [][]byte{w.cloud.Root().Raw, w.cloud.Intermediate().Raw}
+	for range 2 {
+		w.passes()
+		slices.Reverse(w.document.Certificates)
+	}
+	// The root that is sent is no root.
+	none := x509.NewCertPool()
+	w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) { return none, nil }
+	_, err := w.verify()
+	denied(t, err, reason.DocumentUntrusted)
+}
+
+// What a denial says does not depend on the order of the certificates, and is of the
+// one that signed.
+func TestTheDenialIsOfTheCertificateThatSigned(t *testing.T) {
+	w := newWorld(t)
+	other, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, signer := maze(t, w, elliptic.P256(), 0, &attacker(t).PublicKey)
+	_, beside := maze(t, w, elliptic.P256(), 0, &other.PublicKey)
+	leaf, _ := w.cloud.Leaf()
+	named := forge(t, &other.PublicKey, w.cloud.Intermediate(), func(c *x509.Certificate) {
+		c.SerialNumber, c.DNSNames = leaf.SerialNumber, []string{"beside.example"}
+	})
+	var said []string
+	for _, bag := range [][][]byte{{signer[0], named.Raw}, {named.Raw, signer[0]}, {{0x30, 0}, named.Raw, signer[0]}} {
+		raw, err := azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(t), leaf, bag...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.document.Raw = raw
+		_, err = w.verify()
+		denied(t, err, reason.DocumentUntrusted)
+		said = append(said, err.Error())
+	}
+	if said[0] != said[1] || said[0] != said[2] || strings.Contains(said[0], "beside.example") {
+		t.Fatalf("%q", said)
+	}
+	// Nobody's signature: no authority is missing.
+	raw, err := azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(t), leaf, named.Raw, beside[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.document.Raw = raw
+	_, err = w.verify()
+	denied(t, err, reason.DocumentInvalid)
+}
+
+// An authority that is not known yet is waited for: the operator adds it.
+func TestAnUnknownAuthorityIsTemporary(t *testing.T) {
+	w := newWorld(t)
+	w.passes()
+	roots, none := pool(w.cloud.Root()), x509.NewCertPool()
+	w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) { return roots, none }
+	_, err := w.verify()
+	denied(t, err, reason.DocumentUntrusted)
+	if !reason.From(err).Code.Info().Temporary {
+		t.Fatal("final")
+	}
+	if !strings.Contains(err.Error(), w.cloud.Intermediate().Subject.CommonName) {
+		t.Fatalf("the authority is not named: %v", err)
+	}
+}

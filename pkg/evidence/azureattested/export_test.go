@@ -1,0 +1,36 @@
+package azureattested
+
+import (
+	"crypto/x509"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/cms"
+)
+
+func parsed(raw []byte) (*cms.SignedData, error) {
+	return cms.Parse(raw, cms.Options{SHA256WithRSAAsDigest: true, AttributesOptional: true})
+}
+
+// Signed is the content that a trusted certificate signed, whatever its nonce.
+func (v *Verifier) Signed(raw []byte, now time.Time) ([]byte, error) {
+	message, err := parsed(raw)
+	if err != nil {
+		return nil, err
+	}
+	content, _, err := v.signed(message, nil, now)
+	return content, err
+}
+
+// Usable are the certificates of a message that are looked at, and with which
+// intermediates the signer's chain is then built.
+func (v *Verifier) Usable(raw []byte, sent [][]byte, now time.Time) (signers, authorities []*x509.Certificate, pool *x509.CertPool, _ error) {
+	message, err := parsed(raw)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if signers, authorities, err = usable(message, append(message.Certificates, sent...)); err != nil {
+		return nil, nil, nil, err
+	}
+	roots, intermediates := v.Roots()
+	return signers, authorities, admitted(authorities, roots, intermediates, now), nil
+}
