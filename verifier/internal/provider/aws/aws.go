@@ -7,7 +7,9 @@
 // worthless ones must not use up what the others need.
 //
 //   - DescribeInstances: one for each aws-iid document that has passed everything
-//     else. No good answer is kept: what it says can change.
+//     else, then none for two seconds, so that one who asks again costs nothing.
+//     What EC2 says can change, but not so fast that it matters: its answers lag
+//     behind by as much, and no instance stops and starts in that time.
 //   - GetInstanceTpmEkPub: one for each instance and kind of EK, then none for
 //     hours. The EK of an instance stays the same while the instance lives, and
 //     its id is never used again.
@@ -53,6 +55,8 @@ import (
 const (
 	// maxAnswer bounds what is read of an answer of EC2: one instance is some 10 kB.
 	maxAnswer = 1 << 20
+	// keepInstance is for how long what EC2 says of an instance counts.
+	keepInstance = 2 * time.Second
 	// keepEK is for how long the EK of an instance is not asked for again.
 	keepEK = 12 * time.Hour
 	// callTime is a little more than outbound gives a call.

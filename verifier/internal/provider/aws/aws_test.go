@@ -233,14 +233,35 @@ func TestANoIsNotAskedForAgainAtOnce(t *testing.T) {
 	if n := w.cloud.Calls("DescribeInstances"); n != 1 {
 		t.Errorf("%d calls", n)
 	}
-	// A yes is not kept: what it says can change.
-	other := w.cloud.Add(w.instance())
-	for range 3 {
-		if _, err := w.provider.Describer().Describe(t.Context(), region, other.ID); err != nil {
+}
+
+// A machine that asks again at once costs no second call; what EC2 says can change,
+// so it counts for two seconds.
+func TestAnInstanceIsAskedForOnceInTwoSeconds(t *testing.T) {
+	w := newWorld(t)
+	ask := func(id string) awsiid.Instance {
+		t.Helper()
+		i, err := w.provider.Describer().Describe(t.Context(), region, id)
+		if err != nil {
 			t.Fatal(err)
 		}
+		return i
 	}
-	if n := w.cloud.Calls("DescribeInstances"); n != 4 {
+	ask(w.machine.ID)
+	w.change(func(i *emulated.Instance) { i.State = "stopping" })
+	w.now = w.now.Add(2*time.Second - 1)
+	if i := ask(w.machine.ID); i.State != "running" {
+		t.Errorf("asked anew: %+v", i)
+	}
+	// It is no answer about another instance.
+	if i := ask(w.cloud.Add(w.instance()).ID); i.ID == w.machine.ID {
+		t.Errorf("%+v", i)
+	}
+	w.now = w.now.Add(1)
+	if i := ask(w.machine.ID); i.State != "stopping" {
+		t.Errorf("after two seconds: %+v", i)
+	}
+	if n := w.cloud.Calls("DescribeInstances"); n != 3 {
 		t.Errorf("%d calls", n)
 	}
 }
@@ -338,6 +359,7 @@ func TestCallsPerThousandAttestations(t *testing.T) {
 		{"DescribeInstances": machines, "GetInstanceTpmEkPub": machines, "GetCallerIdentity": machines},
 		{"DescribeInstances": 2 * machines, "GetInstanceTpmEkPub": machines, "GetCallerIdentity": 2 * machines},
 	} {
+		w.now = w.now.Add(time.Minute)
 		for _, i := range all {
 			if _, err := w.iid(i); err != nil {
 				t.Fatal(err)

@@ -34,7 +34,7 @@ func (d describer) Describe(ctx context.Context, region, id string) (awsiid.Inst
 	if err != nil {
 		return awsiid.Instance{}, err
 	}
-	return outbound.Ask(ctx, d.p.ec2, "DescribeInstances", key(region, id), 0, func(ctx context.Context) (awsiid.Instance, error) {
+	return outbound.Ask(ctx, d.p.ec2, "DescribeInstances", key(region, id), keepInstance, func(ctx context.Context) (awsiid.Instance, error) {
 		out, err := client.DescribeInstances(ctx, &ec2.DescribeInstancesInput{InstanceIds: []string{id}})
 		if err != nil {
 			return awsiid.Instance{}, understood(err, id)
