@@ -159,6 +159,7 @@ func (d *Dialer) dial(ctx context.Context, address string, at time.Time) (*tls.C
 // proxies and compression.
 func (d *Dialer) HTTPClient() *http.Client {
 	return &http.Client{Transport: &http.Transport{
+		DialContext: (&net.Dialer{Timeout: dialTime}).DialContext,
 		DialTLSContext: func(ctx context.Context, _, address string) (net.Conn, error) {
 			return d.Dial(ctx, address)
 		},

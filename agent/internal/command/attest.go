@@ -33,7 +33,7 @@ func (a *agent) attest() command {
 Server that it names, and leaves in the run directory a copy of the pointer
 config with the token, for ignition-fetch.service to read.
 
-It tries for as long as there is hope. It changes nothing and exits with 0 if
+It tries for as long as there is hope, also to read the pointer config. It changes nothing and exits with 0 if
 the pointer config names no Machine Config Server, or one that does not attest.`,
 		run: func(ctx context.Context, _ []string) error { return a.runAttest(ctx) },
 	}
@@ -52,7 +52,11 @@ func (a *agent) runAttest(ctx context.Context) error {
 		err := a.attestMachine(ctx, machine)
 		var left *leftAlone
 		if errors.As(err, &left) {
-			return hinted{fmt.Errorf("%w, but the kernel argument mcs-attest=require wants an attestation", left), "remove mcs-attest=require, or point the machine at a server that attests"}
+			hint := faultHint(err)
+			if hint == "" {
+				hint = "remove mcs-attest=require, or point the machine at a server that attests"
+			}
+			return hinted{fmt.Errorf("%w, but the kernel argument mcs-attest=require wants an attestation", left), hint}
 		}
 		return err
 	default:
@@ -60,6 +64,7 @@ func (a *agent) runAttest(ctx context.Context) error {
 		var left *leftAlone
 		if errors.As(err, &left) {
 			a.console.Step("%v", left)
+			a.console.Hint(faultHint(left))
 			return nil
 		}
 		return err
@@ -70,13 +75,17 @@ func (a *agent) runAttest(ctx context.Context) error {
 type leftAlone struct{ why error }
 
 func (l *leftAlone) Error() string { return l.why.Error() }
+func (l *leftAlone) Unwrap() error { return l.why }
 
 // nothing says in one go why the pointer config stays as it is.
 func nothing(format string, a ...any) error { return &leftAlone{fmt.Errorf(format, a...)} }
 
 func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) error {
+	machine.Waiting = newWaiting(a.console).because
 	data, err := machine.Find(ctx)
 	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("interrupted: %w", ctx.Err())
 	case errors.Is(err, platform.ErrNone), errors.Is(err, platform.ErrUnsupported):
 		return nothing("nothing to attest to: %w", err)
 	case err != nil:
@@ -251,10 +260,10 @@ var hints = map[mcsattestv1.DenialClass]string{
 func advice(err error) string {
 	var denied *client.Denied
 	var missing *flow.MissingEvidence
-	var fault *metadata.Fault
+	if hint := faultHint(err); hint != "" {
+		return hint
+	}
 	switch {
-	case errors.As(err, &fault):
-		return fault.Hint
 	case errors.As(err, &denied):
 		return hints[denied.Class]
 	case errors.Is(err, attester.ErrEndorsementOwned):
@@ -265,6 +274,15 @@ func advice(err error) string {
 		return "enable the TPM in the firmware's setup, or give the virtual machine one"
 	case errors.As(err, &missing):
 		return "the pool's AttestationPolicy says what is required"
+	}
+	return ""
+}
+
+// faultHint is the hint of a metadata service's fault; empty where err is not one.
+func faultHint(err error) string {
+	var fault *metadata.Fault
+	if errors.As(err, &fault) {
+		return fault.Hint
 	}
 	return ""
 }

@@ -141,6 +141,8 @@ func startCloud(t *testing.T, ts *testscript.TestScript, args []string) {
 				i.Role = ""
 			case "off":
 				i.Faults.Off = true
+			case "busy":
+				i.Faults.Busy = 2
 			case "no-document":
 				i.Faults.Missing = []string{"dynamic/instance-identity/rsa2048"}
 			}

@@ -19,9 +19,17 @@ func TestConsole(t *testing.T) {
 	if got, want := out.String(), "mcs-attest: waiting for it\nmcs-attest: done\nmcs-attest: waiting for it\n"; got != want {
 		t.Errorf("have %q", got)
 	}
+	out.Reset()
+	c.Again("waiting for it")
+	c.Again("waiting for it")
+	if got, want := out.String(), "mcs-attest: waiting for it\nmcs-attest: waiting for it\n"; got != want {
+		t.Errorf("have %q", got)
+	}
 	c.Error(errors.New("it broke"), "mend it")
 	c.Error(errors.New("it broke"), "")
-	if got, want := err.String(), "error: it broke\nhint: mend it\nerror: it broke\n"; got != want {
+	c.Hint("be patient")
+	c.Hint("")
+	if got, want := err.String(), "error: it broke\nhint: mend it\nerror: it broke\nhint: be patient\n"; got != want {
 		t.Errorf("have %q", got)
 	}
 }
@@ -40,5 +48,7 @@ func TestUntrustedText(t *testing.T) {
 func TestZeroValuePrintsNothing(t *testing.T) {
 	var c console.Console
 	c.Step("x")
+	c.Again("x")
 	c.Error(errors.New("x"), "y")
+	c.Hint("y")
 }

@@ -34,6 +34,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/client"
 	"github.com/mcs-attest/mcs-attest/agent/internal/console"
+	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
@@ -325,7 +326,11 @@ func (f *Flow) waiting(err error) {
 		return
 	}
 	f.waitKey, f.waitLast = key, f.now()
-	f.Console.Step("%v; trying again", err)
+	f.Console.Again("%v; trying again", err)
+	var fault *metadata.Fault
+	if errors.As(err, &fault) {
+		f.Console.Hint(fault.Hint)
+	}
 }
 
 func (f *Flow) sleep(ctx context.Context, d time.Duration) error {

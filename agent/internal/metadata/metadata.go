@@ -23,6 +23,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/url"
@@ -35,9 +36,14 @@ import (
 // Patience is how long a service is waited for.
 type Patience struct {
 	Try   time.Duration // for one answer
-	Pause time.Duration // before the second try; it doubles up to MaxPause
+	Pause time.Duration // before the second try; it doubles up to maxPause
 	Total time.Duration // no new try begins after this
+	// Waiting is told of each fault after which there is another try; may be nil.
+	Waiting func(error)
 }
+
+// forever is a Total that does not end.
+const forever time.Duration = math.MaxInt64
 
 // The patience of the agent's tasks. A service answers within milliseconds; one
 // that is there at all and misses [Quick] is in trouble.
@@ -46,8 +52,9 @@ var (
 	Quick = Patience{Try: time.Second, Pause: 100 * time.Millisecond, Total: 500 * time.Millisecond}
 	// Steady is for evidence: the caller begins a new round afterwards.
 	Steady = Patience{Try: 2 * time.Second, Pause: 250 * time.Millisecond, Total: 6 * time.Second}
-	// Long is for user data: the network may still be on its way.
-	Long = Patience{Try: 5 * time.Second, Pause: 250 * time.Millisecond, Total: 2 * time.Minute}
+	// Endless is for user data. Ignition waits for it for ever, and would then ask
+	// for the machine's config without a token: so it must not outlast the agent.
+	Endless = Patience{Try: 5 * time.Second, Pause: 250 * time.Millisecond, Total: forever}
 )
 
 const (
@@ -259,6 +266,9 @@ func (s *service) ask(ctx context.Context, what string, once func(context.Contex
 		fault.Cloud, fault.What = s.cloud, what
 		if !fault.Temporary {
 			return nil, fault
+		}
+		if s.patience.Waiting != nil && end.Err() == nil {
+			s.patience.Waiting(fault)
 		}
 		select {
 		case <-end.Done():

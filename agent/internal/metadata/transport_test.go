@@ -175,6 +175,35 @@ func TestPatienceEnds(t *testing.T) {
 	}
 }
 
+// Who waits is told of each fault that is tried again, and of no other.
+func TestWaitingIsTold(t *testing.T) {
+	for cloud, a := range questions {
+		var asked atomic.Int32
+		base := serve(t, answering(func(w http.ResponseWriter) {
+			if asked.Add(1) <= 3 {
+				w.WriteHeader(http.StatusServiceUnavailable)
+				return
+			}
+			_, _ = io.WriteString(w, "AAAA")
+		}))
+		var faults []error
+		p := calm
+		p.Waiting = func(err error) { faults = append(faults, err) }
+		ok(t, a(t.Context(), base, p))
+		if len(faults) != 3 || fault(t, faults[0]).Problem != "it answered HTTP status 503" {
+			t.Errorf("%s: told of %v", cloud, faults)
+		}
+		p.Waiting = func(err error) { t.Errorf("%s: told of %v", cloud, err) }
+		refusing := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) })
+		if err := a(t.Context(), serve(t, refusing), p); err == nil {
+			t.Errorf("%s: no error", cloud)
+		}
+	}
+	if metadata.Endless.Total < 10*365*24*time.Hour {
+		t.Errorf("it ends after %s", metadata.Endless.Total)
+	}
+}
+
 func TestAddressesThatAreNone(t *testing.T) {
 	for cloud, a := range questions {
 		for _, base := range []string{"", "169.254.169.254", "ftp://169.254.169.254", "http://", "http://a b/", "/tmp"} {

@@ -6,13 +6,19 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
 )
 
-// patience is for user data: Ignition waits for ever.
-var patience = metadata.Long
+// patience is for user data.
+var patience = metadata.Endless
+
+func (m Machine) patience() metadata.Patience {
+	p := patience
+	p.Waiting = m.Waiting
+	return p
+}
 
 // aws reads EC2's user data, with IMDSv2 alone. Ignition goes back to version 1
 // where there are no tokens at all; then the agent leaves the config to it.
 func aws(ctx context.Context, m Machine) (UserData, error) {
-	s, err := metadata.NewAWS(m.Paths.Metadata, patience)
+	s, err := metadata.NewAWS(m.Paths.Metadata, m.patience())
 	if err != nil {
 		return UserData{}, err
 	}

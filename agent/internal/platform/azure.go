@@ -11,7 +11,7 @@ import (
 // the custom data from the virtual CD. As in Ignition a 404 is no answer: Azure
 // says it while it services the host.
 func azure(ctx context.Context, m Machine) (UserData, error) {
-	s, err := metadata.NewAzure(m.Paths.Metadata, patience)
+	s, err := metadata.NewAzure(m.Paths.Metadata, m.patience())
 	if err != nil {
 		return UserData{}, err
 	}

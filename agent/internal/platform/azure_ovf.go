@@ -33,11 +33,10 @@ func azureStack(ctx context.Context, m Machine) (UserData, error) {
 // errNotOVF: a CD, but not the one. It is not mounted again.
 var errNotOVF = errors.New("it is not an OVF environment")
 
-// fromOVF waits for the CD, for no longer than Wait: Ignition waits for ever,
-// and says so itself. Only CD-ROM drives are looked at; what somebody attaches
-// as a disk is nobody's custom data.
+// fromOVF waits for the CD, as Ignition does. Only CD-ROM drives are looked at;
+// what somebody attaches as a disk is nobody's custom data.
 func (m Machine) fromOVF(ctx context.Context, filesystems ...string) (UserData, error) {
-	ctx, cancel := context.WithTimeout(ctx, m.wait())
+	ctx, cancel := bounded(ctx, m.Wait)
 	defer cancel()
 	others := map[string]bool{}
 	last := errors.New("there is no CD-ROM drive")
@@ -54,10 +53,12 @@ func (m Machine) fromOVF(ctx context.Context, filesystems ...string) (UserData, 
 			others[drive] = errors.Is(err, errNotOVF)
 			last = fmt.Errorf("%s: %w", filepath.Base(drive), err)
 		}
+		missing := fmt.Errorf("there is no CD with Azure's custom data (%w)", last)
 		select {
 		case <-ctx.Done():
-			return UserData{}, fmt.Errorf("no CD with Azure's custom data came within %s (%w)", m.wait(), last)
+			return UserData{}, missing
 		case <-time.After(look):
+			m.waiting(missing)
 		}
 	}
 }

@@ -89,9 +89,9 @@ func cmdline(ctx context.Context, m Machine) (UserData, error) {
 		}
 		return UserData{data.Data, from}, nil
 	case "http", "https":
-		body, err := m.fetch(ctx, u)
+		body, err := m.fetch(ctx, from, u)
 		if err != nil {
-			return UserData{}, fmt.Errorf("%s: %w", from, err)
+			return UserData{}, err
 		}
 		return UserData{body, from}, nil
 	}
@@ -103,17 +103,27 @@ type statusError int
 
 func (s statusError) Error() string { return fmt.Sprintf("HTTP status %d", int(s)) }
 
-// fetch gets a public config. Like Ignition it trusts the system's authorities,
-// and it tries again while the network or the server is not there.
-func (m Machine) fetch(ctx context.Context, u *url.URL) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, m.wait())
+// fetchTime bounds one try; a try that gets nothing at all ends much sooner.
+const fetchTime = 5 * time.Minute
+
+// fetch gets a public config; from is for the errors. Like Ignition it trusts the
+// system's authorities, and it tries again, for ever, while the network or the
+// server is not there: after whatever is not an answer, and after a status of 500
+// and above.
+func (m Machine) fetch(ctx context.Context, from string, u *url.URL) ([]byte, error) {
+	ctx, cancel := bounded(ctx, m.Wait)
 	defer cancel()
 	httpClient := client.NewDialer(nil).HTTPClient()
 	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
 		body, again, err := fetchOnce(ctx, httpClient, u)
-		if err == nil || !again {
-			return body, err
+		if err == nil {
+			return body, nil
 		}
+		err = fmt.Errorf("%s: %w", from, err)
+		if !again || ctx.Err() != nil {
+			return nil, err
+		}
+		m.waiting(err)
 		select {
 		case <-ctx.Done():
 			return nil, err
@@ -123,6 +133,8 @@ func (m Machine) fetch(ctx context.Context, u *url.URL) ([]byte, error) {
 }
 
 func fetchOnce(ctx context.Context, httpClient *http.Client, u *url.URL) (body []byte, again bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, fetchTime)
+	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
 		return nil, false, err

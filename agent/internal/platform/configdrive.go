@@ -29,15 +29,16 @@ const look = 250 * time.Millisecond
 // errNoDrive: the device is not there, or not yet.
 var errNoDrive = errors.New("the drive is not there")
 
-// fromConfigDrive waits until one of the drives is there and reads its file.
-// Where both are, the earlier one counts.
+// fromConfigDrive waits until one of the drives is there and reads its file; for
+// ever if wait is 0. Where both are, the earlier one counts.
 func (m Machine) fromConfigDrive(ctx context.Context, wait time.Duration, drives ...configDrive) (UserData, error) {
-	ctx, cancel := context.WithTimeout(ctx, wait)
+	ctx, cancel := bounded(ctx, wait)
 	defer cancel()
 	var labels []string
 	for _, d := range drives {
 		labels = append(labels, d.label)
 	}
+	missing := fmt.Errorf("there is no config drive with label %s", strings.Join(labels, " or "))
 	for {
 		for _, d := range drives {
 			data, err := m.readConfigDrive(d)
@@ -47,8 +48,9 @@ func (m Machine) fromConfigDrive(ctx context.Context, wait time.Duration, drives
 		}
 		select {
 		case <-ctx.Done():
-			return UserData{}, fmt.Errorf("no config drive with label %s came within %s", strings.Join(labels, " or "), wait)
+			return UserData{}, missing
 		case <-time.After(look):
+			m.waiting(missing)
 		}
 	}
 }

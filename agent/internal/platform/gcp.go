@@ -8,7 +8,7 @@ import (
 
 // gcp reads the instance attribute user-data.
 func gcp(ctx context.Context, m Machine) (UserData, error) {
-	s, err := metadata.NewGCP(m.Paths.Metadata, patience)
+	s, err := metadata.NewGCP(m.Paths.Metadata, m.patience())
 	if err != nil {
 		return UserData{}, err
 	}

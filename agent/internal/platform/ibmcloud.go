@@ -11,5 +11,9 @@ const ibmcloudWait = 30 * time.Second
 
 // ibmcloud reads the drive in cloud-init's layout.
 func ibmcloud(ctx context.Context, m Machine) (UserData, error) {
-	return m.fromConfigDrive(ctx, min(ibmcloudWait, m.wait()), configDrive{"cidata", nocloudUserData})
+	wait := ibmcloudWait
+	if m.Wait != 0 {
+		wait = min(wait, m.Wait)
+	}
+	return m.fromConfigDrive(ctx, wait, configDrive{"cidata", nocloudUserData})
 }

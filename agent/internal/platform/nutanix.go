@@ -4,5 +4,5 @@ import "context"
 
 // nutanix reads the config drive, which every machine has.
 func nutanix(ctx context.Context, m Machine) (UserData, error) {
-	return m.fromConfigDrive(ctx, m.wait(), configDrive{"config-2", openstackUserData})
+	return m.fromConfigDrive(ctx, m.Wait, configDrive{"config-2", openstackUserData})
 }

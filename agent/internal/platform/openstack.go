@@ -25,7 +25,7 @@ const noneGrace = 5 * time.Second
 // machine knows which of the two its cloud has.
 func openstack(ctx context.Context, m Machine) (UserData, error) {
 	sources := []provider{func(ctx context.Context, m Machine) (UserData, error) {
-		return m.fromConfigDrive(ctx, m.wait(),
+		return m.fromConfigDrive(ctx, m.Wait,
 			configDrive{"config-2", openstackUserData}, configDrive{"CONFIG-2", openstackUserData})
 	}}
 	for _, base := range openstackMetadata(m.Paths.Metadata, linksWithIPv6()) {
@@ -79,15 +79,22 @@ func (m Machine) openstackService(ctx context.Context, base string) (UserData, e
 	if err != nil {
 		return UserData{}, fmt.Errorf("%s: its address is not a URL", from)
 	}
-	raw, err := m.fetch(ctx, u)
+	raw, err := m.fetch(ctx, from, u)
 	var status statusError
 	switch {
 	case errors.As(err, &status) && status == http.StatusNotFound:
 		return UserData{}, ErrNone
 	case err != nil:
-		return UserData{}, fmt.Errorf("%s: %w", from, err)
+		return UserData{}, err
 	}
 	return UserData{raw, from}, nil
+}
+
+func (m Machine) grace() time.Duration {
+	if m.Wait != 0 {
+		return min(noneGrace, m.Wait)
+	}
+	return noneGrace
 }
 
 // first asks all sources at once; the first one that has user data wins.
@@ -115,8 +122,9 @@ func (m Machine) first(ctx context.Context, sources []provider) (UserData, error
 				return a.data, nil
 			case !errors.Is(a.err, ErrNone):
 				failed = append(failed, a.err.Error())
+				m.waiting(a.err) // for the others
 			case none == nil:
-				none = time.After(min(noneGrace, m.wait()))
+				none = time.After(m.grace())
 			}
 		case <-none:
 			return UserData{}, ErrNone

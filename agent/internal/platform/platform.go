@@ -26,19 +26,30 @@ type Machine struct {
 	Cmdline Cmdline
 	ID      string // Ignition's name of the platform
 
-	// Wait bounds each wait for a source that may still come; 2 minutes if
-	// it is 0. Ignition itself waits for some of them for ever.
+	// Wait bounds each wait for a source that may still come; 0 is for ever, as
+	// Ignition waits. Who gives up before Ignition leaves it to ask for the config
+	// without a token.
 	Wait time.Duration
+	// Waiting is told, each time anew, why a source has nothing yet and is tried
+	// again; nil: nobody. It may be called from several goroutines.
+	Waiting func(error)
 	// Mount and Backdoor are the kernel's and the hypervisor's; tests have others.
 	Mount    volume.Mount
 	Backdoor func() (guestinfo.Port, error)
 }
 
-func (m Machine) wait() time.Duration {
-	if m.Wait == 0 {
-		return 2 * time.Minute
+// bounded is ctx, and ends after wait unless that is 0.
+func bounded(ctx context.Context, wait time.Duration) (context.Context, context.CancelFunc) {
+	if wait == 0 {
+		return context.WithCancel(ctx)
 	}
-	return m.Wait
+	return context.WithTimeout(ctx, wait)
+}
+
+func (m Machine) waiting(err error) {
+	if m.Waiting != nil {
+		m.Waiting(err)
+	}
 }
 
 // UserData is what was found.

@@ -4,5 +4,5 @@ import "context"
 
 // powervs reads the config drive.
 func powervs(ctx context.Context, m Machine) (UserData, error) {
-	return m.fromConfigDrive(ctx, m.wait(), configDrive{"config-2", openstackUserData})
+	return m.fromConfigDrive(ctx, m.Wait, configDrive{"config-2", openstackUserData})
 }

@@ -1,0 +1,173 @@
+package platform_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
+	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
+	"github.com/mcs-attest/mcs-attest/agent/internal/volume"
+	"github.com/mcs-attest/mcs-attest/agent/internal/volume/volumetest"
+)
+
+// told collects why there is nothing yet.
+type told struct {
+	mu      sync.Mutex
+	reasons []string
+	first   func()
+}
+
+func (c *told) waiting(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.reasons = append(c.reasons, err.Error()); len(c.reasons) == 1 && c.first != nil {
+		c.first()
+	}
+}
+
+func (c *told) has(text string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.ContainsFunc(c.reasons, func(r string) bool { return strings.Contains(r, text) })
+}
+
+// unhurried tries as the agent does, with shorter pauses: for ever.
+func unhurried(t *testing.T, try time.Duration) {
+	p := metadata.Endless
+	p.Try, p.Pause = try, time.Millisecond
+	platform.SetPatience(t, p)
+}
+
+// A source that is there is read without a word; one that is not there yet is
+// waited for, and the reason told at the first try.
+func TestSourcesThatComeLate(t *testing.T) {
+	unhurried(t, 30*time.Second)
+	for _, c := range []struct{ name, id, status503 string }{
+		{"AWS", "aws", "AWS metadata service, asked for the user data: it answered HTTP status 503"},
+		{"Google Cloud", "gcp", "Google Cloud metadata service, asked for the attribute user-data: it answered HTTP status 503"},
+		{"Azure", "azure", "Azure metadata service, asked for the user data: it answered HTTP status 503"},
+		{"OpenStack", "openstack", "OpenStack's metadata service: fetching from"},
+		{"the kernel argument", "metal", "kernel argument ignition.config.url: fetching from"},
+	} {
+		for _, failures := range []int32{0, 2} {
+			var asked atomic.Int32
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Metadata-Flavor", "Google")
+				w.Header().Set("X-Aws-Ec2-Metadata-Token-Ttl-Seconds", "300")
+				switch {
+				case asked.Add(1) <= failures:
+					w.WriteHeader(http.StatusServiceUnavailable)
+				case strings.HasPrefix(r.URL.Path, "/metadata/"):
+					_, _ = w.Write([]byte("dXNlciBkYXRh"))
+				default:
+					_, _ = w.Write([]byte("user data"))
+				}
+			}))
+			m := machine(t, c.id, 0) // as in the agent
+			m.Paths.Metadata = s.URL
+			if c.id == "metal" {
+				m.Cmdline = platform.Cmdline{"ignition.config.url=" + s.URL}
+			}
+			var why told
+			m.Waiting = why.waiting
+			data, err := m.Find(t.Context())
+			s.Close()
+			if err != nil || string(data.Raw) != "user data" {
+				t.Errorf("%s after %d failures: %q and error %v", c.name, failures, data.Raw, err)
+			}
+			if why.has(c.status503) != (failures > 0) {
+				t.Errorf("%s after %d failures: told %q", c.name, failures, why.reasons)
+			}
+		}
+	}
+}
+
+// A drive that is not there is waited for, too.
+func TestDrivesAreWaitedFor(t *testing.T) {
+	imds := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})) // no user data
+	t.Cleanup(imds.Close)
+	for id, want := range map[string]string{
+		"nutanix": "there is no config drive with label config-2", "powervs": "there is no config drive with label config-2",
+		"kubevirt": "there is no config drive with label config-2 or cidata",
+		"azure":    "there is no CD with Azure's custom data (there is no CD-ROM drive)",
+	} {
+		t.Run(id, func(t *testing.T) {
+			t.Parallel()
+			m := machine(t, id, 0)
+			m.Paths.Metadata = imds.URL
+			why := told{first: func() {
+				volumetest.At(t, filepath.Join(m.Paths.Disks, "config-2"), volume.ISO9660, map[string]string{"openstack/latest/user_data": "late"})
+				volumetest.At(t, filepath.Join(m.Paths.Drives, "sr0"), volume.UDF, map[string]string{"ovf-env.xml": "", "CustomData.bin": "late"})
+			}}
+			m.Waiting = why.waiting
+			outcome{data: "late"}.check(t, m)
+			if !why.has(want) {
+				t.Errorf("told %q", why.reasons)
+			}
+		})
+	}
+}
+
+// What never comes is waited for until the context ends; the first try has told why.
+func TestNothingIsGivenUp(t *testing.T) {
+	unhurried(t, 100*time.Millisecond)
+	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	t.Cleanup(silent.Close)
+	refusing := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }))
+	t.Cleanup(refusing.Close)
+	for _, c := range []struct{ name, id, metadata, cmdline, want string }{
+		{"AWS, whose tokens get lost", "aws", silent.URL, "", "the PUT for an IMDSv2 token was not answered in time"},
+		{"Google Cloud", "gcp", silent.URL, "", "no answer in time"},
+		{"Azure", "azure", silent.URL, "", "no answer in time"},
+		{"OpenStack, without a drive and with a service that refuses", "openstack", refusing.URL, "", "HTTP status 403"},
+		{"a URL at which nobody listens", "metal", "", "ignition.config.url=http://127.0.0.1:1/", "connection refused"},
+		{"a drive", "nutanix", "", "", "no config drive"},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		m := machine(t, c.id, 0)
+		m.Cmdline = platform.Cmdline{c.cmdline}
+		if c.metadata != "" {
+			m.Paths.Metadata = c.metadata
+		}
+		why := &told{}
+		m.Waiting = func(err error) {
+			if why.waiting(err); why.has(c.want) {
+				cancel()
+			}
+		}
+		if data, err := m.Find(ctx); err == nil || errors.Is(err, platform.ErrNone) || ctx.Err() == nil {
+			t.Errorf("%s: %q and error %v", c.name, data.Raw, err)
+		}
+		if t.Context().Err() != nil {
+			t.Errorf("%s: told %q", c.name, why.reasons)
+		}
+		cancel()
+	}
+}
+
+// What is final is not waited for.
+func TestFinalFaultsEndIt(t *testing.T) {
+	unhurried(t, 30*time.Second)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }))
+	t.Cleanup(s.Close)
+	for _, id := range []string{"aws", "gcp", "azure", "metal"} {
+		m := machine(t, id, 0)
+		m.Paths.Metadata = s.URL
+		if id == "metal" {
+			m.Cmdline = platform.Cmdline{"ignition.config.url=" + s.URL}
+		}
+		m.Waiting = func(err error) { t.Errorf("%s: waiting for what does not come: %v", id, err) }
+		if _, err := m.Find(t.Context()); err == nil || !strings.Contains(err.Error(), "403") {
+			t.Errorf("%s: error %v", id, err)
+		}
+	}
+}
