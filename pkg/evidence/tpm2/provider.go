@@ -18,8 +18,9 @@ type Directory interface {
 	// in a Machine's spec.providerID. Ek is the one that answered, so that a
 	// provider who is asked by key type is asked once. The error is [ErrNotMine]
 	// where the instance is of another provider, InstanceNotFound where the
-	// provider does not know it, EKUntrusted where it has no TPM, and
-	// ProviderUnavailable where that cannot be found out.
+	// provider does not know it, EKUntrusted where it has no TPM, EKNotEnrolled
+	// where the provider names no EKs of ek's kind, MachineAmbiguous where it has
+	// several such instances, and ProviderUnavailable where that cannot be found out.
 	EndorsementKeys(ctx context.Context, providerID string, ek *EK) (ProviderKeys, error)
 }
 

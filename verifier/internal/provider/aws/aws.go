@@ -202,7 +202,7 @@ func (p *Provider) of(region, id string) (*ec2.Client, error) {
 	c, ok := p.regions[region]
 	switch {
 	case !ok:
-		return nil, reason.Deny(reason.AccountNotAllowed, "region %.32q is not one of the configured", region)
+		return nil, reason.Deny(reason.ProviderUnavailable, "region %.32q is none of aws.regions", region)
 	case !instanceID.MatchString(id):
 		return nil, reason.Deny(reason.InstanceNotFound, "%.40q is not an instance id", id)
 	}

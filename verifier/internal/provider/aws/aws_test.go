@@ -283,7 +283,7 @@ func TestWhereEC2IsNotAsked(t *testing.T) {
 				t.Fatal(err)
 			}
 			calls := w.cloud.Calls("")
-			refused(t, ask("eu-west-1", w.machine.ID), reason.AccountNotAllowed)
+			refused(t, ask("eu-west-1", w.machine.ID), reason.ProviderUnavailable)
 			for _, id := range []string{"", "i-1", w.machine.ID + "0", "i-0ffffffffffffff/x", strings.ToUpper(w.machine.ID)} {
 				refused(t, ask(region, id), reason.InstanceNotFound)
 			}

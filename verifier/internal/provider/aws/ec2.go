@@ -78,7 +78,9 @@ func one(out *ec2.DescribeInstancesOutput, id string) (awsiid.Instance, error) {
 type directory struct{ p *Provider }
 
 // EndorsementKeys asks for the EK of an instance's NitroTPM, of the kind that
-// answered. EC2 names two: RSA-2048 and P-384.
+// answered. EC2 names two: RSA-2048 and P-384. Of another kind it has nothing to
+// say, and what is not in our configuration says nothing of the instance: both are
+// a no for now, so that other endorsements count and the node tries again.
 func (d directory) EndorsementKeys(ctx context.Context, providerID string, ek *tpm2.EK) (tpm2.ProviderKeys, error) {
 	var none tpm2.ProviderKeys
 	if !strings.HasPrefix(providerID, "aws://") {
@@ -117,7 +119,7 @@ func (p *Provider) ofZone(i awssts.Instance) (*ec2.Client, string, error) {
 			return client, region, err
 		}
 	}
-	return nil, "", reason.Deny(reason.AccountNotAllowed, "zone %.64q is in none of the configured regions", i.Zone)
+	return nil, "", reason.Deny(reason.ProviderUnavailable, "zone %.64q of the Machine is in none of aws.regions", i.Zone)
 }
 
 func keyType(ek *tpm2.EK) (types.EkPubKeyType, error) {
@@ -131,7 +133,7 @@ func keyType(ek *tpm2.EK) (types.EkPubKeyType, error) {
 			return types.EkPubKeyTypeEccSecP384, nil
 		}
 	}
-	return "", reason.Deny(reason.EKUntrusted, "EC2 names no EKs like %s; a NitroTPM has RSA-2048 and P-384", ek.Describe())
+	return "", reason.Deny(reason.EKNotEnrolled, "EC2 names no EKs like %s, but RSA-2048 and P-384: boot the node with mcs-attest.ek=rsa-2048", ek.Describe())
 }
 
 // withoutTPM makes a denial of an error that says the instance has none. EC2's
