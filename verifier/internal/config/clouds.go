@@ -20,15 +20,20 @@ type Endpoint struct {
 
 // AWS is what machines of Amazon EC2 must be, and how AWS is asked about them.
 // Credentials are found as every AWS SDK finds them.
+//
+// For tpm2 by itself EC2 is asked for the instance's EK and for nothing else. Of
+// what is below Regions alone counts then: the instance is one that a Machine names,
+// in the account of the credentials.
 type AWS struct {
-	// Accounts are the account ids, 12 digits each. Required.
+	// Accounts are the account ids, 12 digits each, for aws-iid and aws-sts. Required.
 	Accounts []string `yaml:"accounts"`
 	// Regions are where machines may be. Required.
 	Regions []string `yaml:"regions"`
-	// VPCs are where EC2 must say that the instance is. Empty: anywhere in the account.
+	// VPCs are where EC2 must say that the instance is, for aws-iid. Empty: anywhere
+	// in the account.
 	VPCs []string `yaml:"vpcs,omitempty"`
 	// Infrastructure is the cluster's infrastructure name; the instance must have
-	// the tag kubernetes.io/cluster/<name>. Empty: no tag is asked for.
+	// the tag kubernetes.io/cluster/<name>, for aws-iid. Empty: no tag is asked for.
 	Infrastructure string `yaml:"infrastructure,omitempty"`
 	// Roles are the names of the IAM roles that machines have, for aws-sts. Only
 	// EC2 may be able to assume them. Empty: aws-sts is refused.
