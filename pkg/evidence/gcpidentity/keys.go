@@ -83,11 +83,7 @@ func (s KeySet) Key(_ context.Context, kid string) (crypto.PublicKey, error) {
 	if k, ok := s[kid]; ok {
 		return k, nil
 	}
-	return nil, unknown(kid, len(s))
-}
-
-func unknown(kid string, n int) error {
-	return reason.Deny(reason.DocumentUntrusted, "key %.128q is none of Google's %d", kid, n)
+	return nil, reason.Deny(reason.DocumentUntrusted, "key %.128q is none of Google's %d", kid, len(s))
 }
 
 // parseSet reads {"keys":[...]}, and the member "provenance" if it is a string.
@@ -252,17 +248,19 @@ func (s *StaticKeys) All() []StaticKey {
 	return slices.Clone(s.all)
 }
 
-// Key returns the key of that id.
+// Key returns the key of that id. One that is not there may be a key that Google
+// has begun to use since: ProviderUnavailable, and the operator puts it there.
 func (s *StaticKeys) Key(_ context.Context, kid string) (crypto.PublicKey, error) {
-	if s == nil {
-		return nil, unknown(kid, 0)
+	all := []StaticKey(nil)
+	if s != nil {
+		all = s.all
 	}
-	for i := range s.all {
-		if s.all[i].ID == kid {
-			return s.all[i].Key, nil
+	for i := range all {
+		if all[i].ID == kid {
+			return all[i].Key, nil
 		}
 	}
-	return nil, unknown(kid, len(s.all))
+	return nil, reason.Deny(reason.ProviderUnavailable, "key %.128q is none of the %d in google-keys/: put Google's new key set there, the answer of https://www.googleapis.com/oauth2/v3/certs", kid, len(all))
 }
 
 func lineOf(raw []byte, offset int64) int {

@@ -43,6 +43,8 @@ type Keys struct {
 	fetched time.Time // when known was
 	tried   time.Time
 	failed  error // of the last try; nil: it went well
+	begun   int   // fetches that were begun
+	of      int   // the fetch that known is of, counted from 1
 }
 
 func newKeys(client *http.Client, url string, o outbound.Options) *Keys {
@@ -54,7 +56,13 @@ func newKeys(client *http.Client, url string, o outbound.Options) *Keys {
 }
 
 // Key returns the key of an id. The id is untrusted, and is compared, nothing else.
+// One that is not there is DocumentUntrusted only if the tenant was asked for this
+// very question, in a fetch that began after it was put. In the time between two
+// fetches it may be a key that is new: ProviderUnavailable.
 func (k *Keys) Key(ctx context.Context, kid string) (crypto.PublicKey, error) {
+	k.mu.Lock()
+	before := k.begun
+	k.mu.Unlock()
 	key, ask := k.find(kid)
 	var err error
 	if ask {
@@ -62,8 +70,12 @@ func (k *Keys) Key(ctx context.Context, kid string) (crypto.PublicKey, error) {
 			if _, still := k.find(kid); !still {
 				return struct{}{}, nil // somebody was faster
 			}
+			k.mu.Lock()
+			k.begun++
+			of := k.begun
+			k.mu.Unlock()
 			set, err := k.fetch(ctx)
-			k.settle(set, err)
+			k.settle(of, set, err)
 			return struct{}{}, err
 		})
 		key, _ = k.find(kid)
@@ -78,6 +90,9 @@ func (k *Keys) Key(ctx context.Context, kid string) (crypto.PublicKey, error) {
 	}
 	if err != nil {
 		return nil, reason.Wrap(reason.ProviderUnavailable, err, "the tenant's keys, for the key %.64q", kid)
+	}
+	if k.of <= before {
+		return nil, reason.Deny(reason.ProviderUnavailable, "the tenant had no key %.64q %s ago, and may be asked again %s after that", kid, k.now().Sub(k.fetched).Round(time.Second), keysAtMost)
 	}
 	return nil, reason.Deny(reason.DocumentUntrusted, "the tenant has no key %.64q", kid)
 }
@@ -103,13 +118,13 @@ func (k *Keys) find(kid string) (*rsa.PublicKey, bool) {
 	return key, age >= keysFresh
 }
 
-func (k *Keys) settle(set map[string]*rsa.PublicKey, err error) {
+func (k *Keys) settle(of int, set map[string]*rsa.PublicKey, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := k.now()
 	k.tried, k.failed = now, err
 	if err == nil {
-		k.known, k.fetched = set, now
+		k.known, k.fetched, k.of = set, now, of
 	}
 }
 

@@ -56,8 +56,10 @@ type KeysOptions struct {
 //     fetched: once for all who wait, and not more often than every 30 seconds (5
 //     after a failure). So a flood of tokens with invented kids costs Google nothing.
 //   - If it cannot be fetched, a key of the last set counts for another day.
-//   - A kid that a set does not have is DocumentUntrusted. If the set could not be
-//     fetched, or is too old, it is ProviderUnavailable.
+//   - A kid that is not there is DocumentUntrusted only if Google was asked for this
+//     very question, in a fetch that began after it was put. In the time between two
+//     fetches, while Google cannot be reached, and offline it may be a key that is
+//     new: ProviderUnavailable, and the node comes again.
 //
 // It implements gcpidentity.Keys.
 type Keys struct {
@@ -70,6 +72,8 @@ type Keys struct {
 	fresh time.Time // until when
 	tried time.Time // the last fetch
 	err   error     // of the last fetch
+	begun int       // fetches that were begun
+	of    int       // the fetch that set is of, counted from 1
 }
 
 var _ gcpidentity.Keys = (*Keys)(nil)
@@ -106,11 +110,14 @@ func (k *Keys) Key(ctx context.Context, kid string) (crypto.PublicKey, error) {
 	if err == nil || k.o.Offline {
 		return key, err
 	}
-	if key, done, err := k.known(kid); done {
+	k.mu.Lock()
+	before := k.begun
+	k.mu.Unlock()
+	if key, done, err := k.known(kid, before); done {
 		return key, err
 	}
 	_, failed := outbound.Ask(ctx, k.o.Caller, "keys", k.url, 0, k.refresh)
-	key, _, err = k.known(kid)
+	key, _, err = k.known(kid, before)
 	if err != nil && failed != nil {
 		return nil, reason.Wrap(reason.ProviderUnavailable, failed, "key %.128q of Google's", kid)
 	}
@@ -118,7 +125,8 @@ func (k *Keys) Key(ctx context.Context, kid string) (crypto.PublicKey, error) {
 }
 
 // known answers from what is there. It is done if no fetch could, or may, change that.
-func (k *Keys) known(kid string) (_ crypto.PublicKey, done bool, _ error) {
+// Before is how many fetches had begun when the question was put.
+func (k *Keys) known(kid string, before int) (_ crypto.PublicKey, done bool, _ error) {
 	now := k.o.Now()
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -136,6 +144,8 @@ func (k *Keys) known(kid string) (_ crypto.PublicKey, done bool, _ error) {
 		return key, mayNot, nil
 	case k.err != nil || k.set == nil || there:
 		return nil, mayNot, reason.Wrap(reason.ProviderUnavailable, k.err, "the keys of Google's identity tokens cannot be had")
+	case k.of <= before:
+		return nil, mayNot, reason.Deny(reason.ProviderUnavailable, "key %.128q is none of Google's %d; they may be asked for again in %s", kid, len(k.set), k.tried.Add(wait).Sub(now).Round(time.Second))
 	default:
 		return nil, mayNot, reason.Deny(reason.DocumentUntrusted, "key %.128q is none of Google's %d", kid, len(k.set))
 	}
@@ -143,12 +153,16 @@ func (k *Keys) known(kid string) (_ crypto.PublicKey, done bool, _ error) {
 
 // refresh fetches the set. It runs once at a time.
 func (k *Keys) refresh(ctx context.Context) (struct{}, error) {
+	k.mu.Lock()
+	k.begun++
+	of := k.begun
+	k.mu.Unlock()
 	set, fresh, err := k.fetch(ctx)
 	now := k.o.Now()
 	k.mu.Lock()
 	k.tried, k.err = now, err
 	if err == nil {
-		k.set, k.fresh = set, now.Add(fresh)
+		k.set, k.fresh, k.of = set, now.Add(fresh), of
 	}
 	n, until := len(k.set), k.fresh
 	k.mu.Unlock()
