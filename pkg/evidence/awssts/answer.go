@@ -28,9 +28,11 @@ type identity struct {
 
 // What STS says when the fault is in the signature or the session. Everything
 // else that is not 200 can be somebody else's: a quota (which is 400 in this
-// protocol), a proxy's or an endpoint policy's 403.
+// protocol), a proxy's or an endpoint policy's 403. And InvalidClientTokenId and
+// UnrecognizedClientException may be said of credentials that were issued seconds
+// ago and are not known everywhere yet, as at a first boot.
 var (
-	wrong = []string{"SignatureDoesNotMatch", "InvalidClientTokenId", "IncompleteSignature", "InvalidSignatureException", "UnrecognizedClientException", "MissingAuthenticationToken"}
+	wrong = []string{"SignatureDoesNotMatch", "IncompleteSignature", "InvalidSignatureException", "MissingAuthenticationToken"}
 	late  = []string{"ExpiredToken", "ExpiredTokenException", "RequestExpired"}
 )
 

@@ -281,7 +281,9 @@ func TestStsThatCannotSayIsTemporary(t *testing.T) {
 		"a wrong signature with status 500":  {says{500, xml, failure("SignatureDoesNotMatch"), nil}, reason.ProviderUnavailable},
 		"an empty 200":                       {says{200, xml, "", nil}, reason.ProviderUnavailable},
 		"the signature is wrong":             {says{403, xml, failure("SignatureDoesNotMatch"), nil}, reason.DocumentInvalid},
-		"the key is none":                    {says{403, xml, failure("InvalidClientTokenId"), nil}, reason.DocumentInvalid},
+		"the key is not known (yet)":         {says{403, xml, failure("InvalidClientTokenId"), nil}, reason.ProviderUnavailable},
+		"the token is not known (yet)":       {says{403, xml, failure("UnrecognizedClientException"), nil}, reason.ProviderUnavailable},
+		"the signature is not whole":         {says{400, xml, failure("IncompleteSignature"), nil}, reason.DocumentInvalid},
 		"the credentials have expired":       {says{403, xml, failure("ExpiredToken"), nil}, reason.DocumentNotFresh},
 		"the credentials have expired (400)": {says{400, xml, failure("ExpiredTokenException"), nil}, reason.DocumentNotFresh},
 	} {
