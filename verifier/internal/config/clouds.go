@@ -158,6 +158,10 @@ func (c *Config) checkClouds() error {
 		if err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
 			return fmt.Errorf("%s: %q is not https://host", name, e.URL)
 		}
+		// The path of a request is part of what was signed.
+		if (name == "aws.ec2" || name == "aws.sts") && u.Path != "" && u.Path != "/" {
+			return fmt.Errorf("%s.url: %q has a path; AWS's signatures are for https://%s/ alone", name, e.URL, u.Host)
+		}
 	}
 	type names struct {
 		field    string
@@ -198,7 +202,12 @@ func (c *Config) checkClouds() error {
 		if len(v.Servers) == 0 {
 			return errors.New("vsphere.servers: name at least one")
 		}
+		seen := map[string]bool{}
 		for i, s := range v.Servers {
+			if seen[s.URL] {
+				return fmt.Errorf("vsphere.servers[%d]: %s is there twice; all its machines would look like clones", i, s.URL)
+			}
+			seen[s.URL] = true
 			if s.URL == "" || s.Username == "" || s.PasswordFile == "" {
 				return fmt.Errorf("vsphere.servers[%d]: url, username and passwordFile are needed", i)
 			}

@@ -30,6 +30,8 @@ func TestTheSmallestFileWorks(t *testing.T) {
 
 func TestWhatIsWrongIsNamed(t *testing.T) {
 	const ok = "origins: [\"https://a:1\"]\n"
+	const aws = "aws: {accounts: [\"123456789012\"], regions: [eu-central-1], "
+	const vc = "{url: \"https://v/sdk\", username: u, passwordFile: p}"
 	for text, want := range map[string]string{
 		"":                                                       "EOF",
 		"listen: x\n":                                            "origins:",
@@ -50,11 +52,27 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		ok + "kubernetes: {machineNamespaces: [../x]}\n":         "kubernetes.machineNamespaces",
 		ok + "provisioningToken: {secret: x}\n":                  "provisioningToken.secret",
 		ok + "provisioningToken: {grace: 2h, rotateEvery: 1h}\n": "shorter than grace",
+		ok + aws + "sts: {url: \"https://a/sts\"}}\n":            "aws.sts.url: \"https://a/sts\" has a path",
+		ok + aws + "sts: {url: \"https://a/?x\"}}\n":             "aws.sts",
+		ok + aws + "ec2: {url: \"https://a:8/ec2/\"}}\n":         "aws.ec2.url: \"https://a:8/ec2/\" has a path; AWS's signatures are for https://a:8/ alone",
+		ok + "vsphere: {servers: [" + vc + ", " + vc + "]}\n":    "vsphere.servers[1]: https://v/sdk is there twice",
 		ok + "keyRotation: 10m\n":                                "twice keyPublishDelay",
 	} {
 		_, err := Load(write(t, text))
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "mcs-attest.yaml") {
 			t.Errorf("%q: got %v, want it to say %q and the file", text, err, want)
+		}
+	}
+}
+
+func TestEndpointsOfCloudsAreRead(t *testing.T) {
+	for _, section := range []string{
+		`aws: {accounts: ["123456789012"], regions: [eu-central-1], sts: {url: "https://a"}, ec2: {url: "https://a:8443/"}}`,
+		`gcp: {projects: [p], keys: {url: "https://a/oauth2/v3/certs"}, compute: {url: "https://a/compute/v1"}}`,
+		`vsphere: {servers: [{url: "https://v/sdk", username: u, passwordFile: p}, {url: "https://w/sdk", username: u, passwordFile: p}]}`,
+	} {
+		if _, err := Load(write(t, "origins: [\"https://a:1\"]\n"+section+"\n")); err != nil {
+			t.Errorf("%s: %v", section, err)
 		}
 	}
 }
