@@ -152,7 +152,9 @@ func (c *claim) Statement() evidence.Statement {
 	return evidence.Statement{Kind: evidence.AWSSTS, Bound: true, Summary: map[string]string{"region": c.region}}
 }
 
-// Confirm does checks 6 to 11.
+// Confirm does checks 6 to 11. Created stays empty, because STS knows nothing of it;
+// the Machine's provider id has the instance id in it, which is never used again, so
+// no earlier instance can have had it.
 func (c *claim) Confirm(ctx context.Context, candidate evidence.Candidate) (evidence.Statement, error) {
 	var none evidence.Statement
 	instance, ok := ParseProviderID(candidate.ProviderID)

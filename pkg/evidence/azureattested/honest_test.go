@@ -229,9 +229,9 @@ func TestWhatTheContentMaySay(t *testing.T) {
 		"no times":                               {replace(`"timeStamp"`, `"stamp"`), reason.DocumentInvalid},
 		"a time in another form":                 {replace(" -0000", "Z"), reason.DocumentInvalid},
 		"made a little ahead of our clock":       {times(now.Add(4*time.Minute), now.Add(time.Hour)), 0},
-		"made in the future":                     {times(now.Add(6*time.Minute), now.Add(time.Hour)), reason.DocumentNotFresh},
+		"made in the future":                     {times(now.Add(6*time.Minute), now.Add(time.Hour)), reason.Internal},
 		"expired a little by our clock":          {times(now.Add(-time.Hour), now.Add(-4*time.Minute)), 0},
-		"expired":                                {times(now.Add(-time.Hour), now.Add(-6*time.Minute)), reason.DocumentNotFresh},
+		"expired":                                {times(now.Add(-time.Hour), now.Add(-6*time.Minute)), reason.Internal},
 		"expires before it was made":             {times(now, now.Add(-time.Second)), reason.DocumentInvalid},
 		"no nonce":                               {replace(`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA"`, `"nonce":""`), reason.DocumentNotFresh},
 		"a nonce that is longer":                 {replace(`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA"`, `"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAAA"`), reason.DocumentNotFresh},
@@ -251,6 +251,46 @@ func TestWhatTheContentMaySay(t *testing.T) {
 				return
 			}
 			denied(t, err, test.want)
+		})
+	}
+}
+
+// A document that was made for this conversation was made now. A clock that says
+// something else is wrong, and the node waits until somebody sets it.
+func TestAClockThatIsNotAzuresIsTemporary(t *testing.T) {
+	w := newWorld(t)
+	w.withIdentity()
+	honest := w.document
+	w.passes()
+	for name, test := range map[string]struct {
+		off    time.Duration
+		want   reason.Code // zero: passes
+		change func()
+	}{
+		"4 minutes behind":                    {off: -4 * time.Minute},
+		"6 minutes behind":                    {off: -6 * time.Minute, want: reason.Internal},
+		"6 hours ahead":                       {off: 6 * time.Hour},
+		"7 hours ahead":                       {off: 7 * time.Hour, want: reason.Internal},
+		"6 minutes behind, an older document": {off: -6 * time.Minute, want: reason.DocumentNotFresh, change: func() { w.document.Raw = w.signed("of-another-conversation-of-before") }},
+		"7 hours ahead, an older document":    {off: 7 * time.Hour, want: reason.DocumentNotFresh, change: func() { w.document.Raw = w.signed("of-another-conversation-of-before") }},
+		"right, and behind the token's":       {want: reason.Internal, change: func() { w.document.Token = w.token(func(c map[string]any) { c["nbf"] = time.Now().Add(6 * time.Minute).Unix() }) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w.document, w.now = honest, time.Now().Add(test.off)
+			if test.change != nil {
+				test.change()
+			}
+			_, err := w.verify()
+			if test.want == 0 {
+				if err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			denied(t, err, test.want)
+			if temporary := reason.From(err).Code.Info().Temporary; temporary != (test.want == reason.Internal) {
+				t.Fatalf("temporary: %v", temporary)
+			}
 		})
 	}
 }
@@ -303,5 +343,18 @@ func TestTheMachineIsTheCandidate(t *testing.T) {
 				t.Fatalf("%d calls, not %d", len(w.asked), test.calls)
 			}
 		})
+	}
+}
+
+// Without the time a machine that took over an old one's name looks like it.
+func TestAMachineOfAnUnknownAgeIsWarnedOf(t *testing.T) {
+	w := newWorld(t)
+	if s := w.passes(); len(s.Warnings) != 0 || s.Created.IsZero() {
+		t.Errorf("%+v", s)
+	}
+	w.vm.Created = time.Time{}
+	s := w.passes()
+	if len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], "a name that was used before is not noticed") {
+		t.Errorf("%q", s.Warnings)
 	}
 }

@@ -28,7 +28,9 @@ import (
 //  5. It signed the content. Nothing of the content is parsed before.
 //  6. The content is one JSON object with each of its names once.
 //  7. The nonce is the transcript's. It is compared in constant time.
-//  8. It was not made in the future, and has not expired.
+//  8. It was not made in the future, and has not expired. Since a document with the
+//     nonce of this conversation cannot be older or younger than it, that is the
+//     verifier's clock: Internal, which is temporary.
 //  9. The subscription is one of ours.
 //  10. Where Identity is set: the token, as [Identity] says.
 func (v *Verifier) Verify(ctx context.Context, d evidence.Document, b evidence.Binding, now time.Time) (evidence.Claim, error) {
@@ -60,9 +62,9 @@ func (v *Verifier) Verify(ctx context.Context, d evidence.Document, b evidence.B
 	case subtle.ConstantTimeCompare([]byte(doc.nonce), nonce) != 1:
 		return nil, reason.Deny(reason.DocumentNotFresh, "the nonce %.40q is not the transcript's", doc.nonce)
 	case doc.created.After(now.Add(leeway)):
-		return nil, reason.Deny(reason.DocumentNotFresh, "made at %s, which is to come", doc.created.UTC().Format(time.RFC3339))
+		return nil, reason.Deny(reason.Internal, "made at %s, which is to come: this clock is not Azure's", doc.created.UTC().Format(time.RFC3339))
 	case !now.Before(doc.expires.Add(leeway)):
-		return nil, reason.Deny(reason.DocumentNotFresh, "expired at %s", doc.expires.UTC().Format(time.RFC3339))
+		return nil, reason.Deny(reason.Internal, "expired at %s, and was made for this conversation: this clock is not Azure's", doc.expires.UTC().Format(time.RFC3339))
 	case !slices.ContainsFunc(v.Subscriptions, func(s string) bool { return strings.EqualFold(s, doc.subscription) }):
 		return nil, reason.Deny(reason.AccountNotAllowed, "subscription %s", doc.subscription)
 	}
@@ -108,6 +110,9 @@ func (c *claim) Statement() evidence.Statement {
 //  4. Azure Resource Manager knows it: one call.
 //  5. It has the document's vmId.
 //  6. It is not being deleted.
+//
+// A machine's name is used again, and Created tells the new machine from the old.
+// Where Azure does not say it, the statement warns.
 func (c *claim) Confirm(ctx context.Context, candidate evidence.Candidate) (evidence.Statement, error) {
 	none := evidence.Statement{}
 	r, err := parseProviderID(candidate.ProviderID)
@@ -143,5 +148,8 @@ func (c *claim) Confirm(ctx context.Context, candidate evidence.Candidate) (evid
 	}
 	s := c.Statement()
 	s.ProviderID, s.Created = candidate.ProviderID, vm.Created
+	if s.Created.IsZero() {
+		s.Warnings = append(s.Warnings, "Azure does not say when the instance was made: a name that was used before is not noticed")
+	}
 	return s, nil
 }
