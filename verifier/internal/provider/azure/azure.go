@@ -6,9 +6,9 @@
 // for the login endpoint, so that tokens with made-up key ids do not use up what
 // the others need.
 //
-//   - VM: one call for each attested document that has passed everything else. No
-//     good answer is kept: a virtual machine may be deleted and made again under
-//     its name, with another vmId.
+//   - VM: one call for each attested document that has passed everything else, and
+//     at most one in three seconds for one virtual machine, so that another machine
+//     of the subscription cannot make one with each try.
 //   - The key set: one call in an hour, and, for a key id that it has not, at most
 //     one in five minutes. A set that cannot be refreshed counts for a day.
 //
@@ -48,6 +48,12 @@ import (
 const (
 	// maxAnswer bounds what is read of an answer: a virtual machine is some 10 kB.
 	maxAnswer = 1 << 20
+	// keepVM is how long an answer about a virtual machine counts. What it says is
+	// compared with the vmId that Azure signed for this conversation, so an old
+	// answer lets nobody in who is another machine: one that was made again under
+	// the name has another vmId, and takes longer than this to boot and to ask.
+	// One that was deleted counts no longer than a call may take.
+	keepVM = 3 * time.Second
 	// callTime is a little more than outbound gives a call.
 	callTime = 12 * time.Second
 )
@@ -162,7 +168,7 @@ func (p *Provider) VM(ctx context.Context, resourceID string) (azureattested.VM,
 	if !ok {
 		return azureattested.VM{}, reason.Deny(reason.AccountNotAllowed, "subscription %.64q is not one of the configured", id.SubscriptionID)
 	}
-	return outbound.Ask(ctx, p.arm, "VirtualMachines.Get", strings.ToLower(resourceID), 0, func(ctx context.Context) (azureattested.VM, error) {
+	return outbound.Ask(ctx, p.arm, "VirtualMachines.Get", strings.ToLower(resourceID), keepVM, func(ctx context.Context) (azureattested.VM, error) {
 		out, err := c.Get(ctx, id.ResourceGroupName, id.Name, nil)
 		if err != nil {
 			return azureattested.VM{}, understood(err, resourceID)

@@ -126,12 +126,49 @@ func TestAVirtualMachineByTheRealSDK(t *testing.T) {
 		if vm.VMID != w.machine.VMID || !strings.EqualFold(vm.ResourceID, w.machine.ResourceID()) || vm.Provisioning != "Succeeded" || vm.Created.IsZero() {
 			t.Fatalf("%+v", vm)
 		}
+		w.later(4 * time.Second)
 	}
 	if n := w.cloud.Calls("token") - before; n != 1 {
 		t.Fatalf("%d tokens for ARM", n)
 	}
 	if fmt.Sprint(w.calls) != "[azure VirtualMachines.Get ok azure VirtualMachines.Get ok azure VirtualMachines.Get ok]" {
 		t.Fatal(w.calls)
+	}
+}
+
+// A machine that tries again and again, with its own documents and the name of any
+// machine of the subscription, makes one call in three seconds for each name.
+func TestAttack_T08_OneMachineThatAsksWithoutEnd(t *testing.T) {
+	w := newWorld(t)
+	other := &emulator.Instance{Name: "ocp-worker-2", ResourceGroup: w.machine.ResourceGroup, VMID: "cd8e7443-24a0-41f3-b949-8baf4fd1c574"}
+	if err := w.cloud.Add(other); err != nil {
+		t.Fatal(err)
+	}
+	before := w.cloud.Calls("vm")
+	for range 50 {
+		for _, m := range []*emulator.Instance{w.machine, other} {
+			vm, err := w.provider.VM(t.Context(), m.ResourceID())
+			if err != nil || vm.VMID != m.VMID {
+				t.Fatalf("%+v %v", vm, err)
+			}
+			// In another case it is the same machine, and the same question.
+			if vm, err = w.provider.VM(t.Context(), strings.ToUpper(m.ResourceID())); err != nil || vm.VMID != m.VMID {
+				t.Fatalf("%+v %v", vm, err)
+			}
+		}
+	}
+	if n := w.cloud.Calls("vm") - before; n != 2 {
+		t.Fatalf("%d calls", n)
+	}
+	// Made again under its name: what is kept does not outlive a boot.
+	again := *w.machine
+	again.VMID = "dd8e7443-24a0-41f3-b949-8baf4fd1c575"
+	if err := w.cloud.Add(&again); err != nil {
+		t.Fatal(err)
+	}
+	w.later(3*time.Second + time.Millisecond)
+	if vm, err := w.provider.VM(t.Context(), w.machine.ResourceID()); err != nil || vm.VMID != again.VMID {
+		t.Fatalf("%+v %v", vm, err)
 	}
 }
 
@@ -186,6 +223,7 @@ func TestManyAtOnceAreOneCall(t *testing.T) {
 	if _, err := w.provider.VM(t.Context(), w.machine.ResourceID()); err != nil {
 		t.Fatal(err)
 	}
+	w.later(4 * time.Second) // past the answer that is kept
 	before := w.cloud.Calls("vm")
 	w.cloud.Fail(emulator.Faults{Slow: 300 * time.Millisecond})
 	var all sync.WaitGroup
@@ -295,6 +333,7 @@ func TestADocumentFromEndToEnd(t *testing.T) {
 		if err := attest(); err != nil {
 			t.Fatal(err)
 		}
+		w.later(4 * time.Second)
 	}
 	t.Logf("%d attestations: %d calls of ARM, %d for keys, %d for tokens", n, w.cloud.Calls("vm")-vm, w.cloud.Calls("keys")-keys, w.cloud.Calls("token")-tokens)
 	if w.cloud.Calls("vm")-vm != n || w.cloud.Calls("keys")-keys != 1 || w.cloud.Calls("token")-tokens != 1 {
