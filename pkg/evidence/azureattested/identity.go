@@ -27,7 +27,9 @@ type IdentityKeys interface {
 //
 //  1. One compact JWS of at most 8 KiB, signed with RS256 and nothing else, by a
 //     key of the tenant's.
-//  2. Issued by the tenant, for this resource alone.
+//  2. Issued by the tenant, for this resource alone. In a token of version 1.0 the
+//     audience is the resource as it was asked for, in one of version 2.0 always the
+//     application's client id. So a Resource that is the client id fits both.
 //  3. Valid now. One that begins in the future has not been replayed: that is the
 //     verifier's clock, and Internal, which is temporary. One that has ended may have
 //     been kept since, for a token is not of this conversation.
@@ -41,7 +43,7 @@ type Identity struct {
 	Issuers []string
 	// Tenant is the id of the tenant.
 	Tenant string
-	// Resource is the audience.
+	// Resource is what the agent asks for, and the audience.
 	Resource string
 }
 
@@ -96,6 +98,9 @@ func (i *Identity) verify(ctx context.Context, raw []byte, now time.Time) (*reso
 	case !slices.Contains(i.Issuers, c.issuer) || !strings.EqualFold(c.tenant, i.Tenant):
 		return nil, reason.Deny(reason.AccountNotAllowed, "the token is of tenant %.64q, issued by %.128q", c.tenant, c.issuer)
 	case i.Resource == "" || c.audience != i.Resource:
+		if _, id := parseGUID(c.audience); id {
+			return nil, reason.Deny(reason.DocumentNotFresh, "the token is for %s, not for %.128q: if that is the application's client id, its tokens are of version 2.0, and the client id has to be the resource", c.audience, i.Resource)
+		}
 		return nil, reason.Deny(reason.DocumentNotFresh, "the token is for %.128q, not for %.128q", c.audience, i.Resource)
 	case time.Unix(c.notBefore, 0).After(now.Add(leeway)):
 		return nil, reason.Deny(reason.Internal, "the token is valid from %s, which is to come: this clock is not Azure's", time.Unix(c.notBefore, 0).UTC().Format(time.RFC3339))

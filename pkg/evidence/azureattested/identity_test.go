@@ -139,6 +139,30 @@ func TestTheTokenOfTheManagedIdentity(t *testing.T) {
 			}
 		})
 	}
+	// An application says which version its tokens have. In version 2.0 the audience is
+	// its client id, whatever was asked for.
+	t.Run("the client id as the resource", func(t *testing.T) {
+		const client = "5f1d7a52-0000-4000-8000-3d8f2a6b9c10"
+		w := newWorld(t)
+		w.withIdentity()
+		two := func(c map[string]any) {
+			c["aud"], c["iss"], c["ver"] = client, "https://login.microsoftonline.com/"+w.cloud.Tenant+"/v2.0", "2.0"
+		}
+		w.passes()
+		w.document.Token = w.token(two)
+		_, err := w.verify()
+		denied(t, err, reason.DocumentNotFresh)
+		if !strings.Contains(err.Error(), "version 2.0") {
+			t.Fatal(err)
+		}
+		w.verifier.Identity.Resource = client
+		w.passes()
+		w.document.Token = w.token(set("aud", client)) // version 1.0, asked for by the id
+		w.passes()
+		w.document.Token = w.token(nil)
+		_, err = w.verify()
+		denied(t, err, reason.DocumentNotFresh)
+	})
 	t.Run("nobody asks for it", func(t *testing.T) {
 		w := newWorld(t)
 		want := w.passes()

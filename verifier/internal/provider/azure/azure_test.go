@@ -138,7 +138,7 @@ func TestAVirtualMachineByTheRealSDK(t *testing.T) {
 
 // A machine that tries again and again, with its own documents and the name of any
 // machine of the subscription, makes one call in three seconds for each name.
-func TestAttack_T08_OneMachineThatAsksWithoutEnd(t *testing.T) {
+func TestAttack_T51_OneMachineThatAsksWithoutEnd(t *testing.T) {
 	w := newWorld(t)
 	other := &emulator.Instance{Name: "ocp-worker-2", ResourceGroup: w.machine.ResourceGroup, VMID: "cd8e7443-24a0-41f3-b949-8baf4fd1c574"}
 	if err := w.cloud.Add(other); err != nil {
