@@ -57,8 +57,20 @@ type Directory struct {
 	caller   *outbound.Caller
 	endpoint config.Endpoint
 
-	mu     sync.Mutex
-	client *http.Client // made when it is first needed
+	client   *http.Client    // for the API
+	exchange context.Context // for the library that gets tokens: holds the client that it uses
+
+	mu      sync.Mutex // never held while anybody is asked
+	source  oauth2.TokenSource
+	token   *oauth2.Token
+	renewal *renewal // that is under way
+}
+
+// renewal is one for all who wait for it. What it got is there when done is closed.
+type renewal struct {
+	done  chan struct{}
+	token *oauth2.Token
+	err   error
 }
 
 var _ tpm2.Directory = (*Directory)(nil)
@@ -67,12 +79,25 @@ var _ tpm2.Directory = (*Directory)(nil)
 // looked for when the first question is asked, so that a cluster whose policies need
 // no TPM of Google's needs none.
 func NewDirectory(projects []string, endpoint config.Endpoint, caller *outbound.Caller) (*Directory, error) {
+	client, err := newClient(endpoint.CA, maxAnswer)
+	if err != nil {
+		return nil, fmt.Errorf("gcp.compute: %w", err)
+	}
+	// Tokens come from other hosts than the API. A configured CA counts for them
+	// beside the system's: a proxy that ends TLS does it for all of them.
+	roots, err := x509.SystemCertPool()
+	if err != nil {
+		return nil, fmt.Errorf("gcp.compute: %w", err)
+	}
 	if endpoint.CA != "" {
-		if err := addCA(x509.NewCertPool(), endpoint.CA); err != nil {
+		if err := addCA(roots, endpoint.CA); err != nil {
 			return nil, fmt.Errorf("gcp.compute: %w", err)
 		}
 	}
-	return &Directory{projects: slices.Clone(projects), caller: caller, endpoint: endpoint}, nil
+	return &Directory{
+		projects: slices.Clone(projects), caller: caller, endpoint: endpoint, client: client,
+		exchange: context.WithValue(context.Background(), oauth2.HTTPClient, clientOf(roots, maxAnswer)),
+	}, nil
 }
 
 // The forms of names are checked before they become part of a URL.
@@ -108,12 +133,12 @@ type entry struct {
 
 func (d *Directory) ask(ctx context.Context, project, zone, name string) (tpm2.ProviderKeys, error) {
 	var none tpm2.ProviderKeys
-	client, err := d.connect()
+	token, err := d.authorized(ctx)
 	if err != nil {
 		return none, err
 	}
 	base := strings.TrimSuffix(strings.TrimSuffix(cmp.Or(d.endpoint.URL, ComputeURL), "/"), "/compute/v1")
-	status, raw, err := get(ctx, client, base+"/compute/v1/projects/"+url.PathEscape(project)+"/zones/"+zone+"/instances/"+name+"/getShieldedInstanceIdentity")
+	status, raw, err := get(ctx, d.client, token, base+"/compute/v1/projects/"+url.PathEscape(project)+"/zones/"+zone+"/instances/"+name+"/getShieldedInstanceIdentity")
 	switch {
 	case err != nil:
 		return none, err
@@ -181,37 +206,53 @@ func ekSPKI(text string) ([]byte, error) {
 	return x509.MarshalPKIXPublicKey(key)
 }
 
-// connect makes the client with its credentials. What it lacks now may be there
-// later, so a failure is not kept.
-func (d *Directory) connect() (*http.Client, error) {
+// authorized returns an access token. Who needs a new one starts a renewal, or waits
+// for the one that is under way, and no longer than his context.
+func (d *Directory) authorized(ctx context.Context) (*oauth2.Token, error) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.client != nil {
-		return d.client, nil
+	if d.token.Valid() {
+		defer d.mu.Unlock()
+		return d.token, nil
 	}
-	client, err := newClient(d.endpoint.CA, maxAnswer)
-	if err != nil {
-		return nil, err
+	r := d.renewal
+	if r == nil {
+		r = &renewal{done: make(chan struct{})}
+		d.renewal = r
+		// By itself: the library takes no context, neither to look for credentials,
+		// for which it may try whether there is a metadata server, nor for an
+		// exchange. Both end with time-outs of their own.
+		go d.renew(r)
 	}
-	// Tokens come from other hosts than the API. A configured CA counts for them
-	// beside the system's: a proxy that ends TLS does it for all of them.
-	roots, err := x509.SystemCertPool()
-	if err != nil {
-		return nil, err
+	d.mu.Unlock()
+	select {
+	case <-ctx.Done():
+		return nil, fmt.Errorf("credentials: %w", context.Cause(ctx))
+	case <-r.done:
+		return r.token, r.err
 	}
-	if d.endpoint.CA != "" {
-		if err := addCA(roots, d.endpoint.CA); err != nil {
-			return nil, err
+}
+
+// renew gets a token. It runs once at a time. What it lacks now may be there later,
+// so a failure is not kept.
+func (d *Directory) renew(r *renewal) {
+	d.mu.Lock()
+	source := d.source
+	d.mu.Unlock()
+	if source == nil {
+		found, err := google.FindDefaultCredentials(d.exchange, readonly)
+		if err != nil {
+			r.err = fmt.Errorf("credentials: %w", err)
+		} else {
+			source = found.TokenSource
 		}
 	}
-	// This context lives as long as the client: tokens are renewed with it. Each
-	// exchange ends with the client's own time-outs.
-	long := context.WithValue(context.Background(), oauth2.HTTPClient, clientOf(roots, maxAnswer))
-	credentials, err := google.FindDefaultCredentials(long, readonly)
-	if err != nil {
-		return nil, fmt.Errorf("credentials: %w", err)
+	if source != nil {
+		if r.token, r.err = source.Token(); r.err != nil {
+			r.err = fmt.Errorf("credentials: %w", r.err)
+		}
 	}
-	client.Transport = &oauth2.Transport{Base: client.Transport, Source: credentials.TokenSource}
-	d.client = client
-	return client, nil
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.source, d.token, d.renewal = source, r.token, nil
+	close(r.done)
 }

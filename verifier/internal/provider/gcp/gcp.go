@@ -22,6 +22,8 @@ import (
 	"net/http"
 	"os"
 	"time"
+
+	"golang.org/x/oauth2"
 )
 
 // errRedirect is of an API that sends us elsewhere. Google's never do.
@@ -103,14 +105,18 @@ func (b *limitedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// get asks for a document, and returns the answer whatever its status.
-func get(ctx context.Context, c *http.Client, url string) (*http.Response, []byte, error) {
+// get asks for a document, and returns the answer whatever its status. Without a
+// token it asks as nobody.
+func get(ctx context.Context, c *http.Client, token *oauth2.Token, url string) (*http.Response, []byte, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, nil, err
 	}
 	r.Header.Set("Accept", "application/json")
 	r.Header.Set("User-Agent", "mcs-attest-verifier")
+	if token != nil {
+		token.SetAuthHeader(r)
+	}
 	resp, err := c.Do(r)
 	if err != nil {
 		return nil, nil, err

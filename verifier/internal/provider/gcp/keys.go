@@ -173,7 +173,7 @@ func (k *Keys) refresh(ctx context.Context) (struct{}, error) {
 }
 
 func (k *Keys) fetch(ctx context.Context) (gcpidentity.KeySet, time.Duration, error) {
-	resp, raw, err := get(ctx, k.client, k.url)
+	resp, raw, err := get(ctx, k.client, nil, k.url)
 	if err != nil {
 		return nil, 0, err
 	}
