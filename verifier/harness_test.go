@@ -249,6 +249,7 @@ func (v *verifier) transport() *http.Transport {
 // node is a machine with its TPM: an honest one, whose messages a test may change
 // before they are sent.
 type node struct {
+	from net.Addr // where it connects from; nil: wherever
 	t    *testing.T
 	v    *verifier
 	tpm  *attester.Attester
@@ -291,7 +292,7 @@ func newNode(t *testing.T, v *verifier, tpm *swtpmtest.TPM) *node {
 // connect begins a new connection.
 func (n *node) connect() {
 	n.t.Helper()
-	conn, err := tls.Dial("tcp", n.v.addr, &tls.Config{RootCAs: n.v.roots, ServerName: "mcs.test", MinVersion: tls.VersionTLS13})
+	conn, err := tls.DialWithDialer(&net.Dialer{LocalAddr: n.from}, "tcp", n.v.addr, &tls.Config{RootCAs: n.v.roots, ServerName: "mcs.test", MinVersion: tls.VersionTLS13})
 	if err != nil {
 		n.t.Fatal(err)
 	}
