@@ -60,7 +60,8 @@ func NewAKCertificateEndorser(all []anchors.Anchor) AKCertificateEndorser {
 //
 //   - 1 to [MaxChain] certificates of at most [MaxAKCertificateSize] bytes, each
 //     one whole DER structure ([reason.EKCertificateInvalid], like the next six);
-//   - every key in them is RSA of 2048 to 4096 bits or on P-256, P-384 or P-521;
+//   - every key in them is RSA of 2048 to 4096 bits or on P-256 or P-384. Behind
+//     the first, one on P-521 is passed over: it counts if Roots has it;
 //   - the first is no authority's;
 //   - its key may sign: key usage with digitalSignature, as Google and Microsoft
 //     issue. Google's EK certificates come from the same root and have it not;

@@ -56,7 +56,8 @@ type EKCertificate struct {
 //
 //   - 1 to [MaxChain] certificates of at most [MaxCertificateSize] bytes, each
 //     one whole DER structure ([reason.EKCertificateInvalid], like the next five);
-//   - every key in them is RSA of 2048 to 4096 bits or on P-256, P-384 or P-521;
+//   - every key in them is RSA of 2048 to 4096 bits or on P-256 or P-384. Behind
+//     the first, one on P-521 is passed over: it counts if Roots has it;
 //   - the first is an EK certificate: TCG EK Credential Profile 2.6, section
 //     3.2, as go-attestation checks it. A critical subjectAltName that holds
 //     only a directoryName is understood; any other unknown critical extension
@@ -104,7 +105,7 @@ func parseChain(chain [][]byte, size int) ([]*x509.Certificate, error) {
 	if len(chain) == 0 || len(chain) > MaxChain {
 		return nil, fmt.Errorf("%d certificates; 1 to %d are accepted", len(chain), MaxChain)
 	}
-	certs := make([]*x509.Certificate, len(chain))
+	var certs []*x509.Certificate
 	for i, der := range chain {
 		if len(der) > size {
 			return nil, fmt.Errorf("certificate %d of %d bytes; at most %d", i+1, len(der), size)
@@ -113,13 +114,19 @@ func parseChain(chain [][]byte, size int) ([]*x509.Certificate, error) {
 		if err != nil {
 			return nil, fmt.Errorf("certificate %d: %w", i+1, err)
 		}
-		if err := checkCertificateKey(cert.PublicKey); err != nil {
+		switch err := checkCertificateKey(cert.PublicKey); {
+		case err == nil:
+			certs = append(certs, cert)
+		case i == 0 || !errors.Is(err, errSlow):
 			return nil, fmt.Errorf("certificate %d: %w", i+1, err)
 		}
-		certs[i] = cert
 	}
 	return certs, nil
 }
+
+// errSlow is of a key that a manufacturer may well have. But ten certificates with
+// such keys that certify one another cost a second before anything is proven.
+var errSlow = errors.New("key on P-521 is not accepted")
 
 // checkCertificateKey bounds the work of verifying a signature before it is done.
 func checkCertificateKey(key crypto.PublicKey) error {
@@ -130,10 +137,13 @@ func checkCertificateKey(key crypto.PublicKey) error {
 		}
 		return nil
 	case *ecdsa.PublicKey:
-		if key.Curve == elliptic.P224() {
-			return errors.New("key on P-224 is not accepted")
+		switch key.Curve {
+		case elliptic.P256(), elliptic.P384():
+			return nil
+		case elliptic.P521():
+			return errSlow
 		}
-		return nil
+		return fmt.Errorf("key on %s is not accepted", key.Curve.Params().Name)
 	case nil:
 		// Early ST and Infineon certificates name RSAES-OAEP in their key, which
 		// crypto/x509 does not read.

@@ -325,6 +325,46 @@ func TestEKCertificatesChainToConfiguredRootsOnly(t *testing.T) {
 	})
 }
 
+// Keys on P-521 are a hundred times as slow as RSA's. A node cannot have chains
+// built with some that it sends; a manufacturer that has one is configured.
+func TestAttack_T16_SlowKeysInAChain(t *testing.T) {
+	p := newPKI(t)
+	slow := func(parent *authority) *authority {
+		key, err := ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return authorityWithKey(t, "intermediate", key, key.Public(), parent, nil)
+	}
+	chain := p.issue(t, nil)
+	if _, err := p.verify(chain); err != nil {
+		t.Fatalf("the honest variant: %v", err)
+	}
+	for len(chain) < tpm2.MaxChain {
+		chain = append(chain, slow(slow(nil)).cert.Raw)
+	}
+	if _, err := p.verify(chain); err != nil {
+		t.Errorf("beside an honest chain: %v", err)
+	}
+	below := *p
+	below.intermediate = slow(p.root)
+	chain = below.issue(t, nil)
+	_, err := p.verify(chain)
+	denied(t, err, reason.EKUntrusted) // not used, although the root certified it
+	roots := anchors(p.root.cert)
+	roots.Intermediates = anchors(below.intermediate.cert).Anchors
+	for _, sent := range [][][]byte{chain, chain[:1]} {
+		if _, err := tpm2.VerifyEKCertificate(sent, p.ek, roots, today); err != nil {
+			t.Errorf("configured: %v", err)
+		}
+	}
+	// The first must be the TPM's own, and no TPM that is accepted has such a key.
+	_, err = p.verify([][]byte{below.intermediate.cert.Raw, chain[0]})
+	if denied(t, err, reason.EKCertificateInvalid); !strings.Contains(err.Error(), "P-521") {
+		t.Error(err)
+	}
+}
+
 func (p *pki) issueFor(t testing.TB, ek *tpm2.EK) [][]byte {
 	t.Helper()
 	other := *p
