@@ -27,16 +27,12 @@ func newAWS(p paths.Paths) (platform, error) {
 
 func (*aws) kinds() []evidence.Kind { return []evidence.Kind{evidence.AWSIID, evidence.AWSSTS} }
 
-func (a *aws) look(ctx context.Context) (string, []evidence.Kind, error) {
+func (a *aws) look(ctx context.Context) (string, error) {
 	instance, err := a.quick.Instance(ctx)
 	if err != nil {
-		return "", nil, err // without a second wait
+		return "", err
 	}
-	role, err := a.quick.HasRole(ctx)
-	if err == nil && !role {
-		return instance.ProviderID(), []evidence.Kind{evidence.AWSSTS}, nil
-	}
-	return instance.ProviderID(), nil, nil
+	return instance.ProviderID(), nil
 }
 
 func (a *aws) gather(ctx context.Context, kind evidence.Kind, b evidence.Binding, _ *mcsattestv1.CloudChallenge) (document, token []byte, err error) {

@@ -25,10 +25,7 @@ func newAzure(p paths.Paths) (platform, error) {
 
 func (*azure) kinds() []evidence.Kind { return []evidence.Kind{evidence.AzureAttested} }
 
-func (z *azure) look(ctx context.Context) (string, []evidence.Kind, error) {
-	id, err := z.quick.ProviderID(ctx)
-	return id, nil, err
-}
+func (z *azure) look(ctx context.Context) (string, error) { return z.quick.ProviderID(ctx) }
 
 func (z *azure) gather(ctx context.Context, kind evidence.Kind, b evidence.Binding, ch *mcsattestv1.CloudChallenge) (document, token []byte, err error) {
 	if kind != evidence.AzureAttested {

@@ -2,14 +2,16 @@
 // evidence there may be, the evidence itself bound to a conversation, and the
 // machine's provider id as a hint for the verifier.
 //
-// What may be offered is known from the platform alone: a metadata service that
-// is off must not keep a machine from asking what its pool's policy wants. The
-// one exception is aws-sts, which is not offered when the service has answered
-// that the instance has no role.
+// What may be offered is known from the platform alone, and the metadata service
+// is not asked for it: one that is off must not keep a machine from asking what
+// its pool's policy wants. Nor must what is missing at the moment: an instance's
+// role may be seen some seconds late. So aws-sts is always offered. A policy that
+// prefers the TPM names it first, and a machine without either is told that its
+// role is missing, which can be mended, rather than its TPM.
 //
-// The hint costs the boot nothing: [Cloud.Start] looks for it while the TPM is
-// made ready, for at most a second or two. Nothing is decided by it; the verifier
-// only takes it to choose the Machine that it then checks.
+// The hint costs the boot little: [Cloud.Start] looks for it while the TPM is made
+// ready, for at most three seconds. Nothing is decided by it; the verifier only
+// takes it to choose the Machine that it then checks.
 package cloud
 
 import (
@@ -18,6 +20,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
@@ -44,8 +47,8 @@ var platforms = map[string]func(paths.Paths) (platform, error){
 type platform interface {
 	// kinds are those that the platform has, in ascending order.
 	kinds() []evidence.Kind
-	// look finds the provider id, and the kinds that this machine does not have.
-	look(context.Context) (providerID string, without []evidence.Kind, err error)
+	// look finds the provider id.
+	look(context.Context) (string, error)
 	// gather makes evidence of one of the kinds.
 	gather(context.Context, evidence.Kind, evidence.Binding, *mcsattestv1.CloudChallenge) (document, token []byte, err error)
 }
@@ -57,7 +60,6 @@ type Cloud struct {
 	mu         sync.Mutex // held while looking, so that others wait for the outcome
 	settled    bool
 	providerID string
-	without    []evidence.Kind
 	err        error
 }
 
@@ -76,36 +78,37 @@ func New(p paths.Paths, id string) (*Cloud, error) {
 }
 
 // Start begins to look for the hint.
-func (c *Cloud) Start(ctx context.Context) { go c.look(ctx) }
+func (c *Cloud) Start(ctx context.Context) {
+	go func() { _, _ = c.ProviderID(ctx) }() // whoever needs it has the error
+}
 
-// look returns what there is to know. Where the service could not be asked it
-// asks again the next time.
-func (c *Cloud) look(ctx context.Context) (providerID string, without []evidence.Kind, err error) {
+// lookTime bounds one look for the provider id; Google's takes three questions.
+var lookTime = 3 * time.Second
+
+// ProviderID is the machine's own word for its Machine's spec.providerID. Where
+// the service could not be asked it is asked again the next time.
+func (c *Cloud) ProviderID(ctx context.Context) (string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.settled {
-		return c.providerID, c.without, c.err
+		return c.providerID, c.err
 	}
-	c.providerID, c.without, c.err = c.platform.look(ctx)
+	brief, cancel := context.WithTimeout(ctx, lookTime)
+	defer cancel()
+	c.providerID, c.err = c.platform.look(brief)
+	if c.err != nil && brief.Err() != nil && ctx.Err() == nil {
+		c.err = fmt.Errorf("the metadata service did not say within %s", lookTime)
+	}
 	if len(c.providerID) > maxProviderID {
 		c.providerID, c.err = "", fmt.Errorf("the provider id has more than %d bytes", maxProviderID)
 	}
 	var fault *metadata.Fault
 	c.settled = c.err == nil || errors.As(c.err, &fault) && !fault.Temporary
-	return c.providerID, c.without, c.err
+	return c.providerID, c.err
 }
 
-// ProviderID is the machine's own word for its Machine's spec.providerID.
-func (c *Cloud) ProviderID(ctx context.Context) (string, error) {
-	id, _, err := c.look(ctx)
-	return id, err
-}
-
-// Offers are the kinds that this machine may be able to show.
-func (c *Cloud) Offers(ctx context.Context) []evidence.Kind {
-	_, without, _ := c.look(ctx)
-	return slices.DeleteFunc(c.platform.kinds(), func(k evidence.Kind) bool { return slices.Contains(without, k) })
-}
+// Offers are the kinds that a machine of this platform may be able to show.
+func (c *Cloud) Offers() []evidence.Kind { return c.platform.kinds() }
 
 // Makes reports whether the platform has such evidence at all. That a machine
 // lacks it is what [Cloud.Evidence] then says, and why.

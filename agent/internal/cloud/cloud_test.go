@@ -22,9 +22,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
-	"github.com/mcs-attest/mcs-attest/testvm/cloud/aws"
 	"github.com/mcs-attest/mcs-attest/testvm/cloud/azure"
-	"github.com/mcs-attest/mcs-attest/testvm/cloud/gcp"
 )
 
 func ok(t *testing.T, err error) {
@@ -57,7 +55,7 @@ func TestEvidenceVerifies(t *testing.T) {
 		if id != m.ProviderID {
 			t.Errorf("%s: provider id %q, want %q", m.Platform, id, m.ProviderID)
 		}
-		offers := c.Offers(t.Context())
+		offers := c.Offers()
 		if len(offers) != len(m.Verifiers) || !slices.IsSorted(offers) {
 			t.Errorf("%s offers %v", m.Platform, offers)
 		}
@@ -107,7 +105,7 @@ func TestAzureToken(t *testing.T) {
 	}
 	_, err := c.Evidence(t.Context(), evidence.AzureAttested, binding, &mcsattestv1.CloudChallenge{AzureTokenResource: cloudtest.TokenResource})
 	var fault *metadata.Fault
-	if !errors.As(err, &fault) || fault.Temporary || !strings.Contains(fault.Problem, "no managed identity") {
+	if !errors.As(err, &fault) || !fault.Late || !strings.Contains(fault.Problem, "no managed identity") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -133,39 +131,53 @@ func TestSigningTime(t *testing.T) {
 	}
 }
 
-// Offering needs no service that works; it takes back only what the service
-// itself denies.
+// What is offered is the platform's, and nobody is asked for it: neither a
+// service that is off nor a role that is not seen yet takes anything back.
 func TestOffers(t *testing.T) {
-	both := []evidence.Kind{evidence.AWSIID, evidence.AWSSTS}
-	off := func(i *aws.Instance) { i.Faults.Off = true }
-	for _, c := range []struct {
-		name string
-		m    *cloudtest.Machine
-		want []evidence.Kind
-	}{
-		{"an instance with a role", cloudtest.AWS(t, nil), both},
-		{"an instance without a role", cloudtest.AWS(t, func(i *aws.Instance) { i.Role = "" }), both[:1]},
-		{"a service that is off", cloudtest.AWS(t, off), both},
-		{"a service that is busy for the role", cloudtest.AWS(t, func(i *aws.Instance) {
-			i.Faults.Replace = map[string][]byte{"meta-data/iam/security-credentials/": []byte("a b")}
-		}), both},
-		{"an instance without a service account", cloudtest.GCP(t, func(i *gcp.Instance) { i.ServiceAccount = "-" }), []evidence.Kind{evidence.GCPIdentity}},
-		{"Azure's service is not found", cloudtest.Azure(t, func(i *azure.Instance) { i.Metadata.NotFound = true }), []evidence.Kind{evidence.AzureAttested}},
+	var asked atomic.Int32
+	service := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
+	t.Cleanup(service.Close)
+	for platform, want := range map[string][]evidence.Kind{
+		"aws": {evidence.AWSIID, evidence.AWSSTS}, "gcp": {evidence.GCPIdentity}, "azure": {evidence.AzureAttested}, "vmware": nil,
 	} {
-		got := newCloud(t, c.m.Platform, c.m.Serve(t)).Offers(t.Context())
-		if !slices.Equal(got, c.want) {
-			t.Errorf("%s: offers %v, want %v", c.name, got, c.want)
+		if got := newCloud(t, platform, service.URL).Offers(); !slices.Equal(got, want) {
+			t.Errorf("%s offers %v, want %v", platform, got, want)
 		}
 	}
-	nobody := newCloud(t, "aws", "http://127.0.0.1:1")
-	if got := nobody.Offers(t.Context()); !slices.Equal(got, both) {
-		t.Errorf("where nothing listens: offers %v", got)
+	if asked.Load() != 0 {
+		t.Errorf("the service was asked %d times", asked.Load())
 	}
+	nobody := newCloud(t, "aws", "http://127.0.0.1:1")
 	if !nobody.Makes(evidence.AWSSTS) || nobody.Makes(evidence.TPM2) || nobody.Makes(evidence.GCPIdentity) {
 		t.Error("it makes what it does not")
 	}
 	if _, err := nobody.Evidence(t.Context(), evidence.GCPIdentity, binding, nil); err == nil {
 		t.Error("another cloud's evidence")
+	}
+}
+
+// A service that never answers costs a look, and the next one finds the hint.
+func TestLooksAreBounded(t *testing.T) {
+	m := cloudtest.GCP(t, nil)
+	node := m.Metadata
+	var up atomic.Bool
+	m.Metadata = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !up.Load() {
+			<-r.Context().Done()
+			return
+		}
+		node.ServeHTTP(w, r)
+	})
+	c := newCloud(t, "gcp", m.Serve(t))
+	restore := cloud.SetLookTime(10 * time.Millisecond)
+	id, err := c.ProviderID(t.Context())
+	restore()
+	if id != "" || err == nil || err.Error() != "the metadata service did not say within 10ms" {
+		t.Errorf("provider id %q, error %v", id, err)
+	}
+	up.Store(true)
+	if id, err := c.ProviderID(t.Context()); id != m.ProviderID || err != nil {
+		t.Errorf("provider id %q, error %v", id, err)
 	}
 }
 
@@ -257,7 +269,7 @@ func TestVSphere(t *testing.T) {
 		if id != c.want || (err == nil) != (c.want != "") {
 			t.Errorf("%s: %q and error %v", c.name, id, err)
 		}
-		if offers := v.Offers(t.Context()); len(offers) != 0 {
+		if offers := v.Offers(); len(offers) != 0 {
 			t.Errorf("%s: offers %v", c.name, offers)
 		}
 	}

@@ -24,10 +24,7 @@ func newGCP(p paths.Paths) (platform, error) {
 
 func (*gcp) kinds() []evidence.Kind { return []evidence.Kind{evidence.GCPIdentity} }
 
-func (g *gcp) look(ctx context.Context) (string, []evidence.Kind, error) {
-	id, err := g.quick.ProviderID(ctx)
-	return id, nil, err
-}
+func (g *gcp) look(ctx context.Context) (string, error) { return g.quick.ProviderID(ctx) }
 
 func (g *gcp) gather(ctx context.Context, kind evidence.Kind, b evidence.Binding, _ *mcsattestv1.CloudChallenge) (document, token []byte, err error) {
 	if kind != evidence.GCPIdentity {

@@ -26,16 +26,16 @@ func (*vsphere) gather(_ context.Context, kind evidence.Kind, _ evidence.Binding
 	return nil, nil, notMine(kind)
 }
 
-func (v *vsphere) look(context.Context) (string, []evidence.Kind, error) {
+func (v *vsphere) look(context.Context) (string, error) {
 	serial, _ := os.ReadFile(v.paths.SMBIOSSerial)
 	uuid, err := os.ReadFile(v.paths.SMBIOSUUID)
 	if id, ok := vsphereID(string(serial), string(uuid)); ok {
-		return id, nil, nil
+		return id, nil
 	}
 	if err == nil {
 		err = errors.New("neither serial number nor UUID is a virtual machine's")
 	}
-	return "", nil, fmt.Errorf("the firmware's tables: %w", err)
+	return "", fmt.Errorf("the firmware's tables: %w", err)
 }
 
 // vsphereID is "vsphere://" and the BIOS UUID as vCenter and OpenShift write it.

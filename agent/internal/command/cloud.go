@@ -48,7 +48,7 @@ func (a *agent) identifyCloud(ctx context.Context, id *identity) {
 	if id.ProviderID, err = c.ProviderID(ctx); err != nil {
 		id.CloudProblem = err.Error()
 	}
-	for _, kind := range c.Offers(ctx) {
+	for _, kind := range c.Offers() {
 		id.CloudEvidence = append(id.CloudEvidence, kind.String())
 	}
 }

@@ -54,7 +54,7 @@ func TestCommand(t *testing.T) {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"verifier": func(ts *testscript.TestScript, _ bool, args []string) { startVerifier(t, ts, args) },
-			// cloud NAME [FAULT] puts the machine into a cloud, and starts a verifier that
+			// cloud NAME [FAULT [audit]] puts the machine into a cloud, and starts a verifier that
 			// wants all of its evidence; the user data is the pointer config.
 			"cloud": func(ts *testscript.TestScript, _ bool, args []string) { startCloud(t, ts, args) },
 			"swtpm": func(ts *testscript.TestScript, _ bool, _ []string) {
@@ -130,6 +130,9 @@ func startCloud(t *testing.T, ts *testscript.TestScript, args []string) {
 	fault := ""
 	if len(args) > 1 {
 		fault = args[1]
+	}
+	if len(args) > 2 {
+		v.Mode = mcsattestv1.Mode_MODE_AUDIT
 	}
 	var m *cloudtest.Machine
 	switch args[0] {

@@ -54,7 +54,7 @@ func (e *cloudError) missing() *MissingEvidence {
 // Cloud is a machine's cloud, as package cloud has it.
 type Cloud interface {
 	// Offers are the kinds of evidence that there may be, in ascending order.
-	Offers(context.Context) []evidence.Kind
+	Offers() []evidence.Kind
 	// Makes reports whether Evidence can be asked for a kind.
 	Makes(evidence.Kind) bool
 	// Evidence gathers one kind; an error of the metadata service is a *metadata.Fault.

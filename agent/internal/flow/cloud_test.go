@@ -3,8 +3,11 @@ package flow_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/cloud"
@@ -87,8 +90,8 @@ type fakeCloud struct {
 	seen  []evidence.Binding
 }
 
-func (*fakeCloud) Offers(context.Context) []evidence.Kind { return []evidence.Kind{evidence.AWSIID} }
-func (*fakeCloud) Makes(k evidence.Kind) bool             { return k == evidence.AWSIID }
+func (*fakeCloud) Offers() []evidence.Kind    { return []evidence.Kind{evidence.AWSIID} }
+func (*fakeCloud) Makes(k evidence.Kind) bool { return k == evidence.AWSIID }
 
 func (f *fakeCloud) Evidence(_ context.Context, k evidence.Kind, b evidence.Binding, _ *mcsattestv1.CloudChallenge) (*mcsattestv1.CloudEvidence, error) {
 	f.asked++
@@ -184,5 +187,103 @@ func TestNoMoreThanIsRequired(t *testing.T) {
 	ok(t, err)
 	if c.asked != 0 {
 		t.Errorf("asked %d times", c.asked)
+	}
+}
+
+// late puts the machine without a TPM into a cloud where requests for path fail
+// with the status some times: negative is for ever.
+func (m *machine) late(c *cloudtest.Machine, path string, status, times int) {
+	m.t.Helper()
+	node := c.Metadata
+	c.Metadata = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, path) && times != 0 {
+			times--
+			w.WriteHeader(status)
+			return
+		}
+		node.ServeHTTP(w, r)
+	})
+	m.inCloud(c)
+	m.flow.TPM, m.flow.NoTPM = nil, errors.New("the machine has no TPM 2.0")
+}
+
+// A role or an identity that was given to the machine a moment ago is seen late:
+// it is waited for, and one that never comes is what the console names.
+func TestWhatComesLate(t *testing.T) {
+	awsCloud := func(t *testing.T) *cloudtest.Machine { return cloudtest.AWS(t, nil) }
+	azureCloud := func(t *testing.T) *cloudtest.Machine { return cloudtest.Azure(t, nil) }
+	for _, c := range []struct {
+		name, path string
+		cloud      func(*testing.T) *cloudtest.Machine
+		status     int
+		kinds      []evidence.Kind
+		sentence   string
+		hint       string
+	}{
+		{"an instance profile", "/iam/security-credentials/", awsCloud, 404,
+			[]evidence.Kind{evidence.AWSIID, evidence.AWSSTS}, "aws-sts: AWS metadata service, asked for the name of the instance's role: the instance has no IAM role (HTTP status 404)",
+			"hint: give the instance an instance profile; its role needs no permissions\n"},
+		{"the role's credentials", "/iam/security-credentials/worker", awsCloud, 404,
+			[]evidence.Kind{evidence.AWSIID, evidence.AWSSTS}, "aws-sts: AWS metadata service, asked for the role's credentials: there are none yet (HTTP status 404)",
+			"hint: the trust policy of the instance's role must let ec2.amazonaws.com assume it\n"},
+		{"a managed identity", "/identity/oauth2/token", azureCloud, 400,
+			[]evidence.Kind{evidence.AzureAttested}, "azure-attested: Azure metadata service, asked for a token of the managed identity: the machine has no managed identity",
+			"hint: assign exactly one managed identity to the machine; it needs no roles\n"},
+	} {
+		for _, times := range []int{0, 1, 6, -1} {
+			t.Run(fmt.Sprintf("%s, late by %d", c.name, times), func(t *testing.T) {
+				machine := c.cloud(t)
+				m := newMachine(t)
+				m.late(machine, c.path, c.status, times)
+				v := started(t, &verifiertest.Verifier{Required: proto(c.kinds...), Clouds: machine.Verifiers, Change: func(r *mcsattestv1.ChallengeResponse) {
+					r.Cloud = &mcsattestv1.CloudChallenge{AzureTokenResource: cloudtest.TokenResource}
+				}})
+				_, err := m.run(v)
+				// The verifier chooses by what is offered: it must not seem that the kind is not there.
+				if offered := slices.Sorted(slices.Values(v.Offered()[0])); !slices.Equal(offered, proto(c.kinds...)) {
+					t.Errorf("%s: offered %v", c.name, offered)
+				}
+				out := m.console.String()
+				if said := strings.Contains(out, c.sentence) && strings.Contains(out, "; trying again\n"+c.hint); said != (times != 0) {
+					t.Errorf("%s, late by %d: console:\n%s", c.name, times, out)
+				}
+				if times >= 0 {
+					if err != nil || len(m.slept) != times {
+						t.Errorf("%s, late by %d: error %v after %v", c.name, times, err, m.slept)
+					}
+					return
+				}
+				var missing *flow.MissingEvidence
+				if !errors.As(err, &missing) || strings.Contains(err.Error(), "TPM") || len(m.slept) != 7 ||
+					!slices.Equal(missing.Kinds, c.kinds[len(c.kinds)-1:]) || !strings.Contains(err.Error(), strings.SplitAfterN(c.sentence, ": ", 2)[1]) {
+					t.Errorf("%s: error %v after %v", c.name, err, m.slept)
+				}
+			})
+		}
+	}
+}
+
+// A metadata service that cannot name the machine is asked once in each round.
+func TestHintIsAskedForOncePerRound(t *testing.T) {
+	m := newMachine(t)
+	c := cloudtest.GCP(t, nil)
+	var asked atomic.Int32
+	c.Metadata = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked.Add(1)
+		w.WriteHeader(http.StatusForbidden) // final for one look
+	})
+	it, err := cloud.New(paths.Paths{Metadata: c.Serve(t)}, c.Platform)
+	ok(t, err)
+	looks := 0
+	m.flow.Cloud = it
+	m.flow.Claims = func(ctx context.Context) []byte {
+		looks++
+		_, _ = it.ProviderID(ctx)
+		return []byte("{}")
+	}
+	_, err = m.run(started(t, &verifiertest.Verifier{}))
+	ok(t, err)
+	if looks != 1 || asked.Load() != 1 {
+		t.Errorf("%d looks, %d questions", looks, asked.Load())
 	}
 }

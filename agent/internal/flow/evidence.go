@@ -12,13 +12,13 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
-func (f *Flow) challengeRequest(ctx context.Context, t Target) *mcsattestv1.ChallengeRequest {
+func (f *Flow) challengeRequest(t Target) *mcsattestv1.ChallengeRequest {
 	req := &mcsattestv1.ChallengeRequest{Pool: t.Pool, Origin: t.Origin, AgentVersion: f.Version}
 	if !t.Provisioning.Empty() {
 		req.Offered = append(req.Offered, mcsattestv1.EvidenceKind_EVIDENCE_KIND_PROVISIONING_TOKEN)
 	}
 	if f.Cloud != nil {
-		for _, k := range f.Cloud.Offers(ctx) {
+		for _, k := range f.Cloud.Offers() {
 			req.Offered = append(req.Offered, mcsattestv1.EvidenceKind(k))
 		}
 	}

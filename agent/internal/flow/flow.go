@@ -234,7 +234,7 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 		return nil, mode{}, err
 	}
 	defer s.Close()
-	ch, err := s.Challenge(ctx, f.challengeRequest(ctx, t))
+	ch, err := s.Challenge(ctx, f.challengeRequest(t))
 	if err != nil {
 		return nil, deniedMode(err), err
 	}

@@ -31,7 +31,10 @@ const (
 	awsCredentials = "the role's credentials"
 )
 
-const awsTokenPath = "/latest/api/token"
+const (
+	awsTokenPath = "/latest/api/token"
+	awsRolePath  = "iam/security-credentials/"
+)
 
 // NewAWS asks the service at base, "http://169.254.169.254".
 func NewAWS(base string, p Patience) (*AWS, error) {
@@ -81,6 +84,10 @@ func explainAWS(path string, status int) *Fault {
 			Problem: fmt.Sprintf("it has no IMDSv2 tokens (HTTP status %d)", status),
 			Hint:    "only IMDSv2 is used; something else, or a proxy, answers at the metadata service's address",
 		}
+	case status == http.StatusNotFound && strings.HasSuffix(path, awsRolePath):
+		return noRole()
+	case status == http.StatusNotFound && strings.Contains(path, awsRolePath):
+		return &Fault{Problem: "there are none yet (HTTP status 404)", Hint: awsTrust, Temporary: true, Late: true, Absent: true}
 	case !token && status == http.StatusUnauthorized:
 		// The token expired, or the service was restarted: the next try has a new one.
 		return &Fault{Problem: "it did not accept its own IMDSv2 token (HTTP status 401)", Temporary: true}
@@ -180,28 +187,27 @@ func (a *AWS) SignedIdentity(ctx context.Context) ([]byte, error) {
 	return a.pkcs7(awsSigned, raw)
 }
 
-// HasRole tells whether the instance has an IAM role.
-func (a *AWS) HasRole(ctx context.Context) (bool, error) {
-	_, err := a.role(ctx)
-	if f, ok := err.(*Fault); ok && f.Absent {
-		return false, nil
+// noRole: EC2 shows an instance profile some seconds after it was attached.
+func noRole() *Fault {
+	return &Fault{
+		Problem:   "the instance has no IAM role (HTTP status 404)",
+		Hint:      "give the instance an instance profile; its role needs no permissions",
+		Temporary: true, Late: true, Absent: true,
 	}
-	return err == nil, err
 }
 
-const noRole = "give the instance an instance profile; its role needs no permissions"
+const awsTrust = "the trust policy of the instance's role must let ec2.amazonaws.com assume it"
 
 func (a *AWS) role(ctx context.Context) (string, error) {
-	raw, err := a.metadata(ctx, awsRole, "iam/security-credentials/")
-	if f, ok := err.(*Fault); ok && f.Absent {
-		f.Problem, f.Hint = "the instance has no IAM role (HTTP status 404)", noRole
-	}
+	raw, err := a.metadata(ctx, awsRole, awsRolePath)
 	if err != nil {
 		return "", err
 	}
 	role, _, _ := strings.Cut(strings.TrimSpace(string(raw)), "\n")
 	if role == "" {
-		return "", &Fault{Cloud: a.cloud, What: awsRole, Problem: "the instance has no IAM role", Hint: noRole, Absent: true}
+		f := noRole()
+		f.Cloud, f.What, f.Problem = a.cloud, awsRole, "the instance has no IAM role"
+		return "", f
 	}
 	if !isName(role) {
 		return "", a.wrong(awsRole, "it is not a name: %.40q", role)
@@ -222,7 +228,7 @@ func (a *AWS) Credentials(ctx context.Context) (AWSCredentials, error) {
 	if err != nil {
 		return AWSCredentials{}, err
 	}
-	raw, err := a.metadata(ctx, awsCredentials, "iam/security-credentials/"+role)
+	raw, err := a.metadata(ctx, awsCredentials, awsRolePath+role)
 	if err != nil {
 		return AWSCredentials{}, err
 	}
@@ -248,8 +254,8 @@ func (a *AWS) parseCredentials(raw []byte) (AWSCredentials, error) {
 	}
 	if document.Code != "Success" {
 		f := a.wrong(awsCredentials, "there are none: %.60q", document.Code)
-		f.Hint = "the trust policy of the instance's role must let ec2.amazonaws.com assume it"
-		f.Temporary = true // a role that was made a moment ago
+		f.Hint = awsTrust
+		f.Temporary, f.Late = true, true // a role that was made a moment ago
 		return AWSCredentials{}, f
 	}
 	for _, value := range []string{document.AccessKeyID, document.SecretAccessKey, document.Token} {

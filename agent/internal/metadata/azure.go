@@ -45,9 +45,11 @@ func NewAzure(base string, p Patience) (*Azure, error) {
 func explainAzure(path string, status int) *Fault {
 	switch {
 	case status == http.StatusBadRequest && path == azureIdentityPath:
+		// Also for some time after an identity was assigned ("Identity not found").
 		return &Fault{
-			Problem: "the machine has no managed identity, or more than one and none of the system's (HTTP status 400)",
-			Hint:    "assign exactly one managed identity to the machine; it needs no roles",
+			Problem:   "the machine has no managed identity, or more than one and none of the system's (HTTP status 400)",
+			Hint:      "assign exactly one managed identity to the machine; it needs no roles",
+			Temporary: true, Late: true,
 		}
 	case status == http.StatusBadRequest:
 		return &Fault{

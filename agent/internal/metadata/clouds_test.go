@@ -33,12 +33,10 @@ func TestAWS(t *testing.T) {
 	if !bytes.Equal(signed, c.RSA2048(i.ID)) {
 		t.Errorf("signed document of %d bytes is another", len(signed))
 	}
-	role, err := s.HasRole(t.Context())
-	ok(t, err)
 	credentials, err := s.Credentials(t.Context())
 	ok(t, err)
-	if !role || credentials.AccessKeyID == "" || credentials.SecretAccessKey == "" || credentials.SessionToken == "" {
-		t.Errorf("role %t, credentials %+v", role, credentials)
+	if credentials.AccessKeyID == "" || credentials.SecretAccessKey == "" || credentials.SessionToken == "" {
+		t.Errorf("credentials %+v", credentials)
 	}
 }
 
@@ -67,14 +65,32 @@ func TestTimeIsTheMetadataServices(t *testing.T) {
 	}
 }
 
-func TestInstanceWithoutARole(t *testing.T) {
-	i, c := onAWS(t, func(i *aws.Instance) { i.Role = "" })
-	s := newAWS(t, c.Metadata(i.ID), calm)
-	if role, err := s.HasRole(t.Context()); role || err != nil {
-		t.Errorf("role %t, error %v", role, err)
+// What may have been given to the machine a moment ago is worth another round,
+// and not another try at once.
+func TestWhatComesLate(t *testing.T) {
+	late := func(name string, err error) {
+		t.Helper()
+		if f := fault(t, err); !f.Late || !f.Temporary || f.Hint == "" || metadata.IsAbsent(err) {
+			t.Errorf("%s: %+v", name, f)
+		}
 	}
-	if _, err := s.Credentials(t.Context()); !metadata.IsAbsent(err) {
-		t.Errorf("error %v", err)
+	for name, change := range map[string]func(*aws.Instance){
+		"no role":        func(i *aws.Instance) { i.Role = "" },
+		"an empty list":  func(i *aws.Instance) { i.Faults.Replace = map[string][]byte{"meta-data/iam/security-credentials/": {}} },
+		"no credentials": func(i *aws.Instance) { i.Faults.Missing = []string{"meta-data/iam/security-credentials/worker"} },
+	} {
+		i, c := onAWS(t, change)
+		_, err := newAWS(t, c.Metadata(i.ID), calm).Credentials(t.Context())
+		late(name, err)
+	}
+	c, i := onAzure(t, func(i *azure.Instance) { i.Identity = "" })
+	s := newAzure(t, c.Metadata(i), calm)
+	_, err := s.IdentityToken(t.Context(), "api://mcs-attest")
+	late("no identity", err)
+	// The other documents' 400 stays one.
+	_, err = newAzure(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadRequest) }), calm).Attested(t.Context(), "nonce")
+	if f := fault(t, err); f.Temporary || f.Late {
+		t.Errorf("%+v", f)
 	}
 }
 

@@ -2,6 +2,7 @@ package metadata
 
 import (
 	"context"
+	"errors"
 	"net/url"
 
 	gce "cloud.google.com/go/compute/metadata"
@@ -48,7 +49,8 @@ func (g *GCP) UserData(ctx context.Context) ([]byte, error) {
 func (g *GCP) IdentityToken(ctx context.Context, audience string) ([]byte, error) {
 	query := url.Values{"audience": {audience}, "format": {"full"}}
 	raw, err := g.get(ctx, gcpIdentity, "instance/service-accounts/default/identity?"+query.Encode())
-	if f, ok := err.(*Fault); ok && f.Absent {
+	var f *Fault
+	if errors.As(err, &f) && f.Absent {
 		f.Problem = "the instance has no service account (HTTP status 404)"
 		f.Hint = "give the instance a service account; it needs no roles and no scopes"
 	}

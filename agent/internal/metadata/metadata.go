@@ -74,6 +74,10 @@ type Fault struct {
 	Hint    string // for a person; may be empty
 	// Temporary: the same request may succeed later.
 	Temporary bool
+	// Late: what is missing may have been given to the machine a moment ago, and
+	// takes some seconds to be seen. It is Temporary as well, but no second try is
+	// made here: the caller's rounds are, and end it.
+	Late bool
 	// Absent: the service answered that there is no such thing.
 	Absent bool
 }
@@ -244,7 +248,7 @@ func plain(err error) string {
 	return err.Error()
 }
 
-// ask tries until it has an answer, a fault that is not temporary, or no
+// ask tries until it has an answer, a fault that no second try mends, or no
 // patience left. What names the thing asked for, for the console.
 func (s *service) ask(ctx context.Context, what string, once func(context.Context) ([]byte, error)) ([]byte, error) {
 	end, cancel := context.WithTimeout(ctx, s.patience.Total)
@@ -264,7 +268,7 @@ func (s *service) ask(ctx context.Context, what string, once func(context.Contex
 			fault.Problem = "the answer cannot be used: " + err.Error()
 		}
 		fault.Cloud, fault.What = s.cloud, what
-		if !fault.Temporary {
+		if !fault.Temporary || fault.Late {
 			return nil, fault
 		}
 		if s.patience.Waiting != nil && end.Err() == nil {

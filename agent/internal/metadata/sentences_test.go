@@ -161,6 +161,9 @@ func TestSentences(t *testing.T) {
 	onAWS("no role", once, awsCredentials, func(i *aws.Instance) { i.Role = "" })
 	onAWS("credentials that EC2 cannot get", once, awsCredentials, replace("meta-data/iam/security-credentials/worker",
 		`{"Code":"AssumeRoleUnauthorizedAccess","Message":"EC2 cannot assume the role"}`))
+	onAWS("no credentials of the role yet", once, awsCredentials, func(i *aws.Instance) {
+		i.Faults.Missing = []string{"meta-data/iam/security-credentials/worker"}
+	})
 	onAWS("credentials without a part", once, awsCredentials, replace("meta-data/iam/security-credentials/worker",
 		`{"Code":"Success","AccessKeyId":"ASIA","Token":"x"}`))
 
