@@ -80,9 +80,15 @@ func New(port Port) *Client { return &Client{port} }
 
 // Get is the value of the variable "guestinfo.KEY"; false if it has none.
 func (c *Client) Get(key string) (value string, ok bool, err error) {
+	return c.GetUpTo(key, maxAnswer)
+}
+
+// GetUpTo is Get; a value of more than most bytes is an error, and is not read.
+func (c *Client) GetUpTo(key string, most uint32) (value string, ok bool, err error) {
+	most += uint32(len("1 "))
 	for range attempts {
 		var answer []byte
-		answer, err = c.ask("info-get guestinfo." + key)
+		answer, err = c.ask("info-get guestinfo."+key, most)
 		switch {
 		case errors.Is(err, errCheckpoint):
 			continue
@@ -110,7 +116,7 @@ type channel struct {
 }
 
 // ask sends one request on a channel of its own.
-func (c *Client) ask(request string) (answer []byte, err error) {
+func (c *Client) ask(request string, most uint32) (answer []byte, err error) {
 	ch, err := open(c.port)
 	if err != nil {
 		return nil, err
@@ -120,7 +126,7 @@ func (c *Client) ask(request string) (answer []byte, err error) {
 	if err := ch.send(request); err != nil {
 		return nil, err
 	}
-	return ch.receive()
+	return ch.receive(most)
 }
 
 func open(port Port) (*channel, error) {
@@ -162,7 +168,7 @@ func (ch *channel) send(request string) error {
 	return nil
 }
 
-func (ch *channel) receive() ([]byte, error) {
+func (ch *channel) receive(most uint32) ([]byte, error) {
 	out, err := ch.message(typeGetSize, 0)
 	if err != nil {
 		return nil, err
@@ -174,8 +180,8 @@ func (ch *channel) receive() ([]byte, error) {
 		return nil, errors.New("the hypervisor does not say how long its answer is")
 	}
 	size := out.BX
-	if size > maxAnswer {
-		return nil, fmt.Errorf("the hypervisor's answer has %d bytes; at most %d are read", size, maxAnswer)
+	if size > most {
+		return nil, fmt.Errorf("the hypervisor's answer has %d bytes; at most %d are read", size, most)
 	}
 	var answer []byte
 	for uint32(len(answer)) < size {

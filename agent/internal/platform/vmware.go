@@ -32,7 +32,7 @@ func vmware(_ context.Context, m Machine) (UserData, error) {
 	c := guestinfo.New(port)
 	// An environment that cannot be had or read is passed over, as by Ignition.
 	properties := map[string]string{}
-	if document, ok, err := c.Get(guestinfoOVF); err == nil && ok {
+	if document, ok, err := c.GetUpTo(guestinfoOVF, maxOVF); err == nil && ok {
 		if found, err := ovfProperties(document); err == nil {
 			properties = found
 		}

@@ -58,6 +58,7 @@ func TestVMware(t *testing.T) {
 		}, outcome{data: "variable"}},
 		{"each of the two for itself", vars{data: b64("variable"), ovf: ovfEnvironment("guestinfo."+encoding, "base64")}, outcome{data: "variable"}},
 		{"a broken environment is passed over", vars{data: "{}", ovf: "<Environment><PropertySection>"}, outcome{data: "{}"}},
+		{"an environment that is too large is passed over", vars{data: "{}", ovf: strings.Repeat("<a>", 7<<20)}, outcome{data: "{}"}},
 		{"nothing", vars{}, outcome{kind: platform.ErrNone}},
 		{"nothing but a broken environment", vars{ovf: "]]>"}, outcome{kind: platform.ErrNone}},
 		{"an empty variable", vars{data: ""}, outcome{kind: platform.ErrNone}},
@@ -100,6 +101,21 @@ func TestOVFProperties(t *testing.T) {
 		got, err := platform.OVFProperties(c.document)
 		if err != nil || got["k"] != c.want {
 			t.Errorf("%s: %q, %v", c.name, got, err)
+		}
+	}
+	deep := func(n int) string {
+		return strings.Repeat("<x>", n) + strings.Repeat("</x>", n)
+	}
+	for name, honest := range map[string]string{"as deep as may be": deep(16), "as large as may be": "<E>" + strings.Repeat(" ", 1<<20-7) + "</E>"} {
+		if _, err := platform.OVFProperties(honest); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for name, hostile := range map[string]string{
+		"too deep": deep(17), "deep without an end": strings.Repeat("<a>", 1<<18), "too large": "<E>" + strings.Repeat(" ", 1<<20) + "</E>",
+	} {
+		if got, err := platform.OVFProperties(hostile); err == nil {
+			t.Errorf("%s: %q", name, got)
 		}
 	}
 	for _, broken := range []string{"", "<E>", "<E></F>", "</E>", "<E", "text"} {
