@@ -45,10 +45,12 @@ const (
 )
 
 // ekType is which endorsement key a machine is known by: the one that was asked
-// for, or, where nobody did, the attester's choice. EC2 names the RSA-2048 and the
-// P-384 key of an instance, none of which has a certificate to be chosen by.
+// for, or, where nobody did, the attester's choice. In a cloud it is the RSA-2048
+// key: EC2 names that one and the P-384 key, none of which has a certificate to be
+// chosen by; Compute Engine names it as encryptionKey of every Shielded VM, and
+// others of newer machines at most.
 func ekType(asked, platform string) attester.Key {
-	if asked == "" && platform == "aws" {
+	if asked == "" && (platform == "aws" || platform == "gcp") {
 		return attester.RSA2048
 	}
 	return attester.Key(asked)

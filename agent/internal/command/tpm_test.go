@@ -35,14 +35,14 @@ func TestDeviceIsOpenedAnew(t *testing.T) {
 	}
 }
 
-// EC2 names an instance's RSA-2048 and P-384 keys; the default elsewhere may be P-256.
+// The clouds surely name an instance's RSA-2048 key; the default elsewhere may be another.
 func TestEKTypeByPlatform(t *testing.T) {
 	for _, c := range []struct {
 		asked, platform string
 		want            attester.Key
 	}{
-		{"", "metal", ""}, {"", "gcp", ""}, {"", "aws", attester.RSA2048},
-		{"ecc-p384", "aws", attester.ECCP384}, {"ecc-p256", "metal", attester.ECCP256},
+		{"", "metal", ""}, {"", "azure", ""}, {"", "vmware", ""}, {"", "gcp", attester.RSA2048}, {"", "aws", attester.RSA2048},
+		{"ecc-p384", "aws", attester.ECCP384}, {"ecc-p256", "gcp", attester.ECCP256}, {"ecc-p256", "metal", attester.ECCP256},
 	} {
 		if got := ekType(c.asked, c.platform); got != c.want {
 			t.Errorf("%q on %q: %q, want %q", c.asked, c.platform, got, c.want)
