@@ -35,15 +35,15 @@ func (a *agent) addCloud(ctx context.Context, f *flow.Flow, platformID string) e
 	return nil
 }
 
-// identifyCloud adds what a cloud knows; nothing where there is none.
-func (a *agent) identifyCloud(ctx context.Context, id *identity) {
+// identifyCloud adds what a cloud knows; false where there is none.
+func (a *agent) identifyCloud(ctx context.Context, id *identity) bool {
 	machine, err := platform.New(a.paths, os.Getenv("PLATFORM_ID"))
 	if err != nil {
-		return
+		return false
 	}
 	c, err := cloud.New(a.paths, machine.ID)
 	if c == nil || err != nil {
-		return
+		return false
 	}
 	if id.ProviderID, err = c.ProviderID(ctx); err != nil {
 		id.CloudProblem = err.Error()
@@ -51,4 +51,5 @@ func (a *agent) identifyCloud(ctx context.Context, id *identity) {
 	for _, kind := range c.Offers() {
 		id.CloudEvidence = append(id.CloudEvidence, kind.String())
 	}
+	return true
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -19,10 +18,11 @@ import (
 
 // identity is what "mcs-attest-verifier enroll --identity" reads.
 type identity struct {
-	EKSHA256       []string `json:"ekSHA256"`
-	EKType         string   `json:"ekType"`
+	EKSHA256       []string `json:"ekSHA256,omitempty"`
+	EKType         string   `json:"ekType,omitempty"`
 	EKCertificates []string `json:"ekCertificates,omitempty"` // DER in base64
-	Banks          []string `json:"banks"`
+	Banks          []string `json:"banks,omitempty"`
+	TPMProblem     string   `json:"tpmProblem,omitempty"`
 	// What the cloud's metadata service says: for a person, and not read by enroll.
 	ProviderID    string   `json:"providerID,omitempty"`
 	CloudEvidence []string `json:"cloudEvidence,omitempty"`
@@ -37,7 +37,8 @@ func (a *agent) identify() command {
 		long: `identify prints what "mcs-attest-verifier enroll --identity" reads: the hash of the
 endorsement key by which this machine is known, the key's type and certificates,
 and the TPM's PCR banks. On a cloud it also prints the machine's provider id and
-the kinds of evidence that its metadata service has. None of it is secret.`,
+the kinds of evidence that the agent may offer there; a machine of a cloud without
+a TPM prints those alone, and the exit status is 1. None of it is secret.`,
 		flags: func(f *flag.FlagSet) {
 			f.StringVar(&format, "o", "yaml", "print as `FORMAT`: yaml or json")
 			f.StringVar(&key, "ek", "", "take only an endorsement key of `TYPE` rsa-2048, ecc-p256 or ecc-p384")
@@ -52,18 +53,30 @@ func (a *agent) runIdentify(ctx context.Context, format, key string) error {
 	}
 	// Without a kernel command line no platform is known.
 	machine, _ := platform.New(a.paths, os.Getenv("PLATFORM_ID"))
-	tpm, err := a.openTPM(ekType(key, machine.ID))
-	if err != nil {
-		return hinted{err, advice(err)}
+	var id identity
+	tpm, noTPM := a.openTPM(ekType(key, machine.ID))
+	if noTPM == nil {
+		id = newIdentity(tpm.Identity())
+		if err := tpm.close(); err != nil {
+			return err
+		}
+	} else {
+		id.TPMProblem = noTPM.Error()
 	}
-	id := newIdentity(tpm.Identity())
-	a.identifyCloud(ctx, &id)
-	text, err := id.format(format)
-	if err := errors.Join(err, tpm.close()); err != nil {
-		return err
+	// Without a TPM a cloud still has something to say, and a person looks for it.
+	if inCloud := a.identifyCloud(ctx, &id); noTPM == nil || inCloud {
+		text, err := id.format(format)
+		if err != nil {
+			return err
+		}
+		if _, err := io.WriteString(a.out, text); err != nil {
+			return err
+		}
 	}
-	_, err = io.WriteString(a.out, text)
-	return err
+	if noTPM != nil {
+		return hinted{noTPM, advice(noTPM)}
+	}
+	return nil
 }
 
 func newIdentity(id attester.Identity) identity {
@@ -94,9 +107,14 @@ func (i identity) format(format string) (string, error) {
 		}
 	}
 	list("ekSHA256", i.EKSHA256)
-	fmt.Fprintf(&b, "ekType: %s\n", i.EKType)
+	if i.EKType != "" {
+		fmt.Fprintf(&b, "ekType: %s\n", i.EKType)
+	}
 	list("ekCertificates", i.EKCertificates)
 	list("banks", i.Banks)
+	if i.TPMProblem != "" {
+		fmt.Fprintf(&b, "tpmProblem: %q\n", i.TPMProblem)
+	}
 	if i.ProviderID != "" {
 		fmt.Fprintf(&b, "providerID: %s\n", i.ProviderID)
 	}
