@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -100,17 +101,27 @@ func (m Machine) grace() time.Duration {
 // first asks all sources at once; the first one that has user data wins.
 func (m Machine) first(ctx context.Context, sources []provider) (UserData, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	var busy sync.WaitGroup
+	// The others stop, and a drive is not left mounted: unless reading it hangs.
+	defer func() {
+		cancel()
+		idle := make(chan struct{})
+		go func() { busy.Wait(); close(idle) }()
+		select {
+		case <-idle:
+		case <-time.After(noneGrace):
+		}
+	}()
 	type answer struct {
 		data UserData
 		err  error
 	}
 	answers := make(chan answer, len(sources))
 	for _, s := range sources {
-		go func() {
+		busy.Go(func() {
 			data, err := s(ctx, m)
 			answers <- answer{data, err}
-		}()
+		})
 	}
 	var none <-chan time.Time
 	var failed []string
