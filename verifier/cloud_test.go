@@ -365,4 +365,9 @@ func TestAPolicyForACloudThatIsNotConfigured(t *testing.T) {
 	if all := s.server.clouds.unusable(s.server.World().Policies); len(all) != 1 {
 		t.Errorf("%q", all)
 	}
+	azure := newSite(t, "azure")
+	azure.policy("  evidence: [{all: [azure-attested, tpm2]}]\n  tpm2: {endorsements: [provider, enrolled]}\n")
+	if all := azure.server.clouds.unusable(azure.server.World().Policies); len(all) != 1 || !strings.Contains(all[0], "no provider vouches for a TPM") {
+		t.Errorf("%q", all)
+	}
 }

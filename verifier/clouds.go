@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/awsiid"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/awssts"
@@ -116,10 +118,14 @@ func (k *clouds) Close() error {
 }
 
 // unusable says of which kinds, that policies require, this verifier can accept no
-// evidence: the configuration does not say which instances are the cluster's.
+// evidence: the configuration does not say which instances are the cluster's. So it
+// does of the endorsement provider, where no provider can be asked.
 func (k *clouds) unusable(policies *policy.Set) []string {
 	var all []string
 	for _, p := range policies.All() {
+		if slices.Contains(p.Kinds(), evidence.TPM2) && p.Endorses(v1alpha1.EndorsementProvider) && k.directory() == nil {
+			all = append(all, fmt.Sprintf("pool %s: no provider vouches for a TPM: the configuration has no section of one that knows TPMs (aws or gcp without offline, vsphere), so only the policy's other endorsements count", p.Pool))
+		}
 		for _, kind := range p.Kinds() {
 			if kind == evidence.TPM2 || kind == evidence.ProvisioningToken {
 				continue

@@ -64,7 +64,7 @@ func (c *Certificates) With(more ...RegionCertificate) *Certificates {
 
 // Without is the same certificates but for those of some regions.
 func (c *Certificates) Without(regions ...string) *Certificates {
-	return &Certificates{all: slices.DeleteFunc(c.All(), func(r RegionCertificate) bool { return slices.Contains(regions, r.Region) })}
+	return &Certificates{all: slices.DeleteFunc(slices.Clone(c.All()), func(r RegionCertificate) bool { return slices.Contains(regions, r.Region) })}
 }
 
 // Region is the certificate of one region. There is no default.
@@ -168,6 +168,17 @@ func ParseCertificates(file string, raw []byte) ([]RegionCertificate, error) {
 		return nil, fault(0, "no certificate in it", "a line \"# region: NAME\", then a block that begins with -----BEGIN CERTIFICATE-----")
 	}
 	return all, nil
+}
+
+// NamedRegions are the regions that a file names, also one that does not parse.
+func NamedRegions(raw []byte) []string {
+	var all []string
+	for line := range bytes.Lines(raw[:min(len(raw), MaxFile)]) {
+		if name, ok := marked(bytes.TrimSpace(line)); ok && isRegion(name) && len(all) < maxCertificates {
+			all = append(all, name)
+		}
+	}
+	return all
 }
 
 // marked reads the name out of a line "# region: NAME".

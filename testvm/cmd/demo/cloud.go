@@ -29,7 +29,7 @@ var stories = map[string]cloud{
 	},
 	"gcp": {
 		name: "Google Cloud", document: "Google's identity token, made for this conversation", tpm: "Google's API says which TPM is this instance's",
-		copied: "the token is genuine, and an hour is not over",
+		copied: "the token is genuine and has not expired",
 		reason: "DocumentNotFresh", because: "its audience is another conversation's",
 	},
 	"azure": {

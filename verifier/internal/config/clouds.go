@@ -146,8 +146,17 @@ func (c *Config) completeClouds(base string) {
 var (
 	account = regexp.MustCompile(`^[0-9]{12}$`)
 	guid    = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
+	vpc     = regexp.MustCompile(`^vpc-[0-9a-z]+$`)
+	project = regexp.MustCompile(`^[a-z][a-z0-9.:-]{2,62}$`)
 	word    = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.:+=,@()-]{0,127}$`)
 )
+
+// nouns say what a value of a list should be.
+var nouns = map[string]string{
+	"aws.accounts": "an account id: 12 digits, in quotes", "aws.regions": "a region, as eu-central-1", "aws.vpcs": "the id of a VPC, as vpc-0123456789abcdef0",
+	"aws.roles": "the name of a role, without ARN and path", "gcp.projects": "the id of a project (a number is not its id)", "gcp.zones": "a zone, as europe-west1-b",
+	"azure.subscriptions": "a subscription id (a GUID)", "azure.resourceGroups": "the name of a resource group",
+}
 
 func (c *Config) checkClouds() error {
 	for name, e := range c.endpoints() {
@@ -172,10 +181,10 @@ func (c *Config) checkClouds() error {
 	var all []names
 	if a := c.AWS; a != nil {
 		all = append(all, names{"aws.accounts", a.Accounts, account, true}, names{"aws.regions", a.Regions, word, true},
-			names{"aws.vpcs", a.VPCs, word, false}, names{"aws.roles", a.Roles, word, false})
+			names{"aws.vpcs", a.VPCs, vpc, false}, names{"aws.roles", a.Roles, word, false})
 	}
 	if g := c.GCP; g != nil {
-		all = append(all, names{"gcp.projects", g.Projects, word, true}, names{"gcp.zones", g.Zones, word, false})
+		all = append(all, names{"gcp.projects", g.Projects, project, true}, names{"gcp.zones", g.Zones, word, false})
 	}
 	if a := c.Azure; a != nil {
 		all = append(all, names{"azure.subscriptions", a.Subscriptions, guid, true}, names{"azure.resourceGroups", a.ResourceGroups, word, false})
@@ -194,7 +203,7 @@ func (c *Config) checkClouds() error {
 		}
 		for _, v := range n.values {
 			if !n.pattern.MatchString(v) {
-				return fmt.Errorf("%s: %.80q is not one", n.field, v)
+				return fmt.Errorf("%s: %.80q is not %s", n.field, v, nouns[n.field])
 			}
 		}
 	}

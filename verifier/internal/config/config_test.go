@@ -68,7 +68,7 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 func TestEndpointsOfCloudsAreRead(t *testing.T) {
 	for _, section := range []string{
 		`aws: {accounts: ["123456789012"], regions: [eu-central-1], sts: {url: "https://a"}, ec2: {url: "https://a:8443/"}}`,
-		`gcp: {projects: [p], keys: {url: "https://a/oauth2/v3/certs"}, compute: {url: "https://a/compute/v1"}}`,
+		`gcp: {projects: [demo], keys: {url: "https://a/oauth2/v3/certs"}, compute: {url: "https://a/compute/v1"}}`,
 		`vsphere: {servers: [{url: "https://v/sdk", username: u, passwordFile: p}, {url: "https://w/sdk", username: u, passwordFile: p}]}`,
 	} {
 		if _, err := Load(write(t, "origins: [\"https://a:1\"]\n"+section+"\n")); err != nil {

@@ -88,9 +88,10 @@ type file struct {
 	sum      [sha256.Size]byte
 	readAt   time.Time
 
-	content  content // the last good one
-	good     bool    // there was a good one
-	atStart  bool    // it was there at the start
+	content  content    // the last good one
+	good     bool       // there was a good one
+	failed   trust.File // of anchors that did not parse
+	atStart  bool       // it was there at the start
 	problems []manifest.Problem
 }
 
@@ -209,6 +210,8 @@ func (f *Folder) look(s section, path string) (changed bool) {
 	state.problems = problems
 	if !manifest.Failed(problems) {
 		state.content, state.good = content, true
+	} else {
+		state.failed = content.trust
 	}
 	return true
 }
@@ -251,7 +254,11 @@ func (f *Folder) build() *Snapshot {
 		state := f.files[path]
 		s.Problems = append(s.Problems, state.problems...)
 		if !state.good {
-			trusted = append(trusted, broken(filepath.Dir(path))...)
+			if state.failed.Section != "" {
+				trusted = append(trusted, state.failed)
+			} else {
+				trusted = append(trusted, broken(filepath.Dir(path))...)
+			}
 			if state.atStart {
 				s.Incomplete = append(s.Incomplete, path)
 				if filepath.Base(filepath.Dir(path)) == policiesDir {

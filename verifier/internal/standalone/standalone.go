@@ -58,11 +58,11 @@ func (k *Keeper) Take(s *folder.Snapshot) {
 		if p.Warning {
 			k.log.Warn("file in the folder", "problem", p.Error())
 		} else {
-			k.log.Error("file in the folder keeps its last good state", "problem", p.Error())
+			k.log.Error("a file in the folder cannot be used as it stands; its last good state, if there was one, stays in force", "problem", p.Error())
 		}
 	}
 	for _, path := range s.Incomplete {
-		k.log.Error("broken since the start: nothing in this file is in force, a quarantine included", "file", path)
+		k.log.Error("broken since the start: nothing in this file is in force, be it a quarantine", "file", path)
 	}
 	k.Sweep()
 	k.quarantine(s)

@@ -7,7 +7,8 @@
 //	google-keys         keys that sign Google's identity tokens: beside those that are fetched
 //
 // An administrator who replaces anchors distrusts the others. So a file that was
-// never readable leaves its section with nothing rather than with the defaults.
+// never readable leaves its section with nothing rather than with the defaults; one
+// of aws-certificates, the regions that it names.
 package trust
 
 import (
@@ -16,6 +17,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -50,6 +52,9 @@ type File struct {
 	Section Section
 	// Broken: it has never been readable. The section then has no defaults.
 	Broken bool
+	// Regions are those that a broken file of aws-certificates names. Of none, it may
+	// be about any.
+	Regions []string
 
 	anchors []anchors.Anchor
 	aws     []awsiid.RegionCertificate
@@ -71,7 +76,11 @@ func Parse(section Section, path string, raw []byte) (File, []manifest.Problem) 
 		err = fmt.Errorf("%q is no section of anchors", section)
 	}
 	if err != nil {
-		return File{Section: section, Broken: true}, []manifest.Problem{Problem(path, err)}
+		f = File{Section: section, Broken: true}
+		if section == AWSCertificates {
+			f.Regions = awsiid.NamedRegions(raw)
+		}
+		return f, []manifest.Problem{Problem(path, err)}
 	}
 	return f, nil
 }
@@ -100,12 +109,14 @@ type Trust struct {
 func New(files ...File) (*Trust, []manifest.Problem) {
 	own := map[Section]bool{}
 	broken := map[Section]bool{}
+	var lost []string // regions that a broken file names
 	bundles := map[Section][][]anchors.Anchor{}
 	var aws []awsiid.RegionCertificate
 	var google []*gcpidentity.StaticKeys
 	for _, f := range files {
 		own[f.Section] = true
-		broken[f.Section] = broken[f.Section] || f.Broken
+		broken[f.Section] = broken[f.Section] || f.Broken && len(f.Regions) == 0
+		lost = append(lost, f.Regions...)
 		bundles[f.Section] = append(bundles[f.Section], f.anchors)
 		aws = append(aws, f.aws...)
 		if f.google != nil {
@@ -133,7 +144,12 @@ func New(files ...File) (*Trust, []manifest.Problem) {
 	}
 	aws, contested, twice := unambiguous(aws)
 	problems = append(problems, twice...)
-	t.AWS = t.AWS.With(aws...).Without(contested...)
+	t.AWS = t.AWS.Without(lost...).With(aws...).Without(contested...)
+	for s, n := range t.Count() {
+		if n == 0 && own[s] && s != GoogleKeys {
+			problems = append(problems, manifest.Problem{File: string(s), What: "no anchor is in force: a file could never be read, and everything that needs one is refused", Want: "mend it, or remove it to trust what is built in"})
+		}
+	}
 	keys, err := gcpidentity.JoinKeys(google...)
 	if err != nil {
 		return t, append(problems, Problem(string(GoogleKeys), err))
@@ -181,7 +197,7 @@ func (j *Joined) Join(files []File) (*Trust, []manifest.Problem) {
 }
 
 func (f File) same(o File) bool {
-	return f.Section == o.Section && f.Broken == o.Broken && f.google == o.google &&
+	return f.Section == o.Section && f.Broken == o.Broken && f.google == o.google && slices.Equal(f.Regions, o.Regions) &&
 		slices.EqualFunc(f.anchors, o.anchors, func(a, b anchors.Anchor) bool { return a.SHA256 == b.SHA256 && a.Provenance == b.Provenance }) &&
 		slices.EqualFunc(f.aws, o.aws, func(a, b awsiid.RegionCertificate) bool {
 			return a.Region == b.Region && a.Certificate == b.Certificate
@@ -213,6 +229,15 @@ type Anchor struct {
 	NotAfter time.Time `json:"notAfter,omitzero"`
 }
 
+// origin is where an anchor comes from. What is built in has no folder of its own.
+func origin(file string, line int) string {
+	at := fmt.Sprintf("%s:%d", file, line)
+	if !filepath.IsAbs(file) {
+		return "built in: " + at
+	}
+	return at
+}
+
 // All are the anchors in force.
 func (t *Trust) All() []Anchor {
 	var all []Anchor
@@ -221,11 +246,11 @@ func (t *Trust) All() []Anchor {
 		anchors *anchors.Set
 	}{{AKRoots, t.ak}, {AzureRoots, t.Azure}} {
 		for _, a := range set.anchors.All() {
-			all = append(all, Anchor{Section: set.section, Name: a.Certificate.Subject.String(), From: fmt.Sprintf("%s:%d", a.File, a.Line), NotAfter: a.Certificate.NotAfter})
+			all = append(all, Anchor{Section: set.section, Name: a.Certificate.Subject.String(), From: origin(a.File, a.Line), NotAfter: a.Certificate.NotAfter})
 		}
 	}
 	for _, r := range t.AWS.All() {
-		all = append(all, Anchor{Section: AWSCertificates, Name: r.Region, From: fmt.Sprintf("%s:%d", r.File, r.Line), NotAfter: r.Certificate.NotAfter})
+		all = append(all, Anchor{Section: AWSCertificates, Name: r.Region, From: origin(r.File, r.Line), NotAfter: r.Certificate.NotAfter})
 	}
 	for _, k := range t.Google.All() {
 		all = append(all, Anchor{Section: GoogleKeys, Name: k.ID, From: fmt.Sprintf("%s:%d", k.File, k.Line)})

@@ -120,6 +120,15 @@ func TestARegionsCertificateIsReplacedAlone(t *testing.T) {
 
 // A file that was never readable may be the one that distrusts an authority.
 func TestAttack_T15_ABrokenFileDoesNotBringDistrustedAnchorsBack(t *testing.T) {
+	// A damaged file about one region takes that one away, and no other.
+	f, _ := trust.Parse(trust.AWSCertificates, "own", []byte("# region: eu-central-1\n-----BEGIN CERTIFICATE-----\nAAAA"))
+	all, problems := trust.New(f)
+	if _, ok := all.AWS.Region("eu-central-1"); ok {
+		t.Error("the certificate that somebody meant to replace is in force")
+	}
+	if n := all.Count()[trust.AWSCertificates]; n != join(t).Count()[trust.AWSCertificates]-1 || len(problems) > 0 {
+		t.Errorf("%d regions are left; %v", n, problems)
+	}
 	for s := range trust.Sections {
 		f, problems := trust.Parse(s, "own", []byte("damaged"))
 		if len(problems) == 0 || !f.Broken {
