@@ -30,8 +30,7 @@ import (
 // cloud's real SDK in between.
 type site struct {
 	*verifier
-	t   *testing.T
-	tpm *swtpmtest.TPM // of every instance with a TPM
+	t *testing.T
 
 	aws   *aws.Cloud
 	gcp   *gcp.Cloud
