@@ -352,11 +352,6 @@ func digest(raw []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-func ekText(q *tpm2.Quote) string {
-	hash := q.EK.SPKIHash()
-	return hex.EncodeToString(hash[:])
-}
-
 func quoteSummary(q *tpm2.Quote) map[string]string {
 	return map[string]string{
 		"ek": q.EK.Describe(), "ak": q.AK.Describe(), "bank": transcript.BankName(q.Bank),
