@@ -1,0 +1,175 @@
+package appraisal
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// endorse asks the endorsers that the policy allows, in the policy's order. One
+// that knows nothing of the EK is passed over; the first that knows it wins.
+//
+// Where a document names the instance, its provider has the last word on the
+// instance's TPM: a no is a no, and one that cannot be asked is waited for, since
+// whoever brings an outage about must not be able to choose a weaker endorsement.
+// Where nothing but the machine's own word does, an enrolment goes first, and is
+// enough.
+func (a *appraisal) endorse(ctx context.Context) error {
+	if a.quote == nil {
+		return nil
+	}
+	var unusable error
+	for _, kind := range a.Policy.Endorsements {
+		e, ok := a.Endorsers[kind]
+		if kind == v1alpha1.EndorsementProvider {
+			if !a.stated && a.Policy.Endorses(v1alpha1.EndorsementEnrolled) && a.Machines.Enrolled(a.quote.EK.SPKIHash()) {
+				continue
+			}
+			e, ok = tpm2.ProviderEndorser{Directory: a.Directory, ProviderID: a.askedProviderID()}, true
+		}
+		if !ok {
+			continue
+		}
+		endorsed, err := e.Endorse(ctx, a.identity, a.now)
+		if errors.Is(err, tpm2.ErrNotMine) {
+			continue
+		}
+		if err != nil && kind == v1alpha1.EndorsementProvider && (a.stated || reason.From(err).Code == reason.ProviderUnavailable) {
+			return a.refuseStated(err)
+		}
+		if err != nil {
+			unusable = err
+			continue
+		}
+		a.endorsed, a.endorsement = endorsed, kind
+		return nil
+	}
+	hash := a.quote.EK.SPKIHash()
+	if unusable != nil && !a.Policy.Endorses(v1alpha1.EndorsementEnrolled) {
+		return unusable
+	}
+	// An enrolment may still come; the rest of what is wrong is for the operator.
+	if unusable != nil {
+		return reason.Wrap(reason.EKNotEnrolled, unusable, "EK %x", hash)
+	}
+	return reason.Deny(reason.EKNotEnrolled, "EK %x", hash)
+}
+
+// match finds the one Machine that everything proven names. A Machine that is
+// named and may not attest now is there together with the error.
+func (a *appraisal) match() error {
+	rules := a.rules()
+	var id machine.Identity
+	for _, s := range a.statements {
+		id.ProviderIDs = append(id.ProviderIDs, s.ProviderID)
+	}
+	if a.quote != nil {
+		id.EK = a.quote.EK.SPKIHash()
+		if a.endorsed.ProviderID != "" {
+			id.ProviderIDs = append(id.ProviderIDs, a.endorsed.ProviderID)
+		}
+		if err := a.agrees(a.endorsed.InstanceID); err != nil {
+			return err
+		}
+		rules.EKEnrolled = !a.whose()
+	}
+	uid, err := a.Recorded(a.recorded())
+	if err != nil {
+		return err
+	}
+	id.MachineUID = uid
+	m, err := a.Machines.Match(id, rules)
+	if err != nil {
+		if a.quote != nil || a.bound() {
+			a.machine = a.Machines.Named(id, rules)
+		}
+		return err
+	}
+	if a.asked != nil && a.asked.UID != m.UID {
+		// Replaced since by another of the same name: what was compared with it counts no more.
+		return reason.Deny(reason.MachineNotFound, "Machine %s was replaced while it was appraised", m)
+	}
+	a.machine = m
+	return nil
+}
+
+// whose reports whether something besides an enrolment says which machine's TPM
+// this is: the provider, a certificate of its AK that names an instance, or a
+// statement of this very conversation beside a TPM that is merely genuine.
+func (a *appraisal) whose() bool {
+	switch a.endorsement {
+	case v1alpha1.EndorsementProvider:
+		return true
+	case v1alpha1.EndorsementAKCertificate:
+		return a.endorsed.ProviderID != "" || a.bound()
+	case v1alpha1.EndorsementManufacturer:
+		return a.firstUse()
+	}
+	return false
+}
+
+// firstUse: the policy lets a genuine TPM be bound to the Machine that another
+// statement of this conversation names (DESIGN, section 19, rule 1).
+func (a *appraisal) firstUse() bool {
+	return a.Policy.Approval == v1alpha1.ApprovalFirstUse && a.bound()
+}
+
+func (a *appraisal) rules() machine.Rules {
+	return machine.Rules{Pool: a.Policy.Pool, Now: a.now, MaxAge: a.Policy.MaxMachineAge}
+}
+
+// unenrolled: a manufacturer's certificate says that it is some genuine TPM; no
+// enrolment says which machine's. That is for an administrator to decide. Evidence
+// that contradicts itself is not.
+func (a *appraisal) unenrolled(matchErr error) bool {
+	code := reason.From(matchErr).Code
+	return a.endorsement == v1alpha1.EndorsementManufacturer && !a.Machines.Enrolled(a.quote.EK.SPKIHash()) &&
+		(code == reason.EKNotEnrolled || code == reason.MachineNotFound)
+}
+
+func (a *appraisal) refuse(err error) error {
+	r := &Refusal{denial: err, Machine: a.machine}
+	if a.machine == nil {
+		r.Unenrolled = a.endorsed
+	}
+	return r
+}
+
+func (a *appraisal) recorded() v1alpha1.RecordedIdentity {
+	var id v1alpha1.RecordedIdentity
+	for _, s := range a.statements {
+		id.ProviderID, id.InstanceID = s.ProviderID, s.InstanceID
+	}
+	if a.endorsed == nil {
+		return id
+	}
+	if a.endorsed.EKSHA256 != ([sha256.Size]byte{}) {
+		id.EKSHA256 = hex.EncodeToString(a.endorsed.EKSHA256[:])
+	}
+	if a.endorsed.AKSHA256 != ([sha256.Size]byte{}) {
+		id.AKSHA256 = hex.EncodeToString(a.endorsed.AKSHA256[:])
+	}
+	id.ProviderID = cmp.Or(id.ProviderID, a.endorsed.ProviderID)
+	id.InstanceID = cmp.Or(id.InstanceID, a.endorsed.InstanceID)
+	return id
+}
+
+// EnrolledEndorser endorses an EK that an administrator named.
+type EnrolledEndorser struct{ Machines Machines }
+
+// Endorse looks the EK's hash up.
+func (e EnrolledEndorser) Endorse(_ context.Context, id tpm2.Identity, _ time.Time) (*tpm2.Endorsement, error) {
+	hash := id.EK.SPKIHash()
+	if !e.Machines.Enrolled(hash) {
+		return nil, tpm2.ErrNotMine
+	}
+	return &tpm2.Endorsement{Kind: tpm2.Enrolled, EKSHA256: hash}, nil
+}
