@@ -259,6 +259,10 @@ func (c *check) evidence(p *Policy) {
 			c.warn(path, "nothing here says whose the TPM is, and the document can be copied, so every machine waits for an enrolment",
 				"add provider or enrolled to spec.tpm2.endorsements")
 		}
+		if slices.Contains(all, evidence.AzureAttested) && slices.Contains(all, evidence.TPM2) &&
+			slices.Equal(c.parsed.Spec.TPM2.Endorsements, []v1alpha1.Endorsement{v1alpha1.EndorsementProvider}) {
+			c.warn(path, "Azure's API names no TPM, so provider endorses none beside azure-attested", "add ak-certificate or enrolled to spec.tpm2.endorsements")
+		}
 		for j, earlier := range p.Alternatives {
 			if covers(all, earlier) {
 				c.warn(path, fmt.Sprintf("never chosen: every machine that has %s takes alternative %d", kinds(all), j), "put the larger set first")

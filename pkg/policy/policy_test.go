@@ -441,13 +441,18 @@ func FuzzParse(f *testing.F) {
 }
 
 func TestWarnsOfATPMThatNobodySaysWhoseItIs(t *testing.T) {
-	check := func(endorsements string) int {
-		text := "apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: a}\nspec:\n  evidence: [{all: [aws-iid, tpm2]}]\n  tpm2: {endorsements: [" + endorsements + "]}\n"
+	check := func(kind, endorsements string) int {
+		text := "apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: a}\nspec:\n  evidence: [{all: [" + kind + ", tpm2]}]\n  tpm2: {endorsements: [" + endorsements + "]}\n"
 		return len(Check(File{Name: "a.yaml", Raw: []byte(text)}))
 	}
 	for endorsements, want := range map[string]int{"provider": 0, "enrolled": 0, "ak-certificate": 1, "manufacturer, ak-certificate": 1, "provider, ak-certificate": 0} {
-		if got := check(endorsements); got != want {
+		if got := check("aws-iid", endorsements); got != want {
 			t.Errorf("%s: %d problems, want %d", endorsements, got, want)
+		}
+	}
+	for endorsements, want := range map[string]int{"provider": 1, "enrolled": 0, "ak-certificate": 0, "provider, enrolled": 0} {
+		if got := check("azure-attested", endorsements); got != want {
+			t.Errorf("Azure, %s: %d problems, want %d", endorsements, got, want)
 		}
 	}
 }
