@@ -31,6 +31,12 @@ func TestCloudIdentityInACluster(t *testing.T) {
 	rs.cluster.KubectlApply(t, roots+object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "azure-workers", map[string]any{
 		"spec": map[string]any{"pools": []any{"worker"}, "evidence": []any{map[string]any{"all": []any{"azure-attested"}}}},
 	}))
+	// The API server is other tests', too.
+	t.Cleanup(func() {
+		rs.cluster.Kubectl(t, "delete", "attestationpolicy", "azure-workers", "--ignore-not-found")
+		rs.cluster.Kubectl(t, "-n", ownNamespace, "delete", "configmap", "azure-roots", "--ignore-not-found")
+		rs.cluster.Kubectl(t, "-n", machineNamespace, "delete", "machine", "azure-worker-0", "--ignore-not-found")
+	})
 	a, b := rs.serve(0, section), rs.serve(0, section)
 	id := s.add("azure-worker-0", nil)
 	rs.cluster.KubectlApply(t, object("machine.openshift.io/v1beta1", "Machine", machineNamespace, "azure-worker-0", map[string]any{
