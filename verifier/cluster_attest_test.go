@@ -90,7 +90,8 @@ func (rs *replicas) serve(skew time.Duration, more ...string) *inProcess {
 			rs.t.Logf("replica %s ends with:\n%s", p.addr, tail(p.log.everything(), 30))
 		}
 	})
-	eventually(rs.t, func() bool { return len(s.unready()) == 0 }, func() string { return fmt.Sprint("not ready: ", s.unready()) })
+	// Ready, and what was read is taken up.
+	eventually(rs.t, func() bool { return len(s.unready()) == 0 && s.World().Stale == nil }, func() string { return fmt.Sprint("not ready: ", s.unready()) })
 	return p
 }
 
