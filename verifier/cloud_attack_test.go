@@ -301,8 +301,13 @@ func TestAttack_T05_AnInstanceDocumentAloneIsGoodOnce(t *testing.T) {
 	s.machine("worker-0", id)
 	n := s.node("worker-0", id, nil)
 	s.admitted(n)
+	before := s.verifier.machine("openshift-machine-api/worker-0").Record.History
 	s.advance(time.Minute)
 	s.denied(n, "EvidenceUnacceptable")
+	// The second could be anybody with a copy: it leaves no trace at the Machine.
+	if after := s.verifier.machine("openshift-machine-api/worker-0").Record.History; len(after) != len(before) {
+		t.Errorf("a copy changed the record: %+v", after)
+	}
 }
 
 // Evidence sets: and within, or between; the server chooses.

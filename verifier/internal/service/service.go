@@ -373,6 +373,11 @@ func (s *Service) grant(c *call, world *World, p policy.Policy, challenge seal.C
 	err = s.Records.Attest(v.Machine.UID, components(v.Identity), world.alive, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Attest(rec, a, c.start)
 	})
+	if err != nil && v.Replayable {
+		// Whoever has a copy of the document: his denial leaves no trace at the Machine.
+		c.proven = false
+		return nil, err
+	}
 	if err != nil {
 		return nil, s.noteDenial(c, v.Machine, err)
 	}
