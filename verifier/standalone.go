@@ -13,7 +13,9 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
+	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
@@ -210,12 +212,14 @@ func (b *standaloneBasis) ownConfigs() http.Handler {
 // the policy says PreApproved. What is in it, the administrator answers for.
 func (b *standaloneBasis) preApproved() http.Handler {
 	own := b.ownConfig()
-	return gate.Source{Config: func(pool string) (*gate.Rendered, bool) { return own(pool + ".pre-approved") }}
+	return gate.Source{Config: func(pool string, accept specversion.Accept) (*gate.Rendered, error) {
+		return own(pool+".pre-approved", accept)
+	}}
 }
 
-func (b *standaloneBasis) ownConfig() func(pool string) (*gate.Rendered, bool) {
+func (b *standaloneBasis) ownConfig() func(pool string, accept specversion.Accept) (*gate.Rendered, error) {
 	var current atomic.Pointer[configs]
-	return func(pool string) (*gate.Rendered, bool) {
+	return func(pool string, accept specversion.Accept) (*gate.Rendered, error) {
 		snapshot := b.keeper.Snapshot()
 		c := current.Load()
 		if c == nil || c.snapshot != snapshot {
@@ -229,6 +233,9 @@ func (b *standaloneBasis) ownConfig() func(pool string) (*gate.Rendered, bool) {
 			current.Store(c)
 		}
 		rendered, ok := c.byPool[pool]
-		return rendered, ok
+		if !ok {
+			return nil, reason.Deny(reason.ConfigUnavailable, "there is no config of pool %s", pool)
+		}
+		return rendered.As(accept)
 	}
 }

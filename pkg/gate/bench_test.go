@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 )
 
@@ -60,7 +61,7 @@ func BenchmarkGate(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		own := Source{Config: func(string) (*Rendered, bool) { return rendered, true }}
+		own := Source{Config: func(string, specversion.Accept) (*Rendered, error) { return rendered, nil }}
 		for _, c := range []struct {
 			name     string
 			mode     Mode
@@ -160,7 +161,7 @@ func BenchmarkGateOverTLS(b *testing.B) {
 			}
 			f := newFixture()
 			f.Observe, f.Requested = nil, nil
-			f.Upstream = Source{Config: func(string) (*Rendered, bool) { return rendered, true }}
+			f.Upstream = Source{Config: func(string, specversion.Accept) (*Rendered, error) { return rendered, nil }}
 			f.Tokens = token.Checker{Keys: func() token.KeySet { return keys }}
 			gate := httptest.NewTLSServer(New(f.Config))
 			defer gate.Close()

@@ -8,24 +8,35 @@ import (
 	"strconv"
 	"sync"
 
+	"github.com/mcs-attest/mcs-attest/pkg/credential"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 )
 
 // answer is a config that was read whole and checked.
 type answer struct {
-	body        []byte
+	parts       [][]byte // of the body: shared with others, so never written to
 	contentType string
+	slot        *credential.Slot // where the machine's own credential goes; nil: there is no such place
 }
 
 func (a *answer) send(w http.ResponseWriter, r *http.Request) {
+	length := 0
+	for _, part := range a.parts {
+		length += len(part)
+	}
 	h := w.Header()
 	h.Set("Content-Type", a.contentType)
-	h.Set("Content-Length", strconv.Itoa(len(a.body)))
+	h.Set("Content-Length", strconv.Itoa(length))
 	h.Set("Cache-Control", "no-store")
 	w.WriteHeader(http.StatusOK)
-	if r.Method != http.MethodHead {
-		_, _ = w.Write(a.body) // the client is gone if this fails
+	if r.Method == http.MethodHead {
+		return
+	}
+	for _, part := range a.parts {
+		if _, err := w.Write(part); err != nil {
+			return // the client is gone
+		}
 	}
 }
 
@@ -68,10 +79,10 @@ func (g *gate) fetch(r *request, upstream http.Handler) (*answer, error) {
 		return nil, reason.Deny(reason.UpstreamUnavailable, "no answer within %v", g.UpstreamTimeout)
 	}
 	accept := specversion.ParseAccept(r.Header.Get("Accept"))
-	if err := rec.check(accept, &g.known); err != nil {
+	if err := rec.check(accept, &g.known, g.Credentials != nil); err != nil {
 		return nil, err
 	}
-	res := &answer{body: rec.body, contentType: rec.header.Get("Content-Type")}
+	res := &answer{parts: [][]byte{rec.body}, contentType: rec.header.Get("Content-Type"), slot: rec.slot}
 	if res.contentType == "" {
 		res.contentType = "application/json"
 	}
@@ -86,11 +97,12 @@ type recorder struct {
 	max    int
 	over   bool
 	err    error // from Proxy
+	slot   *credential.Slot
 
 	// What our own config source says beside the answer. It is no header, since
 	// the Machine Config Server could send one.
-	checked    bool // the config was checked when it was read
-	unreadable bool // it is in no version that the client reads
+	rendered *Rendered // the config was checked when it was read
+	denied   error     // there is none, for this reason
 }
 
 func (r *recorder) Header() http.Header { return r.header }
@@ -116,15 +128,15 @@ func (r *recorder) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// share takes a checked config without a copy; the caller must never change it.
-func (r *recorder) share(b []byte) {
-	r.checked = true
+// share takes a checked config without a copy.
+func (r *recorder) share(c *Rendered) {
+	r.rendered = c
 	r.WriteHeader(http.StatusOK)
-	if len(b) > r.max {
+	if len(c.raw) > r.max {
 		r.over = true
 		return
 	}
-	r.body = b
+	r.body = c.raw
 }
 
 type sizeError struct{}
@@ -133,17 +145,20 @@ func (sizeError) Error() string { return "the answer is too large" }
 
 var errTooLarge = sizeError{}
 
-func (r *recorder) check(accept specversion.Accept, known *digests) error {
+// check says whether the answer may go out, and where in it a credential goes.
+func (r *recorder) check(accept specversion.Accept, known *digests, credentials bool) error {
 	invalid := func(format string, a ...any) error { return reason.Deny(reason.UpstreamInvalid, format, a...) }
 	switch {
 	case r.over:
 		return invalid("more than %d bytes", r.max)
 	case r.err != nil:
 		return reason.Wrap(reason.UpstreamUnavailable, r.err, "upstream")
+	case r.denied != nil:
+		return r.denied
 	case r.status == 0:
 		return reason.Deny(reason.UpstreamUnavailable, "no answer")
 	case r.status == http.StatusBadRequest:
-		if _, err := accept.Negotiate(); err != nil || r.unreadable {
+		if _, err := accept.Negotiate(); err != nil {
 			return reason.Deny(reason.Malformed, "no config in a spec version that the client reads: %v", accept)
 		}
 		return invalid("status 400")
@@ -159,47 +174,58 @@ func (r *recorder) check(accept specversion.Accept, known *digests) error {
 	if n := r.header.Get("Content-Length"); n != "" && n != strconv.Itoa(len(r.body)) {
 		return invalid("%d bytes of %.20s", len(r.body), n)
 	}
-	if r.checked {
+	passed := r.rendered
+	if passed == nil {
+		var err error
+		if passed, err = known.pass(r.body); err != nil {
+			return reason.Wrap(reason.UpstreamInvalid, err, "answer of %d bytes", len(r.body))
+		}
+		if len(accept) > 0 && !accept.Takes(passed.version) {
+			return invalid("a config of spec %s for a client that reads %v", passed.version, accept)
+		}
+	}
+	if !credentials {
 		return nil
 	}
-	v, err := known.version(r.body)
+	slot, err := passed.credential(r.body)
 	if err != nil {
-		return reason.Wrap(reason.UpstreamInvalid, err, "answer of %d bytes", len(r.body))
+		// What cannot be exchanged would be the credential that all machines share.
+		return reason.Wrap(reason.UpstreamInvalid, err, "the kubeconfig in the config")
 	}
-	if len(accept) > 0 && !accept.Takes(v) {
-		return invalid("a config of spec %s for a client that reads %v", v, accept)
-	}
+	r.slot = slot
 	return nil
 }
 
-// digests remembers the last few configs that passed, by their digest alone:
-// scanning a megabyte of JSON takes ten times as long as hashing it.
+// digests remembers the last few configs that passed, by their digest: scanning a
+// megabyte of JSON takes ten times as long as hashing it.
 type digests struct {
 	mu   sync.Mutex
 	ring [32]struct {
-		sum     [sha256.Size]byte
-		version specversion.Version
+		sum    [sha256.Size]byte
+		passed *Rendered // without its text
 	}
 	next int
 }
 
-func (d *digests) version(config []byte) (specversion.Version, error) {
+// pass is what is known of a config that is one.
+func (d *digests) pass(config []byte) (*Rendered, error) {
 	sum := sha256.Sum256(config)
 	d.mu.Lock()
 	for i := range d.ring {
-		if d.ring[i].sum == sum {
+		if d.ring[i].passed != nil && d.ring[i].sum == sum {
 			d.mu.Unlock()
-			return d.ring[i].version, nil
+			return d.ring[i].passed, nil
 		}
 	}
 	d.mu.Unlock()
 	v, err := specversion.Of(config)
 	if err != nil {
-		return v, err
+		return nil, err
 	}
+	passed := &Rendered{version: v}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.ring[d.next].sum, d.ring[d.next].version = sum, v
+	d.ring[d.next].sum, d.ring[d.next].passed = sum, passed
 	d.next = (d.next + 1) % len(d.ring)
-	return v, nil
+	return passed, nil
 }

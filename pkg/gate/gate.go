@@ -36,6 +36,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/credential"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
@@ -92,6 +93,9 @@ type Config struct {
 	Redeem   redeemer
 	// PreApproved serves the pre-approved config of a pool; nil: there is none.
 	PreApproved http.Handler
+	// Credentials gives the machine of a token a bootstrap credential of its own, in
+	// the place of the one that its config shares with all others; nil: it keeps that.
+	Credentials credentials
 	// Provisioning is the provisioning token. The zero value has read none, and
 	// pools that it opens wait.
 	Provisioning Provisioning
@@ -203,7 +207,7 @@ type request struct {
 	pool     string
 	policy   PoolPolicy
 	claims   *token.Claims
-	shown    credential
+	shown    showing
 	decision Decision
 }
 
@@ -241,7 +245,9 @@ func (g *gate) config(w http.ResponseWriter, r *http.Request) {
 //     and is for this pool: an invalid one is never treated as none;
 //   - the record still allows it;
 //   - the upstream's answer is a whole Ignition config;
-//   - GET: a use of the token is taken, where it has uses.
+//   - GET: the machine has a bootstrap credential of its own made, if there are any;
+//   - GET: a use of the token is taken, where it has uses, and the credential is
+//     recorded with it.
 func (g *gate) decide(r *request) (*answer, error) {
 	if err := g.lookUp(r); err != nil {
 		return nil, err
@@ -280,10 +286,34 @@ func (g *gate) decide(r *request) (*answer, error) {
 	if err := r.Context().Err(); err != nil {
 		return nil, reason.Wrap(reason.UpstreamUnavailable, err, "the client did not wait")
 	}
-	if err := g.Redeem.Redeem(r.Context(), *r.claims); err != nil {
+	own, err := g.issue(r, res)
+	if err != nil {
+		return nil, err
+	}
+	if err := g.Redeem.Redeem(r.Context(), *r.claims, own); err != nil {
+		if own != nil {
+			g.Credentials.Withdraw(context.WithoutCancel(r.Context()), own)
+		}
 		return nil, err
 	}
 	return res, nil
+}
+
+// issue puts a bootstrap credential of the machine's own into its config. A config
+// without a kubeconfig needs none.
+func (g *gate) issue(r *request, res *answer) (*credential.Credential, error) {
+	if g.Credentials == nil || res.slot == nil {
+		return nil, nil
+	}
+	own, err := g.Credentials.Issue(r.Context(), *r.claims)
+	if err != nil || own == nil {
+		return nil, err
+	}
+	if res.parts, err = res.slot.With(res.parts[0], own.Token); err != nil {
+		g.Credentials.Withdraw(context.WithoutCancel(r.Context()), own)
+		return nil, reason.Wrap(reason.UpstreamInvalid, err, "the kubeconfig in the config")
+	}
+	return own, nil
 }
 
 // lookUp finds the pool and its policy, and what the request shows. A source that
@@ -341,5 +371,14 @@ type verifier interface {
 // takes one, atomically. Every error is a denial.
 type redeemer interface {
 	Check(ctx context.Context, c token.Claims) error
-	Redeem(ctx context.Context, c token.Claims) error
+	// Redeem also records the credential that goes out, if there is one.
+	Redeem(ctx context.Context, c token.Claims, own *credential.Credential) error
+}
+
+// credentials makes bootstrap credentials. Every error is a denial.
+type credentials interface {
+	// Issue makes one for the machine of a token; nil where the token names none.
+	Issue(ctx context.Context, c token.Claims) (*credential.Credential, error)
+	// Withdraw takes back one that did not go out.
+	Withdraw(ctx context.Context, own *credential.Credential)
 }

@@ -12,7 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/credential"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 )
 
@@ -53,7 +55,7 @@ func (f *fakeRedeem) Check(context.Context, token.Claims) error {
 	return nil
 }
 
-func (f *fakeRedeem) Redeem(context.Context, token.Claims) error {
+func (f *fakeRedeem) Redeem(context.Context, token.Claims, *credential.Credential) error {
 	f.redeems++
 	if f.redeem != nil {
 		return f.redeem()
@@ -310,7 +312,12 @@ func TestA26_SourceServesWhatTheClientReads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	source := Source{Config: func(pool string) (*Rendered, bool) { return rendered, pool == "worker" }}
+	source := Source{Config: func(pool string, accept specversion.Accept) (*Rendered, error) {
+		if pool != "worker" {
+			return nil, reason.Deny(reason.ConfigUnavailable, "no config")
+		}
+		return rendered.As(accept)
+	}}
 	for _, c := range []struct {
 		name, pool, accept string
 		status             int

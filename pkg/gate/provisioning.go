@@ -45,8 +45,8 @@ func (p Provisioning) admit(r *http.Request) error {
 	return p.Admit(r)
 }
 
-// credential is what a request shows. All of it is untrusted.
-type credential struct {
+// showing is what a request shows. All of it is untrusted.
+type showing struct {
 	header bool // there is an Authorization header
 	bearer []byte
 	err    error // why there is no bearer
@@ -56,11 +56,11 @@ type credential struct {
 	valueErr  error
 }
 
-func (c credential) none() bool { return !c.header && !c.parameter }
+func (c showing) none() bool { return !c.header && !c.parameter }
 
 // show reads what a request shows.
-func show(r *http.Request, p PoolPolicy) credential {
-	c := credential{header: len(r.Header.Values("Authorization")) > 0}
+func show(r *http.Request, p PoolPolicy) showing {
+	c := showing{header: len(r.Header.Values("Authorization")) > 0}
 	c.bearer, c.err = bearer(r.Header)
 	if p.ProvisioningToken && p.URLParameter {
 		c.value, c.parameter, c.valueErr = parameter(r.URL)
@@ -70,7 +70,7 @@ func show(r *http.Request, p PoolPolicy) credential {
 
 // presented is what may be a provisioning token: the header's, or the URL's where
 // there is no header.
-func (c credential) presented() ([]byte, error) {
+func (c showing) presented() ([]byte, error) {
 	if c.header {
 		return c.bearer, c.err
 	}
@@ -78,7 +78,7 @@ func (c credential) presented() ([]byte, error) {
 }
 
 // conflict: header and URL show two things.
-func (c credential) conflict() bool {
+func (c showing) conflict() bool {
 	return c.header && c.parameter && (c.err != nil || c.valueErr != nil || !bytes.Equal(c.bearer, c.value))
 }
 

@@ -71,6 +71,18 @@ const (
 	Internal                 = Code(mcsattestv1.Reason_REASON_INTERNAL)
 	ReferenceValuesMissing   = Code(mcsattestv1.Reason_REASON_REFERENCE_VALUES_MISSING)
 	ProviderUnavailable      = Code(mcsattestv1.Reason_REASON_PROVIDER_UNAVAILABLE)
+	CredentialUnavailable    = Code(mcsattestv1.Reason_REASON_CREDENTIAL_UNAVAILABLE)
+	ConfigUnavailable        = Code(mcsattestv1.Reason_REASON_CONFIG_UNAVAILABLE)
+	CSRMalformed             = Code(mcsattestv1.Reason_REASON_CSR_MALFORMED)
+	CSRRequester             = Code(mcsattestv1.Reason_REASON_CSR_REQUESTER)
+	CSRContent               = Code(mcsattestv1.Reason_REASON_CSR_CONTENT)
+	CSRNodeExists            = Code(mcsattestv1.Reason_REASON_CSR_NODE_EXISTS)
+	CSRCredential            = Code(mcsattestv1.Reason_REASON_CSR_CREDENTIAL)
+	CSROtherMachine          = Code(mcsattestv1.Reason_REASON_CSR_OTHER_MACHINE)
+	CSRKeyChanged            = Code(mcsattestv1.Reason_REASON_CSR_KEY_CHANGED)
+	CSRAddress               = Code(mcsattestv1.Reason_REASON_CSR_ADDRESS)
+	CSRLimit                 = Code(mcsattestv1.Reason_REASON_CSR_LIMIT)
+	CSRDisabled              = Code(mcsattestv1.Reason_REASON_CSR_DISABLED)
 )
 
 // all is every code in ascending order.
@@ -138,6 +150,18 @@ var all = []Code{
 	Internal,
 	ReferenceValuesMissing,
 	ProviderUnavailable,
+	CredentialUnavailable,
+	ConfigUnavailable,
+	CSRMalformed,
+	CSRRequester,
+	CSRContent,
+	CSRNodeExists,
+	CSRCredential,
+	CSROtherMachine,
+	CSRKeyChanged,
+	CSRAddress,
+	CSRLimit,
+	CSRDisabled,
 }
 
 // table is read only.
@@ -332,4 +356,40 @@ var table = map[Code]Info{
 	ProviderUnavailable: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "ProviderUnavailable",
 		"A cloud's API did not answer, refused the verifier, or has been asked too often.",
 		"Look at the verifier's log for its error; check its permissions, its way out, and the cloud's own status."),
+	CredentialUnavailable: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "CredentialUnavailable",
+		"The machine's own bootstrap credential could not be made.",
+		"See the verifier's log: the API server is away, or the verifier may not make tokens of the service account."),
+	ConfigUnavailable: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "ConfigUnavailable",
+		"The pool has no config that may be served: it does not render, or its pre-approved part would hold a secret.",
+		"'mcs-attest-verifier render POOL --explain' says which MachineConfig it is."),
+	CSRMalformed: final(mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED, "CSRMalformed",
+		"The certificate signing request does not parse, or is larger than any kubelet's.",
+		"'csr explain' shows what is wrong with it; no kubelet makes such a request."),
+	CSRRequester: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "CSRRequester",
+		"The request was not made by whom such a request must come from.",
+		"Client certificates are asked for by the node bootstrapper, serving certificates by the node itself."),
+	CSRContent: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "CSRContent",
+		"The request asks for more, or for other, than a kubelet's certificate.",
+		"'csr explain' names the subject, usage or name that does not belong there."),
+	CSRNodeExists: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "CSRNodeExists",
+		"There is a Node of that name already.",
+		"If the machine was installed anew, delete the old Node first."),
+	CSRCredential: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "CSRCredential",
+		"No attested machine received the credential that the request was made with, or it has expired.",
+		"Was the config fetched around the verifier, or with a shared kubeconfig? Let the machine attest, or approve by hand."),
+	CSROtherMachine: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "CSROtherMachine",
+		"The request was made with the credential of another machine than the one it names.",
+		"Somebody uses a machine's credential for something else: look at that machine, and quarantine it."),
+	CSRKeyChanged: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "CSRKeyChanged",
+		"A certificate was approved for this machine before, or attested for it, with another key.",
+		"If the machine lost its key, approve by hand; if not, somebody else has its credential."),
+	CSRAddress: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "CSRAddress",
+		"The request has a name or an address that the Machine does not have, or not yet.",
+		"Compare the request with the Machine's status.addresses; it is tried again."),
+	CSRLimit: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "CSRLimit",
+		"Too many requests wait.",
+		"Delete requests that nobody needs; whose they are is in 'csr explain'."),
+	CSRDisabled: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "CSRDisabled",
+		"An administrator has switched the approval of client certificates off.",
+		"Approve by hand, or switch it on again in the approver's ConfigMap."),
 }

@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/credential"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -48,6 +49,9 @@ type Attestation struct {
 	CorrelationID string
 	// Replayable: nothing in the evidence is of this conversation.
 	Replayable bool
+	// CSRKeySHA256 is the key that the machine attested for its kubelet, hexadecimal,
+	// or empty.
+	CSRKeySHA256 string
 }
 
 // minInterval is how soon after an attestation the same machine may have
@@ -119,6 +123,8 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 	}
 	s.Ticket = &v1alpha1.TicketStatus{ID: a.TicketID}
 	s.Report = nil
+	s.CSRKeySHA256 = a.CSRKeySHA256
+	s.Certificate = nil // what is installed now will have another
 	for _, c := range s.Conditions {
 		if c.Type == v1alpha1.ConditionFirstBootFailed {
 			condition(s, now, v1alpha1.ConditionFirstBootFailed, metav1.ConditionFalse, "AttestedAgain", "a new first boot is under way")
@@ -182,14 +188,20 @@ func Redeemable(rec *v1alpha1.MachineAttestation, c token.Claims) error {
 	return nil
 }
 
-// Redeem takes one use of the token.
-func Redeem(rec *v1alpha1.MachineAttestation, c token.Claims, now time.Time) (*v1alpha1.MachineAttestation, error) {
+// Redeem takes one use of the token. The credential that goes out with the config
+// is on the record before it is served (rule 2); nil is none.
+func Redeem(rec *v1alpha1.MachineAttestation, c token.Claims, own *credential.Credential, now time.Time) (*v1alpha1.MachineAttestation, error) {
 	if err := Redeemable(rec, c); err != nil {
 		return nil, err
 	}
 	next := rec.DeepCopy()
 	s := &next.Status
 	s.Token.Uses++
+	if own != nil {
+		if err := keepCredential(s, *own, now); err != nil {
+			return nil, err
+		}
+	}
 	s.Phase = v1alpha1.PhaseFetched
 	note(s, now, "Fetched", "", "", "full config of pool "+c.Pool)
 	return next, nil

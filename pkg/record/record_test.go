@@ -279,7 +279,7 @@ func TestAttack_T43_DenialIsNoWeapon(t *testing.T) {
 	conflict := reason.From(reason.Deny(reason.IdentityConflict, "another EK"))
 	for name, before := range map[string]*rec{
 		"attested": attested(t), "joined": joined(t),
-		"fetched": func() *rec { r, _ := record.Redeem(attested(t), claims(), start); return r }(),
+		"fetched": func() *rec { r, _ := record.Redeem(attested(t), claims(), nil, start); return r }(),
 	} {
 		t.Run(name, func(t *testing.T) {
 			after := record.Denied(before, m, conflict, "c2", start.Add(time.Hour))
@@ -354,7 +354,7 @@ func TestRedemption(t *testing.T) {
 			if c.claims != nil {
 				c.claims(&cl)
 			}
-			next, err := record.Redeem(r, cl, start.Add(time.Minute))
+			next, err := record.Redeem(r, cl, nil, start.Add(time.Minute))
 			if ok := record.Redeemable(r, cl); (ok == nil) != (err == nil) {
 				t.Errorf("Redeemable says %v, Redeem %v", ok, err)
 			}
@@ -377,11 +377,11 @@ func TestATokenHasAsManyUsesAsItSays(t *testing.T) {
 	r := attested(t)
 	for range 3 {
 		var err error
-		if r, err = record.Redeem(r, claims(), start); err != nil {
+		if r, err = record.Redeem(r, claims(), nil, start); err != nil {
 			t.Fatal(err)
 		}
 	}
-	_, err := record.Redeem(r, claims(), start)
+	_, err := record.Redeem(r, claims(), nil, start)
 	wantCode(t, err, reason.TokenUsedUp)
 }
 

@@ -153,6 +153,45 @@ type MachineAttestationStatus struct {
 	GrantUsed *metav1.Time `json:"grantUsed,omitempty"`
 	// grantAttestations counts the attestations under that grant.
 	GrantAttestations int32 `json:"grantAttestations,omitempty"`
+	// credentials are the machine's own bootstrap credentials that were served and
+	// have not ended, never the credentials themselves.
+	//
+	// +kubebuilder:validation:MaxItems=8
+	Credentials []CredentialStatus `json:"credentials,omitempty"`
+	// csrKeySHA256 is the SHA-256 (hexadecimal) of the SubjectPublicKeyInfo that
+	// the machine attested as the key of its kubelet; empty if it named none.
+	CSRKeySHA256 string `json:"csrKeySHA256,omitempty"`
+	// certificate is the first client certificate that was approved for the machine.
+	Certificate *CertificateStatus `json:"certificate,omitempty"`
+}
+
+// MaxCredentials bounds status.credentials.
+const MaxCredentials = 8
+
+// CredentialStatus is a bootstrap credential that was made for this machine alone.
+type CredentialStatus struct {
+	// id is how certificate signing requests name it: "JTI=" and the id of a service
+	// account's token, or the user of a bootstrap token, "system:bootstrap:ID".
+	ID     string      `json:"id"`
+	Issued metav1.Time `json:"issued"`
+	Expiry metav1.Time `json:"expiry"`
+	// secret is the "namespace/name" of the Secret whose deletion revokes it.
+	Secret string `json:"secret,omitempty"`
+	// secretUID is that Secret's.
+	SecretUID string `json:"secretUID,omitempty"`
+}
+
+// CertificateStatus is a client certificate that was approved.
+type CertificateStatus struct {
+	// node is the name that it is for.
+	Node string `json:"node"`
+	// publicKeySHA256 of its SubjectPublicKeyInfo, hexadecimal.
+	PublicKeySHA256 string `json:"publicKeySHA256"`
+	// request is the CertificateSigningRequest's name.
+	Request string `json:"request,omitempty"`
+	// credentialID is the credential that the request was made with.
+	CredentialID string      `json:"credentialID,omitempty"`
+	Approved     metav1.Time `json:"approved"`
 }
 
 // RecordedIdentity is what "the same machine" means.
@@ -220,6 +259,9 @@ const (
 	ConditionConflict = "Conflict"
 	// ConditionFirstBootFailed is true when the machine reported a failed stage.
 	ConditionFirstBootFailed = "FirstBootFailed"
+	// ConditionCertificateRefused is true while a certificate signing request that
+	// was made with this machine's credential is refused.
+	ConditionCertificateRefused = "CertificateRefused"
 	// ConditionAccepted, on an enrolment or a policy, is false while the verifier
 	// cannot use the object as it stands; the last good state is in force then.
 	ConditionAccepted = "Accepted"

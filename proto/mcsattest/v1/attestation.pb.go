@@ -407,6 +407,19 @@ const (
 	Reason_REASON_INTERNAL                 Reason = 104
 	Reason_REASON_REFERENCE_VALUES_MISSING Reason = 105
 	Reason_REASON_PROVIDER_UNAVAILABLE     Reason = 106
+	Reason_REASON_CREDENTIAL_UNAVAILABLE   Reason = 107
+	Reason_REASON_CONFIG_UNAVAILABLE       Reason = 108
+	// The kubelet's certificate signing request.
+	Reason_REASON_CSR_MALFORMED     Reason = 110
+	Reason_REASON_CSR_REQUESTER     Reason = 111
+	Reason_REASON_CSR_CONTENT       Reason = 112
+	Reason_REASON_CSR_NODE_EXISTS   Reason = 113
+	Reason_REASON_CSR_CREDENTIAL    Reason = 114
+	Reason_REASON_CSR_OTHER_MACHINE Reason = 115
+	Reason_REASON_CSR_KEY_CHANGED   Reason = 116
+	Reason_REASON_CSR_ADDRESS       Reason = 117
+	Reason_REASON_CSR_LIMIT         Reason = 118
+	Reason_REASON_CSR_DISABLED      Reason = 119
 )
 
 // Enum value maps for Reason.
@@ -476,6 +489,18 @@ var (
 		104: "REASON_INTERNAL",
 		105: "REASON_REFERENCE_VALUES_MISSING",
 		106: "REASON_PROVIDER_UNAVAILABLE",
+		107: "REASON_CREDENTIAL_UNAVAILABLE",
+		108: "REASON_CONFIG_UNAVAILABLE",
+		110: "REASON_CSR_MALFORMED",
+		111: "REASON_CSR_REQUESTER",
+		112: "REASON_CSR_CONTENT",
+		113: "REASON_CSR_NODE_EXISTS",
+		114: "REASON_CSR_CREDENTIAL",
+		115: "REASON_CSR_OTHER_MACHINE",
+		116: "REASON_CSR_KEY_CHANGED",
+		117: "REASON_CSR_ADDRESS",
+		118: "REASON_CSR_LIMIT",
+		119: "REASON_CSR_DISABLED",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":                0,
@@ -542,6 +567,18 @@ var (
 		"REASON_INTERNAL":                   104,
 		"REASON_REFERENCE_VALUES_MISSING":   105,
 		"REASON_PROVIDER_UNAVAILABLE":       106,
+		"REASON_CREDENTIAL_UNAVAILABLE":     107,
+		"REASON_CONFIG_UNAVAILABLE":         108,
+		"REASON_CSR_MALFORMED":              110,
+		"REASON_CSR_REQUESTER":              111,
+		"REASON_CSR_CONTENT":                112,
+		"REASON_CSR_NODE_EXISTS":            113,
+		"REASON_CSR_CREDENTIAL":             114,
+		"REASON_CSR_OTHER_MACHINE":          115,
+		"REASON_CSR_KEY_CHANGED":            116,
+		"REASON_CSR_ADDRESS":                117,
+		"REASON_CSR_LIMIT":                  118,
+		"REASON_CSR_DISABLED":               119,
 	}
 )
 
@@ -1677,7 +1714,7 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\x14DENIAL_CLASS_MACHINE\x10\x04\x12\x16\n" +
 	"\x12DENIAL_CLASS_TOKEN\x10\x05\x12\x18\n" +
 	"\x14DENIAL_CLASS_NOT_YET\x10\x06\x12\x1c\n" +
-	"\x18DENIAL_CLASS_UNAVAILABLE\x10\a*\x9c\x0e\n" +
+	"\x18DENIAL_CLASS_UNAVAILABLE\x10\a*\xe2\x10\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10REASON_MALFORMED\x10\x01\x12\x14\n" +
@@ -1743,7 +1780,19 @@ const file_mcsattest_v1_attestation_proto_rawDesc = "" +
 	"\x14REASON_SHUTTING_DOWN\x10g\x12\x13\n" +
 	"\x0fREASON_INTERNAL\x10h\x12#\n" +
 	"\x1fREASON_REFERENCE_VALUES_MISSING\x10i\x12\x1f\n" +
-	"\x1bREASON_PROVIDER_UNAVAILABLE\x10j2\xe5\x01\n" +
+	"\x1bREASON_PROVIDER_UNAVAILABLE\x10j\x12!\n" +
+	"\x1dREASON_CREDENTIAL_UNAVAILABLE\x10k\x12\x1d\n" +
+	"\x19REASON_CONFIG_UNAVAILABLE\x10l\x12\x18\n" +
+	"\x14REASON_CSR_MALFORMED\x10n\x12\x18\n" +
+	"\x14REASON_CSR_REQUESTER\x10o\x12\x16\n" +
+	"\x12REASON_CSR_CONTENT\x10p\x12\x1a\n" +
+	"\x16REASON_CSR_NODE_EXISTS\x10q\x12\x19\n" +
+	"\x15REASON_CSR_CREDENTIAL\x10r\x12\x1c\n" +
+	"\x18REASON_CSR_OTHER_MACHINE\x10s\x12\x1a\n" +
+	"\x16REASON_CSR_KEY_CHANGED\x10t\x12\x16\n" +
+	"\x12REASON_CSR_ADDRESS\x10u\x12\x14\n" +
+	"\x10REASON_CSR_LIMIT\x10v\x12\x17\n" +
+	"\x13REASON_CSR_DISABLED\x10w2\xe5\x01\n" +
 	"\vAttestation\x12L\n" +
 	"\tChallenge\x12\x1e.mcsattest.v1.ChallengeRequest\x1a\x1f.mcsattest.v1.ChallengeResponse\x12C\n" +
 	"\x06Attest\x12\x1b.mcsattest.v1.AttestRequest\x1a\x1c.mcsattest.v1.AttestResponse\x12C\n" +

@@ -86,7 +86,7 @@ func TestAMachinesEvents(t *testing.T) {
 		return record.Denied(rec, m, reason.From(reason.Deny(reason.IdentityConflict, "shown was %q", "\x1b[31mevil\u202e\n")), "c1", now), nil
 	})
 	update(func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		return record.Redeem(rec, token.Claims{ID: "token1", Subject: m.String(), MachineUID: m.UID, Pool: "worker"}, now)
+		return record.Redeem(rec, token.Claims{ID: "token1", Subject: m.String(), MachineUID: m.UID, Pool: "worker"}, nil, now)
 	})
 	update(func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Report(rec, "ticket-token1", v1alpha1.FailureReport{Unit: "ignition-fetch.service", Result: "timeout\x00\x1b[2J", Message: "untrusted"}, "c2", now)

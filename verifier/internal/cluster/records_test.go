@@ -59,7 +59,7 @@ func TestALifeInTheCluster(t *testing.T) {
 		t.Errorf("the identity is %q's", got)
 	}
 	take := func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		return record.Redeem(rec, token.Claims{ID: "token1", Subject: m.String(), MachineUID: m.UID, Pool: "worker"}, now)
+		return record.Redeem(rec, token.Claims{ID: "token1", Subject: m.String(), MachineUID: m.UID, Pool: "worker"}, nil, now)
 	}
 	if err := r.Update(m.UID, take); err != nil {
 		t.Fatal(err)
@@ -272,7 +272,7 @@ func TestAttack_T42_AMachineThatMovesToClusterAPIKeepsItsRecord(t *testing.T) {
 			// The token from before is good, under either UID.
 			for _, uid := range []string{m.UID, moved.UID} {
 				if err := r.Update(uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-					return record.Redeem(rec, token.Claims{ID: "token1", MachineUID: uid, Pool: "worker"}, now)
+					return record.Redeem(rec, token.Claims{ID: "token1", MachineUID: uid, Pool: "worker"}, nil, now)
 				}); err != nil {
 					t.Error(err)
 				}
@@ -514,7 +514,7 @@ func TestAttack_T45_FiftyUsesOfOneTokenOnThreeReplicas(t *testing.T) {
 	for i := range 50 {
 		gate := redeem.Redeemer{Records: replicas[i%3], Machines: func() redeem.Machines { return s.known }, Now: s.now}
 		wg.Go(func() {
-			switch err := gate.Redeem(t.Context(), c); {
+			switch err := gate.Redeem(t.Context(), c, nil); {
 			case err == nil:
 				redeemed.Add(1)
 			case reason.From(err).Code != reason.TokenUsedUp:
@@ -543,7 +543,7 @@ func TestAttack_T45_QuarantinedBetweenTheCheckAndTheUse(t *testing.T) {
 	done := make(chan error)
 	go func() {
 		done <- r.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-			return record.Redeem(rec, c, now)
+			return record.Redeem(rec, c, nil, now)
 		})
 	}()
 	<-held
@@ -556,7 +556,7 @@ func TestAttack_T45_QuarantinedBetweenTheCheckAndTheUse(t *testing.T) {
 	// Lifted, it works; and a status that is written leaves the spec alone.
 	s.patch(attestations, m.Namespace, m.UID, `{"spec":{"quarantined":null,"expectedProviderID":"aws:///z/i-1"}}`)
 	if err := r.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		next, err := record.Redeem(rec, c, now)
+		next, err := record.Redeem(rec, c, nil, now)
 		if err == nil {
 			next.Spec = v1alpha1.MachineAttestationSpec{}
 		}
@@ -856,7 +856,7 @@ func TestWhatANewerVersionWroteStays(t *testing.T) {
 	}
 	c := token.Claims{ID: "token1", Subject: m.String(), MachineUID: m.UID, Pool: "worker"}
 	if err := r.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		return record.Redeem(rec, c, now)
+		return record.Redeem(rec, c, nil, now)
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -67,6 +67,15 @@ type Config struct {
 	GCP     *GCP     `yaml:"gcp,omitempty"`
 	Azure   *Azure   `yaml:"azure,omitempty"`
 	VSphere *VSphere `yaml:"vsphere,omitempty"`
+	// Render is about the configs that the verifier renders itself.
+	Render *Render `yaml:"render,omitempty"`
+	// Credential gives each attested machine a bootstrap credential of its own.
+	// Absent: the config keeps the one that all machines share.
+	Credential *Credential `yaml:"credential,omitempty"`
+	// Approver decides the kubelet's certificate signing requests.
+	Approver *Approver `yaml:"approver,omitempty"`
+	// Certificates are the Machine Config Server's.
+	Certificates *Certificates `yaml:"certificates,omitempty"`
 	// KeyRotation is how often the holder of the lease renews the keys that sign
 	// tokens and seal challenges. Default 720h; in a cluster only.
 	KeyRotation Duration `yaml:"keyRotation,omitempty"`
@@ -187,6 +196,7 @@ func (c *Config) complete(base string) error {
 		c.Kubernetes.complete(base)
 	}
 	c.completeClouds(base)
+	c.completeNode()
 	return c.check()
 }
 
@@ -267,6 +277,9 @@ func (c *Config) check() error {
 		}
 	}
 	if err := c.checkClouds(); err != nil {
+		return err
+	}
+	if err := c.checkNode(); err != nil {
 		return err
 	}
 	if _, _, err := SplitName(c.ProvisioningToken.Secret); err != nil {

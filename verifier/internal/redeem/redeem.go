@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/credential"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
@@ -57,7 +58,7 @@ func (r Redeemer) Check(_ context.Context, c token.Claims) error {
 
 // Redeem takes one use, or says why not. The check and the change of the record
 // are one step: fifty at the same time take no more uses than there are.
-func (r Redeemer) Redeem(_ context.Context, c token.Claims) error {
+func (r Redeemer) Redeem(_ context.Context, c token.Claims, own *credential.Credential) error {
 	if record.IsBreakGlass(c.MachineUID) {
 		return r.breakGlass(c, true)
 	}
@@ -66,7 +67,7 @@ func (r Redeemer) Redeem(_ context.Context, c token.Claims) error {
 		return err
 	}
 	return r.Records.Update(c.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		return record.Redeem(rec, c, now)
+		return record.Redeem(rec, c, own, now)
 	})
 }
 

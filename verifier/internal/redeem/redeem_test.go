@@ -66,7 +66,7 @@ func TestAttack_T45_FiftyAtOnceTakeNoMoreUsesThanThereAre(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 50 {
 		wg.Go(func() {
-			switch code(r.Redeem(t.Context(), claims)) {
+			switch code(r.Redeem(t.Context(), claims, nil)) {
 			case 0:
 				taken.Add(1)
 			case reason.TokenUsedUp:
@@ -102,7 +102,7 @@ func TestTheMachineAsItIsNowDecides(t *testing.T) {
 			if got := code(r.Check(t.Context(), claims)); got != c.want {
 				t.Errorf("Check: %v, want %v", got, c.want)
 			}
-			if got := code(r.Redeem(t.Context(), claims)); got != c.want {
+			if got := code(r.Redeem(t.Context(), claims, nil)); got != c.want {
 				t.Errorf("Redeem: %v, want %v", got, c.want)
 			}
 		})
@@ -113,7 +113,7 @@ func TestTheMachineAsItIsNowDecides(t *testing.T) {
 	other.Pool = "master"
 	gone := claims
 	gone.MachineUID = "gone"
-	if code(r.Redeem(t.Context(), other)) == 0 || code(r.Redeem(t.Context(), gone)) == 0 {
+	if code(r.Redeem(t.Context(), other, nil)) == 0 || code(r.Redeem(t.Context(), gone, nil)) == 0 {
 		t.Error("redeemed")
 	}
 }
@@ -129,11 +129,11 @@ func TestABreakGlassTokenNeedsNoMachineAndIsCounted(t *testing.T) {
 		}
 	}
 	for range 3 {
-		if err := r.Redeem(t.Context(), claims); err != nil {
+		if err := r.Redeem(t.Context(), claims, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got := code(r.Redeem(t.Context(), claims)); got != reason.TokenUsedUp {
+	if got := code(r.Redeem(t.Context(), claims, nil)); got != reason.TokenUsedUp {
 		t.Errorf("the fourth use: %v", got)
 	}
 }

@@ -1,0 +1,124 @@
+package record
+
+import (
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/credential"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// Credential is the live credential of this id on the record; false if there is
+// none, or if it has ended.
+func Credential(rec *v1alpha1.MachineAttestation, id string, now time.Time) (v1alpha1.CredentialStatus, bool) {
+	if rec == nil || id == "" {
+		return v1alpha1.CredentialStatus{}, false
+	}
+	for _, c := range rec.Status.Credentials {
+		if c.ID == id && now.Before(c.Expiry.Time) {
+			return c, true
+		}
+	}
+	return v1alpha1.CredentialStatus{}, false
+}
+
+// keepCredential adds a credential. Those that have ended go; of more than there is
+// room for, the newest stay, and a kubelet with the oldest waits for a human. A
+// credential of another Secret than those before it lost a race: the Secret of
+// those is the one that a quarantine deletes.
+func keepCredential(s *v1alpha1.MachineAttestationStatus, own credential.Credential, now time.Time) error {
+	s.Credentials = slices.DeleteFunc(s.Credentials, func(c v1alpha1.CredentialStatus) bool { return !now.Before(c.Expiry.Time) })
+	for _, c := range s.Credentials {
+		if c.Secret == own.Secret && c.SecretUID != own.SecretUID {
+			return reason.Deny(reason.CredentialUnavailable, "Secret %s was made anew in the meantime", own.Secret)
+		}
+	}
+	if n := len(s.Credentials) - (v1alpha1.MaxCredentials - 1); n > 0 {
+		s.Credentials = slices.Delete(s.Credentials, 0, n)
+	}
+	s.Credentials = append(s.Credentials, v1alpha1.CredentialStatus{
+		ID: own.ID, Issued: metav1.NewTime(own.Issued), Expiry: metav1.NewTime(own.Expiry), Secret: own.Secret, SecretUID: own.SecretUID,
+	})
+	return nil
+}
+
+// Revoke takes every credential off the record; nil when there is none.
+func Revoke(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
+	if rec == nil || len(rec.Status.Credentials) == 0 {
+		return nil
+	}
+	next := rec.DeepCopy()
+	next.Status.Credentials = nil
+	return next
+}
+
+// Approve records the first client certificate of a machine, which is when it has
+// joined (rules 2 and 11). It is called before the approval, so that no two
+// requests can be the first. It refuses
+//
+//   - a quarantined machine: Quarantined
+//   - a credential that the record does not have: CSRCredential
+//   - another key than the one that was approved, or attested: CSRKeyChanged
+//
+// The same key again is the same approval, made again: nil changes.
+func Approve(rec *v1alpha1.MachineAttestation, c v1alpha1.CertificateStatus, now time.Time) (*v1alpha1.MachineAttestation, error) {
+	if rec == nil {
+		return nil, reason.Deny(reason.CSRCredential, "there is no record")
+	}
+	s := rec.Status
+	if s.Quarantined || rec.Spec.Quarantined {
+		return nil, reason.Deny(reason.Quarantined, "%s/%s", rec.Namespace, rec.Name)
+	}
+	if _, ok := Credential(rec, c.CredentialID, now); !ok {
+		return nil, reason.Deny(reason.CSRCredential, "%s is no live credential of the record", c.CredentialID)
+	}
+	if s.CSRKeySHA256 != "" && s.CSRKeySHA256 != c.PublicKeySHA256 {
+		return nil, reason.Deny(reason.CSRKeyChanged, "the machine attested the key %s, the request has %s", s.CSRKeySHA256, c.PublicKeySHA256)
+	}
+	if s.Certificate != nil {
+		if s.Certificate.PublicKeySHA256 != c.PublicKeySHA256 || s.Certificate.Node != c.Node {
+			return nil, reason.Deny(reason.CSRKeyChanged, "a certificate for node %s and the key %s was approved before", s.Certificate.Node, s.Certificate.PublicKeySHA256)
+		}
+		return nil, nil
+	}
+	if s.Phase == v1alpha1.PhaseJoined {
+		return nil, reason.Deny(reason.MachineJoined, "%s/%s joined without a certificate that was approved here", rec.Namespace, rec.Name)
+	}
+	next := rec.DeepCopy()
+	c.Approved = metav1.NewTime(now)
+	next.Status.Certificate = &c
+	next.Status.Phase = v1alpha1.PhaseJoined
+	next.Status.Token = nil
+	note(&next.Status, now, "Joined", "", "", "as node "+c.Node+", by its certificate")
+	settleRefusal(&next.Status, now)
+	return next, nil
+}
+
+// Refused sets the condition CertificateRefused: a request that was made with a
+// credential of this record is refused. nil when it says so already.
+func Refused(rec *v1alpha1.MachineAttestation, d *reason.Denial, now time.Time) *v1alpha1.MachineAttestation {
+	if rec == nil {
+		return nil
+	}
+	text := bounded(d.Error())
+	for _, c := range rec.Status.Conditions {
+		if c.Type == v1alpha1.ConditionCertificateRefused && c.Status == metav1.ConditionTrue && c.Reason == d.Code.String() && c.Message == text {
+			return nil
+		}
+	}
+	next := rec.DeepCopy()
+	condition(&next.Status, now, v1alpha1.ConditionCertificateRefused, metav1.ConditionTrue, d.Code.String(), text)
+	note(&next.Status, now, "CertificateRefused", d.Code.String(), "", text)
+	return next
+}
+
+func settleRefusal(s *v1alpha1.MachineAttestationStatus, now time.Time) {
+	for _, c := range s.Conditions {
+		if c.Type == v1alpha1.ConditionCertificateRefused && c.Status == metav1.ConditionTrue {
+			condition(s, now, v1alpha1.ConditionCertificateRefused, metav1.ConditionFalse, "Approved", "a request was approved since")
+		}
+	}
+}

@@ -1,0 +1,38 @@
+// Package render renders MachineConfigPools from their MachineConfigs as the
+// machine-config-operator does, the whole config and its pre-approved part
+// (DESIGN, section 10).
+package render
+
+import (
+	mcfgv1 "github.com/openshift/api/machineconfiguration/v1"
+)
+
+// Rendered is a pool's config as it is rendered, before the Machine Config Server
+// adds what it knows when it is asked. It never changes.
+type Rendered struct {
+	Pool string
+	// PreApproved: this is the part that anyone may have.
+	PreApproved bool
+	// Config is the merged MachineConfig. Its name is that of the whole config as the
+	// machine-config-controller would name it (rendered-<pool>-<hash>); spec.config is
+	// the merged Ignition config, of specification 3.5.
+	Config *mcfgv1.MachineConfig
+	// Origins say for each part where it comes from, sorted by Kind and Key.
+	Origins []Origin
+	// Left are what the pre-approved part leaves out, with why.
+	Left []Origin
+}
+
+// Origin says of one part of a config which MachineConfig it comes from.
+type Origin struct {
+	// Kind is "file", "directory", "link", "unit", "dropin", "user", "group", "kernelArgument",
+	// "extension", "osImageURL" or another field's name.
+	Kind string
+	// Key is the path, the unit's name, the user's name, the argument, ...
+	Key string
+	// From is the MachineConfig whose value counts, Over are those that it replaced.
+	From string
+	Over []string
+	// Why it is in the pre-approved part, or not, as a sentence.
+	Why string
+}
