@@ -46,10 +46,10 @@ func lookPath(tool string) (string, error) {
 	return "", err
 }
 
-// Binaries returns the folder that holds kube-apiserver, kube-controller-manager
-// and kubectl, built from the module testvm/kubernetes. Building them takes some
-// minutes, once; the result is kept in the cache, and so is what the compiler
-// made on the way.
+// Binaries returns the folder that holds kube-apiserver, kube-controller-manager,
+// kubectl, the kubelet and "cri", a container runtime that runs nothing; built
+// from the module testvm/kubernetes. Building them takes some minutes, once; the
+// result is kept in the cache, and so is what the compiler made on the way.
 func Binaries(logf func(format string, a ...any)) (string, error) {
 	repo, err := findRepo()
 	if err != nil {
@@ -70,7 +70,7 @@ func Binaries(logf func(format string, a ...any)) (string, error) {
 	}
 	key := sha256.New()
 	fmt.Fprintln(key, version, compiler, ldflags)
-	for _, name := range []string{"go.mod", "go.sum"} {
+	for _, name := range []string{"go.mod", "go.sum", "cri/main.go"} {
 		b, err := os.ReadFile(filepath.Join(module, name))
 		if err != nil {
 			return "", err
@@ -86,7 +86,7 @@ func Binaries(logf func(format string, a ...any)) (string, error) {
 		if err := os.Mkdir(out, 0o755); err != nil {
 			return err
 		}
-		cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o", out+"/", "tool")
+		cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o", out+"/", "tool", "./cri")
 		cmd.Dir = module
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 		if b, err := cmd.CombinedOutput(); err != nil {
