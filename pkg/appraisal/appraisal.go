@@ -114,6 +114,9 @@ type Verdict struct {
 	// Replayable: nothing that was proven is of this conversation. It is good for a
 	// machine's first attestation alone.
 	Replayable bool
+	// CSRKeySHA256 is the key that the machine attested for its kubelet, hexadecimal;
+	// empty if it named none, or if nothing it showed is of this conversation.
+	CSRKeySHA256 string
 }
 
 // Refusal is a denial of a caller that had proven something.
@@ -222,10 +225,14 @@ func Appraise(ctx context.Context, in Context, ev Evidence, now time.Time) (*Ver
 		}
 		return nil, a.refuse(matchErr)
 	}
-	return &Verdict{
+	v := &Verdict{
 		Machine: a.machine, Identity: a.recorded(), Endorsement: a.endorsement,
 		Evidence: a.summaries, Warnings: a.warnings, Replayable: a.quote == nil && !a.bound(),
-	}, nil
+	}
+	if len(a.ev.CSRSPKI) > 0 && !v.Replayable {
+		v.CSRKeySHA256 = hex.EncodeToString(a.ev.CSRSPKI) // it is in the transcript
+	}
+	return v, nil
 }
 
 // appraisal is one judgement under way.

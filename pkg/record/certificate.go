@@ -26,13 +26,17 @@ func Credential(rec *v1alpha1.MachineAttestation, id string, now time.Time) (v1a
 }
 
 // keepCredential adds a credential. Those that have ended go; of more than there is
-// room for, the newest stay, and a kubelet with the oldest waits for a human. A
-// credential of another Secret than those before it lost a race: the Secret of
-// those is the one that a quarantine deletes.
+// room for, the newest stay, and a kubelet with the oldest waits for a human. With a
+// new Secret of the same name those that rested on the one before are gone; a
+// credential that rests on an older one lost a race.
 func keepCredential(s *v1alpha1.MachineAttestationStatus, own credential.Credential, now time.Time) error {
 	s.Credentials = slices.DeleteFunc(s.Credentials, func(c v1alpha1.CredentialStatus) bool { return !now.Before(c.Expiry.Time) })
+	another := func(c v1alpha1.CredentialStatus) bool { return c.Secret == own.Secret && c.SecretUID != own.SecretUID }
+	if own.Fresh {
+		s.Credentials = slices.DeleteFunc(s.Credentials, another)
+	}
 	for _, c := range s.Credentials {
-		if c.Secret == own.Secret && c.SecretUID != own.SecretUID {
+		if another(c) {
 			return reason.Deny(reason.CredentialUnavailable, "Secret %s was made anew in the meantime", own.Secret)
 		}
 	}

@@ -244,6 +244,7 @@ func Quarantine(rec *v1alpha1.MachineAttestation, m *machine.Machine, quarantine
 	event := "Quarantined"
 	if !quarantined {
 		event = "Released"
+		next.Status.Credentials = nil // they were revoked
 	}
 	note(&next.Status, now, event, "", "", "by an administrator")
 	return next

@@ -194,6 +194,9 @@ func setConditions(o *unstructured.Unstructured, conditions []metav1.Condition) 
 // finding is one thing that is not as it should be.
 type finding struct{ reason, text string }
 
+// Finding is one for others: a reason in CamelCase, and a sentence.
+type Finding struct{ Reason, Text string }
+
 // degraded are the findings that somebody should look at, the gravest first.
 func (c *Cluster) degraded(acknowledged time.Time) []finding {
 	var all []finding
@@ -236,6 +239,11 @@ func (c *Cluster) degraded(acknowledged time.Time) []finding {
 			all = append(all, finding{"UserDataLeftAlone", fmt.Sprintf("the pointer config in %s does not get the provisioning token: %s", k, c.tasks.leftAlone[k])})
 		}
 		c.tasks.mu.Unlock()
+	}
+	for _, find := range c.o.Findings {
+		for _, f := range find() {
+			all = append(all, finding{f.Reason, bounded(f.Text)})
+		}
 	}
 	return all
 }

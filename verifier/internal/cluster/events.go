@@ -59,7 +59,9 @@ var told = map[string]struct {
 	"Warning":     {"AttestedWithWarning", "", true},
 	"Quarantined": {"Quarantined", "quarantined ", true},
 	"Released":    {"Released", "quarantine lifted ", false},
-	"BreakGlass":  {"BreakGlass", "fetched the ", true},
+
+	"CertificateRefused": {"CertificateRefused", "", true},
+	"BreakGlass":         {"BreakGlass", "fetched the ", true},
 }
 
 // announce tells of what is new in the history of a record that was written.

@@ -201,6 +201,9 @@ func (c *Cluster) work(ctx context.Context) {
 			}
 		})
 	}
+	for _, run := range c.o.Lead {
+		wg.Go(func() { run(ctx) })
+	}
 	wg.Go(func() {
 		for pass := 0; ctx.Err() == nil; pass++ {
 			// A look at each Machine costs little, and at all of them not.
@@ -268,7 +271,7 @@ func (c *Cluster) look(machines bool) {
 func (c *Cluster) do(ctx context.Context, t task) error {
 	switch t.about {
 	case aboutMachine:
-		return c.settle(t.name)
+		return c.settle(ctx, t.name)
 	case aboutFault:
 		return c.report(ctx, faultKey{t.kind, t.key})
 	case aboutPolicy:
@@ -330,7 +333,7 @@ func (c *Cluster) unsettled(uid string) bool {
 }
 
 // settle brings the record of a UID into line with its Machine.
-func (c *Cluster) settle(uid string) error {
+func (c *Cluster) settle(ctx context.Context, uid string) error {
 	b, m := c.compare(uid)
 	// What must wait is looked at again once everything was read.
 	if synced, _ := c.Synced(); !synced && (b.gone || b.release || b.restate || b.missing) {
@@ -346,8 +349,13 @@ func (c *Cluster) settle(uid string) error {
 	}
 	switch {
 	case b.gone:
-		return c.forget(uid)
+		return c.forget(ctx, uid)
 	case b.quarantine, b.release:
+		if b.quarantine {
+			if err := c.revoke(ctx, uid); err != nil {
+				return err
+			}
+		}
 		return change(func(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
 			if rec != nil && b.release && heldSinceRestore(rec) {
 				return nil
@@ -368,14 +376,15 @@ func (c *Cluster) settle(uid string) error {
 }
 
 // forget deletes what is left of a Machine that is gone; the API has the last word.
-func (c *Cluster) forget(uid string) error {
+func (c *Cluster) forget(ctx context.Context, uid string) error {
 	l, has := c.latch(uid)
 	c.tasks.limit.Accept()
 	var err error
 	if has {
 		err = c.records.Delete(uid, l.namespace)
-	} else {
-		err = c.records.ReleaseClaims(uid)
+	} else if err = c.records.ReleaseClaims(uid); err == nil && c.o.Revoke != nil {
+		// Without its record a credential is good for nothing here, and the Secret is litter.
+		err = c.o.Revoke(ctx, uid, nil)
 	}
 	if errors.Is(err, ErrMachineThere) {
 		return nil // the watch will see it, too
@@ -385,6 +394,27 @@ func (c *Cluster) forget(uid string) error {
 	}
 	return err
 }
+
+// revoke takes back the bootstrap credentials of a Machine. Those on its record are
+// there before they are served, so none is missed.
+func (c *Cluster) revoke(ctx context.Context, uid string) error {
+	if c.o.Revoke == nil || record.IsBreakGlass(uid) {
+		return nil
+	}
+	rec, err := c.records.Record(uid)
+	if err != nil {
+		return err
+	}
+	var all []v1alpha1.CredentialStatus
+	if rec != nil {
+		all = rec.Status.Credentials
+	}
+	c.tasks.limit.Accept()
+	return c.o.Revoke(ctx, uid, all)
+}
+
+// Leading reports whether this replica holds the lease.
+func (c *Cluster) Leading() bool { return c.tasks.leading() }
 
 // lookForGone finds the records whose Machine is gone.
 func (c *Cluster) lookForGone() error {

@@ -35,6 +35,7 @@ func (c *Cluster) putMachine(i *item) []manifest.Problem {
 	if m, ok := i.value.(machine.Machine); ok {
 		m.Namespace, m.Name = i.namespace, i.name // one copy of each
 		c.registry.PutMachine(m)
+		c.names.put(&m)
 		c.tasks.add(task{about: aboutMachine, key: key{name: m.UID}})
 	}
 	return i.problems
@@ -48,6 +49,7 @@ func (c *Cluster) advanceMachine(i *item) bool {
 		return false
 	}
 	m.Namespace, m.Name = i.namespace, i.name
+	c.names.put(&m)
 	c.tasks.add(task{about: aboutMachine, key: key{name: m.UID}})
 	return c.registry.Advance(m)
 }
@@ -55,6 +57,7 @@ func (c *Cluster) advanceMachine(i *item) bool {
 func (c *Cluster) dropMachine(group string) func(key) {
 	return func(k key) {
 		c.registry.DeleteMachine(group, k.namespace, k.name)
+		c.names.drop(group, k)
 		c.tasks.lookForGone()
 	}
 }
@@ -120,6 +123,7 @@ func compactAttestation(u *unstructured.Unstructured) (any, []manifest.Problem) 
 			}
 		}
 	}
+	a.latch.credentials = liveCredentials(status, time.Now())
 	conditions, _ := status["conditions"].([]any)
 	for _, x := range conditions {
 		m, _ := x.(map[string]any)
@@ -131,6 +135,20 @@ func compactAttestation(u *unstructured.Unstructured) (any, []manifest.Problem) 
 		}
 	}
 	return a, problems
+}
+
+// liveCredentials are the ids of the bootstrap credentials that have not ended.
+func liveCredentials(status map[string]any, now time.Time) (ids []string) {
+	all, _ := status["credentials"].([]any)
+	for _, x := range all {
+		m, _ := x.(map[string]any)
+		id, _ := m["id"].(string)
+		ends, _ := m["expiry"].(string)
+		if at, err := time.Parse(time.RFC3339, ends); id != "" && err == nil && now.Before(at) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 func (c *Cluster) putAttestation(i *item) []manifest.Problem {
@@ -153,6 +171,7 @@ func (c *Cluster) putAttestation(i *item) []manifest.Problem {
 	}
 	if uid != "" {
 		c.mu.Lock()
+		c.keepCredentials(uid, c.latches[uid].credentials, a.latch.credentials)
 		c.latches[uid] = a.latch
 		c.mu.Unlock()
 		c.tasks.add(task{about: aboutMachine, key: key{name: uid}})
@@ -172,12 +191,14 @@ func (c *Cluster) dropAttestation(k key) {
 	defer c.mu.Unlock()
 	// Deletions are few; an index by name would be as large as the rest.
 	if l, ok := c.latches[k.name]; ok && l.key == k {
+		c.keepCredentials(k.name, l.credentials, nil)
 		delete(c.latches, k.name)
 		c.tasks.add(task{about: aboutMachine, key: key{name: k.name}})
 		return
 	}
 	for uid, l := range c.latches {
 		if l.key == k {
+			c.keepCredentials(uid, l.credentials, nil)
 			delete(c.latches, uid)
 			c.tasks.add(task{about: aboutMachine, key: key{name: uid}})
 		}

@@ -53,6 +53,9 @@ type RecordsConfig struct {
 	// Called, if set, hears of each call of the API before it is made: a verb as
 	// RBAC has it and a resource, with "/status" where it is that.
 	Called func(verb, resource string)
+	// Revoke, if set, takes back the bootstrap credentials of a Machine that is gone,
+	// before its record goes.
+	Revoke func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error
 }
 
 // Records keeps the records in the Kubernetes API. It is safe for concurrent use;
@@ -66,6 +69,7 @@ type Records struct {
 	timeout   time.Duration
 	events    EventSink
 	called    func(verb, resource string)
+	revoke    func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error
 
 	busy    turns // by UID: of one replica's changes to a record only one is under way
 	waiting waitingRoom
@@ -75,7 +79,7 @@ type Records struct {
 func NewRecords(o RecordsConfig) *Records {
 	r := &Records{
 		client: o.Client, namespace: o.Namespace, machine: o.Machine, now: o.Now, log: o.Log, timeout: o.Timeout,
-		events: o.Events, called: o.Called,
+		events: o.Events, called: o.Called, revoke: o.Revoke,
 	}
 	if r.timeout == 0 {
 		r.timeout = callTimeout
@@ -216,6 +220,15 @@ func (r *Records) Delete(uid string, namespaces ...string) error {
 		}
 		if !gone {
 			return fmt.Errorf("record %s/%s: %w", a.Namespace, a.Name, ErrMachineThere)
+		}
+		if r.revoke != nil {
+			// Before the record that names them goes.
+			ctx, cancel := context.WithTimeout(context.Background(), 4*r.timeout)
+			err := r.revoke(ctx, uid, a.Status.Credentials)
+			cancel()
+			if err != nil {
+				return err
+			}
 		}
 		err = r.do("delete", attestationsResource, "", func(ctx context.Context) error {
 			return r.client.Resource(attestationsResource).Namespace(a.Namespace).Delete(ctx, a.Name, exactly(&o, false))

@@ -82,6 +82,16 @@ type Options struct {
 	// Called hears of each call of the API for a record; see [RecordsConfig].
 	Called func(verb, resource string)
 
+	// Names keeps Machines also by the names that certificate signing requests have.
+	Names bool
+	// Lead is run while this replica holds the lease; each ends with its context.
+	Lead []func(ctx context.Context)
+	// Findings are what others have found that somebody should look at: Degraded.
+	Findings []func() []Finding
+	// Revoke takes back the bootstrap credentials of a Machine that is gone or was
+	// quarantined. It may be called again for the same; nil: there are none.
+	Revoke func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error
+
 	// Discovery is how often a kind that the cluster does not have is looked for,
 	// Probe how often the API's revision is, Pass how often the holder of the
 	// lease looks at everything. Defaults: a minute, 30 s, a minute.
@@ -102,6 +112,7 @@ type Cluster struct {
 	leases    coordinationv1.LeasesGetter
 
 	registry *machine.Registry
+	names    *names // nil unless asked for
 	records  *Records
 	events   EventSink
 	watches  []*watched
@@ -134,7 +145,9 @@ type Cluster struct {
 	trust    *trust.Trust    // nil: to be joined anew
 	pools    map[string]bool // MachineConfigPools; nil where there are none
 	latches  map[string]latch
-	restores []restore
+	// credentials has the Machine's UID by the id of each live bootstrap credential.
+	credentials map[string]string
+	restores    []restore
 	// remembered is what is to be latched again after a restore; nil: nothing is
 	// to be done.
 	remembered map[string]memory
@@ -162,7 +175,8 @@ type latch struct {
 	grant       *grant // the last that was used; nil: none
 	joined      bool
 	quarantined bool
-	restored    bool // quarantined by what was remembered over a restore
+	restored    bool     // quarantined by what was remembered over a restore
+	credentials []string // ids of bootstrap credentials that have not ended
 }
 
 // grant is a grant to attest once more that was used.
@@ -221,7 +235,7 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 		o: o, config: c, log: o.Log, began: o.Now(), served: map[schema.GroupVersion]discovered{},
 		restart: make(chan struct{}, 1), dirty: make(chan struct{}, 1),
 		texts: map[string]string{}, faults: map[faultKey]fault{},
-		policies: map[string]*policyState{}, leaving: map[string]*policyState{}, set: &policy.Set{}, content: map[key]*contentState{}, latches: map[string]latch{},
+		policies: map[string]*policyState{}, leaving: map[string]*policyState{}, set: &policy.Set{}, content: map[key]*contentState{}, latches: map[string]latch{}, credentials: map[string]string{},
 	}
 	var err error
 	if k.dynamic, err = dynamic.NewForConfig(r); err != nil {
@@ -234,11 +248,15 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 		return nil, fmt.Errorf("client of the Kubernetes API: %w", err)
 	}
 	k.registry = machine.NewRegistry(&k.secrets)
+	if o.Names {
+		k.names = newNames()
+	}
 	if k.events = o.Events; o.Events == nil {
 		k.events = nobody{}
 	}
 	k.records = NewRecords(RecordsConfig{
 		Client: k.dynamic, Namespace: c.Namespace, Machine: k.registry.ByUID, Now: o.Now, Log: o.Log, Events: k.events, Called: o.Called,
+		Revoke: o.Revoke,
 	})
 	k.tasks.init(k)
 	if err := k.plan(); err != nil {

@@ -356,7 +356,7 @@ func (s *Service) attest(ctx context.Context, c *call, req *mcsattestv1.AttestRe
 func (s *Service) grant(c *call, world *World, p policy.Policy, challenge seal.Challenge, sealed []byte, v *appraisal.Verdict) (*mcsattestv1.AttestResponse, error) {
 	a := record.Attestation{
 		Machine: v.Machine, Identity: v.Identity, Endorsement: v.Endorsement, Evidence: v.Evidence, Warnings: v.Warnings,
-		Pool: p.Pool, TicketID: hex.EncodeToString(random(12)), CorrelationID: c.id, Replayable: v.Replayable,
+		Pool: p.Pool, TicketID: hex.EncodeToString(random(12)), CorrelationID: c.id, Replayable: v.Replayable, CSRKeySHA256: v.CSRKeySHA256,
 	}
 	if p.Mode != v1alpha1.ModeAudit {
 		a.TokenID, a.TokenExpiry, a.TokenUses = hex.EncodeToString(random(12)), c.start.Add(p.TokenLifetime), int32(p.TokenUses)
