@@ -49,16 +49,6 @@ func keepCredential(s *v1alpha1.MachineAttestationStatus, own credential.Credent
 	return nil
 }
 
-// Revoke takes every credential off the record; nil when there is none.
-func Revoke(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
-	if rec == nil || len(rec.Status.Credentials) == 0 {
-		return nil
-	}
-	next := rec.DeepCopy()
-	next.Status.Credentials = nil
-	return next
-}
-
 // Approve records the first client certificate of a machine, which is when it has
 // joined (rules 2 and 11). It is called before the approval, so that no two
 // requests can be the first. It refuses
