@@ -7,7 +7,8 @@
 // ignition.config.replace. [Config.AddBearer] returns a copy that differs only
 // by an Authorization header on the sources of one origin and one pool.
 // [Provision] puts a provisioning token on the sources of some origins, in the
-// user data that a cluster keeps for its machines.
+// user data that a cluster keeps for its machines, and [SetAuthorities] the
+// certificate authorities.
 // [Scrub] takes such headers out of the config that Ignition caches in /run.
 //
 // # What AddBearer promises
