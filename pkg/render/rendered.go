@@ -1,6 +1,3 @@
-// Package render renders MachineConfigPools from their MachineConfigs as the
-// machine-config-operator does, the whole config and its pre-approved part
-// (DESIGN, section 10).
 package render
 
 import (

@@ -1,0 +1,229 @@
+package render
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/coreos/ignition/v2/config/v3_5/types"
+	mcfgv1 "github.com/openshift/api/machineconfiguration/v1"
+	mcfgv1alpha1 "github.com/openshift/api/machineconfiguration/v1alpha1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+)
+
+// Group is the API group of what is read here.
+const Group = "machineconfiguration.openshift.io"
+
+// The kinds.
+const (
+	KindMachineConfig     = "MachineConfig"
+	KindMachineConfigPool = "MachineConfigPool"
+	KindControllerConfig  = "ControllerConfig"
+	KindOSImageStream     = "OSImageStream"
+)
+
+// Input is what renders are made from. It is read only.
+type Input struct {
+	Pools   []*Pool
+	Configs []*MachineConfig
+	// Controller is the cluster's one ControllerConfig; nil outside of OpenShift.
+	Controller *mcfgv1.ControllerConfig
+	// Streams is the cluster's one OSImageStream; nil where there is none.
+	Streams *mcfgv1alpha1.OSImageStream
+
+	controllerAt, streamsAt place
+}
+
+// Pool is a MachineConfigPool.
+type Pool struct {
+	mcfgv1.MachineConfigPool
+	at place
+}
+
+// MachineConfig is one of the configs that a pool is made of. One that cannot be
+// used is here, too: the pools that choose it do not render, and say why.
+type MachineConfig struct {
+	mcfgv1.MachineConfig
+	// Needed is spec.neededBeforeNodeApproved; nil where the manifest does not have it.
+	Needed *bool
+
+	at       place
+	ignition *types.Config // nil if spec.config is not there
+	fault    *Fault
+
+	once    sync.Once
+	secrets []Secret
+}
+
+// place is where an object was read.
+type place struct {
+	file string
+	line int
+}
+
+func (p place) problem(what, want string) manifest.Problem {
+	return manifest.Problem{File: p.file, Line: p.line, What: what, Want: want}
+}
+
+// Fault is why a MachineConfig cannot be used. It is always within the error of a render.
+type Fault struct {
+	MachineConfig string
+	// Problem is where and what; its File is the object's name if it came from the API.
+	Problem manifest.Problem
+}
+
+func (f *Fault) Error() string { return "MachineConfig " + f.MachineConfig + ": " + f.Problem.Error() }
+
+// Parse reads MachineConfigs, MachineConfigPools, the ControllerConfig and the
+// OSImageStream from one file. With an error among the problems there is no input.
+func Parse(file string, raw []byte) (Input, []manifest.Problem) {
+	docs, problems := manifest.Split(file, raw)
+	var in Input
+	for _, doc := range docs {
+		problems = append(problems, in.take(doc)...)
+	}
+	if manifest.Failed(problems) {
+		return Input{}, problems
+	}
+	return in, problems
+}
+
+// FromObject reads one object as the Kubernetes API has it: its content, decoded
+// from JSON. With an error among the problems there is no input.
+func FromObject(object map[string]any) (Input, []manifest.Problem) {
+	doc, err := manifest.Object(object)
+	if err != nil {
+		return Input{}, []manifest.Problem{*err}
+	}
+	var in Input
+	if problems := in.take(doc); manifest.Failed(problems) {
+		return Input{}, problems
+	}
+	return in, nil
+}
+
+// Join is all of the inputs together. An object that is there twice is a problem, and
+// then there is no input.
+func Join(inputs ...Input) (Input, []manifest.Problem) {
+	var out Input
+	var problems []manifest.Problem
+	seen := map[string]place{}
+	add := func(kind, name string, at place) {
+		if first, ok := seen[kind+"/"+name]; ok {
+			problems = append(problems, at.problem(fmt.Sprintf("%s %q is here a second time", kind, name),
+				fmt.Sprintf("the first is %s; keep one", first)))
+			return
+		}
+		seen[kind+"/"+name] = at
+	}
+	for _, in := range inputs {
+		for _, p := range in.Pools {
+			add(KindMachineConfigPool, p.Name, p.at)
+		}
+		for _, m := range in.Configs {
+			add(KindMachineConfig, m.Name, m.at)
+		}
+		out.Pools, out.Configs = append(out.Pools, in.Pools...), append(out.Configs, in.Configs...)
+		if in.Controller != nil {
+			add(KindControllerConfig, "", in.controllerAt)
+			out.Controller, out.controllerAt = in.Controller, in.controllerAt
+		}
+		if in.Streams != nil {
+			add(KindOSImageStream, "", in.streamsAt)
+			out.Streams, out.streamsAt = in.Streams, in.streamsAt
+		}
+	}
+	if manifest.Failed(problems) {
+		return Input{}, problems
+	}
+	return out, nil
+}
+
+func (p place) String() string {
+	if p.line == 0 {
+		return p.file
+	}
+	return fmt.Sprintf("%s:%d", p.file, p.line)
+}
+
+// take adds what one object says.
+func (in *Input) take(doc manifest.Document) []manifest.Problem {
+	group, version, _ := strings.Cut(doc.APIVersion, "/")
+	at := place{doc.File, doc.Line("")}
+	switch {
+	case group == Group && version == "v1" && doc.Kind == KindMachineConfig:
+		m, problems := machineConfig(doc, at)
+		if m != nil {
+			in.Configs = append(in.Configs, m)
+		}
+		return problems
+	case group == Group && version == "v1" && doc.Kind == KindMachineConfigPool:
+		p := &Pool{at: at}
+		problems := doc.DecodeKnown(&p.MachineConfigPool)
+		problems = append(problems, named(doc, p.ObjectMeta)...)
+		in.Pools = append(in.Pools, p)
+		return problems
+	case group == Group && version == "v1" && doc.Kind == KindControllerConfig:
+		if in.Controller != nil {
+			return []manifest.Problem{at.problem("a second ControllerConfig", fmt.Sprintf("the first is %s; keep one", in.controllerAt))}
+		}
+		in.Controller, in.controllerAt = &mcfgv1.ControllerConfig{}, at
+		return doc.DecodeKnown(in.Controller)
+	case group == Group && doc.Kind == KindOSImageStream:
+		if in.Streams != nil {
+			return []manifest.Problem{at.problem("a second OSImageStream", fmt.Sprintf("the first is %s; keep one", in.streamsAt))}
+		}
+		in.Streams, in.streamsAt = &mcfgv1alpha1.OSImageStream{}, at
+		return doc.DecodeKnown(in.Streams)
+	}
+	return []manifest.Problem{doc.Problem("kind", fmt.Sprintf("a %s of %s does not belong here", doc.Kind, doc.APIVersion),
+		"MachineConfig, MachineConfigPool, ControllerConfig or OSImageStream of "+Group)}
+}
+
+func named(doc manifest.Document, meta metav1.ObjectMeta) []manifest.Problem {
+	if meta.Name == "" {
+		return []manifest.Problem{doc.Problem("metadata", "the "+doc.Kind+" has no name", "metadata.name")}
+	}
+	return nil
+}
+
+// machineConfig reads one as far as it goes: with a name and labels it is known which
+// pools it belongs to, and what is wrong with the rest is their fault alone.
+func machineConfig(doc manifest.Document, at place) (*MachineConfig, []manifest.Problem) {
+	var meta struct {
+		Metadata metav1.ObjectMeta `json:"metadata"`
+	}
+	if problems := append(doc.DecodeKnown(&meta), named(doc, meta.Metadata)...); manifest.Failed(problems) {
+		return nil, problems
+	}
+	m := &MachineConfig{at: at}
+	wrong := func(p manifest.Problem) (*MachineConfig, []manifest.Problem) {
+		m.MachineConfig = mcfgv1.MachineConfig{ObjectMeta: meta.Metadata}
+		m.fault = &Fault{MachineConfig: meta.Metadata.Name, Problem: p}
+		return m, nil
+	}
+	var field struct {
+		Spec struct {
+			Needed *bool `json:"neededBeforeNodeApproved"`
+		} `json:"spec"`
+	}
+	problems := append(doc.DecodeKnown(&m.MachineConfig), doc.DecodeKnown(&field)...)
+	if manifest.Failed(problems) {
+		return wrong(problems[0])
+	}
+	m.Needed = field.Spec.Needed
+	if k := m.Spec.KernelType; k != "" && k != KernelDefault && k != KernelRealtime && k != Kernel64kPages {
+		return wrong(doc.Problem("spec.kernelType", fmt.Sprintf("kernelType is %.64q", k), "default, realtime or 64k-pages"))
+	}
+	if m.Spec.Config.Raw == nil {
+		return m, nil
+	}
+	config, problem := parseIgnition(doc, m.Spec.Config.Raw)
+	if problem != nil {
+		return wrong(*problem)
+	}
+	m.ignition = config
+	return m, nil
+}

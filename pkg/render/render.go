@@ -1,0 +1,204 @@
+package render
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/coreos/ignition/v2/config/v3_5"
+	"github.com/coreos/ignition/v2/config/v3_5/types"
+	"github.com/coreos/ignition/v2/config/validate"
+	mcfgv1 "github.com/openshift/api/machineconfiguration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// What the machine-config-operator writes on its objects, and the kernels it knows.
+const (
+	labelRole                   = Group + "/role"
+	annotationController        = Group + "/generated-by-controller-version"
+	annotationReleaseImage      = Group + "/release-image-version"
+	annotationOSImageOverridden = Group + "/os-image-url-overridden"
+
+	KernelDefault  = "default"
+	KernelRealtime = "realtime"
+	Kernel64kPages = "64k-pages"
+)
+
+// Full renders the whole config of a pool. The error is a denial, [reason.ConfigUnavailable].
+func Full(pool string, in Input) (*Rendered, error) {
+	p, chosen, err := in.choose(pool)
+	if err != nil {
+		return nil, err
+	}
+	config, err := merge(p, chosen, in)
+	if err != nil {
+		return nil, err
+	}
+	return &Rendered{Pool: pool, Config: config, Origins: origins(chosen, config, in)}, nil
+}
+
+// choose finds the pool and its MachineConfigs, in the order they are merged in.
+func (in Input) choose(pool string) (*Pool, []*MachineConfig, error) {
+	i := slices.IndexFunc(in.Pools, func(p *Pool) bool { return p.Name == pool })
+	if i < 0 {
+		return nil, nil, reason.Deny(reason.ConfigUnavailable, "there is no MachineConfigPool %.64q", pool)
+	}
+	p := in.Pools[i]
+	selector, err := metav1.LabelSelectorAsSelector(p.Spec.MachineConfigSelector)
+	if err != nil {
+		return nil, nil, reason.Wrap(reason.ConfigUnavailable, err, "MachineConfigPool %s: spec.machineConfigSelector", pool)
+	}
+	var chosen []*MachineConfig
+	for _, m := range in.Configs {
+		if !selector.Empty() && selector.Matches(labels.Set(m.Labels)) {
+			chosen = append(chosen, m)
+		}
+	}
+	if len(chosen) == 0 {
+		return nil, nil, reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %s chooses no MachineConfig", pool)
+	}
+	slices.SortStableFunc(chosen, func(a, b *MachineConfig) int {
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), strings.Compare(a.Name, b.Name))
+	})
+	for _, m := range chosen {
+		if m.fault != nil {
+			return nil, nil, reason.Wrap(reason.ConfigUnavailable, m.fault, "MachineConfigPool %s does not render", pool)
+		}
+	}
+	return p, chosen, nil
+}
+
+// rank puts the workers' MachineConfigs before those of a custom pool.
+func rank(m *MachineConfig) int {
+	if m.Labels[labelRole] == "worker" {
+		return 0
+	}
+	return 1
+}
+
+// generated reports whether the machine-config-operator's own controllers made it.
+func (m *MachineConfig) generated() bool { return m.Annotations[annotationController] != "" }
+
+// merge is the rendered MachineConfig of a pool from some of its MachineConfigs.
+func merge(pool *Pool, chosen []*MachineConfig, in Input) (*mcfgv1.MachineConfig, error) {
+	spec := mcfgv1.MachineConfigSpec{KernelArguments: []string{}, Extensions: []string{}, KernelType: KernelDefault}
+	image, extensions, err := in.images(pool)
+	if err != nil {
+		return nil, err
+	}
+	spec.OSImageURL, spec.BaseOSExtensionsContainerImage = image, extensions
+	config := types.Config{Ignition: types.Ignition{Version: types.MaxVersion.String()}}
+	for i, m := range chosen {
+		switch {
+		case m.ignition == nil:
+		case i == 0:
+			config = *m.ignition
+		default:
+			config = v3_5.Merge(config, *m.ignition)
+		}
+		spec.KernelArguments = append(spec.KernelArguments, m.Spec.KernelArguments...)
+		spec.Extensions = append(spec.Extensions, m.Spec.Extensions...)
+		spec.FIPS = spec.FIPS || m.Spec.FIPS
+		if k := m.Spec.KernelType; k == KernelRealtime || k == Kernel64kPages {
+			spec.KernelType = k
+		}
+		// What a controller generated repeats the ControllerConfig's, perhaps an older one.
+		if !m.generated() {
+			spec.OSImageURL = cmp.Or(m.Spec.OSImageURL, spec.OSImageURL)
+			spec.BaseOSExtensionsContainerImage = cmp.Or(m.Spec.BaseOSExtensionsContainerImage, spec.BaseOSExtensionsContainerImage)
+		}
+	}
+	if spec.KernelType != KernelDefault && slices.Contains(spec.Extensions, "kernel-devel") {
+		return nil, reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %s: the extension kernel-devel is for the default kernel only, not for %s", pool.Name, spec.KernelType)
+	}
+	// The first config may share its lists with what is merged; those stay as they were read.
+	config.Storage.Files = slices.Clone(config.Storage.Files)
+	yes := true
+	for i := range config.Storage.Files {
+		if f := &config.Storage.Files[i]; f.Overwrite == nil {
+			f.Overwrite = &yes
+		}
+	}
+	raw, err := encode(config)
+	if err != nil {
+		return nil, reason.Wrap(reason.ConfigUnavailable, err, "MachineConfigPool %s", pool.Name)
+	}
+	if rpt := validate.ValidateWithContext(config, raw); rpt.IsFatal() {
+		return nil, unmergeable(pool.Name, chosen, config, rpt)
+	}
+	spec.Config = runtime.RawExtension{Raw: raw}
+	return in.rendered(pool, chosen, spec)
+}
+
+// images are the operating system's images of a pool before any MachineConfig has its say.
+func (in Input) images(pool *Pool) (image, extensions string, err error) {
+	if in.Controller != nil {
+		image, extensions = in.Controller.Spec.BaseOSContainerImage, in.Controller.Spec.BaseOSExtensionsContainerImage
+	}
+	stream := pool.Spec.OSImageStream.Name
+	if in.Streams == nil {
+		if stream != "" {
+			err = reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %s is on the OSImageStream %q, and there is no OSImageStream", pool.Name, stream)
+		}
+		return image, extensions, err
+	}
+	name := cmp.Or(stream, in.Streams.Status.DefaultStream)
+	for _, s := range in.Streams.Status.AvailableStreams {
+		if s.Name == name {
+			return string(s.OSImage), string(s.OSExtensionsImage), nil
+		}
+	}
+	if stream != "" {
+		err = reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %s is on the OSImageStream %q, which is not available", pool.Name, stream)
+	}
+	return image, extensions, err
+}
+
+// rendered puts the name and the annotations of a rendered config on it.
+func (in Input) rendered(pool *Pool, chosen []*MachineConfig, spec mcfgv1.MachineConfigSpec) (*mcfgv1.MachineConfig, error) {
+	name, err := Name(pool.Name, spec)
+	if err != nil {
+		return nil, reason.Wrap(reason.ConfigUnavailable, err, "MachineConfigPool %s", pool.Name)
+	}
+	out := &mcfgv1.MachineConfig{
+		TypeMeta:   metav1.TypeMeta{APIVersion: Group + "/v1", Kind: KindMachineConfig},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{}},
+		Spec:       spec,
+	}
+	yes := true
+	out.OwnerReferences = []metav1.OwnerReference{{APIVersion: Group + "/v1", Kind: KindMachineConfigPool, Name: pool.Name, UID: pool.UID,
+		Controller: &yes, BlockOwnerDeletion: &yes}}
+	// All of them are of one controller, or the machine-config-controller would not render.
+	for _, m := range chosen {
+		if m.generated() {
+			out.Annotations[annotationController] = m.Annotations[annotationController]
+		}
+	}
+	if in.Controller != nil {
+		if v := in.Controller.Annotations[annotationReleaseImage]; v != "" {
+			out.Annotations[annotationReleaseImage] = v
+		}
+	}
+	if image, _, err := in.images(pool); err == nil && spec.OSImageURL != image {
+		out.Annotations[annotationOSImageOverridden] = "true"
+	}
+	return out, nil
+}
+
+// FaultOf is the MachineConfig that a render failed for; nil if it was not one alone.
+func FaultOf(err error) *Fault {
+	var f *Fault
+	errors.As(err, &f)
+	return f
+}
+
+// unmergeable names who is to blame for a config that each part of is valid but the whole is not.
+func unmergeable(pool string, chosen []*MachineConfig, config types.Config, rpt interface{ String() string }) error {
+	return reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %s: the merged config is not valid: %s", pool, strings.TrimSpace(fmt.Sprint(rpt)))
+}
