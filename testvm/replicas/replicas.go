@@ -7,6 +7,7 @@ package replicas
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -41,6 +42,10 @@ type Config struct {
 	// Policy is applied beside the one of the installation, which audits and
 	// refuses nobody.
 	Policy string
+	// Components of deploy/components are installed, too.
+	Components []string
+	// Settings are sections of the configuration, beside those of the installation.
+	Settings map[string]any
 	// OnAudit is called with each line of a replica's audit log.
 	OnAudit func(replica int, a rig.Audit)
 }
@@ -54,9 +59,10 @@ func Start(t rig.TB, r *rig.Rig, c *cluster.Cluster, o Config) *Set {
 	}
 	s := &Set{t: t, Cluster: c, MCS: r.NewMCS(o.Configs)}
 	c.InstallOwn(t)
-	s.install(o.Policy)
+	s.nodes()
+	s.install(o)
 	s.Balancer = c.NewHAProxy(t, cluster.HAProxyOptions{})
-	config := s.config()
+	config := s.config(o.Settings)
 	balance := cluster.HAProxyOptions{Health: "/healthz"}
 	for i := range o.Replicas {
 		replica := rig.ReplicaConfig{Name: fmt.Sprintf("mcs-attest-verifier-%d", i), Config: config, CA: s.MCS.CA()}
@@ -87,24 +93,23 @@ func (s *Set) Pointer(pool string) []byte { return rig.PointerTo(s.Origin(), poo
 
 // install does what an administrator does, and what the installer and the
 // operators of the platform have done before.
-func (s *Set) install(policy string) {
+func (s *Set) install(o Config) {
 	s.t.Helper()
 	cert, key := s.MCS.Serving()
-	s.Apply("v1", "Secret", "openshift-machine-config-operator", "machine-config-server-tls", map[string]any{
+	s.Apply("v1", "Secret", MCO, "machine-config-server-tls", map[string]any{
 		"type": "kubernetes.io/tls", "stringData": map[string]any{"tls.crt": string(cert), "tls.key": string(key)},
 	})
-	s.Apply("v1", "ConfigMap", "openshift-machine-config-operator", "machine-config-server-ca",
+	s.Apply("v1", "ConfigMap", MCO, "machine-config-server-ca",
 		map[string]any{"data": map[string]any{"ca-bundle.crt": string(s.MCS.CA())}})
-	overlay := filepath.Join(s.repo(), "deploy", "overlays", "openshift")
-	s.Cluster.Kubectl(s.t, "apply", "--server-side", "-k", overlay)
-	if policy != "" {
-		s.Cluster.KubectlApply(s.t, policy)
+	s.Cluster.Kubectl(s.t, "apply", "--server-side", "-k", s.installation(o.Components))
+	if o.Policy != "" {
+		s.Cluster.KubectlApply(s.t, o.Policy)
 	}
 }
 
 // config is the configuration as it was installed, with what an administrator
 // sets, and with what is different outside of a pod.
-func (s *Set) config() string {
+func (s *Set) config(settings map[string]any) string {
 	s.t.Helper()
 	installed := s.Cluster.Kubectl(s.t, "-n", Own, "get", "configmap", "mcs-attest-config", "-o", `jsonpath={.data.mcs-attest\.yaml}`)
 	var c map[string]any
@@ -118,6 +123,7 @@ func (s *Set) config() string {
 	kubernetes["kubeconfig"] = s.Cluster.Kubeconfig("system:serviceaccount:" + Own + ":mcs-attest-verifier")
 	c["origins"] = []string{s.Origin()}
 	c["upstream"] = s.MCS.URL()
+	maps.Copy(c, settings)
 	// Of the replicas, and of the address in upstream.
 	for _, key := range []string{"listen", "metricsListen", "upstreamName"} {
 		delete(c, key)

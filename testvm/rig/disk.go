@@ -1,20 +1,27 @@
 package rig
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"sort"
 	"strings"
 )
 
 // rootDisk makes the root file system: busybox, an init that reports, and what
 // Ignition needs to find (accounts, os-release, an SELinux configuration that
-// says "disabled"; /etc/machine-id must be absent). No mount, no root.
-func (r *Rig) rootDisk(extra map[string]string) string {
+// says "disabled"; /etc/machine-id must be absent). No mount, no root. With a
+// kubelet, that and another init.
+func (r *Rig) rootDisk(extra map[string]string, kubelet *Kubelet) string {
 	r.t.Helper()
 	busybox := "/bin/busybox"
-	init, err := guestFiles.ReadFile("guest/init")
+	initFile, programs := "guest/init", map[string]string{}
+	if kubelet != nil {
+		initFile, programs = "guest/kubelet-init", kubelet.programs()
+	}
+	init, err := guestFiles.ReadFile(initFile)
 	r.fatal(err, "guest init")
 	look, err := guestFiles.ReadFile("guest/99rig/rig-look")
 	r.fatal(err, "guest files")
@@ -41,6 +48,15 @@ func (r *Rig) rootDisk(extra map[string]string) string {
 	for _, name := range names {
 		in.text(name, files[name])
 	}
+	for _, name := range slices.Sorted(maps.Keys(programs)) {
+		info, err := os.Stat(programs[name])
+		r.fatal(err, "root disk")
+		size += int(info.Size())
+		in.text(name).file(programs[name])
+	}
+	if kubelet != nil {
+		size += 64 << 20 // what a kubelet keeps and logs
+	}
 	return r.cached("root", "root disk", in, func(out string) {
 		tree, err := os.MkdirTemp(r.dir, "root-")
 		r.fatal(err, "root disk")
@@ -57,6 +73,11 @@ func (r *Rig) rootDisk(extra map[string]string) string {
 			path := filepath.Join(tree, name)
 			r.fatal(os.MkdirAll(filepath.Dir(path), 0o755), "root disk")
 			r.fatal(os.WriteFile(path, []byte(files[name]), scriptMode([]byte(files[name]))), "root disk")
+		}
+		for name, program := range programs {
+			b, err := os.ReadFile(program)
+			r.fatal(err, "root disk")
+			r.fatal(os.WriteFile(filepath.Join(tree, name), b, 0o755), "root disk")
 		}
 		r.fatal(os.WriteFile(out, nil, 0o644), "root disk")
 		r.fatal(os.Truncate(out, int64(size)), "root disk")

@@ -74,6 +74,16 @@ func (m *MCS) SetDown(down bool) {
 	m.down = down
 }
 
+// Set replaces a pool's config.
+func (m *MCS) Set(pool, config string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.configs == nil {
+		m.configs = map[string]string{}
+	}
+	m.configs[pool] = config
+}
+
 // Requests lists "METHOD path" of every request so far.
 func (m *MCS) Requests() []string {
 	m.mu.Lock()

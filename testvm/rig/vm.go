@@ -39,6 +39,9 @@ type VM struct {
 	Cmdline string
 	// Root holds more files for the root disk: path to content.
 	Root map[string]string
+	// Kubelet makes its real root one that becomes a Node. Nil: the machine says
+	// what it has received, and ends.
+	Kubelet *Kubelet
 	// UKI boots through OVMF from an EFI system partition instead.
 	UKI *UKI
 	// SecureBoot turns it on, with the snake-oil keys; only with UKI.
@@ -96,13 +99,16 @@ func (r *Rig) Boot(vm VM) *Node {
 	}
 	r.fatal(os.Mkdir(n.dir, 0o755), "machine")
 	kernel, _ := r.Kernel()
-	root := r.rootDisk(vm.Root)
+	root := r.rootDisk(vm.Root, vm.Kubelet)
 	n.overlay = filepath.Join(n.dir, "root.qcow2")
 	r.run(n.dir, nil, "qemu-img", "create", "-q", "-f", "qcow2", "-b", root, "-F", "raw", n.overlay)
 
-	machine := "q35"
+	machine, memory := "q35", "640"
+	if vm.Kubelet != nil {
+		memory = "1024"
+	}
 	args := []string{
-		"-accel", "tcg,tb-size=256", "-cpu", "max", "-smp", "2", "-m", "640",
+		"-accel", "tcg,tb-size=256", "-cpu", "max", "-smp", "2", "-m", memory,
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-device", "virtio-rng-pci",
 		"-drive", "if=none,id=root,format=qcow2,cache=unsafe,file=" + n.overlay,
 		"-device", "virtio-blk-pci,drive=root",
@@ -148,6 +154,9 @@ func (r *Rig) Boot(vm VM) *Node {
 		}
 		if vm.Cmdline != "" {
 			line += " " + vm.Cmdline
+		}
+		if vm.Kubelet != nil {
+			line += vm.Kubelet.cmdline()
 		}
 		args = append(args, "-kernel", kernel, "-initrd", r.Build(vm.Initrd), "-append", line)
 	}

@@ -1,0 +1,273 @@
+package replicas
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+// MCO is the machine-config-operator's namespace.
+const MCO = "openshift-machine-config-operator"
+
+// Controllers are those of kube-controller-manager that a Node needs to come into
+// being, and an installation to clean up.
+func Controllers() cluster.Option {
+	return cluster.Controllers("garbage-collector-controller", "certificatesigningrequest-signing-controller")
+}
+
+// bootstrap is what OpenShift has for kubelets that begin: the service account
+// whose token all of them share, and what it may.
+const bootstrap = `apiVersion: v1
+kind: ServiceAccount
+metadata: {name: node-bootstrapper, namespace: openshift-machine-config-operator}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: system-bootstrap-node-bootstrapper}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: system:node-bootstrapper}
+subjects:
+- {kind: ServiceAccount, name: node-bootstrapper, namespace: openshift-machine-config-operator}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: openshift-config-managed}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: openshift-cluster-machine-approver}
+`
+
+// nodes prepares the cluster for kubelets.
+func (s *Set) nodes() {
+	s.t.Helper()
+	s.Cluster.KubectlApply(s.t, bootstrap)
+	ca := string(s.authority())
+	s.Apply("v1", "ConfigMap", "openshift-config-managed", "csr-controller-ca", map[string]any{"data": map[string]any{"ca-bundle.crt": ca}})
+	s.Apply("v1", "ConfigMap", MCO, "kubeconfig-data", map[string]any{"data": map[string]any{"ca-bundle.crt": ca, "api-server-url": s.api()}})
+}
+
+// authority is the CA of the API server, and of what is signed here.
+func (s *Set) authority() []byte {
+	s.t.Helper()
+	b, err := os.ReadFile(s.Cluster.Admin().CAFile)
+	if err != nil {
+		s.t.Fatalf("the cluster's CA: %v", err)
+	}
+	return b
+}
+
+// api is where a guest reaches the API server.
+func (s *Set) api() string {
+	s.t.Helper()
+	u, err := url.Parse(s.Cluster.Admin().Host)
+	if err != nil {
+		s.t.Fatalf("the API server's address: %v", err)
+	}
+	return "https://" + rig.Host + ":" + u.Port()
+}
+
+// SharedToken is a token of the node-bootstrapper that belongs to no machine: the
+// one that every config of a Machine Config Server has.
+func (s *Set) SharedToken() string {
+	s.t.Helper()
+	return strings.TrimSpace(s.Cluster.Kubectl(s.t, "-n", MCO, "create", "token", "node-bootstrapper", "--duration=24h"))
+}
+
+// Kubeconfig is what the Machine Config Server writes to /etc/kubernetes/kubeconfig.
+func (s *Set) Kubeconfig(token string) string {
+	s.t.Helper()
+	c := clientcmdapi.NewConfig()
+	c.Clusters["local"] = &clientcmdapi.Cluster{Server: s.api(), CertificateAuthorityData: s.authority()}
+	c.AuthInfos["kubelet"] = &clientcmdapi.AuthInfo{Token: token}
+	c.Contexts["kubelet"] = &clientcmdapi.Context{Cluster: "local", AuthInfo: "kubelet"}
+	c.CurrentContext = "kubelet"
+	b, err := clientcmd.Write(*c)
+	if err != nil {
+		s.t.Fatalf("kubeconfig: %v", err)
+	}
+	return string(b)
+}
+
+// NodeFiles are the files of a config that a kubelet begins with, without the
+// kubeconfig, and with more.
+func (s *Set) NodeFiles(more map[string]string) map[string]string {
+	s.t.Helper()
+	files := map[string]string{
+		"/etc/provisioned":               "a node's config",
+		"/etc/kubernetes/kubelet.conf":   rig.KubeletConfig(),
+		"/etc/kubernetes/kubelet-ca.crt": string(s.authority()),
+	}
+	maps.Copy(files, more)
+	return files
+}
+
+// NodeConfig is a config as the Machine Config Server answers with it, with a
+// shared token, and with more files.
+func (s *Set) NodeConfig(token string, more map[string]string) string {
+	s.t.Helper()
+	files := s.NodeFiles(more)
+	files["/etc/kubernetes/kubeconfig"] = s.Kubeconfig(token)
+	return rig.ConfigWith(files)
+}
+
+// TokenOf is the token of a kubeconfig.
+func (s *Set) TokenOf(kubeconfig string) string {
+	s.t.Helper()
+	c, err := clientcmd.Load([]byte(kubeconfig))
+	if err != nil || len(c.AuthInfos) != 1 {
+		s.t.Fatalf("kubeconfig: %v\n%s", err, kubeconfig)
+	}
+	for _, user := range c.AuthInfos {
+		return user.Token
+	}
+	return ""
+}
+
+// Provisioned says what the cloud's and the machine-api's controllers say of a
+// Machine: the name and the address of its Node to be.
+func (s *Set) Provisioned(machine, node string) {
+	s.t.Helper()
+	s.status(machine, map[string]any{"phase": "Provisioned", "addresses": []any{
+		map[string]any{"type": "InternalDNS", "address": node},
+		map[string]any{"type": "Hostname", "address": node},
+		map[string]any{"type": "InternalIP", "address": GuestAddress},
+	}})
+}
+
+// GuestAddress is what every guest has in its own network.
+const GuestAddress = "10.0.2.15"
+
+// Linked says that a Machine's Node is there, as the machine-api does once it is.
+func (s *Set) Linked(machine, node string) {
+	s.t.Helper()
+	uid := s.Cluster.Kubectl(s.t, "get", "node", node, "-o", "jsonpath={.metadata.uid}")
+	s.status(machine, map[string]any{"phase": "Running", "nodeRef": map[string]any{
+		"kind": "Node", "name": node, "uid": uid,
+	}})
+}
+
+func (s *Set) status(machine string, status map[string]any) {
+	s.t.Helper()
+	b, err := json.Marshal(map[string]any{"status": status})
+	if err != nil {
+		s.t.Fatalf("status: %v", err)
+	}
+	s.Cluster.Kubectl(s.t, "-n", Machines, "patch", "machines.machine.openshift.io", machine,
+		"--subresource=status", "--type=merge", "-p", string(b))
+}
+
+// WaitNode waits until a Node is registered.
+func (s *Set) WaitNode(name string) {
+	s.t.Helper()
+	for deadline := time.Now().Add(rig.BootTimeout); ; time.Sleep(200 * time.Millisecond) {
+		if strings.TrimSpace(s.Cluster.Kubectl(s.t, "get", "node", name, "--ignore-not-found", "-o", "name")) != "" {
+			return
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("no Node %s within %v; the requests are\n%s", name, rig.BootTimeout, s.Cluster.Kubectl(s.t, "get", "csr"))
+		}
+	}
+}
+
+// CSR is a certificate signing request, as far as somebody cares who waits for
+// a decision.
+type CSR struct {
+	Metadata struct{ Name string }
+	Spec     struct {
+		SignerName, Username string
+		Request              []byte
+		Extra                map[string][]string
+	}
+	Status struct {
+		Certificate []byte
+		Conditions  []struct{ Type, Reason, Message string }
+	}
+}
+
+// Is says whether it has a condition.
+func (c CSR) Is(condition string) bool {
+	for _, one := range c.Status.Conditions {
+		if one.Type == condition {
+			return true
+		}
+	}
+	return false
+}
+
+// Credential is the id of the credential that it was made with.
+func (c CSR) Credential() string {
+	return strings.Join(c.Spec.Extra["authentication.kubernetes.io/credential-id"], " ")
+}
+
+// CSRs returns the requests for client certificates, or those for serving ones.
+func (s *Set) CSRs(signer string) []CSR {
+	s.t.Helper()
+	var list struct{ Items []CSR }
+	out := s.Cluster.Kubectl(s.t, "get", "csr", "--field-selector", "spec.signerName="+signer, "-o", "json")
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		s.t.Fatalf("requests: %v\n%s", err, out)
+	}
+	return list.Items
+}
+
+// The signers of a kubelet's certificates.
+const (
+	ClientSigner  = "kubernetes.io/kube-apiserver-client-kubelet"
+	ServingSigner = "kubernetes.io/kubelet-serving"
+)
+
+// WaitCSR waits for a request that fits.
+func (s *Set) WaitCSR(signer, what string, fits func(CSR) bool) CSR {
+	s.t.Helper()
+	for deadline := time.Now().Add(rig.BootTimeout); ; time.Sleep(200 * time.Millisecond) {
+		all := s.CSRs(signer)
+		for _, one := range all {
+			if fits(one) {
+				return one
+			}
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("no request %s within %v, among %s", what, rig.BootTimeout, fmt.Sprintf("%+v", all))
+		}
+	}
+}
+
+// installation is what an administrator applies: the overlay, with components.
+func (s *Set) installation(components []string) string {
+	s.t.Helper()
+	if len(components) == 0 {
+		return filepath.Join(s.repo(), "deploy", "overlays", "openshift")
+	}
+	// In a copy: kustomize reads no file outside of where it was called.
+	dir, err := os.MkdirTemp("", "installation-")
+	if err != nil {
+		s.t.Fatalf("installation: %v", err)
+	}
+	s.t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.CopyFS(filepath.Join(dir, "deploy"), os.DirFS(filepath.Join(s.repo(), "deploy"))); err != nil {
+		s.t.Fatalf("installation: %v", err)
+	}
+	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../deploy/overlays/openshift]\ncomponents:\n"
+	for _, name := range components {
+		text += "- ../deploy/components/" + name + "\n"
+	}
+	own := filepath.Join(dir, "my-cluster")
+	if err := os.Mkdir(own, 0o755); err == nil {
+		err = os.WriteFile(filepath.Join(own, "kustomization.yaml"), []byte(text), 0o644)
+	}
+	if err != nil {
+		s.t.Fatalf("installation: %v", err)
+	}
+	return own
+}
