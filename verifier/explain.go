@@ -198,6 +198,16 @@ func explainMachine(out io.Writer, m admin.Machine, now time.Time) {
 	if t := r.Token; t != nil {
 		line("token", fmt.Sprintf("%s, pool %s, used %d of %d, until %s", t.ID, t.Pool, t.Uses, t.MaxUses, t.Expiry.Format(time.RFC3339)))
 	}
+	for _, c := range r.Credentials {
+		line("credential", explainCredential(c, now))
+	}
+	line("attested key", r.CSRKeySHA256)
+	if c := r.Certificate; c != nil {
+		line("certificate", fmt.Sprintf("for node %s, approved %s", c.Node, c.Approved.UTC().Format(time.RFC3339)))
+		line("  its key", c.PublicKeySHA256)
+		line("  request", c.Request)
+		line("  asked with", c.CredentialID)
+	}
 	for _, e := range r.Evidence {
 		line("evidence", e.Kind+" sha256:"+e.SHA256)
 		for _, k := range slices.Sorted(maps.Keys(e.Summary)) {
@@ -226,4 +236,16 @@ func explainMachine(out io.Writer, m admin.Machine, now time.Time) {
 			fmt.Fprintf(out, "  | %s\n", audit.Clean(l))
 		}
 	}
+}
+
+// explainCredential tells of a bootstrap credential what revokes it and when it ends.
+func explainCredential(c v1alpha1.CredentialStatus, now time.Time) string {
+	text := c.ID + ", ended " + c.Expiry.UTC().Format(time.RFC3339)
+	if now.Before(c.Expiry.Time) {
+		text = fmt.Sprintf("%s, until %s (%s left)", c.ID, c.Expiry.UTC().Format(time.RFC3339), age(c.Expiry.Time, now))
+	}
+	if c.Secret != "" {
+		text += ", Secret " + c.Secret
+	}
+	return text
 }

@@ -25,9 +25,11 @@ func (c *cli) statusCommand() *cobra.Command {
 	var interval time.Duration
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Every machine, its phase, since when, and why not",
-		Long: `Every machine, its phase, since when, and why not. Machines that wait for
-approval come below, and then what is wrong with files or objects.
+		Short: "Every machine, its phase, what it reached when, and why not",
+		Long: `Every machine, its phase, when it attested, fetched its config and joined in this
+boot (UTC; of an earlier day, the day), and why not. Machines that wait for approval
+come below, and then what is wrong with files or objects. -o wide has whole times,
+since when the phase is, and the Node.
 
 Of a folder, it asks the serving verifier and without one reads the files and the
 records; of a cluster, it reads the objects.
@@ -35,12 +37,15 @@ records; of a cluster, it reads the objects.
 With --watch it shows how far a scale-up has come: how many machines are in each
 phase, and those that need somebody first. With -o json each look is one line.`,
 		Example: c.examples(`  PROGRAM status
+  PROGRAM status -o wide
   PROGRAM status --watch
   PROGRAM status -o json`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(output); err != nil {
-				return err
+			if output != "wide" || watch {
+				if err := checkOutput(output); err != nil {
+					return err
+				}
 			}
 			b, err := c.open()
 			if err != nil {
@@ -59,6 +64,7 @@ phase, and those that need somebody first. With -o json each look is one line.`,
 	c.where(cmd)
 	outputFlag(cmd, &output)
 	f := cmd.Flags()
+	f.Lookup("output").Usage = `"table", "wide", "json" or "yaml"`
 	f.BoolVarP(&c.everywhere, "all-namespaces", "A", false, "the Machines of every namespace")
 	f.BoolVarP(&watch, "watch", "w", false, "show how far a scale-up has come, again and again")
 	f.DurationVar(&interval, "interval", 2*time.Second, "time between two looks of --watch")
@@ -93,20 +99,36 @@ func encode(out io.Writer, v any, format string) error {
 }
 
 func printState(out io.Writer, s *admin.State, format string) error {
-	if format != "table" {
+	wide := format == "wide"
+	if format != "table" && !wide {
 		return encode(out, s, format)
 	}
 	for _, line := range health(s) {
 		fmt.Fprintln(out, line)
 	}
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "MACHINE\tPOOL\tPHASE\tSINCE\tNOTE")
+	row := func(name, pool, phase, since string, reached milestones, node, note string) {
+		columns := []string{name, pool, phase}
+		if wide {
+			columns = append(columns, since)
+		}
+		columns = append(columns, reached[:]...)
+		if wide {
+			columns = append(columns, node)
+		}
+		fmt.Fprintln(w, strings.TrimRight(strings.Join(append(columns, note), "\t"), "\t"))
+	}
+	row("MACHINE", "POOL", "PHASE", "SINCE", milestones{"ATTESTED", "FETCHED", "JOINED"}, "NODE", "NOTE")
 	for _, m := range s.Machines {
 		phase, since, note := summary(m, s.Time)
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", m.Name, audit.Clean(strings.Join(m.Pools, ",")), phase, since, note)
+		times := reached(m, s.Time, wide)
+		if !wide && times == nothingReached && note != "" && since != "" {
+			note += " for " + since
+		}
+		row(m.Name, audit.Clean(strings.Join(m.Pools, ",")), phase, since, times, cmp.Or(audit.Clean(nodeOf(m)), "-"), note)
 	}
 	for _, p := range s.Pending {
-		fmt.Fprintf(w, "(pending %s)\t%s\t%s\t%s\t%s\n", p.ID, audit.Clean(p.Pool), v1alpha1.PhasePending, age(s.Time, p.FirstSeen), "enroll --approve "+p.ID)
+		row("(pending "+p.ID+")", audit.Clean(p.Pool), string(v1alpha1.PhasePending), age(s.Time, p.FirstSeen), nothingReached, "-", "enroll --approve "+p.ID)
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -182,6 +204,73 @@ func summary(m admin.Machine, now time.Time) (phase, since, note string) {
 		notes = append(notes, why)
 	}
 	return phase, since, strings.Join(notes, ", ")
+}
+
+// milestones are when a machine attested, fetched its config and joined.
+type milestones [3]string
+
+var nothingReached = milestones{"-", "-", "-"}
+
+// reached is how far m is in the boot that began with its last attestation: what
+// happened before that is of a node that is installed anew. That it joined without
+// a time is "yes".
+func reached(m admin.Machine, now time.Time, whole bool) milestones {
+	out := nothingReached
+	if m.NodeRef != "" {
+		out[2] = "yes"
+	}
+	r := m.Record
+	if r == nil {
+		return out
+	}
+	var begun time.Time
+	if r.LastAttested != nil {
+		begun = r.LastAttested.Time
+		out[0] = clock(now, begun, whole)
+	}
+	for _, h := range r.History {
+		if h.Time.Time.Before(begun) {
+			continue
+		}
+		switch h.Event {
+		case "Attested":
+			if r.LastAttested != nil {
+				continue
+			}
+			out[0] = clock(now, h.Time.Time, whole)
+		case "Fetched":
+			out[1] = clock(now, h.Time.Time, whole)
+		case "Joined":
+			out[2] = clock(now, h.Time.Time, whole)
+		}
+	}
+	switch c := r.Certificate; {
+	case c != nil:
+		out[2] = clock(now, c.Approved.Time, whole)
+	case r.Phase == v1alpha1.PhaseJoined && out[2] == "-":
+		out[2] = "yes"
+	}
+	return out
+}
+
+// nodeOf is the Node that m is, or that its certificate is for.
+func nodeOf(m admin.Machine) string {
+	if m.NodeRef == "" && m.Record != nil && m.Record.Certificate != nil {
+		return m.Record.Certificate.Node
+	}
+	return m.NodeRef
+}
+
+// clock is a time as a column has it: of this day, or the day.
+func clock(now, t time.Time, whole bool) string {
+	t = t.UTC()
+	switch {
+	case whole:
+		return t.Format(time.RFC3339)
+	case now.UTC().Format(time.DateOnly) == t.Format(time.DateOnly):
+		return t.Format(time.TimeOnly)
+	}
+	return t.Format(time.DateOnly)
 }
 
 func conflict(r *v1alpha1.MachineAttestationStatus) bool {

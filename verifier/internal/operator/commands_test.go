@@ -142,6 +142,11 @@ func (f fixture) record(machine, uid, phase, reason string) error {
 	if phase == "Denied" {
 		identity = "{}"
 	}
+	at := func(ago time.Duration) string { return time.Now().Add(-ago).UTC().Format(time.RFC3339) }
+	before := ""
+	if phase == "Joined" {
+		before = fmt.Sprintf("{time: %q, event: Attested}, {time: %q, event: Fetched}, ", at(94*time.Second), at(92*time.Second))
+	}
 	_, err := f.put(attestations, fmt.Sprintf(`
 apiVersion: mcs-attest.dev/v1alpha1
 kind: MachineAttestation
@@ -155,8 +160,8 @@ status:
   phase: %[4]s
   pool: worker
   identity: %[5]s
-  history: [{time: "%[6]s", event: %[4]s, reason: "%[7]s", message: "as recorded"}]
-`, machine, uid, f.namespace, phase, identity, time.Now().Add(-time.Minute).UTC().Format(time.RFC3339), reason))
+  history: [%[8]s{time: "%[6]s", event: %[4]s, reason: "%[7]s", message: "as recorded"}]
+`, machine, uid, f.namespace, phase, identity, at(time.Minute), reason, before))
 	return err
 }
 

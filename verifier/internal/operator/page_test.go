@@ -17,7 +17,7 @@ var (
 	yamlDoc = regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$")
 	blanks  = regexp.MustCompile(`\s+`)
 	// What differs from one day to the next.
-	passing = regexp.MustCompile(`[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z|\b[0-9]+[smhd]\b`)
+	passing = regexp.MustCompile(`[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z|\b[0-9]{2}:[0-9]{2}:[0-9]{2}\b|\b[0-9]{4}-[0-9]{2}-[0-9]{2}\b|\b[0-9]+[smhd]\b`)
 )
 
 func normal(s string) string {
