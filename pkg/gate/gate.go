@@ -209,11 +209,12 @@ type request struct {
 	claims   *token.Claims
 	shown    showing
 	decision Decision
+	began    time.Time // by the machine's own clock
 }
 
 func (g *gate) config(w http.ResponseWriter, r *http.Request) {
 	start := g.Now()
-	req := &request{Request: r}
+	req := &request{Request: r, began: time.Now()}
 	req.decision = Decision{Method: r.Method, Outcome: "allowed", CorrelationID: g.CorrelationID()}
 	res, err := g.decide(req)
 	d := &req.decision
@@ -305,7 +306,10 @@ func (g *gate) issue(r *request, res *answer) (*credential.Credential, error) {
 	if g.Credentials == nil || res.slot == nil {
 		return nil, nil
 	}
-	own, err := g.Credentials.Issue(r.Context(), *r.claims)
+	// Together with the upstream's answer within what Ignition waits for headers.
+	ctx, cancel := context.WithDeadline(r.Context(), r.began.Add(g.UpstreamTimeout+time.Second))
+	defer cancel()
+	own, err := g.Credentials.Issue(ctx, *r.claims)
 	if err != nil || own == nil {
 		return nil, err
 	}

@@ -45,6 +45,7 @@ func (f fakeTokens) Verify(_ time.Time, raw []byte) (token.Claims, error) {
 type fakeRedeem struct {
 	check, redeem   func() error
 	checks, redeems int
+	own             *credential.Credential // recorded last
 }
 
 func (f *fakeRedeem) Check(context.Context, token.Claims) error {
@@ -55,8 +56,9 @@ func (f *fakeRedeem) Check(context.Context, token.Claims) error {
 	return nil
 }
 
-func (f *fakeRedeem) Redeem(context.Context, token.Claims, *credential.Credential) error {
+func (f *fakeRedeem) Redeem(_ context.Context, _ token.Claims, own *credential.Credential) error {
 	f.redeems++
+	f.own = own
 	if f.redeem != nil {
 		return f.redeem()
 	}

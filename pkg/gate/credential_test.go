@@ -1,0 +1,212 @@
+package gate
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/pkg/credential"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	"github.com/mcs-attest/mcs-attest/pkg/specversion"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
+)
+
+const (
+	sharedToken = "the-one-that-all-share"
+	ownToken    = "the-machines-own"
+)
+
+const kubeconfig = `apiVersion: v1
+kind: Config
+clusters:
+- name: local
+  cluster: {server: "https://api-int.example.com:6443"}
+users:
+- name: kubelet
+  user:
+    token: TOKEN
+contexts:
+- name: kubelet
+  context: {cluster: local, user: kubelet}
+current-context: kubelet
+`
+
+func withKubeconfig(token string) string {
+	file := strings.Replace(kubeconfig, "TOKEN", token, 1)
+	return `{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":"/etc/motd","contents":{"source":"data:,hello"}},` +
+		`{"path":"/etc/kubernetes/kubeconfig","mode":420,"contents":{"source":"data:text/plain;charset=utf-8;base64,` +
+		base64.StdEncoding.EncodeToString([]byte(file)) + `"}}]}}`
+}
+
+// issuer makes a credential; it counts what it is asked.
+type issuer struct {
+	issue             func(token.Claims) (*credential.Credential, error)
+	issued, withdrawn int
+}
+
+func (i *issuer) Issue(_ context.Context, c token.Claims) (*credential.Credential, error) {
+	i.issued++
+	if i.issue != nil {
+		return i.issue(c)
+	}
+	return &credential.Credential{ID: "JTI=1", Token: secret.New([]byte(ownToken)), Expiry: noon.Add(1)}, nil
+}
+
+func (i *issuer) Withdraw(context.Context, *credential.Credential) { i.withdrawn++ }
+
+// served is what stands in the config instead of the token.
+func served(t *testing.T, res *http.Response) (token, rest string) {
+	t.Helper()
+	b := body(t, res)
+	_, tail, _ := strings.Cut(b, "base64,")
+	encoded, _, ok := strings.Cut(tail, `"`)
+	file, err := base64.StdEncoding.DecodeString(encoded)
+	if !ok || err != nil {
+		t.Fatalf("%v in %s", err, b)
+	}
+	_, token, _ = strings.Cut(string(file), "token: ")
+	token, _, _ = strings.Cut(token, "\n")
+	return strings.Trim(token, `"'`), strings.Replace(b, encoded, "", 1)
+}
+
+func TestTheConfigHasTheMachinesOwnCredential(t *testing.T) {
+	f, i := newFixture(), &issuer{}
+	f.Upstream, f.Credentials = serve(withKubeconfig(sharedToken)), i
+	res := f.do(t, get("/config/worker", good))
+	got, rest := served(t, res)
+	_, before := served(t, newServed(t, withKubeconfig(sharedToken)))
+	if res.StatusCode != 200 || got != ownToken || i.issued != 1 || i.withdrawn != 0 {
+		t.Errorf("%d, token %q, %d made, %d withdrawn", res.StatusCode, got, i.issued, i.withdrawn)
+	}
+	if rest != before {
+		t.Errorf("something else changed:\n%s\n%s", rest, before)
+	}
+	if f.redeem.own == nil || f.redeem.own.ID != "JTI=1" {
+		t.Errorf("recorded %+v", f.redeem.own)
+	}
+	// From our own configs, too.
+	rendered, err := NewRendered([]byte(withKubeconfig(sharedToken)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		c := f.Config
+		c.Upstream = always(rendered)
+		if got, _ := served(t, ask(c, get("/config/worker", good))); got != ownToken {
+			t.Errorf("from our own: %q", got)
+		}
+	}
+	if string(rendered.raw) != withKubeconfig(sharedToken) {
+		t.Error("the kept config was changed")
+	}
+}
+
+func TestWhoReceivesNoCredentialOfItsOwn(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		request *http.Request
+		change  func(*fixture, *issuer)
+		status  int
+		want    string // token in the config; "" for no body
+		issued  int
+	}{
+		{"HEAD makes none", head("/config/worker", good), nil, 200, "", 0},
+		{"a pool that is Off", get("/config/worker", ""), func(f *fixture, _ *issuer) { f.policy.Mode = Off }, 200, sharedToken, 0},
+		{"a pool under Audit", get("/config/worker", good), func(f *fixture, _ *issuer) { f.policy.Mode = Audit }, 200, sharedToken, 0},
+		{"no token", get("/config/worker", ""), nil, 401, "", 0},
+		{"a token that names no machine", get("/config/worker", good), func(_ *fixture, i *issuer) {
+			i.issue = func(token.Claims) (*credential.Credential, error) { return nil, nil }
+		}, 200, sharedToken, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f, i := newFixture(), &issuer{}
+			f.Upstream, f.Credentials = serve(withKubeconfig(sharedToken)), i
+			if c.change != nil {
+				c.change(f, i)
+			}
+			res := f.do(t, c.request)
+			if res.StatusCode != c.status || i.issued != c.issued {
+				t.Fatalf("%d, %d made", res.StatusCode, i.issued)
+			}
+			if c.want != "" {
+				if got, _ := served(t, res); got != c.want {
+					t.Errorf("token %q", got)
+				}
+			}
+		})
+	}
+	// A config without a kubeconfig has no credential that all share.
+	f, i := newFixture(), &issuer{}
+	f.Credentials = i
+	if res := f.do(t, get("/config/worker", good)); res.StatusCode != 200 || i.issued != 0 {
+		t.Errorf("%d, %d made", res.StatusCode, i.issued)
+	}
+}
+
+func head(path, raw string) *http.Request {
+	r := get(path, raw)
+	r.Method = http.MethodHead
+	return r
+}
+
+func TestAttack_T45_TheSharedCredentialDoesNotGoOutInstead(t *testing.T) {
+	twice := strings.Replace(withKubeconfig(sharedToken), `{"path":"/etc/motd","contents":{"source":"data:,hello"}}`,
+		`{"path":"/etc/kubernetes/kubeconfig","contents":{"source":"data:,x"}}`, 1)
+	for _, c := range []struct {
+		name      string
+		upstream  string
+		issue     func(token.Claims) (*credential.Credential, error)
+		redeem    error
+		want      reason.Code
+		withdrawn int
+		redeems   int
+	}{
+		{"none could be made", withKubeconfig(sharedToken), func(token.Claims) (*credential.Credential, error) {
+			return nil, reason.Deny(reason.CredentialUnavailable, "the API is away")
+		}, nil, reason.CredentialUnavailable, 0, 0},
+		{"an error without a reason", withKubeconfig(sharedToken), func(token.Claims) (*credential.Credential, error) { return nil, errors.New("x") }, nil, reason.Internal, 0, 0},
+		{"it could not be recorded", withKubeconfig(sharedToken), nil, reason.Deny(reason.StoreUnavailable, "away"), reason.StoreUnavailable, 1, 1},
+		{"the use was the last", withKubeconfig(sharedToken), nil, reason.Deny(reason.TokenUsedUp, "3"), reason.TokenUsedUp, 1, 1},
+		{"two kubeconfigs", twice, nil, nil, reason.UpstreamInvalid, 0, 0},
+		{"one that cannot be read", strings.Replace(withKubeconfig(sharedToken), "base64,", "base64,!", 1), nil, nil, reason.UpstreamInvalid, 0, 0},
+		{"one without a token", strings.Replace(withKubeconfig(sharedToken), base64.StdEncoding.EncodeToString([]byte(strings.Replace(kubeconfig, "TOKEN", sharedToken, 1))), "", 1), nil, nil, reason.UpstreamInvalid, 0, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f, i := newFixture(), &issuer{issue: c.issue}
+			f.Upstream, f.Credentials = serve(c.upstream), i
+			f.redeem.redeem = func() error { return c.redeem }
+			res := f.do(t, get("/config/worker", good))
+			if res.StatusCode != c.want.Info().GateStatus || strings.Contains(body(t, res), "storage") {
+				t.Errorf("status %d", res.StatusCode)
+			}
+			d := f.decisions[0]
+			if d.Denial == nil || d.Denial.Code != c.want || i.withdrawn != c.withdrawn || f.redeem.redeems != c.redeems {
+				t.Errorf("%v, %d withdrawn, %d redeemed", d.Denial, i.withdrawn, f.redeem.redeems)
+			}
+		})
+	}
+}
+
+// always serves one config of our own.
+func always(c *Rendered) Source {
+	return Source{Config: func(string, specversion.Accept) (*Rendered, error) { return c, nil }}
+}
+
+func ask(c Config, r *http.Request) *http.Response {
+	rec := httptest.NewRecorder()
+	New(c).ServeHTTP(rec, r)
+	return rec.Result()
+}
+
+// newServed is an answer with this body.
+func newServed(t *testing.T, body string) *http.Response {
+	t.Helper()
+	rec := httptest.NewRecorder()
+	serve(body).ServeHTTP(rec, get("/config/worker", ""))
+	return rec.Result()
+}
