@@ -13,25 +13,29 @@ import (
 	"time"
 
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 )
 
 // clusterBasis is a cluster's API: nothing is kept on this replica's disk.
 type clusterBasis struct {
-	server  *server
-	cluster *cluster.Cluster
-	confirm cluster.Confirmation
-	events  *cluster.Events
-	settled sync.Once
+	server      *server
+	cluster     *cluster.Cluster
+	confirm     cluster.Confirmation
+	events      *cluster.Events
+	credentials *credential.Issuer // nil: configs keep the shared one
+	settled     sync.Once
 }
 
 func newClusterBasis(s *server) (*clusterBasis, error) {
@@ -52,13 +56,28 @@ func newClusterBasis(s *server) (*clusterBasis, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the host's name: %w", err)
 	}
-	b.events = cluster.NewEvents(cluster.EventsConfig{Client: client, Host: host, Now: s.now, Log: s.log, Dropped: s.metrics.EventsDropped})
-	b.cluster, err = cluster.New(context.Background(), api, *c.Kubernetes, cluster.Options{
+	typed, err := kubernetes.NewForConfig(api)
+	if err != nil {
+		return nil, fmt.Errorf("reach the Kubernetes API: %w", err)
+	}
+	o := cluster.Options{
 		Log: s.log, Now: s.now, Version: version, Identity: os.Getenv("POD_NAME"),
 		Origins: c.Origins, ProvisioningToken: c.ProvisioningToken, KeyRotation: time.Duration(c.KeyRotation), KeyPublishDelay: time.Duration(c.KeyPublishDelay),
-		Certificate: b.serve, Changed: b.measure, Events: b.events, Called: s.metrics.APICall,
-	})
-	if err != nil {
+		Certificate: b.serve, Changed: b.measure, Called: s.metrics.APICall,
+	}
+	if c.Credential != nil {
+		b.credentials, err = credential.NewIssuer(credential.Options{
+			Client: typed, Config: *c.Credential, Now: s.now, Log: s.log,
+			Record: func(uid string) (*v1alpha1.MachineAttestation, error) { return b.cluster.Records().Record(uid) },
+		})
+		if err != nil {
+			return nil, err
+		}
+		o.Revoke = b.credentials.Revoke
+	}
+	b.events = cluster.NewEvents(cluster.EventsConfig{Client: client, Host: host, Now: s.now, Log: s.log, Dropped: s.metrics.EventsDropped})
+	o.Events = b.events
+	if b.cluster, err = cluster.New(context.Background(), api, *c.Kubernetes, o); err != nil {
 		return nil, err
 	}
 	b.confirm = cluster.Confirmation{Client: client, Machines: b.cluster.Registry()}

@@ -34,7 +34,7 @@ func (s *server) gate(upstream http.Handler) http.Handler {
 		redeemer.Confirm = s.cluster.confirm.ConfirmUID
 		redeemer.Stale = func() error { return s.World().Stale }
 	}
-	return gate.New(gate.Config{
+	c := gate.Config{
 		Upstream:     upstream,
 		PreApproved:  preApproved,
 		Provisioning: shared,
@@ -53,7 +53,11 @@ func (s *server) gate(upstream http.Handler) http.Handler {
 		Source:        s.clientAddress,
 		CorrelationID: audit.NewCorrelationID,
 		Now:           s.now,
-	})
+	}
+	if s.cluster != nil && s.cluster.credentials != nil {
+		c.Credentials = s.cluster.credentials
+	}
+	return gate.New(c)
 }
 
 // clientAddress is the client's address as the Machine Config Server logs it;

@@ -331,6 +331,13 @@ func (r *Registry) Len() int {
 	return len(r.machines)
 }
 
+// Nodes is how many Nodes are known.
+func (r *Registry) Nodes() int {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return len(r.nodes)
+}
+
 // All is the index of everything: for what is asked seldom.
 func (r *Registry) All() *Index {
 	return r.collect(func(c *closure) {

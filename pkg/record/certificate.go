@@ -26,20 +26,18 @@ func Credential(rec *v1alpha1.MachineAttestation, id string, now time.Time) (v1a
 }
 
 // keepCredential adds a credential. Those that have ended go; of more than there is
-// room for, the newest stay, and a kubelet with the oldest waits for a human. With a
-// new Secret of the same name those that rested on the one before are gone; a
-// credential that rests on an older one lost a race.
+// room for, the newest stay, and a kubelet with the oldest waits for a human. Those
+// that rested on a Secret which was replaced since are good for nothing; neither is
+// this one, if a later one already rests on another.
 func keepCredential(s *v1alpha1.MachineAttestationStatus, own credential.Credential, now time.Time) error {
 	s.Credentials = slices.DeleteFunc(s.Credentials, func(c v1alpha1.CredentialStatus) bool { return !now.Before(c.Expiry.Time) })
 	another := func(c v1alpha1.CredentialStatus) bool { return c.Secret == own.Secret && c.SecretUID != own.SecretUID }
-	if own.Fresh {
-		s.Credentials = slices.DeleteFunc(s.Credentials, another)
-	}
 	for _, c := range s.Credentials {
-		if another(c) {
+		if another(c) && own.Issued.Before(c.Issued.Time) {
 			return reason.Deny(reason.CredentialUnavailable, "Secret %s was made anew in the meantime", own.Secret)
 		}
 	}
+	s.Credentials = slices.DeleteFunc(s.Credentials, another)
 	if n := len(s.Credentials) - (v1alpha1.MaxCredentials - 1); n > 0 {
 		s.Credentials = slices.Delete(s.Credentials, 0, n)
 	}

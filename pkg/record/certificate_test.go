@@ -14,7 +14,7 @@ import (
 func own(n int) *credential.Credential {
 	return &credential.Credential{
 		ID: fmt.Sprintf("JTI=%d", n), Issued: start, Expiry: start.Add(4 * time.Hour),
-		Secret: "mco/mcs-attest-bootstrap-1", SecretUID: "u1", Fresh: n == 0,
+		Secret: "mco/mcs-attest-bootstrap-1", SecretUID: "u1",
 	}
 }
 
@@ -77,11 +77,11 @@ func TestCredentialsAreBoundedAndThoseThatEndedGo(t *testing.T) {
 func TestOfTwoSecretsOfOneNameTheNewerCounts(t *testing.T) {
 	r := fetched(t)
 	stale := own(1)
-	stale.SecretUID = "u0"
+	stale.SecretUID, stale.Issued = "u0", start.Add(-time.Second)
 	_, err := record.Redeem(r, claims(), stale, start)
 	wantCode(t, err, reason.CredentialUnavailable)
 	anew := own(1)
-	anew.SecretUID, anew.Fresh = "u2", true
+	anew.SecretUID = "u2"
 	if r, err = record.Redeem(r, claims(), anew, start); err != nil || len(r.Status.Credentials) != 1 || r.Status.Credentials[0].SecretUID != "u2" {
 		t.Errorf("%v, %+v", err, r.Status.Credentials)
 	}

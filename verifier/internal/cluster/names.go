@@ -127,6 +127,9 @@ func (c *Cluster) ByCredential(id string) (uid string, ok bool) {
 	return uid, ok
 }
 
+// Counts are how many Machines and Nodes there are.
+func (c *Cluster) Counts() (machines, nodes int) { return c.registry.Len(), c.registry.Nodes() }
+
 // keepCredentials notes which credentials a record has; the lock is held.
 func (c *Cluster) keepCredentials(uid string, before, after []string) {
 	for _, id := range before {
