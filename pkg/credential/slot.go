@@ -1,15 +1,199 @@
 package credential
 
-import "github.com/mcs-attest/mcs-attest/pkg/secret"
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path"
 
-// Slot is where in a config the token of the kubeconfig stands.
-type Slot struct{}
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+)
 
-// Find looks for the kubeconfig in a config. nil: the config has none.
-func Find(config []byte) (*Slot, error) { return nil, nil }
+// Slot is where in a config the token of the kubeconfig stands. It keeps nothing
+// of the config but this one file, and is safe for concurrent use.
+type Slot struct {
+	length     int          // of the config
+	start, end int          // what changes
+	was        secret.Bytes // config[start:end]
 
-// With is the config that Find looked at with another token: in parts, of which the
-// first and the last are the config's own bytes.
+	sourceStart, sourceEnd int // of the data URL in was, without its quotes
+	hashStart, hashEnd     int // of the hash in was, without its quotes; 0 where there is none
+
+	how        source
+	head, tail secret.Bytes // of the kubeconfig, around the token
+}
+
+// Find looks for the kubeconfig in a config, of specification 2.x or 3.x. nil: the
+// config has none. In order:
+//
+//   - the config is one JSON object, and no name on the way to the file occurs twice
+//   - no more than one of storage.files has the path, and nothing is appended to it
+//   - its contents are a data URL that can be read, with the hash that they should have
+//   - the kubeconfig has one token, the one that the kubelet uses
+//
+// The errors have no secret in them.
+func Find(config []byte) (*Slot, error) {
+	if !json.Valid(config) {
+		return nil, errors.New("the config is not JSON")
+	}
+	root := span{config, skipSpace(config, 0), len(bytes.TrimRight(config, " \t\r\n"))}
+	storage, err := root.get("storage")
+	if err != nil {
+		return nil, fmt.Errorf("the config: %w", err)
+	}
+	files, err := storage.get("files")
+	if err != nil {
+		return nil, fmt.Errorf("storage: %w", err)
+	}
+	var file span
+	err = files.each(func(f span) error {
+		at, err := f.get("path")
+		if err != nil {
+			return err
+		}
+		if p, err := at.str(); err != nil || path.Clean(p) != Path {
+			return err
+		}
+		if file.text != nil {
+			return fmt.Errorf("there are two files %s", Path)
+		}
+		file = f
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("storage.files: %w", err)
+	}
+	if file.text == nil {
+		return nil, nil
+	}
+	s, err := find(file)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", Path, err)
+	}
+	return s, nil
+}
+
+// find reads the one file.
+func find(file span) (*Slot, error) {
+	if err := whole(file); err != nil {
+		return nil, err
+	}
+	contents, err := file.get("contents")
+	if err != nil {
+		return nil, err
+	}
+	url, at, err := value(contents, "source")
+	if err != nil {
+		return nil, err
+	}
+	compression, _, err := value(contents, "compression")
+	if err != nil {
+		return nil, err
+	}
+	verification, err := contents.get("verification")
+	if err != nil {
+		return nil, err
+	}
+	hash, hashAt, err := value(verification, "hash")
+	if err != nil {
+		return nil, err
+	}
+	how, kubeconfig, err := readSource(url, compression, hash)
+	if err != nil {
+		return nil, err
+	}
+	start, end, err := token(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	s := &Slot{
+		length: len(file.text), start: at.start + 1, end: at.end - 1, how: how,
+		head: secret.New(bytes.Clone(kubeconfig[:start])), tail: secret.New(bytes.Clone(kubeconfig[end:])),
+	}
+	if how.hash != "" {
+		s.start, s.end = min(s.start, hashAt.start+1), max(s.end, hashAt.end-1)
+		s.hashStart, s.hashEnd = hashAt.start+1-s.start, hashAt.end-1-s.start
+	}
+	s.sourceStart, s.sourceEnd = at.start+1-s.start, at.end-1-s.start
+	s.was = secret.New(bytes.Clone(file.text[s.start:s.end]))
+	return s, nil
+}
+
+// whole refuses a file that its contents are not all of: specification 2.x appends
+// to a file, and has more than one filesystem; 3.x appends a list.
+func whole(file span) error {
+	more, err := file.get("append")
+	if err != nil {
+		return err
+	}
+	if !more.none() {
+		if a := string(more.text[more.start:more.end]); a != "false" && (a[0] != '[' || skipSpace(more.text, more.start+1) != more.end-1) {
+			return errors.New("something is appended to it")
+		}
+	}
+	filesystem, _, err := value(file, "filesystem")
+	if err != nil {
+		return err
+	}
+	if filesystem != "" && filesystem != "root" {
+		return errors.New("it is in a filesystem of its own")
+	}
+	return nil
+}
+
+// value is the string that an object has under that name, and where.
+func value(object span, name string) (string, span, error) {
+	at, err := object.get(name)
+	if err != nil {
+		return "", span{}, err
+	}
+	v, err := at.str()
+	if err != nil {
+		return "", span{}, fmt.Errorf("%s: %w", name, err)
+	}
+	return v, at, nil
+}
+
+// With is the config that Find looked at with another token: in three parts, of
+// which the first and the last are the config's own bytes.
 func (s *Slot) With(config []byte, token secret.Bytes) ([][]byte, error) {
-	return [][]byte{config}, nil
+	if len(config) != s.length || !bytes.Equal(config[s.start:s.end], s.was.Expose()) {
+		return nil, errors.New("not the config that was looked at")
+	}
+	if !plain(string(token.Expose())) {
+		return nil, errors.New("the token is not one word")
+	}
+	// In quotes: a bootstrap token of digits alone would be a number to YAML.
+	file := make([]byte, 0, len(s.head.Expose())+len(s.tail.Expose())+len(token.Expose())+2)
+	file = append(append(file, s.head.Expose()...), '"')
+	file = append(append(file, token.Expose()...), '"')
+	file = append(file, s.tail.Expose()...)
+	url, err := s.how.url(file)
+	if err != nil {
+		return nil, err
+	}
+	was := s.was.Expose()
+	if s.how.hash == "" {
+		return [][]byte{config[:s.start], url, config[s.end:]}, nil
+	}
+	hash, _ := sum(s.how.hash, file)
+	first, second := edit{s.sourceStart, s.sourceEnd, url}, edit{s.hashStart, s.hashEnd, []byte(hash)}
+	if second.start < first.start {
+		first, second = second, first
+	}
+	changed := bytes.Join([][]byte{first.with, was[first.end:second.start], second.with}, nil)
+	return [][]byte{config[:s.start], changed, config[s.end:]}, nil
+}
+
+// edit puts something in the place of was[start:end].
+type edit struct {
+	start, end int
+	with       []byte
+}
+
+// Format keeps fmt, and with it any logger, from printing the shared token.
+func (s *Slot) Format(f fmt.State, _ rune) {
+	_, _ = io.WriteString(f, "[the kubeconfig of a config]")
 }

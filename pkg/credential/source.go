@@ -1,0 +1,163 @@
+package credential
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+)
+
+// maxKubeconfig bounds the file; OpenShift's has some ten kilobytes.
+const maxKubeconfig = 1 << 20
+
+// source is how the file stands in the config: encoding and hash.
+type source struct {
+	header string // "data:text/plain;charset=utf-8;base64,"
+	base64 bool
+	gzip   bool
+	hash   string // "sha512", "sha256"; "" where there is none
+}
+
+// readSource decodes a file's contents, which are a data URL: the file, and how to
+// write another one.
+func readSource(url, compression, hash string) (source, []byte, error) {
+	// A scheme has no case. A comma may stand in the header only in quotes.
+	comma := strings.IndexByte(url, ',')
+	if len(url) < 5 || !strings.EqualFold(url[:5], "data:") {
+		return source{}, nil, errors.New("it is not a data URL, so another server has it")
+	}
+	if comma < 0 || strings.ContainsFunc(url[:comma], func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '"' || c == '\\' }) {
+		return source{}, nil, errors.New("its data URL cannot be decoded")
+	}
+	s := source{header: url[:comma+1], base64: strings.HasSuffix(url[:comma], ";base64")}
+	file, err := decode(url[comma+1:], s.base64)
+	if err != nil {
+		return source{}, nil, err
+	}
+	switch compression {
+	case "":
+	case "gzip":
+		s.gzip = true
+		if file, err = unpack(file); err != nil {
+			return source{}, nil, err
+		}
+	default:
+		return source{}, nil, fmt.Errorf("compression %.16q is not known", compression)
+	}
+	if len(file) > maxKubeconfig {
+		return source{}, nil, fmt.Errorf("it has more than %d bytes", maxKubeconfig)
+	}
+	if hash != "" {
+		// What Ignition would refuse must not pass because the hash is made anew.
+		s.hash, _, _ = strings.Cut(hash, "-")
+		if want, ok := sum(s.hash, file); !ok || !strings.EqualFold(hash, want) {
+			return source{}, nil, errors.New("its verification hash is not that of the file")
+		}
+	}
+	return s, file, nil
+}
+
+// decode reads a data URL's payload. What net/url or the data URL's own decoder
+// could read in another way is refused.
+func decode(payload string, inBase64 bool) ([]byte, error) {
+	bad := errors.New("its data URL cannot be decoded")
+	if strings.ContainsAny(payload, "\r\n") {
+		return nil, bad
+	}
+	if inBase64 {
+		out, err := base64.StdEncoding.DecodeString(payload)
+		if err != nil {
+			return nil, bad
+		}
+		return out, nil
+	}
+	out := make([]byte, 0, len(payload))
+	for i := 0; i < len(payload); i++ {
+		switch c := payload[i]; {
+		case c == '%':
+			if i+2 >= len(payload) {
+				return nil, bad
+			}
+			b, err := hex.DecodeString(payload[i+1 : i+3])
+			if err != nil {
+				return nil, bad
+			}
+			out = append(out, b[0])
+			i += 2
+		case c <= ' ' || c >= 0x7f || c == '#' || c == '?':
+			return nil, bad
+		default:
+			out = append(out, c)
+		}
+	}
+	return out, nil
+}
+
+func unpack(packed []byte) ([]byte, error) {
+	r, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return nil, errors.New("it cannot be unpacked")
+	}
+	out, err := io.ReadAll(io.LimitReader(r, maxKubeconfig+1))
+	if err != nil {
+		return nil, errors.New("it cannot be unpacked")
+	}
+	return out, nil
+}
+
+// packers are kept: a new one costs more than a megabyte.
+var packers = sync.Pool{New: func() any { return gzip.NewWriter(nil) }}
+
+// url is the data URL of a file, ready to stand between quotes in JSON.
+func (s source) url(file []byte) ([]byte, error) {
+	if s.gzip {
+		var packed bytes.Buffer
+		w := packers.Get().(*gzip.Writer)
+		defer packers.Put(w)
+		w.Reset(&packed)
+		if _, err := w.Write(file); err != nil {
+			return nil, err
+		}
+		if err := w.Close(); err != nil {
+			return nil, err
+		}
+		file = packed.Bytes()
+	}
+	if !s.base64 {
+		return escape(append(make([]byte, 0, len(s.header)+len(file)*3/2), s.header...), file), nil
+	}
+	out := make([]byte, 0, len(s.header)+base64.StdEncoding.EncodedLen(len(file)))
+	return base64.StdEncoding.AppendEncode(append(out, s.header...), file), nil
+}
+
+// escape appends what stands for a file in a data URL without base64.
+func escape(out, file []byte) []byte {
+	for _, c := range file {
+		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.' || c == '~' {
+			out = append(out, c)
+		} else {
+			out = append(out, '%', "0123456789ABCDEF"[c>>4], "0123456789ABCDEF"[c&15])
+		}
+	}
+	return out
+}
+
+// sum is Ignition's form of a hash.
+func sum(name string, file []byte) (string, bool) {
+	switch name {
+	case "sha512":
+		s := sha512.Sum512(file)
+		return "sha512-" + hex.EncodeToString(s[:]), true
+	case "sha256":
+		s := sha256.Sum256(file)
+		return "sha256-" + hex.EncodeToString(s[:]), true
+	}
+	return "", false
+}

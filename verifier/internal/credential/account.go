@@ -1,0 +1,130 @@
+package credential
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/mcs-attest/mcs-attest/pkg/credential"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+)
+
+const (
+	// SecretPrefix is how the names of the Secrets that tokens are bound to begin.
+	SecretPrefix = "mcs-attest-bootstrap-"
+	// LabelMachine has, on each Secret that is made here, the UID of its machine.
+	LabelMachine = "mcs-attest.dev/machine-uid"
+)
+
+// accountToken requests a token that is bound to the machine's Secret, and makes
+// that where it is missing.
+func (i *Issuer) accountToken(ctx context.Context, machine string) (*credential.Credential, error) {
+	name := SecretPrefix + machine
+	if !i.bound(machine, name) {
+		if err := i.makeSecret(ctx, name, machine); err != nil {
+			return nil, err
+		}
+	}
+	for try := 1; ; try++ {
+		answer, err := i.Client.CoreV1().ServiceAccounts(i.namespace).CreateToken(ctx, i.account, i.request(name), metav1.CreateOptions{})
+		switch {
+		// The Secret, or the account: making it again tells.
+		case kerrors.IsNotFound(err) && try == 1:
+			if err := i.makeSecret(ctx, name, machine); err != nil {
+				return nil, err
+			}
+		case err != nil:
+			return nil, fmt.Errorf("request a token: %w", err)
+		default:
+			return i.read(answer.Status.Token, name)
+		}
+	}
+}
+
+// bound reports whether the record knows a live credential of that Secret.
+func (i *Issuer) bound(machine, name string) bool {
+	if i.Record == nil {
+		return false
+	}
+	rec, err := i.Record(machine)
+	if err != nil || rec == nil {
+		return false
+	}
+	for _, c := range rec.Status.Credentials {
+		if c.Secret == i.namespace+"/"+name && i.Now().Before(c.Expiry.Time) {
+			return true
+		}
+	}
+	return false
+}
+
+func (i *Issuer) makeSecret(ctx context.Context, name, machine string) error {
+	yes := true
+	_, err := i.Client.CoreV1().Secrets(i.namespace).Create(ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{LabelMachine: machine}},
+		Type:       corev1.SecretTypeOpaque, Immutable: &yes,
+	}, metav1.CreateOptions{})
+	if err != nil && !kerrors.IsAlreadyExists(err) {
+		return fmt.Errorf("make the Secret that the token is bound to: %w", err)
+	}
+	return nil
+}
+
+// request names no UID: whichever Secret has the name now is the machine's, and the
+// token says which one it was.
+func (i *Issuer) request(name string) *authenticationv1.TokenRequest {
+	seconds := int64(time.Duration(i.Config.Lifetime).Seconds())
+	return &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		ExpirationSeconds: &seconds,
+		BoundObjectRef:    &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: name},
+	}}
+}
+
+// read takes from a token what the record keeps of it. The token comes from the API
+// server over TLS, so its signature is not looked at. The errors have nothing of it.
+func (i *Issuer) read(raw, name string) (*credential.Credential, error) {
+	parts := strings.Split(raw, ".")
+	if len(parts) != 3 {
+		return nil, errors.New("the API server's token is not a JWT")
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil {
+		return nil, errors.New("the API server's token is not a JWT")
+	}
+	var c struct {
+		JTI        string `json:"jti"`
+		Issued     int64  `json:"iat"`
+		Expiry     int64  `json:"exp"`
+		Kubernetes struct {
+			Namespace string
+			Secret    struct {
+				Name string
+				UID  types.UID
+			}
+		} `json:"kubernetes.io"`
+	}
+	switch err := json.Unmarshal(payload, &c); {
+	case err != nil:
+		return nil, errors.New("the API server's token is not a JWT")
+	case c.JTI == "":
+		return nil, errors.New("the API server's tokens have no id (jti), by which a request could be told to be this machine's; Kubernetes has it from 1.30 on")
+	case c.Kubernetes.Namespace != i.namespace || c.Kubernetes.Secret.Name != name || c.Kubernetes.Secret.UID == "":
+		return nil, fmt.Errorf("the API server's token is not bound to the Secret %s/%s", i.namespace, name)
+	case c.Issued <= 0 || c.Expiry <= c.Issued:
+		return nil, errors.New("the API server's token has no time")
+	}
+	return &credential.Credential{
+		ID: "JTI=" + c.JTI, Issued: time.Unix(c.Issued, 0), Expiry: time.Unix(c.Expiry, 0),
+		Secret: i.namespace + "/" + name, SecretUID: string(c.Kubernetes.Secret.UID), Token: secret.New([]byte(raw)),
+	}, nil
+}
