@@ -1,20 +1,171 @@
-// Package convert writes an Ignition config in an older version of the specification,
+// Package convert writes an Ignition config of specification 3.5 in an older version,
 // without a loss or not at all.
+//
+// A conversion to 3.4 and below does, in this order:
+//
+//   - what says no more than a field's absence is left out: an empty list or object,
+//     and a value that is the default;
+//   - every field that is left must be one of the older version: otherwise the
+//     refusal names it;
+//   - the same for values that an older version reads differently: setuid, setgid
+//     and sticky bits below 3.4;
+//   - the older version's own validation must pass: it knows fewer sources, file
+//     systems and hashes;
+//   - translated back up by Ignition's own code it must be the config that came in.
+//
+// 2.2 is written from what passes as 3.0, see [From35]. Its meaning differs in more
+// places (Ignition, "Migrating configs", from 2.3.0 to 3.0.0); what these touch is
+// written out or refused:
+//
+//   - a mode that is not given is written out, as the defaults differ;
+//   - files are overwritten by default there and not here: that is written out;
+//   - a file's list of what to append becomes entries of their own;
+//   - files belong to a file system by its name, not by their path;
+//   - partitions, which are counted in sectors there and never matched with those
+//     that exist, are refused; so is a file without contents, a config to be merged,
+//     a file system without a format or at /, and a directory whose missing parents
+//     would take on its own mode and owner.
 package convert
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"reflect"
 
+	"github.com/coreos/ignition/v2/config/v3_0"
+	v3_0types "github.com/coreos/ignition/v2/config/v3_0/types"
+	"github.com/coreos/ignition/v2/config/v3_1"
+	v3_1types "github.com/coreos/ignition/v2/config/v3_1/types"
+	"github.com/coreos/ignition/v2/config/v3_2"
+	v3_2types "github.com/coreos/ignition/v2/config/v3_2/types"
+	"github.com/coreos/ignition/v2/config/v3_3"
+	v3_3types "github.com/coreos/ignition/v2/config/v3_3/types"
+	"github.com/coreos/ignition/v2/config/v3_4"
+	v3_4types "github.com/coreos/ignition/v2/config/v3_4/types"
+	"github.com/coreos/ignition/v2/config/v3_5"
 	"github.com/coreos/ignition/v2/config/v3_5/types"
+	"github.com/coreos/vcontext/report"
 
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 )
 
-// From35 is a config of spec 3.5 in version to, in JSON.
-func From35(config types.Config, to specversion.Version) ([]byte, error) {
-	if to == (specversion.Version{Major: 3, Minor: 5}) {
-		return json.Marshal(config)
+// RefusedError says that a config cannot be written in an older version.
+type RefusedError struct {
+	To specversion.Version
+	// Field is where, such as storage.luks[data].cex; "" if it is no one field.
+	Field string
+	Why   string
+}
+
+func (e *RefusedError) Error() string {
+	if e.Field == "" {
+		return e.Why
 	}
-	return nil, fmt.Errorf("no conversion to spec %s", to)
+	return e.Field + ": " + e.Why
+}
+
+// target is a version that a config of 3.5 is written in.
+type target struct {
+	schema   reflect.Type
+	validate func([]byte) (report.Report, error)
+}
+
+func parses[C any](parse func([]byte) (C, report.Report, error)) func([]byte) (report.Report, error) {
+	return func(raw []byte) (report.Report, error) {
+		_, r, err := parse(raw)
+		return r, err
+	}
+}
+
+// targets are those of major version 3, by their minor one.
+var targets = []target{
+	{reflect.TypeFor[v3_0types.Config](), parses(v3_0.Parse)},
+	{reflect.TypeFor[v3_1types.Config](), parses(v3_1.Parse)},
+	{reflect.TypeFor[v3_2types.Config](), parses(v3_2.Parse)},
+	{reflect.TypeFor[v3_3types.Config](), parses(v3_3.Parse)},
+	{reflect.TypeFor[v3_4types.Config](), parses(v3_4.Parse)},
+}
+
+// From35 is a config of spec 3.5 in version to, in JSON: 2.2 or any from 3.0 to 3.5.
+// What it cannot write without a loss is a [RefusedError].
+func From35(config types.Config, to specversion.Version) ([]byte, error) {
+	config.Ignition.Version = types.MaxVersion.String()
+	raw, err := json.Marshal(config)
+	if err != nil {
+		return nil, fmt.Errorf("config: %w", err)
+	}
+	switch {
+	case to == specversion.Version{Major: 3, Minor: 5}:
+		return raw, nil
+	case to == specversion.Version{Major: 2, Minor: 2}:
+		if raw, err = down(raw, specversion.Version{Major: 3, Minor: 0}, to); err != nil {
+			return nil, err
+		}
+		return to22(raw, to)
+	case to.Major == 3 && to.Minor >= 0 && to.Minor < len(targets):
+		return down(raw, to, to)
+	}
+	return nil, &RefusedError{To: to, Why: "there is no such version"}
+}
+
+// down writes a config of 3.5 in a version of 3; asked is the one that the refusal names.
+func down(raw []byte, to, asked specversion.Version) ([]byte, error) {
+	t := targets[to.Minor]
+	tree, err := parse(raw)
+	if err != nil {
+		return nil, err
+	}
+	tree = withoutDefaults(withoutEmpty(tree))
+	full := encode(tree)
+	if err := known(tree, t.schema, "", asked); err != nil {
+		return nil, err
+	}
+	if to.Minor < 4 {
+		if err := specialBits(tree, asked); err != nil {
+			return nil, err
+		}
+	}
+	setVersion(tree, to.String())
+	out := encode(tree)
+	if r, err := t.validate(out); err != nil || r.IsFatal() {
+		return nil, &RefusedError{To: asked, Why: "as spec " + to.String() + " it is not valid: " + firstProblem(r, err)}
+	}
+	if err := same(full, out); err != nil {
+		return nil, &RefusedError{To: asked, Why: err.Error()}
+	}
+	return out, nil
+}
+
+// firstProblem is what the validation said, on one line.
+func firstProblem(r report.Report, err error) string {
+	for _, e := range r.Entries {
+		if e.Kind == report.Error {
+			return e.Context.String() + ": " + e.Message
+		}
+	}
+	if err != nil {
+		return err.Error()
+	}
+	return "no reason given"
+}
+
+// same says whether out, read by Ignition's newest code, is the config full.
+func same(full, out []byte) error {
+	up, r, err := v3_5.ParseCompatibleVersion(out)
+	if err != nil || r.IsFatal() {
+		return fmt.Errorf("it does not parse: %s", firstProblem(r, err))
+	}
+	back, err := json.Marshal(up)
+	if err != nil {
+		return err
+	}
+	tree, err := parse(back)
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(encode(withoutEmpty(tree)), full) {
+		return fmt.Errorf("it would not say the same")
+	}
+	return nil
 }
