@@ -1,0 +1,48 @@
+package approver
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// metrics of the approver. No label's value comes from a request.
+type metrics struct {
+	decisions *prometheus.CounterVec
+	pending   prometheus.Gauge
+	limit     prometheus.Gauge
+	stock     prometheus.Gauge
+	duration  *prometheus.HistogramVec
+}
+
+func newMetrics() metrics {
+	return metrics{
+		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "mcs_attest_csr_decisions_total",
+			Help: "Decisions about kubelets' certificate signing requests by kind (client, serving), outcome (approve, retry, refuse, deny, ignore) and reason.",
+		}, []string{"kind", "outcome", "reason"}),
+		pending: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "mcs_attest_csr_pending",
+			Help: "Kubelets' certificate signing requests of the last hour that nobody has decided. On the replica that decides; 0 on others.",
+		}),
+		limit: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "mcs_attest_csr_pending_limit",
+			Help: "How many may wait before requests without a machine's own credential are left for a human. On the replica that decides; 0 on others.",
+		}),
+		stock: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "mcs_attest_csr_stock_approver",
+			Help: "1 while the cluster's own machine approver approves client certificates, too, so that attestation decides nothing.",
+		}),
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "mcs_attest_csr_decision_seconds",
+			Help:    "Time to a decision about a certificate signing request, by kind.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
+		}, []string{"kind"}),
+	}
+}
+
+// Register registers the approver's metrics.
+func (a *Approver) Register(r prometheus.Registerer) error {
+	for _, c := range []prometheus.Collector{a.metrics.decisions, a.metrics.pending, a.metrics.limit, a.metrics.stock, a.metrics.duration} {
+		if err := r.Register(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,169 @@
+package approver
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/approver"
+)
+
+// waiting counts the requests that nobody has decided, by whose they are, so that
+// a decision asks for a number and looks through no list. It is safe for
+// concurrent use.
+type waiting struct {
+	byCredential func(id string) (uid string, ok bool)
+
+	mu     sync.RWMutex
+	known  map[string]waits
+	all    times
+	others times // with no credential of a machine's record
+	by     map[string]*times
+}
+
+// waits is one request.
+type waits struct {
+	owner   string
+	ours    bool
+	created int64
+}
+
+func newWaiting(d Directory) *waiting {
+	return &waiting{byCredential: d.ByCredential, known: map[string]waits{}, by: map[string]*times{}}
+}
+
+func (w *waiting) reset() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.all, w.others = nil, nil
+	clear(w.known)
+	clear(w.by)
+}
+
+// Owners of requests: the machine whose credential made one, else a user. What is
+// after the colon is the API server's word.
+func ofMachine(uid string) string { return "machine:" + uid }
+func ofUser(user string) string   { return "user:" + user }
+
+// put takes a request's state.
+func (w *waiting) put(csr *certificatesv1.CertificateSigningRequest) {
+	if decided(csr) {
+		w.drop(csr.Name)
+		return
+	}
+	r := approver.FromCSR(csr)
+	now := waits{owner: ofUser(r.Username), created: csr.CreationTimestamp.Unix()}
+	if r.Kind == approver.Client && r.CredentialID != "" {
+		if uid, ok := w.byCredential(r.CredentialID); ok {
+			now.owner, now.ours = ofMachine(uid), true
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.set(csr.Name, now)
+}
+
+func (w *waiting) set(name string, now waits) {
+	w.forget(name)
+	w.known[name] = now
+	w.all.add(now.created)
+	if !now.ours {
+		w.others.add(now.created)
+	}
+	if w.by[now.owner] == nil {
+		w.by[now.owner] = new(times)
+	}
+	w.by[now.owner].add(now.created)
+}
+
+func (w *waiting) drop(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.forget(name)
+}
+
+func (w *waiting) forget(name string) {
+	was, ok := w.known[name]
+	if !ok {
+		return
+	}
+	delete(w.known, name)
+	w.all.remove(was.created)
+	if !was.ours {
+		w.others.remove(was.created)
+	}
+	w.by[was.owner].remove(was.created)
+	if len(*w.by[was.owner]) == 0 {
+		delete(w.by, was.owner)
+	}
+}
+
+// load counts what waits since then: in all, or with attestation what no credential
+// of ours made, and what is of the request's own machine, or user. uid is of the
+// machine whose credential made the request; the record that says so may have been
+// read after the request was seen.
+func (w *waiting) load(r *approver.Request, uid string, since time.Time, attested bool) (pending, own int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if was, ok := w.known[r.Name]; ok && uid != "" && !was.ours {
+		w.set(r.Name, waits{ofMachine(uid), true, was.created})
+	}
+	at, owner := since.Unix(), ofUser(r.Username)
+	if uid != "" {
+		owner = ofMachine(uid)
+	}
+	if t := w.by[owner]; t != nil {
+		own = t.since(at)
+	}
+	if attested {
+		return w.others.since(at), own
+	}
+	return w.all.since(at), own
+}
+
+// pending counts all that wait since then.
+func (w *waiting) pending(since time.Time, attested bool) int {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	if attested {
+		return w.others.since(since.Unix())
+	}
+	return w.all.since(since.Unix())
+}
+
+// times are sorted.
+type times []int64
+
+func (t *times) add(at int64) {
+	n, _ := slices.BinarySearch(*t, at+1) // after its like: the newest come last
+	*t = slices.Insert(*t, n, at)
+}
+
+func (t *times) remove(at int64) {
+	if n, ok := slices.BinarySearch(*t, at); ok {
+		*t = slices.Delete(*t, n, n+1)
+	}
+}
+
+func (t times) since(at int64) int {
+	n, _ := slices.BinarySearch(t, at)
+	return len(t) - n
+}
+
+func decided(csr *certificatesv1.CertificateSigningRequest) bool {
+	return approval(csr) != nil || slices.ContainsFunc(csr.Status.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool {
+		return c.Type == certificatesv1.CertificateDenied || c.Type == certificatesv1.CertificateFailed
+	})
+}
+
+// approval is the condition of an approved request; nil if it is not.
+func approval(csr *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequestCondition {
+	for n := range csr.Status.Conditions {
+		if csr.Status.Conditions[n].Type == certificatesv1.CertificateApproved {
+			return &csr.Status.Conditions[n]
+		}
+	}
+	return nil
+}
