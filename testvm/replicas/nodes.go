@@ -1,15 +1,23 @@
 package replicas
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
 
+	authentication "k8s.io/api/authentication/v1"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
@@ -132,6 +140,49 @@ func (s *Set) TokenOf(kubeconfig string) string {
 		return user.Token
 	}
 	return ""
+}
+
+// Kubelet makes a machine one with a kubelet, for a Node of that name.
+func (s *Set) Kubelet(node string) *rig.Kubelet {
+	s.t.Helper()
+	programs, err := cluster.Binaries(s.t.Logf)
+	if err != nil {
+		s.t.Fatalf("kubelet: %v", err)
+	}
+	return &rig.Kubelet{Programs: programs, Node: node}
+}
+
+// Usable says whether the API server takes a token. It must answer.
+func (s *Set) Usable(token string) bool {
+	s.t.Helper()
+	config := rest.AnonymousClientConfig(s.Cluster.Admin())
+	config.BearerToken = token
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		s.t.Fatalf("client: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	_, err = client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authentication.SelfSubjectReview{}, meta.CreateOptions{})
+	if err != nil && !kerrors.IsUnauthorized(err) {
+		s.t.Fatalf("asking the API server who one is: %v", err)
+	}
+	return err == nil
+}
+
+// Explain runs "kubectl attest csr explain", which must end with a status.
+func (s *Set) Explain(csr string, status int) string {
+	s.t.Helper()
+	out, err := s.Cluster.KubectlAs("admin", "", "attest", "csr", "explain", csr)
+	got := 0
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		got = exit.ExitCode()
+	}
+	if got != status || (err != nil && exit == nil) {
+		s.t.Fatalf("csr explain ended with %d instead of %d: %v\n%s", got, status, err, out)
+	}
+	return out
 }
 
 // Provisioned says what the cloud's and the machine-api's controllers say of a

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -199,6 +200,12 @@ func (s *Set) EKRoots(name string, pem []byte) {
 	})
 }
 
+// Enroll says which TPM a Machine has, as an administrator.
+func (s *Set) Enroll(machine string, tpm *rig.TPM) {
+	s.t.Helper()
+	s.Attest("enroll", "--machine", Machines+"/"+machine, "--ek-sha256", strings.Join(tpm.EKSHA256(), ","))
+}
+
 // Attest runs "kubectl attest", as the administrator.
 func (s *Set) Attest(args ...string) string {
 	s.t.Helper()
@@ -217,8 +224,21 @@ type Record struct {
 			ID   string
 			Uses int
 		}
-		History []struct{ Event, Reason string }
+		History     []struct{ Event, Reason string }
+		Conditions  []struct{ Type, Status, Reason, Message string }
+		Credentials []Credential
+		Certificate *struct{ Node, Request, CredentialID string }
 	}
+}
+
+// Credential is one that a machine was given.
+type Credential struct{ ID, Secret string }
+
+// Is says whether a condition holds.
+func (rec *Record) Is(condition string) bool {
+	return slices.ContainsFunc(rec.Status.Conditions, func(c struct{ Type, Status, Reason, Message string }) bool {
+		return c.Type == condition && c.Status == "True"
+	})
 }
 
 // Record returns the record of a Machine, by its UID; nil if there is none.
