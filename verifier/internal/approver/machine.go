@@ -2,12 +2,9 @@ package approver
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -23,24 +20,17 @@ var attestations = v1alpha1.GroupVersion.WithResource("machineattestations")
 
 // MachinesByInternalDNS implements [approver.World].
 func (w *World) MachinesByInternalDNS(ctx context.Context, name string) ([]approver.Machine, error) {
-	return w.machines(ctx, name, w.o.Machines.ByInternalDNS(name), func(m *approver.Machine) bool {
-		return slices.ContainsFunc(m.Addresses, func(a corev1.NodeAddress) bool {
-			return a.Type == corev1.NodeInternalDNS && normal(a.Address) == normal(name)
-		})
-	})
+	return w.machines(ctx, name, w.o.Machines.ByInternalDNS(name))
 }
 
 // MachinesByNode implements [approver.World].
 func (w *World) MachinesByNode(ctx context.Context, node string) ([]approver.Machine, error) {
-	return w.machines(ctx, node, w.o.Machines.ByNode(node), func(m *approver.Machine) bool { return m.NodeRef == node })
+	return w.machines(ctx, node, w.o.Machines.ByNode(node))
 }
 
-// normal is the form in which names of hosts are compared.
-func normal(name string) string { return strings.TrimSuffix(strings.ToLower(name), ".") }
-
-// machines reads those anew that the directory names, and drops which are not what
-// was looked for any more; then it looks for stand-ins of the name.
-func (w *World) machines(ctx context.Context, name string, refs []machine.Ref, is func(*approver.Machine) bool) (found []approver.Machine, err error) {
+// machines reads those anew that the directory names, which may not be what was
+// looked for any more, and looks for stand-ins of the name.
+func (w *World) machines(ctx context.Context, name string, refs []machine.Ref) (found []approver.Machine, err error) {
 	for _, ref := range refs {
 		gv, err := schema.ParseGroupVersion(ref.APIVersion)
 		if err != nil {
@@ -53,13 +43,11 @@ func (w *World) machines(ctx context.Context, name string, refs []machine.Ref, i
 		if o == nil {
 			continue
 		}
-		m, err := machineOf(o)
+		m, err := approver.MachineFromObject(o.Object)
 		if err != nil {
 			return nil, fmt.Errorf("understand Machine %s: %w", ref, err)
 		}
-		if is(m) {
-			found = append(found, *m)
-		}
+		found = append(found, *m)
 	}
 	standIns, err := w.standIns(ctx, name)
 	return append(found, standIns...), err
@@ -93,25 +81,12 @@ func (w *World) standIns(ctx context.Context, name string) (found []approver.Mac
 		}
 	}
 	for _, o := range objects {
-		if m, ok := standIn(&o); ok {
-			found = append(found, m)
+		// A record is a MachineAttestation, too, and stands in for nobody.
+		if m, err := approver.MachineFromObject(o.Object); err == nil && m.StandIn {
+			found = append(found, *m)
 		}
 	}
 	return found, nil
-}
-
-// standIn is the machine that a MachineAttestation stands in for, if it does. Where
-// it is recorded that the machine has joined, that is its Node.
-func standIn(o *unstructured.Unstructured) (approver.Machine, bool) {
-	pool, _, _ := unstructured.NestedString(o.Object, "spec", "pool")
-	ref, _, _ := unstructured.NestedMap(o.Object, "spec", "machineRef")
-	if pool == "" || len(ref) > 0 {
-		return approver.Machine{}, false
-	}
-	return approver.Machine{
-		APIVersion: o.GetAPIVersion(), Kind: o.GetKind(), Namespace: o.GetNamespace(), Name: o.GetName(), UID: string(o.GetUID()),
-		Created: o.GetCreationTimestamp().Time, Deleting: o.GetDeletionTimestamp() != nil, StandIn: true,
-	}, true
 }
 
 // get reads an object as it is now; nil if there is none, or no such kind.
@@ -129,46 +104,4 @@ func (w *World) get(ctx context.Context, resource schema.GroupVersionResource, n
 		return nil, nil
 	}
 	return o, err
-}
-
-// machineOf reads a Machine of either API.
-func machineOf(o *unstructured.Unstructured) (*approver.Machine, error) {
-	raw, err := o.MarshalJSON()
-	if err != nil {
-		return nil, err
-	}
-	var in struct {
-		Spec struct {
-			ProviderID       *string `json:"providerID"`
-			AuthoritativeAPI string  `json:"authoritativeAPI"`
-		} `json:"spec"`
-		Status struct {
-			NodeRef *struct {
-				Name string `json:"name"`
-			} `json:"nodeRef"`
-			Addresses        []corev1.NodeAddress `json:"addresses"`
-			AuthoritativeAPI string               `json:"authoritativeAPI"`
-		} `json:"status"`
-	}
-	if err := json.Unmarshal(raw, &in); err != nil {
-		return nil, err
-	}
-	m := &approver.Machine{
-		APIVersion: o.GetAPIVersion(), Kind: o.GetKind(), Namespace: o.GetNamespace(), Name: o.GetName(), UID: string(o.GetUID()),
-		Created: o.GetCreationTimestamp().Time, Deleting: o.GetDeletionTimestamp() != nil, Addresses: in.Status.Addresses,
-	}
-	if in.Spec.ProviderID != nil {
-		m.ProviderID = strings.TrimSpace(*in.Spec.ProviderID)
-	}
-	if in.Status.NodeRef != nil {
-		m.NodeRef = in.Status.NodeRef.Name
-	}
-	if strings.HasPrefix(m.APIVersion, "machine.openshift.io/") {
-		for _, a := range []string{"MachineAPI", in.Spec.AuthoritativeAPI, in.Status.AuthoritativeAPI} {
-			if a != "" {
-				m.Authority = a
-			}
-		}
-	}
-	return m, nil
 }
