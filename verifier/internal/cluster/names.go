@@ -141,6 +141,3 @@ func (c *Cluster) keepCredentials(uid string, before, after []string) {
 		c.credentials[id] = uid
 	}
 }
-
-// Counts are how many Machines and Nodes are known.
-func (c *Cluster) Counts() (machines, nodes int) { return c.registry.Len(), c.registry.Nodes() }
