@@ -1,9 +1,19 @@
 package approver
 
 import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"net"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
 // Machine is a Machine of either API, or a MachineAttestation that stands in for
@@ -19,9 +29,208 @@ type Machine struct {
 	// StandIn marks a MachineAttestation in place of a Machine.
 	StandIn bool
 	// Authority is which API's object counts while a machine has one of both
-	// ("MachineAPI", "ClusterAPI", "Migrating"); empty where nothing says so.
+	// ("MachineAPI", "ClusterAPI", "Migrating"). Empty but for the Machine API's.
 	Authority string
 }
 
+// AnnotationAddresses, on a MachineAttestation that stands in for a Machine, has
+// what a Machine's status.addresses would: the names and addresses, separated by
+// commas, that the node's serving certificate may have besides the object's name.
+const AnnotationAddresses = "mcs-attest.dev/addresses"
+
+// Groups and words of the two Machine APIs.
+const (
+	groupMachineAPI     = "machine.openshift.io"
+	groupClusterAPI     = "cluster.x-k8s.io"
+	authorityMachineAPI = "MachineAPI"
+	authorityClusterAPI = "ClusterAPI"
+)
+
 // String is "namespace/name".
-func (m *Machine) String() string { return m.Namespace + "/" + m.Name }
+func (m *Machine) String() string {
+	if m == nil {
+		return ""
+	}
+	return m.Namespace + "/" + m.Name
+}
+
+func (m *Machine) group() string {
+	group, _, _ := strings.Cut(m.APIVersion, "/")
+	return group
+}
+
+// MachineFromObject reads a Machine, or a MachineAttestation that stands in for
+// one, as the API has it.
+func MachineFromObject(object map[string]any) (*Machine, error) {
+	raw, err := json.Marshal(object)
+	if err != nil {
+		return nil, fmt.Errorf("read Machine: %w", err)
+	}
+	var in struct {
+		metav1.TypeMeta `json:",inline"`
+		Metadata        metav1.ObjectMeta `json:"metadata"`
+		Spec            struct {
+			ProviderID       *string                    `json:"providerID"`
+			AuthoritativeAPI string                     `json:"authoritativeAPI"`
+			ExpectedProvider string                     `json:"expectedProviderID"`
+			Pool             string                     `json:"pool"`
+			MachineRef       *v1alpha1.MachineReference `json:"machineRef"`
+		} `json:"spec"`
+		Status struct {
+			NodeRef *struct {
+				Name string `json:"name"`
+			} `json:"nodeRef"`
+			Addresses        []corev1.NodeAddress `json:"addresses"`
+			AuthoritativeAPI string               `json:"authoritativeAPI"`
+		} `json:"status"`
+	}
+	if err := json.Unmarshal(raw, &in); err != nil {
+		return nil, fmt.Errorf("read Machine: %w", err)
+	}
+	m := &Machine{
+		APIVersion: in.APIVersion, Kind: in.Kind, Namespace: in.Metadata.Namespace, Name: in.Metadata.Name, UID: string(in.Metadata.UID),
+		Created: in.Metadata.CreationTimestamp.Time, Deleting: in.Metadata.DeletionTimestamp != nil, Addresses: in.Status.Addresses,
+	}
+	if in.Status.NodeRef != nil {
+		m.NodeRef = in.Status.NodeRef.Name
+	}
+	if in.Spec.ProviderID != nil {
+		m.ProviderID = *in.Spec.ProviderID
+	}
+	switch group := m.group(); {
+	case group == groupMachineAPI && m.Kind == "Machine":
+		m.Authority = cmp.Or(in.Status.AuthoritativeAPI, in.Spec.AuthoritativeAPI, authorityMachineAPI)
+	case group == groupClusterAPI && m.Kind == "Machine":
+	case group == v1alpha1.GroupVersion.Group && m.Kind == v1alpha1.KindMachineAttestation:
+		if in.Spec.Pool == "" || in.Spec.MachineRef != nil {
+			return nil, fmt.Errorf("MachineAttestation %s stands in for no Machine", m)
+		}
+		m.StandIn, m.ProviderID, m.NodeRef = true, in.Spec.ExpectedProvider, ""
+		m.Addresses = standInAddresses(m.Name, in.Metadata.Annotations[AnnotationAddresses])
+	default:
+		return nil, fmt.Errorf("a %.63s of %.253s is not a Machine", m.Kind, m.APIVersion)
+	}
+	return m, nil
+}
+
+// standInAddresses are the object's own name, and those of the annotation.
+func standInAddresses(name, list string) []corev1.NodeAddress {
+	all := []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: name}}
+	for _, s := range strings.Split(list, ",") {
+		switch s = strings.TrimSpace(s); {
+		case s == "":
+		case net.ParseIP(s) != nil:
+			all = append(all, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: s})
+		default:
+			all = append(all, corev1.NodeAddress{Type: corev1.NodeHostName, Address: s})
+		}
+	}
+	return all
+}
+
+// named reports whether a node that calls itself so may be this machine.
+func (m *Machine) named(node string) bool {
+	if m.StandIn {
+		return m.Name == node
+	}
+	for _, a := range m.Addresses {
+		if a.Type == corev1.NodeInternalDNS && sameDNS(a.Address, node) {
+			return true
+		}
+	}
+	return false
+}
+
+// is reports whether this Node is this machine's.
+func (m *Machine) is(node string) bool {
+	if m.StandIn {
+		return m.Name == node
+	}
+	return m.NodeRef != "" && m.NodeRef == node
+}
+
+func (m *Machine) hasName(name string) bool {
+	for _, a := range m.Addresses {
+		switch a.Type {
+		case corev1.NodeInternalDNS, corev1.NodeExternalDNS, corev1.NodeHostName:
+			if sameDNS(a.Address, name) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (m *Machine) hasAddress(ip net.IP) bool {
+	for _, a := range m.Addresses {
+		switch a.Type {
+		case corev1.NodeInternalIP, corev1.NodeExternalIP:
+			if have := net.ParseIP(a.Address); have != nil && have.Equal(ip) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// sameDNS compares an address of a Machine, which may end in a dot, with a name.
+func sameDNS(address, name string) bool {
+	return name != "" && strings.EqualFold(strings.TrimSuffix(address, "."), name)
+}
+
+func (m *Machine) names() (all []string) {
+	for _, a := range m.Addresses {
+		if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
+			all = append(all, a.Address)
+		}
+	}
+	return all
+}
+
+func (m *Machine) addresses() (all []string) {
+	for _, a := range m.Addresses {
+		if a.Type == corev1.NodeInternalIP || a.Type == corev1.NodeExternalIP {
+			all = append(all, a.Address)
+		}
+	}
+	return all
+}
+
+// one is the single Machine among those found; nil if none was. While a cluster
+// moves from the Machine API to Cluster API one machine is two objects with one
+// provider id: the one that the Machine API's object names as authoritative counts,
+// and the other still for what it forbids: having joined, being deleted, being old.
+func one(found []Machine) (*Machine, error) {
+	switch len(found) {
+	case 0:
+		return nil, nil
+	case 1:
+		return &found[0], nil
+	}
+	ambiguous := reason.Deny(reason.MachineAmbiguous, "%d Machines, among them %s %s and %s %s", len(found),
+		found[0].APIVersion, &found[0], found[1].APIVersion, &found[1])
+	id := machine.NormalProviderID(found[0].ProviderID)
+	if len(found) != 2 || id == "" || id != machine.NormalProviderID(found[1].ProviderID) {
+		return nil, ambiguous
+	}
+	here, mirror := found[0], found[1]
+	if here.group() != groupMachineAPI {
+		here, mirror = mirror, here
+	}
+	if here.group() != groupMachineAPI || mirror.group() != groupClusterAPI {
+		return nil, ambiguous
+	}
+	switch here.Authority {
+	case authorityMachineAPI:
+	case authorityClusterAPI:
+		here, mirror = mirror, here
+	default:
+		return nil, reason.Deny(reason.MachineAmbiguous, "Machine %s is being moved between the Machine API and Cluster API", &here)
+	}
+	here.Deleting = here.Deleting || mirror.Deleting
+	here.NodeRef = cmp.Or(here.NodeRef, mirror.NodeRef)
+	if mirror.Created.Before(here.Created) {
+		here.Created = mirror.Created
+	}
+	return &here, nil
+}

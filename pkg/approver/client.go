@@ -1,0 +1,211 @@
+package approver
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+)
+
+// clockSkew is by how much the clocks that write creation times may differ.
+const clockSkew = 10 * time.Second
+
+// client checks a request for a client certificate. Those marked * are made with
+// attestation alone; those marked + are what a request that proves whose it is
+// (Proven) is denied for.
+//
+//   - credential*: a record has the request's credential, which has not ended
+//     (CSRCredential)
+//   - limit: not too many of the same machine wait, or without attestation of all
+//     (CSRLimit)
+//   - quarantine*: no administrator stopped the machine (Quarantined)
+//   - groups: exactly those of the node bootstrapper (CSRRequester)
+//   - content+: O is system:nodes alone, CN a node's, no other names, the usages a
+//     client's (CSRContent)
+//   - switch: the approval of client certificates is not switched off (CSRDisabled)
+//   - owner*+: the name is that of the machine whose credential made the request
+//     (CSROtherMachine)
+//   - node: no Node has the name (CSRNodeExists)
+//   - machine: exactly one Machine has the name as an InternalDNS address, or one
+//     stand-in is called so (MachineNotFound, MachineAmbiguous)
+//   - joined: the Machine has no Node yet (MachineJoined), and is not being deleted*
+//     (MachineDeleting)
+//   - age: the request was made from 10 seconds before the Machine's creation to
+//     MaxMachineAge after it, both excluded (MachineTooOld)
+//   - key*: the record takes the certificate: no other key, no other name was approved
+//     or attested before (CSRKeyChanged, MachineJoined)
+//
+// A stand-in has no age: it is made long before its machine is. What bounds the time
+// is the life of the credential.
+func (x *run) client() error {
+	for _, step := range []func() error{
+		x.credential, x.limit, x.quarantine, x.groups, x.clientContent, x.disabled, x.machine, x.key,
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (x *run) credential() error {
+	const name = "credential"
+	if !x.c.Attestation {
+		x.skip(name, "attestation is off")
+		return nil
+	}
+	id := x.r.CredentialID
+	if id == "" {
+		return x.check(name, reason.Deny(reason.CSRCredential, "the API server names no credential of the request"), "")
+	}
+	rec, err := x.w.RecordByCredential(x.ctx, id)
+	switch {
+	case err != nil:
+		return x.check(name, unread(err, "reading the record of the credential"), "")
+	case rec == nil:
+		return x.check(name, reason.Deny(reason.CSRCredential, "no record has the credential %.253q", id), "")
+	}
+	own, live := record.Credential(rec, id, x.now)
+	if !live {
+		return x.check(name, reason.Deny(reason.CSRCredential, "the record %s/%s does not have the credential %.253q any more", rec.Namespace, rec.Name, id), "")
+	}
+	x.record, x.RecordUID, x.Proven = rec, rec.Status.MachineUID, true
+	return x.check(name, nil, "%s, made for %s/%s, lasts until %s", id, rec.Namespace, rec.Name, own.Expiry.UTC().Format(time.RFC3339))
+}
+
+func (x *run) quarantine() error {
+	if !x.c.Attestation {
+		return nil
+	}
+	var err error
+	if x.record.Spec.Quarantined || x.record.Status.Quarantined {
+		err = reason.Deny(reason.Quarantined, "%s/%s", x.record.Namespace, x.record.Name)
+	}
+	return x.check("quarantine", err, "no")
+}
+
+func (x *run) groups() error {
+	want, _ := x.c.bootstrapper(x.r.Username)
+	var err error
+	if !slices.Equal(sorted(x.r.Groups), sorted(want)) {
+		err = reason.Deny(reason.CSRRequester, "the groups are %.20q; they must be %q", x.r.Groups, want)
+	}
+	return x.check("groups", err, "%s", strings.Join(want, ", "))
+}
+
+// sorted is a set: what is there twice is there once.
+func sorted(s []string) []string { return slices.Compact(slices.Sorted(slices.Values(s))) }
+
+func (x *run) clientContent() error {
+	err := x.subject()
+	if err == nil {
+		err = x.usages(clientUsages)
+	}
+	if csr := x.r.CSR; err == nil && len(csr.DNSNames)+len(csr.IPAddresses) > 0 {
+		err = reason.Deny(reason.CSRContent, "the request has names or addresses (%.5q); a client certificate has none", sans(csr.DNSNames, csr.IPAddresses))
+	}
+	x.contradicts = err != nil && x.Proven
+	return x.check("content", err, "CN %s%s", nodePrefix, x.Node)
+}
+
+func (x *run) disabled() error {
+	off, err := x.w.Disabled(x.ctx)
+	if err != nil {
+		err = unread(err, "reading the approver's switch")
+	} else if off {
+		err = reason.Deny(reason.CSRDisabled, "nodeClientCert.disabled is set")
+	}
+	return x.check("switch", err, "on")
+}
+
+// machine is owner, node, machine, joined and age.
+func (x *run) machine() error {
+	found, err := x.w.MachinesByInternalDNS(x.ctx, x.Node)
+	if err != nil {
+		return x.check("machine", unread(err, "reading the Machines with the name %.253q", x.Node), "")
+	}
+	// What leads to them may be older than they are.
+	found = slices.DeleteFunc(slices.Clone(found), func(m Machine) bool { return !m.named(x.Node) })
+	if err := x.owner(found); err != nil {
+		return err
+	}
+	exists, err := x.w.Node(x.ctx, x.Node)
+	if err != nil {
+		err = unread(err, "reading Node %.253q", x.Node)
+	} else if exists {
+		err = reason.Deny(reason.CSRNodeExists, "%s", x.Node)
+	}
+	if err := x.check("node", err, "there is no Node %s yet", x.Node); err != nil {
+		return err
+	}
+	m, err := one(found)
+	if m != nil {
+		x.Machine = m
+	} else if err == nil {
+		err = reason.Deny(reason.MachineNotFound, "no Machine has the InternalDNS address %q", x.Node)
+	}
+	if err := x.check("machine", err, "%s", m); err != nil {
+		return err
+	}
+	switch {
+	case m.NodeRef != "":
+		err = reason.Deny(reason.MachineJoined, "%s %s is Node %.253q", m.Kind, m, m.NodeRef)
+	case m.Deleting && x.c.Attestation:
+		err = reason.Deny(reason.MachineDeleting, "%s %s", m.Kind, m)
+	}
+	if err := x.check("joined", err, "%s has no Node yet", m); err != nil {
+		return err
+	}
+	return x.age(m)
+}
+
+// owner is whether the name in the request is that of the machine which received
+// the credential.
+func (x *run) owner(found []Machine) error {
+	if !x.c.Attestation || len(found) == 0 {
+		return nil
+	}
+	for i := range found {
+		if found[i].UID != "" && found[i].UID == x.RecordUID {
+			return x.check("owner", nil, "the credential was made for %s", &found[i])
+		}
+	}
+	other := &found[0]
+	x.Machine = other
+	recorded := machine.NormalProviderID(x.record.Status.Identity.ProviderID)
+	// An instance has two Machines while it moves to Cluster API: not a lie.
+	x.contradicts = recorded == "" || recorded != machine.NormalProviderID(other.ProviderID)
+	return x.check("owner", reason.Deny(reason.CSROtherMachine, "the name is that of %s %s, the credential was made for %s/%s", other.Kind, other, x.record.Namespace, x.record.Name), "")
+}
+
+func (x *run) age(m *Machine) error {
+	if m.StandIn {
+		x.skip("age", "a stand-in has none")
+		return nil
+	}
+	after := x.r.Created.Sub(m.Created)
+	var err error
+	if after <= -clockSkew || after >= x.c.MaxMachineAge {
+		err = reason.Deny(reason.MachineTooOld, "the request was made %v after %s %s was; from -%v to %v is allowed", after.Round(time.Second), m.Kind, m, clockSkew, x.c.MaxMachineAge)
+	}
+	return x.check("age", err, "the request was made %v after the Machine", after.Round(time.Second))
+}
+
+// key asks the record itself, which is asked again when the approval is written.
+func (x *run) key() error {
+	if !x.c.Attestation {
+		return nil
+	}
+	_, err := record.Approve(x.record, x.Certificate(x.r.Name), x.now)
+	how := "the first of this machine"
+	switch s := x.record.Status; {
+	case s.Certificate != nil:
+		how = "approved before"
+	case s.CSRKeySHA256 != "":
+		how = "the one that was attested"
+	}
+	return x.check("key", err, "%s", how)
+}
