@@ -74,25 +74,32 @@ func (a *Answers) For(accept specversion.Accept) (*gate.Rendered, error) {
 	}
 	v, mine := a.cache.take(key{a.sum, to})
 	if mine {
-		v.config, v.err = a.make(to, &v.size)
-		close(v.done)
-		a.cache.keep(v)
+		a.fill(v)
 	}
 	<-v.done
 	return v.config, v.err
 }
 
-func (a *Answers) make(to specversion.Version, size *int) (*gate.Rendered, error) {
-	raw, err := Config(a.render, a.extras, to)
+// fill makes an answer, a refusal as much as a config.
+func (a *Answers) fill(v *version) {
+	// Those that wait must not wait for ever, whatever happens here.
+	v.err = reason.Deny(reason.ConfigUnavailable, "pool %s, spec %s: it was not made", a.render.Pool, v.key.version)
+	defer func() {
+		a.cache.keep(v)
+		close(v.done)
+	}()
+	raw, err := Config(a.render, a.extras, v.key.version)
 	if err != nil {
-		return nil, err
+		v.err = err
+		return
 	}
-	*size = len(raw)
+	v.size = len(raw)
 	config, err := gate.NewRendered(raw)
 	if err != nil {
-		return nil, reason.Wrap(reason.ConfigUnavailable, err, "pool %s, spec %s", a.render.Pool, to)
+		v.err = reason.Wrap(reason.ConfigUnavailable, err, "pool %s, spec %s", a.render.Pool, v.key.version)
+		return
 	}
-	return config, nil
+	v.config, v.err = config, nil
 }
 
 // take finds an answer, or a place for it that the caller has to fill.

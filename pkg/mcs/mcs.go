@@ -23,9 +23,11 @@ package mcs
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/url"
 	"slices"
+	"strings"
 
 	"github.com/coreos/ignition/v2/config/util"
 	v3_5 "github.com/coreos/ignition/v2/config/v3_5"
@@ -96,7 +98,7 @@ func Config(r *render.Rendered, x Extras, to specversion.Version) ([]byte, error
 
 func build(r *render.Rendered, x Extras, to specversion.Version) ([]byte, error) {
 	if r.Config == nil {
-		return nil, fmt.Errorf("there is no MachineConfig")
+		return nil, errors.New("there is no MachineConfig")
 	}
 	mc := r.Config.DeepCopy()
 	config, report, err := v3_5.ParseCompatibleVersion(mc.Spec.Config.Raw)
@@ -163,6 +165,9 @@ func additions(r *render.Rendered, x Extras, mc *mcfgv1.MachineConfig, to specve
 	}
 	add = append(add, added{ContentPath, whole})
 	for _, ca := range x.Registries {
+		if ca.Host == "" || strings.HasPrefix(ca.Host, ".") || strings.ContainsAny(ca.Host, "/\x00") {
+			return nil, fmt.Errorf("CA of a registry: %.80q is no host", ca.Host)
+		}
 		add = append(add, added{RegistryCADir + ca.Host + "/ca.crt", ca.PEM})
 	}
 	mc.Spec.Config.Raw = []byte(`{"ignition":{"version":"3.5.0"}}`)
@@ -206,7 +211,8 @@ func replace(config *types.Config, path string, data []byte) {
 		config.Storage.Files = append(config.Storage.Files, file(path, data))
 		return
 	}
-	config.Storage.Files[i].Contents.Source = dataURL(data)
+	// All of it: the old contents' compression and digest are not the new ones'.
+	config.Storage.Files[i].Contents = types.Resource{Source: dataURL(data)}
 }
 
 // file is one as the server adds them.

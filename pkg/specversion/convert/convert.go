@@ -11,7 +11,7 @@
 //     and sticky bits below 3.4;
 //   - the older version's own validation must pass: it knows fewer sources, file
 //     systems and hashes;
-//   - translated back up by Ignition's own code it must be the config that came in.
+//   - read by Ignition's newest code it must be the config that came in.
 //
 // 2.2 is written from what passes as 3.0, see [From35]. Its meaning differs in more
 // places (Ignition, "Migrating configs", from 2.3.0 to 3.0.0); what these touch is
@@ -30,6 +30,7 @@ package convert
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"reflect"
 
@@ -164,8 +165,14 @@ func same(full, out []byte) error {
 	if err != nil {
 		return err
 	}
-	if !bytes.Equal(encode(withoutEmpty(tree)), full) {
-		return fmt.Errorf("it would not say the same")
+	before, err := parse(full)
+	if err != nil {
+		return err
+	}
+	// Reading 3.4, Ignition up to 2.26 forgets this one; the releases that ask for 3.4 do not.
+	forgotten := []string{"storage", "luks", "clevis", "tang", "advertisement"}
+	if !bytes.Equal(encode(without(withoutEmpty(tree), forgotten, nil)), encode(without(before, forgotten, nil))) {
+		return errors.New("it would not say the same")
 	}
 	return nil
 }

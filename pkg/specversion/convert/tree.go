@@ -174,6 +174,7 @@ func withoutDefaults(tree any) any {
 	return withoutEmpty(tree)
 }
 
+// without leaves out the member at path that has a value; nil: whatever value it has.
 func without(v any, path []string, value any) any {
 	switch v := v.(type) {
 	case object:
@@ -182,7 +183,7 @@ func without(v any, path []string, value any) any {
 			if m.key == path[0] {
 				if len(path) > 1 {
 					m.value = without(m.value, path[1:], value)
-				} else if m.value == value {
+				} else if value == nil || m.value == value {
 					continue
 				}
 			}
