@@ -3,9 +3,11 @@ package render
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 
 	ignerrors "github.com/coreos/ignition/v2/config/shared/errors"
+	"github.com/coreos/ignition/v2/config/util"
 	"github.com/coreos/ignition/v2/config/v3_5"
 	"github.com/coreos/ignition/v2/config/v3_5/types"
 	"github.com/coreos/vcontext/path"
@@ -34,23 +36,43 @@ func parseIgnition(doc manifest.Document, raw []byte) (*types.Config, *manifest.
 	case errors.Is(err, ignerrors.ErrUnknownVersion):
 		return nil, problem(field+".ignition.version", fmt.Sprintf("an Ignition config of spec %s", version), "spec 3.0 to 3.5, which the machine-config-operator merges")
 	case err != nil:
-		at, what := fatal(rpt)
-		if what == "" {
-			what = err.Error()
+		at, what := "", err.Error()
+		for _, e := range rpt.Entries {
+			if e.Kind.IsFatal() {
+				at = fieldPath(e.Context)
+				what = strings.TrimPrefix(at, ".") + ": " + e.Message
+				break
+			}
 		}
 		return nil, problem(field+at, "not a valid Ignition config: "+what, "")
 	}
 	return &config, nil
 }
 
-// fatal is the first error of a report, and where it is, as a path within the config.
-func fatal(rpt report.Report) (at, what string) {
+// fatal is the first error of a report on config, and which part of it is wrong.
+func fatal(config types.Config, rpt report.Report) (at, message string) {
 	for _, e := range rpt.Entries {
 		if e.Kind.IsFatal() {
-			return fieldPath(e.Context), strings.TrimPrefix(fieldPath(e.Context)+": "+e.Message, ".")
+			return partAt(config, e.Context), e.Message
 		}
 	}
 	return "", ""
+}
+
+// partAt calls the part of a config at a path by its key, where it has one: the place in
+// a merged list tells nobody anything.
+func partAt(config types.Config, c path.ContextPath) string {
+	where := fieldPath(c)
+	for _, list := range lists {
+		items := reflect.ValueOf(list.of(&config))
+		for i := range items.Len() {
+			prefix := fmt.Sprintf(".%s[%d]", list.field, i)
+			if where == prefix || strings.HasPrefix(where, prefix+".") {
+				return list.kind + " " + util.CallKey(items.Index(i)) + strings.TrimPrefix(where, prefix)
+			}
+		}
+	}
+	return strings.TrimPrefix(where, ".")
 }
 
 func fieldPath(c path.ContextPath) string {

@@ -11,7 +11,7 @@ import (
 )
 
 // AnnotationNeeded on a MachineConfig says "true" if a node needs it before it is
-// approved, and "false" if not. Anyone may then have it.
+// approved, and "false" if not. What is needed anyone may have.
 const AnnotationNeeded = "mcs-attest.dev/needed-before-node-approved"
 
 // Options of a pre-approved render.
@@ -22,79 +22,86 @@ type Options struct {
 
 // PreApproved renders the part of a pool's config that anyone may have. Its name is
 // that of the whole config, so the whole one has to render, too. The error is a
-// denial, [reason.ConfigUnavailable].
+// denial, [reason.ConfigUnavailable]; with an [*Exposed] within if it would hold a secret.
 func PreApproved(pool string, in Input, o Options) (*Rendered, error) {
 	p, chosen, err := in.choose(pool)
 	if err != nil {
 		return nil, err
 	}
-	whole, err := merge(p, chosen, in)
+	_, whole, err := merge(p, chosen, in)
 	if err != nil {
 		return nil, err
 	}
 	var needed []*MachineConfig
-	why := map[*MachineConfig]string{}
+	const base = "every node of the pool starts from it"
+	why := map[string]string{FromController: base, FromStreams: base}
+	inside := map[string]bool{FromController: true, FromStreams: true}
 	for _, m := range chosen {
-		in, because, err := m.needed(o)
+		wanted, because, err := m.needed(o)
 		if err != nil {
 			return nil, reason.Wrap(reason.ConfigUnavailable, err, "MachineConfigPool %s has no pre-approved part", pool)
 		}
-		why[m] = because
-		if in {
+		why[m.Name], inside[m.Name] = because, wanted
+		if wanted {
 			needed = append(needed, m)
 		}
 	}
 	if len(needed) == 0 {
-		return nil, reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %s has no pre-approved part: none of its %d MachineConfigs is needed before a node is approved; %s: %s",
-			pool, len(chosen), chosen[0].Name, why[chosen[0]])
+		return nil, reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %s has no pre-approved part: none of its %d MachineConfigs may be in it; %s: %s",
+			pool, len(chosen), chosen[0].Name, why[chosen[0].Name])
 	}
-	config, err := merge(p, needed, in)
+	ignition, config, err := merge(p, needed, in)
 	if err != nil {
 		return nil, err
 	}
-	// FIPS mode is for a node's whole life, and is no secret.
-	config.Spec.FIPS = whole.Spec.FIPS
-	config.Name = whole.Name
-	out := &Rendered{Pool: pool, PreApproved: true, Config: config, Origins: origins(needed, config, in)}
-	if err := out.searched(needed, o); err != nil {
+	out := &Rendered{Pool: pool, PreApproved: true, Config: config, Origins: origins(needed, config, in, p)}
+	if err := out.searched(needed, ignition, o); err != nil {
 		return nil, err
 	}
-	byName := map[string]string{}
-	for m, because := range why {
-		byName[m.Name] = because
+	for i, o := range out.Origins {
+		out.Origins[i].Why = why[o.From]
 	}
-	for i := range out.Origins {
-		out.Origins[i].Why = byName[out.Origins[i].From]
-	}
-	for _, left := range origins(chosen, whole, in) {
-		if because, ok := byName[left.From]; ok && !slices.ContainsFunc(needed, func(m *MachineConfig) bool { return m.Name == left.From }) {
-			left.Why = because
-			out.Left = append(out.Left, left)
+	for _, o := range origins(chosen, whole, in, p) {
+		switch {
+		case inside[o.From]:
+			continue
+		case o.Kind == "fips":
+			o.Why = "a node cannot turn it on later, and it is no secret"
+			out.Origins = append(out.Origins, o)
+			continue
 		}
+		o.Why = why[o.From]
+		if slices.Contains(onlyAtFirst, o.Kind) {
+			o.Why += "; a node that has joined does not take it any more"
+		}
+		out.Left = append(out.Left, o)
 	}
+	sortOrigins(out.Origins)
+	config.Spec.FIPS = whole.Spec.FIPS
+	config.Name = whole.Name
 	return out, nil
 }
 
 // needed reports whether the MachineConfig is in the pre-approved part, and why.
 func (m *MachineConfig) needed(o Options) (bool, string, error) {
 	switch value, ok := m.Annotations[AnnotationNeeded]; {
-	case ok && value == "true":
-		return true, "its annotation " + AnnotationNeeded + " says so", nil
-	case ok && value == "false":
-		return false, "its annotation " + AnnotationNeeded + " says so", nil
+	case ok && (value == "true" || value == "false"):
+		return value == "true", "its annotation " + AnnotationNeeded + " says so", nil
 	case ok:
 		return false, "", &Fault{MachineConfig: m.Name, Problem: m.at.problem(fmt.Sprintf("the annotation %s is %.64q", AnnotationNeeded, value), `"true" or "false"`)}
-	case m.Needed != nil && *m.Needed:
-		return true, "its spec.neededBeforeNodeApproved says so", nil
 	case m.Needed != nil:
-		return false, "its spec.neededBeforeNodeApproved says so", nil
+		return *m.Needed, "its spec.neededBeforeNodeApproved says so", nil
 	case !m.generated():
 		return false, "no controller of the machine-config-operator generated it", nil
 	case !m.ownedByOperator():
 		return false, "its annotation says that a controller generated it, but none owns it", nil
 	}
 	if found := o.refused(m.Secrets()); len(found) > 0 {
-		return false, "it holds " + found[0].What + " in " + found[0].Where, nil
+		because := "it holds " + found[0].What + ": " + found[0].Where
+		if n := len(found) - 1; n > 0 {
+			because += fmt.Sprintf(", and %d more", n)
+		}
+		return false, because, nil
 	}
 	return true, "the machine-config-operator generated it, and it holds no secret", nil
 }
@@ -109,19 +116,4 @@ func (m *MachineConfig) ownedByOperator() bool {
 		}
 	}
 	return false
-}
-
-// searched refuses a render that holds a secret.
-func (r *Rendered) searched(from []*MachineConfig, o Options) error {
-	for _, m := range from {
-		if found := o.refused(m.Secrets()); len(found) > 0 {
-			return reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %s: the pre-approved part would hold %s, in %s of MachineConfig %s", r.Pool, found[0].What, found[0].Where, m.Name)
-		}
-	}
-	return nil
-}
-
-// refused are the secrets that are in no file of the list.
-func (o Options) refused(found []Secret) []Secret {
-	return slices.DeleteFunc(slices.Clone(found), func(s Secret) bool { return s.Path != "" && slices.Contains(o.Allow, s.Path) })
 }

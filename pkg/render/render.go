@@ -3,10 +3,10 @@ package render
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 
+	ignerrors "github.com/coreos/ignition/v2/config/shared/errors"
 	"github.com/coreos/ignition/v2/config/v3_5"
 	"github.com/coreos/ignition/v2/config/v3_5/types"
 	"github.com/coreos/ignition/v2/config/validate"
@@ -36,11 +36,11 @@ func Full(pool string, in Input) (*Rendered, error) {
 	if err != nil {
 		return nil, err
 	}
-	config, err := merge(p, chosen, in)
+	_, config, err := merge(p, chosen, in)
 	if err != nil {
 		return nil, err
 	}
-	return &Rendered{Pool: pool, Config: config, Origins: origins(chosen, config, in)}, nil
+	return &Rendered{Pool: pool, Config: config, Origins: origins(chosen, config, in, p)}, nil
 }
 
 // choose finds the pool and its MachineConfigs, in the order they are merged in.
@@ -85,23 +85,16 @@ func rank(m *MachineConfig) int {
 // generated reports whether the machine-config-operator's own controllers made it.
 func (m *MachineConfig) generated() bool { return m.Annotations[annotationController] != "" }
 
-// merge is the rendered MachineConfig of a pool from some of its MachineConfigs.
-func merge(pool *Pool, chosen []*MachineConfig, in Input) (*mcfgv1.MachineConfig, error) {
+// merge is the rendered MachineConfig of a pool from some of its MachineConfigs, and
+// the Ignition config in it.
+func merge(pool *Pool, chosen []*MachineConfig, in Input) (types.Config, *mcfgv1.MachineConfig, error) {
 	spec := mcfgv1.MachineConfigSpec{KernelArguments: []string{}, Extensions: []string{}, KernelType: KernelDefault}
 	image, extensions, err := in.images(pool)
 	if err != nil {
-		return nil, err
+		return types.Config{}, nil, err
 	}
 	spec.OSImageURL, spec.BaseOSExtensionsContainerImage = image, extensions
-	config := types.Config{Ignition: types.Ignition{Version: types.MaxVersion.String()}}
-	for i, m := range chosen {
-		switch {
-		case m.ignition == nil:
-		case i == 0:
-			config = *m.ignition
-		default:
-			config = v3_5.Merge(config, *m.ignition)
-		}
+	for _, m := range chosen {
 		spec.KernelArguments = append(spec.KernelArguments, m.Spec.KernelArguments...)
 		spec.Extensions = append(spec.Extensions, m.Spec.Extensions...)
 		spec.FIPS = spec.FIPS || m.Spec.FIPS
@@ -115,9 +108,34 @@ func merge(pool *Pool, chosen []*MachineConfig, in Input) (*mcfgv1.MachineConfig
 		}
 	}
 	if spec.KernelType != KernelDefault && slices.Contains(spec.Extensions, "kernel-devel") {
-		return nil, reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %s: the extension kernel-devel is for the default kernel only, not for %s", pool.Name, spec.KernelType)
+		return types.Config{}, nil, reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %s: the extension kernel-devel is for the default kernel only, not for %s", pool.Name, spec.KernelType)
 	}
-	// The first config may share its lists with what is merged; those stay as they were read.
+	config := mergeIgnition(chosen)
+	raw, err := encode(config)
+	if err != nil {
+		return types.Config{}, nil, reason.Wrap(reason.ConfigUnavailable, err, "MachineConfigPool %s", pool.Name)
+	}
+	if rpt := validate.ValidateWithContext(config, raw); rpt.IsFatal() {
+		return types.Config{}, nil, reason.Wrap(reason.ConfigUnavailable, blame(chosen), "MachineConfigPool %s does not render", pool.Name)
+	}
+	spec.Config = runtime.RawExtension{Raw: raw}
+	out, err := in.rendered(pool, chosen, spec)
+	return config, out, err
+}
+
+// mergeIgnition merges the Ignition configs, in this order.
+func mergeIgnition(chosen []*MachineConfig) types.Config {
+	config := types.Config{Ignition: types.Ignition{Version: types.MaxVersion.String()}}
+	for i, m := range chosen {
+		switch {
+		case m.ignition == nil:
+		case i == 0:
+			config = *m.ignition
+		default:
+			config = v3_5.Merge(config, *m.ignition)
+		}
+	}
+	// The files may be those of the first config, which stays as it was read.
 	config.Storage.Files = slices.Clone(config.Storage.Files)
 	yes := true
 	for i := range config.Storage.Files {
@@ -125,15 +143,34 @@ func merge(pool *Pool, chosen []*MachineConfig, in Input) (*mcfgv1.MachineConfig
 			f.Overwrite = &yes
 		}
 	}
-	raw, err := encode(config)
-	if err != nil {
-		return nil, reason.Wrap(reason.ConfigUnavailable, err, "MachineConfigPool %s", pool.Name)
+	return config
+}
+
+// blame finds the first MachineConfig that makes the config of those before it invalid,
+// although each is valid by itself.
+func blame(chosen []*MachineConfig) error {
+	for i, m := range chosen {
+		config := mergeIgnition(chosen[:i+1])
+		raw, err := encode(config)
+		if err != nil {
+			return err
+		}
+		rpt := validate.ValidateWithContext(config, raw)
+		if !rpt.IsFatal() {
+			continue
+		}
+		what := "merged over the ones before it"
+		if i == 0 {
+			what = "rendered"
+		}
+		at, message := fatal(config, rpt)
+		want := ""
+		if strings.Contains(message, ignerrors.ErrOverwriteAndNilSource.Error()) {
+			want = "a rendered file is always overwritten, so it needs contents of its own; append does not do"
+		}
+		return &Fault{MachineConfig: m.Name, Problem: m.at.problem("it is not valid "+what+": "+at+": "+message, want)}
 	}
-	if rpt := validate.ValidateWithContext(config, raw); rpt.IsFatal() {
-		return nil, unmergeable(pool.Name, chosen, config, rpt)
-	}
-	spec.Config = runtime.RawExtension{Raw: raw}
-	return in.rendered(pool, chosen, spec)
+	return errors.New("the merged config is not valid")
 }
 
 // images are the operating system's images of a pool before any MachineConfig has its say.
@@ -196,9 +233,4 @@ func FaultOf(err error) *Fault {
 	var f *Fault
 	errors.As(err, &f)
 	return f
-}
-
-// unmergeable names who is to blame for a config that each part of is valid but the whole is not.
-func unmergeable(pool string, chosen []*MachineConfig, config types.Config, rpt interface{ String() string }) error {
-	return reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %s: the merged config is not valid: %s", pool, strings.TrimSpace(fmt.Sprint(rpt)))
 }
