@@ -1,0 +1,158 @@
+package render
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"regexp"
+	"strings"
+
+	"github.com/coreos/ignition/v2/config/v3_5/types"
+	"github.com/vincent-petithory/dataurl"
+)
+
+// Bounds of a search. Nothing that a node needs before it is approved comes near them.
+const (
+	maxContents = 16 << 20 // of one file, unpacked
+	maxNesting  = 3        // encodings within encodings
+	minEncoded  = 24       // bytes of base64 that are worth a look
+)
+
+// written is the contents that a resource has within the config, unpacked; of a remote
+// one, its URL.
+func written(r types.Resource) (text []byte, remote bool, err error) {
+	u, err := url.Parse(*r.Source)
+	if err != nil {
+		return nil, false, errors.New("no URL")
+	}
+	if u.Scheme != "data" {
+		return []byte(*r.Source), true, nil
+	}
+	data, err := dataurl.DecodeString(*r.Source)
+	if err != nil {
+		return nil, false, errors.New("no data URL")
+	}
+	if r.Compression != nil && *r.Compression == "gzip" {
+		text, err = gunzip(data.Data)
+		return text, false, err
+	}
+	return data.Data, false, nil
+}
+
+func gunzip(packed []byte) ([]byte, error) {
+	r, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return nil, errors.New("not gzip")
+	}
+	text, err := io.ReadAll(io.LimitReader(r, maxContents+1))
+	switch {
+	case err != nil:
+		return nil, errors.New("broken gzip")
+	case len(text) > maxContents:
+		return nil, fmt.Errorf("more than %d MiB", maxContents>>20)
+	}
+	return text, nil
+}
+
+// contents are the kinds of secrets in a text, or in what is encoded in it.
+func contents(text []byte) []string {
+	budget := maxContents
+	return nested(text, 0, &budget)
+}
+
+func nested(text []byte, depth int, budget *int) []string {
+	if *budget -= len(text); *budget < 0 {
+		return []string{fmt.Sprintf("more than %d MiB, which are not searched", maxContents>>20)}
+	}
+	var found []string
+	switch {
+	case bytes.HasPrefix(text, []byte("\x1f\x8b\x08")):
+		unpacked, err := gunzip(text)
+		if err == nil {
+			return nested(unpacked, depth, budget)
+		}
+		if depth == 0 {
+			found = append(found, "contents that cannot be searched ("+err.Error()+")")
+		}
+	case depth == 0:
+		for _, magic := range unsearched {
+			if bytes.HasPrefix(text, []byte(magic.start)) {
+				found = append(found, magic.what+", which is not searched")
+			}
+		}
+	}
+	if bytes.IndexByte(text, 0) >= 0 {
+		// UTF-16, or text within something binary.
+		text = bytes.ReplaceAll(text, []byte{0}, nil)
+	}
+	for _, p := range patterns {
+		if p.in(text) {
+			found = append(found, p.what)
+		}
+	}
+	if assigned(text) {
+		found = append(found, "a password or token")
+	}
+	if depth == maxNesting {
+		return found
+	}
+	for _, run := range base64Run.FindAll(text, -1) {
+		words := [][]byte{run}
+		if fields := bytes.Fields(run); len(fields) > 1 {
+			// Lines of one text, or words beside each other.
+			words = append(words, fields...)
+		}
+		for _, word := range words {
+			if len(word) < minEncoded {
+				continue
+			}
+			if inner := decodeRun(word); inner != nil {
+				found = append(found, nested(inner, depth+1, budget)...)
+			}
+		}
+	}
+	return found
+}
+
+// unsearched are packed or encrypted contents, by how they begin.
+var unsearched = []struct{ start, what string }{
+	{"PK\x03\x04", "a zip archive"},
+	{"\xfd7zXZ\x00", "an xz archive"},
+	{"BZh", "a bzip2 archive"},
+	{"\x28\xb5\x2f\xfd", "a zstd archive"},
+	{"\x04\x22\x4d\x18", "an lz4 archive"},
+	{"7z\xbc\xaf\x27\x1c", "a 7z archive"},
+	{"Salted__", "an encrypted file"},
+	{"LUKS\xba\xbe", "a LUKS header"},
+	{"\xfe\xed\xfe\xed", "a Java keystore"},
+}
+
+// base64Run is base64 in one line or in several.
+var base64Run = regexp.MustCompile(fmt.Sprintf(`[A-Za-z0-9+/_-]{%d,}(?:\s{1,16}[A-Za-z0-9+/_-]{4,})*`, minEncoded))
+
+// decodeRun reads the longest start of a run that is base64; nil if it holds nothing of interest.
+func decodeRun(run []byte) []byte {
+	text := strings.Map(func(r rune) rune {
+		switch r {
+		case ' ', '\t', '\r', '\n', '\v', '\f':
+			return -1
+		case '-':
+			return '+'
+		case '_':
+			return '/'
+		}
+		return r
+	}, string(run))
+	if len(text)%4 == 1 {
+		text = text[:len(text)-1]
+	}
+	out, err := base64.RawStdEncoding.DecodeString(text)
+	if err != nil {
+		return nil
+	}
+	return out
+}

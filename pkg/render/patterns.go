@@ -1,0 +1,187 @@
+package render
+
+import (
+	"bytes"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// paths are files whose contents are secret whatever they are; a directory ends in
+// a slash. docs/configs.md lists them, and a test compares the two.
+var paths = []struct{ pattern, what string }{
+	{"/var/lib/kubelet/config.json", "the pull secret"},
+	{"/etc/mco/internal-registry-pull-secret.json", "the internal registry's pull secret"},
+	{"/root/.docker/config.json", "a pull secret"},
+	{"/etc/containers/auth.json", "a pull secret"},
+	{"/run/containers/0/auth.json", "a pull secret"},
+	{"*/.dockercfg", "a pull secret"},
+	{"*/.dockerconfigjson", "a pull secret"},
+	{"/etc/kubernetes/kubeconfig", "a kubeconfig"},
+	{"/var/lib/kubelet/kubeconfig", "a kubeconfig"},
+	{"*/.kube/config", "a kubeconfig"},
+	{"/etc/kubernetes/bootstrap-secrets/", "the control plane's keys"},
+	{"/var/lib/kubelet/pki/", "the kubelet's keys"},
+	{"/etc/shadow", "password hashes"},
+	{"/etc/gshadow", "password hashes"},
+	{"/etc/ssh/ssh_host_*_key", "the host's SSH key"},
+	{"*/.ssh/id_*", "an SSH key"},
+	{"/etc/pki/tls/private/", "private keys"},
+	{"/etc/pki/entitlement/", "a subscription's keys"},
+	{"/etc/wireguard/", "a WireGuard key"},
+	{"/etc/ipsec.secrets", "IPsec secrets"},
+	{"/etc/ipsec.d/*.secrets", "IPsec secrets"},
+	{"/etc/luks/", "the key of an encrypted disk"},
+	{"/etc/clevis/", "the configuration of a clevis pin"},
+	{"/etc/krb5.keytab", "a Kerberos key"},
+	{"*/*.keytab", "a Kerberos key"},
+	{"*/*.p12", "a key store"},
+	{"*/*.pfx", "a key store"},
+	{"*/*.jks", "a key store"},
+	{"*/.aws/credentials", "a cloud's credentials"},
+	{"*/.netrc", "passwords"},
+	{"*/.pgpass", "passwords"},
+	{"*/.git-credentials", "passwords"},
+}
+
+// secretPath says what a file at this path would hold; "" if the path does not tell.
+func secretPath(file string) string {
+	for _, p := range paths {
+		switch {
+		case strings.HasSuffix(p.pattern, "/"):
+			if strings.HasPrefix(file, p.pattern) && !strings.HasSuffix(file, ".pub") {
+				return p.what
+			}
+		case strings.HasPrefix(p.pattern, "*/"):
+			// The last elements, in whatever directory.
+			want := strings.Count(p.pattern, "/")
+			elements := strings.Split(file, "/")
+			if len(elements) < want+1 || strings.HasSuffix(file, ".pub") {
+				continue
+			}
+			if ok, _ := path.Match(p.pattern[2:], strings.Join(elements[len(elements)-want:], "/")); ok {
+				return p.what
+			}
+		default:
+			if ok, _ := path.Match(p.pattern, file); ok {
+				return p.what
+			}
+		}
+	}
+	return ""
+}
+
+// pattern finds one kind of secret in a text. Where one of needs is not in the text, in
+// lower case, there is no use in looking further.
+type pattern struct {
+	what  string
+	needs []string
+	re    *regexp.Regexp
+	// right looks closer at a match's groups; nil: every match counts.
+	right func(groups [][]byte) bool
+}
+
+func (p *pattern) in(text []byte) bool {
+	if !slices.ContainsFunc(p.needs, func(n string) bool { return bytes.Contains(text, []byte(n)) }) && len(p.needs) > 0 {
+		return false
+	}
+	if p.right == nil {
+		return p.re.Match(text)
+	}
+	for _, at := range p.re.FindAllSubmatch(text, -1) {
+		if p.right(at) {
+			return true
+		}
+	}
+	return false
+}
+
+// patterns are the secrets that show in a text. docs/configs.md lists what they are.
+var patterns = []pattern{
+	{"a private key", []string{"PRIVATE KEY"}, regexp.MustCompile(`-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----`), nil},
+	{"a private key", []string{"PuTTY-User-Key-File-"}, regexp.MustCompile(`PuTTY-User-Key-File-\d`), nil},
+	{"a registry's credentials", []string{"auth", "identitytoken", "registrytoken"},
+		regexp.MustCompile(`"(?:auth|identitytoken|registrytoken)"\s*:\s*"[^"]+"`), nil},
+	{"a Kubernetes Secret", []string{"Secret"}, regexp.MustCompile(`kind"?\s*:\s*"?Secret\b`), nil},
+	{"a password hash", []string{"$"}, regexp.MustCompile(`\$(?:1|2[abxy]?|5|6|7|y|gy|sha1|argon2(?:id|i|d)|scrypt|pbkdf2[a-z0-9-]*)\$[./A-Za-z0-9=,+$-]{20,}`), nil},
+	{"a password hash", []string{"grub.pbkdf2."}, regexp.MustCompile(`grub\.pbkdf2\.sha512\.\d+\.`), nil},
+	{"a bearer token", []string{"earer", "EARER"}, regexp.MustCompile(`(?i)\bbearer[ \t]+([A-Za-z0-9._~+/=-]{16,})`),
+		func(g [][]byte) bool { return bytes.ContainsAny(g[1], "0123456789") }},
+	{"a password in a header", []string{"asic", "ASIC"}, regexp.MustCompile(`(?i)authorization["']?[ \t]*[:=]?[ \t]*["']?basic[ \t]+[A-Za-z0-9+/]{8,}`), nil},
+	{"a token", []string{"eyJ"}, regexp.MustCompile(`\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}`), nil},
+	{"a token", []string{"gh", "glpat-", "xox", "AIza", "sha256~", "hvs.", "dckr_pat_"}, regexp.MustCompile(
+		`\bgh[pousr]_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{40}|\bglpat-[A-Za-z0-9_-]{20}|\bxox[abprs]-[A-Za-z0-9-]{10}|\bAIza[A-Za-z0-9_-]{35}|\bsha256~[A-Za-z0-9_-]{40}|\bhvs\.[A-Za-z0-9_-]{24}|\bdckr_pat_[A-Za-z0-9_-]{20}`), nil},
+	{"a cloud's access key", []string{"AKIA", "ASIA"}, regexp.MustCompile(`\b(?:AKIA|ASIA)[A-Z0-9]{16}\b`), nil},
+	// Letters and digits: a bootstrap token is random, a name has words.
+	{"a bootstrap token", nil, regexp.MustCompile(`(?:^|[^a-z0-9._/-])[a-z0-9]{6}\.([a-z0-9]{16})(?:[^a-z0-9._/-]|$)`),
+		func(g [][]byte) bool {
+			return bytes.ContainsAny(g[1], "0123456789") && bytes.ContainsAny(g[1], "abcdefghijklmnopqrstuvwxyz")
+		}},
+	{"a password in a URL", []string{"://"}, regexp.MustCompile(`\b[A-Za-z][A-Za-z0-9+.-]{1,15}://[^\s/:@"'<>]*:([^\s/@"'<>]+)@`),
+		func(g [][]byte) bool { return !bytes.ContainsAny(g[1][:1], "${<") }},
+	{"a signed URL", []string{"ignature=", "sig="}, regexp.MustCompile(`[?&](?:X-Amz-Signature|X-Goog-Signature|Signature|sig)=[A-Za-z0-9%+/=_-]{16,}`), nil},
+	{"a Ceph key", []string{"key"}, regexp.MustCompile(`(?m)^\s*key\s*=\s*[A-Za-z0-9+/]{38}==`), nil},
+	{"a key of a name server", []string{"secret"}, regexp.MustCompile(`(?m)^\s*secret\s+"[^"]+"`), nil},
+	{"a password", []string{"machine"}, regexp.MustCompile(`\bmachine\s+\S+\s+login\s+\S+\s+password\s+\S+`), nil},
+}
+
+// name is what a password or token is called where it is given a value.
+var name = regexp.MustCompile(`(?i)(password|passphrase|passwd|psk|secret|api[_-]?key|secret[_-]?key|access[_-]?key|token|client-key-data|private[_-]?key|preshared[_-]?key|wep-key\d)\\?["']?[ \t]*([:=])[ \t]*`)
+
+// assigned reports whether a text gives a name that tells of a secret a value of its own.
+func assigned(text []byte) bool {
+	for _, at := range name.FindAllSubmatchIndex(text, -1) {
+		before, after := text[:at[0]], text[at[1]:]
+		before = bytes.TrimSpace(before[bytes.LastIndexByte(before, '\n')+1:])
+		if end := bytes.IndexAny(after, "\r\n"); end >= 0 {
+			after = after[:end]
+		}
+		// nsswitch.conf and sudoers mean something else by it.
+		if sign := text[at[4]]; sign == ':' && strings.EqualFold(string(text[at[2]:at[3]]), "passwd") {
+			continue
+		}
+		value := strings.TrimPrefix(strings.TrimRight(string(after), ",; \t"), `\`)
+		if len(value) > 1 && (value[0] == '"' || value[0] == '\'') {
+			value, _, _ = strings.Cut(value[1:], value[:1])
+			value = strings.TrimSuffix(value, `\`)
+		} else if isComment(before) && len(strings.Fields(value)) > 1 {
+			continue // prose
+		}
+		if literal(value) {
+			return true
+		}
+	}
+	return false
+}
+
+func isComment(before []byte) bool {
+	return bytes.HasPrefix(before, []byte("#")) || bytes.HasPrefix(before, []byte("//")) || bytes.HasPrefix(before, []byte(";"))
+}
+
+// call is the start of an expression in a script.
+var call = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.]*[(\[]`)
+
+// literal reports whether a value is a text of its own: no variable, path, placeholder or switch.
+func literal(value string) bool {
+	if len(value) < 3 || strings.ContainsRune("$%{<[(`|>=/&\\-*", rune(value[0])) || call.MatchString(value) {
+		return false
+	}
+	switch strings.ToLower(value) {
+	case "true", "false", "yes", "no", "null", "nil", "none", "required", "optional", "disabled", "enabled", "redacted":
+		return false
+	}
+	return strings.Trim(value, "xX*.") != ""
+}
+
+// secretHeader reports whether the value of an HTTP header is for one reader only.
+func secretHeader(name string) bool {
+	name = strings.ToLower(name)
+	return name == "authorization" || name == "proxy-authorization" || name == "cookie" || strings.Contains(name, "token") || strings.Contains(name, "key") || strings.Contains(name, "secret")
+}
+
+// argumentName is what a kernel argument may be called by without telling its value.
+func argumentName(argument string) string {
+	name, _, _ := strings.Cut(argument, "=")
+	return name
+}
