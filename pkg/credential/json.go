@@ -2,8 +2,10 @@ package credential
 
 import (
 	"encoding/json"
-	"fmt"
+	"errors"
+	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // span is where a JSON value stands in the config, which is valid JSON.
@@ -25,7 +27,7 @@ func (s span) str() (string, error) {
 	}
 	var v string
 	if !s.is('"') || json.Unmarshal(s.text[s.start:s.end], &v) != nil {
-		return "", fmt.Errorf("not a string")
+		return "", errors.New("not a string")
 	}
 	return v, nil
 }
@@ -39,15 +41,12 @@ func (s span) get(name string) (found span, err error) {
 	}
 	for i := skipSpace(s.text, s.start+1); s.text[i] != '}'; {
 		end := skipValue(s.text, i)
-		key, err := span{s.text, i, end}.str()
-		if err != nil {
-			return span{}, err
-		}
+		same := isName(s.text[i+1:end-1], name)
 		i = skipSpace(s.text, skipSpace(s.text, end)+1) // past the colon
 		end = skipValue(s.text, i)
-		if strings.EqualFold(key, name) {
+		if same {
 			if found.text != nil {
-				return span{}, fmt.Errorf("%s occurs twice in one object", name)
+				return span{}, errors.New(name + " occurs twice in one object")
 			}
 			found = span{s.text, i, end}
 		}
@@ -56,6 +55,19 @@ func (s span) get(name string) (found span, err error) {
 		}
 	}
 	return found, nil
+}
+
+// isName compares the text between the quotes of a name, as Go's decoder does.
+func isName(raw []byte, name string) bool {
+	for _, c := range raw {
+		if c != '\\' && c < utf8.RuneSelf {
+			continue
+		}
+		// Few names have an escape, or a letter that another one folds to.
+		var key string
+		return json.Unmarshal(slices.Concat([]byte{'"'}, raw, []byte{'"'}), &key) == nil && strings.EqualFold(key, name)
+	}
+	return len(raw) == len(name) && strings.EqualFold(string(raw), name)
 }
 
 // each calls f with every element of an array.
