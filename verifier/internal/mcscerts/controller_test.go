@@ -1,0 +1,660 @@
+package mcscerts
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/big"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/openshift/api/annotations"
+	"github.com/vincent-petithory/dataurl"
+	corev1 "k8s.io/api/core/v1"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/fake"
+	ktesting "k8s.io/client-go/testing"
+
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
+)
+
+const (
+	mco      = "openshift-machine-config-operator"
+	machines = "openshift-machine-api"
+	host     = "api-int.example.com"
+)
+
+// rig is a cluster in memory, by a clock that the test moves (testing/synctest).
+type rig struct {
+	t       *testing.T
+	client  *fake.Clientset
+	dynamic *dynamicfake.FakeDynamicClient
+	o       Options
+	c       *Controller
+	events  []cluster.Event
+	expiry  map[string]time.Time
+}
+
+func (r *rig) Emit(e cluster.Event) { r.events = append(r.events, e) }
+
+func newRig(t *testing.T, objects ...runtime.Object) *rig {
+	t.Helper()
+	lists := map[schema.GroupVersionResource]string{}
+	for _, m := range makers {
+		lists[m.resource] = "MakerList"
+	}
+	var plain, others []runtime.Object
+	for _, o := range objects {
+		if _, ok := o.(*unstructured.Unstructured); ok {
+			others = append(others, o)
+		} else {
+			plain = append(plain, o)
+		}
+	}
+	r := &rig{t: t, client: fake.NewClientset(plain...), expiry: map[string]time.Time{}}
+	r.dynamic = dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists, others...)
+	r.o = Options{
+		Client: r.client, Dynamic: r.dynamic, Log: slog.New(slog.DiscardHandler), Hostnames: []string{host, "192.0.2.5"},
+		ServingSecret: mco + "/machine-config-server-tls", CAConfigMap: mco + "/machine-config-server-ca",
+		UserDataSecrets: []string{machines + "/worker-user-data", machines + "/master-user-data"}, MachineNamespaces: []string{machines},
+		Events: r, Expiry: func(set string, at time.Time) { r.expiry[set] = at },
+	}
+	r.start()
+	return r
+}
+
+// start is a new process.
+func (r *rig) start() {
+	r.t.Helper()
+	var err error
+	if r.c, err = New(r.o); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) sync() Status {
+	r.t.Helper()
+	if err := r.c.Sync(r.t.Context()); err != nil {
+		r.t.Fatal(err)
+	}
+	return r.c.Status()
+}
+
+// pointerRoots are the CAs that a machine with this pointer config trusts.
+func (r *rig) pointerRoots(name string) *x509.CertPool {
+	r.t.Helper()
+	s, err := r.client.CoreV1().Secrets(machines).Get(r.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	p, err := pointer.Parse(s.Data["userData"])
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	all, err := p.CertificateAuthorities()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	for _, c := range all {
+		roots.AddCert(c)
+	}
+	return roots
+}
+
+func verify(leaf *x509.Certificate, roots *x509.CertPool, at time.Time) error {
+	_, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: host, CurrentTime: at})
+	return err
+}
+
+type pair struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pem  []byte
+}
+
+// installerCA is a CA as openshift-install makes it.
+func installerCA(t *testing.T, name string, notBefore time.Time) pair {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name, OrganizationalUnit: []string{"openshift"}},
+		NotBefore: notBefore, NotAfter: notBefore.Add(Validity), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pair{cert, key, encodeCertificates([]*x509.Certificate{cert})}
+}
+
+func (ca pair) serving(t *testing.T, kind corev1.SecretType, hosts ...string) *corev1.Secret {
+	t.Helper()
+	leaf, key, err := newLeaf(ca.cert, ca.key, hosts, ca.cert.NotBefore.Add(backdate), ca.cert.NotAfter)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: mco, Name: "machine-config-server-tls"}, Type: kind,
+		Data: map[string][]byte{"tls.crt": encodeCertificates([]*x509.Certificate{leaf}), "tls.key": pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})},
+	}
+}
+
+func userData(t *testing.T, name string, ca []byte) *corev1.Secret {
+	t.Helper()
+	source, err := json.Marshal(dataurl.New(ca, "text/plain", "charset", "utf-8").String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw := fmt.Sprintf(`{"ignition":{"config":{"merge":[{"source":"https://%s:22623/config/worker"}]},"security":{"tls":{"certificateAuthorities":[{"source":%s}]}},"version":"3.2.0"}}`, host, source)
+	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: machines, Name: name}, Data: map[string][]byte{"userData": []byte(raw), "disableTemplating": []byte("true")}}
+}
+
+func rootCA(ca pair) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "root-ca"}, Data: map[string]string{"ca.crt": string(ca.pem)}}
+}
+
+func machineSetOf(userData string) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "machine.openshift.io/v1beta1", "kind": "MachineSet", "metadata": map[string]any{"namespace": machines, "name": "workers"},
+		"spec": map[string]any{"template": map[string]any{"spec": map[string]any{"providerSpec": map[string]any{"value": map[string]any{"userDataSecret": map[string]any{"name": userData}}}}}},
+	}}
+}
+
+// Forty years of a cluster, one look in thirty days: what is served is known to
+// every machine, whether its pointer config is of now or of the look before.
+func TestTenYearsRenewedAtEight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		old := installerCA(t, "root-ca", time.Now())
+		r := newRig(t, old.serving(t, corev1.SecretTypeTLS, host, "192.0.2.5"), rootCA(old), userData(t, "worker-user-data", old.pem))
+		begin := time.Now()
+		var cas, leaves []time.Duration // when there were new ones
+		var before Status
+		roots := r.pointerRoots("worker-user-data")
+		for time.Since(begin) < 40*year {
+			s := r.sync()
+			if s.Case != CaseNoMachineSets && s.Case != CaseOurs {
+				t.Fatalf("after %v: %s", time.Since(begin), s.Case)
+			}
+			if before.CA == nil || !before.CA.Equal(s.CA) {
+				cas = append(cas, time.Since(begin))
+			}
+			if before.Leaf != nil && !before.Leaf.Equal(s.Leaf) {
+				leaves = append(leaves, time.Since(begin))
+				if before.CA.Equal(s.CA) == false {
+					t.Errorf("after %v: CA and serving certificate are new at once", time.Since(begin))
+				}
+				if _, ok := s.Leaf.PublicKey.(*ecdsa.PublicKey); !ok {
+					t.Errorf("the key is a %T", s.Leaf.PublicKey)
+				}
+			}
+			if err := verify(s.Leaf, roots, time.Now()); err != nil {
+				t.Fatalf("after %v, the pointer of the look before: %v", time.Since(begin), err)
+			}
+			roots = r.pointerRoots("worker-user-data")
+			if err := verify(s.Leaf, roots, time.Now()); err != nil {
+				t.Fatalf("after %v: %v", time.Since(begin), err)
+			}
+			for _, c := range s.Bundle {
+				if time.Now().After(c.NotAfter) {
+					t.Errorf("after %v: %s has expired and is in the bundle", time.Since(begin), c.Subject.CommonName)
+				}
+			}
+			if !r.expiry[SetCA].Equal(s.CA.NotAfter) || !r.expiry[SetServing].Equal(s.Leaf.NotAfter) || len(r.c.Findings()) > 0 {
+				t.Fatalf("after %v: expiry %v, findings %v", time.Since(begin), r.expiry, r.c.Findings())
+			}
+			before = s
+			time.Sleep(30 * 24 * time.Hour)
+		}
+		for i, at := range cas[1:] {
+			if age := at - cas[i]; age < Refresh || age > Refresh+60*24*time.Hour {
+				t.Errorf("CA %d was renewed after %v days", i, age.Hours()/24)
+			}
+		}
+		if len(cas) != 5 || len(leaves) < 4 {
+			t.Errorf("%d CAs, %d serving certificates", len(cas), len(leaves))
+		}
+		// The installer's CA is of the same time as the verifier's first.
+		if leaves[0] < Refresh || leaves[0] > Refresh+Refresh/10+60*24*time.Hour {
+			t.Errorf("the installer's certificate was replaced after %v days", leaves[0].Hours()/24)
+		}
+	})
+}
+
+// A new CA has to be known before it is used: the certificate that is due waits for
+// a tenth of the period, and for each pointer config that can be written.
+func TestServingCertificateWaitsForTheCA(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, userData(t, "worker-user-data", []byte("x")))
+		first := r.sync()
+		time.Sleep(Refresh + time.Hour)
+		r.sync()
+		second := r.sync()
+		if first.CA.Equal(second.CA) || !first.Leaf.Equal(second.Leaf) || len(second.Bundle) != 2 {
+			t.Fatal("after eight years: not a new CA beside the old one, with what is served as it was")
+		}
+		refuse := true
+		r.client.PrependReactor("update", "secrets", func(a ktesting.Action) (bool, runtime.Object, error) {
+			return refuse && a.GetNamespace() == machines, nil, kerrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "worker-user-data", nil)
+		})
+		// The pointer is put back by hand, and cannot be written.
+		if err := r.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("secrets"), userData(t, "worker-user-data", encodeCertificates(first.Bundle)), machines); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(Refresh/10 + time.Hour)
+		r.sync()
+		s := r.sync()
+		if !s.Leaf.Equal(first.Leaf) {
+			t.Error("it is signed by a CA that a pointer config does not have")
+		}
+		if f := r.c.Findings(); len(f) != 1 || !strings.Contains(f[0].Text, "worker-user-data") || !strings.Contains(f[0].Text, "cannot be written") {
+			t.Errorf("findings %v", f)
+		}
+		refuse = false
+		r.sync()
+		s = r.sync()
+		if s.Leaf.Equal(first.Leaf) || s.Leaf.CheckSignatureFrom(second.CA) != nil || len(r.c.Findings()) > 0 {
+			t.Errorf("when it can be written: findings %v, certificate of %v", r.c.Findings(), s.Leaf.NotBefore)
+		}
+	})
+}
+
+func TestInstallersCertificateStays(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		legacy bool // the CA is in kube-system/root-ca, not in the chain
+	}{{"its CA in kube-system", true}, {"its CA beside it", false}} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				old := installerCA(t, "root-ca", time.Now().Add(-year))
+				serving := old.serving(t, corev1.SecretTypeTLS, "192.0.2.5", host)
+				objects := []runtime.Object{serving, userData(t, "worker-user-data", old.pem)}
+				if c.legacy {
+					objects = append(objects, rootCA(old))
+				} else {
+					serving.Data["tls.crt"] = append(serving.Data["tls.crt"], old.pem...)
+				}
+				r := newRig(t, objects...)
+				leaf, err := parseCertificates(serving.Data["tls.crt"])
+				if err != nil {
+					t.Fatal(err)
+				}
+				s := r.sync()
+				if !s.Leaf.Equal(leaf[0]) || len(s.Bundle) != 2 || !contains(s.Bundle, old.cert) || !contains(s.Bundle, s.CA) {
+					t.Errorf("what is served was replaced, or its CA is not in the bundle: %d", len(s.Bundle))
+				}
+				if err := verify(s.Leaf, r.pointerRoots("worker-user-data"), time.Now()); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// Who cannot be known is not kept: a serving certificate that nobody trusts is
+// replaced at once, and so is one that has expired.
+func TestServingCertificateThatNobodyCanUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		long := installerCA(t, "root-ca", time.Now().Add(-11*year))
+		stranger := installerCA(t, "stranger", time.Now())
+		broken := stranger.serving(t, corev1.SecretTypeTLS, host)
+		broken.Data["tls.crt"] = []byte("nothing")
+		for name, objects := range map[string][]runtime.Object{
+			"expired":          {long.serving(t, corev1.SecretTypeTLS, host, "192.0.2.5"), rootCA(long)},
+			"of an unknown CA": {stranger.serving(t, corev1.SecretTypeTLS, host, "192.0.2.5")},
+			"not readable":     {broken},
+			"none":             {},
+		} {
+			r := newRig(t, append(objects, userData(t, "worker-user-data", long.pem))...)
+			s := r.sync()
+			if s.Leaf == nil || s.Leaf.CheckSignatureFrom(s.CA) != nil || len(s.Bundle) != 1 {
+				t.Errorf("%s: it stays", name)
+				continue
+			}
+			if err := verify(s.Leaf, r.pointerRoots("worker-user-data"), time.Now()); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	})
+}
+
+func TestOtherHostNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, userData(t, "worker-user-data", []byte("x")))
+		first := r.sync()
+		r.o.Hostnames = []string{"2001:db8:0::5", "192.0.2.5", strings.ToUpper(host)}
+		r.start()
+		s := r.sync() // the same CA signs: nothing to wait for
+		if s.Leaf.Equal(first.Leaf) || !slices.Equal(hostsOf(s.Leaf), []string{"192.0.2.5", "2001:db8::5", host}) {
+			t.Errorf("it is for %v", hostsOf(s.Leaf))
+		}
+		if again := r.sync(); !again.Leaf.Equal(s.Leaf) {
+			t.Error("the same names in another form are others")
+		}
+		// With a new CA it waits until machines can know it.
+		time.Sleep(Refresh + time.Hour)
+		before := r.sync()
+		r.o.Hostnames = []string{host}
+		r.start()
+		r.sync()
+		if s := r.sync(); !s.Leaf.Equal(before.Leaf) {
+			t.Error("a CA of a moment ago signed it")
+		}
+		time.Sleep(Publish)
+		if s := r.sync(); s.Leaf.CheckSignatureFrom(s.CA) != nil || !slices.Equal(hostsOf(s.Leaf), []string{host}) {
+			t.Error("it still waits")
+		}
+	})
+}
+
+func TestWhoRenews(t *testing.T) {
+	ca := func(change func(*corev1.Secret)) *corev1.Secret {
+		s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: mco, Name: "machine-config-server-ca", Annotations: map[string]string{}}, Type: corev1.SecretTypeTLS}
+		change(s)
+		return s
+	}
+	for _, c := range []struct {
+		name    string
+		always  bool
+		objects []runtime.Object
+		want    Case
+		later   Case
+	}{
+		{"no MachineSets", false, nil, CaseNoMachineSets, CaseOurs},
+		{"MachineSets and no CA", false, []runtime.Object{machineSetOf("worker-user-data")}, CaseOperatorToCome, CaseOldOperator},
+		{"a CA with the operator's annotation", false, []runtime.Object{ca(func(s *corev1.Secret) { s.Annotations[annotations.OpenShiftComponent] = "Machine Config Operator" })}, CaseOperator, CaseOperator},
+		{"a CA that the operator wrote", false, []runtime.Object{ca(func(s *corev1.Secret) {
+			s.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "machine-config-controller"}}
+		})}, CaseOperator, CaseOperator},
+		{"a CA without any mark", false, []runtime.Object{ca(func(*corev1.Secret) {})}, CaseSomebody, CaseSomebody},
+		{"configured", true, []runtime.Object{machineSetOf("worker-user-data")}, CaseConfigured, CaseConfigured},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, append(c.objects, userData(t, "worker-user-data", []byte("x")))...)
+				r.o.Always = c.always
+				r.start()
+				before := r.objects()
+				_ = r.c.Sync(t.Context())
+				got := r.c.Status().Case
+				if got != c.want {
+					t.Errorf("it is %s, want %s", got, c.want)
+				}
+				if !got.Ours() && r.objects() != before {
+					t.Error("it is not ours, and something was written")
+				}
+				time.Sleep(operatorDelay + time.Second)
+				_ = r.c.Sync(t.Context())
+				if got := r.c.Status().Case; got != c.later {
+					t.Errorf("later it is %s, want %s", got, c.later)
+				}
+				if finding := len(r.c.Findings()) > 0; finding != (c.want == CaseSomebody || c.want == CaseOperator) {
+					t.Errorf("findings %v", r.c.Findings()) // those two hold no certificate here
+				}
+			})
+		})
+	}
+}
+
+// objects is everything that there is, as text.
+func (r *rig) objects() string {
+	r.t.Helper()
+	s, err := r.client.CoreV1().Secrets("").List(r.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	m, err := r.client.CoreV1().ConfigMaps("").List(r.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return fmt.Sprintf("%+v %+v", s.Items, m.Items)
+}
+
+// When the machine-config-operator is upgraded and takes over, the verifier stops;
+// where it is told to go on, it says that there are two.
+func TestTheOperatorTakesOver(t *testing.T) {
+	for _, always := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t, userData(t, "worker-user-data", []byte("x")))
+			r.o.Always = always
+			r.start()
+			r.sync()
+			ca, err := r.client.CoreV1().Secrets(mco).Get(t.Context(), "machine-config-server-ca", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ca.Annotations[annotations.OpenShiftComponent] = "Machine Config Operator"
+			if _, err := r.client.CoreV1().Secrets(mco).Update(t.Context(), ca, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			s := r.sync()
+			if always != s.Rival || always != (len(r.c.Findings()) > 0) || !always && s.Case != CaseOperator {
+				t.Errorf("always %t: %s, rival %t, findings %v", always, s.Case, s.Rival, r.c.Findings())
+			}
+			if s.CA == nil || r.expiry[SetCA].IsZero() {
+				t.Error("its expiry is not told")
+			}
+		})
+	}
+}
+
+func TestPointerConfigsFollow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		owned := userData(t, "argo-user-data", []byte("x"))
+		owned.Labels = map[string]string{"argocd.argoproj.io/instance": "a"}
+		script := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: machines, Name: "windows-user-data"}, Data: map[string][]byte{"userData": []byte("<powershell>")}}
+		managed := userData(t, "worker-user-data-managed", []byte("x"))
+		capi := userData(t, "capi-user-data", []byte("x"))
+		capi.Data = map[string][]byte{"value": capi.Data["userData"], "format": []byte("ignition")}
+		r := newRig(t, userData(t, "worker-user-data", []byte("x")), userData(t, "infra-user-data", []byte("x")), managed, capi, owned, script,
+			&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: machines, Name: "cloud-credentials"}, Data: map[string][]byte{"userData": []byte("{}")}})
+		r.o.ListUserData = true
+		r.start()
+		s := r.sync()
+		left := map[string]string{}
+		for _, u := range s.UserData {
+			left[u.Secret] = u.Left
+		}
+		for name, why := range map[string]string{
+			"worker-user-data": "", "infra-user-data": "", "capi-user-data": "",
+			"argo-user-data": "argocd", "windows-user-data": "not an Ignition config",
+		} {
+			if got, ok := left[machines+"/"+name]; !ok || why == "" && got != "" || !strings.Contains(got, why) {
+				t.Errorf("%s: left %q, want %q", name, got, why)
+			}
+		}
+		if len(left) != 5 {
+			t.Errorf("looked at %v", left)
+		}
+		for _, name := range []string{"worker-user-data", "infra-user-data"} {
+			if err := verify(s.Leaf, r.pointerRoots(name), time.Now()); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if got, err := r.client.CoreV1().Secrets(machines).Get(t.Context(), managed.Name, metav1.GetOptions{}); err != nil || string(got.Data["userData"]) != string(managed.Data["userData"]) {
+			t.Errorf("%v; the operator's own was written", err)
+		}
+		if n := len(r.c.Findings()); n != 2 {
+			t.Errorf("findings %v", r.c.Findings())
+		}
+		// Twice the same is told once, and written once.
+		before, told := r.objects(), len(r.events)
+		r.sync()
+		if r.objects() != before || len(r.events) != told {
+			t.Errorf("the second look wrote something, or told it again: %v", r.events[told:])
+		}
+	})
+}
+
+// Without a list of Secrets the MachineSets say where pointer configs are; one that
+// may not be read is named.
+func TestPointerConfigsOfMachineSets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, machineSetOf("infra-user-data"), userData(t, "infra-user-data", []byte("x")))
+		r.o.Always = true
+		r.start()
+		s := r.sync()
+		if err := verify(s.Leaf, r.pointerRoots("infra-user-data"), time.Now()); err != nil {
+			t.Error(err)
+		}
+		r.client.PrependReactor("get", "secrets", func(a ktesting.Action) (bool, runtime.Object, error) {
+			return a.GetNamespace() == machines, nil, kerrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "infra-user-data", nil)
+		})
+		r.sync()
+		if f := r.c.Findings(); len(f) != 2+1 || !strings.Contains(f[0].Text, "add it to the verifier's Role") {
+			t.Errorf("findings %v", f)
+		}
+	})
+}
+
+// Errors are a finding and one Event, and end when they do.
+func TestErrorsAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, userData(t, "worker-user-data", []byte("x")))
+		down := true
+		r.client.PrependReactor("create", "secrets", func(ktesting.Action) (bool, runtime.Object, error) {
+			return down, nil, kerrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "machine-config-server-ca", errors.New("no"))
+		})
+		for range 3 {
+			if err := r.c.Sync(t.Context()); err == nil {
+				t.Fatal("no error")
+			}
+		}
+		if f := r.c.Findings(); len(f) != 1 || f[0].Reason != "CertificateRotation" || !strings.Contains(f[0].Text, "certs init") {
+			t.Errorf("findings %v", f)
+		}
+		if len(r.events) != 1 || !r.events[0].Warning || r.events[0].About.Name != "machine-config-server-ca" {
+			t.Errorf("events %v", r.events)
+		}
+		down = false
+		r.sync()
+		if f := r.c.Findings(); len(f) != 0 {
+			t.Errorf("findings %v", f)
+		}
+		for _, e := range r.events {
+			if strings.Contains(e.Message, "PRIVATE KEY") {
+				t.Error("a key is in an Event")
+			}
+		}
+		// A replica that no longer holds the lease no longer tells of expiry.
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		r.c.Run(ctx)
+		if !r.expiry[SetCA].IsZero() || !r.expiry[SetServing].IsZero() {
+			t.Errorf("expiry %v", r.expiry)
+		}
+	})
+}
+
+func TestRotateStepByStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, userData(t, "worker-user-data", []byte("x")))
+		if _, _, err := r.c.Rotate(t.Context(), false); err == nil || !strings.Contains(err.Error(), "certs init") {
+			t.Errorf("without a CA: %v", err)
+		}
+		first, err := r.c.Init(t.Context(), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		roots := r.pointerRoots("worker-user-data")
+		r.start()
+		step, s, err := r.c.Rotate(t.Context(), false)
+		if err != nil || step != StepCA || s.CA.Equal(first.CA) || !s.Leaf.Equal(first.Leaf) || len(s.Bundle) != 2 {
+			t.Fatalf("first step: %s, %v", step, err)
+		}
+		both := r.pointerRoots("worker-user-data")
+		r.start()
+		var early *TooEarly
+		if _, s, err = r.c.Rotate(t.Context(), false); !errors.As(err, &early) || !s.Leaf.Equal(first.Leaf) {
+			t.Fatalf("second step at once: %v", err)
+		}
+		time.Sleep(Publish)
+		if step, s, err = r.c.Rotate(t.Context(), false); err != nil || step != StepServing || s.Leaf.Equal(first.Leaf) {
+			t.Fatalf("second step: %s, %v", step, err)
+		}
+		if err := verify(first.Leaf, roots, time.Now()); err != nil {
+			t.Error(err)
+		}
+		if err := errors.Join(verify(first.Leaf, both, time.Now()), verify(s.Leaf, both, time.Now())); err != nil {
+			t.Errorf("the pointer config of between the steps: %v", err)
+		}
+		r.start()
+		if step, _, err := r.c.Rotate(t.Context(), true); err != nil || step != StepCA {
+			t.Errorf("the next rotation: %s, %v", step, err)
+		}
+		if step, _, err := r.c.Rotate(t.Context(), true); err != nil || step != StepServing {
+			t.Errorf("and at once: %s, %v", step, err)
+		}
+	})
+}
+
+func TestInitOfAnInstallersCluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		old := installerCA(t, "root-ca", time.Now().Add(-year))
+		opaque := old.serving(t, corev1.SecretTypeOpaque, host, "192.0.2.5")
+		r := newRig(t, opaque, rootCA(old), userData(t, "worker-user-data", old.pem), machineSetOf("worker-user-data"))
+		if _, err := r.c.Init(t.Context(), false); !errors.Is(err, ErrNotOurs) {
+			t.Errorf("with MachineSets: %v", err)
+		}
+		if err := r.c.Sync(t.Context()); err != nil {
+			t.Error(err)
+		}
+		s, err := r.c.Init(t.Context(), true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !contains(s.Bundle, old.cert) || verify(s.Leaf, r.pointerRoots("worker-user-data"), time.Now()) != nil || s.Leaf.CheckSignatureFrom(old.cert) != nil {
+			t.Error("what was served is not served any more")
+		}
+		got, err := r.client.CoreV1().Secrets(mco).Get(t.Context(), "machine-config-server-tls", metav1.GetOptions{})
+		if err != nil || got.Type != corev1.SecretTypeTLS || string(got.Data["tls.key"]) != string(opaque.Data["tls.key"]) {
+			t.Errorf("%v, type %s", err, got.Type)
+		}
+		r.start()
+		if s := r.sync(); s.Case != CaseOurs {
+			t.Errorf("afterwards: %s", s.Case)
+		}
+	})
+}
+
+// A Secret of another type is not written over by a replica.
+func TestOpaqueSecretIsAFinding(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		old := installerCA(t, "root-ca", time.Now())
+		r := newRig(t, old.serving(t, corev1.SecretTypeOpaque, host), rootCA(old))
+		if err := r.c.Sync(t.Context()); err == nil || !strings.Contains(err.Error(), "certs init") {
+			t.Error(err)
+		}
+		if got, err := r.client.CoreV1().Secrets(mco).Get(t.Context(), "machine-config-server-tls", metav1.GetOptions{}); err != nil || got.Type != corev1.SecretTypeOpaque {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,239 @@
+package mcscerts
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/openshift/library-go/pkg/crypto"
+	"github.com/openshift/library-go/pkg/operator/certrotation"
+	corev1 "k8s.io/api/core/v1"
+)
+
+const (
+	year = 365 * 24 * time.Hour
+	// Validity and Refresh are the machine-config-operator's.
+	Validity = 10 * year
+	Refresh  = 8 * year
+	// Publish is how old a CA is at least before something new is signed with it,
+	// where it cannot wait for a tenth of Refresh: other host names, or an
+	// administrator's word. A machine that boots now is done by then.
+	Publish = time.Hour
+	// atLast is how long before its end a serving certificate is replaced however
+	// young the CA is.
+	atLast = 30 * 24 * time.Hour
+	// backdate tolerates nodes whose clocks are behind.
+	backdate = 24 * time.Hour
+)
+
+// serving is what is known when it is decided whether the serving certificate is
+// to be replaced.
+type serving struct {
+	now    time.Time
+	leaf   *x509.Certificate // nil: there is none
+	hosts  []string          // that it should be for
+	signer *x509.Certificate // of the next one
+	bundle []*x509.Certificate
+	// published: every pointer config that can be written has the signer's CA.
+	published bool
+	force     bool
+}
+
+// due says why the serving certificate is to be replaced now; "" if it is not:
+//
+//   - there is none, it has expired, or no CA of the bundle issued it: at once;
+//   - an administrator says so: at once;
+//   - it is for other host names, or past eight years, or past four fifths of its
+//     life: if it and the next one have the same CA, or the new CA is published and
+//     old enough.
+func (s serving) due() string {
+	if s.leaf == nil {
+		return "there is none"
+	}
+	if !s.now.Before(s.leaf.NotAfter) {
+		return "it has expired"
+	}
+	if issuerOf(s.leaf, s.bundle) == nil {
+		return "no CA of the bundle issued it"
+	}
+	if s.force {
+		return "it was asked for"
+	}
+	why, wait := "", Publish
+	if have := hostsOf(s.leaf); !slices.Equal(have, canonical(s.hosts)) {
+		why = fmt.Sprintf("it is for %s and should be for %s", strings.Join(have, ","), strings.Join(canonical(s.hosts), ","))
+	} else if !s.now.Before(renewal(s.leaf)) {
+		why, wait = "it is past its renewal on "+day(renewal(s.leaf)), Refresh/10
+	}
+	if why == "" || s.leaf.CheckSignatureFrom(s.signer) == nil {
+		return why
+	}
+	age := s.now.Sub(s.signer.NotBefore)
+	if s.leaf.NotAfter.Sub(s.now) < atLast {
+		wait = Publish
+	}
+	if !s.published || age < wait {
+		return ""
+	}
+	return why
+}
+
+// renewal is when a certificate of ours is to be replaced.
+func renewal(c *x509.Certificate) time.Time {
+	four5ths := c.NotAfter.Add(-c.NotAfter.Sub(c.NotBefore) / 5)
+	if refresh := c.NotBefore.Add(Refresh); refresh.Before(four5ths) {
+		return refresh
+	}
+	return four5ths
+}
+
+func day(t time.Time) string { return t.UTC().Format(time.DateOnly) }
+
+// issuerOf is the CA that signed a certificate; nil if it is none of them.
+func issuerOf(leaf *x509.Certificate, cas []*x509.Certificate) *x509.Certificate {
+	for _, ca := range cas {
+		if bytes.Equal(ca.RawSubject, leaf.RawIssuer) && leaf.CheckSignatureFrom(ca) == nil {
+			return ca
+		}
+	}
+	return nil
+}
+
+// hostsOf are the names and addresses that a certificate is for, sorted.
+func hostsOf(c *x509.Certificate) []string {
+	hosts := slices.Clone(c.DNSNames)
+	for _, ip := range c.IPAddresses {
+		hosts = append(hosts, ip.String())
+	}
+	return canonical(hosts)
+}
+
+func canonical(hosts []string) []string {
+	var all []string
+	for _, h := range hosts {
+		if ip := net.ParseIP(h); ip != nil {
+			h = ip.String()
+		}
+		all = append(all, strings.ToLower(h))
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// newLeaf makes a serving certificate on a new P-256 key: a handshake with
+// RSA-2048 costs the server twenty times as much.
+func newLeaf(ca *x509.Certificate, caKey any, hosts []string, now, notAfter time.Time) (*x509.Certificate, *ecdsa.PrivateKey, error) {
+	hosts = canonical(hosts)
+	if len(hosts) == 0 {
+		return nil, nil, errors.New("no host names: set certificates.hostnames or origins")
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make key: %w", err)
+	}
+	spki, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		return nil, nil, fmt.Errorf("encode key: %w", err)
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return nil, nil, fmt.Errorf("make serial number: %w", err)
+	}
+	id := sha256.Sum256(spki)
+	template := &x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{CommonName: hosts[0]},
+		NotBefore: now.Add(-backdate), NotAfter: notAfter,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		BasicConstraintsValid: true, SubjectKeyId: id[:20], AuthorityKeyId: ca.SubjectKeyId,
+	}
+	if notAfter.After(ca.NotAfter) {
+		template.NotAfter = ca.NotAfter
+	}
+	for _, h := range hosts {
+		if ip := net.ParseIP(h); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else {
+			template.DNSNames = append(template.DNSNames, h)
+		}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, ca, key.Public(), caKey)
+	if err != nil {
+		return nil, nil, fmt.Errorf("sign: %w", err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	return leaf, key, err
+}
+
+// creator is the serving certificate as library-go's rotation asks for it.
+type creator struct {
+	hosts     []string
+	published bool
+	force     bool
+}
+
+// NewCertificate implements certrotation.TargetCertCreator.
+func (c *creator) NewCertificate(signer *crypto.CA, validity time.Duration) (*crypto.TLSCertificateConfig, error) {
+	ca := signer.Config.Certs[0]
+	now := time.Now()
+	leaf, key, err := newLeaf(ca, signer.Config.Key, c.hosts, now, now.Add(validity))
+	if err != nil {
+		return nil, fmt.Errorf("serving certificate: %w", err)
+	}
+	return &crypto.TLSCertificateConfig{Certs: append([]*x509.Certificate{leaf}, signer.Config.Certs...), Key: key}, nil
+}
+
+// NeedNewTargetCertKeyPair implements certrotation.TargetCertCreator. It looks at
+// the certificate and not at annotations: the installer's has none.
+func (c *creator) NeedNewTargetCertKeyPair(s *corev1.Secret, signer *crypto.CA, bundle []*x509.Certificate, _ time.Duration, _, creationRequired bool) string {
+	state := serving{now: time.Now(), hosts: c.hosts, signer: signer.Config.Certs[0], bundle: bundle, published: c.published, force: c.force}
+	if chain, err := parseCertificates(s.Data[corev1.TLSCertKey]); err == nil && !creationRequired {
+		state.leaf = chain[0]
+	}
+	return state.due()
+}
+
+// SetAnnotations implements certrotation.TargetCertCreator.
+func (c *creator) SetAnnotations(cert *crypto.TLSCertificateConfig, annotations map[string]string) map[string]string {
+	annotations[certrotation.CertificateHostnames] = strings.Join(hostsOf(cert.Certs[0]), ",")
+	return annotations
+}
+
+// parseCertificates reads certificates in PEM; there is at least one.
+func parseCertificates(raw []byte) ([]*x509.Certificate, error) {
+	var all []*x509.Certificate
+	for block, rest := pem.Decode(raw); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("certificate %d: %w", len(all), err)
+		}
+		all = append(all, c)
+	}
+	if len(all) == 0 {
+		return nil, errors.New("no certificate in PEM")
+	}
+	return all, nil
+}
+
+func encodeCertificates(all []*x509.Certificate) []byte {
+	var b bytes.Buffer
+	for _, c := range all {
+		// A bytes.Buffer takes everything.
+		_ = pem.Encode(&b, &pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})
+	}
+	return b.Bytes()
+}
