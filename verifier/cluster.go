@@ -17,13 +17,14 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/approver"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/configsource"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 )
@@ -34,7 +35,9 @@ type clusterBasis struct {
 	cluster     *cluster.Cluster
 	confirm     cluster.Confirmation
 	events      *cluster.Events
-	credentials *credential.Issuer // nil: configs keep the shared one
+	credentials *credential.Issuer   // nil: configs keep the shared one
+	approver    *approver.Approver   // nil: nobody here decides requests
+	configs     *configsource.Source // nil: none are rendered here
 	settled     sync.Once
 }
 
@@ -65,18 +68,12 @@ func newClusterBasis(s *server) (*clusterBasis, error) {
 		Origins: c.Origins, ProvisioningToken: c.ProvisioningToken, KeyRotation: time.Duration(c.KeyRotation), KeyPublishDelay: time.Duration(c.KeyPublishDelay),
 		Certificate: b.serve, Changed: b.measure, Called: s.metrics.APICall,
 	}
-	if c.Credential != nil {
-		b.credentials, err = credential.NewIssuer(credential.Options{
-			Client: typed, Config: *c.Credential, Now: s.now, Log: s.log,
-			Record: func(uid string) (*v1alpha1.MachineAttestation, error) { return b.cluster.Records().Record(uid) },
-		})
-		if err != nil {
-			return nil, err
-		}
-		o.Revoke = b.credentials.Revoke
-	}
 	b.events = cluster.NewEvents(cluster.EventsConfig{Client: client, Host: host, Now: s.now, Log: s.log, Dropped: s.metrics.EventsDropped})
 	o.Events = b.events
+	// What is begun here asks the cluster only once it runs.
+	if err := b.becoming(api, typed, client, &o); err != nil {
+		return nil, err
+	}
 	if b.cluster, err = cluster.New(context.Background(), api, *c.Kubernetes, o); err != nil {
 		return nil, err
 	}
@@ -121,12 +118,18 @@ func (b *clusterBasis) Describe() string {
 // Run implements basis.
 func (b *clusterBasis) Run(ctx context.Context) error {
 	go b.events.Run(ctx)
+	if b.configs != nil {
+		go b.configs.Run(ctx)
+	}
 	return b.cluster.Run(ctx)
 }
 
 // Unready implements basis.
 func (b *clusterBasis) Unready(now time.Time) []string {
 	_, problems := b.cluster.Synced()
+	if b.server.config.Upstream == "" && !b.configs.Ready() {
+		problems = append(problems, "configs: the MachineConfigs have not been read yet")
+	}
 	if cert := b.server.certs.Current(); cert == nil {
 		problems = append(problems, "serving certificate: none has been read")
 	} else if cert.Leaf != nil && now.After(cert.Leaf.NotAfter) {

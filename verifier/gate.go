@@ -11,8 +11,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/configsource"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/redeem"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
@@ -21,8 +23,11 @@ import (
 // gate puts the gate in front of upstream.
 func (s *server) gate(upstream http.Handler) http.Handler {
 	var preApproved http.Handler
-	if s.standalone != nil {
-		preApproved = s.standalone.preApproved()
+	switch {
+	case s.standalone != nil:
+		preApproved = s.standalone.ownConfigs(true)
+	case s.cluster.configs != nil:
+		preApproved = rendered(s.cluster.configs, true)
 	}
 	limiter := listen.NewLimiter(s.config.RequestsPerSecond)
 	requests := log.New(os.Stdout, "", log.LstdFlags)
@@ -58,6 +63,14 @@ func (s *server) gate(upstream http.Handler) http.Handler {
 		c.Credentials = s.cluster.credentials
 	}
 	return gate.New(c)
+}
+
+// rendered serves what was rendered from MachineConfigs: whole, or the part for those
+// that are not approved.
+func rendered(configs *configsource.Source, preApproved bool) http.Handler {
+	return gate.Source{Config: func(pool string, accept specversion.Accept) (*gate.Rendered, error) {
+		return configs.Config(pool, preApproved, accept)
+	}}
 }
 
 // clientAddress is the client's address as the Machine Config Server logs it;

@@ -263,8 +263,11 @@ func (s *server) handler() (http.Handler, error) {
 // upstream is the real Machine Config Server behind a reverse proxy, or the
 // folder's own configs.
 func (s *server) upstream() (http.Handler, error) {
-	if s.config.Upstream == "" && s.standalone != nil {
-		return s.standalone.ownConfigs(), nil
+	if s.config.Upstream == "" {
+		if s.standalone != nil {
+			return s.standalone.ownConfigs(false), nil
+		}
+		return rendered(s.cluster.configs, false), nil
 	}
 	target, err := url.Parse(s.config.Upstream)
 	if err != nil {

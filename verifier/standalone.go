@@ -13,12 +13,12 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
-	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/configsource"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/reload"
@@ -37,6 +37,8 @@ type standaloneBasis struct {
 	tokens  *reload.Value[token.KeySet]
 	seals   *reload.Value[seal.Ring]
 	shared  *provisioningFile
+	// rendered are the configs made of Data/machineconfigs.
+	rendered *configsource.Source
 }
 
 func newStandaloneBasis(s *server) (*standaloneBasis, error) {
@@ -57,6 +59,7 @@ func newStandaloneBasis(s *server) (*standaloneBasis, error) {
 		return nil, hint(err, initHint)
 	}
 	b.shared = newProvisioningFile(c, s.log, s.now)
+	b.rendered = configsource.NewFolder(c.Path("machineconfigs"), configsource.Options{Log: s.log, Now: s.now, Allow: c.Render.PreApprovedAllows})
 	if err := s.certs.Set(b.serving.Load()); err != nil {
 		return nil, err
 	}
@@ -88,12 +91,24 @@ func (b *standaloneBasis) Close() error                    { return b.records.Cl
 func (b *standaloneBasis) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { b.watch(ctx) })
-	err := admin.Serve(ctx, b.server.config.Path("state", "admin.sock"), b.keeper.State, b.server.log)
+	err := admin.Serve(ctx, b.server.config.Path("state", "admin.sock"), b.state, b.server.log)
 	if err != nil {
 		return fmt.Errorf("admin socket: %w", err)
 	}
 	wg.Wait()
 	return nil
+}
+
+// state is what status shows: with what does not render.
+func (b *standaloneBasis) state() (*admin.State, error) {
+	state, err := b.keeper.State()
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range b.rendered.Findings() {
+		state.Problems = append(state.Problems, f.Reason+": "+f.Text)
+	}
+	return state, nil
 }
 
 // Unready implements basis.
@@ -149,6 +164,7 @@ func (b *standaloneBasis) watch(ctx context.Context) {
 	wg.Go(func() { b.tokens.Watch(ctx, func(changed bool, err error) { b.reloaded("token keys", changed, err) }) })
 	wg.Go(func() { b.seals.Watch(ctx, func(changed bool, err error) { b.reloaded("sealing keys", changed, err) }) })
 	wg.Go(func() { b.shared.Watch(ctx) })
+	wg.Go(func() { b.rendered.Run(ctx) })
 	wg.Wait()
 }
 
@@ -203,39 +219,40 @@ type configs struct {
 	byPool   map[string]*gate.Rendered
 }
 
-// ownConfigs serves Data/configs.
-func (b *standaloneBasis) ownConfigs() http.Handler {
-	return gate.Source{Config: b.ownConfig()}
-}
-
-// preApproved serves Data/configs/POOL.pre-approved.ign to the unattested, where
-// the policy says PreApproved. What is in it, the administrator answers for.
-func (b *standaloneBasis) preApproved() http.Handler {
-	own := b.ownConfig()
+// ownConfigs serves Data/configs, and what is rendered from Data/machineconfigs for
+// the pools that have nothing there. Of a pool's pre-approved config that is
+// configs/POOL.pre-approved.ign: what is in that, the administrator answers for.
+func (b *standaloneBasis) ownConfigs(preApproved bool) http.Handler {
+	written := b.written()
 	return gate.Source{Config: func(pool string, accept specversion.Accept) (*gate.Rendered, error) {
-		return own(pool+".pre-approved", accept)
+		file := pool
+		if preApproved {
+			file += ".pre-approved"
+		}
+		if config, ok := written(file); ok {
+			return config.As(accept)
+		}
+		return b.rendered.Config(pool, preApproved, accept)
 	}}
 }
 
-func (b *standaloneBasis) ownConfig() func(pool string, accept specversion.Accept) (*gate.Rendered, error) {
+// written are the files of Data/configs, as they are now.
+func (b *standaloneBasis) written() func(name string) (*gate.Rendered, bool) {
 	var current atomic.Pointer[configs]
-	return func(pool string, accept specversion.Accept) (*gate.Rendered, error) {
+	return func(name string) (*gate.Rendered, bool) {
 		snapshot := b.keeper.Snapshot()
 		c := current.Load()
 		if c == nil || c.snapshot != snapshot {
 			c = &configs{snapshot: snapshot, byPool: map[string]*gate.Rendered{}}
-			for pool, raw := range snapshot.Configs {
+			for name, raw := range snapshot.Configs {
 				// The folder has checked it; one that fails here is not there.
-				if rendered, err := gate.NewRendered(raw); err == nil {
-					c.byPool[pool] = rendered
+				if config, err := gate.NewRendered(raw); err == nil {
+					c.byPool[name] = config
 				}
 			}
 			current.Store(c)
 		}
-		rendered, ok := c.byPool[pool]
-		if !ok {
-			return nil, reason.Deny(reason.ConfigUnavailable, "there is no config of pool %s", pool)
-		}
-		return rendered.As(accept)
+		config, ok := c.byPool[name]
+		return config, ok
 	}
 }

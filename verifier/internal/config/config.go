@@ -67,7 +67,7 @@ type Config struct {
 	GCP     *GCP     `yaml:"gcp,omitempty"`
 	Azure   *Azure   `yaml:"azure,omitempty"`
 	VSphere *VSphere `yaml:"vsphere,omitempty"`
-	// Render is about the configs that the verifier renders itself.
+	// Render is about the configs that the verifier renders itself, from MachineConfigs.
 	Render *Render `yaml:"render,omitempty"`
 	// Credential gives each attested machine a bootstrap credential of its own.
 	// Absent: the config keeps the one that all machines share.

@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// Render says where the configs come from that the verifier renders itself: all of
-// them without an upstream, the pre-approved ones always.
+// Render says how the verifier renders configs itself: all of them without an
+// upstream, the pre-approved ones with one, too. In a cluster with an upstream its
+// absence says that it does not, and then no pool has a pre-approved config.
 type Render struct {
 	// PreApprovedAllows are the files on the list of secrets that a pre-approved
 	// config may hold nevertheless, by their paths: anyone receives them.
@@ -100,10 +101,14 @@ type Certificates struct {
 const MCONamespace = "openshift-machine-config-operator"
 
 func (c *Config) completeNode() {
-	if c.Render == nil {
+	// A folder's MachineConfigs are rendered whenever there are any, a cluster's when
+	// somebody asks for it.
+	if c.Render == nil && (c.Kubernetes == nil || c.Upstream == "") {
 		c.Render = &Render{}
 	}
-	c.Render.KubeconfigConfigMap = cmp.Or(c.Render.KubeconfigConfigMap, MCONamespace+"/kubeconfig-data")
+	if r := c.Render; r != nil {
+		r.KubeconfigConfigMap = cmp.Or(r.KubeconfigConfigMap, MCONamespace+"/kubeconfig-data")
+	}
 	if k := c.Credential; k != nil {
 		k.Kind = cmp.Or(k.Kind, ServiceAccountToken)
 		k.ServiceAccount = cmp.Or(k.ServiceAccount, MCONamespace+"/node-bootstrapper")
@@ -135,14 +140,14 @@ func (c *Config) completeNode() {
 }
 
 func (c *Config) checkNode() error {
-	for field, name := range map[string]string{"render.kubeconfigConfigMap": c.Render.KubeconfigConfigMap} {
-		if _, _, err := SplitName(name); err != nil {
-			return fmt.Errorf("%s: %w", field, err)
+	if r := c.Render; r != nil {
+		if _, _, err := SplitName(r.KubeconfigConfigMap); err != nil {
+			return fmt.Errorf("render.kubeconfigConfigMap: %w", err)
 		}
-	}
-	for _, p := range c.Render.PreApprovedAllows {
-		if !path.IsAbs(p) || path.Clean(p) != p {
-			return fmt.Errorf("render.preApprovedAllows: %q is not an absolute path", p)
+		for _, p := range r.PreApprovedAllows {
+			if !path.IsAbs(p) || path.Clean(p) != p {
+				return fmt.Errorf("render.preApprovedAllows: %q is not an absolute path", p)
+			}
 		}
 	}
 	if c.Kubernetes == nil && (c.Credential != nil || c.Approver != nil || c.Certificates != nil) {

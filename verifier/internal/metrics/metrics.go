@@ -84,6 +84,9 @@ func New() *Metrics {
 	return m
 }
 
+// Registerer takes in the metrics of a part that has its own.
+func (m *Metrics) Registerer() prometheus.Registerer { return m.registry }
+
 // Decision counts one decision. Pool must be a pool that a policy names, or "".
 func (m *Metrics) Decision(event, pool, outcome, reason string, took time.Duration) {
 	m.decisions.WithLabelValues(event, pool, outcome, reason).Inc()

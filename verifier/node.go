@@ -1,0 +1,72 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/approver"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/configsource"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+)
+
+// becoming begins what has to do with a machine after it attested, as far as the
+// configuration has it: rendered configs, its bootstrap credential, its certificates.
+func (b *clusterBasis) becoming(api *rest.Config, typed kubernetes.Interface, client dynamic.Interface, o *cluster.Options) (err error) {
+	s, c := b.server, b.server.config
+	if c.Credential != nil {
+		b.credentials, err = credential.NewIssuer(credential.Options{Client: typed, Config: *c.Credential, Now: s.now, Log: s.log, Record: known{b}.Record})
+		if err != nil {
+			return fmt.Errorf("credential: %w", err)
+		}
+		o.Revoke = b.credentials.Revoke
+	}
+	if c.Render != nil {
+		b.configs, err = configsource.NewCluster(api, configsource.Options{
+			Log: s.log, Now: s.now, Allow: c.Render.PreApprovedAllows, OwnCredential: c.Credential != nil, KubeconfigConfigMap: c.Render.KubeconfigConfigMap,
+			Events: b.events, Leading: func() bool { return b.cluster.Leading() },
+		})
+		if err != nil {
+			return fmt.Errorf("render: %w", err)
+		}
+		o.Findings = append(o.Findings, b.configs.Findings)
+	}
+	if c.Approver != nil {
+		b.approver, err = approver.New(approver.Options{
+			Client: typed, Dynamic: client, Config: *c.Approver, Credential: c.Credential,
+			Namespaces: slices.Concat(c.Kubernetes.MachineNamespaces, []string{c.Kubernetes.Namespace}),
+			Machines:   known{b}, Records: known{b}, Log: s.log, Audit: s.audit, Now: s.now,
+		})
+		if err != nil {
+			return fmt.Errorf("approver: %w", err)
+		}
+		if err := b.approver.Register(s.metrics.Registerer()); err != nil {
+			return fmt.Errorf("approver: %w", err)
+		}
+		o.Names = true
+		o.Lead = append(o.Lead, b.approver.Run)
+		o.Findings = append(o.Findings, b.approver.Findings)
+	}
+	return nil
+}
+
+// known is the cluster of a basis, for those who are begun before there is one.
+type known struct{ b *clusterBasis }
+
+func (k known) ByInternalDNS(name string) []machine.Ref      { return k.b.cluster.ByInternalDNS(name) }
+func (k known) ByNode(node string) []machine.Ref             { return k.b.cluster.ByNode(node) }
+func (k known) ByCredential(id string) (uid string, ok bool) { return k.b.cluster.ByCredential(id) }
+func (k known) Counts() (machines, nodes int)                { return k.b.cluster.Counts() }
+func (k known) Record(uid string) (*v1alpha1.MachineAttestation, error) {
+	return k.b.cluster.Records().Record(uid)
+}
+func (k known) Update(uid string, change store.Change) error {
+	return k.b.cluster.Records().Update(uid, change)
+}
