@@ -300,6 +300,14 @@ func (s *site) record(m *machine.Machine) v1alpha1.MachineAttestationStatus {
 func (s *site) attested(m *machine.Machine) *kubelet {
 	s.Helper()
 	k, id := s.bootstrap()
+	s.credential(m, id)
+	k.node = s.node(m.Name)
+	return k
+}
+
+// credential notes a credential on the record of a machine.
+func (s *site) credential(m *machine.Machine, id string) {
+	s.Helper()
 	s.ok(s.records.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		if rec == nil {
 			rec = new(v1alpha1.MachineAttestation)
@@ -311,8 +319,6 @@ func (s *site) attested(m *machine.Machine) *kubelet {
 		})
 		return next, nil
 	}))
-	k.node = s.node(m.Name)
-	return k
 }
 
 // bootstrap is a kubelet with a token of the service account that nobody's record has.
@@ -331,9 +337,7 @@ func (s *site) bootstrap() (k *kubelet, id string) {
 	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(answer.Status.Token, ".")[1])
 	s.ok(err)
 	s.ok(json.Unmarshal(payload, &claims))
-	api := rest.AnonymousClientConfig(s.c.Admin())
-	api.QPS, api.BearerToken = -1, answer.Status.Token
-	return s.kubelet(api), "JTI=" + claims.JTI
+	return s.bearer(answer.Status.Token), "JTI=" + claims.JTI
 }
 
 func (s *site) kubelet(api *rest.Config) *kubelet {
@@ -353,19 +357,21 @@ type kubelet struct {
 	node string
 }
 
+type certificateRequest = x509.CertificateRequest
+
 // ask makes a request for a client certificate, as a kubelet does but for changes.
-func (k *kubelet) ask(change ...func(*certificatesv1.CertificateSigningRequest, *x509.CertificateRequest)) string {
+func (k *kubelet) ask(change ...func(*certificatesv1.CertificateSigningRequest, *certificateRequest)) string {
 	k.Helper()
 	return k.request(certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.UsageClientAuth, &x509.CertificateRequest{}, change)
 }
 
 // askServing makes a request for a serving certificate.
-func (k *kubelet) askServing(names []string, addresses []net.IP, change ...func(*certificatesv1.CertificateSigningRequest, *x509.CertificateRequest)) string {
+func (k *kubelet) askServing(names []string, addresses []net.IP, change ...func(*certificatesv1.CertificateSigningRequest, *certificateRequest)) string {
 	k.Helper()
 	return k.request(certificatesv1.KubeletServingSignerName, certificatesv1.UsageServerAuth, &x509.CertificateRequest{DNSNames: names, IPAddresses: addresses}, change)
 }
 
-func (k *kubelet) request(signer string, usage certificatesv1.KeyUsage, template *x509.CertificateRequest, change []func(*certificatesv1.CertificateSigningRequest, *x509.CertificateRequest)) string {
+func (k *kubelet) request(signer string, usage certificatesv1.KeyUsage, template *x509.CertificateRequest, change []func(*certificatesv1.CertificateSigningRequest, *certificateRequest)) string {
 	k.Helper()
 	template.Subject = pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:" + k.node}
 	k.requests++
