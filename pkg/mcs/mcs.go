@@ -12,11 +12,13 @@
 //   - the node's annotations, with the name of the rendered MachineConfig;
 //   - the kubeconfig that the kubelet bootstraps with, which a pre-approved config
 //     never has;
-//   - the whole MachineConfig, for those that look for drift;
+//   - the whole MachineConfig, for those that look for drift; without a kubeconfig that
+//     it may have;
 //   - the CAs of registries, on the bootstrap host;
 //   - last the MachineConfig without its Ignition config: what Ignition does not do.
 //
-// A config is then converted to the version that was negotiated (package convert).
+// A file that a MachineConfig has at one of these paths gives way: of two for one path
+// Ignition would take neither. A config is then converted to the version that was negotiated (package convert).
 //
 // [Cache] makes each of these once, for all that ask.
 package mcs
@@ -105,6 +107,9 @@ func build(r *render.Rendered, x Extras, to specversion.Version) ([]byte, error)
 	if err != nil {
 		return nil, fmt.Errorf("the rendered config %s: %w: %s", mc.Name, err, report.String())
 	}
+	if err := withoutCredential(mc, config); err != nil {
+		return nil, err
+	}
 	if to.Major < 3 || to.Minor < 3 {
 		if err := kernelArgumentsBack(&config, mc); err != nil {
 			return nil, err
@@ -117,9 +122,26 @@ func build(r *render.Rendered, x Extras, to specversion.Version) ([]byte, error)
 		return nil, err
 	}
 	for _, f := range add {
+		config.Storage.Files = slices.DeleteFunc(config.Storage.Files, func(old types.File) bool { return old.Path == f.path })
 		config.Storage.Files = append(config.Storage.Files, file(f.path, f.data))
 	}
 	return convert.From35(config, to)
+}
+
+// withoutCredential takes a kubeconfig that a MachineConfig brings out of what is kept
+// for debugging: there nothing would exchange its token for the machine's own.
+func withoutCredential(mc *mcfgv1.MachineConfig, config types.Config) error {
+	is := func(f types.File) bool { return f.Path == KubeconfigPath }
+	if !slices.ContainsFunc(config.Storage.Files, is) {
+		return nil
+	}
+	config.Storage.Files = slices.DeleteFunc(slices.Clone(config.Storage.Files), is)
+	raw, err := json.Marshal(config)
+	if err != nil {
+		return fmt.Errorf("MachineConfig %s: %w", mc.Name, err)
+	}
+	mc.Spec.Config.Raw = raw
+	return nil
 }
 
 // kernelArgumentsBack moves the kernel arguments from the Ignition config to the MachineConfig.

@@ -35,15 +35,10 @@ import (
 	"reflect"
 
 	"github.com/coreos/ignition/v2/config/v3_0"
-	v3_0types "github.com/coreos/ignition/v2/config/v3_0/types"
 	"github.com/coreos/ignition/v2/config/v3_1"
-	v3_1types "github.com/coreos/ignition/v2/config/v3_1/types"
 	"github.com/coreos/ignition/v2/config/v3_2"
-	v3_2types "github.com/coreos/ignition/v2/config/v3_2/types"
 	"github.com/coreos/ignition/v2/config/v3_3"
-	v3_3types "github.com/coreos/ignition/v2/config/v3_3/types"
 	"github.com/coreos/ignition/v2/config/v3_4"
-	v3_4types "github.com/coreos/ignition/v2/config/v3_4/types"
 	"github.com/coreos/ignition/v2/config/v3_5"
 	"github.com/coreos/ignition/v2/config/v3_5/types"
 	"github.com/coreos/vcontext/report"
@@ -68,25 +63,24 @@ func (e *RefusedError) Error() string {
 
 // target is a version that a config of 3.5 is written in.
 type target struct {
-	schema   reflect.Type
-	validate func([]byte) (report.Report, error)
+	schema reflect.Type
+	valid  func(raw []byte, to, asked specversion.Version) error
 }
 
-func parses[C any](parse func([]byte) (C, report.Report, error)) func([]byte) (report.Report, error) {
-	return func(raw []byte) (report.Report, error) {
-		_, r, err := parse(raw)
-		return r, err
+func version[C any](parse func([]byte) (C, report.Report, error)) target {
+	return target{reflect.TypeFor[C](), func(raw []byte, to, asked specversion.Version) error { return valid(raw, parse, to, asked) }}
+}
+
+// valid says whether raw passes as a config of version to.
+func valid[C any](raw []byte, parse func([]byte) (C, report.Report, error), to, asked specversion.Version) error {
+	if _, r, err := parse(raw); err != nil || r.IsFatal() {
+		return &RefusedError{To: asked, Why: "as spec " + to.String() + " it is not valid: " + firstProblem(r, err)}
 	}
+	return nil
 }
 
 // targets are those of major version 3, by their minor one.
-var targets = []target{
-	{reflect.TypeFor[v3_0types.Config](), parses(v3_0.Parse)},
-	{reflect.TypeFor[v3_1types.Config](), parses(v3_1.Parse)},
-	{reflect.TypeFor[v3_2types.Config](), parses(v3_2.Parse)},
-	{reflect.TypeFor[v3_3types.Config](), parses(v3_3.Parse)},
-	{reflect.TypeFor[v3_4types.Config](), parses(v3_4.Parse)},
-}
+var targets = []target{version(v3_0.Parse), version(v3_1.Parse), version(v3_2.Parse), version(v3_3.Parse), version(v3_4.Parse)}
 
 // From35 is a config of spec 3.5 in version to, in JSON: 2.2 or any from 3.0 to 3.5.
 // What it cannot write without a loss is a [RefusedError].
@@ -98,7 +92,7 @@ func From35(config types.Config, to specversion.Version) ([]byte, error) {
 	}
 	switch {
 	case to == specversion.Version{Major: 3, Minor: 5}:
-		return raw, nil
+		return raw, valid(raw, v3_5.Parse, to, to)
 	case to == specversion.Version{Major: 2, Minor: 2}:
 		if raw, err = down(raw, specversion.Version{Major: 3, Minor: 0}, to); err != nil {
 			return nil, err
@@ -129,8 +123,8 @@ func down(raw []byte, to, asked specversion.Version) ([]byte, error) {
 	}
 	setVersion(tree, to.String())
 	out := encode(tree)
-	if r, err := t.validate(out); err != nil || r.IsFatal() {
-		return nil, &RefusedError{To: asked, Why: "as spec " + to.String() + " it is not valid: " + firstProblem(r, err)}
+	if err := t.valid(out, to, asked); err != nil {
+		return nil, err
 	}
 	if err := same(full, out); err != nil {
 		return nil, &RefusedError{To: asked, Why: err.Error()}
