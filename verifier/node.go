@@ -12,8 +12,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/approver"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/configsource"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/mcscerts"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
@@ -53,6 +55,18 @@ func (b *clusterBasis) becoming(api *rest.Config, typed kubernetes.Interface, cl
 		o.Names = true
 		o.Lead = append(o.Lead, b.approver.Run)
 		o.Findings = append(o.Findings, b.approver.Findings)
+	}
+	if c.Certificates != nil {
+		certificates, err := mcscerts.New(mcscerts.Options{
+			Client: typed, Dynamic: client, Log: s.log, Always: c.Certificates.Rotate == config.RotateAlways, Hostnames: c.CertificateHosts(),
+			ServingSecret: c.Kubernetes.ServingSecret, CAConfigMap: c.Kubernetes.CAConfigMap, UserDataSecrets: c.Kubernetes.UserDataSecrets,
+			MachineNamespaces: c.Kubernetes.MachineNamespaces, Events: b.events, Expiry: s.metrics.Expiry, Now: s.now,
+		})
+		if err != nil {
+			return fmt.Errorf("certificates: %w", err)
+		}
+		o.Lead = append(o.Lead, certificates.Run)
+		o.Findings = append(o.Findings, certificates.Findings)
 	}
 	return nil
 }

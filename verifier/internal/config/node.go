@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/url"
 	"path"
+	"slices"
 	"time"
 )
 
@@ -185,4 +187,19 @@ func (c *Config) checkNode() error {
 		return fmt.Errorf("certificates.rotate: %q; it is %s or %s", k.Rotate, RotateAuto, RotateAlways)
 	}
 	return nil
+}
+
+// CertificateHosts are the hosts that the serving certificate is for.
+func (c *Config) CertificateHosts() []string {
+	if c.Certificates != nil && len(c.Certificates.Hostnames) > 0 {
+		return c.Certificates.Hostnames
+	}
+	var hosts []string
+	for _, o := range c.Origins {
+		u, err := url.Parse(o)
+		if err == nil && !slices.Contains(hosts, u.Hostname()) { // it was parsed before
+			hosts = append(hosts, u.Hostname())
+		}
+	}
+	return hosts
 }

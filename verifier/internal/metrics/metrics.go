@@ -107,8 +107,13 @@ func (m *Metrics) Report(validTicket bool) {
 	m.reports.WithLabelValues(label).Inc()
 }
 
-// Expiry tells when the soonest of a set of certificates expires.
+// Expiry tells when the soonest of a set of certificates expires; the zero time, that
+// it is not this replica's to say.
 func (m *Metrics) Expiry(set string, at time.Time) {
+	if at.IsZero() {
+		m.expiry.DeleteLabelValues(set)
+		return
+	}
 	m.expiry.WithLabelValues(set).Set(float64(at.Unix()))
 }
 
