@@ -1,0 +1,236 @@
+package configsource
+
+import (
+	"bytes"
+	"encoding/base64"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+
+	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+)
+
+// account is the verifier's, with what deploy/components/render grants it.
+const controllerConfig = `apiVersion: machineconfiguration.openshift.io/v1
+kind: ControllerConfig
+metadata: {name: machine-config-controller, annotations: {machineconfiguration.openshift.io/release-image-version: 4.20.0}}
+spec:
+  additionalTrustBundle: cm9vdA==
+  baseOSContainerImage: quay.test/os@sha256:1
+  cloudProviderCAData: Y2xvdWQtY2E=
+  cloudProviderConfig: ""
+  clusterDNSIP: 172.30.0.10
+  images: {}
+  ipFamilies: IPv4
+  kubeAPIServerServingCAData: a3ViZWxldC1jYQ==
+  network: {mtuMigration: {}}
+  proxy: {}
+  releaseImage: quay.test/release
+  rootCAData: cm9vdA==
+  dns: {apiVersion: config.openshift.io/v1, kind: DNS, metadata: {name: cluster}, spec: {baseDomain: test}, status: {}}
+  infra:
+    apiVersion: config.openshift.io/v1
+    kind: Infrastructure
+    metadata: {name: cluster}
+    spec: {cloudConfig: {name: ""}, platformSpec: {}}
+    status:
+      apiServerInternalURI: https://api-int.test:6443
+      apiServerURL: https://api.test:6443
+      controlPlaneTopology: HighlyAvailable
+      cpuPartitioning: None
+      etcdDiscoveryDomain: ""
+      infrastructureName: test
+      infrastructureTopology: HighlyAvailable
+`
+
+// openShift is an API server with OpenShift's MachineConfigs, and one who may do what
+// the verifier may.
+func openShift(t *testing.T) (*cluster.Cluster, *rest.Config) {
+	t.Helper()
+	c := cluster.Start(t)
+	c.InstallOpenShift(t)
+	rbac, err := os.ReadFile(filepath.Join("..", "..", "..", "deploy", "components", "render", "rbac.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.KubectlApply(t, `
+apiVersion: v1
+kind: Namespace
+metadata: {name: mcs-attest}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: openshift-machine-config-operator}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: kubeconfig-data, namespace: openshift-machine-config-operator}
+binaryData: {ca-bundle.crt: `+base64.StdEncoding.EncodeToString([]byte("the API server's CA"))+`}
+---
+`+controllerConfig+"---\n"+string(rbac))
+	return c, c.ServiceAccount(t, "mcs-attest", "mcs-attest-verifier")
+}
+
+// syncBuffer is a log that can be read while it is written.
+type syncBuffer struct {
+	mu sync.Mutex
+	bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Buffer.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Buffer.String()
+}
+
+func follow(t *testing.T, api *rest.Config) (*Source, *syncBuffer) {
+	t.Helper()
+	var logged syncBuffer
+	s, err := NewCluster(api, Options{
+		Log:           slog.New(slog.NewTextHandler(&logged, nil)),
+		OwnCredential: true, KubeconfigConfigMap: "openshift-machine-config-operator/kubeconfig-data", Retry: 200 * time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var running sync.WaitGroup
+	ctx := t.Context()
+	running.Go(func() { s.Run(ctx) })
+	t.Cleanup(running.Wait)
+	return s, &logged
+}
+
+// has waits until a config has, and has not, some texts.
+func has(t *testing.T, s *Source, preApproved bool, with, without string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("a config with %q and without %q", with, without), func() error {
+		r, err := s.Config("worker", preApproved, newest)
+		if err != nil {
+			return err
+		}
+		got := string(raw(t, r))
+		if !strings.Contains(got, with) || without != "" && strings.Contains(got, without) {
+			return fmt.Errorf("it is\n%.3000s\nfindings: %v", got, s.Findings())
+		}
+		return nil
+	})
+}
+
+func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
+	c, api := openShift(t)
+	c.KubectlApply(t, poolYAML+"---\n"+machineConfig("00-base", "/etc/base", "base", needed)+"---\n"+machineConfig("50-site", "/etc/site", "site", ""))
+	s, logged := follow(t, api)
+
+	// Nobody rendered the pool yet: we do.
+	has(t, s, false, "/etc/site", "")
+	has(t, s, true, "/etc/base", "/etc/site")
+	full := text(t, s, "worker", false)
+	for _, want := range []string{"/etc/kubernetes/kubeconfig", noToken, "api-int.test%3A6443", "kubelet-ca", "quay.test%2Fos"} {
+		if !strings.Contains(full, want) {
+			t.Errorf("%q is not in the whole config", want)
+		}
+	}
+	if pre := text(t, s, "worker", true); strings.Contains(pre, "/etc/kubernetes/kubeconfig") {
+		t.Error("a kubeconfig in the part for anyone")
+	}
+
+	// The machine-config-operator renders: the object that the pool names counts.
+	rendered := strings.Replace(machineConfig("rendered-worker-1", "/etc/of-the-operator", "1", ""), "  labels: {machineconfiguration.openshift.io/role: worker}\n", "", 1)
+	c.KubectlApply(t, rendered)
+	status(t, c, `{"status":{"machineCount":3,"updatedMachineCount":0,"readyMachineCount":0,"unavailableMachineCount":0,"degradedMachineCount":0,"configuration":{"name":"rendered-worker-1"}}}`)
+	has(t, s, false, "/etc/of-the-operator", "/etc/site")
+	has(t, s, true, "/etc/base", "/etc/of-the-operator")
+
+	// A next one is served once a node has it.
+	c.KubectlApply(t, strings.ReplaceAll(strings.ReplaceAll(rendered, "worker-1", "worker-2"), "of-the-operator", "of-the-next"))
+	c.Kubectl(t, "patch", "machineconfigpool", "worker", "--type=merge", "-p", `{"spec":{"configuration":{"name":"rendered-worker-2"}}}`)
+	has(t, s, false, "/etc/of-the-operator", "")
+	status(t, c, `{"status":{"updatedMachineCount":1}}`)
+	has(t, s, false, "/etc/of-the-next", "/etc/of-the-operator")
+
+	// One that is named and not there: the last good one stays, and it is said why.
+	c.Kubectl(t, "patch", "machineconfigpool", "worker", "--type=merge", "-p", `{"spec":{"configuration":{"name":"rendered-worker-3"}}}`)
+	eventually(t, "a finding", func() error {
+		if got := fmt.Sprint(s.Findings()); !strings.Contains(got, "rendered-worker-3") {
+			return fmt.Errorf("%s", got)
+		}
+		return nil
+	})
+	has(t, s, false, "/etc/of-the-next", "")
+
+	// A broken MachineConfig stops the part that we render, not the operator's.
+	c.KubectlApply(t, strings.Replace(machineConfig("60-bad", "/etc/bad", "", ""), "/etc/bad", "bad", 1))
+	eventually(t, "a finding that names it", func() error {
+		if got := fmt.Sprint(s.Findings()); !strings.Contains(got, "PreApprovedNotRendered") || !strings.Contains(got, "60-bad") {
+			return fmt.Errorf("%s", got)
+		}
+		return nil
+	})
+	has(t, s, true, "/etc/base", "")
+	c.Kubectl(t, "delete", "machineconfig", "60-bad")
+	c.Kubectl(t, "patch", "machineconfigpool", "worker", "--type=merge", "-p", `{"spec":{"configuration":{"name":"rendered-worker-2"}}}`)
+	eventually(t, "no finding", func() error {
+		if got := s.Findings(); len(got) > 0 {
+			return fmt.Errorf("%v", got)
+		}
+		return nil
+	})
+	if got := logged.String(); strings.Count(got, "level=ERROR") != 2 {
+		t.Errorf("each fault is logged once:\n%s", got)
+	}
+
+	// An API server that is away takes nothing away, and what changed meanwhile comes.
+	c.StopAPIServer()
+	has(t, s, false, "/etc/of-the-next", "")
+	if err := c.StartAPIServer(); err != nil {
+		t.Fatal(err)
+	}
+	c.KubectlApply(t, machineConfig("55-late", "/etc/late", "late", needed))
+	has(t, s, true, "/etc/late", "")
+}
+
+// A cluster without the machine-config-operator is an ordinary one.
+func TestAClusterWithoutMachineConfigsHasNoPools(t *testing.T) {
+	c := cluster.StartShared(t)
+	s, _ := follow(t, c.Admin())
+	eventually(t, "everything was read", func() error {
+		if !s.Ready() {
+			return fmt.Errorf("not yet: %v", s.Findings())
+		}
+		return nil
+	})
+	if len(s.Pools()) > 0 || len(s.Findings()) > 0 && !strings.Contains(fmt.Sprint(s.Findings()), "CA bundle") {
+		t.Errorf("%v %v", s.Pools(), s.Findings())
+	}
+}
+
+// status is the pool's, as the machine-config-operator writes it.
+func status(t *testing.T, c *cluster.Cluster, patch string) {
+	t.Helper()
+	client, err := dynamic.NewForConfig(c.Admin())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = client.Resource(schema.GroupVersionResource{Group: "machineconfiguration.openshift.io", Version: "v1", Resource: "machineconfigpools"}).
+		Patch(t.Context(), "worker", types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
+	if err != nil {
+		t.Fatal(err)
+	}
+}
