@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
+	"github.com/mcs-attest/mcs-attest/pkg/credential"
 	"github.com/mcs-attest/mcs-attest/pkg/mcs"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/render"
@@ -238,13 +240,9 @@ func TestTheNodesAnnotations(t *testing.T) {
 	}
 }
 
-func encapsulated(t *testing.T, r *render.Rendered, x mcs.Extras, to specversion.Version, path string) mcfgv1.MachineConfig {
+// contents are the files of a config of any version, by their paths.
+func contents(t *testing.T, raw []byte) map[string]string {
 	t.Helper()
-	// The files' contents are the same in every version, so the newest parser reads them.
-	raw, err := mcs.Config(r, x, to)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var c struct {
 		Storage struct {
 			Files []struct {
@@ -256,22 +254,28 @@ func encapsulated(t *testing.T, r *render.Rendered, x mcs.Extras, to specversion
 	if err := json.Unmarshal(raw, &c); err != nil {
 		t.Fatal(err)
 	}
+	all := map[string]string{}
 	for _, f := range c.Storage.Files {
-		if f.Path != path {
-			continue
-		}
 		d, err := dataurl.DecodeString(f.Contents.Source)
 		if err != nil {
 			t.Fatal(err)
 		}
-		var mc mcfgv1.MachineConfig
-		if err := json.Unmarshal(d.Data, &mc); err != nil {
-			t.Fatal(err)
-		}
-		return mc
+		all[f.Path] = string(d.Data)
 	}
-	t.Fatalf("no %s", path)
-	return mcfgv1.MachineConfig{}
+	return all
+}
+
+func encapsulated(t *testing.T, r *render.Rendered, x mcs.Extras, to specversion.Version, path string) mcfgv1.MachineConfig {
+	t.Helper()
+	raw, err := mcs.Config(r, x, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mc mcfgv1.MachineConfig
+	if err := json.Unmarshal([]byte(contents(t, raw)[path]), &mc); err != nil {
+		t.Fatal(err)
+	}
+	return mc
 }
 
 // Below 3.3 Ignition sets no kernel arguments: the machine-config-daemon has to.
@@ -384,6 +388,33 @@ func TestAttack_T45_TheSharedCredentialStandsInOneFile(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// The gate finds the place of a machine's own credential in what is served.
+func TestTheCredentialHasItsPlaceInEveryVersion(t *testing.T) {
+	for _, v := range all {
+		raw, err := mcs.Config(worker(ignition), extras(), v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		slot, err := credential.Find(raw)
+		if err != nil || slot == nil {
+			t.Errorf("%s: %v, %v", v, slot, err)
+			continue
+		}
+		parts, err := slot.With(raw, secret.New([]byte("its-own-token")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, want := contents(t, bytes.Join(parts, nil)), contents(t, raw)
+		if !strings.Contains(want[mcs.KubeconfigPath], "shared-token") {
+			t.Fatalf("%s: the kubeconfig is %q", v, want[mcs.KubeconfigPath])
+		}
+		want[mcs.KubeconfigPath] = strings.Replace(want[mcs.KubeconfigPath], "shared-token", "its-own-token", 1)
+		if !maps.Equal(got, want) {
+			t.Errorf("%s: more than the token changed: %q", v, got)
 		}
 	}
 }
