@@ -412,9 +412,9 @@ func TestTheCredentialHasItsPlaceInEveryVersion(t *testing.T) {
 		if !strings.Contains(want[mcs.KubeconfigPath], "shared-token") {
 			t.Fatalf("%s: the kubeconfig is %q", v, want[mcs.KubeconfigPath])
 		}
-		want[mcs.KubeconfigPath] = strings.Replace(want[mcs.KubeconfigPath], "shared-token", "its-own-token", 1)
+		want[mcs.KubeconfigPath] = strings.Replace(want[mcs.KubeconfigPath], "shared-token", `"its-own-token"`, 1)
 		if !maps.Equal(got, want) {
-			t.Errorf("%s: more than the token changed: %q", v, got)
+			t.Errorf("%s: more than the token changed; the kubeconfig is %q", v, got[mcs.KubeconfigPath])
 		}
 	}
 }
