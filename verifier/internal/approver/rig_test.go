@@ -13,6 +13,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"log/slog"
+	"math/big"
 	"net"
 	"os"
 	"strings"
@@ -75,7 +76,7 @@ var prepared sync.Once
 
 func newSite(t testing.TB) *site {
 	t.Helper()
-	c := cluster.StartShared(t, cluster.Controllers("certificatesigningrequest-signing-controller"))
+	c := cluster.StartShared(t, cluster.Controllers("certificatesigningrequest-signing-controller", "serviceaccount-token-controller"))
 	prepared.Do(func() { c.InstallOpenShift(t); c.InstallClusterAPI(t); c.InstallOwn(t) })
 	return siteIn(t, c)
 }
@@ -563,4 +564,22 @@ func (s *site) count(name string, labels ...string) float64 {
 		}
 	}
 	return 0
+}
+
+// selfSigned makes a certificate as a kubelet's, signed with its own key.
+func selfSigned(t testing.TB, key *ecdsa.PrivateKey, node string) *x509.Certificate {
+	t.Helper()
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:" + node},
+		DNSNames: []string{node, "api.example.com"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err == nil {
+		template, err = x509.ParseCertificate(der)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return template
 }
