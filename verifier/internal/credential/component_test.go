@@ -1,0 +1,329 @@
+package credential_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	authentication "k8s.io/api/authentication/v1"
+	core "k8s.io/api/core/v1"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/mcs-attest/mcs-attest/deploy"
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
+	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
+)
+
+// renderWith is an overlay with components, as an administrator puts them together
+// in a folder beside deploy.
+func renderWith(t *testing.T, overlay string, components ...string) []byte {
+	t.Helper()
+	bin, err := cluster.Binaries(t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.CopyFS(filepath.Join(dir, "deploy"), os.DirFS(deploy.Dir())); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "my-cluster"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../deploy/overlays/" + overlay + "]\ncomponents:\n"
+	for _, c := range components {
+		text += "- ../deploy/components/" + c + "\n"
+	}
+	if err := os.WriteFile(filepath.Join(dir, "my-cluster", "kustomization.yaml"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, filepath.Join(bin, "kubectl"), "kustomize", filepath.Join(dir, "my-cluster")).Output()
+	if err != nil {
+		t.Fatalf("kubectl kustomize %v: %v", components, err)
+	}
+	return out
+}
+
+// issuing is a cluster with an overlay and the component, and the verifier's account in it.
+type issuing struct {
+	*testing.T
+	c               *cluster.Cluster
+	admin, verifier kubernetes.Interface
+	issuer          *credential.Issuer
+}
+
+func newIssuing(t *testing.T, overlay, component string, c config.Credential) *issuing {
+	t.Helper()
+	w := &issuing{T: t, c: cluster.Start(t)}
+	w.c.InstallClusterAPI(t)
+	w.c.InstallOpenShift(t)
+	var objects []*unstructured.Unstructured
+	for in := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(renderWith(t, overlay, component)), 4096); ; {
+		var o unstructured.Unstructured
+		if err := in.Decode(&o.Object); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		objects = append(objects, &o)
+	}
+	w.c.InstallOwn(t)
+	w.c.KubectlApply(t, deploy.Prerequisites(objects))
+	var wanted strings.Builder
+	for _, o := range objects {
+		// The Prometheus operator's kinds are not here.
+		if strings.HasPrefix(o.GetAPIVersion(), "monitoring.coreos.com") {
+			continue
+		}
+		raw, err := o.MarshalJSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&wanted, "---\n%s\n", raw)
+	}
+	w.c.KubectlApply(t, wanted.String())
+	var err error
+	if w.admin, err = kubernetes.NewForConfig(w.c.Admin()); err != nil {
+		t.Fatal(err)
+	}
+	if w.verifier, err = kubernetes.NewForConfig(w.c.ServiceAccount(t, deploy.Namespace, deploy.ServiceAccount)); err != nil {
+		t.Fatal(err)
+	}
+	c.Lifetime = config.Duration(4 * time.Hour)
+	w.issuer, err = credential.NewIssuer(credential.Options{Client: w.verifier, Config: c, Timeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// denied waits for the admission policies, which the API server takes up after a
+// moment, to deny what try does; undo takes back what succeeded until then.
+func (w *issuing) denied(what string, try func(context.Context) error, undo func(context.Context)) {
+	w.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var last error
+	for ctx.Err() == nil {
+		last = try(ctx)
+		if kerrors.IsForbidden(last) || kerrors.IsInvalid(last) {
+			return
+		}
+		if last == nil && undo != nil {
+			undo(ctx)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	w.Errorf("%s: %v", what, last)
+}
+
+// make is a Secret in the namespace, made as the verifier.
+func (w *issuing) make(namespace string, s core.Secret) func(context.Context) error {
+	return func(ctx context.Context) error {
+		_, err := w.verifier.CoreV1().Secrets(namespace).Create(ctx, &s, meta.CreateOptions{})
+		return err
+	}
+}
+
+// there is a Secret that the administrator made.
+func (w *issuing) there(namespace string, s core.Secret) {
+	w.Helper()
+	if _, err := w.admin.CoreV1().Secrets(namespace).Create(context.Background(), &s, meta.CreateOptions{}); err != nil && !kerrors.IsAlreadyExists(err) {
+		w.Fatal(err)
+	}
+}
+
+// The account does what a machine's credential needs, and the component gives no
+// more: not by roles, and where roles cannot say it, by admission.
+func TestAttack_T49_CredentialsForOpenShift(t *testing.T) {
+	t.Parallel()
+	const namespace, bootstrapper = "openshift-machine-config-operator", "node-bootstrapper"
+	w := newIssuing(t, "openshift", "credential", config.Credential{Kind: config.ServiceAccountToken, ServiceAccount: namespace + "/" + bootstrapper})
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	for _, name := range []string{bootstrapper, "machine-config-operator"} {
+		w.c.ServiceAccount(t, namespace, name)
+	}
+
+	// The honest way, until all of it is taken up.
+	claims := token.Claims{MachineUID: "8a3f0b52-6c1e-4b8e-9a39-3d1d4f6f6a01"}
+	own, err := w.issuer.Issue(ctx, claims)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.issuer.Revoke(ctx, claims.MachineUID, []v1alpha1.CredentialStatus{{Secret: own.Secret, SecretUID: own.SecretUID}}); err != nil {
+		t.Fatal(err)
+	}
+
+	delete := func(name string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			return w.verifier.CoreV1().Secrets(namespace).Delete(ctx, name, meta.DeleteOptions{})
+		}
+	}
+	remove := func(name string) func(context.Context) {
+		return func(ctx context.Context) {
+			_ = w.admin.CoreV1().Secrets(namespace).Delete(ctx, name, meta.DeleteOptions{})
+		}
+	}
+	annotated := map[string]string{core.ServiceAccountNameKey: "machine-config-operator"}
+	for _, s := range []core.Secret{
+		{ObjectMeta: meta.ObjectMeta{Name: "other"}},
+		{ObjectMeta: meta.ObjectMeta{GenerateName: "other-"}},
+		{ObjectMeta: meta.ObjectMeta{Name: "mcs-attest-bootstrap-a", Annotations: annotated}, Type: core.SecretTypeServiceAccountToken},
+		{ObjectMeta: meta.ObjectMeta{Name: "mcs-attest-bootstrap-a", Annotations: annotated}},
+		{ObjectMeta: meta.ObjectMeta{Name: "mcs-attest-bootstrap-a"}, Data: map[string][]byte{"a": []byte("b")}},
+		{ObjectMeta: meta.ObjectMeta{Name: "machine-config-server-ca", Annotations: annotated}, Type: core.SecretTypeServiceAccountToken},
+	} {
+		w.denied(fmt.Sprintf("make the Secret %s%s of type %q", s.Name, s.GenerateName, s.Type), w.make(namespace, s), remove(s.Name))
+	}
+	for _, name := range []string{"machine-config-server-tls", "node-bootstrapper-token", "pull"} {
+		secret := core.Secret{ObjectMeta: meta.ObjectMeta{Name: name}}
+		w.there(namespace, secret)
+		w.denied("delete the Secret "+name, delete(name), func(context.Context) { w.there(namespace, secret) })
+	}
+	// The policies are about this account; the administrator does what they do.
+	w.there(namespace, core.Secret{ObjectMeta: meta.ObjectMeta{Name: "anything"}, Data: map[string][]byte{"a": []byte("b")}})
+
+	w.there(namespace, core.Secret{ObjectMeta: meta.ObjectMeta{Name: "mcs-attest-bootstrap-here"}})
+	request := func(account, kind, name string, seconds int64) func(context.Context) error {
+		spec := authentication.TokenRequestSpec{ExpirationSeconds: &seconds}
+		if kind != "" {
+			spec.BoundObjectRef = &authentication.BoundObjectReference{APIVersion: "v1", Kind: kind, Name: name}
+		}
+		return func(ctx context.Context) error {
+			_, err := w.verifier.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, account, &authentication.TokenRequest{Spec: spec}, meta.CreateOptions{})
+			return err
+		}
+	}
+	if err := request(bootstrapper, "Secret", "mcs-attest-bootstrap-here", 86400)(ctx); err != nil {
+		t.Errorf("a token for a day: %v", err)
+	}
+	w.denied("a token that nothing revokes", request(bootstrapper, "", "", 3600), nil)
+	w.denied("a token bound to another Secret", request(bootstrapper, "Secret", "pull", 3600), nil)
+	w.denied("a token for a month", request(bootstrapper, "Secret", "mcs-attest-bootstrap-here", 30*86400), nil)
+	w.denied("another account's token", request("machine-config-operator", "Secret", "mcs-attest-bootstrap-here", 3600), nil)
+
+	w.cannot(ctx, namespace)
+}
+
+// cannot tries what no role gives.
+func (w *issuing) cannot(ctx context.Context, namespace string) {
+	w.Helper()
+	secrets := w.verifier.CoreV1().Secrets(namespace)
+	for what, try := range map[string]func() error{
+		"list": func() error { _, err := secrets.List(ctx, meta.ListOptions{}); return err },
+		"get":  func() error { _, err := secrets.Get(ctx, "mcs-attest-bootstrap-here", meta.GetOptions{}); return err },
+		"deletecollection": func() error {
+			return secrets.DeleteCollection(ctx, meta.DeleteOptions{}, meta.ListOptions{})
+		},
+		"update": func() error {
+			_, err := secrets.Update(ctx, &core.Secret{ObjectMeta: meta.ObjectMeta{Name: "mcs-attest-bootstrap-here"}}, meta.UpdateOptions{})
+			return err
+		},
+		"make in another namespace": func() error {
+			_, err := w.verifier.CoreV1().Secrets("default").Create(ctx, &core.Secret{ObjectMeta: meta.ObjectMeta{Name: "mcs-attest-bootstrap-here"}}, meta.CreateOptions{})
+			return err
+		},
+	} {
+		if err := try(); !kerrors.IsForbidden(err) {
+			w.Errorf("%s Secrets: %v", what, err)
+		}
+	}
+}
+
+func TestAttack_T49_CredentialsForKubernetes(t *testing.T) {
+	t.Parallel()
+	const namespace, group = "kube-system", "system:bootstrappers:mcs-attest"
+	w := newIssuing(t, "kubernetes", "credential-kubernetes", config.Credential{
+		Kind: config.BootstrapToken, ServiceAccount: "a/b", Groups: []string{group},
+	})
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	claims := token.Claims{MachineUID: "8a3f0b52-6c1e-4b8e-9a39-3d1d4f6f6a01"}
+	own, err := w.issuer.Issue(ctx, claims)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.issuer.Revoke(ctx, claims.MachineUID, []v1alpha1.CredentialStatus{{Secret: own.Secret, SecretUID: own.SecretUID}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.admin.CoreV1().Secrets(namespace).Get(ctx, strings.TrimPrefix(own.Secret, namespace+"/"), meta.GetOptions{}); !kerrors.IsNotFound(err) {
+		t.Errorf("after its end: %v", err)
+	}
+
+	valid := func() core.Secret {
+		return core.Secret{
+			ObjectMeta: meta.ObjectMeta{Name: "bootstrap-token-abcdef", Labels: map[string]string{credential.LabelMachine: "m"}},
+			Type:       core.SecretTypeBootstrapToken,
+			Data: map[string][]byte{
+				"token-id": []byte("abcdef"), "token-secret": []byte("0123456789abcdef"), "expiration": []byte(time.Now().Add(time.Hour).Format(time.RFC3339)),
+				"usage-bootstrap-authentication": []byte("true"), "auth-extra-groups": []byte(group),
+			},
+		}
+	}
+	remove := func(ctx context.Context) {
+		_ = w.admin.CoreV1().Secrets(namespace).Delete(ctx, "bootstrap-token-abcdef", meta.DeleteOptions{})
+	}
+	if err := w.make(namespace, valid())(ctx); err != nil {
+		t.Fatalf("the honest one: %v", err)
+	}
+	remove(ctx)
+	for name, change := range map[string]func(*core.Secret){
+		"another type": func(s *core.Secret) { s.Type = core.SecretTypeOpaque },
+		"a service account's token": func(s *core.Secret) {
+			s.Type, s.Annotations = core.SecretTypeServiceAccountToken, map[string]string{core.ServiceAccountNameKey: "default"}
+		},
+		"no label": func(s *core.Secret) { s.Labels = nil },
+		"no end": func(s *core.Secret) {
+			s.Data["expiration"] = nil
+			s.Data = map[string][]byte{"token-id": s.Data["token-id"]}
+		},
+		"another group": func(s *core.Secret) {
+			s.Data["auth-extra-groups"] = []byte("system:bootstrappers:kubeadm:default-node-token")
+		},
+		"one group more":             func(s *core.Secret) { s.Data["auth-extra-groups"] = []byte(group + ",system:bootstrappers:a") },
+		"the signing of the cluster": func(s *core.Secret) { s.Data["usage-bootstrap-signing"] = []byte("true") },
+	} {
+		s := valid()
+		change(&s)
+		w.denied("a bootstrap token with "+name, w.make(namespace, s), remove)
+	}
+	others := valid()
+	others.Name, others.Labels = "bootstrap-token-012345", nil
+	others.Data["token-id"] = []byte("012345")
+	for _, s := range []core.Secret{others, {ObjectMeta: meta.ObjectMeta{Name: "anything"}}} {
+		w.there(namespace, s)
+		w.denied("delete the Secret "+s.Name, func(ctx context.Context) error {
+			return w.verifier.CoreV1().Secrets(namespace).Delete(ctx, s.Name, meta.DeleteOptions{})
+		}, func(context.Context) { w.there(namespace, s) })
+	}
+	w.cannot(ctx, namespace)
+
+	// The group may what kubelets need.
+	for _, verb := range []string{"create", "get"} {
+		out, _ := w.c.KubectlAs("admin", "", "auth", "can-i", verb, "certificatesigningrequests.certificates.k8s.io", "--as", "system:bootstrap:abcdef", "--as-group", group)
+		if strings.TrimSpace(out) != "yes" {
+			t.Errorf("%s requests: %s", verb, out)
+		}
+	}
+	out, _ := w.c.KubectlAs("admin", "", "auth", "can-i", "create", "certificatesigningrequests.certificates.k8s.io", "--subresource=nodeclient", "--as", "system:bootstrap:abcdef", "--as-group", group)
+	if strings.TrimSpace(out) != "no" {
+		t.Errorf("its requests are approved by themselves: %s", out)
+	}
+}
