@@ -196,6 +196,24 @@ func (c *Controller) pass(ctx context.Context, force bool) (Status, error) {
 	return c.read(ctx, s, err)
 }
 
+// Look says how things are and changes nothing.
+func (c *Controller) Look(ctx context.Context) (Status, error) {
+	ca, err := c.secret(ctx, c.ca)
+	if err != nil {
+		return Status{}, err
+	}
+	var s Status
+	if s.Case, err = c.who(ctx, ca); err != nil {
+		return s, err
+	}
+	if s, err = c.read(ctx, s, nil); len(s.Bundle) > 0 {
+		var followed error
+		s.UserData, followed = c.follow(ctx, encodeCertificates(s.Bundle), true)
+		err = errors.Join(err, followed)
+	}
+	return s, err
+}
+
 // rotate makes and renews, by library-go's rules and by ours for the serving certificate.
 func (c *Controller) rotate(ctx context.Context, force bool) ([]UserData, error) {
 	leaf, err := c.secret(ctx, c.serving)
@@ -230,7 +248,7 @@ func (c *Controller) rotate(ctx context.Context, force bool) ([]UserData, error)
 	}
 	c.tell(events)
 	// Machines are to know the CA before it signs anything.
-	userData, followed := c.follow(ctx, encodeCertificates(bundle))
+	userData, followed := c.follow(ctx, encodeCertificates(bundle), false)
 	published := followed == nil && !slices.ContainsFunc(userData, func(u UserData) bool { return u.Failed })
 	serving, err := certrotation.RotatedSelfSignedCertKeySecret{
 		Namespace: c.serving.namespace, Name: c.serving.name, Validity: Validity, Refresh: Refresh,

@@ -353,8 +353,8 @@ func TestOtherHostNames(t *testing.T) {
 		r.o.Hostnames = []string{"2001:db8:0::5", "192.0.2.5", strings.ToUpper(host)}
 		r.start()
 		s := r.sync() // the same CA signs: nothing to wait for
-		if s.Leaf.Equal(first.Leaf) || !slices.Equal(hostsOf(s.Leaf), []string{"192.0.2.5", "2001:db8::5", host}) {
-			t.Errorf("it is for %v", hostsOf(s.Leaf))
+		if s.Leaf.Equal(first.Leaf) || !slices.Equal(Hosts(s.Leaf), []string{"192.0.2.5", "2001:db8::5", host}) {
+			t.Errorf("it is for %v", Hosts(s.Leaf))
 		}
 		if again := r.sync(); !again.Leaf.Equal(s.Leaf) {
 			t.Error("the same names in another form are others")
@@ -369,7 +369,7 @@ func TestOtherHostNames(t *testing.T) {
 			t.Error("a CA of a moment ago signed it")
 		}
 		time.Sleep(Publish)
-		if s := r.sync(); s.Leaf.CheckSignatureFrom(s.CA) != nil || !slices.Equal(hostsOf(s.Leaf), []string{host}) {
+		if s := r.sync(); s.Leaf.CheckSignatureFrom(s.CA) != nil || !slices.Equal(Hosts(s.Leaf), []string{host}) {
 			t.Error("it still waits")
 		}
 	})

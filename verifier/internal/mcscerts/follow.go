@@ -30,14 +30,15 @@ type UserData struct {
 // follow brings the bundle into the pointer configs: those that the configuration
 // names, those that MachineSets name, and where the account may list Secrets every
 // one whose name ends in -user-data.
-func (c *Controller) follow(ctx context.Context, bundle []byte) ([]UserData, error) {
+// With dry it only says what it would find.
+func (c *Controller) follow(ctx context.Context, bundle []byte, dry bool) ([]UserData, error) {
 	places, err := c.places(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var all []UserData
 	for _, k := range places {
-		u, there := c.followOne(ctx, k, bundle)
+		u, there := c.followOne(ctx, k, bundle, dry)
 		if there {
 			all = append(all, u)
 		}
@@ -79,7 +80,7 @@ func (c *Controller) places(ctx context.Context) ([]key, error) {
 }
 
 // followOne changes the authority of one pointer config, if it is ours to change.
-func (c *Controller) followOne(ctx context.Context, k key, bundle []byte) (u UserData, there bool) {
+func (c *Controller) followOne(ctx context.Context, k key, bundle []byte, dry bool) (u UserData, there bool) {
 	u.Secret = k.String()
 	secrets := c.o.Client.CoreV1().Secrets(k.namespace)
 	for range 3 {
@@ -96,6 +97,10 @@ func (c *Controller) followOne(ctx context.Context, k key, bundle []byte) (u Use
 		}
 		var next []byte
 		if u.Left, u.Failed, next = c.renew(s, bundle); u.Left != "" || next == nil {
+			return u, true
+		}
+		if dry {
+			u.Left = "it does not have the bundle yet"
 			return u, true
 		}
 		if _, err = secrets.Update(ctx, s, metav1.UpdateOptions{}); err == nil {

@@ -72,10 +72,10 @@ func (s serving) due() string {
 		return "it was asked for"
 	}
 	why, wait := "", Publish
-	if have := hostsOf(s.leaf); !slices.Equal(have, canonical(s.hosts)) {
+	if have := Hosts(s.leaf); !slices.Equal(have, canonical(s.hosts)) {
 		why = fmt.Sprintf("it is for %s and should be for %s", strings.Join(have, ","), strings.Join(canonical(s.hosts), ","))
-	} else if !s.now.Before(renewal(s.leaf)) {
-		why, wait = "it is past its renewal on "+day(renewal(s.leaf)), Refresh/10
+	} else if !s.now.Before(Renewal(s.leaf)) {
+		why, wait = "it is past its renewal on "+day(Renewal(s.leaf)), Refresh/10
 	}
 	if why == "" || s.leaf.CheckSignatureFrom(s.signer) == nil {
 		return why
@@ -90,8 +90,8 @@ func (s serving) due() string {
 	return why
 }
 
-// renewal is when a certificate of ours is to be replaced.
-func renewal(c *x509.Certificate) time.Time {
+// Renewal is when a certificate of ours is to be replaced.
+func Renewal(c *x509.Certificate) time.Time {
 	four5ths := c.NotAfter.Add(-c.NotAfter.Sub(c.NotBefore) / 5)
 	if refresh := c.NotBefore.Add(Refresh); refresh.Before(four5ths) {
 		return refresh
@@ -111,8 +111,8 @@ func issuerOf(leaf *x509.Certificate, cas []*x509.Certificate) *x509.Certificate
 	return nil
 }
 
-// hostsOf are the names and addresses that a certificate is for, sorted.
-func hostsOf(c *x509.Certificate) []string {
+// Hosts are the names and addresses that a certificate is for, sorted.
+func Hosts(c *x509.Certificate) []string {
 	hosts := slices.Clone(c.DNSNames)
 	for _, ip := range c.IPAddresses {
 		hosts = append(hosts, ip.String())
@@ -206,7 +206,7 @@ func (c *creator) NeedNewTargetCertKeyPair(s *corev1.Secret, signer *crypto.CA, 
 
 // SetAnnotations implements certrotation.TargetCertCreator.
 func (c *creator) SetAnnotations(cert *crypto.TLSCertificateConfig, annotations map[string]string) map[string]string {
-	annotations[certrotation.CertificateHostnames] = strings.Join(hostsOf(cert.Certs[0]), ",")
+	annotations[certrotation.CertificateHostnames] = strings.Join(Hosts(cert.Certs[0]), ",")
 	return annotations
 }
 

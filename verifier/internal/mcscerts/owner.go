@@ -23,6 +23,8 @@ type Case string
 const (
 	// CaseConfigured: certificates.rotate is Always.
 	CaseConfigured Case = "Configured"
+	// CaseFolder: they are files, which 'certs rotate' renews.
+	CaseFolder Case = "Folder"
 	// CaseOurs: the CA is one that the verifier made.
 	CaseOurs Case = "Ours"
 	// CaseNoMachineSets: there is no CA that anybody has the key of, and there are no
@@ -42,7 +44,7 @@ const (
 // Ours reports whether the verifier renews.
 func (c Case) Ours() bool {
 	switch c {
-	case CaseConfigured, CaseOurs, CaseNoMachineSets, CaseOldOperator:
+	case CaseConfigured, CaseFolder, CaseOurs, CaseNoMachineSets, CaseOldOperator:
 		return true
 	}
 	return false
@@ -52,6 +54,8 @@ func (c Case) String() string {
 	switch c {
 	case CaseConfigured:
 		return "the verifier renews them, as certificates.rotate says"
+	case CaseFolder:
+		return "'certs rotate', by hand or by a timer"
 	case CaseOurs:
 		return "the verifier renews them: it made the CA"
 	case CaseNoMachineSets:

@@ -63,6 +63,7 @@ type ClusterOptions struct {
 type Cluster struct {
 	o       ClusterOptions
 	host    string
+	rest    *rest.Config
 	dynamic dynamic.Interface
 	groups  discovery.ServerGroupsInterface
 	http    *http.Client
@@ -104,7 +105,7 @@ func OpenCluster(o ClusterOptions) (*Cluster, error) {
 	if err != nil {
 		return nil, kubeconfigError(err)
 	}
-	return &Cluster{o: o, host: strings.TrimRight(r.Host, "/"), dynamic: d, groups: groups, http: client}, nil
+	return &Cluster{o: o, host: strings.TrimRight(r.Host, "/"), rest: r, dynamic: d, groups: groups, http: client}, nil
 }
 
 // FromConfig fills in what a verifier's configuration says of its cluster.

@@ -1,0 +1,413 @@
+package main
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/mcscerts"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
+)
+
+func (c *cli) certsCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "certs",
+		Short: "The Machine Config Server's CA and serving certificate",
+		Long: `The CA that the pointer configs name, and the serving certificate that it signed.
+Both are valid for ten years and renewed after eight.
+
+On OpenShift the machine-config-operator renews them where there are MachineSets,
+since 4.19; 'certs status' says whether it does. Elsewhere the verifier does, if its
+configuration has certificates:, and in a folder these commands do.
+
+A rotation has two steps, and machines boot through both: a new CA goes into the
+bundle, and with the bundle into the pointer configs; later the serving certificate
+is signed by it. docs/certificates.md tells it in full.`,
+	}
+	cmd.AddCommand(c.certsStatusCommand(), c.certsInitCommand(), c.certsRotateCommand())
+	return cmd
+}
+
+// keeper keeps the certificates of a folder or of a cluster.
+type keeper interface {
+	look(context.Context) (mcscerts.Status, error)
+	init(ctx context.Context, force bool) (made string, s mcscerts.Status, err error)
+	rotate(ctx context.Context, now bool) (mcscerts.Step, mcscerts.Status, error)
+	due(context.Context) ([]mcscerts.Step, mcscerts.Status, error)
+	// after says what is left for a person to do after a step.
+	after(mcscerts.Step) string
+}
+
+func (c *cli) certsStatusCommand() *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "What there is, until when, who renews it, and what is next",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			k, err := c.openKeeper(cmd.Context(), nil)
+			if err != nil {
+				return err
+			}
+			s, err := k.look(cmd.Context())
+			if err != nil && s.Leaf == nil && s.CA == nil {
+				return err
+			}
+			switch output {
+			case "json":
+				enc := json.NewEncoder(cmd.OutOrStdout())
+				enc.SetIndent("", "  ")
+				return errors.Join(err, enc.Encode(certsDocument(s)))
+			case "", "text":
+				return errors.Join(err, printCerts(cmd.OutOrStdout(), s))
+			}
+			return fmt.Errorf("output %q: it is text or json", output)
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "text", `"text" or "json"`)
+	c.where(cmd)
+	return cmd
+}
+
+func (c *cli) certsInitCommand() *cobra.Command {
+	var hosts []string
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "init",
+		Short: "Make CA and serving certificate where there are none",
+		Long: `Make CA and serving certificate where there are none.
+
+In a cluster it makes the objects that the verifier then keeps; the verifier's own
+account may not make Secrets. Run it once, as an administrator. What is served stays,
+and the CA that issued it goes into the bundle beside the new one, so that no machine
+notices. It refuses where the machine-config-operator renews.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			k, err := c.openKeeper(cmd.Context(), hosts)
+			if err != nil {
+				return err
+			}
+			made, s, err := k.init(cmd.Context(), force)
+			if errors.Is(err, mcscerts.ErrNotOurs) {
+				if s.Case == mcscerts.CaseOperatorToCome {
+					return hint(err, "if the cluster is older than 4.19, add --force")
+				}
+				return hint(err, "'certs status' shows them; certificates.rotate: Always takes them over")
+			}
+			if err != nil {
+				return err
+			}
+			cmd.Println(made)
+			return printCerts(cmd.OutOrStdout(), s)
+		},
+	}
+	cmd.Flags().StringSliceVar(&hosts, "hostname", nil, "host name or address of the serving certificate (repeatable; default: those of the configuration)")
+	cmd.Flags().BoolVar(&force, "force", false, "also where there are MachineSets, so that a machine-config-operator since 4.19 would do it")
+	c.where(cmd)
+	return cmd
+}
+
+func (c *cli) certsRotateCommand() *cobra.Command {
+	var now, due bool
+	cmd := &cobra.Command{
+		Use:   "rotate",
+		Short: "Take the next step of a rotation: a new CA, or a serving certificate signed by it",
+		Long: `Take the next step of a rotation. The first makes a new CA and puts it into the
+bundle and the pointer configs; what is served stays. The second, at least an hour
+later, has the serving certificate signed by it. The old CA stays in the bundle until
+it has expired.
+
+With --due take the steps that the calendar asks for, if any: for a timer. With --now
+take the second step at once: machines that boot with a pointer config of before
+the first step fail.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			k, err := c.openKeeper(cmd.Context(), nil)
+			if err != nil {
+				return err
+			}
+			if due {
+				steps, s, err := k.due(cmd.Context())
+				for _, step := range steps {
+					cmd.Println(tellStep(step) + "\n" + k.after(step))
+				}
+				if err == nil && len(steps) == 0 {
+					cmd.Println("nothing is due")
+					cmd.Println(nextStep(s))
+				}
+				return err
+			}
+			step, s, err := k.rotate(cmd.Context(), now)
+			var early *mcscerts.TooEarly
+			switch {
+			case errors.As(err, &early):
+				return hint(err, "wait, or add --now if failing those machines is the smaller harm")
+			case errors.Is(err, mcscerts.ErrNotOurs):
+				return hint(err, "on OpenShift: oc adm ocp-certificates regenerate-machine-config-server-serving-cert")
+			case err != nil:
+				return err
+			}
+			cmd.Println(tellStep(step) + "\n" + k.after(step))
+			return printCerts(cmd.OutOrStdout(), s)
+		},
+	}
+	cmd.Flags().BoolVar(&now, "now", false, "do not wait for machines that are booting")
+	cmd.Flags().BoolVar(&due, "due", false, "only what the calendar asks for")
+	cmd.MarkFlagsMutuallyExclusive("now", "due")
+	c.where(cmd)
+	return cmd
+}
+
+func tellStep(s mcscerts.Step) string {
+	if s == mcscerts.StepCA {
+		return "a new CA is in the bundle; what is served has not changed"
+	}
+	return "a new serving certificate is signed by the newest CA"
+}
+
+// openKeeper chooses as the other commands do. Hosts are in place of the configuration's.
+func (c *cli) openKeeper(ctx context.Context, hosts []string) (keeper, error) {
+	b, err := c.open()
+	if err != nil {
+		return nil, err
+	}
+	if f, ok := b.(*operator.Folder); ok {
+		if hosts == nil {
+			hosts = originHosts(f.Config)
+		}
+		return folderKeeper{&mcscerts.Folder{Dir: f.Config.Data, Hosts: hosts}}, nil
+	}
+	cluster, ok := b.(*operator.Cluster)
+	if !ok {
+		return nil, errors.New("there are no certificates here")
+	}
+	k, err := c.clusterConfig(ctx, cluster)
+	if err != nil {
+		return nil, err
+	}
+	o := certificateOptions(k)
+	if hosts != nil {
+		o.Hostnames = hosts
+	}
+	// A person may read what the verifier's account may not.
+	o.ListUserData = true
+	if o.Client, o.Dynamic, err = clients(cluster.Rest()); err != nil {
+		return nil, err
+	}
+	controller, err := mcscerts.New(o)
+	return clusterKeeper{controller}, err
+}
+
+func (c *cli) clusterConfig(ctx context.Context, cluster *operator.Cluster) (*config.Config, error) {
+	if c.config != "" && !c.plugin {
+		k, err := loadConfig(c.config)
+		if err != nil || k.Kubernetes != nil {
+			return k, err
+		}
+	}
+	return cluster.Configuration(ctx)
+}
+
+func clients(r *rest.Config) (kubernetes.Interface, dynamic.Interface, error) {
+	typed, err := kubernetes.NewForConfig(r)
+	if err != nil {
+		return nil, nil, fmt.Errorf("reach the Kubernetes API: %w", err)
+	}
+	d, err := dynamic.NewForConfig(r)
+	if err != nil {
+		return nil, nil, fmt.Errorf("reach the Kubernetes API: %w", err)
+	}
+	return typed, d, nil
+}
+
+// certificateOptions is what a configuration says of the certificates of a cluster.
+func certificateOptions(c *config.Config) mcscerts.Options {
+	o := mcscerts.Options{
+		Hostnames: originHosts(c), ServingSecret: c.Kubernetes.ServingSecret, CAConfigMap: c.Kubernetes.CAConfigMap,
+		UserDataSecrets: c.Kubernetes.UserDataSecrets, MachineNamespaces: c.Kubernetes.MachineNamespaces,
+	}
+	if k := c.Certificates; k != nil {
+		o.Always = k.Rotate == config.RotateAlways
+		if len(k.Hostnames) > 0 {
+			o.Hostnames = k.Hostnames
+		}
+	}
+	return o
+}
+
+// originHosts are the hosts under which machines reach the verifier.
+func originHosts(c *config.Config) []string {
+	var hosts []string
+	for _, origin := range c.Origins {
+		if u, err := url.Parse(origin); err == nil { // checked when it was loaded
+			hosts = append(hosts, u.Hostname())
+		}
+	}
+	return hosts
+}
+
+type folderKeeper struct{ f *mcscerts.Folder }
+
+func (k folderKeeper) look(context.Context) (mcscerts.Status, error) { return k.f.Look() }
+
+func (k folderKeeper) init(context.Context, bool) (string, mcscerts.Status, error) {
+	made, err := k.f.Init()
+	if err != nil {
+		return "", mcscerts.Status{}, hint(err, "restore what is missing, or remove the whole folder tls/ to begin with new certificates")
+	}
+	s, err := k.f.Look()
+	if made {
+		return "wrote tls/", s, err
+	}
+	return "kept tls/", s, err
+}
+
+func (k folderKeeper) rotate(_ context.Context, now bool) (mcscerts.Step, mcscerts.Status, error) {
+	return k.f.Rotate(now)
+}
+
+func (k folderKeeper) due(context.Context) ([]mcscerts.Step, mcscerts.Status, error) {
+	return k.f.Due()
+}
+
+func (folderKeeper) after(step mcscerts.Step) string {
+	if step == mcscerts.StepCA {
+		return "now: give pointers/*.ign to every machine that is yet to boot, in place of its user data of before;\nthen, an hour later at the earliest, 'certs rotate' again"
+	}
+	return "the verifier takes it up within a second; machines need a pointer config with the bundle of tls/ca.crt"
+}
+
+type clusterKeeper struct{ c *mcscerts.Controller }
+
+func (k clusterKeeper) look(ctx context.Context) (mcscerts.Status, error) { return k.c.Look(ctx) }
+
+func (k clusterKeeper) init(ctx context.Context, force bool) (string, mcscerts.Status, error) {
+	s, err := k.c.Init(ctx, force)
+	return "the objects are there; a verifier with certificates: in its configuration keeps them", s, err
+}
+
+func (k clusterKeeper) rotate(ctx context.Context, now bool) (mcscerts.Step, mcscerts.Status, error) {
+	return k.c.Rotate(ctx, now)
+}
+
+func (k clusterKeeper) due(context.Context) ([]mcscerts.Step, mcscerts.Status, error) {
+	return nil, mcscerts.Status{}, errors.New("in a cluster the verifier does what is due by itself")
+}
+
+func (clusterKeeper) after(step mcscerts.Step) string {
+	if step == mcscerts.StepCA {
+		return "pointer configs outside the cluster (user data that an administrator hands out) need the new bundle, too;\nan hour later at the earliest: 'certs rotate' again, or leave it to the calendar"
+	}
+	return "the replicas take it up at once"
+}
+
+// nextStep says what comes next, by itself or by hand.
+func nextStep(s mcscerts.Status) string {
+	switch {
+	case s.Case != "" && !s.Case.Ours():
+		return "nothing to do here"
+	case s.CA == nil:
+		return "'certs init' makes what is missing; 'certs rotate' makes a CA where the key is not here"
+	case s.Leaf == nil:
+		return "the serving certificate is missing"
+	case s.Leaf.CheckSignatureFrom(s.CA) != nil:
+		after := mcscerts.Renewal(s.Leaf)
+		if old := s.CA.NotBefore.Add(mcscerts.Refresh / 10); old.After(after) {
+			after = old
+		}
+		return fmt.Sprintf("the serving certificate follows the new CA after %s, or by 'certs rotate' after %s",
+			after.UTC().Format(time.DateOnly), s.CA.NotBefore.Add(mcscerts.Publish).UTC().Format(time.RFC3339))
+	}
+	return "a new CA after " + mcscerts.Renewal(s.CA).UTC().Format(time.DateOnly) + ", or by 'certs rotate'"
+}
+
+func printCerts(out io.Writer, s mcscerts.Status) error {
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	line := func(name, text string) { fmt.Fprintf(w, "%s\t%s\n", name, text) }
+	line("renewed by", s.Case.String())
+	one := func(c *x509.Certificate) string {
+		if c == nil {
+			return "none here"
+		}
+		return fmt.Sprintf("%s, until %s, renewed after %s", c.Subject.CommonName, c.NotAfter.UTC().Format(time.DateOnly), mcscerts.Renewal(c).UTC().Format(time.DateOnly))
+	}
+	line("CA", one(s.CA))
+	for _, c := range s.Bundle {
+		line("  in the bundle", fmt.Sprintf("%s, until %s", c.Subject.CommonName, c.NotAfter.UTC().Format(time.DateOnly)))
+	}
+	line("serving", one(s.Leaf))
+	if s.Leaf != nil {
+		line("  for", strings.Join(mcscerts.Hosts(s.Leaf), ", "))
+		if s.CA != nil {
+			by := "the CA above"
+			if s.Leaf.CheckSignatureFrom(s.CA) != nil {
+				by = s.Leaf.Issuer.CommonName + ", an older CA"
+			}
+			line("  signed by", by)
+		}
+	}
+	for _, u := range s.UserData {
+		text := "has the bundle"
+		if u.Left != "" {
+			text = "DOES NOT: " + u.Left
+		}
+		line("pointer "+u.Secret, text)
+	}
+	line("next", nextStep(s))
+	return w.Flush()
+}
+
+// certsJSON is the form of -o json.
+type certsJSON struct {
+	Case     mcscerts.Case  `json:"case,omitempty"`
+	Renews   bool           `json:"verifierRenews"`
+	CA       *certJSON      `json:"ca,omitempty"`
+	Bundle   []certJSON     `json:"bundle"`
+	Serving  *certJSON      `json:"serving,omitempty"`
+	Pointers []pointersJSON `json:"pointers"`
+	Next     string         `json:"next"`
+}
+
+type certJSON struct {
+	Subject   string    `json:"subject"`
+	Issuer    string    `json:"issuer"`
+	Hosts     []string  `json:"hosts,omitempty"`
+	NotBefore time.Time `json:"notBefore"`
+	NotAfter  time.Time `json:"notAfter"`
+	Renewal   time.Time `json:"renewal"`
+}
+
+type pointersJSON struct {
+	Name string `json:"name"`
+	Why  string `json:"leftAlone,omitempty"`
+}
+
+func certsDocument(s mcscerts.Status) certsJSON {
+	one := func(c *x509.Certificate) *certJSON {
+		if c == nil {
+			return nil
+		}
+		return &certJSON{c.Subject.CommonName, c.Issuer.CommonName, mcscerts.Hosts(c), c.NotBefore.UTC(), c.NotAfter.UTC(), mcscerts.Renewal(c).UTC()}
+	}
+	d := certsJSON{Case: s.Case, Renews: s.Case.Ours(), CA: one(s.CA), Serving: one(s.Leaf), Bundle: []certJSON{}, Pointers: []pointersJSON{}, Next: nextStep(s)}
+	for _, c := range s.Bundle {
+		d.Bundle = append(d.Bundle, *one(c))
+	}
+	for _, u := range s.UserData {
+		d.Pointers = append(d.Pointers, pointersJSON{u.Secret, u.Left})
+	}
+	return d
+}

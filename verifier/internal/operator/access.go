@@ -1,0 +1,15 @@
+package operator
+
+import (
+	"context"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+)
+
+// Rest is how the cluster is reached, for commands with clients of their own.
+func (c *Cluster) Rest() *rest.Config { return rest.CopyConfig(c.rest) }
+
+// Configuration is that of the cluster's verifier. A [Hinted] error: there is none.
+func (c *Cluster) Configuration(ctx context.Context) (*config.Config, error) { return c.config(ctx) }
