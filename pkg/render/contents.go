@@ -43,6 +43,7 @@ func written(r types.Resource) (text []byte, remote bool, err error) {
 	return data.Data, false, nil
 }
 
+// gunzip unpacks; with the error that what follows is broken it returns what came before.
 func gunzip(packed []byte) ([]byte, error) {
 	r, err := gzip.NewReader(bytes.NewReader(packed))
 	if err != nil {
@@ -51,7 +52,7 @@ func gunzip(packed []byte) ([]byte, error) {
 	text, err := io.ReadAll(io.LimitReader(r, maxContents+1))
 	switch {
 	case err != nil:
-		return nil, errors.New("broken gzip")
+		return text, errors.New("broken gzip")
 	case len(text) > maxContents:
 		return nil, fmt.Errorf("more than %d MiB", maxContents>>20)
 	}
@@ -71,9 +72,13 @@ func nested(text []byte, depth int, budget *int) []string {
 	var found []string
 	switch {
 	case bytes.HasPrefix(text, []byte("\x1f\x8b\x08")):
+		if depth == maxNesting {
+			return []string{"something packed several times, which is not searched"}
+		}
 		unpacked, err := gunzip(text)
-		if err == nil {
-			return nested(unpacked, depth, budget)
+		if err == nil || depth > 0 && len(unpacked) > 0 {
+			// What follows in the text may have been taken for more of it.
+			return nested(unpacked, depth+1, budget)
 		}
 		if depth == 0 {
 			found = append(found, "contents that cannot be searched ("+err.Error()+")")
@@ -132,7 +137,7 @@ var unsearched = []struct{ start, what string }{
 }
 
 // base64Run is base64 in one line or in several.
-var base64Run = regexp.MustCompile(fmt.Sprintf(`[A-Za-z0-9+/_-]{%d,}(?:\s{1,16}[A-Za-z0-9+/_-]{4,})*`, minEncoded))
+var base64Run = regexp.MustCompile(fmt.Sprintf(`[A-Za-z0-9+/_-]{%d,}(?:\s{1,16}[A-Za-z0-9+/_-]+)*`, minEncoded))
 
 // decodeRun reads the longest start of a run that is base64; nil if it holds nothing of interest.
 func decodeRun(run []byte) []byte {

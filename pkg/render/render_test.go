@@ -1,0 +1,440 @@
+package render_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/coreos/ignition/v2/config/v3_5"
+	"github.com/coreos/ignition/v2/config/v3_5/types"
+	"sigs.k8s.io/yaml"
+
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/render"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// cluster is the input of testdata/cluster, and of the files given besides.
+func cluster(t testing.TB, more ...string) render.Input {
+	t.Helper()
+	names, err := filepath.Glob("testdata/cluster/*.yaml")
+	if err != nil || len(names) == 0 {
+		t.Fatal("no manifests", err)
+	}
+	var all []render.Input
+	for _, name := range names {
+		raw, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, parse(t, filepath.Base(name), string(raw)))
+	}
+	for _, text := range more {
+		all = append(all, parse(t, "more.yaml", text))
+	}
+	in, problems := render.Join(all...)
+	if manifest.Failed(problems) {
+		t.Fatal(problems)
+	}
+	return in
+}
+
+func parse(t testing.TB, file, text string) render.Input {
+	t.Helper()
+	in, problems := render.Parse(file, []byte(text))
+	if manifest.Failed(problems) {
+		t.Fatal(problems)
+	}
+	return in
+}
+
+// customer is a MachineConfig that a person wrote; spec is indented by nothing.
+func customer(name, role, spec string, annotations ...string) string {
+	s := fmt.Sprintf("apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfig\nmetadata:\n  name: %s\n  labels:\n    machineconfiguration.openshift.io/role: %s\n", name, role)
+	if len(annotations) > 0 {
+		s += "  annotations:\n"
+		for _, a := range annotations {
+			s += "    " + a + "\n"
+		}
+	}
+	return s + "spec:\n  " + strings.ReplaceAll(strings.TrimSpace(spec), "\n", "\n  ") + "\n"
+}
+
+// needed is one that anyone may have.
+func needed(name, spec string) string {
+	return customer(name, "worker", spec, `mcs-attest.dev/needed-before-node-approved: "true"`)
+}
+
+// file is a spec with one file of these contents.
+func file(path, contents string) string {
+	return fmt.Sprintf("config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: %s\n      contents:\n        source: %s\n", path, quoted("data:;base64,"+b64(contents)))
+}
+
+func quoted(s string) string {
+	raw, _ := json.Marshal(s)
+	return string(raw)
+}
+
+func full(t testing.TB, pool string, in render.Input) *render.Rendered {
+	t.Helper()
+	r, err := render.Full(pool, in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	valid(t, r)
+	return r
+}
+
+func preApproved(t testing.TB, pool string, in render.Input, allow ...string) *render.Rendered {
+	t.Helper()
+	r, err := render.PreApproved(pool, in, render.Options{Allow: allow})
+	if err != nil {
+		t.Fatal(err)
+	}
+	valid(t, r)
+	return r
+}
+
+// refusal is the text of a denial, which has to be the one of a config that is not there.
+func refusal(t testing.TB, err error) string {
+	t.Helper()
+	if err == nil {
+		t.Fatal("not refused")
+	}
+	if got := reason.From(err).Code; got != reason.ConfigUnavailable {
+		t.Fatalf("refused as %v: %v", got, err)
+	}
+	return err.Error()
+}
+
+func contains(t testing.TB, text string, want ...string) {
+	t.Helper()
+	for _, w := range want {
+		if !strings.Contains(text, w) {
+			t.Errorf("%q does not say %q", text, w)
+		}
+	}
+}
+
+// ignitionValidate is Ignition's own program, built from the module once.
+var ignitionValidate = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "ignition-validate")
+	if err != nil {
+		return "", err
+	}
+	out := filepath.Join(dir, "ignition-validate")
+	text, err := exec.Command("go", "build", "-o", out, "github.com/coreos/ignition/v2/validate").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("build ignition-validate: %w: %s", err, text)
+	}
+	return out, nil
+})
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	code := m.Run()
+	if tool, err := ignitionValidate(); err == nil {
+		os.RemoveAll(filepath.Dir(tool))
+	}
+	os.Exit(code)
+}
+
+// valid has ignition-validate look at a render.
+func valid(t testing.TB, r *render.Rendered) types.Config {
+	t.Helper()
+	config, rpt, err := v3_5.Parse(r.Config.Spec.Config.Raw)
+	if err != nil {
+		t.Fatalf("%v %v", err, rpt)
+	}
+	if _, ok := t.(*testing.F); ok {
+		return config
+	}
+	tool, err := ignitionValidate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(tool, "-")
+	cmd.Stdin = bytes.NewReader(r.Config.Spec.Config.Raw)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("ignition-validate: %v: %s", err, out)
+	}
+	return config
+}
+
+func contentsOf(t testing.TB, c types.Config, path string) string {
+	t.Helper()
+	for _, f := range c.Storage.Files {
+		if f.Path == path {
+			if f.Contents.Source == nil {
+				t.Fatalf("%s has no contents", path)
+			}
+			return *f.Contents.Source
+		}
+	}
+	t.Fatalf("there is no %s", path)
+	return ""
+}
+
+func TestWholeConfigsAreWhatTheMachineConfigControllerRenders(t *testing.T) {
+	// The golden files were checked byte for byte against the encoder that the
+	// machine-config-controller uses, and its hash of them.
+	in := cluster(t)
+	for _, pool := range []string{"worker", "infra"} {
+		r := full(t, pool, in)
+		text, err := yaml.Marshal(r.Config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for golden, got := range map[string][]byte{pool + ".golden.yaml": text, pool + ".golden.ign": r.Config.Spec.Config.Raw} {
+			golden = filepath.Join("testdata", golden)
+			if *update {
+				if err := os.WriteFile(golden, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(got, want) {
+				t.Errorf("%s differs from %s:\n%s", pool, golden, got)
+			}
+		}
+	}
+}
+
+func TestTheOrderOfTheMergeIsTheMachineConfigControllers(t *testing.T) {
+	in := cluster(t)
+	slices.Reverse(in.Configs) // the order that they are read in means nothing
+	worker, infra := full(t, "worker", in), full(t, "infra", in)
+
+	c := valid(t, worker)
+	if got := contentsOf(t, c, "/etc/sysctl.d/arp.conf"); !strings.Contains(got, "1") {
+		t.Errorf("50-worker-chrony comes after 00-worker, but the file has %s", got)
+	}
+	// 10-infra-tuning sorts before 50-worker-chrony, and wins all the same.
+	if got := contentsOf(t, valid(t, infra), "/etc/chrony.conf"); !strings.Contains(got, "ntp.infra.example") {
+		t.Errorf("a custom pool's config does not win over the workers': %s", got)
+	}
+	if got := worker.Config.Spec.KernelArguments; !slices.Equal(got, []string{"nosmt", "audit=1"}) {
+		t.Errorf("kernel arguments %v", got)
+	}
+	if got := infra.Config.Spec.KernelArguments; !slices.Equal(got, []string{"nosmt", "audit=1", "nosmt"}) {
+		t.Errorf("kernel arguments are not appended, as they are: %v", got)
+	}
+	if w, i := worker.Config.Spec.KernelType, infra.Config.Spec.KernelType; w != "default" || i != "realtime" {
+		t.Errorf("kernel types %s, %s", w, i)
+	}
+	if !worker.Config.Spec.FIPS || !slices.Equal(worker.Config.Spec.Extensions, []string{"usbguard"}) {
+		t.Error("fips or an extension is lost")
+	}
+	for _, f := range c.Storage.Files {
+		if f.Overwrite == nil || !*f.Overwrite {
+			t.Errorf("%s is not overwritten", f.Path)
+		}
+	}
+}
+
+func TestImages(t *testing.T) {
+	controller := "quay.io/openshift-release-dev/ocp-v4.0-art-dev@sha256:" + strings.Repeat("1", 64)
+	extensions := "quay.io/openshift-release-dev/ocp-v4.0-art-dev@sha256:" + strings.Repeat("2", 64)
+	generated := strings.Replace(customer("02-worker-old", "worker", "osImageURL: registry.example/old"), "  labels:",
+		"  annotations:\n    machineconfiguration.openshift.io/generated-by-controller-version: abc\n  labels:", 1)
+	stream := `apiVersion: machineconfiguration.openshift.io/v1alpha1
+kind: OSImageStream
+metadata:
+  name: cluster
+status:
+  defaultStream: rhel-9
+  availableStreams:
+  - name: rhel-9
+    osImage: registry.example/nine@sha256:` + strings.Repeat("9", 64) + `
+    osExtensionsImage: registry.example/nine-ext@sha256:` + strings.Repeat("9", 64) + `
+  - name: rhel-10
+    osImage: registry.example/ten@sha256:` + strings.Repeat("a", 64) + `
+    osExtensionsImage: registry.example/ten-ext@sha256:` + strings.Repeat("a", 64) + "\n"
+	ten := "registry.example/ten@sha256:" + strings.Repeat("a", 64)
+	for _, tc := range []struct {
+		name              string
+		more              []string
+		stream            string
+		image, extensions string
+		overridden        bool
+		refused           string
+	}{
+		{name: "without anything else they are the ControllerConfig's", image: controller, extensions: extensions},
+		{name: "a MachineConfig that a controller generated names none", more: []string{generated}, image: controller, extensions: extensions},
+		{name: "the last MachineConfig that names one counts", more: []string{customer("98-a", "worker", "osImageURL: registry.example/a"), customer("98-b", "worker", "osImageURL: registry.example/b\nbaseOSExtensionsContainerImage: registry.example/be")},
+			image: "registry.example/b", extensions: "registry.example/be", overridden: true},
+		{name: "a pool on a stream has the stream's", more: []string{stream}, stream: "rhel-10", image: ten, extensions: "registry.example/ten-ext@sha256:" + strings.Repeat("a", 64)},
+		{name: "a pool on no stream has the default stream's", more: []string{stream}, image: "registry.example/nine@sha256:" + strings.Repeat("9", 64), extensions: "registry.example/nine-ext@sha256:" + strings.Repeat("9", 64)},
+		{name: "a pool on a stream that is not there does not render", more: []string{stream}, stream: "rhel-11", refused: `"rhel-11", which is not available`},
+		{name: "a pool on a stream where there are none does not render", stream: "rhel-10", refused: "there is no OSImageStream"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			in := cluster(t, tc.more...)
+			for _, p := range in.Pools {
+				p.Spec.OSImageStream.Name = tc.stream
+			}
+			r, err := render.Full("worker", in)
+			if tc.refused != "" {
+				contains(t, refusal(t, err), tc.refused)
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := r.Config.Spec; got.OSImageURL != tc.image || got.BaseOSExtensionsContainerImage != tc.extensions {
+				t.Errorf("images %s, %s", got.OSImageURL, got.BaseOSExtensionsContainerImage)
+			}
+			if _, ok := r.Config.Annotations["machineconfiguration.openshift.io/os-image-url-overridden"]; ok != tc.overridden {
+				t.Errorf("overridden: %t", ok)
+			}
+		})
+	}
+}
+
+func TestAMachineConfigThatCannotBeUsedNamesItself(t *testing.T) {
+	for _, tc := range []struct {
+		name, config string
+		want         []string
+	}{
+		{"a spec 2.2 config is refused, and it is said what to do", customer("98-old", "worker", "config:\n  ignition:\n    version: 2.2.0"),
+			[]string{"MachineConfig 98-old", "more.yaml:", "spec 2.2.0", "write it in spec 3.0 to 3.5"}},
+		{"a version that the operator does not merge yet", customer("98-new", "worker", "config:\n  ignition:\n    version: 3.6.0"), []string{"MachineConfig 98-new", "3.0 to 3.5"}},
+		{"a config without a version", customer("98-none", "worker", "config: {}"), []string{"MachineConfig 98-none", "no Ignition config"}},
+		{"a file with a relative path, with its line", customer("98-path", "worker", "config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: etc/x"),
+			[]string{"MachineConfig 98-path", "more.yaml:13", "storage.files[0].path", "path not absolute"}},
+		{"a file twice", customer("98-twice", "worker", "config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: /x\n    - path: /x"),
+			[]string{"MachineConfig 98-twice", "duplicate entry"}},
+		{"a mode that is a text", customer("98-mode", "worker", "config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: /x\n      mode: \"0644\""),
+			[]string{"MachineConfig 98-mode", "cannot unmarshal"}},
+		{"a kernel that nobody knows", customer("98-kernel", "worker", "kernelType: fast"), []string{"MachineConfig 98-kernel", "more.yaml:8", `"fast"`, "64k-pages"}},
+		{"kernel arguments that are no list", customer("98-args", "worker", "kernelArguments: quiet"), []string{"MachineConfig 98-args", "more.yaml:8", "a list belongs here"}},
+		{"a link where another one has a file below it", customer("98-link", "worker", "config:\n  ignition:\n    version: 3.4.0\n  storage:\n    links:\n    - path: /etc/sysctl.d\n      target: /tmp"),
+			[]string{"MachineConfig 98-link", "merged over the ones before it", "/etc/sysctl.d/arp.conf", "includes link"}},
+		{"a file that only appends", customer("98-append", "worker", "config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: /etc/profile\n      append:\n      - source: data:,x"),
+			[]string{"MachineConfig 98-append", "/etc/profile", "append does not do"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			in := cluster(t, tc.config)
+			_, err := render.Full("worker", in)
+			contains(t, refusal(t, err), tc.want...)
+			if f := render.FaultOf(err); f == nil || !strings.Contains(tc.config, "name: "+f.MachineConfig+"\n") {
+				t.Errorf("the fault is %v", f)
+			}
+			_, err = render.PreApproved("worker", in, render.Options{})
+			refusal(t, err)
+		})
+	}
+}
+
+func TestABrokenMachineConfigStopsNoOtherPool(t *testing.T) {
+	in := cluster(t, customer("98-infra-broken", "infra", "config:\n  ignition:\n    version: 1.0.0"))
+	full(t, "worker", in)
+	_, err := render.Full("infra", in)
+	contains(t, refusal(t, err), "98-infra-broken")
+}
+
+func TestPoolsThatDoNotRender(t *testing.T) {
+	for _, tc := range []struct {
+		name, pool, more string
+		want             string
+	}{
+		{"one that is not there", "gpu", "", `no MachineConfigPool "gpu"`},
+		{"one whose selector is empty chooses nothing", "all", "machineConfigSelector: {}", "chooses no MachineConfig"},
+		{"one without a selector chooses nothing", "all", "paused: false", "chooses no MachineConfig"},
+		{"one whose selector is none", "all", "machineConfigSelector:\n    matchExpressions:\n    - {key: a, operator: Near, values: [b]}", "machineConfigSelector"},
+		{"one with kernel-devel for another kernel", "infra", "", "kernel-devel"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var more []string
+			if tc.more != "" {
+				more = append(more, "apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfigPool\nmetadata:\n  name: all\nspec:\n  "+tc.more+"\n")
+			}
+			if tc.pool == "infra" {
+				more = append(more, customer("98-devel", "infra", "extensions: [kernel-devel]"))
+			}
+			_, err := render.Full(tc.pool, cluster(t, more...))
+			contains(t, refusal(t, err), tc.want)
+		})
+	}
+}
+
+func TestManifestsThatAreNotRead(t *testing.T) {
+	for _, tc := range []struct{ name, text, want string }{
+		{"no YAML", "a: [", "f.yaml:1"},
+		{"another kind", "apiVersion: v1\nkind: Secret\nmetadata:\n  name: x\n", "a Secret of v1 does not belong here"},
+		{"a pool without a name", "apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfigPool\nspec: {}\n", "has no name"},
+		{"a MachineConfig without a name", "apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfig\nspec: {}\n", "has no name"},
+		{"two ControllerConfigs", strings.Repeat("---\napiVersion: machineconfiguration.openshift.io/v1\nkind: ControllerConfig\nmetadata:\n  name: x\n", 2), "a second ControllerConfig"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			in, problems := render.Parse("f.yaml", []byte(tc.text))
+			if !manifest.Failed(problems) || in.Configs != nil || in.Pools != nil {
+				t.Fatalf("%v %v", in, problems)
+			}
+			contains(t, problems[0].Error(), tc.want)
+		})
+	}
+	t.Run("the same MachineConfig in two files", func(t *testing.T) {
+		a := customer("98-a", "worker", "fips: true")
+		_, problems := render.Join(parse(t, "a.yaml", a), parse(t, "b.yaml", a))
+		if !manifest.Failed(problems) {
+			t.Fatal("taken")
+		}
+		contains(t, problems[0].Error(), `b.yaml:1: MachineConfig "98-a" is here a second time`, "a.yaml:1")
+	})
+}
+
+func TestObjectsOfTheAPIAreReadLikeFiles(t *testing.T) {
+	raw, err := os.ReadFile("testdata/cluster/20-infra.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var object map[string]any
+	if err := yaml.Unmarshal(raw, &object); err != nil {
+		t.Fatal(err)
+	}
+	in, problems := render.FromObject(object)
+	if len(problems) > 0 || len(in.Configs) != 1 || in.Configs[0].Name != "10-infra-tuning" {
+		t.Fatal(in, problems)
+	}
+	object["spec"].(map[string]any)["config"] = map[string]any{"ignition": map[string]any{"version": "2.2.0"}}
+	in, problems = render.FromObject(object)
+	if len(problems) > 0 {
+		t.Fatal("a MachineConfig that cannot be used is no problem of its file:", problems)
+	}
+	all, problems := render.Join(in, parse(t, "p.yaml", "apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfigPool\nmetadata: {name: infra}\nspec: {machineConfigSelector: {matchLabels: {machineconfiguration.openshift.io/role: infra}}}\n"))
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	_, err = render.Full("infra", all)
+	contains(t, refusal(t, err), "MachineConfig 10-infra-tuning")
+}
+
+func TestARenderNeverChanges(t *testing.T) {
+	in := cluster(t)
+	first := full(t, "worker", in)
+	before := bytes.Clone(first.Config.Spec.Config.Raw)
+	for range 3 {
+		preApproved(t, "worker", in)
+		full(t, "infra", in)
+		if again := full(t, "worker", in); !bytes.Equal(again.Config.Spec.Config.Raw, before) || again.Config.Name != first.Config.Name {
+			t.Fatal("rendering again gives something else")
+		}
+	}
+	if !bytes.Equal(first.Config.Spec.Config.Raw, before) {
+		t.Fatal("an older render changed")
+	}
+}
