@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"slices"
 
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
@@ -23,6 +24,9 @@ type Slot struct {
 
 	how        source
 	head, tail secret.Bytes // of the kubeconfig, around the token
+	// Of the data URL, around the token: where it stands there as it is, as in what
+	// the Machine Config Server writes.
+	before, after secret.Bytes
 }
 
 // Find looks for the kubeconfig in a config, of specification 2.x or 3.x. nil: the
@@ -118,6 +122,10 @@ func find(file span) (*Slot, error) {
 	}
 	s.sourceStart, s.sourceEnd = at.start+1-s.start, at.end-1-s.start
 	s.was = secret.New(bytes.Clone(file.text[s.start:s.end]))
+	if how.plain() {
+		s.before = secret.New(escape([]byte(how.header), slices.Concat(s.head.Expose(), []byte{'"'})))
+		s.after = secret.New(escape(nil, append([]byte{'"'}, s.tail.Expose()...)))
+	}
 	return s, nil
 }
 
@@ -164,6 +172,12 @@ func (s *Slot) With(config []byte, token secret.Bytes) ([][]byte, error) {
 	}
 	if !plain(string(token.Expose())) {
 		return nil, errors.New("the token is not one word")
+	}
+	if s.how.plain() {
+		before, after := s.before.Expose(), s.after.Expose()
+		url := make([]byte, 0, len(before)+len(token.Expose())+len(after))
+		url = append(escape(append(url, before...), token.Expose()), after...)
+		return [][]byte{config[:s.start], url, config[s.end:]}, nil
 	}
 	// In quotes: a bootstrap token of digits alone would be a number to YAML.
 	file := make([]byte, 0, len(s.head.Expose())+len(s.tail.Expose())+len(token.Expose())+2)

@@ -25,6 +25,10 @@ type source struct {
 	hash   string // "sha512", "sha256"; "" where there is none
 }
 
+// plain reports whether each byte of the file stands by itself, and nothing is to
+// be computed of all of them.
+func (s source) plain() bool { return !s.base64 && !s.gzip && s.hash == "" }
+
 // readSource decodes a file's contents, which are a data URL: the file, and how to
 // write another one.
 func readSource(url, compression, hash string) (source, []byte, error) {
