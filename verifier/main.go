@@ -103,7 +103,7 @@ Kubernetes API and needs no verifier to be running.`,
 func (c *cli) operatorCommands() []*cobra.Command {
 	return []*cobra.Command{
 		c.statusCommand(), c.explainCommand(), c.enrollCommand(), c.approveCommand(), c.quarantineCommand(), c.reattestCommand(),
-		c.tokenCommand(), c.supportBundleCommand(),
+		c.tokenCommand(), c.certsCommand(), c.csrCommand(), c.supportBundleCommand(),
 	}
 }
 
