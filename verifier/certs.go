@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/url"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -186,7 +185,7 @@ func (c *cli) openKeeper(ctx context.Context, hosts []string) (keeper, error) {
 	}
 	if f, ok := b.(*operator.Folder); ok {
 		if hosts == nil {
-			hosts = originHosts(f.Config)
+			hosts = f.Config.CertificateHosts()
 		}
 		return folderKeeper{&mcscerts.Folder{Dir: f.Config.Data, Hosts: hosts}}, nil
 	}
@@ -236,27 +235,13 @@ func clients(r *rest.Config) (kubernetes.Interface, dynamic.Interface, error) {
 // certificateOptions is what a configuration says of the certificates of a cluster.
 func certificateOptions(c *config.Config) mcscerts.Options {
 	o := mcscerts.Options{
-		Hostnames: originHosts(c), ServingSecret: c.Kubernetes.ServingSecret, CAConfigMap: c.Kubernetes.CAConfigMap,
+		Hostnames: c.CertificateHosts(), ServingSecret: c.Kubernetes.ServingSecret, CAConfigMap: c.Kubernetes.CAConfigMap,
 		UserDataSecrets: c.Kubernetes.UserDataSecrets, MachineNamespaces: c.Kubernetes.MachineNamespaces,
 	}
 	if k := c.Certificates; k != nil {
 		o.Always = k.Rotate == config.RotateAlways
-		if len(k.Hostnames) > 0 {
-			o.Hostnames = k.Hostnames
-		}
 	}
 	return o
-}
-
-// originHosts are the hosts under which machines reach the verifier.
-func originHosts(c *config.Config) []string {
-	var hosts []string
-	for _, origin := range c.Origins {
-		if u, err := url.Parse(origin); err == nil { // checked when it was loaded
-			hosts = append(hosts, u.Hostname())
-		}
-	}
-	return hosts
 }
 
 type folderKeeper struct{ f *mcscerts.Folder }
