@@ -58,7 +58,7 @@ func served(b *testing.B) *mcs.Answers {
 }
 
 // issuer makes credentials without a cluster. It has the record's part, too.
-type issuer struct{ claims token.Claims }
+type issuer struct{}
 
 func (issuer) Issue(context.Context, token.Claims) (*credential.Credential, error) {
 	return &credential.Credential{ID: "JTI=x", Token: secret.New(bytes.Repeat([]byte("jwt."), 250))}, nil

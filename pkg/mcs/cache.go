@@ -54,14 +54,23 @@ type version struct {
 	size  int
 }
 
+// newest is what a config is rendered in.
+var newest = specversion.Version{Major: 3, Minor: 5}
+
 // Answers are those for a render with additions, which must not change afterwards.
-// It costs a digest of both: call it when one of them changed, not for every request.
+// What cannot be answered in the newest version is an error, a denial, so that
+// whoever has a good one can keep it. It costs a digest of both: call it when one of
+// them changed, not for every request.
 func (c *Cache) Answers(r *render.Rendered, x Extras) (*Answers, error) {
 	sum, err := content(r, x)
 	if err != nil {
 		return nil, reason.Wrap(reason.ConfigUnavailable, err, "pool %s", r.Pool)
 	}
-	return &Answers{cache: c, render: r, extras: x, sum: sum}, nil
+	a := &Answers{cache: c, render: r, extras: x, sum: sum}
+	if _, err := a.in(newest); err != nil {
+		return nil, err
+	}
+	return a, nil
 }
 
 // For is the answer for a client that accepts these versions. The error is a denial:
@@ -72,6 +81,10 @@ func (a *Answers) For(accept specversion.Accept) (*gate.Rendered, error) {
 	if err != nil {
 		return nil, reason.Wrap(reason.Malformed, err, "Accept")
 	}
+	return a.in(to)
+}
+
+func (a *Answers) in(to specversion.Version) (*gate.Rendered, error) {
 	v, mine := a.cache.take(key{a.sum, to})
 	if mine {
 		a.fill(v)

@@ -16,6 +16,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
 	"github.com/mcs-attest/mcs-attest/pkg/mcs"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/render"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
@@ -175,6 +176,26 @@ func TestARefusalIsMadeOnceToo(t *testing.T) {
 	}
 	if _, err := a.For(specversion.ParseAccept(accepts("3.2.0"))); err != nil {
 		t.Errorf("where LUKS is known: %v", err)
+	}
+}
+
+// Who asks for the answers of something broken learns it at once, and keeps what it has.
+func TestWhatCannotBeServedHasNoAnswers(t *testing.T) {
+	var c mcs.Cache
+	noServer := extras()
+	noServer.APIServer = ""
+	for _, broken := range []struct {
+		name string
+		r    *render.Rendered
+		x    mcs.Extras
+	}{
+		{"two entries for one path", worker(strings.Replace(ignition, "/etc/kubernetes/kubelet.conf", mcs.KubeletCAPath, 1)), extras()},
+		{"no JSON", worker(`{`), extras()},
+		{"a token and no API server", worker(ignition), noServer},
+	} {
+		if _, err := c.Answers(broken.r, broken.x); reason.From(err).Code != reason.ConfigUnavailable {
+			t.Errorf("%s: %v", broken.name, err)
+		}
 	}
 }
 
