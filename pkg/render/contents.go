@@ -7,8 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net/url"
-	"regexp"
 	"strings"
 
 	"github.com/coreos/ignition/v2/config/v3_5/types"
@@ -99,13 +99,16 @@ func nested(text []byte, depth int, budget *int) []string {
 			found = append(found, p.what)
 		}
 	}
+	if bootstrapToken(text) {
+		found = append(found, "a bootstrap token")
+	}
 	if assigned(text) {
 		found = append(found, "a password or token")
 	}
 	if depth == maxNesting {
 		return found
 	}
-	for _, run := range base64Run.FindAll(text, -1) {
+	for run := range base64Runs(text) {
 		words := [][]byte{run}
 		if fields := bytes.Fields(run); len(fields) > 1 {
 			// Lines of one text, or words beside each other.
@@ -136,8 +139,43 @@ var unsearched = []struct{ start, what string }{
 	{"\xfe\xed\xfe\xed", "a Java keystore"},
 }
 
-// base64Run is base64 in one line or in several.
-var base64Run = regexp.MustCompile(fmt.Sprintf(`[A-Za-z0-9+/_-]{%d,}(?:\s{1,16}[A-Za-z0-9+/_-]+)*`, minEncoded))
+// base64Runs are what may be base64 in one line or in several: a long word of its
+// letters, and the words that follow it.
+func base64Runs(text []byte) iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		for at := 0; at < len(text); at++ {
+			end := at + wordLen(text[at:])
+			if end-at < minEncoded {
+				at = end
+				continue
+			}
+			for blank := end; ; {
+				for blank < len(text) && strings.IndexByte(" \t\r\n", text[blank]) >= 0 {
+					blank++
+				}
+				n := wordLen(text[blank:])
+				if n == 0 || blank == end {
+					break
+				}
+				blank += n
+				end = blank
+			}
+			if !yield(text[at:end]) {
+				return
+			}
+			at = end
+		}
+	}
+}
+
+func wordLen(text []byte) int {
+	for i, c := range text {
+		if !('A' <= c && c <= 'Z' || 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '+' || c == '/' || c == '-' || c == '_') {
+			return i
+		}
+	}
+	return len(text)
+}
 
 // decodeRun reads the longest start of a run that is base64; nil if it holds nothing of interest.
 func decodeRun(run []byte) []byte {

@@ -113,11 +113,6 @@ var patterns = []pattern{
 	{"a token", []string{"gh", "glpat-", "xox", "AIza", "sha256~", "hvs.", "dckr_pat_"}, regexp.MustCompile(
 		`\bgh[pousr]_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{40}|\bglpat-[A-Za-z0-9_-]{20}|\bxox[abprs]-[A-Za-z0-9-]{10}|\bAIza[A-Za-z0-9_-]{35}|\bsha256~[A-Za-z0-9_-]{40}|\bhvs\.[A-Za-z0-9_-]{24}|\bdckr_pat_[A-Za-z0-9_-]{20}`), nil},
 	{"a cloud's access key", []string{"AKIA", "ASIA"}, regexp.MustCompile(`\b(?:AKIA|ASIA)[A-Z0-9]{16}\b`), nil},
-	// Letters and digits: a bootstrap token is random, a name has words.
-	{"a bootstrap token", nil, regexp.MustCompile(`(?:^|[^a-z0-9._/-])[a-z0-9]{6}\.([a-z0-9]{16})(?:[^a-z0-9._/-]|$)`),
-		func(g [][]byte) bool {
-			return bytes.ContainsAny(g[1], "0123456789") && bytes.ContainsAny(g[1], "abcdefghijklmnopqrstuvwxyz")
-		}},
 	{"a password in a URL", []string{"://"}, regexp.MustCompile(`\b[A-Za-z][A-Za-z0-9+.-]{1,15}://[^\s/:@"'<>]*:([^\s/@"'<>]+)@`),
 		func(g [][]byte) bool { return !bytes.ContainsAny(g[1][:1], "${<") }},
 	{"a signed URL", []string{"ignature=", "sig="}, regexp.MustCompile(`[?&](?:X-Amz-Signature|X-Goog-Signature|Signature|sig)=[A-Za-z0-9%+/=_-]{16,}`), nil},
@@ -126,20 +121,31 @@ var patterns = []pattern{
 	{"a password", []string{"machine"}, regexp.MustCompile(`\bmachine\s+\S+\s+login\s+\S+\s+password\s+\S+`), nil},
 }
 
-// name is what a password or token is called where it is given a value.
-var name = regexp.MustCompile(`(?i)(password|passphrase|passwd|psk|secret|api[_-]?key|secret[_-]?key|access[_-]?key|token|client-key-data|private[_-]?key|preshared[_-]?key|wep-key\d)\\?["']?[ \t]*([:=])[ \t]*`)
+// names end what a password or token is called where it is given a value, in lower
+// case and without the dashes.
+var names = []string{"password", "passphrase", "passwd", "psk", "secret", "apikey", "secretkey", "accesskey", "token",
+	"clientkeydata", "privatekey", "presharedkey", "wepkey0", "wepkey1", "wepkey2", "wepkey3"}
 
-// assigned reports whether a text gives a name that tells of a secret a value of its own.
+// longest name, with dashes, a quote and blanks behind it.
+const longestName = 32
+
+// assigned reports whether a text gives a name that tells of a secret a value of its own:
+// name = value, name: value, "name": "value".
 func assigned(text []byte) bool {
-	for _, at := range name.FindAllSubmatchIndex(text, -1) {
-		before, after := text[:at[0]], text[at[1]:]
-		before = bytes.TrimSpace(before[bytes.LastIndexByte(before, '\n')+1:])
+	for at := 0; ; at++ {
+		next := bytes.IndexAny(text[at:], ":=")
+		if next < 0 {
+			return false
+		}
+		at += next
+		name := nameBefore(text, at)
+		if name == "" || text[at] == ':' && name == "passwd" { // nsswitch.conf and sudoers mean something else by it
+			continue
+		}
+		before := bytes.TrimSpace(text[bytes.LastIndexByte(text[:at], '\n')+1 : at])
+		after := bytes.TrimLeft(text[at+1:], " \t")
 		if end := bytes.IndexAny(after, "\r\n"); end >= 0 {
 			after = after[:end]
-		}
-		// nsswitch.conf and sudoers mean something else by it.
-		if sign := text[at[4]]; sign == ':' && strings.EqualFold(string(text[at[2]:at[3]]), "passwd") {
-			continue
 		}
 		value := strings.TrimPrefix(strings.TrimRight(string(after), ",; \t"), `\`)
 		if len(value) > 1 && (value[0] == '"' || value[0] == '\'') {
@@ -152,11 +158,53 @@ func assigned(text []byte) bool {
 			return true
 		}
 	}
-	return false
+}
+
+// nameBefore is which of the names stands before a sign; "" if none does.
+func nameBefore(text []byte, sign int) string {
+	window := text[max(0, sign-longestName):sign]
+	window = bytes.TrimRight(window, " \t")
+	window = bytes.TrimRight(window, `"'\`)
+	plain := strings.Map(func(r rune) rune {
+		if r == '-' || r == '_' {
+			return -1
+		}
+		return r
+	}, strings.ToLower(string(window)))
+	for _, n := range names {
+		if strings.HasSuffix(plain, n) {
+			return n
+		}
+	}
+	return ""
 }
 
 func isComment(before []byte) bool {
 	return bytes.HasPrefix(before, []byte("#")) || bytes.HasPrefix(before, []byte("//")) || bytes.HasPrefix(before, []byte(";"))
+}
+
+// bootstrapToken reports whether a text has a Kubernetes bootstrap token: six letters and
+// digits, a dot, sixteen more. Both are random, so the sixteen have letters and digits.
+func bootstrapToken(text []byte) bool {
+	plain := func(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' }
+	edge := func(i int) bool {
+		return i < 0 || i >= len(text) || !plain(text[i]) && !bytes.ContainsRune([]byte("._/-"), rune(text[i]))
+	}
+	for at := 0; ; at++ {
+		next := bytes.IndexByte(text[at:], '.')
+		if next < 0 {
+			return false
+		}
+		at += next
+		if at < 6 || at+17 > len(text) || !edge(at-7) || !edge(at+17) {
+			continue
+		}
+		id, secret := text[at-6:at], text[at+1:at+17]
+		if !slices.ContainsFunc(id, func(c byte) bool { return !plain(c) }) && !slices.ContainsFunc(secret, func(c byte) bool { return !plain(c) }) &&
+			bytes.ContainsAny(secret, "0123456789") && bytes.ContainsAny(secret, "abcdefghijklmnopqrstuvwxyz") {
+			return true
+		}
+	}
 }
 
 // call is the start of an expression in a script.

@@ -125,16 +125,17 @@ func merge(pool *Pool, chosen []*MachineConfig, in Input) (types.Config, *mcfgv1
 
 // mergeIgnition merges the Ignition configs, in this order.
 func mergeIgnition(chosen []*MachineConfig) types.Config {
-	config := types.Config{Ignition: types.Ignition{Version: types.MaxVersion.String()}}
+	configs := []types.Config{{Ignition: types.Ignition{Version: types.MaxVersion.String()}}}
 	for i, m := range chosen {
 		switch {
 		case m.ignition == nil:
 		case i == 0:
-			config = *m.ignition
+			configs[0] = *m.ignition
 		default:
-			config = v3_5.Merge(config, *m.ignition)
+			configs = append(configs, *m.ignition)
 		}
 	}
+	config := mergeInPairs(configs)
 	// The files may be those of the first config, which stays as it was read.
 	config.Storage.Files = slices.Clone(config.Storage.Files)
 	yes := true
@@ -144,6 +145,73 @@ func mergeIgnition(chosen []*MachineConfig) types.Config {
 		}
 	}
 	return config
+}
+
+// mergeInPairs merges the first with the second, the third with the fourth, and so on
+// until one is left, where that gives the same as one after the other: what was merged
+// already is then not walked again for each config.
+func mergeInPairs(configs []types.Config) types.Config {
+	if !associative(configs) {
+		for _, c := range configs[1:] {
+			configs[0] = v3_5.Merge(configs[0], c)
+		}
+		return configs[0]
+	}
+	for len(configs) > 1 {
+		half := configs[:0:0]
+		for i := 0; i < len(configs); i += 2 {
+			if i+1 < len(configs) {
+				half = append(half, v3_5.Merge(configs[i], configs[i+1]))
+			} else {
+				half = append(half, configs[i])
+			}
+		}
+		configs = half
+	}
+	return configs[0]
+}
+
+// associative reports whether it does not matter which of the configs are merged first.
+// It does where one takes away what another has: a path that is a file in one and a link
+// in another, and an HTTP header without a value.
+func associative(configs []types.Config) bool {
+	kinds := map[string]int{}
+	is := func(path string, kind int) bool {
+		before, ok := kinds[path]
+		kinds[path] = kind
+		return !ok || before == kind
+	}
+	whole := func(resources ...types.Resource) bool {
+		return !slices.ContainsFunc(resources, func(r types.Resource) bool {
+			return slices.ContainsFunc(r.HTTPHeaders, func(h types.HTTPHeader) bool { return h.Value == nil })
+		})
+	}
+	for _, c := range configs {
+		for _, f := range c.Storage.Files {
+			if !is(f.Path, 0) || !whole(f.Contents) || !whole(f.Append...) {
+				return false
+			}
+		}
+		for _, d := range c.Storage.Directories {
+			if !is(d.Path, 1) {
+				return false
+			}
+		}
+		for _, l := range c.Storage.Links {
+			if !is(l.Path, 2) {
+				return false
+			}
+		}
+		for _, l := range c.Storage.Luks {
+			if !whole(l.KeyFile) {
+				return false
+			}
+		}
+		if !whole(c.Ignition.Config.Replace) || !whole(c.Ignition.Config.Merge...) || !whole(c.Ignition.Security.TLS.CertificateAuthorities...) {
+			return false
+		}
+	}
+	return true
 }
 
 // blame finds the first MachineConfig that makes the config of those before it invalid,
