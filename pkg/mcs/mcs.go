@@ -32,7 +32,6 @@ import (
 	"strings"
 
 	"github.com/coreos/ignition/v2/config/util"
-	v3_5 "github.com/coreos/ignition/v2/config/v3_5"
 	"github.com/coreos/ignition/v2/config/v3_5/types"
 	mcfgv1 "github.com/openshift/api/machineconfiguration/v1"
 	"github.com/vincent-petithory/dataurl"
@@ -103,9 +102,9 @@ func build(r *render.Rendered, x Extras, to specversion.Version) ([]byte, error)
 		return nil, errors.New("there is no MachineConfig")
 	}
 	mc := r.Config.DeepCopy()
-	config, report, err := v3_5.ParseCompatibleVersion(mc.Spec.Config.Raw)
+	config, err := convert.Parse(mc.Spec.Config.Raw)
 	if err != nil {
-		return nil, fmt.Errorf("the rendered config %s: %w: %s", mc.Name, err, report.String())
+		return nil, fmt.Errorf("the rendered config %s: %w", mc.Name, err)
 	}
 	if err := withoutCredential(mc, config); err != nil {
 		return nil, err

@@ -334,6 +334,45 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// Errors go to logs and Events.
+func TestAttack_T45_AnErrorTellsNothingOfAFile(t *testing.T) {
+	for _, source := range []string{
+		"data:hunter2", "data:;base64,hunter2%", `data:,hunter2\u0001`, `https://hunter2:\u007f@x`, "://hunter2", "data:,%zzhunter2", "hunter2:x",
+		"data:;hunter2,", "data:;base65hunter2,x", "arn:hunter2",
+	} {
+		for _, v := range all {
+			_, err := mcs.Config(worker(strings.Replace(ignition, "data:,kind%3A%20KubeletConfiguration", source, 1)), extras(), v)
+			if err == nil {
+				t.Errorf("%s: %s is taken", v, source)
+			} else if strings.Contains(err.Error(), "hunter2") || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "$.storage.files.1.contents.source") {
+				t.Errorf("%s: %v", v, err)
+			}
+		}
+	}
+}
+
+func FuzzConfig(f *testing.F) {
+	f.Add([]byte(ignition))
+	f.Add([]byte(`{"ignition":{"version":"3.0.0"}}`))
+	f.Add([]byte(`{"ignition":{"version":"2.2.0"},"storage":{"files":[{"filesystem":"root","path":"/a"}]}}`))
+	f.Add([]byte(`{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/kubernetes/kubeconfig"}],"links":[{"path":"/etc","target":"x"}]}}`))
+	f.Fuzz(func(t *testing.T, config []byte) {
+		for _, v := range all {
+			raw, err := mcs.Config(worker(string(config)), extras(), v)
+			if err != nil {
+				continue
+			}
+			if got, err := specversion.Of(raw); err != nil || got != v {
+				t.Fatalf("%s: it is of %s, %v", v, got, err)
+			}
+			// The copy in the MachineConfig is indented, and each of its bytes may become three.
+			if len(raw) > 64*len(config)+64<<10 {
+				t.Fatalf("%s: %d bytes of %d", v, len(raw), len(config))
+			}
+		}
+	})
+}
+
 func TestNoNewCAsLeaveTheConfigsOwn(t *testing.T) {
 	x := extras()
 	x.KubeletCA, x.CloudCA = nil, nil

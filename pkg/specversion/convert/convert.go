@@ -33,6 +33,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 
 	"github.com/coreos/ignition/v2/config/v3_0"
 	"github.com/coreos/ignition/v2/config/v3_1"
@@ -104,6 +105,16 @@ func From35(config types.Config, to specversion.Version) ([]byte, error) {
 	return nil, &RefusedError{To: to, Why: "there is no such version"}
 }
 
+// Parse reads a config of spec 3.0 to 3.5 as one of 3.5. The error has nothing of
+// what is in files.
+func Parse(raw []byte) (types.Config, error) {
+	c, r, err := v3_5.ParseCompatibleVersion(raw)
+	if err != nil || r.IsFatal() {
+		return types.Config{}, fmt.Errorf("not a valid config: %s", firstProblem(r, err))
+	}
+	return c, nil
+}
+
 // down writes a config of 3.5 in a version of 3; asked is the one that the refusal names.
 func down(raw []byte, to, asked specversion.Version) ([]byte, error) {
 	t := targets[to.Minor]
@@ -135,9 +146,15 @@ func down(raw []byte, to, asked specversion.Version) ([]byte, error) {
 // firstProblem is what the validation said, on one line.
 func firstProblem(r report.Report, err error) string {
 	for _, e := range r.Entries {
-		if e.Kind == report.Error {
-			return e.Context.String() + ": " + e.Message
+		if e.Kind != report.Error {
+			continue
 		}
+		at := e.Context.String()
+		if strings.HasSuffix(at, ".source") {
+			// The message may have some of the data URL.
+			return at + ": not a URL of a kind that it can have"
+		}
+		return at + ": " + e.Message
 	}
 	if err != nil {
 		return err.Error()
@@ -147,9 +164,9 @@ func firstProblem(r report.Report, err error) string {
 
 // same says whether out, read by Ignition's newest code, is the config full.
 func same(full, out []byte) error {
-	up, r, err := v3_5.ParseCompatibleVersion(out)
-	if err != nil || r.IsFatal() {
-		return fmt.Errorf("it does not parse: %s", firstProblem(r, err))
+	up, err := Parse(out)
+	if err != nil {
+		return err
 	}
 	back, err := json.Marshal(up)
 	if err != nil {
