@@ -1,0 +1,245 @@
+package mcscerts
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
+)
+
+type files struct {
+	*Folder
+	t   *testing.T
+	now time.Time
+}
+
+func newFiles(t *testing.T) *files {
+	t.Helper()
+	f := &files{t: t, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
+	f.Folder = &Folder{Dir: t.TempDir(), Hosts: []string{host}, Now: func() time.Time { return f.now }}
+	if made, err := f.Init(); err != nil || !made {
+		t.Fatalf("made %t, %v", made, err)
+	}
+	if err := os.Mkdir(filepath.Join(f.Dir, "pointers"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	f.write("pointers/worker.ign", userData(t, "", []byte(f.read("tls/ca.crt"))).Data["userData"])
+	return f
+}
+
+func (f *files) read(name string) string {
+	f.t.Helper()
+	raw, err := os.ReadFile(filepath.Join(f.Dir, name))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return string(raw)
+}
+
+func (f *files) write(name string, raw []byte) {
+	f.t.Helper()
+	if err := os.WriteFile(filepath.Join(f.Dir, name), raw, 0o600); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *files) look() Status {
+	f.t.Helper()
+	s, err := f.Look()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	// What is there can be served.
+	if _, err := pki.ParseServing([][]byte{[]byte(f.read("tls/tls.crt")), []byte(f.read("tls/tls.key"))}); err != nil {
+		f.t.Fatal(err)
+	}
+	return s
+}
+
+func (f *files) roots() *x509.CertPool {
+	f.t.Helper()
+	p, err := pointer.Parse([]byte(f.read("pointers/worker.ign")))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	all, err := p.CertificateAuthorities()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	for _, c := range all {
+		roots.AddCert(c)
+	}
+	return roots
+}
+
+// Forty years with a timer that runs once in thirty days: what is served is known
+// to machines with the pointer config of now, and with that of half a year ago.
+func TestFolderForFortyYears(t *testing.T) {
+	f := newFiles(t)
+	begin := f.now
+	var handedOut []*x509.CertPool
+	count := map[Step]int{}
+	for f.now.Before(begin.Add(40 * year)) {
+		steps, _, err := f.Due()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range steps {
+			count[s]++
+		}
+		if len(steps) > 1 {
+			t.Errorf("after %v: %v at once", f.now.Sub(begin), steps)
+		}
+		s := f.look()
+		handedOut = append(handedOut, f.roots())
+		for back := range min(6, len(handedOut)) {
+			if err := verify(s.Leaf, handedOut[len(handedOut)-1-back], f.now); err != nil {
+				t.Fatalf("after %v, with the pointer config of %d looks ago: %v", f.now.Sub(begin), back, err)
+			}
+		}
+		f.now = f.now.Add(30 * 24 * time.Hour)
+	}
+	if count[StepCA] != 4 || count[StepServing] < 4 || count[StepServing] > 5 {
+		t.Errorf("steps %v", count)
+	}
+}
+
+func TestFolderRotateStepByStep(t *testing.T) {
+	f := newFiles(t)
+	first, before := f.look(), f.roots()
+	step, s, err := f.Rotate(false)
+	if err != nil || step != StepCA || !s.Leaf.Equal(first.Leaf) || len(s.Bundle) != 2 || s.CA.Equal(first.CA) {
+		t.Fatalf("first step: %s, %v", step, err)
+	}
+	var early *TooEarly
+	if _, _, err := f.Rotate(false); !errors.As(err, &early) {
+		t.Fatalf("second step at once: %v", err)
+	}
+	if err := verify(f.look().Leaf, before, f.now); err != nil {
+		t.Error(err)
+	}
+	between := f.roots()
+	f.now = f.now.Add(Publish)
+	if step, _, err = f.Rotate(false); err != nil || step != StepServing {
+		t.Fatalf("second step: %s, %v", step, err)
+	}
+	if err := errors.Join(verify(first.Leaf, between, f.now), verify(f.look().Leaf, between, f.now), verify(f.look().Leaf, f.roots(), f.now)); err != nil {
+		t.Error(err)
+	}
+	for name, mode := range map[string]fs.FileMode{"tls/ca.key": 0o600, "tls/tls.key": 0o600, "tls/ca.crt": 0o644, "tls/tls.crt": 0o644} {
+		if info, err := os.Stat(filepath.Join(f.Dir, name)); err != nil || info.Mode() != mode {
+			t.Errorf("%s: %v %v", name, info.Mode(), err)
+		}
+	}
+}
+
+// At each point where a crash may be there is something that can be served, and the
+// next command completes it.
+func TestFolderAfterACrash(t *testing.T) {
+	f := newFiles(t)
+	first := f.look()
+	// After the bundle, before the key: a CA that nobody has the key of.
+	key := f.read("tls/ca.key")
+	if _, _, err := f.Rotate(false); err != nil {
+		t.Fatal(err)
+	}
+	f.write("tls/ca.key", []byte(key))
+	if s := f.look(); !s.CA.Equal(first.CA) {
+		t.Error("the CA is not the one whose key is there")
+	}
+	if step, s, err := f.Rotate(false); err != nil || step != StepCA || len(s.Bundle) != 3 {
+		t.Fatalf("once more: %s, %v", step, err)
+	}
+	f.now = f.now.Add(Publish)
+	// After the serving certificate's key, before the certificate.
+	oldCrt, oldKey := f.read("tls/tls.crt"), f.read("tls/tls.key")
+	if _, _, err := f.Rotate(false); err != nil {
+		t.Fatal(err)
+	}
+	newCrt := f.read("tls/tls.crt")
+	f.write("tls/tls.crt.next", []byte(newCrt))
+	f.write("tls/tls.crt", []byte(oldCrt))
+	if _, _, err := f.Due(); err != nil {
+		t.Fatal(err)
+	}
+	if f.look(); f.read("tls/tls.crt") != newCrt {
+		t.Error("the certificate was not completed")
+	}
+	// Before the key: the old pair stays.
+	f.write("tls/tls.crt.next", []byte(oldCrt))
+	if _, _, err := f.Due(); err != nil {
+		t.Fatal(err)
+	}
+	if f.look(); f.read("tls/tls.crt") != newCrt {
+		t.Error("a certificate without its key took the place")
+	}
+	if _, err := os.Stat(filepath.Join(f.Dir, "tls/tls.crt.next")); !errors.Is(err, fs.ErrNotExist) {
+		t.Error("what was left is still there")
+	}
+	if _, err := tls.X509KeyPair([]byte(oldCrt), []byte(oldKey)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The CA's key may be kept elsewhere: what needs it says so, and a new CA needs none.
+func TestFolderWithoutTheKey(t *testing.T) {
+	f := newFiles(t)
+	if err := os.Remove(filepath.Join(f.Dir, "tls/ca.key")); err != nil {
+		t.Fatal(err)
+	}
+	if s := f.look(); s.CA != nil || s.Leaf == nil {
+		t.Error("whose key is there?")
+	}
+	f.Hosts = []string{"other.example.com"}
+	if steps, _, err := f.Due(); err != nil || len(steps) != 0 {
+		t.Errorf("names that changed, without a key: %v, %v", steps, err)
+	}
+	f.Hosts = []string{host}
+	f.now = f.now.Add(Validity + time.Hour)
+	if _, _, err := f.Due(); err != nil {
+		t.Error(err) // a new CA, and what has expired at once
+	}
+	if s := f.look(); !f.now.Before(s.Leaf.NotAfter) || len(s.Bundle) != 1 {
+		t.Errorf("until %v, %d CAs", s.Leaf.NotAfter, len(s.Bundle))
+	}
+}
+
+func TestFolderThatIsBroken(t *testing.T) {
+	for name, c := range map[string]struct{ file, content, want string }{
+		"a bundle of nothing":   {"tls/ca.crt", "x", "tls/ca.crt: no certificate"},
+		"no serving":            {"tls/tls.crt", "", "tls/tls.crt: no certificate"},
+		"a key of nobody":       {"tls/ca.key", "x", "the key of no CA"},
+		"a broken certificate":  {"tls/ca.crt", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "certificate 0"},
+		"a pointer that is odd": {"pointers/worker.ign", "#!/bin/sh", ""},
+	} {
+		f := newFiles(t)
+		f.write(c.file, []byte(c.content))
+		s, err := f.Look()
+		if c.want == "" {
+			if err != nil || len(s.UserData) != 1 || s.UserData[0].Left == "" {
+				t.Errorf("%s: %v %v", name, err, s.UserData)
+			}
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		before := fmt.Sprint(f.read("tls/ca.crt"), f.read("tls/tls.crt"))
+		if _, _, err := f.Rotate(true); err == nil {
+			t.Errorf("%s: rotated all the same", name)
+		}
+		if fmt.Sprint(f.read("tls/ca.crt"), f.read("tls/tls.crt")) != before {
+			t.Errorf("%s: something was written", name)
+		}
+	}
+}
