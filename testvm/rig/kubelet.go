@@ -2,24 +2,21 @@ package rig
 
 import (
 	"encoding/json"
-	"fmt"
-	"net"
-	"net/http"
+	"io"
 	"path/filepath"
-	"sync"
-	"time"
 )
 
 // Kubelet makes a machine's real root one that becomes a Node: with a real kubelet,
 // which begins with what Ignition left in /etc/kubernetes, and a container runtime
-// that runs nothing. Such a machine runs until its power is cut.
+// that runs nothing. Such a machine runs until its power is cut; [Node.Probe] is its
+// kubeconfig.
 type Kubelet struct {
 	// Programs is the folder that has the kubelet and "cri", cluster.Binaries.
 	Programs string
 	// Node is the name of its Node.
 	Node string
-	// Gate holds it back before the kubelet starts, until it is opened. Nil: nothing does.
-	Gate *Gate
+	// Held: the kubelet does not start before [Node.Release].
+	Held bool
 }
 
 // programs of the root disk: path in the guest to path here.
@@ -33,8 +30,8 @@ func (k *Kubelet) programs() map[string]string {
 // cmdline is what the guest's init reads.
 func (k *Kubelet) cmdline() string {
 	line := " rig.node=" + k.Node
-	if k.Gate != nil {
-		line += " rig.gate=" + k.Gate.url
+	if k.Held {
+		line += " rig.hold"
 	}
 	return line
 }
@@ -60,34 +57,9 @@ func KubeletConfig() string {
 	return string(b)
 }
 
-// Gate is a request that a guest makes and that is answered when the test says so.
-type Gate struct {
-	url  string
-	once sync.Once
-	open chan struct{}
+// Release lets the kubelet of a machine start that was held.
+func (n *Node) Release() {
+	n.r.t.Helper()
+	_, err := io.WriteString(n.stdin, "\n")
+	n.r.fatal(err, "console")
 }
-
-// NewGate makes one that is closed.
-func (r *Rig) NewGate() *Gate {
-	r.t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	r.fatal(err, "gate")
-	g := &Gate{open: make(chan struct{})}
-	g.url = fmt.Sprintf("http://%s:%d/", Host, listener.Addr().(*net.TCPAddr).Port)
-	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
-		select {
-		case <-g.open:
-		case <-req.Context().Done():
-		}
-	})}
-	go func() {
-		if err := server.Serve(listener); err != http.ErrServerClosed {
-			r.t.Logf("rig: gate: %v", err)
-		}
-	}()
-	r.t.Cleanup(func() { server.Close() })
-	return g
-}
-
-// Open opens it.
-func (g *Gate) Open() { g.once.Do(func() { close(g.open) }) }

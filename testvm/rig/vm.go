@@ -69,6 +69,7 @@ type Node struct {
 	onLine  func(string)
 
 	cmd   *exec.Cmd
+	stdin io.Writer // of its console
 	ended chan struct{}
 
 	mu       sync.Mutex
@@ -182,6 +183,8 @@ func (n *Node) start(args []string) {
 	n.cmd = exec.Command("qemu-system-x86_64", args...)
 	stdout, err := n.cmd.StdoutPipe()
 	n.r.fatal(err, "QEMU")
+	n.stdin, err = n.cmd.StdinPipe()
+	n.r.fatal(err, "QEMU")
 	errlog, err := os.Create(n.path("qemu.log"))
 	n.r.fatal(err, "QEMU")
 	n.cmd.Stderr = errlog
@@ -246,7 +249,8 @@ func (n *Node) Console() string { return strings.Join(n.lines(), "\n") + "\n" }
 func (n *Node) Journal() string { return n.read1("journal.log") }
 
 // Probe is what the rig's probe (rig.probe on the command line) handed out: the
-// pointer config with the node's token, before Ignition used it.
+// pointer config with the node's token, before Ignition used it. Of a machine with
+// a kubelet it is, without the probe, the kubeconfig.
 func (n *Node) Probe() string { return n.read1("probe.log") }
 
 func (n *Node) read1(name string) string {

@@ -1,10 +1,12 @@
 // Command demo-cluster shows a cluster: a real Kubernetes API with OpenShift's
 // Machines, three verifiers behind a load balancer, and one virtual machine that
-// attests and is provisioned, while a verifier is killed. It tells what happens
-// while it happens, each line with a name in front.
+// attests, is provisioned, and whose kubelet becomes the Node of its Machine, while
+// a verifier is killed. It tells what happens while it happens, each line with a
+// name in front.
 //
-// Everything is real but the hardware, and the Machine Config Server, which
-// answers as the real one does. `make demo-cluster` runs it.
+// Everything is real but the hardware, the container runtime, which runs nothing,
+// and the Machine Config Server, which answers as the real one does.
+// `make demo-cluster` runs it.
 package main
 
 import (
@@ -21,7 +23,7 @@ import (
 
 func main() { os.Exit(stage.Play("demo-cluster", tell)) }
 
-const content = "pull secret, kubeconfig, and all that a node needs\n"
+const content = "pull secret, kubeconfig, and all that a node needs"
 
 // policy is for one pool; the one of the installation looks at all, and refuses
 // nobody.
@@ -39,28 +41,31 @@ spec:
 func tell(s *stage.Stage) {
 	r := rig.New(s)
 	s.Say("demo", "a cluster: who asks it for a config must first prove which of its Machines it is;")
-	s.Say("demo", "three verifiers see to that, none of which keeps anything itself")
+	s.Say("demo", "three verifiers see to that, none of which keeps anything itself, and it becomes that Machine's Node alone")
 	s.Rule("a Kubernetes API with OpenShift's Machines; the verifier is installed")
-	c := cluster.Start(s, cluster.Controllers("garbage-collector-controller"))
+	c := cluster.Start(s, replicas.Controllers())
 	c.InstallOpenShift(s)
 	s.Say("you", "$ kubectl apply -k deploy/overlays/openshift")
 	s.Say("you", "$ kubectl apply -f policy-workers.yaml    # pool worker: Enforce")
 	var last atomic.Int32
 	installed := replicas.Start(s, r, c, replicas.Config{
-		Configs: map[string]string{"worker": rig.Config(content)}, Policy: policy,
+		Policy: policy, Components: []string{"credential", "approver"},
+		Settings: map[string]any{"credential": map[string]any{}, "approver": map[string]any{}},
 		OnAudit: func(replica int, a rig.Audit) {
 			last.Store(int32(replica))
 			s.Audit(fmt.Sprintf("replica%d", replica), a)
 		},
 	})
+	installed.MCS.Set("worker", installed.NodeConfig(installed.SharedToken(), map[string]string{"/etc/provisioned": content}))
 	s.Say("demo", "three replicas are ready behind haproxy at %s", installed.Origin())
 
 	s.Rule("a Machine is made, and switched on")
 	uid := installed.Machine("worker-0", "worker")
+	installed.Provisioned("worker-0", "worker-0")
 	show(s, installed, "-n", replicas.Machines, "get", "machines.machine.openshift.io")
 	tpm := r.NewTPM()
 	installed.EKRoots("rig", r.EKRoots())
-	node := r.Boot(rig.VM{Name: "worker-0", TPM: tpm, Pointer: installed.Pointer("worker"), OnLine: s.Console})
+	node := r.Boot(rig.VM{Name: "worker-0", TPM: tpm, Pointer: installed.Pointer("worker"), Kubelet: installed.Kubelet("worker-0"), OnLine: s.Console})
 	id := installed.WaitPending()
 
 	s.Rule("its TPM is genuine, and nobody has said whose it is; it waits")
@@ -73,13 +78,20 @@ func tell(s *stage.Stage) {
 
 	s.Rule("an administrator says which Machine it is")
 	show(s, installed, "attest", "approve", id, "--machine", "worker-0")
-	node.WantProvisioned()
+	node.WaitFor("^rig: provisioned ")
+
+	s.Rule("its kubelet asks for a certificate, with the credential that its config brought, its own")
+	installed.WaitNode("worker-0")
+	installed.Linked("worker-0", "worker-0")
+	node.WaitFor("^rig: kubelet has its server certificate")
+	show(s, installed, "get", "csr")
+	show(s, installed, "get", "nodes", "-o", "wide")
+	installed.WaitPhase(uid, "Joined")
+	installed.WaitEvents(uid, "Attested", "Fetched", "Joined")
+	node.Kill()
 	if got := node.ReadFile("/etc/provisioned"); got != content {
 		s.Fatalf("the disk holds %q", got)
 	}
-	s.Say("disk", "%s", strings.TrimSpace(content))
-	installed.WaitPhase(uid, "Fetched")
-	installed.WaitEvents(uid, "Attested", "Fetched")
 
 	s.Rule("what the cluster knows about it")
 	show(s, installed, "attest", "status")
