@@ -1,0 +1,81 @@
+package configsource
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/coreos/ignition/v2/config/v3_5"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+)
+
+// A25: who is no node reads a rendered config through the API, with the ClusterRole of
+// docs/clients.md and nothing else.
+func TestAClientWithoutIgnitionReadsTheRenderedConfigThroughTheAPI(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "clients.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	role := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$").FindSubmatch(page)
+	if role == nil {
+		t.Fatal("the page has no ClusterRole")
+	}
+	c, _ := openShift(t)
+	c.KubectlApply(t, string(role[1])+`---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: tool}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: rendered-config-reader}
+subjects: [{kind: ServiceAccount, name: tool, namespace: default}]
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: tool, namespace: default}
+---
+`+poolYAML+"---\n"+machineConfig("rendered-worker-1", "/etc/rendered", "text", ""))
+	c.Kubectl(t, "patch", "machineconfigpool", "worker", "--type=merge", "-p", `{"spec":{"configuration":{"name":"rendered-worker-1"}}}`)
+	tool, err := dynamic.NewForConfig(c.ServiceAccount(t, "default", "tool"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var pool *unstructured.Unstructured
+	eventually(t, "the role is in force", func() error {
+		pool, err = tool.Resource(poolsGVR).Get(ctx, "worker", metav1.GetOptions{})
+		return err
+	})
+	name, _, _ := unstructured.NestedString(pool.Object, "spec", "configuration", "name")
+	rendered, err := tool.Resource(configsGVR).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, _, _ := unstructured.NestedMap(rendered.Object, "spec", "config")
+	raw, err := json.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parsed, report, err := v3_5.ParseCompatibleVersion(raw)
+	if err != nil || len(parsed.Storage.Files) != 1 || parsed.Storage.Files[0].Path != "/etc/rendered" {
+		t.Errorf("%v %s\n%s", err, report, raw)
+	}
+
+	secrets := schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
+	rendered.SetLabels(map[string]string{"mine": "now"})
+	_, changed := tool.Resource(configsGVR).Update(ctx, rendered, metav1.UpdateOptions{})
+	_, listed := tool.Resource(secrets).Namespace("openshift-machine-config-operator").List(ctx, metav1.ListOptions{})
+	_, read := tool.Resource(secrets).Namespace("openshift-machine-config-operator").Get(ctx, "node-bootstrapper-token", metav1.GetOptions{})
+	for what, err := range map[string]error{"change a MachineConfig": changed, "list Secrets": listed, "read the bootstrap credential": read} {
+		if !kerrors.IsForbidden(err) {
+			t.Errorf("it may %s: %v", what, err)
+		}
+	}
+}
