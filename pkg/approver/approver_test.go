@@ -14,6 +14,7 @@ import (
 	"math/big"
 	"net"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -495,3 +496,27 @@ func (in *input) approved(sum, node string) {
 }
 
 func uri(s string) []*url.URL { return []*url.URL{must(url.Parse(s))} }
+
+// The page that operators read has a row for each check that csr explain prints.
+func TestThePageNamesEveryCheck(t *testing.T) {
+	page, err := os.ReadFile("../../docs/approver.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := honest().decide().Checks
+	s := serving()
+	s.template.IPAddresses = nil
+	s.renews(t, nil)
+	s.template.IPAddresses = serving().template.IPAddresses
+	s.world.machines, s.world.egress = nil, &Egress{IPs: []string{"10.0.0.5"}}
+	d := s.decide()
+	want(t, d, Approve, 0)
+	for _, c := range append(client, d.Checks[len(d.Checks)-3:]...) {
+		if c.Name == "signer" {
+			continue // the heading says it
+		}
+		if !strings.Contains(string(page), "| "+c.Name+" |") && !strings.Contains(string(page), "| "+c.Name+" * |") {
+			t.Errorf("docs/approver.md has no row for the check %q", c.Name)
+		}
+	}
+}
