@@ -71,7 +71,7 @@ Linked or copied as kubectl-attest or oc-attest it is the plug-in "kubectl attes
 		SilenceUsage:  true,
 	}
 	root.SetOut(os.Stdout)
-	root.AddCommand(newInitCommand(), newServeCommand(), newAppraiseCommand(), newPolicyCommand(), newRefvalsCommand(), newAnchorsCommand())
+	root.AddCommand(newInitCommand(), newServeCommand(), newAppraiseCommand(), newPolicyCommand(), newRefvalsCommand(), newAnchorsCommand(), newRenderCommand())
 	root.AddCommand(c.operatorCommands()...)
 	return root
 }

@@ -24,7 +24,7 @@ type Options struct {
 // that of the whole config, so the whole one has to render, too. The error is a
 // denial, [reason.ConfigUnavailable]; with an [*Exposed] within if it would hold a secret.
 func PreApproved(pool string, in Input, o Options) (*Rendered, error) {
-	p, chosen, err := in.choose(pool)
+	p, chosen, err := in.usable(pool)
 	if err != nil {
 		return nil, err
 	}
@@ -116,4 +116,40 @@ func (m *MachineConfig) ownedByOperator() bool {
 		}
 	}
 	return false
+}
+
+// Choice is what is to be said of one MachineConfig of a pool.
+type Choice struct {
+	MachineConfig string `json:"machineConfig"`
+	// Fault is why it cannot be used.
+	Fault string `json:"fault,omitempty"`
+	// PreApproved reports whether it is in the pre-approved part, and Why.
+	PreApproved bool   `json:"preApproved"`
+	Why         string `json:"why,omitempty"`
+	// Secrets that no list allows.
+	Secrets []Secret `json:"secrets,omitempty"`
+}
+
+// Choices are the MachineConfigs of a pool in the order of the merge, also of a pool that
+// does not render.
+func Choices(pool string, in Input, o Options) ([]Choice, error) {
+	_, chosen, err := in.choose(pool)
+	if err != nil {
+		return nil, err
+	}
+	var all []Choice
+	for _, m := range chosen {
+		c := Choice{MachineConfig: m.Name}
+		switch {
+		case m.fault != nil:
+			c.Fault = m.fault.Problem.Error()
+		default:
+			if c.PreApproved, c.Why, err = m.needed(o); err != nil {
+				c.Fault = err.Error()
+			}
+			c.Secrets = o.refused(m.Secrets())
+		}
+		all = append(all, c)
+	}
+	return all, nil
 }

@@ -32,7 +32,7 @@ const (
 
 // Full renders the whole config of a pool. The error is a denial, [reason.ConfigUnavailable].
 func Full(pool string, in Input) (*Rendered, error) {
-	p, chosen, err := in.choose(pool)
+	p, chosen, err := in.usable(pool)
 	if err != nil {
 		return nil, err
 	}
@@ -66,12 +66,18 @@ func (in Input) choose(pool string) (*Pool, []*MachineConfig, error) {
 	slices.SortStableFunc(chosen, func(a, b *MachineConfig) int {
 		return cmp.Or(cmp.Compare(rank(a), rank(b)), strings.Compare(a.Name, b.Name))
 	})
+	return p, chosen, nil
+}
+
+// usable is what choose finds, if nothing is wrong with any of it.
+func (in Input) usable(pool string) (*Pool, []*MachineConfig, error) {
+	p, chosen, err := in.choose(pool)
 	for _, m := range chosen {
 		if m.fault != nil {
 			return nil, nil, reason.Wrap(reason.ConfigUnavailable, m.fault, "MachineConfigPool %s does not render", pool)
 		}
 	}
-	return p, chosen, nil
+	return p, chosen, err
 }
 
 // rank puts the workers' MachineConfigs before those of a custom pool.

@@ -22,14 +22,16 @@ type Rendered struct {
 
 // Origin says of one part of a config which MachineConfig it comes from.
 type Origin struct {
-	// Kind is "file", "directory", "link", "unit", "dropin", "user", "group", "kernelArgument",
-	// "extension", "osImageURL" or another field's name.
-	Kind string
-	// Key is the path, the unit's name, the user's name, the argument, ...
-	Key string
+	// Kind is "file", "directory", "link", "unit", "dropin", "user", "group", "disk", "raid",
+	// "filesystem", "luks", "kernelArgument", "ignitionKernelArgument", "extension", "fips",
+	// "kernelType", "osImageURL", "baseOSExtensionsContainerImage" or "ignition".
+	Kind string `json:"kind"`
+	// Key is the path, the unit's name, the user's name, the argument, ... A field that
+	// another MachineConfig says follows in parentheses: "/etc/x (mode)".
+	Key string `json:"key"`
 	// From is the MachineConfig whose value counts, Over are those that it replaced.
-	From string
-	Over []string
+	From string   `json:"from"`
+	Over []string `json:"over,omitempty"`
 	// Why it is in the pre-approved part, or not, as a sentence.
-	Why string
+	Why string `json:"why,omitempty"`
 }

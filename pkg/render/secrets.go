@@ -13,11 +13,11 @@ import (
 // secret itself.
 type Secret struct {
 	// Path is the file's; empty for what is in no file.
-	Path string
+	Path string `json:"path,omitempty"`
 	// Where it is: "the file /etc/shadow", "the unit x.service", ...
-	Where string
+	Where string `json:"where"`
 	// What it is: "a private key".
-	What string
+	What string `json:"what"`
 }
 
 // Exposed is why a pre-approved render is refused: anyone would have these.

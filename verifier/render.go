@@ -1,0 +1,290 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/render"
+)
+
+// renderRequest is what 'render' was asked for.
+type renderRequest struct {
+	pool        string
+	files       []string
+	config      string
+	allow       []string
+	preApproved bool
+	explain     bool
+	output      string
+}
+
+func newRenderCommand() *cobra.Command {
+	var r renderRequest
+	cmd := &cobra.Command{
+		Use:   "render POOL --file DIR|FILE...",
+		Short: "Render a MachineConfigPool, and say where each part of it comes from",
+		Long: `Render a MachineConfigPool from its MachineConfigs as the machine-config-operator
+does, and print the rendered MachineConfig: the whole one, or with --pre-approved
+the part that anyone may have. Nothing is changed, and no cluster is asked.
+
+--file is a manifest, a folder of them (*.yaml, *.yml, *.json), or - for standard
+input: MachineConfigs, MachineConfigPools, the ControllerConfig and the
+OSImageStream, as 'oc get -o yaml' writes them. Without --file they are the folder
+machineconfigs in the data folder of --config.
+
+--explain prints, instead of the config, which MachineConfigs there are in the
+order of the merge, whether each is in the pre-approved part and why, and for each
+file, unit and setting which of them it comes from. It does so as far as it gets
+where the pool does not render.
+
+Exit status 1: the pool, or its pre-approved part, does not render.`,
+		Example: `  oc get machineconfigs -l machineconfiguration.openshift.io/role -o yaml > configs.yaml
+  oc get machineconfigpools,controllerconfigs -o yaml > pools.yaml
+  mcs-attest-verifier render worker -f configs.yaml -f pools.yaml --explain
+  mcs-attest-verifier render worker -f configs.yaml -f pools.yaml --pre-approved -o ignition | ignition-validate -`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r.pool = args[0]
+			return r.run(cmd)
+		},
+	}
+	configFlag(cmd, &r.config)
+	f := cmd.Flags()
+	f.StringArrayVarP(&r.files, "file", "f", nil, "manifests; may be given several times; - is standard input")
+	f.BoolVar(&r.preApproved, "pre-approved", false, "the part that anyone may have before a node is approved")
+	f.StringArrayVar(&r.allow, "allow", nil, "path of a file that may hold a secret in the pre-approved part (default: render.preApprovedAllows of --config)")
+	f.BoolVar(&r.explain, "explain", false, "say where each part comes from, and why it is in the pre-approved part or not")
+	f.StringVarP(&r.output, "output", "o", "", `"yaml" (default), "json" or "ignition"; with --explain "text" (default), "json" or "yaml"`)
+	return cmd
+}
+
+func (r *renderRequest) run(cmd *cobra.Command) error {
+	outputs := []string{"yaml", "json", "ignition"}
+	if r.explain {
+		outputs = []string{"text", "json", "yaml"}
+	}
+	if r.output == "" {
+		r.output = outputs[0]
+	}
+	if !slices.Contains(outputs, r.output) {
+		return fmt.Errorf("output %q: must be %q", r.output, outputs)
+	}
+	in, options, err := r.input(cmd)
+	if err != nil {
+		return err
+	}
+	if r.explain {
+		return r.explained(cmd.OutOrStdout(), in, options)
+	}
+	rendered, err := r.render(in, options)
+	if err != nil {
+		return renderFailed(err)
+	}
+	if r.output == "ignition" {
+		_, err := cmd.OutOrStdout().Write(append(rendered.Config.Spec.Config.Raw, '\n'))
+		return err
+	}
+	return encode(cmd.OutOrStdout(), rendered.Config, r.output)
+}
+
+func (r *renderRequest) render(in render.Input, o render.Options) (*render.Rendered, error) {
+	if r.preApproved {
+		return render.PreApproved(r.pool, in, o)
+	}
+	return render.Full(r.pool, in)
+}
+
+// input reads the manifests, and what the configuration allows.
+func (r *renderRequest) input(cmd *cobra.Command) (render.Input, render.Options, error) {
+	options := render.Options{Allow: r.allow}
+	files := r.files
+	if r.config != "" {
+		c, err := loadConfig(r.config)
+		if err != nil {
+			return render.Input{}, options, err
+		}
+		if len(options.Allow) == 0 {
+			options.Allow = c.Render.PreApprovedAllows
+		}
+		if len(files) == 0 && c.Kubernetes == nil {
+			files = []string{filepath.Join(c.Data, "machineconfigs")}
+		}
+	}
+	if len(files) == 0 {
+		return render.Input{}, options, hint(errors.New("no manifests given"),
+			"add --file; 'oc get machineconfigs -l machineconfiguration.openshift.io/role -o yaml' and 'oc get machineconfigpools,controllerconfigs -o yaml' write them")
+	}
+	var all []render.Input
+	var problems []manifest.Problem
+	for _, path := range files {
+		names, err := manifestsAt(path)
+		if err != nil {
+			return render.Input{}, options, err
+		}
+		for _, name := range names {
+			raw, err := readInput(name, cmd.InOrStdin())
+			if err != nil {
+				return render.Input{}, options, err
+			}
+			one, wrong := render.Parse(name, raw)
+			all, problems = append(all, one), append(problems, wrong...)
+		}
+	}
+	in, wrong := render.Join(all...)
+	problems = append(problems, wrong...)
+	for _, p := range problems {
+		cmd.PrintErrln(p.Error())
+	}
+	if manifest.Failed(problems) {
+		return render.Input{}, options, errors.New("the manifests cannot be used as they are")
+	}
+	return in, options, nil
+}
+
+// manifestsAt are the files of a folder, sorted; a file is itself.
+func manifestsAt(path string) ([]string, error) {
+	if path == "-" {
+		return []string{path}, nil
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("read manifests: %w", err)
+	}
+	if !info.IsDir() {
+		return []string{path}, nil
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil, fmt.Errorf("read manifests: %w", err)
+	}
+	var names []string
+	for _, e := range entries {
+		if ext := filepath.Ext(e.Name()); !e.IsDir() && slices.Contains([]string{".yaml", ".yml", ".json"}, ext) {
+			names = append(names, filepath.Join(path, e.Name()))
+		}
+	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("%s has no manifests (*.yaml, *.yml, *.json)", path)
+	}
+	return names, nil
+}
+
+// renderFailed is the error of a render without the words for a machine that waits, and
+// with everything that anyone would have.
+func renderFailed(err error) error {
+	var e *render.Exposed
+	if errors.As(err, &e) {
+		var b strings.Builder
+		for _, s := range e.Secrets {
+			fmt.Fprintf(&b, "\n  %s: %s of MachineConfig %s", s.What, s.Where, s.MachineConfig)
+		}
+		return hint(fmt.Errorf("the pre-approved part of MachineConfigPool %s is refused: anyone would have%s", e.Pool, b.String()),
+			"take it out, or take the annotation %s off; a file that everyone may have goes on the list render.preApprovedAllows", render.AnnotationNeeded)
+	}
+	text := strings.TrimPrefix(err.Error(), reason.ConfigUnavailable.String()+": ")
+	return errors.New(text)
+}
+
+// explanation is the document of --explain.
+type explanation struct {
+	Pool           string          `json:"pool"`
+	Name           string          `json:"name,omitempty"`
+	MachineConfigs []render.Choice `json:"machineConfigs"`
+	// Whole and PreApproved are where the parts come from, Left is what the second leaves out.
+	Whole            []render.Origin `json:"whole,omitempty"`
+	PreApproved      []render.Origin `json:"preApproved,omitempty"`
+	Left             []render.Origin `json:"left,omitempty"`
+	Error            string          `json:"error,omitempty"`
+	PreApprovedError string          `json:"preApprovedError,omitempty"`
+}
+
+// explained tells all that can be told. It fails where what was asked for does not render.
+func (r *renderRequest) explained(out io.Writer, in render.Input, o render.Options) error {
+	e := explanation{Pool: r.pool}
+	var err error
+	if e.MachineConfigs, err = render.Choices(r.pool, in, o); err != nil {
+		return renderFailed(err)
+	}
+	whole, err := render.Full(r.pool, in)
+	if err != nil {
+		err = renderFailed(err)
+		e.Error = err.Error()
+	} else {
+		e.Name, e.Whole = whole.Config.Name, whole.Origins
+	}
+	part, wrong := render.PreApproved(r.pool, in, o)
+	if wrong != nil {
+		wrong = renderFailed(wrong)
+		e.PreApprovedError = wrong.Error()
+	} else {
+		e.PreApproved, e.Left = part.Origins, part.Left
+	}
+	if r.preApproved && err == nil {
+		err = wrong
+	}
+	if r.output != "text" {
+		if failed := encode(out, e, r.output); failed != nil {
+			return failed
+		}
+		return err
+	}
+	if failed := e.print(out, r.preApproved); failed != nil {
+		return failed
+	}
+	return err
+}
+
+func (e *explanation) print(out io.Writer, preApproved bool) error {
+	fmt.Fprintf(out, "MachineConfigPool %s: %s\n\nMachineConfigs, in the order of the merge:\n", e.Pool, cmp.Or(e.Name, "it does not render"))
+	for _, m := range e.MachineConfigs {
+		switch {
+		case m.Fault != "":
+			fmt.Fprintf(out, "  %s cannot be used: %s\n", m.MachineConfig, m.Fault)
+		case m.PreApproved:
+			fmt.Fprintf(out, "  %s is in the pre-approved part: %s\n", m.MachineConfig, m.Why)
+		default:
+			fmt.Fprintf(out, "  %s is not in the pre-approved part: %s\n", m.MachineConfig, m.Why)
+		}
+		for _, s := range m.Secrets {
+			fmt.Fprintf(out, "    holds %s: %s\n", s.What, s.Where)
+		}
+	}
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	table := func(title string, parts []render.Origin, why bool) {
+		if len(parts) == 0 {
+			return
+		}
+		fmt.Fprintf(w, "\n%s\n", title)
+		for _, p := range parts {
+			from := p.From
+			if len(p.Over) > 0 {
+				from += " (over " + strings.Join(p.Over, ", ") + ")"
+			}
+			fmt.Fprintf(w, "  %s\t%s\t%s", p.Kind, p.Key, from)
+			if why {
+				fmt.Fprintf(w, "\t%s", p.Why)
+			}
+			fmt.Fprintln(w)
+		}
+	}
+	if !preApproved {
+		table("The whole config:", e.Whole, false)
+	}
+	table("The pre-approved part:", e.PreApproved, true)
+	table("Left out of it:", e.Left, true)
+	if e.PreApprovedError != "" && !preApproved {
+		fmt.Fprintf(w, "\nNo pre-approved part: %s\n", e.PreApprovedError)
+	}
+	return w.Flush()
+}
