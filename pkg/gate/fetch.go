@@ -17,6 +17,7 @@ import (
 type answer struct {
 	parts       [][]byte // of the body: shared with others, so never written to
 	contentType string
+	passed      *Rendered
 	slot        *credential.Slot // where the machine's own credential goes; nil: there is no such place
 }
 
@@ -79,10 +80,10 @@ func (g *gate) fetch(r *request, upstream http.Handler) (*answer, error) {
 		return nil, reason.Deny(reason.UpstreamUnavailable, "no answer within %v", g.UpstreamTimeout)
 	}
 	accept := specversion.ParseAccept(r.Header.Get("Accept"))
-	if err := rec.check(accept, &g.known, g.Credentials != nil); err != nil {
+	if err := rec.check(accept, &g.known); err != nil {
 		return nil, err
 	}
-	res := &answer{parts: [][]byte{rec.body}, contentType: rec.header.Get("Content-Type"), slot: rec.slot}
+	res := &answer{parts: [][]byte{rec.body}, contentType: rec.header.Get("Content-Type"), passed: rec.rendered}
 	if res.contentType == "" {
 		res.contentType = "application/json"
 	}
@@ -97,7 +98,6 @@ type recorder struct {
 	max    int
 	over   bool
 	err    error // from Proxy
-	slot   *credential.Slot
 
 	// What our own config source says beside the answer. It is no header, since
 	// the Machine Config Server could send one.
@@ -145,8 +145,8 @@ func (sizeError) Error() string { return "the answer is too large" }
 
 var errTooLarge = sizeError{}
 
-// check says whether the answer may go out, and where in it a credential goes.
-func (r *recorder) check(accept specversion.Accept, known *digests, credentials bool) error {
+// check says whether the answer may go out.
+func (r *recorder) check(accept specversion.Accept, known *digests) error {
 	invalid := func(format string, a ...any) error { return reason.Deny(reason.UpstreamInvalid, format, a...) }
 	switch {
 	case r.over:
@@ -184,15 +184,16 @@ func (r *recorder) check(accept specversion.Accept, known *digests, credentials 
 			return invalid("a config of spec %s for a client that reads %v", passed.version, accept)
 		}
 	}
-	if !credentials {
-		return nil
-	}
-	slot, err := passed.credential(r.body)
-	if err != nil {
+	r.rendered = passed
+	return nil
+}
+
+// find looks for the place of a machine's own credential.
+func (a *answer) find() (err error) {
+	if a.slot, err = a.passed.credential(a.parts[0]); err != nil {
 		// What cannot be exchanged would be the credential that all machines share.
 		return reason.Wrap(reason.UpstreamInvalid, err, "the kubeconfig in the config")
 	}
-	r.slot = slot
 	return nil
 }
 

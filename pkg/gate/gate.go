@@ -245,7 +245,8 @@ func (g *gate) config(w http.ResponseWriter, r *http.Request) {
 //   - the provisioning token, where the policy takes it; else the token verifies,
 //     and is for this pool: an invalid one is never treated as none;
 //   - the record still allows it;
-//   - the upstream's answer is a whole Ignition config;
+//   - the upstream's answer is a whole Ignition config, in which the shared bootstrap
+//     credential can be exchanged, if there are any of the machine's own;
 //   - GET: the machine has a bootstrap credential of its own made, if there are any;
 //   - GET: a use of the token is taken, where it has uses, and the credential is
 //     recorded with it.
@@ -279,6 +280,11 @@ func (g *gate) decide(r *request) (*answer, error) {
 	res, err := g.fetch(r, g.Upstream)
 	if err != nil {
 		return nil, err
+	}
+	if g.Credentials != nil && r.claims != nil {
+		if err := res.find(); err != nil {
+			return nil, err
+		}
 	}
 	if r.Method == http.MethodHead || r.claims == nil {
 		return res, nil

@@ -59,13 +59,15 @@ type door struct {
 	uid     string
 	handler http.Handler
 
-	mu      sync.Mutex
-	rec     *v1alpha1.MachineAttestation
-	refuse  error
-	config  []byte
-	denied  *reason.Denial
-	claims  token.Claims
-	issuing *credential.Issuer
+	mu        sync.Mutex
+	rec       *v1alpha1.MachineAttestation
+	refuse    error
+	config    []byte
+	policy    gate.PoolPolicy
+	anonymous bool
+	denied    *reason.Denial
+	claims    token.Claims
+	issuing   *credential.Issuer
 }
 
 func (d *door) Verify(time.Time, []byte) (token.Claims, error) { return d.claims, nil }
@@ -100,9 +102,10 @@ func newDoor(s *site, kind config.CredentialKind, change ...func(*credential.Opt
 		}
 	}}, change...)...)
 	d.handler = gate.New(gate.Config{
-		Upstream: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(d.config) }),
-		Policy:   func(string) (gate.PoolPolicy, error) { return gate.PoolPolicy{}, nil },
-		Tokens:   d, Redeem: d, Credentials: d, Now: time.Now,
+		Upstream:    http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(d.config) }),
+		Policy:      func(string) (gate.PoolPolicy, error) { return d.policy, nil },
+		PreApproved: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(d.config) }),
+		Tokens:      d, Redeem: d, Credentials: d, Now: time.Now,
 		Observe: func(_ *http.Request, o gate.Decision) {
 			d.mu.Lock()
 			defer d.mu.Unlock()
@@ -116,7 +119,9 @@ func newDoor(s *site, kind config.CredentialKind, change ...func(*credential.Opt
 func (d *door) ask(method string) (status int, body []byte) {
 	d.Helper()
 	r := httptest.NewRequest(method, "/config/worker", nil)
-	r.Header.Set("Authorization", "Bearer the.machines.token")
+	if !d.anonymous {
+		r.Header.Set("Authorization", "Bearer the.machines.token")
+	}
 	r.Header.Set("Accept", "application/vnd.coreos.ignition+json;version=3.5.0, */*;q=0.1")
 	w := httptest.NewRecorder()
 	d.handler.ServeHTTP(w, r)
@@ -257,6 +262,31 @@ func TestAttack_T54_TheSharedCredentialNeverGoesOut(t *testing.T) {
 				t.Errorf("%s: a bootstrap token that did not go out is left", c.name)
 			}
 		}
+	}
+}
+
+// Whom the gate makes no credential for is served what there is, whatever its
+// kubeconfig looks like.
+func TestOthersAreServedTheConfigAsItIs(t *testing.T) {
+	s := newSite(t)
+	for name, policy := range map[string]gate.PoolPolicy{
+		"audit": {Mode: gate.Audit}, "off": {Mode: gate.Off}, "pre-approved": {PreApproved: true},
+	} {
+		for _, kubeconfig := range []string{sharedKubeconfig, "users: []\n"} {
+			d := newDoor(s, config.ServiceAccountToken)
+			d.policy, d.config, d.anonymous = policy, mcs(kubeconfig), policy.PreApproved
+			if status, body := d.ask(http.MethodGet); status != http.StatusOK || !bytes.Equal(body, d.config) {
+				t.Errorf("%s: status %d, %v", name, status, d.denied)
+			}
+			if n := len(d.rec.Status.Credentials); n > 0 {
+				t.Errorf("%s: %d credentials", name, n)
+			}
+		}
+	}
+	d := newDoor(s, config.ServiceAccountToken)
+	d.config = mcs("users: []\n")
+	if status, _ := d.ask(http.MethodHead); status != http.StatusServiceUnavailable {
+		t.Errorf("HEAD before a GET that will fail: %d", status)
 	}
 }
 
