@@ -12,7 +12,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/approver"
@@ -40,7 +39,7 @@ func (w *World) served(ctx context.Context, node *corev1.Node) (*approver.Presen
 	call, cancel := context.WithTimeout(ctx, w.o.Timeout)
 	defer cancel()
 	cm, err := w.o.Client.CoreV1().ConfigMaps(namespace).Get(call, name, metav1.GetOptions{})
-	if kerrors.IsNotFound(err) {
+	if w.absent(call, namespace, err) {
 		return nil, fmt.Errorf("there is no ConfigMap %s with the CA of the kubelets", w.o.Config.KubeletCA)
 	}
 	if err != nil {

@@ -100,8 +100,26 @@ func (w *World) get(ctx context.Context, resource schema.GroupVersionResource, n
 	} else {
 		o, err = w.o.Dynamic.Resource(resource).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
 	}
-	if kerrors.IsNotFound(err) {
+	if w.absent(ctx, namespace, err) || kerrors.IsForbidden(err) && w.unserved(resource.GroupVersion()) {
 		return nil, nil
 	}
 	return o, err
+}
+
+// unserved reports whether the API does not have a group: RBAC, which knows nothing
+// of that, forbids what is in none of its rules.
+func (w *World) unserved(gv schema.GroupVersion) bool {
+	_, err := w.o.Client.Discovery().ServerResourcesForGroupVersion(gv.String())
+	return kerrors.IsNotFound(err)
+}
+
+// absent reports whether an error says that there is no such object. Where a
+// namespace is not there, nor is the RoleBinding in it, and the answer is
+// "forbidden".
+func (w *World) absent(ctx context.Context, namespace string, err error) bool {
+	if namespace == "" || !kerrors.IsForbidden(err) {
+		return kerrors.IsNotFound(err)
+	}
+	_, err = w.o.Client.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{})
+	return kerrors.IsNotFound(err)
 }

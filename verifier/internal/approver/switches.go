@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
@@ -36,7 +35,7 @@ func (w *World) disabled(ctx context.Context, configMap string) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, w.o.Timeout)
 	defer cancel()
 	cm, err := w.o.Client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
-	if kerrors.IsNotFound(err) {
+	if w.absent(ctx, namespace, err) {
 		return false, nil
 	}
 	if err != nil {
@@ -60,8 +59,9 @@ func (w *World) stock(ctx context.Context) (string, error) {
 	for _, name := range stockDeployments {
 		call, cancel := context.WithTimeout(ctx, w.o.Timeout)
 		d, err := w.o.Client.AppsV1().Deployments(stockNamespace).Get(call, name, metav1.GetOptions{})
+		none := w.absent(call, stockNamespace, err)
 		cancel()
-		if kerrors.IsNotFound(err) {
+		if none {
 			continue
 		}
 		if err != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
@@ -57,6 +58,7 @@ var _ approver.World = (*World)(nil)
 // NewWorld makes no call yet.
 func NewWorld(o WorldOptions) *World {
 	o.Timeout = cmp.Or(o.Timeout, callTimeout)
+	o.Namespaces = slices.Compact(slices.Sorted(slices.Values(o.Namespaces)))
 	if o.Now == nil {
 		o.Now = time.Now
 	}
