@@ -373,6 +373,25 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
+// What an older machine-config-controller rendered is as good.
+func TestARenderOfAnOlderVersion(t *testing.T) {
+	for _, written := range []string{"3.0.0", "3.2.0", "3.4.0"} {
+		r := worker(strings.Replace(ignition, "3.5.0", written, 1))
+		for _, v := range all {
+			old, err := mcs.Config(r, extras(), v)
+			if err != nil {
+				t.Fatalf("written in %s: %v", written, err)
+			}
+			if got, err := specversion.Of(old); err != nil || got != v {
+				t.Errorf("written in %s: served as %s, %v", written, got, err)
+			}
+		}
+	}
+	if _, err := mcs.Config(worker(strings.Replace(ignition, "3.5.0", "3.7.0-experimental", 1)), extras(), version(3, 5)); err == nil {
+		t.Error("an experimental one is served")
+	}
+}
+
 func TestNoNewCAsLeaveTheConfigsOwn(t *testing.T) {
 	x := extras()
 	x.KubeletCA, x.CloudCA = nil, nil
