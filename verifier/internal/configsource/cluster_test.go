@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,7 +22,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
-// account is the verifier's, with what deploy/components/render grants it.
 const controllerConfig = `apiVersion: machineconfiguration.openshift.io/v1
 kind: ControllerConfig
 metadata: {name: machine-config-controller, annotations: {machineconfiguration.openshift.io/release-image-version: 4.20.0}}
@@ -136,6 +136,10 @@ func has(t *testing.T, s *Source, preApproved bool, with, without string) {
 func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 	c, api := openShift(t)
 	c.KubectlApply(t, poolYAML+"---\n"+machineConfig("00-base", "/etc/base", "base", needed)+"---\n"+machineConfig("50-site", "/etc/site", "site", ""))
+	// A cluster keeps the rendered ones of its past: those are not read.
+	c.KubectlApply(t, strings.Replace(machineConfig("rendered-worker-0", "/etc/of-the-past", "0", ""), "  labels: {machineconfiguration.openshift.io/role: worker}\n", "", 1))
+	calls := &calls{}
+	api.Wrap(calls.listen)
 	s, logged := follow(t, api)
 
 	// Nobody rendered the pool yet: we do.
@@ -204,7 +208,44 @@ func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 	}
 	c.KubectlApply(t, machineConfig("55-late", "/etc/late", "late", needed))
 	has(t, s, true, "/etc/late", "")
+
+	// What nobody serves was not read, and nothing was written.
+	calls.mu.Lock()
+	defer calls.mu.Unlock()
+	if calls.read["machineconfigs/rendered-worker-0"] > 0 || calls.read["machineconfigs/rendered-worker-1"] != 1 || calls.written > 0 || calls.whole > 0 {
+		t.Errorf("read %v, %d lists of whole MachineConfigs, %d calls that write", calls.read, calls.whole, calls.written)
+	}
 }
+
+// calls are those of the API that a Source makes.
+type calls struct {
+	mu             sync.Mutex
+	read           map[string]int // MachineConfigs by name
+	whole, written int
+}
+
+func (c *calls) listen(next http.RoundTripper) http.RoundTripper {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.read = map[string]int{}
+	return tripper(func(r *http.Request) (*http.Response, error) {
+		c.mu.Lock()
+		if _, name, ok := strings.Cut(r.URL.Path, "/machineconfigs/"); ok {
+			c.read["machineconfigs/"+name]++
+		} else if strings.HasSuffix(r.URL.Path, "/machineconfigs") && !strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadata") {
+			c.whole++
+		}
+		if r.Method != http.MethodGet {
+			c.written++
+		}
+		c.mu.Unlock()
+		return next.RoundTrip(r)
+	})
+}
+
+type tripper func(*http.Request) (*http.Response, error)
+
+func (f tripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // A cluster without the machine-config-operator is an ordinary one.
 func TestAClusterWithoutMachineConfigsHasNoPools(t *testing.T) {
