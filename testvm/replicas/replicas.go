@@ -5,6 +5,7 @@
 package replicas
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -47,6 +48,9 @@ type Config struct {
 	Components []string
 	// Settings are sections of the configuration, beside those of the installation.
 	Settings map[string]any
+	// OwnSource has them render the configs themselves, from MachineConfigs, instead
+	// of a Machine Config Server behind them.
+	OwnSource bool
 	// OnAudit is called with each line of a replica's audit log.
 	OnAudit func(replica int, a rig.Audit)
 }
@@ -63,7 +67,7 @@ func Start(t rig.TB, r *rig.Rig, c *cluster.Cluster, o Config) *Set {
 	s.nodes()
 	s.install(o)
 	s.Balancer = c.NewHAProxy(t, cluster.HAProxyOptions{})
-	config := s.config(o.Settings)
+	config := s.config(o)
 	balance := cluster.HAProxyOptions{Health: "/healthz"}
 	for i := range o.Replicas {
 		replica := rig.ReplicaConfig{Name: fmt.Sprintf("mcs-attest-verifier-%d", i), Config: config, CA: s.MCS.CA()}
@@ -110,7 +114,7 @@ func (s *Set) install(o Config) {
 
 // config is the configuration as it was installed, with what an administrator
 // sets, and with what is different outside of a pod.
-func (s *Set) config(settings map[string]any) string {
+func (s *Set) config(o Config) string {
 	s.t.Helper()
 	installed := s.Cluster.Kubectl(s.t, "-n", Own, "get", "configmap", "mcs-attest-config", "-o", `jsonpath={.data.mcs-attest\.yaml}`)
 	var c map[string]any
@@ -124,7 +128,10 @@ func (s *Set) config(settings map[string]any) string {
 	kubernetes["kubeconfig"] = s.Cluster.Kubeconfig("system:serviceaccount:" + Own + ":mcs-attest-verifier")
 	c["origins"] = []string{s.Origin()}
 	c["upstream"] = s.MCS.URL()
-	maps.Copy(c, settings)
+	if o.OwnSource {
+		delete(c, "upstream")
+	}
+	maps.Copy(c, o.Settings)
 	// Of the replicas, and of the address in upstream.
 	for _, key := range []string{"listen", "metricsListen", "upstreamName"} {
 		delete(c, key)
@@ -188,7 +195,24 @@ func (s *Set) Machine(name, pool string) string {
 			"userDataSecret": map[string]any{"name": pool + "-user-data"},
 		}}},
 	})
-	return s.Cluster.Kubectl(s.t, "-n", Machines, "get", "machines.machine.openshift.io", name, "-o", "jsonpath={.metadata.uid}")
+	return s.UID(name)
+}
+
+// UID is a Machine's.
+func (s *Set) UID(machine string) string {
+	s.t.Helper()
+	return s.Cluster.Kubectl(s.t, "-n", Machines, "get", "machines.machine.openshift.io", machine, "-o", "jsonpath={.metadata.uid}")
+}
+
+// UserData is the pointer config of a pool as its Secret has it now.
+func (s *Set) UserData(pool string) []byte {
+	s.t.Helper()
+	out := s.Cluster.Kubectl(s.t, "-n", Machines, "get", "secret", pool+"-user-data", "-o", "jsonpath={.data.userData}")
+	b, err := base64.StdEncoding.DecodeString(out)
+	if err != nil {
+		s.t.Fatalf("user data of %s: %v", pool, err)
+	}
+	return b
 }
 
 // EKRoots makes a TPM manufacturer known.

@@ -1,0 +1,119 @@
+// Package rendered has no Machine Config Server: the verifiers render the configs
+// themselves, from the cluster's MachineConfigs. Real Ignition applies what they
+// serve, and a real kubelet begins with it: the part that anyone may have, and, after
+// attestation, the whole.
+package rendered
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+	"github.com/mcs-attest/mcs-attest/testvm/replicas"
+	"github.com/mcs-attest/mcs-attest/testvm/rig"
+)
+
+const policy = `apiVersion: mcs-attest.dev/v1alpha1
+kind: AttestationPolicy
+metadata:
+  name: workers
+spec:
+  pools: [worker]
+  unattested: PreApproved
+  tpm2:
+    endorsements: [enrolled]
+`
+
+const (
+	kubeconfigPath = "/etc/kubernetes/kubeconfig"
+	encapsulated   = "/etc/ignition-machine-config-encapsulated.json"
+	annotations    = "/etc/machine-config-daemon/node-annotations.json"
+	password       = "/etc/site/password"
+)
+
+// installed is a cluster with a pool of two MachineConfigs: the operator's, and a
+// customer's with a secret.
+func installed(t *testing.T, r *rig.Rig) *replicas.Set {
+	t.Helper()
+	c := cluster.Start(t, replicas.Controllers())
+	c.InstallOpenShift(t)
+	s := replicas.Start(t, r, c, replicas.Config{
+		Replicas: 1, Policy: policy, OwnSource: true,
+		Components: []string{"credential", "approver", "render"},
+		Settings: map[string]any{
+			"credential": map[string]any{}, "approver": map[string]any{},
+			"render": map[string]any{"preApprovedAllows": []any{kubeconfigPath}},
+		},
+	})
+	s.Pool("worker")
+	s.MachineConfig("00-worker", "worker", true, nil, rig.ConfigWith(s.NodeFiles(nil)))
+	s.MachineConfig("99-site", "worker", false, nil, rig.ConfigWith(map[string]string{password: "a customer's password"}))
+	s.Machine("worker-0", "worker")
+	s.Provisioned("worker-0", "worker-0")
+	return s
+}
+
+// B5, B7, B12: whoever asks without a token receives the pre-approved part. It is
+// enough to ask for a certificate, where an administrator has let a kubeconfig be in
+// it, and a human to approve.
+func TestMachineWithoutTheAgentBeginsWithThePreApprovedPartAndWaitsForAHuman(t *testing.T) {
+	r := rig.New(t)
+	s := installed(t, r)
+	shared := s.SharedToken()
+	s.MachineConfig("01-worker-bootstrap", "worker", false, map[string]string{"mcs-attest.dev/needed-before-node-approved": "true"},
+		rig.ConfigWith(map[string]string{kubeconfigPath: s.Kubeconfig(shared)}))
+
+	node := r.Boot(rig.VM{Pointer: s.Pointer("worker"), Initrd: rig.Initrd{Agent: rig.NoAgent}, Kubelet: s.Kubelet("worker-0")})
+	csr := s.WaitCSR(replicas.ClientSigner, "at all", func(replicas.CSR) bool { return true })
+	if out := s.Explain(csr.Metadata.Name, 1); !strings.Contains(out, "CSRCredential") {
+		t.Errorf("the request:\n%s", out)
+	}
+	if again := s.CSRs(replicas.ClientSigner)[0]; len(again.Status.Conditions) > 0 {
+		t.Errorf("it was decided: %+v", again)
+	}
+	s.Cluster.Kubectl(t, "certificate", "approve", csr.Metadata.Name)
+	s.WaitNode("worker-0")
+	node.Kill()
+
+	for _, path := range []string{password} {
+		if got := node.ReadFile(path); got != "" {
+			t.Errorf("anybody receives %s: %q", path, got)
+		}
+	}
+	if got := node.ReadFile("/etc/kubernetes/kubelet.conf"); got != rig.KubeletConfig() {
+		t.Errorf("kubelet.conf holds %q", got)
+	}
+	if got := node.ReadFile(encapsulated); !strings.Contains(got, `"rendered-worker-`) {
+		t.Errorf("%s holds %q", encapsulated, got)
+	}
+}
+
+// The whole config, as the Machine Config Server would answer with it, and with the
+// machine's own credential.
+func TestAttestedMachineBecomesItsNodeWithTheWholeRender(t *testing.T) {
+	r := rig.New(t)
+	s := installed(t, r)
+	uid := s.UID("worker-0")
+	tpm := r.NewTPM()
+	s.Enroll("worker-0", tpm)
+
+	node := r.Boot(rig.VM{TPM: tpm, Pointer: s.Pointer("worker"), Kubelet: s.Kubelet("worker-0")})
+	s.WaitNode("worker-0")
+	rec := s.WaitPhase(uid, "Joined")
+	node.Kill()
+
+	if got := node.ReadFile(password); got != "a customer's password" {
+		t.Errorf("%s holds %q", password, got)
+	}
+	if !s.Usable(s.TokenOf(node.ReadFile(kubeconfigPath))) || len(rec.Status.Credentials) == 0 {
+		t.Errorf("no credential of its own: %+v", rec.Status.Credentials)
+	}
+	var says map[string]string
+	if err := json.Unmarshal([]byte(node.ReadFile(annotations)), &says); err != nil {
+		t.Errorf("%s: %v", annotations, err)
+	}
+	if name := says["machineconfiguration.openshift.io/currentConfig"]; !strings.HasPrefix(name, "rendered-worker-") || !strings.Contains(node.ReadFile(encapsulated), name) {
+		t.Errorf("the node would say that it has %q", name)
+	}
+}
