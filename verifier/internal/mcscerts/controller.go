@@ -263,10 +263,12 @@ func (c *Controller) rotate(ctx context.Context, force bool) ([]UserData, error)
 	return userData, followed
 }
 
-// fasterOr is library-go's silence when somebody else wrote the object first.
+// errFaster is library-go's silence about it.
+var errFaster = errors.New("somebody else wrote the object first")
+
 func fasterOr(err error) error {
 	if err == nil {
-		return errors.New("somebody else wrote the object first")
+		return errFaster
 	}
 	return err
 }

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 )
 
 // What an administrator does by hand, with an account of their own.
@@ -61,7 +62,17 @@ func (c *Controller) Init(ctx context.Context, force bool) (Status, error) {
 	if err := c.retype(ctx); err != nil {
 		return Status{}, err
 	}
-	s, err := c.pass(ctx, false)
+	return c.insist(ctx, false)
+}
+
+// insist is a pass that begins anew where a replica was faster: it does the same.
+func (c *Controller) insist(ctx context.Context, force bool) (s Status, err error) {
+	for range 5 {
+		s, err = c.pass(ctx, force)
+		if !errors.Is(err, errFaster) && !kerrors.IsConflict(err) && !kerrors.IsAlreadyExists(err) {
+			break
+		}
+	}
 	c.settle(s, err)
 	return s, err
 }
@@ -124,8 +135,7 @@ func (c *Controller) Rotate(ctx context.Context, now bool) (Step, Status, error)
 		return "", Status{Case: who}, fmt.Errorf("%w: %s", ErrNotOurs, who)
 	}
 	// What is there, and whether the pointer configs have it.
-	s, err := c.pass(ctx, false)
-	c.settle(s, err)
+	s, err := c.insist(ctx, false)
 	if err != nil {
 		return "", s, err
 	}
@@ -138,25 +148,26 @@ func (c *Controller) Rotate(ctx context.Context, now bool) (Step, Status, error)
 			return "", s, err
 		}
 	}
-	s, err = c.pass(ctx, true)
-	c.settle(s, err)
+	s, err = c.insist(ctx, true)
 	return StepServing, s, err
 }
 
 func (c *Controller) newCA(ctx context.Context) (Status, error) {
 	secrets := c.o.Client.CoreV1().Secrets(c.ca.namespace)
-	ca, err := secrets.Get(ctx, c.ca.name, metav1.GetOptions{})
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		ca, err := secrets.Get(ctx, c.ca.name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		// Without it library-go makes a new one.
+		delete(ca.Annotations, certrotation.CertificateNotAfterAnnotation)
+		_, err = secrets.Update(ctx, ca, metav1.UpdateOptions{})
+		return err
+	})
 	if err != nil {
-		return Status{}, fmt.Errorf("read Secret %s: %w", c.ca, err)
-	}
-	// Without it library-go makes a new one.
-	delete(ca.Annotations, certrotation.CertificateNotAfterAnnotation)
-	if _, err := secrets.Update(ctx, ca, metav1.UpdateOptions{}); err != nil {
 		return Status{}, fmt.Errorf("ask for a new CA in Secret %s: %w", c.ca, err)
 	}
-	s, err := c.pass(ctx, false)
-	c.settle(s, err)
-	return s, err
+	return c.insist(ctx, false)
 }
 
 // readyToServe says why the newest CA is not yet to sign what is served.

@@ -1,0 +1,77 @@
+package deploy
+
+import (
+	"testing"
+
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/yaml"
+
+	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+)
+
+// The component that lets the verifier renew certificates is accepted by an API
+// server, gives what package mcscerts asks for (whose tests run with it), and nothing
+// else: it makes no Secrets and reads none but those two.
+func TestAttack_T49_RenewingCertificatesTouchesThoseAlone(t *testing.T) {
+	objects := withComponent(t, "certificates")
+	c := cluster.StartShared(t)
+	c.KubectlApply(t, Prerequisites(objects))
+	n := 0
+	for _, o := range objects {
+		mine := o.GetName() == "mcs-attest-verifier-certificates"
+		if !mine && o.GetKind() != "ServiceAccount" {
+			continue
+		}
+		raw, err := yaml.Marshal(o.Object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.KubectlApply(t, string(raw))
+		if mine {
+			n++
+			remove(t, c, o)
+		}
+	}
+	if n != 8 {
+		t.Errorf("%d objects of the component", n)
+	}
+	w := &world{t: t, c: c}
+	var err error
+	if w.reviews, err = kubernetes.NewForConfig(c.ServiceAccount(t, Namespace, ServiceAccount)); err != nil {
+		t.Fatal(err)
+	}
+	const mco, machines, clusterAPI = "openshift-machine-config-operator", "openshift-machine-api", "openshift-cluster-api"
+	for _, a := range []struct {
+		verb, group, resource, namespace, name string
+		want                                   bool
+	}{
+		{"get", "", "secrets", mco, "machine-config-server-ca", true},
+		{"update", "", "secrets", mco, "machine-config-server-ca", true},
+		{"get", "", "secrets", mco, "machine-config-server-tls", true},
+		{"update", "", "secrets", mco, "machine-config-server-tls", true},
+		{"get", "", "configmaps", mco, "machine-config-server-ca", true},
+		{"update", "", "configmaps", mco, "machine-config-server-ca", true},
+		{"get", "", "configmaps", "kube-system", "root-ca", true},
+		{"list", "machine.openshift.io", "machinesets", machines, "", true},
+		{"list", "machine.openshift.io", "controlplanemachinesets", machines, "", true},
+		{"list", "cluster.x-k8s.io", "machinesets", clusterAPI, "", true},
+
+		{"create", "", "secrets", mco, "", false},
+		{"delete", "", "secrets", mco, "machine-config-server-tls", false},
+		{"delete", "", "secrets", mco, "machine-config-server-ca", false},
+		{"list", "", "secrets", mco, "", false},
+		{"get", "", "secrets", mco, "node-bootstrapper-token", false},
+		{"create", "", "configmaps", mco, "", false},
+		{"update", "", "configmaps", mco, "kubeconfig-data", false},
+		{"update", "", "configmaps", "kube-system", "root-ca", false},
+		{"list", "", "secrets", machines, "", false},
+		{"get", "", "secrets", machines, "cloud-credentials", false},
+		{"update", "machine.openshift.io", "machinesets", machines, "workers", false},
+		{"list", "machine.openshift.io", "machinesets", "", "", false},
+	} {
+		asked := func() bool { return w.may(a.verb, a.group, a.resource, "", a.namespace, a.name) == a.want }
+		if a.want && !until(asked) || !a.want && !asked() {
+			t.Errorf("%s %s %s/%s: %v", a.verb, a.resource, a.namespace, a.name, !a.want)
+		}
+	}
+}
