@@ -114,6 +114,19 @@ func TestServing(t *testing.T) {
 	}
 }
 
+// Without authorities nothing is verified: not even by those of the system.
+func TestNoAuthoritiesAreNotTheSystems(t *testing.T) {
+	in := serving()
+	in.renewsAlone(t, nil)
+	in.world.presented.Roots = nil
+	want(t, in.decide(), Retry, reason.MachineNotFound)
+	for _, c := range in.decide().Checks {
+		if c.Name == "renewal" && c.Detail != "the kubelets' authorities are not known" {
+			t.Errorf("%+v", c)
+		}
+	}
+}
+
 func (in *input) quarantined() {
 	rec := recordOf("worker-0", uidA, credentialA)
 	rec.Spec.Quarantined = true
