@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,6 +47,7 @@ var (
 // load balancer, on a real API server with OpenShift's Machines. Behind each of
 // them is a stand-in for the Machine Config Server.
 type replicas struct {
+	served  atomic.Pointer[string] // what the Machine Config Server has; nil: fullConfig
 	t       testing.TB
 	cluster *cluster.Cluster
 	client  dynamic.Interface
@@ -98,7 +100,7 @@ func newReplicas(t testing.TB, c *cluster.Cluster, n int, config ...string) *rep
 		})+
 		object("v1", "ConfigMap", "openshift-machine-config-operator", "machine-config-server-ca", map[string]any{"data": map[string]any{"ca-bundle.crt": string(ca.Certificate)}})+
 		object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{"pools": []any{"*"}}}))
-	rs.mcs = machineConfigServer(t, serving)
+	rs.mcs = rs.machineConfigServer(serving)
 	rs.kubeconfig = rs.account()
 	if n == 0 {
 		return rs
@@ -141,8 +143,14 @@ func newReplicas(t testing.TB, c *cluster.Cluster, n int, config ...string) *rep
 func (rs *replicas) account() string {
 	rs.t.Helper()
 	rs.cluster.Kubectl(rs.t, "apply", "--server-side", "-k", filepath.Join("..", "deploy", "overlays", "openshift"))
-	rs.cluster.KubectlApply(rs.t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{"pools": []any{"*"}}}))
+	rs.enforce()
 	return rs.cluster.Kubeconfig("system:serviceaccount:" + ownNamespace + ":mcs-attest-verifier")
+}
+
+// enforce lets the policy that the installation brings do what it would only audit.
+func (rs *replicas) enforce() {
+	rs.t.Helper()
+	rs.cluster.KubectlApply(rs.t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{"pools": []any{"*"}}}))
 }
 
 func object(apiVersion, kind, namespace, name string, rest map[string]any) string {
@@ -163,7 +171,8 @@ func object(apiVersion, kind, namespace, name string, rest map[string]any) strin
 
 // machineConfigServer stands in for the Machine Config Server: it gives each pool
 // its config, to anyone.
-func machineConfigServer(t testing.TB, serving pki.Pair) string {
+func (rs *replicas) machineConfigServer(serving pki.Pair) string {
+	t := rs.t
 	t.Helper()
 	cert, err := pki.ParseServing([][]byte{serving.Certificate, serving.Key.Expose()})
 	if err != nil {
@@ -171,7 +180,11 @@ func machineConfigServer(t testing.TB, serving pki.Pair) string {
 	}
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(w, fullConfig)
+		config := fullConfig
+		if p := rs.served.Load(); p != nil {
+			config = *p
+		}
+		_, _ = io.WriteString(w, config)
 	}))
 	s.TLS = &tls.Config{Certificates: []tls.Certificate{*cert}, MinVersion: tls.VersionTLS12}
 	s.StartTLS()
