@@ -157,11 +157,14 @@ func (a *Approver) approvedByOthers(csr *certificatesv1.CertificateSigningReques
 	case err == nil:
 		a.o.Log.Info("a certificate signing request with a machine's own credential was approved by somebody else", "request", csr.Name, "machine_uid", uid, "by", audit.Clean(c.Reason))
 		return never
-	case errors.As(err, &denial) && !denial.Code.Temporary():
+	case !errors.As(err, &denial) || denial.Code.Temporary() && denial.Code != reason.Quarantined:
+		return later
+	case denial.Code == reason.CSRKeyChanged || denial.Code == reason.Quarantined:
+		// What has been given cannot be taken back here; somebody should know.
 		a.o.Log.Warn("somebody else approved a certificate signing request that the verifier would not", "request", csr.Name, "machine_uid", uid, "error", err)
-		return never
+		a.recordRefusal(&approver.Decision{Proven: true, RecordUID: uid, Denial: reason.From(reason.Wrap(denial.Code, err, "%s was approved by somebody else (%s)", csr.Name, audit.Clean(c.Reason)))}, a.o.Now())
 	}
-	return later
+	return never // it joined before, or its credential has ended
 }
 
 // tell counts a decision, and has the audit log say what is new.

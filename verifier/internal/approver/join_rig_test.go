@@ -167,11 +167,7 @@ func TestARequestThatSomebodyElseApprovedIsTheFirst(t *testing.T) {
 	m := s.machine("w-0")
 	k := s.attested(m)
 	csr := s.csr(k.ask())
-	csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
-		Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "NodeCSRApprove", Message: "by somebody else",
-	})
-	_, err := s.admin.CertificatesV1().CertificateSigningRequests().UpdateApproval(s.context(), csr.Name, csr, metav1.UpdateOptions{})
-	s.ok(err)
+	s.approve(csr.Name)
 	s.run()
 	s.eventually(func() error {
 		if c := s.record(m).Certificate; c == nil || c.Request != csr.Name {
@@ -181,5 +177,36 @@ func TestARequestThatSomebodyElseApprovedIsTheFirst(t *testing.T) {
 	})
 	thief := *k
 	thief.key = s.kubelet(s.c.Admin()).key
-	s.left(thief.ask(), "refuse", "CSRKeyChanged")
+	second := thief.ask()
+	s.left(second, "refuse", "CSRKeyChanged")
+
+	// What the verifier would not approve, and somebody else does, is told.
+	m2 := s.machine("w-1")
+	k = s.attested(m2)
+	s.signed(k.ask())
+	thief = *k
+	thief.key = s.kubelet(s.c.Admin()).key
+	s.stop()
+	s.approve(thief.ask())
+	if got := s.events.about(m2); slices.Contains(got, "CertificateRefused CSRKeyChanged") {
+		t.Fatalf("the events are %q", got)
+	}
+	s.run()
+	s.eventually(func() error {
+		if got := s.events.about(m2); !slices.Contains(got, "CertificateRefused CSRKeyChanged") {
+			return fmt.Errorf("the events are %q", got)
+		}
+		return nil
+	})
+}
+
+// approve approves a request as somebody else does.
+func (s *site) approve(name string) {
+	s.Helper()
+	csr := s.csr(name)
+	csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+		Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "NodeCSRApprove", Message: "by somebody else",
+	})
+	_, err := s.admin.CertificatesV1().CertificateSigningRequests().UpdateApproval(s.context(), csr.Name, csr, metav1.UpdateOptions{})
+	s.ok(err)
 }

@@ -348,3 +348,28 @@ func TestListedIsTheClusterAtOneMoment(t *testing.T) {
 		t.Errorf("of node a there are %v (%v)", found, err)
 	}
 }
+
+// What the verifier may not read is named.
+func TestForbiddenIsAFinding(t *testing.T) {
+	s := newSite(t)
+	var err error
+	s.options.Client, err = kubernetes.NewForConfig(s.c.ServiceAccount(t, s.namespace, "nobody"))
+	s.ok(err)
+	s.run()
+	s.eventually(func() error {
+		all := ""
+		for _, f := range s.approver.Findings() {
+			if strings.Contains(f.Text, "forbidden") {
+				all += f.Reason + " "
+			}
+		}
+		if all != "StockApproverActive RequestsUnreadable ApproverSwitchUnreadable " {
+			return fmt.Errorf("the findings are %+v", s.approver.Findings())
+		}
+		return nil
+	})
+	s.stop()
+	if all := s.approver.Findings(); len(all) != 0 {
+		t.Errorf("whoever does not decide finds %+v", all)
+	}
+}

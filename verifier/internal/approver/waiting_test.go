@@ -1,0 +1,190 @@
+package approver
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/approver"
+)
+
+// ours are the credentials of a test: "ours-N" is on the record of machine N modulo 10.
+type ours struct{ Directory }
+
+func (ours) ByCredential(id string) (string, bool) {
+	var n int
+	if _, err := fmt.Sscanf(id, "ours-%d", &n); err != nil {
+		return "", false
+	}
+	return fmt.Sprint("m-", n%10), true
+}
+
+func (ours) Counts() (machines, nodes int) { return 1, 1 }
+
+var began = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+// some request: with a credential of ours, with another's, or by a node.
+func some(r *rand.Rand) *certificatesv1.CertificateSigningRequest {
+	csr := &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("csr-", r.IntN(300)), CreationTimestamp: metav1.NewTime(began.Add(time.Duration(r.IntN(7200)) * time.Second))},
+		Spec:       certificatesv1.CertificateSigningRequestSpec{SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName, Username: "bootstrapper"},
+	}
+	switch r.IntN(3) {
+	case 0:
+		csr.Spec.Extra = map[string]certificatesv1.ExtraValue{credentialExtra: {fmt.Sprint("ours-", r.IntN(100))}}
+	case 1:
+		csr.Spec.Extra = map[string]certificatesv1.ExtraValue{credentialExtra: {"another"}}
+	default:
+		csr.Spec.SignerName, csr.Spec.Username = certificatesv1.KubeletServingSignerName, fmt.Sprint("system:node:", r.IntN(10))
+	}
+	if r.IntN(4) == 0 {
+		csr.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateDenied, Status: corev1.ConditionTrue}}
+	}
+	return csr
+}
+
+// What is counted in one step is what a look through all requests finds.
+func TestWaitingCountsAsALookThroughAllDoes(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	w := newWaiting(ours{})
+	all := map[string]*certificatesv1.CertificateSigningRequest{}
+	for range 5000 {
+		csr := some(r)
+		if r.IntN(5) == 0 {
+			w.drop(csr.Name)
+			delete(all, csr.Name)
+			continue
+		}
+		w.put(csr)
+		all[csr.Name] = csr
+	}
+	owner := func(csr *certificatesv1.CertificateSigningRequest) (string, bool) {
+		if ids := csr.Spec.Extra[credentialExtra]; len(ids) == 1 {
+			if uid, ok := (ours{}).ByCredential(ids[0]); ok {
+				return uid, true
+			}
+		}
+		return csr.Spec.Username, false
+	}
+	since := began.Add(time.Hour)
+	for _, csr := range all {
+		r := approver.FromCSR(csr)
+		mine, isOurs := owner(csr)
+		pending, others, own := 0, 0, 0
+		for _, o := range all {
+			if len(o.Status.Conditions) > 0 || o.CreationTimestamp.Time.Before(since) {
+				continue
+			}
+			pending++
+			whose, ok := owner(o)
+			if !ok {
+				others++
+			}
+			if whose == mine && ok == isOurs {
+				own++
+			}
+		}
+		uid := ""
+		if isOurs {
+			uid = mine
+		}
+		if p, o := w.load(r, uid, since, false); p != pending || o != own {
+			t.Fatalf("%s of %s: %d pending and %d own, not %d and %d", csr.Name, mine, p, o, pending, own)
+		}
+		if p, o := w.load(r, uid, since, true); p != others || o != own {
+			t.Fatalf("%s of %s: %d pending of others and %d own, not %d and %d", csr.Name, mine, p, o, others, own)
+		}
+	}
+}
+
+// A record may be read after the request was: then the request is its machine's from
+// there on.
+func TestARequestIsItsMachinesOnceTheRecordSaysSo(t *testing.T) {
+	w := newWaiting(ours{})
+	csr := some(rand.New(rand.NewPCG(3, 4)))
+	csr.Spec.SignerName, csr.Spec.Extra, csr.Status.Conditions = certificatesv1.KubeAPIServerClientKubeletSignerName, map[string]certificatesv1.ExtraValue{credentialExtra: {"late"}}, nil
+	w.put(csr)
+	if n := w.pending(began, true); n != 1 {
+		t.Errorf("%d requests of others, not 1", n)
+	}
+	if others, own := w.load(approver.FromCSR(csr), "m-1", began, true); others != 0 || own != 1 {
+		t.Errorf("%d of others and %d of its own, not 0 and 1", others, own)
+	}
+	w.reset()
+	if n := w.pending(began, false); n != 0 {
+		t.Errorf("%d requests after a reset", n)
+	}
+}
+
+// What is kept of a request is enough to tell whose it is, and no more.
+func TestTrimKeepsWhoseARequestIs(t *testing.T) {
+	csr := some(rand.New(rand.NewPCG(5, 6)))
+	csr.Spec.Request, csr.Spec.Groups = make([]byte, 1<<20), []string{"system:nodes"}
+	csr.Spec.Extra = map[string]certificatesv1.ExtraValue{credentialExtra: {"JTI=1"}, "other": {"x"}}
+	csr.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "m"}}
+	out, err := trim(csr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	small := out.(*certificatesv1.CertificateSigningRequest)
+	if a, b := approver.FromCSR(csr), approver.FromCSR(small); a.CredentialID != b.CredentialID || a.Username != b.Username || a.Kind != b.Kind || a.Decided != b.Decided {
+		t.Errorf("%+v became %+v", a, b)
+	}
+	if small.Spec.Request != nil || small.ManagedFields != nil || len(small.Spec.Extra) != 1 {
+		t.Errorf("%+v was kept", small)
+	}
+}
+
+func TestBudgetIsOfEachMachine(t *testing.T) {
+	b := newBudget()
+	allowed := func(of string, at time.Time) (n int) {
+		for range 100 {
+			if b.allow(of, at) {
+				n++
+			}
+		}
+		return n
+	}
+	if n := allowed("a", began); n != refusalsBurst {
+		t.Errorf("%d writes at once", n)
+	}
+	if n := allowed("b", began); n != refusalsBurst {
+		t.Errorf("%d writes at once for another", n)
+	}
+	if n := allowed("a", began.Add(refusalsEvery)); n != 1 {
+		t.Errorf("%d writes after a pause", n)
+	}
+	for i := range 3 * b.max {
+		b.allow(fmt.Sprint(i), began)
+	}
+	if len(b.of) > b.max {
+		t.Errorf("%d machines are remembered", len(b.of))
+	}
+}
+
+// Flat: a decision's counts cost the same whatever waits.
+func BenchmarkLoad(b *testing.B) {
+	for _, n := range []int{10, 1000, 100_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			w := newWaiting(ours{})
+			var csr *certificatesv1.CertificateSigningRequest
+			for i := range n {
+				csr = &certificatesv1.CertificateSigningRequest{
+					ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(i), CreationTimestamp: metav1.NewTime(began.Add(time.Duration(i) * time.Second))},
+					Spec:       certificatesv1.CertificateSigningRequestSpec{SignerName: certificatesv1.KubeletServingSignerName, Username: fmt.Sprint("system:node:", i%100)},
+				}
+				w.put(csr)
+			}
+			r := approver.FromCSR(csr)
+			b.ReportAllocs()
+			for b.Loop() {
+				w.load(r, "", began, true)
+			}
+		})
+	}
+}
