@@ -12,7 +12,7 @@ import (
 // a slash. docs/configs.md lists them, and a test compares the two.
 var paths = []struct{ pattern, what string }{
 	{"/var/lib/kubelet/config.json", "the pull secret"},
-	{"/etc/mco/internal-registry-pull-secret.json", "the internal registry's pull secret"},
+	{"/etc/mco/internal-registry-pull-secret.json", "the pull secret of the internal registry"},
 	{"/root/.docker/config.json", "a pull secret"},
 	{"/etc/containers/auth.json", "a pull secret"},
 	{"/run/containers/0/auth.json", "a pull secret"},
