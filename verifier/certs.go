@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -16,9 +17,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/mcscerts"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
 
 func (c *cli) certsCommand() *cobra.Command {
@@ -36,7 +39,7 @@ A rotation has two steps, and machines boot through both: a new CA goes into the
 bundle, and with the bundle into the pointer configs; later the serving certificate
 is signed by it. docs/certificates.md tells it in full.`,
 	}
-	cmd.AddCommand(c.certsStatusCommand(), c.certsInitCommand(), c.certsRotateCommand())
+	cmd.AddCommand(c.certsStatusCommand(), c.certsInitCommand(), c.certsRotateCommand(), c.certsPointerCommand())
 	return cmd
 }
 
@@ -170,6 +173,59 @@ the first step fail.`,
 	return cmd
 }
 
+func (c *cli) certsPointerCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "pointer FILE...",
+		Short: "Put the CA bundle into pointer configs that are files",
+		Long: `Put the CA bundle into pointer configs that are files, in place of the CA that is
+there, and change nothing else in them: for user data that an administrator hands
+out. Those in a cluster's Secrets follow by themselves.`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, files []string) error {
+			k, err := c.openKeeper(cmd.Context(), nil)
+			if err != nil {
+				return err
+			}
+			s, err := k.look(cmd.Context())
+			if len(s.Bundle) == 0 {
+				return errors.Join(err, errors.New("there is no CA bundle"))
+			}
+			for _, file := range files {
+				if err := renewPointer(cmd, file, s.Bundle); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	c.where(cmd)
+	return cmd
+}
+
+func renewPointer(cmd *cobra.Command, file string, bundle []*x509.Certificate) error {
+	info, err := os.Stat(file)
+	if err != nil {
+		return fmt.Errorf("read pointer config: %w", err)
+	}
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("read pointer config: %w", err)
+	}
+	next, err := pointer.SetAuthorities(raw, mcscerts.EncodeBundle(bundle))
+	if err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	if string(next) == string(raw) {
+		cmd.Println("unchanged", file)
+		return nil
+	}
+	if err := wholefile.Write(file, info.Mode().Perm(), next); err != nil {
+		return err
+	}
+	cmd.Println("wrote", file)
+	return nil
+}
+
 func tellStep(s mcscerts.Step) string {
 	if s == mcscerts.StepCA {
 		return "a new CA is in the bundle; what is served has not changed"
@@ -294,7 +350,7 @@ func (k clusterKeeper) due(context.Context) ([]mcscerts.Step, mcscerts.Status, e
 
 func (clusterKeeper) after(step mcscerts.Step) string {
 	if step == mcscerts.StepCA {
-		return "pointer configs outside the cluster (user data that an administrator hands out) need the new bundle, too;\nan hour later at the earliest: 'certs rotate' again, or leave it to the calendar"
+		return "pointer configs outside the cluster (user data that an administrator hands out) need the new bundle, too: 'certs pointer FILE';\nan hour later at the earliest: 'certs rotate' again, or leave it to the calendar"
 	}
 	return "the replicas take it up at once"
 }

@@ -208,7 +208,7 @@ func (c *Controller) Look(ctx context.Context) (Status, error) {
 	}
 	if s, err = c.read(ctx, s, nil); len(s.Bundle) > 0 {
 		var followed error
-		s.UserData, followed = c.follow(ctx, encodeCertificates(s.Bundle), true)
+		s.UserData, followed = c.follow(ctx, EncodeBundle(s.Bundle), true)
 		err = errors.Join(err, followed)
 	}
 	return s, err
@@ -248,7 +248,7 @@ func (c *Controller) rotate(ctx context.Context, force bool) ([]UserData, error)
 	}
 	c.tell(events)
 	// Machines are to know the CA before it signs anything.
-	userData, followed := c.follow(ctx, encodeCertificates(bundle), false)
+	userData, followed := c.follow(ctx, EncodeBundle(bundle), false)
 	published := followed == nil && !slices.ContainsFunc(userData, func(u UserData) bool { return u.Failed })
 	serving, err := certrotation.RotatedSelfSignedCertKeySecret{
 		Namespace: c.serving.namespace, Name: c.serving.name, Validity: Validity, Refresh: Refresh,
@@ -340,7 +340,7 @@ func (c *Controller) keepIssuer(ctx context.Context, leaf *corev1.Secret) error 
 	if issuer == nil || !c.o.Now().Before(issuer.NotAfter) {
 		return nil
 	}
-	data := string(encodeCertificates(append(bundle, issuer)))
+	data := string(EncodeBundle(append(bundle, issuer)))
 	maps := c.o.Client.CoreV1().ConfigMaps(c.ca.namespace)
 	if m == nil {
 		m = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.ca.namespace, Name: c.ca.name}, Data: map[string]string{bundleKey: data}}

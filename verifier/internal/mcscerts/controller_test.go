@@ -149,7 +149,7 @@ func installerCA(t *testing.T, name string, notBefore time.Time) pair {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return pair{cert, key, encodeCertificates([]*x509.Certificate{cert})}
+	return pair{cert, key, EncodeBundle([]*x509.Certificate{cert})}
 }
 
 func (ca pair) serving(t *testing.T, kind corev1.SecretType, hosts ...string) *corev1.Secret {
@@ -164,7 +164,7 @@ func (ca pair) serving(t *testing.T, kind corev1.SecretType, hosts ...string) *c
 	}
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: mco, Name: "machine-config-server-tls"}, Type: kind,
-		Data: map[string][]byte{"tls.crt": encodeCertificates([]*x509.Certificate{leaf}), "tls.key": pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})},
+		Data: map[string][]byte{"tls.crt": EncodeBundle([]*x509.Certificate{leaf}), "tls.key": pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})},
 	}
 }
 
@@ -266,7 +266,7 @@ func TestServingCertificateWaitsForTheCA(t *testing.T) {
 			return refuse && a.GetNamespace() == machines, nil, kerrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "worker-user-data", nil)
 		})
 		// The pointer is put back by hand, and cannot be written.
-		if err := r.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("secrets"), userData(t, "worker-user-data", encodeCertificates(first.Bundle)), machines); err != nil {
+		if err := r.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("secrets"), userData(t, "worker-user-data", EncodeBundle(first.Bundle)), machines); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(Refresh/10 + time.Hour)

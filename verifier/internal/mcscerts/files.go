@@ -115,7 +115,7 @@ func (f *Folder) read() (folderState, error) {
 	s.Leaf = chain[0]
 	if raw, err = os.ReadFile(f.path("tls/ca.key")); err == nil {
 		for _, c := range s.Bundle {
-			if pair, err := tls.X509KeyPair(encodeCertificates([]*x509.Certificate{c}), raw); err == nil {
+			if pair, err := tls.X509KeyPair(EncodeBundle([]*x509.Certificate{c}), raw); err == nil {
 				s.CA, s.key = c, pair.PrivateKey
 			}
 		}
@@ -142,7 +142,7 @@ func (f *Folder) pointers(bundle []*x509.Certificate, dry bool) ([]UserData, err
 		if err != nil {
 			return nil, fmt.Errorf("read pointer config: %w", err)
 		}
-		next, err := pointer.SetAuthorities(raw, encodeCertificates(bundle))
+		next, err := pointer.SetAuthorities(raw, EncodeBundle(bundle))
 		var alone *pointer.LeftAlone
 		switch {
 		case errors.As(err, &alone):
@@ -252,7 +252,7 @@ func (f *Folder) newCA(s folderState) (Status, error) {
 	}
 	bundle := append(made, s.Bundle...)
 	bundle = slices.DeleteFunc(bundle, func(c *x509.Certificate) bool { return f.now().After(c.NotAfter) })
-	if err := wholefile.Write(f.path("tls/ca.crt"), 0o644, encodeCertificates(bundle)); err != nil {
+	if err := wholefile.Write(f.path("tls/ca.crt"), 0o644, EncodeBundle(bundle)); err != nil {
 		return s.Status, err
 	}
 	if err := wholefile.Write(f.path("tls/ca.key"), 0o600, ca.Key.Expose()); err != nil {
@@ -276,7 +276,7 @@ func (f *Folder) newLeaf(s folderState) (Status, error) {
 	if err != nil {
 		return s.Status, fmt.Errorf("encode key: %w", err)
 	}
-	if err := wholefile.Write(f.path("tls/tls.crt.next"), 0o644, encodeCertificates([]*x509.Certificate{leaf})); err != nil {
+	if err := wholefile.Write(f.path("tls/tls.crt.next"), 0o644, EncodeBundle([]*x509.Certificate{leaf})); err != nil {
 		return s.Status, err
 	}
 	if err := wholefile.Write(f.path("tls/tls.key"), 0o600, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})); err != nil {

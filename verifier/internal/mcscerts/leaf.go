@@ -229,7 +229,8 @@ func parseCertificates(raw []byte) ([]*x509.Certificate, error) {
 	return all, nil
 }
 
-func encodeCertificates(all []*x509.Certificate) []byte {
+// EncodeBundle is certificates in PEM.
+func EncodeBundle(all []*x509.Certificate) []byte {
 	var b bytes.Buffer
 	for _, c := range all {
 		// A bytes.Buffer takes everything.
