@@ -54,6 +54,10 @@ metadata: {name: openshift-config-managed}
 apiVersion: v1
 kind: Namespace
 metadata: {name: openshift-cluster-machine-approver}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: openshift-cluster-api}
 `
 
 // nodes prepares the cluster for kubelets.
