@@ -339,6 +339,22 @@ func TestAMachineConfigThatCannotBeUsedNamesItself(t *testing.T) {
 	}
 }
 
+func TestMachineConfigsWithoutAnIgnitionConfig(t *testing.T) {
+	for _, spec := range []string{"kernelArguments: [quiet]", "config: null\nkernelArguments: [quiet]"} {
+		// First, last and alone.
+		for _, name := range []string{"0-none", "99-zz-none"} {
+			if got := full(t, "worker", cluster(t, customer(name, "worker", spec))); !slices.Contains(got.Config.Spec.KernelArguments, "quiet") {
+				t.Errorf("%s: %v", name, got.Config.Spec.KernelArguments)
+			}
+		}
+		alone := parse(t, "f.yaml", needed("none", spec)+"---\napiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfigPool\nmetadata: {name: worker}\nspec: {machineConfigSelector: {matchLabels: {machineconfiguration.openshift.io/role: worker}}}\n")
+		if got := string(full(t, "worker", alone).Config.Spec.Config.Raw); got != `{"ignition":{"version":"3.5.0"}}` {
+			t.Error(got)
+		}
+		preApproved(t, "worker", alone)
+	}
+}
+
 func TestABrokenMachineConfigStopsNoOtherPool(t *testing.T) {
 	in := cluster(t, customer("98-infra-broken", "infra", "config:\n  ignition:\n    version: 1.0.0"))
 	full(t, "worker", in)
