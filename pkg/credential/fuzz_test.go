@@ -166,7 +166,7 @@ func TestAttack_HostileConfigsCostLittle(t *testing.T) {
 	deep := strings.Repeat("[", 9000) + strings.Repeat("]", 9000)
 	bomb := honest()
 	bomb.header, bomb.compression = "data:;base64,", "gzip"
-	bomb.kubeconfig = kubeconfig + "#" + strings.Repeat("a", 64<<20)
+	bomb.kubeconfig = kubeconfig + "#" + strings.Repeat("a", 16<<20)
 	aliases := "a: &a [x,x,x,x,x,x,x,x,x]\n"
 	for c := 'b'; c < 'z'; c++ {
 		aliases += string(c) + ": &" + string(c) + " [" + strings.Repeat("*"+string(c-1)+",", 9) + "]\n"
@@ -181,7 +181,7 @@ func TestAttack_HostileConfigsCostLittle(t *testing.T) {
 	}{
 		{"deep JSON", []byte(`{"storage": {"files": ` + deep + `}}`)},
 		{"many files", config("3.2.0", strings.Repeat(`{"path": "/etc/a"}, `, 50000)+honest().String())},
-		{"a file that unpacks to 64 MiB", config("3.2.0", bomb.String())},
+		{"a file that unpacks to 16 MiB", config("3.2.0", bomb.String())},
 		{"a kubeconfig whose references multiply", config("3.2.0", laughs.String())},
 		{"a deep kubeconfig", config("3.2.0", nested.String())},
 	} {
