@@ -9,6 +9,8 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -68,10 +70,27 @@ func asks(t *testing.T, c *cluster.Cluster, name, node, credential string) {
 	})
 }
 
-// What csr explain reads of a cluster is what the approver there decides by.
+// What csr explain reads of a cluster is what the approver there decides by; and it
+// may read no more than docs/approver.md gives it.
 func TestRequestsOfACluster(t *testing.T) {
 	c := installed(t)
-	c.KubectlApply(t, `
+	page, err := os.ReadFile("../../../docs/approver.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	role := ""
+	for _, m := range yamlDoc.FindAllSubmatch(page, -1) {
+		if strings.Contains(string(m[1]), "name: mcs-attest-csr-explain}") {
+			role = string(m[1])
+		}
+	}
+	c.KubectlApply(t, role+`---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: mcs-attest-csr-explain}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: mcs-attest-csr-explain}
+subjects: [{kind: ServiceAccount, name: reader, namespace: csr-explained}]
+---
 apiVersion: v1
 kind: Namespace
 metadata: {name: csr-explained}
@@ -84,7 +103,12 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: "`+bootstrapp
 `)
 	t.Cleanup(func() {
 		admin := kubernetes.NewForConfigOrDie(c.Admin())
-		if err := admin.RbacV1().ClusterRoleBindings().Delete(context.Background(), "csr-explained", metav1.DeleteOptions{}); err != nil {
+		for _, name := range []string{"csr-explained", "mcs-attest-csr-explain"} {
+			if err := admin.RbacV1().ClusterRoleBindings().Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := admin.RbacV1().ClusterRoles().Delete(context.Background(), "mcs-attest-csr-explain", metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 		if err := admin.CoreV1().Namespaces().Delete(context.Background(), "csr-explained", metav1.DeleteOptions{}); err != nil {
@@ -106,7 +130,7 @@ status: {addresses: [{type: InternalDNS, address: %[1]s}]}
 		}
 		uids = append(uids, string(o.GetUID()))
 	}
-	_, err := f.put(attestations, fmt.Sprintf(`
+	_, err = f.put(attestations, fmt.Sprintf(`
 apiVersion: mcs-attest.dev/v1alpha1
 kind: MachineAttestation
 metadata: {name: %s, namespace: csr-explained}
@@ -123,7 +147,7 @@ status:
 	asks(t, c, "explained-other", "explained-1", "JTI=explained")
 	asks(t, c, "explained-shared", "explained-0", "JTI=nobodys")
 
-	k, err := operator.OpenCluster(operator.ClusterOptions{Rest: c.Admin(), Own: "csr-explained", Namespaces: []string{"csr-explained"}, Now: time.Now, FieldManager: "test"})
+	k, err := operator.OpenCluster(operator.ClusterOptions{Kubeconfig: c.Kubeconfig("system:serviceaccount:csr-explained:reader"), Own: "csr-explained", Namespaces: []string{"csr-explained"}, Now: time.Now, FieldManager: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}
