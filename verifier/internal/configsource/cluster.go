@@ -84,7 +84,16 @@ type watched struct {
 	mu     sync.Mutex
 	absent bool // the cluster does not have the kind
 	err    error
+	// since is when the errors began that err is the last of, at when that was.
+	since, at time.Time
 }
+
+// A watch that fails is begun anew at least every half minute, so an error that was
+// not followed by another for some time is over. One is told once it has lasted.
+const (
+	errorOver  = 90 * time.Second
+	errorLasts = time.Minute
+)
 
 // object is the last good content of an object, and what is wrong with it now.
 type object struct {
@@ -149,13 +158,14 @@ func (a *api) prepare(w *watched) error {
 		return err
 	}
 	err = w.informer.SetWatchErrorHandler(func(_ *cache.Reflector, err error) {
+		now := a.s.o.Now()
 		w.mu.Lock()
-		news := w.err == nil || w.err.Error() != err.Error()
-		w.absent, w.err = kerrors.IsNotFound(err) || meta.IsNoMatchError(err), err
-		w.mu.Unlock()
-		if news {
-			a.s.o.Log.Debug("watch ended; it begins anew", "what", w.what, "error", err)
+		if w.err == nil || now.Sub(w.at) > errorOver {
+			w.since = now
 		}
+		w.absent, w.err, w.at = kerrors.IsNotFound(err) || meta.IsNoMatchError(err), err, now
+		w.mu.Unlock()
+		a.s.o.Log.Debug("watch ended; it begins anew", "what", w.what, "error", err)
 		a.wake()
 	})
 	if err != nil {
@@ -181,13 +191,27 @@ func (a *api) wake() {
 }
 
 // state reports whether all that there is was listed, and what could not be.
-func (w *watched) state() (settled bool, faults []fault) {
+func (w *watched) state(now time.Time) (settled bool, faults []fault) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.err != nil && !w.absent && !kerrors.IsResourceExpired(w.err) && !kerrors.IsGone(w.err) {
-		faults = []fault{{reason: reasonNotRead, text: fmt.Sprintf("%s cannot be watched: %v", w.what, w.err)}}
+	settled = w.absent || w.informer.HasSynced()
+	switch {
+	case w.err == nil || w.absent:
+	case now.Sub(w.at) > errorOver:
+		w.err = nil
+	case !settled || now.Sub(w.since) > errorLasts:
+		faults = []fault{{key: w.what, reason: reasonNotRead, text: fmt.Sprintf("%s cannot be watched: %v; what was read before stays in force", w.what, w.err)}}
 	}
-	return w.absent || w.informer.HasSynced(), faults
+	return settled, faults
+}
+
+// failing reports whether the last that was heard of one of them is an error.
+func (a *api) failing() bool {
+	return slices.ContainsFunc(a.all(), func(w *watched) bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.err != nil && !w.absent
+	})
 }
 
 func (a *api) run(ctx context.Context) {
@@ -202,10 +226,16 @@ func (a *api) run(ctx context.Context) {
 			}
 		})
 	}
+	tick := time.NewTicker(errorLasts / 2)
+	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-tick.C:
+			if !a.failing() {
+				continue
+			}
 		case <-a.poke:
 		}
 		// A rollout changes a pool and its MachineConfigs one after the other.
@@ -230,7 +260,7 @@ func pause(ctx context.Context, d time.Duration) {
 func (a *api) refresh(ctx context.Context) error {
 	var in input
 	for _, w := range a.all() {
-		settled, faults := w.state()
+		settled, faults := w.state(a.s.o.Now())
 		if !settled {
 			if !a.s.Ready() {
 				a.s.tell(faults, nil)

@@ -109,6 +109,8 @@ type served struct {
 // fault is something that somebody should look at.
 type fault struct {
 	reason, text string
+	// key is what makes it the same as one before; empty: its text.
+	key string
 	// about is the object that Events are about; the zero one has none.
 	about cluster.Object
 }
@@ -267,13 +269,15 @@ func (s *Source) tell(faults []fault, pools []string) {
 	var emit []fault
 	leading := s.o.Events != nil && (s.o.Leading == nil || s.o.Leading())
 	for _, f := range faults {
-		if _, known := s.told[f.text]; !known {
-			s.o.Log.Error("a config cannot be made; the last good one stays in force", "reason", f.reason, "error", f.text)
+		k := cmp.Or(f.key, f.text)
+		before, known := s.told[k]
+		if !known {
+			s.o.Log.Error("configs may not be the newest", "reason", f.reason, "error", f.text)
 		}
-		news[f.text] = s.told[f.text]
-		if leading && !s.told[f.text] && f.about != (cluster.Object{}) {
+		news[k] = before
+		if leading && !before && f.about != (cluster.Object{}) {
 			emit = append(emit, f)
-			news[f.text] = true
+			news[k] = true
 		}
 	}
 	mended := len(s.faults) > 0 && len(faults) == 0
