@@ -76,7 +76,9 @@ type Decision struct {
 	Outcome Outcome
 	// Denial is why not; nil with Approve and Ignore.
 	Denial *reason.Denial
-	// Checks in the order in which they were made; the last that failed decided.
+	// Checks in the order in which they were made. The first that failed decided, but
+	// for the three ways to a serving certificate (renewal, machine, egress), of which
+	// one is enough.
 	Checks []Check
 	// Node is the name that the request asks for; untrusted.
 	Node string
@@ -150,7 +152,7 @@ type World interface {
 	// certificates off.
 	Disabled(ctx context.Context) (bool, error)
 	// Load counts what waits. uid is the machine whose credential made the request;
-	// empty where none of ours did.
+	// empty for a serving certificate, and without attestation.
 	Load(ctx context.Context, r *Request, uid string) (Load, error)
 }
 
