@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
@@ -273,5 +274,22 @@ func status(t *testing.T, c *cluster.Cluster, patch string) {
 		Patch(t.Context(), "worker", types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Without deploy/components/render the verifier may read none of it: that is said, and
+// nothing is served.
+func TestAnAccountThatMayNotReadMachineConfigsIsTold(t *testing.T) {
+	c := cluster.StartShared(t)
+	c.InstallOpenShift(t)
+	s, _ := follow(t, c.ServiceAccount(t, "default", "default"))
+	eventually(t, "a finding", func() error {
+		if got := fmt.Sprint(s.Findings()); !strings.Contains(got, "forbidden") || !strings.Contains(got, "machineconfig") {
+			return fmt.Errorf("%s", got)
+		}
+		return nil
+	})
+	if _, err := s.Config("worker", true, newest); s.Ready() || reason.From(err).Code != reason.ConfigUnavailable {
+		t.Errorf("%v", err)
 	}
 }
