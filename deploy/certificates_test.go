@@ -32,7 +32,7 @@ func TestAttack_T49_RenewingCertificatesTouchesThoseAlone(t *testing.T) {
 			remove(t, c, o)
 		}
 	}
-	if n != 8 {
+	if n != 6 {
 		t.Errorf("%d objects of the component", n)
 	}
 	w := &world{t: t, c: c}
@@ -40,7 +40,7 @@ func TestAttack_T49_RenewingCertificatesTouchesThoseAlone(t *testing.T) {
 	if w.reviews, err = kubernetes.NewForConfig(c.ServiceAccount(t, Namespace, ServiceAccount)); err != nil {
 		t.Fatal(err)
 	}
-	const mco, machines, clusterAPI = "openshift-machine-config-operator", "openshift-machine-api", "openshift-cluster-api"
+	const mco, machines = "openshift-machine-config-operator", "openshift-machine-api"
 	for _, a := range []struct {
 		verb, group, resource, namespace, name string
 		want                                   bool
@@ -54,7 +54,7 @@ func TestAttack_T49_RenewingCertificatesTouchesThoseAlone(t *testing.T) {
 		{"get", "", "configmaps", "kube-system", "root-ca", true},
 		{"list", "machine.openshift.io", "machinesets", machines, "", true},
 		{"list", "machine.openshift.io", "controlplanemachinesets", machines, "", true},
-		{"list", "cluster.x-k8s.io", "machinesets", clusterAPI, "", true},
+		{"list", "cluster.x-k8s.io", "machinesets", machines, "", true},
 
 		{"create", "", "secrets", mco, "", false},
 		{"delete", "", "secrets", mco, "machine-config-server-tls", false},

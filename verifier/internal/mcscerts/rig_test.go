@@ -63,7 +63,7 @@ func newSite(t *testing.T) *site {
 	t.Helper()
 	s := &site{T: t, c: cluster.Start(t)}
 	s.c.InstallOpenShift(t)
-	for _, ns := range []string{mco, machines, "openshift-cluster-api", "openshift-config", "mcs-attest"} {
+	for _, ns := range []string{mco, machines, "openshift-config", "mcs-attest"} {
 		s.c.KubectlApply(t, "apiVersion: v1\nkind: Namespace\nmetadata: {name: "+ns+"}\n")
 	}
 	s.c.KubectlApply(t, "apiVersion: v1\nkind: ServiceAccount\nmetadata: {namespace: mcs-attest, name: mcs-attest-verifier}\n")
@@ -146,7 +146,7 @@ func (s *site) controller(r *rest.Config, person bool) *mcscerts.Controller {
 		Client: kubernetes.NewForConfigOrDie(r), Dynamic: dynamic.NewForConfigOrDie(r), Log: slog.New(slog.DiscardHandler),
 		Hostnames: []string{hostname}, ServingSecret: mco + "/machine-config-server-tls", CAConfigMap: mco + "/machine-config-server-ca",
 		UserDataSecrets:   []string{machines + "/worker-user-data", machines + "/master-user-data"},
-		MachineNamespaces: []string{machines, "openshift-cluster-api"}, ListUserData: person, Every: 50 * time.Millisecond,
+		MachineNamespaces: []string{machines}, ListUserData: person, Every: 50 * time.Millisecond,
 	})
 	if err != nil {
 		s.Fatal(err)

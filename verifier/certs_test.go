@@ -1,0 +1,133 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/ecdsa"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+)
+
+// A verifier in a cluster whose operator renews nothing: it says what an
+// administrator has to do once, keeps the certificates from then on, serves what was
+// renewed without dropping a connection, and the pointer config follows.
+func TestCertificatesInACluster(t *testing.T) {
+	rs := newReplicas(t, cluster.Start(t), 0)
+	rs.cluster.Kubectl(t, "apply", "-f", filepath.Join("..", "deploy", "components", "certificates", "rbac.yaml"))
+	pointerText, err := pointerConfig(testOrigin, "worker", rs.ca)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rs.cluster.KubectlApply(t, object("v1", "Secret", machineNamespace, "worker-user-data", map[string]any{"stringData": map[string]any{"userData": string(pointerText)}}))
+	p := rs.serve(0, "certificates: {}\n")
+	eventually(t, func() bool { return strings.Contains(p.log.everything(), "'certs init' with an administrator's") },
+		func() string { return "it does not say what to do" })
+
+	// As an administrator.
+	path := filepath.Join(t.TempDir(), "admin.yaml")
+	text := fmt.Sprintf("origins: [%q]\nkubernetes:\n  machineNamespaces: [openshift-machine-api]\n  kubeconfig: %s\ncertificates: {}\n", testOrigin, rs.cluster.Kubeconfig("admin"))
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	certs := func(want int, args ...string) {
+		t.Helper()
+		if got := run(context.Background(), &cli{name: verifierName}, append(append([]string{"certs"}, args...), "--config", path)); got != want {
+			t.Fatalf("certs %v: status %d", args, got)
+		}
+	}
+	serves := func(signer string) bool {
+		c := p.server.certs.Current()
+		return c != nil && c.Leaf != nil && strings.HasPrefix(c.Leaf.Issuer.CommonName, signer)
+	}
+	before := rs.pointerRoots()
+	open := rs.open(p.addr, before)
+	certs(0, "init")
+	certs(0, "status")
+	if !serves("root-ca") {
+		t.Error("init replaced what is served")
+	}
+	certs(1, "rotate") // too early
+	certs(0, "rotate", "--now")
+	eventually(t, func() bool { return serves("openshift-machine-config-operator_machine-config-server-ca@") }, func() string { return "it serves the old one" })
+	if _, ok := p.server.certs.Current().Leaf.PublicKey.(*ecdsa.PublicKey); !ok {
+		t.Error("not on P-256")
+	}
+
+	// Who was connected stays so; who knows the bundle comes in.
+	rs.ask(open)
+	rs.ask(rs.open(p.addr, rs.pointerRoots()))
+	certs(0, "rotate")
+	certs(0, "rotate", "--now")
+	rs.ask(open)
+
+	eventually(t, func() bool {
+		w := httptest.NewRecorder()
+		p.server.operatorHandler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		return strings.Contains(w.Body.String(), `set="mcs-ca"`) && strings.Contains(w.Body.String(), `set="mcs-serving"`)
+	}, func() string { return "no metric of expiry" })
+	if log := p.log.everything(); strings.Contains(log, "PRIVATE KEY") {
+		t.Error("a key is in the log")
+	}
+}
+
+// pointerRoots are what a machine with the worker's user data trusts now.
+func (rs *replicas) pointerRoots() *x509.CertPool {
+	rs.t.Helper()
+	s, err := kubernetes.NewForConfigOrDie(rs.cluster.Admin()).CoreV1().Secrets(machineNamespace).Get(context.Background(), "worker-user-data", metav1.GetOptions{})
+	if err != nil {
+		rs.t.Fatal(err)
+	}
+	c, err := pointer.Parse(s.Data["userData"])
+	if err != nil {
+		rs.t.Fatal(err)
+	}
+	all, err := c.CertificateAuthorities()
+	if err != nil {
+		rs.t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	for _, a := range all {
+		roots.AddCert(a)
+	}
+	return roots
+}
+
+// open is a connection of a machine's.
+func (rs *replicas) open(addr string, roots *x509.CertPool) *tls.Conn {
+	rs.t.Helper()
+	c, err := tls.Dial("tcp", addr, &tls.Config{RootCAs: roots, ServerName: "mcs.test", NextProtos: []string{"http/1.1"}})
+	if err != nil {
+		rs.t.Fatal(err)
+	}
+	rs.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// ask asks for the health on a connection that is open.
+func (rs *replicas) ask(c *tls.Conn) {
+	rs.t.Helper()
+	if _, err := c.Write([]byte("GET /healthz HTTP/1.1\r\nHost: mcs.test\r\n\r\n")); err != nil {
+		rs.t.Fatal(err)
+	}
+	r, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		rs.t.Fatal(err)
+	}
+	if r.StatusCode != http.StatusOK {
+		rs.t.Errorf("status %s", r.Status)
+	}
+	_ = r.Body.Close()
+}
