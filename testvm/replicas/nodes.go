@@ -309,7 +309,11 @@ func (s *Set) installation(components []string) string {
 	if err != nil {
 		s.t.Fatalf("installation: %v", err)
 	}
-	s.t.Cleanup(func() { os.RemoveAll(dir) })
+	s.t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			s.t.Logf("installation: %v", err)
+		}
+	})
 	if err := os.CopyFS(filepath.Join(dir, "deploy"), os.DirFS(filepath.Join(s.repo(), "deploy"))); err != nil {
 		s.t.Fatalf("installation: %v", err)
 	}
@@ -318,7 +322,8 @@ func (s *Set) installation(components []string) string {
 		text += "- ../deploy/components/" + name + "\n"
 	}
 	own := filepath.Join(dir, "my-cluster")
-	if err := os.Mkdir(own, 0o755); err == nil {
+	err = os.Mkdir(own, 0o755)
+	if err == nil {
 		err = os.WriteFile(filepath.Join(own, "kustomization.yaml"), []byte(text), 0o644)
 	}
 	if err != nil {

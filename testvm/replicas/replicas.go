@@ -125,13 +125,23 @@ func (s *Set) config(o Config) string {
 	if !ok {
 		s.t.Fatalf("the installed configuration is for no cluster:\n%s", installed)
 	}
-	kubernetes["kubeconfig"] = s.Cluster.Kubeconfig("system:serviceaccount:" + Own + ":mcs-attest-verifier")
 	c["origins"] = []string{s.Origin()}
 	c["upstream"] = s.MCS.URL()
 	if o.OwnSource {
 		delete(c, "upstream")
 	}
 	maps.Copy(c, o.Settings)
+	// The commands read what the administrator has set.
+	set, err := yaml.Marshal(c)
+	if err != nil {
+		s.t.Fatalf("configuration: %v", err)
+	}
+	patch, err := json.Marshal(map[string]any{"data": map[string]any{"mcs-attest.yaml": string(set)}})
+	if err != nil {
+		s.t.Fatalf("configuration: %v", err)
+	}
+	s.Cluster.Kubectl(s.t, "-n", Own, "patch", "configmap", "mcs-attest-config", "--type=merge", "-p", string(patch))
+	kubernetes["kubeconfig"] = s.Cluster.Kubeconfig("system:serviceaccount:" + Own + ":mcs-attest-verifier")
 	// Of the replicas, and of the address in upstream.
 	for _, key := range []string{"listen", "metricsListen", "upstreamName"} {
 		delete(c, key)

@@ -45,7 +45,7 @@ func tell(s *stage.Stage) {
 	s.Rule("a Kubernetes API with OpenShift's Machines; the verifier is installed")
 	c := cluster.Start(s, replicas.Controllers())
 	c.InstallOpenShift(s)
-	s.Say("you", "$ kubectl apply -k deploy/overlays/openshift")
+	s.Say("you", "$ kubectl apply -k my-cluster    # overlays/openshift, components/credential, components/approver")
 	s.Say("you", "$ kubectl apply -f policy-workers.yaml    # pool worker: Enforce")
 	var last atomic.Int32
 	installed := replicas.Start(s, r, c, replicas.Config{
