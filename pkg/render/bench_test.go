@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/coreos/ignition/v2/config/v3_5/types"
+
 	"github.com/mcs-attest/mcs-attest/pkg/render"
 )
 
@@ -37,6 +39,19 @@ func BenchmarkFull100MachineConfigs(b *testing.B) {
 		size = len(r.Config.Spec.Config.Raw)
 	}
 	b.ReportMetric(float64(size), "B/config")
+}
+
+// The merge alone, and the peer: as the machine-config-operator does it.
+func BenchmarkMerge100MachineConfigs(b *testing.B) {
+	_, in := hundred(b)
+	for name, merge := range map[string]func(render.Input) types.Config{"ours": render.Ours, "operator": render.Theirs} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				merge(in)
+			}
+		})
+	}
 }
 
 // A change of one MachineConfig: the others have been searched before.

@@ -7,28 +7,29 @@ import (
 	"github.com/coreos/ignition/v2/config/v3_5/types"
 )
 
-// Merged are the Ignition configs of in merged in their order, as Full does it and one
-// after the other as the machine-config-operator does.
-func Merged(in Input) (ours, theirs types.Config) {
-	ours = mergeIgnition(in.Configs)
-	theirs = types.Config{Ignition: types.Ignition{Version: types.MaxVersion.String()}}
+// Ours are the Ignition configs of in merged in their order, as Full does it.
+func Ours(in Input) types.Config { return mergeIgnition(in.Configs) }
+
+// Theirs are the same merged as the machine-config-operator does it, one after the other.
+func Theirs(in Input) types.Config {
+	config := types.Config{Ignition: types.Ignition{Version: types.MaxVersion.String()}}
 	for i, m := range in.Configs {
 		switch {
 		case m.ignition == nil:
 		case i == 0:
-			theirs = *m.ignition
+			config = *m.ignition
 		default:
-			theirs = v3_5.Merge(theirs, *m.ignition)
+			config = v3_5.Merge(config, *m.ignition)
 		}
 	}
-	theirs.Storage.Files = slices.Clone(theirs.Storage.Files)
-	for i := range theirs.Storage.Files {
-		if theirs.Storage.Files[i].Overwrite == nil {
+	config.Storage.Files = slices.Clone(config.Storage.Files)
+	for i := range config.Storage.Files {
+		if config.Storage.Files[i].Overwrite == nil {
 			yes := true
-			theirs.Storage.Files[i].Overwrite = &yes
+			config.Storage.Files[i].Overwrite = &yes
 		}
 	}
-	return ours, theirs
+	return config
 }
 
 // Encoded is a config as it is served.

@@ -57,12 +57,12 @@ func TestMergingInPairsIsMergingOneAfterTheOther(t *testing.T) {
 			spec += fmt.Sprintf("  passwd:\n    users:\n    - name: core\n      sshAuthorizedKeys: [k%d, k%d]\n", rng.IntN(3), 3+rng.IntN(3))
 			all.WriteString("---\n" + customer(fmt.Sprint("c-", i), "worker", spec))
 		}
-		ours, theirs := render.Merged(parse(t, "f.yaml", all.String()))
-		a, err := render.Encoded(ours)
+		in := parse(t, "f.yaml", all.String())
+		a, err := render.Encoded(render.Ours(in))
 		if err != nil {
 			t.Fatal(err)
 		}
-		b, err := render.Encoded(theirs)
+		b, err := render.Encoded(render.Theirs(in))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -28,7 +28,7 @@ func PreApproved(pool string, in Input, o Options) (*Rendered, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, whole, err := merge(p, chosen, in)
+	_, whole, err := merge(p, chosen, in, "")
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +50,7 @@ func PreApproved(pool string, in Input, o Options) (*Rendered, error) {
 		return nil, reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %s has no pre-approved part: none of its %d MachineConfigs may be in it; %s: %s",
 			pool, len(chosen), chosen[0].Name, why[chosen[0].Name])
 	}
-	ignition, config, err := merge(p, needed, in)
+	ignition, config, err := merge(p, needed, in, whole.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +78,6 @@ func PreApproved(pool string, in Input, o Options) (*Rendered, error) {
 	}
 	sortOrigins(out.Origins)
 	config.Spec.FIPS = whole.Spec.FIPS
-	config.Name = whole.Name
 	return out, nil
 }
 

@@ -36,7 +36,7 @@ func Full(pool string, in Input) (*Rendered, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, config, err := merge(p, chosen, in)
+	_, config, err := merge(p, chosen, in, "")
 	if err != nil {
 		return nil, err
 	}
@@ -92,8 +92,8 @@ func rank(m *MachineConfig) int {
 func (m *MachineConfig) generated() bool { return m.Annotations[annotationController] != "" }
 
 // merge is the rendered MachineConfig of a pool from some of its MachineConfigs, and
-// the Ignition config in it.
-func merge(pool *Pool, chosen []*MachineConfig, in Input) (types.Config, *mcfgv1.MachineConfig, error) {
+// the Ignition config in it. It has the given name, or the one of its own.
+func merge(pool *Pool, chosen []*MachineConfig, in Input, name string) (types.Config, *mcfgv1.MachineConfig, error) {
 	spec := mcfgv1.MachineConfigSpec{KernelArguments: []string{}, Extensions: []string{}, KernelType: KernelDefault}
 	image, extensions, err := in.images(pool)
 	if err != nil {
@@ -125,7 +125,7 @@ func merge(pool *Pool, chosen []*MachineConfig, in Input) (types.Config, *mcfgv1
 		return types.Config{}, nil, reason.Wrap(reason.ConfigUnavailable, blame(chosen), "MachineConfigPool %s does not render", pool.Name)
 	}
 	spec.Config = runtime.RawExtension{Raw: raw}
-	out, err := in.rendered(pool, chosen, spec)
+	out, err := in.rendered(pool, chosen, spec, name)
 	return config, out, err
 }
 
@@ -272,10 +272,12 @@ func (in Input) images(pool *Pool) (image, extensions string, err error) {
 }
 
 // rendered puts the name and the annotations of a rendered config on it.
-func (in Input) rendered(pool *Pool, chosen []*MachineConfig, spec mcfgv1.MachineConfigSpec) (*mcfgv1.MachineConfig, error) {
-	name, err := Name(pool.Name, spec)
-	if err != nil {
-		return nil, reason.Wrap(reason.ConfigUnavailable, err, "MachineConfigPool %s", pool.Name)
+func (in Input) rendered(pool *Pool, chosen []*MachineConfig, spec mcfgv1.MachineConfigSpec, name string) (*mcfgv1.MachineConfig, error) {
+	if name == "" {
+		var err error
+		if name, err = Name(pool.Name, spec); err != nil {
+			return nil, reason.Wrap(reason.ConfigUnavailable, err, "MachineConfigPool %s", pool.Name)
+		}
 	}
 	out := &mcfgv1.MachineConfig{
 		TypeMeta:   metav1.TypeMeta{APIVersion: Group + "/v1", Kind: KindMachineConfig},

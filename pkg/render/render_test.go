@@ -454,3 +454,21 @@ func TestARenderNeverChanges(t *testing.T) {
 		t.Fatal("an older render changed")
 	}
 }
+
+func TestPoolsMayBeRenderedAtTheSameTime(t *testing.T) {
+	in := cluster(t)
+	var all sync.WaitGroup
+	for range 4 {
+		for _, pool := range []string{"worker", "infra"} {
+			all.Go(func() {
+				if _, err := render.Full(pool, in); err != nil {
+					t.Error(err)
+				}
+				if _, err := render.PreApproved(pool, in, render.Options{}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+	all.Wait()
+}
