@@ -189,6 +189,7 @@ func TestAttack_T49_CredentialsForOpenShift(t *testing.T) {
 		{ObjectMeta: meta.ObjectMeta{Name: "mcs-attest-bootstrap-a", Annotations: annotated}},
 		{ObjectMeta: meta.ObjectMeta{Name: "mcs-attest-bootstrap-a"}, Data: map[string][]byte{"a": []byte("b")}},
 		{ObjectMeta: meta.ObjectMeta{Name: "machine-config-server-ca", Annotations: annotated}, Type: core.SecretTypeServiceAccountToken},
+		{ObjectMeta: meta.ObjectMeta{Name: "machine-config-server-tls"}, Type: core.SecretTypeOpaque},
 	} {
 		w.denied(fmt.Sprintf("make the Secret %s%s of type %q", s.Name, s.GenerateName, s.Type), w.make(namespace, s), remove(s.Name))
 	}
