@@ -148,7 +148,7 @@ func (s *Stage) Console(line string) {
 		s.Say("node", "%s: %s", strings.ToLower(m[1]), m[3])
 	} else if strings.HasPrefix(line, "Welcome to ") {
 		s.Say("node", "%s", line)
-	} else if text, ok := strings.CutPrefix(line, "rig: "); ok && !strings.HasPrefix(text, "done") {
+	} else if text, ok := strings.CutPrefix(line, "rig: "); ok && !strings.HasPrefix(text, "done") && !strings.HasPrefix(text, "QEMU ended") {
 		s.Say("node", "%s", text)
 	}
 }

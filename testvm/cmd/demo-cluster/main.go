@@ -84,6 +84,7 @@ func tell(s *stage.Stage) {
 	installed.WaitNode("worker-0")
 	installed.Linked("worker-0", "worker-0")
 	node.WaitFor("^rig: kubelet has its server certificate")
+	installed.Cluster.Kubectl(s, "wait", "--for=condition=Ready", "--timeout=2m", "node/worker-0")
 	show(s, installed, "get", "csr")
 	show(s, installed, "get", "nodes", "-o", "wide")
 	installed.WaitPhase(uid, "Joined")
