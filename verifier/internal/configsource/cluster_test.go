@@ -19,7 +19,10 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 
+	"github.com/mcs-attest/mcs-attest/pkg/credential"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
@@ -150,6 +153,22 @@ func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 	for _, want := range []string{"/etc/kubernetes/kubeconfig", noToken, "api-int.test%3A6443", "kubelet-ca", "quay.test%2Fos"} {
 		if !strings.Contains(full, want) {
 			t.Errorf("%q is not in the whole config", want)
+		}
+	}
+	// In every version the gate finds where a machine's own credential goes.
+	for _, accept := range []string{"", "application/vnd.coreos.ignition+json;version=3.1.0", "application/vnd.coreos.ignition+json;version=3.5.0"} {
+		r, err := s.Config("worker", false, specversion.ParseAccept(accept))
+		if err != nil {
+			t.Fatal(err)
+		}
+		config := raw(t, r)
+		slot, err := credential.Find(config)
+		if err != nil || slot == nil {
+			t.Fatalf("%q: no place for a credential: %v", accept, err)
+		}
+		parts, err := slot.With(config, secret.New([]byte("its-very-own")))
+		if got := string(bytes.Join(parts, nil)); err != nil || strings.Contains(got, noToken) || len(got) == 0 {
+			t.Errorf("%q: %v\n%s", accept, err, got)
 		}
 	}
 	if pre := text(t, s, "worker", true); strings.Contains(pre, "/etc/kubernetes/kubeconfig") {
