@@ -209,12 +209,12 @@ type request struct {
 	claims   *token.Claims
 	shown    showing
 	decision Decision
-	began    time.Time // by the machine's own clock
+	began    time.Time
 }
 
 func (g *gate) config(w http.ResponseWriter, r *http.Request) {
 	start := g.Now()
-	req := &request{Request: r, began: time.Now()}
+	req := &request{Request: r, began: start}
 	req.decision = Decision{Method: r.Method, Outcome: "allowed", CorrelationID: g.CorrelationID()}
 	res, err := g.decide(req)
 	d := &req.decision
@@ -313,7 +313,7 @@ func (g *gate) issue(r *request, res *answer) (*credential.Credential, error) {
 		return nil, nil
 	}
 	// Together with the upstream's answer within what Ignition waits for headers.
-	ctx, cancel := context.WithDeadline(r.Context(), r.began.Add(g.UpstreamTimeout+time.Second))
+	ctx, cancel := context.WithTimeout(r.Context(), g.UpstreamTimeout+time.Second-g.Now().Sub(r.began))
 	defer cancel()
 	own, err := g.Credentials.Issue(ctx, *r.claims)
 	if err != nil || own == nil {

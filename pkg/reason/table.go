@@ -361,7 +361,7 @@ var table = map[Code]Info{
 		"See the verifier's log: the API server is away, or the verifier may not make tokens of the service account."),
 	ConfigUnavailable: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "ConfigUnavailable",
 		"The pool has no config that may be served: it does not render, or its pre-approved part would hold a secret.",
-		"'mcs-attest-verifier render POOL --explain' says which MachineConfig it is."),
+		"'mcs-attest-verifier render POOL -f FILES --explain' says which MachineConfig it is."),
 	CSRMalformed: final(mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED, "CSRMalformed",
 		"The certificate signing request does not parse, or is larger than any kubelet's.",
 		"'csr explain' shows what is wrong with it; no kubelet makes such a request."),
