@@ -59,7 +59,11 @@ func newClusterBasis(s *server) (*clusterBasis, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the host's name: %w", err)
 	}
-	typed, err := kubernetes.NewForConfig(api)
+	// As for the cluster's own calls, the API server's fairness is what bounds us:
+	// each config that is fetched costs two.
+	quick := rest.CopyConfig(api)
+	quick.QPS, quick.Burst = -1, 0
+	typed, err := kubernetes.NewForConfig(quick)
 	if err != nil {
 		return nil, fmt.Errorf("reach the Kubernetes API: %w", err)
 	}
