@@ -191,7 +191,7 @@ func (a *Approver) tell(ctx context.Context, csr *certificatesv1.CertificateSign
 	}
 	a.audit.Write(ctx, audit.Decision{
 		Event: "csr", Outcome: outcome, Denial: d.Denial, CorrelationID: string(csr.UID), Machine: name,
-		Proven: d.Outcome == approver.Approve || d.Proven && d.Outcome != approver.Retry && a.writes.allow("log:"+d.RecordUID, time.Now()),
+		Proven: d.Outcome == approver.Approve || d.Proven && a.writes.allow("log:"+d.RecordUID, time.Now()),
 		Extra: []slog.Attr{
 			slog.String("kind", label(d.Kind)), slog.String("request", csr.Name), slog.String("node", audit.Clean(d.Node)),
 			slog.String("requester", audit.Clean(csr.Spec.Username)), slog.String("credential_id", audit.Clean(d.CredentialID)),

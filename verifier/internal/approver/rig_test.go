@@ -50,7 +50,7 @@ var (
 )
 
 // limit is how long a test waits for what must come.
-const limit = time.Minute
+const limit = 2 * time.Minute
 
 // site is a cluster's part that belongs to one test: namespaces with Machines and
 // with a service account that kubelets bootstrap with, and an approver of its own.
@@ -68,6 +68,8 @@ type site struct {
 	events    *events
 	lines     *lines
 	requests  int
+	// credentials has the Machine's UID by the id of what was noted on its record.
+	credentials *sync.Map
 
 	stop func()
 }
@@ -85,7 +87,7 @@ func siteIn(t testing.TB, c *cluster.Cluster) *site {
 	t.Helper()
 	s := &site{
 		TB: t, c: c, namespace: "t-" + strings.ToLower(rand.Text()[:10]), known: machine.NewRegistry(nil),
-		events: new(events), lines: new(lines), metrics: prometheus.NewRegistry(), stop: func() {},
+		events: new(events), lines: new(lines), credentials: new(sync.Map), metrics: prometheus.NewRegistry(), stop: func() {},
 	}
 	var err error
 	s.admin, err = kubernetes.NewForConfig(c.Admin())
@@ -203,10 +205,14 @@ func (s *site) configMap(name, key, value string) {
 }
 
 // ByInternalDNS, ByNode, ByCredential and Counts are the directory: always current.
-func (s *site) ByInternalDNS(name string) []machine.Ref      { return s.list().ByInternalDNS(name) }
-func (s *site) ByNode(node string) []machine.Ref             { return s.list().ByNode(node) }
-func (s *site) ByCredential(id string) (uid string, ok bool) { return s.list().ByCredential(id) }
-func (s *site) Counts() (machines, nodes int)                { return s.list().Counts() }
+func (s *site) ByInternalDNS(name string) []machine.Ref { return s.list().ByInternalDNS(name) }
+func (s *site) ByNode(node string) []machine.Ref        { return s.list().ByNode(node) }
+func (s *site) Counts() (machines, nodes int)           { return s.known.Len(), 0 }
+func (s *site) ByCredential(id string) (uid string, ok bool) {
+	found, ok := s.credentials.Load(id)
+	uid, _ = found.(string)
+	return uid, ok
+}
 func (s *site) list() *approver.Listed {
 	all, err := approver.List(context.Background(), s.admin, s.dyn, []string{s.namespace})
 	if err != nil {
@@ -309,6 +315,7 @@ func (s *site) attested(m *machine.Machine) *kubelet {
 // credential notes a credential on the record of a machine.
 func (s *site) credential(m *machine.Machine, id string) {
 	s.Helper()
+	s.credentials.Store(id, m.UID)
 	s.ok(s.records.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		if rec == nil {
 			rec = new(v1alpha1.MachineAttestation)

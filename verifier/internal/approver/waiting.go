@@ -1,6 +1,7 @@
 package approver
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"time"
@@ -20,7 +21,7 @@ type waiting struct {
 	known  map[string]waits
 	all    times
 	others times // with no credential of a machine's record
-	by     map[string]*times
+	by     map[string]*line
 }
 
 // waits is one request.
@@ -31,7 +32,7 @@ type waits struct {
 }
 
 func newWaiting(d Directory) *waiting {
-	return &waiting{byCredential: d.ByCredential, known: map[string]waits{}, by: map[string]*times{}}
+	return &waiting{byCredential: d.ByCredential, known: map[string]waits{}, by: map[string]*line{}}
 }
 
 func (w *waiting) reset() {
@@ -73,9 +74,9 @@ func (w *waiting) set(name string, now waits) {
 		w.others.add(now.created)
 	}
 	if w.by[now.owner] == nil {
-		w.by[now.owner] = new(times)
+		w.by[now.owner] = new(line)
 	}
-	w.by[now.owner].add(now.created)
+	w.by[now.owner].add(place{now.created, name})
 }
 
 func (w *waiting) drop(name string) {
@@ -94,16 +95,18 @@ func (w *waiting) forget(name string) {
 	if !was.ours {
 		w.others.remove(was.created)
 	}
-	w.by[was.owner].remove(was.created)
+	w.by[was.owner].remove(place{was.created, name})
 	if len(*w.by[was.owner]) == 0 {
 		delete(w.by, was.owner)
 	}
 }
 
 // load counts what waits since then: in all, or with attestation what no credential
-// of ours made, and what is of the request's own machine, or user. uid is of the
-// machine whose credential made the request; the record that says so may have been
-// read after the request was seen.
+// of ours made; and how many of the request's own machine, or user, were made before
+// it, and itself. So the first of a machine are always decided, and what they make
+// room for is decided next: nobody waits for a person because of what is refused
+// anyway. uid is of the machine whose credential made the request; the record that
+// says so may have been read after the request was seen.
 func (w *waiting) load(r *approver.Request, uid string, since time.Time, attested bool) (pending, own int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -114,8 +117,8 @@ func (w *waiting) load(r *approver.Request, uid string, since time.Time, atteste
 	if uid != "" {
 		owner = ofMachine(uid)
 	}
-	if t := w.by[owner]; t != nil {
-		own = t.since(at)
+	if l := w.by[owner]; l != nil {
+		own = l.until(at, place{r.Created.Unix(), r.Name})
 	}
 	if attested {
 		return w.others.since(at), own
@@ -150,6 +153,41 @@ func (t *times) remove(at int64) {
 func (t times) since(at int64) int {
 	n, _ := slices.BinarySearch(t, at)
 	return len(t) - n
+}
+
+// place is a request's in the line of its owner.
+type place struct {
+	created int64
+	name    string
+}
+
+func (p place) compare(o place) int {
+	return cmp.Or(cmp.Compare(p.created, o.created), cmp.Compare(p.name, o.name))
+}
+
+// line is sorted.
+type line []place
+
+func (l *line) add(p place) {
+	if n, there := slices.BinarySearchFunc(*l, p, place.compare); !there {
+		*l = slices.Insert(*l, n, p)
+	}
+}
+
+func (l *line) remove(p place) {
+	if n, there := slices.BinarySearchFunc(*l, p, place.compare); there {
+		*l = slices.Delete(*l, n, n+1)
+	}
+}
+
+// until counts from a time up to and with a place.
+func (l line) until(from int64, to place) int {
+	first, _ := slices.BinarySearchFunc(l, place{created: from}, place.compare)
+	last, there := slices.BinarySearchFunc(l, to, place.compare)
+	if there {
+		last++
+	}
+	return max(last-first, 0)
 }
 
 func decided(csr *certificatesv1.CertificateSigningRequest) bool {

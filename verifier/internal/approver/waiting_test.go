@@ -85,7 +85,8 @@ func TestWaitingCountsAsALookThroughAllDoes(t *testing.T) {
 			if !ok {
 				others++
 			}
-			if whose == mine && ok == isOurs {
+			before := o.CreationTimestamp.Before(&csr.CreationTimestamp) || o.CreationTimestamp.Equal(&csr.CreationTimestamp) && o.Name <= csr.Name
+			if whose == mine && ok == isOurs && before {
 				own++
 			}
 		}
