@@ -24,7 +24,8 @@ import (
 func (b *clusterBasis) becoming(api *rest.Config, typed kubernetes.Interface, client dynamic.Interface, o *cluster.Options) (err error) {
 	s, c := b.server, b.server.config
 	if c.Credential != nil {
-		b.credentials, err = credential.NewIssuer(credential.Options{Client: typed, Config: *c.Credential, Now: s.now, Log: s.log, Record: known{b}.Record})
+		b.credentials, err = credential.NewIssuer(credential.Options{Client: typed, Config: *c.Credential, Now: s.now, Log: s.log,
+			Owner: func(uid string) string { return b.cluster.RecordUID(uid) }})
 		if err != nil {
 			return fmt.Errorf("credential: %w", err)
 		}

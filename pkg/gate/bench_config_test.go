@@ -60,6 +60,8 @@ func served(b *testing.B) *mcs.Answers {
 // issuer makes credentials without a cluster. It has the record's part, too.
 type issuer struct{}
 
+func (issuer) For(token.Claims) bool { return true }
+
 func (issuer) Issue(context.Context, token.Claims) (*credential.Credential, error) {
 	return &credential.Credential{ID: "JTI=x", Token: secret.New(bytes.Repeat([]byte("jwt."), 250))}, nil
 }

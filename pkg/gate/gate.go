@@ -281,7 +281,7 @@ func (g *gate) decide(r *request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if g.Credentials != nil && r.claims != nil {
+	if g.Credentials != nil && r.claims != nil && g.Credentials.For(*r.claims) {
 		if err := res.find(); err != nil {
 			return nil, err
 		}
@@ -316,7 +316,7 @@ func (g *gate) issue(r *request, res *answer) (*credential.Credential, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), g.UpstreamTimeout+time.Second-g.Now().Sub(r.began))
 	defer cancel()
 	own, err := g.Credentials.Issue(ctx, *r.claims)
-	if err != nil || own == nil {
+	if err != nil {
 		return nil, err
 	}
 	if res.parts, err = res.slot.With(res.parts[0], own.Token); err != nil {
@@ -387,7 +387,10 @@ type redeemer interface {
 
 // credentials makes bootstrap credentials. Every error is a denial.
 type credentials interface {
-	// Issue makes one for the machine of a token; nil where the token names none.
+	// For reports whether the token's bearer gets one: whoever holds a break-glass
+	// token receives the config as it is.
+	For(c token.Claims) bool
+	// Issue makes one for the machine of a token.
 	Issue(ctx context.Context, c token.Claims) (*credential.Credential, error)
 	// Withdraw takes back one that did not go out.
 	Withdraw(ctx context.Context, own *credential.Credential)

@@ -12,13 +12,14 @@ import (
 )
 
 // Credential is the live credential of this id on the record; false if there is
-// none, or if it has ended.
+// none, or if it has ended. One that was revoked says whose it was for as long as the
+// quarantine lasts.
 func Credential(rec *v1alpha1.MachineAttestation, id string, now time.Time) (v1alpha1.CredentialStatus, bool) {
 	if rec == nil || id == "" {
 		return v1alpha1.CredentialStatus{}, false
 	}
 	for _, c := range rec.Status.Credentials {
-		if c.ID == id && now.Before(c.Expiry.Time) {
+		if c.ID == id && now.Before(c.Expiry.Time) && (!c.Revoked || rec.Status.Quarantined || rec.Spec.Quarantined) {
 			return c, true
 		}
 	}
@@ -33,7 +34,7 @@ func keepCredential(s *v1alpha1.MachineAttestationStatus, own credential.Credent
 	s.Credentials = slices.DeleteFunc(s.Credentials, func(c v1alpha1.CredentialStatus) bool { return !now.Before(c.Expiry.Time) })
 	another := func(c v1alpha1.CredentialStatus) bool { return c.Secret == own.Secret && c.SecretUID != own.SecretUID }
 	for _, c := range s.Credentials {
-		if another(c) && own.Issued.Before(c.Issued.Time) {
+		if another(c) && !own.Issued.After(c.Issued.Time) { // which was first cannot be told within a second
 			return reason.Deny(reason.CredentialUnavailable, "Secret %s was made anew in the meantime", own.Secret)
 		}
 	}
@@ -45,6 +46,19 @@ func keepCredential(s *v1alpha1.MachineAttestationStatus, own credential.Credent
 		ID: own.ID, Issued: metav1.NewTime(own.Issued), Expiry: metav1.NewTime(own.Expiry), Secret: own.Secret, SecretUID: own.SecretUID,
 	})
 	return nil
+}
+
+// Revoked notes that every credential of the record was taken back; nil when that is
+// known.
+func Revoked(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
+	if rec == nil || !slices.ContainsFunc(rec.Status.Credentials, func(c v1alpha1.CredentialStatus) bool { return !c.Revoked }) {
+		return nil
+	}
+	next := rec.DeepCopy()
+	for i := range next.Status.Credentials {
+		next.Status.Credentials[i].Revoked = true
+	}
+	return next
 }
 
 // Approve records the first client certificate of a machine, which is when it has

@@ -81,7 +81,7 @@ func TestOfTwoSecretsOfOneNameTheNewerCounts(t *testing.T) {
 	_, err := record.Redeem(r, claims(), stale, start)
 	wantCode(t, err, reason.CredentialUnavailable)
 	anew := own(1)
-	anew.SecretUID = "u2"
+	anew.SecretUID, anew.Issued = "u2", start.Add(time.Second)
 	if r, err = record.Redeem(r, claims(), anew, start); err != nil || len(r.Status.Credentials) != 1 || r.Status.Credentials[0].SecretUID != "u2" {
 		t.Errorf("%v, %+v", err, r.Status.Credentials)
 	}
@@ -194,13 +194,40 @@ func refusedAs(r *rec, why, status string) bool {
 	return false
 }
 
-func TestAReleasedMachineHasNoCredentialsLeft(t *testing.T) {
+func TestAQuarantineRevokesAndARemovalOfItBringsNothingBack(t *testing.T) {
 	m := enrolled(t, "")
 	r := record.Quarantine(fetched(t), m, true, start)
+	if r = record.Revoked(r); r == nil || record.Revoked(r) != nil {
+		t.Fatal("revoked, and again")
+	}
 	if _, ok := record.Credential(r, "JTI=0", start); !ok {
 		t.Error("a quarantine forgets whose the credential was")
+	}
+	_, err := record.Approve(r, certificate(), start)
+	wantCode(t, err, reason.Quarantined)
+	lifted := r.DeepCopy()
+	lifted.Status.Quarantined = false // by whatever way
+	if _, ok := record.Credential(lifted, "JTI=0", start); ok {
+		t.Error("a revoked credential counts again")
 	}
 	if r = record.Quarantine(r, m, false, start); len(r.Status.Credentials) != 0 {
 		t.Errorf("%+v", r.Status.Credentials)
 	}
+	if record.Revoked(nil) != nil || record.Revoked(attested(t)) != nil {
+		t.Error("revoked what there was not")
+	}
+}
+
+func TestAttack_T54_CredentialsOfTheLifeBeforeAGrant(t *testing.T) {
+	r, err := record.Approve(fetched(t), certificate(), start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := honest(t)
+	a.Machine = enrolled(t, "  reattest: {until: "+start.Add(2*time.Hour).Format(time.RFC3339)+"}\n")
+	if r, err = record.Attest(r, a, start.Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	_, err = record.Approve(r, certificate(), start.Add(time.Hour))
+	wantCode(t, err, reason.CSRCredential)
 }

@@ -82,6 +82,7 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 		if err := useGrant(next, a.Machine, now); err != nil {
 			return nil, err
 		}
+		s.Credentials = nil // of the life before: they are on a disk that somebody may have read
 	}
 	if err := sameIdentity(s.Identity, a.Identity); err != nil {
 		if firstUse(s) {

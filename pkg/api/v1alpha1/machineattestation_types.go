@@ -179,6 +179,8 @@ type CredentialStatus struct {
 	Secret string `json:"secret,omitempty"`
 	// secretUID is that Secret's.
 	SecretUID string `json:"secretUID,omitempty"`
+	// revoked: the Secret was deleted, after a quarantine.
+	Revoked bool `json:"revoked,omitempty"`
 }
 
 // CertificateStatus is a client certificate that was approved.

@@ -240,6 +240,10 @@ func (c *Cluster) degraded(acknowledged time.Time) []finding {
 		}
 		c.tasks.mu.Unlock()
 	}
+	return append(all, c.foundByOthers()...)
+}
+
+func (c *Cluster) foundByOthers() (all []finding) {
 	for _, find := range c.o.Findings {
 		for _, f := range find() {
 			all = append(all, finding{f.Reason, bounded(f.Text)})

@@ -176,6 +176,9 @@ func (c *Cluster) lead(ctx context.Context) {
 	}
 }
 
+// lookForFindings is how often others are asked what they have found.
+const lookForFindings = 5 * time.Second
+
 // work is the holder's until ctx ends.
 func (c *Cluster) work(ctx context.Context) {
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[task](500*time.Millisecond, time.Minute))
@@ -204,6 +207,15 @@ func (c *Cluster) work(ctx context.Context) {
 	for _, run := range c.o.Lead {
 		wg.Go(func() { run(ctx) })
 	}
+	wg.Go(func() {
+		// Nobody tells that others have found something.
+		for was := ""; ctx.Err() == nil; sleep(ctx, lookForFindings) {
+			if now := fmt.Sprint(c.foundByOthers()); now != was {
+				was = now
+				c.tasks.add(task{about: aboutStatus})
+			}
+		}
+	})
 	wg.Go(func() {
 		for pass := 0; ctx.Err() == nil; pass++ {
 			// A look at each Machine costs little, and at all of them not.
@@ -303,7 +315,7 @@ func (c *Cluster) latch(uid string) (latch, bool) {
 }
 
 // steps that a record is behind its Machine; see settle.
-type behind struct{ missing, quarantine, release, restate, join, gone bool }
+type behind struct{ missing, quarantine, revoke, release, restate, join, gone bool }
 
 func (b behind) any() bool { return b != behind{} }
 
@@ -320,6 +332,7 @@ func (c *Cluster) compare(uid string) (b behind, m *machine.Machine) {
 	l, has := c.latch(placeOf(m).uid) // one record, where the Machine is in both APIs
 	quarantined, joined := m.Quarantined(), m.Joined()
 	b.quarantine = quarantined && !l.quarantined
+	b.revoke = quarantined && l.quarantined && l.unrevoked && c.o.Revoke != nil
 	b.release = !quarantined && l.quarantined && !l.restored
 	b.restate = quarantined && l.quarantined && l.restored
 	b.join = joined && has && !l.joined && !m.Granted(c.o.Now())
@@ -350,12 +363,14 @@ func (c *Cluster) settle(ctx context.Context, uid string) error {
 	switch {
 	case b.gone:
 		return c.forget(ctx, uid)
-	case b.quarantine, b.release:
-		if b.quarantine {
-			if err := c.revoke(ctx, uid); err != nil {
-				return err
-			}
+	case b.revoke:
+		// After the latch, so that it stops the machine's requests also while the
+		// Secrets cannot be deleted; and again for what was issued meanwhile.
+		if err := c.revoke(ctx, uid); err != nil {
+			return err
 		}
+		return change(record.Revoked)
+	case b.quarantine, b.release:
 		return change(func(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
 			if rec != nil && b.release && heldSinceRestore(rec) {
 				return nil
@@ -383,8 +398,10 @@ func (c *Cluster) forget(ctx context.Context, uid string) error {
 	if has {
 		err = c.records.Delete(uid, l.namespace)
 	} else if err = c.records.ReleaseClaims(uid); err == nil && c.o.Revoke != nil {
-		// Without its record a credential is good for nothing here, and the Secret is litter.
-		err = c.o.Revoke(ctx, uid, nil)
+		// The API server's own clean-up was faster with the record.
+		if err = c.o.Revoke(ctx, uid, c.orphans(uid, false)); err == nil {
+			c.orphans(uid, true)
+		}
 	}
 	if errors.Is(err, ErrMachineThere) {
 		return nil // the watch will see it, too

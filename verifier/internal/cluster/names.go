@@ -1,10 +1,12 @@
 package cluster
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"sync"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 )
 
@@ -127,6 +129,22 @@ func (c *Cluster) ByCredential(id string) (uid string, ok bool) {
 	return uid, ok
 }
 
+// Ready says why nothing final should be said on what was watched: something has
+// not been read, or is too old, or what was in force before a restore of etcd is being
+// set again. nil: all is well.
+func (c *Cluster) Ready() error {
+	if synced, missing := c.Synced(); !synced {
+		return errors.New(bounded(strings.Join(missing, "; ")))
+	}
+	if err := c.World().Stale; err != nil {
+		return err
+	}
+	if c.repairing() {
+		return errors.New("what was in force before etcd was restored is being set again")
+	}
+	return nil
+}
+
 // Counts are how many Machines and Nodes there are.
 func (c *Cluster) Counts() (machines, nodes int) { return c.registry.Len(), c.registry.Nodes() }
 
@@ -140,4 +158,40 @@ func (c *Cluster) keepCredentials(uid string, before, after []string) {
 	for _, id := range after {
 		c.credentials[id] = uid
 	}
+}
+
+// maxOrphaned bounds of how many Machines credentials without a record are
+// remembered; those of others end by themselves.
+const maxOrphaned = 10_000
+
+// orphan notes that a record is gone; the lock is held.
+func (c *Cluster) orphan(uid string, l latch) {
+	c.keepCredentials(uid, l.credentials, nil)
+	if c.o.Revoke == nil || !l.unrevoked || len(c.orphaned) >= maxOrphaned {
+		return
+	}
+	for _, id := range l.credentials {
+		c.orphaned[uid] = append(c.orphaned[uid], v1alpha1.CredentialStatus{ID: id})
+	}
+}
+
+// orphans are what is remembered of a record that is gone; forget it, once they were
+// taken back.
+func (c *Cluster) orphans(uid string, forget bool) []v1alpha1.CredentialStatus {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if forget {
+		delete(c.orphaned, uid)
+		return nil
+	}
+	return c.orphaned[uid]
+}
+
+// RecordUID is the UID of the Machine that the record of this Machine is named by:
+// while a machine is an object of both Machine APIs it has one record.
+func (c *Cluster) RecordUID(uid string) string {
+	if m, ok := c.registry.ByUID(uid); ok {
+		return placeOf(m).uid
+	}
+	return uid
 }

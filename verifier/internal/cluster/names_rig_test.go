@@ -2,6 +2,7 @@ package cluster_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -18,17 +19,27 @@ import (
 
 // revoked notes what was taken back.
 type revoked struct {
-	mu  sync.Mutex
-	ids []string
+	mu   sync.Mutex
+	ids  []string
+	fail bool
 }
 
 func (r *revoked) revoke(_ context.Context, uid string, all []v1alpha1.CredentialStatus) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.fail {
+		return errors.New("the Secret cannot be deleted")
+	}
 	for _, c := range all {
 		r.ids = append(r.ids, uid+" "+c.ID)
 	}
 	return nil
+}
+
+func (r *revoked) set(fail bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fail = fail
 }
 
 func (r *revoked) has(uid, id string) error {
@@ -104,8 +115,29 @@ func TestMachinesAreFoundByTheNamesOfRequests(t *testing.T) {
 		}
 	})
 	t.Run("a quarantine takes it back", func(t *testing.T) {
+		gone.set(true)
 		w.patch(attestations, machineNamespace, uid, `{"spec":{"quarantined":true}}`)
+		until(t, "latched although it cannot be taken back", func() error {
+			rec, err := p.Records().Record(uid)
+			return says(err != nil || !rec.Status.Quarantined, "%v", err)
+		})
+		gone.set(false)
 		until(t, "taken back", func() error { return gone.has(uid, "JTI=live") })
+		until(t, "known to be", func() error {
+			rec, err := p.Records().Record(uid)
+			return says(err != nil || !rec.Status.Credentials[0].Revoked || !rec.Status.Credentials[1].Revoked, "%v", err)
+		})
+	})
+	t.Run("and so does one that was issued meanwhile", func(t *testing.T) {
+		err := p.Records().Update(uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			rec = rec.DeepCopy()
+			rec.Status.Credentials = append(rec.Status.Credentials, v1alpha1.CredentialStatus{ID: "JTI=late", Issued: metav1.Now(), Expiry: metav1.NewTime(time.Now().Add(time.Hour))})
+			return rec, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		until(t, "taken back", func() error { return gone.has(uid, "JTI=late") })
 	})
 	t.Run("and so does the end of the Machine", func(t *testing.T) {
 		w.patch(attestations, machineNamespace, uid, `{"spec":{"quarantined":false}}`)
@@ -128,5 +160,23 @@ func TestMachinesAreFoundByTheNamesOfRequests(t *testing.T) {
 			o, err := w.there(attestations, machineNamespace, uid)
 			return says(o != nil || err != nil || ok, "%v %v", err, ok)
 		})
+	})
+	t.Run("and of a record that went before its Machine", func(t *testing.T) {
+		o := w.worker("three")
+		uid := string(o.GetUID())
+		attestationsOf(w, uid)
+		err := p.Records().Update(uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			rec = rec.DeepCopy()
+			rec.Status.Credentials = []v1alpha1.CredentialStatus{{ID: "system:bootstrap:abcdef", Issued: metav1.Now(), Expiry: metav1.NewTime(time.Now().Add(time.Hour))}}
+			return rec, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		until(t, "known", func() error { _, ok := p.ByCredential("system:bootstrap:abcdef"); return says(!ok, "not") })
+		// As the API server cleans up, which is faster than the holder of the lease.
+		w.delete(machines, machineNamespace, "three")
+		w.delete(attestations, machineNamespace, uid)
+		until(t, "taken back", func() error { return gone.has(uid, "system:bootstrap:abcdef") })
 	})
 }

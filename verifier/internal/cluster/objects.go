@@ -123,7 +123,7 @@ func compactAttestation(u *unstructured.Unstructured) (any, []manifest.Problem) 
 			}
 		}
 	}
-	a.latch.credentials = liveCredentials(status, time.Now())
+	a.latch.credentials, a.latch.unrevoked = liveCredentials(status, time.Now())
 	conditions, _ := status["conditions"].([]any)
 	for _, x := range conditions {
 		m, _ := x.(map[string]any)
@@ -137,8 +137,9 @@ func compactAttestation(u *unstructured.Unstructured) (any, []manifest.Problem) 
 	return a, problems
 }
 
-// liveCredentials are the ids of the bootstrap credentials that have not ended.
-func liveCredentials(status map[string]any, now time.Time) (ids []string) {
+// liveCredentials are the ids of the bootstrap credentials that have not ended, and
+// whether some of them have not been taken back.
+func liveCredentials(status map[string]any, now time.Time) (ids []string, unrevoked bool) {
 	all, _ := status["credentials"].([]any)
 	for _, x := range all {
 		m, _ := x.(map[string]any)
@@ -146,9 +147,11 @@ func liveCredentials(status map[string]any, now time.Time) (ids []string) {
 		ends, _ := m["expiry"].(string)
 		if at, err := time.Parse(time.RFC3339, ends); id != "" && err == nil && now.Before(at) {
 			ids = append(ids, id)
+			revoked, _ := m["revoked"].(bool)
+			unrevoked = unrevoked || !revoked
 		}
 	}
-	return ids
+	return ids, unrevoked
 }
 
 func (c *Cluster) putAttestation(i *item) []manifest.Problem {
@@ -191,14 +194,14 @@ func (c *Cluster) dropAttestation(k key) {
 	defer c.mu.Unlock()
 	// Deletions are few; an index by name would be as large as the rest.
 	if l, ok := c.latches[k.name]; ok && l.key == k {
-		c.keepCredentials(k.name, l.credentials, nil)
+		c.orphan(k.name, l)
 		delete(c.latches, k.name)
 		c.tasks.add(task{about: aboutMachine, key: key{name: k.name}})
 		return
 	}
 	for uid, l := range c.latches {
 		if l.key == k {
-			c.keepCredentials(uid, l.credentials, nil)
+			c.orphan(uid, l)
 			delete(c.latches, uid)
 			c.tasks.add(task{about: aboutMachine, key: key{name: uid}})
 		}

@@ -147,7 +147,10 @@ type Cluster struct {
 	latches  map[string]latch
 	// credentials has the Machine's UID by the id of each live bootstrap credential.
 	credentials map[string]string
-	restores    []restore
+	// orphaned are the credentials of records that are gone, by the Machine's UID,
+	// until somebody has looked whether the Machine is, too.
+	orphaned map[string][]v1alpha1.CredentialStatus
+	restores []restore
 	// remembered is what is to be latched again after a restore; nil: nothing is
 	// to be done.
 	remembered map[string]memory
@@ -177,6 +180,7 @@ type latch struct {
 	quarantined bool
 	restored    bool     // quarantined by what was remembered over a restore
 	credentials []string // ids of bootstrap credentials that have not ended
+	unrevoked   bool     // some of them have not been taken back
 }
 
 // grant is a grant to attest once more that was used.
@@ -235,7 +239,7 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 		o: o, config: c, log: o.Log, began: o.Now(), served: map[schema.GroupVersion]discovered{},
 		restart: make(chan struct{}, 1), dirty: make(chan struct{}, 1),
 		texts: map[string]string{}, faults: map[faultKey]fault{},
-		policies: map[string]*policyState{}, leaving: map[string]*policyState{}, set: &policy.Set{}, content: map[key]*contentState{}, latches: map[string]latch{}, credentials: map[string]string{},
+		policies: map[string]*policyState{}, leaving: map[string]*policyState{}, set: &policy.Set{}, content: map[key]*contentState{}, latches: map[string]latch{}, credentials: map[string]string{}, orphaned: map[string][]v1alpha1.CredentialStatus{},
 	}
 	var err error
 	if k.dynamic, err = dynamic.NewForConfig(r); err != nil {

@@ -30,10 +30,8 @@ const (
 // that where it is missing.
 func (i *Issuer) accountToken(ctx context.Context, machine string) (*credential.Credential, error) {
 	name := SecretPrefix + machine
-	if !i.bound(machine, name) {
-		if err := i.makeSecret(ctx, name, machine); err != nil {
-			return nil, err
-		}
+	if err := i.makeSecret(ctx, name, machine); err != nil {
+		return nil, err
 	}
 	for try := 1; ; try++ {
 		answer, err := i.Client.CoreV1().ServiceAccounts(i.namespace).CreateToken(ctx, i.account, i.request(name), metav1.CreateOptions{})
@@ -49,23 +47,6 @@ func (i *Issuer) accountToken(ctx context.Context, machine string) (*credential.
 			return i.read(answer.Status.Token, name)
 		}
 	}
-}
-
-// bound reports whether the record knows a live credential of that Secret.
-func (i *Issuer) bound(machine, name string) bool {
-	if i.Record == nil {
-		return false
-	}
-	rec, err := i.Record(machine)
-	if err != nil || rec == nil {
-		return false
-	}
-	for _, c := range rec.Status.Credentials {
-		if c.Secret == i.namespace+"/"+name && i.Now().Before(c.Expiry.Time) {
-			return true
-		}
-	}
-	return false
 }
 
 func (i *Issuer) makeSecret(ctx context.Context, name, machine string) error {

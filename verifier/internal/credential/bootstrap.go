@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -23,6 +24,10 @@ const (
 	// its requests.
 	bootstrapUser = "system:bootstrap:"
 )
+
+// bootstrapID is the id of a bootstrap token (Kubernetes, "Authenticating with
+// Bootstrap Tokens").
+var bootstrapID = regexp.MustCompile(`^[a-z0-9]{6}$`)
 
 // bootstrapToken makes a bootstrap token. It may authenticate and nothing else: it
 // does not sign the public cluster-info.

@@ -28,7 +28,6 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/credential"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
@@ -41,11 +40,12 @@ type Options struct {
 	// Client's own rate limit must leave room for two calls for each config.
 	Client kubernetes.Interface
 	Config config.Credential
-	// Record reads a machine's record, to save a call when it has a credential. It
-	// may be nil, and may be out of date.
-	Record func(uid string) (*v1alpha1.MachineAttestation, error)
-	Now    func() time.Time // default time.Now
-	Log    *slog.Logger     // default none
+	// Owner is the UID of the Machine whose record is that of the Machine with this
+	// one: while a machine is an object of both Machine APIs it has one record. Nil:
+	// the same.
+	Owner func(uid string) string
+	Now   func() time.Time // default time.Now
+	Log   *slog.Logger     // default none
 	// Timeout bounds everything for one config, which Ignition waits 10 s for.
 	// Default 4 s.
 	Timeout time.Duration
@@ -65,6 +65,9 @@ func NewIssuer(o Options) (*Issuer, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
+	if o.Owner == nil {
+		o.Owner = func(uid string) string { return uid }
+	}
 	if o.Timeout == 0 {
 		o.Timeout = 4 * time.Second
 	}
@@ -75,13 +78,13 @@ func NewIssuer(o Options) (*Issuer, error) {
 	return &Issuer{Options: o, namespace: namespace, account: account}, nil
 }
 
-// Issue makes a credential for the machine of a token; nil for a break-glass token,
-// which names no machine.
+// For reports whether a token's bearer gets a credential: a break-glass token names
+// no machine.
+func (i *Issuer) For(c token.Claims) bool { return !record.IsBreakGlass(c.MachineUID) }
+
+// Issue makes a credential for the machine of a token.
 func (i *Issuer) Issue(ctx context.Context, c token.Claims) (*credential.Credential, error) {
-	if record.IsBreakGlass(c.MachineUID) {
-		return nil, nil
-	}
-	if c.MachineUID == "" {
+	if c.MachineUID == "" || !i.For(c) {
 		return nil, reason.Deny(reason.CredentialUnavailable, "the token names no machine")
 	}
 	ctx, cancel := context.WithTimeout(ctx, i.Timeout)
@@ -90,7 +93,7 @@ func (i *Issuer) Issue(ctx context.Context, c token.Claims) (*credential.Credent
 	if i.Config.Kind == config.BootstrapToken {
 		issue, what = i.bootstrapToken, "a bootstrap token"
 	}
-	own, err := issue(ctx, c.MachineUID)
+	own, err := issue(ctx, i.Owner(c.MachineUID))
 	if err != nil {
 		return nil, reason.Wrap(reason.CredentialUnavailable, err, "%s for the machine %s", what, c.MachineUID)
 	}

@@ -47,6 +47,10 @@ func (i *Issuer) Revoke(ctx context.Context, uid string, all []v1alpha1.Credenti
 		namespace, name, _ := strings.Cut(c.Secret, "/")
 		switch {
 		case c.Secret == "":
+			// All that is left of a record: a bootstrap token's id is in its Secret's name.
+			if id, ok := strings.CutPrefix(c.ID, bootstrapUser); ok && bootstrapID.MatchString(id) {
+				remove(bootstrapNamespace+"/"+bootstrapPrefix+id, "")
+			}
 		case name == SecretPrefix+uid:
 			remove(c.Secret, "")
 		case namespace == bootstrapNamespace && strings.HasPrefix(name, bootstrapPrefix) && c.SecretUID != "":

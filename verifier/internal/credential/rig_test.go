@@ -246,12 +246,8 @@ func TestRequestsNameTheCredential(t *testing.T) {
 func TestASecondFetchLeavesTheFirstAlone(t *testing.T) {
 	both(t, func(t *testing.T, s *site, kind config.CredentialKind) {
 		uid := s.machine()
-		rec := &v1alpha1.MachineAttestation{}
-		i := s.issuer(kind, func(o *credential.Options) {
-			o.Record = func(string) (*v1alpha1.MachineAttestation, error) { return rec, nil }
-		})
+		i := s.issuer(kind)
 		first := s.issue(i, uid)
-		rec.Status.Credentials = append(rec.Status.Credentials, kept(first))
 		second := s.issue(i, uid)
 		if first.ID == second.ID || bytes.Equal(first.Token.Expose(), second.Token.Expose()) {
 			t.Error("one credential, twice")
@@ -275,16 +271,44 @@ func TestASecondFetchLeavesTheFirstAlone(t *testing.T) {
 	})
 }
 
+// While a machine is an object of both Machine APIs, its token may name either, and
+// its Secret is that of the one record.
+func TestAMachineOfBothAPIsHasOneSecret(t *testing.T) {
+	s := newSite(t)
+	older, newer := s.machine(), s.machine()
+	i := s.issuer(config.ServiceAccountToken, func(o *credential.Options) {
+		o.Owner = func(uid string) string {
+			if uid == newer {
+				return older
+			}
+			return uid
+		}
+	})
+	own := s.issue(i, newer)
+	s.ok(i.Revoke(s.context(), older, []v1alpha1.CredentialStatus{kept(own)}))
+	s.refused(own)
+}
+
+// A record may go before anybody could look at it: of a bootstrap token its id is
+// enough.
+func TestABootstrapTokenIsRevokedByItsIDAlone(t *testing.T) {
+	s := newSite(t)
+	uid := s.machine()
+	i := s.issuer(config.BootstrapToken)
+	own := s.issue(i, uid)
+	for _, id := range []string{"system:bootstrap:../x", "system:bootstrap:", "system:bootstrap:ABCDEF", "JTI=x"} {
+		s.ok(i.Revoke(s.context(), uid, []v1alpha1.CredentialStatus{{ID: id}}))
+	}
+	s.ok(i.Revoke(s.context(), uid, []v1alpha1.CredentialStatus{{ID: own.ID}}))
+	s.refused(own)
+}
+
 // The Secret may go behind the record's back.
 func TestASecretThatSomebodyDeletedIsMadeAnew(t *testing.T) {
 	s := newSite(t)
 	uid := s.machine()
-	rec := &v1alpha1.MachineAttestation{}
-	i := s.issuer(config.ServiceAccountToken, func(o *credential.Options) {
-		o.Record = func(string) (*v1alpha1.MachineAttestation, error) { return rec, nil }
-	})
+	i := s.issuer(config.ServiceAccountToken)
 	first := s.issue(i, uid)
-	rec.Status.Credentials = append(rec.Status.Credentials, kept(first))
 	s.ok(s.admin.CoreV1().Secrets(s.namespace).Delete(s.context(), credential.SecretPrefix+uid, metav1.DeleteOptions{}))
 	second := s.issue(i, uid)
 	if second.SecretUID == first.SecretUID {

@@ -58,7 +58,7 @@ func (r Redeemer) Check(_ context.Context, c token.Claims) error {
 
 // Redeem takes one use, or says why not. The check and the change of the record
 // are one step: fifty at the same time take no more uses than there are.
-func (r Redeemer) Redeem(_ context.Context, c token.Claims, own *credential.Credential) error {
+func (r Redeemer) Redeem(ctx context.Context, c token.Claims, own *credential.Credential) error {
 	if record.IsBreakGlass(c.MachineUID) {
 		return r.breakGlass(c, true)
 	}
@@ -67,6 +67,10 @@ func (r Redeemer) Redeem(_ context.Context, c token.Claims, own *credential.Cred
 		return err
 	}
 	return r.Records.Update(c.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		// Whoever has gone while the record was read takes no use.
+		if err := ctx.Err(); err != nil {
+			return nil, reason.Wrap(reason.StoreUnavailable, err, "the client did not wait")
+		}
 		return record.Redeem(rec, c, own, now)
 	})
 }
