@@ -17,8 +17,9 @@ func (c *cli) quarantineCommand() *cobra.Command {
 		Use:   "quarantine MACHINE",
 		Short: "Stop a machine: it neither attests nor redeems a token",
 		Long: `Stop a machine. From then on it neither attests nor redeems a token; the answer is
-503, so a machine that is booting waits. It takes nothing away that the machine
-has already: a config that was fetched, a certificate that was issued.
+503, so a machine that is booting waits. Its own bootstrap credential is revoked,
+and its certificate signing requests wait. It takes nothing else away that the
+machine has already: a config that was fetched, a certificate that was issued.
 
 With --release it goes on.`,
 		Example: c.examples(`  PROGRAM quarantine worker-7
