@@ -1,0 +1,67 @@
+package record_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+)
+
+func TestACertificateThatNeverCameAboutIsReplaced(t *testing.T) {
+	r, err := record.Approve(fetched(t), certificate(), start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	anew := certificate()
+	anew.PublicKeySHA256, anew.Request = "k2", "csr-2"
+	r, err = record.Reapprove(r, "k1", anew, start.Add(time.Minute))
+	if err != nil || r == nil {
+		t.Fatalf("%v, %v", r, err)
+	}
+	if s := r.Status; s.Certificate.PublicKeySHA256 != "k2" || s.Certificate.Request != "csr-2" || s.Phase != v1alpha1.PhaseJoined {
+		t.Errorf("%+v", s)
+	}
+	_, err = record.Approve(r, certificate(), start.Add(time.Minute))
+	wantCode(t, err, reason.CSRKeyChanged)
+	if again, err := record.Reapprove(r, "k1", anew, start.Add(2*time.Minute)); err != nil || again != nil {
+		t.Errorf("the same again: %v, %v", again, err)
+	}
+}
+
+func TestAttack_T54_OnlyWhatWasSeenIsReplaced(t *testing.T) {
+	for name, c := range map[string]struct {
+		replaced string
+		change   func(*rec)
+		csr      func(*v1alpha1.CertificateStatus)
+		want     reason.Code
+	}{
+		"another key was approved meanwhile": {"k0", nil, nil, reason.CSRKeyChanged},
+		"no key is named":                    {"", nil, nil, reason.CSRKeyChanged},
+		"another name":                       {"k1", nil, func(c *v1alpha1.CertificateStatus) { c.Node = "worker-1" }, reason.CSRKeyChanged},
+		"a credential of nobody":             {"k1", nil, func(c *v1alpha1.CertificateStatus) { c.CredentialID = "JTI=shared" }, reason.CSRCredential},
+		"a quarantined machine":              {"k1", func(r *rec) { r.Status.Quarantined = true }, nil, reason.Quarantined},
+		"not the key that was attested":      {"k1", func(r *rec) { r.Status.CSRKeySHA256 = "k1" }, nil, reason.CSRKeyChanged},
+		"one that joined without any":        {"k1", func(r *rec) { r.Status.Certificate = nil }, nil, reason.MachineJoined},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, err := record.Approve(fetched(t), certificate(), start)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.change != nil {
+				c.change(r)
+			}
+			anew := certificate()
+			anew.PublicKeySHA256 = "k2"
+			if c.csr != nil {
+				c.csr(&anew)
+			}
+			_, err = record.Reapprove(r, c.replaced, anew, start)
+			wantCode(t, err, c.want)
+		})
+	}
+	_, err := record.Reapprove(nil, "k1", certificate(), start)
+	wantCode(t, err, reason.CSRCredential)
+}
