@@ -135,16 +135,19 @@ var fromElsewhere = []string{"up", "process_resident_memory_bytes"}
 // Metrics, reasons and outcomes that the rules and the dashboard speak of are
 // those that the verifier has.
 func TestRulesAndDashboardSpeakOfWhatThereIs(t *testing.T) {
-	source, err := os.ReadFile("../verifier/internal/metrics/metrics.go")
-	if err != nil {
-		t.Fatal(err)
-	}
 	known := map[string]bool{}
-	for _, m := range regexp.MustCompile(`Name:\s+"(mcs_attest_\w+)"`).FindAllStringSubmatch(string(source), -1) {
-		known[m[1]] = true
-	}
-	if len(known) < 5 {
-		t.Fatalf("metrics found: %v", known)
+	for _, path := range []string{"metrics", "approver"} {
+		source, err := os.ReadFile("../verifier/internal/" + path + "/metrics.go")
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := regexp.MustCompile(`Name:\s+"(mcs_attest_\w+)"`).FindAllStringSubmatch(string(source), -1)
+		if len(found) < 5 {
+			t.Fatalf("metrics of %s found: %v", path, found)
+		}
+		for _, m := range found {
+			known[m[1]] = true
+		}
 	}
 	var exprs []string
 	_, alerts := rules(t)

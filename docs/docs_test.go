@@ -143,21 +143,23 @@ func TestOperatingNamesEveryFieldOfTheClouds(t *testing.T) {
 
 func TestOperatingNamesEveryMetric(t *testing.T) {
 	page := read(t, "docs/operating.md")
-	found := 0
-	ast.Inspect(parse(t, "verifier/internal/metrics/metrics.go"), func(n ast.Node) bool {
-		lit, ok := n.(*ast.BasicLit)
-		if !ok || lit.Kind != token.STRING {
-			return true
-		}
-		if name, err := strconv.Unquote(lit.Value); err == nil && strings.HasPrefix(name, "mcs_attest_") {
-			if found++; !strings.Contains(page, "\n| `"+name+"` | ") {
-				t.Errorf("docs/operating.md has no row for the metric %s", name)
+	for _, path := range []string{"verifier/internal/metrics/metrics.go", "verifier/internal/approver/metrics.go"} {
+		found := 0
+		ast.Inspect(parse(t, path), func(n ast.Node) bool {
+			lit, ok := n.(*ast.BasicLit)
+			if !ok || lit.Kind != token.STRING {
+				return true
 			}
+			if name, err := strconv.Unquote(lit.Value); err == nil && strings.HasPrefix(name, "mcs_attest_") {
+				if found++; !strings.Contains(page, "\n| `"+name+"` | ") {
+					t.Errorf("docs/operating.md has no row for the metric %s", name)
+				}
+			}
+			return true
+		})
+		if found == 0 {
+			t.Fatalf("no metric found in %s: have they moved?", path)
 		}
-		return true
-	})
-	if found == 0 {
-		t.Fatal("no metric found: have they moved?")
 	}
 }
 
