@@ -253,6 +253,9 @@ func (c *cli) openKeeper(ctx context.Context, hosts []string) (keeper, error) {
 	if err != nil {
 		return nil, err
 	}
+	if k.Kubernetes == nil {
+		return nil, hint(errors.New("the configuration of the cluster's verifier has no section kubernetes"), "it is in the ConfigMap mcs-attest-config; without that section it is a folder's")
+	}
 	o := certificateOptions(k)
 	if hosts != nil {
 		o.Hostnames = hosts

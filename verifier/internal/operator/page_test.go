@@ -31,6 +31,10 @@ func TestThePageOfThePluginIsTrue(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	approver, err := os.ReadFile("../../../docs/approver.md")
+	if err != nil {
+		t.Fatal(err)
+	}
 	c := cluster.Start(t)
 	c.InstallOpenShift(t)
 	c.InstallOwn(t)
@@ -38,7 +42,19 @@ func TestThePageOfThePluginIsTrue(t *testing.T) {
 	if role == nil {
 		t.Fatal("the page has no ClusterRole")
 	}
-	c.KubectlApply(t, string(role[1])+`---
+	c.KubectlApply(t, string(role[1])+"---\n"+explainRole(t, approver)+`---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: explain}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: mcs-attest-csr-explain}
+subjects: [{kind: ServiceAccount, name: operator, namespace: mcs-attest}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: bootstrapper}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: "system:node-bootstrapper"}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: "`+bootstrapper+`"}]
+---
 apiVersion: v1
 kind: Namespace
 metadata: {name: mcs-attest}
@@ -76,7 +92,7 @@ spec: {pools: [worker], evidence: [{all: [tpm2]}, {all: [provisioning-token]}], 
 	dir := t.TempDir()
 	run(t, nil, "mcs-attest-verifier", "init", filepath.Join(dir, "w"), "--origin", "https://api-int.test:22623")
 	c.Kubectl(t, "create", "secret", "generic", "mcs-attest-keys", "-n", "mcs-attest", "--from-file="+filepath.Join(dir, "w", "keys", "token.json"), "--from-file="+filepath.Join(dir, "w", "keys", "seal.json"))
-	c.Kubectl(t, "create", "configmap", "mcs-attest-config", "-n", "mcs-attest", "--from-file="+filepath.Join(dir, "w", "mcs-attest.yaml"))
+	c.Kubectl(t, "create", "configmap", "mcs-attest-config", "-n", "mcs-attest", "--from-literal=mcs-attest.yaml={origins: ['https://api-int.test:22623'], kubernetes: {}}")
 	if err := os.WriteFile(filepath.Join(dir, "worker-1.yaml"), []byte("ekSHA256: ["+ek+"]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -87,6 +103,17 @@ spec: {pools: [worker], evidence: [{all: [tpm2]}, {all: [provisioning-token]}], 
 	if err != nil {
 		t.Fatal(err)
 	}
+	// A request with a credential that is on no record, and certificates that the
+	// verifier keeps.
+	asks(t, c, "csr-8vnps", "worker-0", "JTI=nobodys")
+	admin, err := os.ReadFile(c.Kubeconfig("admin"))
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "admin.kubeconfig"), admin, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, nil, "kubectl-attest", "certs", "init", "--kubeconfig", c.Kubeconfig("admin"))
 	// "oc attest" is oc's way to call oc-attest; there need be no oc here.
 	if err := os.WriteFile(filepath.Join(dir, "oc"), []byte("#!/bin/sh\nshift\nexec oc-attest \"$@\"\n"), 0o755); err != nil {
 		t.Fatal(err)

@@ -70,6 +70,18 @@ func asks(t *testing.T, c *cluster.Cluster, name, node, credential string) {
 	})
 }
 
+// explainRole is the ClusterRole of docs/approver.md that csr explain needs.
+func explainRole(t *testing.T, page []byte) string {
+	t.Helper()
+	for _, m := range yamlDoc.FindAllSubmatch(page, -1) {
+		if strings.Contains(string(m[1]), "name: mcs-attest-csr-explain}") {
+			return string(m[1])
+		}
+	}
+	t.Fatal("docs/approver.md has no ClusterRole for csr explain")
+	return ""
+}
+
 // What csr explain reads of a cluster is what the approver there decides by; and it
 // may read no more than docs/approver.md gives it.
 func TestRequestsOfACluster(t *testing.T) {
@@ -78,13 +90,7 @@ func TestRequestsOfACluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	role := ""
-	for _, m := range yamlDoc.FindAllSubmatch(page, -1) {
-		if strings.Contains(string(m[1]), "name: mcs-attest-csr-explain}") {
-			role = string(m[1])
-		}
-	}
-	c.KubectlApply(t, role+`---
+	c.KubectlApply(t, explainRole(t, page)+`---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata: {name: mcs-attest-csr-explain}
