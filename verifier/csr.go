@@ -49,7 +49,8 @@ NAME is a request of the cluster. With --file everything comes from files, and n
 cluster is asked: the request itself, and the Machines, Nodes, MachineAttestations,
 ConfigMaps, Network and HostSubnets that matter, as 'oc get -o yaml' writes them.
 What is not in the files counts as not there. NAME is needed when they hold more
-than one request.
+than one request. Files may be old: it is decided as of the request's creation
+and one minute, or as of --at.
 
 Exit status 0: it would be approved; 1: refused or denied; 2: tried again later;
 3: it is not for this approver, or decided; 4: it could not be found out.`,
@@ -76,6 +77,7 @@ Exit status 0: it would be approved; 1: refused or denied; 2: tried again later;
 	f.StringArrayVarP(&files.paths, "file", "f", nil, "file of manifests; may be given several times; - is standard input")
 	f.StringVar(&files.certificate, "serving-certificate", "", "with --file: PEM file with the certificate that the kubelet serves now")
 	f.StringVar(&files.authority, "kubelet-ca", "", "with --file: PEM file with the kubelets' authorities (default: the ConfigMap csr-controller-ca among the files)")
+	f.StringVar(&files.at, "at", "", "with --file: as of when it is decided, such as 2026-11-21T10:02:00Z (default: one minute after the request's creation)")
 	f.StringVar(&attestation, "attestation", "", `"Required" or "Off": decide as if the configuration said so`)
 	return cmd
 }
@@ -104,7 +106,11 @@ func (c *cli) explainRequest(cmd *cobra.Command, files fileRequest, attestation,
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), time.Minute)
 	defer cancel()
-	e := explainedRequest{request: r, d: approver.Decide(ctx, approver.FromCSR(r.CSR), r.World, r.Rules, time.Now())}
+	at := time.Now()
+	if w, ok := r.World.(*fileWorld); ok {
+		at = w.at
+	}
+	e := explainedRequest{request: r, d: approver.Decide(ctx, approver.FromCSR(r.CSR), r.World, r.Rules, at)}
 	if output == "text" {
 		e.print(cmd.OutOrStdout())
 	} else if err := encode(cmd.OutOrStdout(), e.document(), output); err != nil {
@@ -116,6 +122,9 @@ func (c *cli) explainRequest(cmd *cobra.Command, files fileRequest, attestation,
 func (c *cli) requestFromCluster(ctx context.Context, files fileRequest, attestation config.Attestation) (*operator.Request, error) {
 	if files.certificate != "" || files.authority != "" {
 		return nil, errors.New("--serving-certificate and --kubelet-ca go with --file; in a cluster the kubelet itself is asked")
+	}
+	if files.at != "" {
+		return nil, errors.New("--at goes with --file; a cluster is as it is now")
 	}
 	if files.name == "" {
 		return nil, hint(errors.New("no request is named"), "'kubectl get csr' lists them; or give files with --file")
@@ -234,6 +243,7 @@ type fileRequest struct {
 	name                   string
 	paths                  []string
 	certificate, authority string
+	at                     string
 }
 
 // requestFromFiles reads everything from files. The configuration, if there is one,
@@ -275,8 +285,27 @@ func (c *cli) requestFromFiles(files fileRequest, attestation config.Attestation
 	if r.CSR, err = chosen(w.requests, files.name); err != nil {
 		return nil, err
 	}
+	if w.at, err = files.asOf(r.CSR); err != nil {
+		return nil, err
+	}
 	r.World = w
 	return r, nil
+}
+
+// asOf is when files are taken to be of. A record's credentials end, and what waits
+// is counted for an hour: of an old must-gather nothing would be left today.
+func (f fileRequest) asOf(csr *certificatesv1.CertificateSigningRequest) (time.Time, error) {
+	if f.at != "" {
+		at, err := time.Parse(time.RFC3339, f.at)
+		if err != nil {
+			return at, hint(fmt.Errorf("--at %q is not a time", f.at), "write it as 2026-11-21T10:02:00Z")
+		}
+		return at, nil
+	}
+	if csr.CreationTimestamp.IsZero() {
+		return time.Now(), nil
+	}
+	return csr.CreationTimestamp.Add(time.Minute), nil
 }
 
 // chosen is the request of this name, or the only one.

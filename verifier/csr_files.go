@@ -24,6 +24,7 @@ import (
 // implements [approver.World]; which of the Machines have a name the decision itself
 // sees to.
 type fileWorld struct {
+	at                   time.Time // as of when it is decided
 	attestation          bool
 	configMap, kubeletCA string // names of ConfigMaps, "namespace/name"
 	requests             []certificatesv1.CertificateSigningRequest
@@ -213,12 +214,49 @@ func (w *fileWorld) Disabled(context.Context) (bool, error) {
 	return flow.NodeClientCert.Disabled, nil
 }
 
+// MachineOf is the one with the UID of the record.
+func (w *fileWorld) MachineOf(_ context.Context, rec *v1alpha1.MachineAttestation) (*approver.Machine, error) {
+	for i := range w.machines {
+		if w.machines[i].UID != "" && w.machines[i].UID == rec.Status.MachineUID {
+			return &w.machines[i], nil
+		}
+	}
+	return nil, nil
+}
+
+// Newer are in the files, too.
+func (w *fileWorld) Newer(ctx context.Context, r *approver.Request, uid string) (newer []*approver.Request, _ error) {
+	for i := range w.requests {
+		other := approver.FromCSR(&w.requests[i])
+		if rec, err := w.RecordByCredential(ctx, other.CredentialID); err == nil && rec != nil && rec.Status.MachineUID == uid && after(other, r) {
+			newer = append(newer, other)
+		}
+	}
+	slices.SortFunc(newer, func(a, b *approver.Request) int { return b.Created.Compare(a.Created) })
+	return newer, nil
+}
+
+// after is whether a was made after b.
+func after(a, b *approver.Request) bool {
+	return a.Created.After(b.Created) || a.Created.Equal(b.Created) && a.Name > b.Name
+}
+
+// Pinned are those of the files with the key of the record's certificate.
+func (w *fileWorld) Pinned(_ context.Context, rec *v1alpha1.MachineAttestation) (all []*approver.Request, _ error) {
+	for i := range w.requests {
+		if r := approver.FromCSR(&w.requests[i]); rec.Status.Certificate != nil && r.Kind == approver.Client && r.PublicKeySHA256 == rec.Status.Certificate.PublicKeySHA256 {
+			all = append(all, r)
+		}
+	}
+	return all, nil
+}
+
 // Load counts what is in the files.
 func (w *fileWorld) Load(ctx context.Context, r *approver.Request, uid string) (approver.Load, error) {
 	l := approver.Load{Machines: len(w.machines), Nodes: len(w.nodes)}
 	for i := range w.requests {
 		other := approver.FromCSR(&w.requests[i])
-		if other.Kind == "" || other.Decided || time.Since(other.Created) > approver.Window {
+		if other.Kind == "" || other.Decided || w.at.Sub(other.Created) > approver.Window {
 			continue
 		}
 		own := ""
@@ -228,7 +266,7 @@ func (w *fileWorld) Load(ctx context.Context, r *approver.Request, uid string) (
 		if !w.attestation || own == "" {
 			l.Pending++
 		}
-		if uid != "" && own == uid || uid == "" && other.Username == r.Username {
+		if (uid != "" && own == uid || uid == "" && other.Username == r.Username) && !after(r, other) {
 			l.Own++
 		}
 	}

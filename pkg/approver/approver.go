@@ -77,7 +77,7 @@ type Decision struct {
 	// Denial is why not; nil with Approve and Ignore.
 	Denial *reason.Denial
 	// Checks in the order in which they were made. The first that failed decided, but
-	// for the three ways to a serving certificate (renewal, machine, egress), of which
+	// for the three ways to a serving certificate (machine, renewal, egress), of which
 	// one is enough.
 	Checks []Check
 	// Node is the name that the request asks for; untrusted.
@@ -94,6 +94,9 @@ type Decision struct {
 	// Proven: the request was made with a live credential of the record RecordUID.
 	// Only then does a refusal belong to that machine (DESIGN, section 19, rule 3).
 	Proven bool
+	// Replaces is the key of a first certificate that is on the record, and was never
+	// approved; see [record.Reapprove]. Empty: there is none.
+	Replaces string
 }
 
 // Certificate is what a record takes of an approval; request is the request's name.
@@ -138,6 +141,8 @@ type World interface {
 	MachinesByNode(ctx context.Context, node string) ([]Machine, error)
 	// RecordByCredential is the record that has this credential; nil if none has.
 	RecordByCredential(ctx context.Context, id string) (*v1alpha1.MachineAttestation, error)
+	// MachineOf is the Machine, or stand-in, of a record; nil if it is gone.
+	MachineOf(ctx context.Context, rec *v1alpha1.MachineAttestation) (*Machine, error)
 	// RecordByMachine is the record of the Machine with this UID; nil if it has none.
 	RecordByMachine(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error)
 	// ServingCertificate is what the node's kubelet presents now, unverified, and the
@@ -154,6 +159,12 @@ type World interface {
 	// Load counts what waits. uid is the machine whose credential made the request;
 	// empty for a serving certificate, and without attestation.
 	Load(ctx context.Context, r *Request, uid string) (Load, error)
+	// Newer are requests for client certificates that the machine uid's credentials
+	// made after r, the newest first; the first of them, where there are many.
+	Newer(ctx context.Context, r *Request, uid string) ([]*Request, error)
+	// Pinned are the requests with the key of the record's certificate: those that
+	// were approved, and of those that wait the ones made with its credentials.
+	Pinned(ctx context.Context, rec *v1alpha1.MachineAttestation) ([]*Request, error)
 }
 
 // Presented is a kubelet's serving certificate as a connection showed it.
@@ -178,7 +189,8 @@ type Load struct {
 	// Pending are all of them. With attestation, those that no credential of ours made.
 	Pending int
 	// Own are those made with credentials of the same machine, or for a serving
-	// certificate by the same node, this one included.
+	// certificate by the same node, this one and newer: whoever asks again is not
+	// held up by what it does not wait for any more.
 	Own int
 }
 

@@ -52,6 +52,9 @@ type fakeWorld struct {
 	egress    *Egress
 	disabled  bool
 	load      Load
+	gone      []Machine // of a record, in no index
+	newer     []*Request
+	pinned    []*Request
 	fail      map[string]error
 	asked     []string
 }
@@ -102,6 +105,23 @@ func (w *fakeWorld) Egress(context.Context, string) (*Egress, error) {
 func (w *fakeWorld) Disabled(context.Context) (bool, error) { return w.disabled, w.ask("Disabled") }
 func (w *fakeWorld) Load(context.Context, *Request, string) (Load, error) {
 	return w.load, w.ask("Load")
+}
+
+func (w *fakeWorld) MachineOf(_ context.Context, rec *v1alpha1.MachineAttestation) (*Machine, error) {
+	for _, m := range slices.Concat(w.machines, w.gone) {
+		if m.UID != "" && m.UID == rec.Status.MachineUID {
+			return &m, w.ask("MachineOf")
+		}
+	}
+	return nil, w.ask("MachineOf")
+}
+
+func (w *fakeWorld) Newer(context.Context, *Request, string) ([]*Request, error) {
+	return w.newer, w.ask("Newer")
+}
+
+func (w *fakeWorld) Pinned(context.Context, *v1alpha1.MachineAttestation) ([]*Request, error) {
+	return w.pinned, w.ask("Pinned")
 }
 
 // input is a request, and the world that it is made in.
@@ -258,7 +278,7 @@ func TestHonestMachine(t *testing.T) {
 		}
 		names = append(names, c.Name)
 	}
-	if got := strings.Join(names, " "); got != "signer requester request credential limit quarantine groups content switch owner node machine joined age key" {
+	if got := strings.Join(names, " "); got != "signer requester request credential limit quarantine groups content switch owner node machine joined age newest key" {
 		t.Errorf("the checks are %s", got)
 	}
 }
@@ -316,6 +336,7 @@ func TestClient(t *testing.T) {
 		"no Machine to be read":          {func(in *input) { in.fails("MachinesByInternalDNS") }, Retry, reason.StoreUnavailable},
 		"no record to be read":           {func(in *input) { in.fails("RecordByCredential") }, Retry, reason.StoreUnavailable},
 		"no switch to be read":           {func(in *input) { in.fails("Disabled") }, Retry, reason.StoreUnavailable},
+		"no newer request to be read":    {func(in *input) { in.fails("Newer") }, Retry, reason.StoreUnavailable},
 		"nothing to be counted":          {func(in *input) { in.fails("Load") }, Retry, reason.StoreUnavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -407,6 +428,8 @@ func TestStandIn(t *testing.T) {
 	want(t, in.decide(), Retry, reason.MachineNotFound)
 	in = made()
 	in.world.machines[0].UID = uidB
+	want(t, in.decide(), Retry, reason.MachineNotFound)
+	in.world.gone = []Machine{machineOf("worker-9", uidA)}
 	want(t, in.decide(), Deny, reason.CSROtherMachine)
 	in = made()
 	in.world.machines = append(in.world.machines, machineOf("worker-0", uidB))
@@ -439,17 +462,24 @@ func TestMirroredMachines(t *testing.T) {
 		outcome Outcome
 		code    reason.Code
 	}{
-		"the Machine API's counts":            {func(*input) {}, Approve, 0},
-		"Cluster API's counts":                {func(in *input) { in.world.machines[0].Authority = "ClusterAPI" }, Approve, 0},
-		"the record is of the other":          {func(in *input) { in.world.records[0].Status.MachineUID = uidB }, Approve, 0},
-		"in the middle of the move":           {func(in *input) { in.world.machines[0].Authority = "Migrating" }, Retry, reason.MachineAmbiguous},
-		"two instances":                       {func(in *input) { in.world.machines[1].ProviderID += "4" }, Retry, reason.MachineAmbiguous},
-		"no instance":                         {func(in *input) { in.world.machines[0].ProviderID, in.world.machines[1].ProviderID = "", "" }, Retry, reason.MachineAmbiguous},
-		"two of one API":                      {func(in *input) { in.world.machines[1].APIVersion = in.world.machines[0].APIVersion }, Retry, reason.MachineAmbiguous},
-		"the other is being deleted":          {func(in *input) { in.world.machines[1].Deleting = true }, Refuse, reason.MachineDeleting},
-		"the other has joined":                {func(in *input) { in.world.machines[1].NodeRef = "worker-0" }, Refuse, reason.MachineJoined},
-		"the other is old, this one a copy":   {func(in *input) { in.world.machines[1].Created = now.Add(-72 * time.Hour) }, Refuse, reason.MachineTooOld},
-		"the other alone, and the record has": {func(in *input) { in.world.machines = in.world.machines[1:]; in.recordProvider() }, Refuse, reason.CSROtherMachine},
+		"the Machine API's counts":          {func(*input) {}, Approve, 0},
+		"Cluster API's counts":              {func(in *input) { in.world.machines[0].Authority = "ClusterAPI" }, Approve, 0},
+		"the record is of the other":        {func(in *input) { in.world.records[0].Status.MachineUID = uidB }, Approve, 0},
+		"in the middle of the move":         {func(in *input) { in.world.machines[0].Authority = "Migrating" }, Retry, reason.MachineAmbiguous},
+		"two instances":                     {func(in *input) { in.world.machines[1].ProviderID += "4" }, Retry, reason.MachineAmbiguous},
+		"no instance":                       {func(in *input) { in.world.machines[0].ProviderID, in.world.machines[1].ProviderID = "", "" }, Retry, reason.MachineAmbiguous},
+		"two of one API":                    {func(in *input) { in.world.machines[1].APIVersion = in.world.machines[0].APIVersion }, Retry, reason.MachineAmbiguous},
+		"the other is being deleted":        {func(in *input) { in.world.machines[1].Deleting = true }, Refuse, reason.MachineDeleting},
+		"the other has joined":              {func(in *input) { in.world.machines[1].NodeRef = "worker-0" }, Refuse, reason.MachineJoined},
+		"the other is old, this one a copy": {func(in *input) { in.world.machines[1].Created = now.Add(-72 * time.Hour) }, Refuse, reason.MachineTooOld},
+		"the other has addresses, and the record is of the one that has none": {func(in *input) {
+			in.world.machines[0].Addresses = nil
+			in.recordProvider()
+		}, Retry, reason.MachineNotFound},
+		"the other has another name": {func(in *input) {
+			in.world.machines[0].Addresses[0].Address = "worker-00"
+			in.recordProvider()
+		}, Refuse, reason.CSROtherMachine},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, order := range []string{"one way round", "the other way round"} {
@@ -493,6 +523,7 @@ func (in *input) sum() string {
 func (in *input) approved(sum, node string) {
 	s := &in.world.records[0].Status
 	s.Phase, s.Certificate = v1alpha1.PhaseJoined, &v1alpha1.CertificateStatus{Node: node, PublicKeySHA256: sum}
+	in.world.pinned = []*Request{{Kind: Client, Decided: true, Approved: true, PublicKeySHA256: sum}}
 }
 
 func uri(s string) []*url.URL { return []*url.URL{must(url.Parse(s))} }

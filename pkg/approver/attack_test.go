@@ -31,7 +31,6 @@ func TestAttack_T54_AnotherMachinesName(t *testing.T) {
 		"another machine is called so, too": func(in *input) {
 			in.world.machines = append(in.world.machines, machineOf("worker-1", "cccccccc-0000-0000-0000-000000000003"))
 		},
-		"A's record names no Machine": func(in *input) { in.world.records[0].Status.MachineUID = ""; in.world.machines[1].UID = "" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := honest()
@@ -42,6 +41,27 @@ func TestAttack_T54_AnotherMachinesName(t *testing.T) {
 			if d.RecordUID == uidB {
 				t.Error("it is put down to the machine whose name was misused")
 			}
+		})
+	}
+	// Not a lie as far as is known: another machine may have had the name before.
+	for name, c := range map[string]struct {
+		change func(*input)
+		code   reason.Code
+	}{
+		"A's name is not known yet":   {func(in *input) { in.world.machines[0].Addresses = nil }, reason.MachineNotFound},
+		"A is gone":                   {func(in *input) { in.world.machines = in.world.machines[1:] }, reason.MachineNotFound},
+		"A's record names no Machine": {func(in *input) { in.world.records[0].Status.MachineUID = ""; in.world.machines[1].UID = "" }, reason.MachineNotFound},
+		"A has the name, and was not found by it": {func(in *input) {
+			in.world.gone = []Machine{machineOf("worker-1", uidA)}
+			in.world.machines = in.world.machines[1:]
+		}, reason.MachineAmbiguous},
+		"A's Machine cannot be read": {func(in *input) { in.fails("MachineOf") }, reason.StoreUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := honest()
+			in.template.Subject.CommonName = "system:node:worker-1"
+			c.change(in)
+			want(t, in.decide(), Retry, c.code)
 		})
 	}
 }

@@ -1,6 +1,7 @@
 package approver
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -27,7 +28,8 @@ const clockSkew = 10 * time.Second
 //     client's (CSRContent)
 //   - switch: the approval of client certificates is not switched off (CSRDisabled)
 //   - owner*+: the name is that of the machine whose credential made the request
-//     (CSROtherMachine)
+//     (CSROtherMachine). While the machine that received it has no name yet, this is
+//     not known (MachineNotFound): one that is gone may have had the name before
 //   - node: no Node has the name (CSRNodeExists)
 //   - machine: exactly one Machine has the name as an InternalDNS address, or one
 //     stand-in is called so (MachineNotFound, MachineAmbiguous)
@@ -35,14 +37,17 @@ const clockSkew = 10 * time.Second
 //     (MachineDeleting)
 //   - age: the request was made from 10 seconds before the Machine's creation to
 //     MaxMachineAge after it, both excluded (MachineTooOld)
+//   - newest*: the machine has not asked again since with another key: a kubelet that
+//     did has thrown this one away (CSRLimit)
 //   - key*: the record takes the certificate: no other key, no other name was approved
-//     or attested before (CSRKeyChanged, MachineJoined)
+//     or attested before (CSRKeyChanged, MachineJoined). A key on the record counts as
+//     approved, unless no request with it was; with no Node either, it is replaced
 //
 // A stand-in has no age: it is made long before its machine is. What bounds the time
 // is the life of the credential.
 func (x *run) client() error {
 	for _, step := range []func() error{
-		x.credential, x.limit, x.quarantine, x.groups, x.clientContent, x.disabled, x.machine, x.key,
+		x.credential, x.limit, x.quarantine, x.groups, x.clientContent, x.disabled, x.machine, x.newest, x.key,
 	} {
 		if err := step(); err != nil {
 			return err
@@ -175,6 +180,20 @@ func (x *run) owner(found []Machine) error {
 	}
 	other := &found[0]
 	x.Machine = other
+	own, err := x.w.MachineOf(x.ctx, x.record)
+	switch {
+	case err != nil:
+		err = unread(err, "reading the Machine of %s/%s", x.record.Namespace, x.record.Name)
+	case own == nil:
+		err = reason.Deny(reason.MachineNotFound, "the name is that of %s %s; the Machine of %s/%s is not there", other.Kind, other, x.record.Namespace, x.record.Name)
+	case own.named(x.Node):
+		err = reason.Deny(reason.MachineAmbiguous, "the name is that of %s %s and of %s %s", other.Kind, other, own.Kind, own)
+	case !own.hasInternalDNS():
+		err = reason.Deny(reason.MachineNotFound, "the name is that of %s %s; %s %s, which the credential was made for, has no InternalDNS address yet", other.Kind, other, own.Kind, own)
+	}
+	if err != nil {
+		return x.check("owner", err, "")
+	}
 	recorded := machine.NormalProviderID(x.record.Status.Identity.ProviderID)
 	// An instance has two Machines while it moves to Cluster API: not a lie.
 	x.contradicts = recorded == "" || recorded != machine.NormalProviderID(other.ProviderID)
@@ -194,14 +213,81 @@ func (x *run) age(m *Machine) error {
 	return x.check("age", err, "the request was made %v after the Machine", after.Round(time.Second))
 }
 
+// newest is whether the machine waits for this request. A kubelet that asks again
+// does so with a key of its own that it has just made, and nobody has the one before:
+// that must not become the only key which the record takes.
+func (x *run) newest() error {
+	const name = "newest"
+	if !x.c.Attestation {
+		return nil
+	}
+	newer, err := x.w.Newer(x.ctx, x.r, x.RecordUID)
+	if err != nil {
+		return x.check(name, unread(err, "reading the newer requests of the machine"), "")
+	}
+	for _, n := range newer {
+		if !x.mayReplace(n) {
+			continue
+		}
+		if c := x.record.Status.Certificate; c != nil && c.PublicKeySHA256 == x.PublicKeySHA256 {
+			approved, err := x.pinned()
+			if err != nil {
+				return x.check(name, err, "")
+			}
+			if approved {
+				break // and it is the newer one that has no prospects
+			}
+		}
+		return x.check(name, reason.Deny(reason.CSRLimit, "superseded: the machine has asked again since, with another key (%.253s); this one waits until that is decided", n.Name), "")
+	}
+	return x.check(name, nil, "the machine has not asked again since with another key")
+}
+
+// mayReplace is whether another request could be the machine's first in place of
+// this one: what would be refused for its own content stands in nobody's way.
+func (x *run) mayReplace(n *Request) bool {
+	if n.Kind != Client || n.Decided || n.CSR == nil || n.Node() != x.Node || n.PublicKeySHA256 == x.PublicKeySHA256 {
+		return false
+	}
+	if attested := x.record.Status.CSRKeySHA256; attested != "" && attested != n.PublicKeySHA256 {
+		return false
+	}
+	_, live := record.Credential(x.record, n.CredentialID, x.now)
+	_, ours := x.c.bootstrapper(n.Username)
+	its := &run{Decision: &Decision{Node: n.Node()}, r: n, c: x.c}
+	return live && ours && its.groups() == nil && its.clientContent() == nil
+}
+
+// pinned is whether a request with the key on the record was approved.
+func (x *run) pinned() (bool, error) {
+	all, err := x.w.Pinned(x.ctx, x.record)
+	if err != nil {
+		return false, unread(err, "looking for the request that was approved before")
+	}
+	return slices.ContainsFunc(all, func(r *Request) bool { return r.Approved }), nil
+}
+
 // key asks the record itself, which is asked again when the approval is written.
 func (x *run) key() error {
 	if !x.c.Attestation {
 		return nil
 	}
-	_, err := record.Approve(x.record, x.Certificate(x.r.Name), x.now)
+	c := x.Certificate(x.r.Name)
+	_, err := record.Approve(x.record, c, x.now)
 	how := "the first of this machine"
 	switch s := x.record.Status; {
+	case s.Certificate != nil && s.Certificate.PublicKeySHA256 != c.PublicKeySHA256:
+		was := s.Certificate.PublicKeySHA256
+		if _, may := record.Reapprove(x.record, was, c, x.now); may != nil {
+			break // it would not even if that one had never been approved
+		}
+		approved, unread := x.pinned()
+		if unread != nil {
+			err = unread
+		} else if !approved {
+			err, x.Replaces = nil, was
+			how = fmt.Sprintf("in place of %s, whose request %.253s nobody approved", was, s.Certificate.Request)
+		}
 	case s.Certificate != nil:
 		how = "approved before"
 	case s.CSRKeySHA256 != "":

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -139,6 +140,11 @@ func (m *Machine) named(node string) bool {
 		}
 	}
 	return false
+}
+
+// hasInternalDNS reports whether it is known what the machine's node will be called.
+func (m *Machine) hasInternalDNS() bool {
+	return m.StandIn || slices.ContainsFunc(m.Addresses, func(a corev1.NodeAddress) bool { return a.Type == corev1.NodeInternalDNS })
 }
 
 // is reports whether this Node is this machine's.

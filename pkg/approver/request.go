@@ -55,7 +55,8 @@ type Request struct {
 	Signer  string
 	Created time.Time
 	// Decided: it is approved or denied, or has failed.
-	Decided bool
+	Decided  bool
+	Approved bool
 
 	// Who made it, in the API server's words.
 	Username string
@@ -104,6 +105,7 @@ func FromCSR(in *certificatesv1.CertificateSigningRequest) *Request {
 	for _, c := range in.Status.Conditions {
 		if c.Status != corev1.ConditionFalse {
 			r.Decided = true
+			r.Approved = r.Approved || c.Type == certificatesv1.CertificateApproved
 		}
 	}
 	// One value, or none: two credentials in one request have no meaning here.

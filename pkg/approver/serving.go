@@ -24,10 +24,10 @@ import (
 // enough; else it is tried again, as a Machine's addresses may be late (MachineNotFound,
 // MachineAmbiguous, CSRAddress):
 //
-//   - renewal: the kubelet presents a certificate, valid and signed by the kubelets'
-//     authority, for the same name, and with exactly the same names and addresses
 //   - machine: every one of them is among the addresses of the Machine that has this
 //     Node
+//   - renewal: the kubelet presents a certificate, valid and signed by the kubelets'
+//     authority, for the same name, and with exactly the same names and addresses
 //   - egress: only where the network is OpenShiftSDN: as renewal, where each further
 //     address is one that the network gives the node
 func (x *run) serving() error {
@@ -98,19 +98,9 @@ func (x *run) stopped(found []Machine) error {
 	return x.check("quarantine", nil, "no")
 }
 
-// addresses is the three ways.
+// addresses is the three ways. The kubelet is asked last: one that does not answer
+// takes its time.
 func (x *run) addresses(found []Machine) error {
-	now, err := x.w.ServingCertificate(x.ctx, x.Node)
-	if now == nil || now.Certificate == nil {
-		now = nil
-		why := "the kubelet presents no certificate"
-		if err != nil {
-			why += ": " + err.Error()
-		}
-		x.skip("renewal", "%.500s", why)
-	} else if x.check("renewal", x.renewal(now, nil), "the same names as in the certificate that the kubelet has") == nil {
-		return nil
-	}
 	m, err := one(found)
 	x.Machine = m
 	switch {
@@ -122,6 +112,17 @@ func (x *run) addresses(found []Machine) error {
 	}
 	refused := x.check("machine", err, "all names are those of %s", m)
 	if refused == nil {
+		return nil
+	}
+	now, err := x.w.ServingCertificate(x.ctx, x.Node)
+	if now == nil || now.Certificate == nil {
+		now = nil
+		why := "the kubelet presents no certificate"
+		if err != nil {
+			why += ": " + err.Error()
+		}
+		x.skip("renewal", "%.500s", why)
+	} else if x.check("renewal", x.renewal(now, nil), "the same names as in the certificate that the kubelet has") == nil {
 		return nil
 	}
 	egress, err := x.w.Egress(x.ctx, x.Node)

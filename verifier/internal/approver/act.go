@@ -40,9 +40,12 @@ func (a *Approver) act(ctx context.Context, csr *certificatesv1.CertificateSigni
 	case approver.Refuse:
 		a.recordRefusal(d, now)
 		// A credential is on its record before it is served, but the record may not
-		// have been seen yet.
-		if d.Denial.Code == reason.CSRCredential && !d.Proven && now.Sub(csr.CreationTimestamp.Time) < young {
-			again = later
+		// have been seen yet, and may come back.
+		if d.Denial.Code == reason.CSRCredential && !d.Proven && d.CredentialID != "" {
+			again = oldPause
+			if now.Sub(csr.CreationTimestamp.Time) < young {
+				again = later
+			}
 		}
 	case approver.Deny:
 		a.recordRefusal(d, now)
@@ -75,8 +78,13 @@ func (a *Approver) approve(ctx context.Context, csr *certificatesv1.CertificateS
 		if d.RecordUID == "" || !d.Proven {
 			return reason.Deny(reason.CSRCredential, "nothing proves whose request it is")
 		}
+		if d.Replaces != "" {
+			if err := a.withdraw(ctx, d, now); err != nil {
+				return err
+			}
+		}
 		err := a.o.Records.Update(d.RecordUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-			return record.Approve(rec, d.Certificate(csr.Name), now)
+			return record.Reapprove(rec, d.Replaces, d.Certificate(csr.Name), now)
 		})
 		if err != nil {
 			return err
@@ -145,6 +153,9 @@ func (a *Approver) approvedByOthers(csr *certificatesv1.CertificateSigningReques
 	}
 	uid, ok := a.o.Machines.ByCredential(r.CredentialID)
 	if !ok {
+		if a.o.Now().Sub(csr.CreationTimestamp.Time) < young {
+			return later
+		}
 		return never
 	}
 	err := a.o.Records.Update(uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {

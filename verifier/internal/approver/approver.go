@@ -27,6 +27,9 @@
 //
 // It runs on the replica that holds the lease. Two at a time would do no harm.
 //
+// Nothing is decided while what was watched cannot be relied on (Options.Ready): that
+// no record has a credential, or no Machine a Node, would be no fact.
+//
 // Untrusted: the content of requests, and what a Node says of itself.
 package approver
 
@@ -76,6 +79,9 @@ type Options struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Look is how often the stock approver and the limits are looked at. Default 30 s.
 	Look time.Duration
+	// Ready says why what Machines and Records say cannot be relied on now: it was not
+	// all read yet, or is old, or does not belong together. nil: it always can.
+	Ready func() error
 	// Again is the first pause before a request is looked at again. Default 500 ms.
 	Again time.Duration
 }
@@ -92,6 +98,8 @@ const (
 	oldPause = 10 * time.Minute
 	// deaf is how long a watch that has failed counts as one that does.
 	deaf = 2 * time.Minute
+	// unready is the pause while nothing can be decided, in first pauses.
+	unready = 10
 	// young is a request that may be ahead of what was watched.
 	young = time.Minute
 )
@@ -108,7 +116,8 @@ type Approver struct {
 
 	mu   sync.Mutex
 	said map[string]string // by request: what the audit log was last told
-	busy map[string]bool   // users whose serving certificate is being decided
+	busy map[string]bool   // users and machines for which something is being decided
+	off  bool              // the switch for client certificates, when last looked at
 	// What is not as it should be.
 	stock, unread, watching, crowd string
 	deafAt                         time.Time // when a watch last failed
@@ -164,7 +173,7 @@ func (a *Approver) Run(ctx context.Context) {
 		queues[signer] = q
 		wg.Go(func() { a.watch(ctx, signer, q) })
 	}
-	wg.Go(func() { a.lookNowAndThen(ctx) })
+	wg.Go(func() { a.lookNowAndThen(ctx, queues[certificatesv1.KubeAPIServerClientKubeletSignerName]) })
 	<-ctx.Done()
 	for _, q := range queues {
 		q.ShutDown()
@@ -218,6 +227,15 @@ const (
 
 // reconcile decides one request.
 func (a *Approver) reconcile(ctx context.Context, name string) time.Duration {
+	// One at a time for each node, as what a node claims takes time to look up; and for
+	// each machine, so that of two requests one is the first.
+	whose := a.world.o.waiting.whose(name)
+	if whose != "" {
+		if !a.enter(whose) {
+			return soon
+		}
+		defer a.leave(whose)
+	}
 	call, cancel := context.WithTimeout(ctx, a.o.Timeout)
 	defer cancel()
 	csr, err := a.o.Client.CertificatesV1().CertificateSigningRequests().Get(call, name, metav1.GetOptions{})
@@ -228,22 +246,27 @@ func (a *Approver) reconcile(ctx context.Context, name string) time.Duration {
 		a.o.Log.Debug("a certificate signing request cannot be read", "request", name, "error", err)
 		return later
 	}
+	if !a.ready(name) {
+		return unready * a.o.Again
+	}
 	if decided(csr) {
 		return a.approvedByOthers(csr)
 	}
-	if csr.Spec.SignerName == certificatesv1.KubeletServingSignerName {
-		// One at a time for each node: what a node claims takes time to look up.
-		if !a.enter(csr.Spec.Username) {
+	r := approver.FromCSR(csr)
+	if uid, ok := a.o.Machines.ByCredential(r.CredentialID); ok && whose == "" && r.CredentialID != "" {
+		if !a.enter(ofMachine(uid)) { // its record was seen after it
 			return soon
 		}
-		defer a.leave(csr.Spec.Username)
+		defer a.leave(ofMachine(uid))
 	}
 	began := time.Now()
-	r := approver.FromCSR(csr)
 	now := a.o.Now()
 	d := approver.Decide(ctx, r, a.world, a.decide, now)
 	if ctx.Err() != nil {
 		return never
+	}
+	if !a.ready(name) { // the decision rests on what it was meanwhile
+		return unready * a.o.Again
 	}
 	again := a.act(ctx, csr, d, now)
 	a.metrics.duration.WithLabelValues(label(d.Kind)).Observe(time.Since(began).Seconds())
@@ -253,28 +276,39 @@ func (a *Approver) reconcile(ctx context.Context, name string) time.Duration {
 	return again
 }
 
-func (a *Approver) enter(user string) bool {
+func (a *Approver) ready(request string) bool {
+	if a.o.Ready == nil {
+		return true
+	}
+	err := a.o.Ready()
+	if err != nil {
+		a.o.Log.Debug("a certificate signing request cannot be decided yet", "request", request, "error", err)
+	}
+	return err == nil
+}
+
+func (a *Approver) enter(whose string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.busy[user] {
+	if a.busy[whose] {
 		return false
 	}
-	a.busy[user] = true
+	a.busy[whose] = true
 	return true
 }
 
-func (a *Approver) leave(user string) {
+func (a *Approver) leave(whose string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	delete(a.busy, user)
+	delete(a.busy, whose)
 }
 
 // lookNowAndThen looks at what no request tells of.
-func (a *Approver) lookNowAndThen(ctx context.Context) {
+func (a *Approver) lookNowAndThen(ctx context.Context, clients queue) {
 	tick := time.NewTicker(a.o.Look)
 	defer tick.Stop()
 	for {
-		a.look(ctx)
+		a.look(ctx, clients)
 		select {
 		case <-ctx.Done():
 			return
@@ -283,7 +317,7 @@ func (a *Approver) lookNowAndThen(ctx context.Context) {
 	}
 }
 
-func (a *Approver) look(ctx context.Context) {
+func (a *Approver) look(ctx context.Context, clients queue) {
 	machines, nodes := a.o.Machines.Counts()
 	limit := approver.Load{Machines: machines, Nodes: nodes}.Limit()
 	pending := a.world.o.waiting.pending(a.o.Now().Add(-approver.Window), a.attested)
@@ -293,13 +327,22 @@ func (a *Approver) look(ctx context.Context) {
 	if pending > limit {
 		crowd = fmt.Sprintf("%d certificate signing requests wait, at most %d may; requests without a machine's own credential are left for a human", pending, limit)
 	}
-	if _, err := a.world.disabled(ctx, a.o.Config.ConfigMap); err != nil {
+	off, err := a.world.disabled(ctx, a.o.Config.ConfigMap)
+	if was := a.switched(off || err != nil); was && !off && err == nil {
+		// What waits may be at the end of a long pause.
+		for _, name := range a.world.o.waiting.clients() {
+			clients.Forget(name)
+			clients.Add(name)
+		}
+	}
+	if err != nil {
 		unread = "the switch for client certificates cannot be read: " + err.Error()
 		if a.attested {
 			unread += "; none is approved meanwhile"
 		}
 	}
-	name, err := "", error(nil)
+	name := ""
+	err = nil
 	if a.attested {
 		name, err = a.world.stock(ctx)
 	}
@@ -322,6 +365,14 @@ func (a *Approver) look(ctx context.Context) {
 	a.note(&a.crowd, crowd)
 	a.note(&a.unread, unread)
 	a.note(&a.stock, stock)
+}
+
+// switched notes how the switch is, and tells how it was.
+func (a *Approver) switched(off bool) (was bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	was, a.off = a.off, off
+	return was
 }
 
 // note logs what has changed; the lock is held.

@@ -1,6 +1,7 @@
 package approver
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -40,17 +41,58 @@ func (w *World) machines(ctx context.Context, name string, refs []machine.Ref) (
 		if err != nil {
 			return nil, fmt.Errorf("read Machine %s: %w", ref, err)
 		}
-		if o == nil {
+		// One that was made anew under its old name may be in the index twice.
+		if o == nil || ref.UID != "" && ref.UID != string(o.GetUID()) {
 			continue
 		}
 		m, err := approver.MachineFromObject(o.Object)
 		if err != nil {
 			return nil, fmt.Errorf("understand Machine %s: %w", ref, err)
 		}
-		found = append(found, *m)
+		if !slices.ContainsFunc(found, func(f approver.Machine) bool { return f.UID == m.UID }) {
+			found = append(found, *m)
+		}
 	}
 	standIns, err := w.standIns(ctx, name)
 	return append(found, standIns...), err
+}
+
+// ofEitherAPI are the versions of Machines that are looked for where a record does not
+// say, or names one that is not served any more.
+var ofEitherAPI = []schema.GroupVersion{
+	{Group: "machine.openshift.io", Version: "v1beta1"}, {Group: "cluster.x-k8s.io", Version: "v1beta2"}, {Group: "cluster.x-k8s.io", Version: "v1beta1"},
+}
+
+// MachineOf implements [approver.World].
+func (w *World) MachineOf(ctx context.Context, rec *v1alpha1.MachineAttestation) (*approver.Machine, error) {
+	namespace, name, resources := rec.Namespace, rec.Name, []schema.GroupVersionResource{attestations}
+	if ref := rec.Spec.MachineRef; ref != nil {
+		namespace, name, resources = cmp.Or(ref.Namespace, namespace), ref.Name, nil
+		named, err := schema.ParseGroupVersion(ref.APIVersion)
+		if err != nil {
+			return nil, fmt.Errorf("understand the Machine of %s/%s: %w", rec.Namespace, rec.Name, err)
+		}
+		for _, gv := range ofEitherAPI {
+			if named.Empty() || gv.Group == named.Group {
+				resources = append(resources, gv.WithResource("machines"))
+			}
+		}
+	}
+	for _, resource := range resources {
+		o, err := w.get(ctx, resource, namespace, name)
+		if err != nil {
+			return nil, fmt.Errorf("read Machine %s/%s: %w", namespace, name, err)
+		}
+		if o == nil || string(o.GetUID()) != rec.Status.MachineUID {
+			continue
+		}
+		m, err := approver.MachineFromObject(o.Object)
+		if err != nil {
+			return nil, fmt.Errorf("understand Machine %s/%s: %w", namespace, name, err)
+		}
+		return m, nil
+	}
+	return nil, nil
 }
 
 // standIns are the MachineAttestations of this name that stand in for a Machine.

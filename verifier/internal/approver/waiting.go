@@ -28,6 +28,7 @@ type waiting struct {
 type waits struct {
 	owner   string
 	ours    bool
+	client  bool
 	created int64
 }
 
@@ -55,7 +56,7 @@ func (w *waiting) put(csr *certificatesv1.CertificateSigningRequest) {
 		return
 	}
 	r := approver.FromCSR(csr)
-	now := waits{owner: ofUser(r.Username), created: csr.CreationTimestamp.Unix()}
+	now := waits{owner: ofUser(r.Username), client: r.Kind == approver.Client, created: csr.CreationTimestamp.Unix()}
 	if r.Kind == approver.Client && r.CredentialID != "" {
 		if uid, ok := w.byCredential(r.CredentialID); ok {
 			now.owner, now.ours = ofMachine(uid), true
@@ -102,23 +103,23 @@ func (w *waiting) forget(name string) {
 }
 
 // load counts what waits since then: in all, or with attestation what no credential
-// of ours made; and how many of the request's own machine, or user, were made before
-// it, and itself. So the first of a machine are always decided, and what they make
-// room for is decided next: nobody waits for a person because of what is refused
-// anyway. uid is of the machine whose credential made the request; the record that
+// of ours made; and how many of the request's own machine, or user, were made after
+// it, and itself. So the newest of a machine are always decided, and it is these that
+// a kubelet waits for: nobody waits for a person because of what is refused anyway,
+// or what nobody has the key of any more. uid is of the machine whose credential made the request; the record that
 // says so may have been read after the request was seen.
 func (w *waiting) load(r *approver.Request, uid string, since time.Time, attested bool) (pending, own int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if was, ok := w.known[r.Name]; ok && uid != "" && !was.ours {
-		w.set(r.Name, waits{ofMachine(uid), true, was.created})
+		w.set(r.Name, waits{ofMachine(uid), true, true, was.created})
 	}
 	at, owner := since.Unix(), ofUser(r.Username)
 	if uid != "" {
 		owner = ofMachine(uid)
 	}
 	if l := w.by[owner]; l != nil {
-		own = l.until(at, place{r.Created.Unix(), r.Name})
+		own = l.since(at, place{r.Created.Unix(), r.Name})
 	}
 	if attested {
 		return w.others.since(at), own
@@ -180,14 +181,53 @@ func (l *line) remove(p place) {
 	}
 }
 
-// until counts from a time up to and with a place.
-func (l line) until(from int64, to place) int {
-	first, _ := slices.BinarySearchFunc(l, place{created: from}, place.compare)
-	last, there := slices.BinarySearchFunc(l, to, place.compare)
-	if there {
-		last++
+// since counts from a place, but not from before a time.
+func (l line) since(at int64, from place) int {
+	first, _ := slices.BinarySearchFunc(l, place{created: at}, place.compare)
+	mine, _ := slices.BinarySearchFunc(l, from, place.compare)
+	return len(l) - max(first, mine)
+}
+
+// newer are the names of the machine's requests after r, the newest first, at most so
+// many.
+func (w *waiting) newer(r *approver.Request, uid string, most int) (names []string) {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	own := w.by[ofMachine(uid)]
+	if own == nil {
+		return nil
 	}
-	return max(last-first, 0)
+	at := place{r.Created.Unix(), r.Name}
+	for _, p := range slices.Backward(*own) {
+		if len(names) == most || p.compare(at) <= 0 {
+			break
+		}
+		names = append(names, p.name)
+	}
+	return names
+}
+
+// clients are the names of those for client certificates.
+func (w *waiting) clients() (names []string) {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	for name, r := range w.known {
+		if r.client {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// whose is the machine, or for a serving certificate the node, that made a request;
+// empty where that is not known.
+func (w *waiting) whose(name string) string {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	if r := w.known[name]; r.ours || !r.client {
+		return r.owner
+	}
+	return ""
 }
 
 func decided(csr *certificatesv1.CertificateSigningRequest) bool {

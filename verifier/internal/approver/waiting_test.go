@@ -85,8 +85,8 @@ func TestWaitingCountsAsALookThroughAllDoes(t *testing.T) {
 			if !ok {
 				others++
 			}
-			before := o.CreationTimestamp.Before(&csr.CreationTimestamp) || o.CreationTimestamp.Equal(&csr.CreationTimestamp) && o.Name <= csr.Name
-			if whose == mine && ok == isOurs && before {
+			after := csr.CreationTimestamp.Before(&o.CreationTimestamp) || o.CreationTimestamp.Equal(&csr.CreationTimestamp) && o.Name >= csr.Name
+			if whose == mine && ok == isOurs && after {
 				own++
 			}
 		}
@@ -100,6 +100,51 @@ func TestWaitingCountsAsALookThroughAllDoes(t *testing.T) {
 		if p, o := w.load(r, uid, since, true); p != others || o != own {
 			t.Fatalf("%s of %s: %d pending of others and %d own, not %d and %d", csr.Name, mine, p, o, others, own)
 		}
+	}
+}
+
+func TestTheNewestOfAMachineIsNeverHeldUp(t *testing.T) {
+	w := newWaiting(ours{})
+	made := func(name, credential string, after time.Duration) *approver.Request {
+		csr := &certificatesv1.CertificateSigningRequest{
+			ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(began.Add(after))},
+			Spec: certificatesv1.CertificateSigningRequestSpec{
+				SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
+				Extra:      map[string]certificatesv1.ExtraValue{credentialExtra: {credential}},
+			},
+		}
+		w.put(csr)
+		return approver.FromCSR(csr)
+	}
+	var all []*approver.Request
+	for n := range 30 {
+		all = append(all, made(fmt.Sprint("csr-", n), "ours-1", time.Duration(n)*time.Minute))
+	}
+	other := made("other", "ours-2", time.Hour)
+	since := began.Add(-time.Minute)
+	if _, own := w.load(all[29], "m-1", since, true); own != 1 {
+		t.Errorf("%d requests count against the newest", own)
+	}
+	if _, own := w.load(all[0], "m-1", since, true); own != 30 {
+		t.Errorf("%d requests count against the oldest", own)
+	}
+	if got := w.newer(all[29], "m-1", 10); got != nil {
+		t.Errorf("newer than the newest are %q", got)
+	}
+	if got := fmt.Sprint(w.newer(all[26], "m-1", 10)); got != "[csr-29 csr-28 csr-27]" {
+		t.Errorf("newer are %s", got)
+	}
+	if got := fmt.Sprint(w.newer(all[0], "m-1", 2)); got != "[csr-29 csr-28]" {
+		t.Errorf("the first of the newer are %s", got)
+	}
+	if got := w.newer(other, "m-2", 10); got != nil {
+		t.Errorf("newer than another machine's only one are %q", got)
+	}
+	if n := len(w.clients()); n != 31 {
+		t.Errorf("%d requests for client certificates", n)
+	}
+	if got := w.whose("other"); got != ofMachine("m-2") {
+		t.Errorf("the other is %q's", got)
 	}
 }
 

@@ -281,13 +281,12 @@ func TestAttack_T54_TheVerifierDiesBetweenTheRecordAndTheApproval(t *testing.T) 
 	if got := conditions(s.csr(name)); got != "" {
 		t.Fatalf("the conditions are %q", got)
 	}
-	thief := *k
-	thief.key = s.kubelet(s.c.Admin()).key
-	stolen := thief.ask()
 	s.options.Client = s.admin
 	s.run()
 	s.signed(name)
-	s.left(stolen, "refuse", "CSRKeyChanged")
+	thief := *k
+	thief.key = s.kubelet(s.c.Admin()).key
+	s.left(thief.ask(), "refuse", "CSRKeyChanged")
 }
 
 // The API is away for a while, and nobody is refused for it.

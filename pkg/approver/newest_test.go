@@ -1,0 +1,137 @@
+package approver
+
+import (
+	"crypto/x509"
+	"slices"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// askedAgain is the next request of the same machine's kubelet, which has made a new key.
+func askedAgain(change func(*input)) *Request {
+	in := honest()
+	in.csr.Name, in.key = "csr-again", otherEC()
+	in.csr.CreationTimestamp = metav1.NewTime(now)
+	if change != nil {
+		change(in)
+	}
+	in.csr.Spec.Request = requestPEM(&in.template, in.key)
+	return FromCSR(&in.csr)
+}
+
+// A kubelet waits for a quarter of an hour, and asks again with a new key: nobody has
+// the one before.
+func TestOnlyTheNewestRequestBecomesTheFirst(t *testing.T) {
+	superseded := func(change func(*input)) func(*input) {
+		return func(in *input) { in.world.newer = []*Request{askedAgain(change)} }
+	}
+	for name, c := range map[string]struct {
+		change  func(*input)
+		outcome Outcome
+		code    reason.Code
+	}{
+		"the newest":                        {func(*input) {}, Approve, 0},
+		"asked again with another key":      {superseded(nil), Retry, reason.CSRLimit},
+		"asked again with the same key":     {superseded(func(in *input) { in.key = ecKey() }), Approve, 0},
+		"the newer one is decided":          {superseded(func(in *input) { in.condition(certificatesv1.CertificateDenied) }), Approve, 0},
+		"the newer one is no kubelet's":     {superseded(func(in *input) { in.template.DNSNames = []string{"x"} }), Approve, 0},
+		"the newer one has other groups":    {superseded(func(in *input) { in.csr.Spec.Groups = nil }), Approve, 0},
+		"the newer one is for another name": {superseded(func(in *input) { in.template.Subject.CommonName = "system:node:worker-1" }), Approve, 0},
+		"the newer one's credential ended":  {superseded(func(in *input) { in.credential("JTI=ended") }), Approve, 0},
+		"the newer one's key is not the attested": {func(in *input) {
+			superseded(nil)(in)
+			in.world.records[0].Status.CSRKeySHA256 = in.sum()
+		}, Approve, 0},
+		"broken ones after a good one": {func(in *input) {
+			broken := askedAgain(nil)
+			broken.CSR = nil
+			in.world.newer = []*Request{broken, askedAgain(nil)}
+		}, Retry, reason.CSRLimit},
+		"this key is on the record, and was not approved": {func(in *input) {
+			superseded(nil)(in)
+			in.approved(in.sum(), "worker-0")
+			in.world.pinned = nil
+		}, Retry, reason.CSRLimit},
+		"this key is on the record, and was approved": {func(in *input) {
+			superseded(nil)(in)
+			in.approved(in.sum(), "worker-0")
+		}, Approve, 0},
+		"what was approved cannot be read": {func(in *input) {
+			superseded(nil)(in)
+			in.approved(in.sum(), "worker-0")
+			in.fails("Pinned")
+		}, Retry, reason.StoreUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := honest()
+			c.change(in)
+			want(t, in.decide(), c.outcome, c.code)
+		})
+	}
+	stock := stockClient()
+	stock.world.newer = []*Request{askedAgain(nil)}
+	want(t, stock.decide(), Approve, 0)
+}
+
+// The record takes a key before the request is approved; whatever stops in between
+// leaves a key on it that nobody has.
+func TestAKeyWhoseRequestWasNeverApprovedIsReplaced(t *testing.T) {
+	const dead = "dead"
+	for name, c := range map[string]struct {
+		change  func(*input)
+		outcome Outcome
+		code    reason.Code
+	}{
+		"its request is gone":      {func(*input) {}, Approve, 0},
+		"its request waits":        {func(in *input) { in.world.pinned = []*Request{{Kind: Client}} }, Approve, 0},
+		"its request was denied":   {func(in *input) { in.world.pinned = []*Request{{Kind: Client, Decided: true}} }, Approve, 0},
+		"its request was approved": {func(in *input) { in.approved(dead, "worker-0") }, Refuse, reason.CSRKeyChanged},
+		"another one with its key": {func(in *input) {
+			in.approved(dead, "worker-0")
+			in.world.pinned = append([]*Request{{}}, in.world.pinned...)
+		}, Refuse, reason.CSRKeyChanged},
+		"there is a Node":                 {func(in *input) { in.world.nodes = []string{"worker-0"} }, Refuse, reason.CSRNodeExists},
+		"it was for another name":         {func(in *input) { in.world.records[0].Status.Certificate.Node = "worker-7" }, Refuse, reason.CSRKeyChanged},
+		"it is the key that was attested": {func(in *input) { in.world.records[0].Status.CSRKeySHA256 = dead }, Refuse, reason.CSRKeyChanged},
+		"the credential has ended":        {func(in *input) { in.own().Expiry = metav1.NewTime(now.Add(-time.Second)) }, Refuse, reason.CSRCredential},
+		"the machine is quarantined":      {func(in *input) { in.world.records[0].Status.Quarantined = true }, Retry, reason.Quarantined},
+		"the requests cannot be read":     {func(in *input) { in.fails("Pinned") }, Retry, reason.StoreUnavailable},
+		"the machine asked again with another": {func(in *input) {
+			in.key, in.csr.Spec.Request = rsaKey(), nil
+			in.world.newer = []*Request{askedAgain(nil)}
+		}, Retry, reason.CSRLimit},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := honest()
+			in.approved(dead, "worker-0")
+			in.world.pinned = nil
+			c.change(in)
+			d := in.decide()
+			want(t, d, c.outcome, c.code)
+			if (d.Outcome == Approve) != (d.Replaces == dead) {
+				t.Errorf("it replaces %q", d.Replaces)
+			}
+		})
+	}
+}
+
+// A kubelet that does not answer holds up no first serving certificate.
+func TestTheKubeletIsAskedLast(t *testing.T) {
+	in := serving()
+	want(t, in.decide(), Approve, 0)
+	if slices.Contains(in.world.asked, "ServingCertificate") {
+		t.Error("the kubelet was asked, and its Machine speaks for it")
+	}
+	in = serving()
+	in.renews(t, func(*x509.Certificate) {})
+	in.world.machines = nil
+	want(t, in.decide(), Approve, 0)
+	if !slices.Contains(in.world.asked, "ServingCertificate") {
+		t.Error("the kubelet was not asked")
+	}
+}
