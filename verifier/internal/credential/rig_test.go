@@ -172,7 +172,6 @@ func (s *site) request(own *pkgcredential.Credential, node string) (*certificate
 	}
 }
 
-
 // refused waits until the API server's authentication has heard of a revocation.
 func (s *site) refused(own *pkgcredential.Credential) {
 	s.Helper()
