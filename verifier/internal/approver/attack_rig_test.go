@@ -255,10 +255,10 @@ func TestAttack_T54_FloodOfRequestsStopsNobodyElse(t *testing.T) {
 	}
 	s.run()
 	v.join()
-	for _, name := range waiting[:3] { // the first that it made
+	for _, name := range waiting[2:] { // the last that it made
 		s.left(name, "retry", "MachineNotFound")
 	}
-	for _, name := range waiting[3:] {
+	for _, name := range waiting[:2] {
 		s.left(name, "retry", "CSRLimit")
 	}
 	s.unmoved(stranger)
