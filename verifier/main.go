@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -29,6 +30,7 @@ func main() {
 
 func run(ctx context.Context, c *cli, args []string) int {
 	root := c.rootCommand()
+	strictGroups(root)
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
@@ -44,6 +46,28 @@ func run(ctx context.Context, c *cli, args []string) int {
 		return exit.code
 	}
 	return 1
+}
+
+// strictGroups makes a word that is no subcommand an error. Cobra would print the
+// help and exit with 0, which of "csr explian" means that the request is approved.
+func strictGroups(cmd *cobra.Command) {
+	for _, sub := range cmd.Commands() {
+		strictGroups(sub)
+	}
+	if cmd.Runnable() || !cmd.HasSubCommands() {
+		return
+	}
+	cmd.Args = cobra.ArbitraryArgs
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return cmd.Help()
+		}
+		err := fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
+		if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
+			return hint(err, "did you mean %s?", strings.Join(like, " or "))
+		}
+		return hint(err, "'%s --help' lists them", cmd.CommandPath())
+	}
 }
 
 func (c *cli) rootCommand() *cobra.Command {
