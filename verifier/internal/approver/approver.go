@@ -10,7 +10,9 @@
 //   - Approve: with attestation the record of the machine first takes the key and
 //     the name of its first client certificate, by compare-and-swap, which is when
 //     it has joined; then the request is approved. Whoever dies in between is no
-//     harm: the same key is approved again, and no other.
+//     harm: the same key is approved again. Another takes its place only where no
+//     request with the first was approved; those that wait are denied before, so that
+//     none will be.
 //   - Deny: the condition Denied, since the request proves whose it is.
 //   - Refuse: nothing is done; the request waits for a human.
 //   - Retry: it is looked at again, after ever longer pauses.
