@@ -141,6 +141,15 @@ func Join(inputs ...Input) (Input, []manifest.Problem) {
 	return out, nil
 }
 
+// Together is Join for those that only look: an object may be there twice.
+func Together(inputs ...Input) Input {
+	var out Input
+	for _, in := range inputs {
+		out.Pools, out.Configs = append(out.Pools, in.Pools...), append(out.Configs, in.Configs...)
+	}
+	return out
+}
+
 func (p place) String() string {
 	if p.line == 0 {
 		return p.file

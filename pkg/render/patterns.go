@@ -119,12 +119,29 @@ var patterns = []pattern{
 	{"a Ceph key", []string{"key"}, regexp.MustCompile(`(?m)^\s*key\s*=\s*[A-Za-z0-9+/]{38}==`), nil},
 	{"a key of a name server", []string{"secret"}, regexp.MustCompile(`(?m)^\s*secret\s+"[^"]+"`), nil},
 	{"a password", []string{"machine"}, regexp.MustCompile(`\bmachine\s+\S+\s+login\s+\S+\s+password\s+\S+`), nil},
+	{"a password in an argument", []string{"-"}, regexp.MustCompile(
+		`(?i)(?:^|[\s"'\[,])--?(?:[a-z0-9]+[-_])*(?:password|passphrase|passwd|pass|pwd|token|secret|api-?key|access-?key|secret-?key|account-?key)["']?[ \t,]+["']?([^\s"',]+)`), argument},
+	{"a password in an argument", []string{"sshpass"}, regexp.MustCompile(`\bsshpass\s+-p\s*["']?([^\s"']+)`), argument},
+	{"a password in an argument", []string{"curl", "wget"}, regexp.MustCompile(
+		`\b(?:curl|wget)\b[^\n|;]*?\s(?:-[A-Za-z]*[uU]|--user|--proxy-user)[ \t=]*["']?[^\s:"'$/=-][^\s:"']*:["']?([^\s"']+)`), argument},
+	{"a password for chpasswd", []string{"passwd"}, regexp.MustCompile(`[a-z_][a-z0-9_.-]*:([^\s:'"]+)(?:\\n)?['"]?\s*\|[^|\n]*\bchpasswd\b`), argument},
+	{"a password for chpasswd", []string{"chpasswd"}, regexp.MustCompile(`\bchpasswd\b[^\n]*<<<?[^\n:]*(?:\n\s*[a-z_][a-z0-9_.-]*)?:([^\s:'"]+)`), argument},
+	{"a password for chpasswd", []string{"--stdin"}, regexp.MustCompile(`(?:echo|printf)\s+["']?([^\s"'|]+)["']?\s*\|[^|\n]*\bpasswd\b[^\n]*--stdin`), argument},
+	{"a password", []string{"iscsi:"}, regexp.MustCompile(`\biscsi:[^\s:@]+:([^\s:@]+)(?::[^\s@]*)?@`), argument},
+	{"a password", []string{"assword", "assphrase", "asswd", "auth_pass", "requirepass", "rootpw"}, regexp.MustCompile(
+		`(?im)^[ \t]*(?:password|passphrase|passwd|auth_pass|requirepass|rootpw(?:[ \t]+--plaintext)?)[ \t]+["']?([^\s"':=]+)["']?[ \t]*$`), argument},
+	{"a password", []string{"</"}, regexp.MustCompile(`<(?:[A-Za-z]+:)?[A-Za-z]*(?i:password|passphrase|token|secret)>\s*([^<\s][^<]*)</`), argument},
 }
+
+// argument reports whether what an option is given is a text of its own, not a variable,
+// a path or the next option.
+func argument(groups [][]byte) bool { return literal(strings.TrimRight(string(groups[1]), ";,\\")) }
 
 // names end what a password or token is called where it is given a value, in lower
 // case and without the dashes.
+// Behind a letter, pass and pwd end other words: bypass.
 var names = []string{"password", "passphrase", "passwd", "psk", "secret", "apikey", "secretkey", "accesskey", "token",
-	"clientkeydata", "privatekey", "presharedkey", "wepkey0", "wepkey1", "wepkey2", "wepkey3"}
+	"accountkey", "passcode", "luks.key", "clientkeydata", "privatekey", "presharedkey", "wepkey0", "wepkey1", "wepkey2", "wepkey3"}
 
 // longest name, with dashes, a quote and blanks behind it.
 const longestName = 32
@@ -148,9 +165,16 @@ func assigned(text []byte) bool {
 			after = after[:end]
 		}
 		value := strings.TrimPrefix(strings.TrimRight(string(after), ",; \t"), `\`)
+		if text[at] == ':' {
+			value = below(text[at+1:], value)
+		}
 		if len(value) > 1 && (value[0] == '"' || value[0] == '\'') {
+			quote := value[0]
 			value, _, _ = strings.Cut(value[1:], value[:1])
 			value = strings.TrimSuffix(value, `\`)
+			if quotedLiteral(value, text[at] == '=' && quote == '"') {
+				return true
+			}
 		} else if isComment(before) && len(strings.Fields(value)) > 1 {
 			continue // prose
 		}
@@ -176,7 +200,59 @@ func nameBefore(text []byte, sign int) string {
 			return n
 		}
 	}
+	if short.Match(window) {
+		return "pass"
+	}
 	return ""
+}
+
+// short are names that are also how other words end.
+var short = regexp.MustCompile(`(?:^|[^A-Za-z]|(?i:db|user|admin|root))(?:[Pp]ass|PASS|[Pp]wd|PWD)$|[a-z](?:Pass|Pwd)$`)
+
+// below is a YAML value that begins on the line below its key; otherwise what is beside it.
+func below(text []byte, beside string) string {
+	block := beside != "" && strings.Trim(beside, "|>+-0123456789 \\") == "" && (beside[0] == '|' || beside[0] == '>')
+	if beside != "" && !block {
+		return beside
+	}
+	_, rest, _ := bytes.Cut(text, []byte("\n"))
+	for len(rest) > 0 {
+		line, more, _ := bytes.Cut(rest, []byte("\n"))
+		value := strings.TrimRight(strings.TrimSpace(string(line)), ",;\\ \t")
+		switch {
+		case value == "":
+			rest = more
+			continue
+		case line[0] != ' ' && line[0] != '\t', // the next key, not indented
+			!block && (strings.Contains(value, ": ") || strings.HasSuffix(value, ":") || strings.HasPrefix(value, "- ") || strings.ContainsAny(value, "={}[]")):
+			return beside
+		}
+		return value
+	}
+	return beside
+}
+
+var (
+	variable = regexp.MustCompile(`^\$(?:[{(]|[A-Z_][A-Z0-9_]*$)`)
+	expanded = regexp.MustCompile(`^\$[A-Za-z0-9_{(@*#?!$-]`)
+	pathLike = regexp.MustCompile(`^/[A-Za-z0-9_.@%:${}-]+(?:/[A-Za-z0-9_.@%:${}-]*)+$|^/(?:boot|dev|etc|home|mnt|opt|ostree|proc|root|run|srv|sys|sysroot|tmp|usr|var)\b`)
+)
+
+// quotedLiteral reports whether a value in quotes is a text of its own though it begins as
+// a variable, path or switch does. A shell expands variables in double quotes.
+func quotedLiteral(value string, shell bool) bool {
+	if len(value) < 3 || strings.Trim(value, "xX*.") == "" {
+		return false
+	}
+	switch value[0] {
+	case '$':
+		return !variable.MatchString(value) && !(shell && expanded.MatchString(value))
+	case '/':
+		return !pathLike.MatchString(value)
+	case '*', '&', '-', '(':
+		return true
+	}
+	return literal(value)
 }
 
 func isComment(before []byte) bool {

@@ -55,6 +55,9 @@ func PreApproved(pool string, in Input, o Options) (*Rendered, error) {
 		return nil, err
 	}
 	out := &Rendered{Pool: pool, PreApproved: true, Config: config, Origins: origins(needed, config, in, p)}
+	for _, m := range needed {
+		out.parts = append(out.parts, madeOf{m.Name, m.sum()})
+	}
 	if err := out.searched(needed, ignition, o); err != nil {
 		return nil, err
 	}

@@ -18,6 +18,9 @@ type Rendered struct {
 	Origins []Origin
 	// Left are what the pre-approved part leaves out, with why.
 	Left []Origin
+
+	// parts are the MachineConfigs that a pre-approved part was made of.
+	parts []madeOf
 }
 
 // Origin says of one part of a config which MachineConfig it comes from.

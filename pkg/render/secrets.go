@@ -2,8 +2,11 @@ package render
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
+	"strings"
 
+	"github.com/coreos/ignition/v2/config/util"
 	"github.com/coreos/ignition/v2/config/v3_5/types"
 
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -52,6 +55,9 @@ func (m *MachineConfig) Secrets() []Secret {
 		for _, a := range m.Spec.KernelArguments {
 			s.text("", "the kernel argument "+argumentName(a), []byte(a))
 		}
+		spec := m.Spec
+		spec.Config.Raw, spec.KernelArguments = nil, nil
+		s.strings("the MachineConfig's spec", reflect.ValueOf(spec))
 		m.secrets = s.found
 	})
 	return m.secrets
@@ -115,6 +121,63 @@ func (s *search) config(c types.Config) {
 	}
 	for _, r := range c.Ignition.Security.TLS.CertificateAuthorities {
 		s.resource("", "ignition.security.tls", r)
+	}
+	for _, list := range lists {
+		items := reflect.ValueOf(list.of(&c))
+		for i := range items.Len() {
+			s.strings("the "+list.kind+" "+util.CallKey(items.Index(i)), items.Index(i))
+		}
+	}
+	s.strings("ignition", reflect.ValueOf(c.Ignition))
+}
+
+// searchedApart are fields that are searched as what they are.
+var searchedApart = map[reflect.Type][]string{
+	reflect.TypeFor[types.Resource]():        {"Source", "HTTPHeaders"},
+	reflect.TypeFor[types.Unit]():            {"Contents"},
+	reflect.TypeFor[types.Dropin]():          {"Contents"},
+	reflect.TypeFor[types.PasswdUser]():      {"PasswordHash"},
+	reflect.TypeFor[types.PasswdGroup]():     {"PasswordHash"},
+	reflect.TypeFor[types.KernelArguments](): {"ShouldExist"},
+	reflect.TypeFor[types.Proxy]():           {"HTTPProxy", "HTTPSProxy"},
+}
+
+// strings searches every text of a part, whatever field it is in: mount options, those of
+// RAIDs and LUKS volumes, URLs of tang servers, comments of users. A list of texts is
+// searched as one, too: an option and its value may be two of them.
+func (s *search) strings(where string, v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			s.strings(where, v.Elem())
+		}
+	case reflect.String:
+		s.text("", where, []byte(v.String()))
+	case reflect.Slice:
+		if v.Type().Elem().Kind() != reflect.String {
+			for i := range v.Len() {
+				s.strings(where, v.Index(i))
+			}
+			return
+		}
+		var all []string
+		for i := range v.Len() {
+			all = append(all, v.Index(i).String())
+			s.strings(where, v.Index(i))
+		}
+		s.text("", where, []byte(strings.Join(all, " ")))
+	case reflect.Struct:
+		for i := range v.NumField() {
+			field := v.Type().Field(i)
+			if !field.IsExported() || slices.Contains(searchedApart[v.Type()], field.Name) {
+				continue
+			}
+			at := where
+			if name, _, _ := strings.Cut(field.Tag.Get("json"), ","); name != "" {
+				at += "." + name
+			}
+			s.strings(at, v.Field(i))
+		}
 	}
 }
 

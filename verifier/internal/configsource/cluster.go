@@ -52,6 +52,9 @@ type api struct {
 	read map[string]*object
 	// rendered are the rendered MachineConfigs that pools name, by the pool's name.
 	rendered map[string]*named
+	// The last good content of kubeconfigs.
+	ca        []byte
+	apiServer string
 }
 
 type watches struct{ pools, configs, controllers, streams, configMap *watched }

@@ -12,7 +12,10 @@ import (
 	"strings"
 	"time"
 
+	"sigs.k8s.io/yaml"
+
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/render"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
@@ -34,13 +37,17 @@ type folder struct {
 	dir   string
 	files map[string]*file
 	first bool
+	// unlisted: the last look could not list the folder.
+	unlisted bool
 }
 
 type file struct {
 	sum  [sha256.Size]byte
 	good bool
 	in   render.Input
-	// kubeconfig's own.
+	// clean is the last content all of whose MachineConfigs could be used.
+	clean render.Input
+	// kubeconfig's own: the last good one.
 	secret secret.Bytes
 	faults []fault
 }
@@ -73,12 +80,13 @@ func (f *folder) run(ctx context.Context) {
 
 // look reads the folder, and takes what changed.
 func (f *folder) look() {
-	changed := !f.first
+	changed := !f.first || f.unlisted
 	f.first = true
 	var faults []fault
 	here := map[string]bool{}
 	entries, err := os.ReadDir(f.dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	f.unlisted = err != nil && !errors.Is(err, fs.ErrNotExist)
+	if f.unlisted {
 		faults = append(faults, fault{reason: reasonNotRead, text: f.dir + " cannot be listed: " + err.Error() + "; its files stay as they were"})
 		for name := range f.files {
 			here[name] = true
@@ -95,8 +103,15 @@ func (f *folder) look() {
 			changed = true
 		}
 	}
-	for name := range f.files {
-		if !here[name] {
+	for name, one := range f.files {
+		switch {
+		case here[name]:
+		case name == KubeconfigFile && !one.secret.Empty():
+			if one.sum != ([sha256.Size]byte{}) || len(one.faults) == 0 {
+				one.sum, changed = [sha256.Size]byte{}, true
+			}
+			one.faults = []fault{{reason: reasonNotRead, text: filepath.Join(f.dir, name) + " is gone; as it was before, it stays in whole configs until the verifier is restarted"}}
+		default:
 			delete(f.files, name)
 			changed = true
 		}
@@ -114,12 +129,16 @@ func (f *folder) look() {
 		}
 		if name == KubeconfigFile {
 			in.extras.Kubeconfig = one.secret
+			if one.secret.Empty() {
+				in.noKubeconfig = reason.Deny(reason.ConfigUnavailable, "%s cannot be used, so whole configs would have no kubeconfig", filepath.Join(f.dir, name))
+			}
 		}
 	}
 	joined, problems := render.Join(all...)
 	if manifest.Failed(problems) {
 		// Which of two is meant nobody can say: nothing changes.
-		f.s.tell(append(faults, fromProblems(problems, cluster.Object{})...), f.s.Pools())
+		f.s.withdraw(render.Together(all...), reason.Wrap(reason.ConfigUnavailable, problems[0], "the MachineConfigs cannot be read"))
+		f.s.tell(append(faults, fromProblems(problems, cluster.Object{}, stays)...), f.s.Pools())
 		if !f.s.Ready() {
 			f.s.pools.Store(&map[string]*pool{})
 		}
@@ -141,7 +160,7 @@ func (f *folder) read(name string) (changed bool) {
 	path := filepath.Join(f.dir, name)
 	raw, err := bounded(path)
 	if err != nil {
-		text := path + " cannot be read: " + err.Error() + "; as it was before, it stays in force"
+		text := path + " cannot be read: " + err.Error() + standIn(one.good)
 		changed = changed || len(one.faults) != 1 || one.faults[0].text != text
 		one.faults, one.sum = []fault{{reason: reasonNotRead, text: text}}, [sha256.Size]byte{}
 		return changed
@@ -152,14 +171,46 @@ func (f *folder) read(name string) (changed bool) {
 	}
 	one.sum, one.faults = sum, nil
 	if name == KubeconfigFile {
-		one.secret = secret.New(raw)
+		if err := kubeconfig(raw); err != nil {
+			one.faults = []fault{{reason: reasonNotUsable, text: path + ": " + err.Error() + standIn(one.good)}}
+			return true
+		}
+		one.secret, one.good = secret.New(raw), true
 		return true
 	}
 	in, problems := render.Parse(path, raw)
-	if one.faults = fromProblems(problems, cluster.Object{}); len(one.faults) == 0 {
+	switch {
+	case !manifest.Failed(problems):
 		one.in, one.good = in, true
+		if !in.Broken() {
+			one.clean = in
+		}
+	default:
+		// What was wrong with the content before is not there to be mended any more.
+		one.in = one.clean
+		one.good = len(one.in.Pools)+len(one.in.Configs) > 0 || one.in.Controller != nil || one.in.Streams != nil
 	}
+	one.faults = fromProblems(problems, cluster.Object{}, standIn(one.good))
 	return true
+}
+
+// kubeconfig checks that a file is one that a kubelet can bootstrap with. The error
+// never has any of it.
+func kubeconfig(raw []byte) error {
+	var k struct {
+		Users []struct {
+			User map[string]any `json:"user"`
+		} `json:"users"`
+	}
+	if err := yaml.Unmarshal(raw, &k); err != nil {
+		return errors.New("it is no kubeconfig: not YAML, or not the fields of one")
+	}
+	for _, u := range k.Users {
+		if len(u.User) > 0 {
+			return nil
+		}
+	}
+	return errors.New("it is no kubeconfig: no user in it has a credential")
 }
 
 func bounded(path string) ([]byte, error) {

@@ -68,6 +68,11 @@ func (a *api) refresh(ctx context.Context) error {
 		o, err := a.machineConfig(ctx, m, here)
 		if err != nil {
 			again = append(again, err)
+			in.faults = append(in.faults, fault{key: "read " + m.Name, reason: reasonNotRead, text: err.Error() + "; all configs stay as they were"})
+			// What is known of it is what it is called and whom it is for.
+			if o.good && !same(o.in, m) {
+				continue
+			}
 		}
 		take(o)
 	}
@@ -77,31 +82,58 @@ func (a *api) refresh(ctx context.Context) error {
 		}
 	}
 	joined, problems := render.Join(inputs...)
-	if in.faults = append(in.faults, fromProblems(problems, cluster.Object{})...); manifest.Failed(problems) {
-		a.s.tell(in.faults, a.s.Pools())
-		return nil
+	in.faults = append(in.faults, fromProblems(problems, cluster.Object{}, stays)...)
+	type answer struct {
+		render *render.Rendered
+		err    error
 	}
-	in.Input = joined
-	authorities(&in.extras, joined)
-	in.faults = append(in.faults, a.bootstrap(&in.extras)...)
-	in.chosen = func(p *render.Pool) (*render.Rendered, error) {
+	chosen := map[string]answer{}
+	for _, p := range joined.Pools {
 		r, err := a.chosen(ctx, p)
 		if err != nil && reason.From(err).Code != reason.ConfigUnavailable {
 			again = append(again, err)
-			err = reason.Wrap(reason.ConfigUnavailable, err, "MachineConfigPool %s", p.Name)
+			in.faults = append(in.faults, fault{key: "read for " + p.Name, reason: reasonNotRead, text: "MachineConfigPool " + p.Name + ": " + err.Error() + "; all configs stay as they were"})
 		}
-		return r, err
+		chosen[p.Name] = answer{r, err}
 	}
-	if len(again) > 0 && !a.s.Ready() {
-		return errors.Join(again...) // a part of the MachineConfigs makes no config
+	var halt error
+	switch {
+	case len(again) > 0:
+		// Some of them as they are now and some as they were make no config.
+		halt = errors.Join(again...)
+	case manifest.Failed(problems):
+		halt = problems[0]
+	case len(joined.Pools) > 0 && joined.Controller == nil:
+		halt = errors.New("there are MachineConfigPools, and no ControllerConfig " + controllerName + " that can be used")
+		in.faults = append(in.faults, fault{key: "controller", reason: reasonNotRead, text: halt.Error() + "; configs stay as they were"})
 	}
+	if halt != nil {
+		a.s.withdraw(render.Together(inputs...), reason.Wrap(reason.ConfigUnavailable, halt, "the MachineConfigs cannot be read"))
+		a.s.tell(in.faults, a.s.Pools())
+		return errors.Join(again...)
+	}
+	in.Input = joined
+	authorities(&in.extras, joined)
+	stale, err := a.bootstrap(&in.extras)
+	in.noKubeconfig = err
+	if len(joined.Pools) > 0 {
+		in.faults = append(in.faults, stale...)
+	}
+	in.chosen = func(p *render.Pool) (*render.Rendered, error) { return chosen[p.Name].render, chosen[p.Name].err }
 	a.s.take(in)
 	for name := range a.rendered {
 		if !slices.ContainsFunc(joined.Pools, func(p *render.Pool) bool { return p.Name == name }) {
 			delete(a.rendered, name)
 		}
 	}
-	return errors.Join(again...)
+	return nil
+}
+
+// same reports whether the MachineConfig that was read is, by its metadata, the one
+// that is there now: chosen by the same pools, and for the same machines.
+func same(in render.Input, m *metav1.PartialObjectMetadata) bool {
+	return len(in.Configs) == 1 && in.Configs[0].UID == m.UID &&
+		maps.Equal(in.Configs[0].Labels, m.Labels) && maps.Equal(in.Configs[0].Annotations, m.Annotations)
 }
 
 // contents are a watched resource's objects, by name.
@@ -131,8 +163,8 @@ func (a *api) parse(u *unstructured.Unstructured, here map[string]bool) *object 
 	}
 	o.version = u.GetResourceVersion()
 	in, problems := render.FromObject(u.Object)
-	o.faults = fromProblems(problems, cluster.Object{APIVersion: u.GetAPIVersion(), Kind: u.GetKind(), Name: u.GetName(), UID: string(u.GetUID())})
-	if len(o.faults) == 0 {
+	o.faults = fromProblems(problems, cluster.Object{APIVersion: u.GetAPIVersion(), Kind: u.GetKind(), Name: u.GetName(), UID: string(u.GetUID())}, standIn(o.good))
+	if !manifest.Failed(problems) {
 		o.in, o.good = in, true
 	}
 	return o
@@ -209,19 +241,35 @@ func (a *api) chosen(ctx context.Context, p *render.Pool) (*render.Rendered, err
 	return r, nil
 }
 
-// bootstrap adds what the kubeconfig is made of.
-func (a *api) bootstrap(x *mcs.Extras) []fault {
-	if a.configMap == nil || x.APIServer == "" {
-		return nil
+// bootstrap adds what the kubeconfig is made of; of what is not there what was there
+// last. The error is that there was none.
+func (a *api) bootstrap(x *mcs.Extras) ([]fault, error) {
+	if a.configMap == nil {
+		return nil, nil
 	}
+	var wrong []string
 	for _, u := range contents[*unstructured.Unstructured](a.configMap) {
 		x.CA = bundle(u.Object)
 	}
 	if len(x.CA) == 0 {
-		return []fault{{reason: reasonNotRead, text: fmt.Sprintf("%s has no CA bundle in its key %s: whole configs have no kubeconfig", a.configMap.what, bundleKey)}}
+		wrong = append(wrong, fmt.Sprintf("%s has no CA bundle in its key %s", a.configMap.what, bundleKey))
+		x.CA = a.ca
+	}
+	if x.APIServer == "" {
+		wrong = append(wrong, "the ControllerConfig does not say where the API server is (spec.infra.status.apiServerInternalURI)")
+		x.APIServer = a.apiServer
+	}
+	a.ca, a.apiServer = x.CA, x.APIServer
+	text := strings.Join(wrong, ", and ")
+	if len(x.CA) == 0 || x.APIServer == "" {
+		err := reason.Deny(reason.ConfigUnavailable, "%s: there is nothing to make a kubeconfig of", text)
+		return nil, err // each pool says it
 	}
 	x.Token = tokenless()
-	return nil
+	if len(wrong) > 0 {
+		return []fault{{reason: reasonNotRead, text: text + "; kubeconfigs are made of what was there before"}}, nil
+	}
+	return nil, nil
 }
 
 // authorities adds what the ControllerConfig says of the cluster.

@@ -15,6 +15,13 @@
 // MachineConfig's name, until it is mended. A pool that never rendered has none, which
 // is a temporary denial. A pool that is deleted has none any more.
 //
+// The pre-approved part, which anyone may have, stays only while each MachineConfig
+// that it was made of is there, unchanged, and still in it: what its owner took back is
+// served to nobody, whatever else is broken meanwhile.
+//
+// Where whole configs are to have a kubeconfig, none goes out without: a machine would
+// use up its turn and never join.
+//
 // Of the many rendered MachineConfigs of a cluster only those that are served now are
 // read; of the others nothing but their names is in memory.
 //
@@ -180,6 +187,8 @@ type input struct {
 	extras mcs.Extras
 	// chosen is the rendered MachineConfig that a pool names; nil if it names none.
 	chosen func(*render.Pool) (*render.Rendered, error)
+	// noKubeconfig is why whole configs cannot have the kubeconfig that they need.
+	noKubeconfig error
 	// faults of objects that are not in the input, or are there as they were.
 	faults []fault
 }
@@ -196,6 +205,9 @@ func (s *Source) take(in input) {
 	for _, p := range in.Pools {
 		old := cmp.Or(before[p.Name], &pool{})
 		full := old.full.next(s, now, in.extras, func() (*render.Rendered, error) {
+			if in.noKubeconfig != nil {
+				return nil, in.noKubeconfig
+			}
 			if in.chosen != nil {
 				if r, err := in.chosen(p); r != nil || err != nil {
 					return r, err
@@ -206,12 +218,18 @@ func (s *Source) take(in input) {
 		pre := old.pre.next(s, now, in.extras, func() (*render.Rendered, error) {
 			return render.PreApproved(p.Name, in.Input, render.Options{Allow: s.o.Allow})
 		})
+		pre = pre.standing(in.Input, s.o.Allow)
 		next[p.Name] = &pool{full, pre}
 		about := cluster.Object{APIVersion: render.Group + "/v1", Kind: render.KindMachineConfigPool, Name: p.Name, UID: string(p.UID)}
 		faults = append(faults, full.fault(reasonNotRendered, about)...)
 		// What stops both is said once.
 		if full.err == nil || pre.err == nil || full.err.Error() != pre.err.Error() {
 			faults = append(faults, pre.fault(reasonNoPart, about)...)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(before)) {
+		if next[name] == nil {
+			s.o.Log.Warn("a MachineConfigPool is gone; its machines get no config any more", "pool", name)
 		}
 	}
 	s.pools.Store(&next)
@@ -243,6 +261,39 @@ func (b served) next(s *Source, now time.Time, x mcs.Extras, make func() (*rende
 		b.answers = answers
 	}
 	return b
+}
+
+// standing is what is served of a part for anyone that is not the newest: nothing, once
+// one of the MachineConfigs that it was made of was taken back.
+func (b served) standing(in render.Input, allow []string) served {
+	if b.err == nil || b.render == nil {
+		return b
+	}
+	if err := b.render.Stands(in, render.Options{Allow: allow}); err != nil {
+		return served{err: reason.Wrap(reason.ConfigUnavailable, b.err, "the last pre-approved part of %s is withdrawn: %v", b.render.Pool, err)}
+	}
+	return b
+}
+
+// withdraw is what there is to do where nothing new can be made of what is there: the
+// configs stay, but for the parts that are not for anyone any more.
+func (s *Source) withdraw(in render.Input, why error) {
+	before := s.pools.Load()
+	if before == nil {
+		return
+	}
+	next := map[string]*pool{}
+	for name, p := range *before {
+		pre := p.pre
+		if pre.err == nil {
+			pre.err = why
+		}
+		if pre = pre.standing(in, s.o.Allow); pre.render == nil {
+			p = &pool{p.full, pre}
+		}
+		next[name] = p
+	}
+	s.pools.Store(&next)
 }
 
 // fault is what to say of a config that is not the newest.
@@ -291,13 +342,30 @@ func (s *Source) tell(faults []fault, pools []string) {
 	}
 }
 
-// fromProblems are the faults of an object or a file that cannot be read.
-func fromProblems(problems []manifest.Problem, about cluster.Object) []fault {
+// What stands in for something that cannot be read.
+const (
+	stays  = "; as it was before, it stays in force"
+	unused = "; nothing of it is in force"
+)
+
+// standIn says what does: before, if there was a good one.
+func standIn(good bool) string {
+	if good {
+		return stays
+	}
+	return unused
+}
+
+// fromProblems are the faults of an object or a file that cannot be read; instead says
+// what stands in for it.
+func fromProblems(problems []manifest.Problem, about cluster.Object, instead string) []fault {
 	var all []fault
 	for _, p := range problems {
-		if manifest.Failed([]manifest.Problem{p}) {
-			all = append(all, fault{reason: reasonNotUsable, text: p.Error() + "; as it was before, it stays in force", about: about})
+		if p.Warning {
+			all = append(all, fault{reason: reasonNotUsable, text: p.Error()})
+			continue
 		}
+		all = append(all, fault{reason: reasonNotUsable, text: p.Error() + instead, about: about})
 	}
 	return all
 }

@@ -1,0 +1,233 @@
+package configsource
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// fakeAPI answers lists, watches that never tell anything, and reads.
+type fakeAPI struct {
+	mu      sync.Mutex
+	objects map[string]map[string]any // by resource/name
+	broken  map[string]bool           // reads that fail
+	changed chan struct{}             // ends all watches
+}
+
+func (a *fakeAPI) set(t *testing.T, resource, manifest, version string) {
+	t.Helper()
+	var object map[string]any
+	if err := yaml.Unmarshal([]byte(manifest), &object); err != nil {
+		t.Fatal(err)
+	}
+	meta := object["metadata"].(map[string]any)
+	meta["resourceVersion"], meta["uid"] = version, meta["name"]
+	a.objects[resource+"/"+fmt.Sprint(meta["name"])] = object
+}
+
+// change does something, and ends the watches so that all is listed again.
+func (a *fakeAPI) change(do func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	do()
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	fail := func(code int, why string) {
+		w.WriteHeader(code)
+		_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": why, "code": code, "message": why})
+	}
+	a.mu.Lock()
+	changed := a.changed
+	if r.URL.Query().Get("sendInitialEvents") != "" {
+		a.mu.Unlock()
+		fail(http.StatusUnprocessableEntity, "Invalid")
+		return
+	}
+	if r.URL.Query().Get("watch") != "" {
+		a.mu.Unlock()
+		w.(http.Flusher).Flush()
+		select {
+		case <-changed:
+			// Too old: list again.
+			_ = json.NewEncoder(w).Encode(map[string]any{"type": "ERROR", "object": map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": 410}})
+		case <-r.Context().Done():
+		}
+		return
+	}
+	defer a.mu.Unlock()
+	parts := strings.Split(r.URL.Path, "/")
+	last := parts[len(parts)-1]
+	for _, resource := range []string{"machineconfigpools", "machineconfigs", "controllerconfigs", "configmaps"} {
+		switch {
+		case last == resource:
+			slim := strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadata")
+			items := []any{}
+			for _, k := range sorted(a.objects) {
+				object := a.objects[k]
+				if !strings.HasPrefix(k, resource+"/") {
+					continue
+				}
+				if slim {
+					object = map[string]any{"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": object["metadata"]}
+				}
+				items = append(items, object)
+			}
+			list := map[string]any{"apiVersion": "v1", "kind": "List", "metadata": map[string]any{"resourceVersion": "1"}, "items": items}
+			if slim {
+				list["apiVersion"], list["kind"] = "meta.k8s.io/v1", "PartialObjectMetadataList"
+			}
+			_ = json.NewEncoder(w).Encode(list)
+			return
+		case parts[len(parts)-2] == resource && a.broken[last]:
+			fail(http.StatusInternalServerError, "etcd timeout")
+			return
+		case parts[len(parts)-2] == resource && a.objects[resource+"/"+last] != nil:
+			_ = json.NewEncoder(w).Encode(a.objects[resource+"/"+last])
+			return
+		}
+	}
+	fail(http.StatusNotFound, "NotFound")
+}
+
+const kubeconfigData = `apiVersion: v1
+kind: ConfigMap
+metadata: {name: kubeconfig-data, namespace: n}
+data: {ca-bundle.crt: the CA}
+`
+
+// fake is a cluster with a pool of two MachineConfigs, and a Source that follows it.
+func fake(t *testing.T, prepare func(*fakeAPI)) (*fakeAPI, *Source) {
+	t.Helper()
+	a := &fakeAPI{objects: map[string]map[string]any{}, broken: map[string]bool{}, changed: make(chan struct{})}
+	a.set(t, "machineconfigpools", poolYAML, "1")
+	a.set(t, "controllerconfigs", controllerConfig, "1")
+	a.set(t, "configmaps", kubeconfigData, "1")
+	a.set(t, "machineconfigs", machineConfig("00-base", "/etc/base", "base", needed), "1")
+	a.set(t, "machineconfigs", machineConfig("01-more", "/etc/public", "public", needed), "1")
+	if prepare != nil {
+		prepare(a)
+	}
+	server := httptest.NewServer(a)
+	t.Cleanup(server.Close)
+	t.Cleanup(server.CloseClientConnections)
+	s, err := NewCluster(&rest.Config{Host: server.URL}, Options{Log: quiet(), Retry: 50 * time.Millisecond, OwnCredential: true, KubeconfigConfigMap: "n/kubeconfig-data"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var running sync.WaitGroup
+	running.Go(func() { s.Run(t.Context()) })
+	t.Cleanup(running.Wait)
+	return a, s
+}
+
+// finds waits for a finding.
+func finds(t *testing.T, s *Source, reason, text string) {
+	t.Helper()
+	eventually(t, "a finding "+text, func() error {
+		for _, f := range s.Findings() {
+			if f.Reason == reason && strings.Contains(f.Text, text) {
+				return nil
+			}
+		}
+		return fmt.Errorf("%v", s.Findings())
+	})
+}
+
+func mended(t *testing.T, s *Source) {
+	t.Helper()
+	eventually(t, "no finding", func() error {
+		if got := s.Findings(); len(got) > 0 {
+			return fmt.Errorf("%v", got)
+		}
+		return nil
+	})
+}
+
+func TestAReadThatFailsLeavesEverythingAsItWas(t *testing.T) {
+	a, s := fake(t, nil)
+	has(t, s, false, "/etc/base", "")
+	full, pre := text(t, s, "worker", false), text(t, s, "worker", true)
+	a.change(func() {
+		a.set(t, "machineconfigs", machineConfig("50-site", "/etc/site", "site", ""), "2")
+		a.set(t, "machineconfigs", machineConfig("60-new", "/etc/new", "new", ""), "2")
+		a.broken["60-new"] = true
+	})
+	finds(t, s, reasonNotRead, "MachineConfig 60-new")
+	if text(t, s, "worker", false) != full || text(t, s, "worker", true) != pre {
+		t.Error("a part of what is there now is served")
+	}
+	// Meanwhile one is taken back from anyone: its metadata say so.
+	a.change(func() {
+		a.set(t, "machineconfigs", machineConfig("01-more", "/etc/public", "public", ""), "3")
+		a.broken["01-more"] = true
+	})
+	eventually(t, "no part for anyone", func() error {
+		if _, err := s.Config("worker", true, newest); reason.From(err).Code != reason.ConfigUnavailable {
+			return fmt.Errorf("it is served: %v", err)
+		}
+		return nil
+	})
+	if text(t, s, "worker", false) != full {
+		t.Error("the whole config changed")
+	}
+	a.change(func() { a.broken = map[string]bool{} })
+	has(t, s, false, "/etc/new", "")
+	has(t, s, true, "/etc/base", "/etc/public")
+	mended(t, s)
+}
+
+func TestAWholeConfigOfAClusterHasItsKubeconfig(t *testing.T) {
+	without := strings.Replace(kubeconfigData, "ca-bundle.crt", "other", 1)
+	noServer := strings.Replace(controllerConfig, "apiServerInternalURI: https://api-int.test:6443", `apiServerInternalURI: ""`, 1)
+	for _, tt := range []struct {
+		name, want string
+		take       func(*fakeAPI)
+	}{
+		{"the ConfigMap lost its key", "no CA bundle", func(a *fakeAPI) { a.set(t, "configmaps", without, "2") }},
+		{"the ConfigMap is gone", "no CA bundle", func(a *fakeAPI) { delete(a.objects, "configmaps/kubeconfig-data") }},
+		{"the API server has no address", "apiServerInternalURI", func(a *fakeAPI) { a.set(t, "controllerconfigs", noServer, "2") }},
+		{"the ControllerConfig is gone", "no ControllerConfig", func(a *fakeAPI) { delete(a.objects, "controllerconfigs/machine-config-controller") }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			a, s := fake(t, nil)
+			has(t, s, false, "/etc/kubernetes/kubeconfig", "")
+			before := text(t, s, "worker", false)
+			a.change(func() { tt.take(a) })
+			finds(t, s, reasonNotRead, tt.want)
+			if text(t, s, "worker", false) != before {
+				t.Error("it changed")
+			}
+
+			fresh, s := fake(t, tt.take)
+			eventually(t, "a finding", func() error {
+				if got := fmt.Sprint(s.Findings()); !strings.Contains(got, tt.want) {
+					return fmt.Errorf("%s", got)
+				}
+				return nil
+			})
+			if _, err := s.Config("worker", false, newest); reason.From(err).Code != reason.ConfigUnavailable {
+				t.Errorf("a config without a kubeconfig: %v", err)
+			}
+			fresh.change(func() {
+				fresh.set(t, "controllerconfigs", controllerConfig, "9")
+				fresh.set(t, "configmaps", kubeconfigData, "9")
+			})
+			has(t, s, false, "/etc/kubernetes/kubeconfig", "")
+			mended(t, s)
+		})
+	}
+}
