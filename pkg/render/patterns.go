@@ -129,7 +129,7 @@ var patterns = []pattern{
 	{"a password for chpasswd", []string{"--stdin"}, regexp.MustCompile(`(?:echo|printf)\s+["']?([^\s"'|]+)["']?\s*\|[^|\n]*\bpasswd\b[^\n]*--stdin`), argument},
 	{"a password", []string{"iscsi:"}, regexp.MustCompile(`\biscsi:[^\s:@]+:([^\s:@]+)(?::[^\s@]*)?@`), argument},
 	{"a password", []string{"assword", "assphrase", "asswd", "auth_pass", "requirepass", "rootpw"}, regexp.MustCompile(
-		`(?im)^[ \t]*(?:password|passphrase|passwd|auth_pass|requirepass|rootpw(?:[ \t]+--plaintext)?)[ \t]+["']?([^\s"':=]+)["']?[ \t]*$`), argument},
+		`(?im)(?:^[ \t]*(?:password|passphrase|passwd)|\b(?:auth_pass|requirepass|rootpw(?:[ \t]+--plaintext)?))[ \t]+["']?([^\s"':=]+)["']?[ \t]*$`), argument},
 	{"a password", []string{"</"}, regexp.MustCompile(`<(?:[A-Za-z]+:)?[A-Za-z]*(?i:password|passphrase|token|secret)>\s*([^<\s][^<]*)</`), argument},
 }
 

@@ -147,6 +147,10 @@ func finds(t *testing.T, s *Source, reason, text string) {
 	})
 }
 
+func unavailable(err error) bool {
+	return err != nil && reason.From(err).Code == reason.ConfigUnavailable
+}
+
 func mended(t *testing.T, s *Source) {
 	t.Helper()
 	eventually(t, "no finding", func() error {
@@ -176,7 +180,7 @@ func TestAReadThatFailsLeavesEverythingAsItWas(t *testing.T) {
 		a.broken["01-more"] = true
 	})
 	eventually(t, "no part for anyone", func() error {
-		if _, err := s.Config("worker", true, newest); reason.From(err).Code != reason.ConfigUnavailable {
+		if _, err := s.Config("worker", true, newest); !unavailable(err) {
 			return fmt.Errorf("it is served: %v", err)
 		}
 		return nil
@@ -219,7 +223,7 @@ func TestAWholeConfigOfAClusterHasItsKubeconfig(t *testing.T) {
 				}
 				return nil
 			})
-			if _, err := s.Config("worker", false, newest); reason.From(err).Code != reason.ConfigUnavailable {
+			if _, err := s.Config("worker", false, newest); !unavailable(err) {
 				t.Errorf("a config without a kubeconfig: %v", err)
 			}
 			fresh.change(func() {

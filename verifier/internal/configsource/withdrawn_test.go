@@ -6,8 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
 // What was taken back from anyone goes to nobody, whatever else is broken meanwhile.
@@ -71,7 +69,7 @@ func TestAttack_T55_AWithdrawnPartIsNotServedAnyMore(t *testing.T) {
 			switch {
 			case tt.stays && (err != nil || string(raw(t, r)) != before):
 				t.Errorf("it is not as it was: %v", err)
-			case !tt.stays && reason.From(err).Code != reason.ConfigUnavailable:
+			case !tt.stays && !unavailable(err):
 				t.Errorf("served nevertheless: %v", err)
 			}
 			if len(s.Findings()) == 0 {
@@ -123,7 +121,7 @@ func TestNoWholeConfigGoesOutWithoutTheKubeconfig(t *testing.T) {
 			// There never was a good one.
 			write(t, dir, "kubeconfig", tt.content)
 			fresh := NewFolder(dir, Options{Log: quiet()})
-			if _, err := fresh.Config("worker", false, newest); reason.From(err).Code != reason.ConfigUnavailable {
+			if _, err := fresh.Config("worker", false, newest); !unavailable(err) {
 				t.Errorf("a config without the kubeconfig: %v", err)
 			}
 			if got := fmt.Sprint(fresh.Findings()); strings.Contains(got, "as it was before") || !strings.Contains(got, tt.want) {
