@@ -2,12 +2,15 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/x509"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -65,6 +68,7 @@ func (c *cli) certsStatusCommand() *cobra.Command {
 				return err
 			}
 			s, err := k.look(cmd.Context())
+			err = hintKey(err)
 			if err != nil && s.Leaf == nil && s.CA == nil {
 				return err
 			}
@@ -110,7 +114,7 @@ notices. It refuses where the machine-config-operator renews.`,
 				return hint(err, "'certs status' shows them; certificates.rotate: Always takes them over")
 			}
 			if err != nil {
-				return err
+				return hintKey(err)
 			}
 			cmd.Println(made)
 			return printCerts(cmd.OutOrStdout(), s)
@@ -128,13 +132,14 @@ func (c *cli) certsRotateCommand() *cobra.Command {
 		Use:   "rotate",
 		Short: "Take the next step of a rotation: a new CA, or a serving certificate signed by it",
 		Long: `Take the next step of a rotation. The first makes a new CA and puts it into the
-bundle and the pointer configs; what is served stays. The second, at least an hour
-later, has the serving certificate signed by it. The old CA stays in the bundle until
-it has expired.
+bundle and the pointer configs; what is served stays. The second, at least 25 hours
+later, has the serving certificate signed by it: not before every pointer config that
+is known here has the new CA. The old CA stays in the bundle until it has expired.
 
 With --due take the steps that the calendar asks for, if any: for a timer. With --now
-take the second step at once: machines that boot with a pointer config of before
-the first step fail.`,
+take the second step at once. Machines fail then, for good, that boot with a pointer
+config of before the first step, and those whose clock is further behind than the new
+CA is old: to them it is a certificate of the future.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			k, err := c.openKeeper(cmd.Context(), nil)
@@ -150,36 +155,48 @@ the first step fail.`,
 					cmd.Println("nothing is due")
 					cmd.Println(nextStep(s))
 				}
-				return err
+				return hintKey(err)
 			}
 			step, s, err := k.rotate(cmd.Context(), now)
 			var early *mcscerts.TooEarly
 			switch {
 			case errors.As(err, &early):
-				return hint(err, "wait, or add --now if failing those machines is the smaller harm")
+				return hint(err, "wait, or bring the bundle there ('certs pointer'), or add --now if failing those machines is the smaller harm")
 			case errors.Is(err, mcscerts.ErrNotOurs):
 				return hint(err, "on OpenShift: oc adm ocp-certificates regenerate-machine-config-server-serving-cert")
 			case err != nil:
-				return err
+				return hintKey(err)
 			}
 			cmd.Println(tellStep(step) + "\n" + k.after(step))
 			return printCerts(cmd.OutOrStdout(), s)
 		},
 	}
-	cmd.Flags().BoolVar(&now, "now", false, "do not wait for machines that are booting")
+	cmd.Flags().BoolVar(&now, "now", false, "take the second step at once: machines fail that do not know the new CA yet")
 	cmd.Flags().BoolVar(&due, "due", false, "only what the calendar asks for")
 	cmd.MarkFlagsMutuallyExclusive("now", "due")
 	c.where(cmd)
 	return cmd
 }
 
+// hintKey adds what to do about a key that is none.
+func hintKey(err error) error {
+	if errors.Is(err, mcscerts.ErrKey) {
+		return hint(err, "restore it from where it is kept, or move it away: without one, 'certs rotate' makes a new CA")
+	}
+	return err
+}
+
 func (c *cli) certsPointerCommand() *cobra.Command {
+	var force bool
 	cmd := &cobra.Command{
 		Use:   "pointer FILE...",
 		Short: "Put the CA bundle into pointer configs that are files",
 		Long: `Put the CA bundle into pointer configs that are files, in place of the CA that is
 there, and change nothing else in them: for user data that an administrator hands
-out. Those in a cluster's Secrets follow by themselves.`,
+out. Those in a cluster's Secrets follow by themselves.
+
+A file whose CA is none of the bundle's stays as it is: it may be that of another
+server, which hands the pointer config out. --force replaces it all the same.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, files []string) error {
 			k, err := c.openKeeper(cmd.Context(), nil)
@@ -191,18 +208,19 @@ out. Those in a cluster's Secrets follow by themselves.`,
 				return errors.Join(err, errors.New("there is no CA bundle"))
 			}
 			for _, file := range files {
-				if err := renewPointer(cmd, file, s.Bundle); err != nil {
+				if err := renewPointer(cmd, file, s.Bundle, force); err != nil {
 					return err
 				}
 			}
 			return nil
 		},
 	}
+	cmd.Flags().BoolVar(&force, "force", false, "also in place of a CA that is none of the bundle's")
 	c.where(cmd)
 	return cmd
 }
 
-func renewPointer(cmd *cobra.Command, file string, bundle []*x509.Certificate) error {
+func renewPointer(cmd *cobra.Command, file string, bundle []*x509.Certificate, force bool) error {
 	info, err := os.Stat(file)
 	if err != nil {
 		return fmt.Errorf("read pointer config: %w", err)
@@ -211,9 +229,14 @@ func renewPointer(cmd *cobra.Command, file string, bundle []*x509.Certificate) e
 	if err != nil {
 		return fmt.Errorf("read pointer config: %w", err)
 	}
-	next, err := pointer.SetAuthorities(raw, mcscerts.EncodeBundle(bundle))
+	var next []byte
+	if force {
+		next, err = pointer.ForceAuthorities(raw, mcscerts.EncodeBundle(bundle))
+	} else {
+		next, err = pointer.SetAuthorities(raw, mcscerts.EncodeBundle(bundle))
+	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", file, err)
+		return hint(fmt.Errorf("%s: %w", file, err), "if its one CA is, or was, the Machine Config Server's, add --force")
 	}
 	if string(next) == string(raw) {
 		cmd.Println("unchanged", file)
@@ -329,7 +352,7 @@ func (k folderKeeper) due(context.Context) ([]mcscerts.Step, mcscerts.Status, er
 
 func (folderKeeper) after(step mcscerts.Step) string {
 	if step == mcscerts.StepCA {
-		return "now: give pointers/*.ign to every machine that is yet to boot, in place of its user data of before;\nthen, an hour later at the earliest, 'certs rotate' again"
+		return "now: give pointers/*.ign to every machine that is yet to boot, in place of its user data of before;\nthen, 25 hours later at the earliest, 'certs rotate' again"
 	}
 	return "the verifier takes it up within a second; machines need a pointer config with the bundle of tls/ca.crt"
 }
@@ -353,7 +376,7 @@ func (k clusterKeeper) due(context.Context) ([]mcscerts.Step, mcscerts.Status, e
 
 func (clusterKeeper) after(step mcscerts.Step) string {
 	if step == mcscerts.StepCA {
-		return "pointer configs outside the cluster (user data that an administrator hands out) need the new bundle, too: 'certs pointer FILE';\nan hour later at the earliest: 'certs rotate' again, or leave it to the calendar"
+		return "pointer configs outside the cluster (user data that an administrator hands out) need the new bundle, too: 'certs pointer FILE';\n25 hours later at the earliest: 'certs rotate' again, or leave it to the calendar"
 	}
 	return "the replicas take it up at once"
 }
@@ -363,19 +386,40 @@ func nextStep(s mcscerts.Status) string {
 	switch {
 	case s.Case != "" && !s.Case.Ours():
 		return "nothing to do here"
-	case s.CA == nil:
-		return "'certs init' makes what is missing; 'certs rotate' makes a CA where the key is not here"
-	case s.Leaf == nil:
-		return "the serving certificate is missing"
+	case s.CA == nil && s.Case == mcscerts.CaseFolder && s.Leaf != nil && len(s.Bundle) > 0:
+		return fmt.Sprintf("the CA's key is kept elsewhere: bring it to tls/ca.key for what has to be signed (other host names, the second step of 'certs rotate');\nwithout it 'certs rotate' makes a new CA, which is due after %s", mcscerts.Renewal(newest(s.Bundle)).UTC().Format(time.DateOnly))
+	case s.CA == nil || s.Leaf == nil:
+		return "'certs init' makes what is missing"
 	case s.Leaf.CheckSignatureFrom(s.CA) != nil:
-		after := mcscerts.Renewal(s.Leaf)
-		if old := s.CA.NotBefore.Add(mcscerts.Refresh / 10); old.After(after) {
-			after = old
+		text := fmt.Sprintf("the serving certificate follows the new CA after %s, or by 'certs rotate' after %s",
+			mcscerts.Follows(s.Leaf, s.CA, s.Hosts).UTC().Format(time.DateOnly), s.CA.NotBefore.Add(mcscerts.Publish).UTC().Format(time.RFC3339))
+		var waits []string
+		for _, u := range s.UserData {
+			if u.Failed || u.Lacks {
+				waits = append(waits, u.Secret)
+			}
 		}
-		return fmt.Sprintf("the serving certificate follows the new CA after %s, or by 'certs rotate' after %s",
-			after.UTC().Format(time.DateOnly), s.CA.NotBefore.Add(mcscerts.Publish).UTC().Format(time.RFC3339))
+		if len(waits) > 0 {
+			text += ";\nit waits for pointer configs that do not have that CA: " + strings.Join(waits, ", ")
+		}
+		return text
 	}
 	return "a new CA after " + mcscerts.Renewal(s.CA).UTC().Format(time.DateOnly) + ", or by 'certs rotate'"
+}
+
+func newest(all []*x509.Certificate) *x509.Certificate {
+	return slices.MaxFunc(all, func(a, b *x509.Certificate) int { return a.NotBefore.Compare(b.NotBefore) })
+}
+
+// fingerprint is the SHA-256 of a certificate.
+func fingerprint(c *x509.Certificate) string {
+	sum := sha256.Sum256(c.Raw)
+	return hex.EncodeToString(sum[:])
+}
+
+// tellCert tells certificates of one name apart.
+func tellCert(c *x509.Certificate) string {
+	return fmt.Sprintf("%s, SHA-256 %.12s, issued %s, until %s", c.Subject.CommonName, fingerprint(c), c.NotBefore.UTC().Format(time.DateOnly), c.NotAfter.UTC().Format(time.DateOnly))
 }
 
 func printCerts(out io.Writer, s mcscerts.Status) error {
@@ -384,17 +428,28 @@ func printCerts(out io.Writer, s mcscerts.Status) error {
 	line("renewed by", s.Case.String())
 	one := func(c *x509.Certificate) string {
 		if c == nil {
-			return "none here"
+			return "none"
 		}
-		return fmt.Sprintf("%s, until %s, renewed after %s", c.Subject.CommonName, c.NotAfter.UTC().Format(time.DateOnly), mcscerts.Renewal(c).UTC().Format(time.DateOnly))
+		return tellCert(c) + ", renewed after " + mcscerts.Renewal(c).UTC().Format(time.DateOnly)
 	}
-	line("CA", one(s.CA))
+	ca := one(s.CA)
+	if s.CA == nil && s.Case == mcscerts.CaseFolder && len(s.Bundle) > 0 {
+		ca = "its key, tls/ca.key, is kept elsewhere"
+	}
+	line("CA", ca)
 	for _, c := range s.Bundle {
-		line("  in the bundle", fmt.Sprintf("%s, until %s", c.Subject.CommonName, c.NotAfter.UTC().Format(time.DateOnly)))
+		line("  in the bundle", tellCert(c))
 	}
 	line("serving", one(s.Leaf))
 	if s.Leaf != nil {
 		line("  for", strings.Join(mcscerts.Hosts(s.Leaf), ", "))
+		if missing := mcscerts.Missing(s.Leaf, s.Hosts); len(missing) > 0 {
+			line("  NOT FOR", strings.Join(missing, ", ")+": the next one is")
+		}
+		have := mcscerts.Hosts(s.Leaf)
+		if more := slices.DeleteFunc(have, func(h string) bool { return slices.Contains(s.Hosts, h) }); s.Case.Ours() && len(more) > 0 {
+			line("  not configured", strings.Join(more, ", ")+": the next one is not for them (certificates.hostnames)")
+		}
 		if s.CA != nil {
 			by := "the CA above"
 			if s.Leaf.CheckSignatureFrom(s.CA) != nil {
@@ -410,7 +465,9 @@ func printCerts(out io.Writer, s mcscerts.Status) error {
 		}
 		line("pointer "+u.Secret, text)
 	}
-	line("next", nextStep(s))
+	for i, text := range strings.Split(nextStep(s), "\n") {
+		line([]string{"next", ""}[min(i, 1)], text)
+	}
 	return w.Flush()
 }
 
@@ -427,6 +484,7 @@ type certsJSON struct {
 
 type certJSON struct {
 	Subject   string    `json:"subject"`
+	SHA256    string    `json:"sha256"`
 	Issuer    string    `json:"issuer"`
 	Hosts     []string  `json:"hosts,omitempty"`
 	NotBefore time.Time `json:"notBefore"`
@@ -436,6 +494,7 @@ type certJSON struct {
 
 type pointersJSON struct {
 	Name string `json:"name"`
+	Has  bool   `json:"hasBundle"`
 	Why  string `json:"leftAlone,omitempty"`
 }
 
@@ -444,14 +503,14 @@ func certsDocument(s mcscerts.Status) certsJSON {
 		if c == nil {
 			return nil
 		}
-		return &certJSON{c.Subject.CommonName, c.Issuer.CommonName, mcscerts.Hosts(c), c.NotBefore.UTC(), c.NotAfter.UTC(), mcscerts.Renewal(c).UTC()}
+		return &certJSON{c.Subject.CommonName, fingerprint(c), c.Issuer.CommonName, mcscerts.Hosts(c), c.NotBefore.UTC(), c.NotAfter.UTC(), mcscerts.Renewal(c).UTC()}
 	}
-	d := certsJSON{Case: s.Case, Renews: s.Case.Ours(), CA: one(s.CA), Serving: one(s.Leaf), Bundle: []certJSON{}, Pointers: []pointersJSON{}, Next: nextStep(s)}
+	d := certsJSON{Case: s.Case, Renews: s.Case.Ours(), CA: one(s.CA), Serving: one(s.Leaf), Bundle: []certJSON{}, Pointers: []pointersJSON{}, Next: strings.ReplaceAll(nextStep(s), "\n", " ")}
 	for _, c := range s.Bundle {
 		d.Bundle = append(d.Bundle, *one(c))
 	}
 	for _, u := range s.UserData {
-		d.Pointers = append(d.Pointers, pointersJSON{u.Secret, u.Left})
+		d.Pointers = append(d.Pointers, pointersJSON{u.Secret, u.Left == "", u.Left})
 	}
 	return d
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/vincent-petithory/dataurl"
@@ -24,9 +25,90 @@ import (
 //
 // An entry that holds the bundle already, in whatever encoding, stays as it is:
 // doing it again changes nothing. A [*LeftAlone] says why nothing was done: the user
-// data is something else, or names no authority, more than one, or one behind a
-// URL, which somebody else keeps. The user data is untrusted; the bundle is not.
-func SetAuthorities(userData, bundlePEM []byte) ([]byte, error) {
+// data is something else, or names no authority, more than one, one behind a URL,
+// which somebody else keeps, or one of somebody else's: the entry must share a
+// certificate with the bundle or with earlier, which are authorities in PEM that the
+// bundle is in place of, such as the installer's. The user data is untrusted; the
+// bundle is not.
+func SetAuthorities(userData, bundlePEM []byte, earlier ...[]byte) ([]byte, error) {
+	known := parseAuthorities(slices.Concat(bundlePEM, []byte("\n"), bytes.Join(earlier, []byte("\n"))))
+	return setAuthorities(userData, bundlePEM, func(entry value, url string) error {
+		old, err := entry.authorities(url)
+		if err != nil {
+			return leftAlone("its certificate authority cannot be read, so whose it is nobody knows: %v", err)
+		}
+		if !slices.ContainsFunc(old, func(c *x509.Certificate) bool { return slices.ContainsFunc(known, c.Equal) }) {
+			return leftAlone("its certificate authority (%.64s) is none of the bundle's, so it may be another server's", old[0].Subject.CommonName)
+		}
+		return nil
+	})
+}
+
+// ForceAuthorities is [SetAuthorities] whatever the one authority is: for somebody who
+// has looked.
+func ForceAuthorities(userData, bundlePEM []byte) ([]byte, error) {
+	return setAuthorities(userData, bundlePEM, func(value, string) error { return nil })
+}
+
+// Authorities are the certificates that a machine with this user data knows servers
+// by, in every specification 2.x and 3.x; none where it names none. An error that is
+// [ErrEmpty] or [ErrNotIgnition] says that it is no Ignition config; any other, that
+// they cannot be told, of one behind a URL for example. The user data is untrusted.
+func Authorities(userData []byte) (all []*x509.Certificate, err error) {
+	if c, err := Parse(userData); err == nil {
+		return c.CertificateAuthorities()
+	}
+	_, list, err := authorityList(userData)
+	if err != nil {
+		return nil, err
+	}
+	for i, entry := range list {
+		source, _, err := entry.find("source")
+		if err != nil {
+			return nil, err
+		}
+		url, _ := source.strOrEmpty()
+		some, err := entry.authorities(url)
+		if err != nil {
+			return nil, fmt.Errorf("certificate authority %d: %w", i, err)
+		}
+		all = append(all, some...)
+	}
+	return all, nil
+}
+
+// authorities are those of one entry; at least one.
+func (v value) authorities(url string) ([]*x509.Certificate, error) {
+	if !strings.HasPrefix(strings.ToLower(url), "data:") {
+		return nil, errors.New("its source is not a data URL")
+	}
+	compression, _, err := v.find("compression")
+	if err != nil {
+		return nil, err
+	}
+	name, _ := compression.strOrEmpty()
+	raw, err := decodeData(url, name)
+	if err != nil {
+		return nil, err
+	}
+	all := parseAuthorities(raw)
+	if len(all) == 0 {
+		return nil, errors.New("it holds no certificate in PEM")
+	}
+	return all, nil
+}
+
+// parseAuthorities are the certificates in PEM that can be read.
+func parseAuthorities(raw []byte) (all []*x509.Certificate) {
+	for block, rest := pem.Decode(raw); block != nil; block, rest = pem.Decode(rest) {
+		if c, err := x509.ParseCertificate(block.Bytes); err == nil && block.Type == "CERTIFICATE" {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+func setAuthorities(userData, bundlePEM []byte, replaceable func(entry value, url string) error) ([]byte, error) {
 	if err := checkBundle(bundlePEM); err != nil {
 		return nil, err
 	}
@@ -50,6 +132,9 @@ func SetAuthorities(userData, bundlePEM []byte) ([]byte, error) {
 	}
 	if old, ok := entry.plainData(url); ok && bytes.Equal(old, bundlePEM) {
 		return userData, nil
+	}
+	if err := replaceable(entry, url); err != nil {
+		return nil, err
 	}
 	edits := []edit{{source.value.start, source.value.end, []byte(quote(authorityURL(bundlePEM)))}}
 	for _, name := range []string{"compression", "verification"} {
@@ -97,46 +182,52 @@ func (v value) plainData(url string) ([]byte, bool) {
 
 // authorityEntry finds the one entry of ignition.security.tls.certificateAuthorities.
 func authorityEntry(userData []byte) (doc, entry value, err error) {
-	if len(bytes.TrimSpace(userData)) == 0 {
-		return doc, entry, ErrEmpty
-	}
-	if len(userData) > MaxSize {
-		return doc, entry, fmt.Errorf("it has %d bytes; at most %d are read", len(userData), MaxSize)
-	}
-	doc, ok := document(userData)
-	if !ok || userData[doc.start] != '{' {
-		return doc, entry, ErrNotIgnition
-	}
-	ignition, ok, err := doc.find("ignition")
+	doc, list, err := authorityList(userData)
 	if err != nil {
 		return doc, entry, err
 	}
-	if !ok {
-		return doc, entry, ErrNotIgnition
-	}
-	stated, ok, err := ignition.find("version")
-	if err != nil {
-		return doc, entry, err
-	}
-	version, _ := stated.strOrEmpty()
-	if !ok || !strings.HasPrefix(version, "2.") && !strings.HasPrefix(version, "3.") {
-		return doc, entry, errors.New("the Ignition specification is none of 2.x and 3.x")
-	}
-	list, ok, err := ignition.find("security", "tls", "certificateAuthorities")
-	if err != nil {
-		return doc, entry, err
-	}
-	if !ok {
-		return doc, entry, errors.New("it names no certificate authority")
-	}
-	switch entries := list.elements(); len(entries) {
+	switch len(list) {
 	case 0:
 		return doc, entry, errors.New("it names no certificate authority")
 	case 1:
-		return doc, entries[0], nil
+		return doc, list[0], nil
 	default:
-		return doc, entry, fmt.Errorf("it names %d certificate authorities: which of them is the Machine Config Server's is not ours to say", len(entries))
+		return doc, entry, fmt.Errorf("it names %d certificate authorities: which of them is the Machine Config Server's is not ours to say", len(list))
 	}
+}
+
+// authorityList finds the entries of ignition.security.tls.certificateAuthorities.
+func authorityList(userData []byte) (doc value, list []value, err error) {
+	if len(bytes.TrimSpace(userData)) == 0 {
+		return doc, nil, ErrEmpty
+	}
+	if len(userData) > MaxSize {
+		return doc, nil, fmt.Errorf("it has %d bytes; at most %d are read", len(userData), MaxSize)
+	}
+	doc, ok := document(userData)
+	if !ok || userData[doc.start] != '{' {
+		return doc, nil, ErrNotIgnition
+	}
+	ignition, ok, err := doc.find("ignition")
+	if err != nil {
+		return doc, nil, err
+	}
+	if !ok {
+		return doc, nil, ErrNotIgnition
+	}
+	stated, ok, err := ignition.find("version")
+	if err != nil {
+		return doc, nil, err
+	}
+	version, _ := stated.strOrEmpty()
+	if !ok || !strings.HasPrefix(version, "2.") && !strings.HasPrefix(version, "3.") {
+		return doc, nil, errors.New("the Ignition specification is none of 2.x and 3.x")
+	}
+	entries, ok, err := ignition.find("security", "tls", "certificateAuthorities")
+	if err != nil || !ok {
+		return doc, nil, err
+	}
+	return doc, entries.elements(), nil
 }
 
 // checkBundle keeps anything but certificates of authorities out of pointer configs.

@@ -1,6 +1,8 @@
 package pointer_test
 
 import (
+	"bytes"
+	"compress/gzip"
 	"errors"
 	"strings"
 	"testing"
@@ -17,6 +19,17 @@ func written(pem string) string {
 }
 
 func entry(pem string) string { return `{"source":"` + written(pem) + `"}` }
+
+func gzipped(t *testing.T, text string) string {
+	t.Helper()
+	var zipped bytes.Buffer
+	w := gzip.NewWriter(&zipped)
+	_, err := w.Write([]byte(text))
+	if err = errors.Join(err, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return zipped.String()
+}
 
 // authorityCases are pointer configs with one authority, of each shape that clusters have.
 func authorityCases(entry string) map[string]string {
@@ -59,19 +72,20 @@ func TestSetAuthoritiesChangesTheAuthorityAlone(t *testing.T) {
 }
 
 func TestSetAuthoritiesOfOtherForms(t *testing.T) {
-	one, two := ca(t, "one"), ca(t, "two")
+	one, two, three := ca(t, "one"), ca(t, "two"), ca(t, "three")
 	config := func(entry string) string {
 		return `{"ignition":{"version":"3.4.0","security":{"tls":{"certificateAuthorities":[` + entry + `]}}}}`
 	}
 	for _, c := range []struct{ name, entry, bundle, want string }{
 		{"the same in another encoding stays", `{"source":"` + dataURL(one) + `"}`, one, `{"source":"` + dataURL(one) + `"}`},
-		{"a hash of the old one goes", `{"source":"` + dataURL(one) + `","verification":{"hash":"sha512-00"}}`, two, `{"source":"` + written(two) + `","verification":null}`},
-		{"a compression goes", `{"compression":"gzip","source":"data:,x"}`, two, `{"compression":null,"source":"` + written(two) + `"}`},
-		{"what is no certificate is replaced", `{"source":"data:,x"}`, two, entry(two)},
-		{"a null beside it stays", `{"source":"` + dataURL(one) + `","verification":null}`, two, `{"source":"` + written(two) + `","verification":null}`},
+		{"a hash of the old one goes", `{"source":"` + dataURL(one) + `","verification":{"hash":"sha512-00"}}`, two + one, `{"source":"` + written(two+one) + `","verification":null}`},
+		{"a compression goes", `{"compression":"gzip","source":"` + dataURL(gzipped(t, one)) + `"}`, two + one, `{"compression":null,"source":"` + written(two+one) + `"}`},
+		{"one of several is the bundle's", `{"source":"` + dataURL(three+one) + `"}`, two + one, `{"source":"` + written(two+one) + `"}`},
+		{"an earlier one, which the bundle does not have", entry(three), two + one, entry(two + one)},
+		{"a null beside it stays", `{"source":"` + dataURL(one) + `","verification":null}`, two + one, `{"source":"` + written(two+one) + `","verification":null}`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := pointer.SetAuthorities([]byte(config(c.entry)), []byte(c.bundle))
+			got, err := pointer.SetAuthorities([]byte(config(c.entry)), []byte(c.bundle), []byte("x"), []byte(three))
 			if err != nil || string(got) != config(c.want) {
 				t.Errorf("%v\nhave %s\nwant %s", err, got, config(c.want))
 			}
@@ -105,7 +119,9 @@ func TestSetAuthoritiesLeavesAlone(t *testing.T) {
 		{"an authority behind a URL", config(`[{"source":"https://pki.example.com/ca.pem"}]`), "behind a URL"},
 		{"two lists", `{"ignition":{"version":"3.2.0","security":{"tls":{"certificateAuthorities":[` + entry(one) + `],"CertificateAuthorities":[]}}}}`, "occurs twice"},
 		{"two sources", config(`[{"source":"data:,x","SOURCE":"data:,y"}]`), "occurs twice"},
-		{"two hashes", config(`[{"source":"data:,x","verification":null,"Verification":{}}]`), "occurs twice"},
+		{"two hashes", config(`[{"source":"` + written(two) + `","verification":null,"Verification":{}}]`), "occurs twice"},
+		{"what is no certificate", config(`[{"source":"data:,x"}]`), "cannot be read"},
+		{"another server's authority", config("[" + entry(one) + "]"), "(one) is none of the bundle's"},
 		{"two ignitions", `{"ignition":{"version":"3.2.0"},"Ignition":{}}`, "occurs twice"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -135,6 +151,51 @@ func TestSetAuthoritiesTakesCertificatesAlone(t *testing.T) {
 	}
 }
 
+// Where somebody has looked, any one authority is replaced, and nothing else is.
+func TestForceAuthorities(t *testing.T) {
+	one, two := ca(t, "one"), ca(t, "two")
+	config := func(list string) []byte {
+		return []byte(`{"ignition":{"version":"3.2.0","security":{"tls":{"certificateAuthorities":[` + list + `]}}}}`)
+	}
+	for _, old := range []string{entry(one), `{"source":"data:,x"}`} {
+		if got, err := pointer.ForceAuthorities(config(old), []byte(two)); err != nil || string(got) != string(config(entry(two))) {
+			t.Errorf("%v\n%s", err, got)
+		}
+	}
+	var left *pointer.LeftAlone
+	if _, err := pointer.ForceAuthorities(config(entry(one)+","+entry(one)), []byte(two)); !errors.As(err, &left) {
+		t.Errorf("one of two: %v", err)
+	}
+}
+
+// What a machine trusts is told of every specification, and that it cannot be told.
+func TestAuthorities(t *testing.T) {
+	one, two := ca(t, "one"), ca(t, "two")
+	for name, raw := range authorityCases(entry(one+two) + "," + `{"source":"` + dataURL(one) + `"}`) {
+		if all, err := pointer.Authorities([]byte(raw)); err != nil || len(all) != 3 || all[1].Subject.CommonName != "two" {
+			t.Errorf("%s: %v, %d", name, err, len(all))
+		}
+	}
+	for _, version := range []string{"2.2.0", "3.2.0"} {
+		config := func(list string) []byte {
+			return []byte(`{"ignition":{"version":"` + version + `","security":{"tls":{"certificateAuthorities":[` + list + `]}}}}`)
+		}
+		if all, err := pointer.Authorities(config("")); err != nil || len(all) != 0 {
+			t.Errorf("none: %v, %v", err, all)
+		}
+		for _, list := range []string{`{"source":"https://pki.example.com/ca.pem"}`, `{"source":"data:,x"}`, entry(one) + `,{"source":"data:,x"}`, `{}`} {
+			if all, err := pointer.Authorities(config(list)); err == nil || errors.Is(err, pointer.ErrNotIgnition) || all != nil {
+				t.Errorf("%s: %v, %v", list, err, all)
+			}
+		}
+	}
+	for raw, want := range map[string]error{"": pointer.ErrEmpty, "<powershell>": pointer.ErrNotIgnition} {
+		if _, err := pointer.Authorities([]byte(raw)); !errors.Is(err, want) {
+			t.Errorf("%q: %v", raw, err)
+		}
+	}
+}
+
 // The token in a pointer config and its authority are changed by different hands,
 // in any order.
 func TestTokenAndAuthorityKeepEachOther(t *testing.T) {
@@ -146,10 +207,10 @@ func TestTokenAndAuthorityKeepEachOther(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if tokenFirst, err = pointer.SetAuthorities(tokenFirst, []byte(two)); err != nil {
+		if tokenFirst, err = pointer.SetAuthorities(tokenFirst, []byte(two), []byte(one)); err != nil {
 			t.Fatal(err)
 		}
-		authorityFirst, err := pointer.SetAuthorities(raw, []byte(two))
+		authorityFirst, err := pointer.SetAuthorities(raw, []byte(two), []byte(one))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -173,7 +234,9 @@ func FuzzSetAuthorities(f *testing.F) {
 	}
 	bundle := []byte(fuzzBundle)
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		out, err := pointer.SetAuthorities(raw, bundle)
+		_, _ = pointer.Authorities(raw)
+		_, _ = pointer.SetAuthorities(raw, bundle)
+		out, err := pointer.ForceAuthorities(raw, bundle)
 		if err != nil {
 			return
 		}

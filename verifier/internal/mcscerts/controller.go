@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -208,7 +207,10 @@ func (c *Controller) Look(ctx context.Context) (Status, error) {
 	}
 	if s, err = c.read(ctx, s, nil); len(s.Bundle) > 0 {
 		var followed error
-		s.UserData, followed = c.follow(ctx, EncodeBundle(s.Bundle), true)
+		with := authorities{bundle: s.Bundle, signer: s.CA}
+		if with.earlier, followed = c.earlier(ctx); followed == nil {
+			s.UserData, followed = c.follow(ctx, with, true)
+		}
 		err = errors.Join(err, followed)
 	}
 	return s, err
@@ -248,12 +250,16 @@ func (c *Controller) rotate(ctx context.Context, force bool) ([]UserData, error)
 	}
 	c.tell(events)
 	// Machines are to know the CA before it signs anything.
-	userData, followed := c.follow(ctx, EncodeBundle(bundle), false)
-	published := followed == nil && !slices.ContainsFunc(userData, func(u UserData) bool { return u.Failed })
+	with := authorities{bundle: bundle, signer: ca.Config.Certs[0]}
+	if with.earlier, err = c.earlier(ctx); err != nil {
+		return nil, err
+	}
+	userData, followed := c.follow(ctx, with, false)
+	published, lacking := published(userData)
 	serving, err := certrotation.RotatedSelfSignedCertKeySecret{
 		Namespace: c.serving.namespace, Name: c.serving.name, Validity: Validity, Refresh: Refresh,
 		AdditionalAnnotations: described("serving certificate of the Machine Config Server"),
-		CertCreator:           &creator{hosts: c.o.Hostnames, published: published, force: force},
+		CertCreator:           &creator{hosts: c.o.Hostnames, published: published && followed == nil, lacking: lacking, force: force},
 		Lister:                secrets, Client: c.o.Client.CoreV1(), EventRecorder: events,
 	}.EnsureTargetCertKeyPair(ctx, ca, bundle)
 	if err != nil || serving == nil {
@@ -261,6 +267,16 @@ func (c *Controller) rotate(ctx context.Context, force bool) ([]UserData, error)
 	}
 	c.tell(events)
 	return userData, followed
+}
+
+// earlier are authorities that the bundle is in place of, besides its own: the
+// installer's, which is not in it any more when it has ended.
+func (c *Controller) earlier(ctx context.Context) ([]byte, error) {
+	legacy, err := c.configMap(ctx, key{legacyNamespace, legacyName})
+	if err != nil || legacy == nil {
+		return nil, err
+	}
+	return []byte(legacy.Data[legacyKey]), nil
 }
 
 // errFaster is library-go's silence about it.
@@ -436,6 +452,11 @@ func (s Status) findings(err error) []cluster.Finding {
 	}
 	if !s.Case.Ours() {
 		return all
+	}
+	if s.Leaf != nil && s.CA != nil {
+		if missing := Missing(s.Leaf, s.Hosts); len(missing) > 0 {
+			all = append(all, cluster.Finding{Reason: "CertificateRotation", Text: fmt.Sprintf("the serving certificate is not for %s, which the configuration names; the next one is, from %s on: %s", strings.Join(missing, ", "), day(Follows(s.Leaf, s.CA, s.Hosts)), "'certs rotate' does it before")})
+		}
 	}
 	for _, u := range s.UserData {
 		if u.Left != "" {

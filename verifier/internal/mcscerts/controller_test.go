@@ -15,6 +15,7 @@ import (
 	"math/big"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,6 +34,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
 const (
@@ -58,7 +60,12 @@ func newRig(t *testing.T, objects ...runtime.Object) *rig {
 	t.Helper()
 	lists := map[schema.GroupVersionResource]string{}
 	for _, m := range makers {
-		lists[m.resource] = "MakerList"
+		for _, v := range m.versions {
+			lists[schema.GroupVersionResource{Group: m.group, Version: v, Resource: m.resource}] = "MakerList"
+		}
+	}
+	if !slices.ContainsFunc(objects, func(o runtime.Object) bool { _, ok := o.(*corev1.ConfigMap); return ok }) {
+		objects = append(objects, rootCA(pair{pem: []byte(installed())}))
 	}
 	var plain, others []runtime.Object
 	for _, o := range objects {
@@ -129,6 +136,16 @@ type pair struct {
 	key  *ecdsa.PrivateKey
 	pem  []byte
 }
+
+// installed is the CA of a cluster whose pointer configs have it, and that has lost
+// everything else of it.
+var installed = sync.OnceValue(func() string {
+	ca, err := pki.NewCA("root-ca", time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC))
+	if err != nil {
+		panic(err)
+	}
+	return string(ca.Certificate)
+})
 
 // installerCA is a CA as openshift-install makes it.
 func installerCA(t *testing.T, name string, notBefore time.Time) pair {
@@ -253,7 +270,7 @@ func TestTenYearsRenewedAtEight(t *testing.T) {
 // a tenth of the period, and for each pointer config that can be written.
 func TestServingCertificateWaitsForTheCA(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, userData(t, "worker-user-data", []byte("x")))
+		r := newRig(t, userData(t, "worker-user-data", []byte(installed())))
 		first := r.sync()
 		time.Sleep(Refresh + time.Hour)
 		r.sync()
@@ -329,9 +346,9 @@ func TestServingCertificateThatNobodyCanUse(t *testing.T) {
 		broken.Data["tls.crt"] = []byte("nothing")
 		for name, objects := range map[string][]runtime.Object{
 			"expired":          {long.serving(t, corev1.SecretTypeTLS, host, "192.0.2.5"), rootCA(long)},
-			"of an unknown CA": {stranger.serving(t, corev1.SecretTypeTLS, host, "192.0.2.5")},
-			"not readable":     {broken},
-			"none":             {},
+			"of an unknown CA": {stranger.serving(t, corev1.SecretTypeTLS, host, "192.0.2.5"), rootCA(long)},
+			"not readable":     {broken, rootCA(long)},
+			"none":             {rootCA(long)},
 		} {
 			r := newRig(t, append(objects, userData(t, "worker-user-data", long.pem))...)
 			s := r.sync()
@@ -348,7 +365,7 @@ func TestServingCertificateThatNobodyCanUse(t *testing.T) {
 
 func TestOtherHostNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, userData(t, "worker-user-data", []byte("x")))
+		r := newRig(t, userData(t, "worker-user-data", []byte(installed())))
 		first := r.sync()
 		r.o.Hostnames = []string{"2001:db8:0::5", "192.0.2.5", strings.ToUpper(host)}
 		r.start()
@@ -359,20 +376,59 @@ func TestOtherHostNames(t *testing.T) {
 		if again := r.sync(); !again.Leaf.Equal(s.Leaf) {
 			t.Error("the same names in another form are others")
 		}
-		// With a new CA it waits until machines can know it.
-		time.Sleep(Refresh + time.Hour)
-		before := r.sync()
+		// One that is for more than is asked for is good until its renewal.
 		r.o.Hostnames = []string{host}
 		r.start()
-		r.sync()
-		if s := r.sync(); !s.Leaf.Equal(before.Leaf) {
-			t.Error("a CA of a moment ago signed it")
+		if again := r.sync(); !again.Leaf.Equal(s.Leaf) || len(r.c.Findings()) > 0 {
+			t.Errorf("a name fewer: it was replaced, or findings %v", r.c.Findings())
 		}
-		time.Sleep(Publish)
-		if s := r.sync(); s.Leaf.CheckSignatureFrom(s.CA) != nil || !slices.Equal(Hosts(s.Leaf), []string{host}) {
+		// With a new CA it waits until machines can know it, and says so.
+		time.Sleep(7 * year)
+		if _, _, err := r.c.Rotate(t.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+		before := r.sync()
+		r.o.Hostnames = []string{host, "192.0.2.9"}
+		r.start()
+		for range 2 {
+			if s := r.sync(); !s.Leaf.Equal(before.Leaf) {
+				t.Error("a CA that machines may not know signed it")
+			}
+			if f := r.c.Findings(); len(f) != 1 || !strings.Contains(f[0].Text, "is not for 192.0.2.9") {
+				t.Errorf("findings %v", f)
+			}
+			time.Sleep(Refresh/10 - time.Hour)
+		}
+		if s := r.sync(); s.Leaf.CheckSignatureFrom(s.CA) != nil || !slices.Equal(Hosts(s.Leaf), []string{"192.0.2.9", host}) || len(r.c.Findings()) > 0 {
 			t.Error("it still waits")
 		}
 	})
+}
+
+// An installer's certificate for one address more than the configuration has stays
+// after init, and when it lacks one it waits for pointer configs outside, too; an
+// administrator need not.
+func TestInitKeepsTheInstallersCertificateForMonths(t *testing.T) {
+	for _, hosts := range [][]string{{host, "192.0.2.5", "192.0.2.6"}, {host}} {
+		synctest.Test(t, func(t *testing.T) {
+			old := installerCA(t, "root-ca", time.Now().Add(-year))
+			r := newRig(t, old.serving(t, corev1.SecretTypeTLS, hosts...), rootCA(old), userData(t, "worker-user-data", old.pem))
+			if _, err := r.c.Init(t.Context(), false); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(Refresh/10 - time.Hour)
+			s := r.sync()
+			if s.Leaf.CheckSignatureFrom(old.cert) != nil {
+				t.Fatal("machines with the installer's pointer config fail")
+			}
+			if want := len(hosts) == 1; (len(r.c.Findings()) == 1) != want {
+				t.Errorf("findings %v", r.c.Findings())
+			}
+			if step, s, err := r.c.Rotate(t.Context(), false); err != nil || step != StepServing || len(Missing(s.Leaf, r.o.Hostnames)) > 0 {
+				t.Errorf("%s, %v", step, err)
+			}
+		})
+	}
 }
 
 func TestWhoRenews(t *testing.T) {
@@ -399,7 +455,7 @@ func TestWhoRenews(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := newRig(t, append(c.objects, userData(t, "worker-user-data", []byte("x")))...)
+				r := newRig(t, append(c.objects, userData(t, "worker-user-data", []byte(installed())))...)
 				r.o.Always = c.always
 				r.start()
 				before := r.objects()
@@ -443,7 +499,7 @@ func (r *rig) objects() string {
 func TestTheOperatorTakesOver(t *testing.T) {
 	for _, always := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			r := newRig(t, userData(t, "worker-user-data", []byte("x")))
+			r := newRig(t, userData(t, "worker-user-data", []byte(installed())))
 			r.o.Always = always
 			r.start()
 			r.sync()
@@ -468,13 +524,13 @@ func TestTheOperatorTakesOver(t *testing.T) {
 
 func TestPointerConfigsFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		owned := userData(t, "argo-user-data", []byte("x"))
+		owned := userData(t, "argo-user-data", []byte(installed()))
 		owned.Labels = map[string]string{"argocd.argoproj.io/instance": "a"}
 		script := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: machines, Name: "windows-user-data"}, Data: map[string][]byte{"userData": []byte("<powershell>")}}
-		managed := userData(t, "worker-user-data-managed", []byte("x"))
-		capi := userData(t, "capi-user-data", []byte("x"))
+		managed := userData(t, "worker-user-data-managed", []byte(installed()))
+		capi := userData(t, "capi-user-data", []byte(installed()))
 		capi.Data = map[string][]byte{"value": capi.Data["userData"], "format": []byte("ignition")}
-		r := newRig(t, userData(t, "worker-user-data", []byte("x")), userData(t, "infra-user-data", []byte("x")), managed, capi, owned, script,
+		r := newRig(t, userData(t, "worker-user-data", []byte(installed())), userData(t, "infra-user-data", []byte(installed())), managed, capi, owned, script,
 			&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: machines, Name: "cloud-credentials"}, Data: map[string][]byte{"userData": []byte("{}")}})
 		r.o.ListUserData = true
 		r.start()
@@ -518,7 +574,7 @@ func TestPointerConfigsFollow(t *testing.T) {
 // may not be read is named.
 func TestPointerConfigsOfMachineSets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, machineSetOf("infra-user-data"), userData(t, "infra-user-data", []byte("x")))
+		r := newRig(t, machineSetOf("infra-user-data"), userData(t, "infra-user-data", []byte(installed())))
 		r.o.Always = true
 		r.start()
 		s := r.sync()
@@ -535,10 +591,147 @@ func TestPointerConfigsOfMachineSets(t *testing.T) {
 	})
 }
 
+// Before 4.19 the machine-config-operator makes NAME-managed from the installer's CA:
+// what is served stays that CA's for as long as a MachineSet names one of them.
+func TestManagedPointerConfigsHoldTheSwitchUp(t *testing.T) {
+	const name = "worker-user-data-managed"
+	synctest.Test(t, func(t *testing.T) {
+		old := installerCA(t, "root-ca", time.Now().Add(-year))
+		of := userData(t, name, old.pem)
+		r := newRig(t, old.serving(t, corev1.SecretTypeTLS, "192.0.2.5", host), rootCA(old), of, userData(t, "worker-user-data", old.pem), machineSetOf(name))
+		r.sync()
+		time.Sleep(operatorDelay + time.Minute)
+		first := r.sync()
+		if first.Case != CaseOldOperator {
+			t.Fatal(first.Case)
+		}
+		finding := func(want string) {
+			t.Helper()
+			if f := r.c.Findings(); len(f) != 1 || !strings.Contains(f[0].Text, name) || !strings.Contains(f[0].Text, want) {
+				t.Errorf("findings %v", f)
+			}
+		}
+		finding("before 4.19")
+		time.Sleep(Publish)
+		var early *TooEarly
+		if _, _, err := r.c.Rotate(t.Context(), false); !errors.As(err, &early) || !strings.Contains(err.Error(), name) {
+			t.Errorf("certs rotate: %v", err)
+		}
+		for range 12 * 7 {
+			time.Sleep(31 * 24 * time.Hour)
+			if s := r.sync(); verify(s.Leaf, r.pointerRoots(name), time.Now()) != nil {
+				t.Fatal("a machine with the operator's pointer config fails")
+			}
+		}
+		secrets := r.client.CoreV1().Secrets(machines)
+		got, err := secrets.Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil || string(got.Data["userData"]) != string(of.Data["userData"]) {
+			t.Errorf("%v: the operator's own was written", err)
+		}
+		// One that may not be read is no better.
+		no := true
+		r.client.PrependReactor("get", "secrets", func(a ktesting.Action) (bool, runtime.Object, error) {
+			get, ok := a.(ktesting.GetAction)
+			return no && ok && get.GetName() == name, nil, kerrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, name, nil)
+		})
+		if s := r.sync(); s.Leaf.CheckSignatureFrom(s.CA) == nil {
+			t.Error("it does not wait for what it may not read")
+		}
+		finding("may not be read")
+		no = false
+		// The operator is upgraded, and its pointer config has the bundle.
+		if _, err := secrets.Update(t.Context(), userData(t, name, EncodeBundle(r.c.Status().Bundle)), metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if s := r.sync(); s.Leaf.CheckSignatureFrom(s.CA) != nil || len(r.c.Findings()) > 0 {
+			t.Errorf("it still waits: %v", r.c.Findings())
+		}
+	})
+}
+
+// A pointer config that is somebody else's and does not have the new CA is waited
+// for until the last month; one that knows nothing of what is served now is not.
+func TestPointerConfigsOfOthersAreWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		old, stranger := installerCA(t, "root-ca", time.Now().Add(-year)), installerCA(t, "stranger", time.Now())
+		gitops := userData(t, "infra-user-data", old.pem)
+		gitops.Labels = map[string]string{"argocd.argoproj.io/instance": "x"}
+		script := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: machines, Name: "windows-user-data"}, Data: map[string][]byte{"userData": []byte("<powershell>")}}
+		r := newRig(t, old.serving(t, corev1.SecretTypeTLS, "192.0.2.5", host), rootCA(old), gitops, script, userData(t, "http-user-data", stranger.pem))
+		for _, name := range []string{"infra", "windows", "http"} {
+			r.o.UserDataSecrets = append(r.o.UserDataSecrets, machines+"/"+name+"-user-data")
+		}
+		r.start()
+		first := r.sync()
+		time.Sleep(Publish)
+		var early *TooEarly
+		_, _, err := r.c.Rotate(t.Context(), false)
+		if !errors.As(err, &early) || !strings.HasSuffix(err.Error(), ": "+machines+"/infra-user-data") {
+			t.Errorf("certs rotate: %v", err)
+		}
+		if len(r.c.Findings()) != 3 || verify(first.Leaf, r.pointerRoots("infra-user-data"), time.Now()) != nil {
+			t.Errorf("findings %v", r.c.Findings())
+		}
+		for last := first.Leaf.NotAfter.Add(-atLast - time.Hour); time.Now().Before(last); {
+			time.Sleep(min(60*24*time.Hour, time.Until(last)))
+			if s := r.sync(); !s.Leaf.Equal(first.Leaf) {
+				t.Fatal("before the last month it does not wait")
+			}
+		}
+		time.Sleep(2 * time.Hour)
+		if s := r.sync(); s.Leaf.Equal(first.Leaf) {
+			t.Error("it waits until nothing can be served")
+		}
+	})
+}
+
+// Who keeps a pointer config elsewhere puts the bundle into it there; in another form
+// it is as good.
+func TestPointerConfigsOfOthersThatHaveTheBundle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		old := installerCA(t, "root-ca", time.Now().Add(-year))
+		gitops := userData(t, "infra-user-data", old.pem)
+		gitops.Labels = map[string]string{"argocd.argoproj.io/instance": "x"}
+		r := newRig(t, old.serving(t, corev1.SecretTypeTLS, "192.0.2.5", host), rootCA(old), gitops)
+		r.o.UserDataSecrets = []string{machines + "/infra-user-data"}
+		r.start()
+		s := r.sync()
+		next := userData(t, gitops.Name, append([]byte("# both\n"), EncodeBundle([]*x509.Certificate{old.cert, s.CA})...))
+		next.Labels = gitops.Labels
+		if err := r.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("secrets"), next, machines); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(Publish)
+		if step, _, err := r.c.Rotate(t.Context(), false); err != nil || step != StepServing || len(r.c.Findings()) > 0 {
+			t.Errorf("%s, %v, findings %v", step, err, r.c.Findings())
+		}
+	})
+}
+
+// Clusters with an older Cluster API have its MachineSets in an older version.
+func TestMachineSetsOfAnOlderClusterAPI(t *testing.T) {
+	for _, version := range []string{"v1beta2", "v1beta1"} {
+		synctest.Test(t, func(t *testing.T) {
+			set := &unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": "cluster.x-k8s.io/" + version, "kind": "MachineSet", "metadata": map[string]any{"namespace": machines, "name": "workers"},
+				"spec": map[string]any{"template": map[string]any{"spec": map[string]any{"bootstrap": map[string]any{"dataSecretName": "capi-user-data"}}}},
+			}}
+			r := newRig(t, set, userData(t, "capi-user-data", []byte(installed())))
+			r.dynamic.PrependReactor("list", "machinesets", func(a ktesting.Action) (bool, runtime.Object, error) {
+				at := a.GetResource()
+				return at.Group == "cluster.x-k8s.io" && at.Version != version, nil, kerrors.NewNotFound(at.GroupResource(), "")
+			})
+			if s := r.sync(); len(s.UserData) != 1 || verify(s.Leaf, r.pointerRoots("capi-user-data"), time.Now()) != nil {
+				t.Errorf("%s: %v", version, s.UserData)
+			}
+		})
+	}
+}
+
 // Errors are a finding and one Event, and end when they do.
 func TestErrorsAreTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, userData(t, "worker-user-data", []byte("x")))
+		r := newRig(t, userData(t, "worker-user-data", []byte(installed())))
 		down := true
 		r.client.PrependReactor("create", "secrets", func(ktesting.Action) (bool, runtime.Object, error) {
 			return down, nil, kerrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "machine-config-server-ca", errors.New("no"))
@@ -576,7 +769,7 @@ func TestErrorsAreTold(t *testing.T) {
 
 func TestRotateStepByStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, userData(t, "worker-user-data", []byte("x")))
+		r := newRig(t, userData(t, "worker-user-data", []byte(installed())))
 		if _, _, err := r.c.Rotate(t.Context(), false); err == nil || !strings.Contains(err.Error(), "certs init") {
 			t.Errorf("without a CA: %v", err)
 		}

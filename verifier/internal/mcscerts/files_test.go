@@ -1,13 +1,14 @@
 package mcscerts
 
 import (
-	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -144,25 +145,92 @@ func TestFolderRotateStepByStep(t *testing.T) {
 }
 
 // At each point where a crash may be there is something that can be served, and the
-// next command completes it.
+// next commands complete it, by hand or by the calendar, so that machines with the
+// pointer config of the folder always come in.
 func TestFolderAfterACrash(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		kept []string // that the first step had not written yet
+	}{
+		{"before the key", []string{"tls/ca.key", "pointers/worker.ign"}},
+		{"before the pointer configs", []string{"pointers/worker.ign"}},
+	} {
+		t.Run(c.name+", by the calendar", func(t *testing.T) {
+			f := newFiles(t)
+			f.now = f.now.Add(Refresh + 48*time.Hour)
+			f.crash(c.kept, func() {
+				if steps, _, err := f.Due(); err != nil || len(steps) != 1 {
+					t.Fatalf("%v, %v", steps, err)
+				}
+			})
+			served := false
+			for range 2 * 365 {
+				f.now = f.now.Add(24 * time.Hour)
+				steps, s, err := f.Due()
+				if err != nil {
+					t.Fatal(err)
+				}
+				served = served || slices.Contains(steps, StepServing)
+				if err := verify(s.Leaf, f.roots(), f.now); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if s := f.look(); !served || s.Leaf.CheckSignatureFrom(s.CA) != nil {
+				t.Error("the serving certificate never follows")
+			}
+		})
+		t.Run(c.name+", by hand", func(t *testing.T) {
+			f := newFiles(t)
+			f.crash(c.kept, func() {
+				if step, _, err := f.Rotate(false); err != nil || step != StepCA {
+					t.Fatalf("%s, %v", step, err)
+				}
+			})
+			step := StepCA
+			for range 2 {
+				f.now = f.now.Add(Publish)
+				s, status, err := f.Rotate(false)
+				if step = s; err != nil {
+					t.Fatal(err)
+				}
+				if err := verify(status.Leaf, f.roots(), f.now); err != nil {
+					t.Fatal(err)
+				}
+				if step == StepServing {
+					break
+				}
+			}
+			if step != StepServing {
+				t.Error("there is no end")
+			}
+		})
+	}
+}
+
+// crash does something, and takes back what it had written to these files.
+func (f *files) crash(files []string, do func()) {
+	f.t.Helper()
+	before := map[string]string{}
+	for _, name := range files {
+		before[name] = f.read(name)
+	}
+	do()
+	for name, raw := range before {
+		if f.read(name) == raw {
+			f.t.Fatalf("%s was not written", name)
+		}
+		f.write(name, []byte(raw))
+	}
+}
+
+func TestFolderAfterACrashOfTheServingCertificate(t *testing.T) {
 	f := newFiles(t)
-	first := f.look()
-	// After the bundle, before the key: a CA that nobody has the key of.
-	key := f.read("tls/ca.key")
 	if _, _, err := f.Rotate(false); err != nil {
 		t.Fatal(err)
 	}
-	f.write("tls/ca.key", []byte(key))
-	if s := f.look(); !s.CA.Equal(first.CA) {
-		t.Error("the CA is not the one whose key is there")
-	}
-	if step, s, err := f.Rotate(false); err != nil || step != StepCA || len(s.Bundle) != 3 {
-		t.Fatalf("once more: %s, %v", step, err)
-	}
 	f.now = f.now.Add(Publish)
 	// After the serving certificate's key, before the certificate.
-	oldCrt, oldKey := f.read("tls/tls.crt"), f.read("tls/tls.key")
+	oldCrt := f.read("tls/tls.crt")
 	if _, _, err := f.Rotate(false); err != nil {
 		t.Fatal(err)
 	}
@@ -186,8 +254,60 @@ func TestFolderAfterACrash(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(f.Dir, "tls/tls.crt.next")); !errors.Is(err, fs.ErrNotExist) {
 		t.Error("what was left is still there")
 	}
-	if _, err := tls.X509KeyPair([]byte(oldCrt), []byte(oldKey)); err != nil {
+}
+
+// Two commands at once: one is refused, and has changed nothing.
+func TestFolderIsLocked(t *testing.T) {
+	f := newFiles(t)
+	unlock, err := f.lock()
+	if err != nil {
 		t.Fatal(err)
+	}
+	before := f.read("tls/ca.crt")
+	_, _, byHand := f.Rotate(true)
+	_, _, byCalendar := f.Due()
+	_, anew := f.Init()
+	for _, err := range []error{byHand, byCalendar, anew} {
+		if err == nil || !strings.Contains(err.Error(), "another command") {
+			t.Error(err)
+		}
+	}
+	if f.look(); f.read("tls/ca.crt") != before {
+		t.Error("something was written")
+	}
+	unlock()
+	if _, _, err := f.Rotate(false); err != nil {
+		t.Error(err)
+	}
+}
+
+// A pointer config keeps its mode, and one with another CA alone is waited for only
+// where it knows what is served now.
+func TestFolderPointerConfigs(t *testing.T) {
+	f := newFiles(t)
+	worker := filepath.Join(f.Dir, "pointers/worker.ign")
+	ca := []byte(f.read("tls/ca.crt"))
+	two := strings.Replace(f.read("pointers/worker.ign"), `"certificateAuthorities":[`, `"certificateAuthorities":[{"source":"data:;base64,`+base64.StdEncoding.EncodeToString(ca)+`"},`, 1)
+	f.write("pointers/two.ign", []byte(two))
+	f.write("pointers/http.ign", userData(t, "", []byte(installed())).Data["userData"])
+	for _, mode := range []fs.FileMode{0o640, 0o600} {
+		if err := os.Chmod(worker, mode); err != nil {
+			t.Fatal(err)
+		}
+		before := f.read("pointers/worker.ign")
+		if _, _, err := f.Rotate(true); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(worker); err != nil || info.Mode() != mode || mode == 0o640 && f.read("pointers/worker.ign") == before {
+			t.Errorf("%v %v", info.Mode(), err)
+		}
+		if mode == 0o640 {
+			f.now = f.now.Add(Publish)
+			var early *TooEarly
+			if _, _, err := f.Rotate(false); !errors.As(err, &early) || !strings.HasSuffix(err.Error(), ": pointers/two.ign") {
+				t.Errorf("second step: %v", err)
+			}
+		}
 	}
 }
 
@@ -201,7 +321,7 @@ func TestFolderWithoutTheKey(t *testing.T) {
 		t.Error("whose key is there?")
 	}
 	f.Hosts = []string{"other.example.com"}
-	if steps, _, err := f.Due(); err != nil || len(steps) != 0 {
+	if steps, _, err := f.Due(); err == nil || len(steps) != 0 || !strings.Contains(err.Error(), "put it there") {
 		t.Errorf("names that changed, without a key: %v, %v", steps, err)
 	}
 	f.Hosts = []string{host}
@@ -218,7 +338,8 @@ func TestFolderThatIsBroken(t *testing.T) {
 	for name, c := range map[string]struct{ file, content, want string }{
 		"a bundle of nothing":   {"tls/ca.crt", "x", "tls/ca.crt: no certificate"},
 		"no serving":            {"tls/tls.crt", "", "tls/tls.crt: no certificate"},
-		"a key of nobody":       {"tls/ca.key", "x", "the key of no CA"},
+		"a key that is none":    {"tls/ca.key", "x", "no private key in PEM"},
+		"a key of nobody":       {"tls/ca.key", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "the key of no CA"},
 		"a broken certificate":  {"tls/ca.crt", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "certificate 0"},
 		"a pointer that is odd": {"pointers/worker.ign", "#!/bin/sh", ""},
 	} {

@@ -3,6 +3,7 @@ package mcscerts
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"slices"
@@ -15,30 +16,70 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 )
 
-// suffix is what the names of pointer configs end in.
-const suffix = "-user-data"
+// suffix is what the names of pointer configs end in; managed is what those end in
+// that the machine-config-operator makes from them and from a CA of its choice: before
+// 4.19 the installer's, whatever is served.
+const suffix, managed = "-user-data", "-managed"
 
 // UserData is one pointer config and how it is with the bundle.
 type UserData struct {
 	Secret string // namespace/name
 	// Left says why it stays as it is; "" if it has the bundle.
 	Left string
-	// Failed: it should have been changed and could not be.
+	// Failed: it should have been changed and could not be, or it is the operator's and
+	// does not have the CA that signs: machines would fail with it.
 	Failed bool
+	// Lacks: it is somebody else's, and machines that know what is served now by it
+	// would not know what the next CA signs.
+	Lacks bool
+}
+
+// authorities are what pointer configs are to have, and who signs next.
+type authorities struct {
+	bundle []*x509.Certificate
+	// earlier are authorities in PEM that the bundle is in place of.
+	earlier []byte
+	signer  *x509.Certificate // nil: nobody does
+}
+
+// lacks says whether a machine with this user data would no longer know what is
+// served when the signer has signed it. What is no Ignition config has no say, nor
+// what does not know what is served now: its CAs are none of the bundle's.
+func (a authorities) lacks(userData []byte) bool {
+	have, err := pointer.Authorities(userData)
+	switch {
+	case a.signer == nil, errors.Is(err, pointer.ErrEmpty), errors.Is(err, pointer.ErrNotIgnition):
+		return false
+	case err != nil:
+		return true // it cannot be told
+	}
+	return !contains(have, a.signer) && slices.ContainsFunc(have, func(c *x509.Certificate) bool { return contains(a.bundle, c) })
+}
+
+// complete: it has them all, in whatever form.
+func (a authorities) complete(userData []byte) bool {
+	have, err := pointer.Authorities(userData)
+	return err == nil && !slices.ContainsFunc(a.bundle, func(c *x509.Certificate) bool { return !contains(have, c) })
+}
+
+// published: every pointer config that can be written has the CA that signs; lacking:
+// one that cannot does not.
+func published(all []UserData) (yes, lacking bool) {
+	return !slices.ContainsFunc(all, func(u UserData) bool { return u.Failed }), slices.ContainsFunc(all, func(u UserData) bool { return u.Lacks })
 }
 
 // follow brings the bundle into the pointer configs: those that the configuration
 // names, those that MachineSets name, and where the account may list Secrets every
-// one whose name ends in -user-data.
+// one whose name ends in -user-data. Those that end in -managed are read alone.
 // With dry it only says what it would find.
-func (c *Controller) follow(ctx context.Context, bundle []byte, dry bool) ([]UserData, error) {
+func (c *Controller) follow(ctx context.Context, with authorities, dry bool) ([]UserData, error) {
 	places, err := c.places(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var all []UserData
 	for _, k := range places {
-		u, there := c.followOne(ctx, k, bundle, dry)
+		u, there := c.followOne(ctx, k, with, dry)
 		if there {
 			all = append(all, u)
 		}
@@ -54,7 +95,7 @@ func (c *Controller) places(ctx context.Context) ([]key, error) {
 		return nil, err
 	}
 	for _, s := range sets {
-		if s.userData.name != "" && !strings.HasSuffix(s.userData.name, "-managed") {
+		if s.userData.name != "" {
 			all = append(all, s.userData)
 		}
 	}
@@ -80,10 +121,10 @@ func (c *Controller) places(ctx context.Context) ([]key, error) {
 }
 
 // followOne changes the authority of one pointer config, if it is ours to change.
-func (c *Controller) followOne(ctx context.Context, k key, bundle []byte, dry bool) (u UserData, there bool) {
-	u.Secret = k.String()
+func (c *Controller) followOne(ctx context.Context, k key, with authorities, dry bool) (u UserData, there bool) {
 	secrets := c.o.Client.CoreV1().Secrets(k.namespace)
 	for range 3 {
+		u = UserData{Secret: k.String()}
 		s, err := secrets.Get(ctx, k.name, metav1.GetOptions{})
 		switch {
 		case kerrors.IsNotFound(err):
@@ -95,8 +136,7 @@ func (c *Controller) followOne(ctx context.Context, k key, bundle []byte, dry bo
 			u.Left, u.Failed = err.Error(), true
 			return u, true
 		}
-		var next []byte
-		if u.Left, u.Failed, next = c.renew(s, bundle); u.Left != "" || next == nil {
+		if !renew(s, with, &u) {
 			return u, true
 		}
 		if dry {
@@ -115,8 +155,8 @@ func (c *Controller) followOne(ctx context.Context, k key, bundle []byte, dry bo
 	return u, true
 }
 
-// renew changes the Secret in memory; next is nil where nothing is to be done.
-func (c *Controller) renew(s *corev1.Secret, bundle []byte) (left string, failed bool, next []byte) {
+// renew changes the Secret in memory, and says whether it did; u is how it is else.
+func renew(s *corev1.Secret, with authorities, u *UserData) bool {
 	owner := pointer.UserData{Name: s.Name, Labels: s.Labels, Annotations: s.Annotations}
 	for _, r := range s.OwnerReferences {
 		owner.Owners = append(owner.Owners, r.Kind+"/"+r.Name)
@@ -126,19 +166,32 @@ func (c *Controller) renew(s *corev1.Secret, bundle []byte) (left string, failed
 	if _, ok := s.Data[field]; !ok && string(s.Data["format"]) == "ignition" {
 		field = "value"
 	}
-	next, err := pointer.SetAuthorities(s.Data[field], bundle)
+	have := s.Data[field]
+	if strings.HasSuffix(s.Name, managed) {
+		all, err := pointer.Authorities(have)
+		switch {
+		case err != nil && (errors.Is(err, pointer.ErrEmpty) || errors.Is(err, pointer.ErrNotIgnition)):
+			u.Left = err.Error()
+		case with.signer != nil && !contains(all, with.signer):
+			u.Left, u.Failed = "the machine-config-operator makes it, without the CA that signs next: before 4.19 it knows the installer's CA alone; have the MachineSet name "+strings.TrimSuffix(s.Name, managed)+" instead, or upgrade", true
+		}
+		return false
+	}
+	next, err := pointer.SetAuthorities(have, EncodeBundle(with.bundle), with.earlier)
 	var alone *pointer.LeftAlone
 	switch {
 	case errors.As(err, &alone):
-		return alone.Why, false, nil
+		u.Left, u.Lacks = alone.Why, with.lacks(have)
 	case err != nil:
-		return err.Error(), true, nil
-	case string(next) == string(s.Data[field]):
-		return "", false, nil
+		u.Left, u.Failed = err.Error(), true
+	case string(next) == string(have):
+	case owner.Managed() != "":
+		if !with.complete(have) {
+			u.Left, u.Lacks = owner.Managed(), with.lacks(have)
+		}
+	default:
+		s.Data[field] = next
+		return true
 	}
-	if why := owner.Managed(); why != "" {
-		return why, false, nil
-	}
-	s.Data[field] = next
-	return "", false, next
+	return false
 }

@@ -28,9 +28,11 @@ const (
 	Validity = 10 * year
 	Refresh  = 8 * year
 	// Publish is how old a CA is at least before something new is signed with it,
-	// where it cannot wait for a tenth of Refresh: other host names, or an
-	// administrator's word. A machine that boots now is done by then.
-	Publish = time.Hour
+	// where it does not wait for a tenth of Refresh: on an administrator's word, and in
+	// the last month. A machine that boots now is done by then, and one whose clock is a
+	// day behind takes the CA for valid: a CA begins when it is made, unlike a serving
+	// certificate (see backdate).
+	Publish = 25 * time.Hour
 	// atLast is how long before its end a serving certificate is replaced however
 	// young the CA is.
 	atLast = 30 * 24 * time.Hour
@@ -48,16 +50,18 @@ type serving struct {
 	bundle []*x509.Certificate
 	// published: every pointer config that can be written has the signer's CA.
 	published bool
-	force     bool
+	// lacking: a pointer config that is somebody else's does not.
+	lacking bool
+	force   bool
 }
 
 // due says why the serving certificate is to be replaced now; "" if it is not:
 //
 //   - there is none, it has expired, or no CA of the bundle issued it: at once;
 //   - an administrator says so: at once;
-//   - it is for other host names, or past eight years, or past four fifths of its
-//     life: if it and the next one have the same CA, or the new CA is published and
-//     old enough.
+//   - it is not for all host names, or is past its renewal: if it and the next one have
+//     the same CA, or the new CA is old enough (see [Follows]) and published. In the last
+//     month only pointer configs that the verifier writes are waited for.
 func (s serving) due() string {
 	if s.leaf == nil {
 		return "there is none"
@@ -71,23 +75,50 @@ func (s serving) due() string {
 	if s.force {
 		return "it was asked for"
 	}
-	why, wait := "", Publish
-	if have := Hosts(s.leaf); !slices.Equal(have, canonical(s.hosts)) {
-		why = fmt.Sprintf("it is for %s and should be for %s", strings.Join(have, ","), strings.Join(canonical(s.hosts), ","))
-	} else if !s.now.Before(Renewal(s.leaf)) {
-		why, wait = "it is past its renewal on "+day(Renewal(s.leaf)), Refresh/10
+	why := "it is past its renewal on " + day(Renewal(s.leaf))
+	if missing := Missing(s.leaf, s.hosts); len(missing) > 0 {
+		why = "it is not for " + strings.Join(missing, ", ")
 	}
-	if why == "" || s.leaf.CheckSignatureFrom(s.signer) == nil {
+	switch {
+	case s.now.Before(Follows(s.leaf, s.signer, s.hosts)):
+		return ""
+	case s.leaf.CheckSignatureFrom(s.signer) == nil:
 		return why
-	}
-	age := s.now.Sub(s.signer.NotBefore)
-	if s.leaf.NotAfter.Sub(s.now) < atLast {
-		wait = Publish
-	}
-	if !s.published || age < wait {
+	case !s.published, s.lacking && s.leaf.NotAfter.Sub(s.now) >= atLast:
 		return ""
 	}
 	return why
+}
+
+// Follows is when the serving certificate is replaced by one that the signer signs: at
+// its renewal, or, where it is not for all hosts, before that. With another CA than its
+// own it waits until that is a tenth of Refresh old, or in the last month [Publish].
+func Follows(leaf, signer *x509.Certificate, hosts []string) time.Time {
+	at := Renewal(leaf)
+	if len(Missing(leaf, hosts)) > 0 {
+		at = leaf.NotBefore
+	}
+	if leaf.CheckSignatureFrom(signer) == nil {
+		return at
+	}
+	known := signer.NotBefore.Add(Refresh / 10)
+	last := leaf.NotAfter.Add(-atLast)
+	if published := signer.NotBefore.Add(Publish); last.Before(published) {
+		last = published
+	}
+	if last.Before(known) {
+		known = last
+	}
+	if at.Before(known) {
+		return known
+	}
+	return at
+}
+
+// Missing are the hosts that a certificate is not for.
+func Missing(c *x509.Certificate, hosts []string) []string {
+	have := Hosts(c)
+	return slices.DeleteFunc(canonical(hosts), func(h string) bool { return slices.Contains(have, h) })
 }
 
 // Renewal is when a certificate of ours is to be replaced.
@@ -180,6 +211,7 @@ func newLeaf(ca *x509.Certificate, caKey any, hosts []string, now, notAfter time
 type creator struct {
 	hosts     []string
 	published bool
+	lacking   bool
 	force     bool
 }
 
@@ -197,7 +229,7 @@ func (c *creator) NewCertificate(signer *crypto.CA, validity time.Duration) (*cr
 // NeedNewTargetCertKeyPair implements certrotation.TargetCertCreator. It looks at
 // the certificate and not at annotations: the installer's has none.
 func (c *creator) NeedNewTargetCertKeyPair(s *corev1.Secret, signer *crypto.CA, bundle []*x509.Certificate, _ time.Duration, _, creationRequired bool) string {
-	state := serving{now: time.Now(), hosts: c.hosts, signer: signer.Config.Certs[0], bundle: bundle, published: c.published, force: c.force}
+	state := serving{now: time.Now(), hosts: c.hosts, signer: signer.Config.Certs[0], bundle: bundle, published: c.published, lacking: c.lacking, force: c.force}
 	if chain, err := parseCertificates(s.Data[corev1.TLSCertKey]); err == nil && !creationRequired {
 		state.leaf = chain[0]
 	}

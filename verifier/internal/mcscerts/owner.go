@@ -137,17 +137,19 @@ type key struct{ namespace, name string }
 
 func (k key) String() string { return k.namespace + "/" + k.name }
 
-// The kinds that name user data, and where in the object.
+// The kinds that name user data, and where in the object. Of the versions the first
+// that is served counts.
 var makers = []struct {
-	resource schema.GroupVersionResource
-	operator bool
-	path     []string
+	group, resource string
+	versions        []string
+	operator        bool
+	path            []string
 }{
-	{schema.GroupVersionResource{Group: "machine.openshift.io", Version: "v1beta1", Resource: "machinesets"}, true,
+	{"machine.openshift.io", "machinesets", []string{"v1beta1"}, true,
 		[]string{"spec", "template", "spec", "providerSpec", "value", "userDataSecret", "name"}},
-	{schema.GroupVersionResource{Group: "machine.openshift.io", Version: "v1", Resource: "controlplanemachinesets"}, false,
+	{"machine.openshift.io", "controlplanemachinesets", []string{"v1"}, false,
 		[]string{"spec", "template", "machines_v1beta1_machine_openshift_io", "spec", "providerSpec", "value", "userDataSecret", "name"}},
-	{schema.GroupVersionResource{Group: "cluster.x-k8s.io", Version: "v1beta2", Resource: "machinesets"}, false,
+	{"cluster.x-k8s.io", "machinesets", []string{"v1beta2", "v1beta1"}, false,
 		[]string{"spec", "template", "spec", "bootstrap", "dataSecretName"}},
 }
 
@@ -160,23 +162,34 @@ func (c *Controller) machineSets(ctx context.Context) ([]machineSet, error) {
 			if namespace == "*" {
 				namespace = metav1.NamespaceAll
 			}
-			for next := ""; ; {
-				page, err := c.o.Dynamic.Resource(m.resource).Namespace(namespace).List(ctx, metav1.ListOptions{Limit: 500, Continue: next})
+			for _, version := range m.versions {
+				items, err := c.list(ctx, schema.GroupVersionResource{Group: m.group, Version: version, Resource: m.resource}, namespace)
 				if kerrors.IsNotFound(err) || meta.IsNoMatchError(err) {
-					break
+					continue
 				}
 				if err != nil {
-					return nil, fmt.Errorf("list %s in %s: %w", m.resource.GroupResource(), namespace, err)
+					return nil, fmt.Errorf("list %s.%s in %s: %w", m.resource, m.group, namespace, err)
 				}
-				for _, o := range page.Items {
+				for _, o := range items {
 					name, _, _ := unstructured.NestedString(o.Object, m.path...)
 					all = append(all, machineSet{o.GetKind() + " " + o.GetNamespace() + "/" + o.GetName(), key{o.GetNamespace(), name}, m.operator})
 				}
-				if next = page.GetContinue(); next == "" {
-					break
-				}
+				break
 			}
 		}
 	}
 	return all, nil
+}
+
+func (c *Controller) list(ctx context.Context, resource schema.GroupVersionResource, namespace string) (all []unstructured.Unstructured, err error) {
+	for next := ""; ; {
+		page, err := c.o.Dynamic.Resource(resource).Namespace(namespace).List(ctx, metav1.ListOptions{Limit: 500, Continue: next})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, page.Items...)
+		if next = page.GetContinue(); next == "" {
+			return all, nil
+		}
+	}
 }

@@ -173,16 +173,22 @@ func (c *Controller) newCA(ctx context.Context) (Status, error) {
 // readyToServe says why the newest CA is not yet to sign what is served.
 func readyToServe(ca *x509.Certificate, userData []UserData, now time.Time) error {
 	if age := now.Sub(ca.NotBefore); age < Publish {
-		return tooEarly("the new CA is %v old: a machine that began to boot before it is not done before it is %v old", age.Round(time.Second), Publish)
+		return tooEarly("the new CA is %v old: before it is %v old a machine may still be booting that does not know it, or one whose clock is behind take it for one of the future", age.Round(time.Second), Publish)
 	}
-	var failed []string
+	var failed, lacking []string
 	for _, u := range userData {
-		if u.Failed {
+		switch {
+		case u.Failed:
 			failed = append(failed, u.Secret)
+		case u.Lacks:
+			lacking = append(lacking, u.Secret)
 		}
 	}
 	if len(failed) > 0 {
 		return tooEarly("pointer configs do not have the new CA: %s", strings.Join(failed, ", "))
+	}
+	if len(lacking) > 0 {
+		return tooEarly("pointer configs that are somebody else's to change do not have the new CA: %s", strings.Join(lacking, ", "))
 	}
 	return nil
 }
