@@ -11,7 +11,8 @@ import (
 
 // The component that lets the verifier renew certificates is accepted by an API
 // server, gives what package mcscerts asks for (whose tests run with it), and nothing
-// else: it makes no Secrets and reads none but those two.
+// else: it makes no Secrets, and reads none but those two and the operator's pointer
+// configs, which it never writes.
 func TestAttack_T49_RenewingCertificatesTouchesThoseAlone(t *testing.T) {
 	objects := withComponent(t, "certificates")
 	c := cluster.StartShared(t)
@@ -55,7 +56,12 @@ func TestAttack_T49_RenewingCertificatesTouchesThoseAlone(t *testing.T) {
 		{"list", "machine.openshift.io", "machinesets", machines, "", true},
 		{"list", "machine.openshift.io", "controlplanemachinesets", machines, "", true},
 		{"list", "cluster.x-k8s.io", "machinesets", machines, "", true},
+		{"get", "", "secrets", machines, "master-user-data-managed", true},
+		{"get", "", "secrets", machines, "worker-user-data-managed", true},
 
+		{"update", "", "secrets", machines, "worker-user-data-managed", false},
+		{"delete", "", "secrets", machines, "worker-user-data-managed", false},
+		{"create", "", "secrets", machines, "", false},
 		{"create", "", "secrets", mco, "", false},
 		{"delete", "", "secrets", mco, "machine-config-server-tls", false},
 		{"delete", "", "secrets", mco, "machine-config-server-ca", false},

@@ -161,7 +161,7 @@ CA is old: to them it is a certificate of the future.`,
 			var early *mcscerts.TooEarly
 			switch {
 			case errors.As(err, &early):
-				return hint(err, "wait, or bring the bundle there ('certs pointer'), or add --now if failing those machines is the smaller harm")
+				return hint(err, "wait, or add --now if failing those machines is the smaller harm")
 			case errors.Is(err, mcscerts.ErrNotOurs):
 				return hint(err, "on OpenShift: oc adm ocp-certificates regenerate-machine-config-server-serving-cert")
 			case err != nil:

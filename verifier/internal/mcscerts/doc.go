@@ -20,7 +20,10 @@
 //   - a new CA goes into the bundle, and from there into the pointer configs, long
 //     before anything is signed with it;
 //   - the serving certificate follows when the CA is older than a tenth of the
-//     renewal period, and all pointer configs that can be written have it;
+//     renewal period, or when an administrator says so and a day has gone by; and when
+//     the pointer configs have it. For those that the verifier cannot write, others'
+//     and the operator's own (*-managed, made before 4.19 from the installer's CA), it
+//     waits and says so;
 //   - the CA of before stays in bundle and pointers until it has expired;
 //   - what is served when all this begins stays: the CA that issued it (kube-system's
 //     root-ca, of the installer) goes into the bundle first.

@@ -45,7 +45,7 @@ const (
 	hostname = "api-int.example.com"
 
 	// boot is how long a machine takes here from its user data to its request, at
-	// most. The hour of mcscerts.Publish stands for it elsewhere.
+	// most. The day of mcscerts.Publish stands for it elsewhere.
 	boot = 400 * time.Millisecond
 )
 

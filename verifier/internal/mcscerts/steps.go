@@ -173,7 +173,7 @@ func (c *Controller) newCA(ctx context.Context) (Status, error) {
 // readyToServe says why the newest CA is not yet to sign what is served.
 func readyToServe(ca *x509.Certificate, userData []UserData, now time.Time) error {
 	if age := now.Sub(ca.NotBefore); age < Publish {
-		return tooEarly("the new CA is %v old: before it is %v old a machine may still be booting that does not know it, or one whose clock is behind take it for one of the future", age.Round(time.Second), Publish)
+		return tooEarly("the new CA is %v old: before it is %d hours old a machine may still be booting that does not know it, or one whose clock is behind take it for one of the future", age.Round(time.Second), int(Publish.Hours()))
 	}
 	var failed, lacking []string
 	for _, u := range userData {
@@ -188,7 +188,7 @@ func readyToServe(ca *x509.Certificate, userData []UserData, now time.Time) erro
 		return tooEarly("pointer configs do not have the new CA: %s", strings.Join(failed, ", "))
 	}
 	if len(lacking) > 0 {
-		return tooEarly("pointer configs that are somebody else's to change do not have the new CA: %s", strings.Join(lacking, ", "))
+		return tooEarly("pointer configs that are somebody else's to change do not have the new CA, so bring the bundle there: %s", strings.Join(lacking, ", "))
 	}
 	return nil
 }
