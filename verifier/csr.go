@@ -319,7 +319,11 @@ func chosen(all []certificatesv1.CertificateSigningRequest, name string) (*certi
 	case len(all) == 0:
 		return nil, hint(errors.New("the files hold no CertificateSigningRequest"), "'oc get csr NAME -o yaml' writes one")
 	case name == "":
-		return nil, fmt.Errorf("the files hold %d requests; name one of them", len(all))
+		var names []string
+		for i := range all {
+			names = append(names, audit.Clean(all[i].Name))
+		}
+		return nil, fmt.Errorf("the files hold %d requests; name one of them: %s", len(all), strings.Join(names, ", "))
 	}
 	return nil, fmt.Errorf("no request in the files is called %q", name)
 }

@@ -1,11 +1,13 @@
 package approver
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
@@ -75,10 +77,32 @@ func (x *run) credential() error {
 	}
 	own, live := record.Credential(rec, id, x.now)
 	if !live {
-		return x.check(name, reason.Deny(reason.CSRCredential, "the record %s/%s does not have the credential %.253q any more", rec.Namespace, rec.Name, id), "")
+		return x.check(name, reason.Deny(reason.CSRCredential, "%s", over(rec, id)), "")
 	}
 	x.record, x.RecordUID, x.Proven = rec, rec.Status.MachineUID, true
-	return x.check(name, nil, "%s, made for %s/%s, lasts until %s", id, rec.Namespace, rec.Name, own.Expiry.UTC().Format(time.RFC3339))
+	return x.check(name, nil, "%s, made for %s, lasts until %s", id, ofRecord(rec), own.Expiry.UTC().Format(time.RFC3339))
+}
+
+// over says why a credential of a record counts no more.
+func over(rec *v1alpha1.MachineAttestation, id string) string {
+	for _, c := range rec.Status.Credentials {
+		if c.ID == id {
+			if c.Revoked {
+				return fmt.Sprintf("the credential %.253q of %s was revoked", id, ofRecord(rec))
+			}
+			return fmt.Sprintf("the credential %.253q of %s ended at %s", id, ofRecord(rec), c.Expiry.UTC().Format(time.RFC3339))
+		}
+	}
+	return fmt.Sprintf("the record of %s does not have the credential %.253q any more", ofRecord(rec), id)
+}
+
+// ofRecord names the Machine of a record as an administrator does: a record's own
+// name is a UID.
+func ofRecord(rec *v1alpha1.MachineAttestation) string {
+	if ref := rec.Spec.MachineRef; ref != nil {
+		return cmp.Or(ref.Namespace, rec.Namespace) + "/" + ref.Name
+	}
+	return rec.Namespace + "/" + rec.Name
 }
 
 func (x *run) quarantine() error {
@@ -87,7 +111,7 @@ func (x *run) quarantine() error {
 	}
 	var err error
 	if x.record.Spec.Quarantined || x.record.Status.Quarantined {
-		err = reason.Deny(reason.Quarantined, "%s/%s", x.record.Namespace, x.record.Name)
+		err = reason.Deny(reason.Quarantined, "%s", ofRecord(x.record))
 	}
 	return x.check("quarantine", err, "no")
 }
@@ -197,7 +221,7 @@ func (x *run) owner(found []Machine) error {
 	recorded := machine.NormalProviderID(x.record.Status.Identity.ProviderID)
 	// An instance has two Machines while it moves to Cluster API: not a lie.
 	x.contradicts = recorded == "" || recorded != machine.NormalProviderID(other.ProviderID)
-	return x.check("owner", reason.Deny(reason.CSROtherMachine, "the name is that of %s %s, the credential was made for %s/%s", other.Kind, other, x.record.Namespace, x.record.Name), "")
+	return x.check("owner", reason.Deny(reason.CSROtherMachine, "the name is that of %s %s, the credential was made for %s", other.Kind, other, ofRecord(x.record)), "")
 }
 
 func (x *run) age(m *Machine) error {
