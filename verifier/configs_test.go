@@ -236,6 +236,34 @@ spec:
 	v.wantFetch("attested", "/config/worker", res.GetToken(), http.StatusOK)
 }
 
+// A file of configs that is there and cannot be used is no reason to serve what is rendered.
+func TestABrokenConfigFileIsNotReplacedByWhatIsRendered(t *testing.T) {
+	v := newVerifier(t, renderedFrom("  unattested: PreApproved\n", map[string]string{"configs/worker.ign": "{", "configs/worker.pre-approved.ign": "{"}))
+	if code, _, body := v.fetch(http.MethodGet, "/config/worker", ""); code != http.StatusServiceUnavailable {
+		t.Errorf("the part for anyone: %d %s", code, body)
+	}
+	v.wantReason("ConfigUnavailable")
+	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
+	v.enrol("m1", "worker", n.id.EKSPKI)
+	res, err := n.attest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.wantFetch("attested", "/config/worker", res.GetToken(), http.StatusServiceUnavailable)
+}
+
+// A file of configs goes before what is rendered, and that is said.
+func TestAConfigFileThatHidesWhatIsRenderedIsToldOf(t *testing.T) {
+	v := newVerifier(t, renderedFrom("  unattested: PreApproved\n", map[string]string{"configs/worker.ign": fullConfig}))
+	s, err := v.server.standalone.state()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if said := strings.Join(s.Problems, "\n"); !strings.Contains(said, "configs/worker.ign") || !strings.Contains(said, "ConfigShadowed") {
+		t.Errorf("status says: %s", said)
+	}
+}
+
 // B10: with the policy off again everything is as it was before there was a gate: the
 // same config for everyone, of MachineConfigs that nobody touched.
 func TestADowngradeLeavesTheMachineConfigsAndServesThemAsBefore(t *testing.T) {

@@ -81,11 +81,13 @@ func (r *renderRequest) run(cmd *cobra.Command) error {
 		return fmt.Errorf("output %q: must be %q", r.output, outputs)
 	}
 	in, options, err := r.input(cmd)
+	if r.explain && (err == nil || errors.Is(err, errManifests)) {
+		// What can be told is told.
+		failed := r.explained(cmd.OutOrStdout(), in, options)
+		return cmp.Or(err, failed)
+	}
 	if err != nil {
 		return err
-	}
-	if r.explain {
-		return r.explained(cmd.OutOrStdout(), in, options)
 	}
 	rendered, err := r.render(in, options)
 	if err != nil {
@@ -146,10 +148,29 @@ func (r *renderRequest) input(cmd *cobra.Command) (render.Input, render.Options,
 	for _, p := range problems {
 		cmd.PrintErrln(p.Error())
 	}
+	if manifest.Failed(wrong) {
+		in = render.Together(all...)
+	}
 	if manifest.Failed(problems) {
-		return render.Input{}, options, errors.New("the manifests cannot be used as they are")
+		return in, options, errManifests
 	}
 	return in, options, nil
+}
+
+var errManifests = errors.New("the manifests cannot be used as they are")
+
+// notChosen are the MachineConfigs that no selector was found to choose, with the labels
+// that selectors ask for.
+func notChosen(in render.Input) string {
+	if len(in.Configs) == 0 {
+		return "there are no MachineConfigs that could be read\n"
+	}
+	var b strings.Builder
+	fmt.Fprintln(&b, "MachineConfigs, and their role labels:")
+	for _, m := range in.Configs {
+		fmt.Fprintf(&b, "  %s: %s\n", m.Name, cmp.Or(m.Labels[render.LabelRole], "none"))
+	}
+	return b.String()
 }
 
 // manifestsAt are the files of a folder, sorted; a file is itself.
@@ -214,7 +235,10 @@ func (r *renderRequest) explained(out io.Writer, in render.Input, o render.Optio
 	e := explanation{Pool: r.pool}
 	var err error
 	if e.MachineConfigs, err = render.Choices(r.pool, in, o); err != nil {
-		return renderFailed(err)
+		if r.output == "text" {
+			fmt.Fprint(out, notChosen(in))
+		}
+		return hint(renderFailed(err), "a pool chooses by its spec.machineConfigSelector, mostly by the label %s", render.LabelRole)
 	}
 	whole, err := render.Full(r.pool, in)
 	if err != nil {

@@ -1,18 +1,22 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
@@ -74,6 +78,7 @@ func newStandaloneBasis(s *server) (*standaloneBasis, error) {
 	}
 	b.keeper = standalone.NewKeeper(b.records, b.folder.Snapshot(), s.log, s.now)
 	b.measure(b.folder.Snapshot())
+	b.tellShadowed(b.folder.Snapshot())
 	return b, nil
 }
 
@@ -108,6 +113,7 @@ func (b *standaloneBasis) state() (*admin.State, error) {
 	for _, f := range b.rendered.Findings() {
 		state.Problems = append(state.Problems, f.Reason+": "+f.Text)
 	}
+	state.Problems = append(state.Problems, b.shadowed(b.keeper.Snapshot())...)
 	return state, nil
 }
 
@@ -138,6 +144,7 @@ func (b *standaloneBasis) watch(ctx context.Context) {
 		b.folder.Watch(ctx, func(snapshot *folder.Snapshot) {
 			b.keeper.Take(snapshot)
 			b.measure(snapshot)
+			b.tellShadowed(snapshot)
 			b.server.log.Info("folder read", "machines", len(snapshot.Machines.Machines()), "problems", len(snapshot.Problems))
 		})
 	})
@@ -166,6 +173,12 @@ func (b *standaloneBasis) watch(ctx context.Context) {
 	wg.Go(func() { b.shared.Watch(ctx) })
 	wg.Go(func() { b.rendered.Run(ctx) })
 	wg.Wait()
+}
+
+func (b *standaloneBasis) tellShadowed(snapshot *folder.Snapshot) {
+	for _, text := range b.shadowed(snapshot) {
+		b.server.log.Warn("a rendered config is not served", "why", text)
+	}
 }
 
 func (b *standaloneBasis) reloaded(what string, changed bool, err error) {
@@ -217,11 +230,16 @@ func offlineState(c *config.Config, now time.Time) (*admin.State, error) {
 type configs struct {
 	snapshot *folder.Snapshot
 	byPool   map[string]*gate.Rendered
+	// broken are files that are there and were never good, with why.
+	broken map[string]error
+	// unlisted is why none could be read at all.
+	unlisted error
 }
 
 // ownConfigs serves Data/configs, and what is rendered from Data/machineconfigs for
 // the pools that have nothing there. Of a pool's pre-approved config that is
-// configs/POOL.pre-approved.ign: what is in that, the administrator answers for.
+// configs/POOL.pre-approved.ign: what is in that, the administrator answers for. A
+// file that is there and cannot be used is no reason to serve something else.
 func (b *standaloneBasis) ownConfigs(preApproved bool) http.Handler {
 	written := b.written()
 	return gate.Source{Config: func(pool string, accept specversion.Accept) (*gate.Rendered, error) {
@@ -229,30 +247,58 @@ func (b *standaloneBasis) ownConfigs(preApproved bool) http.Handler {
 		if preApproved {
 			file += ".pre-approved"
 		}
-		if config, ok := written(file); ok {
+		config, err := written(file)
+		if err != nil {
+			return nil, err
+		}
+		if config != nil {
 			return config.As(accept)
 		}
 		return b.rendered.Config(pool, preApproved, accept)
 	}}
 }
 
-// written are the files of Data/configs, as they are now.
-func (b *standaloneBasis) written() func(name string) (*gate.Rendered, bool) {
+// written are the files of Data/configs, as they are now; nil for one that is not there.
+func (b *standaloneBasis) written() func(name string) (*gate.Rendered, error) {
 	var current atomic.Pointer[configs]
-	return func(name string) (*gate.Rendered, bool) {
+	dir := b.server.config.Path("configs")
+	return func(name string) (*gate.Rendered, error) {
 		snapshot := b.keeper.Snapshot()
 		c := current.Load()
 		if c == nil || c.snapshot != snapshot {
-			c = &configs{snapshot: snapshot, byPool: map[string]*gate.Rendered{}}
-			for name, raw := range snapshot.Configs {
-				// The folder has checked it; one that fails here is not there.
-				if config, err := gate.NewRendered(raw); err == nil {
-					c.byPool[name] = config
+			c = &configs{snapshot: snapshot, byPool: map[string]*gate.Rendered{}, broken: map[string]error{}}
+			for _, p := range snapshot.Problems {
+				if name, ok := strings.CutSuffix(filepath.Base(p.File), ".ign"); !p.Warning && ok && filepath.Dir(p.File) == dir {
+					c.broken[name] = reason.Deny(reason.ConfigUnavailable, "%s cannot be used: see 'mcs-attest-verifier status'", p.File)
 				}
+				if p.File == dir && len(snapshot.Configs) == 0 {
+					c.unlisted = reason.Deny(reason.ConfigUnavailable, "%s cannot be listed: see 'mcs-attest-verifier status'", dir)
+				}
+			}
+			for name, raw := range snapshot.Configs {
+				config, err := gate.NewRendered(raw)
+				if err != nil {
+					c.broken[name] = reason.Wrap(reason.ConfigUnavailable, err, "configs/%s.ign cannot be used", name)
+					continue
+				}
+				c.byPool[name] = config
 			}
 			current.Store(c)
 		}
-		config, ok := c.byPool[name]
-		return config, ok
+		if config := c.byPool[name]; config != nil {
+			return config, nil
+		}
+		return nil, cmp.Or(c.broken[name], c.unlisted)
 	}
+}
+
+// shadowed are what is rendered and not served, as configs has a file of the pool.
+func (b *standaloneBasis) shadowed(snapshot *folder.Snapshot) []string {
+	var all []string
+	for _, pool := range b.rendered.Pools() {
+		if _, ok := snapshot.Configs[pool]; ok {
+			all = append(all, fmt.Sprintf("ConfigShadowed: pool %s is served configs/%s.ign, not what machineconfigs render; take that file away if it is the sample of 'init'", pool, pool))
+		}
+	}
+	return all
 }

@@ -9,7 +9,8 @@
 //
 // Scalars follow YAML 1.2: only true and false are booleans. YAML 1.1, which
 // kubectl reads, takes an unquoted Off for one too; [Document.Unquoted] finds
-// such values, so that a checker can warn of them.
+// such values, so that a checker can warn of them. In one thing MachineConfigs are
+// read as kubectl reads them: a number may be octal, as people write the mode of a file.
 //
 // The bytes come from an administrator. They are bounded all the same, and no
 // input may panic or hang.
@@ -134,12 +135,32 @@ func object(file string, n *yaml.Node, list bool) ([]Document, *Problem) {
 		}
 		return docs, nil
 	}
+	if group, _, _ := strings.Cut(d.APIVersion, "/"); group == machineConfigs {
+		decimal(n, 0)
+	}
 	var b bytes.Buffer
 	if problem := writeJSON(&b, file, n, 0); problem != nil {
 		return nil, problem
 	}
 	d.json = b.Bytes()
 	return []Document{d}, nil
+}
+
+// machineConfigs is the API group in which numbers may be octal.
+const machineConfigs = "machineconfiguration.openshift.io"
+
+// decimal writes numbers in octal (0644, 0o644) as decimal ones.
+func decimal(n *yaml.Node, depth int) {
+	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!int" && !json.Valid([]byte(n.Value)) {
+		if v, err := strconv.ParseInt(n.Value, 0, 64); err == nil {
+			n.Value = strconv.FormatInt(v, 10)
+		}
+	}
+	if depth < maxDepth {
+		for _, c := range n.Content {
+			decimal(c, depth+1)
+		}
+	}
 }
 
 // Object is the document of an object that did not come from a file. Its problems

@@ -145,6 +145,30 @@ func TestLine(t *testing.T) {
 	}
 }
 
+// What 'oc apply' takes for a file's mode.
+func TestNumbersInOctalOfAMachineConfig(t *testing.T) {
+	const thing = "apiVersion: GROUP/v1\nkind: MachineConfig\nspec: {mode: MODE}\n"
+	for _, c := range []struct{ group, mode, want string }{
+		{"machineconfiguration.openshift.io", "420", "420"},
+		{"machineconfiguration.openshift.io", "0644", "420"},
+		{"machineconfiguration.openshift.io", "0o600", "384"},
+		{"machineconfiguration.openshift.io", "00", "0"},
+		{"machineconfiguration.openshift.io", "08", ""},
+		{"machineconfiguration.openshift.io", `"0644"`, `"0644"`},
+		{"example.com", "0644", ""},
+	} {
+		docs, problems := Split("f", []byte(strings.NewReplacer("GROUP", c.group, "MODE", c.mode).Replace(thing)))
+		got := ""
+		if len(docs) == 1 {
+			_, got, _ = strings.Cut(string(docs[0].json), `"mode":`)
+			got = strings.TrimRight(got, "}")
+		}
+		if got != c.want || (len(problems) > 0) != (c.want == "") {
+			t.Errorf("%s of %s is %s, %v", c.mode, c.group, got, problems)
+		}
+	}
+}
+
 func FuzzSplit(f *testing.F) {
 	f.Add(good)
 	f.Add(good + "---\n" + good)

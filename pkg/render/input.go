@@ -223,16 +223,30 @@ func machineConfig(doc manifest.Document, at place) (*MachineConfig, []manifest.
 		return wrong(problems[0])
 	}
 	m.Needed = field.Spec.Needed
+	unknown := unknownFields(doc)
 	if k := m.Spec.KernelType; k != "" && k != KernelDefault && k != KernelRealtime && k != Kernel64kPages {
 		return wrong(doc.Problem("spec.kernelType", fmt.Sprintf("kernelType is %.64q", k), "default, realtime or 64k-pages"))
 	}
 	if m.Spec.Config.Raw == nil {
-		return m, nil
+		return m, unknown
 	}
 	config, problem := parseIgnition(doc, m.Spec.Config.Raw)
 	if problem != nil {
 		return wrong(*problem)
 	}
 	m.ignition = config
-	return m, nil
+	return m, unknown
+}
+
+// unknownFields warns of those of the spec that nobody reads. Ignition's own are its
+// parser's.
+func unknownFields(doc manifest.Document) []manifest.Problem {
+	var all []manifest.Problem
+	for _, p := range doc.Decode(&mcfgv1.MachineConfig{}) {
+		if strings.HasPrefix(p.What, `unknown field "spec.`) && p.What != `unknown field "spec.neededBeforeNodeApproved"` {
+			p.Warning = true
+			all = append(all, p)
+		}
+	}
+	return all
 }

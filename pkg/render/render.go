@@ -20,7 +20,8 @@ import (
 
 // What the machine-config-operator writes on its objects, and the kernels it knows.
 const (
-	labelRole                   = Group + "/role"
+	// LabelRole is what pools choose by.
+	LabelRole                   = Group + "/role"
 	annotationController        = Group + "/generated-by-controller-version"
 	annotationReleaseImage      = Group + "/release-image-version"
 	annotationOSImageOverridden = Group + "/os-image-url-overridden"
@@ -82,7 +83,7 @@ func (in Input) usable(pool string) (*Pool, []*MachineConfig, error) {
 
 // rank puts the workers' MachineConfigs before those of a custom pool.
 func rank(m *MachineConfig) int {
-	if m.Labels[labelRole] == "worker" {
+	if m.Labels[LabelRole] == "worker" {
 		return 0
 	}
 	return 1

@@ -181,6 +181,8 @@ func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 	status(t, c, `{"status":{"machineCount":3,"updatedMachineCount":0,"readyMachineCount":0,"unavailableMachineCount":0,"degradedMachineCount":0,"configuration":{"name":"rendered-worker-1"}}}`)
 	has(t, s, false, "/etc/of-the-operator", "/etc/site")
 	has(t, s, true, "/etc/base", "/etc/of-the-operator")
+	// The node's annotations name a config that is there.
+	has(t, s, true, "rendered-worker-1", "")
 
 	// A next one is served once a node has it.
 	c.KubectlApply(t, strings.ReplaceAll(strings.ReplaceAll(rendered, "worker-1", "worker-2"), "of-the-operator", "of-the-next"))

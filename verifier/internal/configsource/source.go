@@ -216,7 +216,14 @@ func (s *Source) take(in input) {
 			return render.Full(p.Name, in.Input)
 		})
 		pre := old.pre.next(s, now, in.extras, func() (*render.Rendered, error) {
-			return render.PreApproved(p.Name, in.Input, render.Options{Allow: s.o.Allow})
+			r, err := render.PreApproved(p.Name, in.Input, render.Options{Allow: s.o.Allow})
+			if err == nil && in.chosen != nil {
+				// The node goes on to a config that is there, by its name.
+				if whole, wrong := in.chosen(p); wrong == nil && whole != nil {
+					r.Config.Name = whole.Config.Name
+				}
+			}
+			return r, err
 		})
 		pre = pre.standing(in.Input, s.o.Allow)
 		next[p.Name] = &pool{full, pre}
