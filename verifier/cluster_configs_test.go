@@ -36,6 +36,7 @@ func TestClusterServesThePreApprovedPartOfItsMachineConfigs(t *testing.T) {
 		}
 		rs.cluster.KubectlApply(t, string(raw))
 	}
+	rs.cluster.KubectlApply(t, controllerConfig)
 	versions := func() string {
 		return rs.cluster.Kubectl(t, "get", "machineconfigs,machineconfigpools", "-o", `jsonpath={range .items[*]}{.metadata.name}={.metadata.resourceVersion}{"\n"}{end}`)
 	}
@@ -86,3 +87,30 @@ func TestClusterServesThePreApprovedPartOfItsMachineConfigs(t *testing.T) {
 	// The holder of the lease looks once a minute.
 	eventually(t, func() bool { return rs.degraded("70-broken") }, func() string { return fmt.Sprint("not Degraded: ", p.server.cluster.configs.Findings()) })
 }
+
+// controllerConfig is what the operator makes of a cluster, as far as it matters.
+const controllerConfig = `---
+apiVersion: machineconfiguration.openshift.io/v1
+kind: ControllerConfig
+metadata: {name: machine-config-controller}
+spec:
+  additionalTrustBundle: cm9vdA==
+  baseOSContainerImage: quay.test/os@sha256:1
+  cloudProviderCAData: Y2xvdWQtY2E=
+  cloudProviderConfig: ""
+  clusterDNSIP: 172.30.0.10
+  images: {}
+  ipFamilies: IPv4
+  kubeAPIServerServingCAData: a3ViZWxldC1jYQ==
+  network: {mtuMigration: {}}
+  proxy: {}
+  releaseImage: quay.test/release
+  rootCAData: cm9vdA==
+  dns: {apiVersion: config.openshift.io/v1, kind: DNS, metadata: {name: cluster}, spec: {baseDomain: test}, status: {}}
+  infra:
+    apiVersion: config.openshift.io/v1
+    kind: Infrastructure
+    metadata: {name: cluster}
+    spec: {cloudConfig: {name: ""}, platformSpec: {}}
+    status: {apiServerInternalURI: "https://api-int.test:6443", apiServerURL: "https://api.test:6443", controlPlaneTopology: HighlyAvailable, cpuPartitioning: None, etcdDiscoveryDomain: "", infrastructureName: test, infrastructureTopology: HighlyAvailable}
+`

@@ -33,7 +33,7 @@ func (b *clusterBasis) becoming(api *rest.Config, typed kubernetes.Interface, cl
 	}
 	if c.Render != nil {
 		b.configs, err = configsource.NewCluster(api, configsource.Options{
-			Log: s.log, Now: s.now, Allow: c.Render.PreApprovedAllows, OwnCredential: c.Credential != nil, KubeconfigConfigMap: c.Render.KubeconfigConfigMap,
+			Log: s.log, Now: s.now, Allow: c.Render.PreApprovedAllows, OwnCredential: c.Credential != nil && c.Upstream == "", KubeconfigConfigMap: c.Render.KubeconfigConfigMap,
 			Events: b.events, Leading: func() bool { return b.cluster.Leading() },
 		})
 		if err != nil {
