@@ -88,20 +88,24 @@ func decodeData(url, compression string) ([]byte, error) {
 	case "":
 		return data.Data, nil
 	case "gzip":
-		unpacked, err := gzip.NewReader(bytes.NewReader(data.Data))
-		if err != nil {
-			return nil, fmt.Errorf("gzip: %w", err)
-		}
-		raw, err := io.ReadAll(io.LimitReader(unpacked, MaxSize+1))
-		if err != nil {
-			return nil, fmt.Errorf("gzip: %w", err)
-		}
-		if len(raw) > MaxSize {
-			return nil, fmt.Errorf("it unpacks to more than %d bytes", MaxSize)
-		}
-		return raw, nil
+		return gunzip(data.Data)
 	}
 	return nil, fmt.Errorf("compression %q is not known", compression)
+}
+
+func gunzip(packed []byte) ([]byte, error) {
+	unpacked, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return nil, fmt.Errorf("gzip: %w", err)
+	}
+	raw, err := io.ReadAll(io.LimitReader(unpacked, MaxSize+1))
+	if err != nil {
+		return nil, fmt.Errorf("gzip: %w", err)
+	}
+	if len(raw) > MaxSize {
+		return nil, fmt.Errorf("it unpacks to more than %d bytes", MaxSize)
+	}
+	return raw, nil
 }
 
 // hashMatches checks Ignition's "sha512-<hex>" and "sha256-<hex>".

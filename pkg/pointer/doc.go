@@ -9,7 +9,8 @@
 // [Provision] puts a provisioning token on the sources of some origins, in the
 // user data that a cluster keeps for its machines, and [SetAuthorities] the
 // certificate authorities.
-// [Scrub] takes such headers out of the config that Ignition caches in /run.
+// [Scrub] takes such headers out of the config that Ignition caches in /run, and
+// out of the configs in its data sources. It then searches all of it for the token.
 //
 // # What AddBearer promises
 //

@@ -152,7 +152,7 @@ func (c *Config) addReference(object value, where string, depth int) error {
 		return nil
 	}
 	ref := reference{object: object, source: source, where: where}
-	if strings.HasPrefix(strings.ToLower(url), "data:") && depth < MaxDepth {
+	if isData(url) && depth < MaxDepth {
 		ref.inner = c.nested(object, url, where, depth)
 	} else {
 		ref.at, ref.server = asSource(where, url)

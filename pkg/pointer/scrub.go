@@ -1,20 +1,50 @@
 package pointer
 
-import "errors"
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+)
+
+// ErrTokenLeft is returned by Scrub if a token is still in the config.
+var ErrTokenLeft = errors.New("the token is still in it")
 
 // Scrub removes every Authorization header from ignition.config of the config
 // that Ignition caches (/run/ignition.json), and every parameter "token" from the
-// URL of a Machine Config Server, and says how many there were. That
-// file has Ignition's newest internal version, so it is not checked against a
-// specification; nothing else in it changes.
-func Scrub(raw []byte) ([]byte, int, error) {
+// URL of a Machine Config Server, and reports how many it removed. It edits the
+// configs in data sources as well, to the same depth as AddBearer. That file has
+// Ignition's newest internal version, so Scrub checks it against no specification.
+// Nothing else in it changes.
+//
+// Scrub then searches the result for the given tokens: each string, and what each
+// data URL holds. If it finds one, it returns the result together with
+// [ErrTokenLeft].
+func Scrub(raw []byte, tokens ...secret.Bytes) (clean []byte, removed int, err error) {
 	doc, ok := document(raw)
 	if !ok {
 		return nil, 0, errors.New("the config that Ignition cached is not JSON")
 	}
+	edits, removed, err := scrub(doc, 0)
+	if err != nil {
+		return nil, 0, err
+	}
+	clean = apply(raw, edits)
+	if holds(clean, tokens, 0) {
+		return clean, removed, ErrTokenLeft
+	}
+	return clean, removed, nil
+}
+
+// scrub returns the edits of one config and how much they remove.
+func scrub(doc value, depth int) (edits []edit, removed int, err error) {
 	config, ok, err := doc.find("ignition", "config")
 	if err != nil || !ok {
-		return raw, 0, err
+		return nil, 0, err
 	}
 	var entries []value
 	if replace, ok, err := config.find("replace"); err != nil {
@@ -27,46 +57,166 @@ func Scrub(raw []byte) ([]byte, int, error) {
 	} else if ok {
 		entries = append(entries, merge.elements()...)
 	}
-	var edits []edit
-	count := 0
 	for _, e := range entries {
-		source, ok, err := e.find("source")
-		if err != nil {
-			return nil, 0, err
-		}
-		if text, isText := source.strOrEmpty(); ok && isText {
-			if _, server := asSource("", text); server && len(parameters(text)) > 0 {
-				edits = append(edits, edit{source.start, source.end, []byte(quote(setParameter(text, nil)))})
-				count++
-			}
-		}
-		headers, ok, err := e.find("httpHeaders")
-		if err != nil {
-			return nil, 0, err
-		}
-		if !ok {
-			continue
-		}
-		kept := []byte{'['}
-		removed := 0
-		for _, h := range headers.elements() {
-			is, err := isAuthorization(h)
+		for _, part := range []func(value, int) ([]edit, int, error){scrubSource, scrubHeaders} {
+			own, n, err := part(e, depth)
 			if err != nil {
 				return nil, 0, err
 			}
-			if is {
-				removed++
-				continue
-			}
-			if len(kept) > 1 {
-				kept = append(kept, ',')
-			}
-			kept = append(kept, h.raw()...)
-		}
-		if removed > 0 {
-			edits = append(edits, edit{headers.start, headers.end, append(kept, ']')})
-			count += removed
+			edits, removed = append(edits, own...), removed+n
 		}
 	}
-	return apply(raw, edits), count, nil
+	return edits, removed, nil
 }
+
+// scrubSource removes the token from an entry's URL, or from the config in it.
+func scrubSource(object value, depth int) ([]edit, int, error) {
+	source, ok, err := object.get("source")
+	if err != nil || !ok {
+		return nil, 0, err
+	}
+	text, ok := source.value.str()
+	if !ok {
+		return nil, 0, nil
+	}
+	if !isData(text) {
+		if _, server := asSource("", text); !server || len(parameters(text)) == 0 {
+			return nil, 0, nil
+		}
+		return []edit{{source.value.start, source.value.end, []byte(quote(setParameter(text, nil)))}}, 1, nil
+	}
+	inner, ok := innerDocument(object, text, depth)
+	if !ok {
+		return nil, 0, nil
+	}
+	edits, removed, err := scrub(inner, depth+1)
+	if errors.Is(err, ErrAmbiguous) || removed == 0 {
+		return nil, 0, nil // AddBearer leaves such a config alone, too
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	return reference{object: object, source: source}.inline(apply(inner.text, edits)), removed, nil
+}
+
+// innerDocument reads the config in a data source; ok is false if AddBearer would
+// find none there either.
+func innerDocument(object value, source string, depth int) (value, bool) {
+	compression, _, err := object.find("compression")
+	if err != nil || depth >= MaxDepth {
+		return value{}, false
+	}
+	if _, _, err := object.get("verification"); err != nil {
+		return value{}, false
+	}
+	name, _ := compression.strOrEmpty()
+	raw, err := decodeData(source, name)
+	if err != nil || len(raw) > MaxSize {
+		return value{}, false
+	}
+	return document(raw)
+}
+
+// scrubHeaders removes an entry's Authorization headers.
+func scrubHeaders(object value, _ int) ([]edit, int, error) {
+	headers, ok, err := object.find("httpHeaders")
+	if err != nil || !ok {
+		return nil, 0, err
+	}
+	kept := []byte{'['}
+	removed := 0
+	for _, h := range headers.elements() {
+		is, err := isAuthorization(h)
+		if err != nil {
+			return nil, 0, err
+		}
+		if is {
+			removed++
+			continue
+		}
+		if len(kept) > 1 {
+			kept = append(kept, ',')
+		}
+		kept = append(kept, h.raw()...)
+	}
+	if removed == 0 {
+		return nil, 0, nil
+	}
+	return []edit{{headers.start, headers.end, append(kept, ']')}}, removed, nil
+}
+
+// Bearers are the bearer tokens in the headers of the config's https servers.
+func (c *Config) Bearers() []secret.Bytes {
+	var out []secret.Bytes
+	for _, r := range c.refs {
+		if r.inner != nil {
+			out = append(out, r.inner.Bearers()...)
+		}
+		if !r.server || !r.at.Secure {
+			continue
+		}
+		values, err := authorizations(r.object)
+		if err != nil {
+			continue // Parse has refused such headers
+		}
+		for _, v := range values {
+			if token, ok := bearerOf(v); ok && isToken68([]byte(token)) {
+				out = append(out, secret.New([]byte(token)))
+			}
+		}
+	}
+	return out
+}
+
+// holds reports whether one of the tokens is in the content, in a string of it if
+// it is JSON, or in a data URL of it. The search shares no code with the edits.
+func holds(content []byte, tokens []secret.Bytes, depth int) bool {
+	if len(tokens) == 0 {
+		return false
+	}
+	in := func(content []byte) bool {
+		return slices.ContainsFunc(tokens, func(token secret.Bytes) bool { return bytes.Contains(content, token.Expose()) })
+	}
+	if in(content) {
+		return true
+	}
+	if depth > MaxDepth+1 || !json.Valid(content) {
+		return false // AddBearer puts no token deeper
+	}
+	for decoder := json.NewDecoder(bytes.NewReader(content)); ; {
+		next, err := decoder.Token()
+		if err != nil {
+			return false // the end: the text is valid
+		}
+		text, ok := next.(string)
+		if !ok {
+			continue
+		}
+		if in([]byte(text)) {
+			return true
+		}
+		if plain, err := url.PathUnescape(text); err == nil && in([]byte(plain)) {
+			return true
+		}
+		if !isData(text) {
+			continue
+		}
+		data, err := decodeData(text, "")
+		if err != nil {
+			continue // Ignition cannot decode it either
+		}
+		if bytes.HasPrefix(data, []byte{0x1f, 0x8b}) {
+			if in(data) {
+				return true
+			}
+			if data, err = gunzip(data); err != nil {
+				continue // not gzip, or larger than AddBearer reads
+			}
+		}
+		if holds(data, tokens, depth+1) {
+			return true
+		}
+	}
+}
+
+func isData(source string) bool { return strings.HasPrefix(strings.ToLower(source), "data:") }

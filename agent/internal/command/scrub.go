@@ -1,7 +1,6 @@
 package command
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -14,6 +13,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/tpmdev"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
 const cappedFile = "capped"
@@ -24,9 +24,11 @@ func (a *agent) scrub() command {
 		name:  "scrub",
 		short: "take the token off this machine, and cap PCR 11",
 		long: `scrub runs after Ignition has fetched the config. It removes the token from the
-config that Ignition caches, deletes the agent's own copy, and extends PCR 11 so
-that nothing running later can attest as the initramfs. The ticket for a failure
-report stays; it opens nothing else.
+config that Ignition caches, and from the configs in its data sources. It deletes
+the agent's own copy, and extends PCR 11 so that nothing running later can attest
+as the initramfs. The ticket for a failure report stays; it opens nothing else.
+
+It then searches all of the cached config. It fails if the token is still in it.
 
 Each part is done even if another fails. A machine without a TPM has no PCR to cap.`,
 		flags: func(f *flag.FlagSet) { f.BoolVar(&capOnly, "cap-only", false, "only cap PCR 11") },
@@ -49,42 +51,52 @@ func (a *agent) scrubCache() error {
 	if err != nil {
 		return fmt.Errorf("scrubbing: %w", err)
 	}
-	clean, n, err := pointer.Scrub(raw)
+	tokens, unknown := a.deliveredTokens()
+	clean, n, err := pointer.Scrub(raw, tokens...)
+	if err != nil && !errors.Is(err, pointer.ErrTokenLeft) {
+		return fmt.Errorf("scrubbing %s: %w", file, err)
+	}
+	// A config in which a token is left is written all the same: it has fewer.
+	if n > 0 {
+		if err := rewrite(file, clean); err != nil {
+			return fmt.Errorf("scrubbing: %w", err)
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("scrubbing %s: %w", file, err)
 	}
-	if n == 0 {
-		return nil
+	if unknown != nil {
+		return fmt.Errorf("scrubbing: which token to search for: %w", unknown)
 	}
-	info, err := os.Stat(file)
-	if err != nil {
-		return fmt.Errorf("scrubbing: %w", err)
+	if n > 0 {
+		a.console.Step("removed the token from Ignition's cached config")
 	}
-	if err := delivery.WriteFile(file, clean); err != nil {
-		return fmt.Errorf("scrubbing: %w", err)
-	}
-	if err := os.Chmod(file, info.Mode().Perm()); err != nil {
-		return fmt.Errorf("scrubbing: %w", err)
-	}
-	if token, err := a.deliveredToken(); err == nil && len(token) > 0 && bytes.Contains(clean, token) {
-		return fmt.Errorf("scrubbing %s: the token is still in it", file)
-	}
-	a.console.Step("removed the token from Ignition's cached config")
 	return nil
 }
 
-// deliveredToken is the token in the agent's own copy.
-func (a *agent) deliveredToken() ([]byte, error) {
+// rewrite replaces the content of a file and keeps its mode.
+func rewrite(file string, content []byte) error {
+	info, err := os.Stat(file)
+	if err != nil {
+		return err
+	}
+	if err := delivery.WriteFile(file, content); err != nil {
+		return err
+	}
+	return os.Chmod(file, info.Mode().Perm())
+}
+
+// deliveredTokens are the tokens in the agent's own copy of the pointer config.
+func (a *agent) deliveredTokens() ([]secret.Bytes, error) {
 	raw, err := delivery.Delivered(a.paths)
 	if err != nil || raw == nil {
 		return nil, err
 	}
-	_, after, ok := bytes.Cut(raw, []byte(`"Bearer `))
-	if !ok {
-		return nil, nil
+	config, err := pointer.Parse(raw)
+	if err != nil {
+		return nil, fmt.Errorf("the agent's own copy of the pointer config: %w", err)
 	}
-	token, _, _ := bytes.Cut(after, []byte(`"`))
-	return token, nil
+	return config.Bearers(), nil
 }
 
 // capPCR caps PCR 11 once in a boot.
