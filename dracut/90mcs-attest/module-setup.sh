@@ -53,6 +53,8 @@ install() {
     else
         inst_binary mcs-attest-agent /usr/bin/mcs-attest-agent
     fi
+    # The settings of the image, if it has any.
+    inst_multiple -o /etc/mcs-attest/azure-token-resource
     # The failure report quotes the failed stage's own last lines.
     inst_multiple -o journalctl
 

@@ -2,6 +2,12 @@ package cloud
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
@@ -10,9 +16,13 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
-// azure shows Azure's attested document and, where the verifier asks for it, a
-// token of the machine's managed identity.
-type azure struct{ quick, steady *metadata.Azure }
+// azure sends Azure's attested document and, if the verifier asks for it, a token
+// of the machine's managed identity. The machine's side alone names the resource of
+// that token.
+type azure struct {
+	quick, steady *metadata.Azure
+	resourceFile  string
+}
 
 func newAzure(p paths.Paths) (platform, error) {
 	quick, err := metadata.NewAzure(p.Metadata, metadata.Quick)
@@ -20,7 +30,7 @@ func newAzure(p paths.Paths) (platform, error) {
 		return nil, err
 	}
 	steady, err := metadata.NewAzure(p.Metadata, metadata.Steady)
-	return &azure{quick, steady}, err
+	return &azure{quick, steady, p.AzureTokenResource}, err
 }
 
 func (*azure) kinds() []evidence.Kind { return []evidence.Kind{evidence.AzureAttested} }
@@ -31,11 +41,68 @@ func (z *azure) gather(ctx context.Context, kind evidence.Kind, b evidence.Bindi
 	if kind != evidence.AzureAttested {
 		return nil, nil, notMine(kind)
 	}
+	resource := ch.GetAzureTokenResource()
+	if resource != "" {
+		if err := z.allows(resource); err != nil {
+			return nil, nil, err
+		}
+	}
 	if document, err = z.steady.Attested(ctx, attester.Nonce(b.Transcript)); err != nil {
 		return nil, nil, err
 	}
-	if resource := ch.GetAzureTokenResource(); resource != "" {
+	if resource != "" {
 		token, err = z.steady.IdentityToken(ctx, resource)
 	}
 	return document, token, err
+}
+
+// OtherResource is the error for a verifier that asks for a token of the managed
+// identity for another resource than the machine's own.
+type OtherResource struct{ Asked, Own string }
+
+func (o *OtherResource) Error() string {
+	return fmt.Sprintf("the verifier asks for a token of the managed identity for %.80q; this machine requests them only for %.80q", o.Asked, o.Own)
+}
+
+// maxResource bounds the file, as the verifier's configuration bounds its own value.
+const maxResource = 256
+
+// allows returns an error unless the resource is the machine's own.
+func (z *azure) allows(resource string) error {
+	own, err := ownResource(z.resourceFile)
+	if err != nil {
+		return err
+	}
+	if resource != own {
+		return &OtherResource{Asked: resource, Own: own}
+	}
+	return nil
+}
+
+// ownResource reads the image's file; without one it is the built-in resource.
+func ownResource(file string) (string, error) {
+	f, err := os.Open(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return attester.TokenResource, nil
+	}
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = f.Close() }()
+	raw, err := io.ReadAll(io.LimitReader(f, maxResource+2))
+	if err != nil {
+		return "", err
+	}
+	own := strings.TrimSpace(string(raw))
+	if own == "" || len(own) > maxResource || strings.ContainsAny(own, " \t\r\n") {
+		return "", &BadResource{file}
+	}
+	return own, nil
+}
+
+// BadResource is the error for a file that does not name one resource.
+type BadResource struct{ File string }
+
+func (b *BadResource) Error() string {
+	return fmt.Sprintf("%s does not hold one resource in one line of at most %d bytes", b.File, maxResource)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/awssts"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/awssts/request"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/gcpidentity"
 	"github.com/mcs-attest/mcs-attest/testvm/cloud/aws"
 	"github.com/mcs-attest/mcs-attest/testvm/cloud/azure"
@@ -39,7 +40,7 @@ func (m *Machine) Serve(t testing.TB) string {
 }
 
 // TokenResource is what Azure's verifier wants a managed identity's token for.
-const TokenResource = "api://mcs-attest"
+const TokenResource = attester.TokenResource
 
 // AWS is an instance of EC2; change alters it before it starts.
 func AWS(t testing.TB, change func(*aws.Instance)) *Machine {

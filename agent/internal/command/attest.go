@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/client"
+	"github.com/mcs-attest/mcs-attest/agent/internal/cloud"
 	"github.com/mcs-attest/mcs-attest/agent/internal/delivery"
 	"github.com/mcs-attest/mcs-attest/agent/internal/failure"
 	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
@@ -260,12 +261,16 @@ var hints = map[mcsattestv1.DenialClass]string{
 func advice(err error) string {
 	var denied *client.Denied
 	var missing *flow.MissingEvidence
+	var resource *cloud.OtherResource
+	var badResource *cloud.BadResource
 	if hint := faultHint(err); hint != "" {
 		return hint
 	}
 	switch {
 	case errors.As(err, &denied):
 		return hints[denied.Class]
+	case errors.As(err, &resource), errors.As(err, &badResource):
+		return "write the resource of the verifier's azure.managedIdentity into /etc/mcs-attest/azure-token-resource of the image, if it is yours"
 	case errors.Is(err, attester.ErrEndorsementOwned):
 		return "clear the TPM in the firmware's setup"
 	case errors.As(err, &missing) && slices.Contains(missing.Kinds, evidence.ProvisioningToken):

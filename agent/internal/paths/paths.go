@@ -30,6 +30,8 @@ type Paths struct {
 	Network         string // sysfs, one folder for each link
 	// A provisioning token in the image, for pointer configs that cannot have one.
 	ProvisioningToken string
+	// The only resource that tokens of Azure's managed identity are made for; absent: the built-in one.
+	AzureTokenResource string
 }
 
 var table = []struct {
@@ -54,6 +56,7 @@ var table = []struct {
 	{"MCS_ATTEST_SMBIOS_SERIAL", "/sys/class/dmi/id/product_serial", func(p *Paths) *string { return &p.SMBIOSSerial }},
 	{"MCS_ATTEST_NETWORK", "/sys/class/net", func(p *Paths) *string { return &p.Network }},
 	{"MCS_ATTEST_PROVISIONING_TOKEN", "/etc/mcs-attest/provisioning-token", func(p *Paths) *string { return &p.ProvisioningToken }},
+	{"MCS_ATTEST_AZURE_TOKEN_RESOURCE", "/etc/mcs-attest/azure-token-resource", func(p *Paths) *string { return &p.AzureTokenResource }},
 }
 
 // Default is the standard paths, each overridden by its environment variable.

@@ -991,7 +991,8 @@ func (x *ChallengeResponse) GetCloud() *CloudChallenge {
 type CloudChallenge struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The resource ("aud") for which a token of Azure's managed identity is wanted
-	// beside azure-attested. Empty: none is.
+	// beside azure-attested. Empty: none is. The client refuses any resource but its
+	// own.
 	AzureTokenResource string `protobuf:"bytes,1,opt,name=azure_token_resource,json=azureTokenResource,proto3" json:"azure_token_resource,omitempty"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache

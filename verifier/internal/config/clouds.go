@@ -79,7 +79,8 @@ type ManagedIdentity struct {
 	// Tenant that issues the token, its id.
 	Tenant string `yaml:"tenant"`
 	// Resource is the token's audience: an application that was registered for
-	// this, so that the token opens nothing else.
+	// this, so that the token opens nothing else. An agent requests tokens only for
+	// the resource that its own image names.
 	Resource string `yaml:"resource"`
 }
 

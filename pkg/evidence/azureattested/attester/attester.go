@@ -5,6 +5,12 @@ package attester
 
 import "encoding/base64"
 
+// TokenResource is the resource that an agent requests a token of the managed
+// identity for, unless the machine's image names another one. A verifier does not
+// choose it: anyone who writes the pointer config chooses the verifier, and a token
+// for Azure's management API gives away what the machine may do there.
+const TokenResource = "api://mcs-attest"
+
 // nonceSize is the most that Azure's metadata service takes.
 const nonceSize = 32
 
