@@ -46,6 +46,13 @@ func TestOverlaysAreAcceptedByARealAPIServer(t *testing.T) {
 				t.Errorf("%d of %d objects\n%s", got, len(objects), out)
 			}
 
+			// The policy is not among the objects: an upgrade applies them again.
+			for _, o := range objects {
+				if o.GetKind() == "AttestationPolicy" {
+					t.Errorf("the overlay has the policy %s", o.GetName())
+				}
+			}
+
 			// And for good, twice: nothing is left to change.
 			c.Kubectl(t, "apply", "-k", dir)
 			out = c.Kubectl(t, "apply", "-k", dir)
@@ -54,6 +61,7 @@ func TestOverlaysAreAcceptedByARealAPIServer(t *testing.T) {
 					t.Errorf("the second time: %s", line)
 				}
 			}
+			c.Kubectl(t, "create", "-f", Dir()+"/policies/audit.yaml")
 			if got := strings.TrimSpace(c.Kubectl(t, "get", "attestationpolicies", "-o", "jsonpath={.items[*].spec.mode} {.items[*].spec.pools[*]}")); got != "Audit *" {
 				t.Errorf("policies: %s", got)
 			}

@@ -84,7 +84,6 @@ func (rs *replicas) install(components ...string) {
 		rs.t.Fatal(err)
 	}
 	rs.cluster.Kubectl(rs.t, "apply", "--server-side", "-k", dir)
-	rs.enforce()
 }
 
 // config is the Machine Config Server's, with a kubeconfig.

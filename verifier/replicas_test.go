@@ -143,14 +143,7 @@ func newReplicas(t testing.TB, c *cluster.Cluster, n int, config ...string) *rep
 func (rs *replicas) account() string {
 	rs.t.Helper()
 	rs.cluster.Kubectl(rs.t, "apply", "--server-side", "-k", filepath.Join("..", "deploy", "overlays", "openshift"))
-	rs.enforce()
 	return rs.cluster.Kubeconfig("system:serviceaccount:" + ownNamespace + ":mcs-attest-verifier")
-}
-
-// enforce lets the policy that the installation brings do what it would only audit.
-func (rs *replicas) enforce() {
-	rs.t.Helper()
-	rs.cluster.KubectlApply(rs.t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{"pools": []any{"*"}}}))
 }
 
 func object(apiVersion, kind, namespace, name string, rest map[string]any) string {

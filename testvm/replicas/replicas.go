@@ -107,6 +107,7 @@ func (s *Set) install(o Config) {
 	s.Apply("v1", "ConfigMap", MCO, "machine-config-server-ca",
 		map[string]any{"data": map[string]any{"ca-bundle.crt": string(s.MCS.CA())}})
 	s.Cluster.Kubectl(s.t, "apply", "--server-side", "-k", s.installation(o.Components))
+	s.Cluster.Kubectl(s.t, "create", "-f", filepath.Join(s.repo(), "deploy", "policies", "audit.yaml"))
 	if o.Policy != "" {
 		s.Cluster.KubectlApply(s.t, o.Policy)
 	}

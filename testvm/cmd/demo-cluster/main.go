@@ -46,6 +46,7 @@ func tell(s *stage.Stage) {
 	c := cluster.Start(s, replicas.Controllers())
 	c.InstallOpenShift(s)
 	s.Say("you", "$ kubectl apply -k my-cluster    # overlays/openshift, components/credential, components/approver")
+	s.Say("you", "$ kubectl create -f deploy/policies/audit.yaml    # every pool: Audit")
 	s.Say("you", "$ kubectl apply -f policy-workers.yaml    # pool worker: Enforce")
 	var last atomic.Int32
 	installed := replicas.Start(s, r, c, replicas.Config{
