@@ -243,7 +243,7 @@ func TestPrometheusFindsTheReplicas(t *testing.T) {
 	var m struct {
 		Spec struct {
 			Selector  struct{ MatchLabels map[string]string }
-			Endpoints []struct{ Port string }
+			Endpoints []struct{ Port, Scheme, BearerTokenFile string }
 		}
 	}
 	if err := json.Unmarshal(raw, &m); err != nil {
@@ -260,5 +260,7 @@ func TestPrometheusFindsTheReplicas(t *testing.T) {
 	}
 	if len(m.Spec.Endpoints) != 1 || !slices.Contains(ports, m.Spec.Endpoints[0].Port) {
 		t.Errorf("scraped: %v, there are %v", m.Spec.Endpoints, ports)
+	} else if e := m.Spec.Endpoints[0]; e.Scheme != "https" || e.BearerTokenFile == "" {
+		t.Errorf("Prometheus presents no token, or not over TLS: %+v", e)
 	}
 }

@@ -1,11 +1,13 @@
 package deploy
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
 
+	core "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
@@ -92,7 +94,7 @@ func TestConfigurationAndDaemonSetHaveTheSamePorts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var c struct{ Listen, MetricsListen string }
+		var c struct{ Listen, HealthListen, MetricsListen string }
 		if err := yaml.Unmarshal([]byte(data), &c); err != nil {
 			t.Fatal(err)
 		}
@@ -101,10 +103,32 @@ func TestConfigurationAndDaemonSetHaveTheSamePorts(t *testing.T) {
 			if p.HostPort != p.ContainerPort {
 				t.Errorf("%s: port %s is another on the host", overlay, p.Name)
 			}
-			ports[p.Name] = fmt.Sprintf(":%d", p.ContainerPort)
+			ports[p.Name] = fmt.Sprintf("%s:%d", p.HostIP, p.ContainerPort)
 		}
-		if ports["attest"] != c.Listen || ports["metrics"] != c.MetricsListen {
-			t.Errorf("%s: the DaemonSet has %v, the configuration %s and %s", overlay, ports, c.Listen, c.MetricsListen)
+		health := cmp.Or(c.HealthListen, "127.0.0.1:22681")
+		if ports["attest"] != c.Listen || ports["metrics"] != c.MetricsListen || ports["health"] != health {
+			t.Errorf("%s: the DaemonSet has %v, the configuration %s, %s and %s", overlay, ports, c.Listen, c.MetricsListen, health)
+		}
+	}
+}
+
+// The probes ask a listener that no other host reaches. The metrics have a port
+// that OpenShift's firewall rules open between nodes.
+func TestAttack_T61_ProbesUseThePortOnTheLoopback(t *testing.T) {
+	for _, overlay := range Overlays {
+		c := podSpec(t, overlay).Containers[0]
+		for _, p := range c.Ports {
+			if p.Name == "health" && p.HostIP != "127.0.0.1" {
+				t.Errorf("%s: health is on %q", overlay, p.HostIP)
+			}
+			if p.Name == "metrics" && (p.HostPort < 9000 || p.HostPort > 9999) {
+				t.Errorf("%s: metrics are on port %d", overlay, p.HostPort)
+			}
+		}
+		for _, probe := range []*core.Probe{c.StartupProbe, c.ReadinessProbe, c.LivenessProbe} {
+			if probe == nil || probe.HTTPGet == nil || probe.HTTPGet.Host != "127.0.0.1" || probe.HTTPGet.Port.String() != "health" {
+				t.Errorf("%s: probe %+v", overlay, probe)
+			}
 		}
 	}
 }

@@ -50,6 +50,8 @@ var objects = map[string]string{
 	"attestationpolicies":  `{apiVersion: mcs-attest.dev/v1alpha1, kind: AttestationPolicy, spec: {pools: [p], mode: Audit}}`,
 	"attestationverifiers": `{apiVersion: mcs-attest.dev/v1alpha1, kind: AttestationVerifier}`,
 	"machineattestations":  `{apiVersion: mcs-attest.dev/v1alpha1, kind: MachineAttestation, spec: {pool: worker, ekSHA256: [` + strings.Repeat("ab", 32) + `]}}`,
+	"tokenreviews":         `{apiVersion: authentication.k8s.io/v1, kind: TokenReview, spec: {token: t}}`,
+	"subjectaccessreviews": `{apiVersion: authorization.k8s.io/v1, kind: SubjectAccessReview, spec: {user: u, nonResourceAttributes: {path: /metrics, verb: get}}}`,
 	"identityclaims": `{apiVersion: mcs-attest.dev/v1alpha1, kind: IdentityClaim, spec: {component: c, machineUID: u,
 		machineRef: {apiVersion: machine.openshift.io/v1beta1, kind: Machine, namespace: machines, name: m}}}`,
 }
@@ -87,7 +89,7 @@ func newWorld(t *testing.T, overlay string) *world {
 func (g Grant) gvr() schema.GroupVersionResource {
 	version := map[string]string{
 		"": "v1", "coordination.k8s.io": "v1", "mcs-attest.dev": "v1alpha1", "machine.openshift.io": "v1beta1",
-		"cluster.x-k8s.io": "v1beta2", "metal3.io": "v1alpha1", "machineconfiguration.openshift.io": "v1", "security.openshift.io": "v1",
+		"cluster.x-k8s.io": "v1beta2", "metal3.io": "v1alpha1", "authentication.k8s.io": "v1", "authorization.k8s.io": "v1", "machineconfiguration.openshift.io": "v1", "security.openshift.io": "v1",
 	}[g.Group]
 	return schema.GroupVersionResource{Group: g.Group, Version: version, Resource: g.Resource}
 }
@@ -170,8 +172,12 @@ func (w *world) try(g Grant) error {
 		return err
 	case "create":
 		o := w.object(g)
+		review := strings.HasSuffix(g.Resource, "reviews") // not stored, and without a name
+		if review {
+			o.SetName("")
+		}
 		_, err := mine.Create(ctx, o, meta.CreateOptions{})
-		if err == nil {
+		if err == nil && !review {
 			err = in(w.admin, g).Delete(ctx, o.GetName(), meta.DeleteOptions{})
 		}
 		return err

@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -89,8 +90,8 @@ spec:
 	if err := os.WriteFile(path, []byte(configured), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	addr, metrics := free(t), free(t)
-	cmd := exec.Command(program, "serve", "--config", path, "--listen", addr, "--metrics-listen", metrics)
+	addr, health, metrics := free(t), free(t), free(t)
+	cmd := exec.Command(program, "serve", "--config", path, "--listen", addr, "--health-listen", health, "--metrics-listen", metrics)
 	var log bytes.Buffer
 	cmd.Stdout, cmd.Stderr, cmd.Env = &log, &log, append(os.Environ(), "POD_NAME=mcs-attest-verifier-test")
 	if err := cmd.Start(); err != nil {
@@ -109,7 +110,7 @@ spec:
 
 	ready := "not asked"
 	if !until(func() bool {
-		res, err := http.Get("http://" + metrics + "/readyz")
+		res, err := http.Get("http://" + health + "/readyz")
 		if err != nil {
 			ready = err.Error()
 			return false
@@ -123,6 +124,25 @@ spec:
 		stop()
 		t.Fatalf("not ready: %s\n%s", ready, log.String())
 	}
+
+	// Prometheus reads the metrics.
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM([]byte(certificate))
+	scrape, err := http.NewRequest(http.MethodGet, "https://"+metrics+"/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	scrape.Header.Set("Authorization", "Bearer "+c.ServiceAccount(t, "openshift-monitoring", "prometheus-k8s").BearerToken)
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "api-int.cluster.example.com"}}}
+	if res, err := client.Do(scrape); err != nil {
+		t.Error("metrics:", err)
+	} else {
+		_ = res.Body.Close()
+		if res.StatusCode != http.StatusOK {
+			t.Error("metrics:", res.Status)
+		}
+	}
+	client.CloseIdleConnections()
 
 	// Something for it to do: a Machine that comes and goes, an enrolment that is
 	// not well, a policy that cannot be used.

@@ -229,7 +229,7 @@ func TestAttack_T46_NoSecretInAnyLogRecordOrMetric(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec := newResponse()
-	v.server.operatorHandler().ServeHTTP(rec, mustRequest(t, "/metrics"))
+	v.server.metrics.Handler().ServeHTTP(rec, mustRequest(t, "/metrics"))
 	text.Write(rec.body.Bytes())
 	text.WriteString(v.log.everything())
 	for name, secret := range map[string]string{
@@ -560,7 +560,7 @@ func TestHealthAndReadiness(t *testing.T) {
 	v := newVerifier(t)
 	get := func(path string) (int, string) {
 		rec := newResponse()
-		v.server.operatorHandler().ServeHTTP(rec, mustRequest(t, path))
+		v.server.healthServer().Handler.ServeHTTP(rec, mustRequest(t, path))
 		return rec.code, rec.body.String()
 	}
 	if code, _ := get("/healthz"); code != http.StatusOK {
@@ -625,7 +625,7 @@ func TestServeStopsCleanlyWhenAsked(t *testing.T) {
 	v := newVerifier(t)
 	v.stop()
 	c := *v.config
-	c.Listen, c.MetricsListen = "127.0.0.1:0", "127.0.0.1:0"
+	c.Listen, c.HealthListen, c.MetricsListen = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- serve(ctx, &c, v.server.log) }()

@@ -34,6 +34,7 @@ type clusterBasis struct {
 	server      *server
 	cluster     *cluster.Cluster
 	confirm     cluster.Confirmation
+	reviews     kubernetes.Interface // who may read the metrics
 	events      *cluster.Events
 	credentials *credential.Issuer   // nil: configs keep the shared one
 	approver    *approver.Approver   // nil: nobody here decides requests
@@ -81,6 +82,7 @@ func newClusterBasis(s *server) (*clusterBasis, error) {
 	if b.cluster, err = cluster.New(context.Background(), api, *c.Kubernetes, o); err != nil {
 		return nil, err
 	}
+	b.reviews = typed
 	b.confirm = cluster.Confirmation{Client: client, Machines: b.cluster.Registry()}
 	return b, nil
 }

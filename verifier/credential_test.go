@@ -32,7 +32,7 @@ func TestAttack_T46_CredentialsAreInNoLogMetricEventRecordOrBundle(t *testing.T)
 			t.Errorf("%s: the record has %d credentials", name, len(rec.Status.Credentials))
 		}
 		metrics := newResponse()
-		p.server.operatorHandler().ServeHTTP(metrics, mustRequest(t, "/metrics"))
+		p.server.metrics.Handler().ServeHTTP(metrics, mustRequest(t, "/metrics"))
 		if !strings.Contains(metrics.body.String(), "mcs_attest_configs_served_total") {
 			t.Error("the metrics are missing: nothing was searched")
 		}

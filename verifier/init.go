@@ -25,6 +25,7 @@ type initOptions struct {
 	origins       []string
 	pools         []string
 	listen        string
+	healthListen  string
 	metricsListen string
 	upstream      string
 }
@@ -53,7 +54,8 @@ pool. Certificates and keys of an existing folder are kept.`,
 	f.StringSliceVar(&o.origins, "origin", nil, "https://host:port under which the machines reach the verifier (repeatable)")
 	f.StringSliceVar(&o.pools, "pool", []string{"worker"}, "pool to make a pointer and a sample config for (repeatable)")
 	f.StringVar(&o.listen, "listen", "", `address to serve on (default ":22623")`)
-	f.StringVar(&o.metricsListen, "metrics-listen", "", `address for metrics and health (default "127.0.0.1:22680")`)
+	f.StringVar(&o.healthListen, "health-listen", "", `address for health, on the loopback (default "127.0.0.1:22681")`)
+	f.StringVar(&o.metricsListen, "metrics-listen", "", `address for metrics (default "127.0.0.1:9622")`)
 	f.StringVar(&o.upstream, "upstream", "", "serve the configs of this Machine Config Server, https://host:port, instead of the folder's")
 	return cmd
 }
@@ -214,7 +216,7 @@ func configText(o initOptions) []byte {
 		text += fmt.Sprintf("  - %q\n", origin)
 	}
 	for _, f := range []struct{ name, value string }{
-		{"listen", o.listen}, {"metricsListen", o.metricsListen}, {"upstream", o.upstream},
+		{"listen", o.listen}, {"healthListen", o.healthListen}, {"metricsListen", o.metricsListen}, {"upstream", o.upstream},
 	} {
 		if f.value != "" {
 			text += fmt.Sprintf("%s: %q\n", f.name, f.value)

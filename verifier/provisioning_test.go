@@ -432,7 +432,7 @@ func TestAttack_T46_ProvisioningTokenInNoLogMetricOrStatus(t *testing.T) {
 	v.share("token: " + sharedC[:20])
 	v.fetch(http.MethodGet, "/config/worker", sharedC)
 	rec := newResponse()
-	v.server.operatorHandler().ServeHTTP(rec, mustRequest(t, "/metrics"))
+	v.server.metrics.Handler().ServeHTTP(rec, mustRequest(t, "/metrics"))
 	text := v.log.everything() + rec.body.String() + fmt.Sprintf("%+v", v.state())
 	for _, token := range []string{sharedA, sharedB, sharedC} {
 		if strings.Contains(text, token[:16]) || strings.Contains(text, url.QueryEscape(token)[:16]) {

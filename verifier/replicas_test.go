@@ -66,6 +66,7 @@ type replica struct {
 	program string
 	dir     string
 	addr    string
+	health  string
 	metrics string
 
 	mu  sync.Mutex
@@ -111,9 +112,9 @@ func newReplicas(t testing.TB, c *cluster.Cluster, n int, config ...string) *rep
 	}
 	var backends []string
 	for range n {
-		r := &replica{t: t, program: program, dir: t.TempDir(), addr: freeAddress(t), metrics: freeAddress(t), log: &lockedBuffer{}}
-		text := fmt.Sprintf("origins: [%q]\nlisten: %s\nmetricsListen: %s\nrequestsPerSecond: 10000\nupstream: https://%s\nupstreamName: mcs.test\nkubernetes:\n  machineNamespaces: [openshift-machine-api]\n  kubeconfig: %s\n",
-			testOrigin, r.addr, r.metrics, rs.mcs, rs.kubeconfig)
+		r := &replica{t: t, program: program, dir: t.TempDir(), addr: freeAddress(t), health: freeAddress(t), metrics: freeAddress(t), log: &lockedBuffer{}}
+		text := fmt.Sprintf("origins: [%q]\nlisten: %s\nhealthListen: %s\nmetricsListen: %s\nrequestsPerSecond: 10000\nupstream: https://%s\nupstreamName: mcs.test\nkubernetes:\n  machineNamespaces: [openshift-machine-api]\n  kubeconfig: %s\n",
+			testOrigin, r.addr, r.health, r.metrics, rs.mcs, rs.kubeconfig)
 		for _, more := range config {
 			text += more
 		}
@@ -213,7 +214,7 @@ func (r *replica) kill() {
 
 // ready says why it could not serve, "" if it could.
 func (r *replica) ready() string {
-	res, err := (&http.Client{Timeout: 5 * time.Second}).Get("http://" + r.metrics + "/readyz")
+	res, err := (&http.Client{Timeout: 5 * time.Second}).Get("http://" + r.health + "/readyz")
 	if err != nil {
 		return err.Error()
 	}

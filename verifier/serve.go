@@ -35,20 +35,20 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
-// maxOperators bounds the connections for metrics and health: a few scrapers and
-// probes; anybody on the network may be able to open one.
+// maxOperators bounds the connections for metrics, and those for health.
 const maxOperators = 64
 
 // shutdownGrace is how long requests under way may take when the verifier stops.
 const shutdownGrace = 20 * time.Second
 
 func newServeCommand() *cobra.Command {
-	var configPath, listenAddr, metricsAddr, logFormat, logLevel string
+	var configPath, listenAddr, healthAddr, metricsAddr, logFormat, logLevel string
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve attestation and the gate",
-		Long: `Serve the attestation API and the gate on one TLS listener, and metrics and
-health (/metrics, /healthz, /readyz) on another. Folder, certificates and keys are
+		Long: `Serve the attestation API and the gate on one TLS listener, metrics (/metrics) on
+another, and health (/healthz, /readyz) in clear on the loopback. In a cluster the
+API server decides who may read the metrics. Folder, certificates and keys are
 read again when they change; a change that is broken keeps the last good state
 and is reported. SIGTERM lets requests under way finish.`,
 		Args: cobra.NoArgs,
@@ -59,6 +59,12 @@ and is reported. SIGTERM lets requests under way finish.`,
 			}
 			if listenAddr != "" {
 				c.Listen = listenAddr
+			}
+			if healthAddr != "" {
+				if err := config.Loopback(healthAddr); err != nil {
+					return fmt.Errorf("--health-listen: %w", err)
+				}
+				c.HealthListen = healthAddr
 			}
 			if metricsAddr != "" {
 				c.MetricsListen = metricsAddr
@@ -73,7 +79,8 @@ and is reported. SIGTERM lets requests under way finish.`,
 	configFlag(cmd, &configPath)
 	f := cmd.Flags()
 	f.StringVar(&listenAddr, "listen", "", "address of the gate and the attestation API (default: the configuration's, else :22623)")
-	f.StringVar(&metricsAddr, "metrics-listen", "", "address of metrics and health (default: the configuration's, else 127.0.0.1:22680)")
+	f.StringVar(&healthAddr, "health-listen", "", "address of health, on the loopback (default: the configuration's, else 127.0.0.1:22681)")
+	f.StringVar(&metricsAddr, "metrics-listen", "", "address of the metrics (default: the configuration's, else 127.0.0.1:9622)")
 	f.StringVar(&logFormat, "log-format", "json", `"json" or "text"`)
 	f.StringVar(&logLevel, "log-level", "info", `"debug", "info", "warn" or "error"`)
 	return cmd
@@ -151,21 +158,23 @@ func serve(ctx context.Context, c *config.Config, logger *slog.Logger) error {
 	if err != nil {
 		return hint(fmt.Errorf("listen: %w", err), "is another verifier, or the Machine Config Server itself, on %s?", c.Listen)
 	}
-	metricsListener, err := lc.Listen(ctx, "tcp", c.MetricsListen)
+	healthListener, err := lc.Listen(ctx, "tcp", c.HealthListen)
 	if err != nil {
 		_ = raw.Close()
+		return hint(fmt.Errorf("listen for health: %w", err), "choose another --health-listen")
+	}
+	metricsListener, err := lc.Listen(ctx, "tcp", c.MetricsListen)
+	if err != nil {
+		_, _ = raw.Close(), healthListener.Close()
 		return hint(fmt.Errorf("listen for metrics: %w", err), "choose another --metrics-listen")
 	}
 	handler, err := s.handler()
 	if err != nil {
-		_, _ = raw.Close(), metricsListener.Close()
+		_, _, _ = raw.Close(), healthListener.Close(), metricsListener.Close()
 		return err
 	}
 	nodes := listen.NewServer(handler, s.certs, logger)
-	operators := &http.Server{
-		Handler: s.operatorHandler(), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
-		IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10,
-	}
+	health, figures := s.healthServer(), s.metricsServer()
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -178,16 +187,18 @@ func serve(ctx context.Context, c *config.Config, logger *slog.Logger) error {
 		})
 	}
 	run("serve nodes", func() error { return nodes.ServeTLS(listen.Limit(raw, c.MaxConnections), "", "") })
-	run("serve metrics", func() error { return operators.Serve(listen.Limit(metricsListener, maxOperators)) })
+	run("serve health", func() error { return health.Serve(listen.Limit(healthListener, maxOperators)) })
+	run("serve metrics", func() error { return figures.ServeTLS(listen.Limit(metricsListener, maxOperators), "", "") })
 	run("watch", func() error { return s.Run(ctx) })
-	logger.Info("serving", "version", version, "listen", raw.Addr().String(), "metrics", metricsListener.Addr().String(),
+	logger.Info("serving", "version", version, "listen", raw.Addr().String(),
+		"health", healthListener.Addr().String(), "metrics", metricsListener.Addr().String(),
 		"origins", c.Origins, "basis", s.Describe(), "upstream", c.Upstream)
 
 	<-ctx.Done()
 	logger.Info("shutting down")
 	grace, stop := context.WithTimeout(context.Background(), shutdownGrace)
 	defer stop()
-	shutdown := errors.Join(nodes.Shutdown(grace), operators.Shutdown(grace))
+	shutdown := errors.Join(nodes.Shutdown(grace), health.Shutdown(grace), figures.Shutdown(grace))
 	wg.Wait()
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause
@@ -324,24 +335,6 @@ func (s *server) trusted(a netip.Addr) bool {
 		prefix, err := netip.ParsePrefix(p)
 		return err == nil && prefix.Contains(a)
 	})
-}
-
-// operatorHandler is metrics and health.
-func (s *server) operatorHandler() http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", s.metrics.Handler())
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if problems := s.unready(); len(problems) > 0 {
-			w.WriteHeader(http.StatusServiceUnavailable)
-			for _, p := range problems {
-				fmt.Fprintln(w, p)
-			}
-			return
-		}
-		fmt.Fprintln(w, "ready")
-	})
-	return mux
 }
 
 // unready says why the verifier could not serve a machine now.

@@ -31,7 +31,7 @@ func (c *cli) supportBundleCommand() *cobra.Command {
 		Short: "Gather what explains a problem, without one secret",
 		Long: `Gather what somebody else needs to understand a problem: versions, the verifier's
 conditions, policies, records, claims, Events, Machines (without their provider's
-part and user data), pods and their logs, metrics and the configuration. Of a
+part and user data), pods and their logs, and the configuration. Of a
 folder: its manifests, the state, metrics and the configuration; the keys and the
 Ignition configs are named and not read.
 

@@ -51,7 +51,7 @@ func startVerifier(t *testing.T, edit ...string) *verifier {
 	address := listener.Addr().String()
 	listener.Close()
 	v := &verifier{dir: dir, origin: "https://" + address, log: filepath.Join(t.TempDir(), "log")}
-	v.run(t, "init", dir, "--origin", v.origin, "--listen", address, "--metrics-listen", "127.0.0.1:0")
+	v.run(t, "init", dir, "--origin", v.origin, "--listen", address, "--health-listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0")
 
 	policy := filepath.Join(dir, "policies", "default.yaml")
 	text, err := os.ReadFile(policy)

@@ -144,7 +144,7 @@ func (s *Set) config(o Config) string {
 	s.Cluster.Kubectl(s.t, "-n", Own, "patch", "configmap", "mcs-attest-config", "--type=merge", "-p", string(patch))
 	kubernetes["kubeconfig"] = s.Cluster.Kubeconfig("system:serviceaccount:" + Own + ":mcs-attest-verifier")
 	// Of the replicas, and of the address in upstream.
-	for _, key := range []string{"listen", "metricsListen", "upstreamName"} {
+	for _, key := range []string{"listen", "healthListen", "metricsListen", "metricsCertificate", "upstreamName"} {
 		delete(c, key)
 	}
 	b, err := yaml.Marshal(c)

@@ -33,13 +33,13 @@ func (r *Rig) Replica(c ReplicaConfig) *Verifier {
 	r.t.Helper()
 	r.verifiers++
 	v := &Verifier{
-		r: r, Dir: filepath.Join(r.dir, c.Name), Port: r.freePort(), metricsPort: r.freePort(),
+		r: r, Dir: filepath.Join(r.dir, c.Name), Port: r.freePort(), healthPort: r.freePort(),
 		binary: r.VerifierBinary(), onAudit: c.OnAudit, changed: make(chan struct{}), env: []string{"POD_NAME=" + c.Name},
 	}
 	v.log = filepath.Join(r.dir, c.Name+".log")
 	r.keep(v.log)
 	r.fatal(os.MkdirAll(filepath.Join(v.Dir, "tls"), 0o755), "replica")
-	v.Write("mcs-attest.yaml", fmt.Sprintf("listen: 127.0.0.1:%d\nmetricsListen: 127.0.0.1:%d\n%s", v.Port, v.metricsPort, c.Config))
+	v.Write("mcs-attest.yaml", fmt.Sprintf("listen: 127.0.0.1:%d\nhealthListen: 127.0.0.1:%d\nmetricsListen: 127.0.0.1:%d\n%s", v.Port, v.healthPort, r.freePort(), c.Config))
 	v.Write("tls/ca.crt", string(c.CA))
 	return v
 }
@@ -54,7 +54,7 @@ func (v *Verifier) WaitReady() {
 	defer client.CloseIdleConnections()
 	why := "it does not answer"
 	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		resp, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/readyz", v.metricsPort))
+		resp, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/readyz", v.healthPort))
 		if err == nil {
 			problems, err := io.ReadAll(resp.Body)
 			resp.Body.Close()

@@ -48,15 +48,15 @@ type VerifierConfig struct {
 
 // Verifier is a real mcs-attest-verifier process over a folder of its own.
 type Verifier struct {
-	r           *Rig
-	Dir         string
-	Port        int
-	host        string
-	metricsPort int
-	binary      string
-	env         []string
-	log         string
-	onAudit     func(Audit)
+	r          *Rig
+	Dir        string
+	Port       int
+	host       string
+	healthPort int
+	binary     string
+	env        []string
+	log        string
+	onAudit    func(Audit)
 
 	cmd   *exec.Cmd
 	ended chan struct{}
@@ -81,7 +81,8 @@ func (r *Rig) Verifier(c VerifierConfig) *Verifier {
 	r.keep(v.log)
 	args := []string{
 		"init", v.Dir, "--origin", strings.Join(append([]string{v.Origin()}, c.Origins...), ","), "--pool", strings.Join(c.Pools, ","),
-		"--listen", fmt.Sprintf("127.0.0.1:%d", v.Port), "--metrics-listen", fmt.Sprintf("127.0.0.1:%d", r.freePort()),
+		"--listen", fmt.Sprintf("127.0.0.1:%d", v.Port), "--health-listen", fmt.Sprintf("127.0.0.1:%d", r.freePort()),
+		"--metrics-listen", fmt.Sprintf("127.0.0.1:%d", r.freePort()),
 	}
 	if c.Upstream != nil {
 		args = append(args, "--upstream", c.Upstream.URL())

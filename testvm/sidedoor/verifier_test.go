@@ -29,7 +29,7 @@ func (c *cluster) realVerifier(t *testing.T) {
 	c.run("go", "build", "-trimpath", "-buildvcs=false", "-o", binary, "../../verifier")
 	folder := filepath.Join(dir, "folder")
 	c.run(binary, "init", folder, "--origin", "https://"+cp4+":22623", "--pool", "worker", "--listen", "[::]:22643",
-		"--metrics-listen", "127.0.0.1:22680", "--upstream", "https://127.22.62.3:22644")
+		"--health-listen", "127.0.0.1:22681", "--metrics-listen", "127.0.0.1:9622", "--upstream", "https://127.22.62.3:22644")
 	c.run("chown", "-R", fmt.Sprint(verifierUser), dir)
 	config, err := os.OpenFile(filepath.Join(folder, "mcs-attest.yaml"), os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"net/url"
 	"os"
@@ -31,8 +32,15 @@ type Config struct {
 	Origins []string `yaml:"origins"`
 	// Listen is the address of the gate and the attestation API. Default ":22623".
 	Listen string `yaml:"listen,omitempty"`
-	// MetricsListen is the address of metrics and health. Default "127.0.0.1:22680".
+	// HealthListen is the address of the probes, in clear. It must be on the
+	// loopback. Default "127.0.0.1:22681".
+	HealthListen string `yaml:"healthListen,omitempty"`
+	// MetricsListen is the address of the metrics, over TLS. In a cluster the API
+	// server decides who may read them. Default "127.0.0.1:9622".
 	MetricsListen string `yaml:"metricsListen,omitempty"`
+	// MetricsCertificate is a folder with tls.crt and tls.key for MetricsListen.
+	// While it has no pair that can be used, the certificate of Listen serves.
+	MetricsCertificate string `yaml:"metricsCertificate,omitempty"`
 	// Upstream is the real Machine Config Server, https://host:port. Empty: the
 	// configs in Data/configs are served.
 	Upstream string `yaml:"upstream,omitempty"`
@@ -165,8 +173,14 @@ func (c *Config) complete(base string) error {
 	if c.Listen == "" {
 		c.Listen = ":22623"
 	}
+	if c.HealthListen == "" {
+		c.HealthListen = "127.0.0.1:22681"
+	}
 	if c.MetricsListen == "" {
-		c.MetricsListen = "127.0.0.1:22680"
+		c.MetricsListen = "127.0.0.1:9622"
+	}
+	if c.MetricsCertificate != "" && !filepath.IsAbs(c.MetricsCertificate) {
+		c.MetricsCertificate = filepath.Join(base, c.MetricsCertificate)
 	}
 	if c.UpstreamCA == "" {
 		c.UpstreamCA = c.Path("tls", "ca.crt")
@@ -276,6 +290,9 @@ func (c *Config) check() error {
 			return fmt.Errorf("upstream: %q is not https://host:port", c.Upstream)
 		}
 	}
+	if err := Loopback(c.HealthListen); err != nil {
+		return fmt.Errorf("healthListen: %w", err)
+	}
 	if err := c.checkClouds(); err != nil {
 		return err
 	}
@@ -333,4 +350,16 @@ func Origin(s string) (string, error) {
 		host = "[" + host + "]"
 	}
 	return "https://" + host + ":" + port, nil
+}
+
+// Loopback returns an error unless only this host can reach an address to listen on.
+func Loopback(address string) error {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("%q is not host:port", address)
+	}
+	if ip, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !ip.IsLoopback()) {
+		return fmt.Errorf("%q is not on the loopback; write for example 127.0.0.1:22681", address)
+	}
+	return nil
 }

@@ -3,7 +3,9 @@ package operator
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -128,15 +130,44 @@ func (f *Folder) files(to Collector) ([]byte, error) {
 }
 
 func (f *Folder) ask(ctx context.Context, path string) ([]byte, error) {
-	host, port, err := net.SplitHostPort(f.Config.MetricsListen)
+	scheme, address, transport := "http", f.Config.HealthListen, &http.Transport{}
+	if path == "metrics" {
+		scheme, address = "https", f.Config.MetricsListen
+		transport.TLSClientConfig = &tls.Config{
+			MinVersion:         tls.VersionTLS12,
+			InsecureSkipVerify: true, // its certificate is one of the folder's: see below
+			VerifyConnection:   func(state tls.ConnectionState) error { return f.served(state.PeerCertificates[0].Raw) },
+		}
+	}
+	defer transport.CloseIdleConnections()
+	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, err
 	}
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 		host = "127.0.0.1"
 	}
-	a, err := fetch(ctx, &http.Client{Timeout: 10 * time.Second}, "http://"+net.JoinHostPort(host, port)+"/"+path)
+	a, err := fetch(ctx, &http.Client{Timeout: 10 * time.Second, Transport: transport}, scheme+"://"+net.JoinHostPort(host, port)+"/"+path)
 	return a.text(), err
+}
+
+// served returns an error unless leaf is the certificate that the verifier of this
+// folder serves its metrics with.
+func (f *Folder) served(leaf []byte) error {
+	paths := []string{f.Config.Path("tls", "tls.crt")}
+	if dir := f.Config.MetricsCertificate; dir != "" {
+		paths = append(paths, filepath.Join(dir, "tls.crt"))
+	}
+	for _, path := range paths {
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			continue
+		}
+		if block, _ := pem.Decode(raw); block != nil && bytes.Equal(block.Bytes, leaf) {
+			return nil
+		}
+	}
+	return fmt.Errorf("the server at %s has another certificate than this folder", f.Config.MetricsListen)
 }
 
 // maxAnswer bounds one answer that goes into a bundle.

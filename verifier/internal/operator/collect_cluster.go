@@ -20,9 +20,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 )
 
-// metricsPort is where each verifier has its metrics and its health.
-const metricsPort = "22680"
-
 var (
 	daemonSets = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "daemonsets"}
 	leases     = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
@@ -69,7 +66,7 @@ func (c *Cluster) Known(ctx context.Context) ([]secret.Bytes, []error) {
 }
 
 // Collect gathers what explains the verifiers of a cluster: their objects and
-// ours, Events, logs, metrics. No Secret is read.
+// ours, Events, logs. No Secret is read.
 func (c *Cluster) Collect(ctx context.Context, since time.Duration, to Collector) error {
 	if _, err := c.versions(""); err != nil {
 		return err
@@ -167,8 +164,7 @@ func (c *Cluster) dump(ctx context.Context, all *collector, name string, r schem
 // maxLog bounds the log of one container.
 const maxLog = 16 << 20
 
-// verifierPods gathers logs, metrics and health of every pod in the verifier's
-// namespace.
+// verifierPods gathers the logs of every pod in the verifier's namespace.
 func (c *Cluster) verifierPods(ctx context.Context, all *collector, since time.Duration) {
 	err := c.each(ctx, pods, c.o.Own, metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
 		base := c.host + "/api/v1/namespaces/" + url.PathEscape(c.o.Own) + "/pods/" + url.PathEscape(o.GetName())
@@ -193,11 +189,8 @@ func (c *Cluster) verifierPods(ctx context.Context, all *collector, since time.D
 				all.file(file, func() ([]byte, error) { return raw, err })
 			}
 		}
-		for _, path := range []string{"metrics", "readyz"} {
-			all.file("verifier/"+o.GetName()+"."+path+".txt", func() ([]byte, error) {
-				return c.raw(ctx, c.host+"/api/v1/namespaces/"+url.PathEscape(c.o.Own)+"/pods/"+url.PathEscape(o.GetName()+":"+metricsPort)+"/proxy/"+path)
-			})
-		}
+		all.to.Missed("health and metrics of "+o.GetName(), fmt.Errorf("they are not served to the API server's proxy: "+
+			"'kubectl -n %s port-forward %s 22681' makes http://127.0.0.1:22681/readyz answer, and Prometheus has the metrics", c.o.Own, o.GetName()))
 		return nil
 	})
 	if err != nil {

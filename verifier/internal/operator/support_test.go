@@ -78,7 +78,7 @@ func TestThePlantedSecretsAreFoundWhereTheyAre(t *testing.T) {
 	}
 }
 
-// inFront is an API server that has logs and metrics of pods although no kubelet
+// inFront is an API server that has logs of pods although no kubelet
 // runs; the rest goes to the real one.
 func inFront(t *testing.T, c *cluster.Cluster) string {
 	t.Helper()
@@ -96,11 +96,6 @@ func inFront(t *testing.T, c *cluster.Cluster) string {
 		switch {
 		case strings.HasSuffix(r.URL.Path, "/pods/verifier-0/log") && r.URL.Query().Get("previous") == "":
 			fmt.Fprintf(w, "2026-03-01T12:00:00Z ready\n%s\n", everything())
-		case strings.HasSuffix(r.URL.Path, "/pods/verifier-0:22680/proxy/metrics"):
-			fmt.Fprintf(w, "mcs_attest_objects{kind=\"machine\"} 1\n# %s\n", everything())
-		case strings.HasSuffix(r.URL.Path, "/pods/verifier-0:22680/proxy/readyz"):
-			w.WriteHeader(http.StatusServiceUnavailable)
-			fmt.Fprintf(w, "token keys: none may sign now\n%s\n", everything())
 		default:
 			real.ServeHTTP(w, r)
 		}
@@ -231,9 +226,9 @@ spec:
 	for _, want := range []string{
 		"version.txt", "cluster/version.json", "state.json", "cluster/machineattestations.jsonl", "cluster/machines.machine.openshift.io.jsonl",
 		"cluster/attestationpolicies.jsonl", "cluster/attestationverifiers.jsonl", "cluster/events.jsonl", "cluster/pods.jsonl", "cluster/configmaps.jsonl",
-		"logs/verifier-0.verifier.log", "verifier/verifier-0.metrics.txt", "verifier/verifier-0.readyz.txt", "contents.txt",
+		"logs/verifier-0.verifier.log", "contents.txt",
 		// and what one wants to know is there
-		"12:00:00Z ready", "mcs_attest_objects{kind=", "503 Service Unavailable", "none may sign now", "FirstBootFailed", "origins:", uid, ek, "worker-0", "PASSWORD",
+		"12:00:00Z ready", "port-forward verifier-0 22681", "FirstBootFailed", "origins:", uid, ek, "worker-0", "PASSWORD",
 		"secret field taken out", "known secret taken out",
 	} {
 		if !strings.Contains(whole.String(), want) {

@@ -1,0 +1,198 @@
+package metrics
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	authentication "k8s.io/api/authentication/v1"
+	authorization "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
+)
+
+// Reviews lets the API server decide who may read the metrics: by a TokenReview of
+// the bearer token, and a SubjectAccessReview of "get" on the URL's path.
+//
+// A decision is kept for a minute. A token that was accepted is reviewed without
+// a limit of its own; every other token needs a share of a limit, so that unknown
+// callers cannot make the verifier flood the API server. While the API server
+// does not answer, a token that was accepted stays so for an hour: an outage is
+// when metrics matter most.
+type Reviews struct {
+	Client kubernetes.Interface
+	Now    func() time.Time
+	Log    *slog.Logger
+
+	once      sync.Once
+	perSource *listen.Limiter
+	inAll     *rate.Limiter
+
+	mu       sync.Mutex
+	accepted map[tokenKey]*access
+	denied   map[tokenKey]denial
+}
+
+type tokenKey struct {
+	token [sha256.Size]byte
+	path  string
+}
+
+// access is what an accepted token has. Its mutex is held during a review.
+type access struct {
+	mu       sync.Mutex
+	reviewed time.Time
+}
+
+type denial struct {
+	status int
+	until  time.Time
+}
+
+const (
+	reviewEvery  = time.Minute
+	reviewGrace  = time.Hour
+	reviewTime   = 5 * time.Second
+	deniedFor    = 10 * time.Second
+	maxToken     = 8 << 10
+	maxDecisions = 256 // of each kind
+)
+
+// Protect returns h for callers that the API server lets in.
+func (r *Reviews) Protect(h http.Handler) http.Handler {
+	r.once.Do(func() {
+		r.perSource, r.inAll = listen.NewLimiterWithBurst(1, 10), rate.NewLimiter(10, 50)
+		r.accepted, r.denied = map[tokenKey]*access{}, map[tokenKey]denial{}
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		scheme, token, ok := strings.Cut(req.Header.Get("Authorization"), " ")
+		status := http.StatusUnauthorized
+		if ok && strings.EqualFold(scheme, "Bearer") && token != "" && len(token) <= maxToken {
+			status = r.decide(req.Context(), token, req.URL.Path, listen.Source(req.RemoteAddr))
+		}
+		switch status {
+		case http.StatusOK:
+			h.ServeHTTP(w, req)
+			return
+		case http.StatusUnauthorized:
+			w.Header().Set("WWW-Authenticate", `Bearer realm="metrics"`)
+		case http.StatusTooManyRequests, http.StatusServiceUnavailable:
+			w.Header().Set("Retry-After", "5")
+		}
+		http.Error(w, http.StatusText(status), status)
+	})
+}
+
+// decide returns the status for a token: 200 if it may read path.
+func (r *Reviews) decide(ctx context.Context, token, path string, source netip.Addr) int {
+	now, key := r.Now(), tokenKey{sha256.Sum256([]byte(token)), path}
+	r.mu.Lock()
+	known, no := r.accepted[key], r.denied[key]
+	r.mu.Unlock()
+	if known != nil {
+		return r.again(ctx, known, token, key, now)
+	}
+	if now.Before(no.until) {
+		return no.status
+	}
+	if !r.perSource.Allow(now, source) || !r.inAll.AllowN(now, 1) {
+		return http.StatusTooManyRequests
+	}
+	status, err := r.review(ctx, token, path)
+	r.note(key, status, err)
+	return status
+}
+
+// again is decide for a token that was accepted before.
+func (r *Reviews) again(ctx context.Context, known *access, token string, key tokenKey, now time.Time) int {
+	known.mu.Lock()
+	defer known.mu.Unlock()
+	if now.Sub(known.reviewed) < reviewEvery {
+		return http.StatusOK
+	}
+	status, err := r.review(ctx, token, key.path)
+	switch {
+	case err == nil && status == http.StatusOK:
+		known.reviewed = r.Now()
+	case err != nil && now.Sub(known.reviewed) < reviewGrace:
+		r.Log.Debug("review a reader of metrics", "error", err)
+		return http.StatusOK
+	default:
+		r.mu.Lock()
+		delete(r.accepted, key)
+		r.mu.Unlock()
+		r.note(key, status, err)
+	}
+	return status
+}
+
+// note keeps a decision. An error is no decision.
+func (r *Reviews) note(key tokenKey, status int, err error) {
+	if err != nil {
+		r.Log.Debug("review a reader of metrics", "error", err)
+		return
+	}
+	now := r.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if status == http.StatusOK {
+		for old, a := range r.accepted {
+			if len(r.accepted) < maxDecisions {
+				break
+			}
+			if a.mu.TryLock() { // not under review
+				delete(r.accepted, old)
+				a.mu.Unlock()
+			}
+		}
+		r.accepted[key] = &access{reviewed: now}
+		return
+	}
+	if len(r.denied) >= maxDecisions {
+		clear(r.denied)
+	}
+	r.denied[key] = denial{status, now.Add(deniedFor)}
+}
+
+// review asks the API server. An error says that it did not decide; the status is
+// then 503.
+func (r *Reviews) review(ctx context.Context, token, path string) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, reviewTime)
+	defer cancel()
+	who, err := r.Client.AuthenticationV1().TokenReviews().Create(ctx, &authentication.TokenReview{
+		Spec: authentication.TokenReviewSpec{Token: token},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return http.StatusServiceUnavailable, fmt.Errorf("review a token: %w", err)
+	}
+	if !who.Status.Authenticated {
+		return http.StatusUnauthorized, nil
+	}
+	user := who.Status.User
+	extra := map[string]authorization.ExtraValue{}
+	for k, v := range user.Extra {
+		extra[k] = authorization.ExtraValue(v)
+	}
+	may, err := r.Client.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorization.SubjectAccessReview{
+		Spec: authorization.SubjectAccessReviewSpec{
+			User: user.Username, UID: user.UID, Groups: user.Groups, Extra: extra,
+			NonResourceAttributes: &authorization.NonResourceAttributes{Path: path, Verb: "get"},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return http.StatusServiceUnavailable, fmt.Errorf("review the access of %s: %w", user.Username, err)
+	}
+	if !may.Status.Allowed {
+		return http.StatusForbidden, nil
+	}
+	return http.StatusOK, nil
+}

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/metrics"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
+)
+
+// healthServer answers the probes of the kubelet, in clear, on the loopback. No
+// other host can reach it, so no other host can make a probe fail.
+func (s *server) healthServer() *http.Server {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if problems := s.unready(); len(problems) > 0 {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			for _, p := range problems {
+				fmt.Fprintln(w, p)
+			}
+			return
+		}
+		fmt.Fprintln(w, "ready")
+	})
+	return operatorServer(mux, s.log)
+}
+
+// metricsServer serves /metrics over TLS. In a cluster the API server decides who
+// may read them.
+func (s *server) metricsServer() *http.Server {
+	figures := s.metrics.Handler()
+	if s.cluster != nil {
+		figures = (&metrics.Reviews{Client: s.cluster.reviews, Now: s.now, Log: s.log}).Protect(figures)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", figures)
+	srv := operatorServer(mux, s.log)
+	own := &metricsCertificate{dir: s.config.MetricsCertificate, now: s.now, log: s.log}
+	srv.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){} // HTTP/1.1 only, as all listeners
+	srv.TLSConfig = &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		NextProtos: []string{"http/1.1"},
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			if c := own.current(); c != nil {
+				return c, nil
+			}
+			return s.certs.Current(), nil
+		},
+	}
+	return srv
+}
+
+func operatorServer(h http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
+		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), // an unauthenticated caller causes these
+	}
+}
+
+// metricsCertificate is a key pair in a folder that something else, such as
+// OpenShift's service CA, writes and renews.
+type metricsCertificate struct {
+	dir string
+	now func() time.Time
+	log *slog.Logger
+
+	mu     sync.Mutex
+	loaded *tls.Certificate
+	read   time.Time
+	failed string
+}
+
+// metricsCertificateEvery bounds how often the files are read.
+const metricsCertificateEvery = 10 * time.Second
+
+// current returns the pair in the folder, the last good one if the files are
+// broken, or nil if there has been none.
+func (c *metricsCertificate) current() *tls.Certificate {
+	if c.dir == "" {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.now()
+	if age := now.Sub(c.read); !c.read.IsZero() && age >= 0 && age < metricsCertificateEvery {
+		return c.loaded
+	}
+	c.read = now
+	var contents [][]byte
+	for _, name := range []string{"tls.crt", "tls.key"} {
+		raw, err := os.ReadFile(filepath.Join(c.dir, name))
+		if err != nil {
+			c.tell(err)
+			return c.loaded
+		}
+		contents = append(contents, raw)
+	}
+	cert, err := pki.ParseServing(contents)
+	if err != nil {
+		c.tell(err)
+		return c.loaded
+	}
+	c.loaded, c.failed = cert, ""
+	return cert
+}
+
+// tell logs a failure once.
+func (c *metricsCertificate) tell(err error) {
+	if c.failed == err.Error() {
+		return
+	}
+	c.failed = err.Error()
+	c.log.Warn("read the certificate for metrics", "folder", c.dir, "error", err)
+}
