@@ -8,6 +8,7 @@ import (
 	"io"
 	"strings"
 	"sync"
+	"unicode"
 )
 
 // maxLine bounds a line: a server's words can be among them.
@@ -72,7 +73,9 @@ func (c *Console) Error(err error, hint string) {
 // clean keeps a line to one line of printable text.
 func clean(s string) string {
 	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
+		// Also the controls above ASCII: some terminals take U+009B for ESC [, and
+		// others change the order of the text.
+		if !unicode.IsPrint(r) {
 			return ' '
 		}
 		return r

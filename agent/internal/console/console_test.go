@@ -3,6 +3,7 @@ package console_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -42,6 +43,26 @@ func TestUntrustedText(t *testing.T) {
 	line := out.String()
 	if strings.Count(line, "\n") != 1 || bytes.ContainsAny(out.Bytes(), "\x1b\r\x00") || bytes.IndexByte(out.Bytes(), 0xff) >= 0 || len(line) > 400 {
 		t.Errorf("printed %q", line)
+	}
+}
+
+// Some terminals read one character of the range above ASCII as the start of a
+// command, and others change the order of the text.
+func TestUntrustedTextHasNoControlCharacterOfAnyRange(t *testing.T) {
+	for _, r := range []rune{0x1b, 0x7f, 0x80, 0x85, 0x90, 0x9b, 0x9d, 0x9f, 0xad, 0x200b, 0x2028, 0x2029, 0x202e, 0x2066, 0xfeff, 0xe0001} {
+		var out, errs bytes.Buffer
+		c := &console.Console{Out: &out, Err: &errs}
+		c.Step("a%c2Jb", r)
+		c.Again("a%c2Jb", r)
+		c.Error(fmt.Errorf("a%c2Jb", r), fmt.Sprintf("a%c2Jb", r))
+		if printed := out.String() + errs.String(); strings.ContainsRune(printed, r) || strings.Count(printed, "a 2Jb") != 4 {
+			t.Errorf("%U: printed %q", r, printed)
+		}
+	}
+	var out bytes.Buffer
+	(&console.Console{Out: &out}).Step("größe 大きさ")
+	if !strings.Contains(out.String(), "größe 大きさ") {
+		t.Errorf("printed %q", out.String())
 	}
 }
 

@@ -249,6 +249,9 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 	if len(ch.GetRequired()) == 0 {
 		return nil, m, &LeftAlone{Why: "the verifier asks for no evidence"}
 	}
+	if kind, ok := repeated(ch.GetRequired()); ok {
+		return nil, m, final{fmt.Errorf("the verifier requires %v more than once, which breaks the contract", evidence.Kind(kind))}
+	}
 	req, err := f.evidence(ctx, s, t, ch)
 	if err != nil {
 		return nil, m, err
@@ -283,6 +286,19 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 		return nil, m, &LeftAlone{Why: "the pool's mode is " + m.name, Ticket: g.Ticket}
 	}
 	return g, m, nil
+}
+
+// repeated finds a kind that occurs twice. Each costs a document, and a challenge
+// has room for thousands of kinds.
+func repeated(kinds []mcsattestv1.EvidenceKind) (kind mcsattestv1.EvidenceKind, ok bool) {
+	seen := map[mcsattestv1.EvidenceKind]bool{}
+	for _, k := range kinds {
+		if seen[k] {
+			return k, true
+		}
+		seen[k] = true
+	}
+	return 0, false
 }
 
 func readMode(ch *mcsattestv1.ChallengeResponse) (mode, error) {

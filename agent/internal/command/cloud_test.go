@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/cloudtest"
@@ -19,6 +20,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 	"github.com/mcs-attest/mcs-attest/testvm/cloud/azure"
+	"github.com/mcs-attest/mcs-attest/testvm/cloud/gcp"
 )
 
 // The machine's side names the audience of the managed identity's token. A
@@ -81,26 +83,67 @@ func TestAttack_T65_VerifierCannotChooseTheAudienceOfTheManagedIdentityToken(t *
 					t.Fatal(err)
 				}
 			}
-			cmdline := filepath.Join(dir, "cmdline")
-			if err := os.WriteFile(cmdline, []byte("quiet\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			for name, value := range map[string]string{
-				"AZURE_TOKEN_RESOURCE": file, "METADATA": m.Serve(t), "RUN": filepath.Join(dir, "run"), "CMDLINE": cmdline,
-				"IGNITION_RUNTIME": dir, "IGNITION_LOCAL": dir, "IGNITION_SYSTEM": dir, "TPM": tpm, "DRIVES": dir,
-			} {
-				t.Setenv("MCS_ATTEST_"+name, value)
-			}
-			t.Setenv("PLATFORM_ID", "azure")
-			var out, errs bytes.Buffer
-			status := command.Main(context.Background(), []string{"attest"}, &out, &errs)
+			t.Setenv("MCS_ATTEST_AZURE_TOKEN_RESOURCE", file)
+			status, out, errs := attestIn(t, m, tpm)
 			if !slices.Equal(made, c.want) || sent != len(c.want) {
-				t.Errorf("tokens made for %q, %d sent; want %q\n%s%s", made, sent, c.want, &out, &errs)
+				t.Errorf("tokens made for %q, %d sent; want %q\n%s%s", made, sent, c.want, out, errs)
 			}
 			if honest := len(c.want) > 0 || c.asks == ""; honest != (status == 0) {
-				t.Errorf("exit status %d\n%s%s", status, &out, &errs)
-			} else if !honest && !strings.Contains(errs.String(), "hint: ") {
-				t.Errorf("no hint:\n%s", &errs)
+				t.Errorf("exit status %d\n%s%s", status, out, errs)
+			} else if !honest && !strings.Contains(errs, "hint: ") {
+				t.Errorf("no hint:\n%s", errs)
+			}
+		})
+	}
+}
+
+// attestIn runs the command on a machine in a cloud.
+func attestIn(t *testing.T, m *cloudtest.Machine, tpm string) (status int, stdout, stderr string) {
+	t.Helper()
+	dir := t.TempDir()
+	cmdline := filepath.Join(dir, "cmdline")
+	if err := os.WriteFile(cmdline, []byte("quiet\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range map[string]string{
+		"METADATA": m.Serve(t), "RUN": filepath.Join(dir, "run"), "CMDLINE": cmdline,
+		"IGNITION_RUNTIME": dir, "IGNITION_LOCAL": dir, "IGNITION_SYSTEM": dir, "TPM": tpm, "DRIVES": dir,
+	} {
+		t.Setenv("MCS_ATTEST_"+name, value)
+	}
+	t.Setenv("PLATFORM_ID", m.Platform)
+	var out, errs bytes.Buffer
+	status = command.Main(context.Background(), []string{"attest"}, &out, &errs)
+	return status, out.String(), errs.String()
+}
+
+// A verifier that names one kind of evidence many times makes the agent gather, and
+// hold, none of it.
+func TestAttack_T62_RepeatedKindsInAChallengeAreRefused(t *testing.T) {
+	tpm := swtpmtest.Start(t, "sha256").Socket
+	for name, times := range map[string]int{"once": 1, "twice": 2, "20 000 times": 20_000} {
+		t.Run(name, func(t *testing.T) {
+			v := &verifiertest.Verifier{Required: slices.Repeat([]mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_GCP_IDENTITY}, times)}
+			v.Start(t)
+			m := cloudtest.GCP(t, func(i *gcp.Instance) { i.UserData = v.Pointer("worker") })
+			v.Clouds = m.Verifiers
+			metadata := m.Metadata
+			var made atomic.Int32
+			m.Metadata = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if strings.HasSuffix(r.URL.Path, "/identity") {
+					made.Add(1)
+				}
+				metadata.ServeHTTP(w, r)
+			})
+			status, out, errs := attestIn(t, m, tpm)
+			if times == 1 {
+				if status != 0 || made.Load() != 1 {
+					t.Errorf("exit status %d, %d documents\n%s%s", status, made.Load(), out, errs)
+				}
+				return
+			}
+			if status == 0 || made.Load() != 0 || !strings.Contains(errs, "more than once") {
+				t.Errorf("exit status %d, %d documents\n%s%s", status, made.Load(), out, errs)
 			}
 		})
 	}
