@@ -164,6 +164,7 @@ func (b *clusterBasis) measure() {
 		m.Trust(world.Trust, now)
 	}
 	b.server.clouds.tell(b.server.log, world.Policies)
+	b.server.reportAbsence(world.Policies, b.cluster.Provisioning())
 	if at, ok := b.cluster.EKRoots().NotAfter(now); ok {
 		m.Expiry("ek-roots", at)
 	}

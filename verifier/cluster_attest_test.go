@@ -606,7 +606,7 @@ func TestClusterTwoVersionsAtOnce(t *testing.T) {
 // The provisioning token in the cluster: a Secret as "kubectl create secret" makes it
 // counts at every replica at once (FEATURES A3, A11); one that an administrator
 // edits leaves the one before its grace, without a restart (A12); without the Secret
-// the pool is not enforced (A13).
+// machines wait, and AttestationVerifier and log report it.
 func TestClusterProvisioningTokenCountsAtEveryReplica(t *testing.T) {
 	rs := inCluster(t)
 	rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{
@@ -624,7 +624,7 @@ func TestClusterProvisioningTokenCountsAtEveryReplica(t *testing.T) {
 			}, func() string { return fmt.Sprintf("replica %d answers %d, want %d", i, status, want) })
 		}
 	}
-	everywhere("", 200)
+	everywhere("", 503)
 	first, second := rand.Text()+rand.Text(), rand.Text()+rand.Text()
 	rs.cluster.Kubectl(t, "-n", "openshift-config", "create", "secret", "generic", "machineconfig-auth", "--from-literal=token="+first)
 	everywhere("", 401)
@@ -637,7 +637,12 @@ func TestClusterProvisioningTokenCountsAtEveryReplica(t *testing.T) {
 	all = append(all, rs.serve(0))
 	everywhere(first, 200)
 	rs.cluster.Kubectl(t, "-n", "openshift-config", "delete", "secret", "machineconfig-auth")
-	everywhere("", 200)
+	everywhere("", 503)
+	everywhere(second, 503)
+	eventually(t, func() bool {
+		out := rs.cluster.Kubectl(t, "get", "attestationverifier", "cluster", "-o", `jsonpath={.status.conditions[?(@.type=="Degraded")].message}`)
+		return strings.Contains(out, "there is no provisioning token")
+	}, func() string { return "the condition Degraded does not report the absence" })
 	for _, p := range all {
 		if text := p.log.everything(); strings.Contains(text, first) || strings.Contains(text, second) {
 			t.Error("the log has a provisioning token")

@@ -89,7 +89,8 @@ func (s *server) poolPolicy(pool string) (gate.PoolPolicy, error) {
 	}
 	out := gate.PoolPolicy{
 		PreApproved: p.Unattested == v1alpha1.UnattestedPreApproved, Label: p.Pool,
-		ProvisioningToken: p.ProvisioningTokenAlone, OnlyProvisioningToken: p.OnlyProvisioningToken(), URLParameter: p.URLParameter,
+		ProvisioningToken: p.ProvisioningTokenAlone, OnlyProvisioningToken: p.OnlyProvisioningToken(),
+		OpenWithoutToken: p.OpenWithoutToken, URLParameter: p.URLParameter,
 	}
 	if p.Wildcard {
 		out.Label = "*"

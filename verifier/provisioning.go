@@ -16,6 +16,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
@@ -106,8 +107,7 @@ func (s *server) confirmProvisioning() func(context.Context) (provisioning.View,
 	}
 }
 
-// observeProvisioning counts what opened a config, and tells once that a pool is
-// not enforced.
+// observeProvisioning counts what opened a config, and reports an absent token.
 func (s *server) observeProvisioning(d gate.Decision) {
 	if d.Outcome == "allowed" || d.Outcome == "would-deny" {
 		credential := "none"
@@ -121,14 +121,28 @@ func (s *server) observeProvisioning(d gate.Decision) {
 		}
 		s.metrics.Served(d.Label, credential)
 	}
-	if !d.Unenforced {
-		if d.Provisioning != provisioning.None {
-			s.unenforcedTold.Store(false)
-		}
+	if d.Unenforced || d.Denial != nil && d.Denial.Code == reason.StoreUnavailable {
+		s.reportAbsence(s.World().Policies, s.Provisioning())
+	}
+}
+
+// tokenAbsence describes an absent provisioning token that some policy lists; ""
+// if all is well.
+func tokenAbsence(now time.Time, policies *policy.Set, view provisioning.View) string {
+	if _, presence := view.At(now); presence != provisioning.Absent {
+		return ""
+	}
+	return policies.WithoutProvisioningToken()
+}
+
+// reportAbsence logs tokenAbsence once for each change.
+func (s *server) reportAbsence(policies *policy.Set, view provisioning.View) {
+	text := tokenAbsence(s.now(), policies, view)
+	if last := s.absence.Swap(&text); last != nil && *last == text || last == nil && text == "" {
 		return
 	}
-	if !s.unenforcedTold.Swap(true) {
-		s.log.Warn("there is no provisioning token: the pool that it alone would open is served to everyone", "pool", d.Label)
+	if text != "" {
+		s.log.Error("provisioning token", "problem", text)
 	}
 }
 
@@ -166,8 +180,8 @@ func newProvisioningFile(c *config.Config, log *slog.Logger, now func() time.Tim
 // View is what is known of the token.
 func (f *provisioningFile) View() provisioning.View { return *f.view.Load() }
 
-// Watch looks at the file until ctx ends.
-func (f *provisioningFile) Watch(ctx context.Context) {
+// Watch looks at the file until ctx ends, and calls seen after each look.
+func (f *provisioningFile) Watch(ctx context.Context, seen func()) {
 	tick := time.NewTicker(reload.Interval)
 	defer tick.Stop()
 	for {
@@ -176,6 +190,7 @@ func (f *provisioningFile) Watch(ctx context.Context) {
 			return
 		case <-tick.C:
 			f.Refresh()
+			seen()
 		}
 	}
 }

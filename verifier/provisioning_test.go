@@ -78,8 +78,9 @@ func (v *verifier) wantShared(what, token string, status int) {
 // A1, A5, A9, A12, A23: from no token to one, edited by hand, through its grace,
 // with a restart in the middle.
 func TestProvisioningTokenOverItsLife(t *testing.T) {
-	v := newShared(t, sharedAlone, "")
-	// A13: nothing breaks for lack of it.
+	const opens = sharedAlone + "  provisioningToken: {whenAbsent: Open}\n"
+	v := newShared(t, opens, "")
+	// A13: nothing breaks for lack of it, where the policy says so.
 	v.wantShared("there is none", "", http.StatusOK)
 	v.wantReason("TokenMissing")
 	v.share("token: " + sharedA + "\n")
@@ -118,10 +119,11 @@ func TestProvisioningTokenOverItsLife(t *testing.T) {
 	v.wantShared("a moment after it was deleted", "", http.StatusUnauthorized)
 	v.advance(11 * time.Second)
 	v.look()
-	for _, token := range []string{"", sharedA, sharedB} {
-		v.wantShared("after it was deleted", token, http.StatusOK)
+	v.wantShared("after it was deleted", "", http.StatusOK)
+	for _, token := range []string{sharedA, sharedB} {
+		v.wantShared("after it was deleted", token, http.StatusServiceUnavailable)
 	}
-	if n := strings.Count(v.log.everything(), "is served to everyone"); n != 2 {
+	if n := strings.Count(v.log.everything(), "says whenAbsent: Open"); n != 2 {
 		t.Errorf("told %d times that nothing is enforced, want once at the start and once at the end", n)
 	}
 }
@@ -384,9 +386,9 @@ func TestProvisioningTokenAloneNamesNoMachine(t *testing.T) {
 }
 
 func TestAttestWithoutAProvisioningTokenToCompareWith(t *testing.T) {
-	// There is none, and nothing else is asked: the gate serves everyone, and the
-	// agent is told so.
-	v := newShared(t, sharedAlone, "")
+	// There is none, and the policy opens without one: the gate serves everyone, and
+	// the agent is told so.
+	v := newShared(t, sharedAlone+"  provisioningToken: {whenAbsent: Open}\n", "")
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
 	if err := n.ask(); err != nil || n.challenge.GetMode() != mcsattestv1.Mode_MODE_AUDIT || len(n.challenge.GetRequired()) != 0 {
 		t.Errorf("%v %v", n.challenge, err)
@@ -504,4 +506,81 @@ func TestProvisioningTokenIsReadAnewBeforeAFinalNo(t *testing.T) {
 		t.Errorf("attested while nobody can be asked: %v", err)
 	}
 	v.wantFetch("the one that is known", "/config/worker", sharedA, http.StatusOK)
+}
+
+// THREATS T60: a provisioning token that is absent, by a mistyped file name perhaps,
+// opens no pool, and neither does a wrong one meanwhile. Only a policy that says so
+// in words is open without it.
+func TestAttack_T60_AnAbsentProvisioningTokenOpensNothing(t *testing.T) {
+	const (
+		preApproved = `{"ignition":{"version":"3.4.0"},"systemd":{}}`
+		opens       = "  provisioningToken: {whenAbsent: Open}\n"
+	)
+	v := newShared(t, "  unattested: PreApproved\n"+sharedAlone, sharedA)
+	v.change("configs/worker.pre-approved.ign", preApproved)
+	gets := func(what, token string, status int, full bool) {
+		t.Helper()
+		code, _, body := v.fetch(http.MethodGet, "/config/worker", token)
+		if code != status || (body == fullConfig) != full {
+			t.Errorf("%s: %d %.60s, want %d, the full config %t", what, code, body, status, full)
+		}
+	}
+	problems := func() string {
+		t.Helper()
+		state, err := v.server.standalone.state()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(state.Problems, "\n")
+	}
+	gets("PreApproved, the right token", sharedA, 200, true)
+	gets("PreApproved, anonymous", "", 200, false)
+	// The name is mistyped.
+	file := filepath.Join(v.dir, sharedFile)
+	if err := os.Rename(file, file+"n"); err != nil {
+		t.Fatal(err)
+	}
+	v.stop()
+	v.start()
+	gets("PreApproved, absent: anonymous", "", 200, false)
+	gets("PreApproved, absent: a wrong token", sharedB, 503, false)
+	v.wantReason("StoreUnavailable")
+	gets("PreApproved, absent: the right token", sharedA, 503, false)
+	v.policy(sharedAlone)
+	gets("absent: anonymous", "", 503, false)
+	v.wantReason("StoreUnavailable")
+	gets("absent: a wrong token", sharedB, 503, false)
+	if text := problems(); !strings.Contains(text, "there is no provisioning token") {
+		t.Errorf("status shows %q", text)
+	}
+	if !strings.Contains(v.log.everything(), "there is no provisioning token") {
+		t.Error("the log does not report the absence")
+	}
+	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
+	if _, err := n.alone(sharedA); err == nil || !denialOf(t, err).GetTemporary() {
+		t.Errorf("a machine that attests while the token is absent: %v", err)
+	}
+	v.wantReason("StoreUnavailable")
+
+	// In words: open to a caller that presents nothing.
+	v.policy(sharedAlone + opens)
+	gets("open in words: anonymous", "", 200, true)
+	v.wantReason("TokenMissing")
+	gets("open in words: a wrong token", sharedB, 503, false)
+	if text := problems(); !strings.Contains(text, "every caller receives the full config") {
+		t.Errorf("status shows %q", text)
+	}
+	if !strings.Contains(v.log.everything(), "says whenAbsent: Open") {
+		t.Error("the log does not report the open pool")
+	}
+	if err := os.Rename(file+"n", file); err != nil {
+		t.Fatal(err)
+	}
+	v.look()
+	gets("present again: anonymous", "", 401, false)
+	gets("present again: a wrong token", sharedB, 401, false)
+	gets("present again: the right token", sharedA, 200, true)
+	if text := problems(); strings.Contains(text, "there is no provisioning token;") {
+		t.Errorf("status still shows %q", text)
+	}
 }

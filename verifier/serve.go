@@ -115,7 +115,7 @@ type server struct {
 	standalone *standaloneBasis // the basis, where it is a folder
 	cluster    *clusterBasis    // the basis, where it is a cluster
 
-	unenforcedTold atomic.Bool // of the one log line about it
+	absence atomic.Pointer[string] // what the log reported last of an absent provisioning token
 }
 
 // basis is what a verifier stands on: a folder with a database, or a cluster. It

@@ -114,6 +114,9 @@ func (b *standaloneBasis) state() (*admin.State, error) {
 		state.Problems = append(state.Problems, f.Reason+": "+f.Text)
 	}
 	state.Problems = append(state.Problems, b.shadowed(b.keeper.Snapshot())...)
+	if text := tokenAbsence(b.server.now(), b.keeper.Snapshot().Policies, b.shared.View()); text != "" {
+		state.Problems = append(state.Problems, text)
+	}
 	return state, nil
 }
 
@@ -170,7 +173,9 @@ func (b *standaloneBasis) watch(ctx context.Context) {
 	})
 	wg.Go(func() { b.tokens.Watch(ctx, func(changed bool, err error) { b.reloaded("token keys", changed, err) }) })
 	wg.Go(func() { b.seals.Watch(ctx, func(changed bool, err error) { b.reloaded("sealing keys", changed, err) }) })
-	wg.Go(func() { b.shared.Watch(ctx) })
+	wg.Go(func() {
+		b.shared.Watch(ctx, func() { b.server.reportAbsence(b.keeper.Snapshot().Policies, b.shared.View()) })
+	})
 	wg.Go(func() { b.rendered.Run(ctx) })
 	wg.Wait()
 }
@@ -200,6 +205,7 @@ func (b *standaloneBasis) measure(snapshot *folder.Snapshot) {
 		"ek-root": snapshot.EKRoots.Len(), "config": len(snapshot.Configs),
 	})
 	b.server.metrics.Trust(snapshot.Trust, now)
+	b.server.reportAbsence(snapshot.Policies, b.shared.View())
 	b.server.clouds.tell(b.server.log, snapshot.Policies)
 	if at, ok := snapshot.EKRoots.NotAfter(now); ok {
 		b.server.metrics.Expiry("ek-roots", at)

@@ -60,8 +60,10 @@ type PoolPolicy struct {
 	// ProvisioningToken: the provisioning token by itself opens the pool.
 	ProvisioningToken bool
 	// OnlyProvisioningToken: and nothing else that a machine could prove does.
-	// While there is no such token the pool is not enforced.
 	OnlyProvisioningToken bool
+	// OpenWithoutToken: while there is no such token, a caller that presents nothing
+	// receives the full config. Without it callers wait until there is one.
+	OpenWithoutToken bool
 	// URLParameter: it may also stand in the URL.
 	URLParameter bool
 	// Label is the pool's name for metrics: a name that an administrator wrote.
@@ -79,7 +81,7 @@ type Decision struct {
 	Claims        *token.Claims // of a token that verified
 	// Provisioning says which provisioning token was shown; None if it was none.
 	Provisioning provisioning.Match
-	// Unenforced: the pool is opened by the provisioning token alone, and there is none.
+	// Unenforced: there is no provisioning token, and the pool is open without one.
 	Unenforced bool
 	Took       time.Duration
 }
@@ -240,8 +242,11 @@ func (g *gate) config(w http.ResponseWriter, r *http.Request) {
 //
 //   - the source does not ask too often, the pool's name is one, a policy covers it;
 //   - Off and Audit: the upstream's answer, for anyone;
-//   - a pool that only the provisioning token opens, and there is none: the same;
-//   - no token: the pre-approved config where the policy has it, else TokenMissing;
+//   - no token: the pre-approved config where the policy has it;
+//   - no token, and no provisioning token exists: the upstream's answer where the
+//     policy says that absence opens; else the caller waits if nothing else opens the
+//     pool;
+//   - no token otherwise: TokenMissing;
 //   - the provisioning token, where the policy takes it; else the token verifies,
 //     and is for this pool: an invalid one is never treated as none;
 //   - the record still allows it;
@@ -263,7 +268,7 @@ func (g *gate) decide(r *request) (*answer, error) {
 		}
 		return g.fetch(r, g.Upstream)
 	}
-	if r.policy.PreApproved && r.shown.none() && !g.unenforced(r) {
+	if r.policy.PreApproved && r.shown.none() {
 		r.decision.Outcome = "pre-approved"
 		if g.PreApproved == nil {
 			return nil, reason.Deny(reason.UpstreamUnavailable, "there is no pre-approved config")

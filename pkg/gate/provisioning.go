@@ -119,19 +119,20 @@ func (g *gate) provisioned(r *request) bool {
 	return tokens.Check(g.Now(), shown).Valid()
 }
 
-// unenforced: nothing but the provisioning token opens the pool, and there is none.
+// unenforced: there is no provisioning token, the policy says that absence opens the
+// pool, and the caller presents nothing. What is presented is never ignored.
 func (g *gate) unenforced(r *request) bool {
 	_, presence := g.Provisioning.at(g.Now())
-	return presence == provisioning.Absent && r.policy.OnlyProvisioningToken
+	return presence == provisioning.Absent && r.policy.OpenWithoutToken && r.shown.none()
 }
 
 // provisioning decides by the provisioning token; not done if what is shown is an
 // attestation token, or nothing. In order:
 //
-//   - there is no such token, and nothing else to ask for: noted, for the caller
+//   - there is no such token, and the policy opens without one: noted, for the caller
 //   - header and URL disagree: the header must be an attestation token
 //   - a valid provisioning token opens the pool
-//   - nobody knows yet what is valid: StoreUnavailable
+//   - there is no token to compare with, or none has been read: StoreUnavailable
 //   - what is no attestation token either is confirmed to be wrong:
 //     ProvisioningTokenInvalid
 func (g *gate) provisioning(r *request) (done bool, err error) {
@@ -152,16 +153,16 @@ func (g *gate) provisioning(r *request) (done bool, err error) {
 	case match.Valid():
 		return true, nil
 	case c.none():
-		if presence == provisioning.Unknown && r.policy.OnlyProvisioningToken {
-			return true, g.unread()
+		if presence == provisioning.Present || !r.policy.OnlyProvisioningToken || r.decision.Unenforced {
+			return false, nil
 		}
-		return false, nil
+		return true, g.unread(presence)
 	case err != nil:
 		return true, err
 	case c.header && attestation(shown):
 		return false, nil
-	case presence == provisioning.Unknown:
-		return true, g.unread()
+	case presence != provisioning.Present:
+		return true, g.unread(presence)
 	}
 	if g.Provisioning.Wrong != nil {
 		if err := g.Provisioning.Wrong(r.Request); err != nil {
@@ -183,13 +184,18 @@ func (g *gate) provisioning(r *request) (done bool, err error) {
 	switch {
 	case match == provisioning.Expired:
 		return true, reason.Deny(reason.ProvisioningTokenInvalid, "the previous provisioning token; its grace ended at %s", tokens.PreviousExpires.Format(time.RFC3339))
-	case presence == provisioning.Absent:
-		return true, reason.Deny(reason.ProvisioningTokenInvalid, "there is no provisioning token")
+	case presence != provisioning.Present:
+		return true, g.unread(presence)
 	}
 	return true, reason.Deny(reason.ProvisioningTokenInvalid, "neither the current provisioning token nor the previous one in its grace")
 }
 
-func (g *gate) unread() error {
+// unread is the denial while there is no token to compare with. That is never the
+// caller's fault, so it is temporary.
+func (g *gate) unread(presence provisioning.Presence) error {
+	if presence == provisioning.Absent {
+		return reason.Deny(reason.StoreUnavailable, "there is no provisioning token")
+	}
 	if g.Provisioning.View != nil {
 		if err := g.Provisioning.View().Err(); err != nil {
 			return reason.Wrap(reason.StoreUnavailable, err, "the provisioning token cannot be read")

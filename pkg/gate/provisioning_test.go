@@ -205,7 +205,7 @@ func TestProvisioningTokenInTheURL(t *testing.T) {
 	}
 }
 
-// A13, A15: absent is not enforced where nothing else is asked; unknown waits.
+// A13, A15: absent waits, unless the policy opens without a token; unknown waits.
 func TestPoolWithoutAProvisioningToken(t *testing.T) {
 	absent := provisioning.View{}.Gone(noon)
 	broken, _ := provisioning.View{}.Read(noon, map[string][]byte{provisioning.KeyToken: []byte("short")}, time.Hour)
@@ -214,40 +214,46 @@ func TestPoolWithoutAProvisioningToken(t *testing.T) {
 		name, shown string
 		view        provisioning.View
 		only        bool
+		open        bool
 		status      int
 		outcome     string
 		reason      string
 		unenforced  bool
 	}{
-		{"absent, no token", "", absent, true, 200, "would-deny", "TokenMissing", true},
-		{"absent, an old token", current, absent, true, 200, "would-deny", "ProvisioningTokenInvalid", true},
-		{"absent, an attestation's", attested, absent, true, 200, "allowed", "", true},
-		{"absent, a forged attestation's", attested + "x", absent, true, 200, "would-deny", "TokenInvalid", true},
-		{"absent, but a TPM would do: no token", "", absent, false, 401, "denied", "TokenMissing", false},
-		{"absent, but a TPM would do: an old token", current, absent, false, 401, "denied", "ProvisioningTokenInvalid", false},
-		{"not read, no token", "", provisioning.View{}, true, 503, "denied", "StoreUnavailable", false},
-		{"not read, a token", current, provisioning.View{}, true, 503, "denied", "StoreUnavailable", false},
-		{"not read, an attestation's", attested, provisioning.View{}, true, 200, "allowed", "", false},
-		{"not read, but a TPM would do: no token", "", provisioning.View{}, false, 401, "denied", "TokenMissing", false},
-		{"not read, but a TPM would do: a token", current, provisioning.View{}, false, 503, "denied", "StoreUnavailable", false},
-		{"broken, a token", current, broken, true, 503, "denied", "StoreUnavailable", false},
-		{"broken, no token", "", broken, true, 503, "denied", "StoreUnavailable", false},
-		{"broken after good, a token", current, keptView, true, 200, "allowed", "", false},
-		{"broken after good, no token", "", keptView, true, 401, "denied", "TokenMissing", false},
+		{"absent, no token", "", absent, true, false, 503, "denied", "StoreUnavailable", false},
+		{"absent, an old token", current, absent, true, false, 503, "denied", "StoreUnavailable", false},
+		{"absent, an attestation's", attested, absent, true, false, 200, "allowed", "", false},
+		{"absent, a forged attestation's", attested + "x", absent, true, false, 401, "denied", "TokenInvalid", false},
+		{"absent opens, no token", "", absent, true, true, 200, "would-deny", "TokenMissing", true},
+		{"absent opens, an old token", current, absent, true, true, 503, "denied", "StoreUnavailable", false},
+		{"absent opens, an attestation's", attested, absent, true, true, 200, "allowed", "", false},
+		{"absent opens, a forged attestation's", attested + "x", absent, true, true, 401, "denied", "TokenInvalid", false},
+		{"absent, but a TPM would do: no token", "", absent, false, false, 401, "denied", "TokenMissing", false},
+		{"absent, but a TPM would do: an old token", current, absent, false, false, 503, "denied", "StoreUnavailable", false},
+		{"not read, opens, no token", "", provisioning.View{}, true, true, 503, "denied", "StoreUnavailable", false},
+		{"not read, no token", "", provisioning.View{}, true, false, 503, "denied", "StoreUnavailable", false},
+		{"not read, a token", current, provisioning.View{}, true, false, 503, "denied", "StoreUnavailable", false},
+		{"not read, an attestation's", attested, provisioning.View{}, true, false, 200, "allowed", "", false},
+		{"not read, but a TPM would do: no token", "", provisioning.View{}, false, false, 401, "denied", "TokenMissing", false},
+		{"not read, but a TPM would do: a token", current, provisioning.View{}, false, false, 503, "denied", "StoreUnavailable", false},
+		{"broken, a token", current, broken, true, false, 503, "denied", "StoreUnavailable", false},
+		{"broken, no token", "", broken, true, false, 503, "denied", "StoreUnavailable", false},
+		{"broken after good, a token", current, keptView, true, false, 200, "allowed", "", false},
+		{"broken after good, no token", "", keptView, true, false, 401, "denied", "TokenMissing", false},
 	} {
 		f := newProvisioned(t)
-		f.policy.OnlyProvisioningToken = c.only
+		f.policy.OnlyProvisioningToken, f.policy.OpenWithoutToken = c.only, c.open
 		f.Provisioning.View = func() provisioning.View { return c.view }
 		res := f.do(t, get("/config/worker", c.shown))
 		if d := f.last(t); res.StatusCode != c.status || d.Outcome != c.outcome || f.codeOf(t) != c.reason || d.Unenforced != c.unenforced {
 			t.Errorf("%s: %d %s %s %t", c.name, res.StatusCode, d.Outcome, f.codeOf(t), d.Unenforced)
 		}
 	}
-	// As if the policy were not there: not the pre-approved config either.
+	// A caller that presents nothing receives the pre-approved config, as ever.
 	f := newProvisioned(t)
 	f.policy.PreApproved, f.PreApproved = true, serve(`{"ignition":{"version":"3.4.0"}}`)
 	f.Provisioning.View = func() provisioning.View { return absent }
-	if res := f.do(t, get("/config/worker", "")); res.StatusCode != 200 || f.last(t).Outcome != "would-deny" || body(t, res) != config34 {
+	if res := f.do(t, get("/config/worker", "")); res.StatusCode != 200 || f.last(t).Outcome != "pre-approved" || body(t, res) == config34 {
 		t.Errorf("absent, with a pre-approved config: %d %s", res.StatusCode, f.last(t).Outcome)
 	}
 	// The zero value knows nothing.
@@ -329,7 +335,8 @@ func TestWrongProvisioningTokenIsConfirmedBeforeAFinalNo(t *testing.T) {
 	}{
 		{"it is the newest one", fresh, nil, 200, ""},
 		{"it is wrong", shared(t), nil, 401, "ProvisioningTokenInvalid"},
-		{"there is none any more", provisioning.View{}.Gone(noon), nil, 401, "ProvisioningTokenInvalid"},
+		{"there is none any more", provisioning.View{}.Gone(noon), nil, 503, "StoreUnavailable"},
+		{"it cannot be read any more", provisioning.View{}, nil, 503, "StoreUnavailable"},
 		{"nobody knows", provisioning.View{}, errors.New("no API server"), 503, "StoreUnavailable"},
 	} {
 		f := newProvisioned(t)

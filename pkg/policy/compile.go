@@ -184,14 +184,16 @@ func (c *check) effective() Policy {
 		Unattested:             oneOf(c, "spec.unattested", spec.Unattested, v1alpha1.UnattestedDeny, v1alpha1.UnattestedPreApproved),
 		ProvisioningTokenAlone: spec.ProvisioningTokenAlone,
 		URLParameter:           spec.ProvisioningToken.URLParameter,
-		Binding:                oneOf(c, "spec.binding", spec.Binding, v1alpha1.BindingExporter, v1alpha1.BindingTerminated),
-		Approval:               oneOf(c, "spec.tpm2.approval", spec.TPM2.Approval, v1alpha1.ApprovalManual, v1alpha1.ApprovalFirstUse),
-		ProfileAction:          oneOf(c, "spec.tpm2.profileAction", spec.TPM2.ProfileAction, v1alpha1.ProfileEnforce, v1alpha1.ProfileWarn),
-		ReferenceValues:        slices.Clone(spec.TPM2.ReferenceValues),
-		TokenUses:              DefaultTokenUses,
-		TokenLifetime:          c.duration("spec.token.lifetime", spec.Token.Lifetime, DefaultTokenLifetime, time.Minute, time.Hour),
-		ChallengeLifetime:      c.duration("spec.challengeLifetime", spec.ChallengeLifetime, DefaultChallengeLifetime, 30*time.Second, 10*time.Minute),
-		MaxMachineAge:          c.duration("spec.maxMachineAge", spec.MaxMachineAge, DefaultMaxMachineAge, time.Minute, 0),
+		OpenWithoutToken: oneOf(c, "spec.provisioningToken.whenAbsent", spec.ProvisioningToken.WhenAbsent,
+			v1alpha1.WhenAbsentWait, v1alpha1.WhenAbsentOpen) == v1alpha1.WhenAbsentOpen,
+		Binding:           oneOf(c, "spec.binding", spec.Binding, v1alpha1.BindingExporter, v1alpha1.BindingTerminated),
+		Approval:          oneOf(c, "spec.tpm2.approval", spec.TPM2.Approval, v1alpha1.ApprovalManual, v1alpha1.ApprovalFirstUse),
+		ProfileAction:     oneOf(c, "spec.tpm2.profileAction", spec.TPM2.ProfileAction, v1alpha1.ProfileEnforce, v1alpha1.ProfileWarn),
+		ReferenceValues:   slices.Clone(spec.TPM2.ReferenceValues),
+		TokenUses:         DefaultTokenUses,
+		TokenLifetime:     c.duration("spec.token.lifetime", spec.Token.Lifetime, DefaultTokenLifetime, time.Minute, time.Hour),
+		ChallengeLifetime: c.duration("spec.challengeLifetime", spec.ChallengeLifetime, DefaultChallengeLifetime, 30*time.Second, 10*time.Minute),
+		MaxMachineAge:     c.duration("spec.maxMachineAge", spec.MaxMachineAge, DefaultMaxMachineAge, time.Minute, 0),
 	}
 	if spec.Token.Uses != 0 {
 		p.TokenUses = int(spec.Token.Uses)
@@ -280,6 +282,15 @@ func (c *check) evidence(p *Policy) {
 			what, want = "urlParameter does nothing where the provisioning token alone opens nothing", "leave it out"
 		}
 		c.warn("spec.provisioningToken.urlParameter", what, want)
+	}
+	if p.OpenWithoutToken {
+		const path = "spec.provisioningToken.whenAbsent"
+		if p.OnlyProvisioningToken() && p.Unattested == v1alpha1.UnattestedDeny {
+			c.warn(path, "while there is no provisioning token, every caller receives the full config", "leave it out once the token exists")
+		} else {
+			c.fault(path, "Open where the policy lists more than the provisioning token would open what the rest protects",
+				"leave it out, or list only [provisioning-token] and no unattested: PreApproved")
+		}
 	}
 	if c.parsed.Spec.ProvisioningTokenAlone && !alone {
 		c.fault("spec.provisioningTokenAlone", "there is no alternative that is the provisioning token alone", "add `- all: [provisioning-token]` to evidence, or leave this out")

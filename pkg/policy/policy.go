@@ -47,6 +47,9 @@ type Policy struct {
 	ProvisioningTokenAlone bool
 	// URLParameter: the gate takes it in the URL, too.
 	URLParameter bool
+	// OpenWithoutToken: while there is no provisioning token, a caller that presents
+	// nothing receives the full config. Its zero value leaves the hash as it was.
+	OpenWithoutToken bool `json:",omitempty"`
 
 	Binding      v1alpha1.Binding
 	FrontEndKeys [][sha256.Size]byte
@@ -115,7 +118,7 @@ func (p Policy) Bank(offered []uint16) (uint16, error) {
 }
 
 // OnlyProvisioningToken reports whether nothing but the provisioning token is
-// asked of any machine. Where there is no such token, nothing is asked.
+// asked of any machine.
 func (p Policy) OnlyProvisioningToken() bool {
 	for _, all := range p.Alternatives {
 		if !slices.Equal(all, []evidence.Kind{evidence.ProvisioningToken}) {
@@ -123,6 +126,32 @@ func (p Policy) OnlyProvisioningToken() bool {
 		}
 	}
 	return len(p.Alternatives) > 0
+}
+
+// WithoutProvisioningToken describes what the absence of the provisioning token
+// does to the pools of this set; "" if no pool needs the token.
+func (s *Set) WithoutProvisioningToken() string {
+	var wait, open []string
+	for _, p := range s.All() {
+		switch {
+		case p.Mode == v1alpha1.ModeOff || !slices.Contains(p.Kinds(), evidence.ProvisioningToken):
+		case p.OpenWithoutToken:
+			open = append(open, p.Pool)
+		default:
+			wait = append(wait, p.Pool)
+		}
+	}
+	var texts []string
+	if len(wait) > 0 {
+		texts = append(texts, "the policy of pool "+strings.Join(wait, ", ")+" lists it, so machines that need it wait")
+	}
+	if len(open) > 0 {
+		texts = append(texts, "the policy of pool "+strings.Join(open, ", ")+" says whenAbsent: Open, so every caller receives the full config")
+	}
+	if len(texts) == 0 {
+		return ""
+	}
+	return "there is no provisioning token; " + strings.Join(texts, "; ")
 }
 
 // Endorses reports whether the policy accepts an endorsement.

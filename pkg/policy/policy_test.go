@@ -232,6 +232,10 @@ func TestHashCoversTheContentAndNotTheName(t *testing.T) {
 			s.ProvisioningTokenAlone = true
 		},
 		"provisioningToken.urlParameter": func(s *v1alpha1.AttestationPolicySpec) { s.ProvisioningToken.URLParameter = true },
+		"provisioningToken.whenAbsent": func(s *v1alpha1.AttestationPolicySpec) {
+			s.ProvisioningToken.WhenAbsent, s.Unattested = v1alpha1.WhenAbsentOpen, v1alpha1.UnattestedDeny
+			s.Evidence, s.ProvisioningTokenAlone = []v1alpha1.EvidenceAlternative{{All: []string{"provisioning-token"}}}, true
+		},
 	} {
 		h := policyFor(t, compile(t, valid(with)), "worker").Hash()
 		if other, ok := seen[h]; ok {
@@ -355,6 +359,24 @@ func TestOnlyProvisioningToken(t *testing.T) {
 		})), "worker")
 		if p.OnlyProvisioningToken() != c.want {
 			t.Errorf("%s: %t", name, !c.want)
+		}
+	}
+}
+
+func TestWhenAbsentOpensOnlyWhereNothingElseIsListed(t *testing.T) {
+	const head = "apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: p}\nspec:\n" +
+		"  provisioningTokenAlone: true\n  provisioningToken: {whenAbsent: Open}\n"
+	for name, c := range map[string]struct {
+		spec, want string
+		fails      bool
+	}{
+		"only the token":                  {"  evidence: [{all: [provisioning-token]}]\n", "every caller receives the full config", false},
+		"a TPM as well":                   {"  evidence: [{all: [tpm2]}, {all: [provisioning-token]}]\n", "would open what the rest protects", true},
+		"the pre-approved config as well": {"  unattested: PreApproved\n  evidence: [{all: [provisioning-token]}]\n", "would open what the rest protects", true},
+	} {
+		problems := Check(File{"p.yaml", []byte(head + c.spec)})
+		if len(problems) != 1 || problems[0].Warning == c.fails || !strings.Contains(problems[0].Error(), c.want) {
+			t.Errorf("%s: %v", name, problems)
 		}
 	}
 }

@@ -211,7 +211,23 @@ type ProvisioningTokenPolicy struct {
 	// whose Ignition sends no headers (specification 2.x and 3.0). Ignition and
 	// every proxy on the way log it. Default: false.
 	URLParameter bool `json:"urlParameter,omitempty"`
+
+	// whenAbsent says what callers receive while there is no provisioning token.
+	// Wait: machines wait until there is one. Open: a caller that presents nothing
+	// receives the full config, as without mcs-attest. Open is for the time before
+	// the first token, and only where the policy lists nothing else. Default: Wait.
+	WhenAbsent WhenAbsent `json:"whenAbsent,omitempty"`
 }
+
+// WhenAbsent says what callers receive while there is no provisioning token.
+// +kubebuilder:validation:Enum=Wait;Open
+type WhenAbsent string
+
+// The answers to an absent provisioning token.
+const (
+	WhenAbsentWait WhenAbsent = "Wait"
+	WhenAbsentOpen WhenAbsent = "Open"
+)
 
 // TokenPolicy is about the attestation result.
 type TokenPolicy struct {

@@ -233,7 +233,13 @@ func (c *Cluster) degraded(acknowledged time.Time) []finding {
 	if cert := c.ServingCertificate(); cert != nil && cert.Leaf != nil && cert.Leaf.NotAfter.Sub(now) < certificateWarning {
 		all = append(all, finding{"CertificateExpires", "the serving certificate ends on " + cert.Leaf.NotAfter.UTC().Format(time.RFC3339)})
 	}
-	if _, presence := c.Provisioning().At(now); presence == provisioning.Present {
+	_, presence := c.Provisioning().At(now)
+	if presence == provisioning.Absent {
+		if text := c.World().Policies.WithoutProvisioningToken(); text != "" {
+			all = append(all, finding{"ProvisioningTokenAbsent", fmt.Sprintf("%s; the Secret is %s", text, c.o.ProvisioningToken.Secret)})
+		}
+	}
+	if presence == provisioning.Present {
 		c.tasks.mu.Lock()
 		for _, k := range slices.SortedFunc(maps.Keys(c.tasks.leftAlone), compareKeys) {
 			all = append(all, finding{"UserDataLeftAlone", fmt.Sprintf("the pointer config in %s does not get the provisioning token: %s", k, c.tasks.leftAlone[k])})

@@ -22,10 +22,10 @@ func (s *Service) view() provisioning.View {
 	return s.Provisioning()
 }
 
-// unenforced: the pool's policy asks for the provisioning token alone, and there
-// is none. The gate serves everyone then.
+// unenforced: there is no provisioning token, and the pool's policy says that the
+// gate serves everyone then.
 func (s *Service) unenforced(c *call) bool {
-	if c.policy == nil || !c.policy.OnlyProvisioningToken() {
+	if c.policy == nil || !c.policy.OpenWithoutToken {
 		return false
 	}
 	_, presence := s.view().At(c.start)
