@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -27,6 +28,9 @@ var units = []struct {
 	{"mcs-attest-nftables-check.service", false},
 	{"mcs-attest-nftables-check.timer", true},
 }
+
+// ruleFiles are the files in /etc/mcs-attest on a node.
+var ruleFiles = []string{"mcs-attest.nft", "mcs-attest-closed.nft"}
 
 func source(t *testing.T, name string) string {
 	t.Helper()
@@ -54,12 +58,11 @@ spec:
       version: 3.2.0
     storage:
       files:
-      - path: /etc/mcs-attest/mcs-attest.nft
-        mode: 420
-        overwrite: true
-        contents:
 `)
-	fmt.Fprintf(&out, "          source: data:text/plain;charset=utf-8;base64,%s\n", base64.StdEncoding.EncodeToString([]byte(source(t, "mcs-attest.nft"))))
+	for _, name := range ruleFiles {
+		fmt.Fprintf(&out, "      - path: /etc/mcs-attest/%s\n        mode: 420\n        overwrite: true\n        contents:\n", name)
+		fmt.Fprintf(&out, "          source: data:text/plain;charset=utf-8;base64,%s\n", base64.StdEncoding.EncodeToString([]byte(source(t, name))))
+	}
 	out.WriteString("    systemd:\n      units:\n")
 	for _, u := range units {
 		fmt.Fprintf(&out, "      - name: %s\n        enabled: %t\n        contents: |\n", u.name, u.enabled)
@@ -120,8 +123,13 @@ func TestMachineConfigCarriesTheRulesAndUnitsAsTheyAre(t *testing.T) {
 		}
 		files[f.Path] = string(plain)
 	}
-	if len(files) != 1 || files["/etc/mcs-attest/mcs-attest.nft"] != source(t, "mcs-attest.nft") {
-		t.Error("the file on the node is not base/nftables/mcs-attest.nft")
+	if len(files) != len(ruleFiles) {
+		t.Errorf("%d files on the node", len(files))
+	}
+	for _, name := range ruleFiles {
+		if files["/etc/mcs-attest/"+name] != source(t, name) {
+			t.Errorf("the file on the node is not base/nftables/%s", name)
+		}
 	}
 	if len(config.Systemd.Units) != len(units) {
 		t.Fatalf("%d units", len(config.Systemd.Units))
@@ -167,7 +175,12 @@ func TestAdditionsCannotKeepTheRulesOut(t *testing.T) {
 			steps[step[1]] = append(steps[step[1]], step[2])
 		}
 		for when, commands := range steps {
-			if len(commands) != 2 || commands[0] != "/usr/sbin/nft -f /etc/mcs-attest/mcs-attest.nft" || !strings.HasPrefix(commands[1], "-") ||
+			const load = "/usr/sbin/nft -f /etc/mcs-attest/mcs-attest.nft"
+			want := "/bin/sh -c '" + load + " || { /usr/sbin/nft -f /etc/mcs-attest/mcs-attest-closed.nft; exit 1; }'"
+			if when == "ExecReload" { // the rules before stay loaded when these cannot be
+				want = load
+			}
+			if len(commands) != 2 || commands[0] != want || !strings.HasPrefix(commands[1], "-") ||
 				!strings.Contains(commands[1], "/etc/mcs-attest/nftables.d/*.nft") {
 				t.Errorf("%s, %s: %q", name, when, commands)
 			}
@@ -181,7 +194,7 @@ func TestRulesConfigurationAndNamespaceAgree(t *testing.T) {
 	rules := source(t, "mcs-attest.nft")
 	for _, u := range units {
 		for _, path := range regexp.MustCompile(`/etc/mcs-attest/[a-z.-]+`).FindAllString(source(t, u.name), -1) {
-			if path != "/etc/mcs-attest/mcs-attest.nft" && path != "/etc/mcs-attest/nftables.d" {
+			if !slices.Contains(ruleFiles, strings.TrimPrefix(path, "/etc/mcs-attest/")) && path != "/etc/mcs-attest/nftables.d" {
 				t.Errorf("%s speaks of %s", u.name, path)
 			}
 		}

@@ -148,40 +148,59 @@ func (c *cluster) load(t *testing.T) {
 }
 
 // startUnit does what a unit does when it is started, with another folder for
-// /etc/mcs-attest. It returns what the journal would have.
-func (c *cluster) startUnit(t *testing.T, name, etc string) string {
+// /etc/mcs-attest. It returns what the journal would have, and whether the unit failed.
+func (c *cluster) startUnit(t *testing.T, name, etc string) (journal string, failed bool) {
 	t.Helper()
 	unit, err := os.ReadFile("../../deploy/base/nftables/" + name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var journal strings.Builder
+	var out strings.Builder
+	run := func(command string) error {
+		// What a systemd line and a shell's have in common is all that they use.
+		command = strings.NewReplacer("$$", "$", "/etc/mcs-attest", etc).Replace(command)
+		text, err := exec.Command("ip", "netns", "exec", c.ns(cp), "/bin/sh", "-ec", command).CombinedOutput()
+		out.Write(text)
+		return err
+	}
 	for line := range strings.Lines(string(unit)) {
-		command, ok := strings.CutPrefix(strings.TrimSpace(line), "ExecStart=")
+		line = strings.TrimSpace(line)
+		if condition, ok := strings.CutPrefix(line, "ExecCondition="); ok && run(condition) != nil {
+			return out.String(), false
+		}
+		command, ok := strings.CutPrefix(line, "ExecStart=")
 		if !ok {
 			continue
 		}
-		// What a systemd line and a shell's have in common is all that they use.
 		command, optional := strings.CutPrefix(command, "-")
-		command = strings.NewReplacer("$$", "$", "/etc/mcs-attest", etc).Replace(command)
-		out, err := exec.Command("ip", "netns", "exec", c.ns(cp), "/bin/sh", "-ec", command).CombinedOutput()
-		journal.Write(out)
-		if err != nil && !optional {
-			t.Fatalf("%s: %v\n%s", command, err, out)
+		if err := run(command); err != nil && !optional {
+			return out.String(), true
 		}
 	}
-	return journal.String()
+	return out.String(), false
+}
+
+// etc is a folder with the deployed rules, as /etc/mcs-attest is on a node.
+func etc(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{"mcs-attest.nft", "mcs-attest-closed.nft"} {
+		rules, err := os.ReadFile(filepath.Join(filepath.Dir(ruleset), name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), rules, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
 }
 
 // Whatever an administrator adds, and however wrong: the doors are closed.
 func TestAttack_T52_ABrokenAdditionOpensNothing(t *testing.T) {
 	c := start(t, true)
 	c.try(t, outside, false)
-	rules, err := os.ReadFile(ruleset)
-	if err != nil {
-		t.Fatal(err)
-	}
-	etc := t.TempDir()
+	etc := etc(t)
 	write := func(name, content string) {
 		t.Helper()
 		if err := os.WriteFile(filepath.Join(etc, name), []byte(content), 0o644); err != nil {
@@ -189,9 +208,8 @@ func TestAttack_T52_ABrokenAdditionOpensNothing(t *testing.T) {
 		}
 	}
 	// The folder of additions does not exist unless somebody adds one.
-	write("mcs-attest.nft", strings.ReplaceAll(string(rules), "/etc/mcs-attest", etc))
-	if journal := c.startUnit(t, "mcs-attest-nftables.service", etc); journal != "" {
-		t.Errorf("without additions: %s", journal)
+	if journal, failed := c.startUnit(t, "mcs-attest-nftables.service", etc); journal != "" || failed {
+		t.Errorf("without additions: failed %t\n%s", failed, journal)
 	}
 	c.try(t, outside, true)
 	if err := os.Mkdir(filepath.Join(etc, "nftables.d"), 0o755); err != nil {
@@ -203,7 +221,10 @@ func TestAttack_T52_ABrokenAdditionOpensNothing(t *testing.T) {
 	c.nft(cp, hairpin)
 	for _, name := range []string{"mcs-attest-nftables.service", "mcs-attest-nftables-check.service"} {
 		c.nft(cp, "table inet mcs_attest; delete table inet mcs_attest")
-		journal := c.startUnit(t, name, etc)
+		journal, failed := c.startUnit(t, name, etc)
+		if failed {
+			t.Errorf("%s failed:\n%s", name, journal)
+		}
 		for _, bad := range []string{"10-typo.nft", "30-half.nft"} {
 			if !strings.Contains(journal, bad) {
 				t.Errorf("%s: the journal does not name %s:\n%s", name, bad, journal)
@@ -212,6 +233,98 @@ func TestAttack_T52_ABrokenAdditionOpensNothing(t *testing.T) {
 		c.try(t, outside, true)
 		c.try(t, []attempt{{"a node, by the balancer's address", node, 0, balancer4 + ":22623", theMCS, theVerifier}}, true)
 	}
+}
+
+// Rules that were removed, or changed inside their table, are loaded again.
+func TestAttack_T68_FlushedChainsAreLoadedAgain(t *testing.T) {
+	c := start(t, true)
+	etc := etc(t)
+	if err := os.Mkdir(filepath.Join(etc, "nftables.d"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	addition := []byte("add element inet mcs_attest balancers4 { " + balancer4 + " }\n")
+	if err := os.WriteFile(filepath.Join(etc, "nftables.d", "10-balancer.nft"), addition, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if journal, failed := c.startUnit(t, "mcs-attest-nftables.service", etc); failed {
+		t.Fatal(journal)
+	}
+	ways := outside[:4]
+	for _, damage := range []string{
+		"flush ruleset",
+		"delete table inet mcs_attest",
+		"flush table inet mcs_attest",
+		"flush chain inet mcs_attest input; flush chain inet mcs_attest prerouting",
+		"insert rule inet mcs_attest input tcp dport { 22623, 22624 } accept; insert rule inet mcs_attest prerouting accept",
+		"flush chain inet mcs_attest input; add element inet mcs_attest plain4 { 0.0.0.0/0 }",
+	} {
+		t.Run(damage, func(t *testing.T) {
+			c.in(cp, "nft '"+damage+"'")
+			if got := c.ask(node, 0, cp4+":22624"); got != theMCS {
+				t.Fatalf("the damage opens nothing: %s", got)
+			}
+			if journal, failed := c.startUnit(t, "mcs-attest-nftables-check.service", etc); failed || strings.Contains(journal, "rror") {
+				t.Errorf("failed %t\n%s", failed, journal)
+			}
+			c.try(t, ways, true)
+		})
+	}
+	t.Run("rules that are as they should be stay loaded", func(t *testing.T) {
+		handles := c.in(cp, "nft -a list table inet mcs_attest")
+		c.startUnit(t, "mcs-attest-nftables-check.service", etc)
+		if again := c.in(cp, "nft -a list table inet mcs_attest"); again != handles {
+			t.Errorf("they were loaded again:\n%s\ninstead of\n%s", again, handles)
+		}
+	})
+}
+
+// Rules that nft refuses leave the ports closed, and the unit has failed.
+func TestAttack_T68_RulesThatCannotBeLoadedLeaveTheDoorsClosed(t *testing.T) {
+	for _, name := range []string{"mcs-attest-nftables.service", "mcs-attest-nftables-check.service"} {
+		t.Run(name, func(t *testing.T) {
+			c := start(t, true)
+			etc := etc(t)
+			rules := filepath.Join(etc, "mcs-attest.nft")
+			right, err := os.ReadFile(rules)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(rules, append(right, "table inet mcs_attest { chain input { nosuchword } }\n"...), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			journal, failed := c.startUnit(t, name, etc)
+			if !failed || !strings.Contains(journal, "nosuchword") {
+				t.Errorf("failed %t, journal:\n%s", failed, journal)
+			}
+			for _, address := range []string{cp4 + ":22623", cp4 + ":22624", "[" + cp6 + "]:22623"} {
+				conn := c.dial(node, address)
+				if conn != nil {
+					conn.Close()
+					t.Errorf("%s accepts connections", address)
+				}
+			}
+			// Right rules later replace what closed the ports.
+			if err := os.WriteFile(rules, right, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if journal, failed := c.startUnit(t, name, etc); failed {
+				t.Error(journal)
+			}
+			c.try(t, outside[:4], true)
+		})
+	}
+}
+
+// dial connects, and returns nil where no server accepts within a second.
+func (c *cluster) dial(from, address string) (conn net.Conn) {
+	err := c.on(from, 0, func() (err error) {
+		conn, err = net.DialTimeout("tcp", address, time.Second)
+		return err
+	})
+	if err != nil {
+		return nil
+	}
+	return conn
 }
 
 // ask asks for a config from a host, as a user, and says who answered.
