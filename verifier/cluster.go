@@ -39,6 +39,7 @@ type clusterBasis struct {
 	credentials *credential.Issuer   // nil: configs keep the shared one
 	approver    *approver.Approver   // nil: nobody here decides requests
 	configs     *configsource.Source // nil: none are rendered here
+	doors       *doors
 	settled     sync.Once
 }
 
@@ -75,6 +76,9 @@ func newClusterBasis(s *server) (*clusterBasis, error) {
 	}
 	b.events = cluster.NewEvents(cluster.EventsConfig{Client: client, Host: host, Now: s.now, Log: s.log, Dropped: s.metrics.EventsDropped})
 	o.Events = b.events
+	b.doors = newDoors(b)
+	o.Findings = append(o.Findings, b.doors.Findings)
+	o.Conditions = append(o.Conditions, b.doors.Condition)
 	// What is begun here asks the cluster only once it runs.
 	if err := b.becoming(api, typed, client, &o); err != nil {
 		return nil, err
@@ -127,6 +131,7 @@ func (b *clusterBasis) Run(ctx context.Context) error {
 	if b.configs != nil {
 		go b.configs.Run(ctx)
 	}
+	go b.doors.Run(ctx)
 	return b.cluster.Run(ctx)
 }
 

@@ -27,6 +27,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/door"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/metrics"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/outbound"
@@ -261,13 +262,17 @@ func (s *server) handler() (http.Handler, error) {
 	// No http.ServeMux here: it answers an unclean path with a redirect, and a
 	// redirect makes Ignition drop its headers.
 	prefix, api := svc.Handler()
-	door := s.gate(upstream)
+	gate := s.gate(upstream)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.Path, prefix) {
 			api.ServeHTTP(w, r)
 			return
 		}
-		door.ServeHTTP(w, r)
+		if answer, ok := door.Answer(s.SealKeys, s.now, r); ok {
+			answer(w, r)
+			return
+		}
+		gate.ServeHTTP(w, r)
 	}), nil
 }
 

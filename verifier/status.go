@@ -158,6 +158,10 @@ func health(s *admin.State) []string {
 			lines = append(lines, "(the verifier is not available: "+said(c)+")")
 		case c.Type == "Degraded" && c.Status == metav1.ConditionTrue:
 			lines = append(lines, "(the verifier is degraded: "+said(c)+")")
+		case c.Type == v1alpha1.ConditionDoorOpen && c.Status == metav1.ConditionTrue:
+			lines = append(lines, "(the Machine Config Server answers without the gate: "+said(c)+")")
+		case c.Type == v1alpha1.ConditionDoorOpen && c.Status == metav1.ConditionUnknown:
+			lines = append(lines, "(whether the Machine Config Server answers without the gate is unknown: "+said(c)+")")
 		}
 	}
 	return lines

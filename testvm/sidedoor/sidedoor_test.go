@@ -73,6 +73,8 @@ type cluster struct {
 	network
 	roots *x509.CertPool
 	ca    []byte // of the MCS, PEM
+	// config is what the MCS serves with.
+	config *tls.Config
 }
 
 // start brings the hosts up with the MCS and, if it is wanted, somebody in the
@@ -82,6 +84,7 @@ func start(t *testing.T, standIn bool) *cluster {
 	c := &cluster{network: newNetwork(t), roots: x509.NewCertPool()}
 	// The verifier serves with the certificate of the MCS.
 	config := c.certificate(t)
+	c.config = config
 	serve := func(port int, name string, config *tls.Config) {
 		l := c.listen(cp, port)
 		if config != nil {

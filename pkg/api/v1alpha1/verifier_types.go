@@ -30,7 +30,7 @@ type AttestationVerifierStatus struct {
 	Version string `json:"version,omitempty"`
 	// holder of the lease.
 	Holder string `json:"holder,omitempty"`
-	// conditions: Available, Progressing, Degraded, Upgradeable.
+	// conditions: Available, Progressing, Degraded, Upgradeable, DoorOpen.
 	//
 	// +listType=map
 	// +listMapKey=type
@@ -43,6 +43,10 @@ const (
 	ConditionProgressing = "Progressing"
 	ConditionDegraded    = "Degraded"
 	ConditionUpgradeable = "Upgradeable"
+	// ConditionDoorOpen is true while the Machine Config Server of a control-plane node
+	// answers without the gate, and unknown while the verifier cannot tell. A cluster
+	// without Machine Config Servers does not have it.
+	ConditionDoorOpen = "DoorOpen"
 )
 
 // AttestationVerifierList is a list of AttestationVerifiers.

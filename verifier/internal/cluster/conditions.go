@@ -320,12 +320,22 @@ func (c *Cluster) conditions(acknowledged time.Time) []metav1.Condition {
 	if away != (finding{}) {
 		holdUpgrade = away
 	}
-	return []metav1.Condition{
+	return append([]metav1.Condition{
 		of(v1alpha1.ConditionAvailable, away, no, yes, "machines can attest"),
 		of(v1alpha1.ConditionProgressing, c.progressing(), yes, no, "nothing is under way"),
 		of(v1alpha1.ConditionDegraded, degraded, yes, no, "everything is as it should be"),
 		of(v1alpha1.ConditionUpgradeable, holdUpgrade, no, yes, "the cluster may be upgraded"),
+	}, c.conditionsOfOthers()...)
+}
+
+func (c *Cluster) conditionsOfOthers() (all []metav1.Condition) {
+	for _, condition := range c.o.Conditions {
+		if one := condition(); one.Type != "" {
+			one.Message = long(one.Message)
+			all = append(all, one)
+		}
 	}
+	return all
 }
 
 // long bounds a condition's message as the CRD does.

@@ -210,7 +210,7 @@ func (c *Cluster) work(ctx context.Context) {
 	wg.Go(func() {
 		// Nobody tells that others have found something.
 		for was := ""; ctx.Err() == nil; sleep(ctx, lookForFindings) {
-			if now := fmt.Sprint(c.foundByOthers()); now != was {
+			if now := fmt.Sprint(c.foundByOthers(), c.conditionsOfOthers()); now != was {
 				was = now
 				c.tasks.add(task{about: aboutStatus})
 			}

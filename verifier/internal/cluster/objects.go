@@ -1,6 +1,8 @@
 package cluster
 
 import (
+	"maps"
+	"net/netip"
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -208,23 +210,79 @@ func (c *Cluster) dropAttestation(k key) {
 	}
 }
 
+// node is what is kept of a Node.
+type node struct {
+	providerID string
+	// controlPlane: it has a label of the control plane's role. Only then addresses
+	// has its internal IPs.
+	controlPlane bool
+	addresses    []netip.Addr
+}
+
+// The labels of which either makes a Node one of the control plane.
+const (
+	labelControlPlane = "node-role.kubernetes.io/control-plane"
+	labelMaster       = "node-role.kubernetes.io/master"
+)
+
+// maxAddresses bounds what is kept of a Node's own list.
+const maxAddresses = 8
+
 func compactNode(u *unstructured.Unstructured) (any, []manifest.Problem) {
 	id, _, err := unstructured.NestedString(u.Object, "spec", "providerID")
 	if err != nil {
 		return nil, []manifest.Problem{{What: "spec.providerID is not a string"}}
 	}
-	return id, nil
+	n := node{providerID: id}
+	labels := u.GetLabels()
+	_, control := labels[labelControlPlane]
+	_, master := labels[labelMaster]
+	if n.controlPlane = control || master; !n.controlPlane {
+		return n, nil
+	}
+	addresses, _, _ := unstructured.NestedSlice(u.Object, "status", "addresses")
+	for _, x := range addresses {
+		m, _ := x.(map[string]any)
+		text, _ := m["address"].(string)
+		if a, err := netip.ParseAddr(text); err == nil && m["type"] == "InternalIP" && len(n.addresses) < maxAddresses {
+			n.addresses = append(n.addresses, a.Unmap())
+		}
+	}
+	return n, nil
 }
 
 func (c *Cluster) putNode(i *item) []manifest.Problem {
-	id, _ := i.value.(string)
-	c.registry.PutNode(i.name, id)
-	if id != "" && c.tasks.leading() {
-		if m := c.registry.Named(machine.Identity{ProviderIDs: []string{id}}, machine.Rules{Now: c.o.Now()}); m != nil {
+	n, _ := i.value.(node)
+	c.registry.PutNode(i.name, n.providerID)
+	c.mu.Lock()
+	delete(c.controlPlane, i.name)
+	if n.controlPlane {
+		c.controlPlane[i.name] = n.addresses
+	}
+	c.mu.Unlock()
+	if n.providerID != "" && c.tasks.leading() {
+		if m := c.registry.Named(machine.Identity{ProviderIDs: []string{n.providerID}}, machine.Rules{Now: c.o.Now()}); m != nil {
 			c.tasks.add(task{about: aboutMachine, key: key{name: m.UID}})
 		}
 	}
 	return nil
 }
 
-func (c *Cluster) dropNode(k key) { c.registry.DeleteNode(k.name) }
+func (c *Cluster) dropNode(k key) {
+	c.registry.DeleteNode(k.name)
+	c.mu.Lock()
+	delete(c.controlPlane, k.name)
+	c.mu.Unlock()
+}
+
+// ControlPlane returns the Nodes of the control plane with their internal addresses.
+// It returns none in a cluster without MachineConfigPools, which has no Machine
+// Config Server.
+func (c *Cluster) ControlPlane() map[string][]netip.Addr {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.pools) == 0 {
+		return nil
+	}
+	return maps.Clone(c.controlPlane)
+}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -88,6 +89,9 @@ type Options struct {
 	Lead []func(ctx context.Context)
 	// Findings are what others have found that somebody should look at: Degraded.
 	Findings []func() []Finding
+	// Conditions are further conditions of the AttestationVerifier; one without a type
+	// is not written.
+	Conditions []func() metav1.Condition
 	// Revoke takes back the bootstrap credentials of a Machine that is gone or was
 	// quarantined. It may be called again for the same; nil: there are none.
 	Revoke func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error
@@ -145,6 +149,8 @@ type Cluster struct {
 	trust    *trust.Trust    // nil: to be joined anew
 	pools    map[string]bool // MachineConfigPools; nil where there are none
 	latches  map[string]latch
+	// controlPlane has the internal addresses of each Node of the control plane.
+	controlPlane map[string][]netip.Addr
 	// credentials has the Machine's UID by the id of each live bootstrap credential.
 	credentials map[string]string
 	// orphaned are the credentials of records that are gone, by the Machine's UID,
@@ -239,7 +245,7 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 		o: o, config: c, log: o.Log, began: o.Now(), served: map[schema.GroupVersion]discovered{},
 		restart: make(chan struct{}, 1), dirty: make(chan struct{}, 1),
 		texts: map[string]string{}, faults: map[faultKey]fault{},
-		policies: map[string]*policyState{}, leaving: map[string]*policyState{}, set: &policy.Set{}, content: map[key]*contentState{}, latches: map[string]latch{}, credentials: map[string]string{}, orphaned: map[string][]v1alpha1.CredentialStatus{},
+		policies: map[string]*policyState{}, leaving: map[string]*policyState{}, set: &policy.Set{}, content: map[key]*contentState{}, latches: map[string]latch{}, controlPlane: map[string][]netip.Addr{}, credentials: map[string]string{}, orphaned: map[string][]v1alpha1.CredentialStatus{},
 	}
 	var err error
 	if k.dynamic, err = dynamic.NewForConfig(r); err != nil {

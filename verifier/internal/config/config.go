@@ -107,6 +107,9 @@ type Kubernetes struct {
 	// UserDataSecrets hold the pointer configs. Beside each NAME, NAME-managed is
 	// read, and never written.
 	UserDataSecrets []string `yaml:"userDataSecrets,omitempty"`
+	// DoorInterval is how often each replica checks ports 22623 and 22624 of each
+	// control-plane node, where there are MachineConfigPools. Default 30s.
+	DoorInterval Duration `yaml:"doorInterval,omitempty"`
 }
 
 // ProvisioningToken is about the shared secret of DESIGN, section 12.

@@ -1,5 +1,6 @@
-// Package metrics is what Prometheus sees. No label's value comes from a node:
-// pools are those of the policies, reasons and kinds are closed sets.
+// Package metrics is what Prometheus sees. No label's value comes from a machine that
+// attests: pools are those of the policies, reasons and kinds are closed sets, and
+// nodes are a bounded number of the cluster's Nodes.
 package metrics
 
 import (
@@ -27,6 +28,7 @@ type Metrics struct {
 	apiCalls    *prometheus.CounterVec
 	dropped     prometheus.Counter
 	providers   *prometheus.CounterVec
+	doors       *prometheus.GaugeVec
 }
 
 // New registers everything.
@@ -79,7 +81,11 @@ func New() *Metrics {
 		Name: "mcs_attest_provider_calls_total",
 		Help: "Calls of a cloud's API, by provider, operation and outcome (ok, denied, error).",
 	}, []string{"provider", "operation", "outcome"})
-	m.registry.MustRegister(m.apiCalls, m.providers, m.dropped, m.decisions, m.configs, m.duration, m.expiry, m.problems, m.objects, m.reports, m.lastRefresh,
+	m.doors = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "mcs_attest_door",
+		Help: "Whether a port of the Machine Config Server on a control-plane node is in a state, as this replica sees it: closed (only the gate answers), open, or unknown.",
+	}, []string{"node", "port", "state"})
+	m.registry.MustRegister(m.doors, m.apiCalls, m.providers, m.dropped, m.decisions, m.configs, m.duration, m.expiry, m.problems, m.objects, m.reports, m.lastRefresh,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -151,6 +157,20 @@ func (m *Metrics) Trust(t *trust.Trust, now time.Time) {
 
 // EventsDropped counts an Event that was not sent.
 func (m *Metrics) EventsDropped() { m.dropped.Inc() }
+
+// Door reports the state of a port, one of states.
+func (m *Metrics) Door(node, port, state string, states []string) {
+	for _, one := range states {
+		value := 0.0
+		if one == state {
+			value = 1
+		}
+		m.doors.WithLabelValues(node, port, one).Set(value)
+	}
+}
+
+// NoDoor removes what was reported about a Node.
+func (m *Metrics) NoDoor(node string) { m.doors.DeletePartialMatch(prometheus.Labels{"node": node}) }
 
 // Handler serves /metrics.
 func (m *Metrics) Handler() http.Handler {
