@@ -35,8 +35,11 @@ const (
 
 // Connection is what a handler may know of the connection under a request.
 type Connection struct {
-	attested atomic.Bool
+	challenged, attested atomic.Bool
 }
+
+// FirstChallenge reports true once per connection.
+func (c *Connection) FirstChallenge() bool { return c.challenged.CompareAndSwap(false, true) }
 
 // FirstAttest reports true once per connection (DESIGN, section 19, rule 8).
 func (c *Connection) FirstAttest() bool { return c.attested.CompareAndSwap(false, true) }

@@ -23,14 +23,11 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 )
 
-// admit refuses a connection that is not TLS 1.3 (DESIGN, section 19, rule 8), also
-// behind a front end, and a source that asks too often.
-func (s *Service) admit(c *call) error {
+// tls13 refuses a connection that is not TLS 1.3 (DESIGN, section 19, rule 8), also
+// behind a front end.
+func tls13(c *call) error {
 	if c.tls == nil || c.tls.Version != tls.VersionTLS13 {
 		return reason.Deny(reason.TLSRequired, "not TLS 1.3")
-	}
-	if !s.Limiter.Allow(c.start, c.source) {
-		return reason.Deny(reason.RateLimited, "source %s", c.source)
 	}
 	return nil
 }

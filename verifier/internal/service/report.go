@@ -1,10 +1,7 @@
 package service
 
 import (
-	"context"
 	"log/slog"
-
-	"connectrpc.com/connect"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -12,20 +9,6 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 )
-
-// Report implements the contract.
-func (s *Service) Report(ctx context.Context, req *connect.Request[mcsattestv1.ReportRequest]) (*connect.Response[mcsattestv1.ReportResponse], error) {
-	c, err := callFrom(ctx)
-	if err != nil {
-		return nil, connect.NewError(connect.CodeInternal, err)
-	}
-	err = s.report(c, req.Msg)
-	s.ObserveTicket(err == nil)
-	if err = s.finish(ctx, "report", c, err); err != nil {
-		return nil, err
-	}
-	return connect.NewResponse(&mcsattestv1.ReportResponse{CorrelationId: c.id}), nil
-}
 
 // The bounds of a report's texts (the contract's ReportRequest).
 const (
@@ -35,9 +18,6 @@ const (
 )
 
 func (s *Service) report(c *call, req *mcsattestv1.ReportRequest) error {
-	if err := s.admit(c); err != nil {
-		return err
-	}
 	if len(req.GetUnit()) > maxUnit || len(req.GetResult()) > maxResult || len(req.GetMessage()) > maxMessage || len(req.GetBootId()) > 64 {
 		return reason.Deny(reason.TooLarge, "report of %d bytes", len(req.GetMessage()))
 	}

@@ -14,6 +14,7 @@ package service
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"encoding/hex"
 	"errors"
@@ -21,8 +22,6 @@ import (
 	"net/http"
 	"net/netip"
 	"time"
-
-	"connectrpc.com/connect"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
@@ -37,16 +36,12 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
-	"github.com/mcs-attest/mcs-attest/proto/mcsattest/v1/mcsattestv1connect"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/outbound"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
-
-// MaxBody bounds a request (proto/README.md, 2).
-const MaxBody = 512 << 10
 
 // ticketLifetime is how long a machine may report (DESIGN, section 19, rule 15).
 const ticketLifetime = 2 * time.Hour
@@ -113,6 +108,10 @@ type Service struct {
 	AzureTokenResource string
 	// Keep is called with each Attest whose quote verified, when evidence is kept.
 	Keep func(*appraisal.Saved)
+
+	bodies *listen.Bodies
+	turns  *listen.Turns
+	proofs *listen.KeyedLimiter[[sha256.Size]byte] // by seal or ticket
 }
 
 // Records is the store that the service writes to. Every error is a denial.
@@ -130,19 +129,6 @@ const Audience = "mcs"
 // Developer is the token's ear_verifier_id.developer.
 const Developer = "https://github.com/mcs-attest/mcs-attest"
 
-// Handler returns the API's path prefix and its handler.
-func (s *Service) Handler() (string, http.Handler) {
-	path, h := mcsattestv1connect.NewAttestationHandler(s,
-		connect.WithReadMaxBytes(MaxBody), connect.WithSendMaxBytes(MaxBody),
-		// A compressed body could be a hundred times its size; nobody needs one.
-		connect.WithCompression("gzip", nil, nil))
-	return path, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
-		c := &call{tls: r.TLS, conn: listen.FromContext(r.Context()), source: s.Source(r), id: audit.NewCorrelationID(), start: s.Now()}
-		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callKey{}, c)))
-	})
-}
-
 // call is what the service knows of one request besides its message.
 type call struct {
 	tls    *tls.ConnectionState
@@ -158,34 +144,8 @@ type call struct {
 	extra   []slog.Attr
 }
 
-type callKey struct{}
-
-func callFrom(ctx context.Context) (*call, error) {
-	c, ok := ctx.Value(callKey{}).(*call)
-	if !ok {
-		return nil, errors.New("the request did not come through the service's handler")
-	}
-	return c, nil
-}
-
-// Challenge implements the contract.
-func (s *Service) Challenge(ctx context.Context, req *connect.Request[mcsattestv1.ChallengeRequest]) (*connect.Response[mcsattestv1.ChallengeResponse], error) {
-	c, err := callFrom(ctx)
-	if err != nil {
-		return nil, connect.NewError(connect.CodeInternal, err)
-	}
-	res, err := s.challenge(c, req.Msg)
-	if err = s.finish(ctx, "challenge", c, err); err != nil {
-		return nil, err
-	}
-	return connect.NewResponse(res), nil
-}
-
 func (s *Service) challenge(c *call, req *mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
 	c.pool = req.GetPool()
-	if err := s.admit(c); err != nil {
-		return nil, err
-	}
 	if !s.Origins(req.GetOrigin()) {
 		return nil, reason.Deny(reason.OriginUnknown, "%q", bounded(req.GetOrigin()))
 	}
@@ -272,23 +232,7 @@ func challengeTPM(sealed *seal.Challenge, p policy.Policy, id *mcsattestv1.TpmId
 	return res, nil
 }
 
-// Attest implements the contract.
-func (s *Service) Attest(ctx context.Context, req *connect.Request[mcsattestv1.AttestRequest]) (*connect.Response[mcsattestv1.AttestResponse], error) {
-	c, err := callFrom(ctx)
-	if err != nil {
-		return nil, connect.NewError(connect.CodeInternal, err)
-	}
-	res, err := s.attest(ctx, c, req.Msg)
-	if err = s.finish(ctx, "attest", c, err); err != nil {
-		return nil, err
-	}
-	return connect.NewResponse(res), nil
-}
-
 func (s *Service) attest(ctx context.Context, c *call, req *mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
-	if err := s.admit(c); err != nil {
-		return nil, err
-	}
 	ctx = outbound.For(ctx, c.source)
 	challenge, err := s.SealKeys().Open(req.GetSealed())
 	if err != nil {

@@ -1,0 +1,237 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+	"github.com/mcs-attest/mcs-attest/proto/mcsattest/v1/mcsattestv1connect"
+)
+
+const apiPath = "/mcsattest.v1.Attestation/"
+
+// softMachine enrolls a machine with keys in software.
+func softMachine(t testing.TB, v *verifier, name string) *loadNode {
+	t.Helper()
+	keys, err := newSoftKeys()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, spki, _ := keys.public()
+	v.enrol(name, "worker", spki)
+	return &loadNode{addr: v.addr, origin: testOrigin, roots: v.roots, pool: "worker", keys: keys}
+}
+
+// stall opens a TLS connection, sends head and the first bytes of a body of which
+// the rest never comes, and holds the connection until the test ends.
+func stall(ctx context.Context, t testing.TB, v *verifier, head string, body []byte) {
+	d := tls.Dialer{Config: &tls.Config{RootCAs: v.roots, ServerName: "mcs.test"}}
+	conn, err := d.DialContext(ctx, "tcp", v.addr)
+	if err != nil {
+		return // refused: that is the verifier's right
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	_ = conn.SetWriteDeadline(time.Now().Add(20 * time.Second))
+	if _, err := io.WriteString(conn, head); err != nil {
+		return
+	}
+	_, _ = conn.Write(body)
+}
+
+func heap() int {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int(m.HeapAlloc)
+}
+
+func TestAttack_T62_StalledBodiesTakeBoundedMemory(t *testing.T) {
+	v := newVerifier(t)
+	honest := softMachine(t, v, "honest")
+	if _, _, err := honest.attest(t.Context()); err != nil {
+		t.Fatal("honest, in quiet:", err)
+	}
+	const stalled, size = 400, 500 << 10
+	before, part := heap(), make([]byte, size-1)
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 32)
+	for i := range stalled {
+		head := fmt.Sprintf("POST %sAttest HTTP/1.1\r\nHost: x\r\nContent-Type: application/proto\r\nContent-Length: %d\r\n\r\n", apiPath, size)
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			stall(t.Context(), t, v, head, part)
+		})
+		if i == stalled/2 {
+			v.advance(later)
+			if _, _, err := honest.attest(t.Context()); err != nil {
+				t.Error("honest, while bodies stall:", err)
+			}
+		}
+	}
+	wg.Wait()
+	if grown := heap() - before; grown > 64<<20 {
+		t.Errorf("%d stalled bodies of %d kB hold %d MB", stalled, size>>10, grown>>20)
+	} else {
+		t.Logf("%d stalled bodies of %d kB hold %d MB", stalled, size>>10, grown>>20)
+	}
+	v.advance(later)
+	if _, _, err := honest.attest(t.Context()); err != nil {
+		t.Error("honest, after bodies stalled:", err)
+	}
+}
+
+// post sends a body on a connection of its own, and returns status and answer.
+func (v *verifier) post(path, contentType string, body []byte) (int, string) {
+	v.t.Helper()
+	tr := v.transport()
+	defer tr.CloseIdleConnections()
+	res, err := (&http.Client{Transport: tr}).Post(testOrigin+path, contentType, bytes.NewReader(body))
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	text, _ := io.ReadAll(res.Body)
+	return res.StatusCode, string(text)
+}
+
+// metric is the value of the metrics whose line has all of these parts.
+func (v *verifier) metric(parts ...string) (sum float64) {
+	rec := newResponse()
+	v.server.metrics.Handler().ServeHTTP(rec, mustRequest(v.t.(*testing.T), "/metrics"))
+lines:
+	for _, line := range strings.Split(rec.body.String(), "\n") {
+		for _, p := range parts {
+			if !strings.Contains(line, p) {
+				continue lines
+			}
+		}
+		var value float64
+		if _, err := fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &value); err == nil {
+			sum += value
+		}
+	}
+	return sum
+}
+
+func TestAttack_T62_MalformedBodiesReachLimiterMetricAndAuditLog(t *testing.T) {
+	v := newVerifier(t, func(dir string) {
+		put(t, dir, "mcs-attest.yaml", []byte("origins: [\""+testOrigin+"\"]\nrequestsPerSecond: 5\n"))
+	})
+	garbage := []byte(`{"sealed": "no", "ticket": 7, "tpm2": [[[`)
+	for _, call := range []string{"Challenge", "Attest", "Report"} {
+		event := strings.ToLower(call)
+		v.log.take()
+		code, text := v.post(apiPath+call, "application/json", garbage)
+		if code != http.StatusBadRequest || !strings.Contains(text, "mcsattest.v1.Denial") {
+			t.Errorf("%s: %d %s", call, code, text)
+		}
+		if n := v.metric("mcs_attest_decisions_total", `event="`+event+`"`, `reason="Malformed"`); n != 1 {
+			t.Errorf("%s: counted %v times", call, n)
+		}
+		if log := v.log.take(); !strings.Contains(log, `"event":"`+event+`"`) || !strings.Contains(log, `"reason":"Malformed"`) {
+			t.Errorf("%s: the audit log has %s", call, log)
+		}
+	}
+	for _, call := range []string{"Attest", "Report"} {
+		v.advance(time.Hour)
+		codes := map[int]int{}
+		for range 30 {
+			code, _ := v.post(apiPath+call, "application/json", garbage)
+			codes[code]++
+		}
+		if codes[http.StatusServiceUnavailable] < 10 {
+			t.Errorf("30 malformed bodies to %s: %v", call, codes)
+		}
+	}
+}
+
+// Half a megabyte of empty elements takes fifty times as long to parse as an
+// honest message.
+func TestAttack_T62_MessagesOfManyPartsAreNotParsed(t *testing.T) {
+	v := newVerifier(t)
+	many := func(n int) string { return strings.Repeat(`{},`, n) + "{}" }
+	for name, c := range map[string]struct {
+		call, contentType string
+		body              []byte
+	}{
+		"JSON, to Attest":        {"Attest", "application/json", []byte(`{"cloud":[` + many(150000) + `]}`)},
+		"JSON, to Challenge":     {"Challenge", "application/json", []byte(`{"tpm":{"banks":[` + strings.Repeat("4,", 75000) + `4]}}`)},
+		"JSON of unknown fields": {"Attest", "application/json", []byte(`{"unknown":[` + many(150000) + `]}`)},
+		"binary, to Attest":      {"Attest", "application/proto", bytes.Repeat([]byte{0x32, 0}, 250000)},
+		"binary, nested":         {"Attest", "application/proto", nested(200000)},
+	} {
+		v.log.take()
+		if code, text := v.post(apiPath+c.call, c.contentType, c.body); code != http.StatusBadRequest {
+			t.Errorf("%s: %d %s", name, code, text)
+		}
+		v.wantReason("TooLarge")
+	}
+}
+
+// nested is an AttestRequest whose tpm2 has n empty PCR values.
+func nested(n int) []byte {
+	inner := bytes.Repeat([]byte{0x22, 0}, n)
+	out := []byte{0x2a} // field 5, bytes
+	for v := len(inner); ; v >>= 7 {
+		if v < 0x80 {
+			out = append(out, byte(v))
+			break
+		}
+		out = append(out, byte(v)|0x80)
+	}
+	return append(out, inner...)
+}
+
+func TestAttack_T62_EachCallHasABodyLimitOfItsOwn(t *testing.T) {
+	v := newVerifier(t)
+	for call, limit := range map[string]int{"Challenge": 160 << 10, "Attest": 512 << 10, "Report": 32 << 10} {
+		for _, size := range []int{limit - 100, limit + 1} {
+			body := []byte(`{"unknown":"` + strings.Repeat("x", size-14) + `"}`)
+			v.log.take()
+			code, text := v.post(apiPath+call, "application/json", body)
+			tooLarge := strings.Join(v.reasons(), " ") == "TooLarge"
+			if tooLarge != (size > limit) || code == http.StatusOK {
+				t.Errorf("%s of %d bytes: %d %s", call, len(body), code, text)
+			}
+		}
+	}
+}
+
+func TestAttack_T62_ProtocolsThatAreNotTheContractAreRefused(t *testing.T) {
+	v := newVerifier(t)
+	client := &http.Client{Transport: v.transport()}
+	defer client.CloseIdleConnections()
+	for name, option := range map[string]connect.ClientOption{"gRPC": connect.WithGRPC(), "gRPC-Web": connect.WithGRPCWeb()} {
+		_, err := mcsattestv1connect.NewAttestationClient(client, testOrigin, option).Challenge(t.Context(),
+			connect.NewRequest(&mcsattestv1.ChallengeRequest{Pool: "worker", Origin: testOrigin}))
+		if err == nil {
+			t.Errorf("%s is answered", name)
+		}
+		v.wantReason("Malformed")
+	}
+	for _, contentType := range []string{"application/grpc-web+proto", "application/connect+proto", "application/grpc", "text/plain", ""} {
+		if code, text := v.post(apiPath+"Challenge", contentType, []byte("{}")); code != http.StatusUnsupportedMediaType {
+			t.Errorf("%q: %d %s", contentType, code, text)
+		}
+		v.wantReason("Malformed")
+	}
+	// What the contract has is answered still: JSON with a charset, too.
+	body := []byte(`{"pool":"worker","origin":"` + testOrigin + `"}`)
+	for _, contentType := range []string{"application/json", "application/json; charset=utf-8"} {
+		if code, text := v.post(apiPath+"Challenge", contentType, body); code != http.StatusOK && !strings.Contains(text, "denied") {
+			t.Errorf("%q: %d %s", contentType, code, text)
+		}
+	}
+}

@@ -1,0 +1,223 @@
+package listen
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// Bodies bounds the memory of all request bodies together. Handlers read bodies
+// through it.
+//
+// A body is charged for the bytes that have arrived, not for those that were
+// announced. When the memory is used up, a body that arrives needs room: slow ones
+// are cut off first, then the largest one of the source that holds most, if it is
+// larger than the one that needs room. Otherwise the body waits. So stalled bodies
+// and large ones never stop a small one, from whatever address they come.
+type Bodies struct {
+	max int
+
+	mu      sync.Mutex
+	used    int
+	reading map[*body]bool
+	changed chan struct{} // closed when room was made
+}
+
+type body struct {
+	source  netip.Addr
+	began   time.Time
+	charged int
+	cut     bool
+	stop    func() // unblocks its read
+}
+
+const (
+	// bodyDeadline is how long a body may take, waiting for room included.
+	bodyDeadline = 30 * time.Second
+	// slowAfter and slowBelow make a body slow: it has taken longer, and arrived at
+	// fewer bytes a second.
+	slowAfter = time.Second
+	slowBelow = 64 << 10
+	// bodyChunk is what a body grows by.
+	bodyChunk = 16 << 10
+)
+
+// NewBodies returns the bound for max bytes.
+func NewBodies(limit int) *Bodies {
+	return &Bodies{max: limit, reading: map[*body]bool{}, changed: make(chan struct{})}
+}
+
+// Read reads a body of at most limit bytes. Its memory is free again after
+// release, which the caller must call unless there is an error. Errors are denials:
+//
+//   - it is larger than limit: TooLarge
+//   - it takes too long, or was cut off to make room: RateLimited
+//   - it ends early, or its framing is broken: Malformed
+//
+// After an error the connection must be closed, since the rest of the body is unread.
+func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, source netip.Addr, limit int) (content []byte, release func(), err error) {
+	if r.ContentLength > int64(limit) {
+		return nil, nil, reason.Deny(reason.TooLarge, "body of %d bytes", r.ContentLength)
+	}
+	control := http.NewResponseController(w)
+	end := time.Now().Add(bodyDeadline)
+	if err := control.SetReadDeadline(end); err != nil {
+		return nil, nil, fmt.Errorf("limit the time of a body: %w", err)
+	}
+	e := &body{source: source, began: time.Now(), stop: func() { _ = control.SetReadDeadline(time.Unix(1, 0)) }}
+	defer func() {
+		if err != nil {
+			b.done(e)
+		}
+	}()
+	timeout := time.NewTimer(bodyDeadline)
+	defer timeout.Stop()
+	for {
+		if len(content) == cap(content) {
+			grown := min(cap(content)+max(cap(content)/2, bodyChunk), limit+1)
+			if known := int(r.ContentLength); known > len(content) && known < grown {
+				grown = known + 1 // one more, to see its end
+			}
+			if err := b.grow(e, grown-cap(content), timeout.C); err != nil {
+				return nil, nil, err
+			}
+			content = append(make([]byte, 0, grown), content...)
+		}
+		n, err := r.Body.Read(content[len(content):min(cap(content), len(content)+bodyChunk)])
+		content = content[:len(content)+n]
+		if len(content) > limit {
+			return nil, nil, reason.Deny(reason.TooLarge, "body of more than %d bytes", limit)
+		}
+		if errors.Is(err, io.EOF) {
+			b.arrived(e)
+			// Or the request would be canceled when the time of its body is over.
+			_ = control.SetReadDeadline(time.Time{})
+			return content, func() { b.done(e) }, nil
+		}
+		if err != nil {
+			return nil, nil, b.failed(e, len(content), err)
+		}
+	}
+}
+
+func (b *Bodies) failed(e *body, n int, err error) error {
+	b.mu.Lock()
+	cut := e.cut
+	b.mu.Unlock()
+	var timeout interface{ Timeout() bool }
+	switch {
+	case cut:
+		return reason.Deny(reason.RateLimited, "its body was cut off after %d bytes to make room for others", n)
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return reason.Deny(reason.RateLimited, "its body took longer than %v; %d bytes arrived", bodyDeadline, n)
+	}
+	return reason.Wrap(reason.Malformed, err, "body of %d bytes, which ends early", n)
+}
+
+// grow charges e for n more bytes, or waits until it can.
+func (b *Bodies) grow(e *body, n int, timeout <-chan time.Time) error {
+	slow := time.NewTicker(slowAfter) // others become slow while this one waits
+	defer slow.Stop()
+	for {
+		b.mu.Lock()
+		if e.cut {
+			b.mu.Unlock()
+			return reason.Deny(reason.RateLimited, "its body was cut off to make room for others")
+		}
+		for b.used+n > b.max {
+			victim := b.victim(e)
+			if victim == nil {
+				break
+			}
+			b.cut(victim)
+		}
+		if b.used+n <= b.max {
+			b.used += n
+			e.charged += n
+			b.reading[e] = true
+			b.mu.Unlock()
+			return nil
+		}
+		changed := b.changed
+		b.mu.Unlock()
+		select {
+		case <-changed:
+		case <-slow.C:
+		case <-timeout:
+			return reason.Deny(reason.RateLimited, "no room for its body")
+		}
+	}
+}
+
+// victim is the body to cut off for e's sake; nil if there is none.
+func (b *Bodies) victim(e *body) *body {
+	now := time.Now()
+	held := map[netip.Addr]int{}
+	var slowest *body
+	for other := range b.reading {
+		if other == e {
+			continue
+		}
+		held[other.source] += other.charged
+		if other.slow(now) && (slowest == nil || other.began.Before(slowest.began)) {
+			slowest = other
+		}
+	}
+	if slowest != nil {
+		return slowest
+	}
+	var largest *body
+	for other := range b.reading {
+		if other == e || other.charged <= e.charged+bodyChunk {
+			continue
+		}
+		if largest == nil || held[other.source] > held[largest.source] ||
+			held[other.source] == held[largest.source] && other.charged > largest.charged {
+			largest = other
+		}
+	}
+	return largest
+}
+
+func (e *body) slow(now time.Time) bool {
+	age := now.Sub(e.began)
+	return age > slowAfter && float64(e.charged)/age.Seconds() < slowBelow
+}
+
+// cut ends the read of e and gives its room to others. The memory itself is free a
+// moment later, when its handler returns.
+func (b *Bodies) cut(e *body) {
+	e.cut = true
+	delete(b.reading, e)
+	b.free(e)
+	e.stop()
+}
+
+func (b *Bodies) free(e *body) {
+	b.used -= e.charged
+	e.charged = 0
+	close(b.changed)
+	b.changed = make(chan struct{})
+}
+
+// arrived makes e safe: it is whole, and is not cut off any more.
+func (b *Bodies) arrived(e *body) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.reading, e)
+}
+
+func (b *Bodies) done(e *body) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.reading, e)
+	if e.charged > 0 {
+		b.free(e)
+	}
+}

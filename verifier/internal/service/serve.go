@@ -1,0 +1,257 @@
+package service
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"mime"
+	"net/http"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+	"github.com/mcs-attest/mcs-attest/proto/mcsattest/v1/mcsattestv1connect"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
+)
+
+// MaxBody bounds a request of each call (proto/README.md, section 2).
+const (
+	MaxChallenge = 160 << 10
+	MaxAttest    = 512 << 10
+	MaxReport    = 32 << 10
+)
+
+// method is one call of the contract.
+type method struct {
+	event   string // for audit log and metrics
+	limit   int    // of the body, in bytes
+	request func() proto.Message
+	// proof is the field whose value shows that the caller is no stranger; "": none.
+	proof protoreflect.Name
+	// run is the call itself. It gives its turn back once it only waits.
+	run func(s *Service, ctx context.Context, c *call, req proto.Message, turn func()) (proto.Message, error)
+}
+
+var methods = map[string]*method{
+	mcsattestv1connect.AttestationChallengeProcedure: {
+		event: "challenge", limit: MaxChallenge, request: func() proto.Message { return &mcsattestv1.ChallengeRequest{} },
+		run: func(s *Service, _ context.Context, c *call, req proto.Message, _ func()) (proto.Message, error) {
+			return orNil(s.challenge(c, req.(*mcsattestv1.ChallengeRequest)))
+		},
+	},
+	mcsattestv1connect.AttestationAttestProcedure: {
+		event: "attest", limit: MaxAttest, proof: "sealed", request: func() proto.Message { return &mcsattestv1.AttestRequest{} },
+		run: func(s *Service, ctx context.Context, c *call, req proto.Message, turn func()) (proto.Message, error) {
+			turn()
+			return orNil(s.attest(ctx, c, req.(*mcsattestv1.AttestRequest)))
+		},
+	},
+	mcsattestv1connect.AttestationReportProcedure: {
+		event: "report", limit: MaxReport, proof: "ticket", request: func() proto.Message { return &mcsattestv1.ReportRequest{} },
+		run: func(s *Service, ctx context.Context, c *call, req proto.Message, turn func()) (proto.Message, error) {
+			turn()
+			err := s.report(c, req.(*mcsattestv1.ReportRequest))
+			return &mcsattestv1.ReportResponse{CorrelationId: c.id}, err
+		},
+	},
+}
+
+// orNil keeps a typed nil out of an interface.
+func orNil[M interface {
+	comparable
+	proto.Message
+}](m M, err error) (proto.Message, error) {
+	var zero M
+	if m == zero {
+		return nil, err
+	}
+	return m, err
+}
+
+// The turns of a service: as many as there are processors work at once. The rest
+// waits for less time than a client does.
+func newTurns() *listen.Turns { return listen.NewTurns(runtime.GOMAXPROCS(0), 5*time.Second) }
+
+// maxBodies bounds the memory of all bodies together.
+const maxBodies = 24 << 20
+
+// Handler returns the API's path prefix and its handler: unary calls of the Connect
+// protocol over HTTP/1.1, as proto/README.md has them, and no other protocol.
+func (s *Service) Handler() (string, http.Handler) {
+	s.bodies, s.turns = listen.NewBodies(maxBodies), newTurns()
+	s.proofs = listen.NewKeyedLimiter[[sha256.Size]byte](0.5, 3)
+	return "/" + mcsattestv1connect.AttestationName + "/", http.HandlerFunc(s.serve)
+}
+
+func (s *Service) serve(w http.ResponseWriter, r *http.Request) {
+	m := methods[r.URL.Path]
+	switch {
+	case m == nil:
+		w.WriteHeader(http.StatusNotFound)
+		return
+	case r.Method != http.MethodPost:
+		w.Header().Set("Allow", http.MethodPost)
+		w.WriteHeader(http.StatusMethodNotAllowed)
+		return
+	}
+	c := &call{tls: r.TLS, conn: listen.FromContext(r.Context()), source: s.Source(r), id: audit.NewCorrelationID(), start: s.Now()}
+	contentType, binary, known := encodingOf(r.Header)
+	if !known {
+		_ = s.finish(r.Context(), m.event, c, reason.Deny(reason.Malformed, "content type %q", bounded(r.Header.Get("Content-Type"))))
+		w.Header().Set("Accept-Post", "application/json, application/proto")
+		w.Header().Set("Connection", "close")
+		w.WriteHeader(http.StatusUnsupportedMediaType)
+		return
+	}
+	ctx, cancel := withTimeout(r)
+	defer cancel()
+	res, err := s.call(ctx, m, c, w, r, binary)
+	if m.event == "report" {
+		s.ObserveTicket(err == nil)
+	}
+	if err = s.finish(ctx, m.event, c, err); err != nil {
+		_ = connect.NewErrorWriter().Write(w, r, err) // the client is gone if this fails
+		return
+	}
+	var out []byte
+	if binary {
+		out, err = proto.Marshal(res)
+	} else {
+		out, err = protojson.Marshal(res)
+	}
+	if err != nil {
+		w.WriteHeader(http.StatusInternalServerError) // impossible: a message of our own
+		return
+	}
+	w.Header().Set("Content-Type", contentType)
+	w.Header().Set("Content-Length", strconv.Itoa(len(out)))
+	_, _ = w.Write(out)
+}
+
+// call admits a request, then parses it, then does what it asks. In order, the
+// cheapest check first:
+//
+//   - the connection is TLS 1.3: TLSRequired
+//   - the body is no larger than the call needs, arrives in time, and there is
+//     room for it: TooLarge, RateLimited
+//   - the caller shows a valid seal or ticket, or its source has not asked too
+//     often: RateLimited. The limit of a source never refuses what is valid
+//   - its parts are few enough to be parsed: TooLarge
+//   - there is a turn: RateLimited
+//   - it parses: Malformed
+func (s *Service) call(ctx context.Context, m *method, c *call, w http.ResponseWriter, r *http.Request, binary bool) (proto.Message, error) {
+	if err := tls13(c); err != nil {
+		w.Header().Set("Connection", "close")
+		return nil, err
+	}
+	body, release, err := s.bodies.Read(w, r, c.source, m.limit)
+	if err != nil {
+		w.Header().Set("Connection", "close")
+		return nil, err
+	}
+	defer release()
+	req := m.request()
+	proof, tooMany := scan(body, binary, req.ProtoReflect().Descriptor(), m.proof)
+	if err := s.admit(m, c, proof); err != nil {
+		return nil, err
+	}
+	if tooMany != nil {
+		return nil, tooMany
+	}
+	turn, err := s.turns.Take(ctx, c.source)
+	if err != nil {
+		return nil, err
+	}
+	defer turn()
+	if binary {
+		err = proto.Unmarshal(body, req)
+	} else {
+		err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(body, req)
+	}
+	if err != nil {
+		// What sends one such body sends more: each costs it a connection.
+		w.Header().Set("Connection", "close")
+		return nil, reason.Wrap(reason.Malformed, err, "body of %d bytes", len(body))
+	}
+	return m.run(s, ctx, c, req, turn)
+}
+
+// admit refuses a source that asks too often, unless the caller shows what only
+// this verifier gives: a seal of its own connection, or a ticket. The first
+// Challenge of a connection is not counted: it waits for its turn instead.
+func (s *Service) admit(m *method, c *call, proof []byte) error {
+	switch {
+	case m.event == "challenge" && c.conn != nil && c.conn.FirstChallenge():
+		return nil
+	case m.event == "attest" && s.ownSeal(c, proof), m.event == "report" && s.ownTicket(c, proof):
+		// Each is good for few requests: who has one cannot flood with it.
+		if s.proofs.Allow(c.start, sha256.Sum256(proof)) {
+			return nil
+		}
+	}
+	if !s.Limiter.Allow(c.start, c.source) {
+		return reason.Deny(reason.RateLimited, "source %s", c.source)
+	}
+	return nil
+}
+
+// ownSeal reports whether sealed is a challenge of ours, is fresh and, where the
+// policy binds it, was made on this connection.
+func (s *Service) ownSeal(c *call, sealed []byte) bool {
+	challenge, err := s.SealKeys().Open(sealed)
+	if err != nil {
+		return false
+	}
+	p, err := s.World().Policies.For(challenge.Pool)
+	if err != nil || challenge.Fresh(c.start, p.ChallengeLifetime) != nil {
+		return false
+	}
+	return p.Binding != v1alpha1.BindingExporter || string(challenge.Exporter) == string(listen.Exporter(c.tls))
+}
+
+func (s *Service) ownTicket(c *call, ticket []byte) bool {
+	_, err := s.SealKeys().OpenTicket(c.start, string(ticket))
+	return err == nil
+}
+
+// encodingOf reads the encoding of a message off its headers.
+func encodingOf(h http.Header) (contentType string, binary, known bool) {
+	if v := h.Get("Connect-Protocol-Version"); v != "" && v != "1" {
+		return "", false, false
+	}
+	if v := h.Get("Content-Encoding"); v != "" && v != "identity" {
+		// A compressed body could be a hundred times its size; no client needs one.
+		return "", false, false
+	}
+	media, params, err := mime.ParseMediaType(h.Get("Content-Type"))
+	if err != nil {
+		return "", false, false
+	}
+	charset := params["charset"]
+	switch {
+	case media == "application/proto" && len(params) == 0:
+		return media, true, true
+	case media == "application/json" && (charset == "" || strings.EqualFold(charset, "utf-8")):
+		return media, false, true
+	}
+	return "", false, false
+}
+
+// withTimeout is a request's context with the time that the client gives it.
+func withTimeout(r *http.Request) (context.Context, context.CancelFunc) {
+	ms, err := strconv.ParseUint(r.Header.Get("Connect-Timeout-Ms"), 10, 32)
+	if err != nil || ms == 0 {
+		return context.WithCancel(r.Context())
+	}
+	return context.WithTimeoutCause(r.Context(), time.Duration(ms)*time.Millisecond, fmt.Errorf("the client waits for %d ms", ms))
+}
