@@ -67,3 +67,28 @@ func TestAnErrorWithoutADenialIsOursAndTemporary(t *testing.T) {
 		t.Errorf("an unknown code is answered as %+v", i)
 	}
 }
+
+// The agent shows who must act: temporary reasons about a
+// machine are "not yet", those about the verifier "unavailable".
+func TestATemporaryReasonSaysWhoMustAct(t *testing.T) {
+	trouble := map[reason.Code]bool{
+		reason.RateLimited: true, reason.StoreUnavailable: true, reason.UpstreamUnavailable: true, reason.UpstreamInvalid: true,
+		reason.ShuttingDown: true, reason.Internal: true, reason.ReferenceValuesMissing: true, reason.ProviderUnavailable: true,
+		reason.CredentialUnavailable: true, reason.ConfigUnavailable: true,
+	}
+	begin := map[reason.Code]bool{ // a new challenge, or another replica, is enough
+		reason.ChallengeKeyUnknown: true, reason.ChallengeExpired: true, reason.PolicyChanged: true, reason.TokenKeyUnknown: true,
+	}
+	for _, c := range reason.Codes() {
+		if !c.Temporary() || begin[c] {
+			continue
+		}
+		want := mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET
+		if trouble[c] {
+			want = mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE
+		}
+		if got := c.Info().Class; got != want {
+			t.Errorf("%v is of class %v, want %v", c, got, want)
+		}
+	}
+}

@@ -6,7 +6,8 @@
 # honest: what this script cannot do from the page, nobody else can either.
 # Section numbers below are those of the page.
 #
-# It begins once and does not wait: exit status 2 tells the caller to.
+# It begins once and does not wait: exit status 2 tells the caller to, also where
+# the pool serves a pre-approved config to a node without a token.
 
 set -euo pipefail
 umask 077
@@ -291,9 +292,12 @@ call() {
 	fi
 	object '.code | type == "string"' || {
 		case $status in
-		404 | 405) fail 3 "no verifier here: $origin answers $status" \
+		404 | 405)
+			# Once a verifier answered under Enforce, this is a failure on the way.
+			[[ ${mode:-} != MODE_ENFORCE ]] || fail 2 "$1: HTTP status $status"
+			fail 3 "no verifier here: $origin answers $status" \
 			"a plain Machine Config Server does; nothing was sent but public keys" ;;
-		5??) fail 2 "$1: HTTP status $status" ;;
+		408 | 425 | 429 | 499 | 5??) fail 2 "$1: HTTP status $status" ;;
 		*) fail 1 "$1: HTTP status $status" ;;
 		esac
 	}
@@ -340,11 +344,15 @@ denied() {
 	done
 	[[ -z $id ]] || message="correlation id $id"
 	names=(UNSPECIFIED MALFORMED CHALLENGE EVIDENCE MACHINE TOKEN NOT_YET UNAVAILABLE)
-	if [[ ${mode:-MODE_ENFORCE} != MODE_ENFORCE || ${unattested:-} == UNATTESTED_PRE_APPROVED ]]; then
+	if [[ ${mode:-MODE_ENFORCE} != MODE_ENFORCE ]] || { ! ((temporary)) && [[ ${unattested:-} == UNATTESTED_PRE_APPROVED ]]; }; then
 		step "the pool serves a node without a token too: go on without one"
 	fi
 	message="$1 denied: ${names[class]:-$class} ($code, HTTP $status), $message"
 	((temporary)) || fail 1 "$message" "this is final; look the id up in the verifier's audit log"
+	case $class in
+	6) step "this machine is not ready: something must happen on the cluster" ;;
+	7) step "the verifier is in trouble or overloaded: there is nothing to do here" ;;
+	esac
 	((after)) && fail 2 "$message" "this may pass; begin again in $after s"
 	fail 2 "$message" "this may pass; begin again after 1 s, doubling to 15 s"
 }

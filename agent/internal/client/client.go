@@ -63,8 +63,8 @@ var classes = map[mcsattestv1.DenialClass]string{
 	mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE:    "denied: the evidence does not prove what it should",
 	mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE:     "denied: the identity is proven, but its Machine may not be provisioned now",
 	mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN:       "denied: the token is not valid",
-	mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET:     "not yet: something must happen on the cluster first",
-	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: "not yet: the verifier cannot decide at the moment",
+	mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET:     "not yet: this machine is not ready, something must happen on the cluster first",
+	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: "not yet: the verifier is in trouble and cannot decide at the moment",
 }
 
 // ClassName is the class in lower case: "not-yet".
@@ -189,12 +189,22 @@ func (s *Session) explain(err error) error {
 	switch code := s.status.code; {
 	case code == http.StatusNotFound || code == http.StatusMethodNotAllowed:
 		return ErrNotVerifier
-	case code >= 300 && code < 500 && code != http.StatusTooManyRequests:
+	case code >= 300 && code < 500 && !passing(code):
 		return &Unexpected{Status: code}
 	case code != 0:
 		return fmt.Errorf("the server answered HTTP status %d: %w", code, Plain(ce.Unwrap()))
 	}
 	return Plain(ce.Unwrap())
+}
+
+// passing reports whether a 4xx is a passing failure of the server or of a proxy
+// in front of it (RFC 9110, 15.5.9; RFC 8470; RFC 6585; 499 is Connect's "canceled").
+func passing(status int) bool {
+	switch status {
+	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests, 499:
+		return true
+	}
+	return false
 }
 
 // bounded keeps a server's id to what a console line has room for.

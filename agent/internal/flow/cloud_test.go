@@ -107,28 +107,34 @@ func (f *fakeCloud) Evidence(_ context.Context, k evidence.Kind, b evidence.Bind
 func TestCloudFaults(t *testing.T) {
 	passes := &metadata.Fault{Cloud: "AWS", What: "the thing", Problem: "too many requests", Hint: "wait", Temporary: true}
 	stays := &metadata.Fault{Cloud: "AWS", What: "the thing", Problem: "there is none", Hint: "make one"}
+	late := &metadata.Fault{Cloud: "AWS", What: "the thing", Problem: "there is none yet", Temporary: true, Late: true}
 	for _, c := range []struct {
 		name    string
 		cloud   *fakeCloud
-		audit   bool
+		soft    string // "audit" or "pre-approved"
 		pauses  int
 		granted bool
 	}{
-		{"it works", &fakeCloud{}, false, 0, true},
-		{"it fails twice and passes", &fakeCloud{err: passes, times: 2}, false, 2, true},
-		{"it fails seven times and passes", &fakeCloud{err: passes, times: 7}, false, 7, true},
-		{"it never passes", &fakeCloud{err: passes, times: -1}, false, 7, false},
-		{"it is not worth a second try", &fakeCloud{err: stays, times: -1}, false, 0, false},
-		{"an error that is no fault of the service", &fakeCloud{err: errors.New("too large"), times: -1}, false, 0, false},
-		{"under Audit the boot does not wait long", &fakeCloud{err: passes, times: -1}, true, 2, false},
-		{"under Audit what is missing ends it at once", &fakeCloud{err: stays, times: -1}, true, 0, false},
+		{"it works", &fakeCloud{}, "", 0, true},
+		{"it fails twice and passes", &fakeCloud{err: passes, times: 2}, "", 2, true},
+		{"it fails seven times and passes", &fakeCloud{err: passes, times: 7}, "", 7, true},
+		{"it never passes", &fakeCloud{err: passes, times: -1}, "", 7, false},
+		{"it is not worth a second try", &fakeCloud{err: stays, times: -1}, "", 0, false},
+		{"an error that is no fault of the service", &fakeCloud{err: errors.New("too large"), times: -1}, "", 0, false},
+		{"under Audit the boot does not wait long", &fakeCloud{err: passes, times: -1}, "audit", 2, false},
+		{"under Audit what is missing ends it at once", &fakeCloud{err: stays, times: -1}, "audit", 0, false},
+		{"with a pre-approved config what never comes is waited for as long", &fakeCloud{err: late, times: -1}, "pre-approved", 7, false},
+		{"with a pre-approved config what is missing ends it at once", &fakeCloud{err: stays, times: -1}, "pre-approved", 0, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := newMachine(t)
 			m.flow.Cloud = c.cloud
 			v := &verifiertest.Verifier{Required: proto(evidence.TPM2, evidence.AWSIID)}
-			if c.audit {
+			switch c.soft {
+			case "audit":
 				v.Mode = mcsattestv1.Mode_MODE_AUDIT
+			case "pre-approved":
+				v.Change = preApproved
 			}
 			v.Start(t)
 			// The verifier has no verifier for the document; the flow is what is looked at.
@@ -152,7 +158,7 @@ func TestCloudFaults(t *testing.T) {
 			switch {
 			case c.granted:
 				ok(t, err)
-			case c.audit:
+			case c.soft != "":
 				if !errors.As(err, &left) || !strings.Contains(left.Why, c.cloud.err.Error()) {
 					t.Errorf("error %v", err)
 				}

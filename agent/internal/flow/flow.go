@@ -13,16 +13,21 @@
 //
 //   - a grant that the gate takes;
 //   - a server that has no such API, a pool with mode Off, an audit without a
-//     token, or a denial where the gate serves machines that are not attested:
-//     the pointer config is then left alone ([LeftAlone]);
+//     token, or a final denial where the gate serves machines that are not
+//     attested: the pointer config is then left alone ([LeftAlone]);
 //   - a pool for which the provisioning token is enough: it names no machine, so
 //     there is no other token, and it opens the gate itself. A pointer config
 //     that shows it is left alone;
 //   - a final denial, or evidence that this machine cannot produce: an error.
 //
-// Everything else is tried again, for ever, with pauses from one to fifteen
+// Everything else is tried again indefinitely, with pauses from one to fifteen
 // seconds: the verifier may not have started yet, and the Machine object may
-// still be on its way.
+// still be on its way. Under Enforce this holds with a pre-approved config, too.
+// Otherwise a flood could downgrade a machine to that config. Only under Audit,
+// where the gate serves every machine, the flow gives up after some failures.
+//
+// A verifier that answered under Enforce stays one. An answer of another server
+// after that is a failure on the way, not a reason to leave the pointer alone.
 package flow
 
 import (
@@ -114,9 +119,9 @@ type Flow struct {
 const (
 	firstPause = time.Second
 	maxPause   = 15 * time.Second
-	// softDenials is how often a temporary denial is tried again where the gate
-	// serves machines that are not attested: their boot must not wait for us.
-	softDenials = 3
+	// auditDenials is how many temporary denials end the flow under Audit. There
+	// the gate serves every machine, so no boot has to wait for an attestation.
+	auditDenials = 3
 	// refusals is how often a token may be made that the gate then refuses.
 	refusals = 3
 	// deviceTries is how often a TPM may fail.
@@ -131,12 +136,14 @@ const (
 // Run attests until one of the ends in the package comment. A [LeftAlone] is
 // returned as an error.
 func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
-	pause, soft, refused, broken, silent := firstPause, 0, 0, 0, 0
+	pause, denials, refused, broken, silent := firstPause, 0, 0, 0, 0
+	enforced := false // a verifier answered, and its gate enforces
 	f.Dialer.Proxy = t.Proxy
 	f.Console.Step("asking %s to attest this machine for pool %s", t.Origin, t.Pool)
 	for {
 		var wait time.Duration
 		g, mode, err := f.round(ctx, t)
+		enforced = enforced || mode.enforced()
 		if err == nil {
 			err = f.preflight(ctx, t, g)
 			if err == nil {
@@ -157,7 +164,7 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 		}
 		var cloud *cloudError
 		if errors.As(err, &cloud) {
-			if silent++; mode.soft && silent >= softDenials || silent >= cloudTries {
+			if silent++; mode.audit && silent >= auditDenials || silent >= cloudTries {
 				err = cloud.missing()
 			}
 		}
@@ -170,14 +177,16 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 		case errors.As(err, &left):
 			return nil, err
 		case errors.Is(err, client.ErrNotVerifier):
-			return nil, &LeftAlone{Why: err.Error(), NoVerifier: true}
+			if !enforced {
+				return nil, &LeftAlone{Why: err.Error(), NoVerifier: true}
+			}
 		case errors.As(err, &denied) && denied.Temporary:
-			if soft++; mode.soft && soft >= softDenials {
+			if denials++; mode.audit && denials >= auditDenials {
 				return nil, mode.left(err)
 			}
 			wait = min(denied.RetryAfter, maxPause)
 		case errors.As(err, &denied), errors.As(err, &missing), isFinal(err):
-			if mode.soft {
+			if mode.audit || mode.open && !isTrouble(err) {
 				return nil, mode.left(err)
 			}
 			return nil, err
@@ -202,17 +211,28 @@ func isFinal(err error) bool {
 	return errors.As(err, &mark) || errors.As(err, &unexpected) || errors.Is(err, attester.ErrEndorsementOwned)
 }
 
+// isTrouble reports whether err, although it ends the flow, says nothing about
+// this machine: another server answered, or the metadata service failed.
+func isTrouble(err error) bool {
+	var unexpected *client.Unexpected
+	var fault *metadata.Fault
+	return errors.As(err, &unexpected) || errors.As(err, &fault) && fault.Temporary && !fault.Late
+}
+
 // tpmError is a failure of this machine's TPM.
 type tpmError struct{ err error }
 
 func (e *tpmError) Error() string { return "TPM: " + e.err.Error() }
 func (e *tpmError) Unwrap() error { return e.err }
 
-// mode is what the challenge said of the gate.
+// mode is what the challenge said of the gate. The zero value: no verifier answered.
 type mode struct {
-	soft bool // the gate serves machines that are not attested
-	name string
+	name  string
+	audit bool // the gate serves every machine its full config
+	open  bool // the gate serves a machine without a token its pre-approved config
 }
+
+func (m mode) enforced() bool { return m.name != "" && !m.audit }
 
 func (m mode) left(err error) error {
 	return &LeftAlone{Why: fmt.Sprintf("%v, and the pool's mode is %s", err, m.name)}
@@ -303,7 +323,7 @@ func repeated(kinds []mcsattestv1.EvidenceKind) (kind mcsattestv1.EvidenceKind, 
 
 func readMode(ch *mcsattestv1.ChallengeResponse) (mode, error) {
 	if ch.GetMode() == mcsattestv1.Mode_MODE_OFF {
-		return mode{soft: true, name: "Off"}, &LeftAlone{Why: "the pool's mode is Off"}
+		return mode{audit: true, name: "Off"}, &LeftAlone{Why: "the pool's mode is Off"}
 	}
 	return modeOf(ch.GetMode(), ch.GetUnattested()), nil
 }
@@ -320,15 +340,21 @@ func deniedMode(err error) mode {
 func modeOf(m mcsattestv1.Mode, u mcsattestv1.Unattested) mode {
 	switch {
 	case m == mcsattestv1.Mode_MODE_AUDIT:
-		return mode{soft: true, name: "Audit"}
+		return mode{audit: true, name: "Audit"}
 	case u == mcsattestv1.Unattested_UNATTESTED_PRE_APPROVED:
-		return mode{soft: true, name: "Enforce with a pre-approved config"}
+		return mode{open: true, name: "Enforce with a pre-approved config"}
 	}
 	return mode{name: "Enforce"}
 }
 
 // repeatLine is how often a machine that waits says so.
 const repeatLine = time.Minute
+
+// waitHints say who can end a wait. A class without one ends by itself.
+var waitHints = map[mcsattestv1.DenialClass]string{
+	mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET:     "on the cluster, 'mcs-attest-verifier explain' shows what is missing",
+	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: "there is nothing to do on this machine; on the cluster, see the verifier's alerts and log",
+}
 
 // waiting prints why the flow tries again: when the reason changes, and now and
 // then while it does not. Correlation ids change every time and do not count.
@@ -344,8 +370,11 @@ func (f *Flow) waiting(err error) {
 	f.waitKey, f.waitLast = key, f.now()
 	f.Console.Again("%v; trying again", err)
 	var fault *metadata.Fault
-	if errors.As(err, &fault) {
+	switch {
+	case errors.As(err, &fault):
 		f.Console.Hint(fault.Hint)
+	case denied != nil:
+		f.Console.Hint(waitHints[denied.Class])
 	}
 }
 

@@ -110,9 +110,6 @@ func TestLeftAlone(t *testing.T) {
 			return nil, verifiertest.Denial(class, temporary)
 		}
 	}
-	preApproved := func(c *mcsattestv1.ChallengeResponse) {
-		c.Unattested = mcsattestv1.Unattested_UNATTESTED_PRE_APPROVED
-	}
 	for _, c := range []struct {
 		name   string
 		v      *verifiertest.Verifier

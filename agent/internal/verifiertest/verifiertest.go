@@ -52,6 +52,8 @@ type Verifier struct {
 	ChallengeFunc func(*mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error)
 	AttestFunc    func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error)
 	GateFunc      func(http.ResponseWriter, *http.Request) bool // true: it answered
+	// Front sees each request of the API first, as a load balancer does; true: it answered.
+	Front func(http.ResponseWriter, *http.Request) bool
 	// Change alters the honest challenge.
 	Change func(*mcsattestv1.ChallengeResponse)
 	// Certificate alters the server's certificate before it is signed.
@@ -91,7 +93,12 @@ func (v *Verifier) Start(t testing.TB) {
 	v.pending = map[string]*pending{}
 	certificate := v.certify(t)
 	mux := http.NewServeMux()
-	mux.Handle(mcsattestv1connect.NewAttestationHandler(v))
+	prefix, api := mcsattestv1connect.NewAttestationHandler(v)
+	mux.HandleFunc(prefix, func(w http.ResponseWriter, r *http.Request) {
+		if v.Front == nil || !v.Front(w, r) {
+			api.ServeHTTP(w, r)
+		}
+	})
 	mux.HandleFunc("/config/", v.gate)
 	server := httptest.NewUnstartedServer(withTLS(mux))
 	server.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}

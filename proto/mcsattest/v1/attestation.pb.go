@@ -270,9 +270,9 @@ const (
 	DenialClass_DENIAL_CLASS_MACHINE DenialClass = 4
 	// The token is missing, not valid, or not for this.
 	DenialClass_DENIAL_CLASS_TOKEN DenialClass = 5
-	// Something must happen on the cluster's side first.
+	// This machine is not ready: something must happen on the cluster's side first.
 	DenialClass_DENIAL_CLASS_NOT_YET DenialClass = 6
-	// Something on the verifier's side is broken or away.
+	// The verifier is in trouble or overloaded. This says nothing about the machine.
 	DenialClass_DENIAL_CLASS_UNAVAILABLE DenialClass = 7
 )
 
@@ -1513,6 +1513,7 @@ type Denial struct {
 	// Names this call in the verifier's audit log.
 	CorrelationId string `protobuf:"bytes,2,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
 	// Whether the same machine may succeed later without anything changing on it.
+	// Under MODE_ENFORCE a client then waits, whatever unattested says.
 	Temporary bool `protobuf:"varint,3,opt,name=temporary,proto3" json:"temporary,omitempty"`
 	// A suggestion for how long to wait. 0: at the caller's discretion.
 	RetryAfterSeconds uint32 `protobuf:"varint,4,opt,name=retry_after_seconds,json=retryAfterSeconds,proto3" json:"retry_after_seconds,omitempty"`

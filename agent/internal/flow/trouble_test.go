@@ -1,0 +1,189 @@
+package flow_test
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	"github.com/mcs-attest/mcs-attest/agent/internal/client"
+	"github.com/mcs-attest/mcs-attest/agent/internal/flow"
+	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
+	"github.com/mcs-attest/mcs-attest/agent/internal/verifiertest"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+)
+
+const (
+	classUnavailable = mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE
+	classChallenge   = mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE
+)
+
+// troubleLasts is how many rounds fail before the verifier recovers.
+const troubleLasts = 20
+
+func preApproved(c *mcsattestv1.ChallengeResponse) {
+	c.Unattested = mcsattestv1.Unattested_UNATTESTED_PRE_APPROVED
+}
+
+// trouble is one way in which attestations fail for a while. Its handlers call
+// failing once for each round.
+type trouble struct {
+	name string
+	set  func(m *machine, v *verifiertest.Verifier, failing func() bool)
+}
+
+func troubles() []trouble {
+	attest := func(class mcsattestv1.DenialClass) func(*machine, *verifiertest.Verifier, func() bool) {
+		return func(_ *machine, v *verifiertest.Verifier, failing func() bool) {
+			v.AttestFunc = func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+				if failing() {
+					return nil, verifiertest.Denial(class, true)
+				}
+				return nil, nil
+			}
+		}
+	}
+	// status answers path outside of the service, as a load balancer does.
+	status := func(path string, code int) func(*machine, *verifiertest.Verifier, func() bool) {
+		return func(_ *machine, v *verifiertest.Verifier, failing func() bool) {
+			first := true
+			v.Front = func(w http.ResponseWriter, r *http.Request) bool {
+				if !strings.HasSuffix(r.URL.Path, path) || path == "/Challenge" && first {
+					first = false
+					return false
+				}
+				if !failing() {
+					return false
+				}
+				w.WriteHeader(code)
+				return true
+			}
+			if path == "/Challenge" {
+				// The machine learns in its first round that there is a verifier.
+				once := true
+				v.AttestFunc = func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+					if once {
+						once = false
+						return nil, verifiertest.Denial(classUnavailable, true)
+					}
+					return nil, nil
+				}
+			}
+		}
+	}
+	return []trouble{
+		{"the verifier refuses Attest because of a flood", attest(classUnavailable)},
+		{"the machine is not ready", attest(classNotYet)},
+		{"the challenge expires in the queue", attest(classChallenge)},
+		{"the verifier refuses Challenge and states the policy", func(_ *machine, v *verifiertest.Verifier, failing func() bool) {
+			v.ChallengeFunc = func(*mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
+				if !failing() {
+					return nil, nil
+				}
+				err := connect.NewError(connect.CodeUnavailable, errors.New("denied"))
+				detail, _ := connect.NewErrorDetail(&mcsattestv1.Denial{
+					Class: classUnavailable, Temporary: true, Mode: mcsattestv1.Mode_MODE_ENFORCE,
+					Unattested: mcsattestv1.Unattested_UNATTESTED_PRE_APPROVED,
+				})
+				err.AddDetail(detail)
+				return nil, err
+			}
+		}},
+		{"a load balancer has no backend for Attest", status("/Attest", http.StatusServiceUnavailable)},
+		{"a load balancer times out", status("/Attest", http.StatusRequestTimeout)},
+		{"a load balancer limits requests", status("/Attest", http.StatusTooManyRequests)},
+		{"a load balancer has no route for Attest", status("/Attest", http.StatusNotFound)},
+		{"a load balancer leads to a plain Machine Config Server", status("/Challenge", http.StatusNotFound)},
+	}
+}
+
+// T63: under Enforce a temporary failure never makes the agent leave the pointer
+// config alone, even where the gate serves a pre-approved config without a token.
+func TestAttack_T63_TemporaryTroubleNeverDowngradesAMachine(t *testing.T) {
+	for _, c := range troubles() {
+		t.Run(c.name, func(t *testing.T) {
+			m := newMachine(t)
+			v := &verifiertest.Verifier{Change: preApproved}
+			rounds := 0
+			c.set(m, v, func() bool { rounds++; return rounds <= troubleLasts })
+			g, err := m.run(started(t, v))
+			if err != nil || string(g.Token.Expose()) != verifiertest.Token {
+				t.Fatalf("after %d failures: %v", rounds, err)
+			}
+			if rounds != troubleLasts+1 {
+				t.Errorf("%d rounds", rounds)
+			}
+			for _, line := range strings.Split(m.console.String(), "\n") {
+				if strings.Contains(line, "left alone") {
+					t.Errorf("console: %s", line)
+				}
+			}
+		})
+	}
+}
+
+// T63: an answer that no verifier gives never makes the agent leave the pointer
+// config alone once a verifier answered under Enforce.
+func TestAttack_T63_AForeignAnswerIsNoReasonToGoOnWithoutAToken(t *testing.T) {
+	for _, code := range []int{http.StatusFound, http.StatusForbidden, http.StatusTeapot} {
+		t.Run(http.StatusText(code), func(t *testing.T) {
+			m := newMachine(t)
+			v := &verifiertest.Verifier{Change: preApproved, Front: func(w http.ResponseWriter, r *http.Request) bool {
+				if !strings.HasSuffix(r.URL.Path, "/Attest") {
+					return false
+				}
+				w.WriteHeader(code)
+				return true
+			}}
+			_, err := m.run(started(t, v))
+			var left *flow.LeftAlone
+			var unexpected *client.Unexpected
+			if errors.As(err, &left) || !errors.As(err, &unexpected) || unexpected.Status != code {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+}
+
+// T63: an overloaded metadata service stops the boot, as it does without a
+// pre-approved config. CoreOS then reboots, and the machine attests.
+func TestAttack_T63_AnOverloadedMetadataServiceDoesNotDowngradeAMachine(t *testing.T) {
+	busy := &metadata.Fault{Cloud: "AWS", What: "the thing", Problem: "too many requests", Temporary: true}
+	m := newMachine(t)
+	m.flow.Cloud = &fakeCloud{err: busy, times: -1}
+	_, err := m.run(started(t, &verifiertest.Verifier{Change: preApproved, Required: proto(evidence.TPM2, evidence.AWSIID)}))
+	var left *flow.LeftAlone
+	if errors.As(err, &left) || !errors.Is(err, busy) || len(m.slept) != 7 {
+		t.Errorf("error %v after %v", err, m.slept)
+	}
+}
+
+// The console tells apart a verifier in trouble and a machine that is not ready,
+// and says for each what a person can do.
+func TestWaitingNamesWhoMustAct(t *testing.T) {
+	for _, c := range []struct {
+		class      mcsattestv1.DenialClass
+		says, hint string
+	}{
+		{classNotYet, "this machine is not ready", "mcs-attest-verifier explain"},
+		{classUnavailable, "the verifier is in trouble", "nothing to do on this machine"},
+	} {
+		t.Run(c.class.String(), func(t *testing.T) {
+			m := newMachine(t)
+			n := 0
+			_, err := m.run(started(t, &verifiertest.Verifier{AttestFunc: func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+				if n++; n <= 2 {
+					return nil, verifiertest.Denial(c.class, true)
+				}
+				return nil, nil
+			}}))
+			ok(t, err)
+			if out := m.console.String(); !strings.Contains(out, c.says) || !strings.Contains(out, "hint: ") || !strings.Contains(out, c.hint) {
+				t.Errorf("console:\n%s", out)
+			}
+		})
+	}
+}
