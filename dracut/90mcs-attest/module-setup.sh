@@ -54,7 +54,7 @@ install() {
         inst_binary mcs-attest-agent /usr/bin/mcs-attest-agent
     fi
     # The settings of the image, if it has any.
-    inst_multiple -o /etc/mcs-attest/azure-token-resource
+    inst_multiple -o /etc/mcs-attest/azure-token-resource /etc/mcs-attest/provisioning-token
     # The failure report quotes the failed stage's own last lines.
     inst_multiple -o journalctl
 

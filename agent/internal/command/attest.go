@@ -1,13 +1,10 @@
 package command
 
 import (
-	"bytes"
 	"context"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"os"
 	"slices"
 
@@ -22,7 +19,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
-	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
@@ -216,31 +212,11 @@ func (a *agent) targets(config *pointer.Config) ([]flow.Target, error) {
 		// One that is in the URL goes into the header as well: it is taken there
 		// whatever the policy says of URLs.
 		if t.Provisioning, t.Shown = config.Shown(s.Origin, s.Pool); t.Provisioning.Empty() {
-			t.Provisioning = a.provisioningToken()
+			t.Provisioning = a.imageToken(config, s.Origin)
 		}
 		out = append(out, t)
 	}
 	return out, nil
-}
-
-// maxProvisioningToken bounds the file; a token has some dozens of bytes.
-const maxProvisioningToken = 4096
-
-// provisioningToken is the one in the image, if there is one.
-func (a *agent) provisioningToken() secret.Bytes {
-	f, err := os.Open(a.paths.ProvisioningToken)
-	if errors.Is(err, fs.ErrNotExist) {
-		return secret.Bytes{}
-	}
-	if err == nil {
-		defer f.Close() //nolint:errcheck // it was only read
-		var raw []byte
-		if raw, err = io.ReadAll(io.LimitReader(f, maxProvisioningToken)); err == nil {
-			return secret.New(bytes.TrimSpace(raw))
-		}
-	}
-	a.console.Step("no provisioning token: %v", err)
-	return secret.Bytes{}
 }
 
 // agentVersion is the contract's "name/version".

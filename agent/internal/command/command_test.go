@@ -57,6 +57,13 @@ func TestCommand(t *testing.T) {
 			// cloud NAME [FAULT [audit]] puts the machine into a cloud, and starts a verifier that
 			// wants all of its evidence; the user data is the pointer config.
 			"cloud": func(ts *testscript.TestScript, _ bool, args []string) { startCloud(t, ts, args) },
+			// image-token TOKEN puts the token for the verifier into the image's file.
+			"image-token": func(ts *testscript.TestScript, _ bool, args []string) {
+				user := []byte(ts.ReadFile("usr/ignition/user.ign"))
+				out, err := pointer.Provision(user, pointer.Provisioning{Token: secret.New([]byte(args[0])), Origins: []string{ts.Getenv("ORIGIN")}})
+				ts.Check(err)
+				ts.Check(os.WriteFile(ts.MkAbs("provisioning-token"), out, 0o600))
+			},
 			"swtpm": func(ts *testscript.TestScript, _ bool, _ []string) {
 				ts.Setenv("MCS_ATTEST_TPM", swtpmtest.Start(t, "sha256").Socket)
 			},

@@ -28,7 +28,8 @@ type Paths struct {
 	SMBIOSUUID      string
 	SMBIOSSerial    string
 	Network         string // sysfs, one folder for each link
-	// A provisioning token in the image, for pointer configs that cannot have one.
+	// A pointer config in the image with a provisioning token, for machines whose own
+	// pointer config cannot have one.
 	ProvisioningToken string
 	// The only resource that tokens of Azure's managed identity are made for; absent: the built-in one.
 	AzureTokenResource string

@@ -94,3 +94,28 @@ func TestAgentLeavesAPointerWithTheProvisioningTokenAlone(t *testing.T) {
 		t.Error("the agent does not say why it leaves the pointer config alone")
 	}
 }
+
+// The image holds the token, together with the server that it is for.
+func TestAttack_T64_TokenInTheImageGoesToItsOwnServerOnly(t *testing.T) {
+	r := rig.New(t)
+	v, withToken := verifier(r)
+	image := rig.Initrd{Agent: rig.Appended, Extra: map[string]string{"etc/mcs-attest/provisioning-token": string(withToken)}}
+	node := r.Boot(rig.VM{Pointer: v.Pointer("worker"), Initrd: image})
+	node.WantProvisioned()
+	v.WantAudit("attest", "allowed", "")
+	v.WantAudit("fetch", "allowed", "")
+	shared := token(v)
+	if strings.Contains(v.Log(), shared) || strings.Contains(node.Console()+node.Journal(), shared) {
+		t.Error("the token is in a log")
+	}
+
+	other := r.NewMCS(map[string]string{"worker": rig.Config("by another server")})
+	node = r.Boot(rig.VM{Name: "misled", Pointer: other.Pointer("worker"), Initrd: image})
+	node.WantProvisioned()
+	if !node.Said("the provisioning token of the image is not used") {
+		t.Error("the agent does not say why it does not use the token")
+	}
+	if seen := strings.Join(other.Requests(), ", "); seen != "POST /mcsattest.v1.Attestation/Challenge, GET /config/worker" {
+		t.Errorf("the other server saw %s", seen)
+	}
+}
