@@ -21,14 +21,18 @@ type answer struct {
 	slot        *credential.Slot // where the machine's own credential goes; nil: there is no such place
 }
 
-func (a *answer) send(w http.ResponseWriter, r *http.Request) {
-	length := 0
+// size is the body's, in bytes.
+func (a *answer) size() (n int) {
 	for _, part := range a.parts {
-		length += len(part)
+		n += len(part)
 	}
+	return n
+}
+
+func (a *answer) send(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Content-Type", a.contentType)
-	h.Set("Content-Length", strconv.Itoa(length))
+	h.Set("Content-Length", strconv.Itoa(a.size()))
 	h.Set("Cache-Control", "no-store")
 	w.WriteHeader(http.StatusOK)
 	if r.Method == http.MethodHead {
@@ -45,15 +49,20 @@ func (a *answer) send(w http.ResponseWriter, r *http.Request) {
 // goes there: not the token, nor anything that could confuse it.
 var forwarded = []string{"Accept", "User-Agent"}
 
-// fetch asks the upstream for the pool's config and checks the answer. In order:
+// fetch asks the upstream for the pool's config and checks the answer, unless a
+// HEAD has just brought the same answer. In order:
 //
 //   - it came in time: UpstreamUnavailable
 //   - it is no larger than MaxConfig: UpstreamInvalid, like the rest
-//   - its status is 200. The one other that is passed on in substance is a 400
-//     for an Accept header that no Machine Config Server takes: Malformed
+//   - its status is 200. The one other that is passed on in substance is a 400,
+//     with which a Machine Config Server refuses an Accept header: Malformed
 //   - it has as many bytes as it said, at least one, and no content coding
 //   - it is one whole Ignition config, of a version that the client can read
 func (g *gate) fetch(r *request, upstream http.Handler) (*answer, error) {
+	q := questionOf(r)
+	if res := g.kept.get(q, g.Now()); res != nil {
+		return res, nil
+	}
 	ctx, cancel := context.WithTimeout(r.Context(), g.UpstreamTimeout)
 	defer cancel()
 	select {
@@ -61,6 +70,10 @@ func (g *gate) fetch(r *request, upstream http.Handler) (*answer, error) {
 		defer func() { <-g.slots }()
 	case <-ctx.Done():
 		return nil, reason.Deny(reason.RateLimited, "%d answers are being read", cap(g.slots))
+	}
+	// Others may have asked the same while this request waited for its slot.
+	if res := g.kept.get(q, g.Now()); res != nil {
+		return res, nil
 	}
 	// A reverse proxy panics on a broken body if it believes to be in a server;
 	// here a broken body is an answer that does not pass.
@@ -79,6 +92,7 @@ func (g *gate) fetch(r *request, upstream http.Handler) (*answer, error) {
 	if ctx.Err() != nil && r.Context().Err() == nil {
 		return nil, reason.Deny(reason.UpstreamUnavailable, "no answer within %v", g.UpstreamTimeout)
 	}
+	own := rec.rendered != nil // of a Source, which renders nothing for a request
 	accept := specversion.ParseAccept(r.Header.Get("Accept"))
 	if err := rec.check(accept, &g.known); err != nil {
 		return nil, err
@@ -86,6 +100,9 @@ func (g *gate) fetch(r *request, upstream http.Handler) (*answer, error) {
 	res := &answer{parts: [][]byte{rec.body}, contentType: rec.header.Get("Content-Type"), passed: rec.rendered}
 	if res.contentType == "" {
 		res.contentType = "application/json"
+	}
+	if r.Method == http.MethodHead && !own {
+		g.kept.put(q, g.Now(), res)
 	}
 	return res, nil
 }
@@ -158,10 +175,7 @@ func (r *recorder) check(accept specversion.Accept, known *digests) error {
 	case r.status == 0:
 		return reason.Deny(reason.UpstreamUnavailable, "no answer")
 	case r.status == http.StatusBadRequest:
-		if _, err := accept.Negotiate(); err != nil {
-			return reason.Deny(reason.Malformed, "no config in a spec version that the client reads: %v", accept)
-		}
-		return invalid("status 400")
+		return reason.Deny(reason.Malformed, "the Machine Config Server answers status 400 to a client that reads %v", accept)
 	case r.status >= 500:
 		return reason.Deny(reason.UpstreamUnavailable, "status %d", r.status)
 	case r.status != http.StatusOK:

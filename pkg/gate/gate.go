@@ -145,6 +145,7 @@ func New(c Config) http.Handler {
 type gate struct {
 	Config
 	known  digests
+	kept   kept
 	slots  chan struct{}
 	health health
 }

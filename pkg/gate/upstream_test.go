@@ -58,7 +58,6 @@ func TestAttack_T47_AnUpstreamThatMisbehaves(t *testing.T) {
 		{"206 with a config", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(206); _, _ = io.WriteString(w, config34) }, reason.UpstreamInvalid},
 		{"a redirect", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, reason.UpstreamInvalid},
 		{"304", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(304) }, reason.UpstreamInvalid},
-		{"400 for a header that it should take", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(400) }, reason.UpstreamInvalid},
 		{"401 with a challenge of its own", func(w http.ResponseWriter, _ *http.Request) {
 			header(w, "WWW-Authenticate", "Basic")
 			w.WriteHeader(401)
@@ -203,6 +202,30 @@ func TestAttack_T47_AnAcceptThatNoServerTakesIsFinal(t *testing.T) {
 	r.Header.Set("Accept", "application/vnd.coreos.ignition+json;version=4.0.0")
 	if res := f.do(t, r); res.StatusCode != 400 || f.decisions[0].Denial.Code != reason.Malformed {
 		t.Errorf("%d %v", res.StatusCode, f.decisions[0].Denial)
+	}
+}
+
+// A 400 of the Machine Config Server says that it will never have a config for this
+// client. A 503 in its place would let the client ask indefinitely.
+func TestAFinal400OfTheUpstreamStays400(t *testing.T) {
+	for name, accept := range map[string]string{
+		"a header that the gate can read":           ignition34,
+		"a first version that no server has":        "application/vnd.coreos.ignition+json;version=4.0.0, application/vnd.coreos.ignition+json;version=3.4.0;q=0.5",
+		"a header with no version":                  "*/*",
+		"a header over what a parser usually reads": ignition34 + strings.Repeat(", text/plain", 200),
+	} {
+		for _, method := range []string{http.MethodGet, http.MethodHead} {
+			t.Run(method+" with "+name, func(t *testing.T) {
+				f := newFixture()
+				f.Upstream = behind(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusBadRequest) }), false)
+				r := get("/config/worker", good)
+				r.Method = method
+				r.Header.Set("Accept", accept)
+				if res := f.do(t, r); res.StatusCode != 400 || f.decisions[0].Denial.Code != reason.Malformed || f.redeem.redeems != 0 {
+					t.Errorf("status %d, %v, %d uses", res.StatusCode, f.decisions[0].Denial, f.redeem.redeems)
+				}
+			})
+		}
 	}
 }
 

@@ -189,7 +189,7 @@ func (s *Session) explain(err error) error {
 	switch code := s.status.code; {
 	case code == http.StatusNotFound || code == http.StatusMethodNotAllowed:
 		return ErrNotVerifier
-	case code >= 300 && code < 500 && !passing(code):
+	case code >= 300 && code < 500 && !Passing(code):
 		return &Unexpected{Status: code}
 	case code != 0:
 		return fmt.Errorf("the server answered HTTP status %d: %w", code, Plain(ce.Unwrap()))
@@ -197,9 +197,9 @@ func (s *Session) explain(err error) error {
 	return Plain(ce.Unwrap())
 }
 
-// passing reports whether a 4xx is a passing failure of the server or of a proxy
+// Passing reports whether a 4xx is a passing failure of the server or of a proxy
 // in front of it (RFC 9110, 15.5.9; RFC 8470; RFC 6585; 499 is Connect's "canceled").
-func passing(status int) bool {
+func Passing(status int) bool {
 	switch status {
 	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests, 499:
 		return true

@@ -169,12 +169,13 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 			}
 		}
 		var left *LeftAlone
+		var answer *gateAnswer
 		var denied *client.Denied
 		var missing *MissingEvidence
 		switch {
 		case ctx.Err() != nil:
 			return nil, fmt.Errorf("interrupted: %w", ctx.Err())
-		case errors.As(err, &left):
+		case errors.As(err, &left), errors.As(err, &answer):
 			return nil, err
 		case errors.Is(err, client.ErrNotVerifier):
 			if !enforced {

@@ -16,6 +16,12 @@ func (g *gateRefusal) Error() string {
 	return fmt.Sprintf("the gate refused the token with HTTP status %d", g.status)
 }
 
+// gateAnswer is an answer of the gate that ends the flow. It came after the
+// verifier attested the machine, so it never leaves the pointer config alone.
+type gateAnswer struct{ text string }
+
+func (g *gateAnswer) Error() string { return g.text }
+
 // errStale: half of the token's life went by; a new one is wanted.
 type errStale struct{ last error }
 
@@ -49,7 +55,7 @@ func (f *Flow) head(ctx context.Context, httpClient *http.Client, t Target, g *g
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodHead, t.URL, nil)
 	if err != nil {
-		return false, final{fmt.Errorf("the pointer config's source: %w", client.Plain(err))}
+		return false, &gateAnswer{fmt.Sprintf("the pointer config's source: %v", client.Plain(err))}
 	}
 	req.Header.Set("Authorization", "Bearer "+string(g.Token.Expose()))
 	req.Header.Set("User-Agent", f.Version)
@@ -63,10 +69,13 @@ func (f *Flow) head(ctx context.Context, httpClient *http.Client, t Target, g *g
 	case code == http.StatusOK:
 		f.Console.Step("the gate takes the token; Ignition may fetch the config")
 		return false, nil
-	case code >= 500:
+	case code >= 500, client.Passing(code):
 		return true, fmt.Errorf("the gate answered HTTP status %d", code)
 	case code >= 300 && code < 400:
-		return false, final{fmt.Errorf("the gate answered with a redirect (HTTP status %d)", code)}
+		return false, &gateAnswer{fmt.Sprintf("the gate answered with a redirect (HTTP status %d)", code)}
+	case code == http.StatusBadRequest:
+		// It is not the token: no new one would change this.
+		return false, &gateAnswer{"the gate has no config in a version that this machine reads (HTTP status 400)"}
 	default:
 		return false, &gateRefusal{code}
 	}

@@ -44,6 +44,8 @@ func TestPreflight(t *testing.T) {
 		{"503 for longer than half of the token's life asks for another", repeat(503, 26), 2, ""},
 		{"a token that is refused is made again", []int{401}, 2, ""},
 		{"three that are refused are enough", repeat(401, 3), 3, "refused 3 new tokens"},
+		{"429 and 408 are asked again", []int{429, 408}, 1, ""},
+		{"400 has nothing to do with the token", []int{400}, 1, "no config in a version that this machine reads"},
 		{"404 counts as refused", repeat(404, 3), 3, "HTTP status 404"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -76,7 +78,7 @@ func TestAttack_T56_RedirectDoesNotCarryTheToken(t *testing.T) {
 	if _, err := m.run(started(t, &verifiertest.Verifier{})); err != nil {
 		t.Fatalf("the honest variant: %v", err)
 	}
-	v := started(t, &verifiertest.Verifier{GateFunc: func(w http.ResponseWriter, _ *http.Request) bool {
+	v := started(t, &verifiertest.Verifier{Change: preApproved, GateFunc: func(w http.ResponseWriter, _ *http.Request) bool {
 		w.Header().Set("Location", elsewhere.URL)
 		w.WriteHeader(http.StatusFound)
 		return true

@@ -1,0 +1,177 @@
+package gate
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// preflight is one gate whose upstream counts what it renders.
+type preflight struct {
+	*fixture
+	t        *testing.T
+	gate     http.Handler
+	rendered atomic.Int32
+	version  atomic.Int32 // of the config
+	clock    time.Time
+}
+
+func newPreflight(t *testing.T) *preflight {
+	p := &preflight{fixture: newFixture(), t: t, clock: noon}
+	p.Upstream = behind(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p.rendered.Add(1)
+		fmt.Fprintf(w, `{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":%q}]}}`, fmt.Sprintf("%s/%d", r.URL.Path, p.version.Load()))
+	}), false)
+	p.Now = func() time.Time { return p.clock }
+	p.Observe = nil
+	p.gate = New(p.Config)
+	return p
+}
+
+func (p *preflight) ask(r *http.Request) (int, string) {
+	p.t.Helper()
+	rec := httptest.NewRecorder()
+	p.gate.ServeHTTP(rec, r)
+	return rec.Code, rec.Body.String()
+}
+
+// A boot asks with HEAD, as the agent, and then with GET, as Ignition. The Machine
+// Config Server renders once for both.
+func TestOneBootRendersTheUpstreamOnce(t *testing.T) {
+	p := newPreflight(t)
+	agent := head("/config/worker", good)
+	agent.Header.Set("User-Agent", "mcs-attest-agent/1")
+	for range 3 { // the gate may say 503 for a while
+		if status, _ := p.ask(agent); status != 200 {
+			t.Fatalf("HEAD: %d", status)
+		}
+		p.clock = p.clock.Add(2 * time.Second)
+	}
+	status, body := p.ask(get("/config/worker", good))
+	if status != 200 || !strings.Contains(body, `"/config/worker/0"`) || p.redeem.redeems != 1 {
+		t.Errorf("GET: %d %s, %d uses", status, body, p.redeem.redeems)
+	}
+	if n := p.rendered.Load(); n != 1 {
+		t.Errorf("the upstream rendered %d times", n)
+	}
+}
+
+// Many machines that boot together share what one preflight brought.
+func TestManyBootsShareAPreflight(t *testing.T) {
+	p := newPreflight(t)
+	p.ask(head("/config/worker", good))
+	var all sync.WaitGroup
+	for range 50 {
+		all.Go(func() {
+			if status, _ := p.ask(head("/config/worker", good)); status != 200 {
+				t.Errorf("HEAD: %d", status)
+			}
+		})
+	}
+	all.Wait()
+	if n := p.rendered.Load(); n != 1 {
+		t.Errorf("the upstream rendered %d times", n)
+	}
+}
+
+func TestWhatAPreflightBroughtIsForTheSameQuestionOnly(t *testing.T) {
+	other := func(change func(*http.Request)) *http.Request {
+		r := get("/config/worker", good)
+		change(r)
+		return r
+	}
+	for _, c := range []struct {
+		name   string
+		after  time.Duration
+		ask    *http.Request
+		status int
+		renews int32
+	}{
+		{"the same question", keptFor - time.Second, get("/config/worker", good), 200, 0},
+		{"the same question, too late", keptFor + time.Second, get("/config/worker", good), 200, 1},
+		{"the same question when the clock went back", -time.Second, get("/config/worker", good), 200, 1},
+		{"another spec version", 0, other(func(r *http.Request) { r.Header.Set("Accept", strings.Replace(ignition34, "3.4", "3.5", 1)) }), 200, 1},
+		{"no version, so the User-Agent may decide", 0, other(func(r *http.Request) { r.Header.Del("Accept") }), 200, 1},
+		{"without a token", 0, get("/config/worker", ""), 401, 0},
+		{"with a wrong token", 0, get("/config/worker", "wrong"), 401, 0},
+		{"another pool with this pool's token", 0, get("/config/master", good), 403, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := newPreflight(t)
+			if status, _ := p.ask(head("/config/worker", good)); status != 200 {
+				t.Fatalf("HEAD: %d", status)
+			}
+			p.clock = p.clock.Add(c.after)
+			p.version.Store(1)
+			status, body := p.ask(c.ask)
+			if status != c.status || p.rendered.Load() != 1+c.renews {
+				t.Errorf("status %d, rendered %d times", status, p.rendered.Load())
+			}
+			if want := fmt.Sprintf("/%d\"", c.renews); status == 200 && !strings.Contains(body, want) {
+				t.Errorf("%s, want %s", body, want)
+			}
+		})
+	}
+}
+
+// A GET asks the upstream each time: no config is served that is older than a boot.
+func TestAConfigIsNotKeptForItsOwnSake(t *testing.T) {
+	p := newPreflight(t)
+	for range 3 {
+		p.ask(get("/config/worker", good))
+	}
+	if n := p.rendered.Load(); n != 3 {
+		t.Errorf("the upstream rendered %d times", n)
+	}
+}
+
+// A refusal is not kept: the machine asks until the upstream recovers.
+func TestARefusalIsNotKept(t *testing.T) {
+	p := newPreflight(t)
+	broken := atomic.Bool{}
+	broken.Store(true)
+	inner := p.Upstream
+	p.Upstream = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if broken.Load() {
+			w.WriteHeader(http.StatusInternalServerError)
+			return
+		}
+		inner.ServeHTTP(w, r)
+	})
+	p.gate = New(p.Config)
+	if status, _ := p.ask(head("/config/worker", good)); status != 503 {
+		t.Fatalf("status %d", status)
+	}
+	broken.Store(false)
+	if status, _ := p.ask(head("/config/worker", good)); status != 200 {
+		t.Errorf("status %d", status)
+	}
+}
+
+// Strangers may ask with HEAD where the gate serves anyone. What is kept for them is bounded.
+func TestWhatIsKeptIsBounded(t *testing.T) {
+	p := newPreflight(t)
+	p.fixture.policy.Mode = Off
+	for i := range 200 {
+		p.ask(head(fmt.Sprintf("/config/pool-%d", i), ""))
+	}
+	kept := &p.gate.(*gate).kept
+	if n := len(kept.answers); n > maxKept {
+		t.Errorf("%d answers are kept", n)
+	}
+	big := &answer{parts: [][]byte{make([]byte, maxKeptBytes)}}
+	for i := range 3 {
+		kept.put(question{byte(i)}, noon, big)
+	}
+	if len(kept.answers) != 1 || kept.bytes > maxKeptBytes {
+		t.Errorf("%d answers of %d bytes", len(kept.answers), kept.bytes)
+	}
+	if kept.put(question{9}, noon, &answer{parts: [][]byte{make([]byte, maxKeptBytes+1)}}); kept.get(question{9}, noon) != nil {
+		t.Error("an answer over the bound is kept")
+	}
+}
