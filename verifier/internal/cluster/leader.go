@@ -59,12 +59,18 @@ type tasks struct {
 	limit flowcontrol.RateLimiter
 
 	mu        sync.Mutex
-	queue     workqueue.TypedRateLimitingInterface[task]
+	queue     queue
 	holder    string
 	writeBack *writeBack
 	leftAlone map[key]string // why a pointer config was not changed
 	swept     time.Time      // when claims were last looked through
 	all       chan struct{}  // capacity 1: look at everything now
+}
+
+type queue = workqueue.TypedRateLimitingInterface[task]
+
+func newQueue() queue {
+	return workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[task](500*time.Millisecond, time.Minute))
 }
 
 // writeBack is what an administrator's edit of the provisioning token means, for
@@ -181,28 +187,28 @@ const lookForFindings = 5 * time.Second
 
 // work is the holder's until ctx ends.
 func (c *Cluster) work(ctx context.Context) {
-	queue := workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[task](500*time.Millisecond, time.Minute))
+	// Each task first goes through the front queue, which makes no call. What takes a
+	// right away leaves it by a lane of its own, so that it never waits for the rest.
+	front, lanes := newQueue(), [...]queue{laneStop: newQueue(), laneLatch: newQueue(), laneRest: newQueue()}
 	c.tasks.mu.Lock()
-	c.tasks.queue = queue
+	c.tasks.queue = front
 	c.tasks.mu.Unlock()
 	c.log.Info("this replica holds the lease", "identity", c.o.Identity)
 	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() {
-			for {
-				one, stop := queue.Get()
-				if stop {
-					return
-				}
-				if err := c.do(ctx, one); err == nil || ctx.Err() != nil {
-					queue.Forget(one)
-				} else {
-					c.log.Warn("the lease's holder could not finish a step; it tries again", "step", steps[one.about], "object", one.key.String(), "error", err)
-					queue.AddRateLimited(one)
-				}
-				queue.Done(one)
+	wg.Go(func() {
+		for {
+			one, stop := front.Get()
+			if stop {
+				return
 			}
-		})
+			lanes[c.lane(one)].Add(one)
+			front.Done(one)
+		}
+	})
+	for lane, workers := range [...]int{laneStop: 4, laneLatch: 4, laneRest: 4} {
+		for range workers {
+			wg.Go(func() { c.workOff(ctx, lanes[lane]) })
+		}
 	}
 	for _, run := range c.o.Lead {
 		wg.Go(func() { run(ctx) })
@@ -234,9 +240,50 @@ func (c *Cluster) work(ctx context.Context) {
 	c.tasks.mu.Lock()
 	c.tasks.queue = nil
 	c.tasks.mu.Unlock()
-	queue.ShutDown()
+	front.ShutDown()
+	for _, lane := range lanes {
+		lane.ShutDown()
+	}
 	wg.Wait()
 	c.log.Info("this replica no longer holds the lease")
+}
+
+// The lanes of the holder's tasks. Only the last one is bounded by WritesPerSecond.
+const (
+	laneStop  = iota // an administrator stopped a machine: the latch, and its credentials
+	laneLatch        // a machine has joined, or was deleted and has credentials
+	laneRest
+)
+
+// lane is where a task belongs by what is known now.
+func (c *Cluster) lane(t task) int {
+	if t.about != aboutMachine {
+		return laneRest
+	}
+	switch b, _ := c.compare(t.name); {
+	case b.quarantine || b.revoke:
+		return laneStop
+	case b.join || b.gone && c.revocable(t.name):
+		return laneLatch
+	}
+	return laneRest
+}
+
+// workOff does the tasks of one lane until it is shut down.
+func (c *Cluster) workOff(ctx context.Context, lane queue) {
+	for {
+		one, stop := lane.Get()
+		if stop {
+			return
+		}
+		if err := c.do(ctx, one); err == nil || ctx.Err() != nil {
+			lane.Forget(one)
+		} else {
+			c.log.Warn("the lease's holder could not finish a step; it tries again", "step", steps[one.about], "object", one.key.String(), "error", err)
+			lane.AddRateLimited(one)
+		}
+		lane.Done(one)
+	}
 }
 
 var steps = map[int]string{
@@ -357,7 +404,9 @@ func (c *Cluster) settle(ctx context.Context, uid string) error {
 	}
 	now := c.o.Now()
 	change := func(f func(*v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation) error {
-		c.tasks.limit.Accept()
+		if !b.quarantine && !b.revoke && !b.join { // what takes a right away does not wait
+			c.tasks.limit.Accept()
+		}
 		return c.records.Update(uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) { return f(rec), nil })
 	}
 	switch {
@@ -393,7 +442,9 @@ func (c *Cluster) settle(ctx context.Context, uid string) error {
 // forget deletes what is left of a Machine that is gone; the API has the last word.
 func (c *Cluster) forget(ctx context.Context, uid string) error {
 	l, has := c.latch(uid)
-	c.tasks.limit.Accept()
+	if !c.revocable(uid) {
+		c.tasks.limit.Accept()
+	}
 	var err error
 	if has {
 		err = c.records.Delete(uid, l.namespace)
@@ -412,6 +463,12 @@ func (c *Cluster) forget(ctx context.Context, uid string) error {
 	return err
 }
 
+// revocable reports whether a Machine that was deleted has credentials to revoke.
+func (c *Cluster) revocable(uid string) bool {
+	l, _ := c.latch(uid)
+	return c.o.Revoke != nil && (l.unrevoked || len(c.orphans(uid, false)) > 0)
+}
+
 // revoke takes back the bootstrap credentials of a Machine. Those on its record are
 // there before they are served, so none is missed.
 func (c *Cluster) revoke(ctx context.Context, uid string) error {
@@ -426,7 +483,6 @@ func (c *Cluster) revoke(ctx context.Context, uid string) error {
 	if rec != nil {
 		all = rec.Status.Credentials
 	}
-	c.tasks.limit.Accept()
 	return c.o.Revoke(ctx, uid, all)
 }
 
