@@ -264,7 +264,7 @@ func (c *cli) requestFromFiles(files fileRequest, attestation config.Attestation
 	}
 	operator.DecideWith(k, attestation)
 	r := &operator.Request{Running: true, Rules: operator.Rules(k)}
-	w := newFileWorld(k.Approver)
+	w := newFileWorld(k.Approver, r.Rules)
 	for _, path := range files.paths {
 		raw, err := readInput(path, stdin)
 		if err != nil {

@@ -26,10 +26,12 @@ import (
 type fileWorld struct {
 	at                   time.Time // as of when it is decided
 	attestation          bool
+	rules                approver.Config
 	configMap, kubeletCA string // names of ConfigMaps, "namespace/name"
 	requests             []certificatesv1.CertificateSigningRequest
 	machines             []approver.Machine
 	records              []v1alpha1.MachineAttestation
+	quarantines          []v1alpha1.MachineAttestation
 	nodes                []string
 	configMaps           map[string]map[string]string
 	network              string
@@ -38,9 +40,9 @@ type fileWorld struct {
 	authority            []byte // PEM, of --kubelet-ca
 }
 
-func newFileWorld(a *config.Approver) *fileWorld {
+func newFileWorld(a *config.Approver, rules approver.Config) *fileWorld {
 	return &fileWorld{
-		attestation: a.Attestation != config.AttestationOff, configMap: a.ConfigMap, kubeletCA: a.KubeletCA,
+		rules: rules, attestation: a.Attestation != config.AttestationOff, configMap: a.ConfigMap, kubeletCA: a.KubeletCA,
 		configMaps: map[string]map[string]string{}, egress: map[string]*approver.Egress{},
 	}
 }
@@ -74,6 +76,9 @@ func (w *fileWorld) take(doc manifest.Document) []manifest.Problem {
 		var rec v1alpha1.MachineAttestation
 		if problems := doc.DecodeKnown(&rec); problems != nil {
 			return problems
+		}
+		if rec.Spec.Quarantined {
+			w.quarantines = append(w.quarantines, rec)
 		}
 		if rec.Status.MachineUID != "" {
 			w.records = append(w.records, rec)
@@ -161,6 +166,11 @@ func (w *fileWorld) RecordByMachine(_ context.Context, uid string) (*v1alpha1.Ma
 		}
 	}
 	return nil, nil
+}
+
+// Quarantines are in the files, too.
+func (w *fileWorld) Quarantines(context.Context) ([]v1alpha1.MachineAttestation, error) {
+	return w.quarantines, nil
 }
 
 // ServingCertificate is that of the flag.
@@ -255,6 +265,9 @@ func (w *fileWorld) Pinned(_ context.Context, rec *v1alpha1.MachineAttestation) 
 func (w *fileWorld) Load(ctx context.Context, r *approver.Request, uid string) (approver.Load, error) {
 	l := approver.Load{Machines: len(w.machines), Nodes: len(w.nodes)}
 	for i := range w.requests {
+		if from, until, ok := w.rules.Pending(&w.requests[i]); ok && !w.attestation && w.at.After(from) && w.at.Before(until) {
+			l.Pending++
+		}
 		other := approver.FromCSR(&w.requests[i])
 		if other.Kind == "" || other.Decided || w.at.Sub(other.Created) > approver.Window {
 			continue
@@ -263,7 +276,7 @@ func (w *fileWorld) Load(ctx context.Context, r *approver.Request, uid string) (
 		if rec, err := w.RecordByCredential(ctx, other.CredentialID); err == nil && rec != nil {
 			own = rec.Status.MachineUID
 		}
-		if !w.attestation || own == "" {
+		if w.attestation && own == "" {
 			l.Pending++
 		}
 		if (uid != "" && own == uid || uid == "" && other.Username == r.Username) && !after(r, other) {

@@ -162,6 +162,10 @@ type World interface {
 	// Newer are requests for client certificates that the machine uid's credentials
 	// made after r, the newest first; the first of them, where there are many.
 	Newer(ctx context.Context, r *Request, uid string) ([]*Request, error)
+	// Quarantines are the MachineAttestations of every namespace that quarantine a
+	// machine. What an administrator wrote before the call is among them, also where
+	// the verifier has not recorded it yet.
+	Quarantines(ctx context.Context) ([]v1alpha1.MachineAttestation, error)
 	// Pinned are the requests with the key of the record's certificate: those that
 	// were approved, and of those that wait the ones made with its credentials.
 	Pinned(ctx context.Context, rec *v1alpha1.MachineAttestation) ([]*Request, error)
@@ -182,11 +186,12 @@ type Egress struct {
 // Window is how long a request counts as one that waits.
 const Window = time.Hour
 
-// Load is what waits: requests for the two signers, undecided, and not older than
-// [Window].
+// Load is what waits.
 type Load struct {
 	Machines, Nodes int
-	// Pending are all of them. With attestation, those that no credential of ours made.
+	// Pending are the requests that count now; see [Config.Pending]. With attestation,
+	// they are the undecided requests for the two signers, not older than [Window], that
+	// no credential of ours made.
 	Pending int
 	// Own are those made with credentials of the same machine, or for a serving
 	// certificate by the same node, this one and newer: whoever asks again is not

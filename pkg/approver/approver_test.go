@@ -55,8 +55,10 @@ type fakeWorld struct {
 	gone      []Machine // of a record, in no index
 	newer     []*Request
 	pinned    []*Request
-	fail      map[string]error
-	asked     []string
+	// quarantines are objects of administrators that have not reached the records.
+	quarantines []v1alpha1.MachineAttestation
+	fail        map[string]error
+	asked       []string
 }
 
 func (w *fakeWorld) ask(what string) error {
@@ -96,6 +98,10 @@ func (w *fakeWorld) RecordByMachine(_ context.Context, uid string) (*v1alpha1.Ma
 	return nil, w.ask("RecordByMachine")
 }
 
+func (w *fakeWorld) Quarantines(context.Context) ([]v1alpha1.MachineAttestation, error) {
+	return w.quarantines, w.ask("Quarantines")
+}
+
 func (w *fakeWorld) ServingCertificate(context.Context, string) (*Presented, error) {
 	return w.presented, w.ask("ServingCertificate")
 }
@@ -131,13 +137,29 @@ type input struct {
 	csr      certificatesv1.CertificateSigningRequest
 	world    *fakeWorld
 	config   Config
+	// others wait, too.
+	others []certificatesv1.CertificateSigningRequest
+}
+
+// address gives the request this address, and its Machine that one.
+func (in *input) address(asked, has string) {
+	in.world.machines[0].Addresses[1].Address = has
+	in.template.IPAddresses = []net.IP{net.ParseIP(asked)}
 }
 
 func (in *input) decide() *Decision {
 	if in.csr.Spec.Request == nil {
 		in.csr.Spec.Request = requestPEM(&in.template, in.key)
 	}
-	return Decide(context.Background(), FromCSR(&in.csr), in.world, in.config, now)
+	world := *in.world
+	for i := range in.others {
+		if from, until, ok := in.config.Pending(&in.others[i]); ok && now.After(from) && now.Before(until) {
+			world.load.Pending++
+		}
+	}
+	d := Decide(context.Background(), FromCSR(&in.csr), &world, in.config, now)
+	in.world.asked = world.asked
+	return d
 }
 
 func requestPEM(template *x509.CertificateRequest, key crypto.Signer) []byte {
@@ -278,7 +300,7 @@ func TestHonestMachine(t *testing.T) {
 		}
 		names = append(names, c.Name)
 	}
-	if got := strings.Join(names, " "); got != "signer requester request credential limit quarantine groups content switch owner node machine joined age newest key" {
+	if got := strings.Join(names, " "); got != "signer requester request credential limit quarantine groups content switch owner node machine joined age newest key enrollments" {
 		t.Errorf("the checks are %s", got)
 	}
 }

@@ -15,7 +15,9 @@ import (
 	"testing"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
@@ -193,6 +195,63 @@ func TestAttack_T54_SecondKeyAndQuarantine(t *testing.T) {
 }
 
 // THREATS T54: a flood of requests stops whoever makes it, and nobody else.
+// What an administrator wrote counts before it is on the record, for both certificates.
+func TestAttack_T67_AQuarantineThatIsNotOnTheRecord(t *testing.T) {
+	const instance = "aws:///eu-1/i-0123"
+	ek := strings.Repeat("ab", 32)
+	ref := func(namespace, name string) *v1alpha1.MachineReference {
+		return &v1alpha1.MachineReference{Namespace: namespace, Name: name}
+	}
+	for name, c := range map[string]struct {
+		change func(*v1alpha1.MachineAttestation)
+		stops  bool
+	}{
+		"it names the Machine": {func(e *v1alpha1.MachineAttestation) { e.Spec.MachineRef = ref("", "worker-0") }, true},
+		"it names the Machine from another namespace": {func(e *v1alpha1.MachineAttestation) {
+			e.Namespace, e.Spec.MachineRef = "mcs-attest", ref("openshift-machine-api", "worker-0")
+		}, true},
+		"it names the Machine of the other API": {func(e *v1alpha1.MachineAttestation) {
+			e.Spec.MachineRef = ref("", "worker-0")
+			e.Spec.MachineRef.APIVersion = "cluster.x-k8s.io/v1beta2"
+		}, true},
+		"it is the Machine":             {func(e *v1alpha1.MachineAttestation) { e.Name, e.Spec.Pool = "worker-0", "worker" }, true},
+		"it names the TPM":              {func(e *v1alpha1.MachineAttestation) { e.Spec.EKSHA256 = []string{strings.ToUpper(ek)} }, true},
+		"it names the instance":         {func(e *v1alpha1.MachineAttestation) { e.Spec.ExpectedProviderID = instance }, true},
+		"it names another Machine":      {func(e *v1alpha1.MachineAttestation) { e.Spec.MachineRef = ref("", "worker-1") }, false},
+		"it names one of another place": {func(e *v1alpha1.MachineAttestation) { e.Spec.MachineRef = ref("elsewhere", "worker-0") }, false},
+		"it names another TPM":          {func(e *v1alpha1.MachineAttestation) { e.Spec.EKSHA256 = []string{strings.Repeat("cd", 32)} }, false},
+		"it names another instance":     {func(e *v1alpha1.MachineAttestation) { e.Spec.ExpectedProviderID = instance + "4" }, false},
+		"it does not quarantine its machine": {func(e *v1alpha1.MachineAttestation) {
+			e.Spec.MachineRef, e.Spec.Quarantined = ref("", "worker-0"), false
+		}, false},
+	} {
+		for kind, made := range map[string]func() *input{"client": honest, "serving": func() *input {
+			in := serving()
+			in.config.Attestation = true
+			in.world.records = honest().world.records
+			return in
+		}} {
+			t.Run(name+", "+kind, func(t *testing.T) {
+				in := made()
+				in.world.machines[0].ProviderID = instance
+				in.world.records[0].Status.Identity = v1alpha1.RecordedIdentity{EKSHA256: ek, ProviderID: instance}
+				e := v1alpha1.MachineAttestation{ObjectMeta: metav1.ObjectMeta{Namespace: "openshift-machine-api", Name: "stop"}}
+				e.Spec.Quarantined = true
+				c.change(&e)
+				in.world.quarantines = []v1alpha1.MachineAttestation{e}
+				if !c.stops {
+					want(t, in.decide(), Approve, 0)
+					return
+				}
+				want(t, in.decide(), Retry, reason.Quarantined)
+				in.world.quarantines = nil
+				in.fails("Quarantines")
+				want(t, in.decide(), Retry, reason.StoreUnavailable)
+			})
+		}
+	}
+}
+
 func TestAttack_T54_Flood(t *testing.T) {
 	flood := Load{Machines: 2, Nodes: 1, Pending: 100_000, Own: 100_000}
 	in := honest()

@@ -26,8 +26,11 @@ func (w *flat) RecordByCredential(_ context.Context, id string) (*v1alpha1.Machi
 	return w.byID[id], nil
 }
 func (w *flat) Newer(context.Context, *Request, string) ([]*Request, error) { return nil, nil }
-func (w *flat) Disabled(context.Context) (bool, error)                      { return false, nil }
-func (w *flat) Load(context.Context, *Request, string) (Load, error)        { return w.load, nil }
+func (w *flat) Quarantines(context.Context) ([]v1alpha1.MachineAttestation, error) {
+	return nil, nil
+}
+func (w *flat) Disabled(context.Context) (bool, error)               { return false, nil }
+func (w *flat) Load(context.Context, *Request, string) (Load, error) { return w.load, nil }
 
 // BenchmarkDecide: what 10 000 Machines and 1 000 waiting requests cost each decision,
 // beside a cluster of ten. What reads the API is not in it.
@@ -78,7 +81,8 @@ func BenchmarkDecide(b *testing.B) {
 }
 
 // The cost of a decision does not grow with the cluster: the world is asked the same
-// number of times, and each question is one look-up.
+// number of times, and each question is one look-up, except for the last one. Only what
+// is about to be approved asks for the quarantines.
 func TestDecideAsksTheSameOfAnyCluster(t *testing.T) {
 	small, large := honest(), honest()
 	for i := range 1000 {
@@ -86,7 +90,7 @@ func TestDecideAsksTheSameOfAnyCluster(t *testing.T) {
 	}
 	want(t, small.decide(), Approve, 0)
 	want(t, large.decide(), Approve, 0)
-	if !slices.Equal(small.world.asked, large.world.asked) || len(large.world.asked) > 6 {
+	if !slices.Equal(small.world.asked, large.world.asked) || len(large.world.asked) > 7 || large.world.asked[len(large.world.asked)-1] != "Quarantines" {
 		t.Errorf("asked %v and %v", small.world.asked, large.world.asked)
 	}
 }

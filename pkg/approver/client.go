@@ -44,12 +44,14 @@ const clockSkew = 10 * time.Second
 //   - key*: the record takes the certificate: no other key, no other name was approved
 //     or attested before (CSRKeyChanged, MachineJoined). A key on the record counts as
 //     approved, unless no request with it was; with no Node either, it is replaced
+//   - enrollments*: no other object quarantines the machine (Quarantined). A quarantine
+//     reaches the record a moment after an administrator wrote it
 //
 // A stand-in has no age: it is made long before its machine is. What bounds the time
 // is the life of the credential.
 func (x *run) client() error {
 	for _, step := range []func() error{
-		x.credential, x.limit, x.quarantine, x.groups, x.clientContent, x.disabled, x.machine, x.newest, x.key,
+		x.credential, x.limit, x.quarantine, x.groups, x.clientContent, x.disabled, x.machine, x.newest, x.key, x.enrollments,
 	} {
 		if err := step(); err != nil {
 			return err
@@ -116,6 +118,73 @@ func (x *run) quarantine() error {
 	return x.check("quarantine", err, "no")
 }
 
+// enrollments reads what quarantines a machine now. It is the last check: it reads
+// more than all the others together.
+func (x *run) enrollments() error {
+	if !x.c.Attestation {
+		return nil
+	}
+	machines := x.found
+	if x.Machine != nil {
+		machines = append(slices.Clone(machines), *x.Machine)
+	}
+	return x.stoppedBy(machines, x.record)
+}
+
+// stoppedBy denies what belongs to a machine that an enrollment quarantines.
+func (x *run) stoppedBy(machines []Machine, records ...*v1alpha1.MachineAttestation) error {
+	const name = "enrollments"
+	all, err := x.w.Quarantines(x.ctx)
+	if err != nil {
+		return x.check(name, unread(err, "reading the MachineAttestations"), "")
+	}
+	for i := range all {
+		if stops(&all[i], machines, records) {
+			return x.check(name, reason.Deny(reason.Quarantined, "by MachineAttestation %s/%s", all[i].Namespace, all[i].Name), "")
+		}
+	}
+	return x.check(name, nil, "none quarantines the machine")
+}
+
+// stops reports whether an enrollment quarantines a machine: it names one of its
+// objects, is one of them, or names its TPM or its instance. The API of a machineRef is
+// not compared: one machine may be an object of both APIs.
+func stops(e *v1alpha1.MachineAttestation, machines []Machine, records []*v1alpha1.MachineAttestation) bool {
+	if !e.Spec.Quarantined {
+		return false
+	}
+	names := func(namespace, name string) bool {
+		if ref := e.Spec.MachineRef; ref != nil {
+			return cmp.Or(ref.Namespace, e.Namespace) == namespace && ref.Name == name
+		}
+		return e.Namespace == namespace && e.Name == name
+	}
+	instance := machine.NormalProviderID(e.Spec.ExpectedProviderID)
+	is := func(providerID string) bool {
+		return instance != "" && instance == machine.NormalProviderID(providerID)
+	}
+	for i := range machines {
+		if m := &machines[i]; names(m.Namespace, m.Name) || is(m.ProviderID) {
+			return true
+		}
+	}
+	for _, rec := range records {
+		if rec == nil {
+			continue
+		}
+		namespace, name := rec.Namespace, rec.Name
+		if ref := rec.Spec.MachineRef; ref != nil {
+			namespace, name = cmp.Or(ref.Namespace, namespace), ref.Name
+		}
+		ek := rec.Status.Identity.EKSHA256
+		if names(namespace, name) || is(rec.Status.Identity.ProviderID) ||
+			ek != "" && slices.ContainsFunc(e.Spec.EKSHA256, func(s string) bool { return strings.EqualFold(s, ek) }) {
+			return true
+		}
+	}
+	return false
+}
+
 func (x *run) groups() error {
 	want, _ := x.c.bootstrapper(x.r.Username)
 	var err error
@@ -158,6 +227,7 @@ func (x *run) machine() error {
 	}
 	// What leads to them may be older than they are.
 	found = slices.DeleteFunc(slices.Clone(found), func(m Machine) bool { return !m.named(x.Node) })
+	x.found = found
 	if err := x.owner(found); err != nil {
 		return err
 	}

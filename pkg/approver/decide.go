@@ -26,9 +26,7 @@ import (
 // and then what [run.client] or [run.serving] list. The first check that fails
 // decides: with a final reason to Refuse, with a temporary one to Retry.
 func Decide(ctx context.Context, r *Request, w World, c Config, now time.Time) *Decision {
-	c.MaxMachineAge = cmp.Or(c.MaxMachineAge, defaultMachineAge)
-	c.PendingPerMachine = cmp.Or(c.PendingPerMachine, defaultPending)
-	c.ServiceAccount = cmp.Or(c.ServiceAccount, defaultBootstrap)
+	c = c.withDefaults()
 	d := &Decision{Kind: r.Kind, Node: r.Node(), CredentialID: r.CredentialID, PublicKeySHA256: r.PublicKeySHA256}
 	x := &run{Decision: d, ctx: ctx, r: r, w: w, c: c, now: now}
 	err := x.decide()
@@ -52,6 +50,13 @@ func Decide(ctx context.Context, r *Request, w World, c Config, now time.Time) *
 	return d
 }
 
+func (c Config) withDefaults() Config {
+	c.MaxMachineAge = cmp.Or(c.MaxMachineAge, defaultMachineAge)
+	c.PendingPerMachine = cmp.Or(c.PendingPerMachine, defaultPending)
+	c.ServiceAccount = cmp.Or(c.ServiceAccount, defaultBootstrap)
+	return c
+}
+
 // run is one decision while it is made.
 type run struct {
 	*Decision
@@ -62,6 +67,10 @@ type run struct {
 	now time.Time
 	// record that has the request's credential; nil while none was found.
 	record *v1alpha1.MachineAttestation
+	// found are the Machines with the node's name, and records what was recorded of the
+	// machines of a serving certificate's node.
+	found   []Machine
+	records []*v1alpha1.MachineAttestation
 	// contradicts: the request contradicts the record whose credential made it.
 	contradicts bool
 }

@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"math/rand/v2"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -19,7 +20,7 @@ import (
 // the first Machine of a name, usages by their number.
 func stockApproves(in *input, csr *x509.CertificateRequest) bool {
 	s, w := in.csr.Spec, in.world
-	if w.load.Pending > max(w.load.Machines, w.load.Nodes)+100 {
+	if w.load.Pending+stockPending(in.others) > max(w.load.Machines, w.load.Nodes)+100 {
 		return false
 	}
 	has := func(want ...certificatesv1.KeyUsage) bool {
@@ -71,8 +72,19 @@ func stockApproves(in *input, csr *x509.CertificateRequest) bool {
 				return true
 			}
 			if w.egress != nil {
-				allowed = append(allowed, w.egress.IPs...)
-				if !slices.ContainsFunc(text(csr.IPAddresses), func(ip string) bool { return !slices.Contains(allowed, ip) }) {
+				for _, ip := range w.egress.IPs {
+					allowed = append(allowed, net.ParseIP(ip).String())
+				}
+				var ranges []*net.IPNet
+				readable := true
+				for _, s := range w.egress.CIDRs {
+					_, r, err := net.ParseCIDR(s)
+					ranges, readable = append(ranges, r), readable && err == nil
+				}
+				unknown := func(ip net.IP) bool {
+					return !slices.Contains(allowed, ip.String()) && !slices.ContainsFunc(ranges, func(r *net.IPNet) bool { return r.Contains(ip) })
+				}
+				if readable && !slices.ContainsFunc(csr.IPAddresses, unknown) {
 					return true
 				}
 			}
@@ -87,13 +99,67 @@ func stockApproves(in *input, csr *x509.CertificateRequest) bool {
 			if a.Type == corev1.NodeInternalIP || a.Type == corev1.NodeExternalIP {
 				addresses = append(addresses, a.Address)
 			} else {
-				names = append(names, strings.ToLower(strings.TrimSuffix(a.Address, ".")))
+				names = append(names, strings.TrimSuffix(a.Address, "."))
 			}
 		}
-		return !slices.ContainsFunc(csr.DNSNames, func(n string) bool { return n != "" && !slices.Contains(names, strings.ToLower(n)) }) &&
+		named := func(n string) bool {
+			return slices.ContainsFunc(names, func(have string) bool { return strings.EqualFold(n, have) })
+		}
+		return !slices.ContainsFunc(csr.DNSNames, func(n string) bool { return n != "" && !named(n) }) &&
 			!slices.ContainsFunc(text(csr.IPAddresses), func(ip string) bool { return !slices.Contains(addresses, ip) })
 	}
 	return false
+}
+
+// stockPending is the stock approver's count of what waits.
+func stockPending(all []certificatesv1.CertificateSigningRequest) (n int) {
+	within := func(at metav1.Time, before time.Duration) bool {
+		return at.After(now.Add(-before)) && at.Time.Before(now.Add(10*time.Second))
+	}
+	for _, csr := range all {
+		counts := true
+		for _, c := range csr.Status.Conditions {
+			if c.Type == certificatesv1.CertificateApproved {
+				counts = within(c.LastTransitionTime, 30*time.Second) && c.Message != "This CSR was approved by the Node CSR Approver (cluster-machine-approver)"
+			}
+		}
+		switch csr.Spec.SignerName {
+		case "kubernetes.io/kube-apiserver-client-kubelet":
+			counts = counts && csr.Spec.Username == bootstrapperName
+		case "kubernetes.io/kubelet-serving":
+			counts = counts && slices.Contains(csr.Spec.Groups, "system:nodes")
+		default:
+			counts = false
+		}
+		if counts && within(csr.CreationTimestamp, time.Hour) {
+			n++
+		}
+	}
+	return n
+}
+
+// crowd are 101 other requests, which are one too many where they count.
+func crowd(signer, user string, groups []string, age time.Duration, conditions ...certificatesv1.CertificateSigningRequestCondition) func(*input) {
+	csr := certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(now.Add(-age))},
+		Spec:       certificatesv1.CertificateSigningRequestSpec{SignerName: signer, Username: user, Groups: groups},
+		Status:     certificatesv1.CertificateSigningRequestStatus{Conditions: conditions},
+	}
+	return func(in *input) {
+		in.others = append(in.others, slices.Repeat([]certificatesv1.CertificateSigningRequest{csr}, 102)...)
+	}
+}
+
+func decidedAgo(kind certificatesv1.RequestConditionType, message string, ago time.Duration) certificatesv1.CertificateSigningRequestCondition {
+	return certificatesv1.CertificateSigningRequestCondition{Type: kind, Status: corev1.ConditionTrue, Message: message, LastTransitionTime: metav1.NewTime(now.Add(-ago))}
+}
+
+// soak is the large number where MCS_ATTEST_SOAK is 1, and else the small one.
+func soak(small, large int) int {
+	if os.Getenv("MCS_ATTEST_SOAK") == "1" {
+		return large
+	}
+	return small
 }
 
 // tightened are the gaps of the stock approver that are closed here, with or without
@@ -149,6 +215,25 @@ func TestNeverLaxerThanTheStockApprover(t *testing.T) {
 			in.world.presented = &Presented{Certificate: presented.Certificate, Roots: x509.NewCertPool()}
 		},
 		func(in *input) { in.world.egress = &Egress{IPs: []string{"10.0.0.9"}} },
+		func(in *input) { in.world.egress = &Egress{IPs: []string{"::ffff:10.0.0.9", "no address"}} },
+		func(in *input) { in.world.egress = &Egress{CIDRs: []string{"10.0.0.8/30"}} },
+		func(in *input) { in.world.egress = &Egress{CIDRs: []string{"::ffff:10.0.0.8/126", "::/0"}} },
+		func(in *input) {
+			in.world.egress = &Egress{IPs: []string{"10.0.0.9"}, CIDRs: []string{"10.0.0.0/8", "no range"}}
+		},
+		func(in *input) { in.world.machines[0].Addresses[1].Address = "::ffff:10.0.0.5" },
+		func(in *input) { in.world.machines[0].Addresses[1].Address = "::ffff:a00:5" },
+		func(in *input) { in.world.machines[0].Addresses[1].Address = " 10.0.0.5" },
+		func(in *input) { in.address("2001:db8::5", "2001:db8::5") },
+		func(in *input) { in.address("2001:db8::5", "2001:DB8::5") },
+		func(in *input) { in.address("2001:db8::5", "2001:db8:0:0:0:0:0:5") },
+		func(in *input) { in.address("2001:db8::5", "2001:0db8::0005") },
+		func(in *input) { in.address("::ffff:10.0.0.5", "10.0.0.5") },
+		func(in *input) { in.address("64:ff9b::10.0.0.5", "64:ff9b::10.0.0.5") },
+		func(in *input) { in.world.machines[0].Addresses[0].Address = "wor\u212aer-0" },
+		func(in *input) { in.world.machines[0].Addresses[0].Address = "worker-0.." },
+		func(in *input) { in.template.DNSNames = []string{"WORKER-0"} },
+		func(in *input) { in.template.DNSNames = []string{"worker-0."} },
 		func(in *input) { in.template.Subject.CommonName = "system:node:worker-1" },
 		func(in *input) { in.template.Subject.CommonName = "system:node:WORKER-0" },
 		func(in *input) { in.template.Subject.CommonName = "system:node:" },
@@ -174,9 +259,24 @@ func TestNeverLaxerThanTheStockApprover(t *testing.T) {
 		func(in *input) { in.csr.Spec.Username = bootstrapperName },
 		func(in *input) { in.csr.CreationTimestamp = metav1.NewTime(now.Add(-2 * time.Hour)) },
 	}
+	last := len(changes)
+	const client, serves = certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.KubeletServingSignerName
+	changes = append(changes,
+		crowd(client, "a stranger", bootstrapperGroups(), time.Minute),
+		crowd(serves, "a stranger", []string{"system:authenticated"}, time.Minute),
+		crowd("example.com/x", bootstrapperName, nil, time.Minute),
+		crowd(client, bootstrapperName, nil, time.Minute),
+		crowd(client, bootstrapperName, nil, time.Hour),
+		crowd(client, bootstrapperName, nil, -11*time.Second),
+		crowd(serves, "a node", []string{"system:nodes"}, -9*time.Second),
+		crowd(serves, "a node", []string{"system:nodes"}, 59*time.Minute, decidedAgo(certificatesv1.CertificateDenied, "", time.Minute)),
+		crowd(client, bootstrapperName, nil, time.Minute, decidedAgo(certificatesv1.CertificateApproved, "by a person", 20*time.Second)),
+		crowd(client, bootstrapperName, nil, time.Minute, decidedAgo(certificatesv1.CertificateApproved, "by a person", 40*time.Second)),
+		crowd(client, bootstrapperName, nil, time.Minute, decidedAgo(certificatesv1.CertificateApproved, stockMessage, 20*time.Second)),
+	)
 	random := rand.New(rand.NewPCG(1, 2))
 	approved, stricter := 0, 0
-	for range 1500 {
+	for range soak(3000, 100_000) {
 		in := stockClient()
 		if random.IntN(2) == 0 {
 			in = serving()
@@ -186,7 +286,7 @@ func TestNeverLaxerThanTheStockApprover(t *testing.T) {
 			picked = append(picked, random.IntN(len(changes)))
 		}
 		for _, n := range picked {
-			if n < 20 && len(in.world.machines) < 2 {
+			if n < last && len(in.world.machines) < 2 {
 				continue // the change is of a Machine, and there is none
 			}
 			changes[n](in)
@@ -205,7 +305,7 @@ func TestNeverLaxerThanTheStockApprover(t *testing.T) {
 		case d.Outcome == Approve && !stock:
 			t.Errorf("changes %v: approved, and the stock approver would not\n%v", picked, d.Checks)
 		case attested.Outcome == Approve && !stock:
-			if in.world.load.Pending <= 102 { // its limit is one for all
+			if in.world.load.Pending <= 102 && stockPending(in.others) < 100 { // its limit is one for all
 				t.Errorf("changes %v: approved with attestation, and the stock approver would not\n%v", picked, attested.Checks)
 			}
 		case d.Outcome != Approve && stock:

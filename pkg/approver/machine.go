@@ -121,7 +121,7 @@ func standInAddresses(name, list string) []corev1.NodeAddress {
 		switch s = strings.TrimSpace(s); {
 		case s == "":
 		case net.ParseIP(s) != nil:
-			all = append(all, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: s})
+			all = append(all, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: net.ParseIP(s).String()})
 		default:
 			all = append(all, corev1.NodeAddress{Type: corev1.NodeHostName, Address: s})
 		}
@@ -171,7 +171,9 @@ func (m *Machine) hasAddress(ip net.IP) bool {
 	for _, a := range m.Addresses {
 		switch a.Type {
 		case corev1.NodeInternalIP, corev1.NodeExternalIP:
-			if have := net.ParseIP(a.Address); have != nil && have.Equal(ip) {
+			// As text, which is how the stock approver compares: another notation of
+			// the address is another address.
+			if a.Address == ip.String() {
 				return true
 			}
 		}

@@ -3,7 +3,6 @@ package approver
 import (
 	"crypto/x509"
 	"net"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -30,6 +29,8 @@ import (
 //     authority, for the same name, and with exactly the same names and addresses
 //   - egress: only where the network is OpenShiftSDN: as renewal, where each further
 //     address is one that the network gives the node
+//
+// and at last enrollments*: no other object quarantines the node's machine (Quarantined).
 func (x *run) serving() error {
 	for _, step := range []func() error{x.limit, x.identity, x.servingContent} {
 		if err := step(); err != nil {
@@ -44,7 +45,10 @@ func (x *run) serving() error {
 	if err := x.stopped(found); err != nil {
 		return err
 	}
-	return x.addresses(found)
+	if err := x.addresses(found); err != nil || !x.c.Attestation {
+		return err
+	}
+	return x.stoppedBy(found, x.records...)
 }
 
 func (x *run) identity() error {
@@ -94,6 +98,7 @@ func (x *run) stopped(found []Machine) error {
 		if err != nil {
 			return x.check("quarantine", err, "")
 		}
+		x.records = append(x.records, rec)
 	}
 	return x.check("quarantine", nil, "no")
 }
@@ -162,38 +167,33 @@ func (x *run) renewal(have *Presented, egress *Egress) error {
 		}
 		return nil
 	}
+	given, err := egress.addresses()
+	if err != nil {
+		return reason.Wrap(reason.CSRAddress, err, "what the network gives the node")
+	}
 	for _, ip := range csr.IPAddresses {
-		if slices.ContainsFunc(cert.IPAddresses, ip.Equal) {
-			continue
-		}
-		given, err := egress.gives(ip)
-		if err != nil {
-			return reason.Wrap(reason.CSRAddress, err, "what the network gives the node")
-		}
-		if !given {
+		if !slices.ContainsFunc(cert.IPAddresses, ip.Equal) && !given(ip) {
 			return mismatch("%s is neither in the certificate that the kubelet has nor an egress address of the node", ip)
 		}
 	}
 	return nil
 }
 
-// gives reports whether the network gives the node this address.
-func (e *Egress) gives(ip net.IP) (bool, error) {
-	for _, s := range e.IPs {
-		if have := net.ParseIP(s); have != nil && have.Equal(ip) {
-			return true, nil
+// addresses returns which addresses the network gives the node. One range that cannot
+// be read makes the whole HostSubnet useless, as it does for the stock approver.
+func (e *Egress) addresses() (given func(net.IP) bool, err error) {
+	ranges := make([]*net.IPNet, len(e.CIDRs))
+	for i, s := range e.CIDRs {
+		if _, ranges[i], err = net.ParseCIDR(s); err != nil {
+			return nil, err
 		}
 	}
-	addr, ok := netip.AddrFromSlice(ip)
-	given := false
-	for _, s := range e.CIDRs {
-		p, err := netip.ParsePrefix(s)
-		if err != nil {
-			return false, err
-		}
-		given = given || ok && p.Contains(addr.Unmap())
-	}
-	return given, nil
+	return func(ip net.IP) bool {
+		return slices.ContainsFunc(e.IPs, func(s string) bool {
+			have := net.ParseIP(s)
+			return have != nil && have.Equal(ip)
+		}) || slices.ContainsFunc(ranges, func(r *net.IPNet) bool { return r.Contains(ip) })
+	}, nil
 }
 
 // within finds every name and address of the request among those of the Machine.

@@ -43,7 +43,7 @@ func TestServing(t *testing.T) {
 		"an address of another machine":    {func(_ *testing.T, in *input) { in.template.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 6)} }, both(Retry, reason.CSRAddress)},
 		"a Machine without addresses yet":  {func(_ *testing.T, in *input) { in.world.machines[0].Addresses = nil }, both(Retry, reason.CSRAddress)},
 		"a wildcard":                       {func(_ *testing.T, in *input) { in.template.DNSNames = []string{"*"} }, both(Retry, reason.CSRAddress)},
-		"an IPv6 address in a longer form": {func(_ *testing.T, in *input) { in.sixes() }, both(Approve, 0)},
+		"an IPv6 address in a longer form": {func(_ *testing.T, in *input) { in.sixes() }, both(Retry, reason.CSRAddress)},
 		"an address as a name":             {func(_ *testing.T, in *input) { in.template.DNSNames = []string{"10.0.0.5"} }, both(Retry, reason.CSRAddress)},
 		"one name alone":                   {func(_ *testing.T, in *input) { in.template.IPAddresses = nil }, both(Approve, 0)},
 		"one address alone":                {func(_ *testing.T, in *input) { in.template.DNSNames = nil }, both(Approve, 0)},

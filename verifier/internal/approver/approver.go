@@ -144,7 +144,7 @@ func New(o Options) (*Approver, error) {
 		decide: Rules(o.Config, o.Credential),
 	}
 	a.world = NewWorld(WorldOptions{
-		Client: o.Client, Dynamic: o.Dynamic, Config: o.Config, Namespaces: o.Namespaces, Machines: o.Machines, Records: o.Records,
+		Client: o.Client, Dynamic: o.Dynamic, Config: o.Config, Credential: o.Credential, Namespaces: o.Namespaces, Machines: o.Machines, Records: o.Records,
 		Timeout: o.Timeout, Now: o.Now, Dial: o.Dial,
 	})
 	return a, nil
@@ -322,7 +322,7 @@ func (a *Approver) lookNowAndThen(ctx context.Context, clients queue) {
 func (a *Approver) look(ctx context.Context, clients queue) {
 	machines, nodes := a.o.Machines.Counts()
 	limit := approver.Load{Machines: machines, Nodes: nodes}.Limit()
-	pending := a.world.o.waiting.pending(a.o.Now().Add(-approver.Window), a.attested)
+	pending := a.world.o.waiting.pending(a.o.Now())
 	a.metrics.pending.Set(float64(pending))
 	a.metrics.limit.Set(float64(limit))
 	var crowd, unread, stock string

@@ -2,6 +2,7 @@ package approver_test
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
@@ -16,9 +17,11 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 )
 
 type request = certificatesv1.CertificateSigningRequest
@@ -121,6 +124,66 @@ func TestAttack_T54_QuarantinedMachine(t *testing.T) {
 	}
 	quarantined(false)
 	s.signed(name)
+}
+
+// An administrator's object counts from the moment that the API has it, before it
+// reaches the record.
+func TestAttack_T67_AQuarantineThatIsNotOnTheRecordYet(t *testing.T) {
+	s := newSite(t)
+	const instance = "aws:///eu-1/i-0123"
+	ek := strings.Repeat("ab", 32)
+	elsewhere := "e" + s.namespace
+	_, err := s.admin.CoreV1().Namespaces().Create(s.context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: elsewhere}}, metav1.CreateOptions{})
+	s.ok(err)
+	t.Cleanup(func() {
+		s.ok(s.admin.CoreV1().Namespaces().Delete(context.Background(), elsewhere, metav1.DeleteOptions{}))
+	})
+	s.options.Namespaces = append(s.options.Namespaces, elsewhere, "t-this-namespace-does-not-exist")
+	s.run()
+	for i, c := range []struct {
+		name, namespace string
+		spec            func(m *machine.Machine) map[string]any
+	}{
+		{"it names the Machine", s.namespace, func(m *machine.Machine) map[string]any {
+			return map[string]any{"machineRef": map[string]any{"name": m.Name}}
+		}},
+		{"it is in another namespace", elsewhere, func(m *machine.Machine) map[string]any {
+			return map[string]any{"machineRef": map[string]any{"namespace": m.Namespace, "name": m.Name}}
+		}},
+		{"it names the TPM", s.namespace, func(*machine.Machine) map[string]any {
+			return map[string]any{"pool": "worker", "ekSHA256": []any{strings.ToUpper(ek)}}
+		}},
+		{"it names the instance", elsewhere, func(*machine.Machine) map[string]any {
+			return map[string]any{"pool": "worker", "expectedProviderID": instance}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := *s
+			s.TB = t
+			s.requests = 100 * (i + 1)
+			m := s.machine(fmt.Sprintf("w-%d", i))
+			k := s.attested(m)
+			s.ok(s.records.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+				next := rec.DeepCopy()
+				next.Status.Identity = v1alpha1.RecordedIdentity{EKSHA256: ek, ProviderID: instance}
+				return next, nil
+			}))
+			spec := c.spec(m)
+			spec["quarantined"] = true
+			objects := s.dyn.Resource(attestations).Namespace(c.namespace)
+			_, err := objects.Create(s.context(), &unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation, "metadata": map[string]any{"name": "stop"}, "spec": spec,
+			}}, metav1.CreateOptions{})
+			s.ok(err)
+			name := k.ask()
+			s.left(name, "retry", "Quarantined")
+			if s.record(m).Certificate != nil {
+				t.Error("the record has a certificate")
+			}
+			s.ok(objects.Delete(s.context(), "stop", metav1.DeleteOptions{}))
+			s.signed(name)
+		})
+	}
 }
 
 func TestAttack_T54_SecondKeyOfAMachine(t *testing.T) {
@@ -280,6 +343,29 @@ func TestAttack_T54_FloodOfRequestsStopsNobodyElse(t *testing.T) {
 	}
 	f.node = s.node("a")
 	f.join()
+}
+
+// Without attestation there is one limit for all. Only who may make a kubelet's request
+// can use it up, as with the stock approver.
+func TestAttack_T54_StrangersDoNotUseUpTheLimitOfAll(t *testing.T) {
+	s := newSite(t)
+	s.options.Config.Attestation = config.AttestationOff
+	s.machine("w-0")
+	stranger := s.kubelet(s.c.Admin())
+	stranger.node = s.node("w-0")
+	for range 60 {
+		stranger.ask()
+		stranger.askServing([]string{stranger.node}, nil)
+	}
+	s.run()
+	k, _ := s.bootstrap()
+	k.node = s.node("w-0")
+	s.signed(k.ask())
+	for _, f := range s.approver.Findings() {
+		if f.Reason == "TooManyRequests" {
+			t.Error(f.Text)
+		}
+	}
 }
 
 // Who has a machine's credential has the verifier write no more than a person reads.

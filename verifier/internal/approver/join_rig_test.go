@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -110,6 +111,10 @@ func TestAMachineBecomesANodeByABootstrapToken(t *testing.T) {
 	s.credential(m, id)
 	k := s.bearer(text)
 	k.node = s.node("w-0")
+	s.eventually(func() error { // the API server watches these Secrets
+		_, err := k.api.AuthenticationV1().SelfSubjectReviews().Create(s.context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+		return err
+	})
 	k.join()
 
 	// Another's, that no machine attested for.

@@ -19,8 +19,6 @@ import (
 )
 
 const (
-	// kubeletPort is the kubelet's where its Node does not say.
-	kubeletPort = 10250
 	// kubeletTimeout is how long a kubelet may take to show its certificate.
 	kubeletTimeout = 5 * time.Second
 	// kubeletCAKey of the ConfigMap has the CA's certificates.
@@ -54,10 +52,7 @@ func (w *World) served(ctx context.Context, node *corev1.Node) (*approver.Presen
 		return nil, err
 	}
 	port := node.Status.DaemonEndpoints.KubeletEndpoint.Port
-	if port == 0 {
-		port = kubeletPort
-	}
-	if port < 0 || port > 65535 {
+	if port <= 0 || port > 65535 {
 		return nil, fmt.Errorf("Node %s has the kubelet port %d", node.Name, port)
 	}
 	cert, err := greet(ctx, w.o.Dial, host, net.JoinHostPort(host, strconv.Itoa(int(port))), roots)

@@ -16,13 +16,19 @@ import (
 // concurrent use.
 type waiting struct {
 	byCredential func(id string) (uid string, ok bool)
+	rules        approver.Config
 
-	mu     sync.RWMutex
-	known  map[string]waits
-	all    times
-	others times // with no credential of a machine's record
-	by     map[string]*line
+	mu      sync.RWMutex
+	known   map[string]waits
+	counted map[string]period
+	from    times // of counted, in nanoseconds
+	until   times
+	others  times // with no credential of a machine's record
+	by      map[string]*line
 }
+
+// period is when a request counts against the limit of all, in Unix nanoseconds.
+type period struct{ from, until int64 }
 
 // waits is one request.
 type waits struct {
@@ -32,15 +38,16 @@ type waits struct {
 	created int64
 }
 
-func newWaiting(d Directory) *waiting {
-	return &waiting{byCredential: d.ByCredential, known: map[string]waits{}, by: map[string]*line{}}
+func newWaiting(d Directory, rules approver.Config) *waiting {
+	return &waiting{byCredential: d.ByCredential, rules: rules, known: map[string]waits{}, counted: map[string]period{}, by: map[string]*line{}}
 }
 
 func (w *waiting) reset() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.all, w.others = nil, nil
+	w.from, w.until, w.others = nil, nil, nil
 	clear(w.known)
+	clear(w.counted)
 	clear(w.by)
 }
 
@@ -51,8 +58,11 @@ func ofUser(user string) string   { return "user:" + user }
 
 // put takes a request's state.
 func (w *waiting) put(csr *certificatesv1.CertificateSigningRequest) {
+	w.count(csr)
 	if decided(csr) {
-		w.drop(csr.Name)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.forget(csr.Name)
 		return
 	}
 	r := approver.FromCSR(csr)
@@ -67,10 +77,37 @@ func (w *waiting) put(csr *certificatesv1.CertificateSigningRequest) {
 	w.set(csr.Name, now)
 }
 
+// count notes when a request counts against the limit of all.
+func (w *waiting) count(csr *certificatesv1.CertificateSigningRequest) {
+	from, until, ok := w.rules.Pending(csr)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.uncount(csr.Name)
+	if ok {
+		p := period{from.UnixNano(), until.UnixNano()}
+		w.counted[csr.Name] = p
+		w.from.add(p.from)
+		w.until.add(p.until)
+	}
+}
+
+func (w *waiting) uncount(name string) {
+	if p, ok := w.counted[name]; ok {
+		delete(w.counted, name)
+		w.from.remove(p.from)
+		w.until.remove(p.until)
+	}
+}
+
+// at counts the requests whose period holds now; the lock is held.
+func (w *waiting) at(now time.Time) int {
+	at := now.UnixNano()
+	return len(w.from) - w.from.since(at) - (len(w.until) - w.until.since(at+1))
+}
+
 func (w *waiting) set(name string, now waits) {
 	w.forget(name)
 	w.known[name] = now
-	w.all.add(now.created)
 	if !now.ours {
 		w.others.add(now.created)
 	}
@@ -83,6 +120,7 @@ func (w *waiting) set(name string, now waits) {
 func (w *waiting) drop(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.uncount(name)
 	w.forget(name)
 }
 
@@ -92,7 +130,6 @@ func (w *waiting) forget(name string) {
 		return
 	}
 	delete(w.known, name)
-	w.all.remove(was.created)
 	if !was.ours {
 		w.others.remove(was.created)
 	}
@@ -102,39 +139,41 @@ func (w *waiting) forget(name string) {
 	}
 }
 
-// load counts what waits since then: in all, or with attestation what no credential
+// load counts what waits now: in all, or with attestation what no credential
 // of ours made; and how many of the request's own machine, or user, were made after
 // it, and itself. So the newest of a machine are always decided, and it is these that
 // a kubelet waits for: nobody waits for a person because of what is refused anyway,
 // or what nobody has the key of any more. uid is of the machine whose credential made the request; the record that
 // says so may have been read after the request was seen.
-func (w *waiting) load(r *approver.Request, uid string, since time.Time, attested bool) (pending, own int) {
+func (w *waiting) load(r *approver.Request, uid string, now time.Time) (pending, own int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if was, ok := w.known[r.Name]; ok && uid != "" && !was.ours {
 		w.set(r.Name, waits{ofMachine(uid), true, true, was.created})
 	}
-	at, owner := since.Unix(), ofUser(r.Username)
+	at, owner := now.Add(-approver.Window).Unix(), ofUser(r.Username)
 	if uid != "" {
 		owner = ofMachine(uid)
 	}
 	if l := w.by[owner]; l != nil {
 		own = l.since(at, place{r.Created.Unix(), r.Name})
 	}
-	if attested {
-		return w.others.since(at), own
-	}
-	return w.all.since(at), own
+	return w.all(now), own
 }
 
-// pending counts all that wait since then.
-func (w *waiting) pending(since time.Time, attested bool) int {
+// pending counts all that wait now.
+func (w *waiting) pending(now time.Time) int {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
-	if attested {
-		return w.others.since(since.Unix())
+	return w.all(now)
+}
+
+// all is called with the lock held.
+func (w *waiting) all(now time.Time) int {
+	if w.rules.Attestation {
+		return w.others.since(now.Add(-approver.Window).Unix())
 	}
-	return w.all.since(since.Unix())
+	return w.at(now)
 }
 
 // times are sorted.

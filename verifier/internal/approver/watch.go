@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -89,6 +90,12 @@ func (a *Approver) watch(ctx context.Context, signer string, q queue) {
 // credentialExtra is where the API server notes what a request was made with.
 const credentialExtra = "authentication.kubernetes.io/credential-id"
 
+// nodesGroup is the group of all nodes.
+const nodesGroup = "system:nodes"
+
+// mostMessage is as much of an approval's message as tells who approved.
+const mostMessage = 100
+
 // trim keeps of a request what tells whose it is.
 func trim(obj any) (any, error) {
 	csr, ok := obj.(*certificatesv1.CertificateSigningRequest)
@@ -102,8 +109,16 @@ func trim(obj any) (any, error) {
 	if v := csr.Spec.Extra[credentialExtra]; len(v) > 0 {
 		small.Spec.Extra = map[string]certificatesv1.ExtraValue{credentialExtra: v}
 	}
+	if slices.Contains(csr.Spec.Groups, nodesGroup) {
+		small.Spec.Groups = []string{nodesGroup}
+	}
 	for _, c := range csr.Status.Conditions {
-		small.Status.Conditions = append(small.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: c.Type, Status: c.Status, Reason: c.Reason})
+		c.LastUpdateTime = metav1.Time{}
+		if c.Type != certificatesv1.CertificateApproved {
+			c.Message = ""
+		}
+		c.Message = c.Message[:min(len(c.Message), mostMessage)]
+		small.Status.Conditions = append(small.Status.Conditions, c)
 	}
 	return small, nil
 }

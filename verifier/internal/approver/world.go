@@ -33,7 +33,8 @@ type WorldOptions struct {
 	Client  kubernetes.Interface
 	Dynamic dynamic.Interface
 	// Config must be complete, as the configuration has it.
-	Config config.Approver
+	Config     config.Approver
+	Credential *config.Credential // nil where machines have no credentials of their own
 	// Namespaces of Machines and of the MachineAttestations that stand in for one;
 	// "*" is every namespace.
 	Namespaces []string
@@ -45,12 +46,14 @@ type WorldOptions struct {
 	// Dial reaches a kubelet; nil: any address but those of this very host.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-	waiting *waiting
+	waiting     *waiting
+	quarantines *quarantines
 }
 
 // World answers by reading the API as it is now. Only where to look comes from
 // what was watched: so a decision costs the same in a cluster of any size, and an
-// approval never rests on what is out of date. It implements [approver.World].
+// approval never rests on what is out of date. Quarantines are the exception: each
+// approval reads all MachineAttestations. It implements [approver.World].
 type World struct{ o WorldOptions }
 
 var _ approver.World = (*World)(nil)
@@ -66,8 +69,9 @@ func NewWorld(o WorldOptions) *World {
 		o.Dial = dialKubelet
 	}
 	if o.waiting == nil {
-		o.waiting = newWaiting(o.Machines)
+		o.waiting = newWaiting(o.Machines, Rules(o.Config, o.Credential))
 	}
+	o.quarantines = new(quarantines)
 	return &World{o}
 }
 
@@ -165,9 +169,7 @@ func (w *World) Disabled(ctx context.Context) (bool, error) {
 func (w *World) Load(_ context.Context, r *approver.Request, uid string) (approver.Load, error) {
 	var l approver.Load
 	l.Machines, l.Nodes = w.o.Machines.Counts()
-	from := w.o.Now().Add(-approver.Window)
-	attested := w.o.Config.Attestation != config.AttestationOff
-	l.Pending, l.Own = w.o.waiting.load(r, uid, from, attested)
+	l.Pending, l.Own = w.o.waiting.load(r, uid, w.o.Now())
 	return l, nil
 }
 

@@ -65,7 +65,7 @@ func (c *Cluster) Request(ctx context.Context, name string, attestation config.A
 	if err != nil {
 		return nil, fmt.Errorf("read what the request is decided by: %w", err)
 	}
-	w := approver.NewWorld(approver.WorldOptions{Client: client, Dynamic: c.dynamic, Config: *k.Approver, Namespaces: in, Machines: listed, Records: listed, Now: c.o.Now})
+	w := approver.NewWorld(approver.WorldOptions{Client: client, Dynamic: c.dynamic, Config: *k.Approver, Credential: k.Credential, Namespaces: in, Machines: listed, Records: listed, Now: c.o.Now})
 	if err := w.ReadRequests(ctx); err != nil {
 		return nil, err
 	}

@@ -1,0 +1,107 @@
+package approver
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+)
+
+// quarantines reads the objects that quarantine a machine. Any object may name any
+// Machine, so all of them are read, and not what was watched: a watch may be behind.
+// Decisions that are made at the same time share one reading. It is safe for concurrent
+// use; the zero value is ready.
+type quarantines struct {
+	mu   sync.Mutex
+	busy sync.Mutex // held during a reading
+	next *reading   // has not begun yet; nil: there is none
+}
+
+// reading is one reading of all objects.
+type reading struct {
+	once  sync.Once
+	found []v1alpha1.MachineAttestation
+	err   error
+}
+
+// read returns what a reading found that began after the call of read did.
+func (q *quarantines) read(all func() ([]v1alpha1.MachineAttestation, error)) ([]v1alpha1.MachineAttestation, error) {
+	q.mu.Lock()
+	if q.next == nil {
+		q.next = new(reading)
+	}
+	mine := q.next
+	q.mu.Unlock()
+	q.busy.Lock()
+	defer q.busy.Unlock()
+	mine.once.Do(func() {
+		q.mu.Lock()
+		q.next = nil // whoever comes now may have seen what this reading misses
+		q.mu.Unlock()
+		mine.found, mine.err = all()
+	})
+	return mine.found, mine.err
+}
+
+// Quarantines implements [approver.World].
+func (w *World) Quarantines(ctx context.Context) ([]v1alpha1.MachineAttestation, error) {
+	return w.o.quarantines.read(func() ([]v1alpha1.MachineAttestation, error) {
+		// The reading is for others, too: it does not end with this caller.
+		return w.readQuarantines(context.WithoutCancel(ctx))
+	})
+}
+
+func (w *World) readQuarantines(ctx context.Context) (found []v1alpha1.MachineAttestation, err error) {
+	namespaces := w.o.Namespaces
+	if slices.Contains(namespaces, metav1.NamespaceAll) || slices.Contains(namespaces, "*") {
+		namespaces = []string{metav1.NamespaceAll}
+	}
+	for _, namespace := range namespaces {
+		for o := (metav1.ListOptions{Limit: 500}); ; {
+			call, cancel := context.WithTimeout(ctx, w.o.Timeout)
+			page, err := w.o.Dynamic.Resource(attestations).Namespace(namespace).List(call, o)
+			cancel()
+			if w.absent(ctx, namespace, err) {
+				break
+			}
+			if err != nil {
+				return nil, fmt.Errorf("list MachineAttestations in %q: %w", namespace, err)
+			}
+			for i := range page.Items {
+				a, err := quarantine(&page.Items[i])
+				if err != nil {
+					return nil, err
+				}
+				if a != nil {
+					found = append(found, *a)
+				}
+			}
+			if o.Continue = page.GetContinue(); o.Continue == "" {
+				break
+			}
+		}
+	}
+	return found, nil
+}
+
+// quarantine is a MachineAttestation that quarantines a machine; nil if this one does not.
+func quarantine(o *unstructured.Unstructured) (*v1alpha1.MachineAttestation, error) {
+	if on, _, err := unstructured.NestedBool(o.Object, "spec", "quarantined"); err == nil && !on {
+		return nil, nil
+	}
+	a := &v1alpha1.MachineAttestation{ObjectMeta: metav1.ObjectMeta{Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID()}}
+	raw, err := json.Marshal(o.Object["spec"])
+	if err == nil {
+		err = json.Unmarshal(raw, &a.Spec)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("understand MachineAttestation %s/%s: %w", a.Namespace, a.Name, err)
+	}
+	return a, nil
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+)
+
+// backlog is how many new Machines wait for their records in a T67 test. The holder of
+// the lease makes 20 records per second.
+const backlog = 1500
+
+// scaleUp creates Machines that have no record yet.
+func (rs *replicas) scaleUp(n int) {
+	rs.t.Helper()
+	var wg sync.WaitGroup
+	names := make(chan string)
+	for range 8 {
+		wg.Go(func() {
+			for name := range names {
+				m := &unstructured.Unstructured{Object: map[string]any{
+					"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine",
+					"metadata": map[string]any{"namespace": machineNamespace, "name": name},
+					"spec":     map[string]any{},
+				}}
+				if _, err := rs.client.Resource(machinesResource).Namespace(machineNamespace).Create(context.Background(), m, metav1.CreateOptions{}); err != nil {
+					rs.t.Errorf("create Machine %s: %v", name, err)
+				}
+			}
+		})
+	}
+	for i := range n {
+		names <- fmt.Sprintf("new-%d", i)
+	}
+	close(names)
+	wg.Wait()
+}
+
+// stop creates an object of an administrator that stops a Machine.
+func (rs *replicas) stop(name string) {
+	rs.t.Helper()
+	rs.cluster.KubectlApply(rs.t, object(v1alpha1.APIVersion, v1alpha1.KindMachineAttestation, machineNamespace, "stop-"+name, map[string]any{
+		"spec": map[string]any{"machineRef": map[string]any{"name": name}, "quarantined": true},
+	}))
+}
+
+// An administrator stops a machine while many new Machines wait for their records. The
+// machine then asks for its certificate with the credential that it already has.
+func TestAttack_T67_AQuarantineDoesNotWaitBehindOtherWork(t *testing.T) {
+	j := newJoining(t)
+	p := j.serve(0, "credential: {}\napprover: {}\n")
+	const victims = 3
+	uids, credentials := map[string]string{}, map[string]string{}
+	for i := range victims {
+		name := fmt.Sprintf("worker-%d", i)
+		uids[name], credentials[name] = j.fetched(t, p, name)
+	}
+	j.scaleUp(backlog)
+	before := backlog + victims - len(j.records())
+	if before < backlog/10 {
+		t.Fatalf("only %d Machines wait for a record: the test proves nothing", before)
+	}
+	began := time.Now()
+	requests := map[string]string{}
+	for name, credential := range credentials {
+		j.stop(name)
+		request, err := j.request(j.as(credential), name, newKey(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		requests[name] = request
+	}
+	for name, uid := range uids {
+		eventually(t, func() bool {
+			if got := decided(j.csr(requests[name])); got != "" {
+				t.Fatalf("%v after the quarantine the request of %s is %s", time.Since(began), name, got)
+			}
+			return j.record(uid).Status.Quarantined
+		}, func() string { return "the quarantine of " + name + " is not on its record" })
+	}
+	t.Logf("the quarantines were on the records after %v", time.Since(began))
+	// The order matters, and not how fast this computer is.
+	after := backlog + victims - len(j.records())
+	t.Logf("%d Machines waited for a record before, and %d after", before, after)
+	if after == 0 {
+		t.Errorf("the quarantines waited until all of the %d records were made", before)
+	}
+	for name, request := range requests {
+		eventually(t, func() bool {
+			credentials := j.record(uids[name]).Status.Credentials
+			return len(credentials) > 0 && credentials[0].Revoked
+		}, func() string { return "the credential of " + name + " is not revoked" })
+		if got := decided(j.csr(request)); got != "" {
+			t.Errorf("the request of %s is %s", name, got)
+		}
+	}
+	if !strings.Contains(p.log.everything(), `"reason":"Quarantined"`) {
+		t.Error("the audit log has no Quarantined")
+	}
+}
