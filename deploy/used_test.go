@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
@@ -76,9 +77,9 @@ spec:
 `)
 
 	dir := t.TempDir()
-	program := filepath.Join(dir, "verifier")
-	if out, err := exec.Command("go", "build", "-o", program, "../verifier").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	program, err := binaries.Verifier()
+	if err != nil {
+		t.Fatal(err)
 	}
 	text, err := os.ReadFile("overlays/openshift/mcs-attest.yaml")
 	if err != nil {

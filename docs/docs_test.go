@@ -18,6 +18,7 @@ import (
 	"testing"
 
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 )
 
 const root = ".."
@@ -254,12 +255,13 @@ func exists(path string) bool {
 
 // A command line in a page names a command and flags that the programs have.
 func TestCommandLinesInThePagesAreUnderstood(t *testing.T) {
-	bin := t.TempDir()
-	for _, program := range []string{"agent", "verifier"} {
-		out, err := exec.Command("go", "build", "-o", filepath.Join(bin, "mcs-attest-"+program), "../"+program).CombinedOutput()
+	var bin string
+	for _, program := range []func() (string, error){binaries.Agent, binaries.Verifier} {
+		path, err := program()
 		if err != nil {
-			t.Fatalf("go build: %v\n%s", err, out)
+			t.Fatal(err)
 		}
+		bin = filepath.Dir(path)
 	}
 	help := map[string]string{}
 	line := regexp.MustCompile(`(mcs-attest-(?:agent|verifier))((?: [a-z][a-z-]*){1,2})([^\n|>` + "`" + `;&]*)`)

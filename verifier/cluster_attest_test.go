@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,6 +25,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
+	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
@@ -576,9 +576,9 @@ func TestClusterTwoVersionsAtOnce(t *testing.T) {
 	rs := newReplicas(t, cluster.StartShared(t), 2)
 	old := rs.all[0]
 	old.kill()
-	old.program = filepath.Join(t.TempDir(), "verifier")
-	if out, err := exec.Command("go", "build", "-ldflags", "-X main.version=v0.0.1", "-o", old.program, ".").CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
+	var err error
+	if old.program, err = binaries.VerifierAs("v0.0.1"); err != nil {
+		t.Fatal(err)
 	}
 	old.start()
 	old.waitReady()

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
+	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
@@ -34,10 +35,11 @@ type process struct {
 
 func newProcess(t testing.TB) *process {
 	t.Helper()
-	p := &process{t: t, program: filepath.Join(t.TempDir(), "verifier")}
-	if out, err := exec.Command("go", "build", "-o", p.program, ".").CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
+	program, err := binaries.Verifier()
+	if err != nil {
+		t.Fatal(err)
 	}
+	p := &process{t: t, program: program}
 	v := &verifier{t: t, dir: t.TempDir(), log: &lockedBuffer{}, addr: freeAddress(t), roots: x509.NewCertPool()}
 	cmd := &cobra.Command{}
 	cmd.SetOut(io.Discard)

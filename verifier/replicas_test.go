@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
@@ -106,9 +107,9 @@ func newReplicas(t testing.TB, c *cluster.Cluster, n int, config ...string) *rep
 	if n == 0 {
 		return rs
 	}
-	program := filepath.Join(t.TempDir(), "verifier")
-	if out, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
+	program, err := binaries.Verifier()
+	if err != nil {
+		t.Fatal(err)
 	}
 	var backends []string
 	for range n {

@@ -5,6 +5,7 @@
 package buildcache
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -101,16 +102,31 @@ func prune(dir string) error {
 // Lock takes an exclusive lock on a file for as long as the returned func is
 // not called; it ends with the process too.
 func Lock(path string, logf Logf) (unlock func(), err error) {
+	if unlock, err = TryLock(path); unlock != nil || err != nil {
+		return unlock, err
+	}
+	logf("waiting for another run to free %s", path)
+	return lock(path, syscall.LOCK_EX)
+}
+
+// TryLock is [Lock] without waiting: it returns nil when another process, or
+// another caller in this process, has the lock.
+func TryLock(path string) (unlock func(), err error) {
+	unlock, err = lock(path, syscall.LOCK_EX|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return nil, nil
+	}
+	return unlock, err
+}
+
+func lock(path string, how int) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err
 	}
-	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
-		logf("waiting for another run to free %s", path)
-		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
-			f.Close()
-			return nil, fmt.Errorf("locking %s: %w", path, err)
-		}
+	if err := syscall.Flock(int(f.Fd()), how); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("locking %s: %w", path, err)
 	}
 	return func() { f.Close() }, nil
 }

@@ -13,25 +13,19 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 )
 
 var verifierBinary string
 
 func TestMain(m *testing.M) {
-	os.Exit(func() int {
-		dir, err := os.MkdirTemp("", "client")
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		defer os.RemoveAll(dir)
-		verifierBinary = filepath.Join(dir, "mcs-attest-verifier")
-		if out, err := exec.Command("go", "build", "-o", verifierBinary, "../../verifier").CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "build the verifier: %v\n%s", err, out)
-			return 1
-		}
-		return m.Run()
-	}())
+	var err error
+	if verifierBinary, err = binaries.Verifier(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
 }
 
 // A verifier is one process and its folder.

@@ -8,7 +8,7 @@ import (
 	"sort"
 	"strings"
 
-	"github.com/mcs-attest/mcs-attest/testvm/buildcache"
+	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 )
 
 //go:embed all:guest
@@ -67,43 +67,11 @@ func (r *Rig) Kernel() (path, version string) {
 }
 
 // Agent builds the agent as it is shipped: static and stripped.
-// The tag is the Makefile's.
 func (r *Rig) Agent() string {
-	return r.goBuild("agent", "mcs-attest-agent", "-tags=nethttpomithttp2")
-}
-
-func (r *Rig) goBuild(folder, name string, flags ...string) string {
 	r.t.Helper()
-	LookAtSources(r.t, r.repo)
-	// A folder for each source tree: another one may be tested at the same time.
-	dir := filepath.Join(r.cache, "bin", r.inputs("tree").text(r.repo).sum()[:8])
-	out := filepath.Join(dir, name)
-	r.fatal(os.MkdirAll(dir, 0o755), "cache folder")
-	unlock, err := buildcache.Lock(filepath.Join(dir, ".lock"), r.progress)
-	r.fatal(err, "lock")
-	defer unlock()
-	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", out}, flags...)
-	r.run(r.repo, []string{"CGO_ENABLED=0"}, "go", append(args, "./"+folder)...)
-	return out
-}
-
-// LookAtSources looks at every file that the binaries are built from. `go test`
-// answers from its cache as long as the files that the test itself looked at are
-// the same; what a go command that the test runs looks at, it does not know.
-func LookAtSources(t TB, repo string) {
-	t.Helper()
-	for _, name := range []string{"go.mod", "agent", "verifier", "pkg", "proto"} {
-		err := filepath.WalkDir(filepath.Join(repo, name), func(path string, d fs.DirEntry, err error) error {
-			if err != nil || d.IsDir() {
-				return err
-			}
-			_, err = os.Stat(path)
-			return err
-		})
-		if err != nil {
-			t.Fatalf("sources: %v", err)
-		}
-	}
+	path, err := binaries.Agent()
+	r.fatal(err, "agent")
+	return path
 }
 
 // Image runs dracut/image.sh as `make image` does, and returns its folder.

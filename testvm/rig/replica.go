@@ -10,10 +10,17 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 )
 
 // VerifierBinary builds the verifier as it is shipped.
-func (r *Rig) VerifierBinary() string { return r.goBuild("verifier", "mcs-attest-verifier") }
+func (r *Rig) VerifierBinary() string {
+	r.t.Helper()
+	path, err := binaries.Verifier()
+	r.fatal(err, "verifier")
+	return path
+}
 
 // ReplicaConfig is one of several verifiers that keep nothing themselves.
 type ReplicaConfig struct {

@@ -65,7 +65,7 @@ type Rig struct {
 }
 
 // New makes a rig for one test. It waits until the host has a free place for
-// a machine (see slots.go), and prints the scenario's seconds at the end.
+// a machine (takeSlot), and prints the scenario's seconds at the end.
 func New(t TB) *Rig {
 	t.Helper()
 	r := &Rig{t: t, dir: shortTempDir(t)}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -18,6 +17,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 
+	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
@@ -40,12 +40,12 @@ func buildPrograms() (string, error) {
 		return "", err
 	}
 	programsDir = dir
-	out, err := exec.Command("go", "build", "-o", filepath.Join(dir, "mcs-attest-verifier"), "../..").CombinedOutput()
+	program, err := binaries.Verifier()
 	if err != nil {
-		return "", fmt.Errorf("go build: %w\n%s", err, out)
+		return "", err
 	}
-	for _, name := range []string{"kubectl-attest", "oc-attest", "kubectl_complete-attest"} {
-		if err := os.Symlink("mcs-attest-verifier", filepath.Join(dir, name)); err != nil {
+	for _, name := range []string{"mcs-attest-verifier", "kubectl-attest", "oc-attest", "kubectl_complete-attest"} {
+		if err := os.Symlink(program, filepath.Join(dir, name)); err != nil {
 			return "", err
 		}
 	}

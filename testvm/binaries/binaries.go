@@ -1,0 +1,101 @@
+// Package binaries builds the product's programs for tests, as `make build` does.
+// Each source tree has one copy under the build cache, which all its tests use. The
+// go command links a program again only when its sources have changed.
+package binaries
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+
+	"github.com/mcs-attest/mcs-attest/testvm/buildcache"
+)
+
+// Verifier returns the path of mcs-attest-verifier.
+func Verifier() (string, error) { return verifier() }
+
+// Agent returns the path of mcs-attest-agent, in the same folder.
+func Agent() (string, error) { return agent() }
+
+// VerifierAs returns the path of a verifier that reports another version.
+func VerifierAs(version string) (string, error) {
+	return build("verifier", "mcs-attest-verifier-"+version, "-ldflags=-s -w -X main.version="+version)
+}
+
+var (
+	verifier = sync.OnceValues(func() (string, error) { return build("verifier", "mcs-attest-verifier") })
+	// The tag is the Makefile's.
+	agent = sync.OnceValues(func() (string, error) {
+		return build("agent", "mcs-attest-agent", "-tags=nethttpomithttp2")
+	})
+)
+
+func build(folder, name string, flags ...string) (string, error) {
+	repo, err := root()
+	if err != nil {
+		return "", err
+	}
+	if err := lookAtSources(repo); err != nil {
+		return "", err
+	}
+	cache, err := buildcache.Dir()
+	if err != nil {
+		return "", err
+	}
+	// Another source tree may be tested at the same time.
+	dir := filepath.Join(cache, "bin", fmt.Sprintf("%x", sha256.Sum256([]byte(repo)))[:8])
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	unlock, err := buildcache.Lock(filepath.Join(dir, ".lock"), func(string, ...any) {})
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	out := filepath.Join(dir, name)
+	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", out}, flags...)
+	cmd := exec.Command("go", append(args, "./"+folder)...)
+	cmd.Dir = repo
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build %s: %w\n%s", name, err, text)
+	}
+	return out, nil
+}
+
+// lookAtSources looks at every file that the programs are built from. `go test`
+// uses a cached result while the files that the test looked at are the same. It does
+// not see the files that a go command of the test reads.
+func lookAtSources(repo string) error {
+	for _, name := range []string{"go.mod", "agent", "verifier", "pkg", "proto"} {
+		err := filepath.WalkDir(filepath.Join(repo, name), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return err
+			}
+			_, err = os.Stat(path)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("sources: %w", err)
+		}
+	}
+	return nil
+}
+
+// root returns the root of the source tree that holds the working folder.
+func root() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for d := dir; d != "/"; d = filepath.Dir(d) {
+		if _, err := os.Stat(filepath.Join(d, "dracut", "90mcs-attest")); err == nil {
+			return d, nil
+		}
+	}
+	return "", fmt.Errorf("%s is not inside the source tree", dir)
+}
