@@ -19,7 +19,6 @@ import (
 	"crypto/x509"
 
 	kube "github.com/mcs-attest/mcs-attest/testvm/cluster"
-	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
 
 // node4 is the address of the second control-plane host.
@@ -36,14 +35,13 @@ type plane struct {
 
 func newPlane(t *testing.T) *plane {
 	t.Helper()
-	rig.LookAtSources(t, "../..")
 	dir, err := os.MkdirTemp("", "doors-") // t.TempDir is root's alone
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	p := &plane{cluster: start(t, false), api: kube.Start(t), dir: dir, binary: filepath.Join(dir, "mcs-attest-verifier")}
-	p.run("go", "build", "-trimpath", "-buildvcs=false", "-o", p.binary, "../../verifier")
+	p := &plane{cluster: start(t, false), api: kube.Start(t), dir: dir}
+	p.binary = p.verifierIn(dir)
 	p.run("chmod", "0755", dir)
 	p.api.InstallOpenShift(t)
 	p.api.InstallOwn(t)

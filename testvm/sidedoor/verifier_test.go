@@ -15,6 +15,18 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
 
+// verifierIn copies the verifier into a folder that its user may enter. Only root may
+// enter the folder of the original.
+func (n network) verifierIn(dir string) string {
+	n.t.Helper()
+	built, err := binaries.Verifier()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.run("cp", built, dir)
+	return filepath.Join(dir, filepath.Base(built))
+}
+
 // realVerifier runs the verifier on the control-plane host, as its user, with the
 // address that stands for the MCS. Its policy lets everybody through.
 func (c *cluster) realVerifier(t *testing.T) {
@@ -25,13 +37,7 @@ func (c *cluster) realVerifier(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	// Copied: only root may enter the folder of the original.
-	built, err := binaries.Verifier()
-	if err != nil {
-		t.Fatal(err)
-	}
-	binary := filepath.Join(dir, "mcs-attest-verifier")
-	c.run("cp", built, binary)
+	binary := c.verifierIn(dir)
 	folder := filepath.Join(dir, "folder")
 	c.run(binary, "init", folder, "--origin", "https://"+cp4+":22623", "--pool", "worker", "--listen", "[::]:22643",
 		"--health-listen", "127.0.0.1:22681", "--metrics-listen", "127.0.0.1:9622", "--upstream", "https://127.22.62.3:22644")
