@@ -108,6 +108,9 @@ func (c *Cluster) judge(ctx context.Context, name string) error {
 	want := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: reasonAccepted, Message: "in force as it stands", ObservedGeneration: p.generation}
 	f, bad := c.faults[faultKey{policyKind.String(), key{name: name}}]
 	switch clash := c.clash[name]; {
+	case c.hold != nil:
+		want.Status, want.Reason = metav1.ConditionFalse, reasonEtcdRestored
+		want.Message = "the policies of before the restore of etcd stay in force until an administrator acknowledges it"
 	case bad && p.parsed == nil && p.atStart:
 		want.Status, want.Reason, want.Message = metav1.ConditionFalse, reasonNotUsable, bounded(f.text+"; there is no earlier state, and the policy of \"*\" does not apply meanwhile")
 	case bad:
@@ -142,7 +145,7 @@ func (c *Cluster) judge(ctx context.Context, name string) error {
 	} else if err != nil {
 		return fmt.Errorf("write the status of policy %s: %w", name, err)
 	}
-	if changed && want.Reason != reasonAccepted && !bad { // of what is bad report has told
+	if changed && want.Reason != reasonAccepted && want.Reason != reasonEtcdRestored && !bad { // of what is bad report has told
 		c.events.Emit(Event{About: about, Warning: true, Reason: want.Reason, Message: want.Message})
 	}
 	return nil
@@ -208,8 +211,12 @@ func (c *Cluster) degraded(acknowledged time.Time) []finding {
 	c.mu.Lock()
 	for _, r := range c.restores {
 		if r.at.After(acknowledged) {
-			all = append(all, finding{"EtcdRestored", fmt.Sprintf("etcd went back to an earlier time (%s); keys were renewed and latches set again as remembered%s; look through quarantines and enrolments, then annotate this object with %s=%s",
-				r.why, token, AnnotationRestoreSeen, now.UTC().Format(time.RFC3339))})
+			held := ""
+			if c.hold != nil {
+				held = "; policies, reference values, trust anchors and grants stay as they were before it"
+			}
+			all = append(all, finding{reasonEtcdRestored, fmt.Sprintf("etcd went back to an earlier time (%s); keys were renewed and latches set again as remembered%s%s; look through policies, quarantines, enrolments and grants, then annotate this object with %s=%s",
+				r.why, held, token, AnnotationRestoreSeen, now.UTC().Format(time.RFC3339))})
 		}
 	}
 	c.mu.Unlock()

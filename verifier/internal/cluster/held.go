@@ -123,6 +123,7 @@ func (c *Cluster) holding() bool {
 
 // acknowledge lets what is there count, if the restore is older than at.
 func (c *Cluster) acknowledge(at time.Time) {
+	c.release(at)
 	s := &c.secrets
 	s.mu.Lock()
 	h := s.held
@@ -142,10 +143,10 @@ func (c *Cluster) acknowledge(at time.Time) {
 	c.changed()
 }
 
-// readAcknowledgement looks whether there is one. Each replica that holds the token
+// readAcknowledgement looks whether there is one. Each replica that holds something
 // has to know.
 func (c *Cluster) readAcknowledgement(ctx context.Context) {
-	if !c.holding() {
+	if !c.unacknowledged() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)

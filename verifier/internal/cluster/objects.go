@@ -162,7 +162,11 @@ func (c *Cluster) putAttestation(i *item) []manifest.Problem {
 		return i.problems
 	}
 	if a.enrolment != nil {
-		c.registry.PutEnrolment(*a.enrolment)
+		e := *a.enrolment
+		if c.withheld(&e.MachineAttestation) {
+			e.Spec.Reattest = nil
+		}
+		c.registry.PutEnrolment(e)
 	} else {
 		c.registry.DeleteEnrolment(i.namespace, i.name)
 	}

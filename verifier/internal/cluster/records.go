@@ -56,6 +56,9 @@ type RecordsConfig struct {
 	// Revoke, if set, takes back the bootstrap credentials of a Machine that is gone,
 	// before its record goes.
 	Revoke func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error
+	// Withheld, if set, reports whether the grant of a record does not count, because a
+	// restore of etcd brought it back.
+	Withheld func(a *v1alpha1.MachineAttestation) bool
 }
 
 // Records keeps the records in the Kubernetes API. It is safe for concurrent use;
@@ -70,6 +73,7 @@ type Records struct {
 	events    EventSink
 	called    func(verb, resource string)
 	revoke    func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error
+	withheld  func(a *v1alpha1.MachineAttestation) bool
 
 	busy    turns // by UID: of one replica's changes to a record only one is under way
 	waiting waitingRoom
@@ -79,7 +83,7 @@ type Records struct {
 func NewRecords(o RecordsConfig) *Records {
 	r := &Records{
 		client: o.Client, namespace: o.Namespace, machine: o.Machine, now: o.Now, log: o.Log, timeout: o.Timeout,
-		events: o.Events, called: o.Called, revoke: o.Revoke,
+		events: o.Events, called: o.Called, revoke: o.Revoke, withheld: o.Withheld,
 	}
 	if r.timeout == 0 {
 		r.timeout = callTimeout
@@ -344,6 +348,9 @@ func (r *Records) understand(at place, o *unstructured.Unstructured) (kept, erro
 		return k, nil // created, and not written yet
 	}
 	a.Status.MachineUID = at.uid // not written yet in one that was made in advance
+	if r.withheld != nil && r.withheld(a) {
+		a.Spec.Reattest = nil // only the status is ever written
+	}
 	k.record = a
 	return k, nil
 }

@@ -12,12 +12,14 @@ import (
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 )
 
 // An etcd that is restored from a backup brings back what had been revoked since:
@@ -32,7 +34,9 @@ import (
 //	then        everything is read anew; quarantines, joins and consumed grants
 //	            that were remembered are latched again, new keys are made
 //	until       an administrator acknowledges it, or the process ends, the
-//	            AttestationVerifier is Degraded with reason EtcdRestored
+//	            AttestationVerifier is Degraded with reason EtcdRestored; policies,
+//	            reference values and trust anchors stay as they were before the
+//	            restore, and only the grants of before count
 //
 // Every replica that remembers does it, holder of the lease or not; the second
 // finds it done. A replica that was started afterwards remembers nothing.
@@ -115,7 +119,7 @@ func (c *Cluster) watchRevision(ctx context.Context) {
 	last, wait := time.Now(), jitter(c.o.Probe)
 	for ctx.Err() == nil {
 		sleep(ctx, min(wait, jitter(tokenProbe)))
-		if time.Since(last) < wait && !c.tokenInUse() {
+		if time.Since(last) < wait && !c.tokenInUse() && !c.unacknowledged() {
 			continue
 		}
 		last, wait = time.Now(), jitter(c.o.Probe)
@@ -124,6 +128,72 @@ func (c *Cluster) watchRevision(ctx context.Context) {
 			c.log.Debug("probe", "error", err)
 		}
 	}
+}
+
+// hold is what stays in force after a restore until an administrator acknowledges it.
+// A backup may hold a laxer policy, a root that was distrusted since, or a grant that
+// was withdrawn since.
+type hold struct {
+	at     time.Time           // of the last restore
+	world  *service.World      // of before the first restore that is not acknowledged
+	grants map[types.UID]int64 // the end of each grant of before, by its MachineAttestation
+}
+
+// holdWorld begins to hold. Before the policies were read there is nothing to hold.
+func (c *Cluster) holdWorld(now time.Time) {
+	c.build() // with everything that was taken in before the restore
+	grants := map[types.UID]int64{}
+	for _, m := range c.registry.All().Machines() {
+		if e := m.Enrolment; e != nil && e.Spec.Reattest != nil {
+			grants[e.UID] = e.Spec.Reattest.Until.Unix()
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.hold != nil:
+		c.hold = &hold{now, c.hold.world, c.hold.grants}
+	case c.started:
+		c.hold = &hold{now, c.world.Load(), grants}
+	}
+}
+
+// release ends the hold if it is not younger than the acknowledgement. Everything is
+// read again, since grants were left out of what was read.
+func (c *Cluster) release(acknowledged time.Time) {
+	c.mu.Lock()
+	h := c.hold
+	if h == nil || h.at.After(acknowledged) {
+		c.mu.Unlock()
+		return
+	}
+	c.hold = nil
+	c.mu.Unlock()
+	c.log.Info("the restore of etcd is acknowledged: policies, anchors, reference values and grants count as they are")
+	select {
+	case c.restart <- struct{}{}:
+	default:
+	}
+	c.changed()
+}
+
+// withheld reports whether the grant in a MachineAttestation does not count: a
+// restore brought it back, or it was made before the restore was acknowledged.
+func (c *Cluster) withheld(a *v1alpha1.MachineAttestation) bool {
+	if a == nil || a.Spec.Reattest == nil {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.hold != nil && c.hold.grants[a.UID] != a.Spec.Reattest.Until.Unix()
+}
+
+// unacknowledged reports whether something waits for an acknowledgement.
+func (c *Cluster) unacknowledged() bool {
+	c.mu.Lock()
+	held := c.hold != nil
+	c.mu.Unlock()
+	return held || c.holding()
 }
 
 // restored takes note of a restore that was noticed by what was known since the
@@ -136,6 +206,7 @@ func (c *Cluster) restored(epoch uint32, why string) {
 		return
 	}
 	now := c.o.Now()
+	c.holdWorld(now)
 	remembered := map[string]memory{}
 	for _, m := range c.registry.All().Machines() {
 		uid := placeOf(m).uid
@@ -178,7 +249,7 @@ func (c *Cluster) restored(epoch uint32, why string) {
 	for _, w := range c.watches {
 		w.stale()
 	}
-	c.log.Error("etcd went back to an earlier time: all keys are void, and what was revoked is revoked again", "why", why, "remembered", len(remembered))
+	c.log.Error("etcd went back to an earlier time: all keys are void, what was revoked is revoked again, and policies stay as they were until an administrator acknowledges the restore", "why", why, "remembered", len(remembered))
 	select {
 	case c.restart <- struct{}{}:
 	default:

@@ -160,6 +160,7 @@ type Cluster struct {
 	// remembered is what is to be latched again after a restore; nil: nothing is
 	// to be done.
 	remembered map[string]memory
+	hold       *hold // until the restore is acknowledged; nil: the API's state counts
 	began      time.Time
 }
 
@@ -266,7 +267,7 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 	}
 	k.records = NewRecords(RecordsConfig{
 		Client: k.dynamic, Namespace: c.Namespace, Machine: k.registry.ByUID, Now: o.Now, Log: o.Log, Events: k.events, Called: o.Called,
-		Revoke: o.Revoke,
+		Revoke: o.Revoke, Withheld: k.withheld,
 	})
 	k.tasks.init(k)
 	if err := k.plan(); err != nil {
@@ -460,6 +461,11 @@ func (c *Cluster) build() {
 		for _, name := range slices.Sorted(maps.Keys(s.roots)) {
 			roots = append(roots, s.roots[name])
 		}
+	}
+	if h := c.hold; h != nil {
+		w.Policies, w.References, w.EKRoots, w.Trust = h.world.Policies, h.world.References, h.world.EKRoots, h.world.Trust
+		c.world.Store(w)
+		return
 	}
 	set := anchors.NewSet(roots...)
 	c.secrets.roots.Store(set)

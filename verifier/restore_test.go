@@ -1,0 +1,127 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+)
+
+// THREATS T60: etcd goes back to a day when the policy was Audit and a joined machine
+// had a grant. The verifier notices it, and neither counts until an administrator
+// acknowledges the restore.
+func TestAttack_T60_ARestoreLoosensNothingUntilItIsAcknowledged(t *testing.T) {
+	t.Parallel()
+	rs := newReplicas(t, cluster.Start(t), 0)
+	p := rs.serve(0)
+	patch := func(kind, namespace, name, subresource, text string) {
+		t.Helper()
+		args := []string{"patch", kind, name, "--type=merge", "-p", text}
+		if namespace != "" {
+			args = append(args, "-n", namespace)
+		}
+		if subresource != "" {
+			args = append(args, "--subresource="+subresource)
+		}
+		rs.cluster.Kubectl(t, args...)
+	}
+	mode := func(mode string) {
+		t.Helper()
+		patch("attestationpolicy", "", "audit-everything", "", `{"spec":{"mode":"`+mode+`"}}`)
+	}
+	anonymous := func() int {
+		status, _, err := rs.fetch(t.Context(), p.addr, "/config/worker", "")
+		if err != nil {
+			return 0
+		}
+		return status
+	}
+	becomes := func(want int) {
+		t.Helper()
+		got := 0
+		eventually(t, func() bool { got = anonymous(); return got == want }, func() string { return fmt.Sprintf("an anonymous request gets %d, want %d", got, want) })
+	}
+	var why error
+	attests := func(n *loadNode) bool {
+		_, _, why = n.attest(t.Context())
+		return why == nil
+	}
+
+	joinedKeys, honestKeys := soft(t), soft(t)
+	joined, honest := p.node(joinedKeys), p.node(honestKeys)
+	uid := string(rs.machine("joined", joinedKeys.spki).GetUID())
+	rs.machine("honest", honestKeys.spki)
+	p.attests(joined)
+	patch("machines.machine.openshift.io", machineNamespace, "joined", "status", `{"status":{"nodeRef":{"kind":"Node","name":"joined"}}}`)
+	eventually(t, func() bool { return rs.record(uid).Status.Phase == v1alpha1.PhaseJoined }, func() string { return "it has not joined" })
+	until := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)
+	patch("machineattestations.mcs-attest.dev", machineNamespace, uid, "", `{"spec":{"reattest":{"until":"`+until+`"}}}`)
+	mode("Audit")
+	becomes(http.StatusOK)
+	snapshot := filepath.Join(t.TempDir(), "etcd.db")
+	if err := rs.cluster.Snapshot(snapshot); err != nil {
+		t.Fatal(err)
+	}
+
+	// What an administrator tightens after the backup.
+	patch("machineattestations.mcs-attest.dev", machineNamespace, uid, "", `{"spec":{"reattest":null}}`)
+	mode("Enforce")
+	becomes(http.StatusUnauthorized)
+	eventually(t, func() bool {
+		return !attests(joined) && strings.Contains(p.log.everything(), `"reason":"MachineJoined"`)
+	},
+		func() string { return "the grant was withdrawn, and the machine gets in" })
+
+	if err := rs.cluster.Restore(snapshot); err != nil {
+		t.Fatal(err)
+	}
+	verifiers := func(path string) string {
+		out, err := rs.cluster.KubectlAs("admin", "", "get", "attestationverifier", "cluster", "-o", "jsonpath="+path)
+		if err != nil {
+			return err.Error()
+		}
+		return out
+	}
+	const degraded = `{.status.conditions[?(@.type=="Degraded")]}`
+	open := 0
+	eventually(t, func() bool {
+		if anonymous() == http.StatusOK {
+			open++
+		}
+		return strings.Contains(verifiers(degraded), "EtcdRestored") && p.server.unready() == nil
+	}, func() string { return "nobody noticed that etcd was restored: " + verifiers(degraded) })
+	// An honest machine gets in under the policy of before.
+	if status, _ := p.fetch(p.attests(honest)); status != http.StatusOK {
+		t.Errorf("after the restore the honest machine gets %d", status)
+	}
+	for range 50 {
+		if anonymous() == http.StatusOK {
+			open++
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if open > 0 {
+		t.Errorf("after the restore %d anonymous requests received the config", open)
+	}
+	if attests(joined) {
+		t.Error("the restore brought a withdrawn grant back")
+	}
+	if text := verifiers(degraded); !strings.Contains(text, "policies") || !strings.Contains(text, "mcs-attest.dev/restore-seen=") {
+		t.Errorf("the condition does not say what waits for whom: %s", text)
+	}
+	eventually(t, func() bool {
+		out := rs.cluster.Kubectl(t, "get", "attestationpolicy", "audit-everything", "-o", `jsonpath={.status.conditions[?(@.type=="Accepted")].reason}`)
+		return out == "EtcdRestored"
+	}, func() string { return "the policy is reported as in force" })
+
+	// As docs/deploying.md has it.
+	rs.cluster.Kubectl(t, "annotate", "--overwrite", "attestationverifier", "cluster", "mcs-attest.dev/restore-seen="+time.Now().UTC().Add(time.Second).Format(time.RFC3339))
+	becomes(http.StatusOK)
+	eventually(t, func() bool { return attests(joined) }, func() string { return fmt.Sprint("acknowledged, and the grant does not count: ", why) })
+	eventually(t, func() bool { return !strings.Contains(verifiers(degraded), "EtcdRestored") }, func() string { return verifiers(degraded) })
+}
