@@ -165,6 +165,7 @@ func (b *clusterBasis) measure() {
 	m.Folder(now, len(b.cluster.Problems()), map[string]int{
 		"machine": b.cluster.Registry().Len(), "reference-values": len(world.References), "ek-root": b.cluster.EKRoots().Len(),
 	})
+	m.RoleMismatches(len(b.cluster.RoleMismatches()))
 	if world.Trust != nil {
 		m.Trust(world.Trust, now)
 	}

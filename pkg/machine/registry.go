@@ -317,6 +317,20 @@ func (r *Registry) ByName(namespace, machine string) []*Machine {
 	}).ByName(namespace, machine)
 }
 
+// WithNodes returns the UIDs of the Machines whose nodeRef is one of some Nodes, with
+// that Node.
+func (r *Registry) WithNodes(wanted func(node string) bool) map[string]string {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	found := map[string]string{}
+	for _, k := range r.machines {
+		if k.nodeRef != "" && wanted(k.nodeRef) {
+			found[k.uid] = k.nodeRef
+		}
+	}
+	return found
+}
+
 // UIDs are those of all Machines and stand-ins, in no order.
 func (r *Registry) UIDs() []string {
 	r.mu.RLock()

@@ -251,6 +251,28 @@ func Quarantine(rec *v1alpha1.MachineAttestation, m *machine.Machine, quarantine
 	return next
 }
 
+// RoleMismatch records that the machine's Node has a role that its pool does not have;
+// with an empty text, that it no longer has. It returns nil where nothing changes.
+func RoleMismatch(rec *v1alpha1.MachineAttestation, text string, now time.Time) *v1alpha1.MachineAttestation {
+	if rec == nil {
+		return nil
+	}
+	is := slices.ContainsFunc(rec.Status.Conditions, func(c metav1.Condition) bool {
+		return c.Type == v1alpha1.ConditionRoleMismatch && c.Status == metav1.ConditionTrue
+	})
+	if is == (text != "") {
+		return nil
+	}
+	next := rec.DeepCopy()
+	if text == "" {
+		condition(&next.Status, now, v1alpha1.ConditionRoleMismatch, metav1.ConditionFalse, "RoleOfPool", "the Node has no control-plane role now")
+		return next
+	}
+	note(&next.Status, now, "RoleMismatch", "", "", bounded(text))
+	condition(&next.Status, now, v1alpha1.ConditionRoleMismatch, metav1.ConditionTrue, "ControlPlaneRole", bounded(text))
+	return next
+}
+
 // Report records a failure report (rule 15). The text is untrusted and bounded.
 func Report(rec *v1alpha1.MachineAttestation, ticketID string, r v1alpha1.FailureReport, correlationID string, now time.Time) (*v1alpha1.MachineAttestation, error) {
 	if rec == nil || rec.Status.Ticket == nil || rec.Status.Ticket.ID != ticketID {

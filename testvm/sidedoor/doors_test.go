@@ -31,6 +31,8 @@ type plane struct {
 	api    *kube.Cluster
 	binary string
 	dir    string
+	// prometheus is the token of the account that may read metrics.
+	prometheus string
 }
 
 func newPlane(t *testing.T) *plane {
@@ -45,10 +47,17 @@ func newPlane(t *testing.T) *plane {
 	p.run("chmod", "0755", dir)
 	p.api.InstallOpenShift(t)
 	p.api.InstallOwn(t)
+	for name, address := range map[string]string{cp: cp4, node: node4} {
+		p.api.KubectlApply(t, fmt.Sprintf("apiVersion: v1\nkind: Node\nmetadata: {name: %s, labels: {node-role.kubernetes.io/master: \"\"}}\n", name))
+		p.api.Kubectl(t, "patch", "node", name, "--subresource=status", "--type=merge", "-p",
+			fmt.Sprintf(`{"status":{"addresses":[{"type":"InternalIP","address":%q},{"type":"Hostname","address":%q}]}}`, address, name))
+		p.forward(t, name)
+	}
 	key, err := x509.MarshalPKCS8PrivateKey(p.config.Certificates[0].PrivateKey)
 	if err != nil {
 		t.Fatal(err)
 	}
+	p.prometheus = p.api.ServiceAccount(t, "openshift-monitoring", "prometheus-k8s").BearerToken
 	b64 := base64.StdEncoding.EncodeToString
 	p.api.Kubectl(t, "apply", "--server-side", "-k", "../../deploy/overlays/openshift")
 	p.api.KubectlApply(t, fmt.Sprintf(`
@@ -68,12 +77,6 @@ kind: MachineConfigPool
 metadata: {name: master}
 spec: {}
 `, b64(p.ca), b64(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})), string(p.ca)))
-	for name, address := range map[string]string{cp: cp4, node: node4} {
-		p.api.KubectlApply(t, fmt.Sprintf("apiVersion: v1\nkind: Node\nmetadata: {name: %s, labels: {node-role.kubernetes.io/master: \"\"}}\n", name))
-		p.api.Kubectl(t, "patch", "node", name, "--subresource=status", "--type=merge", "-p",
-			fmt.Sprintf(`{"status":{"addresses":[{"type":"InternalIP","address":%q},{"type":"Hostname","address":%q}]}}`, address, name))
-		p.forward(t, name)
-	}
 	return p
 }
 
@@ -133,7 +136,7 @@ func (p *plane) verifier(t *testing.T, host string) {
 		admin.Host, base64.StdEncoding.EncodeToString(ca), admin.BearerToken)
 	for name, content := range map[string]string{
 		"kubeconfig": kubeconfig,
-		"mcs-attest.yaml": "origins: [\"https://api-int:22623\"]\nlisten: \"[::]:22643\"\nmetricsListen: 127.0.0.1:22680\n" +
+		"mcs-attest.yaml": "origins: [\"https://api-int:22623\"]\nlisten: \"[::]:22643\"\nhealthListen: 127.0.0.1:22681\nmetricsListen: 127.0.0.1:9622\n" +
 			"upstream: https://127.22.62.3:22644\nupstreamName: api-int\n" +
 			"kubernetes: {kubeconfig: kubeconfig, namespace: mcs-attest, machineNamespaces: [openshift-machine-api], doorInterval: 1s}\n",
 	} {
@@ -200,7 +203,7 @@ func (p *plane) never(t *testing.T, unwanted string, within time.Duration) {
 func (p *plane) metric(t *testing.T, host string) string {
 	t.Helper()
 	var states []string
-	_, body := p.get(host, 0, "", "http://127.0.0.1:22680/metrics")
+	_, body := p.getAs(host, 0, "api-int", "https://127.0.0.1:9622/metrics", p.prometheus)
 	for line := range strings.Lines(body) {
 		if line = strings.TrimSpace(line); strings.HasPrefix(line, "mcs_attest_door{") && strings.HasSuffix(line, " 1") {
 			states = append(states, line)

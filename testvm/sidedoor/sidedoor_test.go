@@ -349,6 +349,11 @@ func (c *cluster) ask(from string, user int, address string) string {
 // get sends a request from a host, as a user. Without an answer the status is 0
 // and the body says why. name is the one that the server's certificate must have.
 func (c *cluster) get(from string, user int, name, url string) (status int, body string) {
+	return c.getAs(from, user, name, url, "")
+}
+
+// getAs is get with a bearer token; "" is none.
+func (c *cluster) getAs(from string, user int, name, url, token string) (status int, body string) {
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
 		err = c.on(from, user, func() (err error) {
 			conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
@@ -358,7 +363,14 @@ func (c *cluster) get(from string, user int, name, url string) (status int, body
 	}, TLSClientConfig: &tls.Config{RootCAs: c.roots, ServerName: name, MinVersion: tls.VersionTLS12}}
 	// Nothing here is slow; a packet that is dropped would take for ever.
 	client := &http.Client{Transport: transport, Timeout: 20 * time.Second}
-	resp, err := client.Get(url)
+	r, err := http.NewRequest(http.MethodGet, url, nil)
+	if err != nil {
+		return 0, err.Error()
+	}
+	if token != "" {
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
+	resp, err := client.Do(r)
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):
 		return 0, refused

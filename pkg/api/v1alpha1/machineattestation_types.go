@@ -264,6 +264,9 @@ const (
 	// ConditionCertificateRefused is true while a certificate signing request that
 	// was made with this machine's credential is refused.
 	ConditionCertificateRefused = "CertificateRefused"
+	// ConditionRoleMismatch is true while the machine's Node has a control-plane role that
+	// its pool does not have.
+	ConditionRoleMismatch = "RoleMismatch"
 	// ConditionAccepted, on an enrolment or a policy, is false while the verifier
 	// cannot use the object as it stands; the last good state is in force then.
 	ConditionAccepted = "Accepted"

@@ -30,6 +30,13 @@ type AttestationVerifierStatus struct {
 	Version string `json:"version,omitempty"`
 	// holder of the lease.
 	Holder string `json:"holder,omitempty"`
+	// controlPlaneNodes are the names of the Nodes that may give themselves a control-plane
+	// role: those that have it, and those to come of Machines and records of the pool
+	// master. A ValidatingAdmissionPolicy reads them.
+	//
+	// +kubebuilder:validation:MaxItems=512
+	// +listType=set
+	ControlPlaneNodes []string `json:"controlPlaneNodes,omitempty"`
 	// conditions: Available, Progressing, Degraded, Upgradeable, DoorOpen.
 	//
 	// +listType=map

@@ -253,6 +253,9 @@ func (c *Cluster) degraded(acknowledged time.Time) []finding {
 		}
 		c.tasks.mu.Unlock()
 	}
+	if nodes := c.RoleMismatches(); len(nodes) > 0 {
+		all = append(all, finding{"NodeRoleMismatch", "Nodes have a control-plane role that their pool does not have: " + strings.Join(nodes, ", ")})
+	}
 	return append(all, c.foundByOthers()...)
 }
 
@@ -375,11 +378,23 @@ func (c *Cluster) writeStatus(ctx context.Context) error {
 	for _, want := range c.conditions(acknowledged) {
 		changed = c.set1(&conditions, want) || changed
 	}
+	nodes, _ := status["controlPlaneNodes"].([]any)
+	if names, ok := c.controlPlaneNodes(); ok {
+		wanted := make([]any, len(names))
+		for i, name := range names {
+			wanted[i] = name
+		}
+		changed = changed || !slices.Equal(nodes, wanted)
+		nodes = wanted
+	}
 	if !changed {
 		return nil
 	}
 	o = o.DeepCopy()
 	next := map[string]any{"holder": c.o.Identity}
+	if len(nodes) > 0 {
+		next["controlPlaneNodes"] = nodes
+	}
 	if c.o.Version != "" {
 		next["version"] = c.o.Version
 	}

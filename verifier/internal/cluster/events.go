@@ -60,6 +60,8 @@ var told = map[string]struct {
 	"Quarantined": {"Quarantined", "quarantined ", true},
 	"Released":    {"Released", "quarantine lifted ", false},
 
+	"RoleMismatch": {"RoleMismatch", "", true},
+
 	"CertificateRefused": {"CertificateRefused", "", true},
 	"BreakGlass":         {"BreakGlass", "fetched the ", true},
 }

@@ -44,6 +44,7 @@ const (
 	aboutClaims          // claims whose Machine is gone
 	aboutPending         // machines that waited too long
 	aboutStatus          // the AttestationVerifier
+	aboutRoles           // Nodes whose role is not that of their pool
 )
 
 // task is one of those, about one object where it is about one.
@@ -118,6 +119,8 @@ func (t *tasks) later(one task, after time.Duration) {
 // deleted its record often goes by itself, by the API server's own clean-up.
 func (t *tasks) lookForGone() { t.later(task{about: aboutGone}, time.Second) }
 
+func (t *tasks) roles() { t.later(task{about: aboutRoles}, 200*time.Millisecond) }
+
 func (t *tasks) allPolicies() { t.later(task{about: aboutPolicy}, 100*time.Millisecond) }
 
 // enrolled asks for the records of the Machines that an enrolment is for.
@@ -183,7 +186,7 @@ func (c *Cluster) lead(ctx context.Context) {
 }
 
 // lookForFindings is how often others are asked what they have found.
-const lookForFindings = 5 * time.Second
+const lookForFindings = time.Second
 
 // work is the holder's until ctx ends.
 func (c *Cluster) work(ctx context.Context) {
@@ -288,7 +291,7 @@ func (c *Cluster) workOff(ctx context.Context, lane queue) {
 
 var steps = map[int]string{
 	aboutMachine: "record", aboutFault: "unusable object", aboutPolicy: "policy", aboutUserData: "pointer config", aboutToken: "provisioning token",
-	aboutKeys: "keys", aboutGone: "records of gone Machines", aboutClaims: "claims of gone Machines", aboutPending: "pending", aboutStatus: "status",
+	aboutKeys: "keys", aboutGone: "records of gone Machines", aboutClaims: "claims of gone Machines", aboutPending: "pending", aboutStatus: "status", aboutRoles: "roles of Nodes",
 }
 
 // everything asks the holder to look at everything soon. It costs the caller
@@ -307,7 +310,7 @@ func (c *Cluster) everything() {
 // alone brings.
 func (c *Cluster) look(machines bool) {
 	c.tasks.add(task{about: aboutKeys}, task{about: aboutToken}, task{about: aboutPending}, task{about: aboutPolicy}, task{about: aboutGone},
-		task{about: aboutClaims}, task{about: aboutStatus})
+		task{about: aboutClaims}, task{about: aboutRoles}, task{about: aboutStatus})
 	if machines {
 		for _, uid := range c.registry.UIDs() {
 			if c.unsettled(uid) {
@@ -349,6 +352,8 @@ func (c *Cluster) do(ctx context.Context, t task) error {
 		return c.records.ExpirePending(c.o.Now())
 	case aboutStatus:
 		return c.writeStatus(ctx)
+	case aboutRoles:
+		return c.keepRoles(ctx)
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"maps"
 	"net/netip"
 	"time"
 
@@ -38,6 +37,7 @@ func (c *Cluster) putMachine(i *item) []manifest.Problem {
 		m.Namespace, m.Name = i.namespace, i.name // one copy of each
 		c.registry.PutMachine(m)
 		c.names.put(&m)
+		c.plannedMachine(&m)
 		c.tasks.add(task{about: aboutMachine, key: key{name: m.UID}})
 	}
 	return i.problems
@@ -52,6 +52,7 @@ func (c *Cluster) advanceMachine(i *item) bool {
 	}
 	m.Namespace, m.Name = i.namespace, i.name
 	c.names.put(&m)
+	c.plannedMachine(&m)
 	c.tasks.add(task{about: aboutMachine, key: key{name: m.UID}})
 	return c.registry.Advance(m)
 }
@@ -60,6 +61,7 @@ func (c *Cluster) dropMachine(group string) func(key) {
 	return func(k key) {
 		c.registry.DeleteMachine(group, k.namespace, k.name)
 		c.names.drop(group, k)
+		c.planned(plannedKey{group, k}, "", nil, false)
 		c.tasks.lookForGone()
 	}
 }
@@ -125,6 +127,8 @@ func compactAttestation(u *unstructured.Unstructured) (any, []manifest.Problem) 
 			}
 		}
 	}
+	a.latch.pool, _ = status["pool"].(string)
+	a.latch.node, _, _ = unstructured.NestedString(status, "certificate", "node")
 	a.latch.credentials, a.latch.unrevoked = liveCredentials(status, time.Now())
 	conditions, _ := status["conditions"].([]any)
 	for _, x := range conditions {
@@ -134,6 +138,8 @@ func compactAttestation(u *unstructured.Unstructured) (any, []manifest.Problem) 
 			a.condition = true
 		case m["type"] == conditionQuarantined && m["status"] == "True" && m["reason"] == reasonEtcdRestored:
 			a.latch.restored = true
+		case m["type"] == v1alpha1.ConditionRoleMismatch && m["status"] == "True":
+			a.latch.mismatch = true
 		}
 	}
 	return a, problems
@@ -170,8 +176,10 @@ func (c *Cluster) putAttestation(i *item) []manifest.Problem {
 	} else {
 		c.registry.DeleteEnrolment(i.namespace, i.name)
 	}
-	a.latch.key = i.key
+	a.latch.key, a.latch.pool = i.key, c.intern(a.latch.pool)
 	uid := a.uid
+	standIn := a.enrolment != nil && a.enrolment.Spec.MachineRef == nil
+	c.planned(plannedKey{v1alpha1.GroupVersion.Group, i.key}, i.about.UID, []string{i.name}, standIn && a.enrolment.Spec.Pool == controlPlanePool)
 	if a.enrolment != nil && a.enrolment.Spec.MachineRef == nil {
 		uid = i.about.UID // a stand-in is its own record
 	}
@@ -180,9 +188,19 @@ func (c *Cluster) putAttestation(i *item) []manifest.Problem {
 	}
 	if uid != "" {
 		c.mu.Lock()
-		c.keepCredentials(uid, c.latches[uid].credentials, a.latch.credentials)
+		before := c.latches[uid]
+		c.keepCredentials(uid, before.credentials, a.latch.credentials)
 		c.latches[uid] = a.latch
+		_, control := c.controlPlane[a.latch.node]
+		isPlanned := false
+		for _, p := range c.plans { // a control plane's, which are few
+			isPlanned = isPlanned || p.uid == uid
+		}
 		c.mu.Unlock()
+		if before.pool != a.latch.pool && (isPlanned || a.latch.pool == controlPlanePool) || before.node != a.latch.node && a.latch.pool == controlPlanePool ||
+			control || before.mismatch != a.latch.mismatch {
+			c.tasks.roles()
+		}
 		c.tasks.add(task{about: aboutMachine, key: key{name: uid}})
 	}
 	if a.condition {
@@ -196,6 +214,7 @@ func (c *Cluster) putAttestation(i *item) []manifest.Problem {
 
 func (c *Cluster) dropAttestation(k key) {
 	c.registry.DeleteEnrolment(k.namespace, k.name)
+	c.planned(plannedKey{v1alpha1.GroupVersion.Group, k}, "", nil, false)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// Deletions are few; an index by name would be as large as the rest.
@@ -259,11 +278,15 @@ func (c *Cluster) putNode(i *item) []manifest.Problem {
 	n, _ := i.value.(node)
 	c.registry.PutNode(i.name, n.providerID)
 	c.mu.Lock()
+	before, known := c.controlPlane[i.name]
 	delete(c.controlPlane, i.name)
 	if n.controlPlane {
-		c.controlPlane[i.name] = n.addresses
+		c.controlPlane[i.name] = n
 	}
 	c.mu.Unlock()
+	if known != n.controlPlane || before.providerID != n.providerID && n.controlPlane {
+		c.tasks.roles()
+	}
 	if n.providerID != "" && c.tasks.leading() {
 		if m := c.registry.Named(machine.Identity{ProviderIDs: []string{n.providerID}}, machine.Rules{Now: c.o.Now()}); m != nil {
 			c.tasks.add(task{about: aboutMachine, key: key{name: m.UID}})
@@ -275,8 +298,12 @@ func (c *Cluster) putNode(i *item) []manifest.Problem {
 func (c *Cluster) dropNode(k key) {
 	c.registry.DeleteNode(k.name)
 	c.mu.Lock()
+	_, known := c.controlPlane[k.name]
 	delete(c.controlPlane, k.name)
 	c.mu.Unlock()
+	if known {
+		c.tasks.roles()
+	}
 }
 
 // ControlPlane returns the Nodes of the control plane with their internal addresses.
@@ -288,5 +315,9 @@ func (c *Cluster) ControlPlane() map[string][]netip.Addr {
 	if len(c.pools) == 0 {
 		return nil
 	}
-	return maps.Clone(c.controlPlane)
+	all := make(map[string][]netip.Addr, len(c.controlPlane))
+	for name, n := range c.controlPlane {
+		all[name] = n.addresses
+	}
+	return all
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -136,21 +135,23 @@ type Cluster struct {
 	// taken in, and for writing while the world is made.
 	batch sync.RWMutex
 
-	mu       sync.Mutex
-	texts    map[string]string
-	faults   map[faultKey]fault
-	started  bool // policies were read, and the cluster has them
-	policies map[string]*policyState
-	leaving  map[string]*policyState // deleted, and in force for as long as lingering
-	left     int                     // how many were deleted
-	set      *policy.Set             // the last that compiled
-	clash    map[string]string
-	content  map[key]*contentState
-	trust    *trust.Trust    // nil: to be joined anew
-	pools    map[string]bool // MachineConfigPools; nil where there are none
-	latches  map[string]latch
-	// controlPlane has the internal addresses of each Node of the control plane.
-	controlPlane map[string][]netip.Addr
+	mu           sync.Mutex
+	texts        map[string]string
+	faults       map[faultKey]fault
+	started      bool // policies were read, and the cluster has them
+	policies     map[string]*policyState
+	leaving      map[string]*policyState // deleted, and in force for as long as lingering
+	left         int                     // how many were deleted
+	set          *policy.Set             // the last that compiled
+	clash        map[string]string
+	content      map[key]*contentState
+	trust        *trust.Trust    // nil: to be joined anew
+	pools        map[string]bool // MachineConfigPools; nil where there are none
+	latches      map[string]latch
+	controlPlane map[string]node
+	// plans are the Machines of the control plane's pool.
+	plans map[plannedKey]planned
+	roles *roles // nil: not evaluated by this replica
 	// credentials has the Machine's UID by the id of each live bootstrap credential.
 	credentials map[string]string
 	// orphaned are the credentials of records that are gone, by the Machine's UID,
@@ -188,6 +189,9 @@ type latch struct {
 	restored    bool     // quarantined by what was remembered over a restore
 	credentials []string // ids of bootstrap credentials that have not ended
 	unrevoked   bool     // some of them have not been taken back
+	pool        string   // that the machine attested for
+	node        string   // of its certificate
+	mismatch    bool     // the condition RoleMismatch is true
 }
 
 // grant is a grant to attest once more that was used.
@@ -246,7 +250,7 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 		o: o, config: c, log: o.Log, began: o.Now(), served: map[schema.GroupVersion]discovered{},
 		restart: make(chan struct{}, 1), dirty: make(chan struct{}, 1),
 		texts: map[string]string{}, faults: map[faultKey]fault{},
-		policies: map[string]*policyState{}, leaving: map[string]*policyState{}, set: &policy.Set{}, content: map[key]*contentState{}, latches: map[string]latch{}, controlPlane: map[string][]netip.Addr{}, credentials: map[string]string{}, orphaned: map[string][]v1alpha1.CredentialStatus{},
+		policies: map[string]*policyState{}, leaving: map[string]*policyState{}, set: &policy.Set{}, content: map[key]*contentState{}, latches: map[string]latch{}, controlPlane: map[string]node{}, plans: map[plannedKey]planned{}, credentials: map[string]string{}, orphaned: map[string][]v1alpha1.CredentialStatus{},
 	}
 	var err error
 	if k.dynamic, err = dynamic.NewForConfig(r); err != nil {

@@ -29,6 +29,7 @@ type Metrics struct {
 	dropped     prometheus.Counter
 	providers   *prometheus.CounterVec
 	doors       *prometheus.GaugeVec
+	mismatches  prometheus.Gauge
 }
 
 // New registers everything.
@@ -85,7 +86,11 @@ func New() *Metrics {
 		Name: "mcs_attest_door",
 		Help: "Whether a port of the Machine Config Server on a control-plane node is in a state, as this replica sees it: closed (only the gate answers), open, or unknown.",
 	}, []string{"node", "port", "state"})
-	m.registry.MustRegister(m.doors, m.apiCalls, m.providers, m.dropped, m.decisions, m.configs, m.duration, m.expiry, m.problems, m.objects, m.reports, m.lastRefresh,
+	m.mismatches = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "mcs_attest_node_role_mismatches",
+		Help: "Nodes with a control-plane role that their pool does not have. 0 on replicas that do not hold the lease.",
+	})
+	m.registry.MustRegister(m.doors, m.mismatches, m.apiCalls, m.providers, m.dropped, m.decisions, m.configs, m.duration, m.expiry, m.problems, m.objects, m.reports, m.lastRefresh,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -157,6 +162,9 @@ func (m *Metrics) Trust(t *trust.Trust, now time.Time) {
 
 // EventsDropped counts an Event that was not sent.
 func (m *Metrics) EventsDropped() { m.dropped.Inc() }
+
+// RoleMismatches reports how many Nodes have a role that their pool does not have.
+func (m *Metrics) RoleMismatches(n int) { m.mismatches.Set(float64(n)) }
 
 // Door reports the state of a port, one of states.
 func (m *Metrics) Door(node, port, state string, states []string) {

@@ -1,0 +1,229 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+)
+
+// controlPlanePool is the pool whose Nodes have a control-plane role.
+const controlPlanePool = "master"
+
+// maxControlPlaneNodes bounds the list in the status, as the CRD does.
+const maxControlPlaneNodes = 512
+
+// planned is a Machine, or a stand-in, of the control plane's pool.
+type planned struct {
+	uid   string
+	names []string // that its Node may have
+}
+
+// plannedKey names it. The same Machine may be in both APIs.
+type plannedKey struct {
+	group string
+	key
+}
+
+// planned keeps the names of a Machine of the control plane's pool.
+func (c *Cluster) planned(at plannedKey, uid string, names []string, control bool) {
+	c.mu.Lock()
+	before, known := c.plans[at]
+	delete(c.plans, at)
+	if control {
+		c.plans[at] = planned{uid, names}
+	}
+	c.mu.Unlock()
+	if known != control || control && (before.uid != uid || !slices.Equal(before.names, names)) {
+		c.tasks.roles()
+	}
+}
+
+func (c *Cluster) plannedMachine(m *machine.Machine) {
+	var names []string
+	for _, name := range append(slices.Clone(m.InternalDNS), m.NodeRef) {
+		if name = NormalDNS(name); name != "" && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	group, _, _ := strings.Cut(m.APIVersion, "/")
+	c.planned(plannedKey{group, key{m.Namespace, m.Name}}, m.UID, names, m.HasPool(controlPlanePool))
+}
+
+// roles is what the Nodes' roles should be.
+type roles struct {
+	// allowed are the names of the Nodes that may give themselves a control-plane role.
+	allowed []string
+	// mismatched has, by the UID of a Machine of another pool, its Node with the role.
+	mismatched map[string]string
+}
+
+// evaluateRoles compares the Nodes that have a control-plane role with the pools of
+// their records, or of their Machines where a record names no pool. Nodes choose their
+// provider id themselves, so a Node is also found by the certificate on the record and
+// by the Machine's nodeRef.
+func (c *Cluster) evaluateRoles() roles {
+	out := roles{mismatched: map[string]string{}}
+	c.mu.Lock()
+	if len(c.pools) == 0 {
+		c.mu.Unlock()
+		return out
+	}
+	nodes := maps.Clone(c.controlPlane)
+	plans := slices.Collect(maps.Values(c.plans))
+	pools, certified := map[string]string{}, map[string]string{}
+	var names []string
+	for uid, l := range c.latches {
+		if l.pool == controlPlanePool && l.node != "" {
+			names = append(names, l.node)
+		}
+		if _, ok := nodes[l.node]; ok && l.node != "" {
+			certified[uid] = l.node
+		}
+	}
+	c.mu.Unlock()
+
+	found := c.registry.WithNodes(func(node string) bool { _, ok := nodes[node]; return ok })
+	maps.Copy(found, certified)
+	for name, n := range nodes {
+		if n.providerID == "" {
+			continue
+		}
+		if m := c.registry.Named(machine.Identity{ProviderIDs: []string{n.providerID}}, machine.Rules{Now: c.o.Now()}); m != nil {
+			found[m.UID] = name
+		}
+	}
+	for _, p := range plans {
+		found[p.uid] = "" // only its pool is asked for
+	}
+	for uid := range found {
+		pools[uid] = c.poolOf(uid)
+	}
+
+	impostors := map[string]bool{}
+	for uid, node := range found {
+		if node != "" && pools[uid] != controlPlanePool && pools[uid] != "" {
+			out.mismatched[uid] = node
+			impostors[node] = true
+		}
+	}
+	for _, p := range plans {
+		if pools[p.uid] == controlPlanePool {
+			names = append(names, p.names...)
+		}
+	}
+	names = slices.AppendSeq(names, maps.Keys(nodes))
+	slices.Sort(names)
+	out.allowed = slices.DeleteFunc(slices.Compact(names), func(name string) bool { return impostors[name] })
+	if len(out.allowed) > maxControlPlaneNodes {
+		c.log.Warn("too many Nodes may have a control-plane role; some are not listed", "nodes", len(out.allowed))
+		out.allowed = out.allowed[:maxControlPlaneNodes]
+	}
+	return out
+}
+
+// poolOf is the pool of a Machine's record, else of the Machine; "" if neither says.
+func (c *Cluster) poolOf(uid string) string {
+	m, known := c.registry.ByUID(uid)
+	if known {
+		uid = placeOf(m).uid // one record, where the Machine is in both APIs
+	}
+	if l, ok := c.latch(uid); ok && l.pool != "" {
+		return l.pool
+	}
+	switch {
+	case !known || len(m.Pools) == 0:
+		return ""
+	case m.HasPool(controlPlanePool):
+		return controlPlanePool
+	}
+	return m.Pools[0]
+}
+
+// keepRoles reports Nodes whose role is not that of their pool, and lists those that may
+// have a control-plane role.
+func (c *Cluster) keepRoles(context.Context) error {
+	if synced, _ := c.Synced(); !synced {
+		return nil
+	}
+	now := c.evaluateRoles()
+	c.mu.Lock()
+	before := c.roles
+	c.roles = &now
+	reported := map[string]bool{}
+	for uid, l := range c.latches {
+		if l.mismatch {
+			reported[uid] = true
+		}
+	}
+	c.mu.Unlock()
+	if before == nil || !slices.Equal(before.allowed, now.allowed) || !maps.Equal(before.mismatched, now.mismatched) {
+		c.changed() // the status follows
+	}
+	for uid, node := range now.mismatched {
+		if before == nil || before.mismatched[uid] != node {
+			c.log.Error("a Node has a control-plane role that its pool does not have", "node", node, "uid", uid, "pool", c.poolOf(uid))
+			c.events.Emit(Event{
+				About:   Object{APIVersion: "v1", Kind: "Node", Name: node, UID: node}, // as the kubelet names it
+				Warning: true, Reason: v1alpha1.ConditionRoleMismatch, Message: mismatchText(node, c.poolOf(uid)),
+			})
+		}
+		if !reported[uid] {
+			text := mismatchText(node, c.poolOf(uid))
+			if err := c.changeRole(uid, func(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
+				return record.RoleMismatch(rec, text, c.o.Now())
+			}); err != nil {
+				return err
+			}
+		}
+	}
+	for uid := range reported {
+		if now.mismatched[uid] == "" {
+			if err := c.changeRole(uid, func(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
+				return record.RoleMismatch(rec, "", c.o.Now())
+			}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) changeRole(uid string, change func(*v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation) error {
+	c.tasks.limit.Accept()
+	return c.records.Update(uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) { return change(rec), nil })
+}
+
+func mismatchText(node, pool string) string {
+	return fmt.Sprintf("Node %s has a control-plane role, and its machine is of pool %s", node, pool)
+}
+
+// RoleMismatches returns the Nodes with a control-plane role that their pool does not
+// have. Only the holder of the lease has any.
+func (c *Cluster) RoleMismatches() []string {
+	if !c.tasks.leading() {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.roles == nil {
+		return nil
+	}
+	return slices.Sorted(maps.Values(c.roles.mismatched))
+}
+
+// controlPlaneNodes is the list for the status; the second result is false while it is
+// not known.
+func (c *Cluster) controlPlaneNodes() ([]string, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.roles == nil {
+		return nil, false
+	}
+	return c.roles.allowed, true
+}
