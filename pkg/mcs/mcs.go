@@ -191,10 +191,8 @@ func additions(r *render.Rendered, x Extras, mc *mcfgv1.MachineConfig, to specve
 		}
 		add = append(add, added{RegistryCADir + ca.Host + "/ca.crt", ca.PEM})
 	}
-	mc.Spec.Config.Raw = []byte(`{"ignition":{"version":"3.5.0"}}`)
-	if to.Major < 3 {
-		mc.Spec.Config.Raw = []byte(`{"ignition":{"version":"2.2.0"}}`)
-	}
+	// The machine-config-daemon of an old boot image accepts only the versions of its time.
+	mc.Spec.Config.Raw = fmt.Appendf(nil, `{"ignition":{"version":%q}}`, to)
 	rest, err := json.Marshal(mc)
 	if err != nil {
 		return nil, fmt.Errorf("MachineConfig %s: %w", mc.Name, err)

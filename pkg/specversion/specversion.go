@@ -6,8 +6,9 @@
 //   - The header is split at commas. Each part is a media type with parameters;
 //     a part without a slash is ignored, as is every parameter but version and q.
 //   - Parts are taken by descending q, equal ones in the order of the header.
-//   - Of these, only the subtype vnd.coreos.ignition+json with a version of the
-//     form MAJOR.MINOR.PATCH counts. Any main type will do.
+//   - The first part with the subtype vnd.coreos.ignition+json and a version of the
+//     form MAJOR.MINOR.PATCH decides. Any main type will do. The server answers 400 if
+//     it does not support that version, whatever follows.
 //   - Nothing of the kind in the header (curl, a browser): spec 2.2.0.
 //
 // Ignition 2.x sends
@@ -20,11 +21,12 @@
 package specversion
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 )
@@ -42,26 +44,22 @@ var unversioned = Version{2, 2}
 // String is the form in a config: "3.4.0".
 func (v Version) String() string { return fmt.Sprintf("%d.%d.0", v.Major, v.Minor) }
 
-// maxAccept bounds the header that is looked at; Ignition's own has 60 bytes.
-const maxAccept = 1024
-
 // Accept is the versions a client asks for, the most wanted first.
 type Accept []Version
 
 // ParseAccept reads an Accept header. It has no errors: what does not parse does not count.
+// It reads the whole header: the listener bounds the size, as the Machine Config Server's does.
 func ParseAccept(header string) Accept {
-	if len(header) > maxAccept {
-		header = header[:maxAccept]
-	}
 	type part struct {
-		version Version
-		q       float64
+		version  Version
+		ignition bool
+		q        float32
 	}
 	var parts []part
 	for value := range strings.SplitSeq(header, ",") {
 		mediaType, parameters, _ := strings.Cut(value, ";")
 		_, subtype, ok := strings.Cut(strings.TrimSpace(mediaType), "/")
-		if !ok || subtype != "vnd.coreos.ignition+json" {
+		if !ok {
 			continue
 		}
 		p, haveVersion, haveQ := part{q: 1}, false, false
@@ -73,40 +71,40 @@ func ParseAccept(header string) Accept {
 				p.version, haveVersion = v, err == nil
 			case key == "q" && !haveQ:
 				q, err := strconv.ParseFloat(text, 32)
-				// A NaN has no place in an order.
-				if err == nil && q == q {
-					p.q, haveQ = q, true
+				if err == nil {
+					p.q, haveQ = float32(q), true
 				}
 			}
 		}
-		if haveVersion {
-			parts = append(parts, p)
-		}
+		p.ignition = haveVersion && subtype == "vnd.coreos.ignition+json"
+		parts = append(parts, p)
 	}
-	slices.SortStableFunc(parts, func(a, b part) int { return cmp.Compare(b.q, a.q) })
+	// The server sorts all parts in this way. It matters for a q of NaN, which no order has a place for.
+	sort.SliceStable(parts, func(i, j int) bool { return parts[i].q > parts[j].q })
 	var a Accept
 	for _, p := range parts {
-		a = append(a, p.version)
+		if p.ignition {
+			a = append(a, p.version)
+		}
 	}
 	return a
 }
 
-// Negotiate is the Machine Config Server's answer to the question which
-// version to serve: the first that it has, at most 3.5; 2.2 for every 2.x from
-// 2.2 on and for a client that asks for none. The error is its 400.
+// Negotiate returns the version that the Machine Config Server serves. The first wanted
+// version decides: 3.x gives 3.x, at most 3.5, and 2.x from 2.2 on gives 2.2. A client
+// that asks for no version gets 2.2. The error is the server's 400.
 func (a Accept) Negotiate() (Version, error) {
 	if len(a) == 0 {
 		return unversioned, nil
 	}
-	for _, v := range a {
-		switch {
-		case v.Major == 3:
-			return Version{3, min(v.Minor, newestMCS.Minor)}, nil
-		case v.Major == 2 && v.Minor >= unversioned.Minor:
-			return unversioned, nil
-		}
+	switch v := a[0]; {
+	case v.Major == 3:
+		return Version{3, min(v.Minor, newestMCS.Minor)}, nil
+	case v.Major == 2 && v.Minor >= unversioned.Minor:
+		return unversioned, nil
+	default:
+		return Version{}, fmt.Errorf("no spec version %s", v)
 	}
-	return Version{}, fmt.Errorf("no spec version %s", a[0])
 }
 
 // Takes reports whether the client can read a config of version v: it asks for
@@ -155,21 +153,29 @@ func locate(config []byte, err error) error {
 	return fmt.Errorf("line %d: %w", 1+strings.Count(string(config[:at]), "\n"), err)
 }
 
+// identifier is what may follow the numbers of a semantic version after - or +.
+var identifier = regexp.MustCompile(`^[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*$`)
+
 // parse reads MAJOR.MINOR.PATCH with an optional suffix, and reports whether there was one.
 func parse(s string) (v Version, suffix bool, err error) {
-	numbers := s
-	if i := strings.IndexAny(s, "-+"); i >= 0 {
-		numbers, suffix = s[:i], true
-	}
+	numbers, build, _ := strings.Cut(s, "+")
+	numbers, release, _ := strings.Cut(numbers, "-")
 	parts := strings.Split(numbers, ".")
 	if len(parts) != 3 {
 		return Version{}, false, fmt.Errorf("%.20q is not MAJOR.MINOR.PATCH", s)
 	}
-	var n [3]uint64
-	for i, p := range parts {
-		if n[i], err = strconv.ParseUint(p, 10, 16); err != nil {
-			return Version{}, false, fmt.Errorf("%.20q is not MAJOR.MINOR.PATCH", s)
+	for _, id := range []string{release, build} {
+		if id != "" && !identifier.MatchString(id) {
+			return Version{}, false, fmt.Errorf("%.20q is not MAJOR.MINOR.PATCH with a valid suffix", s)
 		}
 	}
-	return Version{int(n[0]), int(n[1])}, suffix, nil
+	var n [3]int
+	for i, p := range parts {
+		u, err := strconv.ParseUint(p, 10, 63)
+		if err != nil {
+			return Version{}, false, fmt.Errorf("%.20q is not MAJOR.MINOR.PATCH", s)
+		}
+		n[i] = int(u)
+	}
+	return Version{n[0], n[1]}, len(numbers) < len(s), nil
 }
