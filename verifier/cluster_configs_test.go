@@ -92,7 +92,7 @@ func TestClusterServesThePreApprovedPartOfItsMachineConfigs(t *testing.T) {
 const controllerConfig = `---
 apiVersion: machineconfiguration.openshift.io/v1
 kind: ControllerConfig
-metadata: {name: machine-config-controller}
+metadata: {name: machine-config-controller, annotations: {machineconfiguration.openshift.io/generated-by-version: v4.20.0}}
 spec:
   additionalTrustBundle: cm9vdA==
   baseOSContainerImage: quay.test/os@sha256:1

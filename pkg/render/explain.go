@@ -186,7 +186,7 @@ func origins(chosen []*MachineConfig, config *mcfgv1.MachineConfig, in Input, po
 		last("kernelType", config.Spec.KernelType, kernel.by)
 	}
 	fallback := FromController
-	if in.Streams != nil && pool.Spec.OSImageStream.Name != "" {
+	if in.Streams != nil {
 		fallback = FromStreams
 	}
 	for field, url := range map[string]string{"osImageURL": config.Spec.OSImageURL, "baseOSExtensionsContainerImage": config.Spec.BaseOSExtensionsContainerImage} {

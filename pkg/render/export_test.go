@@ -19,7 +19,13 @@ func Theirs(in Input) types.Config {
 		case i == 0:
 			config = *m.ignition
 		default:
-			config = v3_5.Merge(config, *m.ignition)
+			config = v3_5.Merge(config, withCompression(*m.ignition))
+			config.Storage.Files = slices.Clone(config.Storage.Files)
+			for i := range config.Storage.Files {
+				if c := &config.Storage.Files[i].Contents; c.Compression != nil && *c.Compression == "" {
+					c.Compression = nil
+				}
+			}
 		}
 	}
 	config.Storage.Files = slices.Clone(config.Storage.Files)

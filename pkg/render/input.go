@@ -32,6 +32,8 @@ type Input struct {
 	Controller *mcfgv1.ControllerConfig
 	// Streams is the cluster's one OSImageStream; nil where there is none.
 	Streams *mcfgv1alpha1.OSImageStream
+	// StreamsMissing: the cluster serves the kind OSImageStream and does not have its one object.
+	StreamsMissing bool
 
 	controllerAt, streamsAt place
 }
@@ -180,7 +182,7 @@ func (in *Input) take(doc manifest.Document) []manifest.Problem {
 		}
 		in.Controller, in.controllerAt = &mcfgv1.ControllerConfig{}, at
 		return doc.DecodeKnown(in.Controller)
-	case group == Group && doc.Kind == KindOSImageStream:
+	case group == Group && (version == "v1" || version == "v1alpha1") && doc.Kind == KindOSImageStream:
 		if in.Streams != nil {
 			return []manifest.Problem{at.problem("a second OSImageStream", fmt.Sprintf("the first is %s; keep one", in.streamsAt))}
 		}
@@ -235,6 +237,9 @@ func machineConfig(doc manifest.Document, at place) (*MachineConfig, []manifest.
 		return wrong(*problem)
 	}
 	m.ignition = config
+	if problem := m.unsupported(doc); problem != nil {
+		return wrong(*problem)
+	}
 	return m, unknown
 }
 

@@ -54,6 +54,8 @@ func PreApproved(pool string, in Input, o Options) (*Rendered, error) {
 	if err != nil {
 		return nil, err
 	}
+	// The part may be without what a controller generated.
+	config.Annotations[annotationController] = whole.Annotations[annotationController]
 	out := &Rendered{Pool: pool, PreApproved: true, Config: config, Origins: origins(needed, config, in, p)}
 	for _, m := range needed {
 		out.parts = append(out.parts, madeOf{m.Name, m.sum()})

@@ -50,7 +50,7 @@ func TestTheWorkersOwnConfigIsInWhereItsPullSecretIsAllowed(t *testing.T) {
 }
 
 func TestWhatPutsAMachineConfigInOrOut(t *testing.T) {
-	const generated = "machineconfiguration.openshift.io/generated-by-controller-version: abc"
+	const generated = "machineconfiguration.openshift.io/generated-by-controller-version: 5e7f1c4f3a2c0f0e1d7d2b9e6b8f0a1c2d3e4f50"
 	const needs = `mcs-attest.dev/needed-before-node-approved: `
 	spec := file("/etc/probe", "a setting")
 	owned := func(apiVersion, kind string) string {

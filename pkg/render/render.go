@@ -2,7 +2,9 @@ package render
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -23,6 +25,7 @@ const (
 	// LabelRole is what pools choose by.
 	LabelRole                   = Group + "/role"
 	annotationController        = Group + "/generated-by-controller-version"
+	annotationOperator          = Group + "/generated-by-version"
 	annotationReleaseImage      = Group + "/release-image-version"
 	annotationOSImageOverridden = Group + "/os-image-url-overridden"
 
@@ -96,12 +99,20 @@ func (m *MachineConfig) generated() bool { return m.Annotations[annotationContro
 // the Ignition config in it. It has the given name, or the one of its own.
 func merge(pool *Pool, chosen []*MachineConfig, in Input, name string) (types.Config, *mcfgv1.MachineConfig, error) {
 	spec := mcfgv1.MachineConfigSpec{KernelArguments: []string{}, Extensions: []string{}, KernelType: KernelDefault}
-	image, extensions, err := in.images(pool)
+	version, err := in.controllerVersion(chosen)
 	if err != nil {
 		return types.Config{}, nil, err
 	}
-	spec.OSImageURL, spec.BaseOSExtensionsContainerImage = image, extensions
-	for _, m := range chosen {
+	base, err := in.base(pool)
+	if err != nil {
+		return types.Config{}, nil, err
+	}
+	spec.OSImageURL, spec.BaseOSExtensionsContainerImage = base.image, base.extensions
+	own := -1 // the MachineConfig whose image counts
+	for i, m := range chosen {
+		if m.Labels == nil {
+			return types.Config{}, nil, m.refuse("it has no labels", "the label "+LabelRole)
+		}
 		spec.KernelArguments = append(spec.KernelArguments, m.Spec.KernelArguments...)
 		spec.Extensions = append(spec.Extensions, m.Spec.Extensions...)
 		spec.FIPS = spec.FIPS || m.Spec.FIPS
@@ -110,12 +121,19 @@ func merge(pool *Pool, chosen []*MachineConfig, in Input, name string) (types.Co
 		}
 		// What a controller generated repeats the ControllerConfig's, perhaps an older one.
 		if !m.generated() {
+			if m.Spec.OSImageURL != "" {
+				own = i
+			}
 			spec.OSImageURL = cmp.Or(m.Spec.OSImageURL, spec.OSImageURL)
 			spec.BaseOSExtensionsContainerImage = cmp.Or(m.Spec.BaseOSExtensionsContainerImage, spec.BaseOSExtensionsContainerImage)
 		}
 	}
 	if spec.KernelType != KernelDefault && slices.Contains(spec.Extensions, "kernel-devel") {
 		return types.Config{}, nil, reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %s: the extension kernel-devel is for the default kernel only, not for %s", pool.Name, spec.KernelType)
+	}
+	overridden := spec.OSImageURL != base.image
+	if stream := pool.Spec.OSImageStream.Name; overridden && stream != "" {
+		return types.Config{}, nil, chosen[own].refuse(fmt.Sprintf("it sets osImageURL, and MachineConfigPool %s is on the OSImageStream %.64q", pool.Name, stream), "one of the two")
 	}
 	config := mergeIgnition(chosen)
 	raw, err := encode(config)
@@ -125,9 +143,21 @@ func merge(pool *Pool, chosen []*MachineConfig, in Input, name string) (types.Co
 	if rpt := validate.ValidateWithContext(config, raw); rpt.IsFatal() {
 		return types.Config{}, nil, reason.Wrap(reason.ConfigUnavailable, blame(chosen), "MachineConfigPool %s does not render", pool.Name)
 	}
+	if !overridden && slices.Contains(streamsWithoutRunc, base.stream) {
+		if err := withoutRunc(base.stream, chosen, config); err != nil {
+			return types.Config{}, nil, err
+		}
+	}
 	spec.Config = runtime.RawExtension{Raw: raw}
-	out, err := in.rendered(pool, chosen, spec, name)
-	return config, out, err
+	out, err := in.rendered(pool, spec, name)
+	if err != nil {
+		return types.Config{}, nil, err
+	}
+	out.Annotations[annotationController] = version
+	if overridden {
+		out.Annotations[annotationOSImageOverridden] = "true"
+	}
+	return config, out, in.fits(out)
 }
 
 // mergeIgnition merges the Ignition configs, in this order.
@@ -139,16 +169,35 @@ func mergeIgnition(chosen []*MachineConfig) types.Config {
 		case i == 0:
 			configs[0] = *m.ignition
 		default:
-			configs = append(configs, *m.ignition)
+			configs = append(configs, withCompression(*m.ignition))
 		}
 	}
+	merged := len(configs) > 1
 	config := mergeInPairs(configs)
 	// The files may be those of the first config, which stays as it was read.
 	config.Storage.Files = slices.Clone(config.Storage.Files)
 	yes := true
 	for i := range config.Storage.Files {
-		if f := &config.Storage.Files[i]; f.Overwrite == nil {
+		f := &config.Storage.Files[i]
+		if f.Overwrite == nil {
 			f.Overwrite = &yes
+		}
+		if c := f.Contents.Compression; merged && c != nil && *c == "" {
+			f.Contents.Compression = nil
+		}
+	}
+	return config
+}
+
+// withCompression gives contents without compression the empty one. Ignition merges
+// contents and compression separately: plain contents would keep the gzip of the
+// contents that they replace. A file without contents keeps both.
+func withCompression(config types.Config) types.Config {
+	none := ""
+	config.Storage.Files = slices.Clone(config.Storage.Files)
+	for i := range config.Storage.Files {
+		if c := &config.Storage.Files[i].Contents; c.Source != nil && c.Compression == nil {
+			c.Compression = &none
 		}
 	}
 	return config
@@ -248,32 +297,8 @@ func blame(chosen []*MachineConfig) error {
 	return errors.New("the merged config is not valid")
 }
 
-// images are the operating system's images of a pool before any MachineConfig has its say.
-func (in Input) images(pool *Pool) (image, extensions string, err error) {
-	if in.Controller != nil {
-		image, extensions = in.Controller.Spec.BaseOSContainerImage, in.Controller.Spec.BaseOSExtensionsContainerImage
-	}
-	stream := pool.Spec.OSImageStream.Name
-	if in.Streams == nil {
-		if stream != "" {
-			err = reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %s is on the OSImageStream %q, and there is no OSImageStream", pool.Name, stream)
-		}
-		return image, extensions, err
-	}
-	name := cmp.Or(stream, in.Streams.Status.DefaultStream)
-	for _, s := range in.Streams.Status.AvailableStreams {
-		if s.Name == name {
-			return string(s.OSImage), string(s.OSExtensionsImage), nil
-		}
-	}
-	if stream != "" {
-		err = reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %s is on the OSImageStream %q, which is not available", pool.Name, stream)
-	}
-	return image, extensions, err
-}
-
 // rendered puts the name and the annotations of a rendered config on it.
-func (in Input) rendered(pool *Pool, chosen []*MachineConfig, spec mcfgv1.MachineConfigSpec, name string) (*mcfgv1.MachineConfig, error) {
+func (in Input) rendered(pool *Pool, spec mcfgv1.MachineConfigSpec, name string) (*mcfgv1.MachineConfig, error) {
 	if name == "" {
 		var err error
 		if name, err = Name(pool.Name, spec); err != nil {
@@ -288,21 +313,25 @@ func (in Input) rendered(pool *Pool, chosen []*MachineConfig, spec mcfgv1.Machin
 	yes := true
 	out.OwnerReferences = []metav1.OwnerReference{{APIVersion: Group + "/v1", Kind: KindMachineConfigPool, Name: pool.Name, UID: pool.UID,
 		Controller: &yes, BlockOwnerDeletion: &yes}}
-	// All of them are of one controller, or the machine-config-controller would not render.
-	for _, m := range chosen {
-		if m.generated() {
-			out.Annotations[annotationController] = m.Annotations[annotationController]
-		}
-	}
 	if in.Controller != nil {
-		if v := in.Controller.Annotations[annotationReleaseImage]; v != "" {
-			out.Annotations[annotationReleaseImage] = v
-		}
-	}
-	if image, _, err := in.images(pool); err == nil && spec.OSImageURL != image {
-		out.Annotations[annotationOSImageOverridden] = "true"
+		out.Annotations[annotationReleaseImage] = in.Controller.Annotations[annotationReleaseImage]
 	}
 	return out, nil
+}
+
+// fits refuses a rendered MachineConfig that a cluster cannot store.
+func (in Input) fits(out *mcfgv1.MachineConfig) error {
+	if in.Controller == nil {
+		return nil
+	}
+	raw, err := json.Marshal(out)
+	if err == nil && len(raw) > maxRendered {
+		err = fmt.Errorf("%d bytes, at most %d are possible", len(raw), maxRendered)
+	}
+	if err != nil {
+		return reason.Wrap(reason.ConfigUnavailable, err, "MachineConfig %s", out.Name)
+	}
+	return nil
 }
 
 // FaultOf is the MachineConfig that a render failed for; nil if it was not one alone.

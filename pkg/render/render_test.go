@@ -249,11 +249,13 @@ func TestImages(t *testing.T) {
 	controller := "quay.io/openshift-release-dev/ocp-v4.0-art-dev@sha256:" + strings.Repeat("1", 64)
 	extensions := "quay.io/openshift-release-dev/ocp-v4.0-art-dev@sha256:" + strings.Repeat("2", 64)
 	generated := strings.Replace(customer("02-worker-old", "worker", "osImageURL: registry.example/old"), "  labels:",
-		"  annotations:\n    machineconfiguration.openshift.io/generated-by-controller-version: abc\n  labels:", 1)
+		"  annotations:\n    machineconfiguration.openshift.io/generated-by-controller-version: 5e7f1c4f3a2c0f0e1d7d2b9e6b8f0a1c2d3e4f50\n  labels:", 1)
 	stream := `apiVersion: machineconfiguration.openshift.io/v1alpha1
 kind: OSImageStream
 metadata:
   name: cluster
+  annotations:
+    machineconfiguration.openshift.io/release-image-version: 5e7f1c4f3a2c0f0e1d7d2b9e6b8f0a1c2d3e4f50
 status:
   defaultStream: rhel-9
   availableStreams:

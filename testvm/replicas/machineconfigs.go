@@ -11,7 +11,9 @@ func (s *Set) Pool(name string) {
 	s.t.Helper()
 	const group = "machineconfiguration.openshift.io/"
 	ca := base64.StdEncoding.EncodeToString(s.authority())
-	s.Apply(group+"v1", "ControllerConfig", "", "machine-config-controller", map[string]any{"spec": map[string]any{
+	s.Apply(group+"v1", "ControllerConfig", "", "machine-config-controller", map[string]any{"metadata": map[string]any{
+		"annotations": map[string]any{group + "generated-by-version": "v4.20.0"},
+	}, "spec": map[string]any{
 		"additionalTrustBundle": ca, "baseOSContainerImage": "", "cloudProviderCAData": ca, "cloudProviderConfig": "",
 		"clusterDNSIP": "10.0.0.10", "images": map[string]any{}, "ipFamilies": "IPv4", "kubeAPIServerServingCAData": ca,
 		"network": map[string]any{"mtuMigration": map[string]any{}}, "proxy": map[string]any{}, "releaseImage": "release", "rootCAData": ca,

@@ -32,9 +32,10 @@ var (
 	configsGVR     = schema.GroupVersionResource{Group: render.Group, Version: "v1", Resource: "machineconfigs"}
 	poolsGVR       = schema.GroupVersionResource{Group: render.Group, Version: "v1", Resource: "machineconfigpools"}
 	controllersGVR = schema.GroupVersionResource{Group: render.Group, Version: "v1", Resource: "controllerconfigs"}
-	// Not in every cluster.
-	streamsGVR    = schema.GroupVersionResource{Group: render.Group, Version: "v1alpha1", Resource: "osimagestreams"}
-	configMapsGVR = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
+	// Clusters have one of these versions, both or none.
+	streamsGVR      = schema.GroupVersionResource{Group: render.Group, Version: "v1", Resource: "osimagestreams"}
+	alphaStreamsGVR = schema.GroupVersionResource{Group: render.Group, Version: "v1alpha1", Resource: "osimagestreams"}
+	configMapsGVR   = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
 )
 
 // callTimeout bounds one call of the API.
@@ -52,19 +53,35 @@ type api struct {
 	read map[string]*object
 	// rendered are the rendered MachineConfigs that pools name, by the pool's name.
 	rendered map[string]*named
+	// toldNoStreams: the log has that no OSImageStream is served.
+	toldNoStreams bool
 	// The last good content of kubeconfigs.
 	ca        []byte
 	apiServer string
 }
 
-type watches struct{ pools, configs, controllers, streams, configMap *watched }
+type watches struct{ pools, configs, controllers, streams, alphaStreams, configMap *watched }
 
 func (w watches) all() []*watched {
-	all := []*watched{w.pools, w.configs, w.controllers, w.streams}
+	all := []*watched{w.pools, w.configs, w.controllers, w.streams, w.alphaStreams}
 	if w.configMap != nil {
 		all = append(all, w.configMap)
 	}
 	return all
+}
+
+// osImageStreams returns the newest version of the kind that the cluster serves; nil if it
+// serves none.
+func (w watches) osImageStreams() *watched {
+	for _, s := range []*watched{w.streams, w.alphaStreams} {
+		s.mu.Lock()
+		absent := s.absent
+		s.mu.Unlock()
+		if !absent {
+			return s
+		}
+	}
+	return nil
 }
 
 // watched is one resource.
@@ -127,6 +144,7 @@ func NewCluster(config *rest.Config, o Options) (*Source, error) {
 	a.configs = &watched{what: "machineconfigs", informer: metadatainformer.NewFilteredMetadataInformer(slim, configsGVR, "", 0, cache.Indexers{}, nil).Informer()}
 	a.controllers = &watched{what: "controllerconfig " + controllerName, informer: whole(controllersGVR, "", one(controllerName))}
 	a.streams = &watched{what: "osimagestream " + streamsName, informer: whole(streamsGVR, "", one(streamsName))}
+	a.alphaStreams = &watched{what: "osimagestream.v1alpha1 " + streamsName, informer: whole(alphaStreamsGVR, "", one(streamsName))}
 	if o.OwnCredential {
 		a.configMap = &watched{what: "configmap " + o.KubeconfigConfigMap, informer: whole(configMapsGVR, namespace, one(name))}
 	}
@@ -210,9 +228,12 @@ func (a *api) run(ctx context.Context) {
 	defer wg.Wait()
 	for _, w := range a.all() {
 		wg.Go(func() { w.informer.Run(ctx.Done()) })
-		// An empty list brings no event.
+		// An empty list brings no event, and shows that the cluster serves the kind.
 		wg.Go(func() {
 			if cache.WaitForCacheSync(ctx.Done(), w.informer.HasSynced) {
+				w.mu.Lock()
+				w.absent, w.err = false, nil
+				w.mu.Unlock()
 				a.wake()
 			}
 		})

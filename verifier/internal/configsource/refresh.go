@@ -56,7 +56,17 @@ func (a *api) refresh(ctx context.Context) error {
 			}
 		}
 	}
-	for _, w := range []*watched{a.controllers, a.streams} {
+	single := []*watched{a.controllers}
+	streams := a.osImageStreams()
+	switch {
+	case streams != nil:
+		single = append(single, streams)
+		a.toldNoStreams = false
+	case !a.toldNoStreams:
+		a.s.o.Log.Info("the cluster has no kind OSImageStream; the images are the ControllerConfig's")
+		a.toldNoStreams = true
+	}
+	for _, w := range single {
 		for _, u := range contents[*unstructured.Unstructured](w) {
 			take(a.parse(u, here))
 		}
@@ -113,6 +123,7 @@ func (a *api) refresh(ctx context.Context) error {
 		return errors.Join(again...)
 	}
 	in.Input = joined
+	in.StreamsMissing = streams != nil && joined.Streams == nil
 	authorities(&in.extras, joined)
 	stale, err := a.bootstrap(&in.extras)
 	in.noKubeconfig = err

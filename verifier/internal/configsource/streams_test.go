@@ -1,0 +1,68 @@
+package configsource
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// streamsCRD is the kind OSImageStream with some versions; the first one is stored.
+func streamsCRD(versions ...string) string {
+	s := `apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: osimagestreams.machineconfiguration.openshift.io
+  annotations: {api-approved.kubernetes.io: "https://github.com/openshift/api"}
+spec:
+  group: machineconfiguration.openshift.io
+  scope: Cluster
+  names: {kind: OSImageStream, listKind: OSImageStreamList, plural: osimagestreams, singular: osimagestream}
+  versions:
+`
+	for i, v := range versions {
+		s += fmt.Sprintf("  - {name: %s, served: true, storage: %t, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}\n", v, i == 0)
+	}
+	return s
+}
+
+func TestTheImagesOfAClusterAreThoseOfItsOSImageStream(t *testing.T) {
+	c, api := openShift(t)
+	c.KubectlApply(t, poolYAML+"---\n"+machineConfig("00-base", "/etc/base", "base", needed))
+	t.Run("a cluster without the kind", func(t *testing.T) {
+		s, logged := follow(t, api)
+		has(t, s, false, "quay.test%2Fos%40", "quay.test%2Fstream")
+		if got := logged.String(); !strings.Contains(got, "OSImageStream") {
+			t.Errorf("the log does not say where the images come from:\n%s", got)
+		}
+	})
+	for _, versions := range [][]string{{"v1alpha1"}, {"v1"}, {"v1", "v1alpha1"}} {
+		t.Run(strings.Join(versions, " and "), func(t *testing.T) {
+			c.KubectlApply(t, streamsCRD(versions...))
+			c.Kubectl(t, "wait", "--for=condition=Established", "customresourcedefinition/osimagestreams.machineconfiguration.openshift.io", "--timeout=60s")
+			t.Cleanup(func() {
+				c.Kubectl(t, "delete", "customresourcedefinition", "osimagestreams.machineconfiguration.openshift.io")
+			})
+			s, _ := follow(t, api)
+			for _, preApproved := range []bool{false, true} {
+				eventually(t, "without the object nothing renders", func() error {
+					if got := fmt.Sprint(s.Findings()); !strings.Contains(got, "OSImageStream") {
+						return fmt.Errorf("findings: %s", got)
+					}
+					if _, err := s.Config("worker", preApproved, newest); err == nil {
+						return fmt.Errorf("a config without the OSImageStream, pre-approved: %t", preApproved)
+					}
+					return nil
+				})
+			}
+			c.KubectlApply(t, `apiVersion: machineconfiguration.openshift.io/`+versions[0]+`
+kind: OSImageStream
+metadata: {name: cluster, annotations: {machineconfiguration.openshift.io/release-image-version: abc}}
+status:
+  defaultStream: rhel-9
+  availableStreams: [{name: rhel-9, osImage: "quay.test/stream@sha256:9", osExtensionsImage: "quay.test/stream-ext@sha256:9"}]
+`)
+			has(t, s, false, "quay.test%2Fstream%40", "quay.test%2Fos%40")
+			has(t, s, true, "quay.test%2Fstream%40", "quay.test%2Fos%40")
+		})
+	}
+}
