@@ -27,7 +27,9 @@ const (
 
 var (
 	// extensions are the ones that can be installed on RHEL CoreOS.
-	extensions = []string{"ipsec", "kerberos", "kernel-devel", "sandboxed-containers", "sysstat", "two-node-ha", "usbguard"}
+	extensions = []string{
+		"ipsec", "kerberos", "kernel-devel", "sandboxed-containers", "sysstat", "two-node-ha", "usbguard",
+	}
 	// standardPools have no stream of another pool.
 	standardPools = []string{"arbiter", "master", "worker"}
 	// streamsWithoutRunc are the streams of RHEL 10.
@@ -38,14 +40,16 @@ var (
 func (m *MachineConfig) unsupported(doc manifest.Document) *manifest.Problem {
 	for i, f := range m.ignition.Storage.Files {
 		if f.Mode != nil && (*f.Mode > maxMode || *f.Mode < 0) {
-			p := doc.Problem(fmt.Sprintf("spec.config.storage.files[%d].mode", i), fmt.Sprintf("the mode of %s is %#o (%[2]d in decimal)", f.Path, *f.Mode),
+			p := doc.Problem(fmt.Sprintf("spec.config.storage.files[%d].mode", i),
+				fmt.Sprintf("the mode of %s is %#o (%[2]d in decimal)", f.Path, *f.Mode),
 				"at most 0777; JSON has decimal numbers, so 0644 is 420")
 			return &p
 		}
 	}
 	for i, e := range m.Spec.Extensions {
 		if !slices.Contains(extensions, e) {
-			p := doc.Problem(fmt.Sprintf("spec.extensions[%d]", i), fmt.Sprintf("unknown extension %.64q", e), strings.Join(extensions, ", "))
+			p := doc.Problem(fmt.Sprintf("spec.extensions[%d]", i),
+				fmt.Sprintf("unknown extension %.64q", e), strings.Join(extensions, ", "))
 			return &p
 		}
 	}
@@ -94,17 +98,19 @@ func (in Input) base(pool *Pool) (base, error) {
 
 // controllerVersion returns the version of the machine-config-controller that generated
 // the MachineConfigs and the OSImageStream of a pool. The operator does not mix two.
-func (in Input) controllerVersion(chosen []*MachineConfig) (string, error) {
+func (in Input) controllerVersion(pool *Pool, chosen []*MachineConfig) (string, error) {
 	version, from := "", ""
 	if in.Controller != nil {
 		if _, ok := in.Controller.Annotations[annotationOperator]; !ok {
-			return "", reason.Deny(reason.ConfigUnavailable, "the ControllerConfig has no annotation %s; the machine-config-operator sets it", annotationOperator)
+			return "", reason.Deny(reason.ConfigUnavailable,
+				"the ControllerConfig has no annotation %s; the machine-config-operator sets it", annotationOperator)
 		}
 	}
 	if in.Streams != nil {
 		version, from = in.Streams.Annotations[annotationReleaseImage], "the OSImageStream"
 		if version == "" {
-			return "", reason.Deny(reason.ConfigUnavailable, "the OSImageStream has no annotation %s; the machine-config-operator sets it", annotationReleaseImage)
+			return "", reason.Deny(reason.ConfigUnavailable,
+				"the OSImageStream has no annotation %s; the machine-config-operator sets it", annotationReleaseImage)
 		}
 	}
 	for _, m := range chosen {
@@ -113,7 +119,8 @@ func (in Input) controllerVersion(chosen []*MachineConfig) (string, error) {
 		case version == "":
 			version, from = v, "MachineConfig "+m.Name
 		default:
-			return "", m.refuse(fmt.Sprintf("the controller of version %.64q generated it, and version %.64q generated %s", v, version, from),
+			return "", m.refuse(pool,
+				fmt.Sprintf("the controller of version %.64q generated it, and version %.64q generated %s", v, version, from),
 				"the same version; during an upgrade the operator generates all of them again")
 		}
 	}
@@ -128,12 +135,13 @@ func (in Input) controllerVersion(chosen []*MachineConfig) (string, error) {
 }
 
 // refuse is a denial that names the MachineConfig.
-func (m *MachineConfig) refuse(what, want string) error {
-	return reason.Wrap(reason.ConfigUnavailable, &Fault{MachineConfig: m.Name, Problem: m.at.problem(what, want)}, "a MachineConfig cannot be used")
+func (m *MachineConfig) refuse(pool *Pool, what, want string) error {
+	fault := &Fault{MachineConfig: m.Name, Problem: m.at.problem(what, want)}
+	return reason.Wrap(reason.ConfigUnavailable, fault, "MachineConfigPool %s does not render", pool.Name)
 }
 
 // withoutRunc refuses a config that makes runc the container runtime.
-func withoutRunc(stream string, chosen []*MachineConfig, config types.Config) error {
+func withoutRunc(pool *Pool, stream string, chosen []*MachineConfig, config types.Config) error {
 	var files []types.File
 	for _, f := range config.Storage.Files {
 		if strings.HasPrefix(f.Path, crioDropIns) {
@@ -146,14 +154,16 @@ func withoutRunc(stream string, chosen []*MachineConfig, config types.Config) er
 	for _, f := range files {
 		name, err := defaultRuntime(f.Contents)
 		if err != nil {
-			return lastWith(chosen, f.Path).refuse(fmt.Sprintf("%s: %v", f.Path, err), "CRI-O configuration in TOML within the MachineConfig: the stream "+stream+" has no runc")
+			return lastWith(chosen, f.Path).refuse(pool, fmt.Sprintf("%s: %v", f.Path, err),
+				"TOML in a data URL: the stream "+stream+" has no runc")
 		}
 		if name != "" {
 			runtime, from = name, f.Path
 		}
 	}
 	if runtime == "runc" {
-		return lastWith(chosen, from).refuse(fmt.Sprintf("%s sets the container runtime runc, which the stream %s does not have", from, stream), "crun")
+		return lastWith(chosen, from).refuse(pool,
+			fmt.Sprintf("%s sets the container runtime runc, which the stream %s does not have", from, stream), "crun")
 	}
 	return nil
 }
@@ -161,7 +171,8 @@ func withoutRunc(stream string, chosen []*MachineConfig, config types.Config) er
 // lastWith is the last MachineConfig with a file.
 func lastWith(chosen []*MachineConfig, path string) *MachineConfig {
 	for _, m := range slices.Backward(chosen) {
-		if m.ignition != nil && slices.ContainsFunc(m.ignition.Storage.Files, func(f types.File) bool { return f.Path == path }) {
+		is := func(f types.File) bool { return f.Path == path }
+		if m.ignition != nil && slices.ContainsFunc(m.ignition.Storage.Files, is) {
 			return m
 		}
 	}

@@ -114,8 +114,15 @@ func readable(raw []byte) error {
 
 // withFile is a MachineConfig with one file; lines are its fields besides the path.
 func withFile(name, path string, lines ...string) string {
-	return customer(name, "worker", "config:\n  ignition:\n    version: 3.5.0\n  storage:\n    files:\n    - path: "+path+"\n      "+strings.Join(lines, "\n      "))
+	const head = "config:\n  ignition:\n    version: 3.5.0\n  storage:\n    files:\n    - path: "
+	return customer(name, "worker", head+path+"\n      "+strings.Join(lines, "\n      "))
 }
+
+// plain and empty are the contents of a file.
+const (
+	plain = "contents: {source: 'data:,plain'}"
+	empty = "contents: {source: 'data:,plain', compression: ''}"
+)
 
 func TestCompressionFollowsTheContents(t *testing.T) {
 	const path = "/etc/site.conf"
@@ -125,14 +132,19 @@ func TestCompressionFollowsTheContents(t *testing.T) {
 		configs     []string
 		compression string
 	}{
-		{"plain contents over gzip", []string{withFile("60-a", path, packed...), withFile("70-b", path, "contents: {source: 'data:,plain'}")}, "none"},
-		{"plain contents over gzip, with the mode and more after it", []string{withFile("60-a", path, packed...),
-			withFile("70-b", path, "mode: 384", "contents: {source: 'data:,plain'}"), withFile("80-c", path, "mode: 420", "overwrite: false")}, "none"},
-		{"gzip over plain contents", []string{withFile("60-a", path, "contents: {source: 'data:,plain'}"), withFile("70-b", path, packed...)}, "gzip"},
+		{"plain contents over gzip",
+			[]string{withFile("60-a", path, packed...), withFile("70-b", path, plain)}, "none"},
+		{"plain contents over gzip, with the mode and more after it",
+			[]string{withFile("60-a", path, packed...), withFile("70-b", path, "mode: 384", plain),
+				withFile("80-c", path, "mode: 420", "overwrite: false")}, "none"},
+		{"gzip over plain contents",
+			[]string{withFile("60-a", path, plain), withFile("70-b", path, packed...)}, "gzip"},
 		{"gzip over gzip", []string{withFile("60-a", path, packed...), withFile("70-b", path, packed...)}, "gzip"},
 		// The machine-config-operator drops gzip here, and Ignition then writes packed bytes.
-		{"only a mode over gzip", []string{withFile("60-a", path, packed...), withFile("70-b", path, "mode: 384", "overwrite: false")}, "gzip"},
-		{"an empty compression", []string{withFile("70-b", path, "contents: {source: 'data:,plain', compression: ''}")}, "none"},
+		{"only a mode over gzip",
+			[]string{withFile("60-a", path, packed...), withFile("70-b", path, "mode: 384", "overwrite: false")}, "gzip"},
+		{"an empty compression",
+			[]string{withFile("70-b", path, empty)}, "none"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := valid(t, full(t, "worker", cluster(t, tc.configs...)))
@@ -154,8 +166,8 @@ func TestCompressionFollowsTheContents(t *testing.T) {
 }
 
 func TestAnEmptyCompressionDoesNotChangeTheName(t *testing.T) {
-	with := full(t, "worker", cluster(t, withFile("70-a", "/etc/site.conf", "contents: {source: 'data:,plain', compression: ''}")))
-	without := full(t, "worker", cluster(t, withFile("70-a", "/etc/site.conf", "contents: {source: 'data:,plain'}")))
+	with := full(t, "worker", cluster(t, withFile("70-a", "/etc/site.conf", empty)))
+	without := full(t, "worker", cluster(t, withFile("70-a", "/etc/site.conf", plain)))
 	if with.Config.Name != without.Config.Name {
 		t.Errorf("%s, without it %s", with.Config.Name, without.Config.Name)
 	}
@@ -163,13 +175,14 @@ func TestAnEmptyCompressionDoesNotChangeTheName(t *testing.T) {
 
 // osImageStream is the OSImageStream of a cluster with a default stream.
 func osImageStream(version, def string, annotations ...string) string {
-	s := "apiVersion: machineconfiguration.openshift.io/" + version + "\nkind: OSImageStream\nmetadata:\n  name: cluster\n"
+	s := "apiVersion: " + setGroup + "/" + version + "\nkind: OSImageStream\nmetadata:\n  name: cluster\n"
 	if len(annotations) > 0 {
 		s += "  annotations:\n    " + strings.Join(annotations, "\n    ") + "\n"
 	}
 	s += "status:\n  defaultStream: " + def + "\n  availableStreams:\n"
 	for _, name := range []string{"rhel-9", "rhel-10"} {
-		s += fmt.Sprintf("  - name: %s\n    osImage: registry.example/%[1]s@sha256:1\n    osExtensionsImage: registry.example/%[1]s-ext@sha256:1\n", name)
+		s += fmt.Sprintf("  - name: %s\n    osImage: registry.example/%[1]s@sha256:1\n", name)
+		s += fmt.Sprintf("    osExtensionsImage: registry.example/%s-ext@sha256:1\n", name)
 	}
 	return s
 }
@@ -192,7 +205,8 @@ func TestACustomPoolInheritsTheStreamOfTheWorkers(t *testing.T) {
 			if got, want := r.Config.Spec.OSImageURL, "registry.example/"+tc.want+"@sha256:1"; got != want {
 				t.Errorf("%s, worker %q, infra %q: image %s, want %s", version, tc.worker, tc.infra, got, want)
 			}
-			if got, want := r.Config.Spec.BaseOSExtensionsContainerImage, "registry.example/"+tc.want+"-ext@sha256:1"; got != want {
+			got, want := r.Config.Spec.BaseOSExtensionsContainerImage, "registry.example/"+tc.want+"-ext@sha256:1"
+			if got != want {
 				t.Errorf("%s, worker %q, infra %q: extensions %s, want %s", version, tc.worker, tc.infra, got, want)
 			}
 		}
@@ -200,16 +214,24 @@ func TestACustomPoolInheritsTheStreamOfTheWorkers(t *testing.T) {
 }
 
 // notMaster chooses all MachineConfigs of the test cluster, also without labels.
-var notMaster = metav1.LabelSelectorRequirement{Key: setGroup + "/role", Operator: metav1.LabelSelectorOpNotIn, Values: []string{"master"}}
+var notMaster = metav1.LabelSelectorRequirement{
+	Key: setGroup + "/role", Operator: metav1.LabelSelectorOpNotIn, Values: []string{"master"},
+}
 
 // generatedBy is a MachineConfig that a controller of a version generated.
 func generatedBy(name, version string) string {
-	return customer(name, "worker", "fips: false", "machineconfiguration.openshift.io/generated-by-controller-version: "+version)
+	return customer(name, "worker", "fips: false", setGroup+"/generated-by-controller-version: "+version)
 }
 
 func TestWhatTheMachineConfigOperatorRefusesDoesNotRender(t *testing.T) {
-	crio := func(runtime string) string {
-		return withFile("60-crio", "/etc/crio/crio.conf.d/99-site", `contents: {source: 'data:,%5Bcrio.runtime%5D%0Adefault_runtime%20%3D%20%22`+runtime+`%22'}`)
+	one := func(lines ...string) []string { return []string{withFile("60-one", "/etc/a", lines...)} }
+	spec := func(text string) []string { return []string{customer("60-own", "worker", text)} }
+	const ignition = "config:\n  ignition:\n    version: 3.5.0\n"
+	crio := func(name, path, contents string) string {
+		return withFile(name, "/etc/crio/crio.conf.d/"+path, "contents: {source: '"+contents+"}")
+	}
+	text := func(runtime string) string {
+		return "data:,%5Bcrio.runtime%5D%0Adefault_runtime%20%3D%20%22" + runtime + "%22'"
 	}
 	streams := osImageStream("v1", "rhel-9", releaseOfStreams)
 	onTen := osImageStream("v1", "rhel-10", releaseOfStreams)
@@ -219,41 +241,53 @@ func TestWhatTheMachineConfigOperatorRefusesDoesNotRender(t *testing.T) {
 		change  func(*render.Input)
 		refused string // empty: it renders
 	}{
-		{name: "a mode above 0777", more: []string{withFile("60-a", "/etc/a", "mode: 644", "contents: {source: 'data:,'}")}, refused: "01204"},
-		{name: "the mode 0777", more: []string{withFile("60-a", "/etc/a", "mode: 511", "contents: {source: 'data:,'}")}},
-		{name: "an octal mode", more: []string{withFile("60-a", "/etc/a", "mode: 0644", "contents: {source: 'data:,'}")}},
-		{name: "an unknown extension", more: []string{customer("60-a", "worker", "config:\n  ignition:\n    version: 3.5.0\nextensions: [usbguard, telnetd]")}, refused: "telnetd"},
-		{name: "an unknown extension without an Ignition config", more: []string{customer("60-a", "worker", "extensions: [telnetd]")}},
-		{name: "an image of its own in a pool with a stream", more: []string{streams, customer("60-own", "worker", "osImageURL: registry.example/own")},
+		{name: "a mode above 0777", more: one("mode: 644", plain), refused: "01204"},
+		{name: "the mode 0777", more: one("mode: 511", plain)},
+		{name: "an octal mode", more: one("mode: 0644", plain)},
+		{name: "an unknown extension", more: spec(ignition + "extensions: [usbguard, telnetd]"), refused: "telnetd"},
+		{name: "an unknown extension without an Ignition config", more: spec("extensions: [telnetd]")},
+		{name: "an image of its own in a pool with a stream",
+			more:   append(spec("osImageURL: registry.example/own"), streams),
 			change: func(in *render.Input) { setStream(in, "rhel-10") }, refused: "60-own"},
-		{name: "an image of its own in a pool on the default stream", more: []string{streams, customer("60-own", "worker", "osImageURL: registry.example/own")}},
-		{name: "a default stream that is not available", more: []string{osImageStream("v1", "rhel-8", releaseOfStreams)}, refused: `"rhel-8", which is not available`},
-		{name: "a stream that is not available", more: []string{streams}, change: func(in *render.Input) { setStream(in, "rhel-11") }, refused: `"rhel-11", which is not available`},
-		{name: "a cluster that should have an OSImageStream", change: func(in *render.Input) { in.StreamsMissing = true }, refused: "OSImageStream"},
-		{name: "an OSImageStream without a version", more: []string{osImageStream("v1", "rhel-9")}, refused: "release-image-version"},
-		{name: "an OSImageStream of another controller version", more: []string{osImageStream("v1", "rhel-9", "machineconfiguration.openshift.io/release-image-version: older")}, refused: "older"},
-		{name: "runc on rhel-10", more: []string{onTen, crio("runc")}, refused: "60-crio"},
-		{name: "crun on rhel-10", more: []string{onTen, crio("crun")}},
-		{name: "runc on rhel-9", more: []string{streams, crio("runc")}},
-		{name: "runc on rhel-10 under crun of a later file", more: []string{onTen, crio("runc"),
-			withFile("61-crio", "/etc/crio/crio.conf.d/99-tests", "contents: {source: 'data:,%5Bcrio.runtime%5D%0Adefault_runtime%20%3D%20%22crun%22'}")}},
-		{name: "packed runc on rhel-10", more: []string{onTen, withFile("60-crio", "/etc/crio/crio.conf.d/99-site", "contents: {source: 'data:;base64,"+packedRunc+"', compression: gzip}")}, refused: "60-crio"},
-		{name: "a CRI-O configuration on rhel-10 that is not TOML", more: []string{onTen, withFile("60-crio", "/etc/crio/crio.conf.d/99-site", "contents: {source: 'data:,default_runtime%20runc'}")}, refused: "60-crio"},
-		{name: "a remote CRI-O configuration on rhel-10", more: []string{onTen, withFile("60-crio", "/etc/crio/crio.conf.d/99-site", "contents: {source: 'https://files.example/crio'}")}, refused: "60-crio"},
-		{name: "a MachineConfig of another controller version", more: []string{generatedBy("60-old", "older")}, refused: "60-old"},
+		{name: "an image of its own in a pool on the default stream",
+			more: append(spec("osImageURL: registry.example/own"), streams)},
+		{name: "a default stream that is not available",
+			more: []string{osImageStream("v1", "rhel-8", releaseOfStreams)}, refused: `"rhel-8", which is not available`},
+		{name: "a stream that is not available", more: []string{streams},
+			change: func(in *render.Input) { setStream(in, "rhel-11") }, refused: `"rhel-11", which is not available`},
+		{name: "a cluster that should have an OSImageStream",
+			change: func(in *render.Input) { in.StreamsMissing = true }, refused: "OSImageStream"},
+		{name: "an OSImageStream without a version",
+			more: []string{osImageStream("v1", "rhel-9")}, refused: "release-image-version"},
+		{name: "an OSImageStream of another controller version",
+			more: []string{osImageStream("v1", "rhel-9", setGroup+"/release-image-version: older")}, refused: "older"},
+		{name: "runc on rhel-10", more: []string{onTen, crio("60-crio", "99-site", text("runc"))}, refused: "60-crio"},
+		{name: "crun on rhel-10", more: []string{onTen, crio("60-crio", "99-site", text("crun"))}},
+		{name: "runc on rhel-9", more: []string{streams, crio("60-crio", "99-site", text("runc"))}},
+		{name: "runc on rhel-10 under crun of a later file",
+			more: []string{onTen, crio("60-crio", "98-site", text("runc")), crio("61-crio", "99-site", text("crun"))}},
+		{name: "packed runc on rhel-10",
+			more:    []string{onTen, crio("60-crio", "99-site", "data:;base64,"+packedRunc+"', compression: gzip")},
+			refused: "60-crio"},
+		{name: "a CRI-O configuration on rhel-10 that is not TOML",
+			more: []string{onTen, crio("60-crio", "99-site", "data:,default_runtime%20runc'")}, refused: "60-crio"},
+		{name: "a remote CRI-O configuration on rhel-10",
+			more: []string{onTen, crio("60-crio", "99-site", "https://files.example/crio'")}, refused: "60-crio"},
+		{name: "a MachineConfig of another controller version",
+			more: []string{generatedBy("60-old", "older")}, refused: "60-old"},
 		{name: "a MachineConfig of the same controller version", more: []string{generatedBy("60-new", setController)}},
-		{name: "a ControllerConfig without its version", change: func(in *render.Input) {
-			delete(in.Controller.Annotations, "machineconfiguration.openshift.io/generated-by-version")
-		}, refused: "generated-by-version"},
+		{name: "a ControllerConfig without its version",
+			change:  func(in *render.Input) { delete(in.Controller.Annotations, setGroup+"/generated-by-version") },
+			refused: "generated-by-version"},
 		{name: "a MachineConfig without labels", change: func(in *render.Input) {
 			for _, p := range in.Pools {
 				p.Spec.MachineConfigSelector.MatchLabels = nil
-				p.Spec.MachineConfigSelector.MatchExpressions = append(p.Spec.MachineConfigSelector.MatchExpressions[:0:0], notMaster)
+				p.Spec.MachineConfigSelector.MatchExpressions = []metav1.LabelSelectorRequirement{notMaster}
 			}
 			in.Configs[0].Labels = nil
 		}, refused: "labels"},
-		{name: "a config above the size that etcd stores", more: []string{withFile("60-big", "/etc/a", "contents: {source: 'data:,"+strings.Repeat("a", 1<<20)+"'}"),
-			withFile("61-big", "/etc/b", "contents: {source: 'data:,"+strings.Repeat("b", 1<<19)+"'}")}, refused: "1572864"},
+		{name: "a config above the size that etcd stores",
+			more: one("contents: {source: 'data:," + strings.Repeat("a", 1<<20+1<<19) + "'}"), refused: "1572864"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			in := cluster(t, tc.more...)
@@ -291,8 +325,10 @@ func TestARenderedConfigNamesItsController(t *testing.T) {
 			t.Errorf("%s, pre-approved: %q", pool, got)
 		}
 	}
-	const own = "apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfigPool\nmetadata:\n  name: worker\nspec:\n  machineConfigSelector:\n    matchLabels:\n      machineconfiguration.openshift.io/role: worker\n---\n"
-	if got := full(t, "worker", parse(t, "f.yaml", own+needed("60-own", file("/etc/own", "own")))).Config.Annotations[key]; got == "" {
+	own := "apiVersion: " + setGroup + "/v1\nkind: MachineConfigPool\nmetadata:\n  name: worker\nspec:\n" +
+		"  machineConfigSelector:\n    matchLabels:\n      " + setGroup + "/role: worker\n---\n"
+	alone := full(t, "worker", parse(t, "f.yaml", own+needed("60-own", file("/etc/own", "own"))))
+	if alone.Config.Annotations[key] == "" {
 		t.Error("a pool outside of OpenShift names no controller")
 	}
 }

@@ -99,7 +99,7 @@ func (m *MachineConfig) generated() bool { return m.Annotations[annotationContro
 // the Ignition config in it. It has the given name, or the one of its own.
 func merge(pool *Pool, chosen []*MachineConfig, in Input, name string) (types.Config, *mcfgv1.MachineConfig, error) {
 	spec := mcfgv1.MachineConfigSpec{KernelArguments: []string{}, Extensions: []string{}, KernelType: KernelDefault}
-	version, err := in.controllerVersion(chosen)
+	version, err := in.controllerVersion(pool, chosen)
 	if err != nil {
 		return types.Config{}, nil, err
 	}
@@ -111,7 +111,7 @@ func merge(pool *Pool, chosen []*MachineConfig, in Input, name string) (types.Co
 	own := -1 // the MachineConfig whose image counts
 	for i, m := range chosen {
 		if m.Labels == nil {
-			return types.Config{}, nil, m.refuse("it has no labels", "the label "+LabelRole)
+			return types.Config{}, nil, m.refuse(pool, "it has no labels", "the label "+LabelRole)
 		}
 		spec.KernelArguments = append(spec.KernelArguments, m.Spec.KernelArguments...)
 		spec.Extensions = append(spec.Extensions, m.Spec.Extensions...)
@@ -133,7 +133,7 @@ func merge(pool *Pool, chosen []*MachineConfig, in Input, name string) (types.Co
 	}
 	overridden := spec.OSImageURL != base.image
 	if stream := pool.Spec.OSImageStream.Name; overridden && stream != "" {
-		return types.Config{}, nil, chosen[own].refuse(fmt.Sprintf("it sets osImageURL, and MachineConfigPool %s is on the OSImageStream %.64q", pool.Name, stream), "one of the two")
+		return types.Config{}, nil, chosen[own].refuse(pool, fmt.Sprintf("it sets osImageURL, and MachineConfigPool %s is on the OSImageStream %.64q", pool.Name, stream), "one of the two")
 	}
 	config := mergeIgnition(chosen)
 	raw, err := encode(config)
@@ -144,7 +144,7 @@ func merge(pool *Pool, chosen []*MachineConfig, in Input, name string) (types.Co
 		return types.Config{}, nil, reason.Wrap(reason.ConfigUnavailable, blame(chosen), "MachineConfigPool %s does not render", pool.Name)
 	}
 	if !overridden && slices.Contains(streamsWithoutRunc, base.stream) {
-		if err := withoutRunc(base.stream, chosen, config); err != nil {
+		if err := withoutRunc(pool, base.stream, chosen, config); err != nil {
 			return types.Config{}, nil, err
 		}
 	}

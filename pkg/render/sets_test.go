@@ -91,7 +91,8 @@ func (g setGenerator) controller() any {
 	}
 	return map[string]any{"apiVersion": setGroup + "/v1", "kind": "ControllerConfig",
 		"metadata": map[string]any{"name": "machine-config-controller", "annotations": annotations},
-		"spec":     map[string]any{"baseOSContainerImage": "quay.example/os@sha256:1", "baseOSExtensionsContainerImage": "quay.example/ext@sha256:1"}}
+		"spec": map[string]any{
+			"baseOSContainerImage": "quay.example/os@sha256:1", "baseOSExtensionsContainerImage": "quay.example/ext@sha256:1"}}
 }
 
 func (g setGenerator) streams() any {
@@ -108,7 +109,8 @@ func (g setGenerator) streams() any {
 	}
 	var available []any
 	for _, name := range []string{"rhel-9", "rhel-10"} {
-		available = append(available, map[string]any{"name": name, "osImage": "quay.example/os@sha256:" + name, "osExtensionsImage": "quay.example/ext@sha256:" + name})
+		available = append(available, map[string]any{
+			"name": name, "osImage": "quay.example/os@sha256:" + name, "osExtensionsImage": "quay.example/ext@sha256:" + name})
 	}
 	return map[string]any{"apiVersion": setGroup + g.pick("/v1", "/v1alpha1"), "kind": "OSImageStream",
 		"metadata": map[string]any{"name": "cluster", "annotations": annotations},
@@ -116,7 +118,8 @@ func (g setGenerator) streams() any {
 }
 
 func (g setGenerator) machineConfig(i int) any {
-	meta := map[string]any{"name": fmt.Sprintf("%02d-set-%d", g.IntN(100), i), "labels": map[string]any{setGroup + "/role": g.pick("worker", "worker", "infra")}}
+	meta := map[string]any{"name": fmt.Sprintf("%02d-set-%d", g.IntN(100), i)}
+	meta["labels"] = map[string]any{setGroup + "/role": g.pick("worker", "worker", "infra")}
 	if g.one(3) {
 		version := setController
 		if g.odd(15) {
@@ -168,12 +171,14 @@ func (g setGenerator) ignition() any {
 	}
 	config := map[string]any{"ignition": map[string]any{"version": version}}
 	storage := map[string][]any{}
-	for _, path := range []string{"/etc/a", "/etc/b", "/etc/c", "/etc/d", "/etc/crio/crio.conf.d/00-default", "/etc/crio/crio.conf.d/99-runtime"} {
+	const dropIns = "/etc/crio/crio.conf.d/"
+	for _, path := range []string{"/etc/a", "/etc/b", "/etc/c", "/etc/d", dropIns + "00-default", dropIns + "99-runtime"} {
 		crio := strings.Contains(path, "crio")
 		switch {
 		case !g.one(3) || crio && !g.one(2):
 		case version == "2.2.0":
-			storage["files"] = append(storage["files"], map[string]any{"filesystem": "root", "path": path, "mode": 420, "contents": map[string]any{"source": "data:,two"}})
+			storage["files"] = append(storage["files"], map[string]any{"filesystem": "root", "path": path, "mode": 420,
+				"contents": map[string]any{"source": "data:,two"}})
 		case !crio && g.odd(12):
 			storage["links"] = append(storage["links"], map[string]any{"path": path, "target": "/etc/target"})
 		case !crio && g.odd(12):
@@ -183,7 +188,8 @@ func (g setGenerator) ignition() any {
 		}
 	}
 	if g.odd(20) && version != "2.2.0" {
-		storage["files"] = append(storage["files"], map[string]any{"path": "/etc/d/below", "contents": map[string]any{"source": "data:,below"}})
+		storage["files"] = append(storage["files"], map[string]any{
+			"path": "/etc/d/below", "contents": map[string]any{"source": "data:,below"}})
 	}
 	if len(storage) > 0 {
 		config["storage"] = storage
@@ -193,9 +199,11 @@ func (g setGenerator) ignition() any {
 		if !g.one(4) {
 			continue
 		}
-		unit := map[string]any{"name": name, "dropins": []any{map[string]any{"name": fmt.Sprintf("%d.conf", g.IntN(3)), "contents": fmt.Sprintf("[Unit]\nDescription=%d\n", g.IntN(9))}}}
+		unit := map[string]any{"name": name, "dropins": []any{map[string]any{
+			"name": fmt.Sprintf("%d.conf", g.IntN(3)), "contents": fmt.Sprintf("[Unit]\nDescription=%d\n", g.IntN(9))}}}
 		if g.one(2) {
-			unit["enabled"], unit["contents"] = g.one(2), "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n"
+			unit["enabled"] = g.one(2)
+			unit["contents"] = "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n"
 		}
 		units = append(units, unit)
 	}
@@ -203,7 +211,8 @@ func (g setGenerator) ignition() any {
 		config["systemd"] = map[string]any{"units": units}
 	}
 	if g.one(6) {
-		config["passwd"] = map[string]any{"users": []any{map[string]any{"name": "core", "sshAuthorizedKeys": []any{fmt.Sprintf("ssh-ed25519 key%d", g.IntN(4))}}}}
+		config["passwd"] = map[string]any{"users": []any{map[string]any{
+			"name": "core", "sshAuthorizedKeys": []any{fmt.Sprintf("ssh-ed25519 key%d", g.IntN(4))}}}}
 	}
 	if (version == "3.3.0" || version == "3.5.0") && g.one(6) {
 		config["kernelArguments"] = map[string]any{"shouldExist": []any{g.pick("ipv6.disable=1", "nosmt")}}
@@ -216,11 +225,13 @@ func (g setGenerator) file(path string, crio bool) any {
 	contents := map[string]any{}
 	switch k := g.IntN(10); {
 	case crio && k < 6:
-		contents["source"] = "data:," + url.PathEscape(fmt.Sprintf("[crio.runtime]\ndefault_runtime = %q\n", g.pick("crun", "crun", "crun", "runc")))
+		text := fmt.Sprintf("[crio.runtime]\ndefault_runtime = %q\n", g.pick("crun", "crun", "crun", "runc"))
+		contents["source"] = "data:," + url.PathEscape(text)
 	case crio && k < 7:
 		contents["source"], contents["compression"] = "data:;base64,"+packedRunc, "gzip"
 	case crio && k < 8 && g.strange:
-		contents["source"] = g.pick("data:,not%20TOML", "https://files.example/crio.conf", "data:,%5Bcrio%5D%0Alog_level%20%3D%201")
+		contents["source"] = g.pick(
+			"data:,not%20TOML", "https://files.example/crio.conf", "data:,%5Bcrio%5D%0Alog_level%20%3D%201")
 	case k < 4:
 		contents["source"] = fmt.Sprintf("data:,plain%%20%d", g.IntN(9))
 	case k < 7:

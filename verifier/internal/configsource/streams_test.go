@@ -20,7 +20,8 @@ spec:
   versions:
 `
 	for i, v := range versions {
-		s += fmt.Sprintf("  - {name: %s, served: true, storage: %t, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}\n", v, i == 0)
+		s += fmt.Sprintf("  - {name: %s, served: true, storage: %t, schema: {openAPIV3Schema: ", v, i == 0)
+		s += "{type: object, x-kubernetes-preserve-unknown-fields: true}}}\n"
 	}
 	return s
 }
@@ -37,10 +38,11 @@ func TestTheImagesOfAClusterAreThoseOfItsOSImageStream(t *testing.T) {
 	})
 	for _, versions := range [][]string{{"v1alpha1"}, {"v1"}, {"v1", "v1alpha1"}} {
 		t.Run(strings.Join(versions, " and "), func(t *testing.T) {
+			const crd = "customresourcedefinition/osimagestreams.machineconfiguration.openshift.io"
 			c.KubectlApply(t, streamsCRD(versions...))
-			c.Kubectl(t, "wait", "--for=condition=Established", "customresourcedefinition/osimagestreams.machineconfiguration.openshift.io", "--timeout=60s")
+			c.Kubectl(t, "wait", "--for=condition=Established", crd, "--timeout=60s")
 			t.Cleanup(func() {
-				c.Kubectl(t, "delete", "customresourcedefinition", "osimagestreams.machineconfiguration.openshift.io")
+				c.Kubectl(t, "delete", crd)
 			})
 			s, _ := follow(t, api)
 			for _, preApproved := range []bool{false, true} {
@@ -59,7 +61,8 @@ kind: OSImageStream
 metadata: {name: cluster, annotations: {machineconfiguration.openshift.io/release-image-version: abc}}
 status:
   defaultStream: rhel-9
-  availableStreams: [{name: rhel-9, osImage: "quay.test/stream@sha256:9", osExtensionsImage: "quay.test/stream-ext@sha256:9"}]
+  availableStreams:
+  - {name: rhel-9, osImage: "quay.test/stream@sha256:9", osExtensionsImage: "quay.test/stream-ext@sha256:9"}
 `)
 			has(t, s, false, "quay.test%2Fstream%40", "quay.test%2Fos%40")
 			has(t, s, true, "quay.test%2Fstream%40", "quay.test%2Fos%40")
