@@ -4,7 +4,6 @@ import (
 	"crypto/x509"
 	"math/rand/v2"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +12,8 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/testvm/soak"
 )
 
 // stockApproves is the cluster-machine-approver's decision as its rules are written
@@ -154,14 +155,6 @@ func decidedAgo(kind certificatesv1.RequestConditionType, message string, ago ti
 	return certificatesv1.CertificateSigningRequestCondition{Type: kind, Status: corev1.ConditionTrue, Message: message, LastTransitionTime: metav1.NewTime(now.Add(-ago))}
 }
 
-// soak is the large number where MCS_ATTEST_SOAK is 1, and else the small one.
-func soak(small, large int) int {
-	if os.Getenv("MCS_ATTEST_SOAK") == "1" {
-		return large
-	}
-	return small
-}
-
 // tightened are the gaps of the stock approver that are closed here, with or without
 // attestation; docs/approver.md lists them.
 func tightened(in *input, csr *x509.CertificateRequest) bool {
@@ -276,7 +269,7 @@ func TestNeverLaxerThanTheStockApprover(t *testing.T) {
 	)
 	random := rand.New(rand.NewPCG(1, 2))
 	approved, stricter := 0, 0
-	for range soak(3000, 100_000) {
+	for range soak.Or(3000, 100_000) {
 		in := stockClient()
 		if random.IntN(2) == 0 {
 			in = serving()

@@ -1,0 +1,13 @@
+// Package soak tells tests whether to repeat much. `make test` runs a test with few
+// repetitions, and `make soak` the same test with many.
+package soak
+
+import "os"
+
+// Or returns short in `make test` and long in `make soak`.
+func Or[T any](short, long T) T {
+	if os.Getenv("MCS_ATTEST_SOAK") == "1" {
+		return long
+	}
+	return short
+}
