@@ -44,12 +44,16 @@ demo-cluster: deps build ## an API server, three replicas, one VM, a killed repl
 	@go run ./testvm/cmd/demo-cluster
 
 .PHONY: test
-test: deps lint ## everything: lint, size, unit, integration, swtpm, boot scenarios
+test: deps tools build ## everything: lint, size, unit, integration, swtpm, boot scenarios
 	@.ci/test
 
+.PHONY: soak
+soak: export MCS_ATTEST_SOAK := 1
+soak: test ## the same with many repetitions: 500 machines, 100 000 generated requests
+
 .PHONY: unit
-unit: ## the Go tests without the boot scenarios
-	@go test -race $$(go list ./... | grep -v /testvm/scenarios)
+unit: ## the Go tests without the race detector, API servers and boot scenarios
+	@MCS_ATTEST_UNIT=1 go test -vet=off -p 3 -parallel 8 $$(go list ./... | grep -v /testvm/scenarios/)
 
 .PHONY: lint
 lint: tools build ## gofmt, vet, staticcheck, buf, generated code, shellcheck, size

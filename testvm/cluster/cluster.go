@@ -96,6 +96,7 @@ func Flags(flags ...string) Option { return func(o *options) { o.flags = append(
 // Start starts a cluster for one test.
 func Start(t TB, o ...Option) *Cluster {
 	t.Helper()
+	skipInUnit(t)
 	dir, err := os.MkdirTemp("", "cluster-")
 	if err != nil {
 		t.Fatalf("temporary folder: %v", err)
@@ -120,6 +121,7 @@ var shared struct {
 // first caller's options count. It ends with the process.
 func StartShared(t TB, o ...Option) *Cluster {
 	t.Helper()
+	skipInUnit(t)
 	shared.once.Do(func() {
 		var dir string
 		if dir, shared.err = os.MkdirTemp("", "cluster-"); shared.err == nil {
@@ -132,6 +134,14 @@ func StartShared(t TB, o ...Option) *Cluster {
 	}
 	shared.c.explain(t)
 	return shared.c
+}
+
+// skipInUnit skips the test in `make unit`, which runs what needs no API server.
+func skipInUnit(t TB) {
+	t.Helper()
+	if test, ok := t.(interface{ Skip(...any) }); ok && os.Getenv("MCS_ATTEST_UNIT") == "1" {
+		test.Skip("it needs an API server, and MCS_ATTEST_UNIT is set")
+	}
 }
 
 // StartMain starts a cluster without a test: in dir, which [Cluster.Stop] or the

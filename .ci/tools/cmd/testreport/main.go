@@ -1,15 +1,19 @@
-// Testreport reads the output of "go test -json" on standard input, tells what
-// happens while it happens, and judges the whole at the end.
+// Testreport reads the output of "go test -json", prints what happens while it
+// happens, and judges the whole at the end. It reads several runs at a time when it
+// is given files, which may be named pipes, and else its standard input.
 //
 //	go test -json ./... | testreport -status docs/status.md -log artifacts/test.json
+//	testreport -log artifacts/test.json <(go test -json ./a) <(go test -json ./b)
 //
 // It fails when a package or a test failed, when a test was skipped (a skipped
 // test is not a passed one), and when docs/status.md names a test that does not
-// exist or did not run. The last line is "N passed, N failed".
+// exist or did not run. It lists the slowest tests and packages. The last line is
+// "N passed, N failed".
 package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -18,6 +22,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -32,6 +37,7 @@ type event struct {
 type key struct{ pkg, test string }
 
 type report struct {
+	mu                      sync.Mutex
 	passed, failed, skipped []key
 	seconds                 map[key]float64
 	output                  map[key][]string
@@ -52,11 +58,30 @@ func main() {
 		defer f.Close()
 		raw = f
 	}
-	r, err := read(io.TeeReader(os.Stdin, raw), *scenarios)
-	if err != nil {
-		fail(err)
+	inputs := []io.Reader{os.Stdin}
+	if flag.NArg() > 0 {
+		inputs = nil
+	}
+	for _, path := range flag.Args() {
+		f, err := os.Open(path)
+		if err != nil {
+			fail(err)
+		}
+		defer f.Close()
+		inputs = append(inputs, f)
+	}
+	r := &report{seconds: map[key]float64{}, output: map[key][]string{}, ran: map[string]bool{}}
+	ends := make(chan error)
+	for _, in := range inputs {
+		go func() { ends <- r.read(in, raw, *scenarios) }()
+	}
+	for range inputs {
+		if err := <-ends; err != nil {
+			fail(err)
+		}
 	}
 	ok := r.summary(*scenarios)
+	r.slowest(10)
 	if *status != "" {
 		ok = r.checkStatus(*status) && ok
 	}
@@ -71,19 +96,31 @@ func fail(err error) {
 	os.Exit(1)
 }
 
-func read(in io.Reader, scenarios string) (*report, error) {
-	r := &report{seconds: map[key]float64{}, output: map[key][]string{}, ran: map[string]bool{}}
+// read follows one run to its end, and copies it to raw line by line.
+func (r *report) read(in io.Reader, raw io.Writer, scenarios string) error {
 	s := bufio.NewScanner(in)
 	s.Buffer(nil, 16<<20)
 	for s.Scan() {
-		var e event
-		if err := json.Unmarshal(s.Bytes(), &e); err != nil {
-			fmt.Println(s.Text()) // a build error comes as plain text
-			continue
+		if err := r.line(s.Bytes(), raw, scenarios); err != nil {
+			return err
 		}
-		r.event(e, scenarios)
 	}
-	return r, s.Err()
+	return s.Err()
+}
+
+func (r *report) line(line []byte, raw io.Writer, scenarios string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, err := fmt.Fprintf(raw, "%s\n", line); err != nil {
+		return err
+	}
+	var e event
+	if err := json.Unmarshal(line, &e); err != nil {
+		fmt.Printf("%s\n", line) // a build error comes as plain text
+		return nil
+	}
+	r.event(e, scenarios)
+	return nil
 }
 
 func (r *report) event(e event, scenarios string) {
@@ -151,6 +188,33 @@ func (r *report) summary(scenarios string) bool {
 		fmt.Println("failed: no test ran")
 	}
 	return len(r.failed) == 0 && len(r.skipped) == 0 && len(r.passed) > 0
+}
+
+// slowest lists the n tests and the n packages that took longest. A subtest is part
+// of its test. What runs side by side counts for each.
+func (r *report) slowest(n int) {
+	var tests, packages []key
+	for k := range r.seconds {
+		switch {
+		case k.test == "":
+			packages = append(packages, k)
+		case !strings.Contains(k.test, "/"):
+			tests = append(tests, k)
+		}
+	}
+	for _, list := range []struct {
+		name string
+		all  []key
+	}{{"tests", tests}, {"packages", packages}} {
+		slices.SortFunc(list.all, func(a, b key) int {
+			return cmp.Or(cmp.Compare(r.seconds[b], r.seconds[a]), cmp.Compare(a.pkg+a.test, b.pkg+b.test))
+		})
+		fmt.Printf("\nthe slowest %s:\n", list.name)
+		for _, k := range list.all[:min(n, len(list.all))] {
+			fmt.Printf("  %6.1f s  %s\n", r.seconds[k], strings.TrimSpace(k.pkg+" "+k.test))
+		}
+	}
+	fmt.Println()
 }
 
 // testName finds tests in the status table: `TestX` or `TestX/a case`.
