@@ -86,7 +86,11 @@ spec:
 		t.Fatal(err)
 	}
 	kubeconfig := "kubernetes:\n  kubeconfig: " + c.Kubeconfig(account) + "\n"
-	configured := strings.Replace(string(text), "kubernetes:\n", kubeconfig, 1) + "  rotateEvery: 2s\n  grace: 1s\nkeyRotation: 2s\nkeyPublishDelay: 1s\n"
+	upstream := strings.Replace(string(text), "https://127.22.62.3:22644", "https://"+machineConfigServer(t, certificate, key), 1)
+	if upstream == string(text) {
+		t.Fatal("the configuration has another upstream")
+	}
+	configured := strings.Replace(upstream, "kubernetes:\n", kubeconfig, 1) + "  rotateEvery: 2s\n  grace: 1s\nkeyRotation: 2s\nkeyPublishDelay: 1s\n"
 	path := filepath.Join(dir, "mcs-attest.yaml")
 	if err := os.WriteFile(path, []byte(configured), 0o600); err != nil {
 		t.Fatal(err)
@@ -237,6 +241,23 @@ func free(t *testing.T) string {
 		t.Fatal(err)
 	}
 	defer l.Close()
+	return l.Addr().String()
+}
+
+// machineConfigServer answers every request with 200, as one for /healthz is.
+func machineConfigServer(t *testing.T, certificate, key string) string {
+	t.Helper()
+	pair, err := tls.X509KeyPair([]byte(certificate), []byte(key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), ReadHeaderTimeout: time.Minute}
+	go func() { _ = srv.Serve(l) }()
+	t.Cleanup(func() { _ = srv.Close() })
 	return l.Addr().String()
 }
 

@@ -137,7 +137,14 @@ func (b *clusterBasis) Run(ctx context.Context) error {
 
 // Unready implements basis.
 func (b *clusterBasis) Unready(now time.Time) []string {
-	_, problems := b.cluster.Synced()
+	_, unsynced := b.cluster.Synced()
+	var problems []string
+	for _, p := range unsynced {
+		problems = append(problems, "cluster: "+p)
+	}
+	if err := b.cluster.World().Stale; err != nil {
+		problems = append(problems, "records: "+err.Error())
+	}
 	if b.server.config.Upstream == "" && !b.configs.Ready() {
 		problems = append(problems, "configs: the MachineConfigs have not been read yet")
 	}

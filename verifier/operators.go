@@ -2,7 +2,6 @@ package main
 
 import (
 	"crypto/tls"
-	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
@@ -19,16 +18,7 @@ import (
 func (s *server) healthServer() *http.Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if problems := s.unready(); len(problems) > 0 {
-			w.WriteHeader(http.StatusServiceUnavailable)
-			for _, p := range problems {
-				fmt.Fprintln(w, p)
-			}
-			return
-		}
-		fmt.Fprintln(w, "ready")
-	})
+	mux.HandleFunc("GET /readyz", s.readyz)
 	return operatorServer(mux, s.log)
 }
 

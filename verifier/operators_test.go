@@ -26,8 +26,17 @@ type served struct {
 	nodes, health, figure string
 }
 
-// serveFolder makes a folder and runs "serve" on it until the test ends.
+// serveFolder makes a folder, runs "serve" on it until the test ends, and waits
+// until it is ready.
 func serveFolder(t *testing.T, settings string) *served {
+	t.Helper()
+	s := startFolder(t, settings)
+	eventually(t, func() bool { return s.probe("/readyz") == nil }, func() string { return fmt.Sprint("not ready: ", s.probe("/readyz")) })
+	return s
+}
+
+// startFolder is serveFolder without the wait.
+func startFolder(t *testing.T, settings string) *served {
 	t.Helper()
 	v := newVerifier(t)
 	v.stop()
@@ -46,7 +55,7 @@ func serveFolder(t *testing.T, settings string) *served {
 			t.Error("serve:", err)
 		}
 	})
-	eventually(t, func() bool { return s.probe("/readyz") == nil }, func() string { return fmt.Sprint("not ready: ", s.probe("/readyz")) })
+	eventually(t, func() bool { return s.probe("/healthz") == nil }, func() string { return fmt.Sprint("not alive: ", s.probe("/healthz")) })
 	return s
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -111,6 +110,9 @@ type server struct {
 	audit   *audit.Log
 	now     func() time.Time
 
+	upstreamProbe *upstreamProbe // nil without an upstream
+	stopProbe     context.CancelFunc
+
 	basis
 	clouds     *clouds
 	standalone *standaloneBasis // the basis, where it is a folder
@@ -169,7 +171,10 @@ func serve(ctx context.Context, c *config.Config, logger *slog.Logger) error {
 		_, _ = raw.Close(), healthListener.Close()
 		return hint(fmt.Errorf("listen for metrics: %w", err), "choose another --metrics-listen")
 	}
-	handler, err := s.handler()
+	var handler http.Handler
+	if err = refuseOwnAddress(ctx, c.Upstream, raw.Addr()); err == nil {
+		handler, err = s.handler()
+	}
 	if err != nil {
 		_, _, _ = raw.Close(), healthListener.Close(), metricsListener.Close()
 		return err
@@ -221,6 +226,7 @@ func newServer(c *config.Config, logger *slog.Logger, now func() time.Time) (*se
 			return nil, err
 		}
 		s.basis, s.cluster = b, b
+		s.metrics.Registerer().MustRegister(s.readyGauge())
 		return s, nil
 	}
 	standalone, err := newStandaloneBasis(s)
@@ -228,11 +234,17 @@ func newServer(c *config.Config, logger *slog.Logger, now func() time.Time) (*se
 		return nil, err
 	}
 	s.basis, s.standalone = standalone, standalone
+	s.metrics.Registerer().MustRegister(s.readyGauge())
 	return s, nil
 }
 
-// Close ends the sessions with clouds, and closes the basis.
-func (s *server) Close() error { return errors.Join(s.clouds.Close(), s.basis.Close()) }
+// Close stops the probe, ends the sessions with clouds, and closes the basis.
+func (s *server) Close() error {
+	if s.stopProbe != nil {
+		s.stopProbe()
+	}
+	return errors.Join(s.clouds.Close(), s.basis.Close())
+}
 
 // handler routes what nodes ask: the attestation API, and the gate for the rest.
 func (s *server) handler() (http.Handler, error) {
@@ -290,7 +302,7 @@ func (s *server) upstream() (http.Handler, error) {
 		return nil, fmt.Errorf("upstream: %w", err)
 	}
 	if s.cluster != nil {
-		return gate.Proxy(target, &trusting{make: s.toUpstream, roots: s.cluster.cluster.UpstreamCAs}), nil
+		return s.proxy(target, &trusting{make: s.toUpstream, roots: s.cluster.cluster.UpstreamCAs}), nil
 	}
 	pem, err := os.ReadFile(s.config.UpstreamCA)
 	if err != nil {
@@ -300,7 +312,15 @@ func (s *server) upstream() (http.Handler, error) {
 	if !roots.AppendCertsFromPEM(pem) {
 		return nil, fmt.Errorf("%s holds no certificate", s.config.UpstreamCA)
 	}
-	return gate.Proxy(target, s.toUpstream(roots)), nil
+	return s.proxy(target, s.toUpstream(roots)), nil
+}
+
+// proxy leads to the upstream, which is probed from now on until Close.
+func (s *server) proxy(target *url.URL, transport http.RoundTripper) http.Handler {
+	ctx, cancel := context.WithCancel(context.Background())
+	s.upstreamProbe, s.stopProbe = newUpstreamProbe(target, transport, s.log), cancel
+	go s.upstreamProbe.run(ctx)
+	return gate.Proxy(target, transport)
 }
 
 func (s *server) toUpstream(roots *x509.CertPool) *http.Transport {
@@ -340,20 +360,4 @@ func (s *server) trusted(a netip.Addr) bool {
 		prefix, err := netip.ParsePrefix(p)
 		return err == nil && prefix.Contains(a)
 	})
-}
-
-// unready says why the verifier could not serve a machine now.
-func (s *server) unready() []string {
-	now := s.now()
-	problems := s.Unready(now)
-	if len(s.World().Policies.Pools()) == 0 {
-		problems = append(problems, "policies: no policy covers any pool")
-	}
-	if _, ok := s.TokenKeys().Current(now); !ok {
-		problems = append(problems, "token keys: none may sign now")
-	}
-	if _, err := s.SealKeys().SealTicket(rand.Reader, now, seal.Ticket{}); err != nil {
-		problems = append(problems, "sealing keys: "+err.Error())
-	}
-	return problems
 }

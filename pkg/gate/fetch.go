@@ -176,6 +176,8 @@ func (r *recorder) check(accept specversion.Accept, known *digests) error {
 		return reason.Deny(reason.UpstreamUnavailable, "no answer")
 	case r.status == http.StatusBadRequest:
 		return reason.Deny(reason.Malformed, "the Machine Config Server answers status 400 to a client that reads %v", accept)
+	case r.status == http.StatusLoopDetected:
+		return reason.Deny(reason.UpstreamUnavailable, "the upstream leads back to a gate")
 	case r.status >= 500:
 		return reason.Deny(reason.UpstreamUnavailable, "status %d", r.status)
 	case r.status != http.StatusOK:

@@ -3,8 +3,8 @@
 //
 // It is a plain http.Handler around an upstream http.Handler: the real Machine
 // Config Server behind a reverse proxy, or a config source of our own. It
-// answers GET and HEAD on /config/<pool>, /healthz as the Machine Config Server
-// has it, and 404 to everything else.
+// answers GET and HEAD on /config/<pool>, /healthz where balancers ask the Machine
+// Config Server, /readyz likewise, and 404 to everything else.
 //
 // Ignition's rules decide the answers (docs/gate.md has the whole table):
 //
@@ -101,8 +101,8 @@ type Config struct {
 	// Provisioning is the provisioning token. The zero value has read none, and
 	// pools that it opens wait.
 	Provisioning Provisioning
-	// Healthy says whether /healthz is 200 or 503; nil: it is. It is asked once a
-	// second at most, whoever asks the gate how often.
+	// Healthy says whether /healthz and /readyz are 200 or 503; nil: they are 200. It
+	// is asked once a second at most, whoever asks the gate how often.
 	Healthy func() bool
 	// Admit refuses a source that asks too often; nil admits everyone.
 	Admit func(*http.Request) error
@@ -181,12 +181,14 @@ const prefix = "/config/"
 func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	known := r.Method == http.MethodGet || r.Method == http.MethodHead
 	switch {
+	case looped(r):
+		empty(w, http.StatusLoopDetected)
 	case !known:
 		w.Header().Set("Allow", "GET, HEAD")
 		empty(w, http.StatusMethodNotAllowed)
 	case strings.HasPrefix(r.URL.Path, prefix):
 		g.config(w, r)
-	case r.URL.Path == "/healthz":
+	case r.URL.Path == "/healthz", r.URL.Path == "/readyz":
 		status := http.StatusOK
 		if !g.healthy() {
 			status = http.StatusServiceUnavailable

@@ -370,7 +370,7 @@ func TestF14_OutsideOfConfig(t *testing.T) {
 		method, path string
 		status       int
 	}{
-		{"GET", "/healthz", 200}, {"HEAD", "/healthz", 200}, {"POST", "/healthz", 405},
+		{"GET", "/healthz", 200}, {"HEAD", "/healthz", 200}, {"POST", "/healthz", 405}, {"GET", "/readyz", 200}, {"HEAD", "/readyz", 200},
 		{"GET", "/", 404}, {"GET", "/config", 404}, {"HEAD", "/x", 404}, {"GET", "//config/worker", 404}, {"GET", "/Config/worker", 404},
 		{"POST", "/config/worker", 405}, {"PUT", "/config/worker", 405}, {"OPTIONS", "/config/worker", 405}, {"TRACE", "/", 405},
 	} {

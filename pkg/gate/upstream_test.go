@@ -229,6 +229,35 @@ func TestAFinal400OfTheUpstreamStays400(t *testing.T) {
 	}
 }
 
+// An upstream that is a gate decides nothing, on any path. The gate in front waits.
+func TestAGateBehindAGateDecidesNothing(t *testing.T) {
+	inner := newFixture()
+	inner.policy.Mode = Off
+	outer := newFixture()
+	outer.Upstream = behind(t, New(inner.Config), true)
+	res := outer.do(t, get("/config/worker", good))
+	if res.StatusCode != 503 || len(outer.decisions) != 1 || outer.decisions[0].Denial.Code != reason.UpstreamUnavailable || outer.redeem.redeems != 0 {
+		t.Errorf("status %d, %d decisions", res.StatusCode, len(outer.decisions))
+	}
+	if len(inner.decisions) != 0 || len(inner.lines) != 0 {
+		t.Errorf("the inner gate made %d decisions", len(inner.decisions))
+	}
+	for _, via := range []string{Via, "1.0 proxy, " + Via, "1.0 proxy,1.1  mcs-attest"} {
+		for _, path := range []string{"/config/worker", "/healthz", "/readyz", "/"} {
+			r := get(path, good)
+			r.Header.Set("Via", via)
+			if res := inner.do(t, r); res.StatusCode != 508 {
+				t.Errorf("%s via %q: %d", path, via, res.StatusCode)
+			}
+		}
+	}
+	r := get("/config/worker", "")
+	r.Header.Set("Via", "1.1 other")
+	if res := inner.do(t, r); res.StatusCode != 200 {
+		t.Errorf("via another proxy: %d", res.StatusCode)
+	}
+}
+
 // An upstream of the same process that gives up must take the connection with
 // it: the client sees an error and tries again, never a whole answer.
 func TestAttack_T47_AnUpstreamThatPanicsBreaksTheConnection(t *testing.T) {

@@ -66,8 +66,9 @@ func (m *MCS) URL() string { return fmt.Sprintf("https://127.0.0.1:%d", m.Port()
 // CA returns the certificate authority in PEM.
 func (m *MCS) CA() []byte { return m.ca }
 
-// SetDown makes it answer 503 to everything, as behind a load balancer that has
-// lost its members.
+// SetDown makes it answer 503 to every request for a config, as one that cannot
+// reach the API server. Its /healthz is 200 all the same, as the real one's, so the
+// verifiers in front stay ready.
 func (m *MCS) SetDown(down bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -84,7 +85,7 @@ func (m *MCS) Set(pool, config string) {
 	m.configs[pool] = config
 }
 
-// Requests lists "METHOD path" of every request so far.
+// Requests lists "METHOD path" of every request so far but those for /healthz.
 func (m *MCS) Requests() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -94,6 +95,10 @@ func (m *MCS) Requests() []string {
 func (m *MCS) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if req.URL.Path == "/healthz" {
+		w.Header().Set("Content-Length", "0")
+		return
+	}
 	m.requests = append(m.requests, req.Method+" "+req.URL.Path)
 	if m.down {
 		w.WriteHeader(http.StatusServiceUnavailable)

@@ -1,0 +1,264 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/mcs-attest/mcs-attest/pkg/gate"
+	"github.com/mcs-attest/mcs-attest/pkg/seal"
+)
+
+// checks are the parts that readiness rests on. A problem is "part: what is wrong".
+func (s *server) checks() []string {
+	all := []string{"records", "serving certificate"}
+	if s.standalone != nil {
+		all = append(all, "provisioning token", "folder")
+	} else {
+		all = append(all, "cluster")
+		if s.config.Upstream == "" {
+			all = append(all, "configs")
+		}
+	}
+	all = append(all, "policies", "token keys", "sealing keys")
+	if s.config.Upstream != "" {
+		all = append(all, "upstream")
+	}
+	return all
+}
+
+// unready says why the verifier could not serve a machine now. It calls no other
+// server, so anyone may ask.
+func (s *server) unready() []string {
+	now := s.now()
+	problems := s.Unready(now)
+	if len(s.World().Policies.Pools()) == 0 {
+		problems = append(problems, "policies: no policy covers any pool")
+	}
+	if _, ok := s.TokenKeys().Current(now); !ok {
+		problems = append(problems, "token keys: none may sign now")
+	}
+	if _, err := s.SealKeys().SealTicket(rand.Reader, now, seal.Ticket{}); err != nil {
+		problems = append(problems, "sealing keys: "+err.Error())
+	}
+	if problem := s.upstreamProbe.problem(); problem != "" {
+		problems = append(problems, "upstream: "+problem)
+	}
+	return problems
+}
+
+// readyz answers as the API server does: "?verbose" lists every check.
+func (s *server) readyz(w http.ResponseWriter, r *http.Request) {
+	problems := s.unready()
+	if len(problems) > 0 {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	if !r.URL.Query().Has("verbose") {
+		for _, p := range problems {
+			fmt.Fprintln(w, p)
+		}
+		if len(problems) == 0 {
+			fmt.Fprintln(w, "ready")
+		}
+		return
+	}
+	failed := map[string]bool{}
+	for _, p := range problems {
+		name, _, _ := strings.Cut(p, ": ")
+		failed[name] = true
+	}
+	for _, name := range s.checks() {
+		if !failed[name] {
+			fmt.Fprintf(w, "[+]%s ok\n", name)
+		}
+	}
+	for _, p := range problems {
+		name, what, _ := strings.Cut(p, ": ")
+		fmt.Fprintf(w, "[-]%s failed: %s\n", name, what)
+	}
+	result := "passed"
+	if len(problems) > 0 {
+		result = "failed"
+	}
+	fmt.Fprintf(w, "readyz check %s\n", result)
+}
+
+// readyGauge is what /readyz says, for Prometheus.
+func (s *server) readyGauge() prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "mcs_attest_ready",
+		Help: "Whether this replica could serve a machine now: 1 or 0. /readyz?verbose says what is wrong.",
+	}, func() float64 {
+		if len(s.unready()) > 0 {
+			return 0
+		}
+		return 1
+	})
+}
+
+const (
+	// probeEvery and probeTime bound what the verifier asks of its upstream.
+	probeEvery = 2 * time.Second
+	probeTime  = 4 * time.Second
+	// probeFailures in a row make the upstream dead: one may be a restart or a busy moment.
+	probeFailures = 2
+)
+
+// upstreamProbe asks the upstream at intervals whether it answers. It renders
+// nothing: the Machine Config Server has /healthz, and any answer of another server
+// counts unless it says that the server is broken. The nil probe has no upstream.
+type upstreamProbe struct {
+	url    string
+	client *http.Client
+	log    *slog.Logger
+
+	mu       sync.Mutex
+	asked    bool
+	failures int
+	why      string
+}
+
+func newUpstreamProbe(base *url.URL, transport http.RoundTripper, log *slog.Logger) *upstreamProbe {
+	return &upstreamProbe{
+		url: base.JoinPath("/healthz").String(), log: log,
+		client: &http.Client{
+			Transport: transport, Timeout: probeTime,
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+	}
+}
+
+// run asks until ctx ends.
+func (p *upstreamProbe) run(ctx context.Context) {
+	tick := time.NewTicker(probeEvery)
+	defer tick.Stop()
+	for {
+		if err := p.ask(ctx); ctx.Err() == nil {
+			p.note(err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (p *upstreamProbe) ask(ctx context.Context) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.url, nil)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Via", gate.Via)
+	res, err := p.client.Do(req)
+	if err != nil {
+		var u *url.Error
+		if errors.As(err, &u) {
+			err = u.Err // without the URL, which the configuration has
+		}
+		return err
+	}
+	defer res.Body.Close() //nolint:errcheck // it was only read
+	_, _ = io.Copy(io.Discard, io.LimitReader(res.Body, 4<<10))
+	switch {
+	case res.StatusCode == http.StatusLoopDetected:
+		return errors.New("it leads back to a verifier's gate; set upstream to the Machine Config Server itself")
+	case res.StatusCode >= 500:
+		return fmt.Errorf("it answers /healthz with status %d", res.StatusCode)
+	}
+	return nil
+}
+
+// note takes an answer in, and logs each change.
+func (p *upstreamProbe) note(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	was := p.state()
+	if err == nil {
+		p.failures, p.why = 0, ""
+	} else {
+		p.failures++
+		p.why = err.Error()
+	}
+	p.asked = p.asked || err == nil || p.failures >= probeFailures
+	switch is := p.state(); {
+	case is == "" && was != "":
+		p.log.Info("the upstream answers")
+	case is != "" && was == "", is != "" && p.failures == probeFailures:
+		p.log.Error("the upstream does not answer", "error", p.why)
+	}
+}
+
+// problem is why the upstream is not one that a machine could be served from.
+func (p *upstreamProbe) problem() string {
+	if p == nil {
+		return ""
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.state()
+}
+
+func (p *upstreamProbe) state() string {
+	switch {
+	case !p.asked:
+		return cmp.Or(p.why, "not asked yet")
+	case p.failures >= probeFailures:
+		return p.why
+	}
+	return ""
+}
+
+// refuseOwnAddress returns an error if upstream is the address that the verifier
+// listens on. A loop through something in between shows at run time.
+func refuseOwnAddress(ctx context.Context, upstream string, listener net.Addr) error {
+	own, err := netip.ParseAddrPort(listener.String())
+	if err != nil || upstream == "" {
+		return nil
+	}
+	u, err := url.Parse(upstream)
+	if err != nil || cmp.Or(u.Port(), "443") != fmt.Sprint(own.Port()) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
+	if err != nil {
+		return nil // the probe reports it
+	}
+	for _, a := range addresses {
+		a = a.Unmap().WithZone("")
+		if a != own.Addr().Unmap() && !(own.Addr().IsUnspecified() && isOurs(a)) {
+			continue
+		}
+		return hint(fmt.Errorf("upstream: %s is this verifier itself, which listens on %s", upstream, listener),
+			"set upstream to the Machine Config Server, or remove it to serve configs of your own")
+	}
+	return nil
+}
+
+// isOurs reports whether a is an address of this host.
+func isOurs(a netip.Addr) bool {
+	if a.IsLoopback() || a.IsUnspecified() {
+		return true
+	}
+	all, err := net.InterfaceAddrs()
+	return err == nil && slices.ContainsFunc(all, func(i net.Addr) bool {
+		p, err := netip.ParsePrefix(i.String())
+		return err == nil && p.Addr().Unmap() == a
+	})
+}
