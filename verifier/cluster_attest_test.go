@@ -73,7 +73,7 @@ func (rs *replicas) serve(skew time.Duration, more ...string) *inProcess {
 	srv := listen.NewServer(h, s.certs, s.log)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = srv.ServeTLS(listen.Limit(l, c.MaxConnections), "", "") })
+	wg.Go(func() { _ = srv.ServeTLS(listen.Limit(l, c.MaxConnections, nil), "", "") })
 	wg.Go(func() {
 		if err := s.Run(ctx); err != nil && ctx.Err() == nil {
 			rs.t.Errorf("replica: %v", err)

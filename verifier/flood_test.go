@@ -4,10 +4,15 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +20,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 	"github.com/mcs-attest/mcs-attest/proto/mcsattest/v1/mcsattestv1connect"
 )
@@ -233,5 +239,110 @@ func TestAttack_T62_ProtocolsThatAreNotTheContractAreRefused(t *testing.T) {
 		if code, text := v.post(apiPath+"Challenge", contentType, body); code != http.StatusOK && !strings.Contains(text, "denied") {
 			t.Errorf("%q: %d %s", contentType, code, text)
 		}
+	}
+}
+
+// ordinary is a verifier with the limits that it has by default.
+func ordinary(t testing.TB, settings string) func(string) {
+	return func(dir string) {
+		if err := os.WriteFile(filepath.Join(dir, "mcs-attest.yaml"), []byte("origins: [\""+testOrigin+"\"]\n"+settings), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestAttack_T61_AFloodFromTheSameAddressStopsNoHonestMachine(t *testing.T) {
+	v := newVerifier(t, ordinary(t, ""))
+	const machines = 30
+	var honest []*loadNode
+	for i := range machines {
+		honest = append(honest, softMachine(t, v, fmt.Sprintf("m%d", i)))
+	}
+	stop := flood(t, v, 400)
+	// The limits of the address are used up before the first honest machine comes.
+	eventually(t, func() bool { return v.metric("mcs_attest_decisions_total", `reason="RateLimited"`) > 20 }, func() string { return "the flood is not limited" })
+	failed := 0
+	for i, n := range honest {
+		if err := provision(t.Context(), v, n); err != nil {
+			t.Errorf("machine %d, during the flood: %v", i, err)
+			failed++
+		}
+	}
+	t.Logf("%d of %d honest machines during a flood; %d hostile requests", machines-failed, machines, stop())
+}
+
+func TestAttack_T61_IdleStrangersDoNotHoldTheConnections(t *testing.T) {
+	v := newVerifier(t, ordinary(t, "maxConnections: 64\n"))
+	honest := softMachine(t, v, "m1")
+	for round := range 2 {
+		v.advance(later)
+		for range 64 { // from four addresses, as the old limit allowed, and from the honest machine's own
+			for _, last := range []byte{1, 2, 3, 4} {
+				c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, last)}}).Dial("tcp", v.addr)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = c.Close() })
+			}
+		}
+		if err := provision(t.Context(), v, honest); err != nil {
+			t.Errorf("round %d: an honest machine: %v", round, err)
+		}
+		if code, _, _ := v.fetch(http.MethodGet, "/healthz", ""); code != http.StatusOK {
+			t.Errorf("round %d: a balancer's health check: %d", round, code)
+		}
+	}
+}
+
+func TestAttack_T61_AConnectionWithoutAChallengeIsNotIdleForLong(t *testing.T) {
+	t.Parallel()
+	v := newVerifier(t, ordinary(t, ""))
+	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
+	v.enrol("m1", "worker", n.id.EKSPKI)
+	conn, err := tls.Dial("tcp", v.addr, &tls.Config{RootCAs: v.roots, ServerName: "mcs.test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.ask(); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if answer, err := io.ReadAll(conn); err != nil || !bytes.HasPrefix(answer, []byte("HTTP/1.1 200")) {
+		t.Errorf("the connection is open a minute later: %v %q", err, answer)
+	}
+	// One that has a challenge waits for a slow TPM.
+	if _, err := n.answer(); err != nil {
+		t.Error("the connection with a challenge was closed:", err)
+	}
+}
+
+func TestAttack_T61_AHandshakeOfAnySizeIsBounded(t *testing.T) {
+	v := newVerifier(t, ordinary(t, ""))
+	conn, err := net.Dial("tcp", v.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	// A ClientHello that says it has 65 000 bytes, in records of 16 000.
+	hello := append([]byte{1, 0, 0xfd, 0xe8}, make([]byte, 60000)...)
+	sent := 0
+	for chunk := range slices.Chunk(hello, 16000) {
+		record := append([]byte{22, 3, 1, byte(len(chunk) >> 8), byte(len(chunk))}, chunk...)
+		n, err := conn.Write(record)
+		if sent += n; err != nil {
+			break
+		}
+	}
+	if err := conn.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("a handshake of 60 kB is kept")
 	}
 }

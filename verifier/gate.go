@@ -29,7 +29,7 @@ func (s *server) gate(upstream http.Handler) http.Handler {
 	case s.cluster.configs != nil:
 		preApproved = rendered(s.cluster.configs, true)
 	}
-	limiter := listen.NewLimiter(s.config.RequestsPerSecond)
+	limiter, byToken := listen.NewLimiter(s.config.RequestsPerSecond), listen.NewKeyedLimiter[string](1, 10)
 	requests := log.New(os.Stdout, "", log.LstdFlags)
 	shared := s.provisioningGate()
 	redeemer := redeem.Redeemer{
@@ -50,6 +50,12 @@ func (s *server) gate(upstream http.Handler) http.Handler {
 		Admit: func(r *http.Request) error {
 			if source := s.source(r); !limiter.Allow(s.now(), source) {
 				return reason.Deny(reason.RateLimited, "source %s", source)
+			}
+			return nil
+		},
+		AdmitToken: func(_ *http.Request, claims token.Claims) error {
+			if !byToken.Allow(s.now(), claims.ID) {
+				return reason.Deny(reason.RateLimited, "token %s", claims.ID)
 			}
 			return nil
 		},

@@ -72,6 +72,12 @@ func (v *verifier) advance(d time.Duration) {
 // newVerifier makes a folder as "init" does and serves it.
 func newVerifier(t *testing.T, change ...func(dir string)) *verifier {
 	t.Helper()
+	return newVerifierFor(t, change...)
+}
+
+// newVerifierFor is newVerifier for a benchmark, too.
+func newVerifierFor(t testing.TB, change ...func(dir string)) *verifier {
+	t.Helper()
 	v := &verifier{t: t, dir: t.TempDir(), log: &lockedBuffer{}}
 	cmd := &cobra.Command{}
 	cmd.SetOut(io.Discard)
@@ -112,7 +118,7 @@ func (v *verifier) start() {
 	}
 	v.addr = l.Addr().String()
 	srv := listen.NewServer(h, s.certs, s.log)
-	go func() { _ = srv.ServeTLS(listen.Limit(l, c.MaxConnections), "", "") }()
+	go func() { _ = srv.ServeTLS(listen.Limit(l, c.MaxConnections, s.trusted), "", "") }()
 	v.stop = sync.OnceFunc(func() {
 		_ = srv.Close()
 		_ = s.Close()

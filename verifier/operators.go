@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/metrics"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
@@ -37,7 +38,8 @@ func (s *server) metricsServer() *http.Server {
 	srv.TLSConfig = &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		NextProtos: []string{"http/1.1"},
-		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+			listen.Greeted(hello)
 			if c := own.current(); c != nil {
 				return c, nil
 			}
@@ -48,11 +50,13 @@ func (s *server) metricsServer() *http.Server {
 }
 
 func operatorServer(h http.Handler, log *slog.Logger) *http.Server {
-	return &http.Server{
+	srv := &http.Server{
 		Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
 		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), // an unauthenticated caller causes these
 	}
+	listen.Track(srv)
+	return srv
 }
 
 // metricsCertificate is a key pair in a folder that something else, such as

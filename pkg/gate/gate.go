@@ -106,6 +106,10 @@ type Config struct {
 	Healthy func() bool
 	// Admit refuses a source that asks too often; nil admits everyone.
 	Admit func(*http.Request) error
+	// AdmitToken is asked for a request that Admit refused and that presents a token
+	// which verifies: others behind the same address must not lock its machine out.
+	// Nil admits it.
+	AdmitToken func(*http.Request, token.Claims) error
 	// Observe learns of every answer.
 	Observe func(*http.Request, Decision)
 	// Requested is told of every config that was served, in the Machine Config
@@ -335,8 +339,9 @@ func (g *gate) issue(r *request, res *answer) (*credential.Credential, error) {
 }
 
 // lookUp finds the pool and its policy, and what the request shows. A source that
-// asks too often is refused, unless it shows the provisioning token: whoever
-// guesses behind the same address must not lock out those that know it.
+// asks too often is refused, unless it presents the provisioning token or a token
+// that verifies: a limit that strangers behind the same address can exhaust must
+// not lock out those that have one.
 func (g *gate) lookUp(r *request) error {
 	var tooOften error
 	if g.Admit != nil {
@@ -355,7 +360,20 @@ func (g *gate) lookUp(r *request) error {
 	if tooOften != nil && policy.ProvisioningToken && g.provisioned(r) && g.Provisioning.admit(r.Request) == nil {
 		tooOften = nil
 	}
+	if tooOften != nil && g.attested(r) {
+		tooOften = nil
+	}
 	return tooOften
+}
+
+// attested reports whether the request presents a token that verifies, and its
+// bearer does not ask too often itself.
+func (g *gate) attested(r *request) bool {
+	if r.shown.err != nil || !attestation(r.shown.bearer) {
+		return false
+	}
+	claims, err := g.Tokens.Verify(g.Now(), r.shown.bearer)
+	return err == nil && (g.AdmitToken == nil || g.AdmitToken(r.Request, claims) == nil)
 }
 
 // authorise checks the token that the request carries.

@@ -58,8 +58,8 @@ type Config struct {
 	// RequestsPerSecond bounds what one source address may ask of the
 	// attestation API. Default 20, with a burst of twice as much.
 	RequestsPerSecond float64 `yaml:"requestsPerSecond,omitempty"`
-	// MaxConnections bounds open connections; default 4096. One source may have
-	// a quarter of them.
+	// MaxConnections bounds open connections; default 3072. Those that have proven
+	// nothing give way to those that arrive.
 	MaxConnections int `yaml:"maxConnections,omitempty"`
 	// KeepEvidence is how many of the latest verified Attest calls are kept in
 	// state/evidence for "appraise". Default 0.
@@ -198,7 +198,7 @@ func (c *Config) complete(base string) error {
 		c.RequestsPerSecond = 20
 	}
 	if c.MaxConnections == 0 {
-		c.MaxConnections = 4096
+		c.MaxConnections = 3072
 	}
 	if c.KeyRotation == 0 {
 		c.KeyRotation = Duration(30 * 24 * time.Hour)

@@ -70,6 +70,8 @@ func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, source netip.Addr,
 	if err := control.SetReadDeadline(end); err != nil {
 		return nil, nil, fmt.Errorf("limit the time of a body: %w", err)
 	}
+	FromContext(r.Context()).reading(true)
+	defer FromContext(r.Context()).reading(false)
 	e := &body{source: source, began: time.Now(), stop: func() { _ = control.SetReadDeadline(time.Unix(1, 0)) }}
 	defer func() {
 		if err != nil {

@@ -2,8 +2,9 @@
 // and able to tell a handler which connection a request came over.
 //
 // It assumes that the far end is hostile. Every phase of a connection has a
-// deadline; one source address may hold a quarter of all connections, so that
-// nobody can shut the others out with idle ones.
+// deadline. Connections that have proven nothing give way to those that arrive
+// ([Limit]), request bodies share a bounded memory ([Bodies]), and work is shared
+// among sources ([Turns]).
 package listen
 
 import (
@@ -30,12 +31,16 @@ const (
 	// Attest, which must come over one connection: TPM2_CreatePrimary of an RSA
 	// key has been seen to take two minutes, a policy may allow five.
 	idleTimeout = 5 * time.Minute
-	maxHeader   = 16 << 10
+	// idleUnclaimed is for a connection that has had no challenge.
+	idleUnclaimed = 10 * time.Second
+	maxHeader     = 8 << 10
 )
 
-// Connection is what a handler may know of the connection under a request.
+// Connection is what a handler may know of the connection under a request, and
+// what it may say of it.
 type Connection struct {
 	challenged, attested atomic.Bool
+	conn                 *conn // nil outside of [Limit]
 }
 
 // FirstChallenge reports true once per connection.
@@ -44,9 +49,38 @@ func (c *Connection) FirstChallenge() bool { return c.challenged.CompareAndSwap(
 // FirstAttest reports true once per connection (DESIGN, section 19, rule 8).
 func (c *Connection) FirstAttest() bool { return c.attested.CompareAndSwap(false, true) }
 
+// Challenged notes that the connection has a challenge to answer: a slow TPM has
+// time to do so.
+func (c *Connection) Challenged() { c.note(func(own *conn) { own.claimed = true }) }
+
+// Proven notes that the client has proven something: its connection stays.
+func (c *Connection) Proven() { c.note(func(own *conn) { own.proven = true }) }
+
+// reading notes that a handler reads a body, or has read it.
+func (c *Connection) reading(yes bool) { c.note(func(own *conn) { own.slow = yes }) }
+
+func (c *Connection) note(change func(*conn)) {
+	if c == nil || c.conn == nil {
+		return
+	}
+	c.conn.mu.Lock()
+	defer c.conn.mu.Unlock()
+	change(c.conn)
+}
+
 type connectionKey struct{}
 
-// FromContext returns the request's connection, or nil outside of [NewServer].
+func withConnection(ctx context.Context, c net.Conn) context.Context {
+	own := under(c)
+	if own == nil {
+		return context.WithValue(ctx, connectionKey{}, &Connection{})
+	}
+	own.Connection.conn = own
+	return context.WithValue(ctx, connectionKey{}, &own.Connection)
+}
+
+// FromContext returns the request's connection, or nil outside of a server that
+// [Track] was called for.
 func FromContext(ctx context.Context) *Connection {
 	c, _ := ctx.Value(connectionKey{}).(*Connection)
 	return c
@@ -121,7 +155,7 @@ func (c *Certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 
 // NewServer returns a server for h with the deadlines above.
 func NewServer(h http.Handler, certs *Certificates, log *slog.Logger) *http.Server {
-	return &http.Server{
+	srv := &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       bodyTimeout,
@@ -132,76 +166,18 @@ func NewServer(h http.Handler, certs *Certificates, log *slog.Logger) *http.Serv
 		// Ignition and the agent speak HTTP/1.1; like the Machine Config Server we offer nothing else.
 		TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){},
 		TLSConfig: &tls.Config{
-			MinVersion:     tls.VersionTLS12, // old Ignitions at the gate; attestation asks for 1.3 itself
-			GetCertificate: certs.get,
-			NextProtos:     []string{"http/1.1"},
+			MinVersion: tls.VersionTLS12, // old Ignitions at the gate; attestation asks for 1.3 itself
+			GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+				Greeted(hello)
+				return certs.get(hello)
+			},
+			NextProtos: []string{"http/1.1"},
 			// A resumed connection would not show the certificate that the transcript names.
 			SessionTicketsDisabled: true,
 		},
-		ConnContext: func(ctx context.Context, _ net.Conn) context.Context {
-			return context.WithValue(ctx, connectionKey{}, &Connection{})
-		},
 	}
-}
-
-// Limit bounds the connections that l accepts: total in all, a quarter of that
-// from one source address. What is over the limit is closed at once; both the
-// agent and Ignition come again.
-func Limit(l net.Listener, total int) net.Listener {
-	return &limited{Listener: l, total: total, perSource: max(total/4, 1), bySource: map[netip.Addr]int{}}
-}
-
-type limited struct {
-	net.Listener
-	total, perSource int
-
-	mu       sync.Mutex
-	open     int
-	bySource map[netip.Addr]int
-}
-
-func (l *limited) Accept() (net.Conn, error) {
-	for {
-		conn, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		source := Source(conn.RemoteAddr().String())
-		if l.admit(source) {
-			return &counted{Conn: conn, release: sync.OnceFunc(func() { l.release(source) })}, nil
-		}
-		_ = conn.Close()
-	}
-}
-
-func (l *limited) admit(source netip.Addr) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.open >= l.total || l.bySource[source] >= l.perSource {
-		return false
-	}
-	l.open++
-	l.bySource[source]++
-	return true
-}
-
-func (l *limited) release(source netip.Addr) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.open--
-	if l.bySource[source]--; l.bySource[source] == 0 {
-		delete(l.bySource, source)
-	}
-}
-
-type counted struct {
-	net.Conn
-	release func()
-}
-
-func (c *counted) Close() error {
-	c.release()
-	return c.Conn.Close()
+	Track(srv)
+	return srv
 }
 
 // Source is the address part of "host:port"; for IPv6 its /64, since one host

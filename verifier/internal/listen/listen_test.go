@@ -11,9 +11,11 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
@@ -85,42 +87,99 @@ func (q *queue) Accept() (net.Conn, error) {
 	return a, nil
 }
 
-func TestAttack_T51_OneSourceHoldsAQuarterAtMost(t *testing.T) {
+func TestAttack_T61_ConnectionsThatProvedNothingGiveWay(t *testing.T) {
+	q := &queue{}
+	l := Limit(q, 4, nil)
+	accept := func(from string) *conn {
+		t.Helper()
+		q.from = append(q.from, from)
+		c, err := l.Accept()
+		if err != nil {
+			t.Fatalf("%s: %v", from, err)
+		}
+		return c.(*conn)
+	}
+	shut := func() (closed []int) {
+		for i, s := range q.shut {
+			if *s {
+				closed = append(closed, i)
+			}
+		}
+		return closed
+	}
+	want := func(what string, closed ...int) {
+		t.Helper()
+		if got := shut(); !slices.Equal(got, closed) {
+			t.Fatalf("%s: closed %v, want %v", what, got, closed)
+		}
+	}
+	proven := accept("192.0.2.1:1") // 0
+	proven.enter(busy)
+	proven.enter(waiting)
+	proven.Connection.conn = proven
+	proven.Proven()
+	challenged := accept("192.0.2.1:2") // 1
+	challenged.enter(busy)
+	challenged.enter(waiting)
+	challenged.Connection.conn = challenged
+	challenged.Challenged()
+	asked := accept("192.0.2.1:3") // 2
+	asked.enter(busy)
+	asked.enter(waiting)
+	silent := accept("192.0.2.1:4") // 3
+	silent.since = silent.since.Add(-2 * young)
+	want("four of four")
+	working := accept("192.0.2.2:1") // 4
+	working.enter(busy)
+	want("the silent one goes first", 3)
+	accept("192.0.2.2:2").enter(busy) // 5
+	want("then the one between two requests", 2, 3)
+	accept("192.0.2.2:3").enter(busy) // 6
+	want("then the one with a challenge", 1, 2, 3)
+	q.from = append(q.from, "192.0.2.3:1") // 7
+	if c, err := l.Accept(); err == nil {
+		t.Fatalf("%s got in; all others work or have proven something", c.RemoteAddr())
+	}
+	want("the one that arrives, if all others have a claim", 1, 2, 3, 7)
+	// Closing twice, as net/http may, makes room once.
+	_, _ = working.Close(), working.Close()
+	accept("192.0.2.3:2")
+	q.from = append(q.from, "192.0.2.4:1")
+	if _, err := l.Accept(); err != nil {
+		t.Fatal("a young connection did not give way:", err)
+	}
+	want("and the young one, where no other is left", 1, 2, 3, 4, 7, 8)
+}
+
+func TestAttack_T51_TheSourceWithTheMostConnectionsGivesWayFirst(t *testing.T) {
 	q := &queue{from: []string{
-		"192.0.2.1:1", "192.0.2.1:2", "192.0.2.1:3", // the third is one too many
-		"[2001:db8::1]:1", "[2001:db8::2]:1", "[2001:db8::3]:1", // one /64
-		"192.0.2.2:1",
+		"192.0.2.1:1", "[2001:db8::1]:1", "[2001:db8::2]:1", "[2001:db8::3]:1", // one /64
+		"192.0.2.2:1", "192.0.2.3:1",
 	}}
-	l := Limit(q, 8)
-	var in []net.Conn
+	l := Limit(q, 4, nil)
 	for {
 		c, err := l.Accept()
 		if err != nil {
 			break
 		}
-		in = append(in, c)
+		c.(*conn).enter(busy)
+		c.(*conn).enter(waiting)
 	}
 	var shut []bool
 	for _, s := range q.shut {
 		shut = append(shut, *s)
 	}
-	if want := []bool{false, false, true, false, false, true, false}; !slices.Equal(shut, want) {
-		t.Fatalf("turned away %v, want %v", shut, want)
-	}
-	// Closing twice, as net/http may, makes room once.
-	_, _ = in[0].Close(), in[0].Close()
-	q.from = []string{"192.0.2.1:4", "192.0.2.1:5"}
-	if c, err := l.Accept(); err != nil || c.RemoteAddr().String() != "192.0.2.1:4" {
-		t.Errorf("no room after a close: %v", err)
-	}
-	if c, err := l.Accept(); err == nil {
-		t.Errorf("%s got in over the limit", c.RemoteAddr())
+	if want := []bool{false, true, true, false, false, false}; !slices.Equal(shut, want) {
+		t.Fatalf("closed %v, want %v", shut, want)
 	}
 }
 
 func TestAllSourcesTogetherAreBounded(t *testing.T) {
-	q := &queue{from: []string{"192.0.2.1:1", "192.0.2.2:1", "192.0.2.3:1", "192.0.2.4:1", "192.0.2.5:1"}}
-	l := Limit(q, 4)
+	q := &queue{}
+	for i := range 5000 {
+		q.from = append(q.from, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 1).String())
+	}
+	l := Limit(q, 4096, nil)
 	n := 0
 	for {
 		if _, err := l.Accept(); err != nil {
@@ -128,9 +187,83 @@ func TestAllSourcesTogetherAreBounded(t *testing.T) {
 		}
 		n++
 	}
-	if n != 4 {
-		t.Errorf("%d of at most 4 are open", n)
+	closed := 0
+	for _, s := range q.shut {
+		if *s {
+			closed++
+		}
 	}
+	if n != 5000 || n-closed > 4096 {
+		t.Errorf("%d of 5000 got in, %d of at most 4096 are open", n, n-closed)
+	}
+}
+
+func TestTurnsAreSharedAmongSources(t *testing.T) {
+	turns := NewTurns(1, time.Minute)
+	first, err := turns.Take(t.Context(), netip.MustParseAddr("192.0.2.1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Ten of one source wait before one of another.
+	var mu sync.Mutex
+	var order []string
+	var wg sync.WaitGroup
+	queued := 0
+	enqueue := func(source string) {
+		wg.Go(func() {
+			done, err := turns.Take(t.Context(), netip.MustParseAddr(source))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			order = append(order, source)
+			mu.Unlock()
+			done()
+		})
+		queued++
+		for {
+			turns.mu.Lock()
+			n := 0
+			for _, w := range turns.waiting {
+				n += len(w)
+			}
+			turns.mu.Unlock()
+			if n == queued {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	for range 10 {
+		enqueue("192.0.2.1")
+	}
+	enqueue("192.0.2.2")
+	first()
+	wg.Wait()
+	if i := slices.Index(order, "192.0.2.2"); len(order) != 11 || i > 1 {
+		t.Errorf("order %v", order)
+	}
+	if turns.free != 1 || len(turns.waiting) != 0 || len(turns.order) != 0 {
+		t.Errorf("afterwards: %d free, %d wait", turns.free, len(turns.waiting))
+	}
+}
+
+func TestATurnThatDoesNotComeIsADenial(t *testing.T) {
+	turns := NewTurns(1, 10*time.Millisecond)
+	a := netip.MustParseAddr("192.0.2.1")
+	done, err := turns.Take(t.Context(), a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := turns.Take(t.Context(), a); reason.From(err) == nil || reason.From(err).Code != reason.RateLimited {
+		t.Errorf("got %v", err)
+	}
+	done()
+	if done, err = turns.Take(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+	done()
 }
 
 func TestLimiterAllowsABurstAndThenTheRate(t *testing.T) {
@@ -214,7 +347,7 @@ func serve(t *testing.T, h http.HandlerFunc, change func(*http.Server)) (string,
 	if change != nil {
 		change(srv)
 	}
-	go func() { _ = srv.ServeTLS(Limit(l, 16), "", "") }()
+	go func() { _ = srv.ServeTLS(Limit(l, 16, nil), "", "") }()
 	t.Cleanup(func() { _ = srv.Close() })
 	roots := x509.NewCertPool()
 	roots.AddCert(cert.Leaf)

@@ -46,14 +46,22 @@ var methods = map[string]*method{
 	mcsattestv1connect.AttestationChallengeProcedure: {
 		event: "challenge", limit: MaxChallenge, request: func() proto.Message { return &mcsattestv1.ChallengeRequest{} },
 		run: func(s *Service, _ context.Context, c *call, req proto.Message, _ func()) (proto.Message, error) {
-			return orNil(s.challenge(c, req.(*mcsattestv1.ChallengeRequest)))
+			res, err := s.challenge(c, req.(*mcsattestv1.ChallengeRequest))
+			if err == nil && len(res.GetSealed()) > 0 {
+				c.conn.Challenged()
+			}
+			return orNil(res, err)
 		},
 	},
 	mcsattestv1connect.AttestationAttestProcedure: {
 		event: "attest", limit: MaxAttest, proof: "sealed", request: func() proto.Message { return &mcsattestv1.AttestRequest{} },
 		run: func(s *Service, ctx context.Context, c *call, req proto.Message, turn func()) (proto.Message, error) {
 			turn()
-			return orNil(s.attest(ctx, c, req.(*mcsattestv1.AttestRequest)))
+			res, err := s.attest(ctx, c, req.(*mcsattestv1.AttestRequest))
+			if err == nil {
+				c.conn.Proven()
+			}
+			return orNil(res, err)
 		},
 	},
 	mcsattestv1connect.AttestationReportProcedure: {
