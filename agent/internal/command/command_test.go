@@ -37,6 +37,7 @@ func TestCommand(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata",
 		Setup: func(env *testscript.Env) error {
+			env.Setenv("GORACE", os.Getenv("GORACE")) // testscript passes few variables on
 			for name, file := range map[string]string{
 				"RUN": "run/mcs-attest", "CMDLINE": "cmdline", "IGNITION_JSON": "run/ignition.json",
 				"IGNITION_RUNTIME": "run/ignition", "IGNITION_LOCAL": "etc/ignition", "IGNITION_SYSTEM": "usr/ignition",
