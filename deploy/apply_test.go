@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -71,7 +72,31 @@ func TestOverlaysAreAcceptedByARealAPIServer(t *testing.T) {
 			admitted(t, c, overlay)
 
 			// Uninstalled as the page says, nothing of ours is left.
-			c.Kubectl(t, "delete", "-k", dir, "--wait=false", "--ignore-not-found")
+			const mco = "openshift-machine-config-operator"
+			if overlay == "openshift" {
+				c.KubectlApply(t, `{"apiVersion":"v1","kind":"Secret","metadata":{"namespace":"`+mco+`","name":"mcs-attest-bootstrap-u","labels":{"mcs-attest.dev/machine-uid":"u"}}}`)
+				c.KubectlApply(t, `{"apiVersion":"v1","kind":"Secret","metadata":{"namespace":"`+mco+`","name":"another"}}`)
+			}
+			commands := regexp.MustCompile(`(?m)^       oc ((?:-n \S+ )?delete (?:-k my-cluster|secret) .*)$`).FindAllStringSubmatch(deploying(t), -1)
+			if len(commands) != 2 {
+				t.Fatalf("the page uninstalls with %q", commands)
+			}
+			for _, command := range commands {
+				args := strings.Fields(strings.Replace(command[1], "my-cluster", dir, 1))
+				if overlay == "openshift" || !strings.Contains(command[1], mco) {
+					c.Kubectl(t, append(args, "--wait=false")...)
+				}
+			}
+			if overlay == "openshift" {
+				if out := c.Kubectl(t, "-n", mco, "get", "secrets", "-o", "name"); strings.Contains(out, "mcs-attest") || !strings.Contains(out, "secret/another") {
+					t.Errorf("Secrets: %s", out)
+				}
+			}
+			for _, kind := range []string{"validatingadmissionpolicy", "validatingadmissionpolicybinding"} {
+				if out := c.Kubectl(t, "get", kind, "-o", "name"); strings.Contains(out, "mcs-attest") {
+					t.Errorf("left behind:\n%s", out)
+				}
+			}
 			for _, kind := range []string{"clusterrole", "clusterrolebinding"} {
 				if out := c.Kubectl(t, "get", kind, "-o", "name"); strings.Contains(out, "mcs-attest") {
 					t.Errorf("left behind:\n%s", out)

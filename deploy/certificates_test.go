@@ -59,6 +59,9 @@ func TestAttack_T49_RenewingCertificatesTouchesThoseAlone(t *testing.T) {
 		{"get", "", "secrets", machines, "master-user-data-managed", true},
 		{"get", "", "secrets", machines, "worker-user-data-managed", true},
 
+		{"update", "", "secrets", machines, "master-user-data", true},
+		{"update", "", "secrets", machines, "worker-user-data", true},
+
 		{"update", "", "secrets", machines, "worker-user-data-managed", false},
 		{"delete", "", "secrets", machines, "worker-user-data-managed", false},
 		{"create", "", "secrets", machines, "", false},

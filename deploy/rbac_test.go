@@ -307,6 +307,8 @@ func TestAttack_T49_TheAccountMayDoNothingElse(t *testing.T) {
 		{"update", "", "secrets", "", mco, "machine-config-server-tls"},
 		{"update", "", "secrets", "", machines, "worker-user-data-managed"},
 		{"patch", "", "secrets", "", machines, "worker-user-data"},
+		{"update", "", "secrets", "", machines, "worker-user-data"},
+		{"update", "", "secrets", "", machines, "master-user-data"},
 		{"delete", "", "secrets", "", machines, "worker-user-data"},
 		{"delete", "", "secrets", "", Namespace, "mcs-attest-keys"},
 		{"create", "", "secrets", "", machines, ""},

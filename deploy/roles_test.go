@@ -287,3 +287,45 @@ func create(ctx context.Context, client kubernetes.Interface, node *core.Node) e
 	_, err := client.CoreV1().Nodes().Create(ctx, node, meta.CreateOptions{})
 	return err
 }
+
+// Whoever may write a pointer config decides whom new machines trust. An installation
+// that does not write them may not, and says so where it should.
+func TestAttack_T66_PointerConfigsAreWrittenOnlyWithTheComponent(t *testing.T) {
+	t.Parallel()
+	c := cluster.Start(t)
+	c.InstallOpenShift(t)
+	Apply(t, c, "openshift")
+	const machines = "openshift-machine-api"
+	pointer := `{"ignition":{"version":"3.2.0","config":{"merge":[{"source":"https://api-int.cluster.example.com:22623/config/worker"}]}}}`
+	for _, o := range []string{
+		`{"apiVersion":"v1","kind":"Secret","metadata":{"namespace":"openshift-machine-api","name":"worker-user-data"},"stringData":{"userData":` + fmt.Sprintf("%q", pointer) + `}}`,
+		`{"apiVersion":"v1","kind":"Secret","metadata":{"namespace":"openshift-config","name":"machineconfig-auth"},"stringData":{"token":"` + strings.Repeat("secret-token-", 4) + `"}}`,
+		`{"apiVersion":"mcs-attest.dev/v1alpha1","kind":"AttestationPolicy","metadata":{"name":"shared"},"spec":{"pools":["worker"],"mode":"Audit","evidence":[{"all":["tpm2"]},{"all":["provisioning-token"]}],"provisioningTokenAlone":true}}`,
+	} {
+		c.KubectlApply(t, o)
+	}
+	runVerifier(t, c)
+	written := func() bool {
+		return c.Kubectl(t, "-n", machines, "get", "secret", "worker-user-data", "-o", `jsonpath={.metadata.annotations}`) != "" &&
+			strings.Contains(c.Kubectl(t, "-n", machines, "get", "secret", "worker-user-data", "-o", `jsonpath={.metadata.annotations}`), "mcs-attest.dev/provisioning-token")
+	}
+	degraded := func() string {
+		return c.Kubectl(t, "get", "attestationverifiers", "--ignore-not-found", "-o", `jsonpath={.items[*].status.conditions[?(@.type=="Degraded")].message}`)
+	}
+	const hint = "deploy/components/user-data"
+	if !until(func() bool { return strings.Contains(degraded(), hint) }) {
+		t.Errorf("Degraded: %s", degraded())
+	}
+	if written() {
+		t.Error("the verifier wrote a pointer config without the component")
+	}
+	c.Kubectl(t, "apply", "-f", "components/user-data/rbac.yaml")
+	// It tries again when something changes, and once a minute.
+	c.Kubectl(t, "-n", machines, "annotate", "secret", "worker-user-data", "a=b")
+	for end := time.Now().Add(2 * time.Minute); (!written() || strings.Contains(degraded(), hint)) && time.Now().Before(end); {
+		time.Sleep(time.Second)
+	}
+	if !written() || strings.Contains(degraded(), hint) {
+		t.Errorf("with the component: written %t, Degraded: %s", written(), degraded())
+	}
+}

@@ -46,6 +46,7 @@ func TestTheVerifierUsesWhatItIsGivenAndMissesNothing(t *testing.T) {
 	c.InstallOpenShift(t)
 	c.KubectlApply(t, hosts)
 	Apply(t, c, "openshift")
+	c.Kubectl(t, "apply", "-f", "components/user-data/rbac.yaml")
 	certificate, key := servingPair(t)
 	holder := func(kind, field, namespace, name string, data map[string]string) string {
 		out := fmt.Sprintf("---\napiVersion: v1\nkind: %s\nmetadata: {namespace: %s, name: %s}\n%s:\n", kind, namespace, name, field)
@@ -197,6 +198,9 @@ spec: {pool: worker, ekSHA256: [`+strings.Repeat("cd", 32)+`], quarantined: true
 		}) {
 			expected = append(expected, g)
 		}
+	}
+	for _, pool := range []string{"worker", "master"} {
+		expected = append(expected, Grant{Verb: "update", Resource: "secrets", Namespace: "openshift-machine-api", Name: pool + "-user-data"})
 	}
 	used := map[string]bool{}
 	missing := func() (left []string) {

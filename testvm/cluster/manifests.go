@@ -17,6 +17,9 @@ import (
 
 // openShift lists the CRDs of a standard OpenShift cluster, by package.
 var openShift = map[string][]string{
+	"github.com/openshift/api/config/v1/zz_generated.crd-manifests": {
+		"0000_10_config-operator_01_authentications-Default.crd.yaml",
+	},
 	"github.com/openshift/api/machine/v1beta1/zz_generated.crd-manifests": {
 		"0000_10_machine-api_01_machines-Default.crd.yaml",
 		"0000_10_machine-api_01_machinesets-Default.crd.yaml",
@@ -70,8 +73,8 @@ func (m manifestModule) dir() (string, error) {
 }
 
 // InstallOpenShift makes the API what an OpenShift cluster has: Machines,
-// MachineConfigs, MachineConfigPools, ControllerConfigs, SecurityContextConstraints,
-// what the Prometheus operator brings, and the namespaces that we deal with.
+// MachineConfigs, MachineConfigPools, ControllerConfigs, SecurityContextConstraints, the
+// Authentication, what the Prometheus operator brings, and the namespaces that we deal with.
 func (c *Cluster) InstallOpenShift(t TB) {
 	t.Helper()
 	var files []string
@@ -89,6 +92,7 @@ func (c *Cluster) InstallOpenShift(t TB) {
 	for _, name := range []string{"openshift-machine-api", "openshift-machine-config-operator", "openshift-config"} {
 		fmt.Fprintf(&namespaces, "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: %s}\n", name)
 	}
+	namespaces.WriteString("---\napiVersion: config.openshift.io/v1\nkind: Authentication\nmetadata: {name: cluster}\nspec: {}\n")
 	c.KubectlApply(t, namespaces.String())
 }
 

@@ -760,16 +760,20 @@ func (c *Cluster) rewrite(ctx context.Context, k key) error {
 	if err != nil {
 		return fmt.Errorf("user data %s: %w", k, err)
 	}
-	c.leave(k, "")
 	id := provisioning.ID(tokens.Current)
 	if string(next) == string(data["userData"]) && owner.Annotations[annotationWritten] == id {
+		c.leave(k, "")
 		return nil
 	}
 	note(o, annotationWritten, id)
 	c.tasks.limit.Accept()
-	if err := c.writeSecret(ctx, k, o, map[string][]byte{"userData": next}); err != nil {
+	if err := c.writeSecret(ctx, k, o, map[string][]byte{"userData": next}); kerrors.IsForbidden(err) {
+		c.leave(k, "the verifier may not update it; apply deploy/components/user-data")
+		return nil // the next pass tries again
+	} else if err != nil {
 		return fmt.Errorf("user data %s: %w", k, err)
 	}
+	c.leave(k, "")
 	c.log.Info("the pointer config has the current provisioning token", "secret", k.String())
 	return nil
 }

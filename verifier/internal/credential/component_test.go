@@ -218,6 +218,33 @@ func TestAttack_T49_CredentialsForOpenShift(t *testing.T) {
 	w.denied("a token that nothing revokes", request(bootstrapper, "", "", 3600), nil)
 	w.denied("a token bound to another Secret", request(bootstrapper, "Secret", "pull", 3600), nil)
 	w.denied("a token for a month", request(bootstrapper, "Secret", "mcs-attest-bootstrap-here", 30*86400), nil)
+	forAudience := func(audiences ...string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			seconds := int64(3600)
+			_, err := w.verifier.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, bootstrapper, &authentication.TokenRequest{Spec: authentication.TokenRequestSpec{
+				ExpirationSeconds: &seconds, Audiences: audiences,
+				BoundObjectRef: &authentication.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: "mcs-attest-bootstrap-here"},
+			}}, meta.CreateOptions{})
+			return err
+		}
+	}
+	const issuer = "https://issuer.example.com/of-this-cluster"
+	w.denied("a token for a cloud", forAudience("sts.amazonaws.com"), nil)
+	w.denied("a token for a cloud, too", forAudience("https://kubernetes.default.svc", "sts.amazonaws.com"), nil)
+	w.denied("a token for another issuer", forAudience(issuer), nil)
+	if err := forAudience("https://kubernetes.default.svc")(ctx); err != nil {
+		t.Errorf("a token for the API server: %v", err)
+	}
+	w.c.Kubectl(t, "patch", "authentications.config.openshift.io", "cluster", "--type=merge", "-p", `{"spec":{"serviceAccountIssuer":"`+issuer+`"}}`)
+	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		err := forAudience(issuer)(ctx)
+		if err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("a token for the API server of a cluster with an issuer of its own: %v", err)
+		}
+	}
 	w.denied("another account's token", request("machine-config-operator", "Secret", "mcs-attest-bootstrap-here", 3600), nil)
 
 	w.cannot(ctx, namespace)
@@ -273,7 +300,7 @@ func TestAttack_T49_CredentialsForKubernetes(t *testing.T) {
 			ObjectMeta: meta.ObjectMeta{Name: "bootstrap-token-abcdef", Labels: map[string]string{credential.LabelMachine: "m"}},
 			Type:       core.SecretTypeBootstrapToken,
 			Data: map[string][]byte{
-				"token-id": []byte("abcdef"), "token-secret": []byte("0123456789abcdef"), "expiration": []byte(time.Now().Add(time.Hour).Format(time.RFC3339)),
+				"token-id": []byte("abcdef"), "token-secret": []byte("0123456789abcdef"), "expiration": []byte(time.Now().Add(24 * time.Hour).UTC().Format(time.RFC3339)),
 				"usage-bootstrap-authentication": []byte("true"), "auth-extra-groups": []byte(group),
 			},
 		}
@@ -298,7 +325,14 @@ func TestAttack_T49_CredentialsForKubernetes(t *testing.T) {
 		"another group": func(s *core.Secret) {
 			s.Data["auth-extra-groups"] = []byte("system:bootstrappers:kubeadm:default-node-token")
 		},
-		"one group more":             func(s *core.Secret) { s.Data["auth-extra-groups"] = []byte(group + ",system:bootstrappers:a") },
+		"one group more": func(s *core.Secret) { s.Data["auth-extra-groups"] = []byte(group + ",system:bootstrappers:a") },
+		"an end in two days": func(s *core.Secret) {
+			s.Data["expiration"] = []byte(time.Now().Add(48 * time.Hour).UTC().Format(time.RFC3339))
+		},
+		"an end in ten years":        func(s *core.Secret) { s.Data["expiration"] = []byte("2036-01-01T00:00:00Z") },
+		"an end that is no time":     func(s *core.Secret) { s.Data["expiration"] = []byte("20 characters, never") },
+		"an end with an offset":      func(s *core.Secret) { s.Data["expiration"] = []byte("2026-01-01T00:00:00-12:00") },
+		"an empty end":               func(s *core.Secret) { s.Data["expiration"] = []byte{} },
 		"the signing of the cluster": func(s *core.Secret) { s.Data["usage-bootstrap-signing"] = []byte("true") },
 	} {
 		s := valid()
