@@ -15,15 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/render"
+	"github.com/mcs-attest/mcs-attest/testvm/soak"
 )
-
-// soak is how many random sets the tests render: few in each run, many with MCS_ATTEST_SOAK=1.
-func soak(few, many uint64) uint64 {
-	if os.Getenv("MCS_ATTEST_SOAK") == "1" {
-		return many
-	}
-	return few
-}
 
 // goldenSets is how many random sets the golden file names.
 const goldenSets = 200
@@ -35,7 +28,7 @@ const goldenSets = 200
 func TestRandomSetsRenderAsInTheMachineConfigOperator(t *testing.T) {
 	var b strings.Builder
 	rendered, broken := 0, 0
-	for seed := range soak(goldenSets, 20_000) {
+	for seed := range soak.Or(uint64(goldenSets), 20_000) {
 		in := parse(t, "set.yaml", randomSet(seed))
 		for _, pool := range []string{"worker", "infra"} {
 			name := "refused"
