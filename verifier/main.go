@@ -95,7 +95,7 @@ Linked or copied as kubectl-attest or oc-attest it is the plug-in "kubectl attes
 		SilenceUsage:  true,
 	}
 	root.SetOut(os.Stdout)
-	root.AddCommand(newInitCommand(), newServeCommand(), newAppraiseCommand(), newPolicyCommand(), newRefvalsCommand(), newAnchorsCommand(), newRenderCommand())
+	root.AddCommand(newInitCommand(), newServeCommand(), newAppraiseCommand(), newPolicyCommand(), newRefvalsCommand(), newAnchorsCommand(), newRenderCommand(), newBackupCommand(), newRestoreCommand())
 	root.AddCommand(c.operatorCommands()...)
 	return root
 }

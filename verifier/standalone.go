@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -74,8 +75,9 @@ func newStandaloneBasis(s *server) (*standaloneBasis, error) {
 		if errors.Is(err, store.ErrLocked) {
 			return nil, hint(err, "another verifier serves this folder; standalone means one replica")
 		}
-		return nil, err
+		return nil, recordsHint(err, c)
 	}
+	b.tellHeld()
 	b.keeper = standalone.NewKeeper(b.records, b.folder.Snapshot(), s.log, s.now)
 	b.measure(b.folder.Snapshot())
 	b.tellShadowed(b.folder.Snapshot())
@@ -87,7 +89,7 @@ func newStandaloneBasis(s *server) (*standaloneBasis, error) {
 func (b *standaloneBasis) World() *service.World           { return b.keeper.World() }
 func (b *standaloneBasis) TokenKeys() token.KeySet         { return b.tokens.Load() }
 func (b *standaloneBasis) SealKeys() seal.Ring             { return b.seals.Load() }
-func (b *standaloneBasis) Records() records                { return b.records }
+func (b *standaloneBasis) Records() records                { return heldRecords{b.records} }
 func (b *standaloneBasis) Provisioning() provisioning.View { return b.shared.View() }
 func (b *standaloneBasis) Describe() string                { return b.server.config.Data }
 func (b *standaloneBasis) Close() error                    { return b.records.Close() }
@@ -96,7 +98,7 @@ func (b *standaloneBasis) Close() error                    { return b.records.Cl
 func (b *standaloneBasis) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { b.watch(ctx) })
-	err := admin.Serve(ctx, b.server.config.Path("state", "admin.sock"), b.state, b.server.log)
+	err := admin.Serve(ctx, b.server.config.Path("state", "admin.sock"), admin.Answers{State: b.state, Backup: b.records.Backup}, b.server.log)
 	if err != nil {
 		return fmt.Errorf("admin socket: %w", err)
 	}
@@ -113,6 +115,7 @@ func (b *standaloneBasis) state() (*admin.State, error) {
 	for _, f := range b.rendered.Findings() {
 		state.Problems = append(state.Problems, f.Reason+": "+f.Text)
 	}
+	state.Problems = append(state.Problems, heldProblems(b.records.Restored())...)
 	state.Problems = append(state.Problems, b.shadowed(b.keeper.Snapshot())...)
 	if text := tokenAbsence(b.server.now(), b.keeper.Snapshot().Policies, b.shared.View()); text != "" {
 		state.Problems = append(state.Problems, text)
@@ -160,6 +163,10 @@ func (b *standaloneBasis) watch(ctx context.Context) {
 				return
 			case <-tick.C:
 				b.keeper.Sweep()
+				if err := b.records.Remember(); err != nil {
+					b.server.log.Error("how far the records have come is not written down", "error", err)
+				}
+				b.tellHeld()
 			}
 		}
 	})
@@ -221,15 +228,78 @@ func offlineState(c *config.Config, now time.Time) (*admin.State, error) {
 	if err != nil {
 		return nil, err
 	}
-	var records *store.Store
 	path := c.Path("state", "records.db")
-	if _, err := os.Stat(path); err == nil {
-		if records, err = store.OpenReadOnly(path); err != nil {
-			return nil, err
-		}
+	records, err := store.OpenReadOnly(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		records = nil
+	case err != nil:
+		return nil, recordsHint(err, c)
+	default:
 		defer records.Close() //nolint:errcheck // it was only read
 	}
-	return standalone.State(snapshot, records, now, false)
+	state, err := standalone.State(snapshot, records, now, false)
+	if err != nil {
+		return nil, err
+	}
+	state.Problems = append(state.Problems, heldProblems(store.HeldAt(path))...)
+	return state, nil
+}
+
+// recordsHint says what to do about a database that cannot be used.
+func recordsHint(err error, c *config.Config) error {
+	path := c.Path("state", "records.db")
+	const restore = "restore a backup with 'mcs-attest-verifier restore FILE --force'"
+	switch {
+	case errors.Is(err, store.ErrMissing):
+		return hint(err, "mount the volume that has it, or %s; "+
+			"to begin without any record, so that every enrolled machine may attest again, remove %s.seen and state/evidence/", restore, path)
+	case errors.Is(err, store.ErrForeign):
+		return hint(err, "put the former file back, or %s", restore)
+	case errors.Is(err, store.ErrDamaged):
+		return hint(err, "%s; keep the damaged file for an analysis", restore)
+	}
+	return err
+}
+
+// heldRecords are the records of a database that was possibly restored. While it is,
+// they let no machine in: an older database lacks joins, claims and used grants.
+type heldRecords struct{ *store.Store }
+
+func (h heldRecords) held() error {
+	if r := h.Restored(); r != nil {
+		return reason.Deny(reason.StoreUnavailable, "%s, and no administrator has acknowledged it", r.Why)
+	}
+	return nil
+}
+
+// Attest implements service.Records.
+func (h heldRecords) Attest(uid string, components []string, alive func(uid string) bool, change store.Change) error {
+	if err := h.held(); err != nil {
+		return err
+	}
+	return h.Store.Attest(uid, components, alive, change)
+}
+
+// Update implements redeem.Records: a token of before the backup has its uses back.
+func (h heldRecords) Update(uid string, change store.Change) error {
+	if err := h.held(); err != nil {
+		return err
+	}
+	return h.Store.Update(uid, change)
+}
+
+func heldProblems(r *store.Restored) []string {
+	if r == nil {
+		return nil
+	}
+	return []string{r.Why + ": no machine is let in until 'mcs-attest-verifier restore --acknowledge'; see docs/operating.md, Backup"}
+}
+
+func (b *standaloneBasis) tellHeld() {
+	for _, text := range heldProblems(b.records.Restored()) {
+		b.server.log.Error("machines wait", "why", text)
+	}
 }
 
 // configs are the folder's own configs, checked once for each snapshot.

@@ -1,6 +1,6 @@
 // Package admin lets the commands on the same host ask a serving verifier what
 // it knows, through a Unix socket in its folder. Whoever may open the socket
-// may read the records; nothing can be changed through it.
+// may read and copy the records; nothing can be changed through it.
 package admin
 
 import (
@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -71,8 +72,15 @@ func About(m *machine.Machine) Machine {
 // ErrNotServing says that no verifier listens on the socket.
 var ErrNotServing = errors.New("no verifier is serving this folder")
 
+// Answers are what a verifier answers on the socket.
+type Answers struct {
+	State func() (*State, error)
+	// Backup writes a copy of the record database; see [store.Store.Backup].
+	Backup func(w io.Writer, start func(size int64)) error
+}
+
 // Serve answers on the socket at path until ctx ends.
-func Serve(ctx context.Context, path string, state func() (*State, error), log *slog.Logger) error {
+func Serve(ctx context.Context, path string, answers Answers, log *slog.Logger) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove old socket: %w", err)
 	}
@@ -86,7 +94,7 @@ func Serve(ctx context.Context, path string, state func() (*State, error), log *
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/state", func(w http.ResponseWriter, _ *http.Request) {
-		s, err := state()
+		s, err := answers.State()
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
@@ -94,6 +102,13 @@ func Serve(ctx context.Context, path string, state func() (*State, error), log *
 		w.Header().Set("Content-Type", "application/json")
 		if err := json.NewEncoder(w).Encode(s); err != nil {
 			log.Debug("admin answer not sent", "error", err)
+		}
+	})
+	mux.HandleFunc("GET /v1/backup", func(w http.ResponseWriter, _ *http.Request) {
+		err := answers.Backup(w, func(size int64) { w.Header().Set("Content-Length", strconv.FormatInt(size, 10)) })
+		if err != nil {
+			log.Error("backup not sent", "error", err)
+			panic(http.ErrAbortHandler) // the client sees that the copy is cut off
 		}
 	})
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
@@ -110,12 +125,43 @@ const maxState = 1 << 30
 
 // Ask asks the verifier behind the socket.
 func Ask(ctx context.Context, path string) (*State, error) {
-	client := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{
+	res, err := get(ctx, path, "/v1/state", 30*time.Second)
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close()
+	var s State
+	if err := json.NewDecoder(io.LimitReader(res.Body, maxState)).Decode(&s); err != nil {
+		return nil, fmt.Errorf("read the verifier's answer: %w", err)
+	}
+	return &s, nil
+}
+
+// backupTime is enough for a gigabyte on a slow disk.
+const backupTime = 10 * time.Minute
+
+// Backup copies the record database of the verifier behind the socket.
+func Backup(ctx context.Context, path string, to io.Writer) error {
+	res, err := get(ctx, path, "/v1/backup", backupTime)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if _, err := io.Copy(to, res.Body); err != nil {
+		return fmt.Errorf("read the verifier's answer: %w", err)
+	}
+	return nil
+}
+
+// get asks for what; the answer is a success.
+func get(ctx context.Context, path, what string, timeout time.Duration) (*http.Response, error) {
+	client := &http.Client{Timeout: timeout, Transport: &http.Transport{
+		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", path)
 		},
 	}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://verifier/v1/state", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://verifier"+what, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -127,14 +173,10 @@ func Ask(ctx context.Context, path string) (*State, error) {
 		}
 		return nil, fmt.Errorf("ask the verifier: %w", err)
 	}
-	defer res.Body.Close()
 	if res.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(res.Body, 4096))
+		_ = res.Body.Close()
 		return nil, fmt.Errorf("the verifier answered %s: %s", res.Status, text)
 	}
-	var s State
-	if err := json.NewDecoder(io.LimitReader(res.Body, maxState)).Decode(&s); err != nil {
-		return nil, fmt.Errorf("read the verifier's answer: %w", err)
-	}
-	return &s, nil
+	return res, nil
 }

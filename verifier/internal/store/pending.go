@@ -34,7 +34,7 @@ type Pending struct {
 // Wait notes that p was seen now. When there are too many it is a RateLimited.
 func (s *Store) Wait(now time.Time, p Pending) error {
 	var refused error
-	err := s.db.Batch(func(tx *bbolt.Tx) error {
+	err := s.batch(func(tx *bbolt.Tx) error {
 		refused = nil
 		b := tx.Bucket(pendingBucket)
 		waiting, err := expire(b, now)
@@ -70,7 +70,7 @@ func (s *Store) Wait(now time.Time, p Pending) error {
 // Waiting lists what waits, by EK hash.
 func (s *Store) Waiting(now time.Time) ([]Pending, error) {
 	var all []Pending
-	err := s.db.View(func(tx *bbolt.Tx) error {
+	err := s.view(func(tx *bbolt.Tx) error {
 		b := tx.Bucket(pendingBucket)
 		if b == nil {
 			return nil
@@ -92,14 +92,14 @@ func (s *Store) Waiting(now time.Time) ([]Pending, error) {
 // Settled removes what no longer waits.
 func (s *Store) Settled(ekSHA256 string) error {
 	waits := false
-	err := s.db.View(func(tx *bbolt.Tx) error { // a read first: the usual answer is that it did not wait
+	err := s.view(func(tx *bbolt.Tx) error { // a read first: the usual answer is that it did not wait
 		waits = tx.Bucket(pendingBucket).Get([]byte(ekSHA256)) != nil
 		return nil
 	})
 	if err != nil || !waits {
 		return unavailable(err)
 	}
-	return unavailable(s.db.Batch(func(tx *bbolt.Tx) error {
+	return unavailable(s.batch(func(tx *bbolt.Tx) error {
 		return tx.Bucket(pendingBucket).Delete([]byte(ekSHA256))
 	}))
 }

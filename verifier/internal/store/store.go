@@ -1,10 +1,11 @@
 // Package store keeps the verifier's records in an embedded database: the
 // standalone mode's only state that is not an administrator's file.
 //
-// There are three buckets. "records" holds a MachineAttestation by the UID of
+// There are four buckets. "records" holds a MachineAttestation by the UID of
 // its Machine. "claims" holds, by the hash of an identity component, the UID
 // of the Machine that has it: one identity, one Machine (DESIGN, section 19,
-// rule 4). "pending" holds what waits for an administrator's approval.
+// rule 4). "pending" holds what waits for an administrator's approval. "meta" holds
+// the database's id.
 //
 // Every change is one transaction that is on disk when the call returns, so a
 // crash at any moment leaves the records whole and loses none that was
@@ -15,10 +16,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
+	"sync"
 
 	"go.etcd.io/bbolt"
-	bolterrors "go.etcd.io/bbolt/errors"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -31,55 +31,39 @@ var (
 )
 
 // Store is the database. It is safe for concurrent use.
-type Store struct{ db *bbolt.DB }
-
-// ErrLocked says that another process, most likely a serving verifier, has the
-// database open.
-var ErrLocked = errors.New("the record database is in use by another process")
-
-// Open opens the database for writing and creates it if there is none.
-func Open(path string) (*Store, error) {
-	s, err := open(path, false)
-	if err != nil {
-		return nil, err
-	}
-	err = s.db.Update(func(tx *bbolt.Tx) error {
-		for _, b := range [][]byte{recordsBucket, claimsBucket, pendingBucket} {
-			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		_ = s.Close()
-		return nil, fmt.Errorf("prepare record database %s: %w", path, err)
-	}
-	return s, nil
-}
-
-// OpenReadOnly opens an existing database for reading.
-func OpenReadOnly(path string) (*Store, error) { return open(path, true) }
-
-func open(path string, readOnly bool) (*Store, error) {
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: 2 * time.Second, ReadOnly: readOnly})
-	if errors.Is(err, bolterrors.ErrTimeout) {
-		return nil, fmt.Errorf("%s: %w", path, ErrLocked)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open record database %s: %w", path, err)
-	}
-	db.MaxBatchDelay = 2 * time.Millisecond // what one attestation may wait for another to share its write
-	return &Store{db: db}, nil
+type Store struct {
+	db         *bbolt.DB
+	path       string
+	mu         sync.Mutex // guards remembered and its file
+	remembered seen
 }
 
 // Close closes the database after the transactions under way.
-func (s *Store) Close() error { return s.db.Close() }
+func (s *Store) Close() error {
+	var err error
+	if !s.db.IsReadOnly() {
+		err = s.Remember()
+	}
+	return errors.Join(err, s.db.Close())
+}
+
+// A page that the disk damaged after Open is an error of one call, too.
+func (s *Store) view(f func(*bbolt.Tx) error) error {
+	return guard(func() error { return s.db.View(f) })
+}
+
+func (s *Store) write(f func(*bbolt.Tx) error) error {
+	return guard(func() error { return s.db.Update(f) })
+}
+
+func (s *Store) batch(f func(*bbolt.Tx) error) error {
+	return guard(func() error { return s.db.Batch(f) })
+}
 
 // Record returns the record of the Machine, or nil if there is none.
 func (s *Store) Record(uid string) (*v1alpha1.MachineAttestation, error) {
 	var rec *v1alpha1.MachineAttestation
-	err := s.db.View(func(tx *bbolt.Tx) error {
+	err := s.view(func(tx *bbolt.Tx) error {
 		var err error
 		rec, err = read(tx, uid)
 		return err
@@ -90,7 +74,7 @@ func (s *Store) Record(uid string) (*v1alpha1.MachineAttestation, error) {
 // Records returns all records in the order of their UIDs.
 func (s *Store) Records() ([]*v1alpha1.MachineAttestation, error) {
 	var all []*v1alpha1.MachineAttestation
-	err := s.db.View(func(tx *bbolt.Tx) error {
+	err := s.view(func(tx *bbolt.Tx) error {
 		b := tx.Bucket(recordsBucket)
 		if b == nil {
 			return nil
@@ -109,7 +93,7 @@ func (s *Store) Records() ([]*v1alpha1.MachineAttestation, error) {
 
 // Holder is the UID of the Machine that has an identity component, "" if none.
 func (s *Store) Holder(component string) (uid string, err error) {
-	err = s.db.View(func(tx *bbolt.Tx) error {
+	err = s.view(func(tx *bbolt.Tx) error {
 		uid = string(tx.Bucket(claimsBucket).Get([]byte(component)))
 		return nil
 	})
@@ -136,7 +120,7 @@ func (s *Store) Attest(uid string, components []string, alive func(uid string) b
 
 func (s *Store) update(uid string, components []string, alive func(string) bool, change Change) error {
 	var refused error
-	err := s.db.Batch(func(tx *bbolt.Tx) error {
+	err := s.batch(func(tx *bbolt.Tx) error {
 		refused = nil
 		rec, err := read(tx, uid)
 		if err != nil {
@@ -187,7 +171,7 @@ func holders(tx *bbolt.Tx, uid string, components []string, alive func(string) b
 // returns the UIDs it deleted.
 func (s *Store) Forget(alive func(uid string) bool) ([]string, error) {
 	var gone []string
-	err := s.db.Update(func(tx *bbolt.Tx) error {
+	err := s.write(func(tx *bbolt.Tx) error {
 		gone = nil
 		records, claims := tx.Bucket(recordsBucket), tx.Bucket(claimsBucket)
 		err := records.ForEach(func(k, _ []byte) error {

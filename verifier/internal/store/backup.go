@@ -1,0 +1,134 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
+)
+
+// Backup writes a copy of the database at one moment. Start receives its size before
+// the first byte. Reads and writes go on meanwhile.
+func (s *Store) Backup(w io.Writer, start func(size int64)) error {
+	return s.db.View(func(tx *bbolt.Tx) error {
+		start(tx.Size())
+		_, err := tx.WriteTo(w)
+		return err
+	})
+}
+
+// Check returns an error unless the file is a whole record database.
+func Check(path string) error {
+	s, err := open(path, true)
+	if err != nil {
+		return err
+	}
+	return s.db.Close()
+}
+
+// Restore replaces the database at path, which no process has open, by the backup.
+// It keeps the former one as PATH.old. Unless the backup is as new as the former
+// database, it holds attestations: see [Store.Restored].
+func Restore(path, backup string) (held bool, err error) {
+	s, err := open(backup, true)
+	if err != nil {
+		return false, err
+	}
+	now, err := s.identity()
+	if err := errors.Join(err, s.db.Close()); err != nil {
+		return false, err
+	}
+	raw, err := os.ReadFile(backup)
+	if err != nil {
+		return false, fmt.Errorf("read the backup: %w", err)
+	}
+	// The file PATH.seen may be a minute behind, so it does not count here.
+	var before seen
+	if former, err := open(path, true); err == nil {
+		before, err = former.identity()
+		if err := errors.Join(err, former.db.Close()); err != nil {
+			return false, err
+		}
+	} else if errors.Is(err, ErrLocked) {
+		return false, err
+	}
+	held = now.ID == "" || now != before
+	if held {
+		// First: a crash after this leaves too much held, and never too little.
+		if err := Hold(path, "the record database was restored from a backup"); err != nil {
+			return false, err
+		}
+	}
+	if err := os.Rename(path, path+".old"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return held, fmt.Errorf("keep the former record database: %w", err)
+	}
+	if err := wholefile.Write(path, 0o600, raw); err != nil {
+		return held, err
+	}
+	if now.ID == "" {
+		// A backup of an earlier version: Open gives it an id.
+		err = os.Remove(path + ".seen")
+		if errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+		return held, err
+	}
+	return held, now.write(path)
+}
+
+// Restored is what the file PATH.restored holds.
+type Restored struct {
+	Time time.Time `json:"time"`
+	Why  string    `json:"why"`
+}
+
+// Hold notes that the records may be older than the newest ones.
+func Hold(path, why string) error {
+	raw, err := json.Marshal(Restored{Time: time.Now().UTC().Truncate(time.Second), Why: why})
+	if err != nil {
+		return err
+	}
+	return wholefile.Write(path+".restored", 0o600, append(raw, '\n'))
+}
+
+// Restored returns why attestations are held, nil if they are not. Older records lack
+// joins, claims and used grants, so a caller must let no machine in by them until an
+// administrator has acknowledged the restore.
+func (s *Store) Restored() *Restored { return HeldAt(s.path) }
+
+// HeldAt is [Store.Restored] for a database that is not open.
+func HeldAt(path string) *Restored {
+	raw, err := os.ReadFile(path + ".restored")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	r := &Restored{Why: "the record database was restored"}
+	if err == nil {
+		_ = json.Unmarshal(raw, r) // a file that cannot be read holds, too
+	}
+	return r
+}
+
+// Acknowledge ends the hold. It returns false if there is none.
+func Acknowledge(path string) (bool, error) {
+	err := os.Remove(path + ".restored")
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("acknowledge the restore: %w", err)
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return true, err
+	}
+	return true, errors.Join(dir.Sync(), dir.Close())
+}
