@@ -346,3 +346,57 @@ func TestAttack_T61_AHandshakeOfAnySizeIsBounded(t *testing.T) {
 		t.Error("a handshake of 60 kB is kept")
 	}
 }
+
+// denials counts the audit lines with a reason since the last call.
+func (v *verifier) denials(code string) (n int) {
+	for _, r := range v.reasons() {
+		if r == code {
+			n++
+		}
+	}
+	return n
+}
+
+func TestAttack_T70_AFloodDoesNotHideOtherDenialsFromTheAuditLog(t *testing.T) {
+	const denied = 20
+	for name, from := range map[string]net.IP{"from another address": net.IPv4(127, 0, 0, 2), "from the same address": net.IPv4(127, 0, 0, 1)} {
+		t.Run(name, func(t *testing.T) {
+			v := newVerifier(t)
+			keys, err := newSoftKeys()
+			if err != nil {
+				t.Fatal(err)
+			}
+			unknown := &loadNode{addr: v.addr, origin: testOrigin, roots: v.roots, pool: "worker", keys: keys}
+			if _, _, err := unknown.attest(t.Context()); err == nil {
+				t.Fatal("a machine that no administrator enrolled is accepted")
+			}
+			reasons := v.reasons()
+			code := reasons[len(reasons)-1]
+			tr := v.transport()
+			defer tr.CloseIdleConnections()
+			tr.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return (&net.Dialer{LocalAddr: &net.TCPAddr{IP: from}}).DialContext(ctx, "tcp", v.addr)
+			}
+			client := &http.Client{Transport: tr}
+			foreign := func(n int) {
+				for range n {
+					discard(client.Get(testOrigin + "/config/worker"))
+				}
+			}
+			foreign(400)
+			v.reasons()
+			logged := 0
+			for range denied {
+				foreign(5)
+				_, _, _ = unknown.attest(t.Context())
+				logged += v.denials(code)
+			}
+			if logged != denied {
+				t.Errorf("%d of %d denials are in the audit log", logged, denied)
+			}
+			if v.metric("mcs_attest_audit_left_out_total") == 0 {
+				t.Error("lines that were left out are not counted")
+			}
+		})
+	}
+}

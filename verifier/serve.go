@@ -223,6 +223,7 @@ func serve(ctx context.Context, c *config.Config, logger *slog.Logger) error {
 
 func newServer(c *config.Config, logger *slog.Logger, now func() time.Time) (*server, error) {
 	s := &server{config: c, now: now, log: logger, metrics: metrics.New(), certs: &listen.Certificates{}, audit: audit.New(logger)}
+	s.audit.LeftOut = s.metrics.AuditLeftOut
 	var err error
 	// What vouches is asked for with each document, once there is a basis.
 	s.clouds, err = newClouds(c, func() *trust.Trust { return s.World().Trust }, outbound.Options{Now: now, Log: logger, Called: s.metrics.ProviderCall})

@@ -1,9 +1,11 @@
 // Package audit writes the verifier's audit log: one structured line for each
 // decision about a machine.
 //
-// A line about a caller that proved which machine it is is always written. A
-// line about anyone else comes from a budget, so that nobody fills a disk by
-// knocking; how many were left out is said in the next line that is written.
+// A line about a caller that proved which machine it is is always written. A line
+// about any other caller comes from a budget, so that no flood fills a disk. Each
+// source has a share of the budget that others cannot use up, and callers that
+// answered a challenge of their own have a budget of their own. The next line that
+// is written says how many were left out.
 // Text from the network is bounded and stripped of control characters.
 package audit
 
@@ -14,23 +16,45 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"time"
 	"unicode"
 
 	"golang.org/x/time/rate"
 
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 )
 
 const (
-	perSecond = 10
-	burst     = 100
-	maxText   = 512
+	// Of all sources together, of the shares of all sources together, and of the
+	// share of one source.
+	perSecond, burst             = 10, 100
+	sharesPerSecond, sharesBurst = 10, 200
+	sharePerSecond, shareBurst   = 0.1, 25
+
+	maxText = 512
 )
+
+// budget is for the lines of one kind of caller.
+type budget struct {
+	all, shares *rate.Limiter
+	share       *listen.KeyedLimiter[string]
+}
+
+func newBudget() budget {
+	return budget{rate.NewLimiter(perSecond, burst), rate.NewLimiter(sharesPerSecond, sharesBurst), listen.NewKeyedLimiter[string](sharePerSecond, shareBurst)}
+}
+
+func (b budget) allow(now time.Time, source string) bool {
+	return b.share.Allow(now, source) && b.shares.AllowN(now, 1) || b.all.AllowN(now, 1)
+}
 
 // Log is the audit log.
 type Log struct {
-	out    *slog.Logger
-	budget *rate.Limiter
+	out                *slog.Logger
+	strangers, answers budget
+	// LeftOut, if not nil, is told of each line that is not written.
+	LeftOut func()
 
 	mu         sync.Mutex
 	suppressed int
@@ -38,7 +62,7 @@ type Log struct {
 
 // New returns an audit log that writes to out.
 func New(out *slog.Logger) *Log {
-	return &Log{out: out.With("log", "audit"), budget: rate.NewLimiter(perSecond, burst)}
+	return &Log{out: out.With("log", "audit"), strangers: newBudget(), answers: newBudget()}
 }
 
 // Decision is one decision.
@@ -53,17 +77,28 @@ type Decision struct {
 	// Proven says that transcript-bound evidence or a token named the Machine, or
 	// that a valid provisioning token was shown.
 	Proven bool
-	Extra  []slog.Attr // verified facts: digests, endorsement, token id
+	// Answered says that the caller answered a challenge that it was given on its
+	// own connection.
+	Answered bool
+	Extra    []slog.Attr // verified facts: digests, endorsement, token id
 }
 
 // Write writes d.
 func (l *Log) Write(ctx context.Context, d Decision) {
 	var left int
 	if !d.Proven {
+		from := l.strangers
+		if d.Answered {
+			from = l.answers
+		}
+		allowed := from.allow(time.Now(), d.Source)
 		l.mu.Lock()
-		if !l.budget.Allow() {
+		if !allowed {
 			l.suppressed++
 			l.mu.Unlock()
+			if l.LeftOut != nil {
+				l.LeftOut()
+			}
 			return
 		}
 		left, l.suppressed = l.suppressed, 0

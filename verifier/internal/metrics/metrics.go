@@ -28,6 +28,7 @@ type Metrics struct {
 	apiCalls    *prometheus.CounterVec
 	dropped     prometheus.Counter
 	providers   *prometheus.CounterVec
+	leftOut     prometheus.Counter
 	doors       *prometheus.GaugeVec
 	mismatches  prometheus.Gauge
 }
@@ -90,7 +91,11 @@ func New() *Metrics {
 		Name: "mcs_attest_node_role_mismatches",
 		Help: "Nodes with a control-plane role that their pool does not have. 0 on replicas that do not hold the lease.",
 	})
-	m.registry.MustRegister(m.doors, m.mismatches, m.apiCalls, m.providers, m.dropped, m.decisions, m.configs, m.duration, m.expiry, m.problems, m.objects, m.reports, m.lastRefresh,
+	m.leftOut = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "mcs_attest_audit_left_out_total",
+		Help: "Lines of the audit log that were not written, since their source had used up its share.",
+	})
+	m.registry.MustRegister(m.leftOut, m.doors, m.mismatches, m.apiCalls, m.providers, m.dropped, m.decisions, m.configs, m.duration, m.expiry, m.problems, m.objects, m.reports, m.lastRefresh,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -179,6 +184,9 @@ func (m *Metrics) Door(node, port, state string, states []string) {
 
 // NoDoor removes what was reported about a Node.
 func (m *Metrics) NoDoor(node string) { m.doors.DeletePartialMatch(prometheus.Labels{"node": node}) }
+
+// AuditLeftOut counts a line of the audit log that was not written.
+func (m *Metrics) AuditLeftOut() { m.leftOut.Inc() }
 
 // Handler serves /metrics.
 func (m *Metrics) Handler() http.Handler {

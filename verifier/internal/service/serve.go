@@ -201,8 +201,13 @@ func (s *Service) admit(m *method, c *call, proof []byte) error {
 	switch {
 	case m.event == "challenge" && c.conn != nil && c.conn.FirstChallenge():
 		return nil
-	case m.event == "attest" && s.ownSeal(c, proof), m.event == "report" && s.ownTicket(c, proof):
-		// Each is good for few requests: who has one cannot flood with it.
+	// A proof is good for few requests, so that its holder cannot flood with it.
+	case m.event == "attest" && s.ownSeal(c, proof):
+		c.answered = true
+		if s.proofs.Allow(c.start, sha256.Sum256(proof)) {
+			return nil
+		}
+	case m.event == "report" && s.ownTicket(c, proof):
 		if s.proofs.Allow(c.start, sha256.Sum256(proof)) {
 			return nil
 		}

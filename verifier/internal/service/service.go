@@ -141,7 +141,9 @@ type call struct {
 	policy  *policy.Policy
 	machine string
 	proven  bool
-	extra   []slog.Attr
+	// answered: an Attest with a fresh seal of its own connection
+	answered bool
+	extra    []slog.Attr
 }
 
 func (s *Service) challenge(c *call, req *mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
