@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -282,6 +283,34 @@ func TestAttack_T53_ReplicasClockIsOff(t *testing.T) {
 			}
 		}
 	}
+}
+
+// The clock of the replica that makes the first keys is nine hours ahead, and then that of
+// another one is nine hours behind. The others serve, and accept each other's tokens.
+func TestAttack_T53_KeysOfAReplicaWhoseClockIsHoursOff(t *testing.T) {
+	rs := inCluster(t)
+	secrets := rs.client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Namespace(ownNamespace)
+	if err := secrets.Delete(t.Context(), "mcs-attest-keys", metav1.DeleteOptions{}); err != nil && !kerrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	ahead := rs.serve(9 * time.Hour)
+	one, two := rs.serve(0), rs.serve(0)
+	served := func(name string) {
+		t.Helper()
+		keys := soft(t)
+		rs.machine(name, keys.spki)
+		token := one.attests(one.node(keys))
+		if status, body := two.fetch(token); status != 200 {
+			t.Errorf("%s: %d %s", name, status, body)
+		}
+	}
+	served("while-a-clock-is-ahead")
+	if len(ahead.server.unready()) > 0 {
+		t.Errorf("the replica whose clock is ahead has no keys: %q", ahead.server.unready())
+	}
+	ahead.stop()
+	rs.serve(-9 * time.Hour)
+	served("while-a-clock-is-behind")
 }
 
 // THREATS T43: many attestations of one Machine at once, on three replicas, with two

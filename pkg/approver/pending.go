@@ -30,7 +30,7 @@ const (
 func (c Config) Pending(in *certificatesv1.CertificateSigningRequest) (from, until time.Time, ok bool) {
 	switch in.Spec.SignerName {
 	case certificatesv1.KubeAPIServerClientKubeletSignerName:
-		_, ok = c.withDefaults().bootstrapper(in.Spec.Username)
+		ok = c.Bootstrapper(in.Spec.Username)
 	case certificatesv1.KubeletServingSignerName:
 		ok = slices.Contains(in.Spec.Groups, nodesGroup)
 	}

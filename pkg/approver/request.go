@@ -167,6 +167,12 @@ func parse(raw []byte) (*x509.CertificateRequest, error) {
 	return csr, nil
 }
 
+// Bootstrapper reports whether this user asks for kubelets' first client certificates.
+func (c Config) Bootstrapper(user string) bool {
+	_, ok := c.withDefaults().bootstrapper(user)
+	return ok
+}
+
 // bootstrapper is who asks for client certificates: whether this user is one, and
 // the groups that it must be in, neither more nor fewer.
 func (c Config) bootstrapper(user string) (groups []string, ok bool) {

@@ -43,6 +43,12 @@ func (r Ring) current(now time.Time) (Key, error) {
 	return best, nil
 }
 
+// Usable reports whether some key may seal at now.
+func (r Ring) Usable(now time.Time) bool {
+	_, err := r.current(now)
+	return err == nil
+}
+
 // Rotate adds a key that seals from now+publish on, and drops those that have
 // had a successor for longer than keep. Publish is how long every replica has
 // to learn of the new key (10 minutes); keep is a challenge's longest life plus

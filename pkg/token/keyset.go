@@ -90,24 +90,45 @@ func (s KeySet) Rotate(now time.Time, rand io.Reader, publish time.Duration) (Ke
 			return s, fmt.Errorf("%w: %s from %s on", ErrRotating, k.ID, k.NotBefore.UTC().Format(time.RFC3339))
 		}
 	}
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand)
-	if err != nil {
-		return s, fmt.Errorf("make token key: %w", err)
-	}
-	id, err := thumbprint(private)
+	next, err := newKey(rand, now, now.Add(publish))
 	if err != nil {
 		return s, err
 	}
-	// Whole seconds survive the journey through a file unchanged.
-	now = now.UTC().Truncate(time.Second)
-	next := Key{ID: id, PublishedAt: now, NotBefore: now.Add(publish), private: private}
 	keys := slices.Clone(s.Keys)
 	for i := range keys {
-		if keys[i].NotAfter.IsZero() {
+		if keys[i].NotAfter.IsZero() || keys[i].NotAfter.After(next.NotBefore) {
 			keys[i].NotAfter = next.NotBefore
 		}
 	}
 	return KeySet{append(keys, next)}, nil
+}
+
+// newKey makes a key. Whole seconds survive the journey through a file unchanged.
+func newKey(rand io.Reader, published, from time.Time) (Key, error) {
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand)
+	if err != nil {
+		return Key{}, fmt.Errorf("make token key: %w", err)
+	}
+	id, err := thumbprint(private)
+	if err != nil {
+		return Key{}, err
+	}
+	return Key{ID: id, PublishedAt: published.UTC().Truncate(time.Second), NotBefore: from.UTC().Truncate(time.Second), private: private}, nil
+}
+
+// Bridge adds a key to a set whose keys all sign only later than now. The key signs from
+// from on, which must not be after now, until the first of the others takes over.
+func (s KeySet) Bridge(now, from time.Time, rand io.Reader) (KeySet, error) {
+	next, err := newKey(rand, now, from)
+	if err != nil {
+		return s, err
+	}
+	for _, k := range s.Keys {
+		if next.NotAfter.IsZero() || k.NotBefore.Before(next.NotAfter) {
+			next.NotAfter = k.NotBefore
+		}
+	}
+	return KeySet{append([]Key{next}, s.Keys...)}, nil
 }
 
 // Prune drops the keys that were retired longer than keep ago: a token's

@@ -148,6 +148,9 @@ func (a *Approver) approvedByOthers(csr *certificatesv1.CertificateSigningReques
 		return never
 	}
 	r := approver.FromCSR(csr)
+	if a.attested && a.decide.Bootstrapper(r.Username) {
+		a.saw(csr.Name, c)
+	}
 	if r.CredentialID == "" || r.PublicKeySHA256 == "" {
 		return never
 	}
@@ -176,6 +179,31 @@ func (a *Approver) approvedByOthers(csr *certificatesv1.CertificateSigningReques
 		a.recordRefusal(&approver.Decision{Proven: true, RecordUID: uid, Denial: reason.From(reason.Wrap(denial.Code, err, "%s was approved by somebody else (%s)", csr.Name, audit.Clean(c.Reason)))}, a.o.Now())
 	}
 	return never // it joined before, or its credential has ended
+}
+
+// byHand is the reason that kubectl gives an approval.
+const byHand = "KubectlApprove"
+
+// remembered is how long an approval by another approver is reported.
+const remembered = time.Hour
+
+// foreign is an approval by another approver.
+type foreign struct {
+	request, by string
+	at          time.Time
+}
+
+// saw notes an approval that another approver gave. It asks for no attestation, whatever
+// its switch says; a person who approves by hand knows what they do.
+func (a *Approver) saw(request string, c *certificatesv1.CertificateSigningRequestCondition) {
+	if c.Reason == byHand {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if at := c.LastTransitionTime.Time; at.After(a.foreign.at) {
+		a.foreign = foreign{request, audit.Clean(c.Reason), at}
+	}
 }
 
 // tell counts a decision, and has the audit log say what is new.

@@ -123,6 +123,7 @@ type Approver struct {
 	// What is not as it should be.
 	stock, unread, watching, crowd string
 	deafAt                         time.Time // when a watch last failed
+	foreign                        foreign   // the last that was seen
 }
 
 // New makes no call yet.
@@ -190,6 +191,7 @@ func (a *Approver) rest() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.stock, a.unread, a.watching, a.crowd = "", "", "", ""
+	a.foreign = foreign{}
 	clear(a.said)
 }
 
@@ -354,12 +356,17 @@ func (a *Approver) look(ctx context.Context, clients queue) {
 	case name != "":
 		stock = fmt.Sprintf("%s approves client certificates without attestation; set nodeClientCert.disabled: true in %s", name, a.o.Config.StockConfigMap)
 	}
-	a.metrics.stock.Set(map[bool]float64{true: 1}[name != ""])
 	if ctx.Err() != nil {
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	f := a.foreign
+	recent := !f.at.IsZero() && a.o.Now().Sub(f.at) < remembered
+	if recent && name == "" {
+		stock = fmt.Sprintf("request %s for a client certificate was approved by another approver (reason %q) at %s, without attestation; find out which one, and switch it off", f.request, f.by, f.at.UTC().Format(time.RFC3339))
+	}
+	a.metrics.stock.Set(map[bool]float64{true: 1}[name != "" || recent])
 	// A watch that fails says so each time that it is tried again.
 	if time.Since(a.deafAt) > deaf {
 		a.note(&a.watching, "")

@@ -27,7 +27,7 @@ func newMetrics() metrics {
 		}),
 		stock: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "mcs_attest_csr_stock_approver",
-			Help: "1 while the cluster's own machine approver approves client certificates, too, so that attestation decides nothing.",
+			Help: "1 while the cluster's own machine approver approves client certificates, too, or another approver did within the last hour, so that attestation decides nothing.",
 		}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "mcs_attest_csr_decision_seconds",

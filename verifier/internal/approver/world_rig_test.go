@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -166,6 +167,31 @@ func (s *site) finds(want string) {
 		}
 		return nil
 	})
+}
+
+// A stock approver that was not restarted approves, whatever its ConfigMap says.
+func TestApprovalByAnotherApproverIsReported(t *testing.T) {
+	s := newSite(t).run()
+	shared, _ := s.bootstrap()
+	shared.node = s.node("w-0")
+	approvedFor := func(reason string) {
+		t.Helper()
+		csr := s.csr(shared.ask())
+		csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+			Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: reason,
+		})
+		_, err := s.admin.CertificatesV1().CertificateSigningRequests().UpdateApproval(s.context(), csr.Name, csr, metav1.UpdateOptions{})
+		s.ok(err)
+	}
+	approvedFor("KubectlApprove")
+	s.machine("w-1")
+	s.attested(s.machine("w-2")).join() // made after it, and decided
+	s.finds("")
+	approvedFor("NodeCSRApprove")
+	s.finds("StockApproverActive")
+	if got := s.count("mcs_attest_csr_stock_approver"); got != 1 {
+		t.Errorf("the metric is %v", got)
+	}
 }
 
 // While the stock approver approves, attestation decides nothing.

@@ -240,6 +240,9 @@ func (c *Cluster) degraded(acknowledged time.Time) []finding {
 	if cert := c.ServingCertificate(); cert != nil && cert.Leaf != nil && cert.Leaf.NotAfter.Sub(now) < certificateWarning {
 		all = append(all, finding{"CertificateExpires", "the serving certificate ends on " + cert.Leaf.NotAfter.UTC().Format(time.RFC3339)})
 	}
+	if at := c.secrets.pair.Load().Ahead(now, c.o.KeyPublishDelay); !at.IsZero() {
+		all = append(all, finding{"KeysDatedAhead", fmt.Sprintf("a key in Secret %s comes into use only on %s; the clock of the replica that made it is ahead, or this one's is behind", KeysSecret, at.UTC().Format(time.RFC3339))})
+	}
 	_, presence := c.Provisioning().At(now)
 	if presence == provisioning.Absent {
 		if text := c.World().Policies.WithoutProvisioningToken(); text != "" {

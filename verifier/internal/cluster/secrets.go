@@ -43,6 +43,8 @@ type secrets struct {
 	pair  atomic.Pointer[keys.Pair]
 	cert  atomic.Pointer[tls.Certificate]
 
+	unusable chan struct{} // capacity 1: no key is in use
+
 	mu       sync.Mutex
 	keysGone bool
 	seen     map[string]bool // every key that there ever was
@@ -60,6 +62,7 @@ type secrets struct {
 func (c *Cluster) planSecrets() error {
 	s := &c.secrets
 	s.pair.Store(&keys.Pair{})
+	s.unusable = make(chan struct{}, 1)
 	s.pools, s.seen, s.void = map[key]string{}, map[string]bool{}, map[string]bool{}
 	s.roots.Store(anchors.NewSet())
 
@@ -176,6 +179,12 @@ func (c *Cluster) putKeys(i *item) []manifest.Problem {
 		return nil
 	}
 	s.pair.Store(&pair)
+	if !pair.Usable(c.o.Now()) {
+		select {
+		case s.unusable <- struct{}{}:
+		default:
+		}
+	}
 	return nil
 }
 

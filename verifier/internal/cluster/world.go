@@ -354,6 +354,7 @@ func (c *Cluster) Run(ctx context.Context) error {
 	wg.Go(func() { c.watchRevision(ctx) })
 	wg.Go(func() { c.lead(ctx) })
 	wg.Go(func() { c.repair(ctx) })
+	wg.Go(func() { c.keepSigning(ctx) })
 	for ctx.Err() == nil {
 		round, stop := context.WithCancel(ctx)
 		var watches sync.WaitGroup

@@ -27,6 +27,11 @@ const (
 	ClockSkew = 5 * time.Minute
 	// backdate is how much older the first keys claim to be than they are.
 	backdate = 2 * ClockSkew
+	// mostAhead is how far ahead a key may be dated before a rotation drops it. A key
+	// that is dated less far ahead comes into use by itself.
+	mostAhead = 24 * time.Hour
+	// mostKeys bounds what [Pair.Bridge] adds to.
+	mostKeys = 8
 )
 
 // The keys at rest: files below keys/, or keys of a Secret.
@@ -72,7 +77,11 @@ func (p Pair) Data() (map[string][]byte, error) {
 // were stolen, those that void everything made before; they are in use since some
 // minutes ago, so that a replica whose clock is behind has keys to use. When they
 // were published is told as it is.
+//
+// A key that is dated more than a day ahead is dropped: the replica that made it had a
+// clock that was wrong, and the key would stop every rotation until that day.
 func (p Pair) Rotate(now time.Time, publish time.Duration) (Pair, error) {
+	p = p.within(now.Add(mostAhead))
 	published, first := now, len(p.Tokens.Keys)+len(p.Seals.Keys) == 0
 	if first {
 		now = now.Add(-backdate)
@@ -110,11 +119,68 @@ func (p Pair) MadeBefore(at time.Time) bool {
 	return false
 }
 
-// Due is when a Pair that is rotated every so often shall be: that long after its
-// newest key was published.
-func (p Pair) Due(every time.Duration) time.Time {
-	var newest time.Time
+// Usable reports whether this replica can sign and seal at now.
+func (p Pair) Usable(now time.Time) bool {
+	_, signs := p.Tokens.Current(now)
+	return signs && p.Seals.Usable(now)
+}
+
+// Bridge makes a key of each kind of which none is in use at now, since a replica whose
+// clock is ahead made those that there are. It drops nothing: it may be this replica's
+// clock that is wrong, and then the others use those keys.
+func (p Pair) Bridge(now time.Time) (Pair, error) {
+	var err error
+	if len(p.Tokens.Keys) >= mostKeys || len(p.Seals.Keys) >= mostKeys {
+		return p, fmt.Errorf("%d token keys and %d sealing keys are all dated ahead; correct the clocks, and delete the Secret", len(p.Tokens.Keys), len(p.Seals.Keys))
+	}
+	if _, ok := p.Tokens.Current(now); !ok {
+		if p.Tokens, err = p.Tokens.Bridge(now, now.Add(-backdate), rand.Reader); err != nil {
+			return p, err
+		}
+	}
+	if !p.Seals.Usable(now) {
+		p.Seals, err = p.Seals.Rotate(rand.Reader, now.Add(-backdate), 0, KeepSealed)
+	}
+	return p, err
+}
+
+// Ahead returns the latest time at which a key comes into use that is dated further
+// ahead than a publication and the replicas' leeway explain; zero if there is none.
+func (p Pair) Ahead(now time.Time, publish time.Duration) (at time.Time) {
+	limit := now.Add(publish + ClockSkew)
 	for _, k := range p.Tokens.Keys {
+		if k.NotBefore.After(limit) && k.NotBefore.After(at) {
+			at = k.NotBefore
+		}
+	}
+	for _, k := range p.Seals.Keys {
+		if k.NotBefore.After(limit) && k.NotBefore.After(at) {
+			at = k.NotBefore
+		}
+	}
+	return at
+}
+
+// within are the keys that come into use at limit or before.
+func (p Pair) within(limit time.Time) (rest Pair) {
+	for _, k := range p.Tokens.Keys {
+		if !k.NotBefore.After(limit) {
+			rest.Tokens.Keys = append(rest.Tokens.Keys, k)
+		}
+	}
+	for _, k := range p.Seals.Keys {
+		if !k.NotBefore.After(limit) {
+			rest.Seals.Keys = append(rest.Seals.Keys, k)
+		}
+	}
+	return rest
+}
+
+// Due is when a Pair that is rotated every so often shall be: that long after its
+// newest key was published. A key that is dated more than a day ahead does not count.
+func (p Pair) Due(now time.Time, every time.Duration) time.Time {
+	var newest time.Time
+	for _, k := range p.within(now.Add(mostAhead)).Tokens.Keys {
 		at := k.PublishedAt
 		if at.IsZero() {
 			at = k.NotBefore
@@ -126,9 +192,10 @@ func (p Pair) Due(every time.Duration) time.Time {
 	return newest.Add(every)
 }
 
-// Rotating reports whether a key is published and not in use yet.
+// Rotating reports whether a key is published and not in use yet, one that is dated more
+// than a day ahead aside.
 func (p Pair) Rotating(now time.Time) bool {
-	for _, k := range p.Tokens.Keys {
+	for _, k := range p.within(now.Add(mostAhead)).Tokens.Keys {
 		if k.NotBefore.After(now) {
 			return true
 		}
