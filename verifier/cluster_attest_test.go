@@ -46,8 +46,8 @@ func inCluster(t *testing.T) *replicas {
 func (rs *replicas) serve(skew time.Duration, more ...string) *inProcess {
 	rs.t.Helper()
 	dir := rs.t.TempDir()
-	text := fmt.Sprintf("origins: [%q]\nrequestsPerSecond: 10000\nupstream: https://%s\nupstreamName: mcs.test\nkubernetes:\n  machineNamespaces: [openshift-machine-api]\n  kubeconfig: %s\n%s",
-		testOrigin, rs.mcs, rs.kubeconfig, strings.Join(more, ""))
+	text := fmt.Sprintf("origins: [%q]\nrequestsPerSecond: 10000\nupstream: https://%s\nupstreamName: mcs.test\nkubernetes:\n  machineNamespaces: [%s]\n  kubeconfig: %s\n%s",
+		testOrigin, rs.mcs, strings.Join(append([]string{machineNamespace}, rs.namespaces...), ", "), rs.kubeconfig, strings.Join(more, ""))
 	path := filepath.Join(dir, "mcs-attest.yaml")
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		rs.t.Fatal(err)

@@ -169,7 +169,7 @@ func (w *fileWorld) RecordByMachine(_ context.Context, uid string) (*v1alpha1.Ma
 }
 
 // Quarantines are in the files, too.
-func (w *fileWorld) Quarantines(context.Context) ([]v1alpha1.MachineAttestation, error) {
+func (w *fileWorld) Quarantines(context.Context, []string) ([]v1alpha1.MachineAttestation, error) {
 	return w.quarantines, nil
 }
 

@@ -37,7 +37,7 @@ func (s *server) gate(upstream http.Handler) http.Handler {
 	}
 	if s.cluster != nil {
 		redeemer.Confirm = s.cluster.confirm.ConfirmUID
-		redeemer.Stale = func() error { return s.World().Stale }
+		redeemer.Stale = func(machineUID string) error { return s.cluster.cluster.Outdated(machineUID) }
 	}
 	c := gate.Config{
 		Upstream:     upstream,

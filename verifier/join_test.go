@@ -21,6 +21,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -298,5 +299,46 @@ func TestAttack_T54_OnlyTheMachineThatAttestedBecomesItsNode(t *testing.T) {
 	}
 	if time.Until(rec.Status.Credentials[0].Expiry.Time) > 5*time.Hour {
 		t.Errorf("the credential ends at %v", rec.Status.Credentials[0].Expiry)
+	}
+}
+
+// The verifier may not read one of its namespaces, as where its RoleBinding was forgotten.
+// Machines of other namespaces attest, fetch their configs, and become nodes.
+func TestOneForbiddenNamespaceStopsNoOther(t *testing.T) {
+	j := newJoining(t)
+	const elsewhere = "machines-elsewhere"
+	j.cluster.KubectlApply(t, object("v1", "Namespace", "", elsewhere, nil))
+	j.namespaces = []string{elsewhere}
+	p := j.serve(0, "credential: {}\napprover: {}\n")
+	_, credential := j.fetched(t, p, "worker-0")
+	name, err := j.request(j.as(credential), "worker-0", newKey(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { return decided(j.csr(name)) == "Approved" }, func() string { return fmt.Sprintf("not approved: %+v", j.csr(name).Status) })
+	eventually(t, func() bool { return j.degraded("Forbidden") }, func() string { return "the forbidden namespace is not reported" })
+
+	// A machine of that namespace waits until the verifier may read it.
+	keys := soft(t)
+	m := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine",
+		"metadata": map[string]any{
+			"namespace": elsewhere, "name": "worker-1", "annotations": map[string]any{v1alpha1.AnnotationEKSHA256: fmt.Sprintf("%x", keys.spki)},
+			"labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker"},
+		},
+		"spec": map[string]any{},
+	}}
+	if _, err := j.client.Resource(machinesResource).Namespace(elsewhere).Create(t.Context(), m, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if token, _, err := p.node(keys).attest(t.Context()); err == nil || token != "" {
+		t.Error("a machine of a namespace that cannot be read attested")
+	}
+	j.cluster.KubectlApply(t, object("rbac.authorization.k8s.io/v1", "RoleBinding", elsewhere, "mcs-attest-verifier-machines", map[string]any{
+		"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "mcs-attest-verifier-machines"},
+		"subjects": []any{map[string]any{"kind": "ServiceAccount", "name": "mcs-attest-verifier", "namespace": ownNamespace}},
+	}))
+	if status, _ := p.fetch(p.attests(p.node(keys))); status != 200 {
+		t.Errorf("the gate answers %d", status)
 	}
 }

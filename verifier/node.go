@@ -44,8 +44,8 @@ func (b *clusterBasis) becoming(api *rest.Config, typed kubernetes.Interface, cl
 	if c.Approver != nil {
 		b.approver, err = approver.New(approver.Options{
 			Client: typed, Dynamic: client, Config: *c.Approver, Credential: c.Credential,
-			Namespaces: slices.Concat(c.Kubernetes.MachineNamespaces, []string{c.Kubernetes.Namespace}),
-			Machines:   known{b}, Records: known{b}, Log: s.log, Audit: s.audit, Now: s.now,
+			Namespaces: slices.Concat(c.Kubernetes.MachineNamespaces, []string{c.Kubernetes.Namespace}), Namespace: c.Kubernetes.Namespace,
+			Machines: known{b}, Records: known{b}, Log: s.log, Audit: s.audit, Now: s.now,
 			Ready: func() error { return b.cluster.Ready() },
 		})
 		if err != nil {

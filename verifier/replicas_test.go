@@ -59,6 +59,7 @@ type replicas struct {
 	all     []*replica
 
 	kubeconfig string
+	namespaces []string // of Machines, besides the Machine API's
 }
 
 // replica is one process.

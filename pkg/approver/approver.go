@@ -164,8 +164,10 @@ type World interface {
 	Newer(ctx context.Context, r *Request, uid string) ([]*Request, error)
 	// Quarantines are the MachineAttestations of every namespace that quarantine a
 	// machine. What an administrator wrote before the call is among them, also where
-	// the verifier has not recorded it yet.
-	Quarantines(ctx context.Context) ([]v1alpha1.MachineAttestation, error)
+	// the verifier has not recorded it yet. It is an error if one of the given
+	// namespaces, or the verifier's own, cannot be read; another that the verifier may
+	// not read is left out.
+	Quarantines(ctx context.Context, namespaces []string) ([]v1alpha1.MachineAttestation, error)
 	// Pinned are the requests with the key of the record's certificate: those that
 	// were approved, and of those that wait the ones made with its credentials.
 	Pinned(ctx context.Context, rec *v1alpha1.MachineAttestation) ([]*Request, error)

@@ -98,7 +98,7 @@ func (w *fakeWorld) RecordByMachine(_ context.Context, uid string) (*v1alpha1.Ma
 	return nil, w.ask("RecordByMachine")
 }
 
-func (w *fakeWorld) Quarantines(context.Context) ([]v1alpha1.MachineAttestation, error) {
+func (w *fakeWorld) Quarantines(context.Context, []string) ([]v1alpha1.MachineAttestation, error) {
 	return w.quarantines, w.ask("Quarantines")
 }
 

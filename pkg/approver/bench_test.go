@@ -26,7 +26,7 @@ func (w *flat) RecordByCredential(_ context.Context, id string) (*v1alpha1.Machi
 	return w.byID[id], nil
 }
 func (w *flat) Newer(context.Context, *Request, string) ([]*Request, error) { return nil, nil }
-func (w *flat) Quarantines(context.Context) ([]v1alpha1.MachineAttestation, error) {
+func (w *flat) Quarantines(context.Context, []string) ([]v1alpha1.MachineAttestation, error) {
 	return nil, nil
 }
 func (w *flat) Disabled(context.Context) (bool, error)               { return false, nil }

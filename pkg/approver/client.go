@@ -134,7 +134,16 @@ func (x *run) enrollments() error {
 // stoppedBy denies what belongs to a machine that an enrollment quarantines.
 func (x *run) stoppedBy(machines []Machine, records ...*v1alpha1.MachineAttestation) error {
 	const name = "enrollments"
-	all, err := x.w.Quarantines(x.ctx)
+	var namespaces []string
+	for i := range machines {
+		namespaces = append(namespaces, machines[i].Namespace)
+	}
+	for _, rec := range records {
+		if rec != nil {
+			namespaces = append(namespaces, rec.Namespace)
+		}
+	}
+	all, err := x.w.Quarantines(x.ctx, namespaces)
 	if err != nil {
 		return x.check(name, unread(err, "reading the MachineAttestations"), "")
 	}

@@ -69,6 +69,7 @@ type Options struct {
 	Credential *config.Credential
 	// Namespaces of Machines, and the verifier's own; "*" is every namespace.
 	Namespaces []string
+	Namespace  string // the verifier's own, one of them
 	Machines   Directory
 	Records    Records
 
@@ -145,7 +146,7 @@ func New(o Options) (*Approver, error) {
 		decide: Rules(o.Config, o.Credential),
 	}
 	a.world = NewWorld(WorldOptions{
-		Client: o.Client, Dynamic: o.Dynamic, Config: o.Config, Credential: o.Credential, Namespaces: o.Namespaces, Machines: o.Machines, Records: o.Records,
+		Client: o.Client, Dynamic: o.Dynamic, Config: o.Config, Credential: o.Credential, Namespaces: o.Namespaces, Namespace: o.Namespace, Machines: o.Machines, Records: o.Records,
 		Timeout: o.Timeout, Now: o.Now, Dial: o.Dial,
 	})
 	return a, nil

@@ -114,6 +114,9 @@ func (w *World) standIns(ctx context.Context, name string) (found []approver.Mac
 	} else {
 		for _, namespace := range w.o.Namespaces {
 			o, err := w.get(ctx, attestations, namespace, name)
+			if kerrors.IsForbidden(err) && namespace != w.o.Namespace {
+				continue // a stand-in there cannot attest
+			}
 			if err != nil {
 				return nil, fmt.Errorf("look for MachineAttestation %s/%s: %w", namespace, name, err)
 			}

@@ -3,10 +3,12 @@ package approver
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
 
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
@@ -25,13 +27,14 @@ type quarantines struct {
 
 // reading is one reading of all objects.
 type reading struct {
-	once  sync.Once
-	found []v1alpha1.MachineAttestation
-	err   error
+	once   sync.Once
+	found  []v1alpha1.MachineAttestation
+	barred map[string]error // namespaces that the verifier may not read
+	err    error
 }
 
 // read returns what a reading found that began after the call of read did.
-func (q *quarantines) read(all func() ([]v1alpha1.MachineAttestation, error)) ([]v1alpha1.MachineAttestation, error) {
+func (q *quarantines) read(all func(*reading)) *reading {
 	q.mu.Lock()
 	if q.next == nil {
 		q.next = new(reading)
@@ -44,24 +47,31 @@ func (q *quarantines) read(all func() ([]v1alpha1.MachineAttestation, error)) ([
 		q.mu.Lock()
 		q.next = nil // whoever comes now may have seen what this reading misses
 		q.mu.Unlock()
-		mine.found, mine.err = all()
+		all(mine)
 	})
-	return mine.found, mine.err
+	return mine
 }
 
 // Quarantines implements [approver.World].
-func (w *World) Quarantines(ctx context.Context) ([]v1alpha1.MachineAttestation, error) {
-	return w.o.quarantines.read(func() ([]v1alpha1.MachineAttestation, error) {
+func (w *World) Quarantines(ctx context.Context, namespaces []string) ([]v1alpha1.MachineAttestation, error) {
+	r := w.o.quarantines.read(func(r *reading) {
 		// The reading is for others, too: it does not end with this caller.
-		return w.readQuarantines(context.WithoutCancel(ctx))
+		w.readQuarantines(context.WithoutCancel(ctx), r)
 	})
+	for _, namespace := range append(namespaces, w.o.Namespace, metav1.NamespaceAll) {
+		if err := r.barred[namespace]; err != nil {
+			return nil, err
+		}
+	}
+	return r.found, r.err
 }
 
-func (w *World) readQuarantines(ctx context.Context) (found []v1alpha1.MachineAttestation, err error) {
+func (w *World) readQuarantines(ctx context.Context, r *reading) {
 	namespaces := w.o.Namespaces
 	if slices.Contains(namespaces, metav1.NamespaceAll) || slices.Contains(namespaces, "*") {
 		namespaces = []string{metav1.NamespaceAll}
 	}
+	r.barred = map[string]error{}
 	for _, namespace := range namespaces {
 		for o := (metav1.ListOptions{Limit: 500}); ; {
 			call, cancel := context.WithTimeout(ctx, w.o.Timeout)
@@ -71,15 +81,19 @@ func (w *World) readQuarantines(ctx context.Context) (found []v1alpha1.MachineAt
 				break
 			}
 			if err != nil {
-				return nil, fmt.Errorf("list MachineAttestations in %q: %w", namespace, err)
+				err = fmt.Errorf("list MachineAttestations in %q: %w", namespace, err)
+				if kerrors.IsForbidden(err) {
+					r.barred[namespace] = err
+				} else {
+					r.err = errors.Join(r.err, err)
+				}
+				break
 			}
 			for i := range page.Items {
 				a, err := quarantine(&page.Items[i])
-				if err != nil {
-					return nil, err
-				}
+				r.err = errors.Join(r.err, err)
 				if a != nil {
-					found = append(found, *a)
+					r.found = append(r.found, *a)
 				}
 			}
 			if o.Continue = page.GetContinue(); o.Continue == "" {
@@ -87,7 +101,6 @@ func (w *World) readQuarantines(ctx context.Context) (found []v1alpha1.MachineAt
 			}
 		}
 	}
-	return found, nil
 }
 
 // quarantine is a MachineAttestation that quarantines a machine; nil if this one does not.

@@ -38,6 +38,7 @@ type WorldOptions struct {
 	// Namespaces of Machines and of the MachineAttestations that stand in for one;
 	// "*" is every namespace.
 	Namespaces []string
+	Namespace  string // the verifier's own, one of them
 	Machines   Directory
 	Records    Reader
 

@@ -401,10 +401,10 @@ func (c *Cluster) unsettled(uid string) bool {
 func (c *Cluster) settle(ctx context.Context, uid string) error {
 	b, m := c.compare(uid)
 	// What must wait is looked at again once everything was read.
-	if synced, _ := c.Synced(); !synced && (b.gone || b.release || b.restate || b.missing) {
+	if (b.gone || b.release || b.restate || b.missing) && !c.settled(uid, b, m) {
 		return nil
 	}
-	if b.release && c.unreadable(attestationKind) {
+	if b.release && c.mayBeStopped(m) {
 		return nil // that one may be what says so
 	}
 	now := c.o.Now()
@@ -442,6 +442,34 @@ func (c *Cluster) settle(ctx context.Context, uid string) error {
 		return c.records.EnsureRecord(m)
 	}
 	return nil
+}
+
+// settled reports whether enough was read to change the record of a UID by what is not
+// said any more. A namespace that may not be read stops what is about its own Machines.
+func (c *Cluster) settled(uid string, b behind, m *machine.Machine) bool {
+	if synced, _ := c.Synced(); !synced {
+		return false
+	}
+	if synced, _ := c.synced(false); synced {
+		return true
+	}
+	namespace := ""
+	if m != nil {
+		namespace = placeOf(m).namespace
+	} else if l, ok := c.latch(uid); ok {
+		namespace = l.namespace
+	}
+	for _, w := range c.watches {
+		s, _ := w.state()
+		switch {
+		case !w.barred():
+		case namespace == "" || w.namespace == namespace:
+			return false
+		case b.release && s.unsynced && w.resource == attestationKind.resource:
+			return false // an object there may say so, and was never read
+		}
+	}
+	return true
 }
 
 // forget deletes what is left of a Machine that is gone; the API has the last word.
@@ -520,7 +548,7 @@ func (c *Cluster) sweepClaims(ctx context.Context) error {
 	t.mu.Lock()
 	due := time.Since(t.swept) >= claimsEvery
 	t.mu.Unlock()
-	if synced, _ := c.Synced(); !due || !synced {
+	if synced, _ := c.synced(false); !due || !synced { // a claim does not say in which namespace its Machine is
 		return nil
 	}
 	gone := map[string]bool{}

@@ -271,6 +271,46 @@ func TestRecordsFollowTheirMachines(t *testing.T) {
 	})
 }
 
+// An object that cannot be used keeps the quarantine of the Machine that it names, where
+// it says so, and no other.
+func TestAnUnreadableObjectHoldsUpNoOtherRelease(t *testing.T) {
+	w := theWhole(t)
+	w.policy("all", map[string]any{})
+	p := w.start("a")
+	until(t, "sync", p.synced)
+	quarantined := func(uid string) bool {
+		rec, err := p.Records().Record(uid)
+		return err == nil && rec != nil && rec.Status.Quarantined
+	}
+	uids := map[string]string{}
+	for _, name := range []string{"one", "two"} {
+		uids[name] = string(w.worker(name).GetUID())
+		w.patch(attestationsOf(w, uids[name]), machineNamespace, uids[name], `{"spec":{"quarantined":true}}`)
+	}
+	for name, uid := range uids {
+		until(t, name+" is latched", func() error { return says(!quarantined(uid), "not") })
+	}
+	for name, spec := range map[string]map[string]any{
+		"broken-one": {"machineRef": map[string]any{"name": "one"}},
+		"broken-two": {"machineRef": map[string]any{"name": "two"}, "quarantined": true},
+	} {
+		spec["ekSHA256"] = []any{strings.Repeat("0", 64)}
+		w.create(attestations, machineNamespace, map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
+			"metadata": map[string]any{"name": name}, "spec": spec})
+	}
+	until(t, "both are reported", func() error { return says(len(p.Problems()) != 2, "%v", p.Problems()) })
+	for _, uid := range uids {
+		w.patch(attestations, machineNamespace, uid, `{"spec":{"quarantined":false}}`)
+	}
+	until(t, "one is lifted", func() error { return says(quarantined(uids["one"]), "still") })
+	time.Sleep(2 * time.Second) // two passes
+	if !quarantined(uids["two"]) {
+		t.Error("an object says that two is quarantined, and its quarantine was lifted")
+	}
+	w.delete(attestations, machineNamespace, "broken-two")
+	until(t, "two is lifted", func() error { return says(quarantined(uids["two"]), "still") })
+}
+
 func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
 	w := theWhole(t)
 	w.policy("all", map[string]any{})

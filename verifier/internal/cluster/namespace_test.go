@@ -108,8 +108,11 @@ func TestANamespaceThatIsGoneStopsNoOther(t *testing.T) {
 			}
 			c.build()
 			world, left := c.World(), len(c.registry.UIDs())
-			if synced, missing := c.Synced(); synced != test.gone || world.Complete != test.gone || (world.Stale == nil) != test.gone {
+			if synced, missing := c.Synced(); !synced || world.Complete != test.gone || world.Stale != nil {
 				t.Errorf("synced %v, complete %v, stale %v", missing, world.Complete, world.Stale)
+			}
+			if (world.StaleIn["m"] == nil) != test.gone || world.StaleIn["other"] != nil {
+				t.Errorf("stale in namespaces: %v", world.StaleIn)
 			}
 			if test.gone != (left == 0) {
 				t.Errorf("%d Machines are known", left)

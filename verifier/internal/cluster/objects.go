@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"net/netip"
 	"time"
 
@@ -103,7 +104,7 @@ type attestation struct {
 func compactAttestation(u *unstructured.Unstructured) (any, []manifest.Problem) {
 	found, problems := machine.FromObject(u.Object)
 	if manifest.Failed(problems) {
-		return nil, problems
+		return unusableOf(u), problems
 	}
 	var a attestation
 	if len(found.Enrolments) > 0 {
@@ -143,6 +144,33 @@ func compactAttestation(u *unstructured.Unstructured) (any, []manifest.Problem) 
 		}
 	}
 	return a, problems
+}
+
+// mayStop is whom a MachineAttestation that cannot be used may quarantine.
+type mayStop struct {
+	nobody  bool
+	machine key // the zero value: anyone
+}
+
+// unusableOf reads of a MachineAttestation that cannot be used whom it may quarantine.
+func unusableOf(u *unstructured.Unstructured) mayStop {
+	on, _, err := unstructured.NestedBool(u.Object, "spec", "quarantined")
+	if err == nil && !on {
+		return mayStop{nobody: true}
+	}
+	ref, named, err := unstructured.NestedMap(u.Object, "spec", "machineRef")
+	switch {
+	case err != nil:
+		return mayStop{}
+	case !named: // it stands in for a Machine
+		return mayStop{machine: key{u.GetNamespace(), u.GetName()}}
+	}
+	name, _ := ref["name"].(string)
+	namespace, _ := ref["namespace"].(string)
+	if name == "" {
+		return mayStop{}
+	}
+	return mayStop{machine: key{cmp.Or(namespace, u.GetNamespace()), name}}
 }
 
 // liveCredentials are the ids of the bootstrap credentials that have not ended, and

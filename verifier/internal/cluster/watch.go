@@ -621,6 +621,25 @@ func (w *watched) outdated(now time.Time) string {
 	return ""
 }
 
+// local reports whether only the Machines of one namespace depend on it.
+func (w *watched) local() bool {
+	return w.namespace != "" && w.namespace != w.c.config.Namespace && w.name == ""
+}
+
+// vacant reports whether its namespace does not exist.
+func (w *watched) vacant() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.gone
+}
+
+// barred reports whether the verifier may not read what only the Machines of one
+// namespace depend on.
+func (w *watched) barred() bool {
+	s, _ := w.state()
+	return s.forbidden && w.local()
+}
+
 // hint says what helps.
 func (w *watched) hint(err error) string {
 	switch {

@@ -177,6 +177,7 @@ type fault struct {
 	generation int64
 	text       string
 	never      bool // it has no last good state
+	stops      mayStop
 }
 
 // latch is what is remembered of a record: as much as tells whether it is in line
@@ -403,21 +404,60 @@ const lookForStale = 5 * time.Second
 // notice has the world made anew if what is known has become too old, or is not
 // too old any more.
 func (c *Cluster) notice(now time.Time) {
-	if fmt.Sprint(c.outdated(now)) != fmt.Sprint(c.World().Stale) {
+	all, in := c.outdated(now)
+	if w := c.World(); fmt.Sprint(all, in) != fmt.Sprint(w.Stale, w.StaleIn) {
 		c.changed()
 	}
 }
 
 // outdated says what may have changed without being heard of; nil if nothing has been
 // out of sight for long. An API that is away for a short time is no reason: the
-// records, which decide, are read as they are.
-func (c *Cluster) outdated(now time.Time) error {
+// records, which decide, are read as they are. What the verifier may not read in one
+// namespace counts only for the Machines of that namespace.
+func (c *Cluster) outdated(now time.Time) (all error, in map[string]error) {
+	everywhere := c.barredEverywhere()
 	for _, w := range c.watches {
-		if why := w.outdated(now); why != "" {
-			return errors.New(bounded(why))
+		why := w.outdated(now)
+		switch {
+		case why == "":
+		case !everywhere && w.barred():
+			if in == nil {
+				in = map[string]error{}
+			}
+			in[w.namespace] = errors.New(bounded(why))
+		case all == nil:
+			all = errors.New(bounded(why))
 		}
 	}
-	return nil
+	return all, in
+}
+
+// barredEverywhere reports whether there is no namespace of Machines that the verifier
+// may read. Then nothing can be served.
+func (c *Cluster) barredEverywhere() bool {
+	namespaces, barred := map[string]bool{}, map[string]bool{}
+	for _, w := range c.watches {
+		if w.local() && !w.vacant() {
+			namespaces[w.namespace] = true
+			if w.barred() {
+				barred[w.namespace] = true
+			}
+		}
+	}
+	return len(namespaces) > 0 && len(barred) == len(namespaces) && !slices.Contains(c.config.MachineNamespaces, c.config.Namespace)
+}
+
+// Outdated says why nothing is granted to the Machine with this UID now; nil if it may be.
+func (c *Cluster) Outdated(uid string) error {
+	w := c.World()
+	if w.Stale != nil || len(w.StaleIn) == 0 {
+		return w.Stale
+	}
+	m, ok := c.registry.ByUID(uid)
+	if !ok { // it may be in the namespace that cannot be read
+		return w.StaleIn[slices.Sorted(maps.Keys(w.StaleIn))[0]]
+	}
+	return w.Outdated(m)
 }
 
 // changed notes that something is not as it was.
@@ -438,10 +478,16 @@ func (c *Cluster) Registry() *machine.Registry { return c.registry }
 func (c *Cluster) Records() *Records { return c.records }
 
 // Synced reports whether everything that serving depends on was read and may be
-// read, and what was not.
-func (c *Cluster) Synced() (bool, []string) {
+// read, and what was not. A namespace of Machines that may not be read stops no others.
+func (c *Cluster) Synced() (bool, []string) { return c.synced(!c.barredEverywhere()) }
+
+// synced is Synced; with others, a namespace that may not be read does not count.
+func (c *Cluster) synced(others bool) (bool, []string) {
 	var missing []string
 	for _, w := range c.watches {
+		if others && w.barred() {
+			continue
+		}
 		if s, wrong := w.state(); wrong && !s.advisory && (s.unsynced || s.forbidden) {
 			missing = append(missing, s.text)
 		}
@@ -456,7 +502,8 @@ func (c *Cluster) build() {
 	complete := c.complete()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	w := &service.World{Complete: complete, Stale: c.outdated(time.Now()), Machines: c.registry, Policies: c.compile()}
+	w := &service.World{Complete: complete, Machines: c.registry, Policies: c.compile()}
+	w.Stale, w.StaleIn = c.outdated(time.Now())
 	var roots [][]anchors.Anchor
 	for _, k := range slices.SortedFunc(maps.Keys(c.content), compareKeys) {
 		s := c.content[k]
@@ -502,7 +549,7 @@ func (c *Cluster) trusted() *trust.Trust {
 // is in force. What was never readable may be the Machine that nobody finds, or
 // the quarantine that nobody sees.
 func (c *Cluster) complete() bool {
-	if synced, _ := c.Synced(); !synced {
+	if synced, _ := c.synced(false); !synced {
 		return false
 	}
 	return !c.unreadable(machineAPIKind, clusterAPIKind, hostKind, attestationKind)
@@ -516,6 +563,24 @@ func (c *Cluster) unreadable(kinds ...kind) bool {
 	for k, f := range c.faults {
 		if f.never && slices.ContainsFunc(kinds, func(kind kind) bool { return kind.String() == k.kind }) {
 			return true
+		}
+	}
+	return false
+}
+
+// mayBeStopped reports whether an object that was never readable may quarantine this
+// Machine.
+func (c *Cluster) mayBeStopped(m *machine.Machine) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for k, f := range c.faults {
+		if !f.never || k.kind != attestationKind.String() || f.stops.nobody {
+			continue
+		}
+		for _, m := range []*machine.Machine{m, m.Mirror} {
+			if m != nil && (f.stops.machine == key{} || f.stops.machine == key{m.Namespace, m.Name}) {
+				return true
+			}
 		}
 	}
 	return false
@@ -549,6 +614,7 @@ func (c *Cluster) unusable(kind kind, i *item, problems []manifest.Problem, hadG
 	c.mu.Lock()
 	before, known := c.faults[k]
 	f := fault{about: i.about, generation: i.at, text: text, never: !hadGood}
+	f.stops, _ = i.rest.(mayStop)
 	c.faults[k] = f
 	if k.kind == policyKind.String() {
 		p := c.policies[i.name]

@@ -61,11 +61,15 @@ func (c *Cluster) Request(ctx context.Context, name string, attestation config.A
 	if in[0] == metav1.NamespaceAll {
 		in = []string{"*"}
 	}
+	own := ""
+	if k.Kubernetes != nil {
+		own = k.Kubernetes.Namespace
+	}
 	listed, err := approver.List(ctx, client, c.dynamic, in)
 	if err != nil {
 		return nil, fmt.Errorf("read what the request is decided by: %w", err)
 	}
-	w := approver.NewWorld(approver.WorldOptions{Client: client, Dynamic: c.dynamic, Config: *k.Approver, Credential: k.Credential, Namespaces: in, Machines: listed, Records: listed, Now: c.o.Now})
+	w := approver.NewWorld(approver.WorldOptions{Client: client, Dynamic: c.dynamic, Config: *k.Approver, Credential: k.Credential, Namespaces: in, Namespace: own, Machines: listed, Records: listed, Now: c.o.Now})
 	if err := w.ReadRequests(ctx); err != nil {
 		return nil, err
 	}

@@ -22,7 +22,8 @@ type Redeemer struct {
 	Now      func() time.Time
 	// Stale, if set, says what has not been heard of for too long; then nothing is
 	// redeemed. It may be nil.
-	Stale func() error
+	// It is asked for the Machine with this UID.
+	Stale func(machineUID string) error
 	// Confirm reads the Machine with this UID anew before it is told a final no
 	// (DESIGN, section 19, rule 12). Its error is temporary. It may be nil.
 	Confirm func(uid string) error
@@ -78,7 +79,7 @@ func (r Redeemer) Redeem(ctx context.Context, c token.Claims, own *credential.Cr
 // redeemable judges what the Machine is now.
 func (r Redeemer) redeemable(c token.Claims, now time.Time) error {
 	if r.Stale != nil {
-		if err := r.Stale(); err != nil {
+		if err := r.Stale(c.MachineUID); err != nil {
 			return reason.Wrap(reason.StoreUnavailable, err, "what is known is out of date")
 		}
 	}

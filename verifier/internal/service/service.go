@@ -54,7 +54,9 @@ type World struct {
 	Complete bool
 	// Stale, if set, says what has not been heard of for too long: then nothing is
 	// granted and nothing redeemed, since a quarantine or a join may have gone unseen.
-	Stale      error
+	Stale error
+	// StaleIn is the same for the Machines of one namespace.
+	StaleIn    map[string]error
 	Policies   *policy.Set
 	Machines   Machines
 	References []measuredboot.ReferenceValues
@@ -69,6 +71,17 @@ type Machines interface {
 	appraisal.Machines
 	Known(uid string) bool
 	Redeemable(uid, pool string, now time.Time) error
+}
+
+// Outdated says why nothing is granted to a Machine now; nil if it may be. While the
+// Machine is an object of two namespaces both count.
+func (w *World) Outdated(m *machine.Machine) error {
+	for _, m := range []*machine.Machine{m, m.Mirror} {
+		if m != nil && w.StaleIn[m.Namespace] != nil {
+			return w.StaleIn[m.Namespace]
+		}
+	}
+	return w.Stale
 }
 
 // alive reports whether the Machine that holds an identity is still there.
@@ -295,6 +308,9 @@ func (s *Service) attest(ctx context.Context, c *call, req *mcsattestv1.AttestRe
 		return s.known(c, verdict), nil
 	}
 	c.proven, c.machine = true, verdict.Machine.String()
+	if err := world.Outdated(verdict.Machine); err != nil {
+		return nil, reason.Wrap(reason.StoreUnavailable, err, "what is known of Machine %s is out of date", verdict.Machine)
+	}
 	return s.grant(c, world, p, challenge, req.GetSealed(), verdict)
 }
 
