@@ -148,7 +148,7 @@ func (c *Cluster) poolOf(uid string) string {
 // keepRoles reports Nodes whose role is not that of their pool, and lists those that may
 // have a control-plane role.
 func (c *Cluster) keepRoles(context.Context) error {
-	if synced, _ := c.Synced(); !synced {
+	if synced, _ := c.synced(false); !synced { // a Node may belong to a Machine that cannot be read
 		return nil
 	}
 	now := c.evaluateRoles()
