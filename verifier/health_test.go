@@ -227,6 +227,18 @@ func TestAnUpstreamThatLeadsBackCausesOneDecision(t *testing.T) {
 	}
 }
 
+// docs/gate.md says what a client without TLS receives.
+func TestARequestInClearGetsNoConfig(t *testing.T) {
+	s := serveFolder(t, "")
+	status, body := s.get("http://" + s.nodes + "/config/worker")
+	if status != http.StatusBadRequest || strings.Contains(body, "ignition") {
+		t.Errorf("%d %q", status, body)
+	}
+	if _, figures := s.get("https://" + s.figure + "/metrics"); strings.Contains(figures, "mcs_attest_decisions_total{") {
+		t.Error("it counts as a decision")
+	}
+}
+
 // forward joins each connection to l with one to address.
 func forward(l net.Listener, address string) {
 	for {
