@@ -219,6 +219,9 @@ func TestTarballInstallsAModuleThatDracutFinds(t *testing.T) {
 		"usr/lib/dracut/modules.d/90mcs-attest/module-setup.sh":    0o755,
 		"usr/lib/dracut/modules.d/90mcs-attest/mcs-attest.service": 0o644,
 		"usr/lib/dracut/dracut.conf.d/50-mcs-attest.conf":          0o644,
+		"usr/lib/systemd/system/mcs-attest-cap-root.service":       0o644,
+		// A link to it: enabled.
+		"usr/lib/systemd/system/sysinit.target.wants/mcs-attest-cap-root.service": 0o644,
 	} {
 		info, err := os.Stat(filepath.Join(root, path))
 		if err != nil || info.Mode().Perm() != mode {

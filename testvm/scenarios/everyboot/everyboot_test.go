@@ -2,6 +2,7 @@
 package everyboot
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -59,4 +60,36 @@ func TestMachineWithoutATPMBootsAgainstAPlainMCS(t *testing.T) {
 	mcs := r.NewMCS(map[string]string{"worker": rig.Config("by a plain MCS")})
 	node := r.Boot(rig.VM{Pointer: mcs.Pointer("worker")})
 	node.WantProvisioned()
+}
+
+// An image whose initramfs has no agent: the unit of the real root caps. The rig's root
+// has no systemd, so the unit runs in that of the stock initramfs.
+func TestAttack_T32_BootOfAStockInitramfsIsCappedByTheUnitOfTheRealRoot(t *testing.T) {
+	r := rig.New(t)
+	unit, err := os.ReadFile("../../../dracut/root/mcs-attest-cap-root.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent, err := os.ReadFile(r.Agent())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const units = "usr/lib/systemd/system/"
+	with := map[string]string{
+		"usr/bin/mcs-attest-agent":             string(agent),
+		units + "mcs-attest-cap-root.service":  strings.Replace(string(unit), "ConditionPathExists=!/etc/initrd-release\n", "", 1),
+		units + "sysinit.target.d/10-cap.conf": "[Unit]\nWants=mcs-attest-cap-root.service\n",
+	}
+	for _, extra := range []map[string]string{nil, with} {
+		node := r.Boot(rig.VM{TPM: r.NewTPM(), Pointer: []byte(rig.Config("x")), LaterBoot: true, Initrd: rig.Initrd{Agent: rig.NoAgent, Extra: extra}})
+		node.Wait()
+		if !node.Said(`^rig: done`) {
+			t.Fatalf("the boot went wrong:\n%s", node.Console())
+		}
+		if extra != nil {
+			wantCapped(t, node)
+		} else if pcr := node.PCR11(); pcr == "" || strings.Trim(pcr, "0") != "" {
+			t.Errorf("without the unit PCR 11 is %q: the test proves nothing", pcr)
+		}
+	}
 }
