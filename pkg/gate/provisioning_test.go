@@ -293,10 +293,18 @@ func TestAttack_T51_GuessersDoNotLockOutThoseWhoKnow(t *testing.T) {
 	if res := f.do(t, get("/config/worker", current)); res.StatusCode != 200 || admitted != 1 {
 		t.Errorf("the right token behind a flooded address: %d", res.StatusCode)
 	}
-	for _, shown := range []string{"", wrong, attested} {
+	for _, shown := range []string{"", wrong, "eyJhbGciOiJFUzI1NiJ9.e30.AAAA"} {
 		if res := f.do(t, get("/config/worker", shown)); res.StatusCode != 503 || f.codeOf(t) != "RateLimited" {
 			t.Errorf("%q: %d %s", shown, res.StatusCode, f.codeOf(t))
 		}
+	}
+	// A token that verifies has an allowance of its own.
+	if res := f.do(t, get("/config/worker", attested)); res.StatusCode != 200 {
+		t.Errorf("an attestation token behind a flooded address: %d", res.StatusCode)
+	}
+	f.AdmitToken = func(*http.Request, token.Claims) error { return tooMany }
+	if res := f.do(t, get("/config/worker", attested)); res.StatusCode != 503 || f.codeOf(t) != "RateLimited" {
+		t.Errorf("an attestation token that is used too often: %d %s", res.StatusCode, f.codeOf(t))
 	}
 	if guesses != 0 || admitted != 1 {
 		t.Errorf("%d guesses looked at, %d admitted", guesses, admitted)
