@@ -61,7 +61,7 @@ func (rs *replicas) serve(skew time.Duration, more ...string) *inProcess {
 	if err != nil {
 		rs.t.Fatal(err)
 	}
-	p.server = s
+	p.server, s.answerTimeout = s, rs.answerTimeout
 	h, err := s.handler()
 	if err != nil {
 		rs.t.Fatal(err)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"log"
 	"log/slog"
 	"net"
@@ -32,12 +33,15 @@ func (s *server) gate(upstream http.Handler) http.Handler {
 	limiter, byToken := listen.NewLimiter(s.config.RequestsPerSecond), listen.NewKeyedLimiter[string](1, 10)
 	requests := log.New(os.Stdout, "", log.LstdFlags)
 	shared := s.provisioningGate()
-	redeemer := redeem.Redeemer{
-		Records: s.Records(), Machines: func() redeem.Machines { return s.World().Machines }, Now: s.now,
+	redeemer := &redeem.Redeemer{
+		Records: s.Records(), Log: s.log, Machines: func() redeem.Machines { return s.World().Machines }, Now: s.now,
 	}
 	if s.cluster != nil {
 		redeemer.Confirm = s.cluster.confirm.ConfirmUID
 		redeemer.Stale = func(machineUID string) error { return s.cluster.cluster.Outdated(machineUID) }
+		stored := s.cluster.cluster.Records()
+		redeemer.Within = func(ctx context.Context) redeem.Records { return stored.Within(ctx) }
+		redeemer.InTrouble = stored.InTrouble
 	}
 	c := gate.Config{
 		Upstream:     upstream,
@@ -64,11 +68,15 @@ func (s *server) gate(upstream http.Handler) http.Handler {
 		Source:        s.clientAddress,
 		CorrelationID: audit.NewCorrelationID,
 		Now:           s.now,
+		AnswerTimeout: s.answerTimeout,
 	}
 	if s.cluster != nil && s.cluster.credentials != nil {
 		c.Credentials = s.cluster.credentials
 	}
-	return gate.New(c)
+	g := gate.New(c)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		g.ServeHTTP(w, r.WithContext(redeem.OneRequest(r.Context())))
+	})
 }
 
 // rendered serves what was rendered from MachineConfigs: whole, or the part for those

@@ -60,6 +60,8 @@ type replicas struct {
 
 	kubeconfig string
 	namespaces []string // of Machines, besides the Machine API's
+	// answerTimeout is the gate's in replicas of this process; 0: its default.
+	answerTimeout time.Duration
 }
 
 // replica is one process.

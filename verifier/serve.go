@@ -127,7 +127,8 @@ type server struct {
 	standalone *standaloneBasis // the basis, where it is a folder
 	cluster    *clusterBasis    // the basis, where it is a cluster
 
-	absence atomic.Pointer[string] // what the log reported last of an absent provisioning token
+	answerTimeout time.Duration          // of the gate; 0: its default
+	absence       atomic.Pointer[string] // what the log reported last of an absent provisioning token
 }
 
 // basis is what a verifier stands on: a folder with a database, or a cluster. It

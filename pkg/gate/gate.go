@@ -122,6 +122,10 @@ type Config struct {
 	Now           func() time.Time
 	// UpstreamTimeout must leave Ignition's 10 s for response headers some room. Default 8 s.
 	UpstreamTimeout time.Duration
+	// AnswerTimeout is the time for everything that precedes an answer. It must be less
+	// than the 10 s that Ignition waits, so that no use is taken for a client that has
+	// left. Default 9 s.
+	AnswerTimeout time.Duration
 	// Concurrent bounds how many of the upstream's answers are read, and held in
 	// memory, at once. Default 32.
 	Concurrent int
@@ -133,6 +137,9 @@ type Config struct {
 func New(c Config) http.Handler {
 	if c.UpstreamTimeout == 0 {
 		c.UpstreamTimeout = 8 * time.Second
+	}
+	if c.AnswerTimeout == 0 {
+		c.AnswerTimeout = 9 * time.Second
 	}
 	if c.MaxConfig == 0 {
 		c.MaxConfig = 16 << 20
@@ -223,7 +230,9 @@ type request struct {
 
 func (g *gate) config(w http.ResponseWriter, r *http.Request) {
 	start := g.Now()
-	req := &request{Request: r, began: start}
+	ctx, cancel := context.WithTimeout(r.Context(), g.AnswerTimeout)
+	defer cancel()
+	req := &request{Request: r.WithContext(ctx), began: start}
 	req.decision = Decision{Method: r.Method, Outcome: "allowed", CorrelationID: g.CorrelationID()}
 	res, err := g.decide(req)
 	d := &req.decision

@@ -208,6 +208,33 @@ func Redeem(rec *v1alpha1.MachineAttestation, c token.Claims, own *credential.Cr
 	return next, nil
 }
 
+// Used names the use that was just taken.
+func Used(rec *v1alpha1.MachineAttestation, useID string) {
+	rec.Status.Token.UseIDs = append(rec.Status.Token.UseIDs, useID)
+}
+
+// HasUse reports whether a use of a token is on the record.
+func HasUse(rec *v1alpha1.MachineAttestation, tokenID, useID string) bool {
+	return rec != nil && rec.Status.Token != nil && rec.Status.Token.ID == tokenID && slices.Contains(rec.Status.Token.UseIDs, useID)
+}
+
+// Return returns the uses of a token that served nobody: those of unserved that are
+// on the record. It returns rec itself if there are none.
+func Return(rec *v1alpha1.MachineAttestation, tokenID string, unserved []string) *v1alpha1.MachineAttestation {
+	if rec == nil || rec.Status.Token == nil || rec.Status.Token.ID != tokenID {
+		return rec
+	}
+	kept := slices.DeleteFunc(slices.Clone(rec.Status.Token.UseIDs), func(id string) bool { return slices.Contains(unserved, id) })
+	n := len(rec.Status.Token.UseIDs) - len(kept)
+	if n == 0 {
+		return rec
+	}
+	next := rec.DeepCopy()
+	next.Status.Token.UseIDs = kept
+	next.Status.Token.Uses = max(0, next.Status.Token.Uses-int32(n))
+	return next
+}
+
 // Joined latches: the Machine is a Node.
 func Joined(rec *v1alpha1.MachineAttestation, node string, now time.Time) *v1alpha1.MachineAttestation {
 	if rec == nil || rec.Status.Phase == v1alpha1.PhaseJoined {

@@ -239,6 +239,11 @@ type TokenStatus struct {
 	Expiry  metav1.Time `json:"expiry"`
 	Uses    int32       `json:"uses"`
 	MaxUses int32       `json:"maxUses"`
+	// useIDs has a random id for each use. A verifier whose write was not answered
+	// finds out by it whether it took a use, and returns a use that served nobody.
+	//
+	// +kubebuilder:validation:MaxItems=10
+	UseIDs []string `json:"useIDs,omitempty"`
 }
 
 // TicketStatus is about the report ticket last issued.

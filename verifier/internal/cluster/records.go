@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
@@ -75,8 +76,48 @@ type Records struct {
 	revoke    func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error
 	withheld  func(a *v1alpha1.MachineAttestation) bool
 
-	busy    turns // by UID: of one replica's changes to a record only one is under way
-	waiting waitingRoom
+	busy    *turns // by UID: of one replica's changes to a record only one is under way
+	waiting *waitingRoom
+	trouble *atomic.Int64 // when a call last failed without an answer, or was slow (Unix time in ns)
+
+	// Of one request; see Within.
+	ctx  context.Context //nolint:containedctx // the view ends with its request
+	last *lastRead
+}
+
+// lastRead is the record that a request has read. Its first write does not read it
+// again: the write names the version that was read, and fails if it changed since.
+type lastRead struct {
+	at   place
+	kept kept
+}
+
+// Within returns the same records for one request: every call ends with ctx, and
+// Update after Record saves a read. It is not safe for concurrent use.
+func (r *Records) Within(ctx context.Context) *Records {
+	view := *r
+	view.ctx, view.last = ctx, new(lastRead)
+	return &view
+}
+
+// InTrouble reports whether a call of the API was slow, or not answered, a short time
+// ago. Then the record may hold uses of a token that another replica will return.
+func (r *Records) InTrouble() bool {
+	at := r.trouble.Load()
+	return at != 0 && time.Since(time.Unix(0, at)) < troubleLasts
+}
+
+const (
+	troubleLasts = time.Minute
+	slowCall     = time.Second
+)
+
+// base is the context that calls end with.
+func (r *Records) base() context.Context {
+	if r.ctx != nil {
+		return r.ctx
+	}
+	return context.Background()
 }
 
 // NewRecords makes no call yet.
@@ -84,6 +125,7 @@ func NewRecords(o RecordsConfig) *Records {
 	r := &Records{
 		client: o.Client, namespace: o.Namespace, machine: o.Machine, now: o.Now, log: o.Log, timeout: o.Timeout,
 		events: o.Events, called: o.Called, revoke: o.Revoke, withheld: o.Withheld,
+		busy: new(turns), waiting: new(waitingRoom), trouble: new(atomic.Int64),
 	}
 	if r.timeout == 0 {
 		r.timeout = callTimeout
@@ -107,7 +149,20 @@ func (r *Records) Record(uid string) (*v1alpha1.MachineAttestation, error) {
 	if err != nil {
 		return nil, err
 	}
+	if r.last != nil {
+		*r.last = lastRead{at, k}
+	}
 	return k.record, nil
+}
+
+// readFirst is read, or what this request has read already.
+func (r *Records) readFirst(at place) (kept, error) {
+	if r.last == nil || r.last.at != at || r.last.kept.object == nil {
+		return r.read(at)
+	}
+	k := r.last.kept
+	*r.last = lastRead{}
+	return k, nil
 }
 
 // Update changes the record of the Machine by change, which sees the record as
@@ -133,7 +188,7 @@ func (r *Records) update(uid string, components []string, change store.Change) e
 		return err
 	}
 	// The time for all tries: someone waits for the answer.
-	ctx, cancel := context.WithTimeout(context.Background(), 4*r.timeout)
+	ctx, cancel := context.WithTimeout(r.base(), 4*r.timeout)
 	defer cancel()
 	leave, err := r.busy.enter(ctx, at.uid)
 	if err != nil {
@@ -146,7 +201,11 @@ func (r *Records) update(uid string, components []string, change store.Change) e
 		if try > 0 && pause(ctx, try) != nil {
 			break
 		}
-		k, err := r.read(at)
+		read := r.read
+		if try == 0 {
+			read = r.readFirst
+		}
+		k, err := read(at)
 		if err != nil {
 			return err
 		}
@@ -482,9 +541,23 @@ func (r *Records) do(verb string, resource schema.GroupVersionResource, sub stri
 		name += "/" + sub
 	}
 	r.called(verb, name)
-	ctx, cancel := context.WithTimeout(context.Background(), r.timeout)
+	ctx, cancel := context.WithTimeout(r.base(), r.timeout)
 	defer cancel()
-	return call(ctx)
+	began := time.Now()
+	err := call(ctx)
+	if time.Since(began) > slowCall || unanswered(err) {
+		r.trouble.Store(time.Now().UnixNano())
+	}
+	return err
+}
+
+// unanswered reports whether nobody knows what became of a call. A client that left
+// is no trouble of the API's.
+func unanswered(err error) bool {
+	if err == nil || errors.Is(err, context.Canceled) {
+		return false
+	}
+	return kerrors.ReasonForError(err) == metav1.StatusReasonUnknown || kerrors.IsTimeout(err) || kerrors.IsServerTimeout(err) || kerrors.IsInternalError(err)
 }
 
 // exactly deletes the very object that was read; unchanged, if it must be that too.

@@ -137,3 +137,77 @@ func TestABreakGlassTokenNeedsNoMachineAndIsCounted(t *testing.T) {
 		t.Errorf("the fourth use: %v", got)
 	}
 }
+
+// lossy applies each change and loses the answer while it is bad.
+type lossy struct {
+	*store.Store
+	bad atomic.Bool
+}
+
+func (l *lossy) Update(uid string, change store.Change) error {
+	err := l.Store.Update(uid, change)
+	if err == nil && l.bad.Load() {
+		return reason.Deny(reason.StoreUnavailable, "no answer")
+	}
+	return err
+}
+
+func uses(t *testing.T, s *store.Store, c token.Claims) int32 {
+	t.Helper()
+	rec, err := s.Record(c.MachineUID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rec.Status.Token.Uses
+}
+
+// THREATS T69: a use whose write was not answered served nobody. The next request has
+// it, and the token still serves only as often as its record allows.
+func TestAttack_T69_AUseWithoutAnAnswerIsNotCounted(t *testing.T) {
+	r, s, c := attested(t)
+	l := &lossy{Store: s}
+	r.Records = l
+	for range 5 { // more often than there are uses
+		l.bad.Store(true)
+		if err := r.Redeem(t.Context(), c, nil); code(err) != reason.StoreUnavailable {
+			t.Fatalf("without an answer: %v", err)
+		}
+		l.bad.Store(false)
+		if err := r.Check(t.Context(), c); err != nil {
+			t.Errorf("after a use without an answer: %v", err)
+		}
+	}
+	for n := range 3 {
+		if err := r.Redeem(t.Context(), c, nil); err != nil {
+			t.Fatalf("use %d: %v", n+1, err)
+		}
+		if got := uses(t, s, c); int(got) != n+1 {
+			t.Errorf("after %d uses the record has %d", n+1, got)
+		}
+	}
+	if err := r.Redeem(t.Context(), c, nil); code(err) != reason.TokenUsedUp {
+		t.Errorf("the fourth use: %v", err)
+	}
+	// Another replica may be about to return uses.
+	r.InTrouble = func() bool { return true }
+	if err := r.Check(t.Context(), c); code(err) != reason.StoreUnavailable {
+		t.Errorf("used up, while the records are silent: %v", err)
+	}
+}
+
+// Without a next request the use is returned all the same, for other replicas.
+func TestRedeem_ReturnsAnUnservedUseByItself(t *testing.T) {
+	r, s, c := attested(t)
+	l := &lossy{Store: s}
+	r.Records, r.ReturnAfter = l, 10*time.Millisecond
+	l.bad.Store(true)
+	if err := r.Redeem(t.Context(), c, nil); err == nil {
+		t.Fatal("an answer")
+	}
+	l.bad.Store(false)
+	for deadline := time.Now().Add(time.Minute); uses(t, s, c) != 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d uses are still taken", uses(t, s, c))
+		}
+	}
+}

@@ -1,0 +1,110 @@
+package redeem
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
+)
+
+const (
+	defaultReturnAfter = 15 * time.Second
+	// giveUpAfter bounds how often uses are returned in the background. A write that is
+	// still under way by then names a version that is long gone.
+	giveUpAfter = 8
+	// maxUnserved bounds the tokens with unserved uses. Only a valid token has any.
+	maxUnserved = 10_000
+)
+
+// unserved has the ids of uses that served nobody, by the id of their token.
+type unserved struct {
+	mu   sync.Mutex
+	uses map[string][]string
+}
+
+func (u *unserved) of(tokenID string) []string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return slices.Clone(u.uses[tokenID])
+}
+
+// add reports whether the token is a new one here.
+func (u *unserved) add(tokenID, useID string) (first bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	all, known := u.uses[tokenID]
+	if !known && len(u.uses) >= maxUnserved {
+		return false
+	}
+	if u.uses == nil {
+		u.uses = map[string][]string{}
+	}
+	u.uses[tokenID] = append(all, useID)
+	return !known
+}
+
+// settle deletes ids that can no longer be on the record.
+func (u *unserved) settle(tokenID string, ids []string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	left := slices.DeleteFunc(u.uses[tokenID], func(id string) bool { return slices.Contains(ids, id) })
+	if len(left) == 0 {
+		delete(u.uses, tokenID)
+		return
+	}
+	u.uses[tokenID] = left
+}
+
+// leave notes that a use served nobody, and has it returned.
+func (r *Redeemer) leave(c token.Claims, useID string) {
+	if !r.unserved.add(c.ID, useID) {
+		return
+	}
+	after := r.ReturnAfter
+	if after == 0 {
+		after = defaultReturnAfter
+	}
+	try := 0
+	var again func()
+	again = func() {
+		if try++; r.giveBack(c) || try == giveUpAfter {
+			r.unserved.settle(c.ID, r.unserved.of(c.ID))
+			return
+		}
+		time.AfterFunc(after, again)
+	}
+	time.AfterFunc(after, again)
+}
+
+// giveBack returns the unserved uses of a token, and reports whether none is left to
+// be returned. A use that is not on the record yet may still come.
+func (r *Redeemer) giveBack(c token.Claims) (done bool) {
+	ids := r.unserved.of(c.ID)
+	if len(ids) == 0 || !r.Now().Before(c.Expiry) && !c.Expiry.IsZero() {
+		return true
+	}
+	records := r.Records
+	if r.Within != nil {
+		records = r.Within(context.Background())
+	}
+	found := false
+	err := records.Update(c.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		next := record.Return(rec, c.ID, ids)
+		if found = next != rec; !found {
+			return nil, nil
+		}
+		return next, nil
+	})
+	if err != nil || !found {
+		return false
+	}
+	if r.Log != nil {
+		r.Log.Info("uses of a token that served nobody were returned", "token", c.ID, "machine", c.Subject)
+	}
+	r.unserved.settle(c.ID, ids)
+	return len(r.unserved.of(c.ID)) == 0
+}
