@@ -53,7 +53,8 @@ soak: test ## the same with many repetitions: 500 machines, 100 000 generated re
 
 .PHONY: unit
 unit: ## the Go tests without the race detector, API servers and boot scenarios
-	@MCS_ATTEST_UNIT=1 go test -vet=off -p 3 -parallel 8 $$(go list ./... | grep -v /testvm/scenarios/)
+	@# The longest first.
+	@MCS_ATTEST_UNIT=1 go test -vet=off -p 3 -parallel 8 ./verifier ./testvm/client $$(go list ./... | grep -v /testvm/scenarios/)
 
 .PHONY: lint
 lint: tools build ## gofmt, vet, staticcheck, buf, generated code, shellcheck, size
