@@ -136,14 +136,14 @@ var fromElsewhere = []string{"up", "process_resident_memory_bytes"}
 // those that the verifier has.
 func TestRulesAndDashboardSpeakOfWhatThereIs(t *testing.T) {
 	known := map[string]bool{}
-	for _, path := range []string{"metrics", "approver"} {
-		source, err := os.ReadFile("../verifier/internal/" + path + "/metrics.go")
+	for _, path := range []string{"internal/metrics/metrics.go", "internal/approver/metrics.go", "readiness.go"} {
+		source, err := os.ReadFile("../verifier/" + path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		found := regexp.MustCompile(`Name:\s+"(mcs_attest_\w+)"`).FindAllStringSubmatch(string(source), -1)
-		if len(found) < 5 {
-			t.Fatalf("metrics of %s found: %v", path, found)
+		if len(found) == 0 {
+			t.Fatalf("%s has no metric", path)
 		}
 		for _, m := range found {
 			known[m[1]] = true
