@@ -138,12 +138,16 @@ const (
 func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 	pause, denials, refused, broken, silent := firstPause, 0, 0, 0, 0
 	enforced := false // a verifier answered, and its gate enforces
+	var known mode    // the last one that a verifier stated
 	f.Dialer.Proxy = t.Proxy
 	f.Console.Step("asking %s to attest this machine for pool %s", t.Origin, t.Pool)
 	for {
 		var wait time.Duration
 		g, mode, err := f.round(ctx, t)
 		enforced = enforced || mode.enforced()
+		if mode.name != "" {
+			known = mode
+		}
 		if err == nil {
 			err = f.preflight(ctx, t, g)
 			if err == nil {
@@ -182,8 +186,9 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 				return nil, &LeftAlone{Why: err.Error(), NoVerifier: true}
 			}
 		case errors.As(err, &denied) && denied.Temporary:
-			if denials++; mode.audit && denials >= auditDenials {
-				return nil, mode.left(err)
+			// A verifier under load denies a Challenge before it reads the policy.
+			if denials++; known.audit && denials >= auditDenials {
+				return nil, known.left(err)
 			}
 			wait = min(denied.RetryAfter, maxPause)
 		case errors.As(err, &denied), errors.As(err, &missing), isFinal(err):
@@ -226,7 +231,7 @@ type tpmError struct{ err error }
 func (e *tpmError) Error() string { return "TPM: " + e.err.Error() }
 func (e *tpmError) Unwrap() error { return e.err }
 
-// mode is what the challenge said of the gate. The zero value: no verifier answered.
+// mode is what the challenge said of the gate. The zero value: no verifier answered, or it did not state the mode.
 type mode struct {
 	name  string
 	audit bool // the gate serves every machine its full config
@@ -329,10 +334,10 @@ func readMode(ch *mcsattestv1.ChallengeResponse) (mode, error) {
 	return modeOf(ch.GetMode(), ch.GetUnattested()), nil
 }
 
-// deniedMode is the mode that a denial of Challenge tells of.
+// deniedMode returns the mode that a denial of Challenge states, if it states one.
 func deniedMode(err error) mode {
 	var denied *client.Denied
-	if !errors.As(err, &denied) {
+	if !errors.As(err, &denied) || denied.Mode == mcsattestv1.Mode_MODE_UNSPECIFIED {
 		return mode{}
 	}
 	return modeOf(denied.Mode, denied.Unattested)

@@ -187,3 +187,79 @@ func TestWaitingNamesWhoMustAct(t *testing.T) {
 		})
 	}
 }
+
+// challenges returns an answer for each Challenge: the denial without a policy that
+// a verifier under load sends, while policyless is true for its number, else the honest answer.
+func challenges(policyless func(n int) bool) func(*mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
+	n := 0
+	return func(*mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
+		if n++; policyless(n) {
+			return nil, verifiertest.Denial(classUnavailable, true)
+		}
+		return nil, nil
+	}
+}
+
+func denyAttest(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+	return nil, verifiertest.Denial(classUnavailable, true)
+}
+
+// Rule 14: under Audit, denials without a policy count once the mode is known.
+func TestDenialsWithoutAPolicyCountUnderAudit(t *testing.T) {
+	m := newMachine(t)
+	_, err := m.run(started(t, &verifiertest.Verifier{
+		Mode: mcsattestv1.Mode_MODE_AUDIT, AttestFunc: denyAttest,
+		ChallengeFunc: challenges(func(n int) bool { return n > 1 }),
+	}))
+	var left *flow.LeftAlone
+	if !errors.As(err, &left) || !strings.Contains(left.Why, "mode is Audit") || len(m.slept) != 2 {
+		t.Errorf("error %v after %d pauses", err, len(m.slept))
+	}
+}
+
+// T63: a flood of denials without a policy never counts as Audit.
+func TestAttack_T63_DenialsWithoutAPolicyNeverDowngradeAMachine(t *testing.T) {
+	for name, policyless := range map[string]func(n int) bool{
+		"before the mode is known": func(n int) bool { return n <= troubleLasts },
+		"after the mode is known":  func(n int) bool { return n > 1 && n <= troubleLasts },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			once := true
+			g, err := m.run(started(t, &verifiertest.Verifier{
+				Change: preApproved, ChallengeFunc: challenges(policyless),
+				AttestFunc: func(r *mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+					if once {
+						once = false
+						return denyAttest(r)
+					}
+					return nil, nil
+				},
+			}))
+			if err != nil || string(g.Token.Expose()) != verifiertest.Token || len(m.slept) < troubleLasts {
+				t.Errorf("error %v after %d pauses", err, len(m.slept))
+			}
+		})
+	}
+}
+
+// A denial without a policy does not say that the pool enforces. A plain Machine
+// Config Server that answers next is left alone.
+func TestDenialWithoutAPolicyDoesNotStateTheMode(t *testing.T) {
+	m := newMachine(t)
+	n := 0
+	_, err := m.run(started(t, &verifiertest.Verifier{
+		ChallengeFunc: challenges(func(int) bool { return true }),
+		Front: func(w http.ResponseWriter, _ *http.Request) bool {
+			if n++; n == 1 {
+				return false
+			}
+			w.WriteHeader(http.StatusNotFound)
+			return true
+		},
+	}))
+	var left *flow.LeftAlone
+	if !errors.As(err, &left) || !left.NoVerifier || len(m.slept) != 1 {
+		t.Errorf("error %v after %d pauses", err, len(m.slept))
+	}
+}

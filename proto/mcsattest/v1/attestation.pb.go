@@ -1517,8 +1517,8 @@ type Denial struct {
 	Temporary bool `protobuf:"varint,3,opt,name=temporary,proto3" json:"temporary,omitempty"`
 	// A suggestion for how long to wait. 0: at the caller's discretion.
 	RetryAfterSeconds uint32 `protobuf:"varint,4,opt,name=retry_after_seconds,json=retryAfterSeconds,proto3" json:"retry_after_seconds,omitempty"`
-	// The pool's mode, where the call came as far as its policy; else unspecified,
-	// which a client takes for MODE_ENFORCE.
+	// The pool's mode, where the call came as far as its policy; else unspecified.
+	// A client then keeps the mode that it last received, and waits if it has none.
 	Mode Mode `protobuf:"varint,5,opt,name=mode,proto3,enum=mcsattest.v1.Mode" json:"mode,omitempty"`
 	// What a node without a token receives, likewise.
 	Unattested    Unattested `protobuf:"varint,6,opt,name=unattested,proto3,enum=mcsattest.v1.Unattested" json:"unattested,omitempty"`
