@@ -50,7 +50,7 @@ func TestNothingIsGrantedOnWhatIsOutOfSight(t *testing.T) {
 			c.watches = []*watched{w}
 			stale := func(after time.Duration, want bool) {
 				t.Helper()
-				err, in := c.outdated(time.Now().Add(after))
+				in, err := c.outdated(time.Now().Add(after))
 				if len(in) > 0 {
 					t.Errorf("only some namespaces: %v", in)
 				}
@@ -91,18 +91,18 @@ func TestWhatTheVerifierCanServeWithoutIsNotMissed(t *testing.T) {
 	c := everythingRead(t)
 	w := c.watching(t, poolKind, "")
 	w.failed(kerrors.NewForbidden(schema.GroupResource{Resource: "x"}, "", errors.New("no")))
-	if err, _ := c.outdated(time.Now().Add(mostError + time.Second)); err != nil {
+	if _, err := c.outdated(time.Now().Add(mostError + time.Second)); err != nil {
 		t.Error(err)
 	}
 	// A kind that an ordinary cluster does not have.
 	w = c.watching(t, hostKind, "m")
 	w.absent()
-	if err, _ := c.outdated(time.Now()); err != nil {
+	if _, err := c.outdated(time.Now()); err != nil {
 		t.Error(err)
 	}
 	// One that it must have.
 	c.watching(t, attestationKind, "m").absent()
-	if err, _ := c.outdated(time.Now()); err == nil {
+	if _, err := c.outdated(time.Now()); err == nil {
 		t.Error("grants without MachineAttestations")
 	}
 }

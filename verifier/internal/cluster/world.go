@@ -404,7 +404,7 @@ const lookForStale = 5 * time.Second
 // notice has the world made anew if what is known has become too old, or is not
 // too old any more.
 func (c *Cluster) notice(now time.Time) {
-	all, in := c.outdated(now)
+	in, all := c.outdated(now)
 	if w := c.World(); fmt.Sprint(all, in) != fmt.Sprint(w.Stale, w.StaleIn) {
 		c.changed()
 	}
@@ -414,7 +414,7 @@ func (c *Cluster) notice(now time.Time) {
 // out of sight for long. An API that is away for a short time is no reason: the
 // records, which decide, are read as they are. What the verifier may not read in one
 // namespace counts only for the Machines of that namespace.
-func (c *Cluster) outdated(now time.Time) (all error, in map[string]error) {
+func (c *Cluster) outdated(now time.Time) (in map[string]error, all error) {
 	everywhere := c.barredEverywhere()
 	for _, w := range c.watches {
 		why := w.outdated(now)
@@ -429,7 +429,7 @@ func (c *Cluster) outdated(now time.Time) (all error, in map[string]error) {
 			all = errors.New(bounded(why))
 		}
 	}
-	return all, in
+	return in, all
 }
 
 // barredEverywhere reports whether there is no namespace of Machines that the verifier
@@ -503,7 +503,7 @@ func (c *Cluster) build() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	w := &service.World{Complete: complete, Machines: c.registry, Policies: c.compile()}
-	w.Stale, w.StaleIn = c.outdated(time.Now())
+	w.StaleIn, w.Stale = c.outdated(time.Now())
 	var roots [][]anchors.Anchor
 	for _, k := range slices.SortedFunc(maps.Keys(c.content), compareKeys) {
 		s := c.content[k]
