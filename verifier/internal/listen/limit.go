@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/tls"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -24,6 +25,9 @@ const (
 	young = 2 * time.Second
 	// long is how long a request may take before its connection may have to go.
 	long = 15 * time.Second
+	// unreadGrace is the time for a body that the handler leaves unread. A client that
+	// still sends it would lose the answer.
+	unreadGrace = time.Second
 )
 
 // Limit bounds the connections that l accepts. When there are total, those with
@@ -151,7 +155,7 @@ type conn struct {
 	mu      sync.Mutex
 	since   time.Time // when the state began
 	state   state
-	slow    bool // the handler reads a body
+	slow    bool // the handler reads a body, or has left it unread
 	left    int  // bytes that may come before the first request
 	asked   bool // there was a request
 	claimed bool // there was a challenge
@@ -239,7 +243,7 @@ func Greeted(hello *tls.ClientHelloInfo) {
 func (c *conn) enter(s state) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.state, c.since = s, time.Now()
+	c.state, c.since, c.slow = s, time.Now(), false
 	if s == busy && !c.asked {
 		c.asked = true
 		c.limited.opening.Add(-1)
@@ -260,8 +264,10 @@ func under(c net.Conn) *conn {
 }
 
 // Track lets [Limit] see what the connections of srv do, and handlers which one a
-// request came over.
+// request came over. It wraps srv.Handler, so that no connection waits for a body that
+// the handler leaves unread.
 func Track(srv *http.Server) {
+	srv.Handler = dropUnread(srv.Handler)
 	srv.ConnContext = withConnection
 	srv.ConnState = func(c net.Conn, s http.ConnState) {
 		own := under(c)
@@ -273,6 +279,46 @@ func Track(srv *http.Server) {
 			own.enter(waiting)
 		}
 	}
+}
+
+// dropUnread shortens the wait for a body that h leaves unread. Otherwise net/http
+// waits for it until the read deadline, and the connection counts as busy.
+func dropUnread(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength == 0 {
+			h.ServeHTTP(w, r)
+			return
+		}
+		drop := func() {
+			FromContext(r.Context()).unread()
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(unreadGrace))
+		}
+		if r.Method != http.MethodPost {
+			// No such handler reads a body. A long answer waits for it before the handler returns.
+			drop()
+		}
+		body := &watchedBody{ReadCloser: r.Body}
+		own := *r
+		own.Body = body
+		h.ServeHTTP(w, &own)
+		if !body.whole.Load() {
+			drop()
+		}
+	})
+}
+
+// watchedBody notes that a body was read to its end.
+type watchedBody struct {
+	io.ReadCloser
+	whole atomic.Bool
+}
+
+func (b *watchedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if errors.Is(err, io.EOF) {
+		b.whole.Store(true)
+	}
+	return n, err
 }
 
 func peer(hostport string) netip.Addr {

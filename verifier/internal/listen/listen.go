@@ -59,6 +59,12 @@ func (c *Connection) Proven() { c.note(func(own *conn) { own.proven = true }) }
 // reading notes that a handler reads a body, or has read it.
 func (c *Connection) reading(yes bool) { c.note(func(own *conn) { own.slow = yes }) }
 
+// unread notes that the handler leaves a body unread: the connection gives way as one
+// whose body arrives slowly.
+func (c *Connection) unread() {
+	c.note(func(own *conn) { own.slow, own.since = true, own.since.Add(-young) })
+}
+
 func (c *Connection) note(change func(*conn)) {
 	if c == nil || c.conn == nil {
 		return

@@ -1,6 +1,7 @@
 package listen
 
 import (
+	"bufio"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
@@ -11,6 +12,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -444,5 +446,62 @@ func TestAttack_T51_SlowHeaders(t *testing.T) {
 	_, _ = io.ReadAll(conn)
 	if took := time.Since(began); took >= 20*short {
 		t.Errorf("still open after %v", took)
+	}
+}
+
+func TestAttack_T61_AnUnreadBodyDoesNotHoldAConnection(t *testing.T) {
+	addr, roots := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/long" {
+			_, _ = w.Write(make([]byte, 64<<10))
+		}
+	}, nil)
+	for name, request := range map[string]string{
+		"POST":          "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n",
+		"chunked":       "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
+		"closing":       "POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 100\r\n\r\n",
+		"a long answer": "GET /long HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			conn, err := tls.Dial("tcp", addr, &tls.Config{RootCAs: roots})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if _, err := io.WriteString(conn, request); err != nil {
+				t.Fatal(err)
+			}
+			// Without the bound the server waits for a minute.
+			if err := conn.SetReadDeadline(time.Now().Add(bodyTimeout / 6)); err != nil {
+				t.Fatal(err)
+			}
+			answer, err := io.ReadAll(conn)
+			if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 200") {
+				t.Errorf("%v, after %d bytes", err, len(answer))
+			}
+		})
+	}
+}
+
+func TestABodyThatArrivesKeepsItsConnection(t *testing.T) {
+	addr, roots := serve(t, func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }, nil)
+	conn, err := tls.Dial("tcp", addr, &tls.Config{RootCAs: roots})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	in := bufio.NewReader(conn)
+	for i := range 3 {
+		if _, err := io.WriteString(conn, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"); err != nil {
+			t.Fatal(err)
+		}
+		res, err := http.ReadResponse(in, nil)
+		if err != nil {
+			t.Fatalf("request %d: %v", i, err)
+		}
+		_ = res.Body.Close()
+		if res.Close {
+			t.Fatalf("request %d closes the connection", i)
+		}
 	}
 }
