@@ -2,7 +2,7 @@ package gate
 
 import (
 	"crypto/sha256"
-	"strings"
+	"fmt"
 	"sync"
 	"time"
 
@@ -23,19 +23,19 @@ const (
 )
 
 // question is what an upstream's answer depends on: the pool and the Accept
-// header. Old servers read the User-Agent of a client that names no version.
+// header. Old servers read the User-Agent of a client that names no version. They
+// read only the first line of a header, so the lines count one by one.
 type question [sha256.Size]byte
 
 func questionOf(r *request) question {
-	accept := strings.Join(r.Header.Values("Accept"), ", ")
-	parts := []string{r.pool, accept}
-	if len(specversion.ParseAccept(accept)) == 0 {
-		parts = append(parts, strings.Join(r.Header.Values("User-Agent"), ", "))
+	parts := [][]string{{r.pool}, r.Header.Values("Accept")}
+	if len(specversion.ParseAccept(r.Header.Get("Accept"))) == 0 {
+		parts = append(parts, r.Header.Values("User-Agent"))
 	}
 	if r.decision.Outcome == "pre-approved" {
-		parts = append(parts, "", r.decision.Outcome) // another upstream
+		parts = append(parts, nil, []string{r.decision.Outcome}) // another upstream
 	}
-	return sha256.Sum256([]byte(strings.Join(parts, "\n"))) // a header has no line break
+	return sha256.Sum256(fmt.Appendf(nil, "%q", parts))
 }
 
 // kept holds answers that passed every check, the oldest first.

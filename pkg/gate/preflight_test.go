@@ -176,3 +176,33 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 		t.Error("an answer over the bound is kept")
 	}
 }
+
+// The upstream and the check of its answer read only the first line of a header. What a
+// preflight with one line brought is therefore not for a request with two.
+func TestHeaderLinesAreReadOneByOne(t *testing.T) {
+	const old = "text/plain"
+	agents := func(r *http.Request, agent string) *http.Request {
+		r.Header["Accept"] = []string{old, ignition34}
+		r.Header.Set("User-Agent", agent)
+		return r
+	}
+	for name, ask := range map[string][2]*http.Request{
+		"one line, then two": {head("/config/worker", good), agents(get("/config/worker", good), "Ignition/2.20.0")},
+		"another User-Agent": {agents(head("/config/worker", good), "Ignition/0.35.0"), agents(get("/config/worker", good), "Ignition/2.20.0")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPreflight(t)
+			if name == "one line, then two" {
+				ask[0].Header.Set("Accept", old+", "+ignition34)
+			}
+			for _, r := range ask {
+				if status, body := p.ask(r); status != 200 {
+					t.Fatalf("%s: %d %s", r.Method, status, body)
+				}
+			}
+			if n := p.rendered.Load(); n != 2 {
+				t.Errorf("the upstream rendered %d times", n)
+			}
+		})
+	}
+}
