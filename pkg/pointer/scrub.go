@@ -21,27 +21,41 @@ var ErrTokenLeft = errors.New("the token is still in it")
 // Ignition's newest internal version, so Scrub checks it against no specification.
 // Nothing else in it changes.
 //
-// Scrub then searches the result for the given tokens: each string, and what each
-// data URL holds. If it finds one, it returns the result together with
-// [ErrTokenLeft].
+// Scrub then searches the result for the given tokens, and for those that it removed
+// from the entries of a Machine Config Server: each string, and what each data URL
+// holds. If it finds one, it returns the result together with [ErrTokenLeft].
 func Scrub(raw []byte, tokens ...secret.Bytes) (clean []byte, removed int, err error) {
 	doc, ok := document(raw)
 	if !ok {
 		return nil, 0, errors.New("the config that Ignition cached is not JSON")
 	}
-	edits, removed, err := scrub(doc, 0)
+	s := scrubber{tokens: slices.Clone(tokens)}
+	edits, removed, err := s.scrub(doc, 0)
 	if err != nil {
 		return nil, 0, err
 	}
 	clean = apply(raw, edits)
-	if holds(clean, tokens, 0) {
+	if holds(clean, s.tokens, 0) {
 		return clean, removed, ErrTokenLeft
 	}
 	return clean, removed, nil
 }
 
+// minSearched is the length from which on Scrub searches for a token that it removed.
+// A provisioning token has at least 43 characters. A short text can occur by chance.
+const minSearched = 32
+
+// scrubber collects the tokens to search for.
+type scrubber struct{ tokens []secret.Bytes }
+
+func (s *scrubber) add(token string) {
+	if len(token) >= minSearched {
+		s.tokens = append(s.tokens, secret.New([]byte(token)))
+	}
+}
+
 // scrub returns the edits of one config and how much they remove.
-func scrub(doc value, depth int) (edits []edit, removed int, err error) {
+func (s *scrubber) scrub(doc value, depth int) (edits []edit, removed int, err error) {
 	config, ok, err := doc.find("ignition", "config")
 	if err != nil || !ok {
 		return nil, 0, err
@@ -58,7 +72,7 @@ func scrub(doc value, depth int) (edits []edit, removed int, err error) {
 		entries = append(entries, merge.elements()...)
 	}
 	for _, e := range entries {
-		for _, part := range []func(value, int) ([]edit, int, error){scrubSource, scrubHeaders} {
+		for _, part := range []func(value, int) ([]edit, int, error){s.scrubSource, s.scrubHeaders} {
 			own, n, err := part(e, depth)
 			if err != nil {
 				return nil, 0, err
@@ -70,7 +84,7 @@ func scrub(doc value, depth int) (edits []edit, removed int, err error) {
 }
 
 // scrubSource removes the token from an entry's URL, or from the config in it.
-func scrubSource(object value, depth int) ([]edit, int, error) {
+func (s *scrubber) scrubSource(object value, depth int) ([]edit, int, error) {
 	source, ok, err := object.get("source")
 	if err != nil || !ok {
 		return nil, 0, err
@@ -83,18 +97,23 @@ func scrubSource(object value, depth int) ([]edit, int, error) {
 		if _, server := asSource("", text); !server || len(parameters(text)) == 0 {
 			return nil, 0, nil
 		}
+		for _, token := range parameters(text) {
+			s.add(token)
+		}
 		return []edit{{source.value.start, source.value.end, []byte(quote(setParameter(text, nil)))}}, 1, nil
 	}
 	inner, ok := innerDocument(object, text, depth)
 	if !ok {
 		return nil, 0, nil
 	}
-	edits, removed, err := scrub(inner, depth+1)
-	if errors.Is(err, ErrAmbiguous) || removed == 0 {
+	edits, removed, err := s.scrub(inner, depth+1)
+	switch {
+	case errors.Is(err, ErrAmbiguous):
 		return nil, 0, nil // AddBearer leaves such a config alone, too
-	}
-	if err != nil {
+	case err != nil:
 		return nil, 0, err
+	case removed == 0:
+		return nil, 0, nil
 	}
 	return reference{object: object, source: source}.inline(apply(inner.text, edits)), removed, nil
 }
@@ -118,11 +137,17 @@ func innerDocument(object value, source string, depth int) (value, bool) {
 }
 
 // scrubHeaders removes an entry's Authorization headers.
-func scrubHeaders(object value, _ int) ([]edit, int, error) {
+func (s *scrubber) scrubHeaders(object value, _ int) ([]edit, int, error) {
 	headers, ok, err := object.find("httpHeaders")
 	if err != nil || !ok {
 		return nil, 0, err
 	}
+	source, _, err := object.find("source")
+	if err != nil {
+		return nil, 0, err
+	}
+	text, _ := source.strOrEmpty()
+	_, server := asSource("", text)
 	kept := []byte{'['}
 	removed := 0
 	for _, h := range headers.elements() {
@@ -132,6 +157,12 @@ func scrubHeaders(object value, _ int) ([]edit, int, error) {
 		}
 		if is {
 			removed++
+			for _, m := range h.members() {
+				text, _ := m.value.str()
+				if token, ok := bearerOf(text); ok && server && strings.EqualFold(m.name, "value") {
+					s.add(token)
+				}
+			}
 			continue
 		}
 		if len(kept) > 1 {

@@ -18,6 +18,8 @@ import (
 
 const cappedFile = "capped"
 
+var errTokenUnknown = errors.New("which token to search for")
+
 func (a *agent) scrub() command {
 	var capOnly bool
 	return command{
@@ -28,7 +30,8 @@ config that Ignition caches, and from the configs in its data sources. It delete
 the agent's own copy, and extends PCR 11 so that nothing running later can attest
 as the initramfs. The ticket for a failure report stays; it opens nothing else.
 
-It then searches all of the cached config. It fails if the token is still in it.
+It then searches all of the cached config. It fails if the token is still in it,
+and changes neither that config nor the agent's own copy. The next run searches again.
 
 Each part is done even if another fails. A machine without a TPM has no PCR to cap.`,
 		flags: func(f *flag.FlagSet) { f.BoolVar(&capOnly, "cap-only", false, "only cap PCR 11") },
@@ -36,7 +39,12 @@ Each part is done even if another fails. A machine without a TPM has no PCR to c
 			if capOnly {
 				return a.capPCR()
 			}
-			return errors.Join(a.capPCR(), a.scrubCache(), delivery.Remove(a.paths))
+			capped, scrubbed := a.capPCR(), a.scrubCache()
+			if errors.Is(scrubbed, pointer.ErrTokenLeft) || errors.Is(scrubbed, errTokenUnknown) {
+				// Without the copy the next run has no token to search for, and succeeds.
+				return errors.Join(capped, scrubbed)
+			}
+			return errors.Join(capped, scrubbed, delivery.Remove(a.paths))
 		},
 	}
 }
@@ -53,20 +61,18 @@ func (a *agent) scrubCache() error {
 	}
 	tokens, unknown := a.deliveredTokens()
 	clean, n, err := pointer.Scrub(raw, tokens...)
-	if err != nil && !errors.Is(err, pointer.ErrTokenLeft) {
+	// A config in which a token is left stays as it is: the next run finds the token
+	// where it has to be, and searches for it.
+	if err != nil {
 		return fmt.Errorf("scrubbing %s: %w", file, err)
 	}
-	// A config in which a token is left is written all the same: it has fewer.
 	if n > 0 {
 		if err := rewrite(file, clean); err != nil {
 			return fmt.Errorf("scrubbing: %w", err)
 		}
 	}
-	if err != nil {
-		return fmt.Errorf("scrubbing %s: %w", file, err)
-	}
 	if unknown != nil {
-		return fmt.Errorf("scrubbing: which token to search for: %w", unknown)
+		return fmt.Errorf("scrubbing: %w: %w", errTokenUnknown, unknown)
 	}
 	if n > 0 {
 		a.console.Step("removed the token from Ignition's cached config")

@@ -52,6 +52,9 @@ func scrub(t *testing.T, delivered, cached []byte) (status int, stdout, stderr s
 	t.Setenv("MCS_ATTEST_IGNITION_JSON", cache)
 	t.Setenv("MCS_ATTEST_TPM", filepath.Join(dir, "no-tpm"))
 	for file, content := range map[string][]byte{user: delivered, cache: cached} {
+		if content == nil {
+			continue
+		}
 		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -65,8 +68,10 @@ func scrub(t *testing.T, delivered, cached []byte) (status int, stdout, stderr s
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(user); !os.IsNotExist(err) {
-		t.Errorf("the agent's own copy: %v", err)
+	// A scrub that failed keeps the copy: the next run searches for its token.
+	_, err = os.Stat(user)
+	if kept := err == nil; kept != (status != 0 && delivered != nil) {
+		t.Errorf("exit status %d, the agent's own copy: %v", status, err)
 	}
 	return status, out.String(), errs.String(), after
 }
@@ -130,6 +135,37 @@ func TestAttack_T64_TokenThatCannotBeRemovedIsReported(t *testing.T) {
 			}
 			if strings.Contains(out+errs, scrubToken) {
 				t.Error("the message holds the token")
+			}
+			// The second run, before an emergency shell for example, reports it as well.
+			var again, errsAgain bytes.Buffer
+			if status := command.Main(context.Background(), []string{"scrub"}, &again, &errsAgain); status == 0 {
+				t.Errorf("a second run succeeds\n%s%s", &again, &errsAgain)
+			}
+		})
+	}
+}
+
+// The same for a token that came with the user data, of which the agent has no copy.
+func TestAttack_T64_TokenOfTheUserDataThatCannotBeRemovedIsReported(t *testing.T) {
+	const shared = "AAAA-bbb_CCCC-ddd_EEEE-fff_GGGG-hhh_IIII-jjj"
+	source := scrubOrigin + "/config/worker"
+	for name, entry := range map[string]string{
+		"in a header":        `{"source":"` + source + `","httpHeaders":[{"name":"Authorization","value":"Bearer ` + shared + `"}]}`,
+		"in the URL":         `{"source":"` + source + `?token=` + shared + `"}`,
+		"in a nested config": dataSource(pointerWith(`{"source":"` + source + `?token=` + shared + `"}`)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			clean := pointerWith(entry)
+			if status, out, errs, after := scrub(t, nil, []byte(clean)); status != 0 || bytes.Contains(unpacked(after), []byte(shared)) {
+				t.Errorf("exit status %d\n%s%s%s", status, out, errs, after)
+			}
+			left := strings.Replace(clean, `"ignition"`, fmt.Sprintf(`"x":%q,"ignition"`, shared), 1)
+			status, out, errs, _ := scrub(t, nil, []byte(left))
+			if status == 0 || !strings.Contains(errs, "the token is still in it") || strings.Contains(out, "removed") {
+				t.Errorf("exit status %d\n%s%s", status, out, errs)
+			}
+			if status := command.Main(context.Background(), []string{"scrub"}, &bytes.Buffer{}, &bytes.Buffer{}); status == 0 {
+				t.Error("a second run succeeds")
 			}
 		})
 	}
