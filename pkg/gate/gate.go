@@ -102,7 +102,7 @@ type Config struct {
 	// pools that it opens wait.
 	Provisioning Provisioning
 	// Healthy says whether /healthz and /readyz are 200 or 503; nil: they are 200. It
-	// is asked once a second at most, whoever asks the gate how often.
+	// is called at most once a second, however often clients ask the gate.
 	Healthy func() bool
 	// Admit refuses a source that asks too often; nil admits everyone.
 	Admit func(*http.Request) error

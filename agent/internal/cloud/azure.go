@@ -17,7 +17,7 @@ import (
 )
 
 // azure sends Azure's attested document and, if the verifier asks for it, a token
-// of the machine's managed identity. The machine's side alone names the resource of
+// of the machine's managed identity. Only the machine's side names the resource of
 // that token.
 type azure struct {
 	quick, steady *metadata.Azure

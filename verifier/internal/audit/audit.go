@@ -53,7 +53,7 @@ func (b budget) allow(now time.Time, source string) bool {
 type Log struct {
 	out                *slog.Logger
 	strangers, answers budget
-	// LeftOut, if not nil, is told of each line that is not written.
+	// LeftOut, if not nil, is called for each line that is not written.
 	LeftOut func()
 
 	mu         sync.Mutex

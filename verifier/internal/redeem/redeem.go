@@ -121,7 +121,7 @@ func (r *Redeemer) Redeem(ctx context.Context, c token.Claims, own *credential.C
 	var err error
 	for range maxReads {
 		err = r.records(ctx).Update(c.MachineUID, take)
-		// Without an answer nobody knows whether the use was taken: read it back.
+		// Without an answer it is unknown whether the use was taken: read it back.
 		if err == nil || !tried || ctx.Err() != nil || reason.From(err).Code != reason.StoreUnavailable {
 			break
 		}
@@ -136,7 +136,7 @@ func (r *Redeemer) Redeem(ctx context.Context, c token.Claims, own *credential.C
 		return nil
 	}
 	if tried {
-		r.leave(c, id)
+		r.markUnserved(c, id)
 	}
 	return r.usedUp(err)
 }

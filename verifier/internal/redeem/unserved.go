@@ -20,7 +20,7 @@ const (
 	maxUnserved = 10_000
 )
 
-// unserved has the ids of uses that served nobody, by the id of their token.
+// unserved has the ids of uses that served no client, by the id of their token.
 type unserved struct {
 	mu   sync.Mutex
 	uses map[string][]string
@@ -59,8 +59,8 @@ func (u *unserved) settle(tokenID string, ids []string) {
 	u.uses[tokenID] = left
 }
 
-// leave notes that a use served nobody, and has it returned.
-func (r *Redeemer) leave(c token.Claims, useID string) {
+// markUnserved notes that a use served no client, and has it returned.
+func (r *Redeemer) markUnserved(c token.Claims, useID string) {
 	if !r.unserved.add(c.ID, useID) {
 		return
 	}
@@ -71,7 +71,7 @@ func (r *Redeemer) leave(c token.Claims, useID string) {
 	try := 0
 	var again func()
 	again = func() {
-		if try++; r.giveBack(c) || try == giveUpAfter {
+		if try++; r.returnUses(c) || try == giveUpAfter {
 			r.unserved.settle(c.ID, r.unserved.of(c.ID))
 			return
 		}
@@ -80,9 +80,9 @@ func (r *Redeemer) leave(c token.Claims, useID string) {
 	time.AfterFunc(after, again)
 }
 
-// giveBack returns the unserved uses of a token, and reports whether none is left to
+// returnUses returns the unserved uses of a token, and reports whether none is left to
 // be returned. A use that is not on the record yet may still come.
-func (r *Redeemer) giveBack(c token.Claims) (done bool) {
+func (r *Redeemer) returnUses(c token.Claims) (done bool) {
 	ids := r.unserved.of(c.ID)
 	if len(ids) == 0 || !r.Now().Before(c.Expiry) && !c.Expiry.IsZero() {
 		return true
@@ -103,7 +103,7 @@ func (r *Redeemer) giveBack(c token.Claims) (done bool) {
 		return false
 	}
 	if r.Log != nil {
-		r.Log.Info("uses of a token that served nobody were returned", "token", c.ID, "machine", c.Subject)
+		r.Log.Info("returned uses of a token that served no client", "token", c.ID, "machine", c.Subject)
 	}
 	r.unserved.settle(c.ID, ids)
 	return len(r.unserved.of(c.ID)) == 0
