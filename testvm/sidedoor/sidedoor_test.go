@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -316,6 +317,42 @@ func TestAttack_T68_RulesThatCannotBeLoadedLeaveTheDoorsClosed(t *testing.T) {
 			c.try(t, outside[:4], true)
 		})
 	}
+}
+
+// A file that nft refuses does not take working rules away, and the fallback goes once
+// the file is right again.
+func TestAttack_T68_ABadFileLeavesWorkingRulesAndARightOneEndsTheFallback(t *testing.T) {
+	c := start(t, true)
+	etc := etc(t)
+	rules := filepath.Join(etc, "mcs-attest.nft")
+	right, err := os.ReadFile(rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const check = "mcs-attest-nftables-check.service"
+	write := func(content []byte) {
+		if err := os.WriteFile(rules, content, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if journal, failed := c.startUnit(t, "mcs-attest-nftables.service", etc); failed {
+		t.Fatal(journal)
+	}
+	write(append(slices.Clone(right), "table inet mcs_attest { chain input { nosuchword } }\n"...))
+	if journal, failed := c.startUnit(t, check, etc); !failed {
+		t.Errorf("the check passes with a bad file:\n%s", journal)
+	}
+	c.try(t, outside[:4], true)
+	// Rules and fallback together, as after a file that was bad for a while.
+	c.nft(cp, "table inet mcs_attest_closed; add chain inet mcs_attest_closed input { type filter hook input priority -10; }; add rule inet mcs_attest_closed input tcp dport { 22623, 22624 } drop")
+	write(right)
+	if journal, failed := c.startUnit(t, check, etc); failed {
+		t.Error(journal)
+	}
+	if tables := c.in(cp, "nft list tables"); strings.Contains(tables, "mcs_attest_closed") {
+		t.Errorf("the fallback is still loaded:\n%s", tables)
+	}
+	c.try(t, outside[:4], true)
 }
 
 // dial connects, and returns nil where no server accepts within a second.

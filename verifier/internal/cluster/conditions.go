@@ -215,7 +215,7 @@ func (c *Cluster) degraded(acknowledged time.Time) []finding {
 			if c.hold != nil {
 				held = "; policies, reference values, trust anchors and grants stay as they were before it"
 			}
-			all = append(all, finding{reasonEtcdRestored, fmt.Sprintf("etcd went back to an earlier time (%s); keys were renewed and latches set again as remembered%s%s; look through policies, quarantines, enrolments and grants, then annotate this object with %s=%s",
+			all = append(all, finding{reasonEtcdRestored, fmt.Sprintf("etcd went back to an earlier time (%s); keys were renewed and latches set again as remembered%s%s; review policies, quarantines, enrollments and grants, then annotate this object with %s=%s",
 				r.why, held, token, AnnotationRestoreSeen, now.UTC().Format(time.RFC3339))})
 		}
 	}
