@@ -31,7 +31,7 @@ type Bodies struct {
 
 type body struct {
 	source  netip.Addr
-	began   time.Time
+	began   time.Time // later by the time that it waited for room
 	charged int
 	cut     bool
 	stop    func() // unblocks its read
@@ -124,6 +124,7 @@ func (b *Bodies) failed(e *body, n int, err error) error {
 
 // grow charges e for n more bytes, or waits until it can.
 func (b *Bodies) grow(e *body, n int, timeout <-chan time.Time) error {
+	asked := time.Now()
 	slow := time.NewTicker(slowAfter) // others become slow while this one waits
 	defer slow.Stop()
 	for {
@@ -142,6 +143,7 @@ func (b *Bodies) grow(e *body, n int, timeout <-chan time.Time) error {
 		if b.used+n <= b.max {
 			b.used += n
 			e.charged += n
+			e.began = e.began.Add(time.Since(asked)) // a wait for room is no fault of the sender
 			b.reading[e] = true
 			b.mu.Unlock()
 			return nil

@@ -43,8 +43,9 @@ const (
 // Among equals the sources with the most connections are first, then the oldest
 // connection. At most half of total have sent no request, since those need the most
 // memory. A request under way keeps its connection, and so do connections
-// that have proven something. If only those are left, the one that arrives is
-// closed; both the agent and Ignition come again.
+// that have proven something. If only those are left, a source that has far fewer
+// connections than another takes the place of an unproven one of that source.
+// Otherwise the one that arrives is closed; both the agent and Ignition come again.
 //
 // Keep, if not nil, reports for which peers an idle connection may stay open for
 // long: front ends that many clients share.
@@ -84,7 +85,9 @@ func (l *limited) admit(c *conn) bool {
 	var victims []*conn
 	switch {
 	case len(l.open) >= l.total:
-		victims = l.victims(time.Now())
+		if victims = l.victims(time.Now()); len(victims) == 0 {
+			victims = l.unfair(c.source)
+		}
 	case int(l.opening.Load()) >= max(l.total/2, 1):
 		victims = l.victims(time.Now(), 1, 6)
 	}
@@ -140,6 +143,36 @@ func (l *limited) victims(now time.Time, classes ...int) []*conn {
 	var victims []*conn
 	for _, c := range all[:min(len(all), max(l.total/64, 1))] {
 		victims = append(victims, c.conn)
+	}
+	return victims
+}
+
+// unfair is the oldest unproven connection of the source with the most, if the source
+// that arrives has at most a quarter of its number.
+func (l *limited) unfair(arrives netip.Addr) (victims []*conn) {
+	var greedy netip.Addr
+	for source, n := range l.bySource {
+		if n > l.bySource[greedy] {
+			greedy = source
+		}
+	}
+	if 4*(l.bySource[arrives]+1) > l.bySource[greedy] {
+		return nil
+	}
+	var oldest *conn
+	var began time.Time
+	for c := range l.open {
+		if c.source != greedy {
+			continue
+		}
+		c.mu.Lock()
+		if !c.proven && !c.shared && (oldest == nil || c.since.Before(began)) {
+			oldest, began = c, c.since
+		}
+		c.mu.Unlock()
+	}
+	if oldest != nil {
+		victims = append(victims, oldest)
 	}
 	return victims
 }

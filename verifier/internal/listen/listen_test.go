@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -504,4 +505,62 @@ func TestABodyThatArrivesKeepsItsConnection(t *testing.T) {
 			t.Fatalf("request %d closes the connection", i)
 		}
 	}
+}
+
+func TestAttack_T61_BusyConnectionsOfOneSourceLeaveRoomForOthers(t *testing.T) {
+	q := &queue{}
+	l := Limit(q, 8, nil)
+	for i := range 8 {
+		q.from = append(q.from, "192.0.2.1:1")
+		c, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		own := c.(*conn)
+		own.enter(busy)
+		own.proven = i == 0
+	}
+	for i := range 3 {
+		q.from = append(q.from, "192.0.2.2:1")
+		c, err := l.Accept()
+		if got := err == nil; got != (i == 0) {
+			t.Fatalf("connection %d of another source: accepted %v", i, got)
+		}
+		if err == nil {
+			c.(*conn).enter(busy)
+		}
+	}
+	q.from = append(q.from, "192.0.2.1:1")
+	if _, err := l.Accept(); err == nil {
+		t.Error("the source with the most takes a place from itself")
+	}
+	if *q.shut[0] || !*q.shut[1] {
+		t.Errorf("closed: the proven one %v, the oldest other one %v", *q.shut[0], *q.shut[1])
+	}
+}
+
+func TestAttack_T62_ABodyThatWaitedForRoomIsNotSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := NewBodies(2 * bodyChunk)
+		holder := &body{began: time.Now(), stop: func() {}}
+		if err := b.grow(holder, 2*bodyChunk, nil); err != nil {
+			t.Fatal(err)
+		}
+		b.arrived(holder)
+		waits := &body{began: time.Now(), stop: func() {}}
+		got := make(chan error)
+		go func() { got <- b.grow(waits, bodyChunk, nil) }()
+		time.Sleep(10 * slowAfter)
+		b.done(holder)
+		if err := <-got; err != nil {
+			t.Fatal(err)
+		}
+		if waits.slow(time.Now()) {
+			t.Error("a body is slow the moment that it gets room")
+		}
+		time.Sleep(2 * slowAfter)
+		if !waits.slow(time.Now()) {
+			t.Error("a body that then stalls is not slow")
+		}
+	})
 }

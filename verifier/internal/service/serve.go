@@ -24,7 +24,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 )
 
-// MaxBody bounds a request of each call (proto/README.md, section 2).
+// The largest body of each call, in bytes (proto/README.md, section 2).
 const (
 	MaxChallenge = 160 << 10
 	MaxAttest    = 512 << 10
@@ -96,7 +96,7 @@ const maxBodies = 24 << 20
 // Handler returns the API's path prefix and its handler: unary calls of the Connect
 // protocol over HTTP/1.1, as proto/README.md has them, and no other protocol.
 func (s *Service) Handler() (string, http.Handler) {
-	s.bodies, s.turns = listen.NewBodies(maxBodies), newTurns()
+	s.bodies, s.turns, s.provenTurns = listen.NewBodies(maxBodies), newTurns(), newTurns()
 	s.proofs = listen.NewKeyedLimiter[[sha256.Size]byte](0.5, 3)
 	return "/" + mcsattestv1connect.AttestationName + "/", http.HandlerFunc(s.serve)
 }
@@ -155,7 +155,7 @@ func (s *Service) serve(w http.ResponseWriter, r *http.Request) {
 //   - the caller shows a valid seal or ticket, or its source has not asked too
 //     often: RateLimited. The limit of a source never refuses what is valid
 //   - its parts are few enough to be parsed: TooLarge
-//   - there is a turn: RateLimited
+//   - there is a turn, from a queue of its own for a valid seal or ticket: RateLimited
 //   - it parses: Malformed
 func (s *Service) call(ctx context.Context, m *method, c *call, w http.ResponseWriter, r *http.Request, binary bool) (proto.Message, error) {
 	if err := tls13(c); err != nil {
@@ -170,13 +170,18 @@ func (s *Service) call(ctx context.Context, m *method, c *call, w http.ResponseW
 	defer release()
 	req := m.request()
 	proof, tooMany := scan(body, binary, req.ProtoReflect().Descriptor(), m.proof)
-	if err := s.admit(m, c, proof); err != nil {
+	proven, err := s.admit(m, c, proof)
+	if err != nil {
 		return nil, err
 	}
 	if tooMany != nil {
 		return nil, tooMany
 	}
-	turn, err := s.turns.Take(ctx, c.source)
+	turns := s.turns
+	if proven {
+		turns = s.provenTurns // strangers of the same address fill the other queue
+	}
+	turn, err := turns.Take(ctx, c.source)
 	if err != nil {
 		return nil, err
 	}
@@ -197,25 +202,26 @@ func (s *Service) call(ctx context.Context, m *method, c *call, w http.ResponseW
 // admit refuses a source that asks too often, unless the caller shows what only
 // this verifier gives: a seal of its own connection, or a ticket. The first
 // Challenge of a connection is not counted: it waits for its turn instead.
-func (s *Service) admit(m *method, c *call, proof []byte) error {
+// It reports whether the caller has shown such a proof.
+func (s *Service) admit(m *method, c *call, proof []byte) (proven bool, err error) {
 	switch {
 	case m.event == "challenge" && c.conn != nil && c.conn.FirstChallenge():
-		return nil
+		return false, nil
 	// A proof is good for few requests, so that its holder cannot flood with it.
 	case m.event == "attest" && s.ownSeal(c, proof):
 		c.answered = true
 		if s.proofs.Allow(c.start, sha256.Sum256(proof)) {
-			return nil
+			return true, nil
 		}
 	case m.event == "report" && s.ownTicket(c, proof):
 		if s.proofs.Allow(c.start, sha256.Sum256(proof)) {
-			return nil
+			return true, nil
 		}
 	}
 	if !s.Limiter.Allow(c.start, c.source) {
-		return reason.Deny(reason.RateLimited, "source %s", c.source)
+		return false, reason.Deny(reason.RateLimited, "source %s", c.source)
 	}
-	return nil
+	return false, nil
 }
 
 // ownSeal reports whether sealed is a challenge of ours, is fresh and, where the

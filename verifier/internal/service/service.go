@@ -124,7 +124,9 @@ type Service struct {
 
 	bodies *listen.Bodies
 	turns  *listen.Turns
-	proofs *listen.KeyedLimiter[[sha256.Size]byte] // by seal or ticket
+	// provenTurns are for callers with a valid seal or ticket.
+	provenTurns *listen.Turns
+	proofs      *listen.KeyedLimiter[[sha256.Size]byte] // by seal or ticket
 }
 
 // Records is the store that the service writes to. Every error is a denial.
