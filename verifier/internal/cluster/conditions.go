@@ -382,7 +382,7 @@ func (c *Cluster) writeStatus(ctx context.Context) error {
 		changed = c.set1(&conditions, want) || changed
 	}
 	nodes, _ := status["controlPlaneNodes"].([]any)
-	if names, ok := c.controlPlaneNodes(); ok {
+	if names, ok := c.controlPlaneNodes(nodes); ok {
 		wanted := make([]any, len(names))
 		for i, name := range names {
 			wanted[i] = name

@@ -155,6 +155,7 @@ func (c *Cluster) putPool(i *item) []manifest.Problem {
 	}
 	c.pools[i.name] = true
 	c.tasks.allPolicies()
+	c.tasks.roles()
 	return nil
 }
 
@@ -163,9 +164,13 @@ func (c *Cluster) dropPool(k key) {
 	defer c.mu.Unlock()
 	delete(c.pools, k.name)
 	c.tasks.allPolicies()
+	c.tasks.roles()
 }
 
-func (c *Cluster) poolsRead() { c.tasks.allPolicies() }
+func (c *Cluster) poolsRead() {
+	c.tasks.allPolicies()
+	c.tasks.roles()
+}
 
 // configMap is a ConfigMap's data as far as it is text.
 type configMap struct {

@@ -61,14 +61,18 @@ type roles struct {
 	allowed []string
 	// mismatched has, by the UID of a Machine of another pool, its Node with the role.
 	mismatched map[string]string
+	// partial is true while the verifier may not read a namespace of Machines. Then
+	// names are only added to the list in the status.
+	partial bool
 }
 
 // evaluateRoles compares the Nodes that have a control-plane role with the pools of
 // their records, or of their Machines where a record names no pool. Nodes choose their
 // provider id themselves, so a Node is also found by the certificate on the record and
-// by the Machine's nodeRef.
-func (c *Cluster) evaluateRoles() roles {
-	out := roles{mismatched: map[string]string{}}
+// by the Machine's nodeRef. With partial, a Node's own role is no reason to list it: its
+// Machine may be one that cannot be read.
+func (c *Cluster) evaluateRoles(partial bool) roles {
+	out := roles{mismatched: map[string]string{}, partial: partial}
 	c.mu.Lock()
 	if len(c.pools) == 0 {
 		c.mu.Unlock()
@@ -117,7 +121,9 @@ func (c *Cluster) evaluateRoles() roles {
 			names = append(names, p.names...)
 		}
 	}
-	names = slices.AppendSeq(names, maps.Keys(nodes))
+	if !partial {
+		names = slices.AppendSeq(names, maps.Keys(nodes))
+	}
 	slices.Sort(names)
 	out.allowed = slices.DeleteFunc(slices.Compact(names), func(name string) bool { return impostors[name] })
 	if len(out.allowed) > maxControlPlaneNodes {
@@ -148,12 +154,19 @@ func (c *Cluster) poolOf(uid string) string {
 // keepRoles reports Nodes whose role is not that of their pool, and lists those that may
 // have a control-plane role.
 func (c *Cluster) keepRoles(context.Context) error {
-	if synced, _ := c.synced(false); !synced { // a Node may belong to a Machine that cannot be read
+	all, _ := c.synced(false)
+	if others, _ := c.synced(true); !others || c.poolsUnknown() {
 		return nil
 	}
-	now := c.evaluateRoles()
+	now := c.evaluateRoles(!all)
 	c.mu.Lock()
 	before := c.roles
+	if now.partial { // a Node may belong to a Machine that cannot be read
+		now.mismatched = nil
+		if before != nil {
+			now.mismatched = before.mismatched
+		}
+	}
 	c.roles = &now
 	reported := map[string]bool{}
 	for uid, l := range c.latches {
@@ -162,8 +175,11 @@ func (c *Cluster) keepRoles(context.Context) error {
 		}
 	}
 	c.mu.Unlock()
-	if before == nil || !slices.Equal(before.allowed, now.allowed) || !maps.Equal(before.mismatched, now.mismatched) {
+	if before == nil || before.partial != now.partial || !slices.Equal(before.allowed, now.allowed) || !maps.Equal(before.mismatched, now.mismatched) {
 		c.changed() // the status follows
+	}
+	if now.partial {
+		return nil
 	}
 	for uid, node := range now.mismatched {
 		if before == nil || before.mismatched[uid] != node {
@@ -217,13 +233,39 @@ func (c *Cluster) RoleMismatches() []string {
 	return slices.Sorted(maps.Values(c.roles.mismatched))
 }
 
-// controlPlaneNodes is the list for the status; the second result is false while it is
-// not known.
-func (c *Cluster) controlPlaneNodes() ([]string, bool) {
+// controlPlaneNodes is the list for the status, which has the names in listed; the
+// second result is false while it is not known.
+func (c *Cluster) controlPlaneNodes(listed []any) ([]string, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.roles == nil {
 		return nil, false
 	}
-	return c.roles.allowed, true
+	if !c.roles.partial {
+		return c.roles.allowed, true
+	}
+	var names []string
+	for _, one := range listed {
+		if name, ok := one.(string); ok {
+			names = append(names, name)
+		}
+	}
+	for _, name := range c.roles.allowed {
+		if len(names) < maxControlPlaneNodes && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names, true
+}
+
+// poolsUnknown reports whether the cluster may have MachineConfigPools that were never read.
+func (c *Cluster) poolsUnknown() bool {
+	c.mu.Lock()
+	known := len(c.pools) > 0
+	c.mu.Unlock()
+	return !known && slices.ContainsFunc(c.watches, func(w *watched) bool {
+		s, wrong := w.state()
+		return w.kind.String() == poolKind.String() && wrong && (s.unsynced || s.forbidden)
+	})
 }

@@ -1,0 +1,161 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic/fake"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+)
+
+// roleRig is a Cluster that the test feeds, with an API that has only its status.
+type roleRig struct {
+	testing.TB
+	*Cluster
+}
+
+// newRoleRig has read everything but the pools, and no namespace of Machines holds one.
+func newRoleRig(t testing.TB, listed ...any) roleRig {
+	t.Helper()
+	c := unconnected(t)
+	status := map[string]any{}
+	if len(listed) > 0 {
+		status["controlPlaneNodes"] = listed
+	}
+	c.dynamic = fake.NewSimpleDynamicClient(runtime.NewScheme(), &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindAttestationVerifier,
+		"metadata": map[string]any{"name": v1alpha1.VerifierName}, "status": status,
+	}})
+	c.tasks.queue = newQueue()
+	t.Cleanup(c.tasks.queue.ShutDown)
+	for _, w := range c.watches {
+		if w.kind.String() != poolKind.String() {
+			w.list(t, 1)
+		}
+	}
+	return roleRig{t, c}
+}
+
+func (r roleRig) machine(n int, role, node string) *unstructured.Unstructured {
+	return object(n, uint64(n)+1, func(o map[string]any) {
+		o["metadata"].(map[string]any)["labels"] = map[string]any{"machine.openshift.io/cluster-api-machine-role": role}
+		o["status"] = map[string]any{"nodeRef": map[string]any{"kind": "Node", "name": node}}
+	})
+}
+
+func (r roleRig) pool(name string) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "machineconfiguration.openshift.io/v1", "kind": "MachineConfigPool",
+		"metadata": map[string]any{"name": name, "resourceVersion": "5"},
+	}}
+}
+
+func (r roleRig) node(n int, name string) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "Node",
+		"metadata": map[string]any{"name": name, "resourceVersion": "6", "labels": map[string]any{labelMaster: ""}},
+		"spec":     map[string]any{"providerID": fmt.Sprintf("aws:///us-east-1a/i-%017d", n)},
+	}}
+}
+
+// listed is the list in the status after the holder of the lease looked at the roles.
+func (r roleRig) listed() []string {
+	r.Helper()
+	if err := errors.Join(r.keepRoles(context.Background()), r.writeStatus(context.Background())); err != nil {
+		r.Fatal(err)
+	}
+	o, err := r.dynamic.Resource(verifiersResource).Get(context.Background(), v1alpha1.VerifierName, metav1.GetOptions{})
+	if err != nil {
+		r.Fatal(err)
+	}
+	names, _, _ := unstructured.NestedStringSlice(o.Object, "status", "controlPlaneNodes")
+	return names
+}
+
+func (r roleRig) want(what string, names ...string) {
+	r.Helper()
+	if got := r.listed(); !slices.Equal(got, names) {
+		r.Errorf("%s: the status lists %v, want %v", what, got, names)
+	}
+}
+
+// delays notes what is asked for.
+type delays struct {
+	queue
+	seen map[int]bool
+}
+
+func (d *delays) AddAfter(t task, _ time.Duration) { d.seen[t.about] = true }
+
+func forbiddenKind(k kind) error {
+	return kerrors.NewForbidden(schema.GroupResource{Group: k.group, Resource: k.resource}, "", errors.New("no role allows it"))
+}
+
+func TestTheListOfControlPlaneNodesStaysWhileThePoolsAreNotRead(t *testing.T) {
+	r := newRoleRig(t, "master-0")
+	pools := r.watching(t, poolKind, "")
+	r.want("pools not read yet", "master-0")
+	pools.failed(forbiddenKind(poolKind))
+	r.want("pools forbidden", "master-0")
+
+	pools.list(t, 5, r.pool("master"))
+	r.watching(t, machineAPIKind, "m").list(t, 9, r.machine(1, "master", "master-1"))
+	r.want("pools read", "master-1")
+	pools.failed(forbiddenKind(poolKind))
+	r.watching(t, machineAPIKind, "m").list(t, 9, r.machine(1, "master", "master-1"), r.machine(2, "master", "master-2"))
+	r.want("pools read once, then forbidden", "master-1", "master-2")
+
+	pools.absent()
+	r.want("the cluster has no pools")
+}
+
+func TestPoolsThatAreReadHaveTheRolesLookedAt(t *testing.T) {
+	r := newRoleRig(t)
+	pools := r.watching(t, poolKind, "")
+	for what, change := range map[string]func(){
+		"a pool comes":           func() { pools.put(&item{key: key{name: "master"}}) },
+		"a pool goes":            func() { pools.drop(key{name: "master"}) },
+		"all pools were read":    func() { pools.settled() },
+		"the kind is not served": func() { pools.absent() },
+	} {
+		delayed := &delays{queue: newQueue(), seen: map[int]bool{}}
+		r.tasks.queue = delayed
+		if change(); !delayed.seen[aboutRoles] {
+			t.Errorf("%s: nobody looks at the roles", what)
+		}
+		delayed.ShutDown()
+	}
+}
+
+func TestAForbiddenNamespaceOfMachinesStopsOnlyRemovalsFromTheListOfControlPlaneNodes(t *testing.T) {
+	r := newRoleRig(t, "hidden", "master-0")
+	r.watching(t, poolKind, "").list(t, 5, r.pool("master"))
+	r.watching(t, nodeKind, "").list(t, 7, r.node(2, "impostor"), r.node(9, "unknown"))
+	r.watching(t, machineAPIKind, "m").list(t, 9, r.machine(1, "master", "master-1"), r.machine(2, "worker", "impostor"))
+	hosts := r.watching(t, hostKind, "m")
+	hosts.failed(forbiddenKind(hostKind))
+	r.want("forbidden", "hidden", "master-0", "master-1")
+	if m := r.RoleMismatches(); len(m) > 0 {
+		t.Errorf("mismatches are reported: %v", m)
+	}
+
+	r.dynamic = newRoleRig(t, "hidden").dynamic
+	many := make([]*unstructured.Unstructured, maxControlPlaneNodes+1)
+	for i := range many {
+		many[i] = r.machine(i, "master", fmt.Sprintf("master-%03d", i))
+	}
+	r.watching(t, machineAPIKind, "m").list(t, 1000, many...)
+	if got := r.listed(); len(got) != maxControlPlaneNodes || !slices.Contains(got, "hidden") {
+		t.Errorf("too many Nodes: %d are listed, hidden %v", len(got), slices.Contains(got, "hidden"))
+	}
+}
