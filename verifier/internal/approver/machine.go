@@ -145,17 +145,20 @@ func (w *World) get(ctx context.Context, resource schema.GroupVersionResource, n
 	} else {
 		o, err = w.o.Dynamic.Resource(resource).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
 	}
-	if w.absent(ctx, namespace, err) || kerrors.IsForbidden(err) && w.unserved(resource.GroupVersion()) {
+	if w.absent(ctx, namespace, err) || kerrors.IsForbidden(err) && w.unserved(resource) {
 		return nil, nil
 	}
 	return o, err
 }
 
-// unserved reports whether the API does not have a group: RBAC, which knows nothing
-// of that, forbids what is in none of its rules.
-func (w *World) unserved(gv schema.GroupVersion) bool {
-	_, err := w.o.Client.Discovery().ServerResourcesForGroupVersion(gv.String())
-	return kerrors.IsNotFound(err)
+// unserved reports whether the API does not serve a resource. RBAC is asked first, and
+// forbids a resource that none of its rules names, whether it is served or not.
+func (w *World) unserved(resource schema.GroupVersionResource) bool {
+	list, err := w.o.Client.Discovery().ServerResourcesForGroupVersion(resource.GroupVersion().String())
+	if err != nil {
+		return kerrors.IsNotFound(err)
+	}
+	return !slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == resource.Resource })
 }
 
 // absent reports whether an error says that there is no such object. Where a
