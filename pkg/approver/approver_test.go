@@ -358,6 +358,7 @@ func TestClient(t *testing.T) {
 		"no Machine to be read":          {func(in *input) { in.fails("MachinesByInternalDNS") }, Retry, reason.StoreUnavailable},
 		"no record to be read":           {func(in *input) { in.fails("RecordByCredential") }, Retry, reason.StoreUnavailable},
 		"no switch to be read":           {func(in *input) { in.fails("Disabled") }, Retry, reason.StoreUnavailable},
+		"no quarantine to be read":       {func(in *input) { in.fails("Quarantines") }, Retry, reason.StoreUnavailable},
 		"no newer request to be read":    {func(in *input) { in.fails("Newer") }, Retry, reason.StoreUnavailable},
 		"nothing to be counted":          {func(in *input) { in.fails("Load") }, Retry, reason.StoreUnavailable},
 	} {

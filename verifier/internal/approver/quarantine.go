@@ -15,6 +15,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 )
 
+// readingCalls bounds one reading: it may take as long as this many calls of the API.
+// A cluster of 100 000 machines has 200 pages.
+const readingCalls = 12
+
 // quarantines reads the objects that quarantine a machine. Any object may name any
 // Machine, so all of them are read, and not what was watched: a watch may be behind.
 // Decisions that are made at the same time share one reading. It is safe for concurrent
@@ -56,9 +60,11 @@ func (q *quarantines) read(all func(*reading)) *reading {
 func (w *World) Quarantines(ctx context.Context, namespaces []string) ([]v1alpha1.MachineAttestation, error) {
 	r := w.o.quarantines.read(func(r *reading) {
 		// The reading is for others, too: it does not end with this caller.
-		w.readQuarantines(context.WithoutCancel(ctx), r)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readingCalls*w.o.Timeout)
+		defer cancel()
+		w.readQuarantines(ctx, r)
 	})
-	for _, namespace := range append(namespaces, w.o.Namespace, metav1.NamespaceAll) {
+	for _, namespace := range slices.Concat(namespaces, []string{w.o.Namespace, metav1.NamespaceAll}) {
 		if err := r.barred[namespace]; err != nil {
 			return nil, err
 		}
