@@ -38,9 +38,10 @@ type doors struct {
 	prober   door.Prober
 	interval time.Duration
 
-	mu    sync.Mutex
-	ports map[doorPort]doorState
-	ready bool // one round has ended, and there were Nodes
+	mu     sync.Mutex
+	ports  map[doorPort]doorState
+	ready  bool // one round has ended, and there were Nodes
+	unread bool // it is not known whether there is a control plane to check
 }
 
 type doorPort struct {
@@ -75,7 +76,13 @@ func (d *doors) Run(ctx context.Context) {
 }
 
 func (d *doors) round(ctx context.Context) {
-	all := d.basis.cluster.ControlPlane()
+	all, known := d.basis.cluster.ControlPlane()
+	d.mu.Lock()
+	d.unread = !known
+	d.mu.Unlock()
+	if !known {
+		return // what was reported stays
+	}
 	names := slices.Sorted(maps.Keys(all))
 	if len(names) > maxDoorNodes {
 		d.basis.server.log.Warn("too many Nodes have a control-plane role; some are not checked", "nodes", len(names), "checked", maxDoorNodes)
@@ -197,8 +204,14 @@ func (d *doors) Findings() []cluster.Finding {
 // to check.
 func (d *doors) Condition() metav1.Condition {
 	d.mu.Lock()
-	ready := d.ready
+	ready, unread := d.ready, d.unread
 	d.mu.Unlock()
+	if !ready && unread {
+		return metav1.Condition{
+			Type: v1alpha1.ConditionDoorOpen, Status: metav1.ConditionUnknown, Reason: "NotObserved",
+			Message: "the MachineConfigPools were not read; they say whether there is a control plane to check",
+		}
+	}
 	if !ready {
 		return metav1.Condition{}
 	}

@@ -336,16 +336,19 @@ func (c *Cluster) dropNode(k key) {
 
 // ControlPlane returns the Nodes of the control plane with their internal addresses.
 // It returns none in a cluster without MachineConfigPools, which has no Machine
-// Config Server.
-func (c *Cluster) ControlPlane() map[string][]netip.Addr {
+// Config Server. The second result is false while it is not known whether there are any.
+func (c *Cluster) ControlPlane() (map[string][]netip.Addr, bool) {
+	if c.poolsUnknown() {
+		return nil, false
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.pools) == 0 {
-		return nil
+		return nil, true
 	}
 	all := make(map[string][]netip.Addr, len(c.controlPlane))
 	for name, n := range c.controlPlane {
 		all[name] = n.addresses
 	}
-	return all
+	return all, true
 }

@@ -159,3 +159,24 @@ func TestAForbiddenNamespaceOfMachinesStopsOnlyRemovalsFromTheListOfControlPlane
 		t.Errorf("too many Nodes: %d are listed, hidden %v", len(got), slices.Contains(got, "hidden"))
 	}
 }
+
+func TestTheControlPlaneIsUnknownWhileThePoolsAreNotRead(t *testing.T) {
+	r := newRoleRig(t)
+	pools := r.watching(t, poolKind, "")
+	want := func(what string, nodes int, known bool) {
+		t.Helper()
+		if all, ok := r.ControlPlane(); len(all) != nodes || ok != known {
+			t.Errorf("%s: %d Nodes, known %v", what, len(all), ok)
+		}
+	}
+	r.watching(t, nodeKind, "").list(t, 7, r.node(1, "master-0"))
+	want("pools not read yet", 0, false)
+	pools.failed(forbiddenKind(poolKind))
+	want("pools forbidden", 0, false)
+	pools.list(t, 5, r.pool("master"))
+	want("pools read", 1, true)
+	pools.failed(forbiddenKind(poolKind))
+	want("pools read once, then forbidden", 1, true)
+	pools.absent()
+	want("the cluster has no pools", 0, true)
+}
