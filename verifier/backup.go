@@ -117,7 +117,8 @@ func newRestoreCommand() *cobra.Command {
 		Use:   "restore FILE | --acknowledge",
 		Short: "Put a backup of the records back, and acknowledge it",
 		Long: `Put a backup of the records back, while no verifier serves the folder. With --force
-it replaces a database that exists, which stays beside it as records.db.old.
+it replaces a database that exists, which stays beside it as records.db.old, or
+records.db.old.1 and so on.
 
 A backup lacks what happened after it: joins, claims of identities, used grants. So
 the verifier lets no machine in by restored records. Machines wait, until you have

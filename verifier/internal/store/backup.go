@@ -16,13 +16,37 @@ import (
 )
 
 // Backup writes a copy of the database at one moment. Start receives its size before
-// the first byte. Reads and writes go on meanwhile.
-func (s *Store) Backup(w io.Writer, start func(size int64)) error {
-	return s.db.View(func(tx *bbolt.Tx) error {
-		start(tx.Size())
-		_, err := tx.WriteTo(w)
+// the first byte. Reads and writes continue meanwhile, even if w stalls: an open read
+// transaction would stop a write that grows the database, so a database that is open
+// for writing is first copied to a file beside it.
+func (s *Store) Backup(w io.Writer, start func(size int64)) (err error) {
+	if s.db.IsReadOnly() {
+		return s.view(func(tx *bbolt.Tx) error {
+			start(tx.Size())
+			_, err := tx.WriteTo(w)
+			return err
+		})
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(s.path), ".backup-*")
+	if err != nil {
+		return fmt.Errorf("copy the record database: %w", err)
+	}
+	defer func() { err = errors.Join(err, tmp.Close()) }()
+	// Without a name the file disappears with this process.
+	if err := os.Remove(tmp.Name()); err != nil {
+		return fmt.Errorf("copy the record database: %w", err)
+	}
+	var size int64
+	err = s.view(func(tx *bbolt.Tx) error {
+		size, err = tx.WriteTo(tmp)
 		return err
 	})
+	if err != nil {
+		return fmt.Errorf("copy the record database: %w", err)
+	}
+	start(size)
+	_, err = io.Copy(w, io.NewSectionReader(tmp, 0, size))
+	return err
 }
 
 // Check returns an error unless the file is a whole record database.
@@ -35,8 +59,10 @@ func Check(path string) error {
 }
 
 // Restore replaces the database at path, which no process has open, by the backup.
-// It keeps the former one as PATH.old. Unless the backup is as new as the former
-// database, it holds attestations: see [Store.Restored].
+// It keeps the former one as PATH.old, or PATH.old.1 and so on if that exists. Unless
+// the backup is as new as the former database, it holds attestations: see
+// [Store.Restored]. The restored database then has a new id, because its transactions
+// cannot be compared with those of the former database.
 func Restore(path, backup string) (held bool, err error) {
 	s, err := open(backup, true)
 	if err != nil {
@@ -50,7 +76,9 @@ func Restore(path, backup string) (held bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("read the backup: %w", err)
 	}
-	// The file PATH.seen may be a minute behind, so it does not count here.
+	// The file PATH.seen may be a minute behind, so it is not enough. But the former
+	// database may be one that Open rejects or holds.
+	last, _ := readSeen(path) // one that cannot be read holds
 	var before seen
 	if former, err := open(path, true); err == nil {
 		before, err = former.identity()
@@ -60,28 +88,51 @@ func Restore(path, backup string) (held bool, err error) {
 	} else if errors.Is(err, ErrLocked) {
 		return false, err
 	}
-	held = now.ID == "" || now != before
+	held = now.ID == "" || now != before || now.ID != last.ID || now.Transaction < last.Transaction
 	if held {
 		// First: a crash after this leaves too much held, and never too little.
 		if err := Hold(path, "the record database was restored from a backup"); err != nil {
 			return false, err
 		}
 	}
-	if err := os.Rename(path, path+".old"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	fresh := path + ".restoring"
+	if err := wholefile.Write(fresh, 0o600, raw); err != nil {
+		return held, err
+	}
+	if held {
+		if now, err = renewed(fresh); err != nil {
+			return held, errors.Join(err, os.Remove(fresh))
+		}
+	}
+	if err := os.Rename(path, unused(path+".old")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return held, fmt.Errorf("keep the former record database: %w", err)
 	}
-	if err := wholefile.Write(path, 0o600, raw); err != nil {
-		return held, err
-	}
-	if now.ID == "" {
-		// A backup of an earlier version: Open gives it an id.
-		err = os.Remove(path + ".seen")
-		if errors.Is(err, fs.ErrNotExist) {
-			err = nil
-		}
-		return held, err
+	if err := os.Rename(fresh, path); err != nil {
+		return held, fmt.Errorf("restore the record database: %w", err)
 	}
 	return held, now.write(path)
+}
+
+// renewed gives the database at path a new id.
+func renewed(path string) (seen, error) {
+	s, err := open(path, false)
+	if err != nil {
+		return seen{}, err
+	}
+	err = s.renew()
+	now, identityErr := s.identity()
+	return now, errors.Join(err, identityErr, s.db.Close())
+}
+
+// unused returns path, or path with a number if a file has that name.
+func unused(path string) string {
+	name := path
+	for i := 1; ; i++ {
+		if _, err := os.Lstat(name); err != nil {
+			return name
+		}
+		name = fmt.Sprintf("%s.%d", path, i)
+	}
 }
 
 // Restored is what the file PATH.restored holds.

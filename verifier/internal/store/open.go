@@ -260,8 +260,9 @@ func (s *Store) identity() (seen, error) {
 	return now, err
 }
 
-// adopt compares the database with what was seen of it, and gives it an id if it
-// has none.
+// adopt compares the database with what was seen of it. It gives the database an id if
+// it has none, and a new id if it is older: its later transactions cannot be compared
+// with those that it lacks.
 func (s *Store) adopt(before seen) error {
 	now, err := s.identity()
 	if err != nil {
@@ -274,22 +275,27 @@ func (s *Store) adopt(before seen) error {
 		if err := Hold(s.path, "the record database is older than the one that was used last"); err != nil {
 			return err
 		}
+		now.ID = ""
 	}
 	if now.ID == "" {
-		var id [16]byte
-		_, _ = rand.Read(id[:]) // crypto/rand.Read never fails
-		err := s.db.Update(func(tx *bbolt.Tx) error {
-			b, err := tx.CreateBucketIfNotExists(metaBucket)
-			if err != nil {
-				return err
-			}
-			return b.Put(idKey, []byte(hex.EncodeToString(id[:])))
-		})
-		if err != nil {
+		if err := s.renew(); err != nil {
 			return fmt.Errorf("prepare record database %s: %w", s.path, err)
 		}
 	}
 	return s.Remember()
+}
+
+// renew gives the database a new id.
+func (s *Store) renew() error {
+	var id [16]byte
+	_, _ = rand.Read(id[:]) // crypto/rand.Read never fails
+	return s.db.Update(func(tx *bbolt.Tx) error {
+		b, err := tx.CreateBucketIfNotExists(metaBucket)
+		if err != nil {
+			return err
+		}
+		return b.Put(idKey, []byte(hex.EncodeToString(id[:])))
+	})
 }
 
 // Remember writes down how far the database has come, so that the next [Open]
