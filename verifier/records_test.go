@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
 // recordsSite is the folder of a stopped verifier in which m1 has attested.
@@ -98,11 +100,10 @@ var panicked = regexp.MustCompile(`(?m)^(panic|fatal error|unexpected fault|goro
 func TestAttack_T70_DamagedRecordsAreAnErrorWithAHint(t *testing.T) {
 	s := newRecordsSite(t)
 	s.kill()
-	whole := s.read("records.db")
 	if status, out := s.serve(); status != 0 {
 		t.Fatalf("the undamaged database: %s", out)
 	}
-	whole = s.read("records.db")
+	whole := s.read("records.db")
 	const page = 4096
 	damages := map[string][]byte{
 		"empty":         {},
@@ -280,6 +281,35 @@ func TestAttack_T70_RestoredRecordsLetNoMachineInUnacknowledged(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A preflight that succeeds makes the agent leave its wait, and a final denial ends the
+// boot. So neither comes from records that may be older than the machine's token.
+func TestAttack_T70_TokensWaitWhileRestoredRecordsAreHeld(t *testing.T) {
+	v, n, first := attested(t)
+	v.advance(later)
+	second, err := n.again()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Hold(filepath.Join(v.dir, "state", "records.db"), "the record database was restored from a backup"); err != nil {
+		t.Fatal(err)
+	}
+	want := func(status int, token string) {
+		t.Helper()
+		for _, method := range []string{http.MethodHead, http.MethodGet} {
+			if got, _, _ := v.fetch(method, "/config/worker", token); got != status {
+				t.Errorf("%s: %d, want %d", method, got, status)
+			}
+		}
+	}
+	want(http.StatusServiceUnavailable, first.GetToken()) // superseded, as far as these records know
+	want(http.StatusServiceUnavailable, second.GetToken())
+	if _, err := store.Acknowledge(filepath.Join(v.dir, "state", "records.db")); err != nil {
+		t.Fatal(err)
+	}
+	want(http.StatusUnauthorized, first.GetToken())
+	want(http.StatusOK, second.GetToken())
 }
 
 // stopGently is the signal of a service manager.

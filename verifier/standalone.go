@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -279,6 +280,15 @@ func (h heldRecords) Attest(uid string, components []string, alive func(uid stri
 		return err
 	}
 	return h.Store.Attest(uid, components, alive, change)
+}
+
+// Record implements redeem.Records: older records deny a token for good that newer ones
+// accept, and accept in a preflight what Update then denies.
+func (h heldRecords) Record(uid string) (*v1alpha1.MachineAttestation, error) {
+	if err := h.held(); err != nil {
+		return nil, err
+	}
+	return h.Store.Record(uid)
 }
 
 // Update implements redeem.Records: a token of before the backup has its uses back.
