@@ -53,11 +53,17 @@ func (s *Store) view(f func(*bbolt.Tx) error) error {
 }
 
 func (s *Store) write(f func(*bbolt.Tx) error) error {
-	return guard(func() error { return s.db.Update(f) })
+	return guard(func() error { return s.db.Update(guarded(f)) })
 }
 
 func (s *Store) batch(f func(*bbolt.Tx) error) error {
-	return guard(func() error { return s.db.Batch(f) })
+	return guard(func() error { return s.db.Batch(guarded(f)) })
+}
+
+// guarded is f in a guard of its own. The database runs a batch in another goroutine,
+// and a panic that reaches it leaves its write lock held.
+func guarded(f func(*bbolt.Tx) error) func(*bbolt.Tx) error {
+	return func(tx *bbolt.Tx) error { return guard(func() error { return f(tx) }) }
 }
 
 // Record returns the record of the Machine, or nil if there is none.
