@@ -16,6 +16,8 @@ import (
 
 	"connectrpc.com/connect"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
@@ -105,6 +107,7 @@ func TestAttack_T58_ManyNodesThroughChaos(t *testing.T) {
 	if err := rs.cluster.Snapshot(snapshot); err != nil {
 		t.Fatal(err)
 	}
+	rs.age(1000)
 	rs.quarantine(quarantined.uid, true)
 	eventually(t, func() bool {
 		_, _, err := quarantined.node.attest(ctx)
@@ -277,6 +280,24 @@ func (rs *replicas) quarantine(uid string, on bool) {
 }
 
 // degraded: the cluster's condition says so, for this reason.
+// age writes n revisions, as the time since a backup does. A replica notices a restore
+// by its revision, so a backup of a moment ago could be overtaken before all connect.
+func (rs *replicas) age(n int) {
+	rs.t.Helper()
+	configMaps := rs.client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}).Namespace("default")
+	o := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": "age"},
+	}}
+	o, err := configMaps.Create(context.Background(), o, metav1.CreateOptions{})
+	for i := 0; i < n && err == nil; i++ {
+		o.Object["data"] = map[string]any{"revision": fmt.Sprint(i)}
+		o, err = configMaps.Update(context.Background(), o, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		rs.t.Fatal(err)
+	}
+}
+
 func (rs *replicas) degraded(reason string) bool {
 	o, err := rs.client.Resource(verifierResource).Get(context.Background(), v1alpha1.VerifierName, metav1.GetOptions{})
 	if err != nil {
