@@ -508,7 +508,7 @@ func TestProvisioningTokenIsReadAnewBeforeAFinalNo(t *testing.T) {
 	v.wantFetch("the one that is known", "/config/worker", sharedA, http.StatusOK)
 }
 
-// THREATS T60: a provisioning token that is absent, by a mistyped file name perhaps,
+// T60: a provisioning token that is absent, by a mistyped file name perhaps,
 // opens no pool, and neither does a wrong one meanwhile. Only a policy that says so
 // in words is open without it.
 func TestAttack_T60_AnAbsentProvisioningTokenOpensNothing(t *testing.T) {

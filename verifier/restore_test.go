@@ -12,7 +12,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
-// THREATS T60: etcd goes back to a day when the policy was Audit and a joined machine
+// T60: etcd goes back to a day when the policy was Audit and a joined machine
 // had a grant. The verifier notices it, and neither counts until an administrator
 // acknowledges the restore.
 func TestAttack_T60_ARestoreLoosensNothingUntilItIsAcknowledged(t *testing.T) {

@@ -208,7 +208,7 @@ func slowFetches(t testing.TB, c *cluster.Cluster, n int) (all []fetched, allowe
 	return all, allowed
 }
 
-// THREATS T69: the API is slow and loses one answer in five. No machine is told a
+// T69: the API is slow and loses one answer in five. No machine is told a
 // final no, and no token serves more often than its policy allows.
 func TestAttack_T69_ASlowAndLossyAPIBurnsNoToken(t *testing.T) {
 	t.Parallel()

@@ -9,7 +9,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 )
 
-// THREATS T60: the documented upgrade applies the overlay again. The mode that an
+// T60: the documented upgrade applies the overlay again. The mode that an
 // administrator set stays, and a policy that an administrator deleted stays deleted.
 func TestAttack_T60_AnUpgradeDoesNotOpenTheGate(t *testing.T) {
 	rs := inCluster(t)

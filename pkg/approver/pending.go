@@ -9,7 +9,7 @@ import (
 
 // What the stock approver's limit counts.
 const (
-	// approvedLately is how long a request counts that somebody else approved.
+	// approvedLately is how long a request counts that another approver approved.
 	approvedLately = 30 * time.Second
 	// stockMessage is the message of the stock approver's own approvals.
 	stockMessage = "This CSR was approved by the Node CSR Approver (cluster-machine-approver)"
@@ -22,7 +22,7 @@ const (
 // counts. The rules are the stock approver's:
 //
 //   - only requests of the node bootstrapper, for a client certificate, and of the group
-//     system:nodes, for a serving certificate: nobody else can use the limit up
+//     system:nodes, for a serving certificate: no other client can use up the limit
 //   - from 10 seconds before the request's creation, as clocks differ, to an hour after it
 //   - what is not approved counts, denied or not
 //   - what was approved counts for 30 seconds more, unless the stock approver approved

@@ -218,7 +218,7 @@ func HasUse(rec *v1alpha1.MachineAttestation, tokenID, useID string) bool {
 	return rec != nil && rec.Status.Token != nil && rec.Status.Token.ID == tokenID && slices.Contains(rec.Status.Token.UseIDs, useID)
 }
 
-// Return returns the uses of a token that served nobody: those of unserved that are
+// Return returns the uses of a token that served no client: those of unserved that are
 // on the record. It returns rec itself if there are none.
 func Return(rec *v1alpha1.MachineAttestation, tokenID string, unserved []string) *v1alpha1.MachineAttestation {
 	if rec == nil || rec.Status.Token == nil || rec.Status.Token.ID != tokenID {

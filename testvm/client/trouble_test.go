@@ -117,7 +117,7 @@ func TestAttack_T63_AnAgentOfAPreApprovedPoolWaitsAndThenAttests(t *testing.T) {
 	var floods sync.WaitGroup
 	for range 4 {
 		floods.Go(func() {
-			tr := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+			tr := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} // a flooder trusts any server
 			defer tr.CloseIdleConnections()
 			for {
 				select {

@@ -240,7 +240,7 @@ type TokenStatus struct {
 	Uses    int32       `json:"uses"`
 	MaxUses int32       `json:"maxUses"`
 	// useIDs has a random id for each use. A verifier whose write was not answered
-	// finds out by it whether it took a use, and returns a use that served nobody.
+	// finds out by it whether it took a use, and returns a use that served no one.
 	//
 	// +kubebuilder:validation:MaxItems=10
 	UseIDs []string `json:"useIDs,omitempty"`

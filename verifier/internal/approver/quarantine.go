@@ -49,7 +49,7 @@ func (q *quarantines) read(all func(*reading)) *reading {
 	defer q.busy.Unlock()
 	mine.once.Do(func() {
 		q.mu.Lock()
-		q.next = nil // whoever comes now may have seen what this reading misses
+		q.next = nil // a later caller may have seen what this reading misses
 		q.mu.Unlock()
 		all(mine)
 	})

@@ -551,7 +551,7 @@ func (r *Records) do(verb string, resource schema.GroupVersionResource, sub stri
 	return err
 }
 
-// unanswered reports whether nobody knows what became of a call. A client that left
+// unanswered reports whether the outcome of a call is unknown. A client that left
 // is no trouble of the API's.
 func unanswered(err error) bool {
 	if err == nil || errors.Is(err, context.Canceled) {

@@ -161,7 +161,7 @@ func uses(t *testing.T, s *store.Store, c token.Claims) int32 {
 	return rec.Status.Token.Uses
 }
 
-// THREATS T69: a use whose write was not answered served nobody. The next request has
+// T69: a use whose write was not answered served no client. The next request has
 // it, and the token still serves only as often as its record allows.
 func TestAttack_T69_AUseWithoutAnAnswerIsNotCounted(t *testing.T) {
 	r, s, c := attested(t)

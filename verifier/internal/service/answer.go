@@ -23,7 +23,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 )
 
-// tls13 refuses a connection that is not TLS 1.3 (DESIGN, section 19, rule 8), also
+// tls13 refuses a connection that is not TLS 1.3, which attestation requires, also
 // behind a front end.
 func tls13(c *call) error {
 	if c.tls == nil || c.tls.Version != tls.VersionTLS13 {
