@@ -25,6 +25,7 @@ import (
 // administrator has to do once, keeps the certificates from then on, serves what was
 // renewed without dropping a connection, and the pointer config follows.
 func TestCertificatesInACluster(t *testing.T) {
+	t.Parallel()
 	rs := newReplicas(t, cluster.Start(t), 0)
 	rs.cluster.Kubectl(t, "apply", "-f", filepath.Join("..", "deploy", "components", "certificates", "rbac.yaml"))
 	pointerText, err := pointerConfig(testOrigin, "worker", rs.ca)

@@ -44,6 +44,7 @@ var outage = soak.Or(20*time.Second, time.Minute)
 // In the end all are in, each under its own identity and no other, and every
 // record is whole.
 func TestAttack_T58_ManyNodesThroughChaos(t *testing.T) {
+	t.Parallel()
 	rs := newReplicas(t, cluster.Start(t), 3)
 	fleet := swtpmtest.NewFleet(t, 4)
 	machines := make([]*chaosMachine, chaosNodes)

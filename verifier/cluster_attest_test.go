@@ -557,6 +557,7 @@ func TestClusterServingCertificateIsReplaced(t *testing.T) {
 // THREATS T49: callers who prove nothing make the verifier write nothing to the API
 // and ask it nothing that grows with their number.
 func TestAttack_T49_UnprovenCallersCauseNoCallOfTheAPI(t *testing.T) {
+	t.Parallel()
 	c := cluster.Start(t, cluster.Audit())
 	rs := newReplicas(t, c, 0)
 	p := rs.serve(0)
@@ -637,7 +638,8 @@ func TestClusterTwoVersionsAtOnce(t *testing.T) {
 // edits leaves the one before its grace, without a restart (A12); without the Secret
 // machines wait, and AttestationVerifier and log report it.
 func TestClusterProvisioningTokenCountsAtEveryReplica(t *testing.T) {
-	rs := inCluster(t)
+	t.Parallel()
+	rs := newReplicas(t, cluster.Start(t), 0)
 	rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{
 		"pools": []any{"*"}, "evidence": []any{map[string]any{"all": []any{"provisioning-token"}}}, "provisioningTokenAlone": true,
 	}}))

@@ -19,6 +19,7 @@ import (
 // the Machine Config Server gives. A MachineConfig that breaks takes nothing away, and
 // is named in Degraded and in an Event. B10: what the operator wrote is as it was.
 func TestClusterServesThePreApprovedPartOfItsMachineConfigs(t *testing.T) {
+	t.Parallel()
 	rs := newReplicas(t, cluster.Start(t), 0)
 	rs.install("render")
 	rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{"pools": []any{"*"}, "unattested": "PreApproved"}}))

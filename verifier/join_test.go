@@ -217,6 +217,7 @@ func newKey(t *testing.T) *ecdsa.PrivateKey {
 // other, leads to the client certificate of the machine that attested, and to no
 // other's; D14, T54.
 func TestAttack_T54_OnlyTheMachineThatAttestedBecomesItsNode(t *testing.T) {
+	t.Parallel()
 	j := newJoining(t)
 	p := j.serve(0, "credential: {}\napprover: {}\n")
 	uid, own := j.fetched(t, p, "worker-0")
@@ -305,6 +306,7 @@ func TestAttack_T54_OnlyTheMachineThatAttestedBecomesItsNode(t *testing.T) {
 // The verifier may not read one of its namespaces, as where its RoleBinding was forgotten.
 // Machines of other namespaces attest, fetch their configs, and become nodes.
 func TestOneForbiddenNamespaceStopsNoOther(t *testing.T) {
+	t.Parallel()
 	j := newJoining(t)
 	const elsewhere = "machines-elsewhere"
 	j.cluster.KubectlApply(t, object("v1", "Namespace", "", elsewhere, nil))

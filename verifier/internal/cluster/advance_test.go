@@ -37,7 +37,7 @@ func TestAMachineWhoseAnnotationCannotBeUsedStillJoinsAndGoes(t *testing.T) {
 			good := object(1, 11, nil)
 			uid := string(good.GetUID())
 			w.list(t, 11, good)
-			(*sink)(w).take((*edge)(w).item(object(1, 12, func(o map[string]any) {
+			(*sink)(w).take(edge{watched: w}.item(object(1, 12, func(o map[string]any) {
 				for _, change := range test.changes {
 					change(o)
 				}

@@ -61,7 +61,7 @@ func TestNoPolicyIsLaxerWhilePoliciesAreRead(t *testing.T) {
 		t.Fatalf("before anything was read: %q", got)
 	}
 	// A part of the first list, without any race.
-	(*sink)(w).take((*edge)(w).item(lax()))
+	(*sink)(w).take(edge{watched: w}.item(lax()))
 	if got := c.inForce("master"); got != "" {
 		t.Errorf("before all were read the pool has %q", got)
 	}
@@ -113,7 +113,7 @@ func TestNoPolicyIsLaxerWhilePoliciesVanish(t *testing.T) {
 		// As the API does when the CRD goes, or all of them are deleted.
 		c, w := both()
 		for _, u := range []*unstructured.Unstructured{strict(), lax()} {
-			if err := (*sink)(w).Delete((*edge)(w).bare(u)); err != nil {
+			if err := (*sink)(w).Delete(edge{watched: w}.bare(u)); err != nil {
 				t.Fatal(err)
 			}
 			if got := c.inForce("master"); got != "strict" {
@@ -131,7 +131,7 @@ func TestNoPolicyIsLaxerWhilePoliciesVanish(t *testing.T) {
 	})
 	t.Run("one alone", func(t *testing.T) {
 		c, w := both()
-		if err := (*sink)(w).Delete((*edge)(w).bare(strict())); err != nil {
+		if err := (*sink)(w).Delete(edge{watched: w}.bare(strict())); err != nil {
 			t.Fatal(err)
 		}
 		c.policiesLeft(c.left)
@@ -142,10 +142,10 @@ func TestNoPolicyIsLaxerWhilePoliciesVanish(t *testing.T) {
 	t.Run("made anew", func(t *testing.T) {
 		// Under another name it contradicts the one that is about to go.
 		c, w := both()
-		if err := (*sink)(w).Delete((*edge)(w).bare(strict())); err != nil {
+		if err := (*sink)(w).Delete(edge{watched: w}.bare(strict())); err != nil {
 			t.Fatal(err)
 		}
-		(*sink)(w).take((*edge)(w).item(policyOf("another", "master", "Enforce")))
+		(*sink)(w).take(edge{watched: w}.item(policyOf("another", "master", "Enforce")))
 		if got := c.inForce("master"); got != "strict" || len(c.clash) != 0 {
 			t.Errorf("first the pool has %q, %v", got, c.clash)
 		}

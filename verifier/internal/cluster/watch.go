@@ -104,8 +104,7 @@ type watched struct {
 	// vanished is called when the cluster does not have the kind.
 	vanished func()
 
-	c      *Cluster
-	client dynamic.ResourceInterface
+	c *Cluster
 
 	known   map[key]seen // of one goroutine
 	round   uint32
@@ -175,11 +174,11 @@ func (w *watched) run(ctx context.Context) {
 
 // follow lists and watches until the kind is gone or ctx ends.
 func (w *watched) follow(ctx context.Context, gvr schema.GroupVersionResource, wait *backoff) {
-	w.client = w.c.dynamic.Resource(gvr)
+	source := edge{watched: w, client: w.c.dynamic.Resource(gvr)}
 	if w.namespace != "" {
-		w.client = w.c.dynamic.Resource(gvr).Namespace(w.namespace)
+		source.client = w.c.dynamic.Resource(gvr).Namespace(w.namespace)
 	}
-	reflector := cache.NewReflectorWithOptions((*edge)(w), nil, (*sink)(w), cache.ReflectorOptions{
+	reflector := cache.NewReflectorWithOptions(source, nil, (*sink)(w), cache.ReflectorOptions{
 		Name: w.String(), TypeDescription: w.kind.String(),
 	})
 	for ctx.Err() == nil {
@@ -229,10 +228,14 @@ func (w *watched) attend(ctx context.Context, quiet time.Duration, watch func(co
 func (w *watched) alive() { w.lively.Store(time.Now().UnixNano()) }
 
 // edge is where objects come in: each becomes an item at once, whether it comes
-// by a page of a list or by a watch.
-type edge watched
+// by a page of a list or by a watch. A reflector may still read a page after it was
+// stopped, so each has an edge of its own.
+type edge struct {
+	*watched
+	client dynamic.ResourceInterface
+}
 
-func (e *edge) options(o *metav1.ListOptions) {
+func (e edge) options(o *metav1.ListOptions) {
 	o.LabelSelector = e.selector
 	if e.name != "" {
 		o.FieldSelector = "metadata.name=" + e.name
@@ -240,17 +243,17 @@ func (e *edge) options(o *metav1.ListOptions) {
 }
 
 // List and Watch are for an interface of client-go that is not used.
-func (e *edge) List(o metav1.ListOptions) (runtime.Object, error) {
+func (e edge) List(o metav1.ListOptions) (runtime.Object, error) {
 	return e.ListWithContext(context.Background(), o)
 }
 
 // Watch is like List.
-func (e *edge) Watch(o metav1.ListOptions) (watch.Interface, error) {
+func (e edge) Watch(o metav1.ListOptions) (watch.Interface, error) {
 	return e.WatchWithContext(context.Background(), o)
 }
 
 // ListWithContext reads one page.
-func (e *edge) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+func (e edge) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	e.options(&o)
 	if o.ResourceVersion == "0" {
 		// A list from some API server's cache may be older than what was seen;
@@ -261,7 +264,7 @@ func (e *edge) ListWithContext(ctx context.Context, o metav1.ListOptions) (runti
 	if err != nil {
 		return nil, hide(err)
 	}
-	(*watched)(e).alive()
+	e.alive()
 	items := &list{ListMeta: metav1.ListMeta{
 		ResourceVersion: page.GetResourceVersion(), Continue: page.GetContinue(), RemainingItemCount: page.GetRemainingItemCount(),
 	}}
@@ -288,17 +291,17 @@ func (l *list) DeepCopyObject() runtime.Object {
 
 // WatchWithContext opens a stream. One that resumes where another broke off waits
 // here while the API is away, so that nothing needs to be listed again.
-func (e *edge) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+func (e edge) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	e.options(&o)
 	wait := backoff{least: 200 * time.Millisecond, most: 3 * time.Second}
 	for {
 		stream, err := e.open(ctx, o)
 		if err == nil {
 			if o.ResourceVersion != "" && o.SendInitialEvents == nil {
-				(*watched)(e).resumed()
+				e.resumed()
 			}
 			return watch.Filter(stream, func(ev watch.Event) (watch.Event, bool) {
-				(*watched)(e).alive()
+				e.alive()
 				if u, ok := ev.Object.(*unstructured.Unstructured); ok && ev.Type != watch.Bookmark && ev.Type != watch.Error {
 					if ev.Type == watch.Deleted {
 						ev.Object = e.bare(u)
@@ -312,12 +315,12 @@ func (e *edge) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watc
 		if o.SendInitialEvents != nil || !passing(err) || ctx.Err() != nil {
 			return nil, hide(err)
 		}
-		(*watched)(e).failed(err)
+		e.failed(err)
 		wait.sleep(ctx)
 	}
 }
 
-func (e *edge) open(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+func (e edge) open(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	if o.ResourceVersion != "" {
 		// Where etcd was restored a resumed watch would say nothing until the
 		// revisions have caught up.
@@ -328,7 +331,7 @@ func (e *edge) open(ctx context.Context, o metav1.ListOptions) (watch.Interface,
 	return e.client.Watch(ctx, o)
 }
 
-func (e *edge) bare(u *unstructured.Unstructured) *item {
+func (e edge) bare(u *unstructured.Unstructured) *item {
 	return &item{
 		key:     key{e.c.intern(u.GetNamespace()), u.GetName()},
 		about:   Object{e.c.intern(u.GetAPIVersion()), e.c.intern(u.GetKind()), e.c.intern(u.GetNamespace()), u.GetName(), string(u.GetUID())},
@@ -337,7 +340,7 @@ func (e *edge) bare(u *unstructured.Unstructured) *item {
 	}
 }
 
-func (e *edge) item(u *unstructured.Unstructured) *item {
+func (e edge) item(u *unstructured.Unstructured) *item {
 	i := e.bare(u)
 	unstructured.RemoveNestedField(u.Object, "metadata", "managedFields")
 	if e.resource == policyKind.resource {

@@ -68,7 +68,7 @@ func (w *watched) list(t testing.TB, version uint64, all ...*unstructured.Unstru
 	t.Helper()
 	var items []any
 	for _, u := range all {
-		items = append(items, (*edge)(w).item(u))
+		items = append(items, edge{watched: w}.item(u))
 	}
 	if err := (*sink)(w).Replace(items, strconv.FormatUint(version, 10)); err != nil {
 		t.Fatal(err)
