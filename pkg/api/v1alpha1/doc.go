@@ -13,10 +13,23 @@
 // +groupName=mcs-attest.dev
 package v1alpha1
 
-import "k8s.io/apimachinery/pkg/runtime/schema"
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
 
 // GroupVersion is the API group and version of this package.
 var GroupVersion = schema.GroupVersion{Group: "mcs-attest.dev", Version: "v1alpha1"}
+
+// AddToScheme adds the types of this group to a scheme.
+func AddToScheme(s *runtime.Scheme) error {
+	s.AddKnownTypes(GroupVersion,
+		&AttestationPolicy{}, &AttestationPolicyList{}, &MachineAttestation{}, &MachineAttestationList{},
+		&IdentityClaim{}, &IdentityClaimList{}, &AttestationVerifier{}, &AttestationVerifierList{})
+	metav1.AddToGroupVersion(s, GroupVersion)
+	return nil
+}
 
 // Names as they stand in manifests.
 const (
