@@ -2,17 +2,20 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -54,7 +57,7 @@ func TestCertificatesInACluster(t *testing.T) {
 		return c != nil && c.Leaf != nil && strings.HasPrefix(c.Leaf.Issuer.CommonName, signer)
 	}
 	before := rs.pointerRoots()
-	open := rs.open(p.addr, before)
+	stays := rs.use(rs.open(p.addr, before))
 	certs(0, "init")
 	certs(0, "status")
 	if !serves("root-ca") {
@@ -67,12 +70,15 @@ func TestCertificatesInACluster(t *testing.T) {
 		t.Error("not on P-256")
 	}
 
-	// Who was connected stays so; who knows the bundle comes in.
-	rs.ask(open)
-	rs.ask(rs.open(p.addr, rs.pointerRoots()))
+	// A connection stays open, and a machine that trusts the bundle connects.
+	if err := ask(rs.open(p.addr, rs.pointerRoots())); err != nil {
+		t.Error(err)
+	}
 	certs(0, "rotate")
 	certs(0, "rotate", "--now")
-	rs.ask(open)
+	if err := stays(); err != nil {
+		t.Errorf("the connection from before the rotation: %v", err)
+	}
 
 	eventually(t, func() bool {
 		w := httptest.NewRecorder()
@@ -117,18 +123,44 @@ func (rs *replicas) open(addr string, roots *x509.CertPool) *tls.Conn {
 	return c
 }
 
+// use asks on a connection each second, as one that is idle is closed. The function
+// that it returns asks once more, and returns the first error.
+func (rs *replicas) use(c *tls.Conn) func() error {
+	stop, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			err := ask(c)
+			select {
+			case <-stop:
+				ended <- cmp.Or(err, ask(c))
+				return
+			case <-time.After(time.Second):
+			}
+			if err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	return func() error {
+		close(stop)
+		return <-ended
+	}
+}
+
 // ask asks for the health on a connection that is open.
-func (rs *replicas) ask(c *tls.Conn) {
-	rs.t.Helper()
+func ask(c *tls.Conn) error {
 	if _, err := c.Write([]byte("GET /healthz HTTP/1.1\r\nHost: mcs.test\r\n\r\n")); err != nil {
-		rs.t.Fatal(err)
+		return err
 	}
 	r, err := http.ReadResponse(bufio.NewReader(c), nil)
 	if err != nil {
-		rs.t.Fatal(err)
+		return err
 	}
+	defer func() { _ = r.Body.Close() }()
 	if r.StatusCode != http.StatusOK {
-		rs.t.Errorf("status %s", r.Status)
+		return fmt.Errorf("status %s", r.Status)
 	}
-	_ = r.Body.Close()
+	_, err = io.Copy(io.Discard, r.Body)
+	return err
 }

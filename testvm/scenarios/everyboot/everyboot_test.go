@@ -17,6 +17,7 @@ func wantCapped(t *testing.T, node *rig.Node) {
 }
 
 func TestLaterBootIsCappedAndAsksNobody(t *testing.T) {
+	t.Parallel()
 	r := rig.New(t)
 	v := r.Verifier(rig.VerifierConfig{})
 	node := r.Boot(rig.VM{TPM: r.NewTPM(), Pointer: v.Pointer("worker"), LaterBoot: true})
@@ -29,6 +30,7 @@ func TestLaterBootIsCappedAndAsksNobody(t *testing.T) {
 }
 
 func TestBootWithTheAgentOffIsCapped(t *testing.T) {
+	t.Parallel()
 	r := rig.New(t)
 	mcs := r.NewMCS(map[string]string{"worker": rig.Config("by a plain MCS")})
 	node := r.Boot(rig.VM{TPM: r.NewTPM(), Pointer: mcs.Pointer("worker"), Cmdline: "mcs-attest=off"})
@@ -40,6 +42,7 @@ func TestBootWithTheAgentOffIsCapped(t *testing.T) {
 }
 
 func TestBootWithoutAMachineConfigServerIsCapped(t *testing.T) {
+	t.Parallel()
 	r := rig.New(t)
 	node := r.Boot(rig.VM{TPM: r.NewTPM(), Pointer: []byte(rig.Config("by its own user-data"))})
 	node.WantProvisioned()
@@ -48,6 +51,7 @@ func TestBootWithoutAMachineConfigServerIsCapped(t *testing.T) {
 
 // Where a shell would start after a failed agent.
 func TestShellAfterAFailedAgentIsCapped(t *testing.T) {
+	t.Parallel()
 	r := rig.New(t)
 	mcs := r.NewMCS(map[string]string{"worker": rig.Config("by a plain MCS")})
 	node := r.Boot(rig.VM{TPM: r.NewTPM(), Pointer: mcs.Pointer("worker"), Cmdline: "mcs-attest=require"})
@@ -56,6 +60,7 @@ func TestShellAfterAFailedAgentIsCapped(t *testing.T) {
 }
 
 func TestMachineWithoutATPMBootsAgainstAPlainMCS(t *testing.T) {
+	t.Parallel()
 	r := rig.New(t)
 	mcs := r.NewMCS(map[string]string{"worker": rig.Config("by a plain MCS")})
 	node := r.Boot(rig.VM{Pointer: mcs.Pointer("worker")})
@@ -65,6 +70,7 @@ func TestMachineWithoutATPMBootsAgainstAPlainMCS(t *testing.T) {
 // An image whose initramfs has no agent: the unit of the real root caps. The rig's root
 // has no systemd, so the unit runs in that of the stock initramfs.
 func TestAttack_T32_BootOfAStockInitramfsIsCappedByTheUnitOfTheRealRoot(t *testing.T) {
+	t.Parallel()
 	r := rig.New(t)
 	unit, err := os.ReadFile("../../../dracut/root/mcs-attest-cap-root.service")
 	if err != nil {

@@ -51,6 +51,7 @@ func machine(s *replicas.Set, r *rig.Rig, name string) (uid string, tpm *rig.TPM
 }
 
 func TestMachineBecomesItsNodeWithItsOwnCredential(t *testing.T) {
+	t.Parallel()
 	r := rig.New(t)
 	s, shared := installed(t, r, map[string]string{})
 	uid, tpm := machine(s, r, "worker-0")
@@ -113,6 +114,7 @@ func TestMachineBecomesItsNodeWithItsOwnCredential(t *testing.T) {
 // older config. It asks to be itself with the shared one, to be its neighbour with its
 // own, and, quarantined, to be itself with its own.
 func TestAttack_T54_WhatTheCredentialsOfAMachineAreWorth(t *testing.T) {
+	t.Parallel()
 	r := rig.New(t)
 	s, _ := installed(t, r, map[string]string{
 		"/etc/rig-tries/shared/node":    "worker-0",

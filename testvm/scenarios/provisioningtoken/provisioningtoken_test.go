@@ -35,6 +35,7 @@ func token(v *rig.Verifier) string {
 
 // An unpatched Ignition and an image of any age: no agent is needed.
 func TestIgnitionFetchesWithTheProvisioningTokenInItsHeader(t *testing.T) {
+	t.Parallel()
 	r := rig.New(t)
 	v, pointer := verifier(r)
 	node := r.Boot(rig.VM{Pointer: pointer, Initrd: rig.Initrd{Agent: rig.NoAgent}})
@@ -55,6 +56,7 @@ func TestIgnitionFetchesWithTheProvisioningTokenInItsHeader(t *testing.T) {
 }
 
 func TestMachineWithoutTheProvisioningTokenReceivesNothing(t *testing.T) {
+	t.Parallel()
 	r := rig.New(t)
 	v, _ := verifier(r)
 	node := r.Boot(rig.VM{Pointer: v.Pointer("worker"), Initrd: rig.Initrd{Agent: rig.NoAgent}})
@@ -65,6 +67,7 @@ func TestMachineWithoutTheProvisioningTokenReceivesNothing(t *testing.T) {
 
 // Specification 3.0 has no headers.
 func TestIgnitionFetchesWithTheProvisioningTokenInTheURL(t *testing.T) {
+	t.Parallel()
 	r := rig.New(t)
 	v, _ := verifier(r)
 	v.Write("old.ign", strings.Replace(string(v.Pointer("worker")), "3.2.0", "3.0.0", 1))
@@ -80,6 +83,7 @@ func TestIgnitionFetchesWithTheProvisioningTokenInTheURL(t *testing.T) {
 // With the agent in the image nothing else has to change, in neither direction:
 // it shows that it knows the token, and leaves the pointer config alone.
 func TestAgentLeavesAPointerWithTheProvisioningTokenAlone(t *testing.T) {
+	t.Parallel()
 	r := rig.New(t)
 	v, pointer := verifier(r)
 	node := r.Boot(rig.VM{Pointer: pointer})
@@ -97,6 +101,7 @@ func TestAgentLeavesAPointerWithTheProvisioningTokenAlone(t *testing.T) {
 
 // The image holds the token, together with the server that it is for.
 func TestAttack_T64_TokenInTheImageGoesToItsOwnServerOnly(t *testing.T) {
+	t.Parallel()
 	r := rig.New(t)
 	v, withToken := verifier(r)
 	image := rig.Initrd{Agent: rig.Appended, Extra: map[string]string{"etc/mcs-attest/provisioning-token": string(withToken)}}

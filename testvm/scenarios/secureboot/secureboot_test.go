@@ -33,6 +33,7 @@ func setUp(t *testing.T) (*rig.Rig, *rig.Verifier, *rig.TPM) {
 }
 
 func TestSignedImageUnderSecureBootIsProvisioned(t *testing.T) {
+	t.Parallel()
 	r, v, tpm := setUp(t)
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker"), UKI: &rig.UKI{}, SecureBoot: true})
 	node.WantProvisioned()
@@ -61,19 +62,23 @@ func refused(t *testing.T, vm rig.VM, detail ...string) {
 }
 
 func TestAttack_T33_SecureBootOffIsRefusedNamingTheVariable(t *testing.T) {
+	t.Parallel()
 	refused(t, rig.VM{UKI: &rig.UKI{}}, "PCR 7", "SecureBoot")
 }
 
 func TestAttack_T33_AlteredInitramfsIsRefusedByItsDigest(t *testing.T) {
+	t.Parallel()
 	altered := rig.Initrd{Extra: map[string]string{"etc/backdoor": "#!/bin/sh\n"}}
 	refused(t, rig.VM{UKI: &rig.UKI{Initrd: altered}, SecureBoot: true}, "PCR 11", ".initrd")
 }
 
 func TestAttack_T33_AlteredCommandLineIsRefusedByItsDigest(t *testing.T) {
+	t.Parallel()
 	refused(t, rig.VM{UKI: &rig.UKI{Cmdline: "systemd.debug-shell"}, SecureBoot: true}, "PCR 11", ".cmdline")
 }
 
 func TestAttack_T33_CredentialBesideTheImageIsRefusedByPCR12(t *testing.T) {
+	t.Parallel()
 	image := rig.UKI{Credentials: map[string]string{"backdoor": "not so secret"}}
 	refused(t, rig.VM{UKI: &image, SecureBoot: true}, "PCR 12")
 }
@@ -81,5 +86,6 @@ func TestAttack_T33_CredentialBesideTheImageIsRefusedByPCR12(t *testing.T) {
 // Seen in the wild: OVMF with Microsoft's keys lets a kernel from -kernel run
 // although no key of db signed it, and the variable still says 1.
 func TestAttack_T36_SecureBootVariableWithoutAnAuthorityIsRefused(t *testing.T) {
+	t.Parallel()
 	refused(t, rig.VM{MicrosoftKeys: true}, "PCR 7")
 }
