@@ -114,7 +114,7 @@ func BenchmarkAttestationsOverTLS(b *testing.B) {
 			p.start()
 			before := cpuTime(b, p.cmd.Process.Pid)
 			b.ResetTimer()
-			attestAll(b, keys, func(k nodeKeys) *loadNode {
+			attestAll(b, keys, fewAtOnce, func(k nodeKeys) *loadNode {
 				return &loadNode{addr: p.v.addr, origin: testOrigin, roots: p.v.roots, pool: "worker", keys: k}
 			})
 			b.StopTimer()
@@ -138,13 +138,16 @@ func manyKeys(tb testing.TB, n int, manifest func(i int, k *softKeys) string) (k
 	return keys, all.String()
 }
 
-// attestAll has every machine attest once, a few at a time.
-func attestAll(tb testing.TB, keys []nodeKeys, node func(nodeKeys) *loadNode) (took []time.Duration) {
+// fewAtOnce keeps one replica busy.
+const fewAtOnce = 16
+
+// attestAll has every machine attest once, so many at a time.
+func attestAll(tb testing.TB, keys []nodeKeys, atOnce int, node func(nodeKeys) *loadNode) (took []time.Duration) {
 	tb.Helper()
 	var next atomic.Int64
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	for range 16 {
+	for range atOnce {
 		wg.Go(func() {
 			for {
 				i := int(next.Add(1)) - 1
@@ -243,44 +246,54 @@ func serveRSA(tb testing.TB, dir string) {
 // BenchmarkCluster is one replica on a real API server: attestations through the
 // API with the calls that each takes, and the replica's memory, at no Machine but
 // those that attest (the floor of Go's runtime and of the client) and at 100 000.
+// "at-once" is the same with all machines at once instead of 16 at a time.
 func BenchmarkCluster(b *testing.B) {
 	c := cluster.Start(b)
 	rs := newReplicas(b, c, 1)
 	r := rs.all[0]
 	had, records, floor := 0, 0, 0.0
 	for _, machines := range []int{0, 1_000, 10_000, 100_000} {
-		b.Run(fmt.Sprintf("machines=%d", machines), func(b *testing.B) {
-			r.kill() // it would make a record for each, in the moment before it has joined
-			fillMachines(b, rs, had, machines)
-			had = max(had, machines)
-			keys, _ := manyKeys(b, b.N, func(i int, k *softKeys) string {
-				rs.machine(fmt.Sprintf("bench-%d-%d-%d", machines, b.N, i), k.spki)
-				return ""
+		for _, atOnce := range []int{fewAtOnce, 500} {
+			name := fmt.Sprintf("machines=%d", machines)
+			if atOnce != fewAtOnce {
+				name += "/at-once"
+			}
+			b.Run(name, func(b *testing.B) {
+				r.kill() // it would make a record for each, in the moment before it has joined
+				fillMachines(b, rs, had, machines)
+				had = max(had, machines)
+				keys, _ := manyKeys(b, b.N, func(i int, k *softKeys) string {
+					rs.machine(fmt.Sprintf("bench-%d-%d-%d-%d", machines, atOnce, b.N, i), k.spki)
+					return ""
+				})
+				// A fresh process lists everything, which is when it needs the most.
+				r.start()
+				r.waitReady()
+				rs.balance.WaitUp(b, 1)
+				records += b.N
+				waitRecords(b, rs, records)
+				reads, writes, _ := apiCalls(b, rs, r)
+				cpu := cpuTime(b, r.cmd.Process.Pid)
+				b.ResetTimer()
+				took := attestAll(b, keys, atOnce, rs.node)
+				b.StopTimer()
+				mem := resident(b, r.cmd.Process.Pid)
+				if floor == 0 {
+					floor = mem
+				}
+				nowReads, nowWrites, goroutines := apiCalls(b, rs, r)
+				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "attest/s")
+				b.ReportMetric(float64(b.N)/(cpuTime(b, r.cmd.Process.Pid)-cpu).Seconds(), "per-cpu-s")
+				b.ReportMetric(float64(nowReads-reads)/float64(b.N), "reads/op")
+				b.ReportMetric(float64(nowWrites-writes)/float64(b.N), "writes/op")
+				b.ReportMetric(float64(goroutines), "goroutines")
+				b.ReportMetric(mem, "MiB")
+				b.ReportMetric(mem-floor, "MiB-above-floor")
+				if n := len(took); n > 0 {
+					b.ReportMetric(float64(took[n*99/100].Microseconds())/1000, "p99-ms")
+				}
 			})
-			// A fresh process lists everything, which is when it needs the most.
-			r.start()
-			r.waitReady()
-			rs.balance.WaitUp(b, 1)
-			records += b.N
-			waitRecords(b, rs, records)
-			calls := apiWrites(b, rs, r)
-			cpu := cpuTime(b, r.cmd.Process.Pid)
-			b.ResetTimer()
-			took := attestAll(b, keys, rs.node)
-			b.StopTimer()
-			mem := resident(b, r.cmd.Process.Pid)
-			if machines == 0 {
-				floor = mem
-			}
-			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "attest/s")
-			b.ReportMetric(float64(b.N)/(cpuTime(b, r.cmd.Process.Pid)-cpu).Seconds(), "per-cpu-s")
-			b.ReportMetric(float64(apiWrites(b, rs, r)-calls)/float64(b.N), "writes/op")
-			b.ReportMetric(mem, "MiB")
-			b.ReportMetric(mem-floor, "MiB-above-floor")
-			if n := len(took); n > 0 {
-				b.ReportMetric(float64(took[n*99/100].Microseconds())/1000, "p99-ms")
-			}
-		})
+		}
 	}
 }
 
@@ -324,23 +337,33 @@ func waitRecords(tb testing.TB, rs *replicas, n int) {
 	}, func() string { return "the records are not made" })
 }
 
-// apiWrites are the writes that attestations have made so far.
-func apiWrites(tb testing.TB, rs *replicas, r *replica) (n int) {
+// apiCalls are the reads and writes that attestations have made so far, and the
+// replica's goroutines now.
+func apiCalls(tb testing.TB, rs *replicas, r *replica) (reads, writes, goroutines int) {
 	tb.Helper()
 	token := rs.cluster.ServiceAccount(tb, "openshift-monitoring", "prometheus-k8s").BearerToken
 	code, text, err := metricsOver(r.metrics, rs.roots, "mcs.test", token)
 	if err != nil || code != http.StatusOK {
 		tb.Fatalf("metrics: %d, %v", code, err)
 	}
-	for _, line := range strings.Split(text, "\n") {
-		if !strings.HasPrefix(line, "mcs_attest_api_calls_total{") || strings.Contains(line, `verb="get"`) || strings.Contains(line, `verb="list"`) {
+	for line := range strings.Lines(text) {
+		name, value, _ := strings.Cut(line, " ")
+		calls := strings.HasPrefix(name, "mcs_attest_api_calls_total{")
+		if !calls && name != "go_goroutines" {
 			continue
 		}
-		v, err := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64)
+		v, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
 		if err != nil {
 			tb.Fatal(err)
 		}
-		n += int(v)
+		switch {
+		case !calls:
+			goroutines = int(v)
+		case strings.Contains(name, `verb="get"`), strings.Contains(name, `verb="list"`):
+			reads += int(v)
+		default:
+			writes += int(v)
+		}
 	}
-	return n
+	return reads, writes, goroutines
 }
