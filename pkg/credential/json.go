@@ -1,6 +1,7 @@
 package credential
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"slices"
@@ -100,12 +101,7 @@ func skipValue(text []byte, i int) int {
 	for depth := 0; ; {
 		switch text[i] {
 		case '"':
-			for i++; text[i] != '"'; i++ {
-				if text[i] == '\\' {
-					i++
-				}
-			}
-			i++
+			i = skipString(text, i+1)
 		case '{', '[':
 			depth++
 			i++
@@ -120,6 +116,21 @@ func skipValue(text []byte, i int) int {
 			}
 		}
 		if depth == 0 {
+			return i
+		}
+	}
+}
+
+// skipString returns the index after the quote that ends the string whose content
+// begins at i.
+func skipString(text []byte, i int) int {
+	for {
+		end := i + bytes.IndexByte(text[i:], '"')
+		escapes := 0
+		for end-1-escapes >= i && text[end-1-escapes] == '\\' {
+			escapes++
+		}
+		if i = end + 1; escapes%2 == 0 {
 			return i
 		}
 	}

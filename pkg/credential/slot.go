@@ -2,7 +2,6 @@ package credential
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -39,7 +38,7 @@ type Slot struct {
 //
 // The errors have no secret in them.
 func Find(config []byte) (*Slot, error) {
-	if !json.Valid(config) {
+	if !valid(config) {
 		return nil, errors.New("the config is not JSON")
 	}
 	root := span{config, skipSpace(config, 0), len(bytes.TrimRight(config, " \t\r\n"))}
