@@ -57,6 +57,9 @@ require (
 	sigs.k8s.io/yaml v1.6.0
 )
 
+// Only for a log line of library-go: docs/designs/003-size-of-the-verifier.md.
+replace github.com/google/go-cmp => ./third_party/go-cmp
+
 require (
 	cloud.google.com/go/auth v0.18.0 // indirect
 	cloud.google.com/go/auth/oauth2adapt v0.2.8 // indirect

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -135,12 +136,22 @@ func TestImageHoldsAStaticReproducibleBinary(t *testing.T) {
 	if out, err = exec.Command("go", "version", "-m", a).Output(); err != nil {
 		t.Fatal(err)
 	}
-	found := 0
+	var modules [][]string
+	var module []string // of the main module
 	for line := range strings.Lines(string(out)) {
-		if m := strings.Fields(line); len(m) >= 3 && m[0] == "dep" {
-			if found++; listed[m[1]] != m[2] {
-				t.Errorf("%s %s is listed as %q", m[1], m[2], listed[m[1]])
-			}
+		switch m := strings.Fields(line); {
+		case len(m) >= 3 && m[0] == "mod":
+			module = m[1:3]
+		case len(m) >= 3 && m[0] == "dep":
+			modules = append(modules, m[1:3])
+		case len(m) >= 2 && m[0] == "=>" && strings.HasPrefix(m[1], "./"):
+			modules[len(modules)-1] = []string{path.Join(module[0], m[1]), module[1]}
+		}
+	}
+	found := len(modules)
+	for _, m := range modules {
+		if version, ok := listed[m[0]]; !ok || version != m[1] {
+			t.Errorf("%s %s is listed as %q", m[0], m[1], version)
 		}
 	}
 	if bom.BOMFormat != "CycloneDX" || found < 20 || len(listed) != found+1 {

@@ -13,6 +13,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"runtime/debug"
 	"strings"
@@ -29,21 +30,21 @@ func main() {
 		os.Exit(2)
 	}
 	for _, binary := range flag.Args() {
-		path := filepath.Join(*dir, filepath.Base(binary)+".cdx.json")
-		if err := write(path, binary); err != nil {
+		file := filepath.Join(*dir, filepath.Base(binary)+".cdx.json")
+		if err := write(file, binary); err != nil {
 			fmt.Fprintf(os.Stderr, "error: %s: %v\n", binary, err)
 			os.Exit(1)
 		}
-		fmt.Println(path)
+		fmt.Println(file)
 	}
 }
 
-func write(path, binary string) error {
+func write(file, binary string) error {
 	bom, err := read(binary)
 	if err != nil {
 		return err
 	}
-	f, err := os.Create(path)
+	f, err := os.Create(file)
 	if err != nil {
 		return err
 	}
@@ -81,7 +82,7 @@ func read(binary string) (*cdx.BOM, error) {
 		Name: "stdlib", Version: version, PackageURL: "pkg:golang/stdlib@" + version,
 	}}
 	for _, m := range info.Deps {
-		components = append(components, module(m))
+		components = append(components, module(local(m, &info.Main)))
 	}
 	refs := make([]string, len(components))
 	for i, c := range components {
@@ -94,6 +95,15 @@ func read(binary string) (*cdx.BOM, error) {
 	bom.Components = &components
 	bom.Dependencies = &[]cdx.Dependency{{Ref: main.BOMRef, Dependencies: &refs}}
 	return bom, nil
+}
+
+// local names a module that a folder of the main module replaces: it is part of the
+// main module and has its version. Other modules are returned as they are.
+func local(m, main *debug.Module) *debug.Module {
+	if m.Replace == nil || !strings.HasPrefix(m.Replace.Path, "./") {
+		return m
+	}
+	return &debug.Module{Path: path.Join(main.Path, m.Replace.Path), Version: main.Version}
 }
 
 func module(m *debug.Module) cdx.Component {

@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"testing"
 
@@ -53,6 +54,18 @@ func TestEachModuleOfTheBinaryIsListed(t *testing.T) {
 	}
 	if found == 0 || found+1 != len(listed) {
 		t.Errorf("%d modules in the binary, %d components, the library of Go included", found, len(listed))
+	}
+}
+
+func TestAReplacementInTheTreeHasTheMainModulesVersion(t *testing.T) {
+	main := &debug.Module{Path: "example.com/product", Version: "v1.2.3"}
+	replaced := &debug.Module{Path: "example.com/library", Version: "v0.7.0", Replace: &debug.Module{Path: "./third_party/library"}}
+	if c := module(local(replaced, main)); c.PackageURL != "pkg:golang/example.com/product/third_party/library@v1.2.3" {
+		t.Errorf("the replacement is listed as %s", c.PackageURL)
+	}
+	fork := &debug.Module{Path: "example.com/library", Version: "v0.7.0", Replace: &debug.Module{Path: "example.com/fork", Version: "v0.7.1"}}
+	if c := module(local(fork, main)); c.PackageURL != "pkg:golang/example.com/fork@v0.7.1" {
+		t.Errorf("the fork is listed as %s", c.PackageURL)
 	}
 }
 
