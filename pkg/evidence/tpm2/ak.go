@@ -12,7 +12,6 @@ import (
 // an object exists in a TPM, [VerifyQuote] shows.
 type AK struct {
 	public
-	spki [sha256.Size]byte
 	name []byte
 }
 
@@ -43,12 +42,7 @@ func ParseAK(tpmtPublic []byte) (*AK, error) {
 	if err := checkAK(p); err != nil {
 		return nil, reason.Wrap(reason.AKUnacceptable, err, "AK (%s)", p.kind)
 	}
-	ak := &AK{public: *p}
-	if ak.spki, err = p.spkiHash(); err != nil {
-		return nil, reason.Wrap(reason.AKUnacceptable, err, "AK (%s)", p.kind)
-	}
-	ak.name = name(p.nameAlg, tpmtPublic)
-	return ak, nil
+	return &AK{public: *p, name: name(p.nameAlg, tpmtPublic)}, nil
 }
 
 func checkAK(p *public) error {

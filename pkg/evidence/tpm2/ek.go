@@ -10,10 +10,7 @@ import (
 
 // EK is the public part of an endorsement key of an accepted shape. Whose it
 // is, an [Endorser] says; that the caller holds it, [VerifyQuote].
-type EK struct {
-	public
-	spki [sha256.Size]byte
-}
+type EK struct{ public }
 
 // ekTemplates are the algorithms that go with each kind of key in the TCG EK
 // Credential Profile for TPM Family 2.0, 2.6, B.3 and B.4: the low range (L-1,
@@ -55,11 +52,7 @@ func ParseEK(tpmtPublic []byte) (*EK, error) {
 	if err := checkEK(p); err != nil {
 		return nil, reason.Wrap(reason.EKUnacceptable, err, "EK (%s)", p.kind)
 	}
-	ek := &EK{public: *p}
-	if ek.spki, err = p.spkiHash(); err != nil {
-		return nil, reason.Wrap(reason.EKUnacceptable, err, "EK (%s)", p.kind)
-	}
-	return ek, nil
+	return &EK{*p}, nil
 }
 
 func checkEK(p *public) error {
