@@ -76,11 +76,13 @@ var wireNames = []string{
 }
 
 // MarshalJSON is the claims set as it is signed.
-func (c Claims) MarshalJSON() ([]byte, error) {
-	return json.Marshal(wire{
+func (c Claims) MarshalJSON() ([]byte, error) { return json.Marshal(c.wire()) }
+
+func (c Claims) wire() wire {
+	return wire{
 		c.Issuer, c.Audience, c.Subject, c.IssuedAt.Unix(), c.NotBefore.Unix(), c.Expiry.Unix(), c.ID,
 		Profile, c.Nonce, c.Verifier, c.Status, c.Submods, c.Pool, c.MachineUID,
-	})
+	}
 }
 
 // decode reads a claims set, strictly.

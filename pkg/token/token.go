@@ -26,6 +26,9 @@
 package token
 
 import (
+	"crypto/ecdsa"
+	"crypto/rand"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -128,24 +131,47 @@ func (s KeySet) Sign(now time.Time, c Claims) (secret.Bytes, error) {
 	if err := c.check(); err != nil {
 		return secret.Bytes{}, fmt.Errorf("sign token: %w", err)
 	}
-	payload, err := json.Marshal(c)
+	head, err := json.Marshal(header{Algorithm: string(jose.ES256), KeyID: key.ID, Type: Type})
 	if err != nil {
 		return secret.Bytes{}, fmt.Errorf("sign token: %w", err)
 	}
-	options := (&jose.SignerOptions{}).WithType(Type).WithHeader("kid", key.ID)
-	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: key.private}, options)
+	payload, err := json.Marshal(c.wire())
 	if err != nil {
 		return secret.Bytes{}, fmt.Errorf("sign token: %w", err)
 	}
-	jws, err := signer.Sign(payload)
+	raw, err := key.sign(head, payload)
 	if err != nil {
 		return secret.Bytes{}, fmt.Errorf("sign token: %w", err)
 	}
-	raw, err := jws.CompactSerialize()
+	return secret.New(raw), nil
+}
+
+// sign makes a JWS in compact form (RFC 7515, 3.1) with ES256, whose signature is two
+// numbers of 32 bytes (RFC 7518, 3.4).
+func (k Key) sign(head, payload []byte) ([]byte, error) {
+	const half = 32
+	enc := base64.RawURLEncoding
+	raw := make([]byte, 0, enc.EncodedLen(len(head))+enc.EncodedLen(len(payload))+enc.EncodedLen(2*half)+2)
+	raw = enc.AppendEncode(raw, head)
+	raw = append(raw, '.')
+	raw = enc.AppendEncode(raw, payload)
+	digest := sha256.Sum256(raw)
+	r, s, err := ecdsa.Sign(rand.Reader, k.private, digest[:])
 	if err != nil {
-		return secret.Bytes{}, fmt.Errorf("sign token: %w", err)
+		return nil, err
 	}
-	return secret.New([]byte(raw)), nil
+	var signature [2 * half]byte
+	r.FillBytes(signature[:half])
+	s.FillBytes(signature[half:])
+	raw = append(raw, '.')
+	return enc.AppendEncode(raw, signature[:]), nil
+}
+
+// header is the JOSE header of every token.
+type header struct {
+	Algorithm string `json:"alg"`
+	KeyID     string `json:"kid"`
+	Type      string `json:"typ"`
 }
 
 // split takes a token apart without believing any of it. It is stricter than
@@ -169,23 +195,19 @@ func split(raw []byte) (kid string, payload []byte, err error) {
 			return "", nil, err
 		}
 	}
-	var header struct {
-		Type      string `json:"typ"`
-		Algorithm string `json:"alg"`
-		KeyID     string `json:"kid"`
-	}
-	if err := decodeStrict(decoded[0], &header, "alg", "kid", "typ"); err != nil {
+	var head header
+	if err := decodeStrict(decoded[0], &head, "alg", "kid", "typ"); err != nil {
 		return "", nil, fmt.Errorf("header: %w", err)
 	}
 	switch {
-	case header.Algorithm != string(jose.ES256):
-		return "", nil, fmt.Errorf("alg %.20q, want ES256", header.Algorithm)
-	case header.Type != Type:
-		return "", nil, fmt.Errorf("typ %.20q, want %s", header.Type, Type)
-	case header.KeyID == "":
+	case head.Algorithm != string(jose.ES256):
+		return "", nil, fmt.Errorf("alg %.20q, want ES256", head.Algorithm)
+	case head.Type != Type:
+		return "", nil, fmt.Errorf("typ %.20q, want %s", head.Type, Type)
+	case head.KeyID == "":
 		return "", nil, errors.New("no kid")
 	}
-	return header.KeyID, decoded[1], nil
+	return head.KeyID, decoded[1], nil
 }
 
 // decodeStrict decodes an object that has each of the names at most once, in
