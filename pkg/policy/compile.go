@@ -119,6 +119,7 @@ func CompileParsed(parsed ...Parsed) (*Set, []manifest.Problem) {
 			owner[pool] = c
 			own := policy
 			own.Pool = pool
+			own.hash = own.Hash()
 			if pool == "*" {
 				set.any = &own
 			} else {

@@ -65,6 +65,8 @@ type Policy struct {
 	TokenUses         int
 	ChallengeLifetime time.Duration
 	MaxMachineAge     time.Duration
+
+	hash [sha256.Size]byte // see Hash; zero where Compile did not make it
 }
 
 // Choose says which kinds of evidence a node must send that could produce those offered.
@@ -160,6 +162,9 @@ func (p Policy) Endorses(e v1alpha1.Endorsement) bool { return slices.Contains(p
 // Hash identifies the policy's content for the seal: challenge and answer are
 // judged by the same policy. The name does not count.
 func (p Policy) Hash() [sha256.Size]byte {
+	if p.hash != ([sha256.Size]byte{}) {
+		return p.hash
+	}
 	p.Name = ""
 	canonical, err := json.Marshal(p) // struct fields in order, no maps: one form
 	if err != nil {
@@ -187,7 +192,7 @@ func (s *Set) For(pool string) (Policy, error) {
 		return Policy{}, reason.Deny(reason.PoolUnknown, "no policy covers pool %.64q", pool)
 	}
 	p := *s.any
-	p.Pool, p.Wildcard = pool, true
+	p.Pool, p.Wildcard, p.hash = pool, true, [sha256.Size]byte{}
 	return p, nil
 }
 
