@@ -217,7 +217,7 @@ func TestAttack_T46_NoSecretInAnyLogRecordOrMetric(t *testing.T) {
 	if _, err := n.again(); err == nil {
 		t.Fatal("a worker got master")
 	}
-	status, err := v.server.standalone.keeper.State()
+	status, err := v.server.standalone.keeper.State(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -107,7 +107,7 @@ func copyRecords(ctx context.Context, c *config.Config, to io.Writer) error {
 	if err != nil {
 		return recordsHint(err, c)
 	}
-	return errors.Join(records.Backup(to, func(int64) {}), records.Close())
+	return errors.Join(records.Backup(ctx, to, func(int64) {}), records.Close())
 }
 
 func newRestoreCommand() *cobra.Command {

@@ -65,7 +65,7 @@ func TestCloudIdentityInACluster(t *testing.T) {
 		t.Fatalf("record %+v", rec)
 	}
 	claim := "instance:" + rec.Status.Identity.InstanceID
-	held, err := b.server.Records().Holder(claim)
+	held, err := b.server.Records().Holder(t.Context(), claim)
 	if err != nil || held != string(machine.GetUID()) {
 		t.Errorf("%s is held by %q, %v", claim, held, err)
 	}

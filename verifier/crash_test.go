@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"crypto/x509"
 	"io"
 	"math/rand/v2"
@@ -141,7 +142,7 @@ func (p *process) forget() {
 		p.t.Fatal(err)
 	}
 	defer s.Close()
-	if _, err := s.Forget(func(string) bool { return false }); err != nil {
+	if _, err := s.Forget(context.Background(), func(string) bool { return false }); err != nil {
 		p.t.Fatal(err)
 	}
 }

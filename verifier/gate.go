@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"log"
 	"log/slog"
 	"net"
@@ -39,9 +38,7 @@ func (s *server) gate(upstream http.Handler) http.Handler {
 	if s.cluster != nil {
 		redeemer.Confirm = s.cluster.confirm.ConfirmUID
 		redeemer.Stale = func(machineUID string) error { return s.cluster.cluster.Outdated(machineUID) }
-		stored := s.cluster.cluster.Records()
-		redeemer.Within = func(ctx context.Context) redeem.Records { return stored.Within(ctx) }
-		redeemer.InTrouble = stored.InTrouble
+		redeemer.InTrouble = s.cluster.cluster.Records().InTrouble
 	}
 	c := gate.Config{
 		Upstream:     upstream,
@@ -73,10 +70,7 @@ func (s *server) gate(upstream http.Handler) http.Handler {
 	if s.cluster != nil && s.cluster.credentials != nil {
 		c.Credentials = s.cluster.credentials
 	}
-	g := gate.New(c)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		g.ServeHTTP(w, r.WithContext(redeem.OneRequest(r.Context())))
-	})
+	return gate.New(c)
 }
 
 // rendered serves what was rendered from MachineConfigs: whole, or the part for those

@@ -145,7 +145,7 @@ func (v *verifier) change(name, content string) {
 
 func (v *verifier) refresh() {
 	s, _ := v.server.standalone.folder.Refresh()
-	v.server.standalone.keeper.Take(s)
+	v.server.standalone.keeper.Take(v.t.Context(), s)
 }
 
 func (v *verifier) policy(spec string) {
@@ -178,7 +178,7 @@ func enrolment(name, spec string, eks ...[32]byte) string {
 
 func (v *verifier) state() *admin.State {
 	v.t.Helper()
-	s, err := v.server.standalone.keeper.State()
+	s, err := v.server.standalone.keeper.State(v.t.Context())
 	if err != nil {
 		v.t.Fatal(err)
 	}

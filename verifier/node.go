@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
@@ -80,9 +81,9 @@ func (k known) ByInternalDNS(name string) []machine.Ref      { return k.b.cluste
 func (k known) ByNode(node string) []machine.Ref             { return k.b.cluster.ByNode(node) }
 func (k known) ByCredential(id string) (uid string, ok bool) { return k.b.cluster.ByCredential(id) }
 func (k known) Counts() (machines, nodes int)                { return k.b.cluster.Counts() }
-func (k known) Record(uid string) (*v1alpha1.MachineAttestation, error) {
-	return k.b.cluster.Records().Record(uid)
+func (k known) Record(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
+	return k.b.cluster.Records().Record(ctx, uid)
 }
-func (k known) Update(uid string, change store.Change) error {
-	return k.b.cluster.Records().Update(uid, change)
+func (k known) Update(ctx context.Context, uid string, change store.Change) error {
+	return k.b.cluster.Records().Update(ctx, uid, change)
 }

@@ -527,7 +527,7 @@ func TestAttack_T60_AnAbsentProvisioningTokenOpensNothing(t *testing.T) {
 	}
 	problems := func() string {
 		t.Helper()
-		state, err := v.server.standalone.state()
+		state, err := v.server.standalone.state(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -79,7 +79,7 @@ func newStandaloneBasis(s *server) (*standaloneBasis, error) {
 		return nil, recordsHint(err, c)
 	}
 	b.tellHeld()
-	b.keeper = standalone.NewKeeper(b.records, b.folder.Snapshot(), s.log, s.now)
+	b.keeper = standalone.NewKeeper(context.Background(), b.records, b.folder.Snapshot(), s.log, s.now)
 	b.measure(b.folder.Snapshot())
 	b.tellShadowed(b.folder.Snapshot())
 	return b, nil
@@ -108,8 +108,8 @@ func (b *standaloneBasis) Run(ctx context.Context) error {
 }
 
 // state is what status shows: with what does not render.
-func (b *standaloneBasis) state() (*admin.State, error) {
-	state, err := b.keeper.State()
+func (b *standaloneBasis) state(ctx context.Context) (*admin.State, error) {
+	state, err := b.keeper.State(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +127,7 @@ func (b *standaloneBasis) state() (*admin.State, error) {
 // Unready implements basis.
 func (b *standaloneBasis) Unready(now time.Time) []string {
 	var problems []string
-	if _, err := b.records.Record("readyz"); err != nil {
+	if _, err := b.records.Record(context.Background(), "readyz"); err != nil {
 		problems = append(problems, "records: "+err.Error())
 	}
 	if leaf := b.serving.Load().Leaf; leaf != nil && now.After(leaf.NotAfter) {
@@ -149,7 +149,7 @@ func (b *standaloneBasis) watch(ctx context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		b.folder.Watch(ctx, func(snapshot *folder.Snapshot) {
-			b.keeper.Take(snapshot)
+			b.keeper.Take(ctx, snapshot)
 			b.measure(snapshot)
 			b.tellShadowed(snapshot)
 			b.server.log.Info("folder read", "machines", len(snapshot.Machines.Machines()), "problems", len(snapshot.Problems))
@@ -163,7 +163,7 @@ func (b *standaloneBasis) watch(ctx context.Context) {
 			case <-ctx.Done():
 				return
 			case <-tick.C:
-				b.keeper.Sweep()
+				b.keeper.Sweep(ctx)
 				if err := b.records.Remember(); err != nil {
 					b.server.log.Error("how far the records have come is not written down", "error", err)
 				}
@@ -239,7 +239,7 @@ func offlineState(c *config.Config, now time.Time) (*admin.State, error) {
 	default:
 		defer records.Close() //nolint:errcheck // it was only read
 	}
-	state, err := standalone.State(snapshot, records, now, false)
+	state, err := standalone.State(context.Background(), snapshot, records, now, false)
 	if err != nil {
 		return nil, err
 	}
@@ -275,29 +275,32 @@ func (h heldRecords) held() error {
 }
 
 // Attest implements service.Records.
-func (h heldRecords) Attest(uid string, components []string, alive func(uid string) bool, change store.Change) error {
+func (h heldRecords) Attest(ctx context.Context, uid string, components []string, alive func(uid string) bool, change store.Change) error {
 	if err := h.held(); err != nil {
 		return err
 	}
-	return h.Store.Attest(uid, components, alive, change)
+	return h.Store.Attest(ctx, uid, components, alive, change)
 }
 
 // Record implements redeem.Records: older records deny a token for good that newer ones
 // accept, and accept in a preflight what Update then denies.
-func (h heldRecords) Record(uid string) (*v1alpha1.MachineAttestation, error) {
+func (h heldRecords) Record(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
 	if err := h.held(); err != nil {
 		return nil, err
 	}
-	return h.Store.Record(uid)
+	return h.Store.Record(ctx, uid)
 }
 
 // Update implements redeem.Records: a token of before the backup has its uses back.
-func (h heldRecords) Update(uid string, change store.Change) error {
+func (h heldRecords) Update(ctx context.Context, uid string, change store.Change) error {
 	if err := h.held(); err != nil {
 		return err
 	}
-	return h.Store.Update(uid, change)
+	return h.Store.Update(ctx, uid, change)
 }
+
+// Session implements redeem.Records.
+func (h heldRecords) Session(uid string) store.Session { return store.NewSession(h, uid) }
 
 func heldProblems(r *store.Restored) []string {
 	if r == nil {

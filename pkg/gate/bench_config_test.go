@@ -68,9 +68,9 @@ func (issuer) Issue(context.Context, token.Claims) (*credential.Credential, erro
 
 func (issuer) Withdraw(context.Context, *credential.Credential) {}
 
-func (issuer) Check(context.Context, token.Claims) error { return nil }
+func (i issuer) Check(context.Context, token.Claims) (gate.Redemption, error) { return i, nil }
 
-func (issuer) Redeem(context.Context, token.Claims, *credential.Credential) error { return nil }
+func (issuer) Redeem(context.Context, *credential.Credential) error { return nil }
 
 // ownConfigs are gates with cached configs of their own, without and with a bootstrap
 // credential for each machine, the token that opens them, and the plain answer.

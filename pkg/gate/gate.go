@@ -220,12 +220,14 @@ func (g *gate) source(r *http.Request) string {
 // request is one request for a config.
 type request struct {
 	*http.Request
-	pool     string
-	policy   PoolPolicy
-	claims   *token.Claims
-	shown    showing
-	decision Decision
-	began    time.Time
+	pool   string
+	policy PoolPolicy
+	claims *token.Claims
+	// redemption takes a use of the token; set once the token was checked.
+	redemption Redemption
+	shown      showing
+	decision   Decision
+	began      time.Time
 }
 
 func (g *gate) config(w http.ResponseWriter, r *http.Request) {
@@ -318,7 +320,7 @@ func (g *gate) decide(r *request) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := g.Redeem.Redeem(r.Context(), *r.claims, own); err != nil {
+	if err := r.redemption.Redeem(r.Context(), own); err != nil {
 		if own != nil {
 			g.Credentials.Withdraw(context.WithoutCancel(r.Context()), own)
 		}
@@ -404,7 +406,8 @@ func (g *gate) authorise(r *request) error {
 	if claims.Pool != r.pool {
 		return reason.Deny(reason.TokenPool, "the token is for pool %s, asked was %s", claims.Pool, r.pool)
 	}
-	return g.Redeem.Check(r.Context(), claims)
+	r.redemption, err = g.Redeem.Check(r.Context(), claims)
+	return err
 }
 
 // verifier checks a token's signature and claims; every error is a denial.
@@ -412,12 +415,17 @@ type verifier interface {
 	Verify(now time.Time, raw []byte) (token.Claims, error)
 }
 
-// redeemer holds the records. Check says whether a use could be taken, Redeem
-// takes one, atomically. Every error is a denial.
+// redeemer holds the records. Check says whether a use of a token could be taken.
+// Every error is a denial.
 type redeemer interface {
-	Check(ctx context.Context, c token.Claims) error
-	// Redeem also records the credential that goes out, if there is one.
-	Redeem(ctx context.Context, c token.Claims, own *credential.Credential) error
+	Check(ctx context.Context, c token.Claims) (Redemption, error)
+}
+
+// Redemption is one request's use of a token that was checked.
+type Redemption interface {
+	// Redeem takes the use, atomically, and records the credential that goes out, if
+	// there is one.
+	Redeem(ctx context.Context, own *credential.Credential) error
 }
 
 // credentials makes bootstrap credentials. Every error is a denial.

@@ -48,15 +48,15 @@ type fakeRedeem struct {
 	own             *credential.Credential // recorded last
 }
 
-func (f *fakeRedeem) Check(context.Context, token.Claims) error {
+func (f *fakeRedeem) Check(_ context.Context, _ token.Claims) (Redemption, error) {
 	f.checks++
 	if f.check != nil {
-		return f.check()
+		return f, f.check()
 	}
-	return nil
+	return f, nil
 }
 
-func (f *fakeRedeem) Redeem(_ context.Context, _ token.Claims, own *credential.Credential) error {
+func (f *fakeRedeem) Redeem(_ context.Context, own *credential.Credential) error {
 	f.redeems++
 	f.own = own
 	if f.redeem != nil {

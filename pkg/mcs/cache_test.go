@@ -265,9 +265,9 @@ func (none) Verify(time.Time, []byte) (token.Claims, error) {
 	return token.Claims{}, reason.Deny(reason.TokenInvalid, "there are none")
 }
 
-func (none) Check(context.Context, token.Claims) error { return nil }
+func (n none) Check(context.Context, token.Claims) (gate.Redemption, error) { return n, nil }
 
-func (none) Redeem(context.Context, token.Claims, *credential.Credential) error { return nil }
+func (none) Redeem(context.Context, *credential.Credential) error { return nil }
 
 func BenchmarkCache(b *testing.B) {
 	big := strings.Replace(ignition, "kind%3A%20KubeletConfiguration", strings.Repeat("0123456789", 20_000), 1)

@@ -74,9 +74,9 @@ var ErrNotServing = errors.New("no verifier is serving this folder")
 
 // Answers are what a verifier answers on the socket.
 type Answers struct {
-	State func() (*State, error)
+	State func(context.Context) (*State, error)
 	// Backup writes a copy of the record database; see [store.Store.Backup].
-	Backup func(w io.Writer, start func(size int64)) error
+	Backup func(ctx context.Context, w io.Writer, start func(size int64)) error
 }
 
 // Serve answers on the socket at path until ctx ends.
@@ -93,8 +93,8 @@ func Serve(ctx context.Context, path string, answers Answers, log *slog.Logger) 
 		return fmt.Errorf("protect %s: %w", path, err)
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /v1/state", func(w http.ResponseWriter, _ *http.Request) {
-		s, err := answers.State()
+	mux.HandleFunc("GET /v1/state", func(w http.ResponseWriter, r *http.Request) {
+		s, err := answers.State(r.Context())
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
@@ -104,8 +104,8 @@ func Serve(ctx context.Context, path string, answers Answers, log *slog.Logger) 
 			log.Debug("admin answer not sent", "error", err)
 		}
 	})
-	mux.HandleFunc("GET /v1/backup", func(w http.ResponseWriter, _ *http.Request) {
-		err := answers.Backup(w, func(size int64) { w.Header().Set("Content-Length", strconv.FormatInt(size, 10)) })
+	mux.HandleFunc("GET /v1/backup", func(w http.ResponseWriter, r *http.Request) {
+		err := answers.Backup(r.Context(), w, func(size int64) { w.Header().Set("Content-Length", strconv.FormatInt(size, 10)) })
 		if err != nil {
 			log.Error("backup not sent", "error", err)
 			panic(http.ErrAbortHandler) // the client sees that the copy is cut off

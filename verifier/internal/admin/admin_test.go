@@ -29,7 +29,7 @@ func TestTheSocketAnswersItsOwnerWhileItServes(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- admin.Serve(ctx, path, admin.Answers{State: func() (*admin.State, error) {
+		done <- admin.Serve(ctx, path, admin.Answers{State: func(context.Context) (*admin.State, error) {
 			return &admin.State{Serving: true, Machines: []admin.Machine{{Name: "default/m1"}}}, nil
 		}}, slog.New(slog.DiscardHandler))
 	}()

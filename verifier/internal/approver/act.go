@@ -38,7 +38,7 @@ func (a *Approver) act(ctx context.Context, csr *certificatesv1.CertificateSigni
 	case approver.Retry:
 		again = later
 	case approver.Refuse:
-		a.recordRefusal(d, now)
+		a.recordRefusal(ctx, d, now)
 		// A credential is on its record before it is served, but the record may not
 		// have been seen yet, and may come back.
 		if d.Denial.Code == reason.CSRCredential && !d.Proven && d.CredentialID != "" {
@@ -48,7 +48,7 @@ func (a *Approver) act(ctx context.Context, csr *certificatesv1.CertificateSigni
 			}
 		}
 	case approver.Deny:
-		a.recordRefusal(d, now)
+		a.recordRefusal(ctx, d, now)
 		if err := a.deny(ctx, csr, d, now); err != nil {
 			a.o.Log.Debug("a certificate signing request could not be denied", "request", csr.Name, "error", err)
 			again = later
@@ -83,7 +83,7 @@ func (a *Approver) approve(ctx context.Context, csr *certificatesv1.CertificateS
 				return err
 			}
 		}
-		err := a.o.Records.Update(d.RecordUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		err := a.o.Records.Update(ctx, d.RecordUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 			return record.Reapprove(rec, d.Replaces, d.Certificate(csr.Name), now)
 		})
 		if err != nil {
@@ -128,11 +128,11 @@ func (a *Approver) decideIt(ctx context.Context, csr *certificatesv1.Certificate
 
 // recordRefusal notes a refusal on the record of the machine that made the request,
 // which an Event tells of. Without proof that it did nothing is written.
-func (a *Approver) recordRefusal(d *approver.Decision, now time.Time) {
+func (a *Approver) recordRefusal(ctx context.Context, d *approver.Decision, now time.Time) {
 	if !d.Proven || d.RecordUID == "" || d.Denial == nil || !a.writes.allow(d.RecordUID, time.Now()) {
 		return
 	}
-	err := a.o.Records.Update(d.RecordUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	err := a.o.Records.Update(ctx, d.RecordUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Refused(rec, d.Denial, now), nil
 	})
 	if err != nil {
@@ -142,7 +142,7 @@ func (a *Approver) recordRefusal(d *approver.Decision, now time.Time) {
 
 // approvedByOthers takes a request with a machine's own credential that somebody
 // else approved for that machine's first: what joined once has joined.
-func (a *Approver) approvedByOthers(csr *certificatesv1.CertificateSigningRequest) time.Duration {
+func (a *Approver) approvedByOthers(ctx context.Context, csr *certificatesv1.CertificateSigningRequest) time.Duration {
 	c := approval(csr)
 	if c == nil || c.Reason == ConditionReason || csr.Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName {
 		return never
@@ -161,7 +161,7 @@ func (a *Approver) approvedByOthers(csr *certificatesv1.CertificateSigningReques
 		}
 		return never
 	}
-	err := a.o.Records.Update(uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	err := a.o.Records.Update(ctx, uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Approve(rec, v1alpha1.CertificateStatus{
 			Node: r.Node(), PublicKeySHA256: r.PublicKeySHA256, Request: csr.Name, CredentialID: r.CredentialID,
 		}, a.o.Now())
@@ -176,7 +176,7 @@ func (a *Approver) approvedByOthers(csr *certificatesv1.CertificateSigningReques
 	case denial.Code == reason.CSRKeyChanged || denial.Code == reason.Quarantined:
 		// What has been given cannot be taken back here; somebody should know.
 		a.o.Log.Warn("somebody else approved a certificate signing request that the verifier would not", "request", csr.Name, "machine_uid", uid, "error", err)
-		a.recordRefusal(&approver.Decision{Proven: true, RecordUID: uid, Denial: reason.From(reason.Wrap(denial.Code, err, "%s was approved by somebody else (%s)", csr.Name, audit.Clean(c.Reason)))}, a.o.Now())
+		a.recordRefusal(ctx, &approver.Decision{Proven: true, RecordUID: uid, Denial: reason.From(reason.Wrap(denial.Code, err, "%s was approved by somebody else (%s)", csr.Name, audit.Clean(c.Reason)))}, a.o.Now())
 	}
 	return never // it joined before, or its credential has ended
 }

@@ -84,7 +84,7 @@ func (w *World) pinned(ctx context.Context, rec *v1alpha1.MachineAttestation) (a
 // waits for, and which neither another replica nor a person can then approve by
 // mistake.
 func (a *Approver) withdraw(ctx context.Context, d *approver.Decision, now time.Time) error {
-	rec, err := a.world.record(d.RecordUID)
+	rec, err := a.world.record(ctx, d.RecordUID)
 	if err != nil {
 		return err
 	}

@@ -50,7 +50,7 @@ func (s *site) recorded(m *machine.Machine, request string) {
 	s.Helper()
 	r := decider.FromCSR(s.csr(request))
 	c := v1alpha1.CertificateStatus{Node: r.Node(), PublicKeySHA256: r.PublicKeySHA256, Request: request, CredentialID: r.CredentialID}
-	s.ok(s.records.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	s.ok(s.records.Update(s.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Approve(rec, c, time.Now())
 	}))
 }
@@ -196,7 +196,7 @@ func TestAMachineThatWasMadeAnewIsOne(t *testing.T) {
 		t.Errorf("%+v", found)
 	}
 	s.attested(m)
-	rec, err := s.records.Record(m.UID)
+	rec, err := s.records.Record(t.Context(), m.UID)
 	s.ok(err)
 	own, err := w.MachineOf(context.Background(), rec)
 	s.ok(err)

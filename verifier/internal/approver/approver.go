@@ -255,7 +255,7 @@ func (a *Approver) reconcile(ctx context.Context, name string) time.Duration {
 		return unready * a.o.Again
 	}
 	if decided(csr) {
-		return a.approvedByOthers(csr)
+		return a.approvedByOthers(ctx, csr)
 	}
 	r := approver.FromCSR(csr)
 	if uid, ok := a.o.Machines.ByCredential(r.CredentialID); ok && whose == "" && r.CredentialID != "" {

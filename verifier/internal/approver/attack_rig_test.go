@@ -68,7 +68,7 @@ func (s *site) settled(m *machine.Machine) {
 // unmoved makes sure that nothing was written about a machine, or told.
 func (s *site) unmoved(m *machine.Machine) {
 	s.Helper()
-	if rec, err := s.records.Record(m.UID); err != nil || rec != nil && len(rec.Status.Conditions)+len(rec.Status.History) > 0 {
+	if rec, err := s.records.Record(s.Context(), m.UID); err != nil || rec != nil && len(rec.Status.Conditions)+len(rec.Status.History) > 0 {
 		s.Errorf("the record of %s was written: %+v (%v)", m, rec, err)
 	}
 	if got := s.events.about(m); got != nil {
@@ -110,7 +110,7 @@ func TestAttack_T54_QuarantinedMachine(t *testing.T) {
 	m := s.machine("w-0")
 	k := s.attested(m)
 	quarantined := func(yes bool) {
-		s.ok(s.records.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		s.ok(s.records.Update(t.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 			next := rec.DeepCopy()
 			next.Status.Quarantined = yes
 			return next, nil
@@ -163,7 +163,7 @@ func TestAttack_T67_AQuarantineThatIsNotOnTheRecordYet(t *testing.T) {
 			s.requests = 100 * (i + 1)
 			m := s.machine(fmt.Sprintf("w-%d", i))
 			k := s.attested(m)
-			s.ok(s.records.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			s.ok(s.records.Update(t.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 				next := rec.DeepCopy()
 				next.Status.Identity = v1alpha1.RecordedIdentity{EKSHA256: ek, ProviderID: instance}
 				return next, nil
@@ -205,7 +205,7 @@ func TestAttack_T54_TheKeyIsNotTheOneThatWasAttested(t *testing.T) {
 	s := newSite(t).run()
 	m := s.machine("w-0")
 	k := s.attested(m)
-	s.ok(s.records.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	s.ok(s.records.Update(t.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		next := rec.DeepCopy()
 		next.Status.CSRKeySHA256 = strings.Repeat("ab", 32)
 		return next, nil
@@ -218,7 +218,7 @@ func TestAttack_T54_CredentialThatHasEnded(t *testing.T) {
 	s := newSite(t).run()
 	m := s.machine("w-0")
 	k := s.attested(m)
-	s.ok(s.records.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	s.ok(s.records.Update(t.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		next := rec.DeepCopy()
 		next.Status.Credentials[0].Expiry = metav1.NewTime(time.Now().Add(-time.Second))
 		return next, nil

@@ -146,7 +146,9 @@ func (l *Listed) ByCredential(id string) (uid string, ok bool) {
 func (l *Listed) Counts() (machines, nodes int) { return l.machines, l.nodes }
 
 // Record implements [Reader].
-func (l *Listed) Record(uid string) (*v1alpha1.MachineAttestation, error) { return l.records[uid], nil }
+func (l *Listed) Record(_ context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
+	return l.records[uid], nil
+}
 
 // ReadRequests counts the requests that wait, as a running approver does by
 // watching them.

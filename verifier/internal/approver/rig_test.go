@@ -294,7 +294,7 @@ func (s *site) joins(m *machine.Machine) {
 // record is as it is in the API.
 func (s *site) record(m *machine.Machine) v1alpha1.MachineAttestationStatus {
 	s.Helper()
-	rec, err := s.records.Record(m.UID)
+	rec, err := s.records.Record(s.Context(), m.UID)
 	s.ok(err)
 	if rec == nil {
 		s.Fatalf("%s has no record", m)
@@ -316,7 +316,7 @@ func (s *site) attested(m *machine.Machine) *kubelet {
 func (s *site) credential(m *machine.Machine, id string) {
 	s.Helper()
 	s.credentials.Store(id, m.UID)
-	s.ok(s.records.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	s.ok(s.records.Update(s.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		if rec == nil {
 			rec = new(v1alpha1.MachineAttestation)
 		}

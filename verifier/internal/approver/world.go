@@ -91,21 +91,21 @@ func (w *World) Node(ctx context.Context, name string) (bool, error) {
 }
 
 // RecordByCredential implements [approver.World].
-func (w *World) RecordByCredential(_ context.Context, id string) (*v1alpha1.MachineAttestation, error) {
+func (w *World) RecordByCredential(ctx context.Context, id string) (*v1alpha1.MachineAttestation, error) {
 	uid, ok := w.o.Machines.ByCredential(id)
 	if !ok {
 		return nil, nil
 	}
-	return w.record(uid)
+	return w.record(ctx, uid)
 }
 
 // RecordByMachine implements [approver.World].
-func (w *World) RecordByMachine(_ context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
-	return w.record(uid)
+func (w *World) RecordByMachine(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
+	return w.record(ctx, uid)
 }
 
-func (w *World) record(uid string) (*v1alpha1.MachineAttestation, error) {
-	rec, err := w.o.Records.Record(uid)
+func (w *World) record(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
+	rec, err := w.o.Records.Record(ctx, uid)
 	var d *reason.Denial
 	if errors.As(err, &d) && d.Code == reason.MachineNotFound {
 		return nil, nil // and no record without its Machine
@@ -196,11 +196,11 @@ type Directory interface {
 
 // Reader reads the record of a Machine as it is now; nil if there is none.
 type Reader interface {
-	Record(uid string) (*v1alpha1.MachineAttestation, error)
+	Record(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error)
 }
 
 // Records also changes them; see cluster.Records.
 type Records interface {
 	Reader
-	Update(uid string, change store.Change) error
+	Update(ctx context.Context, uid string, change store.Change) error
 }

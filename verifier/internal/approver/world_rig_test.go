@@ -358,7 +358,7 @@ func TestListedIsTheClusterAtOneMoment(t *testing.T) {
 	if n, _ := l.Counts(); n != 2 {
 		t.Errorf("there are %d Machines", n)
 	}
-	if rec, err := l.Record(a.UID); err != nil || rec == nil {
+	if rec, err := l.Record(t.Context(), a.UID); err != nil || rec == nil {
 		t.Errorf("the record is %v (%v)", rec, err)
 	}
 	everywhere, err := approver.List(s.context(), s.admin, s.dyn, []string{"*"})

@@ -50,8 +50,8 @@ func claimName(component string) string {
 }
 
 // Holder is the UID of the Machine that has an identity component, "" if none.
-func (r *Records) Holder(component string) (uid string, err error) {
-	o, err := r.get(claimsResource, "", claimName(component))
+func (r *Records) Holder(ctx context.Context, component string) (uid string, err error) {
+	o, err := r.get(ctx, claimsResource, "", claimName(component))
 	if missing(err) {
 		return "", nil
 	}
@@ -65,7 +65,7 @@ func (r *Records) Holder(component string) (uid string, err error) {
 	if _, known := r.machine(spec.MachineUID); known {
 		return spec.MachineUID, nil
 	}
-	gone, err := r.gone(spec.MachineRef, spec.MachineUID)
+	gone, err := r.gone(ctx, spec.MachineRef, spec.MachineUID)
 	if err != nil || gone {
 		return "", err
 	}
@@ -74,11 +74,11 @@ func (r *Records) Holder(component string) (uid string, err error) {
 
 // claim claims the component for the Machine at this place. It returns the claim
 // if it made it. Known says that the record bears the claim out already.
-func (r *Records) claim(at place, component string, known bool) (*claim, error) {
+func (r *Records) claim(ctx context.Context, at place, component string, known bool) (*claim, error) {
 	create := !known // it is there, most likely, if it is known
 	for range maxTries {
 		if create {
-			made, err := r.createClaim(at, component)
+			made, err := r.createClaim(ctx, at, component)
 			if err == nil {
 				return &claim{made}, nil
 			}
@@ -86,7 +86,7 @@ func (r *Records) claim(at place, component string, known bool) (*claim, error) 
 				return nil, unavailable(err, "claim %s for %s", component, at.uid)
 			}
 		}
-		o, err := r.get(claimsResource, "", claimName(component))
+		o, err := r.get(ctx, claimsResource, "", claimName(component))
 		if missing(err) {
 			create = true
 			continue
@@ -103,14 +103,14 @@ func (r *Records) claim(at place, component string, known bool) (*claim, error) 
 			if known {
 				return nil, nil
 			}
-			if err := r.countOn(o); kerrors.IsConflict(err) || missing(err) {
+			if err := r.countOn(ctx, o); kerrors.IsConflict(err) || missing(err) {
 				continue
 			} else if err != nil {
 				return nil, unavailable(err, "claim %s for %s", component, at.uid)
 			}
 			return nil, nil
 		}
-		gone, err := r.gone(spec.MachineRef, spec.MachineUID)
+		gone, err := r.gone(ctx, spec.MachineRef, spec.MachineUID)
 		if err != nil {
 			return nil, err
 		}
@@ -118,7 +118,7 @@ func (r *Records) claim(at place, component string, known bool) (*claim, error) 
 			return nil, reason.Deny(reason.IdentityConflict, "identity component %s belongs to %s/%s, the Machine with UID %s",
 				component, spec.MachineRef.Namespace, spec.MachineRef.Name, spec.MachineUID)
 		}
-		if err := r.deleteClaim(o); err != nil && !kerrors.IsConflict(err) && !missing(err) {
+		if err := r.deleteClaim(ctx, o); err != nil && !kerrors.IsConflict(err) && !missing(err) {
 			return nil, unavailable(err, "release claim of %s", component)
 		}
 		r.log.Info("claim of a deleted Machine released", "component", component, "machine_uid", spec.MachineUID)
@@ -138,13 +138,13 @@ func (r *Records) isOne(x, y string) bool {
 	return ok1 && ok2 && a.UID == b.UID
 }
 
-func (r *Records) createClaim(at place, component string) (made *unstructured.Unstructured, err error) {
+func (r *Records) createClaim(ctx context.Context, at place, component string) (made *unstructured.Unstructured, err error) {
 	o := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindIdentityClaim,
 		"metadata": map[string]any{"name": claimName(component), "labels": map[string]any{labelMachineUID: at.uid}},
 		"spec":     map[string]any{"component": component, "machineUID": at.uid, "machineRef": refContent(machineRef(at.machine))},
 	}}
-	err = r.do("create", claimsResource, "", func(ctx context.Context) (err error) {
+	err = r.do(ctx, "create", claimsResource, "", func(ctx context.Context) (err error) {
 		made, err = r.client.Resource(claimsResource).Create(ctx, o, metav1.CreateOptions{})
 		return err
 	})
@@ -153,7 +153,7 @@ func (r *Records) createClaim(at place, component string) (made *unstructured.Un
 
 // countOn writes to a claim that another attestation of the same Machine made, so
 // that that one does not take it back any more.
-func (r *Records) countOn(o *unstructured.Unstructured) error {
+func (r *Records) countOn(ctx context.Context, o *unstructured.Unstructured) error {
 	o = o.DeepCopy()
 	all := o.GetAnnotations()
 	if all == nil {
@@ -161,7 +161,7 @@ func (r *Records) countOn(o *unstructured.Unstructured) error {
 	}
 	all[annotationClaimedAgain] = rand.Text() // an update without a difference would not be one
 	o.SetAnnotations(all)
-	return r.do("update", claimsResource, "", func(ctx context.Context) error {
+	return r.do(ctx, "update", claimsResource, "", func(ctx context.Context) error {
 		_, err := r.client.Resource(claimsResource).Update(ctx, o, metav1.UpdateOptions{})
 		return err
 	})
@@ -169,26 +169,33 @@ func (r *Records) countOn(o *unstructured.Unstructured) error {
 
 // takeBack releases what this process claimed a moment ago, unless somebody else
 // counts on it. What cannot be released stays the Machine's, and goes with it.
-func (r *Records) takeBack(made []claim) {
+//
+// The denied client may have left by then, and its claims must not stay behind.
+func (r *Records) takeBack(ctx context.Context, made []claim) {
+	if len(made) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 4*r.timeout)
+	defer cancel()
 	for _, c := range made {
-		if err := r.deleteClaim(c.object); err != nil && !kerrors.IsConflict(err) && !missing(err) {
+		if err := r.deleteClaim(ctx, c.object); err != nil && !kerrors.IsConflict(err) && !missing(err) {
 			r.log.Warn("a claim that came to nothing stays", "claim", c.object.GetName(), "error", err)
 		}
 	}
 }
 
 // deleteClaim deletes the claim as it was read.
-func (r *Records) deleteClaim(o *unstructured.Unstructured) error {
-	return r.do("delete", claimsResource, "", func(ctx context.Context) error {
+func (r *Records) deleteClaim(ctx context.Context, o *unstructured.Unstructured) error {
+	return r.do(ctx, "delete", claimsResource, "", func(ctx context.Context) error {
 		return r.client.Resource(claimsResource).Delete(ctx, o.GetName(), exactly(o, true))
 	})
 }
 
 // ReleaseClaims deletes the claims of a Machine that is gone, as far as the API
 // says so of where each claim has it.
-func (r *Records) ReleaseClaims(uid string) error {
+func (r *Records) ReleaseClaims(ctx context.Context, uid string) error {
 	var list *unstructured.UnstructuredList
-	err := r.do("list", claimsResource, "", func(ctx context.Context) (err error) {
+	err := r.do(ctx, "list", claimsResource, "", func(ctx context.Context) (err error) {
 		list, err = r.client.Resource(claimsResource).List(ctx, metav1.ListOptions{LabelSelector: labelMachineUID + "=" + uid})
 		return err
 	})
@@ -200,14 +207,14 @@ func (r *Records) ReleaseClaims(uid string) error {
 		if err != nil || spec.MachineUID != uid {
 			continue
 		}
-		gone, err := r.gone(spec.MachineRef, uid)
+		gone, err := r.gone(ctx, spec.MachineRef, uid)
 		if err != nil {
 			return err
 		}
 		if !gone {
 			return fmt.Errorf("claim %s: %w", o.GetName(), ErrMachineThere)
 		}
-		if err := r.deleteClaim(&o); err != nil && !kerrors.IsConflict(err) && !missing(err) {
+		if err := r.deleteClaim(ctx, &o); err != nil && !kerrors.IsConflict(err) && !missing(err) {
 			return unavailable(err, "release claim %s", o.GetName())
 		}
 	}
@@ -237,7 +244,7 @@ func (r *Records) claimSpec(o *unstructured.Unstructured, component string) (v1a
 
 // gone asks the API whether the Machine is gone. An API version that was written
 // down may have gone since, and with a namespace its RoleBinding goes, too.
-func (r *Records) gone(ref v1alpha1.MachineReference, uid string) (bool, error) {
+func (r *Records) gone(ctx context.Context, ref v1alpha1.MachineReference, uid string) (bool, error) {
 	if m, ok := r.machine(uid); ok && m.UID == uid {
 		ref = machineRef(m)
 	}
@@ -248,11 +255,11 @@ func (r *Records) gone(ref v1alpha1.MachineReference, uid string) (bool, error) 
 	var o *unstructured.Unstructured
 	for _, version := range versionsOf(resource.GroupVersion()) {
 		resource.Version = version
-		if o, err = r.get(resource, ref.Namespace, ref.Name); !kerrors.IsNotFound(err) || missing(err) {
+		if o, err = r.get(ctx, resource, ref.Namespace, ref.Name); !kerrors.IsNotFound(err) || missing(err) {
 			break
 		}
 	}
-	if kerrors.IsForbidden(err) && r.namespaceGone(ref.Namespace) {
+	if kerrors.IsForbidden(err) && r.namespaceGone(ctx, ref.Namespace) {
 		return true, nil
 	}
 	if missing(err) {
@@ -284,8 +291,8 @@ func versionsOf(gv schema.GroupVersion) []string {
 
 // namespaceGone reports whether the API says that there is no such namespace. No
 // answer is not that one.
-func (r *Records) namespaceGone(name string) bool {
-	_, err := r.get(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}, "", name)
+func (r *Records) namespaceGone(ctx context.Context, name string) bool {
+	_, err := r.get(ctx, schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}, "", name)
 	return missing(err)
 }
 

@@ -100,7 +100,7 @@ func TestAttack_T42_WhoHoldsAClaimWhenTheAPIHasChangedSince(t *testing.T) {
 		{"the API is unwell", "machine.openshift.io/v1beta1", map[string]int{mapi: http.StatusInternalServerError}, unknown},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			holder, err := answers(t, c.apiVersion, c.told).Holder("ek:1")
+			holder, err := answers(t, c.apiVersion, c.told).Holder(t.Context(), "ek:1")
 			if c.holder == unknown {
 				denied(t, err, reason.StoreUnavailable)
 				return

@@ -24,7 +24,7 @@ type Confirmation struct {
 
 // Confirm returns nil if the Machine is as it was known. Else, and if that cannot
 // be said, the error is temporary: by the next try the registry knows.
-func (c Confirmation) Confirm(m *machine.Machine) error {
+func (c Confirmation) Confirm(ctx context.Context, m *machine.Machine) error {
 	gv, err := schema.ParseGroupVersion(m.APIVersion)
 	if err != nil {
 		return reason.Wrap(reason.StoreUnavailable, err, "Machine %s", m)
@@ -37,7 +37,7 @@ func (c Confirmation) Confirm(m *machine.Machine) error {
 	if timeout == 0 {
 		timeout = callTimeout
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	live, err := c.Client.Resource(resource).Namespace(m.Namespace).Get(ctx, m.Name, metav1.GetOptions{})
 	if kerrors.IsNotFound(err) {
@@ -67,10 +67,10 @@ func outOfDate(m *machine.Machine) error {
 }
 
 // ConfirmUID is Confirm by UID. One that is not known needs no confirmation.
-func (c Confirmation) ConfirmUID(uid string) error {
+func (c Confirmation) ConfirmUID(ctx context.Context, uid string) error {
 	m, ok := c.Machines.ByUID(uid)
 	if !ok {
 		return nil
 	}
-	return c.Confirm(m)
+	return c.Confirm(ctx, m)
 }

@@ -61,15 +61,15 @@ func TestConfirmation(t *testing.T) {
 			}
 			r, m := watched(c.known)
 			confirm := Confirmation{Client: client, Machines: r, Timeout: time.Second}
-			if err := confirm.ConfirmUID("u"); code(err) != c.want {
+			if err := confirm.ConfirmUID(t.Context(), "u"); code(err) != c.want {
 				t.Errorf("%v, want %v", err, c.want)
 			}
 			r.DeleteMachine("machine.openshift.io", "ns", "m")
-			_ = confirm.Confirm(m)
+			_ = confirm.Confirm(t.Context(), m)
 			if r.Known("u") {
 				t.Error("a Machine that was gone came back")
 			}
-			if err := confirm.ConfirmUID("u"); err != nil {
+			if err := confirm.ConfirmUID(t.Context(), "u"); err != nil {
 				t.Errorf("one that nobody knows: %v", err)
 			}
 		})

@@ -74,7 +74,7 @@ func TestAMachinesEvents(t *testing.T) {
 	r, m, id := s.telling(s.now), s.machine("worker-0"), unique()
 	update := func(change func(*v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error)) {
 		t.Helper()
-		if err := r.Update(m.UID, change); err != nil {
+		if err := r.Update(t.Context(), m.UID, change); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -192,7 +192,7 @@ func TestAStandInsAndABreakGlassTokensEvents(t *testing.T) {
 	}))
 	s.attested(r, m, id, "token1", now)
 	c := token.Claims{ID: "b1", Subject: "break-glass/ticket-7", MachineUID: record.BreakGlassUID("b1"), Pool: "worker", IssuedAt: now, Expiry: now.Add(time.Hour)}
-	if err := r.Update(c.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	if err := r.Update(t.Context(), c.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.BreakGlass(rec, c, true, now)
 	}); err != nil {
 		t.Fatal(err)
@@ -272,7 +272,7 @@ func BenchmarkAttest(b *testing.B) {
 			ids := make([]v1alpha1.RecordedIdentity, len(machines))
 			for i := range machines {
 				machines[i], ids[i] = s.machine("worker-"+ek(i)[56:]), unique()
-				if err := r.EnsureRecord(machines[i]); err != nil {
+				if err := r.EnsureRecord(b.Context(), machines[i]); err != nil {
 					b.Fatal(err)
 				}
 				if c.again {

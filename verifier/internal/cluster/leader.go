@@ -349,7 +349,7 @@ func (c *Cluster) do(ctx context.Context, t task) error {
 	case aboutClaims:
 		return c.sweepClaims(ctx)
 	case aboutPending:
-		return c.records.ExpirePending(c.o.Now())
+		return c.records.ExpirePending(ctx, c.o.Now())
 	case aboutStatus:
 		return c.writeStatus(ctx)
 	case aboutRoles:
@@ -412,7 +412,7 @@ func (c *Cluster) settle(ctx context.Context, uid string) error {
 		if !b.quarantine && !b.revoke && !b.join { // what takes a right away does not wait
 			c.tasks.limit.Accept()
 		}
-		return c.records.Update(uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) { return f(rec), nil })
+		return c.records.Update(ctx, uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) { return f(rec), nil })
 	}
 	switch {
 	case b.gone:
@@ -439,7 +439,7 @@ func (c *Cluster) settle(ctx context.Context, uid string) error {
 		})
 	case b.missing:
 		c.tasks.limit.Accept()
-		return c.records.EnsureRecord(m)
+		return c.records.EnsureRecord(ctx, m)
 	}
 	return nil
 }
@@ -480,8 +480,8 @@ func (c *Cluster) forget(ctx context.Context, uid string) error {
 	}
 	var err error
 	if has {
-		err = c.records.Delete(uid, l.namespace)
-	} else if err = c.records.ReleaseClaims(uid); err == nil && c.o.Revoke != nil {
+		err = c.records.Delete(ctx, uid, l.namespace)
+	} else if err = c.records.ReleaseClaims(ctx, uid); err == nil && c.o.Revoke != nil {
 		// The API server's own clean-up was faster with the record.
 		if err = c.o.Revoke(ctx, uid, c.orphans(uid, false)); err == nil {
 			c.orphans(uid, true)
@@ -508,7 +508,7 @@ func (c *Cluster) revoke(ctx context.Context, uid string) error {
 	if c.o.Revoke == nil || record.IsBreakGlass(uid) {
 		return nil
 	}
-	rec, err := c.records.Record(uid)
+	rec, err := c.records.Record(ctx, uid)
 	if err != nil {
 		return err
 	}

@@ -185,7 +185,7 @@ func TestRecordsFollowTheirMachines(t *testing.T) {
 	p := w.start("a")
 	until(t, "sync", p.synced)
 	record := func(uid string) v1alpha1.MachineAttestationStatus {
-		rec, err := p.Records().Record(uid)
+		rec, err := p.Records().Record(t.Context(), uid)
 		if err != nil || rec == nil {
 			return v1alpha1.MachineAttestationStatus{}
 		}
@@ -279,7 +279,7 @@ func TestAnUnreadableObjectHoldsUpNoOtherRelease(t *testing.T) {
 	p := w.start("a")
 	until(t, "sync", p.synced)
 	quarantined := func(uid string) bool {
-		rec, err := p.Records().Record(uid)
+		rec, err := p.Records().Record(t.Context(), uid)
 		return err == nil && rec != nil && rec.Status.Quarantined
 	}
 	uids := map[string]string{}

@@ -94,7 +94,7 @@ func TestMachinesAreFoundByTheNamesOfRequests(t *testing.T) {
 	t.Run("a credential leads to its record, until it ends", func(t *testing.T) {
 		attestationsOf(w, uid)
 		now := time.Now()
-		err := p.Records().Update(uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		err := p.Records().Update(t.Context(), uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 			rec = rec.DeepCopy()
 			for id, ends := range map[string]time.Time{"JTI=live": now.Add(time.Hour), "JTI=ended": now.Add(-time.Minute)} {
 				rec.Status.Credentials = append(rec.Status.Credentials, v1alpha1.CredentialStatus{ID: id, Issued: metav1.NewTime(now.Add(-time.Hour)), Expiry: metav1.NewTime(ends)})
@@ -118,18 +118,18 @@ func TestMachinesAreFoundByTheNamesOfRequests(t *testing.T) {
 		gone.set(true)
 		w.patch(attestations, machineNamespace, uid, `{"spec":{"quarantined":true}}`)
 		until(t, "latched although it cannot be taken back", func() error {
-			rec, err := p.Records().Record(uid)
+			rec, err := p.Records().Record(t.Context(), uid)
 			return says(err != nil || !rec.Status.Quarantined, "%v", err)
 		})
 		gone.set(false)
 		until(t, "taken back", func() error { return gone.has(uid, "JTI=live") })
 		until(t, "known to be", func() error {
-			rec, err := p.Records().Record(uid)
+			rec, err := p.Records().Record(t.Context(), uid)
 			return says(err != nil || !rec.Status.Credentials[0].Revoked || !rec.Status.Credentials[1].Revoked, "%v", err)
 		})
 	})
 	t.Run("and so does one that was issued meanwhile", func(t *testing.T) {
-		err := p.Records().Update(uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		err := p.Records().Update(t.Context(), uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 			rec = rec.DeepCopy()
 			rec.Status.Credentials = append(rec.Status.Credentials, v1alpha1.CredentialStatus{ID: "JTI=late", Issued: metav1.Now(), Expiry: metav1.NewTime(time.Now().Add(time.Hour))})
 			return rec, nil
@@ -142,10 +142,10 @@ func TestMachinesAreFoundByTheNamesOfRequests(t *testing.T) {
 	t.Run("and so does the end of the Machine", func(t *testing.T) {
 		w.patch(attestations, machineNamespace, uid, `{"spec":{"quarantined":false}}`)
 		until(t, "released", func() error {
-			rec, err := p.Records().Record(uid)
+			rec, err := p.Records().Record(t.Context(), uid)
 			return says(err != nil || rec.Status.Quarantined || len(rec.Status.Credentials) > 0, "%v", err)
 		})
-		err := p.Records().Update(uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		err := p.Records().Update(t.Context(), uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 			rec = rec.DeepCopy()
 			rec.Status.Credentials = []v1alpha1.CredentialStatus{{ID: "JTI=second", Issued: metav1.Now(), Expiry: metav1.NewTime(time.Now().Add(time.Hour))}}
 			return rec, nil
@@ -165,7 +165,7 @@ func TestMachinesAreFoundByTheNamesOfRequests(t *testing.T) {
 		o := w.worker("three")
 		uid := string(o.GetUID())
 		attestationsOf(w, uid)
-		err := p.Records().Update(uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		err := p.Records().Update(t.Context(), uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 			rec = rec.DeepCopy()
 			rec.Status.Credentials = []v1alpha1.CredentialStatus{{ID: "system:bootstrap:abcdef", Issued: metav1.Now(), Expiry: metav1.NewTime(time.Now().Add(time.Hour))}}
 			return rec, nil

@@ -46,19 +46,19 @@ func approved(a *v1alpha1.MachineAttestation) bool {
 }
 
 // Wait notes that p was seen now. When there are too many it is a RateLimited.
-func (r *Records) Wait(now time.Time, p store.Pending) error {
-	o, err := r.get(attestationsResource, r.namespace, pendingName(p.EKSHA256))
+func (r *Records) Wait(ctx context.Context, now time.Time, p store.Pending) error {
+	o, err := r.get(ctx, attestationsResource, r.namespace, pendingName(p.EKSHA256))
 	if missing(err) {
-		return r.letIn(now, p)
+		return r.letIn(ctx, now, p)
 	}
 	if err != nil {
 		return unavailable(err, "who waits")
 	}
-	return r.seen(now, o, p)
+	return r.seen(ctx, now, o, p)
 }
 
 // seen writes down that a machine is still there.
-func (r *Records) seen(now time.Time, o *unstructured.Unstructured, p store.Pending) error {
+func (r *Records) seen(ctx context.Context, now time.Time, o *unstructured.Unstructured, p store.Pending) error {
 	a, err := decode(o)
 	if err != nil {
 		return unavailable(err, "who waits")
@@ -89,7 +89,7 @@ func (r *Records) seen(now time.Time, o *unstructured.Unstructured, p store.Pend
 	if err != nil {
 		return unavailable(err, "who waits")
 	}
-	if err := r.writeStatus(o, before, after); err != nil && !errors.Is(err, errOvertaken) {
+	if err := r.writeStatus(ctx, o, before, after); err != nil && !errors.Is(err, errOvertaken) {
 		return err
 	}
 	return nil // or another replica has seen it just now, or an administrator
@@ -98,19 +98,22 @@ func (r *Records) seen(now time.Time, o *unstructured.Unstructured, p store.Pend
 // letIn makes the object of a machine that did not wait before. There are never
 // more than [store.MaxPending] that stay: whoever counts too many after having
 // come in goes out again.
-func (r *Records) letIn(now time.Time, p store.Pending) error {
-	ctx, cancel := context.WithTimeout(context.Background(), r.timeout)
+func (r *Records) letIn(ctx context.Context, now time.Time, p store.Pending) error {
+	queued, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
-	leave, err := r.waiting.door.enter(ctx, "")
+	leave, err := r.waiting.door.enter(queued, "")
 	if err != nil {
 		return unavailable(err, "let %s wait: others are at it", p.ID)
 	}
 	defer leave()
+	// A client that hangs up must not leave an object behind that is over the limit.
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), 4*r.timeout)
+	defer stop()
 	full := reason.Deny(reason.RateLimited, "%d machines wait for approval already", store.MaxPending)
 	if left := r.waiting.full.Sub(now); left > 0 && left <= fullFor {
 		return full
 	}
-	n, err := r.expire(now)
+	n, err := r.expire(ctx, now)
 	if err != nil {
 		return err
 	}
@@ -123,7 +126,7 @@ func (r *Records) letIn(now time.Time, p store.Pending) error {
 		"metadata": map[string]any{"namespace": r.namespace, "name": pendingName(p.EKSHA256), "labels": map[string]any{labelPending: "true"}},
 	}}
 	var made *unstructured.Unstructured
-	err = r.do("create", attestationsResource, "", func(ctx context.Context) (err error) {
+	err = r.do(ctx, "create", attestationsResource, "", func(ctx context.Context) (err error) {
 		made, err = r.client.Resource(attestationsResource).Namespace(r.namespace).Create(ctx, o, metav1.CreateOptions{})
 		return err
 	})
@@ -133,22 +136,22 @@ func (r *Records) letIn(now time.Time, p store.Pending) error {
 	if err != nil {
 		return unavailable(err, "let %s wait", p.ID)
 	}
-	if n, err = r.expire(now); err != nil {
+	if n, err = r.expire(ctx, now); err != nil {
 		return err
 	}
 	if n > store.MaxPending {
-		if err := r.deletePending(made); err != nil {
+		if err := r.deletePending(ctx, made); err != nil {
 			return err
 		}
 		return full
 	}
-	return r.seen(now, made, p)
+	return r.seen(ctx, now, made, p)
 }
 
 // Waiting lists what waits, by EK hash.
-func (r *Records) Waiting(now time.Time) ([]store.Pending, error) {
+func (r *Records) Waiting(ctx context.Context, now time.Time) ([]store.Pending, error) {
 	var all []store.Pending
-	err := r.eachPending(func(_ *unstructured.Unstructured, a *v1alpha1.MachineAttestation) error {
+	err := r.eachPending(ctx, func(_ *unstructured.Unstructured, a *v1alpha1.MachineAttestation) error {
 		p := a.Status.Pending
 		if p == nil || now.Sub(p.LastSeen.Time) > store.PendingLifetime {
 			return nil
@@ -163,14 +166,14 @@ func (r *Records) Waiting(now time.Time) ([]store.Pending, error) {
 }
 
 // ExpirePending removes what waited too long.
-func (r *Records) ExpirePending(now time.Time) error {
-	_, err := r.expire(now)
+func (r *Records) ExpirePending(ctx context.Context, now time.Time) error {
+	_, err := r.expire(ctx, now)
 	return err
 }
 
 // expire removes what waited too long and counts the rest.
-func (r *Records) expire(now time.Time) (left int, err error) {
-	err = r.eachPending(func(o *unstructured.Unstructured, a *v1alpha1.MachineAttestation) error {
+func (r *Records) expire(ctx context.Context, now time.Time) (left int, err error) {
+	err = r.eachPending(ctx, func(o *unstructured.Unstructured, a *v1alpha1.MachineAttestation) error {
 		last := a.CreationTimestamp.Time // of one whose status was never written
 		if a.Status.Pending != nil {
 			last = a.Status.Pending.LastSeen.Time
@@ -179,15 +182,15 @@ func (r *Records) expire(now time.Time) (left int, err error) {
 			left++
 			return nil
 		}
-		return r.deletePending(o)
+		return r.deletePending(ctx, o)
 	})
 	return left, err
 }
 
 // eachPending calls f for every machine that waits, in the order of their names.
-func (r *Records) eachPending(f func(*unstructured.Unstructured, *v1alpha1.MachineAttestation) error) error {
+func (r *Records) eachPending(ctx context.Context, f func(*unstructured.Unstructured, *v1alpha1.MachineAttestation) error) error {
 	var list *unstructured.UnstructuredList
-	err := r.do("list", attestationsResource, "", func(ctx context.Context) (err error) {
+	err := r.do(ctx, "list", attestationsResource, "", func(ctx context.Context) (err error) {
 		list, err = r.client.Resource(attestationsResource).Namespace(r.namespace).List(ctx, metav1.ListOptions{LabelSelector: labelPending})
 		return err
 	})
@@ -211,8 +214,8 @@ func (r *Records) eachPending(f func(*unstructured.Unstructured, *v1alpha1.Machi
 }
 
 // deletePending deletes what waits, unless it changed: an approval must not be lost.
-func (r *Records) deletePending(o *unstructured.Unstructured) error {
-	err := r.do("delete", attestationsResource, "", func(ctx context.Context) error {
+func (r *Records) deletePending(ctx context.Context, o *unstructured.Unstructured) error {
+	err := r.do(ctx, "delete", attestationsResource, "", func(ctx context.Context) error {
 		return r.client.Resource(attestationsResource).Namespace(o.GetNamespace()).Delete(ctx, o.GetName(), exactly(o, true))
 	})
 	if kerrors.IsConflict(err) || missing(err) {
@@ -223,8 +226,8 @@ func (r *Records) deletePending(o *unstructured.Unstructured) error {
 
 // Settled removes what no longer waits. An object that an administrator has made
 // an enrolment of stays.
-func (r *Records) Settled(ekSHA256 string) error {
-	o, err := r.get(attestationsResource, r.namespace, pendingName(ekSHA256))
+func (r *Records) Settled(ctx context.Context, ekSHA256 string) error {
+	o, err := r.get(ctx, attestationsResource, r.namespace, pendingName(ekSHA256))
 	if missing(err) {
 		return nil
 	}
@@ -240,7 +243,7 @@ func (r *Records) Settled(ekSHA256 string) error {
 		return nil
 	}
 	if !approved(a) {
-		return r.deletePending(o)
+		return r.deletePending(ctx, o)
 	}
 	if p == nil {
 		return nil
@@ -257,7 +260,7 @@ func (r *Records) Settled(ekSHA256 string) error {
 	if err != nil {
 		return unavailable(err, "does %s wait", ekSHA256)
 	}
-	if err := r.writeStatus(o, before, after); err != nil && !errors.Is(err, errOvertaken) {
+	if err := r.writeStatus(ctx, o, before, after); err != nil && !errors.Is(err, errOvertaken) {
 		return err
 	}
 	return nil

@@ -80,24 +80,46 @@ type Records struct {
 	waiting *waitingRoom
 	trouble *atomic.Int64 // when a call last failed without an answer, or was slow (Unix time in ns)
 
-	// Of one request; see Within.
-	ctx  context.Context //nolint:containedctx // the view ends with its request
-	last *lastRead
 }
 
-// lastRead is the record that a request has read. Its first write does not read it
-// again: the write names the version that was read, and fails if it changed since.
+// session is the work of one request on one record. Its first Update begins with what
+// Record read: the write names that version, and fails if the record changed since.
+// It is not safe for concurrent use.
+type session struct {
+	records *Records
+	uid     string
+	read    *lastRead
+}
+
 type lastRead struct {
 	at   place
 	kept kept
 }
 
-// Within returns the same records for one request: every call ends with ctx, and
-// Update after Record saves a read. It is not safe for concurrent use.
-func (r *Records) Within(ctx context.Context) *Records {
-	view := *r
-	view.ctx, view.last = ctx, new(lastRead)
-	return &view
+// Session returns a session for the record of one Machine.
+func (r *Records) Session(uid string) store.Session { return &session{records: r, uid: uid} }
+
+// Record implements [store.Session].
+func (s *session) Record(ctx context.Context) (*v1alpha1.MachineAttestation, error) {
+	at, err := s.records.find(s.uid)
+	if err != nil {
+		return nil, err
+	}
+	k, err := s.records.read(ctx, at)
+	if err != nil {
+		return nil, err
+	}
+	if k.object != nil {
+		s.read = &lastRead{at, k}
+	}
+	return k.record, nil
+}
+
+// Update implements [store.Session].
+func (s *session) Update(ctx context.Context, change store.Change) error {
+	read := s.read
+	s.read = nil
+	return s.records.update(ctx, s.uid, nil, read, change)
 }
 
 // InTrouble reports whether a call of the API was slow, or not answered, a short time
@@ -111,14 +133,6 @@ const (
 	troubleLasts = time.Minute
 	slowCall     = time.Second
 )
-
-// base is the context that calls end with.
-func (r *Records) base() context.Context {
-	if r.ctx != nil {
-		return r.ctx
-	}
-	return context.Background()
-}
 
 // NewRecords makes no call yet.
 func NewRecords(o RecordsConfig) *Records {
@@ -140,37 +154,16 @@ func NewRecords(o RecordsConfig) *Records {
 }
 
 // Record returns the record of the Machine as it is now, or nil if there is none.
-func (r *Records) Record(uid string) (*v1alpha1.MachineAttestation, error) {
-	at, err := r.find(uid)
-	if err != nil {
-		return nil, err
-	}
-	k, err := r.read(at)
-	if err != nil {
-		return nil, err
-	}
-	if r.last != nil {
-		*r.last = lastRead{at, k}
-	}
-	return k.record, nil
-}
-
-// readFirst is read, or what this request has read already.
-func (r *Records) readFirst(at place) (kept, error) {
-	if r.last == nil || r.last.at != at || r.last.kept.object == nil {
-		return r.read(at)
-	}
-	k := r.last.kept
-	*r.last = lastRead{}
-	return k, nil
+func (r *Records) Record(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
+	return r.Session(uid).Record(ctx)
 }
 
 // Update changes the record of the Machine by change, which sees the record as
 // it is, or nil if there is none, and returns what it shall be; nil leaves it
 // unchanged. Only the status is written. An error of change changes nothing and
 // is returned as it is. Change is called again when somebody else's came first.
-func (r *Records) Update(uid string, change store.Change) error {
-	return r.update(uid, nil, change)
+func (r *Records) Update(ctx context.Context, uid string, change store.Change) error {
+	return r.update(ctx, uid, nil, nil, change)
 }
 
 // Attest is Update that claims every component of an identity for the Machine
@@ -178,17 +171,17 @@ func (r *Records) Update(uid string, change store.Change) error {
 // IdentityConflict, unless that Machine is gone: then its claim is released.
 // Whether it is gone is asked of the API; alive, which knows what was watched, is
 // not needed here.
-func (r *Records) Attest(uid string, components []string, _ func(uid string) bool, change store.Change) error {
-	return r.update(uid, components, change)
+func (r *Records) Attest(ctx context.Context, uid string, components []string, _ func(uid string) bool, change store.Change) error {
+	return r.update(ctx, uid, components, nil, change)
 }
 
-func (r *Records) update(uid string, components []string, change store.Change) error {
+func (r *Records) update(ctx context.Context, uid string, components []string, first *lastRead, change store.Change) error {
 	at, err := r.find(uid)
 	if err != nil {
 		return err
 	}
 	// The time for all tries: someone waits for the answer.
-	ctx, cancel := context.WithTimeout(r.base(), 4*r.timeout)
+	ctx, cancel := context.WithTimeout(ctx, 4*r.timeout)
 	defer cancel()
 	leave, err := r.busy.enter(ctx, at.uid)
 	if err != nil {
@@ -201,23 +194,21 @@ func (r *Records) update(uid string, components []string, change store.Change) e
 		if try > 0 && pause(ctx, try) != nil {
 			break
 		}
-		read := r.read
-		if try == 0 {
-			read = r.readFirst
-		}
-		k, err := read(at)
-		if err != nil {
+		var k kept
+		if try == 0 && first != nil && first.at.uid == at.uid && first.at.String() == at.String() {
+			k = first.kept
+		} else if k, err = r.read(ctx, at); err != nil {
 			return err
 		}
 		next, err := change(k.record)
 		if err != nil || next == nil {
-			r.takeBack(made)
+			r.takeBack(ctx, made)
 			return err
 		}
 		// An identity that this attestation does not change has its claims.
 		known := k.record != nil && k.record.Status.Identity != (v1alpha1.RecordedIdentity{}) && next.Status.Identity == k.record.Status.Identity
 		for _, component := range components {
-			c, err := r.claim(at, component, known)
+			c, err := r.claim(ctx, at, component, known)
 			if c != nil {
 				made = append(made, *c)
 			}
@@ -225,11 +216,11 @@ func (r *Records) update(uid string, components []string, change store.Change) e
 				continue
 			}
 			if reason.From(err).Code == reason.IdentityConflict {
-				r.takeBack(made)
+				r.takeBack(ctx, made)
 			}
 			return err
 		}
-		object, err := r.write(at, k, next)
+		object, err := r.write(ctx, at, k, next)
 		if errors.Is(err, errOvertaken) {
 			continue
 		}
@@ -244,12 +235,12 @@ func (r *Records) update(uid string, components []string, change store.Change) e
 
 // EnsureRecord makes the empty record of a Machine that has not joined, so that
 // its attestation need not. It does nothing if there is one.
-func (r *Records) EnsureRecord(m *machine.Machine) error {
+func (r *Records) EnsureRecord(ctx context.Context, m *machine.Machine) error {
 	if m.StandIn {
 		return nil
 	}
 	at := placeOf(m)
-	if _, err := r.create(at); err != nil && !errors.Is(err, errOvertaken) {
+	if _, err := r.create(ctx, at); err != nil && !errors.Is(err, errOvertaken) {
 		return err
 	}
 	return nil
@@ -262,8 +253,8 @@ var ErrMachineThere = errors.New("the Machine is still there")
 // It looks in these namespaces, or everywhere if there are none. That the Machine
 // is gone is asked of the API: if it is not, nothing happens and the error is
 // [ErrMachineThere]. A stand-in's record is itself: only its claims are left.
-func (r *Records) Delete(uid string, namespaces ...string) error {
-	objects, err := r.named(uid, namespaces)
+func (r *Records) Delete(ctx context.Context, uid string, namespaces ...string) error {
+	objects, err := r.named(ctx, uid, namespaces)
 	if err != nil {
 		return err
 	}
@@ -277,7 +268,7 @@ func (r *Records) Delete(uid string, namespaces ...string) error {
 		if ref.Namespace == "" {
 			ref.Namespace = a.Namespace
 		}
-		gone, err := r.gone(ref, uid)
+		gone, err := r.gone(ctx, ref, uid)
 		if err != nil {
 			return err
 		}
@@ -286,28 +277,28 @@ func (r *Records) Delete(uid string, namespaces ...string) error {
 		}
 		if r.revoke != nil {
 			// Before the record that names them goes.
-			ctx, cancel := context.WithTimeout(context.Background(), 4*r.timeout)
+			ctx, cancel := context.WithTimeout(ctx, 4*r.timeout)
 			err := r.revoke(ctx, uid, a.Status.Credentials)
 			cancel()
 			if err != nil {
 				return err
 			}
 		}
-		err = r.do("delete", attestationsResource, "", func(ctx context.Context) error {
+		err = r.do(ctx, "delete", attestationsResource, "", func(ctx context.Context) error {
 			return r.client.Resource(attestationsResource).Namespace(a.Namespace).Delete(ctx, a.Name, exactly(&o, false))
 		})
 		if err != nil && !kerrors.IsNotFound(err) {
 			return unavailable(err, "delete record %s/%s", a.Namespace, a.Name)
 		}
 	}
-	return r.ReleaseClaims(uid)
+	return r.ReleaseClaims(ctx, uid)
 }
 
 // named are the objects with a record's name.
-func (r *Records) named(uid string, namespaces []string) (found []unstructured.Unstructured, err error) {
+func (r *Records) named(ctx context.Context, uid string, namespaces []string) (found []unstructured.Unstructured, err error) {
 	if len(namespaces) == 0 {
 		var list *unstructured.UnstructuredList
-		err = r.do("list", attestationsResource, "", func(ctx context.Context) (err error) {
+		err = r.do(ctx, "list", attestationsResource, "", func(ctx context.Context) (err error) {
 			list, err = r.client.Resource(attestationsResource).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + uid})
 			return err
 		})
@@ -317,7 +308,7 @@ func (r *Records) named(uid string, namespaces []string) (found []unstructured.U
 		return list.Items, nil
 	}
 	for _, namespace := range namespaces {
-		o, err := r.get(attestationsResource, namespace, uid)
+		o, err := r.get(ctx, attestationsResource, namespace, uid)
 		if err != nil && !missing(err) {
 			return nil, unavailable(err, "look for the record of %s", uid)
 		}
@@ -373,8 +364,8 @@ type kept struct {
 }
 
 // read reads the record live.
-func (r *Records) read(at place) (kept, error) {
-	o, err := r.get(attestationsResource, at.namespace, at.name)
+func (r *Records) read(ctx context.Context, at place) (kept, error) {
+	o, err := r.get(ctx, attestationsResource, at.namespace, at.name)
 	switch {
 	case missing(err) && at.machine != nil && at.machine.StandIn:
 		return kept{}, reason.Deny(reason.MachineNotFound, "%s was deleted", at)
@@ -462,7 +453,7 @@ func machineRef(m *machine.Machine) v1alpha1.MachineReference {
 var errOvertaken = errors.New("somebody else was faster")
 
 // create makes an empty record.
-func (r *Records) create(at place) (*unstructured.Unstructured, error) {
+func (r *Records) create(ctx context.Context, at place) (*unstructured.Unstructured, error) {
 	o := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
 		"metadata": map[string]any{"namespace": at.namespace, "name": at.name},
@@ -472,7 +463,7 @@ func (r *Records) create(at place) (*unstructured.Unstructured, error) {
 		o.Object["spec"] = map[string]any{"machineRef": refContent(machineRef(m))}
 	}
 	var made *unstructured.Unstructured
-	err := r.do("create", attestationsResource, "", func(ctx context.Context) (err error) {
+	err := r.do(ctx, "create", attestationsResource, "", func(ctx context.Context) (err error) {
 		made, err = r.client.Resource(attestationsResource).Namespace(at.namespace).Create(ctx, o, metav1.CreateOptions{})
 		return err
 	})
@@ -487,11 +478,11 @@ func (r *Records) create(at place) (*unstructured.Unstructured, error) {
 
 // write writes the status that next has, unless the record changed since it was
 // read. It returns the object's UID.
-func (r *Records) write(at place, k kept, next *v1alpha1.MachineAttestation) (types.UID, error) {
+func (r *Records) write(ctx context.Context, at place, k kept, next *v1alpha1.MachineAttestation) (types.UID, error) {
 	o := k.object
 	if o == nil {
 		var err error
-		if o, err = r.create(at); err != nil {
+		if o, err = r.create(ctx, at); err != nil {
 			return "", err
 		}
 	}
@@ -503,15 +494,15 @@ func (r *Records) write(at place, k kept, next *v1alpha1.MachineAttestation) (ty
 	if err != nil {
 		return "", unavailable(err, "record %s", at)
 	}
-	return o.GetUID(), r.writeStatus(o, k.status, status)
+	return o.GetUID(), r.writeStatus(ctx, o, k.status, status)
 }
 
 // writeStatus puts the status in place of the old one in an object that was just
 // read, keeping what only another version knows.
-func (r *Records) writeStatus(o *unstructured.Unstructured, old, status map[string]any) error {
+func (r *Records) writeStatus(ctx context.Context, o *unstructured.Unstructured, old, status map[string]any) error {
 	o = o.DeepCopy()
 	o.Object["status"] = carry(o.Object["status"], old, status)
-	err := r.do("update", attestationsResource, "status", func(ctx context.Context) error {
+	err := r.do(ctx, "update", attestationsResource, "status", func(ctx context.Context) error {
 		_, err := r.client.Resource(attestationsResource).Namespace(o.GetNamespace()).UpdateStatus(ctx, o, metav1.UpdateOptions{})
 		return err
 	})
@@ -521,8 +512,8 @@ func (r *Records) writeStatus(o *unstructured.Unstructured, old, status map[stri
 	return unavailable(err, "write record %s/%s", o.GetNamespace(), o.GetName())
 }
 
-func (r *Records) get(resource schema.GroupVersionResource, namespace, name string) (o *unstructured.Unstructured, err error) {
-	err = r.do("get", resource, "", func(ctx context.Context) (err error) {
+func (r *Records) get(ctx context.Context, resource schema.GroupVersionResource, namespace, name string) (o *unstructured.Unstructured, err error) {
+	err = r.do(ctx, "get", resource, "", func(ctx context.Context) (err error) {
 		// Without a resourceVersion: as it is, not as some cache has it.
 		if namespace == "" {
 			o, err = r.client.Resource(resource).Get(ctx, name, metav1.GetOptions{})
@@ -535,29 +526,26 @@ func (r *Records) get(resource schema.GroupVersionResource, namespace, name stri
 }
 
 // do makes one call of the API.
-func (r *Records) do(verb string, resource schema.GroupVersionResource, sub string, call func(context.Context) error) error {
+func (r *Records) do(ctx context.Context, verb string, resource schema.GroupVersionResource, sub string, call func(context.Context) error) error {
 	name := resource.Resource
 	if sub != "" {
 		name += "/" + sub
 	}
 	r.called(verb, name)
-	ctx, cancel := context.WithTimeout(r.base(), r.timeout)
+	bounded, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
 	began := time.Now()
-	err := call(ctx)
-	if time.Since(began) > slowCall || unanswered(err) {
+	err := call(bounded)
+	// A client that leaves, or is in a hurry, is no trouble of the API's.
+	if time.Since(began) > slowCall || ctx.Err() == nil && unanswered(err) {
 		r.trouble.Store(time.Now().UnixNano())
 	}
 	return err
 }
 
-// unanswered reports whether the outcome of a call is unknown. A client that left
-// is no trouble of the API's.
+// unanswered reports whether the outcome of a call is unknown.
 func unanswered(err error) bool {
-	if err == nil || errors.Is(err, context.Canceled) {
-		return false
-	}
-	return kerrors.ReasonForError(err) == metav1.StatusReasonUnknown || kerrors.IsTimeout(err) || kerrors.IsServerTimeout(err) || kerrors.IsInternalError(err)
+	return err != nil && (kerrors.ReasonForError(err) == metav1.StatusReasonUnknown || kerrors.IsTimeout(err) || kerrors.IsServerTimeout(err) || kerrors.IsInternalError(err))
 }
 
 // exactly deletes the very object that was read; unchanged, if it must be that too.

@@ -259,7 +259,7 @@ func verdict(m *machine.Machine, id v1alpha1.RecordedIdentity, tokenID string, n
 }
 
 func attest(r replica, m *machine.Machine, id v1alpha1.RecordedIdentity, tokenID string, now time.Time) error {
-	return r.Attest(m.UID, components(id), alive, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	return r.Attest(context.Background(), m.UID, components(id), alive, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Attest(rec, verdict(m, id, tokenID, now), now)
 	})
 }
@@ -274,7 +274,7 @@ func (s *site) attested(r replica, m *machine.Machine, id v1alpha1.RecordedIdent
 
 func (s *site) record(r replica, uid string) *v1alpha1.MachineAttestation {
 	s.Helper()
-	rec, err := r.Record(uid)
+	rec, err := r.Record(s.Context(), uid)
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -283,7 +283,7 @@ func (s *site) record(r replica, uid string) *v1alpha1.MachineAttestation {
 
 func (s *site) holder(r replica, id v1alpha1.RecordedIdentity) string {
 	s.Helper()
-	uid, err := r.Holder(components(id)[0])
+	uid, err := r.Holder(s.Context(), components(id)[0])
 	if err != nil {
 		s.Fatal(err)
 	}

@@ -24,6 +24,7 @@ import (
 	verifier "github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/redeem"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
 var (
@@ -38,7 +39,7 @@ func TestALifeInTheCluster(t *testing.T) {
 		t.Fatalf("before: %+v", rec)
 	}
 	for range 2 {
-		if err := r.EnsureRecord(m); err != nil {
+		if err := r.EnsureRecord(t.Context(), m); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -61,7 +62,7 @@ func TestALifeInTheCluster(t *testing.T) {
 	take := func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Redeem(rec, token.Claims{ID: "token1", Subject: m.String(), MachineUID: m.UID, Pool: "worker"}, nil, now)
 	}
-	if err := r.Update(m.UID, take); err != nil {
+	if err := r.Update(t.Context(), m.UID, take); err != nil {
 		t.Fatal(err)
 	}
 	if rec := s.record(r, m.UID); rec.Status.Phase != v1alpha1.PhaseFetched || rec.Status.Token.Uses != 1 {
@@ -71,11 +72,11 @@ func TestALifeInTheCluster(t *testing.T) {
 		return record.Joined(rec, "node-0", now), nil
 	}
 	for range 2 {
-		if err := r.Update(m.UID, join); err != nil {
+		if err := r.Update(t.Context(), m.UID, join); err != nil {
 			t.Fatal(err)
 		}
 	}
-	denied(t, r.Update(m.UID, take), reason.TokenSuperseded)
+	denied(t, r.Update(t.Context(), m.UID, take), reason.TokenSuperseded)
 	denied(t, attest(r, m, id, "token2", now.Add(time.Hour)), reason.MachineJoined)
 	if phase := s.record(r, m.UID).Status.Phase; phase != v1alpha1.PhaseJoined {
 		t.Errorf("phase %s", phase)
@@ -86,10 +87,10 @@ func TestAMachinesOwnDeletion(t *testing.T) {
 	s := newSite(t)
 	r, m, id := s.replica(), s.machine("worker-0"), unique()
 	s.attested(r, m, id, "token1", s.now())
-	if err := r.Delete(m.UID); !errors.Is(err, verifier.ErrMachineThere) {
+	if err := r.Delete(t.Context(), m.UID); !errors.Is(err, verifier.ErrMachineThere) {
 		t.Errorf("while it is there: %v", err)
 	}
-	if err := r.ReleaseClaims(m.UID); !errors.Is(err, verifier.ErrMachineThere) {
+	if err := r.ReleaseClaims(t.Context(), m.UID); !errors.Is(err, verifier.ErrMachineThere) {
 		t.Errorf("while it is there: %v", err)
 	}
 	if s.record(r, m.UID) == nil || s.holder(r, id) != m.UID {
@@ -97,7 +98,7 @@ func TestAMachinesOwnDeletion(t *testing.T) {
 	}
 	s.remove(m)
 	for _, namespaces := range [][]string{nil, {s.namespace}} { // a second time is no error
-		if err := r.Delete(m.UID, namespaces...); err != nil {
+		if err := r.Delete(t.Context(), m.UID, namespaces...); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -108,7 +109,7 @@ func TestAMachinesOwnDeletion(t *testing.T) {
 		t.Errorf("the claim of %s stays", uid)
 	}
 	s.known.DeleteMachine("machine.openshift.io", m.Namespace, m.Name)
-	_, err := r.Record(m.UID)
+	_, err := r.Record(t.Context(), m.UID)
 	denied(t, err, reason.MachineNotFound)
 	denied(t, attest(r, m, id, "token2", s.now()), reason.MachineNotFound)
 }
@@ -132,7 +133,7 @@ func TestDeletingLeavesAloneWhatIsNoRecord(t *testing.T) {
 		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation, "metadata": map[string]any{"name": m.UID},
 		"spec": map[string]any{"pool": "worker", "expectedProviderID": "aws:///z/i-1"},
 	})
-	if err := r.Delete(m.UID); err != nil {
+	if err := r.Delete(t.Context(), m.UID); err != nil {
 		t.Fatal(err)
 	}
 	s.get(attestations, s.namespace, m.UID)
@@ -157,7 +158,7 @@ func TestAnAttestationIsAtMostTwoWrites(t *testing.T) {
 		called = nil
 	}
 	m, id, now := s.machine("worker-0"), unique(), s.now()
-	if err := r.EnsureRecord(m); err != nil {
+	if err := r.EnsureRecord(t.Context(), m); err != nil {
 		t.Fatal(err)
 	}
 	check("making the record in advance", 1, 0, "create machineattestations")
@@ -167,7 +168,7 @@ func TestAnAttestationIsAtMostTwoWrites(t *testing.T) {
 	check("the same identity again", 1, 2, "get machineattestations", "get identityclaims", "update machineattestations/status")
 	denied(t, attest(r, m, unique(), "token3", now.Add(2*time.Minute)), reason.IdentityConflict)
 	check("another identity", 0, 1, "get machineattestations")
-	if _, err := r.Record(m.UID); err != nil {
+	if _, err := r.Record(t.Context(), m.UID); err != nil {
 		t.Fatal(err)
 	}
 	check("reading", 0, 1, "get machineattestations")
@@ -199,7 +200,7 @@ func TestAttack_T42_OneEKForTwoMachines(t *testing.T) {
 	m1, m2 := s.machine("worker-1"), s.machine("worker-2")
 	s.attested(r, m1, id, "token1", now)
 	// One component of another Machine is enough, and the free one is given back.
-	err := r.Attest(m2.UID, []string{components(other)[0], components(id)[0]}, alive, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	err := r.Attest(t.Context(), m2.UID, []string{components(other)[0], components(id)[0]}, alive, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Attest(rec, verdict(m2, other, "token2", now), now)
 	})
 	denied(t, err, reason.IdentityConflict)
@@ -271,7 +272,7 @@ func TestAttack_T42_AMachineThatMovesToClusterAPIKeepsItsRecord(t *testing.T) {
 			denied(t, attest(r, moved, unique(), "token2", now.Add(time.Minute)), reason.IdentityConflict)
 			// The token from before is good, under either UID.
 			for _, uid := range []string{m.UID, moved.UID} {
-				if err := r.Update(uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+				if err := r.Update(t.Context(), uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 					return record.Redeem(rec, token.Claims{ID: "token1", MachineUID: uid, Pool: "worker"}, nil, now)
 				}); err != nil {
 					t.Error(err)
@@ -301,7 +302,7 @@ func TestAttack_T42_AClaimWhoseMachineCannotBeLookedUpStays(t *testing.T) {
 			"machineRef": map[string]any{"apiVersion": "example.org/v1", "kind": "Machine", "namespace": s.namespace, "name": "worker-9"}},
 	})
 	denied(t, attest(r, s.machine("worker-1"), id, "token2", s.now()), reason.StoreUnavailable)
-	_, err := r.Holder(components(id)[0])
+	_, err := r.Holder(t.Context(), components(id)[0])
 	denied(t, err, reason.StoreUnavailable)
 	s.get(claims, "", name)
 	s.delete(claims, "", name)
@@ -410,7 +411,7 @@ func TestAttack_T43_AReplicaThatWasPausedBeforeItsWrite(t *testing.T) {
 			s.patch(attestations, m.Namespace, m.UID, `{"spec":{"quarantined":true}}`)
 		}, reason.Quarantined, false},
 		{"the Machine joined", func(s *site, r replica, m *machine.Machine, _ v1alpha1.RecordedIdentity) {
-			err := r.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			err := r.Update(t.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 				return record.Joined(rec, "node-0", s.now()), nil
 			})
 			if err != nil {
@@ -421,7 +422,7 @@ func TestAttack_T43_AReplicaThatWasPausedBeforeItsWrite(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s := newSite(t)
 			a, b, m, id := s.replica(), s.replica(), s.machine("worker-0"), unique()
-			if err := a.EnsureRecord(m); err != nil {
+			if err := a.EnsureRecord(t.Context(), m); err != nil {
 				t.Fatal(err)
 			}
 			held, resume := a.hold(http.MethodPut, "/status")
@@ -461,7 +462,7 @@ func TestAttack_T43_AReplicaThatWasPausedBeforeItMadeTheRecord(t *testing.T) {
 func TestAttack_T43_BetweenClaimAndRecordTheMachineIsDeleted(t *testing.T) {
 	s := newSite(t)
 	a, b, m1, m2, id := s.replica(), s.replica(), s.machine("worker-1"), s.machine("worker-2"), unique()
-	if err := a.EnsureRecord(m1); err != nil {
+	if err := a.EnsureRecord(t.Context(), m1); err != nil {
 		t.Fatal(err)
 	}
 	held, resume := a.hold(http.MethodPut, "/status")
@@ -469,7 +470,7 @@ func TestAttack_T43_BetweenClaimAndRecordTheMachineIsDeleted(t *testing.T) {
 	go func() { done <- attest(a, m1, id, "token1", s.now()) }()
 	<-held
 	s.remove(m1)
-	if err := b.Delete(m1.UID); err != nil {
+	if err := b.Delete(t.Context(), m1.UID); err != nil {
 		t.Fatal(err)
 	}
 	s.known.DeleteMachine("machine.openshift.io", m1.Namespace, m1.Name)
@@ -488,7 +489,7 @@ func TestUpdatesOfThreeReplicasAllCount(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 18 {
 		wg.Go(func() {
-			err := replicas[i%3].Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			err := replicas[i%3].Update(t.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 				next := rec.DeepCopy()
 				next.Status.GrantAttestations++
 				return next, nil
@@ -514,7 +515,8 @@ func TestAttack_T45_FiftyUsesOfOneTokenOnThreeReplicas(t *testing.T) {
 	for i := range 50 {
 		gate := redeem.Redeemer{Records: replicas[i%3], Machines: func() redeem.Machines { return s.known }, Now: s.now}
 		wg.Go(func() {
-			switch err := gate.Redeem(t.Context(), c, nil); {
+			use, _ := gate.Check(t.Context(), c)
+			switch err := use.Redeem(t.Context(), nil); {
 			case err == nil:
 				redeemed.Add(1)
 			case reason.From(err).Code != reason.TokenUsedUp:
@@ -542,7 +544,7 @@ func TestAttack_T45_QuarantinedBetweenTheCheckAndTheUse(t *testing.T) {
 	held, resume := r.hold(http.MethodPut, "/status")
 	done := make(chan error)
 	go func() {
-		done <- r.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		done <- r.Update(t.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 			return record.Redeem(rec, c, nil, now)
 		})
 	}()
@@ -555,7 +557,7 @@ func TestAttack_T45_QuarantinedBetweenTheCheckAndTheUse(t *testing.T) {
 	}
 	// Lifted, it works; and a status that is written leaves the spec alone.
 	s.patch(attestations, m.Namespace, m.UID, `{"spec":{"quarantined":null,"expectedProviderID":"aws:///z/i-1"}}`)
-	if err := r.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	if err := r.Update(t.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		next, err := record.Redeem(rec, c, nil, now)
 		if err == nil {
 			next.Spec = v1alpha1.MachineAttestationSpec{}
@@ -573,7 +575,7 @@ func TestAGrantInTheRecordItselfCountsAtOnce(t *testing.T) {
 	s := newSite(t)
 	r, m, id, now := s.replica(), s.machine("worker-0"), unique(), s.now()
 	s.attested(r, m, id, "token1", now)
-	if err := r.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	if err := r.Update(t.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Joined(rec, "node-0", now), nil
 	}); err != nil {
 		t.Fatal(err)
@@ -593,14 +595,14 @@ func TestAttack_T58_WithoutTheAPINothingIsGranted(t *testing.T) {
 			t.Error("a change was asked for")
 			return rec, nil
 		}
-		_, recordErr := r.Record(m.UID)
-		_, holderErr := r.Holder(components(id)[0])
-		_, waitingErr := r.Waiting(now)
+		_, recordErr := r.Record(t.Context(), m.UID)
+		_, holderErr := r.Holder(t.Context(), components(id)[0])
+		_, waitingErr := r.Waiting(t.Context(), now)
 		return map[string]error{
-			"Record": recordErr, "Holder": holderErr, "Waiting": waitingErr, "Wait": r.Wait(now, waiting(1)), "Settled": r.Settled(ek(1)),
-			"Update": r.Update(m.UID, changed), "Attest": r.Attest(m.UID, components(id), alive, changed), "Delete": r.Delete(m.UID),
-			"ReleaseClaims": r.ReleaseClaims(m.UID), "ExpirePending": r.ExpirePending(now), "EnsureRecord": r.EnsureRecord(m),
-			"a break-glass token": r.Update(record.BreakGlassUID("b1"), changed),
+			"Record": recordErr, "Holder": holderErr, "Waiting": waitingErr, "Wait": r.Wait(t.Context(), now, waiting(1)), "Settled": r.Settled(t.Context(), ek(1)),
+			"Update": r.Update(t.Context(), m.UID, changed), "Attest": r.Attest(t.Context(), m.UID, components(id), alive, changed), "Delete": r.Delete(t.Context(), m.UID),
+			"ReleaseClaims": r.ReleaseClaims(t.Context(), m.UID), "ExpirePending": r.ExpirePending(t.Context(), now), "EnsureRecord": r.EnsureRecord(t.Context(), m),
+			"a break-glass token": r.Update(t.Context(), record.BreakGlassUID("b1"), changed),
 		}
 	}
 	check := func(state string, r replica) {
@@ -666,7 +668,7 @@ func TestAttack_T58_EveryReadIsOfTheLatest(t *testing.T) {
 	s.attested(r, m, id, "token1", s.now())
 	s.record(r, m.UID)
 	s.holder(r, id)
-	if err := r.Wait(s.now(), waiting(1)); err != nil {
+	if err := r.Wait(t.Context(), s.now(), waiting(1)); err != nil {
 		t.Error(err)
 	}
 	if len(stale) > 0 {
@@ -766,7 +768,7 @@ func TestAStandInIsItsOwnRecord(t *testing.T) {
 		}))
 	}
 	m := make()
-	if err := r.EnsureRecord(m); err != nil {
+	if err := r.EnsureRecord(t.Context(), m); err != nil {
 		t.Fatal(err)
 	}
 	s.attested(r, m, id, "token1", now)
@@ -795,7 +797,7 @@ func TestABreakGlassTokenIsCountedInTheCluster(t *testing.T) {
 	now := s.now()
 	c := token.Claims{ID: "b1", Subject: "break-glass/ticket-7", MachineUID: record.BreakGlassUID("b1"), Pool: "worker", IssuedAt: now, Expiry: now.Add(time.Hour)}
 	use := func(r replica, take bool) error {
-		return r.Update(c.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		return r.Update(t.Context(), c.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 			return record.BreakGlass(rec, c, take, now)
 		})
 	}
@@ -822,10 +824,10 @@ func TestABreakGlassTokenIsCountedInTheCluster(t *testing.T) {
 	if uid, _, _ := unstructured.NestedString(o.Object, "status", "machineUID"); uid != c.MachineUID {
 		t.Errorf("recorded %v", o.Object["status"])
 	}
-	if all, err := replicas[0].Waiting(now); err != nil || len(all) != 0 {
+	if all, err := replicas[0].Waiting(t.Context(), now); err != nil || len(all) != 0 {
 		t.Errorf("it is taken for a machine that waits: %v, %v", all, err)
 	}
-	_, err := replicas[0].Record(record.BreakGlassUID("../b1"))
+	_, err := replicas[0].Record(t.Context(), record.BreakGlassUID("../b1"))
 	denied(t, err, reason.TokenInvalid)
 }
 
@@ -855,7 +857,7 @@ func TestWhatANewerVersionWroteStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := token.Claims{ID: "token1", Subject: m.String(), MachineUID: m.UID, Pool: "worker"}
-	if err := r.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	if err := r.Update(t.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Redeem(rec, c, nil, now)
 	}); err != nil {
 		t.Fatal(err)
@@ -874,5 +876,39 @@ func TestWhatANewerVersionWroteStays(t *testing.T) {
 	jti, _, _ = unstructured.NestedString(o.Object, "status", "credential", "jti")
 	if _, found, _ := unstructured.NestedString(o.Object, "status", "token", "boundTo"); found || jti != "j1" {
 		t.Errorf("after another attestation: %v", o.Object["status"])
+	}
+}
+
+// A session's first write starts from what the session has read, and no later one does.
+func TestSession_TheFirstWriteSavesARead(t *testing.T) {
+	s := newSite(t)
+	r, m, now := s.replica(), s.machine("worker-0"), s.now()
+	s.attested(r, m, unique(), "token1", now)
+	r.count()
+	use := func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		next := rec.DeepCopy()
+		next.Status.Token.Uses++
+		return next, nil
+	}
+	session, late := r.Session(m.UID), r.Session(m.UID)
+	for _, one := range []store.Session{session, late} {
+		if _, err := one.Record(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, want := range []struct{ writes, reads int }{{1, 2}, {1, 1}} {
+		if err := session.Update(t.Context(), use); err != nil {
+			t.Fatal(err)
+		}
+		if writes, reads := r.count(); writes != want.writes || reads != want.reads {
+			t.Errorf("write %d: %d writes and %d reads", i, writes, reads)
+		}
+	}
+	// What this one has read is out of date: it is not written over.
+	if err := late.Update(t.Context(), use); err != nil {
+		t.Fatal(err)
+	}
+	if uses := s.record(r, m.UID).Status.Token.Uses; uses != 3 {
+		t.Errorf("%d uses of 3", uses)
 	}
 }

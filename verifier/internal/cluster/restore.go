@@ -344,7 +344,7 @@ func (c *Cluster) takeBack(ctx context.Context) error {
 			continue
 		}
 		c.tasks.limit.Accept()
-		err := c.records.Update(uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		err := c.records.Update(ctx, uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 			return relatch(rec, m, l, c.o.Now()), nil
 		})
 		switch {

@@ -30,7 +30,7 @@ func TestAttack_T58_EtcdIsRestoredToYesterday(t *testing.T) {
 		attestationsOf(w, uids[name])
 	}
 	status := func(name string) v1alpha1.MachineAttestationStatus {
-		rec, err := p.Records().Record(uids[name])
+		rec, err := p.Records().Record(t.Context(), uids[name])
 		if err != nil || rec == nil {
 			return v1alpha1.MachineAttestationStatus{}
 		}

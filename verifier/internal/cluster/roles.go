@@ -153,7 +153,7 @@ func (c *Cluster) poolOf(uid string) string {
 
 // keepRoles reports Nodes whose role is not that of their pool, and lists those that may
 // have a control-plane role.
-func (c *Cluster) keepRoles(context.Context) error {
+func (c *Cluster) keepRoles(ctx context.Context) error {
 	all, _ := c.synced(false)
 	if others, _ := c.synced(true); !others || c.poolsUnknown() {
 		return nil
@@ -191,7 +191,7 @@ func (c *Cluster) keepRoles(context.Context) error {
 		}
 		if !reported[uid] {
 			text := mismatchText(node, c.poolOf(uid))
-			if err := c.changeRole(uid, func(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
+			if err := c.changeRole(ctx, uid, func(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
 				return record.RoleMismatch(rec, text, c.o.Now())
 			}); err != nil {
 				return err
@@ -200,7 +200,7 @@ func (c *Cluster) keepRoles(context.Context) error {
 	}
 	for uid := range reported {
 		if now.mismatched[uid] == "" {
-			if err := c.changeRole(uid, func(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
+			if err := c.changeRole(ctx, uid, func(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
 				return record.RoleMismatch(rec, "", c.o.Now())
 			}); err != nil {
 				return err
@@ -210,9 +210,9 @@ func (c *Cluster) keepRoles(context.Context) error {
 	return nil
 }
 
-func (c *Cluster) changeRole(uid string, change func(*v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation) error {
+func (c *Cluster) changeRole(ctx context.Context, uid string, change func(*v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation) error {
 	c.tasks.limit.Accept()
-	return c.records.Update(uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) { return change(rec), nil })
+	return c.records.Update(ctx, uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) { return change(rec), nil })
 }
 
 func mismatchText(node, pool string) string {

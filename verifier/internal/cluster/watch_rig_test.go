@@ -396,7 +396,7 @@ func TestAttack_T58_TheAPIServerIsAwayForAWhile(t *testing.T) {
 	if k, ok := p.TokenKeys().Current(time.Now()); !ok || k.ID != before.Keys[0].ID {
 		t.Error("the keys went")
 	}
-	_, err := p.Records().Record(string(o.GetUID()))
+	_, err := p.Records().Record(t.Context(), string(o.GetUID()))
 	denied(t, err, reason.StoreUnavailable)
 
 	if err := w.cluster.StartAPIServer(); err != nil {
@@ -409,7 +409,7 @@ func TestAttack_T58_TheAPIServerIsAwayForAWhile(t *testing.T) {
 	until(t, "a deletion", p.denies(t, 2, "worker", reason.EKNotEnrolled))
 	until(t, "a new Machine", p.matches(t, 3, "worker", "openshift-machine-api/three"))
 	until(t, "the lease has a holder again, who latches", func() error {
-		rec, err := p.Records().Record(string(o.GetUID()))
+		rec, err := p.Records().Record(t.Context(), string(o.GetUID()))
 		return says(err != nil || rec == nil || !rec.Status.Quarantined, "%v, %v", rec, err)
 	})
 	if strings.Contains(p.log.String(), "went back to an earlier time") {

@@ -70,9 +70,9 @@ type door struct {
 	issuing   *credential.Issuer
 }
 
-func (d *door) Verify(time.Time, []byte) (token.Claims, error) { return d.claims, nil }
-func (d *door) Check(context.Context, token.Claims) error      { return nil }
-func (d *door) For(c token.Claims) bool                        { return d.issuing.For(c) }
+func (d *door) Verify(time.Time, []byte) (token.Claims, error)               { return d.claims, nil }
+func (d *door) Check(context.Context, token.Claims) (gate.Redemption, error) { return d, nil }
+func (d *door) For(c token.Claims) bool                                      { return d.issuing.For(c) }
 func (d *door) Issue(ctx context.Context, c token.Claims) (*pkgcredential.Credential, error) {
 	return d.issuing.Issue(ctx, c)
 }
@@ -80,7 +80,7 @@ func (d *door) Withdraw(ctx context.Context, own *pkgcredential.Credential) {
 	d.issuing.Withdraw(ctx, own)
 }
 
-func (d *door) Redeem(_ context.Context, _ token.Claims, own *pkgcredential.Credential) error {
+func (d *door) Redeem(_ context.Context, own *pkgcredential.Credential) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.refuse != nil {

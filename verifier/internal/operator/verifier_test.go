@@ -71,7 +71,7 @@ func TestTheCommandsAndTheVerifierUnderstandEachOther(t *testing.T) {
 	}
 
 	// A machine waits; status and explain show it; approval enrols its TPM.
-	if err := records.Wait(time.Now(), store.Pending{ID: id, EKSHA256: hash, Pool: "worker", Source: "192.0.2.7", Claims: "{}"}); err != nil && reason.From(err).Code != reason.PendingApproval {
+	if err := records.Wait(t.Context(), time.Now(), store.Pending{ID: id, EKSHA256: hash, Pool: "worker", Source: "192.0.2.7", Claims: "{}"}); err != nil && reason.From(err).Code != reason.PendingApproval {
 		t.Fatal(err)
 	}
 	s, err := b.State(t.Context())
@@ -95,7 +95,7 @@ func TestTheCommandsAndTheVerifierUnderstandEachOther(t *testing.T) {
 	if !reg.Enrolled(ek) {
 		t.Error("an approved machine is not enrolled")
 	}
-	if err := records.Settled(hash); err != nil {
+	if err := records.Settled(t.Context(), hash); err != nil {
 		t.Fatal(err)
 	}
 
@@ -104,7 +104,7 @@ func TestTheCommandsAndTheVerifierUnderstandEachOther(t *testing.T) {
 	if !ok {
 		t.Fatal("no Machine")
 	}
-	err = records.Attest(uid, []string{"ek:" + hash}, func(string) bool { return true }, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	err = records.Attest(t.Context(), uid, []string{"ek:" + hash}, func(string) bool { return true }, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Attest(rec, record.Attestation{
 			Machine: m, Identity: v1alpha1.RecordedIdentity{EKSHA256: hash}, Endorsement: v1alpha1.EndorsementEnrolled,
 			Pool: "worker", TokenID: "t1", TokenExpiry: time.Now().Add(time.Minute), TokenUses: 3,
@@ -136,14 +136,14 @@ func TestTheCommandsAndTheVerifierUnderstandEachOther(t *testing.T) {
 	if m, ok := reg.ByUID(uid); !ok || !m.Granted(time.Now()) {
 		t.Errorf("the verifier sees no grant: %+v", m)
 	}
-	if rec, err := records.Record(uid); err != nil || rec.Status.Phase != v1alpha1.PhaseAttested || rec.Status.Token == nil {
+	if rec, err := records.Record(t.Context(), uid); err != nil || rec.Status.Phase != v1alpha1.PhaseAttested || rec.Status.Token == nil {
 		t.Errorf("what the verifier wrote is gone: %+v, %v", rec, err)
 	}
 
 	// A break-glass token's record is no machine of the scale-up, and is shown.
 	glass := strings.Repeat("0a", 12)
 	now := time.Now()
-	err = records.Update(record.BreakGlassUID(glass), func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	err = records.Update(t.Context(), record.BreakGlassUID(glass), func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.BreakGlass(rec, token.Claims{Subject: "break-glass/ticket-4711", MachineUID: record.BreakGlassUID(glass), ID: glass, Pool: "worker", IssuedAt: now, NotBefore: now, Expiry: now.Add(time.Minute)}, true, now)
 	})
 	if err != nil {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/credential"
+	"github.com/mcs-attest/mcs-attest/pkg/gate"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
@@ -28,8 +29,6 @@ import (
 // Redeemer is the gate's view of the records. It is safe for concurrent use.
 type Redeemer struct {
 	Records Records
-	// Within, if set, is the records for one request, whose calls end with ctx.
-	Within func(ctx context.Context) Records
 	// InTrouble, if set, reports whether the records were slow or silent a short time
 	// ago. Then a token that is used up waits, since other replicas may return uses.
 	InTrouble func() bool
@@ -47,7 +46,7 @@ type Redeemer struct {
 	Stale func(machineUID string) error
 	// Confirm reads the Machine with this UID anew before it is told a final no
 	// (DESIGN, section 19, rule 12). Its error is temporary. It may be nil.
-	Confirm func(uid string) error
+	Confirm func(ctx context.Context, uid string) error
 
 	unserved unserved
 }
@@ -59,27 +58,38 @@ type Machines interface {
 
 // Records is the store. Every error is a denial.
 type Records interface {
-	Record(uid string) (*v1alpha1.MachineAttestation, error)
-	Update(uid string, change store.Change) error
+	Session(uid string) store.Session
 }
 
 // maxReads bounds how often a request tries to find out whether it took a use.
 const maxReads = 3
 
-// Check says whether the token could be redeemed now; it takes no use. In order:
-// the Machine is still one that may have the pool, and the record still has this
-// token with a use left.
-func (r *Redeemer) Check(ctx context.Context, c token.Claims) error {
-	records := r.records(ctx)
+// redemption is what one request does with one token.
+type redemption struct {
+	*Redeemer
+	claims token.Claims
+	record store.Session
+}
+
+// Check returns the token's redemption, and an error if it could not be redeemed now.
+// It takes no use. In order: the Machine is still one that may have the pool, and the
+// record still has this token with a use left.
+func (r *Redeemer) Check(ctx context.Context, c token.Claims) (gate.Redemption, error) {
+	one := &redemption{r, c, r.Records.Session(c.MachineUID)}
+	return one, one.check(ctx)
+}
+
+func (r *redemption) check(ctx context.Context) error {
+	c := r.claims
 	if record.IsBreakGlass(c.MachineUID) {
-		return r.usedUp(records.Update(c.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		return r.usedUp(r.record.Update(ctx, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 			return record.BreakGlass(record.Return(rec, c.ID, r.unserved.of(c.ID)), c, false, r.Now())
 		}))
 	}
-	if err := r.redeemable(c, r.Now()); err != nil {
+	if err := r.redeemable(ctx, c, r.Now()); err != nil {
 		return err
 	}
-	rec, err := records.Record(c.MachineUID)
+	rec, err := r.record.Record(ctx)
 	if err != nil {
 		return err
 	}
@@ -88,10 +98,12 @@ func (r *Redeemer) Check(ctx context.Context, c token.Claims) error {
 
 // Redeem takes one use, or says why not. The check and the change of the record
 // are one step: fifty at the same time take no more uses than there are.
-func (r *Redeemer) Redeem(ctx context.Context, c token.Claims, own *credential.Credential) error {
-	now := r.Now()
+//
+// Its calls end with ctx: a client that has left takes no use.
+func (r *redemption) Redeem(ctx context.Context, own *credential.Credential) error {
+	c, now := r.claims, r.Now()
 	if !record.IsBreakGlass(c.MachineUID) {
-		if err := r.redeemable(c, now); err != nil {
+		if err := r.redeemable(ctx, c, now); err != nil {
 			return err
 		}
 	}
@@ -120,7 +132,7 @@ func (r *Redeemer) Redeem(ctx context.Context, c token.Claims, own *credential.C
 	}
 	var err error
 	for range maxReads {
-		err = r.records(ctx).Update(c.MachineUID, take)
+		err = r.record.Update(ctx, take)
 		// Without an answer it is unknown whether the use was taken: read it back.
 		if err == nil || !tried || ctx.Err() != nil || reason.From(err).Code != reason.StoreUnavailable {
 			break
@@ -136,7 +148,7 @@ func (r *Redeemer) Redeem(ctx context.Context, c token.Claims, own *credential.C
 		return nil
 	}
 	if tried {
-		r.markUnserved(c, id)
+		r.markUnserved(ctx, c, id)
 	}
 	return r.usedUp(err)
 }
@@ -150,7 +162,7 @@ func (r *Redeemer) usedUp(err error) error {
 }
 
 // redeemable judges what the Machine is now.
-func (r *Redeemer) redeemable(c token.Claims, now time.Time) error {
+func (r *Redeemer) redeemable(ctx context.Context, c token.Claims, now time.Time) error {
 	if r.Stale != nil {
 		if err := r.Stale(c.MachineUID); err != nil {
 			return reason.Wrap(reason.StoreUnavailable, err, "what is known is out of date")
@@ -158,35 +170,9 @@ func (r *Redeemer) redeemable(c token.Claims, now time.Time) error {
 	}
 	err := r.Machines().Redeemable(c.MachineUID, c.Pool, now)
 	if err != nil && r.Confirm != nil && !reason.From(err).Code.Info().Temporary {
-		if stale := r.Confirm(c.MachineUID); stale != nil {
+		if stale := r.Confirm(ctx, c.MachineUID); stale != nil {
 			return stale
 		}
 	}
 	return err
-}
-
-type requestKey struct{}
-
-// oneRequest keeps the records of a request, so that its Redeem goes on from what
-// its Check has read.
-type oneRequest struct{ records Records }
-
-// OneRequest is ctx for one request to the gate.
-func OneRequest(ctx context.Context) context.Context {
-	return context.WithValue(ctx, requestKey{}, &oneRequest{})
-}
-
-// records are those of the request, or of ctx.
-func (r *Redeemer) records(ctx context.Context) Records {
-	if r.Within == nil {
-		return r.Records
-	}
-	one, ok := ctx.Value(requestKey{}).(*oneRequest)
-	if !ok {
-		return r.Within(ctx)
-	}
-	if one.records == nil {
-		one.records = r.Within(ctx)
-	}
-	return one.records
 }

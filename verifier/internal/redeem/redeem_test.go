@@ -1,6 +1,7 @@
 package redeem_test
 
 import (
+	"context"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -40,7 +41,7 @@ func attested(t *testing.T) (*redeem.Redeemer, *store.Store, token.Claims) {
 	t.Cleanup(func() { _ = s.Close() })
 	ix := index(t, "")
 	uid := ix.Machines()[0].UID
-	err = s.Update(uid, func(*v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	err = s.Update(t.Context(), uid, func(*v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		rec := &v1alpha1.MachineAttestation{}
 		rec.Status.MachineUID, rec.Status.Phase = uid, v1alpha1.PhaseAttested
 		rec.Status.Token = &v1alpha1.TokenStatus{ID: "token1", Pool: "worker", Expiry: metav1.NewTime(start.Add(time.Hour)), MaxUses: 3}
@@ -51,6 +52,19 @@ func attested(t *testing.T) (*redeem.Redeemer, *store.Store, token.Claims) {
 	}
 	r := &redeem.Redeemer{Records: s, Machines: func() redeem.Machines { return ix }, Now: func() time.Time { return start }}
 	return r, s, token.Claims{Subject: "default/m1", MachineUID: uid, Pool: "worker", ID: "token1"}
+}
+
+func checked(t *testing.T, r *redeem.Redeemer, c token.Claims) error {
+	t.Helper()
+	_, err := r.Check(t.Context(), c)
+	return err
+}
+
+// redeemed takes a use whatever the check says: Redeem itself must deny.
+func redeemed(t *testing.T, r *redeem.Redeemer, c token.Claims) error {
+	t.Helper()
+	use, _ := r.Check(t.Context(), c)
+	return use.Redeem(t.Context(), nil)
 }
 
 func code(err error) reason.Code {
@@ -66,7 +80,7 @@ func TestAttack_T45_FiftyAtOnceTakeNoMoreUsesThanThereAre(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 50 {
 		wg.Go(func() {
-			switch code(r.Redeem(t.Context(), claims, nil)) {
+			switch code(redeemed(t, r, claims)) {
 			case 0:
 				taken.Add(1)
 			case reason.TokenUsedUp:
@@ -99,10 +113,10 @@ func TestTheMachineAsItIsNowDecides(t *testing.T) {
 			if c.change != nil {
 				c.change(t, r, s, &claims)
 			}
-			if got := code(r.Check(t.Context(), claims)); got != c.want {
+			if got := code(checked(t, r, claims)); got != c.want {
 				t.Errorf("Check: %v, want %v", got, c.want)
 			}
-			if got := code(r.Redeem(t.Context(), claims, nil)); got != c.want {
+			if got := code(redeemed(t, r, claims)); got != c.want {
 				t.Errorf("Redeem: %v, want %v", got, c.want)
 			}
 		})
@@ -113,7 +127,7 @@ func TestTheMachineAsItIsNowDecides(t *testing.T) {
 	other.Pool = "master"
 	gone := claims
 	gone.MachineUID = "gone"
-	if code(r.Redeem(t.Context(), other, nil)) == 0 || code(r.Redeem(t.Context(), gone, nil)) == 0 {
+	if code(redeemed(t, r, other)) == 0 || code(redeemed(t, r, gone)) == 0 {
 		t.Error("redeemed")
 	}
 }
@@ -124,16 +138,16 @@ func TestABreakGlassTokenNeedsNoMachineAndIsCounted(t *testing.T) {
 		Subject: "break-glass/ticket-7", MachineUID: record.BreakGlassUID("b1"), ID: "b1", Pool: "worker", IssuedAt: start, Expiry: start.Add(time.Minute),
 	}
 	for range 5 {
-		if err := r.Check(t.Context(), claims); err != nil {
+		if err := checked(t, r, claims); err != nil {
 			t.Fatal("a check takes a use:", err)
 		}
 	}
 	for range 3 {
-		if err := r.Redeem(t.Context(), claims, nil); err != nil {
+		if err := redeemed(t, r, claims); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got := code(r.Redeem(t.Context(), claims, nil)); got != reason.TokenUsedUp {
+	if got := code(redeemed(t, r, claims)); got != reason.TokenUsedUp {
 		t.Errorf("the fourth use: %v", got)
 	}
 }
@@ -144,8 +158,10 @@ type lossy struct {
 	bad atomic.Bool
 }
 
-func (l *lossy) Update(uid string, change store.Change) error {
-	err := l.Store.Update(uid, change)
+func (l *lossy) Session(uid string) store.Session { return store.NewSession(l, uid) }
+
+func (l *lossy) Update(ctx context.Context, uid string, change store.Change) error {
+	err := l.Store.Update(ctx, uid, change)
 	if err == nil && l.bad.Load() {
 		return reason.Deny(reason.StoreUnavailable, "no answer")
 	}
@@ -154,7 +170,7 @@ func (l *lossy) Update(uid string, change store.Change) error {
 
 func uses(t *testing.T, s *store.Store, c token.Claims) int32 {
 	t.Helper()
-	rec, err := s.Record(c.MachineUID)
+	rec, err := s.Record(t.Context(), c.MachineUID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,28 +185,28 @@ func TestAttack_T69_AUseWithoutAnAnswerIsNotCounted(t *testing.T) {
 	r.Records = l
 	for range 5 { // more often than there are uses
 		l.bad.Store(true)
-		if err := r.Redeem(t.Context(), c, nil); code(err) != reason.StoreUnavailable {
+		if err := redeemed(t, r, c); code(err) != reason.StoreUnavailable {
 			t.Fatalf("without an answer: %v", err)
 		}
 		l.bad.Store(false)
-		if err := r.Check(t.Context(), c); err != nil {
+		if err := checked(t, r, c); err != nil {
 			t.Errorf("after a use without an answer: %v", err)
 		}
 	}
 	for n := range 3 {
-		if err := r.Redeem(t.Context(), c, nil); err != nil {
+		if err := redeemed(t, r, c); err != nil {
 			t.Fatalf("use %d: %v", n+1, err)
 		}
 		if got := uses(t, s, c); int(got) != n+1 {
 			t.Errorf("after %d uses the record has %d", n+1, got)
 		}
 	}
-	if err := r.Redeem(t.Context(), c, nil); code(err) != reason.TokenUsedUp {
+	if err := redeemed(t, r, c); code(err) != reason.TokenUsedUp {
 		t.Errorf("the fourth use: %v", err)
 	}
 	// Another replica may be about to return uses.
 	r.InTrouble = func() bool { return true }
-	if err := r.Check(t.Context(), c); code(err) != reason.StoreUnavailable {
+	if err := checked(t, r, c); code(err) != reason.StoreUnavailable {
 		t.Errorf("used up, while the records are silent: %v", err)
 	}
 }
@@ -201,7 +217,7 @@ func TestRedeem_ReturnsAnUnservedUseByItself(t *testing.T) {
 	l := &lossy{Store: s}
 	r.Records, r.ReturnAfter = l, 10*time.Millisecond
 	l.bad.Store(true)
-	if err := r.Redeem(t.Context(), c, nil); err == nil {
+	if err := redeemed(t, r, c); err == nil {
 		t.Fatal("an answer")
 	}
 	l.bad.Store(false)

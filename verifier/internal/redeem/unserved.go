@@ -13,6 +13,7 @@ import (
 
 const (
 	defaultReturnAfter = 15 * time.Second
+	returnTimeout      = 30 * time.Second
 	// giveUpAfter bounds how often uses are returned in the background. A write that is
 	// still under way by then names a version that is long gone.
 	giveUpAfter = 8
@@ -60,7 +61,9 @@ func (u *unserved) settle(tokenID string, ids []string) {
 }
 
 // markUnserved notes that a use served no client, and has it returned.
-func (r *Redeemer) markUnserved(c token.Claims, useID string) {
+//
+// The client has left, so the return does not end with its request.
+func (r *Redeemer) markUnserved(ctx context.Context, c token.Claims, useID string) {
 	if !r.unserved.add(c.ID, useID) {
 		return
 	}
@@ -68,10 +71,11 @@ func (r *Redeemer) markUnserved(c token.Claims, useID string) {
 	if after == 0 {
 		after = defaultReturnAfter
 	}
+	ctx = context.WithoutCancel(ctx)
 	try := 0
 	var again func()
 	again = func() {
-		if try++; r.returnUses(c) || try == giveUpAfter {
+		if try++; r.returnUses(ctx, c) || try == giveUpAfter {
 			r.unserved.settle(c.ID, r.unserved.of(c.ID))
 			return
 		}
@@ -82,17 +86,15 @@ func (r *Redeemer) markUnserved(c token.Claims, useID string) {
 
 // returnUses returns the unserved uses of a token, and reports whether none is left to
 // be returned. A use that is not on the record yet may still come.
-func (r *Redeemer) returnUses(c token.Claims) (done bool) {
+func (r *Redeemer) returnUses(ctx context.Context, c token.Claims) (done bool) {
 	ids := r.unserved.of(c.ID)
 	if len(ids) == 0 || !r.Now().Before(c.Expiry) && !c.Expiry.IsZero() {
 		return true
 	}
-	records := r.Records
-	if r.Within != nil {
-		records = r.Within(context.Background())
-	}
+	ctx, cancel := context.WithTimeout(ctx, returnTimeout)
+	defer cancel()
 	found := false
-	err := records.Update(c.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	err := r.Records.Session(c.MachineUID).Update(ctx, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		next := record.Return(rec, c.ID, ids)
 		if found = next != rec; !found {
 			return nil, nil

@@ -167,14 +167,14 @@ func components(id v1alpha1.RecordedIdentity) []string {
 
 // holder is the Machine that has an identity on record: one read, of the component
 // that is hardest to come by.
-func (s *Service) holder(id v1alpha1.RecordedIdentity) (string, error) {
+func (s *Service) holder(ctx context.Context, id v1alpha1.RecordedIdentity) (string, error) {
 	switch {
 	case id.EKSHA256 != "":
-		return s.Records.Holder(ekComponent(id.EKSHA256))
+		return s.Records.Holder(ctx, ekComponent(id.EKSHA256))
 	case id.AKSHA256 != "":
-		return s.Records.Holder(akComponent(id.AKSHA256))
+		return s.Records.Holder(ctx, akComponent(id.AKSHA256))
 	case id.InstanceID != "":
-		return s.Records.Holder(instanceComponent(id.InstanceID))
+		return s.Records.Holder(ctx, instanceComponent(id.InstanceID))
 	}
 	return "", nil
 }

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"context"
 	"log/slog"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
@@ -17,7 +18,7 @@ const (
 	maxMessage = 4 << 10
 )
 
-func (s *Service) report(c *call, req *mcsattestv1.ReportRequest) error {
+func (s *Service) report(ctx context.Context, c *call, req *mcsattestv1.ReportRequest) error {
 	if len(req.GetUnit()) > maxUnit || len(req.GetResult()) > maxResult || len(req.GetMessage()) > maxMessage || len(req.GetBootId()) > 64 {
 		return reason.Deny(reason.TooLarge, "report of %d bytes", len(req.GetMessage()))
 	}
@@ -28,7 +29,10 @@ func (s *Service) report(c *call, req *mcsattestv1.ReportRequest) error {
 	r := v1alpha1.FailureReport{
 		Unit: audit.Clean(req.GetUnit()), Result: audit.Clean(req.GetResult()), ExitStatus: req.GetExitStatus(), Message: lines(req.GetMessage()),
 	}
-	return s.Records.Update(ticket.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	// A machine that fails reboots: its report counts although it has left.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
+	defer cancel()
+	return s.Records.Update(ctx, ticket.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		next, err := record.Report(rec, ticket.ID, r, c.id, c.start)
 		if err == nil {
 			c.proven, c.machine, c.pool = true, machineOf(next), next.Status.Pool

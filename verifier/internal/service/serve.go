@@ -68,7 +68,7 @@ var methods = map[string]*method{
 		event: "report", limit: MaxReport, proof: "ticket", request: func() proto.Message { return &mcsattestv1.ReportRequest{} },
 		run: func(s *Service, ctx context.Context, c *call, req proto.Message, turn func()) (proto.Message, error) {
 			turn()
-			err := s.report(c, req.(*mcsattestv1.ReportRequest))
+			err := s.report(ctx, c, req.(*mcsattestv1.ReportRequest))
 			return &mcsattestv1.ReportResponse{CorrelationId: c.id}, err
 		},
 	},

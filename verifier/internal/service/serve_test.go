@@ -1,6 +1,7 @@
 package service
 
 import (
+	"context"
 	"crypto/rand"
 	"io"
 	"log/slog"
@@ -25,7 +26,7 @@ type updated struct {
 	n int
 }
 
-func (u *updated) Update(string, store.Change) error { u.n++; return nil }
+func (u *updated) Update(context.Context, string, store.Change) error { u.n++; return nil }
 
 func TestAttack_T61_StrangersWhoWaitForTurnsDoNotDelayAValidTicket(t *testing.T) {
 	now := time.Now()

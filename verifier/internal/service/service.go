@@ -112,7 +112,7 @@ type Service struct {
 	// Confirm reads a Machine anew before it is told a final no: what the world says
 	// of it may be old (DESIGN, section 19, rule 12). Its error is temporary. Nil
 	// where the world is never old.
-	Confirm func(m *machine.Machine) error
+	Confirm func(ctx context.Context, m *machine.Machine) error
 	// Clouds verify the clouds' documents, Directory names the EKs of instances.
 	Clouds    map[evidence.Kind]evidence.Verifier
 	Directory tpm2.Directory
@@ -131,12 +131,15 @@ type Service struct {
 
 // Records is the store that the service writes to. Every error is a denial.
 type Records interface {
-	Attest(uid string, components []string, alive func(uid string) bool, change store.Change) error
-	Update(uid string, change store.Change) error
-	Holder(component string) (uid string, err error)
-	Wait(now time.Time, p store.Pending) error
-	Settled(ekSHA256 string) error
+	Attest(ctx context.Context, uid string, components []string, alive func(uid string) bool, change store.Change) error
+	Update(ctx context.Context, uid string, change store.Change) error
+	Holder(ctx context.Context, component string) (uid string, err error)
+	Wait(ctx context.Context, now time.Time, p store.Pending) error
+	Settled(ctx context.Context, ekSHA256 string) error
 }
+
+// writeTimeout bounds a write that does not end with its client's request.
+const writeTimeout = 20 * time.Second
 
 // Audience is the token's "aud": the gate.
 const Audience = "mcs"
@@ -286,7 +289,7 @@ func (s *Service) attest(ctx context.Context, c *call, req *mcsattestv1.AttestRe
 			v1alpha1.EndorsementManufacturer:  tpm2.ManufacturerEndorser{Roots: world.EKRoots},
 		},
 		Clouds: s.Clouds, Directory: s.Directory,
-		Recorded: s.holder,
+		Recorded: func(id v1alpha1.RecordedIdentity) (string, error) { return s.holder(ctx, id) },
 	}
 	var answers appraisal.Answers
 	if s.Keep != nil {
@@ -304,7 +307,7 @@ func (s *Service) attest(ctx context.Context, c *call, req *mcsattestv1.AttestRe
 		s.Keep(saved)
 	}
 	if err != nil {
-		return nil, s.denied(c, err, ev)
+		return nil, s.denied(ctx, c, err, ev)
 	}
 	if verdict.Machine == nil {
 		return s.known(c, verdict), nil
@@ -313,11 +316,11 @@ func (s *Service) attest(ctx context.Context, c *call, req *mcsattestv1.AttestRe
 	if err := world.Outdated(verdict.Machine); err != nil {
 		return nil, reason.Wrap(reason.StoreUnavailable, err, "what is known of Machine %s is out of date", verdict.Machine)
 	}
-	return s.grant(c, world, p, challenge, req.GetSealed(), verdict)
+	return s.grant(ctx, c, world, p, challenge, req.GetSealed(), verdict)
 }
 
 // grant records the verdict, then makes the token that the record names.
-func (s *Service) grant(c *call, world *World, p policy.Policy, challenge seal.Challenge, sealed []byte, v *appraisal.Verdict) (*mcsattestv1.AttestResponse, error) {
+func (s *Service) grant(ctx context.Context, c *call, world *World, p policy.Policy, challenge seal.Challenge, sealed []byte, v *appraisal.Verdict) (*mcsattestv1.AttestResponse, error) {
 	a := record.Attestation{
 		Machine: v.Machine, Identity: v.Identity, Endorsement: v.Endorsement, Evidence: v.Evidence, Warnings: v.Warnings,
 		Pool: p.Pool, TicketID: hex.EncodeToString(random(12)), CorrelationID: c.id, Replayable: v.Replayable, CSRKeySHA256: v.CSRKeySHA256,
@@ -334,7 +337,7 @@ func (s *Service) grant(c *call, world *World, p policy.Policy, challenge seal.C
 	if err != nil {
 		return nil, err
 	}
-	err = s.Records.Attest(v.Machine.UID, components(v.Identity), world.alive, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	err = s.Records.Attest(ctx, v.Machine.UID, components(v.Identity), world.alive, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Attest(rec, a, c.start)
 	})
 	if err != nil && v.Replayable {
@@ -343,10 +346,10 @@ func (s *Service) grant(c *call, world *World, p policy.Policy, challenge seal.C
 		return nil, err
 	}
 	if err != nil {
-		return nil, s.noteDenial(c, v.Machine, err)
+		return nil, s.noteDenial(ctx, c, v.Machine, err)
 	}
 	if v.Identity.EKSHA256 != "" {
-		if err := s.Records.Settled(v.Identity.EKSHA256); err != nil {
+		if err := s.Records.Settled(ctx, v.Identity.EKSHA256); err != nil {
 			// It goes by itself after a day.
 			c.extra = append(c.extra, slog.String("still_pending", err.Error()))
 		}
@@ -411,16 +414,16 @@ func (s *Service) claims(c *call, p policy.Policy, challenge seal.Challenge, v *
 }
 
 // denied takes note of a refusal whose caller had proven something.
-func (s *Service) denied(c *call, err error, ev appraisal.Evidence) error {
+func (s *Service) denied(ctx context.Context, c *call, err error, ev appraisal.Evidence) error {
 	var r *appraisal.Refusal
 	if !errors.As(err, &r) {
 		return err
 	}
 	if r.Unproven && r.Machine != nil {
-		return s.confirmed(c, r.Machine, err)
+		return s.confirmed(ctx, c, r.Machine, err)
 	}
 	if r.Machine != nil {
-		return s.noteDenial(c, r.Machine, s.confirmed(c, r.Machine, err))
+		return s.noteDenial(ctx, c, r.Machine, s.confirmed(ctx, c, r.Machine, err))
 	}
 	if r.Unenrolled == nil || reason.From(err).Code != reason.PendingApproval {
 		return err
@@ -434,7 +437,7 @@ func (s *Service) denied(c *call, err error, ev appraisal.Evidence) error {
 		}
 	}
 	c.extra = append(c.extra, slog.String("pending", p.ID), slog.String("ek", ek))
-	if waitErr := s.Records.Wait(c.start, p); waitErr != nil {
+	if waitErr := s.Records.Wait(ctx, c.start, p); waitErr != nil {
 		return waitErr
 	}
 	return err
@@ -442,7 +445,7 @@ func (s *Service) denied(c *call, err error, ev appraisal.Evidence) error {
 
 // confirmed is a denial that may be told: a final one that rests on what the
 // Machine is now is confirmed first.
-func (s *Service) confirmed(c *call, m *machine.Machine, denial error) error {
+func (s *Service) confirmed(ctx context.Context, c *call, m *machine.Machine, denial error) error {
 	switch reason.From(denial).Code {
 	case reason.MachineDeleting, reason.MachineJoined, reason.MachineTooOld, reason.MachinePool, reason.EvidenceDisagrees:
 	default:
@@ -451,7 +454,7 @@ func (s *Service) confirmed(c *call, m *machine.Machine, denial error) error {
 	if s.Confirm == nil {
 		return denial
 	}
-	if err := s.Confirm(m); err != nil {
+	if err := s.Confirm(ctx, m); err != nil {
 		c.extra = append(c.extra, slog.String("unconfirmed", denial.Error()))
 		return err
 	}
@@ -460,14 +463,17 @@ func (s *Service) confirmed(c *call, m *machine.Machine, denial error) error {
 
 // noteDenial writes a denial into the Machine's record, if the Machine's identity
 // was proven. It returns the denial, or what went wrong on our side.
-func (s *Service) noteDenial(c *call, m *machine.Machine, denial error) error {
+func (s *Service) noteDenial(ctx context.Context, c *call, m *machine.Machine, denial error) error {
 	c.proven, c.machine = true, m.String()
 	d := reason.From(denial)
 	switch d.Code {
 	case reason.StoreUnavailable, reason.RateLimited, reason.ProviderUnavailable, reason.InstanceNotFound: // a wait, not a no
 		return denial
 	}
-	err := s.Records.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	// A client that hangs up must not keep its denial off the record.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
+	defer cancel()
+	err := s.Records.Update(ctx, m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Denied(rec, m, d, c.id, c.start), nil
 	})
 	if err != nil {

@@ -5,6 +5,7 @@ package standalone
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -35,9 +36,9 @@ type Keeper struct {
 }
 
 // NewKeeper starts with a first snapshot.
-func NewKeeper(records *store.Store, s *folder.Snapshot, log *slog.Logger, now func() time.Time) *Keeper {
+func NewKeeper(ctx context.Context, records *store.Store, s *folder.Snapshot, log *slog.Logger, now func() time.Time) *Keeper {
 	k := &Keeper{records: records, log: log, now: now, missing: map[string]time.Time{}}
-	k.Take(s)
+	k.Take(ctx, s)
 	return k
 }
 
@@ -48,7 +49,7 @@ func (k *Keeper) World() *service.World { return k.world.Load() }
 func (k *Keeper) Snapshot() *folder.Snapshot { return k.snapshot.Load() }
 
 // Take makes s the current snapshot and brings the records into line with it.
-func (k *Keeper) Take(s *folder.Snapshot) {
+func (k *Keeper) Take(ctx context.Context, s *folder.Snapshot) {
 	k.snapshot.Store(s)
 	k.world.Store(&service.World{
 		Complete: complete(s), Policies: s.Policies, Machines: s.Machines, References: s.ReferenceValues,
@@ -64,9 +65,9 @@ func (k *Keeper) Take(s *folder.Snapshot) {
 	for _, path := range s.Incomplete {
 		k.log.Error("broken since the start: nothing in this file is in force, be it a quarantine", "file", path)
 	}
-	k.Sweep()
-	k.quarantine(s)
-	k.join(s)
+	k.Sweep(ctx)
+	k.quarantine(ctx, s)
+	k.join(ctx, s)
 }
 
 // forgetAfter is how long a Machine must be missing before its record goes: a
@@ -76,7 +77,7 @@ const forgetAfter = 10 * time.Minute
 
 // Sweep deletes the records of Machines that have been gone for long enough.
 // While some file cannot be read nobody is gone for sure.
-func (k *Keeper) Sweep() {
+func (k *Keeper) Sweep(ctx context.Context) {
 	s, now := k.Snapshot(), k.now()
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -84,7 +85,7 @@ func (k *Keeper) Sweep() {
 		clear(k.missing)
 		return
 	}
-	records, err := k.records.Records()
+	records, err := k.records.Records(ctx)
 	if err != nil {
 		k.log.Error("records of deleted Machines stay", "error", err)
 		return
@@ -109,7 +110,7 @@ func (k *Keeper) Sweep() {
 	if len(due) == 0 {
 		return
 	}
-	gone, err := k.records.Forget(func(uid string) bool { return !due[uid] })
+	gone, err := k.records.Forget(ctx, func(uid string) bool { return !due[uid] })
 	if err != nil {
 		k.log.Error("records of deleted Machines stay", "error", err)
 		return
@@ -124,8 +125,8 @@ func complete(s *folder.Snapshot) bool { return len(s.Incomplete) == 0 && !s.Fai
 
 // quarantine latches what the folder says of quarantines. One is lifted only by a
 // folder that can be read whole.
-func (k *Keeper) quarantine(s *folder.Snapshot) {
-	records, err := k.records.Records()
+func (k *Keeper) quarantine(ctx context.Context, s *folder.Snapshot) {
+	records, err := k.records.Records(ctx)
 	if err != nil {
 		k.log.Error("quarantines are not recorded", "error", err)
 		return
@@ -140,7 +141,7 @@ func (k *Keeper) quarantine(s *folder.Snapshot) {
 		if want == latched[m.UID] || !want && !complete(s) {
 			continue
 		}
-		err := k.records.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		err := k.records.Update(ctx, m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 			return record.Quarantine(rec, m, want, now), nil
 		})
 		if err != nil {
@@ -150,13 +151,13 @@ func (k *Keeper) quarantine(s *folder.Snapshot) {
 }
 
 // join latches the records of Machines that became Nodes.
-func (k *Keeper) join(s *folder.Snapshot) {
+func (k *Keeper) join(ctx context.Context, s *folder.Snapshot) {
 	now := k.now()
 	for _, m := range s.Machines.Machines() {
 		if !m.Joined() || m.Granted(now) {
 			continue
 		}
-		err := k.records.Update(m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		err := k.records.Update(ctx, m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 			return record.Joined(rec, m.NodeRef, now), nil
 		})
 		if err != nil {
@@ -166,21 +167,23 @@ func (k *Keeper) join(s *folder.Snapshot) {
 }
 
 // State is what status and explain show.
-func (k *Keeper) State() (*admin.State, error) { return State(k.Snapshot(), k.records, k.now(), true) }
+func (k *Keeper) State(ctx context.Context) (*admin.State, error) {
+	return State(ctx, k.Snapshot(), k.records, k.now(), true)
+}
 
 // State joins a snapshot and the records. Without records, records is nil.
-func State(s *folder.Snapshot, records *store.Store, now time.Time, serving bool) (*admin.State, error) {
+func State(ctx context.Context, s *folder.Snapshot, records *store.Store, now time.Time, serving bool) (*admin.State, error) {
 	out := &admin.State{Time: now.UTC(), Serving: serving}
 	byUID := map[string]*v1alpha1.MachineAttestation{}
 	if records != nil {
-		all, err := records.Records()
+		all, err := records.Records(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("read records: %w", err)
 		}
 		for _, r := range all {
 			byUID[r.Status.MachineUID] = r
 		}
-		if out.Pending, err = records.Waiting(now); err != nil {
+		if out.Pending, err = records.Waiting(ctx, now); err != nil {
 			return nil, fmt.Errorf("read who waits: %w", err)
 		}
 	}

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,9 +20,9 @@ import (
 // the first byte. Reads and writes continue meanwhile, even if w stalls: an open read
 // transaction would stop a write that grows the database, so a database that is open
 // for writing is first copied to a file beside it.
-func (s *Store) Backup(w io.Writer, start func(size int64)) (err error) {
+func (s *Store) Backup(ctx context.Context, w io.Writer, start func(size int64)) (err error) {
 	if s.db.IsReadOnly() {
-		return s.view(func(tx *bbolt.Tx) error {
+		return s.view(ctx, func(tx *bbolt.Tx) error {
 			start(tx.Size())
 			_, err := tx.WriteTo(w)
 			return err
@@ -37,7 +38,7 @@ func (s *Store) Backup(w io.Writer, start func(size int64)) (err error) {
 		return fmt.Errorf("copy the record database: %w", err)
 	}
 	var size int64
-	err = s.view(func(tx *bbolt.Tx) error {
+	err = s.view(ctx, func(tx *bbolt.Tx) error {
 		size, err = tx.WriteTo(tmp)
 		return err
 	})

@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -30,7 +31,7 @@ func (d database) use(n int) (held bool) {
 	}
 	held = s.Restored() != nil
 	for range n {
-		if err := s.Update("uid1", become("uid1", "a")); err != nil {
+		if err := s.Update(context.Background(), "uid1", become("uid1", "a")); err != nil {
 			d.t.Fatal(err)
 		}
 	}
@@ -144,12 +145,12 @@ func TestBackup_StalledClientDoesNotBlockWrites(t *testing.T) {
 	s, _ := open(t)
 	w := stalled{reached: make(chan struct{}), release: make(chan struct{})}
 	backup := make(chan error, 1)
-	go func() { backup <- s.Backup(w, func(int64) {}) }()
+	go func() { backup <- s.Backup(t.Context(), w, func(int64) {}) }()
 	<-w.reached
 	written := make(chan error, 1)
 	go func() {
 		// A record that is larger than the memory map: the write maps the file again.
-		written <- s.Update("uid1", func(*v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		written <- s.Update(t.Context(), "uid1", func(*v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 			rec := &v1alpha1.MachineAttestation{}
 			rec.Annotations = map[string]string{"large": strings.Repeat("x", 1<<20)}
 			return rec, nil
@@ -171,12 +172,12 @@ func TestBackup_StalledClientDoesNotBlockWrites(t *testing.T) {
 
 func TestBackup_ReportsTheSizeOfACompleteCopy(t *testing.T) {
 	s, path := open(t)
-	if err := s.Update("uid1", become("uid1", "a")); err != nil {
+	if err := s.Update(t.Context(), "uid1", become("uid1", "a")); err != nil {
 		t.Fatal(err)
 	}
 	var copied bytes.Buffer
 	size := int64(-1)
-	if err := s.Backup(&copied, func(n int64) { size = n }); err != nil {
+	if err := s.Backup(t.Context(), &copied, func(n int64) { size = n }); err != nil {
 		t.Fatal(err)
 	}
 	if int64(copied.Len()) != size {
@@ -187,7 +188,7 @@ func TestBackup_ReportsTheSizeOfACompleteCopy(t *testing.T) {
 	if err := store.Check(backup); err != nil {
 		t.Error(err)
 	}
-	if err := s.Backup(io.Discard, func(int64) {}); err != nil {
+	if err := s.Backup(t.Context(), io.Discard, func(int64) {}); err != nil {
 		t.Error(err)
 	}
 	entries, err := os.ReadDir(filepath.Dir(path))

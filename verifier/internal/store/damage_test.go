@@ -11,7 +11,7 @@ import (
 // there must not end the process.
 func TestAttack_T70_DamageUnderARunningVerifierIsAnErrorOfTheCall(t *testing.T) {
 	s, path := open(t)
-	if err := s.Attest("uid1", []string{"ek1"}, everyone, become("uid1", "a")); err != nil {
+	if err := s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone, become("uid1", "a")); err != nil {
 		t.Fatal(err)
 	}
 	// The first two pages describe the database. All others are lost.
@@ -19,11 +19,11 @@ func TestAttack_T70_DamageUnderARunningVerifierIsAnErrorOfTheCall(t *testing.T) 
 		t.Fatal(err)
 	}
 	for range 2 {
-		_, recordErr := s.Record("uid1")
-		_, forgetErr := s.Forget(everyone)
+		_, recordErr := s.Record(t.Context(), "uid1")
+		_, forgetErr := s.Forget(t.Context(), everyone)
 		for call, err := range map[string]error{
-			"Record": recordErr, "Forget": forgetErr, "Wait": s.Wait(start, waiting(1)),
-			"Update": s.Update("uid1", become("uid1", "b")), "Attest": s.Attest("uid1", []string{"ek1"}, everyone, become("uid1", "b")),
+			"Record": recordErr, "Forget": forgetErr, "Wait": s.Wait(t.Context(), start, waiting(1)),
+			"Update": s.Update(t.Context(), "uid1", become("uid1", "b")), "Attest": s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone, become("uid1", "b")),
 		} {
 			if err == nil {
 				t.Errorf("%s: no error", call)

@@ -250,12 +250,14 @@ func (s *Store) check() error {
 // transaction.
 func (s *Store) identity() (seen, error) {
 	var now seen
-	err := s.view(func(tx *bbolt.Tx) error {
-		now.Transaction = tx.ID()
-		if b := tx.Bucket(metaBucket); b != nil {
-			now.ID = string(b.Get(idKey))
-		}
-		return nil
+	err := guard(func() error {
+		return s.db.View(func(tx *bbolt.Tx) error {
+			now.Transaction = tx.ID()
+			if b := tx.Bucket(metaBucket); b != nil {
+				now.ID = string(b.Get(idKey))
+			}
+			return nil
+		})
 	})
 	return now, err
 }

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -32,9 +33,9 @@ type Pending struct {
 }
 
 // Wait notes that p was seen now. When there are too many it is a RateLimited.
-func (s *Store) Wait(now time.Time, p Pending) error {
+func (s *Store) Wait(ctx context.Context, now time.Time, p Pending) error {
 	var refused error
-	err := s.batch(func(tx *bbolt.Tx) error {
+	err := s.batch(ctx, func(tx *bbolt.Tx) error {
 		refused = nil
 		b := tx.Bucket(pendingBucket)
 		waiting, err := expire(b, now)
@@ -68,9 +69,9 @@ func (s *Store) Wait(now time.Time, p Pending) error {
 }
 
 // Waiting lists what waits, by EK hash.
-func (s *Store) Waiting(now time.Time) ([]Pending, error) {
+func (s *Store) Waiting(ctx context.Context, now time.Time) ([]Pending, error) {
 	var all []Pending
-	err := s.view(func(tx *bbolt.Tx) error {
+	err := s.view(ctx, func(tx *bbolt.Tx) error {
 		b := tx.Bucket(pendingBucket)
 		if b == nil {
 			return nil
@@ -90,16 +91,16 @@ func (s *Store) Waiting(now time.Time) ([]Pending, error) {
 }
 
 // Settled removes what no longer waits.
-func (s *Store) Settled(ekSHA256 string) error {
+func (s *Store) Settled(ctx context.Context, ekSHA256 string) error {
 	waits := false
-	err := s.view(func(tx *bbolt.Tx) error { // a read first: the usual answer is that it did not wait
+	err := s.view(ctx, func(tx *bbolt.Tx) error { // a read first: the usual answer is that it did not wait
 		waits = tx.Bucket(pendingBucket).Get([]byte(ekSHA256)) != nil
 		return nil
 	})
 	if err != nil || !waits {
 		return unavailable(err)
 	}
-	return unavailable(s.batch(func(tx *bbolt.Tx) error {
+	return unavailable(s.batch(ctx, func(tx *bbolt.Tx) error {
 		return tx.Bucket(pendingBucket).Delete([]byte(ekSHA256))
 	}))
 }

@@ -13,6 +13,7 @@
 package store
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -47,16 +48,27 @@ func (s *Store) Close() error {
 	return errors.Join(err, s.db.Close())
 }
 
+// A context ends only what has not begun: a transaction is never cut off.
+//
 // A page that the disk damaged after Open is an error of one call, too.
-func (s *Store) view(f func(*bbolt.Tx) error) error {
+func (s *Store) view(ctx context.Context, f func(*bbolt.Tx) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	return guard(func() error { return s.db.View(f) })
 }
 
-func (s *Store) write(f func(*bbolt.Tx) error) error {
+func (s *Store) write(ctx context.Context, f func(*bbolt.Tx) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	return guard(func() error { return s.db.Update(guarded(f)) })
 }
 
-func (s *Store) batch(f func(*bbolt.Tx) error) error {
+func (s *Store) batch(ctx context.Context, f func(*bbolt.Tx) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	return guard(func() error { return s.db.Batch(guarded(f)) })
 }
 
@@ -67,9 +79,9 @@ func guarded(f func(*bbolt.Tx) error) func(*bbolt.Tx) error {
 }
 
 // Record returns the record of the Machine, or nil if there is none.
-func (s *Store) Record(uid string) (*v1alpha1.MachineAttestation, error) {
+func (s *Store) Record(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
 	var rec *v1alpha1.MachineAttestation
-	err := s.view(func(tx *bbolt.Tx) error {
+	err := s.view(ctx, func(tx *bbolt.Tx) error {
 		var err error
 		rec, err = read(tx, uid)
 		return err
@@ -78,9 +90,9 @@ func (s *Store) Record(uid string) (*v1alpha1.MachineAttestation, error) {
 }
 
 // Records returns all records in the order of their UIDs.
-func (s *Store) Records() ([]*v1alpha1.MachineAttestation, error) {
+func (s *Store) Records(ctx context.Context) ([]*v1alpha1.MachineAttestation, error) {
 	var all []*v1alpha1.MachineAttestation
-	err := s.view(func(tx *bbolt.Tx) error {
+	err := s.view(ctx, func(tx *bbolt.Tx) error {
 		b := tx.Bucket(recordsBucket)
 		if b == nil {
 			return nil
@@ -98,8 +110,8 @@ func (s *Store) Records() ([]*v1alpha1.MachineAttestation, error) {
 }
 
 // Holder is the UID of the Machine that has an identity component, "" if none.
-func (s *Store) Holder(component string) (uid string, err error) {
-	err = s.view(func(tx *bbolt.Tx) error {
+func (s *Store) Holder(ctx context.Context, component string) (uid string, err error) {
+	err = s.view(ctx, func(tx *bbolt.Tx) error {
 		uid = string(tx.Bucket(claimsBucket).Get([]byte(component)))
 		return nil
 	})
@@ -110,23 +122,56 @@ func (s *Store) Holder(component string) (uid string, err error) {
 // it is, or nil if there is none, and returns what it shall be; nil leaves it
 // unchanged. An error of change changes nothing and is returned as it is.
 // Change may be called more than once.
-func (s *Store) Update(uid string, change Change) error {
-	return s.update(uid, nil, nil, change)
+func (s *Store) Update(ctx context.Context, uid string, change Change) error {
+	return s.update(ctx, uid, nil, nil, change)
 }
 
 // Change is a step of a record; see [Store.Update].
 type Change func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error)
 
+// Session is one request's work on the record of one Machine.
+type Session interface {
+	// Record returns the record, or nil if there is none.
+	Record(ctx context.Context) (*v1alpha1.MachineAttestation, error)
+	// Update may begin with what Record read, instead of reading the record again.
+	Update(ctx context.Context, change Change) error
+}
+
+// NewSession returns a session of a store in which a read costs nothing.
+func NewSession(r interface {
+	Record(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error)
+	Update(ctx context.Context, uid string, change Change) error
+}, uid string,
+) Session {
+	return session{
+		record: func(ctx context.Context) (*v1alpha1.MachineAttestation, error) { return r.Record(ctx, uid) },
+		update: func(ctx context.Context, change Change) error { return r.Update(ctx, uid, change) },
+	}
+}
+
+type session struct {
+	record func(context.Context) (*v1alpha1.MachineAttestation, error)
+	update func(context.Context, Change) error
+}
+
+func (s session) Record(ctx context.Context) (*v1alpha1.MachineAttestation, error) {
+	return s.record(ctx)
+}
+func (s session) Update(ctx context.Context, change Change) error { return s.update(ctx, change) }
+
+// Session returns a session for the record of one Machine.
+func (s *Store) Session(uid string) Session { return NewSession(s, uid) }
+
 // Attest is Update that first claims every component of an identity for the
 // Machine. A component that another Machine holds is an IdentityConflict,
 // unless alive says that that Machine is gone: then its claim is released.
-func (s *Store) Attest(uid string, components []string, alive func(uid string) bool, change Change) error {
-	return s.update(uid, components, alive, change)
+func (s *Store) Attest(ctx context.Context, uid string, components []string, alive func(uid string) bool, change Change) error {
+	return s.update(ctx, uid, components, alive, change)
 }
 
-func (s *Store) update(uid string, components []string, alive func(string) bool, change Change) error {
+func (s *Store) update(ctx context.Context, uid string, components []string, alive func(string) bool, change Change) error {
 	var refused error
-	err := s.batch(func(tx *bbolt.Tx) error {
+	err := s.batch(ctx, func(tx *bbolt.Tx) error {
 		refused = nil
 		rec, err := read(tx, uid)
 		if err != nil {
@@ -175,9 +220,9 @@ func holders(tx *bbolt.Tx, uid string, components []string, alive func(string) b
 
 // Forget deletes the records of Machines that are gone, and their claims. It
 // returns the UIDs it deleted.
-func (s *Store) Forget(alive func(uid string) bool) ([]string, error) {
+func (s *Store) Forget(ctx context.Context, alive func(uid string) bool) ([]string, error) {
 	var gone []string
-	err := s.write(func(tx *bbolt.Tx) error {
+	err := s.write(ctx, func(tx *bbolt.Tx) error {
 		gone = nil
 		records, claims := tx.Bucket(recordsBucket), tx.Bucket(claimsBucket)
 		err := records.ForEach(func(k, _ []byte) error {

@@ -53,7 +53,7 @@ func wantCode(t *testing.T, err error, want reason.Code) {
 
 func (k kept) want(t *testing.T, uid, pool string) {
 	t.Helper()
-	rec, err := k.Record(uid)
+	rec, err := k.Record(t.Context(), uid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,10 +69,10 @@ type kept struct{ *store.Store }
 
 func TestRecordsAreThereAfterReopening(t *testing.T) {
 	s, path := open(t)
-	if rec, err := s.Record("uid1"); rec != nil || err != nil {
+	if rec, err := s.Record(t.Context(), "uid1"); rec != nil || err != nil {
 		t.Fatalf("before: %v, %v", rec, err)
 	}
-	if err := s.Attest("uid1", []string{"ek1"}, everyone, become("uid1", "a")); err != nil {
+	if err := s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone, become("uid1", "a")); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Close(); err != nil {
@@ -83,10 +83,10 @@ func TestRecordsAreThereAfterReopening(t *testing.T) {
 		t.Fatal(err)
 	}
 	kept{ro}.want(t, "uid1", "a")
-	if holder, err := ro.Holder("ek1"); holder != "uid1" || err != nil {
+	if holder, err := ro.Holder(t.Context(), "ek1"); holder != "uid1" || err != nil {
 		t.Errorf("holder %q, %v", holder, err)
 	}
-	if all, err := ro.Records(); len(all) != 1 || err != nil {
+	if all, err := ro.Records(t.Context()); len(all) != 1 || err != nil {
 		t.Errorf("%d records, %v", len(all), err)
 	}
 	_ = ro.Close()
@@ -95,39 +95,39 @@ func TestRecordsAreThereAfterReopening(t *testing.T) {
 func TestAChangeThatFailsChangesNothing(t *testing.T) {
 	s, _ := open(t)
 	mine := errors.New("no")
-	err := s.Attest("uid1", []string{"ek1"}, everyone, func(*v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) { return nil, mine })
+	err := s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone, func(*v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) { return nil, mine })
 	if !errors.Is(err, mine) {
 		t.Errorf("got %v", err)
 	}
-	if err := s.Attest("uid1", []string{"ek1"}, everyone, func(*v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) { return nil, nil }); err != nil {
+	if err := s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone, func(*v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) { return nil, nil }); err != nil {
 		t.Errorf("a change of nothing: %v", err)
 	}
 	kept{s}.want(t, "uid1", "")
-	if holder, _ := s.Holder("ek1"); holder != "" {
+	if holder, _ := s.Holder(t.Context(), "ek1"); holder != "" {
 		t.Errorf("the identity was claimed by %q all the same", holder)
 	}
 }
 
 func TestAttack_T42_OneIdentityForTwoMachines(t *testing.T) {
 	s, _ := open(t)
-	if err := s.Attest("uid1", []string{"ek1", "provider1"}, everyone, become("uid1", "a")); err != nil {
+	if err := s.Attest(t.Context(), "uid1", []string{"ek1", "provider1"}, everyone, become("uid1", "a")); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Attest("uid1", []string{"ek1"}, everyone, become("uid1", "again")); err != nil {
+	if err := s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone, become("uid1", "again")); err != nil {
 		t.Fatal("the holder itself:", err)
 	}
 	// One component of another Machine is enough, and the free one is not taken.
-	wantCode(t, s.Attest("uid2", []string{"ek2", "provider1"}, everyone, become("uid2", "b")), reason.IdentityConflict)
+	wantCode(t, s.Attest(t.Context(), "uid2", []string{"ek2", "provider1"}, everyone, become("uid2", "b")), reason.IdentityConflict)
 	kept{s}.want(t, "uid2", "")
 	kept{s}.want(t, "uid1", "again")
-	if holder, _ := s.Holder("ek2"); holder != "" {
+	if holder, _ := s.Holder(t.Context(), "ek2"); holder != "" {
 		t.Errorf("a refused attestation claimed ek2 for %q", holder)
 	}
 	// When the Machine is gone its identity is free.
-	if err := s.Attest("uid2", []string{"ek2", "provider1"}, func(uid string) bool { return uid != "uid1" }, become("uid2", "b")); err != nil {
+	if err := s.Attest(t.Context(), "uid2", []string{"ek2", "provider1"}, func(uid string) bool { return uid != "uid1" }, become("uid2", "b")); err != nil {
 		t.Fatal(err)
 	}
-	if holder, _ := s.Holder("provider1"); holder != "uid2" {
+	if holder, _ := s.Holder(t.Context(), "provider1"); holder != "uid2" {
 		t.Errorf("holder %q", holder)
 	}
 }
@@ -140,7 +140,7 @@ func TestAttack_T43_ManyMachinesClaimOneIdentityAtOnce(t *testing.T) {
 	for i := range n {
 		wg.Go(func() {
 			uid := fmt.Sprint("uid", i)
-			err := s.Attest(uid, []string{fmt.Sprint("own", i), "shared"}, everyone, become(uid, "won"))
+			err := s.Attest(t.Context(), uid, []string{fmt.Sprint("own", i), "shared"}, everyone, become(uid, "won"))
 			switch {
 			case err == nil:
 				won.Add(1)
@@ -153,11 +153,11 @@ func TestAttack_T43_ManyMachinesClaimOneIdentityAtOnce(t *testing.T) {
 	if won.Load() != 1 {
 		t.Errorf("%d got the identity", won.Load())
 	}
-	all, err := s.Records()
+	all, err := s.Records(t.Context())
 	if err != nil || len(all) != 1 {
 		t.Fatalf("%d records, %v", len(all), err)
 	}
-	if holder, _ := s.Holder("shared"); holder != all[0].Status.MachineUID {
+	if holder, _ := s.Holder(t.Context(), "shared"); holder != all[0].Status.MachineUID {
 		t.Errorf("held by %q, recorded for %q", holder, all[0].Status.MachineUID)
 	}
 }
@@ -167,7 +167,7 @@ func TestUpdatesAtOnceAllCount(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 50 {
 		wg.Go(func() {
-			err := s.Update("uid1", func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			err := s.Update(t.Context(), "uid1", func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 				next := &v1alpha1.MachineAttestation{}
 				if rec != nil {
 					next = rec.DeepCopy()
@@ -181,7 +181,7 @@ func TestUpdatesAtOnceAllCount(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if rec, err := s.Record("uid1"); err != nil || rec.Generation != 50 {
+	if rec, err := s.Record(t.Context(), "uid1"); err != nil || rec.Generation != 50 {
 		t.Errorf("%v, %v", rec, err)
 	}
 }
@@ -189,23 +189,23 @@ func TestUpdatesAtOnceAllCount(t *testing.T) {
 func TestForgetting(t *testing.T) {
 	s, _ := open(t)
 	for _, uid := range []string{"uid1", "uid2"} {
-		if err := s.Attest(uid, []string{"ek-" + uid}, everyone, become(uid, "a")); err != nil {
+		if err := s.Attest(t.Context(), uid, []string{"ek-" + uid}, everyone, become(uid, "a")); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if gone, err := s.Forget(everyone); len(gone) != 0 || err != nil {
+	if gone, err := s.Forget(t.Context(), everyone); len(gone) != 0 || err != nil {
 		t.Errorf("with everyone there: %v, %v", gone, err)
 	}
-	gone, err := s.Forget(func(uid string) bool { return uid == "uid2" })
+	gone, err := s.Forget(t.Context(), func(uid string) bool { return uid == "uid2" })
 	if err != nil || len(gone) != 1 || gone[0] != "uid1" {
 		t.Fatalf("%v, %v", gone, err)
 	}
 	kept{s}.want(t, "uid1", "")
 	kept{s}.want(t, "uid2", "a")
-	if holder, _ := s.Holder("ek-uid1"); holder != "" {
+	if holder, _ := s.Holder(t.Context(), "ek-uid1"); holder != "" {
 		t.Errorf("the claim of %q stays", holder)
 	}
-	if holder, _ := s.Holder("ek-uid2"); holder != "uid2" {
+	if holder, _ := s.Holder(t.Context(), "ek-uid2"); holder != "uid2" {
 		t.Errorf("holder %q", holder)
 	}
 }
@@ -220,27 +220,27 @@ func TestAttack_T40_GenuineTPMsByTheThousandFillABoundedList(t *testing.T) {
 	var refused atomic.Int32
 	for i := range store.MaxPending + 50 {
 		wg.Go(func() {
-			if err := s.Wait(start, waiting(i)); err != nil {
+			if err := s.Wait(t.Context(), start, waiting(i)); err != nil {
 				refused.Add(1)
 				wantCode(t, err, reason.RateLimited)
 			}
 		})
 	}
 	wg.Wait()
-	all, err := s.Waiting(start)
+	all, err := s.Waiting(t.Context(), start)
 	if err != nil || len(all) != store.MaxPending || refused.Load() != 50 {
 		t.Fatalf("%d wait, %d were refused, %v", len(all), refused.Load(), err)
 	}
 	// Who waits already may ask again; a new one gets in once the others are over.
 	seen := all[0]
-	if err := s.Wait(start.Add(time.Minute), seen); err != nil {
+	if err := s.Wait(t.Context(), start.Add(time.Minute), seen); err != nil {
 		t.Error(err)
 	}
 	over := start.Add(store.PendingLifetime + time.Second)
-	if err := s.Wait(over, waiting(10_000)); err != nil {
+	if err := s.Wait(t.Context(), over, waiting(10_000)); err != nil {
 		t.Error("after the others have expired:", err)
 	}
-	all, err = s.Waiting(over)
+	all, err = s.Waiting(t.Context(), over)
 	if err != nil || len(all) != 2 {
 		t.Fatalf("%d wait, %v", len(all), err)
 	}
@@ -253,15 +253,15 @@ func TestAttack_T40_GenuineTPMsByTheThousandFillABoundedList(t *testing.T) {
 
 func TestWhoIsSettledWaitsNoMore(t *testing.T) {
 	s, _ := open(t)
-	if err := s.Wait(start, waiting(1)); err != nil {
+	if err := s.Wait(t.Context(), start, waiting(1)); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := s.Settled(waiting(1).EKSHA256); err != nil {
+		if err := s.Settled(t.Context(), waiting(1).EKSHA256); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if all, err := s.Waiting(start); len(all) != 0 || err != nil {
+	if all, err := s.Waiting(t.Context(), start); len(all) != 0 || err != nil {
 		t.Errorf("%v, %v", all, err)
 	}
 }
@@ -278,12 +278,12 @@ func TestWithoutTheDatabaseEveryCallIsTemporarilyRefused(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	_, recordErr := s.Record("uid1")
-	_, holderErr := s.Holder("ek1")
-	_, waitingErr := s.Waiting(start)
+	_, recordErr := s.Record(t.Context(), "uid1")
+	_, holderErr := s.Holder(t.Context(), "ek1")
+	_, waitingErr := s.Waiting(t.Context(), start)
 	for call, err := range map[string]error{
-		"Record": recordErr, "Holder": holderErr, "Waiting": waitingErr, "Wait": s.Wait(start, waiting(1)), "Settled": s.Settled("ek1"),
-		"Update": s.Update("uid1", become("uid1", "a")), "Attest": s.Attest("uid1", []string{"ek1"}, everyone, become("uid1", "a")),
+		"Record": recordErr, "Holder": holderErr, "Waiting": waitingErr, "Wait": s.Wait(t.Context(), start, waiting(1)), "Settled": s.Settled(t.Context(), "ek1"),
+		"Update": s.Update(t.Context(), "uid1", become("uid1", "a")), "Attest": s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone, become("uid1", "a")),
 	} {
 		if d := reason.From(err); d == nil || d.Code != reason.StoreUnavailable || !d.Code.Info().Temporary {
 			t.Errorf("%s: %v", call, err)
