@@ -26,6 +26,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/configsource"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 )
 
@@ -35,7 +36,7 @@ type clusterBasis struct {
 	cluster     *cluster.Cluster
 	confirm     cluster.Confirmation
 	reviews     kubernetes.Interface // who may read the metrics
-	events      *cluster.Events
+	events      *events.Recorder
 	credentials *credential.Issuer   // nil: configs keep the shared one
 	approver    *approver.Approver   // nil: nobody here decides requests
 	configs     *configsource.Source // nil: none are rendered here
@@ -74,7 +75,7 @@ func newClusterBasis(s *server) (*clusterBasis, error) {
 		Origins: c.Origins, ProvisioningToken: c.ProvisioningToken, KeyRotation: time.Duration(c.KeyRotation), KeyPublishDelay: time.Duration(c.KeyPublishDelay),
 		Certificate: b.serve, Changed: b.measure, Called: s.metrics.APICall,
 	}
-	b.events = cluster.NewEvents(cluster.EventsConfig{Client: client, Host: host, Now: s.now, Log: s.log, Dropped: s.metrics.EventsDropped})
+	b.events = events.NewRecorder(events.Options{Client: typed.CoreV1(), Host: host, Log: s.log, Dropped: s.metrics.EventsDropped})
 	o.Events = b.events
 	b.doors = newDoors(b)
 	o.Findings = append(o.Findings, b.doors.Findings)

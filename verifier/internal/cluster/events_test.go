@@ -2,20 +2,15 @@ package cluster_test
 
 import (
 	"context"
-	"io"
 	"log/slog"
-	"net/http"
-	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 	"unicode"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/rest"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
@@ -23,6 +18,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	verifier "github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
+	kubeevents "github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 )
 
 var events = schema.GroupVersionResource{Version: "v1", Resource: "events"}
@@ -32,11 +28,15 @@ type sink []verifier.Event
 
 func (s *sink) Emit(e verifier.Event) { *s = append(*s, e) }
 
-// telling is a replica whose events are written until the test ends.
-func (s *site) telling(now func() time.Time) replica {
+// recording is a replica whose Events are written until the test ends.
+func (s *site) recording() replica {
 	s.Helper()
-	ev := verifier.NewEvents(verifier.EventsConfig{
-		Client: s.admin, Host: "cp-0", Now: now, Log: slog.New(slog.DiscardHandler), Timeout: time.Minute, Dropped: func() { s.Error("an event was lost") },
+	client, err := kubernetes.NewForConfig(s.cluster.Admin())
+	if err != nil {
+		s.Fatal(err)
+	}
+	ev := kubeevents.NewRecorder(kubeevents.Options{
+		Client: client.CoreV1(), Host: "cp-0", Log: slog.New(slog.DiscardHandler), Timeout: time.Minute, Dropped: func() { s.Error("an event was lost") },
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -71,7 +71,7 @@ func field(e unstructured.Unstructured, name string) string {
 func TestAMachinesEvents(t *testing.T) {
 	s := newSite(t)
 	now := s.now()
-	r, m, id := s.telling(s.now), s.machine("worker-0"), unique()
+	r, m, id := s.recording(), s.machine("worker-0"), unique()
 	update := func(change func(*v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error)) {
 		t.Helper()
 		if err := r.Update(t.Context(), m.UID, change); err != nil {
@@ -127,9 +127,7 @@ func TestAMachinesEvents(t *testing.T) {
 func TestWhatHappensAgainIsCounted(t *testing.T) {
 	s := newSite(t)
 	now := s.now()
-	var clock atomic.Pointer[time.Time]
-	clock.Store(&now)
-	r, m, id := s.telling(func() time.Time { return *clock.Load() }), s.machine("worker-0"), unique()
+	r, m, id := s.recording(), s.machine("worker-0"), unique()
 	for i := range 3 {
 		s.attested(r, m, id, "token1", now.Add(time.Duration(i)*time.Minute))
 	}
@@ -143,19 +141,6 @@ func TestWhatHappensAgainIsCounted(t *testing.T) {
 	for {
 		if n, total := count(); total == 3 {
 			if n != 1 {
-				t.Errorf("%d events", n)
-			}
-			break
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	// Later it is news.
-	later := now.Add(11 * time.Minute)
-	clock.Store(&later)
-	s.attested(r, m, id, "token1", later)
-	for {
-		if n, total := count(); total == 4 {
-			if n != 2 {
 				t.Errorf("%d events", n)
 			}
 			break
@@ -212,50 +197,6 @@ func TestAStandInsAndABreakGlassTokensEvents(t *testing.T) {
 	}
 }
 
-func TestAttack_T58_EventsAreLostWhileTheAPIIsAway(t *testing.T) {
-	s := newSite(t)
-	var lost atomic.Int32
-	gone := make(chan struct{}, 1)
-	ev := verifier.NewEvents(verifier.EventsConfig{
-		Client: s.admin, Now: s.now, Log: slog.New(slog.DiscardHandler), Timeout: time.Minute,
-		Dropped: func() {
-			lost.Add(1)
-			select {
-			case gone <- struct{}{}:
-			default:
-			}
-		},
-	})
-	about := verifier.Object{APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine", Namespace: s.namespace, Name: strings.Repeat("n", 250), UID: "u"}
-	// Nobody writes them: the queue is bounded, and telling never blocks.
-	for range 1024 + 10 {
-		ev.Emit(verifier.Event{About: about, Reason: "Attested"})
-	}
-	if n := lost.Load(); n != 10 {
-		t.Errorf("%d were dropped, want 10", n)
-	}
-	s.cluster.StopAPIServer()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { defer close(done); ev.Run(ctx) }()
-	<-gone
-	<-gone
-	if err := s.cluster.StartAPIServer(); err != nil {
-		t.Fatal(err)
-	}
-	for { // until the queue is empty and one gets through again
-		ev.Emit(verifier.Event{About: about, Reason: "Joined"})
-		if _, ok := s.about("u", 1)["Joined"]; ok {
-			break
-		}
-	}
-	cancel()
-	<-done
-	if lost.Load() < 11 {
-		t.Errorf("%d were lost", lost.Load())
-	}
-}
-
 // BenchmarkAttest is an attestation as far as the records go, on a real API server.
 func BenchmarkAttest(b *testing.B) {
 	for _, c := range []struct {
@@ -292,43 +233,5 @@ func BenchmarkAttest(b *testing.B) {
 			b.ReportMetric(float64(writes)/float64(b.N), "writes/op")
 			b.ReportMetric(float64(reads)/float64(b.N), "reads/op")
 		})
-	}
-}
-
-// Where events may be made and not changed, what happens again is told again.
-func TestWhatMayNotBeCountedIsToldAgain(t *testing.T) {
-	var patched, created atomic.Int32
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		other := strings.HasPrefix(r.URL.Path, "/api/v1/namespaces/kube-system/")
-		switch {
-		case r.Method == http.MethodPatch && other:
-			patched.Add(1)
-			w.WriteHeader(http.StatusForbidden)
-			_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403}`)
-		case r.Method == http.MethodPost && other:
-			created.Add(1)
-			fallthrough
-		default:
-			_, _ = io.WriteString(w, `{"kind":"Event","apiVersion":"v1","metadata":{"name":"e"}}`)
-		}
-	}))
-	defer server.Close()
-	client, err := dynamic.NewForConfig(&rest.Config{Host: server.URL, QPS: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ev := verifier.NewEvents(verifier.EventsConfig{Client: client, Now: time.Now, Log: slog.New(slog.DiscardHandler), Timeout: time.Minute, Dropped: func() { t.Error("an event was lost") }})
-	for range 3 {
-		ev.Emit(verifier.Event{About: verifier.Object{Kind: "ConfigMap", Namespace: "kube-system", Name: "root-ca"}, Reason: "NotUsable"})
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); ev.Run(ctx) }()
-	until(t, "told", func() error { return says(created.Load() != 3, "%d times", created.Load()) })
-	cancel()
-	<-done
-	if n := patched.Load(); n != 1 {
-		t.Errorf("%d attempts to change one", n)
 	}
 }

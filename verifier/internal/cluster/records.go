@@ -22,6 +22,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
@@ -145,7 +146,7 @@ func NewRecords(o RecordsConfig) *Records {
 		r.timeout = callTimeout
 	}
 	if r.events == nil {
-		r.events = nobody{}
+		r.events = events.Discard{}
 	}
 	if r.called == nil {
 		r.called = func(string, string) {}

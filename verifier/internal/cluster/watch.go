@@ -334,7 +334,7 @@ func (e edge) open(ctx context.Context, o metav1.ListOptions) (watch.Interface, 
 func (e edge) bare(u *unstructured.Unstructured) *item {
 	return &item{
 		key:     key{e.c.intern(u.GetNamespace()), u.GetName()},
-		about:   Object{e.c.intern(u.GetAPIVersion()), e.c.intern(u.GetKind()), e.c.intern(u.GetNamespace()), u.GetName(), string(u.GetUID())},
+		about:   Object{APIVersion: e.c.intern(u.GetAPIVersion()), Kind: e.c.intern(u.GetKind()), Namespace: e.c.intern(u.GetNamespace()), Name: u.GetName(), UID: string(u.GetUID())},
 		at:      u.GetGeneration(),
 		version: number(u.GetResourceVersion()),
 	}

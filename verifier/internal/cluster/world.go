@@ -33,6 +33,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
@@ -268,7 +269,7 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 		k.names = newNames()
 	}
 	if k.events = o.Events; o.Events == nil {
-		k.events = nobody{}
+		k.events = events.Discard{}
 	}
 	k.records = NewRecords(RecordsConfig{
 		Client: k.dynamic, Namespace: c.Namespace, Machine: k.registry.ByUID, Now: o.Now, Log: o.Log, Events: k.events, Called: o.Called,

@@ -19,12 +19,14 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	verifier "github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	kubeevents "github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
@@ -223,7 +225,11 @@ func (w *whole) startAs(r *rest.Config, identity string, change ...func(*config.
 	for _, f := range change {
 		f(&k, &o)
 	}
-	events := verifier.NewEvents(verifier.EventsConfig{Client: w.admin, Host: identity, Now: time.Now, Log: o.Log})
+	client, err := kubernetes.NewForConfig(w.cluster.Admin())
+	if err != nil {
+		w.Fatal(err)
+	}
+	events := kubeevents.NewRecorder(kubeevents.Options{Client: client.CoreV1(), Host: identity, Log: o.Log})
 	o.Events = events
 	c, err := verifier.New(context.Background(), r, k, o)
 	if err != nil {
