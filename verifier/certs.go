@@ -16,13 +16,13 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
+	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/certfolder"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/mcscerts"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/mcscertificates"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
@@ -48,12 +48,12 @@ is signed by it. docs/certificates.md tells it in full.`,
 
 // keeper keeps the certificates of a folder or of a cluster.
 type keeper interface {
-	look(context.Context) (mcscerts.Status, error)
-	init(ctx context.Context, force bool) (made string, s mcscerts.Status, err error)
-	rotate(ctx context.Context, now bool) (mcscerts.Step, mcscerts.Status, error)
-	due(context.Context) ([]mcscerts.Step, mcscerts.Status, error)
+	look(context.Context) (mcscert.Status, error)
+	init(ctx context.Context, force bool) (made string, s mcscert.Status, err error)
+	rotate(ctx context.Context, now bool) (mcscert.Step, mcscert.Status, error)
+	due(context.Context) ([]mcscert.Step, mcscert.Status, error)
 	// after says what is left for a person to do after a step.
-	after(mcscerts.Step) string
+	after(mcscert.Step) string
 }
 
 func (c *cli) certsStatusCommand() *cobra.Command {
@@ -107,8 +107,8 @@ notices. It refuses where the machine-config-operator renews.`,
 				return err
 			}
 			made, s, err := k.init(cmd.Context(), force)
-			if errors.Is(err, mcscerts.ErrNotOurs) {
-				if s.Case == mcscerts.CaseOperatorToCome {
+			if errors.Is(err, mcscert.ErrNotOurs) {
+				if s.Case == mcscert.CaseOperatorToCome {
 					return hint(err, "if the cluster is older than 4.19, add --force")
 				}
 				return hint(err, "'certs status' shows them; certificates.rotate: Always takes them over")
@@ -158,11 +158,11 @@ CA is old: to them it is a certificate of the future.`,
 				return hintKey(err)
 			}
 			step, s, err := k.rotate(cmd.Context(), now)
-			var early *mcscerts.TooEarly
+			var early *mcscert.TooEarly
 			switch {
 			case errors.As(err, &early):
 				return hint(err, "wait, or add --now if failing those machines is the smaller harm")
-			case errors.Is(err, mcscerts.ErrNotOurs):
+			case errors.Is(err, mcscert.ErrNotOurs):
 				return hint(err, "on OpenShift: oc adm ocp-certificates regenerate-machine-config-server-serving-cert")
 			case err != nil:
 				return hintKey(err)
@@ -180,7 +180,7 @@ CA is old: to them it is a certificate of the future.`,
 
 // hintKey adds what to do about a key that is none.
 func hintKey(err error) error {
-	if errors.Is(err, mcscerts.ErrKey) {
+	if errors.Is(err, certfolder.ErrKey) {
 		return hint(err, "restore it from where it is kept, or move it away: without one, 'certs rotate' makes a new CA")
 	}
 	return err
@@ -231,9 +231,9 @@ func renewPointer(cmd *cobra.Command, file string, bundle []*x509.Certificate, f
 	}
 	var next []byte
 	if force {
-		next, err = pointer.ForceAuthorities(raw, mcscerts.EncodeBundle(bundle))
+		next, err = pointer.ForceAuthorities(raw, mcscert.Encode(bundle...))
 	} else {
-		next, err = pointer.SetAuthorities(raw, mcscerts.EncodeBundle(bundle))
+		next, err = pointer.SetAuthorities(raw, mcscert.Encode(bundle...))
 	}
 	if err != nil {
 		return hint(fmt.Errorf("%s: %w", file, err), "if its one CA is, or was, the Machine Config Server's, add --force")
@@ -249,8 +249,8 @@ func renewPointer(cmd *cobra.Command, file string, bundle []*x509.Certificate, f
 	return nil
 }
 
-func tellStep(s mcscerts.Step) string {
-	if s == mcscerts.StepCA {
+func tellStep(s mcscert.Step) string {
+	if s == mcscert.StepCA {
 		return "a new CA is in the bundle; what is served has not changed"
 	}
 	return "a new serving certificate is signed by the newest CA"
@@ -266,7 +266,7 @@ func (c *cli) openKeeper(ctx context.Context, hosts []string) (keeper, error) {
 		if hosts == nil {
 			hosts = f.Config.CertificateHosts()
 		}
-		return folderKeeper{&mcscerts.Folder{Dir: f.Config.Data, Hosts: hosts}}, nil
+		return folderKeeper{&certfolder.Folder{Dir: f.Config.Data, Hosts: hosts}}, nil
 	}
 	cluster, ok := b.(*operator.Cluster)
 	if !ok {
@@ -279,17 +279,13 @@ func (c *cli) openKeeper(ctx context.Context, hosts []string) (keeper, error) {
 	if k.Kubernetes == nil {
 		return nil, hint(errors.New("the configuration of the cluster's verifier has no section kubernetes"), "it is in the ConfigMap mcs-attest-config; without that section it is a folder's")
 	}
-	o := certificateOptions(k)
-	if hosts != nil {
-		o.Hostnames = hosts
-	}
-	// A person may read what the verifier's account may not.
-	o.ListUserData = true
-	if o.Client, o.Dynamic, err = clients(cluster.Rest()); err != nil {
+	api, err := kube.NewClient(cluster.Rest())
+	if err != nil {
 		return nil, err
 	}
-	controller, err := mcscerts.New(o)
-	return clusterKeeper{controller}, err
+	// An administrator may list what the verifier's account may not.
+	r, err := mcscertificates.New(mcscertificates.Options{Client: api, Config: k, Hostnames: hosts, ListUserData: true})
+	return clusterKeeper{r}, err
 }
 
 func (c *cli) clusterConfig(ctx context.Context, cluster *operator.Cluster) (*config.Config, error) {
@@ -302,101 +298,77 @@ func (c *cli) clusterConfig(ctx context.Context, cluster *operator.Cluster) (*co
 	return cluster.Configuration(ctx)
 }
 
-func clients(r *rest.Config) (kubernetes.Interface, dynamic.Interface, error) {
-	typed, err := kubernetes.NewForConfig(r)
-	if err != nil {
-		return nil, nil, fmt.Errorf("reach the Kubernetes API: %w", err)
-	}
-	d, err := dynamic.NewForConfig(r)
-	if err != nil {
-		return nil, nil, fmt.Errorf("reach the Kubernetes API: %w", err)
-	}
-	return typed, d, nil
-}
+type folderKeeper struct{ f *certfolder.Folder }
 
-// certificateOptions is what a configuration says of the certificates of a cluster.
-func certificateOptions(c *config.Config) mcscerts.Options {
-	o := mcscerts.Options{
-		Hostnames: c.CertificateHosts(), ServingSecret: c.Kubernetes.ServingSecret, CAConfigMap: c.Kubernetes.CAConfigMap,
-		UserDataSecrets: c.Kubernetes.UserDataSecrets, MachineNamespaces: c.Kubernetes.MachineNamespaces,
-	}
-	if k := c.Certificates; k != nil {
-		o.Always = k.Rotate == config.RotateAlways
-	}
-	return o
-}
+func (k folderKeeper) look(context.Context) (mcscert.Status, error) { return k.f.Inspect() }
 
-type folderKeeper struct{ f *mcscerts.Folder }
-
-func (k folderKeeper) look(context.Context) (mcscerts.Status, error) { return k.f.Look() }
-
-func (k folderKeeper) init(context.Context, bool) (string, mcscerts.Status, error) {
+func (k folderKeeper) init(context.Context, bool) (string, mcscert.Status, error) {
 	made, err := k.f.Init()
 	if err != nil {
-		return "", mcscerts.Status{}, hint(err, "restore what is missing, or remove the whole folder tls/ to begin with new certificates")
+		return "", mcscert.Status{}, hint(err, "restore what is missing, or remove the whole folder tls/ to begin with new certificates")
 	}
-	s, err := k.f.Look()
+	s, err := k.f.Inspect()
 	if made {
 		return "wrote tls/", s, err
 	}
 	return "kept tls/", s, err
 }
 
-func (k folderKeeper) rotate(_ context.Context, now bool) (mcscerts.Step, mcscerts.Status, error) {
+func (k folderKeeper) rotate(_ context.Context, now bool) (mcscert.Step, mcscert.Status, error) {
 	return k.f.Rotate(now)
 }
 
-func (k folderKeeper) due(context.Context) ([]mcscerts.Step, mcscerts.Status, error) {
+func (k folderKeeper) due(context.Context) ([]mcscert.Step, mcscert.Status, error) {
 	return k.f.Due()
 }
 
-func (folderKeeper) after(step mcscerts.Step) string {
-	if step == mcscerts.StepCA {
+func (folderKeeper) after(step mcscert.Step) string {
+	if step == mcscert.StepCA {
 		return "now: give pointers/*.ign to every machine that is yet to boot, in place of its user data of before;\nthen, 25 hours later at the earliest, 'certs rotate' again"
 	}
 	return "the verifier takes it up within a second; machines need a pointer config with the bundle of tls/ca.crt"
 }
 
-type clusterKeeper struct{ c *mcscerts.Controller }
+type clusterKeeper struct{ c *mcscertificates.Reconciler }
 
-func (k clusterKeeper) look(ctx context.Context) (mcscerts.Status, error) { return k.c.Look(ctx) }
+func (k clusterKeeper) look(ctx context.Context) (mcscert.Status, error) { return k.c.Inspect(ctx) }
 
-func (k clusterKeeper) init(ctx context.Context, force bool) (string, mcscerts.Status, error) {
+func (k clusterKeeper) init(ctx context.Context, force bool) (string, mcscert.Status, error) {
 	s, err := k.c.Init(ctx, force)
 	return "the objects are there; a verifier with certificates: in its configuration keeps them", s, err
 }
 
-func (k clusterKeeper) rotate(ctx context.Context, now bool) (mcscerts.Step, mcscerts.Status, error) {
+func (k clusterKeeper) rotate(ctx context.Context, now bool) (mcscert.Step, mcscert.Status, error) {
 	return k.c.Rotate(ctx, now)
 }
 
-func (k clusterKeeper) due(context.Context) ([]mcscerts.Step, mcscerts.Status, error) {
-	return nil, mcscerts.Status{}, errors.New("in a cluster the verifier does what is due by itself")
+func (k clusterKeeper) due(context.Context) ([]mcscert.Step, mcscert.Status, error) {
+	return nil, mcscert.Status{}, errors.New("in a cluster the verifier does what is due by itself")
 }
 
-func (clusterKeeper) after(step mcscerts.Step) string {
-	if step == mcscerts.StepCA {
+func (clusterKeeper) after(step mcscert.Step) string {
+	if step == mcscert.StepCA {
 		return "pointer configs outside the cluster (user data that an administrator hands out) need the new bundle, too: 'certs pointer FILE';\n25 hours later at the earliest: 'certs rotate' again, or leave it to the calendar"
 	}
 	return "the replicas take it up at once"
 }
 
 // nextStep says what comes next, by itself or by hand.
-func nextStep(s mcscerts.Status) string {
+func nextStep(s mcscert.Status) string {
 	switch {
 	case s.Case != "" && !s.Case.Ours():
 		return "nothing to do here"
-	case s.CA == nil && s.Case == mcscerts.CaseFolder && s.Leaf != nil && len(s.Bundle) > 0:
-		return fmt.Sprintf("the CA's key is kept elsewhere: bring it to tls/ca.key for what has to be signed (other host names, the second step of 'certs rotate');\nwithout it 'certs rotate' makes a new CA, which is due after %s", mcscerts.Renewal(newest(s.Bundle)).UTC().Format(time.DateOnly))
+	case s.CA == nil && s.Case == mcscert.CaseFolder && s.Leaf != nil && len(s.Bundle) > 0:
+		return fmt.Sprintf("the CA's key is kept elsewhere: bring it to tls/ca.key for what has to be signed (other host names, the second step of 'certs rotate');\nwithout it 'certs rotate' makes a new CA, which is due after %s", mcscert.Renewal(mcscert.Newest(s.Bundle)).UTC().Format(time.DateOnly))
 	case s.CA == nil || s.Leaf == nil:
 		return "'certs init' makes what is missing"
 	case s.Leaf.CheckSignatureFrom(s.CA) != nil:
 		text := fmt.Sprintf("the serving certificate follows the new CA after %s, or by 'certs rotate' after %s",
-			mcscerts.Follows(s.Leaf, s.CA, s.Hosts).UTC().Format(time.DateOnly), s.CA.NotBefore.Add(mcscerts.Publish).UTC().Format(time.RFC3339))
+			mcscert.Follows(s.Leaf, s.CA, s.Hosts).UTC().Format(time.DateOnly), s.CA.NotBefore.Add(mcscert.Publish).UTC().Format(time.RFC3339))
 		var waits []string
-		for _, u := range s.UserData {
+		for _, u := range s.PointerConfigs {
 			if u.Failed || u.Lacks {
-				waits = append(waits, u.Secret)
+				waits = append(waits, u.Name)
 			}
 		}
 		if len(waits) > 0 {
@@ -404,11 +376,7 @@ func nextStep(s mcscerts.Status) string {
 		}
 		return text
 	}
-	return "a new CA after " + mcscerts.Renewal(s.CA).UTC().Format(time.DateOnly) + ", or by 'certs rotate'"
-}
-
-func newest(all []*x509.Certificate) *x509.Certificate {
-	return slices.MaxFunc(all, func(a, b *x509.Certificate) int { return a.NotBefore.Compare(b.NotBefore) })
+	return "a new CA after " + mcscert.Renewal(s.CA).UTC().Format(time.DateOnly) + ", or by 'certs rotate'"
 }
 
 // fingerprint is the SHA-256 of a certificate.
@@ -422,7 +390,7 @@ func tellCert(c *x509.Certificate) string {
 	return fmt.Sprintf("%s, SHA-256 %.12s, issued %s, until %s", c.Subject.CommonName, fingerprint(c), c.NotBefore.UTC().Format(time.DateOnly), c.NotAfter.UTC().Format(time.DateOnly))
 }
 
-func printCerts(out io.Writer, s mcscerts.Status) error {
+func printCerts(out io.Writer, s mcscert.Status) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	line := func(name, text string) { fmt.Fprintf(w, "%s\t%s\n", name, text) }
 	line("renewed by", s.Case.String())
@@ -430,10 +398,10 @@ func printCerts(out io.Writer, s mcscerts.Status) error {
 		if c == nil {
 			return "none"
 		}
-		return tellCert(c) + ", renewed after " + mcscerts.Renewal(c).UTC().Format(time.DateOnly)
+		return tellCert(c) + ", renewed after " + mcscert.Renewal(c).UTC().Format(time.DateOnly)
 	}
 	ca := one(s.CA)
-	if s.CA == nil && s.Case == mcscerts.CaseFolder && len(s.Bundle) > 0 {
+	if s.CA == nil && s.Case == mcscert.CaseFolder && len(s.Bundle) > 0 {
 		ca = "its key, tls/ca.key, is kept elsewhere"
 	}
 	line("CA", ca)
@@ -442,11 +410,11 @@ func printCerts(out io.Writer, s mcscerts.Status) error {
 	}
 	line("serving", one(s.Leaf))
 	if s.Leaf != nil {
-		line("  for", strings.Join(mcscerts.Hosts(s.Leaf), ", "))
-		if missing := mcscerts.Missing(s.Leaf, s.Hosts); len(missing) > 0 {
+		line("  for", strings.Join(mcscert.Hosts(s.Leaf), ", "))
+		if missing := mcscert.Missing(s.Leaf, s.Hosts); len(missing) > 0 {
 			line("  NOT FOR", strings.Join(missing, ", ")+": the next one is")
 		}
-		have := mcscerts.Hosts(s.Leaf)
+		have := mcscert.Hosts(s.Leaf)
 		if more := slices.DeleteFunc(have, func(h string) bool { return slices.Contains(s.Hosts, h) }); s.Case.Ours() && len(more) > 0 {
 			line("  not configured", strings.Join(more, ", ")+": the next one is not for them (certificates.hostnames)")
 		}
@@ -458,12 +426,12 @@ func printCerts(out io.Writer, s mcscerts.Status) error {
 			line("  signed by", by)
 		}
 	}
-	for _, u := range s.UserData {
+	for _, u := range s.PointerConfigs {
 		text := "has the bundle"
 		if u.Left != "" {
 			text = "DOES NOT: " + u.Left
 		}
-		line("pointer "+u.Secret, text)
+		line("pointer "+u.Name, text)
 	}
 	for i, text := range strings.Split(nextStep(s), "\n") {
 		line([]string{"next", ""}[min(i, 1)], text)
@@ -473,7 +441,7 @@ func printCerts(out io.Writer, s mcscerts.Status) error {
 
 // certsJSON is the form of -o json.
 type certsJSON struct {
-	Case     mcscerts.Case  `json:"case,omitempty"`
+	Case     mcscert.Case   `json:"case,omitempty"`
 	Renews   bool           `json:"verifierRenews"`
 	CA       *certJSON      `json:"ca,omitempty"`
 	Bundle   []certJSON     `json:"bundle"`
@@ -498,19 +466,19 @@ type pointersJSON struct {
 	Why  string `json:"leftAlone,omitempty"`
 }
 
-func certsDocument(s mcscerts.Status) certsJSON {
+func certsDocument(s mcscert.Status) certsJSON {
 	one := func(c *x509.Certificate) *certJSON {
 		if c == nil {
 			return nil
 		}
-		return &certJSON{c.Subject.CommonName, fingerprint(c), c.Issuer.CommonName, mcscerts.Hosts(c), c.NotBefore.UTC(), c.NotAfter.UTC(), mcscerts.Renewal(c).UTC()}
+		return &certJSON{c.Subject.CommonName, fingerprint(c), c.Issuer.CommonName, mcscert.Hosts(c), c.NotBefore.UTC(), c.NotAfter.UTC(), mcscert.Renewal(c).UTC()}
 	}
 	d := certsJSON{Case: s.Case, Renews: s.Case.Ours(), CA: one(s.CA), Serving: one(s.Leaf), Bundle: []certJSON{}, Pointers: []pointersJSON{}, Next: strings.ReplaceAll(nextStep(s), "\n", " ")}
 	for _, c := range s.Bundle {
 		d.Bundle = append(d.Bundle, *one(c))
 	}
-	for _, u := range s.UserData {
-		d.Pointers = append(d.Pointers, pointersJSON{u.Secret, u.Left == "", u.Left})
+	for _, u := range s.PointerConfigs {
+		d.Pointers = append(d.Pointers, pointersJSON{u.Name, u.Left == "", u.Left})
 	}
 	return d
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -42,6 +43,8 @@ type clusterBasis struct {
 	configs     *configsource.Source // nil: none are rendered here
 	doors       *doors
 	settled     sync.Once
+	// controllers run in one manager while this replica holds the lease.
+	controllers []func(manager.Manager) error
 }
 
 func newClusterBasis(s *server) (*clusterBasis, error) {

@@ -8,15 +8,16 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/approver"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/configsource"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/mcscerts"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/mcscertificates"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
@@ -60,18 +61,39 @@ func (b *clusterBasis) becoming(api *rest.Config, typed kubernetes.Interface, cl
 		o.Findings = append(o.Findings, b.approver.Findings)
 	}
 	if c.Certificates != nil {
-		certificates, err := mcscerts.New(mcscerts.Options{
-			Client: typed, Dynamic: client, Log: s.log, Always: c.Certificates.Rotate == config.RotateAlways, Hostnames: c.CertificateHosts(),
-			ServingSecret: c.Kubernetes.ServingSecret, CAConfigMap: c.Kubernetes.CAConfigMap, UserDataSecrets: c.Kubernetes.UserDataSecrets,
-			MachineNamespaces: c.Kubernetes.MachineNamespaces, Events: b.events, Expiry: s.metrics.Expiry, Now: s.now,
+		live, err := kube.NewClient(api)
+		if err != nil {
+			return fmt.Errorf("certificates: %w", err)
+		}
+		certificates, err := mcscertificates.New(mcscertificates.Options{
+			Client: live, Config: c, Log: s.log, Events: b.events, Expiry: s.metrics.Expiry, Now: s.now,
 		})
 		if err != nil {
 			return fmt.Errorf("certificates: %w", err)
 		}
-		o.Lead = append(o.Lead, certificates.Run)
+		b.controllers = append(b.controllers, certificates.SetupWithManager)
 		o.Findings = append(o.Findings, certificates.Findings)
 	}
+	if len(b.controllers) > 0 {
+		o.Lead = append(o.Lead, func(ctx context.Context) {
+			kube.RunManager(ctx, s.log, func() (manager.Manager, error) { return b.manager(api) })
+		})
+	}
 	return nil
+}
+
+// manager returns a manager with all controllers, for the time that this replica holds the lease.
+func (b *clusterBasis) manager(api *rest.Config) (manager.Manager, error) {
+	m, err := kube.NewManager(api, kube.Options{Log: b.server.log})
+	if err != nil {
+		return nil, err
+	}
+	for _, setUp := range b.controllers {
+		if err := setUp(m); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
 }
 
 // known is the cluster of a basis, for those who are begun before there is one.

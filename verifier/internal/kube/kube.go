@@ -40,6 +40,20 @@ func NewScheme() (*runtime.Scheme, error) {
 	return s, nil
 }
 
+// NewClient returns a client that reads and writes the API itself, without a cache. It makes
+// no call.
+func NewClient(c *rest.Config) (client.Client, error) {
+	scheme, err := NewScheme()
+	if err != nil {
+		return nil, err
+	}
+	api, err := client.New(c, client.Options{Scheme: scheme})
+	if err != nil {
+		return nil, fmt.Errorf("reach the Kubernetes API: %w", err)
+	}
+	return api, nil
+}
+
 // Options are what a manager needs. The zero value of Cache is valid.
 type Options struct {
 	Log *slog.Logger // required

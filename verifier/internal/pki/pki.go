@@ -14,18 +14,14 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
-	"net"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
 // Validity is that of the Machine Config Server's own certificates.
-const Validity = 10 * 365 * 24 * time.Hour
-
-// backdate tolerates a node whose clock is a little behind; the agent does not
-// look at its clock at all, Ignition does.
-const backdate = 24 * time.Hour
+const Validity = mcscert.Validity
 
 // Pair is a certificate with its key, both in PEM.
 type Pair struct {
@@ -35,9 +31,17 @@ type Pair struct {
 
 // NewCA makes a CA.
 func NewCA(name string, now time.Time) (Pair, error) {
-	key, template, err := begin(name, now)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return Pair{}, err
+		return Pair{}, fmt.Errorf("make key: %w", err)
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return Pair{}, fmt.Errorf("make serial number: %w", err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{CommonName: name},
+		NotBefore: now.Add(-mcscert.Backdate), NotAfter: now.Add(Validity),
 	}
 	template.IsCA, template.BasicConstraintsValid, template.MaxPathLenZero = true, true, true
 	template.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature
@@ -54,44 +58,11 @@ func (ca Pair) Serve(hosts []string, now time.Time) (Pair, error) {
 	if err != nil {
 		return Pair{}, fmt.Errorf("read CA: %w", err)
 	}
-	key, template, err := begin("mcs-attest-verifier", now)
-	if err != nil {
-		return Pair{}, err
-	}
-	template.KeyUsage = x509.KeyUsageDigitalSignature
-	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
-	for _, h := range hosts {
-		if ip := net.ParseIP(h); ip != nil {
-			template.IPAddresses = append(template.IPAddresses, ip)
-		} else {
-			template.DNSNames = append(template.DNSNames, h)
-		}
-	}
-	if template.NotAfter.After(issuer.Leaf.NotAfter) {
-		template.NotAfter = issuer.Leaf.NotAfter
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, issuer.Leaf, key.Public(), issuer.PrivateKey)
+	leaf, key, err := mcscert.NewServing(issuer.Leaf, issuer.PrivateKey, hosts, now)
 	if err != nil {
 		return Pair{}, fmt.Errorf("make serving certificate: %w", err)
 	}
-	return encode(der, key)
-}
-
-func begin(name string, now time.Time) (*ecdsa.PrivateKey, *x509.Certificate, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, nil, fmt.Errorf("make key: %w", err)
-	}
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
-		return nil, nil, fmt.Errorf("make serial number: %w", err)
-	}
-	return key, &x509.Certificate{
-		SerialNumber: serial,
-		Subject:      pkix.Name{CommonName: name},
-		NotBefore:    now.Add(-backdate),
-		NotAfter:     now.Add(Validity),
-	}, nil
+	return encode(leaf.Raw, key)
 }
 
 func encode(der []byte, key *ecdsa.PrivateKey) (Pair, error) {

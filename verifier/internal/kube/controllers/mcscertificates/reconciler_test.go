@@ -1,4 +1,4 @@
-package mcscerts
+package mcscertificates
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/big"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -24,20 +24,28 @@ import (
 	"github.com/vincent-petithory/dataurl"
 	corev1 "k8s.io/api/core/v1"
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	dynamicfake "k8s.io/client-go/dynamic/fake"
-	"k8s.io/client-go/kubernetes/fake"
-	ktesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
 const (
+	year     = 365 * 24 * time.Hour
 	mco      = "openshift-machine-config-operator"
 	machines = "openshift-machine-api"
 	host     = "api-int.example.com"
@@ -45,43 +53,65 @@ const (
 
 // rig is a cluster in memory, by a clock that the test moves (testing/synctest).
 type rig struct {
-	t       *testing.T
-	client  *fake.Clientset
-	dynamic *dynamicfake.FakeDynamicClient
-	o       Options
-	c       *Controller
-	events  []cluster.Event
-	expiry  map[string]time.Time
+	t      *testing.T
+	client client.Client // of an administrator
+	// refuse, if set, may deny a call of the controller.
+	refuse func(verb string, o runtime.Object, key client.ObjectKey) error
+	o      Options
+	k      *config.Kubernetes // of o
+	c      *Reconciler
+	events []cluster.Event
+	expiry map[string]time.Time
 }
 
 func (r *rig) Emit(e cluster.Event) { r.events = append(r.events, e) }
 
-func newRig(t *testing.T, objects ...runtime.Object) *rig {
+func newRig(t *testing.T, objects ...client.Object) *rig {
 	t.Helper()
-	lists := map[schema.GroupVersionResource]string{}
-	for _, m := range makers {
-		for _, v := range m.versions {
-			lists[schema.GroupVersionResource{Group: m.group, Version: v, Resource: m.resource}] = "MakerList"
-		}
-	}
-	if !slices.ContainsFunc(objects, func(o runtime.Object) bool { _, ok := o.(*corev1.ConfigMap); return ok }) {
+	if !slices.ContainsFunc(objects, func(o client.Object) bool { _, ok := o.(*corev1.ConfigMap); return ok }) {
 		objects = append(objects, rootCA(pair{pem: []byte(installed())}))
 	}
-	var plain, others []runtime.Object
-	for _, o := range objects {
-		if _, ok := o.(*unstructured.Unstructured); ok {
-			others = append(others, o)
-		} else {
-			plain = append(plain, o)
+	api := fake.NewClientBuilder().WithObjects(objects...).WithReturnManagedFields().Build()
+	r := &rig{t: t, client: api, expiry: map[string]time.Time{}}
+	check := func(verb string, o runtime.Object, key client.ObjectKey) error {
+		if r.refuse == nil {
+			return nil
 		}
+		return r.refuse(verb, o, key)
 	}
-	r := &rig{t: t, client: fake.NewClientset(plain...), expiry: map[string]time.Time{}}
-	r.dynamic = dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists, others...)
-	r.o = Options{
-		Client: r.client, Dynamic: r.dynamic, Log: slog.New(slog.DiscardHandler), Hostnames: []string{host, "192.0.2.5"},
+	r.k = &config.Kubernetes{
 		ServingSecret: mco + "/machine-config-server-tls", CAConfigMap: mco + "/machine-config-server-ca",
 		UserDataSecrets: []string{machines + "/worker-user-data", machines + "/master-user-data"}, MachineNamespaces: []string{machines},
+	}
+	r.o = Options{
+		Config: &config.Config{Kubernetes: r.k, Certificates: &config.Certificates{}}, Hostnames: []string{host, "192.0.2.5"},
 		Events: r, Expiry: func(set string, at time.Time) { r.expiry[set] = at },
+		Client: interceptor.NewClient(api, interceptor.Funcs{
+			Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+				if err := check("get", o, key); err != nil {
+					return err
+				}
+				return c.Get(ctx, key, o, opts...)
+			},
+			List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+				if err := check("list", list, client.ObjectKey{}); err != nil {
+					return err
+				}
+				return c.List(ctx, list, opts...)
+			},
+			Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+				if err := check("create", o, client.ObjectKeyFromObject(o)); err != nil {
+					return err
+				}
+				return c.Create(ctx, o, opts...)
+			},
+			Update: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
+				if err := check("update", o, client.ObjectKeyFromObject(o)); err != nil {
+					return err
+				}
+				return c.Update(ctx, o, opts...)
+			},
+		}),
 	}
 	r.start()
 	return r
@@ -96,22 +126,45 @@ func (r *rig) start() {
 	}
 }
 
-func (r *rig) sync() Status {
+func (r *rig) reconcile() error {
+	_, err := r.c.Reconcile(r.t.Context(), reconcile.Request{})
+	return err
+}
+
+func (r *rig) sync() mcscert.Status {
 	r.t.Helper()
-	if err := r.c.Sync(r.t.Context()); err != nil {
+	if err := r.reconcile(); err != nil {
 		r.t.Fatal(err)
 	}
 	return r.c.Status()
 }
 
+func (r *rig) secret(namespace, name string) *corev1.Secret {
+	r.t.Helper()
+	s := &corev1.Secret{}
+	if err := r.client.Get(r.t.Context(), client.ObjectKey{Namespace: namespace, Name: name}, s); err != nil {
+		r.t.Fatal(err)
+	}
+	return s
+}
+
+func (r *rig) update(o client.Object) {
+	r.t.Helper()
+	if err := r.client.Update(r.t.Context(), o); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func isSecret(o runtime.Object) bool { _, ok := o.(*corev1.Secret); return ok }
+
+func forbidden(name string) error {
+	return kerrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, name, errors.New("no"))
+}
+
 // pointerRoots are the CAs that a machine with this pointer config trusts.
 func (r *rig) pointerRoots(name string) *x509.CertPool {
 	r.t.Helper()
-	s, err := r.client.CoreV1().Secrets(machines).Get(r.t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	p, err := pointer.Parse(s.Data["userData"])
+	p, err := pointer.Parse(r.secret(machines, name).Data["userData"])
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -156,7 +209,7 @@ func installerCA(t *testing.T, name string, notBefore time.Time) pair {
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name, OrganizationalUnit: []string{"openshift"}},
-		NotBefore: notBefore, NotAfter: notBefore.Add(Validity), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		NotBefore: notBefore, NotAfter: notBefore.Add(mcscert.Validity), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
@@ -166,12 +219,12 @@ func installerCA(t *testing.T, name string, notBefore time.Time) pair {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return pair{cert, key, EncodeBundle([]*x509.Certificate{cert})}
+	return pair{cert, key, mcscert.Encode(cert)}
 }
 
 func (ca pair) serving(t *testing.T, kind corev1.SecretType, hosts ...string) *corev1.Secret {
 	t.Helper()
-	leaf, key, err := newLeaf(ca.cert, ca.key, hosts, ca.cert.NotBefore.Add(backdate), ca.cert.NotAfter)
+	leaf, key, err := mcscert.NewServing(ca.cert, ca.key, hosts, ca.cert.NotBefore.Add(mcscert.Backdate))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +234,7 @@ func (ca pair) serving(t *testing.T, kind corev1.SecretType, hosts ...string) *c
 	}
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: mco, Name: "machine-config-server-tls"}, Type: kind,
-		Data: map[string][]byte{"tls.crt": EncodeBundle([]*x509.Certificate{leaf}), "tls.key": pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})},
+		Data: map[string][]byte{"tls.crt": mcscert.Encode(leaf), "tls.key": pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})},
 	}
 }
 
@@ -214,11 +267,11 @@ func TestTenYearsRenewedAtEight(t *testing.T) {
 		r := newRig(t, old.serving(t, corev1.SecretTypeTLS, host, "192.0.2.5"), rootCA(old), userData(t, "worker-user-data", old.pem))
 		begin := time.Now()
 		var cas, leaves []time.Duration // when there were new ones
-		var before Status
+		var before mcscert.Status
 		roots := r.pointerRoots("worker-user-data")
 		for time.Since(begin) < 40*year {
 			s := r.sync()
-			if s.Case != CaseNoMachineSets && s.Case != CaseOurs {
+			if s.Case != mcscert.CaseNoMachineSets && s.Case != mcscert.CaseOurs {
 				t.Fatalf("after %v: %s", time.Since(begin), s.Case)
 			}
 			if before.CA == nil || !before.CA.Equal(s.CA) {
@@ -252,7 +305,7 @@ func TestTenYearsRenewedAtEight(t *testing.T) {
 			time.Sleep(30 * 24 * time.Hour)
 		}
 		for i, at := range cas[1:] {
-			if age := at - cas[i]; age < Refresh || age > Refresh+60*24*time.Hour {
+			if age := at - cas[i]; age < mcscert.Refresh || age > mcscert.Refresh+60*24*time.Hour {
 				t.Errorf("CA %d was renewed after %v days", i, age.Hours()/24)
 			}
 		}
@@ -260,7 +313,7 @@ func TestTenYearsRenewedAtEight(t *testing.T) {
 			t.Errorf("%d CAs, %d serving certificates", len(cas), len(leaves))
 		}
 		// The installer's CA is of the same time as the verifier's first.
-		if leaves[0] < Refresh || leaves[0] > Refresh+Refresh/10+60*24*time.Hour {
+		if leaves[0] < mcscert.Refresh || leaves[0] > mcscert.Refresh+mcscert.Refresh/10+60*24*time.Hour {
 			t.Errorf("the installer's certificate was replaced after %v days", leaves[0].Hours()/24)
 		}
 	})
@@ -272,21 +325,21 @@ func TestServingCertificateWaitsForTheCA(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, userData(t, "worker-user-data", []byte(installed())))
 		first := r.sync()
-		time.Sleep(Refresh + time.Hour)
+		time.Sleep(mcscert.Refresh + time.Hour)
 		r.sync()
 		second := r.sync()
 		if first.CA.Equal(second.CA) || !first.Leaf.Equal(second.Leaf) || len(second.Bundle) != 2 {
 			t.Fatal("after eight years: not a new CA beside the old one, with what is served as it was")
 		}
-		refuse := true
-		r.client.PrependReactor("update", "secrets", func(a ktesting.Action) (bool, runtime.Object, error) {
-			return refuse && a.GetNamespace() == machines, nil, kerrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "worker-user-data", nil)
-		})
-		// The pointer is put back by hand, and cannot be written.
-		if err := r.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("secrets"), userData(t, "worker-user-data", EncodeBundle(first.Bundle)), machines); err != nil {
-			t.Fatal(err)
+		r.refuse = func(verb string, o runtime.Object, key client.ObjectKey) error {
+			if verb == "update" && isSecret(o) && key.Namespace == machines {
+				return forbidden(key.Name)
+			}
+			return nil
 		}
-		time.Sleep(Refresh/10 + time.Hour)
+		// The pointer is put back by hand, and cannot be written.
+		r.update(userData(t, "worker-user-data", mcscert.Encode(first.Bundle...)))
+		time.Sleep(mcscert.Refresh/10 + time.Hour)
 		r.sync()
 		s := r.sync()
 		if !s.Leaf.Equal(first.Leaf) {
@@ -295,7 +348,7 @@ func TestServingCertificateWaitsForTheCA(t *testing.T) {
 		if f := r.c.Findings(); len(f) != 1 || !strings.Contains(f[0].Text, "worker-user-data") || !strings.Contains(f[0].Text, "cannot be written") {
 			t.Errorf("findings %v", f)
 		}
-		refuse = false
+		r.refuse = nil
 		r.sync()
 		s = r.sync()
 		if s.Leaf.Equal(first.Leaf) || s.Leaf.CheckSignatureFrom(second.CA) != nil || len(r.c.Findings()) > 0 {
@@ -313,19 +366,19 @@ func TestInstallersCertificateStays(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				old := installerCA(t, "root-ca", time.Now().Add(-year))
 				serving := old.serving(t, corev1.SecretTypeTLS, "192.0.2.5", host)
-				objects := []runtime.Object{serving, userData(t, "worker-user-data", old.pem)}
+				objects := []client.Object{serving, userData(t, "worker-user-data", old.pem)}
 				if c.legacy {
 					objects = append(objects, rootCA(old))
 				} else {
 					serving.Data["tls.crt"] = append(serving.Data["tls.crt"], old.pem...)
 				}
 				r := newRig(t, objects...)
-				leaf, err := parseCertificates(serving.Data["tls.crt"])
+				leaf, err := mcscert.Parse(serving.Data["tls.crt"])
 				if err != nil {
 					t.Fatal(err)
 				}
 				s := r.sync()
-				if !s.Leaf.Equal(leaf[0]) || len(s.Bundle) != 2 || !contains(s.Bundle, old.cert) || !contains(s.Bundle, s.CA) {
+				if !s.Leaf.Equal(leaf[0]) || len(s.Bundle) != 2 || !mcscert.Contains(s.Bundle, old.cert) || !mcscert.Contains(s.Bundle, s.CA) {
 					t.Errorf("what is served was replaced, or its CA is not in the bundle: %d", len(s.Bundle))
 				}
 				if err := verify(s.Leaf, r.pointerRoots("worker-user-data"), time.Now()); err != nil {
@@ -344,7 +397,7 @@ func TestServingCertificateThatNobodyCanUse(t *testing.T) {
 		stranger := installerCA(t, "stranger", time.Now())
 		broken := stranger.serving(t, corev1.SecretTypeTLS, host)
 		broken.Data["tls.crt"] = []byte("nothing")
-		for name, objects := range map[string][]runtime.Object{
+		for name, objects := range map[string][]client.Object{
 			"expired":          {long.serving(t, corev1.SecretTypeTLS, host, "192.0.2.5"), rootCA(long)},
 			"of an unknown CA": {stranger.serving(t, corev1.SecretTypeTLS, host, "192.0.2.5"), rootCA(long)},
 			"not readable":     {broken, rootCA(long)},
@@ -370,8 +423,8 @@ func TestOtherHostNames(t *testing.T) {
 		r.o.Hostnames = []string{"2001:db8:0::5", "192.0.2.5", strings.ToUpper(host)}
 		r.start()
 		s := r.sync() // the same CA signs: nothing to wait for
-		if s.Leaf.Equal(first.Leaf) || !slices.Equal(Hosts(s.Leaf), []string{"192.0.2.5", "2001:db8::5", host}) {
-			t.Errorf("it is for %v", Hosts(s.Leaf))
+		if s.Leaf.Equal(first.Leaf) || !slices.Equal(mcscert.Hosts(s.Leaf), []string{"192.0.2.5", "2001:db8::5", host}) {
+			t.Errorf("it is for %v", mcscert.Hosts(s.Leaf))
 		}
 		if again := r.sync(); !again.Leaf.Equal(s.Leaf) {
 			t.Error("the same names in another form are others")
@@ -397,9 +450,9 @@ func TestOtherHostNames(t *testing.T) {
 			if f := r.c.Findings(); len(f) != 1 || !strings.Contains(f[0].Text, "is not for 192.0.2.9") {
 				t.Errorf("findings %v", f)
 			}
-			time.Sleep(Refresh/10 - time.Hour)
+			time.Sleep(mcscert.Refresh/10 - time.Hour)
 		}
-		if s := r.sync(); s.Leaf.CheckSignatureFrom(s.CA) != nil || !slices.Equal(Hosts(s.Leaf), []string{"192.0.2.9", host}) || len(r.c.Findings()) > 0 {
+		if s := r.sync(); s.Leaf.CheckSignatureFrom(s.CA) != nil || !slices.Equal(mcscert.Hosts(s.Leaf), []string{"192.0.2.9", host}) || len(r.c.Findings()) > 0 {
 			t.Error("it still waits")
 		}
 	})
@@ -416,7 +469,7 @@ func TestInitKeepsTheInstallersCertificateForMonths(t *testing.T) {
 			if _, err := r.c.Init(t.Context(), false); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(Refresh/10 - time.Hour)
+			time.Sleep(mcscert.Refresh/10 - time.Hour)
 			s := r.sync()
 			if s.Leaf.CheckSignatureFrom(old.cert) != nil {
 				t.Fatal("machines with the installer's pointer config fail")
@@ -424,7 +477,7 @@ func TestInitKeepsTheInstallersCertificateForMonths(t *testing.T) {
 			if want := len(hosts) == 1; (len(r.c.Findings()) == 1) != want {
 				t.Errorf("findings %v", r.c.Findings())
 			}
-			if step, s, err := r.c.Rotate(t.Context(), false); err != nil || step != StepServing || len(Missing(s.Leaf, r.o.Hostnames)) > 0 {
+			if step, s, err := r.c.Rotate(t.Context(), false); err != nil || step != mcscert.StepServing || len(mcscert.Missing(s.Leaf, r.o.Hostnames)) > 0 {
 				t.Errorf("%s, %v", step, err)
 			}
 		})
@@ -440,26 +493,31 @@ func TestWhoRenews(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		always  bool
-		objects []runtime.Object
-		want    Case
-		later   Case
+		objects []client.Object
+		want    mcscert.Case
+		later   mcscert.Case
 	}{
-		{"no MachineSets", false, nil, CaseNoMachineSets, CaseOurs},
-		{"MachineSets and no CA", false, []runtime.Object{machineSetOf("worker-user-data")}, CaseOperatorToCome, CaseOldOperator},
-		{"a CA with the operator's annotation", false, []runtime.Object{ca(func(s *corev1.Secret) { s.Annotations[annotations.OpenShiftComponent] = "Machine Config Operator" })}, CaseOperator, CaseOperator},
-		{"a CA that the operator wrote", false, []runtime.Object{ca(func(s *corev1.Secret) {
-			s.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "machine-config-controller"}}
-		})}, CaseOperator, CaseOperator},
-		{"a CA without any mark", false, []runtime.Object{ca(func(*corev1.Secret) {})}, CaseSomebody, CaseSomebody},
-		{"configured", true, []runtime.Object{machineSetOf("worker-user-data")}, CaseConfigured, CaseConfigured},
+		{"no MachineSets", false, nil, mcscert.CaseNoMachineSets, mcscert.CaseOurs},
+		{"MachineSets and no CA", false, []client.Object{machineSetOf("worker-user-data")}, mcscert.CaseOperatorToCome, mcscert.CaseOldOperator},
+		{"a CA with the operator's annotation", false, []client.Object{ca(func(s *corev1.Secret) { s.Annotations[annotations.OpenShiftComponent] = "Machine Config Operator" })}, mcscert.CaseOperator, mcscert.CaseOperator},
+		{"a CA that the operator wrote", false, []client.Object{ca(func(s *corev1.Secret) {
+			s.ManagedFields = []metav1.ManagedFieldsEntry{{
+				Manager: "machine-config-controller", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1",
+				FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:type":{}}`)},
+			}}
+		})}, mcscert.CaseOperator, mcscert.CaseOperator},
+		{"a CA without any mark", false, []client.Object{ca(func(*corev1.Secret) {})}, mcscert.CaseSomebody, mcscert.CaseSomebody},
+		{"configured", true, []client.Object{machineSetOf("worker-user-data")}, mcscert.CaseConfigured, mcscert.CaseConfigured},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t, append(c.objects, userData(t, "worker-user-data", []byte(installed())))...)
-				r.o.Always = c.always
+				if c.always {
+					r.o.Config.Certificates.Rotate = config.RotateAlways
+				}
 				r.start()
 				before := r.objects()
-				_ = r.c.Sync(t.Context())
+				_ = r.reconcile()
 				got := r.c.Status().Case
 				if got != c.want {
 					t.Errorf("it is %s, want %s", got, c.want)
@@ -467,12 +525,12 @@ func TestWhoRenews(t *testing.T) {
 				if !got.Ours() && r.objects() != before {
 					t.Error("it is not ours, and something was written")
 				}
-				time.Sleep(operatorDelay + time.Second)
-				_ = r.c.Sync(t.Context())
+				time.Sleep(mcscert.OperatorDelay + time.Second)
+				_ = r.reconcile()
 				if got := r.c.Status().Case; got != c.later {
 					t.Errorf("later it is %s, want %s", got, c.later)
 				}
-				if finding := len(r.c.Findings()) > 0; finding != (c.want == CaseSomebody || c.want == CaseOperator) {
+				if finding := len(r.c.Findings()) > 0; finding != (c.want == mcscert.CaseSomebody || c.want == mcscert.CaseOperator) {
 					t.Errorf("findings %v", r.c.Findings()) // those two hold no certificate here
 				}
 			})
@@ -483,12 +541,9 @@ func TestWhoRenews(t *testing.T) {
 // objects is everything that there is, as text.
 func (r *rig) objects() string {
 	r.t.Helper()
-	s, err := r.client.CoreV1().Secrets("").List(r.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	m, err := r.client.CoreV1().ConfigMaps("").List(r.t.Context(), metav1.ListOptions{})
-	if err != nil {
+	var s corev1.SecretList
+	var m corev1.ConfigMapList
+	if err := errors.Join(r.client.List(r.t.Context(), &s), r.client.List(r.t.Context(), &m)); err != nil {
 		r.t.Fatal(err)
 	}
 	return fmt.Sprintf("%+v %+v", s.Items, m.Items)
@@ -500,19 +555,16 @@ func TestTheOperatorTakesOver(t *testing.T) {
 	for _, always := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRig(t, userData(t, "worker-user-data", []byte(installed())))
-			r.o.Always = always
+			if always {
+				r.o.Config.Certificates.Rotate = config.RotateAlways
+			}
 			r.start()
 			r.sync()
-			ca, err := r.client.CoreV1().Secrets(mco).Get(t.Context(), "machine-config-server-ca", metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			ca := r.secret(mco, "machine-config-server-ca")
 			ca.Annotations[annotations.OpenShiftComponent] = "Machine Config Operator"
-			if _, err := r.client.CoreV1().Secrets(mco).Update(t.Context(), ca, metav1.UpdateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			r.update(ca)
 			s := r.sync()
-			if always != s.Rival || always != (len(r.c.Findings()) > 0) || !always && s.Case != CaseOperator {
+			if always != s.Rival || always != (len(r.c.Findings()) > 0) || !always && s.Case != mcscert.CaseOperator {
 				t.Errorf("always %t: %s, rival %t, findings %v", always, s.Case, s.Rival, r.c.Findings())
 			}
 			if s.CA == nil || r.expiry[SetCA].IsZero() {
@@ -536,8 +588,8 @@ func TestPointerConfigsFollow(t *testing.T) {
 		r.start()
 		s := r.sync()
 		left := map[string]string{}
-		for _, u := range s.UserData {
-			left[u.Secret] = u.Left
+		for _, u := range s.PointerConfigs {
+			left[u.Name] = u.Left
 		}
 		for name, why := range map[string]string{
 			"worker-user-data": "", "infra-user-data": "", "capi-user-data": "",
@@ -555,8 +607,8 @@ func TestPointerConfigsFollow(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		if got, err := r.client.CoreV1().Secrets(machines).Get(t.Context(), managed.Name, metav1.GetOptions{}); err != nil || string(got.Data["userData"]) != string(managed.Data["userData"]) {
-			t.Errorf("%v; the operator's own was written", err)
+		if got := r.secret(machines, managed.Name); string(got.Data["userData"]) != string(managed.Data["userData"]) {
+			t.Error("the operator's own was written")
 		}
 		if n := len(r.c.Findings()); n != 2 {
 			t.Errorf("findings %v", r.c.Findings())
@@ -575,15 +627,18 @@ func TestPointerConfigsFollow(t *testing.T) {
 func TestPointerConfigsOfMachineSets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, machineSetOf("infra-user-data"), userData(t, "infra-user-data", []byte(installed())))
-		r.o.Always = true
+		r.o.Config.Certificates.Rotate = config.RotateAlways
 		r.start()
 		s := r.sync()
 		if err := verify(s.Leaf, r.pointerRoots("infra-user-data"), time.Now()); err != nil {
 			t.Error(err)
 		}
-		r.client.PrependReactor("get", "secrets", func(a ktesting.Action) (bool, runtime.Object, error) {
-			return a.GetNamespace() == machines, nil, kerrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "infra-user-data", nil)
-		})
+		r.refuse = func(verb string, o runtime.Object, key client.ObjectKey) error {
+			if verb == "get" && isSecret(o) && key.Namespace == machines {
+				return forbidden(key.Name)
+			}
+			return nil
+		}
 		r.sync()
 		if f := r.c.Findings(); len(f) != 2+1 || !strings.Contains(f[0].Text, "add it to the verifier's Role") {
 			t.Errorf("findings %v", f)
@@ -600,9 +655,9 @@ func TestManagedPointerConfigsHoldTheSwitchUp(t *testing.T) {
 		of := userData(t, name, old.pem)
 		r := newRig(t, old.serving(t, corev1.SecretTypeTLS, "192.0.2.5", host), rootCA(old), of, userData(t, "worker-user-data", old.pem), machineSetOf(name))
 		r.sync()
-		time.Sleep(operatorDelay + time.Minute)
+		time.Sleep(mcscert.OperatorDelay + time.Minute)
 		first := r.sync()
-		if first.Case != CaseOldOperator {
+		if first.Case != mcscert.CaseOldOperator {
 			t.Fatal(first.Case)
 		}
 		finding := func(want string) {
@@ -612,8 +667,8 @@ func TestManagedPointerConfigsHoldTheSwitchUp(t *testing.T) {
 			}
 		}
 		finding("before 4.19")
-		time.Sleep(Publish)
-		var early *TooEarly
+		time.Sleep(mcscert.Publish)
+		var early *mcscert.TooEarly
 		if _, _, err := r.c.Rotate(t.Context(), false); !errors.As(err, &early) || !strings.Contains(err.Error(), name) {
 			t.Errorf("certs rotate: %v", err)
 		}
@@ -623,26 +678,23 @@ func TestManagedPointerConfigsHoldTheSwitchUp(t *testing.T) {
 				t.Fatal("a machine with the operator's pointer config fails")
 			}
 		}
-		secrets := r.client.CoreV1().Secrets(machines)
-		got, err := secrets.Get(t.Context(), name, metav1.GetOptions{})
-		if err != nil || string(got.Data["userData"]) != string(of.Data["userData"]) {
-			t.Errorf("%v: the operator's own was written", err)
+		if got := r.secret(machines, name); string(got.Data["userData"]) != string(of.Data["userData"]) {
+			t.Error("the operator's own was written")
 		}
 		// One that may not be read is no better.
-		no := true
-		r.client.PrependReactor("get", "secrets", func(a ktesting.Action) (bool, runtime.Object, error) {
-			get, ok := a.(ktesting.GetAction)
-			return no && ok && get.GetName() == name, nil, kerrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, name, nil)
-		})
+		r.refuse = func(verb string, o runtime.Object, key client.ObjectKey) error {
+			if verb == "get" && isSecret(o) && key.Name == name {
+				return forbidden(key.Name)
+			}
+			return nil
+		}
 		if s := r.sync(); s.Leaf.CheckSignatureFrom(s.CA) == nil {
 			t.Error("it does not wait for what it may not read")
 		}
 		finding("may not be read")
-		no = false
+		r.refuse = nil
 		// The operator is upgraded, and its pointer config has the bundle.
-		if _, err := secrets.Update(t.Context(), userData(t, name, EncodeBundle(r.c.Status().Bundle)), metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		r.update(userData(t, name, mcscert.Encode(r.c.Status().Bundle...)))
 		if s := r.sync(); s.Leaf.CheckSignatureFrom(s.CA) != nil || len(r.c.Findings()) > 0 {
 			t.Errorf("it still waits: %v", r.c.Findings())
 		}
@@ -659,12 +711,12 @@ func TestPointerConfigsOfOthersAreWaitedFor(t *testing.T) {
 		script := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: machines, Name: "windows-user-data"}, Data: map[string][]byte{"userData": []byte("<powershell>")}}
 		r := newRig(t, old.serving(t, corev1.SecretTypeTLS, "192.0.2.5", host), rootCA(old), gitops, script, userData(t, "http-user-data", stranger.pem))
 		for _, name := range []string{"infra", "windows", "http"} {
-			r.o.UserDataSecrets = append(r.o.UserDataSecrets, machines+"/"+name+"-user-data")
+			r.k.UserDataSecrets = append(r.k.UserDataSecrets, machines+"/"+name+"-user-data")
 		}
 		r.start()
 		first := r.sync()
-		time.Sleep(Publish)
-		var early *TooEarly
+		time.Sleep(mcscert.Publish)
+		var early *mcscert.TooEarly
 		_, _, err := r.c.Rotate(t.Context(), false)
 		if !errors.As(err, &early) || !strings.HasSuffix(err.Error(), ": "+machines+"/infra-user-data") {
 			t.Errorf("certs rotate: %v", err)
@@ -672,7 +724,7 @@ func TestPointerConfigsOfOthersAreWaitedFor(t *testing.T) {
 		if len(r.c.Findings()) != 3 || verify(first.Leaf, r.pointerRoots("infra-user-data"), time.Now()) != nil {
 			t.Errorf("findings %v", r.c.Findings())
 		}
-		for last := first.Leaf.NotAfter.Add(-atLast - time.Hour); time.Now().Before(last); {
+		for last := first.Leaf.NotAfter.Add(-mcscert.LastMonth - time.Hour); time.Now().Before(last); {
 			time.Sleep(min(60*24*time.Hour, time.Until(last)))
 			if s := r.sync(); !s.Leaf.Equal(first.Leaf) {
 				t.Fatal("before the last month it does not wait")
@@ -693,16 +745,14 @@ func TestPointerConfigsOfOthersThatHaveTheBundle(t *testing.T) {
 		gitops := userData(t, "infra-user-data", old.pem)
 		gitops.Labels = map[string]string{"argocd.argoproj.io/instance": "x"}
 		r := newRig(t, old.serving(t, corev1.SecretTypeTLS, "192.0.2.5", host), rootCA(old), gitops)
-		r.o.UserDataSecrets = []string{machines + "/infra-user-data"}
+		r.k.UserDataSecrets = []string{machines + "/infra-user-data"}
 		r.start()
 		s := r.sync()
-		next := userData(t, gitops.Name, append([]byte("# both\n"), EncodeBundle([]*x509.Certificate{old.cert, s.CA})...))
+		next := userData(t, gitops.Name, append([]byte("# both\n"), mcscert.Encode(old.cert, s.CA)...))
 		next.Labels = gitops.Labels
-		if err := r.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("secrets"), next, machines); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(Publish)
-		if step, _, err := r.c.Rotate(t.Context(), false); err != nil || step != StepServing || len(r.c.Findings()) > 0 {
+		r.update(next)
+		time.Sleep(mcscert.Publish)
+		if step, _, err := r.c.Rotate(t.Context(), false); err != nil || step != mcscert.StepServing || len(r.c.Findings()) > 0 {
 			t.Errorf("%s, %v, findings %v", step, err, r.c.Findings())
 		}
 	})
@@ -717,12 +767,14 @@ func TestMachineSetsOfAnOlderClusterAPI(t *testing.T) {
 				"spec": map[string]any{"template": map[string]any{"spec": map[string]any{"bootstrap": map[string]any{"dataSecretName": "capi-user-data"}}}},
 			}}
 			r := newRig(t, set, userData(t, "capi-user-data", []byte(installed())))
-			r.dynamic.PrependReactor("list", "machinesets", func(a ktesting.Action) (bool, runtime.Object, error) {
-				at := a.GetResource()
-				return at.Group == "cluster.x-k8s.io" && at.Version != version, nil, kerrors.NewNotFound(at.GroupResource(), "")
-			})
-			if s := r.sync(); len(s.UserData) != 1 || verify(s.Leaf, r.pointerRoots("capi-user-data"), time.Now()) != nil {
-				t.Errorf("%s: %v", version, s.UserData)
+			r.refuse = func(verb string, o runtime.Object, _ client.ObjectKey) error {
+				if gvk := o.GetObjectKind().GroupVersionKind(); gvk.Group == "cluster.x-k8s.io" && gvk.Version != version {
+					return &meta.NoKindMatchError{GroupKind: gvk.GroupKind(), SearchedVersions: []string{gvk.Version}}
+				}
+				return nil
+			}
+			if s := r.sync(); len(s.PointerConfigs) != 1 || verify(s.Leaf, r.pointerRoots("capi-user-data"), time.Now()) != nil {
+				t.Errorf("%s: %v", version, s.PointerConfigs)
 			}
 		})
 	}
@@ -732,12 +784,14 @@ func TestMachineSetsOfAnOlderClusterAPI(t *testing.T) {
 func TestErrorsAreTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, userData(t, "worker-user-data", []byte(installed())))
-		down := true
-		r.client.PrependReactor("create", "secrets", func(ktesting.Action) (bool, runtime.Object, error) {
-			return down, nil, kerrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "machine-config-server-ca", errors.New("no"))
-		})
+		r.refuse = func(verb string, o runtime.Object, key client.ObjectKey) error {
+			if verb == "create" && isSecret(o) {
+				return forbidden(key.Name)
+			}
+			return nil
+		}
 		for range 3 {
-			if err := r.c.Sync(t.Context()); err == nil {
+			if err := r.reconcile(); err == nil {
 				t.Fatal("no error")
 			}
 		}
@@ -747,7 +801,7 @@ func TestErrorsAreTold(t *testing.T) {
 		if len(r.events) != 1 || !r.events[0].Warning || r.events[0].About.Name != "machine-config-server-ca" {
 			t.Errorf("events %v", r.events)
 		}
-		down = false
+		r.refuse = nil
 		r.sync()
 		if f := r.c.Findings(); len(f) != 0 {
 			t.Errorf("findings %v", f)
@@ -757,12 +811,37 @@ func TestErrorsAreTold(t *testing.T) {
 				t.Error("a key is in an Event")
 			}
 		}
-		// A replica that no longer holds the lease no longer tells of expiry.
+	})
+}
+
+// A replica that no longer holds the lease does not report expiry any more.
+func TestExpiryEndsWithTheManager(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, userData(t, "worker-user-data", []byte(installed())))
+		m, err := manager.New(&rest.Config{}, manager.Options{
+			Metrics:        metricsserver.Options{BindAddress: "0"},
+			MapperProvider: func(*rest.Config, *http.Client) (meta.RESTMapper, error) { return meta.NewDefaultRESTMapper(nil), nil },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.c.SetupWithManager(m); err != nil {
+			t.Fatal(err)
+		}
 		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		r.c.Run(ctx)
-		if !r.expiry[SetCA].IsZero() || !r.expiry[SetServing].IsZero() {
+		ended := make(chan error)
+		go func() { ended <- m.Start(ctx) }()
+		time.Sleep(defaultEvery * 3)
+		synctest.Wait()
+		if r.expiry[SetCA].IsZero() || r.expiry[SetServing].IsZero() {
 			t.Errorf("expiry %v", r.expiry)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if !r.expiry[SetCA].IsZero() || !r.expiry[SetServing].IsZero() {
+			t.Errorf("afterward: expiry %v", r.expiry)
 		}
 	})
 }
@@ -780,17 +859,17 @@ func TestRotateStepByStep(t *testing.T) {
 		roots := r.pointerRoots("worker-user-data")
 		r.start()
 		step, s, err := r.c.Rotate(t.Context(), false)
-		if err != nil || step != StepCA || s.CA.Equal(first.CA) || !s.Leaf.Equal(first.Leaf) || len(s.Bundle) != 2 {
+		if err != nil || step != mcscert.StepCA || s.CA.Equal(first.CA) || !s.Leaf.Equal(first.Leaf) || len(s.Bundle) != 2 {
 			t.Fatalf("first step: %s, %v", step, err)
 		}
 		both := r.pointerRoots("worker-user-data")
 		r.start()
-		var early *TooEarly
+		var early *mcscert.TooEarly
 		if _, s, err = r.c.Rotate(t.Context(), false); !errors.As(err, &early) || !s.Leaf.Equal(first.Leaf) {
 			t.Fatalf("second step at once: %v", err)
 		}
-		time.Sleep(Publish)
-		if step, s, err = r.c.Rotate(t.Context(), false); err != nil || step != StepServing || s.Leaf.Equal(first.Leaf) {
+		time.Sleep(mcscert.Publish)
+		if step, s, err = r.c.Rotate(t.Context(), false); err != nil || step != mcscert.StepServing || s.Leaf.Equal(first.Leaf) {
 			t.Fatalf("second step: %s, %v", step, err)
 		}
 		if err := verify(first.Leaf, roots, time.Now()); err != nil {
@@ -800,10 +879,10 @@ func TestRotateStepByStep(t *testing.T) {
 			t.Errorf("the pointer config of between the steps: %v", err)
 		}
 		r.start()
-		if step, _, err := r.c.Rotate(t.Context(), true); err != nil || step != StepCA {
+		if step, _, err := r.c.Rotate(t.Context(), true); err != nil || step != mcscert.StepCA {
 			t.Errorf("the next rotation: %s, %v", step, err)
 		}
-		if step, _, err := r.c.Rotate(t.Context(), true); err != nil || step != StepServing {
+		if step, _, err := r.c.Rotate(t.Context(), true); err != nil || step != mcscert.StepServing {
 			t.Errorf("and at once: %s, %v", step, err)
 		}
 	})
@@ -814,25 +893,25 @@ func TestInitOfAnInstallersCluster(t *testing.T) {
 		old := installerCA(t, "root-ca", time.Now().Add(-year))
 		opaque := old.serving(t, corev1.SecretTypeOpaque, host, "192.0.2.5")
 		r := newRig(t, opaque, rootCA(old), userData(t, "worker-user-data", old.pem), machineSetOf("worker-user-data"))
-		if _, err := r.c.Init(t.Context(), false); !errors.Is(err, ErrNotOurs) {
+		if _, err := r.c.Init(t.Context(), false); !errors.Is(err, mcscert.ErrNotOurs) {
 			t.Errorf("with MachineSets: %v", err)
 		}
-		if err := r.c.Sync(t.Context()); err != nil {
+		if err := r.reconcile(); err != nil {
 			t.Error(err)
 		}
 		s, err := r.c.Init(t.Context(), true)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !contains(s.Bundle, old.cert) || verify(s.Leaf, r.pointerRoots("worker-user-data"), time.Now()) != nil || s.Leaf.CheckSignatureFrom(old.cert) != nil {
+		if !mcscert.Contains(s.Bundle, old.cert) || verify(s.Leaf, r.pointerRoots("worker-user-data"), time.Now()) != nil || s.Leaf.CheckSignatureFrom(old.cert) != nil {
 			t.Error("what was served is not served any more")
 		}
-		got, err := r.client.CoreV1().Secrets(mco).Get(t.Context(), "machine-config-server-tls", metav1.GetOptions{})
-		if err != nil || got.Type != corev1.SecretTypeTLS || string(got.Data["tls.key"]) != string(opaque.Data["tls.key"]) {
-			t.Errorf("%v, type %s", err, got.Type)
+		got := r.secret(mco, "machine-config-server-tls")
+		if got.Type != corev1.SecretTypeTLS || string(got.Data["tls.key"]) != string(opaque.Data["tls.key"]) {
+			t.Errorf("type %s", got.Type)
 		}
 		r.start()
-		if s := r.sync(); s.Case != CaseOurs {
+		if s := r.sync(); s.Case != mcscert.CaseOurs {
 			t.Errorf("afterwards: %s", s.Case)
 		}
 	})
@@ -843,11 +922,11 @@ func TestOpaqueSecretIsAFinding(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old := installerCA(t, "root-ca", time.Now())
 		r := newRig(t, old.serving(t, corev1.SecretTypeOpaque, host), rootCA(old))
-		if err := r.c.Sync(t.Context()); err == nil || !strings.Contains(err.Error(), "certs init") {
+		if err := r.reconcile(); err == nil || !strings.Contains(err.Error(), "certs init") {
 			t.Error(err)
 		}
-		if got, err := r.client.CoreV1().Secrets(mco).Get(t.Context(), "machine-config-server-tls", metav1.GetOptions{}); err != nil || got.Type != corev1.SecretTypeOpaque {
-			t.Error(err)
+		if got := r.secret(mco, "machine-config-server-tls"); got.Type != corev1.SecretTypeOpaque {
+			t.Errorf("type %s", got.Type)
 		}
 	})
 }

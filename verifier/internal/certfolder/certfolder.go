@@ -1,8 +1,18 @@
-package mcscerts
+// Package certfolder renews the certificates of a standalone verifier, by the rules of
+// package mcscert:
+//
+//	tls/ca.crt        the bundle: every CA that is still valid, the newest first
+//	tls/ca.key        the key of one of them, which signs; it may be kept elsewhere
+//	tls/tls.crt, .key the serving certificate
+//	pointers/*.ign    the pointer configs that were made for the machines
+//
+// Each step writes whole files, in an order that leaves a working state after a crash. A CA is
+// in the bundle before its key counts. The next command completes a serving certificate whose
+// key was written without it, and pointer configs that do not have the bundle. Of two commands
+// at the same time, one fails. Only an administrator can bring new pointer configs to machines.
+package certfolder
 
 import (
-	"bytes"
-	"crypto"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
@@ -16,23 +26,14 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
 
-// Folder is the certificates of a standalone verifier:
-//
-//	tls/ca.crt        the bundle: every CA that is still valid, the newest first
-//	tls/ca.key        the key of one of them, which signs; it may be kept elsewhere
-//	tls/tls.crt, .key the serving certificate
-//	pointers/*.ign    the pointer configs that were made for the machines
-//
-// The rules are the cluster's. Each step is files written as a whole, in an order in
-// which a crash leaves something that works: a CA is in the bundle before its key
-// counts, a serving certificate whose key came without it is completed by the next
-// command, and so are pointer configs that do not have the bundle. Of two commands at
-// once one is refused.
+// Folder is the folder of one verifier.
 type Folder struct {
 	Dir   string // the verifier's
 	Hosts []string
@@ -115,31 +116,31 @@ func (f *Folder) Init() (made bool, err error) {
 	)
 }
 
-// folderState is what is in the folder. CA of its Status is the one whose key is there.
-type folderState struct {
-	Status
-	key crypto.PrivateKey // of CA; nil: it is kept elsewhere
+// state is what is in the folder. CA of its Status is the one whose key is there.
+type state struct {
+	mcscert.Status
+	signer pki.Pair // of CA; empty: its key is kept elsewhere
 }
 
-// Look reads the folder and changes nothing.
-func (f *Folder) Look() (Status, error) {
+// Inspect reads the folder and changes nothing.
+func (f *Folder) Inspect() (mcscert.Status, error) {
 	s, err := f.read()
 	return s.Status, err
 }
 
-func (f *Folder) read() (folderState, error) {
-	s := folderState{Status: Status{At: f.now(), Case: CaseFolder, Hosts: canonical(f.Hosts)}}
+func (f *Folder) read() (state, error) {
+	s := state{Status: mcscert.Status{At: f.now(), Case: mcscert.CaseFolder, Hosts: mcscert.CanonicalHosts(f.Hosts)}}
 	raw, err := os.ReadFile(f.path("tls/ca.crt"))
 	if err != nil {
 		return s, fmt.Errorf("read CA bundle: %w", err)
 	}
-	if s.Bundle, err = parseCertificates(raw); err != nil {
+	if s.Bundle, err = mcscert.Parse(raw); err != nil {
 		return s, fmt.Errorf("tls/ca.crt: %w", err)
 	}
 	if raw, err = os.ReadFile(f.path("tls/tls.crt")); err != nil {
 		return s, fmt.Errorf("read serving certificate: %w", err)
 	}
-	chain, err := parseCertificates(raw)
+	chain, err := mcscert.Parse(raw)
 	if err != nil {
 		return s, fmt.Errorf("tls/tls.crt: %w", err)
 	}
@@ -149,8 +150,8 @@ func (f *Folder) read() (folderState, error) {
 			return s, fmt.Errorf("%w: it is no private key in PEM", ErrKey)
 		}
 		for _, c := range s.Bundle {
-			if pair, err := tls.X509KeyPair(EncodeBundle([]*x509.Certificate{c}), raw); err == nil {
-				s.CA, s.key = c, pair.PrivateKey
+			if _, err := tls.X509KeyPair(mcscert.Encode(c), raw); err == nil {
+				s.CA, s.signer = c, pki.Pair{Certificate: mcscert.Encode(c), Key: secret.New(raw)}
 			}
 		}
 		if s.CA == nil {
@@ -159,34 +160,32 @@ func (f *Folder) read() (folderState, error) {
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return s, fmt.Errorf("read the CA's key: %w", err)
 	}
-	s.UserData, err = f.pointers(authorities{bundle: s.Bundle, signer: s.CA}, true)
+	s.PointerConfigs, err = f.pointers(mcscert.Authorities{Bundle: s.Bundle, Signer: s.CA}, true)
 	return s, err
 }
 
 // pointers brings the bundle into the pointer configs of the folder.
-func (f *Folder) pointers(with authorities, dry bool) ([]UserData, error) {
+func (f *Folder) pointers(with mcscert.Authorities, dry bool) ([]mcscert.PointerConfig, error) {
 	names, err := filepath.Glob(f.path("pointers/*.ign"))
 	if err != nil {
 		return nil, err
 	}
-	var all []UserData
+	var all []mcscert.PointerConfig
 	for _, name := range names {
-		u := UserData{Secret: "pointers/" + filepath.Base(name)}
 		raw, err := os.ReadFile(name)
 		if err != nil {
 			return nil, fmt.Errorf("read pointer config: %w", err)
 		}
-		next, err := pointer.SetAuthorities(raw, EncodeBundle(with.bundle))
-		var alone *pointer.LeftAlone
+		shown := "pointers/" + filepath.Base(name)
+		next, p := with.Renew(pointer.UserData{Name: shown}, raw)
+		p.Name = shown
 		switch {
-		case errors.As(err, &alone):
-			u.Left, u.Lacks = alone.Why, with.lacks(raw)
-		case err != nil:
-			return nil, fmt.Errorf("%s: %w", u.Secret, err)
-		case !bytes.Equal(next, raw) && dry:
-			u.Left = "it does not have the bundle yet"
-		case !bytes.Equal(next, raw):
-			// There may be a token in it: who may read it stays as it was.
+		case p.Failed:
+			return nil, fmt.Errorf("%s: %s", p.Name, p.Left)
+		case next != nil && dry:
+			p.Left = mcscert.WithoutBundle
+		case next != nil:
+			// It may hold a token: its mode stays.
 			info, err := os.Stat(name)
 			if err != nil {
 				return nil, fmt.Errorf("read pointer config: %w", err)
@@ -195,72 +194,66 @@ func (f *Folder) pointers(with authorities, dry bool) ([]UserData, error) {
 				return nil, err
 			}
 		}
-		all = append(all, u)
+		all = append(all, p)
 	}
 	return all, nil
 }
 
-// Rotate takes the next step of a rotation, as [Controller.Rotate] does.
-func (f *Folder) Rotate(now bool) (Step, Status, error) {
+// Rotate takes the next step of a rotation, see [mcscert.Status.Next].
+func (f *Folder) Rotate(now bool) (mcscert.Step, mcscert.Status, error) {
 	s, unlock, err := f.begin()
 	if err != nil {
 		return "", s.Status, err
 	}
 	defer unlock()
-	if s.CA == nil || s.Leaf.CheckSignatureFrom(s.CA) == nil {
-		status, err := f.newCA(s)
-		return StepCA, status, err
+	step, err := s.Next(f.now(), now)
+	if err != nil {
+		return "", s.Status, err
 	}
-	if !now {
-		if err := readyToServe(s.CA, s.UserData, f.now()); err != nil {
-			return "", s.Status, err
-		}
+	take := f.newCA
+	if step == mcscert.StepServing {
+		take = f.newServing
 	}
-	status, err := f.newLeaf(s)
-	return StepServing, status, err
+	status, err := take(s)
+	return step, status, err
 }
 
 // Due takes the steps that the rules ask for, none in most years.
-func (f *Folder) Due() (steps []Step, s Status, err error) {
-	state, unlock, err := f.begin()
+func (f *Folder) Due() (steps []mcscert.Step, _ mcscert.Status, err error) {
+	s, unlock, err := f.begin()
 	if err != nil {
-		return nil, state.Status, err
+		return nil, s.Status, err
 	}
 	defer unlock()
-	s = state.Status
-	// The CA that counts is the one whose key is here: a newer one in the bundle is what
-	// a command left that was interrupted. Where no key is, it is kept elsewhere.
-	signer := state.CA
+	// The CA that counts is the one whose key is here: an interrupted command leaves a newer
+	// one in the bundle. Where no key is, it is kept elsewhere.
+	signer := s.CA
 	if signer == nil {
-		signer = newestOf(state.Bundle)
+		signer = mcscert.Newest(s.Bundle)
 	}
-	if !f.now().Before(Renewal(signer)) {
-		if s, err = f.newCA(state); err != nil {
-			return nil, s, err
+	if !f.now().Before(mcscert.Renewal(signer)) {
+		if status, err := f.newCA(s); err != nil {
+			return nil, status, err
 		}
-		steps = append(steps, StepCA)
-		if state, err = f.read(); err != nil {
-			return steps, s, err
+		steps = append(steps, mcscert.StepCA)
+		if s, err = f.read(); err != nil {
+			return steps, s.Status, err
 		}
-		signer = state.CA
+		signer = s.CA
 	}
-	wanted := serving{now: f.now(), leaf: state.Leaf, hosts: f.Hosts, signer: signer, bundle: state.Bundle}
-	wanted.published, wanted.lacking = published(state.UserData)
-	if wanted.due() == "" {
-		return steps, s, nil
+	due := mcscert.Serving{Now: f.now(), Leaf: s.Leaf, Hosts: f.Hosts, Signer: signer, Bundle: s.Bundle, PointerConfigs: s.PointerConfigs}.Due()
+	if due == "" {
+		return steps, s.Status, nil
 	}
-	if s, err = f.newLeaf(state); err != nil {
-		return steps, s, err
+	status, err := f.newServing(s)
+	if err != nil {
+		return steps, status, err
 	}
-	return append(steps, StepServing), s, nil
-}
-
-func newestOf(all []*x509.Certificate) *x509.Certificate {
-	return slices.MaxFunc(all, func(a, b *x509.Certificate) int { return a.NotBefore.Compare(b.NotBefore) })
+	return append(steps, mcscert.StepServing), status, nil
 }
 
 // begin locks the folder, completes what a crash left, and reads.
-func (f *Folder) begin() (s folderState, unlock func(), err error) {
+func (f *Folder) begin() (s state, unlock func(), err error) {
 	if unlock, err = f.lock(); err != nil {
 		return s, nil, err
 	}
@@ -268,7 +261,7 @@ func (f *Folder) begin() (s folderState, unlock func(), err error) {
 		s, err = f.read()
 	}
 	if err == nil {
-		s.UserData, err = f.pointers(authorities{bundle: s.Bundle, signer: s.CA}, false)
+		s.PointerConfigs, err = f.pointers(mcscert.Authorities{Bundle: s.Bundle, Signer: s.CA}, false)
 	}
 	if err != nil {
 		unlock()
@@ -302,51 +295,46 @@ func (f *Folder) completeServing() error {
 
 // newCA puts a new CA into the bundle and the pointer configs, and takes what has
 // expired out.
-func (f *Folder) newCA(s folderState) (Status, error) {
-	// Its age is counted from its beginning, so that is not dated back; nothing is
-	// signed with it before clocks that are behind have come so far.
-	ca, err := pki.NewCA(caName, f.now().Add(backdate))
+func (f *Folder) newCA(s state) (mcscert.Status, error) {
+	// Its age is counted from its beginning, so it is not backdated. It signs nothing before
+	// clocks that are behind have reached its beginning.
+	ca, err := pki.NewCA(caName, f.now().Add(mcscert.Backdate))
 	if err != nil {
 		return s.Status, err
 	}
-	made, err := parseCertificates(ca.Certificate)
+	made, err := mcscert.Parse(ca.Certificate)
 	if err != nil {
 		return s.Status, err
 	}
-	bundle := append(made, s.Bundle...)
-	bundle = slices.DeleteFunc(bundle, func(c *x509.Certificate) bool { return f.now().After(c.NotAfter) })
-	if err := wholefile.Write(f.path("tls/ca.crt"), 0o644, EncodeBundle(bundle)); err != nil {
+	bundle := slices.DeleteFunc(append(made, s.Bundle...), func(c *x509.Certificate) bool { return f.now().After(c.NotAfter) })
+	if err := wholefile.Write(f.path("tls/ca.crt"), 0o644, mcscert.Encode(bundle...)); err != nil {
 		return s.Status, err
 	}
 	if err := wholefile.Write(f.path("tls/ca.key"), 0o600, ca.Key.Expose()); err != nil {
 		return s.Status, err
 	}
-	if _, err := f.pointers(authorities{bundle: bundle, signer: made[0]}, false); err != nil {
+	if _, err := f.pointers(mcscert.Authorities{Bundle: bundle, Signer: made[0]}, false); err != nil {
 		return s.Status, err
 	}
-	return f.Look()
+	return f.Inspect()
 }
 
-func (f *Folder) newLeaf(s folderState) (Status, error) {
-	if s.key == nil {
+func (f *Folder) newServing(s state) (mcscert.Status, error) {
+	if s.CA == nil {
 		return s.Status, errors.New("the serving certificate is due, and the CA's key, tls/ca.key, is not here: put it there, or make a new CA with 'certs rotate'")
 	}
-	leaf, key, err := newLeaf(s.CA, s.key, f.Hosts, f.now(), f.now().Add(Validity))
+	pair, err := s.signer.Serve(f.Hosts, f.now())
 	if err != nil {
 		return s.Status, err
 	}
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return s.Status, fmt.Errorf("encode key: %w", err)
-	}
-	if err := wholefile.Write(f.path("tls/tls.crt.next"), 0o644, EncodeBundle([]*x509.Certificate{leaf})); err != nil {
+	if err := wholefile.Write(f.path("tls/tls.crt.next"), 0o644, pair.Certificate); err != nil {
 		return s.Status, err
 	}
-	if err := wholefile.Write(f.path("tls/tls.key"), 0o600, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})); err != nil {
+	if err := wholefile.Write(f.path("tls/tls.key"), 0o600, pair.Key.Expose()); err != nil {
 		return s.Status, err
 	}
 	if err := os.Rename(f.path("tls/tls.crt.next"), f.path("tls/tls.crt")); err != nil {
 		return s.Status, fmt.Errorf("write serving certificate: %w", err)
 	}
-	return f.Look()
+	return f.Inspect()
 }

@@ -1,4 +1,4 @@
-package mcscerts_test
+package mcscertificates_test
 
 import (
 	"context"
@@ -27,15 +27,18 @@ import (
 	"github.com/vincent-petithory/dataurl"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/mcs-attest/mcs-attest/deploy"
+	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/mcscerts"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/mcscertificates"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
@@ -45,7 +48,7 @@ const (
 	hostname = "api-int.example.com"
 
 	// boot is how long a machine takes here from its user data to its request, at
-	// most. The day of mcscerts.Publish stands for it elsewhere.
+	// most. The day of mcscert.Publish stands for it elsewhere.
 	boot = 400 * time.Millisecond
 )
 
@@ -101,7 +104,7 @@ func (s *site) install() {
 		s.Fatal(err)
 	}
 	now := time.Now()
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "root-ca"}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(mcscerts.Validity), IsCA: true, BasicConstraintsValid: true}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "root-ca"}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(mcscert.Validity), IsCA: true, BasicConstraintsValid: true}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
 		s.Fatal(err)
@@ -138,15 +141,21 @@ spec: {template: {spec: {providerSpec: {value: {userDataSecret: {name: infra-use
 }
 
 // controller works with an account: the verifier's, or an administrator's.
-func (s *site) controller(r *rest.Config, person bool) *mcscerts.Controller {
+func (s *site) controller(r *rest.Config, person bool) *mcscertificates.Reconciler {
 	s.Helper()
 	r = rest.CopyConfig(r)
 	r.QPS, r.Burst = -1, 0
-	c, err := mcscerts.New(mcscerts.Options{
-		Client: kubernetes.NewForConfigOrDie(r), Dynamic: dynamic.NewForConfigOrDie(r), Log: slog.New(slog.DiscardHandler),
-		Hostnames: []string{hostname}, ServingSecret: mco + "/machine-config-server-tls", CAConfigMap: mco + "/machine-config-server-ca",
-		UserDataSecrets:   []string{machines + "/worker-user-data", machines + "/master-user-data"},
-		MachineNamespaces: []string{machines}, ListUserData: person, Every: 50 * time.Millisecond,
+	api, err := kube.NewClient(r)
+	if err != nil {
+		s.Fatal(err)
+	}
+	c, err := mcscertificates.New(mcscertificates.Options{
+		Client: api, ListUserData: person, Hostnames: []string{hostname}, Every: 50 * time.Millisecond,
+		Config: &config.Config{Kubernetes: &config.Kubernetes{
+			ServingSecret: mco + "/machine-config-server-tls", CAConfigMap: mco + "/machine-config-server-ca",
+			UserDataSecrets:   []string{machines + "/worker-user-data", machines + "/master-user-data"},
+			MachineNamespaces: []string{machines},
+		}},
 	})
 	if err != nil {
 		s.Fatal(err)
@@ -274,11 +283,20 @@ func TestRotationWhileMachinesBoot(t *testing.T) {
 	s.install()
 	s.serve()
 	verifier := s.c.ServiceAccount(t, "mcs-attest", "mcs-attest-verifier")
-	replica := func() (c *mcscerts.Controller, stop func()) {
+	replica := func() (c *mcscertificates.Reconciler, stop func()) {
 		c = s.controller(verifier, false)
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
-		wg.Go(func() { c.Run(ctx) })
+		wg.Go(func() {
+			log := slog.New(slog.DiscardHandler)
+			kube.RunManager(ctx, log, func() (manager.Manager, error) {
+				m, err := kube.NewManager(verifier, kube.Options{Log: log})
+				if err != nil {
+					return nil, err
+				}
+				return m, c.SetupWithManager(m)
+			})
+		})
 		return c, func() { cancel(); wg.Wait() }
 	}
 	first := s.roots("worker-user-data")
@@ -286,13 +304,13 @@ func TestRotationWhileMachinesBoot(t *testing.T) {
 
 	// Nobody has decided yet: nothing is written.
 	one, stop := replica()
-	s.eventually("it says who renews", func() bool { return one.Status().Case == mcscerts.CaseOperatorToCome })
+	s.eventually("it says who renews", func() bool { return one.Status().Case == mcscert.CaseOperatorToCome })
 	if _, err := s.admin.CoreV1().Secrets(mco).Get(t.Context(), "machine-config-server-ca", metav1.GetOptions{}); err == nil {
 		t.Error("it made a CA")
 	}
 
 	person := s.controller(s.c.Admin(), true)
-	if _, err := person.Init(t.Context(), false); !errors.Is(err, mcscerts.ErrNotOurs) {
+	if _, err := person.Init(t.Context(), false); !errors.Is(err, mcscert.ErrNotOurs) {
 		t.Errorf("init where there are MachineSets: %v", err)
 	}
 	state, err := person.Init(t.Context(), true)
@@ -305,7 +323,7 @@ func TestRotationWhileMachinesBoot(t *testing.T) {
 	if err := s.fetch(first); err != nil {
 		t.Errorf("a machine with the installer's pointer config, after init: %v", err)
 	}
-	s.eventually("the replica sees that it is its own", func() bool { return one.Status().Case == mcscerts.CaseOurs })
+	s.eventually("the replica sees that it is its own", func() bool { return one.Status().Case == mcscert.CaseOurs })
 	// It may not read what the installer did not make.
 	s.eventually("a finding", func() bool {
 		f := one.Findings()
@@ -315,7 +333,7 @@ func TestRotationWhileMachinesBoot(t *testing.T) {
 		`-p=[{"op":"add","path":"/rules/0/resourceNames/-","value":"infra-user-data"}]`)
 	s.eventually("no finding", func() bool { return len(one.Findings()) == 0 })
 
-	take := func(want mcscerts.Step, now bool) {
+	take := func(want mcscert.Step, now bool) {
 		t.Helper()
 		time.Sleep(2 * boot)
 		step, _, err := person.Rotate(t.Context(), now)
@@ -328,18 +346,18 @@ func TestRotationWhileMachinesBoot(t *testing.T) {
 			return at.Leaf != nil && at.Leaf.Equal(state.Leaf) && at.CA.Equal(state.CA)
 		})
 	}
-	var early *mcscerts.TooEarly
+	var early *mcscert.TooEarly
 	if _, _, err := person.Rotate(t.Context(), false); !errors.As(err, &early) {
 		t.Errorf("what is served by the new CA, a moment after it was made: %v", err)
 	}
-	take(mcscerts.StepServing, true)
-	take(mcscerts.StepCA, false)
+	take(mcscert.StepServing, true)
+	take(mcscert.StepCA, false)
 	// Another replica takes the lease between the steps.
 	stop()
 	one, stop = replica()
-	take(mcscerts.StepServing, true)
-	take(mcscerts.StepCA, false)
-	take(mcscerts.StepServing, true)
+	take(mcscert.StepServing, true)
+	take(mcscert.StepCA, false)
+	take(mcscert.StepServing, true)
 	time.Sleep(2 * boot)
 	stop()
 	stopBoots()
@@ -358,12 +376,12 @@ func TestRotationWhileMachinesBoot(t *testing.T) {
 
 	// That this test can fail: both steps at once fail a machine of before.
 	before := s.roots("worker-user-data")
-	for step := mcscerts.StepCA; ; {
+	for step := mcscert.StepCA; ; {
 		var err error
 		if step, _, err = person.Rotate(t.Context(), true); err != nil {
 			t.Fatal(err)
 		}
-		if step == mcscerts.StepServing {
+		if step == mcscert.StepServing {
 			break
 		}
 	}

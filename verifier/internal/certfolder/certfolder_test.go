@@ -1,4 +1,4 @@
-package mcscerts
+package certfolder
 
 import (
 	"crypto/x509"
@@ -13,9 +13,27 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
+
+const (
+	year = 365 * 24 * time.Hour
+	host = "api-int.example.com"
+)
+
+// userData is a pointer config with a CA.
+func userData(t *testing.T, ca []byte) []byte {
+	t.Helper()
+	return fmt.Appendf(nil, `{"ignition":{"config":{"merge":[{"source":"https://%s:22623/config/worker"}]},"security":{"tls":{"certificateAuthorities":[{"source":"data:text/plain;charset=utf-8;base64,%s"}]}},"version":"3.2.0"}}`,
+		host, base64.StdEncoding.EncodeToString(ca))
+}
+
+func verify(leaf *x509.Certificate, roots *x509.CertPool, at time.Time) error {
+	_, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: host, CurrentTime: at})
+	return err
+}
 
 type files struct {
 	*Folder
@@ -33,7 +51,7 @@ func newFiles(t *testing.T) *files {
 	if err := os.Mkdir(filepath.Join(f.Dir, "pointers"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	f.write("pointers/worker.ign", userData(t, "", []byte(f.read("tls/ca.crt"))).Data["userData"])
+	f.write("pointers/worker.ign", userData(t, []byte(f.read("tls/ca.crt"))))
 	return f
 }
 
@@ -53,9 +71,9 @@ func (f *files) write(name string, raw []byte) {
 	}
 }
 
-func (f *files) look() Status {
+func (f *files) look() mcscert.Status {
 	f.t.Helper()
-	s, err := f.Look()
+	s, err := f.Inspect()
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -89,7 +107,7 @@ func TestFolderForFortyYears(t *testing.T) {
 	f := newFiles(t)
 	begin := f.now
 	var handedOut []*x509.CertPool
-	count := map[Step]int{}
+	count := map[mcscert.Step]int{}
 	for f.now.Before(begin.Add(40 * year)) {
 		steps, _, err := f.Due()
 		if err != nil {
@@ -110,7 +128,7 @@ func TestFolderForFortyYears(t *testing.T) {
 		}
 		f.now = f.now.Add(30 * 24 * time.Hour)
 	}
-	if count[StepCA] != 4 || count[StepServing] < 4 || count[StepServing] > 5 {
+	if count[mcscert.StepCA] != 4 || count[mcscert.StepServing] < 4 || count[mcscert.StepServing] > 5 {
 		t.Errorf("steps %v", count)
 	}
 }
@@ -119,10 +137,10 @@ func TestFolderRotateStepByStep(t *testing.T) {
 	f := newFiles(t)
 	first, before := f.look(), f.roots()
 	step, s, err := f.Rotate(false)
-	if err != nil || step != StepCA || !s.Leaf.Equal(first.Leaf) || len(s.Bundle) != 2 || s.CA.Equal(first.CA) {
+	if err != nil || step != mcscert.StepCA || !s.Leaf.Equal(first.Leaf) || len(s.Bundle) != 2 || s.CA.Equal(first.CA) {
 		t.Fatalf("first step: %s, %v", step, err)
 	}
-	var early *TooEarly
+	var early *mcscert.TooEarly
 	if _, _, err := f.Rotate(false); !errors.As(err, &early) {
 		t.Fatalf("second step at once: %v", err)
 	}
@@ -130,8 +148,8 @@ func TestFolderRotateStepByStep(t *testing.T) {
 		t.Error(err)
 	}
 	between := f.roots()
-	f.now = f.now.Add(Publish)
-	if step, _, err = f.Rotate(false); err != nil || step != StepServing {
+	f.now = f.now.Add(mcscert.Publish)
+	if step, _, err = f.Rotate(false); err != nil || step != mcscert.StepServing {
 		t.Fatalf("second step: %s, %v", step, err)
 	}
 	if err := errors.Join(verify(first.Leaf, between, f.now), verify(f.look().Leaf, between, f.now), verify(f.look().Leaf, f.roots(), f.now)); err != nil {
@@ -157,7 +175,7 @@ func TestFolderAfterACrash(t *testing.T) {
 	} {
 		t.Run(c.name+", by the calendar", func(t *testing.T) {
 			f := newFiles(t)
-			f.now = f.now.Add(Refresh + 48*time.Hour)
+			f.now = f.now.Add(mcscert.Refresh + 48*time.Hour)
 			f.crash(c.kept, func() {
 				if steps, _, err := f.Due(); err != nil || len(steps) != 1 {
 					t.Fatalf("%v, %v", steps, err)
@@ -170,7 +188,7 @@ func TestFolderAfterACrash(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				served = served || slices.Contains(steps, StepServing)
+				served = served || slices.Contains(steps, mcscert.StepServing)
 				if err := verify(s.Leaf, f.roots(), f.now); err != nil {
 					t.Fatal(err)
 				}
@@ -182,13 +200,13 @@ func TestFolderAfterACrash(t *testing.T) {
 		t.Run(c.name+", by hand", func(t *testing.T) {
 			f := newFiles(t)
 			f.crash(c.kept, func() {
-				if step, _, err := f.Rotate(false); err != nil || step != StepCA {
+				if step, _, err := f.Rotate(false); err != nil || step != mcscert.StepCA {
 					t.Fatalf("%s, %v", step, err)
 				}
 			})
-			step := StepCA
+			step := mcscert.StepCA
 			for range 2 {
-				f.now = f.now.Add(Publish)
+				f.now = f.now.Add(mcscert.Publish)
 				s, status, err := f.Rotate(false)
 				if step = s; err != nil {
 					t.Fatal(err)
@@ -196,11 +214,11 @@ func TestFolderAfterACrash(t *testing.T) {
 				if err := verify(status.Leaf, f.roots(), f.now); err != nil {
 					t.Fatal(err)
 				}
-				if step == StepServing {
+				if step == mcscert.StepServing {
 					break
 				}
 			}
-			if step != StepServing {
+			if step != mcscert.StepServing {
 				t.Error("there is no end")
 			}
 		})
@@ -228,7 +246,7 @@ func TestFolderAfterACrashOfTheServingCertificate(t *testing.T) {
 	if _, _, err := f.Rotate(false); err != nil {
 		t.Fatal(err)
 	}
-	f.now = f.now.Add(Publish)
+	f.now = f.now.Add(mcscert.Publish)
 	// After the serving certificate's key, before the certificate.
 	oldCrt := f.read("tls/tls.crt")
 	if _, _, err := f.Rotate(false); err != nil {
@@ -289,7 +307,11 @@ func TestFolderPointerConfigs(t *testing.T) {
 	ca := []byte(f.read("tls/ca.crt"))
 	two := strings.Replace(f.read("pointers/worker.ign"), `"certificateAuthorities":[`, `"certificateAuthorities":[{"source":"data:;base64,`+base64.StdEncoding.EncodeToString(ca)+`"},`, 1)
 	f.write("pointers/two.ign", []byte(two))
-	f.write("pointers/http.ign", userData(t, "", []byte(installed())).Data["userData"])
+	other, err := pki.NewCA("another server's", f.now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.write("pointers/http.ign", userData(t, other.Certificate))
 	for _, mode := range []fs.FileMode{0o640, 0o600} {
 		if err := os.Chmod(worker, mode); err != nil {
 			t.Fatal(err)
@@ -302,8 +324,8 @@ func TestFolderPointerConfigs(t *testing.T) {
 			t.Errorf("%v %v", info.Mode(), err)
 		}
 		if mode == 0o640 {
-			f.now = f.now.Add(Publish)
-			var early *TooEarly
+			f.now = f.now.Add(mcscert.Publish)
+			var early *mcscert.TooEarly
 			if _, _, err := f.Rotate(false); !errors.As(err, &early) || !strings.HasSuffix(err.Error(), ": pointers/two.ign") {
 				t.Errorf("second step: %v", err)
 			}
@@ -325,7 +347,7 @@ func TestFolderWithoutTheKey(t *testing.T) {
 		t.Errorf("names that changed, without a key: %v, %v", steps, err)
 	}
 	f.Hosts = []string{host}
-	f.now = f.now.Add(Validity + time.Hour)
+	f.now = f.now.Add(mcscert.Validity + time.Hour)
 	if _, _, err := f.Due(); err != nil {
 		t.Error(err) // a new CA, and what has expired at once
 	}
@@ -345,10 +367,10 @@ func TestFolderThatIsBroken(t *testing.T) {
 	} {
 		f := newFiles(t)
 		f.write(c.file, []byte(c.content))
-		s, err := f.Look()
+		s, err := f.Inspect()
 		if c.want == "" {
-			if err != nil || len(s.UserData) != 1 || s.UserData[0].Left == "" {
-				t.Errorf("%s: %v %v", name, err, s.UserData)
+			if err != nil || len(s.PointerConfigs) != 1 || s.PointerConfigs[0].Left == "" {
+				t.Errorf("%s: %v %v", name, err, s.PointerConfigs)
 			}
 			continue
 		}

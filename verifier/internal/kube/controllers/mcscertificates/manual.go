@@ -1,0 +1,135 @@
+package mcscertificates
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	"github.com/openshift/library-go/pkg/operator/certrotation"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
+)
+
+// What an administrator does with the certs commands, with an account of their own.
+
+// Init makes the objects that do not exist, so that the verifier's account can keep them. What
+// is served stays, and so does the CA that machines trust. Force also makes them where the
+// machine-config-operator of a newer version would make a CA itself.
+func (r *Reconciler) Init(ctx context.Context, force bool) (mcscert.Status, error) {
+	_, s, err := r.owner(ctx)
+	if err != nil {
+		return mcscert.Status{}, err
+	}
+	if force && s.Case == mcscert.CaseOperatorToCome {
+		r.always, s.Case = true, mcscert.CaseConfigured
+	}
+	if !s.Case.Ours() {
+		return s, fmt.Errorf("%w: %s", mcscert.ErrNotOurs, s.Case)
+	}
+	if err := r.retype(ctx); err != nil {
+		return mcscert.Status{}, err
+	}
+	return r.insist(ctx, false)
+}
+
+// Rotate takes the next step of a rotation, see [mcscert.Status.Next].
+func (r *Reconciler) Rotate(ctx context.Context, now bool) (mcscert.Step, mcscert.Status, error) {
+	ca, s, err := r.owner(ctx)
+	switch {
+	case err != nil:
+		return "", mcscert.Status{}, err
+	case !s.Case.Ours():
+		return "", s, fmt.Errorf("%w: %s", mcscert.ErrNotOurs, s.Case)
+	case ca == nil:
+		return "", s, fmt.Errorf("there is no CA in the Secret %s: 'certs init' makes it", r.ca)
+	}
+	// What is due, and whether the pointer configs have it.
+	if s, err = r.insist(ctx, false); err != nil {
+		return "", s, err
+	}
+	step, err := s.Next(r.o.Now(), now)
+	if err != nil {
+		return "", s, err
+	}
+	if step == mcscert.StepCA {
+		if err := r.expireCA(ctx); err != nil {
+			return step, mcscert.Status{}, err
+		}
+	}
+	s, err = r.insist(ctx, step == mcscert.StepServing)
+	return step, s, err
+}
+
+// insist repeats a pass that another writer has overtaken.
+func (r *Reconciler) insist(ctx context.Context, force bool) (s mcscert.Status, err error) {
+	overtaken := func(err error) bool {
+		return errors.Is(err, errOvertaken) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err)
+	}
+	err = retry.OnError(retry.DefaultRetry, overtaken, func() (err error) {
+		s, err = r.ensure(ctx, force)
+		return err
+	})
+	r.publish(ctx, s, err)
+	return s, err
+}
+
+// expireCA removes the annotation without which library-go makes a new CA.
+func (r *Reconciler) expireCA(ctx context.Context) error {
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		ca := &corev1.Secret{}
+		if err := r.o.Client.Get(ctx, r.ca, ca); err != nil {
+			return err
+		}
+		delete(ca.Annotations, certrotation.CertificateNotAfterAnnotation)
+		return r.o.Client.Update(ctx, ca)
+	})
+	if err != nil {
+		return fmt.Errorf("ask for a new CA in Secret %s: %w", r.ca, err)
+	}
+	return nil
+}
+
+// retype recreates a serving Secret of another type. The type of a Secret cannot be changed,
+// and installers have made it Opaque.
+func (r *Reconciler) retype(ctx context.Context) error {
+	s, err := r.secret(ctx, r.serving)
+	if err != nil || s == nil || s.Type == corev1.SecretTypeTLS {
+		return err
+	}
+	if _, err := mcscert.Parse(s.Data[corev1.TLSCertKey]); err != nil {
+		return fmt.Errorf("the Secret %s is no serving certificate (%w): look at it, and delete it if nobody needs it", r.serving, err)
+	}
+	next := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, Labels: maps.Clone(s.Labels),
+			Annotations: maps.Clone(s.Annotations), OwnerReferences: s.OwnerReferences},
+		Type: corev1.SecretTypeTLS, Data: s.Data,
+	}
+	// The API server must accept it before the old one is deleted.
+	try := next.DeepCopy()
+	try.Name += "-try"
+	if err := r.o.Client.Create(ctx, try, client.DryRunAll); err != nil {
+		return fmt.Errorf("make the Secret %s anew: %w", r.serving, err)
+	}
+	if err := r.o.Client.Delete(ctx, s, client.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion}); err != nil {
+		return fmt.Errorf("make the Secret %s anew: %w", r.serving, err)
+	}
+	// An interrupt must not lose the certificate now.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), passTimeout)
+	defer cancel()
+	any := func(error) bool { return true }
+	err = retry.OnError(wait.Backoff{Steps: 5, Duration: time.Second}, any, func() error {
+		return client.IgnoreAlreadyExists(r.o.Client.Create(ctx, next.DeepCopy()))
+	})
+	if err != nil {
+		return fmt.Errorf("the Secret %s was deleted and could not be made anew; 'certs init' makes another: %w", r.serving, err)
+	}
+	return nil
+}

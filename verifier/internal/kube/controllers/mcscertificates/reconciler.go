@@ -1,0 +1,345 @@
+package mcscertificates
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/openshift/api/annotations"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+)
+
+// The sets of certificates, as the metric of expiry names them.
+const (
+	SetCA      = "mcs-ca"
+	SetServing = "mcs-serving"
+)
+
+const (
+	defaultEvery = time.Minute
+	passTimeout  = time.Minute
+)
+
+// legacyCA is the installer's CA. Its key was not kept.
+var legacyCA = client.ObjectKey{Namespace: "kube-system", Name: "root-ca"}
+
+// Options are what a [Reconciler] needs.
+type Options struct {
+	Client client.Client  // reads live, see kube.NewClient
+	Config *config.Config // with the section kubernetes
+	Log    *slog.Logger   // default: none
+	// Hostnames replace those of the configuration.
+	Hostnames []string
+	// ListUserData also finds pointer configs by listing Secrets. It is for the account of an
+	// administrator; the verifier's account cannot list Secrets.
+	ListUserData bool
+	// Events receives what was renewed, and each new finding. Default: none.
+	Events cluster.EventSink
+	// Expiry, if set, receives when a set of certificates ends; the zero time: another replica
+	// reports it from now on.
+	Expiry func(set string, at time.Time)
+	// Now is the clock for how long the operator and machines are waited for. library-go has its
+	// own clock. Default time.Now.
+	Now func() time.Time
+	// Every is the time between two passes. Default one minute.
+	Every time.Duration
+}
+
+// Reconciler keeps the certificates of one cluster. Use [New]. Its methods must not run at the
+// same time, except Findings and Status.
+type Reconciler struct {
+	o              Options
+	always         bool
+	ca, serving    client.ObjectKey
+	pointerConfigs pointerConfigs
+
+	missing     time.Time // since when there is no CA
+	mine, rival bool      // whether the CA had our marks, and has had others since
+
+	mu       sync.Mutex
+	status   mcscert.Status
+	findings []cluster.Finding
+}
+
+// New checks the options. It makes no call.
+func New(o Options) (*Reconciler, error) {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Every == 0 {
+		o.Every = defaultEvery
+	}
+	k := o.Config.Kubernetes
+	if o.Hostnames == nil {
+		o.Hostnames = o.Config.CertificateHosts()
+	}
+	if len(o.Hostnames) == 0 {
+		return nil, errors.New("certificates: no host names")
+	}
+	var keys []client.ObjectKey
+	for _, full := range append([]string{k.CAConfigMap, k.ServingSecret}, k.UserDataSecrets...) {
+		namespace, name, err := config.SplitName(full)
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, client.ObjectKey{Namespace: namespace, Name: name})
+	}
+	return &Reconciler{
+		o: o, ca: keys[0], serving: keys[1],
+		always:         o.Config.Certificates != nil && o.Config.Certificates.Rotate == config.RotateAlways,
+		pointerConfigs: pointerConfigs{o.Client, o.Log, keys[2:], k.MachineNamespaces, o.ListUserData},
+	}, nil
+}
+
+// SetupWithManager adds the controller to a manager.
+func (r *Reconciler) SetupWithManager(m manager.Manager) error {
+	atEnd := func(ctx context.Context) error {
+		<-ctx.Done()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.expiry(mcscert.Status{})
+		return nil
+	}
+	if err := m.Add(manager.RunnableFunc(atEnd)); err != nil {
+		return err
+	}
+	start := func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		queue.Add(reconcile.Request{NamespacedName: r.ca})
+		return nil
+	}
+	return ctrl.NewControllerManagedBy(m).Named("mcscertificates").WatchesRawSource(source.Func(start)).
+		WithOptions(controller.Options{
+			RateLimiter:           workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](time.Second, r.o.Every),
+			ReconciliationTimeout: passTimeout,
+		}).Complete(r)
+}
+
+// Reconcile renews what is due and publishes what it found.
+func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
+	s, err := r.ensure(ctx, false)
+	r.publish(ctx, s, err)
+	if err != nil {
+		return reconcile.Result{}, fmt.Errorf("renew the certificates of the Machine Config Server: %w", err)
+	}
+	return reconcile.Result{RequeueAfter: r.o.Every}, nil
+}
+
+// Findings returns what an administrator should know.
+func (r *Reconciler) Findings() []cluster.Finding {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.findings
+}
+
+// Status returns what the last pass found.
+func (r *Reconciler) Status() mcscert.Status {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.status
+}
+
+// publish keeps what a pass found, unless the pass was canceled.
+func (r *Reconciler) publish(ctx context.Context, s mcscert.Status, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return
+	}
+	if s.Case != "" && s.Case != r.status.Case {
+		r.o.Log.Info("who renews the certificates of the Machine Config Server", "case", string(s.Case), "text", s.Case.String())
+	}
+	known := map[cluster.Finding]bool{}
+	for _, f := range r.findings {
+		known[f] = true
+	}
+	r.findings = findings(s, err)
+	for _, f := range r.findings {
+		if !known[f] {
+			r.emit(true, f.Reason, f.Text)
+		}
+	}
+	if !s.At.IsZero() {
+		r.status = s
+	}
+	r.expiry(r.status)
+}
+
+// findings returns what an administrator should know, the gravest first.
+func findings(s mcscert.Status, err error) (all []cluster.Finding) {
+	add := func(format string, a ...any) {
+		all = append(all, cluster.Finding{Reason: "CertificateRotation", Text: fmt.Sprintf(format, a...)})
+	}
+	if err != nil {
+		line, _, _ := strings.Cut(err.Error(), "\n")
+		add("the certificates of the Machine Config Server cannot be looked after: %s", line)
+	}
+	if s.Case == mcscert.CaseSomebody {
+		add("%s; set certificates.rotate: Always, or leave certificates: out", s.Case)
+	}
+	if s.Rival {
+		add("certificates.rotate is Always, and somebody else writes the CA of the Machine Config Server, too; set Auto")
+	}
+	if !s.Case.Ours() {
+		return all
+	}
+	if s.Leaf != nil && s.CA != nil {
+		if missing := mcscert.Missing(s.Leaf, s.Hosts); len(missing) > 0 {
+			add("the serving certificate is not for %s, which the configuration names; the next one is, from %s on: 'certs rotate' does it before",
+				strings.Join(missing, ", "), mcscert.Day(mcscert.Follows(s.Leaf, s.CA, s.Hosts)))
+		}
+	}
+	for _, p := range s.PointerConfigs {
+		if p.Left != "" {
+			all = append(all, cluster.Finding{Reason: "UserDataLeftAlone", Text: fmt.Sprintf(
+				"the pointer config in %s does not follow the Machine Config Server's CA: %s", p.Name, p.Left)})
+		}
+	}
+	return all
+}
+
+func (r *Reconciler) expiry(s mcscert.Status) {
+	if r.o.Expiry == nil {
+		return
+	}
+	for set, cert := range map[string]*x509.Certificate{SetCA: s.CA, SetServing: s.Leaf} {
+		at := time.Time{}
+		if cert != nil {
+			at = cert.NotAfter
+		}
+		r.o.Expiry(set, at)
+	}
+}
+
+// emit writes an Event about the ConfigMap of the bundle.
+func (r *Reconciler) emit(warning bool, reason, message string) {
+	if r.o.Events != nil {
+		about := cluster.Object{APIVersion: "v1", Kind: "ConfigMap", Namespace: r.ca.Namespace, Name: r.ca.Name}
+		r.o.Events.Emit(cluster.Event{About: about, Warning: warning, Reason: reason, Message: message})
+	}
+}
+
+// owner reads the Secret of the CA, nil if there is none, and decides who renews.
+func (r *Reconciler) owner(ctx context.Context) (*corev1.Secret, mcscert.Status, error) {
+	var s mcscert.Status
+	ca, err := r.secret(ctx, r.ca)
+	if err != nil {
+		return nil, s, err
+	}
+	made := mcscert.Case("")
+	if ca != nil {
+		var managers []string
+		for _, f := range ca.ManagedFields {
+			managers = append(managers, f.Manager)
+		}
+		r.missing, made = time.Time{}, mcscert.MadeBy(ca.Annotations[annotations.OpenShiftComponent], managers)
+	}
+	switch {
+	case r.always:
+		// The marks of others are expected before the first pass, and not afterward.
+		r.rival = ca != nil && made != mcscert.CaseOurs && (r.rival || r.mine)
+		s.Case, s.Rival = mcscert.CaseConfigured, r.rival
+	case ca != nil:
+		s.Case = made
+	default:
+		sets, err := r.pointerConfigs.machineSets(ctx)
+		if err != nil {
+			return nil, s, err
+		}
+		found := false
+		for _, set := range sets {
+			found = found || set.operator
+		}
+		now := r.o.Now()
+		if found && r.missing.IsZero() {
+			r.missing = now
+		}
+		s.Case = mcscert.WithoutCA(found, now.Sub(r.missing))
+	}
+	return ca, s, nil
+}
+
+// Inspect returns how things are and changes nothing.
+func (r *Reconciler) Inspect(ctx context.Context) (mcscert.Status, error) {
+	_, s, err := r.owner(ctx)
+	if err != nil {
+		return s, err
+	}
+	if s, err = r.describe(ctx, s, nil); len(s.Bundle) > 0 {
+		legacy, failed := r.configMap(ctx, legacyCA)
+		if failed == nil {
+			s.PointerConfigs, failed = r.pointerConfigs.renew(ctx, authorities(s.Bundle, s.CA, legacy), true)
+		}
+		err = errors.Join(err, failed)
+	}
+	return s, err
+}
+
+// describe reads what there is. An earlier error goes first.
+func (r *Reconciler) describe(ctx context.Context, s mcscert.Status, earlier error) (mcscert.Status, error) {
+	s.At, s.Hosts = r.o.Now(), mcscert.CanonicalHosts(r.o.Hostnames)
+	errs := []error{earlier}
+	parse := func(what string, key client.ObjectKey, raw []byte) []*x509.Certificate {
+		all, err := mcscert.Parse(raw)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s %s: %w", what, key, err))
+		}
+		return all
+	}
+	first := func(key client.ObjectKey) *x509.Certificate {
+		o, err := r.secret(ctx, key)
+		if err != nil {
+			errs = append(errs, err)
+		} else if o != nil {
+			if all := parse("Secret", key, o.Data[corev1.TLSCertKey]); len(all) > 0 {
+				return all[0]
+			}
+		}
+		return nil
+	}
+	s.CA, s.Leaf = first(r.ca), first(r.serving)
+	if m, err := r.configMap(ctx, r.ca); err != nil {
+		errs = append(errs, err)
+	} else if m != nil {
+		s.Bundle = parse("ConfigMap", r.ca, []byte(m.Data[bundleKey]))
+	}
+	return s, errors.Join(errs...)
+}
+
+func (r *Reconciler) secret(ctx context.Context, key client.ObjectKey) (*corev1.Secret, error) {
+	return find(ctx, r.o.Client, "Secret", key, &corev1.Secret{})
+}
+
+func (r *Reconciler) configMap(ctx context.Context, key client.ObjectKey) (*corev1.ConfigMap, error) {
+	return find(ctx, r.o.Client, "ConfigMap", key, &corev1.ConfigMap{})
+}
+
+// find reads an object; nil if it does not exist.
+func find[T client.Object](ctx context.Context, c client.Reader, kind string, key client.ObjectKey, into T) (T, error) {
+	var none T
+	if err := c.Get(ctx, key, into); apierrors.IsNotFound(err) {
+		return none, nil
+	} else if err != nil {
+		return none, fmt.Errorf("read %s %s: %w", kind, key, err)
+	}
+	return into, nil
+}
