@@ -10,7 +10,7 @@ import (
 )
 
 // The component that lets the verifier renew certificates is accepted by an API
-// server, gives what package mcscerts asks for (whose tests run with it), and nothing
+// server, gives what the controller mcscertificates asks for (whose tests run with it), and nothing
 // else: it makes no Secrets, and reads none but those two and the operator's pointer
 // configs, which it never writes.
 func TestAttack_T49_RenewingCertificatesTouchesThoseAlone(t *testing.T) {
