@@ -20,11 +20,15 @@ import (
 // are cut off first, then the largest one of the source that holds most, if it is
 // larger than the one that needs room. Otherwise the body waits. So stalled bodies
 // and large ones never stop a small one, from whatever address they come.
+//
+// Whole bodies are not cut off. So that those of one source leave room for others, a
+// source has at most half of the memory. Above that only its own bodies give way.
 type Bodies struct {
 	max int
 
 	mu      sync.Mutex
 	used    int
+	held    map[netip.Addr]int // of used, by source
 	reading map[*body]bool
 	changed chan struct{} // closed when room was made
 }
@@ -50,7 +54,7 @@ const (
 
 // NewBodies returns the bound for max bytes.
 func NewBodies(limit int) *Bodies {
-	return &Bodies{max: limit, reading: map[*body]bool{}, changed: make(chan struct{})}
+	return &Bodies{max: limit, held: map[netip.Addr]int{}, reading: map[*body]bool{}, changed: make(chan struct{})}
 }
 
 // Read reads a body of at most limit bytes. Its memory is free again after
@@ -133,15 +137,16 @@ func (b *Bodies) grow(e *body, n int, timeout <-chan time.Time) error {
 			b.mu.Unlock()
 			return reason.Deny(reason.RateLimited, "its body was cut off to make room for others")
 		}
-		for b.used+n > b.max {
-			victim := b.victim(e)
+		for !b.fits(e, n) {
+			victim := b.victim(e, b.used+n <= b.max)
 			if victim == nil {
 				break
 			}
 			b.cut(victim)
 		}
-		if b.used+n <= b.max {
+		if b.fits(e, n) {
 			b.used += n
+			b.held[e.source] += n
 			e.charged += n
 			e.began = e.began.Add(time.Since(asked)) // a wait for room is no fault of the sender
 			b.reading[e] = true
@@ -159,13 +164,19 @@ func (b *Bodies) grow(e *body, n int, timeout <-chan time.Time) error {
 	}
 }
 
-// victim is the body to cut off for e's sake; nil if there is none.
-func (b *Bodies) victim(e *body) *body {
+// fits reports whether there is room for n more bytes of e, in all and for its source.
+func (b *Bodies) fits(e *body, n int) bool {
+	return b.used+n <= b.max && b.held[e.source]+n <= b.max/2
+}
+
+// victim is the body to cut off for e's sake, of its own source or of any; nil if
+// there is none.
+func (b *Bodies) victim(e *body, own bool) *body {
 	now := time.Now()
 	held := map[netip.Addr]int{}
 	var slowest *body
 	for other := range b.reading {
-		if other == e {
+		if other == e || own && other.source != e.source {
 			continue
 		}
 		held[other.source] += other.charged
@@ -178,7 +189,7 @@ func (b *Bodies) victim(e *body) *body {
 	}
 	var largest *body
 	for other := range b.reading {
-		if other == e || other.charged <= e.charged+bodyChunk {
+		if other == e || own && other.source != e.source || other.charged <= e.charged+bodyChunk {
 			continue
 		}
 		if largest == nil || held[other.source] > held[largest.source] ||
@@ -205,6 +216,9 @@ func (b *Bodies) cut(e *body) {
 
 func (b *Bodies) free(e *body) {
 	b.used -= e.charged
+	if b.held[e.source] -= e.charged; b.held[e.source] == 0 {
+		delete(b.held, e.source)
+	}
 	e.charged = 0
 	close(b.changed)
 	b.changed = make(chan struct{})

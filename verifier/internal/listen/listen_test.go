@@ -543,7 +543,7 @@ func TestAttack_T62_ABodyThatWaitedForRoomIsNotSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := NewBodies(2 * bodyChunk)
 		holder := &body{began: time.Now(), stop: func() {}}
-		if err := b.grow(holder, 2*bodyChunk, nil); err != nil {
+		if err := b.grow(holder, bodyChunk, nil); err != nil {
 			t.Fatal(err)
 		}
 		b.arrived(holder)
@@ -561,6 +561,40 @@ func TestAttack_T62_ABodyThatWaitedForRoomIsNotSlow(t *testing.T) {
 		time.Sleep(2 * slowAfter)
 		if !waits.slow(time.Now()) {
 			t.Error("a body that then stalls is not slow")
+		}
+	})
+}
+
+// Whole bodies of one source, whose requests take long, leave room for the bodies of
+// others. More of them wait.
+func TestAttack_T62_WholeBodiesOfOneSourceLeaveRoomForOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := NewBodies(8 * bodyChunk)
+		whole := make(chan *body, 8)
+		for range 8 {
+			go func() {
+				e := &body{source: netip.MustParseAddr("192.0.2.1"), began: time.Now(), stop: func() {}}
+				if err := b.grow(e, bodyChunk, nil); err != nil {
+					t.Error("a body of the busy source:", err)
+				}
+				b.arrived(e)
+				whole <- e
+			}()
+		}
+		time.Sleep(slowAfter / 2)
+		if n := len(whole); n != 4 {
+			t.Errorf("%d of 8 bodies of one source have room, of which half is for others", n)
+		}
+		other := &body{source: netip.MustParseAddr("192.0.2.2"), began: time.Now(), stop: func() {}}
+		if err := b.grow(other, 4*bodyChunk, time.After(slowAfter)); err != nil {
+			t.Error("a body of another source:", err)
+		}
+		b.done(other)
+		for range 8 {
+			b.done(<-whole)
+		}
+		if b.used != 0 || len(b.held) != 0 {
+			t.Errorf("%d bytes are held when all is done, by %v", b.used, b.held)
 		}
 	})
 }
