@@ -63,13 +63,15 @@ func TestImportsGoDownOnly(t *testing.T) {
 		direct    []string // not imported by the package itself
 	}{
 		{"./proto/...", []string{module + "/pkg", module + "/agent", module + "/verifier", "k8s.io"}, nil},
-		{"./pkg/...", append([]string{module + "/agent", module + "/verifier", "github.com/spf13/cobra", "github.com/spf13/pflag"}, kubernetesClients...),
+		{"./pkg/...", append([]string{module + "/agent", module + "/verifier", "github.com/spf13/cobra",
+			"github.com/spf13/pflag"}, kubernetesClients...),
 			[]string{"os", "os/exec", "flag", "math/rand", "math/rand/v2"}},
 		{"./agent/...", []string{module + "/verifier", module + "/pkg/api", "k8s.io", "sigs.k8s.io", "github.com/openshift",
 			"github.com/google/go-tpm-tools", "github.com/google/go-eventlog", "github.com/google/go-attestation/attest"}, nil},
 		// The program itself, which has to fit into an initramfs; what tests it may know more.
 		{"./agent", []string{module + "/pkg/cms", "github.com/go-jose", module + "/testvm"}, nil},
-		{"./verifier/...", []string{module + "/agent", module + "/pkg/evidence/tpm2/attester", module + "/pkg/evidence/awssts/attester",
+		{"./verifier/...", []string{module + "/agent", module + "/pkg/evidence/tpm2/attester",
+			module + "/pkg/evidence/awssts/attester",
 			"github.com/google/go-eventlog", "github.com/google/go-attestation/attest", "github.com/google/go-tpm-tools"}, nil},
 	} {
 		for _, p := range list(t, floor.packages) {
@@ -123,7 +125,8 @@ func TestPurePackagesHaveNoClockOfTheirOwn(t *testing.T) {
 			if !ok {
 				return true
 			}
-			if x, ok := sel.X.(*ast.Ident); ok && x.Name == "time" && slices.Contains([]string{"Now", "Since", "Until", "Sleep"}, sel.Sel.Name) {
+			if x, ok := sel.X.(*ast.Ident); ok && x.Name == "time" &&
+				slices.Contains([]string{"Now", "Since", "Until", "Sleep"}, sel.Sel.Name) {
 				t.Errorf("%s: time.%s in a pure package; take the time as an argument", fset.Position(n.Pos()), sel.Sel.Name)
 			}
 			return true

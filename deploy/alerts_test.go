@@ -62,7 +62,8 @@ func TestAlertsFireWhenTheyShouldAndOnlyThen(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, args := range [][]string{{"check", "rules", "--lint=all", "--lint-fatal", "rules.yaml"}, {"test", "rules", "alerts_test.yaml"}} {
+	for _, args := range [][]string{{"check", "rules", "--lint=all", "--lint-fatal", "rules.yaml"},
+		{"test", "rules", "alerts_test.yaml"}} {
 		cmd := exec.Command("promtool", args...)
 		cmd.Dir = dir
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -115,7 +116,8 @@ func TestAlertsTellWhatToDo(t *testing.T) {
 		if a.Labels["namespace"] == "" || a.Annotations["summary"] == "" || a.Annotations["description"] == "" {
 			t.Errorf("%s: no namespace, summary or description", a.Alert)
 		}
-		if want := "https://github.com/mcs-attest/mcs-attest/blob/main/docs/alerts.md#" + strings.ToLower(a.Alert); a.Annotations["runbook_url"] != want {
+		if want := "https://github.com/mcs-attest/mcs-attest/blob/main/docs/alerts.md#" +
+			strings.ToLower(a.Alert); a.Annotations["runbook_url"] != want {
 			t.Errorf("%s: runbook_url is not %s", a.Alert, want)
 		}
 		if !strings.Contains(string(page), "\n## "+a.Alert+"\n") {
@@ -214,7 +216,8 @@ func TestRulesAndDashboardSpeakOfWhatThereIs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		file.WriteString("  - record: r" + string(rune('a'+i/26)) + string(rune('a'+i%26)) + "\n    expr: " + string(quoted) + "\n")
+		file.WriteString("  - record: r" + string(rune('a'+i/26)) + string(rune('a'+i%26)) + "\n    expr: " +
+			string(quoted) + "\n")
 	}
 	path := filepath.Join(t.TempDir(), "dashboard.yaml")
 	if err := os.WriteFile(path, []byte(file.String()), 0o644); err != nil {

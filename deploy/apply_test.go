@@ -65,7 +65,8 @@ func TestOverlaysAreAcceptedByARealAPIServer(t *testing.T) {
 				}
 			}
 			c.Kubectl(t, "create", "-f", Dir()+"/policies/audit.yaml")
-			if got := strings.TrimSpace(c.Kubectl(t, "get", "attestationpolicies", "-o", "jsonpath={.items[*].spec.mode} {.items[*].spec.pools[*]}")); got != "Audit *" {
+			if got := strings.TrimSpace(c.Kubectl(t, "get", "attestationpolicies",
+				"-o", "jsonpath={.items[*].spec.mode} {.items[*].spec.pools[*]}")); got != "Audit *" {
 				t.Errorf("policies: %s", got)
 			}
 
@@ -74,10 +75,12 @@ func TestOverlaysAreAcceptedByARealAPIServer(t *testing.T) {
 			// Uninstalled as the page says, nothing of ours is left.
 			const mco = "openshift-machine-config-operator"
 			if overlay == "openshift" {
-				c.KubectlApply(t, `{"apiVersion":"v1","kind":"Secret","metadata":{"namespace":"`+mco+`","name":"mcs-attest-bootstrap-u","labels":{"mcs-attest.dev/machine-uid":"u"}}}`)
+				c.KubectlApply(t, `{"apiVersion":"v1","kind":"Secret","metadata":{"namespace":"`+mco+
+					`","name":"mcs-attest-bootstrap-u","labels":{"mcs-attest.dev/machine-uid":"u"}}}`)
 				c.KubectlApply(t, `{"apiVersion":"v1","kind":"Secret","metadata":{"namespace":"`+mco+`","name":"another"}}`)
 			}
-			commands := regexp.MustCompile(`(?m)^       oc ((?:-n \S+ )?delete (?:-k my-cluster|secret) .*)$`).FindAllStringSubmatch(deploying(t), -1)
+			commands := regexp.MustCompile(
+				`(?m)^       oc ((?:-n \S+ )?delete (?:-k my-cluster|secret) .*)$`).FindAllStringSubmatch(deploying(t), -1)
 			if len(commands) != 2 {
 				t.Fatalf("the page uninstalls with %q", commands)
 			}
@@ -88,7 +91,8 @@ func TestOverlaysAreAcceptedByARealAPIServer(t *testing.T) {
 				}
 			}
 			if overlay == "openshift" {
-				if out := c.Kubectl(t, "-n", mco, "get", "secrets", "-o", "name"); strings.Contains(out, "mcs-attest") || !strings.Contains(out, "secret/another") {
+				if out := c.Kubectl(t, "-n", mco, "get", "secrets", "-o", "name"); strings.Contains(out, "mcs-attest") ||
+					!strings.Contains(out, "secret/another") {
 					t.Errorf("Secrets: %s", out)
 				}
 			}
@@ -103,7 +107,8 @@ func TestOverlaysAreAcceptedByARealAPIServer(t *testing.T) {
 				}
 			}
 			for _, kind := range []string{"role", "rolebinding"} {
-				if out := c.Kubectl(t, "get", kind, "-A", "--field-selector=metadata.namespace!=mcs-attest", "-o", "name"); strings.Contains(out, "mcs-attest") {
+				if out := c.Kubectl(t, "get", kind, "-A", "--field-selector=metadata.namespace!=mcs-attest",
+					"-o", "name"); strings.Contains(out, "mcs-attest") {
 					t.Errorf("left behind:\n%s", out)
 				}
 			}
@@ -115,7 +120,8 @@ func TestOverlaysAreAcceptedByARealAPIServer(t *testing.T) {
 // takes the configuration is tested beside its parser.
 func TestConfigurationAndDaemonSetHaveTheSamePorts(t *testing.T) {
 	for _, overlay := range Overlays {
-		data, _, err := unstructured.NestedString(find(t, Objects(t, overlay), "ConfigMap", "mcs-attest-config").Object, "data", "mcs-attest.yaml")
+		data, _, err := unstructured.NestedString(find(t, Objects(t, overlay), "ConfigMap", "mcs-attest-config").Object,
+			"data", "mcs-attest.yaml")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -132,7 +138,8 @@ func TestConfigurationAndDaemonSetHaveTheSamePorts(t *testing.T) {
 		}
 		health := cmp.Or(c.HealthListen, "127.0.0.1:22681")
 		if ports["attest"] != c.Listen || ports["metrics"] != c.MetricsListen || ports["health"] != health {
-			t.Errorf("%s: the DaemonSet has %v, the configuration %s, %s and %s", overlay, ports, c.Listen, c.MetricsListen, health)
+			t.Errorf("%s: the DaemonSet has %v, the configuration %s, %s and %s", overlay, ports, c.Listen,
+				c.MetricsListen, health)
 		}
 	}
 }
@@ -151,7 +158,8 @@ func TestAttack_T61_ProbesUseThePortOnTheLoopback(t *testing.T) {
 			}
 		}
 		for _, probe := range []*core.Probe{c.StartupProbe, c.ReadinessProbe, c.LivenessProbe} {
-			if probe == nil || probe.HTTPGet == nil || probe.HTTPGet.Host != "127.0.0.1" || probe.HTTPGet.Port.String() != "health" {
+			if probe == nil || probe.HTTPGet == nil || probe.HTTPGet.Host != "127.0.0.1" ||
+				probe.HTTPGet.Port.String() != "health" {
 				t.Errorf("%s: probe %+v", overlay, probe)
 			}
 		}
@@ -171,7 +179,8 @@ func admitted(t *testing.T, c *cluster.Cluster, overlay string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out, err := c.KubectlAs("admin", string(pod), "create", "-n", Namespace, "--dry-run=server", "-f", "-"); err != nil {
+	if out, err := c.KubectlAs("admin", string(pod), "create", "-n", Namespace, "--dry-run=server",
+		"-f", "-"); err != nil {
 		t.Errorf("not admitted: %v\n%s", err, out)
 	}
 	c.KubectlApply(t, `

@@ -65,7 +65,8 @@ spec:
 	if err != nil || string(got) != want {
 		t.Errorf("%s is not what dracut/root makes (%v)\nhint: go test ./deploy -run MachineConfig -update", path, err)
 	}
-	out, err := exec.Command("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", filepath.Join("..", "dracut", "root", capUnit)).CombinedOutput()
+	out, err := exec.Command("systemd-analyze", "verify", "--man=no", "--recursive-errors=no",
+		filepath.Join("..", "dracut", "root", capUnit)).CombinedOutput()
 	if err != nil || len(out) > 0 {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
@@ -107,7 +108,8 @@ func TestAttack_T32_StockImageIsCappedInTheRealRoot(t *testing.T) {
 	if step == nil {
 		t.Fatal("the unit has no command of this form")
 	}
-	script := strings.NewReplacer("\\\n", " ", "$$", "$", "/dev/tpmrm0", socket, "/usr/bin/mcs-attest-agent", dir+"/no-agent",
+	script := strings.NewReplacer("\\\n", " ", "$$", "$", "/dev/tpmrm0", socket, "/usr/bin/mcs-attest-agent",
+		dir+"/no-agent",
 		"/run/mcs-attest", dir+"/run").Replace(step[1])
 	if before := read("sha256"); strings.Trim(before, "0") != "" {
 		t.Fatalf("PCR 11 is %s before", before)
@@ -119,7 +121,8 @@ func TestAttack_T32_StockImageIsCappedInTheRealRoot(t *testing.T) {
 	}
 	label := []byte("mcs-attest: capped")
 	event256, event384 := sha256.Sum256(label), sha512.Sum384(label)
-	want256, want384 := sha256.Sum256(append(make([]byte, 32), event256[:]...)), sha512.Sum384(append(make([]byte, 48), event384[:]...))
+	want256, want384 := sha256.Sum256(append(make([]byte, 32), event256[:]...)),
+		sha512.Sum384(append(make([]byte, 48), event384[:]...))
 	if got := read("sha256"); got != hex.EncodeToString(want256[:]) {
 		t.Errorf("sha256: PCR 11 is %s", got)
 	}

@@ -90,7 +90,8 @@ func TestDefaultPoliciesSayWhatTheyShould(t *testing.T) {
 			t.Errorf("%s: mode %s, unattested %s, every pool %t", platform, p.Mode, p.Unattested, p.Wildcard)
 		}
 		// docs/deploying.md looks first, with one word changed.
-		if audit := strings.Replace(policyFile(t, platform), "mode: Enforce", "mode: Audit", 1); strings.Count(audit, "\n  mode: Audit\n") != 1 {
+		if audit := strings.Replace(policyFile(t, platform), "mode: Enforce", "mode: Audit", 1); strings.Count(audit,
+			"\n  mode: Audit\n") != 1 {
 			t.Errorf("%s: the page's sed does not make it Audit", platform)
 		}
 	}
@@ -111,7 +112,8 @@ func withComponent(t *testing.T, platform string) []*unstructured.Unstructured {
 	if err := os.Mkdir(filepath.Join(dir, "my-cluster"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../deploy/overlays/openshift]\ncomponents: [../deploy/components/" + platform + "]\n"
+	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: " +
+		"[../deploy/overlays/openshift]\ncomponents: [../deploy/components/" + platform + "]\n"
 	if err := os.WriteFile(filepath.Join(dir, "my-cluster", "kustomization.yaml"), []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -145,9 +147,12 @@ var permissions = map[string]struct {
 	want  []string
 	env   []string
 }{
-	"aws":   {[]string{"statementEntries"}, []string{"ec2:DescribeInstances", "ec2:GetInstanceTpmEkPub"}, []string{"AWS_SHARED_CREDENTIALS_FILE"}},
-	"gcp":   {[]string{"permissions"}, []string{"compute.instances.getShieldedInstanceIdentity"}, []string{"GOOGLE_APPLICATION_CREDENTIALS"}},
-	"azure": {[]string{"permissions"}, []string{"Microsoft.Compute/virtualMachines/read"}, []string{"AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_TENANT_ID"}},
+	"aws": {[]string{"statementEntries"}, []string{"ec2:DescribeInstances", "ec2:GetInstanceTpmEkPub"},
+		[]string{"AWS_SHARED_CREDENTIALS_FILE"}},
+	"gcp": {[]string{"permissions"}, []string{"compute.instances.getShieldedInstanceIdentity"},
+		[]string{"GOOGLE_APPLICATION_CREDENTIALS"}},
+	"azure": {[]string{"permissions"}, []string{"Microsoft.Compute/virtualMachines/read"},
+		[]string{"AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_TENANT_ID"}},
 }
 
 func TestAttack_T49_CloudCredentialsMayDoNothingElse(t *testing.T) {
@@ -207,7 +212,8 @@ func TestCloudCredentialsReachTheVerifier(t *testing.T) {
 		if asks := beyond(&hostnetworkV2, p); len(asks) > 0 {
 			t.Errorf("%s: not admitted by hostnetwork-v2: %v", platform, asks)
 		}
-		if len(p.Containers) != 1 || len(c.Env) < len(plain.Containers[0].Env) || len(c.VolumeMounts) <= len(plain.Containers[0].VolumeMounts) {
+		if len(p.Containers) != 1 || len(c.Env) < len(plain.Containers[0].Env) ||
+			len(c.VolumeMounts) <= len(plain.Containers[0].VolumeMounts) {
 			t.Errorf("%s: the component takes something away", platform)
 		}
 		plainSecrets := map[string]bool{}
@@ -274,7 +280,8 @@ func TestCloudCredentialsReachTheVerifier(t *testing.T) {
 				t.Errorf("%s: %v is %q, the pods have %q", platform, path, got, want)
 			}
 		}
-		if accounts, _, _ := unstructured.NestedStringSlice(request.Object, "spec", "serviceAccountNames"); !slices.Equal(accounts, []string{ServiceAccount}) {
+		if accounts, _, _ := unstructured.NestedStringSlice(request.Object, "spec",
+			"serviceAccountNames"); !slices.Equal(accounts, []string{ServiceAccount}) {
 			t.Errorf("%s: for the service accounts %v", platform, accounts)
 		}
 	}
@@ -288,7 +295,8 @@ metadata:
   name: credentialsrequests.cloudcredential.openshift.io
 spec:
   group: cloudcredential.openshift.io
-  names: {kind: CredentialsRequest, listKind: CredentialsRequestList, plural: credentialsrequests, singular: credentialsrequest}
+  names: {kind: CredentialsRequest, listKind: CredentialsRequestList,
+    plural: credentialsrequests, singular: credentialsrequest}
   scope: Namespaced
   versions:
   - name: v1
@@ -321,10 +329,12 @@ func TestDefaultPoliciesAndComponentsAreAcceptedByARealAPIServer(t *testing.T) {
 	c.InstallOpenShift(t)
 	c.InstallOwn(t)
 	c.KubectlApply(t, credentialsRequests)
-	c.Kubectl(t, "wait", "--for=condition=Established", "--timeout=2m", "crd/credentialsrequests.cloudcredential.openshift.io")
+	c.Kubectl(t, "wait", "--for=condition=Established", "--timeout=2m",
+		"crd/credentialsrequests.cloudcredential.openshift.io")
 	c.KubectlApply(t, Prerequisites(Objects(t, "openshift")))
 	for platform := range defaults {
-		if out, err := c.KubectlAs("admin", policyFile(t, platform), "apply", "--dry-run=server", "--validate=strict", "-f", "-"); err != nil {
+		if out, err := c.KubectlAs("admin", policyFile(t, platform), "apply", "--dry-run=server", "--validate=strict",
+			"-f", "-"); err != nil {
 			t.Errorf("%s: %v\n%s", platform, err, out)
 		}
 	}
@@ -337,7 +347,8 @@ func TestDefaultPoliciesAndComponentsAreAcceptedByARealAPIServer(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if out, err := c.KubectlAs("admin", string(raw), "apply", "--dry-run=server", "--validate=strict", "-f", "-"); err != nil {
+			if out, err := c.KubectlAs("admin", string(raw), "apply", "--dry-run=server", "--validate=strict", "-f",
+				"-"); err != nil {
 				t.Errorf("%s: %s: %v\n%s", platform, o.GetKind(), err, out)
 			}
 		}

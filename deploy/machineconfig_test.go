@@ -60,8 +60,10 @@ spec:
       files:
 `)
 	for _, name := range ruleFiles {
-		fmt.Fprintf(&out, "      - path: /etc/mcs-attest/%s\n        mode: 420\n        overwrite: true\n        contents:\n", name)
-		fmt.Fprintf(&out, "          source: data:text/plain;charset=utf-8;base64,%s\n", base64.StdEncoding.EncodeToString([]byte(source(t, name))))
+		fmt.Fprintf(&out, "      - path: /etc/mcs-attest/%s\n        mode: 420\n        overwrite: true\n        contents:\n",
+			name)
+		fmt.Fprintf(&out, "          source: data:text/plain;charset=utf-8;base64,%s\n",
+			base64.StdEncoding.EncodeToString([]byte(source(t, name))))
 	}
 	out.WriteString("    systemd:\n      units:\n")
 	for _, u := range units {
@@ -157,7 +159,8 @@ func TestUnitsAreWhatSystemdUnderstands(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	out, err := exec.Command("systemd-analyze", append([]string{"verify", "--man=no", "--recursive-errors=no"}, names...)...).CombinedOutput()
+	out, err := exec.Command("systemd-analyze",
+		append([]string{"verify", "--man=no", "--recursive-errors=no"}, names...)...).CombinedOutput()
 	if err != nil || len(out) > 0 {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
@@ -171,14 +174,16 @@ func TestAdditionsCannotKeepTheRulesOut(t *testing.T) {
 	}
 	for _, name := range []string{"mcs-attest-nftables.service", "mcs-attest-nftables-check.service"} {
 		steps := map[string][]string{}
-		for _, step := range regexp.MustCompile(`(?m)^(ExecStart|ExecReload)=(.*)$`).FindAllStringSubmatch(source(t, name), -1) {
+		for _, step := range regexp.MustCompile(`(?m)^(ExecStart|ExecReload)=(.*)$`).FindAllStringSubmatch(source(t, name),
+			-1) {
 			steps[step[1]] = append(steps[step[1]], step[2])
 		}
 		for when, commands := range steps {
 			const load = "/usr/sbin/nft -f /etc/mcs-attest/mcs-attest.nft"
 			want := "/bin/sh -c '" + load + " || { /usr/sbin/nft -f /etc/mcs-attest/mcs-attest-closed.nft; exit 1; }'"
 			if strings.Contains(name, "check") { // loaded rules that work stay, too
-				want = "/bin/sh -c '" + load + ` || { /usr/sbin/nft list chain inet mcs_attest input | grep -q "22624.*reject" && ` +
+				want = "/bin/sh -c '" + load +
+					` || { /usr/sbin/nft list chain inet mcs_attest input | grep -q "22624.*reject" && ` +
 					`/usr/sbin/nft list chain inet mcs_attest prerouting | grep -q jump || /usr/sbin/nft -f /etc/mcs-attest/mcs-attest-closed.nft; exit 1; }'`
 			}
 			if when == "ExecReload" { // the rules before stay loaded when these cannot be
@@ -198,7 +203,8 @@ func TestRulesConfigurationAndNamespaceAgree(t *testing.T) {
 	rules := source(t, "mcs-attest.nft")
 	for _, u := range units {
 		for _, path := range regexp.MustCompile(`/etc/mcs-attest/[a-z.-]+`).FindAllString(source(t, u.name), -1) {
-			if !slices.Contains(ruleFiles, strings.TrimPrefix(path, "/etc/mcs-attest/")) && path != "/etc/mcs-attest/nftables.d" {
+			if !slices.Contains(ruleFiles, strings.TrimPrefix(path, "/etc/mcs-attest/")) &&
+				path != "/etc/mcs-attest/nftables.d" {
 				t.Errorf("%s speaks of %s", u.name, path)
 			}
 		}

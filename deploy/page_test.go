@@ -63,7 +63,8 @@ func TestAnOverlayOfYourOwnIsRendered(t *testing.T) {
 	if err != nil {
 		t.Fatalf("kubectl kustomize: %v\n%s", err, out)
 	}
-	for _, want := range []string{"image: registry.cluster.example.com/infra/mcs-attest-verifier:v0.2.0", "https://api-int.mine.example.com:22623", "name: mcs-attest-config"} {
+	for _, want := range []string{"image: registry.cluster.example.com/infra/mcs-attest-verifier:v0.2.0",
+		"https://api-int.mine.example.com:22623", "name: mcs-attest-config"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("rendered without %q", want)
 		}
@@ -82,7 +83,8 @@ func TestAnOverlayOfYourOwnIsRendered(t *testing.T) {
 
 func TestAdditionsToTheRulesAreWhatThePageSays(t *testing.T) {
 	text := example(t, deploying(t), "apiVersion: machineconfiguration.openshift.io/v1")
-	m := regexp.MustCompile(`(?m)# (add element inet mcs_attest (\w+) .*)\n\s+source: data:;base64,(\S+)$`).FindStringSubmatch(text)
+	m := regexp.MustCompile(
+		`(?m)# (add element inet mcs_attest (\w+) .*)\n\s+source: data:;base64,(\S+)$`).FindStringSubmatch(text)
 	if m == nil {
 		t.Fatal("the example adds nothing")
 	}
@@ -96,7 +98,8 @@ func TestAdditionsToTheRulesAreWhatThePageSays(t *testing.T) {
 			t.Errorf("no set %s in the rules, or on the page", set)
 		}
 	}
-	if path := regexp.MustCompile(`path: (/\S+)/[^/\n]+\n`).FindStringSubmatch(text); path == nil || !strings.Contains(source(t, "mcs-attest-nftables.service"), " "+path[1]+"/*.nft;") {
+	if path := regexp.MustCompile(`path: (/\S+)/[^/\n]+\n`).FindStringSubmatch(text); path == nil ||
+		!strings.Contains(source(t, "mcs-attest-nftables.service"), " "+path[1]+"/*.nft;") {
 		t.Errorf("the unit does not load %v", path)
 	}
 	for _, address := range []string{"127.22.62.3:22644"} {

@@ -89,13 +89,15 @@ func newWorld(t *testing.T, overlay string) *world {
 func (g Grant) gvr() schema.GroupVersionResource {
 	version := map[string]string{
 		"": "v1", "coordination.k8s.io": "v1", "mcs-attest.dev": "v1alpha1", "machine.openshift.io": "v1beta1",
-		"cluster.x-k8s.io": "v1beta2", "metal3.io": "v1alpha1", "authentication.k8s.io": "v1", "authorization.k8s.io": "v1", "machineconfiguration.openshift.io": "v1", "security.openshift.io": "v1",
+		"cluster.x-k8s.io": "v1beta2", "metal3.io": "v1alpha1", "authentication.k8s.io": "v1", "authorization.k8s.io": "v1",
+		"machineconfiguration.openshift.io": "v1", "security.openshift.io": "v1",
 	}[g.Group]
 	return schema.GroupVersionResource{Group: g.Group, Version: version, Resource: g.Resource}
 }
 
 func in(client dynamic.Interface, g Grant) dynamic.ResourceInterface {
-	if g.Namespace == "" || slices.Contains([]string{"attestationpolicies", "attestationverifiers", "identityclaims", "nodes", "machineconfigpools"}, g.Resource) {
+	if g.Namespace == "" || slices.Contains([]string{"attestationpolicies", "attestationverifiers", "identityclaims",
+		"nodes", "machineconfigpools"}, g.Resource) {
 		return client.Resource(g.gvr())
 	}
 	return client.Resource(g.gvr()).Namespace(g.Namespace)
@@ -105,7 +107,8 @@ func in(client dynamic.Interface, g Grant) dynamic.ResourceInterface {
 func (w *world) object(g Grant) *unstructured.Unstructured {
 	w.t.Helper()
 	var o unstructured.Unstructured
-	if err := yaml.Unmarshal([]byte(strings.ReplaceAll(objects[g.Resource], "NAMESPACE", g.Namespace)), &o.Object); err != nil || o.Object == nil {
+	if err := yaml.Unmarshal([]byte(strings.ReplaceAll(objects[g.Resource], "NAMESPACE", g.Namespace)),
+		&o.Object); err != nil || o.Object == nil {
 		w.t.Fatalf("%s: no object to try it with (%v)", g, err)
 	}
 	name := g.Name
@@ -212,11 +215,12 @@ func (w *world) may(verb, group, resource, sub, namespace, name string) bool {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	review, err := w.reviews.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorization.SelfSubjectAccessReview{
-		Spec: authorization.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorization.ResourceAttributes{
-			Verb: verb, Group: group, Resource: resource, Subresource: sub, Namespace: namespace, Name: name,
-		}},
-	}, meta.CreateOptions{})
+	review, err := w.reviews.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx,
+		&authorization.SelfSubjectAccessReview{
+			Spec: authorization.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorization.ResourceAttributes{
+				Verb: verb, Group: group, Resource: resource, Subresource: sub, Namespace: namespace, Name: name,
+			}},
+		}, meta.CreateOptions{})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -292,7 +296,8 @@ func TestAttack_T49_TheAccountMayDoNothingElse(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "openshift")
 	const machines, mco, config = "openshift-machine-api", "openshift-machine-config-operator", "openshift-config"
-	if !w.may("list", "", "secrets", "", config, "machineconfig-auth") || !w.may("update", "mcs-attest.dev", "machineattestations", "status", machines, "") {
+	if !w.may("list", "", "secrets", "", config, "machineconfig-auth") ||
+		!w.may("update", "mcs-attest.dev", "machineattestations", "status", machines, "") {
 		t.Fatal("the honest questions are answered with no")
 	}
 	for _, a := range []struct{ verb, group, resource, sub, namespace, name string }{
@@ -400,7 +405,8 @@ func TestAttack_T49_TheAccountMayDoNothingElse(t *testing.T) {
 // verifier's own keys; and the other way round.
 func TestSecretsAreThoseOfTheConfiguration(t *testing.T) {
 	for _, overlay := range Overlays {
-		data, _, err := unstructured.NestedString(find(t, Objects(t, overlay), "ConfigMap", "mcs-attest-config").Object, "data", "mcs-attest.yaml")
+		data, _, err := unstructured.NestedString(find(t, Objects(t, overlay), "ConfigMap", "mcs-attest-config").Object,
+			"data", "mcs-attest.yaml")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,7 +17,8 @@ import (
 func TestAttack_T49_RenderingReadsMachineConfigsAndDoesNothingElse(t *testing.T) {
 	objects := withComponent(t, "render")
 	for _, o := range objects {
-		if o.GetName() == "mcs-attest-verifier-render" && o.GetNamespace() != "" && o.GetNamespace() != "openshift-machine-config-operator" {
+		if o.GetName() == "mcs-attest-verifier-render" && o.GetNamespace() != "" &&
+			o.GetNamespace() != "openshift-machine-config-operator" {
 			t.Errorf("%s in namespace %s", o.GetKind(), o.GetNamespace())
 		}
 	}

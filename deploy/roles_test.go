@@ -35,7 +35,8 @@ const (
 func asNode(t *testing.T, c *cluster.Cluster, name string) kubernetes.Interface {
 	t.Helper()
 	api := rest.CopyConfig(c.Admin())
-	api.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + name, Groups: []string{"system:nodes", "system:authenticated"}}
+	api.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + name,
+		Groups: []string{"system:nodes", "system:authenticated"}}
 	client, err := kubernetes.NewForConfig(api)
 	if err != nil {
 		t.Fatal(err)
@@ -58,11 +59,13 @@ func runVerifier(t *testing.T, c *cluster.Cluster) (scrape func() string) {
 	certificate, key := servingPair(t)
 	for _, o := range []map[string]any{
 		{
-			"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{"namespace": "openshift-machine-config-operator", "name": "machine-config-server-tls"},
+			"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{"namespace": "openshift-machine-config-operator",
+				"name": "machine-config-server-tls"},
 			"stringData": map[string]any{"tls.crt": certificate, "tls.key": key},
 		},
 		{
-			"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"namespace": "openshift-machine-config-operator", "name": "machine-config-server-ca"},
+			"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"namespace": "openshift-machine-config-operator",
+				"name": "machine-config-server-ca"},
 			"data": map[string]any{"ca-bundle.crt": certificate},
 		},
 	} {
@@ -82,12 +85,14 @@ func runVerifier(t *testing.T, c *cluster.Cluster) (scrape func() string) {
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, "mcs-attest.yaml")
-	configured := strings.Replace(string(text), "kubernetes:\n", "kubernetes:\n  kubeconfig: "+c.Kubeconfig(account)+"\n", 1)
+	configured := strings.Replace(string(text), "kubernetes:\n",
+		"kubernetes:\n  kubeconfig: "+c.Kubeconfig(account)+"\n", 1)
 	if err := os.WriteFile(path, []byte(configured), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	addr, health, metrics := free(t), free(t), free(t)
-	cmd := exec.Command(program, "serve", "--config", path, "--listen", addr, "--health-listen", health, "--metrics-listen", metrics)
+	cmd := exec.Command(program, "serve", "--config", path, "--listen", addr, "--health-listen", health,
+		"--metrics-listen", metrics)
 	var log bytes.Buffer
 	cmd.Stdout, cmd.Stderr, cmd.Env = &log, &log, append(os.Environ(), "POD_NAME=mcs-attest-verifier-test")
 	if err := cmd.Start(); err != nil {
@@ -102,7 +107,8 @@ func runVerifier(t *testing.T, c *cluster.Cluster) (scrape func() string) {
 	})
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM([]byte(certificate))
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "api-int.cluster.example.com"}, DisableKeepAlives: true}}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots,
+		ServerName: "api-int.cluster.example.com"}, DisableKeepAlives: true}}
 	token := c.ServiceAccount(t, "openshift-monitoring", "prometheus-k8s").BearerToken
 	return func() string {
 		r, err := http.NewRequest(http.MethodGet, "https://"+metrics+"/metrics", nil)
@@ -155,7 +161,8 @@ spec: {}
 		}
 	}
 	if !until(func() bool {
-		_, err := asNode(t, c, "early").CoreV1().Nodes().Create(ctx, nodeWith("early", masterRole), meta.CreateOptions{DryRun: []string{meta.DryRunAll}})
+		_, err := asNode(t, c, "early").CoreV1().Nodes().Create(ctx, nodeWith("early", masterRole),
+			meta.CreateOptions{DryRun: []string{meta.DryRunAll}})
 		return denied(err)
 	}) {
 		t.Fatal("without the verifier's list a node gets the role of the control plane")
@@ -168,7 +175,8 @@ spec: {}
 			continue
 		}
 		for _, sub := range [][]string{nil, {"status"}} {
-			if _, err := user.CoreV1().Nodes().Patch(ctx, "early", types.MergePatchType, []byte(`{"metadata":{"annotations":{"a":"b"}}}`), meta.PatchOptions{}, sub...); err != nil {
+			if _, err := user.CoreV1().Nodes().Patch(ctx, "early", types.MergePatchType,
+				[]byte(`{"metadata":{"annotations":{"a":"b"}}}`), meta.PatchOptions{}, sub...); err != nil {
 				t.Errorf("a change of nodes/%s, without the verifier: %v", sub, err)
 			}
 		}
@@ -179,7 +187,8 @@ spec: {}
 
 	scrape := runVerifier(t, c)
 	uid := map[string]string{}
-	for name, pool := range map[string]string{"master-0": "master", "master-1": "master", "worker-0": "worker", "worker-1": "worker"} {
+	for name, pool := range map[string]string{"master-0": "master", "master-1": "master", "worker-0": "worker",
+		"worker-1": "worker"} {
 		c.KubectlApply(t, fmt.Sprintf(`
 apiVersion: machine.openshift.io/v1beta1
 kind: Machine
@@ -188,13 +197,15 @@ spec: {providerID: "test:///%s", providerSpec: {value: {userDataSecret: {name: %
 `, machines, name, pool, name, pool))
 		c.Kubectl(t, "-n", machines, "patch", "machines.machine.openshift.io", name, "--subresource=status", "--type=merge",
 			"-p", fmt.Sprintf(`{"status":{"addresses":[{"type":"InternalDNS","address":"node-%s"}]}}`, name))
-		uid[name] = c.Kubectl(t, "-n", machines, "get", "machines.machine.openshift.io", name, "-o", "jsonpath={.metadata.uid}")
+		uid[name] = c.Kubectl(t, "-n", machines, "get", "machines.machine.openshift.io", name,
+			"-o", "jsonpath={.metadata.uid}")
 	}
 	// What the verifier records when these machines attest. The Machine master-1 got a
 	// record of another pool.
 	for name, pool := range map[string]string{"master-0": "master", "master-1": "worker", "worker-0": "worker"} {
 		if !until(func() bool {
-			return c.Kubectl(t, "-n", machines, "get", "machineattestations", uid[name], "--ignore-not-found", "-o", "name") != ""
+			return c.Kubectl(t, "-n", machines, "get", "machineattestations", uid[name], "--ignore-not-found", "-o",
+				"name") != ""
 		}) {
 			t.Fatalf("no record of %s", name)
 		}
@@ -211,7 +222,8 @@ spec: {providerID: "test:///%s", providerSpec: {value: {userDataSecret: {name: %
 		t.Fatalf("the node whose record says master: %v", last)
 	}
 	own := asNode(t, c, "node-master-0")
-	if _, err := own.CoreV1().Nodes().Patch(ctx, "node-master-0", types.MergePatchType, []byte(`{"metadata":{"annotations":{"a":"b"}}}`), meta.PatchOptions{}); err != nil {
+	if _, err := own.CoreV1().Nodes().Patch(ctx, "node-master-0", types.MergePatchType,
+		[]byte(`{"metadata":{"annotations":{"a":"b"}}}`), meta.PatchOptions{}); err != nil {
 		t.Errorf("it may not change its Node any more: %v", err)
 	}
 
@@ -221,7 +233,8 @@ spec: {providerID: "test:///%s", providerSpec: {value: {userDataSecret: {name: %
 	refused("node-worker-0", controlRole, masterRole, "node-role.kubernetes.io/worker")
 	refused("node-worker-1", masterRole) // its record names no pool
 	if !until(func() bool {
-		return !strings.Contains(c.Kubectl(t, "get", "attestationverifiers", "cluster", "-o", "jsonpath={.status.controlPlaneNodes}"), "node-master-1")
+		return !strings.Contains(c.Kubectl(t, "get", "attestationverifiers", "cluster",
+			"-o", "jsonpath={.status.controlPlaneNodes}"), "node-master-1")
 	}) {
 		t.Error("a Machine whose record is of another pool is in the list")
 	}
@@ -233,11 +246,13 @@ spec: {providerID: "test:///%s", providerSpec: {value: {userDataSecret: {name: %
 	}
 	label := []byte(`{"metadata":{"labels":{"` + masterRole + `":""}}}`)
 	for _, sub := range [][]string{nil, {"status"}} {
-		if _, err := worker.CoreV1().Nodes().Patch(ctx, "node-worker-0", types.MergePatchType, label, meta.PatchOptions{}, sub...); !denied(err) {
+		if _, err := worker.CoreV1().Nodes().Patch(ctx, "node-worker-0", types.MergePatchType, label, meta.PatchOptions{},
+			sub...); !denied(err) {
 			t.Errorf("a change of its Node by nodes/%s: %v", sub, err)
 		}
 	}
-	affinity := daemonSet(t, "openshift").Spec.Template.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	affinity := daemonSet(t,
+		"openshift").Spec.Template.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 	for _, term := range affinity.NodeSelectorTerms {
 		key := term.MatchExpressions[0].Key
 		if out := c.Kubectl(t, "get", "nodes", "-l", key, "-o", "name"); strings.TrimSpace(out) != "node/node-master-0" {
@@ -247,18 +262,21 @@ spec: {providerID: "test:///%s", providerSpec: {value: {userDataSecret: {name: %
 
 	// Where the role came in another way, it is reported; until it is taken back.
 	c.Kubectl(t, "patch", "node", "node-worker-0", "--type=merge", "-p", `{"spec":{"providerID":"test:///worker-0"}}`)
-	if _, err := admin.CoreV1().Nodes().Patch(ctx, "node-worker-0", types.MergePatchType, label, meta.PatchOptions{}); err != nil {
+	if _, err := admin.CoreV1().Nodes().Patch(ctx, "node-worker-0", types.MergePatchType, label,
+		meta.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	condition := func() string {
-		return c.Kubectl(t, "-n", machines, "get", "machineattestations", uid["worker-0"], "-o", `jsonpath={.status.conditions[?(@.type=="RoleMismatch")].status}`)
+		return c.Kubectl(t, "-n", machines, "get", "machineattestations", uid["worker-0"], "-o",
+			`jsonpath={.status.conditions[?(@.type=="RoleMismatch")].status}`)
 	}
 	if !until(func() bool { return condition() == "True" }) {
 		t.Errorf("RoleMismatch is %q", condition())
 	}
 	for about, namespace := range map[string]string{"Node": "default", "Machine": machines} {
 		if !until(func() bool {
-			return strings.Contains(c.Kubectl(t, "-n", namespace, "get", "events", "--field-selector", "reason=RoleMismatch,involvedObject.kind="+about, "-o", "jsonpath={.items[*].message}"), "node-worker-0")
+			return strings.Contains(c.Kubectl(t, "-n", namespace, "get", "events", "--field-selector",
+				"reason=RoleMismatch,involvedObject.kind="+about, "-o", "jsonpath={.items[*].message}"), "node-worker-0")
 		}) {
 			t.Errorf("no Event on the %s", about)
 		}
@@ -267,7 +285,8 @@ spec: {providerID: "test:///%s", providerSpec: {value: {userDataSecret: {name: %
 		return c.Kubectl(t, "get", "attestationverifiers", "cluster", "-o", "jsonpath={.status."+path+"}")
 	}
 	if !until(func() bool {
-		return strings.Contains(verifier(`conditions[?(@.type=="Degraded")].message`), "Nodes have a control-plane role that their pool does not have: node-worker-0")
+		return strings.Contains(verifier(`conditions[?(@.type=="Degraded")].message`),
+			"Nodes have a control-plane role that their pool does not have: node-worker-0")
 	}) {
 		t.Errorf("Degraded: %s", verifier(`conditions[?(@.type=="Degraded")].message`))
 	}
@@ -306,11 +325,14 @@ func TestAttack_T66_PointerConfigsAreWrittenOnlyWithTheComponent(t *testing.T) {
 	}
 	runVerifier(t, c)
 	written := func() bool {
-		return c.Kubectl(t, "-n", machines, "get", "secret", "worker-user-data", "-o", `jsonpath={.metadata.annotations}`) != "" &&
-			strings.Contains(c.Kubectl(t, "-n", machines, "get", "secret", "worker-user-data", "-o", `jsonpath={.metadata.annotations}`), "mcs-attest.dev/provisioning-token")
+		return c.Kubectl(t, "-n", machines, "get", "secret", "worker-user-data", "-o",
+			`jsonpath={.metadata.annotations}`) != "" &&
+			strings.Contains(c.Kubectl(t, "-n", machines, "get", "secret", "worker-user-data", "-o",
+				`jsonpath={.metadata.annotations}`), "mcs-attest.dev/provisioning-token")
 	}
 	degraded := func() string {
-		return c.Kubectl(t, "get", "attestationverifiers", "--ignore-not-found", "-o", `jsonpath={.items[*].status.conditions[?(@.type=="Degraded")].message}`)
+		return c.Kubectl(t, "get", "attestationverifiers", "--ignore-not-found", "-o",
+			`jsonpath={.items[*].status.conditions[?(@.type=="Degraded")].message}`)
 	}
 	const hint = "deploy/components/user-data"
 	if !until(func() bool { return strings.Contains(degraded(), hint) }) {
@@ -322,7 +344,8 @@ func TestAttack_T66_PointerConfigsAreWrittenOnlyWithTheComponent(t *testing.T) {
 	c.Kubectl(t, "apply", "-f", "components/user-data/rbac.yaml")
 	// It tries again when something changes, and once a minute.
 	c.Kubectl(t, "-n", machines, "annotate", "secret", "worker-user-data", "a=b")
-	for end := time.Now().Add(2 * time.Minute); (!written() || strings.Contains(degraded(), hint)) && time.Now().Before(end); {
+	for end := time.Now().Add(2 * time.Minute); (!written() || strings.Contains(degraded(), hint)) &&
+		time.Now().Before(end); {
 		time.Sleep(time.Second)
 	}
 	if !written() || strings.Contains(degraded(), hint) {

@@ -58,7 +58,8 @@ func beyond(scc *security.SecurityContextConstraints, p *core.PodSpec) (asks []s
 		add("hostIPC")
 	}
 	seccomp := func(where string, s *core.SeccompProfile) {
-		if s != nil && (s.Type != core.SeccompProfileTypeRuntimeDefault || !slices.Contains(scc.SeccompProfiles, "runtime/default")) {
+		if s != nil && (s.Type != core.SeccompProfileTypeRuntimeDefault ||
+			!slices.Contains(scc.SeccompProfiles, "runtime/default")) {
 			add("%s: seccomp %s", where, s.Type)
 		}
 	}
@@ -109,7 +110,8 @@ func beyond(scc *security.SecurityContextConstraints, p *core.PodSpec) (asks []s
 		if ptr.Deref(s.AllowPrivilegeEscalation, true) && !*scc.AllowPrivilegeEscalation {
 			add("%s: privilege escalation", c.Name)
 		}
-		if s.RunAsUser != nil || s.RunAsGroup != nil || s.SELinuxOptions != nil || s.AppArmorProfile != nil || s.ProcMount != nil || s.WindowsOptions != nil {
+		if s.RunAsUser != nil || s.RunAsGroup != nil || s.SELinuxOptions != nil || s.AppArmorProfile != nil ||
+			s.ProcMount != nil || s.WindowsOptions != nil {
 			add("%s: a user, label or mount of its own", c.Name)
 		}
 		seccomp(c.Name, s.SeccompProfile)
@@ -143,7 +145,8 @@ func TestPodsAskForNothingBeyondHostnetworkV2(t *testing.T) {
 	for what, change := range map[string]func(*core.PodSpec){
 		"sees the host's processes": func(p *core.PodSpec) { p.HostPID = true },
 		"a folder of the host": func(p *core.PodSpec) {
-			p.Volumes = append(p.Volumes, core.Volume{Name: "v", VolumeSource: core.VolumeSource{HostPath: &core.HostPathVolumeSource{Path: "/"}}})
+			p.Volumes = append(p.Volumes,
+				core.Volume{Name: "v", VolumeSource: core.VolumeSource{HostPath: &core.HostPathVolumeSource{Path: "/"}}})
 		},
 		"a user of its own": func(p *core.PodSpec) { p.SecurityContext.RunAsUser = ptr.To[int64](65532) },
 		"a capability": func(p *core.PodSpec) {
@@ -180,9 +183,11 @@ func TestPodsAreAsTheyShouldBe(t *testing.T) {
 			"a root filesystem that is read-only":  ptr.Deref(c.SecurityContext.ReadOnlyRootFilesystem, false),
 			"a priority":                           p.PriorityClassName == "system-cluster-critical",
 			"requests and no limits":               len(c.Resources.Requests) == 2 && len(c.Resources.Limits) == 0,
-			"all three probes":                     c.StartupProbe != nil && c.ReadinessProbe.HTTPGet.Path == "/readyz" && c.LivenessProbe.HTTPGet.Path == "/healthz",
-			"more time to stop than serve takes":   *p.TerminationGracePeriodSeconds > 20,
-			"one replica at a time":                ds.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.IntValue() == 1 && ds.Spec.UpdateStrategy.RollingUpdate.MaxSurge.IntValue() == 0,
+			"all three probes": c.StartupProbe != nil && c.ReadinessProbe.HTTPGet.Path == "/readyz" &&
+				c.LivenessProbe.HTTPGet.Path == "/healthz",
+			"more time to stop than serve takes": *p.TerminationGracePeriodSeconds > 20,
+			"one replica at a time": ds.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.IntValue() == 1 &&
+				ds.Spec.UpdateStrategy.RollingUpdate.MaxSurge.IntValue() == 0,
 		} {
 			if !ok {
 				t.Errorf("%s: not so: %s", overlay, what)

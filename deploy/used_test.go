@@ -29,7 +29,8 @@ import (
 // are not for an ordinary day: a namespace that was deleted. The tests of records
 // and claims, and those of the replicas, run as this account.
 var byAttestation = []string{
-	"get identityclaims.mcs-attest.dev", "create identityclaims.mcs-attest.dev", "update identityclaims.mcs-attest.dev", "delete identityclaims.mcs-attest.dev",
+	"get identityclaims.mcs-attest.dev", "create identityclaims.mcs-attest.dev", "update identityclaims.mcs-attest.dev",
+	"delete identityclaims.mcs-attest.dev",
 	"get machines.machine.openshift.io", "get machines.cluster.x-k8s.io",
 	"create machineattestations.mcs-attest.dev in mcs-attest", "delete machineattestations.mcs-attest.dev in mcs-attest",
 	"create events", "patch events",
@@ -49,7 +50,8 @@ func TestTheVerifierUsesWhatItIsGivenAndMissesNothing(t *testing.T) {
 	c.Kubectl(t, "apply", "-f", "components/user-data/rbac.yaml")
 	certificate, key := servingPair(t)
 	holder := func(kind, field, namespace, name string, data map[string]string) string {
-		out := fmt.Sprintf("---\napiVersion: v1\nkind: %s\nmetadata: {namespace: %s, name: %s}\n%s:\n", kind, namespace, name, field)
+		out := fmt.Sprintf("---\napiVersion: v1\nkind: %s\nmetadata: {namespace: %s, name: %s}\n%s:\n", kind, namespace,
+			name, field)
 		for k, v := range data {
 			out += "  " + k + ": |\n    " + strings.ReplaceAll(v, "\n", "\n    ") + "\n"
 		}
@@ -59,10 +61,13 @@ func TestTheVerifierUsesWhatItIsGivenAndMissesNothing(t *testing.T) {
 		return holder("Secret", "stringData", namespace, name, data)
 	}
 	pointer := `{"ignition":{"version":"3.2.0","config":{"merge":[{"source":"https://api-int.cluster.example.com:22623/config/worker"}]}}}`
-	c.KubectlApply(t, secret("openshift-machine-config-operator", "machine-config-server-tls", map[string]string{"tls.crt": certificate, "tls.key": key})+
-		holder("ConfigMap", "data", "openshift-machine-config-operator", "machine-config-server-ca", map[string]string{"ca-bundle.crt": certificate}))
+	c.KubectlApply(t, secret("openshift-machine-config-operator", "machine-config-server-tls",
+		map[string]string{"tls.crt": certificate, "tls.key": key})+
+		holder("ConfigMap", "data", "openshift-machine-config-operator", "machine-config-server-ca",
+			map[string]string{"ca-bundle.crt": certificate}))
 	c.KubectlApply(t, secret("openshift-machine-api", "worker-user-data", map[string]string{"userData": pointer})+
-		secret("openshift-machine-api", "master-user-data", map[string]string{"userData": strings.Replace(pointer, "worker", "master", 1)})+
+		secret("openshift-machine-api", "master-user-data",
+			map[string]string{"userData": strings.Replace(pointer, "worker", "master", 1)})+
 		secret("openshift-config", "machineconfig-auth", map[string]string{"token": rand.Text() + rand.Text()}))
 
 	// The provisioning token goes into the pointer configs of pools that take it.
@@ -87,17 +92,20 @@ spec:
 		t.Fatal(err)
 	}
 	kubeconfig := "kubernetes:\n  kubeconfig: " + c.Kubeconfig(account) + "\n"
-	upstream := strings.Replace(string(text), "https://127.22.62.3:22644", "https://"+machineConfigServer(t, certificate, key), 1)
+	upstream := strings.Replace(string(text), "https://127.22.62.3:22644",
+		"https://"+machineConfigServer(t, certificate, key), 1)
 	if upstream == string(text) {
 		t.Fatal("the configuration has another upstream")
 	}
-	configured := strings.Replace(upstream, "kubernetes:\n", kubeconfig, 1) + "  rotateEvery: 2s\n  grace: 1s\nkeyRotation: 2s\nkeyPublishDelay: 1s\n"
+	configured := strings.Replace(upstream, "kubernetes:\n", kubeconfig, 1) +
+		"  rotateEvery: 2s\n  grace: 1s\nkeyRotation: 2s\nkeyPublishDelay: 1s\n"
 	path := filepath.Join(dir, "mcs-attest.yaml")
 	if err := os.WriteFile(path, []byte(configured), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	addr, health, metrics := free(t), free(t), free(t)
-	cmd := exec.Command(program, "serve", "--config", path, "--listen", addr, "--health-listen", health, "--metrics-listen", metrics)
+	cmd := exec.Command(program, "serve", "--config", path, "--listen", addr, "--health-listen", health,
+		"--metrics-listen", metrics)
 	var log bytes.Buffer
 	cmd.Stdout, cmd.Stderr, cmd.Env = &log, &log, append(os.Environ(), "POD_NAME=mcs-attest-verifier-test")
 	if err := cmd.Start(); err != nil {
@@ -139,7 +147,8 @@ spec:
 		t.Fatal(err)
 	}
 	scrape.Header.Set("Authorization", "Bearer "+c.ServiceAccount(t, "openshift-monitoring", "prometheus-k8s").BearerToken)
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "api-int.cluster.example.com"}}}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots,
+		ServerName: "api-int.cluster.example.com"}}}
 	if res, err := client.Do(scrape); err != nil {
 		t.Error("metrics:", err)
 	} else {
@@ -179,10 +188,12 @@ spec: {pool: worker, ekSHA256: [`+strings.Repeat("cd", 32)+`], quarantined: true
 	if !until(func() bool { return strings.Contains(records(), "machineattestation") }) {
 		t.Errorf("no record was made for the Machine")
 	}
-	c.Kubectl(t, "-n", "openshift-machine-api", "patch", "machines.machine.openshift.io", "worker-0", "--subresource=status", "--type=merge",
+	c.Kubectl(t, "-n", "openshift-machine-api", "patch", "machines.machine.openshift.io", "worker-0",
+		"--subresource=status", "--type=merge",
 		"--patch", `{"status":{"nodeRef":{"kind":"Node","name":"worker-0"}}}`)
 	if !until(func() bool {
-		return strings.Contains(c.Kubectl(t, "-n", "openshift-machine-api", "get", "machineattestations", "-o", "jsonpath={.items[*].status.phase}"), "Joined")
+		return strings.Contains(c.Kubectl(t, "-n", "openshift-machine-api", "get", "machineattestations", "-o",
+			"jsonpath={.items[*].status.phase}"), "Joined")
 	}) {
 		t.Errorf("the Machine never became Joined")
 	}
@@ -200,7 +211,8 @@ spec: {pool: worker, ekSHA256: [`+strings.Repeat("cd", 32)+`], quarantined: true
 		}
 	}
 	for _, pool := range []string{"worker", "master"} {
-		expected = append(expected, Grant{Verb: "update", Resource: "secrets", Namespace: "openshift-machine-api", Name: pool + "-user-data"})
+		expected = append(expected, Grant{Verb: "update", Resource: "secrets", Namespace: "openshift-machine-api",
+			Name: pool + "-user-data"})
 	}
 	used := map[string]bool{}
 	missing := func() (left []string) {
@@ -255,11 +267,13 @@ func machineConfigServer(t *testing.T, certificate, key string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12})
+	l, err := tls.Listen("tcp", "127.0.0.1:0",
+		&tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12})
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), ReadHeaderTimeout: time.Minute}
+	srv := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}),
+		ReadHeaderTimeout: time.Minute}
 	go func() { _ = srv.Serve(l) }()
 	t.Cleanup(func() { _ = srv.Close() })
 	return l.Addr().String()
@@ -272,8 +286,10 @@ func servingPair(t *testing.T) (certificate, key string) {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "api-int"}, DNSNames: []string{"api-int.cluster.example.com"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), IsCA: true, BasicConstraintsValid: true,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "api-int"},
+		DNSNames:  []string{"api-int.cluster.example.com"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), IsCA: true,
+		BasicConstraintsValid: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
 	if err != nil {
@@ -283,5 +299,6 @@ func servingPair(t *testing.T) (certificate, key string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}))
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})),
+		string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}))
 }

@@ -129,7 +129,8 @@ func TestOperatingNamesEveryFieldOfTheClouds(t *testing.T) {
 			}
 			path = strings.TrimSuffix(path, "[]")
 			// A row may name several of one parent: `a.b`, `.c`.
-			if fields++; !strings.Contains(page, "`"+path+"`") && !regexp.MustCompile("(?m)^\\| `"+regexp.QuoteMeta(prefix)+"\\.[a-zA-Z]+`, `\\."+key+"` \\|").MatchString(page) {
+			if fields++; !strings.Contains(page, "`"+path+"`") &&
+				!regexp.MustCompile("(?m)^\\| `"+regexp.QuoteMeta(prefix)+"\\.[a-zA-Z]+`, `\\."+key+"` \\|").MatchString(page) {
 				t.Errorf("docs/operating.md does not name the field %s", path)
 			}
 		}

@@ -126,7 +126,8 @@ func TestEveryIgnitionStageReportsAndOnlyTheFetchIsHeldBack(t *testing.T) {
 	dir := filepath.Join(unpack(t), "usr/lib/systemd/system")
 	for _, stage := range []string{"fetch-offline", "fetch", "kargs", "disks", "mount", "files"} {
 		drop := filepath.Join(dir, "ignition-"+stage+".service.d")
-		if !strings.Contains(read(t, filepath.Join(drop, "50-mcs-attest-report.conf")), "ExecStopPost=-/usr/bin/mcs-attest-agent report %n") {
+		if !strings.Contains(read(t, filepath.Join(drop, "50-mcs-attest-report.conf")),
+			"ExecStopPost=-/usr/bin/mcs-attest-agent report %n") {
 			t.Errorf("%s does not report", stage)
 		}
 		_, err := os.Stat(filepath.Join(drop, "50-mcs-attest-fetch.conf"))
@@ -169,7 +170,8 @@ func TestOnlyTheFirstBootDependsOnTheAgent(t *testing.T) {
 func TestModulesForConfigDrivesAreInstalled(t *testing.T) {
 	asked := run(t, nil, "bash", "-c", `moddir=`+module+`; instmods() { printf '%s\n' "$@" "hostonly=${hostonly-unset}"; }; hostonly=yes; . "$moddir/module-setup.sh"; installkernel`)
 	have := strings.Fields(asked)
-	for _, want := range []string{"=drivers/char/tpm", "sr_mod", "cdrom", "virtio_blk", "virtio_scsi", "isofs", "udf", "vfat"} {
+	for _, want := range []string{"=drivers/char/tpm", "sr_mod", "cdrom", "virtio_blk", "virtio_scsi", "isofs",
+		"udf", "vfat"} {
 		if !slices.Contains(have, want) {
 			t.Errorf("%s is not asked for", want)
 		}
@@ -242,7 +244,8 @@ func TestShellScriptsPassShellcheck(t *testing.T) {
 			return err
 		}
 		if info, err := d.Info(); err == nil && info.Mode()&0o111 != 0 && info.Size() < 1<<20 {
-			if first, _, _ := strings.Cut(read(t, path), "\n"); strings.HasPrefix(first, "#!") && strings.HasSuffix(first, "sh") {
+			if first, _, _ := strings.Cut(read(t, path), "\n"); strings.HasPrefix(first, "#!") &&
+				strings.HasSuffix(first, "sh") {
 				scripts = append(scripts, path)
 			}
 		}

@@ -136,14 +136,16 @@ func (a *Anchor) check() (what, want string) {
 	default:
 		return fmt.Sprintf("a key of type %s", c.PublicKeyAlgorithm), "RSA or ECDSA"
 	}
-	a.Root = bytes.Equal(c.RawSubject, c.RawIssuer) && (len(c.AuthorityKeyId) == 0 || bytes.Equal(c.AuthorityKeyId, c.SubjectKeyId))
+	a.Root = bytes.Equal(c.RawSubject, c.RawIssuer) &&
+		(len(c.AuthorityKeyId) == 0 || bytes.Equal(c.AuthorityKeyId, c.SubjectKeyId))
 	if !a.Root {
 		return "", ""
 	}
 	// Trust in a root does not rest on its own signature; a broken one still
 	// means a damaged file. SHA-1 cannot be checked, and need not be here.
 	var insecure x509.InsecureAlgorithmError
-	if err := c.CheckSignature(c.SignatureAlgorithm, c.RawTBSCertificate, c.Signature); err != nil && !errors.As(err, &insecure) {
+	if err := c.CheckSignature(c.SignatureAlgorithm, c.RawTBSCertificate, c.Signature); err != nil &&
+		!errors.As(err, &insecure) {
 		return "its own signature does not verify", "take it from its issuer again"
 	}
 	return "", ""

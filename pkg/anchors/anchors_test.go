@@ -67,29 +67,34 @@ func encode(c ca) string {
 func TestParse(t *testing.T) {
 	root := issue(t, nil, "Root", ecKey(t), nil)
 	middle := issue(t, &root, "Middle", ecKey(t), nil)
-	bundle := "# Example Semiconductor, EK root\n# https://pki.example.org/root.cer, fetched 2026-11-20\n" + encode(root) + "\nissued by it\n" + encode(middle)
+	bundle := "# Example Semiconductor, EK root\n# https://pki.example.org/root.cer, fetched 2026-11-20\n" + encode(root) +
+		"\nissued by it\n" + encode(middle)
 	all, err := Parse("ek-roots/example.pem", []byte(bundle))
 	if err != nil || len(all) != 2 {
 		t.Fatalf("%v, %v", all, err)
 	}
-	if a := all[0]; !a.Root || a.Line != 3 || a.Provenance != "Example Semiconductor, EK root\nhttps://pki.example.org/root.cer, fetched 2026-11-20" {
+	if a := all[0]; !a.Root || a.Line != 3 ||
+		a.Provenance != "Example Semiconductor, EK root\nhttps://pki.example.org/root.cer, fetched 2026-11-20" {
 		t.Errorf("root: %+v", a)
 	}
 	lines := 2 + strings.Count(encode(root), "\n") + 2 + 1
-	if a := all[1]; a.Root || a.Line != lines || a.Provenance != "issued by it" || a.String() != "CN=Middle (ek-roots/example.pem:"+strconv.Itoa(lines)+")" {
+	if a := all[1]; a.Root || a.Line != lines || a.Provenance != "issued by it" ||
+		a.String() != "CN=Middle (ek-roots/example.pem:"+strconv.Itoa(lines)+")" {
 		t.Errorf("intermediate: %s", a)
 	}
 
 	set := NewSet(all, all)
 	leaf := issue(t, &middle, "Leaf", ecKey(t), func(c *x509.Certificate) { c.IsCA = false })
-	if _, err := leaf.cert.Verify(x509.VerifyOptions{Roots: set.Roots(), Intermediates: set.Intermediates(), CurrentTime: start, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
+	if _, err := leaf.cert.Verify(x509.VerifyOptions{Roots: set.Roots(), Intermediates: set.Intermediates(),
+		CurrentTime: start, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
 		t.Errorf("a leaf under the set: %v", err)
 	}
 	if set.Len() != 2 || len(set.All()) != 2 || len(set.Rootless()) != 0 {
 		t.Errorf("the set: %d, rootless %v", set.Len(), set.Rootless())
 	}
 	only := NewSet(all[1:])
-	if _, err := leaf.cert.Verify(x509.VerifyOptions{Roots: only.Roots(), Intermediates: only.Intermediates(), CurrentTime: start, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err == nil {
+	if _, err := leaf.cert.Verify(x509.VerifyOptions{Roots: only.Roots(), Intermediates: only.Intermediates(),
+		CurrentTime: start, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err == nil {
 		t.Error("an intermediate by itself was trusted")
 	}
 	if r := only.Rootless(); len(r) != 1 || r[0].Certificate.Subject.CommonName != "Middle" {
@@ -146,23 +151,28 @@ func TestParseFindsTheFault(t *testing.T) {
 		line int
 		want string
 	}{
-		"an empty file":                    {"", 0, "no certificate in it"},
-		"text":                             {"hello\n", 0, "no certificate in it"},
-		"DER":                              {string(root.cert.Raw), 0, "this is DER; PEM: openssl x509 -inform der"},
-		"a private key":                    {good + block("EC PRIVATE KEY", []byte{1}), 1 + strings.Count(good, "\n"), "a private key does not belong here"},
-		"a request":                        {block("CERTIFICATE REQUEST", []byte{1}), 1, `a block of type "CERTIFICATE REQUEST"`},
+		"an empty file": {"", 0, "no certificate in it"},
+		"text":          {"hello\n", 0, "no certificate in it"},
+		"DER":           {string(root.cert.Raw), 0, "this is DER; PEM: openssl x509 -inform der"},
+		"a private key": {good + block("EC PRIVATE KEY", []byte{1}), 1 + strings.Count(good, "\n"),
+			"a private key does not belong here"},
+		"a request": {block("CERTIFICATE REQUEST", []byte{1}), 1,
+			`a block of type "CERTIFICATE REQUEST"`},
 		"a block that is cut off":          {"# a\n" + good[:len(good)/2], 2, "cut off or damaged"},
 		"a cut off block, then a good one": {good[:len(good)/2] + "\n" + good, 1, "cut off or damaged"},
 		"a block that is not base64":       {strings.Replace(good, "MII", "M!!", 1), 1, "cut off or damaged"},
 		"a block that is no certificate":   {block("CERTIFICATE", []byte("x")), 1, "the certificate does not parse"},
-		"bytes after the certificate":      {block("CERTIFICATE", append(bytes.Clone(root.cert.Raw), 0)), 1, "the certificate does not parse"},
-		"a broken signature":               {block("CERTIFICATE", damaged), 1, "its own signature does not verify"},
+		"bytes after the certificate": {block("CERTIFICATE", append(bytes.Clone(root.cert.Raw), 0)),
+			1, "the certificate does not parse"},
+		"a broken signature": {block("CERTIFICATE", damaged), 1, "its own signature does not verify"},
 		"an EK certificate": {encode(issue(t, &root, "EK", ecKey(t), func(c *x509.Certificate) { c.IsCA = false })), 1,
 			"not a CA's certificate; the root of the TPM's manufacturer; to trust one single TPM, enrol its EK"},
-		"a CA that may not sign": {encode(issue(t, nil, "X", ecKey(t), func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageCRLSign })), 1, "its key usage does not allow to sign certificates"},
-		"a small RSA key":        {encode(issue(t, nil, "X", rsaKey(1024), nil)), 1, "an RSA key of 1024 bits; 2048 to 4096"},
-		"an Ed25519 key":         {encode(issue(t, nil, "X", edKey, nil)), 1, "a key of type Ed25519"},
-		"a file too large":       {strings.Repeat("#", MaxBundle+1), 0, "at most 1048576"},
+		"a CA that may not sign": {encode(issue(t, nil, "X", ecKey(t), func(c *x509.Certificate) {
+			c.KeyUsage = x509.KeyUsageCRLSign
+		})), 1, "its key usage does not allow to sign certificates"},
+		"a small RSA key":  {encode(issue(t, nil, "X", rsaKey(1024), nil)), 1, "an RSA key of 1024 bits; 2048 to 4096"},
+		"an Ed25519 key":   {encode(issue(t, nil, "X", edKey, nil)), 1, "a key of type Ed25519"},
+		"a file too large": {strings.Repeat("#", MaxBundle+1), 0, "at most 1048576"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			all, err := Parse("f.pem", []byte(c.raw))

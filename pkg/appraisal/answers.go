@@ -48,7 +48,8 @@ func (a *Answers) denial(k evidence.Kind) error {
 func (a *Answers) Recording(in Context) Context {
 	clouds := map[evidence.Kind]evidence.Verifier{}
 	for k, v := range in.Clouds {
-		clouds[k] = listener{v, func(ctx context.Context, c evidence.Claim, m evidence.Candidate) (evidence.Statement, error) {
+		clouds[k] = listener{v, func(ctx context.Context, c evidence.Claim,
+			m evidence.Candidate) (evidence.Statement, error) {
 			s, err := c.Confirm(ctx, m)
 			if err != nil {
 				a.refused(k, err)
@@ -109,7 +110,8 @@ type listener struct {
 }
 
 // Verify implements evidence.Verifier.
-func (l listener) Verify(ctx context.Context, d evidence.Document, b evidence.Binding, now time.Time) (evidence.Claim, error) {
+func (l listener) Verify(ctx context.Context, d evidence.Document, b evidence.Binding,
+	now time.Time) (evidence.Claim, error) {
 	c, err := l.Verifier.Verify(ctx, d, b, now)
 	if err != nil {
 		return nil, err

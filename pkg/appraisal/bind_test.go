@@ -37,11 +37,13 @@ type call struct {
 
 func honest(binding v1alpha1.Binding) *call {
 	exporter := bytes.Repeat([]byte{1}, transcript.ExporterSize)
-	p := policy.Policy{Name: "default", Pool: "worker", Binding: binding, FrontEndKeys: [][sha256.Size]byte{frontEnd}, ChallengeLifetime: 5 * time.Minute,
-		Alternatives: [][]evidence.Kind{{evidence.TPM2}}}
+	p := policy.Policy{Name: "default", Pool: "worker", Binding: binding, FrontEndKeys: [][sha256.Size]byte{frontEnd},
+		ChallengeLifetime: 5 * time.Minute,
+		Alternatives:      [][]evidence.Kind{{evidence.TPM2}}}
 	hash := p.Hash()
 	c := &call{
-		challenge: seal.Challenge{Issued: start, Origin: origin, Pool: "worker", PolicyHash: hash[:], Binding: appraisal.BindingName(binding), Exporter: exporter,
+		challenge: seal.Challenge{Issued: start, Origin: origin, Pool: "worker", PolicyHash: hash[:],
+			Binding: appraisal.BindingName(binding), Exporter: exporter,
 			Required: []evidence.Kind{evidence.TPM2}},
 		policy: p,
 		conn: appraisal.Connection{
@@ -71,18 +73,25 @@ func TestAttack_T24_T44_ChallengesAreBound(t *testing.T) {
 		{name: "honest, behind a front end", binding: terminated},
 		{name: "too old", change: func(c *call) { c.now = start.Add(6 * time.Minute) }, want: reason.ChallengeExpired},
 		{name: "from another replica whose clock is ahead", change: func(c *call) { c.now = start.Add(-4 * time.Minute) }},
-		{name: "from the future", change: func(c *call) { c.now = start.Add(-6 * time.Minute) }, want: reason.ChallengeExpired},
-		{name: "for another origin", change: func(c *call) { c.challenge.Origin = "https://other.test:22623" }, want: reason.OriginUnknown},
+		{name: "from the future", change: func(c *call) { c.now = start.Add(-6 * time.Minute) },
+			want: reason.ChallengeExpired},
+		{name: "for another origin", change: func(c *call) { c.challenge.Origin = "https://other.test:22623" },
+			want: reason.OriginUnknown},
 		{name: "under another policy", change: func(c *call) { c.policy.TokenUses++ }, want: reason.PolicyChanged},
-		{name: "under the other binding", change: func(c *call) { c.challenge.Binding = appraisal.BindingTerminated }, want: reason.PolicyChanged},
+		{name: "under the other binding", change: func(c *call) { c.challenge.Binding = appraisal.BindingTerminated },
+			want: reason.PolicyChanged},
 		{name: "on another connection", change: func(c *call) { c.conn.Exporter[0]++ }, want: reason.BindingMismatch},
 		{name: "without an exporter now", change: func(c *call) { c.conn.Exporter = nil }, want: reason.BindingMissing},
 		{name: "without an exporter then", change: func(c *call) { c.challenge.Exporter = nil }, want: reason.BindingMissing},
-		{name: "without an exporter at all", change: func(c *call) { c.challenge.Exporter, c.conn.Exporter = nil, nil }, want: reason.BindingMissing},
-		{name: "the node saw another server's key", change: func(c *call) { c.evidence.ServerSPKI[0]++ }, want: reason.BindingMismatch},
-		{name: "the node saw the front end's key, which this policy has none of", change: func(c *call) { c.evidence.ServerSPKI = frontEnd[:] }, want: reason.BindingMismatch},
+		{name: "without an exporter at all", change: func(c *call) { c.challenge.Exporter, c.conn.Exporter = nil, nil },
+			want: reason.BindingMissing},
+		{name: "the node saw another server's key", change: func(c *call) { c.evidence.ServerSPKI[0]++ },
+			want: reason.BindingMismatch},
+		{name: "the node saw the front end's key, which this policy has none of",
+			change: func(c *call) { c.evidence.ServerSPKI = frontEnd[:] }, want: reason.BindingMismatch},
 		{name: "no server key", change: func(c *call) { c.evidence.ServerSPKI = nil }, want: reason.Malformed},
-		{name: "behind a front end with another key", binding: terminated, change: func(c *call) { c.evidence.ServerSPKI = served[:] }, want: reason.BindingMismatch},
+		{name: "behind a front end with another key", binding: terminated,
+			change: func(c *call) { c.evidence.ServerSPKI = served[:] }, want: reason.BindingMismatch},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			call := honest(c.binding)
@@ -118,8 +127,10 @@ func TestAttack_T13_T16_EvidenceThatCannotBeWhole(t *testing.T) {
 		want   reason.Code
 	}{
 		{"no TPM evidence", func(c *call) { c.evidence.TPM2 = nil }, reason.EvidenceMissing},
-		{"no provisioning token", func(c *call) { c.challenge.Required = []evidence.Kind{evidence.ProvisioningToken} }, reason.EvidenceMissing},
-		{"a kind that is not built", func(c *call) { c.challenge.Required = []evidence.Kind{evidence.AWSIID} }, reason.EvidenceMissing},
+		{"no provisioning token", func(c *call) { c.challenge.Required = []evidence.Kind{evidence.ProvisioningToken} },
+			reason.EvidenceMissing},
+		{"a kind that is not built", func(c *call) { c.challenge.Required = []evidence.Kind{evidence.AWSIID} },
+			reason.EvidenceMissing},
 		{"a huge event log", func(c *call) { c.evidence.EventLog = make([]byte, appraisal.MaxEventLog+1) }, reason.TooLarge},
 		{"huge claims", func(c *call) { c.evidence.Claims = make([]byte, appraisal.MaxClaims+1) }, reason.TooLarge},
 		{"half a CSR hash", func(c *call) { c.evidence.CSRSPKI = make([]byte, 16) }, reason.Malformed},
@@ -128,7 +139,8 @@ func TestAttack_T13_T16_EvidenceThatCannotBeWhole(t *testing.T) {
 			call := honest("")
 			call.evidence.TPM2 = &tpm2.Evidence{}
 			c.change(call)
-			_, err := appraisal.Appraise(t.Context(), appraisal.Context{Challenge: call.challenge, Policy: call.policy}, call.evidence, call.now)
+			_, err := appraisal.Appraise(t.Context(), appraisal.Context{Challenge: call.challenge, Policy: call.policy},
+				call.evidence, call.now)
 			wantCode(t, err, c.want)
 		})
 	}
@@ -138,7 +150,8 @@ func TestAProvisioningTokenCountsForOneTranscript(t *testing.T) {
 	call := honest("")
 	call.challenge.Required = []evidence.Kind{evidence.ProvisioningToken}
 	call.evidence.ProvisioningToken = make([]byte, sha256.Size)
-	in := appraisal.Context{Challenge: call.challenge, Policy: call.policy, ProvisioningTokens: []secret.Bytes{secret.New([]byte("token"))}}
+	in := appraisal.Context{Challenge: call.challenge, Policy: call.policy,
+		ProvisioningTokens: []secret.Bytes{secret.New([]byte("token"))}}
 	_, err := appraisal.Appraise(t.Context(), in, call.evidence, call.now)
 	wantCode(t, err, reason.ProvisioningTokenInvalid)
 }
@@ -146,9 +159,11 @@ func TestAProvisioningTokenCountsForOneTranscript(t *testing.T) {
 func TestSavedEvidenceReadsBack(t *testing.T) {
 	call := honest("")
 	call.challenge.Secret, call.challenge.Nonce, call.challenge.PCRs = secret.New([]byte("k")), []byte("nonce"), []int{11}
-	call.evidence.TPM2 = &tpm2.Evidence{Quote: []byte("quote"), Signature: []byte("signature"), Activation: []byte("activation"), PCRValues: [][]byte{{1}}}
+	call.evidence.TPM2 = &tpm2.Evidence{Quote: []byte("quote"), Signature: []byte("signature"),
+		Activation: []byte("activation"), PCRValues: [][]byte{{1}}}
 	call.evidence.EventLog = []byte("log")
-	raw, err := appraisal.Save(appraisal.Context{Challenge: call.challenge}, call.conn, call.evidence, start, "c1").Encode()
+	raw, err := appraisal.Save(appraisal.Context{Challenge: call.challenge}, call.conn, call.evidence, start,
+		"c1").Encode()
 	if err != nil {
 		t.Fatal(err)
 	}

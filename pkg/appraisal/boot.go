@@ -37,7 +37,8 @@ func (a *appraisal) references() ([]measuredboot.ReferenceValues, error) {
 	for _, name := range a.Policy.ReferenceValues {
 		i := slices.IndexFunc(a.References, func(r measuredboot.ReferenceValues) bool { return r.Metadata.Name == name })
 		if i < 0 {
-			return nil, reason.Deny(reason.ReferenceValuesMissing, "policy %s names the reference values %q", a.Policy.Name, name)
+			return nil, reason.Deny(reason.ReferenceValuesMissing, "policy %s names the reference values %q",
+				a.Policy.Name, name)
 		}
 		refs = append(refs, a.References[i])
 	}

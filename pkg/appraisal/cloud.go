@@ -32,7 +32,8 @@ func (a *appraisal) documents() error {
 		switch {
 		case len(d.Raw) > MaxDocument || len(d.Token) > MaxToken || len(d.Certificates) > MaxChain,
 			slices.ContainsFunc(d.Certificates, func(der []byte) bool { return len(der) > MaxCertificate }):
-			return reason.Deny(reason.TooLarge, "%s: document of %d bytes, token of %d, %d certificates", d.Kind, len(d.Raw), len(d.Token), len(d.Certificates))
+			return reason.Deny(reason.TooLarge, "%s: document of %d bytes, token of %d, %d certificates", d.Kind, len(d.Raw),
+				len(d.Token), len(d.Certificates))
 		case slices.ContainsFunc(a.ev.Cloud[:i], func(other evidence.Document) bool { return other.Kind == d.Kind }):
 			return reason.Deny(reason.Malformed, "two documents of kind %s", d.Kind)
 		}
@@ -60,7 +61,8 @@ func (a *appraisal) verifyDocuments(ctx context.Context) error {
 		}
 		v, ok := a.Clouds[k]
 		if !ok {
-			return reason.Deny(reason.ProviderUnavailable, "%s is required, and the verifier's configuration has no section for that cloud", k)
+			return reason.Deny(reason.ProviderUnavailable,
+				"%s is required, and the verifier's configuration has no section for that cloud", k)
 		}
 		claim, err := v.Verify(ctx, *d, evidence.Binding{Transcript: a.transcript, Origin: a.Challenge.Origin}, a.now)
 		if err != nil {
@@ -100,7 +102,8 @@ func (a *appraisal) candidate() error {
 			return nil // another endorsement may know the TPM
 		}
 		if hint == "" {
-			return reason.Deny(reason.MachineNotFound, "nothing that was sent names the machine by itself, and its claims have no providerID")
+			return reason.Deny(reason.MachineNotFound,
+				"nothing that was sent names the machine by itself, and its claims have no providerID")
 		}
 		id.ProviderIDs = []string{hint}
 	}
@@ -164,17 +167,20 @@ func (a *appraisal) confirm(ctx context.Context) error {
 			return a.refuseStated(err)
 		}
 		if s.ProviderID == "" || machine.NormalProviderID(s.ProviderID) != machine.NormalProviderID(a.asked.ProviderID) {
-			return reason.Deny(reason.EvidenceDisagrees, "%s names %.128q, Machine %s is %q", s.Kind, s.ProviderID, a.asked, a.asked.ProviderID)
+			return reason.Deny(reason.EvidenceDisagrees, "%s names %.128q, Machine %s is %q", s.Kind, s.ProviderID, a.asked,
+				a.asked.ProviderID)
 		}
 		if err := a.agrees(s.InstanceID); err != nil {
 			return err
 		}
 		if !s.Created.IsZero() && !a.asked.StandIn && !a.asked.Undated && s.Created.Before(a.asked.Created.Add(-clockSkew)) {
-			return a.refuseStated(reason.Deny(reason.InstanceUnacceptable, "%s: the instance is of %s, Machine %s of %s: another one had its name before",
+			return a.refuseStated(reason.Deny(reason.InstanceUnacceptable,
+				"%s: the instance is of %s, Machine %s of %s: another one had its name before",
 				s.Kind, s.Created.UTC().Format(time.RFC3339), a.asked, a.asked.Created.UTC().Format(time.RFC3339)))
 		}
 		a.statements = append(a.statements, s)
-		a.summaries = append(a.summaries, v1alpha1.EvidenceSummary{Kind: s.Kind.String(), SHA256: digest(a.document(s.Kind).Raw), Summary: s.Summary})
+		a.summaries = append(a.summaries, v1alpha1.EvidenceSummary{Kind: s.Kind.String(),
+			SHA256: digest(a.document(s.Kind).Raw), Summary: s.Summary})
 		a.warnings = append(a.warnings, s.Warnings...)
 	}
 	return nil
@@ -185,7 +191,8 @@ func (a *appraisal) confirm(ctx context.Context) error {
 func (a *appraisal) agrees(instanceID string) error {
 	for _, s := range a.statements {
 		if instanceID != "" && s.InstanceID != instanceID {
-			return reason.Deny(reason.EvidenceDisagrees, "one piece of evidence is of instance %.128q, another of %.128q", s.InstanceID, instanceID)
+			return reason.Deny(reason.EvidenceDisagrees, "one piece of evidence is of instance %.128q, another of %.128q",
+				s.InstanceID, instanceID)
 		}
 	}
 	return nil

@@ -71,18 +71,21 @@ type trial struct {
 
 const machineA = `apiVersion: machine.openshift.io/v1beta1
 kind: Machine
-metadata: {namespace: openshift-machine-api, name: a, uid: uid-a, creationTimestamp: "2026-03-01T11:30:00Z", labels: {machine.openshift.io/cluster-api-machine-role: worker}}
+metadata: {namespace: openshift-machine-api, name: a, uid: uid-a, creationTimestamp: "2026-03-01T11:30:00Z",
+  labels: {machine.openshift.io/cluster-api-machine-role: worker}}
 spec: {providerID: "` + instanceA + `"}
 ---
 apiVersion: machine.openshift.io/v1beta1
 kind: Machine
-metadata: {namespace: openshift-machine-api, name: b, uid: uid-b, creationTimestamp: "2026-03-01T11:30:00Z", labels: {machine.openshift.io/cluster-api-machine-role: worker}}
+metadata: {namespace: openshift-machine-api, name: b, uid: uid-b, creationTimestamp: "2026-03-01T11:30:00Z",
+  labels: {machine.openshift.io/cluster-api-machine-role: worker}}
 spec: {providerID: "` + instanceB + `"}
 `
 
 // newTrial is one that passes, with these kinds required together.
 func newTrial(required ...evidence.Kind) *trial {
-	tr := &trial{manifests: machineA, required: required, clouds: map[evidence.Kind]*cloud{}, recorded: map[string]string{}}
+	tr := &trial{manifests: machineA, required: required, clouds: map[evidence.Kind]*cloud{},
+		recorded: map[string]string{}}
 	var names []string
 	for _, k := range required {
 		names = append(names, k.String())
@@ -229,11 +232,14 @@ func TestAttack_T13_LessEvidenceThanThePolicyWants(t *testing.T) {
 	}{
 		{"a document is left out", func(tr *trial) { tr.sent = tr.sent[:1] }, reason.EvidenceMissing},
 		{"a document is empty", func(tr *trial) { tr.sent[1].Raw = nil }, reason.EvidenceMissing},
-		{"a document comes as another kind", func(tr *trial) { tr.sent[1].Kind = evidence.GCPIdentity }, reason.EvidenceMissing},
+		{"a document comes as another kind", func(tr *trial) { tr.sent[1].Kind = evidence.GCPIdentity },
+			reason.EvidenceMissing},
 		{"a document comes twice", func(tr *trial) { tr.sent = append(tr.sent, tr.sent[0]) }, reason.Malformed},
 		{"a thousand documents", func(tr *trial) { tr.sent = make([]evidence.Document, 1000) }, reason.TooLarge},
-		{"a challenge for less than the policy lists", func(tr *trial) { tr.required = tr.required[:1] }, reason.PolicyChanged},
-		{"a cloud that is not configured", func(tr *trial) { delete(tr.clouds, evidence.AWSSTS) }, reason.ProviderUnavailable},
+		{"a challenge for less than the policy lists", func(tr *trial) { tr.required = tr.required[:1] },
+			reason.PolicyChanged},
+		{"a cloud that is not configured", func(tr *trial) { delete(tr.clouds, evidence.AWSSTS) },
+			reason.ProviderUnavailable},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			tr := newTrial(kinds...)
@@ -347,7 +353,8 @@ func TestMachinesOwnWordOnlySelects(t *testing.T) {
 		{"it says more than a provider id can be", func(tr *trial) {
 			tr.claims = fmt.Sprintf(`{"providerID":%q}`, strings.Repeat("a", 600))
 		}, reason.MachineNotFound, 0},
-		{"it names no Machine", func(tr *trial) { tr.claims = `{"providerID":"aws:///eu-central-1a/i-0c"}` }, reason.MachineNotFound, 0},
+		{"it names no Machine", func(tr *trial) { tr.claims = `{"providerID":"aws:///eu-central-1a/i-0c"}` },
+			reason.MachineNotFound, 0},
 		{"it names another Machine: the provider says no", func(tr *trial) {
 			tr.claims = fmt.Sprintf(`{"providerID":%q}`, instanceB)
 			tr.clouds[evidence.AzureAttested].confirm = reason.Deny(reason.EvidenceDisagrees, "vmId")
@@ -376,8 +383,12 @@ func TestAttack_T42_OneInstanceOneMachine(t *testing.T) {
 	tr := newTrial(evidence.GCPIdentity)
 	tr.passes(t, "a")
 	// A clone of the Machine's manifest: two Machines claim one instance.
-	tr.manifests += strings.NewReplacer("name: a,", "name: clone,", "uid: uid-a", "uid: uid-clone").Replace(strings.SplitN(machineA, "---", 2)[0])
-	tr.manifests = strings.Replace(tr.manifests, "apiVersion: machine.openshift.io/v1beta1\nkind: Machine\nmetadata: {namespace: openshift-machine-api, name: clone", "---\napiVersion: machine.openshift.io/v1beta1\nkind: Machine\nmetadata: {namespace: openshift-machine-api, name: clone", 1)
+	tr.manifests += strings.NewReplacer("name: a,", "name: clone,", "uid: uid-a",
+		"uid: uid-clone").Replace(strings.SplitN(machineA, "---", 2)[0])
+	tr.manifests = strings.Replace(tr.manifests, "apiVersion: machine.openshift.io/v1beta1\nkind: Machine\nmetadata: "+
+		"{namespace: openshift-machine-api, name: clone",
+		"---\napiVersion: machine.openshift.io/v1beta1\nkind: Machine\nmetadata: {namespace: openshift-machine-api, name: "+
+			"clone", 1)
 	tr.refused(t, reason.MachineAmbiguous)
 }
 
@@ -431,7 +442,8 @@ func TestAnswersAreReplayed(t *testing.T) {
 // A certificate of an AK that names no instance says that it is some genuine TPM: it
 // makes nothing of a document that could be a copy (see package appraisal, whose).
 func TestAttack_T05_ACertifiedTPMBesideACopiedDocument(t *testing.T) {
-	named, unnamed := &tpm2.Endorsement{Kind: tpm2.AKCertificate, ProviderID: instanceA}, &tpm2.Endorsement{Kind: tpm2.AKCertificate}
+	named, unnamed := &tpm2.Endorsement{Kind: tpm2.AKCertificate, ProviderID: instanceA},
+		&tpm2.Endorsement{Kind: tpm2.AKCertificate}
 	for _, c := range []struct {
 		name        string
 		endorsement v1alpha1.Endorsement
@@ -443,9 +455,12 @@ func TestAttack_T05_ACertifiedTPMBesideACopiedDocument(t *testing.T) {
 		{"the provider names the TPM", v1alpha1.EndorsementProvider, named, false, "", true},
 		{"the certificate names the instance", v1alpha1.EndorsementAKCertificate, named, false, "", true},
 		{"it names none, and the document could be a copy", v1alpha1.EndorsementAKCertificate, unnamed, false, "", false},
-		{"it names none, and the document is of this conversation", v1alpha1.EndorsementAKCertificate, unnamed, true, "", true},
-		{"a manufacturer's, and the document could be a copy", v1alpha1.EndorsementManufacturer, unnamed, false, v1alpha1.ApprovalFirstUse, false},
-		{"a manufacturer's, and the policy has no first use", v1alpha1.EndorsementManufacturer, unnamed, true, v1alpha1.ApprovalManual, false},
+		{"it names none, and the document is of this conversation", v1alpha1.EndorsementAKCertificate, unnamed,
+			true, "", true},
+		{"a manufacturer's, and the document could be a copy", v1alpha1.EndorsementManufacturer, unnamed, false,
+			v1alpha1.ApprovalFirstUse, false},
+		{"a manufacturer's, and the policy has no first use", v1alpha1.EndorsementManufacturer, unnamed, true,
+			v1alpha1.ApprovalManual, false},
 		{"a manufacturer's at first use", v1alpha1.EndorsementManufacturer, unnamed, true, v1alpha1.ApprovalFirstUse, true},
 		{"an enrolment says it by itself", v1alpha1.EndorsementEnrolled, unnamed, true, v1alpha1.ApprovalFirstUse, false},
 	} {

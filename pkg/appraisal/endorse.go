@@ -42,7 +42,8 @@ func (a *appraisal) endorse(ctx context.Context) error {
 		if errors.Is(err, tpm2.ErrNotMine) {
 			continue
 		}
-		if err != nil && kind == v1alpha1.EndorsementProvider && (a.stated || reason.From(err).Code == reason.ProviderUnavailable) {
+		if err != nil && kind == v1alpha1.EndorsementProvider &&
+			(a.stated || reason.From(err).Code == reason.ProviderUnavailable) {
 			return a.refuseStated(err)
 		}
 		if err != nil {

@@ -27,10 +27,12 @@ func TestProvisioningTokenProof(t *testing.T) {
 		{"of no key, where there is no token", nil, transcript.ProvisioningToken(nil, h), ""},
 		{"of no key, where a token is empty", []secret.Bytes{{}, {}}, transcript.ProvisioningToken(nil, h), ""},
 	} {
-		a := &appraisal{Context: Context{ProvisioningTokens: c.tokens}, ev: Evidence{ProvisioningToken: c.proof}, transcript: h}
+		a := &appraisal{Context: Context{ProvisioningTokens: c.tokens}, ev: Evidence{ProvisioningToken: c.proof},
+			transcript: h}
 		err := a.provisioningToken()
 		switch {
-		case c.which == "" && (err == nil || reason.From(err).Code != reason.ProvisioningTokenInvalid || len(a.verified) != 0):
+		case c.which == "" && (err == nil || reason.From(err).Code != reason.ProvisioningTokenInvalid ||
+			len(a.verified) != 0):
 			t.Errorf("%s: %v", c.name, err)
 		case c.which != "" && (err != nil || a.summaries[0].Summary["token"] != c.which):
 			t.Errorf("%s: %v %+v", c.name, err, a.summaries)

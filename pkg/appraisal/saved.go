@@ -77,11 +77,13 @@ func Save(in Context, conn Connection, ev Evidence, now time.Time, id string) *S
 	s := &Saved{
 		Version: savedVersion, CorrelationID: id, Time: now.UTC(), Exporter: conn.Exporter, ServerSPKI: ev.ServerSPKI,
 		Challenge: savedChallenge{
-			Issued: c.Issued, Nonce: c.Nonce, Secret: c.Secret.Expose(), Origin: c.Origin, Pool: c.Pool, Bank: c.Bank, PCRs: c.PCRs,
+			Issued: c.Issued, Nonce: c.Nonce, Secret: c.Secret.Expose(), Origin: c.Origin, Pool: c.Pool, Bank: c.Bank,
+			PCRs:     c.PCRs,
 			EKPublic: c.EKPublic, AKPublic: c.AKPublic, EKCertificates: c.EKCertificates, AKCertificates: c.AKCertificates,
 			Binding: c.Binding, Exporter: c.Exporter,
 		},
-		Evidence: savedEvidence{Sealed: ev.Sealed, Claims: ev.Claims, CSRSPKI: ev.CSRSPKI, EventLog: ev.EventLog, ProvisioningToken: ev.ProvisioningToken},
+		Evidence: savedEvidence{Sealed: ev.Sealed, Claims: ev.Claims, CSRSPKI: ev.CSRSPKI, EventLog: ev.EventLog,
+			ProvisioningToken: ev.ProvisioningToken},
 	}
 	for _, k := range c.Required {
 		s.Challenge.Required = append(s.Challenge.Required, k.String())
@@ -90,10 +92,12 @@ func Save(in Context, conn Connection, ev Evidence, now time.Time, id string) *S
 		if !slices.Contains(c.Required, d.Kind) {
 			continue // it was not looked at
 		}
-		s.Evidence.Documents = append(s.Evidence.Documents, savedDocument{Kind: d.Kind.String(), Raw: d.Raw, Certificates: d.Certificates})
+		s.Evidence.Documents = append(s.Evidence.Documents,
+			savedDocument{Kind: d.Kind.String(), Raw: d.Raw, Certificates: d.Certificates})
 	}
 	if t := ev.TPM2; t != nil {
-		s.Evidence.Quote, s.Evidence.Signature, s.Evidence.Activation, s.Evidence.PCRValues = t.Quote, t.Signature, t.Activation, t.PCRValues
+		s.Evidence.Quote, s.Evidence.Signature, s.Evidence.Activation, s.Evidence.PCRValues = t.Quote, t.Signature,
+			t.Activation, t.PCRValues
 	}
 	return s
 }
@@ -118,7 +122,8 @@ func ParseSaved(raw []byte) (*Saved, error) {
 func (s *Saved) Replay() (seal.Challenge, Evidence, error) {
 	c := s.Challenge
 	out := seal.Challenge{
-		Issued: c.Issued, Nonce: c.Nonce, Secret: secret.New(c.Secret), Origin: c.Origin, Pool: c.Pool, Bank: c.Bank, PCRs: c.PCRs,
+		Issued: c.Issued, Nonce: c.Nonce, Secret: secret.New(c.Secret), Origin: c.Origin, Pool: c.Pool, Bank: c.Bank,
+		PCRs:     c.PCRs,
 		EKPublic: c.EKPublic, AKPublic: c.AKPublic, EKCertificates: c.EKCertificates, AKCertificates: c.AKCertificates,
 		Binding: c.Binding, Exporter: c.Exporter,
 	}
@@ -130,7 +135,8 @@ func (s *Saved) Replay() (seal.Challenge, Evidence, error) {
 		out.Required = append(out.Required, k)
 	}
 	e := s.Evidence
-	ev := Evidence{Sealed: e.Sealed, ServerSPKI: s.ServerSPKI, Claims: e.Claims, CSRSPKI: e.CSRSPKI, EventLog: e.EventLog, ProvisioningToken: e.ProvisioningToken}
+	ev := Evidence{Sealed: e.Sealed, ServerSPKI: s.ServerSPKI, Claims: e.Claims, CSRSPKI: e.CSRSPKI, EventLog: e.EventLog,
+		ProvisioningToken: e.ProvisioningToken}
 	for _, d := range e.Documents {
 		k, err := evidence.ParseKind(d.Kind)
 		if err != nil {

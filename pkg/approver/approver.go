@@ -101,7 +101,8 @@ type Decision struct {
 
 // Certificate is what a record takes of an approval; request is the request's name.
 func (d *Decision) Certificate(request string) v1alpha1.CertificateStatus {
-	return v1alpha1.CertificateStatus{Node: d.Node, PublicKeySHA256: d.PublicKeySHA256, Request: request, CredentialID: d.CredentialID}
+	return v1alpha1.CertificateStatus{Node: d.Node, PublicKeySHA256: d.PublicKeySHA256, Request: request,
+		CredentialID: d.CredentialID}
 }
 
 // Config is how it is decided. The zero value asks for no attestation and decides

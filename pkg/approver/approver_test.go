@@ -163,7 +163,8 @@ func (in *input) decide() *Decision {
 }
 
 func requestPEM(template *x509.CertificateRequest, key crypto.Signer) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: requestBlock, Bytes: must(x509.CreateCertificateRequest(rand.Reader, template, key))})
+	return pem.EncodeToMemory(&pem.Block{Type: requestBlock,
+		Bytes: must(x509.CreateCertificateRequest(rand.Reader, template, key))})
 }
 
 const (
@@ -173,7 +174,8 @@ const (
 )
 
 func bootstrapperGroups() []string {
-	return []string{"system:serviceaccounts", "system:serviceaccounts:openshift-machine-config-operator", "system:authenticated"}
+	return []string{"system:serviceaccounts", "system:serviceaccounts:openshift-machine-config-operator",
+		"system:authenticated"}
 }
 
 // honest is the first request of the machine worker-0, which attested.
@@ -188,8 +190,9 @@ func honest() *input {
 // stockClient is the same without attestation.
 func stockClient() *input {
 	return &input{
-		template: x509.CertificateRequest{Subject: pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:worker-0"}},
-		key:      ecKey(),
+		template: x509.CertificateRequest{Subject: pkix.Name{Organization: []string{"system:nodes"},
+			CommonName: "system:node:worker-0"}},
+		key: ecKey(),
 		csr: certificatesv1.CertificateSigningRequest{
 			ObjectMeta: metav1.ObjectMeta{Name: "csr-abcde", CreationTimestamp: metav1.NewTime(now.Add(-time.Minute))},
 			Spec: certificatesv1.CertificateSigningRequestSpec{
@@ -210,14 +213,16 @@ func machineOf(name, uid string) Machine {
 	return Machine{
 		APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine", Namespace: "openshift-machine-api", Name: name, UID: uid,
 		Created: now.Add(-20 * time.Minute), Authority: "MachineAPI",
-		Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalDNS, Address: name}, {Type: corev1.NodeInternalIP, Address: "10.0.0.5"}},
+		Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalDNS, Address: name},
+			{Type: corev1.NodeInternalIP, Address: "10.0.0.5"}},
 	}
 }
 
 func recordOf(name, uid, credentialID string) *v1alpha1.MachineAttestation {
 	rec := &v1alpha1.MachineAttestation{ObjectMeta: metav1.ObjectMeta{Namespace: "openshift-machine-api", Name: name}}
 	rec.Status.MachineUID, rec.Status.Phase = uid, v1alpha1.PhaseFetched
-	rec.Status.Credentials = []v1alpha1.CredentialStatus{{ID: credentialID, Issued: metav1.NewTime(now.Add(-10 * time.Minute)), Expiry: metav1.NewTime(now.Add(4 * time.Hour))}}
+	rec.Status.Credentials = []v1alpha1.CredentialStatus{{ID: credentialID,
+		Issued: metav1.NewTime(now.Add(-10 * time.Minute)), Expiry: metav1.NewTime(now.Add(4 * time.Hour))}}
 	return rec
 }
 
@@ -253,8 +258,10 @@ func present(t testing.TB, template x509.CertificateRequest, change func(*x509.C
 	t.Helper()
 	ca, key := authority(t)
 	leaf := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: template.Subject, DNSNames: template.DNSNames, IPAddresses: template.IPAddresses,
-		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		SerialNumber: big.NewInt(2), Subject: template.Subject, DNSNames: template.DNSNames,
+		IPAddresses: template.IPAddresses,
+		NotBefore:   now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	if change != nil {
 		change(leaf)
@@ -286,7 +293,8 @@ func TestHonestMachine(t *testing.T) {
 	in := honest()
 	d := in.decide()
 	want(t, d, Approve, 0)
-	if !d.Proven || d.RecordUID != uidA || d.CredentialID != credentialA || d.Node != "worker-0" || d.Machine == nil || d.Machine.UID != uidA {
+	if !d.Proven || d.RecordUID != uidA || d.CredentialID != credentialA || d.Node != "worker-0" || d.Machine == nil ||
+		d.Machine.UID != uidA {
 		t.Errorf("%+v", d)
 	}
 	c := d.Certificate("csr-abcde")
@@ -300,7 +308,8 @@ func TestHonestMachine(t *testing.T) {
 		}
 		names = append(names, c.Name)
 	}
-	if got := strings.Join(names, " "); got != "signer requester request credential limit quarantine groups content switch owner node machine joined age newest key enrollments" {
+	if got := strings.Join(names, " "); got != "signer requester request credential limit quarantine groups content "+
+		"switch owner node machine joined age newest key enrollments" {
 		t.Errorf("the checks are %s", got)
 	}
 }
@@ -316,51 +325,75 @@ func TestClient(t *testing.T) {
 			in.key = rsaKey()
 			in.csr.Spec.Usages = append(in.csr.Spec.Usages, certificatesv1.UsageKeyEncipherment)
 		}, Approve, 0},
-		"another signer":                 {func(in *input) { in.csr.Spec.SignerName = "kubernetes.io/kube-apiserver-client" }, Ignore, 0},
-		"another requester":              {func(in *input) { in.csr.Spec.Username = "system:serviceaccount:default:node-bootstrapper" }, Ignore, 0},
-		"a node that renews its own":     {func(in *input) { in.csr.Spec.Username = "system:node:worker-0" }, Ignore, 0},
-		"a request that is approved":     {func(in *input) { in.condition(certificatesv1.CertificateApproved) }, Ignore, 0},
-		"a request that is denied":       {func(in *input) { in.condition(certificatesv1.CertificateDenied) }, Ignore, 0},
-		"a request that failed":          {func(in *input) { in.condition(certificatesv1.CertificateFailed) }, Ignore, 0},
-		"a group too many":               {func(in *input) { in.csr.Spec.Groups = append(in.csr.Spec.Groups, "system:masters") }, Refuse, reason.CSRRequester},
-		"a group too few":                {func(in *input) { in.csr.Spec.Groups = in.csr.Spec.Groups[:2] }, Refuse, reason.CSRRequester},
-		"no credential":                  {func(in *input) { in.csr.Spec.Extra = nil }, Refuse, reason.CSRCredential},
-		"two credentials":                {func(in *input) { in.credential(credentialA, credentialA) }, Refuse, reason.CSRCredential},
-		"a credential of no record":      {func(in *input) { in.credential("JTI=shared") }, Refuse, reason.CSRCredential},
-		"a credential that has ended":    {func(in *input) { in.own().Expiry = metav1.NewTime(now) }, Refuse, reason.CSRCredential},
-		"a quarantine in the spec":       {func(in *input) { in.world.records[0].Spec.Quarantined = true }, Retry, reason.Quarantined},
-		"a quarantine in the status":     {func(in *input) { in.world.records[0].Status.Quarantined = true }, Retry, reason.Quarantined},
-		"approvals switched off":         {func(in *input) { in.world.disabled = true }, Retry, reason.CSRDisabled},
-		"a Node of that name":            {func(in *input) { in.world.nodes = []string{"worker-0"} }, Refuse, reason.CSRNodeExists},
-		"no Machine of that name (yet)":  {func(in *input) { in.world.machines = in.world.machines[1:] }, Retry, reason.MachineNotFound},
-		"an index that is out of date":   {func(in *input) { in.world.machines[0].Addresses[0].Address = "worker-9" }, Retry, reason.MachineNotFound},
-		"the name as an ExternalDNS":     {func(in *input) { in.world.machines[0].Addresses[0].Type = corev1.NodeExternalDNS }, Retry, reason.MachineNotFound},
-		"two Machines of that name":      {func(in *input) { in.world.machines[1] = machineOf("worker-0", uidB) }, Retry, reason.MachineAmbiguous},
-		"an address in upper case":       {func(in *input) { in.world.machines[0].Addresses[0].Address = "WORKER-0" }, Approve, 0},
-		"an address that ends in a dot":  {func(in *input) { in.world.machines[0].Addresses[0].Address = "worker-0." }, Approve, 0},
-		"a Machine with a Node":          {func(in *input) { in.world.machines[0].NodeRef = "other" }, Refuse, reason.MachineJoined},
-		"a Machine that is deleted":      {func(in *input) { in.world.machines[0].Deleting = true }, Refuse, reason.MachineDeleting},
-		"10 s before the Machine":        {func(in *input) { in.madeAfter(-10 * time.Second) }, Refuse, reason.MachineTooOld},
-		"9 s before the Machine":         {func(in *input) { in.madeAfter(-9 * time.Second) }, Approve, 0},
-		"1:59:59 after the Machine":      {func(in *input) { in.madeAfter(2*time.Hour - time.Second) }, Approve, 0},
-		"2:00:00 after the Machine":      {func(in *input) { in.madeAfter(2 * time.Hour) }, Refuse, reason.MachineTooOld},
-		"a longer age that was allowed":  {func(in *input) { in.madeAfter(2 * time.Hour); in.config.MaxMachineAge = 3 * time.Hour }, Approve, 0},
-		"the key that was attested":      {func(in *input) { in.world.records[0].Status.CSRKeySHA256 = in.sum() }, Approve, 0},
-		"another key than was attested":  {func(in *input) { in.world.records[0].Status.CSRKeySHA256 = strings.Repeat("ab", 32) }, Refuse, reason.CSRKeyChanged},
-		"the key that was approved":      {func(in *input) { in.approved(in.sum(), "worker-0") }, Approve, 0},
-		"another key than was approved":  {func(in *input) { in.approved(strings.Repeat("ab", 32), "worker-0") }, Refuse, reason.CSRKeyChanged},
-		"another name than was approved": {func(in *input) { in.approved(in.sum(), "worker-7") }, Refuse, reason.CSRKeyChanged},
-		"a record that joined otherwise": {func(in *input) { in.world.records[0].Status.Phase = v1alpha1.PhaseJoined }, Refuse, reason.MachineJoined},
-		"10 requests of this machine":    {func(in *input) { in.world.load.Own = 10 }, Approve, 0},
-		"11 requests of this machine":    {func(in *input) { in.world.load.Own = 11 }, Retry, reason.CSRLimit},
-		"a flood by others":              {func(in *input) { in.world.load.Pending = 1 << 20 }, Approve, 0},
-		"no Node to be read":             {func(in *input) { in.fails("Node") }, Retry, reason.StoreUnavailable},
-		"no Machine to be read":          {func(in *input) { in.fails("MachinesByInternalDNS") }, Retry, reason.StoreUnavailable},
-		"no record to be read":           {func(in *input) { in.fails("RecordByCredential") }, Retry, reason.StoreUnavailable},
-		"no switch to be read":           {func(in *input) { in.fails("Disabled") }, Retry, reason.StoreUnavailable},
-		"no quarantine to be read":       {func(in *input) { in.fails("Quarantines") }, Retry, reason.StoreUnavailable},
-		"no newer request to be read":    {func(in *input) { in.fails("Newer") }, Retry, reason.StoreUnavailable},
-		"nothing to be counted":          {func(in *input) { in.fails("Load") }, Retry, reason.StoreUnavailable},
+		"another signer": {func(in *input) { in.csr.Spec.SignerName = "kubernetes.io/kube-apiserver-client" }, Ignore, 0},
+		"another requester": {func(in *input) {
+			in.csr.Spec.Username = "system:serviceaccount:default:node-bootstrapper"
+		}, Ignore, 0},
+		"a node that renews its own": {func(in *input) { in.csr.Spec.Username = "system:node:worker-0" }, Ignore, 0},
+		"a request that is approved": {func(in *input) { in.condition(certificatesv1.CertificateApproved) }, Ignore, 0},
+		"a request that is denied":   {func(in *input) { in.condition(certificatesv1.CertificateDenied) }, Ignore, 0},
+		"a request that failed":      {func(in *input) { in.condition(certificatesv1.CertificateFailed) }, Ignore, 0},
+		"a group too many": {func(in *input) {
+			in.csr.Spec.Groups = append(in.csr.Spec.Groups, "system:masters")
+		}, Refuse, reason.CSRRequester},
+		"a group too few": {func(in *input) { in.csr.Spec.Groups = in.csr.Spec.Groups[:2] }, Refuse, reason.CSRRequester},
+		"no credential":   {func(in *input) { in.csr.Spec.Extra = nil }, Refuse, reason.CSRCredential},
+		"two credentials": {func(in *input) { in.credential(credentialA, credentialA) }, Refuse,
+			reason.CSRCredential},
+		"a credential of no record": {func(in *input) { in.credential("JTI=shared") }, Refuse, reason.CSRCredential},
+		"a credential that has ended": {func(in *input) { in.own().Expiry = metav1.NewTime(now) }, Refuse,
+			reason.CSRCredential},
+		"a quarantine in the spec": {func(in *input) { in.world.records[0].Spec.Quarantined = true }, Retry,
+			reason.Quarantined},
+		"a quarantine in the status": {func(in *input) { in.world.records[0].Status.Quarantined = true }, Retry,
+			reason.Quarantined},
+		"approvals switched off": {func(in *input) { in.world.disabled = true }, Retry, reason.CSRDisabled},
+		"a Node of that name":    {func(in *input) { in.world.nodes = []string{"worker-0"} }, Refuse, reason.CSRNodeExists},
+		"no Machine of that name (yet)": {func(in *input) { in.world.machines = in.world.machines[1:] }, Retry,
+			reason.MachineNotFound},
+		"an index that is out of date": {func(in *input) { in.world.machines[0].Addresses[0].Address = "worker-9" },
+			Retry, reason.MachineNotFound},
+		"the name as an ExternalDNS": {func(in *input) {
+			in.world.machines[0].Addresses[0].Type = corev1.NodeExternalDNS
+		}, Retry, reason.MachineNotFound},
+		"two Machines of that name": {func(in *input) { in.world.machines[1] = machineOf("worker-0", uidB) }, Retry,
+			reason.MachineAmbiguous},
+		"an address in upper case": {func(in *input) { in.world.machines[0].Addresses[0].Address = "WORKER-0" }, Approve, 0},
+		"an address that ends in a dot": {func(in *input) { in.world.machines[0].Addresses[0].Address = "worker-0." },
+			Approve, 0},
+		"a Machine with a Node": {func(in *input) { in.world.machines[0].NodeRef = "other" }, Refuse, reason.MachineJoined},
+		"a Machine that is deleted": {func(in *input) { in.world.machines[0].Deleting = true }, Refuse,
+			reason.MachineDeleting},
+		"10 s before the Machine":   {func(in *input) { in.madeAfter(-10 * time.Second) }, Refuse, reason.MachineTooOld},
+		"9 s before the Machine":    {func(in *input) { in.madeAfter(-9 * time.Second) }, Approve, 0},
+		"1:59:59 after the Machine": {func(in *input) { in.madeAfter(2*time.Hour - time.Second) }, Approve, 0},
+		"2:00:00 after the Machine": {func(in *input) { in.madeAfter(2 * time.Hour) }, Refuse, reason.MachineTooOld},
+		"a longer age that was allowed": {func(in *input) {
+			in.madeAfter(2 * time.Hour)
+			in.config.MaxMachineAge = 3 * time.Hour
+		}, Approve, 0},
+		"the key that was attested": {func(in *input) { in.world.records[0].Status.CSRKeySHA256 = in.sum() }, Approve, 0},
+		"another key than was attested": {func(in *input) {
+			in.world.records[0].Status.CSRKeySHA256 = strings.Repeat("ab", 32)
+		}, Refuse, reason.CSRKeyChanged},
+		"the key that was approved": {func(in *input) { in.approved(in.sum(), "worker-0") }, Approve, 0},
+		"another key than was approved": {func(in *input) { in.approved(strings.Repeat("ab", 32), "worker-0") }, Refuse,
+			reason.CSRKeyChanged},
+		"another name than was approved": {func(in *input) { in.approved(in.sum(), "worker-7") }, Refuse,
+			reason.CSRKeyChanged},
+		"a record that joined otherwise": {func(in *input) { in.world.records[0].Status.Phase = v1alpha1.PhaseJoined },
+			Refuse, reason.MachineJoined},
+		"10 requests of this machine": {func(in *input) { in.world.load.Own = 10 }, Approve, 0},
+		"11 requests of this machine": {func(in *input) { in.world.load.Own = 11 }, Retry, reason.CSRLimit},
+		"a flood by others":           {func(in *input) { in.world.load.Pending = 1 << 20 }, Approve, 0},
+		"no Node to be read":          {func(in *input) { in.fails("Node") }, Retry, reason.StoreUnavailable},
+		"no Machine to be read": {func(in *input) { in.fails("MachinesByInternalDNS") },
+			Retry, reason.StoreUnavailable},
+		"no record to be read":        {func(in *input) { in.fails("RecordByCredential") }, Retry, reason.StoreUnavailable},
+		"no switch to be read":        {func(in *input) { in.fails("Disabled") }, Retry, reason.StoreUnavailable},
+		"no quarantine to be read":    {func(in *input) { in.fails("Quarantines") }, Retry, reason.StoreUnavailable},
+		"no newer request to be read": {func(in *input) { in.fails("Newer") }, Retry, reason.StoreUnavailable},
+		"nothing to be counted":       {func(in *input) { in.fails("Load") }, Retry, reason.StoreUnavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := honest()
@@ -431,8 +464,9 @@ func TestStandIn(t *testing.T) {
 		in := honest()
 		m, err := MachineFromObject(map[string]any{
 			"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
-			"metadata": map[string]any{"name": "worker-0", "namespace": "mcs-attest", "uid": uidA, "creationTimestamp": "2026-01-01T00:00:00Z",
-				"annotations": map[string]any{AnnotationAddresses: "10.0.0.5, worker-0.example.com"}},
+			"metadata": map[string]any{"name": "worker-0", "namespace": "mcs-attest", "uid": uidA,
+				"creationTimestamp": "2026-01-01T00:00:00Z",
+				"annotations":       map[string]any{AnnotationAddresses: "10.0.0.5, worker-0.example.com"}},
 			"spec": map[string]any{"pool": "worker"},
 		})
 		if err != nil {
@@ -485,16 +519,23 @@ func TestMirroredMachines(t *testing.T) {
 		outcome Outcome
 		code    reason.Code
 	}{
-		"the Machine API's counts":          {func(*input) {}, Approve, 0},
-		"Cluster API's counts":              {func(in *input) { in.world.machines[0].Authority = "ClusterAPI" }, Approve, 0},
-		"the record is of the other":        {func(in *input) { in.world.records[0].Status.MachineUID = uidB }, Approve, 0},
-		"in the middle of the move":         {func(in *input) { in.world.machines[0].Authority = "Migrating" }, Retry, reason.MachineAmbiguous},
-		"two instances":                     {func(in *input) { in.world.machines[1].ProviderID += "4" }, Retry, reason.MachineAmbiguous},
-		"no instance":                       {func(in *input) { in.world.machines[0].ProviderID, in.world.machines[1].ProviderID = "", "" }, Retry, reason.MachineAmbiguous},
-		"two of one API":                    {func(in *input) { in.world.machines[1].APIVersion = in.world.machines[0].APIVersion }, Retry, reason.MachineAmbiguous},
-		"the other is being deleted":        {func(in *input) { in.world.machines[1].Deleting = true }, Refuse, reason.MachineDeleting},
-		"the other has joined":              {func(in *input) { in.world.machines[1].NodeRef = "worker-0" }, Refuse, reason.MachineJoined},
-		"the other is old, this one a copy": {func(in *input) { in.world.machines[1].Created = now.Add(-72 * time.Hour) }, Refuse, reason.MachineTooOld},
+		"the Machine API's counts":   {func(*input) {}, Approve, 0},
+		"Cluster API's counts":       {func(in *input) { in.world.machines[0].Authority = "ClusterAPI" }, Approve, 0},
+		"the record is of the other": {func(in *input) { in.world.records[0].Status.MachineUID = uidB }, Approve, 0},
+		"in the middle of the move": {func(in *input) { in.world.machines[0].Authority = "Migrating" }, Retry,
+			reason.MachineAmbiguous},
+		"two instances": {func(in *input) { in.world.machines[1].ProviderID += "4" }, Retry, reason.MachineAmbiguous},
+		"no instance": {func(in *input) {
+			in.world.machines[0].ProviderID, in.world.machines[1].ProviderID = "", ""
+		}, Retry, reason.MachineAmbiguous},
+		"two of one API": {func(in *input) {
+			in.world.machines[1].APIVersion = in.world.machines[0].APIVersion
+		}, Retry, reason.MachineAmbiguous},
+		"the other is being deleted": {func(in *input) { in.world.machines[1].Deleting = true }, Refuse,
+			reason.MachineDeleting},
+		"the other has joined": {func(in *input) { in.world.machines[1].NodeRef = "worker-0" }, Refuse, reason.MachineJoined},
+		"the other is old, this one a copy": {func(in *input) { in.world.machines[1].Created = now.Add(-72 * time.Hour) },
+			Refuse, reason.MachineTooOld},
 		"the other has addresses, and the record is of the one that has none": {func(in *input) {
 			in.world.machines[0].Addresses = nil
 			in.recordProvider()
@@ -522,7 +563,8 @@ func (in *input) recordProvider() {
 }
 
 func (in *input) condition(kind certificatesv1.RequestConditionType) {
-	in.csr.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: kind, Status: corev1.ConditionTrue}}
+	in.csr.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: kind,
+		Status: corev1.ConditionTrue}}
 }
 
 func (in *input) credential(ids ...string) {

@@ -25,9 +25,14 @@ import (
 func TestAttack_T54_AnotherMachinesName(t *testing.T) {
 	want(t, honest().decide(), Approve, 0)
 	for name, change := range map[string]func(*input){
-		"B has not joined":              func(*input) {},
-		"B has joined":                  func(in *input) { in.world.machines[1].NodeRef = "worker-1"; in.world.nodes = []string{"worker-1"} },
-		"B attested, too":               func(in *input) { in.world.records = append(in.world.records, recordOf("worker-1", uidB, "JTI=b")) },
+		"B has not joined": func(*input) {},
+		"B has joined": func(in *input) {
+			in.world.machines[1].NodeRef = "worker-1"
+			in.world.nodes = []string{"worker-1"}
+		},
+		"B attested, too": func(in *input) {
+			in.world.records = append(in.world.records, recordOf("worker-1", uidB, "JTI=b"))
+		},
 		"approvals are tried again":     func(in *input) { in.approved(strings.Repeat("ab", 32), "worker-0") },
 		"B is of the other Machine API": func(in *input) { in.world.machines[1].APIVersion = "cluster.x-k8s.io/v1beta2" },
 		"another machine is called so, too": func(in *input) {
@@ -50,9 +55,12 @@ func TestAttack_T54_AnotherMachinesName(t *testing.T) {
 		change func(*input)
 		code   reason.Code
 	}{
-		"A's name is not known yet":   {func(in *input) { in.world.machines[0].Addresses = nil }, reason.MachineNotFound},
-		"A is gone":                   {func(in *input) { in.world.machines = in.world.machines[1:] }, reason.MachineNotFound},
-		"A's record names no Machine": {func(in *input) { in.world.records[0].Status.MachineUID = ""; in.world.machines[1].UID = "" }, reason.MachineNotFound},
+		"A's name is not known yet": {func(in *input) { in.world.machines[0].Addresses = nil }, reason.MachineNotFound},
+		"A is gone":                 {func(in *input) { in.world.machines = in.world.machines[1:] }, reason.MachineNotFound},
+		"A's record names no Machine": {func(in *input) {
+			in.world.records[0].Status.MachineUID = ""
+			in.world.machines[1].UID = ""
+		}, reason.MachineNotFound},
 		"A has the name, and was not found by it": {func(in *input) {
 			in.world.gone = []Machine{machineOf("worker-1", uidA)}
 			in.world.machines = in.world.machines[1:]
@@ -100,14 +108,20 @@ func TestAttack_T54_SharedCredential(t *testing.T) {
 // THREATS T54: more than a kubelet's client certificate, by the machine itself.
 func TestAttack_T54_MoreThanAKubeletAsksFor(t *testing.T) {
 	for name, change := range map[string]func(*input){
-		"a usage more":                 func(in *input) { in.csr.Spec.Usages = append(in.csr.Spec.Usages, certificatesv1.UsageServerAuth) },
-		"a server's usages":            func(in *input) { in.csr.Spec.Usages[1] = certificatesv1.UsageServerAuth },
-		"any usage":                    func(in *input) { in.csr.Spec.Usages[1] = certificatesv1.UsageAny },
-		"no usage":                     func(in *input) { in.csr.Spec.Usages = nil },
-		"a usage twice":                func(in *input) { in.csr.Spec.Usages[0] = certificatesv1.UsageClientAuth },
-		"another organisation":         func(in *input) { in.template.Subject.Organization = []string{"system:masters"} },
-		"an organisation more":         func(in *input) { in.template.Subject.Organization = []string{"system:nodes", "system:masters"} },
-		"an organisation twice":        func(in *input) { in.template.Subject.Organization = []string{"system:nodes", "system:nodes"} },
+		"a usage more": func(in *input) {
+			in.csr.Spec.Usages = append(in.csr.Spec.Usages, certificatesv1.UsageServerAuth)
+		},
+		"a server's usages":    func(in *input) { in.csr.Spec.Usages[1] = certificatesv1.UsageServerAuth },
+		"any usage":            func(in *input) { in.csr.Spec.Usages[1] = certificatesv1.UsageAny },
+		"no usage":             func(in *input) { in.csr.Spec.Usages = nil },
+		"a usage twice":        func(in *input) { in.csr.Spec.Usages[0] = certificatesv1.UsageClientAuth },
+		"another organisation": func(in *input) { in.template.Subject.Organization = []string{"system:masters"} },
+		"an organisation more": func(in *input) {
+			in.template.Subject.Organization = []string{"system:nodes", "system:masters"}
+		},
+		"an organisation twice": func(in *input) {
+			in.template.Subject.Organization = []string{"system:nodes", "system:nodes"}
+		},
 		"no organisation":              func(in *input) { in.template.Subject.Organization = nil },
 		"no node's name":               func(in *input) { in.template.Subject.CommonName = "system:admin" },
 		"an empty name":                func(in *input) { in.template.Subject.CommonName = "system:node:" },
@@ -115,10 +129,12 @@ func TestAttack_T54_MoreThanAKubeletAsksFor(t *testing.T) {
 		"a name with a dot at its end": func(in *input) { in.template.Subject.CommonName = "system:node:worker-0." },
 		"a path for a name":            func(in *input) { in.template.Subject.CommonName = "system:node:../pods" },
 		"two names": func(in *input) {
-			in.template.Subject.ExtraNames = []pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{2, 5, 4, 3}, Value: "system:admin"}}
+			in.template.Subject.ExtraNames = []pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{2, 5, 4, 3},
+				Value: "system:admin"}}
 		},
 		"a user id of its own": func(in *input) {
-			in.template.Subject.ExtraNames = []pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57683, 2}, Value: "0"}}
+			in.template.Subject.ExtraNames = []pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57683,
+				2}, Value: "0"}}
 		},
 		"a DNS name":       func(in *input) { in.template.DNSNames = []string{"api.example.com"} },
 		"an IP address":    func(in *input) { in.template.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} },
@@ -140,13 +156,17 @@ func TestAttack_T54_MoreThanAKubeletAsksFor(t *testing.T) {
 // THREATS T54, for serving certificates: what the stock approver lets through.
 func TestAttack_T54_MoreThanAServingCertificate(t *testing.T) {
 	for name, change := range map[string]func(*input){
-		"a client's usage in place of key encipherment": func(in *input) { in.csr.Spec.Usages = append(in.csr.Spec.Usages, certificatesv1.UsageClientAuth) },
-		"no name at all":       func(in *input) { in.template.DNSNames, in.template.IPAddresses = nil, nil },
-		"an empty name":        func(in *input) { in.template.DNSNames = []string{""} },
-		"a URI":                func(in *input) { in.template.URIs = uri("https://api.example.com/") },
-		"an email address":     func(in *input) { in.template.EmailAddresses = []string{"root@example.com"} },
-		"an organisation more": func(in *input) { in.template.Subject.Organization = []string{"system:nodes", "system:masters"} },
-		"an attribute more":    func(in *input) { in.template.Subject.OrganizationalUnit = []string{"x"} },
+		"a client's usage in place of key encipherment": func(in *input) {
+			in.csr.Spec.Usages = append(in.csr.Spec.Usages, certificatesv1.UsageClientAuth)
+		},
+		"no name at all":   func(in *input) { in.template.DNSNames, in.template.IPAddresses = nil, nil },
+		"an empty name":    func(in *input) { in.template.DNSNames = []string{""} },
+		"a URI":            func(in *input) { in.template.URIs = uri("https://api.example.com/") },
+		"an email address": func(in *input) { in.template.EmailAddresses = []string{"root@example.com"} },
+		"an organisation more": func(in *input) {
+			in.template.Subject.Organization = []string{"system:nodes", "system:masters"}
+		},
+		"an attribute more": func(in *input) { in.template.Subject.OrganizationalUnit = []string{"x"} },
 		"a URI that the old one had": func(in *input) {
 			in.template.URIs = uri("https://api.example.com/")
 			in.world.presented = present(t, in.template, func(c *x509.Certificate) { c.URIs = uri("https://api.example.com/") })
@@ -214,13 +234,19 @@ func TestAttack_T67_AQuarantineThatIsNotOnTheRecord(t *testing.T) {
 			e.Spec.MachineRef = ref("", "worker-0")
 			e.Spec.MachineRef.APIVersion = "cluster.x-k8s.io/v1beta2"
 		}, true},
-		"it is the Machine":             {func(e *v1alpha1.MachineAttestation) { e.Name, e.Spec.Pool = "worker-0", "worker" }, true},
-		"it names the TPM":              {func(e *v1alpha1.MachineAttestation) { e.Spec.EKSHA256 = []string{strings.ToUpper(ek)} }, true},
-		"it names the instance":         {func(e *v1alpha1.MachineAttestation) { e.Spec.ExpectedProviderID = instance }, true},
-		"it names another Machine":      {func(e *v1alpha1.MachineAttestation) { e.Spec.MachineRef = ref("", "worker-1") }, false},
-		"it names one of another place": {func(e *v1alpha1.MachineAttestation) { e.Spec.MachineRef = ref("elsewhere", "worker-0") }, false},
-		"it names another TPM":          {func(e *v1alpha1.MachineAttestation) { e.Spec.EKSHA256 = []string{strings.Repeat("cd", 32)} }, false},
-		"it names another instance":     {func(e *v1alpha1.MachineAttestation) { e.Spec.ExpectedProviderID = instance + "4" }, false},
+		"it is the Machine": {func(e *v1alpha1.MachineAttestation) { e.Name, e.Spec.Pool = "worker-0", "worker" }, true},
+		"it names the TPM":  {func(e *v1alpha1.MachineAttestation) { e.Spec.EKSHA256 = []string{strings.ToUpper(ek)} }, true},
+		"it names the instance": {func(e *v1alpha1.MachineAttestation) { e.Spec.ExpectedProviderID = instance },
+			true},
+		"it names another Machine": {func(e *v1alpha1.MachineAttestation) { e.Spec.MachineRef = ref("", "worker-1") }, false},
+		"it names one of another place": {func(e *v1alpha1.MachineAttestation) {
+			e.Spec.MachineRef = ref("elsewhere", "worker-0")
+		}, false},
+		"it names another TPM": {func(e *v1alpha1.MachineAttestation) {
+			e.Spec.EKSHA256 = []string{strings.Repeat("cd", 32)}
+		}, false},
+		"it names another instance": {func(e *v1alpha1.MachineAttestation) { e.Spec.ExpectedProviderID = instance + "4" },
+			false},
 		"it does not quarantine its machine": {func(e *v1alpha1.MachineAttestation) {
 			e.Spec.MachineRef, e.Spec.Quarantined = ref("", "worker-0"), false
 		}, false},
@@ -284,11 +310,12 @@ func TestAttack_T54_BrokenRequests(t *testing.T) {
 	forged := slices.Clone(must(x509.CreateCertificateRequest(rand.Reader, &honest().template, ed25519Key())))
 	forged[len(forged)-1] ^= 1
 	for name, raw := range map[string][]byte{
-		"nothing":                     nil,
-		"text":                        []byte("please"),
-		"a block that does not end":   valid[:len(valid)-20],
-		"another sort of block":       []byte(strings.ReplaceAll(string(valid), requestBlock, "CERTIFICATE")),
-		"headers":                     []byte(strings.Replace(string(valid), "-----\n", "-----\nProc-Type: 4,ENCRYPTED\n\n", 1)),
+		"nothing":                   nil,
+		"text":                      []byte("please"),
+		"a block that does not end": valid[:len(valid)-20],
+		"another sort of block":     []byte(strings.ReplaceAll(string(valid), requestBlock, "CERTIFICATE")),
+		"headers": []byte(strings.Replace(string(valid), "-----\n",
+			"-----\nProc-Type: 4,ENCRYPTED\n\n", 1)),
 		"two requests":                append(slices.Clone(valid), valid...),
 		"something after the request": append(slices.Clone(valid), "more"...),
 		"not ASN.1":                   encode([]byte("hello")),

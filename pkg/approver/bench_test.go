@@ -90,7 +90,8 @@ func TestDecideAsksTheSameOfAnyCluster(t *testing.T) {
 	}
 	want(t, small.decide(), Approve, 0)
 	want(t, large.decide(), Approve, 0)
-	if !slices.Equal(small.world.asked, large.world.asked) || len(large.world.asked) > 7 || large.world.asked[len(large.world.asked)-1] != "Quarantines" {
+	if !slices.Equal(small.world.asked, large.world.asked) || len(large.world.asked) > 7 ||
+		large.world.asked[len(large.world.asked)-1] != "Quarantines" {
 		t.Errorf("asked %v and %v", small.world.asked, large.world.asked)
 	}
 }

@@ -149,7 +149,8 @@ func (x *run) stoppedBy(machines []Machine, records ...*v1alpha1.MachineAttestat
 	}
 	for i := range all {
 		if stops(&all[i], machines, records) {
-			return x.check(name, reason.Deny(reason.Quarantined, "by MachineAttestation %s/%s", all[i].Namespace, all[i].Name), "")
+			return x.check(name, reason.Deny(reason.Quarantined, "by MachineAttestation %s/%s", all[i].Namespace, all[i].Name),
+				"")
 		}
 	}
 	return x.check(name, nil, "none quarantines the machine")
@@ -212,7 +213,8 @@ func (x *run) clientContent() error {
 		err = x.usages(clientUsages)
 	}
 	if csr := x.r.CSR; err == nil && len(csr.DNSNames)+len(csr.IPAddresses) > 0 {
-		err = reason.Deny(reason.CSRContent, "the request has names or addresses (%.5q); a client certificate has none", sans(csr.DNSNames, csr.IPAddresses))
+		err = reason.Deny(reason.CSRContent, "the request has names or addresses (%.5q); a client certificate has none",
+			sans(csr.DNSNames, csr.IPAddresses))
 	}
 	x.contradicts = err != nil && x.Proven
 	return x.check("content", err, "CN %s%s", nodePrefix, x.Node)
@@ -288,11 +290,14 @@ func (x *run) owner(found []Machine) error {
 	case err != nil:
 		err = unread(err, "reading the Machine of %s/%s", x.record.Namespace, x.record.Name)
 	case own == nil:
-		err = reason.Deny(reason.MachineNotFound, "the name is that of %s %s; the Machine of %s/%s is not there", other.Kind, other, x.record.Namespace, x.record.Name)
+		err = reason.Deny(reason.MachineNotFound, "the name is that of %s %s; the Machine of %s/%s is not there", other.Kind,
+			other, x.record.Namespace, x.record.Name)
 	case own.named(x.Node):
 		err = reason.Deny(reason.MachineAmbiguous, "the name is that of %s %s and of %s %s", other.Kind, other, own.Kind, own)
 	case !own.hasInternalDNS():
-		err = reason.Deny(reason.MachineNotFound, "the name is that of %s %s; %s %s, which the credential was made for, has no InternalDNS address yet", other.Kind, other, own.Kind, own)
+		err = reason.Deny(reason.MachineNotFound,
+			"the name is that of %s %s; %s %s, which the credential was made for, has no InternalDNS address yet", other.Kind,
+			other, own.Kind, own)
 	}
 	if err != nil {
 		return x.check("owner", err, "")
@@ -300,7 +305,8 @@ func (x *run) owner(found []Machine) error {
 	recorded := machine.NormalProviderID(x.record.Status.Identity.ProviderID)
 	// An instance has two Machines while it moves to Cluster API: not a lie.
 	x.contradicts = recorded == "" || recorded != machine.NormalProviderID(other.ProviderID)
-	return x.check("owner", reason.Deny(reason.CSROtherMachine, "the name is that of %s %s, the credential was made for %s", other.Kind, other, ofRecord(x.record)), "")
+	return x.check("owner", reason.Deny(reason.CSROtherMachine,
+		"the name is that of %s %s, the credential was made for %s", other.Kind, other, ofRecord(x.record)), "")
 }
 
 func (x *run) age(m *Machine) error {
@@ -311,7 +317,8 @@ func (x *run) age(m *Machine) error {
 	after := x.r.Created.Sub(m.Created)
 	var err error
 	if after <= -clockSkew || after >= x.c.MaxMachineAge {
-		err = reason.Deny(reason.MachineTooOld, "the request was made %v after %s %s was; from -%v to %v is allowed", after.Round(time.Second), m.Kind, m, clockSkew, x.c.MaxMachineAge)
+		err = reason.Deny(reason.MachineTooOld, "the request was made %v after %s %s was; from -%v to %v is allowed",
+			after.Round(time.Second), m.Kind, m, clockSkew, x.c.MaxMachineAge)
 	}
 	return x.check("age", err, "the request was made %v after the Machine", after.Round(time.Second))
 }
@@ -341,7 +348,9 @@ func (x *run) newest() error {
 				break // and it is the newer one that has no prospects
 			}
 		}
-		return x.check(name, reason.Deny(reason.CSRLimit, "superseded: the machine has asked again since, with another key (%.253s); this one waits until that is decided", n.Name), "")
+		return x.check(name, reason.Deny(reason.CSRLimit,
+			"superseded: the machine has asked again since, with another key (%.253s); this one waits until that is decided",
+			n.Name), "")
 	}
 	return x.check(name, nil, "the machine has not asked again since with another key")
 }

@@ -160,7 +160,8 @@ func (x *run) limit() error {
 		n, most, whose = l.Own, x.c.PendingPerMachine, "this machine"
 	}
 	if n > most {
-		err = reason.Deny(reason.CSRLimit, "%d requests of %s wait since less than %v, at most %d may", n, whose, Window, most)
+		err = reason.Deny(reason.CSRLimit, "%d requests of %s wait since less than %v, at most %d may", n, whose,
+			Window, most)
 	}
 	return x.check("limit", err, "%d of at most %d requests of %s wait", n, most, whose)
 }
@@ -176,7 +177,8 @@ var (
 // without key encipherment, each once.
 func (x *run) usages(want []certificatesv1.KeyUsage) error {
 	got := slices.Sorted(slices.Values(x.r.Usages))
-	for _, w := range [][]certificatesv1.KeyUsage{want, append([]certificatesv1.KeyUsage{certificatesv1.UsageKeyEncipherment}, want...)} {
+	for _, w := range [][]certificatesv1.KeyUsage{want,
+		append([]certificatesv1.KeyUsage{certificatesv1.UsageKeyEncipherment}, want...)} {
 		if slices.Equal(got, slices.Sorted(slices.Values(w))) {
 			return nil
 		}
@@ -191,9 +193,11 @@ func (x *run) subject() error {
 	s := x.r.CSR.Subject
 	switch {
 	case !slices.Equal(s.Organization, []string{nodesGroup}):
-		return reason.Deny(reason.CSRContent, "the organisations are %.10q; %s alone belongs there", s.Organization, nodesGroup)
+		return reason.Deny(reason.CSRContent, "the organisations are %.10q; %s alone belongs there", s.Organization,
+			nodesGroup)
 	case len(validation.IsDNS1123Subdomain(x.Node)) > 0:
-		return reason.Deny(reason.CSRContent, "the common name is %.253q; it must be %s and the name of a Node", s.CommonName, nodePrefix)
+		return reason.Deny(reason.CSRContent, "the common name is %.253q; it must be %s and the name of a Node", s.CommonName,
+			nodePrefix)
 	case len(s.Names) != 2:
 		return reason.Deny(reason.CSRContent, "the subject has %d attributes; O and CN alone belong there", len(s.Names))
 	case len(x.r.CSR.EmailAddresses) > 0 || len(x.r.CSR.URIs) > 0:

@@ -29,14 +29,17 @@ func stockApproves(in *input, csr *x509.CertificateRequest) bool {
 	}
 	sign, encipher := certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment
 	isClient := slices.Equal(csr.Subject.Organization, []string{"system:nodes"}) &&
-		len(csr.DNSNames)+len(csr.EmailAddresses)+len(csr.IPAddresses) == 0 && strings.HasPrefix(csr.Subject.CommonName, "system:node:") &&
-		(len(s.Usages) == 2 && has(sign, certificatesv1.UsageClientAuth) || len(s.Usages) == 3 && has(sign, encipher, certificatesv1.UsageClientAuth))
+		len(csr.DNSNames)+len(csr.EmailAddresses)+len(csr.IPAddresses) == 0 &&
+		strings.HasPrefix(csr.Subject.CommonName, "system:node:") &&
+		(len(s.Usages) == 2 && has(sign, certificatesv1.UsageClientAuth) || len(s.Usages) == 3 &&
+			has(sign, encipher, certificatesv1.UsageClientAuth))
 	if isClient {
 		groups := map[string]bool{}
 		for _, g := range s.Groups {
 			groups[g] = true
 		}
-		if w.disabled || s.Username != bootstrapperName || len(groups) != 3 || slices.ContainsFunc(bootstrapperGroups(), func(g string) bool { return !groups[g] }) {
+		if w.disabled || s.Username != bootstrapperName || len(groups) != 3 ||
+			slices.ContainsFunc(bootstrapperGroups(), func(g string) bool { return !groups[g] }) {
 			return false
 		}
 		name := strings.TrimPrefix(csr.Subject.CommonName, "system:node:")
@@ -54,7 +57,8 @@ func stockApproves(in *input, csr *x509.CertificateRequest) bool {
 		return false
 	}
 	node, ok := strings.CutPrefix(s.Username, "system:node:")
-	if !ok || node == "" || !slices.Contains(s.Groups, "system:nodes") || !slices.Contains(s.Groups, "system:authenticated") ||
+	if !ok || node == "" || !slices.Contains(s.Groups, "system:nodes") ||
+		!slices.Contains(s.Groups, "system:authenticated") ||
 		len(s.Usages) != 2 && len(s.Usages) != 3 || !has(sign, certificatesv1.UsageServerAuth) ||
 		csr.Subject.CommonName != s.Username || !slices.Contains(csr.Subject.Organization, "system:nodes") {
 		return false
@@ -66,7 +70,8 @@ func stockApproves(in *input, csr *x509.CertificateRequest) bool {
 		return all
 	}
 	if p := w.presented; p != nil {
-		if _, err := p.Certificate.Verify(x509.VerifyOptions{Roots: p.Roots, CurrentTime: now}); err == nil && p.Certificate.Subject.CommonName == s.Username &&
+		if _, err := p.Certificate.Verify(x509.VerifyOptions{Roots: p.Roots, CurrentTime: now}); err == nil &&
+			p.Certificate.Subject.CommonName == s.Username &&
 			sameNames(p.Certificate.DNSNames, csr.DNSNames) && len(csr.EmailAddresses)+len(csr.URIs) == 0 {
 			allowed := text(p.Certificate.IPAddresses)
 			if sameNames(allowed, text(csr.IPAddresses)) {
@@ -83,7 +88,8 @@ func stockApproves(in *input, csr *x509.CertificateRequest) bool {
 					ranges, readable = append(ranges, r), readable && err == nil
 				}
 				unknown := func(ip net.IP) bool {
-					return !slices.Contains(allowed, ip.String()) && !slices.ContainsFunc(ranges, func(r *net.IPNet) bool { return r.Contains(ip) })
+					return !slices.Contains(allowed, ip.String()) &&
+						!slices.ContainsFunc(ranges, func(r *net.IPNet) bool { return r.Contains(ip) })
 				}
 				if readable && !slices.ContainsFunc(csr.IPAddresses, unknown) {
 					return true
@@ -121,7 +127,8 @@ func stockPending(all []certificatesv1.CertificateSigningRequest) (n int) {
 		counts := true
 		for _, c := range csr.Status.Conditions {
 			if c.Type == certificatesv1.CertificateApproved {
-				counts = within(c.LastTransitionTime, 30*time.Second) && c.Message != "This CSR was approved by the Node CSR Approver (cluster-machine-approver)"
+				counts = within(c.LastTransitionTime, 30*time.Second) &&
+					c.Message != "This CSR was approved by the Node CSR Approver (cluster-machine-approver)"
 			}
 		}
 		switch csr.Spec.SignerName {
@@ -140,7 +147,8 @@ func stockPending(all []certificatesv1.CertificateSigningRequest) (n int) {
 }
 
 // crowd are 101 other requests, which are one too many where they count.
-func crowd(signer, user string, groups []string, age time.Duration, conditions ...certificatesv1.CertificateSigningRequestCondition) func(*input) {
+func crowd(signer, user string, groups []string, age time.Duration,
+	conditions ...certificatesv1.CertificateSigningRequestCondition) func(*input) {
 	csr := certificatesv1.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(now.Add(-age))},
 		Spec:       certificatesv1.CertificateSigningRequestSpec{SignerName: signer, Username: user, Groups: groups},
@@ -151,8 +159,10 @@ func crowd(signer, user string, groups []string, age time.Duration, conditions .
 	}
 }
 
-func decidedAgo(kind certificatesv1.RequestConditionType, message string, ago time.Duration) certificatesv1.CertificateSigningRequestCondition {
-	return certificatesv1.CertificateSigningRequestCondition{Type: kind, Status: corev1.ConditionTrue, Message: message, LastTransitionTime: metav1.NewTime(now.Add(-ago))}
+func decidedAgo(kind certificatesv1.RequestConditionType, message string,
+	ago time.Duration) certificatesv1.CertificateSigningRequestCondition {
+	return certificatesv1.CertificateSigningRequestCondition{Type: kind, Status: corev1.ConditionTrue, Message: message,
+		LastTransitionTime: metav1.NewTime(now.Add(-ago))}
 }
 
 // tightened are the gaps of the stock approver that are closed here, with or without
@@ -168,9 +178,12 @@ func tightened(in *input, csr *x509.CertificateRequest) bool {
 		}
 	}
 	return duplicates > 1 || refs > 1 || len(csr.URIs)+len(csr.EmailAddresses) > 0 || len(csr.Subject.Names) != 2 ||
-		slices.Contains(csr.DNSNames, "") || in.csr.Spec.SignerName == certificatesv1.KubeletServingSignerName && len(csr.DNSNames)+len(csr.IPAddresses) == 0 ||
-		slices.Contains(in.csr.Spec.Usages, certificatesv1.UsageClientAuth) && slices.Contains(in.csr.Spec.Usages, certificatesv1.UsageServerAuth) ||
-		csr.Subject.CommonName != strings.ToLower(csr.Subject.CommonName) || len(sorted(usageNames(in))) != len(in.csr.Spec.Usages)
+		slices.Contains(csr.DNSNames, "") || in.csr.Spec.SignerName == certificatesv1.KubeletServingSignerName &&
+		len(csr.DNSNames)+len(csr.IPAddresses) == 0 ||
+		slices.Contains(in.csr.Spec.Usages, certificatesv1.UsageClientAuth) &&
+			slices.Contains(in.csr.Spec.Usages, certificatesv1.UsageServerAuth) ||
+		csr.Subject.CommonName != strings.ToLower(csr.Subject.CommonName) ||
+		len(sorted(usageNames(in))) != len(in.csr.Spec.Usages)
 }
 
 func usageNames(in *input) (all []string) {
@@ -262,10 +275,14 @@ func TestNeverLaxerThanTheStockApprover(t *testing.T) {
 		crowd(client, bootstrapperName, nil, time.Hour),
 		crowd(client, bootstrapperName, nil, -11*time.Second),
 		crowd(serves, "a node", []string{"system:nodes"}, -9*time.Second),
-		crowd(serves, "a node", []string{"system:nodes"}, 59*time.Minute, decidedAgo(certificatesv1.CertificateDenied, "", time.Minute)),
-		crowd(client, bootstrapperName, nil, time.Minute, decidedAgo(certificatesv1.CertificateApproved, "by a person", 20*time.Second)),
-		crowd(client, bootstrapperName, nil, time.Minute, decidedAgo(certificatesv1.CertificateApproved, "by a person", 40*time.Second)),
-		crowd(client, bootstrapperName, nil, time.Minute, decidedAgo(certificatesv1.CertificateApproved, stockMessage, 20*time.Second)),
+		crowd(serves, "a node", []string{"system:nodes"}, 59*time.Minute,
+			decidedAgo(certificatesv1.CertificateDenied, "", time.Minute)),
+		crowd(client, bootstrapperName, nil, time.Minute,
+			decidedAgo(certificatesv1.CertificateApproved, "by a person", 20*time.Second)),
+		crowd(client, bootstrapperName, nil, time.Minute,
+			decidedAgo(certificatesv1.CertificateApproved, "by a person", 40*time.Second)),
+		crowd(client, bootstrapperName, nil, time.Minute,
+			decidedAgo(certificatesv1.CertificateApproved, stockMessage, 20*time.Second)),
 	)
 	random := rand.New(rand.NewPCG(1, 2))
 	approved, stricter := 0, 0

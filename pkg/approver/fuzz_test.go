@@ -15,7 +15,8 @@ func FuzzDecide(f *testing.F) {
 	f.Add(requestPEM(&honest().template, ecKey()), uint32(0), credentialA, "worker-0")
 	f.Add(requestPEM(&serving().template, ecKey()), uint32(1), "", "worker-0")
 	f.Add(requestPEM(&stockServing().template, rsaKey()), uint32(0xff), "JTI=x", "test")
-	f.Add([]byte("-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n"), uint32(2), credentialA, "a")
+	f.Add([]byte("-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n"), uint32(2),
+		credentialA, "a")
 	f.Fuzz(func(t *testing.T, raw []byte, flags uint32, credential, name string) {
 		made := func(attestation bool) *input {
 			in := honest()
@@ -85,7 +86,8 @@ func FuzzFromCSR(f *testing.F) {
 			}
 			return
 		}
-		if len(raw) > MaxRequest || len(r.CSR.DNSNames)+len(r.CSR.IPAddresses)+len(r.CSR.URIs)+len(r.CSR.EmailAddresses) > MaxNames {
+		if len(raw) > MaxRequest ||
+			len(r.CSR.DNSNames)+len(r.CSR.IPAddresses)+len(r.CSR.URIs)+len(r.CSR.EmailAddresses) > MaxNames {
 			t.Error("larger than the limits")
 		}
 	})
@@ -98,9 +100,10 @@ func FuzzMachineFromObject(f *testing.F) {
 	f.Fuzz(func(t *testing.T, apiVersion, kind, name, created, address string) {
 		m, err := MachineFromObject(map[string]any{
 			"apiVersion": apiVersion, "kind": kind,
-			"metadata": map[string]any{"name": name, "creationTimestamp": created, "annotations": map[string]any{AnnotationAddresses: address}},
-			"spec":     map[string]any{"pool": "worker"},
-			"status":   map[string]any{"addresses": []any{map[string]any{"type": "InternalIP", "address": address}}},
+			"metadata": map[string]any{"name": name, "creationTimestamp": created,
+				"annotations": map[string]any{AnnotationAddresses: address}},
+			"spec":   map[string]any{"pool": "worker"},
+			"status": map[string]any{"addresses": []any{map[string]any{"type": "InternalIP", "address": address}}},
 		})
 		if (m == nil) == (err == nil) {
 			t.Errorf("%v, %v", m, err)

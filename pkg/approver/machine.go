@@ -89,8 +89,10 @@ func MachineFromObject(object map[string]any) (*Machine, error) {
 		return nil, fmt.Errorf("read Machine: %w", err)
 	}
 	m := &Machine{
-		APIVersion: in.APIVersion, Kind: in.Kind, Namespace: in.Metadata.Namespace, Name: in.Metadata.Name, UID: string(in.Metadata.UID),
-		Created: in.Metadata.CreationTimestamp.Time, Deleting: in.Metadata.DeletionTimestamp != nil, Addresses: in.Status.Addresses,
+		APIVersion: in.APIVersion, Kind: in.Kind, Namespace: in.Metadata.Namespace, Name: in.Metadata.Name,
+		UID:     string(in.Metadata.UID),
+		Created: in.Metadata.CreationTimestamp.Time, Deleting: in.Metadata.DeletionTimestamp != nil,
+		Addresses: in.Status.Addresses,
 	}
 	if in.Status.NodeRef != nil {
 		m.NodeRef = in.Status.NodeRef.Name
@@ -144,7 +146,8 @@ func (m *Machine) named(node string) bool {
 
 // hasInternalDNS reports whether it is known what the machine's node will be called.
 func (m *Machine) hasInternalDNS() bool {
-	return m.StandIn || slices.ContainsFunc(m.Addresses, func(a corev1.NodeAddress) bool { return a.Type == corev1.NodeInternalDNS })
+	return m.StandIn || slices.ContainsFunc(m.Addresses,
+		func(a corev1.NodeAddress) bool { return a.Type == corev1.NodeInternalDNS })
 }
 
 // is reports whether this Node is this machine's.
@@ -233,7 +236,8 @@ func one(found []Machine) (*Machine, error) {
 	case authorityClusterAPI:
 		here, mirror = mirror, here
 	default:
-		return nil, reason.Deny(reason.MachineAmbiguous, "Machine %s is being moved between the Machine API and Cluster API", &here)
+		return nil, reason.Deny(reason.MachineAmbiguous,
+			"Machine %s is being moved between the Machine API and Cluster API", &here)
 	}
 	here.Deleting = here.Deleting || mirror.Deleting
 	here.NodeRef = cmp.Or(here.NodeRef, mirror.NodeRef)

@@ -35,14 +35,17 @@ func TestOnlyTheNewestRequestBecomesTheFirst(t *testing.T) {
 		outcome Outcome
 		code    reason.Code
 	}{
-		"the newest":                        {func(*input) {}, Approve, 0},
-		"asked again with another key":      {superseded(nil), Retry, reason.CSRLimit},
-		"asked again with the same key":     {superseded(func(in *input) { in.key = ecKey() }), Approve, 0},
-		"the newer one is decided":          {superseded(func(in *input) { in.condition(certificatesv1.CertificateDenied) }), Approve, 0},
-		"the newer one is no kubelet's":     {superseded(func(in *input) { in.template.DNSNames = []string{"x"} }), Approve, 0},
-		"the newer one has other groups":    {superseded(func(in *input) { in.csr.Spec.Groups = nil }), Approve, 0},
-		"the newer one is for another name": {superseded(func(in *input) { in.template.Subject.CommonName = "system:node:worker-1" }), Approve, 0},
-		"the newer one's credential ended":  {superseded(func(in *input) { in.credential("JTI=ended") }), Approve, 0},
+		"the newest":                    {func(*input) {}, Approve, 0},
+		"asked again with another key":  {superseded(nil), Retry, reason.CSRLimit},
+		"asked again with the same key": {superseded(func(in *input) { in.key = ecKey() }), Approve, 0},
+		"the newer one is decided": {superseded(func(in *input) { in.condition(certificatesv1.CertificateDenied) }),
+			Approve, 0},
+		"the newer one is no kubelet's":  {superseded(func(in *input) { in.template.DNSNames = []string{"x"} }), Approve, 0},
+		"the newer one has other groups": {superseded(func(in *input) { in.csr.Spec.Groups = nil }), Approve, 0},
+		"the newer one is for another name": {superseded(func(in *input) {
+			in.template.Subject.CommonName = "system:node:worker-1"
+		}), Approve, 0},
+		"the newer one's credential ended": {superseded(func(in *input) { in.credential("JTI=ended") }), Approve, 0},
 		"the newer one's key is not the attested": {func(in *input) {
 			superseded(nil)(in)
 			in.world.records[0].Status.CSRKeySHA256 = in.sum()
@@ -87,20 +90,25 @@ func TestAKeyWhoseRequestWasNeverApprovedIsReplaced(t *testing.T) {
 		outcome Outcome
 		code    reason.Code
 	}{
-		"its request is gone":      {func(*input) {}, Approve, 0},
-		"its request waits":        {func(in *input) { in.world.pinned = []*Request{{Kind: Client}} }, Approve, 0},
-		"its request was denied":   {func(in *input) { in.world.pinned = []*Request{{Kind: Client, Decided: true}} }, Approve, 0},
+		"its request is gone": {func(*input) {}, Approve, 0},
+		"its request waits":   {func(in *input) { in.world.pinned = []*Request{{Kind: Client}} }, Approve, 0},
+		"its request was denied": {func(in *input) { in.world.pinned = []*Request{{Kind: Client, Decided: true}} },
+			Approve, 0},
 		"its request was approved": {func(in *input) { in.approved(dead, "worker-0") }, Refuse, reason.CSRKeyChanged},
 		"another one with its key": {func(in *input) {
 			in.approved(dead, "worker-0")
 			in.world.pinned = append([]*Request{{}}, in.world.pinned...)
 		}, Refuse, reason.CSRKeyChanged},
-		"there is a Node":                 {func(in *input) { in.world.nodes = []string{"worker-0"} }, Refuse, reason.CSRNodeExists},
-		"it was for another name":         {func(in *input) { in.world.records[0].Status.Certificate.Node = "worker-7" }, Refuse, reason.CSRKeyChanged},
-		"it is the key that was attested": {func(in *input) { in.world.records[0].Status.CSRKeySHA256 = dead }, Refuse, reason.CSRKeyChanged},
-		"the credential has ended":        {func(in *input) { in.own().Expiry = metav1.NewTime(now.Add(-time.Second)) }, Refuse, reason.CSRCredential},
-		"the machine is quarantined":      {func(in *input) { in.world.records[0].Status.Quarantined = true }, Retry, reason.Quarantined},
-		"the requests cannot be read":     {func(in *input) { in.fails("Pinned") }, Retry, reason.StoreUnavailable},
+		"there is a Node": {func(in *input) { in.world.nodes = []string{"worker-0"} }, Refuse, reason.CSRNodeExists},
+		"it was for another name": {func(in *input) { in.world.records[0].Status.Certificate.Node = "worker-7" },
+			Refuse, reason.CSRKeyChanged},
+		"it is the key that was attested": {func(in *input) { in.world.records[0].Status.CSRKeySHA256 = dead }, Refuse,
+			reason.CSRKeyChanged},
+		"the credential has ended": {func(in *input) { in.own().Expiry = metav1.NewTime(now.Add(-time.Second)) }, Refuse,
+			reason.CSRCredential},
+		"the machine is quarantined": {func(in *input) { in.world.records[0].Status.Quarantined = true }, Retry,
+			reason.Quarantined},
+		"the requests cannot be read": {func(in *input) { in.fails("Pinned") }, Retry, reason.StoreUnavailable},
 		"the machine asked again with another": {func(in *input) {
 			in.key, in.csr.Spec.Request = rsaKey(), nil
 			in.world.newer = []*Request{askedAgain(nil)}

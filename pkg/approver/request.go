@@ -177,8 +177,10 @@ func (c Config) Bootstrapper(user string) bool {
 // the groups that it must be in, neither more nor fewer.
 func (c Config) bootstrapper(user string) (groups []string, ok bool) {
 	if c.BootstrapTokens {
-		return append([]string{bootstrappers, authenticated}, c.BootstrapGroups...), len(user) > len(bootstrapPrefix) && strings.HasPrefix(user, bootstrapPrefix)
+		return append([]string{bootstrappers, authenticated}, c.BootstrapGroups...), len(user) > len(bootstrapPrefix) &&
+			strings.HasPrefix(user, bootstrapPrefix)
 	}
 	namespace, name, _ := strings.Cut(c.ServiceAccount, "/")
-	return []string{serviceAccounts, serviceAccounts + ":" + namespace, authenticated}, user == fmt.Sprintf("%s%s:%s", serviceAccount, namespace, name)
+	return []string{serviceAccounts, serviceAccounts + ":" + namespace, authenticated},
+		user == fmt.Sprintf("%s%s:%s", serviceAccount, namespace, name)
 }

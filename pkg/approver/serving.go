@@ -72,9 +72,11 @@ func (x *run) servingContent() error {
 	switch {
 	case err != nil:
 	case csr.Subject.CommonName != x.r.Username:
-		err = reason.Deny(reason.CSRContent, "the common name is %.253q, and %.253q made the request", csr.Subject.CommonName, x.r.Username)
+		err = reason.Deny(reason.CSRContent, "the common name is %.253q, and %.253q made the request", csr.Subject.CommonName,
+			x.r.Username)
 	case len(csr.DNSNames)+len(csr.IPAddresses) == 0:
-		err = reason.Deny(reason.CSRContent, "the request has no name and no address: nobody could connect by such a certificate")
+		err = reason.Deny(reason.CSRContent,
+			"the request has no name and no address: nobody could connect by such a certificate")
 	case slices.Contains(csr.DNSNames, ""):
 		err = reason.Deny(reason.CSRContent, "the request has an empty name")
 	}
@@ -159,11 +161,13 @@ func (x *run) renewal(have *Presented, egress *Egress) error {
 	case cert.Subject.CommonName != nodePrefix+x.Node:
 		return mismatch("the kubelet has a certificate for %.253q", cert.Subject.CommonName)
 	case len(cert.EmailAddresses) > 0 || len(cert.URIs) > 0 || !sameNames(cert.DNSNames, csr.DNSNames):
-		return mismatch("the names asked for (%.10q) are not those of the certificate that the kubelet has (%.10q)", csr.DNSNames, cert.DNSNames)
+		return mismatch("the names asked for (%.10q) are not those of the certificate that the kubelet has (%.10q)",
+			csr.DNSNames, cert.DNSNames)
 	}
 	if egress == nil {
 		if !sameNames(sans(nil, cert.IPAddresses), sans(nil, csr.IPAddresses)) {
-			return mismatch("the addresses asked for (%.10q) are not those of the certificate that the kubelet has (%.10q)", csr.IPAddresses, cert.IPAddresses)
+			return mismatch("the addresses asked for (%.10q) are not those of the certificate that the kubelet has (%.10q)",
+				csr.IPAddresses, cert.IPAddresses)
 		}
 		return nil
 	}

@@ -32,32 +32,55 @@ func TestServing(t *testing.T) {
 		"a request by no node": {func(_ *testing.T, in *input) {
 			in.csr.Spec.Username, in.csr.Spec.Groups = "eve", []string{"system:authenticated"}
 		}, both(Ignore, 0)},
-		"a group too many":                 {func(_ *testing.T, in *input) { in.csr.Spec.Groups = append(in.csr.Spec.Groups, "more") }, both(Approve, 0)},
-		"a user who calls himself a node":  {func(_ *testing.T, in *input) { in.csr.Spec.Username = "node:worker-0" }, both(Refuse, reason.CSRRequester)},
-		"a node that is not authenticated": {func(_ *testing.T, in *input) { in.csr.Spec.Groups = []string{"system:nodes"} }, both(Refuse, reason.CSRRequester)},
-		"another node's name":              {func(_ *testing.T, in *input) { in.template.Subject.CommonName = "system:node:worker-1" }, both(Refuse, reason.CSRContent)},
-		"a name that is no Node's":         {func(_ *testing.T, in *input) { in.template.Subject.CommonName = "system:node:../worker-0" }, both(Refuse, reason.CSRContent)},
-		"no Machine with this Node":        {func(_ *testing.T, in *input) { in.world.machines[0].NodeRef = "" }, both(Retry, reason.MachineNotFound)},
-		"two Machines with this Node":      {func(_ *testing.T, in *input) { in.world.machines[1].NodeRef = "worker-0" }, both(Retry, reason.MachineAmbiguous)},
-		"a name of another machine":        {func(_ *testing.T, in *input) { in.template.DNSNames = []string{"worker-1"} }, both(Retry, reason.CSRAddress)},
-		"an address of another machine":    {func(_ *testing.T, in *input) { in.template.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 6)} }, both(Retry, reason.CSRAddress)},
-		"a Machine without addresses yet":  {func(_ *testing.T, in *input) { in.world.machines[0].Addresses = nil }, both(Retry, reason.CSRAddress)},
-		"a wildcard":                       {func(_ *testing.T, in *input) { in.template.DNSNames = []string{"*"} }, both(Retry, reason.CSRAddress)},
+		"a group too many": {func(_ *testing.T, in *input) {
+			in.csr.Spec.Groups = append(in.csr.Spec.Groups, "more")
+		}, both(Approve, 0)},
+		"a user who calls himself a node": {func(_ *testing.T, in *input) { in.csr.Spec.Username = "node:worker-0" },
+			both(Refuse, reason.CSRRequester)},
+		"a node that is not authenticated": {func(_ *testing.T, in *input) { in.csr.Spec.Groups = []string{"system:nodes"} },
+			both(Refuse, reason.CSRRequester)},
+		"another node's name": {func(_ *testing.T, in *input) {
+			in.template.Subject.CommonName = "system:node:worker-1"
+		}, both(Refuse, reason.CSRContent)},
+		"a name that is no Node's": {func(_ *testing.T, in *input) {
+			in.template.Subject.CommonName = "system:node:../worker-0"
+		}, both(Refuse, reason.CSRContent)},
+		"no Machine with this Node": {func(_ *testing.T, in *input) { in.world.machines[0].NodeRef = "" },
+			both(Retry, reason.MachineNotFound)},
+		"two Machines with this Node": {func(_ *testing.T, in *input) { in.world.machines[1].NodeRef = "worker-0" },
+			both(Retry, reason.MachineAmbiguous)},
+		"a name of another machine": {func(_ *testing.T, in *input) { in.template.DNSNames = []string{"worker-1"} },
+			both(Retry, reason.CSRAddress)},
+		"an address of another machine": {func(_ *testing.T, in *input) {
+			in.template.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 6)}
+		}, both(Retry, reason.CSRAddress)},
+		"a Machine without addresses yet": {func(_ *testing.T, in *input) { in.world.machines[0].Addresses = nil },
+			both(Retry, reason.CSRAddress)},
+		"a wildcard": {func(_ *testing.T, in *input) { in.template.DNSNames = []string{"*"} },
+			both(Retry, reason.CSRAddress)},
 		"an IPv6 address in a longer form": {func(_ *testing.T, in *input) { in.sixes() }, both(Retry, reason.CSRAddress)},
-		"an address as a name":             {func(_ *testing.T, in *input) { in.template.DNSNames = []string{"10.0.0.5"} }, both(Retry, reason.CSRAddress)},
-		"one name alone":                   {func(_ *testing.T, in *input) { in.template.IPAddresses = nil }, both(Approve, 0)},
-		"one address alone":                {func(_ *testing.T, in *input) { in.template.DNSNames = nil }, both(Approve, 0)},
+		"an address as a name": {func(_ *testing.T, in *input) { in.template.DNSNames = []string{"10.0.0.5"} },
+			both(Retry, reason.CSRAddress)},
+		"one name alone":    {func(_ *testing.T, in *input) { in.template.IPAddresses = nil }, both(Approve, 0)},
+		"one address alone": {func(_ *testing.T, in *input) { in.template.DNSNames = nil }, both(Approve, 0)},
 		"an external name in upper case": {func(_ *testing.T, in *input) {
 			in.world.machines[0].Addresses[0] = corev1.NodeAddress{Type: corev1.NodeExternalDNS, Address: "Worker-0."}
 		}, both(Approve, 0)},
-		"a flood by others":           {func(_ *testing.T, in *input) { in.world.load.Pending = 103 }, [2]want2{{Retry, reason.CSRLimit}, {Approve, 0}}},
-		"11 requests of this node":    {func(_ *testing.T, in *input) { in.world.load.Own = 11 }, [2]want2{{Approve, 0}, {Retry, reason.CSRLimit}}},
-		"a quarantine":                {func(_ *testing.T, in *input) { in.quarantined() }, [2]want2{{Approve, 0}, {Retry, reason.Quarantined}}},
-		"a quarantine, and a renewal": {func(t *testing.T, in *input) { in.quarantined(); in.renews(t, nil) }, [2]want2{{Approve, 0}, {Retry, reason.Quarantined}}},
-		"no record to be read":        {func(_ *testing.T, in *input) { in.fails("RecordByMachine") }, [2]want2{{Approve, 0}, {Retry, reason.StoreUnavailable}}},
-		"no Machine to be read":       {func(_ *testing.T, in *input) { in.fails("MachinesByNode") }, both(Retry, reason.StoreUnavailable)},
-		"no kubelet that answers":     {func(_ *testing.T, in *input) { in.fails("ServingCertificate") }, both(Approve, 0)},
-		"a renewal without a Machine": {func(t *testing.T, in *input) { in.renews(t, nil); in.world.machines = nil }, both(Approve, 0)},
+		"a flood by others": {func(_ *testing.T, in *input) { in.world.load.Pending = 103 },
+			[2]want2{{Retry, reason.CSRLimit}, {Approve, 0}}},
+		"11 requests of this node": {func(_ *testing.T, in *input) { in.world.load.Own = 11 },
+			[2]want2{{Approve, 0}, {Retry, reason.CSRLimit}}},
+		"a quarantine": {func(_ *testing.T, in *input) { in.quarantined() },
+			[2]want2{{Approve, 0}, {Retry, reason.Quarantined}}},
+		"a quarantine, and a renewal": {func(t *testing.T, in *input) { in.quarantined(); in.renews(t, nil) },
+			[2]want2{{Approve, 0}, {Retry, reason.Quarantined}}},
+		"no record to be read": {func(_ *testing.T, in *input) { in.fails("RecordByMachine") },
+			[2]want2{{Approve, 0}, {Retry, reason.StoreUnavailable}}},
+		"no Machine to be read": {func(_ *testing.T, in *input) { in.fails("MachinesByNode") },
+			both(Retry, reason.StoreUnavailable)},
+		"no kubelet that answers": {func(_ *testing.T, in *input) { in.fails("ServingCertificate") }, both(Approve, 0)},
+		"a renewal without a Machine": {func(t *testing.T, in *input) { in.renews(t, nil); in.world.machines = nil },
+			both(Approve, 0)},
 		"a renewal of an expired one": {func(t *testing.T, in *input) {
 			in.renewsAlone(t, func(c *x509.Certificate) { c.NotAfter = now.Add(-time.Second) })
 		}, both(Retry, reason.MachineNotFound)},
@@ -70,7 +93,9 @@ func TestServing(t *testing.T) {
 		"a renewal of another node's": {func(t *testing.T, in *input) {
 			in.renewsAlone(t, func(c *x509.Certificate) { c.Subject.CommonName = "system:node:worker-1" })
 		}, both(Retry, reason.MachineNotFound)},
-		"a renewal with a name more": {func(t *testing.T, in *input) { in.renewsAlone(t, func(c *x509.Certificate) { c.DNSNames = nil }) }, both(Retry, reason.MachineNotFound)},
+		"a renewal with a name more": {func(t *testing.T, in *input) {
+			in.renewsAlone(t, func(c *x509.Certificate) { c.DNSNames = nil })
+		}, both(Retry, reason.MachineNotFound)},
 		"a renewal with a name fewer": {func(t *testing.T, in *input) {
 			in.renewsAlone(t, func(c *x509.Certificate) { c.DNSNames = append(c.DNSNames, "more") })
 		}, both(Retry, reason.MachineNotFound)},
@@ -80,21 +105,40 @@ func TestServing(t *testing.T) {
 		"a renewal of one with a URI": {func(t *testing.T, in *input) {
 			in.renewsAlone(t, func(c *x509.Certificate) { c.URIs = uri("spiffe://x/y") })
 		}, both(Retry, reason.MachineNotFound)},
-		"a renewal by another authority":      {func(t *testing.T, in *input) { in.renewsAlone(t, nil); in.world.presented.Roots = x509.NewCertPool() }, both(Retry, reason.MachineNotFound)},
-		"a renewal without known authorities": {func(t *testing.T, in *input) { in.renewsAlone(t, nil); in.world.presented.Roots = nil }, both(Retry, reason.MachineNotFound)},
-		"an old certificate, a new address":   {func(t *testing.T, in *input) { in.renews(t, func(c *x509.Certificate) { c.IPAddresses = nil }) }, both(Approve, 0)},
-		"an egress address, no certificate":   {func(t *testing.T, in *input) { in.egress(t, "99.0.1.1"); in.world.presented = nil }, both(Retry, reason.CSRAddress)},
-		"an egress address":                   {func(t *testing.T, in *input) { in.egress(t, "99.0.1.1") }, both(Approve, 0)},
-		"an egress address of another node":   {func(t *testing.T, in *input) { in.egress(t, "99.0.1.2") }, both(Retry, reason.CSRAddress)},
-		"an egress range that is none":        {func(t *testing.T, in *input) { in.egress(t, "99.0.1.2"); in.world.egress.CIDRs = []string{"all"} }, both(Retry, reason.CSRAddress)},
+		"a renewal by another authority": {func(t *testing.T, in *input) {
+			in.renewsAlone(t, nil)
+			in.world.presented.Roots = x509.NewCertPool()
+		}, both(Retry, reason.MachineNotFound)},
+		"a renewal without known authorities": {func(t *testing.T, in *input) {
+			in.renewsAlone(t, nil)
+			in.world.presented.Roots = nil
+		}, both(Retry, reason.MachineNotFound)},
+		"an old certificate, a new address": {func(t *testing.T, in *input) {
+			in.renews(t, func(c *x509.Certificate) { c.IPAddresses = nil })
+		}, both(Approve, 0)},
+		"an egress address, no certificate": {func(t *testing.T, in *input) {
+			in.egress(t, "99.0.1.1")
+			in.world.presented = nil
+		}, both(Retry, reason.CSRAddress)},
+		"an egress address": {func(t *testing.T, in *input) { in.egress(t, "99.0.1.1") }, both(Approve, 0)},
+		"an egress address of another node": {func(t *testing.T, in *input) { in.egress(t, "99.0.1.2") },
+			both(Retry, reason.CSRAddress)},
+		"an egress range that is none": {func(t *testing.T, in *input) {
+			in.egress(t, "99.0.1.2")
+			in.world.egress.CIDRs = []string{"all"}
+		}, both(Retry, reason.CSRAddress)},
 		"an egress address and a new name": {func(t *testing.T, in *input) {
 			in.egress(t, "99.0.1.1")
 			in.template.DNSNames = append(in.template.DNSNames, "new")
 		}, both(Retry, reason.CSRAddress)},
-		"another network":             {func(t *testing.T, in *input) { in.egress(t, "99.0.1.1"); in.world.egress = nil }, both(Retry, reason.CSRAddress)},
-		"no network to be read":       {func(t *testing.T, in *input) { in.egress(t, "99.0.1.1"); in.fails("Egress") }, both(Retry, reason.StoreUnavailable)},
-		"a renewal, and no network":   {func(t *testing.T, in *input) { in.renews(t, nil); in.fails("Egress") }, both(Approve, 0)},
-		"ed25519 and one usage fewer": {func(_ *testing.T, in *input) { in.csr.Spec.Usages = in.csr.Spec.Usages[1:] }, both(Refuse, reason.CSRContent)},
+		"another network": {func(t *testing.T, in *input) { in.egress(t, "99.0.1.1"); in.world.egress = nil },
+			both(Retry, reason.CSRAddress)},
+		"no network to be read": {func(t *testing.T, in *input) { in.egress(t, "99.0.1.1"); in.fails("Egress") },
+			both(Retry, reason.StoreUnavailable)},
+		"a renewal, and no network": {func(t *testing.T, in *input) { in.renews(t, nil); in.fails("Egress") },
+			both(Approve, 0)},
+		"ed25519 and one usage fewer": {func(_ *testing.T, in *input) { in.csr.Spec.Usages = in.csr.Spec.Usages[1:] },
+			both(Refuse, reason.CSRContent)},
 		"a usage twice": {func(_ *testing.T, in *input) {
 			in.csr.Spec.Usages = append(in.csr.Spec.Usages, certificatesv1.UsageServerAuth)
 		}, both(Refuse, reason.CSRContent)},

@@ -26,8 +26,10 @@ const (
 const bootstrapperName = "system:serviceaccount:openshift-machine-config-operator:node-bootstrapper"
 
 var (
-	legacyServing = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment, certificatesv1.UsageServerAuth}
-	legacyClient  = []certificatesv1.KeyUsage{certificatesv1.UsageKeyEncipherment, certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
+	legacyServing = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment,
+		certificatesv1.UsageServerAuth}
+	legacyClient = []certificatesv1.KeyUsage{certificatesv1.UsageKeyEncipherment, certificatesv1.UsageDigitalSignature,
+		certificatesv1.UsageClientAuth}
 )
 
 // stockServing is the case "ok" of the stock approver's table.
@@ -42,10 +44,11 @@ func stockServing() *input {
 			SignerName: certificatesv1.KubeletServingSignerName, Usages: slices.Clone(legacyServing),
 			Username: "system:node:test", Groups: []string{"system:authenticated", "system:nodes"},
 		}},
-		world: &fakeWorld{load: Load{Machines: 1, Nodes: 1}, machines: []Machine{{NodeRef: "test", Addresses: []corev1.NodeAddress{
-			{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}, {Type: corev1.NodeExternalIP, Address: "10.0.0.1"},
-			{Type: corev1.NodeInternalDNS, Address: "node1.local"}, {Type: corev1.NodeExternalDNS, Address: "node1"},
-		}}}},
+		world: &fakeWorld{load: Load{Machines: 1, Nodes: 1},
+			machines: []Machine{{NodeRef: "test", Addresses: []corev1.NodeAddress{
+				{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}, {Type: corev1.NodeExternalIP, Address: "10.0.0.1"},
+				{Type: corev1.NodeInternalDNS, Address: "node1.local"}, {Type: corev1.NodeExternalDNS, Address: "node1"},
+			}}}},
 	}
 }
 
@@ -55,8 +58,9 @@ func stockPanda() *input {
 		return Machine{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalDNS, Address: name}}}
 	}
 	return &input{
-		template: x509.CertificateRequest{Subject: pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:panda"}},
-		key:      rsaKey(),
+		template: x509.CertificateRequest{Subject: pkix.Name{Organization: []string{"system:nodes"},
+			CommonName: "system:node:panda"}},
+		key: rsaKey(),
 		csr: certificatesv1.CertificateSigningRequest{Spec: certificatesv1.CertificateSigningRequestSpec{
 			SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName, Usages: slices.Clone(legacyClient),
 			Username: bootstrapperName, Groups: bootstrapperGroups(),
@@ -104,7 +108,8 @@ func TestDecidesAsTheStockApprover(t *testing.T) {
 		stock answer
 	}{
 		{"ok", server(func(*input) {}), yes},
-		{"ok with ECDSA", server(func(in *input) { in.key, in.csr.Spec.Usages = ecKey(), []certificatesv1.KeyUsage{sign, srv} }), yes},
+		{"ok with ECDSA",
+			server(func(in *input) { in.key, in.csr.Spec.Usages = ecKey(), []certificatesv1.KeyUsage{sign, srv} }), yes},
 		{"bad-csr", server(func(in *input) { in.csr.Spec.Request = []byte("-----BEGIN??\n") }), again},
 		{"no-node-prefix", server(func(in *input) { in.csr.Spec.Username = "test" }), no},
 		{"only-node-prefix", server(func(in *input) { in.csr.Spec.Username = "system:node:" }), no},
@@ -124,11 +129,15 @@ func TestDecidesAsTheStockApprover(t *testing.T) {
 		{"csr-extra-addr", server(extra), again},
 		{"csr-san-ip-mismatch", server(func(in *input) { in.world.machines[0].Addresses[1].Address = "10.0.0.2" }), again},
 		{"csr-san-dns-mismatch", server(func(in *input) { in.world.machines[0].Addresses[3].Address = "node2" }), again},
-		{"csr-san-dns-trailing-period", server(func(in *input) { in.world.machines[0].Addresses[3].Address = "node1." }), yes},
+		{"csr-san-dns-trailing-period", server(func(in *input) { in.world.machines[0].Addresses[3].Address = "node1." }),
+			yes},
 		{"client good", client(func(*input) {}), yes},
-		{"client good with upper case DNS", client(func(in *input) { in.world.machines[1].Addresses[0].Address = "Panda" }), yes},
-		{"client good with trailing dot in DNS", client(func(in *input) { in.world.machines[1].Addresses[0].Address = "panda." }), yes},
-		{"client extra O", client(func(in *input) { in.template.Subject.Organization = []string{"system:nodes", "bamboo"} }), no},
+		{"client good with upper case DNS", client(func(in *input) { in.world.machines[1].Addresses[0].Address = "Panda" }),
+			yes},
+		{"client good with trailing dot in DNS",
+			client(func(in *input) { in.world.machines[1].Addresses[0].Address = "panda." }), yes},
+		{"client extra O", client(func(in *input) { in.template.Subject.Organization = []string{"system:nodes", "bamboo"} }),
+			no},
 		{"client with DNS", client(func(in *input) { in.template.DNSNames = []string{"banana"} }), no},
 		{"client good but extra usage", client(usages(encipher, sign, cli, srv)), no},
 		{"client good but wrong usage", client(usages(encipher, sign, srv)), no},
@@ -138,10 +147,12 @@ func TestDecidesAsTheStockApprover(t *testing.T) {
 			in.world.machines[1].Addresses[0].Address = "zebra"
 		}), no},
 		{"client good but wrong user", client(func(in *input) { in.csr.Spec.Username += "-not" }), no},
-		{"client good but wrong user group", client(func(in *input) { in.csr.Spec.Groups = append(in.csr.Spec.Groups, "extra-group") }), no},
+		{"client good but wrong user group",
+			client(func(in *input) { in.csr.Spec.Groups = append(in.csr.Spec.Groups, "extra-group") }), no},
 		{"client good but empty name", client(func(in *input) { in.template.Subject.CommonName = "system:node:" }), no},
 		{"client good but node exists", client(func(in *input) { in.world.nodes = []string{"panda"} }), no},
-		{"client good but missing machine", client(func(in *input) { in.world.machines[1].Addresses[0].Type = corev1.NodeExternalDNS }), again},
+		{"client good but missing machine",
+			client(func(in *input) { in.world.machines[1].Addresses[0].Type = corev1.NodeExternalDNS }), again},
 		{"client good but machine has node ref", client(func(in *input) { in.world.machines[1].NodeRef = "other" }), no},
 		{"client good but auto approval is disabled", client(func(in *input) { in.world.disabled = true }), again},
 		{"client good with proper timing", client(times(11*time.Minute, 10*time.Minute)), yes},
@@ -156,8 +167,10 @@ func TestDecidesAsTheStockApprover(t *testing.T) {
 			in.world.presented = present(t, in.template, func(c *x509.Certificate) { c.Subject.CommonName = "example.net" })
 		}), again},
 		{"CSR extra address not in egress IPs", renewing(func(in *input) { extra(in); in.world.egress = &Egress{} }), again},
-		{"CSR extra address in egress IPs", renewing(func(in *input) { extra(in); in.world.egress = &Egress{IPs: []string{"99.0.1.1"}} }), yes},
-		{"CSR extra address in egress CIDRs", renewing(func(in *input) { extra(in); in.world.egress = &Egress{CIDRs: []string{"99.0.1.0/24"}} }), yes},
+		{"CSR extra address in egress IPs",
+			renewing(func(in *input) { extra(in); in.world.egress = &Egress{IPs: []string{"99.0.1.1"}} }), yes},
+		{"CSR extra address in egress CIDRs",
+			renewing(func(in *input) { extra(in); in.world.egress = &Egress{CIDRs: []string{"99.0.1.0/24"}} }), yes},
 	}
 	if len(vectors) != 48 {
 		t.Fatalf("%d vectors, the table has 48", len(vectors))

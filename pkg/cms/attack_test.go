@@ -91,28 +91,37 @@ func TestAttack_T01_MessageWithOneWrongThing(t *testing.T) {
 		change   func(*node)
 		accepted bool
 	}{
-		"another content":                        {func(m *node) { m.at(1, 0, 2, 1, 0).value = []byte(`{"instanceId":"i-other"}`) }, false},
-		"no content":                             {func(m *node) { drop(m.at(encap...), 1) }, false},
-		"two contents":                           {func(m *node) { add(m.at(1, 0, 2, 1), 1, &node{tag: 4, value: []byte("{}")}) }, true},
-		"a content of another type":              {func(m *node) { m.at(1, 0, 2, 0).value = []byte(digested) }, true},
-		"not signedData":                         {func(m *node) { m.at(0).value = []byte(digested) }, false},
-		"signedData of version 3":                {func(m *node) { m.at(1, 0, 0).value = []byte{3} }, true},
-		"a version with leading zeros":           {func(m *node) { m.at(1, 0, 0).value = []byte{0, 1} }, false},
-		"two signers":                            {func(m *node) { add(m.at(signers...), 1, m.at(signer...)) }, true},
-		"no signer":                              {func(m *node) { drop(m.at(signers...), 0) }, false},
-		"a signer of version 3":                  {func(m *node) { m.at(signer...).nodes[0].value = []byte{3} }, true},
-		"a signer by its key identifier":         {func(m *node) { m.at(signer...).nodes[1] = &node{tag: 0x80, value: make([]byte, 20)} }, false},
-		"another issuer":                         {func(m *node) { m.at(signer...).nodes[1].nodes[0] = &node{tag: 0x30} }, false},
-		"another serial number":                  {func(m *node) { m.at(signer...).nodes[1].nodes[1].value = []byte{1} }, false},
-		"a negative serial number":               {func(m *node) { m.at(signer...).nodes[1].nodes[1].value = []byte{0xff} }, false},
-		"something after the serial number":      {func(m *node) { add(m.at(signer...).nodes[1], 2, &node{tag: 5}) }, true},
-		"unsigned attributes":                    {func(m *node) { add(m.at(signer...), 6, &node{tag: 0xa1, nodes: []*node{null(md5)}}) }, true},
-		"something else after the signature":     {func(m *node) { add(m.at(signer...), 6, &node{tag: 5}) }, true},
-		"something after the signers":            {func(m *node) { add(m.at(signedData...), 4, &node{tag: 5}) }, true},
-		"something after signedData":             {func(m *node) { add(m.at(1), 1, &node{tag: 5}) }, true},
-		"something after the contentInfo's":      {func(m *node) { add(m, 2, &node{tag: 5}) }, true},
-		"an empty set of certificates":           {func(m *node) { add(m.at(signedData...), 3, &node{tag: 0xa0}) }, true},
-		"a certificate that is no sequence":      {func(m *node) { add(m.at(signedData...), 3, &node{tag: 0xa0, nodes: []*node{{tag: 4}}}) }, false},
+		"another content": {func(m *node) { m.at(1, 0, 2, 1, 0).value = []byte(`{"instanceId":"i-other"}`) }, false},
+		"no content":      {func(m *node) { drop(m.at(encap...), 1) }, false},
+		"two contents": {func(m *node) {
+			add(m.at(1, 0, 2, 1), 1, &node{tag: 4, value: []byte("{}")})
+		}, true},
+		"a content of another type":    {func(m *node) { m.at(1, 0, 2, 0).value = []byte(digested) }, true},
+		"not signedData":               {func(m *node) { m.at(0).value = []byte(digested) }, false},
+		"signedData of version 3":      {func(m *node) { m.at(1, 0, 0).value = []byte{3} }, true},
+		"a version with leading zeros": {func(m *node) { m.at(1, 0, 0).value = []byte{0, 1} }, false},
+		"two signers":                  {func(m *node) { add(m.at(signers...), 1, m.at(signer...)) }, true},
+		"no signer":                    {func(m *node) { drop(m.at(signers...), 0) }, false},
+		"a signer of version 3":        {func(m *node) { m.at(signer...).nodes[0].value = []byte{3} }, true},
+		"a signer by its key identifier": {func(m *node) {
+			m.at(signer...).nodes[1] = &node{tag: 0x80, value: make([]byte, 20)}
+		}, false},
+		"another issuer":        {func(m *node) { m.at(signer...).nodes[1].nodes[0] = &node{tag: 0x30} }, false},
+		"another serial number": {func(m *node) { m.at(signer...).nodes[1].nodes[1].value = []byte{1} }, false},
+		"a negative serial number": {func(m *node) { m.at(signer...).nodes[1].nodes[1].value = []byte{0xff} },
+			false},
+		"something after the serial number": {func(m *node) { add(m.at(signer...).nodes[1], 2, &node{tag: 5}) }, true},
+		"unsigned attributes": {func(m *node) {
+			add(m.at(signer...), 6, &node{tag: 0xa1, nodes: []*node{null(md5)}})
+		}, true},
+		"something else after the signature": {func(m *node) { add(m.at(signer...), 6, &node{tag: 5}) }, true},
+		"something after the signers":        {func(m *node) { add(m.at(signedData...), 4, &node{tag: 5}) }, true},
+		"something after signedData":         {func(m *node) { add(m.at(1), 1, &node{tag: 5}) }, true},
+		"something after the contentInfo's":  {func(m *node) { add(m, 2, &node{tag: 5}) }, true},
+		"an empty set of certificates":       {func(m *node) { add(m.at(signedData...), 3, &node{tag: 0xa0}) }, true},
+		"a certificate that is no sequence": {func(m *node) {
+			add(m.at(signedData...), 3, &node{tag: 0xa0, nodes: []*node{{tag: 4}}})
+		}, false},
 		"CRLs":                                   {func(m *node) { add(m.at(signedData...), 3, &node{tag: 0xa1}) }, true},
 		"no digest algorithms":                   {func(m *node) { drop(m.at(algorithms...), 0) }, true},
 		"two digest algorithms":                  {func(m *node) { add(m.at(algorithms...), 1, null(sha1)) }, true},
@@ -120,17 +129,25 @@ func TestAttack_T01_MessageWithOneWrongThing(t *testing.T) {
 		"SHA-1":                                  {set(sha1), false},
 		"MD5":                                    {set(md5), false},
 		"SHA-512, and a signature under SHA-256": {set(sha512), false},
-		"an algorithm with parameters":           {func(m *node) { m.at(signer...).nodes[4].nodes[1] = &node{tag: 4, value: []byte("x")} }, true},
-		"an algorithm with two parameters":       {func(m *node) { add(m.at(signer...).nodes[4], 2, &node{tag: 5}) }, true},
-		"a NULL with a value":                    {func(m *node) { m.at(signer...).nodes[4].nodes[1].value = []byte{0} }, true},
-		"SHA-1 with RSA":                         {func(m *node) { m.at(signer...).nodes[4] = null(sha1RSA) }, true},
-		"SHA-512 with RSA over SHA-256":          {func(m *node) { m.at(signer...).nodes[4] = null(sha512R) }, true},
-		"RSA-PSS":                                {func(m *node) { m.at(signer...).nodes[4] = null(rsaPSS) }, false},
-		"DSA":                                    {func(m *node) { m.at(signer...).nodes[4] = null(dsaSHA1) }, false},
-		"an empty signature":                     {func(m *node) { m.at(signer...).nodes[5].value = nil }, false},
-		"a signature of another length":          {func(m *node) { s := m.at(signer...).nodes[5]; s.value = append([]byte{0}, s.value...) }, false},
-		"no signed attributes":                   {func(m *node) { drop(m.at(signer...), 3) }, false},
-		"signed attributes with a byte less":     {func(m *node) { v := m.at(signer...).nodes[3].at(1, 1, 0); v.value = v.value[1:] }, false},
+		"an algorithm with parameters": {func(m *node) {
+			m.at(signer...).nodes[4].nodes[1] = &node{tag: 4, value: []byte("x")}
+		}, true},
+		"an algorithm with two parameters": {func(m *node) { add(m.at(signer...).nodes[4], 2, &node{tag: 5}) }, true},
+		"a NULL with a value":              {func(m *node) { m.at(signer...).nodes[4].nodes[1].value = []byte{0} }, true},
+		"SHA-1 with RSA":                   {func(m *node) { m.at(signer...).nodes[4] = null(sha1RSA) }, true},
+		"SHA-512 with RSA over SHA-256":    {func(m *node) { m.at(signer...).nodes[4] = null(sha512R) }, true},
+		"RSA-PSS":                          {func(m *node) { m.at(signer...).nodes[4] = null(rsaPSS) }, false},
+		"DSA":                              {func(m *node) { m.at(signer...).nodes[4] = null(dsaSHA1) }, false},
+		"an empty signature":               {func(m *node) { m.at(signer...).nodes[5].value = nil }, false},
+		"a signature of another length": {func(m *node) {
+			s := m.at(signer...).nodes[5]
+			s.value = append([]byte{0}, s.value...)
+		}, false},
+		"no signed attributes": {func(m *node) { drop(m.at(signer...), 3) }, false},
+		"signed attributes with a byte less": {func(m *node) {
+			v := m.at(signer...).nodes[3].at(1, 1, 0)
+			v.value = v.value[1:]
+		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := tree(t, good)
@@ -156,23 +173,25 @@ func TestAttack_T01_SignedAttributesWithOneWrongThing(t *testing.T) {
 	weaker := cmstest.Message{Digest: []int{1, 3, 14, 3, 2, 26}}.Guard()
 	stronger := cmstest.Message{Signature: cmstest.SHA256WithRSA}.Guard()
 	for name, attributes := range map[string][]cmstest.Attribute{
-		"none":                              {},
-		"no contentType":                    {digest},
-		"no messageDigest":                  {kind},
-		"contentType twice":                 {kind, kind, digest},
-		"messageDigest twice":               {kind, digest, digest},
-		"the digest of another content":     {kind, other},
-		"the digest of another, and this":   {kind, other, digest},
-		"an empty digest":                   {kind, {Type: cmstest.MessageDigest, Value: []byte{4, 0}}},
-		"a digest that is no octet string":  {kind, {Type: cmstest.MessageDigest, Value: kind.Value}},
-		"a digest with two values":          {kind, {Type: cmstest.MessageDigest, Value: slices.Concat(digest.Value, digest.Value)}},
-		"a digest without value":            {kind, {Type: cmstest.MessageDigest}},
-		"another contentType":               {{Type: cmstest.ContentType, Value: append([]byte{6, 9}, digested...)}, digest},
-		"a contentType with two values":     {{Type: cmstest.ContentType, Value: slices.Concat(kind.Value, kind.Value)}, digest},
-		"another digest algorithm":          {kind, digest, {Type: cmstest.AlgorithmGuard, Value: weaker}},
-		"another signature algorithm":       {kind, digest, {Type: cmstest.AlgorithmGuard, Value: stronger}},
-		"a guard that guards nothing":       {kind, digest, {Type: cmstest.AlgorithmGuard, Value: []byte{0x30, 0}}},
-		"a guard that has two values":       {kind, digest, {Type: cmstest.AlgorithmGuard, Value: slices.Concat(guard.Value, guard.Value)}},
+		"none":                             {},
+		"no contentType":                   {digest},
+		"no messageDigest":                 {kind},
+		"contentType twice":                {kind, kind, digest},
+		"messageDigest twice":              {kind, digest, digest},
+		"the digest of another content":    {kind, other},
+		"the digest of another, and this":  {kind, other, digest},
+		"an empty digest":                  {kind, {Type: cmstest.MessageDigest, Value: []byte{4, 0}}},
+		"a digest that is no octet string": {kind, {Type: cmstest.MessageDigest, Value: kind.Value}},
+		"a digest with two values": {kind,
+			{Type: cmstest.MessageDigest, Value: slices.Concat(digest.Value, digest.Value)}},
+		"a digest without value":        {kind, {Type: cmstest.MessageDigest}},
+		"another contentType":           {{Type: cmstest.ContentType, Value: append([]byte{6, 9}, digested...)}, digest},
+		"a contentType with two values": {{Type: cmstest.ContentType, Value: slices.Concat(kind.Value, kind.Value)}, digest},
+		"another digest algorithm":      {kind, digest, {Type: cmstest.AlgorithmGuard, Value: weaker}},
+		"another signature algorithm":   {kind, digest, {Type: cmstest.AlgorithmGuard, Value: stronger}},
+		"a guard that guards nothing":   {kind, digest, {Type: cmstest.AlgorithmGuard, Value: []byte{0x30, 0}}},
+		"a guard that has two values": {kind, digest,
+			{Type: cmstest.AlgorithmGuard, Value: slices.Concat(guard.Value, guard.Value)}},
 		"the algorithm guard twice":         {kind, digest, guard, guard},
 		"more than there is any reason for": append([]cmstest.Attribute{kind, digest}, many(15)...),
 	} {
@@ -235,12 +254,13 @@ func TestAttack_T02_KeysThatMayNotSign(t *testing.T) {
 		key  crypto.PublicKey
 		want string
 	}{
-		"RSA-1024":                  {weak.Public(), "RSA-1024"},
-		"ECDSA":                     {elliptic.Public(), "not RSA"},
-		"RSA with exponent 3":       {&rsa.PublicKey{N: region().key.N, E: 3}, "exponent 3"},
-		"RSA-16384":                 {&rsa.PublicKey{N: new(big.Int).SetBit(region().key.N, 16383, 1), E: 65537}, "RSA-16384"},
-		"RSA-4096 for a short one":  {&rsa.PublicKey{N: new(big.Int).SetBit(region().key.N, 4095, 1), E: 65537}, "length"},
-		"another key of that issue": {&rsa.PublicKey{N: new(big.Int).Xor(region().key.N, big.NewInt(2)), E: 65537}, "does not verify"},
+		"RSA-1024":                 {weak.Public(), "RSA-1024"},
+		"ECDSA":                    {elliptic.Public(), "not RSA"},
+		"RSA with exponent 3":      {&rsa.PublicKey{N: region().key.N, E: 3}, "exponent 3"},
+		"RSA-16384":                {&rsa.PublicKey{N: new(big.Int).SetBit(region().key.N, 16383, 1), E: 65537}, "RSA-16384"},
+		"RSA-4096 for a short one": {&rsa.PublicKey{N: new(big.Int).SetBit(region().key.N, 4095, 1), E: 65537}, "length"},
+		"another key of that issue": {&rsa.PublicKey{N: new(big.Int).Xor(region().key.N, big.NewInt(2)), E: 65537},
+			"does not verify"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			// Same issuer and serial number, another key.

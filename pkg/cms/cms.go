@@ -102,8 +102,9 @@ type parser struct {
 const indefinite = 0x80
 
 var (
-	contextConstructed = [...]asn1.Tag{asn1.Tag(0).Constructed().ContextSpecific(), asn1.Tag(1).Constructed().ContextSpecific()}
-	segmented          = asn1.OCTET_STRING.Constructed()
+	contextConstructed = [...]asn1.Tag{asn1.Tag(0).Constructed().ContextSpecific(),
+		asn1.Tag(1).Constructed().ContextSpecific()}
+	segmented = asn1.OCTET_STRING.Constructed()
 )
 
 // within enters one structure in the form of the message, reads its body, and

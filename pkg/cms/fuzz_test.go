@@ -52,7 +52,8 @@ func FuzzParse(f *testing.F) {
 			t.Fatal("another serial number than the library's")
 		}
 		// It rewrites names that are not DER; here they are compared as they are.
-		if name := region().certificate.RawIssuer; bytes.Equal(m.Issuer, name) && !bytes.Equal(id.IssuerName.FullBytes, name) {
+		if name := region().certificate.RawIssuer; bytes.Equal(m.Issuer, name) &&
+			!bytes.Equal(id.IssuerName.FullBytes, name) {
 			t.Fatal("another issuer than the library's")
 		}
 	})

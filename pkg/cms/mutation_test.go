@@ -84,7 +84,8 @@ func TestAttack_T01_NoMutantOfAzuresForm(t *testing.T) {
 		if !bytes.Equal(got, content) {
 			t.Fatalf("another content with %s at %d", what, at)
 		}
-		if at < start || at >= start+len(certificate) || len(m.Certificates) == 1 && bytes.Equal(m.Certificates[0], certificate) {
+		if at < start || at >= start+len(certificate) || len(m.Certificates) == 1 &&
+			bytes.Equal(m.Certificates[0], certificate) {
 			t.Errorf("accepted with %s at %d", what, at)
 		}
 	})

@@ -26,7 +26,8 @@ func FuzzFind(f *testing.F) {
 	f.Add(config("3.5.0", h.String()))
 	h.header, h.compression, h.hash = "data:text/plain;charset=utf-8;base64,", "gzip", "sha512"
 	f.Add(config("2.2.0", h.String()))
-	f.Add(config("3.0.0", `{"path": "/etc/kubernetes/kubeconfig", "contents": {"verification": {}, "source": "data:,a%0A"}}`))
+	f.Add(config("3.0.0",
+		`{"path": "/etc/kubernetes/kubeconfig", "contents": {"verification": {}, "source": "data:,a%0A"}}`))
 	f.Add([]byte(`{"storage":{"files":[{"path":"/etc/kubernetes/kubeconfig"},{}],"x":[[{"a":"\"]"}]]}}`))
 	f.Fuzz(func(t *testing.T, before []byte) {
 		slot, err := credential.Find(before)
@@ -45,7 +46,8 @@ func FuzzFind(f *testing.F) {
 		if err != nil || again == nil {
 			t.Fatalf("found once, and then: %v", err)
 		}
-		if parts, err = again.With(after, secret.New([]byte(own))); err != nil || !bytes.Equal(bytes.Join(parts, nil), after) {
+		if parts, err = again.With(after, secret.New([]byte(own))); err != nil ||
+			!bytes.Equal(bytes.Join(parts, nil), after) {
 			t.Fatalf("the same token again changes it: %v", err)
 		}
 	})
@@ -57,8 +59,10 @@ func FuzzKubeconfig(f *testing.F) {
 	f.Add([]byte(kubeconfig))
 	f.Add([]byte(strings.Replace(kubeconfig, shared, `"`+shared+`" # a`, 1)))
 	f.Add([]byte(`{"current-context":"c","contexts":[{"name":"c","context":{"user":"u"}}],"users":[{"name":"u","user":{"token":"t"}}]}`))
-	f.Add([]byte("current-context: c\ncontexts: [{name: c, context: {user: u}}]\nusers: [{name: u, user: {\u2028 \"token\": 't' }}]"))
-	f.Add([]byte("? current-context\n: c\ncontexts:\n- name: &a c\n  context: {user: u}\nusers:\n- {name: u, user: {token: t}}\n"))
+	f.Add([]byte(
+		"current-context: c\ncontexts: [{name: c, context: {user: u}}]\nusers: [{name: u, user: {\u2028 \"token\": 't' }}]"))
+	f.Add([]byte(
+		"? current-context\n: c\ncontexts:\n- name: &a c\n  context: {user: u}\nusers:\n- {name: u, user: {token: t}}\n"))
 	f.Fuzz(func(t *testing.T, kubeconfig []byte) {
 		h := honest()
 		h.kubeconfig = string(kubeconfig)
@@ -91,7 +95,8 @@ func FuzzKubeconfig(f *testing.F) {
 
 // FuzzSource: any data URL. What is decoded here is what Ignition decodes.
 func FuzzSource(f *testing.F) {
-	for _, source := range []string{"data:,", "data:;base64,", "data:text/plain;charset=utf-8,", "DATA:,", "data:,%2", "data:;base64;a=b,"} {
+	for _, source := range []string{"data:,", "data:;base64,", "data:text/plain;charset=utf-8,", "DATA:,", "data:,%2",
+		"data:;base64;a=b,"} {
 		f.Add(source, kubeconfig)
 	}
 	f.Fuzz(func(t *testing.T, header, text string) {
@@ -118,7 +123,8 @@ func FuzzSource(f *testing.F) {
 				t.Fatal(err)
 			}
 			after := read(t, bytes.Join(parts, nil))
-			if i := bytes.Index(after, []byte(`"`+own+`"`)); i < 0 || !bytes.HasPrefix(d.Data, after[:i]) || !bytes.HasSuffix(d.Data, after[i+len(own)+2:]) {
+			if i := bytes.Index(after, []byte(`"`+own+`"`)); i < 0 || !bytes.HasPrefix(d.Data, after[:i]) ||
+				!bytes.HasSuffix(d.Data, after[i+len(own)+2:]) {
 				t.Fatalf("Ignition reads %q and then %q", d.Data, after)
 			}
 		}
@@ -140,7 +146,8 @@ func TestAnyConfigKeepsEverythingElse(t *testing.T) {
 				text[i] = byte(random.Uint32())
 			}
 			quoted, err := json.Marshal(map[string]any{
-				"path": path.Join("/etc", string(rune('a'+n))), "Mode": n, "contents": map[string]any{"source": "data:," + dataurl.EscapeString(string(text))},
+				"path": path.Join("/etc", string(rune('a'+n))), "Mode": n,
+				"contents":   map[string]any{"source": "data:," + dataurl.EscapeString(string(text))},
 				string(text): []any{string(text), nil, true, 1.5e-7, map[string]any{"path": credential.Path}},
 			})
 			if err != nil {
@@ -191,7 +198,8 @@ func TestAttack_HostileConfigsCostLittle(t *testing.T) {
 		slot, err := credential.Find(c.raw)
 		took := time.Since(begin)
 		runtime.ReadMemStats(&after)
-		t.Logf("%s: %d bytes, %v, %d bytes allocated: %v, %v", c.name, len(c.raw), took, after.TotalAlloc-before.TotalAlloc, slot != nil, err)
+		t.Logf("%s: %d bytes, %v, %d bytes allocated: %v, %v", c.name, len(c.raw), took, after.TotalAlloc-before.TotalAlloc,
+			slot != nil, err)
 		if n := after.TotalAlloc - before.TotalAlloc; n > uint64(8*len(c.raw)+8<<20) {
 			t.Errorf("%s: %d bytes allocated for %d", c.name, n, len(c.raw))
 		}
@@ -245,5 +253,6 @@ func large(change ...func(*file)) []byte {
 		c(&f)
 	}
 	other := `{"path": "/etc/a", "contents": {"source": "data:;base64,` + strings.Repeat("YWJj", 2500) + `"}}`
-	return config("3.5.0", strings.Repeat(other+", ", 25)+f.String(), strings.TrimSuffix(strings.Repeat(other+", ", 25), ", "))
+	return config("3.5.0", strings.Repeat(other+", ", 25)+f.String(),
+		strings.TrimSuffix(strings.Repeat(other+", ", 25), ", "))
 }

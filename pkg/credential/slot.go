@@ -136,7 +136,8 @@ func whole(file span) error {
 		return err
 	}
 	if !more.none() {
-		if a := string(more.text[more.start:more.end]); a != "false" && (a[0] != '[' || skipSpace(more.text, more.start+1) != more.end-1) {
+		if a := string(more.text[more.start:more.end]); a != "false" &&
+			(a[0] != '[' || skipSpace(more.text, more.start+1) != more.end-1) {
 			return errors.New("something is appended to it")
 		}
 	}

@@ -86,7 +86,8 @@ func (f file) String() string {
 			source = f.header + base64.StdEncoding.EncodeToString(raw)
 		}
 	}
-	return fmt.Sprintf(`{"path": %q, "mode": 420%s, "contents": {%s"source": %q%s}}`, f.path, f.members, compression, source, verification)
+	return fmt.Sprintf(`{"path": %q, "mode": 420%s, "contents": {%s"source": %q%s}}`, f.path, f.members, compression,
+		source, verification)
 }
 
 func packed(raw []byte) []byte {
@@ -105,7 +106,8 @@ func honest() file {
 func config(version string, entries ...string) []byte {
 	files := append([]string{`{"path": "/etc/hostname", "contents": {"source": "data:,a"}}`}, entries...)
 	files = append(files, `{"path": "/etc/last", "contents": {"source": "data:,z"}}`)
-	return []byte(`{"ignition": {"version": "` + version + `"}, "storage": {"files": [` + strings.Join(files, ", ") + `]}, "systemd": {"units": [{"name": "a.service"}]}} ` + "\n")
+	return []byte(`{"ignition": {"version": "` + version + `"}, "storage": {"files": [` + strings.Join(files, ", ") +
+		`]}, "systemd": {"units": [{"name": "a.service"}]}} ` + "\n")
 }
 
 // read is the kubeconfig as Ignition would write it.
@@ -198,7 +200,8 @@ func exchanged(t testing.TB, before []byte, token string) []byte {
 	if len(parts) != 3 {
 		t.Fatalf("%d parts", len(parts))
 	}
-	if len(parts[0]) == 0 || len(parts[2]) == 0 || &parts[0][0] != &before[0] || &parts[2][0] != &before[len(before)-len(parts[2])] {
+	if len(parts[0]) == 0 || len(parts[2]) == 0 || &parts[0][0] != &before[0] ||
+		&parts[2][0] != &before[len(before)-len(parts[2])] {
 		t.Error("the first and the last part are no longer the config's own bytes")
 	}
 	after := bytes.Join(parts, nil)
@@ -261,13 +264,16 @@ func TestOnlyTheTokenOfTheKubeconfigChanges(t *testing.T) {
 		{"compressed, without base64", "3.2.0", func(f *file) { f.compression = "gzip" }},
 		{"with a hash", "3.2.0", func(f *file) { f.hash = "sha512" }},
 		{"with another hash", "3.2.0", func(f *file) { f.hash = "sha256" }},
-		{"compressed, with a hash", "3.2.0", func(f *file) { f.header, f.compression, f.hash = "data:;base64,", "gzip", "sha512" }},
+		{"compressed, with a hash", "3.2.0",
+			func(f *file) { f.header, f.compression, f.hash = "data:;base64,", "gzip", "sha512" }},
 		{"the hash before the contents", "3.2.0", func(f *file) {
 			f.members, f.hash = `, "note": 1`, "sha512"
 		}},
 		{"a path that is not clean", "3.2.0", func(f *file) { f.path = "/etc//kubernetes/./kubeconfig" }},
-		{"the token in double quotes", "3.2.0", func(f *file) { f.kubeconfig = strings.Replace(kubeconfig, shared, `"`+shared+`"`, 1) }},
-		{"the token in single quotes", "3.2.0", func(f *file) { f.kubeconfig = strings.Replace(kubeconfig, shared, `'`+shared+`' # ours`, 1) }},
+		{"the token in double quotes", "3.2.0",
+			func(f *file) { f.kubeconfig = strings.Replace(kubeconfig, shared, `"`+shared+`"`, 1) }},
+		{"the token in single quotes", "3.2.0",
+			func(f *file) { f.kubeconfig = strings.Replace(kubeconfig, shared, `'`+shared+`' # ours`, 1) }},
 		{"a kubeconfig in JSON", "3.2.0", func(f *file) {
 			raw, err := yaml.YAMLToJSON([]byte(kubeconfig))
 			if err != nil {
@@ -276,10 +282,13 @@ func TestOnlyTheTokenOfTheKubeconfigChanges(t *testing.T) {
 			f.kubeconfig = string(raw)
 		}},
 		{"with what is not ASCII before it", "3.2.0", func(f *file) {
-			f.kubeconfig = strings.Replace(kubeconfig, "- name: kubelet\n  user:\n    token: "+shared, "- {name: kubelet, user: {ä: \"ö\U0001F512\", token: "+shared+"}}", 1)
+			f.kubeconfig = strings.Replace(kubeconfig, "- name: kubelet\n  user:\n    token: "+shared,
+				"- {name: kubelet, user: {ä: \"ö\U0001F512\", token: "+shared+"}}", 1)
 		}},
-		{"with the lines of another system", "3.2.0", func(f *file) { f.kubeconfig = strings.ReplaceAll(kubeconfig, "\n", "\r\n") }},
-		{"a user without any credential beside it", "3.2.0", func(f *file) { f.kubeconfig += "- name: nobody\n  user: {}\n- name: none\n" }},
+		{"with the lines of another system", "3.2.0",
+			func(f *file) { f.kubeconfig = strings.ReplaceAll(kubeconfig, "\n", "\r\n") }},
+		{"a user without any credential beside it", "3.2.0",
+			func(f *file) { f.kubeconfig += "- name: nobody\n  user: {}\n- name: none\n" }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := honest()
@@ -371,8 +380,10 @@ func TestWhatCannotBeExchangedIsRefused(t *testing.T) {
 		{"a token behind a tag", replace(shared, "!!str "+shared), "cannot be found"},
 		{"a token in a block", replace(shared, "|-\n      "+shared), "cannot be found"},
 		{"an escape in the token", replace(shared, `"\x61"`), "cannot be found"},
-		{"another user's token", func(f *file) { f.kubeconfig += "- name: other\n  user: {token: " + own + "}\n" }, "a user has a token"},
-		{"another user's certificate", func(f *file) { f.kubeconfig += "- name: other\n  user: {client-key-data: a2V5}\n" }, "client-key-data"},
+		{"another user's token", func(f *file) { f.kubeconfig += "- name: other\n  user: {token: " + own + "}\n" },
+			"a user has a token"},
+		{"another user's certificate", func(f *file) { f.kubeconfig += "- name: other\n  user: {client-key-data: a2V5}\n" },
+			"client-key-data"},
 		{"a file beside the token", replace("    token:", "    tokenFile: /run/token\n    token:"), "tokenFile"},
 		{"a program beside the token", replace("    token:", "    exec: {command: a}\n    token:"), "exec"},
 		{"a user of the same name", func(f *file) { f.kubeconfig += "- name: kubelet\n  user: {}\n" }, "same name"},
@@ -403,7 +414,8 @@ func TestWhatCannotBeExchangedIsRefused(t *testing.T) {
 		"nothing":                ``,
 		"a file without content": string(config("3.2.0", `{"path": "/etc/kubernetes/kubeconfig"}`)),
 		"null contents":          string(config("3.2.0", `{"path": "/etc/kubernetes/kubeconfig", "contents": null}`)),
-		"a number for a source":  string(config("3.2.0", `{"path": "/etc/kubernetes/kubeconfig", "contents": {"source": 1}}`)),
+		"a number for a source": string(config("3.2.0",
+			`{"path": "/etc/kubernetes/kubeconfig", "contents": {"source": 1}}`)),
 	} {
 		if slot, err := credential.Find([]byte(raw)); err == nil || slot != nil {
 			t.Errorf("%s: %v, %v", name, slot, err)

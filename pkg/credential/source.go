@@ -37,7 +37,8 @@ func readSource(url, compression, hash string) (source, []byte, error) {
 	if len(url) < 5 || !strings.EqualFold(url[:5], "data:") {
 		return source{}, nil, errors.New("it is not a data URL, so another server has it")
 	}
-	if comma < 0 || strings.ContainsFunc(url[:comma], func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '"' || c == '\\' }) {
+	if comma < 0 || strings.ContainsFunc(url[:comma],
+		func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '"' || c == '\\' }) {
 		return source{}, nil, errors.New("its data URL cannot be decoded")
 	}
 	s := source{header: url[:comma+1], base64: strings.HasSuffix(url[:comma], ";base64")}
@@ -144,7 +145,8 @@ func (s source) url(file []byte) ([]byte, error) {
 // escape appends what stands for a file in a data URL without base64.
 func escape(out, file []byte) []byte {
 	for _, c := range file {
-		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.' || c == '~' {
+		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.' ||
+			c == '~' {
 			out = append(out, c)
 		} else {
 			out = append(out, '%', "0123456789ABCDEF"[c>>4], "0123456789ABCDEF"[c&15])

@@ -32,7 +32,8 @@ func TestAttack_T29_LengthsThatLieAllocateNothing(t *testing.T) {
 		"a header of 4 GiB":              slices.Concat(header[:28], huge, header[32:]),
 		"4 billion algorithms":           slices.Concat(header[:56], huge, header[60:]),
 		"4 billion digests in one event": slices.Concat(header, make([]byte, 8), huge, good[len(header)+12:]),
-		"4 GiB of data in one event":     slices.Concat(header, good[len(header):len(header)+12+34], huge, good[len(header)+12+34+4:]),
+		"4 GiB of data in one event": slices.Concat(header, good[len(header):len(header)+12+34], huge,
+			good[len(header)+12+34+4:]),
 	} {
 		var err error
 		n := allocated(func() { _, err = eventlog.Parse(raw, eventlog.SHA256) })
@@ -46,10 +47,11 @@ func TestAttack_T29_LengthsThatLieAllocateNothing(t *testing.T) {
 }
 
 func TestAttack_T29_TheMostEventsInTheFewestBytesStayWithinAFewTimesTheInput(t *testing.T) {
-	raw := eventlogtest.Edit(t, eventlogtest.Load(t, eventlogtest.SecureBootUKI).Log, func(e []eventlogtest.Event) []eventlogtest.Event {
-		one := eventlogtest.Event{PCR: 8, Type: eventlog.IPL, Digests: e[0].Digests}
-		return slices.Repeat([]eventlogtest.Event{one}, eventlog.MaxEvents)
-	})
+	raw := eventlogtest.Edit(t, eventlogtest.Load(t, eventlogtest.SecureBootUKI).Log,
+		func(e []eventlogtest.Event) []eventlogtest.Event {
+			one := eventlogtest.Event{PCR: 8, Type: eventlog.IPL, Digests: e[0].Digests}
+			return slices.Repeat([]eventlogtest.Event{one}, eventlog.MaxEvents)
+		})
 	var err error
 	n := allocated(func() { _, err = eventlog.Parse(raw, eventlog.SHA256) })
 	if err != nil {

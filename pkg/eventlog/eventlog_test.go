@@ -85,13 +85,16 @@ func TestParseRefusesWhatIsNotStrictlyALog(t *testing.T) {
 	}
 	firstEvent := atSpec + int(binary.LittleEndian.Uint32(good[28:]))
 	cases := map[string]func([]byte) []byte{
-		"an empty log":                                func([]byte) []byte { return nil },
-		"a log of one byte":                           func([]byte) []byte { return []byte{0} },
-		"a header that is cut off":                    func(raw []byte) []byte { return raw[:40] },
-		"a header in another PCR":                     put32(atHeaderPCR, 1),
-		"a header of another type":                    put32(atHeaderType, 8),
-		"a header that states 4 GiB":                  put32(28, 0xFFFFFFFF),
-		"a header of the TPM 1.2 format":              func(raw []byte) []byte { copy(raw[atSpec:], "Spec ID Event02"); return raw },
+		"an empty log":               func([]byte) []byte { return nil },
+		"a log of one byte":          func([]byte) []byte { return []byte{0} },
+		"a header that is cut off":   func(raw []byte) []byte { return raw[:40] },
+		"a header in another PCR":    put32(atHeaderPCR, 1),
+		"a header of another type":   put32(atHeaderType, 8),
+		"a header that states 4 GiB": put32(28, 0xFFFFFFFF),
+		"a header of the TPM 1.2 format": func(raw []byte) []byte {
+			copy(raw[atSpec:], "Spec ID Event02")
+			return raw
+		},
 		"a header with no algorithm":                  put32(atAlgorithms, 0),
 		"a header with 9 algorithms":                  put32(atAlgorithms, 9),
 		"a header with 2^31 algorithms":               put32(atAlgorithms, 1<<31),
@@ -104,7 +107,10 @@ func TestParseRefusesWhatIsNotStrictlyALog(t *testing.T) {
 		"an event in PCR 0xffffffff that extends":     put32(firstEvent, 0xFFFFFFFF),
 		"an event with more digests than banks":       put32(firstEvent+8, 5),
 		"an event with 2^32-1 digests":                put32(firstEvent+8, 0xFFFFFFFF),
-		"an event with no digest":                     edit(func(e []eventlogtest.Event) []eventlogtest.Event { e[3].Digests = nil; return e }),
+		"an event with no digest": edit(func(e []eventlogtest.Event) []eventlogtest.Event {
+			e[3].Digests = nil
+			return e
+		}),
 		"an event without the bank's digest": edit(func(e []eventlogtest.Event) []eventlogtest.Event {
 			e[3].Digests = slices.Delete(e[3].Digests, 1, 2)
 			return e
@@ -118,16 +124,24 @@ func TestParseRefusesWhatIsNotStrictlyALog(t *testing.T) {
 			e[3].Digests[2] = e[3].Digests[1]
 			return e
 		}),
-		"an event whose data is 4 GiB":       put32(len(good)-4-len(events[len(events)-1].Data), 0xFFFFFFFF),
-		"one trailing byte":                  func(raw []byte) []byte { return append(raw, 0) },
-		"trailing zeros":                     func(raw []byte) []byte { return append(raw, make([]byte, 64)...) },
-		"a last byte that is missing":        func(raw []byte) []byte { return raw[:len(raw)-1] },
-		"more than 256 KiB":                  func([]byte) []byte { return make([]byte, eventlog.MaxSize+1) },
-		"more events than any machine has":   edit(func(e []eventlogtest.Event) []eventlogtest.Event { return many(e) }),
-		"StartupLocality 1":                  edit(func(e []eventlogtest.Event) []eventlogtest.Event { return slices.Insert(e, 0, locality("\x01")) }),
-		"StartupLocality without a value":    edit(func(e []eventlogtest.Event) []eventlogtest.Event { return slices.Insert(e, 0, locality("")) }),
-		"StartupLocality with two values":    edit(func(e []eventlogtest.Event) []eventlogtest.Event { return slices.Insert(e, 0, locality("\x03\x03")) }),
-		"StartupLocality after an extension": edit(func(e []eventlogtest.Event) []eventlogtest.Event { return slices.Insert(e, 1, locality("\x03")) }),
+		"an event whose data is 4 GiB":     put32(len(good)-4-len(events[len(events)-1].Data), 0xFFFFFFFF),
+		"one trailing byte":                func(raw []byte) []byte { return append(raw, 0) },
+		"trailing zeros":                   func(raw []byte) []byte { return append(raw, make([]byte, 64)...) },
+		"a last byte that is missing":      func(raw []byte) []byte { return raw[:len(raw)-1] },
+		"more than 256 KiB":                func([]byte) []byte { return make([]byte, eventlog.MaxSize+1) },
+		"more events than any machine has": edit(func(e []eventlogtest.Event) []eventlogtest.Event { return many(e) }),
+		"StartupLocality 1": edit(func(e []eventlogtest.Event) []eventlogtest.Event {
+			return slices.Insert(e, 0, locality("\x01"))
+		}),
+		"StartupLocality without a value": edit(func(e []eventlogtest.Event) []eventlogtest.Event {
+			return slices.Insert(e, 0, locality(""))
+		}),
+		"StartupLocality with two values": edit(func(e []eventlogtest.Event) []eventlogtest.Event {
+			return slices.Insert(e, 0, locality("\x03\x03"))
+		}),
+		"StartupLocality after an extension": edit(func(e []eventlogtest.Event) []eventlogtest.Event {
+			return slices.Insert(e, 1, locality("\x03"))
+		}),
 		"StartupLocality twice": edit(func(e []eventlogtest.Event) []eventlogtest.Event {
 			return slices.Insert(e, 0, locality("\x03"), locality("\x03"))
 		}),
@@ -176,9 +190,10 @@ func TestParseTakesWhatRealFirmwareWrites(t *testing.T) {
 		event eventlogtest.Event
 		pcr   int
 	}{
-		"an event type nobody knows":         {eventlogtest.New(events[0], 2, 0x8401, []byte("vendor")), 2},
-		"an event without data":              {eventlogtest.New(events[0], 6, 0x00000001, nil), 6},
-		"an EV_NO_ACTION that has no PCR":    {eventlogtest.New(events[0], 0xFFFFFFFF, eventlog.NoAction, []byte("SP800-155 Event3")), -1},
+		"an event type nobody knows": {eventlogtest.New(events[0], 2, 0x8401, []byte("vendor")), 2},
+		"an event without data":      {eventlogtest.New(events[0], 6, 0x00000001, nil), 6},
+		"an EV_NO_ACTION that has no PCR": {eventlogtest.New(events[0], 0xFFFFFFFF, eventlog.NoAction,
+			[]byte("SP800-155 Event3")), -1},
 		"an EV_NO_ACTION of unknown content": {eventlogtest.New(events[0], 0, eventlog.NoAction, []byte("hello")), 0},
 	}
 	for name, c := range cases {
@@ -198,10 +213,11 @@ func TestParseTakesWhatRealFirmwareWrites(t *testing.T) {
 
 func TestStartupLocalityIsWherePCR0Begins(t *testing.T) {
 	for _, name := range []string{"\x00", "\x03", "\x04"} {
-		raw := eventlogtest.Edit(t, eventlogtest.Load(t, eventlogtest.SecureBootUKI).Log, func(e []eventlogtest.Event) []eventlogtest.Event {
-			l := eventlogtest.New(e[0], 0, eventlog.NoAction, []byte("StartupLocality\x00"+name))
-			return slices.Insert(e, 0, eventlogtest.New(e[0], 0, eventlog.NoAction, []byte("SP800-155 Event3")), l)
-		})
+		raw := eventlogtest.Edit(t, eventlogtest.Load(t, eventlogtest.SecureBootUKI).Log,
+			func(e []eventlogtest.Event) []eventlogtest.Event {
+				l := eventlogtest.New(e[0], 0, eventlog.NoAction, []byte("StartupLocality\x00"+name))
+				return slices.Insert(e, 0, eventlogtest.New(e[0], 0, eventlog.NoAction, []byte("SP800-155 Event3")), l)
+			})
 		log, err := eventlog.Parse(raw, eventlog.SHA256)
 		if err != nil {
 			t.Fatal(err)

@@ -51,7 +51,8 @@ type Log struct {
 // Errors are denials with reason PCRSelection (for the bank) or EventLogMalformed.
 func Parse(raw []byte, bank uint16) (*Log, error) {
 	if Size(bank) == 0 {
-		return nil, reason.Deny(reason.PCRSelection, "PCR bank %s cannot be appraised, only sha256, sha384 and sha512", BankName(bank))
+		return nil, reason.Deny(reason.PCRSelection, "PCR bank %s cannot be appraised, only sha256, sha384 and sha512",
+			BankName(bank))
 	}
 	if len(raw) == 0 {
 		return nil, reason.Deny(reason.EventLogMalformed, "the event log is empty")
@@ -191,7 +192,8 @@ func (p *parser) event(e *Event) error {
 		}
 		i := p.find(binary.LittleEndian.Uint16(id))
 		if i < 0 {
-			return malformed(e.Index, "a digest of algorithm 0x%04x, which the header does not list", binary.LittleEndian.Uint16(id))
+			return malformed(e.Index, "a digest of algorithm 0x%04x, which the header does not list",
+				binary.LittleEndian.Uint16(id))
 		}
 		if seen[i] {
 			return malformed(e.Index, "two %s digests", BankName(p.algs[i].id))

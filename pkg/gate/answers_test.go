@@ -33,7 +33,8 @@ func answerTo(t *testing.T, code reason.Code) (status int, header, problemTitle 
 		t.Fatal(err)
 	}
 	h := rec.Header()
-	if p.Status != rec.Code || p.Title == "" || p.Detail == "" || p.Type != "about:blank" || p.Instance != "urn:mcs-attest:01ABC" ||
+	if p.Status != rec.Code || p.Title == "" || p.Detail == "" || p.Type != "about:blank" ||
+		p.Instance != "urn:mcs-attest:01ABC" ||
 		h.Get("Content-Type") != "application/problem+json" || h.Get("Cache-Control") != "no-store" ||
 		h.Get("Content-Length") != fmt.Sprint(rec.Body.Len()) || strings.Contains(rec.Body.String(), "the detail") {
 		t.Errorf("%v: %v %s", code, h, rec.Body)
@@ -65,7 +66,9 @@ func TestEveryReasonsAnswer(t *testing.T) {
 
 func TestDocumentedRefusalsAreTheCodes(t *testing.T) {
 	page := read(t, "../../docs/gate.md")
-	rows := regexp.MustCompile("(?m)^\\| `([A-Z][A-Za-z]+)` \\| [^|]+ \\| (\\d+) \\| (none|`[^`]+`) \\| ([^|]+) \\|$").FindAllStringSubmatch(page, -1)
+	rows := regexp.MustCompile(
+		"(?m)^\\| `([A-Z][A-Za-z]+)` \\| [^|]+ \\| (\\d+) \\| (none|`[^`]+`) \\| ([^|]+) \\|$").FindAllStringSubmatch(page,
+		-1)
 	documented := map[string]bool{}
 	for _, row := range rows {
 		code, ok := reason.Parse(row[1])
@@ -89,7 +92,8 @@ func TestDocumentedRefusalsAreTheCodes(t *testing.T) {
 		}
 	}
 	// Every reason that this side of the program can give has its row.
-	for _, pattern := range []string{"*.go", "../token/token.go", "../../verifier/internal/redeem/*.go", "../../verifier/gate.go"} {
+	for _, pattern := range []string{"*.go", "../token/token.go", "../../verifier/internal/redeem/*.go",
+		"../../verifier/gate.go"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil || len(files) == 0 {
 			t.Fatalf("%s: %v", pattern, err)
@@ -108,7 +112,8 @@ func TestDocumentedRefusalsAreTheCodes(t *testing.T) {
 }
 
 func TestDocumentedPathsAreTheGates(t *testing.T) {
-	rows := regexp.MustCompile("(?m)^\\| `([A-Z]+)` \\| `([^`]+)` \\| (\\d+) \\|").FindAllStringSubmatch(read(t, "../../docs/gate.md"), -1)
+	rows := regexp.MustCompile("(?m)^\\| `([A-Z]+)` \\| `([^`]+)` \\| (\\d+) \\|").FindAllStringSubmatch(read(t,
+		"../../docs/gate.md"), -1)
 	if len(rows) < 6 {
 		t.Fatalf("%d rows", len(rows))
 	}
@@ -123,7 +128,8 @@ func TestDocumentedPathsAreTheGates(t *testing.T) {
 
 func TestNoAnswerIsARedirectOrEmptySuccess(t *testing.T) {
 	for _, code := range append(reason.Codes(), 0, 9999) {
-		if status, _, _ := answerTo(t, code); status != http.StatusBadRequest && status != http.StatusUnauthorized && status != http.StatusForbidden && status != http.StatusServiceUnavailable {
+		if status, _, _ := answerTo(t, code); status != http.StatusBadRequest && status != http.StatusUnauthorized &&
+			status != http.StatusForbidden && status != http.StatusServiceUnavailable {
 			t.Errorf("%v: %d", code, status)
 		}
 	}

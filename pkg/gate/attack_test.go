@@ -91,7 +91,8 @@ func TestAttack_T41_PoolIsPathBaseOrRefused(t *testing.T) {
 }
 
 func FuzzPool(f *testing.F) {
-	for _, p := range []string{"/config/worker", "/config/worker/master", "/config//", "/config/..", "/config/a.b-c", "", "/config/W"} {
+	for _, p := range []string{"/config/worker", "/config/worker/master", "/config//", "/config/..", "/config/a.b-c",
+		"", "/config/W"} {
 		f.Add(p)
 	}
 	f.Fuzz(func(t *testing.T, p string) {
@@ -99,7 +100,8 @@ func FuzzPool(f *testing.F) {
 		if !ok {
 			return
 		}
-		if pool != path.Base(p) || pool != url.PathEscape(pool) || path.Clean(prefix+pool) != prefix+pool || pool == "" || len(pool) > 253 {
+		if pool != path.Base(p) || pool != url.PathEscape(pool) || path.Clean(prefix+pool) != prefix+pool || pool == "" ||
+			len(pool) > 253 {
 			t.Fatalf("%q became %q", p, pool)
 		}
 	})
@@ -226,8 +228,10 @@ func TestAttack_T48_HEADIsNoLengthOracle(t *testing.T) {
 		for _, pool := range []string{"worker", "infra"} {
 			for _, method := range []string{"GET", "HEAD"} {
 				status2, header2, n2, text2 := ask(s, method, pool, auth)
-				if status2 != status || fmt.Sprint(header2) != fmt.Sprint(header) || n2 != n || method == "GET" && text2 != text || method == "HEAD" && text2 != "" {
-					t.Errorf("%s %s %q: %d %v %q differs from %d %v %q", method, pool, auth, status2, header2, text2, status, header, text)
+				if status2 != status || fmt.Sprint(header2) != fmt.Sprint(header) || n2 != n || method == "GET" && text2 != text ||
+					method == "HEAD" && text2 != "" {
+					t.Errorf("%s %s %q: %d %v %q differs from %d %v %q", method, pool, auth, status2, header2, text2, status,
+						header, text)
 				}
 			}
 		}
@@ -236,7 +240,8 @@ func TestAttack_T48_HEADIsNoLengthOracle(t *testing.T) {
 
 func TestAttack_T48_FinalDenialsOfATokenReadAlike(t *testing.T) {
 	seen := map[string]reason.Code{}
-	for _, code := range []reason.Code{reason.TokenInvalid, reason.TokenExpired, reason.TokenSuperseded, reason.TokenUsedUp} {
+	for _, code := range []reason.Code{reason.TokenInvalid, reason.TokenExpired, reason.TokenSuperseded,
+		reason.TokenUsedUp} {
 		f := newFixture()
 		f.redeem.check = func() error {
 			return reason.Wrap(code, errors.New("the cause"), "the detail of %v", code)
@@ -274,7 +279,8 @@ func TestAttack_T50_HeaderInjection(t *testing.T) {
 }
 
 func TestAttack_T50_APoolsNameIsNeverALabelOrALine(t *testing.T) {
-	for _, p := range []string{"/config/a%0aPool", "/config/a%22b", "/config/%1b[2J", "/config/" + strings.Repeat("x", 300), "/config/<script>"} {
+	for _, p := range []string{"/config/a%0aPool", "/config/a%22b", "/config/%1b[2J",
+		"/config/" + strings.Repeat("x", 300), "/config/<script>"} {
 		f := newFixture()
 		f.policy.Mode = Off
 		res := f.do(t, get("http://gate"+p, ""))

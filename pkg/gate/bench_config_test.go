@@ -49,7 +49,8 @@ func served(b *testing.B) *mcs.Answers {
 	}}
 	var c mcs.Cache
 	answers, err := c.Answers(r, mcs.Extras{
-		APIServer: "https://api-int.example:6443", CA: []byte("a CA\n"), Token: secret.New([]byte("the-credential-that-all-share")),
+		APIServer: "https://api-int.example:6443", CA: []byte("a CA\n"),
+		Token: secret.New([]byte("the-credential-that-all-share")),
 	})
 	if err != nil {
 		b.Fatal(err)
@@ -81,7 +82,8 @@ func ownConfigs(b *testing.B) (shared, own http.Handler, bearer string, plain []
 		b.Fatal(err)
 	}
 	raw, err := keys.Sign(time.Now(), token.Claims{
-		Issuer: "i", Audience: token.Audience, Subject: "s", MachineUID: "u", Pool: "worker", ID: "j", Expiry: time.Now().Add(50 * time.Minute),
+		Issuer: "i", Audience: token.Audience, Subject: "s", MachineUID: "u", Pool: "worker", ID: "j",
+		Expiry: time.Now().Add(50 * time.Minute),
 		Status: token.Affirming, Submods: map[string]token.Appraisal{"tpm2": {Status: token.Affirming}},
 	})
 	if err != nil {

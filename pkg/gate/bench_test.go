@@ -47,8 +47,9 @@ func BenchmarkGate(b *testing.B) {
 		b.Fatal(err)
 	}
 	raw, err := keys.Sign(noon, token.Claims{
-		Issuer: "https://api-int.example:22623", Audience: token.Audience, Subject: "ns/worker-a", MachineUID: "uid", Pool: "worker",
-		ID: "jti", Expiry: noon.Add(time.Hour), Status: token.Affirming,
+		Issuer: "https://api-int.example:22623", Audience: token.Audience, Subject: "ns/worker-a", MachineUID: "uid",
+		Pool: "worker",
+		ID:   "jti", Expiry: noon.Add(time.Hour), Status: token.Affirming,
 		Submods: map[string]token.Appraisal{"tpm2": {Status: token.Affirming}},
 	})
 	if err != nil {
@@ -123,7 +124,8 @@ func BenchmarkTokenVerify(b *testing.B) {
 		b.Fatal(err)
 	}
 	raw, err := keys.Sign(noon, token.Claims{
-		Issuer: "i", Audience: token.Audience, Subject: "s", MachineUID: "u", Pool: "worker", ID: "j", Expiry: noon.Add(time.Hour),
+		Issuer: "i", Audience: token.Audience, Subject: "s", MachineUID: "u", Pool: "worker", ID: "j",
+		Expiry: noon.Add(time.Hour),
 		Status: token.Affirming, Submods: map[string]token.Appraisal{"tpm2": {Status: token.Affirming}},
 	})
 	if err != nil {
@@ -145,7 +147,8 @@ func BenchmarkGateOverTLS(b *testing.B) {
 		b.Fatal(err)
 	}
 	raw, err := keys.Sign(noon, token.Claims{
-		Issuer: "i", Audience: token.Audience, Subject: "s", MachineUID: "u", Pool: "worker", ID: "j", Expiry: noon.Add(time.Hour),
+		Issuer: "i", Audience: token.Audience, Subject: "s", MachineUID: "u", Pool: "worker", ID: "j",
+		Expiry: noon.Add(time.Hour),
 		Status: token.Affirming, Submods: map[string]token.Appraisal{"tpm2": {Status: token.Affirming}},
 	})
 	if err != nil {

@@ -119,10 +119,13 @@ func TestWhoReceivesNoCredentialOfItsOwn(t *testing.T) {
 		issued  int
 	}{
 		{"HEAD makes none", head("/config/worker", good), nil, 200, "", 0},
-		{"a pool that is Off", get("/config/worker", ""), func(f *fixture, _ *issuer) { f.policy.Mode = Off }, 200, sharedToken, 0},
-		{"a pool under Audit", get("/config/worker", good), func(f *fixture, _ *issuer) { f.policy.Mode = Audit }, 200, sharedToken, 0},
+		{"a pool that is Off", get("/config/worker", ""), func(f *fixture, _ *issuer) { f.policy.Mode = Off },
+			200, sharedToken, 0},
+		{"a pool under Audit", get("/config/worker", good), func(f *fixture, _ *issuer) { f.policy.Mode = Audit }, 200,
+			sharedToken, 0},
 		{"no token", get("/config/worker", ""), nil, 401, "", 0},
-		{"a token that names no machine", get("/config/worker", good), func(_ *fixture, i *issuer) { i.nobody = true }, 200, sharedToken, 0},
+		{"a token that names no machine", get("/config/worker", good), func(_ *fixture, i *issuer) { i.nobody = true },
+			200, sharedToken, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f, i := newFixture(), &issuer{}
@@ -170,12 +173,18 @@ func TestAttack_T45_TheSharedCredentialDoesNotGoOutInstead(t *testing.T) {
 		{"none could be made", withKubeconfig(sharedToken), func(token.Claims) (*credential.Credential, error) {
 			return nil, reason.Deny(reason.CredentialUnavailable, "the API is away")
 		}, nil, reason.CredentialUnavailable, 0, 0},
-		{"an error without a reason", withKubeconfig(sharedToken), func(token.Claims) (*credential.Credential, error) { return nil, errors.New("x") }, nil, reason.Internal, 0, 0},
-		{"it could not be recorded", withKubeconfig(sharedToken), nil, reason.Deny(reason.StoreUnavailable, "away"), reason.StoreUnavailable, 1, 1},
-		{"the use was the last", withKubeconfig(sharedToken), nil, reason.Deny(reason.TokenUsedUp, "3"), reason.TokenUsedUp, 1, 1},
+		{"an error without a reason", withKubeconfig(sharedToken),
+			func(token.Claims) (*credential.Credential, error) { return nil, errors.New("x") }, nil, reason.Internal, 0, 0},
+		{"it could not be recorded", withKubeconfig(sharedToken), nil, reason.Deny(reason.StoreUnavailable, "away"),
+			reason.StoreUnavailable, 1, 1},
+		{"the use was the last", withKubeconfig(sharedToken), nil, reason.Deny(reason.TokenUsedUp, "3"),
+			reason.TokenUsedUp, 1, 1},
 		{"two kubeconfigs", twice, nil, nil, reason.UpstreamInvalid, 0, 0},
-		{"one that cannot be read", strings.Replace(withKubeconfig(sharedToken), "base64,", "base64,!", 1), nil, nil, reason.UpstreamInvalid, 0, 0},
-		{"one without a token", strings.Replace(withKubeconfig(sharedToken), base64.StdEncoding.EncodeToString([]byte(strings.Replace(kubeconfig, "TOKEN", sharedToken, 1))), "", 1), nil, nil, reason.UpstreamInvalid, 0, 0},
+		{"one that cannot be read", strings.Replace(withKubeconfig(sharedToken), "base64,", "base64,!", 1), nil,
+			nil, reason.UpstreamInvalid, 0, 0},
+		{"one without a token", strings.Replace(withKubeconfig(sharedToken),
+			base64.StdEncoding.EncodeToString([]byte(strings.Replace(kubeconfig, "TOKEN", sharedToken, 1))), "", 1), nil,
+			nil, reason.UpstreamInvalid, 0, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f, i := newFixture(), &issuer{issue: c.issue}

@@ -80,7 +80,8 @@ func (g *gate) fetch(r *request, upstream http.Handler) (*answer, error) {
 	ctx = context.WithValue(ctx, http.ServerContextKey, nil)
 	out := (&http.Request{
 		Method: http.MethodGet, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		URL: &url.URL{Path: prefix + r.pool}, Host: r.Host, RemoteAddr: r.RemoteAddr, Header: http.Header{}, Body: http.NoBody,
+		URL: &url.URL{Path: prefix + r.pool}, Host: r.Host, RemoteAddr: r.RemoteAddr, Header: http.Header{},
+		Body: http.NoBody,
 	}).WithContext(ctx)
 	for _, name := range forwarded {
 		if v := r.Header.Values(name); len(v) > 0 {

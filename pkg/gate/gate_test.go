@@ -151,7 +151,8 @@ func TestTheConfigForAToken(t *testing.T) {
 		res.Header.Get("Content-Type") != "application/json" || res.ContentLength != int64(len(config34)) {
 		t.Errorf("%d %v", res.StatusCode, res.Header)
 	}
-	if d := f.decisions[0]; d.Outcome != "allowed" || d.Pool != "worker" || d.Label != "worker" || d.Denial != nil || d.Claims.ID != "jti-1" {
+	if d := f.decisions[0]; d.Outcome != "allowed" || d.Pool != "worker" || d.Label != "worker" || d.Denial != nil ||
+		d.Claims.ID != "jti-1" {
 		t.Errorf("decision %+v", d)
 	}
 	if f.redeem.redeems != 1 {
@@ -183,24 +184,34 @@ func TestModes(t *testing.T) {
 		{"enforce, none", PoolPolicy{}, nil, nil, denied(401, reason.TokenMissing)},
 		{"enforce, bad token", PoolPolicy{}, []string{"Bearer bad"}, nil, denied(401, reason.TokenInvalid)},
 		{"enforce, two tokens", PoolPolicy{}, []string{"Bearer good", "Bearer good"}, nil, denied(401, reason.TokenInvalid)},
-		{"enforce, two tokens in one header", PoolPolicy{}, []string{"Bearer good, Bearer good"}, nil, denied(401, reason.TokenInvalid)},
+		{"enforce, two tokens in one header", PoolPolicy{}, []string{"Bearer good, Bearer good"}, nil,
+			denied(401, reason.TokenInvalid)},
 		{"enforce, another scheme", PoolPolicy{}, []string{"Basic good"}, nil, denied(401, reason.TokenInvalid)},
 		{"enforce, an empty header", PoolPolicy{}, []string{""}, nil, denied(401, reason.TokenInvalid)},
 		{"enforce, a scheme alone", PoolPolicy{}, []string{"Bearer "}, nil, denied(401, reason.TokenInvalid)},
-		{"enforce, an oversized token", PoolPolicy{}, []string{"Bearer " + strings.Repeat("g", 4097)}, nil, denied(401, reason.TokenInvalid)},
-		{"enforce, the record says no", PoolPolicy{}, []string{"Bearer good"}, reason.Deny(reason.TokenUsedUp, ""), out{401, "", "denied", reason.TokenUsedUp, 0, 1}},
-		{"enforce, the record says not yet", PoolPolicy{}, []string{"Bearer good"}, reason.Deny(reason.Quarantined, ""), out{503, "", "denied", reason.Quarantined, 0, 1}},
-		{"enforce, the store has an error of its own", PoolPolicy{}, []string{"Bearer good"}, errors.New("disk"), out{503, "", "denied", reason.Internal, 0, 1}},
-		{"audit, good token: takes no use", PoolPolicy{Mode: Audit}, []string{"Bearer good"}, nil, out{200, config34, "allowed", 0, 0, 1}},
+		{"enforce, an oversized token", PoolPolicy{}, []string{"Bearer " + strings.Repeat("g", 4097)},
+			nil, denied(401, reason.TokenInvalid)},
+		{"enforce, the record says no", PoolPolicy{}, []string{"Bearer good"}, reason.Deny(reason.TokenUsedUp, ""),
+			out{401, "", "denied", reason.TokenUsedUp, 0, 1}},
+		{"enforce, the record says not yet", PoolPolicy{}, []string{"Bearer good"}, reason.Deny(reason.Quarantined, ""),
+			out{503, "", "denied", reason.Quarantined, 0, 1}},
+		{"enforce, the store has an error of its own", PoolPolicy{}, []string{"Bearer good"}, errors.New("disk"),
+			out{503, "", "denied", reason.Internal, 0, 1}},
+		{"audit, good token: takes no use", PoolPolicy{Mode: Audit}, []string{"Bearer good"}, nil,
+			out{200, config34, "allowed", 0, 0, 1}},
 		{"audit, none", PoolPolicy{Mode: Audit}, nil, nil, out{200, config34, "would-deny", reason.TokenMissing, 0, 0}},
-		{"audit, bad token", PoolPolicy{Mode: Audit}, []string{"Bearer bad"}, nil, out{200, config34, "would-deny", reason.TokenInvalid, 0, 0}},
+		{"audit, bad token", PoolPolicy{Mode: Audit}, []string{"Bearer bad"}, nil,
+			out{200, config34, "would-deny", reason.TokenInvalid, 0, 0}},
 		{"off, none", PoolPolicy{Mode: Off}, nil, nil, allowed(config34, "allowed")},
 		{"off, bad token", PoolPolicy{Mode: Off}, []string{"Bearer bad"}, nil, allowed(config34, "allowed")},
 		{"pre-approved, none", PoolPolicy{PreApproved: true}, nil, nil, allowed(preApproved, "pre-approved")},
 		{"pre-approved, good token", PoolPolicy{PreApproved: true}, []string{"Bearer good"}, nil, used},
-		{"pre-approved, a bad token is not none", PoolPolicy{PreApproved: true}, []string{"Bearer bad"}, nil, denied(401, reason.TokenInvalid)},
-		{"pre-approved, an empty header is not none", PoolPolicy{PreApproved: true}, []string{""}, nil, denied(401, reason.TokenInvalid)},
-		{"pre-approved, another scheme is not none", PoolPolicy{PreApproved: true}, []string{"Basic Zm9v"}, nil, denied(401, reason.TokenInvalid)},
+		{"pre-approved, a bad token is not none", PoolPolicy{PreApproved: true}, []string{"Bearer bad"},
+			nil, denied(401, reason.TokenInvalid)},
+		{"pre-approved, an empty header is not none", PoolPolicy{PreApproved: true}, []string{""}, nil,
+			denied(401, reason.TokenInvalid)},
+		{"pre-approved, another scheme is not none", PoolPolicy{PreApproved: true}, []string{"Basic Zm9v"}, nil,
+			denied(401, reason.TokenInvalid)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := newFixture()
@@ -272,7 +283,8 @@ func TestA22_FinalIsFourHundredsAndNotYetIsFiveHundreds(t *testing.T) {
 		f := newFixture()
 		f.Tokens = fakeTokens{verify: func([]byte) (token.Claims, error) { return token.Claims{}, reason.Deny(code, "") }}
 		res := f.do(t, get("/config/worker", good))
-		if final := res.StatusCode >= 400 && res.StatusCode < 500; final == code.Temporary() || !final && res.StatusCode != 503 {
+		if final := res.StatusCode >= 400 && res.StatusCode < 500; final == code.Temporary() || !final &&
+			res.StatusCode != 503 {
 			t.Errorf("%v: %d", code, res.StatusCode)
 		}
 	}
@@ -283,7 +295,8 @@ func TestA23_HEADNeedsTheSameTokenAndTakesNoUse(t *testing.T) {
 	r := get("/config/worker", good)
 	r.Method = http.MethodHead
 	res := f.do(t, r)
-	if res.StatusCode != 200 || res.ContentLength != int64(len(config34)) || body(t, res) != "" || f.redeem.checks != 1 || f.redeem.redeems != 0 {
+	if res.StatusCode != 200 || res.ContentLength != int64(len(config34)) || body(t, res) != "" || f.redeem.checks != 1 ||
+		f.redeem.redeems != 0 {
 		t.Errorf("%d, %d bytes announced, %d uses", res.StatusCode, res.ContentLength, f.redeem.redeems)
 	}
 	r.Header.Del("Authorization")
@@ -345,7 +358,8 @@ func TestA26_SourceServesWhatTheClientReads(t *testing.T) {
 		// By itself it answers as the Machine Config Server does.
 		rec = httptest.NewRecorder()
 		source.ServeHTTP(rec, r)
-		if want := map[int]int{200: 200, 400: 400, 503: 500}[c.status]; rec.Code != want || want == 200 && rec.Body.String() != config34 {
+		if want := map[int]int{200: 200, 400: 400, 503: 500}[c.status]; rec.Code != want || want == 200 &&
+			rec.Body.String() != config34 {
 			t.Errorf("%s: by itself %d, want %d", c.name, rec.Code, want)
 		}
 	}
@@ -359,7 +373,8 @@ func TestF12_TheRequestLineIsTheMachineConfigServers(t *testing.T) {
 	r := get("/config/worker", good)
 	r.RemoteAddr = "192.0.2.7:40312"
 	f.do(t, r)
-	want := `Pool "worker" requested by address:"192.0.2.7:40312" User-Agent:"Ignition/2.20.0" Accept-Header: "` + ignition34 + `"`
+	want := `Pool "worker" requested by address:"192.0.2.7:40312" User-Agent:"Ignition/2.20.0" Accept-Header: "` +
+		ignition34 + `"`
 	if !slices.Equal(f.lines, []string{want}) {
 		t.Errorf("got  %q\nwant %q", f.lines, want)
 	}
@@ -370,14 +385,18 @@ func TestF14_OutsideOfConfig(t *testing.T) {
 		method, path string
 		status       int
 	}{
-		{"GET", "/healthz", 200}, {"HEAD", "/healthz", 200}, {"POST", "/healthz", 405}, {"GET", "/readyz", 200}, {"HEAD", "/readyz", 200},
-		{"GET", "/", 404}, {"GET", "/config", 404}, {"HEAD", "/x", 404}, {"GET", "//config/worker", 404}, {"GET", "/Config/worker", 404},
-		{"POST", "/config/worker", 405}, {"PUT", "/config/worker", 405}, {"OPTIONS", "/config/worker", 405}, {"TRACE", "/", 405},
+		{"GET", "/healthz", 200}, {"HEAD", "/healthz", 200}, {"POST", "/healthz", 405}, {"GET", "/readyz", 200},
+		{"HEAD", "/readyz", 200},
+		{"GET", "/", 404}, {"GET", "/config", 404}, {"HEAD", "/x", 404}, {"GET", "//config/worker", 404},
+		{"GET", "/Config/worker", 404},
+		{"POST", "/config/worker", 405}, {"PUT", "/config/worker", 405}, {"OPTIONS", "/config/worker", 405},
+		{"TRACE", "/", 405},
 	} {
 		f := newFixture()
 		r := get("http://gate"+c.path, good)
 		r.Method = c.method
-		if res := f.do(t, r); res.StatusCode != c.status || res.Header.Get("Content-Length") != "0" || body(t, res) != "" || len(f.upstream) != 0 {
+		if res := f.do(t, r); res.StatusCode != c.status || res.Header.Get("Content-Length") != "0" || body(t, res) != "" ||
+			len(f.upstream) != 0 {
 			t.Errorf("%s %s: %d %v", c.method, c.path, res.StatusCode, res.Header)
 		}
 	}

@@ -25,7 +25,8 @@ func newPreflight(t *testing.T) *preflight {
 	p := &preflight{fixture: newFixture(), t: t, clock: noon}
 	p.Upstream = behind(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p.rendered.Add(1)
-		fmt.Fprintf(w, `{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":%q}]}}`, fmt.Sprintf("%s/%d", r.URL.Path, p.version.Load()))
+		fmt.Fprintf(w, `{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":%q}]}}`,
+			fmt.Sprintf("%s/%d", r.URL.Path, p.version.Load()))
 	}), false)
 	p.Now = func() time.Time { return p.clock }
 	p.Observe, p.Requested = nil, nil
@@ -96,7 +97,8 @@ func TestWhatAPreflightBroughtIsForTheSameQuestionOnly(t *testing.T) {
 		{"the same question", keptFor - time.Second, get("/config/worker", good), 200, 0},
 		{"the same question, too late", keptFor + time.Second, get("/config/worker", good), 200, 1},
 		{"the same question when the clock went back", -time.Second, get("/config/worker", good), 200, 1},
-		{"another spec version", 0, other(func(r *http.Request) { r.Header.Set("Accept", strings.Replace(ignition34, "3.4", "3.5", 1)) }), 200, 1},
+		{"another spec version", 0,
+			other(func(r *http.Request) { r.Header.Set("Accept", strings.Replace(ignition34, "3.4", "3.5", 1)) }), 200, 1},
 		{"no version, so the User-Agent may decide", 0, other(func(r *http.Request) { r.Header.Del("Accept") }), 200, 1},
 		{"without a token", 0, get("/config/worker", ""), 401, 0},
 		{"with a wrong token", 0, get("/config/worker", "wrong"), 401, 0},
@@ -172,7 +174,8 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 	if len(kept.answers) != 1 || kept.bytes > maxKeptBytes {
 		t.Errorf("%d answers of %d bytes", len(kept.answers), kept.bytes)
 	}
-	if kept.put(question{9}, noon, &answer{parts: [][]byte{make([]byte, maxKeptBytes+1)}}); kept.get(question{9}, noon) != nil {
+	if kept.put(question{9}, noon, &answer{parts: [][]byte{make([]byte, maxKeptBytes+1)}}); kept.get(question{9},
+		noon) != nil {
 		t.Error("an answer over the bound is kept")
 	}
 }
@@ -188,7 +191,8 @@ func TestHeaderLinesAreReadOneByOne(t *testing.T) {
 	}
 	for name, ask := range map[string][2]*http.Request{
 		"one line, then two": {head("/config/worker", good), agents(get("/config/worker", good), "Ignition/2.20.0")},
-		"another User-Agent": {agents(head("/config/worker", good), "Ignition/0.35.0"), agents(get("/config/worker", good), "Ignition/2.20.0")},
+		"another User-Agent": {agents(head("/config/worker", good), "Ignition/0.35.0"),
+			agents(get("/config/worker", good), "Ignition/2.20.0")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPreflight(t)

@@ -183,11 +183,13 @@ func (g *gate) provisioning(r *request) (done bool, err error) {
 	}
 	switch {
 	case match == provisioning.Expired:
-		return true, reason.Deny(reason.ProvisioningTokenInvalid, "the previous provisioning token; its grace ended at %s", tokens.PreviousExpires.Format(time.RFC3339))
+		return true, reason.Deny(reason.ProvisioningTokenInvalid, "the previous provisioning token; its grace ended at %s",
+			tokens.PreviousExpires.Format(time.RFC3339))
 	case presence != provisioning.Present:
 		return true, g.unread(presence)
 	}
-	return true, reason.Deny(reason.ProvisioningTokenInvalid, "neither the current provisioning token nor the previous one in its grace")
+	return true, reason.Deny(reason.ProvisioningTokenInvalid,
+		"neither the current provisioning token nor the previous one in its grace")
 }
 
 // unread is the denial while there is no token to compare with. That is never the

@@ -96,7 +96,8 @@ func TestProvisioningTokenOpensThePoolThatListsIt(t *testing.T) {
 			r := get("/config/worker", c.shown)
 			r.Method = method
 			res := f.do(t, r)
-			if d := f.last(t); res.StatusCode != c.status || f.codeOf(t) != c.reason || d.Provisioning != c.match || d.Unenforced {
+			if d := f.last(t); res.StatusCode != c.status || f.codeOf(t) != c.reason || d.Provisioning != c.match ||
+				d.Unenforced {
 				t.Errorf("%s %s: %d %s %v", method, c.name, res.StatusCode, f.codeOf(t), d.Provisioning)
 			}
 			// There is no Machine, so there is nothing to redeem.
@@ -116,14 +117,16 @@ func TestProvisioningTokenIsNothingToAPoolThatDoesNotListIt(t *testing.T) {
 		f := newProvisioned(t)
 		f.policy = PoolPolicy{Label: "worker", PreApproved: preApproved, URLParameter: true}
 		f.PreApproved = serve(`{"ignition":{"version":"3.4.0"}}`)
-		if res := f.do(t, get("/config/worker", current)); res.StatusCode != 401 || f.codeOf(t) != "TokenInvalid" || f.last(t).Provisioning != provisioning.None {
+		if res := f.do(t, get("/config/worker", current)); res.StatusCode != 401 || f.codeOf(t) != "TokenInvalid" ||
+			f.last(t).Provisioning != provisioning.None {
 			t.Errorf("%d %s", res.StatusCode, f.codeOf(t))
 		}
 		want, code := 401, "TokenMissing"
 		if preApproved {
 			want, code = 200, ""
 		}
-		if res := f.do(t, get("/config/worker?token="+url.QueryEscape(current), "")); res.StatusCode != want || f.codeOf(t) != code {
+		if res := f.do(t, get("/config/worker?token="+url.QueryEscape(current), "")); res.StatusCode != want ||
+			f.codeOf(t) != code {
 			t.Errorf("in the URL: %d %s", res.StatusCode, f.codeOf(t))
 		}
 	}
@@ -175,7 +178,8 @@ func TestProvisioningTokenInTheURL(t *testing.T) {
 		// A machine that attested fetches with its own token; the pointer still has the other.
 		{"an attestation's in the header", "token=" + previous, attested, 200, ""},
 		{"an attestation's in the header, a wrong one in the URL", "token=" + wrong, attested, 200, ""},
-		{"a forged attestation's in the header, a right one in the URL", "token=" + previous, attested + "x", 401, "TokenInvalid"},
+		{"a forged attestation's in the header, a right one in the URL", "token=" + previous, attested + "x", 401,
+			"TokenInvalid"},
 	} {
 		f := newProvisioned(t)
 		f.policy.URLParameter = true
@@ -234,8 +238,10 @@ func TestPoolWithoutAProvisioningToken(t *testing.T) {
 		{"not read, no token", "", provisioning.View{}, true, false, 503, "denied", "StoreUnavailable", false},
 		{"not read, a token", current, provisioning.View{}, true, false, 503, "denied", "StoreUnavailable", false},
 		{"not read, an attestation's", attested, provisioning.View{}, true, false, 200, "allowed", "", false},
-		{"not read, but a TPM would do: no token", "", provisioning.View{}, false, false, 401, "denied", "TokenMissing", false},
-		{"not read, but a TPM would do: a token", current, provisioning.View{}, false, false, 503, "denied", "StoreUnavailable", false},
+		{"not read, but a TPM would do: no token", "", provisioning.View{}, false, false, 401, "denied",
+			"TokenMissing", false},
+		{"not read, but a TPM would do: a token", current, provisioning.View{}, false, false, 503, "denied",
+			"StoreUnavailable", false},
 		{"broken, a token", current, broken, true, false, 503, "denied", "StoreUnavailable", false},
 		{"broken, no token", "", broken, true, false, 503, "denied", "StoreUnavailable", false},
 		{"broken after good, a token", current, keptView, true, false, 200, "allowed", "", false},
@@ -245,7 +251,8 @@ func TestPoolWithoutAProvisioningToken(t *testing.T) {
 		f.policy.OnlyProvisioningToken, f.policy.OpenWithoutToken = c.only, c.open
 		f.Provisioning.View = func() provisioning.View { return c.view }
 		res := f.do(t, get("/config/worker", c.shown))
-		if d := f.last(t); res.StatusCode != c.status || d.Outcome != c.outcome || f.codeOf(t) != c.reason || d.Unenforced != c.unenforced {
+		if d := f.last(t); res.StatusCode != c.status || d.Outcome != c.outcome || f.codeOf(t) != c.reason ||
+			d.Unenforced != c.unenforced {
 			t.Errorf("%s: %d %s %s %t", c.name, res.StatusCode, d.Outcome, f.codeOf(t), d.Unenforced)
 		}
 	}
@@ -253,7 +260,8 @@ func TestPoolWithoutAProvisioningToken(t *testing.T) {
 	f := newProvisioned(t)
 	f.policy.PreApproved, f.PreApproved = true, serve(`{"ignition":{"version":"3.4.0"}}`)
 	f.Provisioning.View = func() provisioning.View { return absent }
-	if res := f.do(t, get("/config/worker", "")); res.StatusCode != 200 || f.last(t).Outcome != "pre-approved" || body(t, res) == config34 {
+	if res := f.do(t, get("/config/worker", "")); res.StatusCode != 200 || f.last(t).Outcome != "pre-approved" ||
+		body(t, res) == config34 {
 		t.Errorf("absent, with a pre-approved config: %d %s", res.StatusCode, f.last(t).Outcome)
 	}
 	// The zero value knows nothing.
@@ -271,7 +279,8 @@ func TestProvisioningTokenUnderAuditAndOff(t *testing.T) {
 	} {
 		f := newProvisioned(t)
 		f.policy.Mode = Audit
-		if res := f.do(t, get("/config/worker", c.shown)); res.StatusCode != 200 || f.last(t).Outcome != c.outcome || f.codeOf(t) != c.reason {
+		if res := f.do(t, get("/config/worker", c.shown)); res.StatusCode != 200 || f.last(t).Outcome != c.outcome ||
+			f.codeOf(t) != c.reason {
 			t.Errorf("audit %q: %d %s %s", c.shown, res.StatusCode, f.last(t).Outcome, f.codeOf(t))
 		}
 		f = newProvisioned(t)
@@ -386,7 +395,8 @@ func TestAttack_T48_WrongTokensReadAlike(t *testing.T) {
 func TestAttack_T46_ProvisioningTokenGetsOutNowhere(t *testing.T) {
 	for _, shown := range []string{current, previous, wrong} {
 		for _, mode := range []Mode{Enforce, Audit, Off} {
-			for _, path := range []string{"/config/worker", "/config/worker?token=" + shown, "/config/" + shown, "/config/worker;token=" + shown} {
+			for _, path := range []string{"/config/worker", "/config/worker?token=" + shown, "/config/" + shown,
+				"/config/worker;token=" + shown} {
 				f := newProvisioned(t)
 				f.policy.Mode, f.policy.URLParameter = mode, true
 				for _, header := range []string{shown, ""} {
@@ -408,7 +418,8 @@ func TestAttack_T46_ProvisioningTokenGetsOutNowhere(t *testing.T) {
 }
 
 func FuzzParameter(f *testing.F) {
-	for _, q := range []string{"token=a", "token", "token=%zz", "a=b&token=x+y/z=", "token=a&token=b", "%74oken=a", ";token=a", "token=%00"} {
+	for _, q := range []string{"token=a", "token", "token=%zz", "a=b&token=x+y/z=", "token=a&token=b", "%74oken=a",
+		";token=a", "token=%00"} {
 		f.Add(q)
 	}
 	f.Fuzz(func(t *testing.T, query string) {
@@ -416,7 +427,8 @@ func FuzzParameter(f *testing.F) {
 		if err != nil && reason.From(err).Code != reason.TokenInvalid {
 			t.Fatalf("%q: %v", query, err)
 		}
-		if ok && err == nil && (len(value) == 0 || strings.ContainsFunc(string(value), notToken68)) || !ok && (err != nil || value != nil) {
+		if ok && err == nil && (len(value) == 0 || strings.ContainsFunc(string(value), notToken68)) ||
+			!ok && (err != nil || value != nil) {
 			t.Fatalf("%q became %q %t %v", query, value, ok, err)
 		}
 	})

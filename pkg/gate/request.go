@@ -49,7 +49,8 @@ func bearer(h http.Header) ([]byte, error) {
 	scheme, raw, ok := strings.Cut(values[0], " ")
 	if len(values) > 1 || !ok || !strings.EqualFold(scheme, "Bearer") || raw == "" || len(raw) > maxBearer ||
 		strings.ContainsFunc(raw, notToken68) {
-		return nil, reason.Deny(reason.TokenInvalid, "%d Authorization headers, or none of the form \"Bearer token\"", len(values))
+		return nil, reason.Deny(reason.TokenInvalid, "%d Authorization headers, or none of the form \"Bearer token\"",
+			len(values))
 	}
 	return []byte(raw), nil
 }

@@ -54,9 +54,16 @@ func TestAttack_T47_AnUpstreamThatMisbehaves(t *testing.T) {
 	}{
 		{"an empty 200", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(200) }, reason.UpstreamInvalid},
 		{"204", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) }, reason.UpstreamInvalid},
-		{"202 with a config", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(202); _, _ = io.WriteString(w, config34) }, reason.UpstreamInvalid},
-		{"206 with a config", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(206); _, _ = io.WriteString(w, config34) }, reason.UpstreamInvalid},
-		{"a redirect", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, reason.UpstreamInvalid},
+		{"202 with a config", func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(202)
+			_, _ = io.WriteString(w, config34)
+		}, reason.UpstreamInvalid},
+		{"206 with a config", func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(206)
+			_, _ = io.WriteString(w, config34)
+		}, reason.UpstreamInvalid},
+		{"a redirect", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) },
+			reason.UpstreamInvalid},
 		{"304", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(304) }, reason.UpstreamInvalid},
 		{"401 with a challenge of its own", func(w http.ResponseWriter, _ *http.Request) {
 			header(w, "WWW-Authenticate", "Basic")
@@ -64,14 +71,17 @@ func TestAttack_T47_AnUpstreamThatMisbehaves(t *testing.T) {
 		}, reason.UpstreamInvalid},
 		{"403", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(403) }, reason.UpstreamInvalid},
 		{"404", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(404) }, reason.UpstreamInvalid},
-		{"500: no such pool", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }, reason.UpstreamUnavailable},
+		{"500: no such pool", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) },
+			reason.UpstreamUnavailable},
 		{"503", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) }, reason.UpstreamUnavailable},
 		{"999", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(999) }, reason.UpstreamUnavailable},
 		{"101 that nobody asked for", func(w http.ResponseWriter, _ *http.Request) {
 			header(w, "Connection", "Upgrade", "Upgrade", "x")
 			w.WriteHeader(101)
 		}, reason.UpstreamUnavailable},
-		{"half a config, and says so", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, config34[:40]) }, reason.UpstreamInvalid},
+		{"half a config, and says so", func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, config34[:40])
+		}, reason.UpstreamInvalid},
 		{"the connection is cut in the body", func(w http.ResponseWriter, _ *http.Request) {
 			header(w, "Content-Length", strconv.Itoa(len(config34)))
 			_, _ = io.WriteString(w, config34[:40])
@@ -89,7 +99,8 @@ func TestAttack_T47_AnUpstreamThatMisbehaves(t *testing.T) {
 			_ = http.NewResponseController(w).Flush()
 			panic(http.ErrAbortHandler)
 		}, reason.UpstreamInvalid},
-		{"the connection is cut before the status", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, reason.UpstreamUnavailable},
+		{"the connection is cut before the status", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+			reason.UpstreamUnavailable},
 		{"no HTTP at all", func(w http.ResponseWriter, _ *http.Request) {
 			conn, _, err := http.NewResponseController(w).Hijack()
 			if err != nil {
@@ -104,10 +115,14 @@ func TestAttack_T47_AnUpstreamThatMisbehaves(t *testing.T) {
 			_ = http.NewResponseController(w).Flush()
 			hang(r)
 		}, reason.UpstreamUnavailable},
-		{"103 and then nothing", func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(103); hang(r) }, reason.UpstreamUnavailable},
-		{"an HTML page", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>Welcome</html>") }, reason.UpstreamInvalid},
-		{"JSON that is no config", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{}") }, reason.UpstreamInvalid},
-		{"two configs", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, config34+config34) }, reason.UpstreamInvalid},
+		{"103 and then nothing", func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(103); hang(r) },
+			reason.UpstreamUnavailable},
+		{"an HTML page", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>Welcome</html>") },
+			reason.UpstreamInvalid},
+		{"JSON that is no config", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{}") },
+			reason.UpstreamInvalid},
+		{"two configs", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, config34+config34) },
+			reason.UpstreamInvalid},
 		{"a spec that the client cannot read", func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, strings.Replace(config34, "3.4", "3.5", 1))
 		}, reason.UpstreamInvalid},
@@ -150,7 +165,8 @@ func TestAttack_T47_AnUpstreamThatMisbehaves(t *testing.T) {
 				if d := f.decisions[0].Denial; res.StatusCode != 503 || d == nil || d.Code != c.code {
 					t.Errorf("TLS %t: %d, %v, want %v", withTLS, res.StatusCode, d, c.code)
 				}
-				if strings.Contains(text, "ignition\"") || res.Header.Get("WWW-Authenticate") != "" || res.Header.Get("Location") != "" {
+				if strings.Contains(text, "ignition\"") || res.Header.Get("WWW-Authenticate") != "" ||
+					res.Header.Get("Location") != "" {
 					t.Errorf("something of the upstream's got out: %v %s", res.Header, text)
 				}
 				if f.redeem.redeems != 0 || len(f.lines) != 0 {
@@ -209,19 +225,23 @@ func TestAttack_T47_AnAcceptThatNoServerTakesIsFinal(t *testing.T) {
 // client. A 503 in its place would let the client ask indefinitely.
 func TestAFinal400OfTheUpstreamStays400(t *testing.T) {
 	for name, accept := range map[string]string{
-		"a header that the gate can read":           ignition34,
-		"a first version that no server has":        "application/vnd.coreos.ignition+json;version=4.0.0, application/vnd.coreos.ignition+json;version=3.4.0;q=0.5",
+		"a header that the gate can read": ignition34,
+		"a first version that no server has": "application/vnd.coreos.ignition+json;version=4.0.0, " +
+			"application/vnd.coreos.ignition+json;version=3.4.0;q=0.5",
 		"a header with no version":                  "*/*",
 		"a header over what a parser usually reads": ignition34 + strings.Repeat(", text/plain", 200),
 	} {
 		for _, method := range []string{http.MethodGet, http.MethodHead} {
 			t.Run(method+" with "+name, func(t *testing.T) {
 				f := newFixture()
-				f.Upstream = behind(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusBadRequest) }), false)
+				f.Upstream = behind(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					http.Error(w, "no", http.StatusBadRequest)
+				}), false)
 				r := get("/config/worker", good)
 				r.Method = method
 				r.Header.Set("Accept", accept)
-				if res := f.do(t, r); res.StatusCode != 400 || f.decisions[0].Denial.Code != reason.Malformed || f.redeem.redeems != 0 {
+				if res := f.do(t, r); res.StatusCode != 400 || f.decisions[0].Denial.Code != reason.Malformed ||
+					f.redeem.redeems != 0 {
 					t.Errorf("status %d, %v, %d uses", res.StatusCode, f.decisions[0].Denial, f.redeem.redeems)
 				}
 			})
@@ -236,7 +256,8 @@ func TestAGateBehindAGateDecidesNothing(t *testing.T) {
 	outer := newFixture()
 	outer.Upstream = behind(t, New(inner.Config), true)
 	res := outer.do(t, get("/config/worker", good))
-	if res.StatusCode != 503 || len(outer.decisions) != 1 || outer.decisions[0].Denial.Code != reason.UpstreamUnavailable || outer.redeem.redeems != 0 {
+	if res.StatusCode != 503 || len(outer.decisions) != 1 ||
+		outer.decisions[0].Denial.Code != reason.UpstreamUnavailable || outer.redeem.redeems != 0 {
 		t.Errorf("status %d, %d decisions", res.StatusCode, len(outer.decisions))
 	}
 	if len(inner.decisions) != 0 || len(inner.lines) != 0 {

@@ -57,7 +57,8 @@ func host(doc manifest.Document) (*Enrolment, []manifest.Problem) {
 	}
 	var problems []manifest.Problem
 	e.check(func(path, what, want string) {
-		problems = append(problems, doc.Problem("metadata.annotations."+v1alpha1.AnnotationEKSHA256, v1alpha1.AnnotationEKSHA256+" of the host: "+what, want))
+		problems = append(problems, doc.Problem("metadata.annotations."+v1alpha1.AnnotationEKSHA256,
+			v1alpha1.AnnotationEKSHA256+" of the host: "+what, want))
 	})
 	return e, problems
 }
@@ -75,7 +76,8 @@ func (e *Enrolment) silent() bool {
 
 // NewEnrolment takes a MachineAttestation that did not come from a file.
 func NewEnrolment(a v1alpha1.MachineAttestation) (Enrolment, error) {
-	e := Enrolment{MachineAttestation: a, source: place{file: v1alpha1.KindMachineAttestation + " " + a.Namespace + "/" + a.Name}}
+	e := Enrolment{MachineAttestation: a,
+		source: place{file: v1alpha1.KindMachineAttestation + " " + a.Namespace + "/" + a.Name}}
 	var errs []error
 	e.check(func(path, what, want string) {
 		errs = append(errs, manifest.Problem{File: e.source.file, What: path + ": " + what, Want: want})
@@ -101,7 +103,9 @@ func (e *Enrolment) check(fault func(path, what, want string)) {
 			spec.MachineRef = &own
 		}
 		if spec.Pool != "" {
-			fault("spec.pool", "a pool beside a machineRef", "leave out the pool (the Machine has its own), or leave out the machineRef to make this object stand in for a Machine")
+			fault("spec.pool", "a pool beside a machineRef",
+				"leave out the pool (the Machine has its own), or leave out the machineRef to make this object stand in for a "+
+					"Machine")
 		}
 	case e.waits() && strings.HasPrefix(e.Name, v1alpha1.PendingPrefix):
 	case spec.Pool == "":

@@ -123,11 +123,13 @@ func (b *builder) warn(at place, what, want string) {
 func (b *builder) add(m *Machine) {
 	key := name{m.group(), m.Namespace, m.Name}
 	if first, ok := b.byName[key]; ok {
-		b.warn(m.source, fmt.Sprintf("%s %s is in two files and ignored here", m.Kind, m), fmt.Sprintf("the other is %s; keep one", first.source))
+		b.warn(m.source, fmt.Sprintf("%s %s is in two files and ignored here", m.Kind, m),
+			fmt.Sprintf("the other is %s; keep one", first.source))
 		return
 	}
 	if first, ok := b.byUID[m.UID]; ok {
-		b.warn(m.source, fmt.Sprintf("%s %s has the UID of %s and is ignored", m.Kind, m, first), "a UID belongs to one object; leave it out if the manifest was copied")
+		b.warn(m.source, fmt.Sprintf("%s %s has the UID of %s and is ignored", m.Kind, m, first),
+			"a UID belongs to one object; leave it out if the manifest was copied")
 		return
 	}
 	b.byName[key], b.byUID[m.UID] = m, m
@@ -172,7 +174,8 @@ func (b *builder) fold() {
 		case authorityClusterAPI:
 			here, mirror = mirror, here
 		default:
-			b.warn(here.source, fmt.Sprintf("Machine %s is being moved between the Machine API and Cluster API", here), "it can attest when authoritativeAPI is MachineAPI or ClusterAPI")
+			b.warn(here.source, fmt.Sprintf("Machine %s is being moved between the Machine API and Cluster API", here),
+				"it can attest when authoritativeAPI is MachineAPI or ClusterAPI")
 			continue
 		}
 		here.Deleting = here.Deleting || mirror.Deleting
@@ -227,8 +230,10 @@ func (b *builder) attach(e *Enrolment) {
 	}
 	b.speaks(m, e)
 	m.quarantined = m.quarantined || e.Spec.Quarantined
-	if want := e.Spec.ExpectedProviderID; want != "" && m.ProviderID != "" && NormalProviderID(want) != NormalProviderID(m.ProviderID) {
-		b.warn(e.source, fmt.Sprintf("expectedProviderID is %q and Machine %s has %q", want, m, m.ProviderID), "correct one of them; until then it cannot attest with a cloud's evidence")
+	if want := e.Spec.ExpectedProviderID; want != "" && m.ProviderID != "" &&
+		NormalProviderID(want) != NormalProviderID(m.ProviderID) {
+		b.warn(e.source, fmt.Sprintf("expectedProviderID is %q and Machine %s has %q", want, m, m.ProviderID),
+			"correct one of them; until then it cannot attest with a cloud's evidence")
 	}
 	for _, h := range e.eks {
 		m.addEK(h)
@@ -247,7 +252,8 @@ func (b *builder) speaks(m *Machine, e *Enrolment) {
 		return
 	}
 	if m.Enrolment.Name != m.UID && e.Name != m.UID { // one that is named by the UID is the verifier's record
-		b.warn(e.source, fmt.Sprintf("Machine %s has a MachineAttestation already: %s", m, m.Enrolment.Name), "one per Machine is enough; what both say is in force")
+		b.warn(e.source, fmt.Sprintf("Machine %s has a MachineAttestation already: %s", m, m.Enrolment.Name),
+			"one per Machine is enough; what both say is in force")
 	}
 	one := m.Enrolment.DeepCopy()
 	if g := e.Spec.Reattest; g != nil && (one.Spec.Reattest == nil || one.Spec.Reattest.Until.Before(&g.Until)) {
@@ -272,13 +278,15 @@ func (b *builder) named(e *Enrolment) *Machine {
 	var found []*Machine
 	for _, group := range []string{groupMachineAPI, groupClusterAPI} {
 		m, ok := b.byName[name{group, ref.Namespace, ref.Name}]
-		if ok && !slices.Contains(found, m) && (ref.APIVersion == "" || groupOf(ref.APIVersion) == group) && (ref.Kind == "" || ref.Kind == "Machine") {
+		if ok && !slices.Contains(found, m) && (ref.APIVersion == "" || groupOf(ref.APIVersion) == group) &&
+			(ref.Kind == "" || ref.Kind == "Machine") {
 			found = append(found, m)
 		}
 	}
 	switch len(found) {
 	case 0:
-		b.warn(e.source, fmt.Sprintf("Machine %s/%s is not there", ref.Namespace, ref.Name), "nothing to do if it will come; else correct machineRef")
+		b.warn(e.source, fmt.Sprintf("Machine %s/%s is not there", ref.Namespace, ref.Name),
+			"nothing to do if it will come; else correct machineRef")
 		return nil
 	case 1:
 		return found[0]
@@ -294,12 +302,14 @@ func (b *builder) named(e *Enrolment) *Machine {
 func (b *builder) collisions() {
 	for h, list := range b.byEK {
 		for _, other := range list[1:] {
-			b.warn(other.source, fmt.Sprintf("the EK %x is enrolled for %s and for %s", h, list[0].Machine, other.Machine), "one TPM is one machine; until then neither can attest")
+			b.warn(other.source, fmt.Sprintf("the EK %x is enrolled for %s and for %s", h, list[0].Machine, other.Machine),
+				"one TPM is one machine; until then neither can attest")
 		}
 	}
 	for id, list := range b.byProvider {
 		for _, other := range list[1:] {
-			b.warn(other.source, fmt.Sprintf("provider id %q belongs to %s and to %s", id, list[0], other), "one instance is one Machine; until then neither can attest")
+			b.warn(other.source, fmt.Sprintf("provider id %q belongs to %s and to %s", id, list[0], other),
+				"one instance is one Machine; until then neither can attest")
 		}
 	}
 	slices.SortFunc(b.problems, func(x, y manifest.Problem) int {

@@ -65,11 +65,13 @@ func (ix *Index) Match(id Identity, r Rules) (*Machine, error) {
 	}
 	age := r.Now.Sub(m.Created)
 	if age > r.MaxAge && !m.StandIn && !granted && id.MachineUID != m.UID {
-		return nil, reason.Deny(reason.MachineTooOld, "Machine %s was created %s ago, at most %s is allowed", m, age.Round(time.Second), r.MaxAge)
+		return nil, reason.Deny(reason.MachineTooOld, "Machine %s was created %s ago, at most %s is allowed", m,
+			age.Round(time.Second), r.MaxAge)
 	}
 	if !m.HasPool(r.Pool) {
 		if len(m.Pools) == 0 {
-			return nil, reason.Deny(reason.MachinePool, "Machine %s has no pool: no role label, no annotation, no pointer config", m)
+			return nil, reason.Deny(reason.MachinePool,
+				"Machine %s has no pool: no role label, no annotation, no pointer config", m)
 		}
 		return nil, reason.Deny(reason.MachinePool, "pool %.64q was asked for, Machine %s may have %q", r.Pool, m, m.Pools)
 	}
@@ -91,7 +93,8 @@ func (ix *Index) find(id Identity, r Rules) (*Machine, error) {
 			continue
 		}
 		if found != nil {
-			return nil, reason.Deny(reason.MachineAmbiguous, "the EK is enrolled for Machine %s and for Machine %s", found, e.Machine)
+			return nil, reason.Deny(reason.MachineAmbiguous, "the EK is enrolled for Machine %s and for Machine %s", found,
+				e.Machine)
 		}
 		found = e.Machine
 	}
@@ -101,7 +104,8 @@ func (ix *Index) find(id Identity, r Rules) (*Machine, error) {
 			continue
 		}
 		if len(list) > 1 {
-			return nil, reason.Deny(reason.MachineAmbiguous, "provider id %.128q belongs to %d Machines, among them %s and %s", p, len(list), list[0], list[1])
+			return nil, reason.Deny(reason.MachineAmbiguous, "provider id %.128q belongs to %d Machines, among them %s and %s",
+				p, len(list), list[0], list[1])
 		}
 		if err := take(list[0]); err != nil {
 			return nil, err
@@ -115,11 +119,14 @@ func (ix *Index) find(id Identity, r Rules) (*Machine, error) {
 	e, waiting := ix.waiting[id.EK]
 	switch {
 	case found != nil && waiting:
-		return nil, reason.Deny(reason.EvidenceDisagrees, "the EK is enrolled for Machine %s/%s, other evidence names Machine %s", e.Spec.MachineRef.Namespace, e.Spec.MachineRef.Name, found)
+		return nil, reason.Deny(reason.EvidenceDisagrees,
+			"the EK is enrolled for Machine %s/%s, other evidence names Machine %s", e.Spec.MachineRef.Namespace,
+			e.Spec.MachineRef.Name, found)
 	case found != nil:
 		return found, nil
 	case waiting:
-		return nil, reason.Deny(reason.MachineNotFound, "the EK is enrolled for Machine %s/%s, which is not there", e.Spec.MachineRef.Namespace, e.Spec.MachineRef.Name)
+		return nil, reason.Deny(reason.MachineNotFound, "the EK is enrolled for Machine %s/%s, which is not there",
+			e.Spec.MachineRef.Namespace, e.Spec.MachineRef.Name)
 	case len(ix.byEK[id.EK]) > 0:
 		return nil, reason.Deny(reason.EKNotEnrolled, "the enrolment for Machine %s has ended", ix.byEK[id.EK][0].Machine)
 	case r.EKEnrolled && id.EK != (EKHash{}):
@@ -133,7 +140,8 @@ func (ix *Index) fits(m *Machine, id Identity, r Rules) error {
 	for _, p := range id.ProviderIDs {
 		if m.Enrolment != nil && m.Enrolment.Spec.ExpectedProviderID != "" &&
 			NormalProviderID(p) != NormalProviderID(m.Enrolment.Spec.ExpectedProviderID) {
-			return reason.Deny(reason.EvidenceDisagrees, "the cloud names %.128q, the enrolment of Machine %s expects %q", p, m, m.Enrolment.Spec.ExpectedProviderID)
+			return reason.Deny(reason.EvidenceDisagrees, "the cloud names %.128q, the enrolment of Machine %s expects %q",
+				p, m, m.Enrolment.Spec.ExpectedProviderID)
 		}
 		switch {
 		case m.ProviderID == "":

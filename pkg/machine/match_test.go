@@ -64,8 +64,10 @@ func (w *world) match(t testing.TB) (*Machine, reason.Code) {
 
 // other adds a second Machine.
 func (w *world) other(with func(*Machine)) {
-	m := Machine{APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine", Namespace: "openshift-machine-api", Name: "demo-worker-1",
-		UID: "other", Created: modified, Pools: []string{"worker"}, ProviderID: "aws:///eu-central-1a/i-other", source: place{"o.yaml", 1}}
+	m := Machine{APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine", Namespace: "openshift-machine-api",
+		Name: "demo-worker-1",
+		UID:  "other", Created: modified, Pools: []string{"worker"}, ProviderID: "aws:///eu-central-1a/i-other",
+		source: place{"o.yaml", 1}}
 	with(&m)
 	w.in.Machines = append(w.in.Machines, m)
 }
@@ -96,31 +98,47 @@ func TestAttack_T40_NoMachineThatMayAttest(t *testing.T) {
 		change func(*testing.T, *world)
 		want   reason.Code
 	}{
-		"there is no Machine":                           {func(t *testing.T, w *world) { w.in.Machines = nil; w.rules.EKEnrolled = false }, reason.MachineNotFound},
-		"there is no Machine, and EKs must be enrolled": {func(t *testing.T, w *world) { w.in.Machines = nil }, reason.EKNotEnrolled},
-		"nothing was proven":                            {func(t *testing.T, w *world) { w.id = Identity{} }, reason.MachineNotFound},
+		"there is no Machine": {func(t *testing.T, w *world) {
+			w.in.Machines = nil
+			w.rules.EKEnrolled = false
+		}, reason.MachineNotFound},
+		"there is no Machine, and EKs must be enrolled": {func(t *testing.T, w *world) { w.in.Machines = nil },
+			reason.EKNotEnrolled},
+		"nothing was proven": {func(t *testing.T, w *world) { w.id = Identity{} }, reason.MachineNotFound},
 		"an empty provider id matches no Machine that has none yet": {func(t *testing.T, w *world) {
 			w.m.ProviderID = ""
 			w.id = Identity{ProviderIDs: []string{""}}
 		}, reason.MachineNotFound},
-		"an EK of zeros":                       {func(t *testing.T, w *world) { w.id = Identity{EK: EKHash{}} }, reason.MachineNotFound},
-		"an unknown UID":                       {func(t *testing.T, w *world) { w.id = Identity{MachineUID: "x"} }, reason.MachineNotFound},
-		"the Machine's provider id is to come": {func(t *testing.T, w *world) { w.m.ProviderID = "" }, reason.MachineNotFound},
-		"a genuine instance without a Machine": {func(t *testing.T, w *world) { w.id = Identity{ProviderIDs: []string{instance + "0"}} }, reason.MachineNotFound},
-		"a genuine TPM without a Machine":      {func(t *testing.T, w *world) { w.id = Identity{EK: hash(t, ek3)} }, reason.EKNotEnrolled},
-		"a genuine TPM in another's instance":  {func(t *testing.T, w *world) { w.id.EK = hash(t, ek3) }, reason.EKNotEnrolled},
-		"the same, EKs need not be enrolled":   {func(t *testing.T, w *world) { w.id.EK = hash(t, ek3); w.rules.EKEnrolled = false }, reason.EKNotEnrolled},
-		"two Machines have the instance":       {func(t *testing.T, w *world) { w.other(func(m *Machine) { m.ProviderID = instance }) }, reason.MachineAmbiguous},
-		"the Machine is being deleted":         {func(t *testing.T, w *world) { w.m.Deleting = true }, reason.MachineDeleting},
-		"the Machine has failed":               {func(t *testing.T, w *world) { w.m.Phase = "Failed" }, reason.MachineDeleting},
-		"the Machine is a Node":                {func(t *testing.T, w *world) { w.m.NodeRef = "n" }, reason.MachineJoined},
-		"the Machine runs":                     {func(t *testing.T, w *world) { w.m.Phase = "Running" }, reason.MachineJoined},
-		"the Machine is too old":               {func(t *testing.T, w *world) { w.rules.Now = w.m.Created.Add(2*time.Hour + 1) }, reason.MachineTooOld},
-		"no age is set":                        {func(t *testing.T, w *world) { w.rules.MaxAge = 0 }, reason.MachineTooOld},
-		"another pool":                         {func(t *testing.T, w *world) { w.rules.Pool = "master" }, reason.MachinePool},
-		"no pool":                              {func(t *testing.T, w *world) { w.rules.Pool = "" }, reason.MachinePool},
-		"another pool by case":                 {func(t *testing.T, w *world) { w.rules.Pool = "Worker" }, reason.MachinePool},
-		"a Machine without any pool":           {func(t *testing.T, w *world) { w.m.Pools = nil; w.rules.Pool = "" }, reason.MachinePool},
+		"an EK of zeros": {func(t *testing.T, w *world) { w.id = Identity{EK: EKHash{}} }, reason.MachineNotFound},
+		"an unknown UID": {func(t *testing.T, w *world) { w.id = Identity{MachineUID: "x"} }, reason.MachineNotFound},
+		"the Machine's provider id is to come": {func(t *testing.T, w *world) { w.m.ProviderID = "" },
+			reason.MachineNotFound},
+		"a genuine instance without a Machine": {func(t *testing.T, w *world) {
+			w.id = Identity{ProviderIDs: []string{instance + "0"}}
+		}, reason.MachineNotFound},
+		"a genuine TPM without a Machine": {func(t *testing.T, w *world) { w.id = Identity{EK: hash(t, ek3)} },
+			reason.EKNotEnrolled},
+		"a genuine TPM in another's instance": {func(t *testing.T, w *world) { w.id.EK = hash(t, ek3) },
+			reason.EKNotEnrolled},
+		"the same, EKs need not be enrolled": {func(t *testing.T, w *world) {
+			w.id.EK = hash(t, ek3)
+			w.rules.EKEnrolled = false
+		}, reason.EKNotEnrolled},
+		"two Machines have the instance": {func(t *testing.T, w *world) {
+			w.other(func(m *Machine) { m.ProviderID = instance })
+		}, reason.MachineAmbiguous},
+		"the Machine is being deleted": {func(t *testing.T, w *world) { w.m.Deleting = true }, reason.MachineDeleting},
+		"the Machine has failed":       {func(t *testing.T, w *world) { w.m.Phase = "Failed" }, reason.MachineDeleting},
+		"the Machine is a Node":        {func(t *testing.T, w *world) { w.m.NodeRef = "n" }, reason.MachineJoined},
+		"the Machine runs":             {func(t *testing.T, w *world) { w.m.Phase = "Running" }, reason.MachineJoined},
+		"the Machine is too old": {func(t *testing.T, w *world) { w.rules.Now = w.m.Created.Add(2*time.Hour + 1) },
+			reason.MachineTooOld},
+		"no age is set":        {func(t *testing.T, w *world) { w.rules.MaxAge = 0 }, reason.MachineTooOld},
+		"another pool":         {func(t *testing.T, w *world) { w.rules.Pool = "master" }, reason.MachinePool},
+		"no pool":              {func(t *testing.T, w *world) { w.rules.Pool = "" }, reason.MachinePool},
+		"another pool by case": {func(t *testing.T, w *world) { w.rules.Pool = "Worker" }, reason.MachinePool},
+		"a Machine without any pool": {func(t *testing.T, w *world) { w.m.Pools = nil; w.rules.Pool = "" },
+			reason.MachinePool},
 		"quarantined": {func(t *testing.T, w *world) {
 			w.enrol(t, func(s *v1alpha1.MachineAttestationSpec) { s.Quarantined = true })
 		}, reason.Quarantined},
@@ -286,9 +304,10 @@ func TestStandIn(t *testing.T) {
 		pool string
 		want reason.Code
 	}{
-		"another pool":         {Identity{EK: hash(t, ek1)}, "master", reason.MachinePool},
-		"another TPM":          {Identity{EK: hash(t, ek2)}, "worker", reason.EKNotEnrolled},
-		"an unexpected cloud":  {Identity{EK: hash(t, ek1), ProviderIDs: []string{instance}}, "worker", reason.MachineNotFound},
+		"another pool": {Identity{EK: hash(t, ek1)}, "master", reason.MachinePool},
+		"another TPM":  {Identity{EK: hash(t, ek2)}, "worker", reason.EKNotEnrolled},
+		"an unexpected cloud": {Identity{EK: hash(t, ek1), ProviderIDs: []string{instance}}, "worker",
+			reason.MachineNotFound},
 		"the UID of its name":  {Identity{MachineUID: "default/rack-1"}, "worker", reason.MachineNotFound},
 		"another TPM's record": {Identity{EK: hash(t, ek2), MachineUID: m.UID}, "worker", reason.EKNotEnrolled},
 	} {
@@ -298,7 +317,8 @@ func TestStandIn(t *testing.T) {
 		}
 	}
 	in = parse(t, strings.Replace(standInYAML, "spec:", "spec:\n  quarantined: true\n  expectedProviderID: "+instance, 1))
-	if _, err := index(t, in).Match(Identity{ProviderIDs: []string{instance}}, rules); reason.From(err).Code != reason.Quarantined {
+	if _, err := index(t, in).Match(Identity{ProviderIDs: []string{instance}},
+		rules); reason.From(err).Code != reason.Quarantined {
 		t.Errorf("a quarantined stand-in, by its instance: %v", err)
 	}
 }
@@ -324,21 +344,26 @@ func TestPoolOfThePointer(t *testing.T) {
 
 func TestMirrors(t *testing.T) {
 	mirror := strings.NewReplacer("gce://project/zone/demo-cp-0", instance,
-		`    cluster.x-k8s.io/control-plane: ""`, "    a: b", "Running", "Provisioned", "  nodeRef:\n    name: demo-cp-0\n", "", "demo-cp-0", "demo-worker-0").Replace(clusterAPIYAML)
+		`    cluster.x-k8s.io/control-plane: ""`, "    a: b", "Running", "Provisioned", "  nodeRef:\n    name: demo-cp-0\n",
+		"", "demo-cp-0", "demo-worker-0").Replace(clusterAPIYAML)
 	id := Identity{ProviderIDs: []string{instance}}
 	for name, c := range map[string]struct {
 		here, mirror func(string) string
 		group        string
 		want         reason.Code
 	}{
-		"the Machine API is authoritative":       {group: groupMachineAPI},
-		"nobody says which, so the Machine API":  {here: remove("  authoritativeAPI: MachineAPI\n"), group: groupMachineAPI},
-		"Cluster API is authoritative by spec":   {here: swap("authoritativeAPI: MachineAPI", "authoritativeAPI: ClusterAPI"), group: groupClusterAPI},
-		"Cluster API is authoritative by status": {here: swap("status:", "status:\n  authoritativeAPI: ClusterAPI"), group: groupClusterAPI},
-		"in the middle of the move":              {here: swap("status:", "status:\n  authoritativeAPI: Migrating"), want: reason.MachineAmbiguous},
-		"the mirror has joined":                  {mirror: swap("phase: Provisioned", "nodeRef: {name: n}"), want: reason.MachineJoined},
-		"the mirror runs":                        {mirror: swap("phase: Provisioned", "phase: Running"), want: reason.MachineJoined},
-		"the mirror is being deleted":            {mirror: swap("  name: demo-worker-0", "  deletionTimestamp: 2026-11-21T03:59:00Z\n  name: demo-worker-0"), want: reason.MachineDeleting},
+		"the Machine API is authoritative":      {group: groupMachineAPI},
+		"nobody says which, so the Machine API": {here: remove("  authoritativeAPI: MachineAPI\n"), group: groupMachineAPI},
+		"Cluster API is authoritative by spec": {here: swap("authoritativeAPI: MachineAPI", "authoritativeAPI: ClusterAPI"),
+			group: groupClusterAPI},
+		"Cluster API is authoritative by status": {here: swap("status:", "status:\n  authoritativeAPI: ClusterAPI"),
+			group: groupClusterAPI},
+		"in the middle of the move": {here: swap("status:", "status:\n  authoritativeAPI: Migrating"),
+			want: reason.MachineAmbiguous},
+		"the mirror has joined": {mirror: swap("phase: Provisioned", "nodeRef: {name: n}"), want: reason.MachineJoined},
+		"the mirror runs":       {mirror: swap("phase: Provisioned", "phase: Running"), want: reason.MachineJoined},
+		"the mirror is being deleted": {mirror: swap("  name: demo-worker-0",
+			"  deletionTimestamp: 2026-11-21T03:59:00Z\n  name: demo-worker-0"), want: reason.MachineDeleting},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, b := machineAPIYAML, mirror
@@ -371,7 +396,8 @@ func TestMirrors(t *testing.T) {
 			if got := ix.ByName("openshift-cluster-api", "demo-worker-0"); len(got) != 1 || got[0] != m {
 				t.Errorf("by name: %v", got)
 			}
-			if _, err := ix.Match(Identity{EK: hash(t, ek1)}, Rules{Pool: "worker", Now: modified, MaxAge: time.Hour}); err != nil {
+			if _, err := ix.Match(Identity{EK: hash(t, ek1)},
+				Rules{Pool: "worker", Now: modified, MaxAge: time.Hour}); err != nil {
 				t.Errorf("by the EK on the Machine API's object: %v", err)
 			}
 		})
@@ -389,14 +415,20 @@ func TestIndexWarns(t *testing.T) {
 		raw  []string
 		want string
 	}{
-		"a Machine in two files":        {[]string{machineAPIYAML, machineAPIYAML}, "demo-worker-0 is in two files"},
-		"a copied UID":                  {[]string{machineAPIYAML, strings.Replace(machineAPIYAML, "demo-worker-0", "demo-worker-1", 1)}, "has the UID of"},
-		"an EK of two machines":         {[]string{machineAPIYAML, standInYAML}, "the EK " + ek1 + " is enrolled for"},
-		"a Machine that is not there":   {[]string{enrolmentYAML}, "Machine openshift-machine-api/demo-worker-0 is not there"},
-		"two MachineAttestations":       {[]string{machineAPIYAML, enrolmentYAML, strings.Replace(enrolmentYAML, "host-7", "host-8", 1)}, "has a MachineAttestation already: host-7"},
-		"another instance expected":     {[]string{machineAPIYAML, strings.Replace(enrolmentYAML, "i-0123456789abcdef0", "i-x", 1)}, "expectedProviderID is"},
-		"two stand-ins with one name":   {[]string{standInYAML, strings.Replace(standInYAML, ek1, ek2, 1)}, "rack-1 is in two files"},
-		"a name that two Machines have": {[]string{machineAPIYAML, strings.Replace(strings.ReplaceAll(clusterAPIYAML, "demo-cp-0", "demo-worker-0"), "openshift-cluster-api", "openshift-machine-api", 1), enrolmentYAML}, "set machineRef.apiVersion"},
+		"a Machine in two files": {[]string{machineAPIYAML, machineAPIYAML}, "demo-worker-0 is in two files"},
+		"a copied UID": {[]string{machineAPIYAML,
+			strings.Replace(machineAPIYAML, "demo-worker-0", "demo-worker-1", 1)}, "has the UID of"},
+		"an EK of two machines":       {[]string{machineAPIYAML, standInYAML}, "the EK " + ek1 + " is enrolled for"},
+		"a Machine that is not there": {[]string{enrolmentYAML}, "Machine openshift-machine-api/demo-worker-0 is not there"},
+		"two MachineAttestations": {[]string{machineAPIYAML, enrolmentYAML,
+			strings.Replace(enrolmentYAML, "host-7", "host-8", 1)}, "has a MachineAttestation already: host-7"},
+		"another instance expected": {[]string{machineAPIYAML,
+			strings.Replace(enrolmentYAML, "i-0123456789abcdef0", "i-x", 1)}, "expectedProviderID is"},
+		"two stand-ins with one name": {[]string{standInYAML, strings.Replace(standInYAML, ek1, ek2, 1)},
+			"rack-1 is in two files"},
+		"a name that two Machines have": {[]string{machineAPIYAML, strings.Replace(strings.ReplaceAll(clusterAPIYAML,
+			"demo-cp-0", "demo-worker-0"), "openshift-cluster-api", "openshift-machine-api", 1), enrolmentYAML},
+			"set machineRef.apiVersion"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, problems := NewIndex(parse(t, c.raw...), nil)
@@ -414,8 +446,9 @@ func TestIndexWarns(t *testing.T) {
 func many(n int) Manifests {
 	in := Manifests{Machines: make([]Machine, n)}
 	for i := range in.Machines {
-		in.Machines[i] = Machine{APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine", Namespace: "openshift-machine-api",
-			Name: fmt.Sprintf("worker-%d", i), UID: fmt.Sprintf("uid-%d", i), Created: modified, Pools: []string{"worker"},
+		in.Machines[i] = Machine{APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine",
+			Namespace: "openshift-machine-api",
+			Name:      fmt.Sprintf("worker-%d", i), UID: fmt.Sprintf("uid-%d", i), Created: modified, Pools: []string{"worker"},
 			ProviderID: fmt.Sprintf("aws:///eu-central-1a/i-%017x", i), EKSHA256: []string{fmt.Sprintf("%064x", i+1)}}
 	}
 	return in
@@ -426,7 +459,8 @@ func BenchmarkMatch(b *testing.B) {
 	for _, n := range []int{10, 1000, 10_000, 100_000} {
 		b.Run(fmt.Sprintf("%d machines", n), func(b *testing.B) {
 			ix := index(b, many(n))
-			id := Identity{EK: hash(b, fmt.Sprintf("%064x", n/2+1)), ProviderIDs: []string{fmt.Sprintf("aws:///eu-central-1a/i-%017x", n/2)}}
+			id := Identity{EK: hash(b, fmt.Sprintf("%064x", n/2+1)),
+				ProviderIDs: []string{fmt.Sprintf("aws:///eu-central-1a/i-%017x", n/2)}}
 			rules := Rules{Pool: "worker", Now: modified, MaxAge: time.Hour, EKEnrolled: true}
 			b.ReportAllocs()
 			for b.Loop() {

@@ -116,7 +116,8 @@ func (out *Manifests) take(doc manifest.Document, modified time.Time) []manifest
 		return wrong
 	}
 	return []manifest.Problem{doc.Problem("kind", fmt.Sprintf("a %s of %s does not belong here", doc.Kind, doc.APIVersion),
-		"Machine of machine.openshift.io/v1beta1 or cluster.x-k8s.io/v1beta1 or v1beta2, BareMetalHost of metal3.io, or MachineAttestation of "+v1alpha1.APIVersion)}
+		"Machine of machine.openshift.io/v1beta1 or cluster.x-k8s.io/v1beta1 or v1beta2, BareMetalHost of metal3.io, or "+
+			"MachineAttestation of "+v1alpha1.APIVersion)}
 }
 
 // common is what both kinds of Machine have in the same place.

@@ -117,7 +117,8 @@ func TestParse(t *testing.T) {
 		c.UserDataSecret != "master-user-data" || c.ProviderID != "gce://project/zone/demo-cp-0" {
 		t.Errorf("Cluster API: %+v", c)
 	}
-	worker := parse(t, strings.Replace(clusterAPIYAML, "    cluster.x-k8s.io/control-plane: \"\"\n", "    a: b\n", 1)).Machines[0]
+	worker := parse(t, strings.Replace(clusterAPIYAML, "    cluster.x-k8s.io/control-plane: \"\"\n", "    a: b\n",
+		1)).Machines[0]
 	if strings.Join(worker.Pools, " ") != "worker" {
 		t.Errorf("Cluster API worker: %v", worker.Pools)
 	}
@@ -139,23 +140,34 @@ func TestUIDIsStable(t *testing.T) {
 
 func TestParseFindsTheFault(t *testing.T) {
 	for name, c := range map[string]struct{ in, old, new, want string }{
-		"an EK hash that is too short":       {machineAPIYAML, ek1, "11a1", `m.yaml:5: mcs-attest.dev/ek-sha256: "11a1" has 4 characters`},
+		"an EK hash that is too short": {machineAPIYAML, ek1, "11a1",
+			`m.yaml:5: mcs-attest.dev/ek-sha256: "11a1" has 4 characters`},
 		"an EK hash that is not hexadecimal": {machineAPIYAML, ek1, "z" + ek1[1:], "m.yaml:5: mcs-attest.dev/ek-sha256: \"z"},
 		"a comma too many":                   {machineAPIYAML, ek1 + ",", ek1 + ",,", "has 0 characters"},
-		"a provider id that is a number":     {machineAPIYAML, "aws:///eu-central-1a/i-0123456789abcdef0", "17", "m.yaml:18: spec.providerID is a number; a string belongs here"},
-		"a Machine without a name":           {machineAPIYAML, "  name: demo-worker-0\n", "", "m.yaml:3: the Machine has no name"},
-		"a time that is none":                {machineAPIYAML, `"2026-11-21T03:30:00Z"`, "yesterday", "m.yaml:7: "},
-		"a MachineSet":                       {machineAPIYAML, "kind: Machine", "kind: MachineSet", "m.yaml:2: a MachineSet of machine.openshift.io/v1beta1 does not belong here; Machine of machine.openshift.io/v1beta1 or"},
-		"a version that is to come":          {machineAPIYAML, "v1beta1", "v1", "a Machine of machine.openshift.io/v1 does not belong here"},
-		"quarantine misspelt":                {enrolmentYAML, "spec:", "spec:\n  quarantine: true", `m.yaml:7: unknown field "spec.quarantine"; known here: `},
-		"neither Machine nor pool":           {standInYAML, "  pool: worker\n", "", "m.yaml:5: spec: neither machineRef nor pool"},
-		"both Machine and pool":              {enrolmentYAML, "spec:", "spec:\n  pool: worker", "m.yaml:7: spec.pool: a pool beside a machineRef"},
-		"a stand-in for anyone":              {standInYAML, "  ekSHA256: [" + ek1 + "]\n", "", "m.yaml:5: spec: nothing identifies the machine; ekSHA256 or expectedProviderID"},
-		"a hash twice":                       {standInYAML, ek1, ek1 + ", " + ek1, "m.yaml:7: spec.ekSHA256[1]: the same hash twice"},
-		"a hash of zeros":                    {standInYAML, ek1, `"` + strings.Repeat("0", 64) + `"`, "a hash of zeros is no EK's"},
-		"a machineRef without a name":        {enrolmentYAML, "    name: demo-worker-0", "    namespace: x", "spec.machineRef: no name"},
-		"a grant without an end":             {enrolmentYAML, "    until: 2026-11-21T10:00:00Z", "    until: null", "spec.reattest: a grant without an end"},
-		"a MachineAttestation without name":  {standInYAML, "  name: rack-1", "  labels: {}", "metadata.name: the object has no name"},
+		"a provider id that is a number": {machineAPIYAML, "aws:///eu-central-1a/i-0123456789abcdef0", "17",
+			"m.yaml:18: spec.providerID is a number; a string belongs here"},
+		"a Machine without a name": {machineAPIYAML, "  name: demo-worker-0\n", "", "m.yaml:3: the Machine has no name"},
+		"a time that is none":      {machineAPIYAML, `"2026-11-21T03:30:00Z"`, "yesterday", "m.yaml:7: "},
+		"a MachineSet": {machineAPIYAML, "kind: Machine", "kind: MachineSet",
+			"m.yaml:2: a MachineSet of machine.openshift.io/v1beta1 does not belong here; Machine of " +
+				"machine.openshift.io/v1beta1 or"},
+		"a version that is to come": {machineAPIYAML, "v1beta1", "v1",
+			"a Machine of machine.openshift.io/v1 does not belong here"},
+		"quarantine misspelt": {enrolmentYAML, "spec:", "spec:\n  quarantine: true",
+			`m.yaml:7: unknown field "spec.quarantine"; known here: `},
+		"neither Machine nor pool": {standInYAML, "  pool: worker\n", "", "m.yaml:5: spec: neither machineRef nor pool"},
+		"both Machine and pool": {enrolmentYAML, "spec:", "spec:\n  pool: worker",
+			"m.yaml:7: spec.pool: a pool beside a machineRef"},
+		"a stand-in for anyone": {standInYAML, "  ekSHA256: [" + ek1 + "]\n",
+			"", "m.yaml:5: spec: nothing identifies the machine; ekSHA256 or expectedProviderID"},
+		"a hash twice":    {standInYAML, ek1, ek1 + ", " + ek1, "m.yaml:7: spec.ekSHA256[1]: the same hash twice"},
+		"a hash of zeros": {standInYAML, ek1, `"` + strings.Repeat("0", 64) + `"`, "a hash of zeros is no EK's"},
+		"a machineRef without a name": {enrolmentYAML, "    name: demo-worker-0", "    namespace: x",
+			"spec.machineRef: no name"},
+		"a grant without an end": {enrolmentYAML, "    until: 2026-11-21T10:00:00Z", "    until: null",
+			"spec.reattest: a grant without an end"},
+		"a MachineAttestation without name": {standInYAML, "  name: rack-1", "  labels: {}",
+			"metadata.name: the object has no name"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in, problems := Parse("m.yaml", []byte(strings.Replace(c.in, c.old, c.new, 1)), modified)

@@ -64,7 +64,8 @@ type alike struct {
 
 // keep leaves out what nothing is found by: InternalDNS and addresses.
 func (r *Registry) keep(m Machine) *kept {
-	shared := alike{m.APIVersion, m.Kind, m.Namespace, m.Phase, m.UserDataSecret, m.authority, strings.Join(m.Pools, ","), m.Deleting, m.Undated}
+	shared := alike{m.APIVersion, m.Kind, m.Namespace, m.Phase, m.UserDataSecret, m.authority, strings.Join(m.Pools, ","),
+		m.Deleting, m.Undated}
 	one, ok := r.shared[shared]
 	if !ok {
 		one = &shared
@@ -90,7 +91,8 @@ const maxShared = 10_000
 // machine is what was kept.
 func (k *kept) machine() Machine {
 	m := Machine{
-		APIVersion: k.apiVersion, Kind: k.kind, Namespace: k.namespace, Name: k.name, UID: k.uid, Deleting: k.deleting, Undated: k.undated, Phase: k.phase,
+		APIVersion: k.apiVersion, Kind: k.kind, Namespace: k.namespace, Name: k.name, UID: k.uid, Deleting: k.deleting,
+		Undated: k.undated, Phase: k.phase,
 		NodeRef: k.nodeRef, ProviderID: k.providerID, UserDataSecret: k.userDataSecret, authority: k.authority,
 	}
 	if k.created != 0 {
@@ -113,7 +115,8 @@ func NewRegistry(pointers userData) *Registry {
 		pointers: pointers, machines: map[name]*kept{}, enrolments: map[name]*Enrolment{}, nodes: map[string]string{},
 		byUID: newMultimap[string, *kept](), byProvider: newMultimap[string, *kept](), byEK: newMultimap[EKHash, *kept](),
 		standInUID: newMultimap[string, *Enrolment](), standInProvider: newMultimap[string, *Enrolment](),
-		enrolledEK: newMultimap[EKHash, *Enrolment](), enrolledBy: newMultimap[name, *Enrolment](), nodeOf: newMultimap[string, string](),
+		enrolledEK: newMultimap[EKHash, *Enrolment](), enrolledBy: newMultimap[name, *Enrolment](),
+		nodeOf: newMultimap[string, string](),
 		shared: map[alike]*alike{},
 	}
 }

@@ -133,7 +133,8 @@ var uids = func() (all []string) {
 
 func randomMachine(rnd *rand.Rand) Machine {
 	i := rnd.IntN(4)
-	m := Machine{APIVersion: groupMachineAPI + "/v1beta1", Kind: "Machine", Namespace: "ns", Name: fmt.Sprint("worker-", i), UID: uidOf("m", i), Created: modified, Pools: []string{"worker"}, authority: authorityMachineAPI}
+	m := Machine{APIVersion: groupMachineAPI + "/v1beta1", Kind: "Machine", Namespace: "ns", Name: fmt.Sprint("worker-",
+		i), UID: uidOf("m", i), Created: modified, Pools: []string{"worker"}, authority: authorityMachineAPI}
 	if chance(rnd, 3) {
 		m.APIVersion, m.UID = groupClusterAPI+"/v1beta2", uidOf("c", i)
 	} else if chance(rnd, 4) {
@@ -182,8 +183,11 @@ func TestBareMetalHostEnrolsItsConsumer(t *testing.T) {
 	object := func(change func(o map[string]any)) map[string]any {
 		o := map[string]any{
 			"apiVersion": "metal3.io/v1alpha1", "kind": "BareMetalHost",
-			"metadata": map[string]any{"namespace": "ns", "name": "rack7", "uid": "h", "annotations": map[string]any{v1alpha1.AnnotationEKSHA256: ek1}},
-			"spec":     map[string]any{"bootMACAddress": "52:54:00:00:00:01", "consumerRef": map[string]any{"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine", "namespace": "ns", "name": "worker-1"}},
+			"metadata": map[string]any{"namespace": "ns", "name": "rack7", "uid": "h",
+				"annotations": map[string]any{v1alpha1.AnnotationEKSHA256: ek1}},
+			"spec": map[string]any{"bootMACAddress": "52:54:00:00:00:01",
+				"consumerRef": map[string]any{"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine", "namespace": "ns",
+					"name": "worker-1"}},
 		}
 		change(o)
 		return o
@@ -193,7 +197,8 @@ func TestBareMetalHostEnrolsItsConsumer(t *testing.T) {
 		t.Fatalf("%v %v", in, problems)
 	}
 	r := NewRegistry(nil)
-	r.PutMachine(Machine{APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine", Namespace: "ns", Name: "worker-1", UID: "u", Created: modified, Pools: []string{"worker"}})
+	r.PutMachine(Machine{APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine", Namespace: "ns", Name: "worker-1",
+		UID: "u", Created: modified, Pools: []string{"worker"}})
 	r.PutEnrolment(in.Enrolments[0])
 	id, rules := Identity{EK: hash(t, ek1)}, Rules{Pool: "worker", Now: modified, MaxAge: time.Hour, EKEnrolled: true}
 	if m, err := r.Match(id, rules); err != nil || m.UID != "u" {
@@ -248,7 +253,9 @@ func BenchmarkRegistryMatch(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			r := NewRegistry(nil)
 			for i := range n {
-				m := Machine{APIVersion: groupMachineAPI + "/v1beta1", Kind: "Machine", Namespace: "openshift-machine-api", Name: fmt.Sprintf("worker-%06d", i), UID: fmt.Sprintf("%036d", i), Created: modified, Pools: []string{"worker"}, ProviderID: fmt.Sprintf("aws:///us-east-1a/i-%017x", i)}
+				m := Machine{APIVersion: groupMachineAPI + "/v1beta1", Kind: "Machine", Namespace: "openshift-machine-api",
+					Name: fmt.Sprintf("worker-%06d", i), UID: fmt.Sprintf("%036d", i), Created: modified, Pools: []string{"worker"},
+					ProviderID: fmt.Sprintf("aws:///us-east-1a/i-%017x", i)}
 				m.addEK(EKHash{1, byte(i >> 16), byte(i >> 8), byte(i)})
 				r.PutMachine(m)
 			}
@@ -277,9 +284,12 @@ func BenchmarkRegistryMemory(b *testing.B) {
 		for i := range n {
 			name := fmt.Sprintf("cluster-abcde-worker-us-east-1a-%05d", i)
 			m := Machine{
-				APIVersion: groupMachineAPI + "/v1beta1", Kind: "Machine", Namespace: "openshift-machine-api", Name: name, UID: fmt.Sprintf("%036d", i), Created: modified,
-				Phase: "Running", NodeRef: name + ".ec2.internal", Pools: []string{"worker"}, ProviderID: fmt.Sprintf("aws:///us-east-1a/i-%017x", i),
-				InternalDNS: []string{name + ".ec2.internal"}, Addresses: []string{fmt.Sprint("10.0.0.", i)}, UserDataSecret: "worker-user-data", authority: authorityMachineAPI,
+				APIVersion: groupMachineAPI + "/v1beta1", Kind: "Machine", Namespace: "openshift-machine-api", Name: name,
+				UID: fmt.Sprintf("%036d", i), Created: modified,
+				Phase: "Running", NodeRef: name + ".ec2.internal", Pools: []string{"worker"},
+				ProviderID:  fmt.Sprintf("aws:///us-east-1a/i-%017x", i),
+				InternalDNS: []string{name + ".ec2.internal"}, Addresses: []string{fmt.Sprint("10.0.0.", i)},
+				UserDataSecret: "worker-user-data", authority: authorityMachineAPI,
 			}
 			m.addEK(EKHash{1, byte(i >> 16), byte(i >> 8), byte(i)})
 			r.PutMachine(m)

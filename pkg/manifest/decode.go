@@ -138,7 +138,8 @@ func writeJSON(b *bytes.Buffer, file string, n *yaml.Node, depth int) *Problem {
 				return refuse(key, "a key that is not a string", "put it in quotes")
 			}
 			if first, ok := seen[key.Value]; ok {
-				return refuse(key, fmt.Sprintf("%q is here twice", key.Value), fmt.Sprintf("the first is on line %d; keep one", first))
+				return refuse(key, fmt.Sprintf("%q is here twice", key.Value),
+					fmt.Sprintf("the first is on line %d; keep one", first))
 			}
 			seen[key.Value] = key.Line
 			if i > 0 {

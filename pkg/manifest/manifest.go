@@ -113,12 +113,14 @@ func Split(file string, raw []byte) ([]Document, []Problem) {
 // object is one document, or the items of a List.
 func object(file string, n *yaml.Node, list bool) ([]Document, *Problem) {
 	if n.Kind != yaml.MappingNode {
-		return nil, &Problem{File: file, Line: n.Line, What: "not an object", Want: "each document is a mapping with apiVersion and kind"}
+		return nil, &Problem{File: file, Line: n.Line, What: "not an object",
+			Want: "each document is a mapping with apiVersion and kind"}
 	}
 	d := Document{File: file, node: n}
 	d.APIVersion, d.Kind = field(n, "apiVersion"), field(n, "kind")
 	if d.APIVersion == "" || d.Kind == "" {
-		return nil, &Problem{File: file, Line: n.Line, What: "the object has no apiVersion or no kind", Want: "both are strings at its top level"}
+		return nil, &Problem{File: file, Line: n.Line, What: "the object has no apiVersion or no kind",
+			Want: "both are strings at its top level"}
 	}
 	if list && strings.HasSuffix(d.Kind, "List") {
 		items := child(n, "items")

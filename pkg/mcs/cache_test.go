@@ -101,7 +101,8 @@ func TestAnyChangeIsAnotherAnswer(t *testing.T) {
 		default:
 			t.Fatalf("a field of type %s, which this test does not know", f.Type())
 		}
-		add(reflect.TypeFor[mcs.Extras]().Field(i).Name, func() (*mcs.Answers, error) { return c.Answers(worker(ignition), x) })
+		add(reflect.TypeFor[mcs.Extras]().Field(i).Name,
+			func() (*mcs.Answers, error) { return c.Answers(worker(ignition), x) })
 	}
 	r := worker(ignition)
 	r.Pool = "infra"
@@ -165,7 +166,8 @@ func TestWhatIsKeptIsBounded(t *testing.T) {
 
 func TestARefusalIsMadeOnceToo(t *testing.T) {
 	var c mcs.Cache
-	a, err := c.Answers(worker(strings.Replace(ignition, `"storage":{`, `"storage":{"luks":[{"name":"data","device":"/dev/x"}],`, 1)), extras())
+	a, err := c.Answers(worker(strings.Replace(ignition, `"storage":{`,
+		`"storage":{"luks":[{"name":"data","device":"/dev/x"}],`, 1)), extras())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +191,8 @@ func TestWhatCannotBeServedHasNoAnswers(t *testing.T) {
 		r    *render.Rendered
 		x    mcs.Extras
 	}{
-		{"two entries for one path", worker(strings.Replace(ignition, "/etc/kubernetes/kubelet.conf", mcs.KubeletCAPath, 1)), extras()},
+		{"two entries for one path", worker(strings.Replace(ignition, "/etc/kubernetes/kubelet.conf", mcs.KubeletCAPath, 1)),
+			extras()},
 		{"no JSON", worker(`{`), extras()},
 		{"a token and no API server", worker(ignition), noServer},
 	} {
@@ -207,22 +210,27 @@ func TestNegotiation_A26(t *testing.T) {
 	var c mcs.Cache
 	luks := strings.Replace(ignition, `"storage":{`, `"storage":{"luks":[{"name":"data","device":"/dev/x"}],`, 1)
 	var b strings.Builder
-	for _, pool := range []struct{ name, config string }{{"what every version can say", ignition}, {"with LUKS, which came with 3.2", luks}} {
+	for _, pool := range []struct{ name, config string }{{"what every version can say", ignition},
+		{"with LUKS, which came with 3.2", luks}} {
 		a, err := c.Answers(worker(pool.config), extras())
 		if err != nil {
 			t.Fatal(err)
 		}
 		h := gate.New(gate.Config{
-			Upstream: gate.Source{Config: func(_ string, accept specversion.Accept) (*gate.Rendered, error) { return a.For(accept) }},
-			Policy:   func(string) (gate.PoolPolicy, error) { return gate.PoolPolicy{Mode: gate.Off}, nil },
-			Tokens:   none{}, Redeem: none{}, Now: time.Now,
+			Upstream: gate.Source{Config: func(_ string, accept specversion.Accept) (*gate.Rendered, error) {
+				return a.For(accept)
+			}},
+			Policy: func(string) (gate.PoolPolicy, error) { return gate.PoolPolicy{Mode: gate.Off}, nil },
+			Tokens: none{}, Redeem: none{}, Now: time.Now,
 		})
 		fmt.Fprintf(&b, "# %s\n", pool.name)
 		for _, header := range []string{
 			"", "*/*", "text/plain", "an-invalid-accept-header",
-			"application/vnd.coreos.ignition+json; version=2.4.0, application/vnd.coreos.ignition+json; version=1; q=0.5, */*; q=0.1",
+			"application/vnd.coreos.ignition+json; version=2.4.0, application/vnd.coreos.ignition+json; version=1; q=0.5, " +
+				"*/*; q=0.1",
 			"application/vnd.coreos.ignition+json", accepts("1.0.0"), accepts("2.1.0"), accepts("2.2.0"), accepts("2.3.0"),
-			accepts("3.0.0"), accepts("3.1.0"), accepts("3.2.0"), accepts("3.3.0"), accepts("3.4.0"), accepts("3.5.0"), accepts("3.6.0"),
+			accepts("3.0.0"), accepts("3.1.0"), accepts("3.2.0"), accepts("3.3.0"), accepts("3.4.0"), accepts("3.5.0"),
+			accepts("3.6.0"),
 			accepts("3.7.0-experimental"), accepts("3.99.0"), accepts("4.0.0"),
 			"a/vnd.coreos.ignition+json;version=3.1.0;q=0.5, a/vnd.coreos.ignition+json;version=3.4.0",
 			"a/vnd.coreos.ignition+json;version=4.0.0, a/vnd.coreos.ignition+json;version=3.4.0;q=0.1",

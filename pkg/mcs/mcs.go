@@ -121,7 +121,8 @@ func build(r *render.Rendered, x Extras, to specversion.Version) ([]byte, error)
 		return nil, err
 	}
 	for _, f := range add {
-		config.Storage.Files = slices.DeleteFunc(config.Storage.Files, func(old types.File) bool { return old.Path == f.path })
+		config.Storage.Files = slices.DeleteFunc(config.Storage.Files,
+			func(old types.File) bool { return old.Path == f.path })
 		config.Storage.Files = append(config.Storage.Files, file(f.path, f.data))
 	}
 	return convert.From35(config, to)
@@ -146,7 +147,8 @@ func withoutCredential(mc *mcfgv1.MachineConfig, config types.Config) error {
 // kernelArgumentsBack moves the kernel arguments from the Ignition config to the MachineConfig.
 func kernelArgumentsBack(config *types.Config, mc *mcfgv1.MachineConfig) error {
 	if n := len(config.KernelArguments.ShouldNotExist); n > 0 {
-		return fmt.Errorf("kernelArguments.shouldNotExist: this version has no kernel arguments, and a MachineConfig has no place for %q", config.KernelArguments.ShouldNotExist[0])
+		return fmt.Errorf("kernelArguments.shouldNotExist: this version has no kernel arguments, and a MachineConfig has "+
+			"no place for %q", config.KernelArguments.ShouldNotExist[0])
 	}
 	for _, a := range config.KernelArguments.ShouldExist {
 		mc.Spec.KernelArguments = append(mc.Spec.KernelArguments, string(a))

@@ -61,7 +61,8 @@ func version(major, minor int) specversion.Version {
 	return specversion.Version{Major: major, Minor: minor}
 }
 
-var all = []specversion.Version{version(2, 2), version(3, 0), version(3, 1), version(3, 2), version(3, 3), version(3, 4), version(3, 5)}
+var all = []specversion.Version{version(2, 2), version(3, 0), version(3, 1), version(3, 2), version(3, 3),
+	version(3, 4), version(3, 5)}
 
 func answer(t testing.TB, r *render.Rendered, x mcs.Extras, to specversion.Version) types.Config {
 	t.Helper()
@@ -214,7 +215,8 @@ func TestTheNodesAnnotations(t *testing.T) {
 	const name = "rendered-worker-0123456789abcdef0123456789abcdef"
 	read := func(x mcs.Extras) map[string]string {
 		var got map[string]string
-		if err := json.Unmarshal([]byte(file(t, answer(t, worker(ignition), x, version(3, 5)), mcs.NodeAnnotationsPath)), &got); err != nil {
+		if err := json.Unmarshal([]byte(file(t, answer(t, worker(ignition), x, version(3, 5)), mcs.NodeAnnotationsPath)),
+			&got); err != nil {
 			t.Fatal(err)
 		}
 		return got
@@ -231,7 +233,8 @@ func TestTheNodesAnnotations(t *testing.T) {
 	x := extras()
 	x.OSImage = "registry.example/built@sha256:3"
 	got = read(x)
-	if got["machineconfiguration.openshift.io/currentImage"] != x.OSImage || got["machineconfiguration.openshift.io/desiredImage"] != x.OSImage {
+	if got["machineconfiguration.openshift.io/currentImage"] != x.OSImage ||
+		got["machineconfiguration.openshift.io/desiredImage"] != x.OSImage {
 		t.Errorf("the image that was built: %v", got)
 	}
 	mc := encapsulated(t, worker(ignition), x, version(3, 5), mcs.EncapsulatedPath)
@@ -265,7 +268,8 @@ func contents(t *testing.T, raw []byte) map[string]string {
 	return all
 }
 
-func encapsulated(t *testing.T, r *render.Rendered, x mcs.Extras, to specversion.Version, path string) mcfgv1.MachineConfig {
+func encapsulated(t *testing.T, r *render.Rendered, x mcs.Extras, to specversion.Version,
+	path string) mcfgv1.MachineConfig {
 	t.Helper()
 	raw, err := mcs.Config(r, x, to)
 	if err != nil {
@@ -313,14 +317,17 @@ func TestRefusals(t *testing.T) {
 		version        specversion.Version
 		says           string
 	}{
-		{"a kernel argument that should not exist has no place in a MachineConfig", `"passwd"`, `"kernelArguments":{"shouldNotExist":["quiet"]},"passwd"`, version(3, 2), "kernelArguments.shouldNotExist"},
-		{"LUKS is unknown below 3.2", `"storage":{`, `"storage":{"luks":[{"name":"data","device":"/dev/x"}],`, version(3, 1), "storage.luks"},
+		{"a kernel argument that should not exist has no place in a MachineConfig", `"passwd"`,
+			`"kernelArguments":{"shouldNotExist":["quiet"]},"passwd"`, version(3, 2), "kernelArguments.shouldNotExist"},
+		{"LUKS is unknown below 3.2", `"storage":{`, `"storage":{"luks":[{"name":"data","device":"/dev/x"}],`, version(3, 1),
+			"storage.luks"},
 		{"a config that does not parse", `"storage":{`, `"storage":[`, version(3, 5), "rendered-worker-"},
 		{"no such version", ``, ``, version(3, 6), "no such version"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := mcs.Config(worker(strings.Replace(ignition, c.from, c.to, 1)), extras(), c.version)
-			if reason.From(err).Code != reason.ConfigUnavailable || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "pool worker") {
+			if reason.From(err).Code != reason.ConfigUnavailable || !strings.Contains(err.Error(), c.says) ||
+				!strings.Contains(err.Error(), "pool worker") {
 				t.Errorf("%v, want it to say %q", err, c.says)
 			}
 			if err != nil && strings.Contains(err.Error(), "shared-token") {
@@ -343,14 +350,17 @@ func TestRefusals(t *testing.T) {
 // Errors go to logs and Events.
 func TestAttack_T45_AnErrorTellsNothingOfAFile(t *testing.T) {
 	for _, source := range []string{
-		"data:hunter2", "data:;base64,hunter2%", `data:,hunter2\u0001`, `https://hunter2:\u007f@x`, "://hunter2", "data:,%zzhunter2", "hunter2:x",
+		"data:hunter2", "data:;base64,hunter2%", `data:,hunter2\u0001`, `https://hunter2:\u007f@x`, "://hunter2",
+		"data:,%zzhunter2", "hunter2:x",
 		"data:;hunter2,", "data:;base65hunter2,x", "arn:hunter2",
 	} {
 		for _, v := range all {
-			_, err := mcs.Config(worker(strings.Replace(ignition, "data:,kind%3A%20KubeletConfiguration", source, 1)), extras(), v)
+			_, err := mcs.Config(worker(strings.Replace(ignition, "data:,kind%3A%20KubeletConfiguration", source, 1)),
+				extras(), v)
 			if err == nil {
 				t.Errorf("%s: %s is taken", v, source)
-			} else if strings.Contains(err.Error(), "hunter2") || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), "$.storage.files.1.contents.source") {
+			} else if strings.Contains(err.Error(), "hunter2") || strings.Contains(err.Error(), "\n") ||
+				!strings.Contains(err.Error(), "$.storage.files.1.contents.source") {
 				t.Errorf("%s: %v", v, err)
 			}
 		}
@@ -393,7 +403,8 @@ func TestARenderOfAnOlderVersion(t *testing.T) {
 			}
 		}
 	}
-	if _, err := mcs.Config(worker(strings.Replace(ignition, "3.5.0", "3.7.0-experimental", 1)), extras(), version(3, 5)); err == nil {
+	if _, err := mcs.Config(worker(strings.Replace(ignition, "3.5.0", "3.7.0-experimental", 1)), extras(),
+		version(3, 5)); err == nil {
 		t.Error("an experimental one is served")
 	}
 }
@@ -428,7 +439,8 @@ func TestAFileOfAMachineConfigGivesWay(t *testing.T) {
 		}
 		// A credential that an operator allowed in the pre-approved part stays there.
 		r.PreApproved = true
-		if got := file(t, answer(t, r, extras(), version(3, 5)), path); (path == mcs.KubeconfigPath) != strings.HasPrefix(got, "kind: Kubelet") {
+		if got := file(t, answer(t, r, extras(), version(3, 5)), path); (path == mcs.KubeconfigPath) != strings.HasPrefix(got,
+			"kind: Kubelet") {
 			t.Errorf("%s, pre-approved: %.60s", path, got)
 		}
 	}
@@ -436,7 +448,8 @@ func TestAFileOfAMachineConfigGivesWay(t *testing.T) {
 
 // The gate exchanges the token in one file: there must be no second one.
 func TestAttack_T45_TheSharedCredentialStandsInOneFile(t *testing.T) {
-	r := worker(strings.Replace(strings.Replace(ignition, "/etc/kubernetes/kubelet.conf", mcs.KubeconfigPath, 1), "kind%3A%20KubeletConfiguration", "token%3A%20brought-along", 1))
+	r := worker(strings.Replace(strings.Replace(ignition, "/etc/kubernetes/kubelet.conf", mcs.KubeconfigPath, 1),
+		"kind%3A%20KubeletConfiguration", "token%3A%20brought-along", 1))
 	for _, x := range []mcs.Extras{extras(), {}} {
 		for _, pre := range []bool{false, true} {
 			r.PreApproved = pre

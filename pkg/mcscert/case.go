@@ -32,16 +32,19 @@ const (
 )
 
 var caseTexts = map[Case]string{
-	CaseConfigured:    "the verifier renews them, as certificates.rotate says",
-	CaseFolder:        "'certs rotate', by hand or by a timer",
-	CaseOurs:          "the verifier renews them: it made the CA",
-	CaseNoMachineSets: "the verifier renews them: there are no MachineSets, without which the machine-config-operator does not",
+	CaseConfigured: "the verifier renews them, as certificates.rotate says",
+	CaseFolder:     "'certs rotate', by hand or by a timer",
+	CaseOurs:       "the verifier renews them: it made the CA",
+	CaseNoMachineSets: "the verifier renews them: there are no MachineSets, without which the machine-config-operator " +
+		"does not",
 	CaseOldOperator: "the verifier renews them: there are MachineSets, and the machine-config-operator has made no CA," +
 		" as before 4.19",
-	CaseOperatorToCome: "nobody yet: there are MachineSets, so a machine-config-operator of 4.19 or later will make a CA;" +
+	CaseOperatorToCome: "nobody yet: there are MachineSets, so a machine-config-operator of 4.19 or later will make a " +
+		"CA;" +
 		" if it does not, the verifier will",
 	CaseOperator: "the machine-config-operator renews them",
-	CaseSomebody: "somebody else renews them, or nobody: the CA has no marks of the verifier's nor of the machine-config-operator's",
+	CaseSomebody: "somebody else renews them, or nobody: the CA has no marks of the verifier's nor of the " +
+		"machine-config-operator's",
 }
 
 // String returns a sentence for a person.

@@ -62,8 +62,9 @@ func (s Status) Next(now time.Time, force bool) (Step, error) {
 		return "", &TooEarly{"pointer configs do not have the new CA: " + strings.Join(failed, ", ")}
 	}
 	if len(lacking) > 0 {
-		return "", &TooEarly{"pointer configs that are somebody else's to change do not have the new CA, so bring the bundle there: " +
-			strings.Join(lacking, ", ")}
+		return "",
+			&TooEarly{"pointer configs that are somebody else's to change do not have the new CA, so bring the bundle there: " +
+				strings.Join(lacking, ", ")}
 	}
 	return StepServing, nil
 }

@@ -20,7 +20,8 @@ import (
 
 // NewServing makes a serving certificate on a new P-256 key. A handshake with RSA-2048 costs
 // the server twenty times as much.
-func NewServing(ca *x509.Certificate, caKey any, hosts []string, now time.Time) (*x509.Certificate, *ecdsa.PrivateKey, error) {
+func NewServing(ca *x509.Certificate, caKey any, hosts []string,
+	now time.Time) (*x509.Certificate, *ecdsa.PrivateKey, error) {
 	hosts = CanonicalHosts(hosts)
 	if len(hosts) == 0 {
 		return nil, nil, errors.New("no host names: set certificates.hostnames or origins")

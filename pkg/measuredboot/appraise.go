@@ -56,7 +56,8 @@ func Appraise(p Profile, bank uint16, quoted map[int][]byte, rawLog []byte, refs
 		return nil, reason.Wrap(reason.Internal, err, "the policy's profile")
 	}
 	if eventlog.Size(bank) == 0 {
-		return nil, reason.Deny(reason.PCRSelection, "PCR bank %s cannot be appraised, only sha256, sha384 and sha512", eventlog.BankName(bank))
+		return nil, reason.Deny(reason.PCRSelection, "PCR bank %s cannot be appraised, only sha256, sha384 and sha512",
+			eventlog.BankName(bank))
 	}
 	for _, pcr := range profiles[p].pcrs {
 		if _, ok := quoted[pcr]; !ok {
@@ -120,7 +121,8 @@ func (b *boot) fresh(rawLog []byte) error {
 	}
 	for _, start := range starts {
 		if cappedFrom(b.bank, start, value) {
-			return reason.Wrap(reason.PCRCapped, onPCR(11, "the value it has while the initramfs runs", "that value, capped"), "profile %s", b.result.Profile)
+			return reason.Wrap(reason.PCRCapped, onPCR(11, "the value it has while the initramfs runs", "that value, capped"),
+				"profile %s", b.result.Profile)
 		}
 	}
 	f := b.namePCR11(log)
@@ -164,7 +166,8 @@ func (b *boot) namePCR11(log *eventlog.Log) *Finding {
 			if at%2 == 0 {
 				what = "name"
 			}
-			expected = fmt.Sprintf("the %s of section %s of %s, %x", what, r.Sections[at/2].Name, r.Metadata.Name, r.measured(b.bank, at))
+			expected = fmt.Sprintf("the %s of section %s of %s, %x", what, r.Sections[at/2].Name, r.Metadata.Name,
+				r.measured(b.bank, at))
 		}
 		f = onEvent(events[at], expected, hexValue(events[at].Digest))
 	}

@@ -47,7 +47,8 @@ func TestAttack_T26_AnEmptyLogOrAHeaderAlone(t *testing.T) {
 func TestAttack_T27_RelabellingNeitherHidesNorHelps(t *testing.T) {
 	honest := captured(t, eventlogtest.SecureBootUKI)
 	want := passes(t, honest)
-	for _, typ := range []uint32{eventlog.IPL, eventlog.Separator, eventlog.EFIAction, eventlog.EFIVariableAuthority, 0x8401, 0} {
+	for _, typ := range []uint32{eventlog.IPL, eventlog.Separator, eventlog.EFIAction, eventlog.EFIVariableAuthority,
+		0x8401, 0} {
 		b := honest.claimed(t, func(e events) events {
 			for i := range e {
 				if e[i].Type != eventlog.NoAction {
@@ -57,7 +58,8 @@ func TestAttack_T27_RelabellingNeitherHidesNorHelps(t *testing.T) {
 			return e
 		})
 		got := passes(t, b)
-		if len(got.Applications) != 1 || len(got.Authorities) != 1 || !bytes.Equal(got.Applications[0], want.Applications[0]) {
+		if len(got.Applications) != 1 || len(got.Authorities) != 1 ||
+			!bytes.Equal(got.Applications[0], want.Applications[0]) {
 			t.Errorf("as %s: %+v", eventlog.TypeName(typ), got)
 		}
 	}
@@ -123,27 +125,36 @@ func TestAttack_T28_PCR7(t *testing.T) {
 		change func(events) events
 		words  string
 	}{
-		"SecureBoot is 00":                        {withValue("SecureBoot", []byte{0}), "expected SecureBoot = 01, seen 00"},
-		"SecureBoot is 02":                        {withValue("SecureBoot", []byte{2}), "expected SecureBoot = 01, seen 02"},
-		"SecureBoot is empty":                     {withValue("SecureBoot", nil), "seen an empty value"},
-		"SecureBoot has two bytes":                {withValue("SecureBoot", []byte{1, 0}), "expected SecureBoot = 01, seen 0100"},
-		"there is no platform key":                {withValue("PK", nil), "expected PK = a key"},
-		"db is empty":                             {withValue("db", nil), "expected db = a key"},
-		"a second SecureBoot":                     {again("SecureBoot"), "expected variable SecureBoot once"},
-		"a second db":                             {again("db"), "expected variable db once"},
-		"no SecureBoot":                           {without("SecureBoot"), "expected variable SecureBoot, seen the separator"},
-		"no PK":                                   {without("PK"), "expected variable PK"},
-		"no KEK":                                  {without("KEK"), "expected variable KEK"},
-		"no dbx":                                  {without("dbx"), "expected variable dbx"},
-		"a second separator":                      {insertAt(last, raw("\x00\x00\x00\x00")), "expected one separator, seen a second one"},
-		"a second separator of the other kind":    {insertAt(last, raw("\xff\xff\xff\xff")), "expected one separator, seen a second one"},
-		"a separator of the kind for errors":      {insertAt(last, raw("\x01\x00\x00\x00")), "failed measurement"},
-		"an unknown string before the separator":  {insertAt(beforeSeparator, raw("UEFI Debug Mode")), `seen "UEFI Debug Mode"`},
-		"an unknown string after the separator":   {insertAt(last, raw("hello")), `seen "hello"`},
-		"a policy variable after the separator":   {insertAt(afterSeparator, copyOf("PK")), `expected an authority after the separator, seen variable "PK"`},
-		"SecureBoot moved behind the separator":   {insertAt(afterSeparator, copyOf("SecureBoot")), `expected an authority after the separator, seen variable "SecureBoot"`},
-		"an authority moved before the separator": {insertAt(beforeSeparator, func(e events) eventlogtest.Event { return e[21] }), "expected variable db once"},
-		"a digest without data that it is of":     {func(e events) events { i := find(t, e, 7, "PK"); e[i].Data = e[i].Data[:40]; return e }, "not the digest of its data"},
+		"SecureBoot is 00":         {withValue("SecureBoot", []byte{0}), "expected SecureBoot = 01, seen 00"},
+		"SecureBoot is 02":         {withValue("SecureBoot", []byte{2}), "expected SecureBoot = 01, seen 02"},
+		"SecureBoot is empty":      {withValue("SecureBoot", nil), "seen an empty value"},
+		"SecureBoot has two bytes": {withValue("SecureBoot", []byte{1, 0}), "expected SecureBoot = 01, seen 0100"},
+		"there is no platform key": {withValue("PK", nil), "expected PK = a key"},
+		"db is empty":              {withValue("db", nil), "expected db = a key"},
+		"a second SecureBoot":      {again("SecureBoot"), "expected variable SecureBoot once"},
+		"a second db":              {again("db"), "expected variable db once"},
+		"no SecureBoot":            {without("SecureBoot"), "expected variable SecureBoot, seen the separator"},
+		"no PK":                    {without("PK"), "expected variable PK"},
+		"no KEK":                   {without("KEK"), "expected variable KEK"},
+		"no dbx":                   {without("dbx"), "expected variable dbx"},
+		"a second separator":       {insertAt(last, raw("\x00\x00\x00\x00")), "expected one separator, seen a second one"},
+		"a second separator of the other kind": {insertAt(last, raw("\xff\xff\xff\xff")),
+			"expected one separator, seen a second one"},
+		"a separator of the kind for errors": {insertAt(last, raw("\x01\x00\x00\x00")), "failed measurement"},
+		"an unknown string before the separator": {insertAt(beforeSeparator, raw("UEFI Debug Mode")),
+			`seen "UEFI Debug Mode"`},
+		"an unknown string after the separator": {insertAt(last, raw("hello")), `seen "hello"`},
+		"a policy variable after the separator": {insertAt(afterSeparator, copyOf("PK")),
+			`expected an authority after the separator, seen variable "PK"`},
+		"SecureBoot moved behind the separator": {insertAt(afterSeparator, copyOf("SecureBoot")),
+			`expected an authority after the separator, seen variable "SecureBoot"`},
+		"an authority moved before the separator": {insertAt(beforeSeparator,
+			func(e events) eventlogtest.Event { return e[21] }), "expected variable db once"},
+		"a digest without data that it is of": {func(e events) events {
+			i := find(t, e, 7, "PK")
+			e[i].Data = e[i].Data[:40]
+			return e
+		}, "not the digest of its data"},
 		"a variable with a byte behind it": {func(e events) events {
 			i := find(t, e, 7, "PK")
 			e[i] = eventlogtest.New(e[i], 7, e[i].Type, append(bytes.Clone(e[i].Data), 0))
@@ -268,7 +279,8 @@ func TestAttack_T29_UnknownTypesAndListsOfHugeSizesAreJustBytes(t *testing.T) {
 		}))
 	}
 	passes(t, honest.happened(t, func(e events) events {
-		return slices.Insert(e, 3, eventlogtest.New(e[0], 2, 0x8401, []byte("vendor")), eventlogtest.New(e[0], 6, 0xFFFFFFFF, nil))
+		return slices.Insert(e, 3, eventlogtest.New(e[0], 2, 0x8401, []byte("vendor")),
+			eventlogtest.New(e[0], 6, 0xFFFFFFFF, nil))
 	}))
 }
 
@@ -301,7 +313,9 @@ func TestAttack_T31_TheGoodLogAfterATPMReset(t *testing.T) {
 	b := boot{measuredboot.SecureBoot, eventlog.SHA256, quoted, raw, nil}
 	fails(t, b, reason.MeasuredBoot, "PCR 7") // it replays; this machine has no authority event
 	again := eventlogtest.Edit(t, raw, func(e events) events {
-		return slices.DeleteFunc(e, func(e eventlogtest.Event) bool { return bytes.HasPrefix(e.Data, []byte("StartupLocality")) })
+		return slices.DeleteFunc(e, func(e eventlogtest.Event) bool {
+			return bytes.HasPrefix(e.Data, []byte("StartupLocality"))
+		})
 	})
 	b.quoted = eventlogtest.Forge(t, again, eventlog.SHA256, secureBootPCRs...)
 	if f := fails(t, b, reason.EventLogReplay); f.PCR != 0 {
@@ -326,7 +340,8 @@ func TestAttack_T32_AfterTheCapNothingAttests(t *testing.T) {
 		b := b
 		b.profile = measuredboot.SecureBoot
 		b.log = eventlogtest.Edit(t, c.Log, func(e events) events {
-			return append(e, eventlogtest.New(e[0], 11, eventlog.IPL, []byte(measuredboot.EnterInitrd)), eventlogtest.New(e[0], 11, eventlog.IPL, []byte(measuredboot.CapLabel)))
+			return append(e, eventlogtest.New(e[0], 11, eventlog.IPL, []byte(measuredboot.EnterInitrd)),
+				eventlogtest.New(e[0], 11, eventlog.IPL, []byte(measuredboot.CapLabel)))
 		})
 		b.quoted = eventlogtest.Forge(t, b.log, b.bank, secureBootPCRs...)
 		fails(t, b, reason.PCRCapped)
@@ -364,10 +379,12 @@ func TestAttack_T33_AlteredCommandLine(t *testing.T) {
 			return append(e, eventlogtest.New(e[0], pcr, eventlog.IPL, []byte("r\x00d\x00.\x00b\x00r\x00e\x00a\x00k\x00")))
 		}
 	}
-	if f := fails(t, honest.happened(t, extra(12)), reason.MeasuredBoot, "no command line or credentials from outside the image"); f.PCR != 12 || f.Index != 36 {
+	if f := fails(t, honest.happened(t, extra(12)), reason.MeasuredBoot,
+		"no command line or credentials from outside the image"); f.PCR != 12 || f.Index != 36 {
 		t.Errorf("got %+v", f)
 	}
-	if f := fails(t, honest.happened(t, extra(13)), reason.MeasuredBoot, "no system extensions from outside the image"); f.PCR != 13 {
+	if f := fails(t, honest.happened(t, extra(13)), reason.MeasuredBoot,
+		"no system extensions from outside the image"); f.PCR != 13 {
 		t.Errorf("got %+v", f)
 	}
 	// The stub appends to PCR 12 for real when it is given a command line.
@@ -382,7 +399,8 @@ func TestAttack_T33_AnotherSignedBootLoader(t *testing.T) {
 	passes(t, captured(t, eventlogtest.SecureBootUKI))
 	// Signed by a key in db, Secure Boot on, and yet not the image: PCR 11 is zero.
 	raw := testdata.Rhel8EventLog
-	b := boot{measuredboot.SecureBoot, eventlog.SHA256, eventlogtest.Forge(t, raw, eventlog.SHA256, secureBootPCRs...), raw,
+	b := boot{measuredboot.SecureBoot, eventlog.SHA256,
+		eventlogtest.Forge(t, raw, eventlog.SHA256, secureBootPCRs...), raw,
 		[]measuredboot.ReferenceValues{references(t, eventlogtest.SecureBootUKI)}}
 	fails(t, b, reason.MeasuredBoot, "PCR 11", "the image is a UKI", "seen zeros")
 	// systemd-boot before the UKI leaves its mark in PCR 12, which must be a reference value to pass.
@@ -414,7 +432,8 @@ func TestAttack_T36_SecureBootSaysOneButWasNotUsed(t *testing.T) {
 	}
 	// Authorities that vouch for nothing do not count.
 	sbat := captured(t, eventlogtest.UnsignedKernel).happened(t, func(e events) events {
-		return append(e, eventlogtest.New(e[0], 7, eventlog.EFIVariableAuthority, shimVariable("SbatLevel", "sbat,1,2021030218")),
+		return append(e, eventlogtest.New(e[0], 7, eventlog.EFIVariableAuthority,
+			shimVariable("SbatLevel", "sbat,1,2021030218")),
 			eventlogtest.New(e[0], 7, eventlog.EFIVariableAuthority, shimVariable("MokListTrusted", "\x01")))
 	})
 	sbat.refs = nil

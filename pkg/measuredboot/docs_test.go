@@ -93,7 +93,8 @@ func TestTheDocumentedReferenceValuesAreReal(t *testing.T) {
 		t.Fatal(err)
 	}
 	var x, y measuredboot.ReferenceValues
-	if json.Unmarshal(again, &x) != nil || json.Unmarshal(direct, &y) != nil || x.Validate() != nil || y.Validate() != nil {
+	if json.Unmarshal(again, &x) != nil || json.Unmarshal(direct, &y) != nil || x.Validate() != nil ||
+		y.Validate() != nil {
 		t.Errorf("written as\n%s", text)
 	}
 }

@@ -46,7 +46,8 @@ func FuzzAppraise(f *testing.F) {
 			t.Fatalf("accepted: %+v", r)
 		}
 		for _, e := range log.Events {
-			if e.PCR == 7 && e.Extends() && bytes.Contains(e.Data, off) && bytes.Equal(e.Digest, eventlog.Hash(eventlog.SHA256, e.Data)) && len(e.Data) == 32+21 {
+			if e.PCR == 7 && e.Extends() && bytes.Contains(e.Data, off) &&
+				bytes.Equal(e.Digest, eventlog.Hash(eventlog.SHA256, e.Data)) && len(e.Data) == 32+21 {
 				t.Fatal("accepted with SecureBoot at 00")
 			}
 		}

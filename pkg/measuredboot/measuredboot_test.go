@@ -201,9 +201,11 @@ func TestSecureBootSaysWhyRealMachinesFail(t *testing.T) {
 	}{
 		"Secure Boot off": {testdata.Ubuntu2104NoSecureBootEventLog,
 			"PCR 7, event 3 (EV_EFI_VARIABLE_DRIVER_CONFIG): expected SecureBoot = 01, seen 00"},
-		"a variable that is empty":                          {testdata.ArchLinuxWorkstationEventLog, "expected SecureBoot = 01, seen an empty value"},
-		"a Dell server with Secure Boot off":                {testdata.GdcHost, "PCR 7, event 9 (EV_EFI_VARIABLE_DRIVER_CONFIG): expected SecureBoot = 01, seen 00"},
-		"a workstation with four zero bytes measured twice": {testdata.GlinuxAlexEventLog, "PCR 7, event 7 (EV_EFI_VARIABLE_DRIVER_CONFIG): expected SecureBoot = 01, seen 00"},
+		"a variable that is empty": {testdata.ArchLinuxWorkstationEventLog, "expected SecureBoot = 01, seen an empty value"},
+		"a Dell server with Secure Boot off": {testdata.GdcHost,
+			"PCR 7, event 9 (EV_EFI_VARIABLE_DRIVER_CONFIG): expected SecureBoot = 01, seen 00"},
+		"a workstation with four zero bytes measured twice": {testdata.GlinuxAlexEventLog,
+			"PCR 7, event 7 (EV_EFI_VARIABLE_DRIVER_CONFIG): expected SecureBoot = 01, seen 00"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			quoted := eventlogtest.Forge(t, c.raw, eventlog.SHA256, secureBootPCRs...)
@@ -312,7 +314,11 @@ func TestOnlyTheBootItselfMayBeWarnedAbout(t *testing.T) {
 			b.quoted[11] = capped.Later("capped")
 			return b
 		}(), false},
-		"a PCR is not quoted":     {func() boot { b := captured(t, eventlogtest.SecureBootUKI); delete(b.quoted, 0); return b }(), false},
+		"a PCR is not quoted": {func() boot {
+			b := captured(t, eventlogtest.SecureBootUKI)
+			delete(b.quoted, 0)
+			return b
+		}(), false},
 		"nothing is wrong at all": {captured(t, eventlogtest.SecureBootUKI), false},
 	} {
 		_, err := c.boot.appraise()

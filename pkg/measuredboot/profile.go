@@ -41,7 +41,8 @@ var profiles = map[Profile]requirements{
 func ParseProfile(s string) (Profile, error) {
 	p := Profile(s).orDefault()
 	if _, ok := profiles[p]; !ok {
-		return "", fmt.Errorf("measured boot profile %q is not one of %s, %s, %s, %s", s, IdentityOnly, SecureBoot, Release, Strict)
+		return "", fmt.Errorf("measured boot profile %q is not one of %s, %s, %s, %s", s, IdentityOnly, SecureBoot,
+			Release, Strict)
 	}
 	return p, nil
 }

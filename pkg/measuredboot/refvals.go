@@ -164,7 +164,8 @@ func (r *ReferenceValues) followsFromSections(i int, v PCRValue) error {
 			return err
 		}
 		if !bytes.Equal(have, want) {
-			return fmt.Errorf("pcr11[%d].%s: %x does not follow from the sections, which give %x", i, eventlog.BankName(bank), have, want)
+			return fmt.Errorf("pcr11[%d].%s: %x does not follow from the sections, which give %x", i, eventlog.BankName(bank),
+				have, want)
 		}
 	}
 	return nil

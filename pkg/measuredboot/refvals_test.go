@@ -43,17 +43,30 @@ func TestReferenceValuesThatAnAdministratorGotWrong(t *testing.T) {
 		change func(*measuredboot.ReferenceValues)
 		says   string
 	}{
-		"another kind":                         {func(r *measuredboot.ReferenceValues) { r.Kind = "Policy" }, `kind "Policy"`},
-		"another version":                      {func(r *measuredboot.ReferenceValues) { r.APIVersion = "v1" }, `apiVersion "v1"`},
-		"no name":                              {func(r *measuredboot.ReferenceValues) { r.Metadata.Name = "" }, "metadata.name is empty"},
-		"a value without a digest":             {func(r *measuredboot.ReferenceValues) { r.PCR11[0].Digests = measuredboot.Digests{} }, "pcr11[0]: neither"},
-		"a value that is too short":            {func(r *measuredboot.ReferenceValues) { r.PCR11[1].SHA256 = r.PCR11[1].SHA256[:31] }, "pcr11[1].sha256: 31 bytes, expected 32"},
-		"a value of the wrong bank":            {func(r *measuredboot.ReferenceValues) { r.PCR11[0].SHA384 = r.PCR11[0].SHA256 }, "pcr11[0].sha384: 32 bytes, expected 48"},
-		"a phase after the initramfs":          {func(r *measuredboot.ReferenceValues) { r.PCR11[1].Phase = "ready" }, `phase "ready"`},
-		"a value that is not of the sections":  {func(r *measuredboot.ReferenceValues) { r.PCR11[0].SHA256 = r.PCR11[1].SHA256 }, "does not follow from the sections"},
-		"a section without the bank":           {func(r *measuredboot.ReferenceValues) { r.Sections[1].SHA384 = nil }, "section .osrel has no sha384 digest"},
-		"a component without a name":           {func(r *measuredboot.ReferenceValues) { r.Applications[0].Name = "" }, "applications[0]: no name"},
-		"a command line value without digests": {func(r *measuredboot.ReferenceValues) { r.PCR12 = make([]measuredboot.Digests, 1) }, "pcr12[0]: neither"},
+		"another kind":    {func(r *measuredboot.ReferenceValues) { r.Kind = "Policy" }, `kind "Policy"`},
+		"another version": {func(r *measuredboot.ReferenceValues) { r.APIVersion = "v1" }, `apiVersion "v1"`},
+		"no name":         {func(r *measuredboot.ReferenceValues) { r.Metadata.Name = "" }, "metadata.name is empty"},
+		"a value without a digest": {func(r *measuredboot.ReferenceValues) {
+			r.PCR11[0].Digests = measuredboot.Digests{}
+		}, "pcr11[0]: neither"},
+		"a value that is too short": {func(r *measuredboot.ReferenceValues) {
+			r.PCR11[1].SHA256 = r.PCR11[1].SHA256[:31]
+		}, "pcr11[1].sha256: 31 bytes, expected 32"},
+		"a value of the wrong bank": {func(r *measuredboot.ReferenceValues) {
+			r.PCR11[0].SHA384 = r.PCR11[0].SHA256
+		}, "pcr11[0].sha384: 32 bytes, expected 48"},
+		"a phase after the initramfs": {func(r *measuredboot.ReferenceValues) { r.PCR11[1].Phase = "ready" },
+			`phase "ready"`},
+		"a value that is not of the sections": {func(r *measuredboot.ReferenceValues) {
+			r.PCR11[0].SHA256 = r.PCR11[1].SHA256
+		}, "does not follow from the sections"},
+		"a section without the bank": {func(r *measuredboot.ReferenceValues) { r.Sections[1].SHA384 = nil },
+			"section .osrel has no sha384 digest"},
+		"a component without a name": {func(r *measuredboot.ReferenceValues) { r.Applications[0].Name = "" },
+			"applications[0]: no name"},
+		"a command line value without digests": {func(r *measuredboot.ReferenceValues) {
+			r.PCR12 = make([]measuredboot.Digests, 1)
+		}, "pcr12[0]: neither"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := references(t, eventlogtest.SecureBootUKI)
@@ -64,7 +77,8 @@ func TestReferenceValuesThatAnAdministratorGotWrong(t *testing.T) {
 		})
 	}
 	var r measuredboot.ReferenceValues
-	if err := json.Unmarshal([]byte(`{"pcr12":[{"sha256":"zz"}]}`), &r); err == nil || !strings.Contains(err.Error(), "hexadecimal") {
+	if err := json.Unmarshal([]byte(`{"pcr12":[{"sha256":"zz"}]}`), &r); err == nil ||
+		!strings.Contains(err.Error(), "hexadecimal") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -38,7 +38,8 @@ func SetAuthorities(userData, bundlePEM []byte, earlier ...[]byte) ([]byte, erro
 			return leftAlone("its certificate authority cannot be read, so whose it is nobody knows: %v", err)
 		}
 		if !slices.ContainsFunc(old, func(c *x509.Certificate) bool { return slices.ContainsFunc(known, c.Equal) }) {
-			return leftAlone("its certificate authority (%.64s) is none of the bundle's, so it may be another server's", old[0].Subject.CommonName)
+			return leftAlone("its certificate authority (%.64s) is none of the bundle's, so it may be another server's",
+				old[0].Subject.CommonName)
 		}
 		return nil
 	})
@@ -192,7 +193,9 @@ func authorityEntry(userData []byte) (doc, entry value, err error) {
 	case 1:
 		return doc, list[0], nil
 	default:
-		return doc, entry, fmt.Errorf("it names %d certificate authorities: which of them is the Machine Config Server's is not ours to say", len(list))
+		return doc, entry,
+			fmt.Errorf("it names %d certificate authorities: which of them is the Machine Config Server's is not ours to say",
+				len(list))
 	}
 }
 

@@ -35,14 +35,20 @@ func gzipped(t *testing.T, text string) string {
 func authorityCases(entry string) map[string]string {
 	const source = `{"source":"https://api-int.example.com:22623/config/worker"}`
 	cases := map[string]string{
-		"specification 2.2":          `{"ignition":{"config":{"append":[` + source + `]},"security":{"tls":{"certificateAuthorities":[` + entry + `]}},"timeouts":{},"version":"2.2.0"},"networkd":{},"passwd":{},"storage":{},"systemd":{}}`,
-		"keys that nobody knows":     `{"x":1,"ignition":{"version":"3.2.0","new":{"a":[1,2,{"b":null}]},"security":{"tls":{"certificateAuthorities":[ ` + entry + ` ],"z":0}},"config":{"merge":[` + source + `]}}}`,
-		"white space and its order":  "\n{ \"storage\" : {},\n\t\"ignition\" : { \"security\" : { \"tls\" : { \"certificateAuthorities\" : [\n" + entry + "\n] } } ,\r\n \"version\" : \"3.1.0\" , \"config\":{\"merge\":[" + source + "]} } }\n\n",
-		"a specification to come":    `{"ignition":{"version":"3.9.0","config":{"merge":[` + source + `]},"security":{"tls":{"certificateAuthorities":[` + entry + `]}}}}`,
+		"specification 2.2": `{"ignition":{"config":{"append":[` + source +
+			`]},"security":{"tls":{"certificateAuthorities":[` + entry +
+			`]}},"timeouts":{},"version":"2.2.0"},"networkd":{},"passwd":{},"storage":{},"systemd":{}}`,
+		"keys that nobody knows": `{"x":1,"ignition":{"version":"3.2.0","new":{"a":[1,2,{"b":null}]},"security":{"tls":{"certificateAuthorities":[ ` + entry + ` ],"z":0}},"config":{"merge":[` + source + `]}}}`,
+		"white space and its order": "\n{ \"storage\" : {},\n\t\"ignition\" : { \"security\" : { \"tls\" : { " +
+			"\"certificateAuthorities\" : [\n" + entry + "\n] } } ,\r\n \"version\" : \"3.1.0\" , \"config\":{\"merge\":[" +
+			source + "]} } }\n\n",
+		"a specification to come": `{"ignition":{"version":"3.9.0","config":{"merge":[` + source +
+			`]},"security":{"tls":{"certificateAuthorities":[` + entry + `]}}}}`,
 		"a provisioning token in it": `{"ignition":{"version":"3.4.0","config":{"merge":[{"source":"https://api-int.example.com:22623/config/worker","httpHeaders":[{"name":"Authorization","value":"Bearer abc"}]}]},"security":{"tls":{"certificateAuthorities":[` + entry + `]}}}}`,
 	}
 	for _, v := range []string{"3.0.0", "3.1.0", "3.2.0", "3.3.0", "3.4.0", "3.5.0", "3.6.0"} {
-		cases["specification "+v] = `{"ignition":{"version":"` + v + `","config":{"merge":[` + source + `]},"security":{"tls":{"certificateAuthorities":[` + entry + `]}}}}`
+		cases["specification "+v] = `{"ignition":{"version":"` + v + `","config":{"merge":[` + source +
+			`]},"security":{"tls":{"certificateAuthorities":[` + entry + `]}}}}`
 	}
 	return cases
 }
@@ -78,11 +84,15 @@ func TestSetAuthoritiesOfOtherForms(t *testing.T) {
 	}
 	for _, c := range []struct{ name, entry, bundle, want string }{
 		{"the same in another encoding stays", `{"source":"` + dataURL(one) + `"}`, one, `{"source":"` + dataURL(one) + `"}`},
-		{"a hash of the old one goes", `{"source":"` + dataURL(one) + `","verification":{"hash":"sha512-00"}}`, two + one, `{"source":"` + written(two+one) + `","verification":null}`},
-		{"a compression goes", `{"compression":"gzip","source":"` + dataURL(gzipped(t, one)) + `"}`, two + one, `{"compression":null,"source":"` + written(two+one) + `"}`},
-		{"one of several is the bundle's", `{"source":"` + dataURL(three+one) + `"}`, two + one, `{"source":"` + written(two+one) + `"}`},
+		{"a hash of the old one goes", `{"source":"` + dataURL(one) + `","verification":{"hash":"sha512-00"}}`, two + one,
+			`{"source":"` + written(two+one) + `","verification":null}`},
+		{"a compression goes", `{"compression":"gzip","source":"` + dataURL(gzipped(t, one)) + `"}`, two + one,
+			`{"compression":null,"source":"` + written(two+one) + `"}`},
+		{"one of several is the bundle's", `{"source":"` + dataURL(three+one) + `"}`, two + one,
+			`{"source":"` + written(two+one) + `"}`},
 		{"an earlier one, which the bundle does not have", entry(three), two + one, entry(two + one)},
-		{"a null beside it stays", `{"source":"` + dataURL(one) + `","verification":null}`, two + one, `{"source":"` + written(two+one) + `","verification":null}`},
+		{"a null beside it stays", `{"source":"` + dataURL(one) + `","verification":null}`, two + one,
+			`{"source":"` + written(two+one) + `","verification":null}`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := pointer.SetAuthorities([]byte(config(c.entry)), []byte(c.bundle), []byte("x"), []byte(three))
@@ -106,7 +116,8 @@ func TestSetAuthoritiesLeavesAlone(t *testing.T) {
 		{"a string", `"ignition"`, "not an Ignition config"},
 		{"JSON with something behind it", config("["+entry(one)+"]") + "#!/bin/sh", "not an Ignition config"},
 		{"another JSON", `{"users":[]}`, "not an Ignition config"},
-		{"no version", `{"ignition":{"security":{"tls":{"certificateAuthorities":[` + entry(one) + `]}}}}`, "none of 2.x and 3.x"},
+		{"no version", `{"ignition":{"security":{"tls":{"certificateAuthorities":[` + entry(one) + `]}}}}`,
+			"none of 2.x and 3.x"},
 		{"specification 1", `{"ignitionVersion":1}`, "not an Ignition config"},
 		{"a version that is a number", `{"ignition":{"version":3}}`, "none of 2.x and 3.x"},
 		{"no authority", `{"ignition":{"version":"3.2.0"}}`, "no certificate authority"},
@@ -117,7 +128,8 @@ func TestSetAuthoritiesLeavesAlone(t *testing.T) {
 		{"an entry that is a string", config(`["data:,x"]`), "no source"},
 		{"an entry without a source", config(`[{}]`), "no source"},
 		{"an authority behind a URL", config(`[{"source":"https://pki.example.com/ca.pem"}]`), "behind a URL"},
-		{"two lists", `{"ignition":{"version":"3.2.0","security":{"tls":{"certificateAuthorities":[` + entry(one) + `],"CertificateAuthorities":[]}}}}`, "occurs twice"},
+		{"two lists", `{"ignition":{"version":"3.2.0","security":{"tls":{"certificateAuthorities":[` + entry(one) +
+			`],"CertificateAuthorities":[]}}}}`, "occurs twice"},
 		{"two sources", config(`[{"source":"data:,x","SOURCE":"data:,y"}]`), "occurs twice"},
 		{"two hashes", config(`[{"source":"` + written(two) + `","verification":null,"Verification":{}}]`), "occurs twice"},
 		{"what is no certificate", config(`[{"source":"data:,x"}]`), "cannot be read"},
@@ -158,7 +170,8 @@ func TestForceAuthorities(t *testing.T) {
 		return []byte(`{"ignition":{"version":"3.2.0","security":{"tls":{"certificateAuthorities":[` + list + `]}}}}`)
 	}
 	for _, old := range []string{entry(one), `{"source":"data:,x"}`} {
-		if got, err := pointer.ForceAuthorities(config(old), []byte(two)); err != nil || string(got) != string(config(entry(two))) {
+		if got, err := pointer.ForceAuthorities(config(old), []byte(two)); err != nil ||
+			string(got) != string(config(entry(two))) {
 			t.Errorf("%v\n%s", err, got)
 		}
 	}
@@ -178,13 +191,16 @@ func TestAuthorities(t *testing.T) {
 	}
 	for _, version := range []string{"2.2.0", "3.2.0"} {
 		config := func(list string) []byte {
-			return []byte(`{"ignition":{"version":"` + version + `","security":{"tls":{"certificateAuthorities":[` + list + `]}}}}`)
+			return []byte(`{"ignition":{"version":"` + version + `","security":{"tls":{"certificateAuthorities":[` +
+				list + `]}}}}`)
 		}
 		if all, err := pointer.Authorities(config("")); err != nil || len(all) != 0 {
 			t.Errorf("none: %v, %v", err, all)
 		}
-		for _, list := range []string{`{"source":"https://pki.example.com/ca.pem"}`, `{"source":"data:,x"}`, entry(one) + `,{"source":"data:,x"}`, `{}`} {
-			if all, err := pointer.Authorities(config(list)); err == nil || errors.Is(err, pointer.ErrNotIgnition) || all != nil {
+		for _, list := range []string{`{"source":"https://pki.example.com/ca.pem"}`, `{"source":"data:,x"}`,
+			entry(one) + `,{"source":"data:,x"}`, `{}`} {
+			if all, err := pointer.Authorities(config(list)); err == nil || errors.Is(err, pointer.ErrNotIgnition) ||
+				all != nil {
 				t.Errorf("%s: %v, %v", list, err, all)
 			}
 		}
@@ -200,7 +216,8 @@ func TestAuthorities(t *testing.T) {
 // in any order.
 func TestTokenAndAuthorityKeepEachOther(t *testing.T) {
 	one, two := ca(t, "one"), ca(t, "two")
-	p := pointer.Provisioning{Token: secret.New([]byte("token-of-thirty-two-characters--")), Origins: []string{"https://api-int.example.com:22623"}}
+	p := pointer.Provisioning{Token: secret.New([]byte("token-of-thirty-two-characters--")),
+		Origins: []string{"https://api-int.example.com:22623"}}
 	for _, v := range []string{"3.1.0", "3.2.0", "3.5.0"} {
 		raw := []byte(authorityCases(entry(one))["specification "+v])
 		tokenFirst, err := pointer.Provision(raw, p)
@@ -217,7 +234,8 @@ func TestTokenAndAuthorityKeepEachOther(t *testing.T) {
 		if authorityFirst, err = pointer.Provision(authorityFirst, p); err != nil {
 			t.Fatal(err)
 		}
-		if string(tokenFirst) != string(authorityFirst) || !strings.Contains(string(tokenFirst), "token-of-thirty") || !strings.Contains(string(tokenFirst), written(two)) {
+		if string(tokenFirst) != string(authorityFirst) || !strings.Contains(string(tokenFirst), "token-of-thirty") ||
+			!strings.Contains(string(tokenFirst), written(two)) {
 			t.Errorf("%s: %s\n%s", v, tokenFirst, authorityFirst)
 		}
 	}

@@ -58,10 +58,13 @@ func TestCertificateAuthorities(t *testing.T) {
 		{"one", withAuthority(merge(mcs), `{"source":"`+dataURL(a)+`"}`), "a", ""},
 		{"a bundle", withAuthority(merge(mcs), `{"source":"`+dataURL(a+b)+`"}`), "a b", ""},
 		{"two", withAuthority(merge(mcs), `{"source":"`+dataURL(b)+`"}`, `{"source":"`+dataURL(a)+`"}`), "b a", ""},
-		{"with its hash", withAuthority(merge(mcs), `{"source":"`+dataURL(a)+`","verification":{"hash":"sha512-`+hex.EncodeToString(sum[:])+`"}}`), "a", ""},
+		{"with its hash", withAuthority(merge(mcs), `{"source":"`+dataURL(a)+`","verification":{"hash":"sha512-`+
+			hex.EncodeToString(sum[:])+`"}}`), "a", ""},
 		{"compressed", withAuthority(merge(mcs), `{"source":"`+dataURL(zipped.String())+`","compression":"gzip"}`), "a", ""},
-		{"of a config inside", withAuthority(merge(dataURL(withAuthority(merge(mcs), `{"source":"`+dataURL(b)+`"}`))), `{"source":"`+dataURL(a)+`"}`), "a b", ""},
-		{"with another's hash", withAuthority(merge(mcs), `{"source":"`+dataURL(b)+`","verification":{"hash":"sha512-`+hex.EncodeToString(sum[:])+`"}}`), "", "hash does not match"},
+		{"of a config inside", withAuthority(merge(dataURL(withAuthority(merge(mcs), `{"source":"`+dataURL(b)+`"}`))),
+			`{"source":"`+dataURL(a)+`"}`), "a b", ""},
+		{"with another's hash", withAuthority(merge(mcs), `{"source":"`+dataURL(b)+`","verification":{"hash":"sha512-`+
+			hex.EncodeToString(sum[:])+`"}}`), "", "hash does not match"},
 		{"behind a URL", withAuthority(merge(mcs), `{"source":"https://example.com/ca"}`), "", "not a data URL"},
 		{"not a certificate", withAuthority(merge(mcs), `{"source":"data:,hello"}`), "", "no certificate"},
 		{"not gzip", withAuthority(merge(mcs), `{"source":"data:,hello","compression":"gzip"}`), "", "gzip"},

@@ -61,12 +61,16 @@ func TestAddBearer(t *testing.T) {
 		},
 		{
 			"an Authorization header in another case is replaced, others stay",
-			config("3.1.0", `"merge":[{"source":"`+mcs+`","httpHeaders":[{"name":"NodePool","value":"x"},{"name":"authorization","value":"Bearer old"}]}]`),
-			config("3.1.0", `"merge":[{"source":"`+mcs+`","httpHeaders":[{"name":"NodePool","value":"x"},{"name":"Authorization","value":"Bearer `+token+`"}]}]`),
+			config("3.1.0", `"merge":[{"source":"`+mcs+
+				`","httpHeaders":[{"name":"NodePool","value":"x"},{"name":"authorization","value":"Bearer old"}]}]`),
+			config("3.1.0", `"merge":[{"source":"`+mcs+
+				`","httpHeaders":[{"name":"NodePool","value":"x"},{"name":"Authorization","value":"Bearer `+token+`"}]}]`),
 		},
 		{
 			"two spellings of Authorization become one",
-			config("3.1.0", `"merge":[{"httpHeaders":[{"name":"authorization","value":"a"},{"name":"AUTHORIZATION","value":"b"}],"source":"`+mcs+`"}]`),
+			config("3.1.0",
+				`"merge":[{"httpHeaders":[{"name":"authorization","value":"a"},{"name":"AUTHORIZATION","value":"b"}],"source":"`+
+					mcs+`"}]`),
 			config("3.1.0", `"merge":[{`+header+`,"source":"`+mcs+`"}]`),
 		},
 		{
@@ -76,13 +80,17 @@ func TestAddBearer(t *testing.T) {
 		},
 		{
 			"compression and verification are left alone",
-			config("3.1.0", `"merge":[{"source":"`+mcs+`","compression":"gzip","verification":{"hash":"sha256-`+strings.Repeat("0", 64)+`"}}]`),
-			config("3.1.0", `"merge":[{"source":"`+mcs+`","compression":"gzip","verification":{"hash":"sha256-`+strings.Repeat("0", 64)+`"},`+header+`}]`),
+			config("3.1.0", `"merge":[{"source":"`+mcs+`","compression":"gzip","verification":{"hash":"sha256-`+
+				strings.Repeat("0", 64)+`"}}]`),
+			config("3.1.0", `"merge":[{"source":"`+mcs+`","compression":"gzip","verification":{"hash":"sha256-`+
+				strings.Repeat("0", 64)+`"},`+header+`}]`),
 		},
 		{
 			"unknown keys, order, numbers and space survive",
-			"{ \"x-ours\": [1.50, 1e3],\n  \"ignition\": {\n\t\"config\": { " + merge(mcs) + " } ,\"version\" : \"3.2.0\" },\n \"storage\": {\"files\": []} }\n",
-			"{ \"x-ours\": [1.50, 1e3],\n  \"ignition\": {\n\t\"config\": { \"merge\":[{\"source\":\"" + mcs + "\"," + header + "}] } ,\"version\" : \"3.2.0\" },\n \"storage\": {\"files\": []} }\n",
+			"{ \"x-ours\": [1.50, 1e3],\n  \"ignition\": {\n\t\"config\": { " + merge(mcs) +
+				" } ,\"version\" : \"3.2.0\" },\n \"storage\": {\"files\": []} }\n",
+			"{ \"x-ours\": [1.50, 1e3],\n  \"ignition\": {\n\t\"config\": { \"merge\":[{\"source\":\"" + mcs + "\"," + header +
+				"}] } ,\"version\" : \"3.2.0\" },\n \"storage\": {\"files\": []} }\n",
 		},
 		{
 			"keys in another case are Ignition's keys too",
@@ -125,7 +133,8 @@ func TestAttack_T56_TokenGoesToTheAttestedServerAlone(t *testing.T) {
 	two := func(other string) string {
 		return config("3.4.0", `"merge":[{"source":"`+mcs+`"},{"source":"`+other+`"}]`)
 	}
-	if after, err := add(two("https://other.example.com:22623/config/worker")); err != nil || strings.Count(after, token) != 1 {
+	if after, err := add(two("https://other.example.com:22623/config/worker")); err != nil ||
+		strings.Count(after, token) != 1 {
 		t.Fatalf("the honest variant: %v\n%s", err, after)
 	}
 	for _, c := range []struct{ name, other string }{
@@ -198,11 +207,15 @@ func TestAttack_T56_WhatIsNotAPointerConfig(t *testing.T) {
 		{"no version number", config("three", merge(mcs)), pointer.ErrVersion},
 		{"the version is a number", `{"ignition":{"version":3}}`, pointer.ErrInvalid},
 		{"the same source twice", config("3.4.0", `"merge":[{"source":"`+mcs+`"},{"source":"`+mcs+`"}]`), pointer.ErrInvalid},
-		{"the same header name twice", config("3.4.0", `"merge":[{"source":"`+mcs+`","httpHeaders":[{"name":"A","value":"1"},{"name":"A","value":"2"}]}]`), pointer.ErrInvalid},
-		{"two ignition keys", `{"ignition":{"version":"3.4.0"},"ignition":{"version":"3.4.0","config":{` + merge(mcs) + `}}}`, pointer.ErrAmbiguous},
-		{"two sources in one entry", config("3.4.0", `"merge":[{"source":"`+mcs+`","Source":"https://evil.example/config/worker"}]`), pointer.ErrAmbiguous},
+		{"the same header name twice", config("3.4.0", `"merge":[{"source":"`+
+			mcs+`","httpHeaders":[{"name":"A","value":"1"},{"name":"A","value":"2"}]}]`), pointer.ErrInvalid},
+		{"two ignition keys", `{"ignition":{"version":"3.4.0"},"ignition":{"version":"3.4.0","config":{` + merge(mcs) + `}}}`,
+			pointer.ErrAmbiguous},
+		{"two sources in one entry", config("3.4.0", `"merge":[{"source":"`+mcs+
+			`","Source":"https://evil.example/config/worker"}]`), pointer.ErrAmbiguous},
 		{"two merges", config("3.4.0", merge(mcs)+`,"MERGE":[]`), pointer.ErrAmbiguous},
-		{"two header lists", config("3.4.0", `"merge":[{"source":"`+mcs+`","httpHeaders":[],"HTTPHeaders":[]}]`), pointer.ErrAmbiguous},
+		{"two header lists", config("3.4.0", `"merge":[{"source":"`+mcs+`","httpHeaders":[],"HTTPHeaders":[]}]`),
+			pointer.ErrAmbiguous},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if _, err := pointer.Parse([]byte(c.raw)); !errors.Is(err, c.want) {
@@ -235,7 +248,8 @@ func TestNestedConfig(t *testing.T) {
 	if _, err := w.Write([]byte(inner)); err != nil || w.Close() != nil {
 		t.Fatal(err)
 	}
-	outer := config("3.4.0", `"merge":[{"source":"`+dataURL(zipped.String())+`","compression":"gzip","verification":{"hash":"sha512-`+strings.Repeat("0", 128)+`"}}]`)
+	outer := config("3.4.0", `"merge":[{"source":"`+dataURL(zipped.String())+
+		`","compression":"gzip","verification":{"hash":"sha512-`+strings.Repeat("0", 128)+`"}}]`)
 	c, err := pointer.Parse([]byte(outer))
 	if err != nil {
 		t.Fatal(err)
@@ -247,7 +261,8 @@ func TestNestedConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := config("3.4.0", `"merge":[{"source":"`+dataURL(config("3.1.0", `"merge":[{"source":"`+mcs+`",`+header+`}]`))+`","compression":null,"verification":null}]`)
+	want := config("3.4.0", `"merge":[{"source":"`+dataURL(config("3.1.0", `"merge":[{"source":"`+mcs+`",`+header+`}]`))+
+		`","compression":null,"verification":null}]`)
 	if after != want {
 		t.Errorf("have %s\nwant %s", after, want)
 	}
@@ -269,13 +284,16 @@ func TestNestingHasADepth(t *testing.T) {
 func TestSources(t *testing.T) {
 	c, err := pointer.Parse([]byte(config("3.4.0",
 		`"replace":{"source":"http://10.0.0.1:22624/config/master"},"merge":[`+
-			`{"source":"https://[2001:DB8::1]/config/worker/"},{"source":"https://example.com/other"},{"source":"`+mcs+`?x=1"}]`)))
+			`{"source":"https://[2001:DB8::1]/config/worker/"},{"source":"https://example.com/other"},{"source":"`+
+			mcs+`?x=1"}]`)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := []pointer.Source{
-		{Where: "ignition.config.replace", URL: "http://10.0.0.1:22624/config/master", Origin: "http://10.0.0.1:22624", Pool: "master"},
-		{Where: "ignition.config.merge[0]", URL: "https://[2001:DB8::1]/config/worker/", Origin: "https://[2001:db8::1]:443", Pool: "worker", Secure: true},
+		{Where: "ignition.config.replace", URL: "http://10.0.0.1:22624/config/master", Origin: "http://10.0.0.1:22624",
+			Pool: "master"},
+		{Where: "ignition.config.merge[0]", URL: "https://[2001:DB8::1]/config/worker/", Origin: "https://[2001:db8::1]:443",
+			Pool: "worker", Secure: true},
 		{Where: "ignition.config.merge[2]", URL: mcs + "?x=1", Origin: origin, Pool: "worker", Secure: true},
 	}
 	if got := c.Sources(); !slices.Equal(got, want) {
@@ -286,7 +304,8 @@ func TestSources(t *testing.T) {
 func TestScrub(t *testing.T) {
 	// What Ignition caches: its newest version, with the pointer's header.
 	before := `{"ignition":{"version":"3.9.0-experimental","config":{"replace":{"source":null,"httpHeaders":[{"name":"AUTHORIZATION","value":"Bearer ` + token + `"}]},` +
-		`"merge":[{"source":"` + mcs + `","httpHeaders":[{"name":"Authorization","value":"Bearer ` + token + `"},{"name":"NodePool","value":"x"}]},{"httpHeaders":[]},{}]}},` +
+		`"merge":[{"source":"` + mcs + `","httpHeaders":[{"name":"Authorization","value":"Bearer ` + token +
+		`"},{"name":"NodePool","value":"x"}]},{"httpHeaders":[]},{}]}},` +
 		`"storage":{"files":[{"path":"/a","contents":{"source":"https://x","httpHeaders":[{"name":"Authorization","value":"a file's own"}]}}]}}`
 	want := `{"ignition":{"version":"3.9.0-experimental","config":{"replace":{"source":null,"httpHeaders":[]},` +
 		`"merge":[{"source":"` + mcs + `","httpHeaders":[{"name":"NodePool","value":"x"}]},{"httpHeaders":[]},{}]}},` +
@@ -319,7 +338,8 @@ func FuzzParse(f *testing.F) {
 		"", "{}", config("3.0.0", merge(mcs)), config("3.6.0", `"replace":{"source":"`+mcs+`"}`),
 		config("3.4.0", merge(dataURL(config("3.1.0", merge(mcs))))),
 		config("3.4.0", merge(dataURL(config("3.1.0", merge(dataURL(config("3.1.0", merge(mcs)))))))),
-		config("3.1.0", `"merge":[{"source":"`+mcs+`","httpHeaders":[{"name":"a\"b","value":"c"},{"name":"authorization"}]}]`),
+		config("3.1.0", `"merge":[{"source":"`+mcs+
+			`","httpHeaders":[{"name":"a\"b","value":"c"},{"name":"authorization"}]}]`),
 		`{"ignition":{"version":"3.4.0","security":{"tls":{"certificateAuthorities":[{"source":"data:,x"}]}}}}`,
 	} {
 		f.Add([]byte(raw))

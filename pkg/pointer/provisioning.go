@@ -65,7 +65,8 @@ func Provision(raw []byte, p Provisioning) ([]byte, error) {
 	}
 	if n == 0 {
 		if pools := c.others(p); len(pools) > 0 {
-			return nil, &LeftAlone{Why: fmt.Sprintf("no policy of pool %s takes the provisioning token", strings.Join(pools, " or ")), NotTaken: true}
+			return nil, &LeftAlone{Why: fmt.Sprintf("no policy of pool %s takes the provisioning token",
+				strings.Join(pools, " or ")), NotTaken: true}
 		}
 		return nil, leftAlone("no source leads to %s", strings.Join(p.Origins, " or "))
 	}

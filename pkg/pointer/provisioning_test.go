@@ -36,32 +36,48 @@ func TestProvision(t *testing.T) {
 		name, before, after string
 		url                 bool
 	}{
-		{"a merge source gets the header", config("3.4.0", merge(mcs)), config("3.4.0", `"merge":[{"source":"`+mcs+`",`+sharedHeader+`}]`), false},
-		{"3.1 is the first that has headers", config("3.1.0", merge(mcs)), config("3.1.0", `"merge":[{"source":"`+mcs+`",`+sharedHeader+`}]`), false},
-		{"the header even where the URL is allowed", config("3.2.0", merge(mcs)), config("3.2.0", `"merge":[{"source":"`+mcs+`",`+sharedHeader+`}]`), true},
-		{"a replace", config("3.5.0", `"replace":{"source":"`+mcs+`"}`), config("3.5.0", `"replace":{"source":"`+mcs+`",`+sharedHeader+`}`), false},
+		{"a merge source gets the header", config("3.4.0", merge(mcs)),
+			config("3.4.0", `"merge":[{"source":"`+mcs+`",`+sharedHeader+`}]`), false},
+		{"3.1 is the first that has headers", config("3.1.0", merge(mcs)),
+			config("3.1.0", `"merge":[{"source":"`+mcs+`",`+sharedHeader+`}]`), false},
+		{"the header even where the URL is allowed", config("3.2.0", merge(mcs)),
+			config("3.2.0", `"merge":[{"source":"`+mcs+`",`+sharedHeader+`}]`), true},
+		{"a replace", config("3.5.0", `"replace":{"source":"`+mcs+`"}`),
+			config("3.5.0", `"replace":{"source":"`+mcs+`",`+sharedHeader+`}`), false},
 		{"any pool that takes it, and no other",
-			config("3.4.0", `"merge":[{"source":"`+origin+`/config/master","httpHeaders":[{"name":"Authorization","value":"Bearer theirs"}]},{"source":"`+mcs+`"}]`),
-			config("3.4.0", `"merge":[{"source":"`+origin+`/config/master","httpHeaders":[{"name":"Authorization","value":"Bearer theirs"}]},{"source":"`+mcs+`",`+sharedHeader+`}]`), false},
+			config("3.4.0", `"merge":[{"source":"`+origin+
+				`/config/master","httpHeaders":[{"name":"Authorization","value":"Bearer theirs"}]},{"source":"`+mcs+`"}]`),
+			config("3.4.0", `"merge":[{"source":"`+origin+
+				`/config/master","httpHeaders":[{"name":"Authorization","value":"Bearer theirs"}]},{"source":"`+mcs+
+				`",`+sharedHeader+`}]`), false},
 		{"an empty bearer and an empty parameter are nobody's",
 			config("3.4.0", `"merge":[{"source":"`+mcs+`?token=","httpHeaders":[{"name":"Authorization","value":"Bearer "}]}]`),
 			config("3.4.0", `"merge":[{"source":"`+mcs+`",`+sharedHeader+`}]`), false},
 		{"any pool, any of the origins, no other server",
 			config("3.4.0", `"merge":[{"source":"https://10.0.0.5:22623/config/infra"},{"source":"https://elsewhere:22623/config/worker"},{"source":"`+mcs+`"}]`),
-			config("3.4.0", `"merge":[{"source":"https://10.0.0.5:22623/config/infra",`+sharedHeader+`},{"source":"https://elsewhere:22623/config/worker"},{"source":"`+mcs+`",`+sharedHeader+`}]`), false},
+			config("3.4.0", `"merge":[{"source":"https://10.0.0.5:22623/config/infra",`+sharedHeader+
+				`},{"source":"https://elsewhere:22623/config/worker"},{"source":"`+mcs+`",`+sharedHeader+`}]`), false},
 		{"an old token is replaced, other headers stay",
-			config("3.4.0", `"merge":[{"source":"`+mcs+`","httpHeaders":[{"name":"X","value":"y"},{"name":"authorization","value":"bearer `+old+`"}]}]`),
-			config("3.4.0", `"merge":[{"source":"`+mcs+`","httpHeaders":[{"name":"X","value":"y"},{"name":"Authorization","value":"Bearer `+shared+`"}]}]`), false},
+			config("3.4.0", `"merge":[{"source":"`+mcs+
+				`","httpHeaders":[{"name":"X","value":"y"},{"name":"authorization","value":"bearer `+old+`"}]}]`),
+			config("3.4.0", `"merge":[{"source":"`+mcs+
+				`","httpHeaders":[{"name":"X","value":"y"},{"name":"Authorization","value":"Bearer `+shared+`"}]}]`), false},
 		{"an old token in the URL goes",
 			config("3.4.0", merge(mcs+"?a=b&token="+old+"&c=d#f")),
 			config("3.4.0", `"merge":[{"source":"`+mcs+`?a=b\u0026c=d#f",`+sharedHeader+`}]`), false},
 		{"unknown keys, order, numbers and space survive",
-			"{ \"x-ours\": [1.50, 1e3],\n  \"ignition\": {\n\t\"config\": { " + merge(mcs) + " } ,\"version\" : \"3.2.0\" },\n \"storage\": {\"files\": []} }\n",
-			"{ \"x-ours\": [1.50, 1e3],\n  \"ignition\": {\n\t\"config\": { \"merge\":[{\"source\":\"" + mcs + "\"," + sharedHeader + "}] } ,\"version\" : \"3.2.0\" },\n \"storage\": {\"files\": []} }\n", false},
-		{"3.0 shows it in the URL, and stays 3.0", config("3.0.0", merge(mcs)), config("3.0.0", merge(mcs+"?token="+escaped)), true},
-		{"3.0 with an old one in the URL", config("3.0.0", merge(mcs+"?token="+old)), config("3.0.0", merge(mcs+"?token="+escaped)), true},
-		{"2.2 appends", config("2.2.0", `"append":[{"source":"`+mcs+`","verification":{}}]`), config("2.2.0", `"append":[{"source":"`+mcs+`?token=`+escaped+`","verification":{}}]`), true},
-		{"2.3 replaces", config("2.3.0", `"replace":{"source":"`+mcs+`"}`), config("2.3.0", `"replace":{"source":"`+mcs+`?token=`+escaped+`"}`), true},
+			"{ \"x-ours\": [1.50, 1e3],\n  \"ignition\": {\n\t\"config\": { " + merge(mcs) +
+				" } ,\"version\" : \"3.2.0\" },\n \"storage\": {\"files\": []} }\n",
+			"{ \"x-ours\": [1.50, 1e3],\n  \"ignition\": {\n\t\"config\": { \"merge\":[{\"source\":\"" + mcs + "\"," +
+				sharedHeader + "}] } ,\"version\" : \"3.2.0\" },\n \"storage\": {\"files\": []} }\n", false},
+		{"3.0 shows it in the URL, and stays 3.0", config("3.0.0", merge(mcs)),
+			config("3.0.0", merge(mcs+"?token="+escaped)), true},
+		{"3.0 with an old one in the URL", config("3.0.0", merge(mcs+"?token="+old)),
+			config("3.0.0", merge(mcs+"?token="+escaped)), true},
+		{"2.2 appends", config("2.2.0", `"append":[{"source":"`+mcs+`","verification":{}}]`),
+			config("2.2.0", `"append":[{"source":"`+mcs+`?token=`+escaped+`","verification":{}}]`), true},
+		{"2.3 replaces", config("2.3.0", `"replace":{"source":"`+mcs+`"}`),
+			config("2.3.0", `"replace":{"source":"`+mcs+`?token=`+escaped+`"}`), true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			after, err := provision(c.before, c.url)
@@ -77,7 +93,8 @@ func TestProvision(t *testing.T) {
 
 // The parsed trees differ by the token alone.
 func TestProvisionChangesNothingElse(t *testing.T) {
-	for _, before := range []string{stub("3.2.0"), stub("3.5.0"), config("3.4.0", merge(mcs)), stub("2.2.0"), stub("3.0.0")} {
+	for _, before := range []string{stub("3.2.0"), stub("3.5.0"), config("3.4.0", merge(mcs)), stub("2.2.0"),
+		stub("3.0.0")} {
 		after, err := provision(before, true)
 		if err != nil {
 			t.Fatal(err)
@@ -107,8 +124,10 @@ func stub(version string) string {
 	if strings.HasPrefix(version, "2.") {
 		word = "append"
 	}
-	return `{"ignition":{"config":{"` + word + `":[{"source":"` + mcs + `"}]},"security":{"tls":{"certificateAuthorities":[{"source":"data:text/plain;charset=utf-8;base64,` +
-		base64.StdEncoding.EncodeToString([]byte("-----BEGIN CERTIFICATE-----\nold\n-----END CERTIFICATE-----\n")) + `"}]}},"version":"` + version + `"}}`
+	return `{"ignition":{"config":{"` + word + `":[{"source":"` + mcs +
+		`"}]},"security":{"tls":{"certificateAuthorities":[{"source":"data:text/plain;charset=utf-8;base64,` +
+		base64.StdEncoding.EncodeToString([]byte("-----BEGIN CERTIFICATE-----\nold\n-----END CERTIFICATE-----\n")) +
+		`"}]}},"version":"` + version + `"}}`
 }
 
 // C13: the machine-config-operator renews the certificate authority by decoding
@@ -171,13 +190,19 @@ func TestProvisionLeavesAlone(t *testing.T) {
 		{"plain http", config("3.4.0", merge("http://api-int.example.com:22623/config/worker")), true, "no source leads to"},
 		{"another path", config("3.4.0", merge(origin+"/healthz")), true, "no source leads to"},
 		{"3.0 without leave to use the URL", config("3.0.0", merge(mcs)), false, "3.0.0 has no headers"},
-		{"2.2 without leave to use the URL", config("2.2.0", `"append":[{"source":"`+mcs+`"}]`), false, "2.2.0 has no headers"},
-		{"other credentials", config("3.4.0", `"merge":[{"source":"`+mcs+`","httpHeaders":[{"name":"Authorization","value":"Basic eDp5"}]}]`), true, "other credentials"},
-		{"somebody else's bearer token", config("3.4.0", `"merge":[{"source":"`+mcs+`","httpHeaders":[{"name":"Authorization","value":"Bearer theirs"}]}]`), true, "no provisioning token known here"},
+		{"2.2 without leave to use the URL", config("2.2.0", `"append":[{"source":"`+mcs+`"}]`), false,
+			"2.2.0 has no headers"},
+		{"other credentials", config("3.4.0", `"merge":[{"source":"`+mcs+
+			`","httpHeaders":[{"name":"Authorization","value":"Basic eDp5"}]}]`), true, "other credentials"},
+		{"somebody else's bearer token", config("3.4.0", `"merge":[{"source":"`+mcs+
+			`","httpHeaders":[{"name":"Authorization","value":"Bearer theirs"}]}]`), true, "no provisioning token known here"},
 		{"somebody else's in the URL", config("3.4.0", merge(mcs+"?token=theirs")), true, "no provisioning token known here"},
-		{"somebody else's in the URL, without headers", config("3.0.0", merge(mcs+"?token=theirs")), true, "no provisioning token known here"},
-		{"a pool that does not take it", config("3.4.0", merge(origin+"/config/master")), true, `no policy of pool "master" takes`},
-		{"readable in two ways", `{"ignition":{"version":"3.4.0","config":{` + merge(mcs) + `},"CONFIG":{}}}`, true, "two ways"},
+		{"somebody else's in the URL, without headers", config("3.0.0", merge(mcs+"?token=theirs")), true,
+			"no provisioning token known here"},
+		{"a pool that does not take it", config("3.4.0", merge(origin+"/config/master")), true,
+			`no policy of pool "master" takes`},
+		{"readable in two ways", `{"ignition":{"version":"3.4.0","config":{` + merge(mcs) + `},"CONFIG":{}}}`,
+			true, "two ways"},
 		{"not valid", config("3.4.0", `"merge":[{"source":7}]`), true, "not valid"},
 	} {
 		out, err := provision(c.raw, c.url)
@@ -186,7 +211,9 @@ func TestProvisionLeavesAlone(t *testing.T) {
 			t.Errorf("%s: %v %q, want %q", c.name, err, out, c.why)
 		}
 	}
-	if _, err := pointer.Provision([]byte(config("3.4.0", merge(mcs))), pointer.Provisioning{Token: secret.New([]byte("a b")), Origins: []string{origin}}); err == nil || errors.As(err, new(*pointer.LeftAlone)) {
+	if _, err := pointer.Provision([]byte(config("3.4.0", merge(mcs))),
+		pointer.Provisioning{Token: secret.New([]byte("a b")), Origins: []string{origin}}); err == nil ||
+		errors.As(err, new(*pointer.LeftAlone)) {
 		t.Errorf("a token with a space: %v", err)
 	}
 }
@@ -194,8 +221,9 @@ func TestProvisionLeavesAlone(t *testing.T) {
 func TestNothingIsMissingWhereThePoolDoesNotTakeTheToken(t *testing.T) {
 	for raw, want := range map[string]bool{
 		config("3.4.0", merge(origin+"/config/master")): true,
-		config("3.4.0", merge("data:;base64,"+base64.StdEncoding.EncodeToString([]byte(config("3.4.0", merge(origin+"/config/master")))))): true,
-		config("3.4.0", merge("https://elsewhere:22623/config/worker")):                                                                    false,
+		config("3.4.0", merge("data:;base64,"+
+			base64.StdEncoding.EncodeToString([]byte(config("3.4.0", merge(origin+"/config/master")))))): true,
+		config("3.4.0", merge("https://elsewhere:22623/config/worker")): false,
 	} {
 		_, err := provision(raw, true)
 		var left *pointer.LeftAlone
@@ -239,8 +267,10 @@ func TestShown(t *testing.T) {
 		{"an attestation's", withHeader("Bearer " + token), "", false},
 		{"a password", withHeader("Basic " + shared), "", false},
 		{"for another pool", config("3.0.0", merge(origin+"/config/master?token="+shared)), "", false},
-		{"over plain http", config("3.0.0", merge("http://api-int.example.com:22623/config/worker?token="+shared)), "", false},
-		{"inside a data source", config("3.4.0", merge("data:;base64,"+base64.StdEncoding.EncodeToString([]byte(withHeader("Bearer "+shared))))), shared, true},
+		{"over plain http", config("3.0.0", merge("http://api-int.example.com:22623/config/worker?token="+shared)),
+			"", false},
+		{"inside a data source", config("3.4.0",
+			merge("data:;base64,"+base64.StdEncoding.EncodeToString([]byte(withHeader("Bearer "+shared))))), shared, true},
 	} {
 		parsed, err := pointer.Parse([]byte(c.raw))
 		if err != nil {
@@ -254,7 +284,8 @@ func TestShown(t *testing.T) {
 }
 
 func TestScrubTakesTheTokenOutOfTheURL(t *testing.T) {
-	raw := `{"ignition":{"version":"3.7.0-experimental","config":{"merge":[{"source":"` + mcs + `?token=` + escaped + `"},{"source":"https://elsewhere/x?token=y"}]}}}`
+	raw := `{"ignition":{"version":"3.7.0-experimental","config":{"merge":[{"source":"` + mcs + `?token=` + escaped +
+		`"},{"source":"https://elsewhere/x?token=y"}]}}}`
 	out, n, err := pointer.Scrub([]byte(raw))
 	if err != nil || n != 1 || string(out) != strings.Replace(raw, "?token="+escaped, "", 1) {
 		t.Errorf("%d %v\n%s", n, err, out)
@@ -268,13 +299,21 @@ func TestManaged(t *testing.T) {
 		why  string
 	}{
 		{"the installer's own", pointer.UserData{Name: "worker-user-data"}, ""},
-		{"with labels and annotations of no account", pointer.UserData{Name: "worker-user-data", Labels: map[string]string{"a": "b"}, Annotations: map[string]string{"openshift.io/owning-component": "Machine Config Operator"}}, ""},
+		{"with labels and annotations of no account", pointer.UserData{Name: "worker-user-data",
+			Labels:      map[string]string{"a": "b"},
+			Annotations: map[string]string{"openshift.io/owning-component": "Machine Config Operator"}}, ""},
 		{"by its name", pointer.UserData{Name: "worker-user-data-managed"}, "-managed"},
-		{"by its owner", pointer.UserData{Name: "infra-user-data", Owners: []string{"MachineConfigPool/infra"}}, "MachineConfigPool/infra"},
-		{"by the operator's label", pointer.UserData{Name: "x", Labels: map[string]string{"machineconfiguration.openshift.io/managed-ca-bundle-derived-from-configmap": ""}}, "managed-ca-bundle"},
-		{"by a deployment tool's label", pointer.UserData{Name: "x", Labels: map[string]string{"app.kubernetes.io/managed-by": "Helm"}}, "app.kubernetes.io/managed-by"},
-		{"by a deployment tool's annotation", pointer.UserData{Name: "x", Annotations: map[string]string{"argocd.argoproj.io/tracking-id": "x"}}, "argocd"},
-		{"by an administrator's word", pointer.UserData{Name: "x", Annotations: map[string]string{pointer.AnnotationHandsOff: "true"}}, "administrator"},
+		{"by its owner", pointer.UserData{Name: "infra-user-data", Owners: []string{"MachineConfigPool/infra"}},
+			"MachineConfigPool/infra"},
+		{"by the operator's label", pointer.UserData{Name: "x",
+			Labels: map[string]string{"machineconfiguration.openshift.io/managed-ca-bundle-derived-from-configmap": ""}},
+			"managed-ca-bundle"},
+		{"by a deployment tool's label", pointer.UserData{Name: "x",
+			Labels: map[string]string{"app.kubernetes.io/managed-by": "Helm"}}, "app.kubernetes.io/managed-by"},
+		{"by a deployment tool's annotation", pointer.UserData{Name: "x",
+			Annotations: map[string]string{"argocd.argoproj.io/tracking-id": "x"}}, "argocd"},
+		{"by an administrator's word", pointer.UserData{Name: "x",
+			Annotations: map[string]string{pointer.AnnotationHandsOff: "true"}}, "administrator"},
 	} {
 		if got := c.u.Managed(); (got == "") != (c.why == "") || !strings.Contains(got, c.why) {
 			t.Errorf("%s: %q", c.name, got)
@@ -286,7 +325,8 @@ func FuzzProvision(f *testing.F) {
 	for _, version := range []string{"2.2.0", "3.0.0", "3.2.0", "3.5.0"} {
 		f.Add([]byte(stub(version)))
 	}
-	f.Add([]byte(config("3.4.0", `"merge":[{"source":"`+mcs+`?token=`+old+`","httpHeaders":[{"name":"Authorization","value":"Bearer `+old+`"}]}]`)))
+	f.Add([]byte(config("3.4.0", `"merge":[{"source":"`+mcs+`?token=`+
+		old+`","httpHeaders":[{"name":"Authorization","value":"Bearer `+old+`"}]}]`)))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		out, err := provision(string(raw), true)
 		if err != nil {
@@ -299,7 +339,8 @@ func FuzzProvision(f *testing.F) {
 		if bytes.Equal(raw, []byte(out)) {
 			return
 		}
-		if !json.Valid([]byte(out)) || !strings.Contains(out, "Bearer "+shared) && !strings.Contains(out, escaped) && !strings.Contains(out, "base64,") {
+		if !json.Valid([]byte(out)) || !strings.Contains(out, "Bearer "+shared) && !strings.Contains(out, escaped) &&
+			!strings.Contains(out, "base64,") {
 			t.Fatalf("%s became %s", raw, out)
 		}
 	})

@@ -13,15 +13,18 @@ import (
 // Ignition's own package is the oracle.
 func TestProxy(t *testing.T) {
 	sources := []string{
-		mcs, "http://api-int.example.com:22624/config/worker", "https://example.com/config/worker", "https://API-INT.example.com/config/worker",
+		mcs, "http://api-int.example.com:22624/config/worker", "https://example.com/config/worker",
+		"https://API-INT.example.com/config/worker",
 		"https://127.0.0.1:22623/config/worker", "https://localhost:22623/config/worker", "https://[::1]:22623/config/worker",
 		"https://10.0.0.1:22623/config/worker", "https://[2001:db8::1]/config/worker", "https://notexample.com/config/worker",
 	}
 	proxied := 0
 	for _, https := range []string{"", "http://proxy:3128", "http://user:pass@proxy"} {
 		for _, none := range []string{
-			"", "*", "example.com", ".example.com", "*.example.com", "api-int.example.com", "API-INT.EXAMPLE.COM", "example.com:22623", "example.com:1",
-			"10.0.0.1", "10.0.0.1:22623", "10.0.0.1:1", "10.0.0.0/8", "2001:db8::/32", "2001:db8::1", "[2001:db8::1]:443", "[2001:db8::1]:1",
+			"", "*", "example.com", ".example.com", "*.example.com", "api-int.example.com", "API-INT.EXAMPLE.COM",
+			"example.com:22623", "example.com:1",
+			"10.0.0.1", "10.0.0.1:22623", "10.0.0.1:1", "10.0.0.0/8", "2001:db8::/32", "2001:db8::1", "[2001:db8::1]:443",
+			"[2001:db8::1]:1",
 			"other, example.com", ",", "com", "xample.com", "0.0.0.0/0",
 		} {
 			for _, source := range sources {
@@ -62,7 +65,8 @@ func proxyFor(t *testing.T, https, none, source string) *url.URL {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config, err := pointer.Parse([]byte(`{"ignition":{"version":"3.4.0","proxy":` + string(raw) + `,"config":{` + merge(source) + `}}}`))
+	config, err := pointer.Parse([]byte(`{"ignition":{"version":"3.4.0","proxy":` + string(raw) + `,"config":{` +
+		merge(source) + `}}}`))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -113,7 +113,8 @@ func CompileParsed(parsed ...Parsed) (*Set, []manifest.Problem) {
 		policy := c.effective()
 		for i, pool := range c.pools() {
 			if first, ok := owner[pool]; ok {
-				c.fault(fmt.Sprintf("spec.pools[%d]", i), fmt.Sprintf("pool %q has a policy already: %s", pool, first.where()), "one policy per pool")
+				c.fault(fmt.Sprintf("spec.pools[%d]", i), fmt.Sprintf("pool %q has a policy already: %s", pool, first.where()),
+					"one policy per pool")
 				continue
 			}
 			owner[pool] = c
@@ -180,21 +181,24 @@ func (c *check) effective() Policy {
 		}
 	}
 	p := Policy{
-		Name:                   c.parsed.Name,
-		Mode:                   oneOf(c, "spec.mode", spec.Mode, v1alpha1.ModeEnforce, v1alpha1.ModeAudit, v1alpha1.ModeOff),
-		Unattested:             oneOf(c, "spec.unattested", spec.Unattested, v1alpha1.UnattestedDeny, v1alpha1.UnattestedPreApproved),
+		Name: c.parsed.Name,
+		Mode: oneOf(c, "spec.mode", spec.Mode, v1alpha1.ModeEnforce, v1alpha1.ModeAudit, v1alpha1.ModeOff),
+		Unattested: oneOf(c, "spec.unattested", spec.Unattested, v1alpha1.UnattestedDeny,
+			v1alpha1.UnattestedPreApproved),
 		ProvisioningTokenAlone: spec.ProvisioningTokenAlone,
 		URLParameter:           spec.ProvisioningToken.URLParameter,
 		OpenWithoutToken: oneOf(c, "spec.provisioningToken.whenAbsent", spec.ProvisioningToken.WhenAbsent,
 			v1alpha1.WhenAbsentWait, v1alpha1.WhenAbsentOpen) == v1alpha1.WhenAbsentOpen,
-		Binding:           oneOf(c, "spec.binding", spec.Binding, v1alpha1.BindingExporter, v1alpha1.BindingTerminated),
-		Approval:          oneOf(c, "spec.tpm2.approval", spec.TPM2.Approval, v1alpha1.ApprovalManual, v1alpha1.ApprovalFirstUse),
-		ProfileAction:     oneOf(c, "spec.tpm2.profileAction", spec.TPM2.ProfileAction, v1alpha1.ProfileEnforce, v1alpha1.ProfileWarn),
-		ReferenceValues:   slices.Clone(spec.TPM2.ReferenceValues),
-		TokenUses:         DefaultTokenUses,
-		TokenLifetime:     c.duration("spec.token.lifetime", spec.Token.Lifetime, DefaultTokenLifetime, time.Minute, time.Hour),
-		ChallengeLifetime: c.duration("spec.challengeLifetime", spec.ChallengeLifetime, DefaultChallengeLifetime, 30*time.Second, 10*time.Minute),
-		MaxMachineAge:     c.duration("spec.maxMachineAge", spec.MaxMachineAge, DefaultMaxMachineAge, time.Minute, 0),
+		Binding:  oneOf(c, "spec.binding", spec.Binding, v1alpha1.BindingExporter, v1alpha1.BindingTerminated),
+		Approval: oneOf(c, "spec.tpm2.approval", spec.TPM2.Approval, v1alpha1.ApprovalManual, v1alpha1.ApprovalFirstUse),
+		ProfileAction: oneOf(c, "spec.tpm2.profileAction", spec.TPM2.ProfileAction, v1alpha1.ProfileEnforce,
+			v1alpha1.ProfileWarn),
+		ReferenceValues: slices.Clone(spec.TPM2.ReferenceValues),
+		TokenUses:       DefaultTokenUses,
+		TokenLifetime:   c.duration("spec.token.lifetime", spec.Token.Lifetime, DefaultTokenLifetime, time.Minute, time.Hour),
+		ChallengeLifetime: c.duration("spec.challengeLifetime", spec.ChallengeLifetime, DefaultChallengeLifetime,
+			30*time.Second, 10*time.Minute),
+		MaxMachineAge: c.duration("spec.maxMachineAge", spec.MaxMachineAge, DefaultMaxMachineAge, time.Minute, 0),
 	}
 	if spec.Token.Uses != 0 {
 		p.TokenUses = int(spec.Token.Uses)
@@ -214,7 +218,8 @@ func (c *check) effective() Policy {
 func (c *check) frontEndKeys(p *Policy) {
 	for i, s := range c.parsed.Spec.FrontEndKeys {
 		var key [sha256.Size]byte
-		if n, err := hex.Decode(key[:], []byte(s[:min(len(s), 2*sha256.Size)])); err != nil || n != sha256.Size || len(s) != 2*sha256.Size {
+		if n, err := hex.Decode(key[:], []byte(s[:min(len(s), 2*sha256.Size)])); err != nil || n != sha256.Size ||
+			len(s) != 2*sha256.Size {
 			c.fault(fmt.Sprintf("spec.frontEndKeys[%d]", i), fmt.Sprintf("%.80q is not a SHA-256", s),
 				"64 hexadecimal digits: openssl x509 -in front.pem -noout -pubkey | openssl pkey -pubin -outform der | sha256sum")
 		}
@@ -222,9 +227,11 @@ func (c *check) frontEndKeys(p *Policy) {
 	}
 	switch has := len(p.FrontEndKeys) > 0; {
 	case p.Binding == v1alpha1.BindingTerminated && !has:
-		c.fault("spec.binding", "Terminated without frontEndKeys would accept any server in between", "list the SHA-256 of the front ends' public keys")
+		c.fault("spec.binding", "Terminated without frontEndKeys would accept any server in between",
+			"list the SHA-256 of the front ends' public keys")
 	case p.Binding == v1alpha1.BindingExporter && has:
-		c.fault("spec.frontEndKeys", "keys of front ends under binding Exporter", "leave them out, or set binding: Terminated")
+		c.fault("spec.frontEndKeys", "keys of front ends under binding Exporter",
+			"leave them out, or set binding: Terminated")
 	}
 }
 
@@ -233,7 +240,8 @@ func (c *check) evidence(p *Policy) {
 	for i, alternative := range c.parsed.Spec.Evidence {
 		path := fmt.Sprintf("spec.evidence[%d].all", i)
 		if len(alternative.All) == 0 {
-			c.fault(path, "an empty alternative would accept everyone", "name at least one kind of evidence; to serve everyone set mode: \"Off\"")
+			c.fault(path, "an empty alternative would accept everyone",
+				"name at least one kind of evidence; to serve everyone set mode: \"Off\"")
 			continue
 		}
 		var all []evidence.Kind
@@ -254,21 +262,27 @@ func (c *check) evidence(p *Policy) {
 		case slices.Equal(all, []evidence.Kind{evidence.ProvisioningToken}):
 			alone = true
 			if !c.parsed.Spec.ProvisioningTokenAlone {
-				c.fault(path, "a shared secret alone would open this pool", "add another kind, or say provisioningTokenAlone: true as well")
+				c.fault(path, "a shared secret alone would open this pool",
+					"add another kind, or say provisioningTokenAlone: true as well")
 			}
 		case slices.Equal(all, []evidence.Kind{evidence.AWSIID}):
 			c.warn(path, "an instance document alone can be replayed: it has no nonce", "add tpm2 or aws-sts")
-		case slices.Equal(all, []evidence.Kind{evidence.TPM2, evidence.AWSIID}) && !c.saysWhose() && p.Approval != v1alpha1.ApprovalFirstUse: // of which more is said below
-			c.warn(path, "nothing here says whose the TPM is, and the document can be copied, so every machine waits for an enrolment",
+		// of which more is said below
+		case slices.Equal(all, []evidence.Kind{evidence.TPM2, evidence.AWSIID}) && !c.saysWhose() &&
+			p.Approval != v1alpha1.ApprovalFirstUse:
+			c.warn(path,
+				"nothing here says whose the TPM is, and the document can be copied, so every machine waits for an enrolment",
 				"add provider or enrolled to spec.tpm2.endorsements")
 		}
 		if slices.Contains(all, evidence.AzureAttested) && slices.Contains(all, evidence.TPM2) &&
 			slices.Equal(c.parsed.Spec.TPM2.Endorsements, []v1alpha1.Endorsement{v1alpha1.EndorsementProvider}) {
-			c.warn(path, "Azure's API names no TPM, so provider endorses none beside azure-attested", "add ak-certificate or enrolled to spec.tpm2.endorsements")
+			c.warn(path, "Azure's API names no TPM, so provider endorses none beside azure-attested",
+				"add ak-certificate or enrolled to spec.tpm2.endorsements")
 		}
 		for j, earlier := range p.Alternatives {
 			if covers(all, earlier) {
-				c.warn(path, fmt.Sprintf("never chosen: every machine that has %s takes alternative %d", kinds(all), j), "put the larger set first")
+				c.warn(path, fmt.Sprintf("never chosen: every machine that has %s takes alternative %d", kinds(all), j),
+					"put the larger set first")
 				break
 			}
 		}
@@ -278,7 +292,8 @@ func (c *check) evidence(p *Policy) {
 		p.Alternatives = [][]evidence.Kind{{evidence.TPM2}}
 	}
 	if c.parsed.Spec.ProvisioningToken.URLParameter {
-		what, want := "Ignition and every proxy on the way log the token of a URL", "leave it out wherever the pointer configs are of specification 3.1 or later, and use the header"
+		what, want := "Ignition and every proxy on the way log the token of a URL",
+			"leave it out wherever the pointer configs are of specification 3.1 or later, and use the header"
 		if !alone {
 			what, want = "urlParameter does nothing where the provisioning token alone opens nothing", "leave it out"
 		}
@@ -287,29 +302,34 @@ func (c *check) evidence(p *Policy) {
 	if p.OpenWithoutToken {
 		const path = "spec.provisioningToken.whenAbsent"
 		if p.OnlyProvisioningToken() && p.Unattested == v1alpha1.UnattestedDeny {
-			c.warn(path, "while there is no provisioning token, every caller receives the full config", "leave it out once the token exists")
+			c.warn(path, "while there is no provisioning token, every caller receives the full config",
+				"leave it out once the token exists")
 		} else {
 			c.fault(path, "Open where the policy lists more than the provisioning token would open what the rest protects",
 				"leave it out, or list only [provisioning-token] and no unattested: PreApproved")
 		}
 	}
 	if c.parsed.Spec.ProvisioningTokenAlone && !alone {
-		c.fault("spec.provisioningTokenAlone", "there is no alternative that is the provisioning token alone", "add `- all: [provisioning-token]` to evidence, or leave this out")
+		c.fault("spec.provisioningTokenAlone", "there is no alternative that is the provisioning token alone",
+			"add `- all: [provisioning-token]` to evidence, or leave this out")
 	}
 }
 
 // saysWhose reports whether some endorsement ties a TPM to one instance or Machine by itself.
 func (c *check) saysWhose() bool {
 	e := c.parsed.Spec.TPM2.Endorsements
-	return len(e) == 0 || slices.Contains(e, v1alpha1.EndorsementProvider) || slices.Contains(e, v1alpha1.EndorsementEnrolled)
+	return len(e) == 0 || slices.Contains(e, v1alpha1.EndorsementProvider) ||
+		slices.Contains(e, v1alpha1.EndorsementEnrolled)
 }
 
 func (c *check) tpm2(p *Policy) {
 	spec := c.parsed.Spec.TPM2
-	order := []v1alpha1.Endorsement{v1alpha1.EndorsementProvider, v1alpha1.EndorsementAKCertificate, v1alpha1.EndorsementEnrolled, v1alpha1.EndorsementManufacturer}
+	order := []v1alpha1.Endorsement{v1alpha1.EndorsementProvider, v1alpha1.EndorsementAKCertificate,
+		v1alpha1.EndorsementEnrolled, v1alpha1.EndorsementManufacturer}
 	for i, e := range spec.Endorsements {
 		if !slices.Contains(order, e) {
-			c.fault(fmt.Sprintf("spec.tpm2.endorsements[%d]", i), fmt.Sprintf("%q is no endorsement", string(e)), "one of "+list(order))
+			c.fault(fmt.Sprintf("spec.tpm2.endorsements[%d]", i), fmt.Sprintf("%q is no endorsement", string(e)),
+				"one of "+list(order))
 		}
 	}
 	for _, e := range order {
@@ -349,12 +369,14 @@ func (c *check) tpm2(p *Policy) {
 		return
 	}
 	if !slices.Contains(p.Endorsements, v1alpha1.EndorsementManufacturer) {
-		c.warn("spec.tpm2.approval", "FirstUse does nothing without the endorsement manufacturer", "add it to endorsements, or leave approval out")
+		c.warn("spec.tpm2.approval", "FirstUse does nothing without the endorsement manufacturer",
+			"add it to endorsements, or leave approval out")
 		return
 	}
 	names := []evidence.Kind{evidence.AWSSTS, evidence.GCPIdentity, evidence.AzureAttested}
 	if !slices.ContainsFunc(p.Kinds(), func(k evidence.Kind) bool { return slices.Contains(names, k) }) {
-		c.warn("spec.tpm2.approval", "FirstUse never applies: nothing else in this policy's evidence names the machine, so each TPM waits for approval",
+		c.warn("spec.tpm2.approval",
+			"FirstUse never applies: nothing else in this policy's evidence names the machine, so each TPM waits for approval",
 			"add one of "+kindList(names)+" to an alternative, or leave approval out")
 	}
 }

@@ -88,11 +88,13 @@ func (p Policy) Choose(offered []evidence.Kind) []evidence.Kind {
 func (p Policy) Satisfied(required, verified []evidence.Kind) error {
 	required = slices.Sorted(slices.Values(required))
 	if !slices.ContainsFunc(p.Alternatives, func(all []evidence.Kind) bool { return slices.Equal(all, required) }) {
-		return reason.Deny(reason.PolicyChanged, "the challenge required %s, which is no alternative of policy %s", kinds(required), p.Name)
+		return reason.Deny(reason.PolicyChanged, "the challenge required %s, which is no alternative of policy %s",
+			kinds(required), p.Name)
 	}
 	for _, k := range required {
 		if !slices.Contains(verified, k) {
-			return reason.Deny(reason.EvidenceMissing, "%s is required and missing; policy %s for pool %s requires %s", k, p.Name, p.Pool, kinds(required))
+			return reason.Deny(reason.EvidenceMissing, "%s is required and missing; policy %s for pool %s requires %s", k,
+				p.Name, p.Pool, kinds(required))
 		}
 	}
 	return nil
@@ -116,7 +118,8 @@ func (p Policy) Bank(offered []uint16) (uint16, error) {
 	for i, b := range p.Banks {
 		names[i] = transcript.BankName(b)
 	}
-	return 0, reason.Deny(reason.PCRSelection, "the TPM has none of the banks %s; it offers %#04x", strings.Join(names, ", "), offered[:min(len(offered), 8)])
+	return 0, reason.Deny(reason.PCRSelection, "the TPM has none of the banks %s; it offers %#04x",
+		strings.Join(names, ", "), offered[:min(len(offered), 8)])
 }
 
 // OnlyProvisioningToken reports whether nothing but the provisioning token is
@@ -148,7 +151,8 @@ func (s *Set) WithoutProvisioningToken() string {
 		texts = append(texts, "the policy of pool "+strings.Join(wait, ", ")+" lists it, so machines that need it wait")
 	}
 	if len(open) > 0 {
-		texts = append(texts, "the policy of pool "+strings.Join(open, ", ")+" says whenAbsent: Open, so every caller receives the full config")
+		texts = append(texts, "the policy of pool "+strings.Join(open, ", ")+
+			" says whenAbsent: Open, so every caller receives the full config")
 	}
 	if len(texts) == 0 {
 		return ""
@@ -186,7 +190,8 @@ func (s *Set) For(pool string) (Policy, error) {
 		return p, nil
 	}
 	if s.suspended != "" {
-		return Policy{}, reason.Deny(reason.PoolUnknown, "%s cannot be read, and it may be the policy of pool %.64q", s.suspended, pool)
+		return Policy{}, reason.Deny(reason.PoolUnknown, "%s cannot be read, and it may be the policy of pool %.64q",
+			s.suspended, pool)
 	}
 	if s.any == nil || !validPool(pool) {
 		return Policy{}, reason.Deny(reason.PoolUnknown, "no policy covers pool %.64q", pool)

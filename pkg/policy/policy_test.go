@@ -115,13 +115,18 @@ func TestMixedPolicies(t *testing.T) {
 		offered, want, sent []evidence.Kind
 		code                reason.Code
 	}{
-		"and: both offered and sent":             {and, []evidence.Kind{gcp, tpm}, []evidence.Kind{tpm, gcp}, []evidence.Kind{gcp, tpm}, 0},
-		"and: one offered, both asked for":       {and, []evidence.Kind{tpm}, []evidence.Kind{tpm, gcp}, []evidence.Kind{tpm}, reason.EvidenceMissing},
-		"or: the TPM is preferred":               {or, []evidence.Kind{gcp, tpm}, []evidence.Kind{tpm}, []evidence.Kind{tpm}, 0},
-		"or: the cloud where there is no TPM":    {or, []evidence.Kind{gcp}, []evidence.Kind{gcp}, []evidence.Kind{gcp}, 0},
-		"or: neither":                            {or, []evidence.Kind{aws}, []evidence.Kind{tpm}, []evidence.Kind{aws}, reason.EvidenceMissing},
-		"or: more than asked for does not hurt":  {or, []evidence.Kind{tpm}, []evidence.Kind{tpm}, []evidence.Kind{tpm, aws}, 0},
-		"or: the other one than was asked for":   {or, []evidence.Kind{gcp, tpm}, []evidence.Kind{tpm}, []evidence.Kind{gcp}, reason.EvidenceMissing},
+		"and: both offered and sent": {and, []evidence.Kind{gcp, tpm}, []evidence.Kind{tpm, gcp},
+			[]evidence.Kind{gcp, tpm}, 0},
+		"and: one offered, both asked for": {and, []evidence.Kind{tpm}, []evidence.Kind{tpm, gcp}, []evidence.Kind{tpm},
+			reason.EvidenceMissing},
+		"or: the TPM is preferred":            {or, []evidence.Kind{gcp, tpm}, []evidence.Kind{tpm}, []evidence.Kind{tpm}, 0},
+		"or: the cloud where there is no TPM": {or, []evidence.Kind{gcp}, []evidence.Kind{gcp}, []evidence.Kind{gcp}, 0},
+		"or: neither": {or, []evidence.Kind{aws}, []evidence.Kind{tpm}, []evidence.Kind{aws},
+			reason.EvidenceMissing},
+		"or: more than asked for does not hurt": {or, []evidence.Kind{tpm}, []evidence.Kind{tpm},
+			[]evidence.Kind{tpm, aws}, 0},
+		"or: the other one than was asked for": {or, []evidence.Kind{gcp, tpm}, []evidence.Kind{tpm}, []evidence.Kind{gcp},
+			reason.EvidenceMissing},
 		"nothing offered leads to the first one": {or, nil, []evidence.Kind{tpm}, nil, reason.EvidenceMissing},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -178,7 +183,8 @@ func TestAttack_T13_LessOrWeakerEvidence(t *testing.T) {
 }
 
 func TestBank(t *testing.T) {
-	p := policyFor(t, compile(t, valid(func(s *v1alpha1.AttestationPolicySpec) { s.TPM2.Banks = []string{"sha384", "sha256"} })), "worker")
+	p := policyFor(t,
+		compile(t, valid(func(s *v1alpha1.AttestationPolicySpec) { s.TPM2.Banks = []string{"sha384", "sha256"} })), "worker")
 	for name, c := range map[string]struct {
 		offered []uint16
 		want    uint16
@@ -276,32 +282,44 @@ func TestParseFindsTheFault(t *testing.T) {
 		t.Fatalf("the valid file: %v", problems)
 	}
 	for name, c := range map[string]struct{ old, new, want string }{
-		"an unknown field":                {"mode:", "mod:", `p.yaml:7: unknown field "spec.mod"`},
-		"an unknown mode":                 {"mode: Enforce", "mode: enforce", `p.yaml:7: spec.mode: "enforce" is not a value of this field; one of Enforce, Audit, Off`},
-		"mode as a boolean":               {"mode: Enforce", "mode: false", "p.yaml:7: spec.mode is a boolean"},
-		"an unknown kind of evidence":     {"[tpm2]", "[tpm]", `p.yaml:11: spec.evidence[1].all[0]: "tpm" is no kind of evidence; one of tpm2, aws-iid, aws-sts, gcp-identity, azure-attested, provisioning-token`},
-		"an empty alternative":            {"[tpm2]", "[]", "p.yaml:11: spec.evidence[1].all: an empty alternative would accept everyone"},
-		"a kind twice":                    {"[tpm2]", "[tpm2, tpm2]", "p.yaml:11: spec.evidence[1].all[1]: tpm2 is here twice"},
-		"the shared secret alone":         {"[tpm2]", "[provisioning-token]", "p.yaml:11: spec.evidence[1].all: a shared secret alone would open this pool"},
-		"provisioningTokenAlone alone":    {"  challengeLifetime: 2m", "  provisioningTokenAlone: true", "p.yaml:22: spec.provisioningTokenAlone: there is no alternative"},
-		"a pool's name":                   {"[worker]", "[worker, Infra]", `p.yaml:6: spec.pools[1]: "Infra" is not the name of a pool`},
-		"a pool twice":                    {"[worker]", "[worker, worker]", ""},
-		"binding Terminated, no keys":     {"binding: Exporter", "binding: Terminated", "p.yaml:12: spec.binding: Terminated without frontEndKeys"},
-		"front end keys under Exporter":   {"  binding: Exporter", "  frontEndKeys: [" + strings.Repeat("0", 64) + "]", ""},
-		"a key that is no hash":           {"  binding: Exporter", `  frontEndKeys: ["abc"]`, `p.yaml:12: spec.frontEndKeys[0]: "abc" is not a SHA-256`},
-		"an unknown endorsement":          {"[enrolled]", "[enroled]", `p.yaml:14: spec.tpm2.endorsements[0]: "enroled" is no endorsement; one of provider, ak-certificate, enrolled, manufacturer`},
-		"an unknown profile":              {"identity-only", "identity", `p.yaml:15: spec.tpm2.profile: measured boot profile "identity" is not one of`},
-		"a profile that is to come":       {"identity-only", "release", `p.yaml:15: spec.tpm2.profile: measured boot profile "release" is not available yet, use secure-boot or identity-only`},
-		"the SHA-1 bank":                  {"[sha256]", "[sha1]", `p.yaml:17: spec.tpm2.banks[0]: "sha1" is not a PCR bank that can be trusted; sha256 or sha384`},
-		"a token that lives too long":     {"lifetime: 10m", "lifetime: 24h", "p.yaml:20: spec.token.lifetime: 24h0m0s is out of bounds; 1m0s to 1h0m0s"},
-		"a negative lifetime":             {"lifetime: 10m", "lifetime: -10m", "p.yaml:20: spec.token.lifetime: -10m0s is out of bounds"},
-		"too many uses":                   {"uses: 3", "uses: 1000", "p.yaml:21: spec.token.uses: 1000 uses; 1 to 10"},
-		"a challenge that lives too long": {"challengeLifetime: 2m", "challengeLifetime: 1h", "p.yaml:22: spec.challengeLifetime: 1h0m0s is out of bounds"},
-		"a Machine's age of nothing":      {"maxMachineAge: 2h", "maxMachineAge: 1s", "p.yaml:23: spec.maxMachineAge: 1s is out of bounds; at least 1m0s"},
-		"no name":                         {"  name: workers", "  labels: {}", "p.yaml:3: metadata.name: the policy has no name"},
-		"another kind of object":          {"kind: AttestationPolicy", "kind: ConfigMap", "p.yaml:2: this is a ConfigMap"},
-		"another version":                 {"v1alpha1", "v2", "a policy has kind AttestationPolicy and apiVersion mcs-attest.dev/v1alpha1"},
-		"not YAML":                        {file, "spec: [", "not YAML"},
+		"an unknown field": {"mode:", "mod:", `p.yaml:7: unknown field "spec.mod"`},
+		"an unknown mode": {"mode: Enforce", "mode: enforce",
+			`p.yaml:7: spec.mode: "enforce" is not a value of this field; one of Enforce, Audit, Off`},
+		"mode as a boolean":           {"mode: Enforce", "mode: false", "p.yaml:7: spec.mode is a boolean"},
+		"an unknown kind of evidence": {"[tpm2]", "[tpm]", `p.yaml:11: spec.evidence[1].all[0]: "tpm" is no kind of evidence; one of tpm2, aws-iid, aws-sts, gcp-identity, azure-attested, provisioning-token`},
+		"an empty alternative": {"[tpm2]", "[]",
+			"p.yaml:11: spec.evidence[1].all: an empty alternative would accept everyone"},
+		"a kind twice": {"[tpm2]", "[tpm2, tpm2]", "p.yaml:11: spec.evidence[1].all[1]: tpm2 is here twice"},
+		"the shared secret alone": {"[tpm2]", "[provisioning-token]",
+			"p.yaml:11: spec.evidence[1].all: a shared secret alone would open this pool"},
+		"provisioningTokenAlone alone": {"  challengeLifetime: 2m", "  provisioningTokenAlone: true",
+			"p.yaml:22: spec.provisioningTokenAlone: there is no alternative"},
+		"a pool's name": {"[worker]", "[worker, Infra]", `p.yaml:6: spec.pools[1]: "Infra" is not the name of a pool`},
+		"a pool twice":  {"[worker]", "[worker, worker]", ""},
+		"binding Terminated, no keys": {"binding: Exporter", "binding: Terminated",
+			"p.yaml:12: spec.binding: Terminated without frontEndKeys"},
+		"front end keys under Exporter": {"  binding: Exporter", "  frontEndKeys: [" + strings.Repeat("0", 64) + "]", ""},
+		"a key that is no hash": {"  binding: Exporter", `  frontEndKeys: ["abc"]`,
+			`p.yaml:12: spec.frontEndKeys[0]: "abc" is not a SHA-256`},
+		"an unknown endorsement": {"[enrolled]", "[enroled]", `p.yaml:14: spec.tpm2.endorsements[0]: "enroled" is no endorsement; one of provider, ak-certificate, enrolled, manufacturer`},
+		"an unknown profile": {"identity-only", "identity",
+			`p.yaml:15: spec.tpm2.profile: measured boot profile "identity" is not one of`},
+		"a profile that is to come": {"identity-only", "release", `p.yaml:15: spec.tpm2.profile: measured boot profile "release" is not available yet, use secure-boot or identity-only`},
+		"the SHA-1 bank": {"[sha256]", "[sha1]",
+			`p.yaml:17: spec.tpm2.banks[0]: "sha1" is not a PCR bank that can be trusted; sha256 or sha384`},
+		"a token that lives too long": {"lifetime: 10m", "lifetime: 24h",
+			"p.yaml:20: spec.token.lifetime: 24h0m0s is out of bounds; 1m0s to 1h0m0s"},
+		"a negative lifetime": {"lifetime: 10m", "lifetime: -10m", "p.yaml:20: spec.token.lifetime: -10m0s is out of bounds"},
+		"too many uses":       {"uses: 3", "uses: 1000", "p.yaml:21: spec.token.uses: 1000 uses; 1 to 10"},
+		"a challenge that lives too long": {"challengeLifetime: 2m", "challengeLifetime: 1h",
+			"p.yaml:22: spec.challengeLifetime: 1h0m0s is out of bounds"},
+		"a Machine's age of nothing": {"maxMachineAge: 2h", "maxMachineAge: 1s",
+			"p.yaml:23: spec.maxMachineAge: 1s is out of bounds; at least 1m0s"},
+		"no name":                {"  name: workers", "  labels: {}", "p.yaml:3: metadata.name: the policy has no name"},
+		"another kind of object": {"kind: AttestationPolicy", "kind: ConfigMap", "p.yaml:2: this is a ConfigMap"},
+		"another version": {"v1alpha1", "v2",
+			"a policy has kind AttestationPolicy and apiVersion mcs-attest.dev/v1alpha1"},
+		"not YAML": {file, "spec: [", "not YAML"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			problems := Check(File{"p.yaml", []byte(strings.Replace(file, c.old, c.new, 1))})
@@ -317,14 +335,20 @@ func TestParseFindsTheFault(t *testing.T) {
 
 func TestWarnings(t *testing.T) {
 	for name, c := range map[string]struct{ old, new, want string }{
-		"an unquoted Off":                   {"mode: Enforce", "mode: Off", `write mode: "Off"`},
-		"PreApproved under Audit":           {"mode: Enforce\n  unattested: Deny", "mode: Audit\n  unattested: PreApproved", "PreApproved does nothing under mode Audit"},
-		"an instance document alone":        {"- all: [tpm2]", "- all: [aws-iid]", "can be replayed"},
-		"a URL where a token opens nothing": {"  mode: Enforce", "  provisioningToken: {urlParameter: true}\n  mode: Enforce", "does nothing where the provisioning token alone opens nothing"},
-		"a token in the URL":                {"- all: [tpm2]", "- all: [provisioning-token]\n  provisioningTokenAlone: true\n  provisioningToken: {urlParameter: true}", "every proxy on the way log the token"},
-		"an alternative never chosen":       {"- all: [gcp-identity, tpm2]\n  - all: [tpm2]", "- all: [tpm2]\n  - all: [gcp-identity, tpm2]", "p.yaml:11: warning: spec.evidence[1].all: never chosen"},
-		"first use of enrolled TPMs":        {"approval: Manual", "approval: FirstUse", "FirstUse does nothing without the endorsement manufacturer"},
-		"first use that names no cloud":     {"endorsements: [enrolled]\n    profile: identity-only\n    profileAction: Enforce\n    banks: [sha256]\n    approval: Manual", "endorsements: [manufacturer]\n    approval: FirstUse", ""},
+		"an unquoted Off": {"mode: Enforce", "mode: Off", `write mode: "Off"`},
+		"PreApproved under Audit": {"mode: Enforce\n  unattested: Deny", "mode: Audit\n  unattested: PreApproved",
+			"PreApproved does nothing under mode Audit"},
+		"an instance document alone": {"- all: [tpm2]", "- all: [aws-iid]", "can be replayed"},
+		"a URL where a token opens nothing": {"  mode: Enforce", "  provisioningToken: {urlParameter: true}\n  mode: Enforce",
+			"does nothing where the provisioning token alone opens nothing"},
+		"a token in the URL": {"- all: [tpm2]", "- all: [provisioning-token]\n  provisioningTokenAlone: true\n " +
+			" provisioningToken: {urlParameter: true}", "every proxy on the way log the token"},
+		"an alternative never chosen": {"- all: [gcp-identity, tpm2]\n  - all: [tpm2]",
+			"- all: [tpm2]\n  - all: [gcp-identity, tpm2]", "p.yaml:11: warning: spec.evidence[1].all: never chosen"},
+		"first use of enrolled TPMs": {"approval: Manual", "approval: FirstUse",
+			"FirstUse does nothing without the endorsement manufacturer"},
+		"first use that names no cloud": {"endorsements: [enrolled]\n    profile: identity-only\n    profileAction: " +
+			"Enforce\n    banks: [sha256]\n    approval: Manual", "endorsements: [manufacturer]\n    approval: FirstUse", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			raw := strings.Replace(file, c.old, c.new, 1)
@@ -370,9 +394,11 @@ func TestWhenAbsentOpensOnlyWhereNothingElseIsListed(t *testing.T) {
 		spec, want string
 		fails      bool
 	}{
-		"only the token":                  {"  evidence: [{all: [provisioning-token]}]\n", "every caller receives the full config", false},
-		"a TPM as well":                   {"  evidence: [{all: [tpm2]}, {all: [provisioning-token]}]\n", "would open what the rest protects", true},
-		"the pre-approved config as well": {"  unattested: PreApproved\n  evidence: [{all: [provisioning-token]}]\n", "would open what the rest protects", true},
+		"only the token": {"  evidence: [{all: [provisioning-token]}]\n", "every caller receives the full config", false},
+		"a TPM as well": {"  evidence: [{all: [tpm2]}, {all: [provisioning-token]}]\n",
+			"would open what the rest protects", true},
+		"the pre-approved config as well": {"  unattested: PreApproved\n  evidence: [{all: [provisioning-token]}]\n",
+			"would open what the rest protects", true},
 	} {
 		problems := Check(File{"p.yaml", []byte(head + c.spec)})
 		if len(problems) != 1 || problems[0].Warning == c.fails || !strings.Contains(problems[0].Error(), c.want) {
@@ -387,7 +413,8 @@ func TestTwoPoliciesForOnePool(t *testing.T) {
 	if len(problems) != 1 || problems[0].Error() != want {
 		t.Errorf("%v\nexpected %s", problems, want)
 	}
-	if _, err := Compile(valid(nil), valid(nil)); err == nil || !strings.Contains(err.Error(), "AttestationPolicy/workers") {
+	if _, err := Compile(valid(nil), valid(nil)); err == nil ||
+		!strings.Contains(err.Error(), "AttestationPolicy/workers") {
 		t.Errorf("not from files: %v", err)
 	}
 }
@@ -464,15 +491,18 @@ func FuzzParse(f *testing.F) {
 
 func TestWarnsOfATPMThatNobodySaysWhoseItIs(t *testing.T) {
 	check := func(kind, endorsements string) int {
-		text := "apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: a}\nspec:\n  evidence: [{all: [" + kind + ", tpm2]}]\n  tpm2: {endorsements: [" + endorsements + "]}\n"
+		text := "apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: a}\nspec:\n  evidence: " +
+			"[{all: [" + kind + ", tpm2]}]\n  tpm2: {endorsements: [" + endorsements + "]}\n"
 		return len(Check(File{Name: "a.yaml", Raw: []byte(text)}))
 	}
-	for endorsements, want := range map[string]int{"provider": 0, "enrolled": 0, "ak-certificate": 1, "manufacturer, ak-certificate": 1, "provider, ak-certificate": 0} {
+	for endorsements, want := range map[string]int{"provider": 0, "enrolled": 0, "ak-certificate": 1,
+		"manufacturer, ak-certificate": 1, "provider, ak-certificate": 0} {
 		if got := check("aws-iid", endorsements); got != want {
 			t.Errorf("%s: %d problems, want %d", endorsements, got, want)
 		}
 	}
-	for endorsements, want := range map[string]int{"provider": 1, "enrolled": 0, "ak-certificate": 0, "provider, enrolled": 0} {
+	for endorsements, want := range map[string]int{"provider": 1, "enrolled": 0, "ak-certificate": 0,
+		"provider, enrolled": 0} {
 		if got := check("azure-attested", endorsements); got != want {
 			t.Errorf("Azure, %s: %d problems, want %d", endorsements, got, want)
 		}

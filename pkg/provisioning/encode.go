@@ -87,7 +87,8 @@ func ParseFile(raw []byte) (map[string][]byte, error) {
 		name, value := pairs[i], pairs[i+1]
 		known := name.Value == KeyToken || name.Value == KeyPrevious || name.Value == KeyPreviousExpires
 		if _, twice := data[name.Value]; !known || twice || value.Kind != yaml.ScalarNode {
-			return nil, fmt.Errorf("line %d: the keys are %s, %s and %s, each once, with a text", name.Line, KeyToken, KeyPrevious, KeyPreviousExpires)
+			return nil, fmt.Errorf("line %d: the keys are %s, %s and %s, each once, with a text", name.Line, KeyToken,
+				KeyPrevious, KeyPreviousExpires)
 		}
 		data[name.Value] = []byte(value.Value)
 	}

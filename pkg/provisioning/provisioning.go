@@ -230,14 +230,16 @@ func check(key string, token []byte) error {
 		case c == '\n' || c == '\r':
 			return fmt.Errorf("%s: a line break inside; a token is one line (base64 -w0)", key)
 		case !token68(c) || padding && c != '=':
-			return fmt.Errorf("%s: a character that cannot be in an Authorization header; a token has letters, digits, - . _ ~ + / and, at its end, =", key)
+			return fmt.Errorf("%s: a character that cannot be in an Authorization header; a token has letters, digits, - . _ "+
+				"~ + / and, at its end, =", key)
 		}
 		padding = padding || c == '='
 		seen[c] = true
 	}
 	switch {
 	case len(token) < minLength:
-		return fmt.Errorf("%s: %d characters are too few; 32 random bytes in base64 are %d: dd if=/dev/urandom bs=32 count=1 | base64", key, len(token), minLength+1)
+		return fmt.Errorf("%s: %d characters are too few; 32 random bytes in base64 are %d: dd if=/dev/urandom bs=32 "+
+			"count=1 | base64", key, len(token), minLength+1)
 	case len(token) > maxLength:
 		return fmt.Errorf("%s: %d characters are too many; at most %d", key, len(token), maxLength)
 	case len(seen) < minDistinct:

@@ -104,10 +104,13 @@ func TestParseRefusesAndSaysWhyWithoutTheToken(t *testing.T) {
 		{"a space", data(KeyToken, tokenA+" "+tokenB), "cannot be in an Authorization header"},
 		{"binary", data(KeyToken, tokenA+"\x00\xff"), "cannot be in an Authorization header"},
 		{"padding inside", data(KeyToken, tokenA+"=A"), "cannot be in an Authorization header"},
-		{"a short previous", data(KeyToken, tokenA, KeyPrevious, "short", KeyPreviousExpires, expires), "previous-token: 5 characters"},
+		{"a short previous", data(KeyToken, tokenA, KeyPrevious, "short", KeyPreviousExpires, expires),
+			"previous-token: 5 characters"},
 		{"a previous without an end", data(KeyToken, tokenA, KeyPrevious, tokenB), "valid for ever"},
-		{"an end that is no time", data(KeyToken, tokenA, KeyPrevious, tokenB, KeyPreviousExpires, tokenC), "previous-expires: not a time"},
-		{"an end without a zone", data(KeyToken, tokenA, KeyPrevious, tokenB, KeyPreviousExpires, "2026-11-01T12:00:00"), "previous-expires: not a time"},
+		{"an end that is no time", data(KeyToken, tokenA, KeyPrevious, tokenB, KeyPreviousExpires, tokenC),
+			"previous-expires: not a time"},
+		{"an end without a zone", data(KeyToken, tokenA, KeyPrevious, tokenB, KeyPreviousExpires, "2026-11-01T12:00:00"),
+			"previous-expires: not a time"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := Parse(c.data)
@@ -164,9 +167,11 @@ func TestCheck(t *testing.T) {
 		{"in another case", both, strings.ToLower(tokenA), before, None},
 		{"nothing against no token", Tokens{}, "", before, None},
 		{"nothing against no previous token", parse(t, KeyToken, tokenA), "", before, None},
-		{"the same token twice counts as the current one", parse(t, KeyToken, tokenA, KeyPrevious, tokenA, KeyPreviousExpires, noon.Format(time.RFC3339)), tokenA, noon, Current},
+		{"the same token twice counts as the current one", parse(t, KeyToken, tokenA, KeyPrevious, tokenA, KeyPreviousExpires,
+			noon.Format(time.RFC3339)), tokenA, noon, Current},
 	} {
-		if got := c.tokens.Check(c.now, []byte(c.shown)); got != c.want || got.Valid() != (c.want == Current || c.want == Previous) {
+		if got := c.tokens.Check(c.now, []byte(c.shown)); got != c.want ||
+			got.Valid() != (c.want == Current || c.want == Previous) {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}
@@ -222,14 +227,16 @@ func TestRotate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if text(second.Previous) != text(first.Current) || text(second.Current) == text(first.Current) || !second.PreviousExpires.Equal(noon.Add(time.Hour)) {
+	if text(second.Previous) != text(first.Current) || text(second.Current) == text(first.Current) ||
+		!second.PreviousExpires.Equal(noon.Add(time.Hour)) {
 		t.Fatalf("%v", second.PreviousExpires)
 	}
 	for _, at := range []time.Duration{0, time.Minute, time.Hour - time.Nanosecond} {
 		if _, err := second.Rotate(noon.Add(at), random, time.Hour); !errors.Is(err, ErrRotating) {
 			t.Errorf("rotated again after %v: %v", at, err)
 		}
-		if second.Check(noon.Add(at), first.Current.Expose()) != Previous || second.Check(noon.Add(at), second.Current.Expose()) != Current || len(second.Valid(noon.Add(at))) != 2 {
+		if second.Check(noon.Add(at), first.Current.Expose()) != Previous ||
+			second.Check(noon.Add(at), second.Current.Expose()) != Current || len(second.Valid(noon.Add(at))) != 2 {
 			t.Errorf("after %v a token of the two is not valid", at)
 		}
 	}
@@ -268,7 +275,8 @@ func TestReplaceVoidsEveryOtherToken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, old := range map[string]Tokens{"never rotated": parse(t, KeyToken, tokenA), "new": first, "in its grace": second} {
+	for name, old := range map[string]Tokens{"never rotated": parse(t, KeyToken, tokenA), "new": first,
+		"in its grace": second} {
 		next, err := old.Replace(noon, random)
 		if err != nil {
 			t.Fatal(err)
@@ -278,7 +286,8 @@ func TestReplaceVoidsEveryOtherToken(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, edited := Edited(old, read, noon, time.Hour)
-		if edited || got.Check(noon, old.Current.Expose()).Valid() || !old.Previous.Empty() && got.Check(noon, old.Previous.Expose()).Valid() {
+		if edited || got.Check(noon, old.Current.Expose()).Valid() || !old.Previous.Empty() &&
+			got.Check(noon, old.Previous.Expose()).Valid() {
 			t.Errorf("%s: an old token is valid", name)
 		}
 		if got.Check(noon, next.Current.Expose()) != Current {
@@ -298,22 +307,31 @@ func TestEdited(t *testing.T) {
 		end           time.Time
 	}{
 		{"nothing changed", []string{KeyToken, tokenA}, []string{KeyToken, tokenA}, false, tokenA, "", time.Time{}},
-		{"another token by kubectl apply", []string{KeyToken, tokenA}, []string{KeyToken, tokenB}, true, tokenB, tokenA, noon.Add(time.Hour)},
-		{"another token, the previous one untouched", []string{KeyToken, tokenA, KeyPrevious, tokenC, KeyPreviousExpires, expires},
-			[]string{KeyToken, tokenB, KeyPrevious, tokenC, KeyPreviousExpires, expires}, true, tokenB, tokenA, noon.Add(time.Hour)},
-		{"another token, and the previous one left out", []string{KeyToken, tokenA, KeyPrevious, tokenC, KeyPreviousExpires, expires},
+		{"another token by kubectl apply", []string{KeyToken, tokenA}, []string{KeyToken, tokenB}, true, tokenB, tokenA,
+			noon.Add(time.Hour)},
+		{"another token, the previous one untouched",
+			[]string{KeyToken, tokenA, KeyPrevious, tokenC, KeyPreviousExpires, expires},
+			[]string{KeyToken, tokenB, KeyPrevious, tokenC, KeyPreviousExpires, expires}, true, tokenB, tokenA,
+			noon.Add(time.Hour)},
+		{"another token, and the previous one left out",
+			[]string{KeyToken, tokenA, KeyPrevious, tokenC, KeyPreviousExpires, expires},
 			[]string{KeyToken, tokenB}, true, tokenB, tokenA, noon.Add(time.Hour)},
-		{"a rotation", []string{KeyToken, tokenA}, []string{KeyToken, tokenB, KeyPrevious, tokenA, KeyPreviousExpires, expires}, false, tokenB, tokenA, noon.Add(30 * time.Minute)},
-		{"an end by hand", []string{KeyToken, tokenA}, []string{KeyToken, tokenB, KeyPreviousExpires, noon.Format(time.RFC3339)}, false, tokenB, "", noon},
+		{"a rotation", []string{KeyToken, tokenA}, []string{KeyToken, tokenB, KeyPrevious, tokenA, KeyPreviousExpires,
+			expires}, false, tokenB, tokenA, noon.Add(30 * time.Minute)},
+		{"an end by hand", []string{KeyToken, tokenA},
+			[]string{KeyToken, tokenB, KeyPreviousExpires, noon.Format(time.RFC3339)}, false, tokenB, "", noon},
 		{"the previous one's end by hand", []string{KeyToken, tokenA, KeyPrevious, tokenC, KeyPreviousExpires, expires},
-			[]string{KeyToken, tokenA, KeyPrevious, tokenC, KeyPreviousExpires, noon.Format(time.RFC3339)}, false, tokenA, tokenC, noon},
+			[]string{KeyToken, tokenA, KeyPrevious, tokenC, KeyPreviousExpires, noon.Format(time.RFC3339)}, false, tokenA,
+			tokenC, noon},
 	} {
 		got, edited := Edited(parse(t, c.known...), parse(t, c.read...), noon, time.Hour)
-		if edited != c.edited || text(got.Current) != c.current || text(got.Previous) != c.prev || !got.PreviousExpires.Equal(c.end) {
+		if edited != c.edited || text(got.Current) != c.current || text(got.Previous) != c.prev ||
+			!got.PreviousExpires.Equal(c.end) {
 			t.Errorf("%s: %t %s %s %v", c.name, edited, got.Current.Expose(), got.Previous.Expose(), got.PreviousExpires)
 		}
 		// What is written back is not edited for whoever reads it.
-		if again, edited := Edited(parse(t, c.known...), parse(t, encode(got)...), noon.Add(time.Minute), time.Hour); c.edited && (edited || text(again.Previous) != c.prev) {
+		if again, edited := Edited(parse(t, c.known...), parse(t, encode(got)...), noon.Add(time.Minute),
+			time.Hour); c.edited && (edited || text(again.Previous) != c.prev) {
 			t.Errorf("%s: read as edited again", c.name)
 		}
 	}
@@ -379,7 +397,8 @@ func TestDataAndFileKeepEverything(t *testing.T) {
 		}
 		for _, d := range []map[string][]byte{tokens.Data(), fromFile} {
 			got, err := Parse(d)
-			if err != nil || text(got.Current) != text(tokens.Current) || text(got.Previous) != text(tokens.Previous) || !got.PreviousExpires.Equal(tokens.PreviousExpires) {
+			if err != nil || text(got.Current) != text(tokens.Current) || text(got.Previous) != text(tokens.Previous) ||
+				!got.PreviousExpires.Equal(tokens.PreviousExpires) {
 				t.Errorf("%v: %v", d, err)
 			}
 		}
@@ -403,7 +422,8 @@ func TestParseFile(t *testing.T) {
 	for name, raw := range map[string]string{
 		"empty": "", "a bare token": tokenA, "a list": "- " + tokenA, "an unknown key": "tokens: " + tokenA,
 		"a key twice": "token: " + tokenA + "\ntoken: " + tokenB, "a nested value": "token: {value: " + tokenA + "}",
-		"an alias": "token: &a " + tokenA + "\nprevious-token: *a\n", "no YAML": "token: [" + tokenA, "huge": "token: " + strings.Repeat("a", maxFile),
+		"an alias": "token: &a " + tokenA + "\nprevious-token: *a\n", "no YAML": "token: [" + tokenA,
+		"huge": "token: " + strings.Repeat("a", maxFile),
 	} {
 		_, err := ParseFile([]byte(raw))
 		if err == nil || strings.Contains(err.Error(), tokenA[:20]) {
@@ -414,7 +434,8 @@ func TestParseFile(t *testing.T) {
 
 func TestTokensPrintAsNothing(t *testing.T) {
 	tokens := parse(t, KeyToken, tokenA, KeyPrevious, tokenB, KeyPreviousExpires, noon.Format(time.RFC3339))
-	if s := fmt.Sprintf("%v %+v %#v %+v", tokens, tokens, tokens, View{tokens: tokens}); strings.Contains(s, tokenA) || strings.Contains(s, tokenB) {
+	if s := fmt.Sprintf("%v %+v %#v %+v", tokens, tokens, tokens, View{tokens: tokens}); strings.Contains(s, tokenA) ||
+		strings.Contains(s, tokenB) {
 		t.Error(s)
 	}
 	if a, b := ID(tokens.Current), ID(tokens.Previous); a == b || len(a) != 6 {

@@ -61,7 +61,8 @@ func TestViewGivesAnEditItsGrace(t *testing.T) {
 	if again != nil {
 		t.Error("its own writing is taken for an edit")
 	}
-	for name, v := range map[string]View{"the replica that saw it": edited, "one that started later": later, "after the writing": settled} {
+	for name, v := range map[string]View{"the replica that saw it": edited, "one that started later": later,
+		"after the writing": settled} {
 		for at, want := range map[time.Duration]Match{time.Minute: Previous, time.Hour - 1: Previous, time.Hour: Expired} {
 			tokens, _ := v.At(noon.Add(at))
 			if got := tokens.Check(noon.Add(at), []byte(tokenA)); got != want {
@@ -74,12 +75,14 @@ func TestViewGivesAnEditItsGrace(t *testing.T) {
 	}
 	// Replaced by deleting it first: the same grace.
 	replaced, back := first.Gone(noon).Read(noon.Add(time.Second), data(KeyToken, tokenB), time.Hour)
-	if tokens, _ := replaced.At(noon.Add(time.Second)); back == nil || tokens.Check(noon.Add(time.Second), []byte(tokenA)) != Previous {
+	if tokens, _ := replaced.At(noon.Add(time.Second)); back == nil ||
+		tokens.Check(noon.Add(time.Second), []byte(tokenA)) != Previous {
 		t.Error("no grace for a Secret that was deleted and made anew")
 	}
 	// Deleted for good, and a new one much later: no grace.
 	fresh, back := first.Gone(noon).Read(noon.Add(time.Hour), data(KeyToken, tokenB), time.Hour)
-	if tokens, _ := fresh.At(noon.Add(time.Hour)); back != nil || tokens.Check(noon.Add(time.Hour), []byte(tokenA)) != None {
+	if tokens, _ := fresh.At(noon.Add(time.Hour)); back != nil ||
+		tokens.Check(noon.Add(time.Hour), []byte(tokenA)) != None {
 		t.Error("a token of before the deletion is valid again")
 	}
 }

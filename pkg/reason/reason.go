@@ -114,7 +114,8 @@ func final(class mcsattestv1.DenialClass, name, title, hint string) Info {
 }
 
 func temporary(class mcsattestv1.DenialClass, name, title, hint string) Info {
-	return Info{Name: name, Class: class, Temporary: true, GateStatus: http.StatusServiceUnavailable, Title: title, Hint: hint}
+	return Info{Name: name, Class: class, Temporary: true, GateStatus: http.StatusServiceUnavailable, Title: title,
+		Hint: hint}
 }
 
 // status is a final reason whose status at the gate is another than 401.

@@ -72,12 +72,15 @@ func TestAnErrorWithoutADenialIsOursAndTemporary(t *testing.T) {
 // machine are "not yet", those about the verifier "unavailable".
 func TestATemporaryReasonSaysWhoMustAct(t *testing.T) {
 	trouble := map[reason.Code]bool{
-		reason.RateLimited: true, reason.StoreUnavailable: true, reason.UpstreamUnavailable: true, reason.UpstreamInvalid: true,
-		reason.ShuttingDown: true, reason.Internal: true, reason.ReferenceValuesMissing: true, reason.ProviderUnavailable: true,
+		reason.RateLimited: true, reason.StoreUnavailable: true, reason.UpstreamUnavailable: true,
+		reason.UpstreamInvalid: true,
+		reason.ShuttingDown:    true, reason.Internal: true, reason.ReferenceValuesMissing: true,
+		reason.ProviderUnavailable:   true,
 		reason.CredentialUnavailable: true, reason.ConfigUnavailable: true,
 	}
 	begin := map[reason.Code]bool{ // a new challenge, or another replica, is enough
-		reason.ChallengeKeyUnknown: true, reason.ChallengeExpired: true, reason.PolicyChanged: true, reason.TokenKeyUnknown: true,
+		reason.ChallengeKeyUnknown: true, reason.ChallengeExpired: true, reason.PolicyChanged: true,
+		reason.TokenKeyUnknown: true,
 	}
 	for _, c := range reason.Codes() {
 		if !c.Temporary() || begin[c] {

@@ -223,7 +223,8 @@ var table = map[Code]Info{
 	// Not the caller's fault, mostly: clouds change their authorities without notice.
 	DocumentUntrusted: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "DocumentUntrusted",
 		"No configured anchor vouches for the signer of a cloud's document.",
-		"A new region or a changed authority: add its certificate or key to the anchors. The machines that wait then come in."),
+		"A new region or a changed authority: add its certificate or key to the anchors. The machines that wait then come "+
+			"in."),
 	AccountNotAllowed: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "AccountNotAllowed",
 		"The instance is genuine and of an account, region, project or subscription that is not this cluster's.",
 		"Name the account and the region in the verifier's configuration, if the machine is yours."),
@@ -240,8 +241,10 @@ var table = map[Code]Info{
 		"The EK's or AK's certificate is broken or is not for this key.",
 		"Enrol the EK by its hash if the manufacturer's certificate is known to be faulty."),
 	EKUntrusted: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "EKUntrusted",
-		"The EK's or AK's certificate does not lead to a configured root, or the provider names another TPM for the instance.",
-		"Put the root into ek-roots or ak-roots, or enrol the EK. The provider's word means that somebody shows another machine's document."),
+		"The EK's or AK's certificate does not lead to a configured root, or the provider names another TPM for the "+
+			"instance.",
+		"Put the root into ek-roots or ak-roots, or enrol the EK. The provider's word means that somebody shows another "+
+			"machine's document."),
 	EKNotEnrolled: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "EKNotEnrolled",
 		"No Machine and no enrolment names this EK.",
 		"Enrol it: run 'mcs-attest-agent identify' on the machine and feed its output to 'mcs-attest-verifier enroll'."),
@@ -292,13 +295,15 @@ var table = map[Code]Info{
 		"To provision it again, grant a re-attestation or delete the Machine."),
 	MachineTooOld: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "MachineTooOld",
 		"The Machine was created too long ago.",
-		"Delete and recreate the Machine, or raise maxMachineAge: in the policy for an attestation, in the approver's configuration for a certificate."),
+		"Delete and recreate the Machine, or raise maxMachineAge: in the policy for an attestation, in the approver's "+
+			"configuration for a certificate."),
 	MachinePool: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "MachinePool",
 		"The Machine does not belong to the pool that was asked for.",
 		"Correct the pointer's path or the Machine's role."),
 	IdentityConflict: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "IdentityConflict",
 		"Another identity has this Machine already.",
-		"If the hardware was replaced, delete the Machine (or its stand-in) and create it anew; else someone claims to be this Machine."),
+		"If the hardware was replaced, delete the Machine (or its stand-in) and create it anew; else someone claims to be "+
+			"this Machine."),
 	Quarantined: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "Quarantined",
 		"An administrator quarantined the Machine.",
 		"Lift spec.quarantined of its MachineAttestation."),
@@ -376,7 +381,8 @@ var table = map[Code]Info{
 		"If the machine was installed anew, delete the old Node first."),
 	CSRCredential: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "CSRCredential",
 		"No attested machine received the credential that the request was made with, or it has expired.",
-		"Was the config fetched around the verifier, or with a shared kubeconfig? Let the machine attest, or approve by hand."),
+		"Was the config fetched around the verifier, or with a shared kubeconfig? Let the machine attest, or approve by "+
+			"hand."),
 	CSROtherMachine: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "CSROtherMachine",
 		"The request was made with the credential of another machine than the one it names.",
 		"Somebody uses a machine's credential for something else: look at that machine, and quarantine it."),
@@ -388,7 +394,8 @@ var table = map[Code]Info{
 		"Compare the request with the Machine's status.addresses; it is tried again."),
 	CSRLimit: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "CSRLimit",
 		"Too many requests wait.",
-		"Of one machine's requests the newest counts, older ones wait in vain; 'csr explain' says whose each is. Delete those that nobody needs."),
+		"Of one machine's requests the newest counts, older ones wait in vain; 'csr explain' says whose each is. Delete "+
+			"those that nobody needs."),
 	CSRDisabled: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "CSRDisabled",
 		"An administrator has switched the approval of client certificates off.",
 		"Approve by hand, or switch it on again in the approver's ConfigMap (mcs-attest-approver)."),

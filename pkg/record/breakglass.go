@@ -34,7 +34,8 @@ func IsBreakGlass(uid string) bool { return strings.HasPrefix(uid, breakGlassUID
 
 // BreakGlass checks a break-glass token and, when take is set, takes one use. It
 // refuses one that was made for longer than [MaxBreakGlass].
-func BreakGlass(rec *v1alpha1.MachineAttestation, c token.Claims, take bool, now time.Time) (*v1alpha1.MachineAttestation, error) {
+func BreakGlass(rec *v1alpha1.MachineAttestation, c token.Claims, take bool,
+	now time.Time) (*v1alpha1.MachineAttestation, error) {
 	if c.MachineUID != BreakGlassUID(c.ID) || c.Expiry.Sub(c.IssuedAt) > MaxBreakGlass {
 		return nil, reason.Deny(reason.TokenInvalid, "not a break-glass token, or made for longer than %v", MaxBreakGlass)
 	}
@@ -45,7 +46,8 @@ func BreakGlass(rec *v1alpha1.MachineAttestation, c token.Claims, take bool, now
 		next.APIVersion, next.Kind = v1alpha1.APIVersion, v1alpha1.KindMachineAttestation
 		next.Namespace, next.Name = BreakGlassNamespace, strings.TrimPrefix(c.Subject, BreakGlassNamespace+"/")
 		next.Status.MachineUID = c.MachineUID
-		next.Status.Token = &v1alpha1.TokenStatus{ID: c.ID, Pool: c.Pool, Expiry: metav1.NewTime(c.Expiry), MaxUses: breakGlassUses}
+		next.Status.Token = &v1alpha1.TokenStatus{ID: c.ID, Pool: c.Pool, Expiry: metav1.NewTime(c.Expiry),
+			MaxUses: breakGlassUses}
 	}
 	if next.Status.Token.Uses >= next.Status.Token.MaxUses {
 		return nil, reason.Deny(reason.TokenUsedUp, "break-glass token %s was used %d times", c.ID, next.Status.Token.Uses)

@@ -31,7 +31,8 @@ func Credential(rec *v1alpha1.MachineAttestation, id string, now time.Time) (v1a
 // that rested on a Secret which was replaced since are good for nothing; neither is
 // this one, if a later one already rests on another.
 func keepCredential(s *v1alpha1.MachineAttestationStatus, own credential.Credential, now time.Time) error {
-	s.Credentials = slices.DeleteFunc(s.Credentials, func(c v1alpha1.CredentialStatus) bool { return !now.Before(c.Expiry.Time) })
+	s.Credentials = slices.DeleteFunc(s.Credentials,
+		func(c v1alpha1.CredentialStatus) bool { return !now.Before(c.Expiry.Time) })
 	another := func(c v1alpha1.CredentialStatus) bool { return c.Secret == own.Secret && c.SecretUID != own.SecretUID }
 	for _, c := range s.Credentials {
 		if another(c) && !own.Issued.After(c.Issued.Time) { // which was first cannot be told within a second
@@ -43,7 +44,8 @@ func keepCredential(s *v1alpha1.MachineAttestationStatus, own credential.Credent
 		s.Credentials = slices.Delete(s.Credentials, 0, n)
 	}
 	s.Credentials = append(s.Credentials, v1alpha1.CredentialStatus{
-		ID: own.ID, Issued: metav1.NewTime(own.Issued), Expiry: metav1.NewTime(own.Expiry), Secret: own.Secret, SecretUID: own.SecretUID,
+		ID: own.ID, Issued: metav1.NewTime(own.Issued), Expiry: metav1.NewTime(own.Expiry), Secret: own.Secret,
+		SecretUID: own.SecretUID,
 	})
 	return nil
 }
@@ -51,7 +53,8 @@ func keepCredential(s *v1alpha1.MachineAttestationStatus, own credential.Credent
 // Revoked notes that every credential of the record was taken back; nil when that is
 // known.
 func Revoked(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
-	if rec == nil || !slices.ContainsFunc(rec.Status.Credentials, func(c v1alpha1.CredentialStatus) bool { return !c.Revoked }) {
+	if rec == nil || !slices.ContainsFunc(rec.Status.Credentials,
+		func(c v1alpha1.CredentialStatus) bool { return !c.Revoked }) {
 		return nil
 	}
 	next := rec.DeepCopy()
@@ -70,7 +73,8 @@ func Revoked(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
 //   - another key than the one that was approved, or attested: CSRKeyChanged
 //
 // The same key again is the same approval, made again: nil changes.
-func Approve(rec *v1alpha1.MachineAttestation, c v1alpha1.CertificateStatus, now time.Time) (*v1alpha1.MachineAttestation, error) {
+func Approve(rec *v1alpha1.MachineAttestation, c v1alpha1.CertificateStatus,
+	now time.Time) (*v1alpha1.MachineAttestation, error) {
 	if rec == nil {
 		return nil, reason.Deny(reason.CSRCredential, "there is no record")
 	}
@@ -82,16 +86,19 @@ func Approve(rec *v1alpha1.MachineAttestation, c v1alpha1.CertificateStatus, now
 		return nil, reason.Deny(reason.CSRCredential, "%s is no live credential of the record", c.CredentialID)
 	}
 	if s.CSRKeySHA256 != "" && s.CSRKeySHA256 != c.PublicKeySHA256 {
-		return nil, reason.Deny(reason.CSRKeyChanged, "the machine attested the key %s, the request has %s", s.CSRKeySHA256, c.PublicKeySHA256)
+		return nil, reason.Deny(reason.CSRKeyChanged, "the machine attested the key %s, the request has %s", s.CSRKeySHA256,
+			c.PublicKeySHA256)
 	}
 	if s.Certificate != nil {
 		if s.Certificate.PublicKeySHA256 != c.PublicKeySHA256 || s.Certificate.Node != c.Node {
-			return nil, reason.Deny(reason.CSRKeyChanged, "a certificate for node %s and the key %s was approved before", s.Certificate.Node, s.Certificate.PublicKeySHA256)
+			return nil, reason.Deny(reason.CSRKeyChanged, "a certificate for node %s and the key %s was approved before",
+				s.Certificate.Node, s.Certificate.PublicKeySHA256)
 		}
 		return nil, nil
 	}
 	if s.Phase == v1alpha1.PhaseJoined {
-		return nil, reason.Deny(reason.MachineJoined, "%s/%s joined without a certificate that was approved here", rec.Namespace, rec.Name)
+		return nil, reason.Deny(reason.MachineJoined, "%s/%s joined without a certificate that was approved here",
+			rec.Namespace, rec.Name)
 	}
 	next := rec.DeepCopy()
 	c.Approved = metav1.NewTime(now)
@@ -111,7 +118,8 @@ func Refused(rec *v1alpha1.MachineAttestation, d *reason.Denial, now time.Time) 
 	}
 	text := bounded(d.Error())
 	for _, c := range rec.Status.Conditions {
-		if c.Type == v1alpha1.ConditionCertificateRefused && c.Status == metav1.ConditionTrue && c.Reason == d.Code.String() && c.Message == text {
+		if c.Type == v1alpha1.ConditionCertificateRefused && c.Status == metav1.ConditionTrue &&
+			c.Reason == d.Code.String() && c.Message == text {
 			return nil
 		}
 	}
@@ -124,7 +132,8 @@ func Refused(rec *v1alpha1.MachineAttestation, d *reason.Denial, now time.Time) 
 func settleRefusal(s *v1alpha1.MachineAttestationStatus, now time.Time) {
 	for _, c := range s.Conditions {
 		if c.Type == v1alpha1.ConditionCertificateRefused && c.Status == metav1.ConditionTrue {
-			condition(s, now, v1alpha1.ConditionCertificateRefused, metav1.ConditionFalse, "Approved", "a request was approved since")
+			condition(s, now, v1alpha1.ConditionCertificateRefused, metav1.ConditionFalse, "Approved",
+				"a request was approved since")
 		}
 	}
 }

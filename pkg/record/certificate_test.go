@@ -82,7 +82,8 @@ func TestOfTwoSecretsOfOneNameTheNewerCounts(t *testing.T) {
 	wantCode(t, err, reason.CredentialUnavailable)
 	anew := own(1)
 	anew.SecretUID, anew.Issued = "u2", start.Add(time.Second)
-	if r, err = record.Redeem(r, claims(), anew, start); err != nil || len(r.Status.Credentials) != 1 || r.Status.Credentials[0].SecretUID != "u2" {
+	if r, err = record.Redeem(r, claims(), anew, start); err != nil || len(r.Status.Credentials) != 1 ||
+		r.Status.Credentials[0].SecretUID != "u2" {
 		t.Errorf("%v, %+v", err, r.Status.Credentials)
 	}
 }
@@ -92,7 +93,8 @@ func TestTheFirstCertificateLatches(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s := r.Status; s.Phase != v1alpha1.PhaseJoined || s.Token != nil || s.Certificate == nil || s.Certificate.Node != "worker-0" {
+	if s := r.Status; s.Phase != v1alpha1.PhaseJoined || s.Token != nil || s.Certificate == nil ||
+		s.Certificate.Node != "worker-0" {
 		t.Errorf("%+v", s)
 	}
 	// The approval may have been lost on its way: the same again changes nothing.
@@ -117,7 +119,8 @@ func TestAttack_T54_NoSecondCertificateOfAMachine(t *testing.T) {
 	}{
 		{"another key", approved(), func(c *v1alpha1.CertificateStatus) { c.PublicKeySHA256 = "k2" }, reason.CSRKeyChanged},
 		{"another name", approved(), func(c *v1alpha1.CertificateStatus) { c.Node = "worker-1" }, reason.CSRKeyChanged},
-		{"a credential that the record does not have", fetched(t), func(c *v1alpha1.CertificateStatus) { c.CredentialID = "JTI=shared" }, reason.CSRCredential},
+		{"a credential that the record does not have", fetched(t),
+			func(c *v1alpha1.CertificateStatus) { c.CredentialID = "JTI=shared" }, reason.CSRCredential},
 		{"no credential", fetched(t), func(c *v1alpha1.CertificateStatus) { c.CredentialID = "" }, reason.CSRCredential},
 		{"no record", nil, nil, reason.CSRCredential},
 		{"a quarantined machine", func() *rec {
@@ -135,7 +138,8 @@ func TestAttack_T54_NoSecondCertificateOfAMachine(t *testing.T) {
 			r.Status.CSRKeySHA256 = "k0"
 			return r
 		}(), nil, reason.CSRKeyChanged},
-		{"a machine that joined by somebody else's approval", record.Joined(fetched(t), "worker-0", start), nil, reason.MachineJoined},
+		{"a machine that joined by somebody else's approval", record.Joined(fetched(t), "worker-0", start), nil,
+			reason.MachineJoined},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			csr := certificate()

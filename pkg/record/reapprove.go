@@ -11,7 +11,8 @@ import (
 // the approval, and asks again with another key. The caller has made sure that no
 // request with the key replaced was approved, or will be. A record with another
 // certificate by now, or for another node, is decided by Approve.
-func Reapprove(rec *v1alpha1.MachineAttestation, replaced string, c v1alpha1.CertificateStatus, now time.Time) (*v1alpha1.MachineAttestation, error) {
+func Reapprove(rec *v1alpha1.MachineAttestation, replaced string, c v1alpha1.CertificateStatus,
+	now time.Time) (*v1alpha1.MachineAttestation, error) {
 	if rec == nil || replaced == "" || replaced == c.PublicKeySHA256 {
 		return Approve(rec, c, now)
 	}

@@ -20,7 +20,8 @@ func TestACertificateThatNeverCameAboutIsReplaced(t *testing.T) {
 	if err != nil || r == nil {
 		t.Fatalf("%v, %v", r, err)
 	}
-	if s := r.Status; s.Certificate.PublicKeySHA256 != "k2" || s.Certificate.Request != "csr-2" || s.Phase != v1alpha1.PhaseJoined {
+	if s := r.Status; s.Certificate.PublicKeySHA256 != "k2" || s.Certificate.Request != "csr-2" ||
+		s.Phase != v1alpha1.PhaseJoined {
 		t.Errorf("%+v", s)
 	}
 	_, err = record.Approve(r, certificate(), start.Add(time.Minute))
@@ -39,11 +40,13 @@ func TestAttack_T54_OnlyWhatWasSeenIsReplaced(t *testing.T) {
 	}{
 		"another key was approved meanwhile": {"k0", nil, nil, reason.CSRKeyChanged},
 		"no key is named":                    {"", nil, nil, reason.CSRKeyChanged},
-		"another name":                       {"k1", nil, func(c *v1alpha1.CertificateStatus) { c.Node = "worker-1" }, reason.CSRKeyChanged},
-		"a credential of nobody":             {"k1", nil, func(c *v1alpha1.CertificateStatus) { c.CredentialID = "JTI=shared" }, reason.CSRCredential},
-		"a quarantined machine":              {"k1", func(r *rec) { r.Status.Quarantined = true }, nil, reason.Quarantined},
-		"not the key that was attested":      {"k1", func(r *rec) { r.Status.CSRKeySHA256 = "k1" }, nil, reason.CSRKeyChanged},
-		"one that joined without any":        {"k1", func(r *rec) { r.Status.Certificate = nil }, nil, reason.MachineJoined},
+		"another name": {"k1", nil, func(c *v1alpha1.CertificateStatus) { c.Node = "worker-1" },
+			reason.CSRKeyChanged},
+		"a credential of nobody": {"k1", nil, func(c *v1alpha1.CertificateStatus) { c.CredentialID = "JTI=shared" },
+			reason.CSRCredential},
+		"a quarantined machine":         {"k1", func(r *rec) { r.Status.Quarantined = true }, nil, reason.Quarantined},
+		"not the key that was attested": {"k1", func(r *rec) { r.Status.CSRKeySHA256 = "k1" }, nil, reason.CSRKeyChanged},
+		"one that joined without any":   {"k1", func(r *rec) { r.Status.Certificate = nil }, nil, reason.MachineJoined},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, err := record.Approve(fetched(t), certificate(), start)

@@ -86,12 +86,14 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 	}
 	if err := sameIdentity(s.Identity, a.Identity); err != nil {
 		if firstUse(s) {
-			return nil, reason.Wrap(reason.PendingApproval, err, "the record of Machine %s rests on first use, so nobody knows which of the two is right", a.Machine)
+			return nil, reason.Wrap(reason.PendingApproval, err,
+				"the record of Machine %s rests on first use, so nobody knows which of the two is right", a.Machine)
 		}
 		return nil, err
 	}
 	if contested(s) && a.Endorsement == v1alpha1.EndorsementManufacturer {
-		return nil, reason.Deny(reason.PendingApproval, "Machine %s is contested: its record rests on first use, and another identity was proven for it since", a.Machine)
+		return nil, reason.Deny(reason.PendingApproval,
+			"Machine %s is contested: its record rests on first use, and another identity was proven for it since", a.Machine)
 	}
 	if a.ChallengeID != "" {
 		if err := useChallenge(s, a, now); err != nil {
@@ -100,7 +102,8 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 	}
 	if a.Replayable && s.LastAttested != nil {
 		if grant(next, a.Machine, now) == nil {
-			return nil, reason.Deny(reason.EvidenceUnacceptable, "Machine %s attested before, and what it shows now could be a copy: an instance document has no nonce", a.Machine)
+			return nil, reason.Deny(reason.EvidenceUnacceptable,
+				"Machine %s attested before, and what it shows now could be a copy: an instance document has no nonce", a.Machine)
 		}
 		if s.Phase != v1alpha1.PhaseJoined && !a.Machine.Joined() { // else it was used above
 			if err := useGrant(next, a.Machine, now); err != nil {
@@ -120,7 +123,8 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 	s.LastAttested = &metav1.Time{Time: now}
 	s.Token = nil
 	if a.TokenID != "" {
-		s.Token = &v1alpha1.TokenStatus{ID: a.TokenID, Pool: a.Pool, Expiry: metav1.NewTime(a.TokenExpiry), MaxUses: a.TokenUses}
+		s.Token = &v1alpha1.TokenStatus{ID: a.TokenID, Pool: a.Pool, Expiry: metav1.NewTime(a.TokenExpiry),
+			MaxUses: a.TokenUses}
 	}
 	s.Ticket = &v1alpha1.TicketStatus{ID: a.TicketID}
 	s.Report = nil
@@ -128,7 +132,8 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 	s.Certificate = nil // what is installed now will have another
 	for _, c := range s.Conditions {
 		if c.Type == v1alpha1.ConditionFirstBootFailed {
-			condition(s, now, v1alpha1.ConditionFirstBootFailed, metav1.ConditionFalse, "AttestedAgain", "a new first boot is under way")
+			condition(s, now, v1alpha1.ConditionFirstBootFailed, metav1.ConditionFalse, "AttestedAgain",
+				"a new first boot is under way")
 		}
 	}
 	note(s, now, "Attested", "", a.CorrelationID, attestedBy(a))
@@ -142,14 +147,16 @@ func Attest(rec *v1alpha1.MachineAttestation, a Attestation, now time.Time) (*v1
 // Denied records why a Machine whose identity was proven was turned away. It
 // never changes the identity, the token or a phase beyond Denied: a denial is
 // no weapon (rule 3).
-func Denied(rec *v1alpha1.MachineAttestation, m *machine.Machine, d *reason.Denial, correlationID string, now time.Time) *v1alpha1.MachineAttestation {
+func Denied(rec *v1alpha1.MachineAttestation, m *machine.Machine, d *reason.Denial, correlationID string,
+	now time.Time) *v1alpha1.MachineAttestation {
 	next := begin(rec, m)
 	s := &next.Status
 	if s.Phase == "" || s.Phase == v1alpha1.PhasePending {
 		s.Phase = v1alpha1.PhaseDenied
 	}
 	// A machine that asks every few seconds for the same reason is one entry.
-	if n := len(s.History); n > 0 && s.History[n-1].Reason == d.Code.String() && now.Sub(s.History[n-1].Time.Time) < time.Minute {
+	if n := len(s.History); n > 0 && s.History[n-1].Reason == d.Code.String() &&
+		now.Sub(s.History[n-1].Time.Time) < time.Minute {
 		return nil
 	}
 	text := bounded(strings.TrimPrefix(d.Error(), d.Code.String()+": "))
@@ -181,7 +188,8 @@ func Redeemable(rec *v1alpha1.MachineAttestation, c token.Claims) error {
 		return reason.Deny(reason.MachineJoined, "%s joined", c.Subject)
 	}
 	if contested(&rec.Status) {
-		return reason.Deny(reason.PendingApproval, "%s is contested: its record rests on first use, and another identity was proven for it since", c.Subject)
+		return reason.Deny(reason.PendingApproval,
+			"%s is contested: its record rests on first use, and another identity was proven for it since", c.Subject)
 	}
 	if rec.Status.Token.Uses >= rec.Status.Token.MaxUses {
 		return reason.Deny(reason.TokenUsedUp, "token %s was used %d times", c.ID, rec.Status.Token.Uses)
@@ -191,7 +199,8 @@ func Redeemable(rec *v1alpha1.MachineAttestation, c token.Claims) error {
 
 // Redeem takes one use of the token. The credential that goes out with the config
 // is on the record before it is served (rule 2); nil is none.
-func Redeem(rec *v1alpha1.MachineAttestation, c token.Claims, own *credential.Credential, now time.Time) (*v1alpha1.MachineAttestation, error) {
+func Redeem(rec *v1alpha1.MachineAttestation, c token.Claims, own *credential.Credential,
+	now time.Time) (*v1alpha1.MachineAttestation, error) {
 	if err := Redeemable(rec, c); err != nil {
 		return nil, err
 	}
@@ -215,7 +224,8 @@ func Used(rec *v1alpha1.MachineAttestation, useID string) {
 
 // HasUse reports whether a use of a token is on the record.
 func HasUse(rec *v1alpha1.MachineAttestation, tokenID, useID string) bool {
-	return rec != nil && rec.Status.Token != nil && rec.Status.Token.ID == tokenID && slices.Contains(rec.Status.Token.UseIDs, useID)
+	return rec != nil && rec.Status.Token != nil && rec.Status.Token.ID == tokenID &&
+		slices.Contains(rec.Status.Token.UseIDs, useID)
 }
 
 // Return returns the uses of a token that served no client: those of unserved that are
@@ -224,7 +234,8 @@ func Return(rec *v1alpha1.MachineAttestation, tokenID string, unserved []string)
 	if rec == nil || rec.Status.Token == nil || rec.Status.Token.ID != tokenID {
 		return rec
 	}
-	kept := slices.DeleteFunc(slices.Clone(rec.Status.Token.UseIDs), func(id string) bool { return slices.Contains(unserved, id) })
+	kept := slices.DeleteFunc(slices.Clone(rec.Status.Token.UseIDs),
+		func(id string) bool { return slices.Contains(unserved, id) })
 	n := len(rec.Status.Token.UseIDs) - len(kept)
 	if n == 0 {
 		return rec
@@ -263,7 +274,8 @@ func contested(s *v1alpha1.MachineAttestationStatus) bool {
 
 // Quarantine latches what an administrator's object says, or lifts it again; nil
 // when nothing changes. The latch outlives an object that can no longer be read.
-func Quarantine(rec *v1alpha1.MachineAttestation, m *machine.Machine, quarantined bool, now time.Time) *v1alpha1.MachineAttestation {
+func Quarantine(rec *v1alpha1.MachineAttestation, m *machine.Machine, quarantined bool,
+	now time.Time) *v1alpha1.MachineAttestation {
 	if rec == nil && !quarantined || rec != nil && rec.Status.Quarantined == quarantined {
 		return nil
 	}
@@ -292,7 +304,8 @@ func RoleMismatch(rec *v1alpha1.MachineAttestation, text string, now time.Time) 
 	}
 	next := rec.DeepCopy()
 	if text == "" {
-		condition(&next.Status, now, v1alpha1.ConditionRoleMismatch, metav1.ConditionFalse, "RoleOfPool", "the Node has no control-plane role now")
+		condition(&next.Status, now, v1alpha1.ConditionRoleMismatch, metav1.ConditionFalse, "RoleOfPool",
+			"the Node has no control-plane role now")
 		return next
 	}
 	note(&next.Status, now, "RoleMismatch", "", "", bounded(text))
@@ -301,7 +314,8 @@ func RoleMismatch(rec *v1alpha1.MachineAttestation, text string, now time.Time) 
 }
 
 // Report records a failure report (rule 15). The text is untrusted and bounded.
-func Report(rec *v1alpha1.MachineAttestation, ticketID string, r v1alpha1.FailureReport, correlationID string, now time.Time) (*v1alpha1.MachineAttestation, error) {
+func Report(rec *v1alpha1.MachineAttestation, ticketID string, r v1alpha1.FailureReport, correlationID string,
+	now time.Time) (*v1alpha1.MachineAttestation, error) {
 	if rec == nil || rec.Status.Ticket == nil || rec.Status.Ticket.ID != ticketID {
 		return nil, reason.Deny(reason.ReportTicketInvalid, "ticket %s is not the live ticket of its machine", ticketID)
 	}
@@ -314,7 +328,8 @@ func Report(rec *v1alpha1.MachineAttestation, ticketID string, r v1alpha1.Failur
 	r.Time = metav1.NewTime(now)
 	s.Report = &r
 	note(s, now, "Failed", "", correlationID, bounded(r.Unit+": "+r.Result))
-	condition(s, now, v1alpha1.ConditionFirstBootFailed, metav1.ConditionTrue, "StageFailed", bounded(r.Unit+" failed: "+r.Result))
+	condition(s, now, v1alpha1.ConditionFirstBootFailed, metav1.ConditionTrue, "StageFailed",
+		bounded(r.Unit+" failed: "+r.Result))
 	return next, nil
 }
 
@@ -401,13 +416,15 @@ func useGrant(rec *v1alpha1.MachineAttestation, m *machine.Machine, now time.Tim
 }
 
 func useChallenge(s *v1alpha1.MachineAttestationStatus, a Attestation, now time.Time) error {
-	s.Challenges = slices.DeleteFunc(s.Challenges, func(c v1alpha1.AnsweredChallenge) bool { return c.Expiry.Time.Before(now) })
+	s.Challenges = slices.DeleteFunc(s.Challenges,
+		func(c v1alpha1.AnsweredChallenge) bool { return c.Expiry.Time.Before(now) })
 	for _, c := range s.Challenges {
 		if c.ID == a.ChallengeID {
 			return reason.Deny(reason.ChallengeUsed, "challenge %s was answered before", a.ChallengeID)
 		}
 	}
-	s.Challenges = append(s.Challenges, v1alpha1.AnsweredChallenge{ID: a.ChallengeID, Expiry: metav1.NewTime(a.ChallengeEnds)})
+	s.Challenges = append(s.Challenges,
+		v1alpha1.AnsweredChallenge{ID: a.ChallengeID, Expiry: metav1.NewTime(a.ChallengeEnds)})
 	return nil
 }
 
@@ -434,8 +451,10 @@ func note(s *v1alpha1.MachineAttestationStatus, now time.Time, event, code, corr
 	}
 }
 
-func condition(s *v1alpha1.MachineAttestationStatus, now time.Time, kind string, status metav1.ConditionStatus, code, message string) {
-	c := metav1.Condition{Type: kind, Status: status, Reason: code, Message: message, LastTransitionTime: metav1.NewTime(now)}
+func condition(s *v1alpha1.MachineAttestationStatus, now time.Time, kind string, status metav1.ConditionStatus, code,
+	message string) {
+	c := metav1.Condition{Type: kind, Status: status, Reason: code, Message: message,
+		LastTransitionTime: metav1.NewTime(now)}
 	for i, old := range s.Conditions {
 		if old.Type == kind {
 			if old.Status == status {

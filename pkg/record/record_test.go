@@ -23,7 +23,9 @@ type rec = v1alpha1.MachineAttestation
 // enrolled is a Machine that an administrator enrolled, with more in its spec.
 func enrolled(t *testing.T, spec string) *machine.Machine {
 	t.Helper()
-	in, problems := machine.Parse("m1.yaml", []byte("apiVersion: mcs-attest.dev/v1alpha1\nkind: MachineAttestation\nmetadata: {name: m1}\nspec:\n  pool: worker\n  expectedProviderID: aws:///zone/i-0\n"+spec), start)
+	in, problems := machine.Parse("m1.yaml", []byte("apiVersion: mcs-attest.dev/v1alpha1\nkind: "+
+		"MachineAttestation\nmetadata: {name: m1}\nspec:\n  pool: worker\n  expectedProviderID: aws:///zone/i-0\n"+spec),
+		start)
 	if len(problems) > 0 {
 		t.Fatal(problems)
 	}
@@ -34,8 +36,10 @@ func enrolled(t *testing.T, spec string) *machine.Machine {
 func honest(t *testing.T) record.Attestation {
 	t.Helper()
 	return record.Attestation{
-		Machine: enrolled(t, ""), Identity: v1alpha1.RecordedIdentity{EKSHA256: "ek1"}, Endorsement: v1alpha1.EndorsementEnrolled,
-		Evidence: []v1alpha1.EvidenceSummary{{Kind: "tpm2"}}, Pool: "worker", TokenID: "token1", TokenExpiry: start.Add(10 * time.Minute), TokenUses: 3,
+		Machine: enrolled(t, ""), Identity: v1alpha1.RecordedIdentity{EKSHA256: "ek1"},
+		Endorsement: v1alpha1.EndorsementEnrolled,
+		Evidence:    []v1alpha1.EvidenceSummary{{Kind: "tpm2"}}, Pool: "worker", TokenID: "token1",
+		TokenExpiry: start.Add(10 * time.Minute), TokenUses: 3,
 		TicketID: "ticket1", CorrelationID: "c1",
 	}
 }
@@ -75,7 +79,8 @@ func wantCode(t *testing.T, err error, want reason.Code) {
 func TestTheFirstAttestationMakesTheRecord(t *testing.T) {
 	r := attested(t)
 	s := r.Status
-	if r.Namespace != "default" || r.Name != "m1" || s.MachineUID != honest(t).Machine.UID || s.Phase != v1alpha1.PhaseAttested || s.Identity.EKSHA256 != "ek1" || s.Pool != "worker" {
+	if r.Namespace != "default" || r.Name != "m1" || s.MachineUID != honest(t).Machine.UID ||
+		s.Phase != v1alpha1.PhaseAttested || s.Identity.EKSHA256 != "ek1" || s.Pool != "worker" {
 		t.Errorf("got %+v", r)
 	}
 	if s.Token == nil || s.Token.ID != "token1" || s.Token.Uses != 0 || s.Token.MaxUses != 3 || s.Ticket.ID != "ticket1" {
@@ -84,7 +89,8 @@ func TestTheFirstAttestationMakesTheRecord(t *testing.T) {
 	if len(s.History) != 1 || s.History[0].Event != "Attested" || s.History[0].CorrelationID != "c1" {
 		t.Errorf("history %+v", s.History)
 	}
-	if len(s.Conditions) != 1 || s.Conditions[0].Type != v1alpha1.ConditionAttested || s.Conditions[0].Status != metav1.ConditionTrue {
+	if len(s.Conditions) != 1 || s.Conditions[0].Type != v1alpha1.ConditionAttested ||
+		s.Conditions[0].Status != metav1.ConditionTrue {
 		t.Errorf("conditions %+v", s.Conditions)
 	}
 }
@@ -103,26 +109,33 @@ func TestAttestAgain(t *testing.T) {
 	}{
 		{name: "the same machine, a little later", after: time.Minute},
 		{name: "at once", after: time.Second, want: reason.RateLimited},
-		{name: "at once, under Audit, where there is no token", after: time.Second, change: func(_ *testing.T, a *record.Attestation) { a.TokenID = "" }},
+		{name: "at once, under Audit, where there is no token", after: time.Second,
+			change: func(_ *testing.T, a *record.Attestation) { a.TokenID = "" }},
 		{name: "by a replica whose clock is behind", after: -time.Minute},
-		{name: "with another EK", after: time.Minute, want: reason.IdentityConflict, change: func(_ *testing.T, a *record.Attestation) { a.Identity.EKSHA256 = "ek2" }},
-		{name: "without an EK", after: time.Minute, want: reason.IdentityConflict, change: func(_ *testing.T, a *record.Attestation) {
-			a.Identity = v1alpha1.RecordedIdentity{ProviderID: "aws:///i-1"}
-		}},
-		{name: "with a component more", after: time.Minute, change: func(_ *testing.T, a *record.Attestation) { a.Identity.ProviderID = "aws:///i-1" }},
+		{name: "with another EK", after: time.Minute, want: reason.IdentityConflict,
+			change: func(_ *testing.T, a *record.Attestation) { a.Identity.EKSHA256 = "ek2" }},
+		{name: "without an EK", after: time.Minute, want: reason.IdentityConflict,
+			change: func(_ *testing.T, a *record.Attestation) {
+				a.Identity = v1alpha1.RecordedIdentity{ProviderID: "aws:///i-1"}
+			}},
+		{name: "with a component more", after: time.Minute,
+			change: func(_ *testing.T, a *record.Attestation) { a.Identity.ProviderID = "aws:///i-1" }},
 		{name: "with another AK than a certified one", after: time.Minute, want: reason.IdentityConflict,
 			before: func(t *testing.T) *rec { r := attested(t); r.Status.Identity.AKSHA256 = "ak1"; return r },
 			change: func(_ *testing.T, a *record.Attestation) { a.Identity.AKSHA256 = "ak2" }},
 		{name: "as another cloud instance", after: time.Minute, want: reason.IdentityConflict,
 			before: func(t *testing.T) *rec { r := attested(t); r.Status.Identity.ProviderID = "aws:///i-1"; return r },
 			change: func(_ *testing.T, a *record.Attestation) { a.Identity.ProviderID = "aws:///i-2" }},
-		{name: "while quarantined", after: time.Minute, want: reason.Quarantined, change: func(t *testing.T, a *record.Attestation) {
-			a.Machine = enrolled(t, "  quarantined: true\n")
-		}},
+		{name: "while quarantined", after: time.Minute, want: reason.Quarantined,
+			change: func(t *testing.T, a *record.Attestation) {
+				a.Machine = enrolled(t, "  quarantined: true\n")
+			}},
 		{name: "after it joined", before: joined, after: 2 * time.Minute, want: reason.MachineJoined},
 		{name: "after it joined, by a grant", before: joined, after: 2 * time.Minute, change: grant},
-		{name: "after it joined, by a grant that is over", before: joined, after: 2 * time.Hour, change: grant, want: reason.MachineJoined},
-		{name: "after it joined, by a grant that ends in two days", before: joined, after: 2 * time.Minute, want: reason.MachineJoined,
+		{name: "after it joined, by a grant that is over", before: joined, after: 2 * time.Hour, change: grant,
+			want: reason.MachineJoined},
+		{name: "after it joined, by a grant that ends in two days", before: joined, after: 2 * time.Minute,
+			want: reason.MachineJoined,
 			change: func(t *testing.T, a *record.Attestation) {
 				a.Machine = enrolled(t, "  reattest: {until: \""+start.Add(48*time.Hour).Format(time.RFC3339)+"\"}\n")
 			}},
@@ -134,7 +147,8 @@ func TestAttestAgain(t *testing.T) {
 				r.Status.GrantUsed = &metav1.Time{Time: start.Add(-time.Hour)}
 				return r
 			}},
-		{name: "while the record's own spec says quarantined, which the Machine does not yet", after: time.Minute, want: reason.Quarantined,
+		{name: "while the record's own spec says quarantined, which the Machine does not yet", after: time.Minute,
+			want:   reason.Quarantined,
 			before: func(t *testing.T) *rec { r := attested(t); r.Spec.Quarantined = true; return r }},
 		{name: "after it joined, by a grant in the record's own spec", after: 2 * time.Minute,
 			before: func(t *testing.T) *rec {
@@ -142,13 +156,15 @@ func TestAttestAgain(t *testing.T) {
 				r.Spec.Reattest = &v1alpha1.ReattestGrant{Until: until}
 				return r
 			}},
-		{name: "after it joined, by a grant in the record's own spec that is over", after: 2 * time.Hour, want: reason.MachineJoined,
+		{name: "after it joined, by a grant in the record's own spec that is over", after: 2 * time.Hour,
+			want: reason.MachineJoined,
 			before: func(t *testing.T) *rec {
 				r := joined(t)
 				r.Spec.Reattest = &v1alpha1.ReattestGrant{Until: until}
 				return r
 			}},
-		{name: "after it joined, by a grant that the record's own spec has no more", after: 2 * time.Minute, want: reason.MachineJoined,
+		{name: "after it joined, by a grant that the record's own spec has no more", after: 2 * time.Minute,
+			want:   reason.MachineJoined,
 			before: func(t *testing.T) *rec { r := joined(t); r.UID = "object1"; return r },
 			change: func(t *testing.T, a *record.Attestation) { grant(t, a); a.Machine.Enrolment.UID = "object1" }},
 		{name: "after it joined, by a grant in another object", after: 2 * time.Minute,
@@ -179,7 +195,8 @@ func TestAttestAgain(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if s := after.Status; s.Phase != v1alpha1.PhaseAttested || s.Identity.EKSHA256 != "ek1" || s.Identity.ProviderID != a.Identity.ProviderID || s.Ticket.ID != "ticket2" {
+			if s := after.Status; s.Phase != v1alpha1.PhaseAttested || s.Identity.EKSHA256 != "ek1" ||
+				s.Identity.ProviderID != a.Identity.ProviderID || s.Ticket.ID != "ticket2" {
 				t.Errorf("got %+v", s)
 			}
 			if live := after.Status.Token; (live == nil) != (a.TokenID == "") || live != nil && live.ID != a.TokenID {
@@ -287,13 +304,16 @@ func TestAttack_T43_DenialIsNoWeapon(t *testing.T) {
 				t.Fatal("not recorded")
 			}
 			s := after.Status
-			if s.Phase != before.Status.Phase || !reflect.DeepEqual(s.Identity, before.Status.Identity) || !reflect.DeepEqual(s.Token, before.Status.Token) || !reflect.DeepEqual(s.Ticket, before.Status.Ticket) {
+			if s.Phase != before.Status.Phase || !reflect.DeepEqual(s.Identity, before.Status.Identity) ||
+				!reflect.DeepEqual(s.Token, before.Status.Token) || !reflect.DeepEqual(s.Ticket, before.Status.Ticket) {
 				t.Errorf("a denial changed the record: %+v", s)
 			}
-			if h := s.History[len(s.History)-1]; h.Event != "Denied" || h.Reason != "IdentityConflict" || h.CorrelationID != "c2" {
+			if h := s.History[len(s.History)-1]; h.Event != "Denied" || h.Reason != "IdentityConflict" ||
+				h.CorrelationID != "c2" {
 				t.Errorf("history %+v", h)
 			}
-			if !hasCondition(s, v1alpha1.ConditionConflict, metav1.ConditionTrue) || !hasCondition(s, v1alpha1.ConditionAttested, metav1.ConditionTrue) {
+			if !hasCondition(s, v1alpha1.ConditionConflict, metav1.ConditionTrue) ||
+				!hasCondition(s, v1alpha1.ConditionAttested, metav1.ConditionTrue) {
 				t.Errorf("conditions %+v", s.Conditions)
 			}
 		})
@@ -313,7 +333,8 @@ func TestDenialsOfAMachineThatWasNeverAccepted(t *testing.T) {
 	m := honest(t).Machine
 	d := reason.From(reason.Deny(reason.MeasuredBoot, "PCR 7: %s", strings.Repeat("x", 4000)))
 	r := record.Denied(nil, m, d, "c1", start)
-	if r == nil || r.Status.Phase != v1alpha1.PhaseDenied || r.Status.MachineUID != m.UID || !hasCondition(r.Status, v1alpha1.ConditionAttested, metav1.ConditionFalse) {
+	if r == nil || r.Status.Phase != v1alpha1.PhaseDenied || r.Status.MachineUID != m.UID ||
+		!hasCondition(r.Status, v1alpha1.ConditionAttested, metav1.ConditionFalse) {
 		t.Fatalf("got %+v", r)
 	}
 	if len(r.Status.History[0].Message) > 1024 {
@@ -326,7 +347,8 @@ func TestDenialsOfAMachineThatWasNeverAccepted(t *testing.T) {
 		t.Error("the same denial minutes later is not recorded")
 	}
 	// Then it is repaired and gets in.
-	if r, err := record.Attest(r, honest(t), start.Add(time.Hour)); err != nil || r.Status.Phase != v1alpha1.PhaseAttested {
+	if r, err := record.Attest(r, honest(t), start.Add(time.Hour)); err != nil ||
+		r.Status.Phase != v1alpha1.PhaseAttested {
 		t.Errorf("after the repair: %v", err)
 	}
 }
@@ -339,12 +361,14 @@ func TestRedemption(t *testing.T) {
 		want   reason.Code
 	}{
 		{name: "the live token"},
-		{name: "a token that another replaced", claims: func(c *token.Claims) { c.ID = "token0" }, want: reason.TokenSuperseded},
+		{name: "a token that another replaced", claims: func(c *token.Claims) { c.ID = "token0" },
+			want: reason.TokenSuperseded},
 		{name: "no live token", change: func(r *rec) { r.Status.Token = nil }, want: reason.TokenSuperseded},
 		{name: "used up", change: func(r *rec) { r.Status.Token.Uses = 3 }, want: reason.TokenUsedUp},
 		{name: "joined", change: func(r *rec) { r.Status.Phase = v1alpha1.PhaseJoined }, want: reason.MachineJoined},
 		{name: "quarantined", change: func(r *rec) { r.Status.Quarantined = true }, want: reason.Quarantined},
-		{name: "quarantined by the record's own spec", change: func(r *rec) { r.Spec.Quarantined = true }, want: reason.Quarantined},
+		{name: "quarantined by the record's own spec", change: func(r *rec) { r.Spec.Quarantined = true },
+			want: reason.Quarantined},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, cl := attested(t), claims()
@@ -399,12 +423,14 @@ func TestJoiningLatches(t *testing.T) {
 }
 
 func TestAttack_T57_ReportsWithoutTheLiveTicketOrTooMany(t *testing.T) {
-	report := v1alpha1.FailureReport{Unit: "ignition-files.service", Result: "exit-code", ExitStatus: 1, Message: "no space"}
+	report := v1alpha1.FailureReport{Unit: "ignition-files.service", Result: "exit-code", ExitStatus: 1,
+		Message: "no space"}
 	r, err := record.Report(attested(t), "ticket1", report, "c3", start.Add(time.Minute))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Status.Report == nil || r.Status.Report.Unit != report.Unit || !r.Status.Report.Time.Equal(&metav1.Time{Time: start.Add(time.Minute)}) ||
+	if r.Status.Report == nil || r.Status.Report.Unit != report.Unit ||
+		!r.Status.Report.Time.Equal(&metav1.Time{Time: start.Add(time.Minute)}) ||
 		!hasCondition(r.Status, v1alpha1.ConditionFirstBootFailed, metav1.ConditionTrue) {
 		t.Errorf("got %+v", r.Status)
 	}
@@ -422,7 +448,8 @@ func TestAttack_T57_ReportsWithoutTheLiveTicketOrTooMany(t *testing.T) {
 	// A new attestation is a new beginning.
 	a := honest(t)
 	a.TicketID = "ticket2"
-	if r, err = record.Attest(r, a, start.Add(time.Hour)); err != nil || r.Status.Report != nil || r.Status.Ticket.Uses != 0 {
+	if r, err = record.Attest(r, a, start.Add(time.Hour)); err != nil || r.Status.Report != nil ||
+		r.Status.Ticket.Uses != 0 {
 		t.Errorf("after another attestation: %v, %+v", err, r.Status.Report)
 	}
 }
@@ -444,7 +471,8 @@ func TestHistoryIsBoundedAndTheOldestGoFirst(t *testing.T) {
 
 func TestBreakGlass(t *testing.T) {
 	valid := token.Claims{
-		Subject: "break-glass/ticket-7", MachineUID: record.BreakGlassUID("b1"), ID: "b1", Pool: "worker", IssuedAt: start, Expiry: start.Add(15 * time.Minute),
+		Subject: "break-glass/ticket-7", MachineUID: record.BreakGlassUID("b1"), ID: "b1", Pool: "worker", IssuedAt: start,
+		Expiry: start.Add(15 * time.Minute),
 	}
 	if !record.IsBreakGlass(valid.MachineUID) || record.IsBreakGlass(honest(t).Machine.UID) {
 		t.Error("IsBreakGlass does not tell them apart")
@@ -481,7 +509,8 @@ func TestBreakGlass(t *testing.T) {
 func TestNewRecordSaysNothing(t *testing.T) {
 	m := &machine.Machine{Namespace: "m", Name: "one", UID: "u"}
 	r := record.New(m)
-	if r.Namespace != "m" || r.Name != "one" || r.Status.MachineUID != "u" || r.Status.Phase != "" || len(r.Status.History) != 0 {
+	if r.Namespace != "m" || r.Name != "one" || r.Status.MachineUID != "u" || r.Status.Phase != "" ||
+		len(r.Status.History) != 0 {
 		t.Errorf("%+v", r)
 	}
 	if got := record.Joined(r, "node1", start); got == nil || got.Status.Phase != v1alpha1.PhaseJoined {

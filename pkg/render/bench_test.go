@@ -18,12 +18,15 @@ func hundred(tb testing.TB) (string, render.Input) {
 		spec := "config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n"
 		for j := range 3 {
 			text := strings.Repeat(fmt.Sprintf("setting.%d.%d = %d\n", i, j, j), 60)
-			spec += fmt.Sprintf("    - path: /etc/probe/%d-%d.conf\n      mode: 420\n      contents:\n        source: data:;base64,%s\n", i, j, b64(text))
+			spec += fmt.Sprintf("    - path: /etc/probe/%d-%d.conf\n      mode: 420\n      contents:\n        source: "+
+				"data:;base64,%s\n", i, j, b64(text))
 		}
-		spec += fmt.Sprintf("  systemd:\n    units:\n    - name: probe-%d.service\n      enabled: true\n      contents: |\n        [Service]\n        ExecStart=/bin/true\n", i)
+		spec += fmt.Sprintf("  systemd:\n    units:\n    - name: probe-%d.service\n      enabled: true\n      contents: "+
+			"|\n        [Service]\n        ExecStart=/bin/true\n", i)
 		all.WriteString("---\n" + needed(fmt.Sprintf("%02d-probe", i), spec+fmt.Sprintf("kernelArguments: [probe.%d]\n", i)))
 	}
-	all.WriteString("---\napiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfigPool\nmetadata: {name: worker}\nspec: {machineConfigSelector: {matchLabels: {machineconfiguration.openshift.io/role: worker}}}\n")
+	all.WriteString("---\napiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfigPool\nmetadata: {name: " +
+		"worker}\nspec: {machineConfigSelector: {matchLabels: {machineconfiguration.openshift.io/role: worker}}}\n")
 	return all.String(), parse(tb, "hundred.yaml", all.String())
 }
 
@@ -78,7 +81,8 @@ func BenchmarkParseAndPreApproved100MachineConfigs(b *testing.B) {
 }
 
 func BenchmarkSearch(b *testing.B) {
-	text := file("/etc/probe", string(bytes.Repeat([]byte("a line of a script that sets probe.value to 1 and goes on\n"), 8000)))
+	text := file("/etc/probe",
+		string(bytes.Repeat([]byte("a line of a script that sets probe.value to 1 and goes on\n"), 8000)))
 	b.SetBytes(int64(len(text)))
 	b.ReportAllocs()
 	for b.Loop() {

@@ -170,7 +170,8 @@ func base64Runs(text []byte) iter.Seq[[]byte] {
 
 func wordLen(text []byte) int {
 	for i, c := range text {
-		if !('A' <= c && c <= 'Z' || 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '+' || c == '/' || c == '-' || c == '_') {
+		if !('A' <= c && c <= 'Z' || 'a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '+' || c == '/' || c == '-' ||
+			c == '_') {
 			return i
 		}
 	}

@@ -153,7 +153,8 @@ func origins(chosen []*MachineConfig, config *mcfgv1.MachineConfig, in Input, po
 			kernel.by = append(kernel.by, m.Name)
 		}
 		if !m.generated() {
-			for field, url := range map[string]string{"osImageURL": m.Spec.OSImageURL, "baseOSExtensionsContainerImage": m.Spec.BaseOSExtensionsContainerImage} {
+			for field, url := range map[string]string{"osImageURL": m.Spec.OSImageURL,
+				"baseOSExtensionsContainerImage": m.Spec.BaseOSExtensionsContainerImage} {
 				if url != "" {
 					images[field] = append(images[field], m.Name)
 				}
@@ -189,7 +190,8 @@ func origins(chosen []*MachineConfig, config *mcfgv1.MachineConfig, in Input, po
 	if in.Streams != nil {
 		fallback = FromStreams
 	}
-	for field, url := range map[string]string{"osImageURL": config.Spec.OSImageURL, "baseOSExtensionsContainerImage": config.Spec.BaseOSExtensionsContainerImage} {
+	for field, url := range map[string]string{"osImageURL": config.Spec.OSImageURL,
+		"baseOSExtensionsContainerImage": config.Spec.BaseOSExtensionsContainerImage} {
 		if url != "" {
 			by := images[field]
 			if in.Controller != nil || len(by) == 0 {

@@ -26,7 +26,8 @@ func parseIgnition(doc manifest.Document, raw []byte) (*types.Config, *manifest.
 	}
 	version, err := specversion.Of(raw)
 	if err != nil {
-		return nil, problem(field, "no Ignition config: "+err.Error(), "ignition.version and what belongs to it, or no spec.config at all")
+		return nil, problem(field, "no Ignition config: "+err.Error(),
+			"ignition.version and what belongs to it, or no spec.config at all")
 	}
 	config, rpt, err := v3_5.ParseCompatibleVersion(raw)
 	switch {
@@ -34,7 +35,8 @@ func parseIgnition(doc manifest.Document, raw []byte) (*types.Config, *manifest.
 		return nil, problem(field+".ignition.version", fmt.Sprintf("an Ignition config of spec %s", version),
 			"spec 2 is not read here; write it in spec 3.0 to 3.5, as 'oc get machineconfig' of a rendered config shows it")
 	case errors.Is(err, ignerrors.ErrUnknownVersion):
-		return nil, problem(field+".ignition.version", fmt.Sprintf("an Ignition config of spec %s", version), "spec 3.0 to 3.5, which the machine-config-operator merges")
+		return nil, problem(field+".ignition.version", fmt.Sprintf("an Ignition config of spec %s", version),
+			"spec 3.0 to 3.5, which the machine-config-operator merges")
 	case err != nil:
 		at, what := "", err.Error()
 		for _, e := range rpt.Entries {

@@ -178,13 +178,15 @@ func (in *Input) take(doc manifest.Document) []manifest.Problem {
 		return problems
 	case group == Group && version == "v1" && doc.Kind == KindControllerConfig:
 		if in.Controller != nil {
-			return []manifest.Problem{at.problem("a second ControllerConfig", fmt.Sprintf("the first is %s; keep one", in.controllerAt))}
+			return []manifest.Problem{at.problem("a second ControllerConfig",
+				fmt.Sprintf("the first is %s; keep one", in.controllerAt))}
 		}
 		in.Controller, in.controllerAt = &mcfgv1.ControllerConfig{}, at
 		return doc.DecodeKnown(in.Controller)
 	case group == Group && (version == "v1" || version == "v1alpha1") && doc.Kind == KindOSImageStream:
 		if in.Streams != nil {
-			return []manifest.Problem{at.problem("a second OSImageStream", fmt.Sprintf("the first is %s; keep one", in.streamsAt))}
+			return []manifest.Problem{at.problem("a second OSImageStream",
+				fmt.Sprintf("the first is %s; keep one", in.streamsAt))}
 		}
 		in.Streams, in.streamsAt = &mcfgv1alpha1.OSImageStream{}, at
 		return doc.DecodeKnown(in.Streams)

@@ -17,21 +17,32 @@ func TestAMachineConfigThatCannotBeUsedNamesItself(t *testing.T) {
 		name, config string
 		want         []string
 	}{
-		{"a spec 2.2 config is refused, and it is said what to do", customer("98-old", "worker", "config:\n  ignition:\n    version: 2.2.0"),
+		{"a spec 2.2 config is refused, and it is said what to do",
+			customer("98-old", "worker", "config:\n  ignition:\n    version: 2.2.0"),
 			[]string{"MachineConfig 98-old", "more.yaml:", "spec 2.2.0", "write it in spec 3.0 to 3.5"}},
-		{"a version that the operator does not merge yet", customer("98-new", "worker", "config:\n  ignition:\n    version: 3.6.0"), []string{"MachineConfig 98-new", "3.0 to 3.5"}},
-		{"a config without a version", customer("98-none", "worker", "config: {}"), []string{"MachineConfig 98-none", "no Ignition config"}},
-		{"a file with a relative path, with its line", customer("98-path", "worker", "config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: etc/x"),
+		{"a version that the operator does not merge yet", customer("98-new", "worker",
+			"config:\n  ignition:\n    version: 3.6.0"), []string{"MachineConfig 98-new", "3.0 to 3.5"}},
+		{"a config without a version", customer("98-none", "worker", "config: {}"),
+			[]string{"MachineConfig 98-none", "no Ignition config"}},
+		{"a file with a relative path, with its line", customer("98-path", "worker",
+			"config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: etc/x"),
 			[]string{"MachineConfig 98-path", "more.yaml:13", "storage.files[0].path", "path not absolute"}},
-		{"a file twice", customer("98-twice", "worker", "config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: /x\n    - path: /x"),
+		{"a file twice", customer("98-twice", "worker",
+			"config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: /x\n    - path: /x"),
 			[]string{"MachineConfig 98-twice", "duplicate entry"}},
-		{"a mode that is a text", customer("98-mode", "worker", "config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: /x\n      mode: \"0644\""),
+		{"a mode that is a text", customer("98-mode", "worker",
+			"config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: /x\n      mode: \"0644\""),
 			[]string{"MachineConfig 98-mode", "cannot unmarshal"}},
-		{"a kernel that nobody knows", customer("98-kernel", "worker", "kernelType: fast"), []string{"MachineConfig 98-kernel", "more.yaml:8", `"fast"`, "64k-pages"}},
-		{"kernel arguments that are no list", customer("98-args", "worker", "kernelArguments: quiet"), []string{"MachineConfig 98-args", "more.yaml:8", "a list belongs here"}},
-		{"a link where another one has a file below it", customer("98-link", "worker", "config:\n  ignition:\n    version: 3.4.0\n  storage:\n    links:\n    - path: /etc/sysctl.d\n      target: /tmp"),
+		{"a kernel that nobody knows", customer("98-kernel", "worker", "kernelType: fast"),
+			[]string{"MachineConfig 98-kernel", "more.yaml:8", `"fast"`, "64k-pages"}},
+		{"kernel arguments that are no list", customer("98-args", "worker", "kernelArguments: quiet"),
+			[]string{"MachineConfig 98-args", "more.yaml:8", "a list belongs here"}},
+		{"a link where another one has a file below it", customer("98-link", "worker",
+			"config:\n  ignition:\n    version: 3.4.0\n  storage:\n    links:\n    - path: /etc/sysctl.d\n      target: /tmp"),
 			[]string{"MachineConfig 98-link", "merged over the ones before it", "/etc/sysctl.d/arp.conf", "includes link"}},
-		{"a file that only appends", customer("98-append", "worker", "config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: /etc/profile\n      append:\n      - source: data:,x"),
+		{"a file that only appends", customer("98-append", "worker",
+			"config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: /etc/profile\n      append:\n     "+
+				" - source: data:,x"),
 			[]string{"MachineConfig 98-append", "/etc/profile", "append does not do"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -51,11 +62,14 @@ func TestMachineConfigsWithoutAnIgnitionConfig(t *testing.T) {
 	for _, spec := range []string{"kernelArguments: [quiet]", "config: null\nkernelArguments: [quiet]"} {
 		// First, last and alone.
 		for _, name := range []string{"0-none", "99-zz-none"} {
-			if got := full(t, "worker", cluster(t, customer(name, "worker", spec))); !slices.Contains(got.Config.Spec.KernelArguments, "quiet") {
+			if got := full(t, "worker",
+				cluster(t, customer(name, "worker", spec))); !slices.Contains(got.Config.Spec.KernelArguments, "quiet") {
 				t.Errorf("%s: %v", name, got.Config.Spec.KernelArguments)
 			}
 		}
-		alone := parse(t, "f.yaml", needed("none", spec)+"---\napiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfigPool\nmetadata: {name: worker}\nspec: {machineConfigSelector: {matchLabels: {machineconfiguration.openshift.io/role: worker}}}\n")
+		alone := parse(t, "f.yaml", needed("none", spec)+"---\napiVersion: machineconfiguration.openshift.io/v1\nkind: "+
+			"MachineConfigPool\nmetadata: {name: worker}\nspec: {machineConfigSelector: {matchLabels: "+
+			"{machineconfiguration.openshift.io/role: worker}}}\n")
 		if got := string(full(t, "worker", alone).Config.Spec.Config.Raw); got != `{"ignition":{"version":"3.5.0"}}` {
 			t.Error(got)
 		}
@@ -78,13 +92,17 @@ func TestPoolsThatDoNotRender(t *testing.T) {
 		{"one that is not there", "gpu", "", `no MachineConfigPool "gpu"`},
 		{"one whose selector is empty chooses nothing", "all", "machineConfigSelector: {}", "chooses no MachineConfig"},
 		{"one without a selector chooses nothing", "all", "paused: false", "chooses no MachineConfig"},
-		{"one whose selector is none", "all", "machineConfigSelector:\n    matchExpressions:\n    - {key: a, operator: Near, values: [b]}", "machineConfigSelector"},
+		{"one whose selector is none", "all",
+			"machineConfigSelector:\n    matchExpressions:\n    - {key: a, operator: Near, values: [b]}",
+			"machineConfigSelector"},
 		{"one with kernel-devel for another kernel", "infra", "", "kernel-devel"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var more []string
 			if tc.more != "" {
-				more = append(more, "apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfigPool\nmetadata:\n  name: all\nspec:\n  "+tc.more+"\n")
+				more = append(more,
+					"apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfigPool\nmetadata:\n  name: all\nspec:\n  "+
+						tc.more+"\n")
 			}
 			if tc.pool == "infra" {
 				more = append(more, customer("98-devel", "infra", "extensions: [kernel-devel]"))
@@ -99,9 +117,12 @@ func TestManifestsThatAreNotRead(t *testing.T) {
 	for _, tc := range []struct{ name, text, want string }{
 		{"no YAML", "a: [", "f.yaml:1"},
 		{"another kind", "apiVersion: v1\nkind: Secret\nmetadata:\n  name: x\n", "a Secret of v1 does not belong here"},
-		{"a pool without a name", "apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfigPool\nspec: {}\n", "has no name"},
-		{"a MachineConfig without a name", "apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfig\nspec: {}\n", "has no name"},
-		{"two ControllerConfigs", strings.Repeat("---\napiVersion: machineconfiguration.openshift.io/v1\nkind: ControllerConfig\nmetadata:\n  name: x\n", 2), "a second ControllerConfig"},
+		{"a pool without a name", "apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfigPool\nspec: {}\n",
+			"has no name"},
+		{"a MachineConfig without a name",
+			"apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfig\nspec: {}\n", "has no name"},
+		{"two ControllerConfigs", strings.Repeat("---\napiVersion: machineconfiguration.openshift.io/v1\nkind: "+
+			"ControllerConfig\nmetadata:\n  name: x\n", 2), "a second ControllerConfig"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			in, problems := render.Parse("f.yaml", []byte(tc.text))
@@ -139,7 +160,9 @@ func TestObjectsOfTheAPIAreReadLikeFiles(t *testing.T) {
 	if len(problems) > 0 {
 		t.Fatal("a MachineConfig that cannot be used is no problem of its file:", problems)
 	}
-	all, problems := render.Join(in, parse(t, "p.yaml", "apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfigPool\nmetadata: {name: infra}\nspec: {machineConfigSelector: {matchLabels: {machineconfiguration.openshift.io/role: infra}}}\n"))
+	all, problems := render.Join(in, parse(t, "p.yaml", "apiVersion: machineconfiguration.openshift.io/v1\nkind: "+
+		"MachineConfigPool\nmetadata: {name: infra}\nspec: {machineConfigSelector: {matchLabels: "+
+		"{machineconfiguration.openshift.io/role: infra}}}\n"))
 	if len(problems) > 0 {
 		t.Fatal(problems)
 	}

@@ -21,17 +21,20 @@ func TestMergingInPairsIsMergingOneAfterTheOther(t *testing.T) {
 				all.WriteString("---\n" + customer(fmt.Sprint("c-", i), "worker", "fips: false"))
 				continue
 			}
-			spec := "config:\n  ignition:\n    version: 3.5.0\n    timeouts:\n      httpTotal: " + fmt.Sprint(rng.IntN(9)) + "\n  storage:\n"
+			spec := "config:\n  ignition:\n    version: 3.5.0\n    timeouts:\n      httpTotal: " + fmt.Sprint(rng.IntN(9)) +
+				"\n  storage:\n"
 			kinds := map[string]string{}
 			for _, path := range []string{"/a", "/b", "/c", "/d", "/e"} {
 				switch rng.IntN(8) {
 				case 0, 1:
-					kinds["files"] += fmt.Sprintf("    - path: %s\n      mode: %d\n      contents:\n        source: https://x.example/%d\n", path, rng.IntN(400), i)
+					kinds["files"] += fmt.Sprintf(
+						"    - path: %s\n      mode: %d\n      contents:\n        source: https://x.example/%d\n", path, rng.IntN(400), i)
 					if rng.IntN(3) == 0 {
 						kinds["files"] += "        httpHeaders:\n        - name: X\n" + []string{"", "          value: v\n"}[rng.IntN(2)]
 					}
 				case 2:
-					kinds["files"] += fmt.Sprintf("    - path: %s\n      overwrite: false\n      append:\n      - source: data:,%d\n", path, i)
+					kinds["files"] += fmt.Sprintf("    - path: %s\n      overwrite: false\n      append:\n      - source: data:,%d\n",
+						path, i)
 				case 3:
 					if seed%2 == 0 {
 						kinds["links"] += fmt.Sprintf("    - path: %s\n      target: /t%d\n", path, i)
@@ -52,9 +55,12 @@ func TestMergingInPairsIsMergingOneAfterTheOther(t *testing.T) {
 			}
 			spec += "  systemd:\n    units:\n"
 			for _, name := range []string{"u.service", "v.service"} {
-				spec += fmt.Sprintf("    - name: %s\n      dropins:\n      - name: %d.conf\n        contents: \"[Unit]\\nX=%d\\n\"\n", name, rng.IntN(3), i)
+				spec += fmt.Sprintf(
+					"    - name: %s\n      dropins:\n      - name: %d.conf\n        contents: \"[Unit]\\nX=%d\\n\"\n", name,
+					rng.IntN(3), i)
 			}
-			spec += fmt.Sprintf("  passwd:\n    users:\n    - name: core\n      sshAuthorizedKeys: [k%d, k%d]\n", rng.IntN(3), 3+rng.IntN(3))
+			spec += fmt.Sprintf("  passwd:\n    users:\n    - name: core\n      sshAuthorizedKeys: [k%d, k%d]\n", rng.IntN(3),
+				3+rng.IntN(3))
 			all.WriteString("---\n" + customer(fmt.Sprint("c-", i), "worker", spec))
 		}
 		in := parse(t, "f.yaml", all.String())

@@ -104,18 +104,23 @@ var patterns = []pattern{
 	{"a registry's credentials", []string{"auth", "identitytoken", "registrytoken"},
 		regexp.MustCompile(`"(?:auth|identitytoken|registrytoken)"\s*:\s*"[^"]+"`), nil},
 	{"a Kubernetes Secret", []string{"Secret"}, regexp.MustCompile(`kind"?\s*:\s*"?Secret\b`), nil},
-	{"a password hash", []string{"$"}, regexp.MustCompile(`\$(?:1|2[abxy]?|5|6|7|y|gy|sha1|argon2(?:id|i|d)|scrypt|pbkdf2[a-z0-9-]*)\$[./A-Za-z0-9=,+$-]{20,}`), nil},
+	{"a password hash", []string{"$"},
+		regexp.MustCompile(
+			`\$(?:1|2[abxy]?|5|6|7|y|gy|sha1|argon2(?:id|i|d)|scrypt|pbkdf2[a-z0-9-]*)\$[./A-Za-z0-9=,+$-]{20,}`), nil},
 	{"a password hash", []string{"grub.pbkdf2."}, regexp.MustCompile(`grub\.pbkdf2\.sha512\.\d+\.`), nil},
 	{"a bearer token", []string{"earer", "EARER"}, regexp.MustCompile(`(?i)\bbearer[ \t]+([A-Za-z0-9._~+/=-]{16,})`),
 		func(g [][]byte) bool { return bytes.ContainsAny(g[1], "0123456789") }},
-	{"a password in a header", []string{"asic", "ASIC"}, regexp.MustCompile(`(?i)authorization["']?[ \t]*[:=]?[ \t]*["']?basic[ \t]+[A-Za-z0-9+/]{8,}`), nil},
+	{"a password in a header", []string{"asic", "ASIC"},
+		regexp.MustCompile(`(?i)authorization["']?[ \t]*[:=]?[ \t]*["']?basic[ \t]+[A-Za-z0-9+/]{8,}`), nil},
 	{"a token", []string{"eyJ"}, regexp.MustCompile(`\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}`), nil},
 	{"a token", []string{"gh", "glpat-", "xox", "AIza", "sha256~", "hvs.", "dckr_pat_"}, regexp.MustCompile(
 		`\bgh[pousr]_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{40}|\bglpat-[A-Za-z0-9_-]{20}|\bxox[abprs]-[A-Za-z0-9-]{10}|\bAIza[A-Za-z0-9_-]{35}|\bsha256~[A-Za-z0-9_-]{40}|\bhvs\.[A-Za-z0-9_-]{24}|\bdckr_pat_[A-Za-z0-9_-]{20}`), nil},
 	{"a cloud's access key", []string{"AKIA", "ASIA"}, regexp.MustCompile(`\b(?:AKIA|ASIA)[A-Z0-9]{16}\b`), nil},
-	{"a password in a URL", []string{"://"}, regexp.MustCompile(`\b[A-Za-z][A-Za-z0-9+.-]{1,15}://[^\s/:@"'<>]*:([^\s/@"'<>]+)@`),
+	{"a password in a URL", []string{"://"},
+		regexp.MustCompile(`\b[A-Za-z][A-Za-z0-9+.-]{1,15}://[^\s/:@"'<>]*:([^\s/@"'<>]+)@`),
 		func(g [][]byte) bool { return !bytes.ContainsAny(g[1][:1], "${<") }},
-	{"a signed URL", []string{"ignature=", "sig="}, regexp.MustCompile(`[?&](?:X-Amz-Signature|X-Goog-Signature|Signature|sig)=[A-Za-z0-9%+/=_-]{16,}`), nil},
+	{"a signed URL", []string{"ignature=", "sig="},
+		regexp.MustCompile(`[?&](?:X-Amz-Signature|X-Goog-Signature|Signature|sig)=[A-Za-z0-9%+/=_-]{16,}`), nil},
 	{"a Ceph key", []string{"key"}, regexp.MustCompile(`(?m)^\s*key\s*=\s*[A-Za-z0-9+/]{38}==`), nil},
 	{"a key of a name server", []string{"secret"}, regexp.MustCompile(`(?m)^\s*secret\s+"[^"]+"`), nil},
 	{"a password", []string{"machine"}, regexp.MustCompile(`\bmachine\s+\S+\s+login\s+\S+\s+password\s+\S+`), nil},
@@ -124,13 +129,17 @@ var patterns = []pattern{
 	{"a password in an argument", []string{"sshpass"}, regexp.MustCompile(`\bsshpass\s+-p\s*["']?([^\s"']+)`), argument},
 	{"a password in an argument", []string{"curl", "wget"}, regexp.MustCompile(
 		`\b(?:curl|wget)\b[^\n|;]*?\s(?:-[A-Za-z]*[uU]|--user|--proxy-user)[ \t=]*["']?[^\s:"'$/=-][^\s:"']*:["']?([^\s"']+)`), argument},
-	{"a password for chpasswd", []string{"passwd"}, regexp.MustCompile(`[a-z_][a-z0-9_.-]*:([^\s:'"]+)(?:\\n)?['"]?\s*\|[^|\n]*\bchpasswd\b`), argument},
-	{"a password for chpasswd", []string{"chpasswd"}, regexp.MustCompile(`\bchpasswd\b[^\n]*<<<?[^\n:]*(?:\n\s*[a-z_][a-z0-9_.-]*)?:([^\s:'"]+)`), argument},
-	{"a password for chpasswd", []string{"--stdin"}, regexp.MustCompile(`(?:echo|printf)\s+["']?([^\s"'|]+)["']?\s*\|[^|\n]*\bpasswd\b[^\n]*--stdin`), argument},
+	{"a password for chpasswd", []string{"passwd"},
+		regexp.MustCompile(`[a-z_][a-z0-9_.-]*:([^\s:'"]+)(?:\\n)?['"]?\s*\|[^|\n]*\bchpasswd\b`), argument},
+	{"a password for chpasswd", []string{"chpasswd"},
+		regexp.MustCompile(`\bchpasswd\b[^\n]*<<<?[^\n:]*(?:\n\s*[a-z_][a-z0-9_.-]*)?:([^\s:'"]+)`), argument},
+	{"a password for chpasswd", []string{"--stdin"},
+		regexp.MustCompile(`(?:echo|printf)\s+["']?([^\s"'|]+)["']?\s*\|[^|\n]*\bpasswd\b[^\n]*--stdin`), argument},
 	{"a password", []string{"iscsi:"}, regexp.MustCompile(`\biscsi:[^\s:@]+:([^\s:@]+)(?::[^\s@]*)?@`), argument},
 	{"a password", []string{"assword", "assphrase", "asswd", "auth_pass", "requirepass", "rootpw"}, regexp.MustCompile(
 		`(?im)(?:^[ \t]*(?:password|passphrase|passwd)|\b(?:auth_pass|requirepass|rootpw(?:[ \t]+--plaintext)?))[ \t]+["']?([^\s"':=]+)["']?[ \t]*$`), argument},
-	{"a password", []string{"</"}, regexp.MustCompile(`<(?:[A-Za-z]+:)?[A-Za-z]*(?i:password|passphrase|token|secret)>\s*([^<\s][^<]*)</`), argument},
+	{"a password", []string{"</"},
+		regexp.MustCompile(`<(?:[A-Za-z]+:)?[A-Za-z]*(?i:password|passphrase|token|secret)>\s*([^<\s][^<]*)</`), argument},
 }
 
 // argument reports whether what an option is given is a text of its own, not a variable,
@@ -141,7 +150,8 @@ func argument(groups [][]byte) bool { return literal(strings.TrimRight(string(gr
 // case and without the dashes.
 // Behind a letter, pass and pwd end other words: bypass.
 var names = []string{"password", "passphrase", "passwd", "psk", "secret", "apikey", "secretkey", "accesskey", "token",
-	"accountkey", "passcode", "luks.key", "clientkeydata", "privatekey", "presharedkey", "wepkey0", "wepkey1", "wepkey2", "wepkey3"}
+	"accountkey", "passcode", "luks.key", "clientkeydata", "privatekey", "presharedkey", "wepkey0", "wepkey1", "wepkey2",
+	"wepkey3"}
 
 // longest name, with dashes, a quote and blanks behind it.
 const longestName = 32
@@ -224,7 +234,8 @@ func below(text []byte, beside string) string {
 			rest = more
 			continue
 		case line[0] != ' ' && line[0] != '\t', // the next key, not indented
-			!block && (strings.Contains(value, ": ") || strings.HasSuffix(value, ":") || strings.HasPrefix(value, "- ") || strings.ContainsAny(value, "={}[]")):
+			!block && (strings.Contains(value, ": ") || strings.HasSuffix(value, ":") || strings.HasPrefix(value, "- ") ||
+				strings.ContainsAny(value, "={}[]")):
 			return beside
 		}
 		return value
@@ -256,7 +267,8 @@ func quotedLiteral(value string, shell bool) bool {
 }
 
 func isComment(before []byte) bool {
-	return bytes.HasPrefix(before, []byte("#")) || bytes.HasPrefix(before, []byte("//")) || bytes.HasPrefix(before, []byte(";"))
+	return bytes.HasPrefix(before, []byte("#")) || bytes.HasPrefix(before, []byte("//")) ||
+		bytes.HasPrefix(before, []byte(";"))
 }
 
 // bootstrapToken reports whether a text has a Kubernetes bootstrap token: six letters and
@@ -276,7 +288,8 @@ func bootstrapToken(text []byte) bool {
 			continue
 		}
 		id, secret := text[at-6:at], text[at+1:at+17]
-		if !slices.ContainsFunc(id, func(c byte) bool { return !plain(c) }) && !slices.ContainsFunc(secret, func(c byte) bool { return !plain(c) }) &&
+		if !slices.ContainsFunc(id, func(c byte) bool { return !plain(c) }) &&
+			!slices.ContainsFunc(secret, func(c byte) bool { return !plain(c) }) &&
 			bytes.ContainsAny(secret, "0123456789") && bytes.ContainsAny(secret, "abcdefghijklmnopqrstuvwxyz") {
 			return true
 		}
@@ -301,7 +314,8 @@ func literal(value string) bool {
 // secretHeader reports whether the value of an HTTP header is for one reader only.
 func secretHeader(name string) bool {
 	name = strings.ToLower(name)
-	return name == "authorization" || name == "proxy-authorization" || name == "cookie" || strings.Contains(name, "token") || strings.Contains(name, "key") || strings.Contains(name, "secret")
+	return name == "authorization" || name == "proxy-authorization" || name == "cookie" ||
+		strings.Contains(name, "token") || strings.Contains(name, "key") || strings.Contains(name, "secret")
 }
 
 // argumentName is what a kernel argument may be called by without telling its value.

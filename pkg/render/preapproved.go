@@ -47,7 +47,8 @@ func PreApproved(pool string, in Input, o Options) (*Rendered, error) {
 		}
 	}
 	if len(needed) == 0 {
-		return nil, reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %s has no pre-approved part: none of its %d MachineConfigs may be in it; %s: %s",
+		return nil, reason.Deny(reason.ConfigUnavailable,
+			"MachineConfigPool %s has no pre-approved part: none of its %d MachineConfigs may be in it; %s: %s",
 			pool, len(chosen), chosen[0].Name, why[chosen[0].Name])
 	}
 	ignition, config, err := merge(p, needed, in, whole.Name)
@@ -92,7 +93,8 @@ func (m *MachineConfig) needed(o Options) (bool, string, error) {
 	case ok && (value == "true" || value == "false"):
 		return value == "true", "its annotation " + AnnotationNeeded + " says so", nil
 	case ok:
-		return false, "", &Fault{MachineConfig: m.Name, Problem: m.at.problem(fmt.Sprintf("the annotation %s is %.64q", AnnotationNeeded, value), `"true" or "false"`)}
+		return false, "", &Fault{MachineConfig: m.Name,
+			Problem: m.at.problem(fmt.Sprintf("the annotation %s is %.64q", AnnotationNeeded, value), `"true" or "false"`)}
 	case m.Needed != nil:
 		return *m.Needed, "its spec.neededBeforeNodeApproved says so", nil
 	case !m.generated():

@@ -22,7 +22,8 @@ func TestWhoIsInThePreApprovedPart(t *testing.T) {
 	for _, f := range c.Storage.Files {
 		paths = append(paths, f.Path)
 	}
-	if want := []string{"/etc/containers/policy.json", "/etc/kubernetes/kubelet.conf", "/etc/kubernetes/cloud.conf", "/etc/containers/registries.conf"}; !slices.Equal(paths, want) {
+	if want := []string{"/etc/containers/policy.json", "/etc/kubernetes/kubelet.conf", "/etc/kubernetes/cloud.conf",
+		"/etc/containers/registries.conf"}; !slices.Equal(paths, want) {
 		t.Errorf("files %v", paths)
 	}
 	if len(c.Systemd.Units) != 1 || c.Systemd.Units[0].Name != "kubelet.service" || len(c.Passwd.Users) != 0 {
@@ -50,7 +51,8 @@ func TestTheWorkersOwnConfigIsInWhereItsPullSecretIsAllowed(t *testing.T) {
 }
 
 func TestWhatPutsAMachineConfigInOrOut(t *testing.T) {
-	const generated = "machineconfiguration.openshift.io/generated-by-controller-version: 5e7f1c4f3a2c0f0e1d7d2b9e6b8f0a1c2d3e4f50"
+	const generated = "machineconfiguration.openshift.io/generated-by-controller-version: " +
+		"5e7f1c4f3a2c0f0e1d7d2b9e6b8f0a1c2d3e4f50"
 	const needs = `mcs-attest.dev/needed-before-node-approved: `
 	spec := file("/etc/probe", "a setting")
 	owned := func(apiVersion, kind string) string {
@@ -62,18 +64,25 @@ func TestWhatPutsAMachineConfigInOrOut(t *testing.T) {
 		in           bool
 		why          string
 	}{
-		{"a customer's is out", customer("50-probe", "worker", spec), false, "no controller of the machine-config-operator generated it"},
-		{"a customer's is in if its annotation says so", customer("50-probe", "worker", spec, needs+`"true"`), true, "annotation"},
-		{"a customer's is in if its field says so", customer("50-probe", "worker", spec+"neededBeforeNodeApproved: true"), true, "spec.neededBeforeNodeApproved"},
-		{"the annotation has more weight than the field", customer("50-probe", "worker", spec+"neededBeforeNodeApproved: true", needs+`"false"`), false, "annotation"},
-		{"one that a ControllerConfig owns is in", owned("machineconfiguration.openshift.io/v1", "ControllerConfig"), true, "generated it"},
+		{"a customer's is out", customer("50-probe", "worker", spec), false,
+			"no controller of the machine-config-operator generated it"},
+		{"a customer's is in if its annotation says so", customer("50-probe", "worker", spec, needs+`"true"`),
+			true, "annotation"},
+		{"a customer's is in if its field says so", customer("50-probe", "worker", spec+"neededBeforeNodeApproved: true"),
+			true, "spec.neededBeforeNodeApproved"},
+		{"the annotation has more weight than the field",
+			customer("50-probe", "worker", spec+"neededBeforeNodeApproved: true", needs+`"false"`), false, "annotation"},
+		{"one that a ControllerConfig owns is in", owned("machineconfiguration.openshift.io/v1", "ControllerConfig"), true,
+			"generated it"},
 		{"one of a KubeletConfig, too", owned("machineconfiguration.openshift.io/v1", "KubeletConfig"), true, "generated it"},
 		{"one of the cluster's Image configuration, too", owned("config.openshift.io/v1", "Image"), true, "generated it"},
 		{"a copy without an owner is out", customer("50-probe", "worker", spec, generated), false, "none owns it"},
 		{"one that something else owns is out", owned("apps/v1", "Deployment"), false, "none owns it"},
 		{"a rendered one is out", owned("machineconfiguration.openshift.io/v1", "MachineConfigPool"), false, "none owns it"},
-		{"a generated one that says no is out", strings.Replace(owned("config.openshift.io/v1", "Image"), generated, generated+"\n    "+needs+`"false"`, 1), false, "annotation"},
-		{"a generated one with a secret is out", strings.Replace(owned("config.openshift.io/v1", "Image"), b64("a setting"), b64("password = hunter2"), 1), false, "it holds a password or token: the file /etc/probe"},
+		{"a generated one that says no is out", strings.Replace(owned("config.openshift.io/v1", "Image"), generated,
+			generated+"\n    "+needs+`"false"`, 1), false, "annotation"},
+		{"a generated one with a secret is out", strings.Replace(owned("config.openshift.io/v1", "Image"), b64("a setting"),
+			b64("password = hunter2"), 1), false, "it holds a password or token: the file /etc/probe"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := preApproved(t, "worker", cluster(t, tc.config))
@@ -93,11 +102,14 @@ func TestWhatPutsAMachineConfigInOrOut(t *testing.T) {
 		})
 	}
 	t.Run("an annotation that is neither yes nor no stops the render", func(t *testing.T) {
-		_, err := render.PreApproved("worker", cluster(t, customer("50-probe", "worker", spec, needs+`"yes"`)), render.Options{})
+		_, err := render.PreApproved("worker", cluster(t, customer("50-probe", "worker", spec, needs+`"yes"`)),
+			render.Options{})
 		contains(t, refusal(t, err), "MachineConfig 50-probe", `"true" or "false"`)
 	})
 	t.Run("a pool of customers' MachineConfigs only has no pre-approved part", func(t *testing.T) {
-		in := cluster(t, customer("50-probe", "edge", spec), "apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfigPool\nmetadata: {name: edge}\nspec: {machineConfigSelector: {matchLabels: {machineconfiguration.openshift.io/role: edge}}}\n")
+		in := cluster(t, customer("50-probe", "edge", spec), "apiVersion: machineconfiguration.openshift.io/v1\nkind: "+
+			"MachineConfigPool\nmetadata: {name: edge}\nspec: {machineConfigSelector: {matchLabels: "+
+			"{machineconfiguration.openshift.io/role: edge}}}\n")
 		full(t, "edge", in)
 		_, err := render.PreApproved("edge", in, render.Options{})
 		contains(t, refusal(t, err), "none of its 1 MachineConfigs", "50-probe")

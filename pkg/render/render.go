@@ -125,15 +125,20 @@ func merge(pool *Pool, chosen []*MachineConfig, in Input, name string) (types.Co
 				own = i
 			}
 			spec.OSImageURL = cmp.Or(m.Spec.OSImageURL, spec.OSImageURL)
-			spec.BaseOSExtensionsContainerImage = cmp.Or(m.Spec.BaseOSExtensionsContainerImage, spec.BaseOSExtensionsContainerImage)
+			spec.BaseOSExtensionsContainerImage = cmp.Or(m.Spec.BaseOSExtensionsContainerImage,
+				spec.BaseOSExtensionsContainerImage)
 		}
 	}
 	if spec.KernelType != KernelDefault && slices.Contains(spec.Extensions, "kernel-devel") {
-		return types.Config{}, nil, reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %s: the extension kernel-devel is for the default kernel only, not for %s", pool.Name, spec.KernelType)
+		return types.Config{}, nil, reason.Deny(reason.ConfigUnavailable,
+			"MachineConfigPool %s: the extension kernel-devel is for the default kernel only, not for %s", pool.Name,
+			spec.KernelType)
 	}
 	overridden := spec.OSImageURL != base.image
 	if stream := pool.Spec.OSImageStream.Name; overridden && stream != "" {
-		return types.Config{}, nil, chosen[own].refuse(pool, fmt.Sprintf("it sets osImageURL, and MachineConfigPool %s is on the OSImageStream %.64q", pool.Name, stream), "one of the two")
+		return types.Config{}, nil, chosen[own].refuse(pool,
+			fmt.Sprintf("it sets osImageURL, and MachineConfigPool %s is on the OSImageStream %.64q", pool.Name, stream),
+			"one of the two")
 	}
 	config := mergeIgnition(chosen)
 	raw, err := encode(config)
@@ -141,7 +146,8 @@ func merge(pool *Pool, chosen []*MachineConfig, in Input, name string) (types.Co
 		return types.Config{}, nil, reason.Wrap(reason.ConfigUnavailable, err, "MachineConfigPool %s", pool.Name)
 	}
 	if rpt := validate.ValidateWithContext(config, raw); rpt.IsFatal() {
-		return types.Config{}, nil, reason.Wrap(reason.ConfigUnavailable, blame(chosen), "MachineConfigPool %s does not render", pool.Name)
+		return types.Config{}, nil, reason.Wrap(reason.ConfigUnavailable, blame(chosen),
+			"MachineConfigPool %s does not render", pool.Name)
 	}
 	if !overridden && slices.Contains(streamsWithoutRunc, base.stream) {
 		if err := withoutRunc(pool, base.stream, chosen, config); err != nil {
@@ -263,7 +269,8 @@ func associative(configs []types.Config) bool {
 				return false
 			}
 		}
-		if !whole(c.Ignition.Config.Replace) || !whole(c.Ignition.Config.Merge...) || !whole(c.Ignition.Security.TLS.CertificateAuthorities...) {
+		if !whole(c.Ignition.Config.Replace) || !whole(c.Ignition.Config.Merge...) ||
+			!whole(c.Ignition.Security.TLS.CertificateAuthorities...) {
 			return false
 		}
 	}
@@ -311,7 +318,8 @@ func (in Input) rendered(pool *Pool, spec mcfgv1.MachineConfigSpec, name string)
 		Spec:       spec,
 	}
 	yes := true
-	out.OwnerReferences = []metav1.OwnerReference{{APIVersion: Group + "/v1", Kind: KindMachineConfigPool, Name: pool.Name, UID: pool.UID,
+	out.OwnerReferences = []metav1.OwnerReference{{APIVersion: Group + "/v1", Kind: KindMachineConfigPool, Name: pool.Name,
+		UID:        pool.UID,
 		Controller: &yes, BlockOwnerDeletion: &yes}}
 	if in.Controller != nil {
 		out.Annotations[annotationReleaseImage] = in.Controller.Annotations[annotationReleaseImage]

@@ -60,7 +60,8 @@ func parse(t testing.TB, file, text string) render.Input {
 
 // customer is a MachineConfig that a person wrote; spec is indented by nothing.
 func customer(name, role, spec string, annotations ...string) string {
-	s := fmt.Sprintf("apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfig\nmetadata:\n  name: %s\n  labels:\n    machineconfiguration.openshift.io/role: %s\n", name, role)
+	s := fmt.Sprintf("apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfig\nmetadata:\n  name: %s\n  "+
+		"labels:\n    machineconfiguration.openshift.io/role: %s\n", name, role)
 	if len(annotations) > 0 {
 		s += "  annotations:\n"
 		for _, a := range annotations {
@@ -77,7 +78,8 @@ func needed(name, spec string) string {
 
 // file is a spec with one file of these contents.
 func file(path, contents string) string {
-	return fmt.Sprintf("config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: %s\n      contents:\n        source: %s\n", path, quoted("data:;base64,"+b64(contents)))
+	return fmt.Sprintf("config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: %s\n      "+
+		"contents:\n        source: %s\n", path, quoted("data:;base64,"+b64(contents)))
 }
 
 func quoted(s string) string {
@@ -195,7 +197,8 @@ func TestWholeConfigsAreWhatTheMachineConfigControllerRenders(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for golden, got := range map[string][]byte{pool + ".golden.yaml": text, pool + ".golden.ign": r.Config.Spec.Config.Raw} {
+		for golden, got := range map[string][]byte{pool + ".golden.yaml": text,
+			pool + ".golden.ign": r.Config.Spec.Config.Raw} {
 			golden = filepath.Join("testdata", golden)
 			if *update {
 				if err := os.WriteFile(golden, got, 0o644); err != nil {
@@ -249,7 +252,8 @@ func TestImages(t *testing.T) {
 	controller := "quay.io/openshift-release-dev/ocp-v4.0-art-dev@sha256:" + strings.Repeat("1", 64)
 	extensions := "quay.io/openshift-release-dev/ocp-v4.0-art-dev@sha256:" + strings.Repeat("2", 64)
 	generated := strings.Replace(customer("02-worker-old", "worker", "osImageURL: registry.example/old"), "  labels:",
-		"  annotations:\n    machineconfiguration.openshift.io/generated-by-controller-version: 5e7f1c4f3a2c0f0e1d7d2b9e6b8f0a1c2d3e4f50\n  labels:", 1)
+		"  annotations:\n    machineconfiguration.openshift.io/generated-by-controller-version: "+
+			"5e7f1c4f3a2c0f0e1d7d2b9e6b8f0a1c2d3e4f50\n  labels:", 1)
 	stream := `apiVersion: machineconfiguration.openshift.io/v1alpha1
 kind: OSImageStream
 metadata:
@@ -275,13 +279,21 @@ status:
 		refused           string
 	}{
 		{name: "without anything else they are the ControllerConfig's", image: controller, extensions: extensions},
-		{name: "a MachineConfig that a controller generated names none", more: []string{generated}, image: controller, extensions: extensions},
-		{name: "the last MachineConfig that names one counts", more: []string{customer("98-a", "worker", "osImageURL: registry.example/a"), customer("98-b", "worker", "osImageURL: registry.example/b\nbaseOSExtensionsContainerImage: registry.example/be")},
+		{name: "a MachineConfig that a controller generated names none", more: []string{generated}, image: controller,
+			extensions: extensions},
+		{name: "the last MachineConfig that names one counts", more: []string{customer("98-a", "worker",
+			"osImageURL: registry.example/a"), customer("98-b", "worker",
+			"osImageURL: registry.example/b\nbaseOSExtensionsContainerImage: registry.example/be")},
 			image: "registry.example/b", extensions: "registry.example/be", overridden: true},
-		{name: "a pool on a stream has the stream's", more: []string{stream}, stream: "rhel-10", image: ten, extensions: "registry.example/ten-ext@sha256:" + strings.Repeat("a", 64)},
-		{name: "a pool on no stream has the default stream's", more: []string{stream}, image: "registry.example/nine@sha256:" + strings.Repeat("9", 64), extensions: "registry.example/nine-ext@sha256:" + strings.Repeat("9", 64)},
-		{name: "a pool on a stream that is not there does not render", more: []string{stream}, stream: "rhel-11", refused: `"rhel-11", which is not available`},
-		{name: "a pool on a stream where there are none does not render", stream: "rhel-10", refused: "there is no OSImageStream"},
+		{name: "a pool on a stream has the stream's", more: []string{stream}, stream: "rhel-10", image: ten,
+			extensions: "registry.example/ten-ext@sha256:" + strings.Repeat("a", 64)},
+		{name: "a pool on no stream has the default stream's", more: []string{stream},
+			image:      "registry.example/nine@sha256:" + strings.Repeat("9", 64),
+			extensions: "registry.example/nine-ext@sha256:" + strings.Repeat("9", 64)},
+		{name: "a pool on a stream that is not there does not render", more: []string{stream}, stream: "rhel-11",
+			refused: `"rhel-11", which is not available`},
+		{name: "a pool on a stream where there are none does not render", stream: "rhel-10",
+			refused: "there is no OSImageStream"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			in := cluster(t, tc.more...)
@@ -313,7 +325,8 @@ func TestARenderNeverChanges(t *testing.T) {
 	for range 3 {
 		preApproved(t, "worker", in)
 		full(t, "infra", in)
-		if again := full(t, "worker", in); !bytes.Equal(again.Config.Spec.Config.Raw, before) || again.Config.Name != first.Config.Name {
+		if again := full(t, "worker", in); !bytes.Equal(again.Config.Spec.Config.Raw, before) ||
+			again.Config.Name != first.Config.Name {
 			t.Fatal("rendering again gives something else")
 		}
 	}

@@ -42,7 +42,8 @@ func (e *Exposed) Error() string {
 	if n := len(e.Secrets) - 1; n > 0 {
 		more = fmt.Sprintf(", and %d more", n)
 	}
-	return fmt.Sprintf("anyone would have %s: %s of MachineConfig %s%s", first.What, first.Where, first.MachineConfig, more)
+	return fmt.Sprintf("anyone would have %s: %s of MachineConfig %s%s", first.What, first.Where,
+		first.MachineConfig, more)
 }
 
 // Secrets are what a search of the MachineConfig finds. It is searched once.
@@ -218,7 +219,8 @@ func (s *search) resource(path, where string, r types.Resource) {
 
 // refused are the secrets that are in no file of the list.
 func (o Options) refused(found []Secret) []Secret {
-	return slices.DeleteFunc(slices.Clone(found), func(s Secret) bool { return s.Path != "" && slices.Contains(o.Allow, s.Path) })
+	return slices.DeleteFunc(slices.Clone(found),
+		func(s Secret) bool { return s.Path != "" && slices.Contains(o.Allow, s.Path) })
 }
 
 // searched refuses a render with a secret: of each MachineConfig by itself, and of

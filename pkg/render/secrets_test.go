@@ -18,9 +18,11 @@ var secrets = []struct{ name, text, what string }{
 	{"a PuTTY key", "PuTTY-User-Key-File-3: ssh-ed25519\n", "a private key"},
 	{"a pull secret", `{"auths":{"quay.io":{"auth":"dXNlcjpwYXNz"}}}`, "a registry's credentials"},
 	{"a registry's identity token", `{"auths":{"x":{"identitytoken" : "abcdef"}}}`, "a registry's credentials"},
-	{"a kubeconfig with a token", "kind: Config\nusers:\n- name: a\n  user:\n    token: abcdefghijkl\n", "a password or token"},
+	{"a kubeconfig with a token", "kind: Config\nusers:\n- name: a\n  user:\n    token: abcdefghijkl\n",
+		"a password or token"},
 	{"a kubeconfig with a key", "users:\n- user:\n    client-key-data: LS0tLS1CRUdJTg\n", "a password or token"},
-	{"a kubeconfig in one line of JSON", `{"users":[{"name":"token","user":{"token":"abcdefghijkl"}}]}`, "a password or token"},
+	{"a kubeconfig in one line of JSON", `{"users":[{"name":"token","user":{"token":"abcdefghijkl"}}]}`,
+		"a password or token"},
 	{"a Secret", "apiVersion: v1\nkind: Secret\nmetadata: {}\n", "a Kubernetes Secret"},
 	{"a crypt hash", "core:$6$rounds=4096$saltsalt$hashhashhashhashhash:1::\n", "a password hash"},
 	{"a yescrypt hash", "core:$y$j9T$abcdefgh$ijklmnopqrstuvwxyz0123:\n", "a password hash"},
@@ -76,12 +78,14 @@ var secrets = []struct{ name, text, what string }{
 // harmless are texts of real nodes that look a little like secrets.
 var harmless = []struct{ name, text string }{
 	{"nsswitch.conf", "passwd:     files sss systemd\nshadow:     files\ngroup:      files sss\n"},
-	{"a token from a command", "TOKEN=$(curl -s -X PUT http://169.254.169.254/latest/api/token)\ncurl -H \"X-aws-ec2-metadata-token: $TOKEN\"\n"},
+	{"a token from a command",
+		"TOKEN=$(curl -s -X PUT http://169.254.169.254/latest/api/token)\ncurl -H \"X-aws-ec2-metadata-token: $TOKEN\"\n"},
 	{"a token from a file", "token: /var/run/secrets/token\ntokenFile: /etc/x\n"},
 	{"a variable in a header", "curl -H \"Authorization: Bearer ${TOKEN}\"\n"},
 	{"no password at all", "password=\nsecret: \"\"\ntoken: null\n"},
 	{"a test of a variable", "if [ \"$password\" == \"\" ]; then exit; fi\n"},
-	{"prose in a comment", "# The password: see the manual for what it may be.\n# uses a bearer token-authentication scheme\n"},
+	{"prose in a comment",
+		"# The password: see the manual for what it may be.\n# uses a bearer token-authentication scheme\n"},
 	{"a certificate", "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"},
 	{"a public key", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIExample admin@example.com\n-----BEGIN PUBLIC KEY-----\n"},
 	{"the kubelet's configuration", "kind: KubeletConfiguration\nserverTLSBootstrap: true\nrotateCertificates: true\n"},
@@ -92,24 +96,31 @@ var harmless = []struct{ name, text string }{
 	{"a proxy without a password", "HTTP_PROXY=http://proxy.example:3128\nssh://git@x.example/y\n"},
 	{"a script's expression", "password = os.environ['P']\ntoken = get_token()\n"},
 	{"a placeholder", "password: ********\ntoken: <your token>\n"},
-	{"vSphere's cloud.conf", "[Global]\nsecret-name = \"vsphere-creds\"\nsecret-namespace = \"kube-system\"\ninsecure-flag = \"1\"\n"},
-	{"Azure's cloud.conf", `{"cloud":"AzurePublicCloud","aadClientSecret":"","useManagedIdentityExtension":true,"resourceGroup":"x-rg"}`},
+	{"vSphere's cloud.conf",
+		"[Global]\nsecret-name = \"vsphere-creds\"\nsecret-namespace = \"kube-system\"\ninsecure-flag = \"1\"\n"},
+	{"Azure's cloud.conf",
+		`{"cloud":"AzurePublicCloud","aadClientSecret":"","useManagedIdentityExtension":true,"resourceGroup":"x-rg"}`},
 	{"Google's cloud.conf", "[global]\nproject-id = x\ntoken-url = nil\nregional = true\n"},
-	{"a credential provider", "kind: CredentialProviderConfig\nproviders:\n- name: ecr-credential-provider\n  matchImages: [\"*.dkr.ecr.*.amazonaws.com\"]\n  tokenAttributes:\n    requireServiceAccount: true\n"},
-	{"a template of keepalived's", "authentication {\n    auth_type PASS\n    auth_pass {{ .Cluster.Name }}_ingress_vip\n}\n"},
+	{"a credential provider", "kind: CredentialProviderConfig\nproviders:\n- name: ecr-credential-provider\n  " +
+		"matchImages: [\"*.dkr.ecr.*.amazonaws.com\"]\n  tokenAttributes:\n    requireServiceAccount: true\n"},
+	{"a template of keepalived's",
+		"authentication {\n    auth_type PASS\n    auth_pass {{ .Cluster.Name }}_ingress_vip\n}\n"},
 	{"a signature policy", `{"transports":{"docker":{"x":[{"type":"sigstoreSigned","keyData":"LS0tLS1CRUdJTiBQVUJMSUMgS0VZLS0tLS0KTUZrd0V3WUhLb1pJemowQ0FRWUlLb1pJemowREFRY0RRZ0FF"}]}}}`},
-	{"CRI-O's configuration", "#stream_tls_key = \"\"\n# Path to the key file used to serve the encrypted stream.\nglobal_auth_file = \"/var/lib/kubelet/config.json\"\n"},
+	{"CRI-O's configuration", "#stream_tls_key = \"\"\n# Path to the key file used to serve the encrypted " +
+		"stream.\nglobal_auth_file = \"/var/lib/kubelet/config.json\"\n"},
 	{"an option that names a file", "foo --password-file /etc/x --token /run/token --token-ttl 5m --secret $SECRET\n"},
 	{"an option without a value", "foo --password-stdin --token --verbose\n"},
 	{"curl's user from variables", "curl -u \"$USER:$PASS\" https://x.example/\ncurl -u ${U}:${P} https://x:8443/\n"},
 	{"chpasswd from a variable", "echo \"core:$PASSWORD\" | chpasswd\n"},
 	{"words that end in pass", "bypass: enabled-for-all\ncompass=north\nNO_PASS=false\n"},
 	{"a working directory", "PWD=/var/tmp\nOLDPWD=\"/root/x\"\n"},
-	{"a PAM stack", "password    requisite     pam_pwquality.so try_first_pass\npassword    include       system-auth\nauth [success=1 default=ignore] pam_unix.so nullok\n"},
+	{"a PAM stack", "password    requisite     pam_pwquality.so try_first_pass\npassword    include       " +
+		"system-auth\nauth [success=1 default=ignore] pam_unix.so nullok\n"},
 	{"a mapping on the next line", "token:\n  secretName: x\n  audience: y\nsecret:\n- name: x\npassword:\nnext: value\n"},
 	{"a variable in quotes", "password=\"$password\"\ntoken=\"${1}\"\nsecret: \"$SECRET\"\ntoken='$TOKEN'\n"},
 	{"a path in quotes", "token: \"/var/run/secrets/token\"\npassword=\"/etc/x\"\nsecret: '/run/x/${NAME}'\n"},
-	{"a boot from iSCSI without a password", "netroot=iscsi:@10.0.0.1::3260:1:iqn.x rd.luks.key=/etc/keyfile rd.luks.uuid=x\n"},
+	{"a boot from iSCSI without a password",
+		"netroot=iscsi:@10.0.0.1::3260:1:iqn.x rd.luks.key=/etc/keyfile rd.luks.uuid=x\n"},
 	{"a unit's name", "run-r0123456789abcdef0123456789abcdef.scope kubelet.conf.d openat.service\n"},
 }
 
@@ -132,7 +143,8 @@ func TestSecretsThatAreFound(t *testing.T) {
 func TestTextsThatHoldNoSecret(t *testing.T) {
 	for _, tc := range harmless {
 		t.Run(tc.name, func(t *testing.T) {
-			if found := parse(t, "f.yaml", needed("50-probe", file("/etc/probe", tc.text))).Configs[0].Secrets(); len(found) > 0 {
+			if found := parse(t, "f.yaml",
+				needed("50-probe", file("/etc/probe", tc.text))).Configs[0].Secrets(); len(found) > 0 {
 				t.Errorf("found %v", found)
 			}
 		})
@@ -152,13 +164,16 @@ func TestTextsThatHoldNoSecret(t *testing.T) {
 // says anyone may have it, in every place and wrapping.
 func TestAttack_T55_ASecretNeverGoesToAnyone(t *testing.T) {
 	unit := func(text string) string {
-		return "config:\n  ignition:\n    version: 3.4.0\n  systemd:\n    units:\n    - name: probe.service\n      contents: " + quoted("[Service]\nEnvironment=X="+continued(text)) + "\n"
+		return "config:\n  ignition:\n    version: 3.4.0\n  systemd:\n    units:\n    - name: probe.service\n      " +
+			"contents: " + quoted("[Service]\nEnvironment=X="+continued(text)) + "\n"
 	}
 	dropin := func(text string) string {
-		return "config:\n  ignition:\n    version: 3.4.0\n  systemd:\n    units:\n    - name: probe.service\n      dropins:\n      - name: x.conf\n        contents: " + quoted("[Service]\nEnvironment=X="+continued(text)) + "\n"
+		return "config:\n  ignition:\n    version: 3.4.0\n  systemd:\n    units:\n    - name: probe.service\n      " +
+			"dropins:\n      - name: x.conf\n        contents: " + quoted("[Service]\nEnvironment=X="+continued(text)) + "\n"
 	}
 	packed := func(text string) string {
-		return "config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: /etc/probe\n      contents:\n        compression: gzip\n        source: data:;base64," + b64(gz(text)) + "\n"
+		return "config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: /etc/probe\n      " +
+			"contents:\n        compression: gzip\n        source: data:;base64," + b64(gz(text)) + "\n"
 	}
 	inFile := func(text string) string { return file("/etc/probe", text) }
 	for _, wrap := range []struct {
@@ -168,7 +183,8 @@ func TestAttack_T55_ASecretNeverGoesToAnyone(t *testing.T) {
 	}{
 		{"as it is", inFile, "the file /etc/probe"},
 		{"percent-encoded", func(text string) string {
-			return "config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: /etc/probe\n      contents:\n        source: " + quoted("data:,"+percent(text)) + "\n"
+			return "config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: /etc/probe\n      " +
+				"contents:\n        source: " + quoted("data:,"+percent(text)) + "\n"
 		}, "the file /etc/probe"},
 		{"with the compression of Ignition", packed, "the file /etc/probe"},
 		{"as a gzip file", func(text string) string { return inFile(gz(text)) }, "the file /etc/probe"},
@@ -205,25 +221,46 @@ func TestAttack_T55_ASecretNeverGoesToAnyone(t *testing.T) {
 func TestAttack_T55_OtherPlacesOfASecret(t *testing.T) {
 	const head = "config:\n  ignition:\n    version: 3.4.0\n"
 	for _, tc := range []struct{ name, spec, want string }{
-		{"a user's password hash", head + "  passwd:\n    users:\n    - name: core\n      passwordHash: $6$x$y", "a password hash: the user core"},
+		{"a user's password hash", head + "  passwd:\n    users:\n    - name: core\n      passwordHash: $6$x$y",
+			"a password hash: the user core"},
 		{"a group's", head + "  passwd:\n    groups:\n    - name: g\n      passwordHash: abc", "the group g"},
-		{"the key of a LUKS volume", head + "  storage:\n    luks:\n    - name: data\n      device: /dev/sdb\n      keyFile:\n        source: data:,x", "the key of an encrypted disk: the LUKS volume data"},
-		{"a clevis pin", head + "  storage:\n    luks:\n    - name: data\n      device: /dev/sdb\n      clevis:\n        custom:\n          pin: sss\n          config: '{}'", "clevis pin: the LUKS volume data"},
-		{"a header of a remote file", head + "  storage:\n    files:\n    - path: /etc/x\n      contents:\n        source: https://x.example/y\n        httpHeaders:\n        - name: Authorization\n          value: anything", "HTTP header: the file /etc/x"},
-		{"a password in a remote file's URL", head + "  storage:\n    files:\n    - path: /etc/x\n      contents:\n        source: https://u:pw@x.example/y", "a password in a URL"},
-		{"a proxy's password", "config:\n  ignition:\n    version: 3.4.0\n    proxy:\n      httpProxy: http://u:pw@proxy.example", "ignition.proxy"},
-		{"a header of a merged config", "config:\n  ignition:\n    version: 3.4.0\n    config:\n      merge:\n      - source: https://x.example/y\n        httpHeaders:\n        - name: X-Token\n          value: abc", "ignition.config"},
+		{"the key of a LUKS volume", head + "  storage:\n    luks:\n    - name: data\n      device: /dev/sdb\n      " +
+			"keyFile:\n        source: data:,x", "the key of an encrypted disk: the LUKS volume data"},
+		{"a clevis pin", head + "  storage:\n    luks:\n    - name: data\n      device: /dev/sdb\n      clevis:\n        " +
+			"custom:\n          pin: sss\n          config: '{}'", "clevis pin: the LUKS volume data"},
+		{"a header of a remote file", head + "  storage:\n    files:\n    - path: /etc/x\n      contents:\n        " +
+			"source: https://x.example/y\n        httpHeaders:\n        - name: Authorization\n          value: anything",
+			"HTTP header: the file /etc/x"},
+		{"a password in a remote file's URL", head +
+			"  storage:\n    files:\n    - path: /etc/x\n      contents:\n        source: https://u:pw@x.example/y",
+			"a password in a URL"},
+		{"a proxy's password",
+			"config:\n  ignition:\n    version: 3.4.0\n    proxy:\n      httpProxy: http://u:pw@proxy.example",
+			"ignition.proxy"},
+		{"a header of a merged config", "config:\n  ignition:\n    version: 3.4.0\n    config:\n      merge:\n      - " +
+			"source: https://x.example/y\n        httpHeaders:\n        - name: X-Token\n          value: abc",
+			"ignition.config"},
 		{"a kernel argument", "kernelArguments: [rd.probe.password=hunter2]", "the kernel argument rd.probe.password"},
-		{"an argument of Ignition's", head + "  kernelArguments:\n    shouldExist: [probe.token=hunter2]", "the kernel argument probe.token"},
+		{"an argument of Ignition's", head + "  kernelArguments:\n    shouldExist: [probe.token=hunter2]",
+			"the kernel argument probe.token"},
 		{"a kernel argument of dracut's", "kernelArguments: [rd.luks.key=hunter2]", "the kernel argument rd.luks.key"},
 		{"iSCSI's", "kernelArguments: ['netroot=iscsi:user:hunter2@10.0.0.1::3260:1:iqn']", "the kernel argument netroot"},
-		{"a mount option", head + "  storage:\n    filesystems:\n    - device: /dev/sdb\n      path: /var/x\n      format: ext4\n      mountOptions: [user=x, password=hunter2]", "the filesystem /dev/sdb.mountOptions"},
-		{"an option of mkfs, in two", head + "  storage:\n    filesystems:\n    - device: /dev/sdb\n      path: /var/x\n      format: ext4\n      options: [--password, hunter2]", "the filesystem /dev/sdb.options"},
-		{"an option of a RAID", head + "  storage:\n    raid:\n    - name: data\n      level: raid1\n      devices: [/dev/sdb, /dev/sdc]\n      options: [--token=hunter2]", "the raid data.options"},
-		{"an option of a LUKS volume", head + "  storage:\n    luks:\n    - name: data\n      device: /dev/sdb\n      options: [--token=hunter2]", "the luks data.options"},
-		{"an option to open one", head + "  storage:\n    luks:\n    - name: data\n      device: /dev/sdb\n      openOptions: [--token=hunter2]", "the luks data.openOptions"},
-		{"a tang server's URL", head + "  storage:\n    luks:\n    - name: data\n      device: /dev/sdb\n      clevis:\n        tang:\n        - url: https://u:hunter2@tang.example\n          thumbprint: x", "a password in a URL: the luks data.clevis.tang.url"},
-		{"a user's comment", head + "  passwd:\n    users:\n    - name: core\n      gecos: 'password=hunter2'", "the user core.gecos"},
+		{"a mount option", head + "  storage:\n    filesystems:\n    - device: /dev/sdb\n      path: /var/x\n      " +
+			"format: ext4\n      mountOptions: [user=x, password=hunter2]", "the filesystem /dev/sdb.mountOptions"},
+		{"an option of mkfs, in two", head + "  storage:\n    filesystems:\n    - device: /dev/sdb\n      path: /var/x\n  " +
+			"    format: ext4\n      options: [--password, hunter2]", "the filesystem /dev/sdb.options"},
+		{"an option of a RAID", head + "  storage:\n    raid:\n    - name: data\n      level: raid1\n      devices: " +
+			"[/dev/sdb, /dev/sdc]\n      options: [--token=hunter2]", "the raid data.options"},
+		{"an option of a LUKS volume", head +
+			"  storage:\n    luks:\n    - name: data\n      device: /dev/sdb\n      options: [--token=hunter2]",
+			"the luks data.options"},
+		{"an option to open one", head + "  storage:\n    luks:\n    - name: data\n      device: /dev/sdb\n      " +
+			"openOptions: [--token=hunter2]", "the luks data.openOptions"},
+		{"a tang server's URL", head + "  storage:\n    luks:\n    - name: data\n      device: /dev/sdb\n      clevis:\n  " +
+			"      tang:\n        - url: https://u:hunter2@tang.example\n          thumbprint: x",
+			"a password in a URL: the luks data.clevis.tang.url"},
+		{"a user's comment", head + "  passwd:\n    users:\n    - name: core\n      gecos: 'password=hunter2'",
+			"the user core.gecos"},
 		{"an image's address", "osImageURL: https://u:hunter2@registry.example/os", "the MachineConfig's spec.osImageURL"},
 		{"an empty shadow file, by its path", file("/etc/shadow", "x"), "password hashes: the file /etc/shadow"},
 		{"a host key, by its path", file("/etc/ssh/ssh_host_ed25519_key", "x"), "the host's SSH key"},
@@ -231,7 +268,8 @@ func TestAttack_T55_OtherPlacesOfASecret(t *testing.T) {
 		{"a home's SSH key", file("/var/home/core/.ssh/id_ed25519", "x"), "an SSH key"},
 		{"a kubeconfig, by its path", file("/root/.kube/config", "x"), "a kubeconfig"},
 		{"an archive", file("/etc/x.zip", "PK\x03\x04..."), "a zip archive, which is not searched"},
-		{"contents that do not unpack", strings.Replace(file("/etc/x", "no gzip"), "        source:", "        compression: gzip\n        source:", 1), "cannot be searched (not gzip)"},
+		{"contents that do not unpack", strings.Replace(file("/etc/x", "no gzip"), "        source:",
+			"        compression: gzip\n        source:", 1), "cannot be searched (not gzip)"},
 		{"more than is searched", file("/etc/x", gz(strings.Repeat("a", 17<<20))), "more than 16 MiB"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -257,7 +295,9 @@ func TestAttack_T55_TwoHalvesOfASecret(t *testing.T) {
 	// One MachineConfig has packed contents that nothing says are packed and that look
 	// like nothing; the other says how they are packed.
 	half := strings.Replace(file("/etc/probe", gz("password = hunter2")), "/etc/probe", "/etc/probe", 1)
-	in := cluster(t, needed("50-a", half), needed("50-b", "config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: /etc/probe\n      contents:\n        compression: gzip"))
+	in := cluster(t, needed("50-a", half), needed("50-b",
+		"config:\n  ignition:\n    version: 3.4.0\n  storage:\n    files:\n    - path: /etc/probe\n      contents:\n      "+
+			"  compression: gzip"))
 	_, err := render.PreApproved("worker", in, render.Options{})
 	contains(t, refusal(t, err), "the file /etc/probe")
 }
@@ -272,6 +312,7 @@ func TestAllowedFilesMayHoldSecrets(t *testing.T) {
 		}
 	}
 	// What is in no file cannot be allowed.
-	_, err := render.PreApproved("worker", cluster(t, needed("50-probe", "kernelArguments: [a.password=hunter2]")), render.Options{Allow: []string{""}})
+	_, err := render.PreApproved("worker", cluster(t, needed("50-probe", "kernelArguments: [a.password=hunter2]")),
+		render.Options{Allow: []string{""}})
 	refusal(t, err)
 }

@@ -46,8 +46,9 @@ func wantCode(t *testing.T, err error, want reason.Code) {
 func TestWhatIsSealedComesBack(t *testing.T) {
 	r := ring(t)
 	for name, c := range map[string]seal.Challenge{
-		"full":  challenge(),
-		"empty": {Issued: epoch, Nonce: []byte{}, Secret: secret.New([]byte{}), PolicyHash: []byte{}, EKPublic: []byte{}, AKPublic: []byte{}, Exporter: []byte{}},
+		"full": challenge(),
+		"empty": {Issued: epoch, Nonce: []byte{}, Secret: secret.New([]byte{}), PolicyHash: []byte{}, EKPublic: []byte{},
+			AKPublic: []byte{}, Exporter: []byte{}},
 	} {
 		sealed, err := r.Seal(rand.Reader, epoch, c)
 		if err != nil {
@@ -165,7 +166,8 @@ func TestTheRingAtRestReadsBackAndPrintsNothing(t *testing.T) {
 	if s := fmt.Sprintf("%v %+v", r, doc); bytes.Contains([]byte(s), r.Keys[0].Secret.Expose()) {
 		t.Error("printed a key")
 	}
-	for _, bad := range []string{"", "{}", `{"keys":[{"id":"00","key":"AA=="}]}`, `{"keys":[{"id":"0011223344556677","key":"AA=="}]}`} {
+	for _, bad := range []string{"", "{}", `{"keys":[{"id":"00","key":"AA=="}]}`,
+		`{"keys":[{"id":"0011223344556677","key":"AA=="}]}`} {
 		if _, err := seal.ParseRing([]byte(bad)); err == nil {
 			t.Errorf("accepted %q", bad)
 		}

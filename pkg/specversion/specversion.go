@@ -17,7 +17,9 @@
 //
 // and the 0.x line of Ignition
 //
-//	application/vnd.coreos.ignition+json; version=2.4.0, application/vnd.coreos.ignition+json; version=1; q=0.5, */*; q=0.1
+//	application/vnd.coreos.ignition+json; version=2.4.0, application/vnd.coreos.ignition+json; version=1; q=0.5, */*;
+//
+// q=0.1
 package specversion
 
 import (

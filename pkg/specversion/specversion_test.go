@@ -15,7 +15,8 @@ func ignition(version string) string {
 }
 
 // old is the header of Ignition 0.x, from the Machine Config Server's own tests.
-const old = "application/vnd.coreos.ignition+json; version=2.4.0, application/vnd.coreos.ignition+json; version=1; q=0.5, */*; q=0.1"
+const old = "application/vnd.coreos.ignition+json; version=2.4.0, application/vnd.coreos.ignition+json; version=1; " +
+	"q=0.5, */*; q=0.1"
 
 // What the Machine Config Server serves for a header: its detectSpecVersionFromAcceptHeader
 // as of the release that clamps newer minor versions to 3.5 (MCO-2182).
@@ -49,20 +50,29 @@ func TestNegotiationIsTheMachineConfigServers(t *testing.T) {
 		{"1.0", ignition("1.0.0"), ""},
 		{"4.0", ignition("4.0.0"), ""},
 		{"0.0", ignition("0.0.0"), ""},
-		{"the higher q wins", "a/vnd.coreos.ignition+json;version=3.1.0;q=0.5, a/vnd.coreos.ignition+json;version=3.4.0", "3.4.0"},
-		{"of equal q the first wins", "a/vnd.coreos.ignition+json;version=3.1.0, a/vnd.coreos.ignition+json;version=3.4.0", "3.1.0"},
-		{"the first part with a version decides, also when it is unsupported", "a/vnd.coreos.ignition+json;version=4.0.0, a/vnd.coreos.ignition+json;version=3.4.0;q=0.5", ""},
-		{"an unsupported part of lower q does not decide", "a/vnd.coreos.ignition+json;version=4.0.0;q=0.5, a/vnd.coreos.ignition+json;version=3.4.0", "3.4.0"},
-		{"a part beyond 1024 bytes counts", strings.Repeat("text/plain, ", 100) + "a/vnd.coreos.ignition+json;version=3.4.0", "3.4.0"},
-		{"a part beyond 1024 bytes decides by its q", ignition("3.1.0;q=0.5") + strings.Repeat(", text/plain", 100) + ", a/vnd.coreos.ignition+json;version=3.4.0", "3.4.0"},
+		{"the higher q wins", "a/vnd.coreos.ignition+json;version=3.1.0;q=0.5, a/vnd.coreos.ignition+json;version=3.4.0",
+			"3.4.0"},
+		{"of equal q the first wins", "a/vnd.coreos.ignition+json;version=3.1.0, a/vnd.coreos.ignition+json;version=3.4.0",
+			"3.1.0"},
+		{"the first part with a version decides, also when it is unsupported",
+			"a/vnd.coreos.ignition+json;version=4.0.0, a/vnd.coreos.ignition+json;version=3.4.0;q=0.5", ""},
+		{"an unsupported part of lower q does not decide",
+			"a/vnd.coreos.ignition+json;version=4.0.0;q=0.5, a/vnd.coreos.ignition+json;version=3.4.0", "3.4.0"},
+		{"a part beyond 1024 bytes counts", strings.Repeat("text/plain, ", 100) + "a/vnd.coreos.ignition+json;version=3.4.0",
+			"3.4.0"},
+		{"a part beyond 1024 bytes decides by its q", ignition("3.1.0;q=0.5") + strings.Repeat(", text/plain", 100) +
+			", a/vnd.coreos.ignition+json;version=3.4.0", "3.4.0"},
 		{"a minor version above 65535", ignition("3.65536.0"), "3.5.0"},
 		{"a minor version of 64 bits is invalid", ignition("3.9223372036854775808.0"), "2.2.0"},
 		{"an invalid suffix", ignition("3.4.0-_"), "2.2.0"},
 		{"an empty part of a suffix", ignition("3.4.0-a..b"), "2.2.0"},
 		{"build metadata", ignition("3.4.0+build.7"), "3.4.0"},
-		{"a q of NaN keeps its place", "a/vnd.coreos.ignition+json;version=3.1.0;q=NaN, a/vnd.coreos.ignition+json;version=3.4.0", "3.1.0"},
-		{"q before the version", "a/vnd.coreos.ignition+json;q=0.2;version=3.1.0, a/vnd.coreos.ignition+json;version=3.2.0;q=0.3", "3.2.0"},
-		{"a q that is none counts as 1", "a/vnd.coreos.ignition+json;version=3.1.0;q=0.9, a/vnd.coreos.ignition+json;version=3.2.0;q=x", "3.2.0"},
+		{"a q of NaN keeps its place",
+			"a/vnd.coreos.ignition+json;version=3.1.0;q=NaN, a/vnd.coreos.ignition+json;version=3.4.0", "3.1.0"},
+		{"q before the version",
+			"a/vnd.coreos.ignition+json;q=0.2;version=3.1.0, a/vnd.coreos.ignition+json;version=3.2.0;q=0.3", "3.2.0"},
+		{"a q that is none counts as 1",
+			"a/vnd.coreos.ignition+json;version=3.1.0;q=0.9, a/vnd.coreos.ignition+json;version=3.2.0;q=x", "3.2.0"},
 		{"other parameters do not count", "a/vnd.coreos.ignition+json;charset=utf-8;version=3.1.0;x", "3.1.0"},
 		{"spaces do not count", "  a/vnd.coreos.ignition+json  ;  version=3.1.0  ", "3.1.0"},
 	} {
@@ -83,7 +93,8 @@ func TestNegotiationIsTheMachineConfigServers(t *testing.T) {
 
 // What the server chooses for a client must never be what the gate then refuses.
 func TestAClientTakesWhatTheServerChooses(t *testing.T) {
-	for _, version := range []string{"2.2.0", "2.4.0", "3.0.0", "3.1.0", "3.2.0", "3.3.0", "3.4.0", "3.5.0", "3.6.0", "3.7.0-experimental", "3.65535.0"} {
+	for _, version := range []string{"2.2.0", "2.4.0", "3.0.0", "3.1.0", "3.2.0", "3.3.0", "3.4.0", "3.5.0", "3.6.0",
+		"3.7.0-experimental", "3.65535.0"} {
 		a := specversion.ParseAccept(ignition(version))
 		if v, err := a.Negotiate(); err != nil || !a.Takes(v) {
 			t.Errorf("%s: serves %s (%v), which the client does not take", version, v, err)
@@ -140,7 +151,8 @@ func TestOf(t *testing.T) {
 			}
 		})
 	}
-	if _, err := specversion.Of([]byte(`{"ignition":{"version":"3.7.0-experimental"}}`)); !errors.Is(err, specversion.ErrExperimental) {
+	if _, err := specversion.Of([]byte(`{"ignition":{"version":"3.7.0-experimental"}}`)); !errors.Is(err,
+		specversion.ErrExperimental) {
 		t.Errorf("experimental: %v", err)
 	}
 	if _, err := specversion.Of([]byte("{\n\"a\": 1,\n}")); err == nil || !strings.Contains(err.Error(), "line 3") {
@@ -149,7 +161,8 @@ func TestOf(t *testing.T) {
 }
 
 func FuzzAccept(f *testing.F) {
-	for _, header := range []string{"", "*/*", old, ignition("3.6.0"), ignition("1.0.0"), "a/vnd.coreos.ignition+json;q=NaN;version=3.0.0", ",;=/", strings.Repeat(ignition("3.1.0")+",", 50)} {
+	for _, header := range []string{"", "*/*", old, ignition("3.6.0"), ignition("1.0.0"),
+		"a/vnd.coreos.ignition+json;q=NaN;version=3.0.0", ",;=/", strings.Repeat(ignition("3.1.0")+",", 50)} {
 		f.Add(header)
 	}
 	f.Fuzz(func(t *testing.T, header string) {

@@ -104,7 +104,8 @@ func decode(payload []byte) (Claims, error) {
 // check holds for every token, whoever signs or reads it.
 func (c Claims) check() error {
 	for _, m := range []struct{ name, value string }{
-		{"iss", c.Issuer}, {"aud", c.Audience}, {"sub", c.Subject}, {"jti", c.ID}, {"pool", c.Pool}, {"machine_uid", c.MachineUID},
+		{"iss", c.Issuer}, {"aud", c.Audience}, {"sub", c.Subject}, {"jti", c.ID}, {"pool", c.Pool},
+		{"machine_uid", c.MachineUID},
 	} {
 		if m.value == "" {
 			return fmt.Errorf("no %s", m.name)

@@ -113,7 +113,8 @@ func newKey(rand io.Reader, published, from time.Time) (Key, error) {
 	if err != nil {
 		return Key{}, err
 	}
-	return Key{ID: id, PublishedAt: published.UTC().Truncate(time.Second), NotBefore: from.UTC().Truncate(time.Second), private: private}, nil
+	return Key{ID: id, PublishedAt: published.UTC().Truncate(time.Second), NotBefore: from.UTC().Truncate(time.Second),
+		private: private}, nil
 }
 
 // Bridge adds a key to a set whose keys all sign only later than now. The key signs from

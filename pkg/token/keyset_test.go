@@ -146,7 +146,8 @@ func TestAKeySetPrintsNoPrivateKey(t *testing.T) {
 	var out bytes.Buffer
 	log := slog.New(slog.NewJSONHandler(&out, nil))
 	text := slog.New(slog.NewTextHandler(&out, nil))
-	for _, v := range []any{s, &s, s.Keys, s.Keys[0], &s.Keys[0], encoded, token.Checker{Keys: func() token.KeySet { return s }}} {
+	for _, v := range []any{s, &s, s.Keys, s.Keys[0], &s.Keys[0], encoded,
+		token.Checker{Keys: func() token.KeySet { return s }}} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
 			fmt.Fprintf(&out, verb+"\n", v)
 		}
@@ -181,7 +182,8 @@ func TestAKeySetSurvivesItsFile(t *testing.T) {
 	}
 	for i, k := range s.Keys {
 		b := back.Keys[i]
-		if b.ID != k.ID || !b.PublishedAt.Equal(k.PublishedAt) || !b.NotBefore.Equal(k.NotBefore) || !b.NotAfter.Equal(k.NotAfter) {
+		if b.ID != k.ID || !b.PublishedAt.Equal(k.PublishedAt) || !b.NotBefore.Equal(k.NotBefore) ||
+			!b.NotAfter.Equal(k.NotAfter) {
 			t.Errorf("key %d: %+v became %+v", i, k, b)
 		}
 	}
@@ -235,7 +237,8 @@ func TestAKeySetThatIsNoKeySet(t *testing.T) {
 		"seventeen keys":            `{"keys":[` + strings.Repeat(entry+",", 16) + entry + `]}`,
 		"a kid that is not its own": replace(s.Keys[0].ID, other.Keys[0].ID),
 		"no private part":           replace(`"d": "`+field([]byte(good), "d")+`"`, `"use": "sig"`),
-		"another key's private part: it would sign what nobody believes": replace(field([]byte(good), "d"), field(otherRaw.Expose(), "d")),
+		"another key's private part: it would sign what nobody believes": replace(field([]byte(good), "d"),
+			field(otherRaw.Expose(), "d")),
 		"another curve's name":     replace(`"P-256"`, `"P-384"`),
 		"no notBefore":             replace(`"notBefore"`, `"notBfore"`),
 		"notAfter before its time": replace(`"notBefore"`, `"notAfter": "2001-01-01T00:00:00Z", "notBefore"`),

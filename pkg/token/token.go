@@ -102,11 +102,14 @@ func (s KeySet) Verify(now time.Time, raw []byte, audience string) (Claims, erro
 	if err := c.check(); err != nil {
 		return Claims{}, reason.Wrap(reason.TokenInvalid, err, "claims")
 	}
-	if c.IssuedAt.Before(key.NotBefore.Add(-Leeway)) || !key.NotAfter.IsZero() && c.IssuedAt.After(key.NotAfter.Add(Leeway)) {
-		return Claims{}, reason.Deny(reason.TokenInvalid, "key %s was not in use at %s", key.ID, c.IssuedAt.UTC().Format(time.RFC3339))
+	if c.IssuedAt.Before(key.NotBefore.Add(-Leeway)) || !key.NotAfter.IsZero() &&
+		c.IssuedAt.After(key.NotAfter.Add(Leeway)) {
+		return Claims{}, reason.Deny(reason.TokenInvalid, "key %s was not in use at %s", key.ID,
+			c.IssuedAt.UTC().Format(time.RFC3339))
 	}
 	if limit := now.Add(Leeway); c.IssuedAt.After(limit) || c.NotBefore.After(limit) {
-		return Claims{}, reason.Deny(reason.Internal, "token issued at %s, in the future: replicas' clocks differ by more than %s",
+		return Claims{}, reason.Deny(reason.Internal,
+			"token issued at %s, in the future: replicas' clocks differ by more than %s",
 			c.IssuedAt.UTC().Format(time.RFC3339), Leeway)
 	}
 	if !now.Before(c.Expiry) {

@@ -107,7 +107,8 @@ func TestTheContractsCloudBindingsReplay(t *testing.T) {
 	if got, want := string(v["nonce"]), azureattested.Nonce(h); got != want {
 		t.Errorf("azure-attested: the page says %s, it is %s", got, want)
 	}
-	raw, err := awssts.Document(t.Context(), aws.Credentials{AccessKeyID: "ASIAEXAMPLE000000000", SecretAccessKey: "x", SessionToken: "dG9rZW4="}, "eu-central-1", h, time.Unix(0, 0).UTC())
+	raw, err := awssts.Document(t.Context(), aws.Credentials{AccessKeyID: "ASIAEXAMPLE000000000", SecretAccessKey: "x",
+		SessionToken: "dG9rZW4="}, "eu-central-1", h, time.Unix(0, 0).UTC())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -80,7 +80,8 @@ func TestAnIndependentClientStopsAtAFinalDenial(t *testing.T) {
 	if r := v.attestEnrolled(t, tpm); r.status != 0 {
 		t.Fatalf("the honest run is refused: %+v", r)
 	}
-	v.attest(t, tpm, "--pool", "master").refused(t, 1, "Attest denied: MACHINE", "HTTP 403", "hint: this is final", "correlation id")
+	v.attest(t, tpm, "--pool", "master").refused(t, 1, "Attest denied: MACHINE", "HTTP 403", "hint: this is final",
+		"correlation id")
 	v.attest(t, tpm, "--origin", "https://127.0.0.1:1", "--connect", strings.TrimPrefix(v.origin, "https://")).
 		refused(t, 1, "Challenge denied: MALFORMED", "HTTP 400", "correlation id")
 }
@@ -177,7 +178,8 @@ func TestAnIndependentClientTakesOtherServersForWhatTheyAre(t *testing.T) {
 			server.StartTLS()
 			defer server.Close()
 			ca := filepath.Join(t.TempDir(), "ca.crt")
-			if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
+			if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
+				0o600); err != nil {
 				t.Fatal(err)
 			}
 			r := client(t, "--origin", server.URL, "--ca", ca, "--pool", "worker", "--tcti", tpm)

@@ -45,7 +45,8 @@ func startVerifier(t *testing.T, edit ...string) *verifier {
 	address := listener.Addr().String()
 	listener.Close()
 	v := &verifier{dir: dir, origin: "https://" + address, log: filepath.Join(t.TempDir(), "log")}
-	v.run(t, "init", dir, "--origin", v.origin, "--listen", address, "--health-listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0")
+	v.run(t, "init", dir, "--origin", v.origin, "--listen", address, "--health-listen", "127.0.0.1:0", "--metrics-listen",
+		"127.0.0.1:0")
 
 	policy := filepath.Join(dir, "policies", "default.yaml")
 	text, err := os.ReadFile(policy)
@@ -108,13 +109,15 @@ func (v *verifier) enroll(t *testing.T, tcti, name string) {
 	if id.status != 0 || !regexp.MustCompile(`^[0-9a-f]{64}\n$`).MatchString(id.stdout) {
 		t.Fatalf("--identify: %+v", id)
 	}
-	v.run(t, "enroll", "--config", v.config(), "--ek-sha256", strings.TrimSpace(id.stdout), "--name", name, "--pool", "worker")
+	v.run(t, "enroll", "--config", v.config(), "--ek-sha256", strings.TrimSpace(id.stdout), "--name", name,
+		"--pool", "worker")
 }
 
 // attest runs the script against the verifier for its pool worker.
 func (v *verifier) attest(t *testing.T, tcti string, more ...string) result {
 	t.Helper()
-	return client(t, append([]string{"--origin", v.origin, "--ca", v.ca(), "--pool", "worker", "--tcti", tcti}, more...)...)
+	return client(t, append([]string{"--origin", v.origin, "--ca", v.ca(), "--pool", "worker", "--tcti", tcti},
+		more...)...)
 }
 
 // attestEnrolled waits, as the contract says, until the verifier has read what

@@ -51,7 +51,8 @@ func startAgent(t *testing.T, v *verifier, tcti string) *agent {
 		t.Fatal(err)
 	}
 	pointer := fmt.Sprintf(`{"ignition":{"version":"3.4.0","config":{"merge":[{"source":"%s/config/worker"}]},`+
-		`"security":{"tls":{"certificateAuthorities":[{"source":"data:;base64,%s"}]}}}}`, v.origin, base64.StdEncoding.EncodeToString(ca))
+		`"security":{"tls":{"certificateAuthorities":[{"source":"data:;base64,%s"}]}}}}`, v.origin,
+		base64.StdEncoding.EncodeToString(ca))
 	for name, content := range map[string]string{"cmdline": "quiet mcs-attest.ek=rsa-2048\n", "usr/user.ign": pointer} {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700); err != nil {
 			t.Fatal(err)
@@ -61,9 +62,11 @@ func startAgent(t *testing.T, v *verifier, tcti string) *agent {
 		}
 	}
 	a := &agent{process: exec.Command(binary, "attest"), run: filepath.Join(dir, "run")}
-	a.process.Env = append(os.Environ(), "PLATFORM_ID=metal", "MCS_ATTEST_RUN="+a.run, "MCS_ATTEST_CMDLINE="+filepath.Join(dir, "cmdline"),
+	a.process.Env = append(os.Environ(), "PLATFORM_ID=metal", "MCS_ATTEST_RUN="+a.run,
+		"MCS_ATTEST_CMDLINE="+filepath.Join(dir, "cmdline"),
 		"MCS_ATTEST_IGNITION_SYSTEM="+filepath.Join(dir, "usr"), "MCS_ATTEST_TPM="+strings.TrimPrefix(tcti, "swtpm:path="))
-	for _, name := range []string{"IGNITION_JSON", "IGNITION_RUNTIME", "IGNITION_LOCAL", "FW_CFG", "TPM_SYSFS", "EVENT_LOG", "BOOT_ID", "SMBIOS_UUID", "SMBIOS_SERIAL", "NETWORK", "PROVISIONING_TOKEN"} {
+	for _, name := range []string{"IGNITION_JSON", "IGNITION_RUNTIME", "IGNITION_LOCAL", "FW_CFG", "TPM_SYSFS",
+		"EVENT_LOG", "BOOT_ID", "SMBIOS_UUID", "SMBIOS_SERIAL", "NETWORK", "PROVISIONING_TOKEN"} {
 		a.process.Env = append(a.process.Env, "MCS_ATTEST_"+name+"="+filepath.Join(dir, "none", strings.ToLower(name)))
 	}
 	a.process.Stdout, a.process.Stderr = &a.output, &a.output
@@ -95,7 +98,8 @@ func (v *verifier) count(t *testing.T, reason string) (n int) {
 // T63: a temporary denial is no reason to go on without a token where strangers
 // receive a pre-approved config. A final one is.
 func TestAttack_T63_AnIndependentClientOfAPreApprovedPoolIsToldToWait(t *testing.T) {
-	v, tpm := startVerifier(t, "mode: Enforce", "mode: Enforce\n  unattested: PreApproved", "profile: identity-only", "profile: secure-boot"), startTPM(t)
+	v, tpm := startVerifier(t, "mode: Enforce", "mode: Enforce\n  unattested: PreApproved", "profile: identity-only",
+		"profile: secure-boot"), startTPM(t)
 	log := filepath.Join(t.TempDir(), "log")
 	if err := os.WriteFile(log, make([]byte, 16), 0o600); err != nil {
 		t.Fatal(err)
@@ -125,7 +129,8 @@ func TestAttack_T63_AnAgentOfAPreApprovedPoolWaitsAndThenAttests(t *testing.T) {
 					return
 				default:
 				}
-				res, err := (&http.Client{Transport: tr}).Post(v.origin+"/mcsattest.v1.Attestation/Challenge", "application/json", strings.NewReader("{}"))
+				res, err := (&http.Client{Transport: tr}).Post(v.origin+"/mcsattest.v1.Attestation/Challenge", "application/json",
+					strings.NewReader("{}"))
 				if err == nil {
 					res.Body.Close()
 				}
@@ -136,7 +141,8 @@ func TestAttack_T63_AnAgentOfAPreApprovedPoolWaitsAndThenAttests(t *testing.T) {
 	wait(t, "the agent's first denial", func() bool { return strings.Contains(a.output.String(), "not yet: ") })
 	close(flood)
 	floods.Wait()
-	wait(t, "three denials because the machine is not enrolled", func() bool { return a.leftAlone() || v.count(t, "EKNotEnrolled") >= 3 })
+	wait(t, "three denials because the machine is not enrolled",
+		func() bool { return a.leftAlone() || v.count(t, "EKNotEnrolled") >= 3 })
 	// The agent holds the TPM's one connection, so its console names the EK.
 	_, ek, _ := strings.Cut(a.output.String(), "endorsement key rsa-2048 ")
 	v.run(t, "enroll", "--config", v.config(), "--ek-sha256", ek[:64], "--name", "worker-0", "--pool", "worker")

@@ -39,8 +39,10 @@ func newAzure(t rig.TB) provider {
 		t.Fatalf("emulated Azure: %v", err)
 	}
 	m.ca = &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "Emulated Azure Virtual TPM Root"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().AddDate(10, 0, 0), KeyUsage: x509.KeyUsageCertSign,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "Emulated Azure Virtual TPM Root"}, IsCA: true,
+		BasicConstraintsValid: true,
+		NotBefore:             time.Now().Add(-time.Hour), NotAfter: time.Now().AddDate(10, 0, 0),
+		KeyUsage: x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, m.ca, m.ca, m.caKey.Public(), m.caKey)
 	if err == nil {
@@ -55,8 +57,9 @@ func newAzure(t rig.TB) provider {
 // certify makes an AK's certificate in the form of Azure's: it names no machine.
 func (m *microsoft) certify(key crypto.PublicKey) ([]byte, error) {
 	return x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "emulated.VirtualTPM.Azure"}, BasicConstraintsValid: true,
-		NotBefore: m.ca.NotBefore, NotAfter: m.ca.NotAfter, KeyUsage: x509.KeyUsageDigitalSignature,
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "emulated.VirtualTPM.Azure"},
+		BasicConstraintsValid: true,
+		NotBefore:             m.ca.NotBefore, NotAfter: m.ca.NotAfter, KeyUsage: x509.KeyUsageDigitalSignature,
 		UnknownExtKeyUsage: []asn1.ObjectIdentifier{{2, 23, 133, 8, 3}}, // tcg-kp-AIKCertificate
 	}, m.ca, key, m.caKey)
 }
@@ -84,7 +87,8 @@ azure:
 			"azure-roots/emulated.pem": string(m.cloud.AnchorsPEM()),
 			"ak-roots/emulated.pem":    string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: m.ca.Raw})),
 		}, []string{
-			"AZURE_TENANT_ID=" + m.cloud.Tenant, "AZURE_CLIENT_ID=" + m.cloud.ClientID, "AZURE_CLIENT_SECRET=" + m.cloud.ClientSecret,
+			"AZURE_TENANT_ID=" + m.cloud.Tenant, "AZURE_CLIENT_ID=" + m.cloud.ClientID,
+			"AZURE_CLIENT_SECRET=" + m.cloud.ClientSecret,
 		}
 }
 
@@ -94,7 +98,8 @@ func (m *microsoft) add(t rig.TB, name string, userData []byte, tpm *rig.TPM) (s
 		tpm.CertifyAsAzure(m.certify)
 	}
 	m.machines++
-	i := &azure.Instance{Name: name, ResourceGroup: azureGroup, VMID: fmt.Sprintf("02aab8a4-74ef-476e-8182-f6d2ba4166%02d", m.machines), UserData: userData}
+	i := &azure.Instance{Name: name, ResourceGroup: azureGroup,
+		VMID: fmt.Sprintf("02aab8a4-74ef-476e-8182-f6d2ba4166%02d", m.machines), UserData: userData}
 	if err := m.cloud.Add(i); err != nil {
 		t.Fatalf("emulated Azure: %v", err)
 	}

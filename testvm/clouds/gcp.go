@@ -47,7 +47,8 @@ gcp:
   keys: {url: %q, ca: google-api.crt}
   compute: {url: %q, ca: google-api.crt}
 `, gcpProject, gcpZone, api.KeysURL, api.ComputeURL)
-	return text, map[string]string{"google-api.crt": string(ca)}, []string{"GOOGLE_APPLICATION_CREDENTIALS=" + api.Credentials}
+	return text, map[string]string{"google-api.crt": string(ca)},
+		[]string{"GOOGLE_APPLICATION_CREDENTIALS=" + api.Credentials}
 }
 
 func (g google) add(t rig.TB, name string, userData []byte, tpm *rig.TPM) (string, http.Handler) {

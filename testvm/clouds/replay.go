@@ -63,7 +63,8 @@ func (r *Recording) InPlaceOf(own http.Handler) http.Handler {
 		kept, ok := r.answers[req.URL.Path]
 		r.mu.Unlock()
 		// Its user data is the thief's own, who wants the same config.
-		if !ok || req.Method != http.MethodGet || strings.HasSuffix(strings.ToLower(strings.ReplaceAll(req.URL.Path, "-", "")), "userdata") {
+		if !ok || req.Method != http.MethodGet ||
+			strings.HasSuffix(strings.ToLower(strings.ReplaceAll(req.URL.Path, "-", "")), "userdata") {
 			own.ServeHTTP(w, req)
 			return
 		}

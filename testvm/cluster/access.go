@@ -54,7 +54,8 @@ func (c *Cluster) serviceAccount(namespace, name string) (*rest.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = client.CoreV1().Namespaces().Create(ctx, &core.Namespace{ObjectMeta: meta.ObjectMeta{Name: namespace}}, meta.CreateOptions{})
+	_, err = client.CoreV1().Namespaces().Create(ctx, &core.Namespace{ObjectMeta: meta.ObjectMeta{Name: namespace}},
+		meta.CreateOptions{})
 	if err != nil && !kerrors.IsAlreadyExists(err) {
 		return nil, err
 	}
@@ -142,7 +143,8 @@ func (c *Cluster) KubectlAs(user, stdin string, args ...string) (string, error) 
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.KubectlPath(), args...)
 	// A home of its own: kubectl keeps what it has discovered there.
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig(user), "HOME="+c.dir, "PATH="+c.plugins()+":"+os.Getenv("PATH"))
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig(user), "HOME="+c.dir,
+		"PATH="+c.plugins()+":"+os.Getenv("PATH"))
 	cmd.Stdin = strings.NewReader(stdin)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -223,7 +225,8 @@ func readAudit(path string, skip int) (requests []Request, lines int, err error)
 		}
 		if o := event.ObjectRef; o != nil {
 			requests = append(requests, Request{
-				event.User.Username, event.Verb, o.APIGroup, o.Resource, o.Subresource, o.Namespace, o.Name, event.ResponseStatus.Code,
+				event.User.Username, event.Verb, o.APIGroup, o.Resource, o.Subresource, o.Namespace, o.Name,
+				event.ResponseStatus.Code,
 			})
 		}
 	}

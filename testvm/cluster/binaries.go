@@ -82,18 +82,20 @@ func Binaries(logf func(format string, a ...any)) (string, error) {
 		return "", err
 	}
 	what := "Kubernetes " + version + " from its Go module (some minutes, once)"
-	return buildcache.Result(cache, "kubernetes", hex.EncodeToString(key.Sum(nil))[:24], what, logf, func(out string) error {
-		if err := os.Mkdir(out, 0o755); err != nil {
-			return err
-		}
-		cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o", out+"/", "tool", "./cri")
-		cmd.Dir = module
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
-		if b, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("go build: %w\n%s", err, b)
-		}
-		return nil
-	})
+	return buildcache.Result(cache, "kubernetes", hex.EncodeToString(key.Sum(nil))[:24], what, logf,
+		func(out string) error {
+			if err := os.Mkdir(out, 0o755); err != nil {
+				return err
+			}
+			cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o", out+"/",
+				"tool", "./cri")
+			cmd.Dir = module
+			cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+			if b, err := cmd.CombinedOutput(); err != nil {
+				return fmt.Errorf("go build: %w\n%s", err, b)
+			}
+			return nil
+		})
 }
 
 // versionFlags makes the programs say which version they are, as a release

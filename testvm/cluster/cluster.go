@@ -126,7 +126,8 @@ func StartShared(t TB, o ...Option) *Cluster {
 		var dir string
 		if dir, shared.err = os.MkdirTemp("", "cluster-"); shared.err == nil {
 			// The log of a test that has ended must not be written to.
-			shared.c, shared.err = StartMain(dir, func(format string, a ...any) { fmt.Fprintf(os.Stderr, format+"\n", a...) }, o...)
+			shared.c, shared.err = StartMain(dir, func(format string, a ...any) { fmt.Fprintf(os.Stderr, format+"\n", a...) },
+				o...)
 		}
 	})
 	if shared.err != nil {
@@ -306,7 +307,8 @@ func (c *Cluster) StartAPIServer() error {
 	}
 	args = append(args, c.o.flags...)
 	var err error
-	c.api, err = start("kube-apiserver", c.path("kube-apiserver.log"), c.dir, filepath.Join(c.bin, "kube-apiserver"), args...)
+	c.api, err = start("kube-apiserver", c.path("kube-apiserver.log"), c.dir,
+		filepath.Join(c.bin, "kube-apiserver"), args...)
 	if err != nil {
 		return err
 	}

@@ -72,10 +72,12 @@ func TestOpenShiftsAPI(t *testing.T) {
 	c.InstallClusterAPI(t)
 	c.InstallMetal3(t)
 	c.KubectlApply(t, machine)
-	if got := c.Kubectl(t, "-n", "openshift-machine-api", "get", "machines.machine.openshift.io", "-o", "name"); got != "machine.machine.openshift.io/worker-0\n" {
+	if got := c.Kubectl(t, "-n", "openshift-machine-api", "get", "machines.machine.openshift.io", "-o",
+		"name"); got != "machine.machine.openshift.io/worker-0\n" {
 		t.Errorf("the Machines are %q", got)
 	}
-	for _, kind := range []string{"machineconfigs", "machineconfigpools", "controllerconfigs", "securitycontextconstraints",
+	for _, kind := range []string{"machineconfigs", "machineconfigpools", "controllerconfigs",
+		"securitycontextconstraints",
 		"servicemonitors", "prometheusrules", "machines.cluster.x-k8s.io", "baremetalhosts"} {
 		c.Kubectl(t, "get", kind, "-A")
 	}
@@ -96,7 +98,8 @@ func TestARoleIsWhatAServiceAccountMay(t *testing.T) {
 		t.Fatalf("without a role: %v", err)
 	}
 	c.Kubectl(t, "-n", "mcs-attest", "create", "role", "reader", "--verb=list", "--resource=configmaps")
-	c.Kubectl(t, "-n", "mcs-attest", "create", "rolebinding", "reader", "--role=reader", "--serviceaccount=mcs-attest:someone")
+	c.Kubectl(t, "-n", "mcs-attest", "create", "rolebinding", "reader", "--role=reader",
+		"--serviceaccount=mcs-attest:someone")
 	if err := eventually(list); err != nil {
 		t.Errorf("with it: %v", err)
 	}
@@ -104,7 +107,8 @@ func TestARoleIsWhatAServiceAccountMay(t *testing.T) {
 		t.Errorf("and for Secrets: %v", err)
 	}
 	const user = "system:serviceaccount:mcs-attest:someone"
-	if out, err := c.KubectlAs(user, "", "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}"); err != nil || out != user {
+	if out, err := c.KubectlAs(user, "", "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}"); err != nil ||
+		out != user {
 		t.Errorf("the kubeconfig is for %q: %v", out, err)
 	}
 	if !slices.ContainsFunc(c.Requests(t), func(r Request) bool {
@@ -181,7 +185,8 @@ func TestAStoppedAPIServerComesBackWhereItWas(t *testing.T) {
 	c.Kubectl(t, "create", "configmap", "kept")
 
 	c.StopAPIServer()
-	if _, err := admin.CoreV1().ConfigMaps("default").Get(ctx, "kept", meta.GetOptions{}); err == nil || !strings.Contains(err.Error(), "connection refused") {
+	if _, err := admin.CoreV1().ConfigMaps("default").Get(ctx, "kept", meta.GetOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "connection refused") {
 		t.Errorf("stopped: %v", err)
 	}
 	if err := c.StartAPIServer(); err != nil {

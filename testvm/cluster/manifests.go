@@ -92,7 +92,8 @@ func (c *Cluster) InstallOpenShift(t TB) {
 	for _, name := range []string{"openshift-machine-api", "openshift-machine-config-operator", "openshift-config"} {
 		fmt.Fprintf(&namespaces, "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: %s}\n", name)
 	}
-	namespaces.WriteString("---\napiVersion: config.openshift.io/v1\nkind: Authentication\nmetadata: {name: cluster}\nspec: {}\n")
+	namespaces.WriteString(
+		"---\napiVersion: config.openshift.io/v1\nkind: Authentication\nmetadata: {name: cluster}\nspec: {}\n")
 	c.KubectlApply(t, namespaces.String())
 }
 
@@ -110,7 +111,8 @@ metadata:
   name: baremetalhosts.metal3.io
 spec:
   group: metal3.io
-  names: {kind: BareMetalHost, listKind: BareMetalHostList, plural: baremetalhosts, singular: baremetalhost, shortNames: [bmh]}
+  names: {kind: BareMetalHost, listKind: BareMetalHostList,
+    plural: baremetalhosts, singular: baremetalhost, shortNames: [bmh]}
   scope: Namespaced
   versions:
   - name: v1alpha1

@@ -16,7 +16,8 @@ func (s *Set) Pool(name string) {
 	}, "spec": map[string]any{
 		"additionalTrustBundle": ca, "baseOSContainerImage": "", "cloudProviderCAData": ca, "cloudProviderConfig": "",
 		"clusterDNSIP": "10.0.0.10", "images": map[string]any{}, "ipFamilies": "IPv4", "kubeAPIServerServingCAData": ca,
-		"network": map[string]any{"mtuMigration": map[string]any{}}, "proxy": map[string]any{}, "releaseImage": "release", "rootCAData": ca,
+		"network": map[string]any{"mtuMigration": map[string]any{}}, "proxy": map[string]any{}, "releaseImage": "release",
+		"rootCAData": ca,
 		"dns": map[string]any{
 			"apiVersion": "config.openshift.io/v1", "kind": "DNS", "metadata": map[string]any{"name": "cluster"},
 			"spec": map[string]any{"baseDomain": "test"}, "status": map[string]any{},
@@ -26,7 +27,8 @@ func (s *Set) Pool(name string) {
 			"spec": map[string]any{"cloudConfig": map[string]any{"name": ""}, "platformSpec": map[string]any{}},
 			"status": map[string]any{
 				"apiServerInternalURI": s.api(), "apiServerURL": s.api(), "controlPlaneTopology": "HighlyAvailable",
-				"cpuPartitioning": "None", "etcdDiscoveryDomain": "", "infrastructureName": "test", "infrastructureTopology": "HighlyAvailable",
+				"cpuPartitioning": "None", "etcdDiscoveryDomain": "", "infrastructureName": "test",
+				"infrastructureTopology": "HighlyAvailable",
 			},
 		},
 	}})
@@ -51,10 +53,12 @@ func (s *Set) MachineConfig(name, pool string, made bool, annotations map[string
 	metadata := map[string]any{"labels": map[string]any{group + "role": pool}, "annotations": all}
 	if made {
 		all[group+"generated-by-controller-version"] = "v4.20.0"
-		uid := s.Cluster.Kubectl(s.t, "get", "controllerconfig", "machine-config-controller", "-o", "jsonpath={.metadata.uid}")
+		uid := s.Cluster.Kubectl(s.t, "get", "controllerconfig", "machine-config-controller", "-o",
+			"jsonpath={.metadata.uid}")
 		metadata["ownerReferences"] = []any{map[string]any{
 			"apiVersion": group + "v1", "kind": "ControllerConfig", "name": "machine-config-controller", "uid": uid,
 		}}
 	}
-	s.Apply(group+"v1", "MachineConfig", "", name, map[string]any{"metadata": metadata, "spec": map[string]any{"config": config}})
+	s.Apply(group+"v1", "MachineConfig", "", name,
+		map[string]any{"metadata": metadata, "spec": map[string]any{"config": config}})
 }

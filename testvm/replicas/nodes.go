@@ -65,8 +65,10 @@ func (s *Set) nodes() {
 	s.t.Helper()
 	s.Cluster.KubectlApply(s.t, bootstrap)
 	ca := string(s.authority())
-	s.Apply("v1", "ConfigMap", "openshift-config-managed", "csr-controller-ca", map[string]any{"data": map[string]any{"ca-bundle.crt": ca}})
-	s.Apply("v1", "ConfigMap", MCO, "kubeconfig-data", map[string]any{"data": map[string]any{"ca-bundle.crt": ca, "api-server-url": s.api()}})
+	s.Apply("v1", "ConfigMap", "openshift-config-managed", "csr-controller-ca",
+		map[string]any{"data": map[string]any{"ca-bundle.crt": ca}})
+	s.Apply("v1", "ConfigMap", MCO, "kubeconfig-data",
+		map[string]any{"data": map[string]any{"ca-bundle.crt": ca, "api-server-url": s.api()}})
 }
 
 // authority is the CA of the API server, and of what is signed here.
@@ -167,7 +169,8 @@ func (s *Set) Usable(token string) bool {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	_, err = client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authentication.SelfSubjectReview{}, meta.CreateOptions{})
+	_, err = client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authentication.SelfSubjectReview{},
+		meta.CreateOptions{})
 	if err != nil && !kerrors.IsUnauthorized(err) {
 		s.t.Fatalf("asking the API server who one is: %v", err)
 	}
@@ -317,7 +320,8 @@ func (s *Set) installation(components []string) string {
 	if err := os.CopyFS(filepath.Join(dir, "deploy"), os.DirFS(filepath.Join(s.repo(), "deploy"))); err != nil {
 		s.t.Fatalf("installation: %v", err)
 	}
-	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../deploy/overlays/openshift]\ncomponents:\n"
+	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: " +
+		"[../deploy/overlays/openshift]\ncomponents:\n"
 	for _, name := range components {
 		text += "- ../deploy/components/" + name + "\n"
 	}

@@ -117,7 +117,8 @@ func (s *Set) install(o Config) {
 // sets, and with what is different outside of a pod.
 func (s *Set) config(o Config) string {
 	s.t.Helper()
-	installed := s.Cluster.Kubectl(s.t, "-n", Own, "get", "configmap", "mcs-attest-config", "-o", `jsonpath={.data.mcs-attest\.yaml}`)
+	installed := s.Cluster.Kubectl(s.t, "-n", Own, "get", "configmap", "mcs-attest-config",
+		"-o", `jsonpath={.data.mcs-attest\.yaml}`)
 	var c map[string]any
 	if err := yaml.Unmarshal([]byte(installed), &c); err != nil {
 		s.t.Fatalf("installed configuration: %v\n%s", err, installed)
@@ -212,7 +213,8 @@ func (s *Set) Machine(name, pool string) string {
 // UID is a Machine's.
 func (s *Set) UID(machine string) string {
 	s.t.Helper()
-	return s.Cluster.Kubectl(s.t, "-n", Machines, "get", "machines.machine.openshift.io", machine, "-o", "jsonpath={.metadata.uid}")
+	return s.Cluster.Kubectl(s.t, "-n", Machines, "get", "machines.machine.openshift.io", machine, "-o",
+		"jsonpath={.metadata.uid}")
 }
 
 // UserData is the pointer config of a pool as its Secret has it now.
@@ -308,7 +310,8 @@ func (s *Set) WaitPhase(uid, phase string) *Record {
 func (s *Set) WaitPending() (id string) {
 	s.t.Helper()
 	for deadline := time.Now().Add(rig.BootTimeout); ; time.Sleep(200 * time.Millisecond) {
-		for _, name := range strings.Fields(s.Cluster.Kubectl(s.t, "-n", Own, "get", "machineattestations", "-o", "jsonpath={.items[*].metadata.name}")) {
+		for _, name := range strings.Fields(s.Cluster.Kubectl(s.t, "-n", Own, "get", "machineattestations", "-o",
+			"jsonpath={.items[*].metadata.name}")) {
 			if id, ok := strings.CutPrefix(name, "pending-"); ok {
 				return id
 			}

@@ -72,7 +72,8 @@ func certifyAsAzure(tpm commands, issue func(crypto.PublicKey) ([]byte, error)) 
 	made, err := tpm2.CreatePrimary{PrimaryHandle: tpm2.TPMRHEndorsement, InPublic: tpm2.New2B(tpm2.TPMTPublic{
 		Type: tpm2.TPMAlgRSA, NameAlg: tpm2.TPMAlgSHA256,
 		ObjectAttributes: tpm2.TPMAObject{
-			FixedTPM: true, FixedParent: true, SensitiveDataOrigin: true, UserWithAuth: true, NoDA: true, Restricted: true, SignEncrypt: true,
+			FixedTPM: true, FixedParent: true, SensitiveDataOrigin: true, UserWithAuth: true, NoDA: true, Restricted: true,
+			SignEncrypt: true,
 		},
 		Parameters: tpm2.NewTPMUPublicParms(tpm2.TPMAlgRSA, &tpm2.TPMSRSAParms{
 			Scheme: tpm2.TPMTRSAScheme{

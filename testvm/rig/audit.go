@@ -75,7 +75,8 @@ func (v *Verifier) WaitAudit(event, outcome, reason string) Audit {
 }
 
 func (a Audit) matches(event, outcome, reason string) bool {
-	return (event == "" || a.Event == event) && (outcome == "" || a.Outcome == outcome) && (reason == "" || a.Reason == reason)
+	return (event == "" || a.Event == event) && (outcome == "" || a.Outcome == outcome) &&
+		(reason == "" || a.Reason == reason)
 }
 
 // WantAudit requires such a decision to be there now.

@@ -60,7 +60,8 @@ func (r *Rig) rootDisk(extra map[string]string, kubelet *Kubelet) string {
 	return r.cached("root", "root disk", in, func(out string) {
 		tree, err := os.MkdirTemp(r.dir, "root-")
 		r.fatal(err, "root disk")
-		for _, d := range []string{"bin", "sbin", "etc", "dev", "proc", "sys", "run", "tmp", "root", "var", "usr/bin", "usr/lib"} {
+		for _, d := range []string{"bin", "sbin", "etc", "dev", "proc", "sys", "run", "tmp", "root", "var", "usr/bin",
+			"usr/lib"} {
 			r.fatal(os.MkdirAll(filepath.Join(tree, d), 0o755), "root disk")
 		}
 		b, err := os.ReadFile(busybox)

@@ -43,7 +43,8 @@ func (r *Rig) NewMCS(configs map[string]string) *MCS {
 	m := &MCS{r: r, configs: configs}
 	cert, ca := r.serverCertificate()
 	m.ca, m.cert = ca, cert
-	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12})
+	listener, err := tls.Listen("tcp", "127.0.0.1:0",
+		&tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12})
 	r.fatal(err, "plain MCS")
 	m.listener = listener
 	// As the real one: no HTTP/2.

@@ -44,7 +44,8 @@ func (r *Rig) NewRelay() *Relay {
 	cert, ca := r.serverCertificate()
 	leaf, err := x509.ParseCertificate(cert.Certificate[0])
 	r.fatal(err, "relay")
-	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13})
+	listener, err := tls.Listen("tcp", "127.0.0.1:0",
+		&tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13})
 	r.fatal(err, "relay")
 	relay := &Relay{r: r, listener: listener, ca: ca, leaf: leaf}
 	server := &http.Server{Handler: relay, ReadHeaderTimeout: 10 * time.Second}

@@ -46,7 +46,9 @@ func (r *Rig) Replica(c ReplicaConfig) *Verifier {
 	v.log = filepath.Join(r.dir, c.Name+".log")
 	r.keep(v.log)
 	r.fatal(os.MkdirAll(filepath.Join(v.Dir, "tls"), 0o755), "replica")
-	v.Write("mcs-attest.yaml", fmt.Sprintf("listen: 127.0.0.1:%d\nhealthListen: 127.0.0.1:%d\nmetricsListen: 127.0.0.1:%d\n%s", v.Port, v.healthPort, r.freePort(), c.Config))
+	v.Write("mcs-attest.yaml",
+		fmt.Sprintf("listen: 127.0.0.1:%d\nhealthListen: 127.0.0.1:%d\nmetricsListen: 127.0.0.1:%d\n%s", v.Port, v.healthPort,
+			r.freePort(), c.Config))
 	v.Write("tls/ca.crt", string(c.CA))
 	return v
 }

@@ -74,13 +74,15 @@ func (r *Rig) Verifier(c VerifierConfig) *Verifier {
 	}
 	r.verifiers++
 	v := &Verifier{
-		r: r, Dir: filepath.Join(r.dir, fmt.Sprintf("verifier%d", r.verifiers)), Port: r.freePort(), host: cmp.Or(c.Host, Host),
+		r: r, Dir: filepath.Join(r.dir, fmt.Sprintf("verifier%d", r.verifiers)), Port: r.freePort(),
+		host:   cmp.Or(c.Host, Host),
 		binary: r.VerifierBinary(), onAudit: c.OnAudit, env: c.Env, changed: make(chan struct{}),
 	}
 	v.log = filepath.Join(r.dir, fmt.Sprintf("verifier%d.log", r.verifiers))
 	r.keep(v.log)
 	args := []string{
-		"init", v.Dir, "--origin", strings.Join(append([]string{v.Origin()}, c.Origins...), ","), "--pool", strings.Join(c.Pools, ","),
+		"init", v.Dir, "--origin", strings.Join(append([]string{v.Origin()}, c.Origins...), ","), "--pool",
+		strings.Join(c.Pools, ","),
 		"--listen", fmt.Sprintf("127.0.0.1:%d", v.Port), "--health-listen", fmt.Sprintf("127.0.0.1:%d", r.freePort()),
 		"--metrics-listen", fmt.Sprintf("127.0.0.1:%d", r.freePort()),
 	}

@@ -48,9 +48,12 @@ func newPlane(t *testing.T) *plane {
 	p.api.InstallOpenShift(t)
 	p.api.InstallOwn(t)
 	for name, address := range map[string]string{cp: cp4, node: node4} {
-		p.api.KubectlApply(t, fmt.Sprintf("apiVersion: v1\nkind: Node\nmetadata: {name: %s, labels: {node-role.kubernetes.io/master: \"\"}}\n", name))
+		p.api.KubectlApply(t,
+			fmt.Sprintf("apiVersion: v1\nkind: Node\nmetadata: {name: %s, labels: {node-role.kubernetes.io/master: \"\"}}\n",
+				name))
 		p.api.Kubectl(t, "patch", "node", name, "--subresource=status", "--type=merge", "-p",
-			fmt.Sprintf(`{"status":{"addresses":[{"type":"InternalIP","address":%q},{"type":"Hostname","address":%q}]}}`, address, name))
+			fmt.Sprintf(`{"status":{"addresses":[{"type":"InternalIP","address":%q},{"type":"Hostname","address":%q}]}}`,
+				address, name))
 		p.forward(t, name)
 	}
 	key, err := x509.MarshalPKCS8PrivateKey(p.config.Certificates[0].PrivateKey)
@@ -136,9 +139,11 @@ func (p *plane) verifier(t *testing.T, host string) {
 		admin.Host, base64.StdEncoding.EncodeToString(ca), admin.BearerToken)
 	for name, content := range map[string]string{
 		"kubeconfig": kubeconfig,
-		"mcs-attest.yaml": "origins: [\"https://api-int:22623\"]\nlisten: \"[::]:22643\"\nhealthListen: 127.0.0.1:22681\nmetricsListen: 127.0.0.1:9622\n" +
+		"mcs-attest.yaml": "origins: [\"https://api-int:22623\"]\nlisten: \"[::]:22643\"\nhealthListen: " +
+			"127.0.0.1:22681\nmetricsListen: 127.0.0.1:9622\n" +
 			"upstream: https://127.22.62.3:22644\nupstreamName: api-int\n" +
-			"kubernetes: {kubeconfig: kubeconfig, namespace: mcs-attest, machineNamespaces: [openshift-machine-api], doorInterval: 1s}\n",
+			"kubernetes: {kubeconfig: kubeconfig, namespace: mcs-attest, machineNamespaces: [openshift-machine-api], " +
+			"doorInterval: 1s}\n",
 	} {
 		if err := os.WriteFile(filepath.Join(folder, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
@@ -149,7 +154,8 @@ func (p *plane) verifier(t *testing.T, host string) {
 	cmd := exec.Command(p.binary, "serve", "--config", filepath.Join(folder, "mcs-attest.yaml"))
 	cmd.Dir, cmd.Env = folder, append(os.Environ(), "POD_NAME=verifier-on-"+host)
 	cmd.Stdout, cmd.Stderr = &log, &log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: &syscall.Credential{Uid: verifierUser, Gid: verifierUser}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true,
+		Credential: &syscall.Credential{Uid: verifierUser, Gid: verifierUser}}
 	if err := p.on(host, 0, cmd.Start); err != nil {
 		t.Fatal(err)
 	}
@@ -252,9 +258,11 @@ func TestAttack_T68_ADoorThatStandsOpenIsReported(t *testing.T) {
 		ports         []string
 	}{
 		{"the whole ruleset is flushed", "flush ruleset", []string{"port 22623 of Node cp", "port 22624 of Node cp"}},
-		{"the chains of the table are flushed", "flush table inet mcs_attest", []string{"port 22623 of Node cp", "port 22624 of Node cp"}},
+		{"the chains of the table are flushed", "flush table inet mcs_attest",
+			[]string{"port 22623 of Node cp", "port 22624 of Node cp"}},
 		{"only one port is open", "flush chain inet mcs_attest input", []string{"port 22624 of Node cp"}},
-		{"the table was never loaded", "delete table inet mcs_attest", []string{"port 22623 of Node cp", "port 22624 of Node cp"}},
+		{"the table was never loaded", "delete table inet mcs_attest",
+			[]string{"port 22623 of Node cp", "port 22624 of Node cp"}},
 	} {
 		t.Run(damage.name, func(t *testing.T) {
 			p.in(cp, "nft '"+damage.command+"'")
@@ -269,20 +277,23 @@ func TestAttack_T68_ADoorThatStandsOpenIsReported(t *testing.T) {
 		if got := p.metric(t, node); !strings.Contains(got, `mcs_attest_door{node="cp",port="22623",state="open"} 1`) {
 			t.Errorf("metric:\n%s", got)
 		}
-		if out := status(); !strings.Contains(out, "the Machine Config Server answers without the gate: AnswersWithoutGate: port 22623 of Node cp") {
+		if out := status(); !strings.Contains(out,
+			"the Machine Config Server answers without the gate: AnswersWithoutGate: port 22623 of Node cp") {
 			t.Errorf("status:\n%s", out)
 		}
 		var events struct {
 			Items []struct{ Reason, Message, Type string }
 		}
-		out := p.api.Kubectl(t, "get", "events", "-A", "--field-selector", "involvedObject.kind=Node,involvedObject.name=cp", "-o", "json")
+		out := p.api.Kubectl(t, "get", "events", "-A", "--field-selector", "involvedObject.kind=Node,involvedObject.name=cp",
+			"-o", "json")
 		if err := json.Unmarshal([]byte(out), &events); err != nil {
 			t.Fatal(err)
 		}
 		if len(events.Items) == 0 || events.Items[0].Reason != "DoorOpen" || events.Items[0].Type != "Warning" {
 			t.Errorf("Events: %s", out)
 		}
-		degraded := p.api.Kubectl(t, "get", "attestationverifiers", "cluster", "-o", `jsonpath={.status.conditions[?(@.type=="Degraded")].message}`)
+		degraded := p.api.Kubectl(t, "get", "attestationverifiers", "cluster",
+			"-o", `jsonpath={.status.conditions[?(@.type=="Degraded")].message}`)
 		if !strings.Contains(degraded, "machines receive configs without the gate") {
 			t.Errorf("Degraded: %s", degraded)
 		}
@@ -296,7 +307,8 @@ func TestAttack_T68_ADoorThatStandsOpenIsReported(t *testing.T) {
 		p.in(cp, "nft flush ruleset")
 		p.never(t, "False", 3*time.Second)
 		// The replica on the other host sees its own.
-		for deadline := time.Now().Add(time.Minute); !strings.Contains(p.metric(t, cp), `node="cp",port="22623",state="open"`); time.Sleep(100 * time.Millisecond) {
+		for deadline := time.Now().Add(time.Minute); !strings.Contains(p.metric(t, cp),
+			`node="cp",port="22623",state="open"`); time.Sleep(100 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("metric of the replica on cp:\n%s", p.metric(t, cp))
 			}

@@ -67,7 +67,8 @@ func newNetwork(t *testing.T) network {
 	n.in(pod, "ip route add default via "+podGate+"; ip -6 route add default via 2001:db8:128::1")
 	n.in(far, "ip route add default via 10.129.0.1; ip -6 route add default via 2001:db8:129::1")
 	n.in(node, "ip route add 172.30.0.0/16 via "+cp4+"; ip route add "+balancer4+" via "+cp4)
-	n.in(node, "ip route add 10.128.0.0/24 via "+cp4+"; ip -6 route add 2001:db8:128::/64 via "+cp6+"; ip -6 route add "+balancer6+" via "+cp6)
+	n.in(node, "ip route add 10.128.0.0/24 via "+cp4+"; ip -6 route add 2001:db8:128::/64 via "+cp6+"; ip -6 route add "+
+		balancer6+" via "+cp6)
 	n.nft(node, `table inet plugin {
 		chain out { type nat hook postrouting priority srcnat; oifname "to-cp" masquerade; }
 	}`)

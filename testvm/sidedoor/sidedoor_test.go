@@ -91,11 +91,12 @@ func start(t *testing.T, standIn bool) *cluster {
 		if config != nil {
 			l = tls.NewListener(l, config)
 		}
-		server := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			if _, err := io.WriteString(w, rig.Config(name)); err != nil {
-				t.Logf("%s: %v", name, err)
-			}
-		})}
+		server := &http.Server{ReadHeaderTimeout: 10 * time.Second,
+			Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				if _, err := io.WriteString(w, rig.Config(name)); err != nil {
+					t.Logf("%s: %v", name, err)
+				}
+			})}
 		go func() {
 			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 				t.Logf("%s: %v", name, err)
@@ -131,7 +132,8 @@ func (c *cluster) certificate(t *testing.T) *tls.Config {
 	}
 	c.roots.AddCert(cert)
 	c.ca = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12}
+	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
+		MinVersion: tls.VersionTLS12}
 }
 
 // load puts the deployed rules on the control-plane host.
@@ -221,7 +223,8 @@ func TestAttack_T52_ABrokenAdditionOpensNothing(t *testing.T) {
 	}
 	write("nftables.d/10-typo.nft", "add element inet mcs_attest balancers4 { 10.0.0.2 \n")
 	write("nftables.d/20-right.nft", "add element inet mcs_attest balancers4 { "+balancer4+" }\n")
-	write("nftables.d/30-half.nft", "add element inet mcs_attest plain4 { 0.0.0.0/0 }\nadd element inet mcs_attest nosuchset { 10.0.0.2 }\n")
+	write("nftables.d/30-half.nft",
+		"add element inet mcs_attest plain4 { 0.0.0.0/0 }\nadd element inet mcs_attest nosuchset { 10.0.0.2 }\n")
 	c.nft(cp, hairpin)
 	for _, name := range []string{"mcs-attest-nftables.service", "mcs-attest-nftables-check.service"} {
 		c.nft(cp, "table inet mcs_attest; delete table inet mcs_attest")
@@ -267,7 +270,8 @@ func TestAttack_T68_FlushedChainsAreLoadedAgain(t *testing.T) {
 			if got := c.ask(node, 0, cp4+":22624"); got != theMCS {
 				t.Fatalf("the damage opens nothing: %s", got)
 			}
-			if journal, failed := c.startUnit(t, "mcs-attest-nftables-check.service", etc); failed || strings.Contains(journal, "rror") {
+			if journal, failed := c.startUnit(t, "mcs-attest-nftables-check.service", etc); failed ||
+				strings.Contains(journal, "rror") {
 				t.Errorf("failed %t\n%s", failed, journal)
 			}
 			c.try(t, ways, true)
@@ -293,7 +297,8 @@ func TestAttack_T68_RulesThatCannotBeLoadedLeaveTheDoorsClosed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(rules, append(right, "table inet mcs_attest { chain input { nosuchword } }\n"...), 0o644); err != nil {
+			if err := os.WriteFile(rules, append(right, "table inet mcs_attest { chain input { nosuchword } }\n"...),
+				0o644); err != nil {
 				t.Fatal(err)
 			}
 			journal, failed := c.startUnit(t, name, etc)
@@ -344,7 +349,8 @@ func TestAttack_T68_ABadFileLeavesWorkingRulesAndARightOneEndsTheFallback(t *tes
 	}
 	c.try(t, outside[:4], true)
 	// Rules and fallback together, as after a file that was bad for a while.
-	c.nft(cp, "table inet mcs_attest_closed; add chain inet mcs_attest_closed input { type filter hook input priority -10; }; add rule inet mcs_attest_closed input tcp dport { 22623, 22624 } drop")
+	c.nft(cp, "table inet mcs_attest_closed; add chain inet mcs_attest_closed input { type filter hook input priority "+
+		"-10; }; add rule inet mcs_attest_closed input tcp dport { 22623, 22624 } drop")
 	write(right)
 	if journal, failed := c.startUnit(t, check, etc); failed {
 		t.Error(journal)
@@ -391,13 +397,14 @@ func (c *cluster) get(from string, user int, name, url string) (status int, body
 
 // getAs is get with a bearer token; "" is none.
 func (c *cluster) getAs(from string, user int, name, url, token string) (status int, body string) {
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
-		err = c.on(from, user, func() (err error) {
-			conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
-			return err
-		})
-		return conn, err
-	}, TLSClientConfig: &tls.Config{RootCAs: c.roots, ServerName: name, MinVersion: tls.VersionTLS12}}
+	transport := &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+			err = c.on(from, user, func() (err error) {
+				conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+				return err
+			})
+			return conn, err
+		}, TLSClientConfig: &tls.Config{RootCAs: c.roots, ServerName: name, MinVersion: tls.VersionTLS12}}
 	// Nothing here is slow; a packet that is dropped would take for ever.
 	client := &http.Client{Transport: transport, Timeout: 20 * time.Second}
 	r, err := http.NewRequest(http.MethodGet, url, nil)
@@ -443,7 +450,8 @@ var outside = func() (all []attempt) {
 		} {
 			all = append(all,
 				attempt{from.name + ", " + to.name, from.host, 0, net.JoinHostPort(to.address, "22623"), theMCS, theVerifier},
-				attempt{from.name + ", " + to.name + ", in clear", from.host, 0, net.JoinHostPort(to.address, "22624"), theMCS, refused})
+				attempt{from.name + ", " + to.name + ", in clear", from.host, 0, net.JoinHostPort(to.address, "22624"),
+					theMCS, refused})
 		}
 	}
 	for _, to := range []string{"127.0.0.1", "127.22.62.3", "::1"} {
@@ -520,7 +528,8 @@ func TestAttack_T52_TheLoopbackFromOutside(t *testing.T) {
 	// A plugin's interface lets packets for 127.0.0.0/8 in; a pod whose root is
 	// hostile sends them.
 	c.in(cp, "echo 1 >/proc/sys/net/ipv4/conf/to-pod/route_localnet")
-	c.in(pod, "ip addr flush dev lo; ip route add 127.0.0.0/8 via "+podGate+"; echo 1 >/proc/sys/net/ipv4/conf/all/route_localnet")
+	c.in(pod, "ip addr flush dev lo; ip route add 127.0.0.0/8 via "+podGate+
+		"; echo 1 >/proc/sys/net/ipv4/conf/all/route_localnet")
 	attempts := []attempt{
 		{"127.0.0.1", pod, 0, "127.0.0.1:22623", theMCS, theVerifier},
 		{"127.0.0.1, in clear", pod, 0, "127.0.0.1:22624", theMCS, refused},
@@ -579,14 +588,16 @@ func TestABalancerThatLeavesItsAddress(t *testing.T) {
 	c.try(t, unlisted, false)
 	c.load(t)
 	c.try(t, unlisted, true)
-	c.nft(cp, "add element inet mcs_attest balancers4 { "+balancer4+" }; add element inet mcs_attest balancers6 { "+balancer6+" }")
+	c.nft(cp, "add element inet mcs_attest balancers4 { "+balancer4+" }; add element inet mcs_attest balancers6 { "+
+		balancer6+" }")
 	c.try(t, attempts(theVerifier), true)
 }
 
 func TestAListedClientMayUseThePlainPort(t *testing.T) {
 	c := start(t, true)
 	c.load(t)
-	c.try(t, []attempt{{"not yet listed", node, 0, cp4 + ":22624", "", refused}, {"IPv6", node, 0, "[" + cp6 + "]:22624", "", refused}}, true)
+	c.try(t, []attempt{{"not yet listed", node, 0, cp4 + ":22624", "", refused},
+		{"IPv6", node, 0, "[" + cp6 + "]:22624", "", refused}}, true)
 	c.nft(cp, "add element inet mcs_attest plain4 { 192.0.2.20 }; add element inet mcs_attest plain6 { 2001:db8:1::20 }")
 	c.try(t, []attempt{
 		{"listed", node, 0, cp4 + ":22624", "", theMCS},

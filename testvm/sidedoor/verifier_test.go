@@ -68,7 +68,8 @@ func (c *cluster) realVerifier(t *testing.T) {
 	var log strings.Builder
 	cmd := exec.Command(binary, "serve", "--config", filepath.Join(folder, "mcs-attest.yaml"))
 	cmd.Stdout, cmd.Stderr = &log, &log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: &syscall.Credential{Uid: verifierUser, Gid: verifierUser}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true,
+		Credential: &syscall.Credential{Uid: verifierUser, Gid: verifierUser}}
 	if err := c.on(cp, 0, cmd.Start); err != nil {
 		t.Fatal(err)
 	}

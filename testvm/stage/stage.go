@@ -135,7 +135,8 @@ func (s *Stage) cleanUp() {
 }
 
 // unit is a line of systemd's about a unit that finished, or failed.
-var unit = regexp.MustCompile(`^\[ *(OK|FAILED) *\] (Finished|Failed to start) .* - (Ignition \(.*\)|.*Machine Config Server.*|.*PCR 11.*)\.$`)
+var unit = regexp.MustCompile(
+	`^\[ *(OK|FAILED) *\] (Finished|Failed to start) .* - (Ignition \(.*\)|.*Machine Config Server.*|.*PCR 11.*)\.$`)
 
 // agentLine is the agent's own, as the journal copies it to the console.
 var agentLine = regexp.MustCompile(`mcs-attest-agent\[\d+\]: (.*)$`)
@@ -148,7 +149,8 @@ func (s *Stage) Console(line string) {
 		s.Say("node", "%s: %s", strings.ToLower(m[1]), m[3])
 	} else if strings.HasPrefix(line, "Welcome to ") {
 		s.Say("node", "%s", line)
-	} else if text, ok := strings.CutPrefix(line, "rig: "); ok && !strings.HasPrefix(text, "done") && !strings.HasPrefix(text, "QEMU ended") {
+	} else if text, ok := strings.CutPrefix(line, "rig: "); ok && !strings.HasPrefix(text, "done") &&
+		!strings.HasPrefix(text, "QEMU ended") {
 		s.Say("node", "%s", text)
 	}
 }

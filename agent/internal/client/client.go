@@ -58,13 +58,16 @@ func (d *Denied) Error() string {
 // classes are the contract's words. The server's own text is not printed: the
 // correlation id leads to all of it, in the verifier's audit log.
 var classes = map[mcsattestv1.DenialClass]string{
-	mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED:   "denied: the request breaks the contract",
-	mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE:   "denied: the challenge can no longer be used",
-	mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE:    "denied: the evidence does not prove what it should",
-	mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE:     "denied: the identity is proven, but its Machine may not be provisioned now",
-	mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN:       "denied: the token is not valid",
-	mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET:     "not yet: this machine is not ready, something must happen on the cluster first",
-	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: "not yet: the verifier is in trouble and cannot decide at the moment",
+	mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED: "denied: the request breaks the contract",
+	mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE: "denied: the challenge can no longer be used",
+	mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE:  "denied: the evidence does not prove what it should",
+	mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE: "denied: the identity is proven, but its Machine may not be " +
+		"provisioned now",
+	mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN: "denied: the token is not valid",
+	mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET: "not yet: this machine is not ready, something must happen on " +
+		"the cluster first",
+	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: "not yet: the verifier is in trouble and cannot decide at the " +
+		"moment",
 }
 
 // ClassName is the class in lower case: "not-yet".
@@ -138,7 +141,8 @@ func (s *Session) ServerSPKI() []byte {
 }
 
 // Challenge calls the method of that name.
-func (s *Session) Challenge(ctx context.Context, req *mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
+func (s *Session) Challenge(ctx context.Context,
+	req *mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
 	return call(ctx, s, s.api.Challenge, req)
 }
 
@@ -215,7 +219,8 @@ func bounded(id string) string { return id[:min(len(id), 64)] }
 type Unexpected struct{ Status int }
 
 func (u *Unexpected) Error() string {
-	return fmt.Sprintf("the server answered HTTP status %d, as neither a verifier nor a Machine Config Server does", u.Status)
+	return fmt.Sprintf("the server answered HTTP status %d, as neither a verifier nor a Machine Config Server does",
+		u.Status)
 }
 
 // lastStatus remembers the HTTP status, which Connect's codes do not tell apart.

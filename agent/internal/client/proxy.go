@@ -47,7 +47,8 @@ func connectThrough(conn net.Conn, address string, user *url.Userinfo) error {
 	req := &http.Request{Method: http.MethodConnect, URL: &url.URL{Opaque: address}, Host: address, Header: http.Header{}}
 	if user != nil {
 		password, _ := user.Password()
-		req.Header.Set("Proxy-Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte(user.Username()+":"+password)))
+		req.Header.Set("Proxy-Authorization", "Basic "+
+			base64.StdEncoding.EncodeToString([]byte(user.Username()+":"+password)))
 	}
 	if err := req.Write(conn); err != nil {
 		return err

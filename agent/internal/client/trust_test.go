@@ -40,7 +40,9 @@ func TestAttack_T53_ClockOfTheNode(t *testing.T) {
 		{"valid for a second", year(2030), year(2030).Add(time.Second)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			v := &verifiertest.Verifier{Certificate: func(leaf *x509.Certificate) { leaf.NotBefore, leaf.NotAfter = c.before, c.after }}
+			v := &verifiertest.Verifier{Certificate: func(leaf *x509.Certificate) {
+				leaf.NotBefore, leaf.NotAfter = c.before, c.after
+			}}
 			v.Start(t)
 			err := connect(t, v, v)
 			// The authority begins in 2024: before that nothing verifies.

@@ -35,7 +35,8 @@ func (a *aws) look(ctx context.Context) (string, error) {
 	return instance.ProviderID(), nil
 }
 
-func (a *aws) gather(ctx context.Context, kind evidence.Kind, b evidence.Binding, _ *mcsattestv1.CloudChallenge) (document, token []byte, err error) {
+func (a *aws) gather(ctx context.Context, kind evidence.Kind, b evidence.Binding,
+	_ *mcsattestv1.CloudChallenge) (document, token []byte, err error) {
 	switch kind {
 	case evidence.AWSIID:
 		document, err = a.steady.SignedIdentity(ctx)

@@ -37,7 +37,8 @@ func (*azure) kinds() []evidence.Kind { return []evidence.Kind{evidence.AzureAtt
 
 func (z *azure) look(ctx context.Context) (string, error) { return z.quick.ProviderID(ctx) }
 
-func (z *azure) gather(ctx context.Context, kind evidence.Kind, b evidence.Binding, ch *mcsattestv1.CloudChallenge) (document, token []byte, err error) {
+func (z *azure) gather(ctx context.Context, kind evidence.Kind, b evidence.Binding,
+	ch *mcsattestv1.CloudChallenge) (document, token []byte, err error) {
 	if kind != evidence.AzureAttested {
 		return nil, nil, notMine(kind)
 	}
@@ -61,7 +62,8 @@ func (z *azure) gather(ctx context.Context, kind evidence.Kind, b evidence.Bindi
 type OtherResource struct{ Asked, Own string }
 
 func (o *OtherResource) Error() string {
-	return fmt.Sprintf("the verifier asks for a token of the managed identity for %.80q; this machine requests them only for %.80q", o.Asked, o.Own)
+	return fmt.Sprintf("the verifier asks for a token of the managed identity for %.80q; this machine requests them "+
+		"only for %.80q", o.Asked, o.Own)
 }
 
 // maxResource bounds the file, as the verifier's configuration bounds its own value.

@@ -50,7 +50,8 @@ type platform interface {
 	// look finds the provider id.
 	look(context.Context) (string, error)
 	// gather makes evidence of one of the kinds.
-	gather(context.Context, evidence.Kind, evidence.Binding, *mcsattestv1.CloudChallenge) (document, token []byte, err error)
+	gather(context.Context, evidence.Kind, evidence.Binding,
+		*mcsattestv1.CloudChallenge) (document, token []byte, err error)
 }
 
 // Cloud is one machine's. It may be used from several goroutines.
@@ -116,7 +117,8 @@ func (c *Cloud) Makes(kind evidence.Kind) bool { return slices.Contains(c.platfo
 
 // Evidence gathers one kind, bound to b. An error of the metadata service is a
 // *metadata.Fault.
-func (c *Cloud) Evidence(ctx context.Context, kind evidence.Kind, b evidence.Binding, ch *mcsattestv1.CloudChallenge) (*mcsattestv1.CloudEvidence, error) {
+func (c *Cloud) Evidence(ctx context.Context, kind evidence.Kind, b evidence.Binding,
+	ch *mcsattestv1.CloudChallenge) (*mcsattestv1.CloudEvidence, error) {
 	document, token, err := c.platform.gather(ctx, kind, b, ch)
 	switch {
 	case err != nil:

@@ -61,7 +61,8 @@ func TestEvidenceVerifies(t *testing.T) {
 		}
 		for _, kind := range offers {
 			t.Run(kind.String(), func(t *testing.T) {
-				ev, err := c.Evidence(t.Context(), kind, binding, &mcsattestv1.CloudChallenge{AzureTokenResource: cloudtest.TokenResource})
+				ev, err := c.Evidence(t.Context(), kind, binding,
+					&mcsattestv1.CloudChallenge{AzureTokenResource: cloudtest.TokenResource})
 				ok(t, err)
 				if evidence.Kind(ev.GetKind()) != kind {
 					t.Errorf("it says it is %v", ev.GetKind())
@@ -103,7 +104,8 @@ func TestAzureToken(t *testing.T) {
 			t.Error("a token that nobody asked for")
 		}
 	}
-	_, err := c.Evidence(t.Context(), evidence.AzureAttested, binding, &mcsattestv1.CloudChallenge{AzureTokenResource: cloudtest.TokenResource})
+	_, err := c.Evidence(t.Context(), evidence.AzureAttested, binding,
+		&mcsattestv1.CloudChallenge{AzureTokenResource: cloudtest.TokenResource})
 	var fault *metadata.Fault
 	if !errors.As(err, &fault) || !fault.Late || !strings.Contains(fault.Problem, "no managed identity") {
 		t.Errorf("error %v", err)
@@ -126,7 +128,8 @@ func TestSigningTime(t *testing.T) {
 	ok(t, err)
 	var document struct{ AmzDate, Region, Authorization string }
 	ok(t, json.Unmarshal(ev.GetDocument(), &document))
-	if document.AmzDate != "20310506T070809Z" || document.Region != "eu-central-1" || !strings.Contains(document.Authorization, "x-mcs-attest-challenge") {
+	if document.AmzDate != "20310506T070809Z" || document.Region != "eu-central-1" ||
+		!strings.Contains(document.Authorization, "x-mcs-attest-challenge") {
 		t.Errorf("signed %+v", document)
 	}
 }
@@ -138,7 +141,8 @@ func TestOffers(t *testing.T) {
 	service := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
 	t.Cleanup(service.Close)
 	for platform, want := range map[string][]evidence.Kind{
-		"aws": {evidence.AWSIID, evidence.AWSSTS}, "gcp": {evidence.GCPIdentity}, "azure": {evidence.AzureAttested}, "vmware": nil,
+		"aws": {evidence.AWSIID, evidence.AWSSTS}, "gcp": {evidence.GCPIdentity}, "azure": {evidence.AzureAttested},
+		"vmware": nil,
 	} {
 		if got := newCloud(t, platform, service.URL).Offers(); !slices.Equal(got, want) {
 			t.Errorf("%s offers %v, want %v", platform, got, want)
@@ -282,7 +286,8 @@ func TestAudienceIsTheVerifiers(t *testing.T) {
 	ok(t, err)
 	other := binding
 	other.Origin = "https://other.example.com:22623"
-	_, err = m.Verifiers[evidence.GCPIdentity].Verify(t.Context(), evidence.Document{Kind: evidence.GCPIdentity, Raw: ev.GetDocument()}, other, time.Now())
+	_, err = m.Verifiers[evidence.GCPIdentity].Verify(t.Context(),
+		evidence.Document{Kind: evidence.GCPIdentity, Raw: ev.GetDocument()}, other, time.Now())
 	if err == nil || reason.From(err).Code != reason.DocumentNotFresh {
 		t.Errorf("error %v", err)
 	}

@@ -26,7 +26,8 @@ func (*gcp) kinds() []evidence.Kind { return []evidence.Kind{evidence.GCPIdentit
 
 func (g *gcp) look(ctx context.Context) (string, error) { return g.quick.ProviderID(ctx) }
 
-func (g *gcp) gather(ctx context.Context, kind evidence.Kind, b evidence.Binding, _ *mcsattestv1.CloudChallenge) (document, token []byte, err error) {
+func (g *gcp) gather(ctx context.Context, kind evidence.Kind, b evidence.Binding,
+	_ *mcsattestv1.CloudChallenge) (document, token []byte, err error) {
 	if kind != evidence.GCPIdentity {
 		return nil, nil, notMine(kind)
 	}

@@ -22,7 +22,8 @@ func newVSphere(p paths.Paths) (platform, error) { return &vsphere{p}, nil }
 
 func (*vsphere) kinds() []evidence.Kind { return nil }
 
-func (*vsphere) gather(_ context.Context, kind evidence.Kind, _ evidence.Binding, _ *mcsattestv1.CloudChallenge) (document, token []byte, err error) {
+func (*vsphere) gather(_ context.Context, kind evidence.Kind, _ evidence.Binding,
+	_ *mcsattestv1.CloudChallenge) (document, token []byte, err error) {
 	return nil, nil, notMine(kind)
 }
 

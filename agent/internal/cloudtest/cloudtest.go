@@ -58,8 +58,10 @@ func AWS(t testing.TB, change func(*aws.Instance)) *Machine {
 	return &Machine{
 		Platform: "aws", ProviderID: i.ProviderID(), Metadata: cloud.Metadata(i.ID),
 		Verifiers: map[evidence.Kind]evidence.Verifier{
-			evidence.AWSIID: &awsiid.Verifier{Certificates: func() *awsiid.Certificates { return trusted }, Accounts: accounts, Regions: regions},
-			evidence.AWSSTS: &awssts.Verifier{Caller: sts{cloud.API()}, Accounts: accounts, Regions: regions, Roles: []string{"worker"}},
+			evidence.AWSIID: &awsiid.Verifier{Certificates: func() *awsiid.Certificates { return trusted }, Accounts: accounts,
+				Regions: regions},
+			evidence.AWSSTS: &awssts.Verifier{Caller: sts{cloud.API()}, Accounts: accounts, Regions: regions,
+				Roles: []string{"worker"}},
 		},
 	}
 }
@@ -102,7 +104,8 @@ func Azure(t testing.TB, change func(*azure.Instance)) *Machine {
 	t.Helper()
 	cloud, err := azure.New()
 	fatal(t, err)
-	i := &azure.Instance{Name: "worker-a", ResourceGroup: "demo-rg", VMID: "02aab8a4-74ef-476e-8182-f6d2ba4166a6", Identity: "system"}
+	i := &azure.Instance{Name: "worker-a", ResourceGroup: "demo-rg", VMID: "02aab8a4-74ef-476e-8182-f6d2ba4166a6",
+		Identity: "system"}
 	if change != nil {
 		change(i)
 	}
@@ -125,7 +128,8 @@ func Azure(t testing.TB, change func(*azure.Instance)) *Machine {
 				Names:         public.Hosts,
 				Subscriptions: []string{i.Subscription},
 				Resolve:       arm{i},
-				Identity:      &azureattested.Identity{Keys: keys, Issuers: public.Issuers(cloud.Tenant), Tenant: cloud.Tenant, Resource: TokenResource},
+				Identity: &azureattested.Identity{Keys: keys, Issuers: public.Issuers(cloud.Tenant), Tenant: cloud.Tenant,
+					Resource: TokenResource},
 			},
 		},
 	}

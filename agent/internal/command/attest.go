@@ -147,7 +147,8 @@ func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) err
 
 // attestTo attests to each target and returns the pointer config with the
 // tokens; nil if there is none to add.
-func (a *agent) attestTo(ctx context.Context, f *flow.Flow, targets []flow.Target, authorities []*x509.Certificate, raw []byte) ([]byte, error) {
+func (a *agent) attestTo(ctx context.Context, f *flow.Flow, targets []flow.Target, authorities []*x509.Certificate,
+	raw []byte) ([]byte, error) {
 	var out []byte
 	for _, t := range targets {
 		note := failure.Note{Origin: t.Origin, Authorities: failure.Encode(authorities)}
@@ -226,11 +227,18 @@ func agentVersion() string {
 }
 
 var hints = map[mcsattestv1.DenialClass]string{
-	mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED: "the verifier may not answer for this origin ('origins' in its configuration), or agent and verifier are of versions that do not fit; its audit log says which, under the correlation id",
-	mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE: "boot again; if it stays, look up the correlation id in the verifier's audit log",
-	mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE:  "this machine's TPM, boot chain, cloud document or provisioning token is not what the policy expects, or it has none; on the cluster, the verifier's audit log says what was seen, under the correlation id",
-	mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE:   "the machine is known and may not attest now (it joined, is being deleted, is too old, belongs to another pool, or another identity has it); on the cluster, mcs-attest-verifier explain says which",
-	mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN:     "look up the correlation id in the verifier's audit log",
+	mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED: "the verifier may not answer for this origin ('origins' in its " +
+		"configuration), or agent and verifier are of versions that do not fit; its audit log says which, under the " +
+		"correlation id",
+	mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE: "boot again; if it stays, look up the correlation id in the " +
+		"verifier's audit log",
+	mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE: "this machine's TPM, boot chain, cloud document or provisioning " +
+		"token is not what the policy expects, or it has none; on the cluster, the verifier's audit log says what was " +
+		"seen, under the correlation id",
+	mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE: "the machine is known and may not attest now (it joined, is being " +
+		"deleted, is too old, belongs to another pool, or another identity has it); on the cluster, mcs-attest-verifier " +
+		"explain says which",
+	mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN: "look up the correlation id in the verifier's audit log",
 }
 
 // advice is the hint for a final error.
@@ -246,7 +254,8 @@ func advice(err error) string {
 	case errors.As(err, &denied):
 		return hints[denied.Class]
 	case errors.As(err, &resource), errors.As(err, &badResource):
-		return "write the resource of the verifier's azure.managedIdentity into /etc/mcs-attest/azure-token-resource of the image, if it is yours"
+		return "write the resource of the verifier's azure.managedIdentity into /etc/mcs-attest/azure-token-resource of " +
+			"the image, if it is yours"
 	case errors.Is(err, attester.ErrEndorsementOwned):
 		return "clear the TPM in the firmware's setup"
 	case errors.As(err, &missing) && slices.Contains(missing.Kinds, evidence.ProvisioningToken):

@@ -45,7 +45,9 @@ func TestAttack_T65_VerifierCannotChooseTheAudienceOfTheManagedIdentityToken(t *
 		{"a file of two lines", "a\nb\n", "a\nb", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			v := &verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_AZURE_ATTESTED}}
+			v := &verifiertest.Verifier{
+				Required: []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_AZURE_ATTESTED},
+			}
 			v.Start(t)
 			m := cloudtest.Azure(t, func(i *azure.Instance) { i.UserData = v.Pointer("worker") })
 			appraiser := m.Verifiers[evidence.AzureAttested].(*azureattested.Verifier)
@@ -123,7 +125,8 @@ func TestAttack_T62_RepeatedKindsInAChallengeAreRefused(t *testing.T) {
 	tpm := swtpmtest.Start(t, "sha256").Socket
 	for name, times := range map[string]int{"once": 1, "twice": 2, "20 000 times": 20_000} {
 		t.Run(name, func(t *testing.T) {
-			v := &verifiertest.Verifier{Required: slices.Repeat([]mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_GCP_IDENTITY}, times)}
+			v := &verifiertest.Verifier{Required: slices.Repeat(
+				[]mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_GCP_IDENTITY}, times)}
 			v.Start(t)
 			m := cloudtest.GCP(t, func(i *gcp.Instance) { i.UserData = v.Pointer("worker") })
 			v.Clouds = m.Verifiers

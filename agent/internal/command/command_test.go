@@ -42,7 +42,8 @@ func TestCommand(t *testing.T) {
 				"RUN": "run/mcs-attest", "CMDLINE": "cmdline", "IGNITION_JSON": "run/ignition.json",
 				"IGNITION_RUNTIME": "run/ignition", "IGNITION_LOCAL": "etc/ignition", "IGNITION_SYSTEM": "usr/ignition",
 				"FW_CFG": "fw_cfg", "TPM": "no-tpm", "TPM_SYSFS": "tpm-sysfs", "EVENT_LOG": "event-log",
-				"BOOT_ID": "boot-id", "SMBIOS_UUID": "uuid", "SMBIOS_SERIAL": "serial", "NETWORK": "net", "PROVISIONING_TOKEN": "provisioning-token",
+				"BOOT_ID": "boot-id", "SMBIOS_UUID": "uuid", "SMBIOS_SERIAL": "serial", "NETWORK": "net",
+				"PROVISIONING_TOKEN": "provisioning-token",
 			} {
 				env.Setenv("MCS_ATTEST_"+name, filepath.Join(env.WorkDir, file))
 			}
@@ -61,7 +62,8 @@ func TestCommand(t *testing.T) {
 			// image-token TOKEN puts the token for the verifier into the image's file.
 			"image-token": func(ts *testscript.TestScript, _ bool, args []string) {
 				user := []byte(ts.ReadFile("usr/ignition/user.ign"))
-				out, err := pointer.Provision(user, pointer.Provisioning{Token: secret.New([]byte(args[0])), Origins: []string{ts.Getenv("ORIGIN")}})
+				out, err := pointer.Provision(user, pointer.Provisioning{Token: secret.New([]byte(args[0])),
+					Origins: []string{ts.Getenv("ORIGIN")}})
 				ts.Check(err)
 				ts.Check(os.WriteFile(ts.MkAbs("provisioning-token"), out, 0o600))
 			},
@@ -122,7 +124,8 @@ func startVerifier(t *testing.T, ts *testscript.TestScript, args []string) {
 	switch {
 	case len(args) < 2:
 	case args[1] == "in-header":
-		out, err := pointer.Provision(pointerConfig, pointer.Provisioning{Token: secret.New([]byte(args[2])), Origins: []string{v.Origin}})
+		out, err := pointer.Provision(pointerConfig,
+			pointer.Provisioning{Token: secret.New([]byte(args[2])), Origins: []string{v.Origin}})
 		ts.Check(err)
 		pointerConfig = out
 	case args[1] == "in-url":

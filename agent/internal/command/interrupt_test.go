@@ -28,8 +28,10 @@ func TestWaitingIsInterrupted(t *testing.T) {
 	dir := t.TempDir()
 	cmdline := filepath.Join(dir, "cmdline")
 	for name, value := range map[string]string{
-		"MCS_ATTEST_RUN": filepath.Join(dir, "run"), "MCS_ATTEST_CMDLINE": cmdline, "MCS_ATTEST_METADATA": "http://127.0.0.1:1",
-		"MCS_ATTEST_IGNITION_RUNTIME": dir, "MCS_ATTEST_IGNITION_LOCAL": dir, "MCS_ATTEST_IGNITION_SYSTEM": dir, "PLATFORM_ID": "aws",
+		"MCS_ATTEST_RUN": filepath.Join(dir, "run"), "MCS_ATTEST_CMDLINE": cmdline,
+		"MCS_ATTEST_METADATA":         "http://127.0.0.1:1",
+		"MCS_ATTEST_IGNITION_RUNTIME": dir, "MCS_ATTEST_IGNITION_LOCAL": dir, "MCS_ATTEST_IGNITION_SYSTEM": dir,
+		"PLATFORM_ID": "aws",
 	} {
 		t.Setenv(name, value)
 	}
@@ -38,7 +40,8 @@ func TestWaitingIsInterrupted(t *testing.T) {
 		text   string
 	}{
 		"mcs-attest=off": {0, "off, by kernel argument"},
-		"quiet":          {1, "the pointer config cannot be read yet: AWS metadata service, asked for the user data: the connection was refused; trying again"},
+		"quiet": {1, "the pointer config cannot be read yet: AWS metadata service, asked for the user data: the " +
+			"connection was refused; trying again"},
 	} {
 		if err := os.WriteFile(cmdline, []byte(line), 0o600); err != nil {
 			t.Fatal(err)

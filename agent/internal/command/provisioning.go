@@ -14,7 +14,8 @@ import (
 // maxImageToken bounds the image's file; a pointer config has some KiB.
 const maxImageToken = 64 << 10
 
-const hintImageToken = "make the file with 'mcs-attest-verifier token provisioning pointer FILE', which prints a pointer config " +
+const hintImageToken = "make the file with 'mcs-attest-verifier token provisioning pointer FILE', which prints a " +
+	"pointer config " +
 	"with the token, its servers and their certificate authority"
 
 // imageToken is the provisioning token of the image, for one server of the machine's
@@ -57,7 +58,8 @@ func (a *agent) readImageToken(machine *pointer.Config, origin string) (secret.B
 	}
 	image, err := pointer.Parse(raw)
 	if errors.Is(err, pointer.ErrNotIgnition) {
-		return secret.Bytes{}, unusable(errors.New("it is not a pointer config, so it does not say which server the token is for"))
+		return secret.Bytes{},
+			unusable(errors.New("it is not a pointer config, so it does not say which server the token is for"))
 	}
 	if err != nil {
 		return secret.Bytes{}, unusable(err)
@@ -74,7 +76,8 @@ func (a *agent) readImageToken(machine *pointer.Config, origin string) (secret.B
 		return secret.Bytes{}, fmt.Errorf("%s has none for %s", file, origin)
 	}
 	if err := machine.ConfinedTo(origin, authorities); err != nil {
-		return secret.Bytes{}, fmt.Errorf("it is for %s and its certificate authority only: the machine's pointer config: %w", origin, err)
+		return secret.Bytes{}, fmt.Errorf("it is for %s and its certificate authority only: the machine's pointer config: %w",
+			origin, err)
 	}
 	return token, nil
 }

@@ -43,14 +43,16 @@ func authorityOf(v *verifiertest.Verifier) string {
 }
 
 func pointerOf(authorities string, entries ...string) string {
-	return fmt.Sprintf(`{"ignition":{"version":"3.4.0","config":{"merge":[%s]},"security":{"tls":{"certificateAuthorities":[%s]}}}}`,
+	return fmt.Sprintf(
+		`{"ignition":{"version":"3.4.0","config":{"merge":[%s]},"security":{"tls":{"certificateAuthorities":[%s]}}}}`,
 		strings.Join(entries, ","), authorities)
 }
 
 // withImageToken is the image's file for the server.
 func withImageToken(t *testing.T, v *verifiertest.Verifier) string {
 	t.Helper()
-	out, err := pointer.Provision(v.Pointer("worker"), pointer.Provisioning{Token: secret.New([]byte(imageToken)), Origins: []string{v.Origin}})
+	out, err := pointer.Provision(v.Pointer("worker"),
+		pointer.Provisioning{Token: secret.New([]byte(imageToken)), Origins: []string{v.Origin}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,27 +103,36 @@ func TestAttack_T64_ImageTokenGoesOnlyToTheServerThatItIsFor(t *testing.T) {
 		says                string
 	}{
 		{"its own server", pointerOf(ca, source(ours)), good, true, ""},
-		{"another pool of its own server", strings.Replace(pointerOf(ca, source(ours)), "/config/worker", "/config/infra", 1), good, true, ""},
+		{"another pool of its own server", strings.Replace(pointerOf(ca, source(ours)), "/config/worker", "/config/infra", 1),
+			good, true, ""},
 		{"a nested config of its own server", pointerOf(ca, data(pointerOf(ca, source(ours)))), good, true, ""},
 		{"specification 3.0", strings.Replace(pointerOf(ca, source(ours)), "3.4.0", "3.0.0", 1), good, true, ""},
 		{"another server", pointerOf(otherCA, source(fake)), good, false, "has none for " + fake.Origin},
 		{"another server beside its own", pointerOf(ca+","+otherCA, source(ours), source(fake)), good, false, "not used"},
 		{"an additional authority", pointerOf(ca+","+otherCA, source(ours)), good, false, "not one of them"},
-		{"an additional authority in a nested config", pointerOf(ca, data(pointerOf(otherCA)), source(ours)), good, false, "not one of them"},
-		{"a config of another server", pointerOf(ca, `{"source":"http://192.0.2.1/x.ign"}`, source(ours)), good, false, "leads elsewhere"},
-		{"a nested config that cannot be read", pointerOf(ca, `{"source":"data:,x"}`, source(ours)), good, false, "leads elsewhere"},
-		{"plain http beside it", pointerOf(ca, strings.Replace(source(ours), "https", "http", 1), source(ours)), good, false, "leads elsewhere"},
-		{"a bare token", pointerOf(ca, source(ours)), imageToken + "\n", false, "it is not a pointer config, so it does not say which server the token is for"},
-		{"a bare token, and another server", pointerOf(otherCA, source(fake)), imageToken + "\n", false, "it is not a pointer config"},
+		{"an additional authority in a nested config", pointerOf(ca, data(pointerOf(otherCA)), source(ours)), good, false,
+			"not one of them"},
+		{"a config of another server", pointerOf(ca, `{"source":"http://192.0.2.1/x.ign"}`, source(ours)), good, false,
+			"leads elsewhere"},
+		{"a nested config that cannot be read", pointerOf(ca, `{"source":"data:,x"}`, source(ours)), good, false,
+			"leads elsewhere"},
+		{"plain http beside it", pointerOf(ca, strings.Replace(source(ours), "https", "http", 1), source(ours)), good,
+			false, "leads elsewhere"},
+		{"a bare token", pointerOf(ca, source(ours)), imageToken + "\n", false,
+			"it is not a pointer config, so it does not say which server the token is for"},
+		{"a bare token, and another server", pointerOf(otherCA, source(fake)), imageToken + "\n", false,
+			"it is not a pointer config"},
 		{"an empty file", pointerOf(ca, source(ours)), "", false, "the user data is empty"},
-		{"a file without an authority", pointerOf(ca, source(ours)), strings.Replace(good, `"certificateAuthorities":[`+ca+`]`, `"certificateAuthorities":[]`, 1), false, "names no certificate authority"},
+		{"a file without an authority", pointerOf(ca, source(ours)), strings.Replace(good,
+			`"certificateAuthorities":[`+ca+`]`, `"certificateAuthorities":[]`, 1), false, "names no certificate authority"},
 		{"a file without a token", pointerOf(ca, source(ours)), pointerOf(ca, source(ours)), false, "has none for"},
 		{"a huge file", pointerOf(ca, source(ours)), good + strings.Repeat(" ", 1<<17), false, "more than 65536 bytes"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			before := len(ours.Tokens())
 			status, out, delivered := attestMetal(t, tpm, c.pointer, c.file)
-			if used := strings.Contains(delivered, imageToken) || strings.Contains(string(unpacked([]byte(delivered))), imageToken); used != c.used {
+			if used := strings.Contains(delivered, imageToken) ||
+				strings.Contains(string(unpacked([]byte(delivered))), imageToken); used != c.used {
 				t.Errorf("the token was used: %t\n%s", used, out)
 			}
 			if seen := strings.Join(fake.Tokens(), " "); strings.Contains(seen, imageToken) {

@@ -80,12 +80,13 @@ func scrub(t *testing.T, delivered, cached []byte) (status int, stdout, stderr s
 func TestAttack_T64_TokenInANestedConfigDoesNotSurviveTheScrub(t *testing.T) {
 	const mcs = `{"source":"` + scrubOrigin + `/config/worker"}`
 	for name, raw := range map[string]string{
-		"no nested config":      pointerWith(mcs),
-		"one level":             pointerWith(dataSource(pointerWith(mcs))),
-		"two levels":            pointerWith(dataSource(pointerWith(dataSource(pointerWith(mcs))))),
-		"both levels":           pointerWith(mcs + "," + dataSource(pointerWith(mcs))),
-		"a replace":             `{"ignition":{"version":"3.4.0","config":{"replace":` + dataSource(pointerWith(mcs)) + `}}}`,
-		"beside another config": pointerWith(dataSource(`{"ignition":{"version":"3.4.0"}}`) + "," + dataSource(pointerWith(mcs))),
+		"no nested config": pointerWith(mcs),
+		"one level":        pointerWith(dataSource(pointerWith(mcs))),
+		"two levels":       pointerWith(dataSource(pointerWith(dataSource(pointerWith(mcs))))),
+		"both levels":      pointerWith(mcs + "," + dataSource(pointerWith(mcs))),
+		"a replace":        `{"ignition":{"version":"3.4.0","config":{"replace":` + dataSource(pointerWith(mcs)) + `}}}`,
+		"beside another config": pointerWith(dataSource(`{"ignition":{"version":"3.4.0"}}`) + "," +
+			dataSource(pointerWith(mcs))),
 	} {
 		t.Run(name, func(t *testing.T) {
 			config, err := pointer.Parse([]byte(raw))
@@ -114,19 +115,22 @@ func TestAttack_T64_TokenInANestedConfigDoesNotSurviveTheScrub(t *testing.T) {
 // A token in a place that the scrub does not edit stops the boot, and is never
 // reported as removed.
 func TestAttack_T64_TokenThatCannotBeRemovedIsReported(t *testing.T) {
-	delivered := []byte(pointerWith(`{"source":"` + scrubOrigin + `/config/worker","httpHeaders":[{"name":"Authorization","value":"Bearer ` + scrubToken + `"}]}`))
+	delivered := []byte(pointerWith(`{"source":"` + scrubOrigin +
+		`/config/worker","httpHeaders":[{"name":"Authorization","value":"Bearer ` + scrubToken + `"}]}`))
 	file := func(contents string) string {
 		return `{"ignition":{"version":"3.4.0"},"storage":{"files":[{"path":"/a","contents":` + contents + `}]}}`
 	}
 	escaped := strings.Replace(scrubToken, "e", `\u0065`, 1)
 	for name, cached := range map[string]string{
-		"in a file":                    file(dataSource("x " + scrubToken)),
-		"in a file, percent-encoded":   file(`{"source":"data:,x%20` + strings.Replace(scrubToken, "e", "%65", 1) + `"}`),
-		"in a file, escaped in JSON":   file(`{"source":"data:,` + escaped + `"}`),
-		"in a key":                     `{"ignition":{"version":"3.4.0"},"` + scrubToken + `":1}`,
-		"in another header":            pointerWith(`{"source":"https://a/config/b","httpHeaders":[{"name":"X","value":"` + scrubToken + `"}]}`),
+		"in a file":                  file(dataSource("x " + scrubToken)),
+		"in a file, percent-encoded": file(`{"source":"data:,x%20` + strings.Replace(scrubToken, "e", "%65", 1) + `"}`),
+		"in a file, escaped in JSON": file(`{"source":"data:,` + escaped + `"}`),
+		"in a key":                   `{"ignition":{"version":"3.4.0"},"` + scrubToken + `":1}`,
+		"in another header": pointerWith(`{"source":"https://a/config/b","httpHeaders":[{"name":"X","value":"` +
+			scrubToken + `"}]}`),
 		"in a config of a data source": pointerWith(dataSource(file(dataSource(scrubToken)))),
-		"beside a header":              strings.Replace(string(delivered), `"ignition"`, fmt.Sprintf(`"x":%q,"ignition"`, scrubToken), 1),
+		"beside a header": strings.Replace(string(delivered), `"ignition"`,
+			fmt.Sprintf(`"x":%q,"ignition"`, scrubToken), 1),
 	} {
 		t.Run(name, func(t *testing.T) {
 			status, out, errs, _ := scrub(t, delivered, []byte(cached))
@@ -150,13 +154,15 @@ func TestAttack_T64_TokenOfTheUserDataThatCannotBeRemovedIsReported(t *testing.T
 	const shared = "AAAA-bbb_CCCC-ddd_EEEE-fff_GGGG-hhh_IIII-jjj"
 	source := scrubOrigin + "/config/worker"
 	for name, entry := range map[string]string{
-		"in a header":        `{"source":"` + source + `","httpHeaders":[{"name":"Authorization","value":"Bearer ` + shared + `"}]}`,
+		"in a header": `{"source":"` + source + `","httpHeaders":[{"name":"Authorization","value":"Bearer ` +
+			shared + `"}]}`,
 		"in the URL":         `{"source":"` + source + `?token=` + shared + `"}`,
 		"in a nested config": dataSource(pointerWith(`{"source":"` + source + `?token=` + shared + `"}`)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			clean := pointerWith(entry)
-			if status, out, errs, after := scrub(t, nil, []byte(clean)); status != 0 || bytes.Contains(unpacked(after), []byte(shared)) {
+			if status, out, errs, after := scrub(t, nil, []byte(clean)); status != 0 ||
+				bytes.Contains(unpacked(after), []byte(shared)) {
 				t.Errorf("exit status %d\n%s%s%s", status, out, errs, after)
 			}
 			left := strings.Replace(clean, `"ignition"`, fmt.Sprintf(`"x":%q,"ignition"`, shared), 1)

@@ -41,7 +41,8 @@ func TestEKTypeByPlatform(t *testing.T) {
 		asked, platform string
 		want            attester.Key
 	}{
-		{"", "metal", ""}, {"", "azure", ""}, {"", "vmware", ""}, {"", "gcp", attester.RSA2048}, {"", "aws", attester.RSA2048},
+		{"", "metal", ""}, {"", "azure", ""}, {"", "vmware", ""}, {"", "gcp", attester.RSA2048},
+		{"", "aws", attester.RSA2048},
 		{"ecc-p384", "aws", attester.ECCP384}, {"ecc-p256", "gcp", attester.ECCP256}, {"ecc-p256", "metal", attester.ECCP256},
 	} {
 		if got := ekType(c.asked, c.platform); got != c.want {

@@ -17,7 +17,8 @@ func TestConsole(t *testing.T) {
 	c.Step("waiting for it")
 	c.Step("done")
 	c.Step("waiting for it")
-	if got, want := out.String(), "mcs-attest: waiting for it\nmcs-attest: done\nmcs-attest: waiting for it\n"; got != want {
+	if got, want := out.String(),
+		"mcs-attest: waiting for it\nmcs-attest: done\nmcs-attest: waiting for it\n"; got != want {
 		t.Errorf("have %q", got)
 	}
 	out.Reset()
@@ -41,7 +42,8 @@ func TestUntrustedText(t *testing.T) {
 	c := &console.Console{Out: &out}
 	c.Step("%s", "a\x1b[2Jb\r\nc\x00\xff"+strings.Repeat("x", 10000))
 	line := out.String()
-	if strings.Count(line, "\n") != 1 || bytes.ContainsAny(out.Bytes(), "\x1b\r\x00") || bytes.IndexByte(out.Bytes(), 0xff) >= 0 || len(line) > 400 {
+	if strings.Count(line, "\n") != 1 || bytes.ContainsAny(out.Bytes(), "\x1b\r\x00") ||
+		bytes.IndexByte(out.Bytes(), 0xff) >= 0 || len(line) > 400 {
 		t.Errorf("printed %q", line)
 	}
 }
@@ -49,7 +51,8 @@ func TestUntrustedText(t *testing.T) {
 // Some terminals read one character of the range above ASCII as the start of a
 // command, and others change the order of the text.
 func TestUntrustedTextHasNoControlCharacterOfAnyRange(t *testing.T) {
-	for _, r := range []rune{0x1b, 0x7f, 0x80, 0x85, 0x90, 0x9b, 0x9d, 0x9f, 0xad, 0x200b, 0x2028, 0x2029, 0x202e, 0x2066, 0xfeff, 0xe0001} {
+	for _, r := range []rune{0x1b, 0x7f, 0x80, 0x85, 0x90, 0x9b, 0x9d, 0x9f, 0xad, 0x200b, 0x2028, 0x2029, 0x202e, 0x2066,
+		0xfeff, 0xe0001} {
 		var out, errs bytes.Buffer
 		c := &console.Console{Out: &out, Err: &errs}
 		c.Step("a%c2Jb", r)

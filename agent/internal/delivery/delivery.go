@@ -78,7 +78,8 @@ func Write(p paths.Paths, d Delivery) error {
 			return err
 		}
 	}
-	env := fmt.Sprintf("IGNITION_SYSTEM_RUNTIME_CONFIG_DIR=%s\nIGNITION_SYSTEM_CONFIG_DIR=%s\n", p.Own(runtimeDir), p.Own(systemDir))
+	env := fmt.Sprintf("IGNITION_SYSTEM_RUNTIME_CONFIG_DIR=%s\nIGNITION_SYSTEM_CONFIG_DIR=%s\n", p.Own(runtimeDir),
+		p.Own(systemDir))
 	return WriteFile(p.Own(envFile), []byte(env))
 }
 

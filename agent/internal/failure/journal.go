@@ -49,7 +49,8 @@ var (
 
 // journalctl returns the last matching lines of this boot's ignition.
 func journalctl(ctx context.Context, wanted *regexp.Regexp, matches ...string) ([]string, error) {
-	args := append([]string{"--boot", "--quiet", "--no-pager", "--output=cat", "--lines=" + searchLines, "SYSLOG_IDENTIFIER=ignition"}, matches...)
+	args := append([]string{"--boot", "--quiet", "--no-pager", "--output=cat", "--lines=" + searchLines,
+		"SYSLOG_IDENTIFIER=ignition"}, matches...)
 	cmd := exec.CommandContext(ctx, "journalctl", args...)
 	out, err := cmd.StdoutPipe()
 	if err != nil {

@@ -36,11 +36,14 @@ func send(t *testing.T, journal string) *mcsattestv1.ReportRequest {
 }
 
 func TestReport(t *testing.T) {
-	r := send(t, "disks: createPartitions: op(1): [failed] wiping partition table\nIgnition failed: create partitions failed: no such device\n")
-	if r.GetTicket() != "ticket" || r.GetUnit() != "ignition-disks.service" || r.GetResult() != "exit-code" || r.GetExitStatus() != 1 || len(r.GetBootId()) != 36 {
+	r := send(t, "disks: createPartitions: op(1): [failed] wiping partition table\nIgnition failed: create partitions "+
+		"failed: no such device\n")
+	if r.GetTicket() != "ticket" || r.GetUnit() != "ignition-disks.service" || r.GetResult() != "exit-code" ||
+		r.GetExitStatus() != 1 || len(r.GetBootId()) != 36 {
 		t.Errorf("report %v", r)
 	}
-	if want := "disks: createPartitions: op(1): [failed] wiping partition table\nIgnition failed: create partitions failed: no such device"; r.GetMessage() != want {
+	if want := "disks: createPartitions: op(1): [failed] wiping partition table\nIgnition failed: create partitions " +
+		"failed: no such device"; r.GetMessage() != want {
 		t.Errorf("message %q", r.GetMessage())
 	}
 }
@@ -81,7 +84,8 @@ func TestAttack_T57_SecretsInTheJournal(t *testing.T) {
 		"much base64 in lines":        "keyfile\n" + long + "\n" + long,
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := send(t, "Ignition failed\n"+line+"\nlast line").GetMessage(); strings.Contains(got, canary) || !strings.HasPrefix(got, "Ignition failed\n") {
+			if got := send(t, "Ignition failed\n"+line+"\nlast line").GetMessage(); strings.Contains(got, canary) ||
+				!strings.HasPrefix(got, "Ignition failed\n") {
 				t.Errorf("reported %q", got)
 			}
 		})

@@ -18,11 +18,13 @@ import (
 type instantTPM struct{}
 
 func (instantTPM) Identity() attester.Identity {
-	return attester.Identity{EKPublic: make([]byte, 314), AKPublic: make([]byte, 88), AKName: make([]byte, 34), Banks: []uint16{0x000B}}
+	return attester.Identity{EKPublic: make([]byte, 314), AKPublic: make([]byte, 88), AKName: make([]byte, 34),
+		Banks: []uint16{0x000B}}
 }
 
 func (instantTPM) Attest(attester.Challenge, transcript.Hash) (*attester.Evidence, error) {
-	return &attester.Evidence{Quote: make([]byte, 145), Signature: make([]byte, 72), Activation: make([]byte, 32), PCRValues: [][]byte{make([]byte, 32)}}, nil
+	return &attester.Evidence{Quote: make([]byte, 145), Signature: make([]byte, 72), Activation: make([]byte, 32),
+		PCRValues: [][]byte{make([]byte, 32)}}, nil
 }
 
 // BenchmarkStartToToken is everything between the pointer config and the token
@@ -33,8 +35,9 @@ func BenchmarkStartToToken(b *testing.B) {
 		ChallengeFunc: func(req *mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
 			return &mcsattestv1.ChallengeResponse{
 				Sealed: make([]byte, 600), Nonce: make([]byte, 32), Binding: mcsattestv1.BindingMode_BINDING_MODE_EXPORTER,
-				Required: []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2}, Mode: mcsattestv1.Mode_MODE_ENFORCE,
-				Tpm: &mcsattestv1.TpmChallenge{Bank: 0x000B, Pcrs: []uint32{11}}, Pool: req.GetPool(), Origin: req.GetOrigin(),
+				Required: []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2},
+				Mode:     mcsattestv1.Mode_MODE_ENFORCE,
+				Tpm:      &mcsattestv1.TpmChallenge{Bank: 0x000B, Pcrs: []uint32{11}}, Pool: req.GetPool(), Origin: req.GetOrigin(),
 			}, nil
 		},
 		AttestFunc: func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
@@ -47,7 +50,8 @@ func BenchmarkStartToToken(b *testing.B) {
 			Console: &console.Console{}, TPM: instantTPM{}, Claims: func(context.Context) []byte { return []byte("{}") },
 			Dialer: client.NewDialer([]*x509.Certificate{v.Authority}),
 		}
-		if _, err := f.Run(b.Context(), flow.Target{Origin: v.Origin, Pool: "worker", URL: v.Origin + "/config/worker"}); err != nil {
+		if _, err := f.Run(b.Context(),
+			flow.Target{Origin: v.Origin, Pool: "worker", URL: v.Origin + "/config/worker"}); err != nil {
 			b.Fatal(err)
 		}
 	}

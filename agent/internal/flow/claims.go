@@ -27,7 +27,8 @@ type claims struct {
 
 // Claims gathers the claims; what cannot be read, or is not known, is left out.
 func Claims(p paths.Paths, platform, providerID string) []byte {
-	c := claims{BootID: word(p.BootID), Platform: platform, ProviderID: providerID, SMBIOSUUID: strings.ToLower(word(p.SMBIOSUUID))}
+	c := claims{BootID: word(p.BootID), Platform: platform, ProviderID: providerID,
+		SMBIOSUUID: strings.ToLower(word(p.SMBIOSUUID))}
 	c.Hostname, _ = os.Hostname()
 	links, _ := filepath.Glob(filepath.Join(p.Network, "*", "address"))
 	for _, l := range links {

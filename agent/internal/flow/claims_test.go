@@ -14,7 +14,8 @@ import (
 
 func TestClaims(t *testing.T) {
 	dir := t.TempDir()
-	p := paths.Paths{BootID: filepath.Join(dir, "boot"), SMBIOSUUID: filepath.Join(dir, "uuid"), Network: filepath.Join(dir, "net")}
+	p := paths.Paths{BootID: filepath.Join(dir, "boot"), SMBIOSUUID: filepath.Join(dir, "uuid"),
+		Network: filepath.Join(dir, "net")}
 	write := func(file, content string) {
 		ok(t, os.MkdirAll(filepath.Dir(file), 0o755))
 		ok(t, os.WriteFile(file, []byte(content), 0o644))
@@ -26,14 +27,16 @@ func TestClaims(t *testing.T) {
 	raw := flow.Claims(p, "aws", "aws:///eu-central-1a/i-0123456789abcdef0")
 	for _, part := range []string{
 		`"bootID":"8d2f7f3e-0000-4000-8000-000000000000"`, `"macs":["52:54:00:12:34:56"]`,
-		`"platform":"aws"`, `"providerID":"aws:///eu-central-1a/i-0123456789abcdef0"`, `"smbiosUUID":"4c4c4544-0000-0000-0000-000000000000"`,
+		`"platform":"aws"`, `"providerID":"aws:///eu-central-1a/i-0123456789abcdef0"`,
+		`"smbiosUUID":"4c4c4544-0000-0000-0000-000000000000"`,
 	} {
 		if !strings.Contains(string(raw), part) {
 			t.Errorf("%s is not in %s", part, raw)
 		}
 	}
 	for i := range 1000 {
-		write(filepath.Join(p.Network, fmt.Sprintf("veth%d", i), "address"), fmt.Sprintf("52:54:00:00:%02x:%02x", i/256, i%256))
+		write(filepath.Join(p.Network, fmt.Sprintf("veth%d", i), "address"),
+			fmt.Sprintf("52:54:00:00:%02x:%02x", i/256, i%256))
 	}
 	if raw := flow.Claims(p, "aws", "aws:///eu-central-1a/i-0123456789abcdef0"); len(raw) > 4096 || !json.Valid(raw) {
 		t.Errorf("%d bytes", len(raw))

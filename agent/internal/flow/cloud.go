@@ -12,7 +12,8 @@ import (
 
 // gather asks the cloud for what is required of it. What it cannot give now and
 // may give later is a *cloudError; everything else is final.
-func (f *Flow) gather(ctx context.Context, kinds []evidence.Kind, b evidence.Binding, ch *mcsattestv1.CloudChallenge) ([]*mcsattestv1.CloudEvidence, error) {
+func (f *Flow) gather(ctx context.Context, kinds []evidence.Kind, b evidence.Binding,
+	ch *mcsattestv1.CloudChallenge) ([]*mcsattestv1.CloudEvidence, error) {
 	var all []*mcsattestv1.CloudEvidence
 	for _, kind := range kinds {
 		if f.Cloud == nil || !f.Cloud.Makes(kind) {
@@ -58,5 +59,6 @@ type Cloud interface {
 	// Makes reports whether Evidence can be asked for a kind.
 	Makes(evidence.Kind) bool
 	// Evidence gathers one kind; an error of the metadata service is a *metadata.Fault.
-	Evidence(context.Context, evidence.Kind, evidence.Binding, *mcsattestv1.CloudChallenge) (*mcsattestv1.CloudEvidence, error)
+	Evidence(context.Context, evidence.Kind, evidence.Binding,
+		*mcsattestv1.CloudChallenge) (*mcsattestv1.CloudEvidence, error)
 }

@@ -62,9 +62,10 @@ func attestInCloud(t *testing.T, c *cloudtest.Machine, required []evidence.Kind)
 	if required[0] != evidence.TPM2 {
 		m.flow.TPM, m.flow.NoTPM = nil, errors.New("there is none")
 	}
-	v := started(t, &verifiertest.Verifier{Required: proto(required...), Clouds: c.Verifiers, Change: func(r *mcsattestv1.ChallengeResponse) {
-		r.Cloud = &mcsattestv1.CloudChallenge{AzureTokenResource: cloudtest.TokenResource}
-	}})
+	v := started(t, &verifiertest.Verifier{Required: proto(required...), Clouds: c.Verifiers,
+		Change: func(r *mcsattestv1.ChallengeResponse) {
+			r.Cloud = &mcsattestv1.CloudChallenge{AzureTokenResource: cloudtest.TokenResource}
+		}})
 	g, err := m.run(v)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, m.console.String())
@@ -93,7 +94,8 @@ type fakeCloud struct {
 func (*fakeCloud) Offers() []evidence.Kind    { return []evidence.Kind{evidence.AWSIID} }
 func (*fakeCloud) Makes(k evidence.Kind) bool { return k == evidence.AWSIID }
 
-func (f *fakeCloud) Evidence(_ context.Context, k evidence.Kind, b evidence.Binding, _ *mcsattestv1.CloudChallenge) (*mcsattestv1.CloudEvidence, error) {
+func (f *fakeCloud) Evidence(_ context.Context, k evidence.Kind, b evidence.Binding,
+	_ *mcsattestv1.CloudChallenge) (*mcsattestv1.CloudEvidence, error) {
 	f.asked++
 	f.seen = append(f.seen, b)
 	if f.times < 0 || f.asked <= f.times {
@@ -123,8 +125,10 @@ func TestCloudFaults(t *testing.T) {
 		{"an error that is no fault of the service", &fakeCloud{err: errors.New("too large"), times: -1}, "", 0, false},
 		{"under Audit the boot does not wait long", &fakeCloud{err: passes, times: -1}, "audit", 2, false},
 		{"under Audit what is missing ends it at once", &fakeCloud{err: stays, times: -1}, "audit", 0, false},
-		{"with a pre-approved config what never comes is waited for as long", &fakeCloud{err: late, times: -1}, "pre-approved", 7, false},
-		{"with a pre-approved config what is missing ends it at once", &fakeCloud{err: stays, times: -1}, "pre-approved", 0, false},
+		{"with a pre-approved config what never comes is waited for as long", &fakeCloud{err: late, times: -1},
+			"pre-approved", 7, false},
+		{"with a pre-approved config what is missing ends it at once", &fakeCloud{err: stays, times: -1}, "pre-approved",
+			0, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := newMachine(t)
@@ -149,7 +153,8 @@ func TestCloudFaults(t *testing.T) {
 				t.Errorf("paused %v, want %d", m.slept, c.pauses)
 			}
 			for i, b := range c.cloud.seen {
-				if b.Origin != v.Origin || slices.ContainsFunc(c.cloud.seen[:i], func(o evidence.Binding) bool { return o.Transcript == b.Transcript }) {
+				if b.Origin != v.Origin || slices.ContainsFunc(c.cloud.seen[:i],
+					func(o evidence.Binding) bool { return o.Transcript == b.Transcript }) {
 					t.Errorf("binding %d is %+v", i, b)
 				}
 			}
@@ -162,7 +167,8 @@ func TestCloudFaults(t *testing.T) {
 				if !errors.As(err, &left) || !strings.Contains(left.Why, c.cloud.err.Error()) {
 					t.Errorf("error %v", err)
 				}
-			case !errors.As(err, &missing) || !errors.Is(err, c.cloud.err) || !slices.Equal(missing.Kinds, []evidence.Kind{evidence.AWSIID}):
+			case !errors.As(err, &missing) || !errors.Is(err, c.cloud.err) ||
+				!slices.Equal(missing.Kinds, []evidence.Kind{evidence.AWSIID}):
 				t.Errorf("error %v", err)
 			}
 			if c.pauses > 0 && !strings.Contains(m.console.String(), "aws-iid: "+c.cloud.err.Error()+"; trying again") {
@@ -177,7 +183,8 @@ func TestAnotherCloudsKind(t *testing.T) {
 	m := newMachine(t)
 	c := &fakeCloud{}
 	m.flow.Cloud = c
-	_, err := m.run(started(t, &verifiertest.Verifier{Required: proto(evidence.TPM2, evidence.AWSIID, evidence.AzureAttested)}))
+	_, err := m.run(started(t,
+		&verifiertest.Verifier{Required: proto(evidence.TPM2, evidence.AWSIID, evidence.AzureAttested)}))
 	var missing *flow.MissingEvidence
 	if !errors.As(err, &missing) || !slices.Equal(missing.Kinds, []evidence.Kind{evidence.AzureAttested}) || c.asked != 0 {
 		t.Errorf("error %v after %d questions", err, c.asked)
@@ -227,13 +234,18 @@ func TestWhatComesLate(t *testing.T) {
 		hint       string
 	}{
 		{"an instance profile", "/iam/security-credentials/", awsCloud, 404,
-			[]evidence.Kind{evidence.AWSIID, evidence.AWSSTS}, "aws-sts: AWS metadata service, asked for the name of the instance's role: the instance has no IAM role (HTTP status 404)",
+			[]evidence.Kind{evidence.AWSIID, evidence.AWSSTS},
+			"aws-sts: AWS metadata service, asked for the name of the instance's role: the instance has no IAM role (HTTP " +
+				"status 404)",
 			"hint: give the instance an instance profile; its role needs no permissions\n"},
 		{"the role's credentials", "/iam/security-credentials/worker", awsCloud, 404,
-			[]evidence.Kind{evidence.AWSIID, evidence.AWSSTS}, "aws-sts: AWS metadata service, asked for the role's credentials: there are none yet (HTTP status 404)",
+			[]evidence.Kind{evidence.AWSIID, evidence.AWSSTS},
+			"aws-sts: AWS metadata service, asked for the role's credentials: there are none yet (HTTP status 404)",
 			"hint: the trust policy of the instance's role must let ec2.amazonaws.com assume it\n"},
 		{"a managed identity", "/identity/oauth2/token", azureCloud, 400,
-			[]evidence.Kind{evidence.AzureAttested}, "azure-attested: Azure metadata service, asked for a token of the managed identity: the machine has no managed identity",
+			[]evidence.Kind{evidence.AzureAttested},
+			"azure-attested: Azure metadata service, asked for a token of the managed identity: the machine has no managed " +
+				"identity",
 			"hint: assign exactly one managed identity to the machine; it needs no roles\n"},
 	} {
 		for _, times := range []int{0, 1, 6, -1} {
@@ -241,16 +253,18 @@ func TestWhatComesLate(t *testing.T) {
 				machine := c.cloud(t)
 				m := newMachine(t)
 				m.late(machine, c.path, c.status, times)
-				v := started(t, &verifiertest.Verifier{Required: proto(c.kinds...), Clouds: machine.Verifiers, Change: func(r *mcsattestv1.ChallengeResponse) {
-					r.Cloud = &mcsattestv1.CloudChallenge{AzureTokenResource: cloudtest.TokenResource}
-				}})
+				v := started(t, &verifiertest.Verifier{Required: proto(c.kinds...), Clouds: machine.Verifiers,
+					Change: func(r *mcsattestv1.ChallengeResponse) {
+						r.Cloud = &mcsattestv1.CloudChallenge{AzureTokenResource: cloudtest.TokenResource}
+					}})
 				_, err := m.run(v)
 				// The verifier chooses by what is offered: it must not seem that the kind is not there.
 				if offered := slices.Sorted(slices.Values(v.Offered()[0])); !slices.Equal(offered, proto(c.kinds...)) {
 					t.Errorf("%s: offered %v", c.name, offered)
 				}
 				out := m.console.String()
-				if said := strings.Contains(out, c.sentence) && strings.Contains(out, "; trying again\n"+c.hint); said != (times != 0) {
+				if said := strings.Contains(out, c.sentence) &&
+					strings.Contains(out, "; trying again\n"+c.hint); said != (times != 0) {
 					t.Errorf("%s, late by %d: console:\n%s", c.name, times, out)
 				}
 				if times >= 0 {
@@ -261,7 +275,8 @@ func TestWhatComesLate(t *testing.T) {
 				}
 				var missing *flow.MissingEvidence
 				if !errors.As(err, &missing) || strings.Contains(err.Error(), "TPM") || len(m.slept) != 7 ||
-					!slices.Equal(missing.Kinds, c.kinds[len(c.kinds)-1:]) || !strings.Contains(err.Error(), strings.SplitAfterN(c.sentence, ": ", 2)[1]) {
+					!slices.Equal(missing.Kinds, c.kinds[len(c.kinds)-1:]) ||
+					!strings.Contains(err.Error(), strings.SplitAfterN(c.sentence, ": ", 2)[1]) {
 					t.Errorf("%s: error %v after %v", c.name, err, m.slept)
 				}
 			})

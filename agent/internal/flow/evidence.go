@@ -27,7 +27,8 @@ func (f *Flow) challengeRequest(t Target) *mcsattestv1.ChallengeRequest {
 	}
 	id := f.TPM.Identity()
 	req.Offered = append(req.Offered, mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2)
-	req.Tpm = &mcsattestv1.TpmIdentity{EkPublic: id.EKPublic, EkCertificates: id.EKCertificates, AkPublic: id.AKPublic, AkCertificates: id.AKCertificates}
+	req.Tpm = &mcsattestv1.TpmIdentity{EkPublic: id.EKPublic, EkCertificates: id.EKCertificates, AkPublic: id.AKPublic,
+		AkCertificates: id.AKCertificates}
 	for _, b := range id.Banks {
 		req.Tpm.Banks = append(req.Tpm.Banks, uint32(b))
 	}
@@ -35,7 +36,8 @@ func (f *Flow) challengeRequest(t Target) *mcsattestv1.ChallengeRequest {
 }
 
 // evidence gathers what the challenge requires, bound to this connection.
-func (f *Flow) evidence(ctx context.Context, s *client.Session, t Target, ch *mcsattestv1.ChallengeResponse) (*mcsattestv1.AttestRequest, error) {
+func (f *Flow) evidence(ctx context.Context, s *client.Session, t Target,
+	ch *mcsattestv1.ChallengeResponse) (*mcsattestv1.AttestRequest, error) {
 	kinds, missing := f.kinds(t, ch)
 	if len(missing) > 0 {
 		return nil, &MissingEvidence{Kinds: missing, Err: f.NoTPM}
@@ -55,7 +57,8 @@ func (f *Flow) evidence(ctx context.Context, s *client.Session, t Target, ch *mc
 	case mcsattestv1.BindingMode_BINDING_MODE_TERMINATED:
 		fields.Binding = "terminated"
 	default:
-		return nil, final{fmt.Errorf("the verifier asked for binding mode %v, which this agent does not know", ch.GetBinding())}
+		return nil, final{fmt.Errorf("the verifier asked for binding mode %v, which this agent does not know",
+			ch.GetBinding())}
 	}
 	req := &mcsattestv1.AttestRequest{Sealed: ch.GetSealed(), ServerSpkiSha256: fields.ServerSPKI, Claims: claims}
 	var bank uint16
@@ -73,7 +76,8 @@ func (f *Flow) evidence(ctx context.Context, s *client.Session, t Target, ch *mc
 	h := fields.Hash()
 	// The clouds first: their services answer within milliseconds, or not at all.
 	var err error
-	if req.Cloud, err = f.gather(ctx, kinds, evidence.Binding{Transcript: h, Origin: fields.Origin}, ch.GetCloud()); err != nil {
+	if req.Cloud, err = f.gather(ctx, kinds, evidence.Binding{Transcript: h, Origin: fields.Origin},
+		ch.GetCloud()); err != nil {
 		return nil, err
 	}
 	if slices.Contains(kinds, evidence.TPM2) {
@@ -109,10 +113,12 @@ func (f *Flow) kinds(t Target, ch *mcsattestv1.ChallengeResponse) (required, mis
 
 // alone: nothing but the provisioning token is required.
 func alone(ch *mcsattestv1.ChallengeResponse) bool {
-	return slices.Equal(ch.GetRequired(), []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_PROVISIONING_TOKEN})
+	return slices.Equal(ch.GetRequired(),
+		[]mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_PROVISIONING_TOKEN})
 }
 
-func (f *Flow) quote(tc *mcsattestv1.TpmChallenge, bank uint16, pcrs []int, h transcript.Hash) (*mcsattestv1.Tpm2Evidence, error) {
+func (f *Flow) quote(tc *mcsattestv1.TpmChallenge, bank uint16, pcrs []int,
+	h transcript.Hash) (*mcsattestv1.Tpm2Evidence, error) {
 	out := &mcsattestv1.Tpm2Evidence{}
 	if tc.GetEventLog() && f.EventLog != nil {
 		log, err := f.EventLog()

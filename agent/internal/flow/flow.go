@@ -276,7 +276,8 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 		return nil, m, &LeftAlone{Why: "the verifier asks for no evidence"}
 	}
 	if kind, ok := repeated(ch.GetRequired()); ok {
-		return nil, m, final{fmt.Errorf("the verifier requires %v more than once, which breaks the contract", evidence.Kind(kind))}
+		return nil, m, final{fmt.Errorf("the verifier requires %v more than once, which breaks the contract",
+			evidence.Kind(kind))}
 	}
 	req, err := f.evidence(ctx, s, t, ch)
 	if err != nil {
@@ -358,8 +359,10 @@ const repeatLine = time.Minute
 
 // waitHints say who can end a wait. A class without one ends by itself.
 var waitHints = map[mcsattestv1.DenialClass]string{
-	mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET:     "on the cluster, 'mcs-attest-verifier explain' shows what is missing",
-	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: "there is nothing to do on this machine; on the cluster, see the verifier's alerts and log",
+	mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET: "on the cluster, 'mcs-attest-verifier explain' shows what is " +
+		"missing",
+	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: "there is nothing to do on this machine; on the cluster, see the " +
+		"verifier's alerts and log",
 }
 
 // waiting prints why the flow tries again: when the reason changes, and now and

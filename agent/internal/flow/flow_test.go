@@ -89,7 +89,8 @@ func TestGrant(t *testing.T) {
 	m.flow.EventLog = func() ([]byte, error) { return []byte("log"), nil }
 	g, err := m.run(v)
 	ok(t, err)
-	if string(g.Token.Expose()) != verifiertest.Token || string(g.Ticket.Expose()) != verifiertest.Ticket || g.Machine != "default/worker-0" {
+	if string(g.Token.Expose()) != verifiertest.Token || string(g.Ticket.Expose()) != verifiertest.Ticket ||
+		g.Machine != "default/worker-0" {
 		t.Errorf("grant %+v", g)
 	}
 	if got := v.Claims(); !slices.Equal(got, []string{`{"hostname":"worker-0"}`}) {
@@ -105,7 +106,8 @@ func TestGrant(t *testing.T) {
 
 // Each case is one thing that ends the flow with the pointer left alone.
 func TestLeftAlone(t *testing.T) {
-	deny := func(class mcsattestv1.DenialClass, temporary bool) func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+	deny := func(class mcsattestv1.DenialClass,
+		temporary bool) func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
 		return func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
 			return nil, verifiertest.Denial(class, temporary)
 		}
@@ -118,12 +120,18 @@ func TestLeftAlone(t *testing.T) {
 		pauses int
 	}{
 		{"the pool's mode is Off", &verifiertest.Verifier{Mode: mcsattestv1.Mode_MODE_OFF}, "mode is Off", "", 0},
-		{"an audit grants without a token", &verifiertest.Verifier{Mode: mcsattestv1.Mode_MODE_AUDIT}, "mode is Audit", verifiertest.Ticket, 0},
-		{"a final denial under Audit", &verifiertest.Verifier{Mode: mcsattestv1.Mode_MODE_AUDIT, AttestFunc: deny(classEvidence, false)}, "class evidence", "", 0},
-		{"temporary denials under Audit", &verifiertest.Verifier{Mode: mcsattestv1.Mode_MODE_AUDIT, AttestFunc: deny(classNotYet, true)}, "class not-yet", "", 2},
-		{"a final denial where there is a pre-approved config", &verifiertest.Verifier{Change: preApproved, AttestFunc: deny(classEvidence, false)}, "pre-approved", "", 0},
-		{"evidence that is not to be had, under Audit", &verifiertest.Verifier{Mode: mcsattestv1.Mode_MODE_AUDIT, Required: []mcsattestv1.EvidenceKind{3}}, "aws-sts", "", 0},
-		{"no evidence is asked for", &verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{}}, "asks for no evidence", "", 0},
+		{"an audit grants without a token", &verifiertest.Verifier{Mode: mcsattestv1.Mode_MODE_AUDIT}, "mode is Audit",
+			verifiertest.Ticket, 0},
+		{"a final denial under Audit", &verifiertest.Verifier{Mode: mcsattestv1.Mode_MODE_AUDIT,
+			AttestFunc: deny(classEvidence, false)}, "class evidence", "", 0},
+		{"temporary denials under Audit", &verifiertest.Verifier{Mode: mcsattestv1.Mode_MODE_AUDIT,
+			AttestFunc: deny(classNotYet, true)}, "class not-yet", "", 2},
+		{"a final denial where there is a pre-approved config",
+			&verifiertest.Verifier{Change: preApproved, AttestFunc: deny(classEvidence, false)}, "pre-approved", "", 0},
+		{"evidence that is not to be had, under Audit", &verifiertest.Verifier{Mode: mcsattestv1.Mode_MODE_AUDIT,
+			Required: []mcsattestv1.EvidenceKind{3}}, "aws-sts", "", 0},
+		{"no evidence is asked for", &verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{}},
+			"asks for no evidence", "", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := newMachine(t)
@@ -248,21 +256,32 @@ func TestFinalDenial(t *testing.T) {
 		v    *verifiertest.Verifier
 		is   func(error) bool
 	}{
-		{"of the evidence", &verifiertest.Verifier{AttestFunc: func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
-			return nil, verifiertest.Denial(classEvidence, false)
-		}}, denied(classEvidence)},
-		{"of the challenge", &verifiertest.Verifier{ChallengeFunc: func(*mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
-			return nil, verifiertest.Denial(classEvidence, false)
-		}}, denied(classEvidence)},
-		{"a kind of evidence that this machine does not have", &verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{1, 4}}, func(err error) bool {
-			var missing *flow.MissingEvidence
-			return errors.As(err, &missing) && slices.Equal(missing.Kinds, []evidence.Kind{evidence.GCPIdentity})
-		}},
-		{"another origin in the answer", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) { c.Origin = "https://other:22623" }}, says("for pool")},
-		{"another pool in the answer", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) { c.Pool = "master" }}, says("for pool")},
-		{"a binding that is not known", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) { c.Binding = 7 }}, says("binding mode")},
-		{"a bank that the TPM has not", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) { c.Tpm.Bank = 0x0012 }}, says("no PCR bank")},
-		{"a credential for another key", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) { c.Tpm.CredentialBlob[5] ^= 1 }}, says("TPM")},
+		{"of the evidence",
+			&verifiertest.Verifier{AttestFunc: func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+				return nil, verifiertest.Denial(classEvidence, false)
+			}}, denied(classEvidence)},
+		{"of the challenge",
+			&verifiertest.Verifier{ChallengeFunc: func(*mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
+				return nil, verifiertest.Denial(classEvidence, false)
+			}}, denied(classEvidence)},
+		{"a kind of evidence that this machine does not have",
+			&verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{1, 4}}, func(err error) bool {
+				var missing *flow.MissingEvidence
+				return errors.As(err, &missing) && slices.Equal(missing.Kinds, []evidence.Kind{evidence.GCPIdentity})
+			}},
+		{"another origin in the answer", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) {
+			c.Origin = "https://other:22623"
+		}}, says("for pool")},
+		{"another pool in the answer",
+			&verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) { c.Pool = "master" }}, says("for pool")},
+		{"a binding that is not known",
+			&verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) { c.Binding = 7 }}, says("binding mode")},
+		{"a bank that the TPM has not", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) {
+			c.Tpm.Bank = 0x0012
+		}}, says("no PCR bank")},
+		{"a credential for another key", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) {
+			c.Tpm.CredentialBlob[5] ^= 1
+		}}, says("TPM")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := newMachine(t)

@@ -78,11 +78,12 @@ func TestAttack_T56_RedirectDoesNotCarryTheToken(t *testing.T) {
 	if _, err := m.run(started(t, &verifiertest.Verifier{})); err != nil {
 		t.Fatalf("the honest variant: %v", err)
 	}
-	v := started(t, &verifiertest.Verifier{Change: preApproved, GateFunc: func(w http.ResponseWriter, _ *http.Request) bool {
-		w.Header().Set("Location", elsewhere.URL)
-		w.WriteHeader(http.StatusFound)
-		return true
-	}})
+	v := started(t, &verifiertest.Verifier{Change: preApproved,
+		GateFunc: func(w http.ResponseWriter, _ *http.Request) bool {
+			w.Header().Set("Location", elsewhere.URL)
+			w.WriteHeader(http.StatusFound)
+			return true
+		}})
 	_, err := m.run(v)
 	var left *flow.LeftAlone
 	if !says("redirect")(err) || errors.As(err, &left) || reached {

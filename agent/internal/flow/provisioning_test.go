@@ -39,7 +39,8 @@ func (m *machine) runWith(v *verifiertest.Verifier, token string, shown bool) (*
 	v.Start(m.t)
 	m.flow.Dialer = client.NewDialer([]*x509.Certificate{v.Authority})
 	g, err := m.flow.Run(m.t.Context(), flow.Target{
-		Origin: v.Origin, Pool: "worker", URL: v.Origin + "/config/worker", Provisioning: secret.New([]byte(token)), Shown: shown,
+		Origin: v.Origin, Pool: "worker", URL: v.Origin + "/config/worker", Provisioning: secret.New([]byte(token)),
+		Shown: shown,
 	})
 	if strings.Contains(m.console.String(), sharedToken[:20]) {
 		m.t.Errorf("the token is on the console:\n%s", m.console.String())
@@ -73,7 +74,8 @@ func TestPointerThatShowsTheProvisioningTokenIsLeftAlone(t *testing.T) {
 	v := &verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{kindShared}, ProvisioningToken: sharedToken}
 	_, err := m.runWith(v, sharedToken, true)
 	var left *flow.LeftAlone
-	if !errors.As(err, &left) || left.NoVerifier || !strings.Contains(left.Why, "shows the provisioning token") || len(v.Tokens()) != 0 {
+	if !errors.As(err, &left) || left.NoVerifier || !strings.Contains(left.Why, "shows the provisioning token") ||
+		len(v.Tokens()) != 0 {
 		t.Errorf("%v, gate %v", err, v.Tokens())
 	}
 }
@@ -92,7 +94,8 @@ func TestProvisioningTokenThatThePointerDoesNotShowIsDelivered(t *testing.T) {
 
 func TestProvisioningTokenUnderAuditChangesNothing(t *testing.T) {
 	m := newMachine(t)
-	v := &verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{kindShared}, ProvisioningToken: sharedToken, Mode: mcsattestv1.Mode_MODE_AUDIT}
+	v := &verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{kindShared}, ProvisioningToken: sharedToken,
+		Mode: mcsattestv1.Mode_MODE_AUDIT}
 	if _, err := m.runWith(v, sharedToken, false); !errors.As(err, new(*flow.LeftAlone)) {
 		t.Error(err)
 	}
@@ -100,7 +103,8 @@ func TestProvisioningTokenUnderAuditChangesNothing(t *testing.T) {
 
 func TestTPMAndProvisioningTokenTogether(t *testing.T) {
 	m := newMachine(t)
-	g, err := m.runWith(&verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{kindTPM, kindShared}, ProvisioningToken: sharedToken}, sharedToken, true)
+	g, err := m.runWith(&verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{kindTPM, kindShared},
+		ProvisioningToken: sharedToken}, sharedToken, true)
 	ok(t, err)
 	if string(g.Token.Expose()) != verifiertest.Token {
 		t.Error("not the attestation's token")
@@ -117,9 +121,11 @@ func TestWrongProvisioningTokenBesideAGoodTPMIsDenied(t *testing.T) {
 
 func TestMachineWithoutTheProvisioningTokenSaysSo(t *testing.T) {
 	m := newMachine(t)
-	_, err := m.runWith(&verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{kindShared}, ProvisioningToken: sharedToken}, "", false)
+	_, err := m.runWith(&verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{kindShared},
+		ProvisioningToken: sharedToken}, "", false)
 	var missing *flow.MissingEvidence
-	if !errors.As(err, &missing) || !slices.Equal(missing.Kinds, []evidence.Kind{evidence.ProvisioningToken}) || len(m.slept) != 0 {
+	if !errors.As(err, &missing) || !slices.Equal(missing.Kinds, []evidence.Kind{evidence.ProvisioningToken}) ||
+		len(m.slept) != 0 {
 		t.Errorf("%v after %v", err, m.slept)
 	}
 }

@@ -78,20 +78,21 @@ func troubles() []trouble {
 		{"the verifier refuses Attest because of a flood", attest(classUnavailable)},
 		{"the machine is not ready", attest(classNotYet)},
 		{"the challenge expires in the queue", attest(classChallenge)},
-		{"the verifier refuses Challenge and states the policy", func(_ *machine, v *verifiertest.Verifier, failing func() bool) {
-			v.ChallengeFunc = func(*mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
-				if !failing() {
-					return nil, nil
+		{"the verifier refuses Challenge and states the policy",
+			func(_ *machine, v *verifiertest.Verifier, failing func() bool) {
+				v.ChallengeFunc = func(*mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
+					if !failing() {
+						return nil, nil
+					}
+					err := connect.NewError(connect.CodeUnavailable, errors.New("denied"))
+					detail, _ := connect.NewErrorDetail(&mcsattestv1.Denial{
+						Class: classUnavailable, Temporary: true, Mode: mcsattestv1.Mode_MODE_ENFORCE,
+						Unattested: mcsattestv1.Unattested_UNATTESTED_PRE_APPROVED,
+					})
+					err.AddDetail(detail)
+					return nil, err
 				}
-				err := connect.NewError(connect.CodeUnavailable, errors.New("denied"))
-				detail, _ := connect.NewErrorDetail(&mcsattestv1.Denial{
-					Class: classUnavailable, Temporary: true, Mode: mcsattestv1.Mode_MODE_ENFORCE,
-					Unattested: mcsattestv1.Unattested_UNATTESTED_PRE_APPROVED,
-				})
-				err.AddDetail(detail)
-				return nil, err
-			}
-		}},
+			}},
 		{"a load balancer has no backend for Attest", status("/Attest", http.StatusServiceUnavailable)},
 		{"a load balancer times out", status("/Attest", http.StatusRequestTimeout)},
 		{"a load balancer limits requests", status("/Attest", http.StatusTooManyRequests)},
@@ -154,7 +155,8 @@ func TestAttack_T63_AnOverloadedMetadataServiceDoesNotDowngradeAMachine(t *testi
 	busy := &metadata.Fault{Cloud: "AWS", What: "the thing", Problem: "too many requests", Temporary: true}
 	m := newMachine(t)
 	m.flow.Cloud = &fakeCloud{err: busy, times: -1}
-	_, err := m.run(started(t, &verifiertest.Verifier{Change: preApproved, Required: proto(evidence.TPM2, evidence.AWSIID)}))
+	_, err := m.run(started(t, &verifiertest.Verifier{Change: preApproved,
+		Required: proto(evidence.TPM2, evidence.AWSIID)}))
 	var left *flow.LeftAlone
 	if errors.As(err, &left) || !errors.Is(err, busy) || len(m.slept) != 7 {
 		t.Errorf("error %v after %v", err, m.slept)
@@ -174,14 +176,16 @@ func TestWaitingNamesWhoMustAct(t *testing.T) {
 		t.Run(c.class.String(), func(t *testing.T) {
 			m := newMachine(t)
 			n := 0
-			_, err := m.run(started(t, &verifiertest.Verifier{AttestFunc: func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
-				if n++; n <= 2 {
-					return nil, verifiertest.Denial(c.class, true)
-				}
-				return nil, nil
-			}}))
+			_, err := m.run(started(t,
+				&verifiertest.Verifier{AttestFunc: func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+					if n++; n <= 2 {
+						return nil, verifiertest.Denial(c.class, true)
+					}
+					return nil, nil
+				}}))
 			ok(t, err)
-			if out := m.console.String(); !strings.Contains(out, c.says) || !strings.Contains(out, "hint: ") || !strings.Contains(out, c.hint) {
+			if out := m.console.String(); !strings.Contains(out, c.says) || !strings.Contains(out, "hint: ") ||
+				!strings.Contains(out, c.hint) {
 				t.Errorf("console:\n%s", out)
 			}
 		})
@@ -190,7 +194,8 @@ func TestWaitingNamesWhoMustAct(t *testing.T) {
 
 // challenges returns an answer for each Challenge: the denial without a policy that
 // a verifier under load sends, while policyless is true for its number, else the honest answer.
-func challenges(policyless func(n int) bool) func(*mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
+func challenges(policyless func(n int) bool) func(*mcsattestv1.ChallengeRequest) (
+	*mcsattestv1.ChallengeResponse, error) {
 	n := 0
 	return func(*mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
 		if n++; policyless(n) {

@@ -67,7 +67,8 @@ func timeoutAWS(path string) *Fault {
 	}
 	return &Fault{
 		Problem: "the PUT for an IMDSv2 token was not answered in time",
-		Hint:    "the metadata service is off for this instance, or the hop limit of its answers is 1 and something stands between (a bridge, a container, a VPN)",
+		Hint: "the metadata service is off for this instance, or the hop limit of its answers is 1 and something " +
+			"stands between (a bridge, a container, a VPN)",
 	}
 }
 
@@ -77,7 +78,8 @@ func explainAWS(path string, status int) *Fault {
 	case token && status == http.StatusForbidden:
 		return &Fault{
 			Problem: "it gives no IMDSv2 token (HTTP status 403)",
-			Hint:    "the metadata service is turned off for this instance: modify-instance-metadata-options --http-endpoint enabled",
+			Hint: "the metadata service is turned off for this instance: modify-instance-metadata-options --http-endpoint " +
+				"enabled",
 		}
 	case token && (status == http.StatusNotFound || status == http.StatusMethodNotAllowed):
 		return &Fault{
@@ -87,21 +89,24 @@ func explainAWS(path string, status int) *Fault {
 	case status == http.StatusNotFound && strings.HasSuffix(path, awsRolePath):
 		return noRole()
 	case status == http.StatusNotFound && strings.Contains(path, awsRolePath):
-		return &Fault{Problem: "there are none yet (HTTP status 404)", Hint: awsTrust, Temporary: true, Late: true, Absent: true}
+		return &Fault{Problem: "there are none yet (HTTP status 404)", Hint: awsTrust, Temporary: true, Late: true,
+			Absent: true}
 	case !token && status == http.StatusUnauthorized:
 		// The token expired, or the service was restarted: the next try has a new one.
 		return &Fault{Problem: "it did not accept its own IMDSv2 token (HTTP status 401)", Temporary: true}
 	case !token && status == http.StatusForbidden:
 		return &Fault{
 			Problem: "access is refused (HTTP status 403)",
-			Hint:    "the metadata service is turned off for this instance: modify-instance-metadata-options --http-endpoint enabled",
+			Hint: "the metadata service is turned off for this instance: " +
+				"modify-instance-metadata-options --http-endpoint enabled",
 		}
 	}
 	return nil
 }
 
 // get asks for a path below "dynamic" or "meta-data".
-func (a *AWS) get(ctx context.Context, what string, call func(context.Context, *imds.Client) (io.ReadCloser, error)) ([]byte, error) {
+func (a *AWS) get(ctx context.Context, what string,
+	call func(context.Context, *imds.Client) (io.ReadCloser, error)) ([]byte, error) {
 	return a.ask(ctx, what, func(ctx context.Context) ([]byte, error) {
 		content, err := call(ctx, a.imds.Load())
 		if err != nil {
@@ -170,7 +175,8 @@ func (a *AWS) parseInstance(raw []byte) (AWSInstance, error) {
 	if json.Unmarshal(raw, &document) != nil {
 		return AWSInstance{}, a.wrong(awsDocument, "the answer is not JSON of that kind")
 	}
-	for name, value := range map[string]string{"region": document.Region, "availabilityZone": document.Zone, "instanceId": document.InstanceID} {
+	for name, value := range map[string]string{"region": document.Region, "availabilityZone": document.Zone,
+		"instanceId": document.InstanceID} {
 		if !isName(value) {
 			return AWSInstance{}, a.wrong(awsDocument, "its %s is not a name: %.40q", name, value)
 		}
@@ -263,5 +269,6 @@ func (a *AWS) parseCredentials(raw []byte) (AWSCredentials, error) {
 			return AWSCredentials{}, a.wrong(awsCredentials, "the answer lacks a part of them")
 		}
 	}
-	return AWSCredentials{AccessKeyID: document.AccessKeyID, SecretAccessKey: document.SecretAccessKey, SessionToken: document.Token}, nil
+	return AWSCredentials{AccessKeyID: document.AccessKeyID, SecretAccessKey: document.SecretAccessKey,
+		SessionToken: document.Token}, nil
 }

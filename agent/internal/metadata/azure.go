@@ -59,7 +59,8 @@ func explainAzure(path string, status int) *Fault {
 	case status == http.StatusForbidden:
 		return &Fault{
 			Problem: "access is refused (HTTP status 403)",
-			Hint:    "something forwards this machine's requests (X-Forwarded-For), or the machine's metadata security protocol refuses the agent",
+			Hint: "something forwards this machine's requests (X-Forwarded-For), or the machine's metadata security " +
+				"protocol refuses the agent",
 		}
 	case status == http.StatusNotFound, status == http.StatusGone:
 		// Azure answers both while the host is being serviced; Ignition and others
@@ -93,7 +94,8 @@ func (z *Azure) get(ctx context.Context, what, path string, query url.Values) ([
 // UserData is the instance's user data, decoded; empty if there is none, and
 // then there may be custom data on a disk.
 func (z *Azure) UserData(ctx context.Context) ([]byte, error) {
-	raw, err := z.get(ctx, azureUserData, azureUserDataPath, url.Values{"api-version": {azureInstanceVersion}, "format": {"text"}})
+	raw, err := z.get(ctx, azureUserData, azureUserDataPath,
+		url.Values{"api-version": {azureInstanceVersion}, "format": {"text"}})
 	if err != nil || len(raw) == 0 {
 		return nil, err
 	}
@@ -102,7 +104,8 @@ func (z *Azure) UserData(ctx context.Context) ([]byte, error) {
 
 // Attested is the signed document with the nonce: PKCS #7 in DER.
 func (z *Azure) Attested(ctx context.Context, nonce string) ([]byte, error) {
-	raw, err := z.get(ctx, azureAttested, azureAttestedPath, url.Values{"api-version": {azureAttestedVersion}, "nonce": {nonce}})
+	raw, err := z.get(ctx, azureAttested, azureAttestedPath,
+		url.Values{"api-version": {azureAttestedVersion}, "nonce": {nonce}})
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +129,8 @@ func (z *Azure) parseAttested(raw []byte) ([]byte, error) {
 // IdentityToken is an access token of the machine's managed identity. Azure
 // keeps it for up to a day, so it says nothing of now.
 func (z *Azure) IdentityToken(ctx context.Context, resource string) ([]byte, error) {
-	raw, err := z.get(ctx, azureIdentity, azureIdentityPath, url.Values{"api-version": {azureIdentityVersion}, "resource": {resource}})
+	raw, err := z.get(ctx, azureIdentity, azureIdentityPath,
+		url.Values{"api-version": {azureIdentityVersion}, "resource": {resource}})
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +149,8 @@ func (z *Azure) parseToken(raw []byte) ([]byte, error) {
 
 // ProviderID is the instance as a Machine names it: self-asserted.
 func (z *Azure) ProviderID(ctx context.Context) (string, error) {
-	raw, err := z.get(ctx, azureCompute, azureComputePath, url.Values{"api-version": {azureInstanceVersion}, "format": {"json"}})
+	raw, err := z.get(ctx, azureCompute, azureComputePath,
+		url.Values{"api-version": {azureInstanceVersion}, "format": {"json"}})
 	if err != nil {
 		return "", err
 	}
@@ -161,7 +166,8 @@ func (z *Azure) parseCompute(raw []byte) (string, error) {
 	}
 	// "/subscriptions/ID/resourceGroups/NAME/providers/Microsoft.Compute/virtualMachines/NAME"
 	parts := strings.Split(document.ResourceID, "/")
-	want := []string{"", "subscriptions", "", "resourceGroups", "", "providers", "Microsoft.Compute", "virtualMachines", ""}
+	want := []string{"", "subscriptions", "", "resourceGroups", "", "providers", "Microsoft.Compute",
+		"virtualMachines", ""}
 	good := len(parts) == len(want)
 	for i := 1; good && i < len(want); i++ {
 		good = isName(parts[i]) && (want[i] == "" || strings.EqualFold(parts[i], want[i]))

@@ -75,8 +75,10 @@ func TestWhatComesLate(t *testing.T) {
 		}
 	}
 	for name, change := range map[string]func(*aws.Instance){
-		"no role":        func(i *aws.Instance) { i.Role = "" },
-		"an empty list":  func(i *aws.Instance) { i.Faults.Replace = map[string][]byte{"meta-data/iam/security-credentials/": {}} },
+		"no role": func(i *aws.Instance) { i.Role = "" },
+		"an empty list": func(i *aws.Instance) {
+			i.Faults.Replace = map[string][]byte{"meta-data/iam/security-credentials/": {}}
+		},
 		"no credentials": func(i *aws.Instance) { i.Faults.Missing = []string{"meta-data/iam/security-credentials/worker"} },
 	} {
 		i, c := onAWS(t, change)
@@ -88,7 +90,9 @@ func TestWhatComesLate(t *testing.T) {
 	_, err := s.IdentityToken(t.Context(), "api://mcs-attest")
 	late("no identity", err)
 	// The other documents' 400 stays one.
-	_, err = newAzure(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadRequest) }), calm).Attested(t.Context(), "nonce")
+	_, err = newAzure(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusBadRequest)
+	}), calm).Attested(t.Context(), "nonce")
 	if f := fault(t, err); f.Temporary || f.Late {
 		t.Errorf("%+v", f)
 	}
@@ -183,7 +187,8 @@ func TestTriedAgain(t *testing.T) {
 	ok(t, err)
 
 	gc, id := onGCP(t, nil)
-	for _, f := range []gcp.Fault{{Status: http.StatusServiceUnavailable}, {Status: http.StatusTooManyRequests}, {Off: true}} {
+	for _, f := range []gcp.Fault{{Status: http.StatusServiceUnavailable}, {Status: http.StatusTooManyRequests},
+		{Off: true}} {
 		f.Times = 3
 		gc.Fail(gcp.Metadata, f)
 		gc.Fail(gcp.Identity, f)

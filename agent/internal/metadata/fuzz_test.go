@@ -47,7 +47,8 @@ func seeds(f *testing.F, document string) {
 // harmless: what goes into a provider id can be no more than one.
 func harmless(t *testing.T, id, prefix string) {
 	t.Helper()
-	if !strings.HasPrefix(id, prefix) || len(id) > 512 || strings.Contains(id, "/../") || strings.ContainsAny(id, "\x00\n\r\t \"'<>?#%\\") {
+	if !strings.HasPrefix(id, prefix) || len(id) > 512 || strings.Contains(id, "/../") ||
+		strings.ContainsAny(id, "\x00\n\r\t \"'<>?#%\\") {
 		t.Errorf("provider id %q", id)
 	}
 }
@@ -132,7 +133,8 @@ func TestMutatedDocuments(t *testing.T) {
 	if _, err := a.parseCredentials([]byte(awsCredentialsSeed)); err != nil {
 		t.Fatal(err)
 	}
-	if id, err := z.parseCompute([]byte(azureComputeSeed)); err != nil || !strings.HasSuffix(id, "/virtualMachines/worker-a") {
+	if id, err := z.parseCompute([]byte(azureComputeSeed)); err != nil ||
+		!strings.HasSuffix(id, "/virtualMachines/worker-a") {
 		t.Fatal(id, err)
 	}
 	if _, err := z.parseAttested([]byte(azureAttestedSeed)); err != nil {
@@ -141,7 +143,8 @@ func TestMutatedDocuments(t *testing.T) {
 	if _, err := z.parseToken([]byte(azureTokenSeed)); err != nil {
 		t.Fatal(err)
 	}
-	for _, seed := range []string{awsInstanceSeed, awsCredentialsSeed, azureComputeSeed, azureAttestedSeed, azureTokenSeed} {
+	for _, seed := range []string{awsInstanceSeed, awsCredentialsSeed, azureComputeSeed, azureAttestedSeed,
+		azureTokenSeed} {
 		for n := range len(seed) {
 			mutants := [][]byte{[]byte(seed[:n]), []byte(seed[n:])}
 			for _, b := range []byte{0x00, '"', '/', '\\', 0x80, seed[n] ^ 0x20} {

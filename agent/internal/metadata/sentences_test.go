@@ -144,7 +144,8 @@ func TestSentences(t *testing.T) {
 	onAWS("the service is disabled", once, awsUserData, func(i *aws.Instance) { i.Faults.Off = true })
 	onAWS("there are no tokens", once, awsUserData, func(i *aws.Instance) { i.Faults.NoTokens = true })
 	onAWS("too many requests", once, awsUserData, func(i *aws.Instance) { i.Faults.Busy = 1 << 20 })
-	onAWS("an error of the service", once, awsUserData, func(i *aws.Instance) { i.Faults.Busy, i.Faults.BusyStatus = 1<<20, 500 })
+	onAWS("an error of the service", once, awsUserData,
+		func(i *aws.Instance) { i.Faults.Busy, i.Faults.BusyStatus = 1<<20, 500 })
 	onAWS("no user data", once, awsUserData, func(i *aws.Instance) { i.UserData = nil })
 	onAWS("no signed document", once, awsSigned, func(i *aws.Instance) {
 		i.Faults.Missing = []string{"dynamic/instance-identity/rsa2048"}
@@ -153,7 +154,8 @@ func TestSentences(t *testing.T) {
 		return func(i *aws.Instance) { i.Faults.Replace = map[string][]byte{path: []byte(body)} }
 	}
 	onAWS("a signed document that is not base64", once, awsSigned, replace("dynamic/instance-identity/rsa2048", "%%%"))
-	onAWS("a signed document in hexadecimal", once, awsSigned, replace("dynamic/instance-identity/rsa2048", "308006092a864886"))
+	onAWS("a signed document in hexadecimal", once, awsSigned,
+		replace("dynamic/instance-identity/rsa2048", "308006092a864886"))
 	onAWS("an empty signed document", once, awsSigned, replace("dynamic/instance-identity/rsa2048", ""))
 	onAWS("a document that is not JSON", once, awsInstance, replace("dynamic/instance-identity/document", "<html>"))
 	onAWS("a document with another name", once, awsInstance, replace("dynamic/instance-identity/document",
@@ -182,7 +184,8 @@ func TestSentences(t *testing.T) {
 	onGCP("an error of the server", once, gcpIdentity, nil, map[gcp.Route]gcp.Fault{gcp.Identity: {Status: 503}})
 	onGCP("no user data", once, gcpUserData, func(i *gcp.Instance) { i.UserData = nil }, nil)
 	onGCP("no service account", once, gcpIdentity, func(i *gcp.Instance) { i.ServiceAccount = "-" }, nil)
-	onGCP("a token that is a page", once, gcpIdentity, nil, map[gcp.Route]gcp.Fault{gcp.Identity: {Body: []byte("<html> </html>")}})
+	onGCP("a token that is a page", once, gcpIdentity, nil,
+		map[gcp.Route]gcp.Fault{gcp.Identity: {Body: []byte("<html> </html>")}})
 	onGCP("an empty token", once, gcpIdentity, nil, map[gcp.Route]gcp.Fault{gcp.Identity: {Body: []byte{}}})
 	onGCP("a name that is none", once, gcpProviderID, func(i *gcp.Instance) { i.Name = "a b" }, nil)
 	say("gcp: another service answers", status(http.StatusOK), once, gcpUserData)
@@ -201,13 +204,16 @@ func TestSentences(t *testing.T) {
 	onAzure("it is not found", once, azureUserData, func(i *azure.Instance) { i.Metadata.NotFound = true })
 	say("azure: it is not understood", status(http.StatusBadRequest), once, azureAttested)
 	say("azure: it is refused", status(http.StatusForbidden), once, azureAttested)
-	onAzure("user data in another encoding", once, azureUserData, func(i *azure.Instance) { i.Metadata.WrongBase64 = true })
-	onAzure("a document in another encoding", once, azureAttested, func(i *azure.Instance) { i.Metadata.WrongBase64 = true })
+	onAzure("user data in another encoding", once, azureUserData,
+		func(i *azure.Instance) { i.Metadata.WrongBase64 = true })
+	onAzure("a document in another encoding", once, azureAttested,
+		func(i *azure.Instance) { i.Metadata.WrongBase64 = true })
 	answer := func(body string) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(body)) })
 	}
 	say("azure: a document that is not JSON", answer("<html>"), once, azureAttested)
-	say("azure: a document that says it is something else", answer(`{"encoding":"jws","signature":"MAA="}`), once, azureAttested)
+	say("azure: a document that says it is something else", answer(`{"encoding":"jws","signature":"MAA="}`),
+		once, azureAttested)
 	say("azure: a resource id that is none", answer(`{"resourceId":"/subscriptions/x/../y"}`), once, azureProviderID)
 	onAzure("no managed identity", once, azureIdentity, func(i *azure.Instance) { i.Identity = "" })
 	say("azure: no token in the answer", answer(`{}`), once, azureIdentity)

@@ -102,7 +102,8 @@ func onAzure(t *testing.T, change func(*azure.Instance)) (*azure.Cloud, *azure.I
 	t.Helper()
 	c, err := theAzure()
 	ok(t, err)
-	i := &azure.Instance{Name: "worker-a", ResourceGroup: "demo-rg", VMID: "02aab8a4-74ef-476e-8182-f6d2ba4166a6", UserData: []byte("user data"), Identity: "system"}
+	i := &azure.Instance{Name: "worker-a", ResourceGroup: "demo-rg", VMID: "02aab8a4-74ef-476e-8182-f6d2ba4166a6",
+		UserData: []byte("user data"), Identity: "system"}
 	if change != nil {
 		change(i)
 	}

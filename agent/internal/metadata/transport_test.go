@@ -167,7 +167,8 @@ func TestInterrupted(t *testing.T) {
 // Patience ends, also where every answer comes at once.
 func TestPatienceEnds(t *testing.T) {
 	for cloud, a := range questions {
-		base := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }))
+		base := serve(t,
+			http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }))
 		p := metadata.Patience{Try: time.Minute, Pause: time.Millisecond, Total: 20 * time.Millisecond}
 		if f := fault(t, a(t.Context(), base, p)); !f.Temporary {
 			t.Errorf("%s: %+v", cloud, f)

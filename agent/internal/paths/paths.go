@@ -51,13 +51,16 @@ var table = []struct {
 	{"MCS_ATTEST_DRIVES", "/dev", func(p *Paths) *string { return &p.Drives }},
 	{"MCS_ATTEST_TPM", "/dev/tpmrm0", func(p *Paths) *string { return &p.TPM }},
 	{"MCS_ATTEST_TPM_SYSFS", "/sys/class/tpm/tpm0", func(p *Paths) *string { return &p.TPMSysfs }},
-	{"MCS_ATTEST_EVENT_LOG", "/sys/kernel/security/tpm0/binary_bios_measurements", func(p *Paths) *string { return &p.EventLog }},
+	{"MCS_ATTEST_EVENT_LOG", "/sys/kernel/security/tpm0/binary_bios_measurements",
+		func(p *Paths) *string { return &p.EventLog }},
 	{"MCS_ATTEST_BOOT_ID", "/proc/sys/kernel/random/boot_id", func(p *Paths) *string { return &p.BootID }},
 	{"MCS_ATTEST_SMBIOS_UUID", "/sys/class/dmi/id/product_uuid", func(p *Paths) *string { return &p.SMBIOSUUID }},
 	{"MCS_ATTEST_SMBIOS_SERIAL", "/sys/class/dmi/id/product_serial", func(p *Paths) *string { return &p.SMBIOSSerial }},
 	{"MCS_ATTEST_NETWORK", "/sys/class/net", func(p *Paths) *string { return &p.Network }},
-	{"MCS_ATTEST_PROVISIONING_TOKEN", "/etc/mcs-attest/provisioning-token", func(p *Paths) *string { return &p.ProvisioningToken }},
-	{"MCS_ATTEST_AZURE_TOKEN_RESOURCE", "/etc/mcs-attest/azure-token-resource", func(p *Paths) *string { return &p.AzureTokenResource }},
+	{"MCS_ATTEST_PROVISIONING_TOKEN", "/etc/mcs-attest/provisioning-token",
+		func(p *Paths) *string { return &p.ProvisioningToken }},
+	{"MCS_ATTEST_AZURE_TOKEN_RESOURCE", "/etc/mcs-attest/azure-token-resource",
+		func(p *Paths) *string { return &p.AzureTokenResource }},
 }
 
 // Default is the standard paths, each overridden by its environment variable.

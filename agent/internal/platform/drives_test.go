@@ -114,7 +114,9 @@ func TestConfigDrives(t *testing.T) {
 				volumetest.At(t, device, p.filesystem, map[string]string{p.file: "from the drive"})
 			}, outcome{data: "from the drive"}},
 			{"a drive that comes later", long, func(t *testing.T, device string) {
-				time.AfterFunc(short, func() { volumetest.At(t, device, p.filesystem, map[string]string{p.file: "from the drive"}) })
+				time.AfterFunc(short, func() {
+					volumetest.At(t, device, p.filesystem, map[string]string{p.file: "from the drive"})
+				})
 			}, outcome{data: "from the drive"}},
 			{"UDF", long, func(t *testing.T, device string) {
 				volumetest.At(t, device, volume.UDF, map[string]string{p.file: "from the drive"})
@@ -154,7 +156,8 @@ func TestConfigDrives(t *testing.T) {
 func TestBothDrivesOfKubeVirt(t *testing.T) {
 	m := machine(t, "kubevirt", long)
 	volumetest.At(t, filepath.Join(m.Paths.Disks, "cidata"), volume.ISO9660, map[string]string{"user-data": "newer"})
-	volumetest.At(t, filepath.Join(m.Paths.Disks, "config-2"), volume.ISO9660, map[string]string{"openstack/latest/user_data": "every Ignition reads it"})
+	volumetest.At(t, filepath.Join(m.Paths.Disks, "config-2"), volume.ISO9660,
+		map[string]string{"openstack/latest/user_data": "every Ignition reads it"})
 	outcome{data: "every Ignition reads it"}.check(t, m)
 }
 

@@ -39,7 +39,8 @@ func TestUserDataFromMetadata(t *testing.T) {
 	theAzure, err := azure.New()
 	must(t, err)
 	onAzure := func(change func(*azure.Instance)) http.Handler {
-		i := &azure.Instance{Name: "worker-a", ResourceGroup: "demo-rg", VMID: "02aab8a4-74ef-476e-8182-f6d2ba4166a6", UserData: []byte(pointer)}
+		i := &azure.Instance{Name: "worker-a", ResourceGroup: "demo-rg", VMID: "02aab8a4-74ef-476e-8182-f6d2ba4166a6",
+			UserData: []byte(pointer)}
 		change(i)
 		must(t, theAzure.Add(i))
 		return theAzure.Metadata(i)
@@ -54,36 +55,62 @@ func TestUserDataFromMetadata(t *testing.T) {
 		err      error // where want is empty; nil: a fault of the service
 	}{
 		{"AWS", "aws", func() http.Handler { return onAWS(func(*aws.Instance) {}) }, calm, pointer, nil},
-		{"AWS without user data", "aws", func() http.Handler { return onAWS(func(i *aws.Instance) { i.UserData = nil }) }, calm, "", platform.ErrNone},
-		{"AWS with empty user data", "aws", func() http.Handler { return onAWS(func(i *aws.Instance) { i.UserData = []byte{} }) }, calm, "", platform.ErrNone},
-		{"AWS with gzip, which Ignition does not unpack either", "aws", func() http.Handler { return onAWS(func(i *aws.Instance) { i.UserData = []byte("\x1f\x8b") }) }, calm, "\x1f\x8b", nil},
-		{"AWS is busy at first", "aws", func() http.Handler { return onAWS(func(i *aws.Instance) { i.Faults.Busy = 4 }) }, calm, pointer, nil},
+		{"AWS without user data", "aws", func() http.Handler { return onAWS(func(i *aws.Instance) { i.UserData = nil }) },
+			calm, "", platform.ErrNone},
+		{"AWS with empty user data", "aws", func() http.Handler {
+			return onAWS(func(i *aws.Instance) { i.UserData = []byte{} })
+		}, calm, "", platform.ErrNone},
+		{"AWS with gzip, which Ignition does not unpack either", "aws", func() http.Handler {
+			return onAWS(func(i *aws.Instance) { i.UserData = []byte("\x1f\x8b") })
+		}, calm, "\x1f\x8b", nil},
+		{"AWS is busy at first", "aws", func() http.Handler { return onAWS(func(i *aws.Instance) { i.Faults.Busy = 4 }) },
+			calm, pointer, nil},
 		{"AWS breaks at first", "aws", func() http.Handler {
 			return onAWS(func(i *aws.Instance) { i.Faults.Busy, i.Faults.BusyStatus = 4, http.StatusInternalServerError })
 		}, calm, pointer, nil},
-		{"AWS is slow", "aws", func() http.Handler { return onAWS(func(i *aws.Instance) { i.Faults.Delay = time.Hour }) }, brief, "", nil},
-		{"AWS with its service off", "aws", func() http.Handler { return onAWS(func(i *aws.Instance) { i.Faults.Off = true }) }, calm, "", nil},
-		{"AWS where tokens get lost", "aws", func() http.Handler { return onAWS(func(i *aws.Instance) { i.Faults.HopLimit = true }) }, brief, "", nil},
+		{"AWS is slow", "aws", func() http.Handler { return onAWS(func(i *aws.Instance) { i.Faults.Delay = time.Hour }) },
+			brief, "", nil},
+		{"AWS with its service off", "aws", func() http.Handler {
+			return onAWS(func(i *aws.Instance) { i.Faults.Off = true })
+		}, calm, "", nil},
+		{"AWS where tokens get lost", "aws", func() http.Handler {
+			return onAWS(func(i *aws.Instance) { i.Faults.HopLimit = true })
+		}, brief, "", nil},
 		{"AWS with version 1 alone", "aws", func() http.Handler {
 			return onAWS(func(i *aws.Instance) { i.Faults.NoTokens, i.Faults.TokensOptional = true, true })
 		}, calm, "", nil},
 		{"Google Cloud", "gcp", func() http.Handler { return onGCP(func(*gcp.Instance) {}, nil) }, calm, pointer, nil},
-		{"Google Cloud without user data", "gcp", func() http.Handler { return onGCP(func(i *gcp.Instance) { i.UserData = nil }, nil) }, calm, "", platform.ErrNone},
-		{"Google Cloud with empty user data", "gcp", func() http.Handler { return onGCP(func(i *gcp.Instance) { i.UserData = []byte{} }, nil) }, calm, "", platform.ErrNone},
+		{"Google Cloud without user data", "gcp", func() http.Handler {
+			return onGCP(func(i *gcp.Instance) { i.UserData = nil }, nil)
+		}, calm, "", platform.ErrNone},
+		{"Google Cloud with empty user data", "gcp", func() http.Handler {
+			return onGCP(func(i *gcp.Instance) { i.UserData = []byte{} }, nil)
+		}, calm, "", platform.ErrNone},
 		{"Google Cloud is busy at first", "gcp", func() http.Handler {
 			return onGCP(func(*gcp.Instance) {}, &gcp.Fault{Status: http.StatusTooManyRequests, Times: 3})
 		}, calm, pointer, nil},
-		{"Google Cloud is slow", "gcp", func() http.Handler { return onGCP(func(*gcp.Instance) {}, &gcp.Fault{Delay: time.Hour}) }, brief, "", nil},
+		{"Google Cloud is slow", "gcp", func() http.Handler {
+			return onGCP(func(*gcp.Instance) {}, &gcp.Fault{Delay: time.Hour})
+		}, brief, "", nil},
 		{"Google Cloud refuses", "gcp", func() http.Handler {
 			return onGCP(func(*gcp.Instance) {}, &gcp.Fault{Status: http.StatusForbidden})
 		}, calm, "", nil},
 		{"Azure", "azure", func() http.Handler { return onAzure(func(*azure.Instance) {}) }, calm, pointer, nil},
-		{"Azure is busy at first", "azure", func() http.Handler { return onAzure(func(i *azure.Instance) { i.Metadata.Throttled = 3 }) }, calm, pointer, nil},
-		{"Azure is being serviced at first", "azure", func() http.Handler { return onAzure(func(i *azure.Instance) { i.Metadata.Gone = 3 }) }, calm, pointer, nil},
-		{"Azure is not found, which is no answer", "azure", func() http.Handler { return onAzure(func(i *azure.Instance) { i.Metadata.NotFound = true }) },
+		{"Azure is busy at first", "azure", func() http.Handler {
+			return onAzure(func(i *azure.Instance) { i.Metadata.Throttled = 3 })
+		}, calm, pointer, nil},
+		{"Azure is being serviced at first", "azure", func() http.Handler {
+			return onAzure(func(i *azure.Instance) { i.Metadata.Gone = 3 })
+		}, calm, pointer, nil},
+		{"Azure is not found, which is no answer", "azure",
+			func() http.Handler { return onAzure(func(i *azure.Instance) { i.Metadata.NotFound = true }) },
 			metadata.Patience{Try: 30 * time.Second, Pause: time.Millisecond, Total: time.Millisecond}, "", nil},
-		{"Azure does not answer", "azure", func() http.Handler { return onAzure(func(i *azure.Instance) { i.Metadata.Off = true }) }, brief, "", nil},
-		{"Azure in another encoding", "azure", func() http.Handler { return onAzure(func(i *azure.Instance) { i.Metadata.WrongBase64 = true }) }, calm, "", nil},
+		{"Azure does not answer", "azure", func() http.Handler {
+			return onAzure(func(i *azure.Instance) { i.Metadata.Off = true })
+		}, brief, "", nil},
+		{"Azure in another encoding", "azure", func() http.Handler {
+			return onAzure(func(i *azure.Instance) { i.Metadata.WrongBase64 = true })
+		}, calm, "", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			platform.SetPatience(t, c.patience)

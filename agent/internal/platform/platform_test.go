@@ -74,8 +74,10 @@ func TestFind(t *testing.T) {
 		err               error // any, where want is empty and err is nil
 	}{
 		{"qemu's fw_cfg", "quiet", "qemu", func(r *root) { r.fwCfg("from fw_cfg") }, "from fw_cfg", nil},
-		{"the platform is on the command line", "ignition.platform.id=qemu", "", func(r *root) { r.fwCfg("from fw_cfg") }, "from fw_cfg", nil},
-		{"qemu without a config", "", "qemu", func(r *root) { r.write(filepath.Join(r.p.FwCfg, "rev"), "3") }, "", platform.ErrNone},
+		{"the platform is on the command line", "ignition.platform.id=qemu", "", func(r *root) { r.fwCfg("from fw_cfg") },
+			"from fw_cfg", nil},
+		{"qemu without a config", "", "qemu", func(r *root) { r.write(filepath.Join(r.p.FwCfg, "rev"), "3") },
+			"", platform.ErrNone},
 		{"metal", "", "metal", func(*root) {}, "", platform.ErrNone},
 		{"a platform that is not known", "", "zvm", func(*root) {}, "", platform.ErrUnsupported},
 		{"user.ign comes before the platform", "", "qemu", func(r *root) {
@@ -96,12 +98,15 @@ func TestFind(t *testing.T) {
 		{"the command line comes before all", "ignition.config.url=" + served.URL + "/config", "metal", func(r *root) {
 			r.write(filepath.Join(r.p.IgnitionRuntime, "user.ign"), "from run")
 		}, "from the URL", nil},
-		{"the last argument counts", "ignition.config.url=http://127.0.0.1:1/ ignition.config.url=" + served.URL + "/config", "metal", func(*root) {}, "from the URL", nil},
+		{"the last argument counts", "ignition.config.url=http://127.0.0.1:1/ ignition.config.url=" + served.URL + "/config",
+			"metal", func(*root) {}, "from the URL", nil},
 		{"a data URL", "ignition.config.url=data:,from%20data", "metal", func(*root) {}, "from data", nil},
-		{"an error of the first source is the answer", "ignition.config.url=" + served.URL + "/missing", "metal", func(r *root) {
-			r.write(filepath.Join(r.p.IgnitionRuntime, "user.ign"), "from run")
-		}, "", nil},
-		{"a scheme that is not read", "ignition.config.url=tftp://x/config", "metal", func(*root) {}, "", platform.ErrUnsupported},
+		{"an error of the first source is the answer", "ignition.config.url=" + served.URL + "/missing", "metal",
+			func(r *root) {
+				r.write(filepath.Join(r.p.IgnitionRuntime, "user.ign"), "from run")
+			}, "", nil},
+		{"a scheme that is not read", "ignition.config.url=tftp://x/config", "metal", func(*root) {}, "",
+			platform.ErrUnsupported},
 		{"a config on a disk", "ignition.config.device=label", "metal", func(*root) {}, "", platform.ErrUnsupported},
 		{"fw_cfg announces more than there is", "", "qemu", func(r *root) {
 			r.fwCfg("short")
@@ -116,7 +121,8 @@ func TestFind(t *testing.T) {
 			r := newRoot(t, c.cmdline)
 			c.files(r)
 			data, err := r.find(c.id)
-			if string(data.Raw) != c.want || c.want == "" && err == nil || c.want != "" && err != nil || c.err != nil && !errors.Is(err, c.err) {
+			if string(data.Raw) != c.want || c.want == "" && err == nil || c.want != "" && err != nil || c.err != nil &&
+				!errors.Is(err, c.err) {
 				t.Errorf("have %q and error %v", data.Raw, err)
 			}
 		})
@@ -124,8 +130,10 @@ func TestFind(t *testing.T) {
 }
 
 func TestCmdline(t *testing.T) {
-	c := platform.ParseCmdline("BOOT_IMAGE=/vmlinuz  root=LABEL=\"a b\" ignition.config.url=http://x/?a=b mcs-attest=off mcs-attest=require ignition.config.device=d quiet\n")
-	want := platform.Cmdline{"BOOT_IMAGE=/vmlinuz", "root=LABEL=\"a b\"", "ignition.config.url=http://x/?a=b", "mcs-attest=off", "mcs-attest=require", "ignition.config.device=d", "quiet"}
+	c := platform.ParseCmdline("BOOT_IMAGE=/vmlinuz  root=LABEL=\"a b\" ignition.config.url=http://x/?a=b " +
+		"mcs-attest=off mcs-attest=require ignition.config.device=d quiet\n")
+	want := platform.Cmdline{"BOOT_IMAGE=/vmlinuz", "root=LABEL=\"a b\"", "ignition.config.url=http://x/?a=b",
+		"mcs-attest=off", "mcs-attest=require", "ignition.config.device=d", "quiet"}
 	if !slices.Equal(c, want) {
 		t.Errorf("words %q", c)
 	}

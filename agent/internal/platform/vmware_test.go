@@ -26,7 +26,8 @@ func b64(content string) string { return base64.StdEncoding.EncodeToString([]byt
 func ovfEnvironment(properties ...string) string {
 	var b strings.Builder
 	b.WriteString(`<?xml version="1.0" encoding="UTF-8"?>
-<Environment xmlns="http://schemas.dmtf.org/ovf/environment/1" xmlns:oe="http://schemas.dmtf.org/ovf/environment/1" oe:id="">
+<Environment xmlns="http://schemas.dmtf.org/ovf/environment/1"
+  xmlns:oe="http://schemas.dmtf.org/ovf/environment/1" oe:id="">
  <PlatformSection><Kind>VMware ESXi</Kind></PlatformSection>
  <PropertySection>`)
 	for i := 0; i < len(properties); i += 2 {
@@ -51,23 +52,32 @@ func TestVMware(t *testing.T) {
 		{"gz", vars{data: gz("{}"), encoding: "gz"}, outcome{data: "{}"}},
 		{"gzip+base64", vars{data: b64(gz("{}")), encoding: "gzip+base64"}, outcome{data: "{}"}},
 		{"gz+b64", vars{data: b64(gz("{}")), encoding: "gz+b64"}, outcome{data: "{}"}},
-		{"a property of the vApp", vars{ovf: ovfEnvironment("guestinfo."+data, b64("{}"), "guestinfo."+encoding, "base64")}, outcome{data: "{}"}},
-		{"a property with quotes", vars{ovf: ovfEnvironment("guestinfo."+data, "{&quot;ignition&quot;:{}}")}, outcome{data: `{"ignition":{}}`}},
+		{"a property of the vApp", vars{ovf: ovfEnvironment("guestinfo."+data, b64("{}"), "guestinfo."+encoding, "base64")},
+			outcome{data: "{}"}},
+		{"a property with quotes", vars{ovf: ovfEnvironment("guestinfo."+data, "{&quot;ignition&quot;:{}}")},
+			outcome{data: `{"ignition":{}}`}},
 		{"the variable comes before the property", vars{
-			data: b64("variable"), encoding: "base64", ovf: ovfEnvironment("guestinfo."+data, "property", "guestinfo."+encoding, "gzip"),
+			data: b64("variable"), encoding: "base64",
+			ovf: ovfEnvironment("guestinfo."+data, "property", "guestinfo."+encoding, "gzip"),
 		}, outcome{data: "variable"}},
-		{"each of the two for itself", vars{data: b64("variable"), ovf: ovfEnvironment("guestinfo."+encoding, "base64")}, outcome{data: "variable"}},
+		{"each of the two for itself", vars{data: b64("variable"), ovf: ovfEnvironment("guestinfo."+encoding, "base64")},
+			outcome{data: "variable"}},
 		{"a broken environment is passed over", vars{data: "{}", ovf: "<Environment><PropertySection>"}, outcome{data: "{}"}},
-		{"an environment that is too large is passed over", vars{data: "{}", ovf: strings.Repeat("<a>", 7<<20)}, outcome{data: "{}"}},
+		{"an environment that is too large is passed over", vars{data: "{}", ovf: strings.Repeat("<a>", 7<<20)},
+			outcome{data: "{}"}},
 		{"nothing", vars{}, outcome{kind: platform.ErrNone}},
 		{"nothing but a broken environment", vars{ovf: "]]>"}, outcome{kind: platform.ErrNone}},
 		{"an empty variable", vars{data: ""}, outcome{kind: platform.ErrNone}},
-		{"an encoding that is not known", vars{data: "{}", encoding: "zstd"}, outcome{text: `the encoding "zstd" is not known`}},
-		{"an encoding that is not known within one that is", vars{data: "{}", encoding: "gzip+"}, outcome{text: "is not known"}},
+		{"an encoding that is not known", vars{data: "{}", encoding: "zstd"},
+			outcome{text: `the encoding "zstd" is not known`}},
+		{"an encoding that is not known within one that is", vars{data: "{}", encoding: "gzip+"},
+			outcome{text: "is not known"}},
 		{"not the base64 that it says", vars{data: "{}", encoding: "base64"}, outcome{text: "not base64"}},
 		{"not the gzip that it says", vars{data: "{}", encoding: "gzip"}, outcome{text: "not gzip"}},
-		{"gzip that is cut", vars{data: gz("some longer text, some longer text")[:20], encoding: "gzip"}, outcome{text: "unpacking"}},
-		{"gzip of too much", vars{data: gz(strings.Repeat("\x00", pointer.MaxSize+1)), encoding: "gzip"}, outcome{text: "more than 16777216 bytes"}},
+		{"gzip that is cut", vars{data: gz("some longer text, some longer text")[:20], encoding: "gzip"},
+			outcome{text: "unpacking"}},
+		{"gzip of too much", vars{data: gz(strings.Repeat("\x00", pointer.MaxSize+1)), encoding: "gzip"},
+			outcome{text: "more than 16777216 bytes"}},
 		{"a variable that is too large", vars{data: strings.Repeat("x", 2*pointer.MaxSize)}, outcome{text: "at most"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -92,8 +102,10 @@ func TestVMware(t *testing.T) {
 func TestOVFProperties(t *testing.T) {
 	for _, c := range []struct{ name, document, want string }{
 		{"attributes without a namespace", `<E><PropertySection><Property key="k" value="v"/></PropertySection></E>`, "v"},
-		{"the last of two", `<E><PropertySection><Property key="k" value="u"/><Property key="k" value="v"/></PropertySection></E>`, "v"},
-		{"in a second section", `<E><PropertySection/><PropertySection><Property key="k" value="v"/></PropertySection></E>`, "v"},
+		{"the last of two",
+			`<E><PropertySection><Property key="k" value="u"/><Property key="k" value="v"/></PropertySection></E>`, "v"},
+		{"in a second section", `<E><PropertySection/><PropertySection><Property key="k" value="v"/></PropertySection></E>`,
+			"v"},
 		{"too deep", `<E><x><PropertySection><Property key="k" value="v"/></PropertySection></x></E>`, ""},
 		{"not in a section", `<E><Property key="k" value="v"/></E>`, ""},
 		{"after the root element", `<E/><E><PropertySection><Property key="k" value="v"/></PropertySection></E>`, ""},
@@ -106,13 +118,15 @@ func TestOVFProperties(t *testing.T) {
 	deep := func(n int) string {
 		return strings.Repeat("<x>", n) + strings.Repeat("</x>", n)
 	}
-	for name, honest := range map[string]string{"as deep as may be": deep(16), "as large as may be": "<E>" + strings.Repeat(" ", 1<<20-7) + "</E>"} {
+	for name, honest := range map[string]string{"as deep as may be": deep(16),
+		"as large as may be": "<E>" + strings.Repeat(" ", 1<<20-7) + "</E>"} {
 		if _, err := platform.OVFProperties(honest); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	for name, hostile := range map[string]string{
-		"too deep": deep(17), "deep without an end": strings.Repeat("<a>", 1<<18), "too large": "<E>" + strings.Repeat(" ", 1<<20) + "</E>",
+		"too deep": deep(17), "deep without an end": strings.Repeat("<a>", 1<<18),
+		"too large": "<E>" + strings.Repeat(" ", 1<<20) + "</E>",
 	} {
 		if got, err := platform.OVFProperties(hostile); err == nil {
 			t.Errorf("%s: %q", name, got)

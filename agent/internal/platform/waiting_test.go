@@ -53,7 +53,8 @@ func TestSourcesThatComeLate(t *testing.T) {
 	unhurried(t, 30*time.Second)
 	for _, c := range []struct{ name, id, status503 string }{
 		{"AWS", "aws", "AWS metadata service, asked for the user data: it answered HTTP status 503"},
-		{"Google Cloud", "gcp", "Google Cloud metadata service, asked for the attribute user-data: it answered HTTP status 503"},
+		{"Google Cloud", "gcp",
+			"Google Cloud metadata service, asked for the attribute user-data: it answered HTTP status 503"},
 		{"Azure", "azure", "Azure metadata service, asked for the user data: it answered HTTP status 503"},
 		{"OpenStack", "openstack", "OpenStack's metadata service: fetching from"},
 		{"the kernel argument", "metal", "kernel argument ignition.config.url: fetching from"},
@@ -105,8 +106,10 @@ func TestDrivesAreWaitedFor(t *testing.T) {
 			m := machine(t, id, 0)
 			m.Paths.Metadata = imds.URL
 			why := told{first: func() {
-				volumetest.At(t, filepath.Join(m.Paths.Disks, "config-2"), volume.ISO9660, map[string]string{"openstack/latest/user_data": "late"})
-				volumetest.At(t, filepath.Join(m.Paths.Drives, "sr0"), volume.UDF, map[string]string{"ovf-env.xml": "", "CustomData.bin": "late"})
+				volumetest.At(t, filepath.Join(m.Paths.Disks, "config-2"), volume.ISO9660,
+					map[string]string{"openstack/latest/user_data": "late"})
+				volumetest.At(t, filepath.Join(m.Paths.Drives, "sr0"), volume.UDF,
+					map[string]string{"ovf-env.xml": "", "CustomData.bin": "late"})
 			}}
 			m.Waiting = why.waiting
 			outcome{data: "late"}.check(t, m)
@@ -122,7 +125,9 @@ func TestNothingIsGivenUp(t *testing.T) {
 	unhurried(t, 100*time.Millisecond)
 	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	t.Cleanup(silent.Close)
-	refusing := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }))
+	refusing := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusForbidden)
+	}))
 	t.Cleanup(refusing.Close)
 	for _, c := range []struct{ name, id, metadata, cmdline, want string }{
 		{"AWS, whose tokens get lost", "aws", silent.URL, "", "the PUT for an IMDSv2 token was not answered in time"},
@@ -157,7 +162,9 @@ func TestNothingIsGivenUp(t *testing.T) {
 // What is final is not waited for.
 func TestFinalFaultsEndIt(t *testing.T) {
 	unhurried(t, 30*time.Second)
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }))
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusForbidden)
+	}))
 	t.Cleanup(s.Close)
 	for _, id := range []string{"aws", "gcp", "azure", "metal"} {
 		m := machine(t, id, 0)

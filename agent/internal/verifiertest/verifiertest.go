@@ -177,7 +177,8 @@ func (v *Verifier) Claims() []string {
 // Denial is an error as the verifier answers it.
 func Denial(class mcsattestv1.DenialClass, temporary bool) error {
 	err := connect.NewError(connect.CodePermissionDenied, errors.New("denied"))
-	detail, detailErr := connect.NewErrorDetail(&mcsattestv1.Denial{Class: class, Temporary: temporary, CorrelationId: "c0ffee"})
+	detail, detailErr := connect.NewErrorDetail(&mcsattestv1.Denial{Class: class, Temporary: temporary,
+		CorrelationId: "c0ffee"})
 	if detailErr != nil {
 		return detailErr
 	}
@@ -198,7 +199,8 @@ func withTLS(next http.Handler) http.Handler {
 }
 
 // Challenge implements the service.
-func (v *Verifier) Challenge(_ context.Context, req *connect.Request[mcsattestv1.ChallengeRequest]) (*connect.Response[mcsattestv1.ChallengeResponse], error) {
+func (v *Verifier) Challenge(_ context.Context,
+	req *connect.Request[mcsattestv1.ChallengeRequest]) (*connect.Response[mcsattestv1.ChallengeResponse], error) {
 	if v.ChallengeFunc != nil {
 		if resp, err := v.ChallengeFunc(req.Msg); resp != nil || err != nil {
 			return connect.NewResponse(resp), err
@@ -239,7 +241,8 @@ func (v *Verifier) Challenge(_ context.Context, req *connect.Request[mcsattestv1
 			return nil, err
 		}
 		p.tpm = tpm2.Challenge{EK: ek, AK: ak, Secret: secret.New(k), Bank: bank, PCRs: pcrs}
-		resp.Tpm = &mcsattestv1.TpmChallenge{CredentialBlob: blob, EncryptedSecret: encrypted, Bank: uint32(bank), EventLog: len(pcrs) > 1}
+		resp.Tpm = &mcsattestv1.TpmChallenge{CredentialBlob: blob, EncryptedSecret: encrypted, Bank: uint32(bank),
+			EventLog: len(pcrs) > 1}
 		for _, i := range pcrs {
 			resp.Tpm.Pcrs = append(resp.Tpm.Pcrs, uint32(i))
 		}
@@ -254,7 +257,8 @@ func (v *Verifier) Challenge(_ context.Context, req *connect.Request[mcsattestv1
 }
 
 // Attest implements the service.
-func (v *Verifier) Attest(ctx context.Context, req *connect.Request[mcsattestv1.AttestRequest]) (*connect.Response[mcsattestv1.AttestResponse], error) {
+func (v *Verifier) Attest(ctx context.Context,
+	req *connect.Request[mcsattestv1.AttestRequest]) (*connect.Response[mcsattestv1.AttestResponse], error) {
 	if v.AttestFunc != nil {
 		if resp, err := v.AttestFunc(req.Msg); resp != nil || err != nil {
 			return connect.NewResponse(resp), err
@@ -276,7 +280,8 @@ func (v *Verifier) Attest(ctx context.Context, req *connect.Request[mcsattestv1.
 	resp := &mcsattestv1.AttestResponse{
 		Token: Token, TokenLifetimeSeconds: 600, ReportTicket: Ticket, Machine: "default/worker-0", CorrelationId: "decade",
 	}
-	if slices.Equal(p.challenge.GetRequired(), []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_PROVISIONING_TOKEN}) {
+	if slices.Equal(p.challenge.GetRequired(),
+		[]mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_PROVISIONING_TOKEN}) {
 		resp = &mcsattestv1.AttestResponse{CorrelationId: "decade"}
 	}
 	if p.challenge.GetMode() == mcsattestv1.Mode_MODE_AUDIT {
@@ -296,7 +301,8 @@ func (p *pending) check(ctx context.Context, req *mcsattestv1.AttestRequest) err
 	}
 	fields := transcript.Fields{
 		Sealed: req.GetSealed(), Nonce: p.challenge.GetNonce(), Binding: "exporter", Exporter: exporter,
-		ServerSPKI: req.GetServerSpkiSha256(), Origin: p.challenge.GetOrigin(), Pool: p.challenge.GetPool(), Claims: req.GetClaims(),
+		ServerSPKI: req.GetServerSpkiSha256(), Origin: p.challenge.GetOrigin(), Pool: p.challenge.GetPool(),
+		Claims: req.GetClaims(),
 	}
 	var kinds []evidence.Kind
 	for _, k := range p.challenge.GetRequired() {
@@ -328,7 +334,8 @@ func (p *pending) check(ctx context.Context, req *mcsattestv1.AttestRequest) err
 
 // checkClouds verifies one document of each cloud's kind that is required, and
 // that there is no other.
-func (p *pending) checkClouds(ctx context.Context, req *mcsattestv1.AttestRequest, kinds []evidence.Kind, h transcript.Hash) error {
+func (p *pending) checkClouds(ctx context.Context, req *mcsattestv1.AttestRequest, kinds []evidence.Kind,
+	h transcript.Hash) error {
 	var hint struct{ ProviderID string }
 	if err := json.Unmarshal(req.GetClaims(), &hint); err != nil {
 		return err
@@ -344,7 +351,8 @@ func (p *pending) checkClouds(ctx context.Context, req *mcsattestv1.AttestReques
 		}
 		d := documents[0]
 		documents = documents[1:]
-		claim, err := verifier.Verify(ctx, evidence.Document{Kind: kind, Raw: d.GetDocument(), Certificates: d.GetCertificates(), Token: d.GetToken()},
+		claim, err := verifier.Verify(ctx, evidence.Document{Kind: kind, Raw: d.GetDocument(),
+			Certificates: d.GetCertificates(), Token: d.GetToken()},
 			evidence.Binding{Transcript: h, Origin: p.challenge.GetOrigin()}, time.Now())
 		if err != nil {
 			return err
@@ -360,7 +368,8 @@ func (p *pending) checkClouds(ctx context.Context, req *mcsattestv1.AttestReques
 }
 
 // Report implements the service.
-func (v *Verifier) Report(_ context.Context, req *connect.Request[mcsattestv1.ReportRequest]) (*connect.Response[mcsattestv1.ReportResponse], error) {
+func (v *Verifier) Report(_ context.Context,
+	req *connect.Request[mcsattestv1.ReportRequest]) (*connect.Response[mcsattestv1.ReportResponse], error) {
 	v.mu.Lock()
 	v.reports = append(v.reports, req.Msg)
 	v.mu.Unlock()

@@ -42,13 +42,16 @@ func TestFileSystemsOfRealImagesAreTold(t *testing.T) {
 		want []string
 	}{
 		{"ISO 9660 as Nova makes it", func(image string) {
-			run("genisoimage", "-quiet", "-o", image, "-ldots", "-allow-lowercase", "-allow-multidot", "-l", "-J", "-r", "-V", "config-2", tree)
+			run("genisoimage", "-quiet", "-o", image, "-ldots", "-allow-lowercase", "-allow-multidot", "-l", "-J", "-r", "-V",
+				"config-2", tree)
 		}, []string{volume.ISO9660}},
 		{"a hybrid of ISO 9660 and UDF", func(image string) {
 			run("genisoimage", "-quiet", "-o", image, "-udf", "-V", "config-2", tree)
 		}, []string{volume.ISO9660, volume.UDF}},
-		{"FAT16", func(image string) { run("mkfs.vfat", "-F", "16", "-n", "CONFIG-2", "-C", image, "16384") }, []string{volume.FAT}},
-		{"FAT32", func(image string) { run("mkfs.vfat", "-F", "32", "-n", "CONFIG-2", "-C", image, "65536") }, []string{volume.FAT}},
+		{"FAT16", func(image string) { run("mkfs.vfat", "-F", "16", "-n", "CONFIG-2", "-C", image, "16384") },
+			[]string{volume.FAT}},
+		{"FAT32", func(image string) { run("mkfs.vfat", "-F", "32", "-n", "CONFIG-2", "-C", image, "65536") },
+			[]string{volume.FAT}},
 		{"ext4", func(image string) { run("mkfs.ext4", "-q", "-L", "config-2", image, "1M") }, nil},
 		{"UDF alone", func(image string) { must(t, os.WriteFile(image, volumetest.UDF(), 0o600)) }, []string{volume.UDF}},
 		{"nothing", func(image string) { must(t, os.WriteFile(image, make([]byte, 1<<20), 0o600)) }, nil},
@@ -81,15 +84,19 @@ func TestVolume(t *testing.T) {
 			must(t, os.Symlink("openstack/latest/user_data", filepath.Join(dir, "latest")))
 		}, "from the drive", ""},
 		{"a file that is not there", "user-data", func(string) {}, "", "no such file"},
-		{"an absolute link out", "out", func(dir string) { must(t, os.Symlink(outside, filepath.Join(dir, "out"))) }, "", "escapes"},
+		{"an absolute link out", "out", func(dir string) { must(t, os.Symlink(outside, filepath.Join(dir, "out"))) }, "",
+			"escapes"},
 		{"a relative link out", "out", func(dir string) {
 			must(t, os.Symlink("../../../../../../../.."+outside, filepath.Join(dir, "out")))
 		}, "", "escapes"},
 		{"a folder that is a link out", "out/secret", func(dir string) {
 			must(t, os.Symlink(filepath.Dir(outside), filepath.Join(dir, "out")))
 		}, "", "escapes"},
-		{"a link to itself", "loop", func(dir string) { must(t, os.Symlink("loop", filepath.Join(dir, "loop"))) }, "", "too many"},
-		{"a FIFO that nobody writes to", "fifo", func(dir string) { must(t, syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600)) }, "", "not a regular file"},
+		{"a link to itself", "loop", func(dir string) { must(t, os.Symlink("loop", filepath.Join(dir, "loop"))) }, "",
+			"too many"},
+		{"a FIFO that nobody writes to", "fifo", func(dir string) {
+			must(t, syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600))
+		}, "", "not a regular file"},
 		{"a folder", "openstack", func(string) {}, "", "not a regular file"},
 		{"a file of the largest size", "large", func(dir string) {
 			must(t, os.WriteFile(filepath.Join(dir, "large"), make([]byte, pointer.MaxSize), 0o600))
@@ -133,7 +140,8 @@ func TestOpen(t *testing.T) {
 		t.Errorf("a folder was made for a device that is not mounted: %v", err)
 	}
 	r.Mount = func(string, string, string) (func() error, error) { return nil, errors.New("damaged") }
-	if _, err := r.Open(disk.Device, every...); err == nil || !strings.Contains(err.Error(), "mounting it as iso9660: damaged") {
+	if _, err := r.Open(disk.Device, every...); err == nil ||
+		!strings.Contains(err.Error(), "mounting it as iso9660: damaged") {
 		t.Errorf("a mount that fails: %v", err)
 	}
 	if left, err := os.ReadDir(run); err != nil || len(left) > 0 {

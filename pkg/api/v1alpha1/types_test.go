@@ -15,7 +15,8 @@ func TestJSONHasNoEmptyFields(t *testing.T) {
 		`{"kind":"AttestationPolicy","apiVersion":"mcs-attest.dev/v1alpha1","metadata":{"name":"a"}}`: AttestationPolicy{
 			TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: KindAttestationPolicy}, ObjectMeta: meta},
 		`{"metadata":{"name":"a"},"spec":{"token":{"lifetime":"5m0s"}}}`: AttestationPolicy{
-			ObjectMeta: meta, Spec: AttestationPolicySpec{Token: TokenPolicy{Lifetime: metav1.Duration{Duration: 5 * time.Minute}}}},
+			ObjectMeta: meta,
+			Spec:       AttestationPolicySpec{Token: TokenPolicy{Lifetime: metav1.Duration{Duration: 5 * time.Minute}}}},
 		`{"metadata":{"name":"a"},"spec":{"pool":"worker","ekSHA256":["x"]}}`: MachineAttestation{
 			ObjectMeta: meta, Spec: MachineAttestationSpec{Pool: "worker", EKSHA256: []string{"x"}}},
 	} {

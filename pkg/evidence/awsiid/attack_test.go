@@ -116,7 +116,8 @@ func TestAttack_T01_SomethingBesideTheDocument(t *testing.T) {
 	raw := signedIn(t, "eu-central-1", content())
 	s := cloud()["eu-central-1"]
 	inside, err := cmstest.Message{Content: []byte(content()), Certificate: s.certificate, Key: s.key,
-		Attributes:   []cmstest.Attribute{cmstest.Message{}.TypeAttribute(), cmstest.Message{Content: []byte(content())}.DigestAttribute()},
+		Attributes: []cmstest.Attribute{cmstest.Message{}.TypeAttribute(),
+			cmstest.Message{Content: []byte(content())}.DigestAttribute()},
 		Certificates: [][]byte{s.certificate.Raw}}.Sign()
 	if err != nil {
 		t.Fatal(err)
@@ -197,12 +198,14 @@ func TestAttack_T03_OtherRegions(t *testing.T) {
 		raw  []byte
 		want reason.Code
 	}{
-		"a genuine document of a region that is not allowed":        {signedIn(t, "us-west-2", abroad), reason.AccountNotAllowed},
-		"an allowed region in the content, another one's signature": {signedIn(t, "us-west-2", content()), reason.DocumentUntrusted},
-		"another region in the content, an allowed one's signature": {signedIn(t, "eu-central-1", abroad), reason.DocumentUntrusted},
-		"a region that does not exist":                              {signedIn(t, "eu-central-1", unknown), reason.DocumentUntrusted},
-		"a certificate of no region":                                {foreign, reason.DocumentUntrusted},
-		"a certificate with the names of a region's":                {forged, reason.DocumentInvalid},
+		"a genuine document of a region that is not allowed": {signedIn(t, "us-west-2", abroad), reason.AccountNotAllowed},
+		"an allowed region in the content, another one's signature": {signedIn(t, "us-west-2", content()),
+			reason.DocumentUntrusted},
+		"another region in the content, an allowed one's signature": {signedIn(t, "eu-central-1", abroad),
+			reason.DocumentUntrusted},
+		"a region that does not exist":               {signedIn(t, "eu-central-1", unknown), reason.DocumentUntrusted},
+		"a certificate of no region":                 {foreign, reason.DocumentUntrusted},
+		"a certificate with the names of a region's": {forged, reason.DocumentInvalid},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := appraise(verifier(nil), document(c.raw))
@@ -242,7 +245,8 @@ func TestAllowListsAreClosedByDefault(t *testing.T) {
 
 func TestAttack_T15_CertificateOutsideItsValidity(t *testing.T) {
 	raw := signedIn(t, "eu-central-1", content())
-	for _, at := range []time.Time{{}, time.Date(2019, 12, 31, 0, 0, 0, 0, time.UTC), time.Date(2195, 1, 2, 0, 0, 0, 0, time.UTC)} {
+	for _, at := range []time.Time{{}, time.Date(2019, 12, 31, 0, 0, 0, 0, time.UTC),
+		time.Date(2195, 1, 2, 0, 0, 0, 0, time.UTC)} {
 		_, err := verifier(nil).Verify(context.Background(), document(raw), evidence.Binding{}, at)
 		denied(t, err, reason.DocumentUntrusted)
 	}
@@ -274,13 +278,15 @@ func TestAttack_T16_CostlyDocuments(t *testing.T) {
 		v *awsiid.Verifier
 		d evidence.Document
 	}{
-		"RSA-16384 as a region's":            {careless, document(raw)},
-		"1000 certificates in the message":   {verifier(nil), document(thousand)},
-		"1000 certificates beside it":        {verifier(nil), evidence.Document{Raw: raw, Certificates: slices.Repeat([][]byte{der}, 1000)}},
-		"a body of 200 MB":                   {verifier(nil), document(make([]byte, 200<<20))},
-		"a content of 60 KB, rightly signed": {verifier(nil), document(signedIn(t, "eu-central-1", content("m6i", strings.Repeat(" ", 60_000))))},
-		"deep structures":                    {verifier(nil), document(slices.Repeat([]byte{0x30, 0x80}, 30_000))},
-		"deep JSON, rightly signed":          {verifier(nil), document(signedIn(t, "eu-central-1", strings.Repeat(`{"a":`, 3000)))},
+		"RSA-16384 as a region's":          {careless, document(raw)},
+		"1000 certificates in the message": {verifier(nil), document(thousand)},
+		"1000 certificates beside it": {verifier(nil),
+			evidence.Document{Raw: raw, Certificates: slices.Repeat([][]byte{der}, 1000)}},
+		"a body of 200 MB": {verifier(nil), document(make([]byte, 200<<20))},
+		"a content of 60 KB, rightly signed": {verifier(nil),
+			document(signedIn(t, "eu-central-1", content("m6i", strings.Repeat(" ", 60_000))))},
+		"deep structures":           {verifier(nil), document(slices.Repeat([]byte{0x30, 0x80}, 30_000))},
+		"deep JSON, rightly signed": {verifier(nil), document(signedIn(t, "eu-central-1", strings.Repeat(`{"a":`, 3000)))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := appraise(c.v, c.d)
@@ -295,7 +301,8 @@ func TestAttack_T05_AReplayedDocumentIsNeverBound(t *testing.T) {
 	raw := signedIn(t, "eu-central-1", content())
 	var statements []evidence.Statement
 	for _, transcript := range [][32]byte{{}, {1}} {
-		c, err := verifier(nil).Verify(context.Background(), document(raw), evidence.Binding{Transcript: transcript, Origin: "https://other:22624"}, now)
+		c, err := verifier(nil).Verify(context.Background(), document(raw),
+			evidence.Binding{Transcript: transcript, Origin: "https://other:22624"}, now)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -37,7 +37,8 @@ var _ evidence.Verifier = (*Verifier)(nil)
 //   - account and region are allowed (AccountNotAllowed).
 //
 // Binding is not looked at: the document has none.
-func (v *Verifier) Verify(_ context.Context, d evidence.Document, _ evidence.Binding, now time.Time) (evidence.Claim, error) {
+func (v *Verifier) Verify(_ context.Context, d evidence.Document, _ evidence.Binding,
+	now time.Time) (evidence.Claim, error) {
 	if len(d.Certificates) != 0 || len(d.Token) != 0 {
 		return nil, reason.Deny(reason.DocumentInvalid, "aws-iid: certificates or a token beside the document")
 	}
@@ -50,7 +51,8 @@ func (v *Verifier) Verify(_ context.Context, d evidence.Document, _ evidence.Bin
 	}
 	signer, ok := v.certificates().signer(m)
 	if !ok {
-		return nil, reason.Deny(reason.DocumentUntrusted, "aws-iid: signed by certificate %x, which is that of no configured region", m.Serial)
+		return nil, reason.Deny(reason.DocumentUntrusted,
+			"aws-iid: signed by certificate %x, which is that of no configured region", m.Serial)
 	}
 	if c := signer.Certificate; now.Before(c.NotBefore) || now.After(c.NotAfter) {
 		return nil, reason.Deny(reason.DocumentUntrusted, "aws-iid: the certificate of region %s is valid from %s to %s",
@@ -65,7 +67,8 @@ func (v *Verifier) Verify(_ context.Context, d evidence.Document, _ evidence.Bin
 		return nil, reason.Wrap(reason.DocumentInvalid, err, "aws-iid: signed in region %s", signer.Region)
 	}
 	if doc.region != signer.Region {
-		return nil, reason.Deny(reason.DocumentUntrusted, "aws-iid: a document of region %s with the signature of region %s", doc.region, signer.Region)
+		return nil, reason.Deny(reason.DocumentUntrusted, "aws-iid: a document of region %s with the signature of region %s",
+			doc.region, signer.Region)
 	}
 	if !slices.Contains(v.Accounts, doc.account) {
 		return nil, reason.Deny(reason.AccountNotAllowed, "aws-iid: account %s", doc.account)
@@ -93,7 +96,8 @@ type claim struct {
 // that it is the one that speaks is not shown.
 func (c *claim) Statement() evidence.Statement {
 	d := &c.document
-	summary := map[string]string{"account": d.account, "region": d.region, "zone": d.zone, "started": d.pending.UTC().Format(time.RFC3339)}
+	summary := map[string]string{"account": d.account, "region": d.region, "zone": d.zone,
+		"started": d.pending.UTC().Format(time.RFC3339)}
 	for name, value := range map[string]string{"type": d.instanceType, "image": d.image, "address": d.address} {
 		if value != "" {
 			summary[name] = value
@@ -118,7 +122,8 @@ func (c *claim) Statement() evidence.Statement {
 func (c *claim) Confirm(ctx context.Context, candidate evidence.Candidate) (evidence.Statement, error) {
 	s, d := c.Statement(), &c.document
 	if candidate.ProviderID != s.ProviderID {
-		return evidence.Statement{}, reason.Deny(reason.EvidenceDisagrees, "aws-iid: the document is of %s, not of %.128q", s.ProviderID, candidate.ProviderID)
+		return evidence.Statement{}, reason.Deny(reason.EvidenceDisagrees, "aws-iid: the document is of %s, not of %.128q",
+			s.ProviderID, candidate.ProviderID)
 	}
 	if c.verifier.Describe == nil {
 		s.Warnings = append(s.Warnings, "EC2 was not asked whether the instance still exists and is the cluster's")
@@ -132,7 +137,8 @@ func (c *claim) Confirm(ctx context.Context, candidate evidence.Candidate) (evid
 		return evidence.Statement{}, err
 	}
 	if i.Launched.Sub(d.pending) > startSkew {
-		return evidence.Statement{}, reason.Deny(reason.DocumentNotFresh, "aws-iid: the document is of the start at %s, and the instance was started again at %s", d.pending, i.Launched)
+		return evidence.Statement{}, reason.Deny(reason.DocumentNotFresh,
+			"aws-iid: the document is of the start at %s, and the instance was started again at %s", d.pending, i.Launched)
 	}
 	s.Created = i.Launched
 	return s, nil

@@ -37,9 +37,10 @@ func newSigning(serial int64, bits int) signing {
 	}
 	c, err := cmstest.Certificate(&x509.Certificate{
 		SerialNumber: big.NewInt(serial),
-		Subject:      pkix.Name{Country: []string{"US"}, Province: []string{"Washington State"}, Locality: []string{"Seattle"}, Organization: []string{"Test"}},
-		NotBefore:    time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC),
-		NotAfter:     time.Date(2195, 1, 1, 0, 0, 0, 0, time.UTC),
+		Subject: pkix.Name{Country: []string{"US"}, Province: []string{"Washington State"},
+			Locality: []string{"Seattle"}, Organization: []string{"Test"}},
+		NotBefore: time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC),
+		NotAfter:  time.Date(2195, 1, 1, 0, 0, 0, 0, time.UTC),
 	}, key)
 	if err != nil {
 		panic(err)
@@ -115,8 +116,9 @@ func (e *ec2) Describe(_ context.Context, region, id string) (awsiid.Instance, e
 
 func honestInstance() awsiid.Instance {
 	return awsiid.Instance{
-		ID: instance, Account: account, Zone: "eu-central-1a", State: "running", VPC: "vpc-1", Launched: started.Add(-time.Second),
-		Tags: map[string]string{"kubernetes.io/cluster/test-abcde": "owned", "Name": "worker"},
+		ID: instance, Account: account, Zone: "eu-central-1a", State: "running", VPC: "vpc-1",
+		Launched: started.Add(-time.Second),
+		Tags:     map[string]string{"kubernetes.io/cluster/test-abcde": "owned", "Name": "worker"},
 	}
 }
 
@@ -195,7 +197,8 @@ func TestRealDocuments(t *testing.T) {
 			t.Errorf("%s: %v", region, err)
 			continue
 		}
-		if got.ProviderID != c.providerID || got.Created.Format(time.RFC3339) != c.started || got.Summary["account"] != c.account {
+		if got.ProviderID != c.providerID || got.Created.Format(time.RFC3339) != c.started ||
+			got.Summary["account"] != c.account {
 			t.Errorf("%s: %+v", region, got)
 		}
 	}
@@ -235,21 +238,26 @@ func TestAttack_T04_WhatEC2Says(t *testing.T) {
 		change func(*ec2)
 		want   reason.Code
 	}{
-		"EC2 knows no such instance":                 {func(e *ec2) { e.err = reason.Deny(reason.InstanceNotFound, "none") }, reason.InstanceNotFound},
-		"EC2 does not answer":                        {func(e *ec2) { e.err = unavailable }, reason.ProviderUnavailable},
-		"an answer about another instance":           {func(e *ec2) { e.answer.ID = "i-00000000000000000" }, reason.InstanceUnacceptable},
-		"an answer about none":                       {func(e *ec2) { e.answer = awsiid.Instance{} }, reason.InstanceUnacceptable},
-		"an instance of another account":             {func(e *ec2) { e.answer.Account = "111122223333" }, reason.InstanceUnacceptable},
-		"an instance in another zone":                {func(e *ec2) { e.answer.Zone = "eu-central-1b" }, reason.InstanceUnacceptable},
-		"an instance that is stopping":               {func(e *ec2) { e.answer.State = "stopping" }, reason.InstanceUnacceptable},
-		"a terminated instance":                      {func(e *ec2) { e.answer.State = "terminated" }, reason.InstanceUnacceptable},
-		"no state":                                   {func(e *ec2) { e.answer.State = "" }, reason.InstanceUnacceptable},
-		"another VPC":                                {func(e *ec2) { e.answer.VPC = "vpc-2" }, reason.InstanceUnacceptable},
-		"no VPC":                                     {func(e *ec2) { e.answer.VPC = "" }, reason.InstanceUnacceptable},
-		"no tag":                                     {func(e *ec2) { e.answer.Tags = nil }, reason.InstanceUnacceptable},
-		"another cluster's tag":                      {func(e *ec2) { e.answer.Tags = map[string]string{"kubernetes.io/cluster/other": "owned"} }, reason.InstanceUnacceptable},
-		"no launch time":                             {func(e *ec2) { e.answer.Launched = time.Time{} }, reason.InstanceUnacceptable},
-		"the document of an earlier start":           {func(e *ec2) { e.answer.Launched = started.Add(time.Hour) }, reason.DocumentNotFresh},
+		"EC2 knows no such instance": {func(e *ec2) { e.err = reason.Deny(reason.InstanceNotFound, "none") },
+			reason.InstanceNotFound},
+		"EC2 does not answer": {func(e *ec2) { e.err = unavailable }, reason.ProviderUnavailable},
+		"an answer about another instance": {func(e *ec2) { e.answer.ID = "i-00000000000000000" },
+			reason.InstanceUnacceptable},
+		"an answer about none":           {func(e *ec2) { e.answer = awsiid.Instance{} }, reason.InstanceUnacceptable},
+		"an instance of another account": {func(e *ec2) { e.answer.Account = "111122223333" }, reason.InstanceUnacceptable},
+		"an instance in another zone":    {func(e *ec2) { e.answer.Zone = "eu-central-1b" }, reason.InstanceUnacceptable},
+		"an instance that is stopping":   {func(e *ec2) { e.answer.State = "stopping" }, reason.InstanceUnacceptable},
+		"a terminated instance":          {func(e *ec2) { e.answer.State = "terminated" }, reason.InstanceUnacceptable},
+		"no state":                       {func(e *ec2) { e.answer.State = "" }, reason.InstanceUnacceptable},
+		"another VPC":                    {func(e *ec2) { e.answer.VPC = "vpc-2" }, reason.InstanceUnacceptable},
+		"no VPC":                         {func(e *ec2) { e.answer.VPC = "" }, reason.InstanceUnacceptable},
+		"no tag":                         {func(e *ec2) { e.answer.Tags = nil }, reason.InstanceUnacceptable},
+		"another cluster's tag": {func(e *ec2) {
+			e.answer.Tags = map[string]string{"kubernetes.io/cluster/other": "owned"}
+		}, reason.InstanceUnacceptable},
+		"no launch time": {func(e *ec2) { e.answer.Launched = time.Time{} }, reason.InstanceUnacceptable},
+		"the document of an earlier start": {func(e *ec2) { e.answer.Launched = started.Add(time.Hour) },
+			reason.DocumentNotFresh},
 		"honest: a document of after the start":      {func(e *ec2) { e.answer.Launched = started.Add(-time.Hour) }, 0},
 		"honest: pending":                            {func(e *ec2) { e.answer.State = "pending" }, 0},
 		"honest: a launch time that is 2 minutes on": {func(e *ec2) { e.answer.Launched = started.Add(2 * time.Minute) }, 0},
@@ -278,11 +286,13 @@ func TestRequirementsAreOptional(t *testing.T) {
 // Nobody makes the verifier ask about an instance that is not the candidate.
 func TestAttack_T14_ADocumentOfAnotherMachineAsksNobody(t *testing.T) {
 	e := &ec2{answer: honestInstance()}
-	c, err := verifier(e).Verify(context.Background(), document(signedIn(t, "eu-central-1", content())), evidence.Binding{}, now)
+	c, err := verifier(e).Verify(context.Background(), document(signedIn(t, "eu-central-1", content())),
+		evidence.Binding{}, now)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, other := range []string{"", "aws:///eu-central-1b/" + instance, "aws:///eu-central-1a/i-0", providerID + "/", "AWS" + providerID[3:]} {
+	for _, other := range []string{"", "aws:///eu-central-1b/" + instance, "aws:///eu-central-1a/i-0", providerID + "/",
+		"AWS" + providerID[3:]} {
 		_, err := c.Confirm(context.Background(), evidence.Candidate{ProviderID: other})
 		denied(t, err, reason.EvidenceDisagrees)
 	}

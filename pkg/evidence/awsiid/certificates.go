@@ -59,12 +59,14 @@ func (c *Certificates) With(more ...RegionCertificate) *Certificates {
 	for _, r := range slices.Concat(c.All(), more) {
 		all[r.Region] = r
 	}
-	return &Certificates{all: slices.SortedFunc(maps.Values(all), func(a, b RegionCertificate) int { return cmp.Compare(a.Region, b.Region) })}
+	return &Certificates{all: slices.SortedFunc(maps.Values(all),
+		func(a, b RegionCertificate) int { return cmp.Compare(a.Region, b.Region) })}
 }
 
 // Without is the same certificates but for those of some regions.
 func (c *Certificates) Without(regions ...string) *Certificates {
-	return &Certificates{all: slices.DeleteFunc(slices.Clone(c.All()), func(r RegionCertificate) bool { return slices.Contains(regions, r.Region) })}
+	return &Certificates{all: slices.DeleteFunc(slices.Clone(c.All()),
+		func(r RegionCertificate) bool { return slices.Contains(regions, r.Region) })}
 }
 
 // Region is the certificate of one region. There is no default.
@@ -129,7 +131,8 @@ func ParseCertificates(file string, raw []byte) ([]RegionCertificate, error) {
 			if name, ok := marked(text); ok {
 				switch {
 				case region != "":
-					return nil, fault(line, fmt.Sprintf("region %q, and no certificate for %q before it", name, region), "one block after each region")
+					return nil, fault(line, fmt.Sprintf("region %q, and no certificate for %q before it", name, region),
+						"one block after each region")
 				case !isRegion(name):
 					return nil, fault(line, fmt.Sprintf("%.80q is no region", name), "a name like eu-central-1")
 				case slices.ContainsFunc(all, func(r RegionCertificate) bool { return r.Region == name }):
@@ -137,7 +140,8 @@ func ParseCertificates(file string, raw []byte) ([]RegionCertificate, error) {
 				}
 				region = name
 			} else if len(text) > 0 && text[0] != '#' {
-				return nil, fault(line, fmt.Sprintf("%.40q is neither a comment nor a certificate", text), "PEM blocks, and comments that begin with #")
+				return nil, fault(line, fmt.Sprintf("%.40q is neither a comment nor a certificate", text),
+					"PEM blocks, and comments that begin with #")
 			}
 			rest, line = after, line+1
 			continue
@@ -153,9 +157,11 @@ func ParseCertificates(file string, raw []byte) ([]RegionCertificate, error) {
 		}
 		c, what := parseRegional(block)
 		if what != "" {
-			return nil, fault(line, region+": "+what, "the region's certificate for RSA-2048 from AWS's documentation (regions-certs)")
+			return nil, fault(line, region+": "+what,
+				"the region's certificate for RSA-2048 from AWS's documentation (regions-certs)")
 		}
-		if all = append(all, RegionCertificate{Region: region, Certificate: c, File: file, Line: line}); len(all) > maxCertificates {
+		if all = append(all, RegionCertificate{Region: region, Certificate: c, File: file,
+			Line: line}); len(all) > maxCertificates {
 			return nil, fault(line, "too many certificates", fmt.Sprintf("at most %d in one file", maxCertificates))
 		}
 		line += bytes.Count(rest[:size], []byte("\n"))
@@ -165,7 +171,8 @@ func ParseCertificates(file string, raw []byte) ([]RegionCertificate, error) {
 	case region != "":
 		return nil, fault(line, "no certificate for region "+region, "a PEM block after the region")
 	case len(all) == 0:
-		return nil, fault(0, "no certificate in it", "a line \"# region: NAME\", then a block that begins with -----BEGIN CERTIFICATE-----")
+		return nil, fault(0, "no certificate in it",
+			"a line \"# region: NAME\", then a block that begins with -----BEGIN CERTIFICATE-----")
 	}
 	return all, nil
 }
@@ -199,7 +206,8 @@ func parseRegional(block *pem.Block) (*x509.Certificate, string) {
 	}
 	key, ok := c.PublicKey.(*rsa.PublicKey)
 	if !ok {
-		return nil, fmt.Sprintf("a key of type %s: this is the certificate of another form of the document", c.PublicKeyAlgorithm)
+		return nil, fmt.Sprintf("a key of type %s: this is the certificate of another form of the document",
+			c.PublicKeyAlgorithm)
 	}
 	if n := key.N.BitLen(); n < minRSABits || n > maxRSABits {
 		return nil, fmt.Sprintf("an RSA key of %d bits: this is the certificate of another form of the document", n)
@@ -209,7 +217,8 @@ func parseRegional(block *pem.Block) (*x509.Certificate, string) {
 	}
 	// Trust does not rest on its own signature; a broken one still means a damaged file.
 	var insecure x509.InsecureAlgorithmError
-	if err := c.CheckSignature(c.SignatureAlgorithm, c.RawTBSCertificate, c.Signature); err != nil && !errors.As(err, &insecure) {
+	if err := c.CheckSignature(c.SignatureAlgorithm, c.RawTBSCertificate, c.Signature); err != nil &&
+		!errors.As(err, &insecure) {
 		return nil, "its own signature does not verify"
 	}
 	return c, ""

@@ -74,7 +74,8 @@ func TestNoDefaultEndsWithin180Days(t *testing.T) {
 
 func TestWithReplacesARegionAndLeavesTheRest(t *testing.T) {
 	mine := cloud()["us-west-2"].certificate
-	more := awsiid.Defaults().With(awsiid.RegionCertificate{Region: "us-west-2", Certificate: mine}, awsiid.RegionCertificate{Region: "xx-new-1", Certificate: mine})
+	more := awsiid.Defaults().With(awsiid.RegionCertificate{Region: "us-west-2", Certificate: mine},
+		awsiid.RegionCertificate{Region: "xx-new-1", Certificate: mine})
 	if len(more.All()) != 40 {
 		t.Errorf("%d regions", len(more.All()))
 	}
@@ -105,7 +106,8 @@ func TestParseCertificates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(all) != 2 || all[0].Region != "eu-central-1" || all[0].Line != 4 || all[1].Region != "us-gov-west-1" || all[1].File != "more.pem" {
+	if len(all) != 2 || all[0].Region != "eu-central-1" || all[0].Line != 4 || all[1].Region != "us-gov-west-1" ||
+		all[1].File != "more.pem" {
 		t.Errorf("got %+v", all)
 	}
 	if lines := strings.Split(text, "\n"); !strings.HasPrefix(lines[all[1].Line-1], "-----BEGIN") {
@@ -129,25 +131,31 @@ func TestParseCertificates(t *testing.T) {
 	broken := bytes.Clone(template.Raw)
 	broken[len(broken)-1] ^= 1
 	for name, c := range map[string]struct{ text, want string }{
-		"nothing":                             {"", "more.pem: no certificate"},
-		"only comments":                       {"# nothing yet\n", "more.pem: no certificate"},
-		"a certificate of no region":          {good, "more.pem:1: a certificate of no region"},
-		"a second certificate of one region":  {"# region: eu-central-1\n" + good + good, "a certificate of no region"},
-		"a region without certificate":        {"# region: eu-central-1\n", "no certificate for region eu-central-1"},
-		"two regions, one certificate":        {"# region: eu-central-1\n# region: eu-west-1\n" + good, `more.pem:2: region "eu-west-1"`},
-		"one region twice":                    {"# region: eu-central-1\n" + good + "# region: eu-central-1\n" + good, "twice"},
-		"something that is no region":         {"# region: Frankfurt\n" + good, "is no region"},
-		"a region without name":               {"# region:\n" + good, "is no region"},
-		"text":                                {"# region: eu-central-1\nhello\n" + good, "more.pem:2: \"hello\" is neither"},
-		"a certificate that is cut off":       {"# region: eu-central-1\n" + good[:200], "cut off or damaged"},
-		"a certificate in the middle of one":  {"# region: eu-central-1\n" + good[:200] + "\n" + good, "cut off or damaged"},
-		"a private key":                       {"# region: eu-central-1\n" + block("PRIVATE KEY", []byte("x")), `type "PRIVATE KEY"`},
-		"no certificate in a block":           {"# region: eu-central-1\n" + block("CERTIFICATE", []byte("x")), "does not parse"},
-		"the certificate for the DSA form":    {"# region: eu-central-1\n" + block("CERTIFICATE", curve), "another form"},
-		"the certificate for the RSA form":    {"# region: eu-central-1\n" + block("CERTIFICATE", newSigning(1, 1024).certificate.Raw), "1024 bits"},
-		"a certificate whose signature fails": {"# region: eu-central-1\n" + block("CERTIFICATE", broken), "its own signature"},
-		"more bytes than a file may have":     {strings.Repeat("#", awsiid.MaxFile+1), "at most"},
-		"more regions than there are":         {manyRegions(good), "too many"},
+		"nothing":                            {"", "more.pem: no certificate"},
+		"only comments":                      {"# nothing yet\n", "more.pem: no certificate"},
+		"a certificate of no region":         {good, "more.pem:1: a certificate of no region"},
+		"a second certificate of one region": {"# region: eu-central-1\n" + good + good, "a certificate of no region"},
+		"a region without certificate":       {"# region: eu-central-1\n", "no certificate for region eu-central-1"},
+		"two regions, one certificate": {"# region: eu-central-1\n# region: eu-west-1\n" + good,
+			`more.pem:2: region "eu-west-1"`},
+		"one region twice": {"# region: eu-central-1\n" + good + "# region: eu-central-1\n" +
+			good, "twice"},
+		"something that is no region":        {"# region: Frankfurt\n" + good, "is no region"},
+		"a region without name":              {"# region:\n" + good, "is no region"},
+		"text":                               {"# region: eu-central-1\nhello\n" + good, "more.pem:2: \"hello\" is neither"},
+		"a certificate that is cut off":      {"# region: eu-central-1\n" + good[:200], "cut off or damaged"},
+		"a certificate in the middle of one": {"# region: eu-central-1\n" + good[:200] + "\n" + good, "cut off or damaged"},
+		"a private key": {"# region: eu-central-1\n" + block("PRIVATE KEY", []byte("x")),
+			`type "PRIVATE KEY"`},
+		"no certificate in a block": {"# region: eu-central-1\n" + block("CERTIFICATE", []byte("x")),
+			"does not parse"},
+		"the certificate for the DSA form": {"# region: eu-central-1\n" + block("CERTIFICATE", curve), "another form"},
+		"the certificate for the RSA form": {"# region: eu-central-1\n" +
+			block("CERTIFICATE", newSigning(1, 1024).certificate.Raw), "1024 bits"},
+		"a certificate whose signature fails": {"# region: eu-central-1\n" + block("CERTIFICATE", broken),
+			"its own signature"},
+		"more bytes than a file may have": {strings.Repeat("#", awsiid.MaxFile+1), "at most"},
+		"more regions than there are":     {manyRegions(good), "too many"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			all, err := awsiid.ParseCertificates("more.pem", []byte(c.text))

@@ -30,7 +30,8 @@ func FuzzDocument(f *testing.F) {
 		text := func(key string) string { s, _ := all[key].(string); return s }
 		pending, _ := time.Parse(time.RFC3339, text("pendingTime"))
 		want := &document{
-			account: text("accountId"), region: text("region"), zone: text("availabilityZone"), instance: text("instanceId"), pending: pending,
+			account: text("accountId"), region: text("region"), zone: text("availabilityZone"), instance: text("instanceId"),
+			pending:      pending,
 			instanceType: text("instanceType"), image: text("imageId"), address: text("privateIp"),
 		}
 		if !reflect.DeepEqual(d, want) {

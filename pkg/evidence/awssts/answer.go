@@ -32,8 +32,9 @@ type identity struct {
 // UnrecognizedClientException may be said of credentials that were issued seconds
 // ago and are not known everywhere yet, as at a first boot.
 var (
-	wrong = []string{"SignatureDoesNotMatch", "IncompleteSignature", "InvalidSignatureException", "MissingAuthenticationToken"}
-	late  = []string{"ExpiredToken", "ExpiredTokenException", "RequestExpired"}
+	wrong = []string{"SignatureDoesNotMatch", "IncompleteSignature", "InvalidSignatureException",
+		"MissingAuthenticationToken"}
+	late = []string{"ExpiredToken", "ExpiredTokenException", "RequestExpired"}
 )
 
 // read takes the answer: status, type, size, then the whole document.
@@ -43,13 +44,15 @@ func read(status int, contentType string, body []byte) (identity, error) {
 		return none, reason.Deny(reason.ProviderUnavailable, "aws-sts: STS answered with more than %d bytes", MaxAnswer)
 	}
 	if !isXML(contentType) {
-		return none, reason.Deny(reason.ProviderUnavailable, "aws-sts: STS answered %d with content of type %.64q", status, contentType)
+		return none, reason.Deny(reason.ProviderUnavailable, "aws-sts: STS answered %d with content of type %.64q", status,
+			contentType)
 	}
 	if status != http.StatusOK {
 		code := errorCode(body)
 		switch {
 		case status >= 400 && status < 500 && slices.Contains(wrong, code):
-			return none, reason.Deny(reason.DocumentInvalid, "aws-sts: STS refuses the signature over this conversation: %s", code)
+			return none, reason.Deny(reason.DocumentInvalid,
+				"aws-sts: STS refuses the signature over this conversation: %s", code)
 		case status >= 400 && status < 500 && slices.Contains(late, code):
 			return none, reason.Deny(reason.DocumentNotFresh, "aws-sts: STS refuses the credentials: %s", code)
 		}
@@ -58,7 +61,8 @@ func read(status int, contentType string, body []byte) (identity, error) {
 	var id identity
 	var requestID string
 	err := parse(body, element{"GetCallerIdentityResponse", nil, []element{
-		{"GetCallerIdentityResult", nil, []element{{"Arn", &id.Arn, nil}, {"UserId", &id.UserID, nil}, {"Account", &id.Account, nil}}},
+		{"GetCallerIdentityResult", nil, []element{{"Arn", &id.Arn, nil}, {"UserId", &id.UserID, nil},
+			{"Account", &id.Account, nil}}},
 		{"ResponseMetadata", nil, []element{{"RequestId", &requestID, nil}}},
 	}})
 	if err != nil {
@@ -112,7 +116,8 @@ func parse(body []byte, root element) error {
 		return err
 	}
 	start, ok := first.(xml.StartElement)
-	if !ok || len(start.Attr) != 1 || start.Attr[0].Name != (xml.Name{Local: "xmlns"}) || start.Attr[0].Value != namespace {
+	if !ok || len(start.Attr) != 1 || start.Attr[0].Name != (xml.Name{Local: "xmlns"}) ||
+		start.Attr[0].Value != namespace {
 		return fmt.Errorf("the document does not begin with %s of the namespace", root.name)
 	}
 	start.Attr = nil
@@ -199,8 +204,9 @@ type session struct {
 }
 
 var (
-	accountID  = regexp.MustCompile(`^[0-9]{12}$`)
-	assumed    = regexp.MustCompile(`^arn:([a-z-]{3,16}):sts::([0-9]{12}):assumed-role/([\w+=,.@-]{1,64})/([\w+=,.@-]{2,64})$`)
+	accountID = regexp.MustCompile(`^[0-9]{12}$`)
+	assumed   = regexp.MustCompile(
+		`^arn:([a-z-]{3,16}):sts::([0-9]{12}):assumed-role/([\w+=,.@-]{1,64})/([\w+=,.@-]{2,64})$`)
 	userID     = regexp.MustCompile(`^(AROA[A-Z0-9]{12,124}):([\w+=,.@-]{2,64})$`)
 	instanceID = regexp.MustCompile(`^i-([0-9a-f]{8}|[0-9a-f]{17})$`)
 	zoneName   = regexp.MustCompile(`^[a-z0-9]+(-[a-z0-9]+)*$`)
@@ -213,11 +219,14 @@ func (id identity) session(region string) (session, error) {
 	p, _ := request.PartitionOf(region)
 	switch {
 	case !accountID.MatchString(id.Account) || arn == nil || user == nil:
-		return session{}, reason.Deny(reason.DocumentInvalid, "aws-sts: the signer is not a role's session: %.256q, user id %.128q", id.Arn, id.UserID)
+		return session{}, reason.Deny(reason.DocumentInvalid,
+			"aws-sts: the signer is not a role's session: %.256q, user id %.128q", id.Arn, id.UserID)
 	case arn[1] != p.Name:
-		return session{}, reason.Deny(reason.DocumentInvalid, "aws-sts: the signer %.256q is not of partition %s", id.Arn, p.Name)
+		return session{}, reason.Deny(reason.DocumentInvalid, "aws-sts: the signer %.256q is not of partition %s",
+			id.Arn, p.Name)
 	case arn[2] != id.Account || arn[4] != user[2]:
-		return session{}, reason.Deny(reason.DocumentInvalid, "aws-sts: the signer's names disagree: %.256q, %.128q, %s", id.Arn, id.UserID, id.Account)
+		return session{}, reason.Deny(reason.DocumentInvalid, "aws-sts: the signer's names disagree: %.256q, %.128q, %s",
+			id.Arn, id.UserID, id.Account)
 	}
 	return session{role: arn[3], roleID: user[1], name: arn[4]}, nil
 }

@@ -36,10 +36,12 @@ func (w *world) forge(method, url, body, region, service string, headers map[str
 	}
 	digest := sha256.Sum256([]byte(body))
 	c, _ := w.cloud.Credentials(w.instance.ID)
-	if err := v4.NewSigner().SignHTTP(w.t.Context(), credentials(c), r, hex.EncodeToString(digest[:]), service, region, now); err != nil {
+	if err := v4.NewSigner().SignHTTP(w.t.Context(), credentials(c), r, hex.EncodeToString(digest[:]), service, region,
+		now); err != nil {
 		w.t.Fatal(err)
 	}
-	return request.Document{Region: region, AmzDate: r.Header.Get("X-Amz-Date"), SecurityToken: r.Header.Get("X-Amz-Security-Token"), Authorization: r.Header.Get("Authorization")}.Encode()
+	return request.Document{Region: region, AmzDate: r.Header.Get("X-Amz-Date"),
+		SecurityToken: r.Header.Get("X-Amz-Security-Token"), Authorization: r.Header.Get("Authorization")}.Encode()
 }
 
 // The request that is sent is the verifier's own, so what the attacker signed
@@ -57,19 +59,29 @@ func TestAttack_T06_ARequestOfTheAttackersMakingIsNeverSent(t *testing.T) {
 		want                                     reason.Code
 	}{
 		{"body of AssumeRoleWithWebIdentity", "POST", host, reflecting, "eu-central-1", "sts", nil, reason.DocumentInvalid},
-		{"action in the query", "POST", host + "?Action=AssumeRoleWithWebIdentity", request.Body, "eu-central-1", "sts", nil, reason.DocumentInvalid},
-		{"two actions that differ by case", "POST", host, request.Body + "&action=AssumeRoleWithWebIdentity", "eu-central-1", "sts", nil, reason.DocumentInvalid},
+		{"action in the query", "POST", host + "?Action=AssumeRoleWithWebIdentity", request.Body, "eu-central-1", "sts",
+			nil, reason.DocumentInvalid},
+		{"two actions that differ by case", "POST", host, request.Body + "&action=AssumeRoleWithWebIdentity", "eu-central-1",
+			"sts", nil, reason.DocumentInvalid},
 		{"GET", "GET", host + "?" + request.Body, "", "eu-central-1", "sts", nil, reason.DocumentInvalid},
 		{"another path", "POST", host + "x", request.Body, "eu-central-1", "sts", nil, reason.DocumentInvalid},
-		{"Accept signed", "POST", host, request.Body, "eu-central-1", "sts", map[string]string{"Accept": "application/json"}, reason.DocumentInvalid},
-		{"X-Forwarded-Host signed", "POST", host, request.Body, "eu-central-1", "sts", map[string]string{"X-Forwarded-Host": "evil.example"}, reason.DocumentInvalid},
-		{"another content type", "POST", host, request.Body, "eu-central-1", "sts", map[string]string{"Content-Type": "application/x-amz-json-1.1"}, reason.DocumentInvalid},
-		{"a host that looks alike", "POST", "https://sts.eu-central-1.amazonaws.com.evil.example/", request.Body, "eu-central-1", "sts", nil, reason.DocumentInvalid},
-		{"a port", "POST", "https://sts.eu-central-1.amazonaws.com:8443/", request.Body, "eu-central-1", "sts", nil, reason.DocumentInvalid},
-		{"user info", "POST", "https://sts.eu-central-1.amazonaws.com@evil.example/", request.Body, "eu-central-1", "sts", nil, reason.DocumentInvalid},
-		{"the global host", "POST", "https://sts.amazonaws.com/", request.Body, "eu-central-1", "sts", nil, reason.DocumentInvalid},
+		{"Accept signed", "POST", host, request.Body, "eu-central-1", "sts", map[string]string{"Accept": "application/json"},
+			reason.DocumentInvalid},
+		{"X-Forwarded-Host signed", "POST", host, request.Body, "eu-central-1", "sts",
+			map[string]string{"X-Forwarded-Host": "evil.example"}, reason.DocumentInvalid},
+		{"another content type", "POST", host, request.Body, "eu-central-1", "sts",
+			map[string]string{"Content-Type": "application/x-amz-json-1.1"}, reason.DocumentInvalid},
+		{"a host that looks alike", "POST", "https://sts.eu-central-1.amazonaws.com.evil.example/", request.Body,
+			"eu-central-1", "sts", nil, reason.DocumentInvalid},
+		{"a port", "POST", "https://sts.eu-central-1.amazonaws.com:8443/", request.Body, "eu-central-1", "sts",
+			nil, reason.DocumentInvalid},
+		{"user info", "POST", "https://sts.eu-central-1.amazonaws.com@evil.example/", request.Body, "eu-central-1", "sts",
+			nil, reason.DocumentInvalid},
+		{"the global host", "POST", "https://sts.amazonaws.com/", request.Body, "eu-central-1", "sts",
+			nil, reason.DocumentInvalid},
 		{"a region that is a host", "POST", host, request.Body, "eu-central-1.evil", "sts", nil, reason.DocumentInvalid},
-		{"a region that nobody configured", "POST", "https://sts.us-east-1.amazonaws.com/", request.Body, "us-east-1", "sts", nil, reason.AccountNotAllowed},
+		{"a region that nobody configured", "POST", "https://sts.us-east-1.amazonaws.com/", request.Body, "us-east-1",
+			"sts", nil, reason.AccountNotAllowed},
 		{"another service", "POST", host, request.Body, "eu-central-1", "iam", nil, reason.DocumentInvalid},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -79,7 +91,8 @@ func TestAttack_T06_ARequestOfTheAttackersMakingIsNeverSent(t *testing.T) {
 		})
 	}
 	// http: the scheme is no part of a signature, and none of the node's choosing.
-	if _, err := w.present(w.forge("POST", "http://sts.eu-central-1.amazonaws.com/", request.Body, "eu-central-1", "sts", nil)); err != nil {
+	if _, err := w.present(w.forge("POST", "http://sts.eu-central-1.amazonaws.com/", request.Body, "eu-central-1", "sts",
+		nil)); err != nil {
 		t.Error("the same request signed for http is the same request: ", err)
 	}
 	if n := w.cloud.Calls("AssumeRoleWithWebIdentity"); n != 0 {
@@ -96,7 +109,8 @@ func TestAttack_T06_WhateverIsSentIsTheVerifiersOwn(t *testing.T) {
 	seen := &spy{}
 	w.verifier.Caller = seen
 	claim.Confirm(t.Context(), evidence.Candidate{ProviderID: w.instance.ProviderID()})
-	if seen.Host != "sts.eu-central-1.amazonaws.com" || seen.Headers[request.ChallengeHeader] != request.Challenge(w.binding.Transcript) || len(seen.Headers) != 5 {
+	if seen.Host != "sts.eu-central-1.amazonaws.com" ||
+		seen.Headers[request.ChallengeHeader] != request.Challenge(w.binding.Transcript) || len(seen.Headers) != 5 {
 		t.Errorf("%+v", seen.Request)
 	}
 }
@@ -105,7 +119,8 @@ func TestAttack_T06_OnlyAWholeAnswerOfStsCounts(t *testing.T) {
 	w := newWorld(t)
 	raw := w.own()
 	i := w.instance
-	good := string(aws.CallerIdentity("arn:aws:sts::123456789012:assumed-role/demo-worker-role/"+i.ID, i.RoleID+":"+i.ID, i.Account))
+	good := string(aws.CallerIdentity("arn:aws:sts::123456789012:assumed-role/demo-worker-role/"+i.ID, i.RoleID+":"+i.ID,
+		i.Account))
 	for name, answer := range map[string]says{
 		"as it is":               {200, "text/xml", good, nil},
 		"with a charset":         {200, "text/xml; charset=utf-8", good, nil},
@@ -120,28 +135,31 @@ func TestAttack_T06_OnlyAWholeAnswerOfStsCounts(t *testing.T) {
 	}
 	object, _ := json.Marshal(map[string]string{"SubjectFromWebIdentityToken": good})
 	for name, answer := range map[string]says{
-		"JSON that contains it":                {200, "application/json", string(object), nil},
-		"JSON that contains it, called XML":    {200, "text/xml", string(object), nil},
-		"JSON that contains it unescaped":      {200, "text/xml", `{"x":"` + good + `"}`, nil},
-		"another type":                         {200, "text/plain", good, nil},
-		"no type":                              {200, "", good, nil},
-		"a type with more":                     {200, "text/xml; x=y", good, nil},
-		"leading junk":                         {200, "text/xml", "x" + good, nil},
-		"a leading comment":                    {200, "text/xml", "<!-- -->" + good, nil},
-		"a document type":                      {200, "text/xml", "<!DOCTYPE x>" + good, nil},
-		"trailing junk":                        {200, "text/xml", good + "x", nil},
-		"twice":                                {200, "text/xml", good + good, nil},
-		"a trailing comment":                   {200, "text/xml", good + "<!-- -->", nil},
-		"a comment inside":                     {200, "text/xml", strings.Replace(good, "<Arn>", "<Arn><!-- -->", 1), nil},
-		"inside of another element":            {200, "text/xml", "<x>" + good + "</x>", nil},
-		"without the namespace":                {200, "text/xml", strings.Replace(good, ` xmlns="https://sts.amazonaws.com/doc/2011-06-15/"`, "", 1), nil},
-		"another namespace":                    {200, "text/xml", strings.Replace(good, "2011-06-15", "2011-06-16", 1), nil},
-		"a prefix":                             {200, "text/xml", strings.NewReplacer("<", "<a:", "<a:/", "</a:", "xmlns=", "xmlns:a=").Replace(strings.ReplaceAll(good, "</", "<a:/")), nil},
-		"another root":                         {200, "text/xml", strings.ReplaceAll(good, "GetCallerIdentityResponse", "AssumeRoleResponse"), nil},
-		"two ARNs":                             {200, "text/xml", strings.Replace(good, "<Arn>", "<Arn>x</Arn><Arn>", 1), nil},
-		"two results":                          {200, "text/xml", double(good, "GetCallerIdentityResult"), nil},
-		"two accounts":                         {200, "text/xml", double(good, "Account"), nil},
-		"no account":                           {200, "text/xml", strings.Replace(good, "<Account>123456789012</Account>", "", 1), nil},
+		"JSON that contains it":             {200, "application/json", string(object), nil},
+		"JSON that contains it, called XML": {200, "text/xml", string(object), nil},
+		"JSON that contains it unescaped":   {200, "text/xml", `{"x":"` + good + `"}`, nil},
+		"another type":                      {200, "text/plain", good, nil},
+		"no type":                           {200, "", good, nil},
+		"a type with more":                  {200, "text/xml; x=y", good, nil},
+		"leading junk":                      {200, "text/xml", "x" + good, nil},
+		"a leading comment":                 {200, "text/xml", "<!-- -->" + good, nil},
+		"a document type":                   {200, "text/xml", "<!DOCTYPE x>" + good, nil},
+		"trailing junk":                     {200, "text/xml", good + "x", nil},
+		"twice":                             {200, "text/xml", good + good, nil},
+		"a trailing comment":                {200, "text/xml", good + "<!-- -->", nil},
+		"a comment inside":                  {200, "text/xml", strings.Replace(good, "<Arn>", "<Arn><!-- -->", 1), nil},
+		"inside of another element":         {200, "text/xml", "<x>" + good + "</x>", nil},
+		"without the namespace": {200, "text/xml",
+			strings.Replace(good, ` xmlns="https://sts.amazonaws.com/doc/2011-06-15/"`, "", 1), nil},
+		"another namespace": {200, "text/xml", strings.Replace(good, "2011-06-15", "2011-06-16", 1), nil},
+		"a prefix": {200, "text/xml", strings.NewReplacer("<", "<a:", "<a:/", "</a:", "xmlns=",
+			"xmlns:a=").Replace(strings.ReplaceAll(good, "</", "<a:/")), nil},
+		"another root": {200, "text/xml", strings.ReplaceAll(good, "GetCallerIdentityResponse", "AssumeRoleResponse"), nil},
+		"two ARNs":     {200, "text/xml", strings.Replace(good, "<Arn>", "<Arn>x</Arn><Arn>", 1), nil},
+		"two results":  {200, "text/xml", double(good, "GetCallerIdentityResult"), nil},
+		"two accounts": {200, "text/xml", double(good, "Account"), nil},
+		"no account": {200, "text/xml",
+			strings.Replace(good, "<Account>123456789012</Account>", "", 1), nil},
 		"an element more":                      {200, "text/xml", strings.Replace(good, "<Arn>", "<Extra/><Arn>", 1), nil},
 		"an attribute":                         {200, "text/xml", strings.Replace(good, "<Arn>", `<Arn a="b">`, 1), nil},
 		"an element inside of the ARN":         {200, "text/xml", strings.Replace(good, "<Arn>", "<Arn><b></b>", 1), nil},
@@ -207,19 +225,20 @@ func TestAttack_T06_OneEncodingOfTheDocument(t *testing.T) {
 	}
 	calls := w.sts.calls
 	for name, raw := range map[string]string{
-		"a duplicate":               strings.Replace(good, `{"region"`, `{"region":"us-east-1","region"`, 1),
-		"a duplicate by case":       strings.Replace(good, `{"region"`, `{"Region":"us-east-1","region"`, 1),
-		"another case":              strings.Replace(good, `"region"`, `"Region"`, 1),
-		"an escape":                 strings.Replace(good, `"region":"e`, `"region":"\u0065`, 1),
-		"an unknown field":          strings.Replace(good, `{`, `{"host":"evil.example",`, 1),
-		"a field less":              strings.Replace(good, `"region":"eu-central-1",`, ``, 1),
-		"white space":               strings.Replace(good, `,`, `, `, 1),
-		"a byte order mark":         "\ufeff" + good,
-		"an array":                  "[" + good + "]",
-		"nothing":                   "",
-		"null":                      "null",
-		"a number":                  strings.Replace(good, `"eu-central-1"`, `1`, 1),
-		"another order":             strings.Replace(strings.Replace(good, `"region":"eu-central-1",`, ``, 1), `}`, `,"region":"eu-central-1"}`, 1),
+		"a duplicate":         strings.Replace(good, `{"region"`, `{"region":"us-east-1","region"`, 1),
+		"a duplicate by case": strings.Replace(good, `{"region"`, `{"Region":"us-east-1","region"`, 1),
+		"another case":        strings.Replace(good, `"region"`, `"Region"`, 1),
+		"an escape":           strings.Replace(good, `"region":"e`, `"region":"\u0065`, 1),
+		"an unknown field":    strings.Replace(good, `{`, `{"host":"evil.example",`, 1),
+		"a field less":        strings.Replace(good, `"region":"eu-central-1",`, ``, 1),
+		"white space":         strings.Replace(good, `,`, `, `, 1),
+		"a byte order mark":   "\ufeff" + good,
+		"an array":            "[" + good + "]",
+		"nothing":             "",
+		"null":                "null",
+		"a number":            strings.Replace(good, `"eu-central-1"`, `1`, 1),
+		"another order": strings.Replace(strings.Replace(good, `"region":"eu-central-1",`, ``, 1),
+			`}`, `,"region":"eu-central-1"}`, 1),
 		"an upper-case signature":   strings.Replace(good, good[len(good)-66:], strings.ToUpper(good[len(good)-66:]), 1),
 		"a signature too short":     good[:len(good)-3] + `"}`,
 		"a date of another day":     strings.Replace(good, `"20261121T`, `"20261122T`, 1),
@@ -231,7 +250,8 @@ func TestAttack_T06_OneEncodingOfTheDocument(t *testing.T) {
 		"a scope of another ending": strings.Replace(good, `aws4_request`, `aws4_requesT`, 1),
 		"a token with a line break": strings.Replace(good, `"securityToken":"`, `"securityToken":"\n`, 1),
 		"a token with a header":     strings.Replace(good, `"securityToken":"`, `"securityToken":"x\r\nHost: evil`, 1),
-		"no token":                  good[:strings.Index(good, `"securityToken":"`)+17] + good[strings.Index(good, `","authorization`):],
+		"no token": good[:strings.Index(good, `"securityToken":"`)+17] + good[strings.Index(good,
+			`","authorization`):],
 	} {
 		t.Run(name, func(t *testing.T) {
 			if raw == good {
@@ -248,7 +268,8 @@ func TestAttack_T06_OneEncodingOfTheDocument(t *testing.T) {
 	}
 	_, err := w.verifier.Verify(t.Context(), evidence.Document{Raw: []byte(good), Token: []byte("x")}, w.binding, now)
 	refused(t, err, reason.DocumentInvalid)
-	_, err = w.verifier.Verify(t.Context(), evidence.Document{Raw: []byte(good), Certificates: [][]byte{{1}}}, w.binding, now)
+	_, err = w.verifier.Verify(t.Context(), evidence.Document{Raw: []byte(good), Certificates: [][]byte{{1}}},
+		w.binding, now)
 	refused(t, err, reason.DocumentInvalid)
 }
 
@@ -259,12 +280,15 @@ func TestAttack_T07_TheChallengeIsSigned(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, headers := range map[string]map[string]string{
-		"without the header":                 {request.ChallengeHeader: ""},
-		"under a name that begins like it":   {request.ChallengeHeader: "", request.ChallengeHeader + "-2": request.Challenge(w.binding.Transcript)},
-		"under a name that ends like it":     {request.ChallengeHeader: "", "X-" + request.ChallengeHeader: request.Challenge(w.binding.Transcript)},
-		"with another transcript":            {request.ChallengeHeader: request.Challenge([32]byte{9})},
-		"with the transcript and more":       {request.ChallengeHeader: request.Challenge(w.binding.Transcript) + ", x"},
-		"with the transcript as plain bytes": {request.ChallengeHeader: strings.TrimRight(request.Challenge(w.binding.Transcript), "A")},
+		"without the header": {request.ChallengeHeader: ""},
+		"under a name that begins like it": {request.ChallengeHeader: "",
+			request.ChallengeHeader + "-2": request.Challenge(w.binding.Transcript)},
+		"under a name that ends like it": {request.ChallengeHeader: "",
+			"X-" + request.ChallengeHeader: request.Challenge(w.binding.Transcript)},
+		"with another transcript":      {request.ChallengeHeader: request.Challenge([32]byte{9})},
+		"with the transcript and more": {request.ChallengeHeader: request.Challenge(w.binding.Transcript) + ", x"},
+		"with the transcript as plain bytes": {request.ChallengeHeader: strings.TrimRight(
+			request.Challenge(w.binding.Transcript), "A")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w.t = t
@@ -273,8 +297,10 @@ func TestAttack_T07_TheChallengeIsSigned(t *testing.T) {
 		})
 	}
 	// The header is said to be signed, and the signature is one without it.
-	without := string(w.forge("POST", host, request.Body, "eu-central-1", "sts", map[string]string{request.ChallengeHeader: ""}))
-	_, err := w.present([]byte(strings.Replace(without, "x-amz-security-token,", "x-amz-security-token;x-mcs-attest-challenge,", 1)))
+	without := string(w.forge("POST", host, request.Body, "eu-central-1", "sts",
+		map[string]string{request.ChallengeHeader: ""}))
+	_, err := w.present([]byte(strings.Replace(without, "x-amz-security-token,",
+		"x-amz-security-token;x-mcs-attest-challenge,", 1)))
 	refused(t, err, reason.DocumentInvalid)
 }
 

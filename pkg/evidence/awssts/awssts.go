@@ -83,7 +83,8 @@ var (
 )
 
 // Verify does checks 1 to 5. All of the document is untrusted.
-func (v *Verifier) Verify(_ context.Context, d evidence.Document, b evidence.Binding, now time.Time) (evidence.Claim, error) {
+func (v *Verifier) Verify(_ context.Context, d evidence.Document, b evidence.Binding,
+	now time.Time) (evidence.Claim, error) {
 	var doc request.Document
 	switch {
 	case len(d.Raw) > maxDocument:
@@ -92,19 +93,25 @@ func (v *Verifier) Verify(_ context.Context, d evidence.Document, b evidence.Bin
 		return nil, reason.Deny(reason.DocumentInvalid, "aws-sts: certificates or a token beside the document")
 	case json.Unmarshal(d.Raw, &doc) != nil || !bytes.Equal(doc.Encode(), d.Raw):
 		// One encoding, so no duplicates, other spellings of a name, or trailing bytes.
-		return nil, reason.Deny(reason.DocumentInvalid, "aws-sts: not the JSON object of region, amzDate, securityToken and authorization, in this order and without white space")
+		return nil, reason.Deny(reason.DocumentInvalid,
+			"aws-sts: not the JSON object of region, amzDate, securityToken and authorization, in this order and without "+
+				"white space")
 	case v.Caller == nil || len(v.Roles) == 0:
 		return nil, reason.Deny(reason.DocumentUntrusted, "aws-sts: no role is configured (aws.roles)")
 	}
 	at, err := time.Parse(request.TimeFormat, doc.AmzDate)
 	if err != nil || at.Format(request.TimeFormat) != doc.AmzDate {
-		return nil, reason.Deny(reason.DocumentInvalid, "aws-sts: amzDate %.32q is not of the form %s", doc.AmzDate, request.TimeFormat)
+		return nil, reason.Deny(reason.DocumentInvalid, "aws-sts: amzDate %.32q is not of the form %s", doc.AmzDate,
+			request.TimeFormat)
 	}
 	if now.Sub(at).Abs() > clockTolerance {
-		return nil, reason.Deny(reason.DocumentNotFresh, "aws-sts: signed at %s, which is %s away from now; AWS would refuse it", doc.AmzDate, now.Sub(at).Abs().Round(time.Second))
+		return nil, reason.Deny(reason.DocumentNotFresh,
+			"aws-sts: signed at %s, which is %s away from now; AWS would refuse it", doc.AmzDate,
+			now.Sub(at).Abs().Round(time.Second))
 	}
 	if len(doc.SecurityToken) > maxToken || !token.MatchString(doc.SecurityToken) {
-		return nil, reason.Deny(reason.DocumentInvalid, "aws-sts: securityToken is not base64 of at most %d characters", maxToken)
+		return nil, reason.Deny(reason.DocumentInvalid,
+			"aws-sts: securityToken is not base64 of at most %d characters", maxToken)
 	}
 	if err := checkAuthorization(doc); err != nil {
 		return nil, err
@@ -125,18 +132,22 @@ func (v *Verifier) Verify(_ context.Context, d evidence.Document, b evidence.Bin
 func checkAuthorization(doc request.Document) error {
 	m := authorization.FindStringSubmatch(doc.Authorization)
 	if m == nil {
-		return reason.Deny(reason.DocumentInvalid, "aws-sts: authorization is not of the form of Signature Version 4: %.64q", doc.Authorization)
+		return reason.Deny(reason.DocumentInvalid, "aws-sts: authorization is not of the form of Signature Version 4: %.64q",
+			doc.Authorization)
 	}
 	switch date, region, service, headers := m[2], m[3], m[4], m[5]; {
 	case date != doc.AmzDate[:len(date)]:
-		return reason.Deny(reason.DocumentInvalid, "aws-sts: the credential's scope is of %s, amzDate of %s", date, doc.AmzDate)
+		return reason.Deny(reason.DocumentInvalid, "aws-sts: the credential's scope is of %s, amzDate of %s", date,
+			doc.AmzDate)
 	case region != doc.Region:
-		return reason.Deny(reason.DocumentInvalid, "aws-sts: the credential's scope is of region %q, the document of %.32q", region, doc.Region)
+		return reason.Deny(reason.DocumentInvalid, "aws-sts: the credential's scope is of region %q, the document of %.32q",
+			region, doc.Region)
 	case service != request.Service:
 		return reason.Deny(reason.DocumentInvalid, "aws-sts: the credential's scope is of service %q", service)
 	// A list that is compared, not searched: "x-mcs-attest-challenge-2" is none of it.
 	case !slices.Equal(strings.Split(headers, ";"), strings.Split(request.SignedHeaders, ";")):
-		return reason.Deny(reason.DocumentInvalid, "aws-sts: the signed headers are %q; they must be %q", headers, request.SignedHeaders)
+		return reason.Deny(reason.DocumentInvalid, "aws-sts: the signed headers are %q; they must be %q", headers,
+			request.SignedHeaders)
 	}
 	return nil
 }
@@ -159,7 +170,8 @@ func (c *claim) Confirm(ctx context.Context, candidate evidence.Candidate) (evid
 	var none evidence.Statement
 	instance, ok := ParseProviderID(candidate.ProviderID)
 	if !ok || !instance.In(c.region) {
-		return none, reason.Deny(reason.EvidenceDisagrees, "aws-sts: the Machine is %.128q, the document of region %s", candidate.ProviderID, c.region)
+		return none, reason.Deny(reason.EvidenceDisagrees, "aws-sts: the Machine is %.128q, the document of region %s",
+			candidate.ProviderID, c.region)
 	}
 	status, contentType, body, err := c.v.Caller.GetCallerIdentity(ctx, c.request)
 	if err != nil {
@@ -179,13 +191,16 @@ func (c *claim) Confirm(ctx context.Context, candidate evidence.Candidate) (evid
 	case !slices.Contains(c.v.Roles, session.role):
 		return none, reason.Deny(reason.InstanceUnacceptable, "aws-sts: role %q is not one of the configured", session.role)
 	case !instanceID.MatchString(session.name):
-		return none, reason.Deny(reason.DocumentInvalid, "aws-sts: the session %q of role %q is not an instance's", session.name, session.role)
+		return none, reason.Deny(reason.DocumentInvalid, "aws-sts: the session %q of role %q is not an instance's",
+			session.name, session.role)
 	case session.name != instance.ID:
-		return none, reason.Deny(reason.EvidenceDisagrees, "aws-sts: signed by %s, the Machine is %s", session.name, instance.ID)
+		return none, reason.Deny(reason.EvidenceDisagrees, "aws-sts: signed by %s, the Machine is %s", session.name,
+			instance.ID)
 	}
 	s := c.Statement()
 	s.ProviderID, s.InstanceID = candidate.ProviderID, "aws:"+instance.ID
-	s.Summary["account"], s.Summary["instance"], s.Summary["role"], s.Summary["roleID"] = id.Account, instance.ID, session.role, session.roleID
+	s.Summary["account"], s.Summary["instance"], s.Summary["role"], s.Summary["roleID"] = id.Account, instance.ID,
+		session.role, session.roleID
 	return s, nil
 }
 

@@ -62,8 +62,10 @@ type world struct {
 
 func newWorld(t testing.TB) *world {
 	cloud := aws.New(aws.Options{Now: func() time.Time { return now }})
-	w := &world{t: t, cloud: cloud, instance: cloud.Add(aws.Instance{Role: "demo-worker-role"}), sts: &relay{api: cloud.API()}}
-	w.verifier = &awssts.Verifier{Caller: w.sts, Accounts: []string{"123456789012"}, Regions: []string{"eu-central-1", "cn-north-1"}, Roles: []string{"demo-worker-role"}}
+	w := &world{t: t, cloud: cloud, instance: cloud.Add(aws.Instance{Role: "demo-worker-role"}),
+		sts: &relay{api: cloud.API()}}
+	w.verifier = &awssts.Verifier{Caller: w.sts, Accounts: []string{"123456789012"},
+		Regions: []string{"eu-central-1", "cn-north-1"}, Roles: []string{"demo-worker-role"}}
 	w.binding = evidence.Binding{Transcript: [32]byte{1, 2, 3}, Origin: "https://verifier.example:22625"}
 	return w
 }
@@ -115,10 +117,12 @@ func TestAnInstanceProvesItself(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.ProviderID != w.instance.ProviderID() || s.InstanceID != "aws:"+w.instance.ID || !s.Bound || s.Kind != evidence.AWSSTS {
+	if s.ProviderID != w.instance.ProviderID() || s.InstanceID != "aws:"+w.instance.ID || !s.Bound ||
+		s.Kind != evidence.AWSSTS {
 		t.Errorf("%+v", s)
 	}
-	if s.Summary["account"] != "123456789012" || s.Summary["role"] != "demo-worker-role" || s.Summary["roleID"] != w.instance.RoleID {
+	if s.Summary["account"] != "123456789012" || s.Summary["role"] != "demo-worker-role" ||
+		s.Summary["roleID"] != w.instance.RoleID {
 		t.Errorf("%v", s.Summary)
 	}
 	if w.sts.calls != 1 {
@@ -176,16 +180,22 @@ func TestWhoMaySign(t *testing.T) {
 		want   reason.Code
 	}{
 		{"a neighbour's credentials", ofNeighbour, reason.EvidenceDisagrees},
-		{"the same role's name in another account", w.cloud.Session("999999999999", role, roleID, id, ""), reason.AccountNotAllowed},
+		{"the same role's name in another account", w.cloud.Session("999999999999", role, roleID, id, ""),
+			reason.AccountNotAllowed},
 		{"another role of the account", w.cloud.Session(account, "admin", roleID, id, ""), reason.InstanceUnacceptable},
 		{"a role whose name begins like it", w.cloud.Session(account, role+"2", roleID, id, ""), reason.InstanceUnacceptable},
 		{"a person's session of the role", w.cloud.Session(account, role, roleID, "mallory", ""), reason.DocumentInvalid},
 		{"a session whose name holds the id", w.cloud.Session(account, role, roleID, id+"-x", ""), reason.DocumentInvalid},
-		{"an IAM user", w.cloud.Session(account, role, "AIDAEXAMPLEEXAMPLEXX", id, "arn:aws:iam::123456789012:user/"+id), reason.DocumentInvalid},
-		{"a federated user", w.cloud.Session(account, role, account, id, "arn:aws:sts::123456789012:federated-user/"+id), reason.DocumentInvalid},
-		{"an ARN of another session", w.cloud.Session(account, role, roleID, id, "arn:aws:sts::123456789012:assumed-role/demo-worker-role/i-0ffffffffffffffff"), reason.DocumentInvalid},
-		{"an ARN of another account", w.cloud.Session(account, role, roleID, id, "arn:aws:sts::999999999999:assumed-role/demo-worker-role/"+id), reason.DocumentInvalid},
-		{"an ARN of another partition", w.cloud.Session(account, role, roleID, id, "arn:aws-cn:sts::123456789012:assumed-role/demo-worker-role/"+id), reason.DocumentInvalid},
+		{"an IAM user", w.cloud.Session(account, role, "AIDAEXAMPLEEXAMPLEXX", id, "arn:aws:iam::123456789012:user/"+id),
+			reason.DocumentInvalid},
+		{"a federated user", w.cloud.Session(account, role, account, id, "arn:aws:sts::123456789012:federated-user/"+id),
+			reason.DocumentInvalid},
+		{"an ARN of another session", w.cloud.Session(account, role, roleID, id,
+			"arn:aws:sts::123456789012:assumed-role/demo-worker-role/i-0ffffffffffffffff"), reason.DocumentInvalid},
+		{"an ARN of another account", w.cloud.Session(account, role, roleID, id,
+			"arn:aws:sts::999999999999:assumed-role/demo-worker-role/"+id), reason.DocumentInvalid},
+		{"an ARN of another partition", w.cloud.Session(account, role, roleID,
+			id, "arn:aws-cn:sts::123456789012:assumed-role/demo-worker-role/"+id), reason.DocumentInvalid},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := w.present(w.sign(c.signer))
@@ -199,14 +209,15 @@ func TestWhatIsNotConfiguredIsRefused(t *testing.T) {
 		change func(*awssts.Verifier)
 		want   reason.Code
 	}{
-		"no role":            {func(v *awssts.Verifier) { v.Roles = nil }, reason.DocumentUntrusted},
-		"nobody to ask":      {func(v *awssts.Verifier) { v.Caller = nil }, reason.DocumentUntrusted},
-		"no region":          {func(v *awssts.Verifier) { v.Regions = nil }, reason.AccountNotAllowed},
-		"no account":         {func(v *awssts.Verifier) { v.Accounts = nil }, reason.AccountNotAllowed},
-		"another region":     {func(v *awssts.Verifier) { v.Regions = []string{"eu-west-1"} }, reason.AccountNotAllowed},
-		"another account":    {func(v *awssts.Verifier) { v.Accounts = []string{"999999999999"} }, reason.AccountNotAllowed},
-		"another role":       {func(v *awssts.Verifier) { v.Roles = []string{"master"} }, reason.InstanceUnacceptable},
-		"a role of all case": {func(v *awssts.Verifier) { v.Roles = []string{"Demo-Worker-Role"} }, reason.InstanceUnacceptable},
+		"no role":         {func(v *awssts.Verifier) { v.Roles = nil }, reason.DocumentUntrusted},
+		"nobody to ask":   {func(v *awssts.Verifier) { v.Caller = nil }, reason.DocumentUntrusted},
+		"no region":       {func(v *awssts.Verifier) { v.Regions = nil }, reason.AccountNotAllowed},
+		"no account":      {func(v *awssts.Verifier) { v.Accounts = nil }, reason.AccountNotAllowed},
+		"another region":  {func(v *awssts.Verifier) { v.Regions = []string{"eu-west-1"} }, reason.AccountNotAllowed},
+		"another account": {func(v *awssts.Verifier) { v.Accounts = []string{"999999999999"} }, reason.AccountNotAllowed},
+		"another role":    {func(v *awssts.Verifier) { v.Roles = []string{"master"} }, reason.InstanceUnacceptable},
+		"a role of all case": {func(v *awssts.Verifier) { v.Roles = []string{"Demo-Worker-Role"} },
+			reason.InstanceUnacceptable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -221,7 +232,8 @@ func TestWhatIsNotConfiguredIsRefused(t *testing.T) {
 func TestTheNodesClockMayBeOffByMinutes(t *testing.T) {
 	w := newWorld(t)
 	c, _ := w.cloud.Credentials(w.instance.ID)
-	for off, good := range map[time.Duration]bool{0: true, 14 * time.Minute: true, -14 * time.Minute: true, 16 * time.Minute: false, -16 * time.Minute: false, 30 * 365 * 24 * time.Hour: false} {
+	for off, good := range map[time.Duration]bool{0: true, 14 * time.Minute: true, -14 * time.Minute: true,
+		16 * time.Minute: false, -16 * time.Minute: false, 30 * 365 * 24 * time.Hour: false} {
 		raw, err := attester.Document(t.Context(), credentials(c), "eu-central-1", w.binding.Transcript, now.Add(off))
 		if err != nil {
 			t.Fatal(err)
@@ -261,31 +273,36 @@ func TestStsThatCannotSayIsTemporary(t *testing.T) {
 		t.Fatal(err)
 	}
 	failure := func(code string) string {
-		return `<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><Error><Type>Sender</Type><Code>` + code + `</Code><Message>m</Message></Error><RequestId>r</RequestId></ErrorResponse>`
+		return `<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><Error><Type>Sender</Type><Code>` + code +
+			`</Code><Message>m</Message></Error><RequestId>r</RequestId></ErrorResponse>`
 	}
 	const xml = "text/xml"
 	for name, c := range map[string]struct {
 		says
 		want reason.Code
 	}{
-		"nobody answers":                     {says{err: errors.New("connection refused")}, reason.ProviderUnavailable},
-		"the budget is used up":              {says{err: reason.Deny(reason.ProviderUnavailable, "budget")}, reason.ProviderUnavailable},
-		"500":                                {says{500, xml, failure("InternalFailure"), nil}, reason.ProviderUnavailable},
-		"503":                                {says{503, xml, failure("ServiceUnavailable"), nil}, reason.ProviderUnavailable},
-		"429":                                {says{429, xml, "", nil}, reason.ProviderUnavailable},
-		"too many, which is 400":             {says{400, xml, failure("Throttling"), nil}, reason.ProviderUnavailable},
-		"a proxy's 403":                      {says{403, "text/html", "<html>no</html>", nil}, reason.ProviderUnavailable},
-		"a proxy's 403 that says it is XML":  {says{403, xml, "<html>SignatureDoesNotMatch</html>", nil}, reason.ProviderUnavailable},
-		"an endpoint policy":                 {says{403, xml, failure("AccessDenied"), nil}, reason.ProviderUnavailable},
-		"a redirect":                         {says{307, xml, "", nil}, reason.ProviderUnavailable},
-		"a wrong signature with status 500":  {says{500, xml, failure("SignatureDoesNotMatch"), nil}, reason.ProviderUnavailable},
-		"an empty 200":                       {says{200, xml, "", nil}, reason.ProviderUnavailable},
-		"the signature is wrong":             {says{403, xml, failure("SignatureDoesNotMatch"), nil}, reason.DocumentInvalid},
-		"the key is not known (yet)":         {says{403, xml, failure("InvalidClientTokenId"), nil}, reason.ProviderUnavailable},
-		"the token is not known (yet)":       {says{403, xml, failure("UnrecognizedClientException"), nil}, reason.ProviderUnavailable},
-		"the signature is not whole":         {says{400, xml, failure("IncompleteSignature"), nil}, reason.DocumentInvalid},
-		"the credentials have expired":       {says{403, xml, failure("ExpiredToken"), nil}, reason.DocumentNotFresh},
-		"the credentials have expired (400)": {says{400, xml, failure("ExpiredTokenException"), nil}, reason.DocumentNotFresh},
+		"nobody answers":         {says{err: errors.New("connection refused")}, reason.ProviderUnavailable},
+		"the budget is used up":  {says{err: reason.Deny(reason.ProviderUnavailable, "budget")}, reason.ProviderUnavailable},
+		"500":                    {says{500, xml, failure("InternalFailure"), nil}, reason.ProviderUnavailable},
+		"503":                    {says{503, xml, failure("ServiceUnavailable"), nil}, reason.ProviderUnavailable},
+		"429":                    {says{429, xml, "", nil}, reason.ProviderUnavailable},
+		"too many, which is 400": {says{400, xml, failure("Throttling"), nil}, reason.ProviderUnavailable},
+		"a proxy's 403":          {says{403, "text/html", "<html>no</html>", nil}, reason.ProviderUnavailable},
+		"a proxy's 403 that says it is XML": {says{403, xml, "<html>SignatureDoesNotMatch</html>", nil},
+			reason.ProviderUnavailable},
+		"an endpoint policy": {says{403, xml, failure("AccessDenied"), nil}, reason.ProviderUnavailable},
+		"a redirect":         {says{307, xml, "", nil}, reason.ProviderUnavailable},
+		"a wrong signature with status 500": {says{500, xml, failure("SignatureDoesNotMatch"), nil},
+			reason.ProviderUnavailable},
+		"an empty 200":               {says{200, xml, "", nil}, reason.ProviderUnavailable},
+		"the signature is wrong":     {says{403, xml, failure("SignatureDoesNotMatch"), nil}, reason.DocumentInvalid},
+		"the key is not known (yet)": {says{403, xml, failure("InvalidClientTokenId"), nil}, reason.ProviderUnavailable},
+		"the token is not known (yet)": {says{403, xml, failure("UnrecognizedClientException"), nil},
+			reason.ProviderUnavailable},
+		"the signature is not whole":   {says{400, xml, failure("IncompleteSignature"), nil}, reason.DocumentInvalid},
+		"the credentials have expired": {says{403, xml, failure("ExpiredToken"), nil}, reason.DocumentNotFresh},
+		"the credentials have expired (400)": {says{400, xml, failure("ExpiredTokenException"), nil},
+			reason.DocumentNotFresh},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w.verifier.Caller = c.says

@@ -11,7 +11,9 @@ import (
 func BenchmarkDocumentAndAnswer(b *testing.B) {
 	w := newWorld(b)
 	raw, i := w.own(), w.instance
-	w.verifier.Caller = says{200, "text/xml", string(aws.CallerIdentity("arn:aws:sts::123456789012:assumed-role/demo-worker-role/"+i.ID, i.RoleID+":"+i.ID, i.Account)), nil}
+	w.verifier.Caller = says{200, "text/xml",
+		string(aws.CallerIdentity("arn:aws:sts::123456789012:assumed-role/demo-worker-role/"+i.ID, i.RoleID+":"+i.ID,
+			i.Account)), nil}
 	b.ReportAllocs()
 	for b.Loop() {
 		claim, err := w.verifier.Verify(b.Context(), evidence.Document{Raw: raw}, w.binding, now)

@@ -37,7 +37,8 @@ func checkRequest(t *testing.T, w *world, raw []byte) {
 	if seen.Host == "" {
 		return // another region than the Machine's
 	}
-	if seen.Host != "sts.eu-central-1.amazonaws.com" && seen.Host != "sts.cn-north-1.amazonaws.com.cn" || len(seen.Headers) != 5 {
+	if seen.Host != "sts.eu-central-1.amazonaws.com" && seen.Host != "sts.cn-north-1.amazonaws.com.cn" ||
+		len(seen.Headers) != 5 {
 		t.Errorf("%+v", seen.Request)
 	}
 	for name, value := range seen.Headers {
@@ -67,10 +68,12 @@ func FuzzAuthorization(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(d.Authorization, d.SecurityToken, d.AmzDate)
-	f.Add("AWS4-HMAC-SHA256 Credential=A/20261121/eu-central-1/sts/aws4_request, SignedHeaders=host, Signature=00", "A", "20261121T100000Z")
+	f.Add("AWS4-HMAC-SHA256 Credential=A/20261121/eu-central-1/sts/aws4_request, SignedHeaders=host, Signature=00",
+		"A", "20261121T100000Z")
 	f.Fuzz(func(t *testing.T, authorization, token, date string) {
 		w.t = t
-		checkRequest(t, w, request.Document{Region: "eu-central-1", AmzDate: date, SecurityToken: token, Authorization: authorization}.Encode())
+		checkRequest(t, w, request.Document{Region: "eu-central-1", AmzDate: date, SecurityToken: token,
+			Authorization: authorization}.Encode())
 	})
 }
 

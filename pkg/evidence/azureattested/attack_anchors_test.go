@@ -55,7 +55,8 @@ func TestAttack_T15_AnchorsThatEndOrChange(t *testing.T) {
 	t.Run("a bundle that is swapped in mid-flight", func(t *testing.T) {
 		w := newWorld(t)
 		type pools struct{ roots, intermediates *x509.CertPool }
-		good, bad := &pools{pool(w.cloud.Root()), pool(w.cloud.Intermediate())}, &pools{x509.NewCertPool(), x509.NewCertPool()}
+		good, bad := &pools{pool(w.cloud.Root()), pool(w.cloud.Intermediate())},
+			&pools{x509.NewCertPool(), x509.NewCertPool()}
 		var current atomic.Pointer[pools]
 		w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) {
 			p := current.Load()
@@ -91,7 +92,8 @@ func TestAttack_T15_AnchorsThatEndOrChange(t *testing.T) {
 					if n == 0 {
 						on.Store(i%2 == 0)
 					}
-					if _, err := w.verifier.Verify(t.Context(), w.document, w.binding, w.now); err != nil && reason.From(err).Code != reason.DocumentUntrusted {
+					if _, err := w.verifier.Verify(t.Context(), w.document, w.binding, w.now); err != nil &&
+						reason.From(err).Code != reason.DocumentUntrusted {
 						t.Error(err)
 					}
 				}
@@ -121,22 +123,27 @@ func TestAttack_T16_WhatCostsTimeOrMemory(t *testing.T) {
 		}, reason.DocumentInvalid},
 		"1000 certificates in it": {func(w *world) {
 			leaf, key := w.cloud.Leaf()
-			w.document.Raw, _ = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), key, leaf, slices.Repeat([][]byte{{0x30, 0}}, 1000)...)
+			w.document.Raw, _ = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), key,
+				leaf, slices.Repeat([][]byte{{0x30, 0}}, 1000)...)
 		}, reason.DocumentInvalid},
 		"a signer with RSA-16384": {func(w *world) {
 			own := forge(w.t, huge(16384), w.cloud.Intermediate(), nil)
-			w.document.Raw, _ = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(w.t), own, own.Raw)
+			w.document.Raw, _ = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(w.t),
+				own, own.Raw)
 		}, reason.DocumentInvalid},
 		"an intermediate with RSA-16384": {func(w *world) {
 			between := forge(w.t, huge(16384), w.cloud.Root(), func(c *x509.Certificate) {
-				c.Subject, c.IsCA, c.BasicConstraintsValid, c.KeyUsage = pkix.Name{CommonName: "between"}, true, true, x509.KeyUsageCertSign
+				c.Subject, c.IsCA, c.BasicConstraintsValid, c.KeyUsage = pkix.Name{CommonName: "between"}, true, true,
+					x509.KeyUsageCertSign
 			})
 			own := forge(w.t, &attacker(w.t).PublicKey, between, nil)
-			w.document.Raw, _ = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(w.t), own, own.Raw, between.Raw)
+			w.document.Raw, _ = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(w.t),
+				own, own.Raw, between.Raw)
 		}, reason.DocumentUntrusted},
 		"a signer with RSA-1024, by the genuine authority": {func(w *world) {
 			leaf := forge(w.t, huge(1024), w.cloud.Intermediate(), nil)
-			w.document.Raw, _ = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(w.t), leaf, leaf.Raw)
+			w.document.Raw, _ = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(w.t),
+				leaf, leaf.Raw)
 		}, reason.DocumentInvalid},
 		"a certificate of 100 KB": {func(w *world) { w.document.Certificates = [][]byte{make([]byte, 100<<10)} }, 0},
 		"8 certificates of 20 MB, where the chain is known": {func(w *world) {
@@ -164,7 +171,8 @@ func TestAttack_T16_WhatCostsTimeOrMemory(t *testing.T) {
 func TestAttack_T14_TheDocumentOfANeighbour(t *testing.T) {
 	w := newWorld(t)
 	w.passes()
-	neighbour := &azure.Instance{Name: "ocp-worker-2", ResourceGroup: w.machine.ResourceGroup, VMID: "22222222-24a0-41f3-b949-8baf4fd1c573"}
+	neighbour := &azure.Instance{Name: "ocp-worker-2", ResourceGroup: w.machine.ResourceGroup,
+		VMID: "22222222-24a0-41f3-b949-8baf4fd1c573"}
 	if err := w.cloud.Add(neighbour); err != nil {
 		t.Fatal(err)
 	}

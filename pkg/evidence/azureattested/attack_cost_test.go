@@ -21,7 +21,8 @@ import (
 // maze is what makes path building dear: authorities of one name that certify one
 // another, below a name of the genuine cloud's, and leaves below them that all have
 // the issuer and the serial number of the signer.
-func maze(t *testing.T, w *world, curve elliptic.Curve, authorities int, leafKeys ...crypto.PublicKey) (cas, leaves [][]byte) {
+func maze(t *testing.T, w *world, curve elliptic.Curve, authorities int,
+	leafKeys ...crypto.PublicKey) (cas, leaves [][]byte) {
 	t.Helper()
 	made := func(c, parent *x509.Certificate, public crypto.PublicKey, signer crypto.Signer) []byte {
 		c.NotBefore, c.NotAfter = w.now.Add(-time.Hour), w.now.Add(time.Hour)
@@ -41,13 +42,15 @@ func maze(t *testing.T, w *world, curve elliptic.Curve, authorities int, leafKey
 	}
 	for i := range authorities {
 		cas = append(cas, made(&x509.Certificate{
-			SerialNumber: big.NewInt(int64(100 + i)), Subject: parent.Subject, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+			SerialNumber: big.NewInt(int64(100 + i)), Subject: parent.Subject, IsCA: true, BasicConstraintsValid: true,
+			KeyUsage: x509.KeyUsageCertSign,
 		}, parent, &keys[i].PublicKey, keys[(i+1)%authorities]))
 	}
 	leaf, _ := w.cloud.Leaf()
 	for _, key := range leafKeys {
 		leaves = append(leaves, made(&x509.Certificate{
-			SerialNumber: leaf.SerialNumber, Subject: leaf.Subject, DNSNames: leaf.DNSNames, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: leaf.ExtKeyUsage,
+			SerialNumber: leaf.SerialNumber, Subject: leaf.Subject, DNSNames: leaf.DNSNames,
+			KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: leaf.ExtKeyUsage,
 		}, parent, key, keys[0]))
 	}
 	return cas, leaves
@@ -71,13 +74,18 @@ func TestAttack_T16_CertificatesThatCertifyOneAnother(t *testing.T) {
 		genuine          bool // the genuine certificates are there as well
 	}{
 		"none of them": {genuine: true, signers: 1, reached: 1},
-		"fourteen signers and ten authorities, all slow": {elliptic.P521(), 10, slices.Repeat([]crypto.PublicKey{&slow.PublicKey}, 14), reason.DocumentInvalid, 0, 0, false},
-		"a signer and ten authorities, all slow":         {elliptic.P521(), 10, []crypto.PublicKey{&slow.PublicKey}, reason.DocumentInvalid, 0, 0, false},
-		"a signer with RSA, slow authorities":            {elliptic.P521(), 10, []crypto.PublicKey{own}, reason.DocumentUntrusted, 1, 0, false},
-		"two signers with RSA, eight authorities":        {elliptic.P384(), 8, []crypto.PublicKey{own, own}, reason.DocumentUntrusted, 2, 8, false},
-		"three signers":                           {elliptic.P384(), 0, []crypto.PublicKey{own, own, own}, reason.DocumentInvalid, 0, 0, false},
-		"nine authorities":                        {elliptic.P384(), 9, []crypto.PublicKey{own}, reason.DocumentInvalid, 0, 0, false},
-		"a signer and seven, beside the genuine":  {elliptic.P384(), 7, []crypto.PublicKey{own}, reason.DocumentInvalid, 2, 8, true},
+		"fourteen signers and ten authorities, all slow": {elliptic.P521(), 10,
+			slices.Repeat([]crypto.PublicKey{&slow.PublicKey}, 14), reason.DocumentInvalid, 0, 0, false},
+		"a signer and ten authorities, all slow": {elliptic.P521(), 10, []crypto.PublicKey{&slow.PublicKey},
+			reason.DocumentInvalid, 0, 0, false},
+		"a signer with RSA, slow authorities": {elliptic.P521(), 10, []crypto.PublicKey{own}, reason.DocumentUntrusted, 1,
+			0, false},
+		"two signers with RSA, eight authorities": {elliptic.P384(), 8, []crypto.PublicKey{own, own},
+			reason.DocumentUntrusted, 2, 8, false},
+		"three signers":    {elliptic.P384(), 0, []crypto.PublicKey{own, own, own}, reason.DocumentInvalid, 0, 0, false},
+		"nine authorities": {elliptic.P384(), 9, []crypto.PublicKey{own}, reason.DocumentInvalid, 0, 0, false},
+		"a signer and seven, beside the genuine": {elliptic.P384(), 7, []crypto.PublicKey{own}, reason.DocumentInvalid,
+			2, 8, true},
 		"ten slow authorities beside the genuine": {elliptic.P521(), 10, nil, 0, 1, 1, true},
 		"seven authorities beside the genuine":    {elliptic.P384(), 7, nil, 0, 1, 8, true},
 	} {
@@ -185,7 +193,8 @@ func TestTheDenialIsOfTheCertificateThatSigned(t *testing.T) {
 		t.Fatalf("%q", said)
 	}
 	// Nobody's signature: no authority is missing.
-	raw, err := azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(t), leaf, named.Raw, beside[0])
+	raw, err := azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(t), leaf, named.Raw,
+		beside[0])
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -37,10 +37,12 @@ func attacker(t testing.TB) *rsa.PrivateKey {
 
 // forge makes a certificate of the attacker's, signed by a key of his own under
 // the name of parent.
-func forge(t testing.TB, key *rsa.PublicKey, parent *x509.Certificate, change func(*x509.Certificate)) *x509.Certificate {
+func forge(t testing.TB, key *rsa.PublicKey, parent *x509.Certificate,
+	change func(*x509.Certificate)) *x509.Certificate {
 	t.Helper()
 	c := &x509.Certificate{
-		SerialNumber: big.NewInt(7), Subject: pkix.Name{CommonName: "metadata.azure.com"}, DNSNames: []string{"metadata.azure.com"},
+		SerialNumber: big.NewInt(7), Subject: pkix.Name{CommonName: "metadata.azure.com"},
+		DNSNames:  []string{"metadata.azure.com"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
@@ -51,7 +53,8 @@ func forge(t testing.TB, key *rsa.PublicKey, parent *x509.Certificate, change fu
 		parent = c
 	}
 	signer := attacker(t)
-	named := &x509.Certificate{Subject: parent.Subject, RawSubject: parent.RawSubject, PublicKey: signer.Public(), SubjectKeyId: parent.SubjectKeyId}
+	named := &x509.Certificate{Subject: parent.Subject, RawSubject: parent.RawSubject, PublicKey: signer.Public(),
+		SubjectKeyId: parent.SubjectKeyId}
 	der, err := x509.CreateCertificate(rand.Reader, c, named, key, signer)
 	if err != nil {
 		t.Fatal(err)
@@ -69,7 +72,8 @@ func TestAttack_T11_TheSignerIsNotTheCertificateInTheBag(t *testing.T) {
 		document func(w *world, content []byte) ([]byte, error)
 		want     reason.Code
 	}{
-		"the genuine certificate in the bag and named, the signature of another": {func(w *world, content []byte) ([]byte, error) {
+		"the genuine certificate in the bag and named, the signature of another": {func(w *world,
+			content []byte) ([]byte, error) {
 			leaf, _ := w.cloud.Leaf()
 			return azure.Sign(content, attacker(t), leaf, leaf.Raw)
 		}, reason.DocumentInvalid},
@@ -78,14 +82,18 @@ func TestAttack_T11_TheSignerIsNotTheCertificateInTheBag(t *testing.T) {
 			own := forge(t, &attacker(t).PublicKey, nil, nil)
 			return azure.Sign(content, attacker(t), own, leaf.Raw, own.Raw)
 		}, reason.DocumentUntrusted},
-		"the genuine certificate and another of its issuer and serial number": {func(w *world, content []byte) ([]byte, error) {
+		"the genuine certificate and another of its issuer and serial number": {func(w *world,
+			content []byte) ([]byte, error) {
 			leaf, _ := w.cloud.Leaf()
-			own := forge(t, &attacker(t).PublicKey, w.cloud.Intermediate(), func(c *x509.Certificate) { c.SerialNumber = leaf.SerialNumber })
+			own := forge(t, &attacker(t).PublicKey, w.cloud.Intermediate(),
+				func(c *x509.Certificate) { c.SerialNumber = leaf.SerialNumber })
 			return azure.Sign(content, attacker(t), leaf, own.Raw, leaf.Raw)
 		}, reason.DocumentInvalid},
 		"only another of its issuer and serial number": {func(w *world, content []byte) ([]byte, error) {
 			leaf, _ := w.cloud.Leaf()
-			own := forge(t, &attacker(t).PublicKey, w.cloud.Intermediate(), func(c *x509.Certificate) { c.SerialNumber = leaf.SerialNumber })
+			own := forge(t, &attacker(t).PublicKey, w.cloud.Intermediate(), func(c *x509.Certificate) {
+				c.SerialNumber = leaf.SerialNumber
+			})
 			return azure.Sign(content, attacker(t), leaf, own.Raw)
 		}, reason.DocumentUntrusted},
 		"a whole chain of the attacker's, with its root": {func(w *world, content []byte) ([]byte, error) {
@@ -155,21 +163,34 @@ func TestAttack_T11_AnotherCustomerOfTheSameAuthority(t *testing.T) {
 		change func(*x509.Certificate)
 		want   reason.Code // zero: passes
 	}{
-		"for metadata.azure.com":                 {nil, 0},
-		"for a region of it":                     {func(c *x509.Certificate) { c.DNSNames = []string{"uksouth.metadata.azure.com"} }, 0},
-		"for all of its regions":                 {func(c *x509.Certificate) { c.DNSNames = []string{"*.metadata.azure.com"} }, 0},
-		"in capitals":                            {func(c *x509.Certificate) { c.DNSNames = []string{"METADATA.Azure.com"} }, 0},
-		"for a host that begins so":              {func(c *x509.Certificate) { c.DNSNames = []string{"metadata.azure.com.evil.example"} }, reason.DocumentUntrusted},
-		"for a host that ends so":                {func(c *x509.Certificate) { c.DNSNames = []string{"evilmetadata.azure.com"} }, reason.DocumentUntrusted},
-		"for the government's cloud":             {func(c *x509.Certificate) { c.DNSNames = []string{"metadata.azure.us"} }, reason.DocumentUntrusted},
-		"for the domain above":                   {func(c *x509.Certificate) { c.DNSNames = []string{"azure.com", "*.azure.com"} }, reason.DocumentUntrusted},
-		"with the name in its common name alone": {func(c *x509.Certificate) { c.DNSNames = []string{"evil.example"} }, reason.DocumentUntrusted},
-		"with the name in its e-mail address":    {func(c *x509.Certificate) { c.DNSNames, c.EmailAddresses = nil, []string{"x@metadata.azure.com"} }, reason.DocumentUntrusted},
-		"for code":                               {func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning} }, reason.DocumentUntrusted},
-		"not for signatures":                     {func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyEncipherment }, reason.DocumentUntrusted},
-		"that is a CA's":                         {func(c *x509.Certificate) { c.IsCA = true }, reason.DocumentUntrusted},
-		"that ended":                             {func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }, reason.DocumentUntrusted},
-		"that has not begun":                     {func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) }, reason.DocumentUntrusted},
+		"for metadata.azure.com": {nil, 0},
+		"for a region of it":     {func(c *x509.Certificate) { c.DNSNames = []string{"uksouth.metadata.azure.com"} }, 0},
+		"for all of its regions": {func(c *x509.Certificate) { c.DNSNames = []string{"*.metadata.azure.com"} }, 0},
+		"in capitals":            {func(c *x509.Certificate) { c.DNSNames = []string{"METADATA.Azure.com"} }, 0},
+		"for a host that begins so": {func(c *x509.Certificate) {
+			c.DNSNames = []string{"metadata.azure.com.evil.example"}
+		}, reason.DocumentUntrusted},
+		"for a host that ends so": {func(c *x509.Certificate) {
+			c.DNSNames = []string{"evilmetadata.azure.com"}
+		}, reason.DocumentUntrusted},
+		"for the government's cloud": {func(c *x509.Certificate) { c.DNSNames = []string{"metadata.azure.us"} },
+			reason.DocumentUntrusted},
+		"for the domain above": {func(c *x509.Certificate) {
+			c.DNSNames = []string{"azure.com", "*.azure.com"}
+		}, reason.DocumentUntrusted},
+		"with the name in its common name alone": {func(c *x509.Certificate) { c.DNSNames = []string{"evil.example"} },
+			reason.DocumentUntrusted},
+		"with the name in its e-mail address": {func(c *x509.Certificate) {
+			c.DNSNames, c.EmailAddresses = nil, []string{"x@metadata.azure.com"}
+		}, reason.DocumentUntrusted},
+		"for code": {func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning} },
+			reason.DocumentUntrusted},
+		"not for signatures": {func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyEncipherment },
+			reason.DocumentUntrusted},
+		"that is a CA's": {func(c *x509.Certificate) { c.IsCA = true }, reason.DocumentUntrusted},
+		"that ended":     {func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }, reason.DocumentUntrusted},
+		"that has not begun": {func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) },
+			reason.DocumentUntrusted},
 		"with a critical extension nobody knows": {func(c *x509.Certificate) {
 			c.ExtraExtensions = []pkix.Extension{{Id: []int{1, 2, 3, 4}, Critical: true, Value: []byte{5, 0}}}
 		}, reason.DocumentUntrusted},
@@ -180,7 +201,8 @@ func TestAttack_T11_AnotherCustomerOfTheSameAuthority(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			w.document.Raw, err = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(t), leaf, leaf.Raw)
+			w.document.Raw, err = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(t),
+				leaf, leaf.Raw)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -203,7 +225,8 @@ func TestAttack_T11_EveryByteFlippedCutRepeated(t *testing.T) {
 	try := func(what string, raw []byte) {
 		t.Helper()
 		// Both with nothing known, and with the genuine chain known.
-		cold := &azureattested.Verifier{Roots: fresh.Roots, Names: fresh.Names, Subscriptions: fresh.Subscriptions, Resolve: w}
+		cold := &azureattested.Verifier{Roots: fresh.Roots, Names: fresh.Names, Subscriptions: fresh.Subscriptions,
+			Resolve: w}
 		for _, v := range []*azureattested.Verifier{cold, fresh} {
 			w.verifier, w.document.Raw = v, raw
 			if got, err := w.confirm(w.machine.ProviderID()); err == nil && !reflect.DeepEqual(got, want) {
@@ -282,8 +305,10 @@ func TestAttack_T12_NothingThatACertificateNamesIsFetched(t *testing.T) {
 	host := server.Listener.Addr().String()
 	roots := pool(w.cloud.Root())
 	for _, url := range []string{
-		"http://" + host + "/intermediate.crt", "http://www.microsoft.com@" + host + "/intermediate.crt", "http://" + host + "/redirect",
-		"http://169.254.169.254/metadata/identity/oauth2/token", "http://www.microsoft.com.evil.example/pkiops/certs/ca.crt", "ldap://" + host + "/x", "file:///etc/passwd",
+		"http://" + host + "/intermediate.crt", "http://www.microsoft.com@" + host + "/intermediate.crt",
+		"http://" + host + "/redirect",
+		"http://169.254.169.254/metadata/identity/oauth2/token", "http://www.microsoft.com.evil.example/pkiops/certs/ca.crt",
+		"ldap://" + host + "/x", "file:///etc/passwd",
 	} {
 		leaf, err := w.cloud.Issue(attacker(t), func(c *x509.Certificate) {
 			c.IssuingCertificateURL, c.OCSPServer, c.CRLDistributionPoints = []string{url}, []string{url}, []string{url}
@@ -291,7 +316,8 @@ func TestAttack_T12_NothingThatACertificateNamesIsFetched(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.document.Raw, err = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(t), leaf, leaf.Raw)
+		w.document.Raw, err = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(t),
+			leaf, leaf.Raw)
 		if err != nil {
 			t.Fatal(err)
 		}

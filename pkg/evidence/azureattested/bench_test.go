@@ -50,7 +50,8 @@ func BenchmarkUnavoidableChain(b *testing.B) {
 	leaf, _ := w.cloud.Leaf()
 	b.ReportAllocs()
 	for b.Loop() {
-		for _, pair := range [][2]*x509.Certificate{{leaf, w.cloud.Intermediate()}, {w.cloud.Intermediate(), w.cloud.Root()}, {leaf, w.cloud.Intermediate()}} {
+		for _, pair := range [][2]*x509.Certificate{{leaf, w.cloud.Intermediate()}, {w.cloud.Intermediate(), w.cloud.Root()},
+			{leaf, w.cloud.Intermediate()}} {
 			if err := pair[0].CheckSignatureFrom(pair[1]); err != nil {
 				b.Fatal(err)
 			}

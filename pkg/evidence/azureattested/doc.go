@@ -10,7 +10,8 @@
 // Microsoft changes the authorities without notice. So roots are data that can be
 // replaced while the verifier runs, and intermediates may come from anyone: from
 // the configured bundle, the document, or beside it (the agent sends none, for
-// Azure gives it none). They vouch for nothing by themselves. Nothing that a certificate names is ever fetched; this package can
+// Azure gives it none). They vouch for nothing by themselves. Nothing that a certificate names is ever fetched; this
+// package can
 // call nobody but its [Resolver] and its [IdentityKeys].
 //
 // The document holds the vmId and no name. Which virtual machine has it, Azure
@@ -85,9 +86,12 @@ type Cloud struct {
 }
 
 var clouds = map[string]Cloud{
-	"Public":       {Hosts: []string{"metadata.azure.com"}, v1: "https://sts.windows.net/", v2: "https://login.microsoftonline.com/"},
-	"USGovernment": {Hosts: []string{"metadata.azure.us"}, v1: "https://sts.windows.net/", v2: "https://login.microsoftonline.us/"},
-	"China":        {Hosts: []string{"metadata.azure.cn"}, v1: "https://sts.chinacloudapi.cn/", v2: "https://login.partner.microsoftonline.cn/"},
+	"Public": {Hosts: []string{"metadata.azure.com"}, v1: "https://sts.windows.net/",
+		v2: "https://login.microsoftonline.com/"},
+	"USGovernment": {Hosts: []string{"metadata.azure.us"}, v1: "https://sts.windows.net/",
+		v2: "https://login.microsoftonline.us/"},
+	"China": {Hosts: []string{"metadata.azure.cn"}, v1: "https://sts.chinacloudapi.cn/",
+		v2: "https://login.partner.microsoftonline.cn/"},
 }
 
 // CloudNamed is one of "Public", "USGovernment" and "China".

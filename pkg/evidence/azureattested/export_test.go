@@ -23,7 +23,8 @@ func (v *Verifier) Signed(raw []byte, now time.Time) ([]byte, error) {
 
 // Usable are the certificates of a message that are looked at, and with which
 // intermediates the signer's chain is then built.
-func (v *Verifier) Usable(raw []byte, sent [][]byte, now time.Time) (signers, authorities []*x509.Certificate, pool *x509.CertPool, _ error) {
+func (v *Verifier) Usable(raw []byte, sent [][]byte,
+	now time.Time) (signers, authorities []*x509.Certificate, pool *x509.CertPool, _ error) {
 	message, err := parsed(raw)
 	if err != nil {
 		return nil, nil, nil, err

@@ -50,7 +50,8 @@ func FuzzContent(f *testing.F) {
 		if err := json.Unmarshal(raw, &lax); err != nil {
 			t.Fatalf("accepted, but: %v", err)
 		}
-		if lax.Nonce != got.nonce || !strings.EqualFold(lax.VMID, got.vmID) || !strings.EqualFold(lax.SubscriptionID, got.subscription) {
+		if lax.Nonce != got.nonce || !strings.EqualFold(lax.VMID, got.vmID) ||
+			!strings.EqualFold(lax.SubscriptionID, got.subscription) {
 			t.Fatalf("%+v and %+v", lax, got)
 		}
 	})
@@ -104,7 +105,8 @@ func FuzzTokenClaims(f *testing.F) {
 			Iss, Aud, Tid string
 			Exp           int64
 		}
-		if err := json.Unmarshal(raw, &lax); err != nil || lax.Iss != got.issuer || lax.Aud != got.audience || lax.Tid != got.tenant || lax.Exp != got.expires {
+		if err := json.Unmarshal(raw, &lax); err != nil || lax.Iss != got.issuer || lax.Aud != got.audience ||
+			lax.Tid != got.tenant || lax.Exp != got.expires {
 			t.Fatalf("%+v and %+v, %v", lax, got, err)
 		}
 	})
@@ -128,10 +130,12 @@ func FuzzVerify(f *testing.F) {
 	roots.AddCert(c.Root())
 	f.Fuzz(func(t *testing.T, raw, certificate, token []byte) {
 		v := &Verifier{
-			Roots: func() (*x509.CertPool, *x509.CertPool) { return roots, none }, Names: []string{c.Host}, Subscriptions: []string{c.Subscription},
-			Resolve: nobody{}, Identity: nil,
+			Roots: func() (*x509.CertPool, *x509.CertPool) { return roots, none }, Names: []string{c.Host},
+			Subscriptions: []string{c.Subscription},
+			Resolve:       nobody{}, Identity: nil,
 		}
-		claim, err := v.Verify(t.Context(), evidence.Document{Kind: evidence.AzureAttested, Raw: raw, Certificates: [][]byte{certificate}, Token: token}, b, time.Now())
+		claim, err := v.Verify(t.Context(), evidence.Document{Kind: evidence.AzureAttested, Raw: raw,
+			Certificates: [][]byte{certificate}, Token: token}, b, time.Now())
 		if err == nil && claim.Statement().InstanceID != "azure:"+i.VMID {
 			t.Fatalf("%+v", claim.Statement())
 		}

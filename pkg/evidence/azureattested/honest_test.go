@@ -47,12 +47,14 @@ func newWorld(t testing.TB) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, cloud: cloud, now: time.Now(), binding: evidence.Binding{Transcript: [32]byte{1, 2, 3, 255, 254}, Origin: "https://mcs.example:22625"}}
+	w := &world{t: t, cloud: cloud, now: time.Now(),
+		binding: evidence.Binding{Transcript: [32]byte{1, 2, 3, 255, 254}, Origin: "https://mcs.example:22625"}}
 	w.machine = &azure.Instance{Name: "ocp-worker-1", ResourceGroup: "ocp-x7k2p-rg", VMID: vmID, Identity: "system"}
 	if err := cloud.Add(w.machine); err != nil {
 		t.Fatal(err)
 	}
-	w.vm = azureattested.VM{ResourceID: strings.ToUpper(w.machine.ResourceID()), VMID: strings.ToUpper(vmID), Provisioning: "Succeeded", Created: w.now.Add(-time.Minute)}
+	w.vm = azureattested.VM{ResourceID: strings.ToUpper(w.machine.ResourceID()), VMID: strings.ToUpper(vmID),
+		Provisioning: "Succeeded", Created: w.now.Add(-time.Minute)}
 	roots, intermediates := pool(cloud.Root()), pool(cloud.Intermediate())
 	w.verifier = &azureattested.Verifier{
 		Roots: func() (*x509.CertPool, *x509.CertPool) { return roots, intermediates },
@@ -83,7 +85,8 @@ func (w *world) signed(nonce string) []byte {
 func (w *world) content(change func(string) string) []byte {
 	w.t.Helper()
 	leaf, key := w.cloud.Leaf()
-	raw, err := azure.Sign([]byte(change(string(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript))))), key, leaf, leaf.Raw)
+	raw, err := azure.Sign([]byte(change(string(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript))))),
+		key, leaf, leaf.Raw)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -127,20 +130,23 @@ func TestAnHonestDocument(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s := claim.Statement(); s.ProviderID != "" || s.InstanceID != "azure:"+vmID || !s.Bound || s.Kind != evidence.AzureAttested {
+	if s := claim.Statement(); s.ProviderID != "" || s.InstanceID != "azure:"+vmID || !s.Bound ||
+		s.Kind != evidence.AzureAttested {
 		t.Fatalf("%+v", s)
 	}
 	if len(w.asked) != 0 {
 		t.Fatal("Verify asked Azure")
 	}
 	s := w.passes()
-	if s.ProviderID != w.machine.ProviderID() || s.InstanceID != "azure:"+vmID || !s.Bound || !s.Created.Equal(w.vm.Created) {
+	if s.ProviderID != w.machine.ProviderID() || s.InstanceID != "azure:"+vmID || !s.Bound ||
+		!s.Created.Equal(w.vm.Created) {
 		t.Fatalf("%+v", s)
 	}
 	if len(w.asked) != 1 || w.asked[0] != w.machine.ResourceID() {
 		t.Fatalf("asked %q", w.asked)
 	}
-	if s.Summary["signer"] != "metadata.azure.com of Emulated Azure RSA TLS Issuing CA 07" || s.Summary["subscriptionId"] != w.cloud.Subscription {
+	if s.Summary["signer"] != "metadata.azure.com of Emulated Azure RSA TLS Issuing CA 07" ||
+		s.Summary["subscriptionId"] != w.cloud.Subscription {
 		t.Fatalf("%+v", s.Summary)
 	}
 }
@@ -151,7 +157,8 @@ func TestWhereTheIntermediateComesFrom(t *testing.T) {
 		"the bundle": func(*world) {},
 		"the document": func(w *world) {
 			leaf, key := w.cloud.Leaf()
-			raw, err := azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), key, leaf, w.cloud.Intermediate().Raw, leaf.Raw)
+			raw, err := azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), key,
+				leaf, w.cloud.Intermediate().Raw, leaf.Raw)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -195,7 +202,8 @@ func TestWhatTheContentMaySay(t *testing.T) {
 	times := func(created, expires time.Time) func(string) string {
 		return func(s string) string {
 			begin, end := strings.Index(s, `"timeStamp"`), strings.Index(s, `,"vmId"`)
-			return s[:begin] + `"timeStamp":{"createdOn":"` + stamp(created) + `","expiresOn":"` + stamp(expires) + `"}` + s[end:]
+			return s[:begin] + `"timeStamp":{"createdOn":"` + stamp(created) + `","expiresOn":"` + stamp(expires) +
+				`"}` + s[end:]
 		}
 	}
 	for name, test := range map[string]struct {
@@ -215,29 +223,36 @@ func TestWhatTheContentMaySay(t *testing.T) {
 		"vmId once more in another case":         {replace(`{`, `{"VMID":"`+vmID+`",`), reason.DocumentInvalid},
 		"vmId once more, with a sign that folds": {replace(`{`, `{"ſubscriptionId":"`+vmID+`",`), reason.DocumentInvalid},
 		"nonce twice":                            {replace(`{`, `{"nonce":"x",`), reason.DocumentInvalid},
-		"a time twice":                           {replace(`"createdOn"`, `"createdOn":"x","createdOn"`), reason.DocumentInvalid},
-		"an unknown field twice":                 {replace(`{`, `{"a":1,"a":1,`), reason.DocumentInvalid},
-		"too deep":                               {replace(`{`, `{"a":`+strings.Repeat("[", 50)+strings.Repeat("]", 50)+`,`), reason.DocumentInvalid},
-		"bytes after it":                         {func(s string) string { return s + " {}" }, reason.DocumentInvalid},
-		"bytes before it":                        {func(s string) string { return "x" + s }, reason.DocumentInvalid},
-		"an array":                               {func(s string) string { return "[" + s + "]" }, reason.DocumentInvalid},
-		"not UTF-8":                              {replace("aro_420", "\xff"), reason.DocumentInvalid},
-		"too long":                               {replace("aro_420", strings.Repeat("a", 5000)), reason.DocumentInvalid},
-		"nothing":                                {func(string) string { return "" }, reason.DocumentNotFresh},
-		"nothing but the nonce":                  {func(string) string { return "AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA" }, reason.DocumentInvalid},
-		"the nonce in another field":             {replace(`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA"`, `"nonce":"x","AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA":1`), reason.DocumentNotFresh},
-		"no times":                               {replace(`"timeStamp"`, `"stamp"`), reason.DocumentInvalid},
-		"a time in another form":                 {replace(" -0000", "Z"), reason.DocumentInvalid},
-		"made a little ahead of our clock":       {times(now.Add(4*time.Minute), now.Add(time.Hour)), 0},
-		"made in the future":                     {times(now.Add(6*time.Minute), now.Add(time.Hour)), reason.Internal},
-		"expired a little by our clock":          {times(now.Add(-time.Hour), now.Add(-4*time.Minute)), 0},
-		"expired":                                {times(now.Add(-time.Hour), now.Add(-6*time.Minute)), reason.Internal},
-		"expires before it was made":             {times(now, now.Add(-time.Second)), reason.DocumentInvalid},
-		"no nonce":                               {replace(`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA"`, `"nonce":""`), reason.DocumentNotFresh},
-		"a nonce that is longer":                 {replace(`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA"`, `"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAAA"`), reason.DocumentNotFresh},
-		"a nonce that is shorter":                {replace(`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA"`, `"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAA"`), reason.DocumentNotFresh},
-		"the nonce of another conversation":      {replace("AQID", "AQIE"), reason.DocumentNotFresh},
-		"IMDS's own nonce, for none was asked":   {replace("AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA", "20261121-113000"), reason.DocumentNotFresh},
+		"a time twice": {replace(`"createdOn"`, `"createdOn":"x","createdOn"`),
+			reason.DocumentInvalid},
+		"an unknown field twice": {replace(`{`, `{"a":1,"a":1,`), reason.DocumentInvalid},
+		"too deep": {replace(`{`, `{"a":`+strings.Repeat("[", 50)+strings.Repeat("]", 50)+`,`),
+			reason.DocumentInvalid},
+		"bytes after it":        {func(s string) string { return s + " {}" }, reason.DocumentInvalid},
+		"bytes before it":       {func(s string) string { return "x" + s }, reason.DocumentInvalid},
+		"an array":              {func(s string) string { return "[" + s + "]" }, reason.DocumentInvalid},
+		"not UTF-8":             {replace("aro_420", "\xff"), reason.DocumentInvalid},
+		"too long":              {replace("aro_420", strings.Repeat("a", 5000)), reason.DocumentInvalid},
+		"nothing":               {func(string) string { return "" }, reason.DocumentNotFresh},
+		"nothing but the nonce": {func(string) string { return "AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA" }, reason.DocumentInvalid},
+		"the nonce in another field": {replace(`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA"`,
+			`"nonce":"x","AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA":1`), reason.DocumentNotFresh},
+		"no times":                         {replace(`"timeStamp"`, `"stamp"`), reason.DocumentInvalid},
+		"a time in another form":           {replace(" -0000", "Z"), reason.DocumentInvalid},
+		"made a little ahead of our clock": {times(now.Add(4*time.Minute), now.Add(time.Hour)), 0},
+		"made in the future":               {times(now.Add(6*time.Minute), now.Add(time.Hour)), reason.Internal},
+		"expired a little by our clock":    {times(now.Add(-time.Hour), now.Add(-4*time.Minute)), 0},
+		"expired":                          {times(now.Add(-time.Hour), now.Add(-6*time.Minute)), reason.Internal},
+		"expires before it was made":       {times(now, now.Add(-time.Second)), reason.DocumentInvalid},
+		"no nonce": {replace(`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA"`, `"nonce":""`),
+			reason.DocumentNotFresh},
+		"a nonce that is longer": {replace(`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA"`,
+			`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAAA"`), reason.DocumentNotFresh},
+		"a nonce that is shorter": {replace(`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA"`,
+			`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAA"`), reason.DocumentNotFresh},
+		"the nonce of another conversation": {replace("AQID", "AQIE"), reason.DocumentNotFresh},
+		"IMDS's own nonce, for none was asked": {replace("AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA", "20261121-113000"),
+			reason.DocumentNotFresh},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -267,12 +282,14 @@ func TestAClockThatIsNotAzuresIsTemporary(t *testing.T) {
 		want   reason.Code // zero: passes
 		change func()
 	}{
-		"4 minutes behind":                    {off: -4 * time.Minute},
-		"6 minutes behind":                    {off: -6 * time.Minute, want: reason.Internal},
-		"6 hours ahead":                       {off: 6 * time.Hour},
-		"7 hours ahead":                       {off: 7 * time.Hour, want: reason.Internal},
-		"6 minutes behind, an older document": {off: -6 * time.Minute, want: reason.DocumentNotFresh, change: func() { w.document.Raw = w.signed("of-another-conversation-of-before") }},
-		"7 hours ahead, an older document":    {off: 7 * time.Hour, want: reason.DocumentNotFresh, change: func() { w.document.Raw = w.signed("of-another-conversation-of-before") }},
+		"4 minutes behind": {off: -4 * time.Minute},
+		"6 minutes behind": {off: -6 * time.Minute, want: reason.Internal},
+		"6 hours ahead":    {off: 6 * time.Hour},
+		"7 hours ahead":    {off: 7 * time.Hour, want: reason.Internal},
+		"6 minutes behind, an older document": {off: -6 * time.Minute, want: reason.DocumentNotFresh,
+			change: func() { w.document.Raw = w.signed("of-another-conversation-of-before") }},
+		"7 hours ahead, an older document": {off: 7 * time.Hour, want: reason.DocumentNotFresh,
+			change: func() { w.document.Raw = w.signed("of-another-conversation-of-before") }},
 		"right, and behind the token's": {want: reason.Internal, change: func() {
 			w.document.Token = w.token(func(c map[string]any) { c["nbf"] = time.Now().Add(6 * time.Minute).Unix() })
 		}},
@@ -305,25 +322,39 @@ func TestTheMachineIsTheCandidate(t *testing.T) {
 		want     reason.Code
 		calls    int
 	}{
-		"as it is":                        {calls: 1},
-		"written in another case":         {provider: "azure:///subscriptions/0B1F6471-0000-4000-8000-000000000001/resourcegroups/OCP-x7k2p-rg/providers/microsoft.compute/virtualmachines/ocp-WORKER-1", calls: 1},
-		"a resource group that is ours":   {change: func(w *world) { w.verifier.ResourceGroups = []string{"OCP-X7K2P-RG"} }, calls: 1},
-		"a resource group that is not":    {change: func(w *world) { w.verifier.ResourceGroups = []string{"other"} }, want: reason.AccountNotAllowed},
-		"of another cloud":                {provider: "aws:///eu-central-1a/i-0123456789abcdef0", want: reason.EvidenceDisagrees},
-		"of a scale set":                  {provider: "azure:///subscriptions/0b1f6471-0000-4000-8000-000000000001/resourceGroups/g/providers/Microsoft.Compute/virtualMachineScaleSets/s/virtualMachines/0", want: reason.EvidenceDisagrees},
-		"with a step up in its name":      {provider: "azure:///subscriptions/0b1f6471-0000-4000-8000-000000000001/resourceGroups/../providers/Microsoft.Compute/virtualMachines/x", want: reason.EvidenceDisagrees},
-		"with a query behind its name":    {provider: "azure:///subscriptions/0b1f6471-0000-4000-8000-000000000001/resourceGroups/g/providers/Microsoft.Compute/virtualMachines/x?y", want: reason.EvidenceDisagrees},
-		"in another subscription of ours": {provider: "azure:///subscriptions/0b1f6472-0000-4000-8000-000000000001/resourceGroups/g/providers/Microsoft.Compute/virtualMachines/x", want: reason.EvidenceDisagrees},
+		"as it is": {calls: 1},
+		"written in another case": {
+			provider: "azure:///subscriptions/0B1F6471-0000-4000-8000-000000000001/resourcegroups/OCP-x7k2p-rg/providers/microsoft.compute/virtualmachines/ocp-WORKER-1", calls: 1,
+		},
+		"a resource group that is ours": {change: func(w *world) { w.verifier.ResourceGroups = []string{"OCP-X7K2P-RG"} },
+			calls: 1},
+		"a resource group that is not": {change: func(w *world) { w.verifier.ResourceGroups = []string{"other"} },
+			want: reason.AccountNotAllowed},
+		"of another cloud": {provider: "aws:///eu-central-1a/i-0123456789abcdef0", want: reason.EvidenceDisagrees},
+		"of a scale set": {
+			provider: "azure:///subscriptions/0b1f6471-0000-4000-8000-000000000001/resourceGroups/g/providers/Microsoft.Compute/virtualMachineScaleSets/s/virtualMachines/0", want: reason.EvidenceDisagrees,
+		},
+		"with a step up in its name": {
+			provider: "azure:///subscriptions/0b1f6471-0000-4000-8000-000000000001/resourceGroups/../providers/Microsoft.Compute/virtualMachines/x", want: reason.EvidenceDisagrees,
+		},
+		"with a query behind its name": {
+			provider: "azure:///subscriptions/0b1f6471-0000-4000-8000-000000000001/resourceGroups/g/providers/Microsoft.Compute/virtualMachines/x?y", want: reason.EvidenceDisagrees,
+		},
+		"in another subscription of ours": {
+			provider: "azure:///subscriptions/0b1f6472-0000-4000-8000-000000000001/resourceGroups/g/providers/Microsoft.Compute/virtualMachines/x", want: reason.EvidenceDisagrees,
+		},
 		"another machine, which has another vmId": {provider: "azure://" + other, change: func(w *world) {
 			w.vm = azureattested.VM{ResourceID: other, VMID: "11111111-24a0-41f3-b949-8baf4fd1c573"}
 		}, want: reason.EvidenceDisagrees, calls: 1},
-		"Azure answers about another": {change: func(w *world) { w.vm.ResourceID = other }, want: reason.ProviderUnavailable, calls: 1},
-		"Azure names no vmId":         {change: func(w *world) { w.vm.VMID = "" }, want: reason.ProviderUnavailable, calls: 1},
+		"Azure answers about another": {change: func(w *world) { w.vm.ResourceID = other }, want: reason.ProviderUnavailable,
+			calls: 1},
+		"Azure names no vmId": {change: func(w *world) { w.vm.VMID = "" }, want: reason.ProviderUnavailable, calls: 1},
 		"Azure does not know it": {change: func(w *world) {
 			w.vmErr = reason.Deny(reason.InstanceNotFound, "no")
 		}, want: reason.InstanceNotFound, calls: 1},
-		"it is being deleted": {change: func(w *world) { w.vm.Provisioning = "Deleting" }, want: reason.InstanceUnacceptable, calls: 1},
-		"nobody to ask":       {change: func(w *world) { w.verifier.Resolve = nil }, want: reason.ProviderUnavailable},
+		"it is being deleted": {change: func(w *world) { w.vm.Provisioning = "Deleting" }, want: reason.InstanceUnacceptable,
+			calls: 1},
+		"nobody to ask": {change: func(w *world) { w.verifier.Resolve = nil }, want: reason.ProviderUnavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)

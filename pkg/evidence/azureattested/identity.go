@@ -66,7 +66,8 @@ func (i *Identity) verify(ctx context.Context, raw []byte, now time.Time) (*reso
 	// There is one way to write a token: no line breaks, which base64 would step
 	// over, and the bits that the last character of a part has to spare are zero.
 	for part := range bytes.SplitSeq(raw, []byte(".")) {
-		if _, err := base64.RawURLEncoding.Strict().DecodeString(string(part)); err != nil || bytes.ContainsAny(part, "\r\n") {
+		if _, err := base64.RawURLEncoding.Strict().DecodeString(string(part)); err != nil ||
+			bytes.ContainsAny(part, "\r\n") {
 			return nil, reason.Deny(reason.DocumentInvalid, "the token is not base64url")
 		}
 	}
@@ -96,14 +97,18 @@ func (i *Identity) verify(ctx context.Context, raw []byte, now time.Time) (*reso
 	}
 	switch {
 	case !slices.Contains(i.Issuers, c.issuer) || !strings.EqualFold(c.tenant, i.Tenant):
-		return nil, reason.Deny(reason.AccountNotAllowed, "the token is of tenant %.64q, issued by %.128q", c.tenant, c.issuer)
+		return nil, reason.Deny(reason.AccountNotAllowed, "the token is of tenant %.64q, issued by %.128q",
+			c.tenant, c.issuer)
 	case i.Resource == "" || c.audience != i.Resource:
 		if _, id := parseGUID(c.audience); id {
-			return nil, reason.Deny(reason.DocumentNotFresh, "the token is for %s, not for %.128q: if that is the application's client id, its tokens are of version 2.0, and the client id has to be the resource", c.audience, i.Resource)
+			return nil, reason.Deny(reason.DocumentNotFresh, "the token is for %s, not for %.128q: if that is the "+
+				"application's client id, its tokens are of version 2.0, and the client id has to be the resource", c.audience,
+				i.Resource)
 		}
 		return nil, reason.Deny(reason.DocumentNotFresh, "the token is for %.128q, not for %.128q", c.audience, i.Resource)
 	case time.Unix(c.notBefore, 0).After(now.Add(leeway)):
-		return nil, reason.Deny(reason.Internal, "the token is valid from %s, which is to come: this clock is not Azure's", time.Unix(c.notBefore, 0).UTC().Format(time.RFC3339))
+		return nil, reason.Deny(reason.Internal, "the token is valid from %s, which is to come: this clock is not Azure's",
+			time.Unix(c.notBefore, 0).UTC().Format(time.RFC3339))
 	case !now.Before(time.Unix(c.expires, 0).Add(leeway)):
 		return nil, reason.Deny(reason.DocumentNotFresh, "the token expired at %d", c.expires)
 	}

@@ -49,7 +49,8 @@ const audience = "api://mcs-attest"
 func (w *world) withIdentity() {
 	w.t.Helper()
 	public, _ := azureattested.CloudNamed("Public")
-	w.verifier.Identity = &azureattested.Identity{Keys: tenantKeys(w.t, w.cloud), Issuers: public.Issuers(w.cloud.Tenant), Tenant: w.cloud.Tenant, Resource: audience}
+	w.verifier.Identity = &azureattested.Identity{Keys: tenantKeys(w.t, w.cloud), Issuers: public.Issuers(w.cloud.Tenant),
+		Tenant: w.cloud.Tenant, Resource: audience}
 	w.document.Token = w.token(nil)
 }
 
@@ -80,7 +81,8 @@ func TestTheTokenOfTheManagedIdentity(t *testing.T) {
 	}{
 		"of the machine itself": {},
 		"of a user's identity":  {change: func(w *world) { w.machine.Identity = user; w.document.Token = w.token(nil) }},
-		"in version 2.0":        {claims: set("iss", "https://login.microsoftonline.com/72f988bf-0000-4000-8000-2d7cd011db47/v2.0")},
+		"in version 2.0": {claims: set("iss",
+			"https://login.microsoftonline.com/72f988bf-0000-4000-8000-2d7cd011db47/v2.0")},
 		"of a user's identity, on another machine": {change: func(w *world) {
 			w.machine.Identity = user
 			w.document.Token = w.token(set("xms_az_rid", "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourcegroups/g/providers/Microsoft.Compute/virtualMachines/x"))
@@ -89,28 +91,33 @@ func TestTheTokenOfTheManagedIdentity(t *testing.T) {
 			w.machine.Identity = user
 			w.document.Token = w.token(set("xms_az_rid", nil))
 		}, want: reason.DocumentInvalid},
-		"of another machine":        {claims: set("xms_mirid", "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourcegroups/g/providers/Microsoft.Compute/virtualMachines/x"), confirms: reason.EvidenceDisagrees},
-		"of a scale set":            {claims: set("xms_mirid", "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourcegroups/g/providers/Microsoft.Compute/virtualMachineScaleSets/x"), want: reason.DocumentInvalid},
-		"of nobody":                 {claims: set("xms_mirid", nil), want: reason.DocumentInvalid},
-		"not there":                 {change: func(w *world) { w.document.Token = nil }, want: reason.EvidenceMissing},
-		"too long":                  {change: func(w *world) { w.document.Token = make([]byte, 9000) }, want: reason.DocumentInvalid},
-		"for another audience":      {claims: set("aud", "https://management.azure.com/"), want: reason.DocumentNotFresh},
-		"for two audiences":         {claims: set("aud", []string{audience, "x"}), want: reason.DocumentInvalid},
-		"for none":                  {claims: set("aud", ""), want: reason.DocumentNotFresh},
-		"of another tenant":         {claims: set("iss", "https://sts.windows.net/72f988bf-0000-4000-8000-2d7cd011db48/"), want: reason.AccountNotAllowed},
-		"of a tenant that is other": {claims: set("tid", "72f988bf-0000-4000-8000-2d7cd011db48"), want: reason.AccountNotAllowed},
-		"expired":                   {claims: set("exp", now.Add(-6*time.Minute).Unix()), want: reason.DocumentNotFresh},
-		"not valid yet":             {claims: set("nbf", now.Add(6*time.Minute).Unix()), want: reason.Internal},
-		"without an end":            {claims: set("exp", nil), want: reason.DocumentInvalid},
-		"with an end that is text":  {claims: set("exp", "9999999999"), want: reason.DocumentInvalid},
-		"signed by an unknown key":  {change: func(w *world) { w.verifier.Identity.Keys = keys{} }, want: reason.DocumentUntrusted},
+		"of another machine": {claims: set("xms_mirid", "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourcegroups/g/providers/Microsoft.Compute/virtualMachines/x"), confirms: reason.EvidenceDisagrees},
+		"of a scale set":     {claims: set("xms_mirid", "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourcegroups/g/providers/Microsoft.Compute/virtualMachineScaleSets/x"), want: reason.DocumentInvalid},
+		"of nobody":          {claims: set("xms_mirid", nil), want: reason.DocumentInvalid},
+		"not there":          {change: func(w *world) { w.document.Token = nil }, want: reason.EvidenceMissing},
+		"too long": {change: func(w *world) { w.document.Token = make([]byte, 9000) },
+			want: reason.DocumentInvalid},
+		"for another audience": {claims: set("aud", "https://management.azure.com/"), want: reason.DocumentNotFresh},
+		"for two audiences":    {claims: set("aud", []string{audience, "x"}), want: reason.DocumentInvalid},
+		"for none":             {claims: set("aud", ""), want: reason.DocumentNotFresh},
+		"of another tenant": {claims: set("iss", "https://sts.windows.net/72f988bf-0000-4000-8000-2d7cd011db48/"),
+			want: reason.AccountNotAllowed},
+		"of a tenant that is other": {claims: set("tid", "72f988bf-0000-4000-8000-2d7cd011db48"),
+			want: reason.AccountNotAllowed},
+		"expired":                  {claims: set("exp", now.Add(-6*time.Minute).Unix()), want: reason.DocumentNotFresh},
+		"not valid yet":            {claims: set("nbf", now.Add(6*time.Minute).Unix()), want: reason.Internal},
+		"without an end":           {claims: set("exp", nil), want: reason.DocumentInvalid},
+		"with an end that is text": {claims: set("exp", "9999999999"), want: reason.DocumentInvalid},
+		"signed by an unknown key": {change: func(w *world) { w.verifier.Identity.Keys = keys{} },
+			want: reason.DocumentUntrusted},
 		"with alg none": {change: func(w *world) {
 			parts := strings.Split(string(w.document.Token), ".")
 			w.document.Token = []byte(base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none"}`)) + "." + parts[1] + ".")
 		}, want: reason.DocumentInvalid},
 		"with alg HS256": {change: func(w *world) {
 			parts := strings.Split(string(w.document.Token), ".")
-			w.document.Token = []byte(base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"HS256","kid":"x"}`)) + "." + parts[1] + "." + parts[2])
+			w.document.Token = []byte(base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"HS256","kid":"x"}`)) +
+				"." + parts[1] + "." + parts[2])
 		}, want: reason.DocumentInvalid},
 	} {
 		t.Run(name, func(t *testing.T) {

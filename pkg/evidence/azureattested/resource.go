@@ -14,7 +14,8 @@ type resource struct {
 
 // String is the resource id, as Azure writes it.
 func (r resource) String() string {
-	return "/subscriptions/" + r.subscription + "/resourceGroups/" + r.group + "/providers/Microsoft.Compute/virtualMachines/" + r.name
+	return "/subscriptions/" + r.subscription + "/resourceGroups/" + r.group +
+		"/providers/Microsoft.Compute/virtualMachines/" + r.name
 }
 
 func (r resource) equal(o resource) bool {
@@ -38,8 +39,10 @@ func parseResourceID(s string) (resource, error) {
 		return resource{}, errors.New("a resource id that is too long")
 	}
 	parts := strings.Split(s, "/")
-	if len(parts) != 9 || parts[0] != "" || !strings.EqualFold(parts[1], "subscriptions") || !strings.EqualFold(parts[3], "resourceGroups") ||
-		!strings.EqualFold(parts[5], "providers") || !strings.EqualFold(parts[6], "Microsoft.Compute") || !strings.EqualFold(parts[7], "virtualMachines") {
+	if len(parts) != 9 || parts[0] != "" || !strings.EqualFold(parts[1], "subscriptions") ||
+		!strings.EqualFold(parts[3], "resourceGroups") ||
+		!strings.EqualFold(parts[5], "providers") || !strings.EqualFold(parts[6], "Microsoft.Compute") ||
+		!strings.EqualFold(parts[7], "virtualMachines") {
 		return resource{}, errors.New("not the resource id of a virtual machine")
 	}
 	subscription, ok := parseGUID(parts[2])

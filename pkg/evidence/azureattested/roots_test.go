@@ -25,7 +25,8 @@ func TestTheDefaultRootsAreThereAndLast(t *testing.T) {
 			t.Errorf("%s ends at %s: in less than 180 days", a, a.Certificate.NotAfter)
 		}
 		// Each leads to a root: a copy from anywhere is as good as the original.
-		if _, err := a.Certificate.Verify(x509.VerifyOptions{Roots: set.Roots(), Intermediates: set.Intermediates(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
+		if _, err := a.Certificate.Verify(x509.VerifyOptions{Roots: set.Roots(), Intermediates: set.Intermediates(),
+			KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
 			t.Errorf("%s: %v", a, err)
 		}
 	}
@@ -50,7 +51,8 @@ func TestTheNewRootIsTheOneThatDigiCertCertified(t *testing.T) {
 	if err := certified.CheckSignatureFrom(digicert); err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(own.RawSubjectPublicKeyInfo, certified.RawSubjectPublicKeyInfo) || !bytes.Equal(own.RawSubject, certified.RawSubject) {
+	if !bytes.Equal(own.RawSubjectPublicKeyInfo, certified.RawSubjectPublicKeyInfo) ||
+		!bytes.Equal(own.RawSubject, certified.RawSubject) {
 		t.Fatal("another name or key")
 	}
 }

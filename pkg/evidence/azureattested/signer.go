@@ -67,7 +67,8 @@ func (v *Verifier) signed(message *cms.SignedData, sent [][]byte, now time.Time)
 		}
 	}
 	if failed == nil {
-		failed = reason.Deny(reason.DocumentInvalid, "no certificate with the signer's issuer and serial number is trusted, or of the key that made the signature")
+		failed = reason.Deny(reason.DocumentInvalid,
+			"no certificate with the signer's issuer and serial number is trusted, or of the key that made the signature")
 	}
 	return nil, "", failed
 }
@@ -86,7 +87,8 @@ func usable(message *cms.SignedData, candidates [][]byte) (signers, authorities 
 			broken++
 		case message.SignedBy(c):
 			if named++; named > maxSigners {
-				return nil, nil, reason.Deny(reason.DocumentInvalid, "more than %d certificates with the signer's issuer and serial number", maxSigners)
+				return nil, nil, reason.Deny(reason.DocumentInvalid,
+					"more than %d certificates with the signer's issuer and serial number", maxSigners)
 			}
 			if _, ok := c.PublicKey.(*rsa.PublicKey); !ok {
 				unfit = errors.New("a key that is not RSA")
@@ -107,7 +109,8 @@ func usable(message *cms.SignedData, candidates [][]byte) (signers, authorities 
 	case unfit != nil:
 		return nil, nil, reason.Wrap(reason.DocumentInvalid, unfit, "the certificate of the signer")
 	}
-	return nil, nil, reason.Deny(reason.DocumentInvalid, "the certificate of the signer is not there; of %d, %d cannot be read", len(candidates), broken)
+	return nil, nil, reason.Deny(reason.DocumentInvalid,
+		"the certificate of the signer is not there; of %d, %d cannot be read", len(candidates), broken)
 }
 
 // admitted are the configured intermediates, and of the authorities that somebody
@@ -127,7 +130,8 @@ func admitted(authorities []*x509.Certificate, roots, intermediates *x509.CertPo
 		var waiting []*x509.Certificate // perhaps for one of the others
 		for _, c := range authorities {
 			// What the chain may be used for, the signer's is asked.
-			_, err := c.Verify(x509.VerifyOptions{Roots: roots, Intermediates: pool, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+			_, err := c.Verify(x509.VerifyOptions{Roots: roots, Intermediates: pool, CurrentTime: now,
+				KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 			if err != nil {
 				waiting = append(waiting, c)
 				continue
@@ -185,7 +189,8 @@ func checkKey(c *x509.Certificate) error {
 func (v *Verifier) trusted(c *x509.Certificate, roots, intermediates *x509.CertPool, now time.Time) (time.Time, error) {
 	switch {
 	case !slices.ContainsFunc(c.DNSNames, v.named):
-		return time.Time{}, reason.Deny(reason.DocumentUntrusted, "the signer's certificate is for %.128q, none of which is below %.128q", c.DNSNames, v.Names)
+		return time.Time{}, reason.Deny(reason.DocumentUntrusted,
+			"the signer's certificate is for %.128q, none of which is below %.128q", c.DNSNames, v.Names)
 	case c.IsCA:
 		return time.Time{}, reason.Deny(reason.DocumentUntrusted, "the signer's certificate is a CA's")
 	case c.KeyUsage != 0 && c.KeyUsage&x509.KeyUsageDigitalSignature == 0:
@@ -197,7 +202,8 @@ func (v *Verifier) trusted(c *x509.Certificate, roots, intermediates *x509.CertP
 		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	})
 	if err != nil {
-		return time.Time{}, reason.Wrap(reason.DocumentUntrusted, err, "the certificate of %.128q, issued by %.128q", c.Subject, c.Issuer)
+		return time.Time{}, reason.Wrap(reason.DocumentUntrusted, err, "the certificate of %.128q, issued by %.128q",
+			c.Subject, c.Issuer)
 	}
 	var until time.Time
 	for _, chain := range found {
@@ -217,7 +223,8 @@ func (v *Verifier) trusted(c *x509.Certificate, roots, intermediates *x509.CertP
 // named reports whether a host is one of Names, or below one.
 func (v *Verifier) named(host string) bool {
 	host = strings.ToLower(host)
-	return slices.ContainsFunc(v.Names, func(name string) bool { return host == name || strings.HasSuffix(host, "."+name) })
+	return slices.ContainsFunc(v.Names,
+		func(name string) bool { return host == name || strings.HasSuffix(host, "."+name) })
 }
 
 // maxChains bounds the memory. Each region of a cloud has a certificate or two.

@@ -33,14 +33,16 @@ import (
 //     verifier's clock: Internal, which is temporary.
 //  9. The subscription is one of ours.
 //  10. Where Identity is set: the token, as [Identity] says.
-func (v *Verifier) Verify(ctx context.Context, d evidence.Document, b evidence.Binding, now time.Time) (evidence.Claim, error) {
+func (v *Verifier) Verify(ctx context.Context, d evidence.Document, b evidence.Binding,
+	now time.Time) (evidence.Claim, error) {
 	switch {
 	case d.Kind != evidence.AzureAttested:
 		return nil, reason.Deny(reason.DocumentInvalid, "a document of kind %s", d.Kind)
 	case len(d.Raw) > MaxDocument:
 		return nil, reason.Deny(reason.DocumentInvalid, "a document of %d bytes; at most %d", len(d.Raw), MaxDocument)
 	case len(d.Certificates) > MaxCertificates:
-		return nil, reason.Deny(reason.DocumentInvalid, "%d certificates with the document; at most %d", len(d.Certificates), MaxCertificates)
+		return nil, reason.Deny(reason.DocumentInvalid, "%d certificates with the document; at most %d", len(d.Certificates),
+			MaxCertificates)
 	}
 	message, err := cms.Parse(d.Raw, cms.Options{SHA256WithRSAAsDigest: true, AttributesOptional: true})
 	if err != nil {
@@ -62,9 +64,12 @@ func (v *Verifier) Verify(ctx context.Context, d evidence.Document, b evidence.B
 	case subtle.ConstantTimeCompare([]byte(doc.nonce), nonce) != 1:
 		return nil, reason.Deny(reason.DocumentNotFresh, "the nonce %.40q is not the transcript's", doc.nonce)
 	case doc.created.After(now.Add(leeway)):
-		return nil, reason.Deny(reason.Internal, "made at %s, which is to come: this clock is not Azure's", doc.created.UTC().Format(time.RFC3339))
+		return nil, reason.Deny(reason.Internal, "made at %s, which is to come: this clock is not Azure's",
+			doc.created.UTC().Format(time.RFC3339))
 	case !now.Before(doc.expires.Add(leeway)):
-		return nil, reason.Deny(reason.Internal, "expired at %s, and was made for this conversation: this clock is not Azure's", doc.expires.UTC().Format(time.RFC3339))
+		return nil, reason.Deny(reason.Internal,
+			"expired at %s, and was made for this conversation: this clock is not Azure's",
+			doc.expires.UTC().Format(time.RFC3339))
 	case !slices.ContainsFunc(v.Subscriptions, func(s string) bool { return strings.EqualFold(s, doc.subscription) }):
 		return nil, reason.Deny(reason.AccountNotAllowed, "subscription %s", doc.subscription)
 	}
@@ -120,8 +125,10 @@ func (c *claim) Confirm(ctx context.Context, candidate evidence.Candidate) (evid
 	case err != nil:
 		return none, reason.Wrap(reason.EvidenceDisagrees, err, "the Machine is no virtual machine of Azure")
 	case r.subscription != c.doc.subscription:
-		return none, reason.Deny(reason.EvidenceDisagrees, "the Machine is in subscription %s, the document is of %s", r.subscription, c.doc.subscription)
-	case len(c.v.ResourceGroups) > 0 && !slices.ContainsFunc(c.v.ResourceGroups, func(g string) bool { return strings.EqualFold(g, r.group) }):
+		return none, reason.Deny(reason.EvidenceDisagrees, "the Machine is in subscription %s, the document is of %s",
+			r.subscription, c.doc.subscription)
+	case len(c.v.ResourceGroups) > 0 &&
+		!slices.ContainsFunc(c.v.ResourceGroups, func(g string) bool { return strings.EqualFold(g, r.group) }):
 		return none, reason.Deny(reason.AccountNotAllowed, "resource group %q", r.group)
 	case c.identity != nil && !c.identity.equal(r):
 		return none, reason.Deny(reason.EvidenceDisagrees, "the token is of %s, the Machine is %s", c.identity, r)
@@ -149,7 +156,8 @@ func (c *claim) Confirm(ctx context.Context, candidate evidence.Candidate) (evid
 	s := c.Statement()
 	s.ProviderID, s.Created = candidate.ProviderID, vm.Created
 	if s.Created.IsZero() {
-		s.Warnings = append(s.Warnings, "Azure does not say when the instance was made: a name that was used before is not noticed")
+		s.Warnings = append(s.Warnings,
+			"Azure does not say when the instance was made: a name that was used before is not noticed")
 	}
 	return s, nil
 }

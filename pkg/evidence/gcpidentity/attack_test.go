@@ -31,7 +31,8 @@ func TestAttack_T08_OnlyGooglesOwnKeysSignIdentityTokens(t *testing.T) {
 		t.Fatal(err)
 	}
 	claims := text(t, w.claims())
-	jwk := `{"kty":"RSA","kid":"mine","alg":"RS256","e":"AQAB","n":"` + base64.RawURLEncoding.EncodeToString(account.N.Bytes()) + `"}`
+	jwk := `{"kty":"RSA","kid":"mine","alg":"RS256","e":"AQAB","n":"` +
+		base64.RawURLEncoding.EncodeToString(account.N.Bytes()) + `"}`
 	b64 := base64.RawURLEncoding.EncodeToString
 	hs256 := func(secret []byte) []byte {
 		signed := b64([]byte(`{"alg":"HS256","kid":"`+kid+`","typ":"JWT"}`)) + "." + b64([]byte(claims))
@@ -53,35 +54,50 @@ func TestAttack_T08_OnlyGooglesOwnKeysSignIdentityTokens(t *testing.T) {
 		token []byte
 		want  reason.Code
 	}{
-		{"a service account's key, with its own kid", sign(t, account, `{"alg":"RS256","kid":"mine","typ":"JWT"}`, claims), reason.DocumentUntrusted},
+		{"a service account's key, with its own kid", sign(t, account, `{"alg":"RS256","kid":"mine","typ":"JWT"}`, claims),
+			reason.DocumentUntrusted},
 		{"a service account's key, with Google's kid", sign(t, account, w.header(), claims), reason.DocumentInvalid},
-		{"a key that the header brings", sign(t, account, `{"alg":"RS256","kid":"`+kid+`","typ":"JWT","jwk":`+jwk+`}`, claims), reason.DocumentInvalid},
-		{"a key that the header points to", sign(t, account, `{"alg":"RS256","kid":"mine","jku":"https://www.googleapis.com/robot/v1/metadata/jwk/a@b.iam.gserviceaccount.com"}`, claims), reason.DocumentInvalid},
-		{"a certificate that the header points to", sign(t, account, `{"alg":"RS256","kid":"mine","x5u":"https://www.googleapis.com/robot/v1/metadata/x509/a@b.iam.gserviceaccount.com"}`, claims), reason.DocumentInvalid},
-		{"a certificate that the header brings", sign(t, google, `{"alg":"RS256","kid":"`+kid+`","x5c":["AAAA"]}`, claims), reason.DocumentInvalid},
-		{"a member to be understood", sign(t, google, `{"alg":"RS256","kid":"`+kid+`","crit":["exp"]}`, claims), reason.DocumentInvalid},
-		{"a payload that is not base64", sign(t, google, `{"alg":"RS256","kid":"`+kid+`","b64":false,"crit":["b64"]}`, claims), reason.DocumentInvalid},
-		{"jku, though Google signed", sign(t, google, `{"alg":"RS256","kid":"`+kid+`","jku":null}`, claims), reason.DocumentInvalid},
+		{"a key that the header brings", sign(t, account, `{"alg":"RS256","kid":"`+kid+`","typ":"JWT","jwk":`+jwk+`}`,
+			claims), reason.DocumentInvalid},
+		{"a key that the header points to", sign(t, account,
+			`{"alg":"RS256","kid":"mine","jku":"https://www.googleapis.com/robot/v1/metadata/jwk/a@b.iam.gserviceaccount.com"}`,
+			claims), reason.DocumentInvalid},
+		{"a certificate that the header points to", sign(t, account,
+			`{"alg":"RS256","kid":"mine","x5u":"https://www.googleapis.com/robot/v1/metadata/x509/a@b.iam.gserviceaccount.com"}`,
+			claims), reason.DocumentInvalid},
+		{"a certificate that the header brings", sign(t, google, `{"alg":"RS256","kid":"`+kid+`","x5c":["AAAA"]}`, claims),
+			reason.DocumentInvalid},
+		{"a member to be understood", sign(t, google, `{"alg":"RS256","kid":"`+kid+`","crit":["exp"]}`, claims),
+			reason.DocumentInvalid},
+		{"a payload that is not base64", sign(t, google, `{"alg":"RS256","kid":"`+kid+`","b64":false,"crit":["b64"]}`,
+			claims), reason.DocumentInvalid},
+		{"jku, though Google signed", sign(t, google, `{"alg":"RS256","kid":"`+kid+`","jku":null}`, claims),
+			reason.DocumentInvalid},
 		{"no kid", sign(t, google, `{"alg":"RS256","typ":"JWT"}`, claims), reason.DocumentInvalid},
 		{"an empty kid", sign(t, google, `{"alg":"RS256","kid":"","typ":"JWT"}`, claims), reason.DocumentInvalid},
 		{"a kid that is a number", sign(t, google, `{"alg":"RS256","kid":1,"typ":"JWT"}`, claims), reason.DocumentInvalid},
-		{"a kid with a line break", sign(t, google, `{"alg":"RS256","kid":"a\nb","typ":"JWT"}`, claims), reason.DocumentInvalid},
+		{"a kid with a line break", sign(t, google, `{"alg":"RS256","kid":"a\nb","typ":"JWT"}`, claims),
+			reason.DocumentInvalid},
 		{"two kids", sign(t, google, `{"alg":"RS256","kid":"mine","kid":"`+kid+`"}`, claims), reason.DocumentInvalid},
 		{"alg none", sign(t, nil, `{"alg":"none","kid":"`+kid+`","typ":"JWT"}`, claims), reason.DocumentInvalid},
-		{"alg none, with a signature", sign(t, google, `{"alg":"none","kid":"`+kid+`","typ":"JWT"}`, claims), reason.DocumentInvalid},
+		{"alg none, with a signature", sign(t, google, `{"alg":"none","kid":"`+kid+`","typ":"JWT"}`, claims),
+			reason.DocumentInvalid},
 		{"RS256 without a signature", sign(t, nil, w.header(), claims), reason.DocumentInvalid},
 		{"alg HS256 with the modulus as secret", hs256(google.N.Bytes()), reason.DocumentInvalid},
 		{"alg HS256 with the public key in DER as secret", hs256(spki), reason.DocumentInvalid},
-		{"alg HS256 with the public key in PEM as secret", hs256(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: spki})), reason.DocumentInvalid},
+		{"alg HS256 with the public key in PEM as secret",
+			hs256(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: spki})), reason.DocumentInvalid},
 		{"alg rs256", sign(t, google, `{"alg":"rs256","kid":"`+kid+`","typ":"JWT"}`, claims), reason.DocumentInvalid},
 		{"alg PS256", sign(t, google, `{"alg":"PS256","kid":"`+kid+`","typ":"JWT"}`, claims), reason.DocumentInvalid},
 		{"alg RS512", sign(t, google, `{"alg":"RS512","kid":"`+kid+`","typ":"JWT"}`, claims), reason.DocumentInvalid},
 		{"no alg", sign(t, google, `{"kid":"`+kid+`","typ":"JWT"}`, claims), reason.DocumentInvalid},
 		{"a second alg", sign(t, google, `{"alg":"none","alg":"RS256","kid":"`+kid+`"}`, claims), reason.DocumentInvalid},
-		{"another type of token", sign(t, google, `{"alg":"RS256","kid":"`+kid+`","typ":"at+jwt"}`, claims), reason.DocumentInvalid},
+		{"another type of token", sign(t, google, `{"alg":"RS256","kid":"`+kid+`","typ":"at+jwt"}`, claims),
+			reason.DocumentInvalid},
 		{"a header that is an array", sign(t, google, `["RS256"]`, claims), reason.DocumentInvalid},
 		{"a header that is null", sign(t, google, `null`, claims), reason.DocumentInvalid},
-		{"the JSON serialisation", []byte(`{"payload":"` + parts[1] + `","protected":"` + parts[0] + `","signature":"` + parts[2] + `"}`), reason.DocumentInvalid},
+		{"the JSON serialisation", []byte(`{"payload":"` + parts[1] + `","protected":"` + parts[0] + `","signature":"` +
+			parts[2] + `"}`), reason.DocumentInvalid},
 		{"two signatures", []byte(honest + "." + parts[2]), reason.DocumentInvalid},
 		{"an encrypted token's five parts", []byte(honest + ".AAAA.AAAA"), reason.DocumentInvalid},
 		{"padding", []byte(honest + "=="), reason.DocumentInvalid},
@@ -139,10 +155,14 @@ func TestAttack_T08_ClaimsThatAreNotAnInstances(t *testing.T) {
 		{"an end that is a text", set("exp", "1795000000"), reason.DocumentInvalid},
 		{"an end that is no whole number", set("exp", 1.8e18), reason.DocumentInvalid},
 		{"no beginning", set("iat", nil), reason.DocumentInvalid},
-		{"an ID token of the service account, as IAM gives out for any audience", func(c map[string]any) { delete(c, "google") }, reason.DocumentInvalid},
-		{"one that names the organisation", func(c map[string]any) { c["google"] = map[string]any{"organization_number": 1} }, reason.DocumentInvalid},
-		{"claims of the instance at the top", func(c map[string]any) { c["compute_engine"] = engine(c); delete(c, "google") }, reason.DocumentInvalid},
-		{"claims of the instance in another spelling", func(c map[string]any) { c["Google"] = c["google"]; delete(c, "google") }, reason.DocumentInvalid},
+		{"an ID token of the service account, as IAM gives out for any audience",
+			func(c map[string]any) { delete(c, "google") }, reason.DocumentInvalid},
+		{"one that names the organisation", func(c map[string]any) { c["google"] = map[string]any{"organization_number": 1} },
+			reason.DocumentInvalid},
+		{"claims of the instance at the top", func(c map[string]any) { c["compute_engine"] = engine(c); delete(c, "google") },
+			reason.DocumentInvalid},
+		{"claims of the instance in another spelling",
+			func(c map[string]any) { c["Google"] = c["google"]; delete(c, "google") }, reason.DocumentInvalid},
 		{"no project", ofEngine("project_id", nil), reason.DocumentInvalid},
 		{"no project number", ofEngine("project_number", nil), reason.DocumentInvalid},
 		{"no zone", ofEngine("zone", nil), reason.DocumentInvalid},
@@ -174,12 +194,14 @@ func TestAttack_T08_NoClaimHasTwoValues(t *testing.T) {
 	_, key := w.cloud.SigningKey()
 	claims := text(t, w.claims())
 	for name, payload := range map[string]string{
-		"a second issuer":                   `{"iss":"https://x.example",` + claims[1:],
-		"a second audience":                 `{"aud":"https://x.example",` + claims[1:],
-		"a second audience, escaped":        `{"\u0061ud":"https://x.example",` + claims[1:],
-		"a second google":                   `{"google":{},` + claims[1:],
-		"a second compute_engine":           strings.Replace(claims, `"google":{`, `"google":{"compute_engine":{"project_id":"x"},`, 1),
-		"a second instance id":              strings.Replace(claims, `"compute_engine":{`, `"compute_engine":{"instance_id":"1",`, 1),
+		"a second issuer":            `{"iss":"https://x.example",` + claims[1:],
+		"a second audience":          `{"aud":"https://x.example",` + claims[1:],
+		"a second audience, escaped": `{"\u0061ud":"https://x.example",` + claims[1:],
+		"a second google":            `{"google":{},` + claims[1:],
+		"a second compute_engine": strings.Replace(claims, `"google":{`,
+			`"google":{"compute_engine":{"project_id":"x"},`, 1),
+		"a second instance id": strings.Replace(claims, `"compute_engine":{`,
+			`"compute_engine":{"instance_id":"1",`, 1),
 		"a second claim that means nothing": `{"x":1,"x":2,` + claims[1:],
 		"something after the object":        claims + `{}`,
 		"a byte after the object":           claims + "\x00",
@@ -245,19 +267,24 @@ func TestAttack_T09_ATokenForAnotherClusterOrConnection(t *testing.T) {
 	other := sha256.Sum256([]byte("another conversation"))
 	var zero [32]byte
 	for name, audience := range map[string]string{
-		"another cluster":                gcpidentity.Audience("https://api-int.other.example:22623", binding.Transcript),
-		"another port":                   gcpidentity.Audience("https://api-int.demo.example:22624", binding.Transcript),
-		"another conversation":           gcpidentity.Audience(binding.Origin, other),
-		"no conversation":                binding.Origin + "/mcs-attest/v1/",
-		"zeroes":                         gcpidentity.Audience(binding.Origin, zero),
-		"the origin alone":               binding.Origin,
-		"the transcript in hexadecimal":  binding.Origin + "/mcs-attest/v1/" + strings.ToLower(base64.StdEncoding.EncodeToString(binding.Transcript[:])),
-		"the transcript with its pad":    binding.Origin + "/mcs-attest/v1/" + base64.URLEncoding.EncodeToString(binding.Transcript[:]),
-		"another tool's audience":        "https://vault/role",
-		"half of the transcript":         gcpidentity.Audience(binding.Origin, binding.Transcript)[:len(binding.Origin)+len("/mcs-attest/v1/")+22],
-		"a query after it":               gcpidentity.Audience(binding.Origin, binding.Transcript) + "?x",
-		"the origin in capitals":         strings.ToUpper(binding.Origin) + strings.TrimPrefix(gcpidentity.Audience(binding.Origin, binding.Transcript), binding.Origin),
-		"the next version of the format": strings.Replace(gcpidentity.Audience(binding.Origin, binding.Transcript), "/v1/", "/v2/", 1),
+		"another cluster":      gcpidentity.Audience("https://api-int.other.example:22623", binding.Transcript),
+		"another port":         gcpidentity.Audience("https://api-int.demo.example:22624", binding.Transcript),
+		"another conversation": gcpidentity.Audience(binding.Origin, other),
+		"no conversation":      binding.Origin + "/mcs-attest/v1/",
+		"zeroes":               gcpidentity.Audience(binding.Origin, zero),
+		"the origin alone":     binding.Origin,
+		"the transcript in hexadecimal": binding.Origin + "/mcs-attest/v1/" +
+			strings.ToLower(base64.StdEncoding.EncodeToString(binding.Transcript[:])),
+		"the transcript with its pad": binding.Origin + "/mcs-attest/v1/" +
+			base64.URLEncoding.EncodeToString(binding.Transcript[:]),
+		"another tool's audience": "https://vault/role",
+		"half of the transcript": gcpidentity.Audience(binding.Origin,
+			binding.Transcript)[:len(binding.Origin)+len("/mcs-attest/v1/")+22],
+		"a query after it": gcpidentity.Audience(binding.Origin, binding.Transcript) + "?x",
+		"the origin in capitals": strings.ToUpper(binding.Origin) + strings.TrimPrefix(
+			gcpidentity.Audience(binding.Origin, binding.Transcript), binding.Origin),
+		"the next version of the format": strings.Replace(gcpidentity.Audience(binding.Origin, binding.Transcript), "/v1/",
+			"/v2/", 1),
 	} {
 		t.Run(name, func(t *testing.T) {
 			token, err := w.cloud.IdentityToken(w.instance.ID, audience)
@@ -273,7 +300,8 @@ func TestAttack_T09_ATokenForAnotherClusterOrConnection(t *testing.T) {
 		"in another conversation": {Transcript: other, Origin: binding.Origin},
 		"at another cluster":      {Transcript: binding.Transcript, Origin: "https://api-int.other.example:22623"},
 	} {
-		if _, err := w.verifier.Verify(t.Context(), evidence.Document{Raw: token}, b, today); reason.From(err).Code != reason.DocumentNotFresh {
+		if _, err := w.verifier.Verify(t.Context(), evidence.Document{Raw: token},
+			b, today); reason.From(err).Code != reason.DocumentNotFresh {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -325,7 +353,8 @@ func TestAttack_T16_LargeAndDeepTokens(t *testing.T) {
 	}{
 		{"64 MiB of letters", []byte(strings.Repeat("A", 64<<20))},
 		{"64 MiB of dots", []byte(strings.Repeat(".", 64<<20))},
-		{"a genuine token above the limit", sign(t, key, w.header(), `{"x":"`+strings.Repeat("a", gcpidentity.MaxSize)+`",`+claims[1:])},
+		{"a genuine token above the limit",
+			sign(t, key, w.header(), `{"x":"`+strings.Repeat("a", gcpidentity.MaxSize)+`",`+claims[1:])},
 		{"a deep header above the limit", sign(t, key, `{"x":`+deep(2000)+`,`+w.header()[1:], claims)},
 		{"a deep header without alg", sign(t, key, `{"x":`+deep(500)+`}`, claims)},
 		{"a kid of 129 bytes", sign(t, key, `{"alg":"RS256","kid":"`+strings.Repeat("a", 129)+`"}`, claims)},
@@ -350,7 +379,8 @@ func TestADocumentHasNothingBesidesItsToken(t *testing.T) {
 		"a certificate":  {Raw: w.honest(t), Certificates: [][]byte{{1}}},
 		"a second token": {Raw: w.honest(t), Token: []byte("x")},
 	} {
-		if _, err := w.verifier.Verify(t.Context(), d, binding, today); reason.From(err) == nil || reason.From(err).Code != reason.DocumentInvalid {
+		if _, err := w.verifier.Verify(t.Context(), d, binding, today); reason.From(err) == nil ||
+			reason.From(err).Code != reason.DocumentInvalid {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -57,13 +57,15 @@ func FuzzToken(f *testing.F) {
 		if err != nil {
 			return // it also looks at members that mean nothing to us
 		}
-		if jws.Signatures[0].Header.KeyID != ours.kid || jws.Signatures[0].Header.JSONWebKey != nil || !bytes.Equal(jws.UnsafePayloadWithoutVerification(), ours.payload) {
+		if jws.Signatures[0].Header.KeyID != ours.kid || jws.Signatures[0].Header.JSONWebKey != nil ||
+			!bytes.Equal(jws.UnsafePayloadWithoutVerification(), ours.payload) {
 			t.Fatalf("read in two ways: %q, %+v", ours.kid, jws.Signatures[0].Header)
 		}
 		if key := keys[ours.kid]; key != nil {
 			digest := sha256.Sum256(ours.signed)
 			_, theirs := jws.Verify(key)
-			if mine := rsa.VerifyPKCS1v15(key, crypto.SHA256, digest[:], ours.signature); (mine == nil) != (theirs == nil) || mine == nil && !bytes.Equal(raw, genuine) {
+			if mine := rsa.VerifyPKCS1v15(key, crypto.SHA256, digest[:], ours.signature); (mine == nil) != (theirs == nil) ||
+				mine == nil && !bytes.Equal(raw, genuine) {
 				t.Fatalf("signature: %v, go-jose says %v", mine, theirs)
 			}
 		}
@@ -90,10 +92,12 @@ func FuzzClaims(f *testing.F) {
 		}
 		s := c.statement()
 		rest, ok := strings.CutPrefix(s.ProviderID, "gce://")
-		if parts := strings.Split(rest, "/"); !ok || len(parts) != 3 || parts[0] != c.Engine.ProjectID || parts[2] != c.Engine.InstanceName {
+		if parts := strings.Split(rest, "/"); !ok || len(parts) != 3 || parts[0] != c.Engine.ProjectID ||
+			parts[2] != c.Engine.InstanceName {
 			t.Fatalf("provider ID %q", s.ProviderID)
 		}
-		if id, err := strconv.ParseUint(strings.TrimPrefix(s.InstanceID, "gcp:"), 10, 64); err != nil || "gcp:"+strconv.FormatUint(id, 10) != s.InstanceID {
+		if id, err := strconv.ParseUint(strings.TrimPrefix(s.InstanceID, "gcp:"), 10, 64); err != nil ||
+			"gcp:"+strconv.FormatUint(id, 10) != s.InstanceID {
 			t.Fatalf("instance ID %q", s.InstanceID)
 		}
 		if s.Created.Year() > 9999 || !gojson.Valid(raw) {
@@ -138,7 +142,8 @@ func FuzzKeySet(f *testing.F) {
 			return
 		}
 		for kid, key := range set {
-			if key.N.BitLen() < minRSABits || key.N.BitLen() > maxRSABits || key.E != 65537 || new(big.Int).And(key.N, big.NewInt(1)).Sign() == 0 {
+			if key.N.BitLen() < minRSABits || key.N.BitLen() > maxRSABits || key.E != 65537 ||
+				new(big.Int).And(key.N, big.NewInt(1)).Sign() == 0 {
 				t.Fatalf("key %q: %v", kid, key)
 			}
 			found := other.Key(kid)

@@ -98,9 +98,11 @@ func Audience(origin string, transcript [32]byte) string {
 //     or younger than it, that is the verifier's clock: Internal, which is temporary.
 //  8. Each claim of google.compute_engine has its form (DocumentInvalid).
 //  9. The project, and the zone if Zones has any, are allowed (AccountNotAllowed).
-func (v *Verifier) Verify(ctx context.Context, d evidence.Document, b evidence.Binding, now time.Time) (evidence.Claim, error) {
+func (v *Verifier) Verify(ctx context.Context, d evidence.Document, b evidence.Binding,
+	now time.Time) (evidence.Claim, error) {
 	if len(d.Certificates) > 0 || len(d.Token) > 0 {
-		return nil, reason.Deny(reason.DocumentInvalid, "%d certificates and %d bytes of a second token with a kind that has neither", len(d.Certificates), len(d.Token))
+		return nil, reason.Deny(reason.DocumentInvalid,
+			"%d certificates and %d bytes of a second token with a kind that has neither", len(d.Certificates), len(d.Token))
 	}
 	t, err := split(d.Raw)
 	if err != nil {
@@ -131,7 +133,8 @@ func (v *Verifier) Verify(ctx context.Context, d evidence.Document, b evidence.B
 		return nil, reason.Deny(reason.DocumentNotFresh, "identity token ended at %s", ends.UTC().Format(time.RFC3339))
 	}
 	if issued := time.Unix(c.IssuedAt, 0); issued.After(now.Add(Leeway)) {
-		return nil, reason.Deny(reason.Internal, "identity token was issued at %s, in the future: this clock is not Google's", issued.UTC().Format(time.RFC3339))
+		return nil, reason.Deny(reason.Internal, "identity token was issued at %s, in the future: this clock is not Google's",
+			issued.UTC().Format(time.RFC3339))
 	}
 	if err := c.check(); err != nil {
 		return nil, reason.Wrap(reason.DocumentInvalid, err, "identity token: claims")
@@ -197,7 +200,8 @@ func (c claim) Statement() evidence.Statement { return evidence.Statement(c) }
 // both times and the id that the Machine had before; Created and InstanceID are for that.
 func (c claim) Confirm(_ context.Context, candidate evidence.Candidate) (evidence.Statement, error) {
 	if candidate.ProviderID != c.ProviderID {
-		return evidence.Statement{}, reason.Deny(reason.EvidenceDisagrees, "identity token of %q, not of %.300q", c.ProviderID, candidate.ProviderID)
+		return evidence.Statement{}, reason.Deny(reason.EvidenceDisagrees, "identity token of %q, not of %.300q",
+			c.ProviderID, candidate.ProviderID)
 	}
 	return evidence.Statement(c), nil
 }

@@ -25,7 +25,8 @@ import (
 var (
 	today   = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	created = today.Add(-90 * time.Second)
-	binding = evidence.Binding{Transcript: sha256.Sum256([]byte("this conversation")), Origin: "https://api-int.demo.example:22623"}
+	binding = evidence.Binding{Transcript: sha256.Sum256([]byte("this conversation")),
+		Origin: "https://api-int.demo.example:22623"}
 )
 
 // world is an emulated cloud with one instance, and a verifier that knows its keys.
@@ -60,13 +61,15 @@ func worldOf(t testing.TB, makeCloud func() (*gcp.Cloud, error)) world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	id := cloud.Add(gcp.Instance{Project: "demo-1", Zone: "europe-west1-b", Name: "worker-a", ID: 2875949485074006138, Created: created})
+	id := cloud.Add(gcp.Instance{Project: "demo-1", Zone: "europe-west1-b", Name: "worker-a", ID: 2875949485074006138,
+		Created: created})
 	instance, _ := cloud.Instance(id)
 	keys, err := gcpidentity.ParseKeySet(cloud.Keys())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return world{cloud, instance, &gcpidentity.Verifier{Keys: keys, Projects: []string{"other", "demo-1"}, Zones: []string{"europe-west1-b"}}}
+	return world{cloud, instance, &gcpidentity.Verifier{Keys: keys, Projects: []string{"other", "demo-1"},
+		Zones: []string{"europe-west1-b"}}}
 }
 
 // claims are those of an honest token.
@@ -150,11 +153,13 @@ func TestAnHonestTokenSaysWhichInstanceItIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if statement.Kind != evidence.GCPIdentity || statement.ProviderID != "gce://demo-1/europe-west1-b/worker-a" ||
-		statement.InstanceID != "gcp:2875949485074006138" || !statement.Created.Equal(created) || !statement.Bound || len(statement.Warnings) != 0 {
+		statement.InstanceID != "gcp:2875949485074006138" || !statement.Created.Equal(created) || !statement.Bound ||
+		len(statement.Warnings) != 0 {
 		t.Errorf("statement %+v", statement)
 	}
 	want := map[string]string{
-		"project": "demo-1", "projectNumber": "123456789012", "zone": "europe-west1-b", "instance": "worker-a", "instanceID": "2875949485074006138",
+		"project": "demo-1", "projectNumber": "123456789012", "zone": "europe-west1-b", "instance": "worker-a",
+		"instanceID":     "2875949485074006138",
 		"serviceAccount": "123456789012-compute@developer.gserviceaccount.com", "confidential": "true",
 	}
 	if !maps.Equal(statement.Summary, want) {
@@ -171,11 +176,16 @@ func TestATokenIsAcceptedInEveryFormThatGoogleMayGiveIt(t *testing.T) {
 	kid, _ := w.cloud.SigningKey()
 	for name, token := range map[string][]byte{
 		"without typ": sign(t, key, `{"alg":"RS256","kid":"`+kid+`"}`, text(t, w.claims())),
-		"with a header member that means nothing": sign(t, key, `{"alg":"RS256","kid":"`+kid+`","typ":"JWT","x5t":"AAAA"}`, text(t, w.claims())),
-		"with licences":                         w.with(t, change(w.claims(), func(c map[string]any) { engine(c)["license_id"] = []string{"1000204"} })),
-		"without e-mail":                        w.with(t, change(w.claims(), func(c map[string]any) { delete(c, "email"); delete(c, "email_verified") })),
-		"of a clock that is five minutes ahead": w.with(t, change(w.claims(), func(c map[string]any) { c["iat"] = today.Unix() + 300 })),
-		"with claims that are new":              w.with(t, change(w.claims(), func(c map[string]any) { c["nonce"] = map[string]any{"deep": []int{1}} })),
+		"with a header member that means nothing": sign(t, key, `{"alg":"RS256","kid":"`+kid+`","typ":"JWT","x5t":"AAAA"}`,
+			text(t, w.claims())),
+		"with licences": w.with(t,
+			change(w.claims(), func(c map[string]any) { engine(c)["license_id"] = []string{"1000204"} })),
+		"without e-mail": w.with(t,
+			change(w.claims(), func(c map[string]any) { delete(c, "email"); delete(c, "email_verified") })),
+		"of a clock that is five minutes ahead": w.with(t,
+			change(w.claims(), func(c map[string]any) { c["iat"] = today.Unix() + 300 })),
+		"with claims that are new": w.with(t,
+			change(w.claims(), func(c map[string]any) { c["nonce"] = map[string]any{"deep": []int{1}} })),
 	} {
 		if _, err := w.verify(t.Context(), token); err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -190,7 +200,8 @@ func TestATokenIsAcceptedInEveryFormThatGoogleMayGiveIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.verifier.Keys = keys
-	for name, token := range map[string][]byte{"signed with the key before": before, "signed with the new key": w.honest(t)} {
+	for name, token := range map[string][]byte{"signed with the key before": before,
+		"signed with the new key": w.honest(t)} {
 		if _, err := w.verify(t.Context(), token); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -200,7 +211,8 @@ func TestATokenIsAcceptedInEveryFormThatGoogleMayGiveIt(t *testing.T) {
 func TestOldProjectsHaveADomain(t *testing.T) {
 	w := newWorld(t)
 	w.verifier.Projects = []string{"example.com:demo-1"}
-	claim, err := w.verify(t.Context(), w.with(t, change(w.claims(), func(c map[string]any) { engine(c)["project_id"] = "example.com:demo-1" })))
+	claim, err := w.verify(t.Context(),
+		w.with(t, change(w.claims(), func(c map[string]any) { engine(c)["project_id"] = "example.com:demo-1" })))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +250,8 @@ func TestAGenuineTokenOfGooglesIsRefusedForItsAudienceAlone(t *testing.T) {
 		altered := []byte(string(token))
 		altered[i] ^= 1
 		v.Keys = keys
-		if _, err := v.Verify(t.Context(), evidence.Document{Raw: altered}, binding, then); reason.From(err).Code == reason.DocumentNotFresh {
+		if _, err := v.Verify(t.Context(), evidence.Document{Raw: altered}, binding,
+			then); reason.From(err).Code == reason.DocumentNotFresh {
 			t.Fatalf("with byte %d altered its signature still verifies", i)
 		}
 	}
@@ -268,11 +281,13 @@ func TestConfirmKnowsTheInstanceThatWasNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, other := range []string{
-		"", "gce://demo-1/europe-west1-b/worker-b", "gce://demo-1/europe-west1-c/worker-a", "gce://demo-2/europe-west1-b/worker-a",
+		"", "gce://demo-1/europe-west1-b/worker-b", "gce://demo-1/europe-west1-c/worker-a",
+		"gce://demo-2/europe-west1-b/worker-a",
 		"gce://demo-1/europe-west1-b/worker-a/", "GCE://demo-1/europe-west1-b/worker-a", "gce:///europe-west1-b/worker-a",
 		"gce://demo-1/europe-west1-b/" + strconv.FormatUint(w.instance.ID, 10),
 	} {
-		if s, err := claim.Confirm(t.Context(), evidence.Candidate{ProviderID: other}); reason.From(err) == nil || reason.From(err).Code != reason.EvidenceDisagrees {
+		if s, err := claim.Confirm(t.Context(), evidence.Candidate{ProviderID: other}); reason.From(err) == nil ||
+			reason.From(err).Code != reason.EvidenceDisagrees {
 			t.Errorf("%q: %+v, %v", other, s, err)
 		}
 	}

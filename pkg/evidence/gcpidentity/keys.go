@@ -209,14 +209,16 @@ func ParseKeys(file string, raw []byte) (*StaticKeys, error) {
 		line := lineOf(raw, e.offset)
 		switch {
 		case errors.Is(e.fault, errPrivate):
-			return nil, fault(line, "a private or symmetric key", "only Google's public keys belong here; remove it, and replace it if others could read this file")
+			return nil, fault(line, "a private or symmetric key",
+				"only Google's public keys belong here; remove it, and replace it if others could read this file")
 		case e.fault != nil:
 			return nil, fault(line, "not a key that signs identity tokens: "+e.fault.Error(), copyAgain)
 		case slices.ContainsFunc(s.all, func(k StaticKey) bool { return k.ID == e.ID }):
 			return nil, fault(line, fmt.Sprintf("kid %q is there twice", e.ID), copyAgain)
 		}
 		provenance := []rune(strings.ToValidUTF8(source, "?"))
-		s.all = append(s.all, StaticKey{ID: e.ID, Key: e.key, File: file, Line: line, Provenance: string(provenance[:min(len(provenance), 1000)])})
+		s.all = append(s.all, StaticKey{ID: e.ID, Key: e.key, File: file, Line: line,
+			Provenance: string(provenance[:min(len(provenance), 1000)])})
 	}
 	return s, nil
 }
@@ -233,7 +235,8 @@ func JoinKeys(sets ...*StaticKeys) (*StaticKeys, error) {
 				joined.all = append(joined.all, k)
 			case !joined.all[i].Key.Equal(k.Key):
 				o := joined.all[i]
-				return nil, &anchors.Error{File: k.File, Line: k.Line, What: fmt.Sprintf("another key than in %s:%d has the kid %q", o.File, o.Line, k.ID), Want: "keep the one that Google publishes"}
+				return nil, &anchors.Error{File: k.File, Line: k.Line, What: fmt.Sprintf("another key than in %s:%d has the kid %q",
+					o.File, o.Line, k.ID), Want: "keep the one that Google publishes"}
 			}
 		}
 	}
@@ -260,7 +263,8 @@ func (s *StaticKeys) Key(_ context.Context, kid string) (crypto.PublicKey, error
 			return all[i].Key, nil
 		}
 	}
-	return nil, reason.Deny(reason.ProviderUnavailable, "key %.128q is none of the %d in google-keys/: put Google's new key set there, the answer of https://www.googleapis.com/oauth2/v3/certs", kid, len(all))
+	return nil, reason.Deny(reason.ProviderUnavailable, "key %.128q is none of the %d in google-keys/: put Google's "+
+		"new key set there, the answer of https://www.googleapis.com/oauth2/v3/certs", kid, len(all))
 }
 
 func lineOf(raw []byte, offset int64) int {

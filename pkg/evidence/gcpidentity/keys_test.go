@@ -39,7 +39,8 @@ func TestAKeySetIsReadAsGooglePublishesIt(t *testing.T) {
 	if key, err := set.Key(t.Context(), kid); err != nil || !private.PublicKey.Equal(key) {
 		t.Errorf("%v, %v", key, err)
 	}
-	if _, err := set.Key(t.Context(), "other"); reason.From(err) == nil || reason.From(err).Code != reason.DocumentUntrusted {
+	if _, err := set.Key(t.Context(), "other"); reason.From(err) == nil ||
+		reason.From(err).Code != reason.DocumentUntrusted {
 		t.Errorf("%v", err)
 	}
 	// What is for something else is left out.
@@ -48,7 +49,8 @@ func TestAKeySetIsReadAsGooglePublishesIt(t *testing.T) {
 		strings.Replace(jwk("b", ""), "RS256", "PS256", 1), strings.Replace(jwk("b", ""), `"sig"`, `"enc"`, 1),
 		strings.Replace(jwk("b", ""), "AQAB", "AQ", 1), strings.Replace(jwk("b", ""), modulus(2048), modulus(1024), 1),
 		strings.Replace(jwk("b", ""), modulus(2048), modulus(16384), 1), strings.Replace(jwk("b", ""), modulus(2048), "=", 1),
-		strings.Replace(jwk("b", ""), `"b"`, `""`, 1), strings.Replace(jwk("b", ""), `"kid"`, `"KID"`, 1), `{"kty":"RSA",` + jwk("b", "")[1:],
+		strings.Replace(jwk("b", ""), `"b"`, `""`, 1), strings.Replace(jwk("b", ""), `"kid"`, `"KID"`, 1),
+		`{"kty":"RSA",` + jwk("b", "")[1:],
 	} {
 		set, err := gcpidentity.ParseKeySet([]byte(`{"keys":[` + other + `,` + jwk("a", "") + `]}`))
 		if err != nil || len(set) != 1 || set["a"] == nil {
@@ -89,22 +91,28 @@ func TestAKeySetIsRefusedWhole(t *testing.T) {
 }
 
 func TestAnOperatorsFileSaysWhatIsWrongAndWhere(t *testing.T) {
-	two := "{\n  \"provenance\": \"taken by Ann on 2026-11-20\",\n  \"keys\": [\n    " + jwk("a", "") + ",\n    " + jwk("b", "") + "\n  ]\n}\n"
+	two := "{\n  \"provenance\": \"taken by Ann on 2026-11-20\",\n  \"keys\": [\n    " + jwk("a", "") + ",\n    " +
+		jwk("b", "") + "\n  ]\n}\n"
 	s, err := gcpidentity.ParseKeys("google-keys/2026.json", []byte(two))
 	if err != nil {
 		t.Fatal(err)
 	}
 	all := s.All()
-	if len(all) != 2 || all[1].ID != "b" || all[1].Line != 5 || all[1].File != "google-keys/2026.json" || all[1].Provenance != "taken by Ann on 2026-11-20" {
+	if len(all) != 2 || all[1].ID != "b" || all[1].Line != 5 || all[1].File != "google-keys/2026.json" ||
+		all[1].Provenance != "taken by Ann on 2026-11-20" {
 		t.Errorf("%+v", all)
 	}
 	for _, c := range []struct{ name, raw, want string }{
-		{"a curve", strings.Replace(two, jwk("b", ""), `{"kty":"EC","kid":"b"}`, 1), `f.json:5: not a key that signs identity tokens: kty "EC", want RSA`},
-		{"a private key", strings.Replace(two, jwk("b", ""), jwk("b", `,"d":"AAAA"`), 1), `f.json:5: a private or symmetric key; only Google's public keys belong here`},
+		{"a curve", strings.Replace(two, jwk("b", ""), `{"kty":"EC","kid":"b"}`, 1),
+			`f.json:5: not a key that signs identity tokens: kty "EC", want RSA`},
+		{"a private key", strings.Replace(two, jwk("b", ""), jwk("b", `,"d":"AAAA"`), 1),
+			`f.json:5: a private or symmetric key; only Google's public keys belong here`},
 		{"a kid twice", strings.Replace(two, `"b"`, `"a"`, 1), `f.json:5: kid "a" is there twice`},
 		{"a bracket too few", strings.Replace(two, "]", "", 1), `f.json:7: not a set of keys`},
-		{"RSA of 1024 bits", strings.Replace(two, modulus(2048), modulus(1024), 1), `f.json:4: not a key that signs identity tokens: RSA of 1024 bits`},
-		{"certificates", `{"a":"-----BEGIN CERTIFICATE-----"}`, `f.json: not a set of keys: no member "keys"; the answer of https://www.googleapis.com/oauth2/v3/certs, unchanged`},
+		{"RSA of 1024 bits", strings.Replace(two, modulus(2048), modulus(1024), 1),
+			`f.json:4: not a key that signs identity tokens: RSA of 1024 bits`},
+		{"certificates", `{"a":"-----BEGIN CERTIFICATE-----"}`,
+			`f.json: not a set of keys: no member "keys"; the answer of https://www.googleapis.com/oauth2/v3/certs, unchanged`},
 		{"no key", `{"keys":[]}`, `f.json: no key in it`},
 	} {
 		_, err := gcpidentity.ParseKeys("f.json", []byte(c.raw))
@@ -133,13 +141,15 @@ func TestFilesOfKeysAreJoined(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := parse("c.json", `{"keys":[`+strings.Replace(jwk("a", ""), modulus(2048), base64.RawURLEncoding.EncodeToString(other.N.Bytes()), 1)+`]}`)
+	c := parse("c.json", `{"keys":[`+strings.Replace(jwk("a", ""), modulus(2048),
+		base64.RawURLEncoding.EncodeToString(other.N.Bytes()), 1)+`]}`)
 	var fault *anchors.Error
 	if _, err := gcpidentity.JoinKeys(a, c); !errors.As(err, &fault) || fault.File != "c.json" || fault.Line != 1 {
 		t.Errorf("%v", err)
 	}
 	var none *gcpidentity.StaticKeys
-	if _, err := none.Key(t.Context(), "a"); reason.From(err) == nil || reason.From(err).Code != reason.ProviderUnavailable || none.All() != nil {
+	if _, err := none.Key(t.Context(), "a"); reason.From(err) == nil ||
+		reason.From(err).Code != reason.ProviderUnavailable || none.All() != nil {
 		t.Errorf("of no set: %v", err)
 	}
 }

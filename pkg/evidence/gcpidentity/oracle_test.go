@@ -22,7 +22,8 @@ import (
 type published []byte
 
 func (p published) RoundTrip(r *http.Request) (*http.Response, error) {
-	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(bytes.NewReader(p)), Request: r}, nil
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(bytes.NewReader(p)),
+		Request: r}, nil
 }
 
 // What Google's own library and go-jose accept of what this package refuses
@@ -40,7 +41,8 @@ func TestWhatOtherLibrariesAccept(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := world{cloud, instance, &gcpidentity.Verifier{Keys: keys, Projects: []string{"demo-1"}}}
-	validator, err := idtoken.NewValidator(t.Context(), option.WithHTTPClient(&http.Client{Transport: published(cloud.Keys())}))
+	validator, err := idtoken.NewValidator(t.Context(),
+		option.WithHTTPClient(&http.Client{Transport: published(cloud.Keys())}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,14 +59,18 @@ func TestWhatOtherLibrariesAccept(t *testing.T) {
 		ours, google, jose bool
 	}{
 		{"the honest token", honest, true, true, true},
-		{"another issuer", w.with(t, change(w.claims(), func(c map[string]any) { c["iss"] = "https://x.example" })), false, true, true},
-		{"a service account's ID token", w.with(t, change(w.claims(), func(c map[string]any) { delete(c, "google") })), false, true, true},
+		{"another issuer", w.with(t, change(w.claims(), func(c map[string]any) { c["iss"] = "https://x.example" })), false,
+			true, true},
+		{"a service account's ID token", w.with(t, change(w.claims(), func(c map[string]any) { delete(c, "google") })), false,
+			true, true},
 		{"a claim twice", sign(t, key, w.header(), `{"iss":"https://x.example",`+claims[1:]), false, true, true},
 		{"another spelling of the signature", respelt, false, true, true},
-		{"a key in the header", sign(t, key, `{"alg":"RS256","kid":"`+kid+`","jwk":{"kty":"RSA","n":"AQAB","e":"AQAB"}}`, claims), false, true, true},
+		{"a key in the header", sign(t, key, `{"alg":"RS256","kid":"`+kid+`","jwk":{"kty":"RSA","n":"AQAB","e":"AQAB"}}`,
+			claims), false, true, true},
 	} {
 		_, ours := w.verifierAt(t, c.token, time.Now())
-		_, google := validator.Validate(t.Context(), string(c.token), gcpidentity.Audience(binding.Origin, binding.Transcript))
+		_, google := validator.Validate(t.Context(), string(c.token),
+			gcpidentity.Audience(binding.Origin, binding.Transcript))
 		jws, parsed := jose.ParseSignedCompact(string(c.token), []jose.SignatureAlgorithm{jose.RS256})
 		theirs := parsed
 		if parsed == nil {
@@ -77,7 +83,8 @@ func TestWhatOtherLibrariesAccept(t *testing.T) {
 	var twice struct {
 		Issuer string `json:"iss"`
 	}
-	if err := json.Unmarshal([]byte(`{"iss":"https://x.example",`+claims[1:]), &twice); err != nil || twice.Issuer != gcpidentity.Issuer {
+	if err := json.Unmarshal([]byte(`{"iss":"https://x.example",`+claims[1:]), &twice); err != nil ||
+		twice.Issuer != gcpidentity.Issuer {
 		t.Errorf("the standard library takes %q, %v", twice.Issuer, err)
 	}
 }

@@ -142,15 +142,20 @@ func (e AKCertificateEndorser) instance(leaf *x509.Certificate, chains [][]*x509
 	if value == nil {
 		return nil, nil
 	}
-	if !slices.ContainsFunc(chains, func(chain []*x509.Certificate) bool { return e.GCE[sha256.Sum256(chain[len(chain)-1].Raw)] }) {
-		return nil, reason.Deny(reason.EKUntrusted, "the AK certificate by %q names an instance of Compute Engine, and its root is not said to vouch for any", leaf.Issuer)
+	if !slices.ContainsFunc(chains, func(chain []*x509.Certificate) bool {
+		return e.GCE[sha256.Sum256(chain[len(chain)-1].Raw)]
+	}) {
+		return nil, reason.Deny(reason.EKUntrusted,
+			"the AK certificate by %q names an instance of Compute Engine, and its root is not said to vouch for any",
+			leaf.Issuer)
 	}
 	instance, err := parseGCEInstance(value)
 	if err != nil {
 		return nil, reason.Wrap(reason.EKCertificateInvalid, err, "AK certificate: instance of Compute Engine")
 	}
 	if !instance.production {
-		return nil, reason.Deny(reason.EKUntrusted, "the AK certificate is for %s, which Google does not call an instance of production", instance.providerID())
+		return nil, reason.Deny(reason.EKUntrusted,
+			"the AK certificate is for %s, which Google does not call an instance of production", instance.providerID())
 	}
 	return instance, nil
 }

@@ -62,7 +62,8 @@ func (g gceName) encode(t testing.TB) []byte {
 
 func gceExtension(t testing.TB, change func(*gceName)) pkix.Extension {
 	t.Helper()
-	g := gceName{zone: "europe-west3-b", project: "project-1", name: "worker-0", number: 995081019036, id: 6524697943022743941, properties: properties(true)}
+	g := gceName{zone: "europe-west3-b", project: "project-1", name: "worker-0", number: 995081019036,
+		id: 6524697943022743941, properties: properties(true)}
 	if change != nil {
 		change(&g)
 	}
@@ -93,13 +94,17 @@ func TestGCEInstanceExtension(t *testing.T) {
 		{"as Google writes it", nil, 0},
 		{"a project of a domain", func(g *gceName) { g.project = "example.com:project-1" }, 0},
 		{"isProduction alone", func(g *gceName) { g.properties = list(production) }, 0},
-		{"a property that is not known yet", func(g *gceName) { g.properties = list(production, field(9, boolean(true))) }, 0},
+		{"a property that is not known yet", func(g *gceName) { g.properties = list(production, field(9, boolean(true))) },
+			0},
 		{"not of production", func(g *gceName) { g.properties = properties(false) }, reason.EKUntrusted},
 		{"no properties", func(g *gceName) { g.properties = nil }, reason.EKUntrusted},
 		{"no isProduction", func(g *gceName) { g.properties = list(field(2, boolean(true))) }, reason.EKUntrusted},
 		{"isProduction twice", func(g *gceName) { g.properties = list(production, production) }, reason.EKCertificateInvalid},
-		{"isProduction after a later one", func(g *gceName) { g.properties = list(field(2, boolean(true)), production) }, reason.EKCertificateInvalid},
-		{"isProduction that is a number", func(g *gceName) { g.properties = list(field(1, func(b *cryptobyte.Builder) { b.AddASN1Int64(1) })) }, reason.EKCertificateInvalid},
+		{"isProduction after a later one", func(g *gceName) { g.properties = list(field(2, boolean(true)), production) },
+			reason.EKCertificateInvalid},
+		{"isProduction that is a number", func(g *gceName) {
+			g.properties = list(field(1, func(b *cryptobyte.Builder) { b.AddASN1Int64(1) }))
+		}, reason.EKCertificateInvalid},
 		{"isProduction in BER", func(g *gceName) {
 			g.properties = list(field(1, func(b *cryptobyte.Builder) { b.AddBytes([]byte{1, 1, 1}) }))
 		}, reason.EKCertificateInvalid},
@@ -119,7 +124,8 @@ func TestGCEInstanceExtension(t *testing.T) {
 			g.properties = func(b *cryptobyte.Builder) { inner(b); inner(b) }
 		}, reason.EKCertificateInvalid},
 		{"no zone", func(g *gceName) { g.zone = "" }, reason.EKCertificateInvalid},
-		{"a zone that reaches into the name", func(g *gceName) { g.zone, g.name = "europe-west3-b/worker-0", "x" }, reason.EKCertificateInvalid},
+		{"a zone that reaches into the name", func(g *gceName) { g.zone, g.name = "europe-west3-b/worker-0", "x" },
+			reason.EKCertificateInvalid},
 		{"a name that climbs", func(g *gceName) { g.name = "../worker-1" }, reason.EKCertificateInvalid},
 		{"a name in capitals", func(g *gceName) { g.name = "Worker-0" }, reason.EKCertificateInvalid},
 		{"a name that is not UTF-8", func(g *gceName) { g.name = "worker\xff" }, reason.EKCertificateInvalid},
@@ -131,7 +137,9 @@ func TestGCEInstanceExtension(t *testing.T) {
 		{"project number 0", func(g *gceName) { g.number = 0 }, reason.EKCertificateInvalid},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			chain := p.issue(t, func(cert *x509.Certificate) { cert.ExtraExtensions = []pkix.Extension{gceExtension(t, c.change)} })
+			chain := p.issue(t, func(cert *x509.Certificate) {
+				cert.ExtraExtensions = []pkix.Extension{gceExtension(t, c.change)}
+			})
 			_, err := p.endorse(t, chain)
 			if c.want != 0 {
 				denied(t, err, c.want)
@@ -145,7 +153,8 @@ func TestGCEInstanceExtension(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		template.ExtraExtensions = []pkix.Extension{gceExtension(t, nil), gceExtension(t, func(g *gceName) { g.name = "worker-1" })}
+		template.ExtraExtensions = []pkix.Extension{gceExtension(t, nil),
+			gceExtension(t, func(g *gceName) { g.name = "worker-1" })}
 		leaf, err := x509.CreateCertificate(rand.Reader, template, p.intermediate.cert, &p.key.PublicKey, p.intermediate.key)
 		if err != nil {
 			t.Fatal(err)

@@ -69,12 +69,14 @@ func TestPublishedAKCertificates(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cert := published(t, c.name)
-			id := tpm2.Identity{EK: mustEK(t, capture(t, "ek-p256.pub")), AK: akOf(t, cert.PublicKey), AKCertificates: [][]byte{cert.Raw}}
+			id := tpm2.Identity{EK: mustEK(t, capture(t, "ek-p256.pub")), AK: akOf(t, cert.PublicKey),
+				AKCertificates: [][]byte{cert.Raw}}
 			got, err := endorser.Endorse(t.Context(), id, today)
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := tpm2.Endorsement{Kind: tpm2.AKCertificate, ProviderID: c.providerID, InstanceID: c.instanceID, AKSHA256: sha256.Sum256(cert.RawSubjectPublicKeyInfo)}
+			want := tpm2.Endorsement{Kind: tpm2.AKCertificate, ProviderID: c.providerID, InstanceID: c.instanceID,
+				AKSHA256: sha256.Sum256(cert.RawSubjectPublicKeyInfo)}
 			if *got != want {
 				t.Errorf("%+v, want %+v", got, want)
 			}
@@ -92,7 +94,8 @@ func TestPublishedAKCertificates(t *testing.T) {
 	}
 	t.Run("the EK certificate of the same machine is no AK's", func(t *testing.T) {
 		cert := published(t, "gce-ek")
-		_, err := endorser.Endorse(t.Context(), tpm2.Identity{AK: akOf(t, cert.PublicKey), AKCertificates: [][]byte{cert.Raw}}, today)
+		_, err := endorser.Endorse(t.Context(),
+			tpm2.Identity{AK: akOf(t, cert.PublicKey), AKCertificates: [][]byte{cert.Raw}}, today)
 		denied(t, err, reason.EKCertificateInvalid)
 	})
 }
@@ -118,7 +121,8 @@ func TestDefaultAKRootsLastForAWhile(t *testing.T) {
 			t.Errorf("%s: vouches for instances of Compute Engine: %t", a, marked)
 		}
 		// Each intermediate is signed by one of the roots, or by what they signed.
-		if _, err := a.Certificate.Verify(x509.VerifyOptions{Roots: set.Roots(), Intermediates: set.Intermediates(), CurrentTime: today, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
+		if _, err := a.Certificate.Verify(x509.VerifyOptions{Roots: set.Roots(), Intermediates: set.Intermediates(),
+			CurrentTime: today, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
 			t.Errorf("%s: %v", a, err)
 		}
 	}
@@ -148,7 +152,8 @@ func (p *platform) endorser(t testing.TB, gce bool) tpm2.AKCertificateEndorser {
 	if gce {
 		text += "# " + tpm2.VouchesForGCE + "\n"
 	}
-	all, err := trust.Parse("ak-roots/test.pem", append([]byte(text), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.root.cert.Raw})...))
+	all, err := trust.Parse("ak-roots/test.pem",
+		append([]byte(text), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.root.cert.Raw})...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,17 +192,25 @@ func TestAKCertificates(t *testing.T) {
 		{"with tcg-kp-AIKCertificate, as Microsoft issues it", func(c *x509.Certificate) {
 			c.UnknownExtKeyUsage = []asn1.ObjectIdentifier{{1, 3, 6, 1, 4, 1, 311, 10, 3, 12}, aik}
 		}, 0},
-		{"for a server", func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }, reason.EKCertificateInvalid},
-		{"for an EK", func(c *x509.Certificate) { c.UnknownExtKeyUsage = []asn1.ObjectIdentifier{{2, 23, 133, 8, 1}} }, reason.EKCertificateInvalid},
-		{"whose key may only encrypt", func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyEncipherment }, reason.EKCertificateInvalid},
+		{"for a server", func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} },
+			reason.EKCertificateInvalid},
+		{"for an EK", func(c *x509.Certificate) { c.UnknownExtKeyUsage = []asn1.ObjectIdentifier{{2, 23, 133, 8, 1}} },
+			reason.EKCertificateInvalid},
+		{"whose key may only encrypt", func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyEncipherment },
+			reason.EKCertificateInvalid},
 		{"without a key usage", func(c *x509.Certificate) { c.KeyUsage = 0 }, reason.EKCertificateInvalid},
 		{"of an authority", func(c *x509.Certificate) { c.IsCA = true }, reason.EKCertificateInvalid},
-		{"whose key may sign certificates", func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCertSign; c.IsCA = true }, reason.EKCertificateInvalid},
-		{"that ended yesterday", func(c *x509.Certificate) { c.NotAfter = today.AddDate(0, 0, -1) }, reason.EKCertificateInvalid},
-		{"that begins in four minutes: clocks differ", func(c *x509.Certificate) { c.NotBefore = today.Add(4 * time.Minute) }, 0},
-		{"that begins in an hour", func(c *x509.Certificate) { c.NotBefore = today.Add(time.Hour) }, reason.EKCertificateInvalid},
+		{"whose key may sign certificates", func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCertSign; c.IsCA = true },
+			reason.EKCertificateInvalid},
+		{"that ended yesterday", func(c *x509.Certificate) { c.NotAfter = today.AddDate(0, 0, -1) },
+			reason.EKCertificateInvalid},
+		{"that begins in four minutes: clocks differ",
+			func(c *x509.Certificate) { c.NotBefore = today.Add(4 * time.Minute) }, 0},
+		{"that begins in an hour", func(c *x509.Certificate) { c.NotBefore = today.Add(time.Hour) },
+			reason.EKCertificateInvalid},
 		{"with an unknown critical extension", func(c *x509.Certificate) {
-			c.ExtraExtensions = append(c.ExtraExtensions, pkix.Extension{Id: asn1.ObjectIdentifier{1, 2, 3}, Critical: true, Value: []byte{5, 0}})
+			c.ExtraExtensions = append(c.ExtraExtensions,
+				pkix.Extension{Id: asn1.ObjectIdentifier{1, 2, 3}, Critical: true, Value: []byte{5, 0}})
 		}, reason.EKUntrusted},
 	} {
 		t.Run("a certificate "+c.name, func(t *testing.T) {
@@ -209,7 +222,8 @@ func TestAKCertificates(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if e.EKSHA256 != ([32]byte{}) || e.AKSHA256 != p.ak.SPKIHash() || e.ProviderID != "gce://project-1/europe-west3-b/worker-0" || e.InstanceID != "gcp:6524697943022743941" {
+			if e.EKSHA256 != ([32]byte{}) || e.AKSHA256 != p.ak.SPKIHash() ||
+				e.ProviderID != "gce://project-1/europe-west3-b/worker-0" || e.InstanceID != "gcp:6524697943022743941" {
 				t.Errorf("%+v", e)
 			}
 		})
@@ -246,7 +260,8 @@ func TestAKCertificates(t *testing.T) {
 		}
 		cert.ExtraExtensions = cert.Extensions
 		chain := [][]byte{sign(t, cert, p.intermediate, &key.PublicKey).Raw, p.intermediate.cert.Raw}
-		if _, err := p.endorser(t, true).Endorse(t.Context(), tpm2.Identity{AK: akOf(t, &key.PublicKey), AKCertificates: chain}, today); err != nil {
+		if _, err := p.endorser(t, true).Endorse(t.Context(),
+			tpm2.Identity{AK: akOf(t, &key.PublicKey), AKCertificates: chain}, today); err != nil {
 			t.Error(err)
 		}
 	})
@@ -262,10 +277,12 @@ func TestAttack_T21_AKCertificateOfAnotherAK(t *testing.T) {
 	denied(t, err, reason.EKCertificateInvalid)
 	// A certificate for the attacker's AK by an authority of his own, with the
 	// genuine ones as candidates.
-	_, err = p.endorser(t, true).Endorse(t.Context(), tpm2.Identity{AK: neighbour.ak, AKCertificates: append(neighbour.issue(t, nil), chain...)}, today)
+	_, err = p.endorser(t, true).Endorse(t.Context(),
+		tpm2.Identity{AK: neighbour.ak, AKCertificates: append(neighbour.issue(t, nil), chain...)}, today)
 	denied(t, err, reason.EKUntrusted)
 	// His own authority as a candidate for an intermediate, and even as a root.
-	_, err = p.endorser(t, true).Endorse(t.Context(), tpm2.Identity{AK: neighbour.ak, AKCertificates: append(neighbour.issue(t, nil), neighbour.root.cert.Raw)}, today)
+	_, err = p.endorser(t, true).Endorse(t.Context(),
+		tpm2.Identity{AK: neighbour.ak, AKCertificates: append(neighbour.issue(t, nil), neighbour.root.cert.Raw)}, today)
 	denied(t, err, reason.EKUntrusted)
 }
 
@@ -287,7 +304,8 @@ func TestAttack_T21_InstanceNamedByAnAuthorityOfAnotherCloud(t *testing.T) {
 		t.Errorf("%+v, %v", e, err)
 	}
 	// The mark before an intermediate means nothing.
-	all, err := trust.Parse("f", append([]byte("# "+tpm2.VouchesForGCE+"\n"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.intermediate.cert.Raw})...))
+	all, err := trust.Parse("f", append([]byte("# "+tpm2.VouchesForGCE+"\n"),
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.intermediate.cert.Raw})...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -308,7 +326,8 @@ func TestAttack_T16_AKCertificateChainsThatCostTooMuch(t *testing.T) {
 	}
 	small := authorityWithKey(t, "small", weak, &weak.PublicKey, p.root, nil)
 	for name, chain := range map[string][][]byte{
-		"nine certificates":            append(chain[:2:2], chain[1], chain[1], chain[1], chain[1], chain[1], chain[1], chain[1]),
+		"nine certificates": append(chain[:2:2], chain[1], chain[1], chain[1], chain[1], chain[1], chain[1],
+			chain[1]),
 		"a certificate of over 16 KiB": {chain[0], make([]byte, tpm2.MaxAKCertificateSize+1)},
 		"bytes after the leaf":         {append(append([]byte{}, chain[0]...), 0), chain[1]},
 		"a leaf that is padded":        {append(append([]byte{}, chain[0]...), make([]byte, 100)...), chain[1]},
@@ -329,7 +348,8 @@ func TestAKCertificateIsNotMalleable(t *testing.T) {
 	leaf := chain[0]
 	endorser := p.endorser(t, true)
 	try := func(what string, at int, changed []byte) {
-		if e, err := endorser.Endorse(t.Context(), tpm2.Identity{AK: p.ak, AKCertificates: [][]byte{changed, chain[1]}}, today); err == nil {
+		if e, err := endorser.Endorse(t.Context(), tpm2.Identity{AK: p.ak, AKCertificates: [][]byte{changed, chain[1]}},
+			today); err == nil {
 			t.Errorf("%s at %d: %+v", what, at, e)
 		}
 	}

@@ -41,7 +41,8 @@ func TestAttack_T20_AKThatIsNotAnAttestationKey(t *testing.T) {
 	}
 	point := func(x, y []byte) func(*tpm.TPMTPublic) {
 		return func(p *tpm.TPMTPublic) {
-			p.Unique = tpm.NewTPMUPublicID(tpm.TPMAlgECC, &tpm.TPMSECCPoint{X: tpm.TPM2BECCParameter{Buffer: x}, Y: tpm.TPM2BECCParameter{Buffer: y}})
+			p.Unique = tpm.NewTPMUPublicID(tpm.TPMAlgECC,
+				&tpm.TPMSECCPoint{X: tpm.TPM2BECCParameter{Buffer: x}, Y: tpm.TPM2BECCParameter{Buffer: y}})
 		}
 	}
 	xy, err := key.PublicKey.Bytes()
@@ -57,41 +58,57 @@ func TestAttack_T20_AKThatIsNotAnAttestationKey(t *testing.T) {
 		"imported: not made in the TPM":           attribute(func(a *tpm.TPMAObject) { a.SensitiveDataOrigin = false }),
 		"does not sign":                           attribute(func(a *tpm.TPMAObject) { a.SignEncrypt = false }),
 		"decrypts":                                attribute(func(a *tpm.TPMAObject) { a.Decrypt = true }),
-		"decrypts instead":                        attribute(func(a *tpm.TPMAObject) { a.Decrypt, a.SignEncrypt = true, false }),
-		"with encrypted duplication":              attribute(func(a *tpm.TPMAObject) { a.EncryptedDuplication = true }),
-		"cleared at every start":                  attribute(func(a *tpm.TPMAObject) { a.STClear = true }),
-		"signs X.509 certificates":                attribute(func(a *tpm.TPMAObject) { a.X509Sign = true }),
-		"name algorithm SHA-1":                    func(p *tpm.TPMTPublic) { p.NameAlg = tpm.TPMAlgSHA1 },
-		"name algorithm SHA-512":                  func(p *tpm.TPMTPublic) { p.NameAlg = tpm.TPMAlgSHA512 },
-		"no name algorithm":                       func(p *tpm.TPMTPublic) { p.NameAlg = tpm.TPMAlgNull },
-		"policy digest of a wrong size":           func(p *tpm.TPMTPublic) { p.AuthPolicy.Buffer = make([]byte, 20) },
-		"NULL scheme":                             parameters(func(p *tpm.TPMSECCParms) { p.Scheme = tpm.TPMTECCScheme{Scheme: tpm.TPMAlgNull} }),
-		"signatures with SHA-1":                   parameters(func(p *tpm.TPMSECCParms) { p.Scheme = ecdsaScheme(tpm.TPMAlgSHA1) }),
-		"a storage key's symmetric algorithm":     parameters(func(p *tpm.TPMSECCParms) { p.Symmetric = aesCFB(128) }),
-		"curve P-224":                             parameters(func(p *tpm.TPMSECCParms) { p.CurveID = tpm.TPMECCNistP224 }),
-		"curve BN P-256":                          parameters(func(p *tpm.TPMSECCParms) { p.CurveID = tpm.TPMECCBNP256 }),
-		"point of another curve":                  parameters(func(p *tpm.TPMSECCParms) { p.CurveID = tpm.TPMECCNistP384 }),
-		"key derivation scheme":                   parameters(func(p *tpm.TPMSECCParms) { p.KDF = kdf() }),
-		"point off its curve":                     point(x, x),
-		"point at infinity":                       point(nil, nil),
-		"point with x beyond the field":           point(bytes.Repeat([]byte{0xFF}, 32), y),
-		"coordinate with a byte too many":         point(append([]byte{0}, x...), y),
-		"keyed hash object":                       func(p *tpm.TPMTPublic) { *p = keyedHash() },
-		"symmetric object":                        func(p *tpm.TPMTPublic) { *p = symmetricCipher() },
-		"RSA-1024":                                func(p *tpm.TPMTPublic) { *p = rsaPublic(1024, 65537, nil) },
+		"decrypts instead": attribute(func(a *tpm.TPMAObject) {
+			a.Decrypt, a.SignEncrypt = true, false
+		}),
+		"with encrypted duplication":    attribute(func(a *tpm.TPMAObject) { a.EncryptedDuplication = true }),
+		"cleared at every start":        attribute(func(a *tpm.TPMAObject) { a.STClear = true }),
+		"signs X.509 certificates":      attribute(func(a *tpm.TPMAObject) { a.X509Sign = true }),
+		"name algorithm SHA-1":          func(p *tpm.TPMTPublic) { p.NameAlg = tpm.TPMAlgSHA1 },
+		"name algorithm SHA-512":        func(p *tpm.TPMTPublic) { p.NameAlg = tpm.TPMAlgSHA512 },
+		"no name algorithm":             func(p *tpm.TPMTPublic) { p.NameAlg = tpm.TPMAlgNull },
+		"policy digest of a wrong size": func(p *tpm.TPMTPublic) { p.AuthPolicy.Buffer = make([]byte, 20) },
+		"NULL scheme": parameters(func(p *tpm.TPMSECCParms) {
+			p.Scheme = tpm.TPMTECCScheme{Scheme: tpm.TPMAlgNull}
+		}),
+		"signatures with SHA-1": parameters(func(p *tpm.TPMSECCParms) {
+			p.Scheme = ecdsaScheme(tpm.TPMAlgSHA1)
+		}),
+		"a storage key's symmetric algorithm": parameters(func(p *tpm.TPMSECCParms) { p.Symmetric = aesCFB(128) }),
+		"curve P-224":                         parameters(func(p *tpm.TPMSECCParms) { p.CurveID = tpm.TPMECCNistP224 }),
+		"curve BN P-256":                      parameters(func(p *tpm.TPMSECCParms) { p.CurveID = tpm.TPMECCBNP256 }),
+		"point of another curve":              parameters(func(p *tpm.TPMSECCParms) { p.CurveID = tpm.TPMECCNistP384 }),
+		"key derivation scheme":               parameters(func(p *tpm.TPMSECCParms) { p.KDF = kdf() }),
+		"point off its curve":                 point(x, x),
+		"point at infinity":                   point(nil, nil),
+		"point with x beyond the field":       point(bytes.Repeat([]byte{0xFF}, 32), y),
+		"coordinate with a byte too many":     point(append([]byte{0}, x...), y),
+		"keyed hash object":                   func(p *tpm.TPMTPublic) { *p = keyedHash() },
+		"symmetric object":                    func(p *tpm.TPMTPublic) { *p = symmetricCipher() },
+		"RSA-1024":                            func(p *tpm.TPMTPublic) { *p = rsaPublic(1024, 65537, nil) },
 		"RSA-16384": func(p *tpm.TPMTPublic) {
 			*p = rsaPublic(4096, 65537, func(n []byte) []byte { return make([]byte, 2048) })
 		},
-		"RSA with exponent 3":                func(p *tpm.TPMTPublic) { *p = rsaPublic(2048, 3, nil) },
-		"RSA with exponent 1":                func(p *tpm.TPMTPublic) { *p = rsaPublic(2048, 1, nil) },
-		"RSA with an even modulus":           func(p *tpm.TPMTPublic) { *p = rsaPublic(2048, 0, func(n []byte) []byte { n[255] &^= 1; return n }) },
-		"RSA with a modulus one bit short":   func(p *tpm.TPMTPublic) { *p = rsaPublic(2048, 0, func(n []byte) []byte { n[0] &= 0x7F; return n }) },
-		"RSA with a modulus of another size": func(p *tpm.TPMTPublic) { *p = rsaPublic(2048, 0, func(n []byte) []byte { return n[:128] }) },
+		"RSA with exponent 3": func(p *tpm.TPMTPublic) { *p = rsaPublic(2048, 3, nil) },
+		"RSA with exponent 1": func(p *tpm.TPMTPublic) { *p = rsaPublic(2048, 1, nil) },
+		"RSA with an even modulus": func(p *tpm.TPMTPublic) {
+			*p = rsaPublic(2048, 0, func(n []byte) []byte { n[255] &^= 1; return n })
+		},
+		"RSA with a modulus one bit short": func(p *tpm.TPMTPublic) {
+			*p = rsaPublic(2048, 0, func(n []byte) []byte { n[0] &= 0x7F; return n })
+		},
+		"RSA with a modulus of another size": func(p *tpm.TPMTPublic) {
+			*p = rsaPublic(2048, 0, func(n []byte) []byte { return n[:128] })
+		},
 		"RSA-3072 that says 2048": func(p *tpm.TPMTPublic) {
 			*p = rsaPublic(2048, 0, func(n []byte) []byte { return append(n, n[:128]...) })
 		},
-		"RSA with the ROCA weakness":                func(p *tpm.TPMTPublic) { *p = rsaPublic(2048, 0, func([]byte) []byte { return rocaModulus(t) }) },
-		"nothing but a type (an empty public area)": func(p *tpm.TPMTPublic) { *p = tpm.TPMTPublic{Type: tpm.TPMAlgECC, NameAlg: tpm.TPMAlgSHA256} },
+		"RSA with the ROCA weakness": func(p *tpm.TPMTPublic) {
+			*p = rsaPublic(2048, 0, func([]byte) []byte { return rocaModulus(t) })
+		},
+		"nothing but a type (an empty public area)": func(p *tpm.TPMTPublic) {
+			*p = tpm.TPMTPublic{Type: tpm.TPMAlgECC, NameAlg: tpm.TPMAlgSHA256}
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			changed := honest
@@ -155,11 +172,13 @@ func TestAttack_T20_SoftwareAK(t *testing.T) {
 	if _, err := d.activate(ek, genuine, blob, encrypted); !errors.Is(err, tpm.TPMRCIntegrity) {
 		t.Errorf("with the TPM's own AK: %v, want TPM_RC_INTEGRITY", err)
 	}
-	loaded, err := tpm.LoadExternal{InPublic: tpm.BytesAs2B[tpm.TPMTPublic](f.akPublic), Hierarchy: tpm.TPMRHNull}.Execute(d.tpm)
+	loaded, err := tpm.LoadExternal{InPublic: tpm.BytesAs2B[tpm.TPMTPublic](f.akPublic),
+		Hierarchy: tpm.TPMRHNull}.Execute(d.tpm)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.activate(ek, &object{loaded.ObjectHandle, loaded.Name, f.akPublic}, blob, encrypted); !errors.Is(err, tpm.TPMRCAuthUnavailable) {
+	if _, err := d.activate(ek, &object{loaded.ObjectHandle, loaded.Name, f.akPublic}, blob, encrypted); !errors.Is(err,
+		tpm.TPMRCAuthUnavailable) {
 		t.Errorf("with the public part loaded: %v, want TPM_RC_AUTH_UNAVAILABLE", err)
 	}
 	// So the node can sign the transcript but not know the secret.
@@ -180,7 +199,8 @@ func TestAttack_T20_AKOfAnotherHierarchy(t *testing.T) {
 		t.Fatalf("the honest variant: %v", err)
 	}
 	d.flush(ak)
-	for name, hierarchy := range map[string]tpm.TPMHandle{"owner": tpm.TPMRHOwner, "null": tpm.TPMRHNull, "platform": tpm.TPMRHPlatform} {
+	for name, hierarchy := range map[string]tpm.TPMHandle{"owner": tpm.TPMRHOwner, "null": tpm.TPMRHNull,
+		"platform": tpm.TPMRHPlatform} {
 		ak := d.primary(hierarchy, akTemplates[agentAK])
 		_, err := d.converse(ek, ak, tpm.TPMAlgSHA256, []int{11}, name).verify()
 		denied(t, err, reason.QuoteInvalid)

@@ -30,14 +30,16 @@ func TestAttack_T22_QuoteOverOtherPCRs(t *testing.T) {
 		selection tpm.TPMLPCRSelection
 		values    [][]byte
 	}{
-		"over no bank at all":      {tpm.TPMLPCRSelection{}, nil},
-		"over no PCR of the bank":  {selected(sha256Bank), nil},
-		"over one PCR fewer":       {selected(sha256Bank, quotedPCRs[1:]...), c.evidence.PCRValues[1:]},
-		"over one PCR more":        {selected(sha256Bank, append([]int{10}, quotedPCRs...)...), append(d.pcrs(sha256Bank, 10), c.evidence.PCRValues...)},
-		"over another PCR":         {selected(sha256Bank, 0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 16), c.evidence.PCRValues},
-		"over another bank":        {selected(sha384Bank, quotedPCRs...), d.pcrs(sha384Bank, quotedPCRs...)},
-		"over a second bank too":   {two, c.evidence.PCRValues},
-		"the same bank twice":      {tpm.TPMLPCRSelection{PCRSelections: append(selected(sha256Bank, 0).PCRSelections, selected(sha256Bank, quotedPCRs...).PCRSelections...)}, c.evidence.PCRValues},
+		"over no bank at all":     {tpm.TPMLPCRSelection{}, nil},
+		"over no PCR of the bank": {selected(sha256Bank), nil},
+		"over one PCR fewer":      {selected(sha256Bank, quotedPCRs[1:]...), c.evidence.PCRValues[1:]},
+		"over one PCR more": {selected(sha256Bank, append([]int{10}, quotedPCRs...)...),
+			append(d.pcrs(sha256Bank, 10), c.evidence.PCRValues...)},
+		"over another PCR":       {selected(sha256Bank, 0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 16), c.evidence.PCRValues},
+		"over another bank":      {selected(sha384Bank, quotedPCRs...), d.pcrs(sha384Bank, quotedPCRs...)},
+		"over a second bank too": {two, c.evidence.PCRValues},
+		"the same bank twice": {tpm.TPMLPCRSelection{PCRSelections: append(selected(sha256Bank, 0).PCRSelections,
+			selected(sha256Bank, quotedPCRs...).PCRSelections...)}, c.evidence.PCRValues},
 		"over the resettable ones": {selected(sha256Bank, 16, 23), d.pcrs(sha256Bank, 16, 23)},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -70,10 +72,13 @@ func TestAttack_T22_QuoteOverAnUnallocatedBank(t *testing.T) {
 		}
 		hash := transcript.Fields{Nonce: []byte("unallocated")}.Hash()
 		attest, signature := d.quote(ak, hash[:], selected(bank, 11))
-		for _, values := range [][][]byte{nil, {make([]byte, map[tpm.TPMAlgID]int{tpm.TPMAlgSHA256: 32, tpm.TPMAlgSHA384: 48}[bank])}} {
+		for _, values := range [][][]byte{nil,
+			{make([]byte, map[tpm.TPMAlgID]int{tpm.TPMAlgSHA256: 32, tpm.TPMAlgSHA384: 48}[bank])}} {
 			_, err := tpm2.VerifyQuote(
-				tpm2.Challenge{EK: mustEK(t, ek.public), AK: mustAK(t, ak.public), Secret: secret.New(make([]byte, 32)), Bank: uint16(bank), PCRs: []int{11}, Transcript: hash},
-				tpm2.Evidence{Quote: attest, Signature: signature, Activation: transcript.Activation(make([]byte, 32), hash), PCRValues: values},
+				tpm2.Challenge{EK: mustEK(t, ek.public), AK: mustAK(t, ak.public), Secret: secret.New(make([]byte, 32)),
+					Bank: uint16(bank), PCRs: []int{11}, Transcript: hash},
+				tpm2.Evidence{Quote: attest, Signature: signature, Activation: transcript.Activation(make([]byte, 32), hash),
+					PCRValues: values},
 			)
 			denied(t, err, reason.PCRSelection)
 		}
@@ -91,7 +96,8 @@ func TestAttack_T23_StatementOfAnotherType(t *testing.T) {
 	scheme := tpm.TPMTSigScheme{Scheme: tpm.TPMAlgNull}
 
 	t.Run("a certification of the AK by itself", func(t *testing.T) {
-		rsp, err := tpm.Certify{ObjectHandle: signer, SignHandle: signer, QualifyingData: extra, InScheme: scheme}.Execute(d.tpm)
+		rsp, err := tpm.Certify{ObjectHandle: signer, SignHandle: signer, QualifyingData: extra,
+			InScheme: scheme}.Execute(d.tpm)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -126,29 +132,38 @@ func TestAttack_T23_StatementWithOneWrongField(t *testing.T) {
 		change func(*statement)
 		want   reason.Code
 	}{
-		"not made by a TPM (magic)":          {func(s *statement) { s.magic = 0xFF544346 }, reason.QuoteInvalid},
-		"certify":                            {func(s *statement) { s.typ = 0x8017 }, reason.QuoteInvalid},
-		"time":                               {func(s *statement) { s.typ = 0x8019 }, reason.QuoteInvalid},
-		"creation":                           {func(s *statement) { s.typ = 0x801A }, reason.QuoteInvalid},
-		"NV":                                 {func(s *statement) { s.typ = 0x8014 }, reason.QuoteInvalid},
-		"trailing byte":                      {func(s *statement) { s.tail = []byte{0} }, reason.QuoteInvalid},
-		"a flag that is neither yes nor no":  {func(s *statement) { s.safe = 2 }, reason.QuoteInvalid},
-		"no extra data":                      {func(s *statement) { s.extraData = nil }, reason.QuoteNotFresh},
-		"extra data that only begins well":   {func(s *statement) { s.extraData = append(bytes.Clone(s.extraData), 0) }, reason.QuoteNotFresh},
-		"extra data cut short":               {func(s *statement) { s.extraData = s.extraData[:31] }, reason.QuoteNotFresh},
-		"extra data of another conversation": {func(s *statement) { s.extraData = make([]byte, 32) }, reason.QuoteNotFresh},
-		"no qualified signer":                {func(s *statement) { s.qualifiedSigner = nil }, reason.QuoteInvalid},
+		"not made by a TPM (magic)":         {func(s *statement) { s.magic = 0xFF544346 }, reason.QuoteInvalid},
+		"certify":                           {func(s *statement) { s.typ = 0x8017 }, reason.QuoteInvalid},
+		"time":                              {func(s *statement) { s.typ = 0x8019 }, reason.QuoteInvalid},
+		"creation":                          {func(s *statement) { s.typ = 0x801A }, reason.QuoteInvalid},
+		"NV":                                {func(s *statement) { s.typ = 0x8014 }, reason.QuoteInvalid},
+		"trailing byte":                     {func(s *statement) { s.tail = []byte{0} }, reason.QuoteInvalid},
+		"a flag that is neither yes nor no": {func(s *statement) { s.safe = 2 }, reason.QuoteInvalid},
+		"no extra data":                     {func(s *statement) { s.extraData = nil }, reason.QuoteNotFresh},
+		"extra data that only begins well": {func(s *statement) { s.extraData = append(bytes.Clone(s.extraData), 0) },
+			reason.QuoteNotFresh},
+		"extra data cut short": {func(s *statement) { s.extraData = s.extraData[:31] },
+			reason.QuoteNotFresh},
+		"extra data of another conversation": {func(s *statement) { s.extraData = make([]byte, 32) },
+			reason.QuoteNotFresh},
+		"no qualified signer": {func(s *statement) { s.qualifiedSigner = nil },
+			reason.QuoteInvalid},
 		"the AK's plain name as qualified signer": {func(s *statement) { s.qualifiedSigner = ownName }, reason.QuoteInvalid},
-		"no selection":                                  {func(s *statement) { s.banks, s.selections = 0, nil }, reason.PCRSelection},
-		"a selection more than it has":                  {func(s *statement) { s.banks = 2 }, reason.QuoteInvalid},
-		"selection of one byte, PCR 11 not in it":       {func(s *statement) { s.selections = []byte{0, 0x0B, 1, 8} }, reason.PCRSelection},
-		"selection of two bytes":                        {func(s *statement) { s.selections = []byte{0, 0x0B, 2, 0, 8} }, reason.PCRSelection},
-		"selection with PCR 24 as well":                 {func(s *statement) { s.selections = []byte{0, 0x0B, 4, 0, 8, 0, 1} }, reason.PCRSelection},
-		"SHA-1 bank":                                    {func(s *statement) { s.selections[1] = 0x04 }, reason.PCRSelection},
-		"no digest":                                     {func(s *statement) { s.pcrDigest = nil }, reason.PCRDigest},
-		"digest over nothing":                           {func(s *statement) { d := sha256.Sum256(nil); s.pcrDigest = d[:] }, reason.PCRDigest},
-		"digest cut short":                              {func(s *statement) { s.pcrDigest = s.pcrDigest[:20] }, reason.PCRDigest},
-		"16 selections of which the first would be one": {func(s *statement) { s.banks = 16; s.selections = bytes.Repeat(s.selections, 16) }, reason.PCRSelection},
+		"no selection":                 {func(s *statement) { s.banks, s.selections = 0, nil }, reason.PCRSelection},
+		"a selection more than it has": {func(s *statement) { s.banks = 2 }, reason.QuoteInvalid},
+		"selection of one byte, PCR 11 not in it": {func(s *statement) { s.selections = []byte{0, 0x0B, 1, 8} },
+			reason.PCRSelection},
+		"selection of two bytes": {func(s *statement) { s.selections = []byte{0, 0x0B, 2, 0, 8} }, reason.PCRSelection},
+		"selection with PCR 24 as well": {func(s *statement) { s.selections = []byte{0, 0x0B, 4, 0, 8, 0, 1} },
+			reason.PCRSelection},
+		"SHA-1 bank":          {func(s *statement) { s.selections[1] = 0x04 }, reason.PCRSelection},
+		"no digest":           {func(s *statement) { s.pcrDigest = nil }, reason.PCRDigest},
+		"digest over nothing": {func(s *statement) { d := sha256.Sum256(nil); s.pcrDigest = d[:] }, reason.PCRDigest},
+		"digest cut short":    {func(s *statement) { s.pcrDigest = s.pcrDigest[:20] }, reason.PCRDigest},
+		"16 selections of which the first would be one": {func(s *statement) {
+			s.banks = 16
+			s.selections = bytes.Repeat(s.selections, 16)
+		}, reason.PCRSelection},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := f.forgery(t, x.change).verify()
@@ -248,7 +263,8 @@ func TestAttack_T25_RelayFromAnotherConnection(t *testing.T) {
 	}
 	name := c.challenge.AK.Name()
 	spki := c.challenge.EK.SPKIHash()
-	here := transcript.Fields{Nonce: []byte("honest"), Exporter: bytes.Repeat([]byte{1}, 32), EKSPKI: spki[:], AKName: name}.Hash()
+	here := transcript.Fields{Nonce: []byte("honest"), Exporter: bytes.Repeat([]byte{1}, 32), EKSPKI: spki[:],
+		AKName: name}.Hash()
 	relayed := c.clone()
 	relayed.challenge.Transcript = here
 	_, err := relayed.verify()
@@ -305,11 +321,12 @@ func TestActivationComesFirst(t *testing.T) {
 func TestPCRValuesMustBeThoseQuoted(t *testing.T) {
 	_, c := honest(t, "ecc-p256", agentAK)
 	for name, values := range map[string][][]byte{
-		"none":                c.evidence.PCRValues[:0],
-		"one fewer":           c.evidence.PCRValues[1:],
-		"one more":            append(bytesOf(c.evidence.PCRValues), make([]byte, 32)),
-		"two swapped":         append([][]byte{c.evidence.PCRValues[1], c.evidence.PCRValues[0]}, c.evidence.PCRValues[2:]...),
-		"cut elsewhere":       append([][]byte{c.evidence.PCRValues[0][:31], append(c.evidence.PCRValues[0][31:32:32], c.evidence.PCRValues[1]...)}, c.evidence.PCRValues[2:]...),
+		"none":        c.evidence.PCRValues[:0],
+		"one fewer":   c.evidence.PCRValues[1:],
+		"one more":    append(bytesOf(c.evidence.PCRValues), make([]byte, 32)),
+		"two swapped": append([][]byte{c.evidence.PCRValues[1], c.evidence.PCRValues[0]}, c.evidence.PCRValues[2:]...),
+		"cut elsewhere": append([][]byte{c.evidence.PCRValues[0][:31],
+			append(c.evidence.PCRValues[0][31:32:32], c.evidence.PCRValues[1]...)}, c.evidence.PCRValues[2:]...),
 		"an empty one":        append([][]byte{{}}, c.evidence.PCRValues[1:]...),
 		"values of SHA-384":   append([][]byte{make([]byte, 48)}, c.evidence.PCRValues[1:]...),
 		"all of them in one":  {bytes.Join(c.evidence.PCRValues, nil)},

@@ -63,7 +63,8 @@ func TestAttack_T23_SignatureWithOneWrongField(t *testing.T) {
 	})
 	t.Run("leading zeros as some TPMs send them are accepted", func(t *testing.T) {
 		padded := c.clone()
-		padded.evidence.Signature = ecdsa(0x18, 0x0B, append(make([]byte, 32-len(r)), r...), append(make([]byte, 32-len(s)), s...))
+		padded.evidence.Signature = ecdsa(0x18, 0x0B, append(make([]byte, 32-len(r)), r...),
+			append(make([]byte, 32-len(s)), s...))
 		if _, err := padded.verify(); err != nil {
 			t.Error(err)
 		}

@@ -37,7 +37,8 @@ func newAuthority(t testing.TB, name string, parent *authority, change func(*x50
 	return authorityWithKey(t, name, key, key.Public(), parent, change)
 }
 
-func authorityWithKey(t testing.TB, name string, key crypto.Signer, public crypto.PublicKey, parent *authority, change func(*x509.Certificate)) *authority {
+func authorityWithKey(t testing.TB, name string, key crypto.Signer, public crypto.PublicKey, parent *authority,
+	change func(*x509.Certificate)) *authority {
 	t.Helper()
 	template := &x509.Certificate{
 		SerialNumber:          big.NewInt(1),

@@ -49,7 +49,8 @@ func TestCapturedSwtpmCertificatesVouchForTheirEKs(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if cert.Manufacturer != "id:00001014" || cert.Model != "swtpm" || cert.Version != "id:20191023" || cert.Issuer != "CN=swtpm-localca" || cert.Subject != "CN=testvm" {
+			if cert.Manufacturer != "id:00001014" || cert.Model != "swtpm" || cert.Version != "id:20191023" ||
+				cert.Issuer != "CN=swtpm-localca" || cert.Subject != "CN=testvm" {
 				t.Errorf("%+v", cert)
 			}
 			_, err = tpm2.VerifyEKCertificate(chain[:1], ek, roots, captureTime)

@@ -66,7 +66,8 @@ func TestCredentialsOfGoTPMAndOursAreInterchangeable(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			theirs := [2][]byte{tpm.Marshal(tpm.TPM2BIDObject{Buffer: blob}), tpm.Marshal(tpm.TPM2BEncryptedSecret{Buffer: encrypted})}
+			theirs := [2][]byte{tpm.Marshal(tpm.TPM2BIDObject{Buffer: blob}),
+				tpm.Marshal(tpm.TPM2BEncryptedSecret{Buffer: encrypted})}
 			if len(theirs[0]) != len(ourBlob) || len(theirs[1]) != len(ourEncrypted) {
 				t.Errorf("sizes %d and %d, go-tpm's are %d and %d", len(ourBlob), len(ourEncrypted), len(theirs[0]), len(theirs[1]))
 			}
@@ -111,7 +112,8 @@ func TestSecretsThatDoNotFitAreRefused(t *testing.T) {
 
 // A random source that fails must not give a credential with a known seed.
 func TestCredentialsNeedRandomness(t *testing.T) {
-	if _, _, err := tpm2.MakeCredential(bytes.NewReader(nil), mustEK(t, capture(t, "ek-rsa2048.pub")), []byte("name"), make([]byte, 32)); err == nil {
+	if _, _, err := tpm2.MakeCredential(bytes.NewReader(nil), mustEK(t, capture(t, "ek-rsa2048.pub")), []byte("name"),
+		make([]byte, 32)); err == nil {
 		t.Error("made without randomness")
 	}
 }

@@ -81,7 +81,8 @@ func VerifyEKCertificate(chain [][]byte, ek *EK, roots Roots, now time.Time) (*E
 	}
 	leaf := profile.Certificate
 	if key, ok := leaf.PublicKey.(interface{ Equal(crypto.PublicKey) bool }); !ok || !key.Equal(ek.PublicKey()) {
-		return nil, reason.Deny(reason.EKCertificateInvalid, "the certificate is for another key than the EK (%s)", ek.Describe())
+		return nil, reason.Deny(reason.EKCertificateInvalid, "the certificate is for another key than the EK (%s)",
+			ek.Describe())
 	}
 	if now.After(leaf.NotAfter) || now.Add(ClockLeeway).Before(leaf.NotBefore) {
 		return nil, reason.Deny(reason.EKCertificateInvalid, "the EK certificate is valid from %s to %s",
@@ -179,7 +180,8 @@ func verifyChain(leaf *x509.Certificate, sent []*x509.Certificate, roots Roots, 
 
 // buildChains returns the chains from leaf to the anchors that hold at a time.
 // The caller has checked leaf's usages.
-func buildChains(leaf *x509.Certificate, sent []*x509.Certificate, roots Roots, at time.Time) ([][]*x509.Certificate, error) {
+func buildChains(leaf *x509.Certificate, sent []*x509.Certificate, roots Roots,
+	at time.Time) ([][]*x509.Certificate, error) {
 	if roots.Anchors == nil {
 		// To crypto/x509 nil would mean the roots of the machine's web trust.
 		return nil, errors.New("no roots are configured")

@@ -51,7 +51,8 @@ func TestAttack_T34_DirectoryNameOnly(t *testing.T) {
 	if err != nil {
 		t.Fatalf("must pass: %v", err)
 	}
-	if cert.Manufacturer != "id:494E5443" || cert.Model != "Model" || cert.Version != "id:00010002" || cert.Subject != "" || cert.Issuer != "CN=intermediate" {
+	if cert.Manufacturer != "id:494E5443" || cert.Model != "Model" || cert.Version != "id:00010002" ||
+		cert.Subject != "" || cert.Issuer != "CN=intermediate" {
 		t.Errorf("%+v", cert)
 	}
 	if cert.SHA256 != sha256.Sum256(chain[0]) {
@@ -63,7 +64,8 @@ func TestAttack_T34_UnknownCriticalExtension(t *testing.T) {
 	p := newPKI(t)
 	extension := func(critical bool) func(*x509.Certificate) {
 		return func(c *x509.Certificate) {
-			c.ExtraExtensions = append(c.ExtraExtensions, pkix.Extension{Id: asn1.ObjectIdentifier{1, 2, 3, 4}, Critical: critical, Value: []byte{5, 0}})
+			c.ExtraExtensions = append(c.ExtraExtensions,
+				pkix.Extension{Id: asn1.ObjectIdentifier{1, 2, 3, 4}, Critical: critical, Value: []byte{5, 0}})
 		}
 	}
 	if _, err := p.verify(p.issue(t, extension(false))); err != nil {
@@ -84,21 +86,24 @@ func TestAttack_T34_ExpiredCertificates(t *testing.T) {
 	p := newPKI(t)
 	t.Run("an intermediate that expired after the EK's issue is accepted", func(t *testing.T) {
 		p := *p
-		p.intermediate = newAuthority(t, "intermediate", p.root, func(c *x509.Certificate) { c.NotAfter = today.AddDate(-1, 0, 0) })
+		p.intermediate = newAuthority(t, "intermediate", p.root,
+			func(c *x509.Certificate) { c.NotAfter = today.AddDate(-1, 0, 0) })
 		if _, err := p.verify(p.issue(t, nil)); err != nil {
 			t.Error(err)
 		}
 	})
 	t.Run("an intermediate made anew after the EK's issue is accepted", func(t *testing.T) {
 		p := *p
-		p.intermediate = newAuthority(t, "intermediate", p.root, func(c *x509.Certificate) { c.NotBefore = today.AddDate(-1, 0, 0) })
+		p.intermediate = newAuthority(t, "intermediate", p.root,
+			func(c *x509.Certificate) { c.NotBefore = today.AddDate(-1, 0, 0) })
 		if _, err := p.verify(p.issue(t, nil)); err != nil {
 			t.Error(err)
 		}
 	})
 	t.Run("an intermediate that had expired before the EK's issue", func(t *testing.T) {
 		p := *p
-		p.intermediate = newAuthority(t, "intermediate", p.root, func(c *x509.Certificate) { c.NotAfter = today.AddDate(-3, 0, 0) })
+		p.intermediate = newAuthority(t, "intermediate", p.root,
+			func(c *x509.Certificate) { c.NotAfter = today.AddDate(-3, 0, 0) })
 		_, err := p.verify(p.issue(t, nil))
 		denied(t, err, reason.EKUntrusted)
 	})
@@ -111,7 +116,9 @@ func TestAttack_T34_ExpiredCertificates(t *testing.T) {
 		denied(t, err, reason.EKCertificateInvalid)
 	})
 	t.Run("an EK certificate of a minute ahead is accepted", func(t *testing.T) {
-		if _, err := p.verify(p.issue(t, func(c *x509.Certificate) { c.NotBefore = today.Add(tpm2.ClockLeeway / 5) })); err != nil {
+		if _, err := p.verify(p.issue(t, func(c *x509.Certificate) {
+			c.NotBefore = today.Add(tpm2.ClockLeeway / 5)
+		})); err != nil {
 			t.Error(err)
 		}
 	})
@@ -128,7 +135,8 @@ func TestAttack_T34_SHA1Intermediate(t *testing.T) {
 	if _, err := p.verify(p.issue(t, nil)); err != nil {
 		t.Fatalf("the honest variant: %v", err)
 	}
-	p.intermediate = newAuthority(t, "intermediate", p.root, func(c *x509.Certificate) { c.SignatureAlgorithm = x509.SHA1WithRSA })
+	p.intermediate = newAuthority(t, "intermediate", p.root,
+		func(c *x509.Certificate) { c.SignatureAlgorithm = x509.SHA1WithRSA })
 	chain := p.issue(t, nil)
 	_, err = p.verify(chain)
 	denied(t, err, reason.EKUntrusted)
@@ -187,7 +195,8 @@ func TestAttack_T16_ChainsThatCostTooMuch(t *testing.T) {
 	}
 	t.Run("a certificate that is good but for its size", func(t *testing.T) {
 		_, err := p.verify(p.issue(t, func(c *x509.Certificate) {
-			c.ExtraExtensions = append(c.ExtraExtensions, pkix.Extension{Id: asn1.ObjectIdentifier{1, 2, 3, 4}, Value: make([]byte, tpm2.MaxCertificateSize)})
+			c.ExtraExtensions = append(c.ExtraExtensions,
+				pkix.Extension{Id: asn1.ObjectIdentifier{1, 2, 3, 4}, Value: make([]byte, tpm2.MaxCertificateSize)})
 		}))
 		denied(t, err, reason.EKCertificateInvalid)
 	})
@@ -225,12 +234,16 @@ func TestEKCertificatesOutsideTheProfileAreRefused(t *testing.T) {
 		t.Fatalf("the honest variant: %v", err)
 	}
 	for name, change := range map[string]func(*x509.Certificate){
-		"a CA":                          func(c *x509.Certificate) { c.IsCA, c.KeyUsage = true, c.KeyUsage|x509.KeyUsageCertSign },
-		"no basic constraints":          func(c *x509.Certificate) { c.BasicConstraintsValid = false },
-		"no key usage":                  func(c *x509.Certificate) { c.KeyUsage = 0 },
-		"key usage of a signing key":    func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageDigitalSignature },
-		"no subjectAltName":             func(c *x509.Certificate) { c.ExtraExtensions = nil },
-		"a web server's subjectAltName": func(c *x509.Certificate) { c.ExtraExtensions, c.DNSNames = nil, []string{"tpm.example.com"} },
+		"a CA": func(c *x509.Certificate) {
+			c.IsCA, c.KeyUsage = true, c.KeyUsage|x509.KeyUsageCertSign
+		},
+		"no basic constraints":       func(c *x509.Certificate) { c.BasicConstraintsValid = false },
+		"no key usage":               func(c *x509.Certificate) { c.KeyUsage = 0 },
+		"key usage of a signing key": func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageDigitalSignature },
+		"no subjectAltName":          func(c *x509.Certificate) { c.ExtraExtensions = nil },
+		"a web server's subjectAltName": func(c *x509.Certificate) {
+			c.ExtraExtensions, c.DNSNames = nil, []string{"tpm.example.com"}
+		},
 		"usages without the EK's": func(c *x509.Certificate) {
 			c.UnknownExtKeyUsage, c.ExtKeyUsage = nil, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 		},

@@ -151,7 +151,8 @@ func (f *forger) forgery(t testing.TB, change func(*statement)) *conversation {
 	}
 	message := s.bytes()
 	return &conversation{
-		challenge: tpm2.Challenge{EK: ek, AK: ak, Secret: secret.New(k), Bank: tpm2.BankSHA256, PCRs: []int{11}, Transcript: hash},
+		challenge: tpm2.Challenge{EK: ek, AK: ak, Secret: secret.New(k), Bank: tpm2.BankSHA256, PCRs: []int{11},
+			Transcript: hash},
 		evidence: tpm2.Evidence{
 			Quote: message, Signature: f.sign(t, message),
 			Activation: transcript.Activation(k, hash), PCRValues: [][]byte{zero},

@@ -150,7 +150,8 @@ func FuzzGCEInstance(f *testing.F) {
 	// The extension of a certificate that Google issued; see testdata/akcert.
 	genuine := []byte("\x30\x59\x0c\x0dus-central1-a\x02\x06\x00\xe7\xaf\x73\x5e\x9c\x0c\x08core-eso\x02\x08\x5a\x8c\x62\x35\xb8\x97\xb1\x85\x0c\x0ainstance-1" +
 		"\xa0\x20\x30\x1e\xa0\x03\x02\x01\x00\xa1\x03\x01\x01\xff\xa2\x03\x01\x01\xff\xa3\x03\x01\x01\x00\xa4\x03\x01\x01\x00\xa5\x03\x01\x01\x00")
-	if g, err := parseGCEInstance(genuine); err != nil || !g.production || g.providerID() != "gce://core-eso/us-central1-a/instance-1" {
+	if g, err := parseGCEInstance(genuine); err != nil || !g.production ||
+		g.providerID() != "gce://core-eso/us-central1-a/instance-1" {
 		f.Fatalf("%+v, %v", g, err)
 	}
 	f.Add(genuine)
@@ -176,7 +177,8 @@ func FuzzGCEInstance(f *testing.F) {
 		if _, err := asn1.Unmarshal(b, &other); err != nil {
 			t.Fatalf("accepted, but encoding/asn1 says %v", err)
 		}
-		if other.Zone != g.zone || other.ProjectID != g.projectID || other.Name != g.name || other.InstanceID.Uint64() != g.id {
+		if other.Zone != g.zone || other.ProjectID != g.projectID || other.Name != g.name ||
+			other.InstanceID.Uint64() != g.id {
 			t.Fatalf("%+v is not %+v", g, other)
 		}
 	})

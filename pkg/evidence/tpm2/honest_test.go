@@ -62,7 +62,8 @@ func TestQuoteHoldsTheTPMsOwnCounters(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Equal values mean that the quote's are not obfuscated (Part 1, 36.7).
-	if info := clock.CurrentTime.ClockInfo; q.ResetCount != info.ResetCount || q.RestartCount != info.RestartCount || q.Clock > info.Clock {
+	if info := clock.CurrentTime.ClockInfo; q.ResetCount != info.ResetCount || q.RestartCount != info.RestartCount ||
+		q.Clock > info.Clock {
 		t.Errorf("quote says %+v, the TPM %+v", q, info)
 	}
 	if q.FirmwareVersion == 0 {

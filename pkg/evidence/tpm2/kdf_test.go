@@ -13,11 +13,13 @@ func TestKeyDerivationAgreesWithGoTPM(t *testing.T) {
 	key, context := bytes.Repeat([]byte{7}, 32), []byte("context")
 	for _, hash := range []crypto.Hash{crypto.SHA256, crypto.SHA384, crypto.SHA512} {
 		for _, bits := range []int{128, 256, 384, 512, 1024} {
-			if got, want := kdfa(hash, key, "STORAGE", context, bits), tpm.KDFa(hash, key, "STORAGE", context, nil, bits); !bytes.Equal(got, want) {
+			if got, want := kdfa(hash, key, "STORAGE", context, bits),
+				tpm.KDFa(hash, key, "STORAGE", context, nil, bits); !bytes.Equal(got, want) {
 				t.Errorf("KDFa, %v, %d bits: %x, want %x", hash, bits, got, want)
 			}
 		}
-		if got, want := kdfe(hash, key, "IDENTITY", context, key), tpm.KDFe(hash, key, "IDENTITY", context, key, hash.Size()*8); !bytes.Equal(got, want) {
+		if got, want := kdfe(hash, key, "IDENTITY", context, key),
+			tpm.KDFe(hash, key, "IDENTITY", context, key, hash.Size()*8); !bytes.Equal(got, want) {
 			t.Errorf("KDFe, %v: %x, want %x", hash, got, want)
 		}
 	}

@@ -39,7 +39,8 @@ func goAttestation(t testing.TB, akPublic []byte, c *conversation, pcrs []int) e
 	for i, p := range pcrs {
 		list = append(list, attest.PCR{Index: p, Digest: c.evidence.PCRValues[i], DigestAlg: crypto.SHA256})
 	}
-	return ak.VerifyAll([]attest.Quote{{Quote: c.evidence.Quote, Signature: c.evidence.Signature}}, list, c.challenge.Transcript[:])
+	return ak.VerifyAll([]attest.Quote{{Quote: c.evidence.Quote, Signature: c.evidence.Signature}},
+		list, c.challenge.Transcript[:])
 }
 
 // goTPMTools is what its server.VerifyAttestation does with a quote.
@@ -85,8 +86,10 @@ func TestGoTPMReadsTheSameQuote(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if q.Clock != att.ClockInfo.Clock || q.ResetCount != att.ClockInfo.ResetCount || q.RestartCount != att.ClockInfo.RestartCount ||
-		q.Safe != bool(att.ClockInfo.Safe) || q.FirmwareVersion != att.FirmwareVersion || !bytes.Equal(q.QualifiedSigner, att.QualifiedSigner.Buffer) {
+	if q.Clock != att.ClockInfo.Clock || q.ResetCount != att.ClockInfo.ResetCount ||
+		q.RestartCount != att.ClockInfo.RestartCount ||
+		q.Safe != bool(att.ClockInfo.Safe) || q.FirmwareVersion != att.FirmwareVersion ||
+		!bytes.Equal(q.QualifiedSigner, att.QualifiedSigner.Buffer) {
 		t.Errorf("%+v, go-tpm reads %+v", q, att)
 	}
 	public, err := tpm.Unmarshal[tpm.TPMTPublic](c.ak.public)
@@ -199,10 +202,12 @@ func TestOracleReadsInstancesThatThisPackageRefuses(t *testing.T) {
 		extension pkix.Extension
 		gce       bool // the root vouches for instances
 	}{
-		"as Google writes it":                {gceExtension(t, nil), true},
-		"under a root of another cloud":      {gceExtension(t, nil), false},
-		"with bytes after the extension":     {pkix.Extension{Id: gceExtension(t, nil).Id, Value: append(gceExtension(t, nil).Value, 5, 0)}, true},
-		"with a name that reaches elsewhere": {gceExtension(t, func(g *gceName) { g.name = "../../other/zones/z/worker" }), true},
+		"as Google writes it":           {gceExtension(t, nil), true},
+		"under a root of another cloud": {gceExtension(t, nil), false},
+		"with bytes after the extension": {pkix.Extension{Id: gceExtension(t, nil).Id,
+			Value: append(gceExtension(t, nil).Value, 5, 0)}, true},
+		"with a name that reaches elsewhere": {gceExtension(t, func(g *gceName) { g.name = "../../other/zones/z/worker" }),
+			true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			chain := p.issue(t, func(cert *x509.Certificate) { cert.ExtraExtensions = []pkix.Extension{c.extension} })
@@ -221,7 +226,8 @@ func TestOracleReadsInstancesThatThisPackageRefuses(t *testing.T) {
 		})
 	}
 	info, err := server.GetGCEInstanceInfo(published(t, "gce-ak"))
-	if err != nil || info.GetInstanceName() != "instance-1" || info.GetProjectId() != "core-eso" || info.GetZone() != "us-central1-a" {
+	if err != nil || info.GetInstanceName() != "instance-1" || info.GetProjectId() != "core-eso" ||
+		info.GetZone() != "us-central1-a" {
 		t.Errorf("%v, %v", info, err)
 	}
 }

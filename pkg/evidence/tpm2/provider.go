@@ -54,5 +54,6 @@ func (p ProviderEndorser) Endorse(ctx context.Context, id Identity, _ time.Time)
 			return &Endorsement{Kind: Provider, ProviderID: p.ProviderID, InstanceID: keys.InstanceID, EKSHA256: want}, nil
 		}
 	}
-	return nil, reason.Deny(reason.EKUntrusted, "EK %x is none of the %d that the provider names for %.128q", want, len(keys.SPKI), p.ProviderID)
+	return nil, reason.Deny(reason.EKUntrusted, "EK %x is none of the %d that the provider names for %.128q", want,
+		len(keys.SPKI), p.ProviderID)
 }

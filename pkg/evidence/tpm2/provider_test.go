@@ -56,7 +56,8 @@ func TestProviderEndorser(t *testing.T) {
 		{"the EK is the instance's", [][]byte{mine}, nil, 0, nil},
 		{"it is one of two", [][]byte{theirs, mine}, nil, 0, nil},
 		{"it is the last that counts", append(slices.Repeat([][]byte{theirs}, tpm2.MaxProviderKeys-1), mine), nil, 0, nil},
-		{"it comes after too many", append(slices.Repeat([][]byte{theirs}, tpm2.MaxProviderKeys), mine), nil, reason.EKUntrusted, nil},
+		{"it comes after too many", append(slices.Repeat([][]byte{theirs}, tpm2.MaxProviderKeys), mine),
+			nil, reason.EKUntrusted, nil},
 		{"the instance has another EK", [][]byte{theirs}, nil, reason.EKUntrusted, nil},
 		{"the provider names no key", nil, nil, reason.EKUntrusted, nil},
 		{"the provider names an empty key", [][]byte{nil, {}}, nil, reason.EKUntrusted, nil},
@@ -67,7 +68,8 @@ func TestProviderEndorser(t *testing.T) {
 		{"the instance is another provider's", nil, tpm2.ErrNotMine, 0, tpm2.ErrNotMine},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			d := &directory{keys: map[string]tpm2.ProviderKeys{workerA: {InstanceID: "aws:i-0123456789abcdef0", SPKI: c.keys}}, err: c.err}
+			d := &directory{keys: map[string]tpm2.ProviderKeys{workerA: {InstanceID: "aws:i-0123456789abcdef0", SPKI: c.keys}},
+				err: c.err}
 			e, err := tpm2.ProviderEndorser{Directory: d, ProviderID: workerA}.Endorse(t.Context(), tpm2.Identity{EK: ek}, today)
 			if len(d.asked) != 1 {
 				t.Errorf("asked for %v", d.asked)
@@ -84,7 +86,8 @@ func TestProviderEndorser(t *testing.T) {
 			case err != nil:
 				t.Fatal(err)
 			}
-			if want := (tpm2.Endorsement{Kind: tpm2.Provider, ProviderID: workerA, InstanceID: "aws:i-0123456789abcdef0", EKSHA256: ek.SPKIHash()}); *e != want {
+			if want := (tpm2.Endorsement{Kind: tpm2.Provider, ProviderID: workerA, InstanceID: "aws:i-0123456789abcdef0",
+				EKSHA256: ek.SPKIHash()}); *e != want {
 				t.Errorf("%+v, want %+v", *e, want)
 			}
 		})
@@ -149,7 +152,8 @@ func TestAttack_T21_ProviderNamesTheEKOfAnotherTPM(t *testing.T) {
 	t.Run("B shows A's keys in Challenge and answers Attest with its own", func(t *testing.T) {
 		attest, signature := d.quote(akB, honest.challenge.Transcript[:], selected(tpm.TPMAlgSHA256, 11))
 		swapped := honest.clone()
-		swapped.evidence.Quote, swapped.evidence.Signature, swapped.evidence.PCRValues = attest, signature, d.pcrs(tpm.TPMAlgSHA256, 11)
+		swapped.evidence.Quote, swapped.evidence.Signature, swapped.evidence.PCRValues = attest, signature,
+			d.pcrs(tpm.TPMAlgSHA256, 11)
 		swapped.evidence.Activation = transcript.Activation(make([]byte, 32), honest.challenge.Transcript)
 		_, err := swapped.verify()
 		denied(t, err, reason.ActivationInvalid)
@@ -221,9 +225,11 @@ func TestAttack_T20_CertifiedAKOfAnotherTPM(t *testing.T) {
 			t.Fatal(err)
 		}
 		cert.ExtraExtensions = cert.Extensions
-		return tpm2.Identity{AK: parsed, AKCertificates: [][]byte{sign(t, cert, p.intermediate, parsed.PublicKey()).Raw, p.intermediate.cert.Raw}}, parsed
+		return tpm2.Identity{AK: parsed, AKCertificates: [][]byte{sign(t, cert, p.intermediate, parsed.PublicKey()).Raw,
+			p.intermediate.cert.Raw}}, parsed
 	}
-	ek, ak := d.primary(tpm.TPMRHEndorsement, tpm.RSAEKTemplate), d.primary(tpm.TPMRHEndorsement, akTemplates["RSA-2048 RSASSA SHA-256"])
+	ek, ak := d.primary(tpm.TPMRHEndorsement, tpm.RSAEKTemplate),
+		d.primary(tpm.TPMRHEndorsement, akTemplates["RSA-2048 RSASSA SHA-256"])
 	honest := d.converse(ek, ak, tpm.TPMAlgSHA256, []int{11}, "honest")
 	id, certified := certify(ak)
 	if _, err := honest.verify(); err != nil {
@@ -235,7 +241,8 @@ func TestAttack_T20_CertifiedAKOfAnotherTPM(t *testing.T) {
 	}
 
 	d.another()
-	own, ownAK := d.primary(tpm.TPMRHEndorsement, tpm.RSAEKTemplate), d.primary(tpm.TPMRHEndorsement, akTemplates["RSA-2048 RSASSA SHA-256"])
+	own, ownAK := d.primary(tpm.TPMRHEndorsement, tpm.RSAEKTemplate),
+		d.primary(tpm.TPMRHEndorsement, akTemplates["RSA-2048 RSASSA SHA-256"])
 	k := make([]byte, 32)
 	blob, encrypted, err := tpm2.MakeCredential(nil, mustEK(t, own.public), certified.Name(), k)
 	if err != nil {
@@ -248,7 +255,8 @@ func TestAttack_T20_CertifiedAKOfAnotherTPM(t *testing.T) {
 	stolen := honest.clone()
 	stolen.challenge.EK, stolen.challenge.Secret = mustEK(t, own.public), secret.New(k)
 	stolen.evidence.Activation = transcript.Activation(k, honest.challenge.Transcript)
-	stolen.evidence.Quote, stolen.evidence.Signature = d.quote(ownAK, honest.challenge.Transcript[:], selected(tpm.TPMAlgSHA256, 11))
+	stolen.evidence.Quote, stolen.evidence.Signature = d.quote(ownAK, honest.challenge.Transcript[:],
+		selected(tpm.TPMAlgSHA256, 11))
 	_, err = stolen.verify()
 	denied(t, err, reason.QuoteInvalid)
 }

@@ -58,7 +58,8 @@ const (
 	eccP384
 )
 
-var keyKindNames = [...]string{rsa2048: "rsa-2048", rsa3072: "rsa-3072", rsa4096: "rsa-4096", eccP256: "ecc-p256", eccP384: "ecc-p384"}
+var keyKindNames = [...]string{rsa2048: "rsa-2048", rsa3072: "rsa-3072", rsa4096: "rsa-4096", eccP256: "ecc-p256",
+	eccP384: "ecc-p384"}
 
 func (k keyKind) String() string { return keyKindNames[k] }
 
@@ -121,7 +122,8 @@ func (p *public) readSymmetric(s *cryptobyte.String) error {
 		return errShort
 	}
 	if alg != algAES || mode != algCFB || (p.symmetric != 128 && p.symmetric != 256) {
-		return fmt.Errorf("symmetric algorithm 0x%04x, %d bits, mode 0x%04x; AES-128-CFB or AES-256-CFB is accepted", alg, p.symmetric, mode)
+		return fmt.Errorf("symmetric algorithm 0x%04x, %d bits, mode 0x%04x; AES-128-CFB or AES-256-CFB is accepted", alg,
+			p.symmetric, mode)
 	}
 	return nil
 }

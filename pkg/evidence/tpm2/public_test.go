@@ -28,15 +28,20 @@ func TestEKsThatDifferFromTheDefaultTemplatesAreRefused(t *testing.T) {
 		}
 	}
 	for name, change := range map[string]func(*tpm.TPMTPublic){
-		"not restricted":                 func(p *tpm.TPMTPublic) { p.ObjectAttributes.Restricted = false },
-		"not fixed to its TPM":           func(p *tpm.TPMTPublic) { p.ObjectAttributes.FixedTPM = false },
-		"not fixed to its parent":        func(p *tpm.TPMTPublic) { p.ObjectAttributes.FixedParent = false },
-		"imported":                       func(p *tpm.TPMTPublic) { p.ObjectAttributes.SensitiveDataOrigin = false },
-		"does not decrypt":               func(p *tpm.TPMTPublic) { p.ObjectAttributes.Decrypt = false },
-		"signs":                          func(p *tpm.TPMTPublic) { p.ObjectAttributes.SignEncrypt = true },
-		"name algorithm of another key":  func(p *tpm.TPMTPublic) { p.NameAlg = tpm.TPMAlgSHA384; p.AuthPolicy.Buffer = make([]byte, 48) },
-		"AES-256 with P-256":             parameters(func(p *tpm.TPMSECCParms) { p.Symmetric = aesCFB(256) }),
-		"no symmetric algorithm":         parameters(func(p *tpm.TPMSECCParms) { p.Symmetric = tpm.TPMTSymDefObject{Algorithm: tpm.TPMAlgNull} }),
+		"not restricted":          func(p *tpm.TPMTPublic) { p.ObjectAttributes.Restricted = false },
+		"not fixed to its TPM":    func(p *tpm.TPMTPublic) { p.ObjectAttributes.FixedTPM = false },
+		"not fixed to its parent": func(p *tpm.TPMTPublic) { p.ObjectAttributes.FixedParent = false },
+		"imported":                func(p *tpm.TPMTPublic) { p.ObjectAttributes.SensitiveDataOrigin = false },
+		"does not decrypt":        func(p *tpm.TPMTPublic) { p.ObjectAttributes.Decrypt = false },
+		"signs":                   func(p *tpm.TPMTPublic) { p.ObjectAttributes.SignEncrypt = true },
+		"name algorithm of another key": func(p *tpm.TPMTPublic) {
+			p.NameAlg = tpm.TPMAlgSHA384
+			p.AuthPolicy.Buffer = make([]byte, 48)
+		},
+		"AES-256 with P-256": parameters(func(p *tpm.TPMSECCParms) { p.Symmetric = aesCFB(256) }),
+		"no symmetric algorithm": parameters(func(p *tpm.TPMSECCParms) {
+			p.Symmetric = tpm.TPMTSymDefObject{Algorithm: tpm.TPMAlgNull}
+		}),
 		"a signing scheme":               parameters(func(p *tpm.TPMSECCParms) { p.Scheme = ecdsaScheme(tpm.TPMAlgSHA256) }),
 		"P-384 with SHA-256 and AES-128": parameters(func(p *tpm.TPMSECCParms) { p.CurveID = tpm.TPMECCNistP384 }),
 	} {
@@ -87,7 +92,8 @@ func TestLargeRSAEKs(t *testing.T) {
 		pub := tpm.RSAEKTemplate
 		pub.NameAlg = tpm.TPMAlgSHA384
 		pub.AuthPolicy.Buffer = policyBSHA384
-		pub.Parameters = tpm.NewTPMUPublicParms(tpm.TPMAlgRSA, &tpm.TPMSRSAParms{Symmetric: aesCFB(256), KeyBits: tpm.TPMKeyBits(bits)})
+		pub.Parameters = tpm.NewTPMUPublicParms(tpm.TPMAlgRSA,
+			&tpm.TPMSRSAParms{Symmetric: aesCFB(256), KeyBits: tpm.TPMKeyBits(bits)})
 		pub.Unique = rsaPublic(bits, 0, nil).Unique
 		ek, err := tpm2.ParseEK(tpm.Marshal(pub))
 		if err != nil {
@@ -127,7 +133,8 @@ func TestAttack_T16_OversizedStructures(t *testing.T) {
 }
 
 func ecdsaScheme(hash tpm.TPMAlgID) tpm.TPMTECCScheme {
-	return tpm.TPMTECCScheme{Scheme: tpm.TPMAlgECDSA, Details: tpm.NewTPMUAsymScheme(tpm.TPMAlgECDSA, &tpm.TPMSSigSchemeECDSA{HashAlg: hash})}
+	return tpm.TPMTECCScheme{Scheme: tpm.TPMAlgECDSA,
+		Details: tpm.NewTPMUAsymScheme(tpm.TPMAlgECDSA, &tpm.TPMSSigSchemeECDSA{HashAlg: hash})}
 }
 
 func aesCFB(bits tpm.TPMKeyBits) tpm.TPMTSymDefObject {
@@ -139,7 +146,8 @@ func aesCFB(bits tpm.TPMKeyBits) tpm.TPMTSymDefObject {
 }
 
 func kdf() tpm.TPMTKDFScheme {
-	return tpm.TPMTKDFScheme{Scheme: tpm.TPMAlgKDF1SP80056A, Details: tpm.NewTPMUKDFScheme(tpm.TPMAlgKDF1SP80056A, &tpm.TPMSKDFSchemeKDF1SP80056A{HashAlg: tpm.TPMAlgSHA256})}
+	return tpm.TPMTKDFScheme{Scheme: tpm.TPMAlgKDF1SP80056A,
+		Details: tpm.NewTPMUKDFScheme(tpm.TPMAlgKDF1SP80056A, &tpm.TPMSKDFSchemeKDF1SP80056A{HashAlg: tpm.TPMAlgSHA256})}
 }
 
 func keyedHash() tpm.TPMTPublic {

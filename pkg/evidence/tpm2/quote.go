@@ -83,7 +83,8 @@ func VerifyQuote(ch Challenge, ev Evidence) (*Quote, error) {
 		return nil, err
 	}
 	if !hmac.Equal(ev.Activation, transcript.Activation(ch.Secret.Expose(), ch.Transcript)) {
-		return nil, reason.Deny(reason.ActivationInvalid, "the node does not know the activated credential, or computed over another transcript")
+		return nil, reason.Deny(reason.ActivationInvalid,
+			"the node does not know the activated credential, or computed over another transcript")
 	}
 
 	att, err := parseAttestation(ev.Quote)
@@ -98,10 +99,12 @@ func VerifyQuote(ch Challenge, ev Evidence) (*Quote, error) {
 		return nil, reason.Wrap(reason.QuoteInvalid, err, "quote signature")
 	}
 	if !bytes.Equal(att.extraData, ch.Transcript[:]) {
-		return nil, reason.Deny(reason.QuoteNotFresh, "extra data %x is not the transcript %x", att.extraData, ch.Transcript[:])
+		return nil, reason.Deny(reason.QuoteNotFresh, "extra data %x is not the transcript %x", att.extraData,
+			ch.Transcript[:])
 	}
 	if !bytes.Equal(att.qualifiedSigner, ch.AK.qualifiedName()) {
-		return nil, reason.Deny(reason.QuoteInvalid, "qualified signer %x is not the AK as a primary key of the endorsement hierarchy", att.qualifiedSigner)
+		return nil, reason.Deny(reason.QuoteInvalid,
+			"qualified signer %x is not the AK as a primary key of the endorsement hierarchy", att.qualifiedSigner)
 	}
 	if len(att.selections) != 1 || att.selections[0].bank != want.bank || !bytes.Equal(att.selections[0].bits, want.bits) {
 		return nil, reason.Deny(reason.PCRSelection, "quoted %s; asked for %s", describe(att.selections...), describe(want))
@@ -132,7 +135,8 @@ func (ch *Challenge) check() (want selection, bankSize int, err error) {
 	case BankSHA384:
 		bankSize = 48
 	default:
-		return want, 0, reason.Deny(reason.PCRSelection, "bank %s is not accepted: values of a PCR in it can be forged, or it is unknown", transcript.BankName(ch.Bank))
+		return want, 0, reason.Deny(reason.PCRSelection,
+			"bank %s is not accepted: values of a PCR in it can be forged, or it is unknown", transcript.BankName(ch.Bank))
 	}
 	if len(ch.PCRs) == 0 {
 		return want, 0, errors.New("verifying a quote: the challenge asks for no PCR")
@@ -162,7 +166,8 @@ func (ch *Challenge) checkValues(att *attestation, values [][]byte, bankSize int
 	copied := make([]byte, 0, len(values)*bankSize)
 	for i, v := range values {
 		if len(v) != bankSize {
-			return nil, reason.Deny(reason.PCRDigest, "PCR %d has %d bytes; bank %s has %d", ch.PCRs[i], len(v), transcript.BankName(ch.Bank), bankSize)
+			return nil, reason.Deny(reason.PCRDigest, "PCR %d has %d bytes; bank %s has %d", ch.PCRs[i], len(v),
+				transcript.BankName(ch.Bank), bankSize)
 		}
 		h.Write(v)
 		copied = append(copied, v...)

@@ -54,7 +54,8 @@ func parseSignature(b []byte) (*signature, error) {
 // AK's own scheme and hash.
 func (ak *AK) verify(message []byte, sig *signature) error {
 	if sig.scheme != ak.scheme || sig.hash != ak.schemeHash {
-		return fmt.Errorf("scheme 0x%04x with hash 0x%04x; the AK's are 0x%04x and 0x%04x", sig.scheme, sig.hash, ak.scheme, ak.schemeHash)
+		return fmt.Errorf("scheme 0x%04x with hash 0x%04x; the AK's are 0x%04x and 0x%04x", sig.scheme, sig.hash, ak.scheme,
+			ak.schemeHash)
 	}
 	hash, err := hashByAlg(sig.hash)
 	if err != nil {

@@ -202,7 +202,8 @@ func ekAuth(ek *object) tpm.Session {
 }
 
 // policyBSHA384 is PolicyB of the TCG EK Credential Profile 2.6, B.6.3.
-var policyBSHA384, _ = hex.DecodeString("b26e7d28d11a50bc53d882bcf5fd3a1a074148bb35d3b4e4cb1c0ad9bde419cacb47ba09699646150f9fc000f3f80e12")
+var policyBSHA384, _ = hex.DecodeString(
+	"b26e7d28d11a50bc53d882bcf5fd3a1a074148bb35d3b4e4cb1c0ad9bde419cacb47ba09699646150f9fc000f3f80e12")
 
 func p384EKTemplate() tpm.TPMTPublic {
 	return tpm.TPMTPublic{
@@ -245,7 +246,8 @@ func eccAK(curve tpm.TPMECCCurve, hash tpm.TPMAlgID) tpm.TPMTPublic {
 		NameAlg:          tpm.TPMAlgSHA256,
 		ObjectAttributes: akAttributes(),
 		Parameters: tpm.NewTPMUPublicParms(tpm.TPMAlgECC, &tpm.TPMSECCParms{
-			Scheme:  tpm.TPMTECCScheme{Scheme: tpm.TPMAlgECDSA, Details: tpm.NewTPMUAsymScheme(tpm.TPMAlgECDSA, &tpm.TPMSSigSchemeECDSA{HashAlg: hash})},
+			Scheme: tpm.TPMTECCScheme{Scheme: tpm.TPMAlgECDSA,
+				Details: tpm.NewTPMUAsymScheme(tpm.TPMAlgECDSA, &tpm.TPMSSigSchemeECDSA{HashAlg: hash})},
 			CurveID: curve,
 		}),
 	}
@@ -328,7 +330,8 @@ func (d *device) converse(ek, ak *object, bank tpm.TPMAlgID, pcrs []int, label s
 	}
 	attest, signature := d.quote(ak, hash[:], selected(bank, pcrs...))
 	return &conversation{
-		challenge: tpm2.Challenge{EK: parsedEK, AK: parsedAK, Secret: secret.New(k), Bank: uint16(bank), PCRs: pcrs, Transcript: hash},
+		challenge: tpm2.Challenge{EK: parsedEK, AK: parsedAK, Secret: secret.New(k), Bank: uint16(bank), PCRs: pcrs,
+			Transcript: hash},
 		evidence: tpm2.Evidence{
 			Quote: attest, Signature: signature, Activation: transcript.Activation(released, hash),
 			PCRValues: d.pcrs(bank, pcrs...),

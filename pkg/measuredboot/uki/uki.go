@@ -65,7 +65,9 @@ func Measure(r io.ReaderAt, size int64) (*Image, error) {
 			continue
 		}
 		if len(found) > 1 || bySelection[want] {
-			return nil, fmt.Errorf("the UKI has %d section(s) %s, of which the stub chooses while booting: PCR 11 is not one value", len(found), want)
+			return nil,
+				fmt.Errorf("the UKI has %d section(s) %s, of which the stub chooses while booting: PCR 11 is not one value",
+					len(found), want)
 		}
 		s := found[0]
 		if s.memorySize == 0 {
@@ -168,7 +170,8 @@ func (f *peFile) stub() (*stub, error) {
 		return nil, fmt.Errorf("systemd-stub version %q", st.version)
 	}
 	if n, err := strconv.Atoi(major[0]); err != nil || n < firstMeasuring {
-		return nil, fmt.Errorf("systemd-stub %s does not measure into PCR 11 as versions from %d on do", st.version, firstMeasuring)
+		return nil, fmt.Errorf("systemd-stub %s does not measure into PCR 11 as versions from %d on do", st.version,
+			firstMeasuring)
 	}
 	if !st.knows(".linux") {
 		return nil, fmt.Errorf("systemd-stub %s: cannot tell which sections it measures", st.version)

@@ -118,8 +118,9 @@ func TestSectionsAreMeasuredInTheStubsOrderAsFarAsItKnowsThem(t *testing.T) {
 		want  string
 	}{
 		"252.39-1~deb12u2": {knows252, ".linux .osrel .cmdline .initrd .pcrpkey"},
-		"252-46.el9_5":     {append(slices.Clone(knows252), ".uname"), ".linux .osrel .cmdline .initrd .uname .pcrpkey"}, // a backport
-		"257.9-1.fc42":     {knows257, ".linux .osrel .cmdline .initrd .uname .sbat .pcrpkey"},
+		// a backport
+		"252-46.el9_5": {append(slices.Clone(knows252), ".uname"), ".linux .osrel .cmdline .initrd .uname .pcrpkey"},
+		"257.9-1.fc42": {knows257, ".linux .osrel .cmdline .initrd .uname .sbat .pcrpkey"},
 	} {
 		r := measure(t, image(append(stubParts(version, c.knows...), content...)...))
 		if got := sections(r); got != c.want || r.Stub != "systemd-stub "+version {
@@ -135,7 +136,8 @@ func TestSectionsAreMeasuredInTheStubsOrderAsFarAsItKnowsThem(t *testing.T) {
 //
 // Its answers are recorded; where the tool is installed they are asked for again.
 func TestPCR11IsSystemdMeasures(t *testing.T) {
-	want := "11:sha256=" + recorded256 + "\n11:sha384=" + recorded384 + "\n11:sha256=" + recordedInitrd256 + "\n11:sha384=" + recordedInitrd384 + "\n"
+	want := "11:sha256=" + recorded256 + "\n11:sha384=" + recorded384 + "\n11:sha256=" + recordedInitrd256 +
+		"\n11:sha384=" + recordedInitrd384 + "\n"
 	r := measure(t, image(append(stubParts("252.39", knows252...), content...)...))
 	var got strings.Builder
 	for _, v := range r.PCR11 {
@@ -182,7 +184,8 @@ func TestASectionIsMeasuredAsItIsInMemory(t *testing.T) {
 }
 
 func TestAnEmptySectionIsNotMeasured(t *testing.T) {
-	r := measure(t, image(append(stubParts("252.39", knows252...), append(slices.Clone(content), part{name: ".splash"})...)...))
+	r := measure(t,
+		image(append(stubParts("252.39", knows252...), append(slices.Clone(content), part{name: ".splash"})...)...))
 	if strings.Contains(sections(r), ".splash") {
 		t.Error(sections(r))
 	}
@@ -225,7 +228,8 @@ func TestTheKernelInsideHasItsOwnDigest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Applications) != 2 || r.Applications[1].Name != "linux" || !bytes.Equal(r.Applications[1].SHA256, want.SHA256) {
+	if len(r.Applications) != 2 || r.Applications[1].Name != "linux" ||
+		!bytes.Equal(r.Applications[1].SHA256, want.SHA256) {
 		t.Errorf("got %v", r.Applications)
 	}
 }
@@ -245,26 +249,31 @@ func TestMeasureRefusesWhatItCannotPredict(t *testing.T) {
 		file []byte
 		says string
 	}{
-		"an empty file":                       {nil, "not a PE image"},
-		"a shell script":                      {[]byte("#!/bin/sh\n" + strings.Repeat("#", 100)), "not a PE image"},
-		"a file that is cut off":              {good[:len(good)-1], "ends behind the file's end"},
-		"headers that are cut off":            {good[:300], "not a PE image"},
-		"a PE header far away":                {patch(60, 0xFF, 0xFF, 0xFF, 0xFF), "not a PE image"},
-		"no sections":                         {patch(pe+6, 0, 0), "sections"},
-		"65535 sections":                      {patch(pe+6, 0xFF, 0xFF), "sections"},
-		"headers of 4 GiB":                    {patch(opt+60, 0xFF, 0xFF, 0xFF, 0xFF), "bytes of headers"},
-		"headers shorter than they are":       {patch(opt+60, 1, 0, 0, 0), "bytes of headers"},
-		"certificates in the middle":          {patch(opt+112+4*8, 0, 2, 0, 0, 8, 0, 0, 0), "certificate table"},
-		"a section behind the end":            {patch(table+20, 0xFF, 0xFF, 0xFF, 0xFF), "ends behind the file's end"},
-		"a section over another":              {patch(table+16, 0, 0x40, 0, 0), "sections overlap"},
-		"a section of 4 GiB in memory":        {with("257", knows257, part{name: ".splash", data: []byte("BM"), extra: 1 << 31}), "section .splash has 2147483650 bytes in memory"},
+		"an empty file":                 {nil, "not a PE image"},
+		"a shell script":                {[]byte("#!/bin/sh\n" + strings.Repeat("#", 100)), "not a PE image"},
+		"a file that is cut off":        {good[:len(good)-1], "ends behind the file's end"},
+		"headers that are cut off":      {good[:300], "not a PE image"},
+		"a PE header far away":          {patch(60, 0xFF, 0xFF, 0xFF, 0xFF), "not a PE image"},
+		"no sections":                   {patch(pe+6, 0, 0), "sections"},
+		"65535 sections":                {patch(pe+6, 0xFF, 0xFF), "sections"},
+		"headers of 4 GiB":              {patch(opt+60, 0xFF, 0xFF, 0xFF, 0xFF), "bytes of headers"},
+		"headers shorter than they are": {patch(opt+60, 1, 0, 0, 0), "bytes of headers"},
+		"certificates in the middle":    {patch(opt+112+4*8, 0, 2, 0, 0, 8, 0, 0, 0), "certificate table"},
+		"a section behind the end":      {patch(table+20, 0xFF, 0xFF, 0xFF, 0xFF), "ends behind the file's end"},
+		"a section over another":        {patch(table+16, 0, 0x40, 0, 0), "sections overlap"},
+		"a section of 4 GiB in memory": {with("257", knows257,
+			part{name: ".splash", data: []byte("BM"), extra: 1 << 31}), "section .splash has 2147483650 bytes in memory"},
 		"a PE image without a stub":           {image(content...), "no systemd-stub"},
 		"a stub from before it was a pattern": {with("251.4", knows252), "does not measure"},
 		"a stub that hides what it knows":     {with("258", nil), "cannot tell"},
-		"a UKI without a kernel":              {image(append(stubParts("252", knows252...), content[0])...), "no section .linux"},
-		"two command lines":                   {with("257", knows257, part{name: ".cmdline", data: []byte("rd.break")}), "2 section(s) .cmdline"},
-		"several profiles":                    {with("257", knows257, part{name: ".profile", data: []byte("A")}, part{name: ".profile", data: []byte("B")}), "2 section(s) .profile"},
-		"a device tree chosen by hardware":    {with("257", knows257, part{name: ".dtbauto", data: []byte("A")}), "1 section(s) .dtbauto"},
+		"a UKI without a kernel": {image(append(stubParts("252", knows252...), content[0])...),
+			"no section .linux"},
+		"two command lines": {with("257", knows257, part{name: ".cmdline", data: []byte("rd.break")}),
+			"2 section(s) .cmdline"},
+		"several profiles": {with("257", knows257, part{name: ".profile", data: []byte("A")},
+			part{name: ".profile", data: []byte("B")}), "2 section(s) .profile"},
+		"a device tree chosen by hardware": {with("257", knows257, part{name: ".dtbauto", data: []byte("A")}),
+			"1 section(s) .dtbauto"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, err := uki.Measure(bytes.NewReader(c.file), int64(len(c.file)))

@@ -69,7 +69,9 @@ type target struct {
 }
 
 func version[C any](parse func([]byte) (C, report.Report, error)) target {
-	return target{reflect.TypeFor[C](), func(raw []byte, to, asked specversion.Version) error { return valid(raw, parse, to, asked) }}
+	return target{reflect.TypeFor[C](), func(raw []byte, to, asked specversion.Version) error {
+		return valid(raw, parse, to, asked)
+	}}
 }
 
 // valid says whether raw passes as a config of version to.
@@ -81,7 +83,8 @@ func valid[C any](raw []byte, parse func([]byte) (C, report.Report, error), to, 
 }
 
 // targets are those of major version 3, by their minor one.
-var targets = []target{version(v3_0.Parse), version(v3_1.Parse), version(v3_2.Parse), version(v3_3.Parse), version(v3_4.Parse)}
+var targets = []target{version(v3_0.Parse), version(v3_1.Parse), version(v3_2.Parse), version(v3_3.Parse),
+	version(v3_4.Parse)}
 
 // From35 is a config of spec 3.5 in version to, in JSON: 2.2 or any from 3.0 to 3.5.
 // What it cannot write without a loss is a [RefusedError].

@@ -27,28 +27,35 @@ const node = `{
     "security": {"tls": {"certificateAuthorities": [{"source": "data:,a%20CA"}]}}},
   "passwd": {
     "groups": [{"name": "pods", "gid": 4000, "shouldExist": true}],
-    "users": [{"name": "core", "passwordHash": "", "groups": ["wheel"], "sshAuthorizedKeys": ["ssh-ed25519 AAAA"], "shouldExist": true, "uid": 1000}]},
+    "users": [{"name": "core", "passwordHash": "", "groups": ["wheel"],
+      "sshAuthorizedKeys": ["ssh-ed25519 AAAA"], "shouldExist": true, "uid": 1000}]},
   "storage": {
     "disks": [{"device": "/dev/vdb", "wipeTable": true}],
     "raid": [{"name": "data", "level": "raid1", "devices": ["/dev/vdc", "/dev/vdd"], "options": ["--name=x"]}],
     "filesystems": [
-      {"device": "/dev/vdb", "path": "/var", "format": "xfs", "label": "VAR", "wipeFilesystem": true, "options": ["-f"]},
+      {"device": "/dev/vdb", "path": "/var", "format": "xfs",
+       "label": "VAR", "wipeFilesystem": true, "options": ["-f"]},
       {"device": "/dev/md/data", "path": "/var/lib", "format": "ext4"},
       {"device": "/dev/vde", "format": "swap"}],
     "directories": [{"path": "/etc/a", "mode": 448, "user": {"name": "core"}}, {"path": "/opt/one/two"}],
     "files": [
       {"path": "/etc/plain", "contents": {"source": "data:,plain%20%26%20simple%0A"}, "mode": 420, "overwrite": true},
-      {"path": "/etc/unset", "contents": {"source": "data:text/plain;charset=utf-8;base64,dW5zZXQK", "compression": ""}},
+      {"path": "/etc/unset",
+       "contents": {"source": "data:text/plain;charset=utf-8;base64,dW5zZXQK", "compression": ""}},
       {"path": "/etc/empty", "contents": {"source": ""}, "mode": 0},
       {"path": "/etc/hash", "contents": {"source": "https://x.example/", "compression": "gzip", "verification": {"hash": "sha512-00000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000"}}, "user": {"id": 0}, "group": {"id": 12}},
-      {"path": "/etc/both", "overwrite": true, "contents": {"source": "data:,one"}, "append": [{"source": "data:,two"}, {"source": "data:,three"}]},
+      {"path": "/etc/both", "overwrite": true, "contents": {"source": "data:,one"},
+       "append": [{"source": "data:,two"}, {"source": "data:,three"}]},
       {"path": "/etc/append", "append": [{"source": "data:,more"}]},
       {"path": "/var/on-var", "contents": {"source": "data:,v"}},
       {"path": "/var/lib/on-data", "contents": {"source": "data:,d"}},
       {"path": "/variable", "contents": {"source": "data:,on%20the%20root%20file%20system"}}],
-    "links": [{"path": "/etc/l", "target": "plain", "hard": false}, {"path": "/var/l", "target": "/etc/plain", "overwrite": true}]},
+    "links": [{"path": "/etc/l", "target": "plain", "hard": false},
+              {"path": "/var/l", "target": "/etc/plain", "overwrite": true}]},
   "systemd": {"units": [
-    {"name": "kubelet.service", "enabled": true, "contents": "[Service]\nExecStart=/bin/kubelet <&>\n[Install]\nWantedBy=multi-user.target\n", "dropins": [{"name": "10-a.conf", "contents": "[Service]\n"}, {"name": "20-b.conf"}]},
+    {"name": "kubelet.service", "enabled": true,
+     "contents": "[Service]\nExecStart=/bin/kubelet <&>\n[Install]\nWantedBy=multi-user.target\n",
+     "dropins": [{"name": "10-a.conf", "contents": "[Service]\n"}, {"name": "20-b.conf"}]},
     {"name": "off.service", "enabled": false, "mask": true},
     {"name": "as-it-is.service"}]}
 }`
@@ -67,7 +74,8 @@ func version(major, minor int) specversion.Version {
 }
 
 // all are the versions that a config is served in.
-var all = []specversion.Version{version(2, 2), version(3, 0), version(3, 1), version(3, 2), version(3, 3), version(3, 4), version(3, 5)}
+var all = []specversion.Version{version(2, 2), version(3, 0), version(3, 1), version(3, 2), version(3, 3),
+	version(3, 4), version(3, 5)}
 
 // edited is the config node with one more thing in it, as an overlay that is merged.
 func edited(t testing.TB, overlay string) types.Config {
@@ -152,7 +160,8 @@ func TestGolden(t *testing.T) {
 }
 
 func TestWhatAVersionLacksIsRefusedByItsName(t *testing.T) {
-	v30, v31, v32, v33, v34, v35 := version(3, 0), version(3, 1), version(3, 2), version(3, 3), version(3, 4), version(3, 5)
+	v30, v31, v32, v33, v34, v35 := version(3, 0), version(3, 1), version(3, 2), version(3, 3), version(3, 4),
+		version(3, 5)
 	disk := func(partition string) string {
 		return `"storage":{"disks":[{"device":"/dev/vdb","partitions":[{"number":1,` + partition + `}]}]}`
 	}
@@ -167,33 +176,54 @@ func TestWhatAVersionLacksIsRefusedByItsName(t *testing.T) {
 		{"what every version has", `"storage":{}`, version(2, 2), ""},
 		{"a Crypto Express card", luks(`,"cex":{"enabled":true}`), v35, "storage.luks[data].cex: spec|storage.luks: spec"},
 		{"discard", luks(`,"discard":true`), v34, "storage.luks[data].discard: spec|storage.luks: spec"},
-		{"options to open a volume with", luks(`,"openOptions":["--x"]`), v34, "storage.luks[data].openOptions: spec|storage.luks: spec"},
-		{"Tang without its server", luks(`,"clevis":{"tang":[{"url":"https://t.example","thumbprint":"T","advertisement":"{}"}]}`), v34, "storage.luks[data].clevis.tang[0].advertisement: spec|storage.luks: spec"},
+		{"options to open a volume with", luks(`,"openOptions":["--x"]`), v34,
+			"storage.luks[data].openOptions: spec|storage.luks: spec"},
+		{"Tang without its server",
+			luks(`,"clevis":{"tang":[{"url":"https://t.example","thumbprint":"T","advertisement":"{}"}]}`),
+			v34, "storage.luks[data].clevis.tang[0].advertisement: spec|storage.luks: spec"},
 		{"an access point of S3", `"storage":{"files":[{"path":"/etc/x","contents":{"source":"arn:aws:s3:us-west-1:123456789012:accesspoint/t/object/p"}}]}`, v34, "$.storage.files"},
-		{"a setuid file", `"storage":{"files":[{"path":"/etc/x","contents":{"source":"data:,"},"mode":2541}]}`, v34, "storage.files[/etc/x].mode: spec"},
-		{"a sticky directory", `"storage":{"directories":[{"path":"/etc/x","mode":1023}]}`, v34, "storage.directories[/etc/x].mode: spec"},
+		{"a setuid file", `"storage":{"files":[{"path":"/etc/x","contents":{"source":"data:,"},"mode":2541}]}`,
+			v34, "storage.files[/etc/x].mode: spec"},
+		{"a sticky directory", `"storage":{"directories":[{"path":"/etc/x","mode":1023}]}`, v34,
+			"storage.directories[/etc/x].mode: spec"},
 		{"kernel arguments", `"kernelArguments":{"shouldExist":["quiet"]}`, v33, "kernelArguments: spec"},
-		{"kernel arguments that should not be", `"kernelArguments":{"shouldNotExist":["quiet"]}`, v33, "kernelArguments: spec"},
-		{"no file system", `"storage":{"filesystems":[{"device":"/dev/vdx","format":"none","wipeFilesystem":true}]}`, v33, "$.storage.filesystems"},
+		{"kernel arguments that should not be", `"kernelArguments":{"shouldNotExist":["quiet"]}`, v33,
+			"kernelArguments: spec"},
+		{"no file system", `"storage":{"filesystems":[{"device":"/dev/vdx","format":"none","wipeFilesystem":true}]}`, v33,
+			"$.storage.filesystems"},
 		{"LUKS", luks(``), v32, "storage.luks: spec"},
-		{"a partition to be resized", disk(`"label":"a","sizeMiB":1,"resize":true`), v32, "storage.disks[/dev/vdb].partitions[0].resize: spec"},
-		{"a user to be deleted", `"passwd":{"users":[{"name":"x","shouldExist":false}]}`, v32, "passwd.users[x].shouldExist: spec"},
-		{"a group to be deleted", `"passwd":{"groups":[{"name":"x","shouldExist":false}]}`, v32, "passwd.groups[x].shouldExist: spec"},
-		{"Google's storage", `"storage":{"files":[{"path":"/etc/x","contents":{"source":"gs://bucket/object"}}]}`, v32, "$.storage.files"},
+		{"a partition to be resized", disk(`"label":"a","sizeMiB":1,"resize":true`), v32,
+			"storage.disks[/dev/vdb].partitions[0].resize: spec"},
+		{"a user to be deleted", `"passwd":{"users":[{"name":"x","shouldExist":false}]}`, v32,
+			"passwd.users[x].shouldExist: spec"},
+		{"a group to be deleted", `"passwd":{"groups":[{"name":"x","shouldExist":false}]}`, v32,
+			"passwd.groups[x].shouldExist: spec"},
+		{"Google's storage", `"storage":{"files":[{"path":"/etc/x","contents":{"source":"gs://bucket/object"}}]}`, v32,
+			"$.storage.files"},
 		{"a proxy", `"ignition":{"version":"3.5.0","proxy":{"httpProxy":"http://p.example"}}`, v31, "ignition.proxy: spec"},
 		{"HTTP headers", `"storage":{"files":[{"path":"/etc/x","contents":{"source":"https://x.example","httpHeaders":[{"name":"A","value":"b"}]}}]}`, v31, "storage.files[/etc/x].contents.httpHeaders: spec"},
 		{"a compressed CA", `"ignition":{"version":"3.5.0","security":{"tls":{"certificateAuthorities":[{"source":"data:,x","compression":"gzip"}]}}}`, v31, "certificateAuthorities[1].compression: spec"},
-		{"mount options", `"storage":{"filesystems":[{"device":"/dev/vdx","path":"/srv","format":"btrfs","mountOptions":["subvolid=5"]}]}`, v31, "storage.filesystems[/srv].mountOptions: spec"},
+		{"mount options",
+			`"storage":{"filesystems":[{"device":"/dev/vdx","path":"/srv","format":"btrfs","mountOptions":["subvolid=5"]}]}`,
+			v31, "storage.filesystems[/srv].mountOptions: spec"},
 		{"a SHA-256", `"storage":{"files":[{"path":"/etc/x","contents":{"source":"data:,x","verification":{"hash":"sha256-e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}}}]}`, v31, "$.storage.files"},
 		{"a partition", disk(`"label":"a","sizeMiB":1`), v30, "storage.disks[/dev/vdb].partitions: spec 2.2"},
-		{"a file that is only made where there is none", `"storage":{"files":[{"path":"/etc/x"}]}`, v30, "storage.files[/etc/x].contents: spec 2.2"},
-		{"a config to be merged", `"ignition":{"version":"3.5.0","config":{"merge":[{"source":"https://x.example"}]}}`, v30, "ignition.config.merge: spec 2.2"},
-		{"a file system as it is", `"storage":{"filesystems":[{"device":"/dev/vdx"}]}`, v30, "storage.filesystems[/dev/vdx].format: spec 2.2"},
-		{"the root file system", `"storage":{"filesystems":[{"device":"/dev/vdx","path":"/","format":"xfs"}]}`, v30, "storage.filesystems[/dev/vdx].path: spec 2.2"},
-		{"a directory whose parents would be as it is", `"storage":{"directories":[{"path":"/opt/new/deep","mode":448}]}`, v30, "storage.directories[/opt/new/deep]: spec 2.2"},
-		{"one whose parents are listed", `"storage":{"directories":[{"path":"/opt/new"},{"path":"/opt/new/deep","mode":448}]}`, version(2, 2), ""},
-		{"a value that is the default", disk(`"label":"a","sizeMiB":1,"resize":false`), v30, "storage.disks[/dev/vdb].partitions: spec 2.2"},
-		{"LUKS with values that are the defaults", luks(`,"discard":false,"cex":{"enabled":false},"openOptions":[]`), v32, "storage.luks: spec"},
+		{"a file that is only made where there is none", `"storage":{"files":[{"path":"/etc/x"}]}`, v30,
+			"storage.files[/etc/x].contents: spec 2.2"},
+		{"a config to be merged", `"ignition":{"version":"3.5.0","config":{"merge":[{"source":"https://x.example"}]}}`,
+			v30, "ignition.config.merge: spec 2.2"},
+		{"a file system as it is", `"storage":{"filesystems":[{"device":"/dev/vdx"}]}`,
+			v30, "storage.filesystems[/dev/vdx].format: spec 2.2"},
+		{"the root file system", `"storage":{"filesystems":[{"device":"/dev/vdx","path":"/","format":"xfs"}]}`,
+			v30, "storage.filesystems[/dev/vdx].path: spec 2.2"},
+		{"a directory whose parents would be as it is", `"storage":{"directories":[{"path":"/opt/new/deep","mode":448}]}`,
+			v30, "storage.directories[/opt/new/deep]: spec 2.2"},
+		{"one whose parents are listed",
+			`"storage":{"directories":[{"path":"/opt/new"},{"path":"/opt/new/deep","mode":448}]}`, version(2, 2), ""},
+		{"a value that is the default", disk(`"label":"a","sizeMiB":1,"resize":false`),
+			v30, "storage.disks[/dev/vdb].partitions: spec 2.2"},
+		{"LUKS with values that are the defaults", luks(`,"discard":false,"cex":{"enabled":false},"openOptions":[]`), v32,
+			"storage.luks: spec"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			config := edited(t, c.overlay)
@@ -220,7 +250,8 @@ func says(err error, any string) bool {
 }
 
 func TestOtherVersionsAreRefused(t *testing.T) {
-	for _, v := range []specversion.Version{version(1, 0), version(2, 1), version(2, 3), version(3, 6), version(3, -1), version(4, 0)} {
+	for _, v := range []specversion.Version{version(1, 0), version(2, 1), version(2, 3), version(3, 6), version(3, -1),
+		version(4, 0)} {
 		if out, err := convert.From35(parse(t, node), v); err == nil {
 			t.Errorf("%s: %.60s", v, out)
 		}

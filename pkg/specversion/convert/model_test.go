@@ -65,7 +65,8 @@ func outcomes3(c types.Config) map[string]outcome {
 	}
 	out := map[string]outcome{}
 	for _, f := range c.Storage.Files {
-		o := outcome{Device: device(f.Path), Kind: "file", Mode: mode(f.Mode, 0o644), User: user(f.Node), Overwrite: f.Overwrite != nil && *f.Overwrite}
+		o := outcome{Device: device(f.Path), Kind: "file", Mode: mode(f.Mode, 0o644), User: user(f.Node),
+			Overwrite: f.Overwrite != nil && *f.Overwrite}
 		if f.Contents.Source != nil {
 			o.Contents = resource(f.Contents)
 		} else {
@@ -77,10 +78,12 @@ func outcomes3(c types.Config) map[string]outcome {
 		out[f.Path] = o
 	}
 	for _, d := range c.Storage.Directories {
-		out[d.Path] = outcome{Device: device(d.Path), Kind: "directory", Mode: mode(d.Mode, 0o755), User: user(d.Node), Overwrite: d.Overwrite != nil && *d.Overwrite}
+		out[d.Path] = outcome{Device: device(d.Path), Kind: "directory", Mode: mode(d.Mode, 0o755), User: user(d.Node),
+			Overwrite: d.Overwrite != nil && *d.Overwrite}
 	}
 	for _, l := range c.Storage.Links {
-		out[l.Path] = outcome{Device: device(l.Path), Kind: "link", User: user(l.Node), Overwrite: l.Overwrite != nil && *l.Overwrite, Target: *l.Target}
+		out[l.Path] = outcome{Device: device(l.Path), Kind: "link", User: user(l.Node), Overwrite: l.Overwrite != nil &&
+			*l.Overwrite, Target: *l.Target}
 	}
 	return out
 }
@@ -180,7 +183,8 @@ func TestSpec22LeavesTheSameOnTheDisk(t *testing.T) {
 			if maybe() {
 				device := fmt.Sprintf("/dev/vd%c", 'b'+i)
 				mounted[device] = at
-				c.Storage.Filesystems = append(c.Storage.Filesystems, types.Filesystem{Device: device, Path: &at, Format: util.StrToPtr("xfs")})
+				c.Storage.Filesystems = append(c.Storage.Filesystems,
+					types.Filesystem{Device: device, Path: &at, Format: util.StrToPtr("xfs")})
 			}
 		}
 		random.Shuffle(len(c.Storage.Filesystems), func(i, j int) {
@@ -214,9 +218,11 @@ func TestSpec22LeavesTheSameOnTheDisk(t *testing.T) {
 			}
 			switch random.IntN(4) {
 			case 0:
-				c.Storage.Directories = append(c.Storage.Directories, types.Directory{Node: n, DirectoryEmbedded1: types.DirectoryEmbedded1{Mode: mode}})
+				c.Storage.Directories = append(c.Storage.Directories,
+					types.Directory{Node: n, DirectoryEmbedded1: types.DirectoryEmbedded1{Mode: mode}})
 			case 1:
-				c.Storage.Links = append(c.Storage.Links, types.Link{Node: n, LinkEmbedded1: types.LinkEmbedded1{Target: util.StrToPtr("/etc/hosts")}})
+				c.Storage.Links = append(c.Storage.Links,
+					types.Link{Node: n, LinkEmbedded1: types.LinkEmbedded1{Target: util.StrToPtr("/etc/hosts")}})
 			default:
 				f := types.File{Node: n, FileEmbedded1: types.FileEmbedded1{Mode: mode}}
 				if maybe() {

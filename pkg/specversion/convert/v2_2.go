@@ -207,13 +207,16 @@ func passwd22Of(p v3_0.Passwd) *passwd22 {
 	}
 	var out passwd22
 	for _, g := range p.Groups {
-		out.Groups = append(out.Groups, group22{Gid: g.Gid, Name: g.Name, PasswordHash: value(g.PasswordHash), System: value(g.System)})
+		out.Groups = append(out.Groups, group22{Gid: g.Gid, Name: g.Name, PasswordHash: value(g.PasswordHash),
+			System: value(g.System)})
 	}
 	for _, u := range p.Users {
 		out.Users = append(out.Users, user22{
-			Gecos: value(u.Gecos), Groups: u.Groups, HomeDir: value(u.HomeDir), Name: u.Name, NoCreateHome: value(u.NoCreateHome),
-			NoLogInit: value(u.NoLogInit), NoUserGroup: value(u.NoUserGroup), PasswordHash: u.PasswordHash,
-			PrimaryGroup: value(u.PrimaryGroup), SSHAuthorizedKeys: u.SSHAuthorizedKeys, Shell: value(u.Shell), System: value(u.System), UID: u.UID,
+			Gecos: value(u.Gecos), Groups: u.Groups, HomeDir: value(u.HomeDir), Name: u.Name,
+			NoCreateHome: value(u.NoCreateHome),
+			NoLogInit:    value(u.NoLogInit), NoUserGroup: value(u.NoUserGroup), PasswordHash: u.PasswordHash,
+			PrimaryGroup: value(u.PrimaryGroup), SSHAuthorizedKeys: u.SSHAuthorizedKeys, Shell: value(u.Shell),
+			System: value(u.System), UID: u.UID,
 		})
 	}
 	return &out
@@ -239,12 +242,14 @@ func storage22Of(s v3_0.Storage, refuse func(field, format string, a ...any) err
 	var mounts []string
 	for _, d := range s.Disks {
 		if len(d.Partitions) > 0 {
-			return nil, refuse("storage.disks["+d.Device+"].partitions", "spec 2.2 counts them in sectors and takes none that exists")
+			return nil, refuse("storage.disks["+d.Device+"].partitions",
+				"spec 2.2 counts them in sectors and takes none that exists")
 		}
 		out.Disks = append(out.Disks, disk22{Device: d.Device, WipeTable: value(d.WipeTable)})
 	}
 	for _, r := range s.Raid {
-		out.Raid = append(out.Raid, raid22{Devices: r.Devices, Level: r.Level, Name: r.Name, Options: r.Options, Spares: value(r.Spares)})
+		out.Raid = append(out.Raid, raid22{Devices: r.Devices, Level: r.Level, Name: r.Name, Options: r.Options,
+			Spares: value(r.Spares)})
 	}
 	for _, f := range s.Filesystems {
 		field := "storage.filesystems[" + f.Device + "]"
@@ -260,7 +265,8 @@ func storage22Of(s v3_0.Storage, refuse func(field, format string, a ...any) err
 			mounts = append(mounts, name)
 		}
 		out.Filesystems = append(out.Filesystems, filesystem22{Name: name, Mount: mount22{
-			Device: f.Device, Format: *f.Format, Label: f.Label, Options: f.Options, UUID: f.UUID, WipeFilesystem: value(f.WipeFilesystem),
+			Device: f.Device, Format: *f.Format, Label: f.Label, Options: f.Options, UUID: f.UUID,
+			WipeFilesystem: value(f.WipeFilesystem),
 		}})
 	}
 	listed := map[string]bool{}
@@ -276,7 +282,8 @@ func storage22Of(s v3_0.Storage, refuse func(field, format string, a ...any) err
 		parent := path.Dir(path.Clean(d.Path))
 		// Of /etc and its like every root has all.
 		if !plain && !listed[parent] && strings.Count(parent, "/") > 1 {
-			return nil, refuse("storage.directories["+d.Path+"]", "spec 2.2 gives its mode and owner also to the parents that are missing: list %s, too", parent)
+			return nil, refuse("storage.directories["+d.Path+"]",
+				"spec 2.2 gives its mode and owner also to the parents that are missing: list %s, too", parent)
 		}
 		out.Directories = append(out.Directories, directory22{node22: node22Of(d.Node, mounts), Mode: mode})
 	}
@@ -285,11 +292,13 @@ func storage22Of(s v3_0.Storage, refuse func(field, format string, a ...any) err
 	}
 	for _, f := range s.Files {
 		if f.Contents.Source == nil && len(f.Append) == 0 {
-			return nil, refuse("storage.files["+f.Path+"].contents", "spec 2.2 has no file that is only made where there is none")
+			return nil, refuse("storage.files["+f.Path+"].contents",
+				"spec 2.2 has no file that is only made where there is none")
 		}
 		node := node22Of(f.Node, mounts)
 		if f.Contents.Source != nil {
-			file := file22{node22: node, Contents: resource22Of(f.Contents.Compression, f.Contents.Source, f.Contents.Verification), Mode: f.Mode}
+			file := file22{node22: node, Contents: resource22Of(f.Contents.Compression, f.Contents.Source,
+				f.Contents.Verification), Mode: f.Mode}
 			if f.Overwrite == nil {
 				file.Overwrite = util.BoolToPtr(false)
 			}
@@ -299,7 +308,8 @@ func storage22Of(s v3_0.Storage, refuse func(field, format string, a ...any) err
 			out.Files = append(out.Files, file)
 		}
 		for _, a := range f.Append {
-			file := file22{node22: node, Append: true, Contents: resource22Of(a.Compression, a.Source, a.Verification), Mode: f.Mode}
+			file := file22{node22: node, Append: true, Contents: resource22Of(a.Compression, a.Source, a.Verification),
+				Mode: f.Mode}
 			file.Overwrite = util.BoolToPtr(false)
 			out.Files = append(out.Files, file)
 		}

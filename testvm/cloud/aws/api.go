@@ -158,8 +158,10 @@ type (
 )
 
 func describe(i Instance, f Fault) described {
-	states := map[string]int{"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopping": 64, "stopped": 80}
-	one := describedMachine{ID: i.ID, Image: "ami-0a1b2c3d4e5f60718", Code: states[i.State], State: i.State, Type: "m6i.xlarge",
+	states := map[string]int{"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopping": 64,
+		"stopped": 80}
+	one := describedMachine{ID: i.ID, Image: "ami-0a1b2c3d4e5f60718", Code: states[i.State], State: i.State,
+		Type:   "m6i.xlarge",
 		Launch: i.Launch.Format("2006-01-02T15:04:05.000Z"), Zone: i.Zone}
 	if i.State != "terminated" { // whose network is gone
 		one.Subnet, one.VPC, one.Address = i.Subnet, i.VPC, i.Address
@@ -184,7 +186,8 @@ func describe(i Instance, f Fault) described {
 		all.Reservations = []reservation{{ID: "r-0a1b2c3d4e5f60718", Owner: i.Account, Instances: []describedMachine{one}}}
 	}
 	if f.Double {
-		all.Reservations = append(all.Reservations, reservation{ID: "r-0ffffffffffffffff", Owner: i.Account, Instances: []describedMachine{one}})
+		all.Reservations = append(all.Reservations,
+			reservation{ID: "r-0ffffffffffffffff", Owner: i.Account, Instances: []describedMachine{one}})
 	}
 	if f.Extra {
 		other := one
@@ -239,7 +242,8 @@ func (c *Cloud) Serve(address string) (*Endpoint, error) {
 	}
 	e := &Endpoint{URL: "https://" + l.Addr().String(), CA: ca, server: &http.Server{
 		Handler: c.API(), ReadHeaderTimeout: 10 * time.Second, ErrorLog: log.New(io.Discard, "", 0),
-		TLSConfig: &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}},
+		TLSConfig: &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12,
+			NextProtos: []string{"h2", "http/1.1"}},
 	}}
 	go func() {
 		if err := e.server.ServeTLS(l, "", ""); !errors.Is(err, http.ErrServerClosed) {
@@ -260,10 +264,13 @@ func authority(host string) (tls.Certificate, []byte, error) {
 		return none, nil, err
 	}
 	now := time.Now()
-	ca := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "emulated AWS"}, NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(1, 0, 0),
+	ca := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "emulated AWS"},
+		NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(1, 0, 0),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
-	leaf := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: host}, NotBefore: ca.NotBefore, NotAfter: ca.NotAfter,
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, DNSNames: []string{"localhost"}}
+	leaf := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: host}, NotBefore: ca.NotBefore,
+		NotAfter: ca.NotAfter,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		DNSNames: []string{"localhost"}}
 	if ip := net.ParseIP(host); ip != nil {
 		leaf.IPAddresses = []net.IP{ip}
 	}

@@ -126,9 +126,11 @@ func New(o Options) *Cloud {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	c := &Cloud{now: o.Now, instances: map[string]*Instance{}, regions: map[string]*region{}, keys: map[string]key{}, faults: map[string]Fault{}, calls: map[string]int{}}
+	c := &Cloud{now: o.Now, instances: map[string]*Instance{}, regions: map[string]*region{}, keys: map[string]key{},
+		faults: map[string]Fault{}, calls: map[string]int{}}
 	c.operator = Credentials{AccessKeyID: "AKIA" + letters(16), SecretAccessKey: letters(40)}
-	c.keys[c.operator.AccessKeyID] = key{Credentials: c.operator, account: "123456789012", arn: "arn:aws:iam::123456789012:user/mcs-attest", userID: "AIDA" + letters(17)}
+	c.keys[c.operator.AccessKeyID] = key{Credentials: c.operator, account: "123456789012",
+		arn: "arn:aws:iam::123456789012:user/mcs-attest", userID: "AIDA" + letters(17)}
 	return c
 }
 
@@ -193,11 +195,13 @@ func (c *Cloud) instance(id string) (Instance, bool) {
 // role, for six hours. Every call makes new ones; all of them work.
 func (c *Cloud) Credentials(id string) (Credentials, time.Time) {
 	i, _ := c.instance(id)
-	made := Credentials{AccessKeyID: "ASIA" + letters(16), SecretAccessKey: letters(40), SessionToken: "IQoJb3JpZ2luX2VjE" + letters(380) + "=="}
+	made := Credentials{AccessKeyID: "ASIA" + letters(16), SecretAccessKey: letters(40),
+		SessionToken: "IQoJb3JpZ2luX2VjE" + letters(380) + "=="}
 	expires := c.now().Add(6 * time.Hour).UTC().Truncate(time.Second)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.keys[made.AccessKeyID] = key{Credentials: made, account: i.Account, arn: i.sessionARN(), userID: i.RoleID + ":" + i.ID, expires: expires}
+	c.keys[made.AccessKeyID] = key{Credentials: made, account: i.Account, arn: i.sessionARN(),
+		userID: i.RoleID + ":" + i.ID, expires: expires}
 	return made, expires
 }
 
@@ -210,7 +214,8 @@ func (c *Cloud) Session(account, role, roleID, session, arn string) Credentials 
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.keys[made.AccessKeyID] = key{Credentials: made, account: account, arn: arn, userID: roleID + ":" + session, expires: c.now().Add(time.Hour)}
+	c.keys[made.AccessKeyID] = key{Credentials: made, account: account, arn: arn, userID: roleID + ":" + session,
+		expires: c.now().Add(time.Hour)}
 	return made
 }
 
@@ -226,7 +231,8 @@ func (c *Cloud) region(name string) *region {
 		panic(err) // the system has no randomness
 	}
 	// The names are as in AWS's certificates, which say nothing about the region.
-	subject := pkix.Name{Country: []string{"US"}, Province: []string{"Washington State"}, Locality: []string{"Seattle"}, Organization: []string{"Amazon Web Services LLC"}}
+	subject := pkix.Name{Country: []string{"US"}, Province: []string{"Washington State"}, Locality: []string{"Seattle"},
+		Organization: []string{"Amazon Web Services LLC"}}
 	template := &x509.Certificate{
 		SerialNumber: new(big.Int).SetBytes(append([]byte{0x7e}, random(7)...)), Subject: subject,
 		NotBefore: c.now().Add(-24 * time.Hour), NotAfter: c.now().AddDate(100, 0, 0),
@@ -251,7 +257,8 @@ func (c *Cloud) RegionCertificates(names ...string) []byte {
 	var out strings.Builder
 	out.WriteString("# Made by an emulator for tests.\n")
 	for _, name := range slices.Compact(names) {
-		fmt.Fprintf(&out, "# region: %s\n%s", name, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.region(name).certificate.Raw}))
+		fmt.Fprintf(&out, "# region: %s\n%s", name,
+			pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.region(name).certificate.Raw}))
 	}
 	return []byte(out.String())
 }

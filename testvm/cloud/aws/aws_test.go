@@ -42,7 +42,8 @@ func api(t *testing.T, c *aws.Cloud) (string, *http.Client) {
 	t.Cleanup(func() { e.Close() })
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(e.CA)
-	return e.URL, &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true}}
+	return e.URL, &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots},
+		ForceAttemptHTTP2: true}}
 }
 
 func provider(c aws.Credentials) sdk.CredentialsProvider {
@@ -75,7 +76,8 @@ func TestTheRealClientReadsTheMetadataService(t *testing.T) {
 			return o.Content, nil
 		})
 	}
-	for p, want := range map[string]string{"instance-id": i.ID, "placement/availability-zone": i.Zone, "iam/security-credentials/": "worker", "iam": "info\nsecurity-credentials/"} {
+	for p, want := range map[string]string{"instance-id": i.ID, "placement/availability-zone": i.Zone,
+		"iam/security-credentials/": "worker", "iam": "info\nsecurity-credentials/"} {
 		if got := path(p); got != want {
 			t.Errorf("%s is %q, want %q", p, got, want)
 		}
@@ -87,7 +89,8 @@ func TestTheRealClientReadsTheMetadataService(t *testing.T) {
 	if err != nil || d.InstanceID != i.ID || d.AccountID != i.Account || !d.PendingTime.Equal(i.Launch) {
 		t.Errorf("document: %+v, %v", d, err)
 	}
-	if u, err := m.GetUserData(t.Context(), nil); err != nil || read(func() (io.ReadCloser, error) { return u.Content, nil }) != `{"ignition":{}}` {
+	if u, err := m.GetUserData(t.Context(), nil); err != nil ||
+		read(func() (io.ReadCloser, error) { return u.Content, nil }) != `{"ignition":{}}` {
 		t.Errorf("user data: %v", err)
 	}
 	if p := path("iam/security-credentials/worker"); !strings.Contains(p, `"AccessKeyId": "ASIA`) {
@@ -114,7 +117,8 @@ func TestTheMetadataServiceNeedsAToken(t *testing.T) {
 		body, _ := io.ReadAll(a.Body)
 		return a, string(body)
 	}
-	const id, ttl, token = "/latest/meta-data/instance-id", "X-aws-ec2-metadata-token-ttl-seconds", "X-aws-ec2-metadata-token"
+	const id, ttl, token = "/latest/meta-data/instance-id", "X-aws-ec2-metadata-token-ttl-seconds",
+		"X-aws-ec2-metadata-token"
 	a, held := ask("PUT", "/latest/api/token", ttl, "300")
 	if a.StatusCode != 200 || a.Header.Get(ttl) != "300" {
 		t.Fatalf("PUT: %d %v", a.StatusCode, a.Header)
@@ -181,7 +185,8 @@ func TestOpenSSLVerifiesTheDocument(t *testing.T) {
 		dir := t.TempDir()
 		os.WriteFile(filepath.Join(dir, "ca"), c.RegionCertificates(region), 0o600)
 		os.WriteFile(filepath.Join(dir, "blob"), blob, 0o600)
-		out, err := exec.Command(openssl, "cms", "-verify", "-inform", "DER", "-in", filepath.Join(dir, "blob"), "-certfile", filepath.Join(dir, "ca"),
+		out, err := exec.Command(openssl, "cms", "-verify", "-inform", "DER", "-in", filepath.Join(dir, "blob"), "-certfile",
+			filepath.Join(dir, "ca"),
 			"-CAfile", filepath.Join(dir, "ca"), "-purpose", "any", "-binary").Output()
 		return string(out), err
 	}
@@ -199,9 +204,11 @@ func TestOpenSSLVerifiesTheDocument(t *testing.T) {
 func TestTheRealClientAsksEC2(t *testing.T) {
 	c := aws.New(aws.Options{})
 	ek := []byte("not a key, but bytes")
-	i := c.Add(aws.Instance{Role: "worker", Tags: map[string]string{"kubernetes.io/cluster/demo": "owned"}, EK: map[string][]byte{"rsa-2048": ek}})
+	i := c.Add(aws.Instance{Role: "worker", Tags: map[string]string{"kubernetes.io/cluster/demo": "owned"},
+		EK: map[string][]byte{"rsa-2048": ek}})
 	url, client := api(t, c)
-	e := ec2.New(ec2.Options{Region: "eu-central-1", BaseEndpoint: &url, HTTPClient: client, Credentials: provider(c.Operator()), Retryer: sdk.NopRetryer{}})
+	e := ec2.New(ec2.Options{Region: "eu-central-1", BaseEndpoint: &url, HTTPClient: client,
+		Credentials: provider(c.Operator()), Retryer: sdk.NopRetryer{}})
 	describe := func() (*ec2.DescribeInstancesOutput, error) {
 		return e.DescribeInstances(t.Context(), &ec2.DescribeInstancesInput{InstanceIds: []string{i.ID}})
 	}
@@ -209,15 +216,19 @@ func TestTheRealClientAsksEC2(t *testing.T) {
 	if err != nil || len(o.Reservations) != 1 || len(o.Reservations[0].Instances) != 1 {
 		t.Fatalf("%+v, %v", o, err)
 	}
-	if d := o.Reservations[0].Instances[0]; *d.InstanceId != i.ID || d.State.Name != types.InstanceStateNameRunning || *d.VpcId != i.VPC ||
-		!d.LaunchTime.Equal(i.Launch) || *d.Placement.AvailabilityZone != i.Zone || *d.Tags[0].Key != "kubernetes.io/cluster/demo" || d.IamInstanceProfile == nil {
+	if d := o.Reservations[0].Instances[0]; *d.InstanceId != i.ID || d.State.Name != types.InstanceStateNameRunning ||
+		*d.VpcId != i.VPC ||
+		!d.LaunchTime.Equal(i.Launch) || *d.Placement.AvailabilityZone != i.Zone ||
+		*d.Tags[0].Key != "kubernetes.io/cluster/demo" || d.IamInstanceProfile == nil {
 		t.Errorf("%+v", d)
 	}
-	k, err := e.GetInstanceTpmEkPub(t.Context(), &ec2.GetInstanceTpmEkPubInput{InstanceId: &i.ID, KeyType: types.EkPubKeyTypeRsa2048, KeyFormat: types.EkPubKeyFormatDer})
+	k, err := e.GetInstanceTpmEkPub(t.Context(), &ec2.GetInstanceTpmEkPubInput{InstanceId: &i.ID,
+		KeyType: types.EkPubKeyTypeRsa2048, KeyFormat: types.EkPubKeyFormatDer})
 	if err != nil || *k.InstanceId != i.ID || *k.KeyValue != base64.StdEncoding.EncodeToString(ek) {
 		t.Errorf("%+v, %v", k, err)
 	}
-	for name, f := range map[string]aws.Fault{"RequestLimitExceeded": {Status: 503, Code: "RequestLimitExceeded"}, "UnauthorizedOperation": {Status: 403, Code: "UnauthorizedOperation"}} {
+	for name, f := range map[string]aws.Fault{"RequestLimitExceeded": {Status: 503, Code: "RequestLimitExceeded"},
+		"UnauthorizedOperation": {Status: 403, Code: "UnauthorizedOperation"}} {
 		c.Fail("DescribeInstances", f)
 		var a smithy.APIError
 		if _, err := describe(); !errors.As(err, &a) || a.ErrorCode() != name {
@@ -247,10 +258,12 @@ func TestTheRealClientAsksSTS(t *testing.T) {
 	url, client := api(t, c)
 	made, _ := c.Credentials(i.ID)
 	ask := func(k aws.Credentials) (*sts.GetCallerIdentityOutput, error) {
-		return sts.New(sts.Options{Region: "eu-central-1", BaseEndpoint: &url, HTTPClient: client, Credentials: provider(k), Retryer: sdk.NopRetryer{}}).GetCallerIdentity(t.Context(), nil)
+		return sts.New(sts.Options{Region: "eu-central-1", BaseEndpoint: &url, HTTPClient: client, Credentials: provider(k),
+			Retryer: sdk.NopRetryer{}}).GetCallerIdentity(t.Context(), nil)
 	}
 	o, err := ask(made)
-	if err != nil || *o.Account != i.Account || *o.UserId != i.RoleID+":"+i.ID || *o.Arn != "arn:aws:sts::"+i.Account+":assumed-role/worker/"+i.ID {
+	if err != nil || *o.Account != i.Account || *o.UserId != i.RoleID+":"+i.ID ||
+		*o.Arn != "arn:aws:sts::"+i.Account+":assumed-role/worker/"+i.ID {
 		t.Errorf("%+v, %v", o, err)
 	}
 	for name, change := range map[string]func(*aws.Credentials){

@@ -23,8 +23,10 @@ func (c *Cloud) IdentityDocument(id string) []byte {
 		value any
 	}{
 		{"accountId", i.Account}, {"architecture", "x86_64"}, {"availabilityZone", i.Zone}, {"billingProducts", nil},
-		{"devpayProductCodes", nil}, {"marketplaceProductCodes", nil}, {"imageId", "ami-0a1b2c3d4e5f60718"}, {"instanceId", i.ID},
-		{"instanceType", "m6i.xlarge"}, {"kernelId", nil}, {"pendingTime", i.Launch.Format(time.RFC3339)}, {"privateIp", i.Address},
+		{"devpayProductCodes", nil}, {"marketplaceProductCodes", nil}, {"imageId", "ami-0a1b2c3d4e5f60718"},
+		{"instanceId", i.ID},
+		{"instanceType", "m6i.xlarge"}, {"kernelId", nil}, {"pendingTime", i.Launch.Format(time.RFC3339)},
+		{"privateIp", i.Address},
 		{"ramdiskId", nil}, {"region", i.Region()}, {"version", "2017-09-30"},
 	} {
 		value, _ := json.Marshal(f.value) // a string or null
@@ -68,7 +70,8 @@ func (c *Cloud) SignDocument(regionName string, content []byte, at time.Time) []
 		panic(err)
 	}
 	version := []byte{2, 1, 1}
-	signer := tlv(0x30, version, tlv(0x30, r.certificate.RawIssuer, serial), sha256Algorithm, tlv(0xa0, attributes), rsaAlgorithm, tlv(0x04, signature))
+	signer := tlv(0x30, version, tlv(0x30, r.certificate.RawIssuer, serial), sha256Algorithm, tlv(0xa0, attributes),
+		rsaAlgorithm, tlv(0x04, signature))
 	return ber(0x30, oidSignedData, ber(0xa0, ber(0x30,
 		version,
 		tlv(0x31, sha256Algorithm),

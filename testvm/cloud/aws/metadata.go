@@ -259,7 +259,8 @@ func busy(c *Cloud, id string) bool {
 func refuse(w http.ResponseWriter, status int) {
 	w.Header().Set("Content-Type", "text/html")
 	w.WriteHeader(status)
-	fmt.Fprintf(w, "<?xml version=\"1.0\" encoding=\"iso-8859-1\"?>\n<html><head><title>%d - %s</title></head><body><h1>%[1]d - %[2]s</h1></body></html>\n", status, http.StatusText(status))
+	fmt.Fprintf(w, "<?xml version=\"1.0\" encoding=\"iso-8859-1\"?>\n<html><head><title>%d - "+
+		"%s</title></head><body><h1>%[1]d - %[2]s</h1></body></html>\n", status, http.StatusText(status))
 }
 
 func wait(r *http.Request, d time.Duration) {

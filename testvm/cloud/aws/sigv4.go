@@ -22,8 +22,9 @@ var (
 	errUnknown    = errors.New("InvalidClientTokenId: The security token included in the request is invalid")
 	errSession    = errors.New("ExpiredToken: The security token included in the request is expired")
 	errExpired    = errors.New("SignatureDoesNotMatch: Signature expired or not yet current")
-	errSignature  = errors.New("SignatureDoesNotMatch: The request signature we calculated does not match the signature you provided")
-	errUnsigned   = errors.New("SignatureDoesNotMatch: 'host' and every X-Amz header must be signed")
+	errSignature  = errors.New(
+		"SignatureDoesNotMatch: The request signature we calculated does not match the signature you provided")
+	errUnsigned = errors.New("SignatureDoesNotMatch: 'host' and every X-Amz header must be signed")
 )
 
 var authorization = regexp.MustCompile(`^AWS4-HMAC-SHA256 Credential=([A-Z0-9]+)/([0-9]{8})/([a-z0-9-]+)/([a-z0-9]+)/aws4_request, ?SignedHeaders=([a-z0-9;-]+), ?Signature=([0-9a-f]{64})$`)
@@ -57,7 +58,8 @@ func (c *Cloud) authenticate(r *http.Request, body []byte, service string) (*sig
 		return nil, errExpired
 	}
 	names := strings.Split(m[5], ";")
-	again, err := http.NewRequestWithContext(context.Background(), r.Method, "https://"+r.Host+r.URL.RequestURI(), bytes.NewReader(body))
+	again, err := http.NewRequestWithContext(context.Background(), r.Method, "https://"+r.Host+r.URL.RequestURI(),
+		bytes.NewReader(body))
 	if err != nil {
 		return nil, errIncomplete
 	}
@@ -74,8 +76,10 @@ func (c *Cloud) authenticate(r *http.Request, body []byte, service string) (*sig
 		}
 	}
 	digest := sha256.Sum256(body)
-	credentials := aws.Credentials{AccessKeyID: k.AccessKeyID, SecretAccessKey: k.SecretAccessKey, SessionToken: k.SessionToken}
-	if err := v4.NewSigner().SignHTTP(context.Background(), credentials, again, hex.EncodeToString(digest[:]), service, m[3], at); err != nil {
+	credentials := aws.Credentials{AccessKeyID: k.AccessKeyID, SecretAccessKey: k.SecretAccessKey,
+		SessionToken: k.SessionToken}
+	if err := v4.NewSigner().SignHTTP(context.Background(), credentials, again, hex.EncodeToString(digest[:]), service,
+		m[3], at); err != nil {
 		return nil, errSignature
 	}
 	want := authorization.FindStringSubmatch(again.Header.Get("Authorization"))

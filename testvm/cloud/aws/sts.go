@@ -30,11 +30,13 @@ func (c *Cloud) sts(w http.ResponseWriter, r *http.Request, body []byte, values 
 	switch values.Get("Action") {
 	case "AssumeRoleWithWebIdentity":
 		json.NewEncoder(w).Encode(map[string]any{"AssumeRoleWithWebIdentityResponse": map[string]any{
-			"AssumeRoleWithWebIdentityResult": map[string]string{"SubjectFromWebIdentityToken": values.Get("WebIdentityToken")}}})
+			"AssumeRoleWithWebIdentityResult": map[string]string{"SubjectFromWebIdentityToken": values.Get(
+				"WebIdentityToken")}}})
 		return
 	case "GetCallerIdentity":
 	default:
-		refuse(http.StatusBadRequest, "InvalidAction", "Could not find operation "+values.Get("Action")+" for version 2011-06-15")
+		refuse(http.StatusBadRequest, "InvalidAction",
+			"Could not find operation "+values.Get("Action")+" for version 2011-06-15")
 		return
 	}
 	k, err := c.authenticate(r, body, "sts")

@@ -26,14 +26,17 @@ func (c *Cloud) API() http.Handler {
 	mux.HandleFunc("GET /{tenant}/discovery/v2.0/keys", c.keys)
 	mux.HandleFunc("GET /{tenant}/discovery/keys", c.keys)
 	mux.HandleFunc("POST /{tenant}/oauth2/v2.0/token", c.token)
-	mux.HandleFunc("GET /subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Compute/virtualMachines/{name}", c.vm)
+	mux.HandleFunc(
+		"GET /subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Compute/virtualMachines/{name}", c.vm)
 	return mux
 }
 
 func (c *Cloud) discovery(w http.ResponseWriter, r *http.Request) {
 	reply(w, http.StatusOK, map[string]any{
-		"tenant_discovery_endpoint": "https://" + r.Host + "/" + c.Tenant + "/v2.0/.well-known/openid-configuration", "api-version": "1.1",
-		"metadata": []map[string]any{{"preferred_network": r.Host, "preferred_cache": r.Host, "aliases": []string{r.Host}}},
+		"tenant_discovery_endpoint": "https://" + r.Host + "/" + c.Tenant + "/v2.0/.well-known/openid-configuration",
+		"api-version":               "1.1",
+		"metadata": []map[string]any{{"preferred_network": r.Host, "preferred_cache": r.Host,
+			"aliases": []string{r.Host}}},
 	})
 }
 
@@ -55,7 +58,8 @@ func (c *Cloud) keys(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.PathValue("tenant") != c.Tenant {
-		reply(w, http.StatusBadRequest, map[string]any{"error": "invalid_tenant", "error_description": "AADSTS90002: Tenant not found."})
+		reply(w, http.StatusBadRequest,
+			map[string]any{"error": "invalid_tenant", "error_description": "AADSTS90002: Tenant not found."})
 		return
 	}
 	w.Header().Set("Content-Type", "application/json; charset=utf-8")
@@ -73,11 +77,14 @@ func (c *Cloud) token(w http.ResponseWriter, r *http.Request) {
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, 64<<10)
 	secret := subtle.ConstantTimeCompare([]byte(r.PostFormValue("client_secret")), []byte(c.ClientSecret)) == 1
-	if r.PostFormValue("grant_type") != "client_credentials" || r.PostFormValue("client_id") != c.ClientID || !secret || r.PathValue("tenant") != c.Tenant {
-		reply(w, http.StatusUnauthorized, map[string]any{"error": "invalid_client", "error_description": "AADSTS7000215: Invalid client secret provided."})
+	if r.PostFormValue("grant_type") != "client_credentials" || r.PostFormValue("client_id") != c.ClientID || !secret ||
+		r.PathValue("tenant") != c.Tenant {
+		reply(w, http.StatusUnauthorized, map[string]any{"error": "invalid_client",
+			"error_description": "AADSTS7000215: Invalid client secret provided."})
 		return
 	}
-	reply(w, http.StatusOK, map[string]any{"token_type": "Bearer", "expires_in": 3599, "ext_expires_in": 3599, "access_token": bearer})
+	reply(w, http.StatusOK, map[string]any{"token_type": "Bearer", "expires_in": 3599, "ext_expires_in": 3599,
+		"access_token": bearer})
 }
 
 var apiVersion = regexp.MustCompile(`^20[0-9]{2}-[0-9]{2}-[0-9]{2}$`)
@@ -95,7 +102,9 @@ func (c *Cloud) vm(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case f.Status == http.StatusForbidden:
-		fail(f.Status, "AuthorizationFailed", "The client does not have authorization to perform action 'Microsoft.Compute/virtualMachines/read' over scope '"+r.URL.Path+"'.")
+		fail(f.Status, "AuthorizationFailed",
+			"The client does not have authorization to perform action 'Microsoft.Compute/virtualMachines/read' over scope '"+
+				r.URL.Path+"'.")
 		return
 	case f.Status != 0:
 		w.Header().Set("Retry-After", "1")
@@ -106,18 +115,21 @@ func (c *Cloud) vm(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(f.Body) // a client that is gone needs no answer
 		return
 	case r.Header.Get("Authorization") != "Bearer "+bearer:
-		w.Header().Set("WWW-Authenticate", `Bearer authorization_uri="https://`+r.Host+"/"+c.Tenant+`", error="invalid_token"`)
+		w.Header().Set("WWW-Authenticate", `Bearer authorization_uri="https://`+r.Host+"/"+c.Tenant+
+			`", error="invalid_token"`)
 		fail(http.StatusUnauthorized, "AuthenticationFailed", "Authentication failed.")
 		return
 	case !apiVersion.MatchString(r.URL.Query().Get("api-version")):
-		fail(http.StatusBadRequest, "MissingApiVersionParameter", "The api-version query parameter (?api-version=) is required for all requests.")
+		fail(http.StatusBadRequest, "MissingApiVersionParameter",
+			"The api-version query parameter (?api-version=) is required for all requests.")
 		return
 	}
 	c.mu.Lock()
 	i, ok := c.instances[strings.ToLower(r.URL.Path)]
 	c.mu.Unlock()
 	if !ok {
-		fail(http.StatusNotFound, "ResourceNotFound", "The Resource 'Microsoft.Compute/virtualMachines/"+r.PathValue("name")+"' under resource group '"+r.PathValue("group")+"' was not found.")
+		fail(http.StatusNotFound, "ResourceNotFound", "The Resource 'Microsoft.Compute/virtualMachines/"+r.PathValue("name")+
+			"' under resource group '"+r.PathValue("group")+"' was not found.")
 		return
 	}
 	reply(w, http.StatusOK, map[string]any{
@@ -145,9 +157,12 @@ func (c *Cloud) Serve() (*Server, error) {
 		return nil, err
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "emulated Azure API"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().AddDate(0, 0, 7), KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "emulated Azure API"}, IsCA: true,
+		BasicConstraintsValid: true,
+		NotBefore:             time.Now().Add(-time.Hour), NotAfter: time.Now().AddDate(0, 0, 7),
+		KeyUsage:    x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, DNSNames: []string{"localhost"},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
@@ -163,7 +178,8 @@ func (c *Cloud) Serve() (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{URL: "https://" + listener.Addr().String(), CA: encode("", certificate), http: &http.Server{Handler: c.API(), ReadHeaderTimeout: 10 * time.Second}}
+	s := &Server{URL: "https://" + listener.Addr().String(), CA: encode("", certificate),
+		http: &http.Server{Handler: c.API(), ReadHeaderTimeout: 10 * time.Second}}
 	go func() { _ = s.http.Serve(listener) }() // it ends with Close
 	return s, nil
 }

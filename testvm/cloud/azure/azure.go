@@ -126,7 +126,8 @@ func (c *Cloud) Remove(i *Instance) {
 
 // ResourceID is the machine's name in ARM.
 func (i *Instance) ResourceID() string {
-	return fmt.Sprintf("/subscriptions/%s/resourceGroups/%s/providers/Microsoft.Compute/virtualMachines/%s", i.Subscription, i.ResourceGroup, i.Name)
+	return fmt.Sprintf("/subscriptions/%s/resourceGroups/%s/providers/Microsoft.Compute/virtualMachines/%s",
+		i.Subscription, i.ResourceGroup, i.Name)
 }
 
 // ProviderID is the machine's name in a Machine's spec.providerID.
@@ -143,7 +144,8 @@ func (c *Cloud) Leaf() (*x509.Certificate, *rsa.PrivateKey) { return c.pki.leaf,
 
 // AnchorsPEM is what a verifier is configured with: root and intermediate.
 func (c *Cloud) AnchorsPEM() []byte {
-	return append(encode("# Test root of the emulated Azure\n", c.pki.root), encode("# Its intermediate\n", c.pki.intermediate)...)
+	return append(encode("# Test root of the emulated Azure\n", c.pki.root),
+		encode("# Its intermediate\n", c.pki.intermediate)...)
 }
 
 // Fail sets the faults of ARM and login.

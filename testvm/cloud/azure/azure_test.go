@@ -25,7 +25,8 @@ func machine(t *testing.T) (*Cloud, *Instance) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	i := &Instance{Name: "worker-1", ResourceGroup: "ocp-rg", VMID: "bd8e7443-24a0-41f3-b949-8baf4fd1c573", UserData: []byte(`{"ignition":{}}`), Identity: "system"}
+	i := &Instance{Name: "worker-1", ResourceGroup: "ocp-rg", VMID: "bd8e7443-24a0-41f3-b949-8baf4fd1c573",
+		UserData: []byte(`{"ignition":{}}`), Identity: "system"}
 	if err := c.Add(i); err != nil {
 		t.Fatal(err)
 	}
@@ -53,23 +54,42 @@ func TestTheMetadataServiceAnswersAsAzures(t *testing.T) {
 		status int
 		body   string // a part of it
 	}{
-		"an attested document":                      {path: document, status: 200, body: `"encoding":"pkcs7"`},
-		"no header Metadata":                        {path: document, change: func(r *http.Request) { r.Header.Del("Metadata") }, status: 400, body: "metadata header"},
-		"a proxy between":                           {path: document, change: func(r *http.Request) { r.Header.Set("X-Forwarded-For", "10.0.0.1") }, status: 400, body: "X-Forwarded-For"},
-		"no api-version":                            {path: "/metadata/attested/document", status: 400, body: "newest-versions"},
-		"a version before user data":                {path: "/metadata/instance/compute/userData?format=text&api-version=2020-09-01", status: 400},
-		"user data is base64":                       {path: "/metadata/instance/compute/userData?format=text&api-version=2021-01-01", status: 200, body: "eyJpZ25pdGlvbiI6e319"},
-		"user data in another encoding":             {path: "/metadata/instance/compute/userData?format=text&api-version=2021-01-01", faults: MetadataFaults{WrongBase64: true}, status: 200, body: "%"},
-		"a nonce that is too long":                  {path: document + strings.Repeat("n", 32), status: 400, body: "nonce"},
-		"the whole instance":                        {path: "/metadata/instance?api-version=2021-02-01", status: 200, body: `"vmId":"bd8e7443-24a0-41f3-b949-8baf4fd1c573"`},
-		"a token":                                   {path: "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=api://x", status: 200, body: `"token_type":"Bearer"`},
-		"a token of an identity that it has not":    {path: "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=x&msi_res_id=/y", status: 400, body: "Identity not found"},
-		"a path that is not there":                  {path: "/latest/meta-data/", status: 404},
-		"a field that is not there":                 {path: "/metadata/instance/compute/zzz?api-version=2021-02-01", status: 404},
-		"too many":                                  {path: document, faults: MetadataFaults{Throttled: 1}, status: 429},
-		"gone for a while":                          {path: document, faults: MetadataFaults{Gone: 1}, status: 410},
-		"broken":                                    {path: document, faults: MetadataFaults{Broken: 1}, status: 500},
-		"another method":                            {path: document, change: func(r *http.Request) { r.Method = http.MethodPost }, status: 405},
+		"an attested document": {path: document, status: 200, body: `"encoding":"pkcs7"`},
+		"no header Metadata": {path: document,
+			change: func(r *http.Request) { r.Header.Del("Metadata") }, status: 400, body: "metadata header"},
+		"a proxy between": {path: document, change: func(r *http.Request) {
+			r.Header.Set("X-Forwarded-For", "10.0.0.1")
+		}, status: 400, body: "X-Forwarded-For"},
+		"no api-version": {path: "/metadata/attested/document", status: 400, body: "newest-versions"},
+		"a version before user data": {
+			path: "/metadata/instance/compute/userData?format=text&api-version=2020-09-01", status: 400,
+		},
+		"user data is base64": {
+			path: "/metadata/instance/compute/userData?format=text&api-version=2021-01-01", status: 200,
+			body: "eyJpZ25pdGlvbiI6e319",
+		},
+		"user data in another encoding": {
+			path:   "/metadata/instance/compute/userData?format=text&api-version=2021-01-01",
+			faults: MetadataFaults{WrongBase64: true}, status: 200, body: "%",
+		},
+		"a nonce that is too long": {path: document + strings.Repeat("n", 32), status: 400, body: "nonce"},
+		"the whole instance": {path: "/metadata/instance?api-version=2021-02-01", status: 200,
+			body: `"vmId":"bd8e7443-24a0-41f3-b949-8baf4fd1c573"`},
+		"a token": {
+			path: "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=api://x", status: 200,
+			body: `"token_type":"Bearer"`,
+		},
+		"a token of an identity that it has not": {
+			path: "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=x&msi_res_id=/y", status: 400,
+			body: "Identity not found",
+		},
+		"a path that is not there":  {path: "/latest/meta-data/", status: 404},
+		"a field that is not there": {path: "/metadata/instance/compute/zzz?api-version=2021-02-01", status: 404},
+		"too many":                  {path: document, faults: MetadataFaults{Throttled: 1}, status: 429},
+		"gone for a while":          {path: document, faults: MetadataFaults{Gone: 1}, status: 410},
+		"broken":                    {path: document, faults: MetadataFaults{Broken: 1}, status: 500},
+		"another method": {path: document, change: func(r *http.Request) { r.Method = http.MethodPost },
+			status: 405},
 		"nothing there, as on a machine of another": {path: document, faults: MetadataFaults{NotFound: true}, status: 404},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -92,7 +112,8 @@ func TestTheMetadataServiceAnswersAsAzures(t *testing.T) {
 // Another reader of PKCS#7 agrees, once the quirk is put right, as others do.
 func TestTheDocumentIsAzuresShape(t *testing.T) {
 	c, i := machine(t)
-	_, body := ask(t, c.Metadata(i), "/metadata/attested/document?api-version=2020-09-01&nonce="+strings.Repeat("a-_9", 8), nil)
+	_, body := ask(t, c.Metadata(i), "/metadata/attested/document?api-version=2020-09-01&nonce="+
+		strings.Repeat("a-_9", 8), nil)
 	var answer struct{ Signature []byte }
 	if err := json.Unmarshal([]byte(body), &answer); err != nil {
 		t.Fatal(err)
@@ -114,11 +135,13 @@ func TestTheDocumentIsAzuresShape(t *testing.T) {
 	if err := p7.Verify(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p7.Certificates[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, DNSName: "metadata.azure.com"}); err != nil {
+	if _, err := p7.Certificates[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: between,
+		DNSName: "metadata.azure.com"}); err != nil {
 		t.Fatal(err)
 	}
 	var content map[string]any
-	if err := json.Unmarshal(p7.Content, &content); err != nil || content["nonce"] != strings.Repeat("a-_9", 8) || content["vmId"] != i.VMID {
+	if err := json.Unmarshal(p7.Content, &content); err != nil || content["nonce"] != strings.Repeat("a-_9", 8) ||
+		content["vmId"] != i.VMID {
 		t.Fatalf("%v %s", err, p7.Content)
 	}
 }
@@ -169,7 +192,8 @@ func TestTheAPIOverHTTPS(t *testing.T) {
 		b, _ := io.ReadAll(resp.Body)
 		return resp.StatusCode, string(b)
 	}
-	resp, err := client.PostForm(s.URL+"/"+c.Tenant+"/oauth2/v2.0/token", url.Values{"grant_type": {"client_credentials"}, "client_id": {c.ClientID}, "client_secret": {c.ClientSecret}})
+	resp, err := client.PostForm(s.URL+"/"+c.Tenant+"/oauth2/v2.0/token",
+		url.Values{"grant_type": {"client_credentials"}, "client_id": {c.ClientID}, "client_secret": {c.ClientSecret}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +201,8 @@ func TestTheAPIOverHTTPS(t *testing.T) {
 	if resp.StatusCode != 200 {
 		t.Fatal(resp.Status)
 	}
-	if status, body := get(i.ResourceID()+"?api-version=2024-11-01", bearer); status != 200 || !strings.Contains(body, i.VMID) {
+	if status, body := get(i.ResourceID()+"?api-version=2024-11-01", bearer); status != 200 ||
+		!strings.Contains(body, i.VMID) {
 		t.Fatal(status, body)
 	}
 	if status, _ := get(i.ResourceID()+"?api-version=2024-11-01", "another"); status != 401 {
@@ -187,7 +212,8 @@ func TestTheAPIOverHTTPS(t *testing.T) {
 	if status, _ := get(i.ResourceID()+"?api-version=2024-11-01", bearer); status != 404 {
 		t.Fatal(status)
 	}
-	if status, body := get("/"+c.Tenant+"/discovery/v2.0/keys", ""); status != 200 || !strings.Contains(body, `"kty":"RSA"`) {
+	if status, body := get("/"+c.Tenant+"/discovery/v2.0/keys", ""); status != 200 ||
+		!strings.Contains(body, `"kty":"RSA"`) {
 		t.Fatal(status, body)
 	}
 	if n := c.Calls("vm") - before; n != 3 {

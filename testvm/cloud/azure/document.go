@@ -39,7 +39,8 @@ func (c *Cloud) Content(i *Instance, nonce string) []byte {
 		SubscriptionID string `json:"subscriptionId"`
 		TimeStamp      times  `json:"timeStamp"`
 		VMID           string `json:"vmId"`
-	}{Nonce: nonce, SKU: "aro_420", SubscriptionID: i.Subscription, TimeStamp: times{stamp(now), stamp(now.Add(6 * time.Hour))}, VMID: i.VMID})
+	}{Nonce: nonce, SKU: "aro_420", SubscriptionID: i.Subscription,
+		TimeStamp: times{stamp(now), stamp(now.Add(6 * time.Hour))}, VMID: i.VMID})
 	if err != nil {
 		return nil // strings always encode
 	}
@@ -96,7 +97,8 @@ func Sign(content []byte, key *rsa.PrivateKey, signer *x509.Certificate, bag ...
 }
 
 // Pack is Sign for as many signers as there are signatures; nil is made honestly.
-func Pack(content []byte, signatures [][]byte, key *rsa.PrivateKey, signer *x509.Certificate, bag ...[]byte) ([]byte, error) {
+func Pack(content []byte, signatures [][]byte, key *rsa.PrivateKey, signer *x509.Certificate,
+	bag ...[]byte) ([]byte, error) {
 	null := asn1.RawValue{FullBytes: []byte{5, 0}}
 	quirk := algorithm{oidSHA256WithRSA, null}
 	octets, err := asn1.Marshal(content)
@@ -130,5 +132,6 @@ func Pack(content []byte, signatures [][]byte, key *rsa.PrivateKey, signer *x509
 	if err != nil {
 		return nil, err
 	}
-	return asn1.Marshal(contentInfo{oidSignedData, asn1.RawValue{Class: asn1.ClassContextSpecific, IsCompound: true, Bytes: inner}})
+	return asn1.Marshal(contentInfo{oidSignedData,
+		asn1.RawValue{Class: asn1.ClassContextSpecific, IsCompound: true, Bytes: inner}})
 }

@@ -71,7 +71,8 @@ func (c *Cloud) fault(i *Instance) MetadataFaults {
 	return f
 }
 
-var versions = []string{"2017-12-01", "2018-02-01", "2018-10-01", "2020-09-01", "2021-01-01", "2021-02-01", "2021-12-13", "2023-07-01", "2025-04-07"}
+var versions = []string{"2017-12-01", "2018-02-01", "2018-10-01", "2020-09-01", "2021-01-01", "2021-02-01",
+	"2021-12-13", "2023-07-01", "2025-04-07"}
 
 // version says whether a request names a version that there is, and not an older one than since.
 func version(w http.ResponseWriter, r *http.Request, since string) bool {
@@ -124,7 +125,8 @@ func (c *Cloud) instance(w http.ResponseWriter, r *http.Request, i *Instance) {
 	}
 	var node any = map[string]any{
 		"compute": map[string]any{
-			"azEnvironment": "AzurePublicCloud", "location": i.Location, "name": i.Name, "osType": "Linux", "provider": "Microsoft.Compute",
+			"azEnvironment": "AzurePublicCloud", "location": i.Location, "name": i.Name, "osType": "Linux",
+			"provider":          "Microsoft.Compute",
 			"resourceGroupName": i.ResourceGroup, "resourceId": i.ResourceID(), "subscriptionId": i.Subscription, "vmId": i.VMID,
 			"vmSize": "Standard_D4s_v5", "zone": "", "tags": "", "userData": data, "customData": "",
 			"securityProfile": map[string]any{"secureBootEnabled": "true", "virtualTpmEnabled": "true"},
@@ -188,9 +190,11 @@ func (c *Cloud) identity(w http.ResponseWriter, r *http.Request, i *Instance) {
 	}
 	now := c.Now()
 	reply(w, http.StatusOK, map[string]string{
-		"access_token": token, "client_id": "5f2c0000-0000-4000-8000-000000000001", "expires_in": "86399", "ext_expires_in": "86399",
-		"expires_on": strconv.FormatInt(now.Add(24*time.Hour).Unix(), 10), "not_before": strconv.FormatInt(now.Unix(), 10),
-		"resource": resource, "token_type": "Bearer",
+		"access_token": token, "client_id": "5f2c0000-0000-4000-8000-000000000001", "expires_in": "86399",
+		"ext_expires_in": "86399",
+		"expires_on":     strconv.FormatInt(now.Add(24*time.Hour).Unix(), 10),
+		"not_before":     strconv.FormatInt(now.Unix(), 10),
+		"resource":       resource, "token_type": "Bearer",
 	})
 }
 

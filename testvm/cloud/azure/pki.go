@@ -40,8 +40,10 @@ func newPKI(now time.Time, host string) (pki, error) {
 	rootKey := keys[0]
 	p.issuer, p.leafKey, p.tokenKey = keys[1], keys[2], keys[3]
 	ca := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{Country: []string{"US"}, Organization: []string{"Emulated"}, CommonName: "Emulated Global Root G2"},
-		NotBefore: now.AddDate(-1, 0, 0), NotAfter: now.AddDate(10, 0, 0), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{Country: []string{"US"}, Organization: []string{"Emulated"},
+			CommonName: "Emulated Global Root G2"},
+		NotBefore: now.AddDate(-1, 0, 0), NotAfter: now.AddDate(10, 0, 0), IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}
 	var err error
 	if p.root, err = issue(ca, ca, rootKey, rootKey); err != nil {
@@ -135,9 +137,12 @@ func (c *Cloud) IdentityToken(i *Instance, resource string, change func(map[stri
 	now := c.Now()
 	vm := strings.Replace(i.ResourceID(), "/resourceGroups/", "/resourcegroups/", 1)
 	claims := map[string]any{
-		"aud": resource, "iss": "https://sts.windows.net/" + c.Tenant + "/", "iat": now.Unix(), "nbf": now.Unix(), "exp": now.Add(24 * time.Hour).Unix(),
-		"aio": "E2", "appid": "5f2c0000-0000-4000-8000-000000000001", "appidacr": "2", "idp": "https://sts.windows.net/" + c.Tenant + "/", "idtyp": "app",
-		"oid": "0d0c0000-0000-4000-8000-000000000001", "rh": "1.A", "sub": "0d0c0000-0000-4000-8000-000000000001", "tid": c.Tenant, "uti": "u", "ver": "1.0",
+		"aud": resource, "iss": "https://sts.windows.net/" + c.Tenant + "/", "iat": now.Unix(), "nbf": now.Unix(),
+		"exp": now.Add(24 * time.Hour).Unix(),
+		"aio": "E2", "appid": "5f2c0000-0000-4000-8000-000000000001", "appidacr": "2",
+		"idp": "https://sts.windows.net/" + c.Tenant + "/", "idtyp": "app",
+		"oid": "0d0c0000-0000-4000-8000-000000000001", "rh": "1.A", "sub": "0d0c0000-0000-4000-8000-000000000001",
+		"tid": c.Tenant, "uti": "u", "ver": "1.0",
 		"xms_mirid": vm,
 	}
 	if i.Identity != "system" {

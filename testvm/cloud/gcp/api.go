@@ -125,7 +125,8 @@ func (c *Cloud) serveImpersonation(w http.ResponseWriter, r *http.Request) {
 	case !ok:
 		apiError(w, http.StatusUnauthorized, "Request had invalid authentication credentials.")
 	case !strings.HasPrefix(access, federated) || r.PathValue("account") != accountEmail+":generateAccessToken":
-		apiError(w, http.StatusForbidden, "Permission 'iam.serviceAccounts.getAccessToken' denied on resource (or it may not exist).")
+		apiError(w, http.StatusForbidden,
+			"Permission 'iam.serviceAccounts.getAccessToken' denied on resource (or it may not exist).")
 	default:
 		writeJSON(w, http.StatusOK, map[string]any{
 			"accessToken": c.mint("ya29.emulated."), "expireTime": c.o.Now().Add(accessLife).UTC().Format(time.RFC3339),
@@ -148,7 +149,8 @@ func (c *Cloud) serveIdentity(w http.ResponseWriter, r *http.Request) {
 	}
 	i, ok := c.find(r.PathValue("project"), r.PathValue("zone"), r.PathValue("instance"))
 	if !ok {
-		apiError(w, http.StatusNotFound, "The resource 'projects/"+r.PathValue("project")+"/zones/"+r.PathValue("zone")+"/instances/"+r.PathValue("instance")+"' was not found")
+		apiError(w, http.StatusNotFound, "The resource 'projects/"+r.PathValue("project")+"/zones/"+r.PathValue("zone")+
+			"/instances/"+r.PathValue("instance")+"' was not found")
 		return
 	}
 	answer := map[string]any{"kind": "compute#shieldedInstanceIdentity"}
@@ -187,7 +189,8 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 func apiError(w http.ResponseWriter, status int, what string) {
 	reasons := map[int][2]string{
 		http.StatusForbidden: {"forbidden", "PERMISSION_DENIED"}, http.StatusNotFound: {"notFound", "NOT_FOUND"},
-		http.StatusUnauthorized: {"authError", "UNAUTHENTICATED"}, http.StatusTooManyRequests: {"rateLimitExceeded", "RESOURCE_EXHAUSTED"},
+		http.StatusUnauthorized:       {"authError", "UNAUTHENTICATED"},
+		http.StatusTooManyRequests:    {"rateLimitExceeded", "RESOURCE_EXHAUSTED"},
 		http.StatusServiceUnavailable: {"backendError", "UNAVAILABLE"},
 	}
 	reason := reasons[status]

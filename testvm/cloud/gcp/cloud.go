@@ -102,7 +102,8 @@ func New(o Options) (*Cloud, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Cloud{o: o, account: account, instances: map[uint64]Instance{}, faults: map[Route]*Fault{}, calls: map[Route]int{}, access: map[string]time.Time{}}
+	c := &Cloud{o: o, account: account, instances: map[uint64]Instance{}, faults: map[Route]*Fault{},
+		calls: map[Route]int{}, access: map[string]time.Time{}}
 	for range 2 {
 		if err := c.Rotate(); err != nil {
 			return nil, err
@@ -182,7 +183,8 @@ func (c *Cloud) Keys() []byte {
 	defer c.mu.Unlock()
 	var set jose.JSONWebKeySet
 	for _, k := range c.keys {
-		set.Keys = append(set.Keys, jose.JSONWebKey{Key: &k.private.PublicKey, KeyID: k.id, Algorithm: string(jose.RS256), Use: "sig"})
+		set.Keys = append(set.Keys, jose.JSONWebKey{Key: &k.private.PublicKey, KeyID: k.id, Algorithm: string(jose.RS256),
+			Use: "sig"})
 	}
 	raw, _ := json.MarshalIndent(set, "", "  ") // keys that were just made
 	return raw

@@ -54,7 +54,8 @@ func (c *Cloud) Calls(r Route) int {
 
 // met counts a call, and reports whether a fault has answered it. Fail is how the
 // route writes an error.
-func (c *Cloud) met(w http.ResponseWriter, r *http.Request, route Route, fail func(http.ResponseWriter, int, string)) bool {
+func (c *Cloud) met(w http.ResponseWriter, r *http.Request, route Route,
+	fail func(http.ResponseWriter, int, string)) bool {
 	c.mu.Lock()
 	c.calls[route]++
 	f, ok := c.faults[route]

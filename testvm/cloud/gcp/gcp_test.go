@@ -28,7 +28,8 @@ func emulator(t *testing.T) (*gcp.Cloud, uint64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	id := cloud.Add(gcp.Instance{Project: "demo-1", Zone: "europe-west1-b", Name: "worker-a", UserData: []byte(`{"ignition":{}}`), EKs: []crypto.PublicKey{&ek.PublicKey}})
+	id := cloud.Add(gcp.Instance{Project: "demo-1", Zone: "europe-west1-b", Name: "worker-a",
+		UserData: []byte(`{"ignition":{}}`), EKs: []crypto.PublicKey{&ek.PublicKey}})
 	return cloud, id
 }
 
@@ -40,14 +41,17 @@ func TestTheMetadataServerIsAsGooglesClientExpects(t *testing.T) {
 	t.Setenv("GCE_METADATA_HOST", strings.TrimPrefix(server.URL, "http://"))
 	client := metadata.NewClient(nil)
 	for name, want := range map[string]string{
-		"instance/id": strconv.FormatUint(id, 10), "instance/name": "worker-a", "instance/zone": "projects/123456789012/zones/europe-west1-b",
-		"project/project-id": "demo-1", "project/numeric-project-id": "123456789012", "instance/attributes/user-data": `{"ignition":{}}`,
+		"instance/id": strconv.FormatUint(id, 10), "instance/name": "worker-a",
+		"instance/zone":      "projects/123456789012/zones/europe-west1-b",
+		"project/project-id": "demo-1", "project/numeric-project-id": "123456789012",
+		"instance/attributes/user-data": `{"ignition":{}}`,
 	} {
 		if got, err := client.GetWithContext(t.Context(), name); err != nil || got != want {
 			t.Errorf("%s: %q, %v; want %q", name, got, err, want)
 		}
 	}
-	token, err := client.GetWithContext(t.Context(), "instance/service-accounts/default/identity?audience=https%3A%2F%2Fx&format=full")
+	token, err := client.GetWithContext(t.Context(),
+		"instance/service-accounts/default/identity?audience=https%3A%2F%2Fx&format=full")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +60,8 @@ func TestTheMetadataServerIsAsGooglesClientExpects(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, private := cloud.SigningKey()
-	if payload, err := jws.Verify(&private.PublicKey); err != nil || !strings.Contains(string(payload), `"instance_id":"`+strconv.FormatUint(id, 10)+`"`) {
+	if payload, err := jws.Verify(&private.PublicKey); err != nil ||
+		!strings.Contains(string(payload), `"instance_id":"`+strconv.FormatUint(id, 10)+`"`) {
 		t.Errorf("payload %s, %v", payload, err)
 	}
 }
@@ -73,7 +78,8 @@ func TestTheMetadataServerRefusesAsTheRealOneDoes(t *testing.T) {
 		status int
 	}{
 		{"a request without the header", id, "/computeMetadata/v1/instance/id", http.Header{}, 403},
-		{"a request through a proxy", id, "/computeMetadata/v1/instance/id", http.Header{"Metadata-Flavor": {"Google"}, "X-Forwarded-For": {"10.0.0.1"}}, 403},
+		{"a request through a proxy", id, "/computeMetadata/v1/instance/id",
+			http.Header{"Metadata-Flavor": {"Google"}, "X-Forwarded-For": {"10.0.0.1"}}, 403},
 		{"an instance without user data", none, "/computeMetadata/v1/instance/attributes/user-data", nil, 404},
 		{"an instance without service account", none, identity + "?audience=x&format=full", nil, 404},
 		{"an identity without audience", id, identity + "?format=full", nil, 400},

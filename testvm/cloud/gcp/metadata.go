@@ -138,6 +138,7 @@ func notFound(w http.ResponseWriter, r *http.Request) {
 func pageError(w http.ResponseWriter, status int, what string) {
 	w.Header().Set("Content-Type", "text/html; charset=UTF-8")
 	w.WriteHeader(status)
-	fmt.Fprintf(w, "<!DOCTYPE html>\n<html lang=en>\n<meta charset=utf-8>\n<title>Error %d (%s)!!1</title>\n<p><b>%d.</b> <ins>That’s an error.</ins>\n<p>%s\n",
+	fmt.Fprintf(w, "<!DOCTYPE html>\n<html lang=en>\n<meta charset=utf-8>\n<title>Error %d "+
+		"(%s)!!1</title>\n<p><b>%d.</b> <ins>That’s an error.</ins>\n<p>%s\n",
 		status, http.StatusText(status), status, html.EscapeString(what))
 }

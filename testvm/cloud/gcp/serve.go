@@ -67,13 +67,15 @@ func (c *Cloud) Serve(dir string) (*Endpoints, error) {
 	subject := filepath.Join(dir, "google-subject-token")
 	files := map[string]any{
 		e.Credentials: map[string]string{
-			"type": "service_account", "project_id": "emulated", "private_key_id": "emulated", "client_id": "100000000000000000001",
+			"type": "service_account", "project_id": "emulated", "private_key_id": "emulated",
+			"client_id":    "100000000000000000001",
 			"client_email": accountEmail, "token_uri": e.URL + tokenPath, "universe_domain": "googleapis.com",
 			"private_key": string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})),
 		},
 		e.Federation: map[string]any{
 			"type": "external_account", "audience": "//iam.googleapis.com/projects/123456789012/locations/global/workloadIdentityPools/emulated/providers/emulated",
-			"subject_token_type": "urn:ietf:params:oauth:token-type:jwt", "token_url": e.URL + exchangePath, "universe_domain": "googleapis.com",
+			"subject_token_type": "urn:ietf:params:oauth:token-type:jwt", "token_url": e.URL + exchangePath,
+			"universe_domain":                   "googleapis.com",
 			"service_account_impersonation_url": e.URL + impersonate + accountEmail + ":generateAccessToken",
 			"credential_source":                 map[string]any{"file": subject, "format": map[string]string{"type": "text"}},
 		},
@@ -109,17 +111,21 @@ func serverCertificate() (tls.Certificate, []byte, error) {
 		return certificate, key, err
 	}
 	ca, caKey, err := issue(&x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "emulated Google"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "emulated Google"}, IsCA: true,
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}, nil, nil)
 	if err != nil {
 		return tls.Certificate{}, nil, err
 	}
 	leaf, key, err := issue(&x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "emulated Google APIs"}, KeyUsage: x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "emulated Google APIs"},
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, DNSNames: []string{"localhost"},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 	}, ca, caKey)
 	if err != nil {
 		return tls.Certificate{}, nil, err
 	}
-	return tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key}, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw}), nil
+	return tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key},
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw}), nil
 }

@@ -41,7 +41,8 @@ spec:
 func tell(s *stage.Stage) {
 	r := rig.New(s)
 	s.Say("demo", "a cluster: who asks it for a config must first prove which of its Machines it is;")
-	s.Say("demo", "three verifiers see to that, none of which keeps anything itself, and it becomes that Machine's Node alone")
+	s.Say("demo",
+		"three verifiers see to that, none of which keeps anything itself, and it becomes that Machine's Node alone")
 	s.Rule("a Kubernetes API with OpenShift's Machines; the verifier is installed")
 	c := cluster.Start(s, replicas.Controllers())
 	c.InstallOpenShift(s)
@@ -57,7 +58,8 @@ func tell(s *stage.Stage) {
 			s.Audit(fmt.Sprintf("replica%d", replica), a)
 		},
 	})
-	installed.MCS.Set("worker", installed.NodeConfig(installed.SharedToken(), map[string]string{"/etc/provisioned": content}))
+	installed.MCS.Set("worker", installed.NodeConfig(installed.SharedToken(),
+		map[string]string{"/etc/provisioned": content}))
 	s.Say("demo", "three replicas are ready behind haproxy at %s", installed.Origin())
 
 	s.Rule("a Machine is made, and switched on")
@@ -66,7 +68,8 @@ func tell(s *stage.Stage) {
 	show(s, installed, "-n", replicas.Machines, "get", "machines.machine.openshift.io")
 	tpm := r.NewTPM()
 	installed.EKRoots("rig", r.EKRoots())
-	node := r.Boot(rig.VM{Name: "worker-0", TPM: tpm, Pointer: installed.Pointer("worker"), Kubelet: installed.Kubelet("worker-0"), OnLine: s.Console})
+	node := r.Boot(rig.VM{Name: "worker-0", TPM: tpm, Pointer: installed.Pointer("worker"),
+		Kubelet: installed.Kubelet("worker-0"), OnLine: s.Console})
 	id := installed.WaitPending()
 
 	s.Rule("its TPM is genuine, and nobody has said whose it is; it waits")

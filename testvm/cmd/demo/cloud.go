@@ -28,12 +28,14 @@ var stories = map[string]cloud{
 		reason: "EKUntrusted", because: "the TPM that answers is not the one that EC2 has for that instance",
 	},
 	"gcp": {
-		name: "Google Cloud", document: "Google's identity token, made for this conversation", tpm: "Google's API says which TPM is this instance's",
+		name: "Google Cloud", document: "Google's identity token, made for this conversation",
+		tpm:    "Google's API says which TPM is this instance's",
 		copied: "the token is genuine and has not expired",
 		reason: "DocumentNotFresh", because: "its audience is another conversation's",
 	},
 	"azure": {
-		name: "Azure", document: "Azure's attested document, with this conversation as its nonce", tpm: "Azure's certificate says that its TPM is a virtual machine's",
+		name: "Azure", document: "Azure's attested document, with this conversation as its nonce",
+		tpm:    "Azure's certificate says that its TPM is a virtual machine's",
 		copied: "the document is genuine, and six hours are not over",
 		reason: "DocumentNotFresh", because: "its nonce is another conversation's",
 	},

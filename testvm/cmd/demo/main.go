@@ -23,7 +23,8 @@ func main() {
 	story := tell
 	if len(os.Args) > 1 && os.Args[1] != "" && os.Args[1] != "qemu" {
 		if _, ok := stories[os.Args[1]]; !ok {
-			fmt.Fprintf(os.Stderr, "error: PLATFORM is %q\nhint: aws, azure or gcp; without it a machine with a TPM and no cloud\n", os.Args[1])
+			fmt.Fprintf(os.Stderr,
+				"error: PLATFORM is %q\nhint: aws, azure or gcp; without it a machine with a TPM and no cloud\n", os.Args[1])
 			os.Exit(2)
 		}
 		story = tellOf(os.Args[1])
@@ -51,7 +52,9 @@ func tell(s *stage.Stage) {
 	v.WaitAudit("", "denied", "")
 
 	s.Rule("it waits; an administrator names its TPM's key")
-	s.Say("you", "$ mcs-attest-verifier enroll --config DIR/mcs-attest.yaml --name worker-0 --pool worker --ek-sha256 %.16s...", tpm.EKSHA256()[1])
+	s.Say("you",
+		"$ mcs-attest-verifier enroll --config DIR/mcs-attest.yaml --name worker-0 --pool worker --ek-sha256 %.16s...",
+		tpm.EKSHA256()[1])
 	v.Enroll("worker-0", "worker", tpm)
 	node.WantProvisioned()
 

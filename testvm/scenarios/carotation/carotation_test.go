@@ -44,7 +44,8 @@ func TestMachineBootsThroughARotationOfTheCA(t *testing.T) {
 
 	// The CA of what is served has no key here; an administrator makes one that has.
 	s.Attest("certs", "init")
-	for deadline := time.Now().Add(time.Minute); bytes.Equal(s.UserData("worker"), old); time.Sleep(200 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); bytes.Equal(s.UserData("worker"),
+		old); time.Sleep(200 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("the pointer config has not followed:\n%s", s.Attest("certs", "status"))
 		}
@@ -60,7 +61,8 @@ func TestMachineBootsThroughARotationOfTheCA(t *testing.T) {
 	s.MCS.SetDown(true)
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: pointer})
 	s.WaitPhase(uid, "Attested")
-	bundle := c.Kubectl(t, "-n", replicas.MCO, "get", "configmap", "machine-config-server-ca", "-o", `jsonpath={.data.ca-bundle\.crt}`)
+	bundle := c.Kubectl(t, "-n", replicas.MCO, "get", "configmap", "machine-config-server-ca", "-o",
+		`jsonpath={.data.ca-bundle\.crt}`)
 	var before []string
 	for _, v := range s.Verifiers {
 		v.Write("tls/ca.crt", bundle)

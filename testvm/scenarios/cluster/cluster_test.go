@@ -135,7 +135,8 @@ func TestMachineIsProvisionedByWhicheverReplicaIsLeft(t *testing.T) {
 		t.Errorf("the record belongs to %+v", o)
 	}
 	s.WaitEvents(uid, "Attested", "Fetched")
-	if status := s.Attest("status"); !strings.Contains(status, "worker-0") || !strings.Contains(status, "Fetched") || strings.Contains(status, id) {
+	if status := s.Attest("status"); !strings.Contains(status, "worker-0") || !strings.Contains(status, "Fetched") ||
+		strings.Contains(status, id) {
 		t.Errorf("status says\n%s", status)
 	}
 

@@ -82,12 +82,14 @@ func TestAttack_T32_BootOfAStockInitramfsIsCappedByTheUnitOfTheRealRoot(t *testi
 	}
 	const units = "usr/lib/systemd/system/"
 	with := map[string]string{
-		"usr/bin/mcs-attest-agent":             string(agent),
-		units + "mcs-attest-cap-root.service":  strings.Replace(string(unit), "ConditionPathExists=!/etc/initrd-release\n", "", 1),
+		"usr/bin/mcs-attest-agent": string(agent),
+		units + "mcs-attest-cap-root.service": strings.Replace(string(unit),
+			"ConditionPathExists=!/etc/initrd-release\n", "", 1),
 		units + "sysinit.target.d/10-cap.conf": "[Unit]\nWants=mcs-attest-cap-root.service\n",
 	}
 	for _, extra := range []map[string]string{nil, with} {
-		node := r.Boot(rig.VM{TPM: r.NewTPM(), Pointer: []byte(rig.Config("x")), LaterBoot: true, Initrd: rig.Initrd{Agent: rig.NoAgent, Extra: extra}})
+		node := r.Boot(rig.VM{TPM: r.NewTPM(), Pointer: []byte(rig.Config("x")), LaterBoot: true,
+			Initrd: rig.Initrd{Agent: rig.NoAgent, Extra: extra}})
 		node.Wait()
 		if !node.Said(`^rig: done`) {
 			t.Fatalf("the boot went wrong:\n%s", node.Console())

@@ -81,10 +81,12 @@ func TestMachineBecomesItsNodeWithItsOwnCredential(t *testing.T) {
 
 	// Its request names the credential that the record has.
 	csr := s.WaitCSR(replicas.ClientSigner, "of worker-0", func(c replicas.CSR) bool { return c.Is("Approved") })
-	if i := slices.IndexFunc(rec.Status.Credentials, func(c replicas.Credential) bool { return c.ID == csr.Credential() }); i < 0 {
+	if i := slices.IndexFunc(rec.Status.Credentials,
+		func(c replicas.Credential) bool { return c.ID == csr.Credential() }); i < 0 {
 		t.Errorf("the request was made with %s, the record has %+v", csr.Credential(), rec.Status.Credentials)
 	}
-	if c := rec.Status.Certificate; c == nil || c.Node != "worker-0" || c.Request != csr.Metadata.Name || c.CredentialID != csr.Credential() {
+	if c := rec.Status.Certificate; c == nil || c.Node != "worker-0" || c.Request != csr.Metadata.Name ||
+		c.CredentialID != csr.Credential() {
 		t.Errorf("the record's certificate is %+v, the request %s", c, csr.Metadata.Name)
 	}
 	for _, signer := range []string{replicas.ClientSigner, replicas.ServingSigner} {
@@ -127,7 +129,8 @@ func TestAttack_T54_WhatTheCredentialsOfAMachineAreWorth(t *testing.T) {
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: s.Pointer("worker"), Kubelet: kubelet})
 	rec := s.WaitPhase(uid, "Fetched")
 	own := func(c replicas.CSR) bool {
-		return slices.ContainsFunc(rec.Status.Credentials, func(one replicas.Credential) bool { return one.ID == c.Credential() })
+		return slices.ContainsFunc(rec.Status.Credentials,
+			func(one replicas.Credential) bool { return one.ID == c.Credential() })
 	}
 
 	// It proved with its credential who it is, and asked to be another.

@@ -104,7 +104,8 @@ func TestAttack_T64_TokenInTheImageGoesToItsOwnServerOnly(t *testing.T) {
 	t.Parallel()
 	r := rig.New(t)
 	v, withToken := verifier(r)
-	image := rig.Initrd{Agent: rig.Appended, Extra: map[string]string{"etc/mcs-attest/provisioning-token": string(withToken)}}
+	image := rig.Initrd{Agent: rig.Appended,
+		Extra: map[string]string{"etc/mcs-attest/provisioning-token": string(withToken)}}
 	node := r.Boot(rig.VM{Pointer: v.Pointer("worker"), Initrd: image})
 	node.WantProvisioned()
 	v.WantAudit("attest", "allowed", "")
@@ -120,7 +121,8 @@ func TestAttack_T64_TokenInTheImageGoesToItsOwnServerOnly(t *testing.T) {
 	if !node.Said("the provisioning token of the image is not used") {
 		t.Error("the agent does not say why it does not use the token")
 	}
-	if seen := strings.Join(other.Requests(), ", "); seen != "POST /mcsattest.v1.Attestation/Challenge, GET /config/worker" {
+	if seen := strings.Join(other.Requests(),
+		", "); seen != "POST /mcsattest.v1.Attestation/Challenge, GET /config/worker" {
 		t.Errorf("the other server saw %s", seen)
 	}
 }

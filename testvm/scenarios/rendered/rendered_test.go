@@ -61,10 +61,12 @@ func TestMachineWithoutTheAgentBeginsWithThePreApprovedPartAndWaitsForAHuman(t *
 	r := rig.New(t)
 	s := installed(t, r)
 	shared := s.SharedToken()
-	s.MachineConfig("01-worker-bootstrap", "worker", false, map[string]string{"mcs-attest.dev/needed-before-node-approved": "true"},
+	s.MachineConfig("01-worker-bootstrap", "worker", false,
+		map[string]string{"mcs-attest.dev/needed-before-node-approved": "true"},
 		rig.ConfigWith(map[string]string{kubeconfigPath: s.Kubeconfig(shared)}))
 
-	node := r.Boot(rig.VM{Pointer: s.Pointer("worker"), Initrd: rig.Initrd{Agent: rig.NoAgent}, Kubelet: s.Kubelet("worker-0")})
+	node := r.Boot(rig.VM{Pointer: s.Pointer("worker"), Initrd: rig.Initrd{Agent: rig.NoAgent},
+		Kubelet: s.Kubelet("worker-0")})
 	csr := s.WaitCSR(replicas.ClientSigner, "at all", func(replicas.CSR) bool { return true })
 	if out := s.Explain(csr.Metadata.Name, 1); !strings.Contains(out, "CSRCredential") {
 		t.Errorf("the request:\n%s", out)
@@ -111,7 +113,8 @@ func TestAttestedMachineBecomesItsNodeWithTheWholeRender(t *testing.T) {
 	if err := json.Unmarshal([]byte(node.ReadFile(annotations)), &says); err != nil {
 		t.Errorf("%s: %v", annotations, err)
 	}
-	if name := says["machineconfiguration.openshift.io/currentConfig"]; !strings.HasPrefix(name, "rendered-worker-") || !strings.Contains(node.ReadFile(encapsulated), name) {
+	if name := says["machineconfiguration.openshift.io/currentConfig"]; !strings.HasPrefix(name, "rendered-worker-") ||
+		!strings.Contains(node.ReadFile(encapsulated), name) {
 		t.Errorf("the node would say that it has %q", name)
 	}
 }

@@ -105,7 +105,8 @@ func Serve(ctx context.Context, path string, answers Answers, log *slog.Logger) 
 		}
 	})
 	mux.HandleFunc("GET /v1/backup", func(w http.ResponseWriter, r *http.Request) {
-		err := answers.Backup(r.Context(), w, func(size int64) { w.Header().Set("Content-Length", strconv.FormatInt(size, 10)) })
+		err := answers.Backup(r.Context(), w,
+			func(size int64) { w.Header().Set("Content-Length", strconv.FormatInt(size, 10)) })
 		if err != nil {
 			log.Error("backup not sent", "error", err)
 			panic(http.ErrAbortHandler) // the client sees that the copy is cut off

@@ -42,7 +42,8 @@ type budget struct {
 }
 
 func newBudget() budget {
-	return budget{rate.NewLimiter(perSecond, burst), rate.NewLimiter(sharesPerSecond, sharesBurst), listen.NewKeyedLimiter[string](sharePerSecond, shareBurst)}
+	return budget{rate.NewLimiter(perSecond, burst), rate.NewLimiter(sharesPerSecond, sharesBurst),
+		listen.NewKeyedLimiter[string](sharePerSecond, shareBurst)}
 }
 
 func (b budget) allow(now time.Time, source string) bool {

@@ -92,7 +92,8 @@ func (b *Bundle) Summary() (files, taken int, missed []string) {
 
 // Close writes the list of contents and ends the bundle.
 func (b *Bundle) Close() error {
-	text := "A support bundle of mcs-attest. Secrets were taken out by shape and by value;\nlook through it yourself before you give it away.\n\n"
+	text := "A support bundle of mcs-attest. Secrets were taken out by shape and by value;\nlook through it yourself " +
+		"before you give it away.\n\n"
 	text += strings.Join(b.lines, "\n") + "\n"
 	if len(b.missed) > 0 {
 		text += "\nNot in it:\n" + strings.Join(b.missed, "\n") + "\n"
@@ -144,7 +145,8 @@ type archive struct {
 }
 
 func (a *archive) file(name string, content []byte) error {
-	err := a.t.WriteHeader(&tar.Header{Name: path.Join(a.root, name), Mode: 0o600, Size: int64(len(content)), ModTime: a.now, Typeflag: tar.TypeReg})
+	err := a.t.WriteHeader(&tar.Header{Name: path.Join(a.root, name), Mode: 0o600, Size: int64(len(content)),
+		ModTime: a.now, Typeflag: tar.TypeReg})
 	if err == nil {
 		_, err = a.t.Write(content)
 	}

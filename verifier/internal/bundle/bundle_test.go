@@ -59,40 +59,49 @@ func TestAttack_T46_SecretsByTheirShape(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pull := `{"auths":{"quay.io":{"auth":"` + base64.StdEncoding.EncodeToString([]byte("user:"+password)) + `","email":"a@example.com"}}}`
+	pull := `{"auths":{"quay.io":{"auth":"` + base64.StdEncoding.EncodeToString([]byte("user:"+password)) +
+		`","email":"a@example.com"}}}`
 	for name, c := range map[string]struct{ text, secret string }{
-		"JWT":                          {"token " + jwt + " was shown", jwt},
-		"JWT in a URL":                 {"GET /config/worker?token=" + jwt, jwt},
-		"Bearer":                       {"Authorization: Bearer c2VjcmV0LXRva2Vu", "c2VjcmV0LXRva2Vu"},
-		"Bearer in JSON":               {`{"value":"Bearer abcdefghijklmnop"}`, "abcdefghijklmnop"},
-		"Bearer in a URL":              {"header=Bearer%20abcdefghijklmnop", "abcdefghijklmnop"},
-		"Basic":                        {"authorization: basic dXNlcjpwYXNzd29yZA==", "dXNlcjpwYXNzd29yZA"},
-		"private key":                  {key, "MHcCAQEEIJ"},
-		"private key in JSON":          {`{"tls.key":` + string(quoted) + `}`, "MHcCAQEEIJ"},
-		"private key in base64":        {"tls.key: " + base64.StdEncoding.EncodeToString([]byte(key)), base64.StdEncoding.EncodeToString([]byte(key))[:40]},
-		"private key cut off":          {key[:60], "MHcCAQEEIJ"},
-		"pull secret":                  {pull, base64.StdEncoding.EncodeToString([]byte("user:" + password))},
-		"pull secret in a string":      {`{"message":` + quote(t, pull) + `}`, base64.StdEncoding.EncodeToString([]byte("user:" + password))},
-		"pull secret in base64":        {`{"data":"` + base64.StdEncoding.EncodeToString([]byte(pull)) + `"}`, base64.StdEncoding.EncodeToString([]byte(pull))[8:60]},
-		"pull secret in base64 of gz":  {"contents=" + compressed(pull), compressed(pull)[:40]},
-		"base64 behind a path":         {"/x/" + base64.StdEncoding.EncodeToString([]byte(pull)), base64.StdEncoding.EncodeToString([]byte(pull))[8:60]},
-		"base64url":                    {base64.RawURLEncoding.EncodeToString([]byte("Authorization: Bearer " + jwt)), base64.RawURLEncoding.EncodeToString([]byte("Authorization: Bearer " + jwt))[10:60]},
-		"base64 twice":                 {base64.StdEncoding.EncodeToString([]byte(base64.StdEncoding.EncodeToString([]byte(key)))), base64.StdEncoding.EncodeToString([]byte(base64.StdEncoding.EncodeToString([]byte(key))))[4:60]},
+		"JWT":                 {"token " + jwt + " was shown", jwt},
+		"JWT in a URL":        {"GET /config/worker?token=" + jwt, jwt},
+		"Bearer":              {"Authorization: Bearer c2VjcmV0LXRva2Vu", "c2VjcmV0LXRva2Vu"},
+		"Bearer in JSON":      {`{"value":"Bearer abcdefghijklmnop"}`, "abcdefghijklmnop"},
+		"Bearer in a URL":     {"header=Bearer%20abcdefghijklmnop", "abcdefghijklmnop"},
+		"Basic":               {"authorization: basic dXNlcjpwYXNzd29yZA==", "dXNlcjpwYXNzd29yZA"},
+		"private key":         {key, "MHcCAQEEIJ"},
+		"private key in JSON": {`{"tls.key":` + string(quoted) + `}`, "MHcCAQEEIJ"},
+		"private key in base64": {"tls.key: " + base64.StdEncoding.EncodeToString([]byte(key)),
+			base64.StdEncoding.EncodeToString([]byte(key))[:40]},
+		"private key cut off": {key[:60], "MHcCAQEEIJ"},
+		"pull secret":         {pull, base64.StdEncoding.EncodeToString([]byte("user:" + password))},
+		"pull secret in a string": {`{"message":` + quote(t, pull) + `}`,
+			base64.StdEncoding.EncodeToString([]byte("user:" + password))},
+		"pull secret in base64": {`{"data":"` + base64.StdEncoding.EncodeToString([]byte(pull)) + `"}`,
+			base64.StdEncoding.EncodeToString([]byte(pull))[8:60]},
+		"pull secret in base64 of gz": {"contents=" + compressed(pull), compressed(pull)[:40]},
+		"base64 behind a path": {"/x/" + base64.StdEncoding.EncodeToString([]byte(pull)),
+			base64.StdEncoding.EncodeToString([]byte(pull))[8:60]},
+		"base64url": {base64.RawURLEncoding.EncodeToString([]byte("Authorization: Bearer " + jwt)),
+			base64.RawURLEncoding.EncodeToString([]byte("Authorization: Bearer " + jwt))[10:60]},
+		"base64 twice": {base64.StdEncoding.EncodeToString([]byte(base64.StdEncoding.EncodeToString(
+			[]byte(key)))), base64.StdEncoding.EncodeToString([]byte(base64.StdEncoding.EncodeToString([]byte(key))))[4:60]},
 		"user data":                    {"userData: eyJpZ25pdGlvbiI6e319Cg==", "eyJpZ25pdGlvbiI6e319Cg"},
 		"data URL":                     {`"source": "data:;base64,c2VjcmV0IGNvbnRlbnQgb2YgYSBmaWxl"`, "c2VjcmV0IGNvbnRlbnQ"},
 		"data URL in percent encoding": {`source: data:,very%20secret%20content%0A`, "very%20secret"},
-		"OpenShift token":              {"oc login --token=sha256~abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQ", "abcdefghijklmnop"},
-		"a flag":                       {"args: verifier --password hunter2222", "hunter2222"},
-		"bootstrap token":              {"kubeadm join abcdef.0123456789abcdef", "0123456789abcdef"},
-		"cloud key":                    {"AKIAIOSFODNN7EXAMPLE", "AKIAIOSFODNN7EXAMPLE"},
-		"cloud secret":                 {"aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "wJalrXUtnFEMI"},
-		"presigned URL":                {"https://s3.example.com/x?X-Amz-Signature=0123456789abcdef&x=1", "0123456789abcdef"},
-		"password in a URL":            {"https://user:hunter22@proxy.example.com:3128", "hunter22"},
-		"password in YAML":             {"password: hunter2222\nnext: 1", "hunter2222"},
-		"password with blanks":         {`{"password": "` + password + `"}`, "battery"},
-		"password in a nested string":  {`{"a":"{\"password\":\"hunter2222\"}"}`, "hunter2222"},
-		"provisioning token":           {"token: c2VjcmV0LXRva2VuLW9mLXRoZS1jbHVzdGVyLTEyMzQ1Njc4OTA=", "c2VjcmV0LXRva2VuLW9m"},
-		"key of a JWK":                 {`{"kty":"EC","d":"870MB6gfuTJ4HtUnUvYMyJpr5eUZNP4Bk43bVdj3eAE"}`, "870MB6gfuTJ4"},
+		"OpenShift token": {"oc login --token=sha256~abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQ",
+			"abcdefghijklmnop"},
+		"a flag":                      {"args: verifier --password hunter2222", "hunter2222"},
+		"bootstrap token":             {"kubeadm join abcdef.0123456789abcdef", "0123456789abcdef"},
+		"cloud key":                   {"AKIAIOSFODNN7EXAMPLE", "AKIAIOSFODNN7EXAMPLE"},
+		"cloud secret":                {"aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "wJalrXUtnFEMI"},
+		"presigned URL":               {"https://s3.example.com/x?X-Amz-Signature=0123456789abcdef&x=1", "0123456789abcdef"},
+		"password in a URL":           {"https://user:hunter22@proxy.example.com:3128", "hunter22"},
+		"password in YAML":            {"password: hunter2222\nnext: 1", "hunter2222"},
+		"password with blanks":        {`{"password": "` + password + `"}`, "battery"},
+		"password in a nested string": {`{"a":"{\"password\":\"hunter2222\"}"}`, "hunter2222"},
+		"provisioning token": {"token: c2VjcmV0LXRva2VuLW9mLXRoZS1jbHVzdGVyLTEyMzQ1Njc4OTA=",
+			"c2VjcmV0LXRva2VuLW9m"},
+		"key of a JWK": {`{"kty":"EC","d":"870MB6gfuTJ4HtUnUvYMyJpr5eUZNP4Bk43bVdj3eAE"}`, "870MB6gfuTJ4"},
 	} {
 		if !strings.Contains(c.text, c.secret) {
 			t.Fatalf("%s: the case holds no secret", name)
@@ -128,7 +137,8 @@ func wrap(raw string, width int, sep string) string {
 
 func TestAttack_T46_SecretsInWrappedBase64(t *testing.T) {
 	s := bundle.NewScrubber()
-	pull := `{"auths":{"registry.example.com":{"auth":"` + strings.Repeat("QWxhZGRpbjpvcGVuIHNlc2FtZQ", 12) + `","email":"a@example.com"}}}`
+	pull := `{"auths":{"registry.example.com":{"auth":"` + strings.Repeat("QWxhZGRpbjpvcGVuIHNlc2FtZQ", 12) +
+		`","email":"a@example.com"}}}`
 	public := strings.Repeat("nothing secret in this text at all. ", 12)
 	for name, sep := range map[string]string{"plain": "\n", "in YAML": "\n    ", "on Windows": "\r\n", "in JSON": `\n`} {
 		for _, width := range []int{64, 76} {
@@ -168,7 +178,8 @@ func TestAttack_T46_KnownSecretsHoweverTheyAreWritten(t *testing.T) {
 		"a key's private part":  "short-part",
 	} {
 		got, found := s.Scrub([]byte(text))
-		if len(found) == 0 || strings.Contains(string(got), "sesame") || strings.Contains(string(got), password) || strings.Contains(string(got), "short-part") {
+		if len(found) == 0 || strings.Contains(string(got), "sesame") || strings.Contains(string(got), password) ||
+			strings.Contains(string(got), "short-part") {
 			t.Errorf("%s: %s", name, got)
 		}
 	}
@@ -197,13 +208,15 @@ func TestTheListOfContentsSaysWhatIsNotInIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	files := untar(t, out.Bytes())
-	for _, want := range []string{"support/logs/pod.log", "support/logs/pod.log.2", "support/etc/passwd", "support/a_b_[31m.txt", "support/contents.txt.2", "support/contents.txt"} {
+	for _, want := range []string{"support/logs/pod.log", "support/logs/pod.log.2", "support/etc/passwd",
+		"support/a_b_[31m.txt", "support/contents.txt.2", "support/contents.txt"} {
 		if _, ok := files[want]; !ok {
 			t.Errorf("no %s in %v", want, files)
 		}
 	}
 	contents := files["support/contents.txt"]
-	if !strings.Contains(contents, "logs/pod.log: ") || !strings.Contains(contents, "taken out: 1") || !strings.Contains(contents, "you may not list events") {
+	if !strings.Contains(contents, "logs/pod.log: ") || !strings.Contains(contents, "taken out: 1") ||
+		!strings.Contains(contents, "you may not list events") {
 		t.Errorf("contents.txt:\n%s", contents)
 	}
 	for name, content := range files {

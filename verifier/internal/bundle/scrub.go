@@ -46,7 +46,8 @@ func (s *Scrubber) add(raw []byte) {
 		return
 	}
 	quoted, err := json.Marshal(string(raw))
-	forms := [][]byte{raw, []byte(url.QueryEscape(string(raw))), []byte(url.PathEscape(string(raw))), []byte(hex.EncodeToString(raw)), []byte(strings.ToUpper(hex.EncodeToString(raw)))}
+	forms := [][]byte{raw, []byte(url.QueryEscape(string(raw))), []byte(url.PathEscape(string(raw))),
+		[]byte(hex.EncodeToString(raw)), []byte(strings.ToUpper(hex.EncodeToString(raw)))}
 	if err == nil {
 		forms = append(forms, bytes.Trim(quoted, `"`))
 	}
@@ -86,10 +87,14 @@ var secretNames = map[string]bool{}
 
 func init() {
 	for _, n := range []string{
-		"password", "passwd", "passphrase", "auth", "identitytoken", "registrytoken", "pullsecret", "pull-secret", ".dockerconfigjson", ".dockercfg",
-		"client-key-data", "client_secret", "clientsecret", "secretkey", "secret_key", "secretaccesskey", "secret_access_key", "aws_secret_access_key",
-		"sessiontoken", "session_token", "private_key", "privatekey", "private-key", "tls.key", "access_token", "refresh_token", "id_token", "token",
-		"previous-token", "token-secret", "apikey", "api_key", "api-key", "d", "k", "userdata", "user-data", "report_ticket", "reportticket", "luks_key", "keyfile",
+		"password", "passwd", "passphrase", "auth", "identitytoken", "registrytoken", "pullsecret", "pull-secret",
+		".dockerconfigjson", ".dockercfg",
+		"client-key-data", "client_secret", "clientsecret", "secretkey", "secret_key", "secretaccesskey", "secret_access_key",
+		"aws_secret_access_key",
+		"sessiontoken", "session_token", "private_key", "privatekey", "private-key", "tls.key", "access_token",
+		"refresh_token", "id_token", "token",
+		"previous-token", "token-secret", "apikey", "api_key", "api-key", "d", "k", "userdata", "user-data", "report_ticket",
+		"reportticket", "luks_key", "keyfile",
 	} {
 		secretNames[n] = true
 	}
@@ -104,15 +109,21 @@ type shape struct {
 }
 
 var shapes = []shape{
-	{"private key", regexp.MustCompile(`()-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\z)`), []string{"private key"}},
+	{"private key",
+		regexp.MustCompile(`()-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\z)`),
+		[]string{"private key"}},
 	{"data URL", regexp.MustCompile(`(data:)[A-Za-z0-9/+.;=-]*,[^\s"'<>\\]{16,}`), []string{"data:"}},
 	{"JWT", regexp.MustCompile(`()eyJ[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*){1,3}`), []string{"eyj"}},
-	{"authorization", regexp.MustCompile(`(?i)(\b(?:bearer|basic)(?:[ \t+]|%20)+)[A-Za-z0-9._~+/=%-]{8,}`), []string{"bearer", "basic"}},
+	{"authorization", regexp.MustCompile(`(?i)(\b(?:bearer|basic)(?:[ \t+]|%20)+)[A-Za-z0-9._~+/=%-]{8,}`),
+		[]string{"bearer", "basic"}},
 	{"OpenShift token", regexp.MustCompile(`()sha256~[A-Za-z0-9_-]{20,}`), []string{"sha256~"}},
 	{"bootstrap token", regexp.MustCompile(`()\b[a-z0-9]{6}\.[a-z0-9]{16}\b`), nil},
 	{"cloud access key", regexp.MustCompile(`()\b(?:AKIA|ASIA)[A-Z0-9]{16}\b`), []string{"akia", "asia"}},
-	{"flag", regexp.MustCompile(`(?i)(--?(?:token|password|secret|pass)(?:[ \t]+|=))[^\s"'\\[][^\s"'\\]{5,}`), []string{"-token", "-password", "-secret", "-pass"}},
-	{"URL parameter", regexp.MustCompile(`(?i)([?&](?:token|access_token|sig|signature|key|x-amz-[a-z-]+)=)[^&\s"'\\[][^&\s"'\\]*`), []string{"token=", "sig=", "signature=", "key=", "x-amz-"}},
+	{"flag", regexp.MustCompile(`(?i)(--?(?:token|password|secret|pass)(?:[ \t]+|=))[^\s"'\\[][^\s"'\\]{5,}`),
+		[]string{"-token", "-password", "-secret", "-pass"}},
+	{"URL parameter",
+		regexp.MustCompile(`(?i)([?&](?:token|access_token|sig|signature|key|x-amz-[a-z-]+)=)[^&\s"'\\[][^&\s"'\\]*`),
+		[]string{"token=", "sig=", "signature=", "key=", "x-amz-"}},
 	{"URL password", regexp.MustCompile(`(://[^/\s:@"']*:)[^@/\s"']+@`), []string{"://"}},
 }
 
@@ -290,7 +301,8 @@ func scrubFields(text []byte, found map[string]int) []byte {
 		from, quote := valueAfter(text, i+1)
 		length := valueLength(text[from:], quote)
 		value := text[from : from+length]
-		if length < 6 && quote == "" || length == 0 || bytes.HasPrefix(value, []byte(mark)) || name == "token" && tokenID.Match(value) {
+		if length < 6 && quote == "" || length == 0 || bytes.HasPrefix(value, []byte(mark)) || name == "token" &&
+			tokenID.Match(value) {
 			continue
 		}
 		// "d" and "k" are the private parts of a JWK; a word of a log they may be, too.
@@ -312,7 +324,8 @@ func nameBefore(text []byte) string {
 		text = bytes.TrimRight(text[:n-1], `\`)
 	}
 	from := len(text)
-	for from > 0 && len(text)-from < maxName && (text[from-1] == '_' || text[from-1] == '.' || text[from-1] == '-' || wordy(bytes.ToLower(text[from-1:from]))) {
+	for from > 0 && len(text)-from < maxName && (text[from-1] == '_' || text[from-1] == '.' || text[from-1] == '-' ||
+		wordy(bytes.ToLower(text[from-1:from]))) {
 		from--
 	}
 	return strings.ToLower(string(text[from:]))

@@ -241,7 +241,8 @@ func (f *Folder) Due() (steps []mcscert.Step, _ mcscert.Status, err error) {
 		}
 		signer = s.CA
 	}
-	due := mcscert.Serving{Now: f.now(), Leaf: s.Leaf, Hosts: f.Hosts, Signer: signer, Bundle: s.Bundle, PointerConfigs: s.PointerConfigs}.Due()
+	due := mcscert.Serving{Now: f.now(), Leaf: s.Leaf, Hosts: f.Hosts, Signer: signer, Bundle: s.Bundle,
+		PointerConfigs: s.PointerConfigs}.Due()
 	if due == "" {
 		return steps, s.Status, nil
 	}
@@ -306,7 +307,8 @@ func (f *Folder) newCA(s state) (mcscert.Status, error) {
 	if err != nil {
 		return s.Status, err
 	}
-	bundle := slices.DeleteFunc(append(made, s.Bundle...), func(c *x509.Certificate) bool { return f.now().After(c.NotAfter) })
+	bundle := slices.DeleteFunc(append(made, s.Bundle...),
+		func(c *x509.Certificate) bool { return f.now().After(c.NotAfter) })
 	if err := wholefile.Write(f.path("tls/ca.crt"), 0o644, mcscert.Encode(bundle...)); err != nil {
 		return s.Status, err
 	}
@@ -321,7 +323,8 @@ func (f *Folder) newCA(s state) (mcscert.Status, error) {
 
 func (f *Folder) newServing(s state) (mcscert.Status, error) {
 	if s.CA == nil {
-		return s.Status, errors.New("the serving certificate is due, and the CA's key, tls/ca.key, is not here: put it there, or make a new CA with 'certs rotate'")
+		return s.Status, errors.New("the serving certificate is due, and the CA's key, tls/ca.key, is not here: put it " +
+			"there, or make a new CA with 'certs rotate'")
 	}
 	pair, err := s.signer.Serve(f.Hosts, f.now())
 	if err != nil {

@@ -152,10 +152,12 @@ func TestFolderRotateStepByStep(t *testing.T) {
 	if step, _, err = f.Rotate(false); err != nil || step != mcscert.StepServing {
 		t.Fatalf("second step: %s, %v", step, err)
 	}
-	if err := errors.Join(verify(first.Leaf, between, f.now), verify(f.look().Leaf, between, f.now), verify(f.look().Leaf, f.roots(), f.now)); err != nil {
+	if err := errors.Join(verify(first.Leaf, between, f.now), verify(f.look().Leaf, between, f.now),
+		verify(f.look().Leaf, f.roots(), f.now)); err != nil {
 		t.Error(err)
 	}
-	for name, mode := range map[string]fs.FileMode{"tls/ca.key": 0o600, "tls/tls.key": 0o600, "tls/ca.crt": 0o644, "tls/tls.crt": 0o644} {
+	for name, mode := range map[string]fs.FileMode{"tls/ca.key": 0o600, "tls/tls.key": 0o600, "tls/ca.crt": 0o644,
+		"tls/tls.crt": 0o644} {
 		if info, err := os.Stat(filepath.Join(f.Dir, name)); err != nil || info.Mode() != mode {
 			t.Errorf("%s: %v %v", name, info.Mode(), err)
 		}
@@ -305,7 +307,8 @@ func TestFolderPointerConfigs(t *testing.T) {
 	f := newFiles(t)
 	worker := filepath.Join(f.Dir, "pointers/worker.ign")
 	ca := []byte(f.read("tls/ca.crt"))
-	two := strings.Replace(f.read("pointers/worker.ign"), `"certificateAuthorities":[`, `"certificateAuthorities":[{"source":"data:;base64,`+base64.StdEncoding.EncodeToString(ca)+`"},`, 1)
+	two := strings.Replace(f.read("pointers/worker.ign"), `"certificateAuthorities":[`,
+		`"certificateAuthorities":[{"source":"data:;base64,`+base64.StdEncoding.EncodeToString(ca)+`"},`, 1)
 	f.write("pointers/two.ign", []byte(two))
 	other, err := pki.NewCA("another server's", f.now)
 	if err != nil {
@@ -320,7 +323,8 @@ func TestFolderPointerConfigs(t *testing.T) {
 		if _, _, err := f.Rotate(true); err != nil {
 			t.Fatal(err)
 		}
-		if info, err := os.Stat(worker); err != nil || info.Mode() != mode || mode == 0o640 && f.read("pointers/worker.ign") == before {
+		if info, err := os.Stat(worker); err != nil || info.Mode() != mode || mode == 0o640 &&
+			f.read("pointers/worker.ign") == before {
 			t.Errorf("%v %v", info.Mode(), err)
 		}
 		if mode == 0o640 {
@@ -358,11 +362,13 @@ func TestFolderWithoutTheKey(t *testing.T) {
 
 func TestFolderThatIsBroken(t *testing.T) {
 	for name, c := range map[string]struct{ file, content, want string }{
-		"a bundle of nothing":   {"tls/ca.crt", "x", "tls/ca.crt: no certificate"},
-		"no serving":            {"tls/tls.crt", "", "tls/tls.crt: no certificate"},
-		"a key that is none":    {"tls/ca.key", "x", "no private key in PEM"},
-		"a key of nobody":       {"tls/ca.key", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", "the key of no CA"},
-		"a broken certificate":  {"tls/ca.crt", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "certificate 0"},
+		"a bundle of nothing": {"tls/ca.crt", "x", "tls/ca.crt: no certificate"},
+		"no serving":          {"tls/tls.crt", "", "tls/tls.crt: no certificate"},
+		"a key that is none":  {"tls/ca.key", "x", "no private key in PEM"},
+		"a key of nobody": {"tls/ca.key", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n",
+			"the key of no CA"},
+		"a broken certificate": {"tls/ca.crt", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+			"certificate 0"},
 		"a pointer that is odd": {"pointers/worker.ign", "#!/bin/sh", ""},
 	} {
 		f := newFiles(t)

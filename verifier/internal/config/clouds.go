@@ -154,8 +154,10 @@ var (
 
 // nouns say what a value of a list should be.
 var nouns = map[string]string{
-	"aws.accounts": "an account id: 12 digits, in quotes", "aws.regions": "a region, as eu-central-1", "aws.vpcs": "the id of a VPC, as vpc-0123456789abcdef0",
-	"aws.roles": "the name of a role, without ARN and path", "gcp.projects": "the id of a project (a number is not its id)", "gcp.zones": "a zone, as europe-west1-b",
+	"aws.accounts": "an account id: 12 digits, in quotes", "aws.regions": "a region, as eu-central-1",
+	"aws.vpcs":     "the id of a VPC, as vpc-0123456789abcdef0",
+	"aws.roles":    "the name of a role, without ARN and path",
+	"gcp.projects": "the id of a project (a number is not its id)", "gcp.zones": "a zone, as europe-west1-b",
 	"azure.subscriptions": "a subscription id (a GUID)", "azure.resourceGroups": "the name of a resource group",
 }
 
@@ -188,7 +190,8 @@ func (c *Config) checkClouds() error {
 		all = append(all, names{"gcp.projects", g.Projects, project, true}, names{"gcp.zones", g.Zones, word, false})
 	}
 	if a := c.Azure; a != nil {
-		all = append(all, names{"azure.subscriptions", a.Subscriptions, guid, true}, names{"azure.resourceGroups", a.ResourceGroups, word, false})
+		all = append(all, names{"azure.subscriptions", a.Subscriptions, guid, true},
+			names{"azure.resourceGroups", a.ResourceGroups, word, false})
 		switch a.Cloud {
 		case "Public", "USGovernment", "China":
 		default:

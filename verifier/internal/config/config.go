@@ -306,11 +306,13 @@ func (c *Config) check() error {
 		return fmt.Errorf("provisioningToken.secret: %w", err)
 	}
 	if every, grace := c.ProvisioningToken.RotateEvery, c.ProvisioningToken.Grace; every != 0 && every < grace {
-		return fmt.Errorf("provisioningToken: rotateEvery %v is shorter than grace %v; a machine would hold a token from before the previous one", time.Duration(every), time.Duration(grace))
+		return fmt.Errorf("provisioningToken: rotateEvery %v is shorter than grace %v; a machine would hold a token from "+
+			"before the previous one", time.Duration(every), time.Duration(grace))
 	}
 	// A key that is replaced sooner than its successor is in use never signs.
 	if c.KeyRotation < 2*c.KeyPublishDelay {
-		return fmt.Errorf("keyRotation %v: at least twice keyPublishDelay (%v)", time.Duration(c.KeyRotation), time.Duration(c.KeyPublishDelay))
+		return fmt.Errorf("keyRotation %v: at least twice keyPublishDelay (%v)", time.Duration(c.KeyRotation),
+			time.Duration(c.KeyPublishDelay))
 	}
 	if c.Kubernetes != nil {
 		if err := c.Kubernetes.check(); err != nil {
@@ -321,7 +323,8 @@ func (c *Config) check() error {
 		return fmt.Errorf("provisioningToken.grace: %v; at most %v", grace, provisioning.MaxGrace)
 	}
 	if c.Kubernetes == nil && c.ProvisioningToken.RotateEvery != 0 {
-		return errors.New("provisioningToken.rotateEvery: in a cluster only, where the pointer configs follow; elsewhere use 'token provisioning rotate'")
+		return errors.New("provisioningToken.rotateEvery: in a cluster only, where the pointer configs follow; elsewhere " +
+			"use 'token provisioning rotate'")
 	}
 	if c.RequestsPerSecond < 0 || c.MaxConnections < 0 || c.KeepEvidence < 0 {
 		return errors.New("requestsPerSecond, maxConnections and keepEvidence must not be negative")

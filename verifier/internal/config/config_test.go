@@ -54,9 +54,10 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		ok + "provisioningToken: {grace: 2h, rotateEvery: 1h}\n": "shorter than grace",
 		ok + aws + "sts: {url: \"https://a/sts\"}}\n":            "aws.sts.url: \"https://a/sts\" has a path",
 		ok + aws + "sts: {url: \"https://a/?x\"}}\n":             "aws.sts",
-		ok + aws + "ec2: {url: \"https://a:8/ec2/\"}}\n":         "aws.ec2.url: \"https://a:8/ec2/\" has a path; AWS's signatures are for https://a:8/ alone",
-		ok + "vsphere: {servers: [" + vc + ", " + vc + "]}\n":    "vsphere.servers[1]: https://v/sdk is there twice",
-		ok + "keyRotation: 10m\n":                                "twice keyPublishDelay",
+		ok + aws + "ec2: {url: \"https://a:8/ec2/\"}}\n": "aws.ec2.url: \"https://a:8/ec2/\" has a path; AWS's " +
+			"signatures are for https://a:8/ alone",
+		ok + "vsphere: {servers: [" + vc + ", " + vc + "]}\n": "vsphere.servers[1]: https://v/sdk is there twice",
+		ok + "keyRotation: 10m\n":                             "twice keyPublishDelay",
 	} {
 		_, err := Load(write(t, text))
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "mcs-attest.yaml") {
@@ -79,13 +80,15 @@ func TestEndpointsOfCloudsAreRead(t *testing.T) {
 
 func TestOriginIsCanonical(t *testing.T) {
 	for in, want := range map[string]string{
-		"https://A.b": "https://a.b:443", "https://[FE80::1]:22623/": "https://[fe80::1]:22623", "https://10.0.2.2:22623": "https://10.0.2.2:22623",
+		"https://A.b": "https://a.b:443", "https://[FE80::1]:22623/": "https://[fe80::1]:22623",
+		"https://10.0.2.2:22623": "https://10.0.2.2:22623",
 	} {
 		if got, err := Origin(in); err != nil || got != want {
 			t.Errorf("%s: got %q, %v", in, got, err)
 		}
 	}
-	for _, bad := range []string{"", "a:1", "http://a:1", "https://u@a:1", "https://a:1/x", "https://a:1?q", "https://:1"} {
+	for _, bad := range []string{"", "a:1", "http://a:1", "https://u@a:1", "https://a:1/x", "https://a:1?q",
+		"https://:1"} {
 		if got, err := Origin(bad); err == nil {
 			t.Errorf("%q became %q", bad, got)
 		}
@@ -102,11 +105,13 @@ func TestAClusterNeedsNothingButItsSection(t *testing.T) {
 		t.Fatal(err)
 	}
 	k := c.Kubernetes
-	if k.Kubeconfig != filepath.Join(filepath.Dir(p), "k") || k.Namespace != "mcs-attest" || len(k.MachineNamespaces) != 2 ||
+	if k.Kubeconfig != filepath.Join(filepath.Dir(p), "k") || k.Namespace != "mcs-attest" ||
+		len(k.MachineNamespaces) != 2 ||
 		k.ServingSecret != "openshift-machine-config-operator/machine-config-server-tls" || len(k.UserDataSecrets) != 2 {
 		t.Errorf("got %+v", k)
 	}
-	if c.ProvisioningToken.Secret != "openshift-config/machineconfig-auth" || c.ProvisioningToken.Grace == 0 || c.KeyRotation == 0 {
+	if c.ProvisioningToken.Secret != "openshift-config/machineconfig-auth" || c.ProvisioningToken.Grace == 0 ||
+		c.KeyRotation == 0 {
 		t.Errorf("got %+v, %v", c.ProvisioningToken, c.KeyRotation)
 	}
 }

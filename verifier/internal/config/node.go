@@ -172,9 +172,11 @@ func (c *Config) checkNode() error {
 			return fmt.Errorf("approver.attestation: %q; it is %s or %s", a.Attestation, AttestationRequired, AttestationOff)
 		}
 		if a.Attestation == AttestationRequired && c.Credential == nil {
-			return errors.New("approver: with attestation Required no request would ever be approved; add credential:, or set attestation: Off")
+			return errors.New(
+				"approver: with attestation Required no request would ever be approved; add credential:, or set attestation: Off")
 		}
-		for field, name := range map[string]string{"configMap": a.ConfigMap, "stockConfigMap": a.StockConfigMap, "kubeletCA": a.KubeletCA} {
+		for field, name := range map[string]string{"configMap": a.ConfigMap, "stockConfigMap": a.StockConfigMap,
+			"kubeletCA": a.KubeletCA} {
 			if _, _, err := SplitName(name); err != nil {
 				return fmt.Errorf("approver.%s: %w", field, err)
 			}

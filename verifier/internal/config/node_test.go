@@ -9,7 +9,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 )
 
-const inACluster = "origins: ['https://api-int.example.com:22623', 'https://10.0.0.5:22623']\nupstream: https://127.0.0.1:22623\nkubernetes: {namespace: ours}\n"
+const inACluster = "origins: ['https://api-int.example.com:22623', 'https://10.0.0.5:22623']\nupstream: " +
+	"https://127.0.0.1:22623\nkubernetes: {namespace: ours}\n"
 
 func parse(t *testing.T, text string) *config.Config {
 	t.Helper()
@@ -26,28 +27,35 @@ func TestWhatANodeBecomesIsOffUnlessAskedFor(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	// Without an upstream, and in a folder, there is nobody else to render.
-	if parse(t, strings.Replace(inACluster, "upstream: https://127.0.0.1:22623\n", "", 1)).Render == nil || parse(t, "origins: ['https://a:1']\n").Render == nil {
+	if parse(t, strings.Replace(inACluster, "upstream: https://127.0.0.1:22623\n", "", 1)).Render == nil ||
+		parse(t, "origins: ['https://a:1']\n").Render == nil {
 		t.Error("nothing is rendered")
 	}
 }
 
 func TestDefaultsOfWhatANodeBecomes(t *testing.T) {
 	c := parse(t, inACluster+"render: {}\ncredential: {}\napprover: {}\ncertificates: {}\n")
-	if k := c.Credential; k.Kind != config.ServiceAccountToken || k.ServiceAccount != "openshift-machine-config-operator/node-bootstrapper" ||
+	if k := c.Credential; k.Kind != config.ServiceAccountToken ||
+		k.ServiceAccount != "openshift-machine-config-operator/node-bootstrapper" ||
 		time.Duration(k.Lifetime) != 4*time.Hour || k.Groups != nil {
 		t.Errorf("%+v", k)
 	}
-	if a := c.Approver; a.Attestation != config.AttestationRequired || a.ConfigMap != "ours/mcs-attest-approver" || time.Duration(a.MaxMachineAge) != 2*time.Hour || a.PendingPerMachine != 10 {
+	if a := c.Approver; a.Attestation != config.AttestationRequired || a.ConfigMap != "ours/mcs-attest-approver" ||
+		time.Duration(a.MaxMachineAge) != 2*time.Hour || a.PendingPerMachine != 10 {
 		t.Errorf("%+v", a)
 	}
-	if c.Render.KubeconfigConfigMap != "openshift-machine-config-operator/kubeconfig-data" || c.Certificates.Rotate != config.RotateAuto {
+	if c.Render.KubeconfigConfigMap != "openshift-machine-config-operator/kubeconfig-data" ||
+		c.Certificates.Rotate != config.RotateAuto {
 		t.Errorf("%+v %+v", c.Render, c.Certificates)
 	}
 	if hosts := c.CertificateHosts(); !slices.Equal(hosts, []string{"api-int.example.com", "10.0.0.5"}) {
 		t.Errorf("%v", hosts)
 	}
-	c = parse(t, inACluster+"credential: {kind: BootstrapToken}\napprover: {attestation: 'Off'}\ncertificates: {hostnames: [a.example.com]}\n")
-	if len(c.Credential.Groups) != 1 || c.Approver.ConfigMap != "openshift-cluster-machine-approver/machine-approver-config" || c.CertificateHosts()[0] != "a.example.com" {
+	c = parse(t, inACluster+
+		"credential: {kind: BootstrapToken}\napprover: {attestation: 'Off'}\ncertificates: {hostnames: [a.example.com]}\n")
+	if len(c.Credential.Groups) != 1 ||
+		c.Approver.ConfigMap != "openshift-cluster-machine-approver/machine-approver-config" ||
+		c.CertificateHosts()[0] != "a.example.com" {
 		t.Errorf("%+v %+v", c.Credential, c.Approver)
 	}
 }
@@ -72,7 +80,8 @@ func TestWrongSectionsOfWhatANodeBecomes(t *testing.T) {
 		}
 	}
 	for _, section := range []string{"credential", "approver", "certificates"} {
-		if _, err := config.Parse("f", []byte("origins: ['https://a:1']\n"+section+": {}\n"), "/"); err == nil || !strings.Contains(err.Error(), "kubernetes") {
+		if _, err := config.Parse("f", []byte("origins: ['https://a:1']\n"+section+": {}\n"), "/"); err == nil ||
+			!strings.Contains(err.Error(), "kubernetes") {
 			t.Errorf("%s in a folder: %v", section, err)
 		}
 	}

@@ -29,7 +29,8 @@ func deploying(t *testing.T) string {
 // The sections of clouds in docs/deploying.md are ones that the verifier takes.
 func TestTheCloudsOfThePageAreRead(t *testing.T) {
 	found := map[string]bool{}
-	for _, m := range regexp.MustCompile("(?ms)^```yaml\n((aws|gcp|azure|vsphere):\n.*?)^```$").FindAllStringSubmatch(deploying(t), -1) {
+	for _, m := range regexp.MustCompile("(?ms)^```yaml\n((aws|gcp|azure|vsphere):\n.*?)^```$").FindAllStringSubmatch(
+		deploying(t), -1) {
 		found[m[2]] = true
 		if _, err := config.Parse("page", []byte("origins: [https://10.0.0.1:22623]\n"+m[1]), "/etc/mcs-attest"); err != nil {
 			t.Errorf("%s: %v", m[2], err)
@@ -58,7 +59,8 @@ func TestThePageNamesTheHostsThatAreCalled(t *testing.T) {
 		}
 	}
 	const region = "eu-central-1"
-	at, err := ec2.NewDefaultEndpointResolverV2().ResolveEndpoint(t.Context(), ec2.EndpointParameters{Region: sdk.String(region)})
+	at, err := ec2.NewDefaultEndpointResolverV2().ResolveEndpoint(t.Context(),
+		ec2.EndpointParameters{Region: sdk.String(region)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,8 @@ func (i *Issuer) accountToken(ctx context.Context, machine string) (*credential.
 		return nil, err
 	}
 	for try := 1; ; try++ {
-		answer, err := i.Client.CoreV1().ServiceAccounts(i.namespace).CreateToken(ctx, i.account, i.request(name), metav1.CreateOptions{})
+		answer, err := i.Client.CoreV1().ServiceAccounts(i.namespace).CreateToken(ctx, i.account, i.request(name),
+			metav1.CreateOptions{})
 		switch {
 		// The Secret, or the account: making it again tells.
 		case kerrors.IsNotFound(err) && try == 1:
@@ -98,7 +99,8 @@ func (i *Issuer) read(raw, name string) (*credential.Credential, error) {
 	case err != nil:
 		return nil, errors.New("the API server's token is not a JWT")
 	case c.JTI == "":
-		return nil, errors.New("the API server's tokens have no id (jti), by which a request could be told to be this machine's; Kubernetes has it from 1.30 on")
+		return nil, errors.New("the API server's tokens have no id (jti), by which a request could be told to be this " +
+			"machine's; Kubernetes has it from 1.30 on")
 	case c.Kubernetes.Namespace != i.namespace || c.Kubernetes.Secret.Name != name || c.Kubernetes.Secret.UID == "":
 		return nil, fmt.Errorf("the API server's token is not bound to the Secret %s/%s", i.namespace, name)
 	case c.Issued <= 0 || c.Expiry <= c.Issued:

@@ -58,7 +58,8 @@ func (i *Issuer) bootstrapToken(ctx context.Context, machine string) (*credentia
 		}
 		return &credential.Credential{
 			ID: bootstrapUser + id, Issued: issued, Expiry: expiry,
-			Secret: bootstrapNamespace + "/" + made.Name, SecretUID: string(made.UID), Token: secret.New([]byte(id + "." + key)), Fresh: true,
+			Secret: bootstrapNamespace + "/" + made.Name, SecretUID: string(made.UID), Token: secret.New([]byte(id + "." + key)),
+			Fresh: true,
 		}, nil
 	}
 }

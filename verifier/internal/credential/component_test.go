@@ -44,7 +44,8 @@ func renderWith(t *testing.T, overlay string, components ...string) []byte {
 	if err := os.Mkdir(filepath.Join(dir, "my-cluster"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../deploy/overlays/" + overlay + "]\ncomponents:\n"
+	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../deploy/overlays/" + overlay +
+		"]\ncomponents:\n"
 	for _, c := range components {
 		text += "- ../deploy/components/" + c + "\n"
 	}
@@ -53,7 +54,8 @@ func renderWith(t *testing.T, overlay string, components ...string) []byte {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, filepath.Join(bin, "kubectl"), "kustomize", filepath.Join(dir, "my-cluster")).Output()
+	out, err := exec.CommandContext(ctx, filepath.Join(bin, "kubectl"), "kustomize",
+		filepath.Join(dir, "my-cluster")).Output()
 	if err != nil {
 		t.Fatalf("kubectl kustomize %v: %v", components, err)
 	}
@@ -102,7 +104,8 @@ func newIssuing(t *testing.T, overlay, component string, c config.Credential) *i
 	if w.admin, err = kubernetes.NewForConfig(w.c.Admin()); err != nil {
 		t.Fatal(err)
 	}
-	if w.verifier, err = kubernetes.NewForConfig(w.c.ServiceAccount(t, deploy.Namespace, deploy.ServiceAccount)); err != nil {
+	if w.verifier, err = kubernetes.NewForConfig(w.c.ServiceAccount(t, deploy.Namespace,
+		deploy.ServiceAccount)); err != nil {
 		t.Fatal(err)
 	}
 	c.Lifetime = config.Duration(4 * time.Hour)
@@ -144,7 +147,8 @@ func (w *issuing) make(namespace string, s core.Secret) func(context.Context) er
 // there is a Secret that the administrator made.
 func (w *issuing) there(namespace string, s core.Secret) {
 	w.Helper()
-	if _, err := w.admin.CoreV1().Secrets(namespace).Create(context.Background(), &s, meta.CreateOptions{}); err != nil && !kerrors.IsAlreadyExists(err) {
+	if _, err := w.admin.CoreV1().Secrets(namespace).Create(context.Background(), &s, meta.CreateOptions{}); err != nil &&
+		!kerrors.IsAlreadyExists(err) {
 		w.Fatal(err)
 	}
 }
@@ -154,7 +158,8 @@ func (w *issuing) there(namespace string, s core.Secret) {
 func TestAttack_T49_CredentialsForOpenShift(t *testing.T) {
 	t.Parallel()
 	const namespace, bootstrapper = "openshift-machine-config-operator", "node-bootstrapper"
-	w := newIssuing(t, "openshift", "credential", config.Credential{Kind: config.ServiceAccountToken, ServiceAccount: namespace + "/" + bootstrapper})
+	w := newIssuing(t, "openshift", "credential",
+		config.Credential{Kind: config.ServiceAccountToken, ServiceAccount: namespace + "/" + bootstrapper})
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	for _, name := range []string{bootstrapper, "machine-config-operator"} {
@@ -167,7 +172,8 @@ func TestAttack_T49_CredentialsForOpenShift(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := w.issuer.Revoke(ctx, claims.MachineUID, []v1alpha1.CredentialStatus{{Secret: own.Secret, SecretUID: own.SecretUID}}); err != nil {
+	if err := w.issuer.Revoke(ctx, claims.MachineUID,
+		[]v1alpha1.CredentialStatus{{Secret: own.Secret, SecretUID: own.SecretUID}}); err != nil {
 		t.Fatal(err)
 	}
 
@@ -185,13 +191,16 @@ func TestAttack_T49_CredentialsForOpenShift(t *testing.T) {
 	for _, s := range []core.Secret{
 		{ObjectMeta: meta.ObjectMeta{Name: "other"}},
 		{ObjectMeta: meta.ObjectMeta{GenerateName: "other-"}},
-		{ObjectMeta: meta.ObjectMeta{Name: "mcs-attest-bootstrap-a", Annotations: annotated}, Type: core.SecretTypeServiceAccountToken},
+		{ObjectMeta: meta.ObjectMeta{Name: "mcs-attest-bootstrap-a", Annotations: annotated},
+			Type: core.SecretTypeServiceAccountToken},
 		{ObjectMeta: meta.ObjectMeta{Name: "mcs-attest-bootstrap-a", Annotations: annotated}},
 		{ObjectMeta: meta.ObjectMeta{Name: "mcs-attest-bootstrap-a"}, Data: map[string][]byte{"a": []byte("b")}},
-		{ObjectMeta: meta.ObjectMeta{Name: "machine-config-server-ca", Annotations: annotated}, Type: core.SecretTypeServiceAccountToken},
+		{ObjectMeta: meta.ObjectMeta{Name: "machine-config-server-ca", Annotations: annotated},
+			Type: core.SecretTypeServiceAccountToken},
 		{ObjectMeta: meta.ObjectMeta{Name: "machine-config-server-tls"}, Type: core.SecretTypeOpaque},
 	} {
-		w.denied(fmt.Sprintf("make the Secret %s%s of type %q", s.Name, s.GenerateName, s.Type), w.make(namespace, s), remove(s.Name))
+		w.denied(fmt.Sprintf("make the Secret %s%s of type %q", s.Name, s.GenerateName, s.Type), w.make(namespace, s),
+			remove(s.Name))
 	}
 	for _, name := range []string{"machine-config-server-tls", "node-bootstrapper-token", "pull"} {
 		secret := core.Secret{ObjectMeta: meta.ObjectMeta{Name: name}}
@@ -199,7 +208,8 @@ func TestAttack_T49_CredentialsForOpenShift(t *testing.T) {
 		w.denied("delete the Secret "+name, delete(name), func(context.Context) { w.there(namespace, secret) })
 	}
 	// The policies are about this account; the administrator does what they do.
-	w.there(namespace, core.Secret{ObjectMeta: meta.ObjectMeta{Name: "anything"}, Data: map[string][]byte{"a": []byte("b")}})
+	w.there(namespace, core.Secret{ObjectMeta: meta.ObjectMeta{Name: "anything"},
+		Data: map[string][]byte{"a": []byte("b")}})
 
 	w.there(namespace, core.Secret{ObjectMeta: meta.ObjectMeta{Name: "mcs-attest-bootstrap-here"}})
 	request := func(account, kind, name string, seconds int64) func(context.Context) error {
@@ -208,7 +218,8 @@ func TestAttack_T49_CredentialsForOpenShift(t *testing.T) {
 			spec.BoundObjectRef = &authentication.BoundObjectReference{APIVersion: "v1", Kind: kind, Name: name}
 		}
 		return func(ctx context.Context) error {
-			_, err := w.verifier.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, account, &authentication.TokenRequest{Spec: spec}, meta.CreateOptions{})
+			_, err := w.verifier.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, account,
+				&authentication.TokenRequest{Spec: spec}, meta.CreateOptions{})
 			return err
 		}
 	}
@@ -221,10 +232,12 @@ func TestAttack_T49_CredentialsForOpenShift(t *testing.T) {
 	forAudience := func(audiences ...string) func(context.Context) error {
 		return func(ctx context.Context) error {
 			seconds := int64(3600)
-			_, err := w.verifier.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, bootstrapper, &authentication.TokenRequest{Spec: authentication.TokenRequestSpec{
-				ExpirationSeconds: &seconds, Audiences: audiences,
-				BoundObjectRef: &authentication.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: "mcs-attest-bootstrap-here"},
-			}}, meta.CreateOptions{})
+			_, err := w.verifier.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, bootstrapper,
+				&authentication.TokenRequest{Spec: authentication.TokenRequestSpec{
+					ExpirationSeconds: &seconds, Audiences: audiences,
+					BoundObjectRef: &authentication.BoundObjectReference{APIVersion: "v1", Kind: "Secret",
+						Name: "mcs-attest-bootstrap-here"},
+				}}, meta.CreateOptions{})
 			return err
 		}
 	}
@@ -235,7 +248,8 @@ func TestAttack_T49_CredentialsForOpenShift(t *testing.T) {
 	if err := forAudience("https://kubernetes.default.svc")(ctx); err != nil {
 		t.Errorf("a token for the API server: %v", err)
 	}
-	w.c.Kubectl(t, "patch", "authentications.config.openshift.io", "cluster", "--type=merge", "-p", `{"spec":{"serviceAccountIssuer":"`+issuer+`"}}`)
+	w.c.Kubectl(t, "patch", "authentications.config.openshift.io", "cluster", "--type=merge", "-p",
+		`{"spec":{"serviceAccountIssuer":"`+issuer+`"}}`)
 	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		err := forAudience(issuer)(ctx)
 		if err == nil {
@@ -245,7 +259,8 @@ func TestAttack_T49_CredentialsForOpenShift(t *testing.T) {
 			t.Fatalf("a token for the API server of a cluster with an issuer of its own: %v", err)
 		}
 	}
-	w.denied("another account's token", request("machine-config-operator", "Secret", "mcs-attest-bootstrap-here", 3600), nil)
+	w.denied("another account's token", request("machine-config-operator", "Secret", "mcs-attest-bootstrap-here", 3600),
+		nil)
 
 	w.cannot(ctx, namespace)
 }
@@ -261,11 +276,13 @@ func (w *issuing) cannot(ctx context.Context, namespace string) {
 			return secrets.DeleteCollection(ctx, meta.DeleteOptions{}, meta.ListOptions{})
 		},
 		"update": func() error {
-			_, err := secrets.Update(ctx, &core.Secret{ObjectMeta: meta.ObjectMeta{Name: "mcs-attest-bootstrap-here"}}, meta.UpdateOptions{})
+			_, err := secrets.Update(ctx, &core.Secret{ObjectMeta: meta.ObjectMeta{Name: "mcs-attest-bootstrap-here"}},
+				meta.UpdateOptions{})
 			return err
 		},
 		"make in another namespace": func() error {
-			_, err := w.verifier.CoreV1().Secrets("default").Create(ctx, &core.Secret{ObjectMeta: meta.ObjectMeta{Name: "mcs-attest-bootstrap-here"}}, meta.CreateOptions{})
+			_, err := w.verifier.CoreV1().Secrets("default").Create(ctx,
+				&core.Secret{ObjectMeta: meta.ObjectMeta{Name: "mcs-attest-bootstrap-here"}}, meta.CreateOptions{})
 			return err
 		},
 	} {
@@ -288,10 +305,12 @@ func TestAttack_T49_CredentialsForKubernetes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := w.issuer.Revoke(ctx, claims.MachineUID, []v1alpha1.CredentialStatus{{Secret: own.Secret, SecretUID: own.SecretUID}}); err != nil {
+	if err := w.issuer.Revoke(ctx, claims.MachineUID,
+		[]v1alpha1.CredentialStatus{{Secret: own.Secret, SecretUID: own.SecretUID}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.admin.CoreV1().Secrets(namespace).Get(ctx, strings.TrimPrefix(own.Secret, namespace+"/"), meta.GetOptions{}); !kerrors.IsNotFound(err) {
+	if _, err := w.admin.CoreV1().Secrets(namespace).Get(ctx, strings.TrimPrefix(own.Secret, namespace+"/"),
+		meta.GetOptions{}); !kerrors.IsNotFound(err) {
 		t.Errorf("after its end: %v", err)
 	}
 
@@ -300,7 +319,8 @@ func TestAttack_T49_CredentialsForKubernetes(t *testing.T) {
 			ObjectMeta: meta.ObjectMeta{Name: "bootstrap-token-abcdef", Labels: map[string]string{credential.LabelMachine: "m"}},
 			Type:       core.SecretTypeBootstrapToken,
 			Data: map[string][]byte{
-				"token-id": []byte("abcdef"), "token-secret": []byte("0123456789abcdef"), "expiration": []byte(time.Now().Add(24 * time.Hour).UTC().Format(time.RFC3339)),
+				"token-id": []byte("abcdef"), "token-secret": []byte("0123456789abcdef"),
+				"expiration":                     []byte(time.Now().Add(24 * time.Hour).UTC().Format(time.RFC3339)),
 				"usage-bootstrap-authentication": []byte("true"), "auth-extra-groups": []byte(group),
 			},
 		}
@@ -352,12 +372,14 @@ func TestAttack_T49_CredentialsForKubernetes(t *testing.T) {
 
 	// The group may what kubelets need.
 	for _, verb := range []string{"create", "get"} {
-		out, _ := w.c.KubectlAs("admin", "", "auth", "can-i", verb, "certificatesigningrequests.certificates.k8s.io", "--as", "system:bootstrap:abcdef", "--as-group", group)
+		out, _ := w.c.KubectlAs("admin", "", "auth", "can-i", verb, "certificatesigningrequests.certificates.k8s.io", "--as",
+			"system:bootstrap:abcdef", "--as-group", group)
 		if strings.TrimSpace(out) != "yes" {
 			t.Errorf("%s requests: %s", verb, out)
 		}
 	}
-	out, _ := w.c.KubectlAs("admin", "", "auth", "can-i", "create", "certificatesigningrequests.certificates.k8s.io", "--subresource=nodeclient", "--as", "system:bootstrap:abcdef", "--as-group", group)
+	out, _ := w.c.KubectlAs("admin", "", "auth", "can-i", "create", "certificatesigningrequests.certificates.k8s.io",
+		"--subresource=nodeclient", "--as", "system:bootstrap:abcdef", "--as-group", group)
 	if strings.TrimSpace(out) != "no" {
 		t.Errorf("its requests are approved by themselves: %s", out)
 	}

@@ -49,7 +49,8 @@ users:
 func mcs(kubeconfig string) []byte {
 	return []byte(`{"ignition":{"version":"3.5.0"},"storage":{"files":[` +
 		`{"path":"/etc/machine-config-daemon/node-annotations.json","contents":{"source":"data:,%7B%7D"}},` +
-		`{"path":"/etc/kubernetes/kubeconfig","mode":420,"contents":{"source":"data:,` + dataurl.EscapeString(kubeconfig) + `"}},` +
+		`{"path":"/etc/kubernetes/kubeconfig","mode":420,"contents":{"source":"data:,` +
+		dataurl.EscapeString(kubeconfig) + `"}},` +
 		`{"path":"/etc/ignition-machine-config-encapsulated.json","contents":{"source":"data:,%7B%7D"}}]}}`)
 }
 
@@ -208,7 +209,8 @@ func TestTheGateServesTheMachinesOwnCredential(t *testing.T) {
 func TestAttack_T54_TheSharedCredentialNeverGoesOut(t *testing.T) {
 	s := newSite(t)
 	admin := s.c.Admin()
-	stranger, err := kubernetes.NewForConfig(&rest.Config{Host: admin.Host, TLSClientConfig: rest.TLSClientConfig{CAFile: admin.CAFile}})
+	stranger, err := kubernetes.NewForConfig(&rest.Config{Host: admin.Host,
+		TLSClientConfig: rest.TLSClientConfig{CAFile: admin.CAFile}})
 	s.ok(err)
 	nowhere, err := kubernetes.NewForConfig(&rest.Config{Host: "https://127.0.0.1:1"})
 	s.ok(err)
@@ -221,15 +223,23 @@ func TestAttack_T54_TheSharedCredentialNeverGoesOut(t *testing.T) {
 		change  func(*door)
 		code    reason.Code
 	}{
-		{"the API server does not let the verifier", func(o *credential.Options) { o.Client = stranger }, nil, reason.CredentialUnavailable},
+		{"the API server does not let the verifier", func(o *credential.Options) { o.Client = stranger }, nil,
+			reason.CredentialUnavailable},
 		{"the API server is away", func(o *credential.Options) { o.Client = nowhere }, nil, reason.CredentialUnavailable},
-		{"the API server does not answer in time", func(o *credential.Options) { o.Timeout = time.Nanosecond }, nil, reason.CredentialUnavailable},
-		{"there is no such service account", func(o *credential.Options) { o.Config.ServiceAccount = s.namespace + "/other" }, nil, reason.CredentialUnavailable},
-		{"a token of another machine's making", nil, func(d *door) { d.claims.MachineUID = "" }, reason.CredentialUnavailable},
-		{"a machine whose name no Secret can have", nil, func(d *door) { d.claims.MachineUID = "../x" }, reason.CredentialUnavailable},
+		{"the API server does not answer in time", func(o *credential.Options) { o.Timeout = time.Nanosecond },
+			nil, reason.CredentialUnavailable},
+		{"there is no such service account", func(o *credential.Options) { o.Config.ServiceAccount = s.namespace + "/other" },
+			nil, reason.CredentialUnavailable},
+		{"a token of another machine's making", nil, func(d *door) { d.claims.MachineUID = "" },
+			reason.CredentialUnavailable},
+		{"a machine whose name no Secret can have", nil, func(d *door) { d.claims.MachineUID = "../x" },
+			reason.CredentialUnavailable},
 		{"the record refuses", nil, func(d *door) { d.refuse = reason.Deny(reason.Quarantined, "m") }, reason.Quarantined},
-		{"a kubeconfig that cannot be read", nil, func(d *door) { d.config = mcs("users: []\n" + sharedToken) }, reason.UpstreamInvalid},
-		{"a kubeconfig with two tokens", nil, func(d *door) { d.config = mcs(sharedKubeconfig + "- {name: b, user: {token: b}}\n") }, reason.UpstreamInvalid},
+		{"a kubeconfig that cannot be read", nil, func(d *door) { d.config = mcs("users: []\n" + sharedToken) },
+			reason.UpstreamInvalid},
+		{"a kubeconfig with two tokens", nil, func(d *door) {
+			d.config = mcs(sharedKubeconfig + "- {name: b, user: {token: b}}\n")
+		}, reason.UpstreamInvalid},
 	} {
 		for _, kind := range []config.CredentialKind{config.ServiceAccountToken, config.BootstrapToken} {
 			if kind == config.BootstrapToken && strings.Contains(c.name, "service account") {
@@ -301,7 +311,8 @@ func TestABreakGlassTokenGetsTheSharedCredential(t *testing.T) {
 		t.Errorf("with a kubeconfig in which nothing can be exchanged: %d", status)
 	}
 	s.ok(d.issuing.Revoke(s.context(), d.claims.MachineUID, nil))
-	if list, err := s.admin.CoreV1().Secrets(s.namespace).List(s.context(), metav1.ListOptions{}); err != nil || len(list.Items) > 0 {
+	if list, err := s.admin.CoreV1().Secrets(s.namespace).List(s.context(), metav1.ListOptions{}); err != nil ||
+		len(list.Items) > 0 {
 		t.Errorf("a Secret was made: %v", err)
 	}
 }
@@ -312,7 +323,8 @@ func TestARevocationThatFailsIsAnError(t *testing.T) {
 	uid := s.machine()
 	own := s.issue(s.issuer(config.ServiceAccountToken), uid)
 	admin := s.c.Admin()
-	stranger, err := kubernetes.NewForConfig(&rest.Config{Host: admin.Host, TLSClientConfig: rest.TLSClientConfig{CAFile: admin.CAFile}})
+	stranger, err := kubernetes.NewForConfig(&rest.Config{Host: admin.Host,
+		TLSClientConfig: rest.TLSClientConfig{CAFile: admin.CAFile}})
 	s.ok(err)
 	i := s.issuer(config.ServiceAccountToken, func(o *credential.Options) { o.Client = stranger })
 	err = i.Revoke(s.context(), uid, []v1alpha1.CredentialStatus{kept(own)})
@@ -324,7 +336,8 @@ func TestARevocationThatFailsIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.ok(s.issuer(config.ServiceAccountToken).Revoke(s.context(), uid, nil))
-	if _, err := s.admin.CoreV1().Secrets(s.namespace).Get(s.context(), name, metav1.GetOptions{}); !kerrors.IsNotFound(err) {
+	if _, err := s.admin.CoreV1().Secrets(s.namespace).Get(s.context(), name,
+		metav1.GetOptions{}); !kerrors.IsNotFound(err) {
 		t.Errorf("%v", err)
 	}
 }

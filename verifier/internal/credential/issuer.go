@@ -111,6 +111,7 @@ func (i *Issuer) Withdraw(ctx context.Context, own *credential.Credential) {
 	defer cancel()
 	if err := i.remove(ctx, own.Secret, own.SecretUID); err != nil {
 		// It ends by itself, and nobody has it.
-		i.Log.Warn("a bootstrap token that did not go out could not be deleted", "secret", own.Secret, "expires", own.Expiry, "error", err)
+		i.Log.Warn("a bootstrap token that did not go out could not be deleted", "secret", own.Secret, "expires", own.Expiry,
+			"error", err)
 	}
 }

@@ -56,11 +56,13 @@ func (i *Issuer) Revoke(ctx context.Context, uid string, all []v1alpha1.Credenti
 		case namespace == bootstrapNamespace && strings.HasPrefix(name, bootstrapPrefix) && c.SecretUID != "":
 			remove(c.Secret, c.SecretUID)
 		default:
-			i.Log.Warn("a record names a Secret that is no bootstrap credential's; it was left alone", "machine", uid, "secret", c.Secret)
+			i.Log.Warn("a record names a Secret that is no bootstrap credential's; it was left alone", "machine",
+				uid, "secret", c.Secret)
 		}
 	}
 	if len(failed) > 0 {
-		return reason.Wrap(reason.CredentialUnavailable, errors.Join(failed...), "revoke the bootstrap credentials of the machine %s", uid)
+		return reason.Wrap(reason.CredentialUnavailable, errors.Join(failed...),
+			"revoke the bootstrap credentials of the machine %s", uid)
 	}
 	return nil
 }

@@ -56,13 +56,16 @@ func newSite(t testing.TB) *site {
 		t.Fatal(err)
 	}
 	ctx := s.context()
-	_, err = s.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}, metav1.CreateOptions{})
+	_, err = s.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}},
+		metav1.CreateOptions{})
 	s.ok(err)
-	_, err = s.admin.CoreV1().ServiceAccounts(s.namespace).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "node-bootstrapper"}}, metav1.CreateOptions{})
+	_, err = s.admin.CoreV1().ServiceAccounts(s.namespace).Create(ctx,
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "node-bootstrapper"}}, metav1.CreateOptions{})
 	s.ok(err)
 	_, err = s.admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: s.namespace},
-		RoleRef:    rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole", Name: "system:node-bootstrapper"},
+		RoleRef: rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole",
+			Name: "system:node-bootstrapper"},
 		Subjects: []rbacv1.Subject{
 			{Kind: "ServiceAccount", Namespace: s.namespace, Name: "node-bootstrapper"},
 			{Kind: "Group", APIGroup: "rbac.authorization.k8s.io", Name: "system:bootstrappers:" + s.namespace},
@@ -98,8 +101,9 @@ func (s *site) issuer(kind config.CredentialKind, change ...func(*credential.Opt
 	s.Helper()
 	o := credential.Options{
 		Client: s.admin,
-		Config: config.Credential{Kind: kind, ServiceAccount: s.namespace + "/node-bootstrapper", Lifetime: config.Duration(time.Hour)},
-		Log:    slog.New(slog.NewTextHandler(&s.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Config: config.Credential{Kind: kind, ServiceAccount: s.namespace + "/node-bootstrapper",
+			Lifetime: config.Duration(time.Hour)},
+		Log: slog.New(slog.NewTextHandler(&s.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		// The host may be busy.
 		Timeout: time.Minute,
 	}
@@ -127,7 +131,8 @@ func claims(uid string) token.Claims { return token.Claims{MachineUID: uid, Pool
 
 // kept is what a record has of a credential.
 func kept(own *pkgcredential.Credential) v1alpha1.CredentialStatus {
-	return v1alpha1.CredentialStatus{ID: own.ID, Issued: metav1.NewTime(own.Issued), Expiry: metav1.NewTime(own.Expiry), Secret: own.Secret, SecretUID: own.SecretUID}
+	return v1alpha1.CredentialStatus{ID: own.ID, Issued: metav1.NewTime(own.Issued), Expiry: metav1.NewTime(own.Expiry),
+		Secret: own.Secret, SecretUID: own.SecretUID}
 }
 
 // request makes a certificate signing request as a kubelet with this credential.
@@ -135,7 +140,8 @@ func (s *site) ask(own *pkgcredential.Credential, node string) (*certificatesv1.
 	s.Helper()
 	admin := s.c.Admin()
 	client, err := kubernetes.NewForConfig(&rest.Config{
-		Host: admin.Host, QPS: -1, BearerToken: string(own.Token.Expose()), TLSClientConfig: rest.TLSClientConfig{CAFile: admin.CAFile},
+		Host: admin.Host, QPS: -1, BearerToken: string(own.Token.Expose()),
+		TLSClientConfig: rest.TLSClientConfig{CAFile: admin.CAFile},
 	})
 	s.ok(err)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -144,17 +150,19 @@ func (s *site) ask(own *pkgcredential.Credential, node string) (*certificatesv1.
 		Subject: pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:" + node},
 	}, key)
 	s.ok(err)
-	csr, err := client.CertificatesV1().CertificateSigningRequests().Create(s.context(), &certificatesv1.CertificateSigningRequest{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "csr-"},
-		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
-			SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
-			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
-		},
-	}, metav1.CreateOptions{})
+	csr, err := client.CertificatesV1().CertificateSigningRequests().Create(s.context(),
+		&certificatesv1.CertificateSigningRequest{
+			ObjectMeta: metav1.ObjectMeta{GenerateName: "csr-"},
+			Spec: certificatesv1.CertificateSigningRequestSpec{
+				Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
+				SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
+				Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
+			},
+		}, metav1.CreateOptions{})
 	if err == nil {
 		s.Cleanup(func() {
-			s.ok(s.admin.CertificatesV1().CertificateSigningRequests().Delete(context.Background(), csr.Name, metav1.DeleteOptions{}))
+			s.ok(s.admin.CertificatesV1().CertificateSigningRequests().Delete(context.Background(), csr.Name,
+				metav1.DeleteOptions{}))
 		})
 	}
 	return csr, err
@@ -189,7 +197,8 @@ func (s *site) refused(own *pkgcredential.Credential) {
 // secrets are those of machines, by name.
 func (s *site) secrets(namespace, uid string) map[string]corev1.Secret {
 	s.Helper()
-	list, err := s.admin.CoreV1().Secrets(namespace).List(s.context(), metav1.ListOptions{LabelSelector: credential.LabelMachine + "=" + uid})
+	list, err := s.admin.CoreV1().Secrets(namespace).List(s.context(),
+		metav1.ListOptions{LabelSelector: credential.LabelMachine + "=" + uid})
 	s.ok(err)
 	out := map[string]corev1.Secret{}
 	for _, o := range list.Items {
@@ -237,7 +246,8 @@ func TestRequestsNameTheCredential(t *testing.T) {
 				t.Errorf("the request is by %q, the record has %q", csr.Spec.Username, own.ID)
 			}
 		}
-		if life := own.Expiry.Sub(own.Issued); life != time.Hour && (kind == config.ServiceAccountToken || life < 59*time.Minute || life > time.Hour) {
+		if life := own.Expiry.Sub(own.Issued); life != time.Hour &&
+			(kind == config.ServiceAccountToken || life < 59*time.Minute || life > time.Hour) {
 			t.Errorf("it lives for %v", life)
 		}
 		if since := time.Since(own.Issued); since < -time.Minute || since > 10*time.Minute {
@@ -264,7 +274,8 @@ func TestASecondFetchLeavesTheFirstAlone(t *testing.T) {
 		if first.ID == second.ID || bytes.Equal(first.Token.Expose(), second.Token.Expose()) {
 			t.Error("one credential, twice")
 		}
-		if same := first.Secret == second.Secret && first.SecretUID == second.SecretUID; same != (kind == config.ServiceAccountToken) {
+		if same := first.Secret == second.Secret &&
+			first.SecretUID == second.SecretUID; same != (kind == config.ServiceAccountToken) {
 			t.Errorf("Secrets %s and %s", first.Secret, second.Secret)
 		}
 		for _, own := range []*pkgcredential.Credential{first, second} {
@@ -420,7 +431,8 @@ func TestAttack_T49_ARecordCannotHaveOtherSecretsDeleted(t *testing.T) {
 	token := s.issue(s.issuer(config.BootstrapToken), neighbour)
 	ctx := s.context()
 	for _, name := range []string{"pull-secret", "mcs-attest-bootstrap-"} {
-		_, err := s.admin.CoreV1().Secrets(s.namespace).Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name + "x"}}, metav1.CreateOptions{})
+		_, err := s.admin.CoreV1().Secrets(s.namespace).Create(ctx,
+			&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name + "x"}}, metav1.CreateOptions{})
 		s.ok(err)
 	}
 	with := func(secret, uid string) v1alpha1.CredentialStatus {
@@ -430,9 +442,11 @@ func TestAttack_T49_ARecordCannotHaveOtherSecretsDeleted(t *testing.T) {
 	}
 	s.ok(i.Revoke(ctx, uid, []v1alpha1.CredentialStatus{
 		with(s.namespace+"/pull-secretx", ""), with("pull-secretx", ""), with(s.namespace+"/mcs-attest-bootstrap-x", ""),
-		with(other.Secret, other.SecretUID), with(token.Secret, ""), with(token.Secret, own.SecretUID), with("", ""), with("/", ""),
+		with(other.Secret, other.SecretUID), with(token.Secret, ""), with(token.Secret, own.SecretUID), with("", ""),
+		with("/", ""),
 	}))
-	for _, secret := range []string{s.namespace + "/pull-secretx", s.namespace + "/mcs-attest-bootstrap-x", other.Secret, token.Secret} {
+	for _, secret := range []string{s.namespace + "/pull-secretx", s.namespace + "/mcs-attest-bootstrap-x", other.Secret,
+		token.Secret} {
 		namespace, name, _ := strings.Cut(secret, "/")
 		if _, err := s.admin.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{}); err != nil {
 			t.Errorf("%s: %v", secret, err)

@@ -196,7 +196,8 @@ func (p *Prober) prove(ctx context.Context, at netip.AddrPort, second bool) Obse
 		DisableKeepAlives: true, MaxResponseHeaderBytes: maxAnswer,
 	}
 	defer transport.CloseIdleConnections()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+net.JoinHostPort(at.Addr().String(), strconv.Itoa(GatePort))+pathPrefix+hex.EncodeToString(nonce), nil)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+
+		net.JoinHostPort(at.Addr().String(), strconv.Itoa(GatePort))+pathPrefix+hex.EncodeToString(nonce), nil)
 	if err != nil {
 		return Observation{Unknown, err.Error()}
 	}
@@ -239,7 +240,8 @@ func (p *Prober) connect(ctx context.Context, at netip.AddrPort, second bool) Ob
 	case err == nil:
 		conn.Close()
 		return Observation{Open, "a server accepts connections"}
-	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET), errors.As(err, &timeout) && timeout.Timeout():
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET), errors.As(err, &timeout) &&
+		timeout.Timeout():
 		return Observation{Closed, "no connection: " + brief(err)}
 	}
 	// Such as no free local port, which says nothing about the host.

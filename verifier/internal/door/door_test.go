@@ -87,7 +87,9 @@ func TestAttack_T68_OnlyTheGateItselfPassesForTheGate(t *testing.T) {
 			http.Redirect(w, r, fmt.Sprintf("https://%s:%d%s", real, GatePort, r.URL.Path), http.StatusFound)
 		}, Open},
 		{"a proxy that asks the gate for the proof", func(w http.ResponseWriter, r *http.Request) {
-			client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // as an attacker does
+			client := &http.Client{Transport: &http.Transport{
+				TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+			}} //nolint:gosec // as an attacker does
 			resp, err := client.Get(fmt.Sprintf("https://%s:%d%s", real, GatePort, r.URL.Path))
 			if err != nil {
 				t.Error(err)
@@ -104,7 +106,8 @@ func TestAttack_T68_OnlyTheGateItselfPassesForTheGate(t *testing.T) {
 		}, Open},
 		{"another cluster's gate", gate(ring(t)), Unknown},
 		{"a gate without keys", gate(func() seal.Ring { return seal.Ring{} }), Unknown},
-		{"an overloaded server", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTooManyRequests) }, Unknown},
+		{"an overloaded server", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTooManyRequests) },
+			Unknown},
 		{"no server", nil, Unknown},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -114,7 +114,8 @@ func Open(dir string) (*Folder, error) {
 	if !info.IsDir() {
 		return nil, fmt.Errorf("reading the verifier's folder: %s is a file", dir)
 	}
-	f := &Folder{dir: dir, poll: 2 * time.Second, files: map[string]*file{}, policies: &policy.Set{}, listed: map[string]bool{}}
+	f := &Folder{dir: dir, poll: 2 * time.Second, files: map[string]*file{}, policies: &policy.Set{},
+		listed: map[string]bool{}}
 	f.Refresh()
 	return f, nil
 }
@@ -195,7 +196,8 @@ func (f *Folder) look(s section, path string) (changed bool) {
 			return changed
 		}
 		before := state.problems
-		state.problems = []manifest.Problem{{File: path, What: "cannot be read: " + err.Error(), Want: "its last good state stays in force"}}
+		state.problems = []manifest.Problem{{File: path, What: "cannot be read: " + err.Error(),
+			Want: "its last good state stays in force"}}
 		state.readAt, state.sum = time.Time{}, [sha256.Size]byte{} // look again next time
 		return changed || !slices.Equal(before, state.problems)
 	}
@@ -277,7 +279,9 @@ func (f *Folder) build() *Snapshot {
 		}
 		for _, r := range c.references {
 			if first, ok := references[r.Metadata.Name]; ok {
-				s.Problems = append(s.Problems, manifest.Problem{File: path, What: fmt.Sprintf("reference values %q are in two files and not taken from here", r.Metadata.Name), Want: "the other is " + first + "; give each its own name"})
+				s.Problems = append(s.Problems, manifest.Problem{File: path,
+					What: fmt.Sprintf("reference values %q are in two files and not taken from here", r.Metadata.Name),
+					Want: "the other is " + first + "; give each its own name"})
 				continue
 			}
 			references[r.Metadata.Name] = path

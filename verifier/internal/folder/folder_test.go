@@ -86,8 +86,9 @@ func root(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "Root"}, NotAfter: time.Now().AddDate(1, 0, 0),
-		IsCA: true, BasicConstraintsValid: true}
+	c := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "Root"},
+		NotAfter: time.Now().AddDate(1, 0, 0),
+		IsCA:     true, BasicConstraintsValid: true}
 	der, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
 	if err != nil {
 		t.Fatal(err)
@@ -144,8 +145,10 @@ func TestLoad(t *testing.T) {
 	if got := s.Policies.Pools(); !slices.Equal(got, []string{"worker", "*"}) {
 		t.Errorf("policies: %v", got)
 	}
-	if len(s.Enrolments) != 1 || len(s.ReferenceValues) != 1 || s.EKRoots.Len() != 1 || s.EKRoots.All()[0].Provenance != "from the test" || string(s.Configs["worker"]) != ignition {
-		t.Errorf("%d enrolments, %d reference values, %d roots, configs %v", len(s.Enrolments), len(s.ReferenceValues), s.EKRoots.Len(), s.Configs)
+	if len(s.Enrolments) != 1 || len(s.ReferenceValues) != 1 || s.EKRoots.Len() != 1 ||
+		s.EKRoots.All()[0].Provenance != "from the test" || string(s.Configs["worker"]) != ignition {
+		t.Errorf("%d enrolments, %d reference values, %d roots, configs %v", len(s.Enrolments), len(s.ReferenceValues),
+			s.EKRoots.Len(), s.Configs)
 	}
 }
 
@@ -164,19 +167,28 @@ func TestAnEmptyFolderCoversNothing(t *testing.T) {
 
 func TestProblemsNameFileAndLine(t *testing.T) {
 	for name, c := range map[string]struct{ file, content, want string }{
-		"a Machine that is not YAML":          {"machines/worker.yaml", "a: [", "machines/worker.yaml:1: not YAML"},
-		"a Machine with a wrong type":         {"machines/worker.yaml", strings.Replace(machineYAML, "uid-0", "7", 1), "machines/worker.yaml:6: metadata.uid is a number"},
-		"a misspelt enrolment":                {"attestations/host-0.yaml", strings.Replace(enrolmentYAML, "ekSHA256", "ekSha256", 1), `attestations/host-0.yaml:6: unknown field "spec.ekSha256"; did you mean "ekSHA256"?`},
-		"a policy for an unknown mode":        {"policies/workers.yaml", policyYAML + "  mode: Strict\n", "policies/workers.yaml:6: spec.mode: \"Strict\" is not a value of this field"},
-		"two policies for one pool":           {"policies/two.yaml", policyYAML, "policies/workers.yaml:5: spec.pools[0]: pool \"worker\" has a policy already: policies/two.yaml:1"},
-		"reference values that are too short": {"reference-values/rhcos.yaml", strings.Replace(referencesYAML, "sha256: 11a1", "sha256: ", 1), "reference-values/rhcos.yaml:5: pcr11[0].sha256: 30 bytes"},
-		"reference values under one name":     {"reference-values/two.yaml", referencesYAML, `reference-values/two.yaml: reference values "rhcos" are in two files`},
-		"a policy among reference values":     {"reference-values/rhcos.yaml", policyYAML, "reference-values/rhcos.yaml:2: a AttestationPolicy of mcs-attest.dev/v1alpha1 does not belong here"},
-		"a root that is not PEM":              {"ek-roots/test.pem", "hello", "ek-roots/test.pem: no certificate in it"},
-		"a root that is cut off":              {"ek-roots/test.pem", "\n-----BEGIN CERTIFICATE-----\n", "ek-roots/test.pem:2: a PEM block that is cut off"},
-		"a config that is YAML":               {"configs/worker.ign", "ignition:\n  version: 3.4.0\n", "configs/worker.ign:1: not JSON"},
-		"a config with a comma too many":      {"configs/worker.ign", "{\n\"ignition\": {},\n}", "configs/worker.ign:3: not JSON"},
-		"a config without a version":          {"configs/worker.ign", "{}", "configs/worker.ign: no ignition.version in it"},
+		"a Machine that is not YAML": {"machines/worker.yaml", "a: [", "machines/worker.yaml:1: not YAML"},
+		"a Machine with a wrong type": {"machines/worker.yaml", strings.Replace(machineYAML, "uid-0", "7", 1),
+			"machines/worker.yaml:6: metadata.uid is a number"},
+		"a misspelt enrolment": {"attestations/host-0.yaml", strings.Replace(enrolmentYAML, "ekSHA256",
+			"ekSha256", 1), `attestations/host-0.yaml:6: unknown field "spec.ekSha256"; did you mean "ekSHA256"?`},
+		"a policy for an unknown mode": {"policies/workers.yaml", policyYAML + "  mode: Strict\n",
+			"policies/workers.yaml:6: spec.mode: \"Strict\" is not a value of this field"},
+		"two policies for one pool": {"policies/two.yaml", policyYAML,
+			"policies/workers.yaml:5: spec.pools[0]: pool \"worker\" has a policy already: policies/two.yaml:1"},
+		"reference values that are too short": {"reference-values/rhcos.yaml", strings.Replace(referencesYAML, "sha256: 11a1",
+			"sha256: ", 1), "reference-values/rhcos.yaml:5: pcr11[0].sha256: 30 bytes"},
+		"reference values under one name": {"reference-values/two.yaml", referencesYAML,
+			`reference-values/two.yaml: reference values "rhcos" are in two files`},
+		"a policy among reference values": {"reference-values/rhcos.yaml", policyYAML,
+			"reference-values/rhcos.yaml:2: a AttestationPolicy of mcs-attest.dev/v1alpha1 does not belong here"},
+		"a root that is not PEM": {"ek-roots/test.pem", "hello", "ek-roots/test.pem: no certificate in it"},
+		"a root that is cut off": {"ek-roots/test.pem", "\n-----BEGIN CERTIFICATE-----\n",
+			"ek-roots/test.pem:2: a PEM block that is cut off"},
+		"a config that is YAML": {"configs/worker.ign", "ignition:\n  version: 3.4.0\n",
+			"configs/worker.ign:1: not JSON"},
+		"a config with a comma too many": {"configs/worker.ign", "{\n\"ignition\": {},\n}", "configs/worker.ign:3: not JSON"},
+		"a config without a version":     {"configs/worker.ign", "{}", "configs/worker.ign: no ignition.version in it"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			files := full(t)
@@ -206,7 +218,8 @@ func TestABrokenFileKeepsItsLastGoodStateAndStopsNoOther(t *testing.T) {
 	if !changed || len(s.Problems) != 7 || len(s.Incomplete) > 0 {
 		t.Fatalf("changed %v, incomplete %v, problems %q", changed, s.Incomplete, texts(dir, s.Problems))
 	}
-	if len(s.Machines.Machines()) != 1 || len(s.Enrolments) != 1 || len(s.ReferenceValues) != 1 || s.EKRoots.Len() != 1 || string(s.Configs["worker"]) != ignition {
+	if len(s.Machines.Machines()) != 1 || len(s.Enrolments) != 1 || len(s.ReferenceValues) != 1 || s.EKRoots.Len() != 1 ||
+		string(s.Configs["worker"]) != ignition {
 		t.Error("a good state was lost")
 	}
 	for _, pool := range []string{"worker", "master"} {
@@ -220,7 +233,8 @@ func TestABrokenFileKeepsItsLastGoodStateAndStopsNoOther(t *testing.T) {
 	}
 
 	// Another file changes meanwhile, and one is mended.
-	write(t, dir, tree{"machines/second.yaml": strings.NewReplacer("worker-0", "worker-1", "uid-0", "uid-1").Replace(machineYAML), "policies/rest.yml": restYAML})
+	write(t, dir, tree{"machines/second.yaml": strings.NewReplacer("worker-0", "worker-1", "uid-0",
+		"uid-1").Replace(machineYAML), "policies/rest.yml": restYAML})
 	s, _ = f.Refresh()
 	if len(s.Machines.Machines()) != 2 || len(s.Problems) != 6 {
 		t.Errorf("%d machines, problems %q", len(s.Machines.Machines()), texts(dir, s.Problems))
@@ -274,7 +288,8 @@ func TestAPolicyBrokenAtTheStartDoesNotFailOpen(t *testing.T) {
 	if _, err := s.Policies.For("worker"); err != nil {
 		t.Errorf("worker has its own policy: %v", err)
 	}
-	write(t, dir, tree{"policies/master.yaml": strings.NewReplacer("[worker]", "[master]", "workers", "masters").Replace(policyYAML)})
+	write(t, dir,
+		tree{"policies/master.yaml": strings.NewReplacer("[worker]", "[master]", "workers", "masters").Replace(policyYAML)})
 	s, _ = f.Refresh()
 	if p, err := s.Policies.For("master"); err != nil || p.Name != "masters" || len(s.Incomplete) > 0 {
 		t.Errorf("mended: %+v, %v", p, err)
@@ -307,7 +322,8 @@ func TestOddFiles(t *testing.T) {
 	}
 	s, _ := f.Refresh()
 	got := strings.Join(texts(dir, s.Problems), "\n")
-	for _, want := range []string{"machines/folder.yaml: cannot be read: not a regular file", "machines/dangling.yaml: cannot be read", "machines/huge.yaml: cannot be read: 16777217 bytes"} {
+	for _, want := range []string{"machines/folder.yaml: cannot be read: not a regular file",
+		"machines/dangling.yaml: cannot be read", "machines/huge.yaml: cannot be read: 16777217 bytes"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%s\nexpected %q", got, want)
 		}
@@ -328,7 +344,8 @@ func TestOddFiles(t *testing.T) {
 	if err := os.Rename(filepath.Join(dir, "worker"), filepath.Join(dir, "machines/worker.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	if s, _ = f.Refresh(); len(s.Machines.Machines()) != 1 || strings.Contains(strings.Join(texts(dir, s.Problems), "\n"), "worker.yaml") {
+	if s, _ = f.Refresh(); len(s.Machines.Machines()) != 1 ||
+		strings.Contains(strings.Join(texts(dir, s.Problems), "\n"), "worker.yaml") {
 		t.Errorf("readable again: %q", texts(dir, s.Problems))
 	}
 }
@@ -399,7 +416,8 @@ func TestWatch(t *testing.T) {
 func BenchmarkRefreshWithoutChange(b *testing.B) {
 	files := tree{}
 	for i := range 1000 {
-		files[fmt.Sprintf("machines/%d.yaml", i)] = strings.NewReplacer("worker-0", fmt.Sprintf("worker-%d", i), "uid-0", fmt.Sprintf("uid-%d", i)).Replace(machineYAML)
+		files[fmt.Sprintf("machines/%d.yaml", i)] = strings.NewReplacer("worker-0", fmt.Sprintf("worker-%d", i), "uid-0",
+			fmt.Sprintf("uid-%d", i)).Replace(machineYAML)
 	}
 	f, dir := open(b, files)
 	old := time.Now().Add(-time.Hour)
@@ -424,7 +442,8 @@ func TestAttack_T15_AnchorsThatCannotBeReadOrListed(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(dir, "ak-roots"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "ak-roots", "own.pem"), []byte("-----BEGIN CERTIFICATE-----\nbroken"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "ak-roots", "own.pem"), []byte("-----BEGIN CERTIFICATE-----\nbroken"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	s, _ := f.Refresh()
@@ -433,7 +452,8 @@ func TestAttack_T15_AnchorsThatCannotBeReadOrListed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.Trust.Count()[trust.AKRoots] != 0 || again.Trust.Count()[trust.AKRoots] != 0 {
-		t.Errorf("a broken file leaves %d anchors, and %d after a restart", s.Trust.Count()[trust.AKRoots], again.Trust.Count()[trust.AKRoots])
+		t.Errorf("a broken file leaves %d anchors, and %d after a restart", s.Trust.Count()[trust.AKRoots],
+			again.Trust.Count()[trust.AKRoots])
 	}
 	other := t.TempDir()
 	// A file in a folder's place cannot be listed, as one without permission cannot.

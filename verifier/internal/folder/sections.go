@@ -52,10 +52,11 @@ var sections = []section{
 }
 
 func trusted(s trust.Section) section {
-	return section{string(s), trust.Sections[s], func(path string, raw []byte, _ time.Time) (c content, problems []manifest.Problem) {
-		c.trust, problems = trust.Parse(s, path, raw)
-		return c, problems
-	}}
+	return section{string(s), trust.Sections[s],
+		func(path string, raw []byte, _ time.Time) (c content, problems []manifest.Problem) {
+			c.trust, problems = trust.Parse(s, path, raw)
+			return c, problems
+		}}
 }
 
 func parseMachines(path string, raw []byte, modified time.Time) (c content, problems []manifest.Problem) {
@@ -74,7 +75,8 @@ func notEmpty(path string, raw []byte, problems []manifest.Problem) []manifest.P
 	if docs, _ := manifest.Split(path, raw); len(docs) > 0 || len(problems) > 0 {
 		return problems
 	}
-	return []manifest.Problem{{File: path, What: "there is no document in it", Want: "delete the file if nothing of it shall be in force any more"}}
+	return []manifest.Problem{{File: path, What: "there is no document in it",
+		Want: "delete the file if nothing of it shall be in force any more"}}
 }
 
 func parseReferences(path string, raw []byte, _ time.Time) (c content, problems []manifest.Problem) {
@@ -87,7 +89,8 @@ func ParseReferences(path string, raw []byte) (references []measuredboot.Referen
 	docs, problems := manifest.Split(path, raw)
 	for _, doc := range docs {
 		if doc.APIVersion != measuredboot.APIVersion || doc.Kind != measuredboot.Kind {
-			problems = append(problems, doc.Problem("kind", fmt.Sprintf("a %s of %s does not belong here", doc.Kind, doc.APIVersion), measuredboot.Kind+" of "+measuredboot.APIVersion))
+			problems = append(problems, doc.Problem("kind", fmt.Sprintf("a %s of %s does not belong here", doc.Kind,
+				doc.APIVersion), measuredboot.Kind+" of "+measuredboot.APIVersion))
 			continue
 		}
 		var r measuredboot.ReferenceValues
@@ -127,7 +130,8 @@ func parseConfig(path string, raw []byte, _ time.Time) (content, []manifest.Prob
 		} `json:"ignition"`
 	}
 	if err := json.Unmarshal(raw, &head); err != nil {
-		p := manifest.Problem{File: path, What: "not JSON: " + err.Error(), Want: "a rendered Ignition config; butane makes one from YAML"}
+		p := manifest.Problem{File: path, What: "not JSON: " + err.Error(),
+			Want: "a rendered Ignition config; butane makes one from YAML"}
 		var syntax *json.SyntaxError
 		if errors.As(err, &syntax) {
 			p.Line = 1 + strings.Count(string(raw[:min(int(syntax.Offset), len(raw))]), "\n")
@@ -135,7 +139,8 @@ func parseConfig(path string, raw []byte, _ time.Time) (content, []manifest.Prob
 		return content{}, []manifest.Problem{p}
 	}
 	if head.Ignition.Version == "" {
-		return content{}, []manifest.Problem{{File: path, What: "no ignition.version in it", Want: "a rendered Ignition config, spec 3.1 or later"}}
+		return content{}, []manifest.Problem{{File: path, What: "no ignition.version in it",
+			Want: "a rendered Ignition config, spec 3.1 or later"}}
 	}
 	return content{pool: strings.TrimSuffix(filepath.Base(path), filepath.Ext(path)), config: raw}, nil
 }

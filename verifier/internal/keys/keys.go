@@ -131,7 +131,9 @@ func (p Pair) Usable(now time.Time) bool {
 func (p Pair) Bridge(now time.Time) (Pair, error) {
 	var err error
 	if len(p.Tokens.Keys) >= mostKeys || len(p.Seals.Keys) >= mostKeys {
-		return p, fmt.Errorf("%d token keys and %d sealing keys are all dated ahead; correct the clocks, and delete the Secret", len(p.Tokens.Keys), len(p.Seals.Keys))
+		return p,
+			fmt.Errorf("%d token keys and %d sealing keys are all dated ahead; correct the clocks, and delete the Secret",
+				len(p.Tokens.Keys), len(p.Seals.Keys))
 	}
 	if _, ok := p.Tokens.Current(now); !ok {
 		if p.Tokens, err = p.Tokens.Bridge(now, now.Add(-backdate), rand.Reader); err != nil {

@@ -65,7 +65,8 @@ func NewBodies(limit int) *Bodies {
 //   - it ends early, or its framing is broken: Malformed
 //
 // After an error the connection must be closed, since the rest of the body is unread.
-func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, source netip.Addr, limit int) (content []byte, release func(), err error) {
+func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, source netip.Addr,
+	limit int) (content []byte, release func(), err error) {
 	if r.ContentLength > int64(limit) {
 		return nil, nil, reason.Deny(reason.TooLarge, "body of %d bytes", r.ContentLength)
 	}

@@ -138,7 +138,8 @@ func (l *limited) victims(now time.Time, classes ...int) []*conn {
 		}
 	}
 	slices.SortFunc(all, func(a, b candidate) int {
-		return cmp.Or(cmp.Compare(a.class, b.class), cmp.Compare(l.bySource[b.conn.source], l.bySource[a.conn.source]), a.since.Compare(b.since))
+		return cmp.Or(cmp.Compare(a.class, b.class), cmp.Compare(l.bySource[b.conn.source], l.bySource[a.conn.source]),
+			a.since.Compare(b.since))
 	})
 	var victims []*conn
 	for _, c := range all[:min(len(all), max(l.total/64, 1))] {

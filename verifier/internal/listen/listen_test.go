@@ -395,7 +395,8 @@ func TestOneConnectionOneFirstAttest(t *testing.T) {
 		w.WriteHeader(http.StatusConflict)
 	}, nil)
 	for _, keepAlive := range []bool{true, false} {
-		client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, DisableKeepAlives: !keepAlive}}
+		client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots},
+			DisableKeepAlives: !keepAlive}}
 		var codes []int
 		for range 2 {
 			res, err := client.Get("https://" + addr)
@@ -422,7 +423,8 @@ func TestOneConnectionOneFirstAttest(t *testing.T) {
 func TestAttack_T51_SlowHeaders(t *testing.T) {
 	const short = 100 * time.Millisecond
 	addr, roots := serve(t, func(http.ResponseWriter, *http.Request) {}, func(s *http.Server) {
-		if s.ReadHeaderTimeout != headerTimeout || s.ReadTimeout != bodyTimeout || s.WriteTimeout != bodyTimeout || s.IdleTimeout != idleTimeout || s.MaxHeaderBytes != maxHeader {
+		if s.ReadHeaderTimeout != headerTimeout || s.ReadTimeout != bodyTimeout || s.WriteTimeout != bodyTimeout ||
+			s.IdleTimeout != idleTimeout || s.MaxHeaderBytes != maxHeader {
 			t.Errorf("a phase without its deadline: %+v", s)
 		}
 		s.ReadHeaderTimeout = short

@@ -43,7 +43,8 @@ func New() *Metrics {
 		}, []string{"event", "pool", "outcome", "reason"}),
 		configs: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "mcs_attest_configs_served_total",
-			Help: "Answers with a config by pool and by what opened it (none, attestation, provisioning-token, provisioning-token-previous).",
+			Help: "Answers with a config by pool and by what opened it (none, attestation, provisioning-token, " +
+				"provisioning-token-previous).",
 		}, []string{"pool", "credential"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "mcs_attest_duration_seconds",
@@ -85,7 +86,8 @@ func New() *Metrics {
 	}, []string{"provider", "operation", "outcome"})
 	m.doors = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "mcs_attest_door",
-		Help: "Whether a port of the Machine Config Server on a control-plane node is in a state, as this replica sees it: closed (only the gate answers), open, or unknown.",
+		Help: "Whether a port of the Machine Config Server on a control-plane node is in a state, as this replica sees " +
+			"it: closed (only the gate answers), open, or unknown.",
 	}, []string{"node", "port", "state"})
 	m.mismatches = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "mcs_attest_node_role_mismatches",
@@ -95,7 +97,8 @@ func New() *Metrics {
 		Name: "mcs_attest_audit_left_out_total",
 		Help: "Lines of the audit log that were not written, since their source had used up its share.",
 	})
-	m.registry.MustRegister(m.leftOut, m.doors, m.mismatches, m.apiCalls, m.providers, m.dropped, m.decisions, m.configs, m.duration, m.expiry, m.problems, m.objects, m.reports, m.lastRefresh,
+	m.registry.MustRegister(m.leftOut, m.doors, m.mismatches, m.apiCalls, m.providers, m.dropped, m.decisions, m.configs,
+		m.duration, m.expiry, m.problems, m.objects, m.reports, m.lastRefresh,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

@@ -81,7 +81,8 @@ func OpenCluster(o ClusterOptions) (*Cluster, error) {
 		rules := clientcmd.NewDefaultClientConfigLoadingRules()
 		rules.ExplicitPath = o.Kubeconfig
 		var err error
-		r, err = clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: o.Context}).ClientConfig()
+		r, err = clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules,
+			&clientcmd.ConfigOverrides{CurrentContext: o.Context}).ClientConfig()
 		if err != nil {
 			return nil, kubeconfigError(err)
 		}
@@ -124,9 +125,11 @@ func (o ClusterOptions) FromConfig(k *config.Kubernetes) ClusterOptions {
 
 func kubeconfigError(err error) error {
 	if clientcmd.IsEmptyConfig(err) {
-		return hint(errors.New("no kubeconfig: no cluster is named anywhere"), "log in first ('oc login'), set KUBECONFIG, or add --kubeconfig FILE")
+		return hint(errors.New("no kubeconfig: no cluster is named anywhere"),
+			"log in first ('oc login'), set KUBECONFIG, or add --kubeconfig FILE")
 	}
-	return hint(fmt.Errorf("kubeconfig: %w", err), "'kubectl config view' shows what is in force; --kubeconfig and --context choose another")
+	return hint(fmt.Errorf("kubeconfig: %w", err),
+		"'kubectl config view' shows what is in force; --kubeconfig and --context choose another")
 }
 
 // failed makes of an API's error one for a person. verb and what are as RBAC has them.
@@ -146,21 +149,26 @@ func (c *Cluster) failed(verb string, r schema.GroupVersionResource, namespace s
 	case apierrors.IsForbidden(err):
 		return &forbiddenError{Hinted{
 			fmt.Errorf("you may not %s %s%s: %w", verb, what, place, err),
-			fmt.Sprintf("an administrator grants the RBAC verb %q on %s: 'kubectl auth can-i %s %s%s' asks again", verb, what, verb, what, flag(namespace)),
+			fmt.Sprintf("an administrator grants the RBAC verb %q on %s: 'kubectl auth can-i %s %s%s' asks again", verb, what,
+				verb, what, flag(namespace)),
 		}}
 	case apierrors.IsUnauthorized(err):
-		return hint(fmt.Errorf("the API server %s does not know you: %w", c.host, err), "log in again ('oc login'), or choose another --context")
+		return hint(fmt.Errorf("the API server %s does not know you: %w", c.host, err),
+			"log in again ('oc login'), or choose another --context")
 	case errors.As(err, &status):
 		if missingType(err) && r.Group == v1alpha1.GroupVersion.Group {
-			return hint(fmt.Errorf("the cluster has no %s: mcs-attest is not installed in it", what), "install its CRDs: 'kubectl apply -f deploy/base/crds/'")
+			return hint(fmt.Errorf("the cluster has no %s: mcs-attest is not installed in it", what),
+				"install its CRDs: 'kubectl apply -f deploy/base/crds/'")
 		}
 		return fmt.Errorf("%s %s%s: %w", verb, what, place, err)
 	case errors.Is(err, context.Canceled):
 		return err
 	case strings.Contains(err.Error(), "getting credentials: "): // client-go has no type for it
-		return hint(fmt.Errorf("logging in: %w", err), "run the login of your kubeconfig by hand ('oc login'), or choose another --context")
+		return hint(fmt.Errorf("logging in: %w", err),
+			"run the login of your kubeconfig by hand ('oc login'), or choose another --context")
 	}
-	return hint(fmt.Errorf("the API server %s does not answer: %w", c.host, err), "is the cluster up, and --kubeconfig or --context the one you mean?")
+	return hint(fmt.Errorf("the API server %s does not answer: %w", c.host, err),
+		"is the cluster up, and --kubeconfig or --context the one you mean?")
 }
 
 func flag(namespace string) string {
@@ -216,7 +224,8 @@ func (c *Cluster) installed() error {
 	if err != nil || len(v) > 0 {
 		return err
 	}
-	return hint(fmt.Errorf("the cluster at %s has no API group %s: mcs-attest is not installed in it", c.host, v1alpha1.GroupVersion.Group),
+	return hint(fmt.Errorf("the cluster at %s has no API group %s: mcs-attest is not installed in it", c.host,
+		v1alpha1.GroupVersion.Group),
 		"install its CRDs ('kubectl apply -f deploy/base/crds/'), or choose another --context")
 }
 
@@ -283,7 +292,8 @@ func (c *Cluster) MachineNamespace(ctx context.Context, name string) (string, er
 		namespace, _ := split(found[0].Name)
 		return namespace, nil
 	case in[0] == metav1.NamespaceAll:
-		return "", hint(fmt.Errorf("no Machine is called %q in any namespace", name), "give its namespace, if it is still to come: NAMESPACE/%s", name)
+		return "", hint(fmt.Errorf("no Machine is called %q in any namespace", name),
+			"give its namespace, if it is still to come: NAMESPACE/%s", name)
 	}
 	return in[0], nil
 }
@@ -306,7 +316,8 @@ var page int64 = 500
 // each visits every object of a resource in a namespace, a page at a time. When a
 // list expires on the way it begins anew: an object may then be visited twice. A
 // type that the cluster does not have has no objects, unless it is our own.
-func (c *Cluster) each(ctx context.Context, r schema.GroupVersionResource, namespace string, o metav1.ListOptions, visit func(*unstructured.Unstructured) error) error {
+func (c *Cluster) each(ctx context.Context, r schema.GroupVersionResource, namespace string, o metav1.ListOptions,
+	visit func(*unstructured.Unstructured) error) error {
 	o.Limit = page
 	for restarts := 0; ; {
 		list, err := c.dynamic.Resource(r).Namespace(namespace).List(ctx, o)

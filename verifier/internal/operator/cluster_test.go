@@ -23,8 +23,10 @@ import (
 func room(t *testing.T, c *cluster.Cluster, name string) (fixture, *operator.Cluster) {
 	t.Helper()
 	f := fixture{d: client(t, c), namespace: "m-" + name, own: "v-" + name}
-	c.KubectlApply(t, fmt.Sprintf("apiVersion: v1\nkind: Namespace\nmetadata: {name: %s}\n---\napiVersion: v1\nkind: Namespace\nmetadata: {name: %s}\n", f.namespace, f.own))
-	b, err := operator.OpenCluster(operator.ClusterOptions{Rest: c.Admin(), Namespaces: []string{f.namespace}, Own: f.own, FieldManager: "test", Now: time.Now})
+	c.KubectlApply(t, fmt.Sprintf("apiVersion: v1\nkind: Namespace\nmetadata: {name: %s}\n---\napiVersion: v1\nkind: "+
+		"Namespace\nmetadata: {name: %s}\n", f.namespace, f.own))
+	b, err := operator.OpenCluster(operator.ClusterOptions{Rest: c.Admin(), Namespaces: []string{f.namespace}, Own: f.own,
+		FieldManager: "test", Now: time.Now})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +100,8 @@ func TestManyAdministratorsAndTheVerifierAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	spec, _ := o.Object["spec"].(map[string]any)
-	if spec["quarantined"] != true || spec["reattest"] == nil || spec["machineRef"] == nil || len(o.GetOwnerReferences()) != 1 {
+	if spec["quarantined"] != true || spec["reattest"] == nil || spec["machineRef"] == nil ||
+		len(o.GetOwnerReferences()) != 1 {
 		t.Errorf("something was lost: %v, owned by %v", spec, o.GetOwnerReferences())
 	}
 }
@@ -108,7 +111,8 @@ func TestOfManyRotationsAtOnceOneIsMade(t *testing.T) {
 	f, b := room(t, c, "rotations")
 	dir := t.TempDir()
 	run(t, nil, "mcs-attest-verifier", "init", dir+"/w", "--origin", "https://api-int.test:22623")
-	c.Kubectl(t, "create", "secret", "generic", "mcs-attest-keys", "-n", f.own, "--from-file="+dir+"/w/keys/token.json", "--from-file="+dir+"/w/keys/seal.json", "--from-literal=another=kept")
+	c.Kubectl(t, "create", "secret", "generic", "mcs-attest-keys", "-n", f.own, "--from-file="+dir+"/w/keys/token.json",
+		"--from-file="+dir+"/w/keys/seal.json", "--from-literal=another=kept")
 	var made, waited atomic.Int32
 	var wg sync.WaitGroup
 	for range 6 {
@@ -131,7 +135,8 @@ func TestOfManyRotationsAtOnceOneIsMade(t *testing.T) {
 	if err != nil || made.Load() != 1 || waited.Load() != 5 || len(k.Tokens.Keys) != 2 {
 		t.Errorf("%d made, %d waited, %d keys, %v", made.Load(), waited.Load(), len(k.Tokens.Keys), err)
 	}
-	if kept := c.Kubectl(t, "get", "secret", "mcs-attest-keys", "-n", f.own, "-o", "jsonpath={.data.another}"); kept == "" {
+	if kept := c.Kubectl(t, "get", "secret", "mcs-attest-keys", "-n", f.own,
+		"-o", "jsonpath={.data.another}"); kept == "" {
 		t.Error("a key of the Secret that is not ours is gone")
 	}
 }
@@ -166,8 +171,10 @@ func TestAnObjectThatCannotBeReadStopsNoOther(t *testing.T) {
 	f, b := room(t, installed(t), "broken")
 	for _, text := range []string{
 		// The API takes these; we cannot use them.
-		"apiVersion: mcs-attest.dev/v1alpha1\nkind: MachineAttestation\nmetadata: {name: neither, namespace: " + f.namespace + "}\nspec: {ekSHA256: [" + ek + "]}\n",
-		"apiVersion: machine.openshift.io/v1beta1\nkind: Machine\nmetadata: {name: odd, namespace: " + f.namespace + ", annotations: {mcs-attest.dev/ek-sha256: nonsense}}\nspec: {}\n",
+		"apiVersion: mcs-attest.dev/v1alpha1\nkind: MachineAttestation\nmetadata: {name: neither, namespace: " + f.namespace +
+			"}\nspec: {ekSHA256: [" + ek + "]}\n",
+		"apiVersion: machine.openshift.io/v1beta1\nkind: Machine\nmetadata: {name: odd, namespace: " + f.namespace +
+			", annotations: {mcs-attest.dev/ek-sha256: nonsense}}\nspec: {}\n",
 	} {
 		r := attestations
 		if strings.Contains(text, "kind: Machine\n") {

@@ -147,7 +147,8 @@ func (f *Folder) ask(ctx context.Context, path string) ([]byte, error) {
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 		host = "127.0.0.1"
 	}
-	a, err := fetch(ctx, &http.Client{Timeout: 10 * time.Second, Transport: transport}, scheme+"://"+net.JoinHostPort(host, port)+"/"+path)
+	a, err := fetch(ctx, &http.Client{Timeout: 10 * time.Second, Transport: transport},
+		scheme+"://"+net.JoinHostPort(host, port)+"/"+path)
 	return a.text(), err
 }
 

@@ -32,7 +32,8 @@ func (c *Cluster) Known(ctx context.Context) ([]secret.Bytes, []error) {
 		return nil, []error{err}
 	}
 	names := [][2]string{
-		{c.o.Own, keysSecret}, {"openshift-config", "pull-secret"}, {"openshift-machine-config-operator", "machine-config-server-tls"},
+		{c.o.Own, keysSecret}, {"openshift-config", "pull-secret"},
+		{"openshift-machine-config-operator", "machine-config-server-tls"},
 		{"openshift-machine-api", "worker-user-data"}, {"openshift-machine-api", "master-user-data"},
 	}
 	var errs []error
@@ -114,7 +115,8 @@ func (c *Cluster) Collect(ctx context.Context, since time.Duration, to Collector
 // ours are the Events of the verifier and of what it is about.
 func (c *Cluster) ours(o *unstructured.Unstructured) bool {
 	kind, _, _ := unstructured.NestedString(o.Object, "involvedObject", "kind")
-	return o.GetNamespace() == c.o.Own || slices.Contains([]string{"Machine", "MachineAttestation", "AttestationPolicy", "BareMetalHost"}, kind)
+	return o.GetNamespace() == c.o.Own ||
+		slices.Contains([]string{"Machine", "MachineAttestation", "AttestationPolicy", "BareMetalHost"}, kind)
 }
 
 // ourConfig are the ConfigMaps that the verifier reads.
@@ -123,7 +125,8 @@ func (c *Cluster) ourConfig(o *unstructured.Unstructured) bool {
 }
 
 // dump writes objects as JSON lines, in parts that fit a file.
-func (c *Cluster) dump(ctx context.Context, all *collector, name string, r schema.GroupVersionResource, in []string, keep func(*unstructured.Unstructured) bool) {
+func (c *Cluster) dump(ctx context.Context, all *collector, name string, r schema.GroupVersionResource, in []string,
+	keep func(*unstructured.Unstructured) bool) {
 	var out bytes.Buffer
 	part := 0
 	flush := func() {
@@ -190,7 +193,8 @@ func (c *Cluster) verifierPods(ctx context.Context, all *collector, since time.D
 			}
 		}
 		all.to.Missed("health and metrics of "+o.GetName(), fmt.Errorf("they are not served to the API server's proxy: "+
-			"'kubectl -n %s port-forward %s 22681' makes http://127.0.0.1:22681/readyz answer, and Prometheus has the metrics", c.o.Own, o.GetName()))
+			"'kubectl -n %s port-forward %s 22681' makes http://127.0.0.1:22681/readyz answer, and Prometheus has the metrics",
+			c.o.Own, o.GetName()))
 		return nil
 	})
 	if err != nil {

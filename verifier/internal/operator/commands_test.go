@@ -24,9 +24,11 @@ import (
 const ek = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
 
 var (
-	machines      = schema.GroupVersionResource{Group: "machine.openshift.io", Version: "v1beta1", Resource: "machines"}
-	attestations  = schema.GroupVersionResource{Group: "mcs-attest.dev", Version: "v1alpha1", Resource: "machineattestations"}
-	verifiers     = schema.GroupVersionResource{Group: "mcs-attest.dev", Version: "v1alpha1", Resource: "attestationverifiers"}
+	machines     = schema.GroupVersionResource{Group: "machine.openshift.io", Version: "v1beta1", Resource: "machines"}
+	attestations = schema.GroupVersionResource{Group: "mcs-attest.dev", Version: "v1alpha1",
+		Resource: "machineattestations"}
+	verifiers = schema.GroupVersionResource{Group: "mcs-attest.dev", Version: "v1alpha1",
+		Resource: "attestationverifiers"}
 	events        = schema.GroupVersionResource{Version: "v1", Resource: "events"}
 	programs      = sync.OnceValues(buildPrograms)
 	programsDir   string
@@ -145,7 +147,8 @@ func (f fixture) record(machine, uid, phase, reason string) error {
 	at := func(ago time.Duration) string { return time.Now().Add(-ago).UTC().Format(time.RFC3339) }
 	before := ""
 	if phase == "Joined" {
-		before = fmt.Sprintf("{time: %q, event: Attested}, {time: %q, event: Fetched}, ", at(94*time.Second), at(92*time.Second))
+		before = fmt.Sprintf("{time: %q, event: Attested}, {time: %q, event: Fetched}, ", at(94*time.Second),
+			at(92*time.Second))
 	}
 	_, err := f.put(attestations, fmt.Sprintf(`
 apiVersion: mcs-attest.dev/v1alpha1
@@ -175,7 +178,8 @@ metadata: {name: "pending-%s", namespace: %s}
 spec: {}
 status:
   phase: Pending
-  pending: {ekSHA256: "%s", pool: worker, firstSeen: %q, lastSeen: %q, source: 192.0.2.7, certificate: {manufacturer: "id:STM"}, claims: "{\"hostname\":\"rack7\"}"}
+  pending: {ekSHA256: "%s", pool: worker, firstSeen: %q, lastSeen: %q, source: 192.0.2.7,
+    certificate: {manufacturer: "id:STM"}, claims: "{\"hostname\":\"rack7\"}"}
 `, id, f.own, hash, now, now))
 	return err
 }
@@ -205,7 +209,8 @@ func path(t *testing.T, c *cluster.Cluster) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return dir + string(os.PathListSeparator) + filepath.Dir(c.KubectlPath()) + string(os.PathListSeparator) + os.Getenv("PATH")
+	return dir + string(os.PathListSeparator) + filepath.Dir(c.KubectlPath()) + string(
+		os.PathListSeparator) + os.Getenv("PATH")
 }
 
 // scripts runs the scripts in dir. Each has namespaces of its own, $NS for Machines
@@ -228,7 +233,8 @@ func scripts(t *testing.T, dir string, c *cluster.Cluster, namespaces bool) {
 			env.Setenv("NS", "m-"+name)
 			env.Setenv("OWN", "v-"+name)
 			if namespaces {
-				c.KubectlApply(t, fmt.Sprintf("apiVersion: v1\nkind: Namespace\nmetadata: {name: m-%s}\n---\napiVersion: v1\nkind: Namespace\nmetadata: {name: v-%[1]s}\n", name))
+				c.KubectlApply(t, fmt.Sprintf("apiVersion: v1\nkind: Namespace\nmetadata: {name: m-%s}\n---\napiVersion: "+
+					"v1\nkind: Namespace\nmetadata: {name: v-%[1]s}\n", name))
 			}
 			return nil
 		},

@@ -43,7 +43,8 @@ func (f *Folder) State(ctx context.Context) (*admin.State, error) {
 	if err != nil || f.Namespace == "" {
 		return s, err
 	}
-	s.Machines = slices.DeleteFunc(s.Machines, func(m admin.Machine) bool { return !strings.HasPrefix(m.Name, f.Namespace+"/") })
+	s.Machines = slices.DeleteFunc(s.Machines,
+		func(m admin.Machine) bool { return !strings.HasPrefix(m.Name, f.Namespace+"/") })
 	return s, nil
 }
 
@@ -175,7 +176,9 @@ func (f *Folder) Reattest(ctx context.Context, name string, until time.Time, w W
 		return all, nil
 	}
 	end := metav1.NewTime(until.UTC().Truncate(time.Second))
-	done, err := f.say(ctx, m, own, w, func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = &v1alpha1.ReattestGrant{Until: end} },
+	done, err := f.say(ctx, m, own, w, func(s *v1alpha1.MachineAttestationSpec) {
+		s.Reattest = &v1alpha1.ReattestGrant{Until: end}
+	},
 		func(spec *yaml.Node) {
 			grant := &yaml.Node{Kind: yaml.MappingNode}
 			set(grant, "until", scalar("!!timestamp", end.Format(time.RFC3339)))
@@ -185,13 +188,15 @@ func (f *Folder) Reattest(ctx context.Context, name string, until time.Time, w W
 }
 
 // say writes into the machine's first MachineAttestation, or into a new one.
-func (f *Folder) say(ctx context.Context, m *machine.Machine, own []machine.Enrolment, w Write, fresh func(*v1alpha1.MachineAttestationSpec), change func(*yaml.Node)) (Written, error) {
+func (f *Folder) say(ctx context.Context, m *machine.Machine, own []machine.Enrolment, w Write,
+	fresh func(*v1alpha1.MachineAttestationSpec), change func(*yaml.Node)) (Written, error) {
 	if len(own) > 0 {
 		return f.amend(own[0], w, change)
 	}
 	e := &v1alpha1.MachineAttestation{}
 	e.Name, e.Namespace = m.Name, m.Namespace
-	e.Spec.MachineRef = &v1alpha1.MachineReference{APIVersion: m.APIVersion, Kind: m.Kind, Namespace: m.Namespace, Name: m.Name}
+	e.Spec.MachineRef = &v1alpha1.MachineReference{APIVersion: m.APIVersion, Kind: m.Kind, Namespace: m.Namespace,
+		Name: m.Name}
 	fresh(&e.Spec)
 	return f.Enrol(ctx, e, w)
 }
@@ -265,7 +270,8 @@ func (f *Folder) amend(e machine.Enrolment, w Write, change func(spec *yaml.Node
 			case object == nil:
 				continue
 			case ext == ".json":
-				return Written{}, hint(fmt.Errorf("%s is JSON, which this command does not edit", path), "change spec of %s/%s there yourself", e.Namespace, e.Name)
+				return Written{}, hint(fmt.Errorf("%s is JSON, which this command does not edit", path),
+					"change spec of %s/%s there yourself", e.Namespace, e.Name)
 			case bytes.Equal(raw, next):
 				return Written{Where: path, File: true, Done: "unchanged", Object: object}, nil
 			case w.dry():
@@ -275,7 +281,8 @@ func (f *Folder) amend(e machine.Enrolment, w Write, change func(spec *yaml.Node
 			if err != nil {
 				return Written{}, fmt.Errorf("read manifest: %w", err)
 			}
-			return Written{Where: path, File: true, Done: "changed", Object: object}, wholefile.Write(path, info.Mode().Perm(), next)
+			return Written{Where: path, File: true, Done: "changed", Object: object},
+				wholefile.Write(path, info.Mode().Perm(), next)
 		}
 	}
 	return Written{}, fmt.Errorf("MachineAttestation %s/%s is in no file of the folder any more", e.Namespace, e.Name)
@@ -283,7 +290,8 @@ func (f *Folder) amend(e machine.Enrolment, w Write, change func(spec *yaml.Node
 
 // amendYAML returns the file with the change, and the object as it then is; nil
 // if the file has no such object.
-func amendYAML(raw []byte, namespace, name string, change func(spec *yaml.Node)) ([]byte, *v1alpha1.MachineAttestation, error) {
+func amendYAML(raw []byte, namespace, name string,
+	change func(spec *yaml.Node)) ([]byte, *v1alpha1.MachineAttestation, error) {
 	var docs []*yaml.Node
 	dec := yaml.NewDecoder(bytes.NewReader(raw))
 	for {

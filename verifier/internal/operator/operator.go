@@ -97,7 +97,8 @@ var DNSName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
 // CheckEnrolment says what is wrong with an enrolment before it is written.
 func CheckEnrolment(m *v1alpha1.MachineAttestation) error {
 	if m.Spec.MachineRef == nil && m.Spec.Pool == "" {
-		return hint(errors.New("neither a Machine nor a pool is given"), "add --machine NAMESPACE/NAME, or --pool POOL where there are no Machine objects")
+		return hint(errors.New("neither a Machine nor a pool is given"),
+			"add --machine NAMESPACE/NAME, or --pool POOL where there are no Machine objects")
 	}
 	for _, f := range []struct{ flag, name string }{{"name", m.Name}, {"namespace", m.Namespace}} {
 		if !DNSName.MatchString(f.name) {
@@ -113,7 +114,8 @@ func checkGrant(until, now time.Time) error {
 		return nil
 	}
 	if left := until.Sub(now); left <= 0 || left > MaxGrant {
-		return hint(fmt.Errorf("a grant until %s is not honoured", until.UTC().Format(time.RFC3339)), "it must end in the future, and within 24 hours")
+		return hint(fmt.Errorf("a grant until %s is not honoured", until.UTC().Format(time.RFC3339)),
+			"it must end in the future, and within 24 hours")
 	}
 	return nil
 }
@@ -143,7 +145,8 @@ func one(found []admin.Machine, name string) (admin.Machine, error) {
 	case len(found) > 1:
 		return admin.Machine{}, Ambiguous(found, name)
 	case record.IsBreakGlass(found[0].UID):
-		return admin.Machine{}, hint(fmt.Errorf("%s is a break-glass token, not a machine", name), "'token rotate --now' revokes it")
+		return admin.Machine{}, hint(fmt.Errorf("%s is a break-glass token, not a machine", name),
+			"'token rotate --now' revokes it")
 	}
 	return found[0], nil
 }
@@ -159,9 +162,11 @@ func Ambiguous(found []admin.Machine, name string) error {
 		for _, m := range found {
 			names = append(names, m.UID)
 		}
-		return hint(fmt.Errorf("%d machines are called %q", len(found), name), "give the UID: %s", strings.Join(names, " or "))
+		return hint(fmt.Errorf("%d machines are called %q", len(found), name), "give the UID: %s",
+			strings.Join(names, " or "))
 	}
-	return hint(fmt.Errorf("%d machines are called %q", len(found), name), "give the namespace too: %s", strings.Join(names, " or "))
+	return hint(fmt.Errorf("%d machines are called %q", len(found), name), "give the namespace too: %s",
+		strings.Join(names, " or "))
 }
 
 // split cuts "namespace/name"; the namespace may be missing.

@@ -17,7 +17,8 @@ var (
 	yamlDoc = regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$")
 	blanks  = regexp.MustCompile(`\s+`)
 	// What differs from one day to the next.
-	passing = regexp.MustCompile(`[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z|\b[0-9]{2}:[0-9]{2}:[0-9]{2}\b|\b[0-9]{4}-[0-9]{2}-[0-9]{2}\b|\b[0-9]+[smhd]\b`)
+	passing = regexp.MustCompile(
+		`[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z|\b[0-9]{2}:[0-9]{2}:[0-9]{2}\b|\b[0-9]{4}-[0-9]{2}-[0-9]{2}\b|\b[0-9]+[smhd]\b`)
 )
 
 func normal(s string) string {
@@ -73,26 +74,32 @@ spec: {pools: [worker], evidence: [{all: [tpm2]}, {all: [provisioning-token]}], 
 	d := client(t, c)
 	available(t, d)
 	f := fixture{d: d, namespace: "openshift-machine-api", own: "mcs-attest"}
-	for i, m := range []struct{ node, phase, reason string }{{"node-0", "Joined", ""}, {"", "Denied", "EKNotEnrolled"}, {}} {
+	for i, m := range []struct{ node, phase, reason string }{{"node-0", "Joined", ""},
+		{"", "Denied", "EKNotEnrolled"}, {}} {
 		name := fmt.Sprintf("worker-%d", i)
 		uid, err := f.machine(name, m.node)
 		if err == nil && m.phase != "" {
 			err = f.record(name, uid, m.phase, m.reason)
 		}
 		if err == nil && m.phase == "Denied" {
-			_, err = f.put(events, fmt.Sprintf("apiVersion: v1\nkind: Event\nmetadata: {name: %[1]s.1, namespace: openshift-machine-api}\ninvolvedObject: {kind: Machine, namespace: openshift-machine-api, name: %[1]s, uid: %[2]s}\nreason: Denied\nmessage: EKNotEnrolled\n", name, uid))
+			_, err = f.put(events, fmt.Sprintf("apiVersion: v1\nkind: Event\nmetadata: {name: %[1]s.1, namespace: "+
+				"openshift-machine-api}\ninvolvedObject: {kind: Machine, namespace: openshift-machine-api, name: %[1]s, uid: "+
+				"%[2]s}\nreason: Denied\nmessage: EKNotEnrolled\n", name, uid))
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := f.waiting("2c87d5a92a9a6ed6", "2c87d5a92a9a6ed68bf6b23b0d53cfeb74cef1d3c4d8284f2edc8a18ae8df7a0"); err != nil {
+	if err := f.waiting("2c87d5a92a9a6ed6",
+		"2c87d5a92a9a6ed68bf6b23b0d53cfeb74cef1d3c4d8284f2edc8a18ae8df7a0"); err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
 	run(t, nil, "mcs-attest-verifier", "init", filepath.Join(dir, "w"), "--origin", "https://api-int.test:22623")
-	c.Kubectl(t, "create", "secret", "generic", "mcs-attest-keys", "-n", "mcs-attest", "--from-file="+filepath.Join(dir, "w", "keys", "token.json"), "--from-file="+filepath.Join(dir, "w", "keys", "seal.json"))
-	c.Kubectl(t, "create", "configmap", "mcs-attest-config", "-n", "mcs-attest", "--from-literal=mcs-attest.yaml={origins: ['https://api-int.test:22623'], kubernetes: {}}")
+	c.Kubectl(t, "create", "secret", "generic", "mcs-attest-keys", "-n", "mcs-attest", "--from-file="+
+		filepath.Join(dir, "w", "keys", "token.json"), "--from-file="+filepath.Join(dir, "w", "keys", "seal.json"))
+	c.Kubectl(t, "create", "configmap", "mcs-attest-config", "-n", "mcs-attest",
+		"--from-literal=mcs-attest.yaml={origins: ['https://api-int.test:22623'], kubernetes: {}}")
 	if err := os.WriteFile(filepath.Join(dir, "worker-1.yaml"), []byte("ekSHA256: ["+ek+"]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +122,8 @@ spec: {pools: [worker], evidence: [{all: [tpm2]}, {all: [provisioning-token]}], 
 	}
 	run(t, nil, "kubectl-attest", "certs", "init", "--kubeconfig", c.Kubeconfig("admin"))
 	// "oc attest" is oc's way to call oc-attest; there need be no oc here.
-	if err := os.WriteFile(filepath.Join(dir, "oc"), []byte("#!/bin/sh\nshift\nexec oc-attest \"$@\"\n"), 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "oc"), []byte("#!/bin/sh\nshift\nexec oc-attest \"$@\"\n"),
+		0o755); err != nil {
 		t.Fatal(err)
 	}
 	env := append(os.Environ(), "PATH="+dir+string(os.PathListSeparator)+path(t, c), "HOME="+dir,

@@ -61,7 +61,8 @@ func (f *Folder) Provisioning(context.Context) (tokens provisioning.Tokens, exis
 }
 
 func malformed(where string, err error) error {
-	return hint(fmt.Errorf("%s: %w", where, err), "mend it, or remove it and make a new token: 'token provisioning create'")
+	return hint(fmt.Errorf("%s: %w", where, err),
+		"mend it, or remove it and make a new token: 'token provisioning create'")
 }
 
 // ChangeProvisioning writes keys/machineconfig-auth.
@@ -154,7 +155,8 @@ func (c *Cluster) Provisioning(ctx context.Context) (provisioning.Tokens, bool, 
 	return tokens, exists, err
 }
 
-func (c *Cluster) readProvisioning(ctx context.Context, namespace, name string) (*unstructured.Unstructured, provisioning.Tokens, bool, error) {
+func (c *Cluster) readProvisioning(ctx context.Context, namespace,
+	name string) (*unstructured.Unstructured, provisioning.Tokens, bool, error) {
 	o, err := c.get(ctx, secrets, namespace, name)
 	if err != nil || o == nil {
 		return nil, provisioning.Tokens{}, false, err

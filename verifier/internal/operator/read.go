@@ -37,7 +37,8 @@ type gathered struct {
 
 func newGathered(own string) *gathered {
 	return &gathered{
-		own: own, machines: map[string]machine.Machine{}, enrolled: map[string]machine.Enrolment{}, objects: map[string]*v1alpha1.MachineAttestation{},
+		own: own, machines: map[string]machine.Machine{}, enrolled: map[string]machine.Enrolment{},
+		objects: map[string]*v1alpha1.MachineAttestation{},
 		records: map[string]*v1alpha1.MachineAttestationStatus{}, glass: map[string]*v1alpha1.MachineAttestation{},
 		pending: map[string]store.Pending{}, problems: map[string]string{},
 	}
@@ -64,11 +65,13 @@ func (g *gathered) object(o *unstructured.Unstructured) error {
 		case a.Namespace == g.own && a.Status.Pending != nil && a.Spec.MachineRef == nil && a.Spec.Pool == "":
 			p := a.Status.Pending
 			g.pending[k] = store.Pending{
-				ID: strings.TrimPrefix(a.Name, v1alpha1.PendingPrefix), EKSHA256: p.EKSHA256, Pool: p.Pool, FirstSeen: p.FirstSeen.Time,
-				LastSeen: p.LastSeen.Time, Source: p.Source, Certificate: p.Certificate, Claims: p.Claims,
+				ID: strings.TrimPrefix(a.Name, v1alpha1.PendingPrefix), EKSHA256: p.EKSHA256, Pool: p.Pool,
+				FirstSeen: p.FirstSeen.Time,
+				LastSeen:  p.LastSeen.Time, Source: p.Source, Certificate: p.Certificate, Claims: p.Claims,
 			}
 			return nil
-		case a.Namespace == g.own && strings.HasPrefix(a.Name, record.BreakGlassNamespace+"-") && a.Spec.MachineRef == nil && a.Spec.Pool == "":
+		case a.Namespace == g.own && strings.HasPrefix(a.Name, record.BreakGlassNamespace+"-") && a.Spec.MachineRef == nil &&
+			a.Spec.Pool == "":
 			return nil // it is being made
 		case a.Spec.MachineRef == nil:
 			g.records[string(a.UID)] = &a.Status
@@ -131,9 +134,12 @@ func (g *gathered) state(now time.Time) *admin.State {
 	}
 	for _, k := range sorted(g.glass) {
 		r := g.glass[k]
-		out.Machines = append(out.Machines, admin.Machine{Name: r.Namespace + "/" + r.Name, UID: r.Status.MachineUID, Kind: "BreakGlass", Pools: []string{r.Status.Pool}, Created: r.CreationTimestamp.Time, Record: &r.Status})
+		out.Machines = append(out.Machines, admin.Machine{Name: r.Namespace + "/" + r.Name, UID: r.Status.MachineUID,
+			Kind: "BreakGlass", Pools: []string{r.Status.Pool}, Created: r.CreationTimestamp.Time, Record: &r.Status})
 	}
-	slices.SortFunc(out.Machines, func(a, b admin.Machine) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID)) })
+	slices.SortFunc(out.Machines, func(a, b admin.Machine) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
+	})
 	for _, k := range sorted(g.pending) {
 		p := g.pending[k]
 		if ek, err := machine.ParseEKHash(p.EKSHA256); err == nil && ix.Enrolled(ek) {
@@ -171,7 +177,8 @@ func (c *Cluster) gather(ctx context.Context, o metav1.ListOptions) (*gathered, 
 		stranger := ns == c.o.Own && !slices.Contains(in, ns) && in[0] != metav1.NamespaceAll
 		err := c.each(ctx, attestations, ns, o, func(o *unstructured.Unstructured) error {
 			// A stand-in of the verifier's namespace is no Machine of the ones asked for.
-			if pool, _, _ := unstructured.NestedString(o.Object, "spec", "pool"); stranger && len(c.o.Namespaces) > 0 && pool != "" {
+			if pool, _, _ := unstructured.NestedString(o.Object, "spec", "pool"); stranger && len(c.o.Namespaces) > 0 &&
+				pool != "" {
 				return nil
 			}
 			return g.object(o)
@@ -367,19 +374,22 @@ type Event struct {
 func (c *Cluster) Events(ctx context.Context, m admin.Machine) ([]Event, error) {
 	namespace, _ := split(m.Name)
 	var all []Event
-	err := c.each(ctx, events, namespace, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + m.UID}, func(o *unstructured.Unstructured) error {
-		all = append(all, event(o))
-		return nil
-	})
+	err := c.each(ctx, events, namespace, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + m.UID},
+		func(o *unstructured.Unstructured) error {
+			all = append(all, event(o))
+			return nil
+		})
 	slices.SortStableFunc(all, func(a, b Event) int { return a.Time.Compare(b.Time) })
 	return all, err
 }
 
 func event(o *unstructured.Unstructured) Event {
 	str := func(path ...string) string { s, _, _ := unstructured.NestedString(o.Object, path...); return s }
-	e := Event{Type: str("type"), Reason: str("reason"), Message: str("message"), From: cmp.Or(str("reportingComponent"), str("source", "component"))}
+	e := Event{Type: str("type"), Reason: str("reason"), Message: str("message"),
+		From: cmp.Or(str("reportingComponent"), str("source", "component"))}
 	e.Count, _, _ = unstructured.NestedInt64(o.Object, "count")
-	for _, t := range []string{str("series", "lastObservedTime"), str("lastTimestamp"), str("eventTime"), str("firstTimestamp")} {
+	for _, t := range []string{str("series", "lastObservedTime"), str("lastTimestamp"), str("eventTime"),
+		str("firstTimestamp")} {
 		if at, err := time.Parse(time.RFC3339, t); err == nil {
 			e.Time = at
 			return e
@@ -390,7 +400,8 @@ func event(o *unstructured.Unstructured) Event {
 }
 
 // get reads one object of ours; nil if it is not there.
-func (c *Cluster) get(ctx context.Context, r schema.GroupVersionResource, namespace, name string) (*unstructured.Unstructured, error) {
+func (c *Cluster) get(ctx context.Context, r schema.GroupVersionResource, namespace,
+	name string) (*unstructured.Unstructured, error) {
 	o, err := c.dynamic.Resource(r).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) && !missingType(err) {
 		return nil, nil

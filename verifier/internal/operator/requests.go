@@ -16,7 +16,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 )
 
-var requests = schema.GroupVersionResource{Group: "certificates.k8s.io", Version: "v1", Resource: "certificatesigningrequests"}
+var requests = schema.GroupVersionResource{Group: "certificates.k8s.io", Version: "v1",
+	Resource: "certificatesigningrequests"}
 
 // Request is a certificate signing request, the world that it is decided in and the
 // rules of the cluster's verifier. Where that has no approver, the rules are those
@@ -69,7 +70,8 @@ func (c *Cluster) Request(ctx context.Context, name string, attestation config.A
 	if err != nil {
 		return nil, fmt.Errorf("read what the request is decided by: %w", err)
 	}
-	w := approver.NewWorld(approver.WorldOptions{Client: client, Dynamic: c.dynamic, Config: *k.Approver, Credential: k.Credential, Namespaces: in, Namespace: own, Machines: listed, Records: listed, Now: c.o.Now})
+	w := approver.NewWorld(approver.WorldOptions{Client: client, Dynamic: c.dynamic, Config: *k.Approver,
+		Credential: k.Credential, Namespaces: in, Namespace: own, Machines: listed, Records: listed, Now: c.o.Now})
 	if err := w.ReadRequests(ctx); err != nil {
 		return nil, err
 	}
@@ -79,7 +81,8 @@ func (c *Cluster) Request(ctx context.Context, name string, attestation config.A
 // DefaultApprover is the configuration of a verifier in this namespace that says
 // nothing of its approver but that there is one.
 func DefaultApprover(namespace string) (*config.Config, error) {
-	text := fmt.Sprintf("origins: ['https://verifier.invalid:22623']\nkubernetes: {namespace: %q}\ncredential: {}\napprover: {}\n", namespace)
+	text := fmt.Sprintf(
+		"origins: ['https://verifier.invalid:22623']\nkubernetes: {namespace: %q}\ncredential: {}\napprover: {}\n", namespace)
 	return config.Parse("the defaults", []byte(text), "/")
 }
 

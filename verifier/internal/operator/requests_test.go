@@ -33,7 +33,8 @@ func asks(t *testing.T, c *cluster.Cluster, name, node, credential string) {
 	t.Helper()
 	as := rest.CopyConfig(c.Admin())
 	as.Impersonate = rest.ImpersonationConfig{
-		UserName: bootstrapper, Groups: []string{"system:serviceaccounts", "system:serviceaccounts:openshift-machine-config-operator"},
+		UserName: bootstrapper, Groups: []string{"system:serviceaccounts",
+			"system:serviceaccounts:openshift-machine-config-operator"},
 		Extra: map[string][]string{"authentication.kubernetes.io/credential-id": {credential}},
 	}
 	client, err := kubernetes.NewForConfig(as)
@@ -64,7 +65,8 @@ func asks(t *testing.T, c *cluster.Cluster, name, node, credential string) {
 	}
 	admin := kubernetes.NewForConfigOrDie(c.Admin())
 	t.Cleanup(func() {
-		if err := admin.CertificatesV1().CertificateSigningRequests().Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+		if err := admin.CertificatesV1().CertificateSigningRequests().Delete(context.Background(), name,
+			metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -110,14 +112,17 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: "`+bootstrapp
 	t.Cleanup(func() {
 		admin := kubernetes.NewForConfigOrDie(c.Admin())
 		for _, name := range []string{"csr-explained", "mcs-attest-csr-explain"} {
-			if err := admin.RbacV1().ClusterRoleBindings().Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+			if err := admin.RbacV1().ClusterRoleBindings().Delete(context.Background(), name,
+				metav1.DeleteOptions{}); err != nil {
 				t.Error(err)
 			}
 		}
-		if err := admin.RbacV1().ClusterRoles().Delete(context.Background(), "mcs-attest-csr-explain", metav1.DeleteOptions{}); err != nil {
+		if err := admin.RbacV1().ClusterRoles().Delete(context.Background(), "mcs-attest-csr-explain",
+			metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
-		if err := admin.CoreV1().Namespaces().Delete(context.Background(), "csr-explained", metav1.DeleteOptions{}); err != nil {
+		if err := admin.CoreV1().Namespaces().Delete(context.Background(), "csr-explained",
+			metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -153,7 +158,9 @@ status:
 	asks(t, c, "explained-other", "explained-1", "JTI=explained")
 	asks(t, c, "explained-shared", "explained-0", "JTI=nobodys")
 
-	k, err := operator.OpenCluster(operator.ClusterOptions{Kubeconfig: c.Kubeconfig("system:serviceaccount:csr-explained:reader"), Own: "csr-explained", Namespaces: []string{"csr-explained"}, Now: time.Now, FieldManager: "test"})
+	k, err := operator.OpenCluster(operator.ClusterOptions{Kubeconfig: c.Kubeconfig(
+		"system:serviceaccount:csr-explained:reader"), Own: "csr-explained", Namespaces: []string{"csr-explained"},
+		Now: time.Now, FieldManager: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,11 +29,12 @@ import (
 var planted = map[string]string{
 	"a gate's token":         "eyJhbGciOiJFUzI1NiIsInR5cCI6ImVhdCtqd3QifQ.eyJpc3MiOiJodHRwczovL2FwaS1pbnQifQ.c2lnbmF0dXJlLXdpdGgtbWFueS1ieXRlcw",
 	"the provisioning token": "UHJvdmlzaW9uaW5nVG9rZW5PZlRoaXNDbHVzdGVyMTIzNDU2Nzg5MA==",
-	"the pull secret":        `{"auths":{"quay.io":{"auth":"` + base64.StdEncoding.EncodeToString([]byte("bob:pull-secret-password")) + `"}}}`,
-	"a registry's password":  "pull-secret-password",
-	"a private key":          "MHcCAQEEIJtheprivatekeyofthemachineconfigserverAoGCCqGSM49",
-	"a signing key":          "870MB6gfuTJ4HtUnUvYMyJpr5eUZNP4Bk43bVdj3eAE",
-	"a machine's password":   "machine-provider-secret",
+	"the pull secret": `{"auths":{"quay.io":{"auth":"` +
+		base64.StdEncoding.EncodeToString([]byte("bob:pull-secret-password")) + `"}}}`,
+	"a registry's password": "pull-secret-password",
+	"a private key":         "MHcCAQEEIJtheprivatekeyofthemachineconfigserverAoGCCqGSM49",
+	"a signing key":         "870MB6gfuTJ4HtUnUvYMyJpr5eUZNP4Bk43bVdj3eAE",
+	"a machine's password":  "machine-provider-secret",
 }
 
 // everything is a text with each of them as programs write them.
@@ -41,11 +42,13 @@ func everything() string {
 	return strings.Join([]string{
 		"Authorization: Bearer " + planted["a gate's token"],
 		"GET /config/worker?token=" + planted["the provisioning token"],
-		"the provisioning token in base64: " + base64.StdEncoding.EncodeToString([]byte("x"+planted["the provisioning token"])),
+		"the provisioning token in base64: " +
+			base64.StdEncoding.EncodeToString([]byte("x"+planted["the provisioning token"])),
 		planted["the pull secret"],
 		"contents " + base64.StdEncoding.EncodeToString([]byte(planted["the pull secret"])),
 		"-----BEGIN EC PRIVATE KEY-----\\n" + planted["a private key"] + "\\n-----END EC PRIVATE KEY-----",
-		base64.StdEncoding.EncodeToString([]byte("-----BEGIN EC PRIVATE KEY-----\n" + planted["a private key"] + "\n-----END EC PRIVATE KEY-----\n")),
+		base64.StdEncoding.EncodeToString([]byte("-----BEGIN EC PRIVATE KEY-----\n" + planted["a private key"] +
+			"\n-----END EC PRIVATE KEY-----\n")),
 		`{"kty":"EC","d":"` + planted["a signing key"] + `"}`,
 		"password=" + planted["a machine's password"],
 		"login bob " + planted["a registry's password"],
@@ -102,7 +105,8 @@ func inFront(t *testing.T, c *cluster.Cluster) string {
 	}))
 	t.Cleanup(s.Close)
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\nclusters: [{name: c, cluster: {server: %q}}]\nusers: [{name: u, user: {}}]\n", s.URL)
+	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, "+
+		"user: u}}]\nclusters: [{name: c, cluster: {server: %q}}]\nusers: [{name: u, user: {}}]\n", s.URL)
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -135,13 +139,15 @@ func TestAttack_T46_ABundleOfAClusterHoldsNoSecret(t *testing.T) {
 	f := fixture{d: d, namespace: "openshift-machine-api", own: "mcs-attest"}
 	secrets := func(namespace, name string, data map[string]string) {
 		t.Helper()
-		text := fmt.Sprintf("apiVersion: v1\nkind: Secret\nmetadata: {name: %s, namespace: %s}\nstringData:\n", name, namespace)
+		text := fmt.Sprintf("apiVersion: v1\nkind: Secret\nmetadata: {name: %s, namespace: %s}\nstringData:\n",
+			name, namespace)
 		for k, v := range data {
 			text += fmt.Sprintf("  %s: %q\n", k, v)
 		}
 		c.KubectlApply(t, text)
 	}
-	secrets("mcs-attest", "mcs-attest-keys", map[string]string{"token.json": `{"keys":[{"kid":"public-key-id","d":"` + planted["a signing key"] + `"}]}`, "seal.json": "{}"})
+	secrets("mcs-attest", "mcs-attest-keys", map[string]string{"token.json": `{"keys":[{"kid":"public-key-id","d":"` +
+		planted["a signing key"] + `"}]}`, "seal.json": "{}"})
 	secrets("openshift-config", "machineconfig-auth", map[string]string{"token": planted["the provisioning token"]})
 	secrets("openshift-config", "pull-secret", map[string]string{".dockerconfigjson": planted["the pull secret"]})
 	secrets("mcs-attest", "something-else", map[string]string{"password": planted["a machine's password"]})
@@ -159,26 +165,31 @@ func TestAttack_T46_ABundleOfAClusterHoldsNoSecret(t *testing.T) {
 	put(attestations, fmt.Sprintf(`
 apiVersion: mcs-attest.dev/v1alpha1
 kind: MachineAttestation
-metadata: {name: %s, namespace: openshift-machine-api, annotations: {note: %q, kubectl.kubernetes.io/last-applied-configuration: %[2]q}}
+metadata: {name: %s, namespace: openshift-machine-api,
+  annotations: {note: %q, kubectl.kubernetes.io/last-applied-configuration: %[2]q}}
 spec: {machineRef: {name: worker-0}}
-status: {phase: Fetched, machineUID: %[1]s, identity: {ekSHA256: %[3]s}, report: {time: "2026-03-01T12:00:00Z", unit: ignition-files.service, message: %[2]q}}
+status: {phase: Fetched, machineUID: %[1]s, identity: {ekSHA256: %[3]s},
+  report: {time: "2026-03-01T12:00:00Z", unit: ignition-files.service, message: %[2]q}}
 `, uid, all, ek))
 	put(attestations, fmt.Sprintf(`
 apiVersion: mcs-attest.dev/v1alpha1
 kind: MachineAttestation
 metadata: {name: pending-2c87d5a92a9a6ed6, namespace: mcs-attest}
-status: {phase: Pending, pending: {ekSHA256: %s, firstSeen: "2026-03-01T12:00:00Z", lastSeen: "2026-03-01T12:00:00Z", claims: %q}}
+status: {phase: Pending, pending: {ekSHA256: %s, firstSeen: "2026-03-01T12:00:00Z", lastSeen: "2026-03-01T12:00:00Z",
+  claims: %q}}
 `, ek, all))
 	put(events, fmt.Sprintf(`
 apiVersion: v1
 kind: Event
 metadata: {name: worker-0.denied, namespace: openshift-machine-api}
-involvedObject: {apiVersion: machine.openshift.io/v1beta1, kind: Machine, namespace: openshift-machine-api, name: worker-0, uid: %s}
+involvedObject: {apiVersion: machine.openshift.io/v1beta1, kind: Machine,
+  namespace: openshift-machine-api, name: worker-0, uid: %s}
 type: Warning
 reason: FirstBootFailed
 message: %q
 `, uid, all))
-	put(schema.GroupVersionResource{Group: "mcs-attest.dev", Version: "v1alpha1", Resource: "attestationpolicies"}, fmt.Sprintf(`
+	put(schema.GroupVersionResource{Group: "mcs-attest.dev", Version: "v1alpha1", Resource: "attestationpolicies"},
+		fmt.Sprintf(`
 apiVersion: mcs-attest.dev/v1alpha1
 kind: AttestationPolicy
 metadata: {name: default, annotations: {note: %q}}
@@ -224,8 +235,10 @@ spec:
 		t.Errorf("standard error holds %s", leak)
 	}
 	for _, want := range []string{
-		"version.txt", "cluster/version.json", "state.json", "cluster/machineattestations.jsonl", "cluster/machines.machine.openshift.io.jsonl",
-		"cluster/attestationpolicies.jsonl", "cluster/attestationverifiers.jsonl", "cluster/events.jsonl", "cluster/pods.jsonl", "cluster/configmaps.jsonl",
+		"version.txt", "cluster/version.json", "state.json", "cluster/machineattestations.jsonl",
+		"cluster/machines.machine.openshift.io.jsonl",
+		"cluster/attestationpolicies.jsonl", "cluster/attestationverifiers.jsonl", "cluster/events.jsonl",
+		"cluster/pods.jsonl", "cluster/configmaps.jsonl",
 		"logs/verifier-0.verifier.log", "contents.txt",
 		// and what one wants to know is there
 		"12:00:00Z ready", "port-forward verifier-0 22681", "FirstBootFailed", "origins:", uid, ek, "worker-0", "PASSWORD",
@@ -254,8 +267,10 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: support}
 subjects: [{kind: ServiceAccount, name: support, namespace: mcs-attest}]
 `)
 	dir := filepath.Join(t.TempDir(), "support") + "/"
-	_, stderr = run(t, []string{"KUBECONFIG=" + c.Kubeconfig("system:serviceaccount:mcs-attest:support")}, "kubectl-attest", "support-bundle", "-n", "openshift-machine-api", "--output", dir)
-	for _, want := range []string{"a known secret was not looked for: you may not get secrets", "cluster/events: you may not list events", "pods: you may not list pods"} {
+	_, stderr = run(t, []string{"KUBECONFIG=" + c.Kubeconfig("system:serviceaccount:mcs-attest:support")},
+		"kubectl-attest", "support-bundle", "-n", "openshift-machine-api", "--output", dir)
+	for _, want := range []string{"a known secret was not looked for: you may not get secrets",
+		"cluster/events: you may not list events", "pods: you may not list pods"} {
 		if !strings.Contains(stderr, want) {
 			t.Errorf("not told: %s\n%s", want, stderr)
 		}
@@ -264,7 +279,8 @@ subjects: [{kind: ServiceAccount, name: support, namespace: mcs-attest}]
 	if err != nil || !strings.Contains(string(raw), uid) {
 		t.Errorf("records: %v %s", err, raw)
 	}
-	for _, secret := range []string{"a gate's token", "the pull secret", "a private key", "a signing key", "a machine's password", "the provisioning token"} {
+	for _, secret := range []string{"a gate's token", "the pull secret", "a private key", "a signing key",
+		"a machine's password", "the provisioning token"} {
 		if strings.Contains(string(raw), planted[secret]) {
 			t.Errorf("%s by its shape alone: %s", secret, raw)
 		}
@@ -276,12 +292,15 @@ func TestAttack_T46_ABundleOfAFolderHoldsNoSecret(t *testing.T) {
 	run(t, nil, "mcs-attest-verifier", "init", dir, "--origin", "https://mcs.test:22623")
 	all := everything()
 	for name, content := range map[string]string{
-		"keys/machineconfig-auth":    "token: " + planted["the provisioning token"] + "\n",
-		"keys/other.json":            `{"auth":"x","password":"` + planted["a registry's password"] + `"}`,
-		"configs/worker.ign":         `{"ignition":{"version":"3.2.0"},"secret":"` + planted["a machine's password"] + `"}`,
-		"policies/note.yaml":         "# " + all + "\n",
-		"attestations/worker-0.yaml": "# " + all + "\napiVersion: mcs-attest.dev/v1alpha1\nkind: MachineAttestation\nmetadata: {name: m1}\nspec: {pool: worker, ekSHA256: [" + ek + "]}\n",
-		"machines/m.yaml":            "apiVersion: machine.openshift.io/v1beta1\nkind: Machine\nmetadata: {name: worker-0, namespace: a}\nspec: {providerSpec: {value: {password: " + planted["a machine's password"] + ", userDataSecret: {name: worker-user-data}}}}\n",
+		"keys/machineconfig-auth": "token: " + planted["the provisioning token"] + "\n",
+		"keys/other.json":         `{"auth":"x","password":"` + planted["a registry's password"] + `"}`,
+		"configs/worker.ign":      `{"ignition":{"version":"3.2.0"},"secret":"` + planted["a machine's password"] + `"}`,
+		"policies/note.yaml":      "# " + all + "\n",
+		"attestations/worker-0.yaml": "# " + all + "\napiVersion: mcs-attest.dev/v1alpha1\nkind: " +
+			"MachineAttestation\nmetadata: {name: m1}\nspec: {pool: worker, ekSHA256: [" + ek + "]}\n",
+		"machines/m.yaml": "apiVersion: machine.openshift.io/v1beta1\nkind: Machine\nmetadata: {name: " +
+			"worker-0, namespace: a}\nspec: {providerSpec: {value: {password: " + planted["a machine's password"] +
+			", userDataSecret: {name: worker-user-data}}}}\n",
 		"reference-values/note.yaml": "# " + all + "\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
@@ -297,7 +316,8 @@ func TestAttack_T46_ABundleOfAFolderHoldsNoSecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	archive := filepath.Join(t.TempDir(), "support.tar.gz")
-	run(t, nil, "mcs-attest-verifier", "support-bundle", "--config", filepath.Join(dir, "mcs-attest.yaml"), "--output", archive)
+	run(t, nil, "mcs-attest-verifier", "support-bundle", "--config", filepath.Join(dir, "mcs-attest.yaml"),
+		"--output", archive)
 	var whole strings.Builder
 	for name, content := range unpack(t, archive) {
 		for _, leak := range leaks(content) {
@@ -305,7 +325,9 @@ func TestAttack_T46_ABundleOfAFolderHoldsNoSecret(t *testing.T) {
 		}
 		whole.WriteString(name + "\n" + content + "\n")
 	}
-	for _, want := range []string{"config/mcs-attest.yaml", "state.json", "policies/default.yaml", "attestations/worker-0.yaml", "machines/m.yaml", "worker-user-data", "files.txt", "keys/token.json", "configs/worker.ign", ek} {
+	for _, want := range []string{"config/mcs-attest.yaml", "state.json", "policies/default.yaml",
+		"attestations/worker-0.yaml", "machines/m.yaml", "worker-user-data", "files.txt", "keys/token.json",
+		"configs/worker.ign", ek} {
 		if !strings.Contains(whole.String(), want) {
 			t.Errorf("the bundle does not have %q", want)
 		}

@@ -71,11 +71,13 @@ func TestTheCommandsAndTheVerifierUnderstandEachOther(t *testing.T) {
 	}
 
 	// A machine waits; status and explain show it; approval enrols its TPM.
-	if err := records.Wait(t.Context(), time.Now(), store.Pending{ID: id, EKSHA256: hash, Pool: "worker", Source: "192.0.2.7", Claims: "{}"}); err != nil && reason.From(err).Code != reason.PendingApproval {
+	if err := records.Wait(t.Context(), time.Now(), store.Pending{ID: id, EKSHA256: hash, Pool: "worker",
+		Source: "192.0.2.7", Claims: "{}"}); err != nil && reason.From(err).Code != reason.PendingApproval {
 		t.Fatal(err)
 	}
 	s, err := b.State(t.Context())
-	if err != nil || len(s.Pending) != 1 || s.Pending[0].ID != id || s.Pending[0].EKSHA256 != hash || s.Pending[0].Source != "192.0.2.7" {
+	if err != nil || len(s.Pending) != 1 || s.Pending[0].ID != id || s.Pending[0].EKSHA256 != hash ||
+		s.Pending[0].Source != "192.0.2.7" {
 		t.Fatalf("%+v, %v", s, err)
 	}
 	p, err := b.Waiting(t.Context(), id)
@@ -87,7 +89,8 @@ func TestTheCommandsAndTheVerifierUnderstandEachOther(t *testing.T) {
 	}
 	e := &v1alpha1.MachineAttestation{}
 	e.Namespace, e.Name = f.namespace, "worker-0"
-	e.Spec.MachineRef, e.Spec.EKSHA256 = &v1alpha1.MachineReference{Namespace: f.namespace, Name: "worker-0"}, []string{hash}
+	e.Spec.MachineRef, e.Spec.EKSHA256 = &v1alpha1.MachineReference{Namespace: f.namespace, Name: "worker-0"},
+		[]string{hash}
 	if _, err := b.Enrol(t.Context(), e, operator.Write{}); err != nil {
 		t.Fatal(err)
 	}
@@ -104,17 +107,19 @@ func TestTheCommandsAndTheVerifierUnderstandEachOther(t *testing.T) {
 	if !ok {
 		t.Fatal("no Machine")
 	}
-	err = records.Attest(t.Context(), uid, []string{"ek:" + hash}, func(string) bool { return true }, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		return record.Attest(rec, record.Attestation{
-			Machine: m, Identity: v1alpha1.RecordedIdentity{EKSHA256: hash}, Endorsement: v1alpha1.EndorsementEnrolled,
-			Pool: "worker", TokenID: "t1", TokenExpiry: time.Now().Add(time.Minute), TokenUses: 3,
-		}, time.Now())
-	})
+	err = records.Attest(t.Context(), uid, []string{"ek:" + hash}, func(string) bool { return true },
+		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			return record.Attest(rec, record.Attestation{
+				Machine: m, Identity: v1alpha1.RecordedIdentity{EKSHA256: hash}, Endorsement: v1alpha1.EndorsementEnrolled,
+				Pool: "worker", TokenID: "t1", TokenExpiry: time.Now().Add(time.Minute), TokenUses: 3,
+			}, time.Now())
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s, err = b.State(t.Context())
-	if err != nil || len(s.Pending) != 0 || len(s.Machines) != 1 || s.Machines[0].Record == nil || s.Machines[0].Record.Phase != v1alpha1.PhaseAttested || s.Machines[0].Record.Identity.EKSHA256 != hash {
+	if err != nil || len(s.Pending) != 0 || len(s.Machines) != 1 || s.Machines[0].Record == nil ||
+		s.Machines[0].Record.Phase != v1alpha1.PhaseAttested || s.Machines[0].Record.Identity.EKSHA256 != hash {
 		t.Fatalf("%+v, %v", s, err)
 	}
 
@@ -136,25 +141,31 @@ func TestTheCommandsAndTheVerifierUnderstandEachOther(t *testing.T) {
 	if m, ok := reg.ByUID(uid); !ok || !m.Granted(time.Now()) {
 		t.Errorf("the verifier sees no grant: %+v", m)
 	}
-	if rec, err := records.Record(t.Context(), uid); err != nil || rec.Status.Phase != v1alpha1.PhaseAttested || rec.Status.Token == nil {
+	if rec, err := records.Record(t.Context(), uid); err != nil || rec.Status.Phase != v1alpha1.PhaseAttested ||
+		rec.Status.Token == nil {
 		t.Errorf("what the verifier wrote is gone: %+v, %v", rec, err)
 	}
 
 	// A break-glass token's record is no machine of the scale-up, and is shown.
 	glass := strings.Repeat("0a", 12)
 	now := time.Now()
-	err = records.Update(t.Context(), record.BreakGlassUID(glass), func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		return record.BreakGlass(rec, token.Claims{Subject: "break-glass/ticket-4711", MachineUID: record.BreakGlassUID(glass), ID: glass, Pool: "worker", IssuedAt: now, NotBefore: now, Expiry: now.Add(time.Minute)}, true, now)
-	})
+	err = records.Update(t.Context(), record.BreakGlassUID(glass),
+		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			return record.BreakGlass(rec, token.Claims{Subject: "break-glass/ticket-4711",
+				MachineUID: record.BreakGlassUID(glass), ID: glass, Pool: "worker", IssuedAt: now, NotBefore: now,
+				Expiry: now.Add(time.Minute)}, true, now)
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s, err = b.State(t.Context())
 	shown := fmt.Sprintf("%+v", s.Machines)
-	if err != nil || len(s.Machines) != 2 || !strings.Contains(shown, "break-glass-"+glass) || !strings.Contains(shown, "BreakGlass") || len(s.Problems) != 0 {
+	if err != nil || len(s.Machines) != 2 || !strings.Contains(shown, "break-glass-"+glass) ||
+		!strings.Contains(shown, "BreakGlass") || len(s.Problems) != 0 {
 		t.Errorf("%s, %v, %v", shown, s.Problems, err)
 	}
-	if _, err := b.Quarantine(t.Context(), "break-glass-"+glass, true, operator.Write{}); err == nil || !strings.Contains(err.Error(), "is a break-glass token") {
+	if _, err := b.Quarantine(t.Context(), "break-glass-"+glass, true, operator.Write{}); err == nil ||
+		!strings.Contains(err.Error(), "is a break-glass token") {
 		t.Errorf("a token was quarantined: %v", err)
 	}
 }

@@ -34,7 +34,8 @@ func written(done string, o *unstructured.Unstructured) (Written, error) {
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, a); err != nil {
 		return Written{}, fmt.Errorf("read MachineAttestation: %w", err)
 	}
-	return Written{Where: "machineattestation.mcs-attest.dev/" + a.Name + " in namespace " + a.Namespace, Done: done, Object: a}, nil
+	return Written{Where: "machineattestation.mcs-attest.dev/" + a.Name + " in namespace " + a.Namespace, Done: done,
+		Object: a}, nil
 }
 
 func toObject(a *v1alpha1.MachineAttestation) (*unstructured.Unstructured, error) {
@@ -69,7 +70,8 @@ func (c *Cluster) Enrol(ctx context.Context, a *v1alpha1.MachineAttestation, w W
 	}
 	client := c.dynamic.Resource(attestations).Namespace(a.Namespace)
 	for range tries {
-		made, err := client.Create(ctx, o, metav1.CreateOptions{FieldManager: c.o.FieldManager, DryRun: w.server(), FieldValidation: metav1.FieldValidationStrict})
+		made, err := client.Create(ctx, o, metav1.CreateOptions{FieldManager: c.o.FieldManager, DryRun: w.server(),
+			FieldValidation: metav1.FieldValidationStrict})
 		if err == nil {
 			return written("created", made)
 		}
@@ -77,7 +79,8 @@ func (c *Cluster) Enrol(ctx context.Context, a *v1alpha1.MachineAttestation, w W
 			return Written{}, c.rejected("create", a.Namespace, err)
 		}
 		if !w.Replace {
-			return Written{}, hint(fmt.Errorf("MachineAttestation %s/%s exists", a.Namespace, a.Name), "choose another --name, or add --replace")
+			return Written{}, hint(fmt.Errorf("MachineAttestation %s/%s exists", a.Namespace, a.Name),
+				"choose another --name, or add --replace")
 		}
 		have, err := c.get(ctx, attestations, a.Namespace, a.Name)
 		if err != nil {
@@ -90,7 +93,8 @@ func (c *Cluster) Enrol(ctx context.Context, a *v1alpha1.MachineAttestation, w W
 		if err := unstructured.SetNestedMap(have.Object, spec, "spec"); err != nil {
 			return Written{}, fmt.Errorf("replace enrolment: %w", err)
 		}
-		made, err = client.Update(ctx, have, metav1.UpdateOptions{FieldManager: c.o.FieldManager, DryRun: w.server(), FieldValidation: metav1.FieldValidationStrict})
+		made, err = client.Update(ctx, have, metav1.UpdateOptions{FieldManager: c.o.FieldManager, DryRun: w.server(),
+			FieldValidation: metav1.FieldValidationStrict})
 		if err == nil {
 			return written("replaced", made)
 		}
@@ -107,7 +111,8 @@ var errContended = errors.New("somebody else keeps changing the same object; try
 // validation says.
 func (c *Cluster) rejected(verb, namespace string, err error) error {
 	if apierrors.IsNotFound(err) && !missingType(err) {
-		return hint(fmt.Errorf("%s machineattestations: %w", verb, err), "is there a namespace %s? -n chooses another", namespace)
+		return hint(fmt.Errorf("%s machineattestations: %w", verb, err), "is there a namespace %s? -n chooses another",
+			namespace)
 	}
 	return c.failed(verb, attestations, namespace, err)
 }
@@ -171,7 +176,8 @@ func (c *Cluster) Reattest(ctx context.Context, name string, until time.Time, w 
 }
 
 // takeBack removes a field from every MachineAttestation that has it.
-func (c *Cluster) takeBack(ctx context.Context, own []*v1alpha1.MachineAttestation, w Write, field string, has func(*v1alpha1.MachineAttestationSpec) bool) ([]Written, error) {
+func (c *Cluster) takeBack(ctx context.Context, own []*v1alpha1.MachineAttestation, w Write, field string,
+	has func(*v1alpha1.MachineAttestationSpec) bool) ([]Written, error) {
 	var all []Written
 	for _, a := range own {
 		if !has(&a.Spec) {
@@ -225,8 +231,10 @@ func (c *Cluster) say(ctx context.Context, m *machine.Machine, w Write, spec map
 func (c *Cluster) makeRecord(ctx context.Context, m *machine.Machine, w Write, spec map[string]any) (Written, error) {
 	a := &v1alpha1.MachineAttestation{}
 	a.Namespace, a.Name = m.Namespace, m.UID
-	a.OwnerReferences = []metav1.OwnerReference{{APIVersion: m.APIVersion, Kind: m.Kind, Name: m.Name, UID: types.UID(m.UID)}}
-	a.Spec.MachineRef = &v1alpha1.MachineReference{APIVersion: m.APIVersion, Kind: m.Kind, Namespace: m.Namespace, Name: m.Name}
+	a.OwnerReferences = []metav1.OwnerReference{{APIVersion: m.APIVersion, Kind: m.Kind, Name: m.Name,
+		UID: types.UID(m.UID)}}
+	a.Spec.MachineRef = &v1alpha1.MachineReference{APIVersion: m.APIVersion, Kind: m.Kind, Namespace: m.Namespace,
+		Name: m.Name}
 	o, err := toObject(a)
 	if err != nil {
 		return Written{}, err
@@ -239,7 +247,8 @@ func (c *Cluster) makeRecord(ctx context.Context, m *machine.Machine, w Write, s
 	if w.DryRun == DryRunClient {
 		return written("created", o)
 	}
-	made, err := c.dynamic.Resource(attestations).Namespace(m.Namespace).Create(ctx, o, metav1.CreateOptions{FieldManager: c.o.FieldManager, DryRun: w.server()})
+	made, err := c.dynamic.Resource(attestations).Namespace(m.Namespace).Create(ctx,
+		o, metav1.CreateOptions{FieldManager: c.o.FieldManager, DryRun: w.server()})
 	if err != nil {
 		return Written{}, err
 	}
@@ -248,7 +257,8 @@ func (c *Cluster) makeRecord(ctx context.Context, m *machine.Machine, w Write, s
 
 // patch changes fields of a spec and nothing else, so that it conflicts with no
 // other writer. With a UID it is that very object or none.
-func (c *Cluster) patch(ctx context.Context, namespace, name string, own types.UID, w Write, spec map[string]any) (Written, error) {
+func (c *Cluster) patch(ctx context.Context, namespace, name string, own types.UID, w Write,
+	spec map[string]any) (Written, error) {
 	body := map[string]any{"spec": spec}
 	if own != "" {
 		body["metadata"] = map[string]any{"uid": string(own)}
@@ -276,7 +286,8 @@ func (c *Cluster) patch(ctx context.Context, namespace, name string, own types.U
 	if err != nil {
 		return Written{}, err
 	}
-	after, err := client.Patch(ctx, name, types.MergePatchType, raw, metav1.PatchOptions{FieldManager: c.o.FieldManager, DryRun: w.server(), FieldValidation: metav1.FieldValidationStrict})
+	after, err := client.Patch(ctx, name, types.MergePatchType, raw, metav1.PatchOptions{FieldManager: c.o.FieldManager,
+		DryRun: w.server(), FieldValidation: metav1.FieldValidationStrict})
 	if err != nil {
 		return Written{}, err
 	}
@@ -301,7 +312,8 @@ func (c *Cluster) keys(ctx context.Context) (*unstructured.Unstructured, Keys, e
 		return nil, Keys{}, err
 	}
 	if o == nil {
-		return nil, Keys{}, hint(fmt.Errorf("there is no Secret %s/%s", c.o.Own, keysSecret), "the verifier makes it when it starts: is one running in the namespace %s?", c.o.Own)
+		return nil, Keys{}, hint(fmt.Errorf("there is no Secret %s/%s", c.o.Own, keysSecret),
+			"the verifier makes it when it starts: is one running in the namespace %s?", c.o.Own)
 	}
 	data, err := secretData(o)
 	if err != nil {
@@ -330,7 +342,8 @@ func (c *Cluster) ChangeKeys(ctx context.Context, change func(Keys) (Keys, error
 			return err
 		}
 		setSecretData(o, data)
-		_, err = c.dynamic.Resource(secrets).Namespace(c.o.Own).Update(ctx, o, metav1.UpdateOptions{FieldManager: c.o.FieldManager})
+		_, err = c.dynamic.Resource(secrets).Namespace(c.o.Own).Update(ctx, o,
+			metav1.UpdateOptions{FieldManager: c.o.FieldManager})
 		if err == nil {
 			return nil
 		}

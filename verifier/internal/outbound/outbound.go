@@ -111,7 +111,8 @@ func New(provider string, o Options) *Caller {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	o.PerSecond, o.Burst, o.PerSource = cmp.Or(o.PerSecond, perSecond), cmp.Or(o.Burst, burst), cmp.Or(o.PerSource, perSource)
+	o.PerSecond, o.Burst, o.PerSource = cmp.Or(o.PerSecond, perSecond), cmp.Or(o.Burst, burst),
+		cmp.Or(o.PerSource, perSource)
 	return &Caller{
 		provider: provider, o: o,
 		budget:  rate.NewLimiter(rate.Limit(o.PerSecond), o.Burst),
@@ -125,7 +126,8 @@ func New(provider string, o Options) *Caller {
 // denial of package reason becomes ProviderUnavailable, and its text is logged.
 // Several callers may get one answer: what it points to must not be changed.
 // Ask must return when its context ends.
-func Ask[T any](ctx context.Context, c *Caller, operation, key string, keep time.Duration, ask func(context.Context) (T, error)) (T, error) {
+func Ask[T any](ctx context.Context, c *Caller, operation, key string, keep time.Duration,
+	ask func(context.Context) (T, error)) (T, error) {
 	var none T
 	key = operation + "\x00" + key
 	if a, ok := c.known(key); ok {
@@ -172,10 +174,12 @@ func (c *Caller) board(ctx context.Context, operation, key string) (_ *flight, m
 		return f, false, nil
 	}
 	if source, ok := ctx.Value(sourceKey{}).(netip.Addr); ok && !c.sources.Allow(now, source) {
-		return nil, false, reason.Deny(reason.ProviderUnavailable, "%s: %s: source %s has used up its budget of calls", c.provider, operation, source)
+		return nil, false, reason.Deny(reason.ProviderUnavailable, "%s: %s: source %s has used up its budget of calls",
+			c.provider, operation, source)
 	}
 	if !c.budget.AllowN(now, 1) {
-		return nil, false, reason.Deny(reason.ProviderUnavailable, "%s: %s: the budget of calls is used up", c.provider, operation)
+		return nil, false, reason.Deny(reason.ProviderUnavailable, "%s: %s: the budget of calls is used up", c.provider,
+			operation)
 	}
 	f := &flight{done: make(chan struct{})}
 	c.flight[key] = f
@@ -183,7 +187,8 @@ func (c *Caller) board(ctx context.Context, operation, key string) (_ *flight, m
 }
 
 // fly makes a call, and lands it whatever happens in it.
-func (c *Caller) fly(ctx context.Context, f *flight, operation, key string, keep time.Duration, ask func(context.Context) (any, error)) {
+func (c *Caller) fly(ctx context.Context, f *flight, operation, key string, keep time.Duration,
+	ask func(context.Context) (any, error)) {
 	f.answer.err = reason.Deny(reason.ProviderUnavailable, "%s: %s: the call broke off", c.provider, operation)
 	defer func() {
 		c.mu.Lock()

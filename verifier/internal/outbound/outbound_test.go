@@ -314,7 +314,8 @@ func TestAttack_T51_ASourceThatFloodsTakesItsOwnShareAlone(t *testing.T) {
 func TestOneSourcesRefusalIsNotAnothers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, p := outbound.New("cloud", outbound.Options{PerSource: 0.1}), &peer{delay: time.Second}
-		one, two := outbound.For(t.Context(), netip.MustParseAddr("192.0.2.1")), outbound.For(t.Context(), netip.MustParseAddr("192.0.2.2"))
+		one, two := outbound.For(t.Context(), netip.MustParseAddr("192.0.2.1")),
+			outbound.For(t.Context(), netip.MustParseAddr("192.0.2.2"))
 		if _, err := outbound.Ask(one, c, "Describe", "a", 0, p.ask); err != nil {
 			t.Fatal(err)
 		}
@@ -362,7 +363,8 @@ func TestAPanicIsTheCallersAlone(t *testing.T) {
 	// Another waits for the same answer.
 	ctx := &waiting{Context: t.Context(), waits: make(chan struct{})}
 	wg.Go(func() {
-		_, err := outbound.Ask(ctx, c, "Describe", "k", time.Hour, func(context.Context) (int, error) { return 0, errors.New("it asked itself") })
+		_, err := outbound.Ask(ctx, c, "Describe", "k", time.Hour,
+			func(context.Context) (int, error) { return 0, errors.New("it asked itself") })
 		denied(t, err, reason.ProviderUnavailable)
 		if !strings.Contains(err.Error(), "broke off") {
 			t.Error(err)
@@ -390,7 +392,8 @@ func (w *waiting) Done() <-chan struct{} {
 }
 
 func TestTheZeroOptionsWork(t *testing.T) {
-	for name, o := range map[string]outbound.Options{"zero": {}, "a rate alone": {PerSecond: 1}, "a burst alone": {Burst: 1}, "a source's share alone": {PerSource: 0.001}} {
+	for name, o := range map[string]outbound.Options{"zero": {}, "a rate alone": {PerSecond: 1},
+		"a burst alone": {Burst: 1}, "a source's share alone": {PerSource: 0.001}} {
 		if _, err := get(t, outbound.New("cloud", o), &peer{}, "k", 0); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -404,15 +407,19 @@ func TestAFailureIsLoggedAndCountedADenialIsCounted(t *testing.T) {
 		Log:    slog.New(slog.NewTextHandler(&log, nil)),
 		Called: func(provider, operation, outcome string) { counted[provider+" "+operation+" "+outcome]++ },
 	})
-	for key, err := range map[string]error{"a": nil, "b": errors.New("connection reset"), "c": reason.Deny(reason.InstanceNotFound, "none"),
-		"d": fmt.Errorf("wrapped: %w", reason.Deny(reason.InstanceUnacceptable, "two")), "e": reason.Deny(reason.ProviderUnavailable, "says so")} {
+	for key, err := range map[string]error{"a": nil, "b": errors.New("connection reset"),
+		"c": reason.Deny(reason.InstanceNotFound, "none"),
+		"d": fmt.Errorf("wrapped: %w", reason.Deny(reason.InstanceUnacceptable, "two")),
+		"e": reason.Deny(reason.ProviderUnavailable, "says so")} {
 		get(t, c, &peer{err: err}, key, time.Hour)
 		get(t, c, &peer{err: err}, key, time.Hour) // kept: not counted again
 	}
-	if counted["cloud Describe ok"] != 1 || counted["cloud Describe denied"] != 2 || counted["cloud Describe error"] != 2 || len(counted) != 3 {
+	if counted["cloud Describe ok"] != 1 || counted["cloud Describe denied"] != 2 ||
+		counted["cloud Describe error"] != 2 || len(counted) != 3 {
 		t.Errorf("%v", counted)
 	}
-	if n := strings.Count(log.String(), "a provider's API failed"); n != 1 || !strings.Contains(log.String(), "connection reset") {
+	if n := strings.Count(log.String(), "a provider's API failed"); n != 1 ||
+		!strings.Contains(log.String(), "connection reset") {
 		t.Errorf("%s", &log)
 	}
 }
@@ -423,7 +430,8 @@ func TestTwoQuestionsWithOneKeyAreNoAnswer(t *testing.T) {
 	if _, err := get(t, c, p, "k", time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	s, err := outbound.Ask(t.Context(), c, "Describe", "k", time.Hour, func(context.Context) (string, error) { return "x", nil })
+	s, err := outbound.Ask(t.Context(), c, "Describe", "k", time.Hour,
+		func(context.Context) (string, error) { return "x", nil })
 	if s != "" {
 		t.Errorf("%q", s)
 	}

@@ -29,7 +29,8 @@ func TestAServingCertificateVerifiesForItsHostsAndNoOther(t *testing.T) {
 	if !roots.AppendCertsFromPEM(ca.Certificate) {
 		t.Fatal("no CA")
 	}
-	for host, want := range map[string]bool{"api-int.example.com": true, "192.0.2.1": true, "2001:db8::1": true, "example.com": false, "192.0.2.2": false} {
+	for host, want := range map[string]bool{"api-int.example.com": true, "192.0.2.1": true, "2001:db8::1": true,
+		"example.com": false, "192.0.2.2": false} {
 		_, err := cert.Leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: host, CurrentTime: now})
 		if (err == nil) != want {
 			t.Errorf("%s: %v", host, err)

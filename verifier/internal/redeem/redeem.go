@@ -158,7 +158,8 @@ func (r *Redeemer) usedUp(err error) error {
 	if err == nil || r.InTrouble == nil || reason.From(err).Code != reason.TokenUsedUp || !r.InTrouble() {
 		return err
 	}
-	return reason.Wrap(reason.StoreUnavailable, err, "records were slow or silent a short time ago, and uses may be returned")
+	return reason.Wrap(reason.StoreUnavailable, err,
+		"records were slow or silent a short time ago, and uses may be returned")
 }
 
 // redeemable judges what the Machine is now.

@@ -23,7 +23,9 @@ var start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 func index(t *testing.T, spec string) *machine.Index {
 	t.Helper()
-	in, problems := machine.Parse("m1.yaml", []byte("apiVersion: mcs-attest.dev/v1alpha1\nkind: MachineAttestation\nmetadata: {name: m1}\nspec:\n  pool: worker\n  expectedProviderID: aws:///zone/i-0\n"+spec), start)
+	in, problems := machine.Parse("m1.yaml", []byte("apiVersion: mcs-attest.dev/v1alpha1\nkind: "+
+		"MachineAttestation\nmetadata: {name: m1}\nspec:\n  pool: worker\n  expectedProviderID: aws:///zone/i-0\n"+spec),
+		start)
 	if len(problems) > 0 {
 		t.Fatal(problems)
 	}
@@ -44,13 +46,15 @@ func attested(t *testing.T) (*redeem.Redeemer, *store.Store, token.Claims) {
 	err = s.Update(t.Context(), uid, func(*v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		rec := &v1alpha1.MachineAttestation{}
 		rec.Status.MachineUID, rec.Status.Phase = uid, v1alpha1.PhaseAttested
-		rec.Status.Token = &v1alpha1.TokenStatus{ID: "token1", Pool: "worker", Expiry: metav1.NewTime(start.Add(time.Hour)), MaxUses: 3}
+		rec.Status.Token = &v1alpha1.TokenStatus{ID: "token1", Pool: "worker", Expiry: metav1.NewTime(start.Add(time.Hour)),
+			MaxUses: 3}
 		return rec, nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &redeem.Redeemer{Records: s, Machines: func() redeem.Machines { return ix }, Now: func() time.Time { return start }}
+	r := &redeem.Redeemer{Records: s, Machines: func() redeem.Machines { return ix },
+		Now: func() time.Time { return start }}
 	return r, s, token.Claims{Subject: "default/m1", MachineUID: uid, Pool: "worker", ID: "token1"}
 }
 
@@ -101,12 +105,15 @@ func TestTheMachineAsItIsNowDecides(t *testing.T) {
 		want   reason.Code
 	}{
 		{name: "unchanged"},
-		{name: "quarantined since", want: reason.Quarantined, change: func(t *testing.T, r *redeem.Redeemer, _ *store.Store, _ *token.Claims) {
-			ix := index(t, "  quarantined: true\n")
-			r.Machines = func() redeem.Machines { return ix }
-		}},
-		{name: "a token that another replaced", want: reason.TokenSuperseded, change: func(_ *testing.T, _ *redeem.Redeemer, _ *store.Store, c *token.Claims) { c.ID = "token0" }},
-		{name: "without the database", want: reason.StoreUnavailable, change: func(_ *testing.T, _ *redeem.Redeemer, s *store.Store, _ *token.Claims) { _ = s.Close() }},
+		{name: "quarantined since", want: reason.Quarantined,
+			change: func(t *testing.T, r *redeem.Redeemer, _ *store.Store, _ *token.Claims) {
+				ix := index(t, "  quarantined: true\n")
+				r.Machines = func() redeem.Machines { return ix }
+			}},
+		{name: "a token that another replaced", want: reason.TokenSuperseded,
+			change: func(_ *testing.T, _ *redeem.Redeemer, _ *store.Store, c *token.Claims) { c.ID = "token0" }},
+		{name: "without the database", want: reason.StoreUnavailable,
+			change: func(_ *testing.T, _ *redeem.Redeemer, s *store.Store, _ *token.Claims) { _ = s.Close() }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, s, claims := attested(t)
@@ -135,7 +142,8 @@ func TestTheMachineAsItIsNowDecides(t *testing.T) {
 func TestABreakGlassTokenNeedsNoMachineAndIsCounted(t *testing.T) {
 	r, _, _ := attested(t)
 	claims := token.Claims{
-		Subject: "break-glass/ticket-7", MachineUID: record.BreakGlassUID("b1"), ID: "b1", Pool: "worker", IssuedAt: start, Expiry: start.Add(time.Minute),
+		Subject: "break-glass/ticket-7", MachineUID: record.BreakGlassUID("b1"), ID: "b1", Pool: "worker", IssuedAt: start,
+		Expiry: start.Add(time.Minute),
 	}
 	for range 5 {
 		if err := checked(t, r, claims); err != nil {

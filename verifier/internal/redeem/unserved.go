@@ -94,13 +94,14 @@ func (r *Redeemer) returnUses(ctx context.Context, c token.Claims) (done bool) {
 	ctx, cancel := context.WithTimeout(ctx, returnTimeout)
 	defer cancel()
 	found := false
-	err := r.Records.Session(c.MachineUID).Update(ctx, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		next := record.Return(rec, c.ID, ids)
-		if found = next != rec; !found {
-			return nil, nil
-		}
-		return next, nil
-	})
+	err := r.Records.Session(c.MachineUID).Update(ctx,
+		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			next := record.Return(rec, c.ID, ids)
+			if found = next != rec; !found {
+				return nil, nil
+			}
+			return next, nil
+		})
 	if err != nil || !found {
 		return false
 	}

@@ -202,7 +202,8 @@ func received(req *mcsattestv1.AttestRequest) appraisal.Evidence {
 		CSRSPKI: req.GetCsrSpkiSha256(), ProvisioningToken: req.GetProvisioningToken(),
 	}
 	if t := req.GetTpm2(); t != nil {
-		ev.TPM2 = &tpm2.Evidence{Quote: t.GetQuote(), Signature: t.GetSignature(), Activation: t.GetActivation(), PCRValues: t.GetPcrValues()}
+		ev.TPM2 = &tpm2.Evidence{Quote: t.GetQuote(), Signature: t.GetSignature(), Activation: t.GetActivation(),
+			PCRValues: t.GetPcrValues()}
 		ev.EventLog = t.GetEventLog()
 	}
 	for _, d := range req.GetCloud() {
@@ -238,13 +239,16 @@ func banks(offered []uint32) []uint16 {
 
 var (
 	modes = map[v1alpha1.Mode]mcsattestv1.Mode{
-		v1alpha1.ModeOff: mcsattestv1.Mode_MODE_OFF, v1alpha1.ModeAudit: mcsattestv1.Mode_MODE_AUDIT, v1alpha1.ModeEnforce: mcsattestv1.Mode_MODE_ENFORCE,
+		v1alpha1.ModeOff: mcsattestv1.Mode_MODE_OFF, v1alpha1.ModeAudit: mcsattestv1.Mode_MODE_AUDIT,
+		v1alpha1.ModeEnforce: mcsattestv1.Mode_MODE_ENFORCE,
 	}
 	unattested = map[v1alpha1.Unattested]mcsattestv1.Unattested{
-		v1alpha1.UnattestedDeny: mcsattestv1.Unattested_UNATTESTED_DENY, v1alpha1.UnattestedPreApproved: mcsattestv1.Unattested_UNATTESTED_PRE_APPROVED,
+		v1alpha1.UnattestedDeny:        mcsattestv1.Unattested_UNATTESTED_DENY,
+		v1alpha1.UnattestedPreApproved: mcsattestv1.Unattested_UNATTESTED_PRE_APPROVED,
 	}
 	bindings = map[string]mcsattestv1.BindingMode{
-		appraisal.BindingExporter: mcsattestv1.BindingMode_BINDING_MODE_EXPORTER, appraisal.BindingTerminated: mcsattestv1.BindingMode_BINDING_MODE_TERMINATED,
+		appraisal.BindingExporter:   mcsattestv1.BindingMode_BINDING_MODE_EXPORTER,
+		appraisal.BindingTerminated: mcsattestv1.BindingMode_BINDING_MODE_TERMINATED,
 	}
 )
 

@@ -84,7 +84,8 @@ func (s *Service) tokensAnew(ctx context.Context, c *call, denial error) ([]secr
 func (s *Service) known(c *call, v *appraisal.Verdict) *mcsattestv1.AttestResponse {
 	c.proven = true
 	for _, e := range v.Evidence {
-		c.extra = append(c.extra, slog.String("evidence."+e.Kind, e.SHA256), slog.String("provisioning_token", e.Summary["token"]))
+		c.extra = append(c.extra, slog.String("evidence."+e.Kind, e.SHA256),
+			slog.String("provisioning_token", e.Summary["token"]))
 	}
 	return &mcsattestv1.AttestResponse{CorrelationId: c.id}
 }

@@ -19,7 +19,8 @@ const (
 )
 
 func (s *Service) report(ctx context.Context, c *call, req *mcsattestv1.ReportRequest) error {
-	if len(req.GetUnit()) > maxUnit || len(req.GetResult()) > maxResult || len(req.GetMessage()) > maxMessage || len(req.GetBootId()) > 64 {
+	if len(req.GetUnit()) > maxUnit || len(req.GetResult()) > maxResult || len(req.GetMessage()) > maxMessage ||
+		len(req.GetBootId()) > 64 {
 		return reason.Deny(reason.TooLarge, "report of %d bytes", len(req.GetMessage()))
 	}
 	ticket, err := s.SealKeys().OpenTicket(c.start, req.GetTicket())
@@ -27,19 +28,21 @@ func (s *Service) report(ctx context.Context, c *call, req *mcsattestv1.ReportRe
 		return err
 	}
 	r := v1alpha1.FailureReport{
-		Unit: audit.Clean(req.GetUnit()), Result: audit.Clean(req.GetResult()), ExitStatus: req.GetExitStatus(), Message: lines(req.GetMessage()),
+		Unit: audit.Clean(req.GetUnit()), Result: audit.Clean(req.GetResult()), ExitStatus: req.GetExitStatus(),
+		Message: lines(req.GetMessage()),
 	}
 	// A machine that fails reboots: its report counts although it has left.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()
-	return s.Records.Update(ctx, ticket.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		next, err := record.Report(rec, ticket.ID, r, c.id, c.start)
-		if err == nil {
-			c.proven, c.machine, c.pool = true, machineOf(next), next.Status.Pool
-			c.extra = []slog.Attr{slog.String("unit", r.Unit), slog.String("result", r.Result)}
-		}
-		return next, err
-	})
+	return s.Records.Update(ctx, ticket.MachineUID,
+		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			next, err := record.Report(rec, ticket.ID, r, c.id, c.start)
+			if err == nil {
+				c.proven, c.machine, c.pool = true, machineOf(next), next.Status.Pool
+				c.extra = []slog.Attr{slog.String("unit", r.Unit), slog.String("result", r.Result)}
+			}
+			return next, err
+		})
 }
 
 // machineOf is the Machine that a record is about. In a cluster a record is named

@@ -100,7 +100,8 @@ func stringEnd(body []byte, i int) int {
 
 // scanBinary is scan for the binary encoding: parts counts those of nested
 // messages, too.
-func scanBinary(body []byte, message protoreflect.MessageDescriptor, want protoreflect.FieldDescriptor, parts *int, depth int) (value []byte, err error) {
+func scanBinary(body []byte, message protoreflect.MessageDescriptor, want protoreflect.FieldDescriptor, parts *int,
+	depth int) (value []byte, err error) {
 	for len(body) > 0 {
 		if *parts++; *parts > maxParts || depth > 8 {
 			return nil, reason.Deny(reason.TooLarge, "a message of more than %d parts", maxParts)

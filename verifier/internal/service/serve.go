@@ -54,7 +54,8 @@ var methods = map[string]*method{
 		},
 	},
 	mcsattestv1connect.AttestationAttestProcedure: {
-		event: "attest", limit: MaxAttest, proof: "sealed", request: func() proto.Message { return &mcsattestv1.AttestRequest{} },
+		event: "attest", limit: MaxAttest, proof: "sealed",
+		request: func() proto.Message { return &mcsattestv1.AttestRequest{} },
 		run: func(s *Service, ctx context.Context, c *call, req proto.Message, turn func()) (proto.Message, error) {
 			turn()
 			res, err := s.attest(ctx, c, req.(*mcsattestv1.AttestRequest))
@@ -65,7 +66,8 @@ var methods = map[string]*method{
 		},
 	},
 	mcsattestv1connect.AttestationReportProcedure: {
-		event: "report", limit: MaxReport, proof: "ticket", request: func() proto.Message { return &mcsattestv1.ReportRequest{} },
+		event: "report", limit: MaxReport, proof: "ticket",
+		request: func() proto.Message { return &mcsattestv1.ReportRequest{} },
 		run: func(s *Service, ctx context.Context, c *call, req proto.Message, turn func()) (proto.Message, error) {
 			turn()
 			err := s.report(ctx, c, req.(*mcsattestv1.ReportRequest))
@@ -112,10 +114,12 @@ func (s *Service) serve(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusMethodNotAllowed)
 		return
 	}
-	c := &call{tls: r.TLS, conn: listen.FromContext(r.Context()), source: s.Source(r), id: audit.NewCorrelationID(), start: s.Now()}
+	c := &call{tls: r.TLS, conn: listen.FromContext(r.Context()), source: s.Source(r), id: audit.NewCorrelationID(),
+		start: s.Now()}
 	contentType, binary, known := encodingOf(r.Header)
 	if !known {
-		_ = s.finish(r.Context(), m.event, c, reason.Deny(reason.Malformed, "content type %q", bounded(r.Header.Get("Content-Type"))))
+		_ = s.finish(r.Context(), m.event, c,
+			reason.Deny(reason.Malformed, "content type %q", bounded(r.Header.Get("Content-Type"))))
 		w.Header().Set("Accept-Post", "application/json, application/proto")
 		w.Header().Set("Connection", "close")
 		w.WriteHeader(http.StatusUnsupportedMediaType)
@@ -157,7 +161,8 @@ func (s *Service) serve(w http.ResponseWriter, r *http.Request) {
 //   - its parts are few enough to be parsed: TooLarge
 //   - there is a turn, from a queue of its own for a valid seal or ticket: RateLimited
 //   - it parses: Malformed
-func (s *Service) call(ctx context.Context, m *method, c *call, w http.ResponseWriter, r *http.Request, binary bool) (proto.Message, error) {
+func (s *Service) call(ctx context.Context, m *method, c *call, w http.ResponseWriter, r *http.Request,
+	binary bool) (proto.Message, error) {
 	if err := tls13(c); err != nil {
 		w.Header().Set("Connection", "close")
 		return nil, err
@@ -272,5 +277,6 @@ func withTimeout(r *http.Request) (context.Context, context.CancelFunc) {
 	if err != nil || ms == 0 {
 		return context.WithCancel(r.Context())
 	}
-	return context.WithTimeoutCause(r.Context(), time.Duration(ms)*time.Millisecond, fmt.Errorf("the client waits for %d ms", ms))
+	return context.WithTimeoutCause(r.Context(), time.Duration(ms)*time.Millisecond,
+		fmt.Errorf("the client waits for %d ms", ms))
 }

@@ -42,7 +42,8 @@ func TestAttack_T61_StrangersWhoWaitForTurnsDoNotDelayAValidTicket(t *testing.T)
 	records := &updated{}
 	s := &Service{
 		SealKeys: func() seal.Ring { return keys }, Records: records, Audit: audit.New(slog.New(slog.DiscardHandler)),
-		Limiter: listen.NewLimiter(100), Source: func(*http.Request) netip.Addr { return source }, Now: func() time.Time { return now },
+		Limiter: listen.NewLimiter(100), Source: func(*http.Request) netip.Addr { return source },
+		Now:           func() time.Time { return now },
 		ObserveTicket: func(bool) {},
 	}
 	_, handler := s.Handler()
@@ -57,7 +58,8 @@ func TestAttack_T61_StrangersWhoWaitForTurnsDoNotDelayAValidTicket(t *testing.T)
 	srv := httptest.NewTLSServer(handler)
 	defer srv.Close()
 	for shown, want := range map[string]int{ticket: http.StatusOK, "AAAA": http.StatusServiceUnavailable} {
-		res, err := srv.Client().Post(srv.URL+mcsattestv1connect.AttestationReportProcedure, "application/json", strings.NewReader(`{"ticket":"`+shown+`"}`))
+		res, err := srv.Client().Post(srv.URL+mcsattestv1connect.AttestationReportProcedure, "application/json",
+			strings.NewReader(`{"ticket":"`+shown+`"}`))
 		if err != nil {
 			t.Fatal(err)
 		}

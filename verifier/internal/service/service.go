@@ -216,7 +216,8 @@ func (s *Service) challenge(c *call, req *mcsattestv1.ChallengeRequest) (*mcsatt
 }
 
 // challengeTPM makes the credential for this EK and this AK's Name.
-func challengeTPM(sealed *seal.Challenge, p policy.Policy, id *mcsattestv1.TpmIdentity) (*mcsattestv1.TpmChallenge, error) {
+func challengeTPM(sealed *seal.Challenge, p policy.Policy,
+	id *mcsattestv1.TpmIdentity) (*mcsattestv1.TpmChallenge, error) {
 	if id == nil {
 		return nil, reason.Deny(reason.EvidenceMissing, "tpm2 is required and no TPM was offered")
 	}
@@ -245,14 +246,16 @@ func challengeTPM(sealed *seal.Challenge, p policy.Policy, id *mcsattestv1.TpmId
 	sealed.Bank, sealed.PCRs = bank, p.Profile.PCRs()
 	sealed.EKPublic, sealed.AKPublic = id.GetEkPublic(), id.GetAkPublic()
 	sealed.EKCertificates, sealed.AKCertificates = id.GetEkCertificates(), id.GetAkCertificates()
-	res := &mcsattestv1.TpmChallenge{CredentialBlob: blob, EncryptedSecret: encrypted, Bank: uint32(bank), EventLog: p.Profile.NeedsEventLog()}
+	res := &mcsattestv1.TpmChallenge{CredentialBlob: blob, EncryptedSecret: encrypted, Bank: uint32(bank),
+		EventLog: p.Profile.NeedsEventLog()}
 	for _, pcr := range sealed.PCRs {
 		res.Pcrs = append(res.Pcrs, uint32(pcr))
 	}
 	return res, nil
 }
 
-func (s *Service) attest(ctx context.Context, c *call, req *mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
+func (s *Service) attest(ctx context.Context, c *call,
+	req *mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
 	ctx = outbound.For(ctx, c.source)
 	challenge, err := s.SealKeys().Open(req.GetSealed())
 	if err != nil {
@@ -320,13 +323,16 @@ func (s *Service) attest(ctx context.Context, c *call, req *mcsattestv1.AttestRe
 }
 
 // grant records the verdict, then makes the token that the record names.
-func (s *Service) grant(ctx context.Context, c *call, world *World, p policy.Policy, challenge seal.Challenge, sealed []byte, v *appraisal.Verdict) (*mcsattestv1.AttestResponse, error) {
+func (s *Service) grant(ctx context.Context, c *call, world *World, p policy.Policy, challenge seal.Challenge,
+	sealed []byte, v *appraisal.Verdict) (*mcsattestv1.AttestResponse, error) {
 	a := record.Attestation{
 		Machine: v.Machine, Identity: v.Identity, Endorsement: v.Endorsement, Evidence: v.Evidence, Warnings: v.Warnings,
-		Pool: p.Pool, TicketID: hex.EncodeToString(random(12)), CorrelationID: c.id, Replayable: v.Replayable, CSRKeySHA256: v.CSRKeySHA256,
+		Pool: p.Pool, TicketID: hex.EncodeToString(random(12)), CorrelationID: c.id, Replayable: v.Replayable,
+		CSRKeySHA256: v.CSRKeySHA256,
 	}
 	if p.Mode != v1alpha1.ModeAudit {
-		a.TokenID, a.TokenExpiry, a.TokenUses = hex.EncodeToString(random(12)), c.start.Add(p.TokenLifetime), int32(p.TokenUses)
+		a.TokenID, a.TokenExpiry, a.TokenUses = hex.EncodeToString(random(12)), c.start.Add(p.TokenLifetime),
+			int32(p.TokenUses)
 	}
 	if p.Binding == v1alpha1.BindingTerminated {
 		a.ChallengeID, a.ChallengeEnds = challengeID(sealed), challenge.Issued.Add(p.ChallengeLifetime+clockSkew)
@@ -337,9 +343,10 @@ func (s *Service) grant(ctx context.Context, c *call, world *World, p policy.Pol
 	if err != nil {
 		return nil, err
 	}
-	err = s.Records.Attest(ctx, v.Machine.UID, components(v.Identity), world.alive, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		return record.Attest(rec, a, c.start)
-	})
+	err = s.Records.Attest(ctx, v.Machine.UID, components(v.Identity), world.alive,
+		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			return record.Attest(rec, a, c.start)
+		})
 	if err != nil && v.Replayable {
 		// Whoever has a copy of the document: his denial leaves no trace at the Machine.
 		c.proven = false
@@ -354,7 +361,8 @@ func (s *Service) grant(ctx context.Context, c *call, world *World, p policy.Pol
 			c.extra = append(c.extra, slog.String("still_pending", err.Error()))
 		}
 	}
-	c.extra = append(c.extra, slog.String("endorsement", string(v.Endorsement)), slog.String("ek", v.Identity.EKSHA256), slog.String("token", a.TokenID))
+	c.extra = append(c.extra, slog.String("endorsement", string(v.Endorsement)), slog.String("ek", v.Identity.EKSHA256),
+		slog.String("token", a.TokenID))
 	if v.Identity.InstanceID != "" {
 		c.extra = append(c.extra, slog.String("instance", v.Identity.InstanceID))
 	}
@@ -368,8 +376,10 @@ func (s *Service) grant(ctx context.Context, c *call, world *World, p policy.Pol
 }
 
 // response makes the ticket and, except under Audit, the token that a will record.
-func (s *Service) response(c *call, p policy.Policy, challenge seal.Challenge, v *appraisal.Verdict, a record.Attestation) (*mcsattestv1.AttestResponse, error) {
-	ticket, err := s.SealKeys().SealTicket(rand.Reader, c.start, seal.Ticket{ID: a.TicketID, MachineUID: v.Machine.UID, Expiry: c.start.Add(ticketLifetime)})
+func (s *Service) response(c *call, p policy.Policy, challenge seal.Challenge, v *appraisal.Verdict,
+	a record.Attestation) (*mcsattestv1.AttestResponse, error) {
+	ticket, err := s.SealKeys().SealTicket(rand.Reader, c.start,
+		seal.Ticket{ID: a.TicketID, MachineUID: v.Machine.UID, Expiry: c.start.Add(ticketLifetime)})
 	if err != nil {
 		return nil, err
 	}
@@ -386,7 +396,8 @@ func (s *Service) response(c *call, p policy.Policy, challenge seal.Challenge, v
 	return res, nil
 }
 
-func (s *Service) claims(c *call, p policy.Policy, challenge seal.Challenge, v *appraisal.Verdict, a record.Attestation) token.Claims {
+func (s *Service) claims(c *call, p policy.Policy, challenge seal.Challenge, v *appraisal.Verdict,
+	a record.Attestation) token.Claims {
 	status := token.Affirming
 	if len(v.Warnings) > 0 {
 		status = token.Warning
@@ -429,11 +440,13 @@ func (s *Service) denied(ctx context.Context, c *call, err error, ev appraisal.E
 		return err
 	}
 	ek := hex.EncodeToString(r.Unenrolled.EKSHA256[:])
-	p := store.Pending{ID: ek[:16], EKSHA256: ek, Pool: c.pool, Source: c.source.String(), Claims: audit.Clean(string(ev.Claims))}
+	p := store.Pending{ID: ek[:16], EKSHA256: ek, Pool: c.pool, Source: c.source.String(),
+		Claims: audit.Clean(string(ev.Claims))}
 	if cert := r.Unenrolled.Certificate; cert != nil {
 		p.Certificate = map[string]string{
 			"manufacturer": audit.Clean(cert.Manufacturer), "model": audit.Clean(cert.Model),
-			"version": audit.Clean(cert.Version), "issuer": audit.Clean(cert.Issuer), "notAfter": cert.NotAfter.UTC().Format(time.RFC3339),
+			"version": audit.Clean(cert.Version), "issuer": audit.Clean(cert.Issuer),
+			"notAfter": cert.NotAfter.UTC().Format(time.RFC3339),
 		}
 	}
 	c.extra = append(c.extra, slog.String("pending", p.ID), slog.String("ek", ek))
@@ -467,7 +480,8 @@ func (s *Service) noteDenial(ctx context.Context, c *call, m *machine.Machine, d
 	c.proven, c.machine = true, m.String()
 	d := reason.From(denial)
 	switch d.Code {
-	case reason.StoreUnavailable, reason.RateLimited, reason.ProviderUnavailable, reason.InstanceNotFound: // a wait, not a no
+	// a wait, not a no
+	case reason.StoreUnavailable, reason.RateLimited, reason.ProviderUnavailable, reason.InstanceNotFound:
 		return denial
 	}
 	// A client that hangs up must not keep its denial off the record.

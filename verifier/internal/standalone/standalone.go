@@ -36,7 +36,8 @@ type Keeper struct {
 }
 
 // NewKeeper starts with a first snapshot.
-func NewKeeper(ctx context.Context, records *store.Store, s *folder.Snapshot, log *slog.Logger, now func() time.Time) *Keeper {
+func NewKeeper(ctx context.Context, records *store.Store, s *folder.Snapshot, log *slog.Logger,
+	now func() time.Time) *Keeper {
 	k := &Keeper{records: records, log: log, now: now, missing: map[string]time.Time{}}
 	k.Take(ctx, s)
 	return k
@@ -59,7 +60,8 @@ func (k *Keeper) Take(ctx context.Context, s *folder.Snapshot) {
 		if p.Warning {
 			k.log.Warn("file in the folder", "problem", p.Error())
 		} else {
-			k.log.Error("a file in the folder cannot be used as it stands; its last good state, if there was one, stays in force", "problem", p.Error())
+			k.log.Error("a file in the folder cannot be used as it stands; its last good state, if there was one, stays in "+
+				"force", "problem", p.Error())
 		}
 	}
 	for _, path := range s.Incomplete {
@@ -172,7 +174,8 @@ func (k *Keeper) State(ctx context.Context) (*admin.State, error) {
 }
 
 // State joins a snapshot and the records. Without records, records is nil.
-func State(ctx context.Context, s *folder.Snapshot, records *store.Store, now time.Time, serving bool) (*admin.State, error) {
+func State(ctx context.Context, s *folder.Snapshot, records *store.Store, now time.Time,
+	serving bool) (*admin.State, error) {
 	out := &admin.State{Time: now.UTC(), Serving: serving}
 	byUID := map[string]*v1alpha1.MachineAttestation{}
 	if records != nil {
@@ -197,10 +200,13 @@ func State(ctx context.Context, s *folder.Snapshot, records *store.Store, now ti
 	}
 	for uid, r := range byUID {
 		if record.IsBreakGlass(uid) {
-			out.Machines = append(out.Machines, admin.Machine{Name: r.Namespace + "/" + r.Name, UID: uid, Kind: "BreakGlass", Pools: []string{r.Status.Pool}, Record: &r.Status})
+			out.Machines = append(out.Machines, admin.Machine{Name: r.Namespace + "/" + r.Name, UID: uid, Kind: "BreakGlass",
+				Pools: []string{r.Status.Pool}, Record: &r.Status})
 		}
 	}
-	slices.SortFunc(out.Machines, func(a, b admin.Machine) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID)) })
+	slices.SortFunc(out.Machines, func(a, b admin.Machine) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
+	})
 	for _, p := range s.Problems {
 		out.Problems = append(out.Problems, p.Error())
 	}

@@ -23,7 +23,8 @@ func TestAttack_T70_DamageUnderARunningVerifierIsAnErrorOfTheCall(t *testing.T) 
 		_, forgetErr := s.Forget(t.Context(), everyone)
 		for call, err := range map[string]error{
 			"Record": recordErr, "Forget": forgetErr, "Wait": s.Wait(t.Context(), start, waiting(1)),
-			"Update": s.Update(t.Context(), "uid1", become("uid1", "b")), "Attest": s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone, become("uid1", "b")),
+			"Update": s.Update(t.Context(), "uid1", become("uid1", "b")),
+			"Attest": s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone, become("uid1", "b")),
 		} {
 			if err == nil {
 				t.Errorf("%s: no error", call)

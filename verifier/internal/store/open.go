@@ -172,7 +172,8 @@ func open(path string, readOnly bool) (*Store, error) {
 	s := &Store{path: path}
 	var system *fs.PathError
 	err := guard(func() (err error) {
-		s.db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: 2 * time.Second, ReadOnly: readOnly, PreLoadFreelist: true})
+		s.db, err = bbolt.Open(path, 0o600,
+			&bbolt.Options{Timeout: 2 * time.Second, ReadOnly: readOnly, PreLoadFreelist: true})
 		return err
 	})
 	switch {

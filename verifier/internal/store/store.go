@@ -165,11 +165,13 @@ func (s *Store) Session(uid string) Session { return NewSession(s, uid) }
 // Attest is Update that first claims every component of an identity for the
 // Machine. A component that another Machine holds is an IdentityConflict,
 // unless alive says that that Machine is gone: then its claim is released.
-func (s *Store) Attest(ctx context.Context, uid string, components []string, alive func(uid string) bool, change Change) error {
+func (s *Store) Attest(ctx context.Context, uid string, components []string, alive func(uid string) bool,
+	change Change) error {
 	return s.update(ctx, uid, components, alive, change)
 }
 
-func (s *Store) update(ctx context.Context, uid string, components []string, alive func(string) bool, change Change) error {
+func (s *Store) update(ctx context.Context, uid string, components []string, alive func(string) bool,
+	change Change) error {
 	var refused error
 	err := s.batch(ctx, func(tx *bbolt.Tx) error {
 		refused = nil

@@ -95,11 +95,13 @@ func TestRecordsAreThereAfterReopening(t *testing.T) {
 func TestAChangeThatFailsChangesNothing(t *testing.T) {
 	s, _ := open(t)
 	mine := errors.New("no")
-	err := s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone, func(*v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) { return nil, mine })
+	err := s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone,
+		func(*v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) { return nil, mine })
 	if !errors.Is(err, mine) {
 		t.Errorf("got %v", err)
 	}
-	if err := s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone, func(*v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) { return nil, nil }); err != nil {
+	if err := s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone,
+		func(*v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) { return nil, nil }); err != nil {
 		t.Errorf("a change of nothing: %v", err)
 	}
 	kept{s}.want(t, "uid1", "")
@@ -117,14 +119,16 @@ func TestAttack_T42_OneIdentityForTwoMachines(t *testing.T) {
 		t.Fatal("the holder itself:", err)
 	}
 	// One component of another Machine is enough, and the free one is not taken.
-	wantCode(t, s.Attest(t.Context(), "uid2", []string{"ek2", "provider1"}, everyone, become("uid2", "b")), reason.IdentityConflict)
+	wantCode(t, s.Attest(t.Context(), "uid2", []string{"ek2", "provider1"}, everyone, become("uid2", "b")),
+		reason.IdentityConflict)
 	kept{s}.want(t, "uid2", "")
 	kept{s}.want(t, "uid1", "again")
 	if holder, _ := s.Holder(t.Context(), "ek2"); holder != "" {
 		t.Errorf("a refused attestation claimed ek2 for %q", holder)
 	}
 	// When the Machine is gone its identity is free.
-	if err := s.Attest(t.Context(), "uid2", []string{"ek2", "provider1"}, func(uid string) bool { return uid != "uid1" }, become("uid2", "b")); err != nil {
+	if err := s.Attest(t.Context(), "uid2", []string{"ek2", "provider1"}, func(uid string) bool { return uid != "uid1" },
+		become("uid2", "b")); err != nil {
 		t.Fatal(err)
 	}
 	if holder, _ := s.Holder(t.Context(), "provider1"); holder != "uid2" {
@@ -282,8 +286,10 @@ func TestWithoutTheDatabaseEveryCallIsTemporarilyRefused(t *testing.T) {
 	_, holderErr := s.Holder(t.Context(), "ek1")
 	_, waitingErr := s.Waiting(t.Context(), start)
 	for call, err := range map[string]error{
-		"Record": recordErr, "Holder": holderErr, "Waiting": waitingErr, "Wait": s.Wait(t.Context(), start, waiting(1)), "Settled": s.Settled(t.Context(), "ek1"),
-		"Update": s.Update(t.Context(), "uid1", become("uid1", "a")), "Attest": s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone, become("uid1", "a")),
+		"Record": recordErr, "Holder": holderErr, "Waiting": waitingErr, "Wait": s.Wait(t.Context(), start, waiting(1)),
+		"Settled": s.Settled(t.Context(), "ek1"),
+		"Update":  s.Update(t.Context(), "uid1", become("uid1", "a")),
+		"Attest":  s.Attest(t.Context(), "uid1", []string{"ek1"}, everyone, become("uid1", "a")),
 	} {
 		if d := reason.From(err); d == nil || d.Code != reason.StoreUnavailable || !d.Code.Info().Temporary {
 			t.Errorf("%s: %v", call, err)

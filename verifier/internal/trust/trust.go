@@ -133,11 +133,14 @@ func New(files ...File) (*Trust, []manifest.Problem) {
 	for _, s := range []Section{AKRoots, AzureRoots} {
 		some := slices.Concat(bundles[s]...)
 		if len(some) > 0 && !slices.ContainsFunc(some, func(a anchors.Anchor) bool { return a.Root }) {
-			problems = append(problems, manifest.Problem{File: some[0].File, What: fmt.Sprintf("there is no root in %s, so nothing is trusted", s),
-				Want: fmt.Sprintf("your files are in place of what is built in: begin with 'mcs-attest-verifier anchors export %s'", s)})
+			problems = append(problems, manifest.Problem{File: some[0].File,
+				What: fmt.Sprintf("there is no root in %s, so nothing is trusted", s),
+				Want: fmt.Sprintf("your files are in place of what is built in: begin with 'mcs-attest-verifier anchors export %s'",
+					s)})
 		}
 	}
-	t := &Trust{Azure: pick(AzureRoots, azureattested.DefaultRoots), ak: pick(AKRoots, tpm2.DefaultAKRoots), AWS: awsiid.Defaults()}
+	t := &Trust{Azure: pick(AzureRoots, azureattested.DefaultRoots), ak: pick(AKRoots, tpm2.DefaultAKRoots),
+		AWS: awsiid.Defaults()}
 	t.AK = tpm2.NewAKCertificateEndorser(t.ak.All())
 	if broken[AWSCertificates] {
 		t.AWS = &awsiid.Certificates{}
@@ -147,7 +150,8 @@ func New(files ...File) (*Trust, []manifest.Problem) {
 	t.AWS = t.AWS.Without(lost...).With(aws...).Without(contested...)
 	for s, n := range t.Count() {
 		if n == 0 && own[s] && s != GoogleKeys {
-			problems = append(problems, manifest.Problem{File: string(s), What: "no anchor is in force: a file could never be read, and everything that needs one is refused", Want: "mend it, or remove it to trust what is built in"})
+			problems = append(problems, manifest.Problem{File: string(s), What: "no anchor is in force: a file could never " +
+				"be read, and everything that needs one is refused", Want: "mend it, or remove it to trust what is built in"})
 		}
 	}
 	keys, err := gcpidentity.JoinKeys(google...)
@@ -160,7 +164,8 @@ func New(files ...File) (*Trust, []manifest.Problem) {
 
 // unambiguous takes out the regions for which two files have two certificates: none
 // of them counts, nor the embedded one, which an administrator meant to replace.
-func unambiguous(all []awsiid.RegionCertificate) (taken []awsiid.RegionCertificate, contested []string, problems []manifest.Problem) {
+func unambiguous(all []awsiid.RegionCertificate) (
+	taken []awsiid.RegionCertificate, contested []string, problems []manifest.Problem) {
 	for i, r := range all {
 		other := slices.IndexFunc(all, func(o awsiid.RegionCertificate) bool {
 			return o.Region == r.Region && !o.Certificate.Equal(r.Certificate)
@@ -198,7 +203,9 @@ func (j *Joined) Join(files []File) (*Trust, []manifest.Problem) {
 
 func (f File) same(o File) bool {
 	return f.Section == o.Section && f.Broken == o.Broken && f.google == o.google && slices.Equal(f.Regions, o.Regions) &&
-		slices.EqualFunc(f.anchors, o.anchors, func(a, b anchors.Anchor) bool { return a.SHA256 == b.SHA256 && a.Provenance == b.Provenance }) &&
+		slices.EqualFunc(f.anchors, o.anchors, func(a, b anchors.Anchor) bool {
+			return a.SHA256 == b.SHA256 && a.Provenance == b.Provenance
+		}) &&
 		slices.EqualFunc(f.aws, o.aws, func(a, b awsiid.RegionCertificate) bool {
 			return a.Region == b.Region && a.Certificate == b.Certificate
 		})
@@ -206,14 +213,16 @@ func (f File) same(o File) bool {
 
 // Count is how many anchors of each section are in force.
 func (t *Trust) Count() map[Section]int {
-	return map[Section]int{AKRoots: t.ak.Len(), AzureRoots: t.Azure.Len(), AWSCertificates: len(t.AWS.All()), GoogleKeys: len(t.Google.All())}
+	return map[Section]int{AKRoots: t.ak.Len(), AzureRoots: t.Azure.Len(), AWSCertificates: len(t.AWS.All()),
+		GoogleKeys: len(t.Google.All())}
 }
 
 // NotAfter is when the next anchor of each section ends. A section without such an
 // end is not in it.
 func (t *Trust) NotAfter(now time.Time) map[Section]time.Time {
 	ends := map[Section]time.Time{}
-	for s, next := range map[Section]func(time.Time) (time.Time, bool){AKRoots: t.ak.NotAfter, AzureRoots: t.Azure.NotAfter, AWSCertificates: t.AWS.NotAfter} {
+	for s, next := range map[Section]func(time.Time) (time.Time, bool){AKRoots: t.ak.NotAfter,
+		AzureRoots: t.Azure.NotAfter, AWSCertificates: t.AWS.NotAfter} {
 		if at, ok := next(now); ok {
 			ends[s] = at
 		}
@@ -246,11 +255,13 @@ func (t *Trust) All() []Anchor {
 		anchors *anchors.Set
 	}{{AKRoots, t.ak}, {AzureRoots, t.Azure}} {
 		for _, a := range set.anchors.All() {
-			all = append(all, Anchor{Section: set.section, Name: a.Certificate.Subject.String(), From: origin(a.File, a.Line), NotAfter: a.Certificate.NotAfter})
+			all = append(all, Anchor{Section: set.section, Name: a.Certificate.Subject.String(), From: origin(a.File, a.Line),
+				NotAfter: a.Certificate.NotAfter})
 		}
 	}
 	for _, r := range t.AWS.All() {
-		all = append(all, Anchor{Section: AWSCertificates, Name: r.Region, From: origin(r.File, r.Line), NotAfter: r.Certificate.NotAfter})
+		all = append(all, Anchor{Section: AWSCertificates, Name: r.Region, From: origin(r.File, r.Line),
+			NotAfter: r.Certificate.NotAfter})
 	}
 	for _, k := range t.Google.All() {
 		all = append(all, Anchor{Section: GoogleKeys, Name: k.ID, From: fmt.Sprintf("%s:%d", k.File, k.Line)})
@@ -290,5 +301,6 @@ func (t *Trust) Export(s Section) ([]byte, error) {
 		}
 		return b.Bytes(), nil
 	}
-	return nil, fmt.Errorf("%s: there is nothing to export; known are %s, %s and %s", s, AKRoots, AzureRoots, AWSCertificates)
+	return nil, fmt.Errorf("%s: there is nothing to export; known are %s, %s and %s", s, AKRoots, AzureRoots,
+		AWSCertificates)
 }

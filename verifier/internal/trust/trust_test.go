@@ -45,7 +45,8 @@ func regional(t *testing.T, region string) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &x509.Certificate{SerialNumber: big.NewInt(7), Subject: pkix.Name{CommonName: "region"}, NotBefore: now.AddDate(-1, 0, 0), NotAfter: now.AddDate(10, 0, 0)}
+	c := &x509.Certificate{SerialNumber: big.NewInt(7), Subject: pkix.Name{CommonName: "region"},
+		NotBefore: now.AddDate(-1, 0, 0), NotAfter: now.AddDate(10, 0, 0)}
 	der, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
 	if err != nil {
 		t.Fatal(err)
@@ -102,7 +103,8 @@ func TestOwnRootsReplaceTheDefaults(t *testing.T) {
 }
 
 func TestARegionsCertificateIsReplacedAlone(t *testing.T) {
-	own := join(t, parse(t, trust.AWSCertificates, regional(t, "eu-central-1")), parse(t, trust.AWSCertificates, regional(t, "xx-new-1")))
+	own := join(t, parse(t, trust.AWSCertificates, regional(t, "eu-central-1")),
+		parse(t, trust.AWSCertificates, regional(t, "xx-new-1")))
 	defaults := awsiid.Defaults()
 	if own.Count()[trust.AWSCertificates] != len(defaults.All())+1 {
 		t.Errorf("%d certificates", own.Count()[trust.AWSCertificates])
@@ -148,7 +150,8 @@ func TestAttack_T15_ABrokenFileDoesNotBringDistrustedAnchorsBack(t *testing.T) {
 func TestAttack_T15_TheNextEndIsTold(t *testing.T) {
 	soon, later := now.AddDate(0, 1, 0), now.AddDate(3, 0, 0)
 	ended := authority(t, "ended", now.AddDate(0, 0, -1))
-	all := join(t, parse(t, trust.AzureRoots, bytes.Join([][]byte{authority(t, "later", later), authority(t, "soon", soon), ended}, nil)))
+	all := join(t, parse(t, trust.AzureRoots,
+		bytes.Join([][]byte{authority(t, "later", later), authority(t, "soon", soon), ended}, nil)))
 	if at := all.NotAfter(now)[trust.AzureRoots]; !at.Equal(soon) {
 		t.Errorf("next end %s", at)
 	}
@@ -166,11 +169,13 @@ func TestWhatHasNotChangedStays(t *testing.T) {
 		t.Error("made anew without a change")
 	}
 	// What an anchor is there for stands in the text before it.
-	marked := parse(t, trust.AKRoots, append([]byte("# vouches for: gce instances\n"), authority(t, "own", now.AddDate(5, 0, 0))...))
+	marked := parse(t, trust.AKRoots,
+		append([]byte("# vouches for: gce instances\n"), authority(t, "own", now.AddDate(5, 0, 0))...))
 	if with, _ := j.Join([]trust.File{marked}); len(with.AK.GCE) != 1 {
 		t.Errorf("%d anchors name instances", len(with.AK.GCE))
 	}
-	if other, _ := j.Join([]trust.File{parse(t, trust.AzureRoots, authority(t, "own", now.AddDate(5, 0, 0)))}); other == first {
+	if other, _ := j.Join([]trust.File{parse(t, trust.AzureRoots,
+		authority(t, "own", now.AddDate(5, 0, 0)))}); other == first {
 		t.Error("a change is not taken up")
 	}
 }
@@ -209,7 +214,8 @@ func TestTwoCertificatesForOneRegion(t *testing.T) {
 	if _, ok := all.AWS.Region("us-east-1"); !ok {
 		t.Error("another region is gone")
 	}
-	if same, problems := trust.New(parse(t, trust.AWSCertificates, a), parse(t, trust.AWSCertificates, a)); len(problems) > 0 || same.Count()[trust.AWSCertificates] == 0 {
+	if same, problems := trust.New(parse(t, trust.AWSCertificates, a),
+		parse(t, trust.AWSCertificates, a)); len(problems) > 0 || same.Count()[trust.AWSCertificates] == 0 {
 		t.Errorf("the same certificate twice: %v", problems)
 	}
 }

@@ -59,11 +59,13 @@ func TestEachModuleOfTheBinaryIsListed(t *testing.T) {
 
 func TestAReplacementInTheTreeHasTheMainModulesVersion(t *testing.T) {
 	main := &debug.Module{Path: "example.com/product", Version: "v1.2.3"}
-	replaced := &debug.Module{Path: "example.com/library", Version: "v0.7.0", Replace: &debug.Module{Path: "./third_party/library"}}
+	replaced := &debug.Module{Path: "example.com/library", Version: "v0.7.0",
+		Replace: &debug.Module{Path: "./third_party/library"}}
 	if c := module(local(replaced, main)); c.PackageURL != "pkg:golang/example.com/product/third_party/library@v1.2.3" {
 		t.Errorf("the replacement is listed as %s", c.PackageURL)
 	}
-	fork := &debug.Module{Path: "example.com/library", Version: "v0.7.0", Replace: &debug.Module{Path: "example.com/fork", Version: "v0.7.1"}}
+	fork := &debug.Module{Path: "example.com/library", Version: "v0.7.0",
+		Replace: &debug.Module{Path: "example.com/fork", Version: "v0.7.1"}}
 	if c := module(local(fork, main)); c.PackageURL != "pkg:golang/example.com/fork@v0.7.1" {
 		t.Errorf("the fork is listed as %s", c.PackageURL)
 	}

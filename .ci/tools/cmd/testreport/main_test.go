@@ -53,7 +53,8 @@ func TestSlowest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = "\nthe slowest tests:\n     5.0 s  p TestB\n     2.0 s  q TestC\n\nthe slowest packages:\n     9.0 s  p\n     3.0 s  q\n\n"
+	const want = "\nthe slowest tests:\n     5.0 s  p TestB\n     2.0 s  q TestC\n\nthe slowest packages:\n     9.0 s  " +
+		"p\n     3.0 s  q\n\n"
 	if string(got) != want {
 		t.Errorf("got %q", got)
 	}

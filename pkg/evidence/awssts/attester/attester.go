@@ -29,7 +29,8 @@ import (
 
 // Document signs at a time, with an instance's credentials as the metadata service
 // gives them out. Region is the instance's own.
-func Document(ctx context.Context, c aws.Credentials, region string, transcript [32]byte, at time.Time) ([]byte, error) {
+func Document(ctx context.Context, c aws.Credentials, region string, transcript [32]byte,
+	at time.Time) ([]byte, error) {
 	host, ok := request.Host(region)
 	if !ok {
 		return nil, fmt.Errorf("aws-sts: %q is not a region of AWS", region)
@@ -44,10 +45,12 @@ func Document(ctx context.Context, c aws.Credentials, region string, transcript 
 	r.Header.Set("Content-Type", request.ContentType)
 	r.Header.Set(request.ChallengeHeader, request.Challenge(transcript))
 	body := sha256.Sum256([]byte(request.Body))
-	if err := v4.NewSigner().SignHTTP(ctx, c, r, hex.EncodeToString(body[:]), request.Service, region, at.UTC()); err != nil {
+	if err := v4.NewSigner().SignHTTP(ctx, c, r, hex.EncodeToString(body[:]), request.Service, region,
+		at.UTC()); err != nil {
 		return nil, fmt.Errorf("aws-sts: sign: %w", err)
 	}
 	return request.Document{
-		Region: region, AmzDate: r.Header.Get("X-Amz-Date"), SecurityToken: r.Header.Get("X-Amz-Security-Token"), Authorization: r.Header.Get("Authorization"),
+		Region: region, AmzDate: r.Header.Get("X-Amz-Date"), SecurityToken: r.Header.Get("X-Amz-Security-Token"),
+		Authorization: r.Header.Get("Authorization"),
 	}.Encode(), nil
 }

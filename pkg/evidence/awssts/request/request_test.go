@@ -13,8 +13,10 @@ import (
 // AWS's own table of endpoints is the oracle.
 func TestHostsAreThoseOfTheSDK(t *testing.T) {
 	for partition, regions := range map[string][]string{
-		"aws": {"af-south-1", "ap-east-1", "ap-east-2", "ap-northeast-1", "ap-northeast-3", "ap-south-2", "ap-southeast-7", "ca-central-1", "ca-west-1",
-			"eu-central-1", "eu-central-2", "eu-north-1", "eu-south-2", "eu-west-3", "il-central-1", "me-central-1", "mx-central-1", "sa-east-1", "us-east-1", "us-west-2"},
+		"aws": {"af-south-1", "ap-east-1", "ap-east-2", "ap-northeast-1", "ap-northeast-3", "ap-south-2", "ap-southeast-7",
+			"ca-central-1", "ca-west-1",
+			"eu-central-1", "eu-central-2", "eu-north-1", "eu-south-2", "eu-west-3", "il-central-1", "me-central-1",
+			"mx-central-1", "sa-east-1", "us-east-1", "us-west-2"},
 		"aws-cn":     {"cn-north-1", "cn-northwest-1"},
 		"aws-us-gov": {"us-gov-east-1", "us-gov-west-1"},
 		"aws-eusc":   {"eusc-de-east-1"},
@@ -38,8 +40,10 @@ func TestHostsAreThoseOfTheSDK(t *testing.T) {
 }
 
 func TestWhatIsNoRegionHasNoHost(t *testing.T) {
-	for _, r := range []string{"", "us", "us-east", "us-east-", "us-east-1.", "us-east-1a", "US-EAST-1", "us-east-1 ", "us-east-1\n", "us-east-1/x", "us-east-1.evil.example", "evil.example",
-		"xx-east-1", "us-east-1@evil", "us-east-1:443", "us_east_1", "us-east-100", "us--east-1", "aws-global", "-us-east-1"} {
+	for _, r := range []string{"", "us", "us-east", "us-east-", "us-east-1.", "us-east-1a", "US-EAST-1", "us-east-1 ",
+		"us-east-1\n", "us-east-1/x", "us-east-1.evil.example", "evil.example",
+		"xx-east-1", "us-east-1@evil", "us-east-1:443", "us_east_1", "us-east-100", "us--east-1", "aws-global",
+		"-us-east-1"} {
 		if host, ok := request.Host(r); ok {
 			t.Errorf("%q: %q", r, host)
 		}
@@ -47,7 +51,8 @@ func TestWhatIsNoRegionHasNoHost(t *testing.T) {
 }
 
 func TestTheDocumentHasOneEncoding(t *testing.T) {
-	d := request.Document{Region: "eu-central-1", AmzDate: "20261121T100000Z", SecurityToken: "AA+/==", Authorization: "AWS4-HMAC-SHA256 Credential=A/b, SignedHeaders=c;d, Signature=e"}
+	d := request.Document{Region: "eu-central-1", AmzDate: "20261121T100000Z", SecurityToken: "AA+/==",
+		Authorization: "AWS4-HMAC-SHA256 Credential=A/b, SignedHeaders=c;d, Signature=e"}
 	const want = `{"region":"eu-central-1","amzDate":"20261121T100000Z","securityToken":"AA+/==","authorization":"AWS4-HMAC-SHA256 Credential=A/b, SignedHeaders=c;d, Signature=e"}`
 	if got := string(d.Encode()); got != want {
 		t.Errorf("%s", got)

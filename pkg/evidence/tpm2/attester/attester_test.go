@@ -171,7 +171,8 @@ func TestAttack_T32_AttestAfterTheInitramfs(t *testing.T) {
 		t.Errorf("after the cap: %v", d)
 	}
 	// PCR 11 cannot be reset, whatever the locality of a process.
-	_, err := tpm.PCRReset{PCRHandle: tpm.AuthHandle{Handle: tpm.TPMHandle(attester.CapPCR), Auth: tpm.PasswordAuth(nil)}}.Execute(device.Dial())
+	_, err := tpm.PCRReset{PCRHandle: tpm.AuthHandle{Handle: tpm.TPMHandle(attester.CapPCR),
+		Auth: tpm.PasswordAuth(nil)}}.Execute(device.Dial())
 	if !errors.Is(err, tpm.TPMRCLocality) {
 		t.Errorf("resetting PCR 11: %v", err)
 	}
@@ -319,7 +320,8 @@ func TestSecretIsEncryptedOnTheBus(t *testing.T) {
 		k := bytes.Repeat([]byte("canary!!"), 4)
 		blob, encrypted, err := tpm2.MakeCredential(rand.Reader, ek, a.Identity().AKName, k)
 		ok(t, err)
-		_, err = a.Attest(attester.Challenge{CredentialBlob: blob, EncryptedSecret: encrypted, Bank: sha256Bank, PCRs: []int{11}}, transcript.Hash{})
+		_, err = a.Attest(attester.Challenge{CredentialBlob: blob, EncryptedSecret: encrypted, Bank: sha256Bank,
+			PCRs: []int{11}}, transcript.Hash{})
 		ok(t, err)
 		if bytes.Contains(wire.seen, k) {
 			t.Errorf("EK %s: the secret is on the bus", key)
@@ -369,7 +371,8 @@ func define(t *testing.T, device transport.TPM, index uint32, data []byte) {
 	t.Cleanup(func() {
 		rsp, err := tpm.NVReadPublic{NVIndex: tpm.TPMHandle(index)}.Execute(device)
 		ok(t, err)
-		_, err = tpm.NVUndefineSpace{AuthHandle: owner, NVIndex: tpm.NamedHandle{Handle: tpm.TPMHandle(index), Name: rsp.NVName}}.Execute(device)
+		_, err = tpm.NVUndefineSpace{AuthHandle: owner,
+			NVIndex: tpm.NamedHandle{Handle: tpm.TPMHandle(index), Name: rsp.NVName}}.Execute(device)
 		ok(t, err)
 	})
 	for at := 0; at < len(data); at += 512 {

@@ -32,7 +32,8 @@ func BenchmarkAttestation(b *testing.B) {
 				fatal(b, err)
 				blob, encrypted, err := tpm2.MakeCredential(rand.Reader, ek, a.Identity().AKName, make([]byte, 32))
 				fatal(b, err)
-				_, err = a.Attest(attester.Challenge{CredentialBlob: blob, EncryptedSecret: encrypted, Bank: sha256Bank, PCRs: c.pcrs}, transcript.Hash{})
+				_, err = a.Attest(attester.Challenge{CredentialBlob: blob, EncryptedSecret: encrypted, Bank: sha256Bank,
+					PCRs: c.pcrs}, transcript.Hash{})
 				fatal(b, err)
 				fatal(b, a.Close())
 			}

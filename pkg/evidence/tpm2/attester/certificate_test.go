@@ -54,7 +54,8 @@ func (i *issuer) issue(template *x509.Certificate, key crypto.PublicKey) []byte 
 
 func (i *issuer) ek(key crypto.PublicKey) []byte {
 	return i.issue(&x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "EK"}, NotBefore: time.Unix(0, 0), NotAfter: time.Unix(1<<32, 0),
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "EK"}, NotBefore: time.Unix(0, 0),
+		NotAfter: time.Unix(1<<32, 0),
 	}, key)
 }
 
@@ -157,7 +158,8 @@ func TestChainInNV(t *testing.T) {
 	define(t, device, 0x01C00101, append(bytes.Clone(all[200:]), 0, 0, 0))
 	define(t, device, 0x01C00100, all[:200])
 	id := open(t, device)
-	if len(id.EKCertificates) != 3 || !bytes.Equal(id.EKCertificates[1], ca.cert.Raw) || !bytes.Equal(id.EKCertificates[2], above.cert.Raw) {
+	if len(id.EKCertificates) != 3 || !bytes.Equal(id.EKCertificates[1], ca.cert.Raw) ||
+		!bytes.Equal(id.EKCertificates[2], above.cert.Raw) {
 		t.Errorf("%d certificates", len(id.EKCertificates))
 	}
 }
@@ -169,12 +171,14 @@ func TestPersistentKeys(t *testing.T) {
 		rsp, err := tpm.CreatePrimary{PrimaryHandle: tpm.TPMRHEndorsement, InPublic: tpm.New2B(template)}.Execute(device)
 		ok(t, err)
 		owner := tpm.AuthHandle{Handle: tpm.TPMRHOwner, Auth: tpm.PasswordAuth(nil)}
-		_, err = tpm.EvictControl{Auth: owner, ObjectHandle: &tpm.NamedHandle{Handle: rsp.ObjectHandle, Name: rsp.Name}, PersistentHandle: 0x81010001}.Execute(device)
+		_, err = tpm.EvictControl{Auth: owner, ObjectHandle: &tpm.NamedHandle{Handle: rsp.ObjectHandle, Name: rsp.Name},
+			PersistentHandle: 0x81010001}.Execute(device)
 		ok(t, err)
 		_, err = tpm.FlushContext{FlushHandle: rsp.ObjectHandle}.Execute(device)
 		ok(t, err)
 		t.Cleanup(func() {
-			_, err := tpm.EvictControl{Auth: owner, ObjectHandle: &tpm.NamedHandle{Handle: 0x81010001, Name: rsp.Name}, PersistentHandle: 0x81010001}.Execute(device)
+			_, err := tpm.EvictControl{Auth: owner, ObjectHandle: &tpm.NamedHandle{Handle: 0x81010001, Name: rsp.Name},
+				PersistentHandle: 0x81010001}.Execute(device)
 			ok(t, err)
 		})
 	}
@@ -231,7 +235,8 @@ func TestRSAOnlyTPM(t *testing.T) {
 	_, device := simulated(t)
 	// TPM_RC_CURVE for parameter 2, as a TPM without the curve says it.
 	noECC := scripted{device, func(command []byte) []byte {
-		if binary.BigEndian.Uint32(command[6:10]) == uint32(tpm.TPMCCCreatePrimary) && !bytes.Contains(command, []byte{0, 1, 0, 0x0b, 0, 3}) {
+		if binary.BigEndian.Uint32(command[6:10]) == uint32(tpm.TPMCCCreatePrimary) &&
+			!bytes.Contains(command, []byte{0, 1, 0, 0x0b, 0, 3}) {
 			for _, ecc := range [][]byte{{0x00, 0x23, 0x00, 0x0b}, {0x00, 0x23, 0x00, 0x0c}} {
 				if bytes.Contains(command, ecc) {
 					return responseCode(0x0A6 | 0x40 | 0x200)
@@ -290,7 +295,8 @@ func whole(t *testing.T, device transport.TPM) (err error) {
 	ok(t, err)
 	blob, encrypted, err := tpm2.MakeCredential(rand.Reader, ek, a.Identity().AKName, make([]byte, 32))
 	ok(t, err)
-	_, err = a.Attest(attester.Challenge{CredentialBlob: blob, EncryptedSecret: encrypted, Bank: sha256Bank, PCRs: []int{11}}, transcript.Hash{})
+	_, err = a.Attest(attester.Challenge{CredentialBlob: blob, EncryptedSecret: encrypted, Bank: sha256Bank,
+		PCRs: []int{11}}, transcript.Hash{})
 	return err
 }
 

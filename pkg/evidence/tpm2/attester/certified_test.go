@@ -41,7 +41,8 @@ func platformAK(t *testing.T, alg tpm.TPMAlgID, change func(*tpm.TPMTPublic)) tp
 	p := tpm.TPMTPublic{
 		Type: alg, NameAlg: tpm.TPMAlgSHA256,
 		ObjectAttributes: tpm.TPMAObject{
-			FixedTPM: true, FixedParent: true, SensitiveDataOrigin: true, UserWithAuth: true, NoDA: true, Restricted: true, SignEncrypt: true,
+			FixedTPM: true, FixedParent: true, SensitiveDataOrigin: true, UserWithAuth: true, NoDA: true, Restricted: true,
+			SignEncrypt: true,
 		},
 	}
 	if alg == tpm.TPMAlgRSA {
@@ -72,23 +73,27 @@ func platformAK(t *testing.T, alg tpm.TPMAlgID, change func(*tpm.TPMTPublic)) tp
 // certify issues an AK certificate as the clouds do.
 func (i *issuer) certify(key crypto.PublicKey, extensions ...pkix.Extension) []byte {
 	return i.issue(&x509.Certificate{
-		SerialNumber: big.NewInt(3), Subject: pkix.Name{CommonName: "AK"}, NotBefore: time.Unix(0, 0), NotAfter: time.Unix(1<<32, 0),
+		SerialNumber: big.NewInt(3), Subject: pkix.Name{CommonName: "AK"}, NotBefore: time.Unix(0, 0),
+		NotAfter: time.Unix(1<<32, 0),
 		KeyUsage: x509.KeyUsageDigitalSignature, BasicConstraintsValid: true, ExtraExtensions: extensions,
 	}, key)
 }
 
 // persist makes a key of a template permanent in a hierarchy.
-func persist(t *testing.T, device transport.TPM, hierarchy tpm.TPMHandle, template tpm.TPMTPublic, handle tpm.TPMHandle) crypto.PublicKey {
+func persist(t *testing.T, device transport.TPM, hierarchy tpm.TPMHandle, template tpm.TPMTPublic,
+	handle tpm.TPMHandle) crypto.PublicKey {
 	t.Helper()
 	rsp, err := tpm.CreatePrimary{PrimaryHandle: hierarchy, InPublic: tpm.New2B(template)}.Execute(device)
 	ok(t, err)
 	owner := tpm.AuthHandle{Handle: tpm.TPMRHOwner, Auth: tpm.PasswordAuth(nil)}
-	_, err = tpm.EvictControl{Auth: owner, ObjectHandle: &tpm.NamedHandle{Handle: rsp.ObjectHandle, Name: rsp.Name}, PersistentHandle: handle}.Execute(device)
+	_, err = tpm.EvictControl{Auth: owner, ObjectHandle: &tpm.NamedHandle{Handle: rsp.ObjectHandle, Name: rsp.Name},
+		PersistentHandle: handle}.Execute(device)
 	ok(t, err)
 	_, err = tpm.FlushContext{FlushHandle: rsp.ObjectHandle}.Execute(device)
 	ok(t, err)
 	t.Cleanup(func() {
-		_, err := tpm.EvictControl{Auth: owner, ObjectHandle: &tpm.NamedHandle{Handle: handle, Name: rsp.Name}, PersistentHandle: handle}.Execute(device)
+		_, err := tpm.EvictControl{Auth: owner, ObjectHandle: &tpm.NamedHandle{Handle: handle, Name: rsp.Name},
+			PersistentHandle: handle}.Execute(device)
 		ok(t, err)
 	})
 	public, err := rsp.OutPublic.Contents()
@@ -157,11 +162,14 @@ func TestCertifiedAK(t *testing.T) {
 			}
 			empty(t, device)
 
-			roots, err := anchors.Parse("ak-roots/test.pem", append([]byte("# "+tpm2.VouchesForGCE+"\n"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.cert.Raw})...))
+			roots, err := anchors.Parse("ak-roots/test.pem", append([]byte("# "+tpm2.VouchesForGCE+"\n"),
+				pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.cert.Raw})...))
 			ok(t, err)
-			endorsement, err := tpm2.NewAKCertificateEndorser(roots).Endorse(t.Context(), tpm2.Identity{EK: q.EK, AK: q.AK, AKCertificates: id.AKCertificates}, time.Now())
+			endorsement, err := tpm2.NewAKCertificateEndorser(roots).Endorse(t.Context(),
+				tpm2.Identity{EK: q.EK, AK: q.AK, AKCertificates: id.AKCertificates}, time.Now())
 			ok(t, err)
-			if endorsement.ProviderID != "gce://project-1/zone-1/worker-0" || endorsement.InstanceID != "gcp:9" || endorsement.AKSHA256 != q.AK.SPKIHash() {
+			if endorsement.ProviderID != "gce://project-1/zone-1/worker-0" || endorsement.InstanceID != "gcp:9" ||
+				endorsement.AKSHA256 != q.AK.SPKIHash() {
 				t.Errorf("%+v", endorsement)
 			}
 		})
@@ -192,8 +200,10 @@ func TestOracleMakesTheSameAK(t *testing.T) {
 		cert, template uint32
 		make           func(*simulator.Simulator) (*client.Key, error)
 	}{
-		{tpm.TPMAlgRSA, gceRSACert, gceRSATemplate, func(s *simulator.Simulator) (*client.Key, error) { return client.GceAttestationKeyRSA(s) }},
-		{tpm.TPMAlgECC, gceECCCert, gceECCTemplate, func(s *simulator.Simulator) (*client.Key, error) { return client.GceAttestationKeyECC(s) }},
+		{tpm.TPMAlgRSA, gceRSACert, gceRSATemplate,
+			func(s *simulator.Simulator) (*client.Key, error) { return client.GceAttestationKeyRSA(s) }},
+		{tpm.TPMAlgECC, gceECCCert, gceECCTemplate,
+			func(s *simulator.Simulator) (*client.Key, error) { return client.GceAttestationKeyECC(s) }},
 	} {
 		template := platformAK(t, c.alg, nil)
 		der := ca.certify(made(t, device, template))
@@ -235,12 +245,15 @@ func TestCertifiedAKThatCannotBeUsedIsPassedOver(t *testing.T) {
 		{"the certificate's index holds zeros", nil, make([]byte, 900), "holds no certificate"},
 		{"the certificate is cut off", nil, ca.certify(&stranger.PublicKey)[:100], "holds no certificate"},
 		{"the key is not restricted", attribute(func(a *tpm.TPMAObject) { a.Restricted = false }), nil, "attributes"},
-		{"the key can be duplicated", attribute(func(a *tpm.TPMAObject) { a.FixedTPM, a.FixedParent = false, false }), nil, "attributes"},
+		{"the key can be duplicated", attribute(func(a *tpm.TPMAObject) { a.FixedTPM, a.FixedParent = false, false }),
+			nil, "attributes"},
 		{"the key lasts until the next reset", attribute(func(a *tpm.TPMAObject) { a.STClear = true }), nil, "attributes"},
 		{"the key is used under a policy", attribute(func(a *tpm.TPMAObject) { a.UserWithAuth = false }), nil, "policy"},
-		{"the key is certified under a policy", attribute(func(a *tpm.TPMAObject) { a.AdminWithPolicy = true }), nil, "policy"},
+		{"the key is certified under a policy", attribute(func(a *tpm.TPMAObject) { a.AdminWithPolicy = true }),
+			nil, "policy"},
 		{"the key signs with SHA-384", scheme(tpm.TPMTECCScheme{
-			Scheme: tpm.TPMAlgECDSA, Details: tpm.NewTPMUAsymScheme(tpm.TPMAlgECDSA, &tpm.TPMSSigSchemeECDSA{HashAlg: tpm.TPMAlgSHA384}),
+			Scheme: tpm.TPMAlgECDSA, Details: tpm.NewTPMUAsymScheme(tpm.TPMAlgECDSA,
+				&tpm.TPMSSigSchemeECDSA{HashAlg: tpm.TPMAlgSHA384}),
 		}), nil, "hash 0x000c"},
 		{"the template is one that the TPM refuses", func(p *tpm.TPMTPublic) {
 			p.AuthPolicy = tpm.TPM2BDigest{Buffer: []byte("short")}
@@ -290,7 +303,8 @@ func TestCertifiedAKThatCannotBeUsedIsPassedOver(t *testing.T) {
 	})
 	t.Run("the persistent key is of the owner hierarchy", func(t *testing.T) {
 		_, device := simulated(t)
-		define(t, device, azureCert, ca.certify(persist(t, device, tpm.TPMRHOwner, platformAK(t, tpm.TPMAlgECC, nil), azureAK)))
+		define(t, device, azureCert,
+			ca.certify(persist(t, device, tpm.TPMRHOwner, platformAK(t, tpm.TPMAlgECC, nil), azureAK)))
 		akIsFrom(t, open(t, device), nil, "no primary key of the endorsement hierarchy")
 	})
 	t.Run("the persistent key is another than the certificate's", func(t *testing.T) {

@@ -73,7 +73,8 @@ func readKey(t transport.TPM, handle uint32) (k key, ok bool, err error) {
 	if err != nil {
 		return key{}, false, fmt.Errorf("reading the key at 0x%08x: %w", handle, err)
 	}
-	return key{handle: tpm2.TPMHandle(handle), name: rsp.Name, public: *public, qualified: rsp.QualifiedName.Buffer}, true, nil
+	return key{handle: tpm2.TPMHandle(handle), name: rsp.Name, public: *public, qualified: rsp.QualifiedName.Buffer}, true,
+		nil
 }
 
 // chooseEK follows the order of the package comment.
@@ -121,7 +122,8 @@ func passOver(err error) bool {
 		return true
 	}
 	var rc tpm2.TPMRC
-	if !errors.As(err, &rc) || errors.Is(err, ErrEndorsementOwned) || errors.Is(err, tpm2.TPMRCFailure) || errors.Is(err, tpm2.TPMRCInitialize) {
+	if !errors.As(err, &rc) || errors.Is(err, ErrEndorsementOwned) || errors.Is(err, tpm2.TPMRCFailure) ||
+		errors.Is(err, tpm2.TPMRCInitialize) {
 		return false
 	}
 	// Warnings are about the moment: memory, lockout, self test (Part 2, 6.6.2).
@@ -160,7 +162,8 @@ func findEK(t transport.TPM, opts Options, s slot, indexes []uint32, want crypto
 		if err := k.flush(t); err != nil {
 			return key{}, err
 		}
-		return key{}, unfit{fmt.Errorf("the TPM's EK (%s) is not the key of the certificate in NV index 0x%08x", s.key, s.certificate)}
+		return key{}, unfit{fmt.Errorf("the TPM's EK (%s) is not the key of the certificate in NV index 0x%08x", s.key,
+			s.certificate)}
 	}
 	return k, nil
 }
@@ -213,7 +216,8 @@ func defaultEK(t transport.TPM, opts Options, indexes []uint32) (key, error) {
 
 func createAK(t transport.TPM, opts Options) (key, error) {
 	ak, err := createPrimary(t, opts.EndorsementAuth, akECC())
-	for _, rc := range []tpm2.TPMRC{tpm2.TPMRCCurve, tpm2.TPMRCType, tpm2.TPMRCAsymmetric, tpm2.TPMRCScheme, tpm2.TPMRCValue} {
+	for _, rc := range []tpm2.TPMRC{tpm2.TPMRCCurve, tpm2.TPMRCType, tpm2.TPMRCAsymmetric, tpm2.TPMRCScheme,
+		tpm2.TPMRCValue} {
 		if errors.Is(err, rc) {
 			// An RSA-only TPM.
 			ak, err = createPrimary(t, opts.EndorsementAuth, akRSA())

@@ -60,7 +60,8 @@ func pcrSelection(bank uint16, pcrs []int) (tpm2.TPMLPCRSelection, error) {
 	if len(pcrs) == 0 {
 		return tpm2.TPMLPCRSelection{}, errors.New("no PCR is to be quoted")
 	}
-	return tpm2.TPMLPCRSelection{PCRSelections: []tpm2.TPMSPCRSelection{{Hash: tpm2.TPMIAlgHash(bank), PCRSelect: bits}}}, nil
+	return tpm2.TPMLPCRSelection{PCRSelections: []tpm2.TPMSPCRSelection{{Hash: tpm2.TPMIAlgHash(bank), PCRSelect: bits}}},
+		nil
 }
 
 func readPCRs(t transport.TPM, bank uint16, pcrs []int) ([][]byte, error) {
@@ -76,7 +77,8 @@ func readPCRs(t transport.TPM, bank uint16, pcrs []int) ([][]byte, error) {
 			return nil, fmt.Errorf("reading PCRs: %w", err)
 		}
 		if len(rsp.PCRValues.Digests) != len(some) {
-			return nil, fmt.Errorf("reading PCRs: asked the %s bank for %d, got %d", transcript.BankName(bank), len(some), len(rsp.PCRValues.Digests))
+			return nil, fmt.Errorf("reading PCRs: asked the %s bank for %d, got %d", transcript.BankName(bank), len(some),
+				len(rsp.PCRValues.Digests))
 		}
 		for _, d := range rsp.PCRValues.Digests {
 			values = append(values, d.Buffer)

@@ -72,7 +72,8 @@ func (r *Retrying) Send(command []byte) ([]byte, error) {
 				return response, nil
 			}
 			r.started = true
-			if _, err := (tpm2.Startup{StartupType: tpm2.TPMSUClear}).Execute(r.tpm); err != nil && !errors.Is(err, tpm2.TPMRCInitialize) {
+			if _, err := (tpm2.Startup{StartupType: tpm2.TPMSUClear}).Execute(r.tpm); err != nil &&
+				!errors.Is(err, tpm2.TPMRCInitialize) {
 				return nil, fmt.Errorf("starting the TPM: %w", err)
 			}
 		default:

@@ -32,8 +32,10 @@ type slot struct {
 // slots are in the order of preference; see the package comment.
 var slots = []slot{
 	{ECCP256, 0x01C0000A, 0x01C0000B, 0x01C0000C, 0x81010002, func() tpm2.TPMTPublic { return tpm2.ECCEKTemplate }},
-	{ECCP384, 0x01C00016, 0, 0, 0x81010016, func() tpm2.TPMTPublic { return highRangeECC(tpm2.TPMECCNistP384, tpm2.TPMAlgSHA384, 256) }},
-	{ECCP256, 0x01C00014, 0, 0, 0x81010014, func() tpm2.TPMTPublic { return highRangeECC(tpm2.TPMECCNistP256, tpm2.TPMAlgSHA256, 128) }},
+	{ECCP384, 0x01C00016, 0, 0, 0x81010016,
+		func() tpm2.TPMTPublic { return highRangeECC(tpm2.TPMECCNistP384, tpm2.TPMAlgSHA384, 256) }},
+	{ECCP256, 0x01C00014, 0, 0, 0x81010014,
+		func() tpm2.TPMTPublic { return highRangeECC(tpm2.TPMECCNistP256, tpm2.TPMAlgSHA256, 128) }},
 	{RSA2048, 0x01C00002, 0x01C00003, 0x01C00004, 0x81010001, func() tpm2.TPMTPublic { return tpm2.RSAEKTemplate }},
 	{RSA2048, 0x01C00012, 0, 0, 0x81010012, highRangeRSA},
 }

@@ -20,26 +20,37 @@ func TestAttack_T04_OnlyOneLivingInstanceOfThatIdCounts(t *testing.T) {
 		change func(*world)
 		want   reason.Code
 	}{
-		{"EC2 answers with nothing", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Empty: true}) }, reason.InstanceNotFound},
+		{"EC2 answers with nothing", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Empty: true}) },
+			reason.InstanceNotFound},
 		{"EC2 knows no such instance", func(w *world) { w.cloud.Remove(w.machine.ID) }, reason.InstanceNotFound},
-		{"the same instance in two reservations", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Double: true}) }, reason.MachineAmbiguous},
-		{"a neighbour beside it", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Extra: true}) }, reason.MachineAmbiguous},
-		{"another instance's id", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Other: "i-0ffffffffffffffff"}) }, reason.ProviderUnavailable},
-		{"no id", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Other: " "}) }, reason.ProviderUnavailable},
+		{"the same instance in two reservations", func(w *world) {
+			w.cloud.Fail("DescribeInstances", emulated.Fault{Double: true})
+		}, reason.MachineAmbiguous},
+		{"a neighbour beside it", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Extra: true}) },
+			reason.MachineAmbiguous},
+		{"another instance's id", func(w *world) {
+			w.cloud.Fail("DescribeInstances", emulated.Fault{Other: "i-0ffffffffffffffff"})
+		}, reason.ProviderUnavailable},
+		{"no id", func(w *world) { w.cloud.Fail("DescribeInstances", emulated.Fault{Other: " "}) },
+			reason.ProviderUnavailable},
 		{"terminated", state("terminated"), reason.InstanceUnacceptable},
 		{"shutting down", state("shutting-down"), reason.InstanceUnacceptable},
 		{"stopping", state("stopping"), reason.InstanceUnacceptable},
 		{"stopped", state("stopped"), reason.InstanceUnacceptable},
 		{"a state that nobody knows", state("Running"), reason.InstanceUnacceptable},
-		{"in another network", func(w *world) { w.change(func(i *emulated.Instance) { i.VPC = "vpc-0ffffffffffffffff" }) }, reason.InstanceUnacceptable},
+		{"in another network", func(w *world) { w.change(func(i *emulated.Instance) { i.VPC = "vpc-0ffffffffffffffff" }) },
+			reason.InstanceUnacceptable},
 		{"of another cluster", func(w *world) {
 			w.change(func(i *emulated.Instance) { i.Tags = map[string]string{"kubernetes.io/cluster/demo2": "owned"} })
 		}, reason.InstanceUnacceptable},
-		{"started again since", func(w *world) { w.change(func(i *emulated.Instance) { i.Launch = i.Launch.Add(time.Hour) }) }, reason.DocumentNotFresh},
+		{"started again since", func(w *world) {
+			w.change(func(i *emulated.Instance) { i.Launch = i.Launch.Add(time.Hour) })
+		}, reason.DocumentNotFresh},
 		{"of another account", func(w *world) {
 			w.cloud.Fail("DescribeInstances", emulated.Fault{Owner: "999999999999"})
 		}, reason.InstanceUnacceptable},
-		{"in another zone", func(w *world) { w.change(func(i *emulated.Instance) { i.Zone = region + "b" }) }, reason.InstanceUnacceptable},
+		{"in another zone", func(w *world) { w.change(func(i *emulated.Instance) { i.Zone = region + "b" }) },
+			reason.InstanceUnacceptable},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t)
@@ -64,7 +75,8 @@ func TestAttack_T04_OnlyOneLivingInstanceOfThatIdCounts(t *testing.T) {
 }
 
 func TestAnAnswerThatIsNotOfTheInstanceTurnsNobodyAwayForGood(t *testing.T) {
-	for name, f := range map[string]emulated.Fault{"two": {Double: true}, "a neighbour": {Extra: true}, "another": {Other: "i-0ffffffffffffffff"}, "none": {Empty: true}} {
+	for name, f := range map[string]emulated.Fault{"two": {Double: true}, "a neighbour": {Extra: true},
+		"another": {Other: "i-0ffffffffffffffff"}, "none": {Empty: true}} {
 		w := newWorld(t)
 		w.cloud.Fail("DescribeInstances", f)
 		if _, err := w.iid(w.machine); err == nil || !reason.From(err).Code.Temporary() {
@@ -98,16 +110,17 @@ func TestAProviderThatIsDownIsTemporaryAndNeverAPass(t *testing.T) {
 		{"GetCallerIdentity", func(w *world) error { _, err := w.sts(w.machine); return err }},
 	}
 	faults := map[string]emulated.Fault{
-		"quota":                  {Status: 503, Code: "RequestLimitExceeded"},
-		"quota as 400":           {Status: 400, Code: "Throttling"},
-		"internal error":         {Status: 500, Code: "InternalError"},
-		"no permission":          {Status: 403, Code: "UnauthorizedOperation"},
-		"a redirect":             {Location: "https://127.0.0.1:1/"},
-		"a page":                 {Body: []byte("<html>sign in</html>"), Type: "text/html"},
-		"JSON":                   {Body: []byte(`{"x":"<DescribeInstancesResponse/>"}`), Type: "application/json"},
-		"nothing":                {Body: []byte{}, Type: "text/xml"},
-		"10 MB":                  {Body: []byte("<a>" + strings.Repeat(" ", 10<<20)), Type: "text/xml"},
-		"an answer cut off":      {Body: []byte(`<?xml version="1.0"?><GetInstanceTpmEkPubResponse><instanceId>i-`), Type: "text/xml"},
+		"quota":          {Status: 503, Code: "RequestLimitExceeded"},
+		"quota as 400":   {Status: 400, Code: "Throttling"},
+		"internal error": {Status: 500, Code: "InternalError"},
+		"no permission":  {Status: 403, Code: "UnauthorizedOperation"},
+		"a redirect":     {Location: "https://127.0.0.1:1/"},
+		"a page":         {Body: []byte("<html>sign in</html>"), Type: "text/html"},
+		"JSON":           {Body: []byte(`{"x":"<DescribeInstancesResponse/>"}`), Type: "application/json"},
+		"nothing":        {Body: []byte{}, Type: "text/xml"},
+		"10 MB":          {Body: []byte("<a>" + strings.Repeat(" ", 10<<20)), Type: "text/xml"},
+		"an answer cut off": {Body: []byte(`<?xml version="1.0"?><GetInstanceTpmEkPubResponse><instanceId>i-`),
+			Type: "text/xml"},
 		"someone else's service": {Body: []byte("ok"), Type: "text/plain"},
 	}
 	for _, c := range calls {
@@ -168,9 +181,12 @@ func TestAttack_T06_TheRelayFollowsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	var reached []string
-	elsewhere := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { reached = append(reached, r.URL.String()) }))
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		reached = append(reached, r.URL.String())
+	}))
 	defer elsewhere.Close()
-	for _, f := range []emulated.Fault{{Location: elsewhere.URL}, {Location: strings.Replace(elsewhere.URL, "http:", "https:", 1)}} {
+	for _, f := range []emulated.Fault{{Location: elsewhere.URL},
+		{Location: strings.Replace(elsewhere.URL, "http:", "https:", 1)}} {
 		w.cloud.Fail("GetCallerIdentity", f)
 		_, err := w.sts(w.machine)
 		refused(t, err, reason.ProviderUnavailable)
@@ -179,7 +195,8 @@ func TestAttack_T06_TheRelayFollowsNothing(t *testing.T) {
 		t.Errorf("followed to %q", reached)
 	}
 	// A host that is not the region's is not sent to, whoever asks.
-	_, _, _, err := w.provider.Caller().GetCallerIdentity(t.Context(), awssts.Request{Region: region, Host: "sts.eu-central-1.amazonaws.com.evil.example"})
+	_, _, _, err := w.provider.Caller().GetCallerIdentity(t.Context(),
+		awssts.Request{Region: region, Host: "sts.eu-central-1.amazonaws.com.evil.example"})
 	refused(t, err, reason.ProviderUnavailable)
 	for what, status := range map[string]int{"too many": 429, "down": 502} {
 		w.cloud.Fail("GetCallerIdentity", emulated.Fault{Status: status, Code: what})
@@ -208,10 +225,12 @@ func TestAttack_T21_TheTPMOfAnotherInstance(t *testing.T) {
 		t.Error(err)
 	}
 	// The answers are about this instance and this key, or they are none.
-	for name, f := range map[string]emulated.Fault{"another instance": {Other: "i-0ffffffffffffffff"}, "no key": {Empty: true}} {
+	for name, f := range map[string]emulated.Fault{"another instance": {Other: "i-0ffffffffffffffff"},
+		"no key": {Empty: true}} {
 		other := w.cloud.Add(w.instance())
 		w.cloud.Fail("GetInstanceTpmEkPub", f)
-		if _, err := w.endorse(other.ProviderID(), mine); reason.From(err) == nil || reason.From(err).Code != reason.ProviderUnavailable {
+		if _, err := w.endorse(other.ProviderID(), mine); reason.From(err) == nil ||
+			reason.From(err).Code != reason.ProviderUnavailable {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -76,7 +76,8 @@ type Provider struct {
 // New makes a provider. Credentials are looked up as every AWS SDK does it, when
 // the first question is asked. Only the CA files are read now.
 func New(c config.AWS, o outbound.Options) (*Provider, error) {
-	p := &Provider{ec2: outbound.New("aws", o), sts: outbound.New("aws-sts", o), regions: map[string]*ec2.Client{}, stsURL: c.STS.URL, offline: c.Offline, roles: len(c.Roles) > 0}
+	p := &Provider{ec2: outbound.New("aws", o), sts: outbound.New("aws-sts", o), regions: map[string]*ec2.Client{},
+		stsURL: c.STS.URL, offline: c.Offline, roles: len(c.Roles) > 0}
 	for _, r := range c.Regions {
 		if _, ok := request.PartitionOf(r); !ok {
 			return nil, fmt.Errorf("aws.regions: %q is not a region of AWS", r)
@@ -223,7 +224,8 @@ func key(region, id string, more ...string) string {
 // others stay as they are: they are ours, or EC2's, and pass.
 func understood(err error, id string) error {
 	var a smithy.APIError
-	if errors.As(err, &a) && slices.Contains([]string{"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"}, a.ErrorCode()) {
+	if errors.As(err, &a) && slices.Contains([]string{"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"},
+		a.ErrorCode()) {
 		return reason.Deny(reason.InstanceNotFound, "EC2 knows no instance %s: %s", id, a.ErrorCode())
 	}
 	return err

@@ -64,7 +64,9 @@ func parseEK(t testing.TB, key crypto.PublicKey) *tpm2.EK {
 		}
 		half := len(point) / 2
 		public = tpm.ECCEKTemplate
-		public.Unique = tpm.NewTPMUPublicID(tpm.TPMAlgECC, &tpm.TPMSECCPoint{X: tpm.TPM2BECCParameter{Buffer: point[1 : 1+half]}, Y: tpm.TPM2BECCParameter{Buffer: point[1+half:]}})
+		public.Unique = tpm.NewTPMUPublicID(tpm.TPMAlgECC,
+			&tpm.TPMSECCPoint{X: tpm.TPM2BECCParameter{Buffer: point[1 : 1+half]},
+				Y: tpm.TPM2BECCParameter{Buffer: point[1+half:]}})
 	}
 	ek, err := tpm2.ParseEK(tpm.Marshal(public))
 	if err != nil {
@@ -98,7 +100,8 @@ type world struct {
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	w := &world{t: t, cloud: emulated.New(emulated.Options{}), now: time.Now(), binding: evidence.Binding{Transcript: [32]byte{7}}}
+	w := &world{t: t, cloud: emulated.New(emulated.Options{}), now: time.Now(),
+		binding: evidence.Binding{Transcript: [32]byte{7}}}
 	var err error
 	if w.endpoint, err = w.cloud.Serve(""); err != nil {
 		t.Fatal(err)
@@ -115,7 +118,8 @@ func newWorld(t testing.TB) *world {
 		setter.Setenv("AWS_SHARED_CREDENTIALS_FILE", filepath.Join(t.TempDir(), "none"))
 	}
 	e := config.Endpoint{URL: w.endpoint.URL, CA: ca}
-	w.config = config.AWS{Accounts: []string{account}, Regions: []string{"us-east-1", region}, VPCs: []string{vpc}, Infrastructure: "demo", Roles: []string{role}, EC2: e, STS: e}
+	w.config = config.AWS{Accounts: []string{account}, Regions: []string{"us-east-1", region}, VPCs: []string{vpc},
+		Infrastructure: "demo", Roles: []string{role}, EC2: e, STS: e}
 	w.options = outbound.Options{Now: func() time.Time { return w.now }, PerSecond: 1e6, Burst: 1e6}
 	w.start()
 	w.machine = w.cloud.Add(w.instance())
@@ -131,8 +135,9 @@ func (w *world) start() {
 }
 
 func (w *world) instance() emulated.Instance {
-	return emulated.Instance{Role: role, Account: account, VPC: vpc, Zone: region + "a", Tags: map[string]string{"kubernetes.io/cluster/demo": "owned", "Name": "demo-worker-0"},
-		EK: map[string][]byte{"rsa-2048": spki(w.t, endorsementKeys()[0])}}
+	return emulated.Instance{Role: role, Account: account, VPC: vpc, Zone: region + "a",
+		Tags: map[string]string{"kubernetes.io/cluster/demo": "owned", "Name": "demo-worker-0"},
+		EK:   map[string][]byte{"rsa-2048": spki(w.t, endorsementKeys()[0])}}
 }
 
 // iid presents a machine's identity document.
@@ -147,8 +152,10 @@ func (w *world) document(i emulated.Instance, raw []byte) (evidence.Statement, e
 		w.t.Fatal(err)
 	}
 	certificates := awsiid.Defaults().With(extra...)
-	v := awsiid.Verifier{Certificates: func() *awsiid.Certificates { return certificates }, Accounts: w.config.Accounts, Regions: w.config.Regions,
-		Requirements: awsiid.Requirements{VPCs: w.config.VPCs, Infrastructure: w.config.Infrastructure}, Describe: w.provider.Describer()}
+	v := awsiid.Verifier{Certificates: func() *awsiid.Certificates { return certificates }, Accounts: w.config.Accounts,
+		Regions:      w.config.Regions,
+		Requirements: awsiid.Requirements{VPCs: w.config.VPCs, Infrastructure: w.config.Infrastructure},
+		Describe:     w.provider.Describer()}
 	claim, err := v.Verify(w.t.Context(), evidence.Document{Kind: evidence.AWSIID, Raw: raw}, w.binding, w.now)
 	if err != nil {
 		w.t.Fatal("the document itself: ", err)
@@ -160,11 +167,13 @@ func (w *world) document(i emulated.Instance, raw []byte) (evidence.Statement, e
 func (w *world) sts(i emulated.Instance) (evidence.Statement, error) {
 	w.t.Helper()
 	c, _ := w.cloud.Credentials(i.ID)
-	raw, err := attester.Document(w.t.Context(), sdk.Credentials{AccessKeyID: c.AccessKeyID, SecretAccessKey: c.SecretAccessKey, SessionToken: c.SessionToken}, region, w.binding.Transcript, w.now)
+	raw, err := attester.Document(w.t.Context(), sdk.Credentials{AccessKeyID: c.AccessKeyID,
+		SecretAccessKey: c.SecretAccessKey, SessionToken: c.SessionToken}, region, w.binding.Transcript, w.now)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	v := awssts.Verifier{Caller: w.provider.Caller(), Accounts: w.config.Accounts, Regions: w.config.Regions, Roles: w.config.Roles}
+	v := awssts.Verifier{Caller: w.provider.Caller(), Accounts: w.config.Accounts, Regions: w.config.Regions,
+		Roles: w.config.Roles}
 	claim, err := v.Verify(w.t.Context(), evidence.Document{Kind: evidence.AWSSTS, Raw: raw}, w.binding, w.now)
 	if err != nil {
 		w.t.Fatal("the document itself: ", err)
@@ -174,7 +183,8 @@ func (w *world) sts(i emulated.Instance) (evidence.Statement, error) {
 
 func (w *world) endorse(providerID string, key crypto.PublicKey) (*tpm2.Endorsement, error) {
 	w.t.Helper()
-	return tpm2.ProviderEndorser{Directory: w.provider.Directory(), ProviderID: providerID}.Endorse(w.t.Context(), tpm2.Identity{EK: parseEK(w.t, key)}, w.now)
+	return tpm2.ProviderEndorser{Directory: w.provider.Directory(), ProviderID: providerID}.Endorse(w.t.Context(),
+		tpm2.Identity{EK: parseEK(w.t, key)}, w.now)
 }
 
 func refused(t *testing.T, err error, want reason.Code) {
@@ -190,7 +200,8 @@ func TestAMachineOfAWSIsConfirmed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.ProviderID != w.machine.ProviderID() || s.InstanceID != "aws:"+w.machine.ID || !s.Created.Equal(w.machine.Launch) || s.Bound {
+	if s.ProviderID != w.machine.ProviderID() || s.InstanceID != "aws:"+w.machine.ID ||
+		!s.Created.Equal(w.machine.Launch) || s.Bound {
 		t.Errorf("aws-iid: %+v", s)
 	}
 	s, err = w.sts(w.machine)
@@ -377,5 +388,6 @@ func TestCallsPerThousandAttestations(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("calls per 1 000 attestations, first and second time: aws-iid 1 000 and 1 000 DescribeInstances, tpm2 1 000 and 0 GetInstanceTpmEkPub, aws-sts 1 000 and 1 000 GetCallerIdentity")
+	t.Logf("calls per 1 000 attestations, first and second time: aws-iid 1 000 and 1 000 DescribeInstances, tpm2 1 000 " +
+		"and 0 GetInstanceTpmEkPub, aws-sts 1 000 and 1 000 GetCallerIdentity")
 }

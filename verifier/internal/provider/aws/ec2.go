@@ -34,13 +34,14 @@ func (d describer) Describe(ctx context.Context, region, id string) (awsiid.Inst
 	if err != nil {
 		return awsiid.Instance{}, err
 	}
-	return outbound.Ask(ctx, d.p.ec2, "DescribeInstances", key(region, id), keepInstance, func(ctx context.Context) (awsiid.Instance, error) {
-		out, err := client.DescribeInstances(ctx, &ec2.DescribeInstancesInput{InstanceIds: []string{id}})
-		if err != nil {
-			return awsiid.Instance{}, understood(err, id)
-		}
-		return one(out, id)
-	})
+	return outbound.Ask(ctx, d.p.ec2, "DescribeInstances", key(region, id), keepInstance,
+		func(ctx context.Context) (awsiid.Instance, error) {
+			out, err := client.DescribeInstances(ctx, &ec2.DescribeInstancesInput{InstanceIds: []string{id}})
+			if err != nil {
+				return awsiid.Instance{}, understood(err, id)
+			}
+			return one(out, id)
+		})
 }
 
 func one(out *ec2.DescribeInstancesOutput, id string) (awsiid.Instance, error) {
@@ -62,7 +63,8 @@ func one(out *ec2.DescribeInstancesOutput, id string) (awsiid.Instance, error) {
 		return none, fmt.Errorf("asked for %s, EC2 answers with %.40q", id, sdk.ToString(all[0].InstanceId))
 	}
 	i := all[0]
-	found := awsiid.Instance{ID: id, Account: owner, VPC: sdk.ToString(i.VpcId), Launched: sdk.ToTime(i.LaunchTime), Tags: map[string]string{}}
+	found := awsiid.Instance{ID: id, Account: owner, VPC: sdk.ToString(i.VpcId), Launched: sdk.ToTime(i.LaunchTime),
+		Tags: map[string]string{}}
 	if i.Placement != nil {
 		found.Zone = sdk.ToString(i.Placement.AvailabilityZone)
 	}
@@ -98,17 +100,19 @@ func (d directory) EndorsementKeys(ctx context.Context, providerID string, ek *t
 	if err != nil {
 		return none, err
 	}
-	return outbound.Ask(ctx, d.p.ec2, "GetInstanceTpmEkPub", key(region, i.ID, string(kind)), keepEK, func(ctx context.Context) (tpm2.ProviderKeys, error) {
-		out, err := client.GetInstanceTpmEkPub(ctx, &ec2.GetInstanceTpmEkPubInput{InstanceId: &i.ID, KeyType: kind, KeyFormat: types.EkPubKeyFormatDer})
-		if err != nil {
-			return none, withoutTPM(understood(err, i.ID), i.ID)
-		}
-		spki, err := publicKey(out, i.ID, kind)
-		if err != nil {
-			return none, err
-		}
-		return tpm2.ProviderKeys{InstanceID: "aws:" + i.ID, SPKI: [][]byte{spki}}, nil
-	})
+	return outbound.Ask(ctx, d.p.ec2, "GetInstanceTpmEkPub", key(region, i.ID, string(kind)), keepEK,
+		func(ctx context.Context) (tpm2.ProviderKeys, error) {
+			out, err := client.GetInstanceTpmEkPub(ctx,
+				&ec2.GetInstanceTpmEkPubInput{InstanceId: &i.ID, KeyType: kind, KeyFormat: types.EkPubKeyFormatDer})
+			if err != nil {
+				return none, withoutTPM(understood(err, i.ID), i.ID)
+			}
+			spki, err := publicKey(out, i.ID, kind)
+			if err != nil {
+				return none, err
+			}
+			return tpm2.ProviderKeys{InstanceID: "aws:" + i.ID, SPKI: [][]byte{spki}}, nil
+		})
 }
 
 // ofZone is the client of the configured region that a zone is in.
@@ -133,7 +137,8 @@ func keyType(ek *tpm2.EK) (types.EkPubKeyType, error) {
 			return types.EkPubKeyTypeEccSecP384, nil
 		}
 	}
-	return "", reason.Deny(reason.EKNotEnrolled, "EC2 names no EKs like %s, but RSA-2048 and P-384: boot the node with mcs-attest.ek=rsa-2048", ek.Describe())
+	return "", reason.Deny(reason.EKNotEnrolled,
+		"EC2 names no EKs like %s, but RSA-2048 and P-384: boot the node with mcs-attest.ek=rsa-2048", ek.Describe())
 }
 
 // withoutTPM makes a denial of an error that says the instance has none. EC2's
@@ -151,7 +156,8 @@ func withoutTPM(err error, id string) error {
 // whole key of that kind. An answer that is not is EC2's fault and passes.
 func publicKey(out *ec2.GetInstanceTpmEkPubOutput, id string, kind types.EkPubKeyType) ([]byte, error) {
 	if got := sdk.ToString(out.InstanceId); got != id || out.KeyType != kind || out.KeyFormat != types.EkPubKeyFormatDer {
-		return nil, fmt.Errorf("asked for the EK %s of %s as DER, EC2 answers %s of %.40q as %s", kind, id, out.KeyType, got, out.KeyFormat)
+		return nil, fmt.Errorf("asked for the EK %s of %s as DER, EC2 answers %s of %.40q as %s", kind, id, out.KeyType,
+			got, out.KeyFormat)
 	}
 	der, err := base64.StdEncoding.Strict().DecodeString(sdk.ToString(out.KeyValue))
 	if err != nil {

@@ -91,7 +91,8 @@ func New(c config.Azure, credential azcore.TokenCredential, o outbound.Options) 
 	// One call is one call: whoever asks comes again.
 	once := policy.RetryOptions{MaxRetries: -1}
 	if credential == nil {
-		if credential, err = find(policy.ClientOptions{Cloud: where, Transport: login, Retry: once}, c.Login.URL != ""); err != nil {
+		if credential, err = find(policy.ClientOptions{Cloud: where, Transport: login, Retry: once},
+			c.Login.URL != ""); err != nil {
 			return nil, fmt.Errorf("azure: credentials: %w", err)
 		}
 	}
@@ -117,12 +118,14 @@ func (p *Provider) Identity() *azureattested.Identity {
 	if m == nil {
 		return nil
 	}
-	return &azureattested.Identity{Keys: p.keys, Issuers: p.cloud.Issuers(m.Tenant), Tenant: m.Tenant, Resource: m.Resource}
+	return &azureattested.Identity{Keys: p.keys, Issuers: p.cloud.Issuers(m.Tenant), Tenant: m.Tenant,
+		Resource: m.Resource}
 }
 
 // configuration is the cloud's, with the endpoints that were configured instead.
 func configuration(c config.Azure) (cloud.Configuration, error) {
-	all := map[string]cloud.Configuration{"Public": cloud.AzurePublic, "USGovernment": cloud.AzureGovernment, "China": cloud.AzureChina}
+	all := map[string]cloud.Configuration{"Public": cloud.AzurePublic, "USGovernment": cloud.AzureGovernment,
+		"China": cloud.AzureChina}
 	where, ok := all[c.Cloud]
 	if !ok {
 		return where, fmt.Errorf("azure.cloud: %.40q is not Public, USGovernment or China", c.Cloud)
@@ -142,13 +145,16 @@ func configuration(c config.Azure) (cloud.Configuration, error) {
 // authority that was configured nobody else is asked whether it is one.
 func find(o policy.ClientOptions, private bool) (azcore.TokenCredential, error) {
 	var chain []azcore.TokenCredential
-	if c, err := azidentity.NewEnvironmentCredential(&azidentity.EnvironmentCredentialOptions{ClientOptions: o, DisableInstanceDiscovery: private}); err == nil {
+	if c, err := azidentity.NewEnvironmentCredential(&azidentity.EnvironmentCredentialOptions{ClientOptions: o,
+		DisableInstanceDiscovery: private}); err == nil {
 		chain = append(chain, c)
 	}
-	if c, err := azidentity.NewWorkloadIdentityCredential(&azidentity.WorkloadIdentityCredentialOptions{ClientOptions: o, DisableInstanceDiscovery: private}); err == nil {
+	if c, err := azidentity.NewWorkloadIdentityCredential(&azidentity.WorkloadIdentityCredentialOptions{ClientOptions: o,
+		DisableInstanceDiscovery: private}); err == nil {
 		chain = append(chain, c)
 	}
-	managed := &azidentity.ManagedIdentityCredentialOptions{ClientOptions: policy.ClientOptions{Cloud: o.Cloud, Retry: o.Retry}}
+	managed := &azidentity.ManagedIdentityCredentialOptions{ClientOptions: policy.ClientOptions{Cloud: o.Cloud,
+		Retry: o.Retry}}
 	if id := os.Getenv("AZURE_CLIENT_ID"); id != "" {
 		managed.ID = azidentity.ClientID(id)
 	}
@@ -162,19 +168,22 @@ func find(o policy.ClientOptions, private bool) (azcore.TokenCredential, error) 
 func (p *Provider) VM(ctx context.Context, resourceID string) (azureattested.VM, error) {
 	id, err := arm.ParseResourceID(resourceID)
 	if err != nil || !strings.EqualFold(id.ResourceType.String(), "Microsoft.Compute/virtualMachines") {
-		return azureattested.VM{}, reason.Deny(reason.InstanceNotFound, "%.256q is not the id of a virtual machine", resourceID)
+		return azureattested.VM{}, reason.Deny(reason.InstanceNotFound, "%.256q is not the id of a virtual machine",
+			resourceID)
 	}
 	c, ok := p.clients[strings.ToLower(id.SubscriptionID)]
 	if !ok {
-		return azureattested.VM{}, reason.Deny(reason.AccountNotAllowed, "subscription %.64q is not one of the configured", id.SubscriptionID)
+		return azureattested.VM{}, reason.Deny(reason.AccountNotAllowed, "subscription %.64q is not one of the configured",
+			id.SubscriptionID)
 	}
-	return outbound.Ask(ctx, p.arm, "VirtualMachines.Get", strings.ToLower(resourceID), keepVM, func(ctx context.Context) (azureattested.VM, error) {
-		out, err := c.Get(ctx, id.ResourceGroupName, id.Name, nil)
-		if err != nil {
-			return azureattested.VM{}, understood(err, resourceID)
-		}
-		return answered(out.VirtualMachine)
-	})
+	return outbound.Ask(ctx, p.arm, "VirtualMachines.Get", strings.ToLower(resourceID), keepVM,
+		func(ctx context.Context) (azureattested.VM, error) {
+			out, err := c.Get(ctx, id.ResourceGroupName, id.Name, nil)
+			if err != nil {
+				return azureattested.VM{}, understood(err, resourceID)
+			}
+			return answered(out.VirtualMachine)
+		})
 }
 
 func answered(vm armcompute.VirtualMachine) (azureattested.VM, error) {
@@ -199,10 +208,12 @@ func understood(err error, resourceID string) error {
 		return err
 	}
 	switch {
-	case answer.StatusCode == http.StatusNotFound && (answer.ErrorCode == "ResourceNotFound" || answer.ErrorCode == "ResourceGroupNotFound" || answer.ErrorCode == "NotFound"):
+	case answer.StatusCode == http.StatusNotFound && (answer.ErrorCode == "ResourceNotFound" ||
+		answer.ErrorCode == "ResourceGroupNotFound" || answer.ErrorCode == "NotFound"):
 		return reason.Deny(reason.InstanceNotFound, "Azure does not know %s", resourceID)
 	case answer.StatusCode == http.StatusForbidden || answer.StatusCode == http.StatusUnauthorized:
-		return fmt.Errorf("azure answers %d %.64q about %s: the verifier's identity needs Microsoft.Compute/virtualMachines/read there (role Reader)", answer.StatusCode, answer.ErrorCode, resourceID)
+		return fmt.Errorf("azure answers %d %.64q about %s: the verifier's identity needs "+
+			"Microsoft.Compute/virtualMachines/read there (role Reader)", answer.StatusCode, answer.ErrorCode, resourceID)
 	}
 	return fmt.Errorf("azure answers %d %.64q about %s", answer.StatusCode, answer.ErrorCode, resourceID)
 }

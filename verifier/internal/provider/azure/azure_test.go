@@ -66,7 +66,8 @@ func newWorld(t *testing.T) *world {
 	}
 	cloud.Fail(emulator.Faults{})
 	w := &world{cloud: cloud, now: time.Now()}
-	w.machine = &emulator.Instance{Name: "ocp-worker-1", ResourceGroup: "ocp-rg", VMID: "bd8e7443-24a0-41f3-b949-8baf4fd1c573", Identity: "system"}
+	w.machine = &emulator.Instance{Name: "ocp-worker-1", ResourceGroup: "ocp-rg",
+		VMID: "bd8e7443-24a0-41f3-b949-8baf4fd1c573", Identity: "system"}
 	if err := cloud.Add(w.machine); err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +124,8 @@ func TestAVirtualMachineByTheRealSDK(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if vm.VMID != w.machine.VMID || !strings.EqualFold(vm.ResourceID, w.machine.ResourceID()) || vm.Provisioning != "Succeeded" || vm.Created.IsZero() {
+		if vm.VMID != w.machine.VMID || !strings.EqualFold(vm.ResourceID, w.machine.ResourceID()) ||
+			vm.Provisioning != "Succeeded" || vm.Created.IsZero() {
 			t.Fatalf("%+v", vm)
 		}
 		w.later(4 * time.Second)
@@ -140,7 +142,8 @@ func TestAVirtualMachineByTheRealSDK(t *testing.T) {
 // machine of the subscription, makes one call in three seconds for each name.
 func TestAttack_T51_OneMachineThatAsksWithoutEnd(t *testing.T) {
 	w := newWorld(t)
-	other := &emulator.Instance{Name: "ocp-worker-2", ResourceGroup: w.machine.ResourceGroup, VMID: "cd8e7443-24a0-41f3-b949-8baf4fd1c574"}
+	other := &emulator.Instance{Name: "ocp-worker-2", ResourceGroup: w.machine.ResourceGroup,
+		VMID: "cd8e7443-24a0-41f3-b949-8baf4fd1c574"}
 	if err := w.cloud.Add(other); err != nil {
 		t.Fatal(err)
 	}
@@ -179,20 +182,38 @@ func TestWhenAzureIsNotWell(t *testing.T) {
 		says   string
 		sent   int // calls that reach ARM
 	}{
-		"it does not know the machine":             {change: func(w *world, id *string) { *id += "-deleted" }, want: reason.InstanceNotFound, sent: 1},
-		"it may not be asked":                      {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Status: 403}) }, want: reason.ProviderUnavailable, says: "Microsoft.Compute/virtualMachines/read", sent: 1},
-		"it is too much for it":                    {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Status: 429}) }, want: reason.ProviderUnavailable, says: "429", sent: 1},
-		"it is broken":                             {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Status: 503}) }, want: reason.ProviderUnavailable, says: "503", sent: 1},
-		"it knows nothing (404 of something else)": {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Status: 404}) }, want: reason.ProviderUnavailable, says: "404", sent: 1},
-		"it redirects":                             {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Status: 302}) }, want: reason.ProviderUnavailable, sent: 1},
-		"it answers with nonsense":                 {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Body: []byte("<html>")}) }, want: reason.ProviderUnavailable, sent: 1},
-		"it answers with an empty one":             {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Body: []byte("{}")}) }, want: reason.ProviderUnavailable, says: "without id or vmId", sent: 1},
+		"it does not know the machine": {change: func(w *world, id *string) { *id += "-deleted" },
+			want: reason.InstanceNotFound, sent: 1},
+		"it may not be asked": {change: func(w *world, _ *string) {
+			w.cloud.Fail(emulator.Faults{Status: 403})
+		}, want: reason.ProviderUnavailable, says: "Microsoft.Compute/virtualMachines/read", sent: 1},
+		"it is too much for it": {change: func(w *world, _ *string) {
+			w.cloud.Fail(emulator.Faults{Status: 429})
+		}, want: reason.ProviderUnavailable, says: "429", sent: 1},
+		"it is broken": {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Status: 503}) },
+			want: reason.ProviderUnavailable, says: "503", sent: 1},
+		"it knows nothing (404 of something else)": {change: func(w *world, _ *string) {
+			w.cloud.Fail(emulator.Faults{Status: 404})
+		}, want: reason.ProviderUnavailable, says: "404", sent: 1},
+		"it redirects": {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Status: 302}) },
+			want: reason.ProviderUnavailable, sent: 1},
+		"it answers with nonsense": {change: func(w *world, _ *string) {
+			w.cloud.Fail(emulator.Faults{Body: []byte("<html>")})
+		}, want: reason.ProviderUnavailable, sent: 1},
+		"it answers with an empty one": {change: func(w *world, _ *string) {
+			w.cloud.Fail(emulator.Faults{Body: []byte("{}")})
+		}, want: reason.ProviderUnavailable, says: "without id or vmId", sent: 1},
 		"it answers with 10 MB": {change: func(w *world, _ *string) {
 			w.cloud.Fail(emulator.Faults{Body: append([]byte(`{"id":"`), bytes.Repeat([]byte("a"), 10<<20)...)})
 		}, want: reason.ProviderUnavailable, sent: 1},
-		"its login is broken":         {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Login: 500}) }, want: reason.ProviderUnavailable},
-		"another subscription":        {change: func(_ *world, id *string) { *id = strings.Replace(*id, "0b1f6471", "0b1f6472", 1) }, want: reason.AccountNotAllowed},
-		"a name that is no machine's": {change: func(_ *world, id *string) { *id = strings.Replace(*id, "virtualMachines", "disks", 1) }, want: reason.InstanceNotFound},
+		"its login is broken": {change: func(w *world, _ *string) { w.cloud.Fail(emulator.Faults{Login: 500}) },
+			want: reason.ProviderUnavailable},
+		"another subscription": {change: func(_ *world, id *string) {
+			*id = strings.Replace(*id, "0b1f6471", "0b1f6472", 1)
+		}, want: reason.AccountNotAllowed},
+		"a name that is no machine's": {change: func(_ *world, id *string) {
+			*id = strings.Replace(*id, "virtualMachines", "disks", 1)
+		}, want: reason.InstanceNotFound},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -263,7 +284,9 @@ func (s *secret) GetToken(_ context.Context, o policy.TokenRequestOptions) (azco
 
 func TestTheAudienceIsTheCloudsForEachCloud(t *testing.T) {
 	for name, want := range map[string]string{
-		"Public": "https://management.core.windows.net//.default", "USGovernment": "https://management.core.usgovcloudapi.net//.default", "China": "https://management.core.chinacloudapi.cn//.default",
+		"Public":       "https://management.core.windows.net//.default",
+		"USGovernment": "https://management.core.usgovcloudapi.net//.default",
+		"China":        "https://management.core.chinacloudapi.cn//.default",
 	} {
 		w := newWorld(t)
 		w.config.Cloud = name
@@ -305,7 +328,8 @@ func TestADocumentFromEndToEnd(t *testing.T) {
 	between.AddCert(w.cloud.Intermediate())
 	v := &azureattested.Verifier{
 		Roots: func() (*x509.CertPool, *x509.CertPool) { return roots, between },
-		Names: w.provider.Cloud().Hosts, Subscriptions: w.config.Subscriptions, Resolve: w.provider, Identity: w.provider.Identity(),
+		Names: w.provider.Cloud().Hosts, Subscriptions: w.config.Subscriptions, Resolve: w.provider,
+		Identity: w.provider.Identity(),
 	}
 	attest := func() error {
 		b := evidence.Binding{Transcript: [32]byte{42}}
@@ -317,7 +341,8 @@ func TestADocumentFromEndToEnd(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		claim, err := v.Verify(t.Context(), evidence.Document{Kind: evidence.AzureAttested, Raw: raw, Token: []byte(token)}, b, time.Now())
+		claim, err := v.Verify(t.Context(), evidence.Document{Kind: evidence.AzureAttested, Raw: raw, Token: []byte(token)},
+			b, time.Now())
 		if err != nil {
 			return err
 		}
@@ -335,7 +360,8 @@ func TestADocumentFromEndToEnd(t *testing.T) {
 		}
 		w.later(4 * time.Second)
 	}
-	t.Logf("%d attestations: %d calls of ARM, %d for keys, %d for tokens", n, w.cloud.Calls("vm")-vm, w.cloud.Calls("keys")-keys, w.cloud.Calls("token")-tokens)
+	t.Logf("%d attestations: %d calls of ARM, %d for keys, %d for tokens", n, w.cloud.Calls("vm")-vm,
+		w.cloud.Calls("keys")-keys, w.cloud.Calls("token")-tokens)
 	if w.cloud.Calls("vm")-vm != n || w.cloud.Calls("keys")-keys != 1 || w.cloud.Calls("token")-tokens != 1 {
 		t.Fatal("more calls than there need to be")
 	}

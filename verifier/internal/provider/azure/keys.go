@@ -92,7 +92,9 @@ func (k *Keys) Key(ctx context.Context, kid string) (crypto.PublicKey, error) {
 		return nil, reason.Wrap(reason.ProviderUnavailable, err, "the tenant's keys, for the key %.64q", kid)
 	}
 	if k.of <= before {
-		return nil, reason.Deny(reason.ProviderUnavailable, "the tenant had no key %.64q %s ago, and may be asked again %s after that", kid, k.now().Sub(k.fetched).Round(time.Second), keysAtMost)
+		return nil, reason.Deny(reason.ProviderUnavailable,
+			"the tenant had no key %.64q %s ago, and may be asked again %s after that", kid,
+			k.now().Sub(k.fetched).Round(time.Second), keysAtMost)
 	}
 	return nil, reason.Deny(reason.DocumentUntrusted, "the tenant has no key %.64q", kid)
 }
@@ -166,7 +168,8 @@ func parseKeys(raw []byte) (map[string]*rsa.PublicKey, error) {
 	all := map[string]*rsa.PublicKey{}
 	for _, one := range set.Keys {
 		var k jose.JSONWebKey
-		if err := k.UnmarshalJSON(one); err != nil || k.KeyID == "" || k.Use != "" && k.Use != "sig" || k.Algorithm != "" && k.Algorithm != "RS256" {
+		if err := k.UnmarshalJSON(one); err != nil || k.KeyID == "" || k.Use != "" && k.Use != "sig" || k.Algorithm != "" &&
+			k.Algorithm != "RS256" {
 			continue
 		}
 		public, ok := k.Key.(*rsa.PublicKey)

@@ -101,7 +101,8 @@ func NewDirectory(projects []string, endpoint config.Endpoint, caller *outbound.
 }
 
 // The forms of names are checked before they become part of a URL.
-var providerID = regexp.MustCompile(`^gce://((?:[a-z0-9.-]{1,253}:)?[a-z][a-z0-9-]{0,62})/([a-z][a-z0-9-]{0,62})/([a-z][a-z0-9-]{0,62})$`)
+var providerID = regexp.MustCompile(
+	`^gce://((?:[a-z0-9.-]{1,253}:)?[a-z][a-z0-9-]{0,62})/([a-z][a-z0-9-]{0,62})/([a-z][a-z0-9-]{0,62})$`)
 
 // EndorsementKeys implements [tpm2.Directory], with one call.
 func (d *Directory) EndorsementKeys(ctx context.Context, id string, _ *tpm2.EK) (tpm2.ProviderKeys, error) {
@@ -115,9 +116,10 @@ func (d *Directory) EndorsementKeys(ctx context.Context, id string, _ *tpm2.EK) 
 	if !slices.Contains(d.projects, m[1]) {
 		return tpm2.ProviderKeys{}, reason.Deny(reason.AccountNotAllowed, "instance of project %q", m[1])
 	}
-	return outbound.Ask(ctx, d.caller, "getShieldedInstanceIdentity", id, 0, func(ctx context.Context) (tpm2.ProviderKeys, error) {
-		return d.ask(ctx, m[1], m[2], m[3])
-	})
+	return outbound.Ask(ctx, d.caller, "getShieldedInstanceIdentity", id, 0,
+		func(ctx context.Context) (tpm2.ProviderKeys, error) {
+			return d.ask(ctx, m[1], m[2], m[3])
+		})
 }
 
 // identity is of the answer what matters here
@@ -138,12 +140,14 @@ func (d *Directory) ask(ctx context.Context, project, zone, name string) (tpm2.P
 		return none, err
 	}
 	base := strings.TrimSuffix(strings.TrimSuffix(cmp.Or(d.endpoint.URL, ComputeURL), "/"), "/compute/v1")
-	status, raw, err := get(ctx, d.client, token, base+"/compute/v1/projects/"+url.PathEscape(project)+"/zones/"+zone+"/instances/"+name+"/getShieldedInstanceIdentity")
+	status, raw, err := get(ctx, d.client, token, base+"/compute/v1/projects/"+url.PathEscape(project)+"/zones/"+zone+
+		"/instances/"+name+"/getShieldedInstanceIdentity")
 	switch {
 	case err != nil:
 		return none, err
 	case status.StatusCode == http.StatusNotFound:
-		return none, reason.Deny(reason.InstanceNotFound, "Google does not know an instance %q in %s of %s", name, zone, project)
+		return none, reason.Deny(reason.InstanceNotFound, "Google does not know an instance %q in %s of %s", name,
+			zone, project)
 	case status.StatusCode != http.StatusOK:
 		return none, fmt.Errorf("status %s: %.300s", status.Status, message(raw))
 	}
@@ -163,7 +167,8 @@ func (d *Directory) ask(ctx context.Context, project, zone, name string) (tpm2.P
 		keys.SPKI = append(keys.SPKI, spki)
 	}
 	if len(keys.SPKI) == 0 {
-		return none, reason.Deny(reason.EKUntrusted, "Google names no EK for %q in %s of %s: no Shielded VM with a virtual TPM", name, zone, project)
+		return none, reason.Deny(reason.EKUntrusted,
+			"Google names no EK for %q in %s of %s: no Shielded VM with a virtual TPM", name, zone, project)
 	}
 	return keys, nil
 }

@@ -79,14 +79,16 @@ func TestGoogleNamesTheKeysOfAnInstancesTPM(t *testing.T) {
 	w := newWorld(t)
 	r, e := keyPair(t)
 	w.worker(r, e)
-	for name, credentials := range map[string]string{"with a service account's key": w.api.Credentials, "with a federated token, as OpenShift has it": w.api.Federation} {
+	for name, credentials := range map[string]string{"with a service account's key": w.api.Credentials,
+		"with a federated token, as OpenShift has it": w.api.Federation} {
 		t.Run(name, func(t *testing.T) {
 			before := w.cloud.Calls(emulator.Compute)
 			keys, err := w.directory(t, credentials).EndorsementKeys(t.Context(), worker, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(keys.SPKI) != 2 || !slices.Equal(keys.SPKI[0], spki(t, r)) || !slices.Equal(keys.SPKI[1], spki(t, e)) || keys.InstanceID != "" {
+			if len(keys.SPKI) != 2 || !slices.Equal(keys.SPKI[0], spki(t, r)) || !slices.Equal(keys.SPKI[1], spki(t, e)) ||
+				keys.InstanceID != "" {
 				t.Errorf("%+v", keys)
 			}
 			if got := w.cloud.Calls(emulator.Compute) - before; got != 1 {
@@ -135,18 +137,22 @@ func TestADirectoryThatCannotBeAskedIsTemporary(t *testing.T) {
 	w.worker(r)
 	d := w.directory(t, w.api.Credentials)
 	for name, fault := range map[string]emulator.Fault{
-		"403": {Status: http.StatusForbidden}, "429": {Status: http.StatusTooManyRequests, RetryAfter: "30"}, "500": {Status: http.StatusInternalServerError},
+		"403": {Status: http.StatusForbidden}, "429": {Status: http.StatusTooManyRequests, RetryAfter: "30"},
+		"500": {Status: http.StatusInternalServerError},
 		"503": {Status: http.StatusServiceUnavailable}, "400": {Status: http.StatusBadRequest}, "off": {Off: true},
 		"elsewhere": {Redirect: "https://www.example.com/"}, "a page": {Body: []byte("<html>")},
-		"a megabyte":        {Body: []byte(`{"kind":"` + strings.Repeat("a", 1<<20) + `"}`)},
-		"a key that is not": {Body: []byte(`{"encryptionKey":{"ekPub":"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"}}`)},
-		"a certificate":     {Body: []byte(`{"encryptionKey":{"ekPub":"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"}}`)},
+		"a megabyte": {Body: []byte(`{"kind":"` + strings.Repeat("a", 1<<20) + `"}`)},
+		"a key that is not": {Body: []byte(
+			`{"encryptionKey":{"ekPub":"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"}}`)},
+		"a certificate": {Body: []byte(
+			`{"encryptionKey":{"ekPub":"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"}}`)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w.cloud.Fail(emulator.Compute, fault)
 			w.clock.Add(2 * time.Second) // past the answer that is kept
 			before := w.cloud.Calls(emulator.Compute)
-			if keys, err := d.EndorsementKeys(t.Context(), worker, nil); code(err) != reason.ProviderUnavailable || len(keys.SPKI) != 0 {
+			if keys, err := d.EndorsementKeys(t.Context(), worker, nil); code(err) != reason.ProviderUnavailable ||
+				len(keys.SPKI) != 0 {
 				t.Errorf("%+v, %v", keys, err)
 			}
 			if _, err := d.EndorsementKeys(t.Context(), worker, nil); code(err) != reason.ProviderUnavailable {
@@ -170,13 +176,15 @@ func TestCredentialsAreLookedForWhenTheyAreNeeded(t *testing.T) {
 	r, _ := keyPair(t)
 	w.worker(r)
 	d := w.directory(t, "/nonexistent/credentials.json")
-	if _, err := d.EndorsementKeys(t.Context(), worker, nil); code(err) != reason.ProviderUnavailable || !strings.Contains(err.Error(), "credentials") {
+	if _, err := d.EndorsementKeys(t.Context(), worker, nil); code(err) != reason.ProviderUnavailable ||
+		!strings.Contains(err.Error(), "credentials") {
 		t.Errorf("%v", err)
 	}
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", w.api.Credentials)
 	w.cloud.Fail(emulator.Token, emulator.Fault{Status: http.StatusBadRequest})
 	w.clock.Add(2 * time.Second)
-	if _, err := d.EndorsementKeys(t.Context(), worker, nil); code(err) != reason.ProviderUnavailable || w.cloud.Calls(emulator.Compute) != 0 {
+	if _, err := d.EndorsementKeys(t.Context(), worker, nil); code(err) != reason.ProviderUnavailable ||
+		w.cloud.Calls(emulator.Compute) != 0 {
 		t.Errorf("%v", err)
 	}
 	w.cloud.Heal(emulator.Token)
@@ -198,7 +206,8 @@ func TestAttack_T10_AReusedNameHasTheTPMOfItsNewInstance(t *testing.T) {
 	second, _ := keyPair(t)
 	d := w.directory(t, w.api.Credentials)
 	id := w.worker(first)
-	if keys, err := d.EndorsementKeys(t.Context(), worker, nil); err != nil || !slices.Equal(keys.SPKI[0], spki(t, first)) {
+	if keys, err := d.EndorsementKeys(t.Context(), worker, nil); err != nil ||
+		!slices.Equal(keys.SPKI[0], spki(t, first)) {
 		t.Fatalf("%+v, %v", keys, err)
 	}
 	w.cloud.Remove(id)
@@ -222,14 +231,16 @@ func TestTheDirectoryAsksAsGooglesOwnClientDoes(t *testing.T) {
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(raw)
-	plain := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}}}
+	plain := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots,
+		MinVersion: tls.VersionTLS12}}}
 	ctx := context.WithValue(t.Context(), oauth2.HTTPClient, plain)
 	credentials, err := google.FindDefaultCredentials(ctx, compute.ComputeReadonlyScope)
 	if err != nil {
 		t.Fatal(err)
 	}
 	client := &http.Client{Transport: &oauth2.Transport{Base: plain.Transport, Source: credentials.TokenSource}}
-	service, err := compute.NewService(ctx, option.WithHTTPClient(client), option.WithEndpoint(w.api.ComputeURL+"/compute/v1/"))
+	service, err := compute.NewService(ctx, option.WithHTTPClient(client),
+		option.WithEndpoint(w.api.ComputeURL+"/compute/v1/"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -237,7 +248,8 @@ func TestTheDirectoryAsksAsGooglesOwnClientDoes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	theirs, err := service.Instances.GetShieldedInstanceIdentity("demo-1", "europe-west1-b", "worker-a").Context(t.Context()).Do()
+	theirs, err := service.Instances.GetShieldedInstanceIdentity("demo-1", "europe-west1-b",
+		"worker-a").Context(t.Context()).Do()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,7 +259,8 @@ func TestTheDirectoryAsksAsGooglesOwnClientDoes(t *testing.T) {
 		}
 	}
 	_, err = d.EndorsementKeys(t.Context(), "gce://demo-1/europe-west1-b/worker-b", nil)
-	_, other := service.Instances.GetShieldedInstanceIdentity("demo-1", "europe-west1-b", "worker-b").Context(t.Context()).Do()
+	_, other := service.Instances.GetShieldedInstanceIdentity("demo-1", "europe-west1-b",
+		"worker-b").Context(t.Context()).Do()
 	var answer *googleapi.Error
 	if code(err) != reason.InstanceNotFound || !errors.As(other, &answer) || answer.Code != http.StatusNotFound {
 		t.Errorf("%v; Google's client: %v", err, other)

@@ -143,9 +143,12 @@ func (k *Keys) known(kid string, before int) (_ crypto.PublicKey, done bool, _ e
 	case there && now.Before(k.fresh.Add(staleIfError)):
 		return key, mayNot, nil
 	case k.err != nil || k.set == nil || there:
-		return nil, mayNot, reason.Wrap(reason.ProviderUnavailable, k.err, "the keys of Google's identity tokens cannot be had")
+		return nil, mayNot, reason.Wrap(reason.ProviderUnavailable, k.err,
+			"the keys of Google's identity tokens cannot be had")
 	case k.of <= before:
-		return nil, mayNot, reason.Deny(reason.ProviderUnavailable, "key %.128q is none of Google's %d; they may be asked for again in %s", kid, len(k.set), k.tried.Add(wait).Sub(now).Round(time.Second))
+		return nil, mayNot, reason.Deny(reason.ProviderUnavailable,
+			"key %.128q is none of Google's %d; they may be asked for again in %s", kid, len(k.set),
+			k.tried.Add(wait).Sub(now).Round(time.Second))
 	default:
 		return nil, mayNot, reason.Deny(reason.DocumentUntrusted, "key %.128q is none of Google's %d", kid, len(k.set))
 	}

@@ -339,11 +339,13 @@ func TestKeysOfTheFolderCountWhileGoogleIsAway(t *testing.T) {
 func TestKeysComeFromWhoeverHasTheConfiguredCertificate(t *testing.T) {
 	w := newWorld(t)
 	other := newWorld(t)
-	keys, err := gcp.NewKeys(gcp.KeysOptions{Endpoint: config.Endpoint{URL: w.api.KeysURL, CA: other.api.CAFile}, Caller: w.caller(), Now: w.clock.Now})
+	keys, err := gcp.NewKeys(gcp.KeysOptions{Endpoint: config.Endpoint{URL: w.api.KeysURL, CA: other.api.CAFile},
+		Caller: w.caller(), Now: w.clock.Now})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := keys.Key(t.Context(), w.current()); code(err) != reason.ProviderUnavailable || !strings.Contains(err.Error(), "certificate") {
+	if _, err := keys.Key(t.Context(), w.current()); code(err) != reason.ProviderUnavailable ||
+		!strings.Contains(err.Error(), "certificate") {
 		t.Errorf("%v", err)
 	}
 	empty := filepath.Join(t.TempDir(), "ca.pem")
@@ -351,7 +353,8 @@ func TestKeysComeFromWhoeverHasTheConfiguredCertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, ca := range []string{empty, empty + "-missing"} {
-		if _, err := gcp.NewKeys(gcp.KeysOptions{Endpoint: config.Endpoint{CA: ca}}); err == nil || !strings.Contains(err.Error(), "gcp.keys") {
+		if _, err := gcp.NewKeys(gcp.KeysOptions{Endpoint: config.Endpoint{CA: ca}}); err == nil ||
+			!strings.Contains(err.Error(), "gcp.keys") {
 			t.Errorf("%s: %v", ca, err)
 		}
 		if _, err := gcp.NewDirectory(nil, config.Endpoint{CA: ca}, nil); err == nil || errors.Is(err, os.ErrPermission) {

@@ -45,7 +45,8 @@ func TestSessionIsRenewed(t *testing.T) {
 		wait.Add(1)
 		go func() {
 			defer wait.Done()
-			if _, err := d.EndorsementKeys(t.Context(), v.id(i%3), v.ek); reason.From(err) != nil && reason.From(err).Code != reason.EKUntrusted {
+			if _, err := d.EndorsementKeys(t.Context(), v.id(i%3), v.ek); reason.From(err) != nil &&
+				reason.From(err).Code != reason.EKUntrusted {
 				t.Error(err)
 			}
 		}()
@@ -65,7 +66,8 @@ func (v *vcenter) endSessions() {
 	v.logins.Add(-1) // its own
 	m := session.NewManager(c)
 	var sessions mo.SessionManager
-	ok(v.t, property.DefaultCollector(c).RetrieveOne(v.t.Context(), m.Reference(), []string{"sessionList", "currentSession"}, &sessions))
+	ok(v.t, property.DefaultCollector(c).RetrieveOne(v.t.Context(), m.Reference(),
+		[]string{"sessionList", "currentSession"}, &sessions))
 	var keys []string
 	for _, other := range sessions.SessionList {
 		if sessions.CurrentSession == nil || other.Key != sessions.CurrentSession.Key {
@@ -99,8 +101,10 @@ func TestVCenterThatCannotBeAsked(t *testing.T) {
 		{"it is another's certificate", change(func(c *config.VCenter) { c.CA = filepath.Join(v.dir, "other.pem") })},
 		{"the system's authorities do not know it", change(func(c *config.VCenter) { c.CA = "" })},
 		{"the file of the authorities is empty", change(func(c *config.VCenter) { c.CA = filepath.Join(v.dir, "empty") })},
-		{"the file of the authorities is not there", change(func(c *config.VCenter) { c.CA = filepath.Join(v.dir, "absent") })},
-		{"the password file is not there", change(func(c *config.VCenter) { c.PasswordFile = filepath.Join(v.dir, "absent") })},
+		{"the file of the authorities is not there",
+			change(func(c *config.VCenter) { c.CA = filepath.Join(v.dir, "absent") })},
+		{"the password file is not there",
+			change(func(c *config.VCenter) { c.PasswordFile = filepath.Join(v.dir, "absent") })},
 		{"the password is wrong", change(func(c *config.VCenter) { c.PasswordFile = filepath.Join(v.dir, "wrong") })},
 		{"the path is not the API's", change(func(c *config.VCenter) { c.URL += "/elsewhere" })},
 	} {

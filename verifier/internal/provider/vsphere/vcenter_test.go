@@ -123,13 +123,15 @@ func authority(t *testing.T) (tls.Certificate, []byte) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	ok(t, err)
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "vcenter"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "vcenter"}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour),
+		IsCA:     true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	ok(t, err)
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key},
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
 // ek is an EK and a certificate for it, as it stands in a vCenter's answer: vcsim
@@ -141,10 +143,12 @@ func ek(t *testing.T) (*tpm2.EK, []byte) {
 	point, err := key.PublicKey.Bytes()
 	ok(t, err)
 	public := tpm.ECCEKTemplate
-	public.Unique = tpm.NewTPMUPublicID(tpm.TPMAlgECC, &tpm.TPMSECCPoint{X: tpm.TPM2BECCParameter{Buffer: point[1:33]}, Y: tpm.TPM2BECCParameter{Buffer: point[33:]}})
+	public.Unique = tpm.NewTPMUPublicID(tpm.TPMAlgECC,
+		&tpm.TPMSECCPoint{X: tpm.TPM2BECCParameter{Buffer: point[1:33]}, Y: tpm.TPM2BECCParameter{Buffer: point[33:]}})
 	parsed, err := tpm2.ParseEK(tpm.Marshal(public))
 	ok(t, err)
-	template := &x509.Certificate{SerialNumber: big.NewInt(2), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	template := &x509.Certificate{SerialNumber: big.NewInt(2), NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour)}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	ok(t, err)
 	return parsed, []byte(base64.StdEncoding.EncodeToString(der))

@@ -94,7 +94,8 @@ func (d *Directory) EndorsementKeys(ctx context.Context, providerID string, _ *t
 		return tpm2.ProviderKeys{}, tpm2.ErrNotMine
 	}
 	if !uuid.MatchString(id) {
-		return tpm2.ProviderKeys{}, reason.Deny(reason.InstanceNotFound, "%.128q names no virtual machine by a UUID in small letters", providerID)
+		return tpm2.ProviderKeys{}, reason.Deny(reason.InstanceNotFound,
+			"%.128q names no virtual machine by a UUID in small letters", providerID)
 	}
 	return outbound.Ask(ctx, d.caller, "virtual-tpm", id, keep, func(ctx context.Context) (tpm2.ProviderKeys, error) {
 		return d.ask(ctx, id)
@@ -126,9 +127,11 @@ func (d *Directory) ask(ctx context.Context, id string) (tpm2.ProviderKeys, erro
 	case unknown != nil:
 		return tpm2.ProviderKeys{}, errors.Join(unknown...)
 	case len(having) > 1:
-		return tpm2.ProviderKeys{}, reason.Deny(reason.MachineAmbiguous, "virtual machines of %q have BIOS UUID %s: clones", having, id)
+		return tpm2.ProviderKeys{}, reason.Deny(reason.MachineAmbiguous, "virtual machines of %q have BIOS UUID %s: clones",
+			having, id)
 	case len(having) == 0:
-		return tpm2.ProviderKeys{}, reason.Deny(reason.InstanceNotFound, "no vCenter has a virtual machine with BIOS UUID %s", id)
+		return tpm2.ProviderKeys{}, reason.Deny(reason.InstanceNotFound,
+			"no vCenter has a virtual machine with BIOS UUID %s", id)
 	}
 	return keys, denial
 }
@@ -148,7 +151,8 @@ func virtualTPM(ctx context.Context, c *vim25.Client, id string) (tpm2.ProviderK
 		return none, reason.Deny(reason.MachineAmbiguous, "%d virtual machines have BIOS UUID %s: clones", len(found), id)
 	}
 	var vm mo.VirtualMachine
-	err = property.DefaultCollector(c).RetrieveOne(ctx, found[0].Reference(), []string{"config.uuid", "config.instanceUuid", "config.hardware.device"}, &vm)
+	err = property.DefaultCollector(c).RetrieveOne(ctx, found[0].Reference(),
+		[]string{"config.uuid", "config.instanceUuid", "config.hardware.device"}, &vm)
 	if fault.Is(err, &types.ManagedObjectNotFound{}) {
 		return none, reason.Deny(reason.InstanceNotFound, "the virtual machine with BIOS UUID %s has just gone", id)
 	}

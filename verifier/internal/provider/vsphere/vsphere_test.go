@@ -25,10 +25,12 @@ func TestVirtualTPM(t *testing.T) {
 		got, err = d.EndorsementKeys(t.Context(), v.id(0), v.ek)
 		ok(t, err)
 	}
-	if len(got.SPKI) != 1 || sha256.Sum256(got.SPKI[0]) != v.ek.SPKIHash() || got.InstanceID != "vsphere:"+v.vms[0].Config.InstanceUuid {
+	if len(got.SPKI) != 1 || sha256.Sum256(got.SPKI[0]) != v.ek.SPKIHash() ||
+		got.InstanceID != "vsphere:"+v.vms[0].Config.InstanceUuid {
 		t.Errorf("%+v", got)
 	}
-	e, err := tpm2.ProviderEndorser{Directory: d, ProviderID: v.id(0)}.Endorse(t.Context(), tpm2.Identity{EK: v.ek}, time.Now())
+	e, err := tpm2.ProviderEndorser{Directory: d, ProviderID: v.id(0)}.Endorse(t.Context(), tpm2.Identity{EK: v.ek},
+		time.Now())
 	if err != nil || e.ProviderID != v.id(0) || e.EKSHA256 != v.ek.SPKIHash() {
 		t.Errorf("%+v, %v", e, err)
 	}
@@ -40,9 +42,11 @@ func TestVirtualTPM(t *testing.T) {
 	// Another machine's TPM is not this one's.
 	other, der := ek(t)
 	v.attach(1, &types.VirtualTPM{EndorsementKeyCertificate: [][]byte{der}})
-	_, err = tpm2.ProviderEndorser{Directory: d, ProviderID: v.id(0)}.Endorse(t.Context(), tpm2.Identity{EK: other}, time.Now())
+	_, err = tpm2.ProviderEndorser{Directory: d, ProviderID: v.id(0)}.Endorse(t.Context(), tpm2.Identity{EK: other},
+		time.Now())
 	denied(t, err, reason.EKUntrusted)
-	if _, err = (tpm2.ProviderEndorser{Directory: d, ProviderID: v.id(1)}).Endorse(t.Context(), tpm2.Identity{EK: other}, time.Now()); err != nil {
+	if _, err = (tpm2.ProviderEndorser{Directory: d, ProviderID: v.id(1)}).Endorse(t.Context(), tpm2.Identity{EK: other},
+		time.Now()); err != nil {
 		t.Error(err)
 	}
 }
@@ -61,9 +65,12 @@ func TestMachinesThatAreNotEndorsed(t *testing.T) {
 		{"a TPM with a request and no certificate", v.id(1), func() {
 			v.attach(1, &types.VirtualTPM{EndorsementKeyCertificateSigningRequest: [][]byte{der}})
 		}, reason.ProviderUnavailable},
-		{"a TPM with garbage", v.id(1), func() { v.attach(1, &types.VirtualTPM{EndorsementKeyCertificate: [][]byte{{0x30}, nil, der[:100]}}) }, reason.ProviderUnavailable},
+		{"a TPM with garbage", v.id(1), func() {
+			v.attach(1, &types.VirtualTPM{EndorsementKeyCertificate: [][]byte{{0x30}, nil, der[:100]}})
+		}, reason.ProviderUnavailable},
 		{"two TPMs", v.id(1), func() {
-			v.attach(1, &types.VirtualTPM{EndorsementKeyCertificate: [][]byte{der}}, &types.VirtualTPM{EndorsementKeyCertificate: [][]byte{der}})
+			v.attach(1, &types.VirtualTPM{EndorsementKeyCertificate: [][]byte{der}},
+				&types.VirtualTPM{EndorsementKeyCertificate: [][]byte{der}})
 		}, reason.EKUntrusted},
 		{"no such machine", "vsphere://00000000-0000-4000-8000-000000000001", nil, reason.InstanceNotFound},
 		{"an instance UUID", "vsphere://" + v.vms[0].Config.InstanceUuid, nil, reason.InstanceNotFound},
@@ -73,7 +80,8 @@ func TestMachinesThatAreNotEndorsed(t *testing.T) {
 		{"no UUID", "vsphere://", nil, reason.InstanceNotFound},
 		{"a machine of another provider", "aws:///eu-central-1a/i-0123456789abcdef0", nil, 0},
 		{"no machine", "", nil, 0},
-		{"a clone with the same UUID", v.id(2), func() { v.vms[1].Config.Uuid = v.vms[2].Config.Uuid }, reason.MachineAmbiguous},
+		{"a clone with the same UUID", v.id(2), func() { v.vms[1].Config.Uuid = v.vms[2].Config.Uuid },
+			reason.MachineAmbiguous},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.setUp != nil {
@@ -149,7 +157,8 @@ func TestAttack_T21_ACloneIsNeverEndorsedAndIsNoWeapon(t *testing.T) {
 	d, clock := v.directory(other.config())
 	ask := func(ek *tpm2.EK) error {
 		clock.advance(time.Minute)
-		_, err := tpm2.ProviderEndorser{Directory: d, ProviderID: v.id(0)}.Endorse(t.Context(), tpm2.Identity{EK: ek}, time.Now())
+		_, err := tpm2.ProviderEndorser{Directory: d, ProviderID: v.id(0)}.Endorse(t.Context(), tpm2.Identity{EK: ek},
+			time.Now())
 		return err
 	}
 	ok(t, ask(v.ek))
@@ -194,7 +203,8 @@ func TestCertifiedKeys(t *testing.T) {
 	der, err := base64.StdEncoding.DecodeString(string(text))
 	ok(t, err)
 	lines := append([]byte("\n "), append(append(append([]byte{}, text[:64]...), '\r', '\n'), text[64:]...)...)
-	got := certifiedKeys([][]byte{text, der, lines, nil, []byte("AAAA"), text[:40], der[:len(der)-1], append(append([]byte{}, der...), 0)})
+	got := certifiedKeys([][]byte{text, der, lines, nil, []byte("AAAA"), text[:40], der[:len(der)-1],
+		append(append([]byte{}, der...), 0)})
 	if len(got) != 3 {
 		t.Errorf("%d keys", len(got))
 	}

@@ -49,7 +49,8 @@ func Start(t testing.TB, banks string) *TPM {
 		fatal(t, os.WriteFile(filepath.Join(state, name), []byte(content), 0o600))
 	}
 	out, err := exec.Command("swtpm_setup", "--tpm2", "--tpmstate", state, "--config", filepath.Join(state, "setup.conf"),
-		"--create-ek-cert", "--create-platform-cert", "--lock-nvram", "--not-overwrite", "--write-ek-cert-files", state).CombinedOutput()
+		"--create-ek-cert", "--create-platform-cert", "--lock-nvram", "--not-overwrite", "--write-ek-cert-files",
+		state).CombinedOutput()
 	if err != nil {
 		t.Fatalf("swtpm_setup: %v\n%s", err, out)
 	}
