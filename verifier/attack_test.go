@@ -23,8 +23,12 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/machine"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/standalone"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
@@ -217,19 +221,15 @@ func TestAttack_T46_NoSecretInAnyLogRecordOrMetric(t *testing.T) {
 	if _, err := n.again(); err == nil {
 		t.Fatal("a worker got master")
 	}
-	status, err := v.server.standalone.keeper.State(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	var text bytes.Buffer
-	if err := printState(&text, status, "json"); err != nil {
-		t.Fatal(err)
-	}
-	if err := (explained{program: verifierName, state: status}).print(&text, "m1", "table"); err != nil {
-		t.Fatal(err)
-	}
 	rec := newResponse()
 	v.server.metrics.Handler().ServeHTTP(rec, mustRequest(t, "/metrics"))
+	if err := env.Encode(&text, v.state(), env.JSON); err != nil {
+		t.Fatal(err)
+	}
+	if err := machine.Explain(&text, env.Verifier, v.state(), "m1"); err != nil {
+		t.Fatal(err)
+	}
 	text.Write(rec.body.Bytes())
 	text.WriteString(v.log.everything())
 	for name, secret := range map[string]string{
@@ -474,7 +474,7 @@ func TestAttack_T57_ReportsForgedHugeOrRepeated(t *testing.T) {
 		t.Errorf("recorded %+v", rec.Report)
 	}
 	var text bytes.Buffer
-	if err := (explained{program: verifierName, state: v.state()}).print(&text, "m1", "table"); err != nil || !strings.Contains(text.String(), "failed to create users") {
+	if err := machine.Explain(&text, env.Verifier, v.state(), "m1"); err != nil || !strings.Contains(text.String(), "failed to create users") {
 		t.Errorf("explain does not show the report: %v\n%s", err, text.String())
 	}
 	for name, bad := range map[string]string{"forged": "AAAA" + res.GetReportTicket()[4:], "none": "", "the token": res.GetToken()} {
@@ -538,11 +538,10 @@ func TestSwitchingModesDropsNoRequest(t *testing.T) {
 func TestABreakGlassTokenOpensOnePoolThreeTimesAndIsAudited(t *testing.T) {
 	v := newVerifier(t)
 	var out, errOut bytes.Buffer
-	cmd := (&cli{name: verifierName}).rootCommand()
+	args := []string{"token", "break-glass", "--config", filepath.Join(v.dir, "mcs-attest.yaml"), "--pool", "worker", "--name", "ticket-4711"}
+	cmd := command(args...)
 	cmd.SetOut(&out)
 	cmd.SetErr(&errOut)
-	args := []string{"token", "break-glass", "--config", filepath.Join(v.dir, "mcs-attest.yaml"), "--pool", "worker", "--name", "ticket-4711"}
-	cmd.SetArgs(args)
 	if err := cmd.ExecuteContext(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -562,8 +561,7 @@ func TestABreakGlassTokenOpensOnePoolThreeTimesAndIsAudited(t *testing.T) {
 	if m := v.machine("break-glass/ticket-4711"); m.Record.Token.Uses != 3 {
 		t.Errorf("status shows %+v", m.Record)
 	}
-	cmd = (&cli{name: verifierName}).rootCommand()
-	cmd.SetArgs(append(args, "--lifetime", "2h"))
+	cmd = command(append(args, "--lifetime", "2h")...)
 	cmd.SetErr(io.Discard)
 	if err := cmd.ExecuteContext(t.Context()); err == nil {
 		t.Error("made for two hours")
@@ -602,7 +600,7 @@ func TestHealthAndReadiness(t *testing.T) {
 func TestASecondVerifierOnTheSameFolderIsRefused(t *testing.T) {
 	v := newVerifier(t)
 	_, err := newServer(v.config, v.server.log, v.now)
-	var h *operator.Hinted
+	var h *hint.Error
 	if !errors.Is(err, store.ErrLocked) || !errors.As(err, &h) {
 		t.Errorf("got %v", err)
 	}
@@ -632,7 +630,7 @@ func rotateKeys(t *testing.T, c *config.Config, drop bool, now time.Time) error 
 }
 
 func stateOf(ctx context.Context, c *config.Config) (*admin.State, error) {
-	return (&operator.Folder{Config: c, Now: time.Now, Offline: offlineState}).State(ctx)
+	return (&operator.Folder{Config: c, Now: time.Now, Offline: standalone.OfflineState}).State(ctx)
 }
 
 func TestServeStopsCleanlyWhenAsked(t *testing.T) {

@@ -22,6 +22,9 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/setup"
 )
 
 // A verifier in a cluster whose operator renews nothing: it says what an
@@ -31,7 +34,7 @@ func TestCertificatesInACluster(t *testing.T) {
 	t.Parallel()
 	rs := newReplicas(t, cluster.Start(t), 0)
 	rs.cluster.Kubectl(t, "apply", "-f", filepath.Join("..", "deploy", "components", "certificates", "rbac.yaml"))
-	pointerText, err := pointerConfig(testOrigin, "worker", rs.ca)
+	pointerText, err := setup.PointerConfig(testOrigin, "worker", rs.ca)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +51,7 @@ func TestCertificatesInACluster(t *testing.T) {
 	}
 	certs := func(want int, args ...string) {
 		t.Helper()
-		if got := run(context.Background(), &cli{name: verifierName}, append(append([]string{"certs"}, args...), "--config", path)); got != want {
+		if got := cli.Run(context.Background(), &env.Env{Name: env.Verifier}, append(append([]string{"certs"}, args...), "--config", path), newServeCommand()); got != want {
 			t.Fatalf("certs %v: status %d", args, got)
 		}
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/configsource"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 )
@@ -108,7 +109,7 @@ func restConfig(k *config.Kubernetes) (*rest.Config, error) {
 		api, err = clientcmd.BuildConfigFromFlags("", k.Kubeconfig)
 	}
 	if err != nil {
-		return nil, hint(fmt.Errorf("reach the Kubernetes API: %w", err), "in a pod leave kubernetes.kubeconfig empty and mount a service account; else name a kubeconfig")
+		return nil, hint.New(fmt.Errorf("reach the Kubernetes API: %w", err), "in a pod leave kubernetes.kubeconfig empty and mount a service account; else name a kubeconfig")
 	}
 	api.QPS, api.Burst = 200, 400
 	api.UserAgent = "mcs-attest-verifier/" + version
@@ -180,7 +181,7 @@ func (b *clusterBasis) measure() {
 	if world.Trust != nil {
 		m.Trust(world.Trust, now)
 	}
-	b.server.clouds.tell(b.server.log, world.Policies)
+	b.server.clouds.Report(b.server.log, world.Policies)
 	b.server.reportAbsence(world.Policies, b.cluster.Provisioning())
 	if at, ok := b.cluster.EKRoots().NotAfter(now); ok {
 		m.Expiry("ek-roots", at)

@@ -14,13 +14,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
 	"github.com/mcs-attest/mcs-attest/testvm/binaries"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/setup"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/standalone"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
@@ -42,9 +42,7 @@ func newProcess(t testing.TB) *process {
 	}
 	p := &process{t: t, program: program}
 	v := &verifier{t: t, dir: t.TempDir(), log: &lockedBuffer{}, addr: freeAddress(t), roots: x509.NewCertPool()}
-	cmd := &cobra.Command{}
-	cmd.SetOut(io.Discard)
-	if err := runInit(cmd, v.dir, initOptions{origins: []string{testOrigin}, pools: []string{"worker"}}, time.Now()); err != nil {
+	if err := setup.Init(io.Discard, v.dir, setup.InitOptions{Origins: []string{testOrigin}, Pools: []string{"worker"}}, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	v.write("mcs-attest.yaml", "origins: [\""+testOrigin+"\"]\nrequestsPerSecond: 10000\n")
@@ -103,7 +101,7 @@ func (p *process) live() string {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	s, err := offlineState(c, time.Now())
+	s, err := standalone.OfflineState(c, time.Now())
 	if err != nil {
 		p.t.Fatal("the records do not open after a kill:", err)
 	}

@@ -10,6 +10,9 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
 )
 
 // THREATS T46, for what the gate puts into a config: neither a machine's own
@@ -49,7 +52,7 @@ func TestAttack_T46_CredentialsAreInNoLogMetricEventRecordOrBundle(t *testing.T)
 
 	t.Setenv("KUBECONFIG", j.cluster.Kubeconfig("admin"))
 	dir := filepath.Join(t.TempDir(), "bundle")
-	if code := run(t.Context(), &cli{name: "kubectl attest", plugin: true}, []string{"support-bundle", "--output", dir + "/"}); code != 0 {
+	if code := cli.Run(t.Context(), &env.Env{Name: "kubectl attest", Plugin: true}, []string{"support-bundle", "--output", dir + "/"}, nil); code != 0 {
 		t.Fatalf("support-bundle: exit status %d", code)
 	}
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

@@ -32,6 +32,9 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 	"github.com/mcs-attest/mcs-attest/proto/mcsattest/v1/mcsattestv1connect"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/setup"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 )
@@ -69,6 +72,14 @@ func (v *verifier) advance(d time.Duration) {
 	v.ahead += d
 }
 
+// command is a command line of the verifier, to be executed.
+func command(args ...string) *cobra.Command {
+	root := cli.Root(&env.Env{Name: env.Verifier})
+	root.AddCommand(newServeCommand())
+	root.SetArgs(args)
+	return root
+}
+
 // newVerifier makes a folder as "init" does and serves it.
 func newVerifier(t *testing.T, change ...func(dir string)) *verifier {
 	t.Helper()
@@ -79,9 +90,8 @@ func newVerifier(t *testing.T, change ...func(dir string)) *verifier {
 func newVerifierFor(t testing.TB, change ...func(dir string)) *verifier {
 	t.Helper()
 	v := &verifier{t: t, dir: t.TempDir(), log: &lockedBuffer{}}
-	cmd := &cobra.Command{}
-	cmd.SetOut(io.Discard)
-	if err := runInit(cmd, v.dir, initOptions{origins: []string{testOrigin}, pools: []string{"worker", "master"}}, time.Now()); err != nil {
+	o := setup.InitOptions{Origins: []string{testOrigin}, Pools: []string{"worker", "master"}}
+	if err := setup.Init(io.Discard, v.dir, o, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	v.write("configs/worker.ign", fullConfig)

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
 
 // evidenceKeeper keeps the latest Attest calls whose quote verified, for "appraise".
@@ -34,7 +35,7 @@ func (k *evidenceKeeper) Keep(s *appraisal.Saved) {
 	raw, err := s.Encode()
 	if err == nil {
 		name := s.Time.Format("20060102T150405.000Z") + "-" + s.CorrelationID + ".json"
-		err = writeFile(filepath.Join(k.dir, name), 0o600, raw)
+		err = wholefile.Write(filepath.Join(k.dir, name), 0o600, raw)
 	}
 	if err != nil {
 		k.log.Error("evidence not kept", "error", err)

@@ -107,12 +107,11 @@ func TestAttack_T61_HealthListensOnTheLoopbackOnly(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "loopback") {
 			t.Errorf("healthListen %s: %v", address, err)
 		}
-		root := (&cli{name: verifierName}).rootCommand()
-		root.SetOut(io.Discard)
-		root.SetErr(io.Discard)
 		v := newVerifier(t)
 		v.stop()
-		root.SetArgs([]string{"serve", "--config", filepath.Join(v.dir, "mcs-attest.yaml"), "--health-listen", address})
+		root := command("serve", "--config", filepath.Join(v.dir, "mcs-attest.yaml"), "--health-listen", address)
+		root.SetOut(io.Discard)
+		root.SetErr(io.Discard)
 		if err := root.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "loopback") {
 			t.Errorf("--health-listen %s: %v", address, err)
 		}

@@ -281,8 +281,7 @@ func TestTPMAndProvisioningTokenTogether(t *testing.T) {
 	if err != nil || len(kept) != 1 {
 		t.Fatalf("%v %v", kept, err)
 	}
-	again := newAppraiseCommand()
-	again.SetArgs([]string{kept[0], "--config", filepath.Join(v.dir, "mcs-attest.yaml")})
+	again := command("appraise", kept[0], "--config", filepath.Join(v.dir, "mcs-attest.yaml"))
 	again.SetOut(io.Discard)
 	if err := again.ExecuteContext(t.Context()); err != nil {
 		t.Errorf("appraised again: %v", err)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 )
 
 // checks are the parts that readiness rests on. A problem is "part: what is wrong".
@@ -245,7 +246,7 @@ func refuseOwnAddress(ctx context.Context, upstream string, listener net.Addr) e
 		if a != own.Addr().Unmap() && !(own.Addr().IsUnspecified() && isOurs(a)) {
 			continue
 		}
-		return hint(fmt.Errorf("upstream: %s is this verifier itself, which listens on %s", upstream, listener),
+		return hint.New(fmt.Errorf("upstream: %s is this verifier itself, which listens on %s", upstream, listener),
 			"set upstream to the Machine Config Server, or remove it to serve configs of your own")
 	}
 	return nil

@@ -26,8 +26,11 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/clouds"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/door"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/metrics"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/outbound"
@@ -59,7 +62,11 @@ read again when they change; a change that is broken keeps the last good state
 and is reported. SIGTERM lets requests under way finish.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := loadConfig(configPath)
+			logger, err := newLogger(logFormat, logLevel)
+			if err != nil {
+				return err
+			}
+			c, err := env.LoadConfig(configPath)
 			if err != nil {
 				return err
 			}
@@ -68,16 +75,12 @@ and is reported. SIGTERM lets requests under way finish.`,
 			}
 			if healthAddr != "" {
 				if err := config.Loopback(healthAddr); err != nil {
-					return fmt.Errorf("--health-listen: %w", err)
+					return env.Usage(fmt.Errorf("--health-listen: %w", err))
 				}
 				c.HealthListen = healthAddr
 			}
 			if metricsAddr != "" {
 				c.MetricsListen = metricsAddr
-			}
-			logger, err := newLogger(logFormat, logLevel)
-			if err != nil {
-				return err
 			}
 			if c.Kubernetes == nil && os.Getenv("GOMEMLIMIT") == "" {
 				debug.SetMemoryLimit(memoryLimit)
@@ -85,29 +88,27 @@ and is reported. SIGTERM lets requests under way finish.`,
 			return serve(cmd.Context(), c, logger)
 		},
 	}
-	configFlag(cmd, &configPath)
+	env.ConfigFlag(cmd, &configPath)
 	f := cmd.Flags()
 	f.StringVar(&listenAddr, "listen", "", "address of the gate and the attestation API (default: the configuration's, else :22623)")
 	f.StringVar(&healthAddr, "health-listen", "", "address of health, on the loopback (default: the configuration's, else 127.0.0.1:22681)")
 	f.StringVar(&metricsAddr, "metrics-listen", "", "address of the metrics (default: the configuration's, else 127.0.0.1:9622)")
-	f.StringVar(&logFormat, "log-format", "json", `"json" or "text"`)
-	f.StringVar(&logLevel, "log-level", "info", `"debug", "info", "warn" or "error"`)
+	logFormat, logLevel = "json", "info"
+	env.Choice(f, &logFormat, "log-format", "", `"json" or "text"`, "json", "text")
+	f.StringVar(&logLevel, "log-level", logLevel, `"debug", "info", "warn" or "error"`)
 	return cmd
 }
 
 func newLogger(format, level string) (*slog.Logger, error) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
-		return nil, fmt.Errorf("log level %q: must be debug, info, warn or error", level)
+		return nil, env.Usagef("log level %q: must be debug, info, warn or error", level)
 	}
 	o := &slog.HandlerOptions{Level: l}
-	switch format {
-	case "json":
-		return slog.New(slog.NewJSONHandler(os.Stderr, o)), nil
-	case "text":
+	if format == "text" {
 		return slog.New(slog.NewTextHandler(os.Stderr, o)), nil
 	}
-	return nil, fmt.Errorf(`log format %q: must be "json" or "text"`, format)
+	return slog.New(slog.NewJSONHandler(os.Stderr, o)), nil
 }
 
 // server is everything that serves, wired.
@@ -123,7 +124,7 @@ type server struct {
 	stopProbe     context.CancelFunc
 
 	basis
-	clouds     *clouds
+	clouds     *clouds.Clouds
 	standalone *standaloneBasis // the basis, where it is a folder
 	cluster    *clusterBasis    // the basis, where it is a cluster
 
@@ -169,17 +170,17 @@ func serve(ctx context.Context, c *config.Config, logger *slog.Logger) error {
 	var lc net.ListenConfig
 	raw, err := lc.Listen(ctx, "tcp", c.Listen)
 	if err != nil {
-		return hint(fmt.Errorf("listen: %w", err), "is another verifier, or the Machine Config Server itself, on %s?", c.Listen)
+		return hint.New(fmt.Errorf("listen: %w", err), "is another verifier, or the Machine Config Server itself, on %s?", c.Listen)
 	}
 	healthListener, err := lc.Listen(ctx, "tcp", c.HealthListen)
 	if err != nil {
 		_ = raw.Close()
-		return hint(fmt.Errorf("listen for health: %w", err), "choose another --health-listen")
+		return hint.New(fmt.Errorf("listen for health: %w", err), "choose another --health-listen")
 	}
 	metricsListener, err := lc.Listen(ctx, "tcp", c.MetricsListen)
 	if err != nil {
 		_, _ = raw.Close(), healthListener.Close()
-		return hint(fmt.Errorf("listen for metrics: %w", err), "choose another --metrics-listen")
+		return hint.New(fmt.Errorf("listen for metrics: %w", err), "choose another --metrics-listen")
 	}
 	var handler http.Handler
 	if err = refuseOwnAddress(ctx, c.Upstream, raw.Addr()); err == nil {
@@ -227,7 +228,7 @@ func newServer(c *config.Config, logger *slog.Logger, now func() time.Time) (*se
 	s.audit.LeftOut = s.metrics.AuditLeftOut
 	var err error
 	// What vouches is asked for with each document, once there is a basis.
-	s.clouds, err = newClouds(c, func() *trust.Trust { return s.World().Trust }, outbound.Options{Now: now, Log: logger, Called: s.metrics.ProviderCall})
+	s.clouds, err = clouds.New(c, func() *trust.Trust { return s.World().Trust }, outbound.Options{Now: now, Log: logger, Called: s.metrics.ProviderCall})
 	if err != nil {
 		return nil, err
 	}
@@ -264,7 +265,7 @@ func (s *server) handler() (http.Handler, error) {
 		return nil, err
 	}
 	svc := &service.Service{
-		Clouds: s.clouds.verifiers, Directory: s.clouds.directory(), AzureTokenResource: s.config.AzureTokenResource(),
+		Clouds: s.clouds.Verifiers, Directory: s.clouds.Directory(), AzureTokenResource: s.config.AzureTokenResource(),
 		World: s.World, SealKeys: s.SealKeys, TokenKeys: s.TokenKeys, Records: s.Records(), Provisioning: s.Provisioning,
 		ConfirmProvisioning: s.confirmProvisioning(),
 		Origins:             func(o string) bool { return slices.Contains(s.config.Origins, o) },
@@ -317,7 +318,7 @@ func (s *server) upstream() (http.Handler, error) {
 	}
 	pem, err := os.ReadFile(s.config.UpstreamCA)
 	if err != nil {
-		return nil, hint(fmt.Errorf("read the upstream's CA: %w", err), "set upstreamCA")
+		return nil, hint.New(fmt.Errorf("read the upstream's CA: %w", err), "set upstreamCA")
 	}
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(pem) {

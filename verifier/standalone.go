@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -23,9 +22,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/configsource"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/reload"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
@@ -53,16 +52,16 @@ func newStandaloneBasis(s *server) (*standaloneBasis, error) {
 	b := &standaloneBasis{server: s}
 	var err error
 	if b.folder, err = folder.Open(c.Data); err != nil {
-		return nil, hint(err, initHint)
+		return nil, hint.New(err, initHint)
 	}
 	if b.serving, err = reload.New(pki.ParseServing, c.Path("tls", "tls.crt"), c.Path("tls", "tls.key")); err != nil {
-		return nil, hint(err, initHint)
+		return nil, hint.New(err, initHint)
 	}
 	if b.tokens, err = reload.New(func(b [][]byte) (token.KeySet, error) { return token.ParseKeySet(b[0]) }, c.Path("keys", "token.json")); err != nil {
-		return nil, hint(err, initHint)
+		return nil, hint.New(err, initHint)
 	}
 	if b.seals, err = reload.New(func(b [][]byte) (seal.Ring, error) { return seal.ParseRing(b[0]) }, c.Path("keys", "seal.json")); err != nil {
-		return nil, hint(err, initHint)
+		return nil, hint.New(err, initHint)
 	}
 	b.shared = newProvisioningFile(c, s.log, s.now)
 	b.rendered = configsource.NewFolder(c.Path("machineconfigs"), configsource.Options{Log: s.log, Now: s.now, Allow: c.Render.PreApprovedAllows})
@@ -74,9 +73,9 @@ func newStandaloneBasis(s *server) (*standaloneBasis, error) {
 	}
 	if b.records, err = store.Open(c.Path("state", "records.db")); err != nil {
 		if errors.Is(err, store.ErrLocked) {
-			return nil, hint(err, "another verifier serves this folder; standalone means one replica")
+			return nil, hint.New(err, "another verifier serves this folder; standalone means one replica")
 		}
-		return nil, recordsHint(err, c)
+		return nil, standalone.RecordsHint(err, c)
 	}
 	b.tellHeld()
 	b.keeper = standalone.NewKeeper(context.Background(), b.records, b.folder.Snapshot(), s.log, s.now)
@@ -116,7 +115,7 @@ func (b *standaloneBasis) state(ctx context.Context) (*admin.State, error) {
 	for _, f := range b.rendered.Findings() {
 		state.Problems = append(state.Problems, f.Reason+": "+f.Text)
 	}
-	state.Problems = append(state.Problems, heldProblems(b.records.Restored())...)
+	state.Problems = append(state.Problems, standalone.HeldProblems(b.records.Restored())...)
 	state.Problems = append(state.Problems, b.shadowed(b.keeper.Snapshot())...)
 	if text := tokenAbsence(b.server.now(), b.keeper.Snapshot().Policies, b.shared.View()); text != "" {
 		state.Problems = append(state.Problems, text)
@@ -214,53 +213,13 @@ func (b *standaloneBasis) measure(snapshot *folder.Snapshot) {
 	})
 	b.server.metrics.Trust(snapshot.Trust, now)
 	b.server.reportAbsence(snapshot.Policies, b.shared.View())
-	b.server.clouds.tell(b.server.log, snapshot.Policies)
+	b.server.clouds.Report(b.server.log, snapshot.Policies)
 	if at, ok := snapshot.EKRoots.NotAfter(now); ok {
 		b.server.metrics.Expiry("ek-roots", at)
 	}
 	if leaf := b.serving.Load().Leaf; leaf != nil {
 		b.server.metrics.Expiry("serving-certificate", leaf.NotAfter)
 	}
-}
-
-// offlineState is status without a serving verifier.
-func offlineState(c *config.Config, now time.Time) (*admin.State, error) {
-	snapshot, err := folder.Load(c.Data)
-	if err != nil {
-		return nil, err
-	}
-	path := c.Path("state", "records.db")
-	records, err := store.OpenReadOnly(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		records = nil
-	case err != nil:
-		return nil, recordsHint(err, c)
-	default:
-		defer records.Close() //nolint:errcheck // it was only read
-	}
-	state, err := standalone.State(context.Background(), snapshot, records, now, false)
-	if err != nil {
-		return nil, err
-	}
-	state.Problems = append(state.Problems, heldProblems(store.HeldAt(path))...)
-	return state, nil
-}
-
-// recordsHint says what to do about a database that cannot be used.
-func recordsHint(err error, c *config.Config) error {
-	path := c.Path("state", "records.db")
-	const restore = "restore a backup with 'mcs-attest-verifier restore FILE --force'"
-	switch {
-	case errors.Is(err, store.ErrMissing):
-		return hint(err, "mount the volume that has it, or %s; "+
-			"to begin without any record, so that every enrolled machine may attest again, remove %s.seen and state/evidence/", restore, path)
-	case errors.Is(err, store.ErrForeign):
-		return hint(err, "put the former file back, or %s", restore)
-	case errors.Is(err, store.ErrDamaged):
-		return hint(err, "%s; keep the damaged file for an analysis", restore)
-	}
-	return err
 }
 
 // heldRecords are the records of a database that was possibly restored. While it is,
@@ -302,15 +261,8 @@ func (h heldRecords) Update(ctx context.Context, uid string, change store.Change
 // Session implements redeem.Records.
 func (h heldRecords) Session(uid string) store.Session { return store.NewSession(h, uid) }
 
-func heldProblems(r *store.Restored) []string {
-	if r == nil {
-		return nil
-	}
-	return []string{r.Why + ": no machine is let in until 'mcs-attest-verifier restore --acknowledge'; see docs/operating.md, Backup"}
-}
-
 func (b *standaloneBasis) tellHeld() {
-	for _, text := range heldProblems(b.records.Restored()) {
+	for _, text := range standalone.HeldProblems(b.records.Restored()) {
 		b.server.log.Error("machines wait", "why", text)
 	}
 }

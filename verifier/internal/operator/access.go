@@ -11,5 +11,5 @@ import (
 // Rest is how the cluster is reached, for commands with clients of their own.
 func (c *Cluster) Rest() *rest.Config { return rest.CopyConfig(c.rest) }
 
-// Configuration is that of the cluster's verifier. A [Hinted] error: there is none.
+// Configuration is that of the cluster's verifier. A [hint.Error] error: there is none.
 func (c *Cluster) Configuration(ctx context.Context) (*config.Config, error) { return c.config(ctx) }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 )
 
 // What the commands speak to.
@@ -125,10 +126,10 @@ func (o ClusterOptions) FromConfig(k *config.Kubernetes) ClusterOptions {
 
 func kubeconfigError(err error) error {
 	if clientcmd.IsEmptyConfig(err) {
-		return hint(errors.New("no kubeconfig: no cluster is named anywhere"),
+		return hint.New(errors.New("no kubeconfig: no cluster is named anywhere"),
 			"log in first ('oc login'), set KUBECONFIG, or add --kubeconfig FILE")
 	}
-	return hint(fmt.Errorf("kubeconfig: %w", err),
+	return hint.New(fmt.Errorf("kubeconfig: %w", err),
 		"'kubectl config view' shows what is in force; --kubeconfig and --context choose another")
 }
 
@@ -147,27 +148,27 @@ func (c *Cluster) failed(verb string, r schema.GroupVersionResource, namespace s
 	case apierrors.IsForbidden(err) && !strings.Contains(err.Error(), "is forbidden: User "):
 		return fmt.Errorf("%s %s%s: %w", verb, what, place, err) // an admission plug-in, not RBAC
 	case apierrors.IsForbidden(err):
-		return &forbiddenError{Hinted{
-			fmt.Errorf("you may not %s %s%s: %w", verb, what, place, err),
-			fmt.Sprintf("an administrator grants the RBAC verb %q on %s: 'kubectl auth can-i %s %s%s' asks again", verb, what,
+		return &forbiddenError{&hint.Error{
+			Err: fmt.Errorf("you may not %s %s%s: %w", verb, what, place, err),
+			Hint: fmt.Sprintf("an administrator grants the RBAC verb %q on %s: 'kubectl auth can-i %s %s%s' asks again", verb, what,
 				verb, what, flag(namespace)),
 		}}
 	case apierrors.IsUnauthorized(err):
-		return hint(fmt.Errorf("the API server %s does not know you: %w", c.host, err),
+		return hint.New(fmt.Errorf("the API server %s does not know you: %w", c.host, err),
 			"log in again ('oc login'), or choose another --context")
 	case errors.As(err, &status):
 		if missingType(err) && r.Group == v1alpha1.GroupVersion.Group {
-			return hint(fmt.Errorf("the cluster has no %s: mcs-attest is not installed in it", what),
+			return hint.New(fmt.Errorf("the cluster has no %s: mcs-attest is not installed in it", what),
 				"install its CRDs: 'kubectl apply -f deploy/base/crds/'")
 		}
 		return fmt.Errorf("%s %s%s: %w", verb, what, place, err)
 	case errors.Is(err, context.Canceled):
 		return err
 	case strings.Contains(err.Error(), "getting credentials: "): // client-go has no type for it
-		return hint(fmt.Errorf("logging in: %w", err),
+		return hint.New(fmt.Errorf("logging in: %w", err),
 			"run the login of your kubeconfig by hand ('oc login'), or choose another --context")
 	}
-	return hint(fmt.Errorf("the API server %s does not answer: %w", c.host, err),
+	return hint.New(fmt.Errorf("the API server %s does not answer: %w", c.host, err),
 		"is the cluster up, and --kubeconfig or --context the one you mean?")
 }
 
@@ -179,9 +180,11 @@ func flag(namespace string) string {
 }
 
 // forbiddenError is what some callers can do without.
-type forbiddenError struct{ Hinted }
+type forbiddenError struct{ err *hint.Error }
 
-func (f *forbiddenError) Unwrap() error { return &f.Hinted }
+func (f *forbiddenError) Error() string { return f.err.Error() }
+
+func (f *forbiddenError) Unwrap() error { return f.err }
 
 func forbidden(err error) bool {
 	var f *forbiddenError
@@ -224,7 +227,7 @@ func (c *Cluster) installed() error {
 	if err != nil || len(v) > 0 {
 		return err
 	}
-	return hint(fmt.Errorf("the cluster at %s has no API group %s: mcs-attest is not installed in it", c.host,
+	return hint.New(fmt.Errorf("the cluster at %s has no API group %s: mcs-attest is not installed in it", c.host,
 		v1alpha1.GroupVersion.Group),
 		"install its CRDs ('kubectl apply -f deploy/base/crds/'), or choose another --context")
 }
@@ -292,7 +295,7 @@ func (c *Cluster) MachineNamespace(ctx context.Context, name string) (string, er
 		namespace, _ := split(found[0].Name)
 		return namespace, nil
 	case in[0] == metav1.NamespaceAll:
-		return "", hint(fmt.Errorf("no Machine is called %q in any namespace", name),
+		return "", hint.New(fmt.Errorf("no Machine is called %q in any namespace", name),
 			"give its namespace, if it is still to come: NAMESPACE/%s", name)
 	}
 	return in[0], nil

@@ -20,6 +20,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
@@ -72,7 +73,7 @@ func (f *Folder) Waiting(ctx context.Context, id string) (store.Pending, error) 
 }
 
 func nobodyWaits(id string) error {
-	return hint(fmt.Errorf("nobody waits under the id %q", id), "'status' lists who waits")
+	return hint.New(fmt.Errorf("nobody waits under the id %q", id), "'status' lists who waits")
 }
 
 // MachineNamespace is where a Machine named without a namespace is, or will be.
@@ -106,7 +107,7 @@ func (f *Folder) Enrol(_ context.Context, m *v1alpha1.MachineAttestation, w Writ
 	done := "created"
 	if _, err := os.Lstat(path); err == nil {
 		if !w.Replace {
-			return Written{}, hint(fmt.Errorf("%s exists", path), "choose another --name, or add --replace")
+			return Written{}, hint.New(fmt.Errorf("%s exists", path), "choose another --name, or add --replace")
 		}
 		done = "replaced"
 	}
@@ -270,7 +271,7 @@ func (f *Folder) amend(e machine.Enrolment, w Write, change func(spec *yaml.Node
 			case object == nil:
 				continue
 			case ext == ".json":
-				return Written{}, hint(fmt.Errorf("%s is JSON, which this command does not edit", path),
+				return Written{}, hint.New(fmt.Errorf("%s is JSON, which this command does not edit", path),
 					"change spec of %s/%s there yourself", e.Namespace, e.Name)
 			case bytes.Equal(raw, next):
 				return Written{Where: path, File: true, Done: "unchanged", Object: object}, nil

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/token"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
@@ -29,7 +30,7 @@ func Rotate(k Keys, now time.Time, publish time.Duration, drop bool) (Keys, erro
 	}
 	next, err := k.Rotate(now, publish)
 	if errors.Is(err, token.ErrRotating) {
-		return Keys{}, hint(err, "wait for it to finish ('token status' tells when), or add --now if a key was stolen")
+		return Keys{}, hint.New(err, "wait for it to finish ('token status' tells when), or add --now if a key was stolen")
 	}
 	return next, err
 }

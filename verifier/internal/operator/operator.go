@@ -4,7 +4,7 @@
 // keys; neither needs the verifier's process.
 //
 // What a command needs of a place is an interface of the command's own. Errors
-// are for a person; one with a remedy is a [*Hinted].
+// are for a person; one with a remedy is a [*hint.Error].
 package operator
 
 import (
@@ -21,22 +21,12 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 )
 
 // MaxGrant is how far ahead a grant to attest again may end (DESIGN, section 19,
 // rule 11).
 const MaxGrant = 24 * time.Hour
-
-// Hinted is an error with a line on what to do about it.
-type Hinted struct {
-	Err  error
-	Hint string
-}
-
-func (h *Hinted) Error() string { return h.Err.Error() }
-func (h *Hinted) Unwrap() error { return h.Err }
-
-func hint(err error, format string, a ...any) error { return &Hinted{err, fmt.Sprintf(format, a...)} }
 
 // DryRun says how far a write goes.
 type DryRun string
@@ -97,12 +87,12 @@ var DNSName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
 // CheckEnrolment says what is wrong with an enrolment before it is written.
 func CheckEnrolment(m *v1alpha1.MachineAttestation) error {
 	if m.Spec.MachineRef == nil && m.Spec.Pool == "" {
-		return hint(errors.New("neither a Machine nor a pool is given"),
+		return hint.New(errors.New("neither a Machine nor a pool is given"),
 			"add --machine NAMESPACE/NAME, or --pool POOL where there are no Machine objects")
 	}
 	for _, f := range []struct{ flag, name string }{{"name", m.Name}, {"namespace", m.Namespace}} {
 		if !DNSName.MatchString(f.name) {
-			return hint(fmt.Errorf("%q is not a name", f.name), "add --%s with lower-case letters, digits, '-' and '.'", f.flag)
+			return hint.New(fmt.Errorf("%q is not a name", f.name), "add --%s with lower-case letters, digits, '-' and '.'", f.flag)
 		}
 	}
 	return nil
@@ -114,7 +104,7 @@ func checkGrant(until, now time.Time) error {
 		return nil
 	}
 	if left := until.Sub(now); left <= 0 || left > MaxGrant {
-		return hint(fmt.Errorf("a grant until %s is not honoured", until.UTC().Format(time.RFC3339)),
+		return hint.New(fmt.Errorf("a grant until %s is not honoured", until.UTC().Format(time.RFC3339)),
 			"it must end in the future, and within 24 hours")
 	}
 	return nil
@@ -141,11 +131,11 @@ func named(s *admin.State, name string) *admin.State {
 func one(found []admin.Machine, name string) (admin.Machine, error) {
 	switch {
 	case len(found) == 0:
-		return admin.Machine{}, hint(fmt.Errorf("no machine is called %q", name), "'status' lists all of them")
+		return admin.Machine{}, hint.New(fmt.Errorf("no machine is called %q", name), "'status' lists all of them")
 	case len(found) > 1:
 		return admin.Machine{}, Ambiguous(found, name)
 	case record.IsBreakGlass(found[0].UID):
-		return admin.Machine{}, hint(fmt.Errorf("%s is a break-glass token, not a machine", name),
+		return admin.Machine{}, hint.New(fmt.Errorf("%s is a break-glass token, not a machine", name),
 			"'token rotate --now' revokes it")
 	}
 	return found[0], nil
@@ -162,10 +152,10 @@ func Ambiguous(found []admin.Machine, name string) error {
 		for _, m := range found {
 			names = append(names, m.UID)
 		}
-		return hint(fmt.Errorf("%d machines are called %q", len(found), name), "give the UID: %s",
+		return hint.New(fmt.Errorf("%d machines are called %q", len(found), name), "give the UID: %s",
 			strings.Join(names, " or "))
 	}
-	return hint(fmt.Errorf("%d machines are called %q", len(found), name), "give the namespace too: %s",
+	return hint.New(fmt.Errorf("%d machines are called %q", len(found), name), "give the namespace too: %s",
 		strings.Join(names, " or "))
 }
 

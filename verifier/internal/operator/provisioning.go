@@ -19,6 +19,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
 
@@ -61,7 +62,7 @@ func (f *Folder) Provisioning(context.Context) (tokens provisioning.Tokens, exis
 }
 
 func malformed(where string, err error) error {
-	return hint(fmt.Errorf("%s: %w", where, err),
+	return hint.New(fmt.Errorf("%s: %w", where, err),
 		"mend it, or remove it and make a new token: 'token provisioning create'")
 }
 
@@ -133,7 +134,7 @@ func (c *Cluster) Policies(ctx context.Context) (*policy.Set, error) {
 // it has a verifier.
 func (c *Cluster) provisioningSecret(ctx context.Context) (*config.Config, string, string, error) {
 	k, err := c.config(ctx)
-	var h *Hinted
+	var h *hint.Error
 	name := defaultProvisioningSecret
 	switch {
 	case err == nil:

@@ -14,6 +14,7 @@ import (
 	rules "github.com/mcs-attest/mcs-attest/pkg/approver"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/approver"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 )
 
 var requests = schema.GroupVersionResource{Group: "certificates.k8s.io", Version: "v1",
@@ -41,7 +42,7 @@ func (c *Cluster) Request(ctx context.Context, name string, attestation config.A
 		return nil, c.failed("get", requests, "", err)
 	}
 	k, err := c.config(ctx)
-	var absent *Hinted
+	var absent *hint.Error
 	if errors.As(err, &absent) && !forbidden(err) {
 		k = nil // there is no verifier here yet
 	} else if err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 )
 
@@ -79,7 +80,7 @@ func (c *Cluster) Enrol(ctx context.Context, a *v1alpha1.MachineAttestation, w W
 			return Written{}, c.rejected("create", a.Namespace, err)
 		}
 		if !w.Replace {
-			return Written{}, hint(fmt.Errorf("MachineAttestation %s/%s exists", a.Namespace, a.Name),
+			return Written{}, hint.New(fmt.Errorf("MachineAttestation %s/%s exists", a.Namespace, a.Name),
 				"choose another --name, or add --replace")
 		}
 		have, err := c.get(ctx, attestations, a.Namespace, a.Name)
@@ -111,7 +112,7 @@ var errContended = errors.New("somebody else keeps changing the same object; try
 // validation says.
 func (c *Cluster) rejected(verb, namespace string, err error) error {
 	if apierrors.IsNotFound(err) && !missingType(err) {
-		return hint(fmt.Errorf("%s machineattestations: %w", verb, err), "is there a namespace %s? -n chooses another",
+		return hint.New(fmt.Errorf("%s machineattestations: %w", verb, err), "is there a namespace %s? -n chooses another",
 			namespace)
 	}
 	return c.failed(verb, attestations, namespace, err)
@@ -312,7 +313,7 @@ func (c *Cluster) keys(ctx context.Context) (*unstructured.Unstructured, Keys, e
 		return nil, Keys{}, err
 	}
 	if o == nil {
-		return nil, Keys{}, hint(fmt.Errorf("there is no Secret %s/%s", c.o.Own, keysSecret),
+		return nil, Keys{}, hint.New(fmt.Errorf("there is no Secret %s/%s", c.o.Own, keysSecret),
 			"the verifier makes it when it starts: is one running in the namespace %s?", c.o.Own)
 	}
 	data, err := secretData(o)
@@ -364,7 +365,7 @@ func (c *Cluster) config(ctx context.Context) (*config.Config, error) {
 	}
 	name := "ConfigMap " + c.o.Own + "/" + configMap
 	if o == nil {
-		return nil, hint(fmt.Errorf("there is no %s", name), "is the verifier installed in the namespace %s?", c.o.Own)
+		return nil, hint.New(fmt.Errorf("there is no %s", name), "is the verifier installed in the namespace %s?", c.o.Own)
 	}
 	text, _, _ := unstructured.NestedString(o.Object, "data", configKey)
 	return config.Parse(name, []byte(text), "/")

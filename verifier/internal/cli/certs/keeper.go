@@ -1,0 +1,123 @@
+package certs
+
+import (
+	"context"
+	"errors"
+
+	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/certfolder"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/mcscertificates"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
+)
+
+// keeper keeps the certificates of a folder or of a cluster.
+type keeper interface {
+	look(context.Context) (mcscert.Status, error)
+	init(ctx context.Context, force bool) (made string, s mcscert.Status, err error)
+	rotate(ctx context.Context, now bool) (mcscert.Step, mcscert.Status, error)
+	due(context.Context) ([]mcscert.Step, mcscert.Status, error)
+	// after says what is left for a person to do after a step.
+	after(mcscert.Step) string
+}
+
+// openKeeper chooses as the other commands do. Hosts are in place of the configuration's.
+func openKeeper(ctx context.Context, e *env.Env, hosts []string) (keeper, error) {
+	b, err := e.Open()
+	if err != nil {
+		return nil, err
+	}
+	if f, ok := b.(*operator.Folder); ok {
+		if hosts == nil {
+			hosts = f.Config.CertificateHosts()
+		}
+		return folderKeeper{&certfolder.Folder{Dir: f.Config.Data, Hosts: hosts}}, nil
+	}
+	cluster, ok := b.(*operator.Cluster)
+	if !ok {
+		return nil, errors.New("there are no certificates here")
+	}
+	k, err := clusterConfig(ctx, e, cluster)
+	if err != nil {
+		return nil, err
+	}
+	if k.Kubernetes == nil {
+		return nil, hint.New(errors.New("the configuration of the cluster's verifier has no section kubernetes"), "it is in the ConfigMap mcs-attest-config; without that section it is a folder's")
+	}
+	api, err := kube.NewClient(cluster.Rest())
+	if err != nil {
+		return nil, err
+	}
+	// An administrator may list what the verifier's account may not.
+	r, err := mcscertificates.New(mcscertificates.Options{Client: api, Config: k, Hostnames: hosts, ListUserData: true})
+	return clusterKeeper{r}, err
+}
+
+func clusterConfig(ctx context.Context, e *env.Env, cluster *operator.Cluster) (*config.Config, error) {
+	if e.Config != "" && !e.Plugin {
+		k, err := env.LoadConfig(e.Config)
+		if err != nil || k.Kubernetes != nil {
+			return k, err
+		}
+	}
+	return cluster.Configuration(ctx)
+}
+
+type folderKeeper struct{ f *certfolder.Folder }
+
+func (k folderKeeper) look(context.Context) (mcscert.Status, error) { return k.f.Inspect() }
+
+func (k folderKeeper) init(context.Context, bool) (string, mcscert.Status, error) {
+	made, err := k.f.Init()
+	if err != nil {
+		return "", mcscert.Status{}, hint.New(err, "restore what is missing, or remove the whole folder tls/ to begin with new certificates")
+	}
+	s, err := k.f.Inspect()
+	if made {
+		return "wrote tls/", s, err
+	}
+	return "kept tls/", s, err
+}
+
+func (k folderKeeper) rotate(_ context.Context, now bool) (mcscert.Step, mcscert.Status, error) {
+	return k.f.Rotate(now)
+}
+
+func (k folderKeeper) due(context.Context) ([]mcscert.Step, mcscert.Status, error) {
+	return k.f.Due()
+}
+
+func (folderKeeper) after(step mcscert.Step) string {
+	if step == mcscert.StepCA {
+		return "now: give pointers/*.ign to every machine that is yet to boot, in place of its user data of before;\nthen, 25 hours later at the earliest, 'certs rotate' again"
+	}
+	return "the verifier takes it up within a second; machines need a pointer config with the bundle of tls/ca.crt"
+}
+
+type clusterKeeper struct{ c *mcscertificates.Reconciler }
+
+func (k clusterKeeper) look(ctx context.Context) (mcscert.Status, error) { return k.c.Inspect(ctx) }
+
+func (k clusterKeeper) init(ctx context.Context, force bool) (string, mcscert.Status, error) {
+	s, err := k.c.Init(ctx, force)
+	return "the objects are there; a verifier with certificates: in its configuration keeps them", s, err
+}
+
+func (k clusterKeeper) rotate(ctx context.Context, now bool) (mcscert.Step, mcscert.Status, error) {
+	return k.c.Rotate(ctx, now)
+}
+
+func (k clusterKeeper) due(context.Context) ([]mcscert.Step, mcscert.Status, error) {
+	return nil, mcscert.Status{}, errors.New("in a cluster the verifier does what is due by itself")
+}
+
+func (clusterKeeper) after(step mcscert.Step) string {
+	if step == mcscert.StepCA {
+		return "pointer configs outside the cluster (user data that an administrator hands out) need the new bundle, too: 'certs pointer FILE';\n25 hours later at the earliest: 'certs rotate' again, or leave it to the calendar"
+	}
+	return "the replicas take it up at once"
+}

@@ -1,0 +1,155 @@
+// Package cli is the command line of the verifier and of its plug-in for kubectl and oc: one package
+// for each noun, over package env. A noun never imports another.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/mcs-attest/mcs-attest/pkg/spelling"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/certs"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/csr"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/machine"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/policy"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/render"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/setup"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/support"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/token"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+)
+
+// Main runs the program that args[0] names, and returns its exit status.
+func Main(ctx context.Context, version string, args []string, serve *cobra.Command) int {
+	e, rest := env.Of(args[0], args[1:])
+	e.Version = version
+	return Run(ctx, e, rest, serve)
+}
+
+// Run runs a command line and returns its exit status: 0, 1 for a failure or a verdict, 2 for a wrong
+// command line, or what the command documents.
+func Run(ctx context.Context, e *env.Env, args []string, serve *cobra.Command) int {
+	root := Root(e)
+	if !e.Plugin {
+		root.AddCommand(serve)
+	}
+	begun := false
+	each(root, func(cmd *cobra.Command) {
+		if run := cmd.RunE; run != nil {
+			cmd.RunE = func(cmd *cobra.Command, args []string) error {
+				begun = true
+				return run(cmd, args)
+			}
+		}
+	})
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	var exit *env.ExitError
+	if err != nil && !begun && !errors.As(err, &exit) {
+		err = env.Usage(err) // cobra's own: the number of arguments, flags that go together
+	}
+	var h *hint.Error
+	if errors.As(err, &exit) && exit.Code == env.ExitUsage && !errors.As(err, &h) {
+		err = env.Usage(hint.New(err, "'%s --help' describes the command line", cmd.CommandPath()))
+	}
+	return env.Report(os.Stderr, err)
+}
+
+// each visits a command and all below it.
+func each(cmd *cobra.Command, visit func(*cobra.Command)) {
+	visit(cmd)
+	for _, sub := range cmd.Commands() {
+		each(sub, visit)
+	}
+}
+
+// Root is the whole command line.
+func Root(e *env.Env) *cobra.Command {
+	root := verifier(e)
+	if e.Plugin {
+		root = plugin(e)
+	}
+	root.Version, root.SilenceErrors, root.SilenceUsage = e.Version, true, true
+	root.SetOut(os.Stdout)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return env.FlagError(cmd.Flags(), err) })
+	// The administrator's, for a folder and for a cluster.
+	root.AddCommand(machine.Commands(e)...)
+	root.AddCommand(token.Command(e), certs.Command(e), csr.Command(e), support.Command(e))
+	each(root, strict)
+	return root
+}
+
+// strict makes a word that is no subcommand an error. Cobra would print the help and exit with 0. For
+// "csr explian", 0 means that the request is approved.
+func strict(cmd *cobra.Command) {
+	if cmd.Runnable() || !cmd.HasSubCommands() {
+		return
+	}
+	cmd.Args = cobra.ArbitraryArgs
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return cmd.Help()
+		}
+		err := fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
+		var names []string
+		for _, sub := range cmd.Commands() {
+			if sub.IsAvailableCommand() {
+				names = append(names, sub.Name())
+			}
+		}
+		if like := spelling.Near(args[0], names); len(like) > 0 {
+			return env.Usage(hint.New(err, "did you mean %s?", strings.Join(like, " or ")))
+		}
+		return env.Usage(hint.New(err, "'%s --help' lists them", cmd.CommandPath()))
+	}
+}
+
+func verifier(*env.Env) *cobra.Command {
+	root := &cobra.Command{
+		Use:   env.Verifier,
+		Short: "Give a machine its Ignition config only after it proved which machine it is",
+		Long: `mcs-attest-verifier stands beside the Machine Config Server (or, standalone,
+beside a folder of Ignition configs). A new machine's agent proves its identity
+with a TPM 2.0 quote or a cloud's instance identity; the verifier matches it to
+exactly one Machine and answers with a token of some minutes' life; the gate
+gives the full config for that token and for nothing else.
+
+From nothing to serving:
+
+    mcs-attest-verifier init DIR --origin https://HOST:22623
+    mcs-attest-verifier serve --config DIR/mcs-attest.yaml
+    mcs-attest-verifier enroll --config DIR/mcs-attest.yaml --identity FILE --name NAME --pool worker
+
+Exit status of every command: 0: done, or yes; 1: a failure, or no; 2: wrong
+command line. A command with more says so in its help.
+
+Linked or copied as kubectl-attest or oc-attest it is the plug-in "kubectl attest".`,
+	}
+	root.AddCommand(setup.Commands()...)
+	root.AddCommand(policy.Commands()...)
+	root.AddCommand(render.Command())
+	return root
+}
+
+// plugin is "kubectl attest" or "oc attest".
+func plugin(e *env.Env) *cobra.Command {
+	root := &cobra.Command{
+		Use:         e.FieldManager(),
+		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: e.Name},
+		Short:       "Which machines attested, which did not and why, and what to do about it",
+		Long: `Which machines of a cluster attested before they received their Ignition config,
+which did not and why, and what to do about it. It reads and writes objects of the
+Kubernetes API and needs no verifier to be running.`,
+		Example: e.Examples(`  PROGRAM status
+  PROGRAM explain worker-7
+  PROGRAM enroll --identity worker-7.yaml --machine worker-7
+  PROGRAM quarantine worker-7`),
+	}
+	e.ClusterFlags(root.PersistentFlags())
+	return root
+}

@@ -1,0 +1,72 @@
+package env
+
+import (
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
+)
+
+// Write is how far a command writes, and how it says what it wrote.
+type Write struct {
+	operator.Write
+	Output *Output
+}
+
+// WriteFlags adds --dry-run as kubectl has it, and -o.
+func WriteFlags(cmd *cobra.Command) *Write {
+	w := &Write{Output: OutputOf(cmd, "", YAML, JSON, Name)}
+	cmd.Flags().Lookup("output").Usage = `"yaml" or "json" prints the object, "name" where it is`
+	w.DryRun = operator.DryRunNone
+	cmd.Flags().Var(&choice{
+		name: "dry-run", value: (*string)(&w.DryRun), listed: "none, client or server",
+		values: []string{string(operator.DryRunNone), string(operator.DryRunClient), string(operator.DryRunServer), ""},
+	}, "dry-run", `"none", "client" (send nothing) or "server" (have the API server check it)`)
+	cmd.Flags().Lookup("dry-run").NoOptDefVal = string(operator.DryRunClient)
+	return w
+}
+
+// Report says what was written.
+func (w *Write) Report(cmd *cobra.Command, all ...operator.Written) error {
+	for i, done := range all {
+		switch {
+		case w.Output.Is(Name):
+			cmd.Println(done.Where)
+			continue
+		case w.Output.Is(YAML), w.Output.Is(JSON):
+			if err := w.print(cmd, i, done); err != nil {
+				return err
+			}
+			continue
+		}
+		suffix := ""
+		if w.DryRun == operator.DryRunClient || w.DryRun == operator.DryRunServer {
+			suffix = " (" + string(w.DryRun) + " dry run)"
+		}
+		if done.File && done.Done != "unchanged" && suffix == "" {
+			cmd.Println("wrote", done.Where)
+			continue
+		}
+		cmd.Println(done.Where, done.Done+suffix)
+	}
+	return nil
+}
+
+func (w *Write) print(cmd *cobra.Command, i int, done operator.Written) error {
+	raw, err := operator.YAML(done.Object)
+	if err != nil {
+		return err
+	}
+	if w.Output.Is(JSON) {
+		if raw, err = yaml.YAMLToJSON(raw); err != nil {
+			return err
+		}
+		cmd.Println(string(raw))
+		return nil
+	}
+	if i > 0 {
+		cmd.Println("---")
+	}
+	cmd.Print(string(raw))
+	return nil
+}

@@ -1,0 +1,259 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+)
+
+func explainCommand(e *env.Env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "explain MACHINE",
+		Short: "All that is known of one machine, and what to do about it",
+		Long: `All that is known of one machine: identity, evidence, history, conditions, failure
+report, in a cluster its Events; why it cannot attest now; and for a denial what it
+means and what to do. MACHINE is namespace/name, a name that is unique, a UID, or
+the id of a machine that waits for approval.`,
+		Example: e.Examples(`  PROGRAM explain worker-7
+  PROGRAM explain 3f2a9c01d4e5b6a7`),
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: e.MachineNames,
+	}
+	e.Where(cmd)
+	output := env.OutputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		b, err := e.Open()
+		if err != nil {
+			return err
+		}
+		s, err := b.Find(cmd.Context(), args[0])
+		if err != nil {
+			return err
+		}
+		x := explained{program: e.Name, state: s}
+		if t, ok := b.(eventReader); ok && len(s.Machines) == 1 {
+			// An error is printed beside what could be read.
+			if x.events, err = t.Events(cmd.Context(), s.Machines[0]); err != nil {
+				x.eventsErr = err
+			}
+		}
+		return x.print(cmd.OutOrStdout(), args[0], output)
+	}
+	return cmd
+}
+
+// eventReader is a backend that has Events of a machine.
+type eventReader interface {
+	Events(context.Context, admin.Machine) ([]operator.Event, error)
+}
+
+// Explain prints what explain prints of a state, without Events.
+func Explain(out io.Writer, program string, s *admin.State, name string) error {
+	return explained{program: program, state: s}.print(out, name, &env.Output{})
+}
+
+// explained is what explain found.
+type explained struct {
+	program   string
+	state     *admin.State
+	events    []operator.Event
+	eventsErr error
+}
+
+func (e explained) print(out io.Writer, name string, output *env.Output) error {
+	s := e.state
+	switch {
+	case len(s.Machines) > 1:
+		return operator.Ambiguous(s.Machines, name)
+	case len(s.Machines) == 1:
+		m := s.Machines[0]
+		doc := struct {
+			admin.Machine
+			WhyNot []string         `json:"whyNot,omitempty"`
+			Events []operator.Event `json:"events,omitempty"`
+		}{m, e.whyNot(m), e.events}
+		return output.Print(out, doc, []string{m.Name}, func(out io.Writer) error {
+			explainMachine(out, m, s.Time)
+			if len(doc.WhyNot) > 0 {
+				fmt.Fprintln(out, "\nwhy it cannot attest now:")
+				for _, w := range doc.WhyNot {
+					fmt.Fprintln(out, "  -", w)
+				}
+			}
+			e.printEvents(out)
+			return nil
+		})
+	case len(s.Pending) == 1:
+		p := s.Pending[0]
+		return output.Print(out, p, []string{p.ID}, func(out io.Writer) error {
+			e.pending(out, p)
+			return nil
+		})
+	}
+	return hint.New(fmt.Errorf("no machine is called %q", name), "'%s status' lists all of them", e.program)
+}
+
+func (e explained) pending(out io.Writer, p store.Pending) {
+	fmt.Fprintf(out, "%s waits for approval.\n\n", p.ID)
+	fmt.Fprintf(out, "  EK           %s\n  pool asked   %s\n  first seen   %s\n  last seen    %s\n  from         %s\n",
+		p.EKSHA256, audit.Clean(p.Pool), p.FirstSeen.Format(time.RFC3339), p.LastSeen.Format(time.RFC3339), audit.Clean(p.Source))
+	for _, k := range slices.Sorted(maps.Keys(p.Certificate)) {
+		fmt.Fprintf(out, "  %-12s %s\n", audit.Clean(k), audit.Clean(p.Certificate[k]))
+	}
+	fmt.Fprintf(out, "  it says      %s   (self-asserted)\n", audit.Clean(p.Claims))
+	fmt.Fprintf(out, "\nIts TPM is genuine; whose machine it is in, only you know. To let it in:\n  %s enroll --approve %s --name NAME\n", e.program, p.ID)
+}
+
+// whyNot lists what keeps a machine from attesting now.
+func (e explained) whyNot(m admin.Machine) []string {
+	var why []string
+	add := func(format string, a ...any) { why = append(why, fmt.Sprintf(format, a...)) }
+	s := e.state
+	if s.Cluster != "" && !s.Serving {
+		add("no verifier is available in this cluster")
+	}
+	if m.Quarantined {
+		add("it is quarantined; '%s quarantine %s --release' lets it go on", e.program, m.Name)
+	}
+	if m.Deleting {
+		add("its %s is being deleted", m.Kind)
+	}
+	joined := m.NodeRef != "" || m.Record != nil && m.Record.Phase == v1alpha1.PhaseJoined
+	granted := m.Reattest != nil && m.Reattest.After(s.Time)
+	if joined && !granted {
+		node := ""
+		if m.NodeRef != "" {
+			node = " as Node " + m.NodeRef
+		}
+		add("it has joined%s; '%s reattest %s' lets it be provisioned once more", node, e.program, m.Name)
+	}
+	if len(m.EKSHA256) == 0 && m.ProviderID == "" && (m.Record == nil || m.Record.Identity == (v1alpha1.RecordedIdentity{})) {
+		add("nothing says which machine it is: no EK is enrolled for it and it has no provider id; '%s enroll --machine %s' names its TPM", e.program, m.Name)
+	}
+	if len(m.Pools) == 0 && m.Kind != "BreakGlass" {
+		add("it has no pool: neither its labels nor the annotation %s name one, as far as can be seen from here", v1alpha1.AnnotationPool)
+	}
+	return why
+}
+
+func (e explained) printEvents(out io.Writer) {
+	if e.eventsErr != nil {
+		fmt.Fprintln(out, "\nevents: ", e.eventsErr)
+		var h *hint.Error
+		if errors.As(e.eventsErr, &h) {
+			fmt.Fprintln(out, "hint:", h.Hint)
+		}
+	}
+	if len(e.events) == 0 {
+		return
+	}
+	fmt.Fprintln(out, "\nevents:")
+	for _, v := range e.events {
+		times := ""
+		if v.Count > 1 {
+			times = fmt.Sprintf(" (%d times)", v.Count)
+		}
+		fmt.Fprintf(out, "  %s  %-7s %-16s %s%s\n", v.Time.UTC().Format(time.RFC3339), audit.Clean(v.Type), audit.Clean(v.Reason), audit.Clean(v.Message), times)
+	}
+}
+
+func explainMachine(out io.Writer, m admin.Machine, now time.Time) {
+	fmt.Fprintf(out, "%s (%s, UID %s)\n\n", m.Name, m.Kind, m.UID)
+	line := func(k, v string) {
+		if v != "" {
+			fmt.Fprintf(out, "  %-17s %s\n", audit.Clean(k), audit.Clean(v))
+		}
+	}
+	line("pools", strings.Join(m.Pools, ", "))
+	line("node", m.NodeRef)
+	if m.Quarantined {
+		line("quarantined", "yes")
+	}
+	if m.Reattest != nil {
+		line("may attest again", "until "+m.Reattest.UTC().Format(time.RFC3339))
+	}
+	line("created", m.Created.Format(time.RFC3339)+" ("+age(now, m.Created)+" ago)")
+	line("provider ID", m.ProviderID)
+	for _, ek := range m.EKSHA256 {
+		line("enrolled EK", ek)
+	}
+	r := m.Record
+	if r == nil || r.Phase == "" && len(r.History) == 0 {
+		fmt.Fprintf(out, "\nIt has never been seen. If it is powered on, look at its console: the agent says there what it waits for.\n")
+		return
+	}
+	line("phase", string(r.Phase))
+	line("recorded EK", r.Identity.EKSHA256)
+	line("recorded AK", r.Identity.AKSHA256)
+	line("recorded cloud", r.Identity.ProviderID)
+	line("endorsed by", string(r.Endorsement))
+	if t := r.Token; t != nil {
+		line("token", fmt.Sprintf("%s, pool %s, used %d of %d, until %s", t.ID, t.Pool, t.Uses, t.MaxUses, t.Expiry.Format(time.RFC3339)))
+	}
+	for _, c := range r.Credentials {
+		line("credential", explainCredential(c, now))
+	}
+	line("attested key", r.CSRKeySHA256)
+	if c := r.Certificate; c != nil {
+		line("certificate", fmt.Sprintf("for node %s, approved %s", c.Node, c.Approved.UTC().Format(time.RFC3339)))
+		line("  its key", c.PublicKeySHA256)
+		line("  request", c.Request)
+		line("  asked with", c.CredentialID)
+	}
+	for _, e := range r.Evidence {
+		line("evidence", e.Kind+" sha256:"+e.SHA256)
+		for _, k := range slices.Sorted(maps.Keys(e.Summary)) {
+			line("  "+k, e.Summary[k])
+		}
+	}
+	for _, c := range r.Conditions {
+		line("condition", fmt.Sprintf("%s %s (%s) %s", c.Type, c.Status, c.Reason, audit.Clean(c.Message)))
+	}
+	fmt.Fprintln(out, "\nhistory:")
+	var last v1alpha1.HistoryEntry
+	for _, h := range r.History {
+		fmt.Fprintf(out, "  %s  %-9s %s\n", h.Time.Format(time.RFC3339), h.Event, audit.Clean(strings.TrimSpace(h.Reason+" "+h.Message)))
+		if h.CorrelationID != "" {
+			fmt.Fprintf(out, "  %20s  %-9s correlation id %s\n", "", "", h.CorrelationID)
+		}
+		last = h
+	}
+	if code, ok := reason.Parse(last.Reason); ok {
+		i := code.Info()
+		fmt.Fprintf(out, "\n%s: %s\nhint: %s\n", i.Name, i.Title, i.Hint)
+	}
+	if p := r.Report; p != nil {
+		fmt.Fprintf(out, "\nthe machine reported (its own words, untrusted):\n  unit %s, result %s, exit status %d, at %s\n", audit.Clean(p.Unit), audit.Clean(p.Result), p.ExitStatus, p.Time.Format(time.RFC3339))
+		for _, l := range strings.Split(strings.TrimSpace(p.Message), "\n") {
+			fmt.Fprintf(out, "  | %s\n", audit.Clean(l))
+		}
+	}
+}
+
+// explainCredential tells of a bootstrap credential what revokes it and when it ends.
+func explainCredential(c v1alpha1.CredentialStatus, now time.Time) string {
+	text := c.ID + ", ended " + c.Expiry.UTC().Format(time.RFC3339)
+	if now.Before(c.Expiry.Time) {
+		text = fmt.Sprintf("%s, until %s (%s left)", c.ID, c.Expiry.UTC().Format(time.RFC3339), age(c.Expiry.Time, now))
+	}
+	if c.Secret != "" {
+		text += ", Secret " + c.Secret
+	}
+	return text
+}

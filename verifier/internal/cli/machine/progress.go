@@ -1,0 +1,234 @@
+package machine
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+)
+
+// progress is how far a scale-up has come. Its text and its JSON say the same.
+type progress struct {
+	Time time.Time `json:"time"`
+	// Machines, and how many of them are in each phase; Waiting are those that
+	// were never seen and are no Node.
+	Machines int            `json:"machines"`
+	Phases   map[string]int `json:"phases"`
+	// Provisioned have fetched their config or joined.
+	Provisioned int `json:"provisioned"`
+	// What needs somebody.
+	Pending     int `json:"pendingApproval"`
+	Failed      int `json:"failed"`
+	Conflicts   int `json:"conflicts"`
+	Quarantined int `json:"quarantined"`
+	// Attention are the machines that need somebody, Latest the others; what
+	// happened last comes first. Each is at most a dozen.
+	Attention []progressLine `json:"attention"`
+	Latest    []progressLine `json:"latest"`
+	Verifier  []string       `json:"verifier,omitempty"`
+}
+
+type progressLine struct {
+	Machine string    `json:"machine"`
+	Phase   string    `json:"phase"`
+	Since   time.Time `json:"since"`
+	Note    string    `json:"note,omitempty"`
+}
+
+const (
+	phaseWaiting  = "Waiting"
+	progressLines = 12
+	screenWidth   = 80
+)
+
+// progressPhases is their order on the screen.
+var progressPhases = []string{phaseWaiting, string(v1alpha1.PhaseDenied), string(v1alpha1.PhaseAttested), string(v1alpha1.PhaseFetched), string(v1alpha1.PhaseJoined)}
+
+func newProgress(s *admin.State) *progress {
+	p := &progress{
+		Time: s.Time, Machines: len(s.Machines), Phases: map[string]int{}, Pending: len(s.Pending), Verifier: health(s),
+		Attention: []progressLine{}, Latest: []progressLine{},
+	}
+	for _, phase := range progressPhases {
+		p.Phases[phase] = 0
+	}
+	for _, m := range s.Machines {
+		if m.Kind == "BreakGlass" {
+			p.Machines--
+			continue
+		}
+		line := progressLine{Machine: m.Name, Phase: phaseWaiting, Since: m.Created}
+		r := m.Record
+		if r != nil && r.Phase != "" {
+			line.Phase = string(r.Phase)
+		}
+		if line.Phase == phaseWaiting && m.NodeRef != "" {
+			line.Phase = string(v1alpha1.PhaseJoined)
+		}
+		if r != nil && len(r.History) > 0 {
+			line.Since = r.History[len(r.History)-1].Time.Time
+		}
+		p.Phases[line.Phase]++
+		if line.Phase == string(v1alpha1.PhaseFetched) || line.Phase == string(v1alpha1.PhaseJoined) {
+			p.Provisioned++
+		}
+		_, _, line.Note = summary(m, s.Time)
+		if p.needs(m) || line.Phase == string(v1alpha1.PhaseDenied) {
+			p.Attention = append(p.Attention, line)
+		} else {
+			p.Latest = append(p.Latest, line)
+		}
+	}
+	for _, w := range s.Pending {
+		p.Attention = append(p.Attention, progressLine{Machine: "(pending " + w.ID + ")", Phase: string(v1alpha1.PhasePending), Since: w.FirstSeen, Note: "approve " + w.ID})
+	}
+	p.Attention, p.Latest = latest(p.Attention), latest(p.Latest)
+	return p
+}
+
+// needs counts what needs somebody.
+func (p *progress) needs(m admin.Machine) bool {
+	needs := false
+	for _, c := range []struct {
+		is    bool
+		count *int
+	}{
+		{m.Quarantined, &p.Quarantined},
+		{m.Record != nil && m.Record.Report != nil, &p.Failed},
+		{m.Record != nil && conflict(m.Record), &p.Conflicts},
+	} {
+		if c.is {
+			needs = true
+			*c.count++
+		}
+	}
+	return needs
+}
+
+func latest(lines []progressLine) []progressLine {
+	slices.SortStableFunc(lines, func(a, b progressLine) int {
+		return cmp.Or(b.Since.Compare(a.Since), cmp.Compare(a.Machine, b.Machine))
+	})
+	return lines[:min(len(lines), progressLines)]
+}
+
+// lines is the screen: at most 80 columns, whatever the machines are called.
+func (p *progress) lines() []string {
+	percent := 0
+	if p.Machines > 0 {
+		percent = 100 * p.Provisioned / p.Machines
+	}
+	const bar = screenWidth - 2
+	full := bar * percent / 100
+	out := []string{
+		fmt.Sprintf("%s  %d machines, %d provisioned (%d%%)", p.Time.Format(time.TimeOnly), p.Machines, p.Provisioned, percent),
+		"[" + strings.Repeat("#", full) + strings.Repeat(".", bar-full) + "]",
+	}
+	var phases []string
+	for _, phase := range progressPhases {
+		phases = append(phases, fmt.Sprintf("%s %d", strings.ToLower(phase), p.Phases[phase]))
+	}
+	out = append(out, strings.Join(phases, "   "))
+	var trouble []string
+	for _, t := range []struct {
+		what string
+		n    int
+	}{{"waiting for approval", p.Pending}, {"failed", p.Failed}, {"conflicts", p.Conflicts}, {"quarantined", p.Quarantined}} {
+		if t.n > 0 {
+			trouble = append(trouble, fmt.Sprintf("%s %d", t.what, t.n))
+		}
+	}
+	if len(trouble) > 0 {
+		out = append(out, strings.Join(trouble, "   "))
+	}
+	out = append(out, p.Verifier...)
+	for _, group := range []struct {
+		title string
+		lines []progressLine
+	}{{"needs somebody:", p.Attention}, {"latest:", p.Latest}} {
+		if len(group.lines) == 0 {
+			continue
+		}
+		out = append(out, "", group.title)
+		for _, l := range group.lines {
+			out = append(out, fmt.Sprintf("  %4s  %-8s  %s  %s", age(p.Time, l.Since), l.Phase, end(l.Machine, 34), l.Note))
+		}
+	}
+	for i, l := range out {
+		out[i] = clip(strings.TrimRight(l, " "), screenWidth)
+	}
+	return out
+}
+
+// clip cuts a line at its end.
+func clip(s string, width int) string {
+	if r := []rune(s); len(r) > width {
+		return string(r[:width-1]) + "…"
+	}
+	return s
+}
+
+// end cuts a name at its beginning, since machines of one set differ at their end,
+// and pads it.
+func end(s string, width int) string {
+	if r := []rune(s); len(r) > width {
+		s = "…" + string(r[len(r)-width+1:])
+	}
+	return fmt.Sprintf("%-*s", width, s)
+}
+
+// follow shows the progress again and again until somebody has seen enough. A look
+// that fails is told and tried again, but for the first.
+func follow(cmd *cobra.Command, b env.Backend, table bool, interval time.Duration) error {
+	if interval < 100*time.Millisecond {
+		return env.Usagef("interval %v: at least 100ms", interval)
+	}
+	out, seen := cmd.OutOrStdout(), false
+	for {
+		begun := time.Now()
+		s, err := b.State(cmd.Context())
+		switch {
+		case cmd.Context().Err() != nil:
+			return nil
+		case err != nil && !seen:
+			return err
+		case err != nil:
+			cmd.PrintErrln("error:", err)
+		default:
+			seen = true
+			if err := showProgress(out, newProgress(s), table); err != nil {
+				return err
+			}
+		}
+		// A look at 100 000 machines takes the API server some effort.
+		wait := max(interval, 4*time.Since(begun))
+		select {
+		case <-cmd.Context().Done():
+			return nil
+		case <-time.After(wait):
+		}
+	}
+}
+
+func showProgress(out io.Writer, p *progress, table bool) error {
+	if !table {
+		return json.NewEncoder(out).Encode(p)
+	}
+	text := strings.Join(p.lines(), "\n") + "\n"
+	if terminal(out) {
+		text = "\033[H\033[2J" + text
+	} else {
+		text += "\n"
+	}
+	_, err := io.WriteString(out, text)
+	return err
+}

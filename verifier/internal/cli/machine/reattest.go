@@ -1,0 +1,68 @@
+package machine
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+)
+
+func reattestCommand(e *env.Env) *cobra.Command {
+	var lasts time.Duration
+	var until string
+	var revoke bool
+	var w *env.Write
+	cmd := &cobra.Command{
+		Use:   "reattest MACHINE",
+		Short: "Let a machine that has joined be provisioned once more",
+		Long: `Let a machine that has joined be provisioned once more, with the identity that is
+recorded. The grant ends after --for, at most 24 hours from now, and is used up by
+one provisioning (three attestations: two first boots and a retry).
+
+With --revoke the grant is taken back.`,
+		Example: e.Examples(`  PROGRAM reattest worker-7 --for 2h
+  PROGRAM reattest worker-7 --revoke`),
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: e.MachineNames,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var end time.Time
+			switch {
+			case revoke:
+			case until != "":
+				var err error
+				if end, err = time.Parse(time.RFC3339, until); err != nil {
+					return env.Usage(hint.New(fmt.Errorf("--until %q is not a time", until), "write for example %s",
+						time.Now().Add(2*time.Hour).UTC().Format(time.RFC3339)))
+				}
+			default:
+				end = time.Now().Add(lasts)
+			}
+			b, err := e.Open()
+			if err != nil {
+				return err
+			}
+			done, err := b.Reattest(cmd.Context(), args[0], end, w.Write)
+			if err != nil {
+				return err
+			}
+			if len(done) == 0 {
+				cmd.PrintErrln(args[0], "has no grant")
+			}
+			if !end.IsZero() && w.Output.Is("") {
+				cmd.PrintErrf("%s may attest again until %s\n", args[0], end.UTC().Format(time.RFC3339))
+			}
+			return w.Report(cmd, done...)
+		},
+	}
+	e.Where(cmd)
+	f := cmd.Flags()
+	f.DurationVar(&lasts, "for", time.Hour, "how long the grant lasts, at most 24h")
+	f.StringVar(&until, "until", "", "when it ends, as RFC 3339 has times")
+	f.BoolVar(&revoke, "revoke", false, "take the grant back")
+	cmd.MarkFlagsMutuallyExclusive("for", "until", "revoke")
+	w = env.WriteFlags(cmd)
+	return cmd
+}

@@ -1,0 +1,290 @@
+package machine
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+)
+
+func statusCommand(e *env.Env) *cobra.Command {
+	var watch bool
+	var interval time.Duration
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Every machine, its phase, what it reached when, and why not",
+		Long: `Every machine, its phase, when it attested, fetched its config and joined in this
+boot (UTC; of an earlier day, the day), and why not. Machines that wait for approval
+come below, and then what is wrong with files or objects. -o wide has whole times,
+since when the phase is, and the Node.
+
+Of a folder, it asks the serving verifier and without one reads the files and the
+records; of a cluster, it reads the objects.
+
+With --watch it shows how far a scale-up has come: how many machines are in each
+phase, and those that need somebody first. With -o json each look is one line.`,
+		Example: e.Examples(`  PROGRAM status
+  PROGRAM status -o wide
+  PROGRAM status --watch
+  PROGRAM status -o json`),
+		Args: cobra.NoArgs,
+	}
+	e.Where(cmd)
+	output := env.OutputFlag(cmd, "wide")
+	f := cmd.Flags()
+	f.BoolVarP(&e.Everywhere, "all-namespaces", "A", false, "the Machines of every namespace")
+	f.BoolVarP(&watch, "watch", "w", false, "show how far a scale-up has come, again and again")
+	f.DurationVar(&interval, "interval", 2*time.Second, "time between two looks of --watch")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if watch && (output.Is("wide") || output.Is(env.Name)) {
+			return env.Usagef(`output of --watch: must be "table" or "json" or "yaml"`)
+		}
+		b, err := e.Open()
+		if err != nil {
+			return err
+		}
+		if watch {
+			return follow(cmd, b, output.Is(env.Table), interval)
+		}
+		s, err := b.State(cmd.Context())
+		if err != nil {
+			return err
+		}
+		return output.Print(cmd.OutOrStdout(), s, stateNames(s), func(out io.Writer) error {
+			return printState(out, s, output.Is("wide"))
+		})
+	}
+	return cmd
+}
+
+// stateNames are the machines, and the ids of those that wait for approval.
+func stateNames(s *admin.State) []string {
+	var names []string
+	for _, m := range s.Machines {
+		names = append(names, m.Name)
+	}
+	for _, p := range s.Pending {
+		names = append(names, p.ID)
+	}
+	return names
+}
+
+func printState(out io.Writer, s *admin.State, wide bool) error {
+	for _, line := range health(s) {
+		fmt.Fprintln(out, line)
+	}
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	row := func(name, pool, phase, since string, reached milestones, node, note string) {
+		columns := []string{name, pool, phase}
+		if wide {
+			columns = append(columns, since)
+		}
+		columns = append(columns, reached[:]...)
+		if wide {
+			columns = append(columns, node)
+		}
+		fmt.Fprintln(w, strings.TrimRight(strings.Join(append(columns, note), "\t"), "\t"))
+	}
+	row("MACHINE", "POOL", "PHASE", "SINCE", milestones{"ATTESTED", "FETCHED", "JOINED"}, "NODE", "NOTE")
+	for _, m := range s.Machines {
+		phase, since, note := summary(m, s.Time)
+		times := reached(m, s.Time, wide)
+		if !wide && times == nothingReached && note != "" && since != "" {
+			note += " for " + since
+		}
+		row(m.Name, audit.Clean(strings.Join(m.Pools, ",")), phase, since, times, cmp.Or(audit.Clean(nodeOf(m)), "-"), note)
+	}
+	for _, p := range s.Pending {
+		row("(pending "+p.ID+")", audit.Clean(p.Pool), string(v1alpha1.PhasePending), age(s.Time, p.FirstSeen), nothingReached, "-", "enroll --approve "+p.ID)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if len(s.Machines)+len(s.Pending) == 0 {
+		fmt.Fprintln(out, "(no Machine, no enrolment, and nobody waits)")
+	}
+	for _, p := range s.Problems {
+		fmt.Fprintln(out, "problem:", audit.Clean(p))
+	}
+	return nil
+}
+
+// health is what is to be said of the verifier itself; nothing while it is well.
+func health(s *admin.State) []string {
+	switch {
+	case s.Serving || s.Cluster == "" && len(s.Conditions) > 0:
+	case s.Cluster == "":
+		return []string{"(no verifier is serving; this is what the folder and the records say)"}
+	case len(s.Conditions) == 0:
+		return []string{"(no verifier has reported in this cluster yet)"}
+	}
+	var lines []string
+	for _, c := range s.Conditions {
+		switch {
+		case c.Type == "Available" && c.Status != metav1.ConditionTrue:
+			lines = append(lines, "(the verifier is not available: "+said(c)+")")
+		case c.Type == "Degraded" && c.Status == metav1.ConditionTrue:
+			lines = append(lines, "(the verifier is degraded: "+said(c)+")")
+		case c.Type == v1alpha1.ConditionDoorOpen && c.Status == metav1.ConditionTrue:
+			lines = append(lines, "(the Machine Config Server answers without the gate: "+said(c)+")")
+		case c.Type == v1alpha1.ConditionDoorOpen && c.Status == metav1.ConditionUnknown:
+			lines = append(lines, "(whether the Machine Config Server answers without the gate is unknown: "+said(c)+")")
+		}
+	}
+	return lines
+}
+
+func said(c metav1.Condition) string {
+	return audit.Clean(strings.Trim(c.Reason+": "+c.Message, ": "))
+}
+
+// summary is a machine's line: phase, since when, and why not.
+func summary(m admin.Machine, now time.Time) (phase, since, note string) {
+	var notes []string
+	if m.Quarantined {
+		notes = append(notes, "QUARANTINED")
+	}
+	if m.Reattest != nil && m.Reattest.After(now) {
+		notes = append(notes, "may attest again for "+age(*m.Reattest, now))
+	}
+	if m.Deleting {
+		notes = append(notes, "being deleted")
+	}
+	r := m.Record
+	// A record that only says that there is a quarantine is of a machine never seen.
+	if r == nil || r.Phase == "" && len(r.History) == 0 {
+		seen := "never seen"
+		if m.NodeRef != "" {
+			seen = "never attested; it is Node " + m.NodeRef
+		}
+		return "-", age(now, m.Created), strings.Join(append(notes, seen), ", ")
+	}
+	phase = cmp.Or(string(r.Phase), "-")
+	why := ""
+	if n := len(r.History); n > 0 {
+		last := r.History[n-1]
+		since, why = age(now, last.Time.Time), last.Reason
+	}
+	if r.Report != nil {
+		why = "FAILED: " + audit.Clean(r.Report.Unit)
+	}
+	if conflict(r) {
+		why = strings.TrimSpace("CONFLICT " + why)
+	}
+	if why != "" {
+		notes = append(notes, why)
+	}
+	return phase, since, strings.Join(notes, ", ")
+}
+
+// milestones are when a machine attested, fetched its config and joined.
+type milestones [3]string
+
+var nothingReached = milestones{"-", "-", "-"}
+
+// reached is how far m is in the boot that began with its last attestation: what
+// happened before that is of a node that is installed anew. That it joined without
+// a time is "yes".
+func reached(m admin.Machine, now time.Time, whole bool) milestones {
+	out := nothingReached
+	if m.NodeRef != "" {
+		out[2] = "yes"
+	}
+	r := m.Record
+	if r == nil {
+		return out
+	}
+	var begun time.Time
+	if r.LastAttested != nil {
+		begun = r.LastAttested.Time
+		out[0] = clock(now, begun, whole)
+	}
+	for _, h := range r.History {
+		if h.Time.Time.Before(begun) {
+			continue
+		}
+		switch h.Event {
+		case "Attested":
+			if r.LastAttested != nil {
+				continue
+			}
+			out[0] = clock(now, h.Time.Time, whole)
+		case "Fetched":
+			out[1] = clock(now, h.Time.Time, whole)
+		case "Joined":
+			out[2] = clock(now, h.Time.Time, whole)
+		}
+	}
+	switch c := r.Certificate; {
+	case c != nil:
+		out[2] = clock(now, c.Approved.Time, whole)
+	case r.Phase == v1alpha1.PhaseJoined && out[2] == "-":
+		out[2] = "yes"
+	}
+	return out
+}
+
+// nodeOf is the Node that m is, or that its certificate is for.
+func nodeOf(m admin.Machine) string {
+	if m.NodeRef == "" && m.Record != nil && m.Record.Certificate != nil {
+		return m.Record.Certificate.Node
+	}
+	return m.NodeRef
+}
+
+// clock is a time as a column has it: of this day, or the day.
+func clock(now, t time.Time, whole bool) string {
+	t = t.UTC()
+	switch {
+	case whole:
+		return t.Format(time.RFC3339)
+	case now.UTC().Format(time.DateOnly) == t.Format(time.DateOnly):
+		return t.Format(time.TimeOnly)
+	}
+	return t.Format(time.DateOnly)
+}
+
+func conflict(r *v1alpha1.MachineAttestationStatus) bool {
+	for _, c := range r.Conditions {
+		if c.Type == v1alpha1.ConditionConflict && c.Status == metav1.ConditionTrue {
+			return true
+		}
+	}
+	return false
+}
+
+func age(now, then time.Time) string {
+	d := now.Sub(then)
+	switch {
+	case then.IsZero():
+		return "-"
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%ds", max(int(d.Seconds()), 0))
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}
+
+// terminal reports whether out is a person's screen.
+func terminal(out io.Writer) bool {
+	f, ok := out.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}

@@ -1,0 +1,111 @@
+package machine
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+)
+
+// installed is a machine that attested, fetched its config and became a Node.
+func installed(now time.Time) admin.Machine {
+	at := func(ago time.Duration) metav1.Time { return metav1.NewTime(now.Add(-ago)) }
+	attested := at(40 * time.Second)
+	return admin.Machine{
+		Name: "demo/worker-0", UID: "u-0", Kind: "Machine", Pools: []string{"worker"}, Created: now.Add(-time.Minute), NodeRef: "node-0",
+		Record: &v1alpha1.MachineAttestationStatus{
+			Phase: v1alpha1.PhaseJoined, LastAttested: &attested,
+			History: []v1alpha1.HistoryEntry{
+				{Time: attested, Event: "Attested"}, {Time: at(38 * time.Second), Event: "Fetched"}, {Time: at(5 * time.Second), Event: "Joined"},
+			},
+			Credentials: []v1alpha1.CredentialStatus{{
+				ID: "JTI=5f0c", Issued: at(38 * time.Second), Expiry: metav1.NewTime(now.Add(4 * time.Hour)), Secret: "ns/mcs-attest-bootstrap-u-0",
+			}, {ID: "JTI=old", Issued: at(9 * time.Hour), Expiry: at(time.Hour)}},
+			Certificate: &v1alpha1.CertificateStatus{Node: "node-0", PublicKeySHA256: strings.Repeat("ab", 32), Request: "csr-x7", CredentialID: "JTI=5f0c", Approved: at(5 * time.Second)},
+		},
+	}
+}
+
+func TestStatusShowsWhatAMachineReachedAndWhen(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	for _, tt := range []struct {
+		name   string
+		change func(*admin.Machine)
+		want   string
+	}{
+		{"a Node that attested, fetched and joined", func(*admin.Machine) {}, "demo/worker-0 worker Joined 11:59:20 11:59:22 11:59:55"},
+		{"joined without a certificate that was approved here", func(m *admin.Machine) { m.Record.Certificate = nil }, "demo/worker-0 worker Joined 11:59:20 11:59:22 11:59:55"},
+		{"a join of which the time is not known any more", func(m *admin.Machine) {
+			m.Record.Certificate, m.Record.History = nil, m.Record.History[:2]
+		}, "demo/worker-0 worker Joined 11:59:20 11:59:22 yes"},
+		{"attested and fetched", func(m *admin.Machine) {
+			m.NodeRef, m.Record.Phase, m.Record.Certificate, m.Record.History = "", v1alpha1.PhaseFetched, nil, m.Record.History[:2]
+		}, "demo/worker-0 worker Fetched 11:59:20 11:59:22 -"},
+		{"installed anew: what was before counts no more", func(m *admin.Machine) {
+			again := metav1.NewTime(now.Add(-time.Second))
+			m.NodeRef, m.Record.Phase, m.Record.Certificate, m.Record.LastAttested = "", v1alpha1.PhaseAttested, nil, &again
+		}, "demo/worker-0 worker Attested 11:59:59 - -"},
+		{"another day", func(m *admin.Machine) {
+			before := metav1.NewTime(now.Add(-30 * time.Hour))
+			m.Record.LastAttested = &before
+		}, "demo/worker-0 worker Joined 2026-02-28 11:59:22 11:59:55"},
+		{"a Node that was there before the verifier", func(m *admin.Machine) { m.Record = nil }, "demo/worker-0 worker - - - yes never attested; it is Node node-0"},
+		{"never seen", func(m *admin.Machine) { m.Record, m.NodeRef = nil, "" }, "demo/worker-0 worker - - - - never seen for 60s"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			m := installed(now)
+			tt.change(&m)
+			s := &admin.State{Time: now, Serving: true, Machines: []admin.Machine{m}}
+			var out bytes.Buffer
+			if err := printState(&out, s, false); err != nil {
+				t.Fatal(err)
+			}
+			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+			if got := strings.Join(strings.Fields(lines[len(lines)-1]), " "); got != tt.want {
+				t.Errorf("got  %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+	// As OpenShift names them, a machine that needs nobody fits 80 columns.
+	m := installed(now)
+	m.Name = "openshift-machine-api/worker-0"
+	var table, wide bytes.Buffer
+	s := &admin.State{Time: now, Serving: true, Machines: []admin.Machine{m}}
+	if err := printState(&table, s, false); err != nil {
+		t.Fatal(err)
+	}
+	if line := strings.Split(table.String(), "\n")[1]; len(line) > 80 {
+		t.Errorf("%d columns: %s", len(line), line)
+	}
+	if err := printState(&wide, s, true); err != nil {
+		t.Fatal(err)
+	}
+	if want := "2026-03-01T11:59:55Z  node-0"; !strings.Contains(wide.String(), want) {
+		t.Errorf("%q is not in\n%s", want, wide.String())
+	}
+}
+
+func TestExplainShowsTheCredentialsAndTheCertificate(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	s := &admin.State{Time: now, Serving: true, Machines: []admin.Machine{installed(now)}}
+	var out bytes.Buffer
+	if err := (explained{program: "kubectl attest", state: s}).print(&out, "worker-0", &env.Output{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"credential        JTI=5f0c, until 2026-03-01T16:00:00Z (4h left), Secret ns/mcs-attest-bootstrap-u-0",
+		"credential        JTI=old, ended 2026-03-01T11:00:00Z",
+		"certificate       for node node-0, approved 2026-03-01T11:59:55Z",
+		"  request         csr-x7", "  asked with      JTI=5f0c",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is not in\n%s", want, out.String())
+		}
+	}
+}

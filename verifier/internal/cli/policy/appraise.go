@@ -1,0 +1,129 @@
+package policy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/clouds"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/outbound"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
+)
+
+func appraiseCommand() *cobra.Command {
+	var configPath string
+	cmd := &cobra.Command{
+		Use:   "appraise FILE",
+		Short: "Run the whole appraisal again on saved evidence, offline",
+		Long: `Run the whole appraisal again on saved evidence, with today's policy, Machines,
+anchors and reference values of the folder. Evidence is saved when keepEvidence
+is set in the configuration; it lies in state/evidence. Nothing is recorded and
+no token is made. A cloud's API is not asked: what it answered at the time is
+saved, too. Keys of Google are fetched, unless google-keys has them.
+
+Exit status 0: accepted; 1: refused, or a failure; 2: wrong command line;
+5: refused for now.`,
+		Args: cobra.ExactArgs(1),
+	}
+	env.ConfigFlag(cmd, &configPath)
+	output := env.OutputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		c, err := env.LoadConfig(configPath)
+		if err != nil {
+			return err
+		}
+		raw, err := env.ReadInput(args[0], cmd.InOrStdin())
+		if err != nil {
+			return err
+		}
+		saved, err := appraisal.ParseSaved(raw)
+		if err != nil {
+			return err
+		}
+		snapshot, err := folder.Load(c.Data)
+		if err != nil {
+			return err
+		}
+		shared, _, err := (&operator.Folder{Config: c}).Provisioning(cmd.Context())
+		if err != nil {
+			return err
+		}
+		v, err := appraiseAgain(cmd.Context(), c, saved, snapshot, shared)
+		if err != nil {
+			return appraisalFailed(err)
+		}
+		name := "" // the provisioning token names no machine
+		if v.Machine != nil {
+			name = v.Machine.String()
+		}
+		doc := map[string]any{
+			"machine": name, "identity": v.Identity, "endorsement": v.Endorsement, "evidence": v.Evidence, "warnings": v.Warnings,
+		}
+		return output.Print(cmd.OutOrStdout(), doc, []string{name}, func(out io.Writer) error {
+			fmt.Fprintln(out, "accepted")
+			return env.Encode(out, doc, env.JSON)
+		})
+	}
+	return cmd
+}
+
+func appraiseAgain(ctx context.Context, c *config.Config, saved *appraisal.Saved, s *folder.Snapshot, shared provisioning.Tokens) (*appraisal.Verdict, error) {
+	challenge, ev, err := saved.Replay()
+	if err != nil {
+		return nil, err
+	}
+	p, err := s.Policies.For(challenge.Pool)
+	if err != nil {
+		return nil, err
+	}
+	// A managed identity's token is not among what was saved.
+	without := *c
+	if c.Azure != nil {
+		plain := *c.Azure
+		plain.ManagedIdentity = nil
+		without.Azure = &plain
+	}
+	known, err := clouds.New(&without, func() *trust.Trust { return s.Trust }, outbound.Options{})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = known.Close() }() // nobody was asked
+	return appraisal.Appraise(ctx, saved.Answers.Replaying(appraisal.Context{
+		Clouds: known.Verifiers,
+		// Also one whose grace is over by now: the evidence is of an earlier day.
+		ProvisioningTokens: []secret.Bytes{shared.Current, shared.Previous},
+		Challenge:          challenge, Policy: p, Machines: s.Machines, References: s.ReferenceValues,
+		Endorsers: map[v1alpha1.Endorsement]tpm2.Endorser{
+			v1alpha1.EndorsementAKCertificate: s.Trust.AK,
+			v1alpha1.EndorsementEnrolled:      appraisal.EnrolledEndorser{Machines: s.Machines},
+			v1alpha1.EndorsementManufacturer:  tpm2.ManufacturerEndorser{Roots: tpm2.Roots{Anchors: s.EKRoots.Roots(), Intermediates: s.EKRoots.Intermediates()}},
+		},
+		Recorded: func(v1alpha1.RecordedIdentity) (string, error) { return "", nil },
+	}), ev, saved.Time)
+}
+
+func appraisalFailed(err error) error {
+	d := reason.From(err)
+	i := d.Code.Info()
+	code := env.ExitFailed
+	if i.Temporary {
+		code = env.ExitLater
+	}
+	text := fmt.Sprintf("refused: %s: %s", i.Name, strings.TrimPrefix(d.Error(), i.Name+": "))
+	return &env.ExitError{Err: hint.New(errors.New(text), "%s", i.Hint), Code: code}
+}

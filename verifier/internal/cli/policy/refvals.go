@@ -1,0 +1,51 @@
+package policy
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+)
+
+func refvalsCommand() *cobra.Command {
+	var uki, name string
+	cmd := &cobra.Command{
+		Use:   "refvals --uki FILE --name NAME",
+		Short: "Compute reference values from an OS image",
+		Long: `Compute reference values from a unified kernel image: what systemd-stub will
+measure of it into PCR 11, and its Authenticode digest. Put the output into
+reference-values/; a policy with the profile secure-boot then accepts this image
+and no other. Images that boot with GRUB need none for secure-boot: there PCR 11
+stays zero.`,
+		Example: `  mcs-attest-verifier refvals --uki fedora-coreos-43.efi --name fcos-43 > reference-values/fcos-43.yaml`,
+		Args:    cobra.NoArgs,
+	}
+	cmd.Flags().StringVar(&uki, "uki", "", "the unified kernel image")
+	cmd.Flags().StringVar(&name, "name", "", "name of the document, by which a policy can select it")
+	for _, f := range []string{"uki", "name"} {
+		if err := cmd.MarkFlagRequired(f); err != nil {
+			panic(err) // a programming mistake: the flag is defined above
+		}
+	}
+	output := env.OutputOf(cmd, env.YAML, env.JSON, env.Name)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		f, err := os.Open(uki)
+		if err != nil {
+			return fmt.Errorf("read image: %w", err)
+		}
+		defer f.Close()
+		info, err := f.Stat()
+		if err != nil {
+			return fmt.Errorf("read image: %w", err)
+		}
+		values, err := measuredboot.FromUKI(name, f, info.Size())
+		if err != nil {
+			return fmt.Errorf("%s: %w", uki, err)
+		}
+		return output.Print(cmd.OutOrStdout(), values, []string{name}, nil)
+	}
+	return cmd
+}

@@ -1,0 +1,102 @@
+package setup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/standalone"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+)
+
+func backupCommand() *cobra.Command {
+	var path string
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "backup FILE",
+		Short: "Copy the records of a folder, also while its verifier serves",
+		Long: `Copy the record database of a folder to FILE, as it is at one moment. The verifier
+may serve meanwhile. The copy is checked before FILE has its name.
+
+FILE holds no key and no token, but names, addresses and the identities of machines.
+The rest of the folder is files of your own; docs/operating.md lists what to copy.
+In a cluster the records are objects of the API: back up etcd.`,
+		Example: `  mcs-attest-verifier backup --config /var/lib/mcs-attest/mcs-attest.yaml /backup/records.db`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := env.FolderConfig(path)
+			if err != nil {
+				return err
+			}
+			if err := mayWrite(args[0], force); err != nil {
+				return err
+			}
+			if err := backup(cmd.Context(), c, args[0]); err != nil {
+				return err
+			}
+			cmd.Println("wrote", args[0])
+			return nil
+		},
+	}
+	env.ConfigFlag(cmd, &path)
+	cmd.Flags().BoolVar(&force, "force", false, "replace FILE if it exists")
+	return cmd
+}
+
+func mayWrite(file string, force bool) error {
+	_, err := os.Lstat(file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case !force:
+		return hint.New(fmt.Errorf("%s exists", file), "add --force to replace it")
+	}
+	return nil
+}
+
+// backup copies the records into a file that appears whole.
+func backup(ctx context.Context, c *config.Config, file string) (err error) {
+	tmp, err := os.CreateTemp(filepath.Dir(file), ".backup-*")
+	if err != nil {
+		return fmt.Errorf("write the backup: %w", err)
+	}
+	defer os.Remove(tmp.Name()) //nolint:errcheck // it has its name when all went well
+	err = copyRecords(ctx, c, tmp)
+	if err := errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
+		return err
+	}
+	if err := store.Check(tmp.Name()); err != nil {
+		return fmt.Errorf("check the backup: %w", err)
+	}
+	if err := os.Rename(tmp.Name(), file); err != nil {
+		return fmt.Errorf("write the backup: %w", err)
+	}
+	return nil
+}
+
+func copyRecords(ctx context.Context, c *config.Config, to io.Writer) error {
+	err := admin.Backup(ctx, c.Path("state", "admin.sock"), to)
+	if !errors.Is(err, admin.ErrNotServing) {
+		return err
+	}
+	records, err := store.OpenReadOnly(c.Path("state", "records.db"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return hint.New(errors.New("there are no records yet"), "the verifier makes them when it serves for the first time")
+	}
+	if err != nil {
+		return standalone.RecordsHint(err, c)
+	}
+	return errors.Join(records.Backup(ctx, to, func(int64) {}), records.Close())
+}

@@ -1,0 +1,289 @@
+package setup
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/vincent-petithory/dataurl"
+
+	"github.com/mcs-attest/mcs-attest/pkg/seal"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
+)
+
+// InitOptions are the flags of init.
+type InitOptions struct {
+	Origins       []string
+	Pools         []string
+	Listen        string
+	HealthListen  string
+	MetricsListen string
+	Upstream      string
+}
+
+func initCommand() *cobra.Command {
+	var o InitOptions
+	cmd := &cobra.Command{
+		Use:   "init DIR --origin https://HOST:PORT",
+		Short: "Make a working folder: CA, certificate, keys, policy, pointer configs",
+		Long: `Make a working folder for a standalone verifier. Afterwards
+
+    mcs-attest-verifier serve --config DIR/mcs-attest.yaml
+
+serves. Give the file DIR/pointers/POOL.ign to the machines as their user-data,
+put what they shall become into DIR/configs/POOL.ign, and enrol them.
+
+Nothing that exists is overwritten: init can be run again, for example to add a
+pool. Certificates and keys of an existing folder are kept.`,
+		Example: `  mcs-attest-verifier init /var/lib/mcs-attest --origin https://api-int.example.com:22623 --pool worker --pool master`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return Init(cmd.OutOrStdout(), args[0], o, time.Now())
+		},
+	}
+	f := cmd.Flags()
+	f.StringSliceVar(&o.Origins, "origin", nil, "https://host:port under which the machines reach the verifier (repeatable)")
+	f.StringSliceVar(&o.Pools, "pool", []string{"worker"}, "pool to make a pointer and a sample config for (repeatable)")
+	f.StringVar(&o.Listen, "listen", "", `address to serve on (default ":22623")`)
+	f.StringVar(&o.HealthListen, "health-listen", "", `address for health, on the loopback (default "127.0.0.1:22681")`)
+	f.StringVar(&o.MetricsListen, "metrics-listen", "", `address for metrics (default "127.0.0.1:9622")`)
+	f.StringVar(&o.Upstream, "upstream", "", "serve the configs of this Machine Config Server, https://host:port, instead of the folder's")
+	return cmd
+}
+
+// folders is the layout of a verifier's folder; docs/operating.md describes it.
+var folders = []string{"tls", "keys", "machines", "attestations", "policies", "reference-values", "ek-roots", "configs", "pointers", "state"}
+
+// Init makes a working folder, and prints what it wrote.
+func Init(out io.Writer, dir string, o InitOptions, now time.Time) error {
+	if len(o.Origins) == 0 {
+		return env.Usage(hint.New(errors.New("no origin given"), "add --origin https://HOST:PORT, as the machines will reach this verifier"))
+	}
+	var hosts []string
+	for i, origin := range o.Origins {
+		canonical, err := config.Origin(origin)
+		if err != nil {
+			return err
+		}
+		o.Origins[i] = canonical
+		u, err := url.Parse(canonical)
+		if err != nil {
+			return err
+		}
+		hosts = append(hosts, u.Hostname())
+	}
+	w := folderWriter{dir: dir, out: out}
+	for _, f := range folders {
+		if err := os.MkdirAll(filepath.Join(dir, f), 0o700); err != nil {
+			return fmt.Errorf("make folder: %w", err)
+		}
+	}
+	if err := w.certificates(hosts, now); err != nil {
+		return err
+	}
+	if err := w.keys(now); err != nil {
+		return err
+	}
+	if err := w.samples(o); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "\nnext: mcs-attest-verifier serve --config %s\n", filepath.Join(dir, "mcs-attest.yaml"))
+	return nil
+}
+
+// folderWriter writes what is not there yet and tells of each file.
+type folderWriter struct {
+	dir string
+	out io.Writer
+}
+
+func (w folderWriter) exists(name string) bool {
+	_, err := os.Lstat(filepath.Join(w.dir, name))
+	return err == nil
+}
+
+func (w folderWriter) write(name string, mode os.FileMode, content []byte, what string) error {
+	if w.exists(name) {
+		fmt.Fprintf(w.out, "kept  %-28s %s\n", name, what)
+		return nil
+	}
+	if err := wholefile.Write(filepath.Join(w.dir, name), mode, content); err != nil {
+		return err
+	}
+	fmt.Fprintf(w.out, "wrote %-28s %s\n", name, what)
+	return nil
+}
+
+func (w folderWriter) certificates(hosts []string, now time.Time) error {
+	var ca pki.Pair
+	var err error
+	if w.exists("tls/ca.crt") || w.exists("tls/tls.crt") {
+		// Half a set must not be mixed with a new half.
+		for _, f := range []string{"tls/ca.crt", "tls/tls.crt", "tls/tls.key"} {
+			if !w.exists(f) {
+				return hint.New(fmt.Errorf("%s is missing while others of tls/ exist", f),
+					"restore it, or remove the whole folder tls/ to begin with new certificates")
+			}
+			fmt.Fprintf(w.out, "kept  %s\n", f)
+		}
+		return nil
+	}
+	if ca, err = pki.NewCA("mcs-attest CA", now); err != nil {
+		return err
+	}
+	leaf, err := ca.Serve(hosts, now)
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		w.write("tls/ca.key", 0o600, ca.Key.Expose(), "key of the CA; may be kept elsewhere"),
+		w.write("tls/ca.crt", 0o644, ca.Certificate, "the CA that the pointer configs name"),
+		w.write("tls/tls.key", 0o600, leaf.Key.Expose(), "key of the serving certificate"),
+		w.write("tls/tls.crt", 0o644, leaf.Certificate, fmt.Sprintf("serving certificate for %v", hosts)),
+	)
+}
+
+func (w folderWriter) keys(now time.Time) error {
+	ring, err := seal.Ring{}.Rotate(rand.Reader, now, 0, 0)
+	if err != nil {
+		return err
+	}
+	sealDoc, err := ring.EncodeSecret()
+	if err != nil {
+		return err
+	}
+	set, err := token.KeySet{}.Rotate(now, rand.Reader, 0)
+	if err != nil {
+		return err
+	}
+	tokenDoc, err := set.EncodeSecret()
+	if err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		name, what string
+		doc        secret.Bytes
+	}{
+		{"keys/seal.json", "keys that seal challenges", sealDoc},
+		{"keys/token.json", "keys that sign tokens", tokenDoc},
+	} {
+		if err := w.write(f.name, 0o600, f.doc.Expose(), f.what); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w folderWriter) samples(o InitOptions) error {
+	if err := w.write("mcs-attest.yaml", 0o644, configText(o), "configuration"); err != nil {
+		return err
+	}
+	if err := w.write("policies/default.yaml", 0o644, []byte(samplePolicy), "policy: an enrolled TPM for every pool"); err != nil {
+		return err
+	}
+	ca, err := os.ReadFile(filepath.Join(w.dir, "tls", "ca.crt"))
+	if err != nil {
+		return fmt.Errorf("read CA: %w", err)
+	}
+	for _, pool := range o.Pools {
+		pointer, err := PointerConfig(o.Origins[0], pool, ca)
+		if err != nil {
+			return err
+		}
+		if err := w.write("pointers/"+pool+".ign", 0o644, pointer, "pointer config: the machines' user-data"); err != nil {
+			return err
+		}
+		if o.Upstream == "" {
+			if err := w.write("configs/"+pool+".ign", 0o600, []byte(sampleConfig), "full config of pool "+pool+": replace this sample"); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func configText(o InitOptions) []byte {
+	text := "# mcs-attest-verifier; every field is described in docs/operating.md\norigins:\n"
+	for _, origin := range o.Origins {
+		text += fmt.Sprintf("  - %q\n", origin)
+	}
+	for _, f := range []struct{ name, value string }{
+		{"listen", o.Listen}, {"healthListen", o.HealthListen}, {"metricsListen", o.MetricsListen}, {"upstream", o.Upstream},
+	} {
+		if f.value != "" {
+			text += fmt.Sprintf("%s: %q\n", f.name, f.value)
+		}
+	}
+	return []byte(text)
+}
+
+const samplePolicy = `apiVersion: mcs-attest.dev/v1alpha1
+kind: AttestationPolicy
+metadata:
+  name: default
+spec:
+  # "*": every pool that no other policy names.
+  pools: ["*"]
+  # Off, Audit or Enforce.
+  mode: Enforce
+  evidence:
+    - all: [tpm2]
+  tpm2:
+    # enrolled: an administrator named the EK ("mcs-attest-verifier enroll").
+    # Add manufacturer to have genuine TPMs wait for approval instead; it needs
+    # the manufacturer's roots in ek-roots/.
+    endorsements: [enrolled]
+    # identity-only or secure-boot.
+    profile: identity-only
+`
+
+const sampleConfig = `{
+  "ignition": {"version": "3.2.0"},
+  "storage": {"files": [{
+    "path": "/etc/mcs-attest-sample",
+    "mode": 420,
+    "contents": {"source": "data:,replace%20configs%2FPOOL.ign%0A"}
+  }]}
+}
+`
+
+// PointerConfig is what the machine-config-operator and openshift-install write.
+func PointerConfig(origin, pool string, ca []byte) ([]byte, error) {
+	type source struct {
+		Source string `json:"source"`
+	}
+	var p struct {
+		Ignition struct {
+			Version string `json:"version"`
+			Config  struct {
+				Merge []source `json:"merge"`
+			} `json:"config"`
+			Security struct {
+				TLS struct {
+					CertificateAuthorities []source `json:"certificateAuthorities"`
+				} `json:"tls"`
+			} `json:"security"`
+		} `json:"ignition"`
+	}
+	p.Ignition.Version = "3.2.0"
+	p.Ignition.Config.Merge = []source{{origin + "/config/" + pool}}
+	p.Ignition.Security.TLS.CertificateAuthorities = []source{{dataurl.New(ca, "text/plain", "charset", "utf-8").String()}}
+	raw, err := json.MarshalIndent(p, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("encode pointer config: %w", err)
+	}
+	return append(raw, '\n'), nil
+}

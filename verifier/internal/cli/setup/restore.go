@@ -1,0 +1,99 @@
+package setup
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+)
+
+func restoreCommand() *cobra.Command {
+	var path string
+	var force, acknowledge bool
+	cmd := &cobra.Command{
+		Use:   "restore FILE | --acknowledge",
+		Short: "Put a backup of the records back, and acknowledge it",
+		Long: `Put a backup of the records back, while no verifier serves the folder. With --force
+it replaces a database that exists, which stays beside it as records.db.old, or
+records.db.old.1 and so on.
+
+A backup lacks what happened after it: joins, claims of identities, used grants. So
+the verifier lets no machine in by restored records. Machines wait, until you have
+reviewed them and run 'restore --acknowledge', also while it serves. A verifier that
+finds an older database than before holds in the same way.
+
+Before you acknowledge, run 'token rotate --now', and quarantine or complete the
+machines that joined since; docs/operating.md says how to find them.`,
+		Example: `  mcs-attest-verifier restore --config /var/lib/mcs-attest/mcs-attest.yaml --force /backup/records.db
+  mcs-attest-verifier restore --config /var/lib/mcs-attest/mcs-attest.yaml --acknowledge`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := env.FolderConfig(path)
+			if err != nil {
+				return err
+			}
+			switch {
+			case acknowledge && len(args) == 0:
+				return acknowledgeRestore(cmd, c)
+			case acknowledge:
+				return env.Usagef("--acknowledge takes no FILE")
+			case len(args) == 0:
+				return env.Usage(hint.New(errors.New("no FILE given"), "name the backup, or add --acknowledge to end the hold of an earlier restore"))
+			}
+			return restore(cmd, c, args[0], force)
+		},
+	}
+	env.ConfigFlag(cmd, &path)
+	cmd.Flags().BoolVar(&force, "force", false, "replace the record database if it exists")
+	cmd.Flags().BoolVar(&acknowledge, "acknowledge", false, "let machines in by the restored records")
+	return cmd
+}
+
+func restore(cmd *cobra.Command, c *config.Config, file string, force bool) error {
+	target := c.Path("state", "records.db")
+	const stop = "stop the verifier first"
+	if _, err := admin.Ask(cmd.Context(), c.Path("state", "admin.sock")); !errors.Is(err, admin.ErrNotServing) {
+		return hint.New(errors.New("a verifier serves this folder"), stop)
+	}
+	if err := mayWrite(target, force); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(target), 0o700); err != nil {
+		return fmt.Errorf("make folder: %w", err)
+	}
+	held, err := store.Restore(target, file)
+	if errors.Is(err, store.ErrLocked) {
+		return hint.New(err, stop)
+	}
+	if err != nil {
+		return fmt.Errorf("restore: %w", err)
+	}
+	cmd.Println("wrote", target)
+	if held {
+		cmd.Println("no machine is let in by these records until 'mcs-attest-verifier restore --acknowledge'; before that:")
+		cmd.Println("  mcs-attest-verifier token rotate --now")
+		cmd.Println("  quarantine, or complete, the machines that joined since the backup; 'status' lists all")
+	}
+	return nil
+}
+
+func acknowledgeRestore(cmd *cobra.Command, c *config.Config) error {
+	held, err := store.Acknowledge(c.Path("state", "records.db"))
+	if err != nil {
+		return err
+	}
+	if !held {
+		cmd.Println("there is no restore to acknowledge")
+		return nil
+	}
+	cmd.Println("acknowledged: machines are let in by the restored records")
+	return nil
+}

@@ -1,0 +1,114 @@
+// Package support has the command that gathers what explains a problem.
+package support
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/bundle"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
+)
+
+// source is a backend that a support bundle can be made of.
+type source interface {
+	// Known are secrets to be looked for, Collect is what goes in.
+	Known(context.Context) ([]secret.Bytes, []error)
+	Collect(ctx context.Context, since time.Duration, to operator.Collector) error
+}
+
+// Command is "support-bundle".
+func Command(e *env.Env) *cobra.Command {
+	var output string
+	var since time.Duration
+	var search bool
+	cmd := &cobra.Command{
+		Use:   "support-bundle",
+		Short: "Gather what explains a problem, without one secret",
+		Long: `Gather what somebody else needs to understand a problem: versions, the verifier's
+conditions, policies, records, claims, Events, Machines (without their provider's
+part and user data), pods and their logs, and the configuration. Of a
+folder: its manifests, the state, metrics and the configuration; the keys and the
+Ignition configs are named and not read.
+
+No Secret goes in. Whatever has the shape of a secret (private keys, JWTs,
+authorizations, tokens, passwords, also inside base64) is taken out, and so is
+every value of the cluster's own secrets, which are read to look for them, if you
+may; --search-secrets=false leaves them unread. contents.txt says what is in the
+bundle, what was taken out, and what could not be had. Look through it all the
+same before you give it away.`,
+		Example: e.Examples(`  PROGRAM support-bundle
+  PROGRAM support-bundle --output bundle/ --since 2h`),
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			b, err := e.Open()
+			if err != nil {
+				return err
+			}
+			s, ok := b.(source)
+			if !ok {
+				return errors.New("there is nothing to gather here")
+			}
+			return gather(cmd, s, e.Version, output, since, search, time.Now())
+		},
+	}
+	e.Where(cmd)
+	f := cmd.Flags()
+	f.StringVar(&output, "output", "", `the archive, or a folder if it ends in "/" (default: mcs-attest-support-TIME.tar.gz)`)
+	f.DurationVar(&since, "since", 24*time.Hour, "how far back logs go; 0 is all of them")
+	f.BoolVar(&search, "search-secrets", true, "read the verifier's secrets, to look for them in what is gathered")
+	return cmd
+}
+
+func gather(cmd *cobra.Command, s source, version, output string, since time.Duration, search bool, now time.Time) (err error) {
+	name := "mcs-attest-support-" + now.UTC().Format("20060102T150405Z")
+	if output == "" {
+		output = name + ".tar.gz"
+	}
+	var known []secret.Bytes
+	var unread []error
+	if search {
+		known, unread = s.Known(cmd.Context())
+	}
+	scrub := bundle.NewScrubber(known...)
+	var b *bundle.Bundle
+	if strings.HasSuffix(output, "/") {
+		if b, err = bundle.Folder(output, scrub); err != nil {
+			return hint.New(err, "name a folder that is not there yet")
+		}
+	} else {
+		f, err := os.OpenFile(output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return hint.New(fmt.Errorf("make bundle: %w", err), "--output names another file")
+		}
+		defer func() { err = errors.Join(err, f.Close()) }()
+		b = bundle.Archive(f, name, now, scrub)
+	}
+	for _, e := range unread {
+		b.Missed("a known secret was not looked for", e)
+	}
+	if err := errors.Join(
+		b.Add("version.txt", []byte("mcs-attest-verifier "+version+"\n"+now.UTC().Format(time.RFC3339)+"\n")),
+		s.Collect(cmd.Context(), since, b), b.Close(),
+	); err != nil {
+		if !strings.HasSuffix(output, "/") {
+			_ = os.Remove(output) // half a bundle misleads
+		}
+		return err
+	}
+	files, taken, missed := b.Summary()
+	for _, m := range missed {
+		cmd.PrintErrln("not in it:", m)
+	}
+	cmd.PrintErrf("%d files, %d secrets taken out; look through it before you give it away\n", files, taken)
+	cmd.Println("wrote", output)
+	return nil
+}

@@ -1,0 +1,78 @@
+package token
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
+)
+
+func breakGlassCommand(e *env.Env) *cobra.Command {
+	var pool, name string
+	var lifetime time.Duration
+	cmd := &cobra.Command{
+		Use:   "break-glass --pool POOL --name WHO",
+		Short: "Make a token by hand, for a machine that cannot attest",
+		Long: `Make a token by hand, for a machine that cannot attest. It opens the full config
+of one pool, three times, for at most an hour, to whoever holds it; put it as
+"Authorization: Bearer" on the merge source of that one machine's pointer config.
+
+The gate writes an audit line for each use, and 'status' shows it. To revoke it
+early, 'token rotate --now'. The token is printed on standard output alone.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if lifetime <= 0 || lifetime > record.MaxBreakGlass {
+				return env.Usagef("lifetime %v: at most %v", lifetime, record.MaxBreakGlass)
+			}
+			if !operator.DNSName.MatchString(name) || !operator.DNSName.MatchString(pool) {
+				return env.Usage(hint.New(errors.New("--name and --pool must be given"),
+					"the name is for the audit log: a ticket number, or who asked; lower-case letters, digits, '-' and '.'"))
+			}
+			b, err := e.Open()
+			if err != nil {
+				return err
+			}
+			keys, err := b.Keys(cmd.Context())
+			if err != nil {
+				return err
+			}
+			issuer, err := b.Issuer(cmd.Context())
+			if err != nil {
+				return err
+			}
+			now := time.Now()
+			var id [12]byte
+			_, _ = rand.Read(id[:]) // crypto/rand.Read never fails
+			tokenID := hex.EncodeToString(id[:])
+			signed, err := keys.Tokens.Sign(now, token.Claims{
+				Issuer: issuer, Audience: service.Audience, Subject: record.BreakGlassNamespace + "/" + name,
+				MachineUID: record.BreakGlassUID(tokenID), Pool: pool, ID: tokenID, IssuedAt: now, NotBefore: now, Expiry: now.Add(lifetime),
+				Verifier: token.VerifierID{Developer: service.Developer, Build: e.Version},
+				Status:   token.Warning,
+				Submods:  map[string]token.Appraisal{record.BreakGlassNamespace: {Status: token.Warning}},
+			})
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.ErrOrStderr(), "break-glass token %s for pool %s, until %s; keep it out of tickets and chats\n", tokenID, pool, now.Add(lifetime).Format(time.RFC3339))
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), string(signed.Expose()))
+			return err
+		},
+	}
+	e.Where(cmd)
+	f := cmd.Flags()
+	f.StringVar(&pool, "pool", "", "the pool whose config it opens")
+	f.StringVar(&name, "name", "", "for the audit log: a ticket, or who asked for it")
+	f.DurationVar(&lifetime, "lifetime", 15*time.Minute, "how long it is valid, at most 1h")
+	return cmd
+}

@@ -1,0 +1,62 @@
+package token
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
+)
+
+func provisioningCommand(e *env.Env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "provisioning",
+		Short: "The provisioning token: the secret that machines share where they have nothing better",
+		Long: `The provisioning token opens the pools whose policy has it as an alternative, to
+whoever knows it. It names no machine. docs/provisioning-token.md says how weak
+that is, and how to use it all the same.`,
+	}
+	cmd.AddCommand(provisioningCreateCommand(e), provisioningRotateCommand(e), provisioningStatusCommand(e), provisioningShowCommand(e), provisioningPointerCommand(e))
+	return cmd
+}
+
+// provisioner is a backend that keeps the provisioning token.
+type provisioner interface {
+	Provisioning(context.Context) (tokens provisioning.Tokens, exists bool, err error)
+	ChangeProvisioning(context.Context, operator.ChangeProvisioning) error
+	ProvisioningSettings(context.Context) (operator.ProvisioningSettings, error)
+	Policies(context.Context) (*policy.Set, error)
+}
+
+// openProvisioner opens the backend and reads what the commands need of it.
+func openProvisioner(cmd *cobra.Command, e *env.Env) (provisioner, operator.ProvisioningSettings, error) {
+	b, err := e.Open()
+	if err != nil {
+		return nil, operator.ProvisioningSettings{}, err
+	}
+	p, ok := b.(provisioner)
+	if !ok {
+		return nil, operator.ProvisioningSettings{}, errors.New("there is no provisioning token here")
+	}
+	s, err := p.ProvisioningSettings(cmd.Context())
+	return p, s, err
+}
+
+func noProvisioningToken(where string) error {
+	return hint.New(fmt.Errorf("there is no provisioning token (%s)", where), "'token provisioning create' makes one; without it, pools that it alone would open are served to everyone")
+}
+
+// current is the token, or why there is none.
+func current(cmd *cobra.Command, p provisioner, s operator.ProvisioningSettings) (provisioning.Tokens, error) {
+	tokens, exists, err := p.Provisioning(cmd.Context())
+	if err == nil && !exists {
+		err = noProvisioningToken(s.Where)
+	}
+	return tokens, err
+}

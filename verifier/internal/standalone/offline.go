@@ -1,0 +1,62 @@
+package standalone
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+)
+
+// OfflineState is the state of a folder whose verifier does not serve.
+func OfflineState(c *config.Config, now time.Time) (*admin.State, error) {
+	snapshot, err := folder.Load(c.Data)
+	if err != nil {
+		return nil, err
+	}
+	path := c.Path("state", "records.db")
+	records, err := store.OpenReadOnly(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		records = nil
+	case err != nil:
+		return nil, RecordsHint(err, c)
+	default:
+		defer records.Close() //nolint:errcheck // it was only read
+	}
+	state, err := State(context.Background(), snapshot, records, now, false)
+	if err != nil {
+		return nil, err
+	}
+	state.Problems = append(state.Problems, HeldProblems(store.HeldAt(path))...)
+	return state, nil
+}
+
+// RecordsHint adds what to do about a database that cannot be used.
+func RecordsHint(err error, c *config.Config) error {
+	path := c.Path("state", "records.db")
+	const restore = "restore a backup with 'mcs-attest-verifier restore FILE --force'"
+	switch {
+	case errors.Is(err, store.ErrMissing):
+		return hint.New(err, "mount the volume that has it, or %s; "+
+			"to begin without any record, so that every enrolled machine may attest again, remove %s.seen and state/evidence/", restore, path)
+	case errors.Is(err, store.ErrForeign):
+		return hint.New(err, "put the former file back, or %s", restore)
+	case errors.Is(err, store.ErrDamaged):
+		return hint.New(err, "%s; keep the damaged file for an analysis", restore)
+	}
+	return err
+}
+
+// HeldProblems describes a database that was possibly restored, and what ends the hold; nil without one.
+func HeldProblems(r *store.Restored) []string {
+	if r == nil {
+		return nil
+	}
+	return []string{r.Why + ": no machine is let in until 'mcs-attest-verifier restore --acknowledge'; see docs/operating.md, Backup"}
+}
