@@ -11,7 +11,7 @@ import (
 )
 
 // The component that lets the verifier render configs is accepted by an API server,
-// gives what package configsource asks for (whose tests run with it), and nothing else:
+// gives what package renderedconfig asks for (whose tests run with it), and nothing else:
 // above all it never writes what the machine-config-operator renders (B10), and never
 // reads the credential that all nodes share.
 func TestAttack_T49_RenderingReadsMachineConfigsAndDoesNothingElse(t *testing.T) {

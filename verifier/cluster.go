@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -25,10 +26,11 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/approver"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/configsource"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/renderedconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 )
 
@@ -39,9 +41,10 @@ type clusterBasis struct {
 	confirm     cluster.Confirmation
 	reviews     kubernetes.Interface // who may read the metrics
 	events      *events.Recorder
-	credentials *credential.Issuer   // nil: configs keep the shared one
-	approver    *approver.Approver   // nil: nobody here decides requests
-	configs     *configsource.Source // nil: none are rendered here
+	credentials *credential.Issuer         // nil: configs keep the shared one
+	approver    *approver.Approver         // nil: nobody here decides requests
+	stored      *poolconfig.Store          // nil: no configs are rendered here
+	configs     *renderedconfig.Reconciler // renders them; nil as well
 	doors       *doors
 	settled     sync.Once
 	// controllers run in one manager while this replica holds the lease.
@@ -133,11 +136,13 @@ func (b *clusterBasis) Describe() string {
 // Run implements basis.
 func (b *clusterBasis) Run(ctx context.Context) error {
 	go b.events.Run(ctx)
-	if b.configs != nil {
-		go b.configs.Run(ctx)
-	}
 	go b.doors.Run(ctx)
-	return b.cluster.Run(ctx)
+	g, ctx := errgroup.WithContext(ctx)
+	if b.configs != nil {
+		g.Go(func() error { return b.configs.Run(ctx) })
+	}
+	g.Go(func() error { return b.cluster.Run(ctx) })
+	return g.Wait()
 }
 
 // Unready implements basis.
@@ -150,7 +155,7 @@ func (b *clusterBasis) Unready(now time.Time) []string {
 	if err := b.cluster.World().Stale; err != nil {
 		problems = append(problems, "records: "+err.Error())
 	}
-	if b.server.config.Upstream == "" && !b.configs.Ready() {
+	if b.server.config.Upstream == "" && !b.configs.Ready(context.Background()) {
 		problems = append(problems, "configs: the MachineConfigs have not been read yet")
 	}
 	if cert := b.server.certs.Current(); cert == nil {

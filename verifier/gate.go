@@ -14,8 +14,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/configsource"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/redeem"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 )
@@ -27,7 +27,7 @@ func (s *server) gate(upstream http.Handler) http.Handler {
 	case s.standalone != nil:
 		preApproved = s.standalone.ownConfigs(true)
 	case s.cluster.configs != nil:
-		preApproved = rendered(s.cluster.configs, true)
+		preApproved = rendered(s.cluster.stored, true)
 	}
 	limiter, byToken := listen.NewLimiter(s.config.RequestsPerSecond), listen.NewKeyedLimiter[string](1, 10)
 	requests := log.New(os.Stdout, "", log.LstdFlags)
@@ -75,7 +75,7 @@ func (s *server) gate(upstream http.Handler) http.Handler {
 
 // rendered serves what was rendered from MachineConfigs: whole, or the part for those
 // that are not approved.
-func rendered(configs *configsource.Source, preApproved bool) http.Handler {
+func rendered(configs *poolconfig.Store, preApproved bool) http.Handler {
 	return gate.Source{Config: func(pool string, accept specversion.Accept) (*gate.Rendered, error) {
 		return configs.Config(pool, preApproved, accept)
 	}}

@@ -12,12 +12,15 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/render"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/approver"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/configsource"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/mcscertificates"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/renderedconfig"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
@@ -34,14 +37,22 @@ func (b *clusterBasis) becoming(api *rest.Config, typed kubernetes.Interface, cl
 		o.Revoke = b.credentials.Revoke
 	}
 	if c.Render != nil {
-		b.configs, err = configsource.NewCluster(api, configsource.Options{
-			Log: s.log, Now: s.now, Allow: c.Render.PreApprovedAllows, OwnCredential: c.Credential != nil && c.Upstream == "", KubeconfigConfigMap: c.Render.KubeconfigConfigMap,
-			Events: b.events, Leading: func() bool { return b.cluster.Leading() },
+		b.stored = poolconfig.NewStore(poolconfig.Options{
+			Log: s.log, Now: s.now, Allow: c.Render.PreApprovedAllows, Notify: b.notify, Leading: func() bool { return b.cluster.Leading() },
+		})
+		b.configs, err = renderedconfig.New(api, renderedconfig.Options{
+			Log: s.log, Now: s.now, Store: b.stored,
+			OwnCredential: c.Credential != nil && c.Upstream == "", KubeconfigConfigMap: c.Render.KubeconfigConfigMap,
 		})
 		if err != nil {
 			return fmt.Errorf("render: %w", err)
 		}
-		o.Findings = append(o.Findings, b.configs.Findings)
+		o.Findings = append(o.Findings, func() (all []cluster.Finding) {
+			for _, f := range b.configs.Findings() {
+				all = append(all, cluster.Finding(f))
+			}
+			return all
+		})
 	}
 	if c.Approver != nil {
 		b.approver, err = approver.New(approver.Options{
@@ -94,6 +105,12 @@ func (b *clusterBasis) manager(api *rest.Config) (manager.Manager, error) {
 		}
 	}
 	return m, nil
+}
+
+// notify writes an Event about a config that is not the newest.
+func (b *clusterBasis) notify(f poolconfig.Fault) {
+	about := events.Object{APIVersion: render.Group + "/v1", Kind: f.About.Kind, Name: f.About.Name, UID: f.About.UID}
+	b.events.Emit(events.Event{About: about, Warning: true, Reason: f.Reason, Message: f.Text})
 }
 
 // known is the cluster of a basis, for those who are begun before there is one.

@@ -307,7 +307,7 @@ func (s *server) upstream() (http.Handler, error) {
 		if s.standalone != nil {
 			return s.standalone.ownConfigs(false), nil
 		}
-		return rendered(s.cluster.configs, false), nil
+		return rendered(s.cluster.stored, false), nil
 	}
 	target, err := url.Parse(s.config.Upstream)
 	if err != nil {

@@ -22,13 +22,14 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/configsource"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/reload"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/standalone"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/standalone/machineconfigs"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
@@ -43,7 +44,7 @@ type standaloneBasis struct {
 	seals   *reload.Value[seal.Ring]
 	shared  *provisioningFile
 	// rendered are the configs made of Data/machineconfigs.
-	rendered *configsource.Source
+	rendered *machineconfigs.Folder
 }
 
 func newStandaloneBasis(s *server) (*standaloneBasis, error) {
@@ -64,7 +65,7 @@ func newStandaloneBasis(s *server) (*standaloneBasis, error) {
 		return nil, hint.New(err, initHint)
 	}
 	b.shared = newProvisioningFile(c, s.log, s.now)
-	b.rendered = configsource.NewFolder(c.Path("machineconfigs"), configsource.Options{Log: s.log, Now: s.now, Allow: c.Render.PreApprovedAllows})
+	b.rendered = machineconfigs.Open(c.Path("machineconfigs"), poolconfig.Options{Log: s.log, Now: s.now, Allow: c.Render.PreApprovedAllows})
 	if err := s.certs.Set(b.serving.Load()); err != nil {
 		return nil, err
 	}

@@ -81,6 +81,18 @@ type Extras struct {
 	Registries []RegistryCA
 }
 
+// FromController sets what the ControllerConfig has of the cluster: CAs, and the URL of
+// the API server. It may be nil.
+func (x *Extras) FromController(c *mcfgv1.ControllerConfig) {
+	if c == nil {
+		return
+	}
+	x.KubeletCA, x.CloudCA = c.Spec.KubeAPIServerServingCAData, c.Spec.CloudProviderCAData
+	if c.Spec.Infra != nil {
+		x.APIServer = c.Spec.Infra.Status.APIServerInternalURL
+	}
+}
+
 // RegistryCA is the CA of one registry's certificate.
 type RegistryCA struct {
 	Host string

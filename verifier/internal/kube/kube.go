@@ -17,6 +17,7 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
@@ -67,9 +68,11 @@ func NewManager(c *rest.Config, o Options) (manager.Manager, error) {
 	if err != nil {
 		return nil, err
 	}
+	log := logr.FromSlogHandler(o.Log.Handler())
+	ctrl.SetLogger(log) // what controller-runtime logs outside of a manager
 	m, err := manager.New(c, manager.Options{
 		Scheme: scheme,
-		Logger: logr.FromSlogHandler(o.Log.Handler()),
+		Logger: log,
 		Cache: cache.Options{
 			ByObject:         o.Cache,
 			DefaultTransform: cache.TransformStripManagedFields(),

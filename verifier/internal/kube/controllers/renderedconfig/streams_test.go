@@ -1,9 +1,11 @@
-package configsource
+package renderedconfig
 
 import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig/poolconfigtest"
 )
 
 // streamsCRD is the kind OSImageStream with some versions; the first one is stored.
@@ -28,7 +30,7 @@ spec:
 
 func TestTheImagesOfAClusterAreThoseOfItsOSImageStream(t *testing.T) {
 	c, api := openShift(t)
-	c.KubectlApply(t, poolYAML+"---\n"+machineConfig("00-base", "/etc/base", "base", needed))
+	c.KubectlApply(t, poolconfigtest.Pool+"---\n"+poolconfigtest.MachineConfig("00-base", "/etc/base", "base", poolconfigtest.Needed))
 	t.Run("a cluster without the kind", func(t *testing.T) {
 		s, logged := follow(t, api)
 		has(t, s, false, "quay.test%2Fos%40", "quay.test%2Fstream")
@@ -46,11 +48,11 @@ func TestTheImagesOfAClusterAreThoseOfItsOSImageStream(t *testing.T) {
 			})
 			s, _ := follow(t, api)
 			for _, preApproved := range []bool{false, true} {
-				eventually(t, "without the object nothing renders", func() error {
+				poolconfigtest.Eventually(t, "without the object nothing renders", func() error {
 					if got := fmt.Sprint(s.Findings()); !strings.Contains(got, "OSImageStream") {
 						return fmt.Errorf("findings: %s", got)
 					}
-					if _, err := s.Config("worker", preApproved, newest); err == nil {
+					if _, err := s.Config("worker", preApproved, poolconfigtest.Newest); err == nil {
 						return fmt.Errorf("a config without the OSImageStream, pre-approved: %t", preApproved)
 					}
 					return nil

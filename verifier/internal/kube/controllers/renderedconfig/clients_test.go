@@ -1,4 +1,4 @@
-package configsource
+package renderedconfig
 
 import (
 	"context"
@@ -10,17 +10,20 @@ import (
 	"time"
 
 	"github.com/coreos/ignition/v2/config/v3_5"
+	mcfgv1 "github.com/openshift/api/machineconfiguration/v1"
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig/poolconfigtest"
 )
 
 // A25: who is no node reads a rendered config through the API, with the ClusterRole of
 // docs/clients.md and nothing else.
 func TestAClientWithoutIgnitionReadsTheRenderedConfigThroughTheAPI(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "clients.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "..", "docs", "clients.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,21 +43,23 @@ apiVersion: v1
 kind: ServiceAccount
 metadata: {name: tool, namespace: default}
 ---
-`+poolYAML+"---\n"+machineConfig("rendered-worker-1", "/etc/rendered", "text", ""))
+`+poolconfigtest.Pool+"---\n"+poolconfigtest.MachineConfig("rendered-worker-1", "/etc/rendered", "text", ""))
 	c.Kubectl(t, "patch", "machineconfigpool", "worker", "--type=merge", "-p", `{"spec":{"configuration":{"name":"rendered-worker-1"}}}`)
 	tool, err := dynamic.NewForConfig(c.ServiceAccount(t, "default", "tool"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	pools := mcfgv1.GroupVersion.WithResource("machineconfigpools")
+	configs := mcfgv1.GroupVersion.WithResource("machineconfigs")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var pool *unstructured.Unstructured
-	eventually(t, "the role is in force", func() error {
-		pool, err = tool.Resource(poolsGVR).Get(ctx, "worker", metav1.GetOptions{})
+	poolconfigtest.Eventually(t, "the role is in force", func() error {
+		pool, err = tool.Resource(pools).Get(ctx, "worker", metav1.GetOptions{})
 		return err
 	})
 	name, _, _ := unstructured.NestedString(pool.Object, "spec", "configuration", "name")
-	rendered, err := tool.Resource(configsGVR).Get(ctx, name, metav1.GetOptions{})
+	rendered, err := tool.Resource(configs).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +75,7 @@ metadata: {name: tool, namespace: default}
 
 	secrets := schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
 	rendered.SetLabels(map[string]string{"mine": "now"})
-	_, changed := tool.Resource(configsGVR).Update(ctx, rendered, metav1.UpdateOptions{})
+	_, changed := tool.Resource(configs).Update(ctx, rendered, metav1.UpdateOptions{})
 	_, listed := tool.Resource(secrets).Namespace("openshift-machine-config-operator").List(ctx, metav1.ListOptions{})
 	_, read := tool.Resource(secrets).Namespace("openshift-machine-config-operator").Get(ctx, "node-bootstrapper-token", metav1.GetOptions{})
 	for what, err := range map[string]error{"change a MachineConfig": changed, "list Secrets": listed, "read the bootstrap credential": read} {

@@ -1,4 +1,4 @@
-package configsource
+package renderedconfig
 
 import (
 	"bytes"
@@ -24,6 +24,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig/poolconfigtest"
 )
 
 const controllerConfig = `apiVersion: machineconfiguration.openshift.io/v1
@@ -64,7 +66,7 @@ func openShift(t *testing.T) (*cluster.Cluster, *rest.Config) {
 	t.Helper()
 	c := cluster.Start(t)
 	c.InstallOpenShift(t)
-	rbac, err := os.ReadFile(filepath.Join("..", "..", "..", "deploy", "components", "render", "rbac.yaml"))
+	rbac, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "..", "deploy", "components", "render", "rbac.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,32 +106,48 @@ func (b *syncBuffer) String() string {
 	return b.Buffer.String()
 }
 
-func follow(t *testing.T, api *rest.Config) (*Source, *syncBuffer) {
+// follower is a Reconciler that runs, with what it stores.
+type follower struct {
+	*Reconciler
+	*poolconfig.Store
+}
+
+func (f follower) Findings() []poolconfig.Finding { return f.Reconciler.Findings() }
+
+// run starts a Reconciler of a cluster.
+func run(t *testing.T, api *rest.Config, log *slog.Logger, retry time.Duration, configMap string) follower {
 	t.Helper()
-	var logged syncBuffer
-	s, err := NewCluster(api, Options{
-		Log:           slog.New(slog.NewTextHandler(&logged, nil)),
-		OwnCredential: true, KubeconfigConfigMap: "openshift-machine-config-operator/kubeconfig-data", Retry: 200 * time.Millisecond,
-	})
+	store := poolconfig.NewStore(poolconfig.Options{Log: log})
+	r, err := New(api, Options{Log: log, Store: store, OwnCredential: true, KubeconfigConfigMap: configMap, Retry: retry})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var running sync.WaitGroup
 	ctx := t.Context()
-	running.Go(func() { s.Run(ctx) })
+	running.Go(func() {
+		if err := r.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
 	t.Cleanup(running.Wait)
-	return s, &logged
+	return follower{r, store}
+}
+
+func follow(t *testing.T, api *rest.Config) (follower, *syncBuffer) {
+	t.Helper()
+	var logged syncBuffer
+	return run(t, api, slog.New(slog.NewTextHandler(&logged, nil)), 200*time.Millisecond, "openshift-machine-config-operator/kubeconfig-data"), &logged
 }
 
 // has waits until a config has, and has not, some texts.
-func has(t *testing.T, s *Source, preApproved bool, with, without string) {
+func has(t *testing.T, s follower, preApproved bool, with, without string) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("a config with %q and without %q", with, without), func() error {
-		r, err := s.Config("worker", preApproved, newest)
+	poolconfigtest.Eventually(t, fmt.Sprintf("a config with %q and without %q", with, without), func() error {
+		r, err := s.Config("worker", preApproved, poolconfigtest.Newest)
 		if err != nil {
 			return err
 		}
-		got := string(raw(t, r))
+		got := string(poolconfigtest.Raw(t, r))
 		if !strings.Contains(got, with) || without != "" && strings.Contains(got, without) {
 			return fmt.Errorf("it is\n%.3000s\nfindings: %v", got, s.Findings())
 		}
@@ -139,9 +157,9 @@ func has(t *testing.T, s *Source, preApproved bool, with, without string) {
 
 func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 	c, api := openShift(t)
-	c.KubectlApply(t, poolYAML+"---\n"+machineConfig("00-base", "/etc/base", "base", needed)+"---\n"+machineConfig("50-site", "/etc/site", "site", ""))
+	c.KubectlApply(t, poolconfigtest.Pool+"---\n"+poolconfigtest.MachineConfig("00-base", "/etc/base", "base", poolconfigtest.Needed)+"---\n"+poolconfigtest.MachineConfig("50-site", "/etc/site", "site", ""))
 	// A cluster keeps the rendered ones of its past: those are not read.
-	c.KubectlApply(t, strings.Replace(machineConfig("rendered-worker-0", "/etc/of-the-past", "0", ""), "  labels: {machineconfiguration.openshift.io/role: worker}\n", "", 1))
+	c.KubectlApply(t, strings.Replace(poolconfigtest.MachineConfig("rendered-worker-0", "/etc/of-the-past", "0", ""), "  labels: {machineconfiguration.openshift.io/role: worker}\n", "", 1))
 	calls := &calls{}
 	api.Wrap(calls.listen)
 	s, logged := follow(t, api)
@@ -149,8 +167,8 @@ func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 	// Nobody rendered the pool yet: we do.
 	has(t, s, false, "/etc/site", "")
 	has(t, s, true, "/etc/base", "/etc/site")
-	full := text(t, s, "worker", false)
-	for _, want := range []string{"/etc/kubernetes/kubeconfig", noToken, "api-int.test%3A6443", "kubelet-ca", "quay.test%2Fos"} {
+	full := poolconfigtest.Text(t, s, "worker", false)
+	for _, want := range []string{"/etc/kubernetes/kubeconfig", placeholder, "api-int.test%3A6443", "kubelet-ca", "quay.test%2Fos"} {
 		if !strings.Contains(full, want) {
 			t.Errorf("%q is not in the whole config", want)
 		}
@@ -161,22 +179,22 @@ func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		config := raw(t, r)
+		config := poolconfigtest.Raw(t, r)
 		slot, err := credential.Find(config)
 		if err != nil || slot == nil {
 			t.Fatalf("%q: no place for a credential: %v", accept, err)
 		}
 		parts, err := slot.With(config, secret.New([]byte("its-very-own")))
-		if got := string(bytes.Join(parts, nil)); err != nil || strings.Contains(got, noToken) || len(got) == 0 {
+		if got := string(bytes.Join(parts, nil)); err != nil || strings.Contains(got, placeholder) || len(got) == 0 {
 			t.Errorf("%q: %v\n%s", accept, err, got)
 		}
 	}
-	if pre := text(t, s, "worker", true); strings.Contains(pre, "/etc/kubernetes/kubeconfig") {
+	if pre := poolconfigtest.Text(t, s, "worker", true); strings.Contains(pre, "/etc/kubernetes/kubeconfig") {
 		t.Error("a kubeconfig in the part for anyone")
 	}
 
 	// The machine-config-operator renders: the object that the pool names counts.
-	rendered := strings.Replace(machineConfig("rendered-worker-1", "/etc/of-the-operator", "1", ""), "  labels: {machineconfiguration.openshift.io/role: worker}\n", "", 1)
+	rendered := strings.Replace(poolconfigtest.MachineConfig("rendered-worker-1", "/etc/of-the-operator", "1", ""), "  labels: {machineconfiguration.openshift.io/role: worker}\n", "", 1)
 	c.KubectlApply(t, rendered)
 	status(t, c, `{"status":{"machineCount":3,"updatedMachineCount":0,"readyMachineCount":0,"unavailableMachineCount":0,"degradedMachineCount":0,"configuration":{"name":"rendered-worker-1"}}}`)
 	has(t, s, false, "/etc/of-the-operator", "/etc/site")
@@ -193,7 +211,7 @@ func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 
 	// One that is named and not there: the last good one stays, and it is said why.
 	c.Kubectl(t, "patch", "machineconfigpool", "worker", "--type=merge", "-p", `{"spec":{"configuration":{"name":"rendered-worker-3"}}}`)
-	eventually(t, "a finding", func() error {
+	poolconfigtest.Eventually(t, "a finding", func() error {
 		if got := fmt.Sprint(s.Findings()); !strings.Contains(got, "rendered-worker-3") {
 			return fmt.Errorf("%s", got)
 		}
@@ -202,8 +220,8 @@ func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 	has(t, s, false, "/etc/of-the-next", "")
 
 	// A broken MachineConfig stops the part that we render, not the operator's.
-	c.KubectlApply(t, strings.Replace(machineConfig("60-bad", "/etc/bad", "", ""), "/etc/bad", "bad", 1))
-	eventually(t, "a finding that names it", func() error {
+	c.KubectlApply(t, strings.Replace(poolconfigtest.MachineConfig("60-bad", "/etc/bad", "", ""), "/etc/bad", "bad", 1))
+	poolconfigtest.Eventually(t, "a finding that names it", func() error {
 		if got := fmt.Sprint(s.Findings()); !strings.Contains(got, "PreApprovedNotRendered") || !strings.Contains(got, "60-bad") {
 			return fmt.Errorf("%s", got)
 		}
@@ -212,7 +230,7 @@ func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 	has(t, s, true, "/etc/base", "")
 	c.Kubectl(t, "delete", "machineconfig", "60-bad")
 	c.Kubectl(t, "patch", "machineconfigpool", "worker", "--type=merge", "-p", `{"spec":{"configuration":{"name":"rendered-worker-2"}}}`)
-	eventually(t, "no finding", func() error {
+	poolconfigtest.Eventually(t, "no finding", func() error {
 		if got := s.Findings(); len(got) > 0 {
 			return fmt.Errorf("%v", got)
 		}
@@ -228,7 +246,7 @@ func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 	if err := c.StartAPIServer(); err != nil {
 		t.Fatal(err)
 	}
-	c.KubectlApply(t, machineConfig("55-late", "/etc/late", "late", needed))
+	c.KubectlApply(t, poolconfigtest.MachineConfig("55-late", "/etc/late", "late", poolconfigtest.Needed))
 	has(t, s, true, "/etc/late", "")
 
 	// What nobody serves was not read, and nothing was written.
@@ -273,8 +291,8 @@ func (f tripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r
 func TestAClusterWithoutMachineConfigsHasNoPools(t *testing.T) {
 	c := cluster.StartShared(t)
 	s, _ := follow(t, c.Admin())
-	eventually(t, "everything was read", func() error {
-		if !s.Ready() {
+	poolconfigtest.Eventually(t, "everything was read", func() error {
+		if !s.Ready(t.Context()) {
 			return fmt.Errorf("not yet: %v", s.Findings())
 		}
 		return nil
@@ -304,13 +322,13 @@ func TestAnAccountThatMayNotReadMachineConfigsIsTold(t *testing.T) {
 	c := cluster.StartShared(t)
 	c.InstallOpenShift(t)
 	s, _ := follow(t, c.ServiceAccount(t, "default", "default"))
-	eventually(t, "a finding", func() error {
+	poolconfigtest.Eventually(t, "a finding", func() error {
 		if got := fmt.Sprint(s.Findings()); !strings.Contains(got, "forbidden") || !strings.Contains(got, "machineconfig") {
 			return fmt.Errorf("%s", got)
 		}
 		return nil
 	})
-	if _, err := s.Config("worker", true, newest); s.Ready() || reason.From(err).Code != reason.ConfigUnavailable {
+	if _, err := s.Config("worker", true, poolconfigtest.Newest); s.Ready(t.Context()) || reason.From(err).Code != reason.ConfigUnavailable {
 		t.Errorf("%v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package configsource
+package machineconfigs
 
 import (
 	"fmt"
@@ -6,12 +6,15 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig/poolconfigtest"
 )
 
 // What was taken back from anyone goes to nobody, whatever else is broken meanwhile.
 func TestAttack_T55_AWithdrawnPartIsNotServedAnyMore(t *testing.T) {
-	public := machineConfig("01-more", "/etc/public", "public", needed)
-	broken := strings.Replace(machineConfig("50-site", "/etc/site", "site", ""), "3.2.0", "2.2.0", 1)
+	public := poolconfigtest.MachineConfig("01-more", "/etc/public", "public", poolconfigtest.Needed)
+	broken := strings.Replace(poolconfigtest.MachineConfig("50-site", "/etc/site", "site", ""), "3.2.0", "2.2.0", 1)
 	for _, tt := range []struct {
 		name   string
 		change func(dir string)
@@ -23,7 +26,9 @@ func TestAttack_T55_AWithdrawnPartIsNotServedAnyMore(t *testing.T) {
 			write(t, dir, "50-site.yaml", broken)
 			write(t, dir, "01-more.yaml", "{")
 		}, true},
-		{"another is there twice, and nothing was taken back", func(dir string) { write(t, dir, "copy.yaml", machineConfig("50-site", "/etc/o", "", "")) }, true},
+		{"another is there twice, and nothing was taken back", func(dir string) {
+			write(t, dir, "copy.yaml", poolconfigtest.MachineConfig("50-site", "/etc/o", "", ""))
+		}, true},
 		{"its annotation says false, and another is broken", func(dir string) {
 			write(t, dir, "50-site.yaml", broken)
 			write(t, dir, "01-more.yaml", strings.Replace(public, `"true"`, `"false"`, 1))
@@ -33,7 +38,7 @@ func TestAttack_T55_AWithdrawnPartIsNotServedAnyMore(t *testing.T) {
 			_ = os.Remove(filepath.Join(dir, "01-more.yaml"))
 		}, false},
 		{"it is deleted, and another is there twice", func(dir string) {
-			write(t, dir, "copy.yaml", machineConfig("50-site", "/etc/o", "", ""))
+			write(t, dir, "copy.yaml", poolconfigtest.MachineConfig("50-site", "/etc/o", "", ""))
 			_ = os.Remove(filepath.Join(dir, "01-more.yaml"))
 		}, false},
 		{"it is there twice, and one says false", func(dir string) {
@@ -44,7 +49,7 @@ func TestAttack_T55_AWithdrawnPartIsNotServedAnyMore(t *testing.T) {
 			write(t, dir, "01-more.yaml", strings.Replace(public, "/etc/public", "/etc/other", 1))
 		}, false},
 		{"a secret is found in it", func(dir string) {
-			write(t, dir, "01-more.yaml", machineConfig("01-more", "/etc/public", "password = hunter2", needed))
+			write(t, dir, "01-more.yaml", poolconfigtest.MachineConfig("01-more", "/etc/public", "password = hunter2", poolconfigtest.Needed))
 		}, false},
 		{"the pool does not choose it any more, and another is broken", func(dir string) {
 			write(t, dir, "50-site.yaml", broken)
@@ -52,30 +57,30 @@ func TestAttack_T55_AWithdrawnPartIsNotServedAnyMore(t *testing.T) {
 		}, false},
 		{"nothing at all is for everyone any more", func(dir string) {
 			_ = os.Remove(filepath.Join(dir, "01-more.yaml"))
-			write(t, dir, "00-base.yaml", machineConfig("00-base", "/etc/base", "base", ""))
+			write(t, dir, "00-base.yaml", poolconfigtest.MachineConfig("00-base", "/etc/base", "base", ""))
 		}, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, dir := open(t)
 			write(t, dir, "01-more.yaml", public)
-			look(s)
-			before, whole := text(t, s, "worker", true), text(t, s, "worker", false)
+			s.scan()
+			before, whole := poolconfigtest.Text(t, s, "worker", true), poolconfigtest.Text(t, s, "worker", false)
 			if !strings.Contains(before, "/etc/public") {
 				t.Fatal("it is not there")
 			}
 			tt.change(dir)
-			look(s)
-			r, err := s.Config("worker", true, newest)
+			s.scan()
+			r, err := s.Config("worker", true, poolconfigtest.Newest)
 			switch {
-			case tt.stays && (err != nil || string(raw(t, r)) != before):
+			case tt.stays && (err != nil || string(poolconfigtest.Raw(t, r)) != before):
 				t.Errorf("it is not as it was: %v", err)
-			case !tt.stays && !unavailable(err):
+			case !tt.stays && !poolconfigtest.Unavailable(err):
 				t.Errorf("served nevertheless: %v", err)
 			}
 			if len(s.Findings()) == 0 {
 				t.Error("nothing is said")
 			}
-			if !strings.Contains(tt.name, "nothing at all") && !strings.Contains(tt.name, "secret") && text(t, s, "worker", false) != whole {
+			if !strings.Contains(tt.name, "nothing at all") && !strings.Contains(tt.name, "secret") && poolconfigtest.Text(t, s, "worker", false) != whole {
 				t.Error("the whole config changed")
 			}
 		})
@@ -94,16 +99,16 @@ func TestNoWholeConfigGoesOutWithoutTheKubeconfig(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s, dir := open(t)
 			write(t, dir, "kubeconfig", good)
-			look(s)
-			before := text(t, s, "worker", false)
+			s.scan()
+			before := poolconfigtest.Text(t, s, "worker", false)
 			if tt.content == "-" {
 				_ = os.Remove(filepath.Join(dir, "kubeconfig"))
 			} else {
 				write(t, dir, "kubeconfig", tt.content)
 			}
 			for range 2 {
-				look(s)
-				if text(t, s, "worker", false) != before {
+				s.scan()
+				if poolconfigtest.Text(t, s, "worker", false) != before {
 					t.Error("the last good one is not in force")
 				}
 				if got := fmt.Sprint(s.Findings()); !strings.Contains(got, tt.want) || !strings.Contains(got, "as it was before") {
@@ -111,8 +116,8 @@ func TestNoWholeConfigGoesOutWithoutTheKubeconfig(t *testing.T) {
 				}
 			}
 			write(t, dir, "kubeconfig", strings.Replace(good, "shared", "newer", 1))
-			look(s)
-			if got := text(t, s, "worker", false); got == before || len(s.Findings()) > 0 {
+			s.scan()
+			if got := poolconfigtest.Text(t, s, "worker", false); got == before || len(s.Findings()) > 0 {
 				t.Errorf("mended: %v", s.Findings())
 			}
 			if tt.content == "-" {
@@ -120,14 +125,14 @@ func TestNoWholeConfigGoesOutWithoutTheKubeconfig(t *testing.T) {
 			}
 			// There never was a good one.
 			write(t, dir, "kubeconfig", tt.content)
-			fresh := NewFolder(dir, Options{Log: quiet()})
-			if _, err := fresh.Config("worker", false, newest); !unavailable(err) {
+			fresh := Open(dir, poolconfig.Options{Log: poolconfigtest.Quiet()})
+			if _, err := fresh.Config("worker", false, poolconfigtest.Newest); !poolconfigtest.Unavailable(err) {
 				t.Errorf("a config without the kubeconfig: %v", err)
 			}
 			if got := fmt.Sprint(fresh.Findings()); strings.Contains(got, "as it was before") || !strings.Contains(got, tt.want) {
 				t.Errorf("findings %s", got)
 			}
-			text(t, fresh, "worker", true) // it has none anyway
+			poolconfigtest.Text(t, fresh, "worker", true) // it has none anyway
 		})
 	}
 }
@@ -135,17 +140,17 @@ func TestNoWholeConfigGoesOutWithoutTheKubeconfig(t *testing.T) {
 // Of a file that is broken in another way than before, one thing is wrong.
 func TestAFileIsBrokenInOneWay(t *testing.T) {
 	s, dir := open(t)
-	before := text(t, s, "worker", false)
-	write(t, dir, "50-site.yaml", strings.Replace(machineConfig("50-site", "/etc/site", "site", ""), "3.2.0", "2.2.0", 1))
-	look(s)
+	before := poolconfigtest.Text(t, s, "worker", false)
+	write(t, dir, "50-site.yaml", strings.Replace(poolconfigtest.MachineConfig("50-site", "/etc/site", "site", ""), "3.2.0", "2.2.0", 1))
+	s.scan()
 	write(t, dir, "50-site.yaml", "{")
-	look(s)
-	if got := s.Findings(); len(got) != 1 || !strings.Contains(got[0].Text, "50-site.yaml:1") || text(t, s, "worker", false) != before {
+	s.scan()
+	if got := s.Findings(); len(got) != 1 || !strings.Contains(got[0].Text, "50-site.yaml:1") || poolconfigtest.Text(t, s, "worker", false) != before {
 		t.Errorf("%v", got)
 	}
 	// One that was never good is not in force "as it was".
 	write(t, dir, "60-new.yaml", "{")
-	look(s)
+	s.scan()
 	if got := fmt.Sprint(s.Findings()); !strings.Contains(got, "nothing of it is in force") {
 		t.Error(got)
 	}

@@ -1,19 +1,23 @@
-package configsource
+package renderedconfig
 
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
-	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig/poolconfigtest"
 )
 
 // fakeAPI answers lists, watches that never tell anything, and reads.
@@ -50,6 +54,9 @@ func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(code)
 		_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": why, "code": code, "message": why})
 	}
+	if discovery(w, r.URL.Path) {
+		return
+	}
 	a.mu.Lock()
 	changed := a.changed
 	if r.URL.Query().Get("sendInitialEvents") != "" {
@@ -71,12 +78,12 @@ func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer a.mu.Unlock()
 	parts := strings.Split(r.URL.Path, "/")
 	last := parts[len(parts)-1]
-	for _, resource := range []string{"machineconfigpools", "machineconfigs", "controllerconfigs", "configmaps"} {
+	for resource, list := range lists {
 		switch {
 		case last == resource:
 			slim := strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadata")
 			items := []any{}
-			for _, k := range sorted(a.objects) {
+			for _, k := range slices.Sorted(maps.Keys(a.objects)) {
 				object := a.objects[k]
 				if !strings.HasPrefix(k, resource+"/") {
 					continue
@@ -86,11 +93,11 @@ func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				}
 				items = append(items, object)
 			}
-			list := map[string]any{"apiVersion": "v1", "kind": "List", "metadata": map[string]any{"resourceVersion": "1"}, "items": items}
 			if slim {
-				list["apiVersion"], list["kind"] = "meta.k8s.io/v1", "PartialObjectMetadataList"
+				list = metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"}
 			}
-			_ = json.NewEncoder(w).Encode(list)
+			_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": list.APIVersion, "kind": list.Kind,
+				"metadata": map[string]any{"resourceVersion": "1"}, "items": items})
 			return
 		case parts[len(parts)-2] == resource && a.broken[last]:
 			fail(http.StatusInternalServerError, "etcd timeout")
@@ -103,41 +110,65 @@ func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	fail(http.StatusNotFound, "NotFound")
 }
 
+// lists are the types of lists by the resource.
+var lists = map[string]metav1.TypeMeta{
+	"machineconfigpools": {APIVersion: "machineconfiguration.openshift.io/v1", Kind: "MachineConfigPoolList"},
+	"machineconfigs":     {APIVersion: "machineconfiguration.openshift.io/v1", Kind: "MachineConfigList"},
+	"controllerconfigs":  {APIVersion: "machineconfiguration.openshift.io/v1", Kind: "ControllerConfigList"},
+	"configmaps":         {APIVersion: "v1", Kind: "ConfigMapList"},
+}
+
+// discovery answers which kinds the cluster serves.
+func discovery(w http.ResponseWriter, path string) bool {
+	const group = "machineconfiguration.openshift.io"
+	version := metav1.GroupVersionForDiscovery{GroupVersion: group + "/v1", Version: "v1"}
+	answers := map[string]any{
+		"/api": metav1.APIVersions{Versions: []string{"v1"}},
+		"/apis": metav1.APIGroupList{Groups: []metav1.APIGroup{
+			{Name: group, Versions: []metav1.GroupVersionForDiscovery{version}, PreferredVersion: version},
+		}},
+		"/api/v1": metav1.APIResourceList{GroupVersion: "v1", APIResources: []metav1.APIResource{
+			{Name: "configmaps", Kind: "ConfigMap", Namespaced: true},
+		}},
+		"/apis/" + group + "/v1": metav1.APIResourceList{GroupVersion: group + "/v1", APIResources: []metav1.APIResource{
+			{Name: "machineconfigs", Kind: "MachineConfig"}, {Name: "machineconfigpools", Kind: "MachineConfigPool"},
+			{Name: "controllerconfigs", Kind: "ControllerConfig"},
+		}},
+	}
+	if answers[path] != nil {
+		_ = json.NewEncoder(w).Encode(answers[path])
+	}
+	return answers[path] != nil
+}
+
 const kubeconfigData = `apiVersion: v1
 kind: ConfigMap
-metadata: {name: kubeconfig-data, namespace: n}
+metadata: {name: kubeconfig-data, namespace: ns}
 data: {ca-bundle.crt: the CA}
 `
 
 // fake is a cluster with a pool of two MachineConfigs, and a Source that follows it.
-func fake(t *testing.T, prepare func(*fakeAPI)) (*fakeAPI, *Source) {
+func fake(t *testing.T, prepare func(*fakeAPI)) (*fakeAPI, follower) {
 	t.Helper()
 	a := &fakeAPI{objects: map[string]map[string]any{}, broken: map[string]bool{}, changed: make(chan struct{})}
-	a.set(t, "machineconfigpools", poolYAML, "1")
+	a.set(t, "machineconfigpools", poolconfigtest.Pool, "1")
 	a.set(t, "controllerconfigs", controllerConfig, "1")
 	a.set(t, "configmaps", kubeconfigData, "1")
-	a.set(t, "machineconfigs", machineConfig("00-base", "/etc/base", "base", needed), "1")
-	a.set(t, "machineconfigs", machineConfig("01-more", "/etc/public", "public", needed), "1")
+	a.set(t, "machineconfigs", poolconfigtest.MachineConfig("00-base", "/etc/base", "base", poolconfigtest.Needed), "1")
+	a.set(t, "machineconfigs", poolconfigtest.MachineConfig("01-more", "/etc/public", "public", poolconfigtest.Needed), "1")
 	if prepare != nil {
 		prepare(a)
 	}
 	server := httptest.NewServer(a)
 	t.Cleanup(server.Close)
 	t.Cleanup(server.CloseClientConnections)
-	s, err := NewCluster(&rest.Config{Host: server.URL}, Options{Log: quiet(), Retry: 50 * time.Millisecond, OwnCredential: true, KubeconfigConfigMap: "n/kubeconfig-data"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var running sync.WaitGroup
-	running.Go(func() { s.Run(t.Context()) })
-	t.Cleanup(running.Wait)
-	return a, s
+	return a, run(t, &rest.Config{Host: server.URL}, poolconfigtest.Quiet(), 50*time.Millisecond, "ns/kubeconfig-data")
 }
 
 // finds waits for a finding.
-func finds(t *testing.T, s *Source, reason, text string) {
+func finds(t *testing.T, s follower, reason, text string) {
 	t.Helper()
-	eventually(t, "a finding "+text, func() error {
+	poolconfigtest.Eventually(t, "a finding "+text, func() error {
 		for _, f := range s.Findings() {
 			if f.Reason == reason && strings.Contains(f.Text, text) {
 				return nil
@@ -147,13 +178,9 @@ func finds(t *testing.T, s *Source, reason, text string) {
 	})
 }
 
-func unavailable(err error) bool {
-	return err != nil && reason.From(err).Code == reason.ConfigUnavailable
-}
-
-func mended(t *testing.T, s *Source) {
+func mended(t *testing.T, s follower) {
 	t.Helper()
-	eventually(t, "no finding", func() error {
+	poolconfigtest.Eventually(t, "no finding", func() error {
 		if got := s.Findings(); len(got) > 0 {
 			return fmt.Errorf("%v", got)
 		}
@@ -164,28 +191,28 @@ func mended(t *testing.T, s *Source) {
 func TestAReadThatFailsLeavesEverythingAsItWas(t *testing.T) {
 	a, s := fake(t, nil)
 	has(t, s, false, "/etc/base", "")
-	full, pre := text(t, s, "worker", false), text(t, s, "worker", true)
+	full, pre := poolconfigtest.Text(t, s, "worker", false), poolconfigtest.Text(t, s, "worker", true)
 	a.change(func() {
-		a.set(t, "machineconfigs", machineConfig("50-site", "/etc/site", "site", ""), "2")
-		a.set(t, "machineconfigs", machineConfig("60-new", "/etc/new", "new", ""), "2")
+		a.set(t, "machineconfigs", poolconfigtest.MachineConfig("50-site", "/etc/site", "site", ""), "2")
+		a.set(t, "machineconfigs", poolconfigtest.MachineConfig("60-new", "/etc/new", "new", ""), "2")
 		a.broken["60-new"] = true
 	})
-	finds(t, s, reasonNotRead, "MachineConfig 60-new")
-	if text(t, s, "worker", false) != full || text(t, s, "worker", true) != pre {
+	finds(t, s, poolconfig.ReasonNotRead, "MachineConfig 60-new")
+	if poolconfigtest.Text(t, s, "worker", false) != full || poolconfigtest.Text(t, s, "worker", true) != pre {
 		t.Error("a part of what is there now is served")
 	}
 	// Meanwhile one is taken back from anyone: its metadata say so.
 	a.change(func() {
-		a.set(t, "machineconfigs", machineConfig("01-more", "/etc/public", "public", ""), "3")
+		a.set(t, "machineconfigs", poolconfigtest.MachineConfig("01-more", "/etc/public", "public", ""), "3")
 		a.broken["01-more"] = true
 	})
-	eventually(t, "no part for anyone", func() error {
-		if _, err := s.Config("worker", true, newest); !unavailable(err) {
+	poolconfigtest.Eventually(t, "no part for anyone", func() error {
+		if _, err := s.Config("worker", true, poolconfigtest.Newest); !poolconfigtest.Unavailable(err) {
 			return fmt.Errorf("it is served: %v", err)
 		}
 		return nil
 	})
-	if text(t, s, "worker", false) != full {
+	if poolconfigtest.Text(t, s, "worker", false) != full {
 		t.Error("the whole config changed")
 	}
 	a.change(func() { a.broken = map[string]bool{} })
@@ -209,21 +236,21 @@ func TestAWholeConfigOfAClusterHasItsKubeconfig(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			a, s := fake(t, nil)
 			has(t, s, false, "/etc/kubernetes/kubeconfig", "")
-			before := text(t, s, "worker", false)
+			before := poolconfigtest.Text(t, s, "worker", false)
 			a.change(func() { tt.take(a) })
-			finds(t, s, reasonNotRead, tt.want)
-			if text(t, s, "worker", false) != before {
+			finds(t, s, poolconfig.ReasonNotRead, tt.want)
+			if poolconfigtest.Text(t, s, "worker", false) != before {
 				t.Error("it changed")
 			}
 
 			fresh, s := fake(t, tt.take)
-			eventually(t, "a finding", func() error {
+			poolconfigtest.Eventually(t, "a finding", func() error {
 				if got := fmt.Sprint(s.Findings()); !strings.Contains(got, tt.want) {
 					return fmt.Errorf("%s", got)
 				}
 				return nil
 			})
-			if _, err := s.Config("worker", false, newest); !unavailable(err) {
+			if _, err := s.Config("worker", false, poolconfigtest.Newest); !poolconfigtest.Unavailable(err) {
 				t.Errorf("a config without a kubeconfig: %v", err)
 			}
 			fresh.change(func() {

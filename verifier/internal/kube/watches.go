@@ -1,0 +1,243 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/fields"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+)
+
+// A failing watch starts again within half a minute. So an error is over when no other
+// one followed for longer. An error is a problem when it lasted.
+const (
+	errorOver  = 90 * time.Second
+	errorLasts = time.Minute
+)
+
+// unanswered is the time until the API server is asked for a kind again, if it did not
+// answer.
+const unanswered = 2 * time.Second
+
+// Watches are the kinds that one controller reads and that a cluster may lack. As a
+// source of the controller it watches each kind from when the cluster serves it. It
+// also keeps the state of each watch: not served, not yet listed, or failing.
+type Watches struct {
+	Log     *slog.Logger         // required
+	Now     func() time.Time     // required
+	Handler handler.EventHandler // receives the events of all kinds
+	Kinds   []*Kind
+	// Interval is how often the API server is asked for a kind that it did not serve.
+	// Default 30 s.
+	Interval time.Duration
+
+	manager manager.Manager
+}
+
+// Kind is one kind of object. It has a cache of its own: the manager's asks the API server
+// for all of its kinds when it is made.
+type Kind struct {
+	// Name is for messages, such as "machineconfigpools".
+	Name string
+	// Object is typed, unstructured, or only the metadata.
+	Object client.Object
+	// Only restricts the kind to the object of this name, and of this namespace.
+	Only client.ObjectKey
+
+	// Reader reads what is cached. It is for a kind that is served and synced.
+	client.Reader
+
+	cache    cache.Cache
+	mu       sync.Mutex
+	informer cache.Informer // nil until the cluster serves the kind
+	unserved bool
+	err      error
+	// since is when the current series of errors began. at is the time of err.
+	since, at time.Time
+}
+
+// SetManager makes the caches of the kinds. It makes no call.
+func (w *Watches) SetManager(m manager.Manager) error {
+	w.manager = m
+	for _, k := range w.Kinds {
+		o := cache.Options{
+			HTTPClient: m.GetHTTPClient(), Scheme: m.GetScheme(), Mapper: m.GetRESTMapper(),
+			DefaultTransform:            cache.TransformStripManagedFields(),
+			ReaderFailOnMissingInformer: true,
+			DefaultWatchErrorHandler:    func(_ context.Context, _ *toolscache.Reflector, err error) { w.failed(k, err) },
+		}
+		if k.Only.Name != "" {
+			o.DefaultFieldSelector = fields.OneTermEqualSelector("metadata.name", k.Only.Name)
+		}
+		if k.Only.Namespace != "" {
+			o.DefaultNamespaces = map[string]cache.Config{k.Only.Namespace: {}}
+		}
+		c, err := cache.New(m.GetConfig(), o)
+		if err != nil {
+			return fmt.Errorf("cache of %s: %w", k.Name, err)
+		}
+		k.cache, k.Reader = c, c
+	}
+	return nil
+}
+
+// requests is the queue of a controller.
+type requests = workqueue.TypedRateLimitingInterface[reconcile.Request]
+
+// String implements fmt.Stringer, for the log of the controller.
+func (w *Watches) String() string { return fmt.Sprintf("%d optional kinds", len(w.Kinds)) }
+
+// Start implements source.Source. The controller does not wait for the kinds: they may
+// never come.
+func (w *Watches) Start(ctx context.Context, queue requests) error {
+	for _, k := range w.Kinds {
+		go func() {
+			for !w.watch(ctx, k, queue) {
+				pause := unanswered
+				if k.Unserved(w.Now()) {
+					pause = cmp.Or(w.Interval, 30*time.Second)
+				}
+				select {
+				case <-ctx.Done():
+					return
+				case <-time.After(pause):
+				}
+			}
+		}()
+	}
+	go w.wake(ctx, queue)
+	return nil
+}
+
+// wake lets the controller look at its objects again while a watch fails: what a failure
+// means for them changes with time.
+func (w *Watches) wake(ctx context.Context, queue requests) {
+	tick := time.NewTicker(errorLasts / 2)
+	defer tick.Stop()
+	for failed := false; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		fails := w.failing()
+		if fails || failed {
+			w.Handler.Generic(ctx, event.GenericEvent{}, queue)
+		}
+		failed = fails
+	}
+}
+
+// watch starts to watch a kind, if the cluster serves it.
+func (w *Watches) watch(ctx context.Context, k *Kind, queue requests) bool {
+	// It asks for the kind.
+	informer, err := k.cache.GetInformer(ctx, k.Object, cache.BlockUntilSynced(false))
+	if err == nil {
+		_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+			AddFunc: func(any) { k.works() }, UpdateFunc: func(any, any) { k.works() }, DeleteFunc: func(any) { k.works() },
+		})
+	}
+	if err == nil {
+		err = source.Kind(k.cache, k.Object, w.Handler).Start(ctx, queue)
+	}
+	if err == nil {
+		err = w.manager.Add(k.cache)
+	}
+	if err != nil {
+		w.failed(k, err)
+		return false
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.informer, k.unserved, k.err = informer, false, nil
+	return true
+}
+
+// works ends a series of errors.
+func (k *Kind) works() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.unserved, k.err = false, nil
+}
+
+// failed stores an error of a kind.
+func (w *Watches) failed(k *Kind, err error) {
+	now := w.Now()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.err == nil || now.Sub(k.at) > errorOver {
+		k.since = now
+	}
+	k.unserved, k.err, k.at = kerrors.IsNotFound(err) || meta.IsNoMatchError(err), err, now
+	w.Log.Debug("a watch ended or did not start; it is tried again", "kind", k.Name, "error", err)
+}
+
+// Unserved reports whether the cluster does not serve the kind.
+func (k *Kind) Unserved(now time.Time) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.unserved && (k.informer == nil || now.Sub(k.at) <= errorOver)
+}
+
+// Synced reports whether the kind is in the cache, or is not served.
+func (k *Kind) Synced(now time.Time) bool {
+	if k.Unserved(now) {
+		return true
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.informer != nil && k.informer.HasSynced()
+}
+
+// Synced reports whether each kind is in the cache, or is not served.
+func (w *Watches) Synced() bool {
+	for _, k := range w.Kinds {
+		if !k.Synced(w.Now()) {
+			return false
+		}
+	}
+	return true
+}
+
+// failing reports whether the last that happened to a watch was an error.
+func (w *Watches) failing() bool {
+	now := w.Now()
+	for _, k := range w.Kinds {
+		k.mu.Lock()
+		fails := k.informer != nil && k.err != nil && now.Sub(k.at) <= errorOver
+		k.mu.Unlock()
+		if fails {
+			return true
+		}
+	}
+	return false
+}
+
+// Problems are the watches that do not start, or fail for a minute or longer.
+func (w *Watches) Problems() []error {
+	now := w.Now()
+	var all []error
+	for _, k := range w.Kinds {
+		synced := k.Synced(now)
+		k.mu.Lock()
+		if k.err != nil && !k.unserved && now.Sub(k.at) <= errorOver && (!synced || now.Sub(k.since) > errorLasts) {
+			all = append(all, fmt.Errorf("watch %s: %w", k.Name, k.err))
+		}
+		k.mu.Unlock()
+	}
+	return all
+}

@@ -1,0 +1,125 @@
+package poolconfig
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+)
+
+// Reasons of findings and Events.
+const (
+	ReasonNotUsable   = "NotUsable"
+	ReasonNotRendered = "ConfigNotRendered"
+	ReasonNoPart      = "PreApprovedNotRendered"
+	ReasonNotRead     = "ConfigNotRead"
+)
+
+// Finding is a problem that an administrator should look at.
+type Finding struct{ Reason, Text string }
+
+// Fault is a problem with what was read, or with a config.
+type Fault struct {
+	Reason, Text string
+	// Key identifies the fault, so that it is reported once. Default: the text.
+	Key string
+	// About is the object that an Event is about. The zero value has no Event.
+	About Object
+}
+
+// Object is one of the API group of MachineConfigs.
+type Object struct{ Kind, Name, UID string }
+
+// What is in force instead of content that cannot be read.
+const (
+	stays  = "; as it was before, it stays in force"
+	unused = "; nothing of it is in force"
+)
+
+// InForce says what is in force instead of something unreadable: the last good content, if
+// there is one.
+func InForce(lastGood bool) string {
+	if lastGood {
+		return stays
+	}
+	return unused
+}
+
+// NotUsable returns the faults of an object or a file that cannot be read. The argument
+// inForce is from [InForce].
+func NotUsable(problems []manifest.Problem, inForce string) []Fault {
+	var all []Fault
+	for _, p := range problems {
+		text := p.Error()
+		if !p.Warning {
+			text += inForce
+		}
+		all = append(all, Fault{Reason: ReasonNotUsable, Text: text})
+	}
+	return all
+}
+
+// Findings are the reasons why configs are not the newest, or are not served. Each text
+// is there once.
+func (s *Store) Findings() []Finding {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var all []Finding
+	for _, f := range s.current() {
+		if one := (Finding{f.Reason, f.Text}); !slices.Contains(all, one) {
+			all = append(all, one)
+		}
+	}
+	return all
+}
+
+// current are the faults, those of no pool first. It needs the lock.
+func (s *Store) current() []Fault {
+	var all []Fault
+	for _, name := range slices.Sorted(maps.Keys(s.faults)) {
+		all = append(all, s.faults[name]...)
+	}
+	return all
+}
+
+// Report replaces the faults of a pool; those of no pool have the name "". It logs each
+// new fault once.
+func (s *Store) Report(pool string, faults ...Fault) {
+	leading := s.o.Notify != nil && s.o.Leading()
+	s.mu.Lock()
+	before := len(s.faults)
+	s.faults[pool] = faults
+	if len(faults) == 0 {
+		delete(s.faults, pool)
+	}
+	next := map[string]bool{}
+	var fresh, notify []Fault
+	for _, f := range s.current() {
+		k := cmp.Or(f.Key, f.Text)
+		notified, known := s.reported[k]
+		if _, twice := next[k]; twice {
+			continue
+		}
+		if !known {
+			fresh = append(fresh, f)
+		}
+		if leading && !notified && f.About != (Object{}) {
+			notify = append(notify, f)
+			notified = true
+		}
+		next[k] = notified
+	}
+	fixed := before > 0 && len(s.faults) == 0
+	s.reported = next
+	s.mu.Unlock()
+	for _, f := range fresh {
+		s.o.Log.Error("configs may not be the newest", "reason", f.Reason, "error", f.Text)
+	}
+	if fixed {
+		s.o.Log.Info("the configs of all pools are the newest again", "pools", s.Pools())
+	}
+	for _, f := range notify {
+		s.o.Notify(f)
+	}
+}

@@ -1,0 +1,243 @@
+// Package machineconfigs is the standalone backend of package poolconfig: it reads a
+// folder of MachineConfigs, MachineConfigPools, a ControllerConfig and an OSImageStream,
+// and renders each pool again when a file changes.
+//
+// Each file is read by itself. A broken file keeps its last good content, and does not
+// affect the others. A file that was deleted is no longer used, except the kubeconfig:
+// the last good one stays in whole configs until the verifier restarts.
+package machineconfigs
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/render"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
+)
+
+// Interval is how often a folder is scanned.
+const Interval = 2 * time.Second
+
+// KubeconfigFile, in the folder, is what kubelets bootstrap with.
+const KubeconfigFile = "kubeconfig"
+
+// Folder is a directory of manifests. Its Store is safe for concurrent use.
+type Folder struct {
+	*poolconfig.Store
+	dir     string
+	files   map[string]*file
+	scanned bool
+	// unlisted: the last scan could not list the folder.
+	unlisted bool
+}
+
+// file is the last good content of a file, and what is wrong with it now.
+type file struct {
+	sum  [sha256.Size]byte
+	good bool
+	in   render.Input
+	// clean is the last content without a MachineConfig that cannot be used.
+	clean      render.Input
+	kubeconfig secret.Bytes // the last good one, of the file kubeconfig
+	faults     []poolconfig.Fault
+}
+
+// Open reads the *.yaml, *.yml and *.json of a folder, and the file kubeconfig.
+// A folder that does not exist has no pools.
+func Open(dir string, o poolconfig.Options) *Folder {
+	f := &Folder{Store: poolconfig.NewStore(o), dir: dir, files: map[string]*file{}}
+	f.scan()
+	return f
+}
+
+// Run follows the folder until ctx ends.
+func (f *Folder) Run(ctx context.Context) {
+	tick := time.NewTicker(Interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			f.scan()
+		}
+	}
+}
+
+// scan reads the folder, and renders its pools if something changed.
+func (f *Folder) scan() {
+	changed := !f.scanned || f.unlisted
+	f.scanned = true
+	var faults []poolconfig.Fault
+	entries, err := os.ReadDir(f.dir)
+	f.unlisted = err != nil && !errors.Is(err, fs.ErrNotExist)
+	switch {
+	case f.unlisted:
+		faults = append(faults, notRead(f.dir+" cannot be listed: "+err.Error()+"; its files stay as they were"))
+	case f.read(entries):
+		changed = true
+	}
+	if !changed && len(faults) == 0 {
+		return
+	}
+	in := poolconfig.Input{}
+	var all []render.Input
+	for _, name := range slices.Sorted(maps.Keys(f.files)) {
+		one := f.files[name]
+		faults = append(faults, one.faults...)
+		if one.good {
+			all = append(all, one.in)
+		}
+		if name == KubeconfigFile {
+			in.Extras.Kubeconfig = one.kubeconfig
+			if one.kubeconfig.Empty() {
+				in.NoKubeconfig = reason.Deny(reason.ConfigUnavailable,
+					"%s cannot be used, so whole configs would have no kubeconfig", filepath.Join(f.dir, name))
+			}
+		}
+	}
+	joined, problems := render.Join(all...)
+	if manifest.Failed(problems) {
+		// Which of two objects is meant is unknown: nothing changes.
+		for _, name := range f.Names() {
+			f.Keep(name, render.Together(all...), problems[0])
+		}
+		f.Report("", append(faults, poolconfig.NotUsable(problems, poolconfig.InForce(true))...)...)
+		return
+	}
+	f.Report("", faults...)
+	in.Input = joined
+	in.Extras.FromController(joined.Controller)
+	exists := map[string]bool{}
+	for _, p := range joined.Pools {
+		exists[p.Name] = true
+		f.Update(p.Name, in)
+	}
+	f.Retain(func(name string) bool { return exists[name] })
+}
+
+// read reads the files that changed, and reports whether one did.
+func (f *Folder) read(entries []fs.DirEntry) (changed bool) {
+	here := map[string]bool{}
+	for _, e := range entries {
+		name := e.Name()
+		manifests := slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
+		if strings.HasPrefix(name, ".") || !manifests && name != KubeconfigFile {
+			continue
+		}
+		here[name] = true
+		if f.readFile(name) {
+			changed = true
+		}
+	}
+	for name, one := range f.files {
+		switch {
+		case here[name]:
+		case name == KubeconfigFile && !one.kubeconfig.Empty():
+			if one.sum != ([sha256.Size]byte{}) || len(one.faults) == 0 {
+				one.sum, changed = [sha256.Size]byte{}, true
+			}
+			one.faults = []poolconfig.Fault{notRead(filepath.Join(f.dir, name) +
+				" is gone; as it was before, it stays in whole configs until the verifier is restarted")}
+		default:
+			delete(f.files, name)
+			changed = true
+		}
+	}
+	return changed
+}
+
+// readFile reads one file, and reports whether it changed.
+func (f *Folder) readFile(name string) (changed bool) {
+	one := f.files[name]
+	if one == nil {
+		one = &file{}
+		f.files[name] = one
+		changed = true
+	}
+	path := filepath.Join(f.dir, name)
+	raw, err := bounded(path)
+	if err != nil {
+		fault := notRead(path + " cannot be read: " + err.Error() + poolconfig.InForce(one.good))
+		changed = changed || len(one.faults) != 1 || one.faults[0] != fault
+		one.faults, one.sum = []poolconfig.Fault{fault}, [sha256.Size]byte{}
+		return changed
+	}
+	sum := sha256.Sum256(raw)
+	if sum == one.sum {
+		return changed
+	}
+	one.sum, one.faults = sum, nil
+	if name == KubeconfigFile {
+		if err := checkKubeconfig(raw); err != nil {
+			one.faults = []poolconfig.Fault{{Reason: poolconfig.ReasonNotUsable, Text: path + ": " + err.Error() + poolconfig.InForce(one.good)}}
+			return true
+		}
+		one.kubeconfig, one.good = secret.New(raw), true
+		return true
+	}
+	in, problems := render.Parse(path, raw)
+	if manifest.Failed(problems) {
+		// What was wrong with the content before does not exist any more.
+		one.in = one.clean
+		one.good = len(one.in.Pools)+len(one.in.Configs) > 0 || one.in.Controller != nil || one.in.Streams != nil
+	} else {
+		one.in, one.good = in, true
+		if !in.Broken() {
+			one.clean = in
+		}
+	}
+	one.faults = poolconfig.NotUsable(problems, poolconfig.InForce(one.good))
+	return true
+}
+
+func notRead(text string) poolconfig.Fault {
+	return poolconfig.Fault{Reason: poolconfig.ReasonNotRead, Text: text}
+}
+
+// checkKubeconfig checks that a kubelet can bootstrap with a file. The error has nothing of
+// its content.
+func checkKubeconfig(raw []byte) error {
+	var k struct {
+		Users []struct {
+			User map[string]any `json:"user"`
+		} `json:"users"`
+	}
+	if err := yaml.Unmarshal(raw, &k); err != nil {
+		return errors.New("it is no kubeconfig: not YAML, or not the fields of one")
+	}
+	for _, u := range k.Users {
+		if len(u.User) > 0 {
+			return nil
+		}
+	}
+	return errors.New("it is no kubeconfig: no user in it has a credential")
+}
+
+// bounded reads a regular file of limited size.
+func bounded(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return nil, err
+	case !info.Mode().IsRegular():
+		return nil, errors.New("not a regular file")
+	case info.Size() > manifest.MaxFile:
+		return nil, fmt.Errorf("%d bytes, at most %d are read", info.Size(), manifest.MaxFile)
+	}
+	return os.ReadFile(path)
+}
