@@ -71,12 +71,19 @@ type Options struct {
 	PerSource float64
 }
 
-type sourceKey struct{}
+type callerKey struct{}
+
+// caller is for whom a question is asked.
+type caller struct {
+	source netip.Addr
+	waits  func()
+}
 
 // For marks the questions of ctx as asked for a caller of that address. Without a
-// source they have the budget of all alone.
-func For(ctx context.Context, source netip.Addr) context.Context {
-	return context.WithValue(ctx, sourceKey{}, source)
+// source they have the budget of all alone. Ask calls waits before it waits for an
+// answer; a caller that holds something scarce releases it there.
+func For(ctx context.Context, source netip.Addr, waits func()) context.Context {
+	return context.WithValue(ctx, callerKey{}, caller{source, waits})
 }
 
 // Caller asks one provider.
@@ -140,20 +147,23 @@ func Ask[T any](ctx context.Context, c *Caller, operation, key string, keep time
 		return none, gone()
 	}
 	f, mine, err := c.board(ctx, operation, key)
-	switch {
-	case err != nil:
+	if err != nil {
 		return none, err
-	case mine:
+	}
+	if of, ok := ctx.Value(callerKey{}).(caller); ok {
+		of.waits()
+	}
+	if mine {
 		c.fly(ctx, f, operation, key, keep, func(ctx context.Context) (any, error) { return ask(ctx) })
 		if ctx.Err() != nil { // the answer is for the others
 			return none, gone()
 		}
-	default:
-		select {
-		case <-ctx.Done():
-			return none, gone()
-		case <-f.done:
-		}
+		return as[T](f.answer.value, f.answer.err)
+	}
+	select {
+	case <-ctx.Done():
+		return none, gone()
+	case <-f.done:
 	}
 	return as[T](f.answer.value, f.answer.err)
 }
@@ -173,9 +183,9 @@ func (c *Caller) board(ctx context.Context, operation, key string) (_ *flight, m
 		close(f.done)
 		return f, false, nil
 	}
-	if source, ok := ctx.Value(sourceKey{}).(netip.Addr); ok && !c.sources.Allow(now, source) {
+	if of, ok := ctx.Value(callerKey{}).(caller); ok && !c.sources.Allow(now, of.source) {
 		return nil, false, reason.Deny(reason.ProviderUnavailable, "%s: %s: source %s has used up its budget of calls",
-			c.provider, operation, source)
+			c.provider, operation, of.source)
 	}
 	if !c.budget.AllowN(now, 1) {
 		return nil, false, reason.Deny(reason.ProviderUnavailable, "%s: %s: the budget of calls is used up", c.provider,

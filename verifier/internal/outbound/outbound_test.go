@@ -250,13 +250,32 @@ func TestAllQuestionsTogetherHaveABudget(t *testing.T) {
 	})
 }
 
+func TestAskSaysThatItsCallerWaits(t *testing.T) {
+	c, waits := outbound.New("cloud", outbound.Options{}), 0
+	ctx := outbound.For(t.Context(), netip.MustParseAddr("192.0.2.1"), func() { waits++ })
+	for range 2 {
+		_, err := outbound.Ask(ctx, c, "Describe", "key", time.Minute, func(context.Context) (int, error) {
+			if waits != 1 {
+				t.Errorf("the caller was told %d times before the call", waits)
+			}
+			return 1, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if waits != 1 {
+		t.Errorf("%d waits for one call and one answer that is known", waits)
+	}
+}
+
 // One that presents copies of others' documents, each of which costs a call.
 func TestAttack_T51_ASourceThatFloodsTakesItsOwnShareAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, p := outbound.New("cloud", outbound.Options{}), &peer{}
 		flood, honest := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::")
 		from := func(source netip.Addr, key string) error {
-			_, err := outbound.Ask(outbound.For(t.Context(), source), c, "Describe", key, time.Minute, p.ask)
+			_, err := outbound.Ask(outbound.For(t.Context(), source, func() {}), c, "Describe", key, time.Minute, p.ask)
 			return err
 		}
 		if err := from(honest, "honest"); err != nil {
@@ -314,8 +333,8 @@ func TestAttack_T51_ASourceThatFloodsTakesItsOwnShareAlone(t *testing.T) {
 func TestOneSourcesRefusalIsNotAnothers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, p := outbound.New("cloud", outbound.Options{PerSource: 0.1}), &peer{delay: time.Second}
-		one, two := outbound.For(t.Context(), netip.MustParseAddr("192.0.2.1")),
-			outbound.For(t.Context(), netip.MustParseAddr("192.0.2.2"))
+		one, two := outbound.For(t.Context(), netip.MustParseAddr("192.0.2.1"), func() {}),
+			outbound.For(t.Context(), netip.MustParseAddr("192.0.2.2"), func() {})
 		if _, err := outbound.Ask(one, c, "Describe", "a", 0, p.ask); err != nil {
 			t.Fatal(err)
 		}

@@ -31,6 +31,7 @@ func (s *Service) report(ctx context.Context, c *call, req *mcsattestv1.ReportRe
 		Unit: audit.Clean(req.GetUnit()), Result: audit.Clean(req.GetResult()), ExitStatus: req.GetExitStatus(),
 		Message: lines(req.GetMessage()),
 	}
+	c.yield()
 	// A machine that fails reboots: its report counts although it has left.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()

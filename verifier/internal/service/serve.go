@@ -38,14 +38,14 @@ type method struct {
 	request func() proto.Message
 	// proof is the field whose value shows that the caller is no stranger; "": none.
 	proof protoreflect.Name
-	// run is the call itself. It gives its turn back once it only waits.
-	run func(s *Service, ctx context.Context, c *call, req proto.Message, turn func()) (proto.Message, error)
+	// run is the call itself.
+	run func(s *Service, ctx context.Context, c *call, req proto.Message) (proto.Message, error)
 }
 
 var methods = map[string]*method{
 	mcsattestv1connect.AttestationChallengeProcedure: {
 		event: "challenge", limit: MaxChallenge, request: func() proto.Message { return &mcsattestv1.ChallengeRequest{} },
-		run: func(s *Service, _ context.Context, c *call, req proto.Message, _ func()) (proto.Message, error) {
+		run: func(s *Service, _ context.Context, c *call, req proto.Message) (proto.Message, error) {
 			res, err := s.challenge(c, req.(*mcsattestv1.ChallengeRequest))
 			if err == nil && len(res.GetSealed()) > 0 {
 				c.conn.Challenged()
@@ -56,8 +56,7 @@ var methods = map[string]*method{
 	mcsattestv1connect.AttestationAttestProcedure: {
 		event: "attest", limit: MaxAttest, proof: "sealed",
 		request: func() proto.Message { return &mcsattestv1.AttestRequest{} },
-		run: func(s *Service, ctx context.Context, c *call, req proto.Message, turn func()) (proto.Message, error) {
-			turn()
+		run: func(s *Service, ctx context.Context, c *call, req proto.Message) (proto.Message, error) {
 			res, err := s.attest(ctx, c, req.(*mcsattestv1.AttestRequest))
 			if err == nil {
 				c.conn.Proven()
@@ -68,8 +67,7 @@ var methods = map[string]*method{
 	mcsattestv1connect.AttestationReportProcedure: {
 		event: "report", limit: MaxReport, proof: "ticket",
 		request: func() proto.Message { return &mcsattestv1.ReportRequest{} },
-		run: func(s *Service, ctx context.Context, c *call, req proto.Message, turn func()) (proto.Message, error) {
-			turn()
+		run: func(s *Service, ctx context.Context, c *call, req proto.Message) (proto.Message, error) {
 			err := s.report(ctx, c, req.(*mcsattestv1.ReportRequest))
 			return &mcsattestv1.ReportResponse{CorrelationId: c.id}, err
 		},
@@ -161,6 +159,8 @@ func (s *Service) serve(w http.ResponseWriter, r *http.Request) {
 //   - its parts are few enough to be parsed: TooLarge
 //   - there is a turn, from a queue of its own for a valid seal or ticket: RateLimited
 //   - it parses: Malformed
+//
+// The call keeps its turn until it waits for the API, the disk or a cloud.
 func (s *Service) call(ctx context.Context, m *method, c *call, w http.ResponseWriter, r *http.Request,
 	binary bool) (proto.Message, error) {
 	if err := tls13(c); err != nil {
@@ -186,11 +186,10 @@ func (s *Service) call(ctx context.Context, m *method, c *call, w http.ResponseW
 	if proven {
 		turns = s.provenTurns // strangers of the same address fill the other queue
 	}
-	turn, err := turns.Take(ctx, c.source)
-	if err != nil {
+	if c.yield, err = turns.Take(ctx, c.source); err != nil {
 		return nil, err
 	}
-	defer turn()
+	defer c.yield()
 	if binary {
 		err = proto.Unmarshal(body, req)
 	} else {
@@ -201,7 +200,7 @@ func (s *Service) call(ctx context.Context, m *method, c *call, w http.ResponseW
 		w.Header().Set("Connection", "close")
 		return nil, reason.Wrap(reason.Malformed, err, "body of %d bytes", len(body))
 	}
-	return m.run(s, ctx, c, req, turn)
+	return m.run(s, ctx, c, req)
 }
 
 // admit refuses a source that asks too often, unless the caller shows what only

@@ -1,8 +1,11 @@
 package service
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"io"
 	"log/slog"
 	"net/http"
@@ -10,15 +13,25 @@ import (
 	"net/netip"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/appraisal"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
+	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 	"github.com/mcs-attest/mcs-attest/proto/mcsattest/v1/mcsattestv1connect"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
 type updated struct {
@@ -72,4 +85,140 @@ func TestAttack_T61_StrangersWhoWaitForTurnsDoNotDelayAValidTicket(t *testing.T)
 	if records.n != 1 {
 		t.Errorf("%d reports were recorded", records.n)
 	}
+}
+
+// appraised is a Service whose machines prove themselves with an instance document.
+// verify stands for the work of an appraisal, holder for a read of the API.
+func appraised(t *testing.T, verify, holder func()) (post func()) {
+	t.Helper()
+	now := time.Now()
+	keys, err := seal.Ring{}.Rotate(rand.Reader, now, 0, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	frontEnd := sha256.Sum256([]byte("front end"))
+	var p v1alpha1.AttestationPolicy
+	p.Name = "workers"
+	p.Spec = v1alpha1.AttestationPolicySpec{
+		Pools: []string{"worker"}, Evidence: []v1alpha1.EvidenceAlternative{{All: []string{"aws-iid"}}},
+		Binding: v1alpha1.BindingTerminated, FrontEndKeys: []string{hex.EncodeToString(frontEnd[:])},
+	}
+	policies, err := policy.Compile(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	worker, err := policies.For("worker")
+	if err != nil {
+		t.Fatal(err)
+	}
+	hash := worker.Hash()
+	s := &Service{
+		World: func() *World {
+			return &World{Complete: true, Policies: policies, Machines: everyInstance{}, Trust: &trust.Trust{}}
+		},
+		SealKeys: func() seal.Ring { return keys }, Records: reads{holder: holder},
+		Origins: func(string) bool { return true }, Audit: audit.New(slog.New(slog.DiscardHandler)),
+		Limiter: listen.NewLimiter(100), Source: func(*http.Request) netip.Addr { return netip.MustParseAddr("192.0.2.1") },
+		Now: func() time.Time { return now }, Clouds: map[evidence.Kind]evidence.Verifier{evidence.AWSIID: documents{verify}},
+	}
+	_, handler := s.Handler()
+	srv := httptest.NewTLSServer(handler)
+	t.Cleanup(srv.Close)
+	return func() {
+		sealed, err := keys.Seal(rand.Reader, now, seal.Challenge{
+			Issued: now, Pool: "worker", PolicyHash: hash[:], Binding: appraisal.BindingTerminated, Required: []evidence.Kind{evidence.AWSIID},
+		})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		body, err := proto.Marshal(&mcsattestv1.AttestRequest{
+			Sealed: sealed, ServerSpkiSha256: frontEnd[:],
+			Cloud: []*mcsattestv1.CloudEvidence{{Kind: mcsattestv1.EvidenceKind_EVIDENCE_KIND_AWS_IID, Document: []byte("document")}},
+		})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		res, err := srv.Client().Post(srv.URL+mcsattestv1connect.AttestationAttestProcedure, "application/proto", bytes.NewReader(body))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_ = res.Body.Close()
+	}
+}
+
+type documents struct{ verify func() }
+
+func (d documents) Verify(context.Context, evidence.Document, evidence.Binding, time.Time) (evidence.Claim, error) {
+	d.verify()
+	return claim{}, nil
+}
+
+type claim struct{}
+
+func (claim) Statement() evidence.Statement {
+	return evidence.Statement{Kind: evidence.AWSIID, ProviderID: "aws:///a/i-1", InstanceID: "aws:i-1"}
+}
+
+func (c claim) Confirm(context.Context, evidence.Candidate) (evidence.Statement, error) {
+	return c.Statement(), nil
+}
+
+// everyInstance is a Machine for each provider id.
+type everyInstance struct{ Machines }
+
+func (everyInstance) Match(machine.Identity, machine.Rules) (*machine.Machine, error) {
+	return &machine.Machine{Namespace: "default", Name: "m1", UID: "m1", ProviderID: "aws:///a/i-1", Undated: true}, nil
+}
+
+func (everyInstance) Named(machine.Identity, machine.Rules) *machine.Machine { return nil }
+
+type reads struct {
+	Records
+	holder func()
+}
+
+func (r reads) Holder(context.Context, string) (string, error) {
+	r.holder()
+	return "", reason.Deny(reason.StoreUnavailable, "no answer")
+}
+
+func TestAttack_T61_AppraisalsOfOneSourceWorkInTurns(t *testing.T) {
+	limit := runtime.GOMAXPROCS(0)
+	working, finish := make(chan struct{}, 4*limit), make(chan struct{})
+	post := appraised(t, func() { working <- struct{}{}; <-finish }, func() {})
+	var wg sync.WaitGroup
+	for range 4 * limit {
+		wg.Go(post)
+	}
+	for range limit {
+		<-working
+	}
+	time.Sleep(50 * time.Millisecond)
+	if more := len(working); more > 0 {
+		t.Errorf("%d appraisals work at once on %d processors", limit+more, limit)
+	}
+	close(finish)
+	wg.Wait()
+}
+
+func TestAppraisalsThatWaitForTheAPIHoldNoTurn(t *testing.T) {
+	all := 4 * runtime.GOMAXPROCS(0)
+	waiting, answer := make(chan struct{}, all), make(chan struct{})
+	post := appraised(t, func() {}, func() { waiting <- struct{}{}; <-answer })
+	var wg sync.WaitGroup
+	for range all {
+		wg.Go(post)
+	}
+	for range all {
+		select {
+		case <-waiting:
+		case <-time.After(time.Minute):
+			t.Error("the others have no turn")
+		}
+	}
+	close(answer)
+	wg.Wait()
 }

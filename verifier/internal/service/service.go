@@ -154,6 +154,7 @@ type call struct {
 	source netip.Addr
 	id     string
 	start  time.Time
+	yield  func() // gives the turn back
 
 	pool    string // as far as it is known; a policy's pool once policy is set
 	policy  *policy.Policy
@@ -256,7 +257,7 @@ func challengeTPM(sealed *seal.Challenge, p policy.Policy,
 
 func (s *Service) attest(ctx context.Context, c *call,
 	req *mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
-	ctx = outbound.For(ctx, c.source)
+	ctx = outbound.For(ctx, c.source, c.yield)
 	challenge, err := s.SealKeys().Open(req.GetSealed())
 	if err != nil {
 		return nil, err
@@ -292,13 +293,17 @@ func (s *Service) attest(ctx context.Context, c *call,
 			v1alpha1.EndorsementManufacturer:  tpm2.ManufacturerEndorser{Roots: world.EKRoots},
 		},
 		Clouds: s.Clouds, Directory: s.Directory,
-		Recorded: func(id v1alpha1.RecordedIdentity) (string, error) { return s.holder(ctx, id) },
+		Recorded: func(id v1alpha1.RecordedIdentity) (string, error) {
+			c.yield()
+			return s.holder(ctx, id)
+		},
 	}
 	var answers appraisal.Answers
 	if s.Keep != nil {
 		in = answers.Recording(in)
 	}
 	verdict, err := appraisal.Appraise(ctx, in, ev, c.start)
+	c.yield()
 	if d := reason.From(err); d != nil && d.Code == reason.ProvisioningTokenInvalid && s.ConfirmProvisioning != nil {
 		if in.ProvisioningTokens, err = s.tokensAnew(ctx, c, err); err == nil {
 			verdict, err = appraisal.Appraise(ctx, in, ev, c.start)
