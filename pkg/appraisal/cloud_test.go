@@ -71,14 +71,14 @@ type trial struct {
 
 const machineA = `apiVersion: machine.openshift.io/v1beta1
 kind: Machine
-metadata: {namespace: openshift-machine-api, name: a, uid: uid-a, creationTimestamp: "2026-03-01T11:30:00Z",
-  labels: {machine.openshift.io/cluster-api-machine-role: worker}}
+metadata: {namespace: openshift-machine-api, name: a, uid: uid-a,
+  creationTimestamp: "2026-03-01T11:30:00Z", labels: {machine.openshift.io/cluster-api-machine-role: worker}}
 spec: {providerID: "` + instanceA + `"}
 ---
 apiVersion: machine.openshift.io/v1beta1
 kind: Machine
-metadata: {namespace: openshift-machine-api, name: b, uid: uid-b, creationTimestamp: "2026-03-01T11:30:00Z",
-  labels: {machine.openshift.io/cluster-api-machine-role: worker}}
+metadata: {namespace: openshift-machine-api, name: b, uid: uid-b,
+  creationTimestamp: "2026-03-01T11:30:00Z", labels: {machine.openshift.io/cluster-api-machine-role: worker}}
 spec: {providerID: "` + instanceB + `"}
 `
 
