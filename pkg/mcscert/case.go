@@ -9,26 +9,16 @@ import (
 // Case states who renews the certificates, and how that was decided.
 type Case string
 
-// The cases. They are part of the output of 'certs status -o json'.
+// The cases, as 'certs status -o json' names them; see caseTexts for what each means.
 const (
-	// CaseConfigured: the configuration has certificates.rotate: Always.
-	CaseConfigured Case = "Configured"
-	// CaseFolder: the certificates are files, which 'certs rotate' renews.
-	CaseFolder Case = "Folder"
-	// CaseOurs: the verifier made the CA.
-	CaseOurs Case = "Ours"
-	// CaseNoMachineSets: no CA with a key exists, and no MachineSets exist. Without
-	// MachineSets the machine-config-operator makes no CA.
-	CaseNoMachineSets Case = "NoMachineSets"
-	// CaseOldOperator: MachineSets exist, and no CA was made within [OperatorDelay]: the
-	// machine-config-operator is older than 4.19.
-	CaseOldOperator Case = "OldOperator"
-	// CaseOperatorToCome: as CaseOldOperator, before [OperatorDelay] has passed.
+	CaseConfigured     Case = "Configured"
+	CaseFolder         Case = "Folder"
+	CaseOurs           Case = "Ours"
+	CaseNoMachineSets  Case = "NoMachineSets"
+	CaseOldOperator    Case = "OldOperator"
 	CaseOperatorToCome Case = "OperatorToCome"
-	// CaseOperator: the machine-config-operator renews.
-	CaseOperator Case = "MachineConfigOperator"
-	// CaseSomebody: the CA has the marks of neither.
-	CaseSomebody Case = "Somebody"
+	CaseOperator       Case = "MachineConfigOperator"
+	CaseSomebody       Case = "Somebody"
 )
 
 var caseTexts = map[Case]string{

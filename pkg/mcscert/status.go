@@ -57,7 +57,14 @@ func (s Status) Next(now time.Time, force bool) (Step, error) {
 			" that does not know it, or one whose clock is behind take it for one of the future",
 			age.Round(time.Second), int(Publish.Hours()))}
 	}
-	failed, lacking := s.waitsFor()
+	var failed, lacking []string
+	for _, p := range s.PointerConfigs {
+		if p.Failed {
+			failed = append(failed, p.Name)
+		} else if p.Lacks {
+			lacking = append(lacking, p.Name)
+		}
+	}
 	if len(failed) > 0 {
 		return "", &TooEarly{"pointer configs do not have the new CA: " + strings.Join(failed, ", ")}
 	}
@@ -67,16 +74,4 @@ func (s Status) Next(now time.Time, force bool) (Step, error) {
 				strings.Join(lacking, ", ")}
 	}
 	return StepServing, nil
-}
-
-// waitsFor returns the names of the pointer configs that lack the CA that signs next.
-func (s Status) waitsFor() (failed, lacking []string) {
-	for _, p := range s.PointerConfigs {
-		if p.Failed {
-			failed = append(failed, p.Name)
-		} else if p.Lacks {
-			lacking = append(lacking, p.Name)
-		}
-	}
-	return failed, lacking
 }

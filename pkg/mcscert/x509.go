@@ -5,13 +5,11 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"net"
 	"slices"
 	"strings"
@@ -30,20 +28,10 @@ func NewServing(ca *x509.Certificate, caKey any, hosts []string,
 	if err != nil {
 		return nil, nil, fmt.Errorf("make key: %w", err)
 	}
-	spki, err := x509.MarshalPKIXPublicKey(key.Public())
-	if err != nil {
-		return nil, nil, fmt.Errorf("encode key: %w", err)
-	}
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
-		return nil, nil, fmt.Errorf("make serial number: %w", err)
-	}
-	id := sha256.Sum256(spki)
-	template := &x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: hosts[0]},
-		NotBefore: now.Add(-Backdate), NotAfter: now.Add(Validity),
+	template := &x509.Certificate{ // with a random serial number
+		Subject: pkix.Name{CommonName: hosts[0]}, NotBefore: now.Add(-Backdate), NotAfter: now.Add(Validity),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		BasicConstraintsValid: true, SubjectKeyId: id[:20], AuthorityKeyId: ca.SubjectKeyId,
+		BasicConstraintsValid: true,
 	}
 	if template.NotAfter.After(ca.NotAfter) {
 		template.NotAfter = ca.NotAfter

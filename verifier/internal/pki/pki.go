@@ -13,7 +13,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
@@ -35,16 +34,10 @@ func NewCA(name string, now time.Time) (Pair, error) {
 	if err != nil {
 		return Pair{}, fmt.Errorf("make key: %w", err)
 	}
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
-		return Pair{}, fmt.Errorf("make serial number: %w", err)
+	template := &x509.Certificate{ // with a random serial number
+		Subject: pkix.Name{CommonName: name}, NotBefore: now.Add(-mcscert.Backdate), NotAfter: now.Add(Validity),
+		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}
-	template := &x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: name},
-		NotBefore: now.Add(-mcscert.Backdate), NotAfter: now.Add(Validity),
-	}
-	template.IsCA, template.BasicConstraintsValid, template.MaxPathLenZero = true, true, true
-	template.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
 		return Pair{}, fmt.Errorf("make CA: %w", err)

@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
-	corev1listers "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -24,20 +23,17 @@ import (
 // library-go's certrotation reads through listers, writes through a clientset, and reports
 // through a recorder of its own. These adapters give it what one pass has read live.
 
-func secretLister(s *corev1.Secret) corev1listers.SecretLister {
-	read := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
-	if s != nil {
-		_ = read.Add(s) // It has a name.
+// only returns an indexer with one object, or none if it is nil.
+func only[T interface {
+	comparable
+	client.Object
+}](o T) cache.Indexer {
+	var none T
+	all := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+	if o != none {
+		_ = all.Add(o) // It has a name.
 	}
-	return corev1listers.NewSecretLister(read)
-}
-
-func configMapLister(m *corev1.ConfigMap) corev1listers.ConfigMapLister {
-	read := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
-	if m != nil {
-		_ = read.Add(m) // It has a name.
-	}
-	return corev1listers.NewConfigMapLister(read)
+	return all
 }
 
 // writer is the part of a clientset that certrotation uses: create and update.

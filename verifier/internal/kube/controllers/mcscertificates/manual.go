@@ -24,9 +24,9 @@ import (
 // is served stays, and so does the CA that machines trust. Force also makes them where the
 // machine-config-operator of a newer version would make a CA itself.
 func (r *Reconciler) Init(ctx context.Context, force bool) (mcscert.Status, error) {
-	_, s, err := r.owner(ctx)
+	o, s, err := r.owner(ctx)
 	if err != nil {
-		return mcscert.Status{}, err
+		return s, err
 	}
 	if force && s.Case == mcscert.CaseOperatorToCome {
 		r.always, s.Case = true, mcscert.CaseConfigured
@@ -34,7 +34,7 @@ func (r *Reconciler) Init(ctx context.Context, force bool) (mcscert.Status, erro
 	if !s.Case.Ours() {
 		return s, fmt.Errorf("%w: %s", mcscert.ErrNotOurs, s.Case)
 	}
-	if err := r.retype(ctx); err != nil {
+	if err := r.retype(ctx, o.serving); err != nil {
 		return mcscert.Status{}, err
 	}
 	return r.insist(ctx, false)
@@ -42,13 +42,13 @@ func (r *Reconciler) Init(ctx context.Context, force bool) (mcscert.Status, erro
 
 // Rotate takes the next step of a rotation, see [mcscert.Status.Next].
 func (r *Reconciler) Rotate(ctx context.Context, now bool) (mcscert.Step, mcscert.Status, error) {
-	ca, s, err := r.owner(ctx)
+	o, s, err := r.owner(ctx)
 	switch {
 	case err != nil:
-		return "", mcscert.Status{}, err
+		return "", s, err
 	case !s.Case.Ours():
 		return "", s, fmt.Errorf("%w: %s", mcscert.ErrNotOurs, s.Case)
-	case ca == nil:
+	case o.ca == nil:
 		return "", s, fmt.Errorf("there is no CA in the Secret %s: 'certs init' makes it", r.ca)
 	}
 	// What is due, and whether the pointer configs have it.
@@ -99,10 +99,9 @@ func (r *Reconciler) expireCA(ctx context.Context) error {
 
 // retype recreates a serving Secret of another type. The type of a Secret cannot be changed,
 // and installers have made it Opaque.
-func (r *Reconciler) retype(ctx context.Context) error {
-	s, err := r.secret(ctx, r.serving)
-	if err != nil || s == nil || s.Type == corev1.SecretTypeTLS {
-		return err
+func (r *Reconciler) retype(ctx context.Context, s *corev1.Secret) error {
+	if s == nil || s.Type == corev1.SecretTypeTLS {
+		return nil
 	}
 	if _, err := mcscert.Parse(s.Data[corev1.TLSCertKey]); err != nil {
 		return fmt.Errorf("the Secret %s is no serving certificate (%w): look at it, and delete it if nobody needs it", r.serving, err)
@@ -125,7 +124,7 @@ func (r *Reconciler) retype(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), passTimeout)
 	defer cancel()
 	any := func(error) bool { return true }
-	err = retry.OnError(wait.Backoff{Steps: 5, Duration: time.Second}, any, func() error {
+	err := retry.OnError(wait.Backoff{Steps: 5, Duration: time.Second}, any, func() error {
 		return client.IgnoreAlreadyExists(r.o.Client.Create(ctx, next.DeepCopy()))
 	})
 	if err != nil {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/openshift/api/annotations"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -24,6 +23,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 )
 
 // The sets of certificates, as the metric of expiry names them.
@@ -51,7 +51,7 @@ type Options struct {
 	// administrator; the verifier's account cannot list Secrets.
 	ListUserData bool
 	// Events receives what was renewed, and each new finding. Default: none.
-	Events cluster.EventSink
+	Events events.Sink
 	// Expiry, if set, receives when a set of certificates ends; the zero time: another replica
 	// reports it from now on.
 	Expiry func(set string, at time.Time)
@@ -233,18 +233,20 @@ func (r *Reconciler) expiry(s mcscert.Status) {
 // emit writes an Event about the ConfigMap of the bundle.
 func (r *Reconciler) emit(warning bool, reason, message string) {
 	if r.o.Events != nil {
-		about := cluster.Object{APIVersion: "v1", Kind: "ConfigMap", Namespace: r.ca.Namespace, Name: r.ca.Name}
-		r.o.Events.Emit(cluster.Event{About: about, Warning: warning, Reason: reason, Message: message})
+		about := events.Object{APIVersion: "v1", Kind: "ConfigMap", Namespace: r.ca.Namespace, Name: r.ca.Name}
+		r.o.Events.Emit(events.Event{About: about, Warning: warning, Reason: reason, Message: message})
 	}
 }
 
-// owner reads the Secret of the CA, nil if there is none, and decides who renews.
-func (r *Reconciler) owner(ctx context.Context) (*corev1.Secret, mcscert.Status, error) {
+// owner reads the objects and decides who renews them.
+func (r *Reconciler) owner(ctx context.Context) (objects, mcscert.Status, error) {
 	var s mcscert.Status
-	ca, err := r.secret(ctx, r.ca)
+	o, err := r.read(ctx)
 	if err != nil {
-		return nil, s, err
+		return o, s, err
 	}
+	s.At, s.Hosts = r.o.Now(), mcscert.CanonicalHosts(r.o.Hostnames)
+	ca := o.ca
 	made := mcscert.Case("")
 	if ca != nil {
 		var managers []string
@@ -263,83 +265,56 @@ func (r *Reconciler) owner(ctx context.Context) (*corev1.Secret, mcscert.Status,
 	default:
 		sets, err := r.pointerConfigs.machineSets(ctx)
 		if err != nil {
-			return nil, s, err
+			return o, mcscert.Status{}, err
 		}
 		found := false
 		for _, set := range sets {
 			found = found || set.operator
 		}
-		now := r.o.Now()
 		if found && r.missing.IsZero() {
-			r.missing = now
+			r.missing = s.At
 		}
-		s.Case = mcscert.WithoutCA(found, now.Sub(r.missing))
+		s.Case = mcscert.WithoutCA(found, s.At.Sub(r.missing))
 	}
-	return ca, s, nil
+	return o, s, nil
 }
 
 // Inspect returns how things are and changes nothing.
 func (r *Reconciler) Inspect(ctx context.Context) (mcscert.Status, error) {
-	_, s, err := r.owner(ctx)
+	o, s, err := r.owner(ctx)
 	if err != nil {
 		return s, err
 	}
-	if s, err = r.describe(ctx, s, nil); len(s.Bundle) > 0 {
-		legacy, failed := r.configMap(ctx, legacyCA)
-		if failed == nil {
-			s.PointerConfigs, failed = r.pointerConfigs.renew(ctx, authorities(s.Bundle, s.CA, legacy), true)
-		}
-		err = errors.Join(err, failed)
+	if err = o.describe(&s); len(s.Bundle) > 0 {
+		var incomplete error
+		s.PointerConfigs, incomplete = r.pointerConfigs.renew(ctx, authorities(s.Bundle, s.CA, o.legacy), true)
+		err = errors.Join(err, incomplete)
 	}
 	return s, err
 }
 
-// describe reads what there is. An earlier error goes first.
-func (r *Reconciler) describe(ctx context.Context, s mcscert.Status, earlier error) (mcscert.Status, error) {
-	s.At, s.Hosts = r.o.Now(), mcscert.CanonicalHosts(r.o.Hostnames)
-	errs := []error{earlier}
-	parse := func(what string, key client.ObjectKey, raw []byte) []*x509.Certificate {
+// describe parses the certificates.
+func (o objects) describe(s *mcscert.Status) error {
+	var errs []error
+	parse := func(what client.Object, kind string, raw []byte) []*x509.Certificate {
 		all, err := mcscert.Parse(raw)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s %s: %w", what, key, err))
+			errs = append(errs, fmt.Errorf("%s %s: %w", kind, client.ObjectKeyFromObject(what), err))
 		}
 		return all
 	}
-	first := func(key client.ObjectKey) *x509.Certificate {
-		o, err := r.secret(ctx, key)
-		if err != nil {
-			errs = append(errs, err)
-		} else if o != nil {
-			if all := parse("Secret", key, o.Data[corev1.TLSCertKey]); len(all) > 0 {
-				return all[0]
-			}
+	if o.ca != nil {
+		if all := parse(o.ca, "Secret", o.ca.Data[corev1.TLSCertKey]); all != nil {
+			s.CA = all[0]
 		}
-		return nil
 	}
-	s.CA, s.Leaf = first(r.ca), first(r.serving)
-	if m, err := r.configMap(ctx, r.ca); err != nil {
-		errs = append(errs, err)
-	} else if m != nil {
-		s.Bundle = parse("ConfigMap", r.ca, []byte(m.Data[bundleKey]))
+	if o.serving != nil {
+		if all := parse(o.serving, "Secret", o.serving.Data[corev1.TLSCertKey]); all != nil {
+			s.Leaf = all[0]
+		}
 	}
-	return s, errors.Join(errs...)
-}
-
-func (r *Reconciler) secret(ctx context.Context, key client.ObjectKey) (*corev1.Secret, error) {
-	return find(ctx, r.o.Client, "Secret", key, &corev1.Secret{})
-}
-
-func (r *Reconciler) configMap(ctx context.Context, key client.ObjectKey) (*corev1.ConfigMap, error) {
-	return find(ctx, r.o.Client, "ConfigMap", key, &corev1.ConfigMap{})
-}
-
-// find reads an object; nil if it does not exist.
-func find[T client.Object](ctx context.Context, c client.Reader, kind string, key client.ObjectKey, into T) (T, error) {
-	var none T
-	if err := c.Get(ctx, key, into); apierrors.IsNotFound(err) {
-		return none, nil
-	} else if err != nil {
-		return none, fmt.Errorf("read %s %s: %w", kind, key, err)
+	if o.bundle != nil {
+		s.Bundle = parse(o.bundle, "ConfigMap", []byte(o.bundle.Data[bundleKey]))
 	}
-	return into, nil
+	return errors.Join(errs...)
 }

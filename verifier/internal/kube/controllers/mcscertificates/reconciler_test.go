@@ -39,8 +39,8 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
@@ -60,11 +60,11 @@ type rig struct {
 	o      Options
 	k      *config.Kubernetes // of o
 	c      *Reconciler
-	events []cluster.Event
+	events []events.Event
 	expiry map[string]time.Time
 }
 
-func (r *rig) Emit(e cluster.Event) { r.events = append(r.events, e) }
+func (r *rig) Emit(e events.Event) { r.events = append(r.events, e) }
 
 func newRig(t *testing.T, objects ...client.Object) *rig {
 	t.Helper()

@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1listers "k8s.io/client-go/listers/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
 )
@@ -19,67 +21,89 @@ const bundleKey, legacyKey = "ca-bundle.crt", "ca.crt"
 // errOvertaken replaces the nil error of library-go after a conflict.
 var errOvertaken = errors.New("somebody else wrote the object first")
 
+// objects are what a pass has read; nil: it does not exist.
+type objects struct {
+	ca, serving    *corev1.Secret
+	bundle, legacy *corev1.ConfigMap
+}
+
+func (r *Reconciler) read(ctx context.Context) (o objects, err error) {
+	var errs [4]error
+	o.ca, errs[0] = find(ctx, r.o.Client, "Secret", r.ca, &corev1.Secret{})
+	o.serving, errs[1] = find(ctx, r.o.Client, "Secret", r.serving, &corev1.Secret{})
+	o.bundle, errs[2] = find(ctx, r.o.Client, "ConfigMap", r.ca, &corev1.ConfigMap{})
+	o.legacy, errs[3] = find(ctx, r.o.Client, "ConfigMap", legacyCA, &corev1.ConfigMap{})
+	return o, errors.Join(errs[:]...)
+}
+
+// find reads an object; nil if it does not exist.
+func find[T client.Object](ctx context.Context, c client.Reader, kind string, key client.ObjectKey, into T) (T, error) {
+	var none T
+	if err := c.Get(ctx, key, into); apierrors.IsNotFound(err) {
+		return none, nil
+	} else if err != nil {
+		return none, fmt.Errorf("read %s %s: %w", kind, key, err)
+	}
+	return into, nil
+}
+
 // ensure renews what is due: the CA and its bundle, the pointer configs, the serving
 // certificate. Force replaces the last one. It returns how things are afterward.
 func (r *Reconciler) ensure(ctx context.Context, force bool) (mcscert.Status, error) {
-	ca, s, err := r.owner(ctx)
+	o, s, err := r.owner(ctx)
 	if err != nil {
 		return s, err
 	}
+	var failed error
 	if s.Case.Ours() {
-		s.PointerConfigs, err = r.rotate(ctx, ca, force)
+		s.PointerConfigs, failed = r.rotate(ctx, o, force)
+		if o, err = r.read(ctx); err != nil {
+			return mcscert.Status{}, errors.Join(failed, err)
+		}
 	}
-	return r.describe(ctx, s, err)
+	err = o.describe(&s)
+	return s, errors.Join(failed, err)
 }
 
-func (r *Reconciler) rotate(ctx context.Context, caSecret *corev1.Secret, force bool) ([]mcscert.PointerConfig, error) {
-	leaf, err := r.secret(ctx, r.serving)
-	if err != nil {
-		return nil, err
-	}
-	if leaf != nil && leaf.Type != corev1.SecretTypeTLS {
+func (r *Reconciler) rotate(ctx context.Context, o objects, force bool) ([]mcscert.PointerConfig, error) {
+	if o.serving != nil && o.serving.Type != corev1.SecretTypeTLS {
 		return nil, fmt.Errorf("the Secret %s is of type %s, which cannot be changed in place:"+
-			" 'certs init' makes it anew with the same content", r.serving, leaf.Type)
+			" 'certs init' makes it anew with the same content", r.serving, o.serving.Type)
 	}
-	legacy, err := r.configMap(ctx, legacyCA)
-	if err != nil {
+	if err := r.keepIssuer(ctx, &o); err != nil {
 		return nil, err
-	}
-	configMap, err := r.keepIssuer(ctx, leaf, legacy)
-	if err != nil {
-		return nil, hintInit(err)
 	}
 	api, events := writer{r.o.Client}, newRecorder()
 	ca, _, err := certrotation.RotatedSigningCASecret{
 		Namespace: r.ca.Namespace, Name: r.ca.Name, Validity: mcscert.Validity, Refresh: mcscert.Refresh,
 		AdditionalAnnotations: describe("CA that signs the Machine Config Server's certificate"),
-		Lister:                secretLister(caSecret), Client: api, EventRecorder: events,
+		Lister:                corev1listers.NewSecretLister(only(o.ca)), Client: api, EventRecorder: events,
 	}.EnsureSigningCertKeyPair(ctx)
 	if err != nil || ca == nil {
-		return nil, hintInit(orOvertaken(err))
+		return nil, explain(err)
 	}
 	r.renewed(events)
 	r.mine = true
 	bundle, err := certrotation.CABundleConfigMap{
 		Namespace: r.ca.Namespace, Name: r.ca.Name,
 		AdditionalAnnotations: describe("every CA by which machines may know the Machine Config Server"),
-		Lister:                configMapLister(configMap), Client: api, EventRecorder: events,
+		Lister:                corev1listers.NewConfigMapLister(only(o.bundle)), Client: api, EventRecorder: events,
 	}.EnsureConfigMapCABundle(ctx, ca, r.ca.String())
 	if err != nil || bundle == nil {
-		return nil, hintInit(orOvertaken(err))
+		return nil, explain(err)
 	}
 	r.renewed(events)
 	// Machines must trust the CA before it signs anything.
-	found, incomplete := r.pointerConfigs.renew(ctx, authorities(bundle, ca.Config.Certs[0], legacy), false)
+	found, incomplete := r.pointerConfigs.renew(ctx, authorities(bundle, ca.Config.Certs[0], o.legacy), false)
 	rules := mcscert.Serving{Hosts: r.o.Hostnames, PointerConfigs: found, Incomplete: incomplete != nil, Force: force}
 	serving, err := certrotation.RotatedSelfSignedCertKeySecret{
 		Namespace: r.serving.Namespace, Name: r.serving.Name, Validity: mcscert.Validity, Refresh: mcscert.Refresh,
 		AdditionalAnnotations: describe("serving certificate of the Machine Config Server"),
 		CertCreator:           servingCreator{rules},
-		Lister:                secretLister(leaf), Client: api, EventRecorder: events,
+		Lister:                corev1listers.NewSecretLister(only(o.serving)), Client: api, EventRecorder: events,
 	}.EnsureTargetCertKeyPair(ctx, ca, bundle)
 	if err != nil || serving == nil {
-		return found, errors.Join(hintInit(orOvertaken(err)), incomplete)
+		return found, errors.Join(explain(err), incomplete)
 	}
 	r.renewed(events)
 	return found, incomplete
@@ -96,46 +120,48 @@ func authorities(bundle []*x509.Certificate, signer *x509.Certificate, legacy *c
 }
 
 // keepIssuer adds the CA of what is served to the bundle before anything else does: machines
-// trust the Machine Config Server because of it. It returns the ConfigMap, nil if there is none.
-func (r *Reconciler) keepIssuer(ctx context.Context, leaf *corev1.Secret, legacy *corev1.ConfigMap) (*corev1.ConfigMap, error) {
-	m, err := r.configMap(ctx, r.ca)
-	if err != nil || leaf == nil {
-		return m, err
+// trust the Machine Config Server because of it.
+func (r *Reconciler) keepIssuer(ctx context.Context, o *objects) error {
+	if o.serving == nil {
+		return nil
 	}
-	chain, err := mcscert.Parse(leaf.Data[corev1.TLSCertKey])
+	chain, err := mcscert.Parse(o.serving.Data[corev1.TLSCertKey])
 	if err != nil || !r.o.Now().Before(chain[0].NotAfter) {
-		return m, nil // no machine can use it
+		return nil // no machine can use it
+	}
+	m, write := o.bundle, r.o.Client.Update
+	if m == nil {
+		m = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: r.ca.Namespace, Name: r.ca.Name}}
+		write = func(ctx context.Context, o client.Object, _ ...client.UpdateOption) error {
+			return r.o.Client.Create(ctx, o)
+		}
 	}
 	var bundle []*x509.Certificate
-	if m != nil && m.Data[bundleKey] != "" {
-		if bundle, err = mcscert.Parse([]byte(m.Data[bundleKey])); err != nil {
-			return nil, fmt.Errorf("the bundle in ConfigMap %s, %s: %w", r.ca, bundleKey, err)
+	if raw := m.Data[bundleKey]; raw != "" {
+		if bundle, err = mcscert.Parse([]byte(raw)); err != nil {
+			return fmt.Errorf("the bundle in ConfigMap %s, %s: %w", r.ca, bundleKey, err)
 		}
 	}
 	known := chain[1:]
-	if legacy != nil {
-		if cas, err := mcscert.Parse([]byte(legacy.Data[legacyKey])); err == nil {
+	if o.legacy != nil {
+		if cas, err := mcscert.Parse([]byte(o.legacy.Data[legacyKey])); err == nil {
 			known = append(known, cas...)
 		}
 	}
 	issuer := mcscert.IssuerOf(chain[0], known)
 	if mcscert.IssuerOf(chain[0], bundle) != nil || issuer == nil || !r.o.Now().Before(issuer.NotAfter) {
-		return m, nil
-	}
-	write := func() error { return r.o.Client.Update(ctx, m) }
-	if m == nil {
-		m = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: r.ca.Namespace, Name: r.ca.Name}}
-		write = func() error { return r.o.Client.Create(ctx, m) }
+		return nil
 	}
 	if m.Data == nil {
 		m.Data = map[string]string{}
 	}
 	m.Data[bundleKey] = string(mcscert.Encode(append(bundle, issuer)...))
-	if err := write(); err != nil {
-		return nil, fmt.Errorf("keep the CA of what is served: %w", err)
+	if err := write(ctx, m); err != nil {
+		return explain(fmt.Errorf("keep the CA of what is served: %w", err))
 	}
+	o.bundle = m
 	r.o.Log.Info("the CA of what is served stays in the bundle", "ca", issuer.Subject.CommonName, "not_after", issuer.NotAfter)
-	return m, nil
+	return nil
 }
 
 // renewed reports what library-go has done.
@@ -146,16 +172,12 @@ func (r *Reconciler) renewed(events *recorder) {
 	}
 }
 
-func orOvertaken(err error) error {
-	if err == nil {
+// explain states what to do about an error of a write, or that library-go returned none.
+func explain(err error) error {
+	switch {
+	case err == nil:
 		return errOvertaken
-	}
-	return err
-}
-
-// hintInit states what to do where the verifier's account is not sufficient.
-func hintInit(err error) error {
-	if apierrors.IsForbidden(err) {
+	case apierrors.IsForbidden(err):
 		return fmt.Errorf("%w; the verifier's account makes no such objects: 'certs init' with an administrator's does, once", err)
 	}
 	return err
