@@ -45,16 +45,21 @@ func (w writer) ConfigMaps(string) corev1client.ConfigMapInterface {
 	return configMapWriter{client: w.client}
 }
 
+type (
+	secret    = corev1.Secret
+	configMap = corev1.ConfigMap
+)
+
 type secretWriter struct {
 	corev1client.SecretInterface // nil: certrotation calls nothing else
 	client                       client.Client
 }
 
-func (w secretWriter) Create(ctx context.Context, s *corev1.Secret, _ metav1.CreateOptions) (*corev1.Secret, error) {
+func (w secretWriter) Create(ctx context.Context, s *secret, _ metav1.CreateOptions) (*secret, error) {
 	return s, w.client.Create(ctx, s)
 }
 
-func (w secretWriter) Update(ctx context.Context, s *corev1.Secret, _ metav1.UpdateOptions) (*corev1.Secret, error) {
+func (w secretWriter) Update(ctx context.Context, s *secret, _ metav1.UpdateOptions) (*secret, error) {
 	return s, w.client.Update(ctx, s)
 }
 
@@ -63,11 +68,11 @@ type configMapWriter struct {
 	client                          client.Client
 }
 
-func (w configMapWriter) Create(ctx context.Context, m *corev1.ConfigMap, _ metav1.CreateOptions) (*corev1.ConfigMap, error) {
+func (w configMapWriter) Create(ctx context.Context, m *configMap, _ metav1.CreateOptions) (*configMap, error) {
 	return m, w.client.Create(ctx, m)
 }
 
-func (w configMapWriter) Update(ctx context.Context, m *corev1.ConfigMap, _ metav1.UpdateOptions) (*corev1.ConfigMap, error) {
+func (w configMapWriter) Update(ctx context.Context, m *configMap, _ metav1.UpdateOptions) (*configMap, error) {
 	return m, w.client.Update(ctx, m)
 }
 

@@ -104,7 +104,8 @@ func (r *Reconciler) retype(ctx context.Context, s *corev1.Secret) error {
 		return nil
 	}
 	if _, err := mcscert.Parse(s.Data[corev1.TLSCertKey]); err != nil {
-		return fmt.Errorf("the Secret %s is no serving certificate (%w): look at it, and delete it if nobody needs it", r.serving, err)
+		return fmt.Errorf("the Secret %s is no serving certificate (%w):"+
+			" look at it, and delete it if nobody needs it", r.serving, err)
 	}
 	next := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, Labels: maps.Clone(s.Labels),
@@ -117,7 +118,8 @@ func (r *Reconciler) retype(ctx context.Context, s *corev1.Secret) error {
 	if err := r.o.Client.Create(ctx, try, client.DryRunAll); err != nil {
 		return fmt.Errorf("make the Secret %s anew: %w", r.serving, err)
 	}
-	if err := r.o.Client.Delete(ctx, s, client.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion}); err != nil {
+	same := client.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion}
+	if err := r.o.Client.Delete(ctx, s, same); err != nil {
 		return fmt.Errorf("make the Secret %s anew: %w", r.serving, err)
 	}
 	// An interrupt must not lose the certificate now.
@@ -128,7 +130,8 @@ func (r *Reconciler) retype(ctx context.Context, s *corev1.Secret) error {
 		return client.IgnoreAlreadyExists(r.o.Client.Create(ctx, next.DeepCopy()))
 	})
 	if err != nil {
-		return fmt.Errorf("the Secret %s was deleted and could not be made anew; 'certs init' makes another: %w", r.serving, err)
+		return fmt.Errorf("the Secret %s was deleted and could not be made anew;"+
+			" 'certs init' makes another: %w", r.serving, err)
 	}
 	return nil
 }

@@ -39,7 +39,8 @@ var kinds = []struct {
 	{"machine.openshift.io", "MachineSet", []string{"v1beta1"},
 		[]string{"spec", "template", "spec", "providerSpec", "value", "userDataSecret", "name"}},
 	{"machine.openshift.io", "ControlPlaneMachineSet", []string{"v1"},
-		[]string{"spec", "template", "machines_v1beta1_machine_openshift_io", "spec", "providerSpec", "value", "userDataSecret", "name"}},
+		[]string{"spec", "template", "machines_v1beta1_machine_openshift_io", "spec", "providerSpec", "value",
+			"userDataSecret", "name"}},
 	{"cluster.x-k8s.io", "MachineSet", []string{"v1beta2", "v1beta1"},
 		[]string{"spec", "template", "spec", "bootstrap", "dataSecretName"}},
 }
@@ -111,7 +112,9 @@ func (p *pointerConfigs) names(ctx context.Context) ([]client.ObjectKey, error) 
 }
 
 // renew brings the bundle into the pointer configs. With dry it changes nothing.
-func (p *pointerConfigs) renew(ctx context.Context, with mcscert.Authorities, dry bool) (all []mcscert.PointerConfig, err error) {
+func (p *pointerConfigs) renew(
+	ctx context.Context, with mcscert.Authorities, dry bool,
+) (all []mcscert.PointerConfig, err error) {
 	names, err := p.names(ctx)
 	if err != nil {
 		return nil, err
@@ -125,13 +128,16 @@ func (p *pointerConfigs) renew(ctx context.Context, with mcscert.Authorities, dr
 	return all, nil
 }
 
-func (p *pointerConfigs) renewOne(ctx context.Context, key client.ObjectKey, with mcscert.Authorities, dry bool) (one mcscert.PointerConfig, exists bool) {
+func (p *pointerConfigs) renewOne(
+	ctx context.Context, key client.ObjectKey, with mcscert.Authorities, dry bool,
+) (one mcscert.PointerConfig, exists bool) {
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		s := &corev1.Secret{}
 		err := p.client.Get(ctx, key, s)
 		exists = !apierrors.IsNotFound(err)
 		if apierrors.IsForbidden(err) {
-			one.Left = "it may not be read: add it to the verifier's Role in " + key.Namespace + " and to kubernetes.userDataSecrets"
+			one.Left = "it may not be read: add it to the verifier's Role in " + key.Namespace +
+				" and to kubernetes.userDataSecrets"
 		} else if err != nil {
 			one.Left = err.Error()
 		}

@@ -129,7 +129,8 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 	}
 	return ctrl.NewControllerManagedBy(m).Named("mcscertificates").WatchesRawSource(source.Func(start)).
 		WithOptions(controller.Options{
-			RateLimiter:           workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](time.Second, r.o.Every),
+			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](
+				time.Second, r.o.Every),
 			ReconciliationTimeout: passTimeout,
 		}).Complete(r)
 }
@@ -166,7 +167,8 @@ func (r *Reconciler) publish(ctx context.Context, s mcscert.Status, err error) {
 		return
 	}
 	if s.Case != "" && s.Case != r.status.Case {
-		r.o.Log.Info("who renews the certificates of the Machine Config Server", "case", string(s.Case), "text", s.Case.String())
+		r.o.Log.Info("who renews the certificates of the Machine Config Server",
+			"case", string(s.Case), "text", s.Case.String())
 	}
 	known := map[cluster.Finding]bool{}
 	for _, f := range r.findings {
@@ -204,7 +206,8 @@ func findings(s mcscert.Status, err error) (all []cluster.Finding) {
 	}
 	if s.Leaf != nil && s.CA != nil {
 		if missing := mcscert.Missing(s.Leaf, s.Hosts); len(missing) > 0 {
-			add("the serving certificate is not for %s, which the configuration names; the next one is, from %s on: 'certs rotate' does it before",
+			add("the serving certificate is not for %s, which the configuration names;"+
+				" the next one is, from %s on: 'certs rotate' does it before",
 				strings.Join(missing, ", "), mcscert.Day(mcscert.Follows(s.Leaf, s.CA, s.Hosts)))
 		}
 	}

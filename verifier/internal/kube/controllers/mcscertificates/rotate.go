@@ -160,7 +160,8 @@ func (r *Reconciler) keepIssuer(ctx context.Context, o *objects) error {
 		return explain(fmt.Errorf("keep the CA of what is served: %w", err))
 	}
 	o.bundle = m
-	r.o.Log.Info("the CA of what is served stays in the bundle", "ca", issuer.Subject.CommonName, "not_after", issuer.NotAfter)
+	r.o.Log.Info("the CA of what is served stays in the bundle",
+		"ca", issuer.Subject.CommonName, "not_after", issuer.NotAfter)
 	return nil
 }
 
@@ -178,7 +179,8 @@ func explain(err error) error {
 	case err == nil:
 		return errOvertaken
 	case apierrors.IsForbidden(err):
-		return fmt.Errorf("%w; the verifier's account makes no such objects: 'certs init' with an administrator's does, once", err)
+		return fmt.Errorf("%w; the verifier's account makes no such objects:"+
+			" 'certs init' with an administrator's does, once", err)
 	}
 	return err
 }
