@@ -12,7 +12,7 @@ import (
 )
 
 // The component that lets the verifier decide requests is accepted by an API server,
-// gives what package approver asks for (whose tests run with it), and nothing else.
+// gives what the csr controllers need (whose tests run with it), and no other permission.
 func TestAttack_T49_TheApproverApprovesForTheKubeletsSignersAlone(t *testing.T) {
 	objects := withComponent(t, "approver")
 	c := cluster.StartShared(t)

@@ -16,14 +16,16 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/approver"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
@@ -42,13 +44,14 @@ type clusterBasis struct {
 	reviews     kubernetes.Interface // who may read the metrics
 	events      *events.Recorder
 	credentials *credential.Issuer         // nil: configs keep the shared one
-	approver    *approver.Approver         // nil: nobody here decides requests
 	stored      *poolconfig.Store          // nil: no configs are rendered here
 	configs     *renderedconfig.Reconciler // renders them; nil as well
 	doors       *doors
 	settled     sync.Once
 	// controllers run in one manager while this replica holds the lease.
 	controllers []func(manager.Manager) error
+	cached      map[client.Object]cache.ByObject
+	watchFailed []toolscache.WatchErrorHandlerWithContext
 }
 
 func newClusterBasis(s *server) (*clusterBasis, error) {
@@ -60,8 +63,8 @@ func newClusterBasis(s *server) (*clusterBasis, error) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
-	b := &clusterBasis{server: s}
-	client, err := dynamic.NewForConfig(api)
+	b := &clusterBasis{server: s, cached: map[client.Object]cache.ByObject{}}
+	dyn, err := dynamic.NewForConfig(api)
 	if err != nil {
 		return nil, fmt.Errorf("reach the Kubernetes API: %w", err)
 	}
@@ -88,14 +91,14 @@ func newClusterBasis(s *server) (*clusterBasis, error) {
 	o.Findings = append(o.Findings, b.doors.Findings)
 	o.Conditions = append(o.Conditions, b.doors.Condition)
 	// What is begun here asks the cluster only once it runs.
-	if err := b.becoming(api, typed, client, &o); err != nil {
+	if err := b.becoming(quick, typed, &o); err != nil {
 		return nil, err
 	}
 	if b.cluster, err = cluster.New(context.Background(), api, *c.Kubernetes, o); err != nil {
 		return nil, err
 	}
 	b.reviews = typed
-	b.confirm = cluster.Confirmation{Client: client, Machines: b.cluster.Registry()}
+	b.confirm = cluster.Confirmation{Client: dyn, Machines: b.cluster.Registry()}
 	return b, nil
 }
 

@@ -3,20 +3,21 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/render"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/approver"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/csr"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/mcscertificates"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/renderedconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
@@ -26,7 +27,7 @@ import (
 
 // becoming begins what has to do with a machine after it attested, as far as the
 // configuration has it: rendered configs, its bootstrap credential, its certificates.
-func (b *clusterBasis) becoming(api *rest.Config, typed kubernetes.Interface, client dynamic.Interface, o *cluster.Options) (err error) {
+func (b *clusterBasis) becoming(api *rest.Config, typed kubernetes.Interface, o *cluster.Options) (err error) {
 	s, c := b.server, b.server.config
 	if c.Credential != nil {
 		b.credentials, err = credential.NewIssuer(credential.Options{Client: typed, Config: *c.Credential, Now: s.now, Log: s.log,
@@ -55,8 +56,8 @@ func (b *clusterBasis) becoming(api *rest.Config, typed kubernetes.Interface, cl
 		})
 	}
 	if c.Approver != nil {
-		b.approver, err = approver.New(approver.Options{
-			Client: typed, Dynamic: client, Config: *c.Approver, Credential: c.Credential,
+		requests, err := csr.New(csr.Options{
+			Config: *c.Approver, Credential: c.Credential,
 			Namespaces: slices.Concat(c.Kubernetes.MachineNamespaces, []string{c.Kubernetes.Namespace}), Namespace: c.Kubernetes.Namespace,
 			Machines: known{b}, Records: known{b}, Log: s.log, Audit: s.audit, Now: s.now,
 			Ready: func() error { return b.cluster.Ready() },
@@ -64,12 +65,14 @@ func (b *clusterBasis) becoming(api *rest.Config, typed kubernetes.Interface, cl
 		if err != nil {
 			return fmt.Errorf("approver: %w", err)
 		}
-		if err := b.approver.Register(s.metrics.Registerer()); err != nil {
+		if err := requests.Register(s.metrics.Registerer()); err != nil {
 			return fmt.Errorf("approver: %w", err)
 		}
 		o.Names = true
-		o.Lead = append(o.Lead, b.approver.Run)
-		o.Findings = append(o.Findings, b.approver.Findings)
+		o.Findings = append(o.Findings, requests.Findings)
+		b.controllers = append(b.controllers, requests.SetupWithManager)
+		maps.Copy(b.cached, csr.Cache())
+		b.watchFailed = append(b.watchFailed, requests.WatchFailed)
 	}
 	if c.Certificates != nil {
 		live, err := kube.NewClient(api)
@@ -95,7 +98,14 @@ func (b *clusterBasis) becoming(api *rest.Config, typed kubernetes.Interface, cl
 
 // manager returns a manager with all controllers, for the time that this replica holds the lease.
 func (b *clusterBasis) manager(api *rest.Config) (manager.Manager, error) {
-	m, err := kube.NewManager(api, kube.Options{Log: b.server.log})
+	m, err := kube.NewManager(api, kube.Options{
+		Log: b.server.log, Cache: b.cached,
+		WatchFailed: func(ctx context.Context, r *cache.Reflector, err error) {
+			for _, failed := range b.watchFailed {
+				failed(ctx, r, err)
+			}
+		},
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -157,12 +157,12 @@ type World interface {
 	// Disabled reports whether an administrator has switched the approval of client
 	// certificates off.
 	Disabled(ctx context.Context) (bool, error)
-	// Load counts what waits. uid is the machine whose credential made the request;
-	// empty for a serving certificate, and without attestation.
-	Load(ctx context.Context, r *Request, uid string) (Load, error)
-	// Newer are requests for client certificates that the machine uid's credentials
-	// made after r, the newest first; the first of them, where there are many.
-	Newer(ctx context.Context, r *Request, uid string) ([]*Request, error)
+	// Load counts the requests that wait. rec is the record whose credential made the
+	// request; nil for a serving certificate, and without attestation.
+	Load(ctx context.Context, r *Request, rec *v1alpha1.MachineAttestation) (Load, error)
+	// Newer returns requests for client certificates after r that the record's credentials
+	// made, the newest first. Where there are many, it returns the first of them.
+	Newer(ctx context.Context, r *Request, rec *v1alpha1.MachineAttestation) ([]*Request, error)
 	// Quarantines are the MachineAttestations of every namespace that quarantine a
 	// machine. What an administrator wrote before the call is among them, also where
 	// the verifier has not recorded it yet. It is an error if one of the given

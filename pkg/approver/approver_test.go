@@ -109,7 +109,7 @@ func (w *fakeWorld) Egress(context.Context, string) (*Egress, error) {
 	return w.egress, w.ask("Egress")
 }
 func (w *fakeWorld) Disabled(context.Context) (bool, error) { return w.disabled, w.ask("Disabled") }
-func (w *fakeWorld) Load(context.Context, *Request, string) (Load, error) {
+func (w *fakeWorld) Load(context.Context, *Request, *v1alpha1.MachineAttestation) (Load, error) {
 	return w.load, w.ask("Load")
 }
 
@@ -122,7 +122,7 @@ func (w *fakeWorld) MachineOf(_ context.Context, rec *v1alpha1.MachineAttestatio
 	return nil, w.ask("MachineOf")
 }
 
-func (w *fakeWorld) Newer(context.Context, *Request, string) ([]*Request, error) {
+func (w *fakeWorld) Newer(context.Context, *Request, *v1alpha1.MachineAttestation) ([]*Request, error) {
 	return w.newer, w.ask("Newer")
 }
 

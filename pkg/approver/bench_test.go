@@ -25,12 +25,16 @@ func (w *flat) MachinesByInternalDNS(_ context.Context, name string) ([]Machine,
 func (w *flat) RecordByCredential(_ context.Context, id string) (*v1alpha1.MachineAttestation, error) {
 	return w.byID[id], nil
 }
-func (w *flat) Newer(context.Context, *Request, string) ([]*Request, error) { return nil, nil }
+func (w *flat) Newer(context.Context, *Request, *v1alpha1.MachineAttestation) ([]*Request, error) {
+	return nil, nil
+}
 func (w *flat) Quarantines(context.Context, []string) ([]v1alpha1.MachineAttestation, error) {
 	return nil, nil
 }
-func (w *flat) Disabled(context.Context) (bool, error)               { return false, nil }
-func (w *flat) Load(context.Context, *Request, string) (Load, error) { return w.load, nil }
+func (w *flat) Disabled(context.Context) (bool, error) { return false, nil }
+func (w *flat) Load(context.Context, *Request, *v1alpha1.MachineAttestation) (Load, error) {
+	return w.load, nil
+}
 
 // BenchmarkDecide: what 10 000 Machines and 1 000 waiting requests cost each decision,
 // beside a cluster of ten. What reads the API is not in it.

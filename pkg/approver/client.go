@@ -331,7 +331,7 @@ func (x *run) newest() error {
 	if !x.c.Attestation {
 		return nil
 	}
-	newer, err := x.w.Newer(x.ctx, x.r, x.RecordUID)
+	newer, err := x.w.Newer(x.ctx, x.r, x.record)
 	if err != nil {
 		return x.check(name, unread(err, "reading the newer requests of the machine"), "")
 	}

@@ -151,7 +151,7 @@ func (x *run) decide() error {
 // limit of its own, so that nobody can stop anyone else; without there is the stock
 // approver's limit for all together.
 func (x *run) limit() error {
-	l, err := x.w.Load(x.ctx, x.r, x.RecordUID)
+	l, err := x.w.Load(x.ctx, x.r, x.record)
 	if err != nil {
 		return x.check("limit", unread(err, "counting what waits"), "")
 	}

@@ -61,8 +61,8 @@ func (m *Machine) group() string {
 }
 
 // MachineFromObject reads a Machine, or a MachineAttestation that stands in for
-// one, as the API has it.
-func MachineFromObject(object map[string]any) (*Machine, error) {
+// one, as the API has it. The object has its apiVersion and kind.
+func MachineFromObject(object any) (*Machine, error) {
 	raw, err := json.Marshal(object)
 	if err != nil {
 		return nil, fmt.Errorf("read Machine: %w", err)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 )
 
 var randReader = rand.Reader
@@ -197,8 +198,8 @@ func setConditions(o *unstructured.Unstructured, conditions []metav1.Condition) 
 // finding is one thing that is not as it should be.
 type finding struct{ reason, text string }
 
-// Finding is one for others: a reason in CamelCase, and a sentence.
-type Finding struct{ Reason, Text string }
+// Finding is one of another part of the verifier.
+type Finding = kube.Finding
 
 // degraded are the findings that somebody should look at, the gravest first.
 func (c *Cluster) degraded(acknowledged time.Time) []finding {

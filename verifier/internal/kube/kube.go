@@ -13,9 +13,11 @@ import (
 	configv1 "github.com/openshift/api/config/v1"
 	machinev1beta1 "github.com/openshift/api/machine/v1beta1"
 	machineconfigurationv1 "github.com/openshift/api/machineconfiguration/v1"
+	networkv1 "github.com/openshift/api/network/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -32,7 +34,7 @@ func NewScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
 		clientgoscheme.AddToScheme, v1alpha1.AddToScheme,
-		machinev1beta1.Install, machineconfigurationv1.Install, configv1.Install,
+		machinev1beta1.Install, machineconfigurationv1.Install, configv1.Install, networkv1.Install,
 	} {
 		if err := add(s); err != nil {
 			return nil, fmt.Errorf("scheme: %w", err)
@@ -60,7 +62,12 @@ type Options struct {
 	Log *slog.Logger // required
 	// Cache restricts what is watched of a type: namespaces, selectors, transforms.
 	Cache map[client.Object]cache.ByObject
+	// WatchFailed receives the errors of watches. Optional.
+	WatchFailed toolscache.WatchErrorHandlerWithContext
 }
+
+// Finding is what an administrator should check: a reason for a condition, and a text.
+type Finding struct{ Reason, Text string }
 
 // NewManager returns a manager without listeners. It makes no call.
 func NewManager(c *rest.Config, o Options) (manager.Manager, error) {
@@ -74,8 +81,9 @@ func NewManager(c *rest.Config, o Options) (manager.Manager, error) {
 		Scheme: scheme,
 		Logger: log,
 		Cache: cache.Options{
-			ByObject:         o.Cache,
-			DefaultTransform: cache.TransformStripManagedFields(),
+			ByObject:                 o.Cache,
+			DefaultWatchErrorHandler: o.WatchFailed,
+			DefaultTransform:         cache.TransformStripManagedFields(),
 			// A read that would begin to watch a whole kind is an error.
 			ReaderFailOnMissingInformer: true,
 		},

@@ -4,17 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	rules "github.com/mcs-attest/mcs-attest/pkg/approver"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/approver"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/approval"
 )
 
 var requests = schema.GroupVersionResource{Group: "certificates.k8s.io", Version: "v1",
@@ -33,11 +32,12 @@ type Request struct {
 // Request reads the request of this name and all that is needed to decide it.
 // attestation is used instead of what is configured; empty: nothing is.
 func (c *Cluster) Request(ctx context.Context, name string, attestation config.Attestation) (*Request, error) {
-	client, err := kubernetes.NewForConfigAndClient(c.rest, c.http)
+	api, err := kube.NewClient(c.rest)
 	if err != nil {
 		return nil, kubeconfigError(err)
 	}
-	csr, err := client.CertificatesV1().CertificateSigningRequests().Get(ctx, name, metav1.GetOptions{})
+	csr := new(certificatesv1.CertificateSigningRequest)
+	err = api.Get(ctx, client.ObjectKey{Name: name}, csr)
 	if err != nil {
 		return nil, c.failed("get", requests, "", err)
 	}
@@ -59,24 +59,21 @@ func (c *Cluster) Request(ctx context.Context, name string, attestation config.A
 	if err != nil {
 		return nil, err
 	}
-	in = slices.Clone(c.attestationScope(in))
-	if in[0] == metav1.NamespaceAll {
-		in = []string{"*"}
-	}
+	in = c.attestationScope(in)
 	own := ""
 	if k.Kubernetes != nil {
 		own = k.Kubernetes.Namespace
 	}
-	listed, err := approver.List(ctx, client, c.dynamic, in)
+	r := &Request{CSR: csr, Rules: Rules(k), Running: running}
+	snapshot, err := approval.TakeSnapshot(ctx, api, r.Rules, in)
 	if err != nil {
 		return nil, fmt.Errorf("read what the request is decided by: %w", err)
 	}
-	w := approver.NewWorld(approver.WorldOptions{Client: client, Dynamic: c.dynamic, Config: *k.Approver,
-		Credential: k.Credential, Namespaces: in, Namespace: own, Machines: listed, Records: listed, Now: c.o.Now})
-	if err := w.ReadRequests(ctx); err != nil {
-		return nil, err
-	}
-	return &Request{CSR: csr, World: w, Rules: Rules(k), Running: running}, nil
+	r.World = approval.NewReader(approval.Options{
+		Client: api, Config: *k.Approver, Rules: r.Rules, Namespaces: in, Namespace: own,
+		Machines: snapshot, Records: snapshot, Waiting: snapshot.Waiting, Now: c.o.Now,
+	})
+	return r, nil
 }
 
 // DefaultApprover is the configuration of a verifier in this namespace that says
@@ -100,4 +97,4 @@ func DecideWith(k *config.Config, attestation config.Attestation) {
 }
 
 // Rules are those of a configuration with an approver.
-func Rules(k *config.Config) rules.Config { return approver.Rules(*k.Approver, k.Credential) }
+func Rules(k *config.Config) rules.Config { return approval.Rules(*k.Approver, k.Credential) }

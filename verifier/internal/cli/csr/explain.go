@@ -83,7 +83,7 @@ func explainRequest(cmd *cobra.Command, e *env.Env, files fileRequest, attestati
 	var r *operator.Request
 	var err error
 	if len(files.paths) > 0 {
-		r, err = requestFromFiles(e, files, attestation, cmd.InOrStdin())
+		r, err = requestFromFiles(cmd.Context(), e, files, attestation, cmd.InOrStdin())
 	} else {
 		r, err = requestFromCluster(cmd.Context(), e, files, attestation)
 	}

@@ -7,51 +7,49 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/yaml"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/approver"
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/approval"
 )
 
-// fileWorld is a cluster as files have it: what is not in them is not there. It
-// implements [approver.World]; which of the Machines have a name the decision itself
-// sees to.
-type fileWorld struct {
-	at                   time.Time // as of when it is decided
-	attestation          bool
-	rules                approver.Config
-	configMap, kubeletCA string // names of ConfigMaps, "namespace/name"
-	requests             []certificatesv1.CertificateSigningRequest
-	machines             []approver.Machine
-	records              []v1alpha1.MachineAttestation
-	quarantines          []v1alpha1.MachineAttestation
-	nodes                []string
-	configMaps           map[string]map[string]string
-	network              string
-	egress               map[string]*approver.Egress
-	certificate          []byte // PEM, of --serving-certificate
-	authority            []byte // PEM, of --kubelet-ca
+// fileObjects are the objects of files as a [client.Reader]: what is not in the files does
+// not exist. It ignores versions and the options of a list, except for the namespace.
+type fileObjects struct {
+	scheme   *runtime.Scheme
+	objects  map[schema.GroupKind][]*unstructured.Unstructured
+	requests []certificatesv1.CertificateSigningRequest
 }
 
-func newFileWorld(a *config.Approver, rules approver.Config) *fileWorld {
-	return &fileWorld{
-		rules: rules, attestation: a.Attestation != config.AttestationOff, configMap: a.ConfigMap, kubeletCA: a.KubeletCA,
-		configMaps: map[string]map[string]string{}, egress: map[string]*approver.Egress{},
-	}
+// fileKinds are the kinds that matter; others are skipped.
+var fileKinds = []schema.GroupKind{
+	{Group: "certificates.k8s.io", Kind: "CertificateSigningRequest"}, {Group: "machine.openshift.io", Kind: "Machine"},
+	{Group: "cluster.x-k8s.io", Kind: "Machine"}, {Group: "mcs-attest.dev", Kind: "MachineAttestation"}, {Kind: "Node"},
+	{Kind: "ConfigMap"}, {Group: "config.openshift.io", Kind: "Network"}, {Group: "network.openshift.io", Kind: "HostSubnet"},
 }
 
-// read takes the objects of one file; those that do not matter are passed over.
-func (w *fileWorld) read(file string, raw []byte) error {
+func newFileObjects() (*fileObjects, error) {
+	scheme, err := kube.NewScheme()
+	return &fileObjects{scheme: scheme, objects: map[schema.GroupKind][]*unstructured.Unstructured{}}, err
+}
+
+// read adds the objects of one file.
+func (f *fileObjects) read(file string, raw []byte) error {
 	docs, problems := manifest.Split(file, raw)
 	for _, doc := range docs {
-		problems = append(problems, w.take(doc)...)
+		problems = append(problems, f.add(doc)...)
 	}
 	var errs []error
 	for _, p := range problems {
@@ -62,119 +60,105 @@ func (w *fileWorld) read(file string, raw []byte) error {
 	return errors.Join(errs...)
 }
 
-func (w *fileWorld) take(doc manifest.Document) []manifest.Problem {
-	group, _, _ := strings.Cut(doc.APIVersion, "/")
-	switch group + "/" + doc.Kind {
-	case "certificates.k8s.io/CertificateSigningRequest":
-		var csr certificatesv1.CertificateSigningRequest
-		problems := doc.DecodeKnown(&csr)
-		w.requests = append(w.requests, csr)
+func (f *fileObjects) add(doc manifest.Document) []manifest.Problem {
+	gvk := schema.FromAPIVersionAndKind(doc.APIVersion, doc.Kind)
+	if !slices.Contains(fileKinds, gvk.GroupKind()) {
+		return nil
+	}
+	o := new(unstructured.Unstructured)
+	if problems := doc.DecodeKnown(&o.Object); problems != nil {
 		return problems
-	case "machine.openshift.io/Machine", "cluster.x-k8s.io/Machine":
-		return w.machine(doc)
-	case v1alpha1.GroupVersion.Group + "/" + v1alpha1.KindMachineAttestation:
-		var rec v1alpha1.MachineAttestation
-		if problems := doc.DecodeKnown(&rec); problems != nil {
+	}
+	if gvk.Kind == "Machine" {
+		if _, err := approver.MachineFromObject(o.Object); err != nil {
+			return []manifest.Problem{doc.Problem("", err.Error(), "a Machine as 'oc get machine -o yaml' writes it")}
+		}
+	} else if typed, err := f.scheme.New(gvk); err == nil {
+		if problems := doc.DecodeKnown(typed); problems != nil {
 			return problems
 		}
-		if rec.Spec.Quarantined {
-			w.quarantines = append(w.quarantines, rec)
+		if csr, ok := typed.(*certificatesv1.CertificateSigningRequest); ok {
+			f.requests = append(f.requests, *csr)
 		}
-		if rec.Status.MachineUID != "" {
-			w.records = append(w.records, rec)
-		}
-		if rec.Spec.Pool != "" && rec.Spec.MachineRef == nil {
-			return w.machine(doc)
-		}
-	case "v1/Node":
-		var node corev1.Node
-		problems := doc.DecodeKnown(&node)
-		w.nodes = append(w.nodes, node.Name)
-		return problems
-	case "v1/ConfigMap":
-		var cm corev1.ConfigMap
-		problems := doc.DecodeKnown(&cm)
-		w.configMaps[cm.Namespace+"/"+cm.Name] = cm.Data
-		return problems
-	case "config.openshift.io/Network":
-		var network struct {
-			Status struct {
-				NetworkType string `json:"networkType"`
-			} `json:"status"`
-		}
-		problems := doc.DecodeKnown(&network)
-		w.network = network.Status.NetworkType
-		return problems
-	case "network.openshift.io/HostSubnet":
-		var subnet struct {
-			Metadata struct {
-				Name string `json:"name"`
-			} `json:"metadata"`
-			EgressIPs   []string `json:"egressIPs"`
-			EgressCIDRs []string `json:"egressCIDRs"`
-		}
-		problems := doc.DecodeKnown(&subnet)
-		w.egress[subnet.Metadata.Name] = &approver.Egress{IPs: subnet.EgressIPs, CIDRs: subnet.EgressCIDRs}
-		return problems
 	}
+	f.objects[gvk.GroupKind()] = append(f.objects[gvk.GroupKind()], o)
 	return nil
 }
 
-func (w *fileWorld) machine(doc manifest.Document) []manifest.Problem {
-	object := map[string]any{}
-	if problems := doc.DecodeKnown(&object); problems != nil {
-		return problems
-	}
-	m, err := approver.MachineFromObject(object)
+// Get implements [client.Reader].
+func (f *fileObjects) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	gvk, err := apiutil.GVKForObject(into, f.scheme)
 	if err != nil {
-		return []manifest.Problem{doc.Problem("", err.Error(), "a Machine as 'oc get machine -o yaml' writes it")}
+		return err
 	}
-	w.machines = append(w.machines, *m)
-	return nil
+	for _, o := range f.objects[gvk.GroupKind()] {
+		if client.ObjectKeyFromObject(o) == key {
+			return decode(o, into)
+		}
+	}
+	return kerrors.NewNotFound(schema.GroupResource{Group: gvk.Group, Resource: gvk.Kind}, key.Name)
 }
 
-// Node implements [approver.World], as the following do.
-func (w *fileWorld) Node(_ context.Context, name string) (bool, error) {
-	return slices.Contains(w.nodes, name), nil
+// List implements [client.Reader].
+func (f *fileObjects) List(_ context.Context, into client.ObjectList, opts ...client.ListOption) error {
+	gvk, err := apiutil.GVKForObject(into, f.scheme)
+	if err != nil {
+		return err
+	}
+	o := new(client.ListOptions).ApplyOptions(opts)
+	kind := schema.GroupKind{Group: gvk.Group, Kind: gvk.Kind[:len(gvk.Kind)-len("List")]}
+	var found []runtime.Object
+	for _, object := range f.objects[kind] {
+		if o.Namespace != "" && object.GetNamespace() != o.Namespace {
+			continue
+		}
+		var item runtime.Object = object
+		if _, untyped := into.(*unstructured.UnstructuredList); !untyped {
+			if item, err = f.scheme.New(gvk.GroupVersion().WithKind(kind.Kind)); err == nil {
+				err = decode(object, item)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		found = append(found, item)
+	}
+	return meta.SetList(into, found)
 }
 
-// MachinesByInternalDNS are all: the decision takes those that fit.
-func (w *fileWorld) MachinesByInternalDNS(context.Context, string) ([]approver.Machine, error) {
-	return w.machines, nil
+func decode(o *unstructured.Unstructured, into runtime.Object) error {
+	if u, ok := into.(*unstructured.Unstructured); ok {
+		o.DeepCopyInto(u)
+		return nil
+	}
+	return runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, into)
 }
 
-// MachinesByNode are all, too.
-func (w *fileWorld) MachinesByNode(context.Context, string) ([]approver.Machine, error) {
-	return w.machines, nil
+// fileWorld is a cluster as files have it, with what flags add.
+type fileWorld struct {
+	*approval.Reader
+	objects                *fileObjects
+	at                     time.Time // of the decision
+	certificate, authority []byte    // PEM, of --serving-certificate and --kubelet-ca
 }
 
-// RecordByCredential looks through the records.
-func (w *fileWorld) RecordByCredential(_ context.Context, id string) (*v1alpha1.MachineAttestation, error) {
-	for i := range w.records {
-		if slices.ContainsFunc(w.records[i].Status.Credentials, func(c v1alpha1.CredentialStatus) bool { return c.ID == id }) {
-			return &w.records[i], nil
+// MachineOf finds the Machine by its UID: records in files need no machineRef.
+func (w *fileWorld) MachineOf(_ context.Context, rec *v1alpha1.MachineAttestation) (*approver.Machine, error) {
+	for _, kind := range fileKinds {
+		for _, o := range w.objects.objects[kind] {
+			if o.GetUID() == "" || string(o.GetUID()) != rec.Status.MachineUID {
+				continue
+			}
+			if m, err := approver.MachineFromObject(o.Object); err == nil {
+				return m, nil
+			}
 		}
 	}
 	return nil, nil
-}
-
-// RecordByMachine looks through the records.
-func (w *fileWorld) RecordByMachine(_ context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
-	for i := range w.records {
-		if w.records[i].Status.MachineUID == uid {
-			return &w.records[i], nil
-		}
-	}
-	return nil, nil
-}
-
-// Quarantines are in the files, too.
-func (w *fileWorld) Quarantines(context.Context, []string) ([]v1alpha1.MachineAttestation, error) {
-	return w.quarantines, nil
 }
 
 // ServingCertificate is that of the flag.
-func (w *fileWorld) ServingCertificate(context.Context, string) (*approver.Presented, error) {
+func (w *fileWorld) ServingCertificate(ctx context.Context, _ string) (*approver.Presented, error) {
 	if w.certificate == nil {
 		return nil, errors.New("none was given with --serving-certificate")
 	}
@@ -186,102 +170,13 @@ func (w *fileWorld) ServingCertificate(context.Context, string) (*approver.Prese
 	if err != nil {
 		return nil, fmt.Errorf("the file of --serving-certificate: %w", err)
 	}
-	text := w.authority
-	if text == nil {
-		text = []byte(w.configMaps[w.kubeletCA]["ca-bundle.crt"])
-	}
 	p := &approver.Presented{Certificate: cert}
-	if roots := x509.NewCertPool(); roots.AppendCertsFromPEM(text) {
+	if w.authority == nil {
+		if roots, err := w.KubeletRoots(ctx); err == nil {
+			p.Roots = roots
+		}
+	} else if roots := x509.NewCertPool(); roots.AppendCertsFromPEM(w.authority) {
 		p.Roots = roots
 	}
 	return p, nil
-}
-
-// Egress is the HostSubnet's.
-func (w *fileWorld) Egress(_ context.Context, node string) (*approver.Egress, error) {
-	if w.network != "OpenShiftSDN" {
-		return nil, nil
-	}
-	if e := w.egress[node]; e != nil {
-		return e, nil
-	}
-	return &approver.Egress{}, nil
-}
-
-// Disabled is what the ConfigMap says.
-func (w *fileWorld) Disabled(context.Context) (bool, error) {
-	var flow struct {
-		NodeClientCert struct {
-			Disabled bool `json:"disabled"`
-		} `json:"nodeClientCert"`
-	}
-	if err := yaml.Unmarshal([]byte(w.configMaps[w.configMap]["config.yaml"]), &flow); err != nil {
-		if !w.attestation {
-			return false, nil // as the stock approver takes it
-		}
-		return false, fmt.Errorf("ConfigMap %s: %w", w.configMap, err)
-	}
-	return flow.NodeClientCert.Disabled, nil
-}
-
-// MachineOf is the one with the UID of the record.
-func (w *fileWorld) MachineOf(_ context.Context, rec *v1alpha1.MachineAttestation) (*approver.Machine, error) {
-	for i := range w.machines {
-		if w.machines[i].UID != "" && w.machines[i].UID == rec.Status.MachineUID {
-			return &w.machines[i], nil
-		}
-	}
-	return nil, nil
-}
-
-// Newer are in the files, too.
-func (w *fileWorld) Newer(ctx context.Context, r *approver.Request, uid string) (newer []*approver.Request, _ error) {
-	for i := range w.requests {
-		other := approver.FromCSR(&w.requests[i])
-		if rec, err := w.RecordByCredential(ctx, other.CredentialID); err == nil && rec != nil && rec.Status.MachineUID == uid && after(other, r) {
-			newer = append(newer, other)
-		}
-	}
-	slices.SortFunc(newer, func(a, b *approver.Request) int { return b.Created.Compare(a.Created) })
-	return newer, nil
-}
-
-// after is whether a was made after b.
-func after(a, b *approver.Request) bool {
-	return a.Created.After(b.Created) || a.Created.Equal(b.Created) && a.Name > b.Name
-}
-
-// Pinned are those of the files with the key of the record's certificate.
-func (w *fileWorld) Pinned(_ context.Context, rec *v1alpha1.MachineAttestation) (all []*approver.Request, _ error) {
-	for i := range w.requests {
-		if r := approver.FromCSR(&w.requests[i]); rec.Status.Certificate != nil && r.Kind == approver.Client && r.PublicKeySHA256 == rec.Status.Certificate.PublicKeySHA256 {
-			all = append(all, r)
-		}
-	}
-	return all, nil
-}
-
-// Load counts what is in the files.
-func (w *fileWorld) Load(ctx context.Context, r *approver.Request, uid string) (approver.Load, error) {
-	l := approver.Load{Machines: len(w.machines), Nodes: len(w.nodes)}
-	for i := range w.requests {
-		if from, until, ok := w.rules.Pending(&w.requests[i]); ok && !w.attestation && w.at.After(from) && w.at.Before(until) {
-			l.Pending++
-		}
-		other := approver.FromCSR(&w.requests[i])
-		if other.Kind == "" || other.Decided || w.at.Sub(other.Created) > approver.Window {
-			continue
-		}
-		own := ""
-		if rec, err := w.RecordByCredential(ctx, other.CredentialID); err == nil && rec != nil {
-			own = rec.Status.MachineUID
-		}
-		if w.attestation && own == "" {
-			l.Pending++
-		}
-		if (uid != "" && own == uid || uid == "" && other.Username == r.Username) && !after(r, other) {
-			l.Own++
-		}
-	}
-	return l, nil
 }

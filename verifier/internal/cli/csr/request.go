@@ -1,6 +1,7 @@
 package csr
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/approval"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 )
 
@@ -27,7 +29,8 @@ type fileRequest struct {
 
 // requestFromFiles reads everything from files. The configuration, if there is one,
 // says by which rules.
-func requestFromFiles(e *env.Env, files fileRequest, attestation config.Attestation, stdin io.Reader) (*operator.Request, error) {
+func requestFromFiles(ctx context.Context, e *env.Env, files fileRequest, attestation config.Attestation,
+	stdin io.Reader) (*operator.Request, error) {
 	k, err := operator.DefaultApprover("mcs-attest")
 	if err != nil {
 		return nil, err
@@ -43,16 +46,20 @@ func requestFromFiles(e *env.Env, files fileRequest, attestation config.Attestat
 	}
 	operator.DecideWith(k, attestation)
 	r := &operator.Request{Running: true, Rules: operator.Rules(k)}
-	w := newFileWorld(k.Approver, r.Rules)
+	objects, err := newFileObjects()
+	if err != nil {
+		return nil, err
+	}
 	for _, path := range files.paths {
 		raw, err := env.ReadInput(path, stdin)
 		if err != nil {
 			return nil, err
 		}
-		if err := w.read(path, raw); err != nil {
+		if err := objects.read(path, raw); err != nil {
 			return nil, err
 		}
 	}
+	w := &fileWorld{objects: objects}
 	for path, into := range map[string]*[]byte{files.certificate: &w.certificate, files.authority: &w.authority} {
 		if path == "" {
 			continue
@@ -61,12 +68,20 @@ func requestFromFiles(e *env.Env, files fileRequest, attestation config.Attestat
 			return nil, fmt.Errorf("read PEM file: %w", err)
 		}
 	}
-	if r.CSR, err = chosen(w.requests, files.name); err != nil {
+	if r.CSR, err = chosen(objects.requests, files.name); err != nil {
 		return nil, err
 	}
 	if w.at, err = files.asOf(r.CSR); err != nil {
 		return nil, err
 	}
+	snapshot, err := approval.TakeSnapshot(ctx, objects, r.Rules, []string{"*"})
+	if err != nil {
+		return nil, err
+	}
+	w.Reader = approval.NewReader(approval.Options{
+		Client: objects, Config: *k.Approver, Rules: r.Rules, Namespaces: []string{"*"}, Machines: snapshot,
+		Records: snapshot, Waiting: snapshot.Waiting, Now: func() time.Time { return w.at },
+	})
 	r.World = w
 	return r, nil
 }

@@ -12,13 +12,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/mcs-attest/mcs-attest/pkg/approver"
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 )
 
-// ours are the credentials of a test: "ours-N" is on the record of machine N modulo 10.
-type ours struct{ Directory }
-
-func (ours) ByCredential(id string) (string, bool) {
+// ours reports whose credential this is: "ours-N" is on the record of machine N modulo 10.
+func ours(id string) (uid string, ok bool) {
 	var n int
 	if _, err := fmt.Sscanf(id, "ours-%d", &n); err != nil {
 		return "", false
@@ -26,11 +24,59 @@ func (ours) ByCredential(id string) (string, bool) {
 	return fmt.Sprint("m-", n%10), true
 }
 
-func (ours) Counts() (machines, nodes int) { return 1, 1 }
+func isOurs(id string) bool {
+	_, ok := ours(id)
+	return ok
+}
+
+// ownRecord is the record of machine N modulo 10, with its ten credentials.
+func ownRecord(uid string) *v1alpha1.MachineAttestation {
+	rec := new(v1alpha1.MachineAttestation)
+	for n := range 100 {
+		if id := fmt.Sprint("ours-", n); fmt.Sprint("m-", n%10) == uid {
+			rec.Status.Credentials = append(rec.Status.Credentials, v1alpha1.CredentialStatus{ID: id})
+		}
+	}
+	return rec
+}
+
+// indexed is what a cache with the index has.
+type indexed struct {
+	c   Config
+	all map[string]*certificatesv1.CertificateSigningRequest
+}
+
+func newIndexed(c Config) indexed {
+	return indexed{c, map[string]*certificatesv1.CertificateSigningRequest{}}
+}
+
+func (x indexed) put(csr *certificatesv1.CertificateSigningRequest) { x.all[csr.Name] = Trim(csr) }
+
+func (x indexed) list(keys ...string) (found []certificatesv1.CertificateSigningRequest) {
+	for _, csr := range x.all {
+		for _, key := range x.c.IndexKeys(csr) {
+			if slices.Contains(keys, key) {
+				found = append(found, *csr)
+			}
+		}
+	}
+	return found
+}
+
+func (x indexed) own(r *Request, rec *v1alpha1.MachineAttestation) (own []*Request) {
+	for _, csr := range x.list(r.OwnKeys(rec)...) {
+		own = append(own, FromCSR(&csr))
+	}
+	return own
+}
+
+func (x indexed) pending(now time.Time) int {
+	return x.c.CountPending(x.list(KeyCounted), isOurs, now)
+}
 
 var began = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
-var attested, off = approver.Config{Attestation: true}, approver.Config{ServiceAccount: "ns/bootstrapper"}
+var attested, attestationOff = Config{Attestation: true}, Config{ServiceAccount: "ns/bootstrapper"}
 
 // some request: with a credential of ours, with another's, or by a node.
 func some(r *rand.Rand) *certificatesv1.CertificateSigningRequest {
@@ -40,9 +86,9 @@ func some(r *rand.Rand) *certificatesv1.CertificateSigningRequest {
 	}
 	switch r.IntN(4) {
 	case 0:
-		csr.Spec.Extra = map[string]certificatesv1.ExtraValue{credentialExtra: {fmt.Sprint("ours-", r.IntN(100))}}
+		csr.Spec.Extra = map[string]certificatesv1.ExtraValue{extraCredentialID: {fmt.Sprint("ours-", r.IntN(100))}}
 	case 1:
-		csr.Spec.Extra = map[string]certificatesv1.ExtraValue{credentialExtra: {"another"}}
+		csr.Spec.Extra = map[string]certificatesv1.ExtraValue{extraCredentialID: {"another"}}
 	case 2:
 		csr.Spec.Username = "a stranger"
 	default:
@@ -59,7 +105,7 @@ func some(r *rand.Rand) *certificatesv1.CertificateSigningRequest {
 	case 0:
 		condition.Type = certificatesv1.CertificateDenied
 	case 1:
-		condition.Reason = ConditionReason
+		condition.Reason = ownReason
 	case 2:
 		condition.Message = "This CSR was approved by the Node CSR Approver (cluster-machine-approver)"
 	case 3:
@@ -70,8 +116,8 @@ func some(r *rand.Rand) *certificatesv1.CertificateSigningRequest {
 	return csr
 }
 
-// stockPending is the stock approver's count, in the order of its own rules.
-func stockPending(all map[string]*certificatesv1.CertificateSigningRequest, now time.Time) (n int) {
+// stockCount is the stock approver's count, in the order of its own rules.
+func stockCount(all map[string]*certificatesv1.CertificateSigningRequest, now time.Time) (n int) {
 	within := func(at time.Time, before time.Duration) bool {
 		return at.After(now.Add(-before)) && at.Before(now.Add(10*time.Second))
 	}
@@ -80,7 +126,7 @@ func stockPending(all map[string]*certificatesv1.CertificateSigningRequest, now 
 		for _, c := range csr.Status.Conditions {
 			if c.Type == certificatesv1.CertificateApproved {
 				approved, lately = true, within(c.LastTransitionTime.Time, 30*time.Second)
-				own = strings.Contains(c.Message, "cluster-machine-approver") || c.Reason == ConditionReason
+				own = strings.Contains(c.Message, "cluster-machine-approver") || c.Reason == ownReason
 			}
 		}
 		switch {
@@ -93,30 +139,26 @@ func stockPending(all map[string]*certificatesv1.CertificateSigningRequest, now 
 	return n
 }
 
-// What is counted in one step is what a look through all requests finds.
+// What is counted by the index is what a scan of all requests finds.
 func TestWaitingCountsAsALookThroughAllDoes(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	w, stock := newWaiting(ours{}, attested), newWaiting(ours{}, off)
+	w, stock := newIndexed(attested), newIndexed(attestationOff)
 	all := map[string]*certificatesv1.CertificateSigningRequest{}
 	for range 5000 {
 		csr := some(r)
 		if r.IntN(5) == 0 {
-			w.drop(csr.Name)
-			stock.drop(csr.Name)
+			delete(w.all, csr.Name)
+			delete(stock.all, csr.Name)
 			delete(all, csr.Name)
 			continue
 		}
-		small, err := trim(csr) // as the watch keeps it
-		if err != nil {
-			t.Fatal(err)
-		}
-		w.put(small.(*certificatesv1.CertificateSigningRequest))
-		stock.put(small.(*certificatesv1.CertificateSigningRequest))
+		w.put(csr)
+		stock.put(csr)
 		all[csr.Name] = csr
 	}
 	owner := func(csr *certificatesv1.CertificateSigningRequest) (string, bool) {
-		if ids := csr.Spec.Extra[credentialExtra]; len(ids) == 1 {
-			if uid, ok := (ours{}).ByCredential(ids[0]); ok {
+		if ids := csr.Spec.Extra[extraCredentialID]; len(ids) == 1 {
+			if uid, ok := ours(ids[0]); ok {
 				return uid, true
 			}
 		}
@@ -124,7 +166,7 @@ func TestWaitingCountsAsALookThroughAllDoes(t *testing.T) {
 	}
 	since := began.Add(time.Hour)
 	for _, csr := range all {
-		r := approver.FromCSR(csr)
+		r := FromCSR(csr)
 		mine, isOurs := owner(csr)
 		others, own := 0, 0
 		for _, o := range all {
@@ -140,18 +182,24 @@ func TestWaitingCountsAsALookThroughAllDoes(t *testing.T) {
 				own++
 			}
 		}
-		uid := ""
-		if isOurs {
-			uid = mine
+		now := since.Add(Window)
+		if p := w.pending(now); p != others {
+			t.Fatalf("%d pending of others, not %d", p, others)
 		}
-		if p, o := w.load(r, uid, since.Add(approver.Window)); p != others || o != own {
-			t.Fatalf("%s of %s: %d pending of others and %d own, not %d and %d", csr.Name, mine, p, o, others, own)
+		var rec *v1alpha1.MachineAttestation
+		if isOurs {
+			rec = ownRecord(mine)
+		} else if r.Kind == Client {
+			continue // such a request is refused before it is counted
+		}
+		if o := r.Own(w.own(r, rec), now); o != own {
+			t.Fatalf("%s of %s: %d own, not %d", csr.Name, mine, o, own)
 		}
 	}
 	most := 0
-	for second := -20; second < 11_000; second++ {
+	for second := -20; second < 11_000; second += 7 {
 		for _, now := range []time.Time{began.Add(time.Duration(second) * time.Second), began.Add(time.Duration(second)*time.Second + 300*time.Millisecond)} {
-			got, want := stock.pending(now), stockPending(all, now)
+			got, want := stock.pending(now), stockCount(all, now)
 			if got != want {
 				t.Fatalf("%v after the beginning %d are pending, and the stock approver counts %d", now.Sub(began), got, want)
 			}
@@ -164,66 +212,72 @@ func TestWaitingCountsAsALookThroughAllDoes(t *testing.T) {
 }
 
 func TestTheNewestOfAMachineIsNeverHeldUp(t *testing.T) {
-	w := newWaiting(ours{}, attested)
-	made := func(name, credential string, after time.Duration) *approver.Request {
+	w := newIndexed(attested)
+	made := func(name, credential string, after time.Duration) *Request {
 		csr := &certificatesv1.CertificateSigningRequest{
 			ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(began.Add(after))},
 			Spec: certificatesv1.CertificateSigningRequestSpec{
 				SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
-				Extra:      map[string]certificatesv1.ExtraValue{credentialExtra: {credential}},
+				Extra:      map[string]certificatesv1.ExtraValue{extraCredentialID: {credential}},
 			},
 		}
 		w.put(csr)
-		return approver.FromCSR(csr)
+		return FromCSR(csr)
 	}
-	var all []*approver.Request
+	var all []*Request
 	for n := range 30 {
 		all = append(all, made(fmt.Sprint("csr-", n), "ours-1", time.Duration(n)*time.Minute))
 	}
 	other := made("other", "ours-2", time.Hour)
-	at := began.Add(approver.Window - time.Minute)
-	if _, own := w.load(all[29], "m-1", at); own != 1 {
+	newer := func(r *Request, uid string, limit int) (names []string) {
+		for _, n := range r.Newer(w.own(r, ownRecord(uid)), limit) {
+			names = append(names, n.Name)
+		}
+		return names
+	}
+	at := began.Add(Window - time.Minute)
+	if own := all[29].Own(w.own(all[29], ownRecord("m-1")), at); own != 1 {
 		t.Errorf("%d requests count against the newest", own)
 	}
-	if _, own := w.load(all[0], "m-1", at); own != 30 {
+	if own := all[0].Own(w.own(all[0], ownRecord("m-1")), at); own != 30 {
 		t.Errorf("%d requests count against the oldest", own)
 	}
-	if got := w.newer(all[29], "m-1", 10); got != nil {
+	if got := newer(all[29], "m-1", 10); got != nil {
 		t.Errorf("newer than the newest are %q", got)
 	}
-	if got := fmt.Sprint(w.newer(all[26], "m-1", 10)); got != "[csr-29 csr-28 csr-27]" {
+	if got := fmt.Sprint(newer(all[26], "m-1", 10)); got != "[csr-29 csr-28 csr-27]" {
 		t.Errorf("newer are %s", got)
 	}
-	if got := fmt.Sprint(w.newer(all[0], "m-1", 2)); got != "[csr-29 csr-28]" {
+	if got := fmt.Sprint(newer(all[0], "m-1", 2)); got != "[csr-29 csr-28]" {
 		t.Errorf("the first of the newer are %s", got)
 	}
-	if got := w.newer(other, "m-2", 10); got != nil {
+	if got := newer(other, "m-2", 10); got != nil {
 		t.Errorf("newer than another machine's only one are %q", got)
 	}
-	if n := len(w.clients()); n != 31 {
+	if n := len(w.list(KeyClient)); n != 31 {
 		t.Errorf("%d requests for client certificates", n)
-	}
-	if got := w.whose("other"); got != ofMachine("m-2") {
-		t.Errorf("the other is %q's", got)
 	}
 }
 
 // A record may be read after the request was: then the request is its machine's from
 // there on.
 func TestARequestIsItsMachinesOnceTheRecordSaysSo(t *testing.T) {
-	w := newWaiting(ours{}, attested)
+	w := newIndexed(attested)
 	csr := some(rand.New(rand.NewPCG(3, 4)))
-	csr.Spec.SignerName, csr.Spec.Extra, csr.Status.Conditions = certificatesv1.KubeAPIServerClientKubeletSignerName, map[string]certificatesv1.ExtraValue{credentialExtra: {"late"}}, nil
+	csr.Spec.SignerName, csr.Spec.Extra, csr.Status.Conditions = certificatesv1.KubeAPIServerClientKubeletSignerName, map[string]certificatesv1.ExtraValue{extraCredentialID: {"late"}}, nil
 	w.put(csr)
-	if n := w.pending(began); n != 1 {
+	recorded := false
+	pending := func() int {
+		return w.c.CountPending(w.list(KeyCounted), func(string) bool { return recorded }, began)
+	}
+	if n := pending(); n != 1 {
 		t.Errorf("%d requests of others, not 1", n)
 	}
-	if others, own := w.load(approver.FromCSR(csr), "m-1", began); others != 0 || own != 1 {
+	recorded = true
+	rec := &v1alpha1.MachineAttestation{Status: v1alpha1.MachineAttestationStatus{Credentials: []v1alpha1.CredentialStatus{{ID: "late"}}}}
+	r := FromCSR(csr)
+	if others, own := pending(), r.Own(w.own(r, rec), began); others != 0 || own != 1 {
 		t.Errorf("%d of others and %d of its own, not 0 and 1", others, own)
-	}
-	w.reset()
-	if n := w.pending(began); n != 0 {
-		t.Errorf("%d requests after a reset", n)
 	}
 }
 
@@ -231,66 +285,13 @@ func TestARequestIsItsMachinesOnceTheRecordSaysSo(t *testing.T) {
 func TestTrimKeepsWhoseARequestIs(t *testing.T) {
 	csr := some(rand.New(rand.NewPCG(5, 6)))
 	csr.Spec.Request, csr.Spec.Groups = make([]byte, 1<<20), []string{"system:nodes"}
-	csr.Spec.Extra = map[string]certificatesv1.ExtraValue{credentialExtra: {"JTI=1"}, "other": {"x"}}
+	csr.Spec.Extra = map[string]certificatesv1.ExtraValue{extraCredentialID: {"JTI=1"}, "other": {"x"}}
 	csr.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "m"}}
-	out, err := trim(csr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	small := out.(*certificatesv1.CertificateSigningRequest)
-	if a, b := approver.FromCSR(csr), approver.FromCSR(small); a.CredentialID != b.CredentialID || a.Username != b.Username || a.Kind != b.Kind || a.Decided != b.Decided {
+	small := Trim(csr)
+	if a, b := FromCSR(csr), FromCSR(small); a.CredentialID != b.CredentialID || a.Username != b.Username || a.Kind != b.Kind || a.Decided != b.Decided {
 		t.Errorf("%+v became %+v", a, b)
 	}
 	if small.Spec.Request != nil || small.ManagedFields != nil || len(small.Spec.Extra) != 1 {
 		t.Errorf("%+v was kept", small)
-	}
-}
-
-func TestBudgetIsOfEachMachine(t *testing.T) {
-	b := newBudget()
-	allowed := func(of string, at time.Time) (n int) {
-		for range 100 {
-			if b.allow(of, at) {
-				n++
-			}
-		}
-		return n
-	}
-	if n := allowed("a", began); n != refusalsBurst {
-		t.Errorf("%d writes at once", n)
-	}
-	if n := allowed("b", began); n != refusalsBurst {
-		t.Errorf("%d writes at once for another", n)
-	}
-	if n := allowed("a", began.Add(refusalsEvery)); n != 1 {
-		t.Errorf("%d writes after a pause", n)
-	}
-	for i := range 3 * b.max {
-		b.allow(fmt.Sprint(i), began)
-	}
-	if len(b.of) > b.max {
-		t.Errorf("%d machines are remembered", len(b.of))
-	}
-}
-
-// Flat: a decision's counts cost the same whatever waits.
-func BenchmarkLoad(b *testing.B) {
-	for _, n := range []int{10, 1000, 100_000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			w := newWaiting(ours{}, attested)
-			var csr *certificatesv1.CertificateSigningRequest
-			for i := range n {
-				csr = &certificatesv1.CertificateSigningRequest{
-					ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(i), CreationTimestamp: metav1.NewTime(began.Add(time.Duration(i) * time.Second))},
-					Spec:       certificatesv1.CertificateSigningRequestSpec{SignerName: certificatesv1.KubeletServingSignerName, Username: fmt.Sprint("system:node:", i%100)},
-				}
-				w.put(csr)
-			}
-			r := approver.FromCSR(csr)
-			b.ReportAllocs()
-			for b.Loop() {
-				w.load(r, "", began)
-			}
-		})
 	}
 }

@@ -1,4 +1,4 @@
-package approver_test
+package csr_test
 
 import (
 	"context"
@@ -10,10 +10,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
-	decider "github.com/mcs-attest/mcs-attest/pkg/approver"
+	"github.com/mcs-attest/mcs-attest/pkg/approver"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/approver"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/approval"
 )
 
 // asksAgain is the same kubelet after a quarter of an hour: with a key that it has
@@ -48,7 +48,7 @@ func TestOfSeveralWaitingRequestsTheNewestJoins(t *testing.T) {
 // recorded is what the record says when the approver died before the approval.
 func (s *site) recorded(m *machine.Machine, request string) {
 	s.Helper()
-	r := decider.FromCSR(s.csr(request))
+	r := approver.FromCSR(s.csr(request))
 	c := v1alpha1.CertificateStatus{Node: r.Node(), PublicKeySHA256: r.PublicKeySHA256, Request: request, CredentialID: r.CredentialID}
 	s.ok(s.records.Update(s.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Approve(rec, c, time.Now())
@@ -187,8 +187,8 @@ func TestAMachineThatWasMadeAnewIsOne(t *testing.T) {
 	m := s.machine("w-0")
 	ref := s.list().ByInternalDNS(s.node("w-0"))[0]
 	ref.UID = "gone"
-	w := approver.NewWorld(approver.WorldOptions{
-		Client: s.admin, Dynamic: s.dyn, Config: s.options.Config, Namespaces: []string{s.namespace}, Machines: stale{s, ref}, Records: s.records,
+	w := approval.NewReader(approval.Options{
+		Client: s.reader, Config: s.options.Config, Namespaces: []string{s.namespace}, Machines: stale{s, ref}, Records: s.records,
 	})
 	found, err := w.MachinesByInternalDNS(context.Background(), s.node("w-0"))
 	s.ok(err)

@@ -1,4 +1,4 @@
-package approver_test
+package csr_test
 
 import (
 	"context"
@@ -18,11 +18,10 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/mcs-attest/mcs-attest/verifier/internal/approver"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/approval"
 )
 
 const off = "nodeClientCert:\n  disabled: true\n"
@@ -287,9 +286,7 @@ func TestAttack_T54_TheVerifierDiesBetweenTheRecordAndTheApproval(t *testing.T) 
 			return dead
 		}}
 	})
-	var err error
-	s.options.Client, err = kubernetes.NewForConfig(api)
-	s.ok(err)
+	s.api = api
 	m := s.machine("w-0")
 	k := s.attested(m)
 	name := k.ask()
@@ -307,7 +304,7 @@ func TestAttack_T54_TheVerifierDiesBetweenTheRecordAndTheApproval(t *testing.T) 
 	if got := conditions(s.csr(name)); got != "" {
 		t.Fatalf("the conditions are %q", got)
 	}
-	s.options.Client = s.admin
+	s.api = s.c.Admin()
 	s.run()
 	s.signed(name)
 	thief := *k
@@ -322,12 +319,11 @@ func TestTheAPIServerIsAwayForAWhile(t *testing.T) {
 	api := rest.CopyConfig(s.c.Admin())
 	api.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return &flaky{next, func(r *http.Request) bool {
-			return away.Load() && !strings.Contains(r.URL.Path, "certificatesigningrequests")
+			discovery := strings.Count(r.URL.Path, "/") <= 3
+			return away.Load() && !discovery && !strings.Contains(r.URL.Path, "certificatesigningrequests")
 		}}
 	})
-	var err error
-	s.options.Client, err = kubernetes.NewForConfig(api)
-	s.ok(err)
+	s.api = api
 	away.Store(true)
 	s.run()
 	m := s.machine("w-0")
@@ -344,7 +340,7 @@ func TestListedIsTheClusterAtOneMoment(t *testing.T) {
 	s.joins(a)
 	_, id := s.bootstrap()
 	s.credential(a, id)
-	l, err := approver.List(s.context(), s.admin, s.dyn, []string{s.namespace})
+	l, err := s.snapshot(s.namespace)
 	s.ok(err)
 	if got := l.ByNode(s.node("a")); len(got) != 1 || got[0] != a.Ref() {
 		t.Errorf("of node a there are %v", got)
@@ -361,13 +357,12 @@ func TestListedIsTheClusterAtOneMoment(t *testing.T) {
 	if rec, err := l.Record(t.Context(), a.UID); err != nil || rec == nil {
 		t.Errorf("the record is %v (%v)", rec, err)
 	}
-	everywhere, err := approver.List(s.context(), s.admin, s.dyn, []string{"*"})
+	everywhere, err := s.snapshot("*")
 	s.ok(err)
 	if got := everywhere.ByNode(s.node("a")); len(got) != 1 || got[0] != a.Ref() {
 		t.Errorf("of node a there are %v everywhere", got)
 	}
-	w := approver.NewWorld(approver.WorldOptions{Client: s.admin, Dynamic: s.dyn, Config: s.options.Config, Namespaces: []string{"*"}, Machines: everywhere, Records: everywhere, Timeout: limit})
-	s.ok(w.ReadRequests(s.context()))
+	w := approval.NewReader(approval.Options{Client: s.reader, Config: s.options.Config, Namespaces: []string{"*"}, Machines: everywhere, Records: everywhere})
 	found, err := w.MachinesByNode(s.context(), s.node("a"))
 	if err != nil || len(found) != 1 || found[0].UID != a.UID {
 		t.Errorf("of node a there are %v (%v)", found, err)
@@ -377,9 +372,7 @@ func TestListedIsTheClusterAtOneMoment(t *testing.T) {
 // What the verifier may not read is named.
 func TestForbiddenIsAFinding(t *testing.T) {
 	s := newSite(t)
-	var err error
-	s.options.Client, err = kubernetes.NewForConfig(s.c.ServiceAccount(t, s.namespace, "nobody"))
-	s.ok(err)
+	s.api = s.c.ServiceAccount(t, s.namespace, "nobody")
 	s.run()
 	s.eventually(func() error {
 		all := ""

@@ -1,4 +1,4 @@
-package approver_test
+package csr_test
 
 import (
 	"bytes"

@@ -1,6 +1,7 @@
-package approver
+package approval
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -12,10 +13,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/approver"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 )
 
 const (
@@ -25,27 +24,17 @@ const (
 	kubeletCAKey = "ca-bundle.crt"
 )
 
-// served is the certificate that the Node's kubelet serves now, verified by the
-// CA of the ConfigMap. Address and port are what the Node says of itself, and a
-// Node may lie: nothing is sent there but a TLS greeting, and no answer but a
-// certificate under that CA counts.
-func (w *World) served(ctx context.Context, node *corev1.Node) (*approver.Presented, error) {
-	namespace, name, err := config.SplitName(w.o.Config.KubeletCA)
+// ServingCertificate implements [approver.World]. What it returns was verified by the CA of
+// the ConfigMap. Address and port are what the Node says of itself, and a Node may lie. So
+// the reader sends only a TLS greeting, and accepts only a certificate under that CA.
+func (r *Reader) ServingCertificate(ctx context.Context, name string) (*approver.Presented, error) {
+	node := new(corev1.Node)
+	if ok, err := r.get(ctx, "", name, node); !ok {
+		return nil, cmp.Or(err, fmt.Errorf("there is no Node %.80q", name))
+	}
+	roots, err := r.KubeletRoots(ctx)
 	if err != nil {
 		return nil, err
-	}
-	call, cancel := context.WithTimeout(ctx, w.o.Timeout)
-	defer cancel()
-	cm, err := w.o.Client.CoreV1().ConfigMaps(namespace).Get(call, name, metav1.GetOptions{})
-	if w.absent(call, namespace, err) {
-		return nil, fmt.Errorf("there is no ConfigMap %s with the CA of the kubelets", w.o.Config.KubeletCA)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read ConfigMap %s: %w", w.o.Config.KubeletCA, err)
-	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM([]byte(cm.Data[kubeletCAKey])) {
-		return nil, fmt.Errorf("ConfigMap %s has no certificate in its key %s", w.o.Config.KubeletCA, kubeletCAKey)
 	}
 	host, err := internalIP(node)
 	if err != nil {
@@ -55,11 +44,27 @@ func (w *World) served(ctx context.Context, node *corev1.Node) (*approver.Presen
 	if port <= 0 || port > 65535 {
 		return nil, fmt.Errorf("Node %s has the kubelet port %d", node.Name, port)
 	}
-	cert, err := greet(ctx, w.o.Dial, host, net.JoinHostPort(host, strconv.Itoa(int(port))), roots)
+	cert, err := greet(ctx, r.o.Dial, host, net.JoinHostPort(host, strconv.Itoa(int(port))), roots)
 	if err != nil {
 		return nil, err
 	}
 	return &approver.Presented{Certificate: cert, Roots: roots}, nil
+}
+
+// KubeletRoots reads the CA of the kubelets' serving certificates.
+func (r *Reader) KubeletRoots(ctx context.Context) (*x509.CertPool, error) {
+	cm, err := r.configMap(ctx, r.o.Config.KubeletCA)
+	if err != nil {
+		return nil, err
+	}
+	if cm == nil {
+		return nil, fmt.Errorf("there is no ConfigMap %s with the CA of the kubelets", r.o.Config.KubeletCA)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM([]byte(cm.Data[kubeletCAKey])) {
+		return nil, fmt.Errorf("ConfigMap %s has no certificate in its key %s", r.o.Config.KubeletCA, kubeletCAKey)
+	}
+	return roots, nil
 }
 
 // internalIP is the first one, as the stock approver takes it.
@@ -93,9 +98,8 @@ func greet(ctx context.Context, dial dial, host, address string, roots *x509.Cer
 	return conn.ConnectionState().PeerCertificates[0], nil
 }
 
-// dialKubelet refuses what is no other machine's address: a Node that names one
-// would have the verifier knock at its own host's doors, or at the cloud's
-// metadata service.
+// dialKubelet rejects addresses of this host and of the cloud's metadata service, which a
+// Node could name to have the verifier connect to them.
 func dialKubelet(ctx context.Context, network, address string) (net.Conn, error) {
 	d := net.Dialer{Control: func(_, address string, _ syscall.RawConn) error {
 		at, err := netip.ParseAddrPort(address)

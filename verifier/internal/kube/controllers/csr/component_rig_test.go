@@ -1,4 +1,4 @@
-package approver_test
+package csr_test
 
 import (
 	"errors"
@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/mcs-attest/mcs-attest/deploy"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
@@ -74,13 +73,11 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: mcs-atte
 subjects: [{kind: ServiceAccount, name: mcs-attest-verifier, namespace: mcs-attest}]
 `)
 			api := c.ServiceAccount(t, deploy.Namespace, deploy.ServiceAccount)
-			var err error
-			s.options.Client, err = kubernetes.NewForConfig(api)
-			s.ok(err)
-			s.options.Dynamic, err = dynamic.NewForConfig(api)
+			s.api = api
+			dyn, err := dynamic.NewForConfig(api)
 			s.ok(err)
 			s.records = verifier.NewRecords(verifier.RecordsConfig{
-				Client: s.options.Dynamic, Namespace: deploy.Namespace, Machine: s.known.ByUID, Now: time.Now, Log: s.options.Log, Timeout: limit,
+				Client: dyn, Namespace: deploy.Namespace, Machine: s.known.ByUID, Now: time.Now, Log: s.options.Log, Timeout: limit,
 			})
 			s.options.Records = s.records
 			// The last is one that this cluster does not have.

@@ -1,4 +1,4 @@
-package approver_test
+package csr_test
 
 import (
 	"bytes"
@@ -33,14 +33,18 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/approver"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	verifier "github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/approval"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/csr"
 )
 
 var (
@@ -59,11 +63,13 @@ type site struct {
 	c         *cluster.Cluster
 	admin     kubernetes.Interface
 	dyn       dynamic.Interface
+	reader    client.Reader
 	namespace string
 	known     *machine.Registry
 	records   *verifier.Records
-	options   approver.Options
-	approver  *approver.Approver
+	api       *rest.Config // of the controllers
+	options   csr.Options
+	approver  *csr.Controllers
 	metrics   *prometheus.Registry
 	events    *events
 	lines     *lines
@@ -94,6 +100,10 @@ func siteIn(t testing.TB, c *cluster.Cluster) *site {
 	s.ok(err)
 	s.dyn, err = dynamic.NewForConfig(c.Admin())
 	s.ok(err)
+	scheme, err := kube.NewScheme()
+	s.ok(err)
+	s.reader, err = client.New(c.Admin(), client.Options{Scheme: scheme})
+	s.ok(err)
 	ctx := s.context()
 	_, err = s.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}, metav1.CreateOptions{})
 	s.ok(err)
@@ -110,14 +120,15 @@ func siteIn(t testing.TB, c *cluster.Cluster) *site {
 	s.records = verifier.NewRecords(verifier.RecordsConfig{
 		Client: s.dyn, Namespace: s.namespace, Machine: s.known.ByUID, Now: time.Now, Log: slog.New(slog.DiscardHandler), Timeout: limit, Events: s.events,
 	})
-	s.options = approver.Options{
-		Client: s.admin, Dynamic: s.dyn, Namespaces: []string{s.namespace}, Machines: s, Records: s.records,
+	s.api = c.Admin()
+	s.options = csr.Options{
+		Namespaces: []string{s.namespace}, Machines: s, Records: s.records,
 		Config: config.Approver{
 			Attestation: config.AttestationRequired, ConfigMap: s.namespace + "/switch", StockConfigMap: s.namespace + "/stock-switch",
 			KubeletCA: s.namespace + "/kubelet-ca", MaxMachineAge: config.Duration(2 * time.Hour), PendingPerMachine: 10,
 		},
 		Credential: &config.Credential{Kind: config.ServiceAccountToken, ServiceAccount: s.namespace + "/node-bootstrapper"},
-		Log:        log, Audit: audit.New(log), Timeout: limit, Look: 100 * time.Millisecond, Again: 50 * time.Millisecond,
+		Log:        log, Audit: audit.New(log), Timeout: limit, Scan: 100 * time.Millisecond, MinPause: 50 * time.Millisecond,
 		Dial: new(net.Dialer).DialContext, // kubelets are on the loopback
 	}
 	t.Cleanup(func() {
@@ -143,18 +154,29 @@ func siteIn(t testing.TB, c *cluster.Cluster) *site {
 	return s
 }
 
-// run starts an approver; one that ran before has ended by then.
+// run starts the controllers; those that ran before have ended by then.
 func (s *site) run() *site {
 	s.Helper()
 	s.stop()
 	var err error
-	s.approver, err = approver.New(s.options)
+	s.approver, err = csr.New(s.options)
 	s.ok(err)
 	s.metrics = prometheus.NewRegistry()
 	s.ok(s.approver.Register(s.metrics))
+	api := rest.CopyConfig(s.api)
+	api.QPS = -1
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { s.approver.Run(ctx) })
+	quiet := slog.New(slog.DiscardHandler)
+	wg.Go(func() {
+		kube.RunManager(ctx, quiet, func() (manager.Manager, error) {
+			m, err := kube.NewManager(api, kube.Options{Log: quiet, Cache: csr.Cache(), WatchFailed: s.approver.WatchFailed})
+			if err != nil {
+				return nil, err
+			}
+			return m, s.approver.SetupWithManager(m)
+		})
+	})
 	s.stop = func() { cancel(); wg.Wait() }
 	return s
 }
@@ -213,12 +235,16 @@ func (s *site) ByCredential(id string) (uid string, ok bool) {
 	uid, _ = found.(string)
 	return uid, ok
 }
-func (s *site) list() *approver.Listed {
-	all, err := approver.List(context.Background(), s.admin, s.dyn, []string{s.namespace})
+func (s *site) list() *approval.Snapshot {
+	all, err := s.snapshot(s.namespace)
 	if err != nil {
 		panic(err)
 	}
 	return all
+}
+
+func (s *site) snapshot(namespaces ...string) (*approval.Snapshot, error) {
+	return approval.TakeSnapshot(context.Background(), s.reader, approval.Rules(s.options.Config, s.options.Credential), namespaces)
 }
 
 // node is the name that a machine of this test has as a node.

@@ -1,4 +1,4 @@
-package approver
+package csr
 
 import "github.com/prometheus/client_golang/prometheus"
 
@@ -37,10 +37,10 @@ func newMetrics() metrics {
 	}
 }
 
-// Register registers the approver's metrics.
-func (a *Approver) Register(r prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{a.metrics.decisions, a.metrics.pending, a.metrics.limit, a.metrics.stock, a.metrics.duration} {
-		if err := r.Register(c); err != nil {
+// Register registers the metrics of the controllers.
+func (c *Controllers) Register(r prometheus.Registerer) error {
+	for _, m := range []prometheus.Collector{c.metrics.decisions, c.metrics.pending, c.metrics.limit, c.metrics.stock, c.metrics.duration} {
+		if err := r.Register(m); err != nil {
 			return err
 		}
 	}

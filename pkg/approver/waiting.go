@@ -1,0 +1,124 @@
+package approver
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+)
+
+// Keys that an index finds requests by; see [Config.IndexKeys].
+const (
+	// KeyCounted has every request that may count in [Load].Pending.
+	KeyCounted = "counted"
+	// KeyClient has every undecided request for a client certificate.
+	KeyClient = "client"
+
+	keyCredential = "credential/"
+	keyUser       = "user/"
+)
+
+// IndexKeys returns the keys of a request in an index. It needs no more of the request
+// than its metadata, signer, user, groups, credential and conditions.
+func (c Config) IndexKeys(in *certificatesv1.CertificateSigningRequest) (keys []string) {
+	r := FromCSR(in)
+	waits := r.Kind != "" && !r.Decided
+	if _, _, ok := c.Pending(in); waits && c.Attestation || ok && !c.Attestation {
+		keys = append(keys, KeyCounted)
+	}
+	if !waits {
+		return keys
+	}
+	keys = append(keys, keyUser+r.Username)
+	if r.Kind == Client {
+		keys = append(keys, KeyClient)
+		if r.CredentialID != "" {
+			keys = append(keys, keyCredential+r.CredentialID)
+		}
+	}
+	return keys
+}
+
+// OwnKeys returns the keys of the requests that [Load].Own counts: those of the record's
+// credentials, or without a record those of the request's user.
+func (r *Request) OwnKeys(rec *v1alpha1.MachineAttestation) (keys []string) {
+	if rec == nil {
+		return []string{keyUser + r.Username}
+	}
+	for _, c := range rec.Status.Credentials {
+		keys = append(keys, keyCredential+c.ID)
+	}
+	return keys
+}
+
+// Compare orders requests by their creation.
+func (r *Request) Compare(o *Request) int {
+	return cmp.Or(cmp.Compare(r.Created.Unix(), o.Created.Unix()), cmp.Compare(r.Name, o.Name))
+}
+
+// Own counts the requests for [Load].Own among all of the same machine or node.
+func (r *Request) Own(all []*Request, now time.Time) (n int) {
+	for _, o := range all {
+		if o.Created.Unix() >= now.Add(-Window).Unix() && o.Compare(r) >= 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// Newer returns the requests of the same machine after r, the newest first, at most so many.
+func (r *Request) Newer(all []*Request, limit int) []*Request {
+	newer := slices.DeleteFunc(slices.Clone(all), func(o *Request) bool { return o.Compare(r) <= 0 })
+	slices.SortFunc(newer, func(a, b *Request) int { return b.Compare(a) })
+	return newer[:min(len(newer), limit)]
+}
+
+// CountPending counts for [Load].Pending among the requests of [KeyCounted]. recorded
+// reports whether a record has a credential.
+func (c Config) CountPending(all []certificatesv1.CertificateSigningRequest, recorded func(credential string) bool, now time.Time) (n int) {
+	for i := range all {
+		if !c.Attestation {
+			if from, until, ok := c.Pending(&all[i]); ok && now.After(from) && now.Before(until) {
+				n++
+			}
+			continue
+		}
+		r := FromCSR(&all[i])
+		ours := r.Kind == Client && r.CredentialID != "" && recorded(r.CredentialID)
+		if r.Kind != "" && !r.Decided && !ours && r.Created.Unix() >= now.Add(-Window).Unix() {
+			n++
+		}
+	}
+	return n
+}
+
+// messageBytes is the part of an approval's message that names the approver.
+const messageBytes = 100
+
+// Trim returns what a cache keeps of a request: enough for [Config.IndexKeys] and to find
+// its owner and who approved it. It does not keep what the request asks for.
+func Trim(in *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
+	out := &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{Name: in.Name, UID: in.UID, ResourceVersion: in.ResourceVersion, CreationTimestamp: in.CreationTimestamp},
+		Spec:       certificatesv1.CertificateSigningRequestSpec{SignerName: in.Spec.SignerName, Username: in.Spec.Username},
+	}
+	if v := in.Spec.Extra[extraCredentialID]; len(v) > 0 {
+		out.Spec.Extra = map[string]certificatesv1.ExtraValue{extraCredentialID: v}
+	}
+	if slices.Contains(in.Spec.Groups, nodesGroup) {
+		out.Spec.Groups = []string{nodesGroup}
+	}
+	for _, c := range in.Status.Conditions {
+		c.LastUpdateTime = metav1.Time{}
+		if c.Type != certificatesv1.CertificateApproved {
+			c.Message = ""
+		}
+		c.Message = c.Message[:min(len(c.Message), messageBytes)]
+		out.Status.Conditions = append(out.Status.Conditions, c)
+	}
+	return out
+}

@@ -1,0 +1,140 @@
+package approval
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/approver"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+)
+
+// machineAPIs are the two APIs of Machines, with the versions of each, the preferred first.
+var machineAPIs = [][]schema.GroupVersion{
+	{{Group: "machine.openshift.io", Version: "v1beta1"}},
+	{{Group: "cluster.x-k8s.io", Version: "v1beta2"}, {Group: "cluster.x-k8s.io", Version: "v1beta1"}},
+}
+
+// MachinesByInternalDNS implements [approver.World].
+func (r *Reader) MachinesByInternalDNS(ctx context.Context, name string) ([]approver.Machine, error) {
+	return r.machines(ctx, name, r.o.Machines.ByInternalDNS(name))
+}
+
+// MachinesByNode implements [approver.World].
+func (r *Reader) MachinesByNode(ctx context.Context, node string) ([]approver.Machine, error) {
+	return r.machines(ctx, node, r.o.Machines.ByNode(node))
+}
+
+// machines reads the Machines that the directory names, and finds stand-ins of the name.
+func (r *Reader) machines(ctx context.Context, name string, refs []machine.Ref) (found []approver.Machine, err error) {
+	for _, ref := range refs {
+		gv, err := schema.ParseGroupVersion(ref.APIVersion)
+		if err != nil {
+			return nil, fmt.Errorf("parse the API version of Machine %s: %w", ref, err)
+		}
+		m, err := r.machine(ctx, gv, ref.Namespace, ref.Name)
+		if err != nil {
+			return nil, err
+		}
+		// The directory may have a recreated Machine of the same name twice.
+		if m == nil || ref.UID != "" && ref.UID != m.UID {
+			continue
+		}
+		if !slices.ContainsFunc(found, func(f approver.Machine) bool { return f.UID == m.UID }) {
+			found = append(found, *m)
+		}
+	}
+	standIns, err := r.standIns(ctx, name)
+	return append(found, standIns...), err
+}
+
+// machine reads a Machine of a version that is chosen at run time; nil if there is none.
+func (r *Reader) machine(ctx context.Context, gv schema.GroupVersion, namespace, name string) (*approver.Machine, error) {
+	o := new(unstructured.Unstructured)
+	o.SetGroupVersionKind(gv.WithKind("Machine"))
+	if ok, err := r.get(ctx, namespace, name, o); !ok {
+		return nil, err
+	}
+	m, err := approver.MachineFromObject(o.Object)
+	if err != nil {
+		return nil, fmt.Errorf("parse Machine %s/%s: %w", namespace, name, err)
+	}
+	return m, nil
+}
+
+// MachineOf implements [approver.World].
+func (r *Reader) MachineOf(ctx context.Context, rec *v1alpha1.MachineAttestation) (*approver.Machine, error) {
+	ref := rec.Spec.MachineRef
+	if ref == nil {
+		var a v1alpha1.MachineAttestation
+		if ok, err := r.get(ctx, rec.Namespace, rec.Name, &a); !ok || string(a.UID) != rec.Status.MachineUID {
+			return nil, err
+		}
+		return standIn(&a)
+	}
+	named, err := schema.ParseGroupVersion(ref.APIVersion)
+	if err != nil {
+		return nil, fmt.Errorf("parse the API version of the Machine of %s/%s: %w", rec.Namespace, rec.Name, err)
+	}
+	for _, api := range machineAPIs {
+		for _, gv := range api { // the record may name a version that is not served any more
+			if !named.Empty() && gv.Group != named.Group {
+				continue
+			}
+			m, err := r.machine(ctx, gv, cmp.Or(ref.Namespace, rec.Namespace), ref.Name)
+			if err != nil || m != nil && m.UID == rec.Status.MachineUID {
+				return m, err
+			}
+		}
+	}
+	return nil, nil
+}
+
+// standIn reads a MachineAttestation as the Machine that it stands in for.
+func standIn(a *v1alpha1.MachineAttestation) (*approver.Machine, error) {
+	a.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.KindMachineAttestation))
+	return approver.MachineFromObject(a)
+}
+
+// standIns returns the MachineAttestations of this name that stand in for a Machine.
+func (r *Reader) standIns(ctx context.Context, name string) (found []approver.Machine, err error) {
+	if len(validation.IsDNS1123Subdomain(name)) > 0 {
+		return nil, nil // no object has such a name
+	}
+	var all v1alpha1.MachineAttestationList
+	for _, namespace := range r.o.Namespaces {
+		if namespace == "" {
+			err = r.o.Client.List(ctx, &all, client.MatchingFields{"metadata.name": name})
+			if err != nil && !r.absent(ctx, "", err) {
+				return nil, fmt.Errorf("list MachineAttestations called %s: %w", name, err)
+			}
+			break
+		}
+		var a v1alpha1.MachineAttestation
+		ok, err := r.get(ctx, namespace, name, &a)
+		if kerrors.IsForbidden(err) && namespace != r.o.Namespace {
+			continue // a stand-in there cannot attest
+		}
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			all.Items = append(all.Items, a)
+		}
+	}
+	for i := range all.Items {
+		// A record is a MachineAttestation, too, but does not stand in for a Machine.
+		if m, err := standIn(&all.Items[i]); err == nil && m.Name == name {
+			found = append(found, *m)
+		}
+	}
+	return found, nil
+}

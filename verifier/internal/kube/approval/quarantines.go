@@ -1,0 +1,116 @@
+package approval
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+)
+
+// listTimeout bounds one list of all objects. A cluster of 100 000 machines has 200 pages.
+const listTimeout = time.Minute
+
+// quarantines lists the objects that quarantine a machine. Any object may name any
+// Machine, so it reads all of them, and not a cache, which may be stale. Concurrent
+// decisions share a list. It is safe for concurrent use; the zero value is ready.
+type quarantines struct {
+	mu   sync.Mutex
+	busy sync.Mutex // held during a list
+	next *quarantineList
+}
+
+// quarantineList is the result of one list of all objects.
+type quarantineList struct {
+	once   sync.Once
+	found  []v1alpha1.MachineAttestation
+	barred map[string]error // namespaces that the verifier may not read
+	err    error
+}
+
+// list returns the result of a list that began after the call of list did.
+func (q *quarantines) list(all func(*quarantineList)) *quarantineList {
+	q.mu.Lock()
+	if q.next == nil {
+		q.next = new(quarantineList)
+	}
+	mine := q.next
+	q.mu.Unlock()
+	q.busy.Lock()
+	defer q.busy.Unlock()
+	mine.once.Do(func() {
+		q.mu.Lock()
+		q.next = nil // this list may miss what a later caller has written
+		q.mu.Unlock()
+		all(mine)
+	})
+	return mine
+}
+
+// Quarantines implements [approver.World].
+func (r *Reader) Quarantines(ctx context.Context, namespaces []string) ([]v1alpha1.MachineAttestation, error) {
+	l := r.quarantines.list(func(l *quarantineList) {
+		// Other callers use the list, too: it does not end with this caller.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), listTimeout)
+		defer cancel()
+		r.listQuarantines(ctx, l)
+	})
+	for _, namespace := range slices.Concat(namespaces, []string{r.o.Namespace, ""}) {
+		if err := l.barred[namespace]; err != nil {
+			return nil, err
+		}
+	}
+	return l.found, l.err
+}
+
+func (r *Reader) listQuarantines(ctx context.Context, l *quarantineList) {
+	l.barred = map[string]error{}
+	for _, namespace := range r.o.Namespaces {
+		err := eachPage(ctx, r.o.Client, newAttestations, func(page *v1alpha1.MachineAttestationList) error {
+			for _, a := range page.Items {
+				if a.Spec.Quarantined {
+					l.found = append(l.found, v1alpha1.MachineAttestation{ObjectMeta: a.ObjectMeta, Spec: a.Spec})
+				}
+			}
+			return nil
+		}, client.InNamespace(namespace))
+		switch {
+		case err == nil || r.absent(ctx, namespace, err):
+		case kerrors.IsForbidden(err):
+			l.barred[namespace] = fmt.Errorf("namespace %q: %w", namespace, err)
+		default:
+			l.err = errors.Join(l.err, fmt.Errorf("namespace %q: %w", namespace, err))
+		}
+	}
+}
+
+// counted is the number of pending requests at one moment.
+type counted struct {
+	mu sync.Mutex
+	at time.Time
+	n  int
+}
+
+// countAge is how old the count of pending requests may be in a decision. Without it, each
+// of many requests would cause a count of all of them.
+const countAge = time.Second
+
+// pendingLately is Pending, or its result of a moment ago.
+func (r *Reader) pendingLately(ctx context.Context) (int, error) {
+	r.counted.mu.Lock()
+	defer r.counted.mu.Unlock()
+	if now := time.Now(); r.counted.at.IsZero() || now.Sub(r.counted.at) > countAge {
+		n, err := r.Pending(ctx)
+		if err != nil {
+			return 0, err
+		}
+		r.counted.at, r.counted.n = now, n
+	}
+	return r.counted.n, nil
+}

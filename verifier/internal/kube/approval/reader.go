@@ -1,0 +1,305 @@
+// Package approval reads what a decision about a kubelet's certificate signing request
+// rests on. Package pkg/approver decides; the csr controller and the command "csr
+// explain" use this package to give it the facts.
+//
+// Each answer is a live read. Cached state ([Directory], [Options].Waiting) only says
+// where to look and how many requests wait. So a decision costs the same in a cluster of
+// any size, and an approval never rests on stale data. Quarantines are the exception:
+// each approval lists all MachineAttestations.
+//
+// Permissions: get of certificatesigningrequests, nodes, Machines, MachineAttestations,
+// the ConfigMaps of the configuration, the stock approver's Deployments, networks,
+// hostsubnets and namespaces; list of certificatesigningrequests and MachineAttestations.
+//
+// The content of requests and the status of Nodes are untrusted.
+package approval
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	configv1 "github.com/openshift/api/config/v1"
+	networkv1 "github.com/openshift/api/network/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/approver"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+)
+
+// Directory finds Machines and records. It may be stale: the Reader reads each object again.
+type Directory interface {
+	// ByInternalDNS and ByNode are Machines with that name among their InternalDNS
+	// addresses, and with that Node in their nodeRef.
+	ByInternalDNS(name string) []machine.Ref
+	ByNode(node string) []machine.Ref
+	// ByCredential is the Machine on whose record the bootstrap credential is.
+	ByCredential(id string) (uid string, ok bool)
+	// Counts are how many Machines and Nodes there are.
+	Counts() (machines, nodes int)
+}
+
+// Records reads the current record of a Machine; nil if there is none.
+type Records interface {
+	Record(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error)
+}
+
+// Options say where a [Reader] reads.
+type Options struct {
+	Client client.Reader // without a cache
+	// Config must be complete, as package config returns it.
+	Config config.Approver
+	Rules  approver.Config
+	// Namespaces of Machines and of the MachineAttestations that stand in for one; "*" is
+	// every namespace.
+	Namespaces []string
+	Namespace  string // the verifier's own, one of them
+	Machines   Directory
+	Records    Records
+	// Waiting returns the requests of one key of [approver.Config.IndexKeys].
+	Waiting func(ctx context.Context, key string) ([]certificatesv1.CertificateSigningRequest, error)
+	Now     func() time.Time
+	// Dial reaches a kubelet; nil: any address except those of this host.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// Rules returns the rules of a configuration. own is nil where machines have no
+// credentials of their own.
+func Rules(c config.Approver, own *config.Credential) approver.Config {
+	rules := approver.Config{
+		Attestation: c.Attestation != config.AttestationOff, MaxMachineAge: time.Duration(c.MaxMachineAge), PendingPerMachine: c.PendingPerMachine,
+	}
+	if own != nil {
+		rules.ServiceAccount, rules.BootstrapTokens, rules.BootstrapGroups = own.ServiceAccount, own.Kind == config.BootstrapToken, own.Groups
+	}
+	return rules
+}
+
+// Reader implements [approver.World].
+type Reader struct {
+	o           Options
+	quarantines quarantines
+	counted     counted
+}
+
+var _ approver.World = (*Reader)(nil)
+
+// NewReader makes no call. Every call of the reader ends with its context.
+func NewReader(o Options) *Reader {
+	o.Namespaces = slices.Compact(slices.Sorted(slices.Values(o.Namespaces)))
+	if slices.Contains(o.Namespaces, "*") || slices.Contains(o.Namespaces, "") {
+		o.Namespaces = []string{""}
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Dial == nil {
+		o.Dial = dialKubelet
+	}
+	return &Reader{o: o}
+}
+
+// Node implements [approver.World].
+func (r *Reader) Node(ctx context.Context, name string) (bool, error) {
+	return r.get(ctx, "", name, new(corev1.Node))
+}
+
+// RecordByCredential implements [approver.World].
+func (r *Reader) RecordByCredential(ctx context.Context, id string) (*v1alpha1.MachineAttestation, error) {
+	uid, ok := r.o.Machines.ByCredential(id)
+	if !ok {
+		return nil, nil
+	}
+	return r.RecordByMachine(ctx, uid)
+}
+
+// RecordByMachine implements [approver.World].
+func (r *Reader) RecordByMachine(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
+	rec, err := r.o.Records.Record(ctx, uid)
+	var d *reason.Denial
+	if errors.As(err, &d) && d.Code == reason.MachineNotFound {
+		return nil, nil // and no record without its Machine
+	}
+	return rec, err
+}
+
+// Egress implements [approver.World].
+func (r *Reader) Egress(ctx context.Context, node string) (*approver.Egress, error) {
+	var network configv1.Network
+	if ok, err := r.get(ctx, "", "cluster", &network); !ok || network.Status.NetworkType != "OpenShiftSDN" {
+		return nil, err
+	}
+	var subnet networkv1.HostSubnet
+	if ok, err := r.get(ctx, "", node, &subnet); !ok {
+		return nil, err
+	}
+	e := new(approver.Egress)
+	for _, ip := range subnet.EgressIPs {
+		e.IPs = append(e.IPs, string(ip))
+	}
+	for _, cidr := range subnet.EgressCIDRs {
+		e.CIDRs = append(e.CIDRs, string(cidr))
+	}
+	return e, nil
+}
+
+// Load implements [approver.World].
+func (r *Reader) Load(ctx context.Context, req *approver.Request, rec *v1alpha1.MachineAttestation) (l approver.Load, err error) {
+	l.Machines, l.Nodes = r.o.Machines.Counts()
+	if !r.o.Rules.Attestation {
+		l.Pending, err = r.pendingLately(ctx)
+		return l, err
+	}
+	own, err := r.own(ctx, req, rec)
+	l.Own = req.Own(own, r.o.Now())
+	return l, err
+}
+
+// own returns the waiting requests of the machine or node that made a request.
+func (r *Reader) own(ctx context.Context, req *approver.Request, rec *v1alpha1.MachineAttestation) (all []*approver.Request, err error) {
+	for _, key := range req.OwnKeys(rec) {
+		found, err := r.o.Waiting(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		for i := range found {
+			all = append(all, approver.FromCSR(&found[i]))
+		}
+	}
+	return all, nil
+}
+
+// Pending counts for [approver.Load].Pending.
+func (r *Reader) Pending(ctx context.Context) (int, error) {
+	all, err := r.o.Waiting(ctx, approver.KeyCounted)
+	recorded := func(id string) bool {
+		_, ok := r.o.Machines.ByCredential(id)
+		return ok
+	}
+	return r.o.Rules.CountPending(all, recorded, r.o.Now()), err
+}
+
+// maxNewer is how many requests of one machine are read to find its latest one.
+const maxNewer = 10
+
+// Newer implements [approver.World].
+func (r *Reader) Newer(ctx context.Context, req *approver.Request, rec *v1alpha1.MachineAttestation) (newer []*approver.Request, err error) {
+	own, err := r.own(ctx, req, rec)
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range req.Newer(own, maxNewer) {
+		var csr certificatesv1.CertificateSigningRequest
+		ok, err := r.get(ctx, "", n.Name, &csr)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			newer = append(newer, approver.FromCSR(&csr))
+		}
+	}
+	return newer, nil
+}
+
+// Pinned implements [approver.World].
+func (r *Reader) Pinned(ctx context.Context, rec *v1alpha1.MachineAttestation) (all []*approver.Request, err error) {
+	requests, err := r.PinnedRequests(ctx, rec)
+	for i := range requests {
+		all = append(all, approver.FromCSR(&requests[i]))
+	}
+	return all, err
+}
+
+// PinnedRequests scans all requests, since any of them may have the key. Only a machine
+// that asks with two keys causes such a scan.
+func (r *Reader) PinnedRequests(ctx context.Context, rec *v1alpha1.MachineAttestation) (all []certificatesv1.CertificateSigningRequest, err error) {
+	if rec == nil || rec.Status.Certificate == nil {
+		return nil, nil
+	}
+	key, now := rec.Status.Certificate.PublicKeySHA256, r.o.Now()
+	err = eachPage(ctx, r.o.Client, newRequests, func(page *certificatesv1.CertificateSigningRequestList) error {
+		for i := range page.Items {
+			req := approver.FromCSR(&page.Items[i])
+			if req.Kind != approver.Client || req.PublicKeySHA256 != key {
+				continue
+			}
+			if _, ours := record.Credential(rec, req.CredentialID, now); req.Approved || ours && !req.Decided {
+				all = append(all, page.Items[i])
+			}
+		}
+		return nil
+	}, client.MatchingFields{"spec.signerName": certificatesv1.KubeAPIServerClientKubeletSignerName})
+	return all, err
+}
+
+// pageSize of a live list.
+const pageSize = 500
+
+// eachPage lists page by page. Each page needs a list of its own: decoding into a used one
+// keeps old fields.
+func eachPage[L client.ObjectList](ctx context.Context, c client.Reader, empty func() L, add func(L) error, opts ...client.ListOption) error {
+	for token := ""; ; {
+		page := empty()
+		err := c.List(ctx, page, append([]client.ListOption{client.Limit(pageSize), client.Continue(token)}, opts...)...)
+		if err != nil {
+			return fmt.Errorf("list %s: %w", kindOf(page), err)
+		}
+		if err := add(page); err != nil {
+			return err
+		}
+		if token = page.GetContinue(); token == "" {
+			return nil
+		}
+	}
+}
+
+func newRequests() *certificatesv1.CertificateSigningRequestList {
+	return new(certificatesv1.CertificateSigningRequestList)
+}
+
+func newAttestations() *v1alpha1.MachineAttestationList { return new(v1alpha1.MachineAttestationList) }
+
+// kindOf names the kind of an object in an error.
+func kindOf(o runtime.Object) string {
+	return cmp.Or(o.GetObjectKind().GroupVersionKind().Kind, reflect.TypeOf(o).Elem().Name())
+}
+
+// get reads an object; false if it does not exist, or its kind.
+func (r *Reader) get(ctx context.Context, namespace, name string, into client.Object) (bool, error) {
+	if len(validation.IsDNS1123Subdomain(name)) > 0 {
+		return false, nil // no object has such a name
+	}
+	err := r.o.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, into)
+	if r.absent(ctx, namespace, err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read %s %s: %w", kindOf(into), strings.TrimPrefix(namespace+"/"+name, "/"), err)
+	}
+	return true, nil
+}
+
+// absent reports whether an error says that there is no such object. In a namespace that
+// does not exist there is no RoleBinding either, so the API server answers "forbidden".
+func (r *Reader) absent(ctx context.Context, namespace string, err error) bool {
+	if namespace == "" || !kerrors.IsForbidden(err) {
+		return kerrors.IsNotFound(err) || meta.IsNoMatchError(err)
+	}
+	return kerrors.IsNotFound(r.o.Client.Get(ctx, client.ObjectKey{Name: namespace}, new(corev1.Namespace)))
+}

@@ -1,0 +1,137 @@
+package csr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/approver"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+)
+
+// ConditionReason is the reason of the conditions Approved and Denied that the controllers write.
+const ConditionReason = "mcs-attest"
+
+// approve approves a request; one for a client certificate only once it is on the record.
+func (r *reconciler) approve(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, d *approver.Decision, now time.Time) error {
+	message := "This CSR was approved by mcs-attest: "
+	switch {
+	case d.Kind == approver.Client && r.rules.Attestation:
+		if d.RecordUID == "" || !d.Proven {
+			return reason.Deny(reason.CSRCredential, "nothing proves whose request it is")
+		}
+		if d.Replaces != "" {
+			if err := r.withdraw(ctx, d, now); err != nil {
+				return err
+			}
+		}
+		err := r.o.Records.Update(ctx, d.RecordUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			return record.Reapprove(rec, d.Replaces, d.Certificate(csr.Name), now)
+		})
+		if err != nil {
+			return err
+		}
+		message += fmt.Sprintf("%s attested, and made it with its own credential", subject(d))
+	default:
+		message += "it is as the kubelet of " + subject(d) + " makes it"
+	}
+	return r.setCondition(ctx, csr, certificatesv1.CertificateApproved, message, now)
+}
+
+func subject(d *approver.Decision) string {
+	if d.Machine == nil {
+		return "node " + audit.Clean(d.Node)
+	}
+	return "machine " + d.Machine.String()
+}
+
+// setCondition writes a condition into the request as it was read. A request that was
+// deleted needs none.
+func (r *reconciler) setCondition(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, condition certificatesv1.RequestConditionType, message string, now time.Time) error {
+	csr = csr.DeepCopy()
+	csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+		Type: condition, Status: corev1.ConditionTrue, Reason: ConditionReason, Message: message, LastUpdateTime: metav1.NewTime(now),
+	})
+	name := csr.Name
+	if err := client.IgnoreNotFound(r.client.SubResource("approval").Update(ctx, csr)); err != nil {
+		return fmt.Errorf("write condition %s of request %s: %w", condition, name, err)
+	}
+	return nil
+}
+
+// withdraw makes sure, before the key on a record is replaced, that no request with it has
+// been or will be approved. It denies those that wait, so that neither another replica nor
+// an administrator can approve them later.
+func (r *reconciler) withdraw(ctx context.Context, d *approver.Decision, now time.Time) error {
+	rec, err := r.reader.RecordByMachine(ctx, d.RecordUID)
+	if err != nil {
+		return err
+	}
+	if rec == nil || rec.Status.Certificate == nil || rec.Status.Certificate.PublicKeySHA256 != d.Replaces {
+		return nil // it is not what is replaced
+	}
+	requests, err := r.reader.PinnedRequests(ctx, rec)
+	if err != nil {
+		return err
+	}
+	for i := range requests {
+		if approved(&requests[i]) != nil {
+			return reason.Deny(reason.CSRKeyChanged, "request %s, with the key %s, has been approved meanwhile", requests[i].Name, d.Replaces)
+		}
+	}
+	for i := range requests {
+		if err := r.setCondition(ctx, &requests[i], certificatesv1.CertificateDenied, "superseded: the machine has asked again since, with another key", now); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// approvedByOthers records a request with a machine's own credential that another approver
+// approved as that machine's first.
+func (r *reconciler) approvedByOthers(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, req *approver.Request) (reconcile.Result, error) {
+	c := approved(csr)
+	if c == nil || c.Reason == ConditionReason || req.Kind != approver.Client {
+		return reconcile.Result{}, nil
+	}
+	if r.rules.Attestation && r.rules.Bootstrapper(req.Username) {
+		r.findings.approvedElsewhere(csr.Name, c)
+	}
+	if req.CredentialID == "" || req.PublicKeySHA256 == "" {
+		return reconcile.Result{}, nil
+	}
+	uid, ok := r.o.Machines.ByCredential(req.CredentialID)
+	if !ok {
+		if r.o.Now().Sub(csr.CreationTimestamp.Time) < young {
+			return r.again(csr.CreationTimestamp.Time), nil
+		}
+		return reconcile.Result{}, nil
+	}
+	err := r.o.Records.Update(ctx, uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		return record.Approve(rec, v1alpha1.CertificateStatus{
+			Node: req.Node(), PublicKeySHA256: req.PublicKeySHA256, Request: csr.Name, CredentialID: req.CredentialID,
+		}, r.o.Now())
+	})
+	var denial *reason.Denial
+	switch {
+	case err == nil:
+		r.o.Log.Info("another approver approved a certificate signing request with a machine's own credential", "request", csr.Name, "machine_uid", uid, "by", audit.Clean(c.Reason))
+	case !errors.As(err, &denial) || denial.Code.Temporary() && denial.Code != reason.Quarantined:
+		return reconcile.Result{}, fmt.Errorf("record the approval of request %s by another approver: %w", csr.Name, err)
+	case denial.Code == reason.CSRKeyChanged || denial.Code == reason.Quarantined:
+		// The certificate cannot be revoked here; an administrator should know.
+		r.o.Log.Warn("another approver approved a certificate signing request that the verifier would not approve", "request", csr.Name, "machine_uid", uid, "error", err)
+		r.recordRefusal(ctx, &approver.Decision{Proven: true, RecordUID: uid, Denial: reason.From(reason.Wrap(denial.Code, err, "%s was approved by somebody else (%s)", csr.Name, audit.Clean(c.Reason)))}, r.o.Now())
+	}
+	return reconcile.Result{}, nil // the machine joined before, or its credential has ended
+}

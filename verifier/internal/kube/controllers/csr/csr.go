@@ -1,0 +1,272 @@
+// Package csr approves the certificate signing requests of kubelets, in place of or beside
+// OpenShift's cluster-machine-approver (DESIGN, section 11.2). Package pkg/approver
+// decides, on the facts that package approval reads.
+//
+// It watches CertificateSigningRequests. There is one controller for each of the kubelet's
+// two signers, so that a kubelet that does not answer delays no client certificate. Both
+// share one Reconcile. It reads a request again before it decides. A decision has these
+// consequences:
+//
+//   - Approve: with attestation, the record of the machine first receives the key and the
+//     name of its first client certificate, by compare-and-swap. Then the request is
+//     approved. Another key replaces the first one only if no request with the first was
+//     approved. Requests with the first key that still wait are denied before that.
+//   - Deny: the condition Denied, since the request proves which machine made it.
+//   - Refuse: nothing is written; the request waits for an administrator.
+//   - Retry: the request is decided again, after pauses that grow with its age.
+//   - Ignore: the request is not for this approver.
+//
+// A refusal of a request that a machine's own credential made is written on that machine's
+// record, which emits an Event. Any other refusal causes only a line in the audit log, from
+// a budget, and a metric: a client without such a credential causes no write (DESIGN,
+// section 19, rule 3). A request with a machine's own credential that another approver
+// approved is that machine's first certificate, too.
+//
+// It writes: the conditions Approved and Denied, MachineAttestations through [Records].
+// Permissions: get, list and watch of certificatesigningrequests, update of their approval,
+// approve for both signers, and what package approval states (deploy/components/approver).
+//
+// It runs while the replica holds the lease. Two instances at a time do no harm: records
+// and conditions are written with the resource version that was read. An instance that
+// runs late decides all requests that still wait. If it stops between the record and the
+// approval, the same key is approved later. It decides nothing while the inventory is not
+// reliable (Options.Ready): "no record has this credential" would not be a fact.
+//
+// The content of requests, and the status of Nodes, are untrusted.
+package csr
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/mcs-attest/mcs-attest/pkg/approver"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/approval"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+)
+
+// Records reads and changes the record of a Machine.
+type Records interface {
+	approval.Records
+	Update(ctx context.Context, uid string, change store.Change) error
+}
+
+// Options of the controllers.
+type Options struct {
+	// Config and Credential must be complete, as package config returns them. Credential
+	// is nil where machines have no credentials of their own.
+	Config     config.Approver
+	Credential *config.Credential
+	// Namespaces of Machines, and the verifier's own; "*" is every namespace.
+	Namespaces []string
+	Namespace  string // the verifier's own, one of them
+	Machines   approval.Directory
+	Records    Records
+
+	Log   *slog.Logger
+	Audit *audit.Log // nil: one that writes to Log
+
+	Now func() time.Time // nil: time.Now
+	// Dial reaches a kubelet; nil: any address except those of this host.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Ready says why Machines and Records are not reliable now. nil: they always are.
+	Ready func() error
+
+	Timeout   time.Duration // of one decision. Default 1 minute
+	Scan      time.Duration // the interval of checks of the stock approver and the limits. Default 30 s
+	MinPause  time.Duration // before a request is decided again. Default 500 ms
+	SyncLimit time.Duration // within which the requests must have been listed. Default 1 year
+}
+
+// Pauses before a request is decided again.
+const (
+	maxPause = 2 * time.Minute
+	// oldPause is for a request that no longer counts as waiting.
+	oldPause = 10 * time.Minute
+	// busyPause is for a request of a machine or node that another decision is for.
+	busyPause = 200 * time.Millisecond
+	// unreadyPauses is the pause while the inventory is not reliable, in MinPauses.
+	unreadyPauses = 10
+)
+
+// young is the age of a request that may be ahead of the inventory.
+const young = time.Minute
+
+// workers is how many requests of each signer are decided at a time.
+const workers = 8
+
+// Controllers decide requests. Create them with [New].
+type Controllers struct {
+	o        Options
+	rules    approver.Config
+	audit    *audit.Log
+	metrics  metrics
+	writes   budget
+	findings findings
+}
+
+// New makes no call.
+func New(o Options) (*Controllers, error) {
+	if o.Machines == nil || o.Records == nil || o.Log == nil {
+		return nil, errors.New("csr controllers: an option is missing")
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	o.Timeout, o.Scan = cmp.Or(o.Timeout, time.Minute), cmp.Or(o.Scan, 30*time.Second)
+	o.MinPause, o.SyncLimit = cmp.Or(o.MinPause, 500*time.Millisecond), cmp.Or(o.SyncLimit, 365*24*time.Hour)
+	if o.Audit == nil {
+		o.Audit = audit.New(o.Log)
+	}
+	return &Controllers{
+		o: o, rules: approval.Rules(o.Config, o.Credential), audit: o.Audit, metrics: newMetrics(), writes: newBudget(),
+		findings: findings{log: o.Log},
+	}, nil
+}
+
+// Cache is what the manager's cache needs to know of the kinds that the controllers watch.
+func Cache() map[client.Object]cache.ByObject {
+	return map[client.Object]cache.ByObject{
+		&certificatesv1.CertificateSigningRequest{}: {
+			Transform: func(obj any) (any, error) {
+				if csr, ok := obj.(*certificatesv1.CertificateSigningRequest); ok {
+					return approver.Trim(csr), nil
+				}
+				return obj, nil
+			},
+			UnsafeDisableDeepCopy: ptr.To(true), // cached requests are only read
+		},
+	}
+}
+
+// SetupWithManager adds the controllers to a manager whose cache has the options of [Cache].
+func (c *Controllers) SetupWithManager(m manager.Manager) error {
+	r := &reconciler{Controllers: c, client: m.GetClient(), live: m.GetAPIReader(), wake: make(chan event.GenericEvent)}
+	r.index = newIndex(m, c.rules)
+	r.reader = approval.NewReader(approval.Options{
+		Client: r.live, Config: c.o.Config, Rules: c.rules, Namespaces: c.o.Namespaces, Namespace: c.o.Namespace,
+		Machines: c.o.Machines, Records: c.o.Records, Waiting: r.index.list, Now: c.o.Now, Dial: c.o.Dial,
+	})
+	for name, signer := range map[string]string{
+		"csr-client":  certificatesv1.KubeAPIServerClientKubeletSignerName,
+		"csr-serving": certificatesv1.KubeletServingSignerName,
+	} {
+		b := builder.ControllerManagedBy(m).Named(name).
+			For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(undecided(signer))).
+			WithOptions(controller.Options{
+				MaxConcurrentReconciles: workers,
+				RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](c.o.MinPause, maxPause),
+				ReconciliationTimeout:   c.o.Timeout,
+				// Other controllers of the manager go on while requests cannot be listed.
+				CacheSyncTimeout: c.o.SyncLimit,
+			})
+		if signer == certificatesv1.KubeAPIServerClientKubeletSignerName {
+			b = b.WatchesRawSource(source.Channel(r.wake, &handler.EnqueueRequestForObject{}))
+		}
+		if err := b.Complete(r); err != nil {
+			return fmt.Errorf("controller %s: %w", name, err)
+		}
+	}
+	if err := m.Add(manager.RunnableFunc(r.scanUntil)); err != nil {
+		return fmt.Errorf("scan of certificate signing requests: %w", err)
+	}
+	return nil
+}
+
+// undecided selects the requests for a signer that need a decision, those that another
+// approver approved, and deleted ones.
+func undecided(signer string) predicate.Predicate {
+	needed := func(obj client.Object) bool {
+		csr, ok := obj.(*certificatesv1.CertificateSigningRequest)
+		if !ok || csr.Spec.SignerName != signer {
+			return false
+		}
+		c := approved(csr)
+		return c == nil && !approver.FromCSR(csr).Decided || c != nil && c.Reason != ConditionReason
+	}
+	return predicate.Funcs{
+		CreateFunc:  func(e event.CreateEvent) bool { return needed(e.Object) },
+		UpdateFunc:  func(e event.UpdateEvent) bool { return needed(e.ObjectNew) },
+		DeleteFunc:  func(event.DeleteEvent) bool { return true },
+		GenericFunc: func(e event.GenericEvent) bool { return needed(e.Object) },
+	}
+}
+
+// approved returns the condition of an approved request; nil if there is none.
+func approved(csr *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequestCondition {
+	for i := range csr.Status.Conditions {
+		if c := &csr.Status.Conditions[i]; c.Type == certificatesv1.CertificateApproved && c.Status != corev1.ConditionFalse {
+			return c
+		}
+	}
+	return nil
+}
+
+// indexField is the name of the index by [approver.Config.IndexKeys].
+const indexField = "waiting"
+
+// index finds waiting requests in the manager's cache.
+type index struct {
+	m     manager.Manager
+	rules approver.Config
+	mu    sync.Mutex
+	added bool
+}
+
+func newIndex(m manager.Manager, rules approver.Config) *index { return &index{m: m, rules: rules} }
+
+// list returns the requests of one key. They must not be changed.
+func (i *index) list(ctx context.Context, key string) ([]certificatesv1.CertificateSigningRequest, error) {
+	if err := i.add(ctx); err != nil {
+		return nil, err
+	}
+	var all certificatesv1.CertificateSigningRequestList
+	if err := i.m.GetClient().List(ctx, &all, client.MatchingFields{indexField: key}); err != nil {
+		return nil, fmt.Errorf("list waiting certificate signing requests: %w", err)
+	}
+	return all.Items, nil
+}
+
+// add adds the index at its first use. An index that is added before the manager starts
+// would stop all its controllers from starting while requests cannot be listed.
+func (i *index) add(ctx context.Context) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.added {
+		return nil
+	}
+	err := i.m.GetFieldIndexer().IndexField(ctx, &certificatesv1.CertificateSigningRequest{}, indexField, func(obj client.Object) []string {
+		csr, ok := obj.(*certificatesv1.CertificateSigningRequest)
+		if !ok {
+			return nil
+		}
+		return i.rules.IndexKeys(csr)
+	})
+	if err != nil {
+		return fmt.Errorf("index certificate signing requests: %w", err)
+	}
+	i.added = true
+	return nil
+}

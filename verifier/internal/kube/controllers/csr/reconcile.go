@@ -1,0 +1,164 @@
+package csr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/approver"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/approval"
+)
+
+// reconciler decides requests while one manager runs.
+type reconciler struct {
+	*Controllers
+	client client.Client
+	live   client.Reader
+	reader *approval.Reader
+	index  *index
+	wake   chan event.GenericEvent // requests for client certificates that need a decision now
+
+	busy     sync.Map // machines and nodes that a decision is being made for
+	reported sync.Map // by request: its last outcome in the audit log
+}
+
+// Reconcile decides one request.
+func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	csr := new(certificatesv1.CertificateSigningRequest)
+	if err := r.client.Get(ctx, req.NamespacedName, csr); err != nil {
+		if kerrors.IsNotFound(err) {
+			r.reported.Delete(req.Name)
+		}
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	// One decision at a time for each node, since its kubelet may be slow to answer; and for
+	// each machine, so that one of two requests is the first.
+	if owner := r.owner(csr); owner != "" {
+		if _, busy := r.busy.LoadOrStore(owner, true); busy {
+			return reconcile.Result{RequeueAfter: busyPause}, nil
+		}
+		defer r.busy.Delete(owner)
+	}
+	csr = new(certificatesv1.CertificateSigningRequest)
+	if err := r.live.Get(ctx, req.NamespacedName, csr); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if !r.ready(req.Name) {
+		return reconcile.Result{RequeueAfter: unreadyPauses * r.o.MinPause}, nil
+	}
+	asked := approver.FromCSR(csr)
+	if asked.Decided {
+		return r.approvedByOthers(ctx, csr, asked)
+	}
+	began, now := time.Now(), r.o.Now()
+	d := approver.Decide(ctx, asked, r.reader, r.rules, now)
+	if err := ctx.Err(); err != nil {
+		return reconcile.Result{}, fmt.Errorf("decide certificate signing request %s: %w", req.Name, err)
+	}
+	if !r.ready(req.Name) { // the inventory may have changed during the decision
+		return reconcile.Result{RequeueAfter: unreadyPauses * r.o.MinPause}, nil
+	}
+	result, err := r.apply(ctx, csr, d, now)
+	r.metrics.duration.WithLabelValues(label(d.Kind)).Observe(time.Since(began).Seconds())
+	return result, err
+}
+
+// owner is the machine, or for a serving certificate the node, that made a request; empty
+// where it is not known.
+func (r *reconciler) owner(csr *certificatesv1.CertificateSigningRequest) string {
+	req := approver.FromCSR(csr)
+	if req.Kind == approver.Serving {
+		return "node/" + req.Username
+	}
+	if uid, ok := r.o.Machines.ByCredential(req.CredentialID); ok && req.CredentialID != "" {
+		return "machine/" + uid
+	}
+	return ""
+}
+
+func (r *reconciler) ready(request string) bool {
+	if r.o.Ready == nil {
+		return true
+	}
+	err := r.o.Ready()
+	if err != nil {
+		r.o.Log.Debug("a certificate signing request cannot be decided yet", "request", request, "error", err)
+	}
+	return err == nil
+}
+
+// again is the pause before a request is decided again: it grows with the request's age.
+func (r *reconciler) again(created time.Time) reconcile.Result {
+	age := r.o.Now().Sub(created)
+	if age > approver.Window {
+		return reconcile.Result{RequeueAfter: oldPause}
+	}
+	return reconcile.Result{RequeueAfter: min(max(age/2, r.o.MinPause), maxPause)}
+}
+
+// apply writes what follows from a decision.
+func (r *reconciler) apply(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, d *approver.Decision, now time.Time) (result reconcile.Result, err error) {
+	created := csr.CreationTimestamp.Time
+	if d.Outcome == approver.Approve {
+		if err := r.approve(ctx, csr, d, now); err != nil {
+			notApproved(d, err)
+		}
+	}
+	switch d.Outcome {
+	case approver.Retry:
+		result = r.again(created)
+	case approver.Refuse:
+		r.recordRefusal(ctx, d, now)
+		// A credential is on its record before a machine receives it, but the inventory may
+		// not have the record yet, and a record may return.
+		if d.Denial.Code == reason.CSRCredential && !d.Proven && d.CredentialID != "" {
+			result.RequeueAfter = oldPause
+			if now.Sub(created) < young {
+				result = r.again(created)
+			}
+		}
+	case approver.Deny:
+		r.recordRefusal(ctx, d, now)
+		err = r.setCondition(ctx, csr, certificatesv1.CertificateDenied, audit.Clean(d.Denial.Error()), now)
+	}
+	r.report(ctx, csr, d)
+	return result, err
+}
+
+// notApproved changes a decision to what came of it.
+func notApproved(d *approver.Decision, err error) {
+	var denial *reason.Denial
+	if !errors.As(err, &denial) {
+		denial = reason.From(reason.Wrap(reason.StoreUnavailable, err, "approve"))
+	}
+	d.Denial, d.Outcome = denial, approver.Retry
+	if !denial.Code.Temporary() {
+		d.Outcome = approver.Refuse
+	}
+}
+
+// recordRefusal writes a refusal on the record of the machine that made the request, which
+// emits an Event. Without proof that it did, nothing is written.
+func (r *reconciler) recordRefusal(ctx context.Context, d *approver.Decision, now time.Time) {
+	if !d.Proven || d.RecordUID == "" || d.Denial == nil || !r.writes.allow(d.RecordUID, time.Now()) {
+		return
+	}
+	err := r.o.Records.Update(ctx, d.RecordUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		return record.Refused(rec, d.Denial, now), nil
+	})
+	if err != nil {
+		r.o.Log.Debug("a refused certificate signing request was not recorded", "machine_uid", d.RecordUID, "error", err)
+	}
+}

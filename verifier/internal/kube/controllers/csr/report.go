@@ -1,0 +1,76 @@
+package csr
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/approver"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+)
+
+// report counts a decision, and writes an audit line for an outcome that is new.
+func (r *reconciler) report(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, d *approver.Decision) {
+	code := ""
+	if d.Denial != nil {
+		code = d.Denial.Code.String()
+	}
+	outcome := strings.ToLower(string(d.Outcome))
+	r.metrics.decisions.WithLabelValues(label(d.Kind), outcome, code).Inc()
+	if d.Outcome == approver.Ignore {
+		return
+	}
+	if last, _ := r.reported.Swap(csr.Name, outcome+code); last == outcome+code {
+		return
+	}
+	name := ""
+	if d.Machine != nil {
+		name = d.Machine.String()
+	}
+	r.audit.Write(ctx, audit.Decision{
+		Event: "csr", Outcome: outcome, Denial: d.Denial, CorrelationID: string(csr.UID), Machine: name,
+		Proven: d.Outcome == approver.Approve || d.Proven && r.writes.allow("log:"+d.RecordUID, time.Now()),
+		Extra: []slog.Attr{
+			slog.String("kind", label(d.Kind)), slog.String("request", csr.Name), slog.String("node", audit.Clean(d.Node)),
+			slog.String("requester", audit.Clean(csr.Spec.Username)), slog.String("credential_id", audit.Clean(d.CredentialID)),
+			slog.String("public_key_sha256", d.PublicKeySHA256),
+		},
+	})
+}
+
+func label(k approver.Kind) string { return cmp.Or(strings.ToLower(string(k)), "none") }
+
+// budget bounds what one machine causes the verifier to write: a client with its
+// credential can make any number of requests.
+type budget struct {
+	mu  *sync.Mutex
+	of  map[string]*rate.Limiter
+	max int
+}
+
+const (
+	refusalsEvery = time.Minute
+	refusalsBurst = 10
+)
+
+func newBudget() budget { return budget{new(sync.Mutex), map[string]*rate.Limiter{}, 4096} }
+
+func (b budget) allow(of string, now time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	l := b.of[of]
+	if l == nil {
+		if len(b.of) >= b.max {
+			clear(b.of)
+		}
+		l = rate.NewLimiter(rate.Every(refusalsEvery), refusalsBurst)
+		b.of[of] = l
+	}
+	return l.AllowN(now, 1)
+}

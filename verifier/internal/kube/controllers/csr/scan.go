@@ -1,0 +1,200 @@
+package csr
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	"github.com/mcs-attest/mcs-attest/pkg/approver"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+)
+
+// scanUntil checks regularly what no request tells of, until ctx ends. A replica that does
+// not run the controllers has no findings.
+func (r *reconciler) scanUntil(ctx context.Context) error {
+	defer r.reset()
+	tick := time.NewTicker(r.o.Scan)
+	defer tick.Stop()
+	for off := false; ; {
+		off = r.scan(ctx, off)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+func (c *Controllers) reset() {
+	c.metrics.pending.Set(0)
+	c.metrics.limit.Set(0)
+	c.metrics.stock.Set(0)
+	c.findings.clear()
+}
+
+// cacheTimeout bounds how long a scan waits for requests that cannot be listed.
+const cacheTimeout = time.Second
+
+// scan checks the limits, the switch and the stock approver. wasOff and off are whether the
+// switch disables client certificates.
+func (r *reconciler) scan(ctx context.Context, wasOff bool) (off bool) {
+	var crowd, unread, stock string
+	machines, nodes := r.o.Machines.Counts()
+	limit := approver.Load{Machines: machines, Nodes: nodes}.Limit()
+	call, cancel := context.WithTimeout(ctx, cacheTimeout)
+	pending, _ := r.reader.Pending(call) // while requests are unreadable there is a finding of its own
+	cancel()
+	if pending > limit {
+		crowd = fmt.Sprintf("%d certificate signing requests wait, at most %d may; requests without a machine's own credential are left for a human", pending, limit)
+	}
+	call, cancel = context.WithTimeout(ctx, r.o.Timeout)
+	defer cancel()
+	off, err := r.reader.Switch(call)
+	if err != nil {
+		off, unread = true, "the switch for client certificates cannot be read: "+err.Error()
+		if r.rules.Attestation {
+			unread += "; none is approved meanwhile"
+		}
+	}
+	if wasOff && !off {
+		r.wakeAll(call)
+	}
+	name := ""
+	if r.rules.Attestation {
+		name, err = r.reader.StockApprover(call)
+		if err != nil {
+			stock = "whether the stock approver approves client certificates, too, cannot be found out: " + err.Error()
+		} else if name != "" {
+			stock = fmt.Sprintf("%s approves client certificates without attestation; set nodeClientCert.disabled: true in %s", name, r.o.Config.StockConfigMap)
+		}
+	}
+	if ctx.Err() != nil {
+		return off
+	}
+	r.metrics.pending.Set(float64(pending))
+	r.metrics.limit.Set(float64(limit))
+	active := r.findings.set(crowd, unread, stock, name != "", r.o.Now())
+	r.metrics.stock.Set(map[bool]float64{true: 1}[active])
+	return off
+}
+
+// wakeAll has every waiting request for a client certificate decided now: it may be in a
+// long pause.
+func (r *reconciler) wakeAll(ctx context.Context) {
+	all, err := r.index.list(ctx, approver.KeyClient)
+	if err != nil {
+		r.o.Log.Debug("waiting certificate signing requests cannot be listed", "error", err)
+	}
+	for i := range all {
+		select {
+		case r.wake <- event.GenericEvent{Object: &all[i]}:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// failedRecently is how long a failed watch is reported. The watch reports each failure.
+const failedRecently = 2 * time.Minute
+
+// byHand is the reason that kubectl gives an approval.
+const byHand = "KubectlApprove"
+
+// remembered is how long an approval by another approver is reported.
+const remembered = time.Hour
+
+// findings are what an administrator should check. They are safe for concurrent use.
+type findings struct {
+	log *slog.Logger
+
+	mu                             sync.Mutex
+	stock, watching, unread, crowd string
+	failedAt                       time.Time // when a watch last failed
+	// The last approval by another approver.
+	request, by string
+	at          time.Time
+}
+
+// Findings returns what an administrator should check, while the controllers run.
+func (c *Controllers) Findings() (all []kube.Finding) {
+	f := &c.findings
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, finding := range []kube.Finding{
+		{Reason: "StockApproverActive", Text: f.stock},
+		{Reason: "RequestsUnreadable", Text: f.watching},
+		{Reason: "ApproverSwitchUnreadable", Text: f.unread},
+		{Reason: "TooManyRequests", Text: f.crowd},
+	} {
+		if finding.Text != "" {
+			all = append(all, finding)
+		}
+	}
+	return all
+}
+
+// WatchFailed receives the errors of the manager's watches.
+func (c *Controllers) WatchFailed(ctx context.Context, r *cache.Reflector, err error) {
+	if ctx.Err() != nil || kerrors.IsResourceExpired(err) || kerrors.IsGone(err) || !strings.HasSuffix(r.TypeDescription(), "CertificateSigningRequest") {
+		return
+	}
+	f := &c.findings
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.note(&f.watching, fmt.Sprintf("certificate signing requests cannot be watched: %v", err))
+	f.failedAt = time.Now()
+}
+
+// approvedElsewhere notes an approval by another approver. That approver asks for no
+// attestation, whatever its switch says. An administrator who approves by hand is no finding.
+func (f *findings) approvedElsewhere(request string, c *certificatesv1.CertificateSigningRequestCondition) {
+	if c.Reason == byHand {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if at := c.LastTransitionTime.Time; at.After(f.at) {
+		f.request, f.by, f.at = request, audit.Clean(c.Reason), at
+	}
+}
+
+// set takes the result of a scan. It returns whether another approver approves, too.
+func (f *findings) set(crowd, unread, stock string, stockActive bool, now time.Time) (active bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	recent := !f.at.IsZero() && now.Sub(f.at) < remembered
+	if recent && !stockActive {
+		stock = fmt.Sprintf("request %s for a client certificate was approved by another approver (reason %q) at %s, without attestation; find out which one, and switch it off", f.request, f.by, f.at.UTC().Format(time.RFC3339))
+	}
+	if time.Since(f.failedAt) > failedRecently {
+		f.note(&f.watching, "")
+	}
+	f.note(&f.crowd, crowd)
+	f.note(&f.unread, unread)
+	f.note(&f.stock, stock)
+	return stockActive || recent
+}
+
+// note logs a finding that has changed; the lock is held.
+func (f *findings) note(was *string, is string) {
+	if *was != is && is != "" {
+		f.log.Warn("certificate signing requests", "finding", is)
+	}
+	*was = is
+}
+
+func (f *findings) clear() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stock, f.watching, f.unread, f.crowd = "", "", "", ""
+	f.request, f.by, f.at = "", "", time.Time{}
+}
