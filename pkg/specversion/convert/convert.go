@@ -90,15 +90,24 @@ var targets = []target{version(v3_0.Parse), version(v3_1.Parse), version(v3_2.Pa
 // What it cannot write without a loss is a [RefusedError].
 func From35(config types.Config, to specversion.Version) ([]byte, error) {
 	config.Ignition.Version = types.MaxVersion.String()
+	config, contents := takeOut(config)
 	raw, err := json.Marshal(config)
 	if err != nil {
 		return nil, fmt.Errorf("config: %w", err)
 	}
+	if raw, err = from35(raw, to); err != nil {
+		return nil, err
+	}
+	return contents.putBack(raw)
+}
+
+func from35(raw []byte, to specversion.Version) ([]byte, error) {
 	switch {
 	case to == specversion.Version{Major: 3, Minor: 5}:
 		return raw, valid(raw, v3_5.Parse, to, to)
 	case to == specversion.Version{Major: 2, Minor: 2}:
-		if raw, err = down(raw, specversion.Version{Major: 3, Minor: 0}, to); err != nil {
+		raw, err := down(raw, specversion.Version{Major: 3, Minor: 0}, to)
+		if err != nil {
 			return nil, err
 		}
 		return to22(raw, to)
