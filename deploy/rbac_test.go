@@ -195,7 +195,11 @@ func (w *world) try(g Grant) error {
 		return err
 	case "patch":
 		o := w.there(ctx, g)
-		_, err := mine.Patch(ctx, o.GetName(), types.MergePatchType, []byte(`{"message":"again"}`), meta.PatchOptions{})
+		change, sub := `{"metadata":{"annotations":{"rbac-test":"`+rand.Text()+`"}}}`, []string{}
+		if g.Subresource != "" {
+			change, sub = `{"status":{}}`, []string{g.Subresource}
+		}
+		_, err := mine.Patch(ctx, o.GetName(), types.MergePatchType, []byte(change), meta.PatchOptions{}, sub...)
 		return err
 	case "delete":
 		o := w.there(ctx, g)
@@ -297,7 +301,7 @@ func TestAttack_T49_TheAccountMayDoNothingElse(t *testing.T) {
 	w := newWorld(t, "openshift")
 	const machines, mco, config = "openshift-machine-api", "openshift-machine-config-operator", "openshift-config"
 	if !w.may("list", "", "secrets", "", config, "machineconfig-auth") ||
-		!w.may("update", "mcs-attest.dev", "machineattestations", "status", machines, "") {
+		!w.may("patch", "mcs-attest.dev", "machineattestations", "status", machines, "") {
 		t.Fatal("the honest questions are answered with no")
 	}
 	for _, a := range []struct{ verb, group, resource, sub, namespace, name string }{
@@ -382,7 +386,7 @@ func TestAttack_T49_TheAccountMayDoNothingElse(t *testing.T) {
 		want string
 		args []string
 	}{
-		{"yes", []string{"update", "machineattestations.mcs-attest.dev", "--subresource=status", "-n", machines}},
+		{"yes", []string{"patch", "machineattestations.mcs-attest.dev", "--subresource=status", "-n", machines}},
 		{"no", []string{"update", "machineattestations.mcs-attest.dev", "-n", machines}},
 		{"no", []string{"list", "secrets", "--all-namespaces"}},
 		{"no", []string{"get", "secret/pull-secret", "-n", config}},

@@ -29,8 +29,10 @@ import (
 // are not for an ordinary day: a namespace that was deleted. The tests of records
 // and claims, and those of the replicas, run as this account.
 var byAttestation = []string{
-	"get identityclaims.mcs-attest.dev", "create identityclaims.mcs-attest.dev", "update identityclaims.mcs-attest.dev",
+	"get identityclaims.mcs-attest.dev", "create identityclaims.mcs-attest.dev", "patch identityclaims.mcs-attest.dev",
 	"delete identityclaims.mcs-attest.dev",
+	// For replicas of the version before, during an upgrade.
+	"update identityclaims.mcs-attest.dev", "update machineattestations/status.mcs-attest.dev",
 	"get machines.machine.openshift.io", "get machines.cluster.x-k8s.io",
 	"create machineattestations.mcs-attest.dev in mcs-attest", "delete machineattestations.mcs-attest.dev in mcs-attest",
 	"create events", "patch events",

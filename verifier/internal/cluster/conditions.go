@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -14,17 +15,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
 var randReader = rand.Reader
 
 var (
-	policiesResource  = v1alpha1.GroupVersion.WithResource("attestationpolicies")
-	verifiersResource = v1alpha1.GroupVersion.WithResource("attestationverifiers")
+	attestationsResource = v1alpha1.GroupVersion.WithResource("machineattestations")
+	policiesResource     = v1alpha1.GroupVersion.WithResource("attestationpolicies")
+	verifiersResource    = v1alpha1.GroupVersion.WithResource("attestationverifiers")
 )
 
 // Reasons of conditions and Events.
@@ -62,7 +66,7 @@ func (c *Cluster) report(ctx context.Context, k faultKey) error {
 func (c *Cluster) judgeAttestation(ctx context.Context, k key, f fault, bad bool) error {
 	client := c.dynamic.Resource(attestationsResource).Namespace(k.namespace)
 	o, err := client.Get(ctx, k.name, metav1.GetOptions{})
-	if missing(err) {
+	if records.Missing(err) {
 		return nil
 	}
 	if err != nil {
@@ -79,13 +83,16 @@ func (c *Cluster) judgeAttestation(ctx context.Context, k key, f fault, bad bool
 	if !c.set1(&conditions, want) {
 		return nil
 	}
-	o = o.DeepCopy()
-	if err := setConditions(o, conditions); err != nil {
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"resourceVersion": o.GetResourceVersion()},
+		"status":   map[string]any{"conditions": conditions},
+	})
+	if err != nil {
 		return err
 	}
 	c.tasks.limit.Accept()
-	_, err = client.UpdateStatus(ctx, o, metav1.UpdateOptions{})
-	if kerrors.IsConflict(err) || missing(err) {
+	_, err = client.Patch(ctx, k.name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	if kerrors.IsConflict(err) || records.Missing(err) {
 		return nil // the watch brings what came first
 	}
 	return err
@@ -141,7 +148,7 @@ func (c *Cluster) judge(ctx context.Context, name string) error {
 		return err
 	}
 	c.tasks.limit.Accept()
-	if _, err := c.dynamic.Resource(policiesResource).UpdateStatus(ctx, o, metav1.UpdateOptions{}); kerrors.IsConflict(err) || missing(err) {
+	if _, err := c.dynamic.Resource(policiesResource).UpdateStatus(ctx, o, metav1.UpdateOptions{}); kerrors.IsConflict(err) || records.Missing(err) {
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("write the status of policy %s: %w", name, err)
@@ -186,7 +193,7 @@ func conditionsOf(status map[string]any) []metav1.Condition {
 }
 
 func setConditions(o *unstructured.Unstructured, conditions []metav1.Condition) error {
-	m, err := content(struct {
+	m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&struct {
 		Conditions []metav1.Condition `json:"conditions"`
 	}{conditions})
 	if err != nil {
@@ -365,7 +372,7 @@ func long(s string) string {
 func (c *Cluster) writeStatus(ctx context.Context) error {
 	client := c.dynamic.Resource(verifiersResource)
 	o, err := client.Get(ctx, v1alpha1.VerifierName, metav1.GetOptions{})
-	if missing(err) {
+	if records.Missing(err) {
 		c.tasks.limit.Accept()
 		o, err = client.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindAttestationVerifier, "metadata": map[string]any{"name": v1alpha1.VerifierName},

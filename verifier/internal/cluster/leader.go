@@ -28,13 +28,14 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
 // What the holder of the lease does, each step by itself and again whenever it
 // may be needed. None of it decides over a machine: a step that comes late, or
 // twice, or from two holders at once leaves the same behind.
 const (
-	aboutMachine  = iota // the record of the UID key.name: made, latched, or deleted
+	aboutMachine  = iota // the record of the UID key.name: created, latched, or deleted
 	aboutFault           // an object that cannot be used: condition and Event
 	aboutPolicy          // the policy's condition
 	aboutUserData        // the pointer config: the provisioning token in it
@@ -333,7 +334,7 @@ func (c *Cluster) look(machines bool) {
 func (c *Cluster) do(ctx context.Context, t task) error {
 	switch t.about {
 	case aboutMachine:
-		return c.settle(ctx, t.name)
+		return c.settle(ctx, t.key)
 	case aboutFault:
 		return c.report(ctx, faultKey{t.kind, t.key})
 	case aboutPolicy:
@@ -381,7 +382,7 @@ func (c *Cluster) compare(uid string) (b behind, m *machine.Machine) {
 		b.gone = true
 		return b, nil
 	}
-	l, has := c.latch(placeOf(m).uid) // one record, where the Machine is in both APIs
+	l, has := c.latch(records.UID(m)) // one record, where the Machine is in both APIs
 	quarantined, joined := m.Quarantined(), m.Joined()
 	b.quarantine = quarantined && !l.quarantined
 	b.revoke = quarantined && l.quarantined && l.unrevoked && c.o.Revoke != nil
@@ -397,11 +398,13 @@ func (c *Cluster) unsettled(uid string) bool {
 	return b.any()
 }
 
-// settle brings the record of a UID into line with its Machine.
-func (c *Cluster) settle(ctx context.Context, uid string) error {
+// settle brings the record of a UID into line with its Machine. The key's namespace is
+// that of a claim's Machine, and "" where it is not needed.
+func (c *Cluster) settle(ctx context.Context, k key) error {
+	uid := k.name
 	b, m := c.compare(uid)
 	// What must wait is looked at again once everything was read.
-	if (b.gone || b.release || b.restate || b.missing) && !c.settled(uid, b, m) {
+	if (b.gone || b.release || b.restate || b.missing) && !c.settled(k, b, m) {
 		return nil
 	}
 	if b.release && c.mayBeStopped(m) {
@@ -446,17 +449,17 @@ func (c *Cluster) settle(ctx context.Context, uid string) error {
 
 // settled reports whether enough was read to change the record of a UID by what is not
 // said any more. A namespace that may not be read stops what is about its own Machines.
-func (c *Cluster) settled(uid string, b behind, m *machine.Machine) bool {
+func (c *Cluster) settled(k key, b behind, m *machine.Machine) bool {
 	if synced, _ := c.Synced(); !synced {
 		return false
 	}
 	if synced, _ := c.synced(false); synced {
 		return true
 	}
-	namespace := ""
+	namespace := k.namespace
 	if m != nil {
-		namespace = placeOf(m).namespace
-	} else if l, ok := c.latch(uid); ok {
+		namespace = records.Namespace(m)
+	} else if l, ok := c.latch(k.name); ok {
 		namespace = l.namespace
 	}
 	for _, w := range c.watches {
@@ -487,7 +490,7 @@ func (c *Cluster) forget(ctx context.Context, uid string) error {
 			c.orphans(uid, true)
 		}
 	}
-	if errors.Is(err, ErrMachineThere) {
+	if errors.Is(err, records.ErrMachineThere) {
 		return nil // the watch will see it, too
 	}
 	if err == nil && has {
@@ -542,36 +545,26 @@ func (c *Cluster) lookForGone() error {
 // does no harm: it is released when somebody else shows the identity.
 const claimsEvery = time.Hour
 
-// sweepClaims finds the claims whose Machine is gone and left no record.
+// sweepClaims finds the claims whose Machine was deleted and left no record.
 func (c *Cluster) sweepClaims(ctx context.Context) error {
 	t := &c.tasks
 	t.mu.Lock()
 	due := time.Since(t.swept) >= claimsEvery
 	t.mu.Unlock()
-	if synced, _ := c.synced(false); !due || !synced { // a claim does not say in which namespace its Machine is
+	if synced, _ := c.Synced(); !due || !synced {
 		return nil
 	}
-	gone := map[string]bool{}
-	for next := ""; ; {
-		page, err := c.dynamic.Resource(claimsResource).List(ctx, metav1.ListOptions{Limit: 500, Continue: next})
-		if kerrors.IsResourceExpired(err) {
-			break // the rest next time
+	gone := map[key]bool{} // by the Machine's namespace and UID
+	err := c.records.EachClaim(ctx, func(claim v1alpha1.IdentityClaimSpec) {
+		if uid := claim.MachineUID; uid != "" && !c.registry.Known(uid) && !record.IsBreakGlass(uid) {
+			gone[key{claim.MachineRef.Namespace, uid}] = true
 		}
-		if err != nil {
-			return fmt.Errorf("list claims: %w", err)
-		}
-		for _, o := range page.Items {
-			uid, _, _ := unstructured.NestedString(o.Object, "spec", "machineUID")
-			if uid != "" && !c.registry.Known(uid) && !record.IsBreakGlass(uid) {
-				gone[uid] = true
-			}
-		}
-		if next = page.GetContinue(); next == "" {
-			break
-		}
+	})
+	if err != nil {
+		return err
 	}
-	for uid := range gone {
-		t.add(task{about: aboutMachine, key: key{name: uid}})
+	for k := range gone {
+		t.add(task{about: aboutMachine, key: k})
 	}
 	t.mu.Lock()
 	t.swept = time.Now()
@@ -586,7 +579,7 @@ var (
 // readSecret reads a Secret live; nil if there is none.
 func (c *Cluster) readSecret(ctx context.Context, k key) (*unstructured.Unstructured, map[string][]byte, error) {
 	o, err := c.dynamic.Resource(secretsResource).Namespace(k.namespace).Get(ctx, k.name, metav1.GetOptions{})
-	if missing(err) {
+	if records.Missing(err) {
 		return nil, nil, nil
 	}
 	if err != nil {

@@ -225,7 +225,7 @@ func TestRecordsFollowTheirMachines(t *testing.T) {
 		attestationsOf(w, string(other.GetUID()))
 		until(t, "known", func() error { return says(!p.Registry().Known(string(other.GetUID())), "not") })
 		two, _ := p.Registry().ByUID(string(other.GetUID()))
-		if err := attest(replica{Records: p.Records()}, two, id, "token", time.Now()); err != nil {
+		if err := attest(p.Records(), two, id, "token", time.Now()); err != nil {
 			t.Fatal(err)
 		}
 		if n := len(w.list(claims, "")); n != 1 {
@@ -245,7 +245,7 @@ func TestRecordsFollowTheirMachines(t *testing.T) {
 		o := w.worker("three")
 		until(t, "known", func() error { return says(!p.Registry().Known(string(o.GetUID())), "not") })
 		m, _ := p.Registry().ByUID(string(o.GetUID()))
-		if err := attest(replica{Records: p.Records()}, m, unique(), "token", time.Now()); err != nil {
+		if err := attest(p.Records(), m, unique(), "token", time.Now()); err != nil {
 			t.Fatal(err)
 		}
 		p.stop()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
 // names finds Machines by what the kubelet's certificate signing requests are about:
@@ -191,7 +192,7 @@ func (c *Cluster) orphans(uid string, forget bool) []v1alpha1.CredentialStatus {
 // while a machine is an object of both Machine APIs it has one record.
 func (c *Cluster) RecordUID(uid string) string {
 	if m, ok := c.registry.ByUID(uid); ok {
-		return placeOf(m).uid
+		return records.UID(m)
 	}
 	return uid
 }

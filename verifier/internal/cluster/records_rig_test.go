@@ -4,10 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
-	"io"
-	"log/slog"
 	"math/rand/v2"
-	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -18,15 +15,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/rest"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
-	verifier "github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
 var (
@@ -124,132 +119,7 @@ func (s *site) patch(resource schema.GroupVersionResource, namespace, name, merg
 	}
 }
 
-// machine makes a Machine, which the watches have seen.
-func (s *site) machine(name string) *machine.Machine {
-	s.Helper()
-	o := s.create(machines, s.namespace, map[string]any{
-		"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine",
-		"metadata": map[string]any{"name": name, "labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker"}},
-		"spec":     map[string]any{},
-	})
-	return s.watched(o)
-}
-
-// watched is what a watch does with an object.
-func (s *site) watched(o *unstructured.Unstructured) *machine.Machine {
-	s.Helper()
-	in, problems := machine.FromObject(o.Object)
-	if len(problems) > 0 {
-		s.Fatal(problems)
-	}
-	for _, m := range in.Machines {
-		s.known.PutMachine(m)
-	}
-	for _, e := range in.Enrolments {
-		s.known.PutEnrolment(e)
-	}
-	m, ok := s.known.ByUID(string(o.GetUID()))
-	if !ok {
-		s.Fatalf("%s is not known", o.GetName())
-	}
-	return m
-}
-
-// remove deletes a Machine; the watches have not seen that.
-func (s *site) remove(m *machine.Machine) {
-	s.Helper()
-	s.delete(machines, m.Namespace, m.Name)
-}
-
-// replica is one verifier's records, with its own connection to the API.
-type replica struct {
-	*verifier.Records
-	*wire
-}
-
-func (s *site) replica(change ...func(*verifier.RecordsConfig)) replica {
-	s.Helper()
-	w := &wire{calls: map[string]int{}}
-	config := rest.CopyConfig(s.cluster.Admin())
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { w.next = next; return w })
-	client, err := dynamic.NewForConfig(config)
-	if err != nil {
-		s.Fatal(err)
-	}
-	// Generous: only what is stopped on purpose runs into it.
-	o := verifier.RecordsConfig{Client: client, Namespace: s.own, Machine: s.known.ByUID, Now: s.now, Log: slog.New(slog.DiscardHandler), Timeout: time.Minute}
-	for _, f := range change {
-		f(&o)
-	}
-	return replica{verifier.NewRecords(o), w}
-}
-
-func (s *site) replicas(n int) []replica {
-	s.Helper()
-	var all []replica
-	for range n {
-		all = append(all, s.replica())
-	}
-	return all
-}
-
-// wire is the connection to the API: it counts, and can be held up.
-type wire struct {
-	next http.RoundTripper
-
-	mu    sync.Mutex
-	calls map[string]int
-	stop  func(*http.Request) // is called before a request goes out
-}
-
-func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
-	w.mu.Lock()
-	w.calls[r.Method]++
-	stop := w.stop
-	w.mu.Unlock()
-	if stop != nil {
-		stop(r)
-	}
-	return w.next.RoundTrip(r)
-}
-
-// writes is how many requests changed something, and reads how many did not,
-// since it was last asked.
-func (w *wire) count() (writes, reads int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for method, n := range w.calls {
-		if method == http.MethodGet {
-			reads += n
-		} else {
-			writes += n
-		}
-	}
-	clear(w.calls)
-	return writes, reads
-}
-
-// hold stops the first request with this method and path until resume is called.
-// It has arrived when held is closed.
-func (w *wire) hold(method, path string) (held <-chan struct{}, resume func()) {
-	arrived, goOn := make(chan struct{}), make(chan struct{})
-	var once sync.Once
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.stop = func(r *http.Request) {
-		if r.Method == method && strings.Contains(r.URL.Path, path) {
-			once.Do(func() { close(arrived); <-goOn })
-		}
-	}
-	return arrived, func() { close(goOn) }
-}
-
 func ek(n int) string { return fmt.Sprintf("%064x", n) }
-
-// components as the service has them.
-func components(id v1alpha1.RecordedIdentity) []string { return []string{"ek:" + id.EKSHA256} }
-
-func alive(string) bool { return true }
 
 func verdict(m *machine.Machine, id v1alpha1.RecordedIdentity, tokenID string, now time.Time) record.Attestation {
 	return record.Attestation{
@@ -258,36 +128,10 @@ func verdict(m *machine.Machine, id v1alpha1.RecordedIdentity, tokenID string, n
 	}
 }
 
-func attest(r replica, m *machine.Machine, id v1alpha1.RecordedIdentity, tokenID string, now time.Time) error {
-	return r.Attest(context.Background(), m.UID, components(id), alive, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+func attest(r *records.Records, m *machine.Machine, id v1alpha1.RecordedIdentity, tokenID string, now time.Time) error {
+	return r.Attest(context.Background(), m.UID, []string{"ek:" + id.EKSHA256}, func(string) bool { return true }, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Attest(rec, verdict(m, id, tokenID, now), now)
 	})
-}
-
-// attested is an attestation that must succeed.
-func (s *site) attested(r replica, m *machine.Machine, id v1alpha1.RecordedIdentity, tokenID string, now time.Time) {
-	s.Helper()
-	if err := attest(r, m, id, tokenID, now); err != nil {
-		s.Fatal(err)
-	}
-}
-
-func (s *site) record(r replica, uid string) *v1alpha1.MachineAttestation {
-	s.Helper()
-	rec, err := r.Record(s.Context(), uid)
-	if err != nil {
-		s.Fatal(err)
-	}
-	return rec
-}
-
-func (s *site) holder(r replica, id v1alpha1.RecordedIdentity) string {
-	s.Helper()
-	uid, err := r.Holder(s.Context(), components(id)[0])
-	if err != nil {
-		s.Fatal(err)
-	}
-	return uid
 }
 
 // unique keeps the identities of tests apart: claims belong to the whole cluster.
@@ -308,10 +152,3 @@ func denied(t testing.TB, err error, want reason.Code) {
 		t.Errorf("%s (%v), want %s", got, err, want)
 	}
 }
-
-func waiting(n int) store.Pending {
-	hash := fmt.Sprintf("%016x%048x", n, n)
-	return store.Pending{ID: hash[:16], EKSHA256: hash, Pool: "worker", Source: "192.0.2.1"}
-}
-
-func logTo(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w, nil)) }

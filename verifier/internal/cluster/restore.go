@@ -19,6 +19,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 )
 
@@ -209,7 +210,7 @@ func (c *Cluster) restored(epoch uint32, why string) {
 	c.holdWorld(now)
 	remembered := map[string]memory{}
 	for _, m := range c.registry.All().Machines() {
-		uid := placeOf(m).uid
+		uid := records.UID(m)
 		l, _ := c.latch(uid)
 		l.quarantined = l.quarantined || m.Quarantined()
 		l.joined = l.joined || m.Joined() && !m.Granted(now)
@@ -337,7 +338,7 @@ func (c *Cluster) takeBack(ctx context.Context) error {
 			return ctx.Err()
 		}
 		m, ok := c.registry.ByUID(uid)
-		if !ok || placeOf(m).uid != uid {
+		if !ok || records.UID(m) != uid {
 			continue // nobody can attest as a Machine that is not there
 		}
 		if now, has := c.latch(uid); has && now.covers(l.latch) {

@@ -38,7 +38,7 @@ func TestAttack_T58_EtcdIsRestoredToYesterday(t *testing.T) {
 	}
 	until(t, "known", p.matches(t, 1, "worker", "openshift-machine-api/bystander"))
 	m, _ := p.Registry().ByUID(uids["bystander"])
-	if err := attest(replica{Records: p.Records()}, m, unique(), "before", time.Now()); err != nil {
+	if err := attest(p.Records(), m, unique(), "before", time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	snapshot := filepath.Join(t.TempDir(), "snapshot")

@@ -10,6 +10,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
 // controlPlanePool is the pool whose Nodes have a control-plane role.
@@ -137,7 +138,7 @@ func (c *Cluster) evaluateRoles(partial bool) roles {
 func (c *Cluster) poolOf(uid string) string {
 	m, known := c.registry.ByUID(uid)
 	if known {
-		uid = placeOf(m).uid // one record, where the Machine is in both APIs
+		uid = records.UID(m) // one record, where the Machine is in both APIs
 	}
 	if l, ok := c.latch(uid); ok && l.pool != "" {
 		return l.pool

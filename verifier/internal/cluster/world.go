@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-logr/logr"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
@@ -22,8 +23,6 @@ import (
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
-
-	"github.com/go-logr/logr"
 
 	"github.com/mcs-attest/mcs-attest/pkg/anchors"
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
@@ -34,9 +33,20 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
+
+// The names that callers of this package use for Events.
+type (
+	Event     = events.Event
+	Object    = events.Object
+	EventSink = events.Sink
+)
+
+// callTimeout is how long one call of the API may take.
+const callTimeout = 5 * time.Second
 
 // LabelContent, on a ConfigMap of the verifier's namespace, says what its data
 // holds: each key one file of that sort.
@@ -80,7 +90,7 @@ type Options struct {
 	// Origins under which nodes reach the verifier: where in pointer configs the
 	// provisioning token may go.
 	Origins []string
-	// Called hears of each call of the API for a record; see [RecordsConfig].
+	// Called hears of each call of the API for a record; see [records.Options].
 	Called func(verb, resource string)
 
 	// Names keeps Machines also by the names that certificate signing requests have.
@@ -117,7 +127,7 @@ type Cluster struct {
 
 	registry *machine.Registry
 	names    *names // nil unless asked for
-	records  *Records
+	records  *records.Records
 	events   EventSink
 	watches  []*watched
 	world    atomic.Pointer[service.World]
@@ -271,8 +281,12 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 	if k.events = o.Events; o.Events == nil {
 		k.events = events.Discard{}
 	}
-	k.records = NewRecords(RecordsConfig{
-		Client: k.dynamic, Namespace: c.Namespace, Machine: k.registry.ByUID, Now: o.Now, Log: o.Log, Events: k.events, Called: o.Called,
+	live, err := records.NewClient(r)
+	if err != nil {
+		return nil, err
+	}
+	k.records = records.New(records.Options{
+		Client: live, Namespace: c.Namespace, Machine: k.registry.ByUID, Log: o.Log, Events: k.events, Called: o.Called,
 		Revoke: o.Revoke, Withheld: k.withheld,
 	})
 	k.tasks.init(k)
@@ -476,7 +490,7 @@ func (c *Cluster) World() *service.World { return c.world.Load() }
 func (c *Cluster) Registry() *machine.Registry { return c.registry }
 
 // Records are the records.
-func (c *Cluster) Records() *Records { return c.records }
+func (c *Cluster) Records() *records.Records { return c.records }
 
 // Synced reports whether everything that serving depends on was read and may be
 // read, and what was not. A namespace of Machines that may not be read stops no others.

@@ -42,6 +42,7 @@ var (
 	verifiers  = v1alpha1.GroupVersion.WithResource("attestationverifiers")
 	secrets    = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
 	configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
+	events     = schema.GroupVersionResource{Version: "v1", Resource: "events"}
 	leases     = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 	nodes      = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 )

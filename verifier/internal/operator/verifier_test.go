@@ -14,7 +14,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
-	verifier "github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
+	kuberecords "github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
@@ -59,9 +59,13 @@ func TestTheCommandsAndTheVerifierUnderstandEachOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	reg := registry(t, f)
-	records := verifier.NewRecords(verifier.RecordsConfig{
-		Client: f.d, Namespace: f.own, Machine: func(uid string) (*machine.Machine, bool) { return reg.ByUID(uid) },
-		Now: time.Now, Log: slog.New(slog.DiscardHandler),
+	live, err := kuberecords.NewClient(installed(t).Admin())
+	if err != nil {
+		t.Fatal(err)
+	}
+	records := kuberecords.New(kuberecords.Options{
+		Client: live, Namespace: f.own, Machine: func(uid string) (*machine.Machine, bool) { return reg.ByUID(uid) },
+		Log: slog.New(slog.DiscardHandler),
 	})
 	id := strings.Repeat("ab12", 4)
 	hash := strings.Repeat(id, 4)

@@ -7,15 +7,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/dynamic"
 
 	"github.com/mcs-attest/mcs-attest/deploy"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
-	verifier "github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
 // rules are the roles of a component, and the base's: what is no role stays away.
@@ -74,10 +72,10 @@ subjects: [{kind: ServiceAccount, name: mcs-attest-verifier, namespace: mcs-atte
 `)
 			api := c.ServiceAccount(t, deploy.Namespace, deploy.ServiceAccount)
 			s.api = api
-			dyn, err := dynamic.NewForConfig(api)
+			live, err := records.NewClient(api)
 			s.ok(err)
-			s.records = verifier.NewRecords(verifier.RecordsConfig{
-				Client: dyn, Namespace: deploy.Namespace, Machine: s.known.ByUID, Now: time.Now, Log: s.options.Log, Timeout: limit,
+			s.records = records.New(records.Options{
+				Client: live, Namespace: deploy.Namespace, Machine: s.known.ByUID, Log: s.options.Log, Timeout: limit,
 			})
 			s.options.Records = s.records
 			// The last is one that this cluster does not have.

@@ -40,11 +40,12 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
-	verifier "github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/approval"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/csr"
+	kubeevents "github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
 var (
@@ -66,7 +67,7 @@ type site struct {
 	reader    client.Reader
 	namespace string
 	known     *machine.Registry
-	records   *verifier.Records
+	records   *records.Records
 	api       *rest.Config // of the controllers
 	options   csr.Options
 	approver  *csr.Controllers
@@ -117,8 +118,10 @@ func siteIn(t testing.TB, c *cluster.Cluster) *site {
 	s.ok(err)
 	s.configMap("kubelet-ca", "ca-bundle.crt", string(s.ca()))
 	log := slog.New(slog.NewJSONHandler(s.lines, nil))
-	s.records = verifier.NewRecords(verifier.RecordsConfig{
-		Client: s.dyn, Namespace: s.namespace, Machine: s.known.ByUID, Now: time.Now, Log: slog.New(slog.DiscardHandler), Timeout: limit, Events: s.events,
+	live, err := records.NewClient(c.Admin())
+	s.ok(err)
+	s.records = records.New(records.Options{
+		Client: live, Namespace: s.namespace, Machine: s.known.ByUID, Log: slog.New(slog.DiscardHandler), Timeout: limit, Events: s.events,
 	})
 	s.api = c.Admin()
 	s.options = csr.Options{
@@ -549,10 +552,10 @@ func (l *lines) all() (all []map[string]any) {
 // events are those that were emitted.
 type events struct {
 	mu  sync.Mutex
-	all []verifier.Event
+	all []kubeevents.Event
 }
 
-func (e *events) Emit(event verifier.Event) {
+func (e *events) Emit(event kubeevents.Event) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.all = append(e.all, event)

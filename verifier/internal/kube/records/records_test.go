@@ -1,4 +1,4 @@
-package cluster_test
+package records_test
 
 import (
 	"errors"
@@ -21,15 +21,15 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
-	verifier "github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/redeem"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
 var (
-	_ service.Records = (*verifier.Records)(nil)
-	_ redeem.Records  = (*verifier.Records)(nil)
+	_ service.Records = (*records.Records)(nil)
+	_ redeem.Records  = (*records.Records)(nil)
 )
 
 func TestALifeInTheCluster(t *testing.T) {
@@ -87,10 +87,10 @@ func TestAMachinesOwnDeletion(t *testing.T) {
 	s := newSite(t)
 	r, m, id := s.replica(), s.machine("worker-0"), unique()
 	s.attested(r, m, id, "token1", s.now())
-	if err := r.Delete(t.Context(), m.UID); !errors.Is(err, verifier.ErrMachineThere) {
+	if err := r.Delete(t.Context(), m.UID); !errors.Is(err, records.ErrMachineThere) {
 		t.Errorf("while it is there: %v", err)
 	}
-	if err := r.ReleaseClaims(t.Context(), m.UID); !errors.Is(err, verifier.ErrMachineThere) {
+	if err := r.ReleaseClaims(t.Context(), m.UID); !errors.Is(err, records.ErrMachineThere) {
 		t.Errorf("while it is there: %v", err)
 	}
 	if s.record(r, m.UID) == nil || s.holder(r, id) != m.UID {
@@ -143,7 +143,7 @@ func TestAnAttestationIsAtMostTwoWrites(t *testing.T) {
 	s := newSite(t)
 	var mu sync.Mutex
 	var called []string
-	r := s.replica(func(o *verifier.RecordsConfig) {
+	r := s.replica(func(o *records.Options) {
 		o.Called = func(verb, resource string) { mu.Lock(); defer mu.Unlock(); called = append(called, verb+" "+resource) }
 	})
 	check := func(what string, wantWrites, wantReads int, want ...string) {
@@ -163,9 +163,9 @@ func TestAnAttestationIsAtMostTwoWrites(t *testing.T) {
 	}
 	check("making the record in advance", 1, 0, "create machineattestations")
 	s.attested(r, m, id, "token1", now)
-	check("the first attestation", 2, 1, "get machineattestations", "create identityclaims", "update machineattestations/status")
+	check("the first attestation", 2, 1, "get machineattestations", "create identityclaims", "patch machineattestations/status")
 	s.attested(r, m, id, "token2", now.Add(time.Minute))
-	check("the same identity again", 1, 2, "get machineattestations", "get identityclaims", "update machineattestations/status")
+	check("the same identity again", 1, 2, "get machineattestations", "get identityclaims", "patch machineattestations/status")
 	denied(t, attest(r, m, unique(), "token3", now.Add(2*time.Minute)), reason.IdentityConflict)
 	check("another identity", 0, 1, "get machineattestations")
 	if _, err := r.Record(t.Context(), m.UID); err != nil {
@@ -175,7 +175,7 @@ func TestAnAttestationIsAtMostTwoWrites(t *testing.T) {
 
 	late := s.machine("worker-1")
 	s.attested(r, late, unique(), "token1", now)
-	check("without a record made in advance", 3, 1, "get machineattestations", "create identityclaims", "create machineattestations", "update machineattestations/status")
+	check("without a record made in advance", 3, 1, "get machineattestations", "create identityclaims", "create machineattestations", "patch machineattestations/status")
 }
 
 func TestAttack_T42_ASecondIdentityForAMachineThatHasOne(t *testing.T) {
@@ -425,7 +425,7 @@ func TestAttack_T43_AReplicaThatWasPausedBeforeItsWrite(t *testing.T) {
 			if err := a.EnsureRecord(t.Context(), m); err != nil {
 				t.Fatal(err)
 			}
-			held, resume := a.hold(http.MethodPut, "/status")
+			held, resume := a.hold(http.MethodPatch, "/status")
 			done := make(chan error)
 			go func() { done <- attest(a, m, id, "token1", s.now()) }()
 			<-held
@@ -465,7 +465,7 @@ func TestAttack_T43_BetweenClaimAndRecordTheMachineIsDeleted(t *testing.T) {
 	if err := a.EnsureRecord(t.Context(), m1); err != nil {
 		t.Fatal(err)
 	}
-	held, resume := a.hold(http.MethodPut, "/status")
+	held, resume := a.hold(http.MethodPatch, "/status")
 	done := make(chan error)
 	go func() { done <- attest(a, m1, id, "token1", s.now()) }()
 	<-held
@@ -541,7 +541,7 @@ func TestAttack_T45_QuarantinedBetweenTheCheckAndTheUse(t *testing.T) {
 	if err := record.Redeemable(s.record(r, m.UID), c); err != nil {
 		t.Fatal(err)
 	}
-	held, resume := r.hold(http.MethodPut, "/status")
+	held, resume := r.hold(http.MethodPatch, "/status")
 	done := make(chan error)
 	go func() {
 		done <- r.Update(t.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
@@ -589,7 +589,7 @@ func TestAttack_T58_WithoutTheAPINothingIsGranted(t *testing.T) {
 	s := newSite(t)
 	r, m, id, now := s.replica(), s.machine("worker-0"), unique(), s.now()
 	s.attested(r, m, id, "token1", now)
-	brief := func(o *verifier.RecordsConfig) { o.Timeout = 200 * time.Millisecond }
+	brief := func(o *records.Options) { o.Timeout = 200 * time.Millisecond }
 	calls := func(r replica) map[string]error {
 		changed := func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 			t.Error("a change was asked for")
@@ -633,7 +633,7 @@ func TestAttack_T58_WithoutTheAPINothingIsGranted(t *testing.T) {
 func TestAttack_T58_TheAPIGoesAwayBetweenClaimAndRecord(t *testing.T) {
 	s := newSite(t)
 	r, m, id, now := s.replica(), s.machine("worker-0"), unique(), s.now()
-	held, resume := r.hold(http.MethodPut, "/status")
+	held, resume := r.hold(http.MethodPatch, "/status")
 	done := make(chan error)
 	go func() { done <- attest(r, m, id, "token1", now) }()
 	<-held
@@ -725,7 +725,7 @@ func TestAttack_T43_AnObjectThatIsNotTheRecordIsLeftAlone(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s := newSite(t)
 			var logged strings.Builder
-			r := s.replica(func(o *verifier.RecordsConfig) { o.Log = logTo(&logged) })
+			r := s.replica(func(o *records.Options) { o.Log = logTo(&logged) })
 			m := s.machine("worker-0")
 			meta, spec := map[string]any{"name": m.UID, "ownerReferences": owner(m)}, ref(m)
 			status := c.change(m, meta, spec)

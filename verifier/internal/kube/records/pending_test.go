@@ -1,4 +1,4 @@
-package cluster_test
+package records_test
 
 import (
 	"context"

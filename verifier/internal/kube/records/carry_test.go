@@ -1,4 +1,4 @@
-package cluster
+package records
 
 import (
 	"log/slog"
@@ -61,7 +61,7 @@ func TestCarry(t *testing.T) {
 
 func TestARecordThatCannotBeReadIsThatMachinesTroubleAlone(t *testing.T) {
 	var logged strings.Builder
-	r := NewRecords(RecordsConfig{Log: slog.New(slog.NewTextHandler(&logged, nil))})
+	r := New(Options{Log: slog.New(slog.NewTextHandler(&logged, nil))})
 	at := place{uid: "uid1", namespace: "ns", name: "sno", machine: &machine.Machine{Namespace: "ns", Name: "sno", UID: "uid1", StandIn: true}}
 	object := func(status string) *unstructured.Unstructured {
 		return &unstructured.Unstructured{Object: parsed(t, `{"apiVersion":"mcs-attest.dev/v1alpha1","kind":"MachineAttestation","metadata":{"namespace":"ns","name":"sno","uid":"uid1"},"status":`+status+`}`).(map[string]any)}

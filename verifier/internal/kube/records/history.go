@@ -1,4 +1,4 @@
-package cluster
+package records
 
 import (
 	"reflect"
@@ -10,16 +10,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 )
 
-// The names that callers of this package use for Events.
-type (
-	Event     = events.Event
-	Object    = events.Object
-	EventSink = events.Sink
-)
-
-// told is the event of each entry of a record's history: its reason, what comes
-// before the entry's message, and whether somebody should look.
-var told = map[string]struct {
+// eventOf is the Event of each entry of a record's history: its reason, what precedes
+// the entry's message, and whether it is a warning.
+var eventOf = map[string]struct {
 	reason, before string
 	warning        bool
 }{
@@ -38,29 +31,30 @@ var told = map[string]struct {
 	"BreakGlass":         {"BreakGlass", "fetched the ", true},
 }
 
-// announce tells of what is new in the history of a record that was written.
+// announce emits an Event for each new entry in the history of a record that was
+// written.
 func (r *Records) announce(at place, uid types.UID, before, after *v1alpha1.MachineAttestation) {
-	about := Object{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindMachineAttestation, Namespace: at.namespace, Name: at.name, UID: string(uid)}
+	about := events.Object{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindMachineAttestation, Namespace: at.namespace, Name: at.name, UID: string(uid)}
 	if m := at.about; m != nil {
-		about = Object{APIVersion: m.APIVersion, Kind: m.Kind, Namespace: m.Namespace, Name: m.Name, UID: m.UID}
+		about = events.Object{APIVersion: m.APIVersion, Kind: m.Kind, Namespace: m.Namespace, Name: m.Name, UID: m.UID}
 	}
 	var old []v1alpha1.HistoryEntry
 	if before != nil {
 		old = before.Status.History
 	}
 	for _, h := range added(old, after.Status.History) {
-		t, ok := told[h.Event]
+		t, ok := eventOf[h.Event]
 		if !ok {
 			continue
 		}
 		if h.Reason == reason.IdentityConflict.String() {
 			t.reason = "Conflict"
 		}
-		r.events.Emit(Event{About: about, Warning: t.warning, Reason: t.reason, Code: h.Reason, Message: t.before + h.Message, CorrelationID: h.CorrelationID})
+		r.o.Events.Emit(events.Event{About: about, Warning: t.warning, Reason: t.reason, Code: h.Reason, Message: t.before + h.Message, CorrelationID: h.CorrelationID})
 	}
 }
 
-// added are the entries at the end of a history that were not there before; at
+// added returns the entries at the end of a history that were not there before; at
 // its beginning the oldest may be missing.
 func added(before, after []v1alpha1.HistoryEntry) []v1alpha1.HistoryEntry {
 	for n := range after {

@@ -1,4 +1,4 @@
-package cluster
+package records
 
 import (
 	"encoding/json"

@@ -1,4 +1,4 @@
-package cluster_test
+package records_test
 
 import (
 	"crypto/sha256"
@@ -11,13 +11,12 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
-	verifier "github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
 // Answers of an API server: of a version that it does not serve, of an object
@@ -32,7 +31,7 @@ const (
 
 // answers is an API server that has one claim, of a Machine in the API version
 // asked for, and answers the rest as told.
-func answers(t *testing.T, apiVersion string, told map[string]int) *verifier.Records {
+func answers(t *testing.T, apiVersion string, told map[string]int) *records.Records {
 	t.Helper()
 	name := fmt.Sprintf("%x", sha256.Sum256([]byte("ek:1")))
 	object := func(w http.ResponseWriter, o any) {
@@ -64,11 +63,11 @@ func answers(t *testing.T, apiVersion string, told map[string]int) *verifier.Rec
 		}
 	}))
 	t.Cleanup(server.Close)
-	client, err := dynamic.NewForConfig(&rest.Config{Host: server.URL, QPS: -1})
+	client, err := records.NewClient(&rest.Config{Host: server.URL, QPS: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return verifier.NewRecords(verifier.RecordsConfig{Client: client, Namespace: "own", Log: slog.New(slog.DiscardHandler),
+	return records.New(records.Options{Client: client, Namespace: "own", Log: slog.New(slog.DiscardHandler),
 		Machine: func(string) (*machine.Machine, bool) { return nil, false }})
 }
 

@@ -1,4 +1,4 @@
-package cluster_test
+package records_test
 
 import (
 	"context"
@@ -17,16 +17,16 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
-	verifier "github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	kubeevents "github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
 var events = schema.GroupVersionResource{Version: "v1", Resource: "events"}
 
 // sink keeps what is emitted.
-type sink []verifier.Event
+type sink []kubeevents.Event
 
-func (s *sink) Emit(e verifier.Event) { *s = append(*s, e) }
+func (s *sink) Emit(e kubeevents.Event) { *s = append(*s, e) }
 
 // recording is a replica whose Events are written until the test ends.
 func (s *site) recording() replica {
@@ -42,7 +42,7 @@ func (s *site) recording() replica {
 	done := make(chan struct{})
 	go func() { defer close(done); ev.Run(ctx) }()
 	s.Cleanup(func() { cancel(); <-done })
-	return s.replica(func(o *verifier.RecordsConfig) { o.Events = ev })
+	return s.replica(func(o *records.Options) { o.Events = ev })
 }
 
 // about waits for n events of an object.
@@ -152,7 +152,7 @@ func TestWhatHappensAgainIsCounted(t *testing.T) {
 func TestAttack_T46_NoSecretInAnEvent(t *testing.T) {
 	s := newSite(t)
 	var heard sink
-	r := s.replica(func(o *verifier.RecordsConfig) { o.Events = &heard })
+	r := s.replica(func(o *records.Options) { o.Events = &heard })
 	m, id, now := s.machine("worker-0"), unique(), s.now()
 	s.attested(r, m, id, "the-token-id", now)
 	denied(t, attest(r, m, id, "another", now), reason.RateLimited)
@@ -170,7 +170,7 @@ func TestAttack_T46_NoSecretInAnEvent(t *testing.T) {
 func TestAStandInsAndABreakGlassTokensEvents(t *testing.T) {
 	s := newSite(t)
 	var heard sink
-	r, now, id := s.replica(func(o *verifier.RecordsConfig) { o.Events = &heard }), s.now(), unique()
+	r, now, id := s.replica(func(o *records.Options) { o.Events = &heard }), s.now(), unique()
 	m := s.watched(s.create(attestations, s.namespace, map[string]any{
 		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation, "metadata": map[string]any{"name": "sno"},
 		"spec": map[string]any{"pool": "master", "ekSHA256": []any{id.EKSHA256}},
@@ -183,9 +183,9 @@ func TestAStandInsAndABreakGlassTokensEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	token := s.get(attestations, s.own, "break-glass-b1")
-	want := []verifier.Event{
-		{About: verifier.Object{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindMachineAttestation, Namespace: s.namespace, Name: "sno", UID: m.UID}, Reason: "Attested"},
-		{About: verifier.Object{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindMachineAttestation, Namespace: s.own, Name: "break-glass-b1", UID: string(token.GetUID())}, Reason: "BreakGlass"},
+	want := []kubeevents.Event{
+		{About: kubeevents.Object{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindMachineAttestation, Namespace: s.namespace, Name: "sno", UID: m.UID}, Reason: "Attested"},
+		{About: kubeevents.Object{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindMachineAttestation, Namespace: s.own, Name: "break-glass-b1", UID: string(token.GetUID())}, Reason: "BreakGlass"},
 	}
 	if len(heard) != len(want) {
 		t.Fatalf("heard %+v", heard)

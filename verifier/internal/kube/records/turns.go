@@ -1,12 +1,12 @@
-package cluster
+package records
 
 import (
 	"context"
 	"sync"
 )
 
-// turns lets one at a time at each key. What else would be a conflict at the API,
-// and a call for nothing, waits here.
+// turns gives one caller at a time a turn at each key. What would be a conflict at the
+// API waits here instead.
 type turns struct {
 	mu   sync.Mutex
 	busy map[string]*turn
@@ -17,7 +17,7 @@ type turn struct {
 	users int
 }
 
-// enter waits until nobody else is at the key, or ctx ends.
+// enter waits until no other caller has the turn at the key, or ctx ends.
 func (t *turns) enter(ctx context.Context, key string) (leave func(), err error) {
 	t.mu.Lock()
 	if t.busy == nil {

@@ -1,0 +1,260 @@
+package records
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// How one identity becomes one Machine's, with any number of replicas.
+//
+// A claim is an object named by the hash of an identity component. Creating it is
+// atomic: one of all that try succeeds. An attestation reads the record, claims, and
+// then writes the record by the resourceVersion that it read. So no attestation writes
+// an identity into a record without having seen the claims after reading that record.
+//
+// The attestation that created a claim releases it if the attestation fails. Another
+// attestation of the same Machine may rely on the claim by then, its record unwritten.
+// So an attestation that finds a claim of its own Machine, which its record does not
+// confirm yet, first writes to the claim. A claim is only released as it was created:
+// the delete names its resourceVersion. In the worst case a claim stays that no record
+// confirms. It is still the same Machine's, and is deleted with it.
+//
+// The claim of a Machine that was deleted is released by the next attestation that needs
+// it, or by the replica that holds the lease. The API is asked for the Machine by name
+// and UID at that moment.
+
+const (
+	labelMachineUID        = "mcs-attest.dev/machine-uid"
+	annotationClaimedAgain = "mcs-attest.dev/claimed-again"
+
+	// claimsPage is how many claims are listed in one call.
+	claimsPage = 500
+)
+
+// ClaimName returns the name of the claim of an identity component.
+func ClaimName(component string) string {
+	sum := sha256.Sum256([]byte(component))
+	return hex.EncodeToString(sum[:])
+}
+
+// Holder returns the UID of the Machine that has an identity component, "" if none.
+func (r *Records) Holder(ctx context.Context, component string) (uid string, err error) {
+	c, err := r.readClaim(ctx, component)
+	if err != nil || c == nil {
+		return "", err
+	}
+	if _, known := r.o.Machine(c.Spec.MachineUID); known {
+		return c.Spec.MachineUID, nil
+	}
+	gone, err := r.gone(ctx, c.Spec.MachineRef, c.Spec.MachineUID)
+	if err != nil || gone {
+		return "", err
+	}
+	return c.Spec.MachineUID, nil
+}
+
+// claim claims the component for the Machine at this place. It returns the claim if it
+// created it. Known means that the record confirms the claim already.
+func (r *Records) claim(ctx context.Context, at place, component string, known bool) (*v1alpha1.IdentityClaim, error) {
+	create := !known // a known one exists, most likely
+	for range maxTries {
+		if create {
+			made, err := r.createClaim(ctx, at, component)
+			if err == nil {
+				return made, nil
+			}
+			if !kerrors.IsAlreadyExists(err) {
+				return nil, unavailable(err, "claim %s for %s", component, at.uid)
+			}
+		}
+		c, err := r.readClaim(ctx, component)
+		if err != nil {
+			return nil, err
+		}
+		if create = c == nil; create {
+			continue
+		}
+		if r.isOne(c.Spec.MachineUID, at.uid) {
+			if known {
+				return nil, nil
+			}
+			if err := r.relyOn(ctx, c); overtaken(err) {
+				continue
+			} else if err != nil {
+				return nil, unavailable(err, "claim %s for %s", component, at.uid)
+			}
+			return nil, nil
+		}
+		gone, err := r.gone(ctx, c.Spec.MachineRef, c.Spec.MachineUID)
+		if err != nil {
+			return nil, err
+		}
+		if !gone {
+			return nil, reason.Deny(reason.IdentityConflict, "identity component %s belongs to %s/%s, the Machine with UID %s",
+				component, c.Spec.MachineRef.Namespace, c.Spec.MachineRef.Name, c.Spec.MachineUID)
+		}
+		if err := r.deleteClaim(ctx, c); err != nil {
+			return nil, err
+		}
+		r.o.Log.Info("claim of a deleted Machine released", "component", component, "machine_uid", c.Spec.MachineUID)
+		create = true
+	}
+	return nil, reason.Deny(reason.StoreUnavailable, "claim of %s: another writer was first each time", component)
+}
+
+// isOne reports whether two UIDs are one machine's: while it moves between the
+// Machine API and Cluster API it is two objects.
+func (r *Records) isOne(x, y string) bool {
+	if x == y {
+		return true
+	}
+	a, ok1 := r.o.Machine(x)
+	b, ok2 := r.o.Machine(y)
+	return ok1 && ok2 && a.UID == b.UID
+}
+
+// readClaim reads the claim of a component; nil if there is none.
+func (r *Records) readClaim(ctx context.Context, component string) (*v1alpha1.IdentityClaim, error) {
+	c := new(v1alpha1.IdentityClaim)
+	key := client.ObjectKey{Name: ClaimName(component)}
+	err := r.do(ctx, "get", claims, func(ctx context.Context) error { return r.o.Client.Get(ctx, key, c) })
+	if Missing(err) {
+		return nil, nil
+	}
+	if err == nil && c.Spec.Component != component {
+		err = fmt.Errorf("it is of %q", c.Spec.Component)
+	}
+	if err != nil {
+		return nil, unavailable(err, "read claim of %s", component)
+	}
+	return c, r.valid(c)
+}
+
+// valid returns an error if the claim is not as the verifier makes it.
+func (r *Records) valid(c *v1alpha1.IdentityClaim) error {
+	var err error
+	switch {
+	case ClaimName(c.Spec.Component) != c.Name:
+		err = fmt.Errorf("it is of %q", c.Spec.Component)
+	case c.Spec.MachineUID == "" || c.Spec.MachineRef.Name == "":
+		err = fmt.Errorf("it names no Machine")
+	}
+	if err != nil {
+		r.o.Log.Error("a claim is not as the verifier makes it, and is left alone", "claim", c.Name, "error", err)
+	}
+	return unavailable(err, "claim %s", c.Name)
+}
+
+func (r *Records) createClaim(ctx context.Context, at place, component string) (*v1alpha1.IdentityClaim, error) {
+	c := &v1alpha1.IdentityClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: ClaimName(component), Labels: map[string]string{labelMachineUID: at.uid}},
+		Spec:       v1alpha1.IdentityClaimSpec{Component: component, MachineUID: at.uid, MachineRef: machineRef(at.machine)},
+	}
+	return c, r.do(ctx, "create", claims, func(ctx context.Context) error { return r.o.Client.Create(ctx, c) })
+}
+
+// relyOn writes to a claim that another attestation of the same Machine created, so
+// that that attestation does not release it.
+func (r *Records) relyOn(ctx context.Context, c *v1alpha1.IdentityClaim) error {
+	next := c.DeepCopy()
+	if next.Annotations == nil {
+		next.Annotations = map[string]string{}
+	}
+	next.Annotations[annotationClaimedAgain] = rand.Text() // a patch without a difference would change no version
+	patch := client.MergeFromWithOptions(c, client.MergeFromWithOptimisticLock{})
+	return r.do(ctx, "patch", claims, func(ctx context.Context) error { return r.o.Client.Patch(ctx, next, patch) })
+}
+
+// release releases the claims that a failed attestation created, unless another one
+// relies on them. A claim that cannot be released stays the Machine's.
+//
+// The denied client may have left by then, and its claims must not stay.
+func (r *Records) release(ctx context.Context, made []*v1alpha1.IdentityClaim) {
+	if len(made) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 4*r.o.Timeout)
+	defer cancel()
+	for _, c := range made {
+		if err := r.deleteClaim(ctx, c); err != nil {
+			r.o.Log.Warn("the claim of a failed attestation stays", "claim", c.Name, "error", err)
+		}
+	}
+}
+
+// deleteClaim deletes the claim as it was read. One that has changed stays.
+func (r *Records) deleteClaim(ctx context.Context, c *v1alpha1.IdentityClaim) error {
+	err := r.do(ctx, "delete", claims, func(ctx context.Context) error { return r.o.Client.Delete(ctx, c, unchanged(c)) })
+	if overtaken(err) {
+		return nil
+	}
+	return unavailable(err, "release claim %s", c.Name)
+}
+
+// unchanged restricts a deletion to the object as it was read.
+func unchanged(o client.Object) client.Preconditions {
+	uid, version := o.GetUID(), o.GetResourceVersion()
+	return client.Preconditions{UID: &uid, ResourceVersion: &version}
+}
+
+// ReleaseClaims deletes the claims of a Machine that was deleted. The API is asked for
+// the Machine where each claim has it.
+func (r *Records) ReleaseClaims(ctx context.Context, uid string) error {
+	var list v1alpha1.IdentityClaimList
+	err := r.do(ctx, "list", claims, func(ctx context.Context) error {
+		return r.o.Client.List(ctx, &list, client.MatchingLabels{labelMachineUID: uid})
+	})
+	if err != nil {
+		return unavailable(err, "look for claims of %s", uid)
+	}
+	for i := range list.Items {
+		c := &list.Items[i]
+		if r.valid(c) != nil || c.Spec.MachineUID != uid {
+			continue
+		}
+		gone, err := r.gone(ctx, c.Spec.MachineRef, uid)
+		if err != nil {
+			return err
+		}
+		if !gone {
+			return fmt.Errorf("claim %s: %w", c.Name, ErrMachineThere)
+		}
+		if err := r.deleteClaim(ctx, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// EachClaim calls f for every claim, one page at a time. What is left when a page
+// expires is skipped.
+func (r *Records) EachClaim(ctx context.Context, f func(v1alpha1.IdentityClaimSpec)) error {
+	for next := ""; ; {
+		var page v1alpha1.IdentityClaimList
+		err := r.do(ctx, "list", claims, func(ctx context.Context) error {
+			return r.o.Client.List(ctx, &page, client.Limit(claimsPage), client.Continue(next))
+		})
+		if kerrors.IsResourceExpired(err) {
+			return nil
+		}
+		if err != nil {
+			return unavailable(err, "list claims")
+		}
+		for i := range page.Items {
+			f(page.Items[i].Spec)
+		}
+		if next = page.Continue; next == "" {
+			return nil
+		}
+	}
+}

@@ -1,0 +1,253 @@
+package records
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+)
+
+// Resources as [Options.Called] has them.
+const (
+	attestations      = "machineattestations"
+	attestationStatus = "machineattestations/status"
+	claims            = "identityclaims"
+)
+
+// errConflict means that another writer was first.
+var errConflict = errors.New("the object has changed")
+
+// place is where a record is kept.
+type place struct {
+	uid, namespace, name string
+	machine              *machine.Machine // the object that it belongs to; nil for a break-glass token
+	about                *machine.Machine // the object that counts
+}
+
+func (p place) key() client.ObjectKey { return client.ObjectKey{Namespace: p.namespace, Name: p.name} }
+func (p place) String() string        { return p.namespace + "/" + p.name }
+
+func (r *Records) find(uid string) (place, error) {
+	if record.IsBreakGlass(uid) {
+		at := place{uid: uid, namespace: r.o.Namespace, name: "break-glass-" + strings.TrimPrefix(uid, record.BreakGlassUID(""))}
+		if len(validation.IsDNS1123Subdomain(at.name)) > 0 {
+			return place{}, reason.Deny(reason.TokenInvalid, "the id of a break-glass token is %.80q", uid)
+		}
+		return at, nil
+	}
+	m, ok := r.o.Machine(uid)
+	if !ok {
+		return place{}, reason.Deny(reason.MachineNotFound, "no Machine with UID %s", uid)
+	}
+	return placeOf(m), nil
+}
+
+// placeOf is beside the Machine. While that is an object of both the Machine API and
+// Cluster API, it is beside the older one, whichever counts now: what was recorded when
+// the other one counted must be found.
+func placeOf(m *machine.Machine) place {
+	at := place{uid: m.UID, namespace: m.Namespace, name: m.UID, machine: m, about: m}
+	if m.StandIn {
+		at.name = m.Name
+	} else if o := m.Mirror; o != nil && (o.Created.Before(m.Created) || o.Created.Equal(m.Created) && o.UID < m.UID) {
+		at.uid, at.namespace, at.name, at.machine = o.UID, o.Namespace, o.UID, o
+	}
+	return at
+}
+
+// UID returns the UID of the Machine that a Machine's record is named by: a machine that
+// is an object of both Machine APIs has one record.
+func UID(m *machine.Machine) string { return placeOf(m).uid }
+
+// Namespace returns the namespace of a Machine's record.
+func Namespace(m *machine.Machine) string { return placeOf(m).namespace }
+
+// snapshot is a record as it was read.
+type snapshot struct {
+	at     place
+	object *unstructured.Unstructured // as the API has it; nil if there is none
+	status map[string]any             // as this version understands it
+	record *v1alpha1.MachineAttestation
+}
+
+// read reads the record live.
+func (r *Records) read(ctx context.Context, at place) (snapshot, error) {
+	o, err := r.get(ctx, at.key())
+	switch {
+	case Missing(err) && at.machine != nil && at.machine.StandIn:
+		return snapshot{}, reason.Deny(reason.MachineNotFound, "%s was deleted", at)
+	case Missing(err):
+		return snapshot{at: at}, nil
+	case err != nil:
+		return snapshot{}, unavailable(err, "read record %s", at)
+	}
+	return r.understand(at, o)
+}
+
+// get reads a MachineAttestation with the fields that only a newer version knows, which
+// a typed object would drop.
+func (r *Records) get(ctx context.Context, key client.ObjectKey) (*unstructured.Unstructured, error) {
+	o := &unstructured.Unstructured{}
+	o.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.KindMachineAttestation))
+	err := r.do(ctx, "get", attestations, func(ctx context.Context) error { return r.o.Client.Get(ctx, key, o) })
+	return o, err
+}
+
+// understand decodes the object and makes sure that it is the record.
+func (r *Records) understand(at place, o *unstructured.Unstructured) (snapshot, error) {
+	k := snapshot{at: at, object: o}
+	a, err := decode(o)
+	if err == nil {
+		err = at.holds(a)
+	}
+	if errors.Is(err, errReplaced) {
+		return snapshot{}, reason.Deny(reason.MachineNotFound, "%s was deleted and made anew", at)
+	}
+	if err != nil {
+		r.o.Log.Error("a record is not as the verifier makes it, and is left alone", "record", at.String(), "machine_uid", at.uid, "error", err)
+		return snapshot{}, unavailable(err, "record %s", at)
+	}
+	if k.status, err = content(a.Status); err != nil {
+		return snapshot{}, unavailable(err, "record %s", at)
+	}
+	if at.machine == nil && a.Status.Token == nil {
+		return k, nil // created, and not written yet
+	}
+	a.Status.MachineUID = at.uid // not written yet in one that was made in advance
+	if r.o.Withheld != nil && r.o.Withheld(a) {
+		a.Spec.Reattest = nil // only the status is ever written
+	}
+	k.record = a
+	return k, nil
+}
+
+var errReplaced = errors.New("another object of that name")
+
+// holds returns why the object is not the record of this place, if it is not.
+func (p place) holds(a *v1alpha1.MachineAttestation) error {
+	switch uid := a.Status.MachineUID; {
+	case p.machine != nil && p.machine.StandIn && string(a.UID) != p.uid:
+		return errReplaced
+	case uid != "" && uid != p.uid:
+		return fmt.Errorf("status.machineUID is %q", uid)
+	case a.DeletionTimestamp != nil:
+		return errors.New("it is being deleted")
+	case p.machine == nil || p.machine.StandIn:
+		return nil
+	}
+	want := machineRef(p.machine)
+	ref := a.Spec.MachineRef
+	if ref == nil {
+		return errors.New("spec.machineRef names no Machine")
+	}
+	namespace := ref.Namespace
+	if namespace == "" {
+		namespace = a.Namespace
+	}
+	if ref.Name != want.Name || namespace != want.Namespace || ref.Kind != "" && ref.Kind != want.Kind ||
+		ref.APIVersion != "" && group(ref.APIVersion) != group(want.APIVersion) {
+		return fmt.Errorf("spec.machineRef is %s %s/%s", ref.APIVersion, namespace, ref.Name)
+	}
+	for _, owner := range a.OwnerReferences {
+		if string(owner.UID) == p.uid {
+			return nil
+		}
+	}
+	return errors.New("the Machine does not own it")
+}
+
+func group(apiVersion string) string {
+	g, _, _ := strings.Cut(apiVersion, "/")
+	return g
+}
+
+func machineRef(m *machine.Machine) v1alpha1.MachineReference {
+	return v1alpha1.MachineReference{APIVersion: m.APIVersion, Kind: m.Kind, Namespace: m.Namespace, Name: m.Name}
+}
+
+// EnsureRecord creates the empty record of a Machine that has not joined, so that its
+// attestation need not. It does nothing if there is one.
+func (r *Records) EnsureRecord(ctx context.Context, m *machine.Machine) error {
+	if m.StandIn {
+		return nil
+	}
+	if _, err := r.create(ctx, placeOf(m)); err != nil && !errors.Is(err, errConflict) {
+		return err
+	}
+	return nil
+}
+
+// create makes an empty record.
+func (r *Records) create(ctx context.Context, at place) (*unstructured.Unstructured, error) {
+	a := &v1alpha1.MachineAttestation{ObjectMeta: metav1.ObjectMeta{Namespace: at.namespace, Name: at.name}}
+	if m := at.machine; m != nil {
+		a.OwnerReferences = []metav1.OwnerReference{{APIVersion: m.APIVersion, Kind: m.Kind, Name: m.Name, UID: types.UID(at.uid)}}
+		ref := machineRef(m)
+		a.Spec.MachineRef = &ref
+	}
+	made, err := r.add(ctx, a)
+	if kerrors.IsAlreadyExists(err) {
+		return nil, errConflict
+	}
+	return made, unavailable(err, "create record %s", at)
+}
+
+// add creates the object and returns what its first status is written to.
+func (r *Records) add(ctx context.Context, a *v1alpha1.MachineAttestation) (*unstructured.Unstructured, error) {
+	if err := r.do(ctx, "create", attestations, func(ctx context.Context) error { return r.o.Client.Create(ctx, a) }); err != nil {
+		return nil, err
+	}
+	o := &unstructured.Unstructured{}
+	o.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.KindMachineAttestation))
+	o.SetNamespace(a.Namespace)
+	o.SetName(a.Name)
+	o.SetUID(a.UID)
+	o.SetResourceVersion(a.ResourceVersion)
+	return o, nil
+}
+
+// write writes the status that next has, unless the record changed since it was read.
+// It returns the object's UID.
+func (r *Records) write(ctx context.Context, at place, k snapshot, next *v1alpha1.MachineAttestation) (types.UID, error) {
+	o := k.object
+	if o == nil {
+		var err error
+		if o, err = r.create(ctx, at); err != nil {
+			return "", err
+		}
+	}
+	next.Status.MachineUID = at.uid
+	if next.Status.Phase != v1alpha1.PhasePending {
+		next.Status.Pending = nil // it was approved by being made a stand-in, and waits no more
+	}
+	return o.GetUID(), r.patchStatus(ctx, o, k.status, next.Status)
+}
+
+// patchStatus writes the step from the status before, as this version understands it,
+// to next. Fields that only another version knows stay.
+func (r *Records) patchStatus(ctx context.Context, o *unstructured.Unstructured, before map[string]any, next v1alpha1.MachineAttestationStatus) error {
+	after, err := content(next)
+	if err != nil {
+		return unavailable(err, "write record %s/%s", o.GetNamespace(), o.GetName())
+	}
+	changed := o.DeepCopy()
+	changed.Object["status"] = carry(o.Object["status"], before, after)
+	patch := client.MergeFromWithOptions(o, client.MergeFromWithOptimisticLock{})
+	err = r.do(ctx, "patch", attestationStatus, func(ctx context.Context) error { return r.o.Client.Status().Patch(ctx, changed, patch) })
+	if overtaken(err) {
+		return errConflict
+	}
+	return unavailable(err, "write record %s/%s", o.GetNamespace(), o.GetName())
+}

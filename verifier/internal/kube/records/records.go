@@ -1,0 +1,272 @@
+// Package records keeps the records of attestations in the Kubernetes API: a
+// MachineAttestation for each Machine, an IdentityClaim for each identity component,
+// and a MachineAttestation for each machine that waits for approval.
+//
+// It reads live and writes with optimistic locking, so any number of replicas may work
+// on one record. A record's status is written as a merge patch, whose lists and parts
+// keep the fields that only a newer version knows. Only the status is ever written. An
+// attestation is at most two writes where its record was created in advance.
+//
+// It needs: get, list, create and delete of machineattestations, and patch of their
+// status; get, list, create, patch and delete of identityclaims; get of machines and
+// namespaces. An error of the API is a denial with the reason StoreUnavailable. A step
+// that is made twice, or by two replicas, has the same result as one.
+package records
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+)
+
+const (
+	callTimeout = 5 * time.Second
+	// maxTries bounds how often a change is tried again after a conflict.
+	maxTries = 12
+	// Calls in the last troubleLasts that took slowCall, or had no answer, are trouble.
+	troubleLasts = time.Minute
+	slowCall     = time.Second
+)
+
+// conflict keeps replicas apart that have met at one record.
+var conflict = wait.Backoff{Duration: 5 * time.Millisecond, Factor: 1.2, Jitter: 1, Steps: maxTries}
+
+// Options are what [Records] need.
+type Options struct {
+	// Client is as [NewClient] returns it. It must not have client-go's default limit of
+	// five requests per second.
+	Client client.Client
+	// Namespace is the verifier's own: for pending machines and break-glass records.
+	Namespace string
+	// Machine finds a Machine by its UID, which says where its record is.
+	Machine func(uid string) (*machine.Machine, bool)
+	Log     *slog.Logger
+	// Timeout of one call; 0 is 5 seconds.
+	Timeout time.Duration
+	// Events receives what entered a record's history; nil: it is discarded.
+	Events events.Sink
+	// Called, if set, is called before each call of the API, with a verb as RBAC has it
+	// and a resource, with "/status" where it is that.
+	Called func(verb, resource string)
+	// Revoke, if set, revokes the bootstrap credentials of a Machine that was deleted,
+	// before its record is deleted.
+	Revoke func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error
+	// Withheld, if set, reports whether the grant of a record does not count, because a
+	// restore of etcd brought it back.
+	Withheld func(a *v1alpha1.MachineAttestation) bool
+}
+
+// Records keeps the records. It is safe for concurrent use.
+type Records struct {
+	o       Options
+	busy    turns // by UID: one replica makes one change of a record at a time
+	waiting waitingRoom
+	trouble atomic.Int64 // when a call was last slow or without an answer (Unix time in ns)
+}
+
+// New makes no call yet.
+func New(o Options) *Records {
+	o.Timeout = cmp.Or(o.Timeout, callTimeout)
+	if o.Events == nil {
+		o.Events = events.Discard{}
+	}
+	if o.Called == nil {
+		o.Called = func(string, string) {}
+	}
+	return &Records{o: o}
+}
+
+// InTrouble reports whether a call of the API was slow, or not answered, a short time
+// ago. Then the record may hold uses of a token that another replica will return.
+func (r *Records) InTrouble() bool {
+	at := r.trouble.Load()
+	return at != 0 && time.Since(time.Unix(0, at)) < troubleLasts
+}
+
+// session is one request's work on one record. Its first Update starts from what Record
+// read: the write names that version, and fails if the record changed since. It is not
+// safe for concurrent use.
+type session struct {
+	records *Records
+	uid     string
+	read    *snapshot
+}
+
+// Session returns a session for the record of one Machine.
+func (r *Records) Session(uid string) store.Session { return &session{records: r, uid: uid} }
+
+// Record implements [store.Session].
+func (s *session) Record(ctx context.Context) (*v1alpha1.MachineAttestation, error) {
+	at, err := s.records.find(s.uid)
+	if err != nil {
+		return nil, err
+	}
+	k, err := s.records.read(ctx, at)
+	if err != nil {
+		return nil, err
+	}
+	if k.object != nil {
+		s.read = &k
+	}
+	return k.record, nil
+}
+
+// Update implements [store.Session].
+func (s *session) Update(ctx context.Context, change store.Change) error {
+	read := s.read
+	s.read = nil
+	return s.records.update(ctx, s.uid, nil, read, change)
+}
+
+// Record returns the record of the Machine as it is now, or nil if there is none.
+func (r *Records) Record(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
+	return r.Session(uid).Record(ctx)
+}
+
+// Update changes the record of the Machine by change. Change receives the record as it
+// is, or nil if there is none, and returns the next one, or nil to leave it unchanged.
+// An error of change changes nothing and is returned as it is. After a conflict change
+// is called again.
+func (r *Records) Update(ctx context.Context, uid string, change store.Change) error {
+	return r.update(ctx, uid, nil, nil, change)
+}
+
+// Attest is Update that claims every component of an identity for the Machine
+// before the record is written. A component that another Machine holds is an
+// IdentityConflict, unless that Machine was deleted: then its claim is released.
+// The API is asked whether it was deleted; the cached state, alive, is not needed here.
+func (r *Records) Attest(ctx context.Context, uid string, components []string, _ func(uid string) bool, change store.Change) error {
+	return r.update(ctx, uid, components, nil, change)
+}
+
+func (r *Records) update(ctx context.Context, uid string, components []string, first *snapshot, change store.Change) error {
+	at, err := r.find(uid)
+	if err != nil {
+		return err
+	}
+	// The time for all tries: a client waits for the answer.
+	ctx, cancel := context.WithTimeout(ctx, 4*r.o.Timeout)
+	defer cancel()
+	leave, err := r.busy.enter(ctx, at.uid)
+	if err != nil {
+		return unavailable(err, "record of %s: other changes are being written", at)
+	}
+	defer leave()
+
+	u := &update{records: r, at: at, components: components, first: first, change: change}
+	var result error
+	if err := wait.ExponentialBackoffWithContext(ctx, conflict, func(ctx context.Context) (bool, error) {
+		result = u.try(ctx)
+		return !errors.Is(result, errConflict), nil
+	}); err != nil {
+		return unavailable(err, "record of %s: another writer was first each time", at)
+	}
+	return result
+}
+
+// update is one change of a record, with its tries.
+type update struct {
+	records    *Records
+	at         place
+	components []string
+	first      *snapshot // what the request read before; nil: nothing
+	change     store.Change
+	made       []*v1alpha1.IdentityClaim // by this change
+}
+
+// try makes the change once. The error is errConflict if another writer was first.
+func (u *update) try(ctx context.Context) error {
+	r, at := u.records, u.at
+	k, err := u.read(ctx)
+	if err != nil {
+		return err
+	}
+	next, err := u.change(k.record)
+	if err != nil || next == nil {
+		r.release(ctx, u.made)
+		return err
+	}
+	// An identity that this attestation does not change has its claims.
+	known := k.record != nil && k.record.Status.Identity != (v1alpha1.RecordedIdentity{}) && next.Status.Identity == k.record.Status.Identity
+	for _, component := range u.components {
+		made, err := r.claim(ctx, at, component, known)
+		if made != nil {
+			u.made = append(u.made, made)
+		}
+		if err == nil {
+			continue
+		}
+		if reason.From(err).Code == reason.IdentityConflict {
+			r.release(ctx, u.made)
+		}
+		return err
+	}
+	object, err := r.write(ctx, at, k, next)
+	if err != nil {
+		return err
+	}
+	r.announce(at, object, k.record, next)
+	return nil
+}
+
+// read reads the record, or returns what this request has read already, once.
+func (u *update) read(ctx context.Context) (snapshot, error) {
+	if first := u.first; first != nil {
+		u.first = nil
+		if first.at.uid == u.at.uid && first.at.key() == u.at.key() {
+			return *first, nil
+		}
+	}
+	return u.records.read(ctx, u.at)
+}
+
+// do makes one call of the API.
+func (r *Records) do(ctx context.Context, verb, resource string, call func(context.Context) error) error {
+	r.o.Called(verb, resource)
+	bounded, cancel := context.WithTimeout(ctx, r.o.Timeout)
+	defer cancel()
+	began := time.Now()
+	err := call(bounded)
+	// A client that leaves, or has little time, is no trouble of the API's.
+	if time.Since(began) > slowCall || ctx.Err() == nil && unanswered(err) {
+		r.trouble.Store(time.Now().UnixNano())
+	}
+	return err
+}
+
+// unanswered reports whether the outcome of a call is unknown.
+func unanswered(err error) bool {
+	return err != nil && (kerrors.ReasonForError(err) == metav1.StatusReasonUnknown ||
+		kerrors.IsTimeout(err) || kerrors.IsServerTimeout(err) || kerrors.IsInternalError(err))
+}
+
+// Missing reports whether the API answered that there is no such object. An API that
+// does not serve the resource at all has not answered that.
+func Missing(err error) bool {
+	return kerrors.IsNotFound(err) && !kerrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+}
+
+// overtaken reports whether a write found the object changed or deleted.
+func overtaken(err error) bool { return kerrors.IsConflict(err) || Missing(err) }
+
+// unavailable makes any error of the API a temporary denial. Nil stays nil.
+func unavailable(err error, format string, a ...any) error {
+	if err == nil {
+		return nil
+	}
+	return reason.Wrap(reason.StoreUnavailable, err, format, a...)
+}
