@@ -30,9 +30,11 @@ func (a *claimsAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var answer any
 	switch {
 	case r.URL.Path == resource:
-		list := v1alpha1.IdentityClaimList{TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: "IdentityClaimList"}}
+		list := v1alpha1.IdentityClaimList{}
+		list.APIVersion, list.Kind = v1alpha1.APIVersion, "IdentityClaimList"
 		for _, c := range a.claims {
-			if selector := r.URL.Query().Get("labelSelector"); selector == "" || strings.HasSuffix(selector, "="+c.Spec.MachineUID) {
+			selector := r.URL.Query().Get("labelSelector")
+			if selector == "" || strings.HasSuffix(selector, "="+c.Spec.MachineUID) {
 				list.Items = append(list.Items, c)
 			}
 		}
@@ -43,7 +45,10 @@ func (a *claimsAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case strings.Contains(r.URL.Path, "/namespaces/other/machines/"):
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusNotFound)
-		answer = &metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound}
+		answer = &metav1.Status{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
+			Status:   metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound,
+		}
 	default:
 		a.namespaceAPI.ServeHTTP(w, r)
 		return
@@ -64,9 +69,12 @@ func TestSweepClaims_ReleasesWhileOneNamespaceIsForbidden(t *testing.T) {
 		api.claims = append(api.claims, v1alpha1.IdentityClaim{
 			TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindIdentityClaim},
 			ObjectMeta: metav1.ObjectMeta{Name: records.ClaimName(component)},
-			Spec: v1alpha1.IdentityClaimSpec{Component: component, MachineUID: "u-" + namespace, MachineRef: v1alpha1.MachineReference{
-				APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine", Namespace: namespace, Name: "gone",
-			}},
+			Spec: v1alpha1.IdentityClaimSpec{
+				Component: component, MachineUID: "u-" + namespace,
+				MachineRef: v1alpha1.MachineReference{
+					APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine", Namespace: namespace, Name: "gone",
+				},
+			},
 		})
 	}
 	server := httptest.NewServer(api)

@@ -115,7 +115,8 @@ func (r *Recorder) Run(ctx context.Context) {
 		case event := <-r.queue:
 			if err := r.write(ctx, r.object(event)); err != nil && ctx.Err() == nil {
 				r.o.Dropped()
-				r.o.Log.Debug("event lost", "reason", event.Reason, "object", event.About.Namespace+"/"+event.About.Name, "error", err)
+				r.o.Log.Debug("event lost", "reason", event.Reason,
+					"object", event.About.Namespace+"/"+event.About.Name, "error", err)
 			}
 		}
 	}
@@ -133,7 +134,8 @@ func (r *Recorder) write(ctx context.Context, event *corev1.Event) error {
 	}
 	client := r.o.Client.Events(event.Namespace)
 	if result.Event.Count > 1 && !r.createOnly[event.Namespace] {
-		updated, err := client.Patch(ctx, result.Event.Name, types.StrategicMergePatchType, result.Patch, metav1.PatchOptions{})
+		name, patch := result.Event.Name, result.Patch
+		updated, err := client.Patch(ctx, name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
 		switch {
 		case err == nil:
 			r.correlator.UpdateState(updated)
@@ -174,7 +176,8 @@ func (r *Recorder) object(event Event) *corev1.Event {
 			Annotations: annotations,
 		},
 		InvolvedObject: corev1.ObjectReference{
-			APIVersion: about.APIVersion, Kind: about.Kind, Namespace: about.Namespace, Name: about.Name, UID: types.UID(about.UID),
+			APIVersion: about.APIVersion, Kind: about.Kind,
+			Namespace: about.Namespace, Name: about.Name, UID: types.UID(about.UID),
 		},
 		Type: kind, Reason: event.Reason, Message: text(event), Count: 1, FirstTimestamp: now, LastTimestamp: now,
 		Source:              corev1.EventSource{Component: component, Host: r.o.Host},

@@ -39,7 +39,9 @@ func client(t *testing.T, c *rest.Config) *kubernetes.Clientset {
 }
 
 func machine(name string) events.Object {
-	return events.Object{APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine", Namespace: "default", Name: name, UID: "u"}
+	return events.Object{
+		APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine", Namespace: "default", Name: name, UID: "u",
+	}
 }
 
 func TestAttack_T58_EventsAreLostWhileTheAPIIsAway(t *testing.T) {

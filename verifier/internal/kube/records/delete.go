@@ -64,7 +64,7 @@ func (r *Records) Delete(ctx context.Context, uid string, namespaces ...string) 
 
 // named returns the objects with a record's name. One that cannot be decoded is not
 // returned: it stays.
-func (r *Records) named(ctx context.Context, uid string, namespaces []string) (found []v1alpha1.MachineAttestation, err error) {
+func (r *Records) named(ctx context.Context, uid string, namespaces []string) ([]v1alpha1.MachineAttestation, error) {
 	if len(namespaces) == 0 {
 		var list v1alpha1.MachineAttestationList
 		err := r.do(ctx, "list", attestations, func(ctx context.Context) error {
@@ -72,6 +72,7 @@ func (r *Records) named(ctx context.Context, uid string, namespaces []string) (f
 		})
 		return list.Items, unavailable(err, "look for the record of %s", uid)
 	}
+	var found []v1alpha1.MachineAttestation
 	for _, namespace := range namespaces {
 		o, err := r.get(ctx, client.ObjectKey{Namespace: namespace, Name: uid})
 		if Missing(err) {
@@ -141,7 +142,9 @@ func (r *Records) namespaceGone(ctx context.Context, name string) bool {
 }
 
 // metadata reads an object of a kind that [NewClient] knows.
-func (r *Records) metadata(ctx context.Context, group, version, kind string, key client.ObjectKey) (*metav1.PartialObjectMetadata, error) {
+func (r *Records) metadata(
+	ctx context.Context, group, version, kind string, key client.ObjectKey,
+) (*metav1.PartialObjectMetadata, error) {
 	o := &metav1.PartialObjectMetadata{}
 	o.SetGroupVersionKind(schema.GroupVersionKind{Group: group, Version: version, Kind: kind})
 	resource, _ := meta.UnsafeGuessKindToResource(o.GroupVersionKind())

@@ -34,7 +34,10 @@ var eventOf = map[string]struct {
 // announce emits an Event for each new entry in the history of a record that was
 // written.
 func (r *Records) announce(at place, uid types.UID, before, after *v1alpha1.MachineAttestation) {
-	about := events.Object{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindMachineAttestation, Namespace: at.namespace, Name: at.name, UID: string(uid)}
+	about := events.Object{
+		APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindMachineAttestation,
+		Namespace: at.namespace, Name: at.name, UID: string(uid),
+	}
 	if m := at.about; m != nil {
 		about = events.Object{APIVersion: m.APIVersion, Kind: m.Kind, Namespace: m.Namespace, Name: m.Name, UID: m.UID}
 	}
@@ -50,7 +53,10 @@ func (r *Records) announce(at place, uid types.UID, before, after *v1alpha1.Mach
 		if h.Reason == reason.IdentityConflict.String() {
 			t.reason = "Conflict"
 		}
-		r.o.Events.Emit(events.Event{About: about, Warning: t.warning, Reason: t.reason, Code: h.Reason, Message: t.before + h.Message, CorrelationID: h.CorrelationID})
+		r.o.Events.Emit(events.Event{
+			About: about, Warning: t.warning, Reason: t.reason, Code: h.Reason,
+			Message: t.before + h.Message, CorrelationID: h.CorrelationID,
+		})
 	}
 }
 

@@ -41,7 +41,8 @@ func (p place) String() string        { return p.namespace + "/" + p.name }
 
 func (r *Records) find(uid string) (place, error) {
 	if record.IsBreakGlass(uid) {
-		at := place{uid: uid, namespace: r.o.Namespace, name: "break-glass-" + strings.TrimPrefix(uid, record.BreakGlassUID(""))}
+		id := strings.TrimPrefix(uid, record.BreakGlassUID(""))
+		at := place{uid: uid, namespace: r.o.Namespace, name: "break-glass-" + id}
 		if len(validation.IsDNS1123Subdomain(at.name)) > 0 {
 			return place{}, reason.Deny(reason.TokenInvalid, "the id of a break-glass token is %.80q", uid)
 		}
@@ -116,7 +117,8 @@ func (r *Records) understand(at place, o *unstructured.Unstructured) (snapshot, 
 		return snapshot{}, reason.Deny(reason.MachineNotFound, "%s was deleted and made anew", at)
 	}
 	if err != nil {
-		r.o.Log.Error("a record is not as the verifier makes it, and is left alone", "record", at.String(), "machine_uid", at.uid, "error", err)
+		r.o.Log.Error("a record is not as the verifier makes it, and is left alone",
+			"record", at.String(), "machine_uid", at.uid, "error", err)
 		return snapshot{}, unavailable(err, "record %s", at)
 	}
 	if k.status, err = content(a.Status); err != nil {
@@ -193,9 +195,9 @@ func (r *Records) EnsureRecord(ctx context.Context, m *machine.Machine) error {
 func (r *Records) create(ctx context.Context, at place) (*unstructured.Unstructured, error) {
 	a := &v1alpha1.MachineAttestation{ObjectMeta: metav1.ObjectMeta{Namespace: at.namespace, Name: at.name}}
 	if m := at.machine; m != nil {
-		a.OwnerReferences = []metav1.OwnerReference{{APIVersion: m.APIVersion, Kind: m.Kind, Name: m.Name, UID: types.UID(at.uid)}}
+		owner := metav1.OwnerReference{APIVersion: m.APIVersion, Kind: m.Kind, Name: m.Name, UID: types.UID(at.uid)}
 		ref := machineRef(m)
-		a.Spec.MachineRef = &ref
+		a.OwnerReferences, a.Spec.MachineRef = []metav1.OwnerReference{owner}, &ref
 	}
 	made, err := r.add(ctx, a)
 	if kerrors.IsAlreadyExists(err) {
@@ -206,7 +208,8 @@ func (r *Records) create(ctx context.Context, at place) (*unstructured.Unstructu
 
 // add creates the object and returns what its first status is written to.
 func (r *Records) add(ctx context.Context, a *v1alpha1.MachineAttestation) (*unstructured.Unstructured, error) {
-	if err := r.do(ctx, "create", attestations, func(ctx context.Context) error { return r.o.Client.Create(ctx, a) }); err != nil {
+	err := r.do(ctx, "create", attestations, func(ctx context.Context) error { return r.o.Client.Create(ctx, a) })
+	if err != nil {
 		return nil, err
 	}
 	o := &unstructured.Unstructured{}
@@ -220,7 +223,9 @@ func (r *Records) add(ctx context.Context, a *v1alpha1.MachineAttestation) (*uns
 
 // write writes the status that next has, unless the record changed since it was read.
 // It returns the object's UID.
-func (r *Records) write(ctx context.Context, at place, k snapshot, next *v1alpha1.MachineAttestation) (types.UID, error) {
+func (r *Records) write(
+	ctx context.Context, at place, k snapshot, next *v1alpha1.MachineAttestation,
+) (types.UID, error) {
 	o := k.object
 	if o == nil {
 		var err error
@@ -237,7 +242,9 @@ func (r *Records) write(ctx context.Context, at place, k snapshot, next *v1alpha
 
 // patchStatus writes the step from the status before, as this version understands it,
 // to next. Fields that only another version knows stay.
-func (r *Records) patchStatus(ctx context.Context, o *unstructured.Unstructured, before map[string]any, next v1alpha1.MachineAttestationStatus) error {
+func (r *Records) patchStatus(
+	ctx context.Context, o *unstructured.Unstructured, before map[string]any, next v1alpha1.MachineAttestationStatus,
+) error {
 	after, err := content(next)
 	if err != nil {
 		return unavailable(err, "write record %s/%s", o.GetNamespace(), o.GetName())
@@ -245,7 +252,9 @@ func (r *Records) patchStatus(ctx context.Context, o *unstructured.Unstructured,
 	changed := o.DeepCopy()
 	changed.Object["status"] = carry(o.Object["status"], before, after)
 	patch := client.MergeFromWithOptions(o, client.MergeFromWithOptimisticLock{})
-	err = r.do(ctx, "patch", attestationStatus, func(ctx context.Context) error { return r.o.Client.Status().Patch(ctx, changed, patch) })
+	err = r.do(ctx, "patch", attestationStatus, func(ctx context.Context) error {
+		return r.o.Client.Status().Patch(ctx, changed, patch)
+	})
 	if overtaken(err) {
 		return errConflict
 	}

@@ -88,7 +88,10 @@ func (r *Records) seen(ctx context.Context, now time.Time, o *unstructured.Unstr
 
 // changePending writes a change of the status. If another replica or an administrator
 // was first, their state stays.
-func (r *Records) changePending(ctx context.Context, o *unstructured.Unstructured, a *v1alpha1.MachineAttestation, change func(*v1alpha1.MachineAttestationStatus)) error {
+func (r *Records) changePending(
+	ctx context.Context, o *unstructured.Unstructured, a *v1alpha1.MachineAttestation,
+	change func(*v1alpha1.MachineAttestationStatus),
+) error {
 	before, err := content(a.Status)
 	if err != nil {
 		return unavailable(err, "pending machine %s", a.Name)
@@ -127,9 +130,9 @@ func (r *Records) admit(ctx context.Context, now time.Time, p store.Pending) err
 		return full
 	}
 	key := r.pendingKey(p.EKSHA256)
-	made, err := r.add(ctx, &v1alpha1.MachineAttestation{
-		ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name, Labels: map[string]string{labelPending: "true"}},
-	})
+	made, err := r.add(ctx, &v1alpha1.MachineAttestation{ObjectMeta: metav1.ObjectMeta{
+		Namespace: key.Namespace, Name: key.Name, Labels: map[string]string{labelPending: "true"},
+	}})
 	if kerrors.IsAlreadyExists(err) {
 		return nil // by another replica
 	}
@@ -157,7 +160,8 @@ func (r *Records) Waiting(ctx context.Context, now time.Time) ([]store.Pending, 
 			return nil
 		}
 		all = append(all, store.Pending{
-			ID: strings.TrimPrefix(a.Name, v1alpha1.PendingPrefix), EKSHA256: p.EKSHA256, Pool: p.Pool, FirstSeen: p.FirstSeen.Time, LastSeen: p.LastSeen.Time,
+			ID: strings.TrimPrefix(a.Name, v1alpha1.PendingPrefix), EKSHA256: p.EKSHA256, Pool: p.Pool,
+			FirstSeen: p.FirstSeen.Time, LastSeen: p.LastSeen.Time,
 			Source: p.Source, Certificate: p.Certificate, Claims: p.Claims,
 		})
 		return nil
@@ -188,7 +192,9 @@ func (r *Records) expire(ctx context.Context, now time.Time) (left int, err erro
 }
 
 // eachPending calls f for every pending machine, in the order of their names.
-func (r *Records) eachPending(ctx context.Context, f func(*unstructured.Unstructured, *v1alpha1.MachineAttestation) error) error {
+func (r *Records) eachPending(
+	ctx context.Context, f func(*unstructured.Unstructured, *v1alpha1.MachineAttestation) error,
+) error {
 	list := &unstructured.UnstructuredList{} // one object that cannot be decoded must not hide the others
 	list.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.KindMachineAttestation + "List"))
 	err := r.do(ctx, "list", attestations, func(ctx context.Context) error {
@@ -217,7 +223,9 @@ func (r *Records) eachPending(ctx context.Context, f func(*unstructured.Unstruct
 // deletePending deletes a pending machine, unless it changed: an approval must not be
 // lost.
 func (r *Records) deletePending(ctx context.Context, o *unstructured.Unstructured) error {
-	err := r.do(ctx, "delete", attestations, func(ctx context.Context) error { return r.o.Client.Delete(ctx, o, unchanged(o)) })
+	err := r.do(ctx, "delete", attestations, func(ctx context.Context) error {
+		return r.o.Client.Delete(ctx, o, unchanged(o))
+	})
 	if overtaken(err) {
 		return nil
 	}

@@ -149,11 +149,15 @@ func (r *Records) Update(ctx context.Context, uid string, change store.Change) e
 // before the record is written. A component that another Machine holds is an
 // IdentityConflict, unless that Machine was deleted: then its claim is released.
 // The API is asked whether it was deleted; the cached state, alive, is not needed here.
-func (r *Records) Attest(ctx context.Context, uid string, components []string, _ func(uid string) bool, change store.Change) error {
+func (r *Records) Attest(
+	ctx context.Context, uid string, components []string, _ func(uid string) bool, change store.Change,
+) error {
 	return r.update(ctx, uid, components, nil, change)
 }
 
-func (r *Records) update(ctx context.Context, uid string, components []string, first *snapshot, change store.Change) error {
+func (r *Records) update(
+	ctx context.Context, uid string, components []string, first *snapshot, change store.Change,
+) error {
 	at, err := r.find(uid)
 	if err != nil {
 		return err
@@ -201,7 +205,8 @@ func (u *update) try(ctx context.Context) error {
 		return err
 	}
 	// An identity that this attestation does not change has its claims.
-	known := k.record != nil && k.record.Status.Identity != (v1alpha1.RecordedIdentity{}) && next.Status.Identity == k.record.Status.Identity
+	known := k.record != nil && k.record.Status.Identity != (v1alpha1.RecordedIdentity{}) &&
+		next.Status.Identity == k.record.Status.Identity
 	for _, component := range u.components {
 		made, err := r.claim(ctx, at, component, known)
 		if made != nil {
