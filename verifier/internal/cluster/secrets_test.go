@@ -110,6 +110,10 @@ func (a *secretAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if name, _ := meta["name"].(string); r.Method == http.MethodPost {
 			at += "/" + name
 		}
+		if was := a.records[at]; r.Method == http.MethodPatch && was != nil { // of the status, and of what has none yet
+			was["status"] = o["status"]
+			o, meta = was, was["metadata"].(map[string]any)
+		}
 		a.version++
 		meta["resourceVersion"] = strconv.Itoa(a.version)
 		if a.records == nil {
