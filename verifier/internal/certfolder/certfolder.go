@@ -86,10 +86,10 @@ func (f *Folder) Init() (made bool, err error) {
 	}
 	defer unlock()
 	var there, gone []string
-	for _, name := range []string{"tls/ca.crt", "tls/tls.crt", "tls/tls.key"} {
+	for _, name := range []string{"tls/ca.key", "tls/ca.crt", "tls/tls.crt", "tls/tls.key"} {
 		if _, err := os.Lstat(f.path(name)); err == nil {
 			there = append(there, name)
-		} else {
+		} else if name != "tls/ca.key" { // which may be kept elsewhere
 			gone = append(gone, name)
 		}
 	}
@@ -98,7 +98,7 @@ func (f *Folder) Init() (made bool, err error) {
 		return false, nil
 	case len(there) > 0:
 		// Half a set must not be mixed with a new half.
-		return false, fmt.Errorf("%v missing while %v exist", gone, there)
+		return false, fmt.Errorf("%s is missing, and other files of the set exist: %s", gone[0], strings.Join(there, ", "))
 	}
 	ca, err := pki.NewCA(caName, f.now())
 	if err != nil {

@@ -276,6 +276,25 @@ func TestFolderAfterACrashOfTheServingCertificate(t *testing.T) {
 	}
 }
 
+// Init makes nothing where a part of the certificates exists. A key of a CA is not replaced.
+func TestFolderInitKeepsHalfASet(t *testing.T) {
+	for _, name := range []string{"tls/ca.key", "tls/ca.crt", "tls/tls.crt", "tls/tls.key"} {
+		f := &Folder{Dir: t.TempDir(), Hosts: []string{host}}
+		if err := os.Mkdir(filepath.Join(f.Dir, "tls"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(f.Dir, name), []byte("kept"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if made, err := f.Init(); made || err == nil || !strings.HasSuffix(err.Error(), ": "+name) {
+			t.Errorf("%s: made %t, %v", name, made, err)
+		}
+		if raw, err := os.ReadFile(filepath.Join(f.Dir, name)); err != nil || string(raw) != "kept" {
+			t.Errorf("%s was replaced: %v", name, err)
+		}
+	}
+}
+
 // Two commands at once: one is refused, and has changed nothing.
 func TestFolderIsLocked(t *testing.T) {
 	f := newFiles(t)

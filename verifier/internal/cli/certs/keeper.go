@@ -17,11 +17,11 @@ import (
 
 // keeper keeps the certificates of a folder or of a cluster.
 type keeper interface {
-	look(context.Context) (mcscert.Status, error)
+	Inspect(context.Context) (mcscert.Status, error)
+	Rotate(ctx context.Context, now bool) (mcscert.Step, mcscert.Status, error)
 	init(ctx context.Context, force bool) (made string, s mcscert.Status, err error)
-	rotate(ctx context.Context, now bool) (mcscert.Step, mcscert.Status, error)
-	due(context.Context) ([]mcscert.Step, mcscert.Status, error)
-	// after says what is left for a person to do after a step.
+	due() ([]mcscert.Step, mcscert.Status, error)
+	// after states what is left for a person to do after a step.
 	after(mcscert.Step) string
 }
 
@@ -69,7 +69,7 @@ func clusterConfig(ctx context.Context, e *env.Env, cluster *operator.Cluster) (
 
 type folderKeeper struct{ f *certfolder.Folder }
 
-func (k folderKeeper) look(context.Context) (mcscert.Status, error) { return k.f.Inspect() }
+func (k folderKeeper) Inspect(context.Context) (mcscert.Status, error) { return k.f.Inspect() }
 
 func (k folderKeeper) init(context.Context, bool) (string, mcscert.Status, error) {
 	made, err := k.f.Init()
@@ -83,13 +83,11 @@ func (k folderKeeper) init(context.Context, bool) (string, mcscert.Status, error
 	return "kept tls/", s, err
 }
 
-func (k folderKeeper) rotate(_ context.Context, now bool) (mcscert.Step, mcscert.Status, error) {
+func (k folderKeeper) Rotate(_ context.Context, now bool) (mcscert.Step, mcscert.Status, error) {
 	return k.f.Rotate(now)
 }
 
-func (k folderKeeper) due(context.Context) ([]mcscert.Step, mcscert.Status, error) {
-	return k.f.Due()
-}
+func (k folderKeeper) due() ([]mcscert.Step, mcscert.Status, error) { return k.f.Due() }
 
 func (folderKeeper) after(step mcscert.Step) string {
 	if step == mcscert.StepCA {
@@ -98,20 +96,14 @@ func (folderKeeper) after(step mcscert.Step) string {
 	return "the verifier takes it up within a second; machines need a pointer config with the bundle of tls/ca.crt"
 }
 
-type clusterKeeper struct{ c *mcscertificates.Reconciler }
-
-func (k clusterKeeper) look(ctx context.Context) (mcscert.Status, error) { return k.c.Inspect(ctx) }
+type clusterKeeper struct{ *mcscertificates.Reconciler }
 
 func (k clusterKeeper) init(ctx context.Context, force bool) (string, mcscert.Status, error) {
-	s, err := k.c.Init(ctx, force)
+	s, err := k.Init(ctx, force)
 	return "the objects are there; a verifier with certificates: in its configuration keeps them", s, err
 }
 
-func (k clusterKeeper) rotate(ctx context.Context, now bool) (mcscert.Step, mcscert.Status, error) {
-	return k.c.Rotate(ctx, now)
-}
-
-func (k clusterKeeper) due(context.Context) ([]mcscert.Step, mcscert.Status, error) {
+func (clusterKeeper) due() ([]mcscert.Step, mcscert.Status, error) {
 	return nil, mcscert.Status{}, errors.New("in a cluster the verifier does what is due by itself")
 }
 

@@ -33,7 +33,7 @@ server, which hands the pointer config out. --force replaces it all the same.`,
 			if err != nil {
 				return err
 			}
-			s, err := k.look(cmd.Context())
+			s, err := k.Inspect(cmd.Context())
 			if len(s.Bundle) == 0 {
 				return errors.Join(err, errors.New("there is no CA bundle"))
 			}

@@ -32,7 +32,7 @@ CA is old: to them it is a certificate of the future.`,
 				return err
 			}
 			if due {
-				steps, s, err := k.due(cmd.Context())
+				steps, s, err := k.due()
 				for _, step := range steps {
 					cmd.Println(describeStep(step) + "\n" + k.after(step))
 				}
@@ -42,7 +42,7 @@ CA is old: to them it is a certificate of the future.`,
 				}
 				return hintKey(err)
 			}
-			step, s, err := k.rotate(cmd.Context(), now)
+			step, s, err := k.Rotate(cmd.Context(), now)
 			var early *mcscert.TooEarly
 			switch {
 			case errors.As(err, &early):

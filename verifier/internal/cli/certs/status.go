@@ -31,7 +31,7 @@ func statusCommand(e *env.Env) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		s, err := k.look(cmd.Context())
+		s, err := k.Inspect(cmd.Context())
 		err = hintKey(err)
 		if err != nil && s.Leaf == nil && s.CA == nil {
 			return err

@@ -17,10 +17,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/certfolder"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
 
@@ -128,32 +128,24 @@ func (w folderWriter) write(name string, mode os.FileMode, content []byte, what 
 }
 
 func (w folderWriter) certificates(hosts []string, now time.Time) error {
-	var ca pki.Pair
-	var err error
-	if w.exists("tls/ca.crt") || w.exists("tls/tls.crt") {
-		// Half a set must not be mixed with a new half.
-		for _, f := range []string{"tls/ca.crt", "tls/tls.crt", "tls/tls.key"} {
-			if !w.exists(f) {
-				return hint.New(fmt.Errorf("%s is missing while others of tls/ exist", f),
-					"restore it, or remove the whole folder tls/ to begin with new certificates")
-			}
-			fmt.Fprintf(w.out, "kept  %s\n", f)
-		}
-		return nil
-	}
-	if ca, err = pki.NewCA("mcs-attest CA", now); err != nil {
-		return err
-	}
-	leaf, err := ca.Serve(hosts, now)
+	f := certfolder.Folder{Dir: w.dir, Hosts: hosts, Now: func() time.Time { return now }}
+	made, err := f.Init()
 	if err != nil {
-		return err
+		return hint.New(err, "restore it, or remove the whole folder tls/ to begin with new certificates")
 	}
-	return errors.Join(
-		w.write("tls/ca.key", 0o600, ca.Key.Expose(), "key of the CA; may be kept elsewhere"),
-		w.write("tls/ca.crt", 0o644, ca.Certificate, "the CA that the pointer configs name"),
-		w.write("tls/tls.key", 0o600, leaf.Key.Expose(), "key of the serving certificate"),
-		w.write("tls/tls.crt", 0o644, leaf.Certificate, fmt.Sprintf("serving certificate for %v", hosts)),
-	)
+	for _, f := range []struct{ name, what string }{
+		{"tls/ca.key", "key of the CA; may be kept elsewhere"},
+		{"tls/ca.crt", "the CA that the pointer configs name"},
+		{"tls/tls.key", "key of the serving certificate"},
+		{"tls/tls.crt", fmt.Sprintf("serving certificate for %v", hosts)},
+	} {
+		if made {
+			fmt.Fprintf(w.out, "wrote %-28s %s\n", f.name, f.what)
+		} else if w.exists(f.name) {
+			fmt.Fprintf(w.out, "kept  %s\n", f.name)
+		}
+	}
+	return nil
 }
 
 func (w folderWriter) keys(now time.Time) error {
