@@ -47,6 +47,11 @@ const maxOperators = 64
 // connections.
 const memoryLimit = 112 << 20
 
+// folderGCPercent is how much garbage may pile up below memoryLimit, in percent of what
+// is in use, unless GOGC says otherwise. A folder uses little, so that the default of 100
+// makes the collector run all the time.
+const folderGCPercent = 400
+
 // shutdownGrace is how long requests under way may take when the verifier stops.
 const shutdownGrace = 20 * time.Second
 
@@ -84,6 +89,9 @@ and is reported. SIGTERM lets requests under way finish.`,
 			}
 			if c.Kubernetes == nil && os.Getenv("GOMEMLIMIT") == "" {
 				debug.SetMemoryLimit(memoryLimit)
+				if os.Getenv("GOGC") == "" {
+					debug.SetGCPercent(folderGCPercent)
+				}
 			}
 			return serve(cmd.Context(), c, logger)
 		},
