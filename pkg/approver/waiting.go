@@ -79,7 +79,8 @@ func (r *Request) Newer(all []*Request, limit int) []*Request {
 
 // CountPending counts for [Load].Pending among the requests of [KeyCounted]. recorded
 // reports whether a record has a credential.
-func (c Config) CountPending(all []certificatesv1.CertificateSigningRequest, recorded func(credential string) bool, now time.Time) (n int) {
+func (c Config) CountPending(all []certificatesv1.CertificateSigningRequest, recorded func(credential string) bool,
+	now time.Time) (n int) {
 	for i := range all {
 		if !c.Attestation {
 			if from, until, ok := c.Pending(&all[i]); ok && now.After(from) && now.Before(until) {
@@ -103,8 +104,10 @@ const messageBytes = 100
 // its owner and who approved it. It does not keep what the request asks for.
 func Trim(in *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
 	out := &certificatesv1.CertificateSigningRequest{
-		ObjectMeta: metav1.ObjectMeta{Name: in.Name, UID: in.UID, ResourceVersion: in.ResourceVersion, CreationTimestamp: in.CreationTimestamp},
-		Spec:       certificatesv1.CertificateSigningRequestSpec{SignerName: in.Spec.SignerName, Username: in.Spec.Username},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: in.Name, UID: in.UID, ResourceVersion: in.ResourceVersion, CreationTimestamp: in.CreationTimestamp,
+		},
+		Spec: certificatesv1.CertificateSigningRequestSpec{SignerName: in.Spec.SignerName, Username: in.Spec.Username},
 	}
 	if v := in.Spec.Extra[extraCredentialID]; len(v) > 0 {
 		out.Spec.Extra = map[string]certificatesv1.ExtraValue{extraCredentialID: v}

@@ -62,7 +62,7 @@ type Options struct {
 	Log *slog.Logger // required
 	// Cache restricts what is watched of a type: namespaces, selectors, transforms.
 	Cache map[client.Object]cache.ByObject
-	// WatchFailed receives the errors of watches. Optional.
+	// WatchFailed receives the errors of watches, which are also logged. Optional.
 	WatchFailed toolscache.WatchErrorHandlerWithContext
 }
 
@@ -81,9 +81,14 @@ func NewManager(c *rest.Config, o Options) (manager.Manager, error) {
 		Scheme: scheme,
 		Logger: log,
 		Cache: cache.Options{
-			ByObject:                 o.Cache,
-			DefaultWatchErrorHandler: o.WatchFailed,
-			DefaultTransform:         cache.TransformStripManagedFields(),
+			ByObject: o.Cache,
+			DefaultWatchErrorHandler: func(ctx context.Context, r *toolscache.Reflector, err error) {
+				toolscache.DefaultWatchErrorHandler(ctx, r, err)
+				if o.WatchFailed != nil {
+					o.WatchFailed(ctx, r, err)
+				}
+			},
+			DefaultTransform: cache.TransformStripManagedFields(),
 			// A read that would begin to watch a whole kind is an error.
 			ReaderFailOnMissingInformer: true,
 		},

@@ -37,7 +37,8 @@ type fileObjects struct {
 var fileKinds = []schema.GroupKind{
 	{Group: "certificates.k8s.io", Kind: "CertificateSigningRequest"}, {Group: "machine.openshift.io", Kind: "Machine"},
 	{Group: "cluster.x-k8s.io", Kind: "Machine"}, {Group: "mcs-attest.dev", Kind: "MachineAttestation"}, {Kind: "Node"},
-	{Kind: "ConfigMap"}, {Group: "config.openshift.io", Kind: "Network"}, {Group: "network.openshift.io", Kind: "HostSubnet"},
+	{Kind: "ConfigMap"}, {Group: "config.openshift.io", Kind: "Network"},
+	{Group: "network.openshift.io", Kind: "HostSubnet"},
 }
 
 func newFileObjects() (*fileObjects, error) {

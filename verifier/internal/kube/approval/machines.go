@@ -57,10 +57,10 @@ func (r *Reader) machines(ctx context.Context, name string, refs []machine.Ref) 
 }
 
 // machine reads a Machine of a version that is chosen at run time; nil if there is none.
-func (r *Reader) machine(ctx context.Context, gv schema.GroupVersion, namespace, name string) (*approver.Machine, error) {
+func (l live) machine(ctx context.Context, gv schema.GroupVersion, namespace, name string) (*approver.Machine, error) {
 	o := new(unstructured.Unstructured)
 	o.SetGroupVersionKind(gv.WithKind("Machine"))
-	if ok, err := r.get(ctx, namespace, name, o); !ok {
+	if ok, err := l.get(ctx, namespace, name, o); !ok {
 		return nil, err
 	}
 	m, err := approver.MachineFromObject(o.Object)
@@ -112,7 +112,7 @@ func (r *Reader) standIns(ctx context.Context, name string) (found []approver.Ma
 	var all v1alpha1.MachineAttestationList
 	for _, namespace := range r.o.Namespaces {
 		if namespace == "" {
-			err = r.o.Client.List(ctx, &all, client.MatchingFields{"metadata.name": name})
+			err = r.List(ctx, &all, client.MatchingFields{"metadata.name": name})
 			if err != nil && !r.absent(ctx, "", err) {
 				return nil, fmt.Errorf("list MachineAttestations called %s: %w", name, err)
 			}

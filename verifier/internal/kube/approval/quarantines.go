@@ -59,7 +59,7 @@ func (r *Reader) Quarantines(ctx context.Context, namespaces []string) ([]v1alph
 		// Other callers use the list, too: it does not end with this caller.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), listTimeout)
 		defer cancel()
-		r.listQuarantines(ctx, l)
+		l.fill(ctx, r.live, r.o.Namespaces)
 	})
 	for _, namespace := range slices.Concat(namespaces, []string{r.o.Namespace, ""}) {
 		if err := l.barred[namespace]; err != nil {
@@ -69,10 +69,10 @@ func (r *Reader) Quarantines(ctx context.Context, namespaces []string) ([]v1alph
 	return l.found, l.err
 }
 
-func (r *Reader) listQuarantines(ctx context.Context, l *quarantineList) {
+func (l *quarantineList) fill(ctx context.Context, api live, namespaces []string) {
 	l.barred = map[string]error{}
-	for _, namespace := range r.o.Namespaces {
-		err := eachPage(ctx, r.o.Client, newAttestations, func(page *v1alpha1.MachineAttestationList) error {
+	for _, namespace := range namespaces {
+		err := eachPage(ctx, api, newAttestations, func(page *v1alpha1.MachineAttestationList) error {
 			for _, a := range page.Items {
 				if a.Spec.Quarantined {
 					l.found = append(l.found, v1alpha1.MachineAttestation{ObjectMeta: a.ObjectMeta, Spec: a.Spec})
@@ -81,7 +81,7 @@ func (r *Reader) listQuarantines(ctx context.Context, l *quarantineList) {
 			return nil
 		}, client.InNamespace(namespace))
 		switch {
-		case err == nil || r.absent(ctx, namespace, err):
+		case err == nil || api.absent(ctx, namespace, err):
 		case kerrors.IsForbidden(err):
 			l.barred[namespace] = fmt.Errorf("namespace %q: %w", namespace, err)
 		default:
@@ -101,16 +101,16 @@ type counted struct {
 // of many requests would cause a count of all of them.
 const countAge = time.Second
 
-// pendingLately is Pending, or its result of a moment ago.
-func (r *Reader) pendingLately(ctx context.Context) (int, error) {
-	r.counted.mu.Lock()
-	defer r.counted.mu.Unlock()
-	if now := time.Now(); r.counted.at.IsZero() || now.Sub(r.counted.at) > countAge {
-		n, err := r.Pending(ctx)
+// get returns the count, or that of a moment ago.
+func (c *counted) get(count func() (int, error)) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now := time.Now(); c.at.IsZero() || now.Sub(c.at) > countAge {
+		n, err := count()
 		if err != nil {
 			return 0, err
 		}
-		r.counted.at, r.counted.n = now, n
+		c.at, c.n = now, n
 	}
-	return r.counted.n, nil
+	return c.n, nil
 }

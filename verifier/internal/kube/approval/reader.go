@@ -15,24 +15,16 @@
 package approval
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net"
-	"reflect"
 	"slices"
-	"strings"
 	"time"
 
 	configv1 "github.com/openshift/api/config/v1"
 	networkv1 "github.com/openshift/api/network/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
-	kerrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
@@ -83,16 +75,19 @@ type Options struct {
 // credentials of their own.
 func Rules(c config.Approver, own *config.Credential) approver.Config {
 	rules := approver.Config{
-		Attestation: c.Attestation != config.AttestationOff, MaxMachineAge: time.Duration(c.MaxMachineAge), PendingPerMachine: c.PendingPerMachine,
+		Attestation: c.Attestation != config.AttestationOff, MaxMachineAge: time.Duration(c.MaxMachineAge),
+		PendingPerMachine: c.PendingPerMachine,
 	}
 	if own != nil {
-		rules.ServiceAccount, rules.BootstrapTokens, rules.BootstrapGroups = own.ServiceAccount, own.Kind == config.BootstrapToken, own.Groups
+		rules.ServiceAccount, rules.BootstrapGroups = own.ServiceAccount, own.Groups
+		rules.BootstrapTokens = own.Kind == config.BootstrapToken
 	}
 	return rules
 }
 
 // Reader implements [approver.World].
 type Reader struct {
+	switches
 	o           Options
 	quarantines quarantines
 	counted     counted
@@ -112,7 +107,10 @@ func NewReader(o Options) *Reader {
 	if o.Dial == nil {
 		o.Dial = dialKubelet
 	}
-	return &Reader{o: o}
+	return &Reader{
+		o:        o,
+		switches: switches{live{o.Client}, o.Config, o.Rules.Attestation},
+	}
 }
 
 // Node implements [approver.World].
@@ -160,10 +158,12 @@ func (r *Reader) Egress(ctx context.Context, node string) (*approver.Egress, err
 }
 
 // Load implements [approver.World].
-func (r *Reader) Load(ctx context.Context, req *approver.Request, rec *v1alpha1.MachineAttestation) (l approver.Load, err error) {
+func (r *Reader) Load(ctx context.Context, req *approver.Request, rec *v1alpha1.MachineAttestation) (
+	l approver.Load, err error,
+) {
 	l.Machines, l.Nodes = r.o.Machines.Counts()
 	if !r.o.Rules.Attestation {
-		l.Pending, err = r.pendingLately(ctx)
+		l.Pending, err = r.counted.get(func() (int, error) { return r.Pending(ctx) })
 		return l, err
 	}
 	own, err := r.own(ctx, req, rec)
@@ -172,7 +172,9 @@ func (r *Reader) Load(ctx context.Context, req *approver.Request, rec *v1alpha1.
 }
 
 // own returns the waiting requests of the machine or node that made a request.
-func (r *Reader) own(ctx context.Context, req *approver.Request, rec *v1alpha1.MachineAttestation) (all []*approver.Request, err error) {
+func (r *Reader) own(ctx context.Context, req *approver.Request, rec *v1alpha1.MachineAttestation) (
+	all []*approver.Request, err error,
+) {
 	for _, key := range req.OwnKeys(rec) {
 		found, err := r.o.Waiting(ctx, key)
 		if err != nil {
@@ -199,7 +201,9 @@ func (r *Reader) Pending(ctx context.Context) (int, error) {
 const maxNewer = 10
 
 // Newer implements [approver.World].
-func (r *Reader) Newer(ctx context.Context, req *approver.Request, rec *v1alpha1.MachineAttestation) (newer []*approver.Request, err error) {
+func (r *Reader) Newer(ctx context.Context, req *approver.Request, rec *v1alpha1.MachineAttestation) (
+	newer []*approver.Request, err error,
+) {
 	own, err := r.own(ctx, req, rec)
 	if err != nil {
 		return nil, err
@@ -228,12 +232,15 @@ func (r *Reader) Pinned(ctx context.Context, rec *v1alpha1.MachineAttestation) (
 
 // PinnedRequests scans all requests, since any of them may have the key. Only a machine
 // that asks with two keys causes such a scan.
-func (r *Reader) PinnedRequests(ctx context.Context, rec *v1alpha1.MachineAttestation) (all []certificatesv1.CertificateSigningRequest, err error) {
+func (r *Reader) PinnedRequests(ctx context.Context, rec *v1alpha1.MachineAttestation) (
+	all []certificatesv1.CertificateSigningRequest, err error,
+) {
 	if rec == nil || rec.Status.Certificate == nil {
 		return nil, nil
 	}
 	key, now := rec.Status.Certificate.PublicKeySHA256, r.o.Now()
-	err = eachPage(ctx, r.o.Client, newRequests, func(page *certificatesv1.CertificateSigningRequestList) error {
+	kubelets := client.MatchingFields{"spec.signerName": certificatesv1.KubeAPIServerClientKubeletSignerName}
+	err = eachPage(ctx, r, newRequests, func(page *certificatesv1.CertificateSigningRequestList) error {
 		for i := range page.Items {
 			req := approver.FromCSR(&page.Items[i])
 			if req.Kind != approver.Client || req.PublicKeySHA256 != key {
@@ -244,62 +251,6 @@ func (r *Reader) PinnedRequests(ctx context.Context, rec *v1alpha1.MachineAttest
 			}
 		}
 		return nil
-	}, client.MatchingFields{"spec.signerName": certificatesv1.KubeAPIServerClientKubeletSignerName})
+	}, kubelets)
 	return all, err
-}
-
-// pageSize of a live list.
-const pageSize = 500
-
-// eachPage lists page by page. Each page needs a list of its own: decoding into a used one
-// keeps old fields.
-func eachPage[L client.ObjectList](ctx context.Context, c client.Reader, empty func() L, add func(L) error, opts ...client.ListOption) error {
-	for token := ""; ; {
-		page := empty()
-		err := c.List(ctx, page, append([]client.ListOption{client.Limit(pageSize), client.Continue(token)}, opts...)...)
-		if err != nil {
-			return fmt.Errorf("list %s: %w", kindOf(page), err)
-		}
-		if err := add(page); err != nil {
-			return err
-		}
-		if token = page.GetContinue(); token == "" {
-			return nil
-		}
-	}
-}
-
-func newRequests() *certificatesv1.CertificateSigningRequestList {
-	return new(certificatesv1.CertificateSigningRequestList)
-}
-
-func newAttestations() *v1alpha1.MachineAttestationList { return new(v1alpha1.MachineAttestationList) }
-
-// kindOf names the kind of an object in an error.
-func kindOf(o runtime.Object) string {
-	return cmp.Or(o.GetObjectKind().GroupVersionKind().Kind, reflect.TypeOf(o).Elem().Name())
-}
-
-// get reads an object; false if it does not exist, or its kind.
-func (r *Reader) get(ctx context.Context, namespace, name string, into client.Object) (bool, error) {
-	if len(validation.IsDNS1123Subdomain(name)) > 0 {
-		return false, nil // no object has such a name
-	}
-	err := r.o.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, into)
-	if r.absent(ctx, namespace, err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("read %s %s: %w", kindOf(into), strings.TrimPrefix(namespace+"/"+name, "/"), err)
-	}
-	return true, nil
-}
-
-// absent reports whether an error says that there is no such object. In a namespace that
-// does not exist there is no RoleBinding either, so the API server answers "forbidden".
-func (r *Reader) absent(ctx context.Context, namespace string, err error) bool {
-	if namespace == "" || !kerrors.IsForbidden(err) {
-		return kerrors.IsNotFound(err) || meta.IsNoMatchError(err)
-	}
-	return kerrors.IsNotFound(r.o.Client.Get(ctx, client.ObjectKey{Name: namespace}, new(corev1.Namespace)))
 }

@@ -56,7 +56,9 @@ func TakeSnapshot(ctx context.Context, c client.Reader, rules approver.Config, n
 	if n := nodes.RemainingItemCount; n != nil {
 		s.nodes += int(*n)
 	}
-	for _, signer := range []string{certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.KubeletServingSignerName} {
+	for _, signer := range []string{
+		certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.KubeletServingSignerName,
+	} {
 		err := eachPage(ctx, c, newRequests, func(page *certificatesv1.CertificateSigningRequestList) error {
 			for i := range page.Items {
 				if csr := approver.Trim(&page.Items[i]); csr.Spec.SignerName == signer {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/mcs-attest/mcs-attest/pkg/approver"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
@@ -15,11 +14,18 @@ import (
 // errMisread says that the switch exists but cannot be parsed.
 var errMisread = errors.New("not understood")
 
+// switches reads the switches for client certificates.
+type switches struct {
+	live
+	config      config.Approver
+	attestation bool
+}
+
 // Disabled implements [approver.World]. With attestation, a switch that cannot be read
 // disables approval until it can. Without attestation it does not, as for the stock approver.
-func (r *Reader) Disabled(ctx context.Context) (bool, error) {
-	off, err := r.Switch(ctx)
-	if err != nil && !r.o.Rules.Attestation {
+func (s switches) Disabled(ctx context.Context) (bool, error) {
+	off, err := s.Switch(ctx)
+	if err != nil && !s.attestation {
 		return false, nil
 	}
 	return off, err
@@ -27,13 +33,13 @@ func (r *Reader) Disabled(ctx context.Context) (bool, error) {
 
 // Switch reads the switch for client certificates: whether an administrator disabled them.
 // It is an error if the switch cannot be read or parsed.
-func (r *Reader) Switch(ctx context.Context) (bool, error) {
-	return r.disabled(ctx, r.o.Config.ConfigMap)
+func (s switches) Switch(ctx context.Context) (bool, error) {
+	return s.disabled(ctx, s.config.ConfigMap)
 }
 
 // disabled reads a switch. Without the ConfigMap, or its key, the default is enabled.
-func (r *Reader) disabled(ctx context.Context, configMap string) (bool, error) {
-	cm, err := r.configMap(ctx, configMap)
+func (s switches) disabled(ctx context.Context, configMap string) (bool, error) {
+	cm, err := s.configMap(ctx, configMap)
 	if err != nil || cm == nil {
 		return false, err
 	}
@@ -44,19 +50,6 @@ func (r *Reader) disabled(ctx context.Context, configMap string) (bool, error) {
 	return off, nil
 }
 
-// configMap reads a ConfigMap by "namespace/name"; nil if there is none.
-func (r *Reader) configMap(ctx context.Context, configMap string) (*corev1.ConfigMap, error) {
-	namespace, name, err := config.SplitName(configMap)
-	if err != nil {
-		return nil, err
-	}
-	cm := new(corev1.ConfigMap)
-	if ok, err := r.get(ctx, namespace, name, cm); !ok {
-		return nil, err
-	}
-	return cm, nil
-}
-
 // The stock approver's Deployments: for the Machine API, and for Cluster API.
 const stockNamespace = "openshift-cluster-machine-approver"
 
@@ -64,17 +57,17 @@ var stockDeployments = []string{"machine-approver", "machine-approver-capi"}
 
 // StockApprover returns the name of a stock approver that approves client certificates,
 // too; empty if none does.
-func (r *Reader) StockApprover(ctx context.Context) (string, error) {
+func (s switches) StockApprover(ctx context.Context) (string, error) {
 	for _, name := range stockDeployments {
 		var d appsv1.Deployment
-		ok, err := r.get(ctx, stockNamespace, name, &d)
+		ok, err := s.get(ctx, stockNamespace, name, &d)
 		if err != nil {
 			return "", err
 		}
 		if !ok || d.Spec.Replicas != nil && *d.Spec.Replicas == 0 {
 			continue
 		}
-		off, err := r.disabled(ctx, r.o.Config.StockConfigMap)
+		off, err := s.disabled(ctx, s.config.StockConfigMap)
 		if err != nil && !errors.Is(err, errMisread) {
 			return "", err
 		}

@@ -23,7 +23,8 @@ import (
 const ConditionReason = "mcs-attest"
 
 // approve approves a request; one for a client certificate only once it is on the record.
-func (r *reconciler) approve(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, d *approver.Decision, now time.Time) error {
+func (r *reconciler) approve(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, d *approver.Decision,
+	now time.Time) error {
 	message := "This CSR was approved by mcs-attest: "
 	switch {
 	case d.Kind == approver.Client && r.rules.Attestation:
@@ -35,10 +36,10 @@ func (r *reconciler) approve(ctx context.Context, csr *certificatesv1.Certificat
 				return err
 			}
 		}
-		err := r.o.Records.Update(ctx, d.RecordUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		first := func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 			return record.Reapprove(rec, d.Replaces, d.Certificate(csr.Name), now)
-		})
-		if err != nil {
+		}
+		if err := r.o.Records.Update(ctx, d.RecordUID, first); err != nil {
 			return err
 		}
 		message += fmt.Sprintf("%s attested, and made it with its own credential", subject(d))
@@ -57,10 +58,12 @@ func subject(d *approver.Decision) string {
 
 // setCondition writes a condition into the request as it was read. A request that was
 // deleted needs none.
-func (r *reconciler) setCondition(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, condition certificatesv1.RequestConditionType, message string, now time.Time) error {
+func (r *reconciler) setCondition(ctx context.Context, csr *certificatesv1.CertificateSigningRequest,
+	condition certificatesv1.RequestConditionType, message string, now time.Time) error {
 	csr = csr.DeepCopy()
 	csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
-		Type: condition, Status: corev1.ConditionTrue, Reason: ConditionReason, Message: message, LastUpdateTime: metav1.NewTime(now),
+		Type: condition, Status: corev1.ConditionTrue, Reason: ConditionReason, Message: message,
+		LastUpdateTime: metav1.NewTime(now),
 	})
 	name := csr.Name
 	if err := client.IgnoreNotFound(r.client.SubResource("approval").Update(ctx, csr)); err != nil {
@@ -86,11 +89,13 @@ func (r *reconciler) withdraw(ctx context.Context, d *approver.Decision, now tim
 	}
 	for i := range requests {
 		if approved(&requests[i]) != nil {
-			return reason.Deny(reason.CSRKeyChanged, "request %s, with the key %s, has been approved meanwhile", requests[i].Name, d.Replaces)
+			return reason.Deny(reason.CSRKeyChanged, "request %s, with the key %s, has been approved meanwhile",
+				requests[i].Name, d.Replaces)
 		}
 	}
+	const why = "superseded: the machine has asked again since, with another key"
 	for i := range requests {
-		if err := r.setCondition(ctx, &requests[i], certificatesv1.CertificateDenied, "superseded: the machine has asked again since, with another key", now); err != nil {
+		if err := r.setCondition(ctx, &requests[i], certificatesv1.CertificateDenied, why, now); err != nil {
 			return err
 		}
 	}
@@ -99,7 +104,8 @@ func (r *reconciler) withdraw(ctx context.Context, d *approver.Decision, now tim
 
 // approvedByOthers records a request with a machine's own credential that another approver
 // approved as that machine's first.
-func (r *reconciler) approvedByOthers(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, req *approver.Request) (reconcile.Result, error) {
+func (r *reconciler) approvedByOthers(ctx context.Context, csr *certificatesv1.CertificateSigningRequest,
+	req *approver.Request) (reconcile.Result, error) {
 	c := approved(csr)
 	if c == nil || c.Reason == ConditionReason || req.Kind != approver.Client {
 		return reconcile.Result{}, nil
@@ -125,13 +131,16 @@ func (r *reconciler) approvedByOthers(ctx context.Context, csr *certificatesv1.C
 	var denial *reason.Denial
 	switch {
 	case err == nil:
-		r.o.Log.Info("another approver approved a certificate signing request with a machine's own credential", "request", csr.Name, "machine_uid", uid, "by", audit.Clean(c.Reason))
+		r.o.Log.Info("another approver approved a certificate signing request with a machine's own credential",
+			"request", csr.Name, "machine_uid", uid, "by", audit.Clean(c.Reason))
 	case !errors.As(err, &denial) || denial.Code.Temporary() && denial.Code != reason.Quarantined:
 		return reconcile.Result{}, fmt.Errorf("record the approval of request %s by another approver: %w", csr.Name, err)
 	case denial.Code == reason.CSRKeyChanged || denial.Code == reason.Quarantined:
 		// The certificate cannot be revoked here; an administrator should know.
-		r.o.Log.Warn("another approver approved a certificate signing request that the verifier would not approve", "request", csr.Name, "machine_uid", uid, "error", err)
-		r.recordRefusal(ctx, &approver.Decision{Proven: true, RecordUID: uid, Denial: reason.From(reason.Wrap(denial.Code, err, "%s was approved by somebody else (%s)", csr.Name, audit.Clean(c.Reason)))}, r.o.Now())
+		r.o.Log.Warn("another approver approved a certificate signing request that the verifier would not approve",
+			"request", csr.Name, "machine_uid", uid, "error", err)
+		refusal := reason.Wrap(denial.Code, err, "%s was approved by somebody else (%s)", csr.Name, audit.Clean(c.Reason))
+		r.recordRefusal(ctx, &approver.Decision{Proven: true, RecordUID: uid, Denial: reason.From(refusal)}, r.o.Now())
 	}
 	return reconcile.Result{}, nil // the machine joined before, or its credential has ended
 }

@@ -117,6 +117,8 @@ const young = time.Minute
 // workers is how many requests of each signer are decided at a time.
 const workers = 8
 
+type request = reconcile.Request
+
 // Controllers decide requests. Create them with [New].
 type Controllers struct {
 	o        Options
@@ -177,7 +179,7 @@ func (c *Controllers) SetupWithManager(m manager.Manager) error {
 			For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(undecided(signer))).
 			WithOptions(controller.Options{
 				MaxConcurrentReconciles: workers,
-				RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](c.o.MinPause, maxPause),
+				RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[request](c.o.MinPause, maxPause),
 				ReconciliationTimeout:   c.o.Timeout,
 				// Other controllers of the manager go on while requests cannot be listed.
 				CacheSyncTimeout: c.o.SyncLimit,
@@ -257,14 +259,15 @@ func (i *index) add(ctx context.Context) error {
 	if i.added {
 		return nil
 	}
-	err := i.m.GetFieldIndexer().IndexField(ctx, &certificatesv1.CertificateSigningRequest{}, indexField, func(obj client.Object) []string {
+	keys := func(obj client.Object) []string {
 		csr, ok := obj.(*certificatesv1.CertificateSigningRequest)
 		if !ok {
 			return nil
 		}
 		return i.rules.IndexKeys(csr)
-	})
-	if err != nil {
+	}
+	csr := new(certificatesv1.CertificateSigningRequest)
+	if err := i.m.GetFieldIndexer().IndexField(ctx, csr, indexField, keys); err != nil {
 		return fmt.Errorf("index certificate signing requests: %w", err)
 	}
 	i.added = true

@@ -15,19 +15,23 @@ func newMetrics() metrics {
 	return metrics{
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "mcs_attest_csr_decisions_total",
-			Help: "Decisions about kubelets' certificate signing requests by kind (client, serving), outcome (approve, retry, refuse, deny, ignore) and reason.",
+			Help: "Decisions about kubelets' certificate signing requests by kind (client, serving), " +
+				"outcome (approve, retry, refuse, deny, ignore) and reason.",
 		}, []string{"kind", "outcome", "reason"}),
 		pending: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "mcs_attest_csr_pending",
-			Help: "Kubelets' certificate signing requests of the last hour that nobody has decided. On the replica that decides; 0 on others.",
+			Help: "Kubelets' certificate signing requests of the last hour that nobody has decided. " +
+				"On the replica that decides; 0 on others.",
 		}),
 		limit: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "mcs_attest_csr_pending_limit",
-			Help: "How many may wait before requests without a machine's own credential are left for a human. On the replica that decides; 0 on others.",
+			Help: "How many may wait before requests without a machine's own credential are left for a human. " +
+				"On the replica that decides; 0 on others.",
 		}),
 		stock: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "mcs_attest_csr_stock_approver",
-			Help: "1 while the cluster's own machine approver approves client certificates, too, or another approver did within the last hour, so that attestation decides nothing.",
+			Help: "1 while the cluster's own machine approver approves client certificates, too, " +
+				"or another approver did within the last hour, so that attestation decides nothing.",
 		}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "mcs_attest_csr_decision_seconds",
@@ -39,8 +43,9 @@ func newMetrics() metrics {
 
 // Register registers the metrics of the controllers.
 func (c *Controllers) Register(r prometheus.Registerer) error {
-	for _, m := range []prometheus.Collector{c.metrics.decisions, c.metrics.pending, c.metrics.limit, c.metrics.stock, c.metrics.duration} {
-		if err := r.Register(m); err != nil {
+	m := c.metrics
+	for _, collector := range []prometheus.Collector{m.decisions, m.pending, m.limit, m.stock, m.duration} {
+		if err := r.Register(collector); err != nil {
 			return err
 		}
 	}

@@ -109,7 +109,8 @@ func (r *reconciler) again(created time.Time) reconcile.Result {
 }
 
 // apply writes what follows from a decision.
-func (r *reconciler) apply(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, d *approver.Decision, now time.Time) (result reconcile.Result, err error) {
+func (r *reconciler) apply(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, d *approver.Decision,
+	now time.Time) (result reconcile.Result, err error) {
 	created := csr.CreationTimestamp.Time
 	if d.Outcome == approver.Approve {
 		if err := r.approve(ctx, csr, d, now); err != nil {
@@ -155,10 +156,10 @@ func (r *reconciler) recordRefusal(ctx context.Context, d *approver.Decision, no
 	if !d.Proven || d.RecordUID == "" || d.Denial == nil || !r.writes.allow(d.RecordUID, time.Now()) {
 		return
 	}
-	err := r.o.Records.Update(ctx, d.RecordUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+	refused := func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Refused(rec, d.Denial, now), nil
-	})
-	if err != nil {
+	}
+	if err := r.o.Records.Update(ctx, d.RecordUID, refused); err != nil {
 		r.o.Log.Debug("a refused certificate signing request was not recorded", "machine_uid", d.RecordUID, "error", err)
 	}
 }

@@ -54,7 +54,8 @@ func (r *reconciler) scan(ctx context.Context, wasOff bool) (off bool) {
 	pending, _ := r.reader.Pending(call) // while requests are unreadable there is a finding of its own
 	cancel()
 	if pending > limit {
-		crowd = fmt.Sprintf("%d certificate signing requests wait, at most %d may; requests without a machine's own credential are left for a human", pending, limit)
+		crowd = fmt.Sprintf("%d certificate signing requests wait, at most %d may; "+
+			"requests without a machine's own credential are left for a human", pending, limit)
 	}
 	call, cancel = context.WithTimeout(ctx, r.o.Timeout)
 	defer cancel()
@@ -74,7 +75,8 @@ func (r *reconciler) scan(ctx context.Context, wasOff bool) (off bool) {
 		if err != nil {
 			stock = "whether the stock approver approves client certificates, too, cannot be found out: " + err.Error()
 		} else if name != "" {
-			stock = fmt.Sprintf("%s approves client certificates without attestation; set nodeClientCert.disabled: true in %s", name, r.o.Config.StockConfigMap)
+			stock = fmt.Sprintf("%s approves client certificates without attestation; set nodeClientCert.disabled: true in %s",
+				name, r.o.Config.StockConfigMap)
 		}
 	}
 	if ctx.Err() != nil {
@@ -144,7 +146,8 @@ func (c *Controllers) Findings() (all []kube.Finding) {
 
 // WatchFailed receives the errors of the manager's watches.
 func (c *Controllers) WatchFailed(ctx context.Context, r *cache.Reflector, err error) {
-	if ctx.Err() != nil || kerrors.IsResourceExpired(err) || kerrors.IsGone(err) || !strings.HasSuffix(r.TypeDescription(), "CertificateSigningRequest") {
+	ours := strings.HasSuffix(r.TypeDescription(), "CertificateSigningRequest")
+	if !ours || ctx.Err() != nil || kerrors.IsResourceExpired(err) || kerrors.IsGone(err) {
 		return
 	}
 	f := &c.findings
@@ -173,7 +176,8 @@ func (f *findings) set(crowd, unread, stock string, stockActive bool, now time.T
 	defer f.mu.Unlock()
 	recent := !f.at.IsZero() && now.Sub(f.at) < remembered
 	if recent && !stockActive {
-		stock = fmt.Sprintf("request %s for a client certificate was approved by another approver (reason %q) at %s, without attestation; find out which one, and switch it off", f.request, f.by, f.at.UTC().Format(time.RFC3339))
+		stock = fmt.Sprintf("request %s for a client certificate was approved by another approver (reason %q) at %s, "+
+			"without attestation; find out which one, and switch it off", f.request, f.by, f.at.UTC().Format(time.RFC3339))
 	}
 	if time.Since(f.failedAt) > failedRecently {
 		f.note(&f.watching, "")

@@ -1,0 +1,93 @@
+package approval
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"reflect"
+	"strings"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+)
+
+// pageSize of a live list.
+const pageSize = 500
+
+// eachPage lists page by page. Each page needs a list of its own: decoding into a used one
+// keeps old fields.
+func eachPage[L client.ObjectList](ctx context.Context, c client.Reader, empty func() L, add func(L) error,
+	opts ...client.ListOption) error {
+	for token := ""; ; {
+		page := empty()
+		err := c.List(ctx, page, append([]client.ListOption{client.Limit(pageSize), client.Continue(token)}, opts...)...)
+		if err != nil {
+			return fmt.Errorf("list %s: %w", kindOf(page), err)
+		}
+		if err := add(page); err != nil {
+			return err
+		}
+		if token = page.GetContinue(); token == "" {
+			return nil
+		}
+	}
+}
+
+func newRequests() *certificatesv1.CertificateSigningRequestList {
+	return new(certificatesv1.CertificateSigningRequestList)
+}
+
+func newAttestations() *v1alpha1.MachineAttestationList { return new(v1alpha1.MachineAttestationList) }
+
+// kindOf names the kind of an object in an error.
+func kindOf(o runtime.Object) string {
+	return cmp.Or(o.GetObjectKind().GroupVersionKind().Kind, reflect.TypeOf(o).Elem().Name())
+}
+
+// live reads the API itself.
+type live struct{ client.Reader }
+
+// get reads an object; false if it does not exist, or its kind.
+func (l live) get(ctx context.Context, namespace, name string, into client.Object) (bool, error) {
+	if len(validation.IsDNS1123Subdomain(name)) > 0 {
+		return false, nil // no object has such a name
+	}
+	err := l.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, into)
+	if l.absent(ctx, namespace, err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read %s %s: %w", kindOf(into), strings.TrimPrefix(namespace+"/"+name, "/"), err)
+	}
+	return true, nil
+}
+
+// absent reports whether an error says that there is no such object. In a namespace that
+// does not exist there is no RoleBinding either, so the API server answers "forbidden".
+func (l live) absent(ctx context.Context, namespace string, err error) bool {
+	if namespace == "" || !kerrors.IsForbidden(err) {
+		return kerrors.IsNotFound(err) || meta.IsNoMatchError(err)
+	}
+	return kerrors.IsNotFound(l.Get(ctx, client.ObjectKey{Name: namespace}, new(corev1.Namespace)))
+}
+
+// configMap reads a ConfigMap by "namespace/name"; nil if there is none.
+func (l live) configMap(ctx context.Context, configMap string) (*corev1.ConfigMap, error) {
+	namespace, name, err := config.SplitName(configMap)
+	if err != nil {
+		return nil, err
+	}
+	cm := new(corev1.ConfigMap)
+	if ok, err := l.get(ctx, namespace, name, cm); !ok {
+		return nil, err
+	}
+	return cm, nil
+}
