@@ -18,6 +18,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/door"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 )
 
 const (
@@ -168,8 +169,8 @@ func (d *doors) observed(at doorPort, o door.Observation) {
 		return
 	}
 	s.log.Error("the Machine Config Server answers without the gate", "node", at.node, "port", at.port, "observation", o.Text)
-	d.basis.events.Emit(cluster.Event{
-		About:   cluster.Object{APIVersion: "v1", Kind: "Node", Name: at.node, UID: at.node}, // as the kubelet names it
+	d.basis.events.Emit(events.Event{
+		About:   events.Object{APIVersion: "v1", Kind: "Node", Name: at.node, UID: at.node}, // as the kubelet names it
 		Warning: true, Reason: "DoorOpen", Message: d.text(at, o),
 	})
 }

@@ -38,7 +38,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
-// The names that callers of this package use for Events.
+// The names that this package uses for Events.
 type (
 	Event     = events.Event
 	Object    = events.Object

@@ -78,7 +78,7 @@ func New() *Metrics {
 	}, []string{"verb", "resource"})
 	m.dropped = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "mcs_attest_events_dropped_total",
-		Help: "Kubernetes Events that were not sent: too many at once, or the API away.",
+		Help: "Kubernetes Events that were not sent: too many, or the API is unavailable.",
 	})
 	m.providers = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "mcs_attest_provider_calls_total",

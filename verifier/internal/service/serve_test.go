@@ -222,3 +222,28 @@ func TestAppraisalsThatWaitForTheAPIHoldNoTurn(t *testing.T) {
 	close(answer)
 	wg.Wait()
 }
+
+// denials keeps the context of each write.
+type denials struct {
+	Records
+	alive bool
+}
+
+func (d *denials) Update(ctx context.Context, _ string, _ store.Change) error {
+	_, bounded := ctx.Deadline()
+	d.alive = ctx.Err() == nil && bounded
+	return nil
+}
+
+// An attacker who hangs up after a denial does not keep it off the record.
+func TestAttest_RecordsADenialThoughTheClientHangsUp(t *testing.T) {
+	records := &denials{}
+	s := &Service{Records: records}
+	ctx, hangUp := context.WithCancel(t.Context())
+	hangUp()
+	denial := reason.Deny(reason.IdentityConflict, "another EK")
+	err := s.noteDenial(ctx, &call{}, &machine.Machine{UID: "u"}, denial)
+	if reason.From(err).Code != reason.IdentityConflict || !records.alive {
+		t.Errorf("%v, written %v", err, records.alive)
+	}
+}
