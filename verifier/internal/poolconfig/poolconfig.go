@@ -104,7 +104,8 @@ func (s *Store) Config(name string, preApproved bool, accept specversion.Accept)
 	p := s.pools[name]
 	s.mu.RUnlock()
 	if p == nil {
-		return nil, reason.Deny(reason.ConfigUnavailable, "there is no MachineConfigPool %.64q, or it has not been read yet", name)
+		return nil, reason.Deny(reason.ConfigUnavailable,
+			"there is no MachineConfigPool %.64q, or it has not been read yet", name)
 	}
 	one := p.full
 	if preApproved {

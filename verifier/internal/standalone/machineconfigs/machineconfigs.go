@@ -184,7 +184,9 @@ func (f *Folder) readFile(name string) (changed bool) {
 	one.sum, one.faults = sum, nil
 	if name == KubeconfigFile {
 		if err := checkKubeconfig(raw); err != nil {
-			one.faults = []poolconfig.Fault{{Reason: poolconfig.ReasonNotUsable, Text: path + ": " + err.Error() + poolconfig.InForce(one.good)}}
+			one.faults = []poolconfig.Fault{{
+				Reason: poolconfig.ReasonNotUsable, Text: path + ": " + err.Error() + poolconfig.InForce(one.good),
+			}}
 			return true
 		}
 		one.kubeconfig, one.good = secret.New(raw), true

@@ -34,6 +34,9 @@ const placeholder = "a-credential-of-its-own-takes-this-place"
 // bundleKey is the key of the API server's CA bundle, from the machine-config-operator.
 const bundleKey = "ca-bundle.crt"
 
+// metadata is that of a MachineConfig.
+type metadata = metav1.PartialObjectMetadata
+
 // content is a MachineConfig as it was last read.
 type content struct {
 	version string
@@ -48,7 +51,9 @@ type named struct {
 
 // read reads what the configs of a pool are made from. With an error the input is only
 // good for what is to be withdrawn.
-func (r *Reconciler) read(ctx context.Context, all []metav1.PartialObjectMetadata, pools []*render.Pool, pool *render.Pool) (in poolconfig.Input, err error) {
+func (r *Reconciler) read(
+	ctx context.Context, all []metadata, pools []*render.Pool, pool *render.Pool,
+) (in poolconfig.Input, err error) {
 	in.Pools = pools
 	if in.Configs, err = r.machineConfigs(ctx, all, pool); err != nil {
 		return in, err
@@ -56,7 +61,8 @@ func (r *Reconciler) read(ctx context.Context, all []metav1.PartialObjectMetadat
 	in.Controller = &mcfgv1.ControllerConfig{}
 	exists, err := r.one(ctx, r.controllers, client.ObjectKey{Name: controllerName}, in.Controller)
 	if err == nil && !exists {
-		err = reason.Deny(reason.ConfigUnavailable, "there are MachineConfigPools, and no ControllerConfig %s", controllerName)
+		err = reason.Deny(reason.ConfigUnavailable,
+			"there are MachineConfigPools, and no ControllerConfig %s", controllerName)
 	}
 	if err != nil {
 		return in, err
@@ -89,7 +95,9 @@ func (r *Reconciler) one(ctx context.Context, k *kube.Kind, key client.ObjectKey
 
 // machineConfigs are those that the pool's selector chooses. With an error, they are those
 // that are, by their metadata, what they were when they were read.
-func (r *Reconciler) machineConfigs(ctx context.Context, list []metav1.PartialObjectMetadata, pool *render.Pool) ([]*render.MachineConfig, error) {
+func (r *Reconciler) machineConfigs(
+	ctx context.Context, list []metadata, pool *render.Pool,
+) ([]*render.MachineConfig, error) {
 	chooses := selector(pool)
 	var all []*render.MachineConfig
 	var failed []error
@@ -114,21 +122,21 @@ func (r *Reconciler) machineConfigs(ctx context.Context, list []metav1.PartialOb
 }
 
 // selector reports whether a pool chooses a MachineConfig.
-func selector(pool *render.Pool) func(*metav1.PartialObjectMetadata) bool {
+func selector(pool *render.Pool) func(*metadata) bool {
 	s, err := metav1.LabelSelectorAsSelector(pool.Spec.MachineConfigSelector)
-	return func(m *metav1.PartialObjectMetadata) bool {
+	return func(m *metadata) bool {
 		return err == nil && !s.Empty() && s.Matches(labels.Set(m.Labels))
 	}
 }
 
 // same reports whether a MachineConfig that was read is, by its metadata, the current one:
 // chosen by the same pools, and for the same machines.
-func same(c *render.MachineConfig, m *metav1.PartialObjectMetadata) bool {
+func same(c *render.MachineConfig, m *metadata) bool {
 	return c.UID == m.UID && maps.Equal(c.Labels, m.Labels) && maps.Equal(c.Annotations, m.Annotations)
 }
 
 // listConfigs are the metadata of all MachineConfigs, by name. They must not be changed.
-func (r *Reconciler) listConfigs(ctx context.Context) ([]metav1.PartialObjectMetadata, error) {
+func (r *Reconciler) listConfigs(ctx context.Context) ([]metadata, error) {
 	if r.configs.Unserved(r.o.Now()) {
 		return nil, nil
 	}
@@ -137,13 +145,13 @@ func (r *Reconciler) listConfigs(ctx context.Context) ([]metav1.PartialObjectMet
 	if err := r.configs.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list MachineConfigs: %w", err)
 	}
-	slices.SortFunc(list.Items, func(a, b metav1.PartialObjectMetadata) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(list.Items, func(a, b metadata) int { return strings.Compare(a.Name, b.Name) })
 	return list.Items, nil
 }
 
 // machineConfig reads one from the API server, unless it was read in this version. It is
 // not typed: the Go type lacks spec.neededBeforeNodeApproved.
-func (r *Reconciler) machineConfig(ctx context.Context, m *metav1.PartialObjectMetadata) (*render.MachineConfig, error) {
+func (r *Reconciler) machineConfig(ctx context.Context, m *metadata) (*render.MachineConfig, error) {
 	if c := r.contents[m.Name]; c != nil && c.version == m.ResourceVersion {
 		return c.config, nil
 	}
@@ -181,7 +189,7 @@ func (r *Reconciler) get(ctx context.Context, name string, into client.Object) e
 }
 
 // prune deletes what was read for no pool that exists.
-func (r *Reconciler) prune(list []metav1.PartialObjectMetadata, pools []*render.Pool) {
+func (r *Reconciler) prune(list []metadata, pools []*render.Pool) {
 	needed := map[string]bool{}
 	for _, p := range pools {
 		chooses := selector(p)
@@ -244,7 +252,8 @@ func (r *Reconciler) chosen(ctx context.Context, p *render.Pool) (*render.Render
 		return nil, err
 	}
 	if !exists {
-		return nil, reason.Deny(reason.ConfigUnavailable, "MachineConfigPool %s names MachineConfig %.253s, which is not there", p.Name, name)
+		return nil, reason.Deny(reason.ConfigUnavailable,
+			"MachineConfigPool %s names MachineConfig %.253s, which is not there", p.Name, name)
 	}
 	if n := r.named[p.Name]; n != nil && n.name == name && n.version == m.ResourceVersion {
 		return n.render, nil
@@ -258,7 +267,8 @@ func (r *Reconciler) chosen(ctx context.Context, p *render.Pool) (*render.Render
 	rendered := &render.Rendered{Pool: p.Name, Config: config}
 	// A config that cannot be served must not take the place of one that can.
 	if _, err := mcs.Config(rendered, mcs.Extras{}, specversion.Version{Major: 3, Minor: 5}); err != nil {
-		return nil, reason.Wrap(reason.ConfigUnavailable, err, "MachineConfigPool %s: MachineConfig %s cannot be used", p.Name, name)
+		return nil, reason.Wrap(reason.ConfigUnavailable, err,
+			"MachineConfigPool %s: MachineConfig %s cannot be used", p.Name, name)
 	}
 	r.named[p.Name] = &named{name, config.ResourceVersion, rendered}
 	return rendered, nil
@@ -282,7 +292,8 @@ func (r *Reconciler) kubeconfig(ctx context.Context, in *poolconfig.Input) error
 		x.CA = r.ca
 	}
 	if x.APIServer == "" {
-		wrong = append(wrong, "the ControllerConfig does not say where the API server is (spec.infra.status.apiServerInternalURI)")
+		wrong = append(wrong,
+			"the ControllerConfig does not say where the API server is (spec.infra.status.apiServerInternalURI)")
 		x.APIServer = r.apiServer
 	}
 	r.ca, r.apiServer = x.CA, x.APIServer

@@ -236,7 +236,9 @@ func (r *Reconciler) Ready(ctx context.Context) bool {
 func (r *Reconciler) Findings() []poolconfig.Finding {
 	all := r.o.Store.Findings()
 	for _, err := range r.watches.Problems() {
-		all = append(all, poolconfig.Finding{Reason: poolconfig.ReasonNotRead, Text: err.Error() + "; what was read before stays in force"})
+		all = append(all, poolconfig.Finding{
+			Reason: poolconfig.ReasonNotRead, Text: err.Error() + "; what was read before stays in force",
+		})
 	}
 	return all
 }
