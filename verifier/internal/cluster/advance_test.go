@@ -37,11 +37,11 @@ func TestAMachineWhoseAnnotationCannotBeUsedStillJoinsAndGoes(t *testing.T) {
 			good := object(1, 11, nil)
 			uid := string(good.GetUID())
 			w.list(t, 11, good)
-			(*sink)(w).take(edge{watched: w}.item(object(1, 12, func(o map[string]any) {
+			w.take(t, object(1, 12, func(o map[string]any) {
 				for _, change := range test.changes {
 					change(o)
 				}
-			})))
+			}))
 			c.build()
 			if c.World().Complete == test.incomplete {
 				t.Errorf("complete %v", c.World().Complete)

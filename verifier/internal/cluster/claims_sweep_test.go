@@ -85,12 +85,13 @@ func TestSweepClaims_ReleasesWhileOneNamespaceIsForbidden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, w := range c.watches {
-		w.list(t, 10)
+	var inM []watched
+	for _, w := range c.sources() {
+		if w.list(t, 10); w.Namespace == "m" {
+			inM = append(inM, w)
+		}
 	}
-	for _, kind := range []kind{machineAPIKind, clusterAPIKind, hostKind, attestationKind} {
-		refusedOnce(t, c.watching(t, kind, "m"))
-	}
+	c.runUntil(t, inM, func(w watched) bool { return w.Forbidden() })
 	c.build()
 	queue := newQueue()
 	c.tasks.queue = queue

@@ -20,6 +20,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
@@ -120,14 +121,14 @@ func (c *Cluster) judge(ctx context.Context, name string) error {
 		want.Status, want.Reason = metav1.ConditionFalse, reasonEtcdRestored
 		want.Message = "the policies of before the restore of etcd stay in force until an administrator acknowledges it"
 	case bad && p.parsed == nil && p.atStart:
-		want.Status, want.Reason, want.Message = metav1.ConditionFalse, reasonNotUsable, bounded(f.text+"; there is no earlier state, and the policy of \"*\" does not apply meanwhile")
+		want.Status, want.Reason, want.Message = metav1.ConditionFalse, reasonNotUsable, inventory.Bounded(f.text+"; there is no earlier state, and the policy of \"*\" does not apply meanwhile")
 	case bad:
 		want.Status, want.Reason, want.Message = metav1.ConditionFalse, reasonNotUsable, f.text
 	case clash != "":
-		want.Status, want.Reason, want.Message = metav1.ConditionFalse, reasonClash, bounded(clash)
+		want.Status, want.Reason, want.Message = metav1.ConditionFalse, reasonClash, inventory.Bounded(clash)
 	default:
 		if unknown := c.unknownPools(p); len(unknown) > 0 {
-			want.Reason, want.Message = reasonNoPool, bounded("in force; there is no MachineConfigPool "+strings.Join(unknown, ", "))
+			want.Reason, want.Message = reasonNoPool, inventory.Bounded("in force; there is no MachineConfigPool "+strings.Join(unknown, ", "))
 		}
 	}
 	conditions := slices.Clone(p.conditions)
@@ -228,13 +229,13 @@ func (c *Cluster) degraded(acknowledged time.Time) []finding {
 		}
 	}
 	c.mu.Unlock()
-	for _, w := range c.watches {
-		s, wrong := w.state()
+	for _, w := range c.inventory.Sources() {
+		s, wrong := w.Status()
 		switch {
-		case wrong && s.forbidden:
-			all = append(all, finding{"Forbidden", s.text})
-		case wrong && s.unsynced && !s.advisory && now.Sub(c.began) > c.o.Pass:
-			all = append(all, finding{"NotSynced", s.text})
+		case wrong && s.Forbidden:
+			all = append(all, finding{"Forbidden", s.Text})
+		case wrong && s.Unsynced && !s.Advisory && now.Sub(c.began) > c.o.Pass:
+			all = append(all, finding{"NotSynced", s.Text})
 		}
 	}
 	if problems := c.Problems(); len(problems) > 0 {
@@ -273,7 +274,7 @@ func (c *Cluster) degraded(acknowledged time.Time) []finding {
 func (c *Cluster) foundByOthers() (all []finding) {
 	for _, find := range c.o.Findings {
 		for _, f := range find() {
-			all = append(all, finding{f.Reason, bounded(f.Text)})
+			all = append(all, finding{f.Reason, inventory.Bounded(f.Text)})
 		}
 	}
 	return all

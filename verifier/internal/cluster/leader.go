@@ -15,7 +15,9 @@ import (
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/client-go/util/flowcontrol"
@@ -230,14 +232,14 @@ func (c *Cluster) work(ctx context.Context) {
 		for pass := 0; ctx.Err() == nil; pass++ {
 			// A look at each Machine costs little, and at all of them not.
 			c.look(pass%10 == 0)
-			wait := time.NewTimer(jitter(c.o.Pass))
+			pause := time.NewTimer(wait.Jitter(c.o.Pass/2, 1))
 			select {
 			case <-ctx.Done():
-			case <-wait.C:
+			case <-pause.C:
 			case <-c.tasks.all:
 				pass = -1
 			}
-			wait.Stop()
+			pause.Stop()
 		}
 	})
 	<-ctx.Done()
@@ -453,7 +455,7 @@ func (c *Cluster) settled(k key, b behind, m *machine.Machine) bool {
 	if synced, _ := c.Synced(); !synced {
 		return false
 	}
-	if synced, _ := c.synced(false); synced {
+	if c.inventory.Complete() {
 		return true
 	}
 	namespace := k.namespace
@@ -462,13 +464,13 @@ func (c *Cluster) settled(k key, b behind, m *machine.Machine) bool {
 	} else if l, ok := c.latch(k.name); ok {
 		namespace = l.namespace
 	}
-	for _, w := range c.watches {
-		s, _ := w.state()
+	for _, w := range c.inventory.Sources() {
+		s, _ := w.Status()
 		switch {
-		case !w.barred():
-		case namespace == "" || w.namespace == namespace:
+		case !w.Forbidden():
+		case namespace == "" || w.Namespace == namespace:
 			return false
-		case b.release && s.unsynced && w.resource == attestationKind.resource:
+		case b.release && s.Unsynced && w.Resource == attestationKind.Resource:
 			return false // an object there may say so, and was never read
 		}
 	}
@@ -585,12 +587,11 @@ func (c *Cluster) readSecret(ctx context.Context, k key) (*unstructured.Unstruct
 	if err != nil {
 		return nil, nil, fmt.Errorf("read Secret %s: %w", k, err)
 	}
-	v, problems := compactSecret(o)
-	if len(problems) > 0 {
-		return o, nil, fmt.Errorf("read Secret %s: %w", k, problems[0])
+	var s corev1.Secret
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &s); err != nil {
+		return o, nil, fmt.Errorf("read Secret %s: %w", k, err)
 	}
-	s, _ := v.(secretData)
-	return o, s.data, nil
+	return o, s.Data, nil
 }
 
 // writeSecret replaces some keys of the data that was read; nil deletes one.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
@@ -135,7 +136,7 @@ func (c *Cluster) ByCredential(id string) (uid string, ok bool) {
 // set again. nil: all is well.
 func (c *Cluster) Ready() error {
 	if synced, missing := c.Synced(); !synced {
-		return errors.New(bounded(strings.Join(missing, "; ")))
+		return errors.New(inventory.Bounded(strings.Join(missing, "; ")))
 	}
 	if err := c.World().Stale; err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,28 +22,25 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 )
 
-// namespaceAPI has namespaces, and nothing in them may be read.
+// namespaceAPI has every kind and some namespaces. Nothing may be read in the namespace
+// m, and all else is unavailable.
 type namespaceAPI struct {
 	namespace atomic.Pointer[metav1.ObjectMeta] // nil: there is none
 	refuse    atomic.Bool                       // nor may namespaces be read
-	asked     atomic.Int32                      // for namespaces
+	all       atomic.Bool                       // nothing may be read anywhere
+	asked     sync.Map                          // the namespaces that were asked for
 }
 
 func (a *namespaceAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	code, reason := http.StatusForbidden, metav1.StatusReasonForbidden
-	var answer any
-	if path.Dir(r.URL.Path) == "/api/v1/namespaces" {
-		a.asked.Add(1)
-		meta := a.namespace.Load()
-		switch {
-		case a.refuse.Load():
-		case meta == nil:
-			code, reason = http.StatusNotFound, metav1.StatusReasonNotFound
-		default:
-			code, answer = http.StatusOK, map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": meta}
-		}
-	}
+	code, answer := a.answer(r.URL.Path)
 	if answer == nil {
+		reason := metav1.StatusReasonForbidden
+		if code != http.StatusForbidden {
+			reason = metav1.StatusReasonNotFound
+		}
+		if code == http.StatusServiceUnavailable {
+			reason = metav1.StatusReasonServiceUnavailable
+		}
 		answer = &metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure, Code: int32(code), Reason: reason}
 	}
 	w.Header().Set("Content-Type", "application/json")
@@ -50,28 +48,53 @@ func (a *namespaceAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(answer) // the caller sees what is missing
 }
 
-// refusedOnce follows a watch that is refused until it has taken note of that.
-func refusedOnce(t *testing.T, w *watched) {
+func (a *namespaceAPI) answer(at string) (int, any) {
+	kinds := []kind{machineAPIKind, clusterAPIKind, hostKind, attestationKind, policyKind, poolKind}
+	for _, k := range kinds {
+		gv := schema.GroupVersion{Group: k.Group, Version: k.Versions[0]}
+		if at != "/apis/"+gv.String() {
+			continue
+		}
+		all := metav1.APIResourceList{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: gv.String(),
+		}
+		for _, k := range kinds {
+			if k.Group == gv.Group {
+				all.APIResources = append(all.APIResources, metav1.APIResource{Name: k.Resource, Kind: k.Kind})
+			}
+		}
+		return http.StatusOK, all
+	}
+	switch meta := a.namespace.Load(); {
+	case path.Dir(at) == "/api/v1/namespaces":
+		a.asked.Store(path.Base(at), true)
+		switch {
+		case a.refuse.Load():
+			return http.StatusForbidden, nil
+		case meta == nil:
+			return http.StatusNotFound, nil
+		}
+		return http.StatusOK, map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": meta}
+	case a.all.Load() || strings.Contains(at, "/namespaces/m/"):
+		return http.StatusForbidden, nil
+	}
+	return http.StatusServiceUnavailable, nil
+}
+
+// runUntil watches until a condition is true of some sources.
+func (c *Cluster) runUntil(t *testing.T, sources []watched, so func(w watched) bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	var following sync.WaitGroup
-	following.Go(func() {
-		gvr := schema.GroupVersionResource{Group: w.group, Version: w.versions[0], Resource: w.resource}
-		w.follow(ctx, gvr, &backoff{least: time.Millisecond, most: 10 * time.Millisecond})
-	})
-	noted := func() bool {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		return w.gone || w.err != nil
-	}
-	for !noted() && ctx.Err() == nil {
+	var running sync.WaitGroup
+	running.Go(func() { c.inventory.Run(ctx) })
+	for slices.ContainsFunc(sources, func(w watched) bool { return !so(w) }) && ctx.Err() == nil {
 		time.Sleep(time.Millisecond)
 	}
 	if ctx.Err() != nil {
-		t.Error("it took no note")
+		t.Error("not in time")
 	}
 	cancel()
-	following.Wait()
+	running.Wait()
 }
 
 func TestANamespaceThatIsGoneStopsNoOther(t *testing.T) {
@@ -98,14 +121,16 @@ func TestANamespaceThatIsGoneStopsNoOther(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			of := func(namespace string) *watched { return c.watching(t, machineAPIKind, namespace) }
-			for _, w := range c.watches {
+			of := func(namespace string) watched { return c.watching(t, machineAPIKind, namespace) }
+			for _, w := range c.sources() {
 				w.list(t, 10)
 			}
 			of("m").list(t, 11, object(1, 11, nil))
+			var inM []watched
 			for _, kind := range []kind{machineAPIKind, clusterAPIKind, hostKind, attestationKind} {
-				refusedOnce(t, c.watching(t, kind, "m"))
+				inM = append(inM, c.watching(t, kind, "m"))
 			}
+			c.runUntil(t, inM, func(w watched) bool { return w.Forbidden() || w.NamespaceGone() })
 			c.build()
 			world, left := c.World(), len(c.registry.UIDs())
 			if synced, missing := c.Synced(); !synced || world.Complete != test.gone || world.Stale != nil {
@@ -126,8 +151,8 @@ func TestANamespaceThatIsGoneStopsNoOther(t *testing.T) {
 			if world = c.World(); !world.Complete || world.Stale != nil || len(c.registry.UIDs()) != 1 {
 				t.Errorf("made anew: complete %v, %v", world.Complete, world.Stale)
 			}
-			of("m").failed(errors.New("away"))
-			if s, wrong := of("m").state(); !wrong || !strings.Contains(s.text, "away") {
+			of("m").Fail(errors.New("away"))
+			if s, wrong := of("m").Status(); !wrong || !strings.Contains(s.Text, "away") {
 				t.Errorf("an error afterwards: %+v", s)
 			}
 		})
@@ -146,15 +171,18 @@ func TestTheVerifiersOwnNamespaceIsNotTakenForGone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, w := range c.watches {
-		if w.namespace != "m" {
-			refusedOnce(t, w)
-			if s, _ := w.state(); w.gone || !s.forbidden {
-				t.Errorf("%s: %+v", w, s)
-			}
+	api.all.Store(true)
+	var others []watched
+	for _, w := range c.sources() {
+		if w.Namespace != "m" {
+			others = append(others, w)
 		}
 	}
-	if n := api.asked.Load(); n != 0 {
-		t.Errorf("asked %d times", n)
-	}
+	c.runUntil(t, others, func(w watched) bool { s, _ := w.Status(); return s.Forbidden })
+	api.asked.Range(func(name, _ any) bool {
+		if name != "m" {
+			t.Errorf("asked for %s", name)
+		}
+		return true
+	})
 }

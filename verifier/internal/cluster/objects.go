@@ -2,28 +2,41 @@ package cluster
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 )
 
 // compactMachine keeps of a Machine what attestation needs. Of one that cannot be
 // used for its annotations it keeps the rest.
-func compactMachine(u *unstructured.Unstructured) (any, []manifest.Problem) {
-	found, problems := machine.FromObject(u.Object)
+func compactMachine(o client.Object) (any, []manifest.Problem) {
+	found, problems := machine.FromObject(fields(o))
 	if len(found.Machines) == 0 {
 		problems = orProblem(problems, "no Machine")
-		if m, ok := machine.FromUnannotated(u.Object); ok {
+		if m, ok := machine.FromUnannotated(fields(o)); ok {
 			return m, problems
 		}
 		return nil, problems
 	}
 	return found.Machines[0], problems
+}
+
+// fields returns what the API has of an object of our own kinds and of the kinds of
+// Machines. The parser that reads files reads them, so they are not decoded before: it
+// refuses fields of a newer version, which a decoder drops.
+func fields(o client.Object) map[string]any {
+	u, _ := o.(*unstructured.Unstructured)
+	return u.Object
 }
 
 func orProblem(problems []manifest.Problem, what string) []manifest.Problem {
@@ -33,33 +46,34 @@ func orProblem(problems []manifest.Problem, what string) []manifest.Problem {
 	return append(problems, manifest.Problem{What: what})
 }
 
-func (c *Cluster) putMachine(i *item) []manifest.Problem {
-	if m, ok := i.value.(machine.Machine); ok {
-		m.Namespace, m.Name = i.namespace, i.name // one copy of each
+func (c *Cluster) putMachine(o *inventory.Object) []manifest.Problem {
+	if m, ok := o.Value.(machine.Machine); ok {
+		m.Namespace, m.Name = o.Namespace, o.Name // one copy of each
 		c.registry.PutMachine(m)
 		c.names.put(&m)
 		c.plannedMachine(&m)
 		c.tasks.add(task{about: aboutMachine, key: key{name: m.UID}})
 	}
-	return i.problems
+	return o.Problems
 }
 
 // advanceMachine keeps a Machine from seeming to wait for its first boot, because
 // of a note on it, after it has joined or was deleted.
-func (c *Cluster) advanceMachine(i *item) bool {
-	m, ok := i.rest.(machine.Machine)
+func (c *Cluster) advanceMachine(o *inventory.Object) bool {
+	m, ok := o.Value.(machine.Machine)
 	if !ok {
 		return false
 	}
-	m.Namespace, m.Name = i.namespace, i.name
+	m.Namespace, m.Name = o.Namespace, o.Name
 	c.names.put(&m)
 	c.plannedMachine(&m)
 	c.tasks.add(task{about: aboutMachine, key: key{name: m.UID}})
 	return c.registry.Advance(m)
 }
 
-func (c *Cluster) dropMachine(group string) func(key) {
-	return func(k key) {
+func (c *Cluster) dropMachine(group string) func(types.NamespacedName) {
+	return func(n types.NamespacedName) {
+		k := keyOf(n)
 		c.registry.DeleteMachine(group, k.namespace, k.name)
 		c.names.drop(group, k)
 		c.planned(plannedKey{group, k}, "", nil, false)
@@ -70,8 +84,8 @@ func (c *Cluster) dropMachine(group string) func(key) {
 // nothing is the value of an object that can be used and says nothing.
 type nothing struct{}
 
-func compactEnrolment(u *unstructured.Unstructured) (any, []manifest.Problem) {
-	found, problems := machine.FromObject(u.Object)
+func compactEnrolment(o client.Object) (any, []manifest.Problem) {
+	found, problems := machine.FromObject(fields(o))
 	switch {
 	case manifest.Failed(problems):
 		return nil, problems
@@ -81,16 +95,16 @@ func compactEnrolment(u *unstructured.Unstructured) (any, []manifest.Problem) {
 	return found.Enrolments[0], problems
 }
 
-func (c *Cluster) putHost(i *item) []manifest.Problem {
-	if e, ok := i.value.(machine.Enrolment); ok {
+func (c *Cluster) putHost(o *inventory.Object) []manifest.Problem {
+	if e, ok := o.Value.(machine.Enrolment); ok {
 		c.registry.PutEnrolment(e)
 	} else {
-		c.registry.DeleteHost(i.namespace, i.name)
+		c.registry.DeleteHost(o.Namespace, o.Name)
 	}
-	return i.problems
+	return o.Problems
 }
 
-func (c *Cluster) dropHost(k key) { c.registry.DeleteHost(k.namespace, k.name) }
+func (c *Cluster) dropHost(n types.NamespacedName) { c.registry.DeleteHost(n.Namespace, n.Name) }
 
 // attestation is a MachineAttestation: what the administrator says, and as much
 // of what the verifier recorded as tells whether it is in line.
@@ -101,16 +115,17 @@ type attestation struct {
 	condition bool // it has a condition Accepted that is not True
 }
 
-func compactAttestation(u *unstructured.Unstructured) (any, []manifest.Problem) {
-	found, problems := machine.FromObject(u.Object)
+func compactAttestation(o client.Object) (any, []manifest.Problem) {
+	object := fields(o)
+	found, problems := machine.FromObject(object)
 	if manifest.Failed(problems) {
-		return unusableOf(u), problems
+		return unusableOf(o), problems
 	}
 	var a attestation
 	if len(found.Enrolments) > 0 {
 		a.enrolment = &found.Enrolments[0]
 	}
-	status, _, _ := unstructured.NestedMap(u.Object, "status")
+	status, _, _ := unstructured.NestedMap(object, "status")
 	a.latch.joined = status["phase"] == string(v1alpha1.PhaseJoined)
 	a.latch.quarantined, _ = status["quarantined"].(bool)
 	if s, ok := status["grantUsed"].(string); ok {
@@ -122,9 +137,9 @@ func compactAttestation(u *unstructured.Unstructured) (any, []manifest.Problem) 
 	a.uid, _ = status["machineUID"].(string)
 	if a.uid == "" {
 		// Made in advance, and nothing recorded yet.
-		for _, o := range u.GetOwnerReferences() {
-			if string(o.UID) == u.GetName() {
-				a.uid = u.GetName()
+		for _, owner := range o.GetOwnerReferences() {
+			if string(owner.UID) == o.GetName() {
+				a.uid = o.GetName()
 			}
 		}
 	}
@@ -153,24 +168,24 @@ type mayStop struct {
 }
 
 // unusableOf reads of a MachineAttestation that cannot be used whom it may quarantine.
-func unusableOf(u *unstructured.Unstructured) mayStop {
-	on, _, err := unstructured.NestedBool(u.Object, "spec", "quarantined")
+func unusableOf(o client.Object) mayStop {
+	on, _, err := unstructured.NestedBool(fields(o), "spec", "quarantined")
 	if err == nil && !on {
 		return mayStop{nobody: true}
 	}
-	ref, named, err := unstructured.NestedMap(u.Object, "spec", "machineRef")
+	ref, named, err := unstructured.NestedMap(fields(o), "spec", "machineRef")
 	switch {
 	case err != nil:
 		return mayStop{}
 	case !named: // it stands in for a Machine
-		return mayStop{machine: key{u.GetNamespace(), u.GetName()}}
+		return mayStop{machine: key{o.GetNamespace(), o.GetName()}}
 	}
 	name, _ := ref["name"].(string)
 	namespace, _ := ref["namespace"].(string)
 	if name == "" {
 		return mayStop{}
 	}
-	return mayStop{machine: key{cmp.Or(namespace, u.GetNamespace()), name}}
+	return mayStop{machine: key{cmp.Or(namespace, o.GetNamespace()), name}}
 }
 
 // liveCredentials are the ids of the bootstrap credentials that have not ended, and
@@ -190,11 +205,12 @@ func liveCredentials(status map[string]any, now time.Time) (ids []string, unrevo
 	return ids, unrevoked
 }
 
-func (c *Cluster) putAttestation(i *item) []manifest.Problem {
-	a, ok := i.value.(attestation)
+func (c *Cluster) putAttestation(o *inventory.Object) []manifest.Problem {
+	a, ok := o.Value.(attestation)
 	if !ok {
-		return i.problems
+		return o.Problems
 	}
+	at := keyOf(o.NamespacedName)
 	if a.enrolment != nil {
 		e := *a.enrolment
 		if c.withheld(&e.MachineAttestation) {
@@ -202,17 +218,17 @@ func (c *Cluster) putAttestation(i *item) []manifest.Problem {
 		}
 		c.registry.PutEnrolment(e)
 	} else {
-		c.registry.DeleteEnrolment(i.namespace, i.name)
+		c.registry.DeleteEnrolment(o.Namespace, o.Name)
 	}
-	a.latch.key, a.latch.pool = i.key, c.intern(a.latch.pool)
+	a.latch.key, a.latch.pool = at, c.intern(a.latch.pool)
 	uid := a.uid
 	standIn := a.enrolment != nil && a.enrolment.Spec.MachineRef == nil
-	c.planned(plannedKey{v1alpha1.GroupVersion.Group, i.key}, i.about.UID, []string{i.name}, standIn && a.enrolment.Spec.Pool == controlPlanePool)
+	c.planned(plannedKey{v1alpha1.GroupVersion.Group, at}, o.UID, []string{o.Name}, standIn && a.enrolment.Spec.Pool == controlPlanePool)
 	if a.enrolment != nil && a.enrolment.Spec.MachineRef == nil {
-		uid = i.about.UID // a stand-in is its own record
+		uid = o.UID // a stand-in is its own record
 	}
-	if uid == i.name { // as most records' is
-		uid = i.name // one copy of the text
+	if uid == o.Name { // as most records' is
+		uid = o.Name // one copy of the text
 	}
 	if uid != "" {
 		c.mu.Lock()
@@ -232,15 +248,16 @@ func (c *Cluster) putAttestation(i *item) []manifest.Problem {
 		c.tasks.add(task{about: aboutMachine, key: key{name: uid}})
 	}
 	if a.condition {
-		c.tasks.add(task{about: aboutFault, kind: attestationKind.String(), key: i.key})
+		c.tasks.add(task{about: aboutFault, kind: attestationKind.String(), key: at})
 	}
 	if a.enrolment != nil && a.enrolment.Spec.MachineRef != nil && uid == "" {
 		c.tasks.enrolled(a.enrolment)
 	}
-	return i.problems
+	return o.Problems
 }
 
-func (c *Cluster) dropAttestation(k key) {
+func (c *Cluster) dropAttestation(n types.NamespacedName) {
+	k := keyOf(n)
 	c.registry.DeleteEnrolment(k.namespace, k.name)
 	c.planned(plannedKey{v1alpha1.GroupVersion.Group, k}, "", nil, false)
 	c.mu.Lock()
@@ -279,37 +296,34 @@ const (
 // maxAddresses bounds what is kept of a Node's own list.
 const maxAddresses = 8
 
-func compactNode(u *unstructured.Unstructured) (any, []manifest.Problem) {
-	id, _, err := unstructured.NestedString(u.Object, "spec", "providerID")
-	if err != nil {
-		return nil, []manifest.Problem{{What: "spec.providerID is not a string"}}
+func compactNode(o client.Object) (any, []manifest.Problem) {
+	in, ok := o.(*corev1.Node)
+	if !ok {
+		return nil, []manifest.Problem{{What: fmt.Sprintf("%T is not a Node", o)}}
 	}
-	n := node{providerID: id}
-	labels := u.GetLabels()
-	_, control := labels[labelControlPlane]
-	_, master := labels[labelMaster]
+	n := node{providerID: in.Spec.ProviderID}
+	_, control := in.Labels[labelControlPlane]
+	_, master := in.Labels[labelMaster]
 	if n.controlPlane = control || master; !n.controlPlane {
 		return n, nil
 	}
-	addresses, _, _ := unstructured.NestedSlice(u.Object, "status", "addresses")
-	for _, x := range addresses {
-		m, _ := x.(map[string]any)
-		text, _ := m["address"].(string)
-		if a, err := netip.ParseAddr(text); err == nil && m["type"] == "InternalIP" && len(n.addresses) < maxAddresses {
+	for _, address := range in.Status.Addresses {
+		a, err := netip.ParseAddr(address.Address)
+		if err == nil && address.Type == corev1.NodeInternalIP && len(n.addresses) < maxAddresses {
 			n.addresses = append(n.addresses, a.Unmap())
 		}
 	}
 	return n, nil
 }
 
-func (c *Cluster) putNode(i *item) []manifest.Problem {
-	n, _ := i.value.(node)
-	c.registry.PutNode(i.name, n.providerID)
+func (c *Cluster) putNode(o *inventory.Object) []manifest.Problem {
+	n, _ := o.Value.(node)
+	c.registry.PutNode(o.Name, n.providerID)
 	c.mu.Lock()
-	before, known := c.controlPlane[i.name]
-	delete(c.controlPlane, i.name)
+	before, known := c.controlPlane[o.Name]
+	delete(c.controlPlane, o.Name)
 	if n.controlPlane {
-		c.controlPlane[i.name] = n
+		c.controlPlane[o.Name] = n
 	}
 	c.mu.Unlock()
 	if known != n.controlPlane || before.providerID != n.providerID && n.controlPlane {
@@ -323,11 +337,11 @@ func (c *Cluster) putNode(i *item) []manifest.Problem {
 	return nil
 }
 
-func (c *Cluster) dropNode(k key) {
-	c.registry.DeleteNode(k.name)
+func (c *Cluster) dropNode(k types.NamespacedName) {
+	c.registry.DeleteNode(k.Name)
 	c.mu.Lock()
-	_, known := c.controlPlane[k.name]
-	delete(c.controlPlane, k.name)
+	_, known := c.controlPlane[k.Name]
+	delete(c.controlPlane, k.Name)
 	c.mu.Unlock()
 	if known {
 		c.tasks.roles()

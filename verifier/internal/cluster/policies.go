@@ -3,12 +3,16 @@ package cluster
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/mcs-attest/mcs-attest/pkg/anchors"
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
@@ -16,6 +20,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
@@ -70,33 +75,54 @@ func (c *Cluster) compile() *policy.Set {
 // policyFile begins the name of a policy among problems.
 const policyFile = v1alpha1.KindAttestationPolicy + "/"
 
-// compactPolicy reads a policy by the parser that reads files of them.
-func compactPolicy(u *unstructured.Unstructured) (any, []manifest.Problem) {
-	own := maps.Clone(u.Object)
-	delete(own, "status") // ours, perhaps a newer version's
-	raw, err := json.Marshal(own)
-	if err != nil {
-		return nil, []manifest.Problem{{What: err.Error()}}
-	}
-	parsed, problems := policy.Parse(policyFile+u.GetName(), raw)
-	if len(parsed) == 0 {
-		return nil, orProblem(problems, "no policy")
-	}
-	return parsed, problems
+// readPolicy is an AttestationPolicy as the API has it.
+type readPolicy struct {
+	parsed     []policy.Parsed // nil: it cannot be used
+	observed   int64
+	conditions []metav1.Condition
 }
 
-func (c *Cluster) putPolicy(i *item) []manifest.Problem {
-	parsed, _ := i.value.([]policy.Parsed)
-	c.mu.Lock()
-	c.policies[i.name] = &policyState{about: i.about, generation: i.at, version: i.version, observed: i.observed, conditions: i.conditions, parsed: parsed}
-	delete(c.leaving, i.name)
-	c.mu.Unlock()
-	for _, p := range i.problems {
-		c.log.Warn("policy", "name", i.name, "problem", says(p))
+// compactPolicy reads a policy by the parser that reads files of them.
+func compactPolicy(o client.Object) (any, []manifest.Problem) {
+	own := maps.Clone(fields(o))
+	status, _ := own["status"].(map[string]any)
+	delete(own, "status") // ours, perhaps a newer version's
+	p := readPolicy{conditions: conditionsOf(status)}
+	p.observed, _ = status["observedGeneration"].(int64)
+	raw, err := json.Marshal(own)
+	if err != nil {
+		return p, []manifest.Problem{{What: err.Error()}}
 	}
-	c.tasks.add(task{about: aboutPolicy, key: i.key})
+	parsed, problems := policy.Parse(policyFile+o.GetName(), raw)
+	if len(parsed) == 0 {
+		return p, orProblem(problems, "no policy")
+	}
+	if !manifest.Failed(problems) {
+		p.parsed = parsed
+	}
+	return p, problems
+}
+
+// policyStateOf is the state of a policy without what it says.
+func policyStateOf(o *inventory.Object) policyState {
+	p, _ := o.Value.(readPolicy)
+	return policyState{about: aboutOf(o), generation: o.Generation, version: o.Version, observed: p.observed, conditions: p.conditions}
+}
+
+func (c *Cluster) putPolicy(o *inventory.Object) []manifest.Problem {
+	p, _ := o.Value.(readPolicy)
+	state := policyStateOf(o)
+	state.parsed = p.parsed
+	c.mu.Lock()
+	c.policies[o.Name] = &state
+	delete(c.leaving, o.Name)
+	c.mu.Unlock()
+	for _, p := range o.Problems {
+		c.log.Warn("policy", "name", o.Name, "problem", says(p))
+	}
+	c.tasks.add(task{about: aboutPolicy, key: keyOf(o.NamespacedName)})
 	c.changed()
-	return i.problems
+	return o.Problems
 }
 
 // lingering is for how long after the last deletion of a policy the deleted ones
@@ -104,11 +130,11 @@ func (c *Cluster) putPolicy(i *item) []manifest.Problem {
 // after the other; the one for every pool must not outlive the stricter ones.
 const lingering = 2 * time.Second
 
-func (c *Cluster) dropPolicy(k key) {
+func (c *Cluster) dropPolicy(n types.NamespacedName) {
 	c.mu.Lock()
-	if p := c.policies[k.name]; p != nil {
-		c.leaving[k.name] = p
-		delete(c.policies, k.name)
+	if p := c.policies[n.Name]; p != nil {
+		c.leaving[n.Name] = p
+		delete(c.policies, n.Name)
 	}
 	c.left++
 	left := c.left
@@ -145,24 +171,24 @@ func (c *Cluster) policiesVanished() {
 	c.changed()
 }
 
-func compactName(*unstructured.Unstructured) (any, []manifest.Problem) { return nothing{}, nil }
+func compactName(client.Object) (any, []manifest.Problem) { return nothing{}, nil }
 
-func (c *Cluster) putPool(i *item) []manifest.Problem {
+func (c *Cluster) putPool(o *inventory.Object) []manifest.Problem {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.pools == nil {
 		c.pools = map[string]bool{}
 	}
-	c.pools[i.name] = true
+	c.pools[o.Name] = true
 	c.tasks.allPolicies()
 	c.tasks.roles()
 	return nil
 }
 
-func (c *Cluster) dropPool(k key) {
+func (c *Cluster) dropPool(n types.NamespacedName) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.pools, k.name)
+	delete(c.pools, n.Name)
 	c.tasks.allPolicies()
 	c.tasks.roles()
 }
@@ -178,21 +204,22 @@ type configMap struct {
 	data map[string]string
 }
 
-func compactConfigMap(u *unstructured.Unstructured) (any, []manifest.Problem) {
-	data, _, err := unstructured.NestedStringMap(u.Object, "data")
-	if err != nil {
-		return nil, []manifest.Problem{{What: err.Error()}}
+func compactConfigMap(o client.Object) (any, []manifest.Problem) {
+	m, ok := o.(*corev1.ConfigMap)
+	if !ok {
+		return nil, []manifest.Problem{{What: fmt.Sprintf("%T is not a ConfigMap", o)}}
 	}
-	return configMap{sort: u.GetLabels()[LabelContent], data: data}, nil
+	return configMap{sort: m.Labels[LabelContent], data: m.Data}, nil
 }
 
-func (c *Cluster) putContent(i *item) []manifest.Problem {
-	m, ok := i.value.(configMap)
+func (c *Cluster) putContent(o *inventory.Object) []manifest.Problem {
+	m, ok := o.Value.(configMap)
 	if !ok {
-		return i.problems
+		return o.Problems
 	}
+	at := keyOf(o.NamespacedName)
 	c.mu.Lock()
-	before := c.content[i.key]
+	before := c.content[at]
 	c.mu.Unlock()
 	if before == nil {
 		before = &contentState{}
@@ -229,16 +256,16 @@ func (c *Cluster) putContent(i *item) []manifest.Problem {
 		problems = append(problems, manifest.Problem{What: "a ConfigMap of anchors without data; nothing of its sort is trusted", Want: "delete it to trust what comes with this version"})
 	}
 	c.mu.Lock()
-	c.content[i.key] = next
+	c.content[at] = next
 	c.trust = nil
 	c.mu.Unlock()
 	c.changed()
 	return problems
 }
 
-func (c *Cluster) dropContent(k key) {
+func (c *Cluster) dropContent(n types.NamespacedName) {
 	c.mu.Lock()
-	delete(c.content, k)
+	delete(c.content, keyOf(n))
 	c.trust = nil
 	c.mu.Unlock()
 	c.changed()

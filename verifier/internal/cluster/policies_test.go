@@ -4,9 +4,11 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 )
 
 // policyOf is one AttestationPolicy.
@@ -35,7 +37,7 @@ func (c *Cluster) inForce(pool string) string {
 
 // undivided fails the test if a world could be made after a policy of a list, or of
 // all that go, was taken in and before the rest.
-func undivided(t *testing.T, w *watched) {
+func undivided(t *testing.T, w watched) {
 	t.Helper()
 	look := func() {
 		if w.c.batch.TryLock() {
@@ -43,13 +45,13 @@ func undivided(t *testing.T, w *watched) {
 			t.Error("a world can be made of a part of the policies")
 		}
 	}
-	put, drop := w.put, w.drop
-	w.put = func(i *item) []manifest.Problem {
+	put, drop := w.Put, w.Drop
+	w.Put = func(o *inventory.Object) []manifest.Problem {
 		defer look()
-		return put(i)
+		return put(o)
 	}
-	w.drop = func(k key) {
-		drop(k)
+	w.Drop = func(n types.NamespacedName) {
+		drop(n)
 		look()
 	}
 }
@@ -61,7 +63,7 @@ func TestNoPolicyIsLaxerWhilePoliciesAreRead(t *testing.T) {
 		t.Fatalf("before anything was read: %q", got)
 	}
 	// A part of the first list, without any race.
-	(*sink)(w).take(edge{watched: w}.item(lax()))
+	w.take(t, lax())
 	if got := c.inForce("master"); got != "" {
 		t.Errorf("before all were read the pool has %q", got)
 	}
@@ -83,7 +85,7 @@ func TestNoPolicyIsLaxerWhilePoliciesAreRead(t *testing.T) {
 }
 
 func TestNoPolicyIsLaxerWhilePoliciesVanish(t *testing.T) {
-	both := func() (*Cluster, *watched) {
+	both := func() (*Cluster, watched) {
 		c := unconnected(t)
 		w := c.watching(t, policyKind, "")
 		w.list(t, 10, lax(), strict())
@@ -93,7 +95,7 @@ func TestNoPolicyIsLaxerWhilePoliciesVanish(t *testing.T) {
 	t.Run("the kind", func(t *testing.T) {
 		c, w := both()
 		undivided(t, w)
-		w.absent()
+		w.Absent()
 		if got := c.inForce("master"); got != "" {
 			t.Errorf("the pool has %q", got)
 		}
@@ -113,9 +115,7 @@ func TestNoPolicyIsLaxerWhilePoliciesVanish(t *testing.T) {
 		// As the API does when the CRD goes, or all of them are deleted.
 		c, w := both()
 		for _, u := range []*unstructured.Unstructured{strict(), lax()} {
-			if err := (*sink)(w).Delete(edge{watched: w}.bare(u)); err != nil {
-				t.Fatal(err)
-			}
+			w.remove(u)
 			if got := c.inForce("master"); got != "strict" {
 				t.Errorf("without %s the pool has %q", u.GetName(), got)
 			}
@@ -131,9 +131,7 @@ func TestNoPolicyIsLaxerWhilePoliciesVanish(t *testing.T) {
 	})
 	t.Run("one alone", func(t *testing.T) {
 		c, w := both()
-		if err := (*sink)(w).Delete(edge{watched: w}.bare(strict())); err != nil {
-			t.Fatal(err)
-		}
+		w.remove(strict())
 		c.policiesLeft(c.left)
 		if got := c.inForce("master"); got != "all" {
 			t.Errorf("the pool has %q", got)
@@ -142,10 +140,8 @@ func TestNoPolicyIsLaxerWhilePoliciesVanish(t *testing.T) {
 	t.Run("made anew", func(t *testing.T) {
 		// Under another name it contradicts the one that is about to go.
 		c, w := both()
-		if err := (*sink)(w).Delete(edge{watched: w}.bare(strict())); err != nil {
-			t.Fatal(err)
-		}
-		(*sink)(w).take(edge{watched: w}.item(policyOf("another", "master", "Enforce")))
+		w.remove(strict())
+		w.take(t, policyOf("another", "master", "Enforce"))
 		if got := c.inForce("master"); got != "strict" || len(c.clash) != 0 {
 			t.Errorf("first the pool has %q, %v", got, c.clash)
 		}

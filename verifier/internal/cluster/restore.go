@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -13,12 +14,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 )
@@ -68,6 +71,32 @@ type revision struct {
 	heard   time.Time // when the API last said something by which tokens are known to be current
 }
 
+// revisions are the [inventory.Revisions] of a Cluster.
+type revisions struct{ c *Cluster }
+
+func (r revisions) Epoch() uint32                     { return r.c.epoch.Load() }
+func (r revisions) Saw(epoch uint32, revision uint64) { r.c.saw(epoch, revision) }
+func (r revisions) Probe(ctx context.Context) error   { return r.c.probe(ctx) }
+func (r revisions) Restored(epoch uint32, why string) { r.c.restored(epoch, why) }
+
+// number is a resourceVersion as etcd's revision; 0 if it is none.
+func number(resourceVersion string) uint64 {
+	v, err := strconv.ParseUint(resourceVersion, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return v
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
 // restore is one that was noticed.
 type restore struct {
 	at  time.Time
@@ -100,30 +129,31 @@ func (c *Cluster) probe(ctx context.Context) error {
 	// Without a resourceVersion the answer is as of now.
 	list, err := c.dynamic.Resource(policiesResource).List(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
-		if passing(err) || ctx.Err() != nil {
+		if inventory.Unavailable(err) || ctx.Err() != nil {
 			return fmt.Errorf("how far etcd has come: %w", err)
 		}
 		return nil // the policies' own watch says what is wrong
 	}
 	r.probed = time.Now()
 	c.hear(asked)
-	if v := number(list.GetResourceVersion()); v != 0 && v < before {
+	v := number(list.GetResourceVersion())
+	if v != 0 && v < before {
 		c.restored(epoch, fmt.Sprintf("it is at revision %d, %d was seen before", v, before))
 		return errRestored
 	}
-	c.saw(epoch, number(list.GetResourceVersion()))
+	c.saw(epoch, v)
 	return nil
 }
 
 // watchRevision probes now and then: a watch that is open says nothing of it.
 func (c *Cluster) watchRevision(ctx context.Context) {
-	last, wait := time.Now(), jitter(c.o.Probe)
+	last, pause := time.Now(), wait.Jitter(c.o.Probe/2, 1)
 	for ctx.Err() == nil {
-		sleep(ctx, min(wait, jitter(tokenProbe)))
-		if time.Since(last) < wait && !c.tokenInUse() && !c.unacknowledged() {
+		sleep(ctx, min(pause, wait.Jitter(tokenProbe/2, 1)))
+		if time.Since(last) < pause && !c.tokenInUse() && !c.unacknowledged() {
 			continue
 		}
-		last, wait = time.Now(), jitter(c.o.Probe)
+		last, pause = time.Now(), wait.Jitter(c.o.Probe/2, 1)
 		c.readAcknowledgement(ctx)
 		if err := c.probe(ctx); err != nil && ctx.Err() == nil {
 			c.log.Debug("probe", "error", err)
@@ -171,10 +201,7 @@ func (c *Cluster) release(acknowledged time.Time) {
 	c.hold = nil
 	c.mu.Unlock()
 	c.log.Info("the restore of etcd is acknowledged: policies, anchors, reference values and grants count as they are")
-	select {
-	case c.restart <- struct{}{}:
-	default:
-	}
+	c.inventory.Restart()
 	c.changed()
 }
 
@@ -247,14 +274,9 @@ func (c *Cluster) restored(epoch uint32, why string) {
 	c.revision.highest = 0
 	c.epoch.Add(1)
 	c.revision.mu.Unlock()
-	for _, w := range c.watches {
-		w.stale()
-	}
+	c.inventory.Reset()
 	c.log.Error("etcd went back to an earlier time: all keys are void, what was revoked is revoked again, and policies stay as they were until an administrator acknowledges the restore", "why", why, "remembered", len(remembered))
-	select {
-	case c.restart <- struct{}{}:
-	default:
-	}
+	c.inventory.Restart()
 	c.changed()
 }
 
@@ -289,7 +311,8 @@ func (s *secrets) voided(pair keys.Pair) bool {
 
 // repair does after a restore what has to be done.
 func (c *Cluster) repair(ctx context.Context) {
-	wait := backoff{least: 200 * time.Millisecond, most: 10 * time.Second}
+	again := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 7, Cap: 5 * time.Second}
+	pause := again
 	for ctx.Err() == nil {
 		if !c.repairing() || !c.repairable() {
 			sleep(ctx, c.o.Pass/100+50*time.Millisecond)
@@ -297,10 +320,10 @@ func (c *Cluster) repair(ctx context.Context) {
 		}
 		if err := c.takeBack(ctx); err != nil {
 			c.log.Error("after the restore of etcd not everything could be set again; it is tried again, and what needs it is not granted meanwhile", "error", err)
-			wait.sleep(ctx)
+			sleep(ctx, pause.Step())
 			continue
 		}
-		wait.reset()
+		pause = again
 	}
 }
 
@@ -313,10 +336,10 @@ func (c *Cluster) repairable() bool {
 	// An API server that has just started refuses for a moment what it will allow.
 	patient := n > 0 && c.o.Now().Sub(c.restores[n-1].at) < c.o.Pass
 	c.mu.Unlock()
-	for _, w := range c.watches {
-		switch w.kind.String() {
+	for _, w := range c.inventory.Sources() {
+		switch w.Kind.String() {
 		case machineAPIKind.String(), clusterAPIKind.String(), attestationKind.String():
-			if s, wrong := w.state(); wrong && s.unsynced && (patient || !s.forbidden) {
+			if s, wrong := w.Status(); wrong && s.Unsynced && (patient || !s.Forbidden) {
 				return false
 			}
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
@@ -155,8 +156,8 @@ func (c *Cluster) poolOf(uid string) string {
 // keepRoles reports Nodes whose role is not that of their pool, and lists those that may
 // have a control-plane role.
 func (c *Cluster) keepRoles(ctx context.Context) error {
-	all, _ := c.synced(false)
-	if others, _ := c.synced(true); !others || c.poolsUnknown() {
+	all := c.inventory.Complete()
+	if !c.inventory.SyncedElsewhere() || c.poolsUnknown() {
 		return nil
 	}
 	now := c.evaluateRoles(!all)
@@ -265,8 +266,8 @@ func (c *Cluster) poolsUnknown() bool {
 	c.mu.Lock()
 	known := len(c.pools) > 0
 	c.mu.Unlock()
-	return !known && slices.ContainsFunc(c.watches, func(w *watched) bool {
-		s, wrong := w.state()
-		return w.kind.String() == poolKind.String() && wrong && (s.unsynced || s.forbidden)
+	return !known && slices.ContainsFunc(c.inventory.Sources(), func(w *inventory.Source) bool {
+		s, wrong := w.Status()
+		return w.Kind.String() == poolKind.String() && wrong && (s.Unsynced || s.Forbidden)
 	})
 }

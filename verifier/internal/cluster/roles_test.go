@@ -13,9 +13,11 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic/fake"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 )
 
 // roleRig is a Cluster that the test feeds, with an API that has only its status.
@@ -38,8 +40,8 @@ func newRoleRig(t testing.TB, listed ...any) roleRig {
 	}})
 	c.tasks.queue = newQueue()
 	t.Cleanup(c.tasks.queue.ShutDown)
-	for _, w := range c.watches {
-		if w.kind.String() != poolKind.String() {
+	for _, w := range c.sources() {
+		if w.Kind.String() != poolKind.String() {
 			w.list(t, 1)
 		}
 	}
@@ -98,24 +100,24 @@ type delays struct {
 func (d *delays) AddAfter(t task, _ time.Duration) { d.seen[t.about] = true }
 
 func forbiddenKind(k kind) error {
-	return kerrors.NewForbidden(schema.GroupResource{Group: k.group, Resource: k.resource}, "", errors.New("no role allows it"))
+	return kerrors.NewForbidden(schema.GroupResource{Group: k.Group, Resource: k.Resource}, "", errors.New("no role allows it"))
 }
 
 func TestTheListOfControlPlaneNodesStaysWhileThePoolsAreNotRead(t *testing.T) {
 	r := newRoleRig(t, "master-0")
 	pools := r.watching(t, poolKind, "")
 	r.want("pools not read yet", "master-0")
-	pools.failed(forbiddenKind(poolKind))
+	pools.Fail(forbiddenKind(poolKind))
 	r.want("pools forbidden", "master-0")
 
 	pools.list(t, 5, r.pool("master"))
 	r.watching(t, machineAPIKind, "m").list(t, 9, r.machine(1, "master", "master-1"))
 	r.want("pools read", "master-1")
-	pools.failed(forbiddenKind(poolKind))
+	pools.Fail(forbiddenKind(poolKind))
 	r.watching(t, machineAPIKind, "m").list(t, 9, r.machine(1, "master", "master-1"), r.machine(2, "master", "master-2"))
 	r.want("pools read once, then forbidden", "master-1", "master-2")
 
-	pools.absent()
+	pools.Absent()
 	r.want("the cluster has no pools")
 }
 
@@ -123,10 +125,10 @@ func TestPoolsThatAreReadHaveTheRolesLookedAt(t *testing.T) {
 	r := newRoleRig(t)
 	pools := r.watching(t, poolKind, "")
 	for what, change := range map[string]func(){
-		"a pool comes":           func() { pools.put(&item{key: key{name: "master"}}) },
-		"a pool goes":            func() { pools.drop(key{name: "master"}) },
-		"all pools were read":    func() { pools.settled() },
-		"the kind is not served": func() { pools.absent() },
+		"a pool comes":           func() { pools.Put(&inventory.Object{NamespacedName: types.NamespacedName{Name: "master"}}) },
+		"a pool goes":            func() { pools.Drop(types.NamespacedName{Name: "master"}) },
+		"all pools were read":    func() { pools.Listed() },
+		"the kind is not served": func() { pools.Absent() },
 	} {
 		delayed := &delays{queue: newQueue(), seen: map[int]bool{}}
 		r.tasks.queue = delayed
@@ -143,7 +145,7 @@ func TestAForbiddenNamespaceOfMachinesStopsOnlyRemovalsFromTheListOfControlPlane
 	r.watching(t, nodeKind, "").list(t, 7, r.node(2, "impostor"), r.node(9, "unknown"))
 	r.watching(t, machineAPIKind, "m").list(t, 9, r.machine(1, "master", "master-1"), r.machine(2, "worker", "impostor"))
 	hosts := r.watching(t, hostKind, "m")
-	hosts.failed(forbiddenKind(hostKind))
+	hosts.Fail(forbiddenKind(hostKind))
 	r.want("forbidden", "hidden", "master-0", "master-1")
 	if m := r.RoleMismatches(); len(m) > 0 {
 		t.Errorf("mismatches are reported: %v", m)
@@ -171,12 +173,12 @@ func TestTheControlPlaneIsUnknownWhileThePoolsAreNotRead(t *testing.T) {
 	}
 	r.watching(t, nodeKind, "").list(t, 7, r.node(1, "master-0"))
 	want("pools not read yet", 0, false)
-	pools.failed(forbiddenKind(poolKind))
+	pools.Fail(forbiddenKind(poolKind))
 	want("pools forbidden", 0, false)
 	pools.list(t, 5, r.pool("master"))
 	want("pools read", 1, true)
-	pools.failed(forbiddenKind(poolKind))
+	pools.Fail(forbiddenKind(poolKind))
 	want("pools read once, then forbidden", 1, true)
-	pools.absent()
+	pools.Absent()
 	want("the cluster has no pools", 0, true)
 }

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,7 +13,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/mcs-attest/mcs-attest/pkg/anchors"
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
@@ -24,6 +25,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
@@ -59,70 +61,74 @@ type secrets struct {
 
 // planSecrets lists the single objects that are watched. Each is one rule with
 // its name in the verifier's role; there is no list of all secrets.
-func (c *Cluster) planSecrets() error {
+func (c *Cluster) planSecrets() ([]*inventory.Source, error) {
 	s := &c.secrets
 	s.pair.Store(&keys.Pair{})
 	s.unusable = make(chan struct{}, 1)
 	s.pools, s.seen, s.void = map[key]string{}, map[string]bool{}, map[string]bool{}
 	s.roots.Store(anchors.NewSet())
 
-	tokens := &watched{compact: compactSecret}
-	tokens.put = func(i *item) []manifest.Problem { return c.putToken(tokens.current, i) }
-	c.one(secretKind, key{c.config.Namespace, KeysSecret}, &watched{compact: compactSecret, put: c.putKeys}, c.keysGone)
+	tokens := &inventory.Source{}
+	tokens.Put = func(o *inventory.Object) []manifest.Problem { return c.putToken(tokens.Epoch(), o) }
+	all := []*inventory.Source{c.one(secretKind, key{c.config.Namespace, KeysSecret}, &inventory.Source{Put: c.putKeys}, c.keysGone)}
 	for _, o := range []struct {
 		kind kind
 		name string
-		w    *watched
+		w    *inventory.Source
 		gone func()
 	}{
-		{secretKind, c.config.ServingSecret, &watched{compact: compactSecret, put: c.putServing}, func() {}},
-		{configMapKind, c.config.CAConfigMap, &watched{compact: compactConfigMap, put: c.putCA(&s.ca, "ca-bundle.crt")}, c.caGone(&s.ca)},
-		{configMapKind, legacyCANamespace + "/" + legacyCAName, &watched{compact: compactConfigMap, advisory: true, put: c.putCA(&s.legacyCA, "ca.crt")}, c.caGone(&s.legacyCA)},
-		{secretKind, c.o.ProvisioningToken.Secret, tokens, func() { c.tokenGone(tokens.current) }},
+		{secretKind, c.config.ServingSecret, &inventory.Source{Put: c.putServing}, func() {}},
+		{configMapKind, c.config.CAConfigMap, &inventory.Source{Put: c.putCA(&s.ca, "ca-bundle.crt")}, c.caGone(&s.ca)},
+		{configMapKind, legacyCANamespace + "/" + legacyCAName, &inventory.Source{Advisory: true, Put: c.putCA(&s.legacyCA, "ca.crt")}, c.caGone(&s.legacyCA)},
+		{secretKind, c.o.ProvisioningToken.Secret, tokens, func() { c.tokenGone(tokens.Epoch()) }},
 	} {
 		if o.name == "" {
 			continue
 		}
 		namespace, name, err := config.SplitName(o.name)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		c.one(o.kind, key{namespace, name}, o.w, o.gone)
+		all = append(all, c.one(o.kind, key{namespace, name}, o.w, o.gone))
 	}
 	for _, full := range c.config.UserDataSecrets {
 		namespace, name, err := config.SplitName(full)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, n := range []string{name, name + managedSuffix} {
 			k := key{namespace, n}
-			c.one(secretKind, k, &watched{compact: compactSecret, put: c.putUserData}, func() { c.userDataGone(k) })
+			all = append(all, c.one(secretKind, k, &inventory.Source{Put: c.putUserData}, func() { c.userDataGone(k) }))
 		}
 	}
-	return nil
+	return all, nil
 }
 
 // one watches a single object; gone is called when it is not there.
-func (c *Cluster) one(kind kind, k key, w *watched, gone func()) {
+func (c *Cluster) one(kind kind, k key, s *inventory.Source, gone func()) *inventory.Source {
 	there := false
-	put := w.put
-	w.kind, w.namespace, w.name = kind, k.namespace, k.name
-	w.put = func(i *item) []manifest.Problem {
-		there = true
-		return put(i)
+	put := s.Put
+	s.Kind, s.Namespace, s.Name = kind, k.namespace, k.name
+	s.Object, s.Read = &corev1.Secret{}, compactSecret
+	if kind.Resource == configMapKind.Resource {
+		s.Object, s.Read = &corev1.ConfigMap{}, compactConfigMap
 	}
-	w.drop = func(key) {
+	s.Put = func(o *inventory.Object) []manifest.Problem {
+		there = true
+		return put(o)
+	}
+	s.Drop = func(types.NamespacedName) {
 		there = false
 		gone()
 		c.changed()
 	}
-	w.settled = func() {
+	s.Listed = func() {
 		if !there {
 			gone()
 			c.changed()
 		}
 	}
-	c.watch(w)
+	return s
 }
 
 // secretData is a Secret's data in clear. It prints nothing of it.
@@ -131,18 +137,12 @@ type secretData struct{ data map[string][]byte }
 func (secretData) String() string   { return "[secret]" }
 func (secretData) GoString() string { return "[secret]" }
 
-func compactSecret(u *unstructured.Unstructured) (any, []manifest.Problem) {
-	encoded, _, err := unstructured.NestedStringMap(u.Object, "data")
-	if err != nil {
-		return nil, []manifest.Problem{{What: "data is not a map of strings"}}
+func compactSecret(o client.Object) (any, []manifest.Problem) {
+	s, ok := o.(*corev1.Secret)
+	if !ok {
+		return nil, []manifest.Problem{{What: fmt.Sprintf("%T is not a Secret", o)}}
 	}
-	s := secretData{data: make(map[string][]byte, len(encoded))}
-	for k, v := range encoded {
-		if s.data[k], err = base64.StdEncoding.DecodeString(v); err != nil {
-			return nil, []manifest.Problem{{What: fmt.Sprintf("data.%.64s is not base64", k)}}
-		}
-	}
-	return s, nil
+	return secretData{data: s.Data}, nil
 }
 
 func problem(err error) []manifest.Problem {
@@ -152,15 +152,15 @@ func problem(err error) []manifest.Problem {
 	return []manifest.Problem{{What: err.Error()}}
 }
 
-// dataOf is the data of a Secret's item.
-func dataOf(i *item) map[string][]byte {
-	s, _ := i.value.(secretData)
+// dataOf is the data of a Secret.
+func dataOf(o *inventory.Object) map[string][]byte {
+	s, _ := o.Value.(secretData)
 	return s.data
 }
 
-func (c *Cluster) putKeys(i *item) []manifest.Problem {
+func (c *Cluster) putKeys(o *inventory.Object) []manifest.Problem {
 	defer c.changed()
-	pair, err := keys.Parse(dataOf(i))
+	pair, err := keys.Parse(dataOf(o))
 	if err != nil {
 		return problem(fmt.Errorf("%w; delete the Secret to have new keys made, which voids every token that is out there", err))
 	}
@@ -203,8 +203,8 @@ func (c *Cluster) TokenKeys() token.KeySet { return c.secrets.pair.Load().Tokens
 // SealKeys are the keys that seal challenges; none before the Secret was read.
 func (c *Cluster) SealKeys() seal.Ring { return c.secrets.pair.Load().Seals }
 
-func (c *Cluster) putServing(i *item) []manifest.Problem {
-	data := dataOf(i)
+func (c *Cluster) putServing(o *inventory.Object) []manifest.Problem {
+	data := dataOf(o)
 	cert, err := pki.ParseServing([][]byte{data["tls.crt"], data["tls.key"]})
 	if err != nil {
 		return problem(err)
@@ -222,9 +222,9 @@ func (c *Cluster) putServing(i *item) []manifest.Problem {
 // ServingCertificate is what to serve with; nil before it was read.
 func (c *Cluster) ServingCertificate() *tls.Certificate { return c.secrets.cert.Load() }
 
-func (c *Cluster) putCA(at **x509.CertPool, name string) func(*item) []manifest.Problem {
-	return func(i *item) []manifest.Problem {
-		m, _ := i.value.(configMap)
+func (c *Cluster) putCA(at **x509.CertPool, name string) func(*inventory.Object) []manifest.Problem {
+	return func(o *inventory.Object) []manifest.Problem {
+		m, _ := o.Value.(configMap)
 		roots := x509.NewCertPool()
 		if !roots.AppendCertsFromPEM([]byte(m.data[name])) {
 			return problem(fmt.Errorf("data.%s holds no certificate", name))
@@ -255,19 +255,19 @@ func (c *Cluster) UpstreamCAs() *x509.CertPool {
 
 // putToken takes the provisioning token as it was seen since the restore that is
 // epoch.
-func (c *Cluster) putToken(epoch uint32, i *item) []manifest.Problem {
+func (c *Cluster) putToken(epoch uint32, o *inventory.Object) []manifest.Problem {
 	s, now := &c.secrets, c.o.Now()
 	c.hear(time.Now())
 	s.mu.Lock()
-	known, counts := s.known(epoch, now, dataOf(i))
-	next, writeBack := known.Read(now, dataOf(i), time.Duration(c.o.ProvisioningToken.Grace))
+	known, counts := s.known(epoch, now, dataOf(o))
+	next, writeBack := known.Read(now, dataOf(o), time.Duration(c.o.ProvisioningToken.Grace))
 	if counts {
 		s.tokens = next
 	} else {
 		writeBack = nil
 	}
 	s.mu.Unlock()
-	c.tasks.edited(writeBack, i.version)
+	c.tasks.edited(writeBack, o.Version)
 	c.tasks.add(task{about: aboutToken})
 	c.rewriteAll()
 	c.changed()
@@ -310,15 +310,16 @@ func (c *Cluster) Provisioning() provisioning.View {
 // errNoPointer says that a user-data secret is not one that can be read.
 var errNoPointer = errors.New("data.userData is no pointer config")
 
-func (c *Cluster) putUserData(i *item) []manifest.Problem {
-	pool, err := pointedPool(dataOf(i)["userData"])
+func (c *Cluster) putUserData(o *inventory.Object) []manifest.Problem {
+	at := keyOf(o.NamespacedName)
+	pool, err := pointedPool(dataOf(o)["userData"])
 	c.secrets.mu.Lock()
-	c.secrets.pools[i.key] = pool
+	c.secrets.pools[at] = pool
 	c.secrets.mu.Unlock()
-	c.tasks.add(task{about: aboutUserData, key: i.key})
+	c.tasks.add(task{about: aboutUserData, key: at})
 	if err != nil {
 		// Not ours: what somebody else put there is their business.
-		c.log.Info("a user-data secret names no pool", "secret", i.String(), "reason", err)
+		c.log.Info("a user-data secret names no pool", "secret", at.String(), "reason", err)
 	}
 	return nil
 }

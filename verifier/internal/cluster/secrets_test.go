@@ -24,6 +24,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 )
 
 // secretAPI is as much of an API as there is to one Secret, whatever its name, to
@@ -159,7 +160,7 @@ func (a *secretAPI) put(c *Cluster, version int, data map[string]string) {
 	for k, v := range data {
 		a.data[k] = []byte(v)
 	}
-	i := &item{version: uint64(version), value: secretData{a.data}}
+	i := &inventory.Object{Version: uint64(version), Value: secretData{a.data}}
 	a.mu.Unlock()
 	c.putToken(c.epoch.Load(), i)
 }
@@ -262,7 +263,7 @@ func TestAttack_T58_TheProvisioningTokenOfYesterday(t *testing.T) {
 		is(t, c, provisioning.Unknown)
 		// What the old watch still had on its way is no word on what came back.
 		if before != nil {
-			c.putToken(0, &item{version: 10, value: secretData{map[string][]byte{"token": []byte(before["token"])}}})
+			c.putToken(0, &inventory.Object{Version: 10, Value: secretData{map[string][]byte{"token": []byte(before["token"])}}})
 		} else {
 			c.tokenGone(0)
 		}
@@ -351,7 +352,8 @@ func TestAttack_T58_TheProvisioningTokenOfYesterday(t *testing.T) {
 func TestOneForbiddenNamespaceKeepsNobodyWithoutKeys(t *testing.T) {
 	api := newSecretAPI(t)
 	c := api.cluster(t)
-	c.watching(t, machineAPIKind, "m").list(t, 5, object(1, 1, nil), object(2, 2, func(o map[string]any) { o["metadata"].(map[string]any)["namespace"] = "x" }))
+	machines := []*unstructured.Unstructured{object(1, 1, nil), object(2, 2, func(o map[string]any) { o["metadata"].(map[string]any)["namespace"] = "x" })}
+	c.watching(t, machineAPIKind, "m").list(t, 5, machines...)
 	uids := c.registry.UIDs()
 	if len(uids) != 2 {
 		t.Fatal(uids)
@@ -363,10 +365,12 @@ func TestOneForbiddenNamespaceKeepsNobodyWithoutKeys(t *testing.T) {
 	c.latches = map[string]latch{} // the backup is from before
 
 	forbidden := kerrors.NewForbidden(attestationsResource.GroupResource(), "", errors.New("no"))
-	for _, w := range c.watches {
-		switch w.kind.String() {
-		case machineAPIKind.String(), clusterAPIKind.String():
-			w.synced = true
+	for _, w := range c.sources() {
+		switch w.Kind.String() {
+		case machineAPIKind.String():
+			w.list(t, 5, machines...)
+		case clusterAPIKind.String():
+			w.list(t, 0)
 		}
 	}
 	if c.repairable() {
@@ -374,9 +378,10 @@ func TestOneForbiddenNamespaceKeepsNobodyWithoutKeys(t *testing.T) {
 	}
 	for i, namespace := range []string{"own", "m"} {
 		w := c.watching(t, attestationKind, namespace)
-		w.synced, w.err = i > 0, nil
-		if i == 0 {
-			w.err = forbidden
+		if i > 0 {
+			w.list(t, 0)
+		} else {
+			w.Fail(forbidden)
 		}
 	}
 	if c.repairable() {
@@ -481,8 +486,8 @@ func TestOnlyTheHolderLooksAtEverything(t *testing.T) {
 	api := newSecretAPI(t)
 	c := api.cluster(t)
 	c.o.Pass = time.Hour
-	for _, w := range c.watches {
-		w.synced = true
+	for _, w := range c.sources() {
+		w.list(t, 0)
 	}
 	w := c.watching(t, machineAPIKind, "m")
 	w.list(t, 5, object(1, 1, nil))

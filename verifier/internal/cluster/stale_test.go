@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -9,6 +8,8 @@ import (
 
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 )
 
 // everythingRead is a Cluster whose watches are all in step.
@@ -18,7 +19,7 @@ func everythingRead(t testing.TB) *Cluster {
 	if c.World().Stale == nil {
 		t.Fatal("a grant before anything was read")
 	}
-	for _, w := range c.watches {
+	for _, w := range c.sources() {
 		w.list(t, 10)
 	}
 	c.build()
@@ -38,40 +39,42 @@ func TestNothingIsGrantedOnWhatIsOutOfSight(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := everythingRead(t)
-			var w *watched
-			for _, x := range c.watches {
+			var w watched
+			for _, x := range c.sources() {
 				if x.String() == name {
 					w = x
 				}
 			}
-			if w == nil {
+			if w.Source == nil {
 				t.Fatal("it is not watched")
 			}
-			c.watches = []*watched{w}
 			stale := func(after time.Duration, want bool) {
 				t.Helper()
-				in, err := c.outdated(time.Now().Add(after))
+				if why := w.Outdated(time.Now().Add(after)); (why != "") != want || want && !strings.Contains(why, name) {
+					t.Errorf("after %s: %v", after, why)
+				}
+				in, err := c.inventory.Outdated(time.Now().Add(after))
 				if len(in) > 0 {
 					t.Errorf("only some namespaces: %v", in)
 				}
-				if (err != nil) != want || want && !strings.Contains(err.Error(), name) {
-					t.Errorf("after %s: %v", after, err)
+				if want && err == nil {
+					t.Errorf("after %s grants go on", after)
 				}
 			}
 			// Silence.
-			stale(mostSilence-time.Minute, false)
-			stale(mostSilence+time.Second, true)
+			stale(inventory.MaxSilent-time.Minute, false)
+			stale(inventory.MaxSilent+time.Second, true)
 			// An API that is away, for a short time and for long.
-			w.failed(away)
-			stale(mostError-time.Minute, false)
-			w.failed(errors.New("another reason"))
-			stale(mostError+time.Second, true)
-			w.resumed()
-			stale(mostError+time.Second, false)
+			w.Fail(away)
+			stale(inventory.MaxError-time.Minute, false)
+			w.Fail(errors.New("another reason"))
+			stale(inventory.MaxError+time.Second, true)
+			w.Resumed()
+			stale(inventory.MaxError+time.Second, false)
 			// Not allowed: at once, also when it was away before.
-			w.failed(away)
+			w.Fail(away)
 			<-c.dirty
-			w.failed(forbidden)
+			w.Fail(forbidden)
 			stale(0, true)
 			select {
 			case <-c.dirty:
@@ -81,7 +84,7 @@ func TestNothingIsGrantedOnWhatIsOutOfSight(t *testing.T) {
 			w.list(t, 20)
 			stale(0, false)
 			// To be read anew.
-			w.stale()
+			w.Reset()
 			stale(0, true)
 		})
 	}
@@ -90,19 +93,19 @@ func TestNothingIsGrantedOnWhatIsOutOfSight(t *testing.T) {
 func TestWhatTheVerifierCanServeWithoutIsNotMissed(t *testing.T) {
 	c := everythingRead(t)
 	w := c.watching(t, poolKind, "")
-	w.failed(kerrors.NewForbidden(schema.GroupResource{Resource: "x"}, "", errors.New("no")))
-	if _, err := c.outdated(time.Now().Add(mostError + time.Second)); err != nil {
+	w.Fail(kerrors.NewForbidden(schema.GroupResource{Resource: "x"}, "", errors.New("no")))
+	if _, err := c.inventory.Outdated(time.Now().Add(inventory.MaxError + time.Second)); err != nil {
 		t.Error(err)
 	}
 	// A kind that an ordinary cluster does not have.
 	w = c.watching(t, hostKind, "m")
-	w.absent()
-	if _, err := c.outdated(time.Now()); err != nil {
+	w.Absent()
+	if _, err := c.inventory.Outdated(time.Now()); err != nil {
 		t.Error(err)
 	}
 	// One that it must have.
-	c.watching(t, attestationKind, "m").absent()
-	if _, err := c.outdated(time.Now()); err == nil {
+	c.watching(t, attestationKind, "m").Absent()
+	if _, err := c.inventory.Outdated(time.Now()); err == nil {
 		t.Error("grants without MachineAttestations")
 	}
 }
@@ -123,37 +126,17 @@ func TestTheWorldIsMadeAnewWhenItIsOutdated(t *testing.T) {
 	if c.notice(time.Now()); told() {
 		t.Error("made anew for nothing")
 	}
-	if c.notice(time.Now().Add(mostSilence + time.Second)); !told() {
+	if c.notice(time.Now().Add(inventory.MaxSilent + time.Second)); !told() {
 		t.Error("not made anew")
 	}
 	w := c.watching(t, nodeKind, "")
-	w.failed(errors.New("away"))
+	w.Fail(errors.New("away"))
 	told()
-	w.mu.Lock()
-	w.since = w.since.Add(-mostError - time.Second)
-	w.mu.Unlock()
-	if c.notice(time.Now()); !told() || c.World().Stale == nil {
-		t.Errorf("an error for long: %v", c.World().Stale)
+	if c.notice(time.Now().Add(inventory.MaxError + time.Second)); !told() {
+		t.Error("not made anew after an error for long")
 	}
-	w.resumed()
+	w.Resumed()
 	if !told() || c.World().Stale != nil {
 		t.Errorf("all is well again: %v", c.World().Stale)
-	}
-}
-
-// A stream that says nothing is given up; one that says something is not.
-func TestASilentWatchIsBegunAnew(t *testing.T) {
-	c := unconnected(t)
-	w := c.watching(t, nodeKind, "")
-	err := w.attend(t.Context(), 10*time.Millisecond, func(ctx context.Context) error {
-		<-ctx.Done()
-		return ctx.Err()
-	})
-	if !errors.Is(err, context.Canceled) || t.Context().Err() != nil {
-		t.Error(err)
-	}
-	own := errors.New("its own")
-	if err := w.attend(t.Context(), time.Hour, func(context.Context) error { return own }); !errors.Is(err, own) {
-		t.Error(err)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -16,9 +15,12 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/discovery"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
@@ -32,7 +34,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
@@ -118,25 +122,20 @@ type Options struct {
 
 // Cluster is what the verifier knows of its cluster. It is safe for concurrent use.
 type Cluster struct {
-	o         Options
-	config    config.Kubernetes
-	log       *slog.Logger
-	dynamic   dynamic.Interface
-	discovery discovery.DiscoveryInterface
-	leases    coordinationv1.LeasesGetter
+	o       Options
+	config  config.Kubernetes
+	log     *slog.Logger
+	dynamic dynamic.Interface
+	leases  coordinationv1.LeasesGetter
 
-	registry *machine.Registry
-	names    *names // nil unless asked for
-	records  *records.Records
-	events   EventSink
-	watches  []*watched
-	world    atomic.Pointer[service.World]
-	epoch    atomic.Uint32 // restores of etcd that were noticed
-	restart  chan struct{} // capacity 1: watch anew
-	dirty    chan struct{} // capacity 1: something changed
-
-	discoveryMu sync.Mutex
-	served      map[schema.GroupVersion]discovered
+	registry  *machine.Registry
+	names     *names // nil unless asked for
+	records   *records.Records
+	events    EventSink
+	inventory *inventory.Inventory
+	world     atomic.Pointer[service.World]
+	epoch     atomic.Uint32 // restores of etcd that were noticed
+	dirty     chan struct{} // capacity 1: something changed
 
 	revision revision
 	secrets  secrets
@@ -259,16 +258,13 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 		o.Identity = fmt.Sprintf("%s-%d", host, os.Getpid())
 	}
 	k := &Cluster{
-		o: o, config: c, log: o.Log, began: o.Now(), served: map[schema.GroupVersion]discovered{},
-		restart: make(chan struct{}, 1), dirty: make(chan struct{}, 1),
+		o: o, config: c, log: o.Log, began: o.Now(),
+		dirty: make(chan struct{}, 1),
 		texts: map[string]string{}, faults: map[faultKey]fault{},
 		policies: map[string]*policyState{}, leaving: map[string]*policyState{}, set: &policy.Set{}, content: map[key]*contentState{}, latches: map[string]latch{}, controlPlane: map[string]node{}, plans: map[plannedKey]planned{}, credentials: map[string]string{}, orphaned: map[string][]v1alpha1.CredentialStatus{},
 	}
 	var err error
 	if k.dynamic, err = dynamic.NewForConfig(r); err != nil {
-		return nil, fmt.Errorf("client of the Kubernetes API: %w", err)
-	}
-	if k.discovery, err = discovery.NewDiscoveryClientForConfig(r); err != nil {
 		return nil, fmt.Errorf("client of the Kubernetes API: %w", err)
 	}
 	if k.leases, err = coordinationv1.NewForConfig(r); err != nil {
@@ -290,7 +286,7 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 		Revoke: o.Revoke, Withheld: k.withheld,
 	})
 	k.tasks.init(k)
-	if err := k.plan(); err != nil {
+	if err := k.newInventory(r); err != nil {
 		return nil, err
 	}
 	k.build()
@@ -305,60 +301,97 @@ func orElse(f, def func() time.Time) func() time.Time {
 }
 
 // plan lists what is watched.
-func (c *Cluster) plan() error {
+func (c *Cluster) plan() ([]*inventory.Source, error) {
 	namespaces := c.config.MachineNamespaces
 	if slices.Contains(namespaces, "*") {
 		namespaces = []string{""}
 	}
+	var all []*inventory.Source
 	for _, ns := range namespaces {
-		c.watch(&watched{kind: machineAPIKind, namespace: ns, optional: true, compact: compactMachine, put: c.putMachine, advance: c.advanceMachine, drop: c.dropMachine(machineAPIKind.group)})
-		c.watch(&watched{kind: clusterAPIKind, namespace: ns, optional: true, compact: compactMachine, put: c.putMachine, advance: c.advanceMachine, drop: c.dropMachine(clusterAPIKind.group)})
-		c.watch(&watched{kind: hostKind, namespace: ns, optional: true, compact: compactEnrolment, put: c.putHost, drop: c.dropHost})
+		for _, kind := range []kind{machineAPIKind, clusterAPIKind} {
+			all = append(all, &inventory.Source{Kind: kind, Namespace: ns, Optional: true, Object: &unstructured.Unstructured{},
+				Read: compactMachine, Put: c.putMachine, Advance: c.advanceMachine, Drop: c.dropMachine(kind.Group)})
+		}
+		all = append(all, &inventory.Source{Kind: hostKind, Namespace: ns, Optional: true, Object: &unstructured.Unstructured{},
+			Read: compactEnrolment, Put: c.putHost, Drop: c.dropHost})
 	}
 	if !slices.Contains(namespaces, "") && !slices.Contains(namespaces, c.config.Namespace) {
 		namespaces = append(slices.Clone(namespaces), c.config.Namespace)
 	}
 	for _, ns := range namespaces {
-		c.watch(&watched{kind: attestationKind, namespace: ns, compact: compactAttestation, put: c.putAttestation, drop: c.dropAttestation})
+		all = append(all, &inventory.Source{Kind: attestationKind, Namespace: ns, Object: &unstructured.Unstructured{},
+			Read: compactAttestation, Put: c.putAttestation, Drop: c.dropAttestation})
 	}
-	c.watch(&watched{kind: nodeKind, compact: compactNode, put: c.putNode, drop: c.dropNode})
-	c.watch(&watched{
-		kind: policyKind, whole: true, compact: compactPolicy, put: c.putPolicy, drop: c.dropPolicy,
-		settled: c.policiesRead, vanished: c.policiesVanished,
-	})
-	c.watch(&watched{kind: poolKind, optional: true, advisory: true, compact: compactName, put: c.putPool, drop: c.dropPool, settled: c.poolsRead})
-	c.watch(&watched{
-		kind: configMapKind, namespace: c.config.Namespace, selector: LabelContent + " in (" + strings.Join([]string{ContentReferences, ContentRoots, ContentAKRoots, ContentAzureRoots, ContentAWS, ContentGoogleKeys}, ",") + ")",
-		whole: true, compact: compactConfigMap, put: c.putContent, drop: c.dropContent,
-	})
-	return c.planSecrets()
+	contents := []string{ContentReferences, ContentRoots, ContentAKRoots, ContentAzureRoots, ContentAWS, ContentGoogleKeys}
+	all = append(all,
+		&inventory.Source{Kind: nodeKind, Object: &corev1.Node{}, Read: compactNode, Put: c.putNode, Drop: c.dropNode},
+		&inventory.Source{Kind: policyKind, Whole: true, Object: &unstructured.Unstructured{},
+			Read: compactPolicy, Put: c.putPolicy, Drop: c.dropPolicy, Listed: c.policiesRead, Vanished: c.policiesVanished},
+		&inventory.Source{Kind: poolKind, Optional: true, Advisory: true, Object: &metav1.PartialObjectMetadata{},
+			Read: compactName, Put: c.putPool, Drop: c.dropPool, Listed: c.poolsRead},
+		&inventory.Source{Kind: configMapKind, Namespace: c.config.Namespace, Selector: LabelContent + " in (" + strings.Join(contents, ",") + ")",
+			Whole: true, Object: &corev1.ConfigMap{}, Read: compactConfigMap, Put: c.putContent, Drop: c.dropContent},
+	)
+	single, err := c.planSecrets()
+	return append(all, single...), err
 }
 
-func (c *Cluster) watch(w *watched) {
-	w.c, w.known = c, map[key]seen{}
-	if w.settled == nil {
-		w.settled = func() {}
-	}
-	if w.vanished == nil {
-		w.vanished = func() {}
-	}
-	c.watches = append(c.watches, w)
-}
+// kind is a resource of the API.
+type kind = inventory.Kind
 
 // The kinds that are watched.
 var (
-	machineAPIKind  = kind{"machine.openshift.io", "machines", []string{"v1beta1"}}
-	clusterAPIKind  = kind{"cluster.x-k8s.io", "machines", []string{"v1beta2", "v1beta1"}}
-	hostKind        = kind{"metal3.io", "baremetalhosts", []string{"v1alpha1"}}
-	poolKind        = kind{"machineconfiguration.openshift.io", "machineconfigpools", []string{"v1"}}
-	attestationKind = kind{v1alpha1.GroupVersion.Group, "machineattestations", []string{v1alpha1.GroupVersion.Version}}
-	policyKind      = kind{v1alpha1.GroupVersion.Group, "attestationpolicies", []string{v1alpha1.GroupVersion.Version}}
-	nodeKind        = kind{"", "nodes", []string{"v1"}}
-	configMapKind   = kind{"", "configmaps", []string{"v1"}}
-	secretKind      = kind{"", "secrets", []string{"v1"}}
+	machineAPIKind  = kind{Group: "machine.openshift.io", Resource: "machines", Kind: "Machine", Versions: []string{"v1beta1"}}
+	clusterAPIKind  = kind{Group: "cluster.x-k8s.io", Resource: "machines", Kind: "Machine", Versions: []string{"v1beta2", "v1beta1"}}
+	hostKind        = kind{Group: "metal3.io", Resource: "baremetalhosts", Kind: "BareMetalHost", Versions: []string{"v1alpha1"}}
+	poolKind        = kind{Group: "machineconfiguration.openshift.io", Resource: "machineconfigpools", Kind: "MachineConfigPool", Versions: []string{"v1"}}
+	attestationKind = kind{Group: v1alpha1.GroupVersion.Group, Resource: "machineattestations", Kind: v1alpha1.KindMachineAttestation, Versions: []string{v1alpha1.GroupVersion.Version}}
+	policyKind      = kind{Group: v1alpha1.GroupVersion.Group, Resource: "attestationpolicies", Kind: v1alpha1.KindAttestationPolicy, Versions: []string{v1alpha1.GroupVersion.Version}}
+	nodeKind        = kind{Resource: "nodes", Kind: "Node", Versions: []string{"v1"}}
+	configMapKind   = kind{Resource: "configmaps", Kind: "ConfigMap", Versions: []string{"v1"}}
+	secretKind      = kind{Resource: "secrets", Kind: "Secret", Versions: []string{"v1"}}
 )
 
 var namespacesResource = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
+
+// key names an object of a kind.
+type key struct{ namespace, name string }
+
+func (k key) String() string {
+	return inventory.Name(types.NamespacedName{Namespace: k.namespace, Name: k.name})
+}
+
+func keyOf(n types.NamespacedName) key { return key{n.Namespace, n.Name} }
+
+// aboutOf names an object for an Event.
+func aboutOf(o *inventory.Object) Object {
+	return Object{APIVersion: o.APIVersion, Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, UID: o.UID}
+}
+
+// newInventory prepares what is watched.
+func (c *Cluster) newInventory(r *rest.Config) error {
+	scheme, err := kube.NewScheme()
+	if err != nil {
+		return err
+	}
+	sources, err := c.plan()
+	if err != nil {
+		return err
+	}
+	c.inventory, err = inventory.New(inventory.Options{
+		Config: r, Scheme: scheme, Log: c.log, Namespace: c.config.Namespace, MachineNamespaces: c.config.MachineNamespaces, Retry: c.o.Discovery,
+		Revisions: revisions{c}, NamespaceGone: c.namespaceGone, Batch: c.batch.RLocker(), Unusable: c.unusable, Usable: c.usable, Changed: c.changed,
+	}, sources...)
+	return err
+}
+
+// namespaceGone reports whether a namespace does not exist or is being deleted.
+func (c *Cluster) namespaceGone(ctx context.Context, name string) bool {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	ns, err := c.dynamic.Resource(namespacesResource).Get(ctx, name, metav1.GetOptions{})
+	return kerrors.IsNotFound(err) || err == nil && ns.GetDeletionTimestamp() != nil
+}
 
 // Run watches until ctx ends, and does the work of the lease's holder while it is
 // this replica.
@@ -371,20 +404,7 @@ func (c *Cluster) Run(ctx context.Context) error {
 	wg.Go(func() { c.lead(ctx) })
 	wg.Go(func() { c.repair(ctx) })
 	wg.Go(func() { c.keepSigning(ctx) })
-	for ctx.Err() == nil {
-		round, stop := context.WithCancel(ctx)
-		var watches sync.WaitGroup
-		for _, w := range c.watches {
-			watches.Go(func() { w.run(round) })
-		}
-		select {
-		case <-ctx.Done():
-		case <-c.restart:
-			c.log.Warn("watching everything anew")
-		}
-		stop()
-		watches.Wait()
-	}
+	c.inventory.Run(ctx)
 	return nil
 }
 
@@ -419,47 +439,10 @@ const lookForStale = 5 * time.Second
 // notice has the world made anew if what is known has become too old, or is not
 // too old any more.
 func (c *Cluster) notice(now time.Time) {
-	in, all := c.outdated(now)
+	in, all := c.inventory.Outdated(now)
 	if w := c.World(); fmt.Sprint(all, in) != fmt.Sprint(w.Stale, w.StaleIn) {
 		c.changed()
 	}
-}
-
-// outdated says what may have changed without being heard of; nil if nothing has been
-// out of sight for long. An API that is away for a short time is no reason: the
-// records, which decide, are read as they are. What the verifier may not read in one
-// namespace counts only for the Machines of that namespace.
-func (c *Cluster) outdated(now time.Time) (in map[string]error, all error) {
-	everywhere := c.barredEverywhere()
-	for _, w := range c.watches {
-		why := w.outdated(now)
-		switch {
-		case why == "":
-		case !everywhere && w.barred():
-			if in == nil {
-				in = map[string]error{}
-			}
-			in[w.namespace] = errors.New(bounded(why))
-		case all == nil:
-			all = errors.New(bounded(why))
-		}
-	}
-	return in, all
-}
-
-// barredEverywhere reports whether there is no namespace of Machines that the verifier
-// may read. Then nothing can be served.
-func (c *Cluster) barredEverywhere() bool {
-	namespaces, barred := map[string]bool{}, map[string]bool{}
-	for _, w := range c.watches {
-		if w.local() && !w.vacant() {
-			namespaces[w.namespace] = true
-			if w.barred() {
-				barred[w.namespace] = true
-			}
-		}
-	}
-	return len(namespaces) > 0 && len(barred) == len(namespaces) && !slices.Contains(c.config.MachineNamespaces, c.config.Namespace)
 }
 
 // Outdated says why nothing is granted to the Machine with this UID now; nil if it may be.
@@ -494,21 +477,7 @@ func (c *Cluster) Records() *records.Records { return c.records }
 
 // Synced reports whether everything that serving depends on was read and may be
 // read, and what was not. A namespace of Machines that may not be read stops no others.
-func (c *Cluster) Synced() (bool, []string) { return c.synced(!c.barredEverywhere()) }
-
-// synced is Synced; with others, a namespace that may not be read does not count.
-func (c *Cluster) synced(others bool) (bool, []string) {
-	var missing []string
-	for _, w := range c.watches {
-		if others && w.barred() {
-			continue
-		}
-		if s, wrong := w.state(); wrong && !s.advisory && (s.unsynced || s.forbidden) {
-			missing = append(missing, s.text)
-		}
-	}
-	return len(missing) == 0, missing
-}
+func (c *Cluster) Synced() (bool, []string) { return c.inventory.Synced() }
 
 // build makes the world of what is known now.
 func (c *Cluster) build() {
@@ -518,7 +487,7 @@ func (c *Cluster) build() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	w := &service.World{Complete: complete, Machines: c.registry, Policies: c.compile()}
-	w.StaleIn, w.Stale = c.outdated(time.Now())
+	w.StaleIn, w.Stale = c.inventory.Outdated(time.Now())
 	var roots [][]anchors.Anchor
 	for _, k := range slices.SortedFunc(maps.Keys(c.content), compareKeys) {
 		s := c.content[k]
@@ -564,10 +533,7 @@ func (c *Cluster) trusted() *trust.Trust {
 // is in force. What was never readable may be the Machine that nobody finds, or
 // the quarantine that nobody sees.
 func (c *Cluster) complete() bool {
-	if synced, _ := c.synced(false); !synced {
-		return false
-	}
-	return !c.unreadable(machineAPIKind, clusterAPIKind, hostKind, attestationKind)
+	return c.inventory.Complete() && !c.unreadable(machineAPIKind, clusterAPIKind, hostKind, attestationKind)
 }
 
 // unreadable reports whether some object of these kinds has never had a state that
@@ -617,55 +583,46 @@ func says(p manifest.Problem) string {
 }
 
 // unusable notes that an object cannot be used as it stands.
-func (c *Cluster) unusable(kind kind, i *item, problems []manifest.Problem, hadGood bool) {
+func (c *Cluster) unusable(s *inventory.Source, o *inventory.Object, problems []manifest.Problem, hadGood bool) {
 	var texts []string
 	for _, p := range problems {
 		if !p.Warning {
 			texts = append(texts, says(p))
 		}
 	}
-	text := bounded(strings.Join(texts, "\n"))
-	k := faultKey{kind.String(), i.key}
+	text := inventory.Bounded(strings.Join(texts, "\n"))
+	k := faultKey{s.Kind.String(), keyOf(o.NamespacedName)}
 	c.mu.Lock()
 	before, known := c.faults[k]
-	f := fault{about: i.about, generation: i.at, text: text, never: !hadGood}
-	f.stops, _ = i.rest.(mayStop)
+	f := fault{about: aboutOf(o), generation: o.Generation, text: text, never: !hadGood}
+	f.stops, _ = o.Value.(mayStop)
 	c.faults[k] = f
 	if k.kind == policyKind.String() {
-		p := c.policies[i.name]
+		p := c.policies[o.Name]
 		if p == nil {
-			p = cmp.Or(c.leaving[i.name], &policyState{atStart: !c.started})
-			delete(c.leaving, i.name)
-			c.policies[i.name] = p
+			p = cmp.Or(c.leaving[o.Name], &policyState{atStart: !c.started})
+			delete(c.leaving, o.Name)
 		}
-		p.about, p.generation, p.version, p.observed, p.conditions = i.about, i.at, i.version, i.observed, i.conditions
+		next := policyStateOf(o)
+		next.parsed, next.atStart = p.parsed, p.atStart
+		c.policies[o.Name] = &next
 	}
 	c.mu.Unlock()
 	if !known || before.text != text {
-		c.log.Error("an object cannot be used as it stands; its last good state stays in force", "object", k.kind+" "+i.String(), "problem", text, "none_good", f.never)
+		c.log.Error("an object cannot be used as it stands; its last good state stays in force", "object", k.kind+" "+o.String(), "problem", text, "none_good", f.never)
 	}
-	c.tasks.add(task{about: aboutFault, kind: k.kind, key: i.key})
+	c.tasks.add(task{about: aboutFault, kind: k.kind, key: k.key})
 	c.changed()
 }
 
-// maxFaultText bounds what a condition says of an object.
-const maxFaultText = 1024
-
-func bounded(s string) string {
-	if len(s) > maxFaultText {
-		return strings.ToValidUTF8(s[:maxFaultText], "")
-	}
-	return s
-}
-
-// mended notes that an object can be used, or is gone.
-func (c *Cluster) mended(kind kind, k key) {
-	at := faultKey{kind.String(), k}
+// usable notes that an object can be used, or is gone.
+func (c *Cluster) usable(s *inventory.Source, name types.NamespacedName) {
+	at := faultKey{s.Kind.String(), keyOf(name)}
 	c.mu.Lock()
 	delete(c.faults, at)
 	c.mu.Unlock()
-	c.log.Info("an object can be used again, or is gone", "object", at.kind+" "+k.String())
-	c.tasks.add(task{about: aboutFault, kind: at.kind, key: k})
+	c.log.Info("an object can be used again, or is gone", "object", at.kind+" "+at.String())
+	c.tasks.add(task{about: aboutFault, kind: at.kind, key: at.key})
 	c.changed()
 }
 
