@@ -110,7 +110,7 @@ func (r *recorder) take() (all []renewal) {
 	return all
 }
 
-func describe(text string) certrotation.AdditionalAnnotations {
+func metadata(text string) certrotation.AdditionalAnnotations {
 	return certrotation.AdditionalAnnotations{JiraComponent: mcscert.OwningComponent, Description: text}
 }
 

@@ -125,8 +125,8 @@ func (r *Reconciler) retype(ctx context.Context, s *corev1.Secret) error {
 	// An interrupt must not lose the certificate now.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), passTimeout)
 	defer cancel()
-	any := func(error) bool { return true }
-	err := retry.OnError(wait.Backoff{Steps: 5, Duration: time.Second}, any, func() error {
+	always := func(error) bool { return true }
+	err := retry.OnError(wait.Backoff{Steps: 5, Duration: time.Second}, always, func() error {
 		return client.IgnoreAlreadyExists(r.o.Client.Create(ctx, next.DeepCopy()))
 	})
 	if err != nil {

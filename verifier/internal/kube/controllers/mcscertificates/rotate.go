@@ -76,7 +76,7 @@ func (r *Reconciler) rotate(ctx context.Context, o objects, force bool) ([]mcsce
 	api, events := writer{r.o.Client}, newRecorder()
 	ca, _, err := certrotation.RotatedSigningCASecret{
 		Namespace: r.ca.Namespace, Name: r.ca.Name, Validity: mcscert.Validity, Refresh: mcscert.Refresh,
-		AdditionalAnnotations: describe("CA that signs the Machine Config Server's certificate"),
+		AdditionalAnnotations: metadata("CA that signs the Machine Config Server's certificate"),
 		Lister:                corev1listers.NewSecretLister(only(o.ca)), Client: api, EventRecorder: events,
 	}.EnsureSigningCertKeyPair(ctx)
 	if err != nil || ca == nil {
@@ -86,7 +86,7 @@ func (r *Reconciler) rotate(ctx context.Context, o objects, force bool) ([]mcsce
 	r.mine = true
 	bundle, err := certrotation.CABundleConfigMap{
 		Namespace: r.ca.Namespace, Name: r.ca.Name,
-		AdditionalAnnotations: describe("every CA by which machines may know the Machine Config Server"),
+		AdditionalAnnotations: metadata("every CA by which machines may know the Machine Config Server"),
 		Lister:                corev1listers.NewConfigMapLister(only(o.bundle)), Client: api, EventRecorder: events,
 	}.EnsureConfigMapCABundle(ctx, ca, r.ca.String())
 	if err != nil || bundle == nil {
@@ -98,7 +98,7 @@ func (r *Reconciler) rotate(ctx context.Context, o objects, force bool) ([]mcsce
 	rules := mcscert.Serving{Hosts: r.o.Hostnames, PointerConfigs: found, Incomplete: incomplete != nil, Force: force}
 	serving, err := certrotation.RotatedSelfSignedCertKeySecret{
 		Namespace: r.serving.Namespace, Name: r.serving.Name, Validity: mcscert.Validity, Refresh: mcscert.Refresh,
-		AdditionalAnnotations: describe("serving certificate of the Machine Config Server"),
+		AdditionalAnnotations: metadata("serving certificate of the Machine Config Server"),
 		CertCreator:           servingCreator{rules},
 		Lister:                corev1listers.NewSecretLister(only(o.serving)), Client: api, EventRecorder: events,
 	}.EnsureTargetCertKeyPair(ctx, ca, bundle)
