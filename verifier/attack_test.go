@@ -25,6 +25,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/machine"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/serve"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
@@ -138,10 +139,10 @@ func TestAttack_T44_KeysRotatedInMidConversation(t *testing.T) {
 
 func (v *verifier) reloadKeys() {
 	v.t.Helper()
-	if _, err := v.server.standalone.tokens.Refresh(); err != nil {
+	if _, err := v.standalone().Tokens.Refresh(); err != nil {
 		v.t.Fatal(err)
 	}
-	if _, err := v.server.standalone.seals.Refresh(); err != nil {
+	if _, err := v.standalone().Seals.Refresh(); err != nil {
 		v.t.Fatal(err)
 	}
 }
@@ -223,7 +224,7 @@ func TestAttack_T46_NoSecretInAnyLogRecordOrMetric(t *testing.T) {
 	}
 	var text bytes.Buffer
 	rec := newResponse()
-	v.server.metrics.Handler().ServeHTTP(rec, mustRequest(t, "/metrics"))
+	v.server.Metrics.Handler().ServeHTTP(rec, mustRequest(t, "/metrics"))
 	if err := env.Encode(&text, v.state(), env.JSON); err != nil {
 		t.Fatal(err)
 	}
@@ -572,7 +573,7 @@ func TestHealthAndReadiness(t *testing.T) {
 	v := newVerifier(t)
 	get := func(path string) (int, string) {
 		rec := newResponse()
-		v.server.healthServer().Handler.ServeHTTP(rec, mustRequest(t, path))
+		v.server.HealthServer().Handler.ServeHTTP(rec, mustRequest(t, path))
 		return rec.code, rec.body.String()
 	}
 	if code, _ := get("/healthz"); code != http.StatusOK {
@@ -599,7 +600,7 @@ func TestHealthAndReadiness(t *testing.T) {
 
 func TestASecondVerifierOnTheSameFolderIsRefused(t *testing.T) {
 	v := newVerifier(t)
-	_, err := newServer(v.config, v.server.log, v.now)
+	_, err := serve.New(v.config, v.server.Log, v.now, "test")
 	var h *hint.Error
 	if !errors.Is(err, store.ErrLocked) || !errors.As(err, &h) {
 		t.Errorf("got %v", err)
@@ -640,7 +641,7 @@ func TestServeStopsCleanlyWhenAsked(t *testing.T) {
 	c.Listen, c.HealthListen, c.MetricsListen = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- serve(ctx, &c, v.server.log) }()
+	go func() { done <- serve.Run(ctx, &c, v.server.Log, version) }()
 	for range 100 {
 		if _, err := stateOf(ctx, &c); err == nil && strings.Contains(v.log.everything(), `"msg":"serving"`) {
 			break

@@ -51,12 +51,12 @@ func TestCertificatesInACluster(t *testing.T) {
 	}
 	certs := func(want int, args ...string) {
 		t.Helper()
-		if got := cli.Run(context.Background(), &env.Env{Name: env.Verifier}, append(append([]string{"certs"}, args...), "--config", path), newServeCommand()); got != want {
+		if got := cli.Run(context.Background(), &env.Env{Name: env.Verifier}, append(append([]string{"certs"}, args...), "--config", path)); got != want {
 			t.Fatalf("certs %v: status %d", args, got)
 		}
 	}
 	serves := func(signer string) bool {
-		c := p.server.certs.Current()
+		c := p.server.Certificates.Current()
 		return c != nil && c.Leaf != nil && strings.HasPrefix(c.Leaf.Issuer.CommonName, signer)
 	}
 	before := rs.pointerRoots()
@@ -69,7 +69,7 @@ func TestCertificatesInACluster(t *testing.T) {
 	certs(1, "rotate") // too early
 	certs(0, "rotate", "--now")
 	eventually(t, func() bool { return serves("openshift-machine-config-operator_machine-config-server-ca@") }, func() string { return "it serves the old one" })
-	if _, ok := p.server.certs.Current().Leaf.PublicKey.(*ecdsa.PublicKey); !ok {
+	if _, ok := p.server.Certificates.Current().Leaf.PublicKey.(*ecdsa.PublicKey); !ok {
 		t.Error("not on P-256")
 	}
 
@@ -85,7 +85,7 @@ func TestCertificatesInACluster(t *testing.T) {
 
 	eventually(t, func() bool {
 		w := httptest.NewRecorder()
-		p.server.metrics.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		p.server.Metrics.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 		return strings.Contains(w.Body.String(), `set="mcs-ca"`) && strings.Contains(w.Body.String(), `set="mcs-serving"`)
 	}, func() string { return "no metric of expiry" })
 	if log := p.log.everything(); strings.Contains(log, "PRIVATE KEY") {

@@ -28,9 +28,11 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
 	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/serve"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/server"
 )
 
 var eventsResource = schema.GroupVersionResource{Version: "v1", Resource: "events"}
@@ -57,12 +59,13 @@ func (rs *replicas) serve(skew time.Duration, more ...string) *inProcess {
 		rs.t.Fatal(err)
 	}
 	p := &inProcess{rs: rs, log: &lockedBuffer{}}
-	s, err := newServer(c, slog.New(slog.NewJSONHandler(p.log, &slog.HandlerOptions{Level: slog.LevelDebug})), func() time.Time { return time.Now().Add(skew) })
+	s, err := serve.New(c, slog.New(slog.NewJSONHandler(p.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		func() time.Time { return time.Now().Add(skew) }, version)
 	if err != nil {
 		rs.t.Fatal(err)
 	}
-	p.server, s.answerTimeout = s, rs.answerTimeout
-	h, err := s.handler()
+	p.server, s.AnswerTimeout = s, rs.answerTimeout
+	h, err := s.Handler()
 	if err != nil {
 		rs.t.Fatal(err)
 	}
@@ -71,7 +74,7 @@ func (rs *replicas) serve(skew time.Duration, more ...string) *inProcess {
 		rs.t.Fatal(err)
 	}
 	p.addr = l.Addr().String()
-	srv := listen.NewServer(h, s.certs, s.log)
+	srv := listen.NewServer(h, s.Certificates, s.Log)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = srv.ServeTLS(listen.Limit(l, c.MaxConnections, nil), "", "") })
@@ -92,14 +95,14 @@ func (rs *replicas) serve(skew time.Duration, more ...string) *inProcess {
 		}
 	})
 	// Ready, and what was read is taken up.
-	eventually(rs.t, func() bool { return len(s.unready()) == 0 && s.World().Stale == nil }, func() string { return fmt.Sprint("not ready: ", s.unready()) })
+	eventually(rs.t, func() bool { return len(s.Problems()) == 0 && s.World().Stale == nil }, func() string { return fmt.Sprint("not ready: ", s.Problems()) })
 	return p
 }
 
 // inProcess is a replica in this process.
 type inProcess struct {
 	rs     *replicas
-	server *server
+	server *server.Server
 	addr   string
 	log    *lockedBuffer
 	stop   func()
@@ -305,8 +308,8 @@ func TestAttack_T53_KeysOfAReplicaWhoseClockIsHoursOff(t *testing.T) {
 		}
 	}
 	served("while-a-clock-is-ahead")
-	if len(ahead.server.unready()) > 0 {
-		t.Errorf("the replica whose clock is ahead has no keys: %q", ahead.server.unready())
+	if len(ahead.server.Problems()) > 0 {
+		t.Errorf("the replica whose clock is ahead has no keys: %q", ahead.server.Problems())
 	}
 	ahead.stop()
 	rs.serve(-9 * time.Hour)
@@ -370,7 +373,7 @@ func TestAttack_T43_TwoIdentitiesRaceOnThreeReplicas(t *testing.T) {
 func TestAttack_T44_OneChallengeAnsweredAtTwoReplicas(t *testing.T) {
 	rs := inCluster(t)
 	all := []*inProcess{rs.serve(0), rs.serve(0), rs.serve(0)}
-	spki := sha256.Sum256(all[0].server.certs.Current().Leaf.RawSubjectPublicKeyInfo)
+	spki := sha256.Sum256(all[0].server.Certificates.Current().Leaf.RawSubjectPublicKeyInfo)
 	rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{
 		"pools": []any{"*"}, "binding": "Terminated", "frontEndKeys": []any{hex.EncodeToString(spki[:])},
 	}}))
@@ -455,7 +458,7 @@ func TestClusterMachineWaitsForApproval(t *testing.T) {
 		"pools": []any{"*"}, "tpm2": map[string]any{"endorsements": []any{"enrolled", "manufacturer"}},
 	}}))
 	p := rs.serve(0)
-	eventually(t, func() bool { return p.server.cluster.cluster.EKRoots().Len() > 0 }, func() string { return "the roots are not read" })
+	eventually(t, func() bool { return p.server.Backend.(*serve.Cluster).EKRoots().Len() > 0 }, func() string { return "the roots are not read" })
 	n := newNode(t, &verifier{t: t, addr: p.addr, roots: rs.roots}, dev)
 	// The first asks may come before everything has been read: those are a wait, too.
 	eventually(t, func() bool {
@@ -534,7 +537,7 @@ func TestClusterServingCertificateIsReplaced(t *testing.T) {
 	if err := n.ask(); err != nil {
 		t.Fatal(err)
 	}
-	before := p.server.certs.Current()
+	before := p.server.Certificates.Current()
 	ca, err := pki.NewCA("root-ca", time.Now())
 	if err != nil {
 		t.Fatal(err)
@@ -546,7 +549,7 @@ func TestClusterServingCertificateIsReplaced(t *testing.T) {
 	rs.cluster.KubectlApply(t, object("v1", "Secret", "openshift-machine-config-operator", "machine-config-server-tls", map[string]any{
 		"type": "kubernetes.io/tls", "stringData": map[string]any{"tls.crt": string(next.Certificate), "tls.key": string(next.Key.Expose())},
 	}))
-	eventually(t, func() bool { return p.server.certs.Current() != before }, func() string { return "the new certificate is not served" })
+	eventually(t, func() bool { return p.server.Certificates.Current() != before }, func() string { return "the new certificate is not served" })
 	if _, err := n.answer(); err != nil {
 		t.Errorf("the connection that was open: %v", err)
 	}

@@ -219,7 +219,7 @@ spec:
 		t.Errorf("anonymous: %d %s", code, body)
 	}
 	v.wantReason("ConfigUnavailable")
-	s, err := v.server.standalone.state(t.Context())
+	s, err := v.standalone().State(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -255,7 +255,7 @@ func TestABrokenConfigFileIsNotReplacedByWhatIsRendered(t *testing.T) {
 // A file of configs goes before what is rendered, and that is said.
 func TestAConfigFileThatHidesWhatIsRenderedIsToldOf(t *testing.T) {
 	v := newVerifier(t, renderedFrom("  unattested: PreApproved\n", map[string]string{"configs/worker.ign": fullConfig}))
-	s, err := v.server.standalone.state(t.Context())
+	s, err := v.standalone().State(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -35,7 +35,7 @@ func TestAttack_T46_CredentialsAreInNoLogMetricEventRecordOrBundle(t *testing.T)
 			t.Errorf("%s: the record has %d credentials", name, len(rec.Status.Credentials))
 		}
 		metrics := newResponse()
-		p.server.metrics.Handler().ServeHTTP(metrics, mustRequest(t, "/metrics"))
+		p.server.Metrics.Handler().ServeHTTP(metrics, mustRequest(t, "/metrics"))
 		if !strings.Contains(metrics.body.String(), "mcs_attest_configs_served_total") {
 			t.Error("the metrics are missing: nothing was searched")
 		}
@@ -52,7 +52,7 @@ func TestAttack_T46_CredentialsAreInNoLogMetricEventRecordOrBundle(t *testing.T)
 
 	t.Setenv("KUBECONFIG", j.cluster.Kubeconfig("admin"))
 	dir := filepath.Join(t.TempDir(), "bundle")
-	if code := cli.Run(t.Context(), &env.Env{Name: "kubectl attest", Plugin: true}, []string{"support-bundle", "--output", dir + "/"}, nil); code != 0 {
+	if code := cli.Run(t.Context(), &env.Env{Name: "kubectl attest", Plugin: true}, []string{"support-bundle", "--output", dir + "/"}); code != 0 {
 		t.Fatalf("support-bundle: exit status %d", code)
 	}
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

@@ -115,7 +115,7 @@ func (v *verifier) post(path, contentType string, body []byte) (int, string) {
 // metric is the value of the metrics whose line has all of these parts.
 func (v *verifier) metric(parts ...string) (sum float64) {
 	rec := newResponse()
-	v.server.metrics.Handler().ServeHTTP(rec, mustRequest(v.t.(*testing.T), "/metrics"))
+	v.server.Metrics.Handler().ServeHTTP(rec, mustRequest(v.t.(*testing.T), "/metrics"))
 lines:
 	for _, line := range strings.Split(rec.body.String(), "\n") {
 		for _, p := range parts {

@@ -19,7 +19,7 @@ func TestAFolderThatIsAwayForAMomentErasesNoRecord(t *testing.T) {
 	}
 	v.refresh()
 	v.advance(9 * time.Minute)
-	v.server.standalone.keeper.Sweep(t.Context())
+	v.standalone().Keeper.Sweep(t.Context())
 	if err := os.Rename(dir+".away", dir); err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func TestAFolderThatIsAwayForAMomentErasesNoRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	v.advance(11 * time.Minute)
-	v.server.standalone.keeper.Sweep(t.Context())
+	v.standalone().Keeper.Sweep(t.Context())
 	v.enrol("m1", "worker", [32]byte{0xab, 0xcd})
 	if rec := v.machine("m1").Record; rec != nil {
 		t.Errorf("the record of a deleted machine stays: %+v", rec)
@@ -57,7 +57,7 @@ func TestAnEmptiedPolicyKeepsWhatWasInForce(t *testing.T) {
 	if code, _, _ := v.fetch(http.MethodGet, "/config/worker", ""); code == http.StatusOK {
 		t.Error("after a restart the pool fell back to *")
 	}
-	if len(v.server.unready()) == 0 {
+	if len(v.server.Problems()) == 0 {
 		t.Error("ready with a file that is broken since the start")
 	}
 }

@@ -34,9 +34,11 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/serve"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/setup"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/server"
 )
 
 const testOrigin = "https://mcs.test:22623"
@@ -49,7 +51,7 @@ type verifier struct {
 	t      testing.TB
 	dir    string
 	config *config.Config
-	server *server
+	server *server.Server
 	addr   string
 	log    *lockedBuffer
 	roots  *x509.CertPool
@@ -75,7 +77,6 @@ func (v *verifier) advance(d time.Duration) {
 // command is a command line of the verifier, to be executed.
 func command(args ...string) *cobra.Command {
 	root := cli.Root(&env.Env{Name: env.Verifier})
-	root.AddCommand(newServeCommand())
 	root.SetArgs(args)
 	return root
 }
@@ -113,12 +114,12 @@ func (v *verifier) start() {
 		v.t.Fatal(err)
 	}
 	v.config = c
-	s, err := newServer(c, slog.New(slog.NewJSONHandler(v.log, &slog.HandlerOptions{Level: slog.LevelDebug})), v.now)
+	s, err := serve.New(c, slog.New(slog.NewJSONHandler(v.log, &slog.HandlerOptions{Level: slog.LevelDebug})), v.now, version)
 	if err != nil {
 		v.t.Fatal(err)
 	}
 	v.server = s
-	h, err := s.handler()
+	h, err := s.Handler()
 	if err != nil {
 		v.t.Fatal(err)
 	}
@@ -127,8 +128,8 @@ func (v *verifier) start() {
 		v.t.Fatal(err)
 	}
 	v.addr = l.Addr().String()
-	srv := listen.NewServer(h, s.certs, s.log)
-	go func() { _ = srv.ServeTLS(listen.Limit(l, c.MaxConnections, s.trusted), "", "") }()
+	srv := listen.NewServer(h, s.Certificates, s.Log)
+	go func() { _ = srv.ServeTLS(listen.Limit(l, c.MaxConnections, s.Trusted), "", "") }()
 	v.stop = sync.OnceFunc(func() {
 		_ = srv.Close()
 		_ = s.Close()
@@ -153,9 +154,12 @@ func (v *verifier) change(name, content string) {
 	v.refresh()
 }
 
+// standalone is the backend.
+func (v *verifier) standalone() *serve.Folder { return v.server.Backend.(*serve.Folder) }
+
 func (v *verifier) refresh() {
-	s, _ := v.server.standalone.folder.Refresh()
-	v.server.standalone.keeper.Take(v.t.Context(), s)
+	s, _ := v.standalone().Files.Refresh()
+	v.standalone().Keeper.Take(v.t.Context(), s)
 }
 
 func (v *verifier) policy(spec string) {
@@ -188,7 +192,7 @@ func enrolment(name, spec string, eks ...[32]byte) string {
 
 func (v *verifier) state() *admin.State {
 	v.t.Helper()
-	s, err := v.server.standalone.keeper.State(v.t.Context())
+	s, err := v.standalone().Keeper.State(v.t.Context())
 	if err != nil {
 		v.t.Fatal(err)
 	}

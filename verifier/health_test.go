@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/serve"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 )
 
@@ -169,7 +170,7 @@ func TestAVerifierWhoseUpstreamIsItselfDoesNotStart(t *testing.T) {
 				t.Fatal(err)
 			}
 			done := make(chan error, 1)
-			go func() { done <- serve(t.Context(), c, v.server.log) }()
+			go func() { done <- serve.Run(t.Context(), c, v.server.Log, version) }()
 			select {
 			case err := <-done:
 				if err == nil || !strings.Contains(err.Error(), "upstream") {

@@ -17,7 +17,7 @@ var version = "unknown" // set by the linker
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := cli.Main(ctx, version, os.Args, newServeCommand())
+	code := cli.Main(ctx, version, os.Args)
 	stop()
 	os.Exit(code)
 }

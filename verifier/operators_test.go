@@ -9,14 +9,15 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/serve"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/server"
 )
 
 // served is the command "serve" on a folder, with its three listeners.
@@ -48,7 +49,7 @@ func startFolder(t *testing.T, settings string) *served {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- serve(ctx, c, v.server.log) }()
+	go func() { done <- serve.Run(ctx, c, v.server.Log, version) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -90,7 +91,7 @@ func hold(t *testing.T, address string, n int) {
 
 func TestAttack_T61_ProbesAnswerWhileEveryOtherConnectionIsHeld(t *testing.T) {
 	s := serveFolder(t, "maxConnections: 64\n")
-	hold(t, s.figure, 2*maxOperators)
+	hold(t, s.figure, 2*server.MaxOperators)
 	hold(t, s.nodes, 128)
 	for range 5 {
 		for _, path := range []string{"/healthz", "/readyz"} {
@@ -156,36 +157,6 @@ func TestMetricsAreServedOverTLSOnly(t *testing.T) {
 		if err := s.probe(path); err == nil {
 			t.Errorf("the listener for health serves %s", path)
 		}
-	}
-}
-
-func TestMetricsCertificateIsTakenFromItsFolder(t *testing.T) {
-	v := newVerifier(t)
-	dir := t.TempDir()
-	ahead := time.Duration(0)
-	c := &metricsCertificate{dir: dir, now: func() time.Time { return time.Now().Add(ahead) }, log: v.server.log}
-	if c.current() != nil {
-		t.Fatal("a certificate out of an empty folder")
-	}
-	copyPair := func() {
-		for _, name := range []string{"tls.crt", "tls.key"} {
-			raw, err := os.ReadFile(filepath.Join(v.dir, "tls", name))
-			if err != nil {
-				t.Fatal(err)
-			}
-			put(t, dir, name, raw)
-		}
-	}
-	copyPair()
-	ahead += metricsCertificateEvery
-	good := c.current()
-	if good == nil {
-		t.Fatal("the pair in the folder is not used")
-	}
-	put(t, dir, "tls.crt", []byte("half a certif"))
-	ahead += metricsCertificateEvery
-	if c.current() != good {
-		t.Error("a broken file replaced the last good pair")
 	}
 }
 

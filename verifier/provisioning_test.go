@@ -21,6 +21,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/server"
 )
 
 const (
@@ -46,7 +47,7 @@ func (v *verifier) share(content string) {
 // look is what a second or two do: a change counts once it was seen twice.
 func (v *verifier) look() {
 	for range 2 {
-		v.server.standalone.shared.Refresh()
+		v.standalone().Shared.Refresh()
 	}
 }
 
@@ -201,7 +202,7 @@ func TestProvisioningTokenFileThatIsBroken(t *testing.T) {
 // Half of a file that is written in place may look like a whole one.
 func TestProvisioningTokenFileIsTakenUpWhenItIsQuiet(t *testing.T) {
 	v := newShared(t, sharedAlone, sharedA)
-	file := v.server.standalone.shared
+	file := v.standalone().Shared
 	v.write(sharedFile, "token: "+strings.Repeat(sharedB, 2)[:50])
 	file.Refresh()
 	v.wantShared("half written", sharedA, http.StatusOK)
@@ -220,7 +221,7 @@ func TestAttack_T51_GuessingTheProvisioningToken(t *testing.T) {
 		code, _, _ := v.fetch(http.MethodGet, "/config/worker", sharedB)
 		codes[code]++
 	}
-	if codes[http.StatusUnauthorized] < wrongPerSourceBurst || codes[http.StatusServiceUnavailable] == 0 {
+	if codes[http.StatusUnauthorized] < server.WrongPerSourceBurst || codes[http.StatusServiceUnavailable] == 0 {
 		t.Errorf("answers %v", codes)
 	}
 	v.wantReason("RateLimited")
@@ -261,7 +262,7 @@ func TestTPMAndProvisioningTokenTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	v.wantFetch("attested", "/config/worker", res.GetToken(), http.StatusOK)
-	claims, err := v.server.standalone.tokens.Load().Verify(v.now(), []byte(res.GetToken()), "mcs")
+	claims, err := v.standalone().Tokens.Load().Verify(v.now(), []byte(res.GetToken()), "mcs")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -433,7 +434,7 @@ func TestAttack_T46_ProvisioningTokenInNoLogMetricOrStatus(t *testing.T) {
 	v.share("token: " + sharedC[:20])
 	v.fetch(http.MethodGet, "/config/worker", sharedC)
 	rec := newResponse()
-	v.server.metrics.Handler().ServeHTTP(rec, mustRequest(t, "/metrics"))
+	v.server.Metrics.Handler().ServeHTTP(rec, mustRequest(t, "/metrics"))
 	text := v.log.everything() + rec.body.String() + fmt.Sprintf("%+v", v.state())
 	for _, token := range []string{sharedA, sharedB, sharedC} {
 		if strings.Contains(text, token[:16]) || strings.Contains(text, url.QueryEscape(token)[:16]) {
@@ -451,11 +452,13 @@ func TestAttack_T46_ProvisioningTokenInNoLogMetricOrStatus(t *testing.T) {
 
 // behind is a basis whose view is older than what is at rest.
 type behind struct {
-	basis
+	server.Backend
 	read func() (provisioning.View, error)
 }
 
-func (b behind) ReadProvisioning(context.Context) (provisioning.View, error) { return b.read() }
+func (b behind) Live() server.Live {
+	return server.Live{Provisioning: func(context.Context) (provisioning.View, error) { return b.read() }}
+}
 
 // Rule 12: a replica that has not seen the newest token yet reads it before it
 // says a final no, and nobody makes it read without limit.
@@ -463,13 +466,13 @@ func TestProvisioningTokenIsReadAnewBeforeAFinalNo(t *testing.T) {
 	v := newShared(t, sharedAlone, sharedA)
 	fresh, _ := provisioning.View{}.Read(v.now(), map[string][]byte{provisioning.KeyToken: []byte(sharedB)}, time.Hour)
 	reads, away := 0, false
-	v.server.basis = behind{v.server.basis, func() (provisioning.View, error) {
+	v.server.Backend = behind{v.server.Backend, func() (provisioning.View, error) {
 		if reads++; away {
 			return provisioning.View{}, errors.New("no API server")
 		}
 		return fresh, nil
 	}}
-	h, err := v.server.handler()
+	h, err := v.server.Handler()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -477,7 +480,7 @@ func TestProvisioningTokenIsReadAnewBeforeAFinalNo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := listen.NewServer(h, v.server.certs, v.server.log)
+	srv := listen.NewServer(h, v.server.Certificates, v.server.Log)
 	go func() { _ = srv.ServeTLS(l, "", "") }()
 	t.Cleanup(func() { _ = srv.Close() })
 	v.addr = l.Addr().String()
@@ -526,7 +529,7 @@ func TestAttack_T60_AnAbsentProvisioningTokenOpensNothing(t *testing.T) {
 	}
 	problems := func() string {
 		t.Helper()
-		state, err := v.server.standalone.state(t.Context())
+		state, err := v.standalone().State(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -93,7 +93,7 @@ func TestAttack_T60_ARestoreLoosensNothingUntilItIsAcknowledged(t *testing.T) {
 		if anonymous() == http.StatusOK {
 			open++
 		}
-		return strings.Contains(verifiers(degraded), "EtcdRestored") && p.server.unready() == nil
+		return strings.Contains(verifiers(degraded), "EtcdRestored") && p.server.Problems() == nil
 	}, func() string { return "nobody noticed that etcd was restored: " + verifiers(degraded) })
 	// An honest machine gets in under the policy of before.
 	if status, _ := p.fetch(p.attests(honest)); status != http.StatusOK {

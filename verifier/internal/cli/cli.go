@@ -18,6 +18,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/machine"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/policy"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/render"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/serve"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/setup"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/support"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/token"
@@ -25,19 +26,16 @@ import (
 )
 
 // Main runs the program that args[0] names, and returns its exit status.
-func Main(ctx context.Context, version string, args []string, serve *cobra.Command) int {
+func Main(ctx context.Context, version string, args []string) int {
 	e, rest := env.Of(args[0], args[1:])
 	e.Version = version
-	return Run(ctx, e, rest, serve)
+	return Run(ctx, e, rest)
 }
 
 // Run runs a command line and returns its exit status: 0, 1 for a failure or a verdict, 2 for a wrong
 // command line, or what the command documents.
-func Run(ctx context.Context, e *env.Env, args []string, serve *cobra.Command) int {
+func Run(ctx context.Context, e *env.Env, args []string) int {
 	root := Root(e)
-	if !e.Plugin {
-		root.AddCommand(serve)
-	}
 	begun := false
 	each(root, func(cmd *cobra.Command) {
 		if run := cmd.RunE; run != nil {
@@ -109,7 +107,7 @@ func strict(cmd *cobra.Command) {
 	}
 }
 
-func verifier(*env.Env) *cobra.Command {
+func verifier(e *env.Env) *cobra.Command {
 	root := &cobra.Command{
 		Use:   env.Verifier,
 		Short: "Give a machine its Ignition config only after it proved which machine it is",
@@ -132,7 +130,7 @@ Linked or copied as kubectl-attest or oc-attest it is the plug-in "kubectl attes
 	}
 	root.AddCommand(setup.Commands()...)
 	root.AddCommand(policy.Commands()...)
-	root.AddCommand(render.Command())
+	root.AddCommand(render.Command(), serve.Command(e))
 	return root
 }
 

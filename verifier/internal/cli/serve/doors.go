@@ -1,4 +1,4 @@
-package main
+package serve
 
 import (
 	"cmp"
@@ -35,7 +35,7 @@ const (
 // Server on each control-plane node lead to the gate. Every replica reports metrics
 // and Events. The holder of the lease also writes the condition DoorOpen.
 type doors struct {
-	basis    *clusterBasis
+	cluster  *Cluster
 	prober   door.Prober
 	interval time.Duration
 
@@ -57,10 +57,10 @@ type doorState struct {
 	unknown  int // rounds for which it has been unknown
 }
 
-func newDoors(b *clusterBasis) *doors {
+func newDoors(b *Cluster) *doors {
 	return &doors{
-		basis: b, prober: door.Prober{Keys: b.SealKeys}, ports: map[doorPort]doorState{},
-		interval: cmp.Or(time.Duration(b.server.config.Kubernetes.DoorInterval), 30*time.Second),
+		cluster: b, prober: door.Prober{Keys: b.SealKeys}, ports: map[doorPort]doorState{},
+		interval: cmp.Or(time.Duration(b.parts.Config.Kubernetes.DoorInterval), 30*time.Second),
 	}
 }
 
@@ -77,7 +77,7 @@ func (d *doors) Run(ctx context.Context) {
 }
 
 func (d *doors) round(ctx context.Context) {
-	all, known := d.basis.cluster.ControlPlane()
+	all, known := d.cluster.cluster.ControlPlane()
 	d.mu.Lock()
 	d.unread = !known
 	d.mu.Unlock()
@@ -86,7 +86,7 @@ func (d *doors) round(ctx context.Context) {
 	}
 	names := slices.Sorted(maps.Keys(all))
 	if len(names) > maxDoorNodes {
-		d.basis.server.log.Warn("too many Nodes have a control-plane role; some are not checked", "nodes", len(names), "checked", maxDoorNodes)
+		d.cluster.parts.Log.Warn("too many Nodes have a control-plane role; some are not checked", "nodes", len(names), "checked", maxDoorNodes)
 		names = names[:maxDoorNodes]
 	}
 	var wg sync.WaitGroup
@@ -112,7 +112,7 @@ func (d *doors) round(ctx context.Context) {
 	for at := range d.ports {
 		if !slices.Contains(names, at.node) {
 			delete(d.ports, at)
-			d.basis.server.metrics.NoDoor(at.node)
+			d.cluster.parts.Metrics.NoDoor(at.node)
 		}
 	}
 }
@@ -159,17 +159,17 @@ func (d *doors) observed(at doorPort, o door.Observation) {
 	for i, state := range door.States {
 		states[i] = string(state)
 	}
-	s := d.basis.server
-	s.metrics.Door(at.node, strconv.Itoa(at.port), string(now.reported), states)
+	s := d.cluster.parts
+	s.Metrics.Door(at.node, strconv.Itoa(at.port), string(now.reported), states)
 	if now.reported == before.reported {
 		return
 	}
 	if now.reported != door.Open {
-		s.log.Info("door of the Machine Config Server", "node", at.node, "port", at.port, "state", string(now.reported), "observation", o.Text)
+		s.Log.Info("door of the Machine Config Server", "node", at.node, "port", at.port, "state", string(now.reported), "observation", o.Text)
 		return
 	}
-	s.log.Error("the Machine Config Server answers without the gate", "node", at.node, "port", at.port, "observation", o.Text)
-	d.basis.events.Emit(events.Event{
+	s.Log.Error("the Machine Config Server answers without the gate", "node", at.node, "port", at.port, "observation", o.Text)
+	d.cluster.events.Emit(events.Event{
 		About:   events.Object{APIVersion: "v1", Kind: "Node", Name: at.node, UID: at.node}, // as the kubelet names it
 		Warning: true, Reason: "DoorOpen", Message: d.text(at, o),
 	})

@@ -1,9 +1,10 @@
-package main
+package serve
 
 import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
@@ -27,46 +28,47 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/reload"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/server"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/standalone"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/standalone/machineconfigs"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
-// standaloneBasis is a folder and the database in it.
-type standaloneBasis struct {
-	server  *server
-	folder  *folder.Folder
+// Folder is the backend of a folder and the database in it.
+type Folder struct {
+	parts   *server.Parts
+	Files   *folder.Folder
 	records *store.Store
-	keeper  *standalone.Keeper
+	Keeper  *standalone.Keeper
 	serving *reload.Value[*tls.Certificate]
-	tokens  *reload.Value[token.KeySet]
-	seals   *reload.Value[seal.Ring]
-	shared  *provisioningFile
+	Tokens  *reload.Value[token.KeySet]
+	Seals   *reload.Value[seal.Ring]
+	Shared  *provisioningFile
 	// rendered are the configs made of Data/machineconfigs.
 	rendered *machineconfigs.Folder
 }
 
-func newStandaloneBasis(s *server) (*standaloneBasis, error) {
+func newFolder(s *server.Parts) (*Folder, error) {
 	const initHint = "'mcs-attest-verifier init' makes a complete folder"
-	c := s.config
-	b := &standaloneBasis{server: s}
+	c := s.Config
+	b := &Folder{parts: s}
 	var err error
-	if b.folder, err = folder.Open(c.Data); err != nil {
+	if b.Files, err = folder.Open(c.Data); err != nil {
 		return nil, hint.New(err, initHint)
 	}
 	if b.serving, err = reload.New(pki.ParseServing, c.Path("tls", "tls.crt"), c.Path("tls", "tls.key")); err != nil {
 		return nil, hint.New(err, initHint)
 	}
-	if b.tokens, err = reload.New(func(b [][]byte) (token.KeySet, error) { return token.ParseKeySet(b[0]) }, c.Path("keys", "token.json")); err != nil {
+	if b.Tokens, err = reload.New(func(b [][]byte) (token.KeySet, error) { return token.ParseKeySet(b[0]) }, c.Path("keys", "token.json")); err != nil {
 		return nil, hint.New(err, initHint)
 	}
-	if b.seals, err = reload.New(func(b [][]byte) (seal.Ring, error) { return seal.ParseRing(b[0]) }, c.Path("keys", "seal.json")); err != nil {
+	if b.Seals, err = reload.New(func(b [][]byte) (seal.Ring, error) { return seal.ParseRing(b[0]) }, c.Path("keys", "seal.json")); err != nil {
 		return nil, hint.New(err, initHint)
 	}
-	b.shared = newProvisioningFile(c, s.log, s.now)
-	b.rendered = machineconfigs.Open(c.Path("machineconfigs"), poolconfig.Options{Log: s.log, Now: s.now, Allow: c.Render.PreApprovedAllows})
-	if err := s.certs.Set(b.serving.Load()); err != nil {
+	b.Shared = newProvisioningFile(c, s.Log, s.Now)
+	b.rendered = machineconfigs.Open(c.Path("machineconfigs"), poolconfig.Options{Log: s.Log, Now: s.Now, Allow: c.Render.PreApprovedAllows})
+	if err := s.Certificates.Set(b.serving.Load()); err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(c.Path("state"), 0o700); err != nil {
@@ -79,27 +81,27 @@ func newStandaloneBasis(s *server) (*standaloneBasis, error) {
 		return nil, standalone.RecordsHint(err, c)
 	}
 	b.tellHeld()
-	b.keeper = standalone.NewKeeper(context.Background(), b.records, b.folder.Snapshot(), s.log, s.now)
-	b.measure(b.folder.Snapshot())
-	b.tellShadowed(b.folder.Snapshot())
+	b.Keeper = standalone.NewKeeper(context.Background(), b.records, b.Files.Snapshot(), s.Log, s.Now)
+	b.measure(b.Files.Snapshot())
+	b.tellShadowed(b.Files.Snapshot())
 	return b, nil
 }
 
-// The basis interface.
+// Folder and Cluster implement server.Backend.
 
-func (b *standaloneBasis) World() *service.World           { return b.keeper.World() }
-func (b *standaloneBasis) TokenKeys() token.KeySet         { return b.tokens.Load() }
-func (b *standaloneBasis) SealKeys() seal.Ring             { return b.seals.Load() }
-func (b *standaloneBasis) Records() records                { return heldRecords{b.records} }
-func (b *standaloneBasis) Provisioning() provisioning.View { return b.shared.View() }
-func (b *standaloneBasis) Describe() string                { return b.server.config.Data }
-func (b *standaloneBasis) Close() error                    { return b.records.Close() }
+func (b *Folder) World() *service.World           { return b.Keeper.World() }
+func (b *Folder) TokenKeys() token.KeySet         { return b.Tokens.Load() }
+func (b *Folder) SealKeys() seal.Ring             { return b.Seals.Load() }
+func (b *Folder) Records() server.Records         { return heldRecords{b.records} }
+func (b *Folder) Provisioning() provisioning.View { return b.Shared.View() }
+func (b *Folder) Describe() string                { return b.parts.Config.Data }
+func (b *Folder) Close() error                    { return b.records.Close() }
 
 // Run follows the files, and answers on the admin socket, until ctx ends.
-func (b *standaloneBasis) Run(ctx context.Context) error {
+func (b *Folder) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { b.watch(ctx) })
-	err := admin.Serve(ctx, b.server.config.Path("state", "admin.sock"), admin.Answers{State: b.state, Backup: b.records.Backup}, b.server.log)
+	err := admin.Serve(ctx, b.parts.Config.Path("state", "admin.sock"), admin.Answers{State: b.State, Backup: b.records.Backup}, b.parts.Log)
 	if err != nil {
 		return fmt.Errorf("admin socket: %w", err)
 	}
@@ -107,9 +109,9 @@ func (b *standaloneBasis) Run(ctx context.Context) error {
 	return nil
 }
 
-// state is what status shows: with what does not render.
-func (b *standaloneBasis) state(ctx context.Context) (*admin.State, error) {
-	state, err := b.keeper.State(ctx)
+// State is what status shows: with what does not render.
+func (b *Folder) State(ctx context.Context) (*admin.State, error) {
+	state, err := b.Keeper.State(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -117,15 +119,41 @@ func (b *standaloneBasis) state(ctx context.Context) (*admin.State, error) {
 		state.Problems = append(state.Problems, f.Reason+": "+f.Text)
 	}
 	state.Problems = append(state.Problems, standalone.HeldProblems(b.records.Restored())...)
-	state.Problems = append(state.Problems, b.shadowed(b.keeper.Snapshot())...)
-	if text := tokenAbsence(b.server.now(), b.keeper.Snapshot().Policies, b.shared.View()); text != "" {
+	state.Problems = append(state.Problems, b.shadowed(b.Keeper.Snapshot())...)
+	if text := server.TokenAbsence(b.parts.Now(), b.Keeper.Snapshot().Policies, b.Shared.View()); text != "" {
 		state.Problems = append(state.Problems, text)
 	}
 	return state, nil
 }
 
-// Unready implements basis.
-func (b *standaloneBasis) Unready(now time.Time) []string {
+// Live implements server.Backend: nothing is cached.
+func (b *Folder) Live() server.Live { return server.Live{} }
+
+// Credentials implements server.Backend.
+func (b *Folder) Credentials() server.Credentials { return nil }
+
+// ProtectMetrics implements server.Backend: whoever reaches the listener reads them.
+func (b *Folder) ProtectMetrics(h http.Handler) http.Handler { return h }
+
+// UpstreamRoots implements server.Backend.
+func (b *Folder) UpstreamRoots() (func() *x509.CertPool, error) {
+	file := b.parts.Config.UpstreamCA
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		return nil, hint.New(fmt.Errorf("read the upstream's CA: %w", err), "set upstreamCA")
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("%s holds no certificate", file)
+	}
+	return func() *x509.CertPool { return roots }, nil
+}
+
+// Checks implements server.Backend.
+func (b *Folder) Checks() []string { return []string{"provisioning token", "folder"} }
+
+// Unready implements server.Backend.
+func (b *Folder) Unready(now time.Time) []string {
 	var problems []string
 	if _, err := b.records.Record(context.Background(), "readyz"); err != nil {
 		problems = append(problems, "records: "+err.Error())
@@ -138,21 +166,21 @@ func (b *standaloneBasis) Unready(now time.Time) []string {
 			problems = append(problems, "provisioning token: "+view.Err().Error())
 		}
 	}
-	for _, path := range b.keeper.Snapshot().Incomplete {
+	for _, path := range b.Keeper.Snapshot().Incomplete {
 		problems = append(problems, "folder: "+path+" has been broken since the start")
 	}
 	return problems
 }
 
 // watch follows the files until ctx ends.
-func (b *standaloneBasis) watch(ctx context.Context) {
+func (b *Folder) watch(ctx context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		b.folder.Watch(ctx, func(snapshot *folder.Snapshot) {
-			b.keeper.Take(ctx, snapshot)
+		b.Files.Watch(ctx, func(snapshot *folder.Snapshot) {
+			b.Keeper.Take(ctx, snapshot)
 			b.measure(snapshot)
 			b.tellShadowed(snapshot)
-			b.server.log.Info("folder read", "machines", len(snapshot.Machines.Machines()), "problems", len(snapshot.Problems))
+			b.parts.Log.Info("folder read", "machines", len(snapshot.Machines.Machines()), "problems", len(snapshot.Problems))
 		})
 	})
 	wg.Go(func() {
@@ -163,9 +191,9 @@ func (b *standaloneBasis) watch(ctx context.Context) {
 			case <-ctx.Done():
 				return
 			case <-tick.C:
-				b.keeper.Sweep(ctx)
+				b.Keeper.Sweep(ctx)
 				if err := b.records.Remember(); err != nil {
-					b.server.log.Error("how far the records have come is not written down", "error", err)
+					b.parts.Log.Error("how far the records have come is not written down", "error", err)
 				}
 				b.tellHeld()
 			}
@@ -174,52 +202,52 @@ func (b *standaloneBasis) watch(ctx context.Context) {
 	wg.Go(func() {
 		b.serving.Watch(ctx, func(changed bool, err error) {
 			if changed {
-				err = b.server.certs.Set(b.serving.Load())
+				err = b.parts.Certificates.Set(b.serving.Load())
 			}
 			b.reloaded("serving certificate", changed, err)
 		})
 	})
-	wg.Go(func() { b.tokens.Watch(ctx, func(changed bool, err error) { b.reloaded("token keys", changed, err) }) })
-	wg.Go(func() { b.seals.Watch(ctx, func(changed bool, err error) { b.reloaded("sealing keys", changed, err) }) })
+	wg.Go(func() { b.Tokens.Watch(ctx, func(changed bool, err error) { b.reloaded("token keys", changed, err) }) })
+	wg.Go(func() { b.Seals.Watch(ctx, func(changed bool, err error) { b.reloaded("sealing keys", changed, err) }) })
 	wg.Go(func() {
-		b.shared.Watch(ctx, func() { b.server.reportAbsence(b.keeper.Snapshot().Policies, b.shared.View()) })
+		b.Shared.Watch(ctx, func() { b.parts.ReportAbsence(b.Keeper.Snapshot().Policies, b.Shared.View()) })
 	})
 	wg.Go(func() { b.rendered.Run(ctx) })
 	wg.Wait()
 }
 
-func (b *standaloneBasis) tellShadowed(snapshot *folder.Snapshot) {
+func (b *Folder) tellShadowed(snapshot *folder.Snapshot) {
 	for _, text := range b.shadowed(snapshot) {
-		b.server.log.Warn("a rendered config is not served", "why", text)
+		b.parts.Log.Warn("a rendered config is not served", "why", text)
 	}
 }
 
-func (b *standaloneBasis) reloaded(what string, changed bool, err error) {
+func (b *Folder) reloaded(what string, changed bool, err error) {
 	switch {
 	case err != nil:
-		b.server.log.Error("reload failed; the last good state is in force", "what", what, "error", err)
+		b.parts.Log.Error("reload failed; the last good state is in force", "what", what, "error", err)
 	case changed:
-		b.server.log.Info("reloaded", "what", what)
+		b.parts.Log.Info("reloaded", "what", what)
 	default:
-		b.server.log.Info("readable again", "what", what)
+		b.parts.Log.Info("readable again", "what", what)
 	}
-	b.measure(b.keeper.Snapshot())
+	b.measure(b.Keeper.Snapshot())
 }
 
-func (b *standaloneBasis) measure(snapshot *folder.Snapshot) {
-	now := b.server.now()
-	b.server.metrics.Folder(now, len(snapshot.Problems), map[string]int{
+func (b *Folder) measure(snapshot *folder.Snapshot) {
+	now := b.parts.Now()
+	b.parts.Metrics.Folder(now, len(snapshot.Problems), map[string]int{
 		"machine": len(snapshot.Machines.Machines()), "reference-values": len(snapshot.ReferenceValues),
 		"ek-root": snapshot.EKRoots.Len(), "config": len(snapshot.Configs),
 	})
-	b.server.metrics.Trust(snapshot.Trust, now)
-	b.server.reportAbsence(snapshot.Policies, b.shared.View())
-	b.server.clouds.Report(b.server.log, snapshot.Policies)
+	b.parts.Metrics.Trust(snapshot.Trust, now)
+	b.parts.ReportAbsence(snapshot.Policies, b.Shared.View())
+	b.parts.Clouds.Report(b.parts.Log, snapshot.Policies)
 	if at, ok := snapshot.EKRoots.NotAfter(now); ok {
-		b.server.metrics.Expiry("ek-roots", at)
+		b.parts.Metrics.Expiry("ek-roots", at)
 	}
 	if leaf := b.serving.Load().Leaf; leaf != nil {
-		b.server.metrics.Expiry("serving-certificate", leaf.NotAfter)
+		b.parts.Metrics.Expiry("serving-certificate", leaf.NotAfter)
 	}
 }
 
@@ -262,9 +290,9 @@ func (h heldRecords) Update(ctx context.Context, uid string, change store.Change
 // Session implements redeem.Records.
 func (h heldRecords) Session(uid string) store.Session { return store.NewSession(h, uid) }
 
-func (b *standaloneBasis) tellHeld() {
+func (b *Folder) tellHeld() {
 	for _, text := range standalone.HeldProblems(b.records.Restored()) {
-		b.server.log.Error("machines wait", "why", text)
+		b.parts.Log.Error("machines wait", "why", text)
 	}
 }
 
@@ -278,11 +306,11 @@ type configs struct {
 	unlisted error
 }
 
-// ownConfigs serves Data/configs, and what is rendered from Data/machineconfigs for
+// Configs serves Data/configs, and what is rendered from Data/machineconfigs for
 // the pools that have nothing there. Of a pool's pre-approved config that is
 // configs/POOL.pre-approved.ign: what is in that, the administrator answers for. A
 // file that is there and cannot be used is no reason to serve something else.
-func (b *standaloneBasis) ownConfigs(preApproved bool) http.Handler {
+func (b *Folder) Configs(preApproved bool) http.Handler {
 	written := b.written()
 	return gate.Source{Config: func(pool string, accept specversion.Accept) (*gate.Rendered, error) {
 		file := pool
@@ -301,11 +329,11 @@ func (b *standaloneBasis) ownConfigs(preApproved bool) http.Handler {
 }
 
 // written are the files of Data/configs, as they are now; nil for one that is not there.
-func (b *standaloneBasis) written() func(name string) (*gate.Rendered, error) {
+func (b *Folder) written() func(name string) (*gate.Rendered, error) {
 	var current atomic.Pointer[configs]
-	dir := b.server.config.Path("configs")
+	dir := b.parts.Config.Path("configs")
 	return func(name string) (*gate.Rendered, error) {
-		snapshot := b.keeper.Snapshot()
+		snapshot := b.Keeper.Snapshot()
 		c := current.Load()
 		if c == nil || c.snapshot != snapshot {
 			c = &configs{snapshot: snapshot, byPool: map[string]*gate.Rendered{}, broken: map[string]error{}}
@@ -335,7 +363,7 @@ func (b *standaloneBasis) written() func(name string) (*gate.Rendered, error) {
 }
 
 // shadowed are what is rendered and not served, as configs has a file of the pool.
-func (b *standaloneBasis) shadowed(snapshot *folder.Snapshot) []string {
+func (b *Folder) shadowed(snapshot *folder.Snapshot) []string {
 	var all []string
 	for _, pool := range b.rendered.Pools() {
 		if _, ok := snapshot.Configs[pool]; ok {

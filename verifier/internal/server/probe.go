@@ -1,9 +1,8 @@
-package main
+package server
 
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -13,103 +12,12 @@ import (
 	"net/netip"
 	"net/url"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
-	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 )
-
-// checks are the parts that readiness rests on. A problem is "part: what is wrong".
-func (s *server) checks() []string {
-	all := []string{"records", "serving certificate"}
-	if s.standalone != nil {
-		all = append(all, "provisioning token", "folder")
-	} else {
-		all = append(all, "cluster")
-		if s.config.Upstream == "" {
-			all = append(all, "configs")
-		}
-	}
-	all = append(all, "policies", "token keys", "sealing keys")
-	if s.config.Upstream != "" {
-		all = append(all, "upstream")
-	}
-	return all
-}
-
-// unready says why the verifier could not serve a machine now. It calls no other
-// server, so anyone may ask.
-func (s *server) unready() []string {
-	now := s.now()
-	problems := s.Unready(now)
-	if len(s.World().Policies.Pools()) == 0 {
-		problems = append(problems, "policies: no policy covers any pool")
-	}
-	if _, ok := s.TokenKeys().Current(now); !ok {
-		problems = append(problems, "token keys: none may sign now")
-	}
-	if _, err := s.SealKeys().SealTicket(rand.Reader, now, seal.Ticket{}); err != nil {
-		problems = append(problems, "sealing keys: "+err.Error())
-	}
-	if problem := s.upstreamProbe.problem(); problem != "" {
-		problems = append(problems, "upstream: "+problem)
-	}
-	return problems
-}
-
-// readyz answers as the API server does: "?verbose" lists every check.
-func (s *server) readyz(w http.ResponseWriter, r *http.Request) {
-	problems := s.unready()
-	if len(problems) > 0 {
-		w.WriteHeader(http.StatusServiceUnavailable)
-	}
-	if !r.URL.Query().Has("verbose") {
-		for _, p := range problems {
-			fmt.Fprintln(w, p)
-		}
-		if len(problems) == 0 {
-			fmt.Fprintln(w, "ready")
-		}
-		return
-	}
-	failed := map[string]bool{}
-	for _, p := range problems {
-		name, _, _ := strings.Cut(p, ": ")
-		failed[name] = true
-	}
-	for _, name := range s.checks() {
-		if !failed[name] {
-			fmt.Fprintf(w, "[+]%s ok\n", name)
-		}
-	}
-	for _, p := range problems {
-		name, what, _ := strings.Cut(p, ": ")
-		fmt.Fprintf(w, "[-]%s failed: %s\n", name, what)
-	}
-	result := "passed"
-	if len(problems) > 0 {
-		result = "failed"
-	}
-	fmt.Fprintf(w, "readyz check %s\n", result)
-}
-
-// readyGauge is what /readyz says, for Prometheus.
-func (s *server) readyGauge() prometheus.Collector {
-	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "mcs_attest_ready",
-		Help: "Whether this replica could serve a machine now: 1 or 0. /readyz?verbose says what is wrong.",
-	}, func() float64 {
-		if len(s.unready()) > 0 {
-			return 0
-		}
-		return 1
-	})
-}
 
 const (
 	// probeEvery and probeTime bound what the verifier asks of its upstream.

@@ -1,4 +1,4 @@
-package main
+package server
 
 import (
 	"crypto/tls"
@@ -10,30 +10,26 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/metrics"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
-// healthServer answers the probes of the kubelet, in clear, on the loopback. No
+// HealthServer answers the probes of the kubelet, in clear, on the loopback. No
 // other host can reach it, so no other host can make a probe fail.
-func (s *server) healthServer() *http.Server {
+func (s *Server) HealthServer() *http.Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
 	mux.HandleFunc("GET /readyz", s.readyz)
-	return operatorServer(mux, s.log)
+	return operatorServer(mux, s.Log)
 }
 
 // metricsServer serves /metrics over TLS. In a cluster the API server decides who
 // may read them.
-func (s *server) metricsServer() *http.Server {
-	figures := s.metrics.Handler()
-	if s.cluster != nil {
-		figures = (&metrics.Reviews{Client: s.cluster.reviews, Now: s.now, Log: s.log}).Protect(figures)
-	}
+func (s *Server) metricsServer() *http.Server {
+	figures := s.ProtectMetrics(s.Metrics.Handler())
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", figures)
-	srv := operatorServer(mux, s.log)
-	own := &metricsCertificate{dir: s.config.MetricsCertificate, now: s.now, log: s.log}
+	srv := operatorServer(mux, s.Log)
+	own := &metricsCertificate{dir: s.Config.MetricsCertificate, now: s.Now, log: s.Log}
 	srv.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){} // HTTP/1.1 only, as all listeners
 	srv.TLSConfig = &tls.Config{
 		MinVersion: tls.VersionTLS12,
@@ -43,7 +39,7 @@ func (s *server) metricsServer() *http.Server {
 			if c := own.current(); c != nil {
 				return c, nil
 			}
-			return s.certs.Current(), nil
+			return s.Certificates.Current(), nil
 		},
 	}
 	return srv
@@ -92,22 +88,22 @@ func (c *metricsCertificate) current() *tls.Certificate {
 	for _, name := range []string{"tls.crt", "tls.key"} {
 		raw, err := os.ReadFile(filepath.Join(c.dir, name))
 		if err != nil {
-			c.tell(err)
+			c.report(err)
 			return c.loaded
 		}
 		contents = append(contents, raw)
 	}
 	cert, err := pki.ParseServing(contents)
 	if err != nil {
-		c.tell(err)
+		c.report(err)
 		return c.loaded
 	}
 	c.loaded, c.failed = cert, ""
 	return cert
 }
 
-// tell logs a failure once.
-func (c *metricsCertificate) tell(err error) {
+// report logs a failure once.
+func (c *metricsCertificate) report(err error) {
 	if c.failed == err.Error() {
 		return
 	}

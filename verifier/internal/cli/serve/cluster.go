@@ -1,4 +1,4 @@
-package main
+package serve
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 	"os"
 	"runtime/debug"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -22,9 +21,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
+	"github.com/mcs-attest/mcs-attest/pkg/anchors"
+	"github.com/mcs-attest/mcs-attest/pkg/gate"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
-	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
+	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
@@ -32,13 +33,15 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/renderedconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/metrics"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/server"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 )
 
-// clusterBasis is a cluster's API: nothing is kept on this replica's disk.
-type clusterBasis struct {
-	server      *server
+// Cluster is the backend of a cluster's API: nothing is kept on this replica's disk.
+type Cluster struct {
+	parts       *server.Parts
 	cluster     *cluster.Cluster
 	confirm     cluster.Confirmation
 	reviews     kubernetes.Interface // who may read the metrics
@@ -54,16 +57,16 @@ type clusterBasis struct {
 	watchFailed []toolscache.WatchErrorHandlerWithContext
 }
 
-func newClusterBasis(s *server) (*clusterBasis, error) {
-	c := s.config
-	api, err := restConfig(c.Kubernetes)
+func newCluster(s *server.Parts) (*Cluster, error) {
+	c := s.Config
+	api, err := restConfig(c.Kubernetes, s.Version)
 	if err != nil {
 		return nil, err
 	}
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
-	b := &clusterBasis{server: s, cached: map[client.Object]cache.ByObject{}}
+	b := &Cluster{parts: s, cached: map[client.Object]cache.ByObject{}}
 	dyn, err := dynamic.NewForConfig(api)
 	if err != nil {
 		return nil, fmt.Errorf("reach the Kubernetes API: %w", err)
@@ -81,11 +84,11 @@ func newClusterBasis(s *server) (*clusterBasis, error) {
 		return nil, fmt.Errorf("reach the Kubernetes API: %w", err)
 	}
 	o := cluster.Options{
-		Log: s.log, Now: s.now, Version: version, Identity: os.Getenv("POD_NAME"),
+		Log: s.Log, Now: s.Now, Version: s.Version, Identity: os.Getenv("POD_NAME"),
 		Origins: c.Origins, ProvisioningToken: c.ProvisioningToken, KeyRotation: time.Duration(c.KeyRotation), KeyPublishDelay: time.Duration(c.KeyPublishDelay),
-		Certificate: b.serve, Changed: b.measure, Called: s.metrics.APICall,
+		Certificate: b.serve, Changed: b.measure, Called: s.Metrics.APICall,
 	}
-	b.events = events.NewRecorder(events.Options{Client: typed.CoreV1(), Host: host, Log: s.log, Dropped: s.metrics.EventsDropped})
+	b.events = events.NewRecorder(events.Options{Client: typed.CoreV1(), Host: host, Log: s.Log, Dropped: s.Metrics.EventsDropped})
 	o.Events = b.events
 	b.doors = newDoors(b)
 	o.Findings = append(o.Findings, b.doors.Findings)
@@ -109,7 +112,7 @@ const gcPercent = 25
 
 // restConfig says how the API server is reached: many short calls, none of which
 // client-go's own limit of five a second must hold up.
-func restConfig(k *config.Kubernetes) (*rest.Config, error) {
+func restConfig(k *config.Kubernetes, version string) (*rest.Config, error) {
 	api, err := rest.InClusterConfig()
 	if k.Kubeconfig != "" {
 		api, err = clientcmd.BuildConfigFromFlags("", k.Kubeconfig)
@@ -122,22 +125,22 @@ func restConfig(k *config.Kubernetes) (*rest.Config, error) {
 	return api, nil
 }
 
-// The basis interface.
+// Folder and Cluster implement server.Backend.
 
-func (b *clusterBasis) World() *service.World           { return b.cluster.World() }
-func (b *clusterBasis) TokenKeys() token.KeySet         { return b.cluster.TokenKeys() }
-func (b *clusterBasis) SealKeys() seal.Ring             { return b.cluster.SealKeys() }
-func (b *clusterBasis) Provisioning() provisioning.View { return b.cluster.Provisioning() }
-func (b *clusterBasis) Records() records                { return b.cluster.Records() }
-func (b *clusterBasis) Close() error                    { return nil }
+func (b *Cluster) World() *service.World           { return b.cluster.World() }
+func (b *Cluster) TokenKeys() token.KeySet         { return b.cluster.TokenKeys() }
+func (b *Cluster) SealKeys() seal.Ring             { return b.cluster.SealKeys() }
+func (b *Cluster) Provisioning() provisioning.View { return b.cluster.Provisioning() }
+func (b *Cluster) Records() server.Records         { return b.cluster.Records() }
+func (b *Cluster) Close() error                    { return nil }
 
-// Describe implements basis.
-func (b *clusterBasis) Describe() string {
-	return "cluster, namespace " + b.server.config.Kubernetes.Namespace
+// Describe implements server.Backend.
+func (b *Cluster) Describe() string {
+	return "cluster, namespace " + b.parts.Config.Kubernetes.Namespace
 }
 
-// Run implements basis.
-func (b *clusterBasis) Run(ctx context.Context) error {
+// Run implements server.Backend.
+func (b *Cluster) Run(ctx context.Context) error {
 	go b.events.Run(ctx)
 	go b.doors.Run(ctx)
 	g, ctx := errgroup.WithContext(ctx)
@@ -148,8 +151,56 @@ func (b *clusterBasis) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Unready implements basis.
-func (b *clusterBasis) Unready(now time.Time) []string {
+// Live implements server.Backend.
+func (b *Cluster) Live() server.Live {
+	return server.Live{
+		Machine: b.confirm.Confirm, MachineUID: b.confirm.ConfirmUID, Outdated: b.cluster.Outdated,
+		InTrouble: b.cluster.Records().InTrouble, Provisioning: b.cluster.ReadProvisioning,
+	}
+}
+
+// Configs implements server.Backend: what is rendered from MachineConfigs.
+func (b *Cluster) Configs(preApproved bool) http.Handler {
+	if b.configs == nil {
+		return nil
+	}
+	return gate.Source{Config: func(pool string, accept specversion.Accept) (*gate.Rendered, error) {
+		return b.stored.Config(pool, preApproved, accept)
+	}}
+}
+
+// UpstreamRoots implements server.Backend.
+func (b *Cluster) UpstreamRoots() (func() *x509.CertPool, error) { return b.cluster.UpstreamCAs, nil }
+
+// Credentials implements server.Backend.
+func (b *Cluster) Credentials() server.Credentials {
+	if b.credentials == nil {
+		return nil
+	}
+	return b.credentials
+}
+
+// ProtectMetrics implements server.Backend: the API server decides who may read them.
+func (b *Cluster) ProtectMetrics(h http.Handler) http.Handler {
+	return (&metrics.Reviews{Client: b.reviews, Now: b.parts.Now, Log: b.parts.Log}).Protect(h)
+}
+
+// Checks implements server.Backend.
+func (b *Cluster) Checks() []string {
+	if b.parts.Config.Upstream == "" {
+		return []string{"cluster", "configs"}
+	}
+	return []string{"cluster"}
+}
+
+// EKRoots are the roots of the manufacturers that are in force.
+func (b *Cluster) EKRoots() *anchors.Set { return b.cluster.EKRoots() }
+
+// Findings are what is wrong with the MachineConfigs.
+func (b *Cluster) Findings() []poolconfig.Finding { return b.configs.Findings() }
+
+// Unready implements server.Backend.
+func (b *Cluster) Unready(now time.Time) []string {
 	_, unsynced := b.cluster.Synced()
 	var problems []string
 	for _, p := range unsynced {
@@ -158,10 +209,10 @@ func (b *clusterBasis) Unready(now time.Time) []string {
 	if err := b.cluster.World().Stale; err != nil {
 		problems = append(problems, "records: "+err.Error())
 	}
-	if b.server.config.Upstream == "" && !b.configs.Ready(context.Background()) {
+	if b.parts.Config.Upstream == "" && !b.configs.Ready(context.Background()) {
 		problems = append(problems, "configs: the MachineConfigs have not been read yet")
 	}
-	if cert := b.server.certs.Current(); cert == nil {
+	if cert := b.parts.Certificates.Current(); cert == nil {
 		problems = append(problems, "serving certificate: none has been read")
 	} else if cert.Leaf != nil && now.After(cert.Leaf.NotAfter) {
 		problems = append(problems, "serving certificate: expired")
@@ -169,18 +220,18 @@ func (b *clusterBasis) Unready(now time.Time) []string {
 	return problems
 }
 
-func (b *clusterBasis) serve(cert *tls.Certificate) {
-	if err := b.server.certs.Set(cert); err != nil {
-		b.server.log.Error("the serving certificate cannot be used; the one before stays", "error", err)
+func (b *Cluster) serve(cert *tls.Certificate) {
+	if err := b.parts.Certificates.Set(cert); err != nil {
+		b.parts.Log.Error("the serving certificate cannot be used; the one before stays", "error", err)
 	}
 }
 
-func (b *clusterBasis) measure() {
+func (b *Cluster) measure() {
 	if synced, _ := b.cluster.Synced(); synced {
 		// The first lists have left more behind than anything later will.
 		b.settled.Do(func() { go debug.FreeOSMemory() })
 	}
-	m, now := b.server.metrics, b.server.now()
+	m, now := b.parts.Metrics, b.parts.Now()
 	world := b.cluster.World()
 	m.Folder(now, len(b.cluster.Problems()), map[string]int{
 		"machine": b.cluster.Registry().Len(), "reference-values": len(world.References), "ek-root": b.cluster.EKRoots().Len(),
@@ -189,46 +240,12 @@ func (b *clusterBasis) measure() {
 	if world.Trust != nil {
 		m.Trust(world.Trust, now)
 	}
-	b.server.clouds.Report(b.server.log, world.Policies)
-	b.server.reportAbsence(world.Policies, b.cluster.Provisioning())
+	b.parts.Clouds.Report(b.parts.Log, world.Policies)
+	b.parts.ReportAbsence(world.Policies, b.cluster.Provisioning())
 	if at, ok := b.cluster.EKRoots().NotAfter(now); ok {
 		m.Expiry("ek-roots", at)
 	}
-	if cert := b.server.certs.Current(); cert != nil && cert.Leaf != nil {
+	if cert := b.parts.Certificates.Current(); cert != nil && cert.Leaf != nil {
 		m.Expiry("serving-certificate", cert.Leaf.NotAfter)
 	}
-}
-
-// trusting is a transport to the Machine Config Server which trusts what the
-// cluster's CA bundle holds now: a rotation in mid-boot must not fail a node.
-type trusting struct {
-	make    func(roots *x509.CertPool) *http.Transport
-	roots   func() *x509.CertPool
-	current atomic.Pointer[trustingNow]
-}
-
-type trustingNow struct {
-	roots     *x509.CertPool
-	transport *http.Transport
-}
-
-// RoundTrip implements http.RoundTripper.
-func (t *trusting) RoundTrip(r *http.Request) (*http.Response, error) {
-	roots := t.roots()
-	if roots == nil {
-		return nil, reason.Deny(reason.UpstreamUnavailable, "the CA of the Machine Config Server has not been read")
-	}
-	now := t.current.Load()
-	if now == nil || now.roots != roots {
-		next := &trustingNow{roots, t.make(roots)}
-		if t.current.CompareAndSwap(now, next) {
-			if now != nil {
-				now.transport.CloseIdleConnections()
-			}
-		} else {
-			next = t.current.Load()
-		}
-		now = next
-	}
-	return now.transport.RoundTrip(r)
 }

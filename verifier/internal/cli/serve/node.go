@@ -1,4 +1,4 @@
-package main
+package serve
 
 import (
 	"context"
@@ -27,10 +27,10 @@ import (
 
 // becoming begins what has to do with a machine after it attested, as far as the
 // configuration has it: rendered configs, its bootstrap credential, its certificates.
-func (b *clusterBasis) becoming(api *rest.Config, typed kubernetes.Interface, o *cluster.Options) (err error) {
-	s, c := b.server, b.server.config
+func (b *Cluster) becoming(api *rest.Config, typed kubernetes.Interface, o *cluster.Options) (err error) {
+	s, c := b.parts, b.parts.Config
 	if c.Credential != nil {
-		b.credentials, err = credential.NewIssuer(credential.Options{Client: typed, Config: *c.Credential, Now: s.now, Log: s.log,
+		b.credentials, err = credential.NewIssuer(credential.Options{Client: typed, Config: *c.Credential, Now: s.Now, Log: s.Log,
 			Owner: func(uid string) string { return b.cluster.RecordUID(uid) }})
 		if err != nil {
 			return fmt.Errorf("credential: %w", err)
@@ -39,10 +39,10 @@ func (b *clusterBasis) becoming(api *rest.Config, typed kubernetes.Interface, o 
 	}
 	if c.Render != nil {
 		b.stored = poolconfig.NewStore(poolconfig.Options{
-			Log: s.log, Now: s.now, Allow: c.Render.PreApprovedAllows, Notify: b.notify, Leading: func() bool { return b.cluster.Leading() },
+			Log: s.Log, Now: s.Now, Allow: c.Render.PreApprovedAllows, Notify: b.notify, Leading: func() bool { return b.cluster.Leading() },
 		})
 		b.configs, err = renderedconfig.New(api, renderedconfig.Options{
-			Log: s.log, Now: s.now, Store: b.stored,
+			Log: s.Log, Now: s.Now, Store: b.stored,
 			OwnCredential: c.Credential != nil && c.Upstream == "", KubeconfigConfigMap: c.Render.KubeconfigConfigMap,
 		})
 		if err != nil {
@@ -59,13 +59,13 @@ func (b *clusterBasis) becoming(api *rest.Config, typed kubernetes.Interface, o 
 		requests, err := csr.New(csr.Options{
 			Config: *c.Approver, Credential: c.Credential,
 			Namespaces: slices.Concat(c.Kubernetes.MachineNamespaces, []string{c.Kubernetes.Namespace}), Namespace: c.Kubernetes.Namespace,
-			Machines: known{b}, Records: known{b}, Log: s.log, Audit: s.audit, Now: s.now,
+			Machines: known{b}, Records: known{b}, Log: s.Log, Audit: s.Audit, Now: s.Now,
 			Ready: func() error { return b.cluster.Ready() },
 		})
 		if err != nil {
 			return fmt.Errorf("approver: %w", err)
 		}
-		if err := requests.Register(s.metrics.Registerer()); err != nil {
+		if err := requests.Register(s.Metrics.Registerer()); err != nil {
 			return fmt.Errorf("approver: %w", err)
 		}
 		o.Names = true
@@ -80,7 +80,7 @@ func (b *clusterBasis) becoming(api *rest.Config, typed kubernetes.Interface, o 
 			return fmt.Errorf("certificates: %w", err)
 		}
 		certificates, err := mcscertificates.New(mcscertificates.Options{
-			Client: live, Config: c, Log: s.log, Events: b.events, Expiry: s.metrics.Expiry, Now: s.now,
+			Client: live, Config: c, Log: s.Log, Events: b.events, Expiry: s.Metrics.Expiry, Now: s.Now,
 		})
 		if err != nil {
 			return fmt.Errorf("certificates: %w", err)
@@ -90,16 +90,16 @@ func (b *clusterBasis) becoming(api *rest.Config, typed kubernetes.Interface, o 
 	}
 	if len(b.controllers) > 0 {
 		o.Lead = append(o.Lead, func(ctx context.Context) {
-			kube.RunManager(ctx, s.log, func() (manager.Manager, error) { return b.manager(api) })
+			kube.RunManager(ctx, s.Log, func() (manager.Manager, error) { return b.manager(api) })
 		})
 	}
 	return nil
 }
 
 // manager returns a manager with all controllers, for the time that this replica holds the lease.
-func (b *clusterBasis) manager(api *rest.Config) (manager.Manager, error) {
+func (b *Cluster) manager(api *rest.Config) (manager.Manager, error) {
 	m, err := kube.NewManager(api, kube.Options{
-		Log: b.server.log, Cache: b.cached,
+		Log: b.parts.Log, Cache: b.cached,
 		WatchFailed: func(ctx context.Context, r *cache.Reflector, err error) {
 			for _, failed := range b.watchFailed {
 				failed(ctx, r, err)
@@ -118,13 +118,13 @@ func (b *clusterBasis) manager(api *rest.Config) (manager.Manager, error) {
 }
 
 // notify writes an Event about a config that is not the newest.
-func (b *clusterBasis) notify(f poolconfig.Fault) {
+func (b *Cluster) notify(f poolconfig.Fault) {
 	about := events.Object{APIVersion: render.Group + "/v1", Kind: f.About.Kind, Name: f.About.Name, UID: f.About.UID}
 	b.events.Emit(events.Event{About: about, Warning: true, Reason: f.Reason, Message: f.Text})
 }
 
 // known is the cluster of a basis, for those who are begun before there is one.
-type known struct{ b *clusterBasis }
+type known struct{ b *Cluster }
 
 func (k known) ByInternalDNS(name string) []machine.Ref      { return k.b.cluster.ByInternalDNS(name) }
 func (k known) ByNode(node string) []machine.Ref             { return k.b.cluster.ByNode(node) }

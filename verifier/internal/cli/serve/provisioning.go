@@ -1,0 +1,150 @@
+package serve
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/reload"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
+)
+
+// provisioningFile follows the file that holds the provisioning token where there
+// is no cluster.
+//
+// A file that is not there is no token only while the folder is: another file of
+// keys/ must be readable. One that was changed is taken up once it has been the
+// same for two looks, since half a token may look like a whole one.
+type provisioningFile struct {
+	path, beside string
+	grace        time.Duration
+	log          *slog.Logger
+	now          func() time.Time
+
+	view atomic.Pointer[provisioning.View]
+
+	mu        sync.Mutex
+	started   bool
+	seen      [sha256.Size]byte // what view rests on; zero: nothing
+	candidate [sha256.Size]byte
+	told      string
+}
+
+func newProvisioningFile(c *config.Config, log *slog.Logger, now func() time.Time) *provisioningFile {
+	f := &provisioningFile{
+		path: c.Path("keys", operator.ProvisioningFile), beside: c.Path("keys", operator.TokenKeys),
+		grace: time.Duration(c.ProvisioningToken.Grace), log: log, now: now,
+	}
+	f.view.Store(&provisioning.View{})
+	f.Refresh()
+	return f
+}
+
+// View is what is known of the token.
+func (f *provisioningFile) View() provisioning.View { return *f.view.Load() }
+
+// Watch looks at the file until ctx ends, and calls seen after each look.
+func (f *provisioningFile) Watch(ctx context.Context, seen func()) {
+	tick := time.NewTicker(reload.Interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			f.Refresh()
+			seen()
+		}
+	}
+}
+
+// Refresh looks at the file once.
+func (f *provisioningFile) Refresh() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	next := f.look()
+	f.view.Store(&next)
+	f.tell(next)
+	f.started = true
+}
+
+func (f *provisioningFile) look() provisioning.View {
+	now, view := f.now(), *f.view.Load()
+	raw, err := os.ReadFile(f.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, besideErr := os.Stat(f.beside); besideErr == nil {
+			f.seen, f.candidate = [sha256.Size]byte{}, [sha256.Size]byte{}
+			return view.Gone(now)
+		}
+	}
+	if err != nil {
+		return view.Failed(err)
+	}
+	sum := sha256.Sum256(raw)
+	if sum == f.seen {
+		return view
+	}
+	if f.started && sum != f.candidate {
+		f.candidate = sum
+		return view
+	}
+	f.seen = sum
+	data, err := provisioning.ParseFile(raw)
+	if err != nil {
+		return view.Malformed(now, err)
+	}
+	next, writeBack := view.Read(now, data, f.grace)
+	if writeBack != nil {
+		f.writeBack(raw, *writeBack)
+	}
+	return next
+}
+
+// writeBack puts the grace of an edit by hand into the file, for a verifier that
+// starts later.
+func (f *provisioningFile) writeBack(read []byte, tokens provisioning.Tokens) {
+	again, err := os.ReadFile(f.path)
+	if err == nil && string(again) != string(read) {
+		return // it was edited once more; the next look sees it
+	}
+	content := tokens.EncodeFile().Expose()
+	if err == nil {
+		err = wholefile.Write(f.path, 0o600, content)
+	}
+	if err != nil {
+		f.log.Warn("the provisioning token was edited, and its grace is not in the file: the previous token ends when the verifier does", "error", err)
+		return
+	}
+	f.seen = sha256.Sum256(content)
+	f.log.Info("the provisioning token was edited; the previous one is valid for a while", "until", tokens.PreviousExpires.Format(time.RFC3339))
+}
+
+// tell logs what changed. Nothing of a token is in it.
+func (f *provisioningFile) tell(v provisioning.View) {
+	_, presence := v.At(f.now())
+	text := presence.String()
+	if v.Err() != nil {
+		text += ": " + v.Err().Error()
+	}
+	if text == f.told {
+		return
+	}
+	before := f.told
+	f.told = text
+	switch {
+	case v.Err() != nil:
+		f.log.Error("the provisioning token cannot be read; its last good state is in force, and without one the pools that it opens wait", "file", f.path, "error", v.Err())
+	case presence == provisioning.Absent && before == "": // the ordinary case
+	default:
+		f.log.Info("provisioning token", "state", presence.String())
+	}
+}

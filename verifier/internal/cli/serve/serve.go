@@ -1,0 +1,125 @@
+// Package serve has the command that serves. It wires a backend, a folder or a cluster, to the server.
+package serve
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime/debug"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/server"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
+)
+
+// memoryLimit is where the collector begins to work harder, without a cluster and
+// unless GOMEMLIMIT says otherwise. A folder needs a fifth of it; the rest is for
+// connections.
+const memoryLimit = 112 << 20
+
+// folderGCPercent is how much garbage may pile up below memoryLimit, in percent of what
+// is in use, unless GOGC says otherwise. A folder uses little, so that the default of 100
+// makes the collector run all the time.
+const folderGCPercent = 400
+
+// Command is "serve".
+func Command(e *env.Env) *cobra.Command {
+	var configPath, listenAddr, healthAddr, metricsAddr, logFormat, logLevel string
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve attestation and the gate",
+		Long: `Serve the attestation API and the gate on one TLS listener, metrics (/metrics) on
+another, and health (/healthz, /readyz) in clear on the loopback. In a cluster the
+API server decides who may read the metrics. Folder, certificates and keys are
+read again when they change; a change that is broken keeps the last good state
+and is reported. SIGTERM lets requests under way finish.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			logger, err := newLogger(logFormat, logLevel)
+			if err != nil {
+				return err
+			}
+			c, err := env.LoadConfig(configPath)
+			if err != nil {
+				return err
+			}
+			if listenAddr != "" {
+				c.Listen = listenAddr
+			}
+			if healthAddr != "" {
+				if err := config.Loopback(healthAddr); err != nil {
+					return env.Usage(fmt.Errorf("--health-listen: %w", err))
+				}
+				c.HealthListen = healthAddr
+			}
+			if metricsAddr != "" {
+				c.MetricsListen = metricsAddr
+			}
+			if c.Kubernetes == nil && os.Getenv("GOMEMLIMIT") == "" {
+				debug.SetMemoryLimit(memoryLimit)
+				if os.Getenv("GOGC") == "" {
+					debug.SetGCPercent(folderGCPercent)
+				}
+			}
+			return Run(cmd.Context(), c, logger, e.Version)
+		},
+	}
+	env.ConfigFlag(cmd, &configPath)
+	f := cmd.Flags()
+	f.StringVar(&listenAddr, "listen", "", "address of the gate and the attestation API (default: the configuration's, else :22623)")
+	f.StringVar(&healthAddr, "health-listen", "", "address of health, on the loopback (default: the configuration's, else 127.0.0.1:22681)")
+	f.StringVar(&metricsAddr, "metrics-listen", "", "address of the metrics (default: the configuration's, else 127.0.0.1:9622)")
+	logFormat, logLevel = "json", "info"
+	env.Choice(f, &logFormat, "log-format", "", `"json" or "text"`, "json", "text")
+	f.StringVar(&logLevel, "log-level", logLevel, `"debug", "info", "warn" or "error"`)
+	return cmd
+}
+
+func newLogger(format, level string) (*slog.Logger, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return nil, env.Usagef("log level %q: must be debug, info, warn or error", level)
+	}
+	o := &slog.HandlerOptions{Level: l}
+	if format == "text" {
+		return slog.New(slog.NewTextHandler(os.Stderr, o)), nil
+	}
+	return slog.New(slog.NewJSONHandler(os.Stderr, o)), nil
+}
+
+// Run serves until ctx ends.
+func Run(ctx context.Context, c *config.Config, log *slog.Logger, version string) error {
+	s, err := New(c, log, time.Now, version)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err := s.Close(); err != nil {
+			log.Error("close", "error", err)
+		}
+	}()
+	return s.Serve(ctx)
+}
+
+// New wires the backend that the configuration names to a server.
+func New(c *config.Config, log *slog.Logger, now func() time.Time, version string) (*server.Server, error) {
+	var b server.Backend
+	p, err := server.NewParts(c, log, now, version, func() *trust.Trust { return b.World().Trust })
+	if err != nil {
+		return nil, err
+	}
+	if c.Kubernetes != nil {
+		b, err = newCluster(p)
+	} else {
+		b, err = newFolder(p)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return server.New(p, b), nil
+}
