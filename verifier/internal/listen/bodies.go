@@ -1,6 +1,7 @@
 package listen
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -48,7 +49,7 @@ const (
 	// fewer bytes a second.
 	slowAfter = time.Second
 	slowBelow = 64 << 10
-	// bodyChunk is what a body grows by.
+	// bodyChunk is what a body grows by. The first piece of a shorter one is as long as it.
 	bodyChunk = 16 << 10
 )
 
@@ -85,30 +86,70 @@ func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, source netip.Addr,
 	}()
 	timeout := time.NewTimer(bodyDeadline)
 	defer timeout.Stop()
+	got := pieces{}
+	defer got.recycle()
 	for {
-		if len(content) == cap(content) {
-			grown := min(cap(content)+max(cap(content)/2, bodyChunk), limit+1)
-			if known := int(r.ContentLength); known > len(content) && known < grown {
-				grown = known + 1 // one more, to see its end
+		if got.full() {
+			size := bodyChunk
+			if known := int(r.ContentLength); known >= 0 && known < bodyChunk && got.n == 0 {
+				size = known + 1 // one more, to see its end
 			}
-			if err := b.grow(e, grown-cap(content), timeout.C); err != nil {
+			if err := b.grow(e, size, timeout.C); err != nil {
 				return nil, nil, err
 			}
-			content = append(make([]byte, 0, grown), content...)
+			got.add(size)
 		}
-		n, err := r.Body.Read(content[len(content):min(cap(content), len(content)+bodyChunk)])
-		content = content[:len(content)+n]
-		if len(content) > limit {
+		err := got.readFrom(r.Body)
+		if got.n > limit {
 			return nil, nil, reason.Deny(reason.TooLarge, "body of more than %d bytes", limit)
 		}
 		if errors.Is(err, io.EOF) {
 			b.arrived(e)
 			// Or the request would be canceled when the time of its body is over.
 			_ = control.SetReadDeadline(time.Time{})
-			return content, func() { b.done(e) }, nil
+			return got.join(), func() { b.done(e) }, nil
 		}
 		if err != nil {
-			return nil, nil, b.failed(e, len(content), err)
+			return nil, nil, b.failed(e, got.n, err)
+		}
+	}
+}
+
+// pieces are what has arrived of a body. Those of bodies that are cut off are used
+// again, so that a flood of them leaves no garbage.
+type pieces struct {
+	list [][]byte // the last one is as long as what has arrived of it
+	n    int
+}
+
+var chunks = sync.Pool{New: func() any { return new([bodyChunk]byte) }}
+
+func (p *pieces) full() bool {
+	return len(p.list) == 0 || len(p.list[len(p.list)-1]) == cap(p.list[len(p.list)-1])
+}
+
+func (p *pieces) add(size int) {
+	if size == bodyChunk {
+		p.list = append(p.list, chunks.Get().(*[bodyChunk]byte)[:0])
+		return
+	}
+	p.list = append(p.list, make([]byte, 0, size))
+}
+
+func (p *pieces) readFrom(r io.Reader) error {
+	last := &p.list[len(p.list)-1]
+	n, err := r.Read((*last)[len(*last):cap(*last)])
+	*last = (*last)[:len(*last)+n]
+	p.n += n
+	return err
+}
+
+func (p *pieces) join() []byte { return bytes.Join(p.list, nil) }
+
+func (p *pieces) recycle() {
+	for _, piece := range p.list {
+		if cap(piece) == bodyChunk {
+			chunks.Put((*[bodyChunk]byte)(piece[:bodyChunk]))
 		}
 	}
 }

@@ -118,15 +118,17 @@ func appraised(t *testing.T, verify, holder func()) (post func()) {
 		},
 		SealKeys: func() seal.Ring { return keys }, Records: reads{holder: holder},
 		Origins: func(string) bool { return true }, Audit: audit.New(slog.New(slog.DiscardHandler)),
-		Limiter: listen.NewLimiter(100), Source: func(*http.Request) netip.Addr { return netip.MustParseAddr("192.0.2.1") },
-		Now: func() time.Time { return now }, Clouds: map[evidence.Kind]evidence.Verifier{evidence.AWSIID: documents{verify}},
+		Limiter: listen.NewLimiter(100), Now: func() time.Time { return now },
+		Source: func(*http.Request) netip.Addr { return netip.MustParseAddr("192.0.2.1") },
+		Clouds: map[evidence.Kind]evidence.Verifier{evidence.AWSIID: documents{verify}},
 	}
 	_, handler := s.Handler()
 	srv := httptest.NewTLSServer(handler)
 	t.Cleanup(srv.Close)
 	return func() {
 		sealed, err := keys.Seal(rand.Reader, now, seal.Challenge{
-			Issued: now, Pool: "worker", PolicyHash: hash[:], Binding: appraisal.BindingTerminated, Required: []evidence.Kind{evidence.AWSIID},
+			Issued: now, Pool: "worker", PolicyHash: hash[:], Binding: appraisal.BindingTerminated,
+			Required: []evidence.Kind{evidence.AWSIID},
 		})
 		if err != nil {
 			t.Error(err)
@@ -134,7 +136,9 @@ func appraised(t *testing.T, verify, holder func()) (post func()) {
 		}
 		body, err := proto.Marshal(&mcsattestv1.AttestRequest{
 			Sealed: sealed, ServerSpkiSha256: frontEnd[:],
-			Cloud: []*mcsattestv1.CloudEvidence{{Kind: mcsattestv1.EvidenceKind_EVIDENCE_KIND_AWS_IID, Document: []byte("document")}},
+			Cloud: []*mcsattestv1.CloudEvidence{
+				{Kind: mcsattestv1.EvidenceKind_EVIDENCE_KIND_AWS_IID, Document: []byte("document")},
+			},
 		})
 		if err != nil {
 			t.Error(err)
