@@ -90,6 +90,65 @@ func TestImportsGoDownOnly(t *testing.T) {
 	}
 }
 
+// Rules inside the verifier. Of one noun, controller or backend, no other may know.
+func TestLayersInsideTheVerifier(t *testing.T) {
+	const v = module + "/verifier/internal"
+	backends := []string{v + "/cluster", v + "/kube", v + "/standalone"}
+	for _, rule := range []struct {
+		packages  string
+		forbidden []string
+		reason    string
+	}{
+		{"./verifier/internal/server", append([]string{v + "/folder", v + "/cli"}, backends...),
+			"a folder and a cluster are served alike; what differs is a method of server.Backend"},
+		{"./verifier/internal/service", append([]string{v + "/server", v + "/folder", v + "/cli"}, backends...),
+			"an appraisal is the same whatever keeps the records"},
+		{"./verifier/internal/cluster/...", []string{v + "/server", v + "/cli", v + "/standalone"},
+			"a backend reports state; it does not serve it"},
+		{"./verifier/internal/kube/...", []string{v + "/server", v + "/cli", v + "/standalone"},
+			"a backend reports state; it does not serve it"},
+		{"./verifier/internal/standalone/...", []string{v + "/server", v + "/cli", v + "/cluster", v + "/kube"},
+			"a backend reports state; a folder needs no cluster"},
+		{"./verifier/internal/operator/...", []string{v + "/server", v + "/cli"},
+			"what a command does knows nothing of flags"},
+	} {
+		for _, p := range list(t, rule.packages) {
+			for _, d := range p.Deps {
+				if under(d, rule.forbidden...) {
+					t.Errorf("%s depends on %s: %s", p.ImportPath, d, rule.reason)
+				}
+			}
+		}
+	}
+	// Siblings share through their parent's other packages, so that one can be read, changed and deleted alone.
+	for _, family := range []struct {
+		parent string
+		shared []string // what each of them may import
+	}{
+		{v + "/cli", []string{v + "/cli/env"}},
+		{v + "/kube/controllers", nil},
+	} {
+		for _, p := range list(t, "."+strings.TrimPrefix(family.parent, module)+"/...") {
+			own := child(p.ImportPath, family.parent)
+			for _, i := range p.Imports {
+				if own != "" && child(i, family.parent) != "" && child(i, family.parent) != own && !under(i, family.shared...) {
+					t.Errorf("%s imports its sibling %s", p.ImportPath, i)
+				}
+			}
+		}
+	}
+}
+
+// child is the first element of path below parent; empty where it is not below it.
+func child(path, parent string) string {
+	rest, ok := strings.CutPrefix(path, parent+"/")
+	if !ok {
+		return ""
+	}
+	name, _, _ := strings.Cut(rest, "/")
+	return name
+}
+
 // each parses every Go file below root that is neither a test nor generated.
 func each(t *testing.T, root string, visit func(path string, fset *token.FileSet, f *ast.File)) {
 	t.Helper()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/agent/internal/console"
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
+	"github.com/mcs-attest/mcs-attest/pkg/spelling"
 )
 
 const (
@@ -94,7 +95,11 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case err == nil:
 		return exitOK
 	case errors.As(err, &usage):
-		a.console.Error(err, "see mcs-attest-agent --help")
+		advice := "see mcs-attest-agent --help"
+		if errors.As(err, &h) {
+			advice = h.hint
+		}
+		a.console.Error(err, advice)
 		return exitUsage
 	case errors.As(err, &h):
 		a.console.Error(err, h.hint)
@@ -120,7 +125,11 @@ func (a *agent) dispatch(ctx context.Context, args []string) error {
 			return a.runCommand(ctx, c, args[1:])
 		}
 	}
-	return usageError{fmt.Errorf("there is no command %q", args[0])}
+	var names []string
+	for _, c := range a.commands() {
+		names = append(names, c.name)
+	}
+	return meant(usageError{fmt.Errorf("there is no command %q", args[0])}, args[0], "", names)
 }
 
 func (a *agent) runCommand(ctx context.Context, c command, args []string) error {
@@ -136,12 +145,24 @@ func (a *agent) runCommand(ctx context.Context, c command, args []string) error 
 	case errors.Is(err, flag.ErrHelp):
 		return a.commandHelp(c, flags)
 	case err != nil:
-		return usageError{err}
+		var names []string
+		flags.VisitAll(func(f *flag.Flag) { names = append(names, f.Name) })
+		_, unknown, _ := strings.Cut(err.Error(), "flag provided but not defined: -") // the library has no type for it
+		return meant(usageError{err}, strings.TrimPrefix(unknown, "-"), "--", names)
 	}
 	if want := len(strings.Fields(c.args)); flags.NArg() != want {
 		return usageError{fmt.Errorf("%s takes %d arguments, not %d", c.name, want, flags.NArg())}
 	}
 	return c.run(ctx, flags.Args())
+}
+
+// meant adds to err the names that word was probably meant to be.
+func meant(err error, word, prefix string, names []string) error {
+	near := spelling.Near(word, names)
+	if len(near) == 0 {
+		return err
+	}
+	return hinted{err, "did you mean " + prefix + strings.Join(near, " or "+prefix) + "?"}
 }
 
 func (a *agent) help() error {

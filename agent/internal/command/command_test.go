@@ -190,3 +190,20 @@ func startCloud(t *testing.T, ts *testscript.TestScript, args []string) {
 	ts.Setenv("PROVIDER_ID", m.ProviderID)
 	ts.Setenv("MCS_ATTEST_METADATA", m.Serve(t))
 }
+
+func TestMain_SuggestsWhatWasMeant(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		hint string
+	}{
+		{[]string{"identfy"}, "did you mean identify?"},
+		{[]string{"identify", "--ouput", "json"}, "did you mean --output?"},
+		{[]string{"nonsense"}, "see mcs-attest-agent --help"},
+	} {
+		var out, errOut bytes.Buffer
+		code := command.Main(t.Context(), c.args, &out, &errOut)
+		if code != 2 || !bytes.Contains(errOut.Bytes(), []byte(c.hint)) {
+			t.Errorf("%q: exit status %d: %s", c.args, code, errOut.String())
+		}
+	}
+}

@@ -41,6 +41,7 @@ the kinds of evidence that the agent may offer there; a machine of a cloud witho
 a TPM prints those alone, and the exit status is 1. None of it is secret.`,
 		flags: func(f *flag.FlagSet) {
 			f.StringVar(&format, "o", "yaml", "print as `FORMAT`: yaml or json")
+			f.StringVar(&format, "output", "yaml", "the same as -o `FORMAT`")
 			f.StringVar(&key, "ek", "", "take only an endorsement key of `TYPE` rsa-2048, ecc-p256 or ecc-p384")
 		},
 		run: func(ctx context.Context, _ []string) error { return a.runIdentify(ctx, format, key) },
