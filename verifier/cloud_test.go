@@ -354,18 +354,18 @@ func TestAPolicyForACloudThatIsNotConfigured(t *testing.T) {
 	s := newSite(t, "gcp")
 	s.policy("  evidence: [{all: [aws-iid, tpm2]}]\n")
 	for range 2 {
-		s.server.Clouds.Report(s.server.Log, s.server.World().Policies)
+		s.server.Clouds.Report(s.server.Log, s.server.View().Policies)
 	}
 	const want = "pool *: aws-iid is accepted from nobody: the configuration has no section for that cloud"
 	if n := strings.Count(s.log.everything(), want); n != 1 {
 		t.Errorf("said %d times", n)
 	}
-	if all := s.server.Clouds.Unusable(s.server.World().Policies); len(all) != 1 {
+	if all := s.server.Clouds.Unusable(s.server.View().Policies); len(all) != 1 {
 		t.Errorf("%q", all)
 	}
 	azure := newSite(t, "azure")
 	azure.policy("  evidence: [{all: [azure-attested, tpm2]}]\n  tpm2: {endorsements: [provider, enrolled]}\n")
-	if all := azure.server.Clouds.Unusable(azure.server.World().Policies); len(all) != 1 || !strings.Contains(all[0], "no provider vouches for a TPM") {
+	if all := azure.server.Clouds.Unusable(azure.server.View().Policies); len(all) != 1 || !strings.Contains(all[0], "no provider vouches for a TPM") {
 		t.Errorf("%q", all)
 	}
 }

@@ -95,7 +95,7 @@ func (rs *replicas) serve(skew time.Duration, more ...string) *inProcess {
 		}
 	})
 	// Ready, and what was read is taken up.
-	eventually(rs.t, func() bool { return len(s.Problems()) == 0 && s.World().Stale == nil }, func() string { return fmt.Sprint("not ready: ", s.Problems()) })
+	eventually(rs.t, func() bool { return len(s.Problems()) == 0 && s.View().Stale == nil }, func() string { return fmt.Sprint("not ready: ", s.Problems()) })
 	return p
 }
 
@@ -326,7 +326,7 @@ func TestAttack_T43_TwoIdentitiesRaceOnThreeReplicas(t *testing.T) {
 	m := rs.machine("raced", one.spki)
 	rs.patch(machinesResource, "raced", fmt.Sprintf(`{"metadata":{"annotations":{%q:"%x,%x"}}}`, v1alpha1.AnnotationEKSHA256, one.spki, two.spki))
 	for _, p := range all {
-		eventually(t, func() bool { return p.server.World().Machines.Enrolled(two.spki) }, func() string { return "the second EK is not seen" })
+		eventually(t, func() bool { return p.server.View().Machines.Enrolled(two.spki) }, func() string { return "the second EK is not seen" })
 	}
 	var mu sync.Mutex
 	granted := map[*softKeys]int{}
@@ -379,7 +379,7 @@ func TestAttack_T44_OneChallengeAnsweredAtTwoReplicas(t *testing.T) {
 	}}))
 	for _, p := range all {
 		eventually(t, func() bool {
-			policy, err := p.server.World().Policies.For("worker")
+			policy, err := p.server.View().Policies.For("worker")
 			return err == nil && policy.Binding == v1alpha1.BindingTerminated
 		}, func() string { return "the binding is not in force" })
 	}
@@ -393,7 +393,7 @@ func TestAttack_T44_OneChallengeAnsweredAtTwoReplicas(t *testing.T) {
 	keys := soft(t)
 	rs.machine("terminated-twice", keys.spki)
 	for _, p := range all {
-		eventually(t, func() bool { return p.server.World().Machines.Enrolled(keys.spki) }, func() string { return "the Machine is not seen" })
+		eventually(t, func() bool { return p.server.View().Machines.Enrolled(keys.spki) }, func() string { return "the Machine is not seen" })
 	}
 	n = all[0].node(keys)
 	n.answerAt = []string{all[1].addr, all[2].addr}
@@ -533,7 +533,7 @@ func TestClusterServingCertificateIsReplaced(t *testing.T) {
 	dev := swtpmtest.Start(t, "sha256")
 	n := newNode(t, &verifier{t: t, addr: p.addr, roots: rs.roots}, dev)
 	rs.machine("open-connection", n.id.EKSPKI)
-	eventually(t, func() bool { return p.server.World().Machines.Enrolled(n.id.EKSPKI) }, func() string { return "the Machine is not seen" })
+	eventually(t, func() bool { return p.server.View().Machines.Enrolled(n.id.EKSPKI) }, func() string { return "the Machine is not seen" })
 	if err := n.ask(); err != nil {
 		t.Fatal(err)
 	}

@@ -43,8 +43,8 @@ func TestAMachineWhoseAnnotationCannotBeUsedStillJoinsAndGoes(t *testing.T) {
 				}
 			}))
 			c.build()
-			if c.World().Complete == test.incomplete {
-				t.Errorf("complete %v", c.World().Complete)
+			if c.View().Complete == test.incomplete {
+				t.Errorf("complete %v", c.View().Complete)
 			}
 			m, ok := c.registry.ByUID(uid)
 			if ok == test.unknown {
@@ -65,8 +65,8 @@ func TestAMachineWhoseAnnotationCannotBeUsedStillJoinsAndGoes(t *testing.T) {
 		c := everythingRead(t)
 		c.watching(t, machineAPIKind, "m").list(t, 11, object(1, 11, spoiled))
 		c.build()
-		if c.World().Complete || len(c.registry.UIDs()) != 0 {
-			t.Errorf("complete %v, %v", c.World().Complete, c.registry.UIDs())
+		if c.View().Complete || len(c.registry.UIDs()) != 0 {
+			t.Errorf("complete %v, %v", c.View().Complete, c.registry.UIDs())
 		}
 	})
 }

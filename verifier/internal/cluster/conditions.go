@@ -254,7 +254,7 @@ func (c *Cluster) degraded(acknowledged time.Time) []finding {
 	}
 	_, presence := c.Provisioning().At(now)
 	if presence == provisioning.Absent {
-		if text := c.World().Policies.WithoutProvisioningToken(); text != "" {
+		if text := c.View().Policies.WithoutProvisioningToken(); text != "" {
 			all = append(all, finding{"ProvisioningTokenAbsent", fmt.Sprintf("%s; the Secret is %s", text, c.o.ProvisioningToken.Secret)})
 		}
 	}
@@ -286,7 +286,7 @@ func (c *Cluster) unavailableNow() finding {
 	if synced, missing := c.Synced(); !synced {
 		return finding{"NotSynced", strings.Join(missing, "; ")}
 	}
-	if len(c.World().Policies.Pools()) == 0 {
+	if len(c.View().Policies.Pools()) == 0 {
 		return finding{"NoPolicy", "no AttestationPolicy covers any pool"}
 	}
 	if _, ok := c.TokenKeys().Current(now); !ok {

@@ -119,7 +119,7 @@ func TestThreeReplicasShareKeysAndOneHoldsTheLease(t *testing.T) {
 		until(t, "one of the others holds the lease", func() error {
 			return says(rest[0].holds()+rest[1].holds() != 1, "%d, %d", rest[0].holds(), rest[1].holds())
 		})
-		if len(all[holder].keyIDs()) == 0 || len(all[holder].World().Policies.Pools()) != 1 {
+		if len(all[holder].keyIDs()) == 0 || len(all[holder].View().Policies.Pools()) != 1 {
 			t.Error("a replica that lost the lease stopped serving")
 		}
 		known := rest[0].keyIDs()
@@ -387,7 +387,7 @@ func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
 	t.Run("a pool that does not take it has it not", func(t *testing.T) {
 		w.delete(policies, "", "shared")
 		until(t, "its policy is gone", func() error {
-			policy, err := p.World().Policies.For("worker")
+			policy, err := p.View().Policies.For("worker")
 			return says(err != nil || policy.ProvisioningTokenAlone, "%v", err)
 		})
 		w.patch(secrets, machineNamespace, "worker-user-data", `{"data":{"userData":"`+base64.StdEncoding.EncodeToString([]byte(pointerConfig("worker")))+`"}}`)

@@ -138,7 +138,7 @@ func (c *Cluster) Ready() error {
 	if synced, missing := c.Synced(); !synced {
 		return errors.New(inventory.Bounded(strings.Join(missing, "; ")))
 	}
-	if err := c.World().Stale; err != nil {
+	if err := c.View().Stale; err != nil {
 		return err
 	}
 	if c.repairing() {

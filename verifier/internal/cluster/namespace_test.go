@@ -132,7 +132,7 @@ func TestANamespaceThatIsGoneStopsNoOther(t *testing.T) {
 			}
 			c.runUntil(t, inM, func(w watched) bool { return w.Forbidden() || w.NamespaceGone() })
 			c.build()
-			world, left := c.World(), len(c.registry.UIDs())
+			world, left := c.View(), len(c.registry.UIDs())
 			if synced, missing := c.Synced(); !synced || world.Complete != test.gone || world.Stale != nil {
 				t.Errorf("synced %v, complete %v, stale %v", missing, world.Complete, world.Stale)
 			}
@@ -148,7 +148,7 @@ func TestANamespaceThatIsGoneStopsNoOther(t *testing.T) {
 			// It is made anew.
 			of("m").list(t, 20, object(1, 19, nil))
 			c.build()
-			if world = c.World(); !world.Complete || world.Stale != nil || len(c.registry.UIDs()) != 1 {
+			if world = c.View(); !world.Complete || world.Stale != nil || len(c.registry.UIDs()) != 1 {
 				t.Errorf("made anew: complete %v, %v", world.Complete, world.Stale)
 			}
 			of("m").Fail(errors.New("away"))

@@ -28,7 +28,7 @@ func strict() *unstructured.Unstructured { return policyOf("strict", "master", "
 // inForce makes the world anew and says which policy the pool has; "" if none.
 func (c *Cluster) inForce(pool string) string {
 	c.build()
-	p, err := c.World().Policies.For(pool)
+	p, err := c.View().Policies.For(pool)
 	if err != nil {
 		return ""
 	}

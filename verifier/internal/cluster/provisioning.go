@@ -22,7 +22,7 @@ const annotationWritten = "mcs-attest.dev/provisioning-token"
 // pointerToken says how the current token gets into a pointer config: for the
 // pools whose policy lists it, and in place of a token that is, or was, ours.
 func (c *Cluster) pointerToken(tokens provisioning.Tokens, written string) pointer.Provisioning {
-	policies := c.World().Policies
+	policies := c.View().Policies
 	return pointer.Provisioning{
 		Token: tokens.Current, Origins: c.o.Origins,
 		Pool: func(pool string) (takes, inURL bool) {

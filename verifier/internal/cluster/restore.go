@@ -23,7 +23,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
 // An etcd that is restored from a backup brings back what had been revoked since:
@@ -166,7 +166,7 @@ func (c *Cluster) watchRevision(ctx context.Context) {
 // was withdrawn since.
 type hold struct {
 	at     time.Time           // of the last restore
-	world  *service.World      // of before the first restore that is not acknowledged
+	view   *view.View          // of before the first restore that is not acknowledged
 	grants map[types.UID]int64 // the end of each grant of before, by its MachineAttestation
 }
 
@@ -183,9 +183,9 @@ func (c *Cluster) holdWorld(now time.Time) {
 	defer c.mu.Unlock()
 	switch {
 	case c.hold != nil:
-		c.hold = &hold{now, c.hold.world, c.hold.grants}
+		c.hold = &hold{now, c.hold.view, c.hold.grants}
 	case c.started:
-		c.hold = &hold{now, c.world.Load(), grants}
+		c.hold = &hold{now, c.view.Load(), grants}
 	}
 }
 

@@ -16,14 +16,14 @@ import (
 func everythingRead(t testing.TB) *Cluster {
 	t.Helper()
 	c := unconnected(t)
-	if c.World().Stale == nil {
+	if c.View().Stale == nil {
 		t.Fatal("a grant before anything was read")
 	}
 	for _, w := range c.sources() {
 		w.list(t, 10)
 	}
 	c.build()
-	if err := c.World().Stale; err != nil {
+	if err := c.View().Stale; err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -136,7 +136,7 @@ func TestTheWorldIsMadeAnewWhenItIsOutdated(t *testing.T) {
 		t.Error("not made anew after an error for long")
 	}
 	w.Resumed()
-	if !told() || c.World().Stale != nil {
-		t.Errorf("all is well again: %v", c.World().Stale)
+	if !told() || c.View().Stale != nil {
+		t.Errorf("all is well again: %v", c.View().Stale)
 	}
 }

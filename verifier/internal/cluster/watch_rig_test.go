@@ -56,7 +56,7 @@ func annotated(n int) func(map[string]any) {
 
 // match says whom an EK leads to.
 func (p *process) match(t testing.TB, n int, pool string) (string, error) {
-	m, err := p.World().Machines.Match(machine.Identity{EK: hash(t, n)}, machine.Rules{Pool: pool, Now: time.Now(), MaxAge: time.Hour, EKEnrolled: true})
+	m, err := p.View().Machines.Match(machine.Identity{EK: hash(t, n)}, machine.Rules{Pool: pool, Now: time.Now(), MaxAge: time.Hour, EKEnrolled: true})
 	if err != nil {
 		return "", err
 	}
@@ -178,7 +178,7 @@ func TestEachKindAppearsChangesAndGoes(t *testing.T) {
 
 func (p *process) mode(pool, name string, mode v1alpha1.Mode) func() error {
 	return func() error {
-		got, err := p.World().Policies.For(pool)
+		got, err := p.View().Policies.For(pool)
 		return says(err != nil || got.Name != name || got.Mode != mode, "pool %s has policy %s, mode %s (%v)", pool, got.Name, got.Mode, err)
 	}
 }
@@ -203,7 +203,7 @@ func TestMalformedObjectsStopNoOther(t *testing.T) {
 		})
 		until(t, "it is reported", func() error { return says(len(p.Problems()) != 1, "%v", p.Problems()) })
 		until(t, "an Event", w.event(machineNamespace, "bad", "NotUsable"))
-		until(t, "not everything is in force", func() error { return says(p.World().Complete, "complete") })
+		until(t, "not everything is in force", func() error { return says(p.View().Complete, "complete") })
 		w.worker("next", annotated(2))
 		until(t, "others come and go", p.matches(t, 2, "worker", "openshift-machine-api/next"))
 		w.patch(machines, machineNamespace, "good", `{"metadata":{"annotations":{"`+v1alpha1.AnnotationEKSHA256+`":"x"}}}`)
@@ -217,7 +217,7 @@ func TestMalformedObjectsStopNoOther(t *testing.T) {
 		})
 		w.delete(machines, machineNamespace, "bad")
 		w.patch(machines, machineNamespace, "good", `{"metadata":{"annotations":{"`+v1alpha1.AnnotationEKSHA256+`":"`+ek(1)+`"}}}`)
-		until(t, "nothing is wrong any more", func() error { return says(len(p.Problems()) != 0 || !p.World().Complete, "%v", p.Problems()) })
+		until(t, "nothing is wrong any more", func() error { return says(len(p.Problems()) != 0 || !p.View().Complete, "%v", p.Problems()) })
 		until(t, "not Degraded", func() error {
 			c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
 			return says(c.Status != metav1.ConditionFalse, "%+v", c)
@@ -243,8 +243,8 @@ func TestMalformedObjectsStopNoOther(t *testing.T) {
 		b := w.start("b")
 		until(t, "another replica starts meanwhile", b.synced)
 		until(t, "it knows no last good state, and no pool falls back to *", func() error {
-			_, errWorker := b.World().Policies.For("worker")
-			_, errOther := b.World().Policies.For("other")
+			_, errWorker := b.View().Policies.For("worker")
+			_, errOther := b.View().Policies.For("other")
 			return says(errWorker == nil || errOther == nil, "worker: %v, other: %v", errWorker, errOther)
 		})
 		b.stop()
@@ -281,20 +281,20 @@ spec: {machineConfigSelector: {}, nodeSelector: {}}
 		w.configMap(ownNamespace, "refs", label, map[string]string{"a.yaml": values("a"), "b.yaml": values("b")})
 		w.configMap(ownNamespace, "roots", map[string]any{verifier.LabelContent: verifier.ContentRoots}, map[string]string{"ca.pem": w.ca})
 		until(t, "they are in force", func() error {
-			world := p.World()
+			world := p.View()
 			return says(len(world.References) != 2 || p.EKRoots().Len() != 1, "%d sets, %d roots", len(world.References), p.EKRoots().Len())
 		})
 		w.configMap(ownNamespace, "refs", label, map[string]string{"a.yaml": "broken: [", "b.yaml": values("c")})
 		until(t, "the good key is read, the other keeps its state", func() error {
 			var names []string
-			for _, r := range p.World().References {
+			for _, r := range p.View().References {
 				names = append(names, r.Metadata.Name)
 			}
 			return says(fmt.Sprint(names) != "[a c]" || len(p.Problems()) != 1, "%v, problems %v", names, p.Problems())
 		})
 		w.delete(configMaps, ownNamespace, "refs")
 		until(t, "they are gone", func() error {
-			return says(len(p.World().References) != 0 || len(p.Problems()) != 0, "%d, %v", len(p.World().References), p.Problems())
+			return says(len(p.View().References) != 0 || len(p.Problems()) != 0, "%d, %v", len(p.View().References), p.Problems())
 		})
 	})
 }
@@ -390,8 +390,8 @@ func TestAttack_T58_TheAPIServerIsAwayForAWhile(t *testing.T) {
 	if err := p.matches(t, 1, "worker", "openshift-machine-api/one")(); err != nil {
 		t.Error(err)
 	}
-	if err := p.mode("worker", "all", v1alpha1.ModeEnforce)(); err != nil || !p.World().Complete {
-		t.Error(err, p.World().Complete)
+	if err := p.mode("worker", "all", v1alpha1.ModeEnforce)(); err != nil || !p.View().Complete {
+		t.Error(err, p.View().Complete)
 	}
 	if k, ok := p.TokenKeys().Current(time.Now()); !ok || k.ID != before.Keys[0].ID {
 		t.Error("the keys went")

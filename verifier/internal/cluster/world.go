@@ -38,8 +38,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
 // The names that this package uses for Events.
@@ -133,7 +133,7 @@ type Cluster struct {
 	records   *records.Records
 	events    EventSink
 	inventory *inventory.Inventory
-	world     atomic.Pointer[service.World]
+	view      atomic.Pointer[view.View]
 	epoch     atomic.Uint32 // restores of etcd that were noticed
 	dirty     chan struct{} // capacity 1: something changed
 
@@ -141,8 +141,8 @@ type Cluster struct {
 	secrets  secrets
 	tasks    tasks
 
-	// batch is held for reading while a whole list of what the world is made of is
-	// taken in, and for writing while the world is made.
+	// batch is held for reading while a whole list of what the view is made of is
+	// taken in, and for writing while the view is built.
 	batch sync.RWMutex
 
 	mu           sync.Mutex
@@ -420,7 +420,7 @@ func (c *Cluster) tell(ctx context.Context) {
 			c.notice(time.Now())
 		case <-c.dirty:
 			c.build()
-			now := c.World().Complete
+			now := c.View().Complete
 			if now && !was {
 				c.everything() // what had to wait for it
 			}
@@ -436,18 +436,18 @@ func (c *Cluster) tell(ctx context.Context) {
 // event tells of that.
 const lookForStale = 5 * time.Second
 
-// notice has the world made anew if what is known has become too old, or is not
+// notice has the view built again if what is known has become too old, or is not
 // too old any more.
 func (c *Cluster) notice(now time.Time) {
 	in, all := c.inventory.Outdated(now)
-	if w := c.World(); fmt.Sprint(all, in) != fmt.Sprint(w.Stale, w.StaleIn) {
+	if w := c.View(); fmt.Sprint(all, in) != fmt.Sprint(w.Stale, w.StaleIn) {
 		c.changed()
 	}
 }
 
 // Outdated says why nothing is granted to the Machine with this UID now; nil if it may be.
 func (c *Cluster) Outdated(uid string) error {
-	w := c.World()
+	w := c.View()
 	if w.Stale != nil || len(w.StaleIn) == 0 {
 		return w.Stale
 	}
@@ -467,7 +467,7 @@ func (c *Cluster) changed() {
 }
 
 // World is what the service appraises with now.
-func (c *Cluster) World() *service.World { return c.world.Load() }
+func (c *Cluster) View() *view.View { return c.view.Load() }
 
 // Registry is every Machine that is known.
 func (c *Cluster) Registry() *machine.Registry { return c.registry }
@@ -479,14 +479,14 @@ func (c *Cluster) Records() *records.Records { return c.records }
 // read, and what was not. A namespace of Machines that may not be read stops no others.
 func (c *Cluster) Synced() (bool, []string) { return c.inventory.Synced() }
 
-// build makes the world of what is known now.
+// build makes the view of what is known now.
 func (c *Cluster) build() {
 	c.batch.Lock()
 	defer c.batch.Unlock()
 	complete := c.complete()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	w := &service.World{Complete: complete, Machines: c.registry, Policies: c.compile()}
+	w := &view.View{Complete: complete, Machines: c.registry, Policies: c.compile()}
 	w.StaleIn, w.Stale = c.inventory.Outdated(time.Now())
 	var roots [][]anchors.Anchor
 	for _, k := range slices.SortedFunc(maps.Keys(c.content), compareKeys) {
@@ -499,8 +499,8 @@ func (c *Cluster) build() {
 		}
 	}
 	if h := c.hold; h != nil {
-		w.Policies, w.References, w.EKRoots, w.Trust = h.world.Policies, h.world.References, h.world.EKRoots, h.world.Trust
-		c.world.Store(w)
+		w.Policies, w.References, w.EKRoots, w.Trust = h.view.Policies, h.view.References, h.view.EKRoots, h.view.Trust
+		c.view.Store(w)
 		return
 	}
 	set := anchors.NewSet(roots...)
@@ -510,7 +510,7 @@ func (c *Cluster) build() {
 		c.trust = c.trusted()
 	}
 	w.Trust = c.trust
-	c.world.Store(w)
+	c.view.Store(w)
 }
 
 // trusted joins the anchors of all ConfigMaps; it is called when one has changed.

@@ -317,13 +317,13 @@ func TestWorldFromTheAPI(t *testing.T) {
 	p := w.start("a", func(_ *config.Kubernetes, o *verifier.Options) {
 		o.Certificate = func(*tls.Certificate) { served.Add(1) }
 	})
-	if ok, missing := p.Synced(); ok || len(missing) == 0 || p.World().Complete {
+	if ok, missing := p.Synced(); ok || len(missing) == 0 || p.View().Complete {
 		t.Errorf("before anything was read: synced %v, missing %v", ok, missing)
 	}
 	until(t, "sync", p.synced)
 	until(t, "keys", func() error { _, ok := p.TokenKeys().Current(time.Now()); return says(!ok, "no key signs") })
 	until(t, "world", func() error {
-		world := p.World()
+		world := p.View()
 		return says(!world.Complete || len(world.Policies.Pools()) != 1, "complete %v, pools %v", world.Complete, world.Policies.Pools())
 	})
 	if p.Registry().Len() != 1 || len(p.SealKeys().Keys) != 1 {

@@ -25,7 +25,7 @@ func (s *Server) gate(upstream http.Handler) http.Handler {
 	shared := s.provisioningGate()
 	live := s.Live()
 	redeemer := &redeem.Redeemer{
-		Records: s.Records(), Log: s.Log, Machines: func() redeem.Machines { return s.World().Machines }, Now: s.Now,
+		Records: s.Records(), Log: s.Log, Machines: func() redeem.Machines { return s.View().Machines }, Now: s.Now,
 		Confirm: live.MachineUID, Stale: live.Outdated, InTrouble: live.InTrouble,
 	}
 	c := gate.Config{
@@ -71,7 +71,7 @@ func (s *Server) clientAddress(r *http.Request) string {
 }
 
 func (s *Server) poolPolicy(pool string) (gate.PoolPolicy, error) {
-	p, err := s.World().Policies.For(pool)
+	p, err := s.View().Policies.For(pool)
 	if err != nil {
 		return gate.PoolPolicy{}, err
 	}

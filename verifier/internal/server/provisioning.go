@@ -102,7 +102,7 @@ func (s *Server) observeProvisioning(d gate.Decision) {
 		s.Metrics.Served(d.Label, credential)
 	}
 	if d.Unenforced || d.Denial != nil && d.Denial.Code == reason.StoreUnavailable {
-		s.ReportAbsence(s.World().Policies, s.Provisioning())
+		s.ReportAbsence(s.View().Policies, s.Provisioning())
 	}
 }
 

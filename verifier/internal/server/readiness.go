@@ -26,7 +26,7 @@ func (s *Server) checks() []string {
 func (s *Server) Problems() []string {
 	now := s.Now()
 	problems := s.Unready(now)
-	if len(s.World().Policies.Pools()) == 0 {
+	if len(s.View().Policies.Pools()) == 0 {
 		problems = append(problems, "policies: no policy covers any pool")
 	}
 	if _, ok := s.TokenKeys().Current(now); !ok {

@@ -29,6 +29,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/redeem"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
 // shutdownGrace is how long requests under way may take when the verifier stops.
@@ -69,8 +70,8 @@ func NewParts(
 // Backend is what a verifier serves from: a folder with a database, or a cluster. It has the current state
 // and keeps the records. Whatever differs between the two is a method here.
 type Backend interface {
-	// World is complete, or says that it is not.
-	World() *service.World
+	// View is complete, or says that it is not.
+	View() *view.View
 	TokenKeys() token.KeySet
 	SealKeys() seal.Ring
 	// Provisioning is what is known of the provisioning token.
@@ -159,7 +160,7 @@ func (s *Server) Handler() (http.Handler, error) {
 	}
 	svc := &service.Service{
 		Clouds: s.Clouds.Verifiers, Directory: s.Clouds.Directory(), AzureTokenResource: s.Config.AzureTokenResource(),
-		World: s.World, SealKeys: s.SealKeys, TokenKeys: s.TokenKeys, Records: s.Records(), Provisioning: s.Provisioning,
+		View: s.View, SealKeys: s.SealKeys, TokenKeys: s.TokenKeys, Records: s.Records(), Provisioning: s.Provisioning,
 		ConfirmProvisioning: s.confirmProvisioning(),
 		Origins:             func(o string) bool { return slices.Contains(s.Config.Origins, o) },
 		Served:              s.Certificates.Served, Issuer: s.Config.Issuer(), Version: s.Version, Confirm: s.Live().Machine,

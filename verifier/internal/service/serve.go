@@ -235,7 +235,7 @@ func (s *Service) ownSeal(c *call, sealed []byte) bool {
 	if err != nil {
 		return false
 	}
-	p, err := s.World().Policies.For(challenge.Pool)
+	p, err := s.View().Policies.For(challenge.Pool)
 	if err != nil || challenge.Fresh(c.start, p.ChallengeLifetime) != nil {
 		return false
 	}

@@ -32,6 +32,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
 type updated struct {
@@ -113,8 +114,8 @@ func appraised(t *testing.T, verify, holder func()) (post func()) {
 	}
 	hash := worker.Hash()
 	s := &Service{
-		World: func() *World {
-			return &World{Complete: true, Policies: policies, Machines: everyInstance{}, Trust: &trust.Trust{}}
+		View: func() *view.View {
+			return &view.View{Complete: true, Policies: policies, Machines: everyInstance{}, Trust: &trust.Trust{}}
 		},
 		SealKeys: func() seal.Ring { return keys }, Records: reads{holder: holder},
 		Origins: func(string) bool { return true }, Audit: audit.New(slog.New(slog.DiscardHandler)),
@@ -171,7 +172,7 @@ func (c claim) Confirm(context.Context, evidence.Candidate) (evidence.Statement,
 }
 
 // everyInstance is a Machine for each provider id.
-type everyInstance struct{ Machines }
+type everyInstance struct{ view.Machines }
 
 func (everyInstance) Match(machine.Identity, machine.Rules) (*machine.Machine, error) {
 	return &machine.Machine{Namespace: "default", Name: "m1", UID: "m1", ProviderID: "aws:///a/i-1", Undated: true}, nil

@@ -28,7 +28,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
-	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -40,57 +39,16 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/outbound"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
 // ticketLifetime is how long a machine may report (DESIGN, section 19, rule 15).
 const ticketLifetime = 2 * time.Hour
 
-// World is what the verifier knows at one moment. It never changes, but for the
-// Machines of a cluster, which are those of the moment that they are asked for.
-type World struct {
-	// Complete: everything that the administrator wrote is in force. While it is
-	// not, a Machine that is not here may only be unreadable.
-	Complete bool
-	// Stale, if set, says what has not been heard of for too long: then nothing is
-	// granted and nothing redeemed, since a quarantine or a join may have gone unseen.
-	Stale error
-	// StaleIn is the same for the Machines of one namespace.
-	StaleIn    map[string]error
-	Policies   *policy.Set
-	Machines   Machines
-	References []measuredboot.ReferenceValues
-	EKRoots    tpm2.Roots
-	// Trust is what vouches for the clouds' documents and certified AKs.
-	Trust *trust.Trust
-}
-
-// Machines is what the service and the gate ask about Machines: a
-// [machine.Index] of a folder, a [machine.Registry] of a cluster.
-type Machines interface {
-	appraisal.Machines
-	Known(uid string) bool
-	Redeemable(uid, pool string, now time.Time) error
-}
-
-// Outdated says why nothing is granted to a Machine now; nil if it may be. While the
-// Machine is an object of two namespaces both count.
-func (w *World) Outdated(m *machine.Machine) error {
-	for _, m := range []*machine.Machine{m, m.Mirror} {
-		if m != nil && w.StaleIn[m.Namespace] != nil {
-			return w.StaleIn[m.Namespace]
-		}
-	}
-	return w.Stale
-}
-
-// alive reports whether the Machine that holds an identity is still there.
-func (w *World) alive(uid string) bool { return !w.Complete || w.Machines.Known(uid) }
-
 // Service answers the calls. All fields are set by the caller; the Notify funcs
 // may be nil.
 type Service struct {
-	World         func() *World
+	View          func() *view.View
 	SealKeys      func() seal.Ring
 	TokenKeys     func() token.KeySet
 	Records       Records
@@ -109,9 +67,9 @@ type Service struct {
 	// ConfirmProvisioning reads the provisioning token anew before a wrong one is
 	// told a final no, as [gate.Provisioning] has it.
 	ConfirmProvisioning func(context.Context) (provisioning.View, error)
-	// Confirm reads a Machine anew before it is told a final no: what the world says
+	// Confirm reads a Machine anew before it is told a final no: what the current says
 	// of it may be old (DESIGN, section 19, rule 12). Its error is temporary. Nil
-	// where the world is never old.
+	// where the current is never old.
 	Confirm func(ctx context.Context, m *machine.Machine) error
 	// Clouds verify the clouds' documents, Directory names the EKs of instances.
 	Clouds    map[evidence.Kind]evidence.Verifier
@@ -170,7 +128,7 @@ func (s *Service) challenge(c *call, req *mcsattestv1.ChallengeRequest) (*mcsatt
 	if !s.Origins(req.GetOrigin()) {
 		return nil, reason.Deny(reason.OriginUnknown, "%q", bounded(req.GetOrigin()))
 	}
-	p, err := s.World().Policies.For(req.GetPool())
+	p, err := s.View().Policies.For(req.GetPool())
 	if err != nil {
 		return nil, err
 	}
@@ -263,11 +221,11 @@ func (s *Service) attest(ctx context.Context, c *call,
 		return nil, err
 	}
 	c.pool = challenge.Pool
-	world := s.World()
-	if world.Stale != nil {
-		return nil, reason.Wrap(reason.StoreUnavailable, world.Stale, "what is known is out of date")
+	current := s.View()
+	if current.Stale != nil {
+		return nil, reason.Wrap(reason.StoreUnavailable, current.Stale, "what is known is out of date")
 	}
-	p, err := world.Policies.For(challenge.Pool)
+	p, err := current.Policies.For(challenge.Pool)
 	if err != nil {
 		return nil, err
 	}
@@ -286,11 +244,11 @@ func (s *Service) attest(ctx context.Context, c *call,
 	}
 	in := appraisal.Context{
 		ProvisioningTokens: tokens,
-		Challenge:          challenge, Policy: p, Machines: world.Machines, References: world.References,
+		Challenge:          challenge, Policy: p, Machines: current.Machines, References: current.References,
 		Endorsers: map[v1alpha1.Endorsement]tpm2.Endorser{
-			v1alpha1.EndorsementAKCertificate: world.Trust.AK,
-			v1alpha1.EndorsementEnrolled:      appraisal.EnrolledEndorser{Machines: world.Machines},
-			v1alpha1.EndorsementManufacturer:  tpm2.ManufacturerEndorser{Roots: world.EKRoots},
+			v1alpha1.EndorsementAKCertificate: current.Trust.AK,
+			v1alpha1.EndorsementEnrolled:      appraisal.EnrolledEndorser{Machines: current.Machines},
+			v1alpha1.EndorsementManufacturer:  tpm2.ManufacturerEndorser{Roots: current.EKRoots},
 		},
 		Clouds: s.Clouds, Directory: s.Directory,
 		Recorded: func(id v1alpha1.RecordedIdentity) (string, error) {
@@ -321,14 +279,14 @@ func (s *Service) attest(ctx context.Context, c *call,
 		return s.known(c, verdict), nil
 	}
 	c.proven, c.machine = true, verdict.Machine.String()
-	if err := world.Outdated(verdict.Machine); err != nil {
+	if err := current.Outdated(verdict.Machine); err != nil {
 		return nil, reason.Wrap(reason.StoreUnavailable, err, "what is known of Machine %s is out of date", verdict.Machine)
 	}
-	return s.grant(ctx, c, world, p, challenge, req.GetSealed(), verdict)
+	return s.grant(ctx, c, current, p, challenge, req.GetSealed(), verdict)
 }
 
 // grant records the verdict, then makes the token that the record names.
-func (s *Service) grant(ctx context.Context, c *call, world *World, p policy.Policy, challenge seal.Challenge,
+func (s *Service) grant(ctx context.Context, c *call, current *view.View, p policy.Policy, challenge seal.Challenge,
 	sealed []byte, v *appraisal.Verdict) (*mcsattestv1.AttestResponse, error) {
 	a := record.Attestation{
 		Machine: v.Machine, Identity: v.Identity, Endorsement: v.Endorsement, Evidence: v.Evidence, Warnings: v.Warnings,
@@ -348,7 +306,7 @@ func (s *Service) grant(ctx context.Context, c *call, world *World, p policy.Pol
 	if err != nil {
 		return nil, err
 	}
-	err = s.Records.Attest(ctx, v.Machine.UID, components(v.Identity), world.alive,
+	err = s.Records.Attest(ctx, v.Machine.UID, components(v.Identity), current.Alive,
 		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 			return record.Attest(rec, a, c.start)
 		})

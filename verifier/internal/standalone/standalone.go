@@ -19,17 +19,17 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// Keeper holds the current world.
+// Keeper holds the current view.
 type Keeper struct {
 	records  *store.Store
 	log      *slog.Logger
 	now      func() time.Time
 	snapshot atomic.Pointer[folder.Snapshot]
-	world    atomic.Pointer[service.World]
+	view     atomic.Pointer[view.View]
 
 	mu      sync.Mutex
 	missing map[string]time.Time // since when a record's Machine is gone, by UID
@@ -44,7 +44,7 @@ func NewKeeper(ctx context.Context, records *store.Store, s *folder.Snapshot, lo
 }
 
 // World is what the service appraises with now.
-func (k *Keeper) World() *service.World { return k.world.Load() }
+func (k *Keeper) View() *view.View { return k.view.Load() }
 
 // Snapshot is the folder as last read.
 func (k *Keeper) Snapshot() *folder.Snapshot { return k.snapshot.Load() }
@@ -52,7 +52,7 @@ func (k *Keeper) Snapshot() *folder.Snapshot { return k.snapshot.Load() }
 // Take makes s the current snapshot and brings the records into line with it.
 func (k *Keeper) Take(ctx context.Context, s *folder.Snapshot) {
 	k.snapshot.Store(s)
-	k.world.Store(&service.World{
+	k.view.Store(&view.View{
 		Complete: complete(s), Policies: s.Policies, Machines: s.Machines, References: s.ReferenceValues,
 		EKRoots: tpm2.Roots{Anchors: s.EKRoots.Roots(), Intermediates: s.EKRoots.Intermediates()}, Trust: s.Trust,
 	})

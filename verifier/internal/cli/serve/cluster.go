@@ -36,7 +36,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/metrics"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/server"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
 // Cluster is the backend of a cluster's API: nothing is kept on this replica's disk.
@@ -127,7 +127,7 @@ func restConfig(k *config.Kubernetes, version string) (*rest.Config, error) {
 
 // Folder and Cluster implement server.Backend.
 
-func (b *Cluster) World() *service.World           { return b.cluster.World() }
+func (b *Cluster) View() *view.View                { return b.cluster.View() }
 func (b *Cluster) TokenKeys() token.KeySet         { return b.cluster.TokenKeys() }
 func (b *Cluster) SealKeys() seal.Ring             { return b.cluster.SealKeys() }
 func (b *Cluster) Provisioning() provisioning.View { return b.cluster.Provisioning() }
@@ -206,7 +206,7 @@ func (b *Cluster) Unready(now time.Time) []string {
 	for _, p := range unsynced {
 		problems = append(problems, "cluster: "+p)
 	}
-	if err := b.cluster.World().Stale; err != nil {
+	if err := b.cluster.View().Stale; err != nil {
 		problems = append(problems, "records: "+err.Error())
 	}
 	if b.parts.Config.Upstream == "" && !b.configs.Ready(context.Background()) {
@@ -232,7 +232,7 @@ func (b *Cluster) measure() {
 		b.settled.Do(func() { go debug.FreeOSMemory() })
 	}
 	m, now := b.parts.Metrics, b.parts.Now()
-	world := b.cluster.World()
+	world := b.cluster.View()
 	m.Folder(now, len(b.cluster.Problems()), map[string]int{
 		"machine": b.cluster.Registry().Len(), "reference-values": len(world.References), "ek-root": b.cluster.EKRoots().Len(),
 	})

@@ -29,10 +29,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/reload"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/server"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/standalone"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/standalone/machineconfigs"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
 // Folder is the backend of a folder and the database in it.
@@ -89,7 +89,7 @@ func newFolder(s *server.Parts) (*Folder, error) {
 
 // Folder and Cluster implement server.Backend.
 
-func (b *Folder) World() *service.World           { return b.Keeper.World() }
+func (b *Folder) View() *view.View                { return b.Keeper.View() }
 func (b *Folder) TokenKeys() token.KeySet         { return b.Tokens.Load() }
 func (b *Folder) SealKeys() seal.Ring             { return b.Seals.Load() }
 func (b *Folder) Records() server.Records         { return heldRecords{b.records} }

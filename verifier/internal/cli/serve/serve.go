@@ -109,7 +109,7 @@ func Run(ctx context.Context, c *config.Config, log *slog.Logger, version string
 // New wires the backend that the configuration names to a server.
 func New(c *config.Config, log *slog.Logger, now func() time.Time, version string) (*server.Server, error) {
 	var b server.Backend
-	p, err := server.NewParts(c, log, now, version, func() *trust.Trust { return b.World().Trust })
+	p, err := server.NewParts(c, log, now, version, func() *trust.Trust { return b.View().Trust })
 	if err != nil {
 		return nil, err
 	}
