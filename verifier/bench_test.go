@@ -180,7 +180,7 @@ func (c *conversation) appraise(tb testing.TB) *appraisal.Verdict {
 
 func (c *conversation) sign(tb testing.TB, v *appraisal.Verdict) {
 	_, err := c.keys.Sign(c.now, token.Claims{
-		Issuer: testOrigin, Audience: service.Audience, Subject: v.Machine.String(), MachineUID: v.Machine.UID, Pool: "worker", ID: "0123456789abcdef",
+		Issuer: testOrigin, Audience: token.Audience, Subject: v.Machine.String(), MachineUID: v.Machine.UID, Pool: "worker", ID: "0123456789abcdef",
 		IssuedAt: c.now, NotBefore: c.now, Expiry: c.now.Add(10 * time.Minute), Nonce: appraisal.NonceText(c.challenge.Nonce),
 		Verifier: token.VerifierID{Developer: service.Developer, Build: version}, Status: token.Affirming,
 		Submods: map[string]token.Appraisal{"tpm2": {Status: token.Affirming}},
@@ -302,7 +302,7 @@ func (c *conversation) floor(tb testing.TB) (appraise, whole func()) {
 		block, err := aes.NewCipher(mac(c.id.AKName)[:16])
 		fatalIf(tb, err)
 		identity := make([]byte, 34)
-		//lint:ignore SA1019 the format (Part 1, 11.4.8) is CFB and nothing else
+		//nolint:staticcheck // SA1019: the format (Part 1, 11.4.8) is CFB
 		cipher.NewCFBEncrypter(block, make([]byte, aes.BlockSize)).XORKeyStream(identity, identity)
 		mac(mac(identity))
 		sha256.Sum256(c.id.AKPublic)

@@ -15,11 +15,11 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/setup"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/standalone"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
@@ -124,7 +124,7 @@ func (p *process) tokenID(raw string) string {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	claims, err := keys.Tokens.Verify(time.Now(), []byte(raw), service.Audience)
+	claims, err := keys.Tokens.Verify(time.Now(), []byte(raw), token.Audience)
 	if err != nil {
 		p.t.Fatal(err)
 	}

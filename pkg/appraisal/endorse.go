@@ -163,6 +163,15 @@ func (a *appraisal) recorded() v1alpha1.RecordedIdentity {
 	return id
 }
 
+// Endorsers are the endorsers that ask no cloud: by the AK's certificate, by enrollment, by the TPM's manufacturer.
+func Endorsers(ak tpm2.Endorser, machines Machines, ek tpm2.Roots) map[v1alpha1.Endorsement]tpm2.Endorser {
+	return map[v1alpha1.Endorsement]tpm2.Endorser{
+		v1alpha1.EndorsementAKCertificate: ak,
+		v1alpha1.EndorsementEnrolled:      EnrolledEndorser{Machines: machines},
+		v1alpha1.EndorsementManufacturer:  tpm2.ManufacturerEndorser{Roots: ek},
+	}
+}
+
 // EnrolledEndorser endorses an EK that an administrator named.
 type EnrolledEndorser struct{ Machines Machines }
 

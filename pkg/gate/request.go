@@ -6,6 +6,8 @@ import (
 	"path"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
@@ -18,18 +20,8 @@ import (
 // a config, and nothing else gets into a log, a label or a path upstream.
 func Pool(urlPath string) (pool string, ok bool) {
 	pool = path.Base(urlPath)
-	if len(pool) > 253 {
+	if len(validation.IsDNS1123Subdomain(pool)) > 0 {
 		return "", false
-	}
-	for label := range strings.SplitSeq(pool, ".") {
-		if label == "" || label[0] == '-' || label[len(label)-1] == '-' {
-			return "", false
-		}
-		for _, c := range []byte(label) {
-			if c != '-' && (c < '0' || c > '9') && (c < 'a' || c > 'z') {
-				return "", false
-			}
-		}
 	}
 	return pool, true
 }

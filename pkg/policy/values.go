@@ -2,12 +2,12 @@ package policy
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
@@ -79,6 +79,4 @@ func allKinds() string {
 }
 
 // A MachineConfigPool's name is an RFC 1123 subdomain.
-var poolName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-
-func validPool(s string) bool { return len(s) <= 253 && poolName.MatchString(s) }
+func validPool(s string) bool { return len(validation.IsDNS1123Subdomain(s)) == 0 }

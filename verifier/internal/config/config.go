@@ -14,11 +14,12 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 )
@@ -237,11 +238,11 @@ func (k *Kubernetes) check() error {
 		if ns == "*" && len(k.MachineNamespaces) > 1 {
 			return errors.New(`kubernetes.machineNamespaces: "*" is every namespace; leave the others out`)
 		}
-		if ns != "*" && !label.MatchString(ns) {
+		if ns != "*" && len(validation.IsDNS1123Label(ns)) > 0 {
 			return fmt.Errorf("kubernetes.machineNamespaces: %q is not the name of a namespace", ns)
 		}
 	}
-	if !label.MatchString(k.Namespace) {
+	if len(validation.IsDNS1123Label(k.Namespace)) > 0 {
 		return fmt.Errorf("kubernetes.namespace: %q is not the name of a namespace", k.Namespace)
 	}
 	for field, names := range map[string][]string{
@@ -256,16 +257,10 @@ func (k *Kubernetes) check() error {
 	return nil
 }
 
-// label is a DNS label (RFC 1123), subdomain a name of several.
-var (
-	label     = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
-	subdomain = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$`)
-)
-
 // SplitName splits "namespace/name".
 func SplitName(s string) (namespace, name string, err error) {
 	namespace, name, ok := strings.Cut(s, "/")
-	if !ok || !label.MatchString(namespace) || !subdomain.MatchString(name) {
+	if !ok || len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0 {
 		return "", "", fmt.Errorf("%q is not namespace/name", s)
 	}
 	return namespace, name, nil

@@ -15,7 +15,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/redeem"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 )
 
 // gate puts the gate in front of upstream.
@@ -33,7 +32,7 @@ func (s *Server) gate(upstream http.Handler) http.Handler {
 		PreApproved:  s.Configs(true),
 		Provisioning: shared,
 		Policy:       s.poolPolicy,
-		Tokens:       token.Checker{Keys: s.TokenKeys, Audience: service.Audience},
+		Tokens:       token.Checker{Keys: s.TokenKeys, Audience: token.Audience},
 		Redeem:       redeemer,
 		Healthy:      func() bool { return len(s.Problems()) == 0 },
 		Admit: func(r *http.Request) error {

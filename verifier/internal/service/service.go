@@ -99,9 +99,6 @@ type Records interface {
 // writeTimeout bounds a write that does not end with its client's request.
 const writeTimeout = 20 * time.Second
 
-// Audience is the token's "aud": the gate.
-const Audience = "mcs"
-
 // Developer is the token's ear_verifier_id.developer.
 const Developer = "https://github.com/mcs-attest/mcs-attest"
 
@@ -245,12 +242,8 @@ func (s *Service) attest(ctx context.Context, c *call,
 	in := appraisal.Context{
 		ProvisioningTokens: tokens,
 		Challenge:          challenge, Policy: p, Machines: current.Machines, References: current.References,
-		Endorsers: map[v1alpha1.Endorsement]tpm2.Endorser{
-			v1alpha1.EndorsementAKCertificate: current.Trust.AK,
-			v1alpha1.EndorsementEnrolled:      appraisal.EnrolledEndorser{Machines: current.Machines},
-			v1alpha1.EndorsementManufacturer:  tpm2.ManufacturerEndorser{Roots: current.EKRoots},
-		},
-		Clouds: s.Clouds, Directory: s.Directory,
+		Endorsers: appraisal.Endorsers(current.Trust.AK, current.Machines, current.EKRoots),
+		Clouds:    s.Clouds, Directory: s.Directory,
 		Recorded: func(id v1alpha1.RecordedIdentity) (string, error) {
 			c.yield()
 			return s.holder(ctx, id)
@@ -379,7 +372,7 @@ func (s *Service) claims(c *call, p policy.Policy, challenge seal.Challenge, v *
 		submods[e.Kind] = sub
 	}
 	return token.Claims{
-		Issuer: s.Issuer, Audience: Audience, Subject: v.Machine.String(), MachineUID: v.Machine.UID, Pool: p.Pool,
+		Issuer: s.Issuer, Audience: token.Audience, Subject: v.Machine.String(), MachineUID: v.Machine.UID, Pool: p.Pool,
 		ID: a.TokenID, IssuedAt: c.start, NotBefore: c.start, Expiry: a.TokenExpiry,
 		Nonce:    appraisal.NonceText(challenge.Nonce),
 		Verifier: token.VerifierID{Developer: Developer, Build: s.Version},

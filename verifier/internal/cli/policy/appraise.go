@@ -108,11 +108,8 @@ func appraiseAgain(ctx context.Context, c *config.Config, saved *appraisal.Saved
 		// Also one whose grace is over by now: the evidence is of an earlier day.
 		ProvisioningTokens: []secret.Bytes{shared.Current, shared.Previous},
 		Challenge:          challenge, Policy: p, Machines: s.Machines, References: s.ReferenceValues,
-		Endorsers: map[v1alpha1.Endorsement]tpm2.Endorser{
-			v1alpha1.EndorsementAKCertificate: s.Trust.AK,
-			v1alpha1.EndorsementEnrolled:      appraisal.EnrolledEndorser{Machines: s.Machines},
-			v1alpha1.EndorsementManufacturer:  tpm2.ManufacturerEndorser{Roots: tpm2.Roots{Anchors: s.EKRoots.Roots(), Intermediates: s.EKRoots.Intermediates()}},
-		},
+		Endorsers: appraisal.Endorsers(s.Trust.AK, s.Machines,
+			tpm2.Roots{Anchors: s.EKRoots.Roots(), Intermediates: s.EKRoots.Intermediates()}),
 		Recorded: func(v1alpha1.RecordedIdentity) (string, error) { return "", nil },
 	}), ev, saved.Time)
 }

@@ -55,7 +55,7 @@ early, 'token rotate --now'. The token is printed on standard output alone.`,
 			_, _ = rand.Read(id[:]) // crypto/rand.Read never fails
 			tokenID := hex.EncodeToString(id[:])
 			signed, err := keys.Tokens.Sign(now, token.Claims{
-				Issuer: issuer, Audience: service.Audience, Subject: record.BreakGlassNamespace + "/" + name,
+				Issuer: issuer, Audience: token.Audience, Subject: record.BreakGlassNamespace + "/" + name,
 				MachineUID: record.BreakGlassUID(tokenID), Pool: pool, ID: tokenID, IssuedAt: now, NotBefore: now, Expiry: now.Add(lifetime),
 				Verifier: token.VerifierID{Developer: service.Developer, Build: e.Version},
 				Status:   token.Warning,
