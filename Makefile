@@ -57,7 +57,7 @@ unit: ## the Go tests without the race detector, API servers and boot scenarios
 	@MCS_ATTEST_UNIT=1 go test -vet=off -p 3 -parallel 8 ./verifier ./testvm/client $$(go list ./... | grep -v /testvm/scenarios/)
 
 .PHONY: lint
-lint: tools build ## gofmt, vet, staticcheck, buf, generated code, shellcheck, size
+lint: tools build ## gofmt, golangci-lint, buf, generated code, shellcheck, size
 	@.ci/lint
 
 .PHONY: bench
@@ -81,7 +81,7 @@ generate: tools ## the generated Go code of proto/ and pkg/api, and the CRDs
 tools: $(TOOLS)/.stamp
 $(TOOLS)/.stamp: .ci/tools/go.mod .ci/tools/go.sum $(wildcard .ci/tools/cmd/*/*.go)
 	@mkdir -p $(TOOLS)
-	@echo "tools: building buf, staticcheck and the generators (once)"
+	@echo "tools: building buf, golangci-lint and the generators (once)"
 	@cd .ci/tools && go build -o $(CURDIR)/$(TOOLS)/ tool ./cmd/...
 	@touch $@
 

@@ -331,7 +331,7 @@ func (k *softKeys) activate(ch *mcsattestv1.TpmChallenge) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	//lint:ignore SA1019 the format (Part 1, 11.4.8) is CFB and nothing else
+	//nolint:staticcheck // SA1019: the format (Part 1, 11.4.8) is CFB
 	cipher.NewCFBDecrypter(block, make([]byte, block.BlockSize())).XORKeyStream(identity, identity)
 	secret, _, err := take(identity)
 	return secret, err

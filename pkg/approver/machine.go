@@ -34,7 +34,7 @@ type Machine struct {
 	Authority string
 }
 
-// AnnotationAddresses, on a MachineAttestation that stands in for a Machine, has
+// AnnotationAddresses is for a MachineAttestation that stands in for a Machine. It has
 // what a Machine's status.addresses would: the names and addresses, separated by
 // commas, that the node's serving certificate may have besides the object's name.
 const AnnotationAddresses = "mcs-attest.dev/addresses"

@@ -236,7 +236,7 @@ func (g *gate) config(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	req := &request{Request: r.WithContext(ctx), began: start}
 	req.decision = Decision{Method: r.Method, Outcome: "allowed", CorrelationID: g.CorrelationID()}
-	res, err := g.decide(req)
+	res, err := g.decide(req) //nolint:contextcheck // req has the context
 	d := &req.decision
 	d.Label, d.Claims = req.policy.Label, req.claims
 	if err != nil {

@@ -173,6 +173,7 @@ func TestARefusalIsMadeOnceToo(t *testing.T) {
 	}
 	_, first := a.For(specversion.ParseAccept(accepts("3.1.0")))
 	_, second := a.For(specversion.ParseAccept(accepts("3.1.0")))
+	//nolint:errorlint // the same value, which was kept
 	if first == nil || first != second || reason.From(first).Code != reason.ConfigUnavailable {
 		t.Errorf("%v, then %v", first, second)
 	}

@@ -9,9 +9,10 @@ import (
 
 const (
 	year = 365 * 24 * time.Hour
-	// Validity and Refresh are those of the machine-config-operator.
+	// Validity of a CA is the machine-config-operator's.
 	Validity = 10 * year
-	Refresh  = 8 * year
+	// Refresh is the age at which a CA gets a successor, as the machine-config-operator's does.
+	Refresh = 8 * year
 	// Publish is the minimum age of a CA that signs a new serving certificate. It applies when
 	// an administrator requests it, and in the last month. Machines that boot now have finished
 	// by then. A machine whose clock is a day behind accepts the CA: a CA is not backdated.

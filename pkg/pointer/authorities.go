@@ -68,7 +68,7 @@ func Authorities(userData []byte) (all []*x509.Certificate, err error) {
 		if err != nil {
 			return nil, err
 		}
-		url, _ := source.strOrEmpty()
+		url := source.strOrEmpty()
 		some, err := entry.authorities(url)
 		if err != nil {
 			return nil, fmt.Errorf("certificate authority %d: %w", i, err)
@@ -87,7 +87,7 @@ func (v value) authorities(url string) ([]*x509.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	name, _ := compression.strOrEmpty()
+	name := compression.strOrEmpty()
 	raw, err := decodeData(url, name)
 	if err != nil {
 		return nil, err
@@ -154,7 +154,7 @@ func setAuthorities(userData, bundlePEM []byte, replaceable func(entry value, ur
 	if err == nil {
 		source, _, err = again.get("source")
 	}
-	if written, _ := source.value.strOrEmpty(); err != nil || written != authorityURL(bundlePEM) {
+	if written := source.value.strOrEmpty(); err != nil || written != authorityURL(bundlePEM) {
 		return nil, errors.New("the changed pointer config is not read as it was written")
 	}
 	if _, err := Parse(userData); err == nil {
@@ -222,7 +222,7 @@ func authorityList(userData []byte) (doc value, list []value, err error) {
 	if err != nil {
 		return doc, nil, err
 	}
-	version, _ := stated.strOrEmpty()
+	version := stated.strOrEmpty()
 	if !ok || !strings.HasPrefix(version, "2.") && !strings.HasPrefix(version, "3.") {
 		return doc, nil, errors.New("the Ignition specification is none of 2.x and 3.x")
 	}

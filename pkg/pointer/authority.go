@@ -123,9 +123,10 @@ func hashMatches(want string, raw []byte) bool {
 }
 
 // strOrEmpty is str for a value that may be absent.
-func (v value) strOrEmpty() (string, bool) {
+func (v value) strOrEmpty() string {
 	if v.text == nil {
-		return "", false
+		return ""
 	}
-	return v.str()
+	s, _ := v.str()
+	return s
 }

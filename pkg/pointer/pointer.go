@@ -183,7 +183,7 @@ func (c *Config) nested(object value, url, where string, depth int) *Config {
 	if err != nil {
 		return nil
 	}
-	name, _ := compression.strOrEmpty()
+	name := compression.strOrEmpty()
 	raw, err := decodeData(url, name)
 	if err != nil {
 		return nil

@@ -236,7 +236,7 @@ func authorizations(object value) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		s, _ := text.strOrEmpty()
+		s := text.strOrEmpty()
 		values = append(values, s)
 	}
 	return values, nil

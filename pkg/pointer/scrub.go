@@ -128,7 +128,7 @@ func innerDocument(object value, source string, depth int) (value, bool) {
 	if _, _, err := object.get("verification"); err != nil {
 		return value{}, false
 	}
-	name, _ := compression.strOrEmpty()
+	name := compression.strOrEmpty()
 	raw, err := decodeData(source, name)
 	if err != nil || len(raw) > MaxSize {
 		return value{}, false
@@ -146,7 +146,7 @@ func (s *scrubber) scrubHeaders(object value, _ int) ([]edit, int, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	text, _ := source.strOrEmpty()
+	text := source.strOrEmpty()
 	_, server := asSource("", text)
 	kept := []byte{'['}
 	removed := 0

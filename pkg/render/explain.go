@@ -123,7 +123,7 @@ type said struct {
 }
 
 // origins say where each part of a merged config comes from.
-func origins(chosen []*MachineConfig, config *mcfgv1.MachineConfig, in Input, pool *Pool) []Origin {
+func origins(chosen []*MachineConfig, config *mcfgv1.MachineConfig, in Input) []Origin {
 	things := map[[2]string]*said{}
 	paths := map[string]string{} // which kind has a path now
 	kernel, images := &said{}, map[string][]string{}

@@ -77,7 +77,7 @@ func TestRandomSetsRenderAsInTheMachineConfigOperator(t *testing.T) {
 func readable(raw []byte) error {
 	config, rpt, err := v3_5.Parse(raw)
 	if err != nil || rpt.IsFatal() {
-		return fmt.Errorf("%v: %v", err, rpt)
+		return fmt.Errorf("%s: %w", rpt, err)
 	}
 	for _, f := range config.Storage.Files {
 		if f.Contents.Source == nil || !strings.HasPrefix(*f.Contents.Source, "data:") {

@@ -57,7 +57,7 @@ func PreApproved(pool string, in Input, o Options) (*Rendered, error) {
 	}
 	// The part may be without what a controller generated.
 	config.Annotations[annotationController] = whole.Annotations[annotationController]
-	out := &Rendered{Pool: pool, PreApproved: true, Config: config, Origins: origins(needed, config, in, p)}
+	out := &Rendered{Pool: pool, PreApproved: true, Config: config, Origins: origins(needed, config, in)}
 	for _, m := range needed {
 		out.parts = append(out.parts, madeOf{m.Name, m.sum()})
 	}
@@ -67,7 +67,7 @@ func PreApproved(pool string, in Input, o Options) (*Rendered, error) {
 	for i, o := range out.Origins {
 		out.Origins[i].Why = why[o.From]
 	}
-	for _, o := range origins(chosen, whole, in, p) {
+	for _, o := range origins(chosen, whole, in) {
 		switch {
 		case inside[o.From]:
 			continue

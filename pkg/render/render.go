@@ -44,7 +44,7 @@ func Full(pool string, in Input) (*Rendered, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Rendered{Pool: pool, Config: config, Origins: origins(chosen, config, in, p)}, nil
+	return &Rendered{Pool: pool, Config: config, Origins: origins(chosen, config, in)}, nil
 }
 
 // choose finds the pool and its MachineConfigs, in the order they are merged in.

@@ -270,7 +270,7 @@ func (c *Cluster) startEtcd() error {
 		if err != nil {
 			return err
 		}
-		err = c.etcd.ready(startLimit, func() error { return get(http.DefaultClient, client+"/health") })
+		err = c.etcd.ready(func() error { return get(http.DefaultClient, client+"/health") })
 		if err == nil {
 			return nil
 		}
@@ -317,7 +317,7 @@ func (c *Cluster) StartAPIServer() error {
 		return err
 	}
 	defer client.CloseIdleConnections()
-	return c.api.ready(startLimit, func() error { return get(client, c.host()+"/readyz") })
+	return c.api.ready(func() error { return get(client, c.host()+"/readyz") })
 }
 
 // StopAPIServer kills it. Its port stays taken, and refuses connections.

@@ -168,7 +168,7 @@ func TestEverythingEndsWithTheProcess(t *testing.T) {
 	}
 	err = eventually(func() error {
 		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("the folder is still there (%v)", err)
+			return fmt.Errorf("the folder is still there: %w", err)
 		}
 		return nil
 	})

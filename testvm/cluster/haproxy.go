@@ -86,7 +86,7 @@ func (h *HAProxy) Reload(t TB, o HAProxyOptions) {
 		t.Cleanup(old.kill)
 	}
 	pid := fmt.Sprintf("Pid: %d\n", h.p.cmd.Process.Pid)
-	err = h.p.ready(startLimit, func() error {
+	err = h.p.ready(func() error {
 		info, err := h.ask("show info")
 		if err == nil && !strings.Contains(info, pid) {
 			err = fmt.Errorf("the earlier one still answers")
@@ -177,7 +177,7 @@ func (h *HAProxy) Up(t TB) (backends []string) {
 // WaitUp waits until exactly that many backends get connections.
 func (h *HAProxy) WaitUp(t TB, n int) {
 	t.Helper()
-	err := h.p.ready(startLimit, func() error {
+	err := h.p.ready(func() error {
 		if up := h.Up(t); len(up) != n {
 			return fmt.Errorf("%d of %d backends are up: %v", len(up), len(h.o.Backends), up)
 		}

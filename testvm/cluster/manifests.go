@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -64,7 +65,8 @@ func (m manifestModule) dir() (string, error) {
 	out, err := cmd.Output()
 	var answer struct{ Dir, Sum, Error string }
 	if jerr := json.Unmarshal(out, &answer); jerr != nil || answer.Error != "" || err != nil {
-		return "", fmt.Errorf("go mod download %s@%s: %v %s", m.path, m.version, err, answer.Error)
+		return "", fmt.Errorf("go mod download %s@%s: %w", m.path, m.version,
+			errors.Join(err, jerr, errors.New(answer.Error)))
 	}
 	if answer.Sum != m.sum {
 		return "", fmt.Errorf("%s@%s has the sum %s instead of %s", m.path, m.version, answer.Sum, m.sum)

@@ -66,9 +66,9 @@ func (p *process) kill() {
 	<-p.ended
 }
 
-// ready polls until check says nil, the process ends or the time is over.
-func (p *process) ready(limit time.Duration, check func() error) error {
-	deadline := time.Now().Add(limit)
+// ready polls until check returns nil, the process ends or [startLimit] is over.
+func (p *process) ready(check func() error) error {
+	deadline := time.Now().Add(startLimit)
 	for {
 		err := check()
 		if err == nil {
@@ -76,11 +76,11 @@ func (p *process) ready(limit time.Duration, check func() error) error {
 		}
 		select {
 		case <-p.ended:
-			return fmt.Errorf("%s ended (%v); it said last\n%s", p.name, p.err, tail(p.log))
+			return fmt.Errorf("%s ended (%w); it said last\n%s", p.name, p.err, tail(p.log))
 		case <-time.After(50 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%s is not ready after %v: %w; it said last\n%s", p.name, limit, err, tail(p.log))
+			return fmt.Errorf("%s is not ready after %v: %w; it said last\n%s", p.name, startLimit, err, tail(p.log))
 		}
 	}
 }

@@ -85,7 +85,7 @@ func (s *Stage) Rule(title string) {
 	fmt.Printf("\n── %s\n", title)
 }
 
-// Helper, Name, Logf, Fatalf, Failed and Cleanup are a test's.
+// Helper does nothing. It is here, as Name, Logf, Fatalf, Failed and Cleanup are, because a test has it.
 func (s *Stage) Helper() {}
 
 // Name is the story's.

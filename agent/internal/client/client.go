@@ -33,7 +33,7 @@ const IgnitionAccept = "application/vnd.coreos.ignition+json;version=3.4.0, */*;
 // maxResponse bounds an answer of the verifier's.
 const maxResponse = 64 << 10
 
-// ErrNotVerifier: the server answered 404 or 405, as one does that has no such API.
+// ErrNotVerifier reports that the server answered 404 or 405: it has no such API.
 var ErrNotVerifier = errors.New("the server does not attest machines")
 
 // Denied is the verifier's no.

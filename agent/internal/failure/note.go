@@ -29,7 +29,7 @@ type Note struct {
 
 const noteFile = "ticket.json"
 
-// ErrNoNote: nothing was attested in this boot, so there is nobody to tell.
+// ErrNoNote reports that nothing was attested in this boot, so that no verifier waits for a report.
 var ErrNoNote = errors.New("no verifier is known to this boot")
 
 // Encode makes PEM of certificates.

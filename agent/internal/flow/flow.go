@@ -75,7 +75,7 @@ type LeftAlone struct {
 
 func (l *LeftAlone) Error() string { return "the pointer config is left alone: " + l.Why }
 
-// MissingEvidence: the pool's policy wants what this machine cannot produce.
+// MissingEvidence reports that the pool's policy requires what this machine cannot produce.
 type MissingEvidence struct {
 	Kinds []evidence.Kind
 	Err   error // why there is no TPM, or what the metadata service said

@@ -41,7 +41,7 @@ type Registers struct{ AX, BX, CX, DX, SI, DI uint32 }
 // Port is one access.
 type Port func(Registers) Registers
 
-// ErrNoVMware: the machine does not run on VMware's hypervisor.
+// ErrNoVMware reports that the machine does not run on VMware's hypervisor.
 var ErrNoVMware = errors.New("this machine does not run on VMware's hypervisor")
 
 const (

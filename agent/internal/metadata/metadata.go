@@ -292,7 +292,7 @@ func (s *service) wrong(what, format string, a ...any) *Fault {
 	return &Fault{Cloud: s.cloud, What: what, Problem: fmt.Sprintf(format, a...)}
 }
 
-// IsAbsent: the service answered that there is no such thing.
+// IsAbsent reports whether the service answered that it has no such item.
 func IsAbsent(err error) bool {
 	var f *Fault
 	return errors.As(err, &f) && f.Absent && !f.Temporary

@@ -62,9 +62,9 @@ type UserData struct {
 type provider func(context.Context, Machine) (UserData, error)
 
 var (
-	// ErrNone: the machine has no user data. Ignition then has none either.
+	// ErrNone reports that the machine has no user data. Ignition then has none either.
 	ErrNone = errors.New("the machine has no user data")
-	// ErrUnsupported: there may be user data, but the agent cannot read it.
+	// ErrUnsupported reports that there may be user data, but the agent cannot read it.
 	ErrUnsupported = errors.New("the agent cannot read this platform's user data yet")
 )
 

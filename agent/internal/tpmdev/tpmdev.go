@@ -29,7 +29,7 @@ const (
 	headerSize  = 10
 )
 
-// ErrAbsent: there is no TPM.
+// ErrAbsent reports that the machine has no TPM.
 var ErrAbsent = errors.New("the machine has no TPM 2.0")
 
 // Open opens the TPM at path.

@@ -35,7 +35,7 @@ const (
 	FAT     = "vfat"
 )
 
-// ErrForeign: the device holds none of the file systems that were asked for.
+// ErrForeign reports that the device holds none of the file systems that were asked for.
 var ErrForeign = errors.New("it holds no file system of the expected kind")
 
 // Mount mounts a device's file system read-only on a folder. Tests have another.

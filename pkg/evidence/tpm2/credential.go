@@ -50,7 +50,7 @@ func MakeCredential(rand io.Reader, ek *EK, akName, secret []byte) (credentialBl
 	identity := sized(secret)
 	// The TPM's storage encryption is CFB with a zero IV under a key that is
 	// used once; integrity comes from the HMAC below.
-	//lint:ignore SA1019 the format (Part 1, 11.4.8) is CFB and nothing else
+	//nolint:staticcheck // SA1019: the format (Part 1, 11.4.8) is CFB
 	cipher.NewCFBEncrypter(block, make([]byte, block.BlockSize())).XORKeyStream(identity, identity)
 
 	mac := hmac.New(hash.New, kdfa(hash, seed, "INTEGRITY", nil, hash.Size()*8))

@@ -2,7 +2,6 @@ package aws
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -58,7 +57,7 @@ func (c *Cloud) authenticate(r *http.Request, body []byte, service string) (*sig
 		return nil, errExpired
 	}
 	names := strings.Split(m[5], ";")
-	again, err := http.NewRequestWithContext(context.Background(), r.Method, "https://"+r.Host+r.URL.RequestURI(),
+	again, err := http.NewRequestWithContext(r.Context(), r.Method, "https://"+r.Host+r.URL.RequestURI(),
 		bytes.NewReader(body))
 	if err != nil {
 		return nil, errIncomplete
@@ -78,7 +77,7 @@ func (c *Cloud) authenticate(r *http.Request, body []byte, service string) (*sig
 	digest := sha256.Sum256(body)
 	credentials := aws.Credentials{AccessKeyID: k.AccessKeyID, SecretAccessKey: k.SecretAccessKey,
 		SessionToken: k.SessionToken}
-	if err := v4.NewSigner().SignHTTP(context.Background(), credentials, again, hex.EncodeToString(digest[:]), service,
+	if err := v4.NewSigner().SignHTTP(r.Context(), credentials, again, hex.EncodeToString(digest[:]), service,
 		m[3], at); err != nil {
 		return nil, errSignature
 	}

@@ -133,7 +133,7 @@ func (i *Instance) ResourceID() string {
 // ProviderID is the machine's name in a Machine's spec.providerID.
 func (i *Instance) ProviderID() string { return "azure://" + i.ResourceID() }
 
-// Roots and Intermediate are the authorities that sign attested documents.
+// Root is the authority above the one that signs attested documents.
 func (c *Cloud) Root() *x509.Certificate { return c.pki.root }
 
 // Intermediate issued the leaf.

@@ -147,7 +147,7 @@ func (w *issuing) make(namespace string, s core.Secret) func(context.Context) er
 // there is a Secret that the administrator made.
 func (w *issuing) there(namespace string, s core.Secret) {
 	w.Helper()
-	if _, err := w.admin.CoreV1().Secrets(namespace).Create(context.Background(), &s, meta.CreateOptions{}); err != nil &&
+	if _, err := w.admin.CoreV1().Secrets(namespace).Create(w.Context(), &s, meta.CreateOptions{}); err != nil &&
 		!kerrors.IsAlreadyExists(err) {
 		w.Fatal(err)
 	}

@@ -54,7 +54,7 @@ func serve(t *testing.T, at netip.Addr, handler http.HandlerFunc) {
 		t.Fatal(err)
 	}
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
-	go server.Serve(l) //nolint:errcheck // it ends when the test closes it
+	go server.Serve(l) // it ends when the test closes it
 	t.Cleanup(func() { server.Close() })
 }
 
@@ -89,7 +89,7 @@ func TestAttack_T68_OnlyTheGateItselfPassesForTheGate(t *testing.T) {
 		{"a proxy that asks the gate for the proof", func(w http.ResponseWriter, r *http.Request) {
 			client := &http.Client{Transport: &http.Transport{
 				TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
-			}} //nolint:gosec // as an attacker does
+			}} // as an attacker does
 			resp, err := client.Get(fmt.Sprintf("https://%s:%d%s", real, GatePort, r.URL.Path))
 			if err != nil {
 				t.Error(err)

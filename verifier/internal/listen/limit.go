@@ -323,8 +323,9 @@ func dropUnread(h http.Handler) http.Handler {
 			h.ServeHTTP(w, r)
 			return
 		}
+		conn := FromContext(r.Context())
 		drop := func() {
-			FromContext(r.Context()).unread()
+			conn.unread()
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(unreadGrace))
 		}
 		if r.Method != http.MethodPost {

@@ -150,7 +150,8 @@ func (c *Cluster) failed(verb string, r schema.GroupVersionResource, namespace s
 	case apierrors.IsForbidden(err):
 		return &forbiddenError{&hint.Error{
 			Err: fmt.Errorf("you may not %s %s%s: %w", verb, what, place, err),
-			Hint: fmt.Sprintf("an administrator grants the RBAC verb %q on %s: 'kubectl auth can-i %s %s%s' asks again", verb, what,
+			Hint: fmt.Sprintf("an administrator grants the RBAC verb %q on %s: 'kubectl auth can-i %s %s%s' asks again",
+				verb, what,
 				verb, what, flag(namespace)),
 		}}
 	case apierrors.IsUnauthorized(err):

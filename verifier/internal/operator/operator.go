@@ -92,7 +92,8 @@ func CheckEnrolment(m *v1alpha1.MachineAttestation) error {
 	}
 	for _, f := range []struct{ flag, name string }{{"name", m.Name}, {"namespace", m.Namespace}} {
 		if !DNSName.MatchString(f.name) {
-			return hint.New(fmt.Errorf("%q is not a name", f.name), "add --%s with lower-case letters, digits, '-' and '.'", f.flag)
+			return hint.New(fmt.Errorf("%q is not a name", f.name),
+				"add --%s with lower-case letters, digits, '-' and '.'", f.flag)
 		}
 	}
 	return nil

@@ -44,7 +44,7 @@ func scan(body []byte, binary bool, message protoreflect.MessageDescriptor, fiel
 	raw := make([]byte, enc.DecodedLen(len(value)))
 	n, err := enc.Decode(raw, value)
 	if err != nil {
-		return nil, nil //nolint:nilerr // the parser refuses it
+		return nil, nil // the parser refuses it
 	}
 	return raw[:n], nil
 }

@@ -123,7 +123,7 @@ func (s *Service) serve(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusUnsupportedMediaType)
 		return
 	}
-	ctx, cancel := withTimeout(r)
+	ctx, cancel := withTimeout(r.Context(), r.Header.Get("Connect-Timeout-Ms"))
 	defer cancel()
 	res, err := s.call(ctx, m, c, w, r, binary)
 	if m.event == "report" {
@@ -270,12 +270,12 @@ func encodingOf(h http.Header) (contentType string, binary, known bool) {
 	return "", false, false
 }
 
-// withTimeout is a request's context with the time that the client gives it.
-func withTimeout(r *http.Request) (context.Context, context.CancelFunc) {
-	ms, err := strconv.ParseUint(r.Header.Get("Connect-Timeout-Ms"), 10, 32)
+// withTimeout is a request's context with the time in milliseconds that the client gives it.
+func withTimeout(ctx context.Context, limit string) (context.Context, context.CancelFunc) {
+	ms, err := strconv.ParseUint(limit, 10, 32)
 	if err != nil || ms == 0 {
-		return context.WithCancel(r.Context())
+		return context.WithCancel(ctx)
 	}
-	return context.WithTimeoutCause(r.Context(), time.Duration(ms)*time.Millisecond,
+	return context.WithTimeoutCause(ctx, time.Duration(ms)*time.Millisecond,
 		fmt.Errorf("the client waits for %d ms", ms))
 }

@@ -145,7 +145,8 @@ func appraised(t *testing.T, verify, holder func()) (post func()) {
 			t.Error(err)
 			return
 		}
-		res, err := srv.Client().Post(srv.URL+mcsattestv1connect.AttestationAttestProcedure, "application/proto", bytes.NewReader(body))
+		res, err := srv.Client().Post(srv.URL+mcsattestv1connect.AttestationAttestProcedure, "application/proto",
+			bytes.NewReader(body))
 		if err != nil {
 			t.Error(err)
 			return

@@ -15,7 +15,7 @@ func Write(path string, mode os.FileMode, content []byte) error {
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	defer os.Remove(tmp.Name()) //nolint:errcheck // gone already when all went well
+	defer os.Remove(tmp.Name()) // gone already when all went well
 	_, err = tmp.Write(content)
 	err = errors.Join(err, tmp.Chmod(mode), tmp.Sync(), tmp.Close())
 	if err == nil {
