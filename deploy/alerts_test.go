@@ -138,7 +138,8 @@ var fromElsewhere = []string{"up", "process_resident_memory_bytes"}
 // those that the verifier has.
 func TestRulesAndDashboardSpeakOfWhatThereIs(t *testing.T) {
 	known := map[string]bool{}
-	for _, path := range []string{"internal/metrics/metrics.go", "internal/kube/controllers/csr/metrics.go", "readiness.go"} {
+	for _, path := range []string{"internal/metrics/metrics.go", "internal/kube/controllers/csr/metrics.go",
+		"readiness.go"} {
 		source, err := os.ReadFile("../verifier/" + path)
 		if err != nil {
 			t.Fatal(err)

@@ -145,7 +145,8 @@ func TestOperatingNamesEveryFieldOfTheClouds(t *testing.T) {
 
 func TestOperatingNamesEveryMetric(t *testing.T) {
 	page := read(t, "docs/operating.md")
-	for _, path := range []string{"verifier/internal/metrics/metrics.go", "verifier/internal/kube/controllers/csr/metrics.go"} {
+	for _, path := range []string{"verifier/internal/metrics/metrics.go",
+		"verifier/internal/kube/controllers/csr/metrics.go"} {
 		found := 0
 		ast.Inspect(parse(t, path), func(n ast.Node) bool {
 			lit, ok := n.(*ast.BasicLit)

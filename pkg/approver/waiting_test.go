@@ -81,8 +81,10 @@ var attested, attestationOff = Config{Attestation: true}, Config{ServiceAccount:
 // some request: with a credential of ours, with another's, or by a node.
 func some(r *rand.Rand) *certificatesv1.CertificateSigningRequest {
 	csr := &certificatesv1.CertificateSigningRequest{
-		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("csr-", r.IntN(300)), CreationTimestamp: metav1.NewTime(began.Add(time.Duration(r.IntN(7200)) * time.Second))},
-		Spec:       certificatesv1.CertificateSigningRequestSpec{SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName, Username: "system:serviceaccount:ns:bootstrapper"},
+		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("csr-", r.IntN(300)),
+			CreationTimestamp: metav1.NewTime(began.Add(time.Duration(r.IntN(7200)) * time.Second))},
+		Spec: certificatesv1.CertificateSigningRequestSpec{SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
+			Username: "system:serviceaccount:ns:bootstrapper"},
 	}
 	switch r.IntN(4) {
 	case 0:
@@ -92,7 +94,8 @@ func some(r *rand.Rand) *certificatesv1.CertificateSigningRequest {
 	case 2:
 		csr.Spec.Username = "a stranger"
 	default:
-		csr.Spec.SignerName, csr.Spec.Username = certificatesv1.KubeletServingSignerName, fmt.Sprint("system:node:", r.IntN(10))
+		csr.Spec.SignerName, csr.Spec.Username = certificatesv1.KubeletServingSignerName,
+			fmt.Sprint("system:node:", r.IntN(10))
 		if r.IntN(4) > 0 {
 			csr.Spec.Groups = []string{"system:authenticated", "system:nodes"}
 		}
@@ -131,8 +134,10 @@ func stockCount(all map[string]*certificatesv1.CertificateSigningRequest, now ti
 		}
 		switch {
 		case !within(csr.CreationTimestamp.Time, time.Hour) || approved && (!lately || own):
-		case csr.Spec.SignerName == certificatesv1.KubeletServingSignerName && slices.Contains(csr.Spec.Groups, "system:nodes"),
-			csr.Spec.SignerName != certificatesv1.KubeletServingSignerName && csr.Spec.Username == "system:serviceaccount:ns:bootstrapper":
+		case csr.Spec.SignerName == certificatesv1.KubeletServingSignerName &&
+			slices.Contains(csr.Spec.Groups, "system:nodes"),
+			csr.Spec.SignerName != certificatesv1.KubeletServingSignerName &&
+				csr.Spec.Username == "system:serviceaccount:ns:bootstrapper":
 			n++
 		}
 	}
@@ -177,7 +182,8 @@ func TestWaitingCountsAsALookThroughAllDoes(t *testing.T) {
 			if !ok {
 				others++
 			}
-			after := csr.CreationTimestamp.Before(&o.CreationTimestamp) || o.CreationTimestamp.Equal(&csr.CreationTimestamp) && o.Name >= csr.Name
+			after := csr.CreationTimestamp.Before(&o.CreationTimestamp) || o.CreationTimestamp.Equal(&csr.CreationTimestamp) &&
+				o.Name >= csr.Name
 			if whose == mine && ok == isOurs && after {
 				own++
 			}
@@ -198,7 +204,8 @@ func TestWaitingCountsAsALookThroughAllDoes(t *testing.T) {
 	}
 	most := 0
 	for second := -20; second < 11_000; second += 7 {
-		for _, now := range []time.Time{began.Add(time.Duration(second) * time.Second), began.Add(time.Duration(second)*time.Second + 300*time.Millisecond)} {
+		for _, now := range []time.Time{began.Add(time.Duration(second) * time.Second),
+			began.Add(time.Duration(second)*time.Second + 300*time.Millisecond)} {
 			got, want := stock.pending(now), stockCount(all, now)
 			if got != want {
 				t.Fatalf("%v after the beginning %d are pending, and the stock approver counts %d", now.Sub(began), got, want)
@@ -264,7 +271,8 @@ func TestTheNewestOfAMachineIsNeverHeldUp(t *testing.T) {
 func TestARequestIsItsMachinesOnceTheRecordSaysSo(t *testing.T) {
 	w := newIndexed(attested)
 	csr := some(rand.New(rand.NewPCG(3, 4)))
-	csr.Spec.SignerName, csr.Spec.Extra, csr.Status.Conditions = certificatesv1.KubeAPIServerClientKubeletSignerName, map[string]certificatesv1.ExtraValue{extraCredentialID: {"late"}}, nil
+	csr.Spec.SignerName, csr.Spec.Extra, csr.Status.Conditions = certificatesv1.KubeAPIServerClientKubeletSignerName,
+		map[string]certificatesv1.ExtraValue{extraCredentialID: {"late"}}, nil
 	w.put(csr)
 	recorded := false
 	pending := func() int {
@@ -274,7 +282,9 @@ func TestARequestIsItsMachinesOnceTheRecordSaysSo(t *testing.T) {
 		t.Errorf("%d requests of others, not 1", n)
 	}
 	recorded = true
-	rec := &v1alpha1.MachineAttestation{Status: v1alpha1.MachineAttestationStatus{Credentials: []v1alpha1.CredentialStatus{{ID: "late"}}}}
+	rec := &v1alpha1.MachineAttestation{
+		Status: v1alpha1.MachineAttestationStatus{Credentials: []v1alpha1.CredentialStatus{{ID: "late"}}},
+	}
 	r := FromCSR(csr)
 	if others, own := pending(), r.Own(w.own(r, rec), began); others != 0 || own != 1 {
 		t.Errorf("%d of others and %d of its own, not 0 and 1", others, own)
@@ -288,7 +298,8 @@ func TestTrimKeepsWhoseARequestIs(t *testing.T) {
 	csr.Spec.Extra = map[string]certificatesv1.ExtraValue{extraCredentialID: {"JTI=1"}, "other": {"x"}}
 	csr.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "m"}}
 	small := Trim(csr)
-	if a, b := FromCSR(csr), FromCSR(small); a.CredentialID != b.CredentialID || a.Username != b.Username || a.Kind != b.Kind || a.Decided != b.Decided {
+	if a, b := FromCSR(csr), FromCSR(small); a.CredentialID != b.CredentialID || a.Username != b.Username ||
+		a.Kind != b.Kind || a.Decided != b.Decided {
 		t.Errorf("%+v became %+v", a, b)
 	}
 	if small.Spec.Request != nil || small.ManagedFields != nil || len(small.Spec.Extra) != 1 {

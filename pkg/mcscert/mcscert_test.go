@@ -26,7 +26,8 @@ func newAuthority(t *testing.T, name string, now time.Time) authority {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		Subject: pkix.Name{CommonName: name}, NotBefore: now, NotAfter: now.Add(Validity), IsCA: true, BasicConstraintsValid: true,
+		Subject: pkix.Name{CommonName: name}, NotBefore: now, NotAfter: now.Add(Validity), IsCA: true,
+		BasicConstraintsValid: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
@@ -62,19 +63,21 @@ func TestServing_Due(t *testing.T) {
 		s    Serving
 		want string
 	}{
-		"valid":              {Serving{Now: start, Signer: old.cert}, ""},
-		"none":               {Serving{Now: start, Signer: old.cert, Leaf: &x509.Certificate{}}, "there is none"},
-		"expired":            {Serving{Now: leaf.NotAfter, Signer: old.cert}, "it has expired"},
-		"unknown CA":         {Serving{Now: start, Signer: newer.cert, Bundle: []*x509.Certificate{newer.cert}}, "no CA of the bundle"},
-		"forced":             {Serving{Now: start, Signer: newer.cert, Force: true}, "it was asked for"},
-		"same CA":            {Serving{Now: afterRenewal, Signer: old.cert}, "past its renewal"},
-		"another host":       {Serving{Now: start, Signer: old.cert, Hosts: []string{"192.0.2.1"}}, "not for 192.0.2.1"},
-		"new CA, young":      {Serving{Now: mature.Add(-2 * time.Hour), Signer: newer.cert}, ""},
-		"new CA, mature":     {Serving{Now: mature, Signer: newer.cert}, "past its renewal"},
-		"not all known":      {Serving{Now: mature, Signer: newer.cert, Incomplete: true}, ""},
-		"one failed":         {Serving{Now: lastMonth, Signer: newer.cert, PointerConfigs: []PointerConfig{{Failed: true}}}, ""},
-		"one lacks":          {Serving{Now: mature, Signer: newer.cert, PointerConfigs: []PointerConfig{{Lacks: true}}}, ""},
-		"one lacks, late":    {Serving{Now: lastMonth, Signer: newer.cert, PointerConfigs: []PointerConfig{{Lacks: true}}}, "past"},
+		"valid":   {Serving{Now: start, Signer: old.cert}, ""},
+		"none":    {Serving{Now: start, Signer: old.cert, Leaf: &x509.Certificate{}}, "there is none"},
+		"expired": {Serving{Now: leaf.NotAfter, Signer: old.cert}, "it has expired"},
+		"unknown CA": {Serving{Now: start, Signer: newer.cert, Bundle: []*x509.Certificate{newer.cert}},
+			"no CA of the bundle"},
+		"forced":         {Serving{Now: start, Signer: newer.cert, Force: true}, "it was asked for"},
+		"same CA":        {Serving{Now: afterRenewal, Signer: old.cert}, "past its renewal"},
+		"another host":   {Serving{Now: start, Signer: old.cert, Hosts: []string{"192.0.2.1"}}, "not for 192.0.2.1"},
+		"new CA, young":  {Serving{Now: mature.Add(-2 * time.Hour), Signer: newer.cert}, ""},
+		"new CA, mature": {Serving{Now: mature, Signer: newer.cert}, "past its renewal"},
+		"not all known":  {Serving{Now: mature, Signer: newer.cert, Incomplete: true}, ""},
+		"one failed":     {Serving{Now: lastMonth, Signer: newer.cert, PointerConfigs: []PointerConfig{{Failed: true}}}, ""},
+		"one lacks":      {Serving{Now: mature, Signer: newer.cert, PointerConfigs: []PointerConfig{{Lacks: true}}}, ""},
+		"one lacks, late": {Serving{Now: lastMonth, Signer: newer.cert, PointerConfigs: []PointerConfig{{Lacks: true}}},
+			"past"},
 		"new CA, last month": {Serving{Now: lastMonth, Signer: young.cert}, "past its renewal"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -132,14 +135,16 @@ func TestStatus_Next(t *testing.T) {
 		"begun":       {begun, ripe.Add(-time.Hour), false, "", "the new CA is 24h0m0s old"},
 		"begun, now":  {begun, start, true, StepServing, ""},
 		"a day later": {begun, ripe, false, StepServing, ""},
-		"failed": {Status{CA: newer.cert, Leaf: leaf, PointerConfigs: []PointerConfig{{Name: "a/b", Failed: true}, {Name: "c", Lacks: true}}},
+		"failed": {Status{CA: newer.cert, Leaf: leaf,
+			PointerConfigs: []PointerConfig{{Name: "a/b", Failed: true}, {Name: "c", Lacks: true}}},
 			ripe, false, "", "do not have the new CA: a/b"},
 		"lacking": {Status{CA: newer.cert, Leaf: leaf, PointerConfigs: []PointerConfig{{Name: "a/b", Lacks: true}}},
 			ripe, false, "", "bring the bundle there: a/b"},
 	} {
 		step, err := c.s.Next(c.now, c.force)
 		var early *TooEarly
-		if step != c.want || errors.As(err, &early) != (c.early != "") || err != nil && !strings.Contains(err.Error(), c.early) {
+		if step != c.want || errors.As(err, &early) != (c.early != "") || err != nil &&
+			!strings.Contains(err.Error(), c.early) {
 			t.Errorf("%s: %q, %v", name, step, err)
 		}
 	}

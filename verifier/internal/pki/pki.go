@@ -36,7 +36,8 @@ func NewCA(name string, now time.Time) (Pair, error) {
 	}
 	template := &x509.Certificate{ // with a random serial number
 		Subject: pkix.Name{CommonName: name}, NotBefore: now.Add(-mcscert.Backdate), NotAfter: now.Add(Validity),
-		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {

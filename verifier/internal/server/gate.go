@@ -102,7 +102,8 @@ func (s *Server) observeGate(r *http.Request, d gate.Decision) {
 	s.Metrics.Decision("fetch", d.Label, d.Outcome, code, d.Took)
 	s.observeProvisioning(d)
 	line := audit.Decision{
-		Event: "fetch", Outcome: d.Outcome, Denial: d.Denial, CorrelationID: d.CorrelationID, Source: s.source(r).String(), Pool: d.Pool,
+		Event: "fetch", Outcome: d.Outcome, Denial: d.Denial, CorrelationID: d.CorrelationID, Source: s.source(r).String(),
+		Pool:  d.Pool,
 		Extra: []slog.Attr{slog.String("method", audit.Clean(d.Method))},
 	}
 	if d.Claims != nil {
@@ -111,7 +112,8 @@ func (s *Server) observeGate(r *http.Request, d gate.Decision) {
 	}
 	if d.Provisioning.Valid() && d.Outcome == "allowed" {
 		line.Proven = true
-		line.Extra = append(line.Extra, slog.String("credential", evidence.ProvisioningToken.String()), slog.String("provisioning_token", d.Provisioning.String()))
+		line.Extra = append(line.Extra, slog.String("credential", evidence.ProvisioningToken.String()),
+			slog.String("provisioning_token", d.Provisioning.String()))
 	}
 	s.Audit.Write(r.Context(), line)
 }

@@ -13,7 +13,8 @@ import (
 func TestMetricsCertificateIsTakenFromItsFolder(t *testing.T) {
 	dir := t.TempDir()
 	ahead := time.Duration(0)
-	c := &metricsCertificate{dir: dir, now: func() time.Time { return time.Now().Add(ahead) }, log: slog.New(slog.DiscardHandler)}
+	c := &metricsCertificate{dir: dir, now: func() time.Time { return time.Now().Add(ahead) },
+		log: slog.New(slog.DiscardHandler)}
 	if c.current() != nil {
 		t.Fatal("a certificate out of an empty folder")
 	}

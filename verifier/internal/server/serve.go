@@ -18,7 +18,8 @@ func (s *Server) Serve(ctx context.Context) error {
 	var lc net.ListenConfig
 	raw, err := lc.Listen(ctx, "tcp", c.Listen)
 	if err != nil {
-		return hint.New(fmt.Errorf("listen: %w", err), "is another verifier, or the Machine Config Server itself, on %s?", c.Listen)
+		return hint.New(fmt.Errorf("listen: %w", err),
+			"is another verifier, or the Machine Config Server itself, on %s?", c.Listen)
 	}
 	healthListener, err := lc.Listen(ctx, "tcp", c.HealthListen)
 	if err != nil {
@@ -53,7 +54,9 @@ func (s *Server) Serve(ctx context.Context) error {
 	}
 	run("serve nodes", func() error { return nodes.ServeTLS(listen.Limit(raw, c.MaxConnections, s.Trusted), "", "") })
 	run("serve health", func() error { return health.Serve(listen.Limit(healthListener, MaxOperators, nil)) })
-	run("serve metrics", func() error { return figures.ServeTLS(listen.Limit(metricsListener, MaxOperators, nil), "", "") })
+	run("serve metrics", func() error {
+		return figures.ServeTLS(listen.Limit(metricsListener, MaxOperators, nil), "", "")
+	})
 	run("watch", func() error { return s.Backend.Run(ctx) })
 	logger.Info("serving", "s.Version", s.Version, "listen", raw.Addr().String(),
 		"health", healthListener.Addr().String(), "metrics", metricsListener.Addr().String(),
