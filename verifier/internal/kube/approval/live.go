@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"strings"
+	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -52,8 +53,18 @@ func kindOf(o runtime.Object) string {
 	return cmp.Or(o.GetObjectKind().GroupVersionKind().Kind, reflect.TypeOf(o).Elem().Name())
 }
 
+// getTimeout bounds one live read of one object.
+const getTimeout = 5 * time.Second
+
 // live reads the API itself.
 type live struct{ client.Reader }
+
+// Get implements [client.Reader]. A read that hangs does not use up the time of a decision.
+func (l live) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
+	ctx, cancel := context.WithTimeout(ctx, getTimeout)
+	defer cancel()
+	return l.Reader.Get(ctx, key, into, opts...)
+}
 
 // get reads an object; false if it does not exist, or its kind.
 func (l live) get(ctx context.Context, namespace, name string, into client.Object) (bool, error) {

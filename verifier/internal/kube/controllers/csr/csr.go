@@ -94,7 +94,7 @@ type Options struct {
 	// Ready says why Machines and Records are not reliable now. nil: they always are.
 	Ready func() error
 
-	Timeout   time.Duration // of one decision. Default 1 minute
+	Timeout   time.Duration // of one decision. Default 3 minutes
 	Scan      time.Duration // the interval of checks of the stock approver and the limits. Default 30 s
 	MinPause  time.Duration // before a request is decided again. Default 500 ms
 	SyncLimit time.Duration // within which the requests must have been listed. Default 1 year
@@ -113,6 +113,10 @@ const (
 
 // young is the age of a request that may be ahead of the inventory.
 const young = time.Minute
+
+// decisionTimeout is longer than two lists of all quarantines may take: a decision may wait
+// for the list that runs, and then for its own.
+const decisionTimeout = 3 * time.Minute
 
 // workers is how many requests of each signer are decided at a time.
 const workers = 8
@@ -137,7 +141,7 @@ func New(o Options) (*Controllers, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	o.Timeout, o.Scan = cmp.Or(o.Timeout, time.Minute), cmp.Or(o.Scan, 30*time.Second)
+	o.Timeout, o.Scan = cmp.Or(o.Timeout, decisionTimeout), cmp.Or(o.Scan, 30*time.Second)
 	o.MinPause, o.SyncLimit = cmp.Or(o.MinPause, 500*time.Millisecond), cmp.Or(o.SyncLimit, 365*24*time.Hour)
 	if o.Audit == nil {
 		o.Audit = audit.New(o.Log)
@@ -165,10 +169,10 @@ func Cache() map[client.Object]cache.ByObject {
 
 // SetupWithManager adds the controllers to a manager whose cache has the options of [Cache].
 func (c *Controllers) SetupWithManager(m manager.Manager) error {
-	r := &reconciler{Controllers: c, client: m.GetClient(), live: m.GetAPIReader(), wake: make(chan event.GenericEvent)}
+	r := &reconciler{Controllers: c, client: m.GetClient(), wake: make(chan event.GenericEvent)}
 	r.index = newIndex(m, c.rules)
 	r.reader = approval.NewReader(approval.Options{
-		Client: r.live, Config: c.o.Config, Rules: c.rules, Namespaces: c.o.Namespaces, Namespace: c.o.Namespace,
+		Client: m.GetAPIReader(), Config: c.o.Config, Rules: c.rules, Namespaces: c.o.Namespaces, Namespace: c.o.Namespace,
 		Machines: c.o.Machines, Records: c.o.Records, Waiting: r.index.list, Now: c.o.Now, Dial: c.o.Dial,
 	})
 	for name, signer := range map[string]string{
@@ -179,8 +183,11 @@ func (c *Controllers) SetupWithManager(m manager.Manager) error {
 			For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(undecided(signer))).
 			WithOptions(controller.Options{
 				MaxConcurrentReconciles: workers,
-				RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[request](c.o.MinPause, maxPause),
-				ReconciliationTimeout:   c.o.Timeout,
+				// The priority queue puts the requests of the first list after all new ones. Many new
+				// ones would starve those that waited before a change of the leader.
+				UsePriorityQueue:      ptr.To(false),
+				RateLimiter:           workqueue.NewTypedItemExponentialFailureRateLimiter[request](c.o.MinPause, maxPause),
+				ReconciliationTimeout: c.o.Timeout,
 				// Other controllers of the manager go on while requests cannot be listed.
 				CacheSyncTimeout: c.o.SyncLimit,
 			})

@@ -25,7 +25,6 @@ import (
 type reconciler struct {
 	*Controllers
 	client client.Client
-	live   client.Reader
 	reader *approval.Reader
 	index  *index
 	wake   chan event.GenericEvent // requests for client certificates that need a decision now
@@ -45,14 +44,15 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	// One decision at a time for each node, since its kubelet may be slow to answer; and for
 	// each machine, so that one of two requests is the first.
-	if owner := r.owner(csr); owner != "" {
+	owner := r.owner(csr)
+	if owner != "" {
 		if _, busy := r.busy.LoadOrStore(owner, true); busy {
 			return reconcile.Result{RequeueAfter: busyPause}, nil
 		}
 		defer r.busy.Delete(owner)
 	}
 	csr = new(certificatesv1.CertificateSigningRequest)
-	if err := r.live.Get(ctx, req.NamespacedName, csr); err != nil {
+	if err := r.reader.Get(ctx, req.NamespacedName, csr); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	if !r.ready(req.Name) {
@@ -69,6 +69,11 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	if !r.ready(req.Name) { // the inventory may have changed during the decision
 		return reconcile.Result{RequeueAfter: unreadyPauses * r.o.MinPause}, nil
+	}
+	// The inventory may have received the machine's record meanwhile. Then another request of
+	// the machine may have been decided at the same time.
+	if r.owner(csr) != owner {
+		return reconcile.Result{RequeueAfter: busyPause}, nil
 	}
 	result, err := r.apply(ctx, csr, d, now)
 	r.metrics.duration.WithLabelValues(label(d.Kind)).Observe(time.Since(began).Seconds())
