@@ -200,19 +200,26 @@ func (s *Store) set(name string, p *pool) {
 	s.pools[name] = p
 }
 
-// Retain deletes the pools that keep returns false for.
+// Retain deletes the pools that keep returns false for, and their faults.
 func (s *Store) Retain(keep func(name string) bool) {
 	s.mu.Lock()
-	var gone []string
-	for _, name := range slices.Sorted(maps.Keys(s.pools)) {
+	gone := map[string]bool{} // true: it was read
+	for name := range s.faults {
+		if name != "" && !keep(name) {
+			gone[name] = false // perhaps it never could be read
+		}
+	}
+	for name := range s.pools {
 		if !keep(name) {
 			delete(s.pools, name)
-			gone = append(gone, name)
+			gone[name] = true
 		}
 	}
 	s.mu.Unlock()
-	for _, name := range gone {
-		s.o.Log.Warn("a MachineConfigPool was deleted; its machines receive no config", "pool", name)
+	for _, name := range slices.Sorted(maps.Keys(gone)) {
+		if gone[name] {
+			s.o.Log.Warn("a MachineConfigPool was deleted; its machines receive no config", "pool", name)
+		}
 		s.Report(name)
 	}
 }

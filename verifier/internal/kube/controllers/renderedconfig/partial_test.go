@@ -221,6 +221,38 @@ func TestAReadThatFailsLeavesEverythingAsItWas(t *testing.T) {
 	mended(t, s)
 }
 
+// A new pool whose MachineConfig cannot be read is a finding, and no more.
+func TestANewPoolThatCannotBeReadLeavesTheReplicaReady(t *testing.T) {
+	a, s := fake(t, nil)
+	has(t, s, false, "/etc/base", "")
+	poolconfigtest.Eventually(t, "ready", func() error {
+		if !s.Ready(t.Context()) {
+			return fmt.Errorf("%v", s.Findings())
+		}
+		return nil
+	})
+	a.change(func() {
+		a.set(t, "machineconfigs", poolconfigtest.MachineConfig("60-infra", "/etc/infra", "infra", ""), "2")
+		a.broken["60-infra"] = true
+		a.set(t, "machineconfigpools", strings.Replace(poolconfigtest.Pool, "name: worker", "name: infra", 1), "2")
+	})
+	finds(t, s, poolconfig.ReasonNotRead, "MachineConfig 60-infra")
+	poolconfigtest.Eventually(t, "a fault of the new pool", func() error {
+		if pools, err := s.listPools(t.Context()); err != nil || len(pools) != 2 {
+			return fmt.Errorf("%d pools, %v", len(pools), err)
+		}
+		return nil
+	})
+	if !s.Ready(t.Context()) {
+		t.Error("a new pool made the replica not ready")
+	}
+	a.change(func() {
+		delete(a.objects, "machineconfigpools/infra")
+		delete(a.objects, "machineconfigs/60-infra")
+	})
+	mended(t, s)
+}
+
 func TestAWholeConfigOfAClusterHasItsKubeconfig(t *testing.T) {
 	without := strings.Replace(kubeconfigData, "ca-bundle.crt", "other", 1)
 	noServer := strings.Replace(controllerConfig, "apiServerInternalURI: https://api-int.test:6443", `apiServerInternalURI: ""`, 1)

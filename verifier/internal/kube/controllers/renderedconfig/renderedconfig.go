@@ -33,6 +33,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	mcfgv1 "github.com/openshift/api/machineconfiguration/v1"
@@ -94,6 +95,7 @@ type Reconciler struct {
 	o       Options
 	manager manager.Manager
 	watches *kube.Watches
+	ready   atomic.Bool   // what Ready has reported
 	live    client.Reader // of the API server
 
 	pools, configs, controllers, streams, alphaStreams *kube.Kind
@@ -222,14 +224,23 @@ func (r *Reconciler) listPools(ctx context.Context) ([]*render.Pool, error) {
 	return pools, nil
 }
 
-// Ready reports whether everything was read once.
+// Ready reports whether everything was read once. It stays true: a new pool that cannot be
+// rendered does not take away the configs of the others.
 func (r *Reconciler) Ready(ctx context.Context) bool {
+	if r.ready.Load() {
+		return true
+	}
 	if !r.watches.Synced() {
 		return false
 	}
 	pools, err := r.listPools(ctx)
 	names := r.o.Store.Names()
-	return err == nil && !slices.ContainsFunc(pools, func(p *render.Pool) bool { return !slices.Contains(names, p.Name) })
+	missing := func(p *render.Pool) bool { return !slices.Contains(names, p.Name) }
+	if err != nil || slices.ContainsFunc(pools, missing) {
+		return false
+	}
+	r.ready.Store(true)
+	return true
 }
 
 // Findings are the problems of pools and of watches.
