@@ -98,8 +98,9 @@ func (r *Records) InTrouble() bool {
 }
 
 // session is one request's work on one record. Its first Update starts from what Record
-// read: the write names that version, and fails if the record changed since. It is not
-// safe for concurrent use.
+// read: the write names that version, and fails if the record changed since. A change
+// that writes nothing is called again with the latest record. A session is not safe for
+// concurrent use.
 type session struct {
 	records *Records
 	uid     string
@@ -195,11 +196,15 @@ type update struct {
 // try makes the change once. The error is errConflict if another writer was first.
 func (u *update) try(ctx context.Context) error {
 	r, at := u.records, u.at
+	saved := u.first != nil
 	k, err := u.read(ctx)
 	if err != nil {
 		return err
 	}
 	next, err := u.change(k.record)
+	if saved && (err != nil || next == nil) {
+		return errConflict // no write compares the version: the next try reads the latest
+	}
 	if err != nil || next == nil {
 		r.release(ctx, u.made)
 		return err

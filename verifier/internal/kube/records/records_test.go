@@ -912,3 +912,45 @@ func TestSession_TheFirstWriteSavesARead(t *testing.T) {
 		t.Errorf("%d uses of 3", uses)
 	}
 }
+
+// What a session has read may be out of date: neither a denial nor "nothing to do" rests
+// on it alone.
+func TestSession_ADenialRestsOnTheLatestRecord(t *testing.T) {
+	s := newSite(t)
+	r, m, now := s.replica(), s.machine("worker-0"), s.now()
+	s.attested(r, m, unique(), "token1", now)
+	uses := func(n int32) store.Change {
+		return func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			next := rec.DeepCopy()
+			next.Status.Token.Uses = n
+			return next, nil
+		}
+	}
+	for _, answer := range []error{reason.Deny(reason.TokenUsedUp, "3 of 3"), nil} {
+		if err := r.Update(t.Context(), m.UID, uses(3)); err != nil {
+			t.Fatal(err)
+		}
+		session := r.Session(m.UID)
+		if _, err := session.Record(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		// Another request returns a use.
+		if err := r.Update(t.Context(), m.UID, uses(2)); err != nil {
+			t.Fatal(err)
+		}
+		var seen []int32
+		err := session.Update(t.Context(), func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			seen = append(seen, rec.Status.Token.Uses)
+			if rec.Status.Token.Uses == 3 {
+				return nil, answer
+			}
+			return uses(3)(rec)
+		})
+		if err != nil || !slices.Equal(seen, []int32{3, 2}) {
+			t.Errorf("answer %v: %v, and the change saw %v uses", answer, err, seen)
+		}
+		if n := s.record(r, m.UID).Status.Token.Uses; n != 3 {
+			t.Errorf("answer %v: %d uses of 3", answer, n)
+		}
+	}
+}
