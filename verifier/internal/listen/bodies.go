@@ -180,7 +180,7 @@ func (b *Bodies) grow(e *body, n int, timeout <-chan time.Time) error {
 			return reason.Deny(reason.RateLimited, "its body was cut off to make room for others")
 		}
 		for !b.fits(e, n) {
-			victim := b.victim(e, b.used+n <= b.max)
+			victim := b.victim(e, b.held[e.source]+n > b.max/2)
 			if victim == nil {
 				break
 			}

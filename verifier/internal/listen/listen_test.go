@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/binary"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -597,6 +598,33 @@ func TestAttack_T62_WholeBodiesOfOneSourceLeaveRoomForOthers(t *testing.T) {
 		}
 		if b.used != 0 || len(b.held) != 0 {
 			t.Errorf("%d bytes are held when all is done, by %v", b.used, b.held)
+		}
+	})
+}
+
+// A source that holds its half makes room with its own bodies, also when the other half
+// is taken.
+func TestAttack_T62_ASourceAtItsHalfCutsNoBodyOfOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := NewBodies(8 * bodyChunk)
+		from := func(source string) *body {
+			return &body{source: netip.MustParseAddr(source), began: time.Now(), stop: func() {}}
+		}
+		grow := func(e *body, n int) error { return b.grow(e, n*bodyChunk, time.After(slowAfter/2)) }
+		other, whole, slow := from("192.0.2.2"), from("192.0.2.1"), from("192.0.2.1")
+		if err := errors.Join(grow(other, 4), grow(whole, 3), grow(slow, 1)); err != nil {
+			t.Fatal(err)
+		}
+		b.arrived(whole)
+		time.Sleep(10 * slowAfter)
+		if err := grow(from("192.0.2.1"), 1); err != nil || !slow.cut {
+			t.Errorf("%v; the source's own slow body was cut: %v", err, slow.cut)
+		}
+		if d := reason.From(grow(from("192.0.2.1"), 2)); d == nil || d.Code != reason.RateLimited {
+			t.Errorf("%v for a body above the source's half", d)
+		}
+		if other.cut {
+			t.Error("a body of another source was cut")
 		}
 	})
 }
