@@ -253,3 +253,33 @@ func TestAttest_RecordsADenialThoughTheClientHangsUp(t *testing.T) {
 		t.Errorf("%v, written %v", err, records.alive)
 	}
 }
+
+// refused is a denial of a caller that proved to be a Machine.
+type refused struct {
+	error
+	about *appraisal.Refusal
+}
+
+func (r refused) Unwrap() []error { return []error{r.about, r.error} }
+
+// Nor does one who hangs up before it is confirmed.
+func TestAttest_ConfirmsADenialThoughTheClientHangsUp(t *testing.T) {
+	records := &denials{}
+	s := &Service{Records: records, Confirm: func(ctx context.Context, _ *machine.Machine) error {
+		if _, bounded := ctx.Deadline(); !bounded {
+			t.Error("the confirmation takes any time")
+		}
+		if err := ctx.Err(); err != nil {
+			return reason.Wrap(reason.StoreUnavailable, err, "no answer")
+		}
+		return nil
+	}}
+	ctx, hangUp := context.WithCancel(t.Context())
+	hangUp()
+	m := &machine.Machine{UID: "u"}
+	denial := refused{reason.Deny(reason.MachineJoined, "it has joined"), &appraisal.Refusal{Machine: m}}
+	err := s.denied(ctx, &call{}, denial, appraisal.Evidence{})
+	if reason.From(err).Code != reason.MachineJoined || !records.alive {
+		t.Errorf("%v, written %v", err, records.alive)
+	}
+}

@@ -423,6 +423,9 @@ func (s *Service) confirmed(ctx context.Context, c *call, m *machine.Machine, de
 	if s.Confirm == nil {
 		return denial
 	}
+	// A client that hangs up must not keep its denial off the record.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
+	defer cancel()
 	if err := s.Confirm(ctx, m); err != nil {
 		c.extra = append(c.extra, slog.String("unconfirmed", denial.Error()))
 		return err
