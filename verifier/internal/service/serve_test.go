@@ -283,3 +283,44 @@ func TestAttest_ConfirmsADenialThoughTheClientHangsUp(t *testing.T) {
 		t.Errorf("%v, written %v", err, records.alive)
 	}
 }
+
+// grants are Records whose Attest ends with its context.
+type grants struct {
+	Records
+	during func() // while a write is under way
+	begun  bool
+}
+
+func (g *grants) Attest(ctx context.Context, _ string, _ []string, _ func(string) bool, _ store.Change) error {
+	g.begun = true
+	g.during()
+	if _, bounded := ctx.Deadline(); !bounded || ctx.Err() != nil {
+		return reason.Deny(reason.StoreUnavailable, "bounded: %v; %v", bounded, ctx.Err())
+	}
+	return nil
+}
+
+// An attestation is several writes. A client that hangs up does not end it between two.
+func TestAttest_AnAttestationThatHasBegunIsFinished(t *testing.T) {
+	now := time.Now()
+	keys, err := seal.Ring{}.Rotate(rand.Reader, now, 0, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, hangUp := context.WithCancel(t.Context())
+	records := &grants{during: hangUp}
+	s := &Service{Records: records, SealKeys: func() seal.Ring { return keys }}
+	grant := func() error {
+		_, err := s.grant(ctx, &call{start: now}, &view.View{}, policy.Policy{Mode: v1alpha1.ModeAudit},
+			seal.Challenge{}, nil, &appraisal.Verdict{Machine: &machine.Machine{UID: "u"}})
+		return err
+	}
+	if err := grant(); err != nil || !records.begun {
+		t.Errorf("%v; begun %v", err, records.begun)
+	}
+	// Whoever has gone before starts none.
+	records.begun = false
+	if err := grant(); reason.From(err) == nil || reason.From(err).Code != reason.StoreUnavailable || records.begun {
+		t.Errorf("%v; begun %v", err, records.begun)
+	}
+}

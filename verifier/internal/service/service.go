@@ -299,7 +299,7 @@ func (s *Service) grant(ctx context.Context, c *call, current *view.View, p poli
 	if err != nil {
 		return nil, err
 	}
-	err = s.Records.Attest(ctx, v.Machine.UID, components(v.Identity), current.Alive,
+	err = s.write(ctx, v, current.Alive,
 		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 			return record.Attest(rec, a, c.start)
 		})
@@ -329,6 +329,18 @@ func (s *Service) grant(ctx context.Context, c *call, current *view.View, p poli
 		c.extra = append(c.extra, slog.Any("warnings", v.Warnings))
 	}
 	return res, nil
+}
+
+// write records an attestation. That is several writes: a client that has gone starts
+// none, and one that hangs up later does not end it between two.
+func (s *Service) write(ctx context.Context, v *appraisal.Verdict, alive func(uid string) bool,
+	change store.Change) error {
+	if err := ctx.Err(); err != nil {
+		return reason.Wrap(reason.StoreUnavailable, err, "the client did not wait")
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
+	defer cancel()
+	return s.Records.Attest(ctx, v.Machine.UID, components(v.Identity), alive, change)
 }
 
 // response makes the ticket and, except under Audit, the token that a will record.
