@@ -139,7 +139,7 @@ var fromElsewhere = []string{"up", "process_resident_memory_bytes"}
 func TestRulesAndDashboardSpeakOfWhatThereIs(t *testing.T) {
 	known := map[string]bool{}
 	for _, path := range []string{"internal/metrics/metrics.go", "internal/kube/controllers/csr/metrics.go",
-		"readiness.go"} {
+		"internal/server/readiness.go"} {
 		source, err := os.ReadFile("../verifier/" + path)
 		if err != nil {
 			t.Fatal(err)

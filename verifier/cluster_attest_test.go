@@ -65,7 +65,7 @@ func (rs *replicas) serve(skew time.Duration, more ...string) *inProcess {
 		rs.t.Fatal(err)
 	}
 	p.server, s.AnswerTimeout = s, rs.answerTimeout
-	h, err := s.Handler()
+	h, err := s.Handler(context.Background())
 	if err != nil {
 		rs.t.Fatal(err)
 	}

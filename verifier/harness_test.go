@@ -119,7 +119,7 @@ func (v *verifier) start() {
 		v.t.Fatal(err)
 	}
 	v.server = s
-	h, err := s.Handler()
+	h, err := s.Handler(context.Background())
 	if err != nil {
 		v.t.Fatal(err)
 	}

@@ -472,7 +472,7 @@ func TestProvisioningTokenIsReadAnewBeforeAFinalNo(t *testing.T) {
 		}
 		return fresh, nil
 	}}
-	h, err := v.server.Handler()
+	h, err := v.server.Handler(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,8 +21,7 @@ type IdentityClaim struct {
 
 // IdentityClaimSpec never changes.
 //
-// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a claim never changes; it is deleted with its
-// Machine"
+// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a claim never changes; it is deleted with its Machine"
 type IdentityClaimSpec struct {
 	// component is the kind of the component, a colon, and its hash.
 	Component string `json:"component"`

@@ -18,8 +18,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Endorsement",type=string,JSONPath=`.status.endorsement`
 // +kubebuilder:printcolumn:name="Attested",type=date,JSONPath=`.status.lastAttested`
 // +kubebuilder:printcolumn:name="Quarantined",type=boolean,JSONPath=`.spec.quarantined`,priority=1
-// +kubebuilder:printcolumn:name="Why
-// not",type=string,JSONPath=`.status.conditions[?(@.status=="False")].reason`,priority=1
+// +kubebuilder:printcolumn:name="Why not",type=string,JSONPath=`.status.conditions[?(@.status=="False")].reason`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type MachineAttestation struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -43,10 +42,8 @@ type MachineAttestationList struct {
 // (machineRef) or stands in for one (pool), never both. With neither it is a
 // machine that waits for approval.
 //
-// +kubebuilder:validation:XValidation:rule="!(has(self.machineRef) && has(self.pool))",message="machineRef and pool
-// exclude each other: the Machine has its own pool"
-// +kubebuilder:validation:XValidation:rule="!has(self.pool) || has(self.ekSHA256) ||
-// has(self.expectedProviderID)",message="an object that stands in for a Machine needs ekSHA256 or expectedProviderID"
+// +kubebuilder:validation:XValidation:rule="!(has(self.machineRef) && has(self.pool))",message="machineRef and pool exclude each other: the Machine has its own pool"
+// +kubebuilder:validation:XValidation:rule="!has(self.pool) || has(self.ekSHA256) || has(self.expectedProviderID)",message="an object that stands in for a Machine needs ekSHA256 or expectedProviderID"
 type MachineAttestationSpec struct {
 	// machineRef names the Machine that this object belongs to.
 	MachineRef *MachineReference `json:"machineRef,omitempty"`

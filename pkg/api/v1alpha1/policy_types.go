@@ -41,11 +41,8 @@ type AttestationPolicyList struct {
 // AttestationPolicySpec is all of a policy. An empty spec enforces an enrolled
 // TPM for every pool.
 //
-// +kubebuilder:validation:XValidation:rule="(has(self.binding) && self.binding == 'Terminated') ==
-// has(self.frontEndKeys)",message="frontEndKeys belong to binding Terminated, and it needs them"
-// +kubebuilder:validation:XValidation:rule="!has(self.evidence) || (has(self.provisioningTokenAlone) &&
-// self.provisioningTokenAlone) || !self.evidence.exists(e, e.all == ['provisioning-token'])",message="evidence
-// [provisioning-token] alone needs provisioningTokenAlone: true"
+// +kubebuilder:validation:XValidation:rule="(has(self.binding) && self.binding == 'Terminated') == has(self.frontEndKeys)",message="frontEndKeys belong to binding Terminated, and it needs them"
+// +kubebuilder:validation:XValidation:rule="!has(self.evidence) || (has(self.provisioningTokenAlone) && self.provisioningTokenAlone) || !self.evidence.exists(e, e.all == ['provisioning-token'])",message="evidence [provisioning-token] alone needs provisioningTokenAlone: true"
 type AttestationPolicySpec struct {
 	// pools are the MachineConfigPools that the policy is for. "*" is every pool
 	// that no other policy names. Default: "*".

@@ -33,7 +33,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	}
 	var handler http.Handler
 	if err = refuseOwnAddress(ctx, c.Upstream, raw.Addr()); err == nil {
-		handler, err = s.Handler()
+		handler, err = s.Handler(ctx)
 	}
 	if err != nil {
 		_, _, _ = raw.Close(), healthListener.Close(), metricsListener.Close()
@@ -58,13 +58,13 @@ func (s *Server) Serve(ctx context.Context) error {
 		return figures.ServeTLS(listen.Limit(metricsListener, MaxOperators, nil), "", "")
 	})
 	run("watch", func() error { return s.Backend.Run(ctx) })
-	logger.Info("serving", "s.Version", s.Version, "listen", raw.Addr().String(),
+	logger.Info("serving", "version", s.Version, "listen", raw.Addr().String(),
 		"health", healthListener.Addr().String(), "metrics", metricsListener.Addr().String(),
 		"origins", c.Origins, "basis", s.Describe(), "upstream", c.Upstream)
 
 	<-ctx.Done()
 	logger.Info("shutting down")
-	grace, stop := context.WithTimeout(context.Background(), shutdownGrace)
+	grace, stop := context.WithTimeout(context.WithoutCancel(ctx), shutdownGrace)
 	defer stop()
 	shutdown := errors.Join(nodes.Shutdown(grace), health.Shutdown(grace), figures.Shutdown(grace))
 	wg.Wait()

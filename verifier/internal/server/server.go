@@ -153,8 +153,8 @@ func (s *Server) Close() error {
 }
 
 // Handler routes what nodes ask: the attestation API, and the gate for the rest.
-func (s *Server) Handler() (http.Handler, error) {
-	upstream, err := s.upstream()
+func (s *Server) Handler(ctx context.Context) (http.Handler, error) {
+	upstream, err := s.upstream(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -15,7 +15,7 @@ import (
 )
 
 // upstream is the real Machine Config Server behind a reverse proxy, or the backend's own configs.
-func (s *Server) upstream() (http.Handler, error) {
+func (s *Server) upstream(ctx context.Context) (http.Handler, error) {
 	if s.Config.Upstream == "" {
 		return s.Configs(false), nil
 	}
@@ -27,12 +27,12 @@ func (s *Server) upstream() (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.proxy(target, &trusting{make: s.toUpstream, roots: roots}), nil
+	return s.proxy(ctx, target, &trusting{make: s.toUpstream, roots: roots}), nil
 }
 
-// proxy leads to the upstream, which is probed from now on until Close.
-func (s *Server) proxy(target *url.URL, transport http.RoundTripper) http.Handler {
-	ctx, cancel := context.WithCancel(context.Background())
+// proxy forwards to the upstream, which is probed until Close, or until ctx ends.
+func (s *Server) proxy(ctx context.Context, target *url.URL, transport http.RoundTripper) http.Handler {
+	ctx, cancel := context.WithCancel(ctx)
 	s.upstreamProbe, s.stopProbe = newUpstreamProbe(target, transport, s.Log), cancel
 	go s.upstreamProbe.run(ctx)
 	return gate.Proxy(target, transport)
