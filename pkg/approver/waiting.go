@@ -55,40 +55,58 @@ func (r *Request) OwnKeys(rec *v1alpha1.MachineAttestation) (keys []string) {
 	return keys
 }
 
-// Compare orders requests by their creation.
-func (r *Request) Compare(o *Request) int {
-	return cmp.Or(cmp.Compare(r.Created.Unix(), o.Created.Unix()), cmp.Compare(r.Name, o.Name))
+// compareTo orders a request that was not parsed and r by their creation.
+func (r *Request) compareTo(o *certificatesv1.CertificateSigningRequest) int {
+	return cmp.Or(cmp.Compare(o.CreationTimestamp.Unix(), r.Created.Unix()), cmp.Compare(o.Name, r.Name))
 }
 
-// Own counts the requests for [Load].Own among all of the same machine or node.
-func (r *Request) Own(all []*Request, now time.Time) (n int) {
+// Own counts the requests for [Load].Own among all of the same machine or node. There may
+// be very many, so it parses and copies none.
+func (r *Request) Own(all []*certificatesv1.CertificateSigningRequest, now time.Time) (n int) {
+	since := now.Add(-Window).Unix()
 	for _, o := range all {
-		if o.Created.Unix() >= now.Add(-Window).Unix() && o.Compare(r) >= 0 {
+		if o.CreationTimestamp.Unix() >= since && r.compareTo(o) >= 0 {
 			n++
 		}
 	}
 	return n
 }
 
-// Newer returns the requests of the same machine after r, the newest first, at most so many.
-func (r *Request) Newer(all []*Request, limit int) []*Request {
-	newer := slices.DeleteFunc(slices.Clone(all), func(o *Request) bool { return o.Compare(r) <= 0 })
-	slices.SortFunc(newer, func(a, b *Request) int { return b.Compare(a) })
-	return newer[:min(len(newer), limit)]
+// Newer returns the names of the requests of the same machine after r, the newest first, at
+// most so many. Like [Request.Own] it parses none.
+func (r *Request) Newer(all []*certificatesv1.CertificateSigningRequest, limit int) (names []string) {
+	newestFirst := func(a, b *certificatesv1.CertificateSigningRequest) int {
+		return cmp.Or(cmp.Compare(b.CreationTimestamp.Unix(), a.CreationTimestamp.Unix()), cmp.Compare(b.Name, a.Name))
+	}
+	newer := make([]*certificatesv1.CertificateSigningRequest, 0, limit+1)
+	for _, o := range all {
+		if r.compareTo(o) <= 0 {
+			continue
+		}
+		i, _ := slices.BinarySearchFunc(newer, o, newestFirst)
+		if i < limit {
+			newer = slices.Insert(newer, i, o)
+			newer = newer[:min(len(newer), limit)]
+		}
+	}
+	for _, o := range newer {
+		names = append(names, o.Name)
+	}
+	return names
 }
 
 // CountPending counts for [Load].Pending among the requests of [KeyCounted]. recorded
 // reports whether a record has a credential.
-func (c Config) CountPending(all []certificatesv1.CertificateSigningRequest, recorded func(credential string) bool,
+func (c Config) CountPending(all []*certificatesv1.CertificateSigningRequest, recorded func(credential string) bool,
 	now time.Time) (n int) {
 	for i := range all {
 		if !c.Attestation {
-			if from, until, ok := c.Pending(&all[i]); ok && now.After(from) && now.Before(until) {
+			if from, until, ok := c.Pending(all[i]); ok && now.After(from) && now.Before(until) {
 				n++
 			}
 			continue
 		}
-		r := FromCSR(&all[i])
+		r := FromCSR(all[i])
 		ours := r.Kind == Client && r.CredentialID != "" && recorded(r.CredentialID)
 		if r.Kind != "" && !r.Decided && !ours && r.Created.Unix() >= now.Add(-Window).Unix() {
 			n++

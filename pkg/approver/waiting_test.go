@@ -52,22 +52,19 @@ func newIndexed(c Config) indexed {
 
 func (x indexed) put(csr *certificatesv1.CertificateSigningRequest) { x.all[csr.Name] = Trim(csr) }
 
-func (x indexed) list(keys ...string) (found []certificatesv1.CertificateSigningRequest) {
+func (x indexed) list(keys ...string) (found []*certificatesv1.CertificateSigningRequest) {
 	for _, csr := range x.all {
 		for _, key := range x.c.IndexKeys(csr) {
 			if slices.Contains(keys, key) {
-				found = append(found, *csr)
+				found = append(found, csr)
 			}
 		}
 	}
 	return found
 }
 
-func (x indexed) own(r *Request, rec *v1alpha1.MachineAttestation) (own []*Request) {
-	for _, csr := range x.list(r.OwnKeys(rec)...) {
-		own = append(own, FromCSR(&csr))
-	}
-	return own
+func (x indexed) own(r *Request, rec *v1alpha1.MachineAttestation) []*certificatesv1.CertificateSigningRequest {
+	return x.list(r.OwnKeys(rec)...)
 }
 
 func (x indexed) pending(now time.Time) int {
@@ -237,10 +234,7 @@ func TestTheNewestOfAMachineIsNeverHeldUp(t *testing.T) {
 	}
 	other := made("other", "ours-2", time.Hour)
 	newer := func(r *Request, uid string, limit int) (names []string) {
-		for _, n := range r.Newer(w.own(r, ownRecord(uid)), limit) {
-			names = append(names, n.Name)
-		}
-		return names
+		return r.Newer(w.own(r, ownRecord(uid)), limit)
 	}
 	at := began.Add(Window - time.Minute)
 	if own := all[29].Own(w.own(all[29], ownRecord("m-1")), at); own != 1 {
@@ -263,6 +257,26 @@ func TestTheNewestOfAMachineIsNeverHeldUp(t *testing.T) {
 	}
 	if n := len(w.list(KeyClient)); n != 31 {
 		t.Errorf("%d requests for client certificates", n)
+	}
+}
+
+// A machine with very many requests does not make decisions about them expensive.
+func TestTheRequestsOfOneMachineAreNotCopied(t *testing.T) {
+	allocations := func(size int) float64 {
+		var all []*certificatesv1.CertificateSigningRequest
+		for n := range size {
+			all = append(all, &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{
+				Name: fmt.Sprintf("csr-%06d", n), CreationTimestamp: metav1.NewTime(began)}})
+		}
+		r := FromCSR(all[0])
+		return testing.AllocsPerRun(5, func() {
+			if own, newer := r.Own(all, began), r.Newer(all, 10); own != size || len(newer) != 10 {
+				t.Errorf("%d own, newer are %q", own, newer)
+			}
+		})
+	}
+	if few, many := allocations(100), allocations(20_000); many > few {
+		t.Errorf("%v allocations for 20 000 requests, %v for 100", many, few)
 	}
 }
 

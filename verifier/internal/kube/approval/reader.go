@@ -64,8 +64,8 @@ type Options struct {
 	Namespace  string // the verifier's own, one of them
 	Machines   Directory
 	Records    Records
-	// Waiting returns the requests of one key of [approver.Config.IndexKeys].
-	Waiting func(ctx context.Context, key string) ([]certificatesv1.CertificateSigningRequest, error)
+	// Waiting returns the requests of one key of [approver.Config.IndexKeys]. They are only read.
+	Waiting func(ctx context.Context, key string) ([]*certificatesv1.CertificateSigningRequest, error)
 	Now     func() time.Time
 	// Dial reaches a kubelet; nil: any address except those of this host.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -173,16 +173,14 @@ func (r *Reader) Load(ctx context.Context, req *approver.Request, rec *v1alpha1.
 
 // own returns the waiting requests of the machine or node that made a request.
 func (r *Reader) own(ctx context.Context, req *approver.Request, rec *v1alpha1.MachineAttestation) (
-	all []*approver.Request, err error,
+	all []*certificatesv1.CertificateSigningRequest, err error,
 ) {
 	for _, key := range req.OwnKeys(rec) {
 		found, err := r.o.Waiting(ctx, key)
 		if err != nil {
 			return nil, err
 		}
-		for i := range found {
-			all = append(all, approver.FromCSR(&found[i]))
-		}
+		all = append(all, found...)
 	}
 	return all, nil
 }
@@ -208,9 +206,9 @@ func (r *Reader) Newer(ctx context.Context, req *approver.Request, rec *v1alpha1
 	if err != nil {
 		return nil, err
 	}
-	for _, n := range req.Newer(own, maxNewer) {
+	for _, name := range req.Newer(own, maxNewer) {
 		var csr certificatesv1.CertificateSigningRequest
-		ok, err := r.get(ctx, "", n.Name, &csr)
+		ok, err := r.get(ctx, "", name, &csr)
 		if err != nil {
 			return nil, err
 		}

@@ -24,7 +24,7 @@ type Snapshot struct {
 	internal, node map[string][]machine.Ref
 	credential     map[string]string
 	records        map[string]*v1alpha1.MachineAttestation
-	waiting        map[string][]certificatesv1.CertificateSigningRequest
+	waiting        map[string][]*certificatesv1.CertificateSigningRequest
 	machines       int
 	nodes          int
 }
@@ -34,7 +34,7 @@ type Snapshot struct {
 func TakeSnapshot(ctx context.Context, c client.Reader, rules approver.Config, namespaces []string) (*Snapshot, error) {
 	s := &Snapshot{
 		internal: map[string][]machine.Ref{}, node: map[string][]machine.Ref{}, credential: map[string]string{},
-		records: map[string]*v1alpha1.MachineAttestation{}, waiting: map[string][]certificatesv1.CertificateSigningRequest{},
+		records: map[string]*v1alpha1.MachineAttestation{}, waiting: map[string][]*certificatesv1.CertificateSigningRequest{},
 	}
 	if slices.Contains(namespaces, "*") {
 		namespaces = []string{""}
@@ -63,7 +63,7 @@ func TakeSnapshot(ctx context.Context, c client.Reader, rules approver.Config, n
 			for i := range page.Items {
 				if csr := approver.Trim(&page.Items[i]); csr.Spec.SignerName == signer {
 					for _, key := range rules.IndexKeys(csr) {
-						s.waiting[key] = append(s.waiting[key], *csr)
+						s.waiting[key] = append(s.waiting[key], csr)
 					}
 				}
 			}
@@ -156,6 +156,6 @@ func (s *Snapshot) Record(_ context.Context, uid string) (*v1alpha1.MachineAttes
 }
 
 // Waiting is for [Options].
-func (s *Snapshot) Waiting(_ context.Context, key string) ([]certificatesv1.CertificateSigningRequest, error) {
+func (s *Snapshot) Waiting(_ context.Context, key string) ([]*certificatesv1.CertificateSigningRequest, error) {
 	return s.waiting[key], nil
 }

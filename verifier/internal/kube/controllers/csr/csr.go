@@ -47,6 +47,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -233,50 +234,65 @@ func approved(csr *certificatesv1.CertificateSigningRequest) *certificatesv1.Cer
 	return nil
 }
 
-// indexField is the name of the index by [approver.Config.IndexKeys].
-const indexField = "waiting"
+// indexName is the name of the index by [approver.Config.IndexKeys].
+const indexName = "waiting"
 
-// index finds waiting requests in the manager's cache.
+// index finds waiting requests in the manager's cache. It is an index of the informer: a
+// list by the manager's client would copy all requests of a key for each decision.
 type index struct {
 	m     manager.Manager
 	rules approver.Config
 	mu    sync.Mutex
-	added bool
+	found toolscache.Indexer // nil before the first use
 }
 
 func newIndex(m manager.Manager, rules approver.Config) *index { return &index{m: m, rules: rules} }
 
 // list returns the requests of one key. They must not be changed.
-func (i *index) list(ctx context.Context, key string) ([]certificatesv1.CertificateSigningRequest, error) {
-	if err := i.add(ctx); err != nil {
+func (i *index) list(ctx context.Context, key string) ([]*certificatesv1.CertificateSigningRequest, error) {
+	indexer, err := i.indexer(ctx)
+	if err != nil {
 		return nil, err
 	}
-	var all certificatesv1.CertificateSigningRequestList
-	if err := i.m.GetClient().List(ctx, &all, client.MatchingFields{indexField: key}); err != nil {
+	found, err := indexer.ByIndex(indexName, key)
+	if err != nil {
 		return nil, fmt.Errorf("list waiting certificate signing requests: %w", err)
 	}
-	return all.Items, nil
+	all := make([]*certificatesv1.CertificateSigningRequest, 0, len(found))
+	for _, obj := range found {
+		if csr, ok := obj.(*certificatesv1.CertificateSigningRequest); ok {
+			all = append(all, csr)
+		}
+	}
+	return all, nil
 }
 
-// add adds the index at its first use. An index that is added before the manager starts
+// indexer adds the index at its first use. An index that is added before the manager starts
 // would stop all its controllers from starting while requests cannot be listed.
-func (i *index) add(ctx context.Context) error {
+func (i *index) indexer(ctx context.Context) (toolscache.Indexer, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.added {
-		return nil
+	if i.found != nil {
+		return i.found, nil
 	}
-	keys := func(obj client.Object) []string {
+	informer, err := i.m.GetCache().GetInformer(ctx, new(certificatesv1.CertificateSigningRequest))
+	if err != nil {
+		return nil, fmt.Errorf("list certificate signing requests: %w", err)
+	}
+	shared, ok := informer.(toolscache.SharedIndexInformer)
+	if !ok {
+		return nil, fmt.Errorf("the informer of certificate signing requests is a %T", informer)
+	}
+	keys := func(obj any) ([]string, error) {
 		csr, ok := obj.(*certificatesv1.CertificateSigningRequest)
 		if !ok {
-			return nil
+			return nil, nil
 		}
-		return i.rules.IndexKeys(csr)
+		return i.rules.IndexKeys(csr), nil
 	}
-	csr := new(certificatesv1.CertificateSigningRequest)
-	if err := i.m.GetFieldIndexer().IndexField(ctx, csr, indexField, keys); err != nil {
-		return fmt.Errorf("index certificate signing requests: %w", err)
+	if err := shared.AddIndexers(toolscache.Indexers{indexName: keys}); err != nil {
+		return nil, fmt.Errorf("index certificate signing requests: %w", err)
 	}
-	i.added = true
-	return nil
+	i.found = shared.GetIndexer()
+	return i.found, nil
 }

@@ -98,7 +98,7 @@ func (r *reconciler) wakeAll(ctx context.Context) {
 	}
 	for i := range all {
 		select {
-		case r.wake <- event.GenericEvent{Object: &all[i]}:
+		case r.wake <- event.GenericEvent{Object: all[i]}:
 		case <-ctx.Done():
 			return
 		}
