@@ -1,6 +1,7 @@
 package main
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
@@ -8,9 +9,11 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 )
 
 func TestMain(m *testing.M) {
+	kube.SetLogger(slog.New(slog.DiscardHandler))
 	testscript.Main(m, map[string]func(){"mcs-attest-verifier": main, "kubectl-attest": main, "oc-attest": main})
 }
 

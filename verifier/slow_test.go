@@ -104,12 +104,16 @@ type fetched struct {
 }
 
 // fetchAll has each token fetched as Ignition does: an attempt has patience, a 5xx or
-// no answer leads to the next one, a 4xx is final.
+// no answer leads to the next one, a 4xx is final. Forty machines fetch at a time: all
+// at once, a busy computer alone would exceed the patience.
 func fetchAll(rs *replicas, addrs, tokens []string, patience, pause time.Duration) []fetched {
 	all := make([]fetched, len(tokens))
 	var wg sync.WaitGroup
+	room := make(chan struct{}, 40)
 	for i, token := range tokens {
 		wg.Go(func() {
+			room <- struct{}{}
+			defer func() { <-room }()
 			f, began := &all[i], time.Now()
 			for f.attempts < 60 && f.served == 0 && f.final == "" {
 				f.attempts++

@@ -66,6 +66,10 @@ type Options struct {
 	WatchFailed toolscache.WatchErrorHandlerWithContext
 }
 
+// SetLogger sets where controller-runtime logs what no manager or cache has a logger for.
+// A program calls it once, before it uses this package.
+func SetLogger(log *slog.Logger) { ctrl.SetLogger(logr.FromSlogHandler(log.Handler())) }
+
 // Finding is what an administrator should check: a reason for a condition, and a text.
 type Finding struct{ Reason, Text string }
 
@@ -76,7 +80,6 @@ func NewManager(c *rest.Config, o Options) (manager.Manager, error) {
 		return nil, err
 	}
 	log := logr.FromSlogHandler(o.Log.Handler())
-	ctrl.SetLogger(log) // what controller-runtime logs outside of a manager
 	m, err := manager.New(c, manager.Options{
 		Scheme: scheme,
 		Logger: log,

@@ -13,6 +13,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/server"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
@@ -66,6 +67,7 @@ and is reported. SIGTERM lets requests under way finish.`,
 					debug.SetGCPercent(folderGCPercent)
 				}
 			}
+			kube.SetLogger(logger)
 			return Run(cmd.Context(), c, logger, e.Version)
 		},
 	}

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-logr/logr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -20,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 )
@@ -84,7 +82,6 @@ func New(o Options, sources ...*Source) (*Inventory, error) {
 	for _, s := range sources {
 		s.inventory, s.known = i, map[types.NamespacedName]seen{}
 	}
-	ctrllog.SetLogger(logr.FromSlogHandler(o.Log.Handler()))
 	return i, nil
 }
 
