@@ -231,26 +231,23 @@ func TestANewPoolThatCannotBeReadLeavesTheReplicaReady(t *testing.T) {
 		}
 		return nil
 	})
+	a.change(func() { delete(a.objects, "controllerconfigs/machine-config-controller") })
+	finds(t, s, poolconfig.ReasonNotRead, "no ControllerConfig")
 	a.change(func() {
-		a.set(t, "machineconfigs", poolconfigtest.MachineConfig("60-infra", "/etc/infra", "infra", ""), "2")
-		a.broken["60-infra"] = true
 		a.set(t, "machineconfigpools", strings.Replace(poolconfigtest.Pool, "name: worker", "name: infra", 1), "2")
 	})
-	finds(t, s, poolconfig.ReasonNotRead, "MachineConfig 60-infra")
-	poolconfigtest.Eventually(t, "a fault of the new pool", func() error {
+	poolconfigtest.Eventually(t, "the new pool", func() error {
 		if pools, err := s.listPools(t.Context()); err != nil || len(pools) != 2 {
 			return fmt.Errorf("%d pools, %v", len(pools), err)
 		}
 		return nil
 	})
+	if names := s.Names(); len(names) != 1 {
+		t.Fatalf("pools that were read: %v", names)
+	}
 	if !s.Ready(t.Context()) {
 		t.Error("a new pool made the replica not ready")
 	}
-	a.change(func() {
-		delete(a.objects, "machineconfigpools/infra")
-		delete(a.objects, "machineconfigs/60-infra")
-	})
-	mended(t, s)
 }
 
 func TestAWholeConfigOfAClusterHasItsKubeconfig(t *testing.T) {
