@@ -1,5 +1,5 @@
 // Package csr approves the certificate signing requests of kubelets, in place of or beside
-// OpenShift's cluster-machine-approver (DESIGN, section 11.2). Package pkg/approver
+// OpenShift's cluster-machine-approver (docs/approver.md). Package pkg/approver
 // decides, on the facts that package approval reads.
 //
 // It watches CertificateSigningRequests. There is one controller for each of the kubelet's
@@ -18,9 +18,9 @@
 //
 // A refusal of a request that a machine's own credential made is written on that machine's
 // record, which emits an Event. Any other refusal causes only a line in the audit log, from
-// a budget, and a metric: a client without such a credential causes no write (DESIGN,
-// section 19, rule 3). A request with a machine's own credential that another approver
-// approved is that machine's first certificate, too.
+// a budget, and a metric: a client without such a credential causes no write. A request
+// with a machine's own credential that another approver approved is that machine's first
+// certificate, too.
 //
 // It writes: the conditions Approved and Denied, MachineAttestations through [Records].
 // Permissions: get, list and watch of certificatesigningrequests, update of their approval,

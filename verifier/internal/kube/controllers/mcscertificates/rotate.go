@@ -19,7 +19,7 @@ import (
 const bundleKey, legacyKey = "ca-bundle.crt", "ca.crt"
 
 // errOvertaken replaces the nil error of library-go after a conflict.
-var errOvertaken = errors.New("somebody else wrote the object first")
+var errOvertaken = errors.New("another client wrote the object first")
 
 // objects are what a pass has read; nil: it does not exist.
 type objects struct {
