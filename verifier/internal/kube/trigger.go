@@ -1,0 +1,98 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+// The priorities of a request in the queue of a controller. A higher one is first. What takes a
+// right away never waits for bookkeeping.
+const (
+	PriorityRevoke = 20 // an administrator stopped a machine: the record, and its credentials
+	PriorityJoin   = 10 // a machine has joined, or was deleted and has credentials
+	PriorityChange = 0
+	PriorityResync = handler.LowPriority
+)
+
+// Trigger is a source of one controller. Code that is not a watch, such as the inventory, asks the controller
+// through it to reconcile an object. While the controller does not run, a request is dropped: a controller
+// that starts reconciles everything. It is safe for concurrent use.
+type Trigger struct {
+	// All returns what to reconcile when the controller starts, and after each Interval. Optional.
+	All func() []reconcile.Request
+	// Interval has a jitter of up to the same length. Zero: All is asked only at the start.
+	Interval time.Duration
+
+	mu    sync.Mutex
+	queue priorityqueue.PriorityQueue[reconcile.Request]
+}
+
+// String implements fmt.Stringer, for the log of the controller.
+func (t *Trigger) String() string { return "trigger" }
+
+// Start implements source.Source.
+func (t *Trigger) Start(ctx context.Context, queue requests) error {
+	q, ok := queue.(priorityqueue.PriorityQueue[reconcile.Request])
+	if !ok {
+		return errNoPriorities
+	}
+	t.mu.Lock()
+	t.queue = q
+	t.mu.Unlock()
+	go func() {
+		defer func() {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			if t.queue == q {
+				t.queue = nil
+			}
+		}()
+		for {
+			if t.All != nil {
+				t.Enqueue(PriorityResync, t.All()...)
+			}
+			var again <-chan time.Time
+			if t.Interval > 0 {
+				again = time.After(wait.Jitter(t.Interval/2, 1))
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-again:
+			}
+		}
+	}()
+	return nil
+}
+
+// Enqueue asks for reconciliations. Several requests for one object are one, with the highest priority.
+func (t *Trigger) Enqueue(priority int, all ...reconcile.Request) {
+	t.EnqueueAfter(0, priority, all...)
+}
+
+// EnqueueAfter is Enqueue after a pause. It joins requests that come in swarms.
+func (t *Trigger) EnqueueAfter(pause time.Duration, priority int, all ...reconcile.Request) {
+	t.mu.Lock()
+	queue := t.queue
+	t.mu.Unlock()
+	if queue != nil {
+		queue.AddWithOpts(priorityqueue.AddOpts{After: pause, Priority: ptr.To(priority)}, all...)
+	}
+}
+
+// Running reports whether the controller runs: its manager leads.
+func (t *Trigger) Running() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.queue != nil
+}
+
+var errNoPriorities = errors.New("the queue of the controller has no priorities")
