@@ -19,7 +19,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
@@ -51,7 +51,7 @@ func (c *Cluster) report(ctx context.Context, k faultKey) error {
 	f, bad := c.faults[k]
 	c.mu.Unlock()
 	if bad {
-		c.events.Emit(Event{About: f.about, Warning: true, Reason: reasonNotUsable, Message: f.text})
+		c.events.Emit(events.Event{About: f.about, Warning: true, Reason: reasonNotUsable, Message: f.text})
 	}
 	switch k.kind {
 	case policyKind.String():
@@ -155,7 +155,7 @@ func (c *Cluster) judge(ctx context.Context, name string) error {
 		return fmt.Errorf("write the status of policy %s: %w", name, err)
 	}
 	if changed && want.Reason != reasonAccepted && want.Reason != reasonEtcdRestored && !bad { // of what is bad report has told
-		c.events.Emit(Event{About: about, Warning: true, Reason: want.Reason, Message: want.Message})
+		c.events.Emit(events.Event{About: about, Warning: true, Reason: want.Reason, Message: want.Message})
 	}
 	return nil
 }
@@ -205,9 +205,6 @@ func setConditions(o *unstructured.Unstructured, conditions []metav1.Condition) 
 
 // finding is one thing that is not as it should be.
 type finding struct{ reason, text string }
-
-// Finding is one of another part of the verifier.
-type Finding = kube.Finding
 
 // degraded are the findings that somebody should look at, the gravest first.
 func (c *Cluster) degraded(acknowledged time.Time) []finding {

@@ -10,6 +10,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
@@ -186,8 +187,8 @@ func (c *Cluster) keepRoles(ctx context.Context) error {
 	for uid, node := range now.mismatched {
 		if before == nil || before.mismatched[uid] != node {
 			c.log.Error("a Node has a control-plane role that its pool does not have", "node", node, "uid", uid, "pool", c.poolOf(uid))
-			c.events.Emit(Event{
-				About:   Object{APIVersion: "v1", Kind: "Node", Name: node, UID: node}, // as the kubelet names it
+			c.events.Emit(events.Event{
+				About:   events.Object{APIVersion: "v1", Kind: "Node", Name: node, UID: node}, // as the kubelet names it
 				Warning: true, Reason: v1alpha1.ConditionRoleMismatch, Message: mismatchText(node, c.poolOf(uid)),
 			})
 		}

@@ -42,13 +42,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// The names that this package uses for Events.
-type (
-	Event     = events.Event
-	Object    = events.Object
-	EventSink = events.Sink
-)
-
 // callTimeout is how long one call of the API may take.
 const callTimeout = 5 * time.Second
 
@@ -90,7 +83,7 @@ type Options struct {
 	// time and not for each change by itself.
 	Changed func()
 	// Events receives what happened to objects; nil: nobody hears of it.
-	Events EventSink
+	Events events.Sink
 	// Origins under which nodes reach the verifier: where in pointer configs the
 	// provisioning token may go.
 	Origins []string
@@ -102,7 +95,7 @@ type Options struct {
 	// Lead is run while this replica holds the lease; each ends with its context.
 	Lead []func(ctx context.Context)
 	// Findings are what others have found that somebody should look at: Degraded.
-	Findings []func() []Finding
+	Findings []func() []view.Finding
 	// Conditions are further conditions of the AttestationVerifier; one without a type
 	// is not written.
 	Conditions []func() metav1.Condition
@@ -131,7 +124,7 @@ type Cluster struct {
 	registry  *machine.Registry
 	names     *names // nil unless asked for
 	records   *records.Records
-	events    EventSink
+	events    events.Sink
 	inventory *inventory.Inventory
 	view      atomic.Pointer[view.View]
 	epoch     atomic.Uint32 // restores of etcd that were noticed
@@ -183,7 +176,7 @@ type faultKey struct {
 
 // fault is why an object cannot be used.
 type fault struct {
-	about      Object
+	about      events.Object
 	generation int64
 	text       string
 	never      bool // it has no last good state
@@ -213,7 +206,7 @@ type grant struct {
 
 // policyState is one AttestationPolicy.
 type policyState struct {
-	about      Object
+	about      events.Object
 	generation int64
 	version    uint64
 	observed   int64
@@ -364,8 +357,8 @@ func (k key) String() string {
 func keyOf(n types.NamespacedName) key { return key{n.Namespace, n.Name} }
 
 // aboutOf names an object for an Event.
-func aboutOf(o *inventory.Object) Object {
-	return Object{APIVersion: o.APIVersion, Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, UID: o.UID}
+func aboutOf(o *inventory.Object) events.Object {
+	return events.Object{APIVersion: o.APIVersion, Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, UID: o.UID}
 }
 
 // newInventory prepares what is watched.

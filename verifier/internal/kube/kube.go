@@ -70,9 +70,6 @@ type Options struct {
 // A program calls it once, before it uses this package.
 func SetLogger(log *slog.Logger) { ctrl.SetLogger(logr.FromSlogHandler(log.Handler())) }
 
-// Finding is what an administrator should check: a reason for a condition, and a text.
-type Finding struct{ Reason, Text string }
-
 // NewManager returns a manager without listeners. It makes no call.
 func NewManager(c *rest.Config, o Options) (manager.Manager, error) {
 	scheme, err := NewScheme()

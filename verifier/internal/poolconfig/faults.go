@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
 // Reasons of findings and Events.
@@ -15,9 +16,6 @@ const (
 	ReasonNoPart      = "PreApprovedNotRendered"
 	ReasonNotRead     = "ConfigNotRead"
 )
-
-// Finding is a problem that an administrator should look at.
-type Finding struct{ Reason, Text string }
 
 // Fault is a problem with what was read, or with a config.
 type Fault struct {
@@ -62,12 +60,12 @@ func NotUsable(problems []manifest.Problem, inForce string) []Fault {
 
 // Findings are the reasons why configs are not the newest, or are not served. Each text
 // is there once.
-func (s *Store) Findings() []Finding {
+func (s *Store) Findings() []view.Finding {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	var all []Finding
+	var all []view.Finding
 	for _, f := range s.current() {
-		if one := (Finding{f.Reason, f.Text}); !slices.Contains(all, one) {
+		if one := (view.Finding{Reason: f.Reason, Text: f.Text}); !slices.Contains(all, one) {
 			all = append(all, one)
 		}
 	}

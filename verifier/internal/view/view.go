@@ -40,6 +40,9 @@ type Machines interface {
 	Redeemable(uid, pool string, now time.Time) error
 }
 
+// Finding is what an administrator should check: a reason for a condition, and a text.
+type Finding struct{ Reason, Text string }
+
 // Outdated returns why nothing may be granted to a Machine; nil if it may be. While the
 // Machine is an object of two namespaces, both count.
 func (v *View) Outdated(m *machine.Machine) error {

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"os"
 	"runtime/debug"
 	"sync"
@@ -31,6 +32,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/doorprobe"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/renderedconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/metrics"
@@ -49,7 +51,7 @@ type Cluster struct {
 	credentials *credential.Issuer         // nil: configs keep the shared one
 	stored      *poolconfig.Store          // nil: no configs are rendered here
 	configs     *renderedconfig.Reconciler // renders them; nil as well
-	doors       *doors
+	doors       *doorprobe.Prober
 	settled     sync.Once
 	// controllers run in one manager while this replica holds the lease.
 	controllers []func(manager.Manager) error
@@ -90,7 +92,10 @@ func newCluster(s *server.Parts) (*Cluster, error) {
 	}
 	b.events = events.NewRecorder(events.Options{Client: typed.CoreV1(), Host: host, Log: s.Log, Dropped: s.Metrics.EventsDropped})
 	o.Events = b.events
-	b.doors = newDoors(b)
+	b.doors = doorprobe.New(doorprobe.Options{
+		Log: s.Log, Metrics: s.Metrics, Events: b.events, Keys: b.SealKeys, Interval: time.Duration(c.Kubernetes.DoorInterval),
+		ControlPlane: func() (map[string][]netip.Addr, bool) { return b.cluster.ControlPlane() },
+	})
 	o.Findings = append(o.Findings, b.doors.Findings)
 	o.Conditions = append(o.Conditions, b.doors.Condition)
 	// What is begun here asks the cluster only once it runs.
@@ -142,11 +147,11 @@ func (b *Cluster) Describe() string {
 // Run implements server.Backend.
 func (b *Cluster) Run(ctx context.Context) error {
 	go b.events.Run(ctx)
-	go b.doors.Run(ctx)
 	g, ctx := errgroup.WithContext(ctx)
 	if b.configs != nil {
 		g.Go(func() error { return b.configs.Run(ctx) })
 	}
+	g.Go(func() error { return b.doors.Start(ctx) })
 	g.Go(func() error { return b.cluster.Run(ctx) })
 	return g.Wait()
 }
@@ -197,7 +202,7 @@ func (b *Cluster) Checks() []string {
 func (b *Cluster) EKRoots() *anchors.Set { return b.cluster.EKRoots() }
 
 // Findings are what is wrong with the MachineConfigs.
-func (b *Cluster) Findings() []poolconfig.Finding { return b.configs.Findings() }
+func (b *Cluster) Findings() []view.Finding { return b.configs.Findings() }
 
 // Unready implements server.Backend.
 func (b *Cluster) Unready(now time.Time) []string {

@@ -48,12 +48,7 @@ func (b *Cluster) becoming(api *rest.Config, typed kubernetes.Interface, o *clus
 		if err != nil {
 			return fmt.Errorf("render: %w", err)
 		}
-		o.Findings = append(o.Findings, func() (all []cluster.Finding) {
-			for _, f := range b.configs.Findings() {
-				all = append(all, cluster.Finding(f))
-			}
-			return all
-		})
+		o.Findings = append(o.Findings, b.configs.Findings)
 	}
 	if c.Approver != nil {
 		requests, err := csr.New(csr.Options{

@@ -15,7 +15,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
 // Pool is the MachineConfigPool worker.
@@ -53,7 +53,7 @@ func Quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)
 // Configs are what a backend serves.
 type Configs interface {
 	Config(pool string, preApproved bool, accept specversion.Accept) (*gate.Rendered, error)
-	Findings() []poolconfig.Finding
+	Findings() []view.Finding
 }
 
 // Text returns a config of a pool.

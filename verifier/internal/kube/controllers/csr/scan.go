@@ -15,7 +15,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/approver"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
 // scanUntil checks regularly what no request tells of, until ctx ends. A replica that does
@@ -127,11 +127,11 @@ type findings struct {
 }
 
 // Findings returns what an administrator should check, while the controllers run.
-func (c *Controllers) Findings() (all []kube.Finding) {
+func (c *Controllers) Findings() (all []view.Finding) {
 	f := &c.findings
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, finding := range []kube.Finding{
+	for _, finding := range []view.Finding{
 		{Reason: "StockApproverActive", Text: f.stock},
 		{Reason: "RequestsUnreadable", Text: f.watching},
 		{Reason: "ApproverSwitchUnreadable", Text: f.unread},

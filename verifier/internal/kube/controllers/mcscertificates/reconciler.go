@@ -21,9 +21,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
 // The sets of certificates, as the metric of expiry names them.
@@ -75,7 +75,7 @@ type Reconciler struct {
 
 	mu       sync.Mutex
 	status   mcscert.Status
-	findings []cluster.Finding
+	findings []view.Finding
 }
 
 // New checks the options. It makes no call.
@@ -146,7 +146,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 }
 
 // Findings returns what an administrator should know.
-func (r *Reconciler) Findings() []cluster.Finding {
+func (r *Reconciler) Findings() []view.Finding {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.findings
@@ -170,7 +170,7 @@ func (r *Reconciler) publish(ctx context.Context, s mcscert.Status, err error) {
 		r.o.Log.Info("who renews the certificates of the Machine Config Server",
 			"case", string(s.Case), "text", s.Case.String())
 	}
-	known := map[cluster.Finding]bool{}
+	known := map[view.Finding]bool{}
 	for _, f := range r.findings {
 		known[f] = true
 	}
@@ -187,9 +187,9 @@ func (r *Reconciler) publish(ctx context.Context, s mcscert.Status, err error) {
 }
 
 // findings returns what an administrator should know, the gravest first.
-func findings(s mcscert.Status, err error) (all []cluster.Finding) {
+func findings(s mcscert.Status, err error) (all []view.Finding) {
 	add := func(format string, a ...any) {
-		all = append(all, cluster.Finding{Reason: "CertificateRotation", Text: fmt.Sprintf(format, a...)})
+		all = append(all, view.Finding{Reason: "CertificateRotation", Text: fmt.Sprintf(format, a...)})
 	}
 	if err != nil {
 		line, _, _ := strings.Cut(err.Error(), "\n")
@@ -213,7 +213,7 @@ func findings(s mcscert.Status, err error) (all []cluster.Finding) {
 	}
 	for _, p := range s.PointerConfigs {
 		if p.Left != "" {
-			all = append(all, cluster.Finding{Reason: "UserDataLeftAlone", Text: fmt.Sprintf(
+			all = append(all, view.Finding{Reason: "UserDataLeftAlone", Text: fmt.Sprintf(
 				"the pointer config in %s does not follow the Machine Config Server's CA: %s", p.Name, p.Left)})
 		}
 	}

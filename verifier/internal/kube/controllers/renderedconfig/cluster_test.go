@@ -26,6 +26,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig/poolconfigtest"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
 const controllerConfig = `apiVersion: machineconfiguration.openshift.io/v1
@@ -112,7 +113,7 @@ type follower struct {
 	*poolconfig.Store
 }
 
-func (f follower) Findings() []poolconfig.Finding { return f.Reconciler.Findings() }
+func (f follower) Findings() []view.Finding { return f.Reconciler.Findings() }
 
 // run starts a Reconciler of a cluster.
 func run(t *testing.T, api *rest.Config, log *slog.Logger, retry time.Duration, configMap string) follower {

@@ -57,6 +57,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/render"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
 // The names of the two objects of which a cluster has one.
@@ -244,10 +245,10 @@ func (r *Reconciler) Ready(ctx context.Context) bool {
 }
 
 // Findings are the problems of pools and of watches.
-func (r *Reconciler) Findings() []poolconfig.Finding {
+func (r *Reconciler) Findings() []view.Finding {
 	all := r.o.Store.Findings()
 	for _, err := range r.watches.Problems() {
-		all = append(all, poolconfig.Finding{
+		all = append(all, view.Finding{
 			Reason: poolconfig.ReasonNotRead, Text: err.Error() + "; what was read before stays in force",
 		})
 	}

@@ -1,0 +1,170 @@
+// Package doorprobe checks, again and again, that the ports of the Machine Config Server on each control-plane
+// node lead to the gate.
+//
+// It runs in every replica, without leader election: a replica may see a door that another one does not see.
+// Every replica has metrics, a log and Events with the reason DoorOpen. The condition DoorOpen is that of the
+// replica that writes the AttestationVerifier; package verifierstatus does it.
+//
+// It watches nothing and writes nothing but Events. It connects to ports 22623 and 22624 of the nodes that the
+// inventory has. It needs no permissions but those of the inventory and of Events. If it runs twice, there are
+// two Events, which are combined into one. If it runs late, the last observation stays.
+package doorprobe
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/mcs-attest/mcs-attest/pkg/seal"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/door"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
+)
+
+const (
+	// maxNodes bounds the Nodes that are checked. A control plane has 3 to 5.
+	maxNodes = 64
+	// concurrent is how many Nodes are checked at one time.
+	concurrent = 4
+	// unknownRounds is for how many rounds a port may be unknown before it is reported: an update restarts
+	// the replicas.
+	unknownRounds = 3
+)
+
+// Metrics receives the state of each port.
+type Metrics interface {
+	Door(node, port, state string, states []string)
+	NoDoor(node string)
+}
+
+// Options are what a Prober needs. All but Interval are required.
+type Options struct {
+	Log     *slog.Logger
+	Metrics Metrics
+	Events  events.Sink
+	// Keys are those that the gate proves itself with.
+	Keys func() seal.Ring
+	// ControlPlane returns the Nodes of the control plane with their addresses; false while they are not known.
+	ControlPlane func() (map[string][]netip.Addr, bool)
+	Interval     time.Duration // default 30 s
+}
+
+// Prober checks the doors. It is safe for concurrent use.
+type Prober struct {
+	o     Options
+	probe func(context.Context, netip.Addr) (gate, clear door.Observation)
+
+	mu     sync.Mutex
+	ports  map[port]state
+	ready  bool // one round has ended, and there were Nodes
+	unread bool // it is not known whether there is a control plane to check
+}
+
+type port struct {
+	node   string
+	number int
+}
+
+// state is the last observation of a port, and the state that is reported.
+type state struct {
+	door.Observation
+	reported door.State
+	unknown  int // rounds for which it has been unknown
+}
+
+// New returns a Prober that checks nothing before Start.
+func New(o Options) *Prober {
+	o.Interval = cmp.Or(o.Interval, 30*time.Second)
+	prober := &door.Prober{Keys: o.Keys}
+	return &Prober{o: o, probe: prober.Probe, ports: map[port]state{}}
+}
+
+// SetupWithManager adds the prober to a manager.
+func (p *Prober) SetupWithManager(m manager.Manager) error { return m.Add(p) }
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (p *Prober) NeedLeaderElection() bool { return false }
+
+// Start checks until ctx ends.
+func (p *Prober) Start(ctx context.Context) error {
+	for {
+		p.round(ctx)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(p.o.Interval):
+		}
+	}
+}
+
+// round checks every Node once.
+func (p *Prober) round(ctx context.Context) {
+	all, known := p.o.ControlPlane()
+	p.mu.Lock()
+	p.unread = !known
+	p.mu.Unlock()
+	if !known {
+		return // what was reported stays
+	}
+	names := slices.Sorted(maps.Keys(all))
+	if len(names) > maxNodes {
+		p.o.Log.Warn("too many Nodes have a control-plane role; some are not checked", "nodes", len(names), "checked", maxNodes)
+		names = names[:maxNodes]
+	}
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, concurrent)
+	for _, name := range names {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			gate, clear := p.check(ctx, all[name])
+			if ctx.Err() == nil {
+				p.observe(port{name, door.GatePort}, gate)
+				p.observe(port{name, door.ClearPort}, clear)
+			}
+		})
+	}
+	wg.Wait()
+	if ctx.Err() != nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ready = len(names) > 0
+	for at := range p.ports {
+		if !slices.Contains(names, at.node) {
+			delete(p.ports, at)
+			p.o.Metrics.NoDoor(at.node)
+		}
+	}
+}
+
+// check observes all addresses of a Node. The worst observation of each port counts.
+func (p *Prober) check(ctx context.Context, addresses []netip.Addr) (gate, clear door.Observation) {
+	none := door.Observation{State: door.Unknown, Text: "the Node has no internal address"}
+	gate, clear = none, none
+	for i, address := range addresses {
+		g, c := p.probe(ctx, address)
+		g.Text, c.Text = address.String()+": "+g.Text, address.String()+": "+c.Text
+		if i == 0 {
+			gate, clear = g, c
+			continue
+		}
+		gate, clear = worst(gate, g), worst(clear, c)
+	}
+	return gate, clear
+}
+
+func worst(a, b door.Observation) door.Observation {
+	rank := map[door.State]int{door.Closed: 0, door.Unknown: 1, door.Open: 2}
+	if rank[b.State] > rank[a.State] {
+		return b
+	}
+	return a
+}
