@@ -22,8 +22,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// A failing watch starts again within half a minute. So an error is over when no other
-// one followed for longer. An error is a problem when it lasted.
+// A failing watch starts again within a minute. So an error is over when no other one
+// followed for longer. An error is a problem when it lasted. A kind that was in the cache
+// is unserved when the API server answered "not found" for as long: one such answer may
+// come from a replica that starts.
 const (
 	errorOver  = 90 * time.Second
 	errorLasts = time.Minute
@@ -66,8 +68,9 @@ type Kind struct {
 	informer cache.Informer // nil until the cluster serves the kind
 	unserved bool
 	err      error
-	// since is when the current series of errors began. at is the time of err.
-	since, at time.Time
+	// since is when the current series of errors began, and absent when its current series
+	// of "not found" began. at is the time of err.
+	since, absent, at time.Time
 }
 
 // SetManager makes the caches of the kinds. It makes no call.
@@ -155,6 +158,7 @@ func (w *Watches) watch(ctx context.Context, k *Kind, queue requests) bool {
 		err = source.Kind(k.cache, k.Object, w.Handler).Start(ctx, queue)
 	}
 	if err == nil {
+		k.works() // before the cache can report an error
 		err = w.manager.Add(k.cache)
 	}
 	if err != nil {
@@ -163,7 +167,7 @@ func (w *Watches) watch(ctx context.Context, k *Kind, queue requests) bool {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.informer, k.unserved, k.err = informer, false, nil
+	k.informer = informer
 	return true
 }
 
@@ -179,14 +183,27 @@ func (w *Watches) failed(k *Kind, err error) {
 	now := w.Now()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.err == nil || now.Sub(k.at) > errorOver {
+	fresh := k.err == nil || now.Sub(k.at) > errorOver
+	if fresh {
 		k.since = now
 	}
-	k.unserved, k.err, k.at = kerrors.IsNotFound(err) || meta.IsNoMatchError(err), err, now
+	if fresh || !notServed(k.err) {
+		k.absent = now
+	}
+	was := k.unserved
+	k.unserved = notServed(err) && (k.informer == nil || !k.informer.HasSynced() || now.Sub(k.absent) > errorLasts)
+	k.err, k.at = err, now
+	if k.unserved && !was && k.informer != nil {
+		w.Log.Warn("the cluster no longer serves a kind", "kind", k.Name, "error", err)
+	}
 	w.Log.Debug("a watch ended or did not start; it is tried again", "kind", k.Name, "error", err)
 }
 
-// Unserved reports whether the cluster does not serve the kind.
+// notServed reports whether an error means that the API server has no such kind.
+func notServed(err error) bool { return kerrors.IsNotFound(err) || meta.IsNoMatchError(err) }
+
+// Unserved reports whether the cluster does not serve the kind. Until that is certain, what
+// was read before stays in the cache.
 func (k *Kind) Unserved(now time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -1,9 +1,11 @@
 package kube_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,15 +36,29 @@ spec:
     schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 `
 
+// writer receives the lines of a log.
+type writer func([]byte)
+
+func (w writer) Write(p []byte) (int, error) {
+	w(p)
+	return len(p), nil
+}
+
 // A kind that the cluster does not serve yet is watched when it does, without a restart.
 func TestWatches_StartWhenTheClusterServesTheKind(t *testing.T) {
 	c := cluster.StartShared(t)
 	widget := &unstructured.Unstructured{}
 	widget.SetGroupVersionKind(schema.GroupVersionKind{Group: "watches.test", Version: "v1", Kind: "Widget"})
 	kind := &kube.Kind{Name: "widgets", Object: widget, Only: client.ObjectKey{Name: "one"}}
-	log := slog.New(slog.DiscardHandler)
+	var failures, skipped atomic.Int64
+	log := slog.New(slog.NewTextHandler(writer(func(line []byte) {
+		if bytes.Contains(line, []byte("a watch ended")) {
+			failures.Add(1)
+		}
+	}), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	now := func() time.Time { return time.Now().Add(time.Duration(skipped.Load())) }
 	w := &kube.Watches{
-		Log: log, Now: time.Now, Handler: &handler.EnqueueRequestForObject{}, Kinds: []*kube.Kind{kind}, Interval: 100 * time.Millisecond,
+		Log: log, Now: now, Handler: &handler.EnqueueRequestForObject{}, Kinds: []*kube.Kind{kind}, Interval: 100 * time.Millisecond,
 	}
 	m, err := kube.NewManager(c.Admin(), kube.Options{Log: log})
 	if err != nil {
@@ -74,15 +90,15 @@ func TestWatches_StartWhenTheClusterServesTheKind(t *testing.T) {
 		t.Helper()
 		for end := time.Now().Add(2 * time.Minute); !check(); time.Sleep(50 * time.Millisecond) {
 			if time.Now().After(end) {
-				t.Fatalf("%s: unserved %t, synced %t, %v", what, kind.Unserved(time.Now()), w.Synced(), w.Problems())
+				t.Fatalf("%s: unserved %t, synced %t, %v", what, kind.Unserved(now()), w.Synced(), w.Problems())
 			}
 		}
 	}
-	eventually("before", func() bool { return kind.Unserved(time.Now()) && w.Synced() && len(w.Problems()) == 0 })
+	eventually("before", func() bool { return kind.Unserved(now()) && w.Synced() && len(w.Problems()) == 0 })
 
 	c.KubectlApply(t, widgetCRD)
 	c.Kubectl(t, "wait", "--for=condition=Established", "customresourcedefinition/widgets.watches.test", "--timeout=60s")
-	eventually("served", func() bool { return !kind.Unserved(time.Now()) && w.Synced() })
+	eventually("served", func() bool { return !kind.Unserved(now()) && w.Synced() })
 	for _, name := range []string{"other", "one"} {
 		c.KubectlApply(t, fmt.Sprintf("apiVersion: watches.test/v1\nkind: Widget\nmetadata: {name: %s}\n", name))
 	}
@@ -99,5 +115,11 @@ func TestWatches_StartWhenTheClusterServesTheKind(t *testing.T) {
 		t.Error(err)
 	}
 	c.Kubectl(t, "delete", "customresourcedefinition/widgets.watches.test")
-	eventually("deleted", func() bool { return kind.Unserved(time.Now()) && w.Synced() })
+	before := failures.Load()
+	eventually("not found", func() bool { return failures.Load() > before })
+	if kind.Unserved(now()) || !w.Synced() {
+		t.Error("after one answer the kind counts as unserved")
+	}
+	skipped.Store(int64(61 * time.Second))
+	eventually("deleted", func() bool { return kind.Unserved(now()) && w.Synced() })
 }

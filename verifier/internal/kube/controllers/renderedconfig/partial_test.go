@@ -1,6 +1,7 @@
 package renderedconfig
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -25,6 +26,8 @@ type fakeAPI struct {
 	mu      sync.Mutex
 	objects map[string]map[string]any // by resource/name
 	broken  map[string]bool           // reads that fail
+	absent  string                    // a resource whose lists are not found
+	denied  int                       // how many were
 	changed chan struct{}             // ends all watches
 }
 
@@ -80,6 +83,8 @@ func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	last := parts[len(parts)-1]
 	for resource, list := range lists {
 		switch {
+		case last == resource && resource == a.absent:
+			a.denied++
 		case last == resource:
 			slim := strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadata")
 			items := []any{}
@@ -219,6 +224,36 @@ func TestAReadThatFailsLeavesEverythingAsItWas(t *testing.T) {
 	has(t, s, false, "/etc/new", "")
 	has(t, s, true, "/etc/base", "/etc/public")
 	mended(t, s)
+}
+
+// One "not found" for a kind that was read is no cluster without the kind.
+func TestRenderedConfigsOutliveAKindThatIsNotFoundOnce(t *testing.T) {
+	for _, resource := range []string{"machineconfigs", "machineconfigpools", "controllerconfigs"} {
+		t.Run(resource, func(t *testing.T) {
+			a, s := fake(t, nil)
+			has(t, s, true, "/etc/base", "")
+			before := poolconfigtest.Text(t, s, "worker", true)
+			a.change(func() { a.absent = resource })
+			poolconfigtest.Eventually(t, "not found", func() error {
+				a.mu.Lock()
+				defer a.mu.Unlock()
+				if a.denied == 0 {
+					return fmt.Errorf("no list was denied")
+				}
+				return nil
+			})
+			// The pool is reconciled meanwhile.
+			a.change(func() {
+				a.set(t, "configmaps", strings.Replace(kubeconfigData, "the CA", "another CA", 1), "2")
+			})
+			has(t, s, false, base64.RawStdEncoding.EncodeToString([]byte("another CA")), "")
+			if poolconfigtest.Text(t, s, "worker", true) != before {
+				t.Error("the pre-approved part changed")
+			}
+			a.change(func() { a.absent = "" })
+			mended(t, s)
+		})
+	}
 }
 
 // A new pool whose MachineConfig cannot be read is a finding, and no more.
