@@ -9,7 +9,8 @@ import (
 
 func TestAMachineInBothAPIsHasOneRecordToSettle(t *testing.T) {
 	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	c := &Cluster{registry: machine.NewRegistry(nil), latches: map[string]latch{}, o: Options{Now: func() time.Time { return at }}}
+	now := func() time.Time { return at }
+	c := &Cluster{Machines: newMachines(machinesOptions{Registry: machine.NewRegistry(nil), Now: now}), o: Options{Now: now}}
 	put := func(manifest string) {
 		t.Helper()
 		in, problems := machine.Parse("m.yaml", []byte(manifest), at)

@@ -13,7 +13,6 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/client-go/util/workqueue"
 
-	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 )
 
@@ -109,17 +108,6 @@ func (t *tasks) lookForGone() { t.later(task{about: aboutGone}, time.Second) }
 func (t *tasks) roles() { t.later(task{about: aboutRoles}, 200*time.Millisecond) }
 
 func (t *tasks) allPolicies() { t.later(task{about: aboutPolicy}, 100*time.Millisecond) }
-
-// enrolled asks for the records of the Machines that an enrolment is for.
-func (t *tasks) enrolled(e *machine.Enrolment) {
-	ref := e.Spec.MachineRef
-	if ref == nil || !t.leading() {
-		return
-	}
-	for _, m := range t.c.registry.ByName(ref.Namespace, ref.Name) {
-		t.add(task{about: aboutMachine, key: key{name: m.UID}})
-	}
-}
 
 // edited keeps what is to be written back into the token's Secret as it is at a
 // version; nil: nothing, and nothing of before any more.

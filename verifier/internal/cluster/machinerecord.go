@@ -13,14 +13,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
-// latch is what is known of a Machine's record.
-func (c *Cluster) latch(uid string) (latch, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	l, ok := c.latches[uid]
-	return l, ok
-}
-
 // steps that a record is behind its Machine; see settle.
 type behind struct{ missing, quarantine, revoke, release, restate, join, gone bool }
 
@@ -181,9 +173,9 @@ func (c *Cluster) lookForGone() error {
 	if synced, _ := c.Synced(); !synced {
 		return nil
 	}
-	c.mu.Lock()
+	c.Machines.mu.Lock()
 	uids := slices.Collect(maps.Keys(c.latches))
-	c.mu.Unlock()
+	c.Machines.mu.Unlock()
 	for _, uid := range uids {
 		if !c.registry.Known(uid) && !record.IsBreakGlass(uid) {
 			c.tasks.add(task{about: aboutMachine, key: key{name: uid}})

@@ -1,14 +1,12 @@
 package cluster
 
 import (
-	"errors"
 	"slices"
 	"strings"
 	"sync"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
@@ -52,7 +50,7 @@ func (n *names) put(m *machine.Machine) {
 	ref := m.Ref()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.forget(ref)
+	n.remove(ref)
 	if len(next.internal) == 0 && next.node == "" {
 		return
 	}
@@ -75,12 +73,12 @@ func (n *names) drop(group string, k key) {
 	defer n.mu.Unlock()
 	for ref := range n.of {
 		if ref.Name == k.name && ref.Namespace == k.namespace && strings.HasPrefix(ref.APIVersion, group+"/") {
-			n.forget(ref)
+			n.remove(ref)
 		}
 	}
 }
 
-func (n *names) forget(ref machine.Ref) {
+func (n *names) remove(ref machine.Ref) {
 	was, ok := n.of[ref]
 	if !ok {
 		return
@@ -109,56 +107,40 @@ func (n *names) forget(ref machine.Ref) {
 }
 
 // ByInternalDNS are the Machines with this InternalDNS. [Options.Names] must be set.
-func (c *Cluster) ByInternalDNS(name string) []machine.Ref {
-	c.names.mu.RLock()
-	defer c.names.mu.RUnlock()
-	return slices.Clone(c.names.internal[NormalDNS(name)])
+func (ms *Machines) ByInternalDNS(name string) []machine.Ref {
+	ms.names.mu.RLock()
+	defer ms.names.mu.RUnlock()
+	return slices.Clone(ms.names.internal[NormalDNS(name)])
 }
 
 // ByNode are the Machines whose nodeRef is this Node. [Options.Names] must be set.
-func (c *Cluster) ByNode(node string) []machine.Ref {
-	c.names.mu.RLock()
-	defer c.names.mu.RUnlock()
-	return slices.Clone(c.names.node[node])
+func (ms *Machines) ByNode(node string) []machine.Ref {
+	ms.names.mu.RLock()
+	defer ms.names.mu.RUnlock()
+	return slices.Clone(ms.names.node[node])
 }
 
 // ByCredential is the UID of the Machine on whose record a live bootstrap credential
 // has this id. The record is to be read before it counts.
-func (c *Cluster) ByCredential(id string) (uid string, ok bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	uid, ok = c.credentials[id]
+func (ms *Machines) ByCredential(id string) (uid string, ok bool) {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	uid, ok = ms.credentials[id]
 	return uid, ok
 }
 
-// Ready says why nothing final should be said on what was watched: something has
-// not been read, or is too old, or what was in force before a restore of etcd is being
-// set again. nil: all is well.
-func (c *Cluster) Ready() error {
-	if synced, missing := c.Synced(); !synced {
-		return errors.New(inventory.Bounded(strings.Join(missing, "; ")))
-	}
-	if err := c.View().Stale; err != nil {
-		return err
-	}
-	if c.repairing() {
-		return errors.New("what was in force before etcd was restored is being set again")
-	}
-	return nil
-}
-
 // Counts are how many Machines and Nodes there are.
-func (c *Cluster) Counts() (machines, nodes int) { return c.registry.Len(), c.registry.Nodes() }
+func (ms *Machines) Counts() (machines, nodes int) { return ms.registry.Len(), ms.registry.Nodes() }
 
 // keepCredentials notes which credentials a record has; the lock is held.
-func (c *Cluster) keepCredentials(uid string, before, after []string) {
+func (ms *Machines) keepCredentials(uid string, before, after []string) {
 	for _, id := range before {
-		if c.credentials[id] == uid {
-			delete(c.credentials, id)
+		if ms.credentials[id] == uid {
+			delete(ms.credentials, id)
 		}
 	}
 	for _, id := range after {
-		c.credentials[id] = uid
+		ms.credentials[id] = uid
 	}
 }
 
@@ -167,32 +149,32 @@ func (c *Cluster) keepCredentials(uid string, before, after []string) {
 const maxOrphaned = 10_000
 
 // orphan notes that a record is gone; the lock is held.
-func (c *Cluster) orphan(uid string, l latch) {
-	c.keepCredentials(uid, l.credentials, nil)
-	if c.o.Revoke == nil || !l.unrevoked || len(c.orphaned) >= maxOrphaned {
+func (ms *Machines) orphan(uid string, l latch) {
+	ms.keepCredentials(uid, l.credentials, nil)
+	if !ms.o.Revocable || !l.unrevoked || len(ms.orphaned) >= maxOrphaned {
 		return
 	}
 	for _, id := range l.credentials {
-		c.orphaned[uid] = append(c.orphaned[uid], v1alpha1.CredentialStatus{ID: id})
+		ms.orphaned[uid] = append(ms.orphaned[uid], v1alpha1.CredentialStatus{ID: id})
 	}
 }
 
 // orphans are what is remembered of a record that is gone; forget it, once they were
 // taken back.
-func (c *Cluster) orphans(uid string, forget bool) []v1alpha1.CredentialStatus {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (ms *Machines) orphans(uid string, forget bool) []v1alpha1.CredentialStatus {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
 	if forget {
-		delete(c.orphaned, uid)
+		delete(ms.orphaned, uid)
 		return nil
 	}
-	return c.orphaned[uid]
+	return ms.orphaned[uid]
 }
 
 // RecordUID is the UID of the Machine that the record of this Machine is named by:
 // while a machine is an object of both Machine APIs it has one record.
-func (c *Cluster) RecordUID(uid string) string {
-	if m, ok := c.registry.ByUID(uid); ok {
+func (ms *Machines) RecordUID(uid string) string {
+	if m, ok := ms.registry.ByUID(uid); ok {
 		return records.UID(m)
 	}
 	return uid

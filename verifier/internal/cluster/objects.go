@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -46,38 +48,38 @@ func orProblem(problems []manifest.Problem, what string) []manifest.Problem {
 	return append(problems, manifest.Problem{What: what})
 }
 
-func (c *Cluster) putMachine(o *inventory.Object) []manifest.Problem {
+func (ms *Machines) putMachine(o *inventory.Object) []manifest.Problem {
 	if m, ok := o.Value.(machine.Machine); ok {
 		m.Namespace, m.Name = o.Namespace, o.Name // one copy of each
-		c.registry.PutMachine(m)
-		c.names.put(&m)
-		c.plannedMachine(&m)
-		c.tasks.add(task{about: aboutMachine, key: key{name: m.UID}})
+		ms.registry.PutMachine(m)
+		ms.names.put(&m)
+		ms.plannedMachine(&m)
+		ms.o.Changed(m.UID)
 	}
 	return o.Problems
 }
 
 // advanceMachine keeps a Machine from seeming to wait for its first boot, because
 // of a note on it, after it has joined or was deleted.
-func (c *Cluster) advanceMachine(o *inventory.Object) bool {
+func (ms *Machines) advanceMachine(o *inventory.Object) bool {
 	m, ok := o.Value.(machine.Machine)
 	if !ok {
 		return false
 	}
 	m.Namespace, m.Name = o.Namespace, o.Name
-	c.names.put(&m)
-	c.plannedMachine(&m)
-	c.tasks.add(task{about: aboutMachine, key: key{name: m.UID}})
-	return c.registry.Advance(m)
+	ms.names.put(&m)
+	ms.plannedMachine(&m)
+	ms.o.Changed(m.UID)
+	return ms.registry.Advance(m)
 }
 
-func (c *Cluster) dropMachine(group string) func(types.NamespacedName) {
+func (ms *Machines) dropMachine(group string) func(types.NamespacedName) {
 	return func(n types.NamespacedName) {
 		k := keyOf(n)
-		c.registry.DeleteMachine(group, k.namespace, k.name)
-		c.names.drop(group, k)
-		c.planned(plannedKey{group, k}, "", nil, false)
-		c.tasks.lookForGone()
+		ms.registry.DeleteMachine(group, k.namespace, k.name)
+		ms.names.drop(group, k)
+		ms.planned(plannedKey{group, k}, "", nil, false)
+		ms.o.Deleted()
 	}
 }
 
@@ -95,16 +97,16 @@ func compactEnrolment(o client.Object) (any, []manifest.Problem) {
 	return found.Enrolments[0], problems
 }
 
-func (c *Cluster) putHost(o *inventory.Object) []manifest.Problem {
+func (ms *Machines) putHost(o *inventory.Object) []manifest.Problem {
 	if e, ok := o.Value.(machine.Enrolment); ok {
-		c.registry.PutEnrolment(e)
+		ms.registry.PutEnrolment(e)
 	} else {
-		c.registry.DeleteHost(o.Namespace, o.Name)
+		ms.registry.DeleteHost(o.Namespace, o.Name)
 	}
 	return o.Problems
 }
 
-func (c *Cluster) dropHost(n types.NamespacedName) { c.registry.DeleteHost(n.Namespace, n.Name) }
+func (ms *Machines) dropHost(n types.NamespacedName) { ms.registry.DeleteHost(n.Namespace, n.Name) }
 
 // attestation is a MachineAttestation: what the administrator says, and as much
 // of what the verifier recorded as tells whether it is in line.
@@ -205,7 +207,7 @@ func liveCredentials(status map[string]any, now time.Time) (ids []string, unrevo
 	return ids, unrevoked
 }
 
-func (c *Cluster) putAttestation(o *inventory.Object) []manifest.Problem {
+func (ms *Machines) putAttestation(o *inventory.Object) []manifest.Problem {
 	a, ok := o.Value.(attestation)
 	if !ok {
 		return o.Problems
@@ -213,17 +215,17 @@ func (c *Cluster) putAttestation(o *inventory.Object) []manifest.Problem {
 	at := keyOf(o.NamespacedName)
 	if a.enrolment != nil {
 		e := *a.enrolment
-		if c.withheld(&e.MachineAttestation) {
+		if ms.o.Withheld(&e.MachineAttestation) {
 			e.Spec.Reattest = nil
 		}
-		c.registry.PutEnrolment(e)
+		ms.registry.PutEnrolment(e)
 	} else {
-		c.registry.DeleteEnrolment(o.Namespace, o.Name)
+		ms.registry.DeleteEnrolment(o.Namespace, o.Name)
 	}
-	a.latch.key, a.latch.pool = at, c.intern(a.latch.pool)
+	a.latch.key, a.latch.pool = at, ms.intern(a.latch.pool)
 	uid := a.uid
 	standIn := a.enrolment != nil && a.enrolment.Spec.MachineRef == nil
-	c.planned(plannedKey{v1alpha1.GroupVersion.Group, at}, o.UID, []string{o.Name}, standIn && a.enrolment.Spec.Pool == controlPlanePool)
+	ms.planned(plannedKey{v1alpha1.GroupVersion.Group, at}, o.UID, []string{o.Name}, standIn && a.enrolment.Spec.Pool == controlPlanePool)
 	if a.enrolment != nil && a.enrolment.Spec.MachineRef == nil {
 		uid = o.UID // a stand-in is its own record
 	}
@@ -231,50 +233,68 @@ func (c *Cluster) putAttestation(o *inventory.Object) []manifest.Problem {
 		uid = o.Name // one copy of the text
 	}
 	if uid != "" {
-		c.mu.Lock()
-		before := c.latches[uid]
-		c.keepCredentials(uid, before.credentials, a.latch.credentials)
-		c.latches[uid] = a.latch
-		_, control := c.controlPlane[a.latch.node]
+		ms.mu.Lock()
+		before := ms.latches[uid]
+		ms.keepCredentials(uid, before.credentials, a.latch.credentials)
+		ms.latches[uid] = a.latch
+		_, control := ms.controlPlane[a.latch.node]
 		isPlanned := false
-		for _, p := range c.plans { // a control plane's, which are few
+		for _, p := range ms.plans { // a control plane's, which are few
 			isPlanned = isPlanned || p.uid == uid
 		}
-		c.mu.Unlock()
+		ms.mu.Unlock()
 		if before.pool != a.latch.pool && (isPlanned || a.latch.pool == controlPlanePool) || before.node != a.latch.node && a.latch.pool == controlPlanePool ||
 			control || before.mismatch != a.latch.mismatch {
-			c.tasks.roles()
+			ms.o.RolesChanged()
 		}
-		c.tasks.add(task{about: aboutMachine, key: key{name: uid}})
+		ms.o.Changed(uid)
 	}
 	if a.condition {
-		c.tasks.add(task{about: aboutFault, kind: attestationKind.String(), key: at})
+		ms.o.Rejected(at)
 	}
 	if a.enrolment != nil && a.enrolment.Spec.MachineRef != nil && uid == "" {
-		c.tasks.enrolled(a.enrolment)
+		ms.enrolled(a.enrolment)
 	}
 	return o.Problems
 }
 
-func (c *Cluster) dropAttestation(n types.NamespacedName) {
+func (ms *Machines) dropAttestation(n types.NamespacedName) {
 	k := keyOf(n)
-	c.registry.DeleteEnrolment(k.namespace, k.name)
-	c.planned(plannedKey{v1alpha1.GroupVersion.Group, k}, "", nil, false)
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	ms.registry.DeleteEnrolment(k.namespace, k.name)
+	ms.planned(plannedKey{v1alpha1.GroupVersion.Group, k}, "", nil, false)
+	for _, uid := range ms.dropRecord(k) {
+		ms.o.Changed(uid)
+	}
+}
+
+// dropRecord removes a record that was deleted, and returns of which Machines it was.
+func (ms *Machines) dropRecord(k key) (uids []string) {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
 	// Deletions are few; an index by name would be as large as the rest.
-	if l, ok := c.latches[k.name]; ok && l.key == k {
-		c.orphan(k.name, l)
-		delete(c.latches, k.name)
-		c.tasks.add(task{about: aboutMachine, key: key{name: k.name}})
+	if l, ok := ms.latches[k.name]; ok && l.key == k {
+		uids = []string{k.name}
+	} else {
+		for uid, l := range ms.latches {
+			if l.key == k {
+				uids = append(uids, uid)
+			}
+		}
+	}
+	for _, uid := range uids {
+		ms.orphan(uid, ms.latches[uid])
+		delete(ms.latches, uid)
+	}
+	return uids
+}
+
+// enrolled reports the Machines that an enrolment is for.
+func (ms *Machines) enrolled(e *machine.Enrolment) {
+	if !ms.o.Leading() {
 		return
 	}
-	for uid, l := range c.latches {
-		if l.key == k {
-			c.orphan(uid, l)
-			delete(c.latches, uid)
-			c.tasks.add(task{about: aboutMachine, key: key{name: uid}})
-		}
+	for _, m := range ms.registry.ByName(e.Spec.MachineRef.Namespace, e.Spec.MachineRef.Name) {
+		ms.o.Changed(m.UID)
 	}
 }
 
@@ -316,53 +336,71 @@ func compactNode(o client.Object) (any, []manifest.Problem) {
 	return n, nil
 }
 
-func (c *Cluster) putNode(o *inventory.Object) []manifest.Problem {
+func (ms *Machines) putNode(o *inventory.Object) []manifest.Problem {
 	n, _ := o.Value.(node)
-	c.registry.PutNode(o.Name, n.providerID)
-	c.mu.Lock()
-	before, known := c.controlPlane[o.Name]
-	delete(c.controlPlane, o.Name)
+	ms.registry.PutNode(o.Name, n.providerID)
+	ms.mu.Lock()
+	before, known := ms.controlPlane[o.Name]
+	delete(ms.controlPlane, o.Name)
 	if n.controlPlane {
-		c.controlPlane[o.Name] = n
+		ms.controlPlane[o.Name] = n
 	}
-	c.mu.Unlock()
+	ms.mu.Unlock()
 	if known != n.controlPlane || before.providerID != n.providerID && n.controlPlane {
-		c.tasks.roles()
+		ms.o.RolesChanged()
 	}
-	if n.providerID != "" && c.tasks.leading() {
-		if m := c.registry.Named(machine.Identity{ProviderIDs: []string{n.providerID}}, machine.Rules{Now: c.o.Now()}); m != nil {
-			c.tasks.add(task{about: aboutMachine, key: key{name: m.UID}})
+	if n.providerID != "" && ms.o.Leading() {
+		if m := ms.registry.Named(machine.Identity{ProviderIDs: []string{n.providerID}}, machine.Rules{Now: ms.o.Now()}); m != nil {
+			ms.o.Changed(m.UID)
 		}
 	}
 	return nil
 }
 
-func (c *Cluster) dropNode(k types.NamespacedName) {
-	c.registry.DeleteNode(k.Name)
-	c.mu.Lock()
-	_, known := c.controlPlane[k.Name]
-	delete(c.controlPlane, k.Name)
-	c.mu.Unlock()
+func (ms *Machines) dropNode(k types.NamespacedName) {
+	ms.registry.DeleteNode(k.Name)
+	ms.mu.Lock()
+	_, known := ms.controlPlane[k.Name]
+	delete(ms.controlPlane, k.Name)
+	ms.mu.Unlock()
 	if known {
-		c.tasks.roles()
+		ms.o.RolesChanged()
 	}
 }
 
-// ControlPlane returns the Nodes of the control plane with their internal addresses.
-// It returns none in a cluster without MachineConfigPools, which has no Machine
-// Config Server. The second result is false while it is not known whether there are any.
-func (c *Cluster) ControlPlane() (map[string][]netip.Addr, bool) {
-	if c.poolsUnknown() {
-		return nil, false
+// planned is a Machine, or a stand-in, of the control plane's pool.
+type planned struct {
+	uid   string
+	names []string // that its Node may have
+}
+
+// plannedKey names it. The same Machine may be in both APIs.
+type plannedKey struct {
+	group string
+	key
+}
+
+// planned keeps the names of a Machine of the control plane's pool.
+func (ms *Machines) planned(at plannedKey, uid string, names []string, control bool) {
+	ms.mu.Lock()
+	before, known := ms.plans[at]
+	delete(ms.plans, at)
+	if control {
+		ms.plans[at] = planned{uid, names}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.pools) == 0 {
-		return nil, true
+	ms.mu.Unlock()
+	if known != control || control && (before.uid != uid || !slices.Equal(before.names, names)) {
+		ms.o.RolesChanged()
 	}
-	all := make(map[string][]netip.Addr, len(c.controlPlane))
-	for name, n := range c.controlPlane {
-		all[name] = n.addresses
+}
+
+func (ms *Machines) plannedMachine(m *machine.Machine) {
+	var names []string
+	for _, name := range append(slices.Clone(m.InternalDNS), m.NodeRef) {
+		if name = NormalDNS(name); name != "" && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
 	}
-	return all, true
+	group, _, _ := strings.Cut(m.APIVersion, "/")
+	ms.planned(plannedKey{group, key{m.Namespace, m.Name}}, m.UID, names, m.HasPool(controlPlanePool))
 }

@@ -245,12 +245,14 @@ func (c *Cluster) restored(epoch uint32, why string) {
 			remembered[uid] = memory{l, m.NodeRef}
 		}
 	}
-	c.mu.Lock()
+	c.Machines.mu.Lock()
 	for uid, l := range c.latches {
 		if _, ok := remembered[uid]; !ok && l.revoked() {
 			remembered[uid] = memory{latch: l}
 		}
 	}
+	c.Machines.mu.Unlock()
+	c.mu.Lock()
 	// What an earlier restore left to be done is still to be done; the map may be
 	// in use, so it is another one.
 	for uid, m := range c.remembered {

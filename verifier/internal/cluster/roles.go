@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
@@ -20,43 +19,6 @@ const controlPlanePool = "master"
 
 // maxControlPlaneNodes bounds the list in the status, as the CRD does.
 const maxControlPlaneNodes = 512
-
-// planned is a Machine, or a stand-in, of the control plane's pool.
-type planned struct {
-	uid   string
-	names []string // that its Node may have
-}
-
-// plannedKey names it. The same Machine may be in both APIs.
-type plannedKey struct {
-	group string
-	key
-}
-
-// planned keeps the names of a Machine of the control plane's pool.
-func (c *Cluster) planned(at plannedKey, uid string, names []string, control bool) {
-	c.mu.Lock()
-	before, known := c.plans[at]
-	delete(c.plans, at)
-	if control {
-		c.plans[at] = planned{uid, names}
-	}
-	c.mu.Unlock()
-	if known != control || control && (before.uid != uid || !slices.Equal(before.names, names)) {
-		c.tasks.roles()
-	}
-}
-
-func (c *Cluster) plannedMachine(m *machine.Machine) {
-	var names []string
-	for _, name := range append(slices.Clone(m.InternalDNS), m.NodeRef) {
-		if name = NormalDNS(name); name != "" && !slices.Contains(names, name) {
-			names = append(names, name)
-		}
-	}
-	group, _, _ := strings.Cut(m.APIVersion, "/")
-	c.planned(plannedKey{group, key{m.Namespace, m.Name}}, m.UID, names, m.HasPool(controlPlanePool))
-}
 
 // roles is what the Nodes' roles should be.
 type roles struct {
@@ -81,6 +43,8 @@ func (c *Cluster) evaluateRoles(partial bool) roles {
 		c.mu.Unlock()
 		return out
 	}
+	c.mu.Unlock()
+	c.Machines.mu.Lock()
 	nodes := maps.Clone(c.controlPlane)
 	plans := slices.Collect(maps.Values(c.plans))
 	pools, certified := map[string]string{}, map[string]string{}
@@ -93,7 +57,7 @@ func (c *Cluster) evaluateRoles(partial bool) roles {
 			certified[uid] = l.node
 		}
 	}
-	c.mu.Unlock()
+	c.Machines.mu.Unlock()
 
 	found := c.registry.WithNodes(func(node string) bool { _, ok := nodes[node]; return ok })
 	maps.Copy(found, certified)
@@ -171,13 +135,15 @@ func (c *Cluster) keepRoles(ctx context.Context) error {
 		}
 	}
 	c.roles = &now
+	c.mu.Unlock()
 	reported := map[string]bool{}
+	c.Machines.mu.Lock()
 	for uid, l := range c.latches {
 		if l.mismatch {
 			reported[uid] = true
 		}
 	}
-	c.mu.Unlock()
+	c.Machines.mu.Unlock()
 	if before == nil || before.partial != now.partial || !slices.Equal(before.allowed, now.allowed) || !maps.Equal(before.mismatched, now.mismatched) {
 		c.changed() // the status follows
 	}

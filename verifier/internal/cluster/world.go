@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -115,14 +117,13 @@ type Options struct {
 
 // Cluster is what the verifier knows of its cluster. It is safe for concurrent use.
 type Cluster struct {
+	*Machines
 	o       Options
 	config  config.Kubernetes
 	log     *slog.Logger
 	dynamic dynamic.Interface
 	leases  coordinationv1.LeasesGetter
 
-	registry  *machine.Registry
-	names     *names // nil unless asked for
 	records   *records.Records
 	events    events.Sink
 	inventory *inventory.Inventory
@@ -138,28 +139,18 @@ type Cluster struct {
 	// taken in, and for writing while the view is built.
 	batch sync.RWMutex
 
-	mu           sync.Mutex
-	texts        map[string]string
-	faults       map[faultKey]fault
-	started      bool // policies were read, and the cluster has them
-	policies     map[string]*policyState
-	leaving      map[string]*policyState // deleted, and in force for as long as lingering
-	left         int                     // how many were deleted
-	set          *policy.Set             // the last that compiled
-	clash        map[string]string
-	content      map[key]*contentState
-	trust        *trust.Trust    // nil: to be joined anew
-	pools        map[string]bool // MachineConfigPools; nil where there are none
-	latches      map[string]latch
-	controlPlane map[string]node
-	// plans are the Machines of the control plane's pool.
-	plans map[plannedKey]planned
-	roles *roles // nil: not evaluated by this replica
-	// credentials has the Machine's UID by the id of each live bootstrap credential.
-	credentials map[string]string
-	// orphaned are the credentials of records that are gone, by the Machine's UID,
-	// until somebody has looked whether the Machine is, too.
-	orphaned map[string][]v1alpha1.CredentialStatus
+	mu       sync.Mutex
+	faults   map[faultKey]fault
+	started  bool // policies were read, and the cluster has them
+	policies map[string]*policyState
+	leaving  map[string]*policyState // deleted, and in force for as long as lingering
+	left     int                     // how many were deleted
+	set      *policy.Set             // the last that compiled
+	clash    map[string]string
+	content  map[key]*contentState
+	trust    *trust.Trust    // nil: to be joined anew
+	pools    map[string]bool // MachineConfigPools; nil where there are none
+	roles    *roles          // nil: not evaluated by this replica
 	restores []restore
 	// remembered is what is to be latched again after a restore; nil: nothing is
 	// to be done.
@@ -181,27 +172,6 @@ type fault struct {
 	text       string
 	never      bool // it has no last good state
 	stops      mayStop
-}
-
-// latch is what is remembered of a record: as much as tells whether it is in line
-// with its Machine. There is one for each Machine, so it is kept small.
-type latch struct {
-	key
-	grant       *grant // the last that was used; nil: none
-	joined      bool
-	quarantined bool
-	restored    bool     // quarantined by what was remembered over a restore
-	credentials []string // ids of bootstrap credentials that have not ended
-	unrevoked   bool     // some of them have not been taken back
-	pool        string   // that the machine attested for
-	node        string   // of its certificate
-	mismatch    bool     // the condition RoleMismatch is true
-}
-
-// grant is a grant to attest once more that was used.
-type grant struct {
-	until time.Time
-	count int32
 }
 
 // policyState is one AttestationPolicy.
@@ -252,9 +222,9 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 	}
 	k := &Cluster{
 		o: o, config: c, log: o.Log, began: o.Now(),
-		dirty: make(chan struct{}, 1),
-		texts: map[string]string{}, faults: map[faultKey]fault{},
-		policies: map[string]*policyState{}, leaving: map[string]*policyState{}, set: &policy.Set{}, content: map[key]*contentState{}, latches: map[string]latch{}, controlPlane: map[string]node{}, plans: map[plannedKey]planned{}, credentials: map[string]string{}, orphaned: map[string][]v1alpha1.CredentialStatus{},
+		dirty:    make(chan struct{}, 1),
+		faults:   map[faultKey]fault{},
+		policies: map[string]*policyState{}, leaving: map[string]*policyState{}, set: &policy.Set{}, content: map[key]*contentState{},
 	}
 	var err error
 	if k.dynamic, err = dynamic.NewForConfig(r); err != nil {
@@ -263,10 +233,12 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 	if k.leases, err = coordinationv1.NewForConfig(r); err != nil {
 		return nil, fmt.Errorf("client of the Kubernetes API: %w", err)
 	}
-	k.registry = machine.NewRegistry(&k.secrets)
-	if o.Names {
-		k.names = newNames()
-	}
+	k.Machines = newMachines(machinesOptions{
+		Registry: machine.NewRegistry(&k.secrets), Now: o.Now, Names: o.Names, Revocable: o.Revoke != nil, Withheld: k.withheld,
+		Changed: func(uid string) { k.tasks.add(task{about: aboutMachine, key: key{name: uid}}) },
+		Deleted: func() { k.tasks.lookForGone() }, Leading: k.Leading, RolesChanged: func() { k.tasks.roles() },
+		Rejected: func(at key) { k.tasks.add(task{about: aboutFault, kind: attestationKind.String(), key: at}) },
+	})
 	if k.events = o.Events; o.Events == nil {
 		k.events = events.Discard{}
 	}
@@ -299,25 +271,13 @@ func (c *Cluster) plan() ([]*inventory.Source, error) {
 	if slices.Contains(namespaces, "*") {
 		namespaces = []string{""}
 	}
-	var all []*inventory.Source
-	for _, ns := range namespaces {
-		for _, kind := range []kind{machineAPIKind, clusterAPIKind} {
-			all = append(all, &inventory.Source{Kind: kind, Namespace: ns, Optional: true, Object: &unstructured.Unstructured{},
-				Read: compactMachine, Put: c.putMachine, Advance: c.advanceMachine, Drop: c.dropMachine(kind.Group)})
-		}
-		all = append(all, &inventory.Source{Kind: hostKind, Namespace: ns, Optional: true, Object: &unstructured.Unstructured{},
-			Read: compactEnrolment, Put: c.putHost, Drop: c.dropHost})
-	}
+	own := namespaces
 	if !slices.Contains(namespaces, "") && !slices.Contains(namespaces, c.config.Namespace) {
-		namespaces = append(slices.Clone(namespaces), c.config.Namespace)
+		own = append(slices.Clone(namespaces), c.config.Namespace)
 	}
-	for _, ns := range namespaces {
-		all = append(all, &inventory.Source{Kind: attestationKind, Namespace: ns, Object: &unstructured.Unstructured{},
-			Read: compactAttestation, Put: c.putAttestation, Drop: c.dropAttestation})
-	}
+	all := c.Machines.Sources(namespaces, own)
 	contents := []string{ContentReferences, ContentRoots, ContentAKRoots, ContentAzureRoots, ContentAWS, ContentGoogleKeys}
 	all = append(all,
-		&inventory.Source{Kind: nodeKind, Object: &corev1.Node{}, Read: compactNode, Put: c.putNode, Drop: c.dropNode},
 		&inventory.Source{Kind: policyKind, Whole: true, Object: &unstructured.Unstructured{},
 			Read: compactPolicy, Put: c.putPolicy, Drop: c.dropPolicy, Listed: c.policiesRead, Vanished: c.policiesVanished},
 		&inventory.Source{Kind: poolKind, Optional: true, Advisory: true, Object: &metav1.PartialObjectMetadata{},
@@ -471,6 +431,22 @@ func (c *Cluster) Records() *records.Records { return c.records }
 // Synced reports whether everything that serving depends on was read and may be
 // read, and what was not. A namespace of Machines that may not be read stops no others.
 func (c *Cluster) Synced() (bool, []string) { return c.inventory.Synced() }
+
+// Ready says why nothing final should be said on what was watched: something has
+// not been read, or is too old, or what was in force before a restore of etcd is being
+// set again. nil: all is well.
+func (c *Cluster) Ready() error {
+	if synced, missing := c.Synced(); !synced {
+		return errors.New(inventory.Bounded(strings.Join(missing, "; ")))
+	}
+	if err := c.View().Stale; err != nil {
+		return err
+	}
+	if c.repairing() {
+		return errors.New("what was in force before etcd was restored is being set again")
+	}
+	return nil
+}
 
 // build makes the view of what is known now.
 func (c *Cluster) build() {
@@ -635,15 +611,24 @@ func (c *Cluster) Problems() []string {
 	return all
 }
 
-// intern keeps one copy of what many objects say alike.
-func (c *Cluster) intern(s string) string {
+// ControlPlane returns the Nodes of the control plane with their internal addresses.
+// It returns none in a cluster without MachineConfigPools, which has no Machine
+// Config Server. The second result is false while it is not known whether there are any.
+func (c *Cluster) ControlPlane() (map[string][]netip.Addr, bool) {
+	if c.poolsUnknown() {
+		return nil, false
+	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if one, ok := c.texts[s]; ok {
-		return one
+	none := len(c.pools) == 0
+	c.mu.Unlock()
+	if none {
+		return nil, true
 	}
-	if len(c.texts) < 10_000 {
-		c.texts[s] = s
+	c.Machines.mu.Lock()
+	defer c.Machines.mu.Unlock()
+	all := make(map[string][]netip.Addr, len(c.controlPlane))
+	for name, n := range c.controlPlane {
+		all[name] = n.addresses
 	}
-	return s
+	return all, true
 }
