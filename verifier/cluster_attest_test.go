@@ -312,8 +312,14 @@ func TestAttack_T53_KeysOfAReplicaWhoseClockIsHoursOff(t *testing.T) {
 		t.Errorf("the replica whose clock is ahead has no keys: %q", ahead.server.Problems())
 	}
 	ahead.stop()
-	rs.serve(-9 * time.Hour)
+	behind := rs.serve(-9 * time.Hour)
 	served("while-a-clock-is-behind")
+	// The first keys serve all of them. No replica makes others.
+	for _, p := range []*inProcess{one, two, behind} {
+		if n := len(p.server.TokenKeys().Keys); n != 1 {
+			t.Errorf("a replica has %d token keys", n)
+		}
+	}
 }
 
 // THREATS T43: many attestations of one Machine at once, on three replicas, with two

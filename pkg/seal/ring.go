@@ -18,35 +18,37 @@ import (
 type Key struct {
 	ID     [keyIDSize]byte
 	Secret secret.Bytes // 32 bytes
-	// NotBefore is when replicas may begin to seal under the key. They open
-	// under it as soon as they have it.
+	// NotBefore is when replicas begin to seal under the key, or earlier where they have no other
+	// key in use. They open under it as soon as they have it.
 	NotBefore time.Time
 }
 
 // Ring is the keys that all replicas share. The zero value opens and seals nothing.
 type Ring struct{ Keys []Key }
 
-// ErrNoKey says that no key of the ring may seal yet.
-var ErrNoKey = errors.New("no sealing key is valid yet")
+// ErrNoKey means that the ring has no key.
+var ErrNoKey = errors.New("there is no sealing key")
 
-func (r Ring) current(now time.Time) (Key, error) {
-	var best Key
-	found := false
-	for _, k := range r.Keys {
-		if !k.NotBefore.After(now) && (!found || k.NotBefore.After(best.NotBefore)) {
-			best, found = k, true
-		}
-	}
-	if !found {
-		return Key{}, ErrNoKey
-	}
-	return best, nil
+// Current returns the key that seals at now; see current.
+func (r Ring) Current(now time.Time) (Key, bool) {
+	k, err := r.current(now)
+	return k, err == nil
 }
 
-// Usable reports whether some key may seal at now.
-func (r Ring) Usable(now time.Time) bool {
-	_, err := r.current(now)
-	return err == nil
+// current returns the key that seals at now: the newest of those in use, or the earliest if none is in use yet.
+// The latter happens if the clock of the replica that made the keys is ahead.
+func (r Ring) current(now time.Time) (Key, error) {
+	if len(r.Keys) == 0 {
+		return Key{}, ErrNoKey
+	}
+	best := r.Keys[0]
+	for _, k := range r.Keys[1:] {
+		inUse, ahead := !k.NotBefore.After(now), best.NotBefore.After(now)
+		if inUse && (ahead || k.NotBefore.After(best.NotBefore)) || ahead && k.NotBefore.Before(best.NotBefore) {
+			best = k
+		}
+	}
+	return best, nil
 }
 
 // Rotate adds a key that seals from now+publish on, and drops those that have

@@ -177,6 +177,33 @@ func TestTheRingAtRestReadsBackAndPrintsNothing(t *testing.T) {
 	}
 }
 
+// The replica that made the keys has a clock that is ahead.
+func TestKeysThatAreDatedAheadSeal(t *testing.T) {
+	ahead, err := ring(t).Rotate(rand.Reader, epoch, time.Minute, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, keys := range map[string][]seal.Key{"in order": ahead.Keys, "in disorder": {ahead.Keys[1], ahead.Keys[0]}} {
+		r := seal.Ring{Keys: keys}
+		for now, want := range map[time.Time]seal.Key{
+			epoch.Add(-9 * time.Hour): ahead.Keys[0], // no key is in use
+			epoch:                     ahead.Keys[0],
+			epoch.Add(time.Minute):    ahead.Keys[1],
+		} {
+			sealed, err := r.Seal(rand.Reader, now, challenge())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(sealed[1:1+len(want.ID)], want.ID[:]) {
+				t.Errorf("%s, at %s: sealed under another key", name, now)
+			}
+			if _, err := r.Open(sealed); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
 func FuzzOpen(f *testing.F) {
 	r := ring(f)
 	good, err := r.Seal(rand.Reader, epoch, challenge())

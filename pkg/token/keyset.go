@@ -22,8 +22,8 @@ type Key struct {
 	ID string // RFC 7638 thumbprint, base64url
 	// PublishedAt is when the key was made and given to all replicas.
 	PublishedAt time.Time
-	// NotBefore is when replicas begin to sign with it; they verify with it as
-	// soon as they have it.
+	// NotBefore is when replicas begin to sign with it, or earlier where they have no other key
+	// in use. They verify with it as soon as they have it.
 	NotBefore time.Time
 	// NotAfter is when its successor takes over; zero while there is none. It
 	// goes on verifying for a token's longest life and the leeway.
@@ -37,27 +37,29 @@ type Key struct {
 // and Prune return another. The zero value verifies and signs nothing.
 type KeySet struct{ Keys []Key }
 
-// ErrNoKey says that no key may sign yet.
-var ErrNoKey = errors.New("no token key is valid yet")
+// ErrNoKey means that the set has no key.
+var ErrNoKey = errors.New("there is no token key")
 
 // ErrRotating says that the next key is published already.
 var ErrRotating = errors.New("the next token key is published already and not yet in use")
 
-// Current returns the key that signs at now: the newest of those in use.
+// Current returns the key that signs at now: the newest of those in use. If the clock of the replica that made
+// the keys is ahead, none may be in use yet. Then the earliest of them signs.
 func (s KeySet) Current(now time.Time) (Key, bool) {
 	k, err := s.current(now)
 	return k, err == nil
 }
 
 func (s KeySet) current(now time.Time) (Key, error) {
-	var best Key
-	for _, k := range s.Keys {
-		if !k.NotBefore.After(now) && (best.ID == "" || !k.NotBefore.Before(best.NotBefore)) {
+	if len(s.Keys) == 0 {
+		return Key{}, ErrNoKey
+	}
+	best := s.Keys[0]
+	for _, k := range s.Keys[1:] {
+		inUse, ahead := !k.NotBefore.After(now), best.NotBefore.After(now)
+		if inUse && (ahead || !k.NotBefore.Before(best.NotBefore)) || ahead && k.NotBefore.Before(best.NotBefore) {
 			best = k
 		}
-	}
-	if best.ID == "" {
-		return Key{}, ErrNoKey
 	}
 	return best, nil
 }
@@ -71,6 +73,12 @@ func (s KeySet) find(id string, now time.Time) (Key, bool) {
 		}
 	}
 	return Key{}, false
+}
+
+// tooEarly reports whether a key signed before its time although another key was in use.
+func (s KeySet) tooEarly(key Key, issued time.Time) bool {
+	return issued.Before(key.NotBefore.Add(-Leeway)) &&
+		slices.ContainsFunc(s.Keys, func(k Key) bool { return !k.NotBefore.After(issued) })
 }
 
 func (k Key) over(now time.Time, keep time.Duration) bool {
@@ -115,21 +123,6 @@ func newKey(rand io.Reader, published, from time.Time) (Key, error) {
 	}
 	return Key{ID: id, PublishedAt: published.UTC().Truncate(time.Second), NotBefore: from.UTC().Truncate(time.Second),
 		private: private}, nil
-}
-
-// Bridge adds a key to a set whose keys all sign only later than now. The key signs from
-// from on, which must not be after now, until the first of the others takes over.
-func (s KeySet) Bridge(now, from time.Time, rand io.Reader) (KeySet, error) {
-	next, err := newKey(rand, now, from)
-	if err != nil {
-		return s, err
-	}
-	for _, k := range s.Keys {
-		if next.NotAfter.IsZero() || k.NotBefore.Before(next.NotAfter) {
-			next.NotAfter = k.NotBefore
-		}
-	}
-	return KeySet{append([]Key{next}, s.Keys...)}, nil
 }
 
 // Prune drops the keys that were retired longer than keep ago: a token's

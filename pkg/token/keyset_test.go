@@ -115,6 +115,44 @@ func TestAttack_T45_ARotatedOutKey(t *testing.T) {
 	want(t, err, reason.TokenKeyUnknown)
 }
 
+// The replica that made the keys has a clock that is ahead.
+func TestKeysThatAreDatedAheadSign(t *testing.T) {
+	ahead := rotate(t, rotate(t, token.KeySet{}, noon.Add(9*time.Hour), 0), noon.Add(9*time.Hour), publish)
+	for name, keys := range map[string][]token.Key{"in order": ahead.Keys, "in disorder": {ahead.Keys[1], ahead.Keys[0]}} {
+		s := token.KeySet{Keys: keys}
+		for now, want := range map[time.Time]token.Key{
+			noon:                                 ahead.Keys[0], // no key is in use
+			noon.Add(9 * time.Hour):              ahead.Keys[0],
+			noon.Add(9*time.Hour + publish):      ahead.Keys[1],
+			noon.Add(-10 * 365 * 24 * time.Hour): ahead.Keys[0],
+		} {
+			if k, ok := s.Current(now); !ok || k.ID != want.ID {
+				t.Errorf("%s, at %s: %s signs, not %s", name, now, k.ID, want.ID)
+			}
+		}
+		// Each replica accepts the token, also once the clocks have arrived there.
+		if _, err := s.Verify(noon.Add(time.Minute), signAt(t, s, noon, time.Hour), token.Audience); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, ok := (token.KeySet{}).Current(noon); ok {
+		t.Error("an empty set signs")
+	}
+}
+
+// No replica signs with the next key while another is in use. Only a thief does.
+func TestAttack_T45_AKeyBeforeItsTime(t *testing.T) {
+	both := rotate(t, rotate(t, token.KeySet{}, noon, 0), noon.Add(time.Hour), publish)
+	next := token.KeySet{Keys: both.Keys[1:]}
+	early := noon.Add(time.Hour + publish - token.Leeway - time.Second)
+	raw := signAt(t, next, early, time.Hour)
+	_, err := both.Verify(early, raw, token.Audience)
+	want(t, err, reason.TokenInvalid)
+	if _, err := next.Verify(early, raw, token.Audience); err != nil {
+		t.Errorf("where it is the only key: %v", err)
+	}
+}
+
 func TestPruneKeepsAKeyForATokensLife(t *testing.T) {
 	both := rotate(t, rotate(t, token.KeySet{}, noon, 0), noon, publish)
 	keep := token.MaxLifetime + token.Leeway

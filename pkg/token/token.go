@@ -102,8 +102,7 @@ func (s KeySet) Verify(now time.Time, raw []byte, audience string) (Claims, erro
 	if err := c.check(); err != nil {
 		return Claims{}, reason.Wrap(reason.TokenInvalid, err, "claims")
 	}
-	if c.IssuedAt.Before(key.NotBefore.Add(-Leeway)) || !key.NotAfter.IsZero() &&
-		c.IssuedAt.After(key.NotAfter.Add(Leeway)) {
+	if s.tooEarly(key, c.IssuedAt) || !key.NotAfter.IsZero() && c.IssuedAt.After(key.NotAfter.Add(Leeway)) {
 		return Claims{}, reason.Deny(reason.TokenInvalid, "key %s was not in use at %s", key.ID,
 			c.IssuedAt.UTC().Format(time.RFC3339))
 	}

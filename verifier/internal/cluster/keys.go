@@ -104,7 +104,7 @@ func (c *Cluster) keepKeys(ctx context.Context, renew bool) error {
 	case voided:
 		pair = keys.Pair{}
 	case o == nil:
-	case renew, pair.Rotating(now), !pair.Usable(now), now.Before(pair.Due(now, c.o.KeyRotation)):
+	case renew, pair.Rotating(now), now.Before(pair.Due(now, c.o.KeyRotation)):
 		return nil
 	default:
 		publish = c.o.KeyPublishDelay
@@ -133,54 +133,5 @@ func (c *Cluster) keepKeys(ctx context.Context, renew bool) error {
 		}
 	}
 	c.log.Info("new keys", "used_from", now.Add(publish).UTC().Format(time.RFC3339), "first", o == nil)
-	return nil
-}
-
-// keepSigning sees to it that this replica has keys in use, holder of the lease or not.
-func (c *Cluster) keepSigning(ctx context.Context) {
-	for ctx.Err() == nil {
-		look := time.NewTimer(lookForStale)
-		select {
-		case <-ctx.Done():
-		case <-look.C:
-		case <-c.secrets.unusable:
-		}
-		look.Stop()
-		if pair := c.secrets.pair.Load(); len(pair.Tokens.Keys) == 0 || pair.Usable(c.o.Now()) || ctx.Err() != nil {
-			continue
-		}
-		if err := c.bridgeKeys(ctx); err != nil {
-			c.log.Error("there is no key in use, and none could be made", "error", err)
-		}
-	}
-}
-
-// bridgeKeys adds keys that are in use now, where all that there are come into use
-// later: the clock of the replica that made them is ahead, or this one's is behind.
-// Without them this replica would neither sign nor seal until then.
-func (c *Cluster) bridgeKeys(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	at := key{c.config.Namespace, KeysSecret}
-	o, data, err := c.readSecret(ctx, at)
-	if err != nil || o == nil {
-		return err
-	}
-	now := c.o.Now()
-	pair, err := keys.Parse(data)
-	if err != nil || c.voided(pair) || pair.Usable(now) {
-		return nil // reported by the watch, or another replica was faster
-	}
-	next, err := pair.Bridge(now)
-	if err != nil {
-		return err
-	}
-	if data, err = next.Data(); err != nil {
-		return err
-	}
-	if err := c.writeSecret(ctx, at, o, data); err != nil {
-		return fmt.Errorf("write the keys: %w", err)
-	}
-	c.log.Warn("all keys were dated ahead of this replica's clock; new ones are in use until then", "dated", pair.Ahead(now, 0).UTC().Format(time.RFC3339))
 	return nil
 }

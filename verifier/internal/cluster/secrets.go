@@ -45,8 +45,6 @@ type secrets struct {
 	pair  atomic.Pointer[keys.Pair]
 	cert  atomic.Pointer[tls.Certificate]
 
-	unusable chan struct{} // capacity 1: no key is in use
-
 	mu       sync.Mutex
 	keysGone bool
 	seen     map[string]bool // every key that there ever was
@@ -64,7 +62,6 @@ type secrets struct {
 func (c *Cluster) planSecrets() ([]*inventory.Source, error) {
 	s := &c.secrets
 	s.pair.Store(&keys.Pair{})
-	s.unusable = make(chan struct{}, 1)
 	s.pools, s.seen, s.void = map[key]string{}, map[string]bool{}, map[string]bool{}
 	s.roots.Store(anchors.NewSet())
 
@@ -179,12 +176,6 @@ func (c *Cluster) putKeys(o *inventory.Object) []manifest.Problem {
 		return nil
 	}
 	s.pair.Store(&pair)
-	if !pair.Usable(c.o.Now()) {
-		select {
-		case s.unusable <- struct{}{}:
-		default:
-		}
-	}
 	return nil
 }
 

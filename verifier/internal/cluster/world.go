@@ -356,7 +356,6 @@ func (c *Cluster) Run(ctx context.Context) error {
 	wg.Go(func() { c.watchRevision(ctx) })
 	wg.Go(func() { c.lead(ctx) })
 	wg.Go(func() { c.repair(ctx) })
-	wg.Go(func() { c.keepSigning(ctx) })
 	c.inventory.Run(ctx)
 	return nil
 }

@@ -1,6 +1,11 @@
 // Package keys is the two kinds of keys that all replicas of a verifier share:
 // those that sign tokens and those that seal challenges and report tickets. They
 // are made, rotated and kept together.
+//
+// One process makes the keys, and dates them by its clock. Each replica uses the newest key whose time has come by
+// its own clock. If that is none, it uses the earliest key. So no replica is without a key because of a clock, and no
+// replica has to make one. A key that was published a moment ago is used early only where no other key is in use.
+// Every replica verifies and opens with each key that it has.
 package keys
 
 import (
@@ -30,8 +35,6 @@ const (
 	// mostAhead is how far ahead a key may be dated before a rotation drops it. A key
 	// that is dated less far ahead comes into use by itself.
 	mostAhead = 24 * time.Hour
-	// mostKeys bounds what [Pair.Bridge] adds to.
-	mostKeys = 8
 )
 
 // The keys at rest: files below keys/, or keys of a Secret.
@@ -79,10 +82,11 @@ func (p Pair) Data() (map[string][]byte, error) {
 // were published is told as it is.
 //
 // A key that is dated more than a day ahead is dropped: the replica that made it had a
-// clock that was wrong, and the key would stop every rotation until that day.
+// clock that was wrong, and the key would stop every rotation until that day. If all keys
+// are, the earliest is what the replicas use: it stays, dated now.
 func (p Pair) Rotate(now time.Time, publish time.Duration) (Pair, error) {
-	p = p.within(now.Add(mostAhead))
 	published, first := now, len(p.Tokens.Keys)+len(p.Seals.Keys) == 0
+	p = p.redated(now)
 	if first {
 		now = now.Add(-backdate)
 	}
@@ -119,33 +123,6 @@ func (p Pair) MadeBefore(at time.Time) bool {
 	return false
 }
 
-// Usable reports whether this replica can sign and seal at now.
-func (p Pair) Usable(now time.Time) bool {
-	_, signs := p.Tokens.Current(now)
-	return signs && p.Seals.Usable(now)
-}
-
-// Bridge makes a key of each kind of which none is in use at now, since a replica whose
-// clock is ahead made those that there are. It drops nothing: it may be this replica's
-// clock that is wrong, and then the others use those keys.
-func (p Pair) Bridge(now time.Time) (Pair, error) {
-	var err error
-	if len(p.Tokens.Keys) >= mostKeys || len(p.Seals.Keys) >= mostKeys {
-		return p,
-			fmt.Errorf("%d token keys and %d sealing keys are all dated ahead; correct the clocks, and delete the Secret",
-				len(p.Tokens.Keys), len(p.Seals.Keys))
-	}
-	if _, ok := p.Tokens.Current(now); !ok {
-		if p.Tokens, err = p.Tokens.Bridge(now, now.Add(-backdate), rand.Reader); err != nil {
-			return p, err
-		}
-	}
-	if !p.Seals.Usable(now) {
-		p.Seals, err = p.Seals.Rotate(rand.Reader, now.Add(-backdate), 0, KeepSealed)
-	}
-	return p, err
-}
-
 // Ahead returns the latest time at which a key comes into use that is dated further
 // ahead than a publication and the replicas' leeway explain; zero if there is none.
 func (p Pair) Ahead(now time.Time, publish time.Duration) (at time.Time) {
@@ -161,6 +138,22 @@ func (p Pair) Ahead(now time.Time, publish time.Duration) (at time.Time) {
 		}
 	}
 	return at
+}
+
+// redated are the keys without those that are dated more than a day ahead. Of a kind that has no other, the
+// earliest stays, and is in use since now.
+func (p Pair) redated(now time.Time) Pair {
+	rest := p.within(now.Add(mostAhead))
+	now = now.UTC().Truncate(time.Second)
+	if k, ok := p.Tokens.Current(now); ok && len(rest.Tokens.Keys) == 0 {
+		k.PublishedAt, k.NotBefore, k.NotAfter = now, now, time.Time{}
+		rest.Tokens.Keys = append(rest.Tokens.Keys, k)
+	}
+	if k, ok := p.Seals.Current(now); ok && len(rest.Seals.Keys) == 0 {
+		k.NotBefore = now
+		rest.Seals.Keys = append(rest.Seals.Keys, k)
+	}
+	return rest
 }
 
 // within are the keys that come into use at limit or before.
