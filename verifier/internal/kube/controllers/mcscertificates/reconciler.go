@@ -117,13 +117,16 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 		<-ctx.Done()
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.expiry(mcscert.Status{})
+		// What it found is for the next holder of the lease to report.
+		r.findings, r.status = nil, mcscert.Status{}
+		r.expiry(r.status)
 		return nil
 	}
 	if err := m.Add(manager.RunnableFunc(atEnd)); err != nil {
 		return err
 	}
 	start := func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		r.missing, r.mine, r.rival = time.Time{}, false, false // another replica may have led meanwhile
 		queue.Add(reconcile.Request{NamespacedName: r.ca})
 		return nil
 	}
@@ -248,7 +251,7 @@ func (r *Reconciler) owner(ctx context.Context) (objects, mcscert.Status, error)
 	if err != nil {
 		return o, s, err
 	}
-	s.At, s.Hosts = r.o.Now(), mcscert.CanonicalHosts(r.o.Hostnames)
+	at := r.o.Now()
 	ca := o.ca
 	made := mcscert.Case("")
 	if ca != nil {
@@ -275,10 +278,16 @@ func (r *Reconciler) owner(ctx context.Context) (objects, mcscert.Status, error)
 			found = found || set.operator
 		}
 		if found && r.missing.IsZero() {
-			r.missing = s.At
+			r.missing = at
 		}
-		s.Case = mcscert.WithoutCA(found, s.At.Sub(r.missing))
+		s.Case = mcscert.WithoutCA(found, at.Sub(r.missing))
 	}
+	if s.Case.Ours() {
+		if o.legacy, err = r.readLegacy(ctx); err != nil {
+			return o, mcscert.Status{}, err
+		}
+	}
+	s.At, s.Hosts = at, mcscert.CanonicalHosts(r.o.Hostnames)
 	return o, s, nil
 }
 
@@ -287,6 +296,11 @@ func (r *Reconciler) Inspect(ctx context.Context) (mcscert.Status, error) {
 	o, s, err := r.owner(ctx)
 	if err != nil {
 		return s, err
+	}
+	if o.legacy == nil {
+		if o.legacy, err = r.readLegacy(ctx); err != nil {
+			return s, err
+		}
 	}
 	if err = o.describe(&s); len(s.Bundle) > 0 {
 		var incomplete error

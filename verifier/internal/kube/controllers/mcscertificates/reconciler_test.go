@@ -30,9 +30,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -811,6 +813,77 @@ func TestErrorsAreTold(t *testing.T) {
 				t.Error("a key is in an Event")
 			}
 		}
+	})
+}
+
+// The installer's CA is read only where the certificates are ours to renew.
+func TestTheInstallersCAIsReadOnlyWhereItIsNeeded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, machineSetOf("worker-user-data"), userData(t, "worker-user-data", []byte(installed())))
+		r.refuse = func(_ string, _ runtime.Object, key client.ObjectKey) error {
+			if key == legacyCA {
+				return forbidden(key.Name)
+			}
+			return nil
+		}
+		if s := r.sync(); s.Case != mcscert.CaseOperatorToCome || len(r.c.Findings()) > 0 {
+			t.Errorf("%s, findings %v", s.Case, r.c.Findings())
+		}
+		time.Sleep(mcscert.OperatorDelay + time.Second)
+		if err := r.reconcile(); err == nil || len(r.c.Findings()) != 1 || r.secrets() > 1 {
+			t.Errorf("ours, without the installer's CA: %v, findings %v, %d Secrets", err, r.c.Findings(), r.secrets())
+		}
+	})
+}
+
+func (r *rig) secrets() int {
+	var all corev1.SecretList
+	if err := r.client.List(r.t.Context(), &all); err != nil {
+		r.t.Fatal(err)
+	}
+	return len(all.Items)
+}
+
+// A replica that leads again has waited for nothing meanwhile, and has no findings before.
+func TestWhatWasFoundEndsWithTheManager(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, machineSetOf("worker-user-data"), userData(t, "worker-user-data", []byte(installed())))
+		lead := func() {
+			m, err := manager.New(&rest.Config{}, manager.Options{
+				Metrics:        metricsserver.Options{BindAddress: "0"},
+				Controller:     ctrlconfig.Controller{SkipNameValidation: ptr.To(true)},
+				MapperProvider: func(*rest.Config, *http.Client) (meta.RESTMapper, error) { return meta.NewDefaultRESTMapper(nil), nil },
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := r.c.SetupWithManager(m); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error)
+			go func() { ended <- m.Start(ctx) }()
+			time.Sleep(defaultEvery / 2)
+			synctest.Wait()
+			if got := r.c.Status().Case; got != mcscert.CaseOperatorToCome && r.refuse == nil {
+				t.Errorf("it is %q, want %s", got, mcscert.CaseOperatorToCome)
+			}
+			if r.refuse != nil && len(r.c.Findings()) == 0 {
+				t.Error("no finding")
+			}
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			if len(r.c.Findings()) > 0 || r.c.Status().Case != "" {
+				t.Errorf("afterward: findings %v, %s", r.c.Findings(), r.c.Status().Case)
+			}
+		}
+		lead()
+		time.Sleep(2 * mcscert.OperatorDelay)
+		lead()
+		r.refuse = func(_ string, _ runtime.Object, key client.ObjectKey) error { return forbidden(key.Name) }
+		lead()
 	})
 }
 

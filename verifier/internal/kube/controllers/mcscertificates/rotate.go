@@ -21,19 +21,24 @@ const bundleKey, legacyKey = "ca-bundle.crt", "ca.crt"
 // errOvertaken replaces the nil error of library-go after a conflict.
 var errOvertaken = errors.New("another client wrote the object first")
 
-// objects are what a pass has read; nil: it does not exist.
+// objects are what a pass has read; nil: it does not exist. Legacy is only read
+// where it is needed: where the certificates are ours to renew.
 type objects struct {
 	ca, serving    *corev1.Secret
 	bundle, legacy *corev1.ConfigMap
 }
 
 func (r *Reconciler) read(ctx context.Context) (o objects, err error) {
-	var errs [4]error
+	var errs [3]error
 	o.ca, errs[0] = find(ctx, r.o.Client, "Secret", r.ca, &corev1.Secret{})
 	o.serving, errs[1] = find(ctx, r.o.Client, "Secret", r.serving, &corev1.Secret{})
 	o.bundle, errs[2] = find(ctx, r.o.Client, "ConfigMap", r.ca, &corev1.ConfigMap{})
-	o.legacy, errs[3] = find(ctx, r.o.Client, "ConfigMap", legacyCA, &corev1.ConfigMap{})
 	return o, errors.Join(errs[:]...)
+}
+
+// readLegacy reads the installer's CA.
+func (r *Reconciler) readLegacy(ctx context.Context) (*corev1.ConfigMap, error) {
+	return find(ctx, r.o.Client, "ConfigMap", legacyCA, &corev1.ConfigMap{})
 }
 
 // find reads an object; nil if it does not exist.
