@@ -32,8 +32,9 @@ type Input struct {
 	Controller *mcfgv1.ControllerConfig
 	// Streams is the cluster's one OSImageStream; nil where there is none.
 	Streams *mcfgv1alpha1.OSImageStream
-	// StreamsMissing: the cluster serves the kind OSImageStream and does not have its one object.
-	StreamsMissing bool
+	// StreamsErr, if set, is why the OSImageStream of a cluster that serves the kind cannot be
+	// used. Then no pool renders.
+	StreamsErr error
 
 	controllerAt, streamsAt place
 }

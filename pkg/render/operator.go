@@ -76,8 +76,8 @@ func (in Input) base(pool *Pool) (base, error) {
 		}
 	}
 	switch {
-	case in.StreamsMissing:
-		return wrong("needs the OSImageStream of the cluster, which does not exist")
+	case in.StreamsErr != nil:
+		return wrong("needs the OSImageStream of the cluster: %v", in.StreamsErr)
 	case in.Streams == nil && name != "":
 		return wrong("is on the OSImageStream %.64q, and there is no OSImageStream", name)
 	case in.Streams == nil && in.Controller == nil:

@@ -3,6 +3,7 @@ package render_test
 import (
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -249,7 +250,7 @@ func TestWhatTheMachineConfigOperatorRefusesDoesNotRender(t *testing.T) {
 		{name: "a stream that is not available", more: []string{streams},
 			change: func(in *render.Input) { setStream(in, "rhel-11") }, refused: `"rhel-11", which is not available`},
 		{name: "a cluster that should have an OSImageStream",
-			change: func(in *render.Input) { in.StreamsMissing = true }, refused: "OSImageStream"},
+			change: func(in *render.Input) { in.StreamsErr = errors.New("it does not exist") }, refused: "OSImageStream"},
 		{name: "an OSImageStream without a version",
 			more: []string{osImageStream("v1", "rhel-9")}, refused: "release-image-version"},
 		{name: "an OSImageStream of another controller version",

@@ -206,7 +206,8 @@ func (r *Reconciler) prune(list []metadata, pools []*render.Pool) {
 }
 
 // osImageStream reads the newest version that the cluster serves. A cluster that serves the
-// kind must have the object.
+// kind must have the object. Without a valid one nothing is rendered here; a config that
+// the machine-config-operator has rendered is still served.
 func (r *Reconciler) osImageStream(ctx context.Context, in *render.Input) error {
 	for _, k := range []*kube.Kind{r.streams, r.alphaStreams} {
 		if k.Unserved(r.o.Now()) {
@@ -218,13 +219,13 @@ func (r *Reconciler) osImageStream(ctx context.Context, in *render.Input) error 
 		if err != nil {
 			return err
 		}
-		in.StreamsMissing = !exists
 		if !exists {
+			in.StreamsErr = errors.New("it does not exist")
 			return nil
 		}
 		parsed, problems := render.FromObject(u.Object)
 		if in.Streams = parsed.Streams; in.Streams == nil {
-			return reason.Wrap(reason.ConfigUnavailable, firstError(problems), "read the OSImageStream")
+			in.StreamsErr = firstError(problems)
 		}
 		return nil
 	}

@@ -71,3 +71,29 @@ status:
 		})
 	}
 }
+
+// An OSImageStream that cannot be read stops what is rendered here, not a rendered config.
+func TestABrokenOSImageStreamLeavesRenderedConfigs(t *testing.T) {
+	c, api := openShift(t)
+	c.KubectlApply(t, poolconfigtest.Pool+"---\n"+poolconfigtest.MachineConfig("00-base", "/etc/base", "base", poolconfigtest.Needed))
+	c.KubectlApply(t, streamsCRD("v1"))
+	c.Kubectl(t, "wait", "--for=condition=Established", "customresourcedefinition/osimagestreams.machineconfiguration.openshift.io",
+		"--timeout=60s")
+	c.KubectlApply(t, `apiVersion: machineconfiguration.openshift.io/v1
+kind: OSImageStream
+metadata: {name: cluster}
+status: {defaultStream: 9, availableStreams: none}
+`)
+	rendered := strings.Replace(poolconfigtest.MachineConfig("rendered-worker-1", "/etc/of-the-operator", "1", ""),
+		"  labels: {machineconfiguration.openshift.io/role: worker}\n", "", 1)
+	c.KubectlApply(t, rendered)
+	status(t, c, `{"status":{"machineCount":3,"updatedMachineCount":0,"readyMachineCount":0,"unavailableMachineCount":0,"degradedMachineCount":0,"configuration":{"name":"rendered-worker-1"}}}`)
+	s, _ := follow(t, api)
+	has(t, s, false, "/etc/of-the-operator", "")
+	poolconfigtest.Eventually(t, "a finding", func() error {
+		if got := fmt.Sprint(s.Findings()); !strings.Contains(got, "PreApprovedNotRendered") || !strings.Contains(got, "OSImageStream") {
+			return fmt.Errorf("%s", got)
+		}
+		return nil
+	})
+}
