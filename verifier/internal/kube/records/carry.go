@@ -14,15 +14,19 @@ import (
 
 // decode reads a MachineAttestation; fields that this version does not know are passed over.
 func decode(o *unstructured.Unstructured) (*v1alpha1.MachineAttestation, error) {
+	return decodeAs[v1alpha1.MachineAttestation](o)
+}
+
+func decodeAs[T any](o *unstructured.Unstructured) (*T, error) {
+	into := new(T)
 	raw, err := o.MarshalJSON()
+	if err == nil {
+		err = json.Unmarshal(raw, into)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("not a MachineAttestation: %w", err)
+		return nil, fmt.Errorf("not a %s: %w", o.GetKind(), err)
 	}
-	a := new(v1alpha1.MachineAttestation)
-	if err := json.Unmarshal(raw, a); err != nil {
-		return nil, fmt.Errorf("not a MachineAttestation: %w", err)
-	}
-	return a, nil
+	return into, nil
 }
 
 // content is v as the API has it.

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"slices"
 
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -64,8 +65,11 @@ func (r *Records) Holder(ctx context.Context, component string) (uid string, err
 }
 
 // claim claims the component for the Machine at this place. It returns the claim if it
-// created it. Known means that the record confirms the claim already.
-func (r *Records) claim(ctx context.Context, at place, component string, known bool) (*v1alpha1.IdentityClaim, error) {
+// created it. Known means that the record confirms the claim already. Made are the claims
+// that this attestation created in an earlier try.
+func (r *Records) claim(
+	ctx context.Context, at place, component string, known bool, made []*v1alpha1.IdentityClaim,
+) (*v1alpha1.IdentityClaim, error) {
 	create := !known // a known one exists, most likely
 	for range maxTries {
 		if create {
@@ -85,7 +89,8 @@ func (r *Records) claim(ctx context.Context, at place, component string, known b
 			continue
 		}
 		if r.isOne(c.Spec.MachineUID, at.uid) {
-			if known {
+			isMade := func(m *v1alpha1.IdentityClaim) bool { return m.UID == c.UID }
+			if known || slices.ContainsFunc(made, isMade) {
 				return nil, nil
 			}
 			if err := r.relyOn(ctx, c); overtaken(err) {
@@ -210,15 +215,13 @@ func unchanged(o client.Object) client.Preconditions {
 // ReleaseClaims deletes the claims of a Machine that was deleted. The API is asked for
 // the Machine where each claim has it.
 func (r *Records) ReleaseClaims(ctx context.Context, uid string) error {
-	var list v1alpha1.IdentityClaimList
-	err := r.do(ctx, "list", claims, func(ctx context.Context) error {
-		return r.o.Client.List(ctx, &list, client.MatchingLabels{labelMachineUID: uid})
-	})
+	found, _, err := list[v1alpha1.IdentityClaim](ctx, r, v1alpha1.KindIdentityClaim, claims,
+		client.MatchingLabels{labelMachineUID: uid})
 	if err != nil {
 		return unavailable(err, "look for claims of %s", uid)
 	}
-	for i := range list.Items {
-		c := &list.Items[i]
+	for i := range found {
+		c := &found[i]
 		if r.valid(c) != nil || c.Spec.MachineUID != uid {
 			continue
 		}
@@ -240,20 +243,18 @@ func (r *Records) ReleaseClaims(ctx context.Context, uid string) error {
 // expires is skipped.
 func (r *Records) EachClaim(ctx context.Context, f func(v1alpha1.IdentityClaimSpec)) error {
 	for next := ""; ; {
-		var page v1alpha1.IdentityClaimList
-		err := r.do(ctx, "list", claims, func(ctx context.Context) error {
-			return r.o.Client.List(ctx, &page, client.Limit(claimsPage), client.Continue(next))
-		})
+		page, more, err := list[v1alpha1.IdentityClaim](ctx, r, v1alpha1.KindIdentityClaim, claims,
+			client.Limit(claimsPage), client.Continue(next))
 		if kerrors.IsResourceExpired(err) {
 			return nil
 		}
 		if err != nil {
 			return unavailable(err, "list claims")
 		}
-		for i := range page.Items {
-			f(page.Items[i].Spec)
+		for i := range page {
+			f(page[i].Spec)
 		}
-		if next = page.Continue; next == "" {
+		if next = more; next == "" {
 			return nil
 		}
 	}

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
@@ -108,5 +110,69 @@ func TestAttack_T42_WhoHoldsAClaimWhenTheAPIHasChangedSince(t *testing.T) {
 				t.Errorf("%q, %v instead of %q", holder, err, c.holder)
 			}
 		})
+	}
+}
+
+// An object that cannot be decoded stops neither the deletion of a record nor the release
+// of claims.
+func TestDeleting_GoesOnBesideAnObjectThatCannotBeDecoded(t *testing.T) {
+	const api = "/apis/" + v1alpha1.APIVersion
+	object := func(kind, namespace, name string, more map[string]any) map[string]any {
+		o := map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": kind,
+			"metadata": map[string]any{"namespace": namespace, "name": name, "uid": namespace + name, "resourceVersion": "1"}}
+		maps.Copy(o, more)
+		return o
+	}
+	ref := map[string]any{"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine", "namespace": "ns", "name": "m"}
+	name := records.ClaimName("ek:1")
+	lists := map[string][]map[string]any{
+		api + "/machineattestations": {
+			object("MachineAttestation", "bad", "u", map[string]any{"status": map[string]any{"history": 3}}),
+			object("MachineAttestation", "ns", "u", map[string]any{"spec": map[string]any{"machineRef": ref}}),
+		},
+		api + "/identityclaims": {
+			object("IdentityClaim", "", "bad", map[string]any{"spec": map[string]any{"machineUID": 3}}),
+			object("IdentityClaim", "", name, map[string]any{
+				"spec": map[string]any{"component": "ek:1", "machineUID": "u", "machineRef": ref}}),
+		},
+	}
+	var deleted []string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		answer := any(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess})
+		switch items := lists[r.URL.Path]; {
+		case items != nil:
+			answer = map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": items[0]["kind"].(string) + "List",
+				"metadata": map[string]any{"resourceVersion": "1"}, "items": items}
+		case r.Method == http.MethodDelete:
+			deleted = append(deleted, strings.TrimPrefix(r.URL.Path, api+"/"))
+		default: // the Machine
+			w.WriteHeader(http.StatusNotFound)
+			answer = metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
+				Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound}
+		}
+		if err := json.NewEncoder(w).Encode(answer); err != nil {
+			t.Error(err)
+		}
+	}))
+	t.Cleanup(server.Close)
+	client, err := records.NewClient(&rest.Config{Host: server.URL, QPS: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := records.New(records.Options{Client: client, Namespace: "own", Log: slog.New(slog.DiscardHandler),
+		Machine: func(string) (*machine.Machine, bool) { return nil, false }})
+	if err := r.Delete(t.Context(), "u"); err != nil {
+		t.Error(err)
+	}
+	if want := []string{"namespaces/ns/machineattestations/u", "identityclaims/" + name}; !slices.Equal(deleted, want) {
+		t.Errorf("deleted %v, want %v", deleted, want)
+	}
+	var seen []string
+	if err := r.EachClaim(t.Context(), func(c v1alpha1.IdentityClaimSpec) { seen = append(seen, c.Component) }); err != nil {
+		t.Error(err)
+	}
+	if !slices.Equal(seen, []string{"ek:1"}) {
+		t.Errorf("claims %v", seen)
 	}
 }

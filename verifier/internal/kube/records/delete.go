@@ -66,11 +66,9 @@ func (r *Records) Delete(ctx context.Context, uid string, namespaces ...string) 
 // returned: it stays.
 func (r *Records) named(ctx context.Context, uid string, namespaces []string) ([]v1alpha1.MachineAttestation, error) {
 	if len(namespaces) == 0 {
-		var list v1alpha1.MachineAttestationList
-		err := r.do(ctx, "list", attestations, func(ctx context.Context) error {
-			return r.o.Client.List(ctx, &list, client.MatchingFields{"metadata.name": uid})
-		})
-		return list.Items, unavailable(err, "look for the record of %s", uid)
+		found, _, err := list[v1alpha1.MachineAttestation](ctx, r, v1alpha1.KindMachineAttestation, attestations,
+			client.MatchingFields{"metadata.name": uid})
+		return found, unavailable(err, "look for the record of %s", uid)
 	}
 	var found []v1alpha1.MachineAttestation
 	for _, namespace := range namespaces {

@@ -106,6 +106,30 @@ func (r *Records) get(ctx context.Context, key client.ObjectKey) (*unstructured.
 	return o, err
 }
 
+// list lists objects of one kind. A typed list would fail because of one object that
+// cannot be decoded. That one is left out, and stays.
+func list[T any](
+	ctx context.Context, r *Records, kind, resource string, options ...client.ListOption,
+) (all []T, next string, err error) {
+	var found unstructured.UnstructuredList
+	found.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(kind + "List"))
+	err = r.do(ctx, "list", resource, func(ctx context.Context) error { return r.o.Client.List(ctx, &found, options...) })
+	if err != nil {
+		return nil, "", err
+	}
+	for i := range found.Items {
+		o := &found.Items[i]
+		decoded, err := decodeAs[T](o)
+		if err != nil {
+			r.o.Log.Error("an object is not as the verifier makes it, and is left alone",
+				"kind", kind, "object", o.GetNamespace()+"/"+o.GetName(), "error", err)
+			continue
+		}
+		all = append(all, *decoded)
+	}
+	return all, found.GetContinue(), nil
+}
+
 // understand decodes the object and makes sure that it is the record.
 func (r *Records) understand(at place, o *unstructured.Unstructured) (snapshot, error) {
 	k := snapshot{at: at, object: o}

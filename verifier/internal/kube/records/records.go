@@ -213,7 +213,7 @@ func (u *update) try(ctx context.Context) error {
 	known := k.record != nil && k.record.Status.Identity != (v1alpha1.RecordedIdentity{}) &&
 		next.Status.Identity == k.record.Status.Identity
 	for _, component := range u.components {
-		made, err := r.claim(ctx, at, component, known)
+		made, err := r.claim(ctx, at, component, known, u.made)
 		if made != nil {
 			u.made = append(u.made, made)
 		}

@@ -482,6 +482,28 @@ func TestAttack_T43_BetweenClaimAndRecordTheMachineIsDeleted(t *testing.T) {
 	}
 }
 
+// An attestation that met other writers, and was then denied, leaves no claim.
+func TestAttack_T43_ADenialAfterConflictsReleasesTheClaim(t *testing.T) {
+	s := newSite(t)
+	a, b, m, id := s.replica(), s.replica(), s.machine("worker-0"), unique()
+	if err := a.EnsureRecord(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	tries := 0
+	err := a.Attest(t.Context(), m.UID, components(id), alive, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		if tries++; tries == 3 {
+			return nil, reason.Deny(reason.Quarantined, "now")
+		}
+		s.patch(attestations, m.Namespace, m.UID, fmt.Sprintf(`{"metadata":{"labels":{"try":"%d"}}}`, tries))
+		return record.Attest(rec, verdict(m, id, "token1", s.now()), s.now())
+	})
+	denied(t, err, reason.Quarantined)
+	if uid := s.holder(b, id); uid != "" {
+		t.Errorf("after the denial %q holds the identity", uid)
+	}
+	s.attested(b, s.machine("worker-1"), id, "token2", s.now())
+}
+
 func TestUpdatesOfThreeReplicasAllCount(t *testing.T) {
 	s := newSite(t)
 	replicas, m := s.replicas(3), s.machine("worker-0")
