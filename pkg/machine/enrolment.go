@@ -51,6 +51,9 @@ func host(doc manifest.Document) (*Enrolment, []manifest.Problem) {
 	}
 	e := &Enrolment{kind: kindHost, source: place{doc.File, doc.Line("")}}
 	e.Namespace, e.Name, e.UID = in.Metadata.Namespace, in.Metadata.Name, types.UID(in.Metadata.UID)
+	if in.Metadata.CreationTimestamp != nil {
+		e.CreationTimestamp = *in.Metadata.CreationTimestamp
+	}
 	e.Spec.MachineRef = ref
 	for _, s := range strings.Split(list, ",") {
 		e.Spec.EKSHA256 = append(e.Spec.EKSHA256, strings.TrimSpace(s))
@@ -83,6 +86,13 @@ func NewEnrolment(a v1alpha1.MachineAttestation) (Enrolment, error) {
 		errs = append(errs, manifest.Problem{File: e.source.file, What: path + ": " + what, Want: want})
 	})
 	return e, errors.Join(errs...)
+}
+
+// WithSpec returns the enrolment with a stricter spec, of which each part was checked before.
+func (e Enrolment) WithSpec(spec v1alpha1.MachineAttestationSpec) Enrolment {
+	e.Spec, e.eks = spec, nil
+	e.check(func(string, string, string) {})
+	return e
 }
 
 // check fills in the namespaces and reads the hashes.

@@ -367,6 +367,19 @@ func (r *Registry) All() *Index {
 	})
 }
 
+// Each calls one of the functions with each Machine and each enrolment as it was put, in no order. They must not call
+// the registry.
+func (r *Registry) Each(machine func(Machine), enrolment func(*Enrolment)) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	for _, k := range r.machines {
+		machine(k.machine())
+	}
+	for _, e := range r.enrolments {
+		enrolment(e)
+	}
+}
+
 // about is the index of what can have to do with an identity.
 func (r *Registry) about(id Identity) *Index {
 	return r.collect(func(c *closure) {

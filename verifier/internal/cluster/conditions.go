@@ -19,6 +19,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/pkg/restore"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
@@ -117,8 +118,8 @@ func (c *Cluster) judge(ctx context.Context, name string) error {
 	want := metav1.Condition{Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: reasonAccepted, Message: "in force as it stands", ObservedGeneration: p.generation}
 	f, bad := c.faults[faultKey{policyKind.String(), key{name: name}}]
 	switch clash := c.clash[name]; {
-	case c.hold != nil:
-		want.Status, want.Reason = metav1.ConditionFalse, reasonEtcdRestored
+	case c.guard.HoldsPolicies():
+		want.Status, want.Reason = metav1.ConditionFalse, restore.Reason
 		want.Message = "the policies of before the restore of etcd stay in force until an administrator acknowledges it"
 	case bad && p.parsed == nil && p.atStart:
 		want.Status, want.Reason, want.Message = metav1.ConditionFalse, reasonNotUsable, inventory.Bounded(f.text+"; there is no earlier state, and the policy of \"*\" does not apply meanwhile")
@@ -154,7 +155,7 @@ func (c *Cluster) judge(ctx context.Context, name string) error {
 	} else if err != nil {
 		return fmt.Errorf("write the status of policy %s: %w", name, err)
 	}
-	if changed && want.Reason != reasonAccepted && want.Reason != reasonEtcdRestored && !bad { // of what is bad report has told
+	if changed && want.Reason != reasonAccepted && want.Reason != restore.Reason && !bad { // of what is bad report has told
 		c.events.Emit(events.Event{About: about, Warning: true, Reason: want.Reason, Message: want.Message})
 	}
 	return nil
@@ -207,25 +208,12 @@ func setConditions(o *unstructured.Unstructured, conditions []metav1.Condition) 
 type finding struct{ reason, text string }
 
 // degraded are the findings that somebody should look at, the gravest first.
-func (c *Cluster) degraded(acknowledged time.Time) []finding {
+func (c *Cluster) degraded() []finding {
 	var all []finding
 	now := c.o.Now()
-	token := ""
-	if c.holding() {
-		token = fmt.Sprintf("; the provisioning token in Secret %s is not the one that was in force, and opens nothing until a new one is made (token provisioning rotate --now) or this is acknowledged", c.o.ProvisioningToken.Secret)
+	for _, text := range c.guard.Problems() {
+		all = append(all, finding{restore.Reason, text})
 	}
-	c.mu.Lock()
-	for _, r := range c.restores {
-		if r.at.After(acknowledged) {
-			held := ""
-			if c.hold != nil {
-				held = "; policies, reference values, trust anchors and grants stay as they were before it"
-			}
-			all = append(all, finding{reasonEtcdRestored, fmt.Sprintf("etcd went back to an earlier time (%s); keys were renewed and latches set again as remembered%s%s; review policies, quarantines, enrollments and grants, then annotate this object with %s=%s",
-				r.why, held, token, AnnotationRestoreSeen, now.UTC().Format(time.RFC3339))})
-		}
-	}
-	c.mu.Unlock()
 	for _, w := range c.inventory.Sources() {
 		s, wrong := w.Status()
 		switch {
@@ -304,7 +292,7 @@ func (c *Cluster) progressing() finding {
 	if synced, missing := c.Synced(); !synced {
 		return finding{"Syncing", strings.Join(missing, "; ")}
 	}
-	if c.repairing() {
+	if c.guard.Repairing() {
 		return finding{"Restoring", "what was in force before etcd was restored is being set again"}
 	}
 	if c.secrets.pair.Load().Rotating(c.o.Now()) {
@@ -314,7 +302,7 @@ func (c *Cluster) progressing() finding {
 }
 
 // conditions are the AttestationVerifier's, by this replica's view.
-func (c *Cluster) conditions(acknowledged time.Time) []metav1.Condition {
+func (c *Cluster) conditions() []metav1.Condition {
 	yes, no := metav1.ConditionTrue, metav1.ConditionFalse
 	of := func(kind string, f finding, found, fine metav1.ConditionStatus, text string) metav1.Condition {
 		if f == (finding{}) {
@@ -323,7 +311,7 @@ func (c *Cluster) conditions(acknowledged time.Time) []metav1.Condition {
 		return metav1.Condition{Type: kind, Status: found, Reason: f.reason, Message: long(f.text)}
 	}
 	var degraded, holdUpgrade finding
-	findings := c.degraded(acknowledged)
+	findings := c.degraded()
 	if len(findings) > 0 {
 		degraded.reason = findings[0].reason
 		var texts []string
@@ -379,12 +367,11 @@ func (c *Cluster) writeStatus(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("AttestationVerifier %s: %w", v1alpha1.VerifierName, err)
 	}
-	acknowledged, _ := time.Parse(time.RFC3339, o.GetAnnotations()[AnnotationRestoreSeen])
-	c.acknowledge(acknowledged)
+	c.guard.Acknowledge(o.GetAnnotations())
 	status, _, _ := unstructured.NestedMap(o.Object, "status")
 	conditions := conditionsOf(status)
 	changed := status["holder"] != c.o.Identity || status["version"] != c.o.Version && c.o.Version != ""
-	for _, want := range c.conditions(acknowledged) {
+	for _, want := range c.conditions() {
 		changed = c.set1(&conditions, want) || changed
 	}
 	nodes, _ := status["controlPlaneNodes"].([]any)

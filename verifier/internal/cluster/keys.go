@@ -97,9 +97,9 @@ func (c *Cluster) keepKeys(ctx context.Context, renew bool) error {
 		}
 	}
 	publish := time.Duration(0)
-	voided := o != nil && c.voided(pair)
+	voided := o != nil && c.guard.Voided(pair)
 	switch {
-	case voided && !renew && c.repairing(): // done when the latches are in place
+	case voided && !renew && c.guard.Repairing(): // done when the latches are in place
 		return nil
 	case voided:
 		pair = keys.Pair{}
@@ -128,7 +128,7 @@ func (c *Cluster) keepKeys(ctx context.Context, renew bool) error {
 		if pair, err = keys.Parse(data); err != nil {
 			return fmt.Errorf("read the new keys: %w", err)
 		}
-		if c.voided(pair) {
+		if c.guard.Voided(pair) {
 			return errors.New("the keys are still those from before the restore")
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/pkg/restore"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
@@ -75,13 +76,15 @@ func (c *Cluster) settle(ctx context.Context, k key) error {
 		return change(record.Revoked)
 	case b.quarantine, b.release:
 		return change(func(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
-			if rec != nil && b.release && heldSinceRestore(rec) {
+			if rec != nil && b.release && restore.Unconfirmed(rec) {
 				return nil
 			}
 			return record.Quarantine(rec, m, b.quarantine, now)
 		})
 	case b.restate:
-		return change(restated(now))
+		return change(func(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
+			return restore.Confirmed(rec, now)
+		})
 	case b.join:
 		return change(func(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
 			return record.Joined(rec, m.NodeRef, now)

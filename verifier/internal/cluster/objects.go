@@ -16,6 +16,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/pkg/restore"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 )
 
@@ -154,7 +155,7 @@ func compactAttestation(o client.Object) (any, []manifest.Problem) {
 		switch {
 		case m["type"] == v1alpha1.ConditionAccepted && m["status"] != "True":
 			a.condition = true
-		case m["type"] == conditionQuarantined && m["status"] == "True" && m["reason"] == reasonEtcdRestored:
+		case m["type"] == restore.ConditionQuarantined && m["status"] == "True" && m["reason"] == restore.Reason:
 			a.latch.restored = true
 		case m["type"] == v1alpha1.ConditionRoleMismatch && m["status"] == "True":
 			a.latch.mismatch = true

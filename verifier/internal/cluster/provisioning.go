@@ -44,45 +44,24 @@ func note(o *unstructured.Unstructured, name, value string) {
 	o.SetAnnotations(all)
 }
 
-// No redemption without the API: what is known of the token counts for as long as
-// the API was heard of a moment ago. While there is a token it is asked often.
-const (
-	tokenPatience = 15 * time.Second
-	tokenProbe    = 4 * time.Second // two can fail
-)
-
+// No redemption without the API: the token counts while the API has answered a moment ago.
 var errSilent = errors.New("the Kubernetes API has not answered for some time")
 
-// hear notes that the API answered what it was asked at a time, by its present state.
-func (c *Cluster) hear(at time.Time) {
-	c.revision.mu.Lock()
-	defer c.revision.mu.Unlock()
-	if at.After(c.revision.heard) {
-		c.revision.heard = at
-	}
-}
-
-// silent reports whether the API has not been heard of for too long. A watch that
-// is open and says nothing is no sign of life.
-func (c *Cluster) silent() bool {
-	c.revision.mu.Lock()
-	defer c.revision.mu.Unlock()
-	return time.Since(c.revision.heard) > tokenPatience
-}
+var errHeld = errors.New("etcd was restored, and this provisioning token is not the one that was in force before")
 
 // tokenInUse reports whether there is a provisioning token, as far as is known.
 func (c *Cluster) tokenInUse() bool {
 	c.secrets.mu.Lock()
 	defer c.secrets.mu.Unlock()
 	_, presence := c.secrets.tokens.At(c.o.Now())
-	return presence == provisioning.Present || c.secrets.held != nil
+	return presence == provisioning.Present
 }
 
 // ReadProvisioning reads the provisioning token from the API: the view is what the
 // watch brought, which may be a moment behind. An error says nothing of the token.
 func (c *Cluster) ReadProvisioning(ctx context.Context) (provisioning.View, error) {
 	c.secrets.mu.Lock()
-	view, held := c.secrets.tokens, c.secrets.held != nil
+	view, held := c.secrets.tokens, c.guard.HoldsToken()
 	c.secrets.mu.Unlock()
 	if held {
 		return provisioning.View{}.Failed(errHeld), nil // the watch will tell when it counts

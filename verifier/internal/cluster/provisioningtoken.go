@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -19,7 +20,7 @@ func (c *Cluster) rotateToken(ctx context.Context) error {
 		return nil
 	}
 	at := key{namespace, name}
-	if c.holding() {
+	if c.guard.HoldsToken() {
 		return nil // that would make the one that came back the previous one
 	}
 	t := &c.tasks
@@ -41,7 +42,7 @@ func (c *Cluster) rotateToken(ctx context.Context) error {
 	next := read
 	switch due, ok := read.Due(o.GetCreationTimestamp().Time, time.Duration(c.o.ProvisioningToken.RotateEvery), grace); {
 	case back != nil:
-		if number(o.GetResourceVersion()) != back.version || !equal(back.tokens.Current, read.Current) {
+		if o.GetResourceVersion() != strconv.FormatUint(back.version, 10) || !equal(back.tokens.Current, read.Current) {
 			// It was changed again: the watch tells what that means. Perhaps the
 			// previous token was taken out of it, which is then no oversight.
 			t.written(back)

@@ -11,7 +11,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
-	verifier "github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/restore"
 )
 
 // FEATURES F10, THREATS T58: nothing that was revoked becomes valid again when etcd
@@ -113,7 +113,7 @@ func TestAttack_T58_EtcdIsRestoredToYesterday(t *testing.T) {
 		until("and lifts it", func() error { return says(status("quarantined").Quarantined, "still") })
 	})
 	t.Run("an administrator acknowledges", func(t *testing.T) {
-		w.patch(verifiers, "", "cluster", `{"metadata":{"annotations":{"`+verifier.AnnotationRestoreSeen+`":"`+time.Now().Add(time.Minute).UTC().Format(time.RFC3339)+`"}}}`)
+		w.patch(verifiers, "", "cluster", `{"metadata":{"annotations":{"`+restore.AnnotationRestoreSeen+`":"`+time.Now().Add(time.Minute).UTC().Format(time.RFC3339)+`"}}}`)
 		until("not Degraded any more", func() error {
 			c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
 			return says(c.Status != metav1.ConditionFalse, "%+v", c)

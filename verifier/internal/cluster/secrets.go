@@ -48,12 +48,9 @@ type secrets struct {
 	mu       sync.Mutex
 	keysGone bool
 	seen     map[string]bool // every key that there ever was
-	void     map[string]bool // those of them from before a restore; see restore.go
-	renewed  time.Time       // keys that were made before this are, too; zero: there was no restore
 	ca       *x509.CertPool  // nil: there is no good one
 	legacyCA *x509.CertPool
 	tokens   provisioning.View
-	held     *heldToken     // since a restore; nil: the tokens count
 	pools    map[key]string // of the pointer configs, by user-data secret
 }
 
@@ -62,7 +59,7 @@ type secrets struct {
 func (c *Cluster) planSecrets() ([]*inventory.Source, error) {
 	s := &c.secrets
 	s.pair.Store(&keys.Pair{})
-	s.pools, s.seen, s.void = map[key]string{}, map[string]bool{}, map[string]bool{}
+	s.pools, s.seen = map[key]string{}, map[string]bool{}
 	s.roots.Store(anchors.NewSet())
 
 	tokens := &inventory.Source{}
@@ -165,7 +162,7 @@ func (c *Cluster) putKeys(o *inventory.Object) []manifest.Problem {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.keysGone = false
-	old := s.voided(pair)
+	old := c.guard.Voided(pair)
 	for _, id := range pair.IDs() {
 		s.seen[id] = true
 	}
@@ -248,9 +245,9 @@ func (c *Cluster) UpstreamCAs() *x509.CertPool {
 // epoch.
 func (c *Cluster) putToken(epoch uint32, o *inventory.Object) []manifest.Problem {
 	s, now := &c.secrets, c.o.Now()
-	c.hear(time.Now())
+	c.guard.Heard()
 	s.mu.Lock()
-	known, counts := s.known(epoch, now, dataOf(o))
+	known, counts := c.guard.Token(epoch, s.tokens, dataOf(o))
 	next, writeBack := known.Read(now, dataOf(o), time.Duration(c.o.ProvisioningToken.Grace))
 	if counts {
 		s.tokens = next
@@ -278,7 +275,7 @@ func (c *Cluster) tokenGone(epoch uint32) {
 	s, now := &c.secrets, c.o.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if known, counts := s.known(epoch, now, nil); counts {
+	if known, counts := c.guard.Token(epoch, s.tokens, nil); counts {
 		s.tokens = known.Gone(now)
 	}
 }
@@ -289,10 +286,10 @@ func (c *Cluster) tokenGone(epoch uint32) {
 func (c *Cluster) Provisioning() provisioning.View {
 	c.secrets.mu.Lock()
 	defer c.secrets.mu.Unlock()
-	if c.secrets.held != nil {
+	if c.guard.HoldsToken() {
 		return provisioning.View{}.Failed(errHeld)
 	}
-	if _, presence := c.secrets.tokens.At(c.o.Now()); presence == provisioning.Present && c.silent() {
+	if _, presence := c.secrets.tokens.At(c.o.Now()); presence == provisioning.Present && c.guard.Silent() {
 		return provisioning.View{}.Failed(errSilent)
 	}
 	return c.secrets.tokens

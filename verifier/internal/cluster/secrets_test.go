@@ -19,12 +19,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/restore"
 )
 
 // secretAPI is as much of an API as there is to one Secret, whatever its name, to
@@ -92,7 +94,7 @@ func (a *secretAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case strings.Contains(r.URL.Path, "/attestationverifiers/"):
 		annotations := map[string]any{}
 		if a.acknowledged != "" {
-			annotations[AnnotationRestoreSeen] = a.acknowledged
+			annotations[restore.AnnotationRestoreSeen] = a.acknowledged
 		}
 		answer(http.StatusOK, map[string]any{"apiVersion": "mcs-attest.dev/v1alpha1", "kind": "AttestationVerifier",
 			"metadata": map[string]any{"name": "cluster", "annotations": annotations}})
@@ -162,7 +164,7 @@ func (a *secretAPI) put(c *Cluster, version int, data map[string]string) {
 	}
 	i := &inventory.Object{Version: uint64(version), Value: secretData{a.data}}
 	a.mu.Unlock()
-	c.putToken(c.epoch.Load(), i)
+	c.putToken(c.guard.Epoch(), i)
 }
 
 func TestAnEditIsWrittenBack(t *testing.T) {
@@ -253,13 +255,13 @@ func TestAttack_T58_TheProvisioningTokenOfYesterday(t *testing.T) {
 		api.mu.Lock()
 		api.version, api.data = version, nil
 		api.mu.Unlock()
-		c.tokenGone(c.epoch.Load())
+		c.tokenGone(c.guard.Epoch())
 	}
 	restored := func(t *testing.T, before, back data) (*secretAPI, *Cluster) {
 		api := newSecretAPI(t)
 		c := api.cluster(t)
 		put(api, c, 10, before)
-		c.restored(0, "test")
+		c.guard.Restored(0, "test")
 		is(t, c, provisioning.Unknown)
 		// What the old watch still had on its way is no word on what came back.
 		if before != nil {
@@ -304,7 +306,7 @@ func TestAttack_T58_TheProvisioningTokenOfYesterday(t *testing.T) {
 			if err := c.rotateToken(t.Context()); err != nil || api.writes != 0 {
 				t.Errorf("%v, rotated %d times", err, api.writes)
 			}
-			if f := c.degraded(time.Time{}); len(f) == 0 || f[0].reason != "EtcdRestored" || !strings.Contains(f[0].text, "provisioning token") {
+			if f := c.degraded(); len(f) == 0 || f[0].reason != "EtcdRestored" || !strings.Contains(f[0].text, "provisioning token") {
 				t.Errorf("findings %+v", f)
 			}
 			put(api, c, 11, test.back) // touched
@@ -319,32 +321,34 @@ func TestAttack_T58_TheProvisioningTokenOfYesterday(t *testing.T) {
 			}
 			put(api, c, 14, data{"token": tokenC, "previous-expires": at(0)})
 			is(t, c, provisioning.Present, tokenC)
-			if f := c.degraded(time.Time{}); len(f) == 0 || strings.Contains(f[0].text, "provisioning token") {
+			if f := c.degraded(); len(f) == 0 || strings.Contains(f[0].text, "provisioning token") {
 				t.Errorf("findings %+v", f)
 			}
 		})
 	}
 	t.Run("restored once more", func(t *testing.T) {
 		api, c := restored(t, data{"token": tokenB}, data{"token": tokenA})
-		c.restored(1, "test")
+		c.guard.Restored(1, "test")
 		put(api, c, 3, data{"token": tokenA})
 		is(t, c, provisioning.Unknown)
-		c.restored(2, "test")
+		c.guard.Restored(2, "test")
 		put(api, c, 4, data{"token": tokenB})
 		is(t, c, provisioning.Present, tokenB)
 	})
 	t.Run("an administrator acknowledges", func(t *testing.T) {
 		api, c := restored(t, data{"token": tokenB}, data{"token": tokenA})
 		api.acknowledged = at(-time.Hour) // an earlier restore
-		c.readAcknowledgement(t.Context())
+		c.guard.ReadAcknowledgement(t.Context())
 		is(t, c, provisioning.Unknown)
 		api.acknowledged = at(time.Hour)
-		c.readAcknowledgement(t.Context())
+		c.guard.ReadAcknowledgement(t.Context())
+		put(api, c, 5, data{"token": tokenA}) // everything is read again
 		is(t, c, provisioning.Present, tokenA)
 
 		api, c = restored(t, data{"token": tokenB}, nil)
 		api.acknowledged = at(time.Hour)
-		c.readAcknowledgement(t.Context())
+		c.guard.ReadAcknowledgement(t.Context())
+		put(api, c, 5, nil)
 		is(t, c, provisioning.Absent)
 	})
 }
@@ -361,7 +365,7 @@ func TestOneForbiddenNamespaceKeepsNobodyWithoutKeys(t *testing.T) {
 	for _, uid := range uids {
 		c.latches[uid] = latch{joined: true}
 	}
-	c.restored(0, "test")
+	c.guard.Restored(0, "test")
 	c.latches = map[string]latch{} // the backup is from before
 
 	forbidden := kerrors.NewForbidden(attestationsResource.GroupResource(), "", errors.New("no"))
@@ -373,7 +377,7 @@ func TestOneForbiddenNamespaceKeepsNobodyWithoutKeys(t *testing.T) {
 			w.list(t, 0)
 		}
 	}
-	if c.repairable() {
+	if c.repairable(true) {
 		t.Error("before the records were read")
 	}
 	for i, namespace := range []string{"own", "m"} {
@@ -384,11 +388,11 @@ func TestOneForbiddenNamespaceKeepsNobodyWithoutKeys(t *testing.T) {
 			w.Fail(forbidden)
 		}
 	}
-	if c.repairable() {
+	if c.repairable(true) {
 		t.Error("an API server that has just started may refuse for a moment, and what is known is still that of before")
 	}
-	c.restores[0].at = c.restores[0].at.Add(-c.o.Pass)
-	if !c.repairable() {
+	c.o.Now = func() time.Time { return time.Now().Add(c.o.Pass) }
+	if !c.repairable(false) {
 		t.Error("for ever without keys: a namespace that may not be read, and Nodes and ConfigMaps that nobody needs for this")
 	}
 
@@ -401,18 +405,22 @@ func TestOneForbiddenNamespaceKeepsNobodyWithoutKeys(t *testing.T) {
 		}
 		return n
 	}
-	if err := c.takeBack(t.Context()); !kerrors.IsForbidden(err) {
+	repair := func() error {
+		_, err := c.repair.Reconcile(t.Context(), reconcile.Request{})
+		return err
+	}
+	if err := repair(); !kerrors.IsForbidden(err) {
 		t.Errorf("what was left is told as %v", err)
 	}
-	if joined() != 1 || api.writes != 1 || len(c.remembered) != 1 || !c.repairing() {
-		t.Errorf("%d Machines latched, keys written %d times, %d left", joined(), api.writes, len(c.remembered))
+	if joined() != 1 || api.writes != 1 || !c.guard.Repairing() {
+		t.Errorf("%d Machines latched, keys written %d times, repairing %v", joined(), api.writes, c.guard.Repairing())
 	}
 	api.forbidden = ""
-	if err := c.takeBack(t.Context()); err != nil {
+	if err := repair(); err != nil {
 		t.Error(err)
 	}
-	if joined() != 2 || api.writes != 1 || c.repairing() {
-		t.Errorf("%d Machines latched, keys written %d times, %d left", joined(), api.writes, len(c.remembered))
+	if joined() != 2 || api.writes != 1 || c.guard.Repairing() {
+		t.Errorf("%d Machines latched, keys written %d times, repairing %v", joined(), api.writes, c.guard.Repairing())
 	}
 }
 
@@ -427,9 +435,8 @@ func TestNoProvisioningTokenWhileTheAPIIsSilent(t *testing.T) {
 		}
 	}
 	silentFor := func(d time.Duration) {
-		c.revision.mu.Lock()
-		c.revision.heard, c.revision.probed = time.Now().Add(-d), time.Time{}
-		c.revision.mu.Unlock()
+		was := c.guard.Clock
+		c.guard.Clock = func() time.Time { return was().Add(d) }
 	}
 	c.tokenGone(0)
 	silentFor(time.Hour)
@@ -443,15 +450,15 @@ func TestNoProvisioningTokenWhileTheAPIIsSilent(t *testing.T) {
 	if !c.tokenInUse() {
 		t.Error("not in use")
 	}
-	silentFor(tokenPatience - 5*time.Second)
+	silentFor(restore.SilentAfter - 5*time.Second)
 	is("a short outage", provisioning.Present)
-	silentFor(tokenPatience + time.Second)
+	silentFor(restore.SilentAfter + time.Second)
 	is("a long one", provisioning.Unknown)
 	if c.Provisioning().Err() == nil {
 		t.Error("no reason is told")
 	}
 	api.away = true
-	if c.probe(t.Context()) == nil {
+	if c.guard.Probe(t.Context()) == nil {
 		t.Error("a probe came through")
 	}
 	is("it was asked in vain", provisioning.Unknown)
@@ -464,17 +471,17 @@ func TestNoProvisioningTokenWhileTheAPIIsSilent(t *testing.T) {
 	} else if _, presence := view.At(time.Now()); presence != provisioning.Present {
 		t.Errorf("read just now: %s", presence)
 	}
-	if err := c.probe(t.Context()); err != nil {
+	if err := c.guard.Probe(t.Context()); err != nil {
 		t.Error(err)
 	}
 	is("it answers again", provisioning.Present)
 
 	c.o.Probe = time.Hour
-	silentFor(tokenPatience + time.Second)
+	silentFor(restore.SilentAfter + time.Second)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { c.watchRevision(ctx); close(done) }()
-	for c.silent() {
+	go func() { c.guard.Run(ctx); close(done) }()
+	for c.guard.Silent() {
 		time.Sleep(50 * time.Millisecond)
 	}
 	stop()

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -22,10 +21,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
-	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/restore"
 )
 
 // unconnected is a Cluster whose watches are fed by the test.
@@ -88,7 +87,7 @@ func (w watched) list(t testing.TB, version uint64, all ...*unstructured.Unstruc
 	for _, u := range all {
 		objects = append(objects, w.object(t, u))
 	}
-	watch := w.Begin(w.c.epoch.Load())
+	watch := w.Begin(w.c.guard.Epoch())
 	if w.Check(watch, objects, version) == nil {
 		w.Replace(objects, version)
 	}
@@ -148,7 +147,7 @@ func TestARestoreIsNoticed(t *testing.T) {
 			w := c.watching(t, machineAPIKind, "m")
 			w.list(t, 20, object(1, 15, nil))
 			w.list(t, test.list, test.items...)
-			if got := len(c.restores) == 1; got != test.want {
+			if got := c.guard.Epoch() == 1; got != test.want {
 				t.Errorf("noticed %v", got)
 			}
 			if !test.want {
@@ -156,8 +155,8 @@ func TestARestoreIsNoticed(t *testing.T) {
 			}
 			// The same state once more, by the watch that begins anew, is no other restore.
 			w.list(t, max(test.list, 19)+1, test.items...)
-			if len(c.restores) != 1 || len(c.registry.UIDs()) != 1 {
-				t.Errorf("%d restores, Machines %v", len(c.restores), c.registry.UIDs())
+			if c.guard.Epoch() != 1 || len(c.registry.UIDs()) != 1 {
+				t.Errorf("%d restores, Machines %v", c.guard.Epoch(), c.registry.UIDs())
 			}
 		})
 	}
@@ -178,7 +177,7 @@ func TestARestoreVoidsTheKeys(t *testing.T) {
 	if _, ok := c.TokenKeys().Current(time.Now()); !ok {
 		t.Fatal("no key")
 	}
-	c.restored(0, "test")
+	c.guard.Restored(0, "test")
 	if len(c.TokenKeys().Keys)+len(c.SealKeys().Keys) != 0 {
 		t.Error("keys from before are in force")
 	}
@@ -227,7 +226,7 @@ func TestKeysThatWereVoidedDoNotComeBack(t *testing.T) {
 		for _, p := range []keys.Pair{hasty, since} {
 			c.putKeys(&inventory.Object{Value: secretData{data(p)}})
 		}
-		c.restored(0, "test")
+		c.guard.Restored(0, "test")
 		return c
 	}
 	inForce := func(c *Cluster, p keys.Pair) bool {
@@ -277,132 +276,6 @@ func TestKeysThatWereVoidedDoNotComeBack(t *testing.T) {
 	}
 }
 
-func TestRelatch(t *testing.T) {
-	now := time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
-	m := &machine.Machine{Namespace: "m", Name: "one", UID: "u"}
-	rec := func(change func(s *v1alpha1.MachineAttestationStatus)) *v1alpha1.MachineAttestation {
-		r := &v1alpha1.MachineAttestation{}
-		r.Status.MachineUID = "u"
-		if change != nil {
-			change(&r.Status)
-		}
-		return r
-	}
-	until := now.Add(time.Hour)
-	all := memory{latch{quarantined: true, joined: true, grant: &grant{until, 2}}, "n"}
-	if relatch(nil, m, memory{latch: latch{quarantined: true}}, now) == nil {
-		t.Error("a quarantine without a record is not recorded")
-	}
-	if got := relatch(rec(nil), m, all, now); got == nil || !got.Status.Quarantined ||
-		got.Status.Phase != v1alpha1.PhaseJoined || got.Status.GrantUsed == nil || got.Status.GrantAttestations != 2 || !heldSinceRestore(got) {
-		t.Errorf("all of it: %+v", got)
-	}
-	// What was watched is still from before the restore, and says that the Machine is
-	// quarantined; the record says that no object does.
-	stale := machine.NewRegistry(nil)
-	e, err := machine.NewEnrolment(v1alpha1.MachineAttestation{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "m", Name: "two", UID: "v"},
-		Spec:       v1alpha1.MachineAttestationSpec{Pool: "worker", ExpectedProviderID: "p", Quarantined: true},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	stale.PutEnrolment(e)
-	before, ok := stale.ByUID("v")
-	if !ok || !before.Quarantined() {
-		t.Fatal(before)
-	}
-	if got := relatch(rec(nil), before, memory{latch: latch{quarantined: true}}, now); got == nil || !heldSinceRestore(got) {
-		t.Errorf("held by memory alone, and not marked so: the holder of the lease would lift it: %+v", got)
-	}
-	says := rec(nil)
-	says.Spec.Quarantined = true
-	if got := relatch(says, before, memory{latch: latch{quarantined: true}}, now); got == nil || heldSinceRestore(got) {
-		t.Errorf("the record's own spec says so: %+v", got)
-	}
-	for name, r := range map[string]memory{
-		"joined":            {latch: latch{joined: true}},
-		"a grant":           {latch: latch{grant: all.grant}},
-		"joined by a grant": {latch: latch{joined: true, grant: all.grant}},
-		"all of it":         all,
-	} {
-		got := relatch(nil, m, r, now)
-		if got == nil {
-			t.Errorf("no record, %s: not recorded", name)
-			continue
-		}
-		var has *grant
-		if used := got.Status.GrantUsed; used != nil {
-			has = &grant{used.Time, got.Status.GrantAttestations}
-		}
-		if l := (latch{quarantined: got.Status.Quarantined, joined: got.Status.Phase == v1alpha1.PhaseJoined, grant: has}); !l.covers(r.latch) || got.Status.MachineUID != "u" {
-			t.Errorf("no record, %s: %+v", name, got.Status)
-		}
-	}
-	if got := relatch(nil, m, memory{}, now); got != nil {
-		t.Errorf("nothing to be recorded: %+v", got)
-	}
-	for name, r := range map[string]*v1alpha1.MachineAttestation{
-		"the same": rec(func(s *v1alpha1.MachineAttestationStatus) {
-			s.Quarantined, s.Phase, s.GrantUsed, s.GrantAttestations = true, v1alpha1.PhaseJoined, &metav1.Time{Time: until}, 2
-		}),
-		"a newer grant was used": rec(func(s *v1alpha1.MachineAttestationStatus) {
-			s.Quarantined, s.Phase, s.GrantUsed, s.GrantAttestations = true, v1alpha1.PhaseJoined, &metav1.Time{Time: until.Add(time.Minute)}, 1
-		}),
-	} {
-		if got := relatch(r, m, all, now); got != nil {
-			t.Errorf("%s: written again: %+v", name, got.Status)
-		}
-	}
-}
-
-// A second restore, or the same one noticed again, before all was latched again.
-func TestWhatARestoreTookIsRememberedOverTheNext(t *testing.T) {
-	until := time.Date(2026, 11, 21, 9, 0, 0, 0, time.UTC)
-	c := unconnected(t)
-	strong := latch{quarantined: true, joined: true, grant: &grant{until, 3}}
-	c.latches["u"], c.latches["v"] = strong, latch{joined: true}
-	c.restored(0, "test")
-	in := c.remembered
-	// What the backup has, read since.
-	c.latches = map[string]latch{"u": {grant: &grant{until.Add(-time.Hour), 1}}, "v": {quarantined: true}}
-
-	c.restored(0, "the same one, by somebody who is late")
-	if len(c.restores) != 1 || c.epoch.Load() != 1 {
-		t.Errorf("one restore counts %d times, epoch %d", len(c.restores), c.epoch.Load())
-	}
-	c.saw(0, 100)
-	if c.revision.highest != 0 {
-		t.Error("a revision from before the restore is a measure of what comes after it")
-	}
-
-	c.restored(1, "another")
-	if len(c.restores) != 2 {
-		t.Errorf("%d restores", len(c.restores))
-	}
-	if got := c.remembered["u"].latch; !got.covers(strong) {
-		t.Errorf("of %+v remembered %+v", strong, got)
-	}
-	if got := c.remembered["v"].latch; !got.joined || !got.quarantined {
-		t.Errorf("of both %+v", got)
-	}
-	if in["v"].quarantined {
-		t.Error("what is being worked off was changed under way")
-	}
-}
-
-func TestMemoryTakesTheStronger(t *testing.T) {
-	at := time.Date(2026, 11, 21, 9, 0, 0, 0, time.UTC)
-	all := memory{latch{quarantined: true, joined: true, grant: &grant{at, 2}}, "n"}
-	for _, other := range []memory{{}, {latch: latch{grant: &grant{at.Add(-time.Minute), 3}}}, {latch: latch{grant: &grant{at, 1}}}, all} {
-		for _, got := range []memory{all.with(other), other.with(all)} {
-			if !got.quarantined || !got.joined || got.node != "n" || *got.grant != *all.grant {
-				t.Errorf("with %+v: %+v", other, got)
-			}
-		}
-	}
-}
-
 func TestSecretsPrintNothing(t *testing.T) {
 	s := secretData{map[string][]byte{"token": []byte("hunter2")}}
 	if out := fmt.Sprintf("%v %+v %#v %s", s, s, s, s); strings.Contains(out, "hunter2") || strings.Contains(out, fmt.Sprint([]byte("hunter2"))) {
@@ -418,7 +291,7 @@ func TestErrorsOfAnAPIThatIsAway(t *testing.T) {
 			t.Errorf("%v does not pass", err)
 		}
 	}
-	for _, err := range []error{kerrors.NewForbidden(resource, "", nil), kerrors.NewNotFound(resource, ""), kerrors.NewResourceExpired("x"), errRestored, context.Canceled} {
+	for _, err := range []error{kerrors.NewForbidden(resource, "", nil), kerrors.NewNotFound(resource, ""), kerrors.NewResourceExpired("x"), restore.ErrRestored, context.Canceled} {
 		if inventory.Unavailable(err) {
 			t.Errorf("%v passes", err)
 		}

@@ -40,6 +40,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/restore"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
@@ -128,12 +129,12 @@ type Cluster struct {
 	events    events.Sink
 	inventory *inventory.Inventory
 	view      atomic.Pointer[view.View]
-	epoch     atomic.Uint32 // restores of etcd that were noticed
+	guard     *restore.Guard
+	repair    *restore.Reconciler
 	dirty     chan struct{} // capacity 1: something changed
 
-	revision revision
-	secrets  secrets
-	tasks    tasks
+	secrets secrets
+	tasks   tasks
 
 	// batch is held for reading while a whole list of what the view is made of is
 	// taken in, and for writing while the view is built.
@@ -151,12 +152,7 @@ type Cluster struct {
 	trust    *trust.Trust    // nil: to be joined anew
 	pools    map[string]bool // MachineConfigPools; nil where there are none
 	roles    *roles          // nil: not evaluated by this replica
-	restores []restore
-	// remembered is what is to be latched again after a restore; nil: nothing is
-	// to be done.
-	remembered map[string]memory
-	hold       *hold // until the restore is acknowledged; nil: the API's state counts
-	began      time.Time
+	began    time.Time
 }
 
 // faultKey names an object that is not as it should be.
@@ -234,9 +230,10 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 		return nil, fmt.Errorf("client of the Kubernetes API: %w", err)
 	}
 	k.Machines = newMachines(machinesOptions{
-		Registry: machine.NewRegistry(&k.secrets), Now: o.Now, Names: o.Names, Revocable: o.Revoke != nil, Withheld: k.withheld,
-		Changed: func(uid string) { k.tasks.add(task{about: aboutMachine, key: key{name: uid}}) },
-		Deleted: func() { k.tasks.lookForGone() }, Leading: k.Leading, RolesChanged: func() { k.tasks.roles() },
+		Registry: machine.NewRegistry(&k.secrets), Now: o.Now, Names: o.Names, Revocable: o.Revoke != nil,
+		Withheld: func(a *v1alpha1.MachineAttestation) bool { return k.guard.WithheldGrant(a) },
+		Changed:  func(uid string) { k.tasks.add(task{about: aboutMachine, key: key{name: uid}}) },
+		Deleted:  func() { k.tasks.lookForGone() }, Leading: k.Leading, RolesChanged: func() { k.tasks.roles() },
 		Rejected: func(at key) { k.tasks.add(task{about: aboutFault, kind: attestationKind.String(), key: at}) },
 	})
 	if k.events = o.Events; o.Events == nil {
@@ -246,11 +243,13 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 	if err != nil {
 		return nil, err
 	}
+	k.newGuard(live)
 	k.records = records.New(records.Options{
 		Client: live, Namespace: c.Namespace, Machine: k.registry.ByUID, Log: o.Log, Events: k.events, Called: o.Called,
-		Revoke: o.Revoke, Withheld: k.withheld,
+		Revoke: o.Revoke, Withheld: k.guard.WithheldGrant,
 	})
 	k.tasks.init(k)
+	k.repair.Limit = k.tasks.limit
 	if err := k.newInventory(r); err != nil {
 		return nil, err
 	}
@@ -333,7 +332,7 @@ func (c *Cluster) newInventory(r *rest.Config) error {
 	}
 	c.inventory, err = inventory.New(inventory.Options{
 		Config: r, Scheme: scheme, Log: c.log, Namespace: c.config.Namespace, MachineNamespaces: c.config.MachineNamespaces, Retry: c.o.Discovery,
-		Revisions: revisions{c}, NamespaceGone: c.namespaceGone, Batch: c.batch.RLocker(), Unusable: c.unusable, Usable: c.usable, Changed: c.changed,
+		Revisions: c.guard, NamespaceGone: c.namespaceGone, Batch: c.batch.RLocker(), Unusable: c.unusable, Usable: c.usable, Changed: c.changed,
 	}, sources...)
 	return err
 }
@@ -353,9 +352,9 @@ func (c *Cluster) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { c.tell(ctx) })
-	wg.Go(func() { c.watchRevision(ctx) })
+	wg.Go(func() { c.guard.Run(ctx) })
 	wg.Go(func() { c.lead(ctx) })
-	wg.Go(func() { c.repair(ctx) })
+	wg.Go(func() { c.runRepair(ctx) })
 	c.inventory.Run(ctx)
 	return nil
 }
@@ -441,7 +440,7 @@ func (c *Cluster) Ready() error {
 	if err := c.View().Stale; err != nil {
 		return err
 	}
-	if c.repairing() {
+	if c.guard.Repairing() {
 		return errors.New("what was in force before etcd was restored is being set again")
 	}
 	return nil
@@ -466,8 +465,7 @@ func (c *Cluster) build() {
 			roots = append(roots, s.roots[name])
 		}
 	}
-	if h := c.hold; h != nil {
-		w.Policies, w.References, w.EKRoots, w.Trust = h.view.Policies, h.view.References, h.view.EKRoots, h.view.Trust
+	if c.guard.View(w) {
 		c.view.Store(w)
 		return
 	}

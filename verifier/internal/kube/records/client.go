@@ -28,6 +28,8 @@ func NewClient(c *rest.Config) (client.Client, error) {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(v1alpha1.GroupVersion.WithKind(v1alpha1.KindMachineAttestation), meta.RESTScopeNamespace)
 	mapper.Add(v1alpha1.GroupVersion.WithKind(v1alpha1.KindIdentityClaim), meta.RESTScopeRoot)
+	mapper.Add(v1alpha1.GroupVersion.WithKind(v1alpha1.KindAttestationPolicy), meta.RESTScopeRoot)
+	mapper.Add(v1alpha1.GroupVersion.WithKind(v1alpha1.KindAttestationVerifier), meta.RESTScopeRoot)
 	mapper.Add(schema.GroupVersionKind{Version: "v1", Kind: "Namespace"}, meta.RESTScopeRoot)
 	for group, versions := range machineVersions {
 		for _, version := range versions {

@@ -1,0 +1,261 @@
+package restore_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/pkg/restore"
+)
+
+var now = time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
+
+func TestRepair(t *testing.T) {
+	m := &machine.Machine{Namespace: "m", Name: "one", UID: "u"}
+	rec := func(change func(s *v1alpha1.MachineAttestationStatus)) *v1alpha1.MachineAttestation {
+		r := &v1alpha1.MachineAttestation{}
+		r.Status.MachineUID = "u"
+		if change != nil {
+			change(&r.Status)
+		}
+		return r
+	}
+	until := now.Add(time.Hour)
+	all := restore.Latch{Quarantined: true, Joined: true, Node: "n", GrantUsed: until, GrantAttestations: 2}
+	quarantined := restore.Latch{Quarantined: true}
+	if restore.Repair(nil, m, quarantined, now) == nil {
+		t.Error("a quarantine without a record is not recorded")
+	}
+	if got := restore.Repair(rec(nil), m, all, now); got == nil || !got.Status.Quarantined ||
+		got.Status.Phase != v1alpha1.PhaseJoined || got.Status.GrantUsed == nil || got.Status.GrantAttestations != 2 ||
+		!restore.Unconfirmed(got) {
+		t.Errorf("all of it: %+v", got)
+	}
+	// The Machine is still that of before the restore, and is quarantined; the record has no object that says so.
+	stale := machine.NewRegistry(nil)
+	e, err := machine.NewEnrolment(v1alpha1.MachineAttestation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "m", Name: "two", UID: "v"},
+		Spec:       v1alpha1.MachineAttestationSpec{Pool: "worker", ExpectedProviderID: "p", Quarantined: true},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale.PutEnrolment(e)
+	before, ok := stale.ByUID("v")
+	if !ok || !before.Quarantined() {
+		t.Fatal(before)
+	}
+	if got := restore.Repair(rec(nil), before, quarantined, now); got == nil || !restore.Unconfirmed(got) {
+		t.Errorf("the condition is missing, so the quarantine would be lifted: %+v", got)
+	}
+	says := rec(nil)
+	says.Spec.Quarantined = true
+	if got := restore.Repair(says, before, quarantined, now); got == nil || restore.Unconfirmed(got) {
+		t.Errorf("the record's own spec has the quarantine: %+v", got)
+	}
+	for name, l := range map[string]restore.Latch{
+		"joined":            {Joined: true},
+		"a grant":           {GrantUsed: until, GrantAttestations: 2},
+		"joined by a grant": {Joined: true, GrantUsed: until, GrantAttestations: 2},
+		"all of it":         all,
+	} {
+		got := restore.Repair(nil, m, l, now)
+		if got == nil {
+			t.Errorf("no record, %s: not recorded", name)
+			continue
+		}
+		has := restore.Latch{Quarantined: got.Status.Quarantined, Joined: got.Status.Phase == v1alpha1.PhaseJoined}
+		if used := got.Status.GrantUsed; used != nil {
+			has.GrantUsed, has.GrantAttestations = used.Time, got.Status.GrantAttestations
+		}
+		if !has.Covers(l) || got.Status.MachineUID != "u" {
+			t.Errorf("no record, %s: %+v", name, got.Status)
+		}
+	}
+	if got := restore.Repair(nil, m, restore.Latch{}, now); got != nil {
+		t.Errorf("nothing to be recorded: %+v", got)
+	}
+	for name, r := range map[string]*v1alpha1.MachineAttestation{
+		"the same": rec(func(s *v1alpha1.MachineAttestationStatus) {
+			s.Quarantined, s.Phase, s.GrantUsed, s.GrantAttestations = true, v1alpha1.PhaseJoined, &metav1.Time{Time: until}, 2
+		}),
+		"a newer grant was used": rec(func(s *v1alpha1.MachineAttestationStatus) {
+			s.Quarantined, s.Phase, s.GrantUsed, s.GrantAttestations = true, v1alpha1.PhaseJoined, &metav1.Time{Time: until.Add(time.Minute)}, 1
+		}),
+	} {
+		if got := restore.Repair(r, m, all, now); got != nil {
+			t.Errorf("%s: written again: %+v", name, got.Status)
+		}
+	}
+}
+
+func TestConfirmed(t *testing.T) {
+	m := &machine.Machine{Namespace: "m", Name: "one", UID: "u"}
+	held := restore.Repair(nil, m, restore.Latch{Quarantined: true}, now)
+	got := restore.Confirmed(held, now)
+	if got == nil || restore.Unconfirmed(got) || !got.Status.Quarantined {
+		t.Errorf("%+v", got)
+	}
+	if restore.Confirmed(got, now) != nil || restore.Confirmed(nil, now) != nil {
+		t.Error("written again")
+	}
+}
+
+func TestLatchTakesTheStricter(t *testing.T) {
+	all := restore.Latch{Quarantined: true, Joined: true, Node: "n", GrantUsed: now, GrantAttestations: 2}
+	for _, other := range []restore.Latch{
+		{}, {GrantUsed: now.Add(-time.Minute), GrantAttestations: 3}, {GrantUsed: now, GrantAttestations: 1}, all,
+	} {
+		for _, got := range []restore.Latch{all.Stricter(other), other.Stricter(all)} {
+			if got != all || !got.Covers(other) || !got.Covers(all) {
+				t.Errorf("with %+v: %+v", other, got)
+			}
+		}
+	}
+	if !(restore.Latch{Node: "n"}).Empty() || all.Empty() {
+		t.Error("Empty is wrong")
+	}
+}
+
+func TestMachineIsAsStrictAsBefore(t *testing.T) {
+	type list = []string
+	for name, c := range map[string]struct {
+		before  restore.Known
+		now     machine.Machine
+		eks     list
+		pools   list
+		deleted bool
+	}{
+		"the same":              {restore.Known{EKSHA256: list{"a"}, Pools: list{"w"}}, machine.Machine{EKSHA256: list{"a"}, Pools: list{"w"}}, list{"a"}, list{"w"}, false},
+		"an EK came back":       {restore.Known{EKSHA256: list{"a"}}, machine.Machine{EKSHA256: list{"a", "b"}}, list{"a"}, nil, false},
+		"an EK was replaced":    {restore.Known{EKSHA256: list{"a"}}, machine.Machine{EKSHA256: list{"b"}}, list{"a"}, nil, false},
+		"no EK was required":    {restore.Known{}, machine.Machine{EKSHA256: list{"b"}}, nil, nil, false},
+		"an EK is removed now":  {restore.Known{EKSHA256: list{"a", "b"}}, machine.Machine{EKSHA256: list{"b"}}, list{"b"}, nil, false},
+		"a restriction is lost": {restore.Known{EKSHA256: list{"a"}}, machine.Machine{}, list{"a"}, nil, false},
+		"another pool":          {restore.Known{Pools: list{"infra"}}, machine.Machine{Pools: list{"master"}}, nil, list{"infra"}, false},
+		"it was being deleted":  {restore.Known{Deleting: true}, machine.Machine{}, nil, nil, true},
+	} {
+		got := restore.Machine(c.before, c.now)
+		if !slices.Equal(got.EKSHA256, c.eks) || !slices.Equal(got.Pools, c.pools) || got.Deleting != c.deleted {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
+
+func TestEnrollmentIsAsStrictAsBefore(t *testing.T) {
+	early, late := &metav1.Time{Time: now}, &metav1.Time{Time: now.Add(time.Hour)}
+	base := func() v1alpha1.MachineAttestationSpec {
+		return v1alpha1.MachineAttestationSpec{
+			MachineRef: &v1alpha1.MachineReference{Name: "one"}, EKSHA256: []string{"a"}, NotAfter: early,
+			Reattest: &v1alpha1.ReattestGrant{Until: *early},
+		}
+	}
+	for name, c := range map[string]struct {
+		before, now, want func(*v1alpha1.MachineAttestationSpec)
+	}{
+		"the same":       {},
+		"another grant":  {now: func(s *v1alpha1.MachineAttestationSpec) { s.Reattest.Until = *late }, want: func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = nil }},
+		"a grant":        {before: func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = nil }, want: func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = nil }},
+		"a later end":    {now: func(s *v1alpha1.MachineAttestationSpec) { s.NotAfter = late }},
+		"no end":         {now: func(s *v1alpha1.MachineAttestationSpec) { s.NotAfter = nil }},
+		"an earlier end": {before: func(s *v1alpha1.MachineAttestationSpec) { s.NotAfter = late }},
+		"another EK":     {now: func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256 = []string{"b"} }},
+		"one more EK":    {now: func(s *v1alpha1.MachineAttestationSpec) { s.EKSHA256 = []string{"b", "a"} }},
+		"another Machine": {now: func(s *v1alpha1.MachineAttestationSpec) {
+			s.MachineRef = &v1alpha1.MachineReference{Name: "two"}
+		}},
+		"another instance": {
+			before: func(s *v1alpha1.MachineAttestationSpec) { s.ExpectedProviderID = "p" },
+			now:    func(s *v1alpha1.MachineAttestationSpec) { s.ExpectedProviderID = "q" },
+			want:   func(s *v1alpha1.MachineAttestationSpec) { s.ExpectedProviderID = "p" },
+		},
+		"quarantined now": {
+			now:  func(s *v1alpha1.MachineAttestationSpec) { s.Quarantined = true },
+			want: func(s *v1alpha1.MachineAttestationSpec) { s.Quarantined = true },
+		},
+	} {
+		before, present, want := base(), base(), base()
+		for _, x := range []struct {
+			change func(*v1alpha1.MachineAttestationSpec)
+			of     *v1alpha1.MachineAttestationSpec
+		}{{c.before, &before}, {c.now, &present}, {c.want, &want}} {
+			if x.change != nil {
+				x.change(x.of)
+			}
+		}
+		got := restore.Enrollment(before, present)
+		if !slices.Equal(got.EKSHA256, want.EKSHA256) || got.ExpectedProviderID != want.ExpectedProviderID ||
+			got.MachineRef.Name != want.MachineRef.Name || got.Quarantined != want.Quarantined ||
+			!got.NotAfter.Equal(want.NotAfter) || !restore.SameGrant(got, want) {
+			t.Errorf("%s: %+v, want %+v", name, got, want)
+		}
+	}
+}
+
+func TestUnknownEnrollmentOnlyQuarantines(t *testing.T) {
+	full := v1alpha1.MachineAttestationSpec{
+		MachineRef: &v1alpha1.MachineReference{Name: "one"}, EKSHA256: []string{"a"}, Quarantined: true,
+		ExpectedProviderID: "p", Reattest: &v1alpha1.ReattestGrant{},
+	}
+	got, more := restore.Unknown(full)
+	if !more || got.MachineRef == nil || !got.Quarantined || len(got.EKSHA256) > 0 || got.ExpectedProviderID != "" || got.Reattest != nil {
+		t.Errorf("%v, %+v", more, got)
+	}
+	if _, more := restore.Unknown(v1alpha1.MachineAttestationSpec{MachineRef: full.MachineRef}); more {
+		t.Error("the record of a Machine enrolls nothing")
+	}
+	if _, more := restore.Unknown(v1alpha1.MachineAttestationSpec{Pool: "worker"}); !more {
+		t.Error("a stand-in is a Machine")
+	}
+}
+
+func TestTokenOfABackup(t *testing.T) {
+	const (
+		tokenA = "AAAA-bbb_CCCC-ddd_EEEE-fff_GGGG-hhh_IIII-jjj"
+		tokenB = "1111-bbb_2222-ddd_3333-fff_4444-hhh_5555-jjj"
+		tokenC = "6666-bbb_7777-ddd_8888-fff_9999-hhh_0000-jjj"
+	)
+	type data = map[string][]byte
+	in := func(d time.Duration) []byte { return []byte(now.Add(d).Format(time.RFC3339)) }
+	a, b, c := data{"token": []byte(tokenA)}, data{"token": []byte(tokenB)}, data{"token": []byte(tokenC)}
+	grace := data{"token": []byte(tokenB), "previous-token": []byte(tokenA), "previous-expires": in(time.Hour)}
+	for name, test := range map[string]struct {
+		before data
+		read   []data // one after the other
+		ok     bool   // the last one is accepted
+	}{
+		"the same":                          {b, []data{b}, true},
+		"never one":                         {nil, []data{nil}, true},
+		"the previous one, in its grace":    {grace, []data{a}, true},
+		"voided":                            {b, []data{a}, false},
+		"voided, and read again":            {b, []data{a, a}, false},
+		"deleted since":                     {nil, []data{a}, false},
+		"from before there was one":         {b, []data{nil}, false},
+		"the Secret is deleted":             {b, []data{a, nil}, false},
+		"the Secret that is missing, again": {b, []data{nil, nil}, false},
+		"another one":                       {b, []data{a, c}, true},
+		"another one after none":            {b, []data{nil, c}, true},
+		"the former one again":              {b, []data{a, b}, true},
+		"another one, with the voided one": {b, []data{a, {"token": []byte(tokenC), "previous-token": []byte(tokenA),
+			"previous-expires": in(time.Hour)}}, false},
+		"malformed": {b, []data{{"token": []byte("x")}}, false},
+	} {
+		view := provisioning.View{}.Gone(now)
+		if test.before != nil {
+			view, _ = provisioning.View{}.Read(now, test.before, time.Hour)
+		}
+		token := &restore.Token{Before: view}
+		got := false
+		for _, d := range test.read {
+			_, got = token.Accept(now, d)
+		}
+		if got != test.ok {
+			t.Errorf("%s: accepted %v", name, got)
+		}
+	}
+}

@@ -1,0 +1,337 @@
+package restore
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	rule "github.com/mcs-attest/mcs-attest/pkg/restore"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
+)
+
+// AnnotationRestoreSeen, on the AttestationVerifier, is the time (RFC 3339) at which an administrator has dealt with a
+// restore of etcd.
+const AnnotationRestoreSeen = "mcs-attest.dev/restore-seen"
+
+// tokenProbe is how often the API is probed while there is a provisioning token. Two probes can fail.
+const tokenProbe = 4 * time.Second
+
+// Memory is what was in force when a restore was noticed.
+type Memory struct {
+	// View has the policies, reference values and anchors; nil before the policies were read.
+	View *view.View
+	// Machines and Enrollments are what there was, by UID; nil while they were not all read.
+	Machines    map[string]rule.Known
+	Enrollments map[string]v1alpha1.MachineAttestationSpec
+	// Latches are what the records must not lose, by the UID of the Machine that the record is named by.
+	Latches map[string]rule.Latch
+	Token   provisioning.View
+	Keys    []string // the ids of all keys that were ever seen
+}
+
+// Options are what a Guard needs. All but ProvisioningSecret are required.
+type Options struct {
+	Log *slog.Logger
+	Now func() time.Time
+	API client.Reader
+	// Probe is how often the API is asked for its revision.
+	Probe time.Duration
+	// TokenInUse reports whether there is a provisioning token. Then the API is probed more often.
+	TokenInUse func() bool
+	// ProvisioningSecret names the Secret of the provisioning token; empty if none is configured.
+	ProvisioningSecret string
+	// Remember returns what is in force.
+	Remember func() Memory
+	// Void drops the keys and the provisioning token that are in use.
+	Void func()
+	// Reset notes that nothing counts until it was read again.
+	Reset func()
+	// Reread has everything read again.
+	Reread func()
+}
+
+// Guard holds the memory of a restore until an administrator acknowledges the restore. It is safe for concurrent use.
+type Guard struct {
+	*Detector
+	o Options
+
+	mu       sync.Mutex
+	memory   *Memory // nil: what the API has counts as it is
+	restores []notice
+	withheld map[string]bool // UIDs of what is not accepted
+	token    *rule.Token     // nil: the provisioning token counts as it is
+	since    uint32          // the epoch of token
+	void     map[string]bool // ids of keys from before a restore
+	renewed  time.Time       // keys that were made before this are from before a restore, too
+	latches  map[string]rule.Latch
+	repaired bool // latches are in the records, and there are new keys
+}
+
+// notice is a restore that was noticed and that is not acknowledged.
+type notice struct {
+	at  time.Time
+	why string
+}
+
+// New returns a guard that has noticed nothing.
+func New(o Options) *Guard {
+	g := &Guard{o: o, void: map[string]bool{}, repaired: true}
+	g.Detector = &Detector{API: o.API, Now: o.Now, Clock: time.Now, Noticed: g.hold, Reread: func() {
+		o.Reset()
+		o.Reread()
+	}}
+	return g
+}
+
+// Run probes the API periodically, since an open watch does not report a restore, and reads the acknowledgement. It
+// ends with ctx.
+func (g *Guard) Run(ctx context.Context) {
+	last, pause := time.Now(), wait.Jitter(g.o.Probe/2, 1)
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-time.After(min(pause, wait.Jitter(tokenProbe/2, 1))):
+		}
+		if time.Since(last) < pause && !g.o.TokenInUse() && !g.Unacknowledged() {
+			continue
+		}
+		last, pause = time.Now(), wait.Jitter(g.o.Probe/2, 1)
+		g.ReadAcknowledgement(ctx)
+		if err := g.Probe(ctx); err != nil && ctx.Err() == nil {
+			g.o.Log.Debug("probe", "error", err)
+		}
+	}
+}
+
+// hold begins to hold what is in force. What an earlier restore left to repair is still to be repaired.
+func (g *Guard) hold(at, current time.Time, why string) {
+	m := g.o.Remember()
+	g.mu.Lock()
+	if before := g.memory; before != nil {
+		if before.View != nil {
+			m.View = before.View
+		}
+		if m.Machines == nil {
+			m.Machines, m.Enrollments = before.Machines, before.Enrollments
+		}
+	}
+	g.memory = &m
+	g.restores = append(g.restores, notice{at, why})
+	g.withheld = map[string]bool{}
+	// The map may be in use, so this is another one.
+	latches := maps.Clone(m.Latches)
+	if latches == nil {
+		latches = map[string]rule.Latch{}
+	}
+	for uid, l := range g.latches {
+		latches[uid] = l.Stricter(latches[uid])
+	}
+	g.latches, g.repaired = latches, false
+	switch {
+	case g.o.ProvisioningSecret == "":
+	case g.token == nil:
+		g.token = &rule.Token{Before: m.Token}
+	default:
+		g.token = &rule.Token{Before: g.token.Before}
+	}
+	g.since = g.Epoch() + 1
+	for _, id := range m.Keys {
+		g.void[id] = true
+	}
+	// A backup is from before the time at which the inventory was last current. It may also hold keys that had been
+	// replaced by then, and that this process never saw.
+	if current.IsZero() {
+		current = at
+	}
+	g.renewed = current.Add(-keys.ClockSkew).Truncate(time.Second)
+	g.mu.Unlock()
+	g.o.Void()
+	g.o.Log.Error("etcd went back to an earlier time: all keys are void, what was revoked is revoked again, and nothing "+
+		"gets laxer until an administrator acknowledges the restore", "why", why, "latches", len(latches))
+}
+
+// ReadAcknowledgement asks the API whether the restore is acknowledged. Each process that holds a memory has to know.
+func (g *Guard) ReadAcknowledgement(ctx context.Context) {
+	if !g.Unacknowledged() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	var v v1alpha1.AttestationVerifier
+	if err := g.o.API.Get(ctx, client.ObjectKey{Name: v1alpha1.VerifierName}, &v); err != nil {
+		g.o.Log.Debug("read the acknowledgement of the restore of etcd", "error", err)
+		return
+	}
+	g.Acknowledge(v.Annotations)
+}
+
+// Acknowledge releases the memory if the annotations of the AttestationVerifier acknowledge the last restore. Then
+// everything is read again, since parts of it were not accepted.
+func (g *Guard) Acknowledge(annotations map[string]string) {
+	at, err := time.Parse(time.RFC3339, annotations[AnnotationRestoreSeen])
+	if err != nil {
+		return
+	}
+	g.mu.Lock()
+	g.restores = slices.DeleteFunc(g.restores, func(n notice) bool { return !n.at.After(at) })
+	if g.memory == nil || len(g.restores) > 0 {
+		g.mu.Unlock()
+		return
+	}
+	g.memory, g.token, g.withheld = nil, nil, nil
+	g.mu.Unlock()
+	g.o.Log.Info("the restore of etcd is acknowledged: policies, anchors, reference values, enrollments, grants and the provisioning token count as they are")
+	g.o.Reread()
+}
+
+// Unacknowledged reports whether a restore was noticed that is not acknowledged.
+func (g *Guard) Unacknowledged() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.memory != nil
+}
+
+// HoldsPolicies reports whether policies, reference values and anchors are those of the memory.
+func (g *Guard) HoldsPolicies() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.memory != nil && g.memory.View != nil
+}
+
+// View replaces the policies, reference values and anchors by those of the memory, and reports whether it did.
+func (g *Guard) View(v *view.View) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.memory == nil || g.memory.View == nil {
+		return false
+	}
+	held := g.memory.View
+	v.Policies, v.References, v.EKRoots, v.Trust = held.Policies, held.References, held.EKRoots, held.Trust
+	return true
+}
+
+// Machine returns what counts of a Machine; false if the Machine is not accepted.
+func (g *Guard) Machine(m machine.Machine) (machine.Machine, bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.memory == nil || g.memory.Machines == nil {
+		return m, true
+	}
+	if before, ok := g.memory.Machines[m.UID]; ok {
+		return rule.Machine(before, m), true
+	}
+	return m, g.isNew(m.UID, m.Created)
+}
+
+// isNew reports whether what the memory does not have was created after the notice. The lock is held.
+func (g *Guard) isNew(uid string, created time.Time) bool {
+	// Times of creation have no fractions of a second.
+	if !created.Before(g.restores[len(g.restores)-1].at.Truncate(time.Second)) {
+		return true
+	}
+	g.withheld[uid] = true
+	return false
+}
+
+// Enrollment returns what counts of an enrollment; false if the enrollment is not accepted.
+func (g *Guard) Enrollment(e machine.Enrolment) (machine.Enrolment, bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.memory == nil {
+		return e, true
+	}
+	uid := string(e.UID)
+	before, known := g.memory.Enrollments[uid]
+	if known {
+		return e.WithSpec(rule.Enrollment(before, e.Spec)), true
+	}
+	if g.memory.Enrollments == nil || !e.CreationTimestamp.IsZero() && g.isNew(uid, e.CreationTimestamp.Time) {
+		spec := e.Spec
+		spec.Reattest = nil // a grant waits for the acknowledgement
+		return e.WithSpec(spec), true
+	}
+	spec, more := rule.Unknown(e.Spec)
+	if !more {
+		delete(g.withheld, uid)
+	}
+	return e.WithSpec(spec), spec.MachineRef != nil
+}
+
+// WithheldGrant reports whether the grant of a MachineAttestation does not count.
+func (g *Guard) WithheldGrant(a *v1alpha1.MachineAttestation) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.memory == nil || a == nil || a.Spec.Reattest == nil {
+		return false
+	}
+	before, known := g.memory.Enrollments[string(a.UID)]
+	return !known || !rule.SameGrant(before, a.Spec)
+}
+
+// Token reports whether the provisioning token that was read in an epoch counts, and with what it is to be compared.
+// Data is what its Secret has, nil if there is none. Known is the token that is in force.
+func (g *Guard) Token(epoch uint32, known provisioning.View, data map[string][]byte) (provisioning.View, bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.token == nil {
+		return known, true
+	}
+	if epoch < g.since {
+		return provisioning.View{}, false // from before the restore
+	}
+	known, ok := g.token.Accept(g.o.Now(), data)
+	if ok {
+		g.token = nil
+	}
+	return known, ok
+}
+
+// HoldsToken reports whether no provisioning token is accepted.
+func (g *Guard) HoldsToken() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.token != nil
+}
+
+// Voided reports whether a key of a pair is from before a restore: it existed then, or was made then. A replica that
+// was faster may have made new keys; those are good.
+func (g *Guard) Voided(pair keys.Pair) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.ContainsFunc(pair.IDs(), func(id string) bool { return g.void[id] }) ||
+		!g.renewed.IsZero() && pair.MadeBefore(g.renewed)
+}
+
+// Problems are the restores that wait for an acknowledgement, for the condition Degraded with the reason EtcdRestored.
+func (g *Guard) Problems() (texts []string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	held := ""
+	if g.memory != nil && g.memory.View != nil {
+		held = "; policies, reference values, trust anchors and grants stay as they were before it"
+	}
+	if n := len(g.withheld); n > 0 {
+		held += fmt.Sprintf("; %d Machines and enrollments that came back with it are not accepted", n)
+	}
+	if g.token != nil {
+		held += fmt.Sprintf("; the provisioning token in Secret %s is not the one that was in force, and opens nothing until "+
+			"a new one is made (token provisioning rotate --now) or this is acknowledged", g.o.ProvisioningSecret)
+	}
+	for _, n := range g.restores {
+		texts = append(texts, fmt.Sprintf("etcd went back to an earlier time (%s); keys were renewed and latches set again as "+
+			"remembered%s; review policies, quarantines, enrollments and grants, then annotate this object with %s=%s",
+			n.why, held, AnnotationRestoreSeen, g.o.Now().UTC().Format(time.RFC3339)))
+	}
+	return texts
+}

@@ -1,0 +1,314 @@
+package restore_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/flowcontrol"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	rule "github.com/mcs-attest/mcs-attest/pkg/restore"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/restore"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
+)
+
+var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+// process is a process with a guard, whose inventory and API are fields.
+type process struct {
+	*restore.Guard
+	now    time.Time
+	memory restore.Memory
+	voided int
+	reread int
+}
+
+func newProcess() *process {
+	p := &process{now: noon}
+	p.Guard = restore.New(restore.Options{
+		Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return p.now }, Probe: time.Hour,
+		TokenInUse: func() bool { return false }, ProvisioningSecret: "ns/token",
+		Remember: func() restore.Memory { return p.memory },
+		Void:     func() { p.voided++ }, Reset: func() {}, Reread: func() { p.reread++ },
+	})
+	return p
+}
+
+func (p *process) acknowledge(at time.Time) {
+	p.Acknowledge(map[string]string{restore.AnnotationRestoreSeen: at.Format(time.RFC3339)})
+}
+
+// reconciler repairs records that are kept in a map.
+func (p *process) reconciler(records map[string]*v1alpha1.MachineAttestation) *restore.Reconciler {
+	return &restore.Reconciler{
+		Guard: p.Guard, Ready: func(bool) bool { return true }, Changed: func() {}, Limit: flowcontrol.NewFakeAlwaysRateLimiter(),
+		Machine: func(uid string) (*machine.Machine, string) {
+			return &machine.Machine{Namespace: "m", Name: uid, UID: uid}, uid
+		},
+		Latch: func(string) rule.Latch { return rule.Latch{} },
+		Update: func(_ context.Context, uid string, change store.Change) error {
+			next, err := change(records[uid])
+			if next != nil {
+				records[uid] = next
+			}
+			return err
+		},
+		RenewKeys: func(context.Context) error { return nil },
+	}
+}
+
+// A second restore, or the same one noticed again, before all was repaired.
+func TestWhatARestoreTookIsRememberedOverTheNext(t *testing.T) {
+	p := newProcess()
+	strong := rule.Latch{Quarantined: true, Joined: true, GrantUsed: noon, GrantAttestations: 3}
+	p.memory.Latches = map[string]rule.Latch{"u": strong, "v": {Joined: true}}
+	p.Saw(0, 50)
+	p.Restored(0, "test")
+	p.Restored(0, "the same one, by another watch")
+	if p.Epoch() != 1 || len(p.Problems()) != 1 || p.voided != 1 || p.reread != 1 {
+		t.Errorf("one restore counts %d times, epoch %d", len(p.Problems()), p.Epoch())
+	}
+	// What the backup has, read since.
+	first := p.memory.Latches
+	p.memory.Latches = map[string]rule.Latch{"u": {GrantUsed: noon.Add(-time.Hour), GrantAttestations: 1}, "v": {Quarantined: true}}
+	p.Restored(1, "another")
+	if len(p.Problems()) != 2 {
+		t.Errorf("%q", p.Problems())
+	}
+	records := map[string]*v1alpha1.MachineAttestation{}
+	if _, err := p.reconciler(records).Reconcile(t.Context(), reconcile.Request{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, uid := range []string{"u", "v"} {
+		if s := records[uid].Status; !s.Quarantined || s.Phase != v1alpha1.PhaseJoined {
+			t.Errorf("%s: %+v", uid, s)
+		}
+	}
+	if s := records["u"].Status; !s.GrantUsed.Time.Equal(noon) || s.GrantAttestations != 3 {
+		t.Errorf("%+v", s)
+	}
+	if p.Repairing() || first["v"].Quarantined {
+		t.Error("not repaired, or a map that was in use was changed")
+	}
+}
+
+func TestGuard_AcceptsNothingThatTheMemoryDoesNotHave(t *testing.T) {
+	p := newProcess()
+	enrollment := func(uid, ek string, created time.Time, change func(*v1alpha1.MachineAttestation)) machine.Enrolment {
+		t.Helper()
+		a := v1alpha1.MachineAttestation{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "m", Name: uid, UID: types.UID(uid), CreationTimestamp: metav1.NewTime(created)},
+			Spec:       v1alpha1.MachineAttestationSpec{MachineRef: &v1alpha1.MachineReference{Name: "one"}},
+		}
+		if ek != "" {
+			a.Spec.EKSHA256 = []string{ek}
+		}
+		if change != nil {
+			change(&a)
+		}
+		e, err := machine.NewEnrolment(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	ek := "00000000000000000000000000000000000000000000000000000000000000aa"
+	other := "00000000000000000000000000000000000000000000000000000000000000bb"
+	old, fresh := noon.Add(-time.Hour), noon.Add(time.Second)
+	known := enrollment("known", ek, old, nil)
+	p.memory = restore.Memory{
+		View:        &view.View{Policies: &policy.Set{}},
+		Machines:    map[string]rule.Known{"known": {}},
+		Enrollments: map[string]v1alpha1.MachineAttestationSpec{"known": known.Spec},
+	}
+	if _, ok := p.Machine(machine.Machine{UID: "back", Created: old}); !ok {
+		t.Error("nothing is held before a restore")
+	}
+	p.now = noon.Add(time.Millisecond)
+	p.Restored(0, "test")
+
+	for name, test := range map[string]struct {
+		machine machine.Machine
+		want    bool
+	}{
+		"known":                               {machine.Machine{UID: "known", Created: old}, true},
+		"removed since the backup":            {machine.Machine{UID: "back", Created: old}, false},
+		"without a time of creation":          {machine.Machine{UID: "undated"}, false},
+		"created after the restore":           {machine.Machine{UID: "new", Created: fresh}, true},
+		"created in the second of the notice": {machine.Machine{UID: "new2", Created: noon}, true},
+	} {
+		if _, ok := p.Machine(test.machine); ok != test.want {
+			t.Errorf("Machine %s: accepted %v", name, ok)
+		}
+	}
+	got, ok := p.Enrollment(enrollment("known", other, old, nil))
+	if !ok || len(got.Spec.EKSHA256) != 1 || got.Spec.EKSHA256[0] != ek {
+		t.Errorf("an EK came back: %v %+v", ok, got.Spec)
+	}
+	got, ok = p.Enrollment(enrollment("back", ek, old, func(a *v1alpha1.MachineAttestation) { a.Spec.Quarantined = true }))
+	if !ok || len(got.Spec.EKSHA256) > 0 || !got.Spec.Quarantined {
+		t.Errorf("an enrollment came back: %v %+v", ok, got.Spec)
+	}
+	standIn := func(a *v1alpha1.MachineAttestation) { a.Spec.MachineRef, a.Spec.Pool = nil, "worker" }
+	if _, ok = p.Enrollment(enrollment("back", ek, old, standIn)); ok {
+		t.Error("a stand-in came back")
+	}
+	granted := func(a *v1alpha1.MachineAttestation) {
+		a.Spec.Reattest = &v1alpha1.ReattestGrant{Until: metav1.NewTime(fresh)}
+	}
+	made := enrollment("new", ek, fresh, granted)
+	if got, ok = p.Enrollment(made); !ok || len(got.Spec.EKSHA256) != 1 || got.Spec.Reattest != nil || !p.WithheldGrant(&made.MachineAttestation) {
+		t.Errorf("an enrollment of after the restore: %v %+v", ok, got.Spec)
+	}
+	v := &view.View{}
+	if !p.View(v) || v.Policies != p.memory.View.Policies || !p.HoldsPolicies() {
+		t.Error("the policies are not held")
+	}
+
+	p.acknowledge(noon.Add(-time.Second))
+	if !p.Unacknowledged() {
+		t.Error("an earlier acknowledgement counts")
+	}
+	p.acknowledge(noon.Add(time.Second))
+	if p.Unacknowledged() || p.View(v) || len(p.Problems()) > 0 || p.reread != 2 || p.WithheldGrant(&made.MachineAttestation) {
+		t.Error("it is still held")
+	}
+	if _, ok := p.Machine(machine.Machine{UID: "back", Created: old}); !ok {
+		t.Error("acknowledged, and not accepted")
+	}
+}
+
+// A process that had not read the Machines has nothing to compare with. Grants wait in any case.
+func TestGuard_WithoutMachines(t *testing.T) {
+	p := newProcess()
+	p.Restored(0, "test")
+	if _, ok := p.Machine(machine.Machine{UID: "one"}); !ok {
+		t.Error("a Machine is not accepted")
+	}
+	a := &v1alpha1.MachineAttestation{Spec: v1alpha1.MachineAttestationSpec{Reattest: &v1alpha1.ReattestGrant{}}}
+	if !p.WithheldGrant(a) {
+		t.Error("a grant counts")
+	}
+}
+
+// A process that was cut off notices a restore late. It accepts the keys that another one has made in the meantime.
+func TestGuard_LateNoticeAcceptsTheNewKeys(t *testing.T) {
+	made := func(at time.Time) keys.Pair {
+		t.Helper()
+		pair, err := keys.Pair{}.Rotate(at, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pair
+	}
+	p := newProcess()
+	inUse := made(noon.Add(-time.Minute))
+	p.memory.Keys = inUse.IDs()
+	p.Saw(0, 10)
+	p.now = noon.Add(time.Hour)
+	p.Restored(0, "test")
+	for name, test := range map[string]struct {
+		pair keys.Pair
+		want bool
+	}{
+		"of the backup, never seen":  {made(noon.Add(-time.Hour)), true},
+		"in use until the restore":   {inUse, true},
+		"made by another process":    {made(noon.Add(time.Minute)), false},
+		"rotated by another process": {made(noon.Add(30 * time.Minute)), false},
+	} {
+		if p.Voided(test.pair) != test.want {
+			t.Errorf("%s: void %v", name, !test.want)
+		}
+	}
+}
+
+func TestReconciler_KeepsWhatItMayNotWrite(t *testing.T) {
+	p := newProcess()
+	p.memory.Latches = map[string]rule.Latch{"u": {Joined: true}, "v": {Joined: true}}
+	p.Restored(0, "test")
+	r, records, renewed := p.reconciler(nil), map[string]*v1alpha1.MachineAttestation{}, 0
+	write := p.reconciler(records).Update
+	forbidden := kerrors.NewForbidden(schema.GroupResource{}, "", errors.New("no"))
+	r.RenewKeys = func(context.Context) error { renewed++; return nil }
+	r.Update = func(ctx context.Context, uid string, change store.Change) error {
+		if uid == "u" {
+			return forbidden
+		}
+		return write(ctx, uid, change)
+	}
+	if _, err := r.Reconcile(t.Context(), reconcile.Request{}); !kerrors.IsForbidden(err) || !p.Repairing() || records["v"] == nil || renewed != 1 {
+		t.Errorf("%v, %d records, keys renewed %d times", err, len(records), renewed)
+	}
+	r.Update = write
+	if _, err := r.Reconcile(t.Context(), reconcile.Request{}); err != nil || p.Repairing() || records["u"] == nil {
+		t.Errorf("%v, %d records", err, len(records))
+	}
+	broken := errors.New("timeout")
+	p.Restored(1, "again")
+	r.Update = func(context.Context, string, store.Change) error { return broken }
+	if _, err := r.Reconcile(t.Context(), reconcile.Request{}); !errors.Is(err, broken) || renewed != 2 || !p.Repairing() {
+		t.Errorf("keys came before the records: %v, renewed %d times", err, renewed)
+	}
+}
+
+// policies is an API with the revision of etcd.
+type policies struct {
+	client.Reader
+	revision string
+	calls    int
+}
+
+func (a *policies) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
+	a.calls++
+	list.SetResourceVersion(a.revision)
+	return nil
+}
+
+func TestDetector_Probe(t *testing.T) {
+	api, noticed, now := &policies{revision: "20"}, 0, noon
+	d := &restore.Detector{
+		API: api, Now: func() time.Time { return now }, Clock: func() time.Time { return now },
+		Noticed: func(time.Time, time.Time, string) { noticed++ }, Reread: func() {},
+	}
+	if !d.Silent() {
+		t.Error("it was not asked yet")
+	}
+	probe := func(revision string, want int) {
+		t.Helper()
+		now, api.revision = now.Add(time.Minute), revision
+		before := noticed
+		if err := d.Probe(t.Context()); (err != nil) != (noticed > before) {
+			t.Error(err)
+		}
+		if noticed != want || d.Silent() {
+			t.Errorf("at revision %s: %d restores", revision, noticed)
+		}
+	}
+	probe("20", 0)
+	probe("20", 0)
+	probe("25", 0)
+	probe("19", 1)
+	d.Saw(0, 100) // by a watch of before the restore
+	probe("19", 1)
+	probe("", 1) // an API that counts in something else
+	calls := api.calls
+	if err := d.Probe(t.Context()); err != nil || api.calls != calls {
+		t.Error("two probes at once are two calls")
+	}
+	if now = now.Add(restore.SilentAfter + time.Second); !d.Silent() {
+		t.Error("the API is not silent")
+	}
+}
