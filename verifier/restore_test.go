@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/hex"
 	"fmt"
 	"net/http"
 	"path/filepath"
@@ -124,4 +125,83 @@ func TestAttack_T60_ARestoreLoosensNothingUntilItIsAcknowledged(t *testing.T) {
 	becomes(http.StatusOK)
 	eventually(t, func() bool { return attests(joined) }, func() string { return fmt.Sprint("acknowledged, and the grant does not count: ", why) })
 	eventually(t, func() bool { return !strings.Contains(verifiers(degraded), "EtcdRestored") }, func() string { return verifiers(degraded) })
+}
+
+// T60: etcd goes back to a day when a Machine and two enrollments existed that were removed since. None of them is
+// accepted until an administrator acknowledges the restore. A Machine that is created after the restore is.
+func TestAttack_T60_WhatWasRemovedDoesNotComeBackWithARestore(t *testing.T) {
+	t.Parallel()
+	rs := newReplicas(t, cluster.Start(t), 0)
+	p := rs.serve(0)
+	node := func() (*softKeys, *loadNode) { keys := soft(t); return keys, p.node(keys) }
+	var why error
+	attests := func(n *loadNode) bool {
+		_, _, why = n.attest(t.Context())
+		return why == nil
+	}
+	staysKeys, stays := node()
+	machineKeys, withMachine := node()
+	enrolledKeys, withEnrollment := node()
+	standInKeys, withStandIn := node()
+	removed := map[string]*loadNode{"a Machine": withMachine, "an enrollment": withEnrollment, "a stand-in": withStandIn}
+
+	rs.machine("stays", staysKeys.spki)
+	rs.machine("removed", machineKeys.spki)
+	rs.machine("bare", soft(t).spki)
+	rs.cluster.Kubectl(t, "annotate", "machines.machine.openshift.io", "-n", machineNamespace, "bare", v1alpha1.AnnotationEKSHA256+"-")
+	enrollment := func(name string, spec map[string]any) {
+		rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindMachineAttestation, machineNamespace, name, map[string]any{"spec": spec}))
+	}
+	ek := func(keys *softKeys) []any { return []any{hex.EncodeToString(keys.spki[:])} }
+	enrollment("bare-tpm", map[string]any{"machineRef": map[string]any{"name": "bare"}, "ekSHA256": ek(enrolledKeys)})
+	enrollment("edge", map[string]any{"pool": "worker", "ekSHA256": ek(standInKeys)})
+	for _, keys := range []*softKeys{staysKeys, machineKeys, enrolledKeys, standInKeys} {
+		eventually(t, func() bool { return p.server.View().Machines.Enrolled(keys.spki) }, func() string { return "an EK is not enrolled" })
+	}
+	snapshot := filepath.Join(t.TempDir(), "etcd.db")
+	if err := rs.cluster.Snapshot(snapshot); err != nil {
+		t.Fatal(err)
+	}
+	rs.cluster.Kubectl(t, "delete", "machines.machine.openshift.io", "-n", machineNamespace, "removed")
+	rs.cluster.Kubectl(t, "delete", "machineattestations", "-n", machineNamespace, "bare-tpm", "edge")
+	for name, n := range removed {
+		eventually(t, func() bool { return !attests(n) }, func() string { return name + " was removed, and the machine gets in" })
+	}
+	rs.age(100)
+
+	if err := rs.cluster.Restore(snapshot); err != nil {
+		t.Fatal(err)
+	}
+	degraded := func() string {
+		out, err := rs.cluster.KubectlAs("admin", "", "get", "attestationverifier", "cluster", "-o", `jsonpath={.status.conditions[?(@.type=="Degraded")]}`)
+		if err != nil {
+			return err.Error()
+		}
+		return out
+	}
+	refused := func() {
+		t.Helper()
+		for name, n := range removed {
+			if attests(n) {
+				t.Errorf("the restore brought %s back", name)
+			}
+		}
+	}
+	eventually(t, func() bool {
+		refused()
+		return t.Failed() || strings.Contains(degraded(), "EtcdRestored") && p.server.Problems() == nil
+	}, func() string { return "the restore was not noticed: " + degraded() })
+	p.attests(stays)
+	later, late := node()
+	rs.machine("later", later.spki)
+	p.attests(late)
+	for range 10 {
+		refused()
+	}
+	eventually(t, func() bool { return strings.Contains(degraded(), "3 Machines and enrollments") }, degraded)
+
+	rs.cluster.Kubectl(t, "annotate", "--overwrite", "attestationverifier", "cluster", "mcs-attest.dev/restore-seen="+time.Now().UTC().Add(time.Second).Format(time.RFC3339))
+	for name, n := range removed {
+		eventually(t, func() bool { return attests(n) }, func() string { return fmt.Sprintf("acknowledged, and %s does not count: %v", name, why) })
+	}
 }

@@ -39,8 +39,10 @@ type machinesOptions struct {
 	Now       func() time.Time
 	Names     bool // keep Machines also by the names that certificate signing requests have
 	Revocable bool // bootstrap credentials are revoked
-	// Withheld reports whether the grant in a MachineAttestation does not count.
-	Withheld func(*v1alpha1.MachineAttestation) bool
+	// Admit returns what counts of a Machine, and AdmitEnrollment what counts of an enrollment, after a restore of
+	// etcd; false if it is not accepted.
+	Admit           func(machine.Machine) (machine.Machine, bool)
+	AdmitEnrollment func(machine.Enrolment) (machine.Enrolment, bool)
 	// Changed is called when the record of the Machine with this UID may have to change,
 	// Deleted when a Machine was deleted. Leading reports whether anyone acts on it.
 	Changed func(uid string)

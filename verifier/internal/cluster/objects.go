@@ -52,6 +52,11 @@ func orProblem(problems []manifest.Problem, what string) []manifest.Problem {
 func (ms *Machines) putMachine(o *inventory.Object) []manifest.Problem {
 	if m, ok := o.Value.(machine.Machine); ok {
 		m.Namespace, m.Name = o.Namespace, o.Name // one copy of each
+		if m, ok = ms.o.Admit(m); !ok {
+			group, _, _ := strings.Cut(m.APIVersion, "/")
+			ms.dropMachine(group)(o.NamespacedName)
+			return o.Problems
+		}
 		ms.registry.PutMachine(m)
 		ms.names.put(&m)
 		ms.plannedMachine(&m)
@@ -68,6 +73,9 @@ func (ms *Machines) advanceMachine(o *inventory.Object) bool {
 		return false
 	}
 	m.Namespace, m.Name = o.Namespace, o.Name
+	if m, ok = ms.o.Admit(m); !ok {
+		return false
+	}
 	ms.names.put(&m)
 	ms.plannedMachine(&m)
 	ms.o.Changed(m.UID)
@@ -99,7 +107,11 @@ func compactEnrolment(o client.Object) (any, []manifest.Problem) {
 }
 
 func (ms *Machines) putHost(o *inventory.Object) []manifest.Problem {
-	if e, ok := o.Value.(machine.Enrolment); ok {
+	e, ok := o.Value.(machine.Enrolment)
+	if ok {
+		e, ok = ms.o.AdmitEnrollment(e)
+	}
+	if ok {
 		ms.registry.PutEnrolment(e)
 	} else {
 		ms.registry.DeleteHost(o.Namespace, o.Name)
@@ -215,11 +227,14 @@ func (ms *Machines) putAttestation(o *inventory.Object) []manifest.Problem {
 	}
 	at := keyOf(o.NamespacedName)
 	if a.enrolment != nil {
-		e := *a.enrolment
-		if ms.o.Withheld(&e.MachineAttestation) {
-			e.Spec.Reattest = nil
+		if e, ok := ms.o.AdmitEnrollment(*a.enrolment); ok {
+			a.enrolment = &e
+		} else {
+			a.enrolment = nil
 		}
-		ms.registry.PutEnrolment(e)
+	}
+	if a.enrolment != nil {
+		ms.registry.PutEnrolment(*a.enrolment)
 	} else {
 		ms.registry.DeleteEnrolment(o.Namespace, o.Name)
 	}

@@ -54,7 +54,7 @@ func (c *Cluster) newGuard(api client.Reader) {
 func (c *Cluster) remember() restore.Memory {
 	c.build() // with everything that was taken in before the restore
 	m := restore.Memory{Latches: map[string]rule.Latch{}}
-	if synced, _ := c.Synced(); synced {
+	if c.machinesRead() {
 		m.Machines, m.Enrollments = map[string]rule.Known{}, map[string]v1alpha1.MachineAttestationSpec{}
 		c.registry.Each(func(one machine.Machine) {
 			m.Machines[one.UID] = rule.Known{EKSHA256: one.EKSHA256, Pools: one.Pools, Deleting: one.Deleting}
@@ -88,6 +88,20 @@ func (c *Cluster) remember() restore.Memory {
 		m.Keys = append(m.Keys, id)
 	}
 	return m
+}
+
+// machinesRead reports whether Machines and enrollments were read since the last restore. A source that fails now was
+// read; a namespace that is forbidden has none that are known.
+func (c *Cluster) machinesRead() bool {
+	for _, w := range c.inventory.Sources() {
+		switch w.Kind.String() {
+		case machineAPIKind.String(), clusterAPIKind.String(), hostKind.String(), attestationKind.String():
+			if s, _ := w.Status(); s.Unsynced && !w.Forbidden() {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // void drops the keys and the provisioning token that are in use.

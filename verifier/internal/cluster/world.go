@@ -231,9 +231,10 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 	}
 	k.Machines = newMachines(machinesOptions{
 		Registry: machine.NewRegistry(&k.secrets), Now: o.Now, Names: o.Names, Revocable: o.Revoke != nil,
-		Withheld: func(a *v1alpha1.MachineAttestation) bool { return k.guard.WithheldGrant(a) },
-		Changed:  func(uid string) { k.tasks.add(task{about: aboutMachine, key: key{name: uid}}) },
-		Deleted:  func() { k.tasks.lookForGone() }, Leading: k.Leading, RolesChanged: func() { k.tasks.roles() },
+		Admit:           func(m machine.Machine) (machine.Machine, bool) { return k.guard.Machine(m) },
+		AdmitEnrollment: func(e machine.Enrolment) (machine.Enrolment, bool) { return k.guard.Enrollment(e) },
+		Changed:         func(uid string) { k.tasks.add(task{about: aboutMachine, key: key{name: uid}}) },
+		Deleted:         func() { k.tasks.lookForGone() }, Leading: k.Leading, RolesChanged: func() { k.tasks.roles() },
 		Rejected: func(at key) { k.tasks.add(task{about: aboutFault, kind: attestationKind.String(), key: at}) },
 	})
 	if k.events = o.Events; o.Events == nil {
