@@ -33,6 +33,7 @@ require (
 	github.com/openshift/api v0.0.0-20260306224518-0608f61fdd6b
 	github.com/openshift/library-go v0.0.0-20260303171201-5d9eb6295ff6
 	github.com/prometheus/client_golang v1.25.0
+	github.com/prometheus/client_model v0.6.3
 	github.com/rogpeppe/go-internal v1.16.0
 	github.com/smallstep/pkcs7 v0.2.3
 	github.com/spf13/cobra v1.10.2
@@ -112,7 +113,6 @@ require (
 	github.com/openshift/client-go v0.0.0-20260302182750-20813ce71ca6 // indirect
 	github.com/pkg/browser v0.0.0-20240102092130-5ac0b6a4141c // indirect
 	github.com/pmezard/go-difflib v1.0.1-0.20181226105442-5d4384ee4fb2 // indirect
-	github.com/prometheus/client_model v0.6.3 // indirect
 	github.com/prometheus/common v0.72.0 // indirect
 	github.com/prometheus/procfs v0.22.0 // indirect
 	github.com/robfig/cron v1.2.0 // indirect

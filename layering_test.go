@@ -100,7 +100,9 @@ func TestLayersInsideTheVerifier(t *testing.T) {
 		reason    string
 	}{
 		{"./verifier/internal/server", append([]string{v + "/folder", v + "/cli"}, backends...),
-			"a folder and a cluster are served alike; what differs is a method of server.Backend"},
+			"a folder and a cluster are served alike; what differs is a method of backend.Backend"},
+		{"./verifier/internal/backend", append([]string{v + "/service", v + "/server", v + "/folder", v + "/cli"}, backends...),
+			"it is what the server and the backends share"},
 		{"./verifier/internal/service", append([]string{v + "/server", v + "/folder", v + "/cli"}, backends...),
 			"an appraisal is the same whatever keeps the records"},
 		{"./verifier/internal/cluster/...", []string{v + "/service", v + "/server", v + "/cli", v + "/standalone"},

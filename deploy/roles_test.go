@@ -1,7 +1,6 @@
 package deploy
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -90,17 +89,12 @@ func runVerifier(t *testing.T, c *cluster.Cluster) (scrape func() string) {
 	if err := os.WriteFile(path, []byte(configured), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	addr, health, metrics := free(t), free(t), free(t)
-	cmd := exec.Command(program, "serve", "--config", path, "--listen", addr, "--health-listen", health,
-		"--metrics-listen", metrics)
-	var log bytes.Buffer
-	cmd.Stdout, cmd.Stderr, cmd.Env = &log, &log, append(os.Environ(), "POD_NAME=mcs-attest-verifier-test")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	metrics := free(t)
+	var log buffer
+	start(t, &log, program, "serve", "--config", path, "--listen", free(t), "--health-listen", free(t),
+		"--metrics-listen", free(t))
+	start(t, &log, program, "controller", "--config", path, "--health-listen", free(t), "--metrics-listen", metrics)
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // it was killed, and says so
 		if t.Failed() {
 			t.Logf("verifier:\n%s", log.String())
 		}

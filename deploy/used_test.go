@@ -14,7 +14,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -93,36 +92,33 @@ spec:
 	if err != nil {
 		t.Fatal(err)
 	}
-	kubeconfig := "kubernetes:\n  kubeconfig: " + c.Kubeconfig(account) + "\n"
 	upstream := strings.Replace(string(text), "https://127.22.62.3:22644",
 		"https://"+machineConfigServer(t, certificate, key), 1)
 	if upstream == string(text) {
 		t.Fatal("the configuration has another upstream")
 	}
-	configured := strings.Replace(upstream, "kubernetes:\n", kubeconfig, 1) +
-		"  rotateEvery: 2s\n  grace: 1s\nkeyRotation: 2s\nkeyPublishDelay: 1s\n"
-	path := filepath.Join(dir, "mcs-attest.yaml")
-	if err := os.WriteFile(path, []byte(configured), 0o600); err != nil {
-		t.Fatal(err)
+	as := func(account string) string {
+		path := filepath.Join(dir, account+".yaml")
+		configured := strings.Replace(upstream, "kubernetes:\n", "kubernetes:\n  kubeconfig: "+c.Kubeconfig(account)+"\n", 1) +
+			"  rotateEvery: 2s\n  grace: 1s\nkeyRotation: 2s\nkeyPublishDelay: 1s\n"
+		if err := os.WriteFile(path, []byte(configured), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
 	}
-	addr, health, metrics := free(t), free(t), free(t)
-	cmd := exec.Command(program, "serve", "--config", path, "--listen", addr, "--health-listen", health,
-		"--metrics-listen", metrics)
-	var log bytes.Buffer
-	cmd.Stdout, cmd.Stderr, cmd.Env = &log, &log, append(os.Environ(), "POD_NAME=mcs-attest-verifier-test")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+	var log buffer
+	health, metrics, controller := free(t), free(t), free(t)
+	stops := []func(){
+		start(t, &log, program, "serve", "--config", as(account), "--listen", free(t), "--health-listen", health,
+			"--metrics-listen", metrics),
+		start(t, &log, program, "controller", "--config", as(account), "--health-listen", free(t),
+			"--metrics-listen", controller),
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
 	stop := func() {
-		if cmd.Process != nil {
-			_ = cmd.Process.Kill()
-			<-ended
-			cmd.Process = nil
+		for _, stop := range stops {
+			stop()
 		}
 	}
-	t.Cleanup(stop)
 
 	ready := "not asked"
 	if !until(func() bool {
@@ -144,19 +140,22 @@ spec:
 	// Prometheus reads the metrics.
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM([]byte(certificate))
-	scrape, err := http.NewRequest(http.MethodGet, "https://"+metrics+"/metrics", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	scrape.Header.Set("Authorization", "Bearer "+c.ServiceAccount(t, "openshift-monitoring", "prometheus-k8s").BearerToken)
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots,
 		ServerName: "api-int.cluster.example.com"}}}
-	if res, err := client.Do(scrape); err != nil {
-		t.Error("metrics:", err)
-	} else {
-		_ = res.Body.Close()
-		if res.StatusCode != http.StatusOK {
-			t.Error("metrics:", res.Status)
+	token := c.ServiceAccount(t, "openshift-monitoring", "prometheus-k8s").BearerToken
+	for _, address := range []string{metrics, controller} {
+		scrape, err := http.NewRequest(http.MethodGet, "https://"+address+"/metrics", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		scrape.Header.Set("Authorization", "Bearer "+token)
+		if res, err := client.Do(scrape); err != nil {
+			t.Error("metrics:", err)
+		} else {
+			_ = res.Body.Close()
+			if res.StatusCode != http.StatusOK {
+				t.Error("metrics:", res.Status)
+			}
 		}
 	}
 	client.CloseIdleConnections()
@@ -225,7 +224,7 @@ spec: {pool: worker, ekSHA256: [`+strings.Repeat("cd", 32)+`], quarantined: true
 		}
 		return left
 	}
-	// The holder of the lease looks at everything once a minute.
+	// The controller that leads looks at everything once a minute.
 	for end := time.Now().Add(4 * time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
 		for _, r := range c.Requests(t) {
 			if r.User != account {

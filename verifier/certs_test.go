@@ -85,7 +85,7 @@ func TestCertificatesInACluster(t *testing.T) {
 
 	eventually(t, func() bool {
 		w := httptest.NewRecorder()
-		p.server.Metrics.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		p.controller.Metrics.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 		return strings.Contains(w.Body.String(), `set="mcs-ca"`) && strings.Contains(w.Body.String(), `set="mcs-serving"`)
 	}, func() string { return "no metric of expiry" })
 	if log := p.log.everything(); strings.Contains(log, "PRIVATE KEY") {

@@ -23,13 +23,18 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
 	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/controller"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/serve"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/front"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/server"
@@ -44,7 +49,7 @@ func inCluster(t *testing.T) *replicas {
 	return newReplicas(t, cluster.StartShared(t), 0)
 }
 
-// serve adds a replica in this process whose clock is off by skew.
+// serve adds a replica in this process whose clock is off by skew: a front, and a controller.
 func (rs *replicas) serve(skew time.Duration, more ...string) *inProcess {
 	rs.t.Helper()
 	dir := rs.t.TempDir()
@@ -59,9 +64,17 @@ func (rs *replicas) serve(skew time.Duration, more ...string) *inProcess {
 		rs.t.Fatal(err)
 	}
 	p := &inProcess{rs: rs, log: &lockedBuffer{}}
-	s, err := serve.New(c, slog.New(slog.NewJSONHandler(p.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
-		func() time.Time { return time.Now().Add(skew) }, version)
+	log := slog.New(slog.NewJSONHandler(p.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	now := func() time.Time { return time.Now().Add(skew) }
+	s, err := serve.New(c, log, now, version)
 	if err != nil {
+		rs.t.Fatal(err)
+	}
+	control := *c
+	control.Kubernetes = ptr.To(*c.Kubernetes)
+	control.Kubernetes.Kubeconfig = rs.controllerKubeconfig
+	var controllers *controllers.Process
+	if p.controller, controllers, err = controller.New(&control, log, now, version); err != nil {
 		rs.t.Fatal(err)
 	}
 	p.server, s.AnswerTimeout = s, rs.answerTimeout
@@ -81,6 +94,11 @@ func (rs *replicas) serve(skew time.Duration, more ...string) *inProcess {
 	wg.Go(func() {
 		if err := s.Run(ctx); err != nil && ctx.Err() == nil {
 			rs.t.Errorf("replica: %v", err)
+		}
+	})
+	wg.Go(func() {
+		if err := controllers.Run(ctx); err != nil && ctx.Err() == nil {
+			rs.t.Errorf("controller: %v", err)
 		}
 	})
 	p.stop = sync.OnceFunc(func() {
@@ -104,8 +122,10 @@ type inProcess struct {
 	rs     *replicas
 	server *server.Server
 	addr   string
-	log    *lockedBuffer
-	stop   func()
+	// controller has the parts of the controller.
+	controller *backend.Parts
+	log        *lockedBuffer
+	stop       func()
 }
 
 func (p *inProcess) node(keys nodeKeys) *loadNode {
@@ -464,7 +484,7 @@ func TestClusterMachineWaitsForApproval(t *testing.T) {
 		"pools": []any{"*"}, "tpm2": map[string]any{"endorsements": []any{"enrolled", "manufacturer"}},
 	}}))
 	p := rs.serve(0)
-	eventually(t, func() bool { return p.server.Backend.(*serve.Cluster).EKRoots().Len() > 0 }, func() string { return "the roots are not read" })
+	eventually(t, func() bool { return p.server.Backend.(*front.Front).EKRoots().Len() > 0 }, func() string { return "the roots are not read" })
 	n := newNode(t, &verifier{t: t, addr: p.addr, roots: rs.roots}, dev)
 	// The first asks may come before everything has been read: those are a wait, too.
 	eventually(t, func() bool {
@@ -578,7 +598,7 @@ func TestAttack_T49_UnprovenCallersCauseNoCallOfTheAPI(t *testing.T) {
 	p.attests(p.node(honest))
 	mine := func() (writes, reads int) {
 		for _, r := range c.Requests(t) {
-			if !strings.HasSuffix(r.User, ":mcs-attest-verifier") || r.Resource == "leases" || r.Verb == "watch" {
+			if !slices.Contains([]string{frontAccount, controllerAccount}, r.User) || r.Resource == "leases" || r.Verb == "watch" {
 				continue
 			}
 			switch r.Verb {

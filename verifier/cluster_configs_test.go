@@ -12,7 +12,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/serve"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/front"
 )
 
 // In a cluster, in front of its Machine Config Server (B5, B12): anyone receives the
@@ -53,7 +53,7 @@ func TestClusterServesThePreApprovedPartOfItsMachineConfigs(t *testing.T) {
 			body = text
 			return err == nil && status == http.StatusOK && strings.Contains(unpacked(text), want)
 		}, func() string {
-			return fmt.Sprintf("no %s in %s; %v", want, body, p.server.Backend.(*serve.Cluster).Findings())
+			return fmt.Sprintf("no %s in %s; %v", want, body, p.server.Backend.(*front.Front).Findings())
 		})
 	}
 	anonymous("01-worker-kubelet.service")
@@ -89,7 +89,7 @@ func TestClusterServesThePreApprovedPartOfItsMachineConfigs(t *testing.T) {
 	}, func() string { return "no Event at the MachineConfig" })
 	anonymous("01-worker-kubelet.service")
 	// The holder of the lease looks once a minute.
-	eventually(t, func() bool { return rs.degraded("70-broken") }, func() string { return fmt.Sprint("not Degraded: ", p.server.Backend.(*serve.Cluster).Findings()) })
+	eventually(t, func() bool { return rs.degraded("70-broken") }, func() string { return fmt.Sprint("not Degraded: ", p.server.Backend.(*front.Front).Findings()) })
 }
 
 // controllerConfig is what the operator makes of a cluster, as far as it matters.

@@ -39,6 +39,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/server"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/standalone"
 )
 
 const testOrigin = "https://mcs.test:22623"
@@ -155,7 +156,7 @@ func (v *verifier) change(name, content string) {
 }
 
 // standalone is the backend.
-func (v *verifier) standalone() *serve.Folder { return v.server.Backend.(*serve.Folder) }
+func (v *verifier) standalone() *standalone.Backend { return v.server.Backend.(*standalone.Backend) }
 
 func (v *verifier) refresh() {
 	s, _ := v.standalone().Files.Refresh()

@@ -20,6 +20,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/server"
 )
@@ -452,12 +453,12 @@ func TestAttack_T46_ProvisioningTokenInNoLogMetricOrStatus(t *testing.T) {
 
 // behind is a basis whose view is older than what is at rest.
 type behind struct {
-	server.Backend
+	backend.Backend
 	read func() (provisioning.View, error)
 }
 
-func (b behind) Live() server.Live {
-	return server.Live{Provisioning: func(context.Context) (provisioning.View, error) { return b.read() }}
+func (b behind) Live() backend.Live {
+	return backend.Live{Provisioning: func(context.Context) (provisioning.View, error) { return b.read() }}
 }
 
 // Rule 12: a replica that has not seen the newest token yet reads it before it

@@ -58,13 +58,14 @@ type replicas struct {
 	balance *cluster.HAProxy
 	all     []*replica
 
-	kubeconfig string
+	kubeconfig, controllerKubeconfig string
+
 	namespaces []string // of Machines, besides the Machine API's
 	// answerTimeout is the gate's in replicas of this process; 0: its default.
 	answerTimeout time.Duration
 }
 
-// replica is one process.
+// replica is a front and a controller, each a process.
 type replica struct {
 	t       testing.TB
 	program string
@@ -73,9 +74,13 @@ type replica struct {
 	health  string
 	metrics string
 
-	mu  sync.Mutex
-	cmd *exec.Cmd
-	log *lockedBuffer
+	// controller is the folder of the controller's configuration.
+	controller string
+
+	mu      sync.Mutex
+	cmd     *exec.Cmd // the front
+	control *exec.Cmd // the controller
+	log     *lockedBuffer
 }
 
 // newReplicas makes a cluster as an installation leaves it, with an enforcing
@@ -106,7 +111,7 @@ func newReplicas(t testing.TB, c *cluster.Cluster, n int, config ...string) *rep
 		object("v1", "ConfigMap", "openshift-machine-config-operator", "machine-config-server-ca", map[string]any{"data": map[string]any{"ca-bundle.crt": string(ca.Certificate)}})+
 		object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{"pools": []any{"*"}}}))
 	rs.mcs = rs.machineConfigServer(serving)
-	rs.kubeconfig = rs.account()
+	rs.accounts()
 	if n == 0 {
 		return rs
 	}
@@ -116,15 +121,14 @@ func newReplicas(t testing.TB, c *cluster.Cluster, n int, config ...string) *rep
 	}
 	var backends []string
 	for range n {
-		r := &replica{t: t, program: program, dir: t.TempDir(), addr: freeAddress(t), health: freeAddress(t), metrics: freeAddress(t), log: &lockedBuffer{}}
+		r := &replica{t: t, program: program, dir: t.TempDir(), controller: t.TempDir(), addr: freeAddress(t), health: freeAddress(t), metrics: freeAddress(t), log: &lockedBuffer{}}
 		text := fmt.Sprintf("origins: [%q]\nlisten: %s\nhealthListen: %s\nmetricsListen: %s\nrequestsPerSecond: 10000\nupstream: https://%s\nupstreamName: mcs.test\nkubernetes:\n  machineNamespaces: [openshift-machine-api]\n  kubeconfig: %s\n",
 			testOrigin, r.addr, r.health, r.metrics, rs.mcs, rs.kubeconfig)
 		for _, more := range config {
 			text += more
 		}
-		if err := os.WriteFile(filepath.Join(r.dir, "mcs-attest.yaml"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		r.configure(r.dir, text)
+		r.configure(r.controller, strings.Replace(text, rs.kubeconfig, rs.controllerKubeconfig, 1))
 		rs.all = append(rs.all, r)
 		backends = append(backends, r.addr)
 		r.start()
@@ -143,12 +147,18 @@ func newReplicas(t testing.TB, c *cluster.Cluster, n int, config ...string) *rep
 	return rs
 }
 
-// account is a kubeconfig of the service account that deploy/overlays/openshift
-// makes, with the roles that it gives and no more.
-func (rs *replicas) account() string {
+// The accounts that deploy/overlays/openshift makes.
+const (
+	frontAccount      = "system:serviceaccount:" + ownNamespace + ":mcs-attest-verifier"
+	controllerAccount = frontAccount
+)
+
+// accounts makes kubeconfigs of the service accounts that deploy/overlays/openshift makes,
+// with the roles that it gives and no more.
+func (rs *replicas) accounts() {
 	rs.t.Helper()
 	rs.cluster.Kubectl(rs.t, "apply", "--server-side", "-k", filepath.Join("..", "deploy", "overlays", "openshift"))
-	return rs.cluster.Kubeconfig("system:serviceaccount:" + ownNamespace + ":mcs-attest-verifier")
+	rs.kubeconfig, rs.controllerKubeconfig = rs.cluster.Kubeconfig(frontAccount), rs.cluster.Kubeconfig(controllerAccount)
 }
 
 func object(apiVersion, kind, namespace, name string, rest map[string]any) string {
@@ -195,25 +205,40 @@ func tail(s string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-func (r *replica) start() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.cmd = exec.Command(r.program, "serve", "--config", filepath.Join(r.dir, "mcs-attest.yaml"))
-	r.cmd.Stderr, r.cmd.Stdout = r.log, r.log
-	if err := r.cmd.Start(); err != nil {
-		r.t.Error(err)
+func (r *replica) configure(dir, text string) {
+	r.t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, "mcs-attest.yaml"), []byte(text), 0o600); err != nil {
+		r.t.Fatal(err)
 	}
 }
 
-// kill is kill -9.
+func (r *replica) start() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	run := func(args ...string) *exec.Cmd {
+		cmd := exec.Command(r.program, args...)
+		cmd.Stderr, cmd.Stdout = r.log, r.log
+		if err := cmd.Start(); err != nil {
+			r.t.Error(err)
+		}
+		return cmd
+	}
+	r.cmd = run("serve", "--config", filepath.Join(r.dir, "mcs-attest.yaml"))
+	r.control = run("controller", "--config", filepath.Join(r.controller, "mcs-attest.yaml"),
+		"--health-listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0")
+}
+
+// kill is kill -9, of both.
 func (r *replica) kill() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.cmd != nil && r.cmd.Process != nil {
-		_ = r.cmd.Process.Kill()
-		_ = r.cmd.Wait()
-		r.cmd = nil
+	for _, cmd := range []*exec.Cmd{r.cmd, r.control} {
+		if cmd != nil && cmd.Process != nil {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}
 	}
+	r.cmd, r.control = nil, nil
 }
 
 // ready says why it could not serve, "" if it could.

@@ -10,8 +10,6 @@ import (
 	"strings"
 
 	"github.com/vincent-petithory/dataurl"
-
-	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 )
 
 // SetAuthorities returns the user data with the bundle as the one certificate
@@ -125,7 +123,7 @@ func setAuthorities(userData, bundlePEM []byte, replaceable func(entry value, ur
 	}
 	url, isText := "", false
 	if ok {
-		url, isText = source.Str()
+		url, isText = source.value.str()
 	}
 	if !isText {
 		return nil, leftAlone("its certificate authority has no source")
@@ -139,24 +137,24 @@ func setAuthorities(userData, bundlePEM []byte, replaceable func(entry value, ur
 	if err := replaceable(entry, url); err != nil {
 		return nil, err
 	}
-	edits := []edit{source.with(quote(authorityURL(bundlePEM)))}
+	edits := []edit{{source.value.start, source.value.end, []byte(quote(authorityURL(bundlePEM)))}}
 	for _, name := range []string{"compression", "verification"} {
 		m, ok, err := entry.get(name)
 		if err != nil {
 			return nil, leftAlone("its certificate authority: %v", err)
 		}
-		if ok && !m.None() {
-			edits = append(edits, m.with("null"))
+		if ok && !m.value.isNull() {
+			edits = append(edits, edit{m.value.start, m.value.end, []byte("null")})
 		}
 	}
-	out := jsonspan.Apply(doc.Text, edits)
+	out := apply(doc.text, edits)
 	// What was written must be read as it was meant, by Ignition too where this
 	// version of it knows the specification and took the config before.
 	_, again, err := authorityEntry(out)
 	if err == nil {
 		source, _, err = again.get("source")
 	}
-	if written := source.strOrEmpty(); err != nil || written != authorityURL(bundlePEM) {
+	if written := source.value.strOrEmpty(); err != nil || written != authorityURL(bundlePEM) {
 		return nil, errors.New("the changed pointer config is not read as it was written")
 	}
 	if _, err := Parse(userData); err == nil {
@@ -210,7 +208,7 @@ func authorityList(userData []byte) (doc value, list []value, err error) {
 		return doc, nil, fmt.Errorf("it has %d bytes; at most %d are read", len(userData), MaxSize)
 	}
 	doc, ok := document(userData)
-	if !ok || !doc.Is('{') {
+	if !ok || userData[doc.start] != '{' {
 		return doc, nil, ErrNotIgnition
 	}
 	ignition, ok, err := doc.find("ignition")

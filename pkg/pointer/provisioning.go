@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
@@ -74,7 +73,7 @@ func Provision(raw []byte, p Provisioning) ([]byte, error) {
 	if len(edits) == 0 {
 		return raw, nil
 	}
-	out := jsonspan.Apply(c.doc.Text, edits)
+	out := apply(c.doc.text, edits)
 	// What was written must be read as it was meant, and leave nothing to do.
 	again, err := parseAny(out)
 	if err == nil {
@@ -152,7 +151,7 @@ func (c *Config) provision(p Provisioning) (edits []edit, count int, err error) 
 			own, n, err = r.inner.provision(p)
 			count += n
 			if len(own) > 0 {
-				own = r.inline(jsonspan.Apply(r.inner.doc.Text, own))
+				own = r.inline(apply(r.inner.doc.text, own))
 			}
 		}
 		if err != nil {
@@ -189,7 +188,7 @@ func (r reference) showInHeader(p Provisioning) ([]edit, error) {
 		edits = append(edits, e)
 	}
 	if without := setParameter(r.at.URL, nil); without != r.at.URL {
-		edits = append(edits, r.source.with(quote(without)))
+		edits = append(edits, edit{r.source.value.start, r.source.value.end, []byte(quote(without))})
 	}
 	return edits, nil
 }
@@ -215,7 +214,7 @@ func (r reference) showInURL(version string, inURL bool, p Provisioning) ([]edit
 		return nil, nil
 	}
 	with := setParameter(r.at.URL, p.Token.Expose())
-	return []edit{r.source.with(quote(with))}, nil
+	return []edit{{r.source.value.start, r.source.value.end, []byte(quote(with))}}, nil
 }
 
 // authorizations are the values of an entry's Authorization headers.

@@ -67,10 +67,10 @@ func Start(t rig.TB, r *rig.Rig, c *cluster.Cluster, o Config) *Set {
 	s.nodes()
 	s.install(o)
 	s.Balancer = c.NewHAProxy(t, cluster.HAProxyOptions{})
-	config := s.config(o)
+	config, controller := s.configs(o)
 	balance := cluster.HAProxyOptions{Health: "/healthz"}
 	for i := range o.Replicas {
-		replica := rig.ReplicaConfig{Name: fmt.Sprintf("mcs-attest-verifier-%d", i), Config: config, CA: s.MCS.CA()}
+		replica := rig.ReplicaConfig{Name: fmt.Sprintf("mcs-attest-verifier-%d", i), Config: config, Controller: controller, CA: s.MCS.CA()}
 		if o.OnAudit != nil {
 			replica.OnAudit = func(a rig.Audit) { o.OnAudit(i, a) }
 		}
@@ -113,9 +113,9 @@ func (s *Set) install(o Config) {
 	}
 }
 
-// config is the configuration as it was installed, with what an administrator
-// sets, and with what is different outside of a pod.
-func (s *Set) config(o Config) string {
+// configs are the configuration as it was installed, with what an administrator
+// sets, and with what is different outside of a pod: of the front, and of the controller.
+func (s *Set) configs(o Config) (front, controller string) {
 	s.t.Helper()
 	installed := s.Cluster.Kubectl(s.t, "-n", Own, "get", "configmap", "mcs-attest-config",
 		"-o", `jsonpath={.data.mcs-attest\.yaml}`)
@@ -143,16 +143,19 @@ func (s *Set) config(o Config) string {
 		s.t.Fatalf("configuration: %v", err)
 	}
 	s.Cluster.Kubectl(s.t, "-n", Own, "patch", "configmap", "mcs-attest-config", "--type=merge", "-p", string(patch))
-	kubernetes["kubeconfig"] = s.Cluster.Kubeconfig("system:serviceaccount:" + Own + ":mcs-attest-verifier")
 	// Of the replicas, and of the address in upstream.
 	for _, key := range []string{"listen", "healthListen", "metricsListen", "metricsCertificate", "upstreamName"} {
 		delete(c, key)
 	}
-	b, err := yaml.Marshal(c)
-	if err != nil {
-		s.t.Fatalf("configuration: %v", err)
+	as := func(account string) string {
+		kubernetes["kubeconfig"] = s.Cluster.Kubeconfig("system:serviceaccount:" + Own + ":" + account)
+		b, err := yaml.Marshal(c)
+		if err != nil {
+			s.t.Fatalf("configuration: %v", err)
+		}
+		return string(b)
 	}
-	return string(b)
+	return as("mcs-attest-verifier"), as("mcs-attest-verifier")
 }
 
 func (s *Set) repo() string {

@@ -28,14 +28,16 @@ type ReplicaConfig struct {
 	Name string
 	// Config is mcs-attest.yaml, without the addresses to listen on.
 	Config string
+	// Controller is that of its controller, which has another account.
+	Controller string
 	// CA is the certificate authority that the replica's certificate will be from.
 	CA []byte
 	// OnAudit is called with each line of the audit log.
 	OnAudit func(Audit)
 }
 
-// Replica makes a verifier whose folder holds its configuration alone. It is not
-// started.
+// Replica makes a verifier, a front and a controller, whose folder holds only the
+// configurations. It is not started.
 func (r *Rig) Replica(c ReplicaConfig) *Verifier {
 	r.t.Helper()
 	r.verifiers++
@@ -49,6 +51,8 @@ func (r *Rig) Replica(c ReplicaConfig) *Verifier {
 	v.Write("mcs-attest.yaml",
 		fmt.Sprintf("listen: 127.0.0.1:%d\nhealthListen: 127.0.0.1:%d\nmetricsListen: 127.0.0.1:%d\n%s", v.Port, v.healthPort,
 			r.freePort(), c.Config))
+	v.Write("controller.yaml", c.Controller)
+	v.controller = filepath.Join(v.Dir, "controller.yaml")
 	v.Write("tls/ca.crt", string(c.CA))
 	return v
 }

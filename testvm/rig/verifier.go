@@ -58,7 +58,10 @@ type Verifier struct {
 	log        string
 	onAudit    func(Audit)
 
-	cmd   *exec.Cmd
+	// controller is the configuration of its controller, a second process; "" without a cluster.
+	controller string
+
+	cmds  []*exec.Cmd
 	ended chan struct{}
 
 	mu      sync.Mutex
@@ -159,12 +162,18 @@ func (v *Verifier) Start() {
 	v.r.t.Helper()
 	log, err := os.OpenFile(v.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	v.r.fatal(err, "verifier")
-	v.cmd = exec.Command(v.binary, "serve", "--config", v.configFile())
-	v.cmd.Env = append(os.Environ(), v.env...)
 	out, in, err := os.Pipe()
 	v.r.fatal(err, "verifier")
-	v.cmd.Stdout, v.cmd.Stderr = in, in
-	v.r.fatal(v.cmd.Start(), "verifier")
+	v.cmds = []*exec.Cmd{exec.Command(v.binary, "serve", "--config", v.configFile())}
+	if v.controller != "" {
+		v.cmds = append(v.cmds, exec.Command(v.binary, "controller", "--config", v.controller,
+			"--health-listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"))
+	}
+	for _, cmd := range v.cmds {
+		cmd.Env = append(os.Environ(), v.env...)
+		cmd.Stdout, cmd.Stderr = in, in
+		v.r.fatal(cmd.Start(), "verifier")
+	}
 	v.r.fatal(in.Close(), "verifier")
 	ended := make(chan struct{})
 	v.ended = ended
@@ -173,8 +182,10 @@ func (v *Verifier) Start() {
 		defer log.Close()
 		v.follow(io.TeeReader(out, log))
 		out.Close()
-		if err := v.cmd.Wait(); err != nil {
-			fmt.Fprintf(log, "rig: verifier ended: %v\n", err)
+		for _, cmd := range v.cmds {
+			if err := cmd.Wait(); err != nil {
+				fmt.Fprintf(log, "rig: verifier %s ended: %v\n", cmd.Args[1], err)
+			}
 		}
 	}()
 	v.r.t.Cleanup(v.Stop)
@@ -210,15 +221,19 @@ func (v *Verifier) signal(s syscall.Signal) {
 		return
 	default:
 	}
-	if err := v.cmd.Process.Signal(s); err != nil {
-		v.r.t.Logf("rig: ending the verifier: %v", err)
+	for _, cmd := range v.cmds {
+		if err := cmd.Process.Signal(s); err != nil {
+			v.r.t.Logf("rig: ending the verifier: %v", err)
+		}
 	}
 	select {
 	case <-v.ended:
 	case <-time.After(30 * time.Second):
 		v.r.t.Logf("rig: the verifier did not end within 30 s of %v", s)
-		if err := v.cmd.Process.Kill(); err != nil {
-			v.r.t.Logf("rig: %v", err)
+		for _, cmd := range v.cmds {
+			if err := cmd.Process.Kill(); err != nil {
+				v.r.t.Logf("rig: %v", err)
+			}
 		}
 		<-v.ended
 	}

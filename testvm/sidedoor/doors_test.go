@@ -122,15 +122,21 @@ func (p *plane) forward(t *testing.T, host string) {
 	}()
 }
 
-// verifier runs a replica on a host, with the installed configuration.
+// verifier runs a front and a controller on a host, with the installed configuration.
 func (p *plane) verifier(t *testing.T, host string) {
 	t.Helper()
-	admin := p.api.ServiceAccount(t, "mcs-attest", "mcs-attest-verifier")
+	p.process(t, host, "serve", "mcs-attest-verifier")
+	p.process(t, host, "controller", "mcs-attest-verifier")
+}
+
+func (p *plane) process(t *testing.T, host, command, account string) {
+	t.Helper()
+	admin := p.api.ServiceAccount(t, "mcs-attest", account)
 	ca, err := os.ReadFile(admin.CAFile)
 	if err != nil {
 		t.Fatal(err)
 	}
-	folder := filepath.Join(p.dir, host)
+	folder := filepath.Join(p.dir, host+"-"+command)
 	if err := os.Mkdir(folder, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +157,7 @@ func (p *plane) verifier(t *testing.T, host string) {
 	}
 	p.run("chown", "-R", fmt.Sprint(verifierUser), folder)
 	var log strings.Builder
-	cmd := exec.Command(p.binary, "serve", "--config", filepath.Join(folder, "mcs-attest.yaml"))
+	cmd := exec.Command(p.binary, command, "--config", filepath.Join(folder, "mcs-attest.yaml"))
 	cmd.Dir, cmd.Env = folder, append(os.Environ(), "POD_NAME=verifier-on-"+host)
 	cmd.Stdout, cmd.Stderr = &log, &log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true,
@@ -163,7 +169,7 @@ func (p *plane) verifier(t *testing.T, host string) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // it was killed, and says so
 		if t.Failed() {
-			t.Logf("verifier on %s:\n%s", host, log.String())
+			t.Logf("%s on %s:\n%s", command, host, log.String())
 		}
 	})
 }
@@ -205,11 +211,11 @@ func (p *plane) never(t *testing.T, unwanted string, within time.Duration) {
 	}
 }
 
-// metric is the samples of mcs_attest_door that are 1, of the replica on a host.
+// metric is the samples of mcs_attest_door that are 1, of the controller on a host.
 func (p *plane) metric(t *testing.T, host string) string {
 	t.Helper()
 	var states []string
-	_, body := p.getAs(host, 0, "api-int", "https://127.0.0.1:9622/metrics", p.prometheus)
+	_, body := p.getAs(host, 0, "api-int", "https://127.0.0.1:9623/metrics", p.prometheus)
 	for line := range strings.Lines(body) {
 		if line = strings.TrimSpace(line); strings.HasPrefix(line, "mcs_attest_door{") && strings.HasSuffix(line, " 1") {
 			states = append(states, line)
@@ -229,7 +235,7 @@ func TestAttack_T68_ADoorThatStandsOpenIsReported(t *testing.T) {
 		p.in(host, "nft -f "+rules)
 		p.nft(host, pluginRules)
 	}
-	// The one that starts first holds the lease, and is on the other host.
+	// The controller that starts first leads, and is on the other host.
 	p.verifier(t, node)
 	for holder := ""; holder != "verifier-on-node"; time.Sleep(100 * time.Millisecond) {
 		holder = p.api.Kubectl(t, "-n", "mcs-attest", "get", "leases", "-o", "jsonpath={.items[*].spec.holderIdentity}")

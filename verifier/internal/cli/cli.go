@@ -13,6 +13,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/spelling"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/certs"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/controller"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/csr"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/machine"
@@ -130,7 +131,7 @@ Linked or copied as kubectl-attest or oc-attest it is the plug-in "kubectl attes
 	}
 	root.AddCommand(setup.Commands()...)
 	root.AddCommand(policy.Commands()...)
-	root.AddCommand(render.Command(), serve.Command(e))
+	root.AddCommand(render.Command(), serve.Command(e), controller.Command(e))
 	return root
 }
 

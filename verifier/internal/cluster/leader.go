@@ -6,10 +6,7 @@ import (
 	"sync"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/client-go/util/workqueue"
 
@@ -47,7 +44,6 @@ type tasks struct {
 
 	mu        sync.Mutex
 	queue     queue
-	holder    string
 	writeBack *writeBack
 	leftAlone map[key]string // why a pointer config was not changed
 	swept     time.Time      // when claims were last looked through
@@ -129,42 +125,11 @@ func (t *tasks) written(b *writeBack) {
 	}
 }
 
-// lead takes part in the election until ctx ends.
-func (c *Cluster) lead(ctx context.Context) {
-	lock := &resourcelock.LeaseLock{
-		LeaseMeta:  metav1.ObjectMeta{Namespace: c.config.Namespace, Name: LeaseName},
-		Client:     c.leases,
-		LockConfig: resourcelock.ResourceLockConfig{Identity: c.o.Identity},
-	}
-	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: lock, Name: LeaseName, ReleaseOnCancel: true,
-		LeaseDuration: c.o.Lease, RenewDeadline: c.o.Lease * 2 / 3, RetryPeriod: c.o.Lease / 8,
-		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: c.work,
-			OnStoppedLeading: func() {},
-			OnNewLeader: func(identity string) {
-				c.tasks.mu.Lock()
-				c.tasks.holder = identity
-				c.tasks.mu.Unlock()
-				c.log.Info("lease", "holder", identity)
-			},
-		},
-	})
-	if err != nil {
-		c.log.Error("no part in the election: keys, clean-up and conditions are left to other replicas", "error", err)
-		return
-	}
-	for ctx.Err() == nil {
-		elector.Run(ctx)
-		sleep(ctx, time.Second)
-	}
-}
-
 // lookForFindings is how often others are asked what they have found.
 const lookForFindings = time.Second
 
-// work is the holder's until ctx ends.
-func (c *Cluster) work(ctx context.Context) {
+// Work does what no controller does yet, until ctx ends. The controller process runs it while it leads.
+func (c *Cluster) Work(ctx context.Context) error {
 	// Each task first goes through the front queue, which makes no call. What takes a
 	// right away leaves it by a lane of its own, so that it never waits for the rest.
 	front, lanes := newQueue(), [...]queue{laneStop: newQueue(), laneLatch: newQueue(), laneRest: newQueue()}
@@ -187,9 +152,6 @@ func (c *Cluster) work(ctx context.Context) {
 		for range workers {
 			wg.Go(func() { c.workOff(ctx, lanes[lane]) })
 		}
-	}
-	for _, run := range c.o.Lead {
-		wg.Go(func() { run(ctx) })
 	}
 	wg.Go(func() {
 		// Nobody tells that others have found something.
@@ -224,6 +186,7 @@ func (c *Cluster) work(ctx context.Context) {
 	}
 	wg.Wait()
 	c.log.Info("this replica no longer holds the lease")
+	return nil
 }
 
 // The lanes of the holder's tasks. Only the last one is bounded by WritesPerSecond.

@@ -134,7 +134,7 @@ func (c *Cluster) repairable(patience bool) bool {
 	return true
 }
 
-// runRepair runs the repair until ctx ends, in every replica.
+// runRepair runs the repair until ctx ends, in every replica of the controller.
 func (c *Cluster) runRepair(ctx context.Context) {
 	again := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 7, Cap: 5 * time.Second}
 	pause := again

@@ -57,7 +57,7 @@ func newSecretAPI(t testing.TB) *secretAPI {
 // cluster has watches that are fed by the test, and calls this API.
 func (a *secretAPI) cluster(t testing.TB) *Cluster {
 	t.Helper()
-	o := Options{Log: slog.New(slog.DiscardHandler)}
+	o := Options{Log: slog.New(slog.DiscardHandler), Controller: true}
 	o.ProvisioningToken.Secret = "openshift-config/machineconfig-auth"
 	c, err := New(t.Context(), &rest.Config{Host: a.server.URL}, config.Kubernetes{
 		Namespace: "own", MachineNamespaces: []string{"m"}, ServingSecret: "mco/tls", CAConfigMap: "mco/ca",
@@ -504,7 +504,7 @@ func TestOnlyTheHolderLooksAtEverything(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { c.work(ctx); close(done) }()
+	go func() { c.Work(ctx); close(done) }()
 	defer func() { stop(); <-done }()
 	records := func(n int) {
 		t.Helper()

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -24,7 +23,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
-	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
@@ -51,20 +49,18 @@ const callTimeout = 5 * time.Second
 // LabelContent, on a ConfigMap of the verifier's namespace, says what its data
 // holds: each key one file of that sort.
 const (
-	LabelContent         = "mcs-attest.dev/content"
-	ContentReferences    = "reference-values"
-	ContentRoots         = "ek-roots"
-	ContentAKRoots       = string(trust.AKRoots)
-	ContentAzureRoots    = string(trust.AzureRoots)
-	ContentAWS           = string(trust.AWSCertificates)
-	ContentGoogleKeys    = string(trust.GoogleKeys)
-	LeaseName            = "mcs-attest-verifier"
-	KeysSecret           = "mcs-attest-keys"
-	defaultDiscovery     = time.Minute
-	defaultProbe         = 30 * time.Second
-	defaultPass          = time.Minute
-	defaultWritesPerSec  = 20
-	defaultLeaseDuration = 30 * time.Second
+	LabelContent        = "mcs-attest.dev/content"
+	ContentReferences   = "reference-values"
+	ContentRoots        = "ek-roots"
+	ContentAKRoots      = string(trust.AKRoots)
+	ContentAzureRoots   = string(trust.AzureRoots)
+	ContentAWS          = string(trust.AWSCertificates)
+	ContentGoogleKeys   = string(trust.GoogleKeys)
+	KeysSecret          = "mcs-attest-keys"
+	defaultDiscovery    = time.Minute
+	defaultProbe        = 30 * time.Second
+	defaultPass         = time.Minute
+	defaultWritesPerSec = 20
 )
 
 // Options are what a Cluster needs besides its configuration. The zero value
@@ -73,7 +69,9 @@ type Options struct {
 	Log     *slog.Logger     // required
 	Now     func() time.Time // default time.Now
 	Version string           // of this program
-	// Identity of this replica in the Lease. Default: host name and process id.
+	// Controller: of the controller process, which keeps the keys and calls Work. The front does not.
+	Controller bool
+	// Identity of the controller in the Lease and in the status of the AttestationVerifier.
 	Identity string
 
 	ProvisioningToken config.ProvisioningToken
@@ -95,8 +93,6 @@ type Options struct {
 
 	// Names keeps Machines also by the names that certificate signing requests have.
 	Names bool
-	// Lead is run while this replica holds the lease; each ends with its context.
-	Lead []func(ctx context.Context)
 	// Findings are what others have found that somebody should look at: Degraded.
 	Findings []func() []view.Finding
 	// Conditions are further conditions of the AttestationVerifier; one without a type
@@ -110,8 +106,6 @@ type Options struct {
 	// Probe how often the API's revision is, Pass how often the holder of the
 	// lease looks at everything. Defaults: a minute, 30 s, a minute.
 	Discovery, Probe, Pass time.Duration
-	// Lease is how long a holder that is gone keeps it. Default 30 s.
-	Lease time.Duration
 	// WritesPerSecond bounds what the holder writes. Default 20.
 	WritesPerSecond float32
 }
@@ -123,7 +117,6 @@ type Cluster struct {
 	config  config.Kubernetes
 	log     *slog.Logger
 	dynamic dynamic.Interface
-	leases  coordinationv1.LeasesGetter
 
 	records   *records.Records
 	events    events.Sink
@@ -199,7 +192,6 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 	o.Discovery = cmp.Or(o.Discovery, defaultDiscovery)
 	o.Probe = cmp.Or(o.Probe, defaultProbe)
 	o.Pass = cmp.Or(o.Pass, defaultPass)
-	o.Lease = cmp.Or(o.Lease, defaultLeaseDuration)
 	o.WritesPerSecond = cmp.Or(o.WritesPerSecond, defaultWritesPerSec)
 	o.KeyRotation = cmp.Or(o.KeyRotation, 30*24*time.Hour)
 	o.KeyPublishDelay = cmp.Or(o.KeyPublishDelay, 10*time.Minute)
@@ -209,13 +201,6 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 	if o.Changed == nil {
 		o.Changed = func() {}
 	}
-	if o.Identity == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			return nil, fmt.Errorf("this replica's name: %w", err)
-		}
-		o.Identity = fmt.Sprintf("%s-%d", host, os.Getpid())
-	}
 	k := &Cluster{
 		o: o, config: c, log: o.Log, began: o.Now(),
 		dirty:    make(chan struct{}, 1),
@@ -224,9 +209,6 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 	}
 	var err error
 	if k.dynamic, err = dynamic.NewForConfig(r); err != nil {
-		return nil, fmt.Errorf("client of the Kubernetes API: %w", err)
-	}
-	if k.leases, err = coordinationv1.NewForConfig(r); err != nil {
 		return nil, fmt.Errorf("client of the Kubernetes API: %w", err)
 	}
 	k.Machines = newMachines(machinesOptions{
@@ -346,16 +328,16 @@ func (c *Cluster) namespaceGone(ctx context.Context, name string) bool {
 	return kerrors.IsNotFound(err) || err == nil && ns.GetDeletionTimestamp() != nil
 }
 
-// Run watches until ctx ends, and does the work of the lease's holder while it is
-// this replica.
+// Run watches until ctx ends.
 func (c *Cluster) Run(ctx context.Context) error {
 	ctx = klog.NewContext(ctx, logr.FromSlogHandler(c.log.Handler()))
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { c.tell(ctx) })
 	wg.Go(func() { c.guard.Run(ctx) })
-	wg.Go(func() { c.lead(ctx) })
-	wg.Go(func() { c.runRepair(ctx) })
+	if c.o.Controller {
+		wg.Go(func() { c.runRepair(ctx) })
+	}
 	c.inventory.Run(ctx)
 	return nil
 }

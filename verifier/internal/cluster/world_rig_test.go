@@ -21,11 +21,13 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	verifier "github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	kubeevents "github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
@@ -219,9 +221,9 @@ func (w *whole) startAs(r *rest.Config, identity string, change ...func(*config.
 	}
 	p := &process{log: &buffer{}}
 	o := verifier.Options{
-		Log: slog.New(slog.NewTextHandler(p.log, &slog.HandlerOptions{Level: slog.LevelDebug})), Version: "test", Identity: identity,
+		Log: slog.New(slog.NewTextHandler(p.log, &slog.HandlerOptions{Level: slog.LevelDebug})), Version: "test", Controller: true, Identity: identity,
 		ProvisioningToken: config.ProvisioningToken{Secret: "openshift-config/machineconfig-auth", Grace: config.Duration(time.Hour)},
-		Origins:           []string{origin}, Discovery: time.Second, Probe: 2 * time.Second, Pass: time.Second, Lease: 4 * time.Second,
+		Origins:           []string{origin}, Discovery: time.Second, Probe: 2 * time.Second, Pass: time.Second,
 	}
 	for _, f := range change {
 		f(&k, &o)
@@ -241,6 +243,17 @@ func (w *whole) startAs(r *rest.Config, identity string, change ...func(*config.
 	var wg sync.WaitGroup
 	wg.Go(func() { events.Run(ctx) })
 	wg.Go(func() { _ = c.Run(ctx) })
+	wg.Go(func() {
+		kube.RunManager(ctx, o.Log, func() (manager.Manager, error) {
+			m, err := kube.NewManager(r, kube.Options{
+				Log: o.Log, Lease: &kube.Lease{Namespace: k.Namespace, Identity: identity, Duration: 4 * time.Second},
+			})
+			if err == nil {
+				err = m.Add(manager.RunnableFunc(c.Work))
+			}
+			return m, err
+		})
+	})
 	p.stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
 	w.Cleanup(func() {
 		p.stop()

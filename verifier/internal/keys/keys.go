@@ -41,6 +41,8 @@ const (
 const (
 	TokenFile = "token.json"
 	SealFile  = "seal.json"
+	// ProvisioningFile is the provisioning token, only as a file.
+	ProvisioningFile = "machineconfig-auth"
 )
 
 // Pair is the keys of both kinds. It is a value; the zero value holds none.

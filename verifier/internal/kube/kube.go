@@ -4,9 +4,12 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
+	"runtime/debug"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -14,10 +17,15 @@ import (
 	machinev1beta1 "github.com/openshift/api/machine/v1beta1"
 	machineconfigurationv1 "github.com/openshift/api/machineconfiguration/v1"
 	networkv1 "github.com/openshift/api/network/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -27,6 +35,8 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	vconfig "github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 )
 
 // NewScheme returns a scheme with every type that the verifier reads or writes.
@@ -57,18 +67,62 @@ func NewClient(c *rest.Config) (client.Client, error) {
 	return api, nil
 }
 
+// RESTConfig says how the API server is reached. Priority and fairness of the API server is what bounds the
+// calls: with client-go's own limit, machines would wait for each other.
+func RESTConfig(k *vconfig.Kubernetes, version string) (*rest.Config, error) {
+	api, err := rest.InClusterConfig()
+	if k.Kubeconfig != "" {
+		api, err = clientcmd.BuildConfigFromFlags("", k.Kubeconfig)
+	}
+	if err != nil {
+		return nil, hint.New(fmt.Errorf("reach the Kubernetes API: %w", err),
+			"in a pod leave kubernetes.kubeconfig empty and mount a service account; else name a kubeconfig")
+	}
+	api.QPS, api.Burst = -1, 0
+	api.UserAgent = "mcs-attest-verifier/" + version
+	return api, nil
+}
+
+// gcPercent is how much garbage may pile up, in percent of what is in use, unless GOGC says otherwise. Most of
+// the memory of a verifier in a large cluster is its Machines. A control-plane node has better uses for as
+// much again.
+const gcPercent = 25
+
+// SetGCPercent tunes the collector of the process for a cluster.
+func SetGCPercent() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
+}
+
+// LeaseName is the Lease of the replica that leads, in the namespace of the verifier.
+const LeaseName = "mcs-attest-verifier"
+
+// Lease is how a replica takes part in the election of a leader.
+type Lease struct {
+	Namespace string
+	Identity  string
+	// Duration is how long a leader that does not answer keeps the Lease. Default 30 s.
+	Duration time.Duration
+}
+
 // Options are what a manager needs. The zero value of Cache is valid.
 type Options struct {
 	Log *slog.Logger // required
+	// Lease: controllers run while this replica leads. Nil: they run at once.
+	Lease *Lease
 	// Cache restricts what is watched of a type: namespaces, selectors, transforms.
 	Cache map[client.Object]cache.ByObject
 	// WatchFailed receives the errors of watches, which are also logged. Optional.
 	WatchFailed toolscache.WatchErrorHandlerWithContext
 }
 
-// SetLogger sets where controller-runtime logs what no manager or cache has a logger for.
+// SetLogger sets where controller-runtime and client-go log what no manager or cache has a logger for.
 // A program calls it once, before it uses this package.
-func SetLogger(log *slog.Logger) { ctrl.SetLogger(logr.FromSlogHandler(log.Handler())) }
+func SetLogger(log *slog.Logger) {
+	ctrl.SetLogger(logr.FromSlogHandler(log.Handler()))
+	klog.SetLogger(logr.FromSlogHandler(log.Handler())) // of client-go
+}
 
 // NewManager returns a manager without listeners. It makes no call.
 func NewManager(c *rest.Config, o Options) (manager.Manager, error) {
@@ -77,7 +131,7 @@ func NewManager(c *rest.Config, o Options) (manager.Manager, error) {
 		return nil, err
 	}
 	log := logr.FromSlogHandler(o.Log.Handler())
-	m, err := manager.New(c, manager.Options{
+	options := manager.Options{
 		Scheme: scheme,
 		Logger: log,
 		Cache: cache.Options{
@@ -94,17 +148,35 @@ func NewManager(c *rest.Config, o Options) (manager.Manager, error) {
 		},
 		Metrics:                metricsserver.Options{BindAddress: "0"},
 		HealthProbeBindAddress: "0",
-		// A replica builds a new manager each time that it obtains the lease.
+		// A replica builds a new manager after it lost the lease.
 		Controller: config.Controller{SkipNameValidation: ptr.To(true)},
-	})
+	}
+	if o.Lease != nil {
+		leases, err := coordinationv1.NewForConfig(c)
+		if err != nil {
+			return nil, fmt.Errorf("controller manager: %w", err)
+		}
+		duration := cmp.Or(o.Lease.Duration, 30*time.Second)
+		options.LeaderElection, options.LeaderElectionReleaseOnCancel = true, true
+		options.LeaderElectionID, options.LeaderElectionNamespace = LeaseName, o.Lease.Namespace
+		options.LeaseDuration, options.RenewDeadline = ptr.To(duration), ptr.To(duration*2/3)
+		options.RetryPeriod = ptr.To(duration / 8)
+		options.LeaderElectionResourceLockInterface = &resourcelock.LeaseLock{
+			LeaseMeta:  metav1.ObjectMeta{Namespace: o.Lease.Namespace, Name: LeaseName},
+			Client:     leases,
+			LockConfig: resourcelock.ResourceLockConfig{Identity: o.Lease.Identity},
+		}
+	}
+	m, err := manager.New(c, options)
 	if err != nil {
 		return nil, fmt.Errorf("controller manager: %w", err)
 	}
 	return m, nil
 }
 
-// RunManager builds a manager, starts it, and builds another one if it fails, until
-// ctx ends.
+// RunManager builds a manager, starts it, and builds another one if it fails or loses its lease, until ctx ends.
+// The process stays: its inventory has what a restore of etcd takes away, and an API server that is restored
+// lets each lease expire.
 func RunManager(ctx context.Context, log *slog.Logger, build func() (manager.Manager, error)) {
 	const pause = 5 * time.Second
 	for ctx.Err() == nil {

@@ -91,7 +91,7 @@ func New() *Metrics {
 	}, []string{"node", "port", "state"})
 	m.mismatches = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "mcs_attest_node_role_mismatches",
-		Help: "Nodes with a control-plane role that their pool does not have. 0 on replicas that do not hold the lease.",
+		Help: "Nodes with a control-plane role that their pool does not have. 0 on replicas that do not lead.",
 	})
 	m.leftOut = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "mcs_attest_audit_left_out_total",
@@ -191,7 +191,8 @@ func (m *Metrics) NoDoor(node string) { m.doors.DeletePartialMatch(prometheus.La
 // AuditLeftOut counts a line of the audit log that was not written.
 func (m *Metrics) AuditLeftOut() { m.leftOut.Inc() }
 
-// Handler serves /metrics.
-func (m *Metrics) Handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4})
+// Handler serves /metrics, with those of other registries.
+func (m *Metrics) Handler(more ...prometheus.Gatherer) http.Handler {
+	all := append(prometheus.Gatherers{m.registry}, more...)
+	return promhttp.HandlerFor(all, promhttp.HandlerOpts{MaxRequestsInFlight: 4})
 }

@@ -20,11 +20,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
-
-// ProvisioningFile is the provisioning token's file below keys/.
-const ProvisioningFile = "machineconfig-auth"
 
 // defaultProvisioningSecret is where the provisioning token is in a cluster whose
 // verifier has no configuration that says otherwise.
@@ -43,7 +41,7 @@ type ChangeProvisioning func(tokens provisioning.Tokens, exists bool) (provision
 
 // Provisioning reads the provisioning token; exists is false if there is none.
 func (f *Folder) Provisioning(context.Context) (tokens provisioning.Tokens, exists bool, err error) {
-	path := f.Config.Path("keys", ProvisioningFile)
+	path := f.Config.Path("keys", keys.ProvisioningFile)
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return provisioning.Tokens{}, false, nil
@@ -76,12 +74,12 @@ func (f *Folder) ChangeProvisioning(ctx context.Context, change ChangeProvisioni
 	if err != nil {
 		return err
 	}
-	return wholefile.Write(f.Config.Path("keys", ProvisioningFile), 0o600, next.EncodeFile().Expose())
+	return wholefile.Write(f.Config.Path("keys", keys.ProvisioningFile), 0o600, next.EncodeFile().Expose())
 }
 
 // ProvisioningSettings are the configuration's.
 func (f *Folder) ProvisioningSettings(context.Context) (ProvisioningSettings, error) {
-	return settings(f.Config, f.Config.Path("keys", ProvisioningFile)), nil
+	return settings(f.Config, f.Config.Path("keys", keys.ProvisioningFile)), nil
 }
 
 func settings(c *config.Config, where string) ProvisioningSettings {

@@ -9,27 +9,41 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
+// operators are the listeners for administrators: health and metrics.
+type operators struct {
+	*backend.Parts
+	checks   func() []string // the parts that problems names
+	problems func() []string // why this process is not ready
+	metrics  http.Handler
+}
+
+func (s *Server) operators() *operators {
+	return &operators{s.Parts, s.checks, s.Problems, s.ProtectMetrics(s.Metrics.Handler())}
+}
+
 // HealthServer answers the probes of the kubelet, in clear, on the loopback. No
 // other host can reach it, so no other host can make a probe fail.
-func (s *Server) HealthServer() *http.Server {
+func (s *Server) HealthServer() *http.Server { return s.operators().healthServer() }
+
+func (o *operators) healthServer() *http.Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
-	mux.HandleFunc("GET /readyz", s.readyz)
-	return operatorServer(mux, s.Log)
+	mux.HandleFunc("GET /readyz", o.readyz)
+	return operatorServer(mux, o.Log)
 }
 
 // metricsServer serves /metrics over TLS. In a cluster the API server decides who
 // may read them.
-func (s *Server) metricsServer() *http.Server {
-	figures := s.ProtectMetrics(s.Metrics.Handler())
+func (o *operators) metricsServer() *http.Server {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", figures)
-	srv := operatorServer(mux, s.Log)
-	own := &metricsCertificate{dir: s.Config.MetricsCertificate, now: s.Now, log: s.Log}
+	mux.Handle("GET /metrics", o.metrics)
+	srv := operatorServer(mux, o.Log)
+	own := &metricsCertificate{dir: o.Config.MetricsCertificate, now: o.Now, log: o.Log}
 	srv.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){} // HTTP/1.1 only, as all listeners
 	srv.TLSConfig = &tls.Config{
 		MinVersion: tls.VersionTLS12,
@@ -39,7 +53,7 @@ func (s *Server) metricsServer() *http.Server {
 			if c := own.current(); c != nil {
 				return c, nil
 			}
-			return s.Certificates.Current(), nil
+			return o.Certificates.Current(), nil
 		},
 	}
 	return srv

@@ -10,7 +10,6 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 	"github.com/mcs-attest/mcs-attest/pkg/gate"
-	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
@@ -103,25 +102,5 @@ func (s *Server) observeProvisioning(d gate.Decision) {
 	}
 	if d.Unenforced || d.Denial != nil && d.Denial.Code == reason.StoreUnavailable {
 		s.ReportAbsence(s.View().Policies, s.Provisioning())
-	}
-}
-
-// TokenAbsence describes an absent provisioning token that some policy lists; ""
-// if all is well.
-func TokenAbsence(now time.Time, policies *policy.Set, view provisioning.View) string {
-	if _, presence := view.At(now); presence != provisioning.Absent {
-		return ""
-	}
-	return policies.WithoutProvisioningToken()
-}
-
-// ReportAbsence logs tokenAbsence once for each change.
-func (p *Parts) ReportAbsence(policies *policy.Set, view provisioning.View) {
-	text := TokenAbsence(p.Now(), policies, view)
-	if last := p.absence.Swap(&text); last != nil && *last == text || last == nil && text == "" {
-		return
-	}
-	if text != "" {
-		p.Log.Error("provisioning token", "problem", text)
 	}
 }

@@ -42,8 +42,8 @@ func (s *Server) Problems() []string {
 }
 
 // readyz answers as the API server does: "?verbose" lists every check.
-func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
-	problems := s.Problems()
+func (o *operators) readyz(w http.ResponseWriter, r *http.Request) {
+	problems := o.problems()
 	if len(problems) > 0 {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
@@ -61,7 +61,7 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 		name, _, _ := strings.Cut(p, ": ")
 		failed[name] = true
 	}
-	for _, name := range s.checks() {
+	for _, name := range o.checks() {
 		if !failed[name] {
 			fmt.Fprintf(w, "[+]%s ok\n", name)
 		}

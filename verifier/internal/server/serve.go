@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"sync"
 
+	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 )
@@ -21,27 +23,89 @@ func (s *Server) Serve(ctx context.Context) error {
 		return hint.New(fmt.Errorf("listen: %w", err),
 			"is another verifier, or the Machine Config Server itself, on %s?", c.Listen)
 	}
-	healthListener, err := lc.Listen(ctx, "tcp", c.HealthListen)
+	g, err := s.operators().listen(ctx)
 	if err != nil {
 		_ = raw.Close()
-		return hint.New(fmt.Errorf("listen for health: %w", err), "choose another --health-listen")
-	}
-	metricsListener, err := lc.Listen(ctx, "tcp", c.MetricsListen)
-	if err != nil {
-		_, _ = raw.Close(), healthListener.Close()
-		return hint.New(fmt.Errorf("listen for metrics: %w", err), "choose another --metrics-listen")
+		return err
 	}
 	var handler http.Handler
 	if err = refuseOwnAddress(ctx, c.Upstream, raw.Addr()); err == nil {
 		handler, err = s.Handler(ctx)
 	}
 	if err != nil {
-		_, _, _ = raw.Close(), healthListener.Close(), metricsListener.Close()
+		_ = raw.Close()
+		g.close()
 		return err
 	}
 	nodes := listen.NewServer(handler, s.Certificates, logger)
-	health, figures := s.HealthServer(), s.metricsServer()
+	g.add("serve nodes", nodes, func() error { return nodes.ServeTLS(listen.Limit(raw, c.MaxConnections, s.Trusted), "", "") })
+	logger.Info("serving", "version", s.Version, "listen", raw.Addr().String(),
+		"health", g.health.Addr().String(), "metrics", g.figures.Addr().String(),
+		"origins", c.Origins, "basis", s.Describe(), "upstream", c.Upstream)
+	return g.run(ctx, s.Backend.Run)
+}
 
+// Controller is a process that serves no machines.
+type Controller interface {
+	// Checks names the parts that Problems reports.
+	Checks() []string
+	Problems() []string
+	MetricsHandler() http.Handler
+	Run(ctx context.Context) error
+}
+
+// ServeController runs k, and serves its health and metrics, until ctx ends.
+func ServeController(ctx context.Context, p *backend.Parts, k Controller) error {
+	g, err := (&operators{p, k.Checks, k.Problems, k.MetricsHandler()}).listen(ctx)
+	if err != nil {
+		return err
+	}
+	p.Log.Info("controllers run", "version", p.Version,
+		"health", g.health.Addr().String(), "metrics", g.figures.Addr().String())
+	return g.run(ctx, k.Run)
+}
+
+// group are servers that run and stop together.
+type group struct {
+	log             *slog.Logger
+	health, figures net.Listener
+	servers         []member
+}
+
+type member struct {
+	what   string
+	server *http.Server
+	serve  func() error
+}
+
+// listen opens the listeners for administrators.
+func (o *operators) listen(ctx context.Context) (*group, error) {
+	var lc net.ListenConfig
+	g := &group{log: o.Log}
+	var err error
+	if g.health, err = lc.Listen(ctx, "tcp", o.Config.HealthListen); err != nil {
+		return nil, hint.New(fmt.Errorf("listen for health: %w", err), "choose another --health-listen")
+	}
+	if g.figures, err = lc.Listen(ctx, "tcp", o.Config.MetricsListen); err != nil {
+		_ = g.health.Close()
+		return nil, hint.New(fmt.Errorf("listen for metrics: %w", err), "choose another --metrics-listen")
+	}
+	health, figures := o.healthServer(), o.metricsServer()
+	g.add("serve health", health, func() error { return health.Serve(listen.Limit(g.health, MaxOperators, nil)) })
+	g.add("serve metrics", figures, func() error {
+		return figures.ServeTLS(listen.Limit(g.figures, MaxOperators, nil), "", "")
+	})
+	return g, nil
+}
+
+func (g *group) add(what string, server *http.Server, serve func() error) {
+	g.servers = append(g.servers, member{what, server, serve})
+}
+
+func (g *group) close() { _, _ = g.health.Close(), g.figures.Close() }
+
+// run runs watch and the servers until ctx ends or one of them fails.
+func (g *group) run(ctx context.Context, watch func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var wg sync.WaitGroup
@@ -52,21 +116,19 @@ func (s *Server) Serve(ctx context.Context) error {
 			}
 		})
 	}
-	run("serve nodes", func() error { return nodes.ServeTLS(listen.Limit(raw, c.MaxConnections, s.Trusted), "", "") })
-	run("serve health", func() error { return health.Serve(listen.Limit(healthListener, MaxOperators, nil)) })
-	run("serve metrics", func() error {
-		return figures.ServeTLS(listen.Limit(metricsListener, MaxOperators, nil), "", "")
-	})
-	run("watch", func() error { return s.Backend.Run(ctx) })
-	logger.Info("serving", "version", s.Version, "listen", raw.Addr().String(),
-		"health", healthListener.Addr().String(), "metrics", metricsListener.Addr().String(),
-		"origins", c.Origins, "basis", s.Describe(), "upstream", c.Upstream)
+	for _, m := range g.servers {
+		run(m.what, m.serve)
+	}
+	run("watch", func() error { return watch(ctx) })
 
 	<-ctx.Done()
-	logger.Info("shutting down")
+	g.log.Info("shutting down")
 	grace, stop := context.WithTimeout(context.WithoutCancel(ctx), shutdownGrace)
 	defer stop()
-	shutdown := errors.Join(nodes.Shutdown(grace), health.Shutdown(grace), figures.Shutdown(grace))
+	var shutdown error
+	for _, m := range g.servers {
+		shutdown = errors.Join(shutdown, m.server.Shutdown(grace))
+	}
 	wg.Wait()
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause

@@ -11,10 +11,15 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/clouds"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/front"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/outbound"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/server"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/standalone"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
@@ -30,7 +35,8 @@ const folderGCPercent = 400
 
 // Command is "serve".
 func Command(e *env.Env) *cobra.Command {
-	var configPath, listenAddr, healthAddr, metricsAddr, logFormat, logLevel string
+	var configPath, listenAddr, healthAddr, metricsAddr string
+	var logs *env.Log
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve attestation and the gate",
@@ -38,10 +44,11 @@ func Command(e *env.Env) *cobra.Command {
 another, and health (/healthz, /readyz) in clear on the loopback. In a cluster the
 API server decides who may read the metrics. Folder, certificates and keys are
 read again when they change; a change that is broken keeps the last good state
-and is reported. SIGTERM lets requests under way finish.`,
+and is reported. SIGTERM lets requests under way finish. In a cluster "controller"
+runs beside it and does everything else that a cluster needs.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			logger, err := newLogger(logFormat, logLevel)
+			logger, err := logs.Logger()
 			if err != nil {
 				return err
 			}
@@ -67,6 +74,9 @@ and is reported. SIGTERM lets requests under way finish.`,
 					debug.SetGCPercent(folderGCPercent)
 				}
 			}
+			if c.Kubernetes != nil {
+				kube.SetGCPercent()
+			}
 			kube.SetLogger(logger)
 			return Run(cmd.Context(), c, logger, e.Version)
 		},
@@ -76,22 +86,8 @@ and is reported. SIGTERM lets requests under way finish.`,
 	f.StringVar(&listenAddr, "listen", "", "address of the gate and the attestation API (default: the configuration's, else :22623)")
 	f.StringVar(&healthAddr, "health-listen", "", "address of health, on the loopback (default: the configuration's, else 127.0.0.1:22681)")
 	f.StringVar(&metricsAddr, "metrics-listen", "", "address of the metrics (default: the configuration's, else 127.0.0.1:9622)")
-	logFormat, logLevel = "json", "info"
-	env.Choice(f, &logFormat, "log-format", "", `"json" or "text"`, "json", "text")
-	f.StringVar(&logLevel, "log-level", logLevel, `"debug", "info", "warn" or "error"`)
+	logs = env.LogFlags(f)
 	return cmd
-}
-
-func newLogger(format, level string) (*slog.Logger, error) {
-	var l slog.Level
-	if err := l.UnmarshalText([]byte(level)); err != nil {
-		return nil, env.Usagef("log level %q: must be debug, info, warn or error", level)
-	}
-	o := &slog.HandlerOptions{Level: l}
-	if format == "text" {
-		return slog.New(slog.NewTextHandler(os.Stderr, o)), nil
-	}
-	return slog.New(slog.NewJSONHandler(os.Stderr, o)), nil
 }
 
 // Run serves until ctx ends.
@@ -110,15 +106,18 @@ func Run(ctx context.Context, c *config.Config, log *slog.Logger, version string
 
 // New wires the backend that the configuration names to a server.
 func New(c *config.Config, log *slog.Logger, now func() time.Time, version string) (*server.Server, error) {
-	var b server.Backend
-	p, err := server.NewParts(c, log, now, version, func() *trust.Trust { return b.View().Trust })
+	var b backend.Backend
+	p := backend.NewParts(c, log, now, version)
+	var err error
+	p.Clouds, err = clouds.New(c, func() *trust.Trust { return b.View().Trust },
+		outbound.Options{Now: now, Log: log, Called: p.Metrics.ProviderCall})
 	if err != nil {
 		return nil, err
 	}
 	if c.Kubernetes != nil {
-		b, err = newCluster(p)
+		b, err = front.New(p)
 	} else {
-		b, err = newFolder(p)
+		b, err = standalone.New(p)
 	}
 	if err != nil {
 		return nil, err

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"time"
 
@@ -65,7 +66,7 @@ const (
 // Options are what a [Recorder] needs.
 type Options struct {
 	Client  corev1client.EventsGetter
-	Host    string // of this replica
+	Host    string // of this replica; default: the name of the host
 	Log     *slog.Logger
 	Timeout time.Duration // of one call; 0 is 5 seconds
 	// Dropped, if set, is called for each Event that is lost.
@@ -84,6 +85,9 @@ type Recorder struct {
 // NewRecorder returns a recorder that makes no call before Run.
 func NewRecorder(o Options) *Recorder {
 	o.Timeout = cmp.Or(o.Timeout, 5*time.Second)
+	if o.Host == "" {
+		o.Host, _ = os.Hostname()
+	}
 	if o.Dropped == nil {
 		o.Dropped = func() {}
 	}

@@ -1,6 +1,7 @@
 // Package renderedconfig is the controller that renders the configs of the cluster's
 // MachineConfigPools. It runs in every replica of the front, without leader election:
-// its result is in memory, in a [poolconfig.Store].
+// its result is in memory, in a [poolconfig.Store]. It also runs in the controller process,
+// which reports what it finds.
 //
 // Reconcile makes the two configs of one pool:
 //
@@ -55,6 +56,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	"github.com/mcs-attest/mcs-attest/pkg/render"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
@@ -89,6 +91,14 @@ type Options struct {
 	KubeconfigConfigMap string
 	// Retry is the longest time after which a failed call is repeated. Default 5 s.
 	Retry time.Duration
+}
+
+// OptionsFor are the options of a verifier with this configuration, which has a section render.
+func OptionsFor(c *config.Config, log *slog.Logger, now func() time.Time, store *poolconfig.Store) Options {
+	return Options{
+		Log: log, Now: now, Store: store,
+		OwnCredential: c.Credential != nil && c.Upstream == "", KubeconfigConfigMap: c.Render.KubeconfigConfigMap,
+	}
 }
 
 // Reconciler renders pools. Findings and Ready are safe for concurrent use.

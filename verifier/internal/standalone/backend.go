@@ -1,4 +1,4 @@
-package serve
+package standalone
 
 import (
 	"cmp"
@@ -23,24 +23,23 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/reload"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/server"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/standalone"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/standalone/machineconfigs"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// Folder is the backend of a folder and the database in it.
-type Folder struct {
-	parts   *server.Parts
+// Backend is the backend of a folder and the database in it.
+type Backend struct {
+	parts   *backend.Parts
 	Files   *folder.Folder
 	records *store.Store
-	Keeper  *standalone.Keeper
+	Keeper  *Keeper
 	serving *reload.Value[*tls.Certificate]
 	Tokens  *reload.Value[token.KeySet]
 	Seals   *reload.Value[seal.Ring]
@@ -49,10 +48,11 @@ type Folder struct {
 	rendered *machineconfigs.Folder
 }
 
-func newFolder(s *server.Parts) (*Folder, error) {
+// New opens the folder that the configuration names.
+func New(s *backend.Parts) (*Backend, error) {
 	const initHint = "'mcs-attest-verifier init' makes a complete folder"
 	c := s.Config
-	b := &Folder{parts: s}
+	b := &Backend{parts: s}
 	var err error
 	if b.Files, err = folder.Open(c.Data); err != nil {
 		return nil, hint.New(err, initHint)
@@ -78,27 +78,27 @@ func newFolder(s *server.Parts) (*Folder, error) {
 		if errors.Is(err, store.ErrLocked) {
 			return nil, hint.New(err, "another verifier serves this folder; standalone means one replica")
 		}
-		return nil, standalone.RecordsHint(err, c)
+		return nil, RecordsHint(err, c)
 	}
 	b.tellHeld()
-	b.Keeper = standalone.NewKeeper(context.Background(), b.records, b.Files.Snapshot(), s.Log, s.Now)
+	b.Keeper = NewKeeper(context.Background(), b.records, b.Files.Snapshot(), s.Log, s.Now)
 	b.measure(b.Files.Snapshot())
 	b.tellShadowed(b.Files.Snapshot())
 	return b, nil
 }
 
-// Folder and Cluster implement server.Backend.
+// Backend implements backend.Backend.
 
-func (b *Folder) View() *view.View                { return b.Keeper.View() }
-func (b *Folder) TokenKeys() token.KeySet         { return b.Tokens.Load() }
-func (b *Folder) SealKeys() seal.Ring             { return b.Seals.Load() }
-func (b *Folder) Records() server.Records         { return heldRecords{b.records} }
-func (b *Folder) Provisioning() provisioning.View { return b.Shared.View() }
-func (b *Folder) Describe() string                { return b.parts.Config.Data }
-func (b *Folder) Close() error                    { return b.records.Close() }
+func (b *Backend) View() *view.View                { return b.Keeper.View() }
+func (b *Backend) TokenKeys() token.KeySet         { return b.Tokens.Load() }
+func (b *Backend) SealKeys() seal.Ring             { return b.Seals.Load() }
+func (b *Backend) Records() backend.Records        { return heldRecords{b.records} }
+func (b *Backend) Provisioning() provisioning.View { return b.Shared.View() }
+func (b *Backend) Describe() string                { return b.parts.Config.Data }
+func (b *Backend) Close() error                    { return b.records.Close() }
 
 // Run follows the files, and answers on the admin socket, until ctx ends.
-func (b *Folder) Run(ctx context.Context) error {
+func (b *Backend) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { b.watch(ctx) })
 	err := admin.Serve(ctx, b.parts.Config.Path("state", "admin.sock"), admin.Answers{State: b.State, Backup: b.records.Backup}, b.parts.Log)
@@ -110,7 +110,7 @@ func (b *Folder) Run(ctx context.Context) error {
 }
 
 // State is what status shows: with what does not render.
-func (b *Folder) State(ctx context.Context) (*admin.State, error) {
+func (b *Backend) State(ctx context.Context) (*admin.State, error) {
 	state, err := b.Keeper.State(ctx)
 	if err != nil {
 		return nil, err
@@ -118,25 +118,25 @@ func (b *Folder) State(ctx context.Context) (*admin.State, error) {
 	for _, f := range b.rendered.Findings() {
 		state.Problems = append(state.Problems, f.Reason+": "+f.Text)
 	}
-	state.Problems = append(state.Problems, standalone.HeldProblems(b.records.Restored())...)
+	state.Problems = append(state.Problems, HeldProblems(b.records.Restored())...)
 	state.Problems = append(state.Problems, b.shadowed(b.Keeper.Snapshot())...)
-	if text := server.TokenAbsence(b.parts.Now(), b.Keeper.Snapshot().Policies, b.Shared.View()); text != "" {
+	if text := backend.TokenAbsence(b.parts.Now(), b.Keeper.Snapshot().Policies, b.Shared.View()); text != "" {
 		state.Problems = append(state.Problems, text)
 	}
 	return state, nil
 }
 
-// Live implements server.Backend: nothing is cached.
-func (b *Folder) Live() server.Live { return server.Live{} }
+// Live implements backend.Backend: nothing is cached.
+func (b *Backend) Live() backend.Live { return backend.Live{} }
 
-// Credentials implements server.Backend.
-func (b *Folder) Credentials() server.Credentials { return nil }
+// Credentials implements backend.Backend.
+func (b *Backend) Credentials() backend.Credentials { return nil }
 
-// ProtectMetrics implements server.Backend: whoever reaches the listener reads them.
-func (b *Folder) ProtectMetrics(h http.Handler) http.Handler { return h }
+// ProtectMetrics implements backend.Backend: whoever reaches the listener reads them.
+func (b *Backend) ProtectMetrics(h http.Handler) http.Handler { return h }
 
-// UpstreamRoots implements server.Backend.
-func (b *Folder) UpstreamRoots() (func() *x509.CertPool, error) {
+// UpstreamRoots implements backend.Backend.
+func (b *Backend) UpstreamRoots() (func() *x509.CertPool, error) {
 	file := b.parts.Config.UpstreamCA
 	pem, err := os.ReadFile(file)
 	if err != nil {
@@ -149,11 +149,11 @@ func (b *Folder) UpstreamRoots() (func() *x509.CertPool, error) {
 	return func() *x509.CertPool { return roots }, nil
 }
 
-// Checks implements server.Backend.
-func (b *Folder) Checks() []string { return []string{"provisioning token", "folder"} }
+// Checks implements backend.Backend.
+func (b *Backend) Checks() []string { return []string{"provisioning token", "folder"} }
 
-// Unready implements server.Backend.
-func (b *Folder) Unready(now time.Time) []string {
+// Unready implements backend.Backend.
+func (b *Backend) Unready(now time.Time) []string {
 	var problems []string
 	if _, err := b.records.Record(context.Background(), "readyz"); err != nil {
 		problems = append(problems, "records: "+err.Error())
@@ -173,7 +173,7 @@ func (b *Folder) Unready(now time.Time) []string {
 }
 
 // watch follows the files until ctx ends.
-func (b *Folder) watch(ctx context.Context) {
+func (b *Backend) watch(ctx context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		b.Files.Watch(ctx, func(snapshot *folder.Snapshot) {
@@ -216,13 +216,13 @@ func (b *Folder) watch(ctx context.Context) {
 	wg.Wait()
 }
 
-func (b *Folder) tellShadowed(snapshot *folder.Snapshot) {
+func (b *Backend) tellShadowed(snapshot *folder.Snapshot) {
 	for _, text := range b.shadowed(snapshot) {
 		b.parts.Log.Warn("a rendered config is not served", "why", text)
 	}
 }
 
-func (b *Folder) reloaded(what string, changed bool, err error) {
+func (b *Backend) reloaded(what string, changed bool, err error) {
 	switch {
 	case err != nil:
 		b.parts.Log.Error("reload failed; the last good state is in force", "what", what, "error", err)
@@ -234,7 +234,7 @@ func (b *Folder) reloaded(what string, changed bool, err error) {
 	b.measure(b.Keeper.Snapshot())
 }
 
-func (b *Folder) measure(snapshot *folder.Snapshot) {
+func (b *Backend) measure(snapshot *folder.Snapshot) {
 	now := b.parts.Now()
 	b.parts.Metrics.Folder(now, len(snapshot.Problems), map[string]int{
 		"machine": len(snapshot.Machines.Machines()), "reference-values": len(snapshot.ReferenceValues),
@@ -290,8 +290,8 @@ func (h heldRecords) Update(ctx context.Context, uid string, change store.Change
 // Session implements redeem.Records.
 func (h heldRecords) Session(uid string) store.Session { return store.NewSession(h, uid) }
 
-func (b *Folder) tellHeld() {
-	for _, text := range standalone.HeldProblems(b.records.Restored()) {
+func (b *Backend) tellHeld() {
+	for _, text := range HeldProblems(b.records.Restored()) {
 		b.parts.Log.Error("machines wait", "why", text)
 	}
 }
@@ -310,7 +310,7 @@ type configs struct {
 // the pools that have nothing there. Of a pool's pre-approved config that is
 // configs/POOL.pre-approved.ign: what is in that, the administrator answers for. A
 // file that is there and cannot be used is no reason to serve something else.
-func (b *Folder) Configs(preApproved bool) http.Handler {
+func (b *Backend) Configs(preApproved bool) http.Handler {
 	written := b.written()
 	return gate.Source{Config: func(pool string, accept specversion.Accept) (*gate.Rendered, error) {
 		file := pool
@@ -329,7 +329,7 @@ func (b *Folder) Configs(preApproved bool) http.Handler {
 }
 
 // written are the files of Data/configs, as they are now; nil for one that is not there.
-func (b *Folder) written() func(name string) (*gate.Rendered, error) {
+func (b *Backend) written() func(name string) (*gate.Rendered, error) {
 	var current atomic.Pointer[configs]
 	dir := b.parts.Config.Path("configs")
 	return func(name string) (*gate.Rendered, error) {
@@ -363,7 +363,7 @@ func (b *Folder) written() func(name string) (*gate.Rendered, error) {
 }
 
 // shadowed are what is rendered and not served, as configs has a file of the pool.
-func (b *Folder) shadowed(snapshot *folder.Snapshot) []string {
+func (b *Backend) shadowed(snapshot *folder.Snapshot) []string {
 	var all []string
 	for _, pool := range b.rendered.Pools() {
 		if _, ok := snapshot.Configs[pool]; ok {

@@ -1,4 +1,4 @@
-package serve
+package standalone
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/reload"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
@@ -41,7 +41,7 @@ type provisioningFile struct {
 
 func newProvisioningFile(c *config.Config, log *slog.Logger, now func() time.Time) *provisioningFile {
 	f := &provisioningFile{
-		path: c.Path("keys", operator.ProvisioningFile), beside: c.Path("keys", operator.TokenKeys),
+		path: c.Path("keys", keys.ProvisioningFile), beside: c.Path("keys", keys.TokenFile),
 		grace: time.Duration(c.ProvisioningToken.Grace), log: log, now: now,
 	}
 	f.view.Store(&provisioning.View{})

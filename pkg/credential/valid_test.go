@@ -1,4 +1,4 @@
-package jsonspan
+package credential
 
 import (
 	"encoding/json"
@@ -6,11 +6,6 @@ import (
 	"strings"
 	"testing"
 )
-
-func valid(text []byte) bool {
-	_, ok := Parse(text)
-	return ok
-}
 
 var texts = []string{
 	``, ` `, `null`, `true`, `false`, `nul`, `nullx`, `tru`, `truee`, `Null`, ` {} `, `{}{}`, `[]`, `[1]`, `[1,]`, `[,1]`,

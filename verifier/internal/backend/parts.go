@@ -1,0 +1,58 @@
+package backend
+
+import (
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/clouds"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/metrics"
+)
+
+// Parts are what the server and its backend share.
+type Parts struct {
+	Config       *config.Config
+	Version      string
+	Log          *slog.Logger
+	Now          func() time.Time
+	Metrics      *metrics.Metrics
+	Certificates *listen.Certificates
+	Audit        *audit.Log
+	Clouds       *clouds.Clouds // nil in a process that does not serve machines
+
+	absence atomic.Pointer[string] // what the log reported last of an absent provisioning token
+}
+
+// NewParts makes the parts, without Clouds.
+func NewParts(c *config.Config, log *slog.Logger, now func() time.Time, version string) *Parts {
+	p := &Parts{
+		Config: c, Version: version, Log: log, Now: now, Metrics: metrics.New(), Certificates: &listen.Certificates{},
+		Audit: audit.New(log),
+	}
+	p.Audit.LeftOut = p.Metrics.AuditLeftOut
+	return p
+}
+
+// TokenAbsence describes an absent provisioning token that some policy lists. It is "" if all is well.
+func TokenAbsence(now time.Time, policies *policy.Set, view provisioning.View) string {
+	if _, presence := view.At(now); presence != provisioning.Absent {
+		return ""
+	}
+	return policies.WithoutProvisioningToken()
+}
+
+// ReportAbsence logs TokenAbsence once for each change.
+func (p *Parts) ReportAbsence(policies *policy.Set, view provisioning.View) {
+	text := TokenAbsence(p.Now(), policies, view)
+	if last := p.absence.Swap(&text); last != nil && *last == text || last == nil && text == "" {
+		return
+	}
+	if text != "" {
+		p.Log.Error("provisioning token", "problem", text)
+	}
+}

@@ -1,0 +1,32 @@
+package env
+
+import (
+	"log/slog"
+	"os"
+
+	"github.com/spf13/pflag"
+)
+
+// Log is what the flags --log-format and --log-level say.
+type Log struct{ format, level string }
+
+// LogFlags adds the flags of a command that runs until it is stopped.
+func LogFlags(f *pflag.FlagSet) *Log {
+	l := &Log{format: "json", level: "info"}
+	Choice(f, &l.format, "log-format", "", `"json" or "text"`, "json", "text")
+	f.StringVar(&l.level, "log-level", l.level, `"debug", "info", "warn" or "error"`)
+	return l
+}
+
+// Logger returns a logger that writes to the standard error.
+func (l *Log) Logger() (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(l.level)); err != nil {
+		return nil, Usagef("log level %q: must be debug, info, warn or error", l.level)
+	}
+	o := &slog.HandlerOptions{Level: level}
+	if l.format == "text" {
+		return slog.New(slog.NewTextHandler(os.Stderr, o)), nil
+	}
+	return slog.New(slog.NewJSONHandler(os.Stderr, o)), nil
+}

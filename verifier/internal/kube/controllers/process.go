@@ -1,0 +1,288 @@
+// Package controllers is the controller process: everything that the verifier does to a cluster and that
+// serving machines does not need. It has an account of its own. Several replicas run. One leads, by the Lease
+// mcs-attest-verifier; the others have read the cluster, and take over.
+//
+// Each controller is a package below this one. The process runs them in one manager. It builds a new manager
+// when it loses the lease. Nothing here decides about a machine that attests: serving goes on while no
+// controller runs.
+package controllers
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/netip"
+	"os"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/render"
+	"github.com/mcs-attest/mcs-attest/pkg/seal"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/csr"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/doorprobe"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/mcscertificates"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/renderedconfig"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/metrics"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+)
+
+// Process is a replica of the controller.
+type Process struct {
+	parts    *backend.Parts
+	api      *rest.Config
+	identity string
+	reviews  kubernetes.Interface // who may read the metrics
+	events   *events.Recorder
+	cluster  *cluster.Cluster
+	configs  *renderedconfig.Reconciler // nil: no configs are rendered
+	doors    *doorprobe.Prober
+	synced   sync.Once
+
+	// controllers are added to each manager, with what they watch.
+	controllers []func(manager.Manager) error
+	cached      map[client.Object]cache.ByObject
+	watchFailed []toolscache.WatchErrorHandlerWithContext
+}
+
+// New prepares the process. It makes no call. The configuration has a section kubernetes.
+func New(p *backend.Parts) (*Process, error) {
+	api, err := kube.RESTConfig(p.Config.Kubernetes, p.Version)
+	if err != nil {
+		return nil, err
+	}
+	k := &Process{parts: p, api: api, cached: map[client.Object]cache.ByObject{}}
+	if k.identity, err = identity(); err != nil {
+		return nil, err
+	}
+	if k.reviews, err = kubernetes.NewForConfig(api); err != nil {
+		return nil, fmt.Errorf("reach the Kubernetes API: %w", err)
+	}
+	k.events = events.NewRecorder(events.Options{
+		Client: k.reviews.CoreV1(), Log: p.Log, Dropped: p.Metrics.EventsDropped,
+	})
+	k.doors = doorprobe.New(doorprobe.Options{
+		Log: p.Log, Metrics: p.Metrics, Events: k.events, Interval: time.Duration(p.Config.Kubernetes.DoorInterval),
+		Keys:         func() seal.Ring { return k.cluster.SealKeys() },
+		ControlPlane: func() (map[string][]netip.Addr, bool) { return k.cluster.ControlPlane() },
+	})
+	o := cluster.OptionsFor(p)
+	o.Controller, o.Identity, o.Events, o.Changed = true, k.identity, k.events, k.measure
+	o.Certificate = func(cert *tls.Certificate) { _ = p.Certificates.Set(cert) } // the front reports one that is unusable
+	o.Findings = append(o.Findings, k.doors.Findings)
+	o.Conditions = append(o.Conditions, k.doors.Condition)
+	// What is prepared here asks the cluster only after the process runs.
+	for _, add := range []func(*cluster.Options) error{
+		k.addCredentials, k.addRenderedConfig, k.addCSR, k.addCertificates,
+	} {
+		if err := add(&o); err != nil {
+			return nil, err
+		}
+	}
+	if k.cluster, err = cluster.New(context.Background(), api, *p.Config.Kubernetes, o); err != nil {
+		return nil, err
+	}
+	k.controllers = append(k.controllers, func(m manager.Manager) error {
+		return m.Add(manager.RunnableFunc(k.cluster.Work))
+	})
+	return k, nil
+}
+
+// identity is the name of this replica in the Lease.
+func identity() (string, error) {
+	if pod := os.Getenv("POD_NAME"); pod != "" {
+		return pod, nil
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("read the host's name: %w", err)
+	}
+	return fmt.Sprintf("%s-%d", host, os.Getpid()), nil
+}
+
+func (k *Process) addCredentials(o *cluster.Options) error {
+	c := k.parts.Config
+	if c.Credential == nil {
+		return nil
+	}
+	issuer, err := credential.NewIssuer(credential.Options{
+		Client: k.reviews, Config: *c.Credential, Now: k.parts.Now, Log: k.parts.Log,
+		Owner: func(uid string) string { return k.cluster.RecordUID(uid) },
+	})
+	if err != nil {
+		return fmt.Errorf("credential: %w", err)
+	}
+	o.Revoke = issuer.Revoke
+	return nil
+}
+
+func (k *Process) addRenderedConfig(o *cluster.Options) (err error) {
+	p, c := k.parts, k.parts.Config
+	if c.Render == nil {
+		return nil
+	}
+	stored := poolconfig.NewStore(poolconfig.Options{
+		Log: p.Log, Now: p.Now, Allow: c.Render.PreApprovedAllows, Notify: k.notify,
+		Leading: func() bool { return k.cluster.Leading() },
+	})
+	if k.configs, err = renderedconfig.New(k.api, renderedconfig.OptionsFor(c, p.Log, p.Now, stored)); err != nil {
+		return fmt.Errorf("render: %w", err)
+	}
+	o.Findings = append(o.Findings, k.configs.Findings)
+	return nil
+}
+
+func (k *Process) addCSR(o *cluster.Options) error {
+	p, c := k.parts, k.parts.Config
+	if c.Approver == nil {
+		return nil
+	}
+	requests, err := csr.New(csr.Options{
+		Config: *c.Approver, Credential: c.Credential,
+		Namespaces: slices.Concat(c.Kubernetes.MachineNamespaces, []string{c.Kubernetes.Namespace}),
+		Namespace:  c.Kubernetes.Namespace,
+		Machines:   known{k}, Records: known{k}, Log: p.Log, Audit: p.Audit, Now: p.Now,
+		Ready: func() error { return k.cluster.Ready() },
+	})
+	if err == nil {
+		err = requests.Register(p.Metrics.Registerer())
+	}
+	if err != nil {
+		return fmt.Errorf("approver: %w", err)
+	}
+	o.Names = true
+	o.Findings = append(o.Findings, requests.Findings)
+	k.controllers = append(k.controllers, requests.SetupWithManager)
+	maps.Copy(k.cached, csr.Cache())
+	k.watchFailed = append(k.watchFailed, requests.WatchFailed)
+	return nil
+}
+
+func (k *Process) addCertificates(o *cluster.Options) error {
+	p := k.parts
+	if p.Config.Certificates == nil {
+		return nil
+	}
+	live, err := kube.NewClient(k.api)
+	if err != nil {
+		return fmt.Errorf("certificates: %w", err)
+	}
+	certificates, err := mcscertificates.New(mcscertificates.Options{
+		Client: live, Config: p.Config, Log: p.Log, Events: k.events, Expiry: p.Metrics.Expiry, Now: p.Now,
+	})
+	if err != nil {
+		return fmt.Errorf("certificates: %w", err)
+	}
+	k.controllers = append(k.controllers, certificates.SetupWithManager)
+	o.Findings = append(o.Findings, certificates.Findings)
+	return nil
+}
+
+// Run runs the controllers until ctx ends.
+func (k *Process) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	run := func(f func(context.Context)) { g.Go(func() error { f(ctx); return nil }) }
+	run(k.events.Run)
+	g.Go(func() error { return k.doors.Start(ctx) })
+	if k.configs != nil {
+		g.Go(func() error { return k.configs.Run(ctx) })
+	}
+	g.Go(func() error { return k.cluster.Run(ctx) })
+	run(func(ctx context.Context) { kube.RunManager(ctx, k.parts.Log, k.manager) })
+	return g.Wait()
+}
+
+// manager returns a manager with all controllers.
+func (k *Process) manager() (manager.Manager, error) {
+	m, err := kube.NewManager(k.api, kube.Options{
+		Log: k.parts.Log, Cache: k.cached,
+		Lease: &kube.Lease{Namespace: k.parts.Config.Kubernetes.Namespace, Identity: k.identity},
+		WatchFailed: func(ctx context.Context, r *toolscache.Reflector, err error) {
+			for _, failed := range k.watchFailed {
+				failed(ctx, r, err)
+			}
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, setUp := range k.controllers {
+		if err := setUp(m); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// Checks names the parts that Problems reports.
+func (k *Process) Checks() []string { return []string{"cluster", "records"} }
+
+// Problems says what was not read yet, or may be outdated.
+func (k *Process) Problems() []string { return k.cluster.Unready() }
+
+// MetricsHandler serves the metrics, with those of controller-runtime. The API server decides who may read
+// them.
+func (k *Process) MetricsHandler() http.Handler {
+	reviews := metrics.Reviews{Client: k.reviews, Now: k.parts.Now, Log: k.parts.Log}
+	return reviews.Protect(k.parts.Metrics.Handler(prometheus.GathererFunc(runtimeMetrics)))
+}
+
+// runtimeMetrics are those of controllers and of the election. Those of the process are ours already.
+func runtimeMetrics() ([]*dto.MetricFamily, error) {
+	all, err := ctrlmetrics.Registry.Gather()
+	return slices.DeleteFunc(all, func(f *dto.MetricFamily) bool {
+		name := f.GetName()
+		return strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_")
+	}), err
+}
+
+func (k *Process) measure() {
+	if synced, _ := k.cluster.Synced(); synced {
+		// The first lists have left more behind than anything later will.
+		k.synced.Do(func() { go debug.FreeOSMemory() })
+	}
+	k.parts.Metrics.RoleMismatches(len(k.cluster.RoleMismatches()))
+}
+
+// notify writes an Event about a config that is not the newest.
+func (k *Process) notify(f poolconfig.Fault) {
+	about := events.Object{APIVersion: render.Group + "/v1", Kind: f.About.Kind, Name: f.About.Name, UID: f.About.UID}
+	k.events.Emit(events.Event{About: about, Warning: true, Reason: f.Reason, Message: f.Text})
+}
+
+// known is the inventory of a process, for controllers that are prepared before it.
+type known struct{ k *Process }
+
+func (n known) ByInternalDNS(name string) []machine.Ref      { return n.k.cluster.ByInternalDNS(name) }
+func (n known) ByNode(node string) []machine.Ref             { return n.k.cluster.ByNode(node) }
+func (n known) ByCredential(id string) (uid string, ok bool) { return n.k.cluster.ByCredential(id) }
+func (n known) Counts() (machines, nodes int)                { return n.k.cluster.Counts() }
+func (n known) Record(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
+	return n.k.cluster.Records().Record(ctx, uid)
+}
+func (n known) Update(ctx context.Context, uid string, change store.Change) error {
+	return n.k.cluster.Records().Update(ctx, uid, change)
+}

@@ -1,0 +1,214 @@
+// Package front is the backend of a verifier that serves in a cluster. A replica of the front runs on each
+// control-plane node. It reads the cluster through informers, keeps records and claims, and issues bootstrap
+// credentials. It writes Events about what it serves. It holds no lease: everything else that the verifier
+// does to a cluster is package controllers, which is another process with another account.
+package front
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net/http"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/mcs-attest/mcs-attest/pkg/anchors"
+	"github.com/mcs-attest/mcs-attest/pkg/gate"
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/pkg/seal"
+	"github.com/mcs-attest/mcs-attest/pkg/specversion"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/renderedconfig"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/metrics"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
+)
+
+// Front implements backend.Backend. It keeps nothing on the disk of its host.
+type Front struct {
+	parts       *backend.Parts
+	cluster     *cluster.Cluster
+	confirm     cluster.Confirmation
+	reviews     kubernetes.Interface // who may read the metrics
+	events      *events.Recorder
+	credentials *credential.Issuer         // nil: configs keep the shared one
+	stored      *poolconfig.Store          // nil: no configs are rendered here
+	configs     *renderedconfig.Reconciler // renders them; nil as well
+	synced      sync.Once
+}
+
+// New prepares the front. It makes no call.
+func New(p *backend.Parts) (*Front, error) {
+	api, err := kube.RESTConfig(p.Config.Kubernetes, p.Version)
+	if err != nil {
+		return nil, err
+	}
+	b := &Front{parts: p}
+	dyn, err := dynamic.NewForConfig(api)
+	if err != nil {
+		return nil, fmt.Errorf("reach the Kubernetes API: %w", err)
+	}
+	typed, err := kubernetes.NewForConfig(api)
+	if err != nil {
+		return nil, fmt.Errorf("reach the Kubernetes API: %w", err)
+	}
+	b.events = events.NewRecorder(events.Options{Client: typed.CoreV1(), Log: p.Log, Dropped: p.Metrics.EventsDropped})
+	c := p.Config
+	if c.Credential != nil {
+		b.credentials, err = credential.NewIssuer(credential.Options{
+			Client: typed, Config: *c.Credential, Now: p.Now, Log: p.Log,
+			Owner: func(uid string) string { return b.cluster.RecordUID(uid) },
+		})
+		if err != nil {
+			return nil, fmt.Errorf("credential: %w", err)
+		}
+	}
+	if c.Render != nil {
+		b.stored = poolconfig.NewStore(poolconfig.Options{Log: p.Log, Now: p.Now, Allow: c.Render.PreApprovedAllows})
+		if b.configs, err = renderedconfig.New(api, renderedconfig.OptionsFor(c, p.Log, p.Now, b.stored)); err != nil {
+			return nil, fmt.Errorf("render: %w", err)
+		}
+	}
+	o := cluster.OptionsFor(p)
+	o.Certificate, o.Changed, o.Events = b.serve, b.measure, b.events
+	if b.cluster, err = cluster.New(context.Background(), api, *c.Kubernetes, o); err != nil {
+		return nil, err
+	}
+	b.reviews = typed
+	b.confirm = cluster.Confirmation{Client: dyn, Machines: b.cluster.Registry()}
+	return b, nil
+}
+
+// View implements backend.Backend.
+func (b *Front) View() *view.View { return b.cluster.View() }
+
+// TokenKeys implements backend.Backend.
+func (b *Front) TokenKeys() token.KeySet { return b.cluster.TokenKeys() }
+
+// SealKeys implements backend.Backend.
+func (b *Front) SealKeys() seal.Ring { return b.cluster.SealKeys() }
+
+// Provisioning implements backend.Backend.
+func (b *Front) Provisioning() provisioning.View { return b.cluster.Provisioning() }
+
+// Records implements backend.Backend.
+func (b *Front) Records() backend.Records { return b.cluster.Records() }
+
+// Close implements backend.Backend.
+func (b *Front) Close() error { return nil }
+
+// Describe implements backend.Backend.
+func (b *Front) Describe() string { return "cluster, namespace " + b.parts.Config.Kubernetes.Namespace }
+
+// Run implements backend.Backend.
+func (b *Front) Run(ctx context.Context) error {
+	go b.events.Run(ctx)
+	g, ctx := errgroup.WithContext(ctx)
+	if b.configs != nil {
+		g.Go(func() error { return b.configs.Run(ctx) })
+	}
+	g.Go(func() error { return b.cluster.Run(ctx) })
+	return g.Wait()
+}
+
+// Live implements backend.Backend.
+func (b *Front) Live() backend.Live {
+	return backend.Live{
+		Machine: b.confirm.Confirm, MachineUID: b.confirm.ConfirmUID, Outdated: b.cluster.Outdated,
+		InTrouble: b.cluster.Records().InTrouble, Provisioning: b.cluster.ReadProvisioning,
+	}
+}
+
+// Configs implements backend.Backend: what is rendered from MachineConfigs.
+func (b *Front) Configs(preApproved bool) http.Handler {
+	if b.configs == nil {
+		return nil
+	}
+	return gate.Source{Config: func(pool string, accept specversion.Accept) (*gate.Rendered, error) {
+		return b.stored.Config(pool, preApproved, accept)
+	}}
+}
+
+// UpstreamRoots implements backend.Backend.
+func (b *Front) UpstreamRoots() (func() *x509.CertPool, error) { return b.cluster.UpstreamCAs, nil }
+
+// Credentials implements backend.Backend.
+func (b *Front) Credentials() backend.Credentials {
+	if b.credentials == nil {
+		return nil
+	}
+	return b.credentials
+}
+
+// ProtectMetrics implements backend.Backend: the API server decides who may read them.
+func (b *Front) ProtectMetrics(h http.Handler) http.Handler {
+	return (&metrics.Reviews{Client: b.reviews, Now: b.parts.Now, Log: b.parts.Log}).Protect(h)
+}
+
+// Checks implements backend.Backend.
+func (b *Front) Checks() []string {
+	if b.parts.Config.Upstream == "" {
+		return []string{"cluster", "configs"}
+	}
+	return []string{"cluster"}
+}
+
+// EKRoots are the roots of the manufacturers that are in force.
+func (b *Front) EKRoots() *anchors.Set { return b.cluster.EKRoots() }
+
+// Findings are what is wrong with the MachineConfigs.
+func (b *Front) Findings() []view.Finding { return b.configs.Findings() }
+
+// Unready implements backend.Backend.
+func (b *Front) Unready(now time.Time) []string {
+	problems := b.cluster.Unready()
+	if b.parts.Config.Upstream == "" && !b.configs.Ready(context.Background()) {
+		problems = append(problems, "configs: the MachineConfigs have not been read yet")
+	}
+	if cert := b.parts.Certificates.Current(); cert == nil {
+		problems = append(problems, "serving certificate: none has been read")
+	} else if cert.Leaf != nil && now.After(cert.Leaf.NotAfter) {
+		problems = append(problems, "serving certificate: expired")
+	}
+	return problems
+}
+
+func (b *Front) serve(cert *tls.Certificate) {
+	if err := b.parts.Certificates.Set(cert); err != nil {
+		b.parts.Log.Error("the serving certificate cannot be used; the one before stays", "error", err)
+	}
+}
+
+func (b *Front) measure() {
+	if synced, _ := b.cluster.Synced(); synced {
+		// The first lists have left more behind than anything later will.
+		b.synced.Do(func() { go debug.FreeOSMemory() })
+	}
+	m, now := b.parts.Metrics, b.parts.Now()
+	current := b.cluster.View()
+	m.Folder(now, len(b.cluster.Problems()), map[string]int{
+		"machine": b.cluster.Registry().Len(), "reference-values": len(current.References), "ek-root": b.cluster.EKRoots().Len(),
+	})
+	if current.Trust != nil {
+		m.Trust(current.Trust, now)
+	}
+	b.parts.Clouds.Report(b.parts.Log, current.Policies)
+	b.parts.ReportAbsence(current.Policies, b.cluster.Provisioning())
+	if at, ok := b.cluster.EKRoots().NotAfter(now); ok {
+		m.Expiry("ek-roots", at)
+	}
+	if cert := b.parts.Certificates.Current(); cert != nil && cert.Leaf != nil {
+		m.Expiry("serving-certificate", cert.Leaf.NotAfter)
+	}
+}
