@@ -12,10 +12,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
@@ -81,9 +81,6 @@ func manifest(m *v1alpha1.MachineAttestation) (map[string]any, error) {
 	return fields, nil
 }
 
-// DNSName is what Kubernetes allows as an object's name.
-var DNSName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
-
 // CheckEnrolment says what is wrong with an enrolment before it is written.
 func CheckEnrolment(m *v1alpha1.MachineAttestation) error {
 	if m.Spec.MachineRef == nil && m.Spec.Pool == "" {
@@ -91,7 +88,7 @@ func CheckEnrolment(m *v1alpha1.MachineAttestation) error {
 			"add --machine NAMESPACE/NAME, or --pool POOL where there are no Machine objects")
 	}
 	for _, f := range []struct{ flag, name string }{{"name", m.Name}, {"namespace", m.Namespace}} {
-		if !DNSName.MatchString(f.name) {
+		if len(validation.IsDNS1123Subdomain(f.name)) > 0 {
 			return hint.New(fmt.Errorf("%q is not a name", f.name),
 				"add --%s with lower-case letters, digits, '-' and '.'", f.flag)
 		}

@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 )
 
@@ -34,7 +34,7 @@ early, 'token rotate --now'. The token is printed on standard output alone.`,
 			if lifetime <= 0 || lifetime > record.MaxBreakGlass {
 				return env.Usagef("lifetime %v: at most %v", lifetime, record.MaxBreakGlass)
 			}
-			if !operator.DNSName.MatchString(name) || !operator.DNSName.MatchString(pool) {
+			if len(validation.IsDNS1123Subdomain(name)) > 0 || len(validation.IsDNS1123Subdomain(pool)) > 0 {
 				return env.Usage(hint.New(errors.New("--name and --pool must be given"),
 					"the name is for the audit log: a ticket number, or who asked; lower-case letters, digits, '-' and '.'"))
 			}

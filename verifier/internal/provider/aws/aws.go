@@ -27,13 +27,10 @@ package aws
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"regexp"
 	"slices"
 	"time"
@@ -53,14 +50,12 @@ import (
 )
 
 const (
-	// maxAnswer bounds what is read of an answer of EC2: one instance is some 10 kB.
+	// maxAnswer bounds an answer: an instance of EC2 is some 10 kB.
 	maxAnswer = 1 << 20
 	// keepInstance is for how long what EC2 says of an instance counts.
 	keepInstance = 2 * time.Second
 	// keepEK is for how long the EK of an instance is not asked for again.
 	keepEK = 12 * time.Hour
-	// callTime is a little more than outbound gives a call.
-	callTime = 12 * time.Second
 )
 
 // Provider asks AWS.
@@ -84,16 +79,17 @@ func New(c config.AWS, o outbound.Options) (*Provider, error) {
 		}
 	}
 	var err error
-	if p.relay, err = client(c.STS, awssts.MaxAnswer+1); err != nil {
+	if p.relay, err = outbound.NewClient(c.STS.CA, maxAnswer); err != nil {
 		return nil, fmt.Errorf("aws.sts: %w", err)
 	}
 	if c.Offline {
 		return p, nil
 	}
-	asker, err := client(c.EC2, maxAnswer)
+	asker, err := outbound.NewClient(c.EC2.CA, maxAnswer)
 	if err != nil {
 		return nil, fmt.Errorf("aws.ec2: %w", err)
 	}
+	asker.Transport = copied{asker.Transport}
 	// A region is named, so that the metadata service is not asked for one.
 	base, err := sdkconfig.LoadDefaultConfig(context.Background(), sdkconfig.WithRegion(c.Regions[0]))
 	if err != nil {
@@ -136,46 +132,12 @@ func (p *Provider) Caller() awssts.Caller {
 	return caller{p}
 }
 
-// client is for one endpoint. The proxy is the environment's.
-func client(e config.Endpoint, limit int64) (*http.Client, error) {
-	t := &http.Transport{
-		Proxy:                  http.ProxyFromEnvironment,
-		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
-		TLSHandshakeTimeout:    5 * time.Second,
-		ResponseHeaderTimeout:  callTime,
-		MaxResponseHeaderBytes: 64 << 10,
-		MaxIdleConnsPerHost:    8,
-		IdleConnTimeout:        90 * time.Second,
-		DisableCompression:     true, // the limit is on what is read
-	}
-	if e.CA != "" {
-		file, err := os.ReadFile(e.CA)
-		if err != nil {
-			return nil, err
-		}
-		t.TLSClientConfig.RootCAs = x509.NewCertPool()
-		if !t.TLSClientConfig.RootCAs.AppendCertsFromPEM(file) {
-			return nil, fmt.Errorf("%s holds no certificate", e.CA)
-		}
-	}
-	return &http.Client{
-		Transport:     limited{t, limit},
-		Timeout:       callTime,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}, nil
-}
+// copied sends its own copy of a request's body. With the SDK's (smithy-go 1.28.8,
+// Go 1.26) the transport takes the end of the body for a failed write, and drops the
+// connection, sometimes with the answer still on it.
+type copied struct{ next http.RoundTripper }
 
-// limited bounds what is read of an answer.
-//
-// It also sends its own copy of the request's body. With the SDK's (smithy-go
-// 1.28.8, Go 1.26) the transport takes the end of the body for a failed write, and
-// drops the connection, sometimes with the answer still on it.
-type limited struct {
-	next  http.RoundTripper
-	limit int64
-}
-
-func (l limited) RoundTrip(r *http.Request) (*http.Response, error) {
+func (c copied) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Body != nil {
 		body, err := io.ReadAll(r.Body)
 		r.Body.Close()
@@ -185,15 +147,7 @@ func (l limited) RoundTrip(r *http.Request) (*http.Response, error) {
 		r = r.Clone(r.Context())
 		r.Body = io.NopCloser(bytes.NewReader(body))
 	}
-	a, err := l.next.RoundTrip(r)
-	if err != nil {
-		return nil, err
-	}
-	a.Body = struct {
-		io.Reader
-		io.Closer
-	}{io.LimitReader(a.Body, l.limit), a.Body}
-	return a, nil
+	return c.next.RoundTrip(r)
 }
 
 var instanceID = regexp.MustCompile(`^i-([0-9a-f]{8}|[0-9a-f]{17})$`)

@@ -56,7 +56,7 @@ func (c caller) send(ctx context.Context, q awssts.Request) (stsAnswer, error) {
 		return none, err
 	}
 	defer answer.Body.Close()
-	body, err := io.ReadAll(answer.Body)
+	body, err := io.ReadAll(io.LimitReader(answer.Body, awssts.MaxAnswer+1))
 	if err != nil {
 		return none, err
 	}

@@ -22,11 +22,8 @@ package azure
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"strings"
@@ -54,8 +51,6 @@ const (
 	// the name has another vmId, and takes longer than this to boot and to ask.
 	// One that was deleted counts no longer than a call may take.
 	keepVM = 3 * time.Second
-	// callTime is a little more than outbound gives a call.
-	callTime = 12 * time.Second
 )
 
 // Provider asks Azure. It is an azureattested.Resolver.
@@ -76,11 +71,11 @@ func New(c config.Azure, credential azcore.TokenCredential, o outbound.Options) 
 		return nil, err
 	}
 	p.cloud, _ = azureattested.CloudNamed(c.Cloud)
-	login, err := client(c.Login)
+	login, err := outbound.NewClient(c.Login.CA, maxAnswer)
 	if err != nil {
 		return nil, fmt.Errorf("azure.login: %w", err)
 	}
-	asker, err := client(c.ARM)
+	asker, err := outbound.NewClient(c.ARM.CA, maxAnswer)
 	if err != nil {
 		return nil, fmt.Errorf("azure.arm: %w", err)
 	}
@@ -216,48 +211,4 @@ func understood(err error, resourceID string) error {
 			"Microsoft.Compute/virtualMachines/read there (role Reader)", answer.StatusCode, answer.ErrorCode, resourceID)
 	}
 	return fmt.Errorf("azure answers %d %.64q about %s", answer.StatusCode, answer.ErrorCode, resourceID)
-}
-
-// client is for one endpoint. The proxy is the environment's.
-func client(e config.Endpoint) (*http.Client, error) {
-	t := &http.Transport{
-		Proxy:                  http.ProxyFromEnvironment,
-		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
-		TLSHandshakeTimeout:    5 * time.Second,
-		ResponseHeaderTimeout:  callTime,
-		MaxResponseHeaderBytes: 64 << 10,
-		MaxIdleConnsPerHost:    8,
-		IdleConnTimeout:        90 * time.Second,
-		DisableCompression:     true, // the limit is on what is read
-	}
-	if e.CA != "" {
-		file, err := os.ReadFile(e.CA)
-		if err != nil {
-			return nil, err
-		}
-		t.TLSClientConfig.RootCAs = x509.NewCertPool()
-		if !t.TLSClientConfig.RootCAs.AppendCertsFromPEM(file) {
-			return nil, fmt.Errorf("%s holds no certificate", e.CA)
-		}
-	}
-	return &http.Client{
-		Transport:     limited{t},
-		Timeout:       callTime,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}, nil
-}
-
-// limited bounds what is read of an answer.
-type limited struct{ next http.RoundTripper }
-
-func (l limited) RoundTrip(r *http.Request) (*http.Response, error) {
-	a, err := l.next.RoundTrip(r)
-	if err != nil {
-		return nil, err
-	}
-	a.Body = struct {
-		io.Reader
-		io.Closer
-	}{io.LimitReader(a.Body, maxAnswer), a.Body}
-	return a, nil
 }

@@ -79,7 +79,7 @@ var _ tpm2.Directory = (*Directory)(nil)
 // looked for when the first question is asked, so that a cluster whose policies need
 // no TPM of Google's needs none.
 func NewDirectory(projects []string, endpoint config.Endpoint, caller *outbound.Caller) (*Directory, error) {
-	client, err := newClient(endpoint.CA, maxAnswer)
+	client, err := outbound.NewClient(endpoint.CA, maxAnswer)
 	if err != nil {
 		return nil, fmt.Errorf("gcp.compute: %w", err)
 	}
@@ -90,13 +90,13 @@ func NewDirectory(projects []string, endpoint config.Endpoint, caller *outbound.
 		return nil, fmt.Errorf("gcp.compute: %w", err)
 	}
 	if endpoint.CA != "" {
-		if err := addCA(roots, endpoint.CA); err != nil {
+		if err := outbound.AddCA(roots, endpoint.CA); err != nil {
 			return nil, fmt.Errorf("gcp.compute: %w", err)
 		}
 	}
 	return &Directory{
 		projects: slices.Clone(projects), caller: caller, endpoint: endpoint, client: client,
-		exchange: context.WithValue(context.Background(), oauth2.HTTPClient, clientOf(roots, maxAnswer)),
+		exchange: context.WithValue(context.Background(), oauth2.HTTPClient, outbound.NewClientOf(roots, maxAnswer)),
 	}, nil
 }
 

@@ -94,7 +94,7 @@ func NewKeys(o KeysOptions) (*Keys, error) {
 		k.url = o.Endpoint.URL
 	}
 	var err error
-	if k.client, err = newClient(o.Endpoint.CA, gcpidentity.MaxKeySet); err != nil {
+	if k.client, err = outbound.NewClient(o.Endpoint.CA, gcpidentity.MaxKeySet); err != nil {
 		return nil, fmt.Errorf("gcp.keys: %w", err)
 	}
 	return k, nil

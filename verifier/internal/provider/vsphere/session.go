@@ -22,6 +22,7 @@ import (
 	"github.com/vmware/govmomi/vim25/types"
 
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/outbound"
 )
 
 const (
@@ -131,16 +132,12 @@ func (s *server) transport() (*soap.Client, error) {
 	t.DialTLSContext = nil // govmomi's own takes no heed of the deadline
 	t.TLSHandshakeTimeout = 5 * time.Second
 	if s.config.CA != "" {
-		pem, err := readFile(s.config.CA)
-		if err != nil {
+		t.TLSClientConfig.RootCAs = x509.NewCertPool()
+		if err := outbound.AddCA(t.TLSClientConfig.RootCAs, s.config.CA); err != nil {
 			return nil, err
 		}
-		t.TLSClientConfig.RootCAs = x509.NewCertPool()
-		if !t.TLSClientConfig.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%s holds no certificate in PEM", s.config.CA)
-		}
 	}
-	c.Transport = bounded{t}
+	c.Transport = outbound.Limit(t, maxAnswer)
 	c.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	c.UserAgent = "mcs-attest-verifier"
 	return c, nil
@@ -155,20 +152,6 @@ func (s *server) close(ctx context.Context) error {
 		return nil
 	}
 	return session.NewManager(c).Logout(ctx)
-}
-
-// bounded cuts answers off.
-type bounded struct{ http.RoundTripper }
-
-func (b bounded) RoundTrip(req *http.Request) (*http.Response, error) {
-	res, err := b.RoundTripper.RoundTrip(req)
-	if err == nil {
-		res.Body = struct {
-			io.Reader
-			io.Closer
-		}{io.LimitReader(res.Body, maxAnswer), res.Body}
-	}
-	return res, err
 }
 
 func readFile(path string) ([]byte, error) {

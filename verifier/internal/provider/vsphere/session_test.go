@@ -189,7 +189,7 @@ func (v *vcenter) endSessionsWith(password string) {
 
 func TestAnswersAreBounded(t *testing.T) {
 	body := &endless{}
-	res, err := bounded{answers{body}}.RoundTrip(nil)
+	res, err := outbound.Limit(answers{body}, maxAnswer).RoundTrip(nil)
 	ok(t, err)
 	n, err := res.Body.Read(make([]byte, 100))
 	if n != 100 || err != nil {

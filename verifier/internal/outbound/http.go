@@ -1,0 +1,99 @@
+package outbound
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"time"
+)
+
+// clientTime is a little more than a call has.
+const clientTime = callTime + 2*time.Second
+
+// NewClient returns a client for the API of one provider, through the proxy of the
+// environment. It follows no redirect, and ends an answer that is longer than limit with an
+// error. CA is a file in PEM with the only authorities that count; empty: the system's.
+func NewClient(ca string, limit int64) (*http.Client, error) {
+	if ca == "" {
+		return NewClientOf(nil, limit), nil
+	}
+	roots := x509.NewCertPool()
+	if err := AddCA(roots, ca); err != nil {
+		return nil, err
+	}
+	return NewClientOf(roots, limit), nil
+}
+
+// NewClientOf is NewClient with these authorities; nil: the system's.
+func NewClientOf(roots *x509.CertPool, limit int64) *http.Client {
+	return &http.Client{
+		Timeout:       clientTime,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Transport: Limit(&http.Transport{
+			Proxy:                  http.ProxyFromEnvironment,
+			DialContext:            (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
+			TLSClientConfig:        &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+			TLSHandshakeTimeout:    5 * time.Second,
+			ResponseHeaderTimeout:  clientTime,
+			MaxResponseHeaderBytes: 64 << 10,
+			MaxIdleConnsPerHost:    8,
+			IdleConnTimeout:        90 * time.Second,
+			ForceAttemptHTTP2:      true,
+			DisableCompression:     true, // the limit is on what is read
+		}, limit),
+	}
+}
+
+// AddCA adds the certificates of a file in PEM to a pool.
+func AddCA(pool *x509.CertPool, file string) error {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	if !pool.AppendCertsFromPEM(raw) {
+		return fmt.Errorf("%s holds no certificate in PEM", file)
+	}
+	return nil
+}
+
+// Limit ends each answer that is longer than limit with an error, for any reader: also the
+// libraries that renew credentials.
+func Limit(next http.RoundTripper, limit int64) http.RoundTripper { return limited{next, limit} }
+
+type limited struct {
+	next  http.RoundTripper
+	limit int64
+}
+
+func (l limited) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := l.next.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	answer.Body = &limitedBody{ReadCloser: answer.Body, left: l.limit}
+	return answer, nil
+}
+
+type limitedBody struct {
+	io.ReadCloser
+	left int64
+}
+
+var errTooLong = errors.New("the answer is too long")
+
+func (b *limitedBody) Read(p []byte) (int, error) {
+	if int64(len(p)) > b.left+1 {
+		p = p[:b.left+1]
+	}
+	n, err := b.ReadCloser.Read(p)
+	if b.left -= int64(n); b.left < 0 {
+		b.left = 0
+		return n - 1, errTooLong
+	}
+	return n, err
+}
