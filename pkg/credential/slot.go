@@ -8,6 +8,7 @@ import (
 	"path"
 	"slices"
 
+	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
@@ -38,37 +39,23 @@ type Slot struct {
 //
 // The errors have no secret in them.
 func Find(config []byte) (*Slot, error) {
-	if !valid(config) {
+	root, ok := jsonspan.Parse(config)
+	if !ok {
 		return nil, errors.New("the config is not JSON")
 	}
-	root := span{config, skipSpace(config, 0), len(bytes.TrimRight(config, " \t\r\n"))}
-	storage, err := root.get("storage")
+	storage, err := root.Get("storage")
 	if err != nil {
 		return nil, fmt.Errorf("the config: %w", err)
 	}
-	files, err := storage.get("files")
+	files, err := storage.Get("files")
 	if err != nil {
 		return nil, fmt.Errorf("storage: %w", err)
 	}
-	var file span
-	err = files.each(func(f span) error {
-		at, err := f.get("path")
-		if err != nil {
-			return err
-		}
-		if p, err := at.str(); err != nil || path.Clean(p) != Path {
-			return err
-		}
-		if file.text != nil {
-			return fmt.Errorf("there are two files %s", Path)
-		}
-		file = f
-		return nil
-	})
+	file, err := fileIn(files)
 	if err != nil {
 		return nil, fmt.Errorf("storage.files: %w", err)
 	}
-	if file.text == nil {
+	if file.None() {
 		return nil, nil
 	}
 	s, err := find(file)
@@ -78,12 +65,30 @@ func Find(config []byte) (*Slot, error) {
 	return s, nil
 }
 
+// fileIn returns the one file with the path.
+func fileIn(files jsonspan.Value) (file jsonspan.Value, err error) {
+	for f := range files.Elements() {
+		p, _, err := value(f, "path")
+		if err != nil {
+			return file, err
+		}
+		if path.Clean(p) != Path {
+			continue
+		}
+		if !file.None() {
+			return file, fmt.Errorf("there are two files %s", Path)
+		}
+		file = f
+	}
+	return file, nil
+}
+
 // find reads the one file.
-func find(file span) (*Slot, error) {
+func find(file jsonspan.Value) (*Slot, error) {
 	if err := whole(file); err != nil {
 		return nil, err
 	}
-	contents, err := file.get("contents")
+	contents, err := file.Get("contents")
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +100,7 @@ func find(file span) (*Slot, error) {
 	if err != nil {
 		return nil, err
 	}
-	verification, err := contents.get("verification")
+	verification, err := contents.Get("verification")
 	if err != nil {
 		return nil, err
 	}
@@ -112,15 +117,15 @@ func find(file span) (*Slot, error) {
 		return nil, err
 	}
 	s := &Slot{
-		length: len(file.text), start: at.start + 1, end: at.end - 1, how: how,
+		length: len(file.Text), start: at.Start + 1, end: at.End - 1, how: how,
 		head: secret.New(bytes.Clone(kubeconfig[:start])), tail: secret.New(bytes.Clone(kubeconfig[end:])),
 	}
 	if how.hash != "" {
-		s.start, s.end = min(s.start, hashAt.start+1), max(s.end, hashAt.end-1)
-		s.hashStart, s.hashEnd = hashAt.start+1-s.start, hashAt.end-1-s.start
+		s.start, s.end = min(s.start, hashAt.Start+1), max(s.end, hashAt.End-1)
+		s.hashStart, s.hashEnd = hashAt.Start+1-s.start, hashAt.End-1-s.start
 	}
-	s.sourceStart, s.sourceEnd = at.start+1-s.start, at.end-1-s.start
-	s.was = secret.New(bytes.Clone(file.text[s.start:s.end]))
+	s.sourceStart, s.sourceEnd = at.Start+1-s.start, at.End-1-s.start
+	s.was = secret.New(bytes.Clone(file.Text[s.start:s.end]))
 	if how.plain() {
 		s.before = secret.New(escape([]byte(how.header), slices.Concat(s.head.Expose(), []byte{'"'})))
 		s.after = secret.New(escape(nil, append([]byte{'"'}, s.tail.Expose()...)))
@@ -130,16 +135,16 @@ func find(file span) (*Slot, error) {
 
 // whole refuses a file that its contents are not all of: specification 2.x appends
 // to a file, and has more than one filesystem; 3.x appends a list.
-func whole(file span) error {
-	more, err := file.get("append")
+func whole(file jsonspan.Value) error {
+	more, err := file.Get("append")
 	if err != nil {
 		return err
 	}
-	if !more.none() {
-		if a := string(more.text[more.start:more.end]); a != "false" &&
-			(a[0] != '[' || skipSpace(more.text, more.start+1) != more.end-1) {
-			return errors.New("something is appended to it")
-		}
+	for range more.Elements() {
+		return errors.New("something is appended to it")
+	}
+	if !more.None() && !more.Is('[') && !more.Is('f') {
+		return errors.New("something is appended to it")
 	}
 	filesystem, _, err := value(file, "filesystem")
 	if err != nil {
@@ -152,14 +157,14 @@ func whole(file span) error {
 }
 
 // value is the string that an object has under that name, and where.
-func value(object span, name string) (string, span, error) {
-	at, err := object.get(name)
+func value(object jsonspan.Value, name string) (string, jsonspan.Value, error) {
+	at, err := object.Get(name)
 	if err != nil {
-		return "", span{}, err
+		return "", jsonspan.Value{}, err
 	}
-	v, err := at.str()
-	if err != nil {
-		return "", span{}, fmt.Errorf("%s: %w", name, err)
+	v, ok := at.Str()
+	if !ok && !at.None() {
+		return "", jsonspan.Value{}, fmt.Errorf("%s: not a string", name)
 	}
 	return v, at, nil
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/vincent-petithory/dataurl"
+
+	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 )
 
 // SetAuthorities returns the user data with the bundle as the one certificate
@@ -123,7 +125,7 @@ func setAuthorities(userData, bundlePEM []byte, replaceable func(entry value, ur
 	}
 	url, isText := "", false
 	if ok {
-		url, isText = source.value.str()
+		url, isText = source.Str()
 	}
 	if !isText {
 		return nil, leftAlone("its certificate authority has no source")
@@ -137,24 +139,24 @@ func setAuthorities(userData, bundlePEM []byte, replaceable func(entry value, ur
 	if err := replaceable(entry, url); err != nil {
 		return nil, err
 	}
-	edits := []edit{{source.value.start, source.value.end, []byte(quote(authorityURL(bundlePEM)))}}
+	edits := []edit{source.with(quote(authorityURL(bundlePEM)))}
 	for _, name := range []string{"compression", "verification"} {
 		m, ok, err := entry.get(name)
 		if err != nil {
 			return nil, leftAlone("its certificate authority: %v", err)
 		}
-		if ok && !m.value.isNull() {
-			edits = append(edits, edit{m.value.start, m.value.end, []byte("null")})
+		if ok && !m.None() {
+			edits = append(edits, m.with("null"))
 		}
 	}
-	out := apply(doc.text, edits)
+	out := jsonspan.Apply(doc.Text, edits)
 	// What was written must be read as it was meant, by Ignition too where this
 	// version of it knows the specification and took the config before.
 	_, again, err := authorityEntry(out)
 	if err == nil {
 		source, _, err = again.get("source")
 	}
-	if written := source.value.strOrEmpty(); err != nil || written != authorityURL(bundlePEM) {
+	if written := source.strOrEmpty(); err != nil || written != authorityURL(bundlePEM) {
 		return nil, errors.New("the changed pointer config is not read as it was written")
 	}
 	if _, err := Parse(userData); err == nil {
@@ -208,7 +210,7 @@ func authorityList(userData []byte) (doc value, list []value, err error) {
 		return doc, nil, fmt.Errorf("it has %d bytes; at most %d are read", len(userData), MaxSize)
 	}
 	doc, ok := document(userData)
-	if !ok || userData[doc.start] != '{' {
+	if !ok || !doc.Is('{') {
 		return doc, nil, ErrNotIgnition
 	}
 	ignition, ok, err := doc.find("ignition")

@@ -121,12 +121,3 @@ func hashMatches(want string, raw []byte) bool {
 	}
 	return false
 }
-
-// strOrEmpty is str for a value that may be absent.
-func (v value) strOrEmpty() string {
-	if v.text == nil {
-		return ""
-	}
-	s, _ := v.str()
-	return s
-}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
@@ -55,12 +56,12 @@ func (c *Config) addBearer(origin, pool string, token secret.Bytes) ([]byte, int
 		}
 	}
 	if count == 0 {
-		return c.doc.text, 0, nil
+		return c.doc.Text, 0, nil
 	}
 	if c.Version() == "3.0.0" {
-		edits = append(edits, edit{c.version.value.start, c.version.value.end, []byte(`"3.1.0"`)})
+		edits = append(edits, c.version.with(`"3.1.0"`))
 	}
-	out := apply(c.doc.text, edits)
+	out := jsonspan.Apply(c.doc.Text, edits)
 	if err := c.check(out, origin, pool, token); err != nil {
 		return nil, 0, err
 	}
@@ -75,18 +76,18 @@ func withBearer(object value, token secret.Bytes) (edit, error) {
 	}
 	var kept []string
 	if exists {
-		for _, h := range headers.value.elements() {
+		for _, h := range headers.elements() {
 			is, err := isAuthorization(h)
 			if err != nil {
 				return edit{}, err
 			}
 			if !is {
-				kept = append(kept, string(h.raw()))
+				kept = append(kept, string(h.Raw()))
 			}
 		}
 	}
 	kept = append(kept, `{"name":"`+authorization+`","value":"Bearer `+string(token.Expose())+`"}`)
-	return object.set("httpHeaders", headers, exists, []byte("["+strings.Join(kept, ",")+"]")), nil
+	return object.set("httpHeaders", headers, exists, "["+strings.Join(kept, ",")+"]"), nil
 }
 
 func isAuthorization(header value) (bool, error) {
@@ -94,18 +95,18 @@ func isAuthorization(header value) (bool, error) {
 	if err != nil || !ok {
 		return false, err
 	}
-	s, _ := name.value.str()
+	s, _ := name.Str()
 	return strings.EqualFold(s, authorization), nil
 }
 
 // inline is the edits that make raw the entry's data source.
 func (r reference) inline(raw []byte) []edit {
 	url := "data:;base64," + base64.StdEncoding.EncodeToString(raw)
-	edits := []edit{{r.source.value.start, r.source.value.end, []byte(quote(url))}}
+	edits := []edit{r.source.with(quote(url))}
 	for _, name := range []string{"compression", "verification"} {
 		// Parse has seen that neither occurs twice.
 		if m, ok, err := r.object.get(name); err == nil && ok {
-			edits = append(edits, edit{m.value.start, m.value.end, []byte("null")})
+			edits = append(edits, m.with("null"))
 		}
 	}
 	return edits

@@ -37,7 +37,7 @@ var (
 // Config is a pointer config that Ignition would accept.
 type Config struct {
 	doc     value
-	version member
+	version value
 	parsed  types.Config
 	refs    []reference
 }
@@ -45,7 +45,7 @@ type Config struct {
 // reference is one merge or replace entry.
 type reference struct {
 	object value
-	source member // the entry's "source"
+	source value  // the entry's "source"
 	at     Source // set if it looks like a config server's
 	server bool
 	inner  *Config // set if the source is a data URL that holds a config
@@ -63,7 +63,7 @@ func parse(raw []byte, prefix string, depth int) (*Config, error) {
 		return nil, fmt.Errorf("%w: it has %d bytes; at most %d are read", ErrInvalid, len(raw), MaxSize)
 	}
 	doc, ok := document(raw)
-	if !ok || raw[doc.start] != '{' {
+	if !ok || !doc.Is('{') {
 		if bytes.HasPrefix(raw, []byte{0x1f, 0x8b}) {
 			return nil, fmt.Errorf("%w: it is compressed", ErrNotIgnition)
 		}
@@ -110,7 +110,7 @@ func firstProblem(rpt report.Report, err error) string {
 
 // Version is the specification that the config states, "3.4.0".
 func (c *Config) Version() string {
-	s, _ := c.version.value.str()
+	s, _ := c.version.Str()
 	return s
 }
 
@@ -147,7 +147,7 @@ func (c *Config) addReference(object value, where string, depth int) error {
 	if !ok {
 		return nil
 	}
-	url, ok := source.value.str()
+	url, ok := source.Str()
 	if !ok {
 		return nil
 	}
@@ -168,7 +168,7 @@ func checkHeaders(object value) error {
 	if err != nil || !ok {
 		return err
 	}
-	for _, h := range headers.value.elements() {
+	for _, h := range headers.elements() {
 		if _, err := isAuthorization(h); err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
@@ -73,7 +74,7 @@ func Provision(raw []byte, p Provisioning) ([]byte, error) {
 	if len(edits) == 0 {
 		return raw, nil
 	}
-	out := apply(c.doc.text, edits)
+	out := jsonspan.Apply(c.doc.Text, edits)
 	// What was written must be read as it was meant, and leave nothing to do.
 	again, err := parseAny(out)
 	if err == nil {
@@ -151,7 +152,7 @@ func (c *Config) provision(p Provisioning) (edits []edit, count int, err error) 
 			own, n, err = r.inner.provision(p)
 			count += n
 			if len(own) > 0 {
-				own = r.inline(apply(r.inner.doc.text, own))
+				own = r.inline(jsonspan.Apply(r.inner.doc.Text, own))
 			}
 		}
 		if err != nil {
@@ -188,7 +189,7 @@ func (r reference) showInHeader(p Provisioning) ([]edit, error) {
 		edits = append(edits, e)
 	}
 	if without := setParameter(r.at.URL, nil); without != r.at.URL {
-		edits = append(edits, edit{r.source.value.start, r.source.value.end, []byte(quote(without))})
+		edits = append(edits, r.source.with(quote(without)))
 	}
 	return edits, nil
 }
@@ -214,7 +215,7 @@ func (r reference) showInURL(version string, inURL bool, p Provisioning) ([]edit
 		return nil, nil
 	}
 	with := setParameter(r.at.URL, p.Token.Expose())
-	return []edit{{r.source.value.start, r.source.value.end, []byte(quote(with))}}, nil
+	return []edit{r.source.with(quote(with))}, nil
 }
 
 // authorizations are the values of an entry's Authorization headers.

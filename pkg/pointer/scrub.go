@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
@@ -34,7 +35,7 @@ func Scrub(raw []byte, tokens ...secret.Bytes) (clean []byte, removed int, err e
 	if err != nil {
 		return nil, 0, err
 	}
-	clean = apply(raw, edits)
+	clean = jsonspan.Apply(raw, edits)
 	if holds(clean, s.tokens, 0) {
 		return clean, removed, ErrTokenLeft
 	}
@@ -89,7 +90,7 @@ func (s *scrubber) scrubSource(object value, depth int) ([]edit, int, error) {
 	if err != nil || !ok {
 		return nil, 0, err
 	}
-	text, ok := source.value.str()
+	text, ok := source.Str()
 	if !ok {
 		return nil, 0, nil
 	}
@@ -100,7 +101,7 @@ func (s *scrubber) scrubSource(object value, depth int) ([]edit, int, error) {
 		for _, token := range parameters(text) {
 			s.add(token)
 		}
-		return []edit{{source.value.start, source.value.end, []byte(quote(setParameter(text, nil)))}}, 1, nil
+		return []edit{source.with(quote(setParameter(text, nil)))}, 1, nil
 	}
 	inner, ok := innerDocument(object, text, depth)
 	if !ok {
@@ -115,7 +116,7 @@ func (s *scrubber) scrubSource(object value, depth int) ([]edit, int, error) {
 	case removed == 0:
 		return nil, 0, nil
 	}
-	return reference{object: object, source: source}.inline(apply(inner.text, edits)), removed, nil
+	return reference{object: object, source: source}.inline(jsonspan.Apply(inner.Text, edits)), removed, nil
 }
 
 // innerDocument reads the config in a data source; ok is false if AddBearer would
@@ -157,9 +158,10 @@ func (s *scrubber) scrubHeaders(object value, _ int) ([]edit, int, error) {
 		}
 		if is {
 			removed++
-			for _, m := range h.members() {
-				text, _ := m.value.str()
-				if token, ok := bearerOf(text); ok && server && strings.EqualFold(m.name, "value") {
+			for name, v := range h.Members() {
+				n, _ := name.Str()
+				text, _ := v.Str()
+				if token, ok := bearerOf(text); ok && server && strings.EqualFold(n, "value") {
 					s.add(token)
 				}
 			}
@@ -168,12 +170,12 @@ func (s *scrubber) scrubHeaders(object value, _ int) ([]edit, int, error) {
 		if len(kept) > 1 {
 			kept = append(kept, ',')
 		}
-		kept = append(kept, h.raw()...)
+		kept = append(kept, h.Raw()...)
 	}
 	if removed == 0 {
 		return nil, 0, nil
 	}
-	return []edit{{headers.start, headers.end, append(kept, ']')}}, removed, nil
+	return []edit{headers.with(string(append(kept, ']')))}, removed, nil
 }
 
 // Bearers are the bearer tokens in the headers of the config's https servers.

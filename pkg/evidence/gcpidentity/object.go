@@ -1,11 +1,11 @@
 package gcpidentity
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
+
+	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 )
 
 // object is a JSON object whose members are read by name. Unlike encoding/json it
@@ -18,57 +18,42 @@ type object struct {
 
 type member struct {
 	name  string
-	value []byte
+	value jsonspan.Value
 }
 
 // readObject lists the members of an object, with nothing after it.
 func readObject(text []byte) *object {
-	if !json.Valid(text) {
+	v, ok := jsonspan.Parse(text)
+	if !ok {
 		return &object{err: errors.New("not JSON")}
 	}
-	return membersOf(text)
+	return membersOf(v)
 }
 
-// membersOf is readObject for text that is known to be JSON.
-func membersOf(text []byte) *object {
-	o := &object{}
-	i := skipSpace(text, 0)
-	if text[i] != '{' {
-		o.err = errors.New("not an object")
-		return o
+func membersOf(v jsonspan.Value) *object {
+	if !v.Is('{') {
+		return &object{err: errors.New("not an object")}
 	}
-	o.members = make([]member, 0, 16)
-	for i = skipSpace(text, i+1); text[i] != '}'; {
-		end := skipValue(text, i)
-		var m member
-		if m.name, o.err = unquote(text[i:end]); o.err != nil {
+	o := &object{members: make([]member, 0, 16)}
+	for n, value := range v.Members() {
+		name, _ := n.Str()
+		if o.has(name) {
+			o.err = fmt.Errorf("%.40q is there twice", name)
 			return o
 		}
-		for _, other := range o.members {
-			if other.name == m.name {
-				o.err = fmt.Errorf("%.40q is there twice", m.name)
-				return o
-			}
-		}
-		i = skipSpace(text, skipSpace(text, end)+1) // past the colon
-		end = skipValue(text, i)
-		m.value = text[i:end]
-		o.members = append(o.members, m)
-		if i = skipSpace(text, end); text[i] == ',' {
-			i = skipSpace(text, i+1)
-		}
+		o.members = append(o.members, member{name, value})
 	}
 	return o
 }
 
-// value is a member's JSON; nil where there is none, or null.
-func (o *object) value(name string) []byte {
+// value is a member; no value where there is none, or null.
+func (o *object) value(name string) jsonspan.Value {
 	for _, m := range o.members {
-		if m.name == name && string(m.value) != "null" {
+		if m.name == name && !m.value.None() {
 			return m.value
 		}
 	}
-	return nil
+	return jsonspan.Value{}
 }
 
 func (o *object) has(name string) bool {
@@ -82,42 +67,41 @@ func (o *object) has(name string) bool {
 
 // text is a member that is a string; empty where there is none.
 func (o *object) text(name string) string {
-	raw := o.value(name)
-	if raw == nil {
-		return ""
+	v := o.value(name)
+	s, ok := v.Str()
+	if !ok && !v.None() {
+		o.fault(name, errors.New("not a string"))
 	}
-	s, err := unquote(raw)
-	o.fault(name, err)
 	return s
 }
 
 // number is a member that is a whole number; zero where there is none.
 func (o *object) number(name string) int64 {
-	raw := o.value(name)
-	if raw == nil {
+	v := o.value(name)
+	if v.None() {
 		return 0
 	}
-	n, err := strconv.ParseInt(string(raw), 10, 64)
+	n, err := strconv.ParseInt(string(v.Raw()), 10, 64)
 	o.fault(name, err)
 	return n
 }
 
 // boolean is a member that is true or false; false where there is none.
 func (o *object) boolean(name string) bool {
-	raw := string(o.value(name))
-	if raw != "" && raw != "true" && raw != "false" {
+	v := o.value(name)
+	if !v.None() && !v.Is('t') && !v.Is('f') {
 		o.fault(name, errors.New("not true or false"))
 	}
-	return raw == "true"
+	return v.Is('t')
 }
 
 // object is a member that is an object; empty where there is none.
 func (o *object) object(name string) *object {
-	raw := o.value(name)
-	if raw == nil {
+	v := o.value(name)
+	if v.None() {
 		return &object{}
 	}
-	inner := membersOf(raw)
+	inner := membersOf(v)
 	o.fault(name, inner.err)
 	return inner
 }
@@ -126,58 +110,4 @@ func (o *object) fault(name string, err error) {
 	if err != nil && o.err == nil {
 		o.err = fmt.Errorf("%s: %w", name, err)
 	}
-}
-
-func unquote(raw []byte) (string, error) {
-	if raw[0] != '"' {
-		return "", errors.New("not a string")
-	}
-	inner := raw[1 : len(raw)-1]
-	if bytes.IndexByte(inner, '\\') < 0 {
-		return string(inner), nil
-	}
-	var s string
-	err := json.Unmarshal(raw, &s)
-	return s, err
-}
-
-func skipSpace(text []byte, i int) int {
-	for i < len(text) && (text[i] == ' ' || text[i] == '\t' || text[i] == '\r' || text[i] == '\n') {
-		i++
-	}
-	return i
-}
-
-// skipValue returns the end of the value at i. The text is valid JSON, so it is
-// enough to count brackets outside strings.
-func skipValue(text []byte, i int) int {
-	for depth := 0; i < len(text); {
-		switch text[i] {
-		case '"':
-			for i++; text[i] != '"'; i++ {
-				if text[i] == '\\' {
-					i++
-				}
-			}
-			i++
-		case '{', '[':
-			depth++
-			i++
-			continue
-		case '}', ']':
-			depth--
-			i++
-		case ',', ':', ' ', '\t', '\r', '\n':
-			i++
-			continue
-		default: // a number, true, false or null
-			for i < len(text) && bytes.IndexByte([]byte(",]} \t\r\n"), text[i]) < 0 {
-				i++
-			}
-		}
-		if depth == 0 {
-			return i
-		}
-	}
-	return i
 }
