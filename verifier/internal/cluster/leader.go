@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
@@ -18,22 +17,17 @@ import (
 // twice, or from two holders at once leaves the same behind.
 const (
 	aboutMachine  = iota // the record of the UID key.name: created, latched, or deleted
-	aboutFault           // an object that cannot be used: condition and Event
-	aboutPolicy          // the policy's condition
 	aboutUserData        // the pointer config: the provisioning token in it
 	aboutToken           // the provisioning token: rotation
 	aboutKeys            // token and sealing keys: made, rotated
 	aboutGone            // records whose Machine is gone
 	aboutClaims          // claims whose Machine is gone
 	aboutPending         // machines that waited too long
-	aboutStatus          // the AttestationVerifier
-	aboutRoles           // Nodes whose role is not that of their pool
 )
 
 // task is one of those, about one object where it is about one.
 type task struct {
 	about int
-	kind  string
 	key
 }
 
@@ -101,10 +95,6 @@ func (t *tasks) later(one task, after time.Duration) {
 // deleted its record often goes by itself, by the API server's own clean-up.
 func (t *tasks) lookForGone() { t.later(task{about: aboutGone}, time.Second) }
 
-func (t *tasks) roles() { t.later(task{about: aboutRoles}, 200*time.Millisecond) }
-
-func (t *tasks) allPolicies() { t.later(task{about: aboutPolicy}, 100*time.Millisecond) }
-
 // edited keeps what is to be written back into the token's Secret as it is at a
 // version; nil: nothing, and nothing of before any more.
 func (t *tasks) edited(tokens *provisioning.Tokens, version uint64) {
@@ -124,9 +114,6 @@ func (t *tasks) written(b *writeBack) {
 		t.writeBack = nil
 	}
 }
-
-// lookForFindings is how often others are asked what they have found.
-const lookForFindings = time.Second
 
 // Work does what no controller does yet, until ctx ends. The controller process runs it while it leads.
 func (c *Cluster) Work(ctx context.Context) error {
@@ -153,15 +140,6 @@ func (c *Cluster) Work(ctx context.Context) error {
 			wg.Go(func() { c.workOff(ctx, lanes[lane]) })
 		}
 	}
-	wg.Go(func() {
-		// Nobody tells that others have found something.
-		for was := ""; ctx.Err() == nil; sleep(ctx, lookForFindings) {
-			if now := fmt.Sprint(c.foundByOthers(), c.conditionsOfOthers()); now != was {
-				was = now
-				c.tasks.add(task{about: aboutStatus})
-			}
-		}
-	})
 	wg.Go(func() {
 		for pass := 0; ctx.Err() == nil; pass++ {
 			// A look at each Machine costs little, and at all of them not.
@@ -228,8 +206,8 @@ func (c *Cluster) workOff(ctx context.Context, lane queue) {
 }
 
 var steps = map[int]string{
-	aboutMachine: "record", aboutFault: "unusable object", aboutPolicy: "policy", aboutUserData: "pointer config", aboutToken: "provisioning token",
-	aboutKeys: "keys", aboutGone: "records of gone Machines", aboutClaims: "claims of gone Machines", aboutPending: "pending", aboutStatus: "status", aboutRoles: "roles of Nodes",
+	aboutMachine: "record", aboutUserData: "pointer config", aboutToken: "provisioning token",
+	aboutKeys: "keys", aboutGone: "records of gone Machines", aboutClaims: "claims of gone Machines", aboutPending: "pending",
 }
 
 // everything asks the holder to look at everything soon. It costs the caller
@@ -247,19 +225,14 @@ func (c *Cluster) everything() {
 // look asks for every task: what changed while nobody held the lease, and what time
 // alone brings.
 func (c *Cluster) look(machines bool) {
-	c.tasks.add(task{about: aboutKeys}, task{about: aboutToken}, task{about: aboutPending}, task{about: aboutPolicy}, task{about: aboutGone},
-		task{about: aboutClaims}, task{about: aboutRoles}, task{about: aboutStatus})
+	c.tasks.add(task{about: aboutKeys}, task{about: aboutToken}, task{about: aboutPending}, task{about: aboutGone},
+		task{about: aboutClaims})
 	if machines {
 		for _, uid := range c.registry.UIDs() {
 			if c.unsettled(uid) {
 				c.tasks.add(task{about: aboutMachine, key: key{name: uid}})
 			}
 		}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for k := range c.faults {
-		c.tasks.add(task{about: aboutFault, kind: k.kind, key: k.key})
 	}
 	c.secrets.mu.Lock()
 	defer c.secrets.mu.Unlock()
@@ -272,10 +245,6 @@ func (c *Cluster) do(ctx context.Context, t task) error {
 	switch t.about {
 	case aboutMachine:
 		return c.settle(ctx, t.key)
-	case aboutFault:
-		return c.report(ctx, faultKey{t.kind, t.key})
-	case aboutPolicy:
-		return c.judge(ctx, t.name)
 	case aboutUserData:
 		return c.rewrite(ctx, t.key)
 	case aboutToken:
@@ -288,10 +257,6 @@ func (c *Cluster) do(ctx context.Context, t task) error {
 		return c.sweepClaims(ctx)
 	case aboutPending:
 		return c.records.ExpirePending(ctx, c.o.Now())
-	case aboutStatus:
-		return c.writeStatus(ctx)
-	case aboutRoles:
-		return c.keepRoles(ctx)
 	}
 	return nil
 }

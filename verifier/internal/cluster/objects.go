@@ -16,6 +16,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/pkg/noderole"
 	"github.com/mcs-attest/mcs-attest/pkg/restore"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 )
@@ -241,7 +242,7 @@ func (ms *Machines) putAttestation(o *inventory.Object) []manifest.Problem {
 	a.latch.key, a.latch.pool = at, ms.intern(a.latch.pool)
 	uid := a.uid
 	standIn := a.enrolment != nil && a.enrolment.Spec.MachineRef == nil
-	ms.planned(plannedKey{v1alpha1.GroupVersion.Group, at}, o.UID, []string{o.Name}, standIn && a.enrolment.Spec.Pool == controlPlanePool)
+	ms.planned(plannedKey{v1alpha1.GroupVersion.Group, at}, o.UID, []string{o.Name}, standIn && a.enrolment.Spec.Pool == noderole.Pool)
 	if a.enrolment != nil && a.enrolment.Spec.MachineRef == nil {
 		uid = o.UID // a stand-in is its own record
 	}
@@ -259,7 +260,7 @@ func (ms *Machines) putAttestation(o *inventory.Object) []manifest.Problem {
 			isPlanned = isPlanned || p.uid == uid
 		}
 		ms.mu.Unlock()
-		if before.pool != a.latch.pool && (isPlanned || a.latch.pool == controlPlanePool) || before.node != a.latch.node && a.latch.pool == controlPlanePool ||
+		if before.pool != a.latch.pool && (isPlanned || a.latch.pool == noderole.Pool) || before.node != a.latch.node && a.latch.pool == noderole.Pool ||
 			control || before.mismatch != a.latch.mismatch {
 			ms.o.RolesChanged()
 		}
@@ -418,5 +419,5 @@ func (ms *Machines) plannedMachine(m *machine.Machine) {
 		}
 	}
 	group, _, _ := strings.Cut(m.APIVersion, "/")
-	ms.planned(plannedKey{group, key{m.Namespace, m.Name}}, m.UID, names, m.HasPool(controlPlanePool))
+	ms.planned(plannedKey{group, key{m.Namespace, m.Name}}, m.UID, names, m.HasPool(noderole.Pool))
 }

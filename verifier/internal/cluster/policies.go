@@ -3,72 +3,135 @@ package cluster
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/mcs-attest/mcs-attest/pkg/anchors"
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
-	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
+
+// Policies are what administrators wrote about attestation as a whole: AttestationPolicies, and ConfigMaps with
+// reference values and anchors. It also has the names of the MachineConfigPools. It is safe for concurrent use.
+type Policies struct {
+	o     policiesOptions
+	roots atomic.Pointer[anchors.Set] // in force
+
+	mu       sync.Mutex
+	listed   bool // policies were read, and the cluster has them
+	policies map[string]*policyState
+	leaving  map[string]*policyState // deleted, and in force for as long as lingering
+	left     int                     // how many were deleted
+	set      *policy.Set             // the last that compiled
+	clash    map[string]string
+	content  content
+	trust    *trust.Trust    // nil: to be joined again
+	pools    map[string]bool // MachineConfigPools; empty where there are none
+}
+
+// policiesOptions are what Policies needs. The functions are called without a lock.
+type policiesOptions struct {
+	Log    *slog.Logger
+	Faults *Faults
+	// Trigger is that of the controller that writes the conditions of policies.
+	Trigger *kube.Trigger
+	// Changed is called when the view may have to change, PoolsChanged when MachineConfigPools have.
+	Changed      func()
+	PoolsChanged func()
+}
+
+// policyState is one AttestationPolicy.
+type policyState struct {
+	object  *v1alpha1.AttestationPolicy // without its spec
+	parsed  []policy.Parsed             // last good
+	atStart bool                        // it was there, and broken, when the verifier started
+}
+
+func newPolicies(o policiesOptions) *Policies {
+	p := &Policies{
+		o: o, policies: map[string]*policyState{}, leaving: map[string]*policyState{}, set: &policy.Set{},
+		content: content{}, pools: map[string]bool{},
+	}
+	p.roots.Store(anchors.NewSet())
+	return p
+}
+
+// Sources lists what is watched.
+func (p *Policies) Sources(namespace string) []*inventory.Source {
+	contents := []string{ContentReferences, ContentRoots, ContentAKRoots, ContentAzureRoots, ContentAWS, ContentGoogleKeys}
+	return []*inventory.Source{
+		{Kind: policyKind, Whole: true, Object: &unstructured.Unstructured{}, Read: compactPolicy, Put: p.putPolicy, Drop: p.dropPolicy,
+			Listed: func() { p.setListed(true) }, Vanished: func() { p.setListed(false) }},
+		{Kind: poolKind, Optional: true, Advisory: true, Object: &metav1.PartialObjectMetadata{},
+			Read: compactName, Put: p.putPool, Drop: p.dropPool, Listed: p.poolsChanged},
+		{Kind: configMapKind, Namespace: namespace, Selector: LabelContent + " in (" + strings.Join(contents, ",") + ")",
+			Whole: true, Object: &corev1.ConfigMap{}, Read: compactConfigMap, Put: p.putContent, Drop: p.dropContent},
+	}
+}
 
 // compile joins the policies; see folder. A set that contradicts itself leaves the
 // one from before in force. Before all were read there are none: of a part, the
-// one for every pool may be laxer than what the pool has of its own.
-func (c *Cluster) compile() *policy.Set {
-	if !c.started {
-		c.set = &policy.Set{}
-		return c.set
+// one for every pool may be laxer than what the pool has of its own. The lock is held.
+func (p *Policies) compile() *policy.Set {
+	if !p.listed {
+		p.set = &policy.Set{}
+		return p.set
 	}
 	var parsed []policy.Parsed
 	suspended := ""
-	all := maps.Clone(c.leaving)
-	maps.Copy(all, c.policies)
+	all := maps.Clone(p.leaving)
+	maps.Copy(all, p.policies)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		p := all[name]
-		parsed = append(parsed, p.parsed...)
-		if p.parsed == nil && p.atStart {
+		one := all[name]
+		parsed = append(parsed, one.parsed...)
+		if one.parsed == nil && one.atStart {
 			suspended = cmp.Or(suspended, v1alpha1.KindAttestationPolicy+" "+name)
 		}
 	}
 	set, problems := policy.CompileParsed(parsed...)
-	if set == nil && len(c.leaving) > 0 {
-		return c.set // perhaps one takes over from another that is about to go
+	if set == nil && len(p.leaving) > 0 {
+		return p.set // perhaps one takes over from another that is about to go
 	}
 	clash := map[string]string{}
 	if set == nil {
-		for _, p := range problems {
-			if !p.Warning {
-				name := strings.TrimPrefix(p.File, policyFile)
-				clash[name] = cmp.Or(clash[name], says(p))
+		for _, problem := range problems {
+			if !problem.Warning {
+				name := strings.TrimPrefix(problem.File, policyFile)
+				clash[name] = cmp.Or(clash[name], says(problem))
 			}
 		}
-		set = c.set
+		set = p.set
 	} else if suspended != "" {
 		set = set.Suspended(suspended)
 	}
-	if !maps.Equal(clash, c.clash) {
+	if !maps.Equal(clash, p.clash) {
 		for name, text := range clash {
-			c.log.Error("policies contradict each other; the last good set stays in force", "policy", name, "problem", text)
+			p.o.Log.Error("policies contradict each other; the last good set stays in force", "policy", name, "problem", text)
 		}
-		c.clash = clash
-		for name := range c.policies {
-			c.tasks.add(task{about: aboutPolicy, key: key{name: name}})
-		}
+		p.clash = clash
+		p.o.Trigger.EnqueueAfter(joinPause, kube.PriorityChange, p.policyRequests()...)
 	}
-	c.set = set
+	p.set = set
 	return set
 }
 
@@ -77,9 +140,8 @@ const policyFile = v1alpha1.KindAttestationPolicy + "/"
 
 // readPolicy is an AttestationPolicy as the API has it.
 type readPolicy struct {
-	parsed     []policy.Parsed // nil: it cannot be used
-	observed   int64
-	conditions []metav1.Condition
+	parsed []policy.Parsed // nil: it cannot be used
+	status v1alpha1.AttestationPolicyStatus
 }
 
 // compactPolicy reads a policy by the parser that reads files of them.
@@ -87,8 +149,9 @@ func compactPolicy(o client.Object) (any, []manifest.Problem) {
 	own := maps.Clone(fields(o))
 	status, _ := own["status"].(map[string]any)
 	delete(own, "status") // ours, perhaps a newer version's
-	p := readPolicy{conditions: conditionsOf(status)}
-	p.observed, _ = status["observedGeneration"].(int64)
+	var p readPolicy
+	// What cannot be read is written again.
+	_ = runtime.DefaultUnstructuredConverter.FromUnstructured(status, &p.status)
 	raw, err := json.Marshal(own)
 	if err != nil {
 		return p, []manifest.Problem{{What: err.Error()}}
@@ -103,26 +166,43 @@ func compactPolicy(o client.Object) (any, []manifest.Problem) {
 	return p, problems
 }
 
-// policyStateOf is the state of a policy without what it says.
-func policyStateOf(o *inventory.Object) policyState {
+// policyStateOf returns the state of a policy, and what it says if it can be used.
+func policyStateOf(o *inventory.Object) *policyState {
 	p, _ := o.Value.(readPolicy)
-	return policyState{about: aboutOf(o), generation: o.Generation, version: o.Version, observed: p.observed, conditions: p.conditions}
+	return &policyState{parsed: p.parsed, object: &v1alpha1.AttestationPolicy{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: o.Name, UID: types.UID(o.UID), Generation: o.Generation, ResourceVersion: strconv.FormatUint(o.Version, 10),
+		},
+		Status: p.status,
+	}}
 }
 
-func (c *Cluster) putPolicy(o *inventory.Object) []manifest.Problem {
-	p, _ := o.Value.(readPolicy)
-	state := policyStateOf(o)
-	state.parsed = p.parsed
-	c.mu.Lock()
-	c.policies[o.Name] = &state
-	delete(c.leaving, o.Name)
-	c.mu.Unlock()
-	for _, p := range o.Problems {
-		c.log.Warn("policy", "name", o.Name, "problem", says(p))
+func (p *Policies) putPolicy(o *inventory.Object) []manifest.Problem {
+	p.o.Faults.drop(policyKind, o.NamespacedName) // at once, so that no condition is about both states
+	p.mu.Lock()
+	p.policies[o.Name] = policyStateOf(o)
+	delete(p.leaving, o.Name)
+	p.mu.Unlock()
+	for _, problem := range o.Problems {
+		p.o.Log.Warn("policy", "name", o.Name, "problem", says(problem))
 	}
-	c.tasks.add(task{about: aboutPolicy, key: keyOf(o.NamespacedName)})
-	c.changed()
+	p.o.Trigger.EnqueueAfter(joinPause, kube.PriorityChange, policyKind.Request(o.NamespacedName))
+	p.o.Changed()
 	return o.Problems
+}
+
+// putUnusable receives a policy that cannot be used. Its last good state stays in force.
+func (p *Policies) putUnusable(o *inventory.Object) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := p.policies[o.Name]
+	if before == nil {
+		before = cmp.Or(p.leaving[o.Name], &policyState{atStart: !p.listed})
+		delete(p.leaving, o.Name)
+	}
+	next := policyStateOf(o)
+	next.parsed, next.atStart = before.parsed, before.atStart
+	p.policies[o.Name] = next
 }
 
 // lingering is for how long after the last deletion of a policy the deleted ones
@@ -130,143 +210,173 @@ func (c *Cluster) putPolicy(o *inventory.Object) []manifest.Problem {
 // after the other; the one for every pool must not outlive the stricter ones.
 const lingering = 2 * time.Second
 
-func (c *Cluster) dropPolicy(n types.NamespacedName) {
-	c.mu.Lock()
-	if p := c.policies[n.Name]; p != nil {
-		c.leaving[n.Name] = p
-		delete(c.policies, n.Name)
+func (p *Policies) dropPolicy(n types.NamespacedName) {
+	p.mu.Lock()
+	if one := p.policies[n.Name]; one != nil {
+		p.leaving[n.Name] = one
+		delete(p.policies, n.Name)
 	}
-	c.left++
-	left := c.left
-	c.mu.Unlock()
-	time.AfterFunc(lingering, func() { c.policiesLeft(left) })
-	c.changed()
+	p.left++
+	left := p.left
+	p.mu.Unlock()
+	time.AfterFunc(lingering, func() { p.expire(left) })
+	p.o.Changed()
 }
 
-// policiesLeft puts an end to the deleted policies, unless more were deleted since.
-func (c *Cluster) policiesLeft(left int) {
-	c.mu.Lock()
-	if c.left == left {
-		clear(c.leaving)
+// expire puts an end to the deleted policies, unless more were deleted since.
+func (p *Policies) expire(left int) {
+	p.mu.Lock()
+	if p.left == left {
+		clear(p.leaving)
 	}
-	c.mu.Unlock()
-	c.changed()
+	p.mu.Unlock()
+	p.o.Changed()
 }
 
-// policiesRead notes that all policies are known.
-func (c *Cluster) policiesRead() {
-	c.mu.Lock()
-	c.started = true
-	c.mu.Unlock()
-	c.changed()
+// setListed notes that all policies are known, or that the cluster does not have the
+// kind: then it is as before any were read.
+func (p *Policies) setListed(listed bool) {
+	p.mu.Lock()
+	p.listed = listed
+	if !listed {
+		clear(p.leaving)
+	}
+	p.mu.Unlock()
+	p.o.Changed()
 }
 
-// policiesVanished notes that the cluster does not have the kind: then it is as
-// before any were read.
-func (c *Cluster) policiesVanished() {
-	c.mu.Lock()
-	c.started = false
-	clear(c.leaving)
-	c.mu.Unlock()
-	c.changed()
+// wereListed reports whether policies were read, and the cluster has them.
+func (p *Policies) wereListed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.listed
 }
 
 func compactName(client.Object) (any, []manifest.Problem) { return nothing{}, nil }
 
-func (c *Cluster) putPool(o *inventory.Object) []manifest.Problem {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.pools == nil {
-		c.pools = map[string]bool{}
-	}
-	c.pools[o.Name] = true
-	c.tasks.allPolicies()
-	c.tasks.roles()
+func (p *Policies) putPool(o *inventory.Object) []manifest.Problem {
+	p.mu.Lock()
+	p.pools[o.Name] = true
+	p.mu.Unlock()
+	p.poolsChanged()
 	return nil
 }
 
-func (c *Cluster) dropPool(n types.NamespacedName) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.pools, n.Name)
-	c.tasks.allPolicies()
-	c.tasks.roles()
+func (p *Policies) dropPool(n types.NamespacedName) {
+	p.mu.Lock()
+	delete(p.pools, n.Name)
+	p.mu.Unlock()
+	p.poolsChanged()
 }
 
-func (c *Cluster) poolsRead() {
-	c.tasks.allPolicies()
-	c.tasks.roles()
+// poolsChanged has everything compared with the pools again.
+func (p *Policies) poolsChanged() {
+	p.mu.Lock()
+	all := p.policyRequests()
+	p.mu.Unlock()
+	p.o.Trigger.EnqueueAfter(2*joinPause, kube.PriorityChange, all...)
+	p.o.PoolsChanged()
 }
 
-// configMap is a ConfigMap's data as far as it is text.
-type configMap struct {
-	sort string // the value of LabelContent
-	data map[string]string
+// hasPools reports whether there are MachineConfigPools.
+func (p *Policies) hasPools() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.pools) > 0
 }
 
-func compactConfigMap(o client.Object) (any, []manifest.Problem) {
-	m, ok := o.(*corev1.ConfigMap)
-	if !ok {
-		return nil, []manifest.Problem{{What: fmt.Sprintf("%T is not a ConfigMap", o)}}
-	}
-	return configMap{sort: m.Labels[LabelContent], data: m.Data}, nil
-}
-
-func (c *Cluster) putContent(o *inventory.Object) []manifest.Problem {
+func (p *Policies) putContent(o *inventory.Object) []manifest.Problem {
 	m, ok := o.Value.(configMap)
 	if !ok {
 		return o.Problems
 	}
 	at := keyOf(o.NamespacedName)
-	c.mu.Lock()
-	before := c.content[at]
-	c.mu.Unlock()
-	if before == nil {
-		before = &contentState{}
-	}
-	next := &contentState{references: map[string][]measuredboot.ReferenceValues{}, roots: map[string][]anchors.Anchor{}, trust: map[string]trust.File{}}
-	var problems []manifest.Problem
-	for _, name := range slices.Sorted(maps.Keys(m.data)) {
-		var found []manifest.Problem
-		switch m.sort {
-		case ContentReferences:
-			next.references[name], found = folder.ParseReferences(name, []byte(m.data[name]))
-			if manifest.Failed(found) {
-				next.references[name] = before.references[name]
-			}
-		case ContentRoots:
-			next.roots[name], found = folder.ParseAnchors(name, []byte(m.data[name]))
-			if manifest.Failed(found) {
-				next.roots[name] = before.roots[name]
-			}
-		default:
-			next.trust[name], found = trust.Parse(trust.Section(m.sort), name, []byte(m.data[name]))
-			if good, ok := before.trust[name]; ok && good.Section == trust.Section(m.sort) && manifest.Failed(found) {
-				next.trust[name] = good
-			}
-		}
-		for _, p := range found {
-			if !p.Warning {
-				problems = append(problems, manifest.Problem{What: p.Error()})
-			}
-		}
-	}
-	if section := trust.Section(m.sort); trust.Sections[section] != nil && len(m.data) == 0 {
-		next.trust[""] = trust.File{Section: section, Broken: true}
-		problems = append(problems, manifest.Problem{What: "a ConfigMap of anchors without data; nothing of its sort is trusted", Want: "delete it to trust what comes with this version"})
-	}
-	c.mu.Lock()
-	c.content[at] = next
-	c.trust = nil
-	c.mu.Unlock()
-	c.changed()
+	p.mu.Lock()
+	before := p.content[at]
+	p.mu.Unlock()
+	next, problems := parseContent(m, before)
+	p.mu.Lock()
+	p.content[at], p.trust = next, nil
+	p.mu.Unlock()
+	p.o.Changed()
 	return problems
 }
 
-func (c *Cluster) dropContent(n types.NamespacedName) {
-	c.mu.Lock()
-	delete(c.content, keyOf(n))
-	c.trust = nil
-	c.mu.Unlock()
-	c.changed()
+func (p *Policies) dropContent(n types.NamespacedName) {
+	p.mu.Lock()
+	delete(p.content, keyOf(n))
+	p.trust = nil
+	p.mu.Unlock()
+	p.o.Changed()
+}
+
+// fill sets what a view has of policies, reference values and anchors. It returns the roots of the manufacturers.
+func (p *Policies) fill(w *view.View) *anchors.Set {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	w.Policies, w.References = p.compile(), p.content.references()
+	roots := p.content.roots()
+	w.EKRoots = tpm2.Roots{Anchors: roots.Roots(), Intermediates: roots.Intermediates()}
+	if p.trust == nil {
+		var problems []manifest.Problem
+		p.trust, problems = p.content.trusted()
+		for _, problem := range problems {
+			p.o.Log.Error("anchors that contradict each other are not in force", "problem", problem.Error())
+		}
+	}
+	w.Trust = p.trust
+	return roots
+}
+
+// EKRoots are the roots that the ConfigMaps hold, for their expiry.
+func (p *Policies) EKRoots() *anchors.Set { return p.roots.Load() }
+
+// Policy returns the state of an AttestationPolicy; false: there is none.
+func (p *Policies) Policy(name string) (inventory.Policy, bool) {
+	fault, _ := p.o.Faults.Fault(policyKind.String(), types.NamespacedName{Name: name})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	one := p.policies[name]
+	if one == nil {
+		return inventory.Policy{}, false
+	}
+	out := inventory.Policy{Object: one.object, Fault: fault.Text, Clash: p.clash[name], NeverUsable: one.parsed == nil && one.atStart}
+	if len(p.pools) == 0 {
+		return out, true // nothing can be said of pools
+	}
+	for _, parsed := range one.parsed {
+		for _, pool := range parsed.Spec.Pools {
+			if pool != "*" && !p.pools[pool] {
+				out.UnknownPools = append(out.UnknownPools, pool)
+			}
+		}
+	}
+	return out, true
+}
+
+// policyRequests returns a request for each policy. The lock is held.
+func (p *Policies) policyRequests() (all []reconcile.Request) {
+	for name := range p.policies {
+		all = append(all, policyKind.Request(types.NamespacedName{Name: name}))
+	}
+	return all
+}
+
+// requests returns a request for each object with a condition Accepted, or that cannot be used.
+func (p *Policies) requests() []reconcile.Request {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return append(p.policyRequests(), p.o.Faults.requests()...)
+}
+
+// Problems are the objects that cannot be used as they stand, for status and the metric.
+func (p *Policies) Problems() []string {
+	all := p.o.Faults.texts()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for name, text := range p.clash {
+		all = append(all, policyKind.String()+" "+name+": "+text)
+	}
+	slices.Sort(all)
+	return all
 }

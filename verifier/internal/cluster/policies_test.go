@@ -119,12 +119,12 @@ func TestNoPolicyIsLaxerWhilePoliciesVanish(t *testing.T) {
 			if got := c.inForce("master"); got != "strict" {
 				t.Errorf("without %s the pool has %q", u.GetName(), got)
 			}
-			c.policiesLeft(c.left - 1) // another was deleted since
+			c.expire(c.left - 1) // another was deleted since
 		}
 		if got := c.inForce("master"); got != "strict" {
 			t.Errorf("before it is quiet: %q", got)
 		}
-		c.policiesLeft(c.left)
+		c.expire(c.left)
 		if got := c.inForce("master"); got != "" {
 			t.Errorf("in the end the pool has %q", got)
 		}
@@ -132,7 +132,7 @@ func TestNoPolicyIsLaxerWhilePoliciesVanish(t *testing.T) {
 	t.Run("one alone", func(t *testing.T) {
 		c, w := both()
 		w.remove(strict())
-		c.policiesLeft(c.left)
+		c.expire(c.left)
 		if got := c.inForce("master"); got != "all" {
 			t.Errorf("the pool has %q", got)
 		}
@@ -145,7 +145,7 @@ func TestNoPolicyIsLaxerWhilePoliciesVanish(t *testing.T) {
 		if got := c.inForce("master"); got != "strict" || len(c.clash) != 0 {
 			t.Errorf("first the pool has %q, %v", got, c.clash)
 		}
-		c.policiesLeft(c.left)
+		c.expire(c.left)
 		if got := c.inForce("master"); got != "another" {
 			t.Errorf("then %q", got)
 		}

@@ -61,11 +61,9 @@ func (c *Cluster) remember() restore.Memory {
 		}, func(e *machine.Enrolment) { m.Enrollments[string(e.UID)] = e.Spec })
 	}
 	now := c.o.Now()
-	c.mu.Lock()
-	if c.started {
+	if c.wereListed() {
 		m.View = c.view.Load()
 	}
-	c.mu.Unlock()
 	c.Machines.mu.Lock()
 	for uid, l := range c.latches {
 		if latch := l.remembered(); !latch.Empty() {

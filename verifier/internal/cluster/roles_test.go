@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,43 +8,39 @@ import (
 	"time"
 
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic/fake"
+	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/noderole"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/noderoles"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 )
 
-// roleRig is a Cluster that the test feeds, with an API that has only its status.
+// roleRig is a Cluster that the test feeds, with the controller of roles.
 type roleRig struct {
 	testing.TB
 	*Cluster
+	controller *noderoles.Reconciler
+	status     *[]string // the list in the status
 }
 
 // newRoleRig has read everything but the pools, and no namespace of Machines holds one.
-func newRoleRig(t testing.TB, listed ...any) roleRig {
+func newRoleRig(t testing.TB, listed ...string) roleRig {
 	t.Helper()
 	c := unconnected(t)
-	status := map[string]any{}
-	if len(listed) > 0 {
-		status["controlPlaneNodes"] = listed
-	}
-	c.dynamic = fake.NewSimpleDynamicClient(runtime.NewScheme(), &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindAttestationVerifier,
-		"metadata": map[string]any{"name": v1alpha1.VerifierName}, "status": status,
-	}})
-	c.tasks.queue = newQueue()
-	t.Cleanup(c.tasks.queue.ShutDown)
 	for _, w := range c.sources() {
 		if w.Kind.String() != poolKind.String() {
 			w.list(t, 1)
 		}
 	}
-	return roleRig{t, c}
+	return roleRig{t, c, noderoles.New(noderoles.Options{
+		Log: c.log, Now: c.o.Now, Limit: c.Limit(), Events: c.events, Inventory: c, Records: c.records,
+		Trigger: &c.Triggers.NodeRoles, Report: func(int) {},
+	}), &listed}
 }
 
 func (r roleRig) machine(n int, role, node string) *unstructured.Unstructured {
@@ -70,18 +65,16 @@ func (r roleRig) node(n int, name string) *unstructured.Unstructured {
 	}}
 }
 
-// listed is the list in the status after the holder of the lease looked at the roles.
+// listed is the list in the status after the roles were evaluated.
 func (r roleRig) listed() []string {
 	r.Helper()
-	if err := errors.Join(r.keepRoles(context.Background()), r.writeStatus(context.Background())); err != nil {
+	if _, err := r.controller.Reconcile(r.Context(), reconcile.Request{}); err != nil {
 		r.Fatal(err)
 	}
-	o, err := r.dynamic.Resource(verifiersResource).Get(context.Background(), v1alpha1.VerifierName, metav1.GetOptions{})
-	if err != nil {
-		r.Fatal(err)
+	if names, known := r.controller.ControlPlaneNodes(*r.status); known {
+		*r.status = names
 	}
-	names, _, _ := unstructured.NestedStringSlice(o.Object, "status", "controlPlaneNodes")
-	return names
+	return *r.status
 }
 
 func (r roleRig) want(what string, names ...string) {
@@ -90,14 +83,6 @@ func (r roleRig) want(what string, names ...string) {
 		r.Errorf("%s: the status lists %v, want %v", what, got, names)
 	}
 }
-
-// delays notes what is asked for.
-type delays struct {
-	queue
-	seen map[int]bool
-}
-
-func (d *delays) AddAfter(t task, _ time.Duration) { d.seen[t.about] = true }
 
 func forbiddenKind(k kind) error {
 	return kerrors.NewForbidden(schema.GroupResource{Group: k.Group, Resource: k.Resource}, "", errors.New("no role allows it"))
@@ -130,12 +115,24 @@ func TestPoolsThatAreReadHaveTheRolesLookedAt(t *testing.T) {
 		"all pools were read":    func() { pools.Listed() },
 		"the kind is not served": func() { pools.Absent() },
 	} {
-		delayed := &delays{queue: newQueue(), seen: map[int]bool{}}
-		r.tasks.queue = delayed
-		if change(); !delayed.seen[aboutRoles] {
+		queue := priorityqueue.New[reconcile.Request]("roles")
+		if err := r.Triggers.NodeRoles.Start(t.Context(), queue); err != nil {
+			t.Fatal(err)
+		}
+		one, _ := queue.Get() // of the start
+		queue.Done(one)
+		change()
+		asked := make(chan bool)
+		go func() {
+			_, stopped := queue.Get()
+			asked <- !stopped
+		}()
+		select {
+		case <-asked:
+		case <-time.After(30 * time.Second):
 			t.Errorf("%s: nobody looks at the roles", what)
 		}
-		delayed.ShutDown()
+		queue.ShutDown()
 	}
 }
 
@@ -147,17 +144,17 @@ func TestAForbiddenNamespaceOfMachinesStopsOnlyRemovalsFromTheListOfControlPlane
 	hosts := r.watching(t, hostKind, "m")
 	hosts.Fail(forbiddenKind(hostKind))
 	r.want("forbidden", "hidden", "master-0", "master-1")
-	if m := r.RoleMismatches(); len(m) > 0 {
+	if m := r.controller.Findings(); len(m) > 0 {
 		t.Errorf("mismatches are reported: %v", m)
 	}
 
-	r.dynamic = newRoleRig(t, "hidden").dynamic
-	many := make([]*unstructured.Unstructured, maxControlPlaneNodes+1)
+	*r.status = []string{"hidden"}
+	many := make([]*unstructured.Unstructured, noderole.MaxAllowed+1)
 	for i := range many {
 		many[i] = r.machine(i, "master", fmt.Sprintf("master-%03d", i))
 	}
 	r.watching(t, machineAPIKind, "m").list(t, 1000, many...)
-	if got := r.listed(); len(got) != maxControlPlaneNodes || !slices.Contains(got, "hidden") {
+	if got := r.listed(); len(got) != noderole.MaxAllowed || !slices.Contains(got, "hidden") {
 		t.Errorf("too many Nodes: %d are listed, hidden %v", len(got), slices.Contains(got, "hidden"))
 	}
 }
@@ -181,4 +178,25 @@ func TestTheControlPlaneIsUnknownWhileThePoolsAreNotRead(t *testing.T) {
 	want("pools read once, then forbidden", 1, true)
 	pools.Absent()
 	want("the cluster has no pools", 0, true)
+}
+
+// A Machine of the control plane that attested for another pool is of that pool.
+func TestNodeRoles_TheRecordDecidesAlsoOverAPlannedMachine(t *testing.T) {
+	r := newRoleRig(t)
+	r.watching(t, poolKind, "").list(t, 5, r.pool("master"))
+	m := r.machine(1, "master", "impostor")
+	r.watching(t, machineAPIKind, "m").list(t, 9, m)
+	r.watching(t, nodeKind, "").list(t, 7, r.node(1, "impostor"))
+	uid := string(m.GetUID())
+	r.watching(t, attestationKind, "m").list(t, 10, &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
+		"metadata": map[string]any{"namespace": "m", "name": uid, "uid": "record", "resourceVersion": "8"},
+		"spec":     map[string]any{"machineRef": map[string]any{"name": m.GetName()}},
+		"status":   map[string]any{"machineUID": uid, "pool": "worker"},
+	}})
+	in, _, known := r.NodeRoles()
+	out := noderole.Evaluate(in)
+	if !known || out.Mismatched[uid] != (noderole.Mismatch{Node: "impostor", Pool: "worker"}) || len(out.Allowed) > 0 {
+		t.Errorf("known %t, %+v of %+v", known, out, in)
+	}
 }

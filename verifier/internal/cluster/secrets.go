@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/mcs-attest/mcs-attest/pkg/anchors"
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
@@ -41,9 +40,8 @@ const managedSuffix = "-managed"
 
 // secrets is what single Secrets and ConfigMaps hold.
 type secrets struct {
-	roots atomic.Pointer[anchors.Set]
-	pair  atomic.Pointer[keys.Pair]
-	cert  atomic.Pointer[tls.Certificate]
+	pair atomic.Pointer[keys.Pair]
+	cert atomic.Pointer[tls.Certificate]
 
 	mu       sync.Mutex
 	keysGone bool
@@ -60,7 +58,6 @@ func (c *Cluster) planSecrets() ([]*inventory.Source, error) {
 	s := &c.secrets
 	s.pair.Store(&keys.Pair{})
 	s.pools, s.seen = map[key]string{}, map[string]bool{}
-	s.roots.Store(anchors.NewSet())
 
 	tokens := &inventory.Source{}
 	tokens.Put = func(o *inventory.Object) []manifest.Problem { return c.putToken(tokens.Epoch(), o) }

@@ -306,7 +306,7 @@ func TestAttack_T58_TheProvisioningTokenOfYesterday(t *testing.T) {
 			if err := c.rotateToken(t.Context()); err != nil || api.writes != 0 {
 				t.Errorf("%v, rotated %d times", err, api.writes)
 			}
-			if f := c.degraded(); len(f) == 0 || f[0].reason != "EtcdRestored" || !strings.Contains(f[0].text, "provisioning token") {
+			if f := c.Findings(); len(f) == 0 || f[0].Reason != "EtcdRestored" || !strings.Contains(f[0].Text, "provisioning token") {
 				t.Errorf("findings %+v", f)
 			}
 			put(api, c, 11, test.back) // touched
@@ -321,7 +321,7 @@ func TestAttack_T58_TheProvisioningTokenOfYesterday(t *testing.T) {
 			}
 			put(api, c, 14, data{"token": tokenC, "previous-expires": at(0)})
 			is(t, c, provisioning.Present, tokenC)
-			if f := c.degraded(); len(f) == 0 || strings.Contains(f[0].text, "provisioning token") {
+			if f := c.Findings(); len(f) == 0 || strings.Contains(f[0].Text, "provisioning token") {
 				t.Errorf("findings %+v", f)
 			}
 		})

@@ -74,10 +74,7 @@ func (c *Cluster) leave(k key, why string) {
 		t.leftAlone[k] = why
 	}
 	t.mu.Unlock()
-	if news {
-		if why != "" {
-			c.log.Warn("a pointer config is left alone and does not get the provisioning token", "secret", k.String(), "why", why)
-		}
-		t.add(task{about: aboutStatus})
+	if news && why != "" {
+		c.log.Warn("a pointer config is left alone and does not get the provisioning token", "secret", k.String(), "why", why)
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -16,46 +15,32 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	corev1 "k8s.io/api/core/v1"
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/mcs-attest/mcs-attest/pkg/anchors"
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
-	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
-	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
-	"github.com/mcs-attest/mcs-attest/pkg/policy"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/restore"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
 // callTimeout is how long one call of the API may take.
 const callTimeout = 5 * time.Second
 
-// LabelContent, on a ConfigMap of the verifier's namespace, says what its data
-// holds: each key one file of that sort.
 const (
-	LabelContent        = "mcs-attest.dev/content"
-	ContentReferences   = "reference-values"
-	ContentRoots        = "ek-roots"
-	ContentAKRoots      = string(trust.AKRoots)
-	ContentAzureRoots   = string(trust.AzureRoots)
-	ContentAWS          = string(trust.AWSCertificates)
-	ContentGoogleKeys   = string(trust.GoogleKeys)
 	KeysSecret          = "mcs-attest-keys"
 	defaultDiscovery    = time.Minute
 	defaultProbe        = 30 * time.Second
@@ -93,11 +78,6 @@ type Options struct {
 
 	// Names keeps Machines also by the names that certificate signing requests have.
 	Names bool
-	// Findings are what others have found that somebody should look at: Degraded.
-	Findings []func() []view.Finding
-	// Conditions are further conditions of the AttestationVerifier; one without a type
-	// is not written.
-	Conditions []func() metav1.Condition
 	// Revoke takes back the bootstrap credentials of a Machine that is gone or was
 	// quarantined. It may be called again for the same; nil: there are none.
 	Revoke func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error
@@ -113,6 +93,11 @@ type Options struct {
 // Cluster is what the verifier knows of its cluster. It is safe for concurrent use.
 type Cluster struct {
 	*Machines
+	*Faults
+	*Policies
+	// Triggers are those of the controllers that the inventory requests reconciliations of.
+	Triggers Triggers
+
 	o       Options
 	config  config.Kubernetes
 	log     *slog.Logger
@@ -132,54 +117,11 @@ type Cluster struct {
 	// batch is held for reading while a whole list of what the view is made of is
 	// taken in, and for writing while the view is built.
 	batch sync.RWMutex
-
-	mu       sync.Mutex
-	faults   map[faultKey]fault
-	started  bool // policies were read, and the cluster has them
-	policies map[string]*policyState
-	leaving  map[string]*policyState // deleted, and in force for as long as lingering
-	left     int                     // how many were deleted
-	set      *policy.Set             // the last that compiled
-	clash    map[string]string
-	content  map[key]*contentState
-	trust    *trust.Trust    // nil: to be joined anew
-	pools    map[string]bool // MachineConfigPools; nil where there are none
-	roles    *roles          // nil: not evaluated by this replica
-	began    time.Time
+	began time.Time
 }
 
-// faultKey names an object that is not as it should be.
-type faultKey struct {
-	kind string // as in a resource's name: "machines.machine.openshift.io"
-	key
-}
-
-// fault is why an object cannot be used.
-type fault struct {
-	about      events.Object
-	generation int64
-	text       string
-	never      bool // it has no last good state
-	stops      mayStop
-}
-
-// policyState is one AttestationPolicy.
-type policyState struct {
-	about      events.Object
-	generation int64
-	version    uint64
-	observed   int64
-	conditions []metav1.Condition
-	parsed     []policy.Parsed // last good
-	atStart    bool            // it was there, and broken, when the verifier started
-}
-
-// contentState is one ConfigMap: the last good content of each of its keys.
-type contentState struct {
-	references map[string][]measuredboot.ReferenceValues
-	roots      map[string][]anchors.Anchor
-	trust      map[string]trust.File
-}
+// Triggers are the sources of controllers.
+type Triggers struct{ PolicyStatus, NodeRoles kube.Trigger }
 
 // New prepares everything and makes no call yet.
 func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cluster, error) {
@@ -203,9 +145,7 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 	}
 	k := &Cluster{
 		o: o, config: c, log: o.Log, began: o.Now(),
-		dirty:    make(chan struct{}, 1),
-		faults:   map[faultKey]fault{},
-		policies: map[string]*policyState{}, leaving: map[string]*policyState{}, set: &policy.Set{}, content: map[key]*contentState{},
+		dirty: make(chan struct{}, 1),
 	}
 	var err error
 	if k.dynamic, err = dynamic.NewForConfig(r); err != nil {
@@ -216,9 +156,18 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 		Admit:           func(m machine.Machine) (machine.Machine, bool) { return k.guard.Machine(m) },
 		AdmitEnrollment: func(e machine.Enrolment) (machine.Enrolment, bool) { return k.guard.Enrollment(e) },
 		Changed:         func(uid string) { k.tasks.add(task{about: aboutMachine, key: key{name: uid}}) },
-		Deleted:         func() { k.tasks.lookForGone() }, Leading: k.Leading, RolesChanged: func() { k.tasks.roles() },
-		Rejected: func(at key) { k.tasks.add(task{about: aboutFault, kind: attestationKind.String(), key: at}) },
+		Deleted:         func() { k.tasks.lookForGone() }, Leading: k.Leading, RolesChanged: k.rolesChanged,
+		Rejected: func(at key) {
+			n := types.NamespacedName{Namespace: at.namespace, Name: at.name}
+			k.Triggers.PolicyStatus.EnqueueAfter(joinPause, kube.PriorityChange, attestationKind.Request(n))
+		},
 	})
+	k.Faults = &Faults{log: o.Log, trigger: &k.Triggers.PolicyStatus, all: map[faultKey]fault{}}
+	k.Policies = newPolicies(policiesOptions{
+		Log: o.Log, Faults: k.Faults, Trigger: &k.Triggers.PolicyStatus, Changed: k.changed, PoolsChanged: k.rolesChanged,
+	})
+	k.Triggers.PolicyStatus.All, k.Triggers.PolicyStatus.Interval = k.Policies.requests, o.Pass
+	k.Triggers.NodeRoles.All, k.Triggers.NodeRoles.Interval = func() []reconcile.Request { return []reconcile.Request{{}} }, o.Pass
 	if k.events = o.Events; o.Events == nil {
 		k.events = events.Discard{}
 	}
@@ -257,16 +206,7 @@ func (c *Cluster) plan() ([]*inventory.Source, error) {
 	if !slices.Contains(namespaces, "") && !slices.Contains(namespaces, c.config.Namespace) {
 		own = append(slices.Clone(namespaces), c.config.Namespace)
 	}
-	all := c.Machines.Sources(namespaces, own)
-	contents := []string{ContentReferences, ContentRoots, ContentAKRoots, ContentAzureRoots, ContentAWS, ContentGoogleKeys}
-	all = append(all,
-		&inventory.Source{Kind: policyKind, Whole: true, Object: &unstructured.Unstructured{},
-			Read: compactPolicy, Put: c.putPolicy, Drop: c.dropPolicy, Listed: c.policiesRead, Vanished: c.policiesVanished},
-		&inventory.Source{Kind: poolKind, Optional: true, Advisory: true, Object: &metav1.PartialObjectMetadata{},
-			Read: compactName, Put: c.putPool, Drop: c.dropPool, Listed: c.poolsRead},
-		&inventory.Source{Kind: configMapKind, Namespace: c.config.Namespace, Selector: LabelContent + " in (" + strings.Join(contents, ",") + ")",
-			Whole: true, Object: &corev1.ConfigMap{}, Read: compactConfigMap, Put: c.putContent, Drop: c.dropContent},
-	)
+	all := slices.Concat(c.Machines.Sources(namespaces, own), c.Policies.Sources(c.config.Namespace))
 	single, err := c.planSecrets()
 	return append(all, single...), err
 }
@@ -357,10 +297,10 @@ func (c *Cluster) tell(ctx context.Context) {
 			now := c.View().Complete
 			if now && !was {
 				c.everything() // what had to wait for it
+				c.rolesChanged()
 			}
 			was = now
 			c.o.Changed()
-			c.tasks.later(task{about: aboutStatus}, 500*time.Millisecond)
 			sleep(ctx, 50*time.Millisecond)
 		}
 	}
@@ -433,49 +373,13 @@ func (c *Cluster) Ready() error {
 func (c *Cluster) build() {
 	c.batch.Lock()
 	defer c.batch.Unlock()
-	complete := c.complete()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	w := &view.View{Complete: complete, Machines: c.registry, Policies: c.compile()}
+	w := &view.View{Complete: c.complete(), Machines: c.registry}
 	w.StaleIn, w.Stale = c.inventory.Outdated(time.Now())
-	var roots [][]anchors.Anchor
-	for _, k := range slices.SortedFunc(maps.Keys(c.content), compareKeys) {
-		s := c.content[k]
-		for _, name := range slices.Sorted(maps.Keys(s.references)) {
-			w.References = append(w.References, s.references[name]...)
-		}
-		for _, name := range slices.Sorted(maps.Keys(s.roots)) {
-			roots = append(roots, s.roots[name])
-		}
+	roots := c.fill(w)
+	if !c.guard.View(w) {
+		c.roots.Store(roots)
 	}
-	if c.guard.View(w) {
-		c.view.Store(w)
-		return
-	}
-	set := anchors.NewSet(roots...)
-	c.secrets.roots.Store(set)
-	w.EKRoots = tpm2.Roots{Anchors: set.Roots(), Intermediates: set.Intermediates()}
-	if c.trust == nil {
-		c.trust = c.trusted()
-	}
-	w.Trust = c.trust
 	c.view.Store(w)
-}
-
-// trusted joins the anchors of all ConfigMaps; it is called when one has changed.
-func (c *Cluster) trusted() *trust.Trust {
-	var files []trust.File
-	for _, k := range slices.SortedFunc(maps.Keys(c.content), compareKeys) {
-		s := c.content[k]
-		for _, name := range slices.Sorted(maps.Keys(s.trust)) {
-			files = append(files, s.trust[name])
-		}
-	}
-	t, problems := trust.New(files...)
-	for _, p := range problems {
-		c.log.Error("anchors that contradict each other are not in force", "problem", p.Error())
-	}
-	return t
 }
 
 // complete reports whether everything that an administrator wrote about Machines
@@ -485,130 +389,29 @@ func (c *Cluster) complete() bool {
 	return c.inventory.Complete() && !c.unreadable(machineAPIKind, clusterAPIKind, hostKind, attestationKind)
 }
 
-// unreadable reports whether some object of these kinds has never had a state that
-// could be used.
-func (c *Cluster) unreadable(kinds ...kind) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for k, f := range c.faults {
-		if f.never && slices.ContainsFunc(kinds, func(kind kind) bool { return kind.String() == k.kind }) {
-			return true
-		}
-	}
-	return false
-}
-
-// mayBeStopped reports whether an object that was never readable may quarantine this
-// Machine.
-func (c *Cluster) mayBeStopped(m *machine.Machine) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for k, f := range c.faults {
-		if !f.never || k.kind != attestationKind.String() || f.stops.nobody {
-			continue
-		}
-		for _, m := range []*machine.Machine{m, m.Mirror} {
-			if m != nil && (f.stops.machine == key{} || f.stops.machine == key{m.Namespace, m.Name}) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 func compareKeys(a, b key) int {
 	return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
 }
 
-// EKRoots are the roots that the ConfigMaps hold, for their expiry.
-func (c *Cluster) EKRoots() *anchors.Set { return c.secrets.roots.Load() }
-
-// says is a problem without the file that an object of the API does not have.
-func says(p manifest.Problem) string {
-	if p.Want == "" {
-		return p.What
-	}
-	return p.What + "; " + p.Want
+// rolesChanged requests a comparison of the roles of Nodes with their pools.
+func (c *Cluster) rolesChanged() {
+	c.Triggers.NodeRoles.EnqueueAfter(200*time.Millisecond, kube.PriorityChange, reconcile.Request{})
 }
 
 // unusable notes that an object cannot be used as it stands.
 func (c *Cluster) unusable(s *inventory.Source, o *inventory.Object, problems []manifest.Problem, hadGood bool) {
-	var texts []string
-	for _, p := range problems {
-		if !p.Warning {
-			texts = append(texts, says(p))
-		}
+	c.Faults.put(s.Kind, o, problems, hadGood)
+	if s.Kind.String() == policyKind.String() {
+		c.Policies.putUnusable(o)
 	}
-	text := inventory.Bounded(strings.Join(texts, "\n"))
-	k := faultKey{s.Kind.String(), keyOf(o.NamespacedName)}
-	c.mu.Lock()
-	before, known := c.faults[k]
-	f := fault{about: aboutOf(o), generation: o.Generation, text: text, never: !hadGood}
-	f.stops, _ = o.Value.(mayStop)
-	c.faults[k] = f
-	if k.kind == policyKind.String() {
-		p := c.policies[o.Name]
-		if p == nil {
-			p = cmp.Or(c.leaving[o.Name], &policyState{atStart: !c.started})
-			delete(c.leaving, o.Name)
-		}
-		next := policyStateOf(o)
-		next.parsed, next.atStart = p.parsed, p.atStart
-		c.policies[o.Name] = &next
-	}
-	c.mu.Unlock()
-	if !known || before.text != text {
-		c.log.Error("an object cannot be used as it stands; its last good state stays in force", "object", k.kind+" "+o.String(), "problem", text, "none_good", f.never)
-	}
-	c.tasks.add(task{about: aboutFault, kind: k.kind, key: k.key})
 	c.changed()
 }
 
 // usable notes that an object can be used, or is gone.
 func (c *Cluster) usable(s *inventory.Source, name types.NamespacedName) {
-	at := faultKey{s.Kind.String(), keyOf(name)}
-	c.mu.Lock()
-	delete(c.faults, at)
-	c.mu.Unlock()
-	c.log.Info("an object can be used again, or is gone", "object", at.kind+" "+at.String())
-	c.tasks.add(task{about: aboutFault, kind: at.kind, key: at.key})
+	c.Faults.drop(s.Kind, name)
 	c.changed()
 }
 
-// Problems are the objects that cannot be used as they stand, for status and the
-// metric.
-func (c *Cluster) Problems() []string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var all []string
-	for k, f := range c.faults {
-		all = append(all, k.kind+" "+k.String()+": "+f.text)
-	}
-	for name, text := range c.clash {
-		all = append(all, policyKind.String()+" "+name+": "+text)
-	}
-	slices.Sort(all)
-	return all
-}
-
-// ControlPlane returns the Nodes of the control plane with their internal addresses.
-// It returns none in a cluster without MachineConfigPools, which has no Machine
-// Config Server. The second result is false while it is not known whether there are any.
-func (c *Cluster) ControlPlane() (map[string][]netip.Addr, bool) {
-	if c.poolsUnknown() {
-		return nil, false
-	}
-	c.mu.Lock()
-	none := len(c.pools) == 0
-	c.mu.Unlock()
-	if none {
-		return nil, true
-	}
-	c.Machines.mu.Lock()
-	defer c.Machines.mu.Unlock()
-	all := make(map[string][]netip.Addr, len(c.controlPlane))
-	for name, n := range c.controlPlane {
-		all[name] = n.addresses
-	}
-	return all, true
-}
+// Limit bounds what the holder of the lease writes.
+func (c *Cluster) Limit() flowcontrol.RateLimiter { return c.tasks.limit }

@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -28,6 +29,9 @@ import (
 	verifier "github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/noderoles"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/policystatus"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/verifierstatus"
 	kubeevents "github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
@@ -249,7 +253,7 @@ func (w *whole) startAs(r *rest.Config, identity string, change ...func(*config.
 				Log: o.Log, Lease: &kube.Lease{Namespace: k.Namespace, Identity: identity, Duration: 4 * time.Second},
 			})
 			if err == nil {
-				err = m.Add(manager.RunnableFunc(c.Work))
+				err = errors.Join(m.Add(manager.RunnableFunc(c.Work)), p.addControllers(m, o))
 			}
 			return m, err
 		})
@@ -262,6 +266,25 @@ func (w *whole) startAs(r *rest.Config, identity string, change ...func(*config.
 		}
 	})
 	return p
+}
+
+// addControllers adds those that write conditions.
+func (p *process) addControllers(m manager.Manager, o verifier.Options) error {
+	roles := noderoles.New(noderoles.Options{
+		Log: o.Log, Now: time.Now, Limit: p.Limit(), Events: o.Events, Inventory: p.Cluster, Records: p.Records(),
+		Trigger: &p.Triggers.NodeRoles, Report: func(int) {},
+	})
+	return errors.Join(
+		policystatus.New(policystatus.Options{
+			Now: time.Now, Limit: p.Limit(), Events: o.Events, Inventory: p.Cluster, Trigger: &p.Triggers.PolicyStatus, Held: p.Guard().HoldsPolicies,
+		}).SetupWithManager(m),
+		roles.SetupWithManager(m),
+		verifierstatus.New(verifierstatus.Options{
+			Now: time.Now, Limit: p.Limit(), Holder: o.Identity, Version: o.Version, Resync: o.Pass,
+			Unavailable: p.Unavailable, Progressing: p.Progressing, Acknowledge: p.Guard().Acknowledge,
+			Findings: []verifierstatus.Findings{p.Findings, roles.Findings}, ControlPlaneNodes: roles.ControlPlaneNodes,
+		}).SetupWithManager(m),
+	)
 }
 
 // until waits for what shall become true; each try says why not yet.

@@ -44,6 +44,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/doorprobe"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/mcscertificates"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/renderedconfig"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/verifierstatus"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/metrics"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
@@ -66,6 +67,9 @@ type Process struct {
 	controllers []func(manager.Manager) error
 	cached      map[client.Object]cache.ByObject
 	watchFailed []toolscache.WatchErrorHandlerWithContext
+	// findings and conditions are those of all but the inventory.
+	findings   []verifierstatus.Findings
+	conditions []verifierstatus.Condition
 }
 
 // New prepares the process. It makes no call. The configuration has a section kubernetes.
@@ -92,8 +96,7 @@ func New(p *backend.Parts) (*Process, error) {
 	o := cluster.OptionsFor(p)
 	o.Controller, o.Identity, o.Events, o.Changed = true, k.identity, k.events, k.measure
 	o.Certificate = func(cert *tls.Certificate) { _ = p.Certificates.Set(cert) } // the front reports one that is unusable
-	o.Findings = append(o.Findings, k.doors.Findings)
-	o.Conditions = append(o.Conditions, k.doors.Condition)
+	k.findings, k.conditions = append(k.findings, k.doors.Findings), append(k.conditions, k.doors.Condition)
 	// What is prepared here asks the cluster only after the process runs.
 	for _, add := range []func(*cluster.Options) error{
 		k.addCredentials, k.addRenderedConfig, k.addCSR, k.addCertificates,
@@ -105,6 +108,7 @@ func New(p *backend.Parts) (*Process, error) {
 	if k.cluster, err = cluster.New(context.Background(), api, *p.Config.Kubernetes, o); err != nil {
 		return nil, err
 	}
+	k.controllers = append(k.controllers, k.statusControllers()...)
 	k.controllers = append(k.controllers, func(m manager.Manager) error {
 		return m.Add(manager.RunnableFunc(k.cluster.Work))
 	})
@@ -151,7 +155,7 @@ func (k *Process) addRenderedConfig(o *cluster.Options) (err error) {
 	if k.configs, err = renderedconfig.New(k.api, renderedconfig.OptionsFor(c, p.Log, p.Now, stored)); err != nil {
 		return fmt.Errorf("render: %w", err)
 	}
-	o.Findings = append(o.Findings, k.configs.Findings)
+	k.findings = append(k.findings, k.configs.Findings)
 	return nil
 }
 
@@ -174,7 +178,7 @@ func (k *Process) addCSR(o *cluster.Options) error {
 		return fmt.Errorf("approver: %w", err)
 	}
 	o.Names = true
-	o.Findings = append(o.Findings, requests.Findings)
+	k.findings = append(k.findings, requests.Findings)
 	k.controllers = append(k.controllers, requests.SetupWithManager)
 	maps.Copy(k.cached, csr.Cache())
 	k.watchFailed = append(k.watchFailed, requests.WatchFailed)
@@ -197,7 +201,7 @@ func (k *Process) addCertificates(o *cluster.Options) error {
 		return fmt.Errorf("certificates: %w", err)
 	}
 	k.controllers = append(k.controllers, certificates.SetupWithManager)
-	o.Findings = append(o.Findings, certificates.Findings)
+	k.findings = append(k.findings, certificates.Findings)
 	return nil
 }
 
@@ -264,7 +268,6 @@ func (k *Process) measure() {
 		// The first lists have left more behind than anything later will.
 		k.synced.Do(func() { go debug.FreeOSMemory() })
 	}
-	k.parts.Metrics.RoleMismatches(len(k.cluster.RoleMismatches()))
 }
 
 // notify writes an Event about a config that is not the newest.

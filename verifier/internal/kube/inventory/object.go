@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"strconv"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -10,8 +11,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 )
 
 // Kind is a resource of the API.
@@ -23,6 +27,38 @@ type Kind struct {
 // String returns the name of the resource's CRD: "machines.machine.openshift.io".
 func (k Kind) String() string {
 	return schema.GroupResource{Group: k.Group, Resource: k.Resource}.String()
+}
+
+// Request names an object of this kind in the queue of a controller of several kinds: resource/name.
+func (k Kind) Request(n types.NamespacedName) reconcile.Request {
+	n.Name = k.String() + "/" + n.Name
+	return reconcile.Request{NamespacedName: n}
+}
+
+// Requested returns what [Kind.Request] was given: the name of the resource's CRD, and the object.
+func Requested(r reconcile.Request) (resource string, n types.NamespacedName) {
+	n = r.NamespacedName
+	resource, n.Name, _ = strings.Cut(n.Name, "/")
+	return resource, n
+}
+
+// Fault is why an object cannot be used as it stands. Its last good state, if there is one, stays in force.
+type Fault struct {
+	About      events.Object
+	Generation int64
+	Text       string
+}
+
+// Policy is the state of an AttestationPolicy.
+type Policy struct {
+	// Object has the metadata and the status, and no spec. It must not be changed.
+	Object *v1alpha1.AttestationPolicy
+	// Fault is why it cannot be used, Clash how it contradicts another one; empty: neither.
+	Fault, Clash string
+	// NeverUsable: it was there and broken when the verifier started.
+	NeverUsable bool
+	// UnknownPools are pools that the cluster does not have.
+	UnknownPools []string
 }
 
 // Object is what is left of an object after [Source.Read].

@@ -314,6 +314,7 @@ func (g *Guard) Voided(pair keys.Pair) bool {
 }
 
 // Problems are the restores that wait for an acknowledgement, for the condition Degraded with the reason EtcdRestored.
+// The texts do not change with time alone.
 func (g *Guard) Problems() (texts []string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -329,9 +330,9 @@ func (g *Guard) Problems() (texts []string) {
 			"a new one is made (token provisioning rotate --now) or this is acknowledged", g.o.ProvisioningSecret)
 	}
 	for _, n := range g.restores {
-		texts = append(texts, fmt.Sprintf("etcd went back to an earlier time (%s); keys were renewed and latches set again as "+
-			"remembered%s; review policies, quarantines, enrollments and grants, then annotate this object with %s=%s",
-			n.why, held, AnnotationRestoreSeen, g.o.Now().UTC().Format(time.RFC3339)))
+		texts = append(texts, fmt.Sprintf("at %s etcd went back to an earlier time (%s); keys were renewed and latches set again "+
+			"as remembered%s; review policies, quarantines, enrollments and grants, then annotate this object with %s=TIME, "+
+			"the present time in RFC 3339", n.at.UTC().Format(time.RFC3339), n.why, held, AnnotationRestoreSeen))
 	}
 	return texts
 }

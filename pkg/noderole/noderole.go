@@ -1,0 +1,102 @@
+// Package noderole decides which Nodes may have a control-plane role, and which have it although their machine
+// is of another pool. It has no I/O.
+package noderole
+
+import (
+	"maps"
+	"slices"
+)
+
+const (
+	// Pool is the pool whose Nodes have a control-plane role.
+	Pool = "master"
+	// MaxAllowed bounds [Result.Allowed], as the CRD of AttestationVerifiers does.
+	MaxAllowed = 512
+)
+
+// Machine is a Machine or a record. One with several names or states may be there several times.
+type Machine struct {
+	UID string
+	// Pool is that of the record, or of the Machine where the record names none. Empty: neither names one.
+	Pool string
+	// Node is the name of its Node, if that has a control-plane role.
+	Node string
+	// Names are the names that its Node may have. They count in pool [Pool].
+	Names []string
+}
+
+// Input is what is known.
+type Input struct {
+	// Nodes are the names of those that have a control-plane role.
+	Nodes    []string
+	Machines []Machine
+	// Partial: the verifier may not read some Machines. Then a Node's own role is no reason to list it: its
+	// Machine may be one that cannot be read.
+	Partial bool
+}
+
+// Result is what the roles of the Nodes should be.
+type Result struct {
+	// Allowed are the names of the Nodes that may give themselves a control-plane role, sorted.
+	Allowed []string
+	// Omitted is how many more there are than the list may have.
+	Omitted int
+	// Mismatched has, by the UID of a Machine of another pool, the Node that has the role.
+	Mismatched map[string]Mismatch
+}
+
+// Mismatch is a Node with a role that its pool does not have.
+type Mismatch struct{ Node, Pool string }
+
+// Evaluate compares the Nodes that have a control-plane role with the pools of their machines. A machine whose
+// pool is not known is no mismatch.
+func Evaluate(in Input) Result {
+	out := Result{Mismatched: map[string]Mismatch{}}
+	impostors := map[string]bool{}
+	var names []string
+	for _, m := range in.Machines {
+		switch {
+		case m.Pool == Pool:
+			names = append(names, m.Names...)
+		case m.Pool != "" && m.Node != "":
+			out.Mismatched[m.UID] = Mismatch{m.Node, m.Pool}
+			impostors[m.Node] = true
+		}
+	}
+	if !in.Partial {
+		names = append(names, in.Nodes...)
+	}
+	slices.Sort(names)
+	names = slices.DeleteFunc(slices.Compact(names), func(name string) bool { return name == "" || impostors[name] })
+	if out.Omitted = max(0, len(names)-MaxAllowed); out.Omitted > 0 {
+		names = names[:MaxAllowed]
+	}
+	out.Allowed = names
+	return out
+}
+
+// Merge returns the list for a status that has the names in listed. While the input is partial, names are only
+// added.
+func (r Result) Merge(listed []string, partial bool) []string {
+	if !partial {
+		return r.Allowed
+	}
+	names := slices.Clone(listed)
+	for _, name := range r.Allowed {
+		if len(names) < MaxAllowed && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Nodes returns the names of the mismatched Nodes, sorted. Each is there once.
+func (r Result) Nodes() []string {
+	var names []string
+	for m := range maps.Values(r.Mismatched) {
+		names = append(names, m.Node)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}

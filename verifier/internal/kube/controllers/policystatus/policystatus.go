@@ -1,0 +1,209 @@
+// Package policystatus keeps the condition Accepted of AttestationPolicies, and of MachineAttestations that
+// cannot be used or could not be. It writes Events about every object that cannot be used as it stands.
+//
+// It watches nothing: the inventory, which reads those objects, requests a reconciliation of each that has
+// changed. An object of any kind is named as by kubectl: resource/name.
+//
+// Its permissions:
+//
+//	attestationpolicies/status                                      update
+//	machineattestations, in the namespaces of Machines              get
+//	machineattestations/status, in the namespaces of Machines       patch
+//
+// If it runs twice, the writes conflict, and the later one is dropped: the change that was first requests another
+// reconciliation. If it runs late, the condition is old. Nothing is decided by it.
+package policystatus
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/restore"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
+)
+
+// Reasons of conditions and Events.
+const (
+	reasonAccepted  = "Accepted"
+	reasonNotUsable = "NotUsable"
+	reasonClash     = "ContradictsAnother"
+	reasonNoPool    = "PoolNotFound"
+)
+
+// The kinds with a condition.
+var (
+	policies     = v1alpha1.GroupVersion.WithResource("attestationpolicies").GroupResource().String()
+	attestations = v1alpha1.GroupVersion.WithResource("machineattestations").GroupResource().String()
+)
+
+// Inventory is what the cluster has.
+type Inventory interface {
+	// Policy returns the state of an AttestationPolicy; false: there is none.
+	Policy(name string) (inventory.Policy, bool)
+	// Fault returns why an object cannot be used as it stands; false: it can be.
+	Fault(resource string, name types.NamespacedName) (inventory.Fault, bool)
+}
+
+// Options are what a Reconciler needs. All are required.
+type Options struct {
+	Now       func() time.Time
+	Limit     flowcontrol.RateLimiter // of writes
+	Events    events.Sink
+	Inventory Inventory
+	Trigger   *kube.Trigger
+	// Held reports whether the policies of before a restore of etcd are in force, not those of the cluster.
+	Held func() bool
+}
+
+// Reconciler keeps the conditions.
+type Reconciler struct {
+	o      Options
+	reader client.Reader // live
+	writer client.StatusClient
+}
+
+// New returns a Reconciler.
+func New(o Options) *Reconciler { return &Reconciler{o: o} }
+
+// SetupWithManager adds the controller to a manager.
+func (r *Reconciler) SetupWithManager(m manager.Manager) error {
+	r.reader, r.writer = m.GetAPIReader(), m.GetClient()
+	return ctrl.NewControllerManagedBy(m).Named("policystatus").WatchesRawSource(r.o.Trigger).
+		WithOptions(controller.Options{
+			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](
+				500*time.Millisecond, time.Minute),
+		}).Complete(r)
+}
+
+// Reconcile reports one object.
+func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+	resource, name := inventory.Requested(request)
+	fault, bad := r.o.Inventory.Fault(resource, name)
+	if bad {
+		r.o.Events.Emit(events.Event{About: fault.About, Warning: true, Reason: reasonNotUsable, Message: fault.Text})
+	}
+	switch resource {
+	case policies:
+		return reconcile.Result{}, r.policy(ctx, name.Name)
+	case attestations:
+		return reconcile.Result{}, r.attestation(ctx, name, fault, bad)
+	}
+	return reconcile.Result{}, nil
+}
+
+// policy keeps the condition of an AttestationPolicy. It writes by the version that the inventory has. So it
+// needs no read, and never says of a newer version what holds for an older one.
+func (r *Reconciler) policy(ctx context.Context, name string) error {
+	p, ok := r.o.Inventory.Policy(name)
+	if !ok {
+		return nil
+	}
+	want := accepted(p, r.o.Held())
+	o := p.Object.DeepCopy()
+	before := meta.FindStatusCondition(p.Object.Status.Conditions, want.Type)
+	if !r.set(&o.Status.Conditions, want) && o.Status.ObservedGeneration == o.Generation {
+		return nil
+	}
+	o.Status.ObservedGeneration = o.Generation
+	if err := r.o.Limit.Wait(ctx); err != nil {
+		return err
+	}
+	if err := r.writer.Status().Update(ctx, o); overtaken(err) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("write the status of policy %s: %w", name, err)
+	}
+	// Reconcile has reported what cannot be used.
+	if (want.Reason == reasonClash || want.Reason == reasonNoPool) && (before == nil || before.Reason != want.Reason) {
+		r.o.Events.Emit(events.Event{
+			About:   events.Object{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindAttestationPolicy, Name: name, UID: string(o.UID)},
+			Warning: true, Reason: want.Reason, Message: want.Message,
+		})
+	}
+	return nil
+}
+
+// accepted is the condition that a policy should have.
+func accepted(p inventory.Policy, held bool) metav1.Condition {
+	c := metav1.Condition{
+		Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse, Reason: reasonNotUsable, ObservedGeneration: p.Object.Generation,
+	}
+	switch {
+	case held:
+		c.Reason = restore.Reason
+		c.Message = "the policies of before the restore of etcd stay in force until an administrator acknowledges it"
+	case p.Fault != "" && p.NeverUsable:
+		c.Message = p.Fault + "; there is no earlier state, and the policy of \"*\" does not apply meanwhile"
+	case p.Fault != "":
+		c.Message = p.Fault
+	case p.Clash != "":
+		c.Reason, c.Message = reasonClash, p.Clash
+	case len(p.UnknownPools) > 0:
+		c.Status, c.Reason = metav1.ConditionTrue, reasonNoPool
+		c.Message = "in force; there is no MachineConfigPool " + strings.Join(p.UnknownPools, ", ")
+	default:
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, reasonAccepted, inForce
+	}
+	c.Message = inventory.Bounded(c.Message)
+	return c
+}
+
+const inForce = "in force as it stands"
+
+// attestation keeps the condition of a MachineAttestation. One that was never refused needs none.
+func (r *Reconciler) attestation(ctx context.Context, name types.NamespacedName, fault inventory.Fault, bad bool) error {
+	o := &v1alpha1.MachineAttestation{}
+	if err := r.reader.Get(ctx, name, o); kerrors.IsNotFound(err) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("read MachineAttestation %s: %w", name, err)
+	}
+	want := metav1.Condition{
+		Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: reasonAccepted, Message: inForce, ObservedGeneration: o.Generation,
+	}
+	switch {
+	case bad && fault.Generation != o.Generation:
+		return nil // the inventory will have the newer one
+	case bad:
+		want.Status, want.Reason, want.Message = metav1.ConditionFalse, reasonNotUsable, fault.Text
+	case meta.FindStatusCondition(o.Status.Conditions, want.Type) == nil:
+		return nil
+	}
+	patch := client.MergeFromWithOptions(o.DeepCopy(), client.MergeFromWithOptimisticLock{})
+	if !r.set(&o.Status.Conditions, want) {
+		return nil
+	}
+	if err := r.o.Limit.Wait(ctx); err != nil {
+		return err
+	}
+	if err := r.writer.Status().Patch(ctx, o, patch); err != nil && !overtaken(err) {
+		return fmt.Errorf("write the status of MachineAttestation %s: %w", name, err)
+	}
+	return nil
+}
+
+// set sets a condition by the verifier's clock, and reports whether anything changed.
+func (r *Reconciler) set(conditions *[]metav1.Condition, want metav1.Condition) bool {
+	want.LastTransitionTime = metav1.NewTime(r.o.Now().UTC().Truncate(time.Second))
+	return meta.SetStatusCondition(conditions, want)
+}
+
+// overtaken reports whether a write found the object changed or deleted. Then another reconciliation follows.
+func overtaken(err error) bool { return kerrors.IsConflict(err) || kerrors.IsNotFound(err) }

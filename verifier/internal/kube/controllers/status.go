@@ -1,0 +1,28 @@
+package controllers
+
+import (
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/noderoles"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/policystatus"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/verifierstatus"
+)
+
+// statusControllers returns the controllers that write conditions.
+func (k *Process) statusControllers() []func(manager.Manager) error {
+	p, c := k.parts, k.cluster
+	policies := policystatus.New(policystatus.Options{
+		Now: p.Now, Limit: c.Limit(), Events: k.events, Inventory: c, Trigger: &c.Triggers.PolicyStatus, Held: c.Guard().HoldsPolicies,
+	})
+	roles := noderoles.New(noderoles.Options{
+		Log: p.Log, Now: p.Now, Limit: c.Limit(), Events: k.events, Inventory: c, Records: c.Records(),
+		Trigger: &c.Triggers.NodeRoles, Report: p.Metrics.RoleMismatches,
+	})
+	verifier := verifierstatus.New(verifierstatus.Options{
+		Now: p.Now, Limit: c.Limit(), Holder: k.identity, Version: p.Version,
+		Unavailable: c.Unavailable, Progressing: c.Progressing, Acknowledge: c.Guard().Acknowledge,
+		Findings: append([]verifierstatus.Findings{c.Findings, roles.Findings}, k.findings...), Conditions: k.conditions,
+		ControlPlaneNodes: roles.ControlPlaneNodes,
+	})
+	return []func(manager.Manager) error{policies.SetupWithManager, roles.SetupWithManager, verifier.SetupWithManager}
+}

@@ -1,0 +1,236 @@
+// Package verifierstatus keeps the AttestationVerifier "cluster": its conditions, the holder of the lease, the
+// version, and the Nodes that may have a control-plane role.
+//
+// It watches nothing. What it reports is a pure function of what the other parts know, and some of it changes
+// with time alone. So Reconcile computes it every second, in memory. It calls the API server only if the result
+// differs from the last one, or after the resync interval: somebody may have changed the object.
+//
+// Its permissions:
+//
+//	attestationverifiers                     create
+//	attestationverifiers (cluster)           get
+//	attestationverifiers/status (cluster)    update
+//
+// If it runs twice, the writes conflict, and the later one is repeated. If it runs late, the conditions are old.
+// Nothing is decided by them, except that the list of control-plane Nodes is read by an admission policy.
+package verifierstatus
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/restore"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
+)
+
+const (
+	reasonAsExpected = "AsExpected"
+	// maxMessage bounds a condition's message, as the CRD does.
+	maxMessage = 8 << 10
+	// interval is how often the status is computed.
+	interval = time.Second
+	// callTimeout bounds one Reconcile.
+	callTimeout = 15 * time.Second
+)
+
+// Options are what a Reconciler needs.
+type Options struct {
+	Now     func() time.Time        // required
+	Limit   flowcontrol.RateLimiter // of writes; required
+	Holder  string                  // this replica
+	Version string                  // of this program
+	// Resync is after which time the object is read again. Default one minute.
+	Resync time.Duration
+
+	// Unavailable returns why no machine can be served, Progressing what is under way; the zero value: nothing.
+	Unavailable, Progressing func() view.Finding
+	// Findings return what makes the verifier Degraded, the gravest first.
+	Findings []Findings
+	// Conditions return further conditions.
+	Conditions []Condition
+	// ControlPlaneNodes returns the list for a status that has these names; false while it is not known.
+	ControlPlaneNodes func(listed []string) ([]string, bool)
+	// Acknowledge receives the annotations, in which an administrator acknowledges restores of etcd.
+	Acknowledge func(annotations map[string]string)
+}
+
+// Findings are what somebody should look at. Their texts must not change with time alone.
+type Findings = func() []view.Finding
+
+// Condition is one that somebody else decides. One without a type is not written.
+type Condition = func() metav1.Condition
+
+// Reconciler keeps the AttestationVerifier.
+type Reconciler struct {
+	o      Options
+	reader client.Reader // live
+	writer client.Client
+
+	// Of Reconcile, which runs once at a time:
+
+	read time.Time // when the object was last read, and was as it should be
+	last status
+}
+
+// status is what is reported.
+type status struct {
+	conditions []metav1.Condition
+	nodes      []string
+}
+
+func (s status) equal(other status) bool {
+	return slices.Equal(s.conditions, other.conditions) && slices.Equal(s.nodes, other.nodes)
+}
+
+// New returns a Reconciler.
+func New(o Options) *Reconciler {
+	o.Resync = cmp.Or(o.Resync, time.Minute)
+	return &Reconciler{o: o}
+}
+
+// SetupWithManager adds the controller to a manager.
+func (r *Reconciler) SetupWithManager(m manager.Manager) error {
+	r.reader, r.writer, r.read = m.GetAPIReader(), m.GetClient(), time.Time{}
+	one := reconcile.Request{NamespacedName: client.ObjectKey{Name: v1alpha1.VerifierName}}
+	start := func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		queue.Add(one)
+		return nil
+	}
+	return ctrl.NewControllerManagedBy(m).Named("verifierstatus").WatchesRawSource(source.Func(start)).
+		WithOptions(controller.Options{
+			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](
+				500*time.Millisecond, 10*time.Second),
+			ReconciliationTimeout: callTimeout,
+		}).Complete(r)
+}
+
+// Reconcile writes the status if it changed, and computes it again soon.
+func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
+	if err := r.reconcile(ctx); err != nil {
+		return reconcile.Result{}, fmt.Errorf("AttestationVerifier %s: %w", v1alpha1.VerifierName, err)
+	}
+	return reconcile.Result{RequeueAfter: interval}, nil
+}
+
+func (r *Reconciler) reconcile(ctx context.Context) error {
+	now := r.o.Now()
+	if !r.read.IsZero() && now.Sub(r.read) < r.o.Resync && r.status(r.last.nodes).equal(r.last) {
+		return nil
+	}
+	v, err := r.get(ctx)
+	if err != nil {
+		return err
+	}
+	r.o.Acknowledge(v.Annotations)
+	next := r.status(v.Status.ControlPlaneNodes)
+	if r.apply(v, next, now) {
+		r.read = time.Time{} // until it is written
+		if err := r.o.Limit.Wait(ctx); err != nil {
+			return err
+		}
+		if err := r.writer.Status().Update(ctx, v); kerrors.IsConflict(err) {
+			return nil // it is read again
+		} else if err != nil {
+			return err
+		}
+	}
+	r.read, r.last = now, next
+	return nil
+}
+
+// get reads the object. It creates a missing one.
+func (r *Reconciler) get(ctx context.Context) (*v1alpha1.AttestationVerifier, error) {
+	v := &v1alpha1.AttestationVerifier{}
+	err := r.reader.Get(ctx, client.ObjectKey{Name: v1alpha1.VerifierName}, v)
+	if !kerrors.IsNotFound(err) {
+		return v, err
+	}
+	if err := r.o.Limit.Wait(ctx); err != nil {
+		return nil, err
+	}
+	v = &v1alpha1.AttestationVerifier{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.VerifierName}}
+	return v, r.writer.Create(ctx, v)
+}
+
+// apply changes the status of the object, and reports whether there was anything to change.
+func (r *Reconciler) apply(v *v1alpha1.AttestationVerifier, next status, now time.Time) bool {
+	s := &v.Status
+	changed := s.Holder != r.o.Holder || r.o.Version != "" && s.Version != r.o.Version || !slices.Equal(s.ControlPlaneNodes, next.nodes)
+	s.Holder, s.Version, s.ControlPlaneNodes = r.o.Holder, cmp.Or(r.o.Version, s.Version), next.nodes
+	for _, c := range next.conditions {
+		c.LastTransitionTime = metav1.NewTime(now.UTC().Truncate(time.Second))
+		changed = meta.SetStatusCondition(&s.Conditions, c) || changed
+	}
+	return changed
+}
+
+// status computes what is to be reported in a status that has these Nodes.
+func (r *Reconciler) status(listed []string) status {
+	s := status{nodes: listed}
+	if nodes, known := r.o.ControlPlaneNodes(listed); known {
+		s.nodes = nodes
+	}
+	var degraded, holdUpgrade view.Finding
+	var texts []string
+	for _, find := range r.o.Findings {
+		for _, f := range find() {
+			degraded.Reason = cmp.Or(degraded.Reason, f.Reason)
+			texts = append(texts, inventory.Bounded(f.Text))
+			if f.Reason == restore.Reason {
+				holdUpgrade = f
+			}
+		}
+	}
+	degraded.Text = strings.Join(texts, "\n")
+	unavailable := r.o.Unavailable()
+	if unavailable != (view.Finding{}) {
+		holdUpgrade = unavailable
+	}
+	yes, no := metav1.ConditionTrue, metav1.ConditionFalse
+	s.conditions = []metav1.Condition{
+		condition(v1alpha1.ConditionAvailable, unavailable, no, yes, "machines can attest"),
+		condition(v1alpha1.ConditionProgressing, r.o.Progressing(), yes, no, "nothing is under way"),
+		condition(v1alpha1.ConditionDegraded, degraded, yes, no, "everything is as it should be"),
+		condition(v1alpha1.ConditionUpgradeable, holdUpgrade, no, yes, "the cluster may be upgraded"),
+	}
+	for _, of := range r.o.Conditions {
+		if c := of(); c.Type != "" {
+			c.Message = bounded(c.Message)
+			s.conditions = append(s.conditions, c)
+		}
+	}
+	return s
+}
+
+// condition has the status found if there is a finding, else the status fine with a text.
+func condition(kind string, f view.Finding, found, fine metav1.ConditionStatus, text string) metav1.Condition {
+	if f == (view.Finding{}) {
+		return metav1.Condition{Type: kind, Status: fine, Reason: reasonAsExpected, Message: text}
+	}
+	return metav1.Condition{Type: kind, Status: found, Reason: f.Reason, Message: bounded(f.Text)}
+}
+
+func bounded(s string) string {
+	if len(s) > maxMessage {
+		return strings.ToValidUTF8(s[:maxMessage], "")
+	}
+	return s
+}
