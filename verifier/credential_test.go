@@ -20,7 +20,7 @@ import (
 // token, the API server has it in its Secret, too.
 func TestAttack_T46_CredentialsAreInNoLogMetricEventRecordOrBundle(t *testing.T) {
 	j := newJoining(t)
-	j.install("credential", "credential-kubernetes")
+	j.install("credential-kubernetes")
 	var secrets []string
 	var text strings.Builder
 	for name, section := range map[string]string{"token": "{}", "bootstrap": "{kind: BootstrapToken}"} {
@@ -39,6 +39,7 @@ func TestAttack_T46_CredentialsAreInNoLogMetricEventRecordOrBundle(t *testing.T)
 		if !strings.Contains(metrics.body.String(), "mcs_attest_configs_served_total") {
 			t.Error("the metrics are missing: nothing was searched")
 		}
+		p.stop() // the next replica makes credentials of another kind
 		text.WriteString(p.log.everything() + metrics.body.String())
 	}
 	for uid, rec := range j.records() {

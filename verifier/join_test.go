@@ -28,6 +28,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/mcs-attest/mcs-attest/deploy"
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
@@ -84,7 +85,10 @@ func (rs *replicas) install(components ...string) {
 	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
 		rs.t.Fatal(err)
 	}
-	rs.cluster.Kubectl(rs.t, "apply", "--server-side", "-k", dir)
+	manifests := deploy.OneAccount(rs.cluster.Kubectl(rs.t, "kustomize", dir))
+	if _, err := rs.cluster.KubectlAs("admin", manifests, "apply", "--server-side", "-f", "-"); err != nil {
+		rs.t.Fatal(err)
+	}
 }
 
 // config is the Machine Config Server's, with a kubeconfig.
@@ -143,7 +147,14 @@ func (j *joining) fetched(t *testing.T, p *inProcess, name string) (uid, credent
 	keys := soft(t)
 	uid = string(j.machine(name, keys.spki).GetUID())
 	j.patch(machinesResource, name, fmt.Sprintf(`{"status":{"addresses":[{"type":"InternalDNS","address":%q},{"type":"InternalIP","address":"10.0.0.7"}]}}`, name), "status")
-	status, body := p.fetch(p.attests(p.node(keys)))
+	token := p.attests(p.node(keys))
+	var status int
+	var body string
+	// As Ignition does: while no controller leads, the gate answers 503.
+	eventually(j.t, func() bool {
+		status, body = p.fetch(token)
+		return status != 503
+	}, func() string { return "503: " + body })
 	if status != 200 {
 		j.t.Fatalf("the gate answers %d %s", status, body)
 	}

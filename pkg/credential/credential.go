@@ -38,6 +38,4 @@ type Credential struct {
 	SecretUID string
 	// Token is what goes into the kubeconfig.
 	Token secret.Bytes
-	// Fresh: the Secret was made for this credential, and no other rests on it.
-	Fresh bool
 }

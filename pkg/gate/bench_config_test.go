@@ -58,20 +58,18 @@ func served(b *testing.B) *mcs.Answers {
 	return answers
 }
 
-// issuer makes credentials without a cluster. It has the record's part, too.
-type issuer struct{}
+// credentials are published ones without a cluster. They have the record's part, too.
+type credentials struct{}
 
-func (issuer) For(token.Claims) bool { return true }
+func (credentials) For(token.Claims) bool { return true }
 
-func (issuer) Issue(context.Context, token.Claims) (*credential.Credential, error) {
+func (credentials) Get(context.Context, token.Claims) (*credential.Credential, error) {
 	return &credential.Credential{ID: "JTI=x", Token: secret.New(bytes.Repeat([]byte("jwt."), 250))}, nil
 }
 
-func (issuer) Withdraw(context.Context, *credential.Credential) {}
+func (i credentials) Check(context.Context, token.Claims) (gate.Redemption, error) { return i, nil }
 
-func (i issuer) Check(context.Context, token.Claims) (gate.Redemption, error) { return i, nil }
-
-func (issuer) Redeem(context.Context, *credential.Credential) error { return nil }
+func (credentials) Redeem(context.Context, *credential.Credential) error { return nil }
 
 // ownConfigs are gates with cached configs of their own, without and with a bootstrap
 // credential for each machine, the token that opens them, and the plain answer.
@@ -94,10 +92,10 @@ func ownConfigs(b *testing.B) (shared, own http.Handler, bearer string, plain []
 		Upstream: gate.Source{Config: func(_ string, a specversion.Accept) (*gate.Rendered, error) { return answers.For(a) }},
 		Policy:   func(string) (gate.PoolPolicy, error) { return gate.PoolPolicy{Label: "worker"}, nil },
 		Tokens:   token.Checker{Keys: func() token.KeySet { return keys }},
-		Redeem:   issuer{}, Now: time.Now,
+		Redeem:   credentials{}, Now: time.Now,
 	}
 	shared = gate.New(c)
-	c.Credentials = issuer{}
+	c.Credentials = credentials{}
 	own = gate.New(c)
 	bearer = "Bearer " + string(raw.Expose())
 	w := httptest.NewRecorder()

@@ -43,24 +43,22 @@ func withKubeconfig(token string) string {
 		base64.StdEncoding.EncodeToString([]byte(file)) + `"}}]}}`
 }
 
-// issuer makes a credential; it counts what it is asked.
-type issuer struct {
-	nobody            bool // no token's bearer gets one
-	issue             func(token.Claims) (*credential.Credential, error)
-	issued, withdrawn int
+// published has a credential; it counts the reads.
+type published struct {
+	nobody bool // no token's bearer gets one
+	get    func(token.Claims) (*credential.Credential, error)
+	reads  int
 }
 
-func (i *issuer) For(token.Claims) bool { return !i.nobody }
+func (i *published) For(token.Claims) bool { return !i.nobody }
 
-func (i *issuer) Issue(_ context.Context, c token.Claims) (*credential.Credential, error) {
-	i.issued++
-	if i.issue != nil {
-		return i.issue(c)
+func (i *published) Get(_ context.Context, c token.Claims) (*credential.Credential, error) {
+	i.reads++
+	if i.get != nil {
+		return i.get(c)
 	}
 	return &credential.Credential{ID: "JTI=1", Token: secret.New([]byte(ownToken)), Expiry: noon.Add(1)}, nil
 }
-
-func (i *issuer) Withdraw(context.Context, *credential.Credential) { i.withdrawn++ }
 
 // served is what stands in the config instead of the token.
 func served(t *testing.T, res *http.Response) (token, rest string) {
@@ -78,19 +76,19 @@ func served(t *testing.T, res *http.Response) (token, rest string) {
 }
 
 func TestTheConfigHasTheMachinesOwnCredential(t *testing.T) {
-	f, i := newFixture(), &issuer{}
+	f, i := newFixture(), &published{}
 	f.Upstream, f.Credentials = serve(withKubeconfig(sharedToken)), i
 	res := f.do(t, get("/config/worker", good))
 	got, rest := served(t, res)
 	_, before := served(t, newServed(t, withKubeconfig(sharedToken)))
-	if res.StatusCode != 200 || got != ownToken || i.issued != 1 || i.withdrawn != 0 {
-		t.Errorf("%d, token %q, %d made, %d withdrawn", res.StatusCode, got, i.issued, i.withdrawn)
+	if res.StatusCode != 200 || got != ownToken || i.reads != 1 {
+		t.Errorf("%d, token %q, %d reads", res.StatusCode, got, i.reads)
 	}
 	if rest != before {
 		t.Errorf("something else changed:\n%s\n%s", rest, before)
 	}
 	if f.redeem.own == nil || f.redeem.own.ID != "JTI=1" {
-		t.Errorf("recorded %+v", f.redeem.own)
+		t.Errorf("redeemed with %+v", f.redeem.own)
 	}
 	// From our own configs, too.
 	rendered, err := NewRendered([]byte(withKubeconfig(sharedToken)))
@@ -113,29 +111,29 @@ func TestWhoReceivesNoCredentialOfItsOwn(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		request *http.Request
-		change  func(*fixture, *issuer)
+		change  func(*fixture, *published)
 		status  int
 		want    string // token in the config; "" for no body
-		issued  int
+		reads   int
 	}{
-		{"HEAD makes none", head("/config/worker", good), nil, 200, "", 0},
-		{"a pool that is Off", get("/config/worker", ""), func(f *fixture, _ *issuer) { f.policy.Mode = Off },
+		{"HEAD reads none", head("/config/worker", good), nil, 200, "", 0},
+		{"a pool that is Off", get("/config/worker", ""), func(f *fixture, _ *published) { f.policy.Mode = Off },
 			200, sharedToken, 0},
-		{"a pool under Audit", get("/config/worker", good), func(f *fixture, _ *issuer) { f.policy.Mode = Audit }, 200,
+		{"a pool under Audit", get("/config/worker", good), func(f *fixture, _ *published) { f.policy.Mode = Audit }, 200,
 			sharedToken, 0},
 		{"no token", get("/config/worker", ""), nil, 401, "", 0},
-		{"a token that names no machine", get("/config/worker", good), func(_ *fixture, i *issuer) { i.nobody = true },
+		{"a token that names no machine", get("/config/worker", good), func(_ *fixture, i *published) { i.nobody = true },
 			200, sharedToken, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f, i := newFixture(), &issuer{}
+			f, i := newFixture(), &published{}
 			f.Upstream, f.Credentials = serve(withKubeconfig(sharedToken)), i
 			if c.change != nil {
 				c.change(f, i)
 			}
 			res := f.do(t, c.request)
-			if res.StatusCode != c.status || i.issued != c.issued {
-				t.Fatalf("%d, %d made", res.StatusCode, i.issued)
+			if res.StatusCode != c.status || i.reads != c.reads {
+				t.Fatalf("%d, %d reads", res.StatusCode, i.reads)
 			}
 			if c.want != "" {
 				if got, _ := served(t, res); got != c.want {
@@ -145,10 +143,10 @@ func TestWhoReceivesNoCredentialOfItsOwn(t *testing.T) {
 		})
 	}
 	// A config without a kubeconfig has no credential that all share.
-	f, i := newFixture(), &issuer{}
+	f, i := newFixture(), &published{}
 	f.Credentials = i
-	if res := f.do(t, get("/config/worker", good)); res.StatusCode != 200 || i.issued != 0 {
-		t.Errorf("%d, %d made", res.StatusCode, i.issued)
+	if res := f.do(t, get("/config/worker", good)); res.StatusCode != 200 || i.reads != 0 {
+		t.Errorf("%d, %d reads", res.StatusCode, i.reads)
 	}
 }
 
@@ -162,32 +160,31 @@ func TestAttack_T45_TheSharedCredentialDoesNotGoOutInstead(t *testing.T) {
 	twice := strings.Replace(withKubeconfig(sharedToken), `{"path":"/etc/motd","contents":{"source":"data:,hello"}}`,
 		`{"path":"/etc/kubernetes/kubeconfig","contents":{"source":"data:,x"}}`, 1)
 	for _, c := range []struct {
-		name      string
-		upstream  string
-		issue     func(token.Claims) (*credential.Credential, error)
-		redeem    error
-		want      reason.Code
-		withdrawn int
-		redeems   int
+		name     string
+		upstream string
+		get      func(token.Claims) (*credential.Credential, error)
+		redeem   error
+		want     reason.Code
+		redeems  int
 	}{
-		{"none could be made", withKubeconfig(sharedToken), func(token.Claims) (*credential.Credential, error) {
+		{"none is published", withKubeconfig(sharedToken), func(token.Claims) (*credential.Credential, error) {
 			return nil, reason.Deny(reason.CredentialUnavailable, "the API is away")
-		}, nil, reason.CredentialUnavailable, 0, 0},
+		}, nil, reason.CredentialUnavailable, 0},
 		{"an error without a reason", withKubeconfig(sharedToken),
-			func(token.Claims) (*credential.Credential, error) { return nil, errors.New("x") }, nil, reason.Internal, 0, 0},
-		{"it could not be recorded", withKubeconfig(sharedToken), nil, reason.Deny(reason.StoreUnavailable, "away"),
-			reason.StoreUnavailable, 1, 1},
+			func(token.Claims) (*credential.Credential, error) { return nil, errors.New("x") }, nil, reason.Internal, 0},
+		{"the use could not be recorded", withKubeconfig(sharedToken), nil, reason.Deny(reason.StoreUnavailable, "away"),
+			reason.StoreUnavailable, 1},
 		{"the use was the last", withKubeconfig(sharedToken), nil, reason.Deny(reason.TokenUsedUp, "3"),
-			reason.TokenUsedUp, 1, 1},
-		{"two kubeconfigs", twice, nil, nil, reason.UpstreamInvalid, 0, 0},
+			reason.TokenUsedUp, 1},
+		{"two kubeconfigs", twice, nil, nil, reason.UpstreamInvalid, 0},
 		{"one that cannot be read", strings.Replace(withKubeconfig(sharedToken), "base64,", "base64,!", 1), nil,
-			nil, reason.UpstreamInvalid, 0, 0},
+			nil, reason.UpstreamInvalid, 0},
 		{"one without a token", strings.Replace(withKubeconfig(sharedToken),
 			base64.StdEncoding.EncodeToString([]byte(strings.Replace(kubeconfig, "TOKEN", sharedToken, 1))), "", 1), nil,
-			nil, reason.UpstreamInvalid, 0, 0},
+			nil, reason.UpstreamInvalid, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f, i := newFixture(), &issuer{issue: c.issue}
+			f, i := newFixture(), &published{get: c.get}
 			f.Upstream, f.Credentials = serve(c.upstream), i
 			f.redeem.redeem = func() error { return c.redeem }
 			res := f.do(t, get("/config/worker", good))
@@ -195,8 +192,8 @@ func TestAttack_T45_TheSharedCredentialDoesNotGoOutInstead(t *testing.T) {
 				t.Errorf("status %d", res.StatusCode)
 			}
 			d := f.decisions[0]
-			if d.Denial == nil || d.Denial.Code != c.want || i.withdrawn != c.withdrawn || f.redeem.redeems != c.redeems {
-				t.Errorf("%v, %d withdrawn, %d redeemed", d.Denial, i.withdrawn, f.redeem.redeems)
+			if d.Denial == nil || d.Denial.Code != c.want || f.redeem.redeems != c.redeems {
+				t.Errorf("%v, %d redeemed", d.Denial, f.redeem.redeems)
 			}
 		})
 	}

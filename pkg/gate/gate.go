@@ -270,9 +270,9 @@ func (g *gate) config(w http.ResponseWriter, r *http.Request) {
 //   - the record still allows it;
 //   - the upstream's answer is a whole Ignition config, in which the shared bootstrap
 //     credential can be exchanged, if there are any of the machine's own;
-//   - GET: the machine has a bootstrap credential of its own made, if there are any;
-//   - GET: a use of the token is taken, where it has uses, and the credential is
-//     recorded with it.
+//   - GET: the bootstrap credential of the machine is read, if there are any;
+//   - GET: a use of the token is taken, where it has uses. The record must have the
+//     credential.
 func (g *gate) decide(r *request) (*answer, error) {
 	if err := g.lookUp(r); err != nil {
 		return nil, err
@@ -316,34 +316,29 @@ func (g *gate) decide(r *request) (*answer, error) {
 	if err := r.Context().Err(); err != nil {
 		return nil, reason.Wrap(reason.UpstreamUnavailable, err, "the client did not wait")
 	}
-	own, err := g.issue(r, res)
+	own, err := g.exchange(r, res)
 	if err != nil {
 		return nil, err
 	}
 	if err := r.redemption.Redeem(r.Context(), own); err != nil {
-		if own != nil {
-			g.Credentials.Withdraw(context.WithoutCancel(r.Context()), own)
-		}
 		return nil, err
 	}
 	return res, nil
 }
 
-// issue puts a bootstrap credential of the machine's own into its config. A config
-// without a kubeconfig needs none.
-func (g *gate) issue(r *request, res *answer) (*credential.Credential, error) {
+// exchange puts the bootstrap credential of the machine into its config. A config without a kubeconfig needs none.
+func (g *gate) exchange(r *request, res *answer) (*credential.Credential, error) {
 	if g.Credentials == nil || res.slot == nil {
 		return nil, nil
 	}
 	// Together with the upstream's answer within what Ignition waits for headers.
 	ctx, cancel := context.WithTimeout(r.Context(), g.UpstreamTimeout+time.Second-g.Now().Sub(r.began))
 	defer cancel()
-	own, err := g.Credentials.Issue(ctx, *r.claims)
+	own, err := g.Credentials.Get(ctx, *r.claims)
 	if err != nil {
 		return nil, err
 	}
 	if res.parts, err = res.slot.With(res.parts[0], own.Token); err != nil {
-		g.Credentials.Withdraw(context.WithoutCancel(r.Context()), own)
 		return nil, reason.Wrap(reason.UpstreamInvalid, err, "the kubeconfig in the config")
 	}
 	return own, nil
@@ -423,18 +418,15 @@ type redeemer interface {
 
 // Redemption is one request's use of a token that was checked.
 type Redemption interface {
-	// Redeem takes the use, atomically, and records the credential that goes out, if
-	// there is one.
+	// Redeem takes the use, atomically. It refuses a credential that the record does not have.
 	Redeem(ctx context.Context, own *credential.Credential) error
 }
 
-// credentials makes bootstrap credentials. Every error is a denial.
+// credentials reads the bootstrap credentials of machines. Every error is a denial.
 type credentials interface {
-	// For reports whether the token's bearer gets one: whoever holds a break-glass
-	// token receives the config as it is.
+	// For reports whether the bearer of the token receives one. The bearer of a break-glass token receives the
+	// config as it is.
 	For(c token.Claims) bool
-	// Issue makes one for the machine of a token.
-	Issue(ctx context.Context, c token.Claims) (*credential.Credential, error)
-	// Withdraw takes back one that did not go out.
-	Withdraw(ctx context.Context, own *credential.Credential)
+	// Get returns the credential that was made for the machine of a token.
+	Get(ctx context.Context, c token.Claims) (*credential.Credential, error)
 }

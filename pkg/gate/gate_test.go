@@ -45,7 +45,7 @@ func (f fakeTokens) Verify(_ time.Time, raw []byte) (token.Claims, error) {
 type fakeRedeem struct {
 	check, redeem   func() error
 	checks, redeems int
-	own             *credential.Credential // recorded last
+	own             *credential.Credential // of the last redemption
 }
 
 func (f *fakeRedeem) Check(_ context.Context, _ token.Claims) (Redemption, error) {

@@ -26,17 +26,41 @@ func Credential(rec *v1alpha1.MachineAttestation, id string, now time.Time) (v1a
 	return v1alpha1.CredentialStatus{}, false
 }
 
-// keepCredential adds a credential. Those that have ended go; of more than there is
-// room for, the newest stay, and a kubelet with the oldest waits for a human. Those
-// that rested on a Secret which was replaced since are good for nothing; neither is
-// this one, if a later one already rests on another.
-func keepCredential(s *v1alpha1.MachineAttestationStatus, own credential.Credential, now time.Time) error {
+// CredentialToken returns the token of a machine that may receive a bootstrap credential now: it attested, and
+// it has not joined. nil if it may not. The caller checks the Machine itself.
+func CredentialToken(rec *v1alpha1.MachineAttestation, now time.Time) *v1alpha1.TokenStatus {
+	if rec == nil || rec.Status.Token == nil || !now.Before(rec.Status.Token.Expiry.Time) {
+		return nil
+	}
+	s := &rec.Status
+	if s.Quarantined || rec.Spec.Quarantined || contested(s) ||
+		s.Phase != v1alpha1.PhaseAttested && s.Phase != v1alpha1.PhaseFetched {
+		return nil
+	}
+	return s.Token
+}
+
+// AddCredential adds the bootstrap credential that was made for the machine of a token (rule 2: it is on the
+// record before any client can receive it). It refuses
+//
+//   - a token that is no longer the one of [CredentialToken]: TokenSuperseded
+//   - a credential whose Secret was replaced by a newer one in the meantime: CredentialUnavailable
+//
+// Credentials that have expired are removed, and so are those whose Secret was replaced. If there are too many,
+// the newest stay, and a kubelet with the oldest waits for an administrator.
+func AddCredential(rec *v1alpha1.MachineAttestation, tokenID string, own credential.Credential,
+	now time.Time) (*v1alpha1.MachineAttestation, error) {
+	if t := CredentialToken(rec, now); t == nil || t.ID != tokenID {
+		return nil, reason.Deny(reason.TokenSuperseded, "token %s is not the live token of its machine", tokenID)
+	}
+	next := rec.DeepCopy()
+	s := &next.Status
 	s.Credentials = slices.DeleteFunc(s.Credentials,
 		func(c v1alpha1.CredentialStatus) bool { return !now.Before(c.Expiry.Time) })
 	another := func(c v1alpha1.CredentialStatus) bool { return c.Secret == own.Secret && c.SecretUID != own.SecretUID }
 	for _, c := range s.Credentials {
 		if another(c) && !own.Issued.After(c.Issued.Time) { // which was first cannot be told within a second
-			return reason.Deny(reason.CredentialUnavailable, "Secret %s was made anew in the meantime", own.Secret)
+			return nil, reason.Deny(reason.CredentialUnavailable, "Secret %s was recreated in the meantime", own.Secret)
 		}
 	}
 	s.Credentials = slices.DeleteFunc(s.Credentials, another)
@@ -47,7 +71,7 @@ func keepCredential(s *v1alpha1.MachineAttestationStatus, own credential.Credent
 		ID: own.ID, Issued: metav1.NewTime(own.Issued), Expiry: metav1.NewTime(own.Expiry), Secret: own.Secret,
 		SecretUID: own.SecretUID,
 	})
-	return nil
+	return next, nil
 }
 
 // Revoked notes that every credential of the record was taken back; nil when that is

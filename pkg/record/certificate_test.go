@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/credential"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -21,7 +23,17 @@ func own(n int) *credential.Credential {
 // fetched is a record whose machine received the credential JTI=0.
 func fetched(t *testing.T) *rec {
 	t.Helper()
-	r, err := record.Redeem(attested(t), claims(), own(0), start.Add(time.Second))
+	r, err := record.Redeem(added(t, attested(t), own(0), start), claims(), own(0), start.Add(time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// added is a record with a credential that was made for its token.
+func added(t *testing.T, r *rec, own *credential.Credential, now time.Time) *rec {
+	t.Helper()
+	r, err := record.AddCredential(r, claims().ID, *own, now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,11 +65,7 @@ func TestACredentialIsOnTheRecordWithTheUse(t *testing.T) {
 func TestCredentialsAreBoundedAndThoseThatEndedGo(t *testing.T) {
 	r := fetched(t)
 	for n := 1; n < 3*v1alpha1.MaxCredentials; n++ {
-		r.Status.Token.Uses = 0
-		var err error
-		if r, err = record.Redeem(r, claims(), own(n), start); err != nil {
-			t.Fatal(err)
-		}
+		r = added(t, r, own(n), start)
 	}
 	if n := len(r.Status.Credentials); n != v1alpha1.MaxCredentials {
 		t.Errorf("%d credentials", n)
@@ -65,12 +73,11 @@ func TestCredentialsAreBoundedAndThoseThatEndedGo(t *testing.T) {
 	if _, ok := record.Credential(r, fmt.Sprintf("JTI=%d", 3*v1alpha1.MaxCredentials-1), start); !ok {
 		t.Error("the newest is not there")
 	}
-	r.Status.Token.Uses = 0
 	late := own(100)
 	late.Expiry = start.Add(24 * time.Hour)
-	r, err := record.Redeem(r, claims(), late, start.Add(5*time.Hour))
-	if err != nil || len(r.Status.Credentials) != 1 {
-		t.Errorf("%v, %+v", err, r.Status.Credentials)
+	r.Status.Token.Expiry = metav1.NewTime(start.Add(6 * time.Hour))
+	if r = added(t, r, late, start.Add(5*time.Hour)); len(r.Status.Credentials) != 1 {
+		t.Errorf("%+v", r.Status.Credentials)
 	}
 }
 
@@ -78,13 +85,54 @@ func TestOfTwoSecretsOfOneNameTheNewerCounts(t *testing.T) {
 	r := fetched(t)
 	stale := own(1)
 	stale.SecretUID, stale.Issued = "u0", start.Add(-time.Second)
-	_, err := record.Redeem(r, claims(), stale, start)
+	_, err := record.AddCredential(r, claims().ID, *stale, start)
 	wantCode(t, err, reason.CredentialUnavailable)
 	anew := own(1)
 	anew.SecretUID, anew.Issued = "u2", start.Add(time.Second)
-	if r, err = record.Redeem(r, claims(), anew, start); err != nil || len(r.Status.Credentials) != 1 ||
-		r.Status.Credentials[0].SecretUID != "u2" {
-		t.Errorf("%v, %+v", err, r.Status.Credentials)
+	if r = added(t, r, anew, start); len(r.Status.Credentials) != 1 || r.Status.Credentials[0].SecretUID != "u2" {
+		t.Errorf("%+v", r.Status.Credentials)
+	}
+}
+
+func TestAttack_T49_ACredentialThatIsNotOnTheRecordIsNotServed(t *testing.T) {
+	revoked := added(t, attested(t), own(0), start)
+	revoked.Status.Credentials[0].Revoked = true
+	for name, r := range map[string]*rec{
+		"none":                 attested(t),
+		"another one":          added(t, attested(t), own(1), start),
+		"one that ended":       added(t, attested(t), &credential.Credential{ID: "JTI=0", Expiry: start}, start),
+		"one that was revoked": revoked,
+	} {
+		_, err := record.Redeem(r, claims(), own(0), start)
+		if reason.From(err).Code != reason.CredentialUnavailable {
+			t.Errorf("the record has %s: %v", name, err)
+		}
+	}
+}
+
+func TestAttack_T49_OnlyTheMachineOfALiveTokenReceivesACredential(t *testing.T) {
+	if record.CredentialToken(attested(t), start) == nil || record.CredentialToken(fetched(t), start) == nil {
+		t.Fatal("an honest machine receives none")
+	}
+	for name, change := range map[string]func(*rec){
+		"joined":                func(r *rec) { r.Status.Phase = v1alpha1.PhaseJoined },
+		"denied":                func(r *rec) { r.Status.Phase = v1alpha1.PhaseDenied },
+		"without a phase":       func(r *rec) { r.Status.Phase = "" },
+		"without a token":       func(r *rec) { r.Status.Token = nil },
+		"with another token":    func(r *rec) { r.Status.Token.ID = "t2" },
+		"with an expired token": func(r *rec) { r.Status.Token.Expiry = metav1.NewTime(start) },
+		"quarantined":           func(r *rec) { r.Spec.Quarantined = true },
+		"that was quarantined":  func(r *rec) { r.Status.Quarantined = true },
+	} {
+		r := attested(t)
+		change(r)
+		if next, err := record.AddCredential(r, claims().ID, *own(0), start); next != nil ||
+			reason.From(err).Code != reason.TokenSuperseded {
+			t.Errorf("a machine %s: %v", name, err)
+		}
+	}
+	if _, err := record.AddCredential(nil, claims().ID, *own(0), start); err == nil {
+		t.Error("a machine without a record")
 	}
 }
 
@@ -163,7 +211,7 @@ func TestTheKeyThatWasAttestedIsTheOneThatIsApproved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r, err = record.Redeem(r, claims(), own(0), start); err != nil {
+	if r, err = record.Redeem(added(t, r, own(0), start), claims(), own(0), start); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := record.Approve(r, certificate(), start); err != nil {

@@ -197,21 +197,21 @@ func Redeemable(rec *v1alpha1.MachineAttestation, c token.Claims) error {
 	return nil
 }
 
-// Redeem takes one use of the token. The credential that goes out with the config
-// is on the record before it is served (rule 2); nil is none.
+// Redeem takes one use of the token. The credential that goes out with the config must be on the record, see
+// [AddCredential] (rule 2); nil is none.
 func Redeem(rec *v1alpha1.MachineAttestation, c token.Claims, own *credential.Credential,
 	now time.Time) (*v1alpha1.MachineAttestation, error) {
 	if err := Redeemable(rec, c); err != nil {
 		return nil, err
 	}
+	if own != nil {
+		if kept, ok := Credential(rec, own.ID, now); !ok || kept.Revoked {
+			return nil, reason.Deny(reason.CredentialUnavailable, "the record of %s does not have the credential %s", c.Subject, own.ID)
+		}
+	}
 	next := rec.DeepCopy()
 	s := &next.Status
 	s.Token.Uses++
-	if own != nil {
-		if err := keepCredential(s, *own, now); err != nil {
-			return nil, err
-		}
-	}
 	s.Phase = v1alpha1.PhaseFetched
 	note(s, now, "Fetched", "", "", "full config of pool "+c.Pool)
 	return next, nil

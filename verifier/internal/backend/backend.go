@@ -68,8 +68,7 @@ type Live struct {
 // [gate.Config]: github.com/mcs-attest/mcs-attest/pkg/gate
 type Credentials interface {
 	For(c token.Claims) bool
-	Issue(ctx context.Context, c token.Claims) (*credential.Credential, error)
-	Withdraw(ctx context.Context, own *credential.Credential)
+	Get(ctx context.Context, c token.Claims) (*credential.Credential, error)
 }
 
 // Records are those that the service and the gate read and write.

@@ -48,6 +48,9 @@ type machinesOptions struct {
 	Changed func(uid string)
 	Deleted func()
 	Leading func() bool
+	// Token is called with each change of a record: the id of the attestation token that its Machine may use now,
+	// "" if there is none.
+	Token func(uid, tokenID string)
 	// RolesChanged is called when Nodes, or what decides over their roles, have changed.
 	RolesChanged func()
 	// Rejected is called for a MachineAttestation that carries a condition Accepted which

@@ -128,7 +128,8 @@ type attestation struct {
 	enrolment *machine.Enrolment // nil: it waits for approval
 	uid       string             // of the Machine that it is the record of; "" if it is none
 	latch     latch
-	condition bool // it has a condition Accepted that is not True
+	condition bool   // it has a condition Accepted that is not True
+	tokenID   string // of the attestation token that the machine may use
 }
 
 func compactAttestation(o client.Object) (any, []manifest.Problem) {
@@ -159,6 +160,7 @@ func compactAttestation(o client.Object) (any, []manifest.Problem) {
 			}
 		}
 	}
+	a.tokenID = tokenOf(status)
 	a.latch.pool, _ = status["pool"].(string)
 	a.latch.node, _, _ = unstructured.NestedString(status, "certificate", "node")
 	a.latch.credentials, a.latch.unrevoked = liveCredentials(status, time.Now())
@@ -202,6 +204,17 @@ func unusableOf(o client.Object) mayStop {
 		return mayStop{}
 	}
 	return mayStop{machine: key{cmp.Or(namespace, o.GetNamespace()), name}}
+}
+
+// tokenOf returns the id of the attestation token of a machine that attested, has not joined and is not quarantined.
+func tokenOf(status map[string]any) string {
+	phase, _ := status["phase"].(string)
+	quarantined, _ := status["quarantined"].(bool)
+	if quarantined || phase != string(v1alpha1.PhaseAttested) && phase != string(v1alpha1.PhaseFetched) {
+		return ""
+	}
+	id, _, _ := unstructured.NestedString(status, "token", "id")
+	return id
 }
 
 // liveCredentials are the ids of the bootstrap credentials that have not ended, and
@@ -265,6 +278,7 @@ func (ms *Machines) putAttestation(o *inventory.Object) []manifest.Problem {
 			ms.o.RolesChanged()
 		}
 		ms.o.Changed(uid)
+		ms.o.Token(uid, a.tokenID)
 	}
 	if a.condition {
 		ms.o.Rejected(at)
@@ -281,6 +295,7 @@ func (ms *Machines) dropAttestation(n types.NamespacedName) {
 	ms.planned(plannedKey{v1alpha1.GroupVersion.Group, k}, "", nil, false)
 	for _, uid := range ms.dropRecord(k) {
 		ms.o.Changed(uid)
+		ms.o.Token(uid, "")
 	}
 }
 

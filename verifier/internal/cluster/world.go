@@ -82,6 +82,10 @@ type Options struct {
 	// quarantined. It may be called again for the same; nil: there are none.
 	Revoke func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error
 
+	// Token receives, with each change of a record, the id of the attestation token that its machine may use now;
+	// "" if there is none. Nil: not wanted.
+	Token func(uid, tokenID string)
+
 	// Discovery is how often a kind that the cluster does not have is looked for,
 	// Probe how often the API's revision is, Pass how often the holder of the
 	// lease looks at everything. Defaults: a minute, 30 s, a minute.
@@ -143,6 +147,9 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 	if o.Changed == nil {
 		o.Changed = func() {}
 	}
+	if o.Token == nil {
+		o.Token = func(string, string) {}
+	}
 	k := &Cluster{
 		o: o, config: c, log: o.Log, began: o.Now(),
 		dirty: make(chan struct{}, 1),
@@ -161,6 +168,7 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 			n := types.NamespacedName{Namespace: at.namespace, Name: at.name}
 			k.Triggers.PolicyStatus.EnqueueAfter(joinPause, kube.PriorityChange, attestationKind.Request(n))
 		},
+		Token: o.Token,
 	})
 	k.Faults = &Faults{log: o.Log, trigger: &k.Triggers.PolicyStatus, all: map[faultKey]fault{}}
 	k.Policies = newPolicies(policiesOptions{

@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -100,6 +101,9 @@ type Kubernetes struct {
 	// MachineNamespaces are where Machines and their MachineAttestations are.
 	// "*" is every namespace. Default openshift-machine-api and openshift-cluster-api.
 	MachineNamespaces []string `yaml:"machineNamespaces,omitempty"`
+	// CredentialNamespace is where the controller publishes the bootstrap credentials of machines for the
+	// replicas that serve them, and where nothing else is. Default "mcs-attest-credentials".
+	CredentialNamespace string `yaml:"credentialNamespace,omitempty"`
 	// ServingSecret is what the verifier serves with: the Machine Config Server's
 	// own certificate by default.
 	ServingSecret string `yaml:"servingSecret,omitempty"`
@@ -223,6 +227,7 @@ func (k *Kubernetes) complete(base string) {
 		k.Kubeconfig = filepath.Join(base, k.Kubeconfig)
 	}
 	k.Namespace = cmp.Or(k.Namespace, "mcs-attest")
+	k.CredentialNamespace = cmp.Or(k.CredentialNamespace, "mcs-attest-credentials")
 	k.ServingSecret = cmp.Or(k.ServingSecret, "openshift-machine-config-operator/machine-config-server-tls")
 	k.CAConfigMap = cmp.Or(k.CAConfigMap, "openshift-machine-config-operator/machine-config-server-ca")
 	if len(k.MachineNamespaces) == 0 {
@@ -244,6 +249,12 @@ func (k *Kubernetes) check() error {
 	}
 	if len(validation.IsDNS1123Label(k.Namespace)) > 0 {
 		return fmt.Errorf("kubernetes.namespace: %q is not the name of a namespace", k.Namespace)
+	}
+	switch ns := k.CredentialNamespace; {
+	case len(validation.IsDNS1123Label(ns)) > 0:
+		return fmt.Errorf("kubernetes.credentialNamespace: %q is not the name of a namespace", ns)
+	case ns == k.Namespace || ns == "kube-system" || ns == MCONamespace || slices.Contains(k.MachineNamespaces, ns):
+		return fmt.Errorf("kubernetes.credentialNamespace: %s has other Secrets; name a namespace that has none", ns)
 	}
 	for field, names := range map[string][]string{
 		"servingSecret": {k.ServingSecret}, "caConfigMap": {k.CAConfigMap}, "userDataSecrets": k.UserDataSecrets,

@@ -27,7 +27,7 @@ const (
 )
 
 // accountToken requests a token that is bound to the machine's Secret, and makes
-// that where it is missing.
+// that Secret if it does not exist.
 func (i *Issuer) accountToken(ctx context.Context, machine string) (*credential.Credential, error) {
 	name := SecretPrefix + machine
 	if err := i.makeSecret(ctx, name, machine); err != nil {
@@ -72,42 +72,68 @@ func (i *Issuer) request(name string) *authenticationv1.TokenRequest {
 	}}
 }
 
-// read takes from a token what the record keeps of it. The token comes from the API
-// server over TLS, so its signature is not looked at. The errors have nothing of it.
-func (i *Issuer) read(raw, name string) (*credential.Credential, error) {
+// jwt is what a token of a service account says.
+type jwt struct {
+	JTI        string `json:"jti"`
+	Issued     int64  `json:"iat"`
+	Expiry     int64  `json:"exp"`
+	Kubernetes struct {
+		Namespace string
+		Secret    struct {
+			Name string
+			UID  types.UID
+		}
+	} `json:"kubernetes.io"`
+}
+
+var errNoJWT = errors.New("the token is not a JWT")
+
+// parse reads a token of a service account. It does not check the signature. Its errors have nothing of the token.
+func parse(raw string) (c jwt, err error) {
 	parts := strings.Split(raw, ".")
 	if len(parts) != 3 {
-		return nil, errors.New("the API server's token is not a JWT")
+		return c, errNoJWT
 	}
 	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
-	if err != nil {
-		return nil, errors.New("the API server's token is not a JWT")
+	if err != nil || json.Unmarshal(payload, &c) != nil {
+		return c, errNoJWT
 	}
-	var c struct {
-		JTI        string `json:"jti"`
-		Issued     int64  `json:"iat"`
-		Expiry     int64  `json:"exp"`
-		Kubernetes struct {
-			Namespace string
-			Secret    struct {
-				Name string
-				UID  types.UID
-			}
-		} `json:"kubernetes.io"`
-	}
-	switch err := json.Unmarshal(payload, &c); {
-	case err != nil:
-		return nil, errors.New("the API server's token is not a JWT")
-	case c.JTI == "":
-		return nil, errors.New("the API server's tokens have no id (jti), by which a request could be told to be this " +
+	if c.JTI == "" {
+		return c, errors.New("the API server's tokens have no id (jti), by which a request could be told to be this " +
 			"machine's; Kubernetes has it from 1.30 on")
+	}
+	return c, nil
+}
+
+// idOf returns the id of a credential: the one that a certificate signing request has which is made with it.
+func idOf(raw string) (string, error) {
+	if id, _, ok := strings.Cut(raw, "."); ok && bootstrapID.MatchString(id) && strings.Count(raw, ".") == 1 {
+		return bootstrapUser + id, nil
+	}
+	c, err := parse(raw)
+	if err != nil {
+		return "", err
+	}
+	return jtiPrefix + c.JTI, nil
+}
+
+// jtiPrefix is how Kubernetes writes the id of a token in the extra information of a user.
+const jtiPrefix = "JTI="
+
+// read returns a token with what the record keeps of it. The token comes from the API server over TLS, so its
+// signature is not checked.
+func (i *Issuer) read(raw, name string) (*credential.Credential, error) {
+	switch c, err := parse(raw); {
+	case err != nil:
+		return nil, err
 	case c.Kubernetes.Namespace != i.namespace || c.Kubernetes.Secret.Name != name || c.Kubernetes.Secret.UID == "":
 		return nil, fmt.Errorf("the API server's token is not bound to the Secret %s/%s", i.namespace, name)
 	case c.Issued <= 0 || c.Expiry <= c.Issued:
 		return nil, errors.New("the API server's token has no time")
+	default:
+		return &credential.Credential{
+			ID: jtiPrefix + c.JTI, Issued: time.Unix(c.Issued, 0), Expiry: time.Unix(c.Expiry, 0),
+			Secret: i.namespace + "/" + name, SecretUID: string(c.Kubernetes.Secret.UID), Token: secret.New([]byte(raw)),
+		}, nil
 	}
-	return &credential.Credential{
-		ID: "JTI=" + c.JTI, Issued: time.Unix(c.Issued, 0), Expiry: time.Unix(c.Expiry, 0),
-		Secret: i.namespace + "/" + name, SecretUID: string(c.Kubernetes.Secret.UID), Token: secret.New([]byte(raw)),
-	}, nil
 }

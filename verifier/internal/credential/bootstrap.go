@@ -29,8 +29,7 @@ const (
 // Bootstrap Tokens").
 var bootstrapID = regexp.MustCompile(`^[a-z0-9]{6}$`)
 
-// bootstrapToken makes a bootstrap token. It may authenticate and nothing else: it
-// does not sign the public cluster-info.
+// bootstrapToken makes a bootstrap token. It only authenticates: it does not sign the public cluster-info.
 func (i *Issuer) bootstrapToken(ctx context.Context, machine string) (*credential.Credential, error) {
 	for try := 1; ; try++ {
 		id, key, issued := word(6), word(16), i.Now()
@@ -59,7 +58,6 @@ func (i *Issuer) bootstrapToken(ctx context.Context, machine string) (*credentia
 		return &credential.Credential{
 			ID: bootstrapUser + id, Issued: issued, Expiry: expiry,
 			Secret: bootstrapNamespace + "/" + made.Name, SecretUID: string(made.UID), Token: secret.New([]byte(id + "." + key)),
-			Fresh: true,
 		}, nil
 	}
 }

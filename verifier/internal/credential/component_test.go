@@ -23,7 +23,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/deploy"
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
-	"github.com/mcs-attest/mcs-attest/pkg/token"
+	pkgcredential "github.com/mcs-attest/mcs-attest/pkg/credential"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
@@ -62,13 +62,20 @@ func renderWith(t *testing.T, overlay string, components ...string) []byte {
 	return out
 }
 
-// issuing is a cluster with an overlay and the component, and the verifier's account in it.
+// issuing is a cluster with an overlay and the component, and the two accounts in it: the controller makes
+// credentials, the front serves them.
 type issuing struct {
 	*testing.T
-	c               *cluster.Cluster
-	admin, verifier kubernetes.Interface
-	issuer          *credential.Issuer
+	c                        *cluster.Cluster
+	admin, controller, front kubernetes.Interface
+	issuer                   *credential.Issuer
+	reader                   *credential.Reader
 }
+
+const (
+	published         = "mcs-attest-credentials"
+	controllerAccount = "mcs-attest-controller"
+)
 
 func newIssuing(t *testing.T, overlay, component string, c config.Credential) *issuing {
 	t.Helper()
@@ -104,16 +111,50 @@ func newIssuing(t *testing.T, overlay, component string, c config.Credential) *i
 	if w.admin, err = kubernetes.NewForConfig(w.c.Admin()); err != nil {
 		t.Fatal(err)
 	}
-	if w.verifier, err = kubernetes.NewForConfig(w.c.ServiceAccount(t, deploy.Namespace,
+	if w.front, err = kubernetes.NewForConfig(w.c.ServiceAccount(t, deploy.Namespace,
 		deploy.ServiceAccount)); err != nil {
 		t.Fatal(err)
 	}
+	if w.controller, err = kubernetes.NewForConfig(w.c.ServiceAccount(t, deploy.Namespace,
+		controllerAccount)); err != nil {
+		t.Fatal(err)
+	}
 	c.Lifetime = config.Duration(4 * time.Hour)
-	w.issuer, err = credential.NewIssuer(credential.Options{Client: w.verifier, Config: c, Timeout: time.Minute})
+	w.issuer, err = credential.NewIssuer(credential.Options{Client: w.controller, Config: c, Namespace: published,
+		Timeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
+	w.reader = credential.NewReader(credential.ReaderOptions{Client: w.front, Namespace: published, Timeout: time.Minute})
 	return w
+}
+
+// serves makes a credential, publishes it, reads it as the front does, and revokes it.
+func (w *issuing) serves(ctx context.Context) (own *pkgcredential.Credential) {
+	w.Helper()
+	const uid = "8a3f0b52-6c1e-4b8e-9a39-3d1d4f6f6a01"
+	own, err := w.issuer.Issue(ctx, uid)
+	if err != nil {
+		w.Fatal(err)
+	}
+	if err := w.issuer.Publish(ctx, uid, tokenID, own); err != nil {
+		w.Fatal(err)
+	}
+	got, err := w.reader.Get(ctx, claims(uid))
+	if err != nil || got.ID != own.ID || !bytes.Equal(got.Token.Expose(), own.Token.Expose()) {
+		w.Fatalf("the front reads %v: %v", got, err)
+	}
+	if err := w.issuer.Revoke(ctx, uid,
+		[]v1alpha1.CredentialStatus{{Secret: own.Secret, SecretUID: own.SecretUID}}); err != nil {
+		w.Fatal(err)
+	}
+	for _, name := range []string{own.Secret, published + "/" + uid} {
+		namespace, name, _ := strings.Cut(name, "/")
+		if _, err := w.admin.CoreV1().Secrets(namespace).Get(ctx, name, meta.GetOptions{}); !kerrors.IsNotFound(err) {
+			w.Errorf("the Secret %s/%s after the revocation: %v", namespace, name, err)
+		}
+	}
+	return own
 }
 
 // denied waits for the admission policies, which the API server takes up after a
@@ -136,10 +177,10 @@ func (w *issuing) denied(what string, try func(context.Context) error, undo func
 	w.Errorf("%s: %v", what, last)
 }
 
-// make is a Secret in the namespace, made as the verifier.
+// make is a Secret in the namespace, made as the controller.
 func (w *issuing) make(namespace string, s core.Secret) func(context.Context) error {
 	return func(ctx context.Context) error {
-		_, err := w.verifier.CoreV1().Secrets(namespace).Create(ctx, &s, meta.CreateOptions{})
+		_, err := w.controller.CoreV1().Secrets(namespace).Create(ctx, &s, meta.CreateOptions{})
 		return err
 	}
 }
@@ -153,8 +194,8 @@ func (w *issuing) there(namespace string, s core.Secret) {
 	}
 }
 
-// The account does what a machine's credential needs, and the component gives no
-// more: not by roles, and where roles cannot say it, by admission.
+// The controller's account does what a machine's credential needs, and the component gives no more: by roles, and
+// where roles cannot express it, by admission.
 func TestAttack_T49_CredentialsForOpenShift(t *testing.T) {
 	t.Parallel()
 	const namespace, bootstrapper = "openshift-machine-config-operator", "node-bootstrapper"
@@ -167,19 +208,11 @@ func TestAttack_T49_CredentialsForOpenShift(t *testing.T) {
 	}
 
 	// The honest way, until all of it is taken up.
-	claims := token.Claims{MachineUID: "8a3f0b52-6c1e-4b8e-9a39-3d1d4f6f6a01"}
-	own, err := w.issuer.Issue(ctx, claims)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := w.issuer.Revoke(ctx, claims.MachineUID,
-		[]v1alpha1.CredentialStatus{{Secret: own.Secret, SecretUID: own.SecretUID}}); err != nil {
-		t.Fatal(err)
-	}
+	w.serves(ctx)
 
 	delete := func(name string) func(context.Context) error {
 		return func(ctx context.Context) error {
-			return w.verifier.CoreV1().Secrets(namespace).Delete(ctx, name, meta.DeleteOptions{})
+			return w.controller.CoreV1().Secrets(namespace).Delete(ctx, name, meta.DeleteOptions{})
 		}
 	}
 	remove := func(name string) func(context.Context) {
@@ -218,7 +251,7 @@ func TestAttack_T49_CredentialsForOpenShift(t *testing.T) {
 			spec.BoundObjectRef = &authentication.BoundObjectReference{APIVersion: "v1", Kind: kind, Name: name}
 		}
 		return func(ctx context.Context) error {
-			_, err := w.verifier.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, account,
+			_, err := w.controller.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, account,
 				&authentication.TokenRequest{Spec: spec}, meta.CreateOptions{})
 			return err
 		}
@@ -232,7 +265,7 @@ func TestAttack_T49_CredentialsForOpenShift(t *testing.T) {
 	forAudience := func(audiences ...string) func(context.Context) error {
 		return func(ctx context.Context) error {
 			seconds := int64(3600)
-			_, err := w.verifier.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, bootstrapper,
+			_, err := w.controller.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, bootstrapper,
 				&authentication.TokenRequest{Spec: authentication.TokenRequestSpec{
 					ExpirationSeconds: &seconds, Audiences: audiences,
 					BoundObjectRef: &authentication.BoundObjectReference{APIVersion: "v1", Kind: "Secret",
@@ -265,10 +298,98 @@ func TestAttack_T49_CredentialsForOpenShift(t *testing.T) {
 	w.cannot(ctx, namespace)
 }
 
+// The account that serves configs can neither make a credential nor read any Secret but the ones it serves by name.
+func TestAttack_T49_AStolenFrontMakesNoCredential(t *testing.T) {
+	t.Parallel()
+	const mco, bootstrapper = "openshift-machine-config-operator", "node-bootstrapper"
+	w := newIssuing(t, "openshift", "credential",
+		config.Credential{Kind: config.ServiceAccountToken, ServiceAccount: mco + "/" + bootstrapper})
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	w.c.ServiceAccount(t, mco, bootstrapper)
+	w.serves(ctx)
+
+	w.there(mco, core.Secret{ObjectMeta: meta.ObjectMeta{Name: "mcs-attest-bootstrap-here"}})
+	for _, bound := range []*authentication.BoundObjectReference{nil,
+		{APIVersion: "v1", Kind: "Secret", Name: "mcs-attest-bootstrap-here"}} {
+		_, err := w.front.CoreV1().ServiceAccounts(mco).CreateToken(ctx, bootstrapper,
+			&authentication.TokenRequest{Spec: authentication.TokenRequestSpec{BoundObjectRef: bound}}, meta.CreateOptions{})
+		if !kerrors.IsForbidden(err) {
+			t.Errorf("a token of %s that is bound to %v: %v", bootstrapper, bound, err)
+		}
+	}
+	w.frontCannot(ctx, mco, "kube-system", "default", "openshift-machine-api", "openshift-config", published)
+	w.onlyTheControllerPublishes()
+}
+
+// frontCannot tries what no role gives to the front.
+func (w *issuing) frontCannot(ctx context.Context, namespaces ...string) {
+	w.Helper()
+	for _, namespace := range namespaces {
+		if _, err := w.admin.CoreV1().Namespaces().Create(ctx, &core.Namespace{ObjectMeta: meta.ObjectMeta{Name: namespace}},
+			meta.CreateOptions{}); err != nil && !kerrors.IsAlreadyExists(err) {
+			w.Fatal(err)
+		}
+		const name = "somebody-elses"
+		w.there(namespace, core.Secret{ObjectMeta: meta.ObjectMeta{Name: name}})
+		secrets := w.front.CoreV1().Secrets(namespace)
+		for what, try := range map[string]func() error{
+			"create": func() error {
+				_, err := secrets.Create(ctx, &core.Secret{ObjectMeta: meta.ObjectMeta{Name: "new"}}, meta.CreateOptions{})
+				return err
+			},
+			"list":   func() error { _, err := secrets.List(ctx, meta.ListOptions{}); return err },
+			"watch":  func() error { _, err := secrets.Watch(ctx, meta.ListOptions{}); return err },
+			"delete": func() error { return secrets.Delete(ctx, name, meta.DeleteOptions{}) },
+			"update": func() error {
+				_, err := secrets.Update(ctx, &core.Secret{ObjectMeta: meta.ObjectMeta{Name: name}}, meta.UpdateOptions{})
+				return err
+			},
+			"get": func() error {
+				if namespace == published { // by name, as it serves them
+					return kerrors.NewForbidden(core.Resource("secrets"), name, nil)
+				}
+				_, err := secrets.Get(ctx, name, meta.GetOptions{})
+				return err
+			},
+		} {
+			if err := try(); !kerrors.IsForbidden(err) {
+				w.Errorf("the front can %s Secrets in %s: %v", what, namespace, err)
+			}
+		}
+	}
+	for what, try := range map[string]func() error{
+		"list":  func() error { _, err := w.front.CoreV1().Secrets("").List(ctx, meta.ListOptions{}); return err },
+		"watch": func() error { _, err := w.front.CoreV1().Secrets("").Watch(ctx, meta.ListOptions{}); return err },
+	} {
+		if err := try(); !kerrors.IsForbidden(err) {
+			w.Errorf("the front can %s all Secrets: %v", what, err)
+		}
+	}
+}
+
+// onlyTheControllerPublishes: not even an administrator publishes by mistake, and the controller publishes nothing else.
+func (w *issuing) onlyTheControllerPublishes() {
+	w.Helper()
+	secret := func(kind core.SecretType, immutable bool) core.Secret {
+		return core.Secret{ObjectMeta: meta.ObjectMeta{Name: "m"}, Type: kind, Immutable: &immutable}
+	}
+	remove := func(ctx context.Context) {
+		_ = w.admin.CoreV1().Secrets(published).Delete(ctx, "m", meta.DeleteOptions{})
+	}
+	w.denied("the administrator publishes a credential", func(ctx context.Context) error {
+		s := secret(credential.SecretType, true)
+		_, err := w.admin.CoreV1().Secrets(published).Create(ctx, &s, meta.CreateOptions{})
+		return err
+	}, remove)
+	w.denied("the controller makes another Secret", w.make(published, secret(core.SecretTypeOpaque, true)), remove)
+	w.denied("the controller publishes what can change", w.make(published, secret(credential.SecretType, false)), remove)
+}
+
 // cannot tries what no role gives.
 func (w *issuing) cannot(ctx context.Context, namespace string) {
 	w.Helper()
-	secrets := w.verifier.CoreV1().Secrets(namespace)
+	secrets := w.controller.CoreV1().Secrets(namespace)
 	for what, try := range map[string]func() error{
 		"list": func() error { _, err := secrets.List(ctx, meta.ListOptions{}); return err },
 		"get":  func() error { _, err := secrets.Get(ctx, "mcs-attest-bootstrap-here", meta.GetOptions{}); return err },
@@ -281,7 +402,7 @@ func (w *issuing) cannot(ctx context.Context, namespace string) {
 			return err
 		},
 		"make in another namespace": func() error {
-			_, err := w.verifier.CoreV1().Secrets("default").Create(ctx,
+			_, err := w.controller.CoreV1().Secrets("default").Create(ctx,
 				&core.Secret{ObjectMeta: meta.ObjectMeta{Name: "mcs-attest-bootstrap-here"}}, meta.CreateOptions{})
 			return err
 		},
@@ -300,19 +421,7 @@ func TestAttack_T49_CredentialsForKubernetes(t *testing.T) {
 	})
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	claims := token.Claims{MachineUID: "8a3f0b52-6c1e-4b8e-9a39-3d1d4f6f6a01"}
-	own, err := w.issuer.Issue(ctx, claims)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := w.issuer.Revoke(ctx, claims.MachineUID,
-		[]v1alpha1.CredentialStatus{{Secret: own.Secret, SecretUID: own.SecretUID}}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.admin.CoreV1().Secrets(namespace).Get(ctx, strings.TrimPrefix(own.Secret, namespace+"/"),
-		meta.GetOptions{}); !kerrors.IsNotFound(err) {
-		t.Errorf("after its end: %v", err)
-	}
+	w.serves(ctx)
 
 	valid := func() core.Secret {
 		return core.Secret{
@@ -365,10 +474,12 @@ func TestAttack_T49_CredentialsForKubernetes(t *testing.T) {
 	for _, s := range []core.Secret{others, {ObjectMeta: meta.ObjectMeta{Name: "anything"}}} {
 		w.there(namespace, s)
 		w.denied("delete the Secret "+s.Name, func(ctx context.Context) error {
-			return w.verifier.CoreV1().Secrets(namespace).Delete(ctx, s.Name, meta.DeleteOptions{})
+			return w.controller.CoreV1().Secrets(namespace).Delete(ctx, s.Name, meta.DeleteOptions{})
 		}, func(context.Context) { w.there(namespace, s) })
 	}
 	w.cannot(ctx, namespace)
+	w.onlyTheControllerPublishes()
+	w.frontCannot(ctx, "kube-system", "default", published)
 
 	// The group may what kubelets need.
 	for _, verb := range []string{"create", "get"} {

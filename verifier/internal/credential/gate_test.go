@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/vincent-petithory/dataurl"
+	corev1 "k8s.io/api/core/v1"
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -68,17 +69,15 @@ type door struct {
 	anonymous bool
 	denied    *reason.Denial
 	claims    token.Claims
-	issuing   *credential.Issuer
+	reader    *credential.Reader
+	own       *pkgcredential.Credential // published
 }
 
 func (d *door) Verify(time.Time, []byte) (token.Claims, error)               { return d.claims, nil }
 func (d *door) Check(context.Context, token.Claims) (gate.Redemption, error) { return d, nil }
-func (d *door) For(c token.Claims) bool                                      { return d.issuing.For(c) }
-func (d *door) Issue(ctx context.Context, c token.Claims) (*pkgcredential.Credential, error) {
-	return d.issuing.Issue(ctx, c)
-}
-func (d *door) Withdraw(ctx context.Context, own *pkgcredential.Credential) {
-	d.issuing.Withdraw(ctx, own)
+func (d *door) For(c token.Claims) bool                                      { return d.reader.For(c) }
+func (d *door) Get(ctx context.Context, c token.Claims) (*pkgcredential.Credential, error) {
+	return d.reader.Get(ctx, c)
 }
 
 func (d *door) Redeem(_ context.Context, own *pkgcredential.Credential) error {
@@ -87,16 +86,29 @@ func (d *door) Redeem(_ context.Context, own *pkgcredential.Credential) error {
 	if d.refuse != nil {
 		return d.refuse
 	}
-	if own != nil {
-		d.rec.Status.Credentials = append(d.rec.Status.Credentials, kept(own))
+	if record.IsBreakGlass(d.claims.MachineUID) {
+		return nil
 	}
-	return nil
+	next, err := record.Redeem(d.rec, d.claims, own, time.Now())
+	if err == nil {
+		d.rec = next
+	}
+	return err
 }
 
-func newDoor(s *site, kind config.CredentialKind, change ...func(*credential.Options)) *door {
-	d := &door{site: s, uid: s.machine(), rec: &v1alpha1.MachineAttestation{}, config: mcs(sharedKubeconfig)}
+// newDoor is a gate, and a machine that attested. Its credential is on its record, and published.
+func newDoor(s *site, kind config.CredentialKind, change ...func(*credential.ReaderOptions)) *door {
+	d := &door{site: s, uid: s.machine(), config: mcs(sharedKubeconfig), rec: &v1alpha1.MachineAttestation{}}
 	d.claims = claims(d.uid)
-	d.issuing = s.issuer(kind, change...)
+	d.rec.Status.Phase = v1alpha1.PhaseAttested
+	d.rec.Status.Token = &v1alpha1.TokenStatus{ID: tokenID, MaxUses: 10, Expiry: metav1.NewTime(time.Now().Add(time.Hour))}
+	issuer := s.issuer(kind)
+	d.own = s.issue(issuer, d.uid)
+	var err error
+	d.rec, err = record.AddCredential(d.rec, tokenID, *d.own, time.Now())
+	s.ok(err)
+	s.ok(issuer.Publish(s.context(), d.uid, tokenID, d.own))
+	d.reader = s.reader(change...)
 	d.handler = gate.New(gate.Config{
 		Upstream:    http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(d.config) }),
 		Policy:      func(string) (gate.PoolPolicy, error) { return d.policy, nil },
@@ -189,18 +201,18 @@ func TestTheGateServesTheMachinesOwnCredential(t *testing.T) {
 			t.Errorf("the record does not know %q", id)
 		}
 
-		// A retry gets one of its own, and HEAD none.
+		// A retry with the same token receives the same one, and HEAD none.
 		if status, body = d.ask(http.MethodGet); status != http.StatusOK {
 			t.Fatalf("status %d", status)
 		}
-		if again, _ := s.taken(body); again == key || again == sharedToken {
-			t.Error("the retry has no credential of its own")
+		if again, _ := s.taken(body); again != key {
+			t.Error("the retry has another credential")
 		}
 		if status, body = d.ask(http.MethodHead); status != http.StatusOK || len(body) > 0 {
 			t.Errorf("HEAD: %d", status)
 		}
-		if n := len(d.rec.Status.Credentials); n != 2 {
-			t.Errorf("%d credentials after two GETs and a HEAD", n)
+		if n := len(d.rec.Status.Credentials); n != 1 || d.rec.Status.Token.Uses != 2 {
+			t.Errorf("%d credentials, %d uses after two GETs and a HEAD", n, d.rec.Status.Token.Uses)
 		}
 	})
 }
@@ -219,18 +231,21 @@ func TestAttack_T54_TheSharedCredentialNeverGoesOut(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name    string
-		options func(*credential.Options)
+		options func(*credential.ReaderOptions)
 		change  func(*door)
 		code    reason.Code
 	}{
-		{"the API server does not let the verifier", func(o *credential.Options) { o.Client = stranger }, nil,
+		{"the API server does not let the verifier", func(o *credential.ReaderOptions) { o.Client = stranger }, nil,
 			reason.CredentialUnavailable},
-		{"the API server is away", func(o *credential.Options) { o.Client = nowhere }, nil, reason.CredentialUnavailable},
-		{"the API server does not answer in time", func(o *credential.Options) { o.Timeout = time.Nanosecond },
+		{"the API server is away", func(o *credential.ReaderOptions) { o.Client = nowhere }, nil,
+			reason.CredentialUnavailable},
+		{"the API server does not answer in time", func(o *credential.ReaderOptions) { o.Timeout = time.Nanosecond },
 			nil, reason.CredentialUnavailable},
-		{"there is no such service account", func(o *credential.Options) { o.Config.ServiceAccount = s.namespace + "/other" },
-			nil, reason.CredentialUnavailable},
-		{"a token of another machine's making", nil, func(d *door) { d.claims.MachineUID = "" },
+		{"the controller has published none", brief, func(d *door) {
+			d.ok(d.issuer(config.ServiceAccountToken).Withdraw(d.context(), d.uid, ""))
+		}, reason.CredentialUnavailable},
+		{"the record does not have it", nil, func(d *door) { d.rec.Status.Credentials = nil }, reason.CredentialUnavailable},
+		{"a token that names no machine", nil, func(d *door) { d.claims.MachineUID = "" },
 			reason.CredentialUnavailable},
 		{"a machine whose name no Secret can have", nil, func(d *door) { d.claims.MachineUID = "../x" },
 			reason.CredentialUnavailable},
@@ -242,10 +257,7 @@ func TestAttack_T54_TheSharedCredentialNeverGoesOut(t *testing.T) {
 		}, reason.UpstreamInvalid},
 	} {
 		for _, kind := range []config.CredentialKind{config.ServiceAccountToken, config.BootstrapToken} {
-			if kind == config.BootstrapToken && strings.Contains(c.name, "service account") {
-				continue
-			}
-			options := []func(*credential.Options){}
+			options := []func(*credential.ReaderOptions){}
 			if c.options != nil {
 				options = append(options, c.options)
 			}
@@ -263,10 +275,74 @@ func TestAttack_T54_TheSharedCredentialNeverGoesOut(t *testing.T) {
 			if d.denied != nil && strings.Contains(d.denied.Error(), sharedToken) {
 				t.Errorf("%s: the denial has the shared token in it", c.name)
 			}
-			if left := s.secrets("kube-system", d.uid); len(left) > 0 {
-				t.Errorf("%s: a bootstrap token that did not go out is left", c.name)
-			}
 		}
+	}
+}
+
+// brief does not wait long for a controller that does not run.
+func brief(o *credential.ReaderOptions) { o.Timeout = 300 * time.Millisecond }
+
+// What an attacker could put in the place of a published credential.
+func TestAttack_T49_AForgedPublishedCredentialIsNotServed(t *testing.T) {
+	s := newSite(t)
+	other := newDoor(s, config.ServiceAccountToken)
+	replace := func(d *door, change func(*corev1.Secret)) {
+		secrets := s.admin.CoreV1().Secrets(s.published)
+		now, err := secrets.Get(s.context(), d.uid, metav1.GetOptions{})
+		s.ok(err)
+		s.ok(secrets.Delete(s.context(), d.uid, metav1.DeleteOptions{}))
+		next := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: d.uid, Annotations: now.Annotations}, Type: now.Type, Data: now.Data}
+		change(next)
+		_, err = secrets.Create(s.context(), next, metav1.CreateOptions{})
+		s.ok(err)
+	}
+	for name, change := range map[string]func(*corev1.Secret){
+		"none":                                         nil,
+		"of the attestation before":                    func(s *corev1.Secret) { s.Annotations[credential.AnnotationToken] = "t0" },
+		"for no token":                                 func(s *corev1.Secret) { s.Annotations = nil },
+		"of another type":                              func(s *corev1.Secret) { s.Type = corev1.SecretTypeOpaque },
+		"with another id than it names":                func(s *corev1.Secret) { s.Annotations[credential.AnnotationCredential] = "JTI=x" },
+		"that is the one all nodes share":              func(s *corev1.Secret) { s.Data["token"] = []byte(sharedToken) },
+		"without a credential":                         func(s *corev1.Secret) { s.Data = nil },
+		"of another machine, under the id of this one": func(s *corev1.Secret) { s.Data["token"] = other.own.Token.Expose() },
+		"of another machine": func(s *corev1.Secret) {
+			s.Data["token"] = other.own.Token.Expose()
+			s.Annotations[credential.AnnotationCredential] = other.own.ID
+		},
+	} {
+		d := newDoor(s, config.ServiceAccountToken, brief)
+		want := http.StatusOK
+		if change != nil {
+			replace(d, change)
+			want = http.StatusServiceUnavailable
+		}
+		status, body := d.ask(http.MethodGet)
+		if status != want || want != http.StatusOK && d.denied.Code != reason.CredentialUnavailable {
+			t.Errorf("a forged one, %s: status %d, %v", name, status, d.denied)
+		}
+		if want != http.StatusOK && bytes.Contains(body, []byte("kubeconfig")) {
+			t.Errorf("a forged one, %s: the config went out", name)
+		}
+	}
+}
+
+// The reader waits for the controller.
+func TestACredentialThatIsPublishedAMomentLaterIsServed(t *testing.T) {
+	s := newSite(t)
+	d := newDoor(s, config.ServiceAccountToken)
+	issuer := s.issuer(config.ServiceAccountToken)
+	s.ok(issuer.Withdraw(s.context(), d.uid, ""))
+	s.ok(issuer.Publish(s.context(), d.uid, "t0", d.own)) // of the attestation before
+	time.AfterFunc(100*time.Millisecond, func() {
+		if err := issuer.Withdraw(context.Background(), d.uid, ""); err != nil {
+			t.Error(err)
+		}
+		if err := issuer.Publish(context.Background(), d.uid, tokenID, d.own); err != nil {
+			t.Error(err)
+		}
+	})
+	if status, _ := d.ask(http.MethodGet); status != http.StatusOK {
+		t.Errorf("status %d: %v", status, d.denied)
 	}
 }
 
@@ -283,8 +359,8 @@ func TestOthersAreServedTheConfigAsItIs(t *testing.T) {
 			if status, body := d.ask(http.MethodGet); status != http.StatusOK || !bytes.Equal(body, d.config) {
 				t.Errorf("%s: status %d, %v", name, status, d.denied)
 			}
-			if n := len(d.rec.Status.Credentials); n > 0 {
-				t.Errorf("%s: %d credentials", name, n)
+			if n := d.rec.Status.Token.Uses; n > 0 {
+				t.Errorf("%s: %d uses", name, n)
 			}
 		}
 	}
@@ -310,11 +386,7 @@ func TestABreakGlassTokenGetsTheSharedCredential(t *testing.T) {
 	if status, _ := d.ask(http.MethodGet); status != http.StatusOK {
 		t.Errorf("with a kubeconfig in which nothing can be exchanged: %d", status)
 	}
-	s.ok(d.issuing.Revoke(s.context(), d.claims.MachineUID, nil))
-	if list, err := s.admin.CoreV1().Secrets(s.namespace).List(s.context(), metav1.ListOptions{}); err != nil ||
-		len(list.Items) > 0 {
-		t.Errorf("a Secret was made: %v", err)
-	}
+	s.ok(s.issuer(config.ServiceAccountToken).Revoke(s.context(), d.claims.MachineUID, nil))
 }
 
 // A revocation that fails says so: it is made again until it succeeds.

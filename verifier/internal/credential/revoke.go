@@ -16,8 +16,8 @@ import (
 )
 
 // Revoke ends every credential of a machine: those on its record, and what its
-// service account's tokens are bound to even if the record has none of them. Doing
-// it again does nothing. What a credential was exchanged for, the kubelet's client
+// service account's tokens are bound to even if the record has none of them. It also
+// deletes the published one. Doing it again does nothing. What a credential was exchanged for, the kubelet's client
 // certificate, stays valid: certificates cannot be revoked.
 //
 // A record that names a Secret that is none of ours revokes nothing by it: whoever
@@ -39,6 +39,7 @@ func (i *Issuer) Revoke(ctx context.Context, uid string, all []v1alpha1.Credenti
 			failed = append(failed, err)
 		}
 	}
+	remove(i.Namespace+"/"+uid, "")
 	if i.Config.Kind != config.BootstrapToken {
 		// Whichever UID it has: the one that the name has now is the machine's.
 		remove(i.namespace+"/"+SecretPrefix+uid, "")

@@ -39,6 +39,7 @@ type site struct {
 	c         *cluster.Cluster
 	admin     kubernetes.Interface
 	namespace string
+	published string // the namespace of the published credentials
 	log       bytes.Buffer
 	uids      []string // of its machines
 }
@@ -56,9 +57,12 @@ func newSite(t testing.TB) *site {
 		t.Fatal(err)
 	}
 	ctx := s.context()
-	_, err = s.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}},
-		metav1.CreateOptions{})
-	s.ok(err)
+	s.published = s.namespace + "-published"
+	for _, name := range []string{s.namespace, s.published} {
+		_, err = s.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+			metav1.CreateOptions{})
+		s.ok(err)
+	}
 	_, err = s.admin.CoreV1().ServiceAccounts(s.namespace).Create(ctx,
 		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "node-bootstrapper"}}, metav1.CreateOptions{})
 	s.ok(err)
@@ -74,7 +78,9 @@ func newSite(t testing.TB) *site {
 	s.ok(err)
 	t.Cleanup(func() {
 		s.ok(s.admin.RbacV1().ClusterRoleBindings().Delete(context.Background(), s.namespace, metav1.DeleteOptions{}))
-		s.ok(s.admin.CoreV1().Namespaces().Delete(context.Background(), s.namespace, metav1.DeleteOptions{}))
+		for _, name := range []string{s.namespace, s.published} {
+			s.ok(s.admin.CoreV1().Namespaces().Delete(context.Background(), name, metav1.DeleteOptions{}))
+		}
 		for _, uid := range s.uids {
 			own := metav1.ListOptions{LabelSelector: credential.LabelMachine + "=" + uid}
 			s.ok(s.admin.CoreV1().Secrets("kube-system").DeleteCollection(context.Background(), metav1.DeleteOptions{}, own))
@@ -100,7 +106,7 @@ func (s *site) ok(err error) {
 func (s *site) issuer(kind config.CredentialKind, change ...func(*credential.Options)) *credential.Issuer {
 	s.Helper()
 	o := credential.Options{
-		Client: s.admin,
+		Client: s.admin, Namespace: s.published,
 		Config: config.Credential{Kind: kind, ServiceAccount: s.namespace + "/node-bootstrapper",
 			Lifetime: config.Duration(time.Hour)},
 		Log: slog.New(slog.NewTextHandler(&s.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
@@ -120,14 +126,28 @@ func (s *site) issuer(kind config.CredentialKind, change ...func(*credential.Opt
 
 func (s *site) issue(i *credential.Issuer, uid string) *pkgcredential.Credential {
 	s.Helper()
-	own, err := i.Issue(s.context(), claims(uid))
+	own, err := i.Issue(s.context(), uid)
 	if err != nil || own == nil {
 		s.Fatalf("Issue: %v, %v", own, err)
 	}
 	return own
 }
 
-func claims(uid string) token.Claims { return token.Claims{MachineUID: uid, Pool: "worker"} }
+// tokenID is of the attestation tokens that credentials are published for.
+const tokenID = "t1"
+
+func claims(uid string) token.Claims {
+	return token.Claims{ID: tokenID, MachineUID: uid, Pool: "worker"}
+}
+
+// reader reads as the administrator.
+func (s *site) reader(change ...func(*credential.ReaderOptions)) *credential.Reader {
+	o := credential.ReaderOptions{Client: s.admin, Namespace: s.published, Timeout: time.Minute}
+	for _, f := range change {
+		f(&o)
+	}
+	return credential.NewReader(o)
+}
 
 // kept is what a record has of a credential.
 func kept(own *pkgcredential.Credential) v1alpha1.CredentialStatus {
@@ -263,9 +283,8 @@ func TestRequestsNameTheCredential(t *testing.T) {
 	})
 }
 
-// The second fetch, as Ignition makes one after a lost answer: another token, on the
-// same Secret, and both work.
-func TestASecondFetchLeavesTheFirstAlone(t *testing.T) {
+// A second attestation: another token, on the same Secret, and both work.
+func TestASecondCredentialLeavesTheFirstAlone(t *testing.T) {
 	both(t, func(t *testing.T, s *site, kind config.CredentialKind) {
 		uid := s.machine()
 		i := s.issuer(kind)
@@ -283,8 +302,8 @@ func TestASecondFetchLeavesTheFirstAlone(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		// One that did not go out is withdrawn, and the other still works.
-		i.Withdraw(s.context(), second)
+		// One that was not published is discarded, and the other still works.
+		i.Discard(s.context(), second)
 		if _, err := s.request(first, "worker-a"); err != nil {
 			t.Error(err)
 		}
@@ -299,7 +318,10 @@ func TestASecondFetchLeavesTheFirstAlone(t *testing.T) {
 func TestAMachineOfBothAPIsHasOneSecret(t *testing.T) {
 	s := newSite(t)
 	older, newer := s.machine(), s.machine()
-	i := s.issuer(config.ServiceAccountToken, func(o *credential.Options) {
+	i := s.issuer(config.ServiceAccountToken)
+	own := s.issue(i, older)
+	s.ok(i.Publish(s.context(), older, tokenID, own))
+	reader := s.reader(func(o *credential.ReaderOptions) {
 		o.Owner = func(uid string) string {
 			if uid == newer {
 				return older
@@ -307,7 +329,11 @@ func TestAMachineOfBothAPIsHasOneSecret(t *testing.T) {
 			return uid
 		}
 	})
-	own := s.issue(i, newer)
+	for _, uid := range []string{older, newer} {
+		if got, err := reader.Get(s.context(), claims(uid)); err != nil || got.ID != own.ID {
+			t.Errorf("%s: %v", uid, err)
+		}
+	}
 	s.ok(i.Revoke(s.context(), older, []v1alpha1.CredentialStatus{kept(own)}))
 	s.refused(own)
 }
@@ -354,14 +380,14 @@ func TestReplicasAtTheSameMomentShareTheSecret(t *testing.T) {
 	for n := range made {
 		i := s.issuer(config.ServiceAccountToken)
 		wg.Go(func() {
-			own, err := i.Issue(s.context(), claims(uid))
+			own, err := i.Issue(s.context(), uid)
 			if err != nil {
 				t.Error(err)
 				return
 			}
 			made[n] = own
-			if n%3 == 0 { // some are not recorded, and take back what they made
-				i.Withdraw(s.context(), own)
+			if n%3 == 0 { // some are not recorded, and discard what they made
+				i.Discard(s.context(), own)
 			}
 		})
 	}
@@ -393,7 +419,11 @@ func TestAttack_T54_ARevokedCredentialOpensNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		all := []v1alpha1.CredentialStatus{kept(first), kept(second)}
+		s.ok(i.Publish(s.context(), uid, tokenID, second))
 		s.ok(i.Revoke(s.context(), uid, all))
+		if left := s.secrets(s.published, uid); len(left) > 0 {
+			t.Error("the published credential is left")
+		}
 		s.refused(first)
 		s.refused(second)
 		if _, err := s.request(other, "worker-b"); err != nil {
@@ -461,7 +491,8 @@ func TestAttack_T46_TheCredentialIsInNoLogAndNoError(t *testing.T) {
 		i, uid := s.issuer(kind), s.machine()
 		own := s.issue(i, uid)
 		i.Log.Info("made", "credential", own, "again", *own)
-		i.Withdraw(s.context(), own)
+		i.Discard(s.context(), own)
+		s.ok(i.Publish(s.context(), uid, tokenID, own))
 		s.ok(i.Revoke(s.context(), uid, []v1alpha1.CredentialStatus{kept(own), {Secret: "a/b"}}))
 		text := s.log.String() + fmt.Sprintf("%v %+v %#v", own, *own, *own)
 		key := string(own.Token.Expose())

@@ -8,6 +8,7 @@
 package controllers
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -24,6 +25,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -40,6 +42,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/bootstrapcredential"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/csr"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/doorprobe"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/mcscertificates"
@@ -59,6 +62,7 @@ type Process struct {
 	reviews  kubernetes.Interface // who may read the metrics
 	events   *events.Recorder
 	cluster  *cluster.Cluster
+	confirm  cluster.Confirmation
 	configs  *renderedconfig.Reconciler // nil: no configs are rendered
 	doors    *doorprobe.Prober
 	synced   sync.Once
@@ -85,6 +89,10 @@ func New(p *backend.Parts) (*Process, error) {
 	if k.reviews, err = kubernetes.NewForConfig(api); err != nil {
 		return nil, fmt.Errorf("reach the Kubernetes API: %w", err)
 	}
+	dyn, err := dynamic.NewForConfig(api)
+	if err != nil {
+		return nil, fmt.Errorf("reach the Kubernetes API: %w", err)
+	}
 	k.events = events.NewRecorder(events.Options{
 		Client: k.reviews.CoreV1(), Log: p.Log, Dropped: p.Metrics.EventsDropped,
 	})
@@ -108,6 +116,7 @@ func New(p *backend.Parts) (*Process, error) {
 	if k.cluster, err = cluster.New(context.Background(), api, *p.Config.Kubernetes, o); err != nil {
 		return nil, err
 	}
+	k.confirm = cluster.Confirmation{Client: dyn, Machines: k.cluster.Registry()}
 	k.controllers = append(k.controllers, k.statusControllers()...)
 	k.controllers = append(k.controllers, func(m manager.Manager) error {
 		return m.Add(manager.RunnableFunc(k.cluster.Work))
@@ -133,13 +142,18 @@ func (k *Process) addCredentials(o *cluster.Options) error {
 		return nil
 	}
 	issuer, err := credential.NewIssuer(credential.Options{
-		Client: k.reviews, Config: *c.Credential, Now: k.parts.Now, Log: k.parts.Log,
-		Owner: func(uid string) string { return k.cluster.RecordUID(uid) },
+		Client: k.reviews, Config: *c.Credential, Namespace: c.Kubernetes.CredentialNamespace,
+		Now: k.parts.Now, Log: k.parts.Log,
 	})
 	if err != nil {
 		return fmt.Errorf("credential: %w", err)
 	}
-	o.Revoke = issuer.Revoke
+	credentials := bootstrapcredential.New(bootstrapcredential.Options{
+		Issuer: issuer, Records: known{k}, Redeemable: known{k}.Redeemable, Confirm: known{k}.Confirm,
+		Ready: known{k}.Ready, Log: k.parts.Log, Now: k.parts.Now,
+	})
+	o.Revoke, o.Token = issuer.Revoke, credentials.Observe
+	k.controllers = append(k.controllers, credentials.SetupWithManager)
 	return nil
 }
 
@@ -288,4 +302,14 @@ func (n known) Record(ctx context.Context, uid string) (*v1alpha1.MachineAttesta
 }
 func (n known) Update(ctx context.Context, uid string, change store.Change) error {
 	return n.k.cluster.Records().Update(ctx, uid, change)
+}
+func (n known) Session(uid string) store.Session { return n.k.cluster.Records().Session(uid) }
+func (n known) Redeemable(uid, pool string, now time.Time) error {
+	return n.k.cluster.Registry().Redeemable(uid, pool, now)
+}
+func (n known) Confirm(ctx context.Context, uid string) error {
+	return n.k.confirm.ConfirmUID(ctx, uid)
+}
+func (n known) Ready(uid string) error {
+	return cmp.Or(n.k.cluster.Ready(), n.k.cluster.Outdated(uid))
 }

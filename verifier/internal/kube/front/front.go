@@ -1,6 +1,6 @@
 // Package front is the backend of a verifier that serves in a cluster. A replica of the front runs on each
-// control-plane node. It reads the cluster through informers, keeps records and claims, and issues bootstrap
-// credentials. It writes Events about what it serves. It holds no lease: everything else that the verifier
+// control-plane node. It reads the cluster through informers, keeps records and claims, and serves the bootstrap
+// credentials that the controller publishes. It writes Events about what it serves. It holds no lease: everything else that the verifier
 // does to a cluster is package controllers, which is another process with another account.
 package front
 
@@ -42,7 +42,7 @@ type Front struct {
 	confirm     cluster.Confirmation
 	reviews     kubernetes.Interface // who may read the metrics
 	events      *events.Recorder
-	credentials *credential.Issuer         // nil: configs keep the shared one
+	credentials *credential.Reader         // nil: configs keep the shared one
 	stored      *poolconfig.Store          // nil: no configs are rendered here
 	configs     *renderedconfig.Reconciler // renders them; nil as well
 	synced      sync.Once
@@ -66,13 +66,10 @@ func New(p *backend.Parts) (*Front, error) {
 	b.events = events.NewRecorder(events.Options{Client: typed.CoreV1(), Log: p.Log, Dropped: p.Metrics.EventsDropped})
 	c := p.Config
 	if c.Credential != nil {
-		b.credentials, err = credential.NewIssuer(credential.Options{
-			Client: typed, Config: *c.Credential, Now: p.Now, Log: p.Log,
+		b.credentials = credential.NewReader(credential.ReaderOptions{
+			Client: typed, Namespace: c.Kubernetes.CredentialNamespace,
 			Owner: func(uid string) string { return b.cluster.RecordUID(uid) },
 		})
-		if err != nil {
-			return nil, fmt.Errorf("credential: %w", err)
-		}
 	}
 	if c.Render != nil {
 		b.stored = poolconfig.NewStore(poolconfig.Options{Log: p.Log, Now: p.Now, Allow: c.Render.PreApprovedAllows})

@@ -81,6 +81,13 @@ func TestAnOlderVersionKeepsTheCredentialsAndTheCertificateOfARecord(t *testing.
 		}
 	}
 	own := credential.Credential{ID: "JTI=1", Issued: now, Expiry: now.Add(4 * time.Hour), Secret: "ns/s", SecretUID: "s-1"}
+	api = writes(t, api, false, func(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
+		next, err := record.AddCredential(rec, claims.ID, own, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return next
+	})
 	api = writes(t, api, false, redeem(&own))
 	api = writes(t, api, true, redeem(nil)) // the machine asks again, at a replica that was not upgraded yet
 	s := statusOf(t, api)

@@ -1,0 +1,147 @@
+package credential
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
+
+	"github.com/mcs-attest/mcs-attest/pkg/credential"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	"github.com/mcs-attest/mcs-attest/pkg/token"
+)
+
+const (
+	// SecretType is that of a published credential. A type cannot be changed, so the admission policy of
+	// deploy/components can tell these Secrets from all others.
+	SecretType corev1.SecretType = "mcs-attest.dev/bootstrap-credential"
+	// AnnotationToken has the id of the attestation token whose bearer may receive the credential.
+	AnnotationToken = "mcs-attest.dev/attestation-token"
+	// AnnotationCredential has the id of the credential, as the record has it.
+	AnnotationCredential = "mcs-attest.dev/credential"
+
+	keyToken = "token"
+)
+
+// Publish makes a credential available to the bearer of an attestation token. It replaces nothing: while another
+// credential of the machine is published, it returns an error.
+func (i *Issuer) Publish(ctx context.Context, uid, tokenID string, own *credential.Credential) error {
+	ctx, cancel := context.WithTimeout(ctx, i.Timeout)
+	defer cancel()
+	_, err := i.Client.CoreV1().Secrets(i.Namespace).Create(ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: uid, Labels: map[string]string{LabelMachine: uid},
+			Annotations: map[string]string{AnnotationToken: tokenID, AnnotationCredential: own.ID},
+		},
+		Type: SecretType, Immutable: ptr.To(true), Data: map[string][]byte{keyToken: own.Token.Expose()},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return reason.Wrap(reason.CredentialUnavailable, err, "publish the credential of the machine %s", uid)
+	}
+	return nil
+}
+
+// Withdraw deletes the published credential of a machine, if it is in the Secret with that UID. The credential
+// itself stays valid.
+func (i *Issuer) Withdraw(ctx context.Context, uid, secretUID string) error {
+	ctx, cancel := context.WithTimeout(ctx, i.Timeout)
+	defer cancel()
+	return i.remove(ctx, i.Namespace+"/"+uid, secretUID)
+}
+
+// ReaderOptions are what a Reader needs. Client and Namespace are required.
+type ReaderOptions struct {
+	// Client's own rate limit must leave room for several calls for each config.
+	Client kubernetes.Interface
+	// Namespace is where credentials are published.
+	Namespace string
+	// Owner is the UID of the Machine whose record is that of the Machine with this one: while a machine is an
+	// object of both Machine APIs it has one record. Nil: the same.
+	Owner func(uid string) string
+	// Timeout is how long a caller waits for its credential. Ignition waits 10 s for a config. Default 4 s.
+	Timeout time.Duration
+}
+
+// Reader reads published credentials. It is safe for concurrent use.
+type Reader struct{ o ReaderOptions }
+
+// NewReader returns a Reader.
+func NewReader(o ReaderOptions) *Reader {
+	if o.Owner == nil {
+		o.Owner = func(uid string) string { return uid }
+	}
+	if o.Timeout == 0 {
+		o.Timeout = 4 * time.Second
+	}
+	return &Reader{o}
+}
+
+// For reports whether the bearer of a token receives a credential: a break-glass token names no machine.
+func (r *Reader) For(c token.Claims) bool { return !record.IsBreakGlass(c.MachineUID) }
+
+// pauses are between reads while the controller makes the credential.
+var pauses = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 10, Cap: time.Second}
+
+// Get returns the credential that was published for a token, with its id and its text. It waits for it for a short
+// time. The caller checks that the record has this credential, see [record.Redeem].
+func (r *Reader) Get(ctx context.Context, c token.Claims) (*credential.Credential, error) {
+	if c.MachineUID == "" || !r.For(c) {
+		return nil, reason.Deny(reason.CredentialUnavailable, "the token names no machine")
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.o.Timeout)
+	defer cancel()
+	uid := r.o.Owner(c.MachineUID)
+	var own *credential.Credential
+	var pending error
+	err := pauses.DelayFunc().Until(ctx, true, false, func(ctx context.Context) (bool, error) {
+		s, err := r.o.Client.CoreV1().Secrets(r.o.Namespace).Get(ctx, uid, metav1.GetOptions{})
+		switch {
+		case kerrors.IsNotFound(err):
+			pending = errNotPublished
+			return false, nil
+		case err != nil:
+			return false, err
+		case s.Annotations[AnnotationToken] != c.ID:
+			pending = errOtherToken // of an attestation before: the controller replaces it
+			return false, nil
+		}
+		own, err = published(s)
+		return true, err
+	})
+	if err != nil {
+		if pending != nil && ctx.Err() != nil {
+			err = pending
+		}
+		return nil, reason.Wrap(reason.CredentialUnavailable, err, "credential of the machine %s", uid)
+	}
+	return own, nil
+}
+
+var (
+	errNotPublished = errors.New("the controller has not published it")
+	errOtherToken   = errors.New("the controller has not published it for this token")
+)
+
+// published reads a credential from its Secret. The id is that of the text itself.
+func published(s *corev1.Secret) (*credential.Credential, error) {
+	raw := string(s.Data[keyToken])
+	id, err := idOf(raw)
+	switch {
+	case s.Type != SecretType:
+		return nil, fmt.Errorf("the Secret %s/%s has the type %s", s.Namespace, s.Name, s.Type)
+	case err != nil:
+		return nil, fmt.Errorf("the Secret %s/%s: %w", s.Namespace, s.Name, err)
+	case id != s.Annotations[AnnotationCredential]:
+		return nil, fmt.Errorf("the Secret %s/%s does not have the credential that it names", s.Namespace, s.Name)
+	}
+	return &credential.Credential{ID: id, Token: secret.New([]byte(raw))}, nil
+}

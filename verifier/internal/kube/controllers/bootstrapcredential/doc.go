@@ -1,0 +1,28 @@
+// Package bootstrapcredential makes the bootstrap credential of each machine that attested, and publishes it for
+// the process that serves configs (package credential). That process can write records, so a record decides only
+// that a machine attested. Whether the Machine exists, may join and has not joined is the answer of the inventory,
+// confirmed by a live read.
+//
+// It watches:
+//
+//   - records, through the inventory: [Reconciler.Observe]
+//   - the metadata of the Secrets in the namespace of the published credentials
+//
+// For a record with a live attestation token it writes, in this order:
+//
+//   - the credential: the Secret that a token of the service account is bound to, and a TokenRequest; or a
+//     bootstrap token
+//   - the id of the credential on the record, under an optimistic lock
+//   - the Secret that publishes the credential
+//
+// There is one published credential for each attestation token; each use of the token receives it. The Secret is
+// deleted when the machine has joined, is quarantined or was deleted, and when the token has expired or was
+// superseded.
+//
+// It needs get and patch of records, get of Machines, and the roles of deploy/components/credential or
+// credential-kubernetes.
+//
+// If it ends between two steps, what it made is on the record or in no client's hands, and the next pass makes
+// another credential. If it runs twice at the same time, the second Secret cannot be created, and both ids are on
+// the record. If it runs late, machines wait: the front answers CredentialUnavailable, which is temporary.
+package bootstrapcredential

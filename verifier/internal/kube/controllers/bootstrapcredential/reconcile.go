@@ -1,0 +1,257 @@
+package bootstrapcredential
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+)
+
+// Options are what a Reconciler needs. All but Log and Now are required.
+type Options struct {
+	Issuer *credential.Issuer
+	// Records are the records of the machines.
+	Records Records
+	// Redeemable reports whether the Machine with this UID exists and may have a config of the pool; see
+	// machine.Registry.
+	Redeemable func(uid, pool string, now time.Time) error
+	// Confirm reads the Machine live. It returns an error if the inventory is out of date.
+	Confirm func(ctx context.Context, uid string) error
+	// Ready returns an error while the inventory cannot be trusted for this Machine.
+	Ready func(uid string) error
+	Log   *slog.Logger     // default none
+	Now   func() time.Time // default time.Now
+}
+
+// Records are the store.
+type Records interface {
+	Session(uid string) store.Session
+}
+
+// Reconciler is the controller. It is safe for concurrent use.
+type Reconciler struct {
+	o       Options
+	trigger kube.Trigger
+	live    client.Reader
+
+	mu     sync.Mutex
+	tokens map[string]string // the id of the live attestation token, by the UID of the record
+}
+
+const (
+	workers  = 8
+	resync   = 10 * time.Minute
+	minPause = 200 * time.Millisecond
+	maxPause = 30 * time.Second
+	timeout  = 30 * time.Second
+	// syncLimit is long: other controllers of the manager must run while these Secrets cannot be listed.
+	syncLimit = 365 * 24 * time.Hour
+)
+
+// New returns a Reconciler.
+func New(o Options) *Reconciler {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	r := &Reconciler{o: o, tokens: map[string]string{}}
+	r.trigger.All, r.trigger.Interval = r.all, resync
+	return r
+}
+
+// Observe receives the id of the attestation token that a machine may use, from each change of its record. It is
+// empty if there is none: then the published credential is deleted.
+func (r *Reconciler) Observe(uid, tokenID string) {
+	r.mu.Lock()
+	changed := r.tokens[uid] != tokenID
+	if tokenID == "" {
+		delete(r.tokens, uid)
+	} else {
+		r.tokens[uid] = tokenID
+	}
+	r.mu.Unlock()
+	switch {
+	case !changed:
+	case tokenID == "":
+		r.trigger.Enqueue(kube.PriorityRevoke, request(uid))
+	default:
+		r.trigger.Enqueue(kube.PriorityChange, request(uid))
+	}
+}
+
+func (r *Reconciler) all() (all []reconcile.Request) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for uid := range maps.Keys(r.tokens) {
+		all = append(all, request(uid))
+	}
+	return all
+}
+
+func request(uid string) reconcile.Request {
+	return reconcile.Request{NamespacedName: types.NamespacedName{Name: uid}}
+}
+
+// SetupWithManager adds the controller to a manager. It has a cache of its own, for one namespace and without the
+// contents of Secrets.
+func (r *Reconciler) SetupWithManager(m manager.Manager) error {
+	published, err := cache.New(m.GetConfig(), cache.Options{
+		HTTPClient: m.GetHTTPClient(), Scheme: m.GetScheme(), Mapper: m.GetRESTMapper(),
+		DefaultNamespaces: map[string]cache.Config{r.o.Issuer.Namespace: {}},
+	})
+	if err != nil {
+		return fmt.Errorf("cache of published credentials: %w", err)
+	}
+	if err := m.Add(published); err != nil {
+		return fmt.Errorf("cache of published credentials: %w", err)
+	}
+	r.live = m.GetAPIReader()
+	b := builder.ControllerManagedBy(m).Named("bootstrapcredential").
+		WatchesRawSource(&r.trigger).
+		WatchesRawSource(source.Kind(published, secretMetadata(), handler.TypedEnqueueRequestsFromMapFunc(
+			func(_ context.Context, s *metav1.PartialObjectMetadata) []reconcile.Request {
+				return []reconcile.Request{request(s.Name)}
+			}))).
+		WithOptions(controller.Options{
+			MaxConcurrentReconciles: workers, CacheSyncTimeout: syncLimit, ReconciliationTimeout: timeout,
+			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minPause, maxPause),
+		})
+	if err := b.Complete(r); err != nil {
+		return fmt.Errorf("controller bootstrapcredential: %w", err)
+	}
+	return nil
+}
+
+func secretMetadata() *metav1.PartialObjectMetadata {
+	return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}}
+}
+
+// Reconcile implements reconcile.Reconciler. The name of a request is the UID of a record.
+func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	uid, began := req.Name, r.o.Now()
+	published := secretMetadata()
+	at := types.NamespacedName{Namespace: r.o.Issuer.Namespace, Name: uid}
+	if err := r.live.Get(ctx, at, published); client.IgnoreNotFound(err) != nil {
+		return reconcile.Result{}, fmt.Errorf("published credential: %w", err)
+	}
+	session := r.o.Records.Session(uid)
+	rec, token, err := r.token(ctx, session, uid)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if published.UID != "" {
+		if expiry, ok := serves(published, rec, token, began); ok {
+			return reconcile.Result{RequeueAfter: expiry.Sub(began) + time.Second}, nil
+		}
+		if err := r.o.Issuer.Withdraw(ctx, uid, string(published.UID)); err != nil {
+			return reconcile.Result{}, fmt.Errorf("published credential: %w", err)
+		}
+		r.o.Log.Info("withdrew a published bootstrap credential", "machine", uid, "credential",
+			published.Annotations[credential.AnnotationCredential])
+	}
+	if token == nil {
+		return reconcile.Result{}, nil
+	}
+	expiry, err := r.provide(ctx, session, uid, token, began)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	return reconcile.Result{RequeueAfter: expiry.Sub(r.o.Now()) + time.Second}, nil
+}
+
+// token returns the record of a machine, and its attestation token if the machine may have a credential now. An
+// error means that it is unknown whether it may.
+func (r *Reconciler) token(ctx context.Context, session store.Session, uid string,
+) (*v1alpha1.MachineAttestation, *v1alpha1.TokenStatus, error) {
+	if record.IsBreakGlass(uid) {
+		return nil, nil, nil
+	}
+	rec, err := session.Record(ctx)
+	if err != nil && reason.From(err).Code != reason.MachineNotFound {
+		return nil, nil, err
+	}
+	now := r.o.Now()
+	token := record.CredentialToken(rec, now)
+	if token == nil && err == nil {
+		return rec, nil, nil
+	}
+	if err := r.o.Ready(uid); err != nil {
+		return nil, nil, fmt.Errorf("inventory: %w", err)
+	}
+	if token == nil { // The Machine does not exist.
+		return nil, nil, nil
+	}
+	if r.o.Redeemable(uid, token.Pool, now) != nil {
+		return rec, nil, nil
+	}
+	if err := r.o.Confirm(ctx, uid); err != nil {
+		return nil, nil, err
+	}
+	return rec, token, nil
+}
+
+// serves reports whether a published credential is the one for a token, and until when. The record must have it.
+func serves(published client.Object, rec *v1alpha1.MachineAttestation, token *v1alpha1.TokenStatus, now time.Time,
+) (time.Time, bool) {
+	a := published.GetAnnotations()
+	if token == nil || a[credential.AnnotationToken] != token.ID || published.GetDeletionTimestamp() != nil {
+		return time.Time{}, false
+	}
+	own, ok := record.Credential(rec, a[credential.AnnotationCredential], now)
+	if !ok || own.Revoked {
+		return time.Time{}, false
+	}
+	return earlier(token.Expiry.Time, own.Expiry.Time), true
+}
+
+// provide makes a credential, adds it to the record, and publishes it.
+func (r *Reconciler) provide(ctx context.Context, session store.Session, uid string, token *v1alpha1.TokenStatus,
+	began time.Time) (time.Time, error) {
+	own, err := r.o.Issuer.Issue(ctx, uid)
+	if err != nil {
+		return time.Time{}, err
+	}
+	err = session.Update(ctx, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+		return record.AddCredential(rec, token.ID, *own, r.o.Now())
+	})
+	if err == nil {
+		err = r.o.Issuer.Publish(ctx, uid, token.ID, own)
+	}
+	if err != nil {
+		r.o.Issuer.Discard(context.WithoutCancel(ctx), own)
+		return time.Time{}, err
+	}
+	r.o.Log.Info("published a bootstrap credential", "machine", uid, "credential", own.ID, "expires", own.Expiry,
+		"took", r.o.Now().Sub(began).String())
+	return earlier(token.Expiry.Time, own.Expiry), nil
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}

@@ -1,0 +1,396 @@
+package bootstrapcredential_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/testvm/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/bootstrapcredential"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+)
+
+// site is the part of a cluster that belongs to one test. The records are in memory.
+type site struct {
+	*testing.T
+	admin                kubernetes.Interface
+	accounts, published  string // namespaces
+	manager              manager.Manager
+	controller           *bootstrapcredential.Reconciler
+	redeemable, confirm  error
+	ready                error
+	mu                   sync.Mutex
+	records              map[string]*v1alpha1.MachineAttestation
+	beforeWrite, written func(uid string) error
+}
+
+func newSite(t *testing.T, kind config.CredentialKind) *site {
+	t.Helper()
+	c := cluster.StartShared(t)
+	s := &site{T: t, records: map[string]*v1alpha1.MachineAttestation{}}
+	var err error
+	s.admin, err = kubernetes.NewForConfig(c.Admin())
+	s.ok(err)
+	s.accounts = "t-" + strings.ToLower(rand.Text()[:10])
+	s.published = s.accounts + "-published"
+	for _, name := range []string{s.accounts, s.published} {
+		_, err := s.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+			metav1.CreateOptions{})
+		s.ok(err)
+		t.Cleanup(func() {
+			s.ok(s.admin.CoreV1().Namespaces().Delete(context.Background(), name, metav1.DeleteOptions{}))
+		})
+	}
+	_, err = s.admin.CoreV1().ServiceAccounts(s.accounts).Create(t.Context(),
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "node-bootstrapper"}}, metav1.CreateOptions{})
+	s.ok(err)
+	issuer, err := credential.NewIssuer(credential.Options{
+		Client: s.admin, Namespace: s.published, Timeout: time.Minute,
+		Config: config.Credential{Kind: kind, ServiceAccount: s.accounts + "/node-bootstrapper", Lifetime: config.Duration(time.Hour)},
+	})
+	s.ok(err)
+	s.controller = bootstrapcredential.New(bootstrapcredential.Options{
+		Issuer: issuer, Records: s, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		Redeemable: func(string, string, time.Time) error { return s.redeemable },
+		Confirm:    func(context.Context, string) error { return s.confirm },
+		Ready:      func(string) error { return s.ready },
+	})
+	s.manager, err = kube.NewManager(c.Admin(), kube.Options{Log: slog.New(slog.DiscardHandler)})
+	s.ok(err)
+	s.ok(s.controller.SetupWithManager(s.manager))
+	return s
+}
+
+func (s *site) ok(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+// Session implements bootstrapcredential.Records.
+func (s *site) Session(uid string) store.Session { return store.NewSession(s, uid) }
+
+func (s *site) Record(_ context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if rec := s.records[uid]; rec != nil {
+		return rec.DeepCopy(), nil
+	}
+	return nil, reason.Deny(reason.MachineNotFound, "no Machine with UID %s", uid)
+}
+
+func (s *site) Update(_ context.Context, uid string, change store.Change) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.beforeWrite != nil {
+		if err := s.beforeWrite(uid); err != nil {
+			return err
+		}
+	}
+	next, err := change(s.records[uid])
+	if err != nil || next == nil {
+		return err
+	}
+	s.records[uid] = next
+	if s.written != nil {
+		return s.written(uid)
+	}
+	return nil
+}
+
+// change changes a record, as the front or another controller does.
+func (s *site) change(uid string, f func(*v1alpha1.MachineAttestation)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f(s.records[uid])
+}
+
+// attested is the UID of a machine that attested.
+func (s *site) attested() (uid string) {
+	uid = string(uuid.NewUUID())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rec := &v1alpha1.MachineAttestation{}
+	rec.Status.MachineUID, rec.Status.Phase = uid, v1alpha1.PhaseAttested
+	rec.Status.Token = &v1alpha1.TokenStatus{ID: "t1", Pool: "worker", Expiry: metav1.NewTime(time.Now().Add(time.Hour)), MaxUses: 3}
+	s.records[uid] = rec
+	return uid
+}
+
+func (s *site) reconcile(uid string) error {
+	_, err := s.controller.Reconcile(s.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: uid}})
+	return err
+}
+
+// secret is the published credential of a machine; nil: there is none.
+func (s *site) secret(uid string) *corev1.Secret {
+	s.Helper()
+	o, err := s.admin.CoreV1().Secrets(s.published).Get(context.Background(), uid, metav1.GetOptions{})
+	if kerrors.IsNotFound(err) {
+		return nil
+	}
+	s.ok(err)
+	return o
+}
+
+// serves returns the id of the credential that the front serves for a token of the machine.
+func (s *site) serves(uid, tokenID string) string {
+	s.Helper()
+	published := s.secret(uid)
+	if published == nil || published.Annotations[credential.AnnotationToken] != tokenID {
+		s.Fatalf("nothing is published for the token %s", tokenID)
+	}
+	id := published.Annotations[credential.AnnotationCredential]
+	if _, ok := record.Credential(s.records[uid], id, time.Now()); !ok {
+		s.Fatalf("%s is not on the record", id)
+	}
+	return id
+}
+
+func TestACredentialIsOnTheRecordBeforeItIsPublished(t *testing.T) {
+	for _, kind := range []config.CredentialKind{config.ServiceAccountToken, config.BootstrapToken} {
+		t.Run(string(kind), func(t *testing.T) {
+			s := newSite(t, kind)
+			uid := s.attested()
+			s.written = func(uid string) error {
+				if s.secret(uid) != nil {
+					t.Error("it was published before")
+				}
+				return nil
+			}
+			s.ok(s.reconcile(uid))
+			id := s.serves(uid, "t1")
+			// For each use of the token it is the same.
+			s.change(uid, func(r *v1alpha1.MachineAttestation) {
+				r.Status.Phase, r.Status.Token.Uses = v1alpha1.PhaseFetched, 1
+			})
+			s.ok(s.reconcile(uid))
+			if again := s.serves(uid, "t1"); again != id || len(s.records[uid].Status.Credentials) != 1 {
+				t.Errorf("%s, and then %s", id, again)
+			}
+		})
+	}
+}
+
+// The front can write records. What a Machine is decides the inventory.
+func TestAttack_T49_ARecordAloneReceivesNoCredential(t *testing.T) {
+	s := newSite(t, config.ServiceAccountToken)
+	for name, set := range map[string]func(on bool){
+		"a quarantined Machine":     func(on bool) { s.redeemable = denied(on, reason.Quarantined) },
+		"a joined Machine":          func(on bool) { s.redeemable = denied(on, reason.MachineJoined) },
+		"a Machine of another pool": func(on bool) { s.redeemable = denied(on, reason.MachinePool) },
+		"no Machine":                func(on bool) { s.redeemable = denied(on, reason.MachineNotFound) },
+		"a deleted Machine":         func(on bool) { s.redeemable = denied(on, reason.MachineDeleting) },
+		"a Machine that the live read says otherwise of": func(on bool) { s.confirm = denied(on, reason.StoreUnavailable) },
+		"an inventory that is out of date":               func(on bool) { s.ready = denied(on, reason.StoreUnavailable) },
+	} {
+		uid := s.attested()
+		set(true)
+		err := s.reconcile(uid)
+		if s.secret(uid) != nil || len(s.records[uid].Status.Credentials) > 0 {
+			t.Errorf("%s received a credential: %v", name, err)
+		}
+		set(false)
+		s.ok(s.reconcile(uid))
+		s.serves(uid, "t1")
+	}
+}
+
+func denied(on bool, code reason.Code) error {
+	if !on {
+		return nil
+	}
+	return reason.Deny(code, "m")
+}
+
+func TestAPublishedCredentialIsWithdrawn(t *testing.T) {
+	s := newSite(t, config.ServiceAccountToken)
+	for name, change := range map[string]func(uid string){
+		"when the machine joined": func(uid string) {
+			s.change(uid, func(r *v1alpha1.MachineAttestation) { r.Status.Phase, r.Status.Token = v1alpha1.PhaseJoined, nil })
+		},
+		"when the machine is quarantined": func(uid string) {
+			s.change(uid, func(r *v1alpha1.MachineAttestation) { r.Status.Quarantined = true })
+		},
+		"when the token has expired": func(uid string) {
+			s.change(uid, func(r *v1alpha1.MachineAttestation) { r.Status.Token.Expiry = metav1.NewTime(time.Now()) })
+		},
+		"when the Machine was deleted": func(uid string) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			delete(s.records, uid)
+		},
+		"when the inventory says that the Machine joined": func(string) { s.redeemable = denied(true, reason.MachineJoined) },
+	} {
+		uid := s.attested()
+		s.ok(s.reconcile(uid))
+		s.serves(uid, "t1")
+		change(uid)
+		s.ok(s.reconcile(uid))
+		if s.secret(uid) != nil {
+			t.Errorf("%s it is still published", name)
+		}
+		s.redeemable = nil
+	}
+}
+
+func TestAttack_T49_AnotherPublishedSecretIsReplaced(t *testing.T) {
+	s := newSite(t, config.ServiceAccountToken)
+	for name, change := range map[string]func(uid string){
+		"of the attestation before": func(uid string) {
+			s.change(uid, func(r *v1alpha1.MachineAttestation) { r.Status.Token.ID = "t2" })
+		},
+		"that is not on the record": func(uid string) {
+			s.change(uid, func(r *v1alpha1.MachineAttestation) { r.Status.Credentials = nil })
+		},
+		"that was revoked": func(uid string) {
+			s.change(uid, func(r *v1alpha1.MachineAttestation) { r.Status.Credentials[0].Revoked = true })
+		},
+		"that expired": func(uid string) {
+			s.change(uid, func(r *v1alpha1.MachineAttestation) { r.Status.Credentials[0].Expiry = metav1.NewTime(time.Now()) })
+		},
+		"without annotations": func(uid string) {
+			published := s.secret(uid)
+			published.Annotations = nil
+			_, err := s.admin.CoreV1().Secrets(s.published).Update(t.Context(), published, metav1.UpdateOptions{})
+			s.ok(err)
+		},
+	} {
+		uid := s.attested()
+		s.ok(s.reconcile(uid))
+		before := s.serves(uid, "t1")
+		change(uid)
+		s.ok(s.reconcile(uid))
+		if after := s.serves(uid, s.records[uid].Status.Token.ID); after == before {
+			t.Errorf("one %s stays", name)
+		}
+	}
+}
+
+// The process may end between any two steps.
+func TestAnEndBetweenTwoStepsLeavesNothingThatIsNotOnTheRecord(t *testing.T) {
+	for _, kind := range []config.CredentialKind{config.ServiceAccountToken, config.BootstrapToken} {
+		t.Run(string(kind), func(t *testing.T) {
+			s := newSite(t, kind)
+			uid := s.attested()
+			s.beforeWrite = func(string) error { return errors.New("the API is away") }
+			if err := s.reconcile(uid); err == nil {
+				t.Error("no error without a record")
+			}
+			if s.secret(uid) != nil || len(s.bootstrapTokens(uid)) > 0 {
+				t.Error("what is on no record is left")
+			}
+			s.beforeWrite = nil
+			s.written = func(string) error { return errors.New("the answer was lost") }
+			if err := s.reconcile(uid); err == nil {
+				t.Error("no error without an answer")
+			}
+			if s.secret(uid) != nil {
+				t.Error("it was published without an answer")
+			}
+			s.written = nil
+			s.ok(s.reconcile(uid))
+			s.serves(uid, "t1")
+		})
+	}
+}
+
+func (s *site) bootstrapTokens(uid string) []corev1.Secret {
+	s.Helper()
+	all, err := s.admin.CoreV1().Secrets("kube-system").List(context.Background(),
+		metav1.ListOptions{LabelSelector: credential.LabelMachine + "=" + uid})
+	s.ok(err)
+	return all.Items
+}
+
+// A record that changes while the credential is made refuses it.
+func TestARecordThatChangedMeanwhileRefusesTheCredential(t *testing.T) {
+	s := newSite(t, config.BootstrapToken)
+	for name, change := range map[string]func(*v1alpha1.MachineAttestation){
+		"quarantined":   func(r *v1alpha1.MachineAttestation) { r.Status.Quarantined = true },
+		"attested anew": func(r *v1alpha1.MachineAttestation) { r.Status.Token.ID = "t2" },
+		"joined":        func(r *v1alpha1.MachineAttestation) { r.Status.Phase = v1alpha1.PhaseJoined },
+	} {
+		uid := s.attested()
+		s.beforeWrite = func(uid string) error {
+			change(s.records[uid])
+			return nil
+		}
+		err := s.reconcile(uid)
+		if err == nil || s.secret(uid) != nil || len(s.records[uid].Status.Credentials) > 0 || len(s.bootstrapTokens(uid)) > 0 {
+			t.Errorf("%s in the meantime: %v, %v", name, err, s.records[uid].Status.Credentials)
+		}
+		s.beforeWrite = nil
+	}
+}
+
+// The controller in its manager: what is observed is published, and a Secret that an administrator deleted is
+// published again. It logs how long it takes from the record to the published credential.
+func TestTheManagerPublishesWhatIsObserved(t *testing.T) {
+	s := newSite(t, config.ServiceAccountToken)
+	early := s.attested()
+	s.controller.Observe(early, "t1") // before the manager starts
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := s.manager.Start(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	until := func(what string, f func() bool) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); !f(); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s: not after a minute", what)
+			}
+		}
+	}
+	until("observed before the start", func() bool { return s.secret(early) != nil })
+	s.ok(s.admin.CoreV1().Secrets(s.published).Delete(t.Context(), early, metav1.DeleteOptions{}))
+	until("deleted", func() bool { return s.secret(early) != nil })
+
+	const machines = 50
+	var uids []string
+	for range machines {
+		uids = append(uids, s.attested())
+	}
+	began := time.Now()
+	for _, uid := range uids {
+		s.controller.Observe(uid, "t1")
+	}
+	var first time.Duration
+	for n, uid := range uids {
+		until(fmt.Sprint("machine ", n), func() bool { return s.secret(uid) != nil })
+		if n == 0 {
+			first = time.Since(began)
+		}
+	}
+	t.Logf("published the first credential after %v, %d after %v", first, machines, time.Since(began))
+
+	s.change(uids[0], func(r *v1alpha1.MachineAttestation) { r.Status.Phase, r.Status.Token = v1alpha1.PhaseJoined, nil })
+	s.controller.Observe(uids[0], "")
+	until("joined", func() bool { return s.secret(uids[0]) == nil })
+}
