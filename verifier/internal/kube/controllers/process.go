@@ -117,6 +117,7 @@ func New(p *backend.Parts) (*Process, error) {
 		return nil, err
 	}
 	k.confirm = cluster.Confirmation{Client: dyn, Machines: k.cluster.Registry()}
+	k.controllers = append(k.controllers, k.doors.SetupWithManager)
 	k.controllers = append(k.controllers, k.statusControllers()...)
 	k.controllers = append(k.controllers, func(m manager.Manager) error {
 		return m.Add(manager.RunnableFunc(k.cluster.Work))
@@ -224,7 +225,6 @@ func (k *Process) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	run := func(f func(context.Context)) { g.Go(func() error { f(ctx); return nil }) }
 	run(k.events.Run)
-	g.Go(func() error { return k.doors.Start(ctx) })
 	if k.configs != nil {
 		g.Go(func() error { return k.configs.Run(ctx) })
 	}
