@@ -19,6 +19,7 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/mcs-attest/mcs-attest/deploy"
@@ -318,8 +319,46 @@ func TestAttack_T49_AStolenFrontMakesNoCredential(t *testing.T) {
 			t.Errorf("a token of %s that is bound to %v: %v", bootstrapper, bound, err)
 		}
 	}
+	w.frontCannotEnroll()
 	w.frontCannot(ctx, mco, "kube-system", "default", "openshift-machine-api", "openshift-config", published)
 	w.onlyTheControllerPublishes()
+}
+
+// frontCannotEnroll: a record that the front creates enrolls no machine and grants nothing.
+func (w *issuing) frontCannotEnroll() {
+	w.Helper()
+	const namespace = "openshift-machine-api"
+	objects, err := dynamic.NewForConfig(w.c.ServiceAccount(w.T, deploy.Namespace, deploy.ServiceAccount))
+	if err != nil {
+		w.Fatal(err)
+	}
+	resource := v1alpha1.GroupVersion.WithResource("machineattestations")
+	create := func(spec string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			var o unstructured.Unstructured
+			if err := yaml.Unmarshal([]byte("apiVersion: "+v1alpha1.APIVersion+"\nkind: MachineAttestation\n"+
+				"metadata: {name: m}\nspec: {"+spec+"}\n"), &o.Object); err != nil {
+				return err
+			}
+			_, err := objects.Resource(resource).Namespace(namespace).Create(ctx, &o, meta.CreateOptions{})
+			return err
+		}
+	}
+	remove := func(context.Context) {
+		w.c.Kubectl(w.T, "-n", namespace, "delete", "machineattestations.mcs-attest.dev", "m")
+	}
+	for _, spec := range []string{"pool: worker", "pool: master, ekSHA256: [" + strings.Repeat("ab", 32) + "]",
+		"machineRef: {name: m}, reattest: {until: '2036-01-01T00:00:00Z'}", "machineRef: {name: m}, expectedProviderID: 'aws:///a/i'",
+		"machineRef: {name: m}, quarantined: true"} {
+		w.denied("the front creates a MachineAttestation with "+spec, create(spec), remove)
+	}
+	for _, spec := range []string{"", "machineRef: {name: m}"} {
+		if err := create(spec)(w.Context()); err != nil {
+			w.Errorf("the front creates a record with %q: %v", spec, err)
+			continue
+		}
+		remove(w.Context())
+	}
 }
 
 // frontCannot tries what no role gives to the front.
