@@ -64,7 +64,8 @@ func (f *Faults) put(kind kind, o *inventory.Object, problems []manifest.Problem
 	f.all[k] = next
 	f.mu.Unlock()
 	if !known || before.Text != text {
-		f.log.Error("an object cannot be used as it stands; its last good state stays in force", "object", k.String(), "problem", text, "none_good", next.never)
+		f.log.Error("an object cannot be used as it stands; its last good state stays in force", "object", k.String(),
+			"problem", text, "none_good", next.never)
 	}
 	f.trigger.EnqueueAfter(joinPause, kube.PriorityChange, next.request)
 }
