@@ -104,8 +104,8 @@ func (f *Faults) unreadable(kinds ...kind) bool {
 	return false
 }
 
-// mayBeStopped reports whether an object that was never readable may quarantine this Machine.
-func (f *Faults) mayBeStopped(m *machine.Machine) bool {
+// MayBeQuarantined reports whether an object that was never readable may quarantine this Machine.
+func (f *Faults) MayBeQuarantined(m *machine.Machine) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for k, one := range f.all {
