@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 )
 
@@ -132,7 +133,7 @@ func TestAlertsTellWhatToDo(t *testing.T) {
 }
 
 // fromElsewhere are metrics that are not the verifier's own.
-var fromElsewhere = []string{"up", "process_resident_memory_bytes"}
+var fromElsewhere = []string{"up", "process_resident_memory_bytes", "leader_election_master_status"}
 
 // Metrics, reasons and outcomes that the rules and the dashboard speak of are
 // those that the verifier has.
@@ -229,42 +230,69 @@ func TestRulesAndDashboardSpeakOfWhatThereIs(t *testing.T) {
 	}
 }
 
-// The metrics' Service, the ServiceMonitor and the job in the alerts are one.
+// The metrics' Services, the ServiceMonitors and the jobs in the alerts are the same.
 func TestPrometheusFindsTheReplicas(t *testing.T) {
 	objects := Objects(t, "openshift")
-	service := find(t, objects, "Service", "mcs-attest-verifier-metrics")
 	_, alerts := rules(t)
+	jobs := map[string]bool{}
 	for _, a := range alerts {
-		if strings.Contains(a.Expr, "up{") && !strings.Contains(a.Expr, `job="`+service.GetName()+`"`) {
-			t.Errorf("%s: the job is called after the Service, %s", a.Alert, service.GetName())
+		for _, m := range regexp.MustCompile(`up\{job="([^"]*)"`).FindAllStringSubmatch(a.Expr, -1) {
+			jobs[m[1]] = true
 		}
 	}
-	monitor := find(t, objects, "ServiceMonitor", "mcs-attest-verifier")
-	raw, err := monitor.MarshalJSON()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var m struct {
-		Spec struct {
-			Selector  struct{ MatchLabels map[string]string }
-			Endpoints []struct{ Port, Scheme, BearerTokenFile string }
+	for account, template := range templates(t, "openshift") {
+		service := find(t, objects, "Service", account+"-metrics")
+		if !jobs[service.GetName()] {
+			t.Errorf("no alert is about the job of the Service %s", service.GetName())
+		}
+		delete(jobs, service.GetName())
+		selector, _, err := unstructured.NestedStringMap(service.Object, "spec", "selector")
+		if err != nil || len(selector) == 0 {
+			t.Fatal(selector, err)
+		}
+		for k, v := range selector {
+			if template.Labels[k] != v {
+				t.Errorf("the pods of %s have no label %s=%s", account, k, v)
+			}
+		}
+		raw, err := find(t, objects, "ServiceMonitor", account).MarshalJSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var m struct {
+			Spec struct {
+				Selector  struct{ MatchLabels map[string]string }
+				Endpoints []struct {
+					Port, Scheme, BearerTokenFile string
+					TLSConfig                     struct{ ServerName string }
+				}
+			}
+		}
+		if err := json.Unmarshal(raw, &m); err != nil {
+			t.Fatal(err)
+		}
+		// Its Service, and not the other one.
+		for _, o := range objects {
+			selected := o.GetKind() == "Service"
+			for k, v := range m.Spec.Selector.MatchLabels {
+				selected = selected && o.GetLabels()[k] == v
+			}
+			if selected != (o.GetKind() == "Service" && o.GetName() == service.GetName()) {
+				t.Errorf("ServiceMonitor %s and %s %s", account, o.GetKind(), o.GetName())
+			}
+		}
+		var ports []string
+		for _, p := range template.Spec.Containers[0].Ports {
+			ports = append(ports, p.Name)
+		}
+		if len(m.Spec.Endpoints) != 1 || !slices.Contains(ports, m.Spec.Endpoints[0].Port) {
+			t.Errorf("scraped: %v, there are %v", m.Spec.Endpoints, ports)
+		} else if e := m.Spec.Endpoints[0]; e.Scheme != "https" || e.BearerTokenFile == "" ||
+			e.TLSConfig.ServerName != service.GetName()+"."+Namespace+".svc" {
+			t.Errorf("Prometheus presents no token, or not over TLS: %+v", e)
 		}
 	}
-	if err := json.Unmarshal(raw, &m); err != nil {
-		t.Fatal(err)
-	}
-	for k, v := range m.Spec.Selector.MatchLabels {
-		if service.GetLabels()[k] != v {
-			t.Errorf("the Service has no label %s=%s", k, v)
-		}
-	}
-	var ports []string
-	for _, p := range podSpec(t, "openshift").Containers[0].Ports {
-		ports = append(ports, p.Name)
-	}
-	if len(m.Spec.Endpoints) != 1 || !slices.Contains(ports, m.Spec.Endpoints[0].Port) {
-		t.Errorf("scraped: %v, there are %v", m.Spec.Endpoints, ports)
-	} else if e := m.Spec.Endpoints[0]; e.Scheme != "https" || e.BearerTokenFile == "" {
-		t.Errorf("Prometheus presents no token, or not over TLS: %+v", e)
+	if len(jobs) > 0 {
+		t.Errorf("alerts are about the jobs %v", jobs)
 	}
 }

@@ -136,6 +136,13 @@ func TestConfigurationAndDaemonSetHaveTheSamePorts(t *testing.T) {
 			}
 			ports[p.Name] = fmt.Sprintf("%s:%d", p.HostIP, p.ContainerPort)
 		}
+		for _, p := range deployment(t, overlay).Spec.Template.Spec.Containers[0].Ports {
+			// The defaults of the command "controller".
+			if want := map[string]string{"health": "127.0.0.1:22682", "metrics": ":9623"}[p.Name]; want !=
+				fmt.Sprintf("%s:%d", p.HostIP, p.ContainerPort) {
+				t.Errorf("%s: the controller's port %s is %d, and listens on %s", overlay, p.Name, p.ContainerPort, want)
+			}
+		}
 		health := cmp.Or(c.HealthListen, "127.0.0.1:22681")
 		if ports["attest"] != c.Listen || ports["metrics"] != c.MetricsListen || ports["health"] != health {
 			t.Errorf("%s: the DaemonSet has %v, the configuration %s, %s and %s", overlay, ports, c.Listen,
@@ -148,33 +155,46 @@ func TestConfigurationAndDaemonSetHaveTheSamePorts(t *testing.T) {
 // that OpenShift's firewall rules open between nodes.
 func TestAttack_T61_ProbesUseThePortOnTheLoopback(t *testing.T) {
 	for _, overlay := range Overlays {
-		c := podSpec(t, overlay).Containers[0]
-		for _, p := range c.Ports {
-			if p.Name == "health" && p.HostIP != "127.0.0.1" {
-				t.Errorf("%s: health is on %q", overlay, p.HostIP)
+		ports := map[int32]string{}
+		for account, template := range templates(t, overlay) {
+			c := template.Spec.Containers[0]
+			for _, p := range c.Ports {
+				if other := ports[p.HostPort]; other != "" || p.HostPort != p.ContainerPort {
+					t.Errorf("%s: port %d of %s and %s", overlay, p.HostPort, account, other)
+				}
+				ports[p.HostPort] = account
+				if p.Name == "health" && p.HostIP != "127.0.0.1" {
+					t.Errorf("%s: health is on %q", overlay, p.HostIP)
+				}
+				if p.Name == "metrics" && (p.HostPort < 9000 || p.HostPort > 9999) {
+					t.Errorf("%s: metrics are on port %d", overlay, p.HostPort)
+				}
 			}
-			if p.Name == "metrics" && (p.HostPort < 9000 || p.HostPort > 9999) {
-				t.Errorf("%s: metrics are on port %d", overlay, p.HostPort)
-			}
-		}
-		for _, probe := range []*core.Probe{c.StartupProbe, c.ReadinessProbe, c.LivenessProbe} {
-			if probe == nil || probe.HTTPGet == nil || probe.HTTPGet.Host != "127.0.0.1" ||
-				probe.HTTPGet.Port.String() != "health" {
-				t.Errorf("%s: probe %+v", overlay, probe)
+			for _, probe := range []*core.Probe{c.StartupProbe, c.ReadinessProbe, c.LivenessProbe} {
+				if probe == nil || probe.HTTPGet == nil || probe.HTTPGet.Host != "127.0.0.1" ||
+					probe.HTTPGet.Port.String() != "health" {
+					t.Errorf("%s, %s: probe %+v", overlay, account, probe)
+				}
 			}
 		}
 	}
 }
 
-// admitted makes the pod that the DaemonSet would make, as far as the API server's
+// admitted makes the pods that the workloads would make, as far as the API server's
 // admission: in its own namespace, and in one where everything beyond "restricted"
 // is told. That must be the host's network and nothing else.
 func admitted(t *testing.T, c *cluster.Cluster, overlay string) {
 	t.Helper()
-	template := daemonSet(t, overlay).Spec.Template
+	for account, template := range templates(t, overlay) {
+		admittedPod(t, c, overlay, account, template)
+	}
+}
+
+func admittedPod(t *testing.T, c *cluster.Cluster, overlay, account string, template *core.PodTemplateSpec) {
+	t.Helper()
 	pod, err := json.Marshal(map[string]any{
 		"apiVersion": "v1", "kind": "Pod", "spec": template.Spec,
-		"metadata": map[string]any{"generateName": "mcs-attest-verifier-", "annotations": template.Annotations},
+		"metadata": map[string]any{"generateName": account + "-", "annotations": template.Annotations},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -190,7 +210,7 @@ metadata: {name: restricted, labels: {pod-security.kubernetes.io/enforce: restri
 ---
 apiVersion: v1
 kind: ServiceAccount
-metadata: {name: mcs-attest-verifier, namespace: restricted}
+metadata: {name: `+account+`, namespace: restricted}
 `)
 	_, err = c.KubectlAs("admin", string(pod), "create", "-n", "restricted", "--dry-run=server", "-f", "-")
 	if err == nil {

@@ -39,7 +39,7 @@ func TestAttack_T49_TheApproverApprovesForTheKubeletsSignersAlone(t *testing.T) 
 	}
 	w := &world{t: t, c: c}
 	var err error
-	if w.reviews, err = kubernetes.NewForConfig(c.ServiceAccount(t, Namespace, ServiceAccount)); err != nil {
+	if w.reviews, err = kubernetes.NewForConfig(c.ServiceAccount(t, Namespace, Controller)); err != nil {
 		t.Fatal(err)
 	}
 	const (

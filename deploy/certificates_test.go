@@ -38,7 +38,7 @@ func TestAttack_T49_RenewingCertificatesTouchesThoseAlone(t *testing.T) {
 	}
 	w := &world{t: t, c: c}
 	var err error
-	if w.reviews, err = kubernetes.NewForConfig(c.ServiceAccount(t, Namespace, ServiceAccount)); err != nil {
+	if w.reviews, err = kubernetes.NewForConfig(c.ServiceAccount(t, Namespace, Controller)); err != nil {
 		t.Fatal(err)
 	}
 	const mco, machines = "openshift-machine-config-operator", "openshift-machine-api"

@@ -100,13 +100,3 @@ func Apply(t cluster.TB, c *cluster.Cluster, overlay string) {
 	c.InstallOwn(t)
 	c.KubectlApply(t, string(rendered))
 }
-
-// OneAccount returns manifests in which the account of the controller is that of the verifier: for tests in which
-// one process does the work of both.
-func OneAccount(manifests string) string {
-	const controller = "mcs-attest-controller"
-	return strings.NewReplacer(
-		"serviceaccount:"+Namespace+":"+controller, "serviceaccount:"+Namespace+":"+ServiceAccount,
-		"kind: ServiceAccount\n  name: "+controller, "kind: ServiceAccount\n  name: "+ServiceAccount,
-	).Replace(manifests)
-}

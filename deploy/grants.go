@@ -16,13 +16,14 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
-// The account that the verifier runs as.
+// The accounts of the verifier: of the processes that serve, and of the controller.
 const (
 	Namespace      = "mcs-attest"
 	ServiceAccount = "mcs-attest-verifier"
+	Controller     = "mcs-attest-controller"
 )
 
-// Grant is one verb on one resource that an overlay gives to the verifier.
+// Grant is one verb on one resource that an overlay gives to an account.
 type Grant struct {
 	Verb, Group, Resource, Subresource string
 	// Namespace is where it counts; empty: everywhere. Name is the one object
@@ -50,8 +51,8 @@ func (g Grant) String() string {
 	return s
 }
 
-// Grants lists everything that an overlay gives to the verifier.
-func Grants(t cluster.TB, overlay string) (grants []Grant) {
+// Grants lists everything that an overlay gives to an account of the verifier.
+func Grants(t cluster.TB, overlay, account string) (grants []Grant) {
 	t.Helper()
 	convert := func(o map[string]any, into any) {
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o, into, true); err != nil {
@@ -75,7 +76,7 @@ func Grants(t cluster.TB, overlay string) (grants []Grant) {
 		}
 		var b rbac.RoleBinding
 		convert(o.Object, &b)
-		if !slices.Contains(b.Subjects, rbac.Subject{Kind: "ServiceAccount", Namespace: Namespace, Name: ServiceAccount}) {
+		if !slices.Contains(b.Subjects, rbac.Subject{Kind: "ServiceAccount", Namespace: Namespace, Name: account}) {
 			continue
 		}
 		at := [3]string{b.RoleRef.Kind, "", b.RoleRef.Name}
@@ -103,7 +104,7 @@ func Grants(t cluster.TB, overlay string) (grants []Grant) {
 		}
 	}
 	if len(grants) == 0 {
-		t.Fatalf("overlay %s gives nothing to %s/%s", overlay, Namespace, ServiceAccount)
+		t.Fatalf("overlay %s gives nothing to %s/%s", overlay, Namespace, account)
 	}
 	return grants
 }

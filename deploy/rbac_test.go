@@ -19,10 +19,16 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
 
-const account = "system:serviceaccount:" + Namespace + ":" + ServiceAccount
+// The names by which the API server knows the accounts.
+const (
+	accountPrefix     = "system:serviceaccount:" + Namespace + ":"
+	frontAccount      = accountPrefix + ServiceAccount
+	controllerAccount = accountPrefix + Controller
+)
 
 // hosts is as much of metal3's CRD as there must be to list them.
 const hosts = `
@@ -56,7 +62,7 @@ var objects = map[string]string{
 		machineRef: {apiVersion: machine.openshift.io/v1beta1, kind: Machine, namespace: machines, name: m}}}`,
 }
 
-// world acts on the API: as the verifier, and as the administrator who prepares.
+// world acts on the API: as an account of the verifier, and as the administrator who prepares.
 type world struct {
 	t               *testing.T
 	c               *cluster.Cluster
@@ -71,8 +77,13 @@ func newWorld(t *testing.T, overlay string) *world {
 	c.InstallOpenShift(t)
 	c.KubectlApply(t, hosts)
 	Apply(t, c, overlay)
+	return as(t, c, ServiceAccount)
+}
+
+func as(t *testing.T, c *cluster.Cluster, account string) *world {
+	t.Helper()
 	w := &world{t: t, c: c}
-	api := c.ServiceAccount(t, Namespace, ServiceAccount)
+	api := c.ServiceAccount(t, Namespace, account)
 	var err error
 	if w.verifier, err = dynamic.NewForConfig(api); err != nil {
 		t.Fatal(err)
@@ -179,6 +190,12 @@ func (w *world) try(g Grant) error {
 		if review {
 			o.SetName("")
 		}
+		if o.GetName() == v1alpha1.VerifierName { // there is one, from another grant
+			err := in(w.admin, g).Delete(ctx, o.GetName(), meta.DeleteOptions{})
+			if err != nil && !kerrors.IsNotFound(err) {
+				w.t.Fatal(err)
+			}
+		}
 		_, err := mine.Create(ctx, o, meta.CreateOptions{})
 		if err == nil && !review {
 			err = in(w.admin, g).Delete(ctx, o.GetName(), meta.DeleteOptions{})
@@ -250,55 +267,151 @@ func TestEachVerbIsSufficientAndNecessary(t *testing.T) {
 	tried := map[string]bool{} // what the base gives is tried once
 	for _, overlay := range Overlays {
 		t.Run(overlay, func(t *testing.T) {
-			w := newWorld(t, overlay)
-			// Two roles may give the same in one namespace, where one object's place
-			// is the other's: then it is taken from both.
-			grants, order := map[string][]Grant{}, []string{}
-			for _, g := range Grants(t, overlay) {
-				if grants[g.String()] == nil {
-					order = append(order, g.String())
-				}
-				grants[g.String()] = append(grants[g.String()], g)
-			}
-			for _, what := range order {
-				g := grants[what][0]
-				if tried[what] && len(grants[what]) == 1 {
-					continue
-				}
-				tried[what] = true
-				if strings.Contains(g.Verb+g.Group+g.Resource, "*") {
-					t.Errorf("%s: a wildcard", g)
-					continue
-				}
-				if err := w.try(g); err != nil {
-					t.Errorf("%s: %v", g, err)
-					continue
-				}
-				var restore []func()
-				for _, same := range grants[what] {
-					restore = append(restore, Without(t, w.c, same))
-				}
-				may := func() bool { return w.may(g.Verb, g.Group, g.Resource, g.Subresource, g.Namespace, g.Name) }
-				if !until(func() bool { return !may() }) {
-					t.Errorf("%s: still allowed when it is taken away: another rule gives it, too", g)
-				} else if err := w.try(g); !kerrors.IsForbidden(err) {
-					t.Errorf("%s: without it: %v", g, err)
-				}
-				for _, back := range restore {
-					back()
-				}
-				if !until(may) {
-					t.Fatalf("%s: not possible any more after it was given back", g)
-				}
+			c := newWorld(t, overlay).c
+			for _, account := range []string{ServiceAccount, Controller} {
+				t.Run(account, func(t *testing.T) { sufficientAndNecessary(t, as(t, c, account), overlay, account, tried) })
 			}
 		})
 	}
 }
 
-// What would be worth stealing the verifier's account for.
+func sufficientAndNecessary(t *testing.T, w *world, overlay, account string, tried map[string]bool) {
+	// Two roles may give the same in one namespace, if one object's place is the other's:
+	// then it is taken from both.
+	grants, order := map[string][]Grant{}, []string{}
+	for _, g := range Grants(t, overlay, account) {
+		if grants[g.String()] == nil {
+			order = append(order, g.String())
+		}
+		grants[g.String()] = append(grants[g.String()], g)
+	}
+	for _, what := range order {
+		g := grants[what][0]
+		if tried[account+" "+what] && len(grants[what]) == 1 {
+			continue
+		}
+		tried[account+" "+what] = true
+		if strings.Contains(g.Verb+g.Group+g.Resource, "*") {
+			t.Errorf("%s: a wildcard", g)
+			continue
+		}
+		if err := w.try(g); err != nil {
+			t.Errorf("%s: %v", g, err)
+			continue
+		}
+		var restore []func()
+		for _, same := range grants[what] {
+			restore = append(restore, Without(t, w.c, same))
+		}
+		may := func() bool { return w.may(g.Verb, g.Group, g.Resource, g.Subresource, g.Namespace, g.Name) }
+		if !until(func() bool { return !may() }) {
+			t.Errorf("%s: still allowed when it is taken away: another rule gives it, too", g)
+		} else if err := w.try(g); !kerrors.IsForbidden(err) {
+			t.Errorf("%s: without it: %v", g, err)
+		}
+		for _, back := range restore {
+			back()
+		}
+		if !until(may) {
+			t.Fatalf("%s: not possible any more after it was given back", g)
+		}
+	}
+}
+
+// What would be worth stealing an account of the verifier for.
 func TestAttack_T49_TheAccountMayDoNothingElse(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, "openshift")
+	c := newWorld(t, "openshift").c
+	for _, account := range []string{ServiceAccount, Controller} {
+		t.Run(account, func(t *testing.T) { nothingElse(t, as(t, c, account), accountPrefix+account) })
+	}
+	t.Run("with the token of a process that serves", func(t *testing.T) { frontIsNotTheCluster(t, c) })
+}
+
+// frontIsNotTheCluster tries with the token of the processes that serve what the controller
+// may, with every component.
+func frontIsNotTheCluster(t *testing.T, c *cluster.Cluster) {
+	const machines, mco = "openshift-machine-api", "openshift-machine-config-operator"
+	for _, component := range []string{"approver", "certificates", "user-data", "render", "credential"} {
+		objects := withComponent(t, component)
+		c.KubectlApply(t, Prerequisites(objects))
+		for _, o := range objects {
+			if strings.HasPrefix(o.GetKind(), "Role") || strings.HasPrefix(o.GetKind(), "ClusterRole") {
+				raw, err := yaml.Marshal(o.Object)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.KubectlApply(t, string(raw))
+			}
+		}
+	}
+	front, controller := as(t, c, ServiceAccount), as(t, c, Controller)
+	for _, a := range []struct{ verb, group, resource, sub, namespace, name string }{
+		{"update", "certificates.k8s.io", "certificatesigningrequests", "approval", "", ""},
+		{"approve", "certificates.k8s.io", "signers", "", "", "kubernetes.io/kube-apiserver-client-kubelet"},
+		{"approve", "certificates.k8s.io", "signers", "", "", "kubernetes.io/kubelet-serving"},
+		{"update", "", "secrets", "", machines, "worker-user-data"},
+		{"update", "", "secrets", "", machines, "master-user-data"},
+		{"update", "", "secrets", "", Namespace, "mcs-attest-keys"},
+		{"create", "", "secrets", "", Namespace, ""},
+		{"update", "", "secrets", "", "openshift-config", "machineconfig-auth"},
+		{"get", "", "secrets", "", mco, "machine-config-server-ca"},
+		{"update", "", "secrets", "", mco, "machine-config-server-ca"},
+		{"update", "", "secrets", "", mco, "machine-config-server-tls"},
+		{"update", "", "configmaps", "", mco, "machine-config-server-ca"},
+		{"update", "coordination.k8s.io", "leases", "", Namespace, "mcs-attest-verifier"},
+		{"delete", "mcs-attest.dev", "machineattestations", "", machines, ""},
+		{"update", "mcs-attest.dev", "attestationpolicies", "status", "", ""},
+		{"update", "mcs-attest.dev", "attestationverifiers", "status", "", "cluster"},
+	} {
+		may := func(w *world) bool { return w.may(a.verb, a.group, a.resource, a.sub, a.namespace, a.name) }
+		if !until(func() bool { return may(controller) }) {
+			t.Errorf("the controller may not %s %s/%s %s in %q: the question is not honest", a.verb, a.resource, a.sub,
+				a.name, a.namespace)
+		}
+		if may(front) {
+			t.Errorf("with a token of a process that serves: %s %s/%s %s in %q", a.verb, a.resource, a.sub, a.name, a.namespace)
+		}
+	}
+
+	// Who has this token does not become a node, and reads no Secret of others.
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	request := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
+		"metadata": map[string]any{"generateName": "stolen-"},
+		"spec":     map[string]any{"signerName": "kubernetes.io/kube-apiserver-client-kubelet", "request": "", "usages": []any{"client auth"}},
+	}}
+	requests := schema.GroupVersionResource{Group: "certificates.k8s.io", Version: "v1", Resource: "certificatesigningrequests"}
+	if _, err := front.verifier.Resource(requests).Create(ctx, request, meta.CreateOptions{}); !kerrors.IsForbidden(err) {
+		t.Errorf("a certificate signing request: %v", err)
+	}
+	node := schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
+	for _, verb := range []string{"create", "update", "patch"} {
+		if front.may(verb, "", node.Resource, "", "", "") {
+			t.Errorf("it may %s Nodes", verb)
+		}
+	}
+	for _, who := range []string{"system:node:worker-0", "system:serviceaccount:" + Namespace + ":" + Controller} {
+		if front.may("impersonate", "", "users", "", "", who) {
+			t.Errorf("it may impersonate %s", who)
+		}
+	}
+	if front.may("create", "", "serviceaccounts", "token", Namespace, Controller) {
+		t.Error("it may have a token of the controller made")
+	}
+	secrets := schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
+	for _, k := range [][2]string{
+		{"openshift-config", "pull-secret"}, {mco, "machine-config-server-ca"}, {mco, "node-bootstrapper-token"},
+		{"kube-system", "any"}, {Namespace, "another"},
+	} {
+		if _, err := front.verifier.Resource(secrets).Namespace(k[0]).Get(ctx, k[1], meta.GetOptions{}); !kerrors.IsForbidden(err) {
+			t.Errorf("Secret %s/%s: %v", k[0], k[1], err)
+		}
+	}
+}
+
+func nothingElse(t *testing.T, w *world, account string) {
 	const machines, mco, config = "openshift-machine-api", "openshift-machine-config-operator", "openshift-config"
 	if !w.may("list", "", "secrets", "", config, "machineconfig-auth") ||
 		!w.may("patch", "mcs-attest.dev", "machineattestations", "status", machines, "") {
@@ -428,22 +541,25 @@ func TestSecretsAreThoseOfTheConfiguration(t *testing.T) {
 		for _, s := range c.Kubernetes.UserDataSecrets {
 			want = append(want, s, s+"-managed")
 		}
-		var got, namespaces []string
-		for _, g := range Grants(t, overlay) {
-			if g.Resource == "secrets" && g.Verb == "watch" {
-				got = append(got, g.Namespace+"/"+g.Name)
-			}
-			if g.Resource == "machines" && g.Verb == "watch" && g.Group == "cluster.x-k8s.io" {
-				namespaces = append(namespaces, g.Namespace)
-			}
-		}
 		slices.Sort(want)
-		slices.Sort(got)
-		if !slices.Equal(got, want) {
-			t.Errorf("%s: granted %v\nconfigured %v", overlay, got, want)
-		}
-		if !slices.Equal(namespaces, c.Kubernetes.MachineNamespaces) {
-			t.Errorf("%s: Machines are granted in %v, configured in %v", overlay, namespaces, c.Kubernetes.MachineNamespaces)
+		for _, account := range []string{ServiceAccount, Controller} {
+			var got, namespaces []string
+			for _, g := range Grants(t, overlay, account) {
+				if g.Resource == "secrets" && g.Verb == "watch" {
+					got = append(got, g.Namespace+"/"+g.Name)
+				}
+				if g.Resource == "machines" && g.Verb == "watch" && g.Group == "cluster.x-k8s.io" {
+					namespaces = append(namespaces, g.Namespace)
+				}
+			}
+			slices.Sort(got)
+			if !slices.Equal(got, want) {
+				t.Errorf("%s, %s: granted %v\nconfigured %v", overlay, account, got, want)
+			}
+			if !slices.Equal(namespaces, c.Kubernetes.MachineNamespaces) {
+				t.Errorf("%s, %s: Machines are granted in %v, configured in %v", overlay, account, namespaces,
+					c.Kubernetes.MachineNamespaces)
+			}
 		}
 	}
 }

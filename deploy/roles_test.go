@@ -51,8 +51,8 @@ func nodeWith(name string, roles ...string) *core.Node {
 	return &core.Node{ObjectMeta: meta.ObjectMeta{Name: name, Labels: labels}}
 }
 
-// runVerifier runs the verifier on the installed configuration, as the account that the
-// overlay makes. It returns what reads its metrics.
+// runVerifier runs both processes of the verifier on the installed configuration, as the
+// accounts that the overlay makes. It returns what reads the metrics of the controller.
 func runVerifier(t *testing.T, c *cluster.Cluster) (scrape func() string) {
 	t.Helper()
 	certificate, key := servingPair(t)
@@ -83,17 +83,21 @@ func runVerifier(t *testing.T, c *cluster.Cluster) (scrape func() string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(dir, "mcs-attest.yaml")
-	configured := strings.Replace(string(text), "kubernetes:\n",
-		"kubernetes:\n  kubeconfig: "+c.Kubeconfig(account)+"\n", 1)
-	if err := os.WriteFile(path, []byte(configured), 0o600); err != nil {
-		t.Fatal(err)
+	configured := func(account string) string {
+		path := filepath.Join(dir, account+".yaml")
+		content := strings.Replace(string(text), "kubernetes:\n",
+			"kubernetes:\n  kubeconfig: "+c.Kubeconfig(accountPrefix+account)+"\n", 1)
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
 	}
 	metrics := free(t)
 	var log buffer
-	start(t, &log, program, "serve", "--config", path, "--listen", free(t), "--health-listen", free(t),
-		"--metrics-listen", free(t))
-	start(t, &log, program, "controller", "--config", path, "--health-listen", free(t), "--metrics-listen", metrics)
+	start(t, &log, program, "serve", "--config", configured(ServiceAccount), "--listen", free(t),
+		"--health-listen", free(t), "--metrics-listen", free(t))
+	start(t, &log, program, "controller", "--config", configured(Controller), "--health-listen", free(t),
+		"--metrics-listen", metrics)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("verifier:\n%s", log.String())

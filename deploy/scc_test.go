@@ -27,6 +27,23 @@ func podSpec(t *testing.T, overlay string) *core.PodSpec {
 	return &daemonSet(t, overlay).Spec.Template.Spec
 }
 
+func deployment(t *testing.T, overlay string) *apps.Deployment {
+	t.Helper()
+	var d apps.Deployment
+	o := find(t, Objects(t, overlay), "Deployment", "mcs-attest-controller")
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, &d, true); err != nil {
+		t.Fatal(err)
+	}
+	return &d
+}
+
+// templates are the pods of both workloads, by account.
+func templates(t *testing.T, overlay string) map[string]*core.PodTemplateSpec {
+	return map[string]*core.PodTemplateSpec{
+		ServiceAccount: &daemonSet(t, overlay).Spec.Template, Controller: &deployment(t, overlay).Spec.Template,
+	}
+}
+
 // hostnetworkV2 is what OpenShift's constraint of that name allows.
 var hostnetworkV2 = security.SecurityContextConstraints{
 	AllowHostNetwork:         true,
@@ -134,14 +151,15 @@ func beyond(scc *security.SecurityContextConstraints, p *core.PodSpec) (asks []s
 }
 
 func TestPodsAskForNothingBeyondHostnetworkV2(t *testing.T) {
-	ds := daemonSet(t, "openshift")
-	if got := ds.Spec.Template.Annotations["openshift.io/required-scc"]; got != "hostnetwork-v2" {
-		t.Errorf("openshift.io/required-scc is %q", got)
+	for account, template := range templates(t, "openshift") {
+		if got := template.Annotations["openshift.io/required-scc"]; got != "hostnetwork-v2" {
+			t.Errorf("%s: openshift.io/required-scc is %q", account, got)
+		}
+		if asks := beyond(&hostnetworkV2, &template.Spec); len(asks) > 0 {
+			t.Fatalf("%s: not admitted by hostnetwork-v2:\n%s", account, strings.Join(asks, "\n"))
+		}
 	}
-	honest := &ds.Spec.Template.Spec
-	if asks := beyond(&hostnetworkV2, honest); len(asks) > 0 {
-		t.Fatalf("not admitted by hostnetwork-v2:\n%s", strings.Join(asks, "\n"))
-	}
+	honest := podSpec(t, "openshift")
 	for what, change := range map[string]func(*core.PodSpec){
 		"sees the host's processes": func(p *core.PodSpec) { p.HostPID = true },
 		"a folder of the host": func(p *core.PodSpec) {
@@ -173,40 +191,58 @@ func TestPodsAskForNothingBeyondHostnetworkV2(t *testing.T) {
 // What no constraint asks for, and we do.
 func TestPodsAreAsTheyShouldBe(t *testing.T) {
 	for _, overlay := range Overlays {
-		ds := daemonSet(t, overlay)
-		p := &ds.Spec.Template.Spec
-		c := &p.Containers[0]
+		ds, d := daemonSet(t, overlay), deployment(t, overlay)
+		rolling := d.Spec.Strategy.RollingUpdate
+		apart := d.Spec.Template.Spec.Affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 		for what, ok := range map[string]bool{
-			"one container, and no init container": len(p.Containers) == 1 && len(p.InitContainers) == 0,
-			"in the host's network":                p.HostNetwork && p.DNSPolicy == core.DNSClusterFirstWithHostNet,
-			"never root":                           ptr.Deref(p.SecurityContext.RunAsNonRoot, false),
-			"a root filesystem that is read-only":  ptr.Deref(c.SecurityContext.ReadOnlyRootFilesystem, false),
-			"a priority":                           p.PriorityClassName == "system-cluster-critical",
-			"requests and no limits":               len(c.Resources.Requests) == 2 && len(c.Resources.Limits) == 0,
-			"all three probes": c.StartupProbe != nil && c.ReadinessProbe.HTTPGet.Path == "/readyz" &&
-				c.LivenessProbe.HTTPGet.Path == "/healthz",
-			"more time to stop than serve takes": *p.TerminationGracePeriodSeconds > 20,
 			"one replica at a time": ds.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.IntValue() == 1 &&
 				ds.Spec.UpdateStrategy.RollingUpdate.MaxSurge.IntValue() == 0,
+			"one controller at a time": rolling.MaxUnavailable.IntValue() == 1 && rolling.MaxSurge.IntValue() == 0,
+			"two controllers, on two hosts": ptr.Deref(d.Spec.Replicas, 0) == 2 && len(apart) == 1 &&
+				apart[0].TopologyKey == "kubernetes.io/hostname" &&
+				apart[0].LabelSelector.MatchLabels["app.kubernetes.io/name"] == d.Spec.Template.Labels["app.kubernetes.io/name"],
 		} {
 			if !ok {
 				t.Errorf("%s: not so: %s", overlay, what)
 			}
 		}
-		terms := p.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
-		var labels []string
-		for _, term := range terms {
-			labels = append(labels, term.MatchExpressions[0].Key)
+		for account, template := range templates(t, overlay) {
+			asItShouldBe(t, overlay, account, &template.Spec)
 		}
-		if !slices.Equal(labels, []string{"node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"}) {
-			t.Errorf("%s: runs on nodes with %v", overlay, labels)
+	}
+}
+
+func asItShouldBe(t *testing.T, overlay, account string, p *core.PodSpec) {
+	c := &p.Containers[0]
+	for what, ok := range map[string]bool{
+		"an account of its own":                p.ServiceAccountName == account,
+		"one container, and no init container": len(p.Containers) == 1 && len(p.InitContainers) == 0,
+		"in the host's network":                p.HostNetwork && p.DNSPolicy == core.DNSClusterFirstWithHostNet,
+		"never root":                           ptr.Deref(p.SecurityContext.RunAsNonRoot, false),
+		"a root filesystem that is read-only":  ptr.Deref(c.SecurityContext.ReadOnlyRootFilesystem, false),
+		"a priority":                           p.PriorityClassName == "system-cluster-critical",
+		"requests and no limits":               len(c.Resources.Requests) == 2 && len(c.Resources.Limits) == 0,
+		"all three probes": c.StartupProbe != nil && c.ReadinessProbe.HTTPGet.Path == "/readyz" &&
+			c.LivenessProbe.HTTPGet.Path == "/healthz",
+		"more time to stop than it takes": *p.TerminationGracePeriodSeconds > 20,
+	} {
+		if !ok {
+			t.Errorf("%s, %s: not so: %s", overlay, account, what)
 		}
-		for _, label := range labels {
-			if !slices.ContainsFunc(p.Tolerations, func(tol core.Toleration) bool {
-				return tol.Key == label && tol.Operator == core.TolerationOpExists && tol.Effect == core.TaintEffectNoSchedule
-			}) {
-				t.Errorf("%s: %s keeps it away", overlay, label)
-			}
+	}
+	terms := p.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+	var labels []string
+	for _, term := range terms {
+		labels = append(labels, term.MatchExpressions[0].Key)
+	}
+	if !slices.Equal(labels, []string{"node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"}) {
+		t.Errorf("%s, %s: runs on nodes with %v", overlay, account, labels)
+	}
+	for _, label := range labels {
+		if !slices.ContainsFunc(p.Tolerations, func(tol core.Toleration) bool {
+			return tol.Key == label && tol.Operator == core.TolerationOpExists && tol.Effect == core.TaintEffectNoSchedule
+		}) {
+			t.Errorf("%s, %s: %s keeps it away", overlay, account, label)
 		}
 	}
 }

@@ -26,12 +26,8 @@ import (
 
 // byAttestation are grants that only a machine makes use of, by attesting, or that
 // are not for an ordinary day: a namespace that was deleted. The tests of records
-// and claims, and those of the replicas, run as this account.
+// and claims, and those of the replicas, run as these accounts.
 var byAttestation = []string{
-	"get identityclaims.mcs-attest.dev", "create identityclaims.mcs-attest.dev", "patch identityclaims.mcs-attest.dev",
-	"delete identityclaims.mcs-attest.dev",
-	// For replicas of the version before, during an upgrade.
-	"update identityclaims.mcs-attest.dev", "update machineattestations/status.mcs-attest.dev",
 	"get machines.machine.openshift.io", "get machines.cluster.x-k8s.io",
 	"create machineattestations.mcs-attest.dev in mcs-attest", "delete machineattestations.mcs-attest.dev in mcs-attest",
 	"create events", "patch events",
@@ -39,8 +35,25 @@ var byAttestation = []string{
 	"use securitycontextconstraints.security.openshift.io",
 }
 
-// The verifier itself, as the account that the overlay makes, on an ordinary day:
-// it is forbidden nothing, and uses what it was given.
+// byServing are those of the processes that serve.
+var byServing = []string{
+	"get identityclaims.mcs-attest.dev", "create identityclaims.mcs-attest.dev", "patch identityclaims.mcs-attest.dev",
+	"delete identityclaims.mcs-attest.dev",
+	// For replicas of the version before, during an upgrade.
+	"update identityclaims.mcs-attest.dev", "update machineattestations/status.mcs-attest.dev",
+	"get machineattestations.mcs-attest.dev", "create machineattestations.mcs-attest.dev",
+	"patch machineattestations/status.mcs-attest.dev",
+	// After a restore of etcd.
+	"get attestationverifiers.mcs-attest.dev cluster",
+	// Before a denial of a provisioning token.
+	"get secrets machineconfig-auth",
+}
+
+// byControlling are those of the controller.
+var byControlling = []string{"delete identityclaims.mcs-attest.dev"}
+
+// Both processes of the verifier, as the accounts that the overlay makes, on an ordinary
+// day: they are forbidden nothing, and use what they were given.
 func TestTheVerifierUsesWhatItIsGivenAndMissesNothing(t *testing.T) {
 	t.Parallel()
 	c := cluster.Start(t, cluster.Audit())
@@ -99,7 +112,7 @@ spec:
 	}
 	as := func(account string) string {
 		path := filepath.Join(dir, account+".yaml")
-		configured := strings.Replace(upstream, "kubernetes:\n", "kubernetes:\n  kubeconfig: "+c.Kubeconfig(account)+"\n", 1) +
+		configured := strings.Replace(upstream, "kubernetes:\n", "kubernetes:\n  kubeconfig: "+c.Kubeconfig(accountPrefix+account)+"\n", 1) +
 			"  rotateEvery: 2s\n  grace: 1s\nkeyRotation: 2s\nkeyPublishDelay: 1s\n"
 		if err := os.WriteFile(path, []byte(configured), 0o600); err != nil {
 			t.Fatal(err)
@@ -109,9 +122,9 @@ spec:
 	var log buffer
 	health, metrics, controller := free(t), free(t), free(t)
 	stops := []func(){
-		start(t, &log, program, "serve", "--config", as(account), "--listen", free(t), "--health-listen", health,
+		start(t, &log, program, "serve", "--config", as(ServiceAccount), "--listen", free(t), "--health-listen", health,
 			"--metrics-listen", metrics),
-		start(t, &log, program, "controller", "--config", as(account), "--health-listen", free(t),
+		start(t, &log, program, "controller", "--config", as(Controller), "--health-listen", free(t),
 			"--metrics-listen", controller),
 	}
 	stop := func() {
@@ -203,23 +216,27 @@ spec: {pool: worker, ekSHA256: [`+strings.Repeat("cd", 32)+`], quarantined: true
 		t.Errorf("the record of a Machine that is gone is still there")
 	}
 
-	var expected []Grant
-	for _, g := range Grants(t, "openshift") {
-		if !slices.ContainsFunc(byAttestation, func(s string) bool {
-			return strings.HasPrefix(g.String()+" in", s+" in") || strings.HasPrefix(g.String(), s+" ")
-		}) {
-			expected = append(expected, g)
+	// What each account is expected to use, by the account.
+	expected, used := map[string][]Grant{}, map[string]bool{}
+	for account, others := range map[string][]string{ServiceAccount: byServing, Controller: byControlling} {
+		for _, g := range Grants(t, "openshift", account) {
+			if !slices.ContainsFunc(slices.Concat(byAttestation, others), func(s string) bool {
+				return strings.HasPrefix(g.String()+" in", s+" in") || strings.HasPrefix(g.String(), s+" ")
+			}) {
+				expected[accountPrefix+account] = append(expected[accountPrefix+account], g)
+			}
 		}
 	}
 	for _, pool := range []string{"worker", "master"} {
-		expected = append(expected, Grant{Verb: "update", Resource: "secrets", Namespace: "openshift-machine-api",
-			Name: pool + "-user-data"})
+		expected[controllerAccount] = append(expected[controllerAccount], Grant{Verb: "update", Resource: "secrets",
+			Namespace: "openshift-machine-api", Name: pool + "-user-data"})
 	}
-	used := map[string]bool{}
 	missing := func() (left []string) {
-		for _, g := range expected {
-			if !used[g.String()] {
-				left = append(left, g.String())
+		for account, grants := range expected {
+			for _, g := range grants {
+				if one := account + ": " + g.String(); !used[one] {
+					left = append(left, one)
+				}
 			}
 		}
 		return left
@@ -227,17 +244,18 @@ spec: {pool: worker, ekSHA256: [`+strings.Repeat("cd", 32)+`], quarantined: true
 	// The controller that leads looks at everything once a minute.
 	for end := time.Now().Add(4 * time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
 		for _, r := range c.Requests(t) {
-			if r.User != account {
+			grants, ours := expected[r.User]
+			if !ours {
 				continue
 			}
 			// One try tells the verifier that it may not count there.
 			if counted := r.Verb == "patch" && r.Resource == "events"; r.Code == http.StatusForbidden && !counted {
 				t.Errorf("forbidden: %+v", r)
 			}
-			for _, g := range expected {
+			for _, g := range grants {
 				if g.Verb == r.Verb && g.Group == r.Group && g.Resource == r.Resource && g.Subresource == r.Subresource &&
 					(g.Namespace == r.Namespace || g.Namespace == "") && (g.Name == r.Name || g.Name == "") {
-					used[g.String()] = true
+					used[r.User+": "+g.String()] = true
 				}
 			}
 		}

@@ -28,7 +28,6 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
-	"github.com/mcs-attest/mcs-attest/deploy"
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 )
@@ -85,10 +84,7 @@ func (rs *replicas) install(components ...string) {
 	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
 		rs.t.Fatal(err)
 	}
-	manifests := deploy.OneAccount(rs.cluster.Kubectl(rs.t, "kustomize", dir))
-	if _, err := rs.cluster.KubectlAs("admin", manifests, "apply", "--server-side", "-f", "-"); err != nil {
-		rs.t.Fatal(err)
-	}
+	rs.cluster.Kubectl(rs.t, "apply", "--server-side", "-k", dir)
 }
 
 // config is the Machine Config Server's, with a kubeconfig.
@@ -347,10 +343,12 @@ func TestOneForbiddenNamespaceStopsNoOther(t *testing.T) {
 	if token, _, err := p.node(keys).attest(t.Context()); err == nil || token != "" {
 		t.Error("a machine of a namespace that cannot be read attested")
 	}
-	j.cluster.KubectlApply(t, object("rbac.authorization.k8s.io/v1", "RoleBinding", elsewhere, "mcs-attest-verifier-machines", map[string]any{
-		"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "mcs-attest-verifier-machines"},
-		"subjects": []any{map[string]any{"kind": "ServiceAccount", "name": "mcs-attest-verifier", "namespace": ownNamespace}},
-	}))
+	for _, account := range []string{"mcs-attest-verifier", "mcs-attest-controller"} {
+		j.cluster.KubectlApply(t, object("rbac.authorization.k8s.io/v1", "RoleBinding", elsewhere, account+"-machines", map[string]any{
+			"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": account + "-machines"},
+			"subjects": []any{map[string]any{"kind": "ServiceAccount", "name": account, "namespace": ownNamespace}},
+		}))
+	}
 	if status, _ := p.fetch(p.attests(p.node(keys))); status != 200 {
 		t.Errorf("the gate answers %d", status)
 	}

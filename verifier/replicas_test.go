@@ -150,7 +150,7 @@ func newReplicas(t testing.TB, c *cluster.Cluster, n int, config ...string) *rep
 // The accounts that deploy/overlays/openshift makes.
 const (
 	frontAccount      = "system:serviceaccount:" + ownNamespace + ":mcs-attest-verifier"
-	controllerAccount = frontAccount
+	controllerAccount = "system:serviceaccount:" + ownNamespace + ":mcs-attest-controller"
 )
 
 // accounts makes kubeconfigs of the service accounts that deploy/overlays/openshift makes,

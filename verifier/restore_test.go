@@ -168,6 +168,12 @@ func TestAttack_T60_WhatWasRemovedDoesNotComeBackWithARestore(t *testing.T) {
 		eventually(t, func() bool { return !attests(n) }, func() string { return name + " was removed, and the machine gets in" })
 	}
 	rs.age(100)
+	// Both processes have seen that revision. Else the restored etcd may reach what they saw
+	// before they connect again.
+	agedKeys := soft(t)
+	aged := string(rs.machine("aged", agedKeys.spki).GetUID())
+	eventually(t, func() bool { return p.server.View().Machines.Enrolled(agedKeys.spki) && rs.record(aged) != nil },
+		func() string { return "a new Machine is not seen" })
 
 	if err := rs.cluster.Restore(snapshot); err != nil {
 		t.Fatal(err)

@@ -147,17 +147,17 @@ func (r *Registry) HasMachine(m Machine) bool {
 	return ok && reflect.DeepEqual(*known, *r.keep(m))
 }
 
-// DeleteMachine removes a Machine, and returns its UID; "" if there is no such Machine.
-func (r *Registry) DeleteMachine(apiGroup, namespace, machine string) (uid string) {
+// DeleteMachine forgets a Machine.
+func (r *Registry) DeleteMachine(apiGroup, namespace, machine string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.dropMachine(name{apiGroup, namespace, machine})
+	r.dropMachine(name{apiGroup, namespace, machine})
 }
 
-func (r *Registry) dropMachine(key name) (uid string) {
+func (r *Registry) dropMachine(key name) {
 	k, ok := r.machines[key]
 	if !ok {
-		return ""
+		return
 	}
 	delete(r.machines, key)
 	r.byUID.remove(k.uid, k)
@@ -167,7 +167,6 @@ func (r *Registry) dropMachine(key name) (uid string) {
 	for _, h := range k.eks {
 		r.byEK.remove(h, k)
 	}
-	return k.uid
 }
 
 // PutEnrolment takes an enrolment in, or its next state. One that says nothing,

@@ -17,7 +17,6 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/mcs-attest/mcs-attest/deploy"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
@@ -107,10 +106,7 @@ func (s *Set) install(o Config) {
 	})
 	s.Apply("v1", "ConfigMap", MCO, "machine-config-server-ca",
 		map[string]any{"data": map[string]any{"ca-bundle.crt": string(s.MCS.CA())}})
-	manifests := deploy.OneAccount(s.Cluster.Kubectl(s.t, "kustomize", s.installation(o.Components)))
-	if _, err := s.Cluster.KubectlAs("admin", manifests, "apply", "--server-side", "-f", "-"); err != nil {
-		s.t.Fatalf("%v", err)
-	}
+	s.Cluster.Kubectl(s.t, "apply", "--server-side", "-k", s.installation(o.Components))
 	s.Cluster.Kubectl(s.t, "create", "-f", filepath.Join(s.repo(), "deploy", "policies", "audit.yaml"))
 	if o.Policy != "" {
 		s.Cluster.KubectlApply(s.t, o.Policy)
@@ -159,7 +155,7 @@ func (s *Set) configs(o Config) (front, controller string) {
 		}
 		return string(b)
 	}
-	return as("mcs-attest-verifier"), as("mcs-attest-verifier")
+	return as("mcs-attest-verifier"), as("mcs-attest-controller")
 }
 
 func (s *Set) repo() string {

@@ -126,7 +126,7 @@ func (p *plane) forward(t *testing.T, host string) {
 func (p *plane) verifier(t *testing.T, host string) {
 	t.Helper()
 	p.process(t, host, "serve", "mcs-attest-verifier")
-	p.process(t, host, "controller", "mcs-attest-verifier")
+	p.process(t, host, "controller", "mcs-attest-controller")
 }
 
 func (p *plane) process(t *testing.T, host, command, account string) {

@@ -18,7 +18,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 	"github.com/mcs-attest/mcs-attest/pkg/noderole"
 	"github.com/mcs-attest/mcs-attest/pkg/restore"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 )
 
@@ -60,9 +59,9 @@ func (ms *Machines) putMachine(o *inventory.Object) []manifest.Problem {
 			return o.Problems
 		}
 		ms.registry.PutMachine(m)
-		ms.nameIndex.put(&m)
+		ms.names.put(&m)
 		ms.plannedMachine(&m)
-		ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
+		ms.o.Changed(m.UID)
 	}
 	return o.Problems
 }
@@ -78,22 +77,19 @@ func (ms *Machines) advanceMachine(o *inventory.Object) bool {
 	if m, ok = ms.o.Admit(m); !ok {
 		return false
 	}
-	ms.nameIndex.put(&m)
+	ms.names.put(&m)
 	ms.plannedMachine(&m)
-	ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
+	ms.o.Changed(m.UID)
 	return ms.registry.Advance(m)
 }
 
 func (ms *Machines) dropMachine(group string) func(types.NamespacedName) {
 	return func(n types.NamespacedName) {
 		k := keyOf(n)
-		uid := ms.registry.DeleteMachine(group, k.namespace, k.name)
-		ms.nameIndex.drop(group, k)
+		ms.registry.DeleteMachine(group, k.namespace, k.name)
+		ms.names.drop(group, k)
 		ms.planned(plannedKey{group, k}, "", nil, false)
-		// The API server's own clean-up often deletes the record soon.
-		if uid != "" {
-			ms.o.Trigger.EnqueueAfter(time.Second, kube.PriorityChange, request(uid))
-		}
+		ms.o.Deleted()
 	}
 }
 
@@ -269,7 +265,7 @@ func (ms *Machines) putAttestation(o *inventory.Object) []manifest.Problem {
 	if uid != "" {
 		ms.mu.Lock()
 		before := ms.latches[uid]
-		ms.replaceCredentials(uid, before.credentials, a.latch.credentials)
+		ms.keepCredentials(uid, before.credentials, a.latch.credentials)
 		ms.latches[uid] = a.latch
 		_, control := ms.controlPlane[a.latch.node]
 		isPlanned := false
@@ -281,7 +277,7 @@ func (ms *Machines) putAttestation(o *inventory.Object) []manifest.Problem {
 			control || before.mismatch != a.latch.mismatch {
 			ms.o.RolesChanged()
 		}
-		ms.o.Trigger.Enqueue(kube.PriorityChange, request(uid))
+		ms.o.Changed(uid)
 		ms.o.Token(uid, a.tokenID)
 	}
 	if a.condition {
@@ -298,7 +294,7 @@ func (ms *Machines) dropAttestation(n types.NamespacedName) {
 	ms.registry.DeleteEnrolment(k.namespace, k.name)
 	ms.planned(plannedKey{v1alpha1.GroupVersion.Group, k}, "", nil, false)
 	for _, uid := range ms.dropRecord(k) {
-		ms.o.Trigger.Enqueue(kube.PriorityChange, request(uid))
+		ms.o.Changed(uid)
 		ms.o.Token(uid, "")
 	}
 }
@@ -318,11 +314,7 @@ func (ms *Machines) dropRecord(k key) (uids []string) {
 		}
 	}
 	for _, uid := range uids {
-		l := ms.latches[uid]
-		ms.replaceCredentials(uid, l.credentials, nil)
-		if ms.o.Revocable && l.unrevoked {
-			ms.orphan(uid, l.credentials)
-		}
+		ms.orphan(uid, ms.latches[uid])
 		delete(ms.latches, uid)
 	}
 	return uids
@@ -330,11 +322,11 @@ func (ms *Machines) dropRecord(k key) (uids []string) {
 
 // enrolled reports the Machines that an enrolment is for.
 func (ms *Machines) enrolled(e *machine.Enrolment) {
-	if !ms.o.Trigger.Running() {
+	if !ms.o.Leading() {
 		return
 	}
 	for _, m := range ms.registry.ByName(e.Spec.MachineRef.Namespace, e.Spec.MachineRef.Name) {
-		ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
+		ms.o.Changed(m.UID)
 	}
 }
 
@@ -389,9 +381,9 @@ func (ms *Machines) putNode(o *inventory.Object) []manifest.Problem {
 	if known != n.controlPlane || before.providerID != n.providerID && n.controlPlane {
 		ms.o.RolesChanged()
 	}
-	if n.providerID != "" && ms.o.Trigger.Running() {
+	if n.providerID != "" && ms.o.Leading() {
 		if m := ms.registry.Named(machine.Identity{ProviderIDs: []string{n.providerID}}, machine.Rules{Now: ms.o.Now()}); m != nil {
-			ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
+			ms.o.Changed(m.UID)
 		}
 	}
 	return nil

@@ -66,11 +66,11 @@ func TestTheComponentsAccountIsEnough(t *testing.T) {
 			c.KubectlApply(t, `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
-metadata: {name: mcs-attest-verifier-machines, namespace: `+s.namespace+`}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: mcs-attest-verifier-machines}
-subjects: [{kind: ServiceAccount, name: mcs-attest-verifier, namespace: mcs-attest}]
+metadata: {name: mcs-attest-controller-machines, namespace: `+s.namespace+`}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: mcs-attest-controller-machines}
+subjects: [{kind: ServiceAccount, name: mcs-attest-controller, namespace: mcs-attest}]
 `)
-			api := c.ServiceAccount(t, deploy.Namespace, deploy.ServiceAccount)
+			api := c.ServiceAccount(t, deploy.Namespace, deploy.Controller)
 			s.api = api
 			live, err := records.NewClient(api)
 			s.ok(err)

@@ -69,7 +69,7 @@ func newSite(t *testing.T) *site {
 	for _, ns := range []string{mco, machines, "openshift-config", "mcs-attest"} {
 		s.c.KubectlApply(t, "apiVersion: v1\nkind: Namespace\nmetadata: {name: "+ns+"}\n")
 	}
-	s.c.KubectlApply(t, "apiVersion: v1\nkind: ServiceAccount\nmetadata: {namespace: mcs-attest, name: mcs-attest-verifier}\n")
+	s.c.KubectlApply(t, "apiVersion: v1\nkind: ServiceAccount\nmetadata: {namespace: mcs-attest, name: mcs-attest-controller}\n")
 	for _, file := range []string{"overlays/openshift/rbac.yaml", "components/certificates/rbac.yaml"} {
 		raw, err := os.ReadFile(filepath.Join(deploy.Dir(), file))
 		if err != nil {
@@ -282,7 +282,7 @@ func TestRotationWhileMachinesBoot(t *testing.T) {
 	s := newSite(t)
 	s.install()
 	s.serve()
-	verifier := s.c.ServiceAccount(t, "mcs-attest", "mcs-attest-verifier")
+	verifier := s.c.ServiceAccount(t, "mcs-attest", "mcs-attest-controller")
 	replica := func() (c *mcscertificates.Reconciler, stop func()) {
 		c = s.controller(verifier, false)
 		ctx, cancel := context.WithCancel(t.Context())
