@@ -127,8 +127,8 @@ func find(file jsonspan.Value) (*Slot, error) {
 	s.sourceStart, s.sourceEnd = at.Start+1-s.start, at.End-1-s.start
 	s.was = secret.New(bytes.Clone(file.Text[s.start:s.end]))
 	if how.plain() {
-		s.before = secret.New(escape([]byte(how.header), slices.Concat(s.head.Expose(), []byte{'"'})))
-		s.after = secret.New(escape(nil, append([]byte{'"'}, s.tail.Expose()...)))
+		s.before = secret.New(Escape([]byte(how.header), slices.Concat(s.head.Expose(), []byte{'"'})))
+		s.after = secret.New(Escape(nil, append([]byte{'"'}, s.tail.Expose()...)))
 	}
 	return s, nil
 }
@@ -181,7 +181,7 @@ func (s *Slot) With(config []byte, token secret.Bytes) ([][]byte, error) {
 	if s.how.plain() {
 		before, after := s.before.Expose(), s.after.Expose()
 		url := make([]byte, 0, len(before)+len(token.Expose())+len(after))
-		url = append(escape(append(url, before...), token.Expose()), after...)
+		url = append(Escape(append(url, before...), token.Expose()), after...)
 		return [][]byte{config[:s.start], url, config[s.end:]}, nil
 	}
 	// In quotes: a bootstrap token of digits alone would be a number to YAML.

@@ -136,14 +136,15 @@ func (s source) url(file []byte) ([]byte, error) {
 		file = packed.Bytes()
 	}
 	if !s.base64 {
-		return escape(append(make([]byte, 0, len(s.header)+len(file)*3/2), s.header...), file), nil
+		return Escape(append(make([]byte, 0, len(s.header)+len(file)*3/2), s.header...), file), nil
 	}
 	out := make([]byte, 0, len(s.header)+base64.StdEncoding.EncodedLen(len(file)))
 	return base64.StdEncoding.AppendEncode(append(out, s.header...), file), nil
 }
 
-// escape appends what stands for a file in a data URL without base64.
-func escape(out, file []byte) []byte {
+// Escape appends what stands for a file in a data URL without base64, as the Machine Config
+// Server writes it.
+func Escape(out, file []byte) []byte {
 	for _, c := range file {
 		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.' ||
 			c == '~' {

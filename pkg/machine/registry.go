@@ -147,17 +147,17 @@ func (r *Registry) HasMachine(m Machine) bool {
 	return ok && reflect.DeepEqual(*known, *r.keep(m))
 }
 
-// DeleteMachine forgets a Machine.
-func (r *Registry) DeleteMachine(apiGroup, namespace, machine string) {
+// DeleteMachine removes a Machine, and returns its UID; "" if there is no such Machine.
+func (r *Registry) DeleteMachine(apiGroup, namespace, machine string) (uid string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.dropMachine(name{apiGroup, namespace, machine})
+	return r.dropMachine(name{apiGroup, namespace, machine})
 }
 
-func (r *Registry) dropMachine(key name) {
+func (r *Registry) dropMachine(key name) (uid string) {
 	k, ok := r.machines[key]
 	if !ok {
-		return
+		return ""
 	}
 	delete(r.machines, key)
 	r.byUID.remove(k.uid, k)
@@ -167,6 +167,7 @@ func (r *Registry) dropMachine(key name) {
 	for _, h := range k.eks {
 		r.byEK.remove(h, k)
 	}
+	return k.uid
 }
 
 // PutEnrolment takes an enrolment in, or its next state. One that says nothing,

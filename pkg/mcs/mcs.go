@@ -27,14 +27,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/url"
 	"slices"
 	"strings"
 
 	"github.com/coreos/ignition/v2/config/util"
 	"github.com/coreos/ignition/v2/config/v3_5/types"
 	mcfgv1 "github.com/openshift/api/machineconfiguration/v1"
-	"github.com/vincent-petithory/dataurl"
 
 	"github.com/mcs-attest/mcs-attest/pkg/credential"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
@@ -260,5 +258,5 @@ func file(path string, data []byte) types.File {
 }
 
 func dataURL(data []byte) *string {
-	return util.StrToPtr((&url.URL{Scheme: "data", Opaque: "," + dataurl.Escape(data)}).String())
+	return util.StrToPtr(string(credential.Escape([]byte("data:,"), data)))
 }

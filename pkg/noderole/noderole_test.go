@@ -19,13 +19,15 @@ func TestEvaluate(t *testing.T) {
 		"nothing": {},
 		"Nodes that have the role keep it, Nodes to come may have it": {
 			in: noderole.Input{Nodes: []string{"master-1", "unknown"}, Machines: []noderole.Machine{
-				{UID: "1", Pool: "master", Node: "master-1", Names: []string{"master-1"}}, {UID: "2", Pool: "master", Names: []string{"master-0", ""}},
+				{UID: "1", Pool: "master", Node: "master-1", Names: []string{"master-1"}},
+				{UID: "2", Pool: "master", Names: []string{"master-0", ""}},
 			}},
 			allowed: []string{"master-0", "master-1", "unknown"},
 		},
 		"a Node of another pool": {
 			in: noderole.Input{Nodes: []string{"impostor"}, Machines: []noderole.Machine{
-				{UID: "1", Pool: "worker", Node: "impostor", Names: []string{"impostor"}}, {UID: "2", Pool: "worker", Names: []string{"w"}},
+				{UID: "1", Pool: "worker", Node: "impostor", Names: []string{"impostor"}},
+				{UID: "2", Pool: "worker", Names: []string{"w"}},
 			}},
 			mismatched: map[string]mismatch{"1": {"impostor", "worker"}},
 		},
@@ -42,11 +44,15 @@ func TestEvaluate(t *testing.T) {
 			mismatched: map[string]mismatch{"1": {"n", "worker"}},
 		},
 		"a machine without a pool is no mismatch": {
-			in:      noderole.Input{Nodes: []string{"n"}, Machines: []noderole.Machine{{UID: "1", Node: "n", Names: []string{"m"}}}},
+			in: noderole.Input{
+				Nodes: []string{"n"}, Machines: []noderole.Machine{{UID: "1", Node: "n", Names: []string{"m"}}},
+			},
 			allowed: []string{"n"},
 		},
 		"with a part of the Machines, a Node's role is no reason": {
-			in:      noderole.Input{Partial: true, Nodes: []string{"n"}, Machines: []noderole.Machine{{UID: "1", Pool: "master", Names: []string{"m"}}}},
+			in: noderole.Input{
+				Partial: true, Nodes: []string{"n"}, Machines: []noderole.Machine{{UID: "1", Pool: "master", Names: []string{"m"}}},
+			},
 			allowed: []string{"m"},
 		},
 	} {

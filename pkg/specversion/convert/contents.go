@@ -11,6 +11,8 @@ import (
 
 	"github.com/coreos/ignition/v2/config/v3_5/types"
 	"github.com/coreos/vcontext/path"
+
+	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 )
 
 // Nearly all of a config is what is in its files: data URLs. All versions of the
@@ -34,29 +36,95 @@ type contents struct {
 // what is not a valid data URL, and does not change its argument.
 func takeOut(config types.Config) (types.Config, *contents) {
 	c := &contents{number: map[string]int{}}
-	config.Storage.Files = slices.Clone(config.Storage.Files)
-	for i := range config.Storage.Files {
-		f := &config.Storage.Files[i]
-		c.take(&f.Contents)
-		f.Append = c.takeAll(f.Append)
-	}
-	config.Storage.Luks = slices.Clone(config.Storage.Luks)
-	for i := range config.Storage.Luks {
-		c.take(&config.Storage.Luks[i].KeyFile)
-	}
-	c.take(&config.Ignition.Config.Replace)
-	config.Ignition.Config.Merge = c.takeAll(config.Ignition.Config.Merge)
-	tls := &config.Ignition.Security.TLS
-	tls.CertificateAuthorities = c.takeAll(tls.CertificateAuthorities)
+	eachResource(&config, c.take)
 	return config, c
 }
 
-func (c *contents) takeAll(resources []types.Resource) []types.Resource {
-	resources = slices.Clone(resources)
-	for i := range resources {
-		c.take(&resources[i])
+// eachResource calls f with each resource of a config, whose lists it copies before.
+func eachResource(config *types.Config, f func(*types.Resource)) {
+	all := func(list *[]types.Resource) {
+		*list = slices.Clone(*list)
+		for i := range *list {
+			f(&(*list)[i])
+		}
 	}
-	return resources
+	config.Storage.Files = slices.Clone(config.Storage.Files)
+	for i := range config.Storage.Files {
+		file := &config.Storage.Files[i]
+		f(&file.Contents)
+		all(&file.Append)
+	}
+	config.Storage.Luks = slices.Clone(config.Storage.Luks)
+	for i := range config.Storage.Luks {
+		f(&config.Storage.Luks[i].KeyFile)
+	}
+	f(&config.Ignition.Config.Replace)
+	all(&config.Ignition.Config.Merge)
+	all(&config.Ignition.Security.TLS.CertificateAuthorities)
+}
+
+// shorten returns a text of a config with placeholders for the long sources of which the
+// validity is plain. It returns nil if there are none.
+func shorten(raw []byte) ([]byte, *contents) {
+	root, ok := jsonspan.Parse(raw)
+	if !ok || bytes.Contains(raw, []byte(placeholder)) {
+		return nil, nil
+	}
+	c := &contents{number: map[string]int{}}
+	edits := c.findIn(root, nil)
+	if len(edits) == 0 {
+		return nil, nil
+	}
+	return jsonspan.Apply(raw, edits), c
+}
+
+// findIn returns the edits that put placeholders in the place of sources.
+func (c *contents) findIn(v jsonspan.Value, edits []jsonspan.Edit) []jsonspan.Edit {
+	for e := range v.Elements() {
+		edits = c.findIn(e, edits)
+	}
+	for name, value := range v.Members() {
+		s := value.Raw()
+		if !value.Is('"') || len(s) < minContents || string(name.Raw()) != `"source"` || !plain(s[1:len(s)-1]) {
+			edits = c.findIn(value, edits)
+			continue
+		}
+		short := `"` + c.add(string(s[1:len(s)-1])) + `"`
+		edits = append(edits, jsonspan.Edit{Start: value.Start, End: value.End, With: []byte(short)})
+	}
+	return edits
+}
+
+// add returns the placeholder of a source. Two that are equal have the same, since the
+// specification rejects some duplicates.
+func (c *contents) add(source string) string {
+	n, known := c.number[source]
+	if !known {
+		n = len(c.sources)
+		c.sources, c.number[source] = append(c.sources, source), n
+	}
+	c.places++
+	return placeholder + strconv.Itoa(n)
+}
+
+// restore puts the sources back into a config that was read from a shortened text. It
+// reports whether each was in a place where a source can be.
+func (c *contents) restore(config *types.Config) bool {
+	places := 0
+	eachResource(config, func(r *types.Resource) {
+		if r.Source == nil {
+			return
+		}
+		number, ok := strings.CutPrefix(*r.Source, placeholder)
+		if !ok {
+			return
+		}
+		if n, err := strconv.Atoi(number); err == nil && n < len(c.sources) {
+			r.Source = &c.sources[n]
+			places++
+		}
+	})
+	return places == c.places
 }
 
 func (c *contents) take(r *types.Resource) {
@@ -68,17 +136,44 @@ func (c *contents) take(r *types.Resource) {
 	if len(s) < minContents && !strings.HasPrefix(s, placeholder) || !printable(s) {
 		return
 	}
-	n, known := c.number[s]
-	if !known {
-		if report := (types.Resource{Source: &s}).Validate(path.ContextPath{}); len(report.Entries) > 0 {
-			return
-		}
-		n = len(c.sources)
-		c.sources, c.number[s] = append(c.sources, s), n
+	if _, known := c.number[s]; !known && !plain(s) &&
+		len((types.Resource{Source: &s}).Validate(path.ContextPath{}).Entries) > 0 {
+		return
 	}
-	c.places++
-	short := placeholder + strconv.Itoa(n)
+	short := c.add(s)
 	r.Source = &short
+}
+
+// plain reports whether a source is a data URL of the simplest form, which every version
+// accepts: "data:," with letters, digits, "-_.~" and escapes. The Machine Config Server, and
+// the machine-config-operator for most files, write this form.
+func plain[T string | []byte](s T) bool {
+	const prefix = "data:,"
+	if len(s) < len(prefix) || string(s[:len(prefix)]) != prefix {
+		return false
+	}
+	for i := len(prefix); i < len(s); i++ {
+		switch c := s[i]; {
+		case unreserved[c]:
+		case c == '%' && len(s)-i > 2 && hexDigit(s[i+1]) && hexDigit(s[i+2]):
+			i += 2
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// unreserved are the bytes that stand for themselves (RFC 3986, 2.3).
+var unreserved = func() (t [256]bool) {
+	for _, c := range []byte("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.~") {
+		t[c] = true
+	}
+	return t
+}()
+
+func hexDigit(c byte) bool {
+	return c >= '0' && c <= '9' || c >= 'A' && c <= 'F' || c >= 'a' && c <= 'f'
 }
 
 // printable reports whether a string is printable ASCII.

@@ -3,6 +3,7 @@ package convert_test
 import (
 	"bytes"
 	"encoding/json"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -69,4 +70,51 @@ func TestFrom35_ContentsComeBackInTheirPlaces(t *testing.T) {
 			asWhole(t, config)
 		})
 	}
+}
+
+// parsedAsWhole compares what is read with what is read with the contents in their places.
+func parsedAsWhole(t *testing.T, raw []byte) {
+	t.Helper()
+	got, err := convert.Parse(raw)
+	want, wrong := convert.ParseWhole(raw)
+	if (err == nil) != (wrong == nil) || err != nil && err.Error() != wrong.Error() {
+		t.Errorf("%v, with the contents in place %v\n%.2000s", err, wrong, raw)
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got\n%+v\nwant\n%+v", got, want)
+	}
+}
+
+var withContents = func() []string {
+	long := `"data:,` + strings.Repeat("a%20b", 20) + `"`
+	files := func(version, files string) string {
+		return `{"ignition":{"version":"` + version + `"},"storage":{"files":[` + files + `]}}`
+	}
+	one := `{"path":"/a","contents":{"source":` + long + `}}`
+	return []string{
+		files("3.5.0", one), files("3.1.0", one), files("3.9.0", one), files("2.2.0", one), files("3.5.0", one+","+one),
+		files("3.5.0", `{"path":"/a","append":[{"source":`+long+`},{"source":`+long+`}]}`),
+		files("3.5.0", `{"path":"/a","source":`+long+`}`), // a member that no version has
+		files("3.5.0", `{"path":"/a","contents":{"source":`+long+`,"source":"data:,b"}}`),
+		files("3.5.0", `{"path":"/a","contents":{"SOURCE":`+long+`}}`),
+		files("3.5.0", `{"path":"a","contents":{"source":`+long+`}}`),
+		files("3.5.0", `{"path":"/a","contents":{"source":`+strings.Replace(long, "%20", "%2x", 1)+`}}`),
+		files("3.5.0", `{"path":"/a","contents":{"source":"data:,contents-0"}},`+one),
+		`{"ignition":{"version":"3.5.0","security":{"tls":{"certificateAuthorities":[{"source":` + long + `},{"source":` + long + `}]}}}}`,
+		`{"ignition":{"version":"3.5.0","config":{"merge":[{"source":` + long + `}],"replace":{"source":` + long + `}}}}`,
+		`{"ignition":{"version":"3.4.0"},"storage":{"luks":[{"name":"d","device":"/dev/x","keyFile":{"source":` + long + `}}]}}`,
+	}
+}()
+
+func TestParse_ReadsAsWithContentsInPlace(t *testing.T) {
+	for _, raw := range append(withContents, node) {
+		parsedAsWhole(t, []byte(raw))
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, raw := range append(withContents, node) {
+		f.Add([]byte(raw))
+	}
+	f.Fuzz(parsedAsWhole)
 }

@@ -120,6 +120,15 @@ func from35(raw []byte, to specversion.Version) ([]byte, error) {
 // Parse reads a config of spec 3.0 to 3.5 as one of 3.5. The error has nothing of
 // what is in files.
 func Parse(raw []byte) (types.Config, error) {
+	if short, contents := shorten(raw); contents != nil {
+		if c, err := parseWhole(short); err == nil && contents.restore(&c) {
+			return c, nil
+		}
+	}
+	return parseWhole(raw)
+}
+
+func parseWhole(raw []byte) (types.Config, error) {
 	c, r, err := v3_5.ParseCompatibleVersion(raw)
 	if err != nil || r.IsFatal() {
 		return types.Config{}, fmt.Errorf("not a valid config: %s", firstProblem(r, err))

@@ -17,3 +17,6 @@ func Whole(config types.Config, to specversion.Version) ([]byte, error) {
 	}
 	return from35(raw, to)
 }
+
+// ParseWhole is Parse with all contents in their places throughout.
+var ParseWhole = parseWhole

@@ -10,9 +10,12 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/identityclaim"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
@@ -93,17 +96,12 @@ func TestSweepClaims_ReleasesWhileOneNamespaceIsForbidden(t *testing.T) {
 	}
 	c.runUntil(t, inM, func(w watched) bool { return w.Forbidden() })
 	c.build()
-	queue := newQueue()
-	c.tasks.queue = queue
-	if err := c.sweepClaims(t.Context()); err != nil {
+	sweep := identityclaim.New(identityclaim.Options{
+		Claims: c.Records(), Known: c.registry.Known, Synced: c.Synced, Limit: flowcontrol.NewFakeAlwaysRateLimiter(),
+		Settled: func(namespace string) bool { return c.Settled(namespace, false) },
+	})
+	if _, err := sweep.Reconcile(t.Context(), reconcile.Request{}); err != nil {
 		t.Fatal(err)
-	}
-	for queue.Len() > 0 {
-		one, _ := queue.Get()
-		if err := c.do(t.Context(), one); err != nil {
-			t.Errorf("%s: %v", one.key, err)
-		}
-		queue.Done(one)
 	}
 	if want := records.ClaimName("ek:other"); len(api.deleted) != 1 || api.deleted[0] != want {
 		t.Errorf("deleted %q, want %q", api.deleted, want)

@@ -50,7 +50,10 @@ type contentState struct {
 
 // parseContent reads a ConfigMap. A key that cannot be read keeps its content of before.
 func parseContent(m configMap, before contentState) (next contentState, problems []manifest.Problem) {
-	next = contentState{references: map[string][]measuredboot.ReferenceValues{}, roots: map[string][]anchors.Anchor{}, trust: map[string]trust.File{}}
+	next = contentState{
+		references: map[string][]measuredboot.ReferenceValues{}, roots: map[string][]anchors.Anchor{},
+		trust: map[string]trust.File{},
+	}
 	for _, name := range slices.Sorted(maps.Keys(m.data)) {
 		var found []manifest.Problem
 		switch m.sort {
@@ -78,7 +81,10 @@ func parseContent(m configMap, before contentState) (next contentState, problems
 	}
 	if section := trust.Section(m.sort); trust.Sections[section] != nil && len(m.data) == 0 {
 		next.trust[""] = trust.File{Section: section, Broken: true}
-		problems = append(problems, manifest.Problem{What: "a ConfigMap of anchors without data; nothing of its sort is trusted", Want: "delete it to trust what comes with this version"})
+		problems = append(problems, manifest.Problem{
+			What: "a ConfigMap of anchors without data; nothing of its sort is trusted",
+			Want: "delete it to trust what comes with this version",
+		})
 	}
 	return next, problems
 }

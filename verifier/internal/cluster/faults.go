@@ -64,7 +64,8 @@ func (f *Faults) put(kind kind, o *inventory.Object, problems []manifest.Problem
 	f.all[k] = next
 	f.mu.Unlock()
 	if !known || before.Text != text {
-		f.log.Error("an object cannot be used as it stands; its last good state stays in force", "object", k.String(), "problem", text, "none_good", next.never)
+		f.log.Error("an object cannot be used as it stands; its last good state stays in force", "object", k.String(),
+			"problem", text, "none_good", next.never)
 	}
 	f.trigger.EnqueueAfter(joinPause, kube.PriorityChange, next.request)
 }
@@ -103,8 +104,8 @@ func (f *Faults) unreadable(kinds ...kind) bool {
 	return false
 }
 
-// mayBeStopped reports whether an object that was never readable may quarantine this Machine.
-func (f *Faults) mayBeStopped(m *machine.Machine) bool {
+// MayBeQuarantined reports whether an object that was never readable may quarantine this Machine.
+func (f *Faults) MayBeQuarantined(m *machine.Machine) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for k, one := range f.all {

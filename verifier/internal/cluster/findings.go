@@ -70,23 +70,30 @@ func (c *Cluster) policyFindings() []view.Finding {
 // secretFindings are about keys, the certificate and the provisioning token.
 func (c *Cluster) secretFindings() (all []view.Finding) {
 	now := c.o.Now()
-	if cert := c.ServingCertificate(); cert != nil && cert.Leaf != nil && cert.Leaf.NotAfter.Sub(now) < certificateWarning {
-		all = append(all, view.Finding{Reason: "CertificateExpires", Text: "the serving certificate ends on " + cert.Leaf.NotAfter.UTC().Format(time.RFC3339)})
+	if cert := c.ServingCertificate(); cert != nil && cert.Leaf != nil &&
+		cert.Leaf.NotAfter.Sub(now) < certificateWarning {
+		all = append(all, view.Finding{Reason: "CertificateExpires",
+			Text: "the serving certificate ends on " + cert.Leaf.NotAfter.UTC().Format(time.RFC3339)})
 	}
 	if at := c.secrets.pair.Load().Ahead(now, c.o.KeyPublishDelay); !at.IsZero() {
-		all = append(all, view.Finding{Reason: "KeysDatedAhead", Text: fmt.Sprintf("a key in Secret %s comes into use only on %s; the clock of the replica that made it is ahead, or this one's is behind", KeysSecret, at.UTC().Format(time.RFC3339))})
+		all = append(all, view.Finding{Reason: "KeysDatedAhead",
+			Text: fmt.Sprintf("a key in Secret %s comes into use only on %s; "+
+				"the clock of the replica that made it is ahead, or this one's is behind",
+				KeysSecret, at.UTC().Format(time.RFC3339))})
 	}
 	_, presence := c.Provisioning().At(now)
 	if presence == provisioning.Absent {
 		if text := c.View().Policies.WithoutProvisioningToken(); text != "" {
-			all = append(all, view.Finding{Reason: "ProvisioningTokenAbsent", Text: fmt.Sprintf("%s; the Secret is %s", text, c.o.ProvisioningToken.Secret)})
+			all = append(all, view.Finding{Reason: "ProvisioningTokenAbsent",
+				Text: fmt.Sprintf("%s; the Secret is %s", text, c.o.ProvisioningToken.Secret)})
 		}
 	}
 	if presence == provisioning.Present {
 		c.tasks.mu.Lock()
 		defer c.tasks.mu.Unlock()
 		for _, k := range slices.SortedFunc(maps.Keys(c.tasks.leftAlone), compareKeys) {
-			all = append(all, view.Finding{Reason: "UserDataLeftAlone", Text: fmt.Sprintf("the pointer config in %s does not get the provisioning token: %s", k, c.tasks.leftAlone[k])})
+			all = append(all, view.Finding{Reason: "UserDataLeftAlone",
+				Text: fmt.Sprintf("the pointer config in %s does not get the provisioning token: %s", k, c.tasks.leftAlone[k])})
 		}
 	}
 	return all
@@ -107,9 +114,11 @@ func (c *Cluster) Unavailable() view.Finding {
 	cert := c.ServingCertificate()
 	switch {
 	case cert == nil:
-		return view.Finding{Reason: "NoCertificate", Text: "there is no serving certificate in Secret " + c.config.ServingSecret}
+		return view.Finding{Reason: "NoCertificate",
+			Text: "there is no serving certificate in Secret " + c.config.ServingSecret}
 	case cert.Leaf != nil && now.After(cert.Leaf.NotAfter):
-		return view.Finding{Reason: "CertificateExpired", Text: "the serving certificate ended on " + cert.Leaf.NotAfter.UTC().Format(time.RFC3339)}
+		return view.Finding{Reason: "CertificateExpired",
+			Text: "the serving certificate ended on " + cert.Leaf.NotAfter.UTC().Format(time.RFC3339)}
 	}
 	return view.Finding{}
 }

@@ -5,12 +5,13 @@ import (
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
 )
 
 func TestAMachineInBothAPIsHasOneRecordToSettle(t *testing.T) {
 	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	now := func() time.Time { return at }
-	c := &Cluster{Machines: newMachines(machinesOptions{Registry: machine.NewRegistry(nil), Now: now}), o: Options{Now: now}}
+	c := newMachines(machinesOptions{Registry: machine.NewRegistry(nil), Now: now})
 	put := func(manifest string) {
 		t.Helper()
 		in, problems := machine.Parse("m.yaml", []byte(manifest), at)
@@ -30,20 +31,20 @@ metadata: {name: w, namespace: b, uid: uid-new, creationTimestamp: "2026-03-01T0
 spec: {providerID: "aws:///z/i-1"}
 `)
 	for _, uid := range []string{"uid-old", "uid-new"} {
-		if b, m := c.compare(uid); !b.missing || m.UID != "uid-new" {
-			t.Errorf("%s, before there is a record: %+v, %v", uid, b, m)
+		if step, m := c.Compare(uid); step != record.StepCreate || m.UID != "uid-new" {
+			t.Errorf("%s, before there is a record: %v, %v", uid, step, m)
 		}
 	}
 	c.latches["uid-old"] = latch{}
 	for _, uid := range []string{"uid-old", "uid-new"} {
-		if b, _ := c.compare(uid); b.any() {
-			t.Errorf("%s: %+v", uid, b)
+		if step, _ := c.Compare(uid); step != record.StepNone {
+			t.Errorf("%s: %v", uid, step)
 		}
 	}
 	c.registry.PutNode("node-0", "aws:///z/i-1")
 	for _, uid := range []string{"uid-old", "uid-new"} {
-		if b, _ := c.compare(uid); b != (behind{join: true}) {
-			t.Errorf("%s, joined: %+v", uid, b)
+		if step, _ := c.Compare(uid); step != record.StepJoin {
+			t.Errorf("%s, joined: %v", uid, step)
 		}
 	}
 }

@@ -16,13 +16,9 @@ import (
 // may be needed. None of it decides over a machine: a step that comes late, or
 // twice, or from two holders at once leaves the same behind.
 const (
-	aboutMachine  = iota // the record of the UID key.name: created, latched, or deleted
-	aboutUserData        // the pointer config: the provisioning token in it
+	aboutUserData = iota // the pointer config: the provisioning token in it
 	aboutToken           // the provisioning token: rotation
 	aboutKeys            // token and sealing keys: made, rotated
-	aboutGone            // records whose Machine is gone
-	aboutClaims          // claims whose Machine is gone
-	aboutPending         // machines that waited too long
 )
 
 // task is one of those, about one object where it is about one.
@@ -40,7 +36,6 @@ type tasks struct {
 	queue     queue
 	writeBack *writeBack
 	leftAlone map[key]string // why a pointer config was not changed
-	swept     time.Time      // when claims were last looked through
 	all       chan struct{}  // capacity 1: look at everything now
 }
 
@@ -91,10 +86,6 @@ func (t *tasks) later(one task, after time.Duration) {
 	}
 }
 
-// lookForGone asks for the records of Machines that are gone; when a Machine is
-// deleted its record often goes by itself, by the API server's own clean-up.
-func (t *tasks) lookForGone() { t.later(task{about: aboutGone}, time.Second) }
-
 // edited keeps what is to be written back into the token's Secret as it is at a
 // version; nil: nothing, and nothing of before any more.
 func (t *tasks) edited(tokens *provisioning.Tokens, version uint64) {
@@ -117,39 +108,23 @@ func (t *tasks) written(b *writeBack) {
 
 // Work does what no controller does yet, until ctx ends. The controller process runs it while it leads.
 func (c *Cluster) Work(ctx context.Context) error {
-	// Each task first goes through the front queue, which makes no call. What takes a
-	// right away leaves it by a lane of its own, so that it never waits for the rest.
-	front, lanes := newQueue(), [...]queue{laneStop: newQueue(), laneLatch: newQueue(), laneRest: newQueue()}
+	queue := newQueue()
 	c.tasks.mu.Lock()
-	c.tasks.queue = front
+	c.tasks.queue = queue
 	c.tasks.mu.Unlock()
 	c.log.Info("this replica holds the lease", "identity", c.o.Identity)
 	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			one, stop := front.Get()
-			if stop {
-				return
-			}
-			lanes[c.lane(one)].Add(one)
-			front.Done(one)
-		}
-	})
-	for lane, workers := range [...]int{laneStop: 4, laneLatch: 4, laneRest: 4} {
-		for range workers {
-			wg.Go(func() { c.workOff(ctx, lanes[lane]) })
-		}
+	for range 4 {
+		wg.Go(func() { c.workOff(ctx, queue) })
 	}
 	wg.Go(func() {
-		for pass := 0; ctx.Err() == nil; pass++ {
-			// A look at each Machine costs little, and at all of them not.
-			c.look(pass%10 == 0)
+		for ctx.Err() == nil {
+			c.look()
 			pause := time.NewTimer(wait.Jitter(c.o.Pass/2, 1))
 			select {
 			case <-ctx.Done():
 			case <-pause.C:
 			case <-c.tasks.all:
-				pass = -1
 			}
 			pause.Stop()
 		}
@@ -158,61 +133,38 @@ func (c *Cluster) Work(ctx context.Context) error {
 	c.tasks.mu.Lock()
 	c.tasks.queue = nil
 	c.tasks.mu.Unlock()
-	front.ShutDown()
-	for _, lane := range lanes {
-		lane.ShutDown()
-	}
+	queue.ShutDown()
 	wg.Wait()
 	c.log.Info("this replica no longer holds the lease")
 	return nil
 }
 
-// The lanes of the holder's tasks. Only the last one is bounded by WritesPerSecond.
-const (
-	laneStop  = iota // an administrator stopped a machine: the latch, and its credentials
-	laneLatch        // a machine has joined, or was deleted and has credentials
-	laneRest
-)
-
-// lane is where a task belongs by what is known now.
-func (c *Cluster) lane(t task) int {
-	if t.about != aboutMachine {
-		return laneRest
-	}
-	switch b, _ := c.compare(t.name); {
-	case b.quarantine || b.revoke:
-		return laneStop
-	case b.join || b.gone && c.revocable(t.name):
-		return laneLatch
-	}
-	return laneRest
-}
-
-// workOff does the tasks of one lane until it is shut down.
-func (c *Cluster) workOff(ctx context.Context, lane queue) {
+// workOff does the tasks of the queue until it is shut down.
+func (c *Cluster) workOff(ctx context.Context, q queue) {
 	for {
-		one, stop := lane.Get()
+		one, stop := q.Get()
 		if stop {
 			return
 		}
 		if err := c.do(ctx, one); err == nil || ctx.Err() != nil {
-			lane.Forget(one)
+			q.Forget(one)
 		} else {
 			c.log.Warn("the lease's holder could not finish a step; it tries again", "step", steps[one.about], "object", one.key.String(), "error", err)
-			lane.AddRateLimited(one)
+			q.AddRateLimited(one)
 		}
-		lane.Done(one)
+		q.Done(one)
 	}
 }
 
 var steps = map[int]string{
-	aboutMachine: "record", aboutUserData: "pointer config", aboutToken: "provisioning token",
-	aboutKeys: "keys", aboutGone: "records of gone Machines", aboutClaims: "claims of gone Machines", aboutPending: "pending",
+	aboutUserData: "pointer config", aboutToken: "provisioning token",
+	aboutKeys: "keys",
 }
 
 // everything asks the holder to look at everything soon. It costs the caller
 // nothing, holder or not: who begins to hold the lease looks at everything anyway.
 func (c *Cluster) everything() {
+	c.Triggers.MachineRecord.EnqueueAll()
 	if !c.tasks.leading() {
 		return
 	}
@@ -224,16 +176,8 @@ func (c *Cluster) everything() {
 
 // look asks for every task: what changed while nobody held the lease, and what time
 // alone brings.
-func (c *Cluster) look(machines bool) {
-	c.tasks.add(task{about: aboutKeys}, task{about: aboutToken}, task{about: aboutPending}, task{about: aboutGone},
-		task{about: aboutClaims})
-	if machines {
-		for _, uid := range c.registry.UIDs() {
-			if c.unsettled(uid) {
-				c.tasks.add(task{about: aboutMachine, key: key{name: uid}})
-			}
-		}
-	}
+func (c *Cluster) look() {
+	c.tasks.add(task{about: aboutKeys}, task{about: aboutToken})
 	c.secrets.mu.Lock()
 	defer c.secrets.mu.Unlock()
 	for k := range c.secrets.pools {
@@ -243,20 +187,12 @@ func (c *Cluster) look(machines bool) {
 
 func (c *Cluster) do(ctx context.Context, t task) error {
 	switch t.about {
-	case aboutMachine:
-		return c.settle(ctx, t.key)
 	case aboutUserData:
 		return c.rewrite(ctx, t.key)
 	case aboutToken:
 		return c.rotateToken(ctx)
 	case aboutKeys:
 		return c.keepKeys(ctx, false)
-	case aboutGone:
-		return c.lookForGone()
-	case aboutClaims:
-		return c.sweepClaims(ctx)
-	case aboutPending:
-		return c.records.ExpirePending(ctx, c.o.Now())
 	}
 	return nil
 }

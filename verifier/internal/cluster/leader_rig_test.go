@@ -28,25 +28,25 @@ import (
 )
 
 // wireCut is a replica's way to the API that can be cut.
-type wireCut struct {
+type wireCut struct{ cut atomic.Bool }
+
+// cutTransport is one of the transports of a replica.
+type cutTransport struct {
 	http.RoundTripper
-	cut atomic.Bool
+	*wireCut
 }
 
-func (w *wireCut) RoundTrip(r *http.Request) (*http.Response, error) {
-	if w.cut.Load() {
+func (c cutTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	if c.cut.Load() {
 		return nil, errors.New("the wire is cut")
 	}
-	return w.RoundTripper.RoundTrip(r)
+	return c.RoundTripper.RoundTrip(r)
 }
 
 func (w *whole) wire() (*rest.Config, *wireCut) {
 	cut := &wireCut{}
 	r := rest.CopyConfig(w.cluster.Admin())
-	r.Wrap(func(rt http.RoundTripper) http.RoundTripper {
-		cut.RoundTripper = rt
-		return cut
-	})
+	r.Wrap(func(rt http.RoundTripper) http.RoundTripper { return cutTransport{rt, cut} })
 	return r, cut
 }
 

@@ -1,23 +1,30 @@
 package cluster
 
 import (
+	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
 // Machines is what is known of Machines, Nodes, enrolments and records. It is safe for
 // concurrent use.
 type Machines struct {
-	o        machinesOptions
-	registry *machine.Registry
-	names    *names // nil unless asked for
+	o          machinesOptions
+	registry   *machine.Registry
+	*nameIndex // nil unless asked for
+	credentialIndex
 
 	mu           sync.Mutex
 	texts        map[string]string
@@ -25,11 +32,6 @@ type Machines struct {
 	controlPlane map[string]node
 	// plans are the Machines of the control plane's pool.
 	plans map[plannedKey]planned
-	// credentials has the Machine's UID by the id of each live bootstrap credential.
-	credentials map[string]string
-	// orphaned are the credentials of records that are gone, by the Machine's UID,
-	// until they were revoked.
-	orphaned map[string][]v1alpha1.CredentialStatus
 }
 
 // machinesOptions are what Machines needs. All but Names are required. The functions are
@@ -38,16 +40,13 @@ type machinesOptions struct {
 	Registry  *machine.Registry
 	Now       func() time.Time
 	Names     bool // keep Machines also by the names that certificate signing requests have
-	Revocable bool // bootstrap credentials are revoked
+	Revocable bool // bootstrap credentials can be revoked
 	// Admit returns what counts of a Machine, and AdmitEnrollment what counts of an enrollment, after a restore of
 	// etcd; false if it is not accepted.
 	Admit           func(machine.Machine) (machine.Machine, bool)
 	AdmitEnrollment func(machine.Enrolment) (machine.Enrolment, bool)
-	// Changed is called when the record of the Machine with this UID may have to change,
-	// Deleted when a Machine was deleted. Leading reports whether anyone acts on it.
-	Changed func(uid string)
-	Deleted func()
-	Leading func() bool
+	// Trigger is called with the UID of each Machine whose record may have to change.
+	Trigger *kube.Trigger
 	// Token is called with each change of a record: the id of the attestation token that its Machine may use now,
 	// "" if there is none.
 	Token func(uid, tokenID string)
@@ -61,10 +60,11 @@ type machinesOptions struct {
 func newMachines(o machinesOptions) *Machines {
 	m := &Machines{
 		o: o, registry: o.Registry, texts: map[string]string{}, latches: map[string]latch{}, controlPlane: map[string]node{},
-		plans: map[plannedKey]planned{}, credentials: map[string]string{}, orphaned: map[string][]v1alpha1.CredentialStatus{},
+		plans:           map[plannedKey]planned{},
+		credentialIndex: credentialIndex{uids: map[string]string{}, orphaned: map[string][]v1alpha1.CredentialStatus{}},
 	}
 	if o.Names {
-		m.names = newNames()
+		m.nameIndex = newNameIndex()
 	}
 	return m
 }
@@ -121,10 +121,71 @@ type grant struct {
 	count int32
 }
 
-// latch is what is known of a Machine's record.
+// latch returns what is known of a Machine's record.
 func (ms *Machines) latch(uid string) (latch, bool) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
 	l, ok := ms.latches[uid]
 	return l, ok
 }
+
+// request asks for the record of a Machine.
+func request(uid string) reconcile.Request {
+	return reconcile.Request{NamespacedName: types.NamespacedName{Name: uid}}
+}
+
+// Compare returns the next step for the record of a Machine, and the Machine; nil if it was
+// deleted. A machine in both Machine APIs has one record.
+func (ms *Machines) Compare(uid string) (record.Step, *machine.Machine) {
+	if record.IsBreakGlass(uid) {
+		return record.StepNone, nil
+	}
+	m, ok := ms.registry.ByUID(uid)
+	if !ok {
+		return record.StepDelete, nil
+	}
+	l, exists := ms.latch(records.UID(m))
+	return record.Compare(record.State{
+		Exists: exists, Joined: l.joined, Quarantined: l.quarantined, Restored: l.restored, Unrevoked: l.unrevoked && ms.o.Revocable,
+	}, m, ms.o.Now()), m
+}
+
+// OutOfLine returns the UIDs of all Machines and records with a next step.
+func (ms *Machines) OutOfLine() []string {
+	uids := ms.registry.UIDs()
+	ms.mu.Lock()
+	for uid := range ms.latches {
+		if !ms.registry.Known(uid) {
+			uids = append(uids, uid)
+		}
+	}
+	ms.mu.Unlock()
+	return slices.DeleteFunc(uids, func(uid string) bool {
+		step, _ := ms.Compare(uid)
+		return step == record.StepNone
+	})
+}
+
+// RecordNamespace returns where the record of a Machine is; false if there is none.
+func (ms *Machines) RecordNamespace(uid string) (string, bool) {
+	l, ok := ms.latch(uid)
+	return l.namespace, ok
+}
+
+// Revocable reports whether a Machine that was deleted has live credentials.
+func (ms *Machines) Revocable(uid string) bool {
+	l, _ := ms.latch(uid)
+	return ms.o.Revocable && (l.unrevoked || len(ms.Orphaned(uid)) > 0)
+}
+
+// RecordUID is the UID of the Machine that the record of this Machine is named by:
+// while a machine is an object of both Machine APIs it has one record.
+func (ms *Machines) RecordUID(uid string) string {
+	if m, ok := ms.registry.ByUID(uid); ok {
+		return records.UID(m)
+	}
+	return uid
+}
+
+// Counts are how many Machines and Nodes there are.
+func (ms *Machines) Counts() (machines, nodes int) { return ms.registry.Len(), ms.registry.Nodes() }

@@ -7,14 +7,13 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 )
 
-// names finds Machines by what the kubelet's certificate signing requests are about:
+// nameIndex finds Machines by what the kubelet's certificate signing requests are about:
 // the name of a Node to come, which is one of a Machine's InternalDNS, and the Node
 // that a Machine has become. Attestation finds no Machine by these; see
 // [machine.Registry]. What is found is to be read anew before it counts.
-type names struct {
+type nameIndex struct {
 	mu       sync.RWMutex
 	internal map[string][]machine.Ref // by NormalDNS
 	node     map[string][]machine.Ref
@@ -31,13 +30,13 @@ type named struct {
 // without regard to case and to a dot at the end.
 func NormalDNS(name string) string { return strings.TrimSuffix(strings.ToLower(name), ".") }
 
-func newNames() *names {
-	return &names{internal: map[string][]machine.Ref{}, node: map[string][]machine.Ref{}, of: map[machine.Ref]named{}}
+func newNameIndex() *nameIndex {
+	return &nameIndex{internal: map[string][]machine.Ref{}, node: map[string][]machine.Ref{}, of: map[machine.Ref]named{}}
 }
 
 // put takes a Machine's state. A Machine that was deleted and made again has
 // another UID, and is another one; the one before is dropped by its name.
-func (n *names) put(m *machine.Machine) {
+func (n *nameIndex) put(m *machine.Machine) {
 	if n == nil {
 		return
 	}
@@ -65,7 +64,7 @@ func (n *names) put(m *machine.Machine) {
 
 // drop forgets a Machine that is gone. Deletions are few: an index by name would
 // be as large as the rest.
-func (n *names) drop(group string, k key) {
+func (n *nameIndex) drop(group string, k key) {
 	if n == nil {
 		return
 	}
@@ -78,7 +77,7 @@ func (n *names) drop(group string, k key) {
 	}
 }
 
-func (n *names) remove(ref machine.Ref) {
+func (n *nameIndex) remove(ref machine.Ref) {
 	was, ok := n.of[ref]
 	if !ok {
 		return
@@ -107,75 +106,77 @@ func (n *names) remove(ref machine.Ref) {
 }
 
 // ByInternalDNS are the Machines with this InternalDNS. [Options.Names] must be set.
-func (ms *Machines) ByInternalDNS(name string) []machine.Ref {
-	ms.names.mu.RLock()
-	defer ms.names.mu.RUnlock()
-	return slices.Clone(ms.names.internal[NormalDNS(name)])
+func (n *nameIndex) ByInternalDNS(name string) []machine.Ref {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	return slices.Clone(n.internal[NormalDNS(name)])
 }
 
 // ByNode are the Machines whose nodeRef is this Node. [Options.Names] must be set.
-func (ms *Machines) ByNode(node string) []machine.Ref {
-	ms.names.mu.RLock()
-	defer ms.names.mu.RUnlock()
-	return slices.Clone(ms.names.node[node])
+func (n *nameIndex) ByNode(node string) []machine.Ref {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	return slices.Clone(n.node[node])
 }
 
-// ByCredential is the UID of the Machine on whose record a live bootstrap credential
-// has this id. The record is to be read before it counts.
-func (ms *Machines) ByCredential(id string) (uid string, ok bool) {
-	ms.mu.Lock()
-	defer ms.mu.Unlock()
-	uid, ok = ms.credentials[id]
-	return uid, ok
-}
-
-// Counts are how many Machines and Nodes there are.
-func (ms *Machines) Counts() (machines, nodes int) { return ms.registry.Len(), ms.registry.Nodes() }
-
-// keepCredentials notes which credentials a record has; the lock is held.
-func (ms *Machines) keepCredentials(uid string, before, after []string) {
-	for _, id := range before {
-		if ms.credentials[id] == uid {
-			delete(ms.credentials, id)
-		}
-	}
-	for _, id := range after {
-		ms.credentials[id] = uid
-	}
+// credentialIndex finds Machines by their live bootstrap credentials.
+type credentialIndex struct {
+	mu   sync.Mutex
+	uids map[string]string // the Machine's UID by the id of the credential
+	// orphaned are the credentials of records that were deleted, by the Machine's UID, until
+	// they were revoked.
+	orphaned map[string][]v1alpha1.CredentialStatus
 }
 
 // maxOrphaned bounds of how many Machines credentials without a record are
 // remembered; those of others end by themselves.
 const maxOrphaned = 10_000
 
-// orphan notes that a record is gone; the lock is held.
-func (ms *Machines) orphan(uid string, l latch) {
-	ms.keepCredentials(uid, l.credentials, nil)
-	if !ms.o.Revocable || !l.unrevoked || len(ms.orphaned) >= maxOrphaned {
+// ByCredential is the UID of the Machine on whose record a live bootstrap credential
+// has this id. The record is to be read before it counts.
+func (i *credentialIndex) ByCredential(id string) (uid string, ok bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	uid, ok = i.uids[id]
+	return uid, ok
+}
+
+// replaceCredentials replaces the credentials on a record.
+func (i *credentialIndex) replaceCredentials(uid string, before, after []string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, id := range before {
+		if i.uids[id] == uid {
+			delete(i.uids, id)
+		}
+	}
+	for _, id := range after {
+		i.uids[id] = uid
+	}
+}
+
+// orphan keeps the credentials of a record that was deleted.
+func (i *credentialIndex) orphan(uid string, ids []string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if len(i.orphaned) >= maxOrphaned {
 		return
 	}
-	for _, id := range l.credentials {
-		ms.orphaned[uid] = append(ms.orphaned[uid], v1alpha1.CredentialStatus{ID: id})
+	for _, id := range ids {
+		i.orphaned[uid] = append(i.orphaned[uid], v1alpha1.CredentialStatus{ID: id})
 	}
 }
 
-// orphans are what is remembered of a record that is gone; forget it, once they were
-// taken back.
-func (ms *Machines) orphans(uid string, forget bool) []v1alpha1.CredentialStatus {
-	ms.mu.Lock()
-	defer ms.mu.Unlock()
-	if forget {
-		delete(ms.orphaned, uid)
-		return nil
-	}
-	return ms.orphaned[uid]
+// Orphaned returns the credentials of records that were deleted before they were revoked.
+func (i *credentialIndex) Orphaned(uid string) []v1alpha1.CredentialStatus {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.orphaned[uid]
 }
 
-// RecordUID is the UID of the Machine that the record of this Machine is named by:
-// while a machine is an object of both Machine APIs it has one record.
-func (ms *Machines) RecordUID(uid string) string {
-	if m, ok := ms.registry.ByUID(uid); ok {
-		return records.UID(m)
-	}
-	return uid
+// DropOrphaned removes them from memory.
+func (i *credentialIndex) DropOrphaned(uid string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	delete(i.orphaned, uid)
 }

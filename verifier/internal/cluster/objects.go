@@ -18,6 +18,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 	"github.com/mcs-attest/mcs-attest/pkg/noderole"
 	"github.com/mcs-attest/mcs-attest/pkg/restore"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 )
 
@@ -59,9 +60,9 @@ func (ms *Machines) putMachine(o *inventory.Object) []manifest.Problem {
 			return o.Problems
 		}
 		ms.registry.PutMachine(m)
-		ms.names.put(&m)
+		ms.nameIndex.put(&m)
 		ms.plannedMachine(&m)
-		ms.o.Changed(m.UID)
+		ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
 	}
 	return o.Problems
 }
@@ -77,19 +78,22 @@ func (ms *Machines) advanceMachine(o *inventory.Object) bool {
 	if m, ok = ms.o.Admit(m); !ok {
 		return false
 	}
-	ms.names.put(&m)
+	ms.nameIndex.put(&m)
 	ms.plannedMachine(&m)
-	ms.o.Changed(m.UID)
+	ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
 	return ms.registry.Advance(m)
 }
 
 func (ms *Machines) dropMachine(group string) func(types.NamespacedName) {
 	return func(n types.NamespacedName) {
 		k := keyOf(n)
-		ms.registry.DeleteMachine(group, k.namespace, k.name)
-		ms.names.drop(group, k)
+		uid := ms.registry.DeleteMachine(group, k.namespace, k.name)
+		ms.nameIndex.drop(group, k)
 		ms.planned(plannedKey{group, k}, "", nil, false)
-		ms.o.Deleted()
+		// The API server's own clean-up often deletes the record soon.
+		if uid != "" {
+			ms.o.Trigger.EnqueueAfter(time.Second, kube.PriorityChange, request(uid))
+		}
 	}
 }
 
@@ -265,7 +269,7 @@ func (ms *Machines) putAttestation(o *inventory.Object) []manifest.Problem {
 	if uid != "" {
 		ms.mu.Lock()
 		before := ms.latches[uid]
-		ms.keepCredentials(uid, before.credentials, a.latch.credentials)
+		ms.replaceCredentials(uid, before.credentials, a.latch.credentials)
 		ms.latches[uid] = a.latch
 		_, control := ms.controlPlane[a.latch.node]
 		isPlanned := false
@@ -277,7 +281,7 @@ func (ms *Machines) putAttestation(o *inventory.Object) []manifest.Problem {
 			control || before.mismatch != a.latch.mismatch {
 			ms.o.RolesChanged()
 		}
-		ms.o.Changed(uid)
+		ms.o.Trigger.Enqueue(kube.PriorityChange, request(uid))
 		ms.o.Token(uid, a.tokenID)
 	}
 	if a.condition {
@@ -294,7 +298,7 @@ func (ms *Machines) dropAttestation(n types.NamespacedName) {
 	ms.registry.DeleteEnrolment(k.namespace, k.name)
 	ms.planned(plannedKey{v1alpha1.GroupVersion.Group, k}, "", nil, false)
 	for _, uid := range ms.dropRecord(k) {
-		ms.o.Changed(uid)
+		ms.o.Trigger.Enqueue(kube.PriorityChange, request(uid))
 		ms.o.Token(uid, "")
 	}
 }
@@ -314,7 +318,11 @@ func (ms *Machines) dropRecord(k key) (uids []string) {
 		}
 	}
 	for _, uid := range uids {
-		ms.orphan(uid, ms.latches[uid])
+		l := ms.latches[uid]
+		ms.replaceCredentials(uid, l.credentials, nil)
+		if ms.o.Revocable && l.unrevoked {
+			ms.orphan(uid, l.credentials)
+		}
 		delete(ms.latches, uid)
 	}
 	return uids
@@ -322,11 +330,11 @@ func (ms *Machines) dropRecord(k key) (uids []string) {
 
 // enrolled reports the Machines that an enrolment is for.
 func (ms *Machines) enrolled(e *machine.Enrolment) {
-	if !ms.o.Leading() {
+	if !ms.o.Trigger.Running() {
 		return
 	}
 	for _, m := range ms.registry.ByName(e.Spec.MachineRef.Namespace, e.Spec.MachineRef.Name) {
-		ms.o.Changed(m.UID)
+		ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
 	}
 }
 
@@ -381,9 +389,9 @@ func (ms *Machines) putNode(o *inventory.Object) []manifest.Problem {
 	if known != n.controlPlane || before.providerID != n.providerID && n.controlPlane {
 		ms.o.RolesChanged()
 	}
-	if n.providerID != "" && ms.o.Leading() {
+	if n.providerID != "" && ms.o.Trigger.Running() {
 		if m := ms.registry.Named(machine.Identity{ProviderIDs: []string{n.providerID}}, machine.Rules{Now: ms.o.Now()}); m != nil {
-			ms.o.Changed(m.UID)
+			ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
 		}
 	}
 	return nil

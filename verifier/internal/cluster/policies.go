@@ -80,7 +80,8 @@ func newPolicies(o policiesOptions) *Policies {
 func (p *Policies) Sources(namespace string) []*inventory.Source {
 	contents := []string{ContentReferences, ContentRoots, ContentAKRoots, ContentAzureRoots, ContentAWS, ContentGoogleKeys}
 	return []*inventory.Source{
-		{Kind: policyKind, Whole: true, Object: &unstructured.Unstructured{}, Read: compactPolicy, Put: p.putPolicy, Drop: p.dropPolicy,
+		{Kind: policyKind, Whole: true, Object: &unstructured.Unstructured{},
+			Read: compactPolicy, Put: p.putPolicy, Drop: p.dropPolicy,
 			Listed: func() { p.setListed(true) }, Vanished: func() { p.setListed(false) }},
 		{Kind: poolKind, Optional: true, Advisory: true, Object: &metav1.PartialObjectMetadata{},
 			Read: compactName, Put: p.putPool, Drop: p.dropPool, Listed: p.poolsChanged},
@@ -340,7 +341,9 @@ func (p *Policies) Policy(name string) (inventory.Policy, bool) {
 	if one == nil {
 		return inventory.Policy{}, false
 	}
-	out := inventory.Policy{Object: one.object, Fault: fault.Text, Clash: p.clash[name], NeverUsable: one.parsed == nil && one.atStart}
+	out := inventory.Policy{
+		Object: one.object, Fault: fault.Text, Clash: p.clash[name], NeverUsable: one.parsed == nil && one.atStart,
+	}
 	if len(p.pools) == 0 {
 		return out, true // nothing can be said of pools
 	}

@@ -85,7 +85,8 @@ func (r roleRig) want(what string, names ...string) {
 }
 
 func forbiddenKind(k kind) error {
-	return kerrors.NewForbidden(schema.GroupResource{Group: k.Group, Resource: k.Resource}, "", errors.New("no role allows it"))
+	return kerrors.NewForbidden(schema.GroupResource{Group: k.Group, Resource: k.Resource}, "",
+		errors.New("no role allows it"))
 }
 
 func TestTheListOfControlPlaneNodesStaysWhileThePoolsAreNotRead(t *testing.T) {
@@ -109,9 +110,10 @@ func TestTheListOfControlPlaneNodesStaysWhileThePoolsAreNotRead(t *testing.T) {
 func TestPoolsThatAreReadHaveTheRolesLookedAt(t *testing.T) {
 	r := newRoleRig(t)
 	pools := r.watching(t, poolKind, "")
+	master := types.NamespacedName{Name: "master"}
 	for what, change := range map[string]func(){
-		"a pool comes":           func() { pools.Put(&inventory.Object{NamespacedName: types.NamespacedName{Name: "master"}}) },
-		"a pool goes":            func() { pools.Drop(types.NamespacedName{Name: "master"}) },
+		"a pool comes":           func() { pools.Put(&inventory.Object{NamespacedName: master}) },
+		"a pool goes":            func() { pools.Drop(master) },
 		"all pools were read":    func() { pools.Listed() },
 		"the kind is not served": func() { pools.Absent() },
 	} {

@@ -19,12 +19,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/machinerecord"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/restore"
 )
@@ -492,34 +494,37 @@ func TestNoProvisioningTokenWhileTheAPIIsSilent(t *testing.T) {
 func TestOnlyTheHolderLooksAtEverything(t *testing.T) {
 	api := newSecretAPI(t)
 	c := api.cluster(t)
-	c.o.Pass = time.Hour
 	for _, w := range c.sources() {
 		w.list(t, 0)
 	}
-	w := c.watching(t, machineAPIKind, "m")
-	w.list(t, 5, object(1, 1, nil))
+	c.watching(t, machineAPIKind, "m").list(t, 5, object(1, 1, nil))
+	trigger := &c.Triggers.MachineRecord
+	machinerecord.New(machinerecord.Options{Trigger: trigger, Inventory: c.Machines, Retry: time.Hour})
 	c.everything()
-	if len(c.tasks.all) != 0 {
+	if len(c.tasks.all) != 0 || trigger.Running() {
 		t.Error("asked of a replica that does not hold the lease")
 	}
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { c.Work(ctx); close(done) }()
-	defer func() { stop(); <-done }()
-	records := func(n int) {
-		t.Helper()
-		for has := -1; has != n; time.Sleep(10 * time.Millisecond) {
-			api.mu.Lock()
-			has = len(api.records)
-			api.mu.Unlock()
-		}
+	queue := priorityqueue.New[reconcile.Request]("test")
+	defer queue.ShutDown()
+	if err := trigger.Start(t.Context(), queue); err != nil {
+		t.Fatal(err)
 	}
-	records(1)
+	wanted := func() string {
+		one, _ := queue.Get()
+		queue.Done(one)
+		return one.Name
+	}
+	first := wanted()
+	if _, known := c.registry.ByUID(first); !known {
+		t.Errorf("asked for %q", first)
+	}
 	in, problems := machine.FromObject(object(2, 2, nil).Object)
 	if len(in.Machines) != 1 {
 		t.Fatal(problems)
 	}
 	c.registry.PutMachine(in.Machines[0]) // without a word
 	c.everything()
-	records(2)
+	if second := []string{wanted(), wanted()}; !slices.Contains(second, first) || !slices.Contains(second, in.Machines[0].UID) {
+		t.Errorf("asked for %q", second)
+	}
 }

@@ -90,7 +90,7 @@ type Options struct {
 	// Probe how often the API's revision is, Pass how often the holder of the
 	// lease looks at everything. Defaults: a minute, 30 s, a minute.
 	Discovery, Probe, Pass time.Duration
-	// WritesPerSecond bounds what the holder writes. Default 20.
+	// WritesPerSecond bounds what the holder writes, but for the records of Machines. Default 20.
 	WritesPerSecond float32
 }
 
@@ -125,7 +125,7 @@ type Cluster struct {
 }
 
 // Triggers are the sources of controllers.
-type Triggers struct{ PolicyStatus, NodeRoles kube.Trigger }
+type Triggers struct{ MachineRecord, PolicyStatus, NodeRoles kube.Trigger }
 
 // New prepares everything and makes no call yet.
 func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cluster, error) {
@@ -162,8 +162,7 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 		Registry: machine.NewRegistry(&k.secrets), Now: o.Now, Names: o.Names, Revocable: o.Revoke != nil,
 		Admit:           func(m machine.Machine) (machine.Machine, bool) { return k.guard.Machine(m) },
 		AdmitEnrollment: func(e machine.Enrolment) (machine.Enrolment, bool) { return k.guard.Enrollment(e) },
-		Changed:         func(uid string) { k.tasks.add(task{about: aboutMachine, key: key{name: uid}}) },
-		Deleted:         func() { k.tasks.lookForGone() }, Leading: k.Leading, RolesChanged: k.rolesChanged,
+		Trigger:         &k.Triggers.MachineRecord, RolesChanged: k.rolesChanged,
 		Rejected: func(at key) {
 			n := types.NamespacedName{Namespace: at.namespace, Name: at.name}
 			k.Triggers.PolicyStatus.EnqueueAfter(joinPause, kube.PriorityChange, attestationKind.Request(n))
@@ -294,7 +293,7 @@ func (c *Cluster) Run(ctx context.Context) error {
 func (c *Cluster) tell(ctx context.Context) {
 	look := time.NewTicker(lookForStale)
 	defer look.Stop()
-	for was := false; ; {
+	for was, synced := false, false; ; {
 		select {
 		case <-ctx.Done():
 			return
@@ -303,11 +302,12 @@ func (c *Cluster) tell(ctx context.Context) {
 		case <-c.dirty:
 			c.build()
 			now := c.View().Complete
-			if now && !was {
+			read, _ := c.Synced()
+			if now && !was || read && !synced {
 				c.everything() // what had to wait for it
 				c.rolesChanged()
 			}
-			was = now
+			was, synced = now, read
 			c.o.Changed()
 			sleep(ctx, 50*time.Millisecond)
 		}
@@ -395,6 +395,29 @@ func (c *Cluster) build() {
 // the quarantine that nobody sees.
 func (c *Cluster) complete() bool {
 	return c.inventory.Complete() && !c.unreadable(machineAPIKind, clusterAPIKind, hostKind, attestationKind)
+}
+
+// Settled reports whether everything was read that could object to a change in a namespace of
+// Machines; release: to the release of a quarantine. A namespace that may not be read stops what
+// is about its own Machines. "" is a namespace that is not known.
+func (c *Cluster) Settled(namespace string, release bool) bool {
+	if synced, _ := c.Synced(); !synced {
+		return false
+	}
+	if c.inventory.Complete() {
+		return true
+	}
+	for _, w := range c.inventory.Sources() {
+		s, _ := w.Status()
+		switch {
+		case !w.Forbidden():
+		case namespace == "" || w.Namespace == namespace:
+			return false
+		case release && s.Unsynced && w.Resource == attestationKind.Resource:
+			return false // an object there may demand it, and was never read
+		}
+	}
+	return true
 }
 
 func compareKeys(a, b key) int {

@@ -29,6 +29,7 @@ import (
 	verifier "github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/machinerecord"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/noderoles"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/policystatus"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/verifierstatus"
@@ -218,6 +219,12 @@ func (w *whole) start(identity string, change ...func(*config.Kubernetes, *verif
 
 func (w *whole) startAs(r *rest.Config, identity string, change ...func(*config.Kubernetes, *verifier.Options)) *process {
 	w.Helper()
+	return w.startWith(r, identity, nil, change...)
+}
+
+// startWith also changes the options of the records' controller.
+func (w *whole) startWith(r *rest.Config, identity string, records func(*machinerecord.Options), change ...func(*config.Kubernetes, *verifier.Options)) *process {
+	w.Helper()
 	k := config.Kubernetes{
 		Namespace: ownNamespace, MachineNamespaces: []string{machineNamespace, "openshift-cluster-api"},
 		ServingSecret: operatorNS + "/machine-config-server-tls", CAConfigMap: operatorNS + "/machine-config-server-ca",
@@ -243,6 +250,7 @@ func (w *whole) startAs(r *rest.Config, identity string, change ...func(*config.
 		w.Fatal(err)
 	}
 	p.Cluster = c
+	recordControllers := p.recordControllers(o, records)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { events.Run(ctx) })
@@ -253,7 +261,7 @@ func (w *whole) startAs(r *rest.Config, identity string, change ...func(*config.
 				Log: o.Log, Lease: &kube.Lease{Namespace: k.Namespace, Identity: identity, Duration: 4 * time.Second},
 			})
 			if err == nil {
-				err = errors.Join(m.Add(manager.RunnableFunc(c.Work)), p.addControllers(m, o))
+				err = errors.Join(m.Add(manager.RunnableFunc(c.Work)), p.addControllers(m, o), recordControllers(m))
 			}
 			return m, err
 		})

@@ -30,6 +30,8 @@ type Trigger struct {
 	All func() []reconcile.Request
 	// Interval has a jitter of up to the same length. Zero: All is asked only at the start.
 	Interval time.Duration
+	// Priority returns the least priority of a request. Optional. It runs in the goroutine of the caller.
+	Priority func(reconcile.Request) int
 
 	mu    sync.Mutex
 	queue priorityqueue.PriorityQueue[reconcile.Request]
@@ -56,9 +58,7 @@ func (t *Trigger) Start(ctx context.Context, queue requests) error {
 			}
 		}()
 		for {
-			if t.All != nil {
-				t.Enqueue(PriorityResync, t.All()...)
-			}
+			t.EnqueueAll()
 			var again <-chan time.Time
 			if t.Interval > 0 {
 				again = time.After(wait.Jitter(t.Interval/2, 1))
@@ -83,8 +83,22 @@ func (t *Trigger) EnqueueAfter(pause time.Duration, priority int, all ...reconci
 	t.mu.Lock()
 	queue := t.queue
 	t.mu.Unlock()
-	if queue != nil {
+	if queue == nil {
+		return
+	}
+	if t.Priority == nil {
 		queue.AddWithOpts(priorityqueue.AddOpts{After: pause, Priority: ptr.To(priority)}, all...)
+		return
+	}
+	for _, one := range all {
+		queue.AddWithOpts(priorityqueue.AddOpts{After: pause, Priority: ptr.To(max(priority, t.Priority(one)))}, one)
+	}
+}
+
+// EnqueueAll asks for what All returns.
+func (t *Trigger) EnqueueAll() {
+	if t.Running() && t.All != nil {
+		t.Enqueue(PriorityResync, t.All()...)
 	}
 }
 

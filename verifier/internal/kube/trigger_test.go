@@ -46,6 +46,22 @@ func TestTrigger(t *testing.T) {
 			t.Errorf("got %s, want %s", name, want)
 		}
 	}
+	trigger.Priority = func(r reconcile.Request) int {
+		if r.Name == "urgent" {
+			return kube.PriorityRevoke
+		}
+		return kube.PriorityResync
+	}
+	trigger.Enqueue(kube.PriorityChange, request("changed"), request("urgent"))
+	trigger.EnqueueAll()
+	for deadline := time.Now().Add(time.Minute); queue.Len() < 3 && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
+	for _, want := range []string{"urgent", "changed", "all"} {
+		if name, _ := take(); name != want {
+			t.Errorf("with priorities of its own: got %s, want %s", name, want)
+		}
+	}
 	cancel()
 	for deadline := time.Now().Add(time.Minute); trigger.Running(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {

@@ -186,7 +186,6 @@ func open(path string, readOnly bool) (*Store, error) {
 	case err != nil: // about the content
 		return nil, fmt.Errorf("%s: %w: %w", path, ErrDamaged, err)
 	}
-	s.db.MaxBatchDelay = 2 * time.Millisecond // what one attestation may wait for another to share its write
 	if err := guard(s.check); err != nil {
 		_ = s.db.Close()
 		return nil, fmt.Errorf("%s: %w", path, err)

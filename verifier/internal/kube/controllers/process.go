@@ -119,6 +119,7 @@ func New(p *backend.Parts) (*Process, error) {
 	k.confirm = cluster.Confirmation{Client: dyn, Machines: k.cluster.Registry()}
 	k.controllers = append(k.controllers, k.doors.SetupWithManager)
 	k.controllers = append(k.controllers, k.statusControllers()...)
+	k.controllers = append(k.controllers, k.recordControllers(o.Revoke)...)
 	k.controllers = append(k.controllers, func(m manager.Manager) error {
 		return m.Add(manager.RunnableFunc(k.cluster.Work))
 	})

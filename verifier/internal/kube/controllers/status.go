@@ -12,7 +12,8 @@ import (
 func (k *Process) statusControllers() []func(manager.Manager) error {
 	p, c := k.parts, k.cluster
 	policies := policystatus.New(policystatus.Options{
-		Now: p.Now, Limit: c.Limit(), Events: k.events, Inventory: c, Trigger: &c.Triggers.PolicyStatus, Held: c.Guard().HoldsPolicies,
+		Now: p.Now, Limit: c.Limit(), Events: k.events, Inventory: c,
+		Trigger: &c.Triggers.PolicyStatus, Held: c.Guard().HoldsPolicies,
 	})
 	roles := noderoles.New(noderoles.Options{
 		Log: p.Log, Now: p.Now, Limit: c.Limit(), Events: k.events, Inventory: c, Records: c.Records(),

@@ -114,7 +114,8 @@ func (p *Prober) round(ctx context.Context) {
 	}
 	names := slices.Sorted(maps.Keys(all))
 	if len(names) > maxNodes {
-		p.o.Log.Warn("too many Nodes have a control-plane role; some are not checked", "nodes", len(names), "checked", maxNodes)
+		p.o.Log.Warn("too many Nodes have a control-plane role; some are not checked",
+			"nodes", len(names), "checked", maxNodes)
 		names = names[:maxNodes]
 	}
 	var wg sync.WaitGroup

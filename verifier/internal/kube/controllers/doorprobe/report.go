@@ -80,7 +80,9 @@ func (p *Prober) Findings() []view.Finding {
 	if len(open) == 0 {
 		return nil
 	}
-	return []view.Finding{{Reason: reasonOpen, Text: "machines receive configs without the gate: " + strings.Join(open, "; ")}}
+	return []view.Finding{{
+		Reason: reasonOpen, Text: "machines receive configs without the gate: " + strings.Join(open, "; "),
+	}}
 }
 
 // Condition returns DoorOpen, as this replica sees it; without a type where there is nothing to check.

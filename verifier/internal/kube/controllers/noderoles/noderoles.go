@@ -130,7 +130,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	for uid, m := range next.Mismatched {
 		text := fmt.Sprintf("Node %s has a control-plane role, and its machine is of pool %s", m.Node, m.Pool)
 		if before.Mismatched[uid].Node != m.Node {
-			r.o.Log.Error("a Node has a control-plane role that its pool does not have", "node", m.Node, "uid", uid, "pool", m.Pool)
+			r.o.Log.Error("a Node has a control-plane role that its pool does not have",
+				"node", m.Node, "uid", uid, "pool", m.Pool)
 			r.o.Events.Emit(events.Event{
 				About:   events.Object{APIVersion: "v1", Kind: "Node", Name: m.Node, UID: m.Node}, // as the kubelet names it
 				Warning: true, Reason: v1alpha1.ConditionRoleMismatch, Message: text,

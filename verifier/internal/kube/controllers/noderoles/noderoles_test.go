@@ -57,12 +57,13 @@ func (r *rig) Emit(e events.Event) { r.events = append(r.events, e) }
 
 func TestReconcile_ReportsAMismatchUntilItIsGone(t *testing.T) {
 	r := &rig{records: map[string]*v1alpha1.MachineAttestation{"1": {}, "2": {}}, in: noderole.Input{
-		Nodes:    []string{"impostor", "master-0"},
-		Machines: []noderole.Machine{{UID: "1", Pool: "worker", Node: "impostor"}, {UID: "2", Pool: "master", Node: "master-0"}},
+		Nodes: []string{"impostor", "master-0"},
+		Machines: []noderole.Machine{{UID: "1", Pool: "worker", Node: "impostor"},
+			{UID: "2", Pool: "master", Node: "master-0"}},
 	}}
 	c := New(Options{
-		Log: slog.New(slog.DiscardHandler), Now: time.Now, Limit: flowcontrol.NewFakeAlwaysRateLimiter(), Events: r, Inventory: r,
-		Records: r, Report: func(n int) { r.metric = n },
+		Log: slog.New(slog.DiscardHandler), Now: time.Now, Limit: flowcontrol.NewFakeAlwaysRateLimiter(), Events: r,
+		Inventory: r, Records: r, Report: func(n int) { r.metric = n },
 	})
 	want := func(what string, writes, events, findings int, nodes ...string) {
 		t.Helper()
@@ -70,8 +71,10 @@ func TestReconcile_ReportsAMismatchUntilItIsGone(t *testing.T) {
 			t.Fatal(what, err)
 		}
 		list, known := c.ControlPlaneNodes([]string{"listed"})
-		if r.writes != writes || len(r.events) != events || len(c.Findings()) != findings || known != r.known || !slices.Equal(list, nodes) {
-			t.Errorf("%s: %d writes, %d Events, findings %+v, list %v, known %t", what, r.writes, len(r.events), c.Findings(), list, known)
+		if r.writes != writes || len(r.events) != events || len(c.Findings()) != findings || known != r.known ||
+			!slices.Equal(list, nodes) {
+			t.Errorf("%s: %d writes, %d Events, findings %+v, list %v, known %t", what, r.writes, len(r.events), c.Findings(),
+				list, known)
 		}
 		if r.metric != findings {
 			t.Errorf("%s: the metric is %d", what, r.metric)

@@ -133,7 +133,8 @@ func (r *Reconciler) policy(ctx context.Context, name string) error {
 	// Reconcile has reported what cannot be used.
 	if (want.Reason == reasonClash || want.Reason == reasonNoPool) && (before == nil || before.Reason != want.Reason) {
 		r.o.Events.Emit(events.Event{
-			About:   events.Object{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindAttestationPolicy, Name: name, UID: string(o.UID)},
+			About: events.Object{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindAttestationPolicy, Name: name,
+				UID: string(o.UID)},
 			Warning: true, Reason: want.Reason, Message: want.Message,
 		})
 	}
@@ -143,7 +144,8 @@ func (r *Reconciler) policy(ctx context.Context, name string) error {
 // accepted is the condition that a policy should have.
 func accepted(p inventory.Policy, held bool) metav1.Condition {
 	c := metav1.Condition{
-		Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse, Reason: reasonNotUsable, ObservedGeneration: p.Object.Generation,
+		Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse, Reason: reasonNotUsable,
+		ObservedGeneration: p.Object.Generation,
 	}
 	switch {
 	case held:
@@ -168,7 +170,9 @@ func accepted(p inventory.Policy, held bool) metav1.Condition {
 const inForce = "in force as it stands"
 
 // attestation keeps the condition of a MachineAttestation. One that was never refused needs none.
-func (r *Reconciler) attestation(ctx context.Context, name types.NamespacedName, fault inventory.Fault, bad bool) error {
+func (r *Reconciler) attestation(
+	ctx context.Context, name types.NamespacedName, fault inventory.Fault, bad bool,
+) error {
 	o := &v1alpha1.MachineAttestation{}
 	if err := r.reader.Get(ctx, name, o); kerrors.IsNotFound(err) {
 		return nil
@@ -176,7 +180,8 @@ func (r *Reconciler) attestation(ctx context.Context, name types.NamespacedName,
 		return fmt.Errorf("read MachineAttestation %s: %w", name, err)
 	}
 	want := metav1.Condition{
-		Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: reasonAccepted, Message: inForce, ObservedGeneration: o.Generation,
+		Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: reasonAccepted, Message: inForce,
+		ObservedGeneration: o.Generation,
 	}
 	switch {
 	case bad && fault.Generation != o.Generation:

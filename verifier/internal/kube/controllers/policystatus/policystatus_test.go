@@ -67,7 +67,8 @@ func newRig(t *testing.T, objects ...client.Object) *rig {
 				return c.SubResource(sub).Update(ctx, o, all...)
 			},
 			SubResourcePatch: func(
-				ctx context.Context, c client.Client, sub string, o client.Object, p client.Patch, all ...client.SubResourcePatchOption,
+				ctx context.Context, c client.Client, sub string, o client.Object, p client.Patch,
+				all ...client.SubResourcePatchOption,
 			) error {
 				if r.writes++; r.refuse != nil {
 					return r.refuse
@@ -76,7 +77,8 @@ func newRig(t *testing.T, objects ...client.Object) *rig {
 			},
 		}).Build()
 	r.Reconciler = New(Options{
-		Now: time.Now, Limit: flowcontrol.NewFakeAlwaysRateLimiter(), Events: r, Inventory: r, Held: func() bool { return r.held },
+		Now: time.Now, Limit: flowcontrol.NewFakeAlwaysRateLimiter(), Events: r, Inventory: r,
+		Held: func() bool { return r.held },
 	})
 	r.reader, r.writer = r.api, r.api
 	return r
@@ -130,11 +132,13 @@ func TestReconcile_Policy(t *testing.T) {
 			metav1.ConditionTrue, "PoolNotFound", 1, 1},
 		{"still not there", func(p *inventory.Policy) { p.UnknownPools = []string{"wroker"} }, false,
 			metav1.ConditionTrue, "PoolNotFound", 0, 0},
-		{"a clash", func(p *inventory.Policy) { p.Clash = "the same pool" }, false, metav1.ConditionFalse, "ContradictsAnother", 1, 1},
+		{"a clash", func(p *inventory.Policy) { p.Clash = "the same pool" }, false, metav1.ConditionFalse,
+			"ContradictsAnother", 1, 1},
 		{"not usable", func(p *inventory.Policy) { p.Fault = "broken" }, false, metav1.ConditionFalse, "NotUsable", 1, 0},
 		{"not usable since the start", func(p *inventory.Policy) { p.Fault, p.NeverUsable = "broken", true }, false,
 			metav1.ConditionFalse, "NotUsable", 1, 0},
-		{"a restore", func(p *inventory.Policy) { p.Clash = "the same pool" }, true, metav1.ConditionFalse, restore.Reason, 1, 0},
+		{"a restore", func(p *inventory.Policy) { p.Clash = "the same pool" }, true, metav1.ConditionFalse, restore.Reason,
+			1, 0},
 		{what: "usable again", status: metav1.ConditionTrue, reason: "Accepted", writes: 1},
 	} {
 		r.seen("p", step.change)
@@ -145,7 +149,8 @@ func TestReconcile_Policy(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := meta.FindStatusCondition(now.Status.Conditions, v1alpha1.ConditionAccepted)
-		if c == nil || c.Status != step.status || c.Reason != step.reason || c.ObservedGeneration != 3 || now.Status.ObservedGeneration != 3 {
+		if c == nil || c.Status != step.status || c.Reason != step.reason || c.ObservedGeneration != 3 ||
+			now.Status.ObservedGeneration != 3 {
 			t.Errorf("%s: %+v", step.what, now.Status)
 		}
 		if writes != step.writes || events != step.events {
@@ -199,14 +204,16 @@ func TestReconcile_Attestation(t *testing.T) {
 		t.Error("the same condition is written again")
 	}
 	delete(r.faults, name)
-	r.refuse = kerrors.NewConflict(v1alpha1.GroupVersion.WithResource("machineattestations").GroupResource(), "a", errors.New("changed"))
+	r.refuse = kerrors.NewConflict(v1alpha1.GroupVersion.WithResource("machineattestations").GroupResource(), "a",
+		errors.New("changed"))
 	r.do(request) // another one follows
 	r.refuse = nil
 	r.do(request)
 	if c := accepted(); c.Status != metav1.ConditionTrue || c.Reason != "Accepted" {
 		t.Errorf("usable again: %+v", c)
 	}
-	if writes, events := r.do(attestationKind.Request(types.NamespacedName{Namespace: "m", Name: "gone"})); writes+events > 0 {
+	gone := types.NamespacedName{Namespace: "m", Name: "gone"}
+	if writes, events := r.do(attestationKind.Request(gone)); writes+events > 0 {
 		t.Errorf("one that is gone: %d writes, %d Events", writes, events)
 	}
 }
@@ -217,7 +224,8 @@ func TestReconcile_AnyOtherObject(t *testing.T) {
 	name := types.NamespacedName{Namespace: "m", Name: "machine"}
 	request := inventory.Kind{Group: "machine.openshift.io", Resource: "machines"}.Request(name)
 	r.faults[name] = inventory.Fault{About: events.Object{Kind: "Machine", Name: "machine"}, Text: "nonsense"}
-	if writes, n := r.do(request); writes != 0 || n != 1 || r.events[0].About.Kind != "Machine" || r.events[0].Message != "nonsense" {
+	if writes, n := r.do(request); writes != 0 || n != 1 || r.events[0].About.Kind != "Machine" ||
+		r.events[0].Message != "nonsense" {
 		t.Errorf("%d writes, %+v", writes, r.events)
 	}
 	delete(r.faults, name)

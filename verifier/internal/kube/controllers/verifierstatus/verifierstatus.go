@@ -173,7 +173,8 @@ func (r *Reconciler) get(ctx context.Context) (*v1alpha1.AttestationVerifier, er
 // apply changes the status of the object, and reports whether there was anything to change.
 func (r *Reconciler) apply(v *v1alpha1.AttestationVerifier, next status, now time.Time) bool {
 	s := &v.Status
-	changed := s.Holder != r.o.Holder || r.o.Version != "" && s.Version != r.o.Version || !slices.Equal(s.ControlPlaneNodes, next.nodes)
+	changed := s.Holder != r.o.Holder || r.o.Version != "" && s.Version != r.o.Version ||
+		!slices.Equal(s.ControlPlaneNodes, next.nodes)
 	s.Holder, s.Version, s.ControlPlaneNodes = r.o.Holder, cmp.Or(r.o.Version, s.Version), next.nodes
 	for _, c := range next.conditions {
 		c.LastTransitionTime = metav1.NewTime(now.UTC().Truncate(time.Second))

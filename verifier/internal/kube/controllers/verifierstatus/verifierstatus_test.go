@@ -48,7 +48,8 @@ func newRig(t *testing.T) *rig {
 	r := &rig{T: t, now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
 	r.api = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1alpha1.AttestationVerifier{}).
 		WithInterceptorFuncs(interceptor.Funcs{
-			Get: func(ctx context.Context, c client.WithWatch, k client.ObjectKey, o client.Object, all ...client.GetOption) error {
+			Get: func(ctx context.Context, c client.WithWatch, k client.ObjectKey, o client.Object,
+				all ...client.GetOption) error {
 				r.reads++
 				return c.Get(ctx, k, o, all...)
 			},
@@ -91,7 +92,8 @@ func (r *rig) do() (s v1alpha1.AttestationVerifierStatus, reads, writes int) {
 	return v.Status, reads, writes
 }
 
-func (r *rig) is(what string, s v1alpha1.AttestationVerifierStatus, kind string, status metav1.ConditionStatus, reason string) {
+func (r *rig) is(what string, s v1alpha1.AttestationVerifierStatus, kind string, status metav1.ConditionStatus,
+	reason string) {
 	r.Helper()
 	if c := meta.FindStatusCondition(s.Conditions, kind); c == nil || c.Status != status || c.Reason != reason {
 		r.Errorf("%s: %s is %+v", what, kind, c)
@@ -124,7 +126,8 @@ func TestReconcile_WritesOnlyWhatChanged(t *testing.T) {
 	r.is("findings", s, v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Grave")
 	degraded := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionDegraded)
 	available := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionAvailable)
-	if writes != 1 || degraded.Message != "a\nb" || !degraded.LastTransitionTime.Time.Equal(r.now) || available.LastTransitionTime.Time.After(before) {
+	if writes != 1 || degraded.Message != "a\nb" || !degraded.LastTransitionTime.Time.Equal(r.now) ||
+		available.LastTransitionTime.Time.After(before) {
 		t.Errorf("%d writes, %+v, %+v", writes, degraded, available)
 	}
 
@@ -144,7 +147,8 @@ func TestReconcile_WritesOnlyWhatChanged(t *testing.T) {
 
 func TestReconcile_ReadsAgainAfterAConflict(t *testing.T) {
 	r := newRig(t)
-	r.refuse = kerrors.NewConflict(v1alpha1.GroupVersion.WithResource("attestationverifiers").GroupResource(), "cluster", errors.New("changed"))
+	r.refuse = kerrors.NewConflict(v1alpha1.GroupVersion.WithResource("attestationverifiers").GroupResource(), "cluster",
+		errors.New("changed"))
 	if s, _, writes := r.do(); writes != 1 || s.Holder != "" {
 		t.Errorf("%d writes, %+v", writes, s)
 	}
@@ -191,7 +195,8 @@ func TestReconcile_WhatHoldsAnUpgrade(t *testing.T) {
 func TestReconcile_OtherConditionsAndTheListOfNodes(t *testing.T) {
 	r := newRig(t)
 	r.nodes, r.known = []string{"one"}, true
-	r.door = metav1.Condition{Type: v1alpha1.ConditionDoorOpen, Status: metav1.ConditionTrue, Reason: "R", Message: strings.Repeat("é", maxMessage)}
+	r.door = metav1.Condition{Type: v1alpha1.ConditionDoorOpen, Status: metav1.ConditionTrue, Reason: "R",
+		Message: strings.Repeat("é", maxMessage)}
 	s, _, _ := r.do()
 	c := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionDoorOpen)
 	if c == nil || len(c.Message) > maxMessage || !slices.Equal(s.ControlPlaneNodes, []string{"one"}) {

@@ -1,0 +1,124 @@
+// Package identityclaim releases the IdentityClaims of Machines that were deleted and left no record.
+// Such a claim does no harm, since it is also released when another machine presents the identity. So
+// the controller reads all claims when it starts, and once an hour.
+//
+// It watches nothing. It lists IdentityClaims, deletes those whose Machine the API confirms as deleted,
+// and revokes what is left of the bootstrap credentials of such a Machine. It needs get, list and
+// delete on identityclaims, and get on machines and namespaces.
+//
+// A claim is deleted only as it was read. So a run that is late, or that repeats, deletes no claim that
+// another machine holds. A namespace that the verifier may not read keeps the claims of its Machines.
+package identityclaim
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
+)
+
+const (
+	every        = time.Hour
+	defaultRetry = time.Minute
+)
+
+// Options are what a [Reconciler] needs. Revoke and Retry are optional.
+type Options struct {
+	Claims Claims
+	// Known reports whether there is a Machine with this UID.
+	Known func(uid string) bool
+	// Synced reports whether Machines were read, and Settled whether this namespace was.
+	Synced  func() (bool, []string)
+	Settled func(namespace string) bool
+	// Revoke revokes the bootstrap credentials of a Machine that was deleted. Nil: there are none.
+	Revoke func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error
+	// Limit bounds the deletions.
+	Limit flowcontrol.RateLimiter
+	// Retry is the time until the next run while Machines were not read. Default one minute.
+	Retry time.Duration
+}
+
+// Claims reads and releases claims.
+type Claims interface {
+	EachClaim(ctx context.Context, f func(v1alpha1.IdentityClaimSpec)) error
+	ReleaseClaims(ctx context.Context, uid string) error
+}
+
+// Reconciler releases claims. Use [New].
+type Reconciler struct{ o Options }
+
+// New makes no call.
+func New(o Options) *Reconciler {
+	o.Retry = cmp.Or(o.Retry, defaultRetry)
+	return &Reconciler{o: o}
+}
+
+// SetupWithManager adds the controller to a manager.
+func (r *Reconciler) SetupWithManager(m manager.Manager) error {
+	trigger := &kube.Trigger{
+		All: func() []reconcile.Request {
+			return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: "all"}}}
+		},
+		Interval: every,
+	}
+	return ctrl.NewControllerManagedBy(m).Named("identityclaim").WatchesRawSource(trigger).
+		WithOptions(controller.Options{
+			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](time.Second, 10*time.Minute),
+		}).Complete(r)
+}
+
+// Reconcile releases the claims of every Machine that was deleted.
+func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
+	if synced, _ := r.o.Synced(); !synced {
+		return reconcile.Result{RequeueAfter: wait.Jitter(r.o.Retry/2, 1)}, nil
+	}
+	deleted := map[string]string{} // the Machine's namespace by its UID
+	err := r.o.Claims.EachClaim(ctx, func(claim v1alpha1.IdentityClaimSpec) {
+		if uid := claim.MachineUID; uid != "" && !r.o.Known(uid) && !record.IsBreakGlass(uid) {
+			deleted[uid] = claim.MachineRef.Namespace
+		}
+	})
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	var failed []error
+	for uid, namespace := range deleted {
+		if !r.o.Settled(namespace) {
+			continue
+		}
+		if err := r.release(ctx, uid); err != nil {
+			failed = append(failed, err)
+		}
+		if ctx.Err() != nil {
+			return reconcile.Result{}, ctx.Err()
+		}
+	}
+	return reconcile.Result{}, errors.Join(failed...)
+}
+
+func (r *Reconciler) release(ctx context.Context, uid string) error {
+	if err := r.o.Limit.Wait(ctx); err != nil {
+		return err
+	}
+	switch err := r.o.Claims.ReleaseClaims(ctx, uid); {
+	case errors.Is(err, records.ErrMachineThere):
+		return nil // the watch will report it, too
+	case err != nil || r.o.Revoke == nil:
+		return err
+	}
+	return r.o.Revoke(ctx, uid, nil)
+}

@@ -1,0 +1,60 @@
+package machinerecord
+
+import (
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// budget bounds bookkeeping. Each request reserves its turn and comes back for it, so that no
+// worker waits.
+type budget struct {
+	rate  *rate.Limiter
+	slots chan struct{} // one for each write at one time
+
+	mu    sync.Mutex
+	turns map[string]time.Time // by UID
+}
+
+// retrySlot is the shortest pause of a request whose turn came while all slots were taken.
+const retrySlot = 100 * time.Millisecond
+
+func newBudget(writesPerSecond float64, atOnce int) *budget {
+	return &budget{
+		rate: rate.NewLimiter(rate.Limit(writesPerSecond), int(2*writesPerSecond)+1), slots: make(chan struct{}, atOnce),
+		turns: map[string]time.Time{},
+	}
+}
+
+// acquire returns a function that ends the write, or how long the request must wait.
+func (b *budget) acquire(uid string, now time.Time) (release func(), pause time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	at, reserved := b.turns[uid]
+	if !reserved {
+		at = b.reserve(now)
+	}
+	if !at.After(now) {
+		select {
+		case b.slots <- struct{}{}:
+			delete(b.turns, uid)
+			return func() { <-b.slots }, 0
+		default:
+			at = now.Add(max(b.reserve(now).Sub(now), retrySlot))
+		}
+	}
+	b.turns[uid] = at
+	return nil, at.Sub(now)
+}
+
+func (b *budget) reserve(now time.Time) time.Time {
+	return now.Add(b.rate.ReserveN(now, 1).DelayFrom(now))
+}
+
+// cancel drops the turn of a request that needs none any more.
+func (b *budget) cancel(uid string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.turns, uid)
+}

@@ -1,0 +1,27 @@
+// Package machinerecord keeps the record of each Machine in line with the Machine: it creates the
+// record, latches that the machine is quarantined or has joined, revokes the bootstrap credentials
+// of a quarantined machine, releases a quarantine, and deletes the record with its Machine. Function
+// [record.Compare] decides which of these steps is next.
+//
+// It watches nothing itself. The inventory watches Machines, MachineAttestations and Nodes, and
+// triggers the controller with the UID of a Machine. A request has the priority of its step, in the
+// queue and when it is repeated:
+//
+//	PriorityRevoke   quarantine a machine, revoke the credentials of a quarantined machine
+//	PriorityJoin     latch that a machine has joined; delete a record that has live credentials
+//	the others       create, release, restate, delete: bookkeeping
+//
+// Bookkeeping has a budget: writes per second, and writes at one time, of which there are fewer than
+// workers. A request without a turn goes back to the queue, so it occupies no worker. Thus a
+// quarantine never waits behind thousands of new Machines.
+//
+// It writes MachineAttestations and their status, deletes IdentityClaims, and deletes the Secrets of
+// bootstrap credentials. It needs get, list, create, update, patch and delete on
+// machineattestations, patch and update on their status, get, list and delete on identityclaims,
+// get on machines and namespaces, and what package credential needs: see the role of the verifier
+// in deploy.
+//
+// Each step reads the record live and writes it only if nothing changed since. So a step that runs
+// twice, late, or in two replicas leaves the same record. Before it deletes, the API confirms that
+// the Machine was deleted. Before it deletes or releases, everything that could object was read.
+package machinerecord
