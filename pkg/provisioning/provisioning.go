@@ -191,6 +191,11 @@ func Edited(known, read Tokens, now time.Time, grace time.Duration) (tokens Toke
 	return read, true
 }
 
+// Equal reports whether both have the same tokens and the same end of the grace.
+func (t Tokens) Equal(o Tokens) bool {
+	return same(t.Current, o.Current) && same(t.Previous, o.Previous) && t.PreviousExpires.Equal(o.PreviousExpires)
+}
+
 func same(a, b secret.Bytes) bool { return subtle.ConstantTimeCompare(a.Expose(), b.Expose()) == 1 }
 
 // Due is when the token shall be rotated that is rotated every so often; never

@@ -3,7 +3,6 @@ package cluster
 import (
 	"crypto/rand"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -75,7 +74,7 @@ func (c *Cluster) secretFindings() (all []view.Finding) {
 		all = append(all, view.Finding{Reason: "CertificateExpires",
 			Text: "the serving certificate ends on " + cert.Leaf.NotAfter.UTC().Format(time.RFC3339)})
 	}
-	if at := c.secrets.pair.Load().Ahead(now, c.o.KeyPublishDelay); !at.IsZero() {
+	if at := c.Keys().Ahead(now, c.o.KeyPublishDelay); !at.IsZero() {
 		all = append(all, view.Finding{Reason: "KeysDatedAhead",
 			Text: fmt.Sprintf("a key in Secret %s comes into use only on %s; "+
 				"the clock of the replica that made it is ahead, or this one's is behind",
@@ -86,14 +85,6 @@ func (c *Cluster) secretFindings() (all []view.Finding) {
 		if text := c.View().Policies.WithoutProvisioningToken(); text != "" {
 			all = append(all, view.Finding{Reason: "ProvisioningTokenAbsent",
 				Text: fmt.Sprintf("%s; the Secret is %s", text, c.o.ProvisioningToken.Secret)})
-		}
-	}
-	if presence == provisioning.Present {
-		c.tasks.mu.Lock()
-		defer c.tasks.mu.Unlock()
-		for _, k := range slices.SortedFunc(maps.Keys(c.tasks.leftAlone), compareKeys) {
-			all = append(all, view.Finding{Reason: "UserDataLeftAlone",
-				Text: fmt.Sprintf("the pointer config in %s does not get the provisioning token: %s", k, c.tasks.leftAlone[k])})
 		}
 	}
 	return all
@@ -108,7 +99,7 @@ func (c *Cluster) Unavailable() view.Finding {
 	if len(c.View().Policies.Pools()) == 0 {
 		return view.Finding{Reason: "NoPolicy", Text: "no AttestationPolicy covers any pool"}
 	}
-	if _, ok := c.TokenKeys().Current(now); !ok {
+	if _, ok := c.Keys().Tokens.Current(now); !ok {
 		return view.Finding{Reason: "NoKeys", Text: "there is no key to sign tokens with"}
 	}
 	cert := c.ServingCertificate()
@@ -131,7 +122,7 @@ func (c *Cluster) Progressing() view.Finding {
 	if c.guard.Repairing() {
 		return view.Finding{Reason: "Restoring", Text: "what was in force before etcd was restored is being set again"}
 	}
-	if c.secrets.pair.Load().Rotating(c.o.Now()) {
+	if c.Keys().Rotating(c.o.Now()) {
 		return view.Finding{Reason: "KeyRotation", Text: "new keys are published and not in use yet"}
 	}
 	return view.Finding{}

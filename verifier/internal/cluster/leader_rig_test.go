@@ -58,7 +58,7 @@ func (p *process) holds() int {
 // keyIDs are a replica's signing keys.
 func (p *process) keyIDs() []string {
 	var ids []string
-	for _, k := range p.TokenKeys().Keys {
+	for _, k := range p.Keys().Tokens.Keys {
 		ids = append(ids, k.ID)
 	}
 	return ids
@@ -67,9 +67,10 @@ func (p *process) keyIDs() []string {
 func TestThreeReplicasShareKeysAndOneHoldsTheLease(t *testing.T) {
 	w := theWhole(t)
 	w.policy("all", map[string]any{})
-	every, publish := 4*time.Second, 2*time.Second
+	publish := 2 * time.Second
+	w.keyRotation = 2 * publish
 	quick := func(_ *config.Kubernetes, o *verifier.Options) {
-		o.KeyRotation, o.KeyPublishDelay, o.Pass = every, publish, 300*time.Millisecond
+		o.KeyPublishDelay, o.Pass = publish, 300*time.Millisecond
 	}
 	var all []*process
 	var cuts []*wireCut
@@ -81,7 +82,7 @@ func TestThreeReplicasShareKeysAndOneHoldsTheLease(t *testing.T) {
 		return func() error {
 			first := living[0].keyIDs()
 			for _, p := range living {
-				if ids := p.keyIDs(); len(ids) == 0 || !slices.Equal(ids, first) || len(p.SealKeys().Keys) == 0 {
+				if ids := p.keyIDs(); len(ids) == 0 || !slices.Equal(ids, first) || len(p.Keys().Seals.Keys) == 0 {
 					return fmt.Errorf("keys %v and %v", first, ids)
 				}
 			}
@@ -102,11 +103,11 @@ func TestThreeReplicasShareKeysAndOneHoldsTheLease(t *testing.T) {
 	}
 
 	t.Run("rotation overlaps", func(t *testing.T) {
-		old, _ := all[0].TokenKeys().Current(time.Now())
+		old, _ := all[0].Keys().Tokens.Current(time.Now())
 		until(t, "a next key is published", func() error { return says(len(all[0].keyIDs()) < 2, "%v", all[0].keyIDs()) })
 		until(t, "everyone has it", agree(all...))
 		until(t, "it signs", func() error {
-			now, ok := all[1].TokenKeys().Current(time.Now())
+			now, ok := all[1].Keys().Tokens.Current(time.Now())
 			return says(!ok || now.ID == old.ID, "%s still signs", now.ID)
 		})
 		if !slices.Contains(all[2].keyIDs(), old.ID) {

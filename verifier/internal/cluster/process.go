@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"time"
 
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
@@ -10,9 +11,8 @@ import (
 func OptionsFor(p *backend.Parts) Options {
 	c := p.Config
 	return Options{
-		Log: p.Log, Now: p.Now, Version: p.Version, Origins: c.Origins, ProvisioningToken: c.ProvisioningToken,
-		KeyRotation: time.Duration(c.KeyRotation), KeyPublishDelay: time.Duration(c.KeyPublishDelay),
-		Called: p.Metrics.APICall,
+		Log: p.Log, Now: p.Now, Version: p.Version, ProvisioningToken: c.ProvisioningToken,
+		KeyPublishDelay: time.Duration(c.KeyPublishDelay), Called: p.Metrics.APICall,
 	}
 }
 
@@ -28,3 +28,16 @@ func (c *Cluster) Unready() []string {
 	}
 	return problems
 }
+
+// Lead marks this replica as the leader until ctx ends. The controller process runs it while it has the lease.
+func (c *Cluster) Lead(ctx context.Context) error {
+	c.leading.Store(true)
+	c.log.Info("this replica holds the lease", "identity", c.o.Identity)
+	<-ctx.Done()
+	c.leading.Store(false)
+	c.log.Info("this replica no longer holds the lease")
+	return nil
+}
+
+// Leading reports whether this replica holds the lease.
+func (c *Cluster) Leading() bool { return c.leading.Load() }

@@ -10,9 +10,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
-	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	rule "github.com/mcs-attest/mcs-attest/pkg/restore"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/restore"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
@@ -22,8 +20,8 @@ import (
 func (c *Cluster) newGuard(api client.Reader) {
 	c.guard = restore.New(restore.Options{
 		Log: c.log, Now: func() time.Time { return c.o.Now() }, API: api, Probe: c.o.Probe,
-		TokenInUse: c.tokenInUse, ProvisioningSecret: c.o.ProvisioningToken.Secret,
-		Remember: c.remember, Void: c.void,
+		TokenInUse: func() bool { return c.TokenInUse() }, ProvisioningSecret: c.o.ProvisioningToken.Secret,
+		Remember: c.remember, Void: func() { c.Void() },
 		Reset: func() { c.inventory.Reset() },
 		Reread: func() {
 			c.inventory.Restart()
@@ -46,7 +44,7 @@ func (c *Cluster) newGuard(api client.Reader) {
 		Update: func(ctx context.Context, uid string, change store.Change) error {
 			return c.records.Update(ctx, uid, change)
 		},
-		RenewKeys: func(ctx context.Context) error { return c.keepKeys(ctx, true) },
+		RenewKeys: func(ctx context.Context) error { return c.o.RenewKeys(ctx) },
 	}
 }
 
@@ -78,13 +76,8 @@ func (c *Cluster) remember() restore.Memory {
 			m.Latches[uid] = l
 		}
 	}
-	s := &c.secrets
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	m.Token = s.tokens
-	for id := range s.seen {
-		m.Keys = append(m.Keys, id)
-	}
+	m.Token, _, _ = c.Token()
+	m.Keys = c.KeyIDs()
 	return m
 }
 
@@ -100,14 +93,6 @@ func (c *Cluster) machinesRead() bool {
 		}
 	}
 	return true
-}
-
-// void drops the keys and the provisioning token that are in use.
-func (c *Cluster) void() {
-	c.secrets.mu.Lock()
-	defer c.secrets.mu.Unlock()
-	c.secrets.pair.Store(&keys.Pair{})
-	c.secrets.tokens = provisioning.View{}
 }
 
 // remembered is what a record must not lose over a restore of etcd.

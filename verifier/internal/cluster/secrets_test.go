@@ -56,12 +56,16 @@ func newSecretAPI(t testing.TB) *secretAPI {
 	return a
 }
 
+func (a *secretAPI) config() *rest.Config {
+	return &rest.Config{Host: a.server.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}}
+}
+
 // cluster has watches that are fed by the test, and calls this API.
 func (a *secretAPI) cluster(t testing.TB) *Cluster {
 	t.Helper()
 	o := Options{Log: slog.New(slog.DiscardHandler), Controller: true}
 	o.ProvisioningToken.Secret = "openshift-config/machineconfig-auth"
-	c, err := New(t.Context(), &rest.Config{Host: a.server.URL}, config.Kubernetes{
+	c, err := New(t.Context(), a.config(), config.Kubernetes{
 		Namespace: "own", MachineNamespaces: []string{"m"}, ServingSecret: "mco/tls", CAConfigMap: "mco/ca",
 	}, o)
 	if err != nil {
@@ -169,66 +173,24 @@ func (a *secretAPI) put(c *Cluster, version int, data map[string]string) {
 	c.putToken(c.guard.Epoch(), i)
 }
 
-func TestAnEditIsWrittenBack(t *testing.T) {
-	now := time.Now()
-	start := func() (*secretAPI, *Cluster) {
-		api := newSecretAPI(t)
-		c := api.cluster(t)
-		api.put(c, 1, map[string]string{"token": tokenA})
+// What an edit means stays when the watch begins again before it is in the Secret.
+func TestAnEditSurvivesASecondList(t *testing.T) {
+	api := newSecretAPI(t)
+	c := api.cluster(t)
+	api.put(c, 1, map[string]string{"token": tokenA})
+	for range 2 {
 		api.put(c, 2, map[string]string{"token": tokenB}) // by hand: the first has its grace
-		return api, c
+		view, version, ok := c.Token()
+		tokens, _ := view.At(time.Now())
+		if tokens.Check(time.Now(), []byte(tokenA)) != provisioning.Previous || version != "2" || !ok {
+			t.Errorf("version %s: the token before is %s", version, tokens.Check(time.Now(), []byte(tokenA)))
+		}
 	}
-	previous := func(api *secretAPI) string {
-		api.mu.Lock()
-		defer api.mu.Unlock()
-		return string(api.data[provisioning.KeyPrevious])
+	api.put(c, 3, map[string]string{"token": tokenB, "previous-expires": "2020-01-01T00:00:00Z"})
+	view, _, _ := c.Token()
+	if tokens, _ := view.At(time.Now()); tokens.Check(time.Now(), []byte(tokenA)).Valid() {
+		t.Error("it was voided, and is valid")
 	}
-	t.Run("at once", func(t *testing.T) {
-		api, c := start()
-		if err := c.rotateToken(t.Context()); err != nil || previous(api) != tokenA {
-			t.Fatalf("%v, previous-token %q", err, previous(api))
-		}
-		if err := c.rotateToken(t.Context()); err != nil || api.writes != 1 {
-			t.Errorf("%v, %d writes", err, api.writes)
-		}
-	})
-	t.Run("after the API was away", func(t *testing.T) {
-		api, c := start()
-		api.away = true
-		if c.rotateToken(t.Context()) == nil {
-			t.Error("no error")
-		}
-		api.away = false
-		if err := c.rotateToken(t.Context()); err != nil || previous(api) != tokenA {
-			t.Errorf("%v, previous-token %q", err, previous(api))
-		}
-	})
-	revoked := map[string]string{"token": tokenB, "previous-expires": now.Add(-time.Minute).UTC().Format(time.RFC3339)}
-	t.Run("attack: not once the previous one was voided", func(t *testing.T) {
-		api, c := start()
-		api.put(c, 3, revoked)
-		if err := c.rotateToken(t.Context()); err != nil || previous(api) != "" {
-			t.Errorf("%v, previous-token %q", err, previous(api))
-		}
-	})
-	t.Run("attack: nor while that is on its way here", func(t *testing.T) {
-		api, c := start()
-		api.version, api.data = 3, map[string][]byte{"token": []byte(tokenB), "previous-expires": []byte(revoked["previous-expires"])}
-		for range 2 {
-			if err := c.rotateToken(t.Context()); err != nil || previous(api) != "" {
-				t.Errorf("%v, previous-token %q", err, previous(api))
-			}
-		}
-	})
-	t.Run("attack: nor when that comes between reading and writing", func(t *testing.T) {
-		api, c := start()
-		api.between = func(a *secretAPI) { a.version, a.data = 3, map[string][]byte{"token": []byte(tokenB)} }
-		for range 2 {
-			if err := c.rotateToken(t.Context()); err != nil || previous(api) != "" {
-				t.Errorf("%v, previous-token %q", err, previous(api))
-			}
-		}
-	})
 }
 
 // THREATS T58: a backup brings back a token that was voided, or the time before
@@ -257,7 +219,7 @@ func TestAttack_T58_TheProvisioningTokenOfYesterday(t *testing.T) {
 		api.mu.Lock()
 		api.version, api.data = version, nil
 		api.mu.Unlock()
-		c.tokenGone(c.guard.Epoch())
+		c.dropToken(c.guard.Epoch())
 	}
 	restored := func(t *testing.T, before, back data) (*secretAPI, *Cluster) {
 		api := newSecretAPI(t)
@@ -269,7 +231,7 @@ func TestAttack_T58_TheProvisioningTokenOfYesterday(t *testing.T) {
 		if before != nil {
 			c.putToken(0, &inventory.Object{Version: 10, Value: secretData{map[string][]byte{"token": []byte(before["token"])}}})
 		} else {
-			c.tokenGone(0)
+			c.dropToken(0)
 		}
 		is(t, c, provisioning.Unknown)
 		put(api, c, 5, back)
@@ -304,9 +266,8 @@ func TestAttack_T58_TheProvisioningTokenOfYesterday(t *testing.T) {
 			} else if _, presence := view.At(time.Now()); presence != provisioning.Unknown {
 				t.Errorf("read anew it is %s", presence)
 			}
-			c.o.ProvisioningToken.RotateEvery = 1
-			if err := c.rotateToken(t.Context()); err != nil || api.writes != 0 {
-				t.Errorf("%v, rotated %d times", err, api.writes)
+			if _, _, ok := c.Token(); ok {
+				t.Error("it may be rotated, which would keep it as the previous one")
 			}
 			if f := c.Findings(); len(f) == 0 || f[0].Reason != "EtcdRestored" || !strings.Contains(f[0].Text, "provisioning token") {
 				t.Errorf("findings %+v", f)
@@ -399,6 +360,8 @@ func TestOneForbiddenNamespaceKeepsNobodyWithoutKeys(t *testing.T) {
 	}
 
 	api.forbidden = "x"
+	renewed := 0
+	c.o.RenewKeys = func(context.Context) error { renewed++; return nil }
 	joined := func() (n int) {
 		for _, o := range api.records {
 			if phase, _, _ := unstructured.NestedString(o, "status", "phase"); phase == string(v1alpha1.PhaseJoined) {
@@ -414,15 +377,15 @@ func TestOneForbiddenNamespaceKeepsNobodyWithoutKeys(t *testing.T) {
 	if err := repair(); !kerrors.IsForbidden(err) {
 		t.Errorf("what was left is told as %v", err)
 	}
-	if joined() != 1 || api.writes != 1 || !c.guard.Repairing() {
-		t.Errorf("%d Machines latched, keys written %d times, repairing %v", joined(), api.writes, c.guard.Repairing())
+	if joined() != 1 || renewed != 1 || !c.guard.Repairing() {
+		t.Errorf("%d Machines latched, keys renewed %d times, repairing %v", joined(), renewed, c.guard.Repairing())
 	}
 	api.forbidden = ""
 	if err := repair(); err != nil {
 		t.Error(err)
 	}
-	if joined() != 2 || api.writes != 1 || c.guard.Repairing() {
-		t.Errorf("%d Machines latched, keys written %d times, repairing %v", joined(), api.writes, c.guard.Repairing())
+	if joined() != 2 || renewed != 2 || c.guard.Repairing() {
+		t.Errorf("%d Machines latched, keys renewed %d times, repairing %v", joined(), renewed, c.guard.Repairing())
 	}
 }
 
@@ -440,16 +403,16 @@ func TestNoProvisioningTokenWhileTheAPIIsSilent(t *testing.T) {
 		was := c.guard.Clock
 		c.guard.Clock = func() time.Time { return was().Add(d) }
 	}
-	c.tokenGone(0)
+	c.dropToken(0)
 	silentFor(time.Hour)
 	is("there never was one: nothing is protected by it", provisioning.Absent)
-	if c.tokenInUse() {
+	if c.TokenInUse() {
 		t.Error("without one the API is asked all the time")
 	}
 
 	api.put(c, 10, map[string]string{"token": tokenA})
 	is("just read", provisioning.Present)
-	if !c.tokenInUse() {
+	if !c.TokenInUse() {
 		t.Error("not in use")
 	}
 	silentFor(restore.SilentAfter - 5*time.Second)
@@ -500,8 +463,8 @@ func TestOnlyTheHolderLooksAtEverything(t *testing.T) {
 	c.watching(t, machineAPIKind, "m").list(t, 5, object(1, 1, nil))
 	trigger := &c.Triggers.MachineRecord
 	machinerecord.New(machinerecord.Options{Trigger: trigger, Inventory: c.Machines, Retry: time.Hour})
-	c.everything()
-	if len(c.tasks.all) != 0 || trigger.Running() {
+	trigger.EnqueueAll()
+	if trigger.Running() {
 		t.Error("asked of a replica that does not hold the lease")
 	}
 	queue := priorityqueue.New[reconcile.Request]("test")
@@ -523,7 +486,7 @@ func TestOnlyTheHolderLooksAtEverything(t *testing.T) {
 		t.Fatal(problems)
 	}
 	c.registry.PutMachine(in.Machines[0]) // without a word
-	c.everything()
+	trigger.EnqueueAll()
 	if second := []string{wanted(), wanted()}; !slices.Contains(second, first) || !slices.Contains(second, in.Machines[0].UID) {
 		t.Errorf("asked for %q", second)
 	}

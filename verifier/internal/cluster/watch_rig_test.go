@@ -382,8 +382,8 @@ func TestAttack_T58_TheAPIServerIsAwayForAWhile(t *testing.T) {
 	p := w.start("a")
 	until(t, "sync", p.synced)
 	until(t, "world", p.matches(t, 2, "worker", "openshift-machine-api/two"))
-	until(t, "keys", func() error { _, ok := p.TokenKeys().Current(time.Now()); return says(!ok, "none") })
-	before := p.TokenKeys()
+	until(t, "keys", func() error { _, ok := p.Keys().Tokens.Current(time.Now()); return says(!ok, "none") })
+	before := p.Keys().Tokens
 
 	w.cluster.StopAPIServer()
 	time.Sleep(8 * time.Second) // long enough for the lease to run out
@@ -393,7 +393,7 @@ func TestAttack_T58_TheAPIServerIsAwayForAWhile(t *testing.T) {
 	if err := p.mode("worker", "all", v1alpha1.ModeEnforce)(); err != nil || !p.View().Complete {
 		t.Error(err, p.View().Complete)
 	}
-	if k, ok := p.TokenKeys().Current(time.Now()); !ok || k.ID != before.Keys[0].ID {
+	if k, ok := p.Keys().Tokens.Current(time.Now()); !ok || k.ID != before.Keys[0].ID {
 		t.Error("the keys went")
 	}
 	_, err := p.Records().Record(t.Context(), string(o.GetUID()))

@@ -23,6 +23,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/signingkeys"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/restore"
 )
@@ -174,15 +176,15 @@ func TestARestoreVoidsTheKeys(t *testing.T) {
 	}
 	put := func(data map[string][]byte) { c.putKeys(&inventory.Object{Value: secretData{data}}) }
 	put(data)
-	if _, ok := c.TokenKeys().Current(time.Now()); !ok {
+	if _, ok := c.Keys().Tokens.Current(time.Now()); !ok {
 		t.Fatal("no key")
 	}
 	c.guard.Restored(0, "test")
-	if len(c.TokenKeys().Keys)+len(c.SealKeys().Keys) != 0 {
+	if len(c.Keys().Tokens.Keys)+len(c.Keys().Seals.Keys) != 0 {
 		t.Error("keys from before are in force")
 	}
 	put(data) // as the backup has it
-	if len(c.TokenKeys().Keys)+len(c.SealKeys().Keys) != 0 {
+	if len(c.Keys().Tokens.Keys)+len(c.Keys().Seals.Keys) != 0 {
 		t.Error("the backup's keys are in force")
 	}
 	more, err := pair.Rotate(time.Now().Add(time.Hour), 0)
@@ -193,7 +195,7 @@ func TestARestoreVoidsTheKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(data)
-	if len(c.TokenKeys().Keys) != 0 {
+	if len(c.Keys().Tokens.Keys) != 0 {
 		t.Error("a Secret that still has an old key is in force")
 	}
 }
@@ -231,7 +233,7 @@ func TestKeysThatWereVoidedDoNotComeBack(t *testing.T) {
 	}
 	inForce := func(c *Cluster, p keys.Pair) bool {
 		c.putKeys(&inventory.Object{Value: secretData{data(p)}})
-		return len(c.TokenKeys().Keys)+len(c.SealKeys().Keys) > 0
+		return len(c.Keys().Tokens.Keys)+len(c.Keys().Seals.Keys) > 0
 	}
 	for name, test := range map[string]struct {
 		pair keys.Pair
@@ -254,7 +256,14 @@ func TestKeysThatWereVoidedDoNotComeBack(t *testing.T) {
 	var pair keys.Pair
 	for i, clock := range []time.Duration{0, 4 * time.Minute, -4 * time.Minute} {
 		c := replica(clock)
-		if err := c.keepKeys(t.Context(), true); err != nil {
+		secrets, err := kube.NewSecretClient(api.config())
+		if err != nil {
+			t.Fatal(err)
+		}
+		signing := signingkeys.New(signingkeys.Options{
+			Client: secrets, Secret: client.ObjectKey{Namespace: "own", Name: KeysSecret}, Now: c.o.Now, Log: c.log, Voided: c.guard.Voided,
+		})
+		if err := signing.Renew(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		p, err := keys.Parse(api.data)

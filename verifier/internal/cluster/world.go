@@ -60,7 +60,6 @@ type Options struct {
 	Identity string
 
 	ProvisioningToken config.ProvisioningToken
-	KeyRotation       time.Duration // default 30 days
 	KeyPublishDelay   time.Duration // default 10 minutes
 
 	// Certificate is called with each new serving certificate, one at a time.
@@ -70,9 +69,6 @@ type Options struct {
 	Changed func()
 	// Events receives what happened to objects; nil: nobody hears of it.
 	Events events.Sink
-	// Origins under which nodes reach the verifier: where in pointer configs the
-	// provisioning token may go.
-	Origins []string
 	// Called hears of each call of the API for a record; see [records.Options].
 	Called func(verb, resource string)
 
@@ -85,6 +81,9 @@ type Options struct {
 	// Token receives, with each change of a record, the id of the attestation token that its machine may use now;
 	// "" if there is none. Nil: not wanted.
 	Token func(uid, tokenID string)
+	// RenewKeys replaces keys from before a restore of etcd. It fails if there are no
+	// others afterwards. The front has none.
+	RenewKeys func(context.Context) error
 
 	// Discovery is how often a kind that the cluster does not have is looked for,
 	// Probe how often the API's revision is, Pass how often the holder of the
@@ -99,6 +98,7 @@ type Cluster struct {
 	*Machines
 	*Faults
 	*Policies
+	*Secrets
 	// Triggers are those of the controllers that the inventory requests reconciliations of.
 	Triggers Triggers
 
@@ -115,8 +115,8 @@ type Cluster struct {
 	repair    *restore.Reconciler
 	dirty     chan struct{} // capacity 1: something changed
 
-	secrets secrets
-	tasks   tasks
+	limit   flowcontrol.RateLimiter // of bookkeeping
+	leading atomic.Bool
 
 	// batch is held for reading while a whole list of what the view is made of is
 	// taken in, and for writing while the view is built.
@@ -125,7 +125,10 @@ type Cluster struct {
 }
 
 // Triggers are the sources of controllers.
-type Triggers struct{ MachineRecord, PolicyStatus, NodeRoles kube.Trigger }
+type Triggers struct {
+	MachineRecord, PolicyStatus, NodeRoles         kube.Trigger
+	SigningKeys, ProvisioningToken, PointerConfigs kube.Trigger
+}
 
 // New prepares everything and makes no call yet.
 func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cluster, error) {
@@ -139,7 +142,6 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 	o.Probe = cmp.Or(o.Probe, defaultProbe)
 	o.Pass = cmp.Or(o.Pass, defaultPass)
 	o.WritesPerSecond = cmp.Or(o.WritesPerSecond, defaultWritesPerSec)
-	o.KeyRotation = cmp.Or(o.KeyRotation, 30*24*time.Hour)
 	o.KeyPublishDelay = cmp.Or(o.KeyPublishDelay, 10*time.Minute)
 	if o.Certificate == nil {
 		o.Certificate = func(*tls.Certificate) {}
@@ -158,8 +160,21 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 	if k.dynamic, err = dynamic.NewForConfig(r); err != nil {
 		return nil, fmt.Errorf("client of the Kubernetes API: %w", err)
 	}
+	live, err := records.NewClient(r)
+	if err != nil {
+		return nil, err
+	}
+	k.newGuard(live)
+	secrets, err := kube.NewSecretClient(r)
+	if err != nil {
+		return nil, err
+	}
+	k.Secrets = newSecrets(secretsOptions{
+		Config: c, Token: o.ProvisioningToken, Client: secrets, Guard: k.guard, Now: func() time.Time { return k.o.Now() }, Log: o.Log,
+		Certificate: o.Certificate, Changed: k.changed, Triggers: &k.Triggers, Interval: o.Pass,
+	})
 	k.Machines = newMachines(machinesOptions{
-		Registry: machine.NewRegistry(&k.secrets), Now: o.Now, Names: o.Names, Revocable: o.Revoke != nil,
+		Registry: machine.NewRegistry(k.Secrets), Now: o.Now, Names: o.Names, Revocable: o.Revoke != nil,
 		Admit:           func(m machine.Machine) (machine.Machine, bool) { return k.guard.Machine(m) },
 		AdmitEnrollment: func(e machine.Enrolment) (machine.Enrolment, bool) { return k.guard.Enrollment(e) },
 		Trigger:         &k.Triggers.MachineRecord, RolesChanged: k.rolesChanged,
@@ -178,17 +193,12 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 	if k.events = o.Events; o.Events == nil {
 		k.events = events.Discard{}
 	}
-	live, err := records.NewClient(r)
-	if err != nil {
-		return nil, err
-	}
-	k.newGuard(live)
 	k.records = records.New(records.Options{
 		Client: live, Namespace: c.Namespace, Machine: k.registry.ByUID, Log: o.Log, Events: k.events, Called: o.Called,
 		Revoke: o.Revoke, Withheld: k.guard.WithheldGrant,
 	})
-	k.tasks.init(k)
-	k.repair.Limit = k.tasks.limit
+	k.limit = flowcontrol.NewTokenBucketRateLimiter(o.WritesPerSecond, int(2*o.WritesPerSecond)+1)
+	k.repair.Limit = k.limit
 	if err := k.newInventory(r); err != nil {
 		return nil, err
 	}
@@ -214,7 +224,7 @@ func (c *Cluster) plan() ([]*inventory.Source, error) {
 		own = append(slices.Clone(namespaces), c.config.Namespace)
 	}
 	all := slices.Concat(c.Machines.Sources(namespaces, own), c.Policies.Sources(c.config.Namespace))
-	single, err := c.planSecrets()
+	single, err := c.Secrets.Sources()
 	return append(all, single...), err
 }
 
@@ -304,7 +314,7 @@ func (c *Cluster) tell(ctx context.Context) {
 			now := c.View().Complete
 			read, _ := c.Synced()
 			if now && !was || read && !synced {
-				c.everything() // what had to wait for it
+				c.Triggers.MachineRecord.EnqueueAll() // what had to wait for it
 				c.rolesChanged()
 			}
 			was, synced = now, read
@@ -445,4 +455,4 @@ func (c *Cluster) usable(s *inventory.Source, name types.NamespacedName) {
 }
 
 // Limit bounds what the holder of the lease writes.
-func (c *Cluster) Limit() flowcontrol.RateLimiter { return c.tasks.limit }
+func (c *Cluster) Limit() flowcontrol.RateLimiter { return c.limit }

@@ -31,7 +31,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/machinerecord"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/noderoles"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/pointerconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/policystatus"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/provisioningtoken"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/signingkeys"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/verifierstatus"
 	kubeevents "github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
@@ -58,6 +61,8 @@ var (
 type whole struct {
 	*site
 	ca string // of the last serving certificate, PEM
+	// keyRotation is how often the processes rotate keys. Default 30 days.
+	keyRotation time.Duration
 }
 
 // newWhole starts a cluster with OpenShift's kinds and ours, and what the
@@ -192,6 +197,10 @@ type process struct {
 	*verifier.Cluster
 	log  *buffer
 	stop func()
+
+	signing  *signingkeys.Reconciler
+	token    *provisioningtoken.Reconciler
+	pointers *pointerconfig.Reconciler
 }
 
 type buffer struct {
@@ -234,7 +243,7 @@ func (w *whole) startWith(r *rest.Config, identity string, records func(*machine
 	o := verifier.Options{
 		Log: slog.New(slog.NewTextHandler(p.log, &slog.HandlerOptions{Level: slog.LevelDebug})), Version: "test", Controller: true, Identity: identity,
 		ProvisioningToken: config.ProvisioningToken{Secret: "openshift-config/machineconfig-auth", Grace: config.Duration(time.Hour)},
-		Origins:           []string{origin}, Discovery: time.Second, Probe: 2 * time.Second, Pass: time.Second,
+		Discovery:         time.Second, Probe: 2 * time.Second, Pass: time.Second,
 	}
 	for _, f := range change {
 		f(&k, &o)
@@ -245,12 +254,18 @@ func (w *whole) startWith(r *rest.Config, identity string, records func(*machine
 	}
 	events := kubeevents.NewRecorder(kubeevents.Options{Client: client.CoreV1(), Host: identity, Log: o.Log})
 	o.Events = events
+	o.RenewKeys = func(ctx context.Context) error { return p.signing.Renew(ctx) }
 	c, err := verifier.New(context.Background(), r, k, o)
 	if err != nil {
 		w.Fatal(err)
 	}
 	p.Cluster = c
 	recordControllers := p.recordControllers(o, records)
+	secrets, err := kube.NewSecretClient(r)
+	if err != nil {
+		w.Fatal(err)
+	}
+	p.newSecretControllers(secrets, k.Namespace, o, w.keyRotation)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { events.Run(ctx) })
@@ -261,7 +276,7 @@ func (w *whole) startWith(r *rest.Config, identity string, records func(*machine
 				Log: o.Log, Lease: &kube.Lease{Namespace: k.Namespace, Identity: identity, Duration: 4 * time.Second},
 			})
 			if err == nil {
-				err = errors.Join(m.Add(manager.RunnableFunc(c.Work)), p.addControllers(m, o), recordControllers(m))
+				err = errors.Join(m.Add(manager.RunnableFunc(c.Lead)), p.addControllers(m, o), recordControllers(m), p.addSecretControllers(m))
 			}
 			return m, err
 		})
@@ -290,7 +305,7 @@ func (p *process) addControllers(m manager.Manager, o verifier.Options) error {
 		verifierstatus.New(verifierstatus.Options{
 			Now: time.Now, Limit: p.Limit(), Holder: o.Identity, Version: o.Version, Resync: o.Pass,
 			Unavailable: p.Unavailable, Progressing: p.Progressing, Acknowledge: p.Guard().Acknowledge,
-			Findings: []verifierstatus.Findings{p.Findings, roles.Findings}, ControlPlaneNodes: roles.ControlPlaneNodes,
+			Findings: []verifierstatus.Findings{p.Findings, roles.Findings, p.pointers.Findings}, ControlPlaneNodes: roles.ControlPlaneNodes,
 		}).SetupWithManager(m),
 	)
 }
@@ -365,13 +380,13 @@ func TestWorldFromTheAPI(t *testing.T) {
 		t.Errorf("before anything was read: synced %v, missing %v", ok, missing)
 	}
 	until(t, "sync", p.synced)
-	until(t, "keys", func() error { _, ok := p.TokenKeys().Current(time.Now()); return says(!ok, "no key signs") })
+	until(t, "keys", func() error { _, ok := p.Keys().Tokens.Current(time.Now()); return says(!ok, "no key signs") })
 	until(t, "world", func() error {
 		world := p.View()
 		return says(!world.Complete || len(world.Policies.Pools()) != 1, "complete %v, pools %v", world.Complete, world.Policies.Pools())
 	})
-	if p.Registry().Len() != 1 || len(p.SealKeys().Keys) != 1 {
-		t.Errorf("%d Machines, %d sealing keys", p.Registry().Len(), len(p.SealKeys().Keys))
+	if p.Registry().Len() != 1 || len(p.Keys().Seals.Keys) != 1 {
+		t.Errorf("%d Machines, %d sealing keys", p.Registry().Len(), len(p.Keys().Seals.Keys))
 	}
 	if p.ServingCertificate() == nil || served.Load() != 1 || p.UpstreamCAs() == nil {
 		t.Error("no certificate, or no CA")

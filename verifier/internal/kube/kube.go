@@ -17,6 +17,8 @@ import (
 	machinev1beta1 "github.com/openshift/api/machine/v1beta1"
 	machineconfigurationv1 "github.com/openshift/api/machineconfiguration/v1"
 	networkv1 "github.com/openshift/api/network/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -61,6 +63,21 @@ func NewClient(c *rest.Config) (client.Client, error) {
 		return nil, err
 	}
 	api, err := client.New(c, client.Options{Scheme: scheme})
+	if err != nil {
+		return nil, fmt.Errorf("reach the Kubernetes API: %w", err)
+	}
+	return api, nil
+}
+
+// NewSecretClient is [NewClient] for Secrets. It does not ask the API which kinds there are.
+func NewSecretClient(c *rest.Config) (client.Client, error) {
+	scheme, err := NewScheme()
+	if err != nil {
+		return nil, err
+	}
+	mapper := meta.NewDefaultRESTMapper(nil)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Secret"), meta.RESTScopeNamespace)
+	api, err := client.New(c, client.Options{Scheme: scheme, Mapper: mapper})
 	if err != nil {
 		return nil, fmt.Errorf("reach the Kubernetes API: %w", err)
 	}

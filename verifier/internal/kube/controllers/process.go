@@ -47,6 +47,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/doorprobe"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/mcscertificates"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/renderedconfig"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/signingkeys"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/verifierstatus"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/metrics"
@@ -65,6 +66,7 @@ type Process struct {
 	confirm  cluster.Confirmation
 	configs  *renderedconfig.Reconciler // nil: no configs are rendered
 	doors    *doorprobe.Prober
+	signing  *signingkeys.Reconciler
 	synced   sync.Once
 
 	// controllers are added to each manager, with what they watch.
@@ -98,13 +100,14 @@ func New(p *backend.Parts) (*Process, error) {
 	})
 	k.doors = doorprobe.New(doorprobe.Options{
 		Log: p.Log, Metrics: p.Metrics, Events: k.events, Interval: time.Duration(p.Config.Kubernetes.DoorInterval),
-		Keys:         func() seal.Ring { return k.cluster.SealKeys() },
+		Keys:         func() seal.Ring { return k.cluster.Keys().Seals },
 		ControlPlane: func() (map[string][]netip.Addr, bool) { return k.cluster.ControlPlane() },
 	})
 	o := cluster.OptionsFor(p)
 	o.Controller, o.Identity, o.Events, o.Changed = true, k.identity, k.events, k.measure
 	o.Certificate = func(cert *tls.Certificate) { _ = p.Certificates.Set(cert) } // the front reports one that is unusable
 	k.findings, k.conditions = append(k.findings, k.doors.Findings), append(k.conditions, k.doors.Condition)
+	o.RenewKeys = func(ctx context.Context) error { return k.signing.Renew(ctx) }
 	// What is prepared here asks the cluster only after the process runs.
 	for _, add := range []func(*cluster.Options) error{
 		k.addCredentials, k.addRenderedConfig, k.addCSR, k.addCertificates,
@@ -118,10 +121,15 @@ func New(p *backend.Parts) (*Process, error) {
 	}
 	k.confirm = cluster.Confirmation{Client: dyn, Machines: k.cluster.Registry()}
 	k.controllers = append(k.controllers, k.doors.SetupWithManager)
+	secrets, err := k.secretControllers()
+	if err != nil {
+		return nil, err
+	}
+	k.controllers = append(k.controllers, secrets...)
 	k.controllers = append(k.controllers, k.statusControllers()...)
 	k.controllers = append(k.controllers, k.recordControllers(o.Revoke)...)
 	k.controllers = append(k.controllers, func(m manager.Manager) error {
-		return m.Add(manager.RunnableFunc(k.cluster.Work))
+		return m.Add(manager.RunnableFunc(k.cluster.Lead))
 	})
 	return k, nil
 }

@@ -91,10 +91,10 @@ func New(p *backend.Parts) (*Front, error) {
 func (b *Front) View() *view.View { return b.cluster.View() }
 
 // TokenKeys implements backend.Backend.
-func (b *Front) TokenKeys() token.KeySet { return b.cluster.TokenKeys() }
+func (b *Front) TokenKeys() token.KeySet { return b.cluster.Keys().Tokens }
 
 // SealKeys implements backend.Backend.
-func (b *Front) SealKeys() seal.Ring { return b.cluster.SealKeys() }
+func (b *Front) SealKeys() seal.Ring { return b.cluster.Keys().Seals }
 
 // Provisioning implements backend.Backend.
 func (b *Front) Provisioning() provisioning.View { return b.cluster.Provisioning() }

@@ -1,0 +1,188 @@
+// Package pointerconfig puts the current provisioning token into the pointer configs from which machines boot. Package
+// pointer has the rules.
+//
+// It watches nothing itself. The inventory watches the user-data Secrets and the token, and uses the trigger, which
+// also requests all of them after each interval, since policies decide, too. It reads the Secrets live.
+//
+// It writes data.userData and one annotation of the Secrets that kubernetes.userDataSecrets in the configuration
+// names, if a policy accepts the token for the pool. It never writes a Secret of the machine-config-operator, one that
+// another tool manages, or one that it cannot read: [Reconciler.Findings] says which, and why.
+//
+// It needs get and update on those Secrets. The update is in deploy/components/user-data.
+//
+// If it runs twice at the same time, the slower write conflicts, and it is repeated. If it runs late, machines boot
+// with the token before, which is valid for its grace.
+package pointerconfig
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/mcs-attest/mcs-attest/pkg/evidence"
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/pkg/secret"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
+)
+
+// AnnotationWritten on a user-data Secret is the short id of the provisioning token in it. By the annotation the
+// verifier finds its own token after that was voided.
+const AnnotationWritten = "mcs-attest.dev/provisioning-token"
+
+// ManagedSuffix is what the machine-config-operator appends to the names of its own user-data Secrets.
+const ManagedSuffix = "-managed"
+
+// Options are what a [Reconciler] needs. All are required.
+type Options struct {
+	Client client.Client // reads live, see kube.NewClient
+	// Token returns the provisioning token that counts.
+	Token func() provisioning.View
+	// Policies returns the policies in force.
+	Policies func() *policy.Set
+	Origins  []string // under which nodes reach the verifier
+	Trigger  *kube.Trigger
+	Now      func() time.Time
+	Log      *slog.Logger
+}
+
+// Reconciler keeps the provisioning token in pointer configs.
+type Reconciler struct {
+	o Options
+
+	mu   sync.Mutex
+	left map[types.NamespacedName]string // why a pointer config was not changed
+}
+
+// New returns a reconciler. It makes no call.
+func New(o Options) *Reconciler { return &Reconciler{o: o, left: map[types.NamespacedName]string{}} }
+
+// SetupWithManager adds the controller to a manager.
+func (r *Reconciler) SetupWithManager(m manager.Manager) error {
+	return ctrl.NewControllerManagedBy(m).Named("pointerconfig").WatchesRawSource(r.o.Trigger).Complete(r)
+}
+
+// Reconcile puts the current token into one pointer config.
+func (r *Reconciler) Reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+	var s corev1.Secret
+	tokens, presence := r.o.Token().At(r.o.Now())
+	if presence != provisioning.Present || tokens.Current.Empty() || len(r.o.Origins) == 0 ||
+		strings.HasSuffix(q.Name, ManagedSuffix) {
+		r.leave(q.NamespacedName, "")
+		return reconcile.Result{}, nil
+	}
+	if err := r.o.Client.Get(ctx, q.NamespacedName, &s); kerrors.IsNotFound(err) {
+		r.leave(q.NamespacedName, "")
+		return reconcile.Result{}, nil
+	} else if err != nil {
+		return reconcile.Result{}, fmt.Errorf("read Secret %s: %w", q, err)
+	}
+	changed, why, err := r.provision(&s, tokens)
+	if err != nil {
+		return reconcile.Result{}, fmt.Errorf("user data %s: %w", q, err)
+	}
+	if !changed {
+		r.leave(q.NamespacedName, why)
+		return reconcile.Result{}, nil
+	}
+	switch err := r.o.Client.Update(ctx, &s); {
+	case kerrors.IsConflict(err):
+		return reconcile.Result{RequeueAfter: time.Second}, nil
+	case kerrors.IsForbidden(err): // tried again after the interval
+		r.leave(q.NamespacedName, "the verifier may not update it; apply deploy/components/user-data")
+		return reconcile.Result{}, nil
+	case err != nil:
+		return reconcile.Result{}, fmt.Errorf("user data %s: %w", q, err)
+	}
+	r.leave(q.NamespacedName, "")
+	r.o.Log.Info("the pointer config has the current provisioning token", "secret", q.String())
+	return reconcile.Result{}, nil
+}
+
+// provision puts the current token into a Secret. If it does not, it returns why, or "" if there is nothing to do.
+func (r *Reconciler) provision(s *corev1.Secret, tokens provisioning.Tokens) (changed bool, why string, err error) {
+	owner := pointer.UserData{Name: s.Name, Labels: s.Labels, Annotations: s.Annotations}
+	for _, o := range s.OwnerReferences {
+		owner.Owners = append(owner.Owners, o.Kind+"/"+o.Name)
+	}
+	if why := owner.Managed(); why != "" {
+		return false, why, nil
+	}
+	written := s.Annotations[AnnotationWritten]
+	policies := r.o.Policies()
+	next, err := pointer.Provision(s.Data["userData"], pointer.Provisioning{
+		Token: tokens.Current, Origins: r.o.Origins,
+		Pool: func(pool string) (accepts, inURL bool) {
+			p, err := policies.For(pool)
+			return err == nil && slices.Contains(p.Kinds(), evidence.ProvisioningToken), p.URLParameter
+		},
+		Ours: func(token secret.Bytes) bool {
+			return tokens.Check(r.o.Now(), token.Expose()) != provisioning.None || provisioning.ID(token) == written
+		},
+	})
+	var left *pointer.LeftAlone
+	switch {
+	case errors.As(err, &left) && left.NotTaken: // as the policies have it
+		return false, "", nil
+	case left != nil:
+		return false, left.Why, nil
+	case err != nil:
+		return false, "", err
+	}
+	id := provisioning.ID(tokens.Current)
+	if string(next) == string(s.Data["userData"]) && written == id {
+		return false, "", nil
+	}
+	if s.Annotations == nil {
+		s.Annotations = map[string]string{}
+	}
+	s.Annotations[AnnotationWritten], s.Data["userData"] = id, next
+	return true, "", nil
+}
+
+// leave stores why a pointer config stays as it is; "" if there is no reason.
+func (r *Reconciler) leave(name types.NamespacedName, why string) {
+	r.mu.Lock()
+	changed := r.left[name] != why
+	delete(r.left, name)
+	if why != "" {
+		r.left[name] = why
+	}
+	r.mu.Unlock()
+	if changed && why != "" {
+		r.o.Log.Warn("a pointer config is left alone and does not get the provisioning token", "secret", name.String(), "why", why)
+	}
+}
+
+// Findings are the pointer configs that do not get the token, for the condition Degraded.
+func (r *Reconciler) Findings() (all []view.Finding) {
+	if _, presence := r.o.Token().At(r.o.Now()); presence != provisioning.Present {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, why := range r.left {
+		all = append(all, view.Finding{
+			Reason: "UserDataLeftAlone",
+			Text:   fmt.Sprintf("the pointer config in %s does not get the provisioning token: %s", name, why),
+		})
+	}
+	slices.SortFunc(all, func(a, b view.Finding) int { return cmp.Compare(a.Text, b.Text) })
+	return all
+}

@@ -1,0 +1,110 @@
+// Package provisioningtoken rotates the provisioning token, and completes what an administrator edits. Package
+// provisioning has the rules.
+//
+// It watches nothing itself. The inventory watches the Secret and uses the trigger. The controller also reconciles when
+// the token is due, and after each interval. It reads the Secret live.
+//
+// It writes the Secret that the configuration names in provisioningToken.secret, in two cases. The token is due by
+// provisioningToken.rotateEvery. Or an administrator wrote another token: the token before it stays valid for the
+// grace, and the Secret has to say so for replicas that start later. It makes no Secret, and never replaces a token
+// that it cannot read. It writes nothing while a restore of etcd keeps the token from counting.
+//
+// It needs get and update on that Secret.
+//
+// If it runs twice at the same time, the slower write conflicts and changes nothing. If it runs late, the token is
+// rotated late, and a replica that starts meanwhile does not accept the token from before an edit.
+package provisioningtoken
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+)
+
+// Options are what a [Reconciler] needs. All are required, but RotateEvery.
+type Options struct {
+	Client client.Client    // reads live, see kube.NewClient
+	Secret client.ObjectKey // of the token
+	// RotateEvery is how often the token is rotated; zero: never.
+	RotateEvery time.Duration
+	Grace       time.Duration
+	// InForce returns the tokens by which the inventory decides, and the resourceVersion of the Secret that they come
+	// from. They differ from what that Secret has if an administrator edited it. It returns false if no token counts.
+	InForce  func() (v provisioning.View, resourceVersion string, ok bool)
+	Interval time.Duration // the longest time between two reconciliations
+	Trigger  *kube.Trigger
+	Now      func() time.Time
+	Log      *slog.Logger
+}
+
+// Reconciler keeps the provisioning token.
+type Reconciler struct{ o Options }
+
+// New returns a reconciler. It makes no call.
+func New(o Options) *Reconciler { return &Reconciler{o} }
+
+// SetupWithManager adds the controller to a manager.
+func (r *Reconciler) SetupWithManager(m manager.Manager) error {
+	return ctrl.NewControllerManagedBy(m).Named("provisioningtoken").WatchesRawSource(r.o.Trigger).Complete(r)
+}
+
+// Reconcile writes what an edit means, or rotates the token if it is due.
+func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
+	again := reconcile.Result{RequeueAfter: r.o.Interval}
+	view, version, ok := r.o.InForce()
+	if !ok {
+		return again, nil // a rotation would make a token that came back the previous one
+	}
+	var secret corev1.Secret
+	if err := r.o.Client.Get(ctx, r.o.Secret, &secret); kerrors.IsNotFound(err) {
+		return again, nil
+	} else if err != nil {
+		return reconcile.Result{}, fmt.Errorf("read Secret %s: %w", r.o.Secret, err)
+	}
+	read, err := provisioning.Parse(secret.Data)
+	if err != nil {
+		return again, nil // the inventory reports it
+	}
+	now := r.o.Now()
+	inForce, _ := view.At(now)
+	due, rotates := read.Due(secret.CreationTimestamp.Time, r.o.RotateEvery, r.o.Grace)
+	// A Secret that was edited again has another version: perhaps the previous token was removed from it on purpose.
+	edited := secret.ResourceVersion == version && !inForce.Equal(read)
+	switch {
+	case edited:
+		read = inForce
+	case !rotates:
+		return again, nil
+	case now.Before(due):
+		return reconcile.Result{RequeueAfter: min(due.Sub(now), r.o.Interval)}, nil
+	default:
+		if read, err = read.Rotate(now, rand.Reader, r.o.Grace); errors.Is(err, provisioning.ErrRotating) {
+			return again, nil
+		} else if err != nil {
+			return reconcile.Result{}, err
+		}
+	}
+	for name, value := range read.Data() {
+		secret.Data[name] = value
+	}
+	if err := r.o.Client.Update(ctx, &secret); kerrors.IsConflict(err) {
+		return again, nil // the inventory receives the other change
+	} else if err != nil {
+		return reconcile.Result{}, fmt.Errorf("write the provisioning token: %w", err)
+	}
+	r.o.Log.Info("provisioning token", "edited", edited, "previous_until", read.PreviousExpires.Format(time.RFC3339))
+	return again, nil
+}

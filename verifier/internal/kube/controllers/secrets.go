@@ -1,0 +1,50 @@
+package controllers
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/mcs-attest/mcs-attest/pkg/policy"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/pointerconfig"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/provisioningtoken"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/signingkeys"
+)
+
+// secretControllers returns the controllers of the shared keys, the provisioning token and the pointer configs.
+func (k *Process) secretControllers() ([]func(manager.Manager) error, error) {
+	const interval = time.Minute
+	p, c, own := k.parts, k.cluster, k.parts.Config
+	secrets, err := kube.NewSecretClient(k.api)
+	if err != nil {
+		return nil, err
+	}
+	k.signing = signingkeys.New(signingkeys.Options{
+		Client: secrets, Secret: types.NamespacedName{Namespace: own.Kubernetes.Namespace, Name: cluster.KeysSecret},
+		Rotation: time.Duration(own.KeyRotation), Publish: time.Duration(own.KeyPublishDelay), Interval: interval,
+		Voided: c.Guard().Voided, Repairing: c.Guard().Repairing, Trigger: &c.Triggers.SigningKeys, Now: p.Now, Log: p.Log,
+	})
+	all := []func(manager.Manager) error{k.signing.SetupWithManager}
+	if own.ProvisioningToken.Secret == "" {
+		return all, nil
+	}
+	namespace, name, err := config.SplitName(own.ProvisioningToken.Secret)
+	if err != nil {
+		return nil, err
+	}
+	token := provisioningtoken.New(provisioningtoken.Options{
+		Client: secrets, Secret: types.NamespacedName{Namespace: namespace, Name: name}, InForce: c.Token, Interval: interval,
+		RotateEvery: time.Duration(own.ProvisioningToken.RotateEvery), Grace: time.Duration(own.ProvisioningToken.Grace),
+		Trigger: &c.Triggers.ProvisioningToken, Now: p.Now, Log: p.Log,
+	})
+	pointers := pointerconfig.New(pointerconfig.Options{
+		Client: secrets, Token: c.Provisioning, Policies: func() *policy.Set { return c.View().Policies }, Origins: own.Origins,
+		Trigger: &c.Triggers.PointerConfigs, Now: p.Now, Log: p.Log,
+	})
+	k.findings = append(k.findings, pointers.Findings)
+	return append(all, token.SetupWithManager, pointers.SetupWithManager), nil
+}
