@@ -4,8 +4,14 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/machinerecord"
 )
 
 func TestAMachineInBothAPIsHasOneRecordToSettle(t *testing.T) {
@@ -46,5 +52,34 @@ spec: {providerID: "aws:///z/i-1"}
 		if step, _ := c.Compare(uid); step != record.StepJoin {
 			t.Errorf("%s, joined: %v", uid, step)
 		}
+	}
+}
+
+// The API server's own clean-up may delete a record before the watch reports that its Machine was deleted.
+func TestADeletedMachineIsReconciledAlthoughItsRecordWentFirst(t *testing.T) {
+	trigger := &kube.Trigger{}
+	ms := newMachines(machinesOptions{
+		Registry: machine.NewRegistry(nil), Now: time.Now, Revocable: true, Trigger: trigger,
+		Token: func(string, string) {}, RolesChanged: func() {},
+	})
+	machinerecord.New(machinerecord.Options{Trigger: trigger, Inventory: ms})
+	name := types.NamespacedName{Namespace: "m", Name: "one"}
+	ms.registry.PutMachine(machine.Machine{APIVersion: "machine.openshift.io/v1beta1", Namespace: "m", Name: "one", UID: "u", NodeRef: "n"})
+	ms.latches["u"] = latch{key: key{"m", "u"}, joined: true, credentials: []string{"JTI=one"}, unrevoked: true}
+	queue := priorityqueue.New[reconcile.Request]("test")
+	defer queue.ShutDown()
+	if err := trigger.Start(t.Context(), queue); err != nil {
+		t.Fatal(err)
+	}
+	ms.dropAttestation(types.NamespacedName{Namespace: "m", Name: "u"})
+	one, _ := queue.Get()
+	queue.Done(one)
+	ms.dropMachine("machine.openshift.io")(name)
+	one, priority, _ := queue.GetWithPriority()
+	if step, _ := ms.Compare(one.Name); one.Name != "u" || priority != kube.PriorityJoin || step != record.StepDelete {
+		t.Errorf("%q with priority %d, step %v", one.Name, priority, step)
+	}
+	if all := ms.Orphaned("u"); len(all) != 1 || all[0].ID != "JTI=one" {
+		t.Errorf("to be revoked: %v", all)
 	}
 }

@@ -25,13 +25,11 @@ type Machines struct {
 	registry   *machine.Registry
 	*nameIndex // nil unless asked for
 	credentialIndex
+	controlPlane controlPlane
 
-	mu           sync.Mutex
-	texts        map[string]string
-	latches      map[string]latch // by the Machine's UID
-	controlPlane map[string]node
-	// plans are the Machines of the control plane's pool.
-	plans map[plannedKey]planned
+	mu      sync.Mutex
+	texts   map[string]string
+	latches map[string]latch // by the Machine's UID
 }
 
 // machinesOptions are what Machines needs. All but Names are required. The functions are
@@ -59,8 +57,8 @@ type machinesOptions struct {
 
 func newMachines(o machinesOptions) *Machines {
 	m := &Machines{
-		o: o, registry: o.Registry, texts: map[string]string{}, latches: map[string]latch{}, controlPlane: map[string]node{},
-		plans:           map[plannedKey]planned{},
+		o: o, registry: o.Registry, texts: map[string]string{}, latches: map[string]latch{},
+		controlPlane:    controlPlane{nodes: map[string]node{}, plans: map[plannedKey]planned{}},
 		credentialIndex: credentialIndex{uids: map[string]string{}, orphaned: map[string][]v1alpha1.CredentialStatus{}},
 	}
 	if o.Names {
@@ -119,6 +117,13 @@ type latch struct {
 type grant struct {
 	until time.Time
 	count int32
+}
+
+// plan keeps what is planned with a Machine of the control plane's pool.
+func (ms *Machines) plan(at plannedKey, next *planned) {
+	if ms.controlPlane.plan(at, next) {
+		ms.o.RolesChanged()
+	}
 }
 
 // latch returns what is known of a Machine's record.

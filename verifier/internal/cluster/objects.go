@@ -2,13 +2,9 @@ package cluster
 
 import (
 	"cmp"
-	"fmt"
-	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -61,7 +57,7 @@ func (ms *Machines) putMachine(o *inventory.Object) []manifest.Problem {
 		}
 		ms.registry.PutMachine(m)
 		ms.nameIndex.put(&m)
-		ms.plannedMachine(&m)
+		ms.plan(plannedOf(&m))
 		ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
 	}
 	return o.Problems
@@ -79,7 +75,7 @@ func (ms *Machines) advanceMachine(o *inventory.Object) bool {
 		return false
 	}
 	ms.nameIndex.put(&m)
-	ms.plannedMachine(&m)
+	ms.plan(plannedOf(&m))
 	ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
 	return ms.registry.Advance(m)
 }
@@ -89,7 +85,7 @@ func (ms *Machines) dropMachine(group string) func(types.NamespacedName) {
 		k := keyOf(n)
 		uid := ms.registry.DeleteMachine(group, k.namespace, k.name)
 		ms.nameIndex.drop(group, k)
-		ms.planned(plannedKey{group, k}, "", nil, false)
+		ms.plan(plannedKey{group, k}, nil)
 		// The API server's own clean-up often deletes the record soon.
 		if uid != "" {
 			ms.o.Trigger.EnqueueAfter(time.Second, kube.PriorityChange, request(uid))
@@ -259,8 +255,12 @@ func (ms *Machines) putAttestation(o *inventory.Object) []manifest.Problem {
 	a.latch.key, a.latch.pool = at, ms.intern(a.latch.pool)
 	uid := a.uid
 	standIn := a.enrolment != nil && a.enrolment.Spec.MachineRef == nil
-	ms.planned(plannedKey{v1alpha1.GroupVersion.Group, at}, o.UID, []string{o.Name}, standIn && a.enrolment.Spec.Pool == noderole.Pool)
-	if a.enrolment != nil && a.enrolment.Spec.MachineRef == nil {
+	var next *planned
+	if standIn && a.enrolment.Spec.Pool == noderole.Pool {
+		next = &planned{o.UID, []string{o.Name}}
+	}
+	ms.plan(plannedKey{v1alpha1.GroupVersion.Group, at}, next)
+	if standIn {
 		uid = o.UID // a stand-in is its own record
 	}
 	if uid == o.Name { // as most records' is
@@ -271,14 +271,10 @@ func (ms *Machines) putAttestation(o *inventory.Object) []manifest.Problem {
 		before := ms.latches[uid]
 		ms.replaceCredentials(uid, before.credentials, a.latch.credentials)
 		ms.latches[uid] = a.latch
-		_, control := ms.controlPlane[a.latch.node]
-		isPlanned := false
-		for _, p := range ms.plans { // a control plane's, which are few
-			isPlanned = isPlanned || p.uid == uid
-		}
 		ms.mu.Unlock()
+		isPlanned, isNode := ms.controlPlane.has(uid, a.latch.node)
 		if before.pool != a.latch.pool && (isPlanned || a.latch.pool == noderole.Pool) || before.node != a.latch.node && a.latch.pool == noderole.Pool ||
-			control || before.mismatch != a.latch.mismatch {
+			isNode || before.mismatch != a.latch.mismatch {
 			ms.o.RolesChanged()
 		}
 		ms.o.Trigger.Enqueue(kube.PriorityChange, request(uid))
@@ -296,7 +292,7 @@ func (ms *Machines) putAttestation(o *inventory.Object) []manifest.Problem {
 func (ms *Machines) dropAttestation(n types.NamespacedName) {
 	k := keyOf(n)
 	ms.registry.DeleteEnrolment(k.namespace, k.name)
-	ms.planned(plannedKey{v1alpha1.GroupVersion.Group, k}, "", nil, false)
+	ms.plan(plannedKey{v1alpha1.GroupVersion.Group, k}, nil)
 	for _, uid := range ms.dropRecord(k) {
 		ms.o.Trigger.Enqueue(kube.PriorityChange, request(uid))
 		ms.o.Token(uid, "")
@@ -338,55 +334,10 @@ func (ms *Machines) enrolled(e *machine.Enrolment) {
 	}
 }
 
-// node is what is kept of a Node.
-type node struct {
-	providerID string
-	// controlPlane: it has a label of the control plane's role. Only then addresses
-	// has its internal IPs.
-	controlPlane bool
-	addresses    []netip.Addr
-}
-
-// The labels of which either makes a Node one of the control plane.
-const (
-	labelControlPlane = "node-role.kubernetes.io/control-plane"
-	labelMaster       = "node-role.kubernetes.io/master"
-)
-
-// maxAddresses bounds what is kept of a Node's own list.
-const maxAddresses = 8
-
-func compactNode(o client.Object) (any, []manifest.Problem) {
-	in, ok := o.(*corev1.Node)
-	if !ok {
-		return nil, []manifest.Problem{{What: fmt.Sprintf("%T is not a Node", o)}}
-	}
-	n := node{providerID: in.Spec.ProviderID}
-	_, control := in.Labels[labelControlPlane]
-	_, master := in.Labels[labelMaster]
-	if n.controlPlane = control || master; !n.controlPlane {
-		return n, nil
-	}
-	for _, address := range in.Status.Addresses {
-		a, err := netip.ParseAddr(address.Address)
-		if err == nil && address.Type == corev1.NodeInternalIP && len(n.addresses) < maxAddresses {
-			n.addresses = append(n.addresses, a.Unmap())
-		}
-	}
-	return n, nil
-}
-
 func (ms *Machines) putNode(o *inventory.Object) []manifest.Problem {
 	n, _ := o.Value.(node)
 	ms.registry.PutNode(o.Name, n.providerID)
-	ms.mu.Lock()
-	before, known := ms.controlPlane[o.Name]
-	delete(ms.controlPlane, o.Name)
-	if n.controlPlane {
-		ms.controlPlane[o.Name] = n
-	}
-	ms.mu.Unlock()
-	if known != n.controlPlane || before.providerID != n.providerID && n.controlPlane {
+	if ms.controlPlane.put(o.Name, n) {
 		ms.o.RolesChanged()
 	}
 	if n.providerID != "" && ms.o.Trigger.Running() {
@@ -399,48 +350,7 @@ func (ms *Machines) putNode(o *inventory.Object) []manifest.Problem {
 
 func (ms *Machines) dropNode(k types.NamespacedName) {
 	ms.registry.DeleteNode(k.Name)
-	ms.mu.Lock()
-	_, known := ms.controlPlane[k.Name]
-	delete(ms.controlPlane, k.Name)
-	ms.mu.Unlock()
-	if known {
+	if ms.controlPlane.put(k.Name, node{}) {
 		ms.o.RolesChanged()
 	}
-}
-
-// planned is a Machine, or a stand-in, of the control plane's pool.
-type planned struct {
-	uid   string
-	names []string // that its Node may have
-}
-
-// plannedKey names it. The same Machine may be in both APIs.
-type plannedKey struct {
-	group string
-	key
-}
-
-// planned keeps the names of a Machine of the control plane's pool.
-func (ms *Machines) planned(at plannedKey, uid string, names []string, control bool) {
-	ms.mu.Lock()
-	before, known := ms.plans[at]
-	delete(ms.plans, at)
-	if control {
-		ms.plans[at] = planned{uid, names}
-	}
-	ms.mu.Unlock()
-	if known != control || control && (before.uid != uid || !slices.Equal(before.names, names)) {
-		ms.o.RolesChanged()
-	}
-}
-
-func (ms *Machines) plannedMachine(m *machine.Machine) {
-	var names []string
-	for _, name := range append(slices.Clone(m.InternalDNS), m.NodeRef) {
-		if name = NormalDNS(name); name != "" && !slices.Contains(names, name) {
-			names = append(names, name)
-		}
-	}
-	group, _, _ := strings.Cut(m.APIVersion, "/")
-	ms.planned(plannedKey{group, key{m.Namespace, m.Name}}, m.UID, names, m.HasPool(noderole.Pool))
 }

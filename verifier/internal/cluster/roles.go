@@ -20,13 +20,12 @@ func (c *Cluster) NodeRoles() (in noderole.Input, reported []string, known bool)
 		return in, nil, false
 	}
 	var machines []noderole.Machine
-	nodes := map[string]node{}
+	nodes, plans := c.controlPlane.all()
 	found := map[string]string{} // Nodes with the role, by the UID of their Machine
-	c.Machines.mu.Lock()
-	maps.Copy(nodes, c.controlPlane)
-	for _, p := range c.plans {
+	for _, p := range plans {
 		machines = append(machines, noderole.Machine{UID: p.uid, Names: p.names})
 	}
+	c.Machines.mu.Lock()
 	for uid, l := range c.latches {
 		if l.pool == noderole.Pool && l.node != "" {
 			machines = append(machines, noderole.Machine{UID: uid, Pool: l.pool, Names: []string{l.node}})
@@ -104,10 +103,9 @@ func (c *Cluster) ControlPlane() (map[string][]netip.Addr, bool) {
 	if !c.hasPools() {
 		return nil, true
 	}
-	c.Machines.mu.Lock()
-	defer c.Machines.mu.Unlock()
-	all := make(map[string][]netip.Addr, len(c.controlPlane))
-	for name, n := range c.controlPlane {
+	nodes, _ := c.controlPlane.all()
+	all := make(map[string][]netip.Addr, len(nodes))
+	for name, n := range nodes {
 		all[name] = n.addresses
 	}
 	return all, true
