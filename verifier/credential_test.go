@@ -20,6 +20,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 )
 
 // THREATS T46, for what the gate puts into a config: neither a machine's own
@@ -158,5 +159,23 @@ func TestAttack_T49_AStolenFrontAdmitsOnlyMachinesThatWait(t *testing.T) {
 	}
 	if n := len(j.record(honest).Status.Credentials); n != credentials {
 		t.Errorf("the record of a Machine that joined has %d credentials, and had %d", n, credentials)
+	}
+}
+
+// The leader ended without releasing its Lease. Another replica makes the credential before the Lease expires.
+func TestACredentialIsMadeWhileNoReplicaLeads(t *testing.T) {
+	j := newJoining(t)
+	first := j.serve(0, "credential: {}\n")
+	j.fetched(t, first, "worker-0") // the keys exist
+	first.stop()
+	lease := `{"spec":{"holderIdentity":"ended","leaseDurationSeconds":3600,"renewTime":"` +
+		time.Now().UTC().Format("2006-01-02T15:04:05.000000Z") + `"}}`
+	j.cluster.Kubectl(t, "-n", ownNamespace, "patch", "lease", kube.LeaseName, "--type=merge", "-p", lease)
+	p := j.serve(0, "credential: {}\n")
+	began := time.Now()
+	j.fetched(t, p, "worker-1")
+	t.Logf("without a leader a machine received its config after %v", time.Since(began))
+	if holder := j.cluster.Kubectl(t, "-n", ownNamespace, "get", "lease", kube.LeaseName, "-o", "jsonpath={.spec.holderIdentity}"); holder != "ended" {
+		t.Errorf("%s leads: the test proves nothing", holder)
 	}
 }

@@ -22,6 +22,9 @@
 // It needs get and patch of records, get of Machines, and the roles of deploy/components/credential or
 // credential-kubernetes.
 //
+// It runs in each replica of the controller, because machines wait for it. A replica that does not lead acts a few
+// seconds later, if the leader has not: the failure of the leader delays no machine until the Lease expires.
+//
 // If it ends between two steps, what it made is on the record or in no client's hands, and the next pass makes
 // another credential. If it runs twice at the same time, the second Secret cannot be created, and both ids are on
 // the record. If it runs late, machines wait: the front answers CredentialUnavailable, which is temporary.

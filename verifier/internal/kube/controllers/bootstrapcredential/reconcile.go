@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -54,6 +55,7 @@ type Reconciler struct {
 	o       Options
 	trigger kube.Trigger
 	live    client.Reader
+	elected <-chan struct{}
 
 	mu     sync.Mutex
 	tokens map[string]string // the id of the live attestation token, by the UID of the record
@@ -65,6 +67,8 @@ const (
 	minPause = 200 * time.Millisecond
 	maxPause = 30 * time.Second
 	timeout  = 30 * time.Second
+	// standby is how long a replica that does not lead leaves a machine that attested to the one that does.
+	standby = 3 * time.Second
 	// syncLimit is long: other controllers of the manager must run while these Secrets cannot be listed.
 	syncLimit = 365 * 24 * time.Hour
 )
@@ -125,10 +129,10 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 	if err != nil {
 		return fmt.Errorf("cache of published credentials: %w", err)
 	}
-	if err := m.Add(published); err != nil {
+	if err := m.Add(everywhere{published}); err != nil {
 		return fmt.Errorf("cache of published credentials: %w", err)
 	}
-	r.live = m.GetAPIReader()
+	r.live, r.elected = m.GetAPIReader(), m.Elected()
 	b := builder.ControllerManagedBy(m).Named("bootstrapcredential").
 		WatchesRawSource(&r.trigger).
 		WatchesRawSource(source.Kind(published, secretMetadata(), handler.TypedEnqueueRequestsFromMapFunc(
@@ -137,13 +141,20 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 			}))).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers, CacheSyncTimeout: syncLimit, ReconciliationTimeout: timeout,
-			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minPause, maxPause),
+			NeedLeaderElection: ptr.To(false),
+			RateLimiter:        workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minPause, maxPause),
 		})
 	if err := b.Complete(r); err != nil {
 		return fmt.Errorf("controller bootstrapcredential: %w", err)
 	}
 	return nil
 }
+
+// everywhere is a Runnable that also runs in replicas that do not lead.
+type everywhere struct{ manager.Runnable }
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (everywhere) NeedLeaderElection() bool { return false }
 
 func secretMetadata() *metav1.PartialObjectMetadata {
 	return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}}
@@ -174,6 +185,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	if token == nil {
 		return reconcile.Result{}, nil
+	}
+	if pause := r.pause(rec, began); pause > 0 {
+		return reconcile.Result{RequeueAfter: pause}, nil
 	}
 	expiry, err := r.provide(ctx, session, uid, token, began)
 	if err != nil {
@@ -211,6 +225,19 @@ func (r *Reconciler) token(ctx context.Context, session store.Session, uid strin
 		return nil, nil, err
 	}
 	return rec, token, nil
+}
+
+// pause is how long a replica that does not lead waits before it makes a credential.
+func (r *Reconciler) pause(rec *v1alpha1.MachineAttestation, now time.Time) time.Duration {
+	select {
+	case <-r.elected:
+		return 0
+	default:
+	}
+	if rec.Status.LastAttested == nil {
+		return 0
+	}
+	return min(standby, standby-now.Sub(rec.Status.LastAttested.Time)) // the clock of the front may be ahead
 }
 
 // serves reports whether a published credential is the one for a token, and until when. The record must have it.

@@ -394,3 +394,21 @@ func TestTheManagerPublishesWhatIsObserved(t *testing.T) {
 	s.controller.Observe(uids[0], "")
 	until("joined", func() bool { return s.secret(uids[0]) == nil })
 }
+
+// A replica that does not lead waits for the one that does, and then acts.
+func TestAReplicaThatDoesNotLeadActsLater(t *testing.T) {
+	s := newSite(t, config.ServiceAccountToken) // its manager does not run, so it does not lead
+	uid := s.attested()
+	s.change(uid, func(r *v1alpha1.MachineAttestation) {
+		r.Status.LastAttested = &metav1.Time{Time: time.Now().Add(time.Hour)}
+	})
+	s.ok(s.reconcile(uid))
+	if s.secret(uid) != nil {
+		t.Error("it did not wait")
+	}
+	s.change(uid, func(r *v1alpha1.MachineAttestation) {
+		r.Status.LastAttested = &metav1.Time{Time: time.Now().Add(-time.Minute)}
+	})
+	s.ok(s.reconcile(uid))
+	s.serves(uid, "t1")
+}
