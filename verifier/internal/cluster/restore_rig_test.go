@@ -120,3 +120,52 @@ func TestAttack_T58_EtcdIsRestoredToYesterday(t *testing.T) {
 		})
 	})
 }
+
+// A replica that starts after the restore remembers nothing. The one that does repairs, leader or not, and the other
+// one lifts nothing afterwards.
+func TestAReplicaThatStartsAfterARestoreLiftsNothing(t *testing.T) {
+	w := newWhole(t)
+	w.policy("all", map[string]any{})
+	p := w.start("remembers")
+	until(t, "sync", p.synced)
+	uids := map[string]string{}
+	for i, name := range []string{"quarantined", "joined"} {
+		uids[name] = string(w.worker(name, annotated(i+1)).GetUID())
+		attestationsOf(w, uids[name])
+	}
+	until(t, "keys", func() error { return says(len(p.keyIDs()) != 1, "none") })
+	snapshot := filepath.Join(t.TempDir(), "snapshot")
+	if err := w.cluster.Snapshot(snapshot); err != nil {
+		t.Fatal(err)
+	}
+	w.patch(attestations, machineNamespace, uids["quarantined"], `{"spec":{"quarantined":true}}`)
+	w.patch(machines, machineNamespace, "joined", `{"status":{"nodeRef":{"name":"n"}}}`, "status")
+	until(t, "seen", p.denies(t, 1, "worker", reason.Quarantined))
+	until(t, "seen", p.denies(t, 2, "worker", reason.MachineJoined))
+	old := p.keyIDs()
+
+	if err := w.cluster.Restore(snapshot); err != nil {
+		t.Fatal(err)
+	}
+	q := w.start("starts afterwards")
+	until(t, "sync", q.synced)
+	latched := func() error {
+		quarantined, err := q.Records().Record(t.Context(), uids["quarantined"])
+		if err != nil || quarantined == nil || !quarantined.Status.Quarantined {
+			return says(true, "not quarantined: %v", err)
+		}
+		joined, err := q.Records().Record(t.Context(), uids["joined"])
+		return says(err != nil || joined == nil || joined.Status.Phase != v1alpha1.PhaseJoined, "not joined: %v", err)
+	}
+	until(t, "latched again", latched)
+	until(t, "new keys of both", func() error {
+		ids := q.keyIDs()
+		return says(len(ids) == 0 || slices.Contains(ids, old[0]) || !slices.Equal(ids, p.keyIDs()), "%v and %v, before %v", ids, p.keyIDs(), old)
+	})
+	p.stop()
+	until(t, "the other one leads", func() error { return says(q.holds() != 1, "%d", q.holds()) })
+	time.Sleep(3 * time.Second) // several passes
+	if err := latched(); err != nil {
+		t.Error(err)
+	}
+}
