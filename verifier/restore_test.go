@@ -167,7 +167,7 @@ func TestAttack_T60_WhatWasRemovedDoesNotComeBackWithARestore(t *testing.T) {
 	for name, n := range removed {
 		eventually(t, func() bool { return !attests(n) }, func() string { return name + " was removed, and the machine gets in" })
 	}
-	rs.age(100)
+	rs.age(500)
 	// Both processes have seen that revision. Else the restored etcd may reach what they saw
 	// before they connect again.
 	agedKeys := soft(t)

@@ -43,6 +43,8 @@ type machinesOptions struct {
 	// etcd; false if it is not accepted.
 	Admit           func(machine.Machine) (machine.Machine, bool)
 	AdmitEnrollment func(machine.Enrolment) (machine.Enrolment, bool)
+	// Recorded is called with each state of a Machine's record.
+	Recorded func(uid string, l latch)
 	// Trigger is called with the UID of each Machine whose record may have to change.
 	Trigger *kube.Trigger
 	// Token is called with each change of a record: the id of the attestation token that its Machine may use now,

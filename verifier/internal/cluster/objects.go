@@ -277,6 +277,7 @@ func (ms *Machines) putAttestation(o *inventory.Object) []manifest.Problem {
 			isNode || before.mismatch != a.latch.mismatch {
 			ms.o.RolesChanged()
 		}
+		ms.o.Recorded(uid, a.latch)
 		ms.o.Trigger.Enqueue(kube.PriorityChange, request(uid))
 		ms.o.Token(uid, a.tokenID)
 	}

@@ -4,9 +4,8 @@ import (
 	"context"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
@@ -117,20 +116,8 @@ func (c *Cluster) repairable(patience bool) bool {
 	return true
 }
 
-// runRepair runs the repair until ctx ends, in every replica of the controller.
-func (c *Cluster) runRepair(ctx context.Context) {
-	again := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 7, Cap: 5 * time.Second}
-	pause := again
-	for ctx.Err() == nil {
-		if _, err := c.repair.Reconcile(ctx, reconcile.Request{}); err != nil {
-			c.log.Error("after the restore of etcd not everything could be set again; it is tried again", "error", err)
-			sleep(ctx, pause.Step())
-			continue
-		}
-		pause = again
-		sleep(ctx, c.o.Pass/100+50*time.Millisecond)
-	}
-}
+// SetupWithManager adds the repair of what a restore of etcd took.
+func (c *Cluster) SetupWithManager(m manager.Manager) error { return c.repair.SetupWithManager(m) }
 
 func sleep(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)

@@ -177,6 +177,7 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Cl
 		Registry: machine.NewRegistry(k.Secrets), Now: o.Now, Names: o.Names, Revocable: o.Revoke != nil,
 		Admit:           func(m machine.Machine) (machine.Machine, bool) { return k.guard.Machine(m) },
 		AdmitEnrollment: func(e machine.Enrolment) (machine.Enrolment, bool) { return k.guard.Enrollment(e) },
+		Recorded:        func(uid string, l latch) { k.guard.Recorded(uid, l.remembered()) },
 		Trigger:         &k.Triggers.MachineRecord, RolesChanged: k.rolesChanged,
 		Rejected: func(at key) {
 			n := types.NamespacedName{Namespace: at.namespace, Name: at.name}
@@ -292,9 +293,6 @@ func (c *Cluster) Run(ctx context.Context) error {
 	defer wg.Wait()
 	wg.Go(func() { c.tell(ctx) })
 	wg.Go(func() { c.guard.Run(ctx) })
-	if c.o.Controller {
-		wg.Go(func() { c.runRepair(ctx) })
-	}
 	c.inventory.Run(ctx)
 	return nil
 }
@@ -340,10 +338,13 @@ func (c *Cluster) notice(now time.Time) {
 // Outdated says why nothing is granted to the Machine with this UID now; nil if it may be.
 func (c *Cluster) Outdated(uid string) error {
 	w := c.View()
-	if w.Stale != nil || len(w.StaleIn) == 0 {
+	if w.Stale != nil {
 		return w.Stale
 	}
 	m, ok := c.registry.ByUID(uid)
+	if !ok && len(w.StaleIn) == 0 {
+		return nil
+	}
 	if !ok { // it may be in the namespace that cannot be read
 		return w.StaleIn[slices.Sorted(maps.Keys(w.StaleIn))[0]]
 	}
@@ -392,6 +393,7 @@ func (c *Cluster) build() {
 	c.batch.Lock()
 	defer c.batch.Unlock()
 	w := &view.View{Complete: c.complete(), Machines: c.registry}
+	w.StaleRecord = func(m *machine.Machine) error { return c.guard.Outdated(records.UID(m)) }
 	w.StaleIn, w.Stale = c.inventory.Outdated(time.Now())
 	roots := c.fill(w)
 	if !c.guard.View(w) {

@@ -278,6 +278,9 @@ func (w *whole) startWith(r *rest.Config, identity string, records func(*machine
 			if err == nil {
 				err = errors.Join(m.Add(manager.RunnableFunc(c.Lead)), p.addControllers(m, o), recordControllers(m), p.addSecretControllers(m))
 			}
+			if err == nil {
+				err = c.SetupWithManager(m)
+			}
 			return m, err
 		})
 	})

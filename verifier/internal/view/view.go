@@ -23,11 +23,13 @@ type View struct {
 	// may have been missed.
 	Stale error
 	// StaleIn is Stale for the Machines of one namespace.
-	StaleIn    map[string]error
-	Policies   *policy.Set
-	Machines   Machines
-	References []measuredboot.ReferenceValues
-	EKRoots    tpm2.Roots
+	StaleIn map[string]error
+	// StaleRecord, if set, is Stale for one Machine: its record lost something.
+	StaleRecord func(*machine.Machine) error
+	Policies    *policy.Set
+	Machines    Machines
+	References  []measuredboot.ReferenceValues
+	EKRoots     tpm2.Roots
 	// Trust has the anchors of cloud documents and of certified AKs.
 	Trust *trust.Trust
 }
@@ -50,6 +52,9 @@ func (v *View) Outdated(m *machine.Machine) error {
 		if m != nil && v.StaleIn[m.Namespace] != nil {
 			return v.StaleIn[m.Namespace]
 		}
+	}
+	if v.Stale == nil && v.StaleRecord != nil {
+		return v.StaleRecord(m)
 	}
 	return v.Stale
 }

@@ -130,7 +130,7 @@ func New(p *backend.Parts) (*Process, error) {
 	k.controllers = append(k.controllers, k.recordControllers(o.Revoke)...)
 	k.controllers = append(k.controllers, func(m manager.Manager) error {
 		return m.Add(manager.RunnableFunc(k.cluster.Lead))
-	})
+	}, k.cluster.SetupWithManager)
 	return k, nil
 }
 

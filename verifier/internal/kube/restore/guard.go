@@ -2,6 +2,7 @@ package restore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -11,12 +12,14 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	rule "github.com/mcs-attest/mcs-attest/pkg/restore"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
@@ -64,18 +67,21 @@ type Options struct {
 // Guard holds the memory of a restore until an administrator acknowledges the restore. It is safe for concurrent use.
 type Guard struct {
 	*Detector
-	o Options
+	o       Options
+	trigger *kube.Trigger // of the Reconciler
 
 	mu       sync.Mutex
 	memory   *Memory // nil: what the API has counts as it is
 	restores []notice
-	withheld map[string]bool // UIDs of what is not accepted
-	token    *rule.Token     // nil: the provisioning token counts as it is
-	since    uint32          // the epoch of token
-	void     map[string]bool // ids of keys from before a restore
-	renewed  time.Time       // keys that were made before this are from before a restore, too
-	latches  map[string]rule.Latch
-	repaired bool // latches are in the records, and there are new keys
+	withheld map[string]bool       // UIDs of what is not accepted
+	token    *rule.Token           // nil: the provisioning token counts as it is
+	since    uint32                // the epoch of token
+	void     map[string]bool       // ids of keys from before a restore
+	renewed  time.Time             // keys that were made before this are from before a restore, too
+	latches  map[string]rule.Latch // to be repaired
+	repaired bool                  // latches are in the records, and there are new keys
+	// missing are those of latches that no record was seen with.
+	missing map[string]rule.Latch
 }
 
 // notice is a restore that was noticed and that is not acknowledged.
@@ -86,7 +92,9 @@ type notice struct {
 
 // New returns a guard that has noticed nothing.
 func New(o Options) *Guard {
-	g := &Guard{o: o, void: map[string]bool{}, repaired: true}
+	g := &Guard{o: o, void: map[string]bool{}, repaired: true, trigger: &kube.Trigger{
+		All: func() []reconcile.Request { return []reconcile.Request{{}} },
+	}}
 	g.Detector = &Detector{API: o.API, Now: o.Now, Clock: time.Now, Noticed: g.hold, Reread: func() {
 		o.Reset()
 		o.Reread()
@@ -137,7 +145,7 @@ func (g *Guard) hold(at, current time.Time, why string) {
 	for uid, l := range g.latches {
 		latches[uid] = l.Stricter(latches[uid])
 	}
-	g.latches, g.repaired = latches, false
+	g.latches, g.missing, g.repaired = latches, maps.Clone(latches), false
 	switch {
 	case g.o.ProvisioningSecret == "":
 	case g.token == nil:
@@ -157,6 +165,7 @@ func (g *Guard) hold(at, current time.Time, why string) {
 	g.renewed = current.Add(-keys.ClockSkew).Truncate(time.Second)
 	g.mu.Unlock()
 	g.o.Void()
+	g.trigger.Enqueue(kube.PriorityRevoke, reconcile.Request{})
 	g.o.Log.Error("etcd went back to an earlier time: all keys are void, what was revoked is revoked again, and nothing "+
 		"gets laxer until an administrator acknowledges the restore", "why", why, "latches", len(latches))
 }
@@ -189,7 +198,7 @@ func (g *Guard) Acknowledge(annotations map[string]string) {
 		g.mu.Unlock()
 		return
 	}
-	g.memory, g.token, g.withheld = nil, nil, nil
+	g.memory, g.token, g.withheld, g.missing = nil, nil, nil, nil
 	g.mu.Unlock()
 	g.o.Log.Info("the restore of etcd is acknowledged: policies, anchors, reference values, enrollments, grants and the provisioning token count as they are")
 	g.o.Reread()
@@ -278,6 +287,28 @@ func (g *Guard) WithheldGrant(a *v1alpha1.MachineAttestation) bool {
 	before, known := g.memory.Enrollments[string(a.UID)]
 	return !known || !rule.SameGrant(before, a.Spec)
 }
+
+// Recorded receives what the record of a Machine has.
+func (g *Guard) Recorded(uid string, l rule.Latch) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if missing, ok := g.missing[uid]; ok && l.Covers(missing) {
+		delete(g.missing, uid)
+	}
+}
+
+// Outdated returns why nothing may be granted to the Machine whose record is named by a UID: the record does not have
+// what it must not lose. It returns nil if something may be granted.
+func (g *Guard) Outdated(uid string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if _, ok := g.missing[uid]; ok {
+		return errUnrepaired
+	}
+	return nil
+}
+
+var errUnrepaired = errors.New("what was in force before etcd was restored is not in the record again")
 
 // Token reports whether the provisioning token that was read in an epoch counts, and with what it is to be compared.
 // Data is what its Secret has, nil if there is none. Known is the token that is in force.

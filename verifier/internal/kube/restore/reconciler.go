@@ -8,6 +8,7 @@ import (
 
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -18,7 +19,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	rule "github.com/mcs-attest/mcs-attest/pkg/restore"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
@@ -44,14 +44,16 @@ type Reconciler struct {
 	Changed func()
 }
 
-// interval is how often the guard is asked for something to repair.
-const interval = time.Second / 2
+// unread is the pause while Machines and records are read again.
+const unread = time.Second / 2
 
 // SetupWithManager adds the controller. It runs in every replica that has a memory, leader or not.
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
-	again := &kube.Trigger{All: func() []reconcile.Request { return []reconcile.Request{{}} }, Interval: 2 * interval}
-	return ctrl.NewControllerManagedBy(m).Named("restore").WatchesRawSource(again).
-		WithOptions(controller.Options{NeedLeaderElection: ptr.To(false)}).Complete(r)
+	return ctrl.NewControllerManagedBy(m).Named("restore").WatchesRawSource(r.trigger).
+		WithOptions(controller.Options{
+			NeedLeaderElection: ptr.To(false),
+			RateLimiter:        workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](100*time.Millisecond, 5*time.Second),
+		}).Complete(r)
 }
 
 // Repairing reports whether something is still to be repaired.
@@ -64,8 +66,11 @@ func (g *Guard) Repairing() bool {
 // Reconcile repairs the records, and then the keys. Where the verifier may not write, no machine can attest either:
 // what is to be written there stays in memory until it may.
 func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
-	if !r.Repairing() || !r.ready() {
+	if !r.Repairing() {
 		return reconcile.Result{}, nil
+	}
+	if !r.ready() {
+		return reconcile.Result{RequeueAfter: unread}, nil
 	}
 	r.mu.Lock()
 	latches, epoch := r.latches, r.Epoch()
@@ -78,7 +83,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		return reconcile.Result{}, fmt.Errorf("repair what a restore of etcd took: %w", err)
 	}
 	r.mu.Lock()
-	if r.Epoch() != epoch { // there was another restore
+	if r.Epoch() != epoch { // there was another restore, which triggers again
 		r.mu.Unlock()
 		return reconcile.Result{}, nil
 	}

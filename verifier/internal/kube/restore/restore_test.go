@@ -312,3 +312,24 @@ func TestDetector_Probe(t *testing.T) {
 		t.Error("the API is not silent")
 	}
 }
+
+// A process that does not repair holds what a record lost until another one has repaired it.
+func TestGuard_NothingIsGrantedOnARecordThatLostSomething(t *testing.T) {
+	p := newProcess()
+	lost := rule.Latch{Quarantined: true, GrantUsed: noon, GrantAttestations: 2}
+	p.memory.Latches = map[string]rule.Latch{"u": lost, "v": lost}
+	p.Restored(0, "test")
+	p.Recorded("u", rule.Latch{Quarantined: true}) // as the backup has it
+	if p.Outdated("u") == nil || p.Outdated("other") != nil {
+		t.Error("a grant that was used can be used again, or another Machine is held")
+	}
+	p.Recorded("u", lost)
+	p.Recorded("u", rule.Latch{GrantUsed: noon, GrantAttestations: 2})
+	if err := p.Outdated("u"); err != nil {
+		t.Errorf("it was repaired, and an administrator has lifted the quarantine: %v", err)
+	}
+	p.acknowledge(noon)
+	if err := p.Outdated("v"); err != nil {
+		t.Errorf("acknowledged: %v", err)
+	}
+}
