@@ -211,24 +211,24 @@ func (r *Registry) HasEnrolment(e Enrolment) bool {
 	return !ok && e.silent() || ok && reflect.DeepEqual(*known, e.reduced())
 }
 
-// DeleteEnrolment forgets a MachineAttestation.
-func (r *Registry) DeleteEnrolment(namespace, enrolment string) {
-	r.delete(name{"", namespace, enrolment})
+// DeleteEnrolment removes a MachineAttestation, and returns the Machine that it was about; nil if there is none.
+func (r *Registry) DeleteEnrolment(namespace, enrolment string) *v1alpha1.MachineReference {
+	return r.delete(name{"", namespace, enrolment})
 }
 
 // DeleteHost forgets the enrolment that a BareMetalHost is.
 func (r *Registry) DeleteHost(namespace, host string) { r.delete(name{kindHost, namespace, host}) }
 
-func (r *Registry) delete(key name) {
+func (r *Registry) delete(key name) *v1alpha1.MachineReference {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.dropEnrolment(key)
+	return r.dropEnrolment(key)
 }
 
-func (r *Registry) dropEnrolment(key name) {
+func (r *Registry) dropEnrolment(key name) *v1alpha1.MachineReference {
 	e, ok := r.enrolments[key]
 	if !ok {
-		return
+		return nil
 	}
 	delete(r.enrolments, key)
 	for _, h := range e.eks {
@@ -236,13 +236,14 @@ func (r *Registry) dropEnrolment(key name) {
 	}
 	if ref := e.Spec.MachineRef; ref != nil {
 		r.enrolledBy.remove(name{"", ref.Namespace, ref.Name}, e)
-		return
+		return ref
 	}
 	m := e.standIn()
 	r.standInUID.remove(m.UID, e)
 	if m.ProviderID != "" {
 		r.standInProvider.remove(NormalProviderID(m.ProviderID), e)
 	}
+	return nil
 }
 
 // PutNode notes a Node: a Machine with its provider id has joined, whatever the

@@ -4,10 +4,12 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
@@ -81,5 +83,39 @@ func TestADeletedMachineIsReconciledAlthoughItsRecordWentFirst(t *testing.T) {
 	}
 	if all := ms.Orphaned("u"); len(all) != 1 || all[0].ID != "JTI=one" {
 		t.Errorf("to be revoked: %v", all)
+	}
+}
+
+// A quarantine ends with the object that demands it, and not with the next comparison of all Machines.
+func TestAMachineIsReconciledWhenItsQuarantineIsDeleted(t *testing.T) {
+	trigger := &kube.Trigger{}
+	ms := newMachines(machinesOptions{
+		Registry: machine.NewRegistry(nil), Now: time.Now, Trigger: trigger, Token: func(string, string) {}, RolesChanged: func() {},
+	})
+	ms.registry.PutMachine(machine.Machine{APIVersion: "machine.openshift.io/v1beta1", Namespace: "m", Name: "one", UID: "u"})
+	e, err := machine.NewEnrolment(v1alpha1.MachineAttestation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "m", Name: "stop"},
+		Spec:       v1alpha1.MachineAttestationSpec{MachineRef: &v1alpha1.MachineReference{Namespace: "m", Name: "one"}, Quarantined: true},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ms.registry.PutEnrolment(e)
+	ms.latches["u"] = latch{key: key{"m", "u"}, quarantined: true}
+	queue := priorityqueue.New[reconcile.Request]("test")
+	defer queue.ShutDown()
+	if err := trigger.Start(t.Context(), queue); err != nil {
+		t.Fatal(err)
+	}
+	ms.dropAttestation(types.NamespacedName{Namespace: "m", Name: "stop"})
+	for deadline := time.Now().Add(10 * time.Second); queue.Len() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the Machine is not reconciled")
+		}
+	}
+	one, _ := queue.Get()
+	queue.Done(one)
+	if step, _ := ms.Compare(one.Name); one.Name != "u" || step != record.StepRelease {
+		t.Errorf("%q, step %v", one.Name, step)
 	}
 }

@@ -285,18 +285,21 @@ func (ms *Machines) putAttestation(o *inventory.Object) []manifest.Problem {
 		ms.o.Rejected(at)
 	}
 	if a.enrolment != nil && a.enrolment.Spec.MachineRef != nil && uid == "" {
-		ms.enrolled(a.enrolment)
+		ms.enrolled(a.enrolment.Spec.MachineRef)
 	}
 	return o.Problems
 }
 
 func (ms *Machines) dropAttestation(n types.NamespacedName) {
 	k := keyOf(n)
-	ms.registry.DeleteEnrolment(k.namespace, k.name)
+	ref := ms.registry.DeleteEnrolment(k.namespace, k.name)
 	ms.plan(plannedKey{v1alpha1.GroupVersion.Group, k}, nil)
 	for _, uid := range ms.dropRecord(k) {
 		ms.o.Trigger.Enqueue(kube.PriorityChange, request(uid))
 		ms.o.Token(uid, "")
+	}
+	if ref != nil { // its quarantine, or its grant, counts no longer
+		ms.enrolled(ref)
 	}
 }
 
@@ -325,12 +328,12 @@ func (ms *Machines) dropRecord(k key) (uids []string) {
 	return uids
 }
 
-// enrolled reports the Machines that an enrolment is for.
-func (ms *Machines) enrolled(e *machine.Enrolment) {
+// enrolled asks for the records of the Machines that an enrolment is for.
+func (ms *Machines) enrolled(ref *v1alpha1.MachineReference) {
 	if !ms.o.Trigger.Running() {
 		return
 	}
-	for _, m := range ms.registry.ByName(e.Spec.MachineRef.Namespace, e.Spec.MachineRef.Name) {
+	for _, m := range ms.registry.ByName(ref.Namespace, ref.Name) {
 		ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
 	}
 }
