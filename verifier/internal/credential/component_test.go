@@ -320,7 +320,8 @@ func TestAttack_T49_AStolenFrontMakesNoCredential(t *testing.T) {
 		}
 	}
 	w.frontCannotEnroll()
-	w.frontCannot(ctx, mco, "kube-system", "default", "openshift-machine-api", "openshift-config", published)
+	w.frontCannot(ctx, mco, "kube-system", "default", "openshift-machine-api", "openshift-config", deploy.Namespace,
+		published)
 	w.onlyTheControllerPublishes()
 }
 
