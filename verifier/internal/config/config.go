@@ -86,7 +86,7 @@ type Config struct {
 	Approver *Approver `yaml:"approver,omitempty"`
 	// Certificates are the Machine Config Server's.
 	Certificates *Certificates `yaml:"certificates,omitempty"`
-	// KeyRotation is how often the holder of the lease renews the keys that sign
+	// KeyRotation is how often the controller renews the keys that sign
 	// tokens and seal challenges. Default 720h; in a cluster only.
 	KeyRotation Duration `yaml:"keyRotation,omitempty"`
 }

@@ -70,7 +70,7 @@ func newSite(t *testing.T) *site {
 		s.c.KubectlApply(t, "apiVersion: v1\nkind: Namespace\nmetadata: {name: "+ns+"}\n")
 	}
 	s.c.KubectlApply(t, "apiVersion: v1\nkind: ServiceAccount\nmetadata: {namespace: mcs-attest, name: mcs-attest-controller}\n")
-	for _, file := range []string{"overlays/openshift/rbac.yaml", "components/certificates/rbac.yaml"} {
+	for _, file := range []string{"overlays/openshift/controller-rbac.yaml", "components/certificates/rbac.yaml"} {
 		raw, err := os.ReadFile(filepath.Join(deploy.Dir(), file))
 		if err != nil {
 			t.Fatal(err)
@@ -329,7 +329,7 @@ func TestRotationWhileMachinesBoot(t *testing.T) {
 		f := one.Findings()
 		return len(f) == 1 && strings.Contains(f[0].Text, machines+"/infra-user-data") && strings.Contains(f[0].Text, "Role")
 	})
-	s.c.Kubectl(t, "patch", "role", "mcs-attest-verifier", "-n", machines, "--type=json",
+	s.c.Kubectl(t, "patch", "role", "mcs-attest-controller", "-n", machines, "--type=json",
 		`-p=[{"op":"add","path":"/rules/0/resourceNames/-","value":"infra-user-data"}]`)
 	s.eventually("no finding", func() bool { return len(one.Findings()) == 0 })
 
