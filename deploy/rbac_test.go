@@ -380,9 +380,13 @@ func frontIsNotTheCluster(t *testing.T, c *cluster.Cluster) {
 	request := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
 		"metadata": map[string]any{"generateName": "stolen-"},
-		"spec":     map[string]any{"signerName": "kubernetes.io/kube-apiserver-client-kubelet", "request": "", "usages": []any{"client auth"}},
+		"spec": map[string]any{
+			"signerName": "kubernetes.io/kube-apiserver-client-kubelet", "request": "", "usages": []any{"client auth"},
+		},
 	}}
-	requests := schema.GroupVersionResource{Group: "certificates.k8s.io", Version: "v1", Resource: "certificatesigningrequests"}
+	requests := schema.GroupVersionResource{
+		Group: "certificates.k8s.io", Version: "v1", Resource: "certificatesigningrequests",
+	}
 	if _, err := front.verifier.Resource(requests).Create(ctx, request, meta.CreateOptions{}); !kerrors.IsForbidden(err) {
 		t.Errorf("a certificate signing request: %v", err)
 	}
@@ -405,7 +409,8 @@ func frontIsNotTheCluster(t *testing.T, c *cluster.Cluster) {
 		{"openshift-config", "pull-secret"}, {mco, "machine-config-server-ca"}, {mco, "node-bootstrapper-token"},
 		{"kube-system", "any"}, {Namespace, "another"},
 	} {
-		if _, err := front.verifier.Resource(secrets).Namespace(k[0]).Get(ctx, k[1], meta.GetOptions{}); !kerrors.IsForbidden(err) {
+		_, err := front.verifier.Resource(secrets).Namespace(k[0]).Get(ctx, k[1], meta.GetOptions{})
+		if !kerrors.IsForbidden(err) {
 			t.Errorf("Secret %s/%s: %v", k[0], k[1], err)
 		}
 	}

@@ -112,7 +112,8 @@ spec:
 	}
 	as := func(account string) string {
 		path := filepath.Join(dir, account+".yaml")
-		configured := strings.Replace(upstream, "kubernetes:\n", "kubernetes:\n  kubeconfig: "+c.Kubeconfig(accountPrefix+account)+"\n", 1) +
+		configured := strings.Replace(upstream, "kubernetes:\n",
+			"kubernetes:\n  kubeconfig: "+c.Kubeconfig(accountPrefix+account)+"\n", 1) +
 			"  rotateEvery: 2s\n  grace: 1s\nkeyRotation: 2s\nkeyPublishDelay: 1s\n"
 		if err := os.WriteFile(path, []byte(configured), 0o600); err != nil {
 			t.Fatal(err)

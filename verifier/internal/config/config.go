@@ -112,7 +112,7 @@ type Kubernetes struct {
 	// UserDataSecrets hold the pointer configs. Beside each NAME, NAME-managed is
 	// read, and never written.
 	UserDataSecrets []string `yaml:"userDataSecrets,omitempty"`
-	// DoorInterval is how often each replica checks ports 22623 and 22624 of each
+	// DoorInterval is how often each controller checks ports 22623 and 22624 of each
 	// control-plane node, where there are MachineConfigPools. Default 30s.
 	DoorInterval Duration `yaml:"doorInterval,omitempty"`
 }
@@ -123,7 +123,7 @@ type ProvisioningToken struct {
 	Secret string `yaml:"secret,omitempty"`
 	// Grace is how long the previous token stays valid after a rotation. Default 1h.
 	Grace Duration `yaml:"grace,omitempty"`
-	// RotateEvery is how often the holder of the lease makes a new one. Default 0: never.
+	// RotateEvery is how often the controller makes a new one. Default 0: never.
 	RotateEvery Duration `yaml:"rotateEvery,omitempty"`
 }
 

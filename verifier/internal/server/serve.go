@@ -38,7 +38,9 @@ func (s *Server) Serve(ctx context.Context) error {
 		return err
 	}
 	nodes := listen.NewServer(handler, s.Certificates, logger)
-	g.add("serve nodes", nodes, func() error { return nodes.ServeTLS(listen.Limit(raw, c.MaxConnections, s.Trusted), "", "") })
+	g.add("serve nodes", nodes, func() error {
+		return nodes.ServeTLS(listen.Limit(raw, c.MaxConnections, s.Trusted), "", "")
+	})
 	logger.Info("serving", "version", s.Version, "listen", raw.Addr().String(),
 		"health", g.health.Addr().String(), "metrics", g.figures.Addr().String(),
 		"origins", c.Origins, "basis", s.Describe(), "upstream", c.Upstream)

@@ -26,6 +26,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/reload"
@@ -60,14 +61,17 @@ func New(s *backend.Parts) (*Backend, error) {
 	if b.serving, err = reload.New(pki.ParseServing, c.Path("tls", "tls.crt"), c.Path("tls", "tls.key")); err != nil {
 		return nil, hint.New(err, initHint)
 	}
-	if b.Tokens, err = reload.New(func(b [][]byte) (token.KeySet, error) { return token.ParseKeySet(b[0]) }, c.Path("keys", "token.json")); err != nil {
+	parseTokens := func(b [][]byte) (token.KeySet, error) { return token.ParseKeySet(b[0]) }
+	if b.Tokens, err = reload.New(parseTokens, c.Path("keys", keys.TokenFile)); err != nil {
 		return nil, hint.New(err, initHint)
 	}
-	if b.Seals, err = reload.New(func(b [][]byte) (seal.Ring, error) { return seal.ParseRing(b[0]) }, c.Path("keys", "seal.json")); err != nil {
+	parseSeals := func(b [][]byte) (seal.Ring, error) { return seal.ParseRing(b[0]) }
+	if b.Seals, err = reload.New(parseSeals, c.Path("keys", keys.SealFile)); err != nil {
 		return nil, hint.New(err, initHint)
 	}
 	b.Shared = newProvisioningFile(c, s.Log, s.Now)
-	b.rendered = machineconfigs.Open(c.Path("machineconfigs"), poolconfig.Options{Log: s.Log, Now: s.Now, Allow: c.Render.PreApprovedAllows})
+	b.rendered = machineconfigs.Open(c.Path("machineconfigs"),
+		poolconfig.Options{Log: s.Log, Now: s.Now, Allow: c.Render.PreApprovedAllows})
 	if err := s.Certificates.Set(b.serving.Load()); err != nil {
 		return nil, err
 	}
@@ -80,10 +84,10 @@ func New(s *backend.Parts) (*Backend, error) {
 		}
 		return nil, RecordsHint(err, c)
 	}
-	b.tellHeld()
+	b.reportHeld()
 	b.Keeper = NewKeeper(context.Background(), b.records, b.Files.Snapshot(), s.Log, s.Now)
 	b.measure(b.Files.Snapshot())
-	b.tellShadowed(b.Files.Snapshot())
+	b.reportShadowed(b.Files.Snapshot())
 	return b, nil
 }
 
@@ -101,7 +105,8 @@ func (b *Backend) Close() error                    { return b.records.Close() }
 func (b *Backend) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { b.watch(ctx) })
-	err := admin.Serve(ctx, b.parts.Config.Path("state", "admin.sock"), admin.Answers{State: b.State, Backup: b.records.Backup}, b.parts.Log)
+	err := admin.Serve(ctx, b.parts.Config.Path("state", "admin.sock"),
+		admin.Answers{State: b.State, Backup: b.records.Backup}, b.parts.Log)
 	if err != nil {
 		return fmt.Errorf("admin socket: %w", err)
 	}
@@ -179,7 +184,7 @@ func (b *Backend) watch(ctx context.Context) {
 		b.Files.Watch(ctx, func(snapshot *folder.Snapshot) {
 			b.Keeper.Take(ctx, snapshot)
 			b.measure(snapshot)
-			b.tellShadowed(snapshot)
+			b.reportShadowed(snapshot)
 			b.parts.Log.Info("folder read", "machines", len(snapshot.Machines.Machines()), "problems", len(snapshot.Problems))
 		})
 	})
@@ -195,7 +200,7 @@ func (b *Backend) watch(ctx context.Context) {
 				if err := b.records.Remember(); err != nil {
 					b.parts.Log.Error("how far the records have come is not written down", "error", err)
 				}
-				b.tellHeld()
+				b.reportHeld()
 			}
 		}
 	})
@@ -216,7 +221,7 @@ func (b *Backend) watch(ctx context.Context) {
 	wg.Wait()
 }
 
-func (b *Backend) tellShadowed(snapshot *folder.Snapshot) {
+func (b *Backend) reportShadowed(snapshot *folder.Snapshot) {
 	for _, text := range b.shadowed(snapshot) {
 		b.parts.Log.Warn("a rendered config is not served", "why", text)
 	}
@@ -263,7 +268,9 @@ func (h heldRecords) held() error {
 }
 
 // Attest implements service.Records.
-func (h heldRecords) Attest(ctx context.Context, uid string, components []string, alive func(uid string) bool, change store.Change) error {
+func (h heldRecords) Attest(
+	ctx context.Context, uid string, components []string, alive func(uid string) bool, change store.Change,
+) error {
 	if err := h.held(); err != nil {
 		return err
 	}
@@ -290,7 +297,7 @@ func (h heldRecords) Update(ctx context.Context, uid string, change store.Change
 // Session implements redeem.Records.
 func (h heldRecords) Session(uid string) store.Session { return store.NewSession(h, uid) }
 
-func (b *Backend) tellHeld() {
+func (b *Backend) reportHeld() {
 	for _, text := range HeldProblems(b.records.Restored()) {
 		b.parts.Log.Error("machines wait", "why", text)
 	}
@@ -339,7 +346,8 @@ func (b *Backend) written() func(name string) (*gate.Rendered, error) {
 			c = &configs{snapshot: snapshot, byPool: map[string]*gate.Rendered{}, broken: map[string]error{}}
 			for _, p := range snapshot.Problems {
 				if name, ok := strings.CutSuffix(filepath.Base(p.File), ".ign"); !p.Warning && ok && filepath.Dir(p.File) == dir {
-					c.broken[name] = reason.Deny(reason.ConfigUnavailable, "%s cannot be used: see 'mcs-attest-verifier status'", p.File)
+					c.broken[name] = reason.Deny(reason.ConfigUnavailable,
+						"%s cannot be used: see 'mcs-attest-verifier status'", p.File)
 				}
 				if p.File == dir && len(snapshot.Configs) == 0 {
 					c.unlisted = reason.Deny(reason.ConfigUnavailable, "%s cannot be listed: see 'mcs-attest-verifier status'", dir)
@@ -367,7 +375,8 @@ func (b *Backend) shadowed(snapshot *folder.Snapshot) []string {
 	var all []string
 	for _, pool := range b.rendered.Pools() {
 		if _, ok := snapshot.Configs[pool]; ok {
-			all = append(all, fmt.Sprintf("ConfigShadowed: pool %s is served configs/%s.ign, not what machineconfigs render; take that file away if it is the sample of 'init'", pool, pool))
+			all = append(all, fmt.Sprintf("ConfigShadowed: pool %s is served configs/%s.ign, not what machineconfigs render; "+
+				"take that file away if it is the sample of 'init'", pool, pool))
 		}
 	}
 	return all

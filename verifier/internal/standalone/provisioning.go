@@ -23,7 +23,7 @@ import (
 //
 // A file that is not there is no token only while the folder is: another file of
 // keys/ must be readable. One that was changed is taken up once it has been the
-// same for two looks, since half a token may look like a whole one.
+// same for two reads, since half a token may look like a whole one.
 type provisioningFile struct {
 	path, beside string
 	grace        time.Duration
@@ -36,7 +36,7 @@ type provisioningFile struct {
 	started   bool
 	seen      [sha256.Size]byte // what view rests on; zero: nothing
 	candidate [sha256.Size]byte
-	told      string
+	reported  string
 }
 
 func newProvisioningFile(c *config.Config, log *slog.Logger, now func() time.Time) *provisioningFile {
@@ -52,7 +52,7 @@ func newProvisioningFile(c *config.Config, log *slog.Logger, now func() time.Tim
 // View is what is known of the token.
 func (f *provisioningFile) View() provisioning.View { return *f.view.Load() }
 
-// Watch looks at the file until ctx ends, and calls seen after each look.
+// Watch reads the file periodically until ctx ends, and calls seen after each read.
 func (f *provisioningFile) Watch(ctx context.Context, seen func()) {
 	tick := time.NewTicker(reload.Interval)
 	defer tick.Stop()
@@ -67,17 +67,17 @@ func (f *provisioningFile) Watch(ctx context.Context, seen func()) {
 	}
 }
 
-// Refresh looks at the file once.
+// Refresh reads the file once.
 func (f *provisioningFile) Refresh() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	next := f.look()
+	next := f.read()
 	f.view.Store(&next)
-	f.tell(next)
+	f.report(next)
 	f.started = true
 }
 
-func (f *provisioningFile) look() provisioning.View {
+func (f *provisioningFile) read() provisioning.View {
 	now, view := f.now(), *f.view.Load()
 	raw, err := os.ReadFile(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -114,35 +114,38 @@ func (f *provisioningFile) look() provisioning.View {
 func (f *provisioningFile) writeBack(read []byte, tokens provisioning.Tokens) {
 	again, err := os.ReadFile(f.path)
 	if err == nil && string(again) != string(read) {
-		return // it was edited once more; the next look sees it
+		return // it was edited once more; the next read sees it
 	}
 	content := tokens.EncodeFile().Expose()
 	if err == nil {
 		err = wholefile.Write(f.path, 0o600, content)
 	}
 	if err != nil {
-		f.log.Warn("the provisioning token was edited, and its grace is not in the file: the previous token ends when the verifier does", "error", err)
+		f.log.Warn("the provisioning token was edited, and its grace is not in the file: the "+
+			"previous token ends when the verifier does", "error", err)
 		return
 	}
 	f.seen = sha256.Sum256(content)
-	f.log.Info("the provisioning token was edited; the previous one is valid for a while", "until", tokens.PreviousExpires.Format(time.RFC3339))
+	f.log.Info("the provisioning token was edited; the previous one is valid for a while",
+		"until", tokens.PreviousExpires.Format(time.RFC3339))
 }
 
-// tell logs what changed. Nothing of a token is in it.
-func (f *provisioningFile) tell(v provisioning.View) {
+// report logs what changed. Nothing of a token is in it.
+func (f *provisioningFile) report(v provisioning.View) {
 	_, presence := v.At(f.now())
 	text := presence.String()
 	if v.Err() != nil {
 		text += ": " + v.Err().Error()
 	}
-	if text == f.told {
+	if text == f.reported {
 		return
 	}
-	before := f.told
-	f.told = text
+	before := f.reported
+	f.reported = text
 	switch {
 	case v.Err() != nil:
-		f.log.Error("the provisioning token cannot be read; its last good state is in force, and without one the pools that it opens wait", "file", f.path, "error", v.Err())
+		f.log.Error("the provisioning token cannot be read; its last good state is in force, "+
+			"and without one the pools that it opens wait", "file", f.path, "error", v.Err())
 	case presence == provisioning.Absent && before == "": // the ordinary case
 	default:
 		f.log.Info("provisioning token", "state", presence.String())

@@ -83,16 +83,19 @@ runs beside it and does everything else that a cluster needs.`,
 	}
 	env.ConfigFlag(cmd, &configPath)
 	f := cmd.Flags()
-	f.StringVar(&listenAddr, "listen", "", "address of the gate and the attestation API (default: the configuration's, else :22623)")
-	f.StringVar(&healthAddr, "health-listen", "", "address of health, on the loopback (default: the configuration's, else 127.0.0.1:22681)")
-	f.StringVar(&metricsAddr, "metrics-listen", "", "address of the metrics (default: the configuration's, else 127.0.0.1:9622)")
+	f.StringVar(&listenAddr, "listen", "",
+		"address of the gate and the attestation API (default: the configuration's, else :22623)")
+	f.StringVar(&healthAddr, "health-listen", "",
+		"address of health, on the loopback (default: the configuration's, else 127.0.0.1:22681)")
+	f.StringVar(&metricsAddr, "metrics-listen", "",
+		"address of the metrics (default: the configuration's, else 127.0.0.1:9622)")
 	logs = env.LogFlags(f)
 	return cmd
 }
 
 // Run serves until ctx ends.
 func Run(ctx context.Context, c *config.Config, log *slog.Logger, version string) error {
-	s, err := New(c, log, time.Now, version)
+	s, err := New(c, log, time.Now, version) //nolint:contextcheck // it makes no call that could hang
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,7 @@
 // Package front is the backend of a verifier that serves in a cluster. A replica of the front runs on each
 // control-plane node. It reads the cluster through informers, keeps records and claims, and serves the bootstrap
-// credentials that the controller publishes. It writes Events about what it serves. It holds no lease: everything else that the verifier
-// does to a cluster is package controllers, which is another process with another account.
+// credentials that the controller publishes. It writes Events about what it serves. It holds no lease: everything
+// else that the verifier does to a cluster is package controllers, which is another process with another account.
 package front
 
 import (
@@ -195,7 +195,8 @@ func (b *Front) measure() {
 	m, now := b.parts.Metrics, b.parts.Now()
 	current := b.cluster.View()
 	m.Folder(now, len(b.cluster.Problems()), map[string]int{
-		"machine": b.cluster.Registry().Len(), "reference-values": len(current.References), "ek-root": b.cluster.EKRoots().Len(),
+		"machine": b.cluster.Registry().Len(), "reference-values": len(current.References),
+		"ek-root": b.cluster.EKRoots().Len(),
 	})
 	if current.Trust != nil {
 		m.Trust(current.Trust, now)
