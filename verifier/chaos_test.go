@@ -172,7 +172,10 @@ type chaos struct {
 	in      atomic.Int64 // machines that have their config
 	granted atomic.Int64 // tokens
 	again   atomic.Int64
+	void    atomic.Int64 // tokens that the gate did not accept
 	kills   atomic.Int64
+	// whole says whether a body is the config. Default: it is fullConfig.
+	whole func(body string) bool
 
 	mu    sync.Mutex
 	took  []time.Duration
@@ -211,12 +214,13 @@ func (c *chaos) fetch(ctx context.Context, m *chaosMachine, token string) bool {
 	for ctx.Err() == nil {
 		status, body, err := c.rs.fetch(ctx, m.node.addr, "/config/worker", token)
 		switch {
-		case err == nil && status == 200 && body == fullConfig:
+		case err == nil && status == 200 && (body == fullConfig || c.whole != nil && c.whole(body)):
 			return true
 		case err == nil && status == 200:
 			c.fail("%s received %q", m.name, body)
 			return true
 		case err == nil && status == 401:
+			c.void.Add(1)
 			return false // used up by an answer that was lost with its replica
 		case err == nil && status < 500:
 			c.fail("%s: the gate answers %d", m.name, status)

@@ -27,7 +27,6 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
-	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 	"github.com/mcs-attest/mcs-attest/testvm/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/controller"
@@ -628,40 +627,6 @@ func TestAttack_T49_UnprovenCallersCauseNoCallOfTheAPI(t *testing.T) {
 	// API's revision.
 	if w, r := mine(); w > 10 || r > 120 {
 		t.Errorf("100 unknown TPMs and 300 requests without a token caused %d writes and %d reads", w, r)
-	}
-}
-
-// Two replicas of different versions, as in the middle of an upgrade, and back
-// (FEATURES F9): what one has granted the other redeems, each way, and the record is
-// whole for both.
-func TestClusterTwoVersionsAtOnce(t *testing.T) {
-	rs := newReplicas(t, cluster.StartShared(t), 2)
-	old := rs.all[0]
-	old.kill()
-	var err error
-	if old.program, err = binaries.VerifierAs("v0.0.1"); err != nil {
-		t.Fatal(err)
-	}
-	old.start()
-	old.waitReady()
-	for i, pair := range [][2]*replica{{old, rs.all[1]}, {rs.all[1], old}} {
-		keys := soft(t)
-		m := rs.machine(fmt.Sprintf("versions-%d", i), keys.spki)
-		n := rs.node(keys)
-		n.addr = pair[0].addr
-		var token string
-		eventually(t, func() bool {
-			var err error
-			token, _, err = n.attest(t.Context())
-			return err == nil
-		}, func() string { return "the machine does not get in" })
-		status, _, err := rs.fetch(t.Context(), pair[1].addr, "/config/worker", token)
-		if err != nil || status != 200 {
-			t.Errorf("the other version's gate: %d %v", status, err)
-		}
-		if rec := rs.record(string(m.GetUID())); rec.Status.Phase != v1alpha1.PhaseFetched {
-			t.Errorf("phase %s", rec.Status.Phase)
-		}
 	}
 }
 

@@ -45,7 +45,14 @@ const mcoNamespace = "openshift-machine-config-operator"
 func newJoining(t *testing.T) *joining {
 	t.Helper()
 	c := cluster.Start(t, cluster.Controllers("certificatesigningrequest-signing-controller", "garbage-collector-controller"))
-	j := &joining{replicas: newReplicas(t, c, 0)}
+	return newReplicas(t, c, 0).joining()
+}
+
+// joining gives the cluster what kubelets need, and the verifier the roles for it.
+func (rs *replicas) joining() *joining {
+	t, c := rs.t, rs.cluster
+	t.Helper()
+	j := &joining{replicas: rs}
 	ca, err := os.ReadFile(c.Admin().CAFile)
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +75,13 @@ func newJoining(t *testing.T) *joining {
 // install applies the overlay of OpenShift with components.
 func (rs *replicas) install(components ...string) {
 	rs.t.Helper()
-	repo, err := filepath.Abs("..")
+	rs.overlay(components, "")
+}
+
+// overlay is install with more fields of the Kustomization.
+func (rs *replicas) overlay(components []string, more string) {
+	rs.t.Helper()
+	repo, err := filepath.Abs(rs.source)
 	if err != nil {
 		rs.t.Fatal(err)
 	}
@@ -81,7 +94,7 @@ func (rs *replicas) install(components ...string) {
 	for _, name := range components {
 		text += "- " + back + "/deploy/components/" + name + "\n"
 	}
-	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text+more), 0o600); err != nil {
 		rs.t.Fatal(err)
 	}
 	rs.cluster.Kubectl(rs.t, "apply", "--server-side", "-k", dir)

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -60,6 +61,8 @@ type replicas struct {
 
 	kubeconfig, controllerKubeconfig string
 
+	source string // of the manifests: the root of a source tree
+
 	namespaces []string // of Machines, besides the Machine API's
 	// answerTimeout is the gate's in replicas of this process; 0: its default.
 	answerTimeout time.Duration
@@ -87,13 +90,34 @@ type replica struct {
 // policy, and starts n verifiers. They act as the service account of deploy/.
 func newReplicas(t testing.TB, c *cluster.Cluster, n int, config ...string) *replicas {
 	t.Helper()
-	rs := &replicas{t: t, cluster: c, roots: x509.NewCertPool()}
+	rs := installed(t, c, "..")
+	if n == 0 {
+		return rs
+	}
+	program, err := binaries.Verifier()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range n {
+		rs.replica(program, config...).start()
+	}
+	for _, r := range rs.all {
+		r.waitReady()
+	}
+	rs.balanced()
+	return rs
+}
+
+// installed makes a cluster as the installation of a source tree leaves it.
+func installed(t testing.TB, c *cluster.Cluster, source string) *replicas {
+	t.Helper()
+	rs := &replicas{t: t, cluster: c, roots: x509.NewCertPool(), source: source}
 	var err error
 	if rs.client, err = dynamic.NewForConfig(c.Admin()); err != nil {
 		t.Fatal(err)
 	}
 	c.InstallOpenShift(t)
-	c.InstallOwn(t)
+	rs.definitions()
 	ca, err := pki.NewCA("root-ca", time.Now())
 	if err != nil {
 		t.Fatal(err)
@@ -112,39 +136,49 @@ func newReplicas(t testing.TB, c *cluster.Cluster, n int, config ...string) *rep
 		object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{"pools": []any{"*"}}}))
 	rs.mcs = rs.machineConfigServer(serving)
 	rs.accounts()
-	if n == 0 {
-		return rs
-	}
-	program, err := binaries.Verifier()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var backends []string
-	for range n {
-		r := &replica{t: t, program: program, dir: t.TempDir(), controller: t.TempDir(), addr: freeAddress(t), health: freeAddress(t), metrics: freeAddress(t), log: &lockedBuffer{}}
-		text := fmt.Sprintf("origins: [%q]\nlisten: %s\nhealthListen: %s\nmetricsListen: %s\nrequestsPerSecond: 10000\nupstream: https://%s\nupstreamName: mcs.test\nkubernetes:\n  machineNamespaces: [openshift-machine-api]\n  kubeconfig: %s\n",
-			testOrigin, r.addr, r.health, r.metrics, rs.mcs, rs.kubeconfig)
-		for _, more := range config {
-			text += more
-		}
-		r.configure(r.dir, text)
-		r.configure(r.controller, strings.Replace(text, rs.kubeconfig, rs.controllerKubeconfig, 1))
-		rs.all = append(rs.all, r)
-		backends = append(backends, r.addr)
-		r.start()
-		t.Cleanup(r.kill)
-		t.Cleanup(func() {
-			if t.Failed() {
-				t.Logf("%s ends with:\n%s", r.addr, tail(r.log.everything(), 40))
-			}
-		})
-	}
-	for _, r := range rs.all {
-		r.waitReady()
-	}
-	rs.balance = c.NewHAProxy(t, cluster.HAProxyOptions{Backends: backends, Health: "/healthz"})
-	rs.balance.WaitUp(t, n)
 	return rs
+}
+
+// replica makes a replica, which does not run yet.
+func (rs *replicas) replica(program string, config ...string) *replica {
+	t := rs.t
+	t.Helper()
+	r := &replica{t: t, program: program, dir: t.TempDir(), controller: t.TempDir(), addr: freeAddress(t), health: freeAddress(t), metrics: freeAddress(t), log: &lockedBuffer{}}
+	text := fmt.Sprintf("origins: [%q]\nlisten: %s\nhealthListen: %s\nmetricsListen: %s\nrequestsPerSecond: 10000\nupstream: https://%s\nupstreamName: mcs.test\nkubernetes:\n  machineNamespaces: [openshift-machine-api]\n  kubeconfig: %s\n",
+		testOrigin, r.addr, r.health, r.metrics, rs.mcs, rs.kubeconfig) + strings.Join(config, "")
+	r.configure(r.dir, text)
+	r.configure(r.controller, strings.Replace(text, rs.kubeconfig, rs.controllerKubeconfig, 1))
+	rs.all = append(rs.all, r)
+	t.Cleanup(r.kill)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("%s ends with:\n%s", r.addr, tail(r.log.everything(), 40))
+		}
+	})
+	return r
+}
+
+// balanced puts a load balancer before the replicas, which are ready.
+func (rs *replicas) balanced() {
+	rs.t.Helper()
+	var backends []string
+	for _, r := range rs.all {
+		backends = append(backends, r.addr)
+	}
+	rs.balance = rs.cluster.NewHAProxy(rs.t, cluster.HAProxyOptions{Backends: backends, Health: "/healthz"})
+	rs.balance.WaitUp(rs.t, len(backends))
+}
+
+// definitions installs the CRDs.
+func (rs *replicas) definitions() {
+	rs.t.Helper()
+	files, err := filepath.Glob(filepath.Join(rs.source, "deploy", "base", "crds", "mcs-attest.dev_*.yaml"))
+	if err != nil || len(files) == 0 {
+		rs.t.Fatalf("no CRDs in %s: %v", rs.source, err)
+	}
+	args := []string{"apply", "--server-side", "-o", "name", "-f", strings.Join(files, ",")}
+	names := strings.Fields(rs.cluster.Kubectl(rs.t, args...))
+	rs.cluster.Kubectl(rs.t, append([]string{"wait", "--for=condition=Established", "--timeout=2m"}, names...)...)
 }
 
 // The accounts that deploy/overlays/openshift makes.
@@ -157,7 +191,7 @@ const (
 // with the roles that it gives and no more.
 func (rs *replicas) accounts() {
 	rs.t.Helper()
-	rs.cluster.Kubectl(rs.t, "apply", "--server-side", "-k", filepath.Join("..", "deploy", "overlays", "openshift"))
+	rs.cluster.Kubectl(rs.t, "apply", "--server-side", "-k", filepath.Join(rs.source, "deploy", "overlays", "openshift"))
 	rs.kubeconfig, rs.controllerKubeconfig = rs.cluster.Kubeconfig(frontAccount), rs.cluster.Kubeconfig(controllerAccount)
 }
 
@@ -213,19 +247,42 @@ func (r *replica) configure(dir, text string) {
 }
 
 func (r *replica) start() {
+	r.startFront()
+	r.startController()
+}
+
+func (r *replica) startFront() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	run := func(args ...string) *exec.Cmd {
-		cmd := exec.Command(r.program, args...)
-		cmd.Stderr, cmd.Stdout = r.log, r.log
-		if err := cmd.Start(); err != nil {
-			r.t.Error(err)
-		}
-		return cmd
-	}
-	r.cmd = run("serve", "--config", filepath.Join(r.dir, "mcs-attest.yaml"))
-	r.control = run("controller", "--config", filepath.Join(r.controller, "mcs-attest.yaml"),
+	r.cmd = r.run("serve", "--config", filepath.Join(r.dir, "mcs-attest.yaml"))
+}
+
+func (r *replica) startController() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.control = r.run("controller", "--config", filepath.Join(r.controller, "mcs-attest.yaml"),
 		"--health-listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0")
+}
+
+func (r *replica) run(args ...string) *exec.Cmd {
+	cmd := exec.Command(r.program, args...)
+	cmd.Env = append(os.Environ(), "POD_NAME="+r.addr) // its identity in the Lease
+	cmd.Stderr, cmd.Stdout = r.log, r.log
+	if err := cmd.Start(); err != nil {
+		r.t.Error(err)
+	}
+	return cmd
+}
+
+// stop ends a process of the replica as its pod's deletion does.
+func (r *replica) stop(process **exec.Cmd) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if cmd := *process; cmd != nil {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait()
+	}
+	*process = nil
 }
 
 // kill is kill -9, of both.

@@ -21,11 +21,6 @@ func Verifier() (string, error) { return verifier() }
 // Agent returns the path of mcs-attest-agent, in the same folder.
 func Agent() (string, error) { return agent() }
 
-// VerifierAs returns the path of a verifier that reports another version.
-func VerifierAs(version string) (string, error) {
-	return build("verifier", "mcs-attest-verifier-"+version, "-ldflags=-s -w -X main.version="+version)
-}
-
 var (
 	verifier = sync.OnceValues(func() (string, error) { return build("verifier", "mcs-attest-verifier") })
 	// The tag is the Makefile's.
@@ -57,7 +52,7 @@ func build(folder, name string, flags ...string) (string, error) {
 	}
 	defer unlock()
 	out := filepath.Join(dir, name)
-	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", out}, flags...)
+	args := append(buildArgs(out), flags...)
 	cmd := exec.Command("go", append(args, "./"+folder)...)
 	cmd.Dir = repo
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -65,6 +60,10 @@ func build(folder, name string, flags ...string) (string, error) {
 		return "", fmt.Errorf("build %s: %w\n%s", name, err, text)
 	}
 	return out, nil
+}
+
+func buildArgs(out string) []string {
+	return []string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", out}
 }
 
 // lookAtSources looks at every file that the programs are built from. `go test`
