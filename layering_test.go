@@ -105,7 +105,7 @@ func TestLayersInsideTheVerifier(t *testing.T) {
 			"it is what the server and the backends share"},
 		{"./verifier/internal/service", append([]string{v + "/server", v + "/folder", v + "/cli"}, backends...),
 			"an appraisal is the same whatever keeps the records"},
-		{"./verifier/internal/cluster/...", []string{v + "/service", v + "/server", v + "/cli", v + "/standalone"},
+		{"./verifier/internal/kube/inventory/...", []string{v + "/service", v + "/server", v + "/cli", v + "/standalone"},
 			"a backend reports state; it does not serve it"},
 		{"./verifier/internal/kube/...", []string{v + "/service", v + "/server", v + "/cli", v + "/standalone"},
 			"a backend reports state; it does not serve it"},

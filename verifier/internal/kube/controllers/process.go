@@ -39,7 +39,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/render"
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/bootstrapcredential"
@@ -50,6 +49,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/signingkeys"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/verifierstatus"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/metrics"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
@@ -57,17 +57,17 @@ import (
 
 // Process is a replica of the controller.
 type Process struct {
-	parts    *backend.Parts
-	api      *rest.Config
-	identity string
-	reviews  kubernetes.Interface // who may read the metrics
-	events   *events.Recorder
-	cluster  *cluster.Cluster
-	confirm  cluster.Confirmation
-	configs  *renderedconfig.Reconciler // nil: no configs are rendered
-	doors    *doorprobe.Prober
-	signing  *signingkeys.Reconciler
-	synced   sync.Once
+	parts     *backend.Parts
+	api       *rest.Config
+	identity  string
+	reviews   kubernetes.Interface // who may read the metrics
+	events    *events.Recorder
+	inventory *inventory.Inventory
+	confirm   inventory.Confirmation
+	configs   *renderedconfig.Reconciler // nil: no configs are rendered
+	doors     *doorprobe.Prober
+	signing   *signingkeys.Reconciler
+	synced    sync.Once
 
 	// controllers are added to each manager, with what they watch.
 	controllers []func(manager.Manager) error
@@ -100,26 +100,26 @@ func New(p *backend.Parts) (*Process, error) {
 	})
 	k.doors = doorprobe.New(doorprobe.Options{
 		Log: p.Log, Metrics: p.Metrics, Events: k.events, Interval: time.Duration(p.Config.Kubernetes.DoorInterval),
-		Keys:         func() seal.Ring { return k.cluster.Keys().Seals },
-		ControlPlane: func() (map[string][]netip.Addr, bool) { return k.cluster.ControlPlane() },
+		Keys:         func() seal.Ring { return k.inventory.Keys().Seals },
+		ControlPlane: func() (map[string][]netip.Addr, bool) { return k.inventory.ControlPlane() },
 	})
-	o := cluster.OptionsFor(p)
+	o := inventory.OptionsFor(p)
 	o.Controller, o.Identity, o.Events, o.Changed = true, k.identity, k.events, k.measure
 	o.Certificate = func(cert *tls.Certificate) { _ = p.Certificates.Set(cert) } // the front reports one that is unusable
 	k.findings, k.conditions = append(k.findings, k.doors.Findings), append(k.conditions, k.doors.Condition)
 	o.RenewKeys = func(ctx context.Context) error { return k.signing.Renew(ctx) }
 	// What is prepared here asks the cluster only after the process runs.
-	for _, add := range []func(*cluster.Options) error{
+	for _, add := range []func(*inventory.Options) error{
 		k.addCredentials, k.addRenderedConfig, k.addCSR, k.addCertificates,
 	} {
 		if err := add(&o); err != nil {
 			return nil, err
 		}
 	}
-	if k.cluster, err = cluster.New(context.Background(), api, *p.Config.Kubernetes, o); err != nil {
+	if k.inventory, err = inventory.New(context.Background(), api, *p.Config.Kubernetes, o); err != nil {
 		return nil, err
 	}
-	k.confirm = cluster.Confirmation{Client: dyn, Machines: k.cluster.Registry()}
+	k.confirm = inventory.Confirmation{Client: dyn, Machines: k.inventory.Registry()}
 	k.controllers = append(k.controllers, k.doors.SetupWithManager)
 	secrets, err := k.secretControllers()
 	if err != nil {
@@ -129,8 +129,8 @@ func New(p *backend.Parts) (*Process, error) {
 	k.controllers = append(k.controllers, k.statusControllers()...)
 	k.controllers = append(k.controllers, k.recordControllers(o.Revoke)...)
 	k.controllers = append(k.controllers, func(m manager.Manager) error {
-		return m.Add(manager.RunnableFunc(k.cluster.Lead))
-	}, k.cluster.SetupWithManager)
+		return m.Add(manager.RunnableFunc(k.inventory.Lead))
+	}, k.inventory.SetupWithManager)
 	return k, nil
 }
 
@@ -146,7 +146,7 @@ func identity() (string, error) {
 	return fmt.Sprintf("%s-%d", host, os.Getpid()), nil
 }
 
-func (k *Process) addCredentials(o *cluster.Options) error {
+func (k *Process) addCredentials(o *inventory.Options) error {
 	c := k.parts.Config
 	if c.Credential == nil {
 		return nil
@@ -167,14 +167,14 @@ func (k *Process) addCredentials(o *cluster.Options) error {
 	return nil
 }
 
-func (k *Process) addRenderedConfig(o *cluster.Options) (err error) {
+func (k *Process) addRenderedConfig(o *inventory.Options) (err error) {
 	p, c := k.parts, k.parts.Config
 	if c.Render == nil {
 		return nil
 	}
 	stored := poolconfig.NewStore(poolconfig.Options{
 		Log: p.Log, Now: p.Now, Allow: c.Render.PreApprovedAllows, Notify: k.notify,
-		Leading: func() bool { return k.cluster.Leading() },
+		Leading: func() bool { return k.inventory.Leading() },
 	})
 	if k.configs, err = renderedconfig.New(k.api, renderedconfig.OptionsFor(c, p.Log, p.Now, stored)); err != nil {
 		return fmt.Errorf("render: %w", err)
@@ -183,7 +183,7 @@ func (k *Process) addRenderedConfig(o *cluster.Options) (err error) {
 	return nil
 }
 
-func (k *Process) addCSR(o *cluster.Options) error {
+func (k *Process) addCSR(o *inventory.Options) error {
 	p, c := k.parts, k.parts.Config
 	if c.Approver == nil {
 		return nil
@@ -193,7 +193,7 @@ func (k *Process) addCSR(o *cluster.Options) error {
 		Namespaces: slices.Concat(c.Kubernetes.MachineNamespaces, []string{c.Kubernetes.Namespace}),
 		Namespace:  c.Kubernetes.Namespace,
 		Machines:   known{k}, Records: known{k}, Log: p.Log, Audit: p.Audit, Now: p.Now,
-		Ready: func() error { return k.cluster.Ready() },
+		Ready: func() error { return k.inventory.Ready() },
 	})
 	if err == nil {
 		err = requests.Register(p.Metrics.Registerer())
@@ -209,7 +209,7 @@ func (k *Process) addCSR(o *cluster.Options) error {
 	return nil
 }
 
-func (k *Process) addCertificates(o *cluster.Options) error {
+func (k *Process) addCertificates(o *inventory.Options) error {
 	p := k.parts
 	if p.Config.Certificates == nil {
 		return nil
@@ -237,7 +237,7 @@ func (k *Process) Run(ctx context.Context) error {
 	if k.configs != nil {
 		g.Go(func() error { return k.configs.Run(ctx) })
 	}
-	g.Go(func() error { return k.cluster.Run(ctx) })
+	g.Go(func() error { return k.inventory.Run(ctx) })
 	run(func(ctx context.Context) { kube.RunManager(ctx, k.parts.Log, k.manager) })
 	return g.Wait()
 }
@@ -268,7 +268,7 @@ func (k *Process) manager() (manager.Manager, error) {
 func (k *Process) Checks() []string { return []string{"cluster", "records"} }
 
 // Problems says what was not read yet, or may be outdated.
-func (k *Process) Problems() []string { return k.cluster.Unready() }
+func (k *Process) Problems() []string { return k.inventory.Unready() }
 
 // MetricsHandler serves the metrics, with those of controller-runtime. The API server decides who may read
 // them.
@@ -287,7 +287,7 @@ func runtimeMetrics() ([]*dto.MetricFamily, error) {
 }
 
 func (k *Process) measure() {
-	if synced, _ := k.cluster.Synced(); synced {
+	if synced, _ := k.inventory.Synced(); synced {
 		// The first lists have left more behind than anything later will.
 		k.synced.Do(func() { go debug.FreeOSMemory() })
 	}
@@ -302,23 +302,23 @@ func (k *Process) notify(f poolconfig.Fault) {
 // known is the inventory of a process, for controllers that are prepared before it.
 type known struct{ k *Process }
 
-func (n known) ByInternalDNS(name string) []machine.Ref      { return n.k.cluster.ByInternalDNS(name) }
-func (n known) ByNode(node string) []machine.Ref             { return n.k.cluster.ByNode(node) }
-func (n known) ByCredential(id string) (uid string, ok bool) { return n.k.cluster.ByCredential(id) }
-func (n known) Counts() (machines, nodes int)                { return n.k.cluster.Counts() }
+func (n known) ByInternalDNS(name string) []machine.Ref      { return n.k.inventory.ByInternalDNS(name) }
+func (n known) ByNode(node string) []machine.Ref             { return n.k.inventory.ByNode(node) }
+func (n known) ByCredential(id string) (uid string, ok bool) { return n.k.inventory.ByCredential(id) }
+func (n known) Counts() (machines, nodes int)                { return n.k.inventory.Counts() }
 func (n known) Record(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
-	return n.k.cluster.Records().Record(ctx, uid)
+	return n.k.inventory.Records().Record(ctx, uid)
 }
 func (n known) Update(ctx context.Context, uid string, change store.Change) error {
-	return n.k.cluster.Records().Update(ctx, uid, change)
+	return n.k.inventory.Records().Update(ctx, uid, change)
 }
-func (n known) Session(uid string) store.Session { return n.k.cluster.Records().Session(uid) }
+func (n known) Session(uid string) store.Session { return n.k.inventory.Records().Session(uid) }
 func (n known) Redeemable(uid, pool string, now time.Time) error {
-	return n.k.cluster.Registry().Redeemable(uid, pool, now)
+	return n.k.inventory.Registry().Redeemable(uid, pool, now)
 }
 func (n known) Confirm(ctx context.Context, uid string) error {
 	return n.k.confirm.ConfirmUID(ctx, uid)
 }
 func (n known) Ready(uid string) error {
-	return cmp.Or(n.k.cluster.Ready(), n.k.cluster.Outdated(uid))
+	return cmp.Or(n.k.inventory.Ready(), n.k.inventory.Outdated(uid))
 }

@@ -17,7 +17,7 @@ import (
 func (k *Process) recordControllers(
 	revoke func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error,
 ) []func(manager.Manager) error {
-	p, c := k.parts, k.cluster
+	p, c := k.parts, k.inventory
 	machines := machinerecord.New(machinerecord.Options{
 		Trigger: &c.Triggers.MachineRecord, Inventory: c.Machines, Records: c.Records(), Settled: c.Settled,
 		MayBeQuarantined: c.MayBeQuarantined, Revoke: revoke, Log: p.Log, Now: p.Now,

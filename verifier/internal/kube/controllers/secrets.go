@@ -7,24 +7,24 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/mcs-attest/mcs-attest/pkg/policy"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/pointerconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/provisioningtoken"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/signingkeys"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 )
 
 // secretControllers returns the controllers of the shared keys, the provisioning token and the pointer configs.
 func (k *Process) secretControllers() ([]func(manager.Manager) error, error) {
 	const interval = time.Minute
-	p, c, own := k.parts, k.cluster, k.parts.Config
+	p, c, own := k.parts, k.inventory, k.parts.Config
 	secrets, err := kube.NewSecretClient(k.api)
 	if err != nil {
 		return nil, err
 	}
 	k.signing = signingkeys.New(signingkeys.Options{
-		Client: secrets, Secret: types.NamespacedName{Namespace: own.Kubernetes.Namespace, Name: cluster.KeysSecret},
+		Client: secrets, Secret: types.NamespacedName{Namespace: own.Kubernetes.Namespace, Name: inventory.KeysSecret},
 		Rotation: time.Duration(own.KeyRotation), Publish: time.Duration(own.KeyPublishDelay), Interval: interval,
 		Voided: c.Guard().Voided, Repairing: c.Guard().Repairing, Trigger: &c.Triggers.SigningKeys, Now: p.Now, Log: p.Log,
 	})

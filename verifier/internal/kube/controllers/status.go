@@ -10,7 +10,7 @@ import (
 
 // statusControllers returns the controllers that write conditions.
 func (k *Process) statusControllers() []func(manager.Manager) error {
-	p, c := k.parts, k.cluster
+	p, c := k.parts, k.inventory
 	policies := policystatus.New(policystatus.Options{
 		Now: p.Now, Limit: c.Limit(), Events: k.events, Inventory: c,
 		Trigger: &c.Triggers.PolicyStatus, Held: c.Guard().HoldsPolicies,

@@ -25,11 +25,11 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/cluster"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/renderedconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/metrics"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
@@ -38,8 +38,8 @@ import (
 // Front implements backend.Backend. It keeps nothing on the disk of its host.
 type Front struct {
 	parts       *backend.Parts
-	cluster     *cluster.Cluster
-	confirm     cluster.Confirmation
+	inventory   *inventory.Inventory
+	confirm     inventory.Confirmation
 	reviews     kubernetes.Interface // who may read the metrics
 	events      *events.Recorder
 	credentials *credential.Reader         // nil: configs keep the shared one
@@ -68,7 +68,7 @@ func New(p *backend.Parts) (*Front, error) {
 	if c.Credential != nil {
 		b.credentials = credential.NewReader(credential.ReaderOptions{
 			Client: typed, Namespace: c.Kubernetes.CredentialNamespace,
-			Owner: func(uid string) string { return b.cluster.RecordUID(uid) },
+			Owner: func(uid string) string { return b.inventory.RecordUID(uid) },
 		})
 	}
 	if c.Render != nil {
@@ -77,30 +77,30 @@ func New(p *backend.Parts) (*Front, error) {
 			return nil, fmt.Errorf("render: %w", err)
 		}
 	}
-	o := cluster.OptionsFor(p)
+	o := inventory.OptionsFor(p)
 	o.Certificate, o.Changed, o.Events = b.serve, b.measure, b.events
-	if b.cluster, err = cluster.New(context.Background(), api, *c.Kubernetes, o); err != nil {
+	if b.inventory, err = inventory.New(context.Background(), api, *c.Kubernetes, o); err != nil {
 		return nil, err
 	}
 	b.reviews = typed
-	b.confirm = cluster.Confirmation{Client: dyn, Machines: b.cluster.Registry()}
+	b.confirm = inventory.Confirmation{Client: dyn, Machines: b.inventory.Registry()}
 	return b, nil
 }
 
 // View implements backend.Backend.
-func (b *Front) View() *view.View { return b.cluster.View() }
+func (b *Front) View() *view.View { return b.inventory.View() }
 
 // TokenKeys implements backend.Backend.
-func (b *Front) TokenKeys() token.KeySet { return b.cluster.Keys().Tokens }
+func (b *Front) TokenKeys() token.KeySet { return b.inventory.Keys().Tokens }
 
 // SealKeys implements backend.Backend.
-func (b *Front) SealKeys() seal.Ring { return b.cluster.Keys().Seals }
+func (b *Front) SealKeys() seal.Ring { return b.inventory.Keys().Seals }
 
 // Provisioning implements backend.Backend.
-func (b *Front) Provisioning() provisioning.View { return b.cluster.Provisioning() }
+func (b *Front) Provisioning() provisioning.View { return b.inventory.Provisioning() }
 
 // Records implements backend.Backend.
-func (b *Front) Records() backend.Records { return b.cluster.Records() }
+func (b *Front) Records() backend.Records { return b.inventory.Records() }
 
 // Close implements backend.Backend.
 func (b *Front) Close() error { return nil }
@@ -115,15 +115,15 @@ func (b *Front) Run(ctx context.Context) error {
 	if b.configs != nil {
 		g.Go(func() error { return b.configs.Run(ctx) })
 	}
-	g.Go(func() error { return b.cluster.Run(ctx) })
+	g.Go(func() error { return b.inventory.Run(ctx) })
 	return g.Wait()
 }
 
 // Live implements backend.Backend.
 func (b *Front) Live() backend.Live {
 	return backend.Live{
-		Machine: b.confirm.Confirm, MachineUID: b.confirm.ConfirmUID, Outdated: b.cluster.Outdated,
-		InTrouble: b.cluster.Records().InTrouble, Provisioning: b.cluster.ReadProvisioning,
+		Machine: b.confirm.Confirm, MachineUID: b.confirm.ConfirmUID, Outdated: b.inventory.Outdated,
+		InTrouble: b.inventory.Records().InTrouble, Provisioning: b.inventory.ReadProvisioning,
 	}
 }
 
@@ -138,7 +138,7 @@ func (b *Front) Configs(preApproved bool) http.Handler {
 }
 
 // UpstreamRoots implements backend.Backend.
-func (b *Front) UpstreamRoots() (func() *x509.CertPool, error) { return b.cluster.UpstreamCAs, nil }
+func (b *Front) UpstreamRoots() (func() *x509.CertPool, error) { return b.inventory.UpstreamCAs, nil }
 
 // Credentials implements backend.Backend.
 func (b *Front) Credentials() backend.Credentials {
@@ -162,14 +162,14 @@ func (b *Front) Checks() []string {
 }
 
 // EKRoots are the roots of the manufacturers that are in force.
-func (b *Front) EKRoots() *anchors.Set { return b.cluster.EKRoots() }
+func (b *Front) EKRoots() *anchors.Set { return b.inventory.EKRoots() }
 
 // Findings are what is wrong with the MachineConfigs.
 func (b *Front) Findings() []view.Finding { return b.configs.Findings() }
 
 // Unready implements backend.Backend.
 func (b *Front) Unready(now time.Time) []string {
-	problems := b.cluster.Unready()
+	problems := b.inventory.Unready()
 	if b.parts.Config.Upstream == "" && !b.configs.Ready(context.Background()) {
 		problems = append(problems, "configs: the MachineConfigs have not been read yet")
 	}
@@ -188,22 +188,22 @@ func (b *Front) serve(cert *tls.Certificate) {
 }
 
 func (b *Front) measure() {
-	if synced, _ := b.cluster.Synced(); synced {
+	if synced, _ := b.inventory.Synced(); synced {
 		// The first lists have left more behind than anything later will.
 		b.synced.Do(func() { go debug.FreeOSMemory() })
 	}
 	m, now := b.parts.Metrics, b.parts.Now()
-	current := b.cluster.View()
-	m.Folder(now, len(b.cluster.Problems()), map[string]int{
-		"machine": b.cluster.Registry().Len(), "reference-values": len(current.References),
-		"ek-root": b.cluster.EKRoots().Len(),
+	current := b.inventory.View()
+	m.Folder(now, len(b.inventory.Problems()), map[string]int{
+		"machine": b.inventory.Registry().Len(), "reference-values": len(current.References),
+		"ek-root": b.inventory.EKRoots().Len(),
 	})
 	if current.Trust != nil {
 		m.Trust(current.Trust, now)
 	}
 	b.parts.Clouds.Report(b.parts.Log, current.Policies)
-	b.parts.ReportAbsence(current.Policies, b.cluster.Provisioning())
-	if at, ok := b.cluster.EKRoots().NotAfter(now); ok {
+	b.parts.ReportAbsence(current.Policies, b.inventory.Provisioning())
+	if at, ok := b.inventory.EKRoots().NotAfter(now); ok {
 		m.Expiry("ek-roots", at)
 	}
 	if cert := b.parts.Certificates.Current(); cert != nil && cert.Leaf != nil {

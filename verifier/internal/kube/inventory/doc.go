@@ -1,24 +1,15 @@
-// Package inventory keeps objects of the Kubernetes API current in memory. The
-// verifier's backend for a cluster uses it for everything that serving reads.
+// Package inventory is what a process of the verifier knows of its cluster. Both
+// processes have one: the front appraises with its [view.View], and it triggers the
+// controllers of the controller process.
 //
-// A [Source] is one kind in one place: a namespace, a single object, or the whole
-// cluster. Each source has a controller-runtime cache of its own, so that a namespace
-// that is forbidden stops no other, and so that staleness is known per namespace.
-// A cache lives for one list and the watch that follows it. After an error the source
-// starts a new cache, with exponential back-off.
+// Objects are watched by package sources and kept small, in three parts: [Machines]
+// (Machines of either API, BareMetalHosts, Nodes, MachineAttestations), [Policies]
+// (policies, reference values, anchors, MachineConfigPools) and [Secrets] (keys,
+// certificates, the provisioning token, pointer configs). Each object stands for itself.
+// One that cannot be used keeps its last good state, is reported ([Faults]), and stops no
+// other. A kind that the cluster does not have is no error. One that the verifier may not
+// read is an error, which names the missing rule.
 //
-// A source promises:
-//
-//   - Lists are consistent reads. Nothing is older than what was seen before.
-//   - A list is taken in as a whole, after its last page. What it lacks is dropped.
-//   - An object that cannot be used keeps its last good state and is reported.
-//   - Objects are reduced while a list is read, page by page. The cache stores keys
-//     and versions, and not a second copy of what the consumer stores.
-//   - A kind that the cluster does not have is looked for periodically.
-//   - A restore of etcd is noticed before an object of the restored state is taken in.
-//     [Revisions] decides what follows.
-//
-// The service account needs get, list and watch on each source's resource, and get on
-// namespaces. A source with a name uses the field selector metadata.name, so a rule
-// with a resource name is sufficient.
+// The package writes nothing. Nothing is granted on what a watch says of a record:
+// package records reads it live.
 package inventory

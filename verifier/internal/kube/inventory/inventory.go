@@ -1,257 +1,460 @@
 package inventory
 
 import (
+	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"net/http"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/runtime"
+	"github.com/go-logr/logr"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/restore"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// Revisions decides what a restore of etcd means. Each restore that was noticed begins
-// an epoch.
-type Revisions interface {
-	Epoch() uint32
-	// Saw receives the revision of a list or an event.
-	Saw(epoch uint32, revision uint64)
-	// Probe asks the API for its revision before a watch continues.
-	Probe(context.Context) error
-	// Restored is called before an object of the restored state is taken in.
-	Restored(epoch uint32, why string)
-}
+// callTimeout is how long one call of the API may take.
+const callTimeout = 5 * time.Second
 
-// Options are what an Inventory needs. Every field but MachineNamespaces is required.
+const (
+	KeysSecret          = "mcs-attest-keys"
+	defaultDiscovery    = time.Minute
+	defaultProbe        = 30 * time.Second
+	defaultPass         = time.Minute
+	defaultWritesPerSec = 20
+)
+
+// Options are what an Inventory needs besides its configuration. The zero value
+// works where nothing else is said.
 type Options struct {
-	Config *rest.Config
-	Scheme *runtime.Scheme
-	Log    *slog.Logger
-	// Namespace is the verifier's own, MachineNamespaces are those of Machines.
-	Namespace         string
-	MachineNamespaces []string
-	// Retry is how often a kind or a namespace that does not exist is looked for.
-	Retry     time.Duration
-	Revisions Revisions
-	// NamespaceGone reports whether a namespace does not exist or is being deleted. Its
-	// RoleBinding goes first, and what can be read of it is then forbidden.
-	NamespaceGone func(ctx context.Context, name string) bool
-	// Batch is held while a list is taken in of which no view may have a part.
-	Batch sync.Locker
-	// Unusable receives an object that cannot be used; hadGood: its last good state stays
-	// in force. Usable receives one that can be used again, or was deleted.
-	Unusable func(s *Source, o *Object, problems []manifest.Problem, hadGood bool)
-	Usable   func(s *Source, name types.NamespacedName)
-	// Changed is called when a source's state has changed.
+	Log     *slog.Logger     // required
+	Now     func() time.Time // default time.Now
+	Version string           // of this program
+	// Controller: of the controller process, which keeps the keys and calls Work. The front does not.
+	Controller bool
+	// Identity of the controller in the Lease and in the status of the AttestationVerifier.
+	Identity string
+
+	ProvisioningToken config.ProvisioningToken
+	KeyPublishDelay   time.Duration // default 10 minutes
+
+	// Certificate is called with each new serving certificate, one at a time.
+	Certificate func(*tls.Certificate)
+	// Changed is called after anything that is known has changed, one call at a
+	// time and not for each change by itself.
 	Changed func()
+	// Events receives what happened to objects; nil: nobody hears of it.
+	Events events.Sink
+	// Called hears of each call of the API for a record; see [records.Options].
+	Called func(verb, resource string)
+
+	// Names keeps Machines also by the names that certificate signing requests have.
+	Names bool
+	// Revoke takes back the bootstrap credentials of a Machine that is gone or was
+	// quarantined. It may be called again for the same; nil: there are none.
+	Revoke func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error
+
+	// Token receives, with each change of a record, the id of the attestation token that its machine may use now;
+	// "" if there is none. Nil: not wanted.
+	Token func(uid, tokenID string)
+	// RenewKeys replaces keys from before a restore of etcd. It fails if there are no
+	// others afterwards. The front has none.
+	RenewKeys func(context.Context) error
+
+	// Discovery is how often a kind that the cluster does not have is looked for,
+	// Probe how often the API's revision is, Pass how often the holder of the
+	// lease looks at everything. Defaults: a minute, 30 s, a minute.
+	Discovery, Probe, Pass time.Duration
+	// WritesPerSecond bounds what the holder writes, but for the records of Machines. Default 20.
+	WritesPerSecond float32
 }
 
-// Inventory is a set of sources. It is safe for concurrent use.
+// Inventory is what the verifier knows of its cluster. It is safe for concurrent use.
 type Inventory struct {
-	o         Options
-	client    *http.Client
-	discovery discovery.DiscoveryInterface
-	sources   []*Source
-	restart   chan struct{} // capacity 1
+	*Machines
+	*Faults
+	*Policies
+	*Secrets
+	// Triggers are those of the controllers that the inventory requests reconciliations of.
+	Triggers Triggers
+
+	o       Options
+	config  config.Kubernetes
+	log     *slog.Logger
+	dynamic dynamic.Interface
+
+	records *records.Records
+	events  events.Sink
+	watches *sources.Runner
+	view    atomic.Pointer[view.View]
+	guard   *restore.Guard
+	repair  *restore.Reconciler
+	dirty   chan struct{} // capacity 1: something changed
+
+	limit   flowcontrol.RateLimiter // of bookkeeping
+	leading atomic.Bool
+
+	// batch is held for reading while a whole list of what the view is made of is
+	// taken in, and for writing while the view is built.
+	batch sync.RWMutex
+	began time.Time
 }
 
-// New prepares the sources and makes no call.
-func New(o Options, sources ...*Source) (*Inventory, error) {
-	client, err := rest.HTTPClientFor(o.Config)
-	if err != nil {
-		return nil, fmt.Errorf("client of the Kubernetes API: %w", err)
-	}
-	d, err := discovery.NewDiscoveryClientForConfigAndClient(o.Config, client)
-	if err != nil {
-		return nil, fmt.Errorf("client of the Kubernetes API: %w", err)
-	}
-	i := &Inventory{o: o, client: client, discovery: d, sources: sources, restart: make(chan struct{}, 1)}
-	for _, s := range sources {
-		s.inventory, s.known = i, map[types.NamespacedName]seen{}
-	}
-	return i, nil
+// Triggers are the sources of controllers.
+type Triggers struct {
+	MachineRecord, PolicyStatus, NodeRoles         kube.Trigger
+	SigningKeys, ProvisioningToken, PointerConfigs kube.Trigger
 }
 
-// Sources returns the sources.
-func (i *Inventory) Sources() []*Source { return i.sources }
+// New prepares everything and makes no call yet.
+func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Inventory, error) {
+	r = rest.CopyConfig(r)
+	// The API server's priority and fairness is what bounds us; client-go's own
+	// five requests a second would make fifty machines wait for each other.
+	r.QPS, r.Burst = -1, 0
+	r.UserAgent = "mcs-attest-verifier/" + cmp.Or(o.Version, "unknown")
+	o.Now = orElse(o.Now, time.Now)
+	o.Discovery = cmp.Or(o.Discovery, defaultDiscovery)
+	o.Probe = cmp.Or(o.Probe, defaultProbe)
+	o.Pass = cmp.Or(o.Pass, defaultPass)
+	o.WritesPerSecond = cmp.Or(o.WritesPerSecond, defaultWritesPerSec)
+	o.KeyPublishDelay = cmp.Or(o.KeyPublishDelay, 10*time.Minute)
+	if o.Certificate == nil {
+		o.Certificate = func(*tls.Certificate) {}
+	}
+	if o.Changed == nil {
+		o.Changed = func() {}
+	}
+	if o.Token == nil {
+		o.Token = func(string, string) {}
+	}
+	k := &Inventory{
+		o: o, config: c, log: o.Log, began: o.Now(),
+		dirty: make(chan struct{}, 1),
+	}
+	var err error
+	if k.dynamic, err = dynamic.NewForConfig(r); err != nil {
+		return nil, fmt.Errorf("client of the Kubernetes API: %w", err)
+	}
+	live, err := records.NewClient(r)
+	if err != nil {
+		return nil, err
+	}
+	k.newGuard(live)
+	secrets, err := kube.NewSecretClient(r)
+	if err != nil {
+		return nil, err
+	}
+	k.Secrets = newSecrets(secretsOptions{
+		Config: c, Token: o.ProvisioningToken, Client: secrets, Guard: k.guard, Now: func() time.Time { return k.o.Now() }, Log: o.Log,
+		Certificate: o.Certificate, Changed: k.changed, Triggers: &k.Triggers, Interval: o.Pass,
+	})
+	k.Machines = newMachines(machinesOptions{
+		Registry: machine.NewRegistry(k.Secrets), Now: o.Now, Names: o.Names, Revocable: o.Revoke != nil,
+		Admit:           func(m machine.Machine) (machine.Machine, bool) { return k.guard.Machine(m) },
+		AdmitEnrollment: func(e machine.Enrolment) (machine.Enrolment, bool) { return k.guard.Enrollment(e) },
+		Recorded:        func(uid string, l latch) { k.guard.Recorded(uid, l.remembered()) },
+		Trigger:         &k.Triggers.MachineRecord, RolesChanged: k.rolesChanged,
+		Rejected: func(at key) {
+			n := types.NamespacedName{Namespace: at.namespace, Name: at.name}
+			k.Triggers.PolicyStatus.EnqueueAfter(joinPause, kube.PriorityChange, attestationKind.Request(n))
+		},
+		Token: o.Token,
+	})
+	k.Faults = &Faults{log: o.Log, trigger: &k.Triggers.PolicyStatus, all: map[faultKey]fault{}}
+	k.Policies = newPolicies(policiesOptions{
+		Log: o.Log, Faults: k.Faults, Trigger: &k.Triggers.PolicyStatus, Changed: k.changed, PoolsChanged: k.rolesChanged,
+	})
+	k.Triggers.PolicyStatus.All, k.Triggers.PolicyStatus.Interval = k.Policies.requests, o.Pass
+	k.Triggers.NodeRoles.All, k.Triggers.NodeRoles.Interval = func() []reconcile.Request { return []reconcile.Request{{}} }, o.Pass
+	if k.events = o.Events; o.Events == nil {
+		k.events = events.Discard{}
+	}
+	k.records = records.New(records.Options{
+		Client: live, Namespace: c.Namespace, Machine: k.registry.ByUID, Log: o.Log, Events: k.events, Called: o.Called,
+		Revoke: o.Revoke, Withheld: k.guard.WithheldGrant,
+	})
+	k.limit = flowcontrol.NewTokenBucketRateLimiter(o.WritesPerSecond, int(2*o.WritesPerSecond)+1)
+	k.repair.Limit = k.limit
+	if err := k.newWatches(r); err != nil {
+		return nil, err
+	}
+	k.build()
+	return k, nil
+}
 
-// Run keeps the sources current until ctx ends.
-func (i *Inventory) Run(ctx context.Context) {
-	for ctx.Err() == nil {
-		round, stop := context.WithCancel(ctx)
-		var running sync.WaitGroup
-		for _, s := range i.sources {
-			running.Go(func() { i.keep(round, s) })
-		}
+func orElse(f, def func() time.Time) func() time.Time {
+	if f == nil {
+		return def
+	}
+	return f
+}
+
+// plan lists what is watched.
+func (c *Inventory) plan() ([]*sources.Source, error) {
+	namespaces := c.config.MachineNamespaces
+	if slices.Contains(namespaces, "*") {
+		namespaces = []string{""}
+	}
+	own := namespaces
+	if !slices.Contains(namespaces, "") && !slices.Contains(namespaces, c.config.Namespace) {
+		own = append(slices.Clone(namespaces), c.config.Namespace)
+	}
+	all := slices.Concat(c.Machines.Sources(namespaces, own), c.Policies.Sources(c.config.Namespace))
+	single, err := c.Secrets.Sources()
+	return append(all, single...), err
+}
+
+// kind is a resource of the API.
+type kind = sources.Kind
+
+// The kinds that are watched.
+var (
+	machineAPIKind  = kind{Group: "machine.openshift.io", Resource: "machines", Kind: "Machine", Versions: []string{"v1beta1"}}
+	clusterAPIKind  = kind{Group: "cluster.x-k8s.io", Resource: "machines", Kind: "Machine", Versions: []string{"v1beta2", "v1beta1"}}
+	hostKind        = kind{Group: "metal3.io", Resource: "baremetalhosts", Kind: "BareMetalHost", Versions: []string{"v1alpha1"}}
+	poolKind        = kind{Group: "machineconfiguration.openshift.io", Resource: "machineconfigpools", Kind: "MachineConfigPool", Versions: []string{"v1"}}
+	attestationKind = kind{Group: v1alpha1.GroupVersion.Group, Resource: "machineattestations", Kind: v1alpha1.KindMachineAttestation, Versions: []string{v1alpha1.GroupVersion.Version}}
+	policyKind      = kind{Group: v1alpha1.GroupVersion.Group, Resource: "attestationpolicies", Kind: v1alpha1.KindAttestationPolicy, Versions: []string{v1alpha1.GroupVersion.Version}}
+	nodeKind        = kind{Resource: "nodes", Kind: "Node", Versions: []string{"v1"}}
+	configMapKind   = kind{Resource: "configmaps", Kind: "ConfigMap", Versions: []string{"v1"}}
+	secretKind      = kind{Resource: "secrets", Kind: "Secret", Versions: []string{"v1"}}
+)
+
+var namespacesResource = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
+
+// key names an object of a kind.
+type key struct{ namespace, name string }
+
+func (k key) String() string {
+	return sources.Name(types.NamespacedName{Namespace: k.namespace, Name: k.name})
+}
+
+func keyOf(n types.NamespacedName) key { return key{n.Namespace, n.Name} }
+
+// aboutOf names an object for an Event.
+func aboutOf(o *sources.Object) events.Object {
+	return events.Object{APIVersion: o.APIVersion, Kind: o.Kind, Namespace: o.Namespace, Name: o.Name, UID: o.UID}
+}
+
+// newWatches prepares what is watched.
+func (c *Inventory) newWatches(r *rest.Config) error {
+	scheme, err := kube.NewScheme()
+	if err != nil {
+		return err
+	}
+	all, err := c.plan()
+	if err != nil {
+		return err
+	}
+	c.watches, err = sources.New(sources.Options{
+		Config: r, Scheme: scheme, Log: c.log, Namespace: c.config.Namespace, MachineNamespaces: c.config.MachineNamespaces, Retry: c.o.Discovery,
+		Revisions: c.guard, NamespaceGone: c.namespaceGone, Batch: c.batch.RLocker(), Unusable: c.unusable, Usable: c.usable, Changed: c.changed,
+	}, all...)
+	return err
+}
+
+// namespaceGone reports whether a namespace does not exist or is being deleted.
+func (c *Inventory) namespaceGone(ctx context.Context, name string) bool {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	ns, err := c.dynamic.Resource(namespacesResource).Get(ctx, name, metav1.GetOptions{})
+	return kerrors.IsNotFound(err) || err == nil && ns.GetDeletionTimestamp() != nil
+}
+
+// Run watches until ctx ends.
+func (c *Inventory) Run(ctx context.Context) error {
+	ctx = klog.NewContext(ctx, logr.FromSlogHandler(c.log.Handler()))
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { c.tell(ctx) })
+	wg.Go(func() { c.guard.Run(ctx) })
+	c.watches.Run(ctx)
+	return nil
+}
+
+// tell tells the caller of changes, several at once where they come fast.
+func (c *Inventory) tell(ctx context.Context) {
+	look := time.NewTicker(lookForStale)
+	defer look.Stop()
+	for was, synced := false, false; ; {
 		select {
 		case <-ctx.Done():
-		case <-i.restart:
-			i.o.Log.Warn("reading everything again")
+			return
+		case <-look.C:
+			c.notice(time.Now())
+		case <-c.dirty:
+			c.build()
+			now := c.View().Complete
+			read, _ := c.Synced()
+			if now && !was || read && !synced {
+				c.Triggers.MachineRecord.EnqueueAll() // what had to wait for it
+				c.rolesChanged()
+			}
+			was, synced = now, read
+			c.o.Changed()
+			sleep(ctx, 50*time.Millisecond)
 		}
-		stop()
-		running.Wait()
 	}
 }
 
-// Restart has every source read again.
-func (i *Inventory) Restart() {
+// lookForStale is how often is looked whether what is known has become too old. No
+// event tells of that.
+const lookForStale = 5 * time.Second
+
+// notice has the view built again if what is known has become too old, or is not
+// too old any more.
+func (c *Inventory) notice(now time.Time) {
+	in, all := c.watches.Outdated(now)
+	if w := c.View(); fmt.Sprint(all, in) != fmt.Sprint(w.Stale, w.StaleIn) {
+		c.changed()
+	}
+}
+
+// Outdated says why nothing is granted to the Machine with this UID now; nil if it may be.
+func (c *Inventory) Outdated(uid string) error {
+	w := c.View()
+	if w.Stale != nil {
+		return w.Stale
+	}
+	m, ok := c.registry.ByUID(uid)
+	if !ok && len(w.StaleIn) == 0 {
+		return nil
+	}
+	if !ok { // it may be in the namespace that cannot be read
+		return w.StaleIn[slices.Sorted(maps.Keys(w.StaleIn))[0]]
+	}
+	return w.Outdated(m)
+}
+
+// changed notes that something is not as it was.
+func (c *Inventory) changed() {
 	select {
-	case i.restart <- struct{}{}:
+	case c.dirty <- struct{}{}:
 	default:
 	}
 }
 
-// Reset notes that nothing counts until it was read again.
-func (i *Inventory) Reset() {
-	for _, s := range i.sources {
-		s.Reset()
+// World is what the service appraises with now.
+func (c *Inventory) View() *view.View { return c.view.Load() }
+
+// Registry is every Machine that is known.
+func (c *Inventory) Registry() *machine.Registry { return c.registry }
+
+// Records are the records.
+func (c *Inventory) Records() *records.Records { return c.records }
+
+// Synced reports whether everything that serving depends on was read and may be
+// read, and what was not. A namespace of Machines that may not be read stops no others.
+func (c *Inventory) Synced() (bool, []string) { return c.watches.Synced() }
+
+// Ready says why nothing final should be said on what was watched: something has
+// not been read, or is too old, or what was in force before a restore of etcd is being
+// set again. nil: all is well.
+func (c *Inventory) Ready() error {
+	if synced, missing := c.Synced(); !synced {
+		return errors.New(sources.Bounded(strings.Join(missing, "; ")))
 	}
+	if err := c.View().Stale; err != nil {
+		return err
+	}
+	if c.guard.Repairing() {
+		return errors.New("what was in force before etcd was restored is being set again")
+	}
+	return nil
 }
 
-// keep keeps one source current until ctx ends.
-func (i *Inventory) keep(ctx context.Context, s *Source) {
-	pause := backoff()
-	for ctx.Err() == nil {
-		began := time.Now()
-		err := i.follow(ctx, s)
-		if time.Since(began) > time.Minute {
-			pause = backoff()
-		}
+// build makes the view of what is known now.
+func (c *Inventory) build() {
+	c.batch.Lock()
+	defer c.batch.Unlock()
+	w := &view.View{Complete: c.complete(), Machines: c.registry}
+	w.StaleRecord = func(m *machine.Machine) error { return c.guard.Outdated(records.UID(m)) }
+	w.StaleIn, w.Stale = c.watches.Outdated(time.Now())
+	roots := c.fill(w)
+	if !c.guard.View(w) {
+		c.roots.Store(roots)
+	}
+	c.view.Store(w)
+}
+
+// complete reports whether everything that an administrator wrote about Machines
+// is in force. What was never readable may be the Machine that nobody finds, or
+// the quarantine that nobody sees.
+func (c *Inventory) complete() bool {
+	return c.watches.Complete() && !c.unreadable(machineAPIKind, clusterAPIKind, hostKind, attestationKind)
+}
+
+// Settled reports whether everything was read that could object to a change in a namespace of
+// Machines; release: to the release of a quarantine. A namespace that may not be read stops what
+// is about its own Machines. "" is a namespace that is not known.
+func (c *Inventory) Settled(namespace string, release bool) bool {
+	if synced, _ := c.Synced(); !synced {
+		return false
+	}
+	if c.watches.Complete() {
+		return true
+	}
+	for _, w := range c.watches.Sources() {
+		s, _ := w.Status()
 		switch {
-		case ctx.Err() != nil:
-			return
-		case apierrors.IsNotFound(err):
-			s.target = nil // perhaps the kind vanished
-			s.Fail(err)
-		case meta.IsNoMatchError(err):
-			s.Absent()
-			sleep(ctx, wait.Jitter(i.o.Retry/2, 1))
-			continue
-		case refused(err) && i.namespaceGone(ctx, s):
-			s.abandon()
-			sleep(ctx, wait.Jitter(i.o.Retry/2, 1))
-			continue
-		case !errors.Is(err, errExpired) && !apierrors.IsResourceExpired(err):
-			s.Fail(err)
-		}
-		sleep(ctx, pause.Step())
-	}
-}
-
-// namespaceGone reports whether a source's namespace does not exist. The verifier's own
-// namespace, and that of a single object, always exists.
-func (i *Inventory) namespaceGone(ctx context.Context, s *Source) bool {
-	return s.local() && i.o.NamespaceGone(ctx, s.Namespace)
-}
-
-// Outdated returns what may have changed without being seen; nil if everything is
-// current. A short outage of the API is no reason, since records are read live. A
-// forbidden namespace counts only for its own Machines.
-func (i *Inventory) Outdated(now time.Time) (in map[string]error, all error) {
-	everywhere := i.forbiddenEverywhere()
-	for _, s := range i.sources {
-		why := s.Outdated(now)
-		switch {
-		case why == "":
-		case !everywhere && s.Forbidden():
-			if in == nil {
-				in = map[string]error{}
-			}
-			in[s.Namespace] = errors.New(Bounded(why))
-		case all == nil:
-			all = errors.New(Bounded(why))
+		case !w.Forbidden():
+		case namespace == "" || w.Namespace == namespace:
+			return false
+		case release && s.Unsynced && w.Resource == attestationKind.Resource:
+			return false // an object there may demand it, and was never read
 		}
 	}
-	return in, all
+	return true
 }
 
-// forbiddenEverywhere reports whether there is no namespace of Machines that the
-// verifier may read. Then nothing can be served.
-func (i *Inventory) forbiddenEverywhere() bool {
-	namespaces, forbidden := map[string]bool{}, map[string]bool{}
-	for _, s := range i.sources {
-		if s.local() && !s.NamespaceGone() {
-			namespaces[s.Namespace] = true
-			if s.Forbidden() {
-				forbidden[s.Namespace] = true
-			}
-		}
+func compareKeys(a, b key) int {
+	return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
+}
+
+// rolesChanged requests a comparison of the roles of Nodes with their pools.
+func (c *Inventory) rolesChanged() {
+	c.Triggers.NodeRoles.EnqueueAfter(200*time.Millisecond, kube.PriorityChange, reconcile.Request{})
+}
+
+// unusable notes that an object cannot be used as it stands.
+func (c *Inventory) unusable(s *sources.Source, o *sources.Object, problems []manifest.Problem, hadGood bool) {
+	c.Faults.put(s.Kind, o, problems, hadGood)
+	if s.Kind.String() == policyKind.String() {
+		c.Policies.putUnusable(o)
 	}
-	return len(namespaces) > 0 && len(forbidden) == len(namespaces) &&
-		!slices.Contains(i.o.MachineNamespaces, i.o.Namespace)
+	c.changed()
 }
 
-// Synced reports whether everything that serving depends on was read and may be read,
-// and what was not. A forbidden namespace of Machines does not count, unless there is no
-// other one.
-func (i *Inventory) Synced() (bool, []string) { return i.synced(!i.forbiddenEverywhere()) }
-
-// Complete is Synced, and a forbidden namespace always counts.
-func (i *Inventory) Complete() bool {
-	all, _ := i.synced(false)
-	return all
+// usable notes that an object can be used, or is gone.
+func (c *Inventory) usable(s *sources.Source, name types.NamespacedName) {
+	c.Faults.drop(s.Kind, name)
+	c.changed()
 }
 
-// SyncedElsewhere is Synced, and a forbidden namespace never counts.
-func (i *Inventory) SyncedElsewhere() bool {
-	others, _ := i.synced(true)
-	return others
-}
-
-func (i *Inventory) synced(elsewhere bool) (bool, []string) {
-	var missing []string
-	for _, s := range i.sources {
-		if elsewhere && s.Forbidden() {
-			continue
-		}
-		if st, wrong := s.Status(); wrong && !st.Advisory && (st.Unsynced || st.Forbidden) {
-			missing = append(missing, st.Text)
-		}
-	}
-	return len(missing) == 0, missing
-}
-
-// maxText bounds what a status says of an object or a source.
-const maxText = 1024
-
-// Bounded returns the beginning of a text, at most 1024 bytes.
-func Bounded(text string) string {
-	if len(text) > maxText {
-		return strings.ToValidUTF8(text[:maxText], "")
-	}
-	return text
-}
-
-// Unavailable reports whether the API is unavailable or overloaded.
-func Unavailable(err error) bool {
-	var network net.Error
-	return errors.As(err, &network) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
-		apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err)
-}
-
-// backoff returns the pauses between two attempts: from 100 to 200 ms, at most 10 s.
-func backoff() wait.Backoff {
-	return wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 7, Cap: 5 * time.Second}
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
-}
+// Limit bounds what the holder of the lease writes.
+func (c *Inventory) Limit() flowcontrol.RateLimiter { return c.limit }

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
 )
 
 const (
@@ -29,7 +29,7 @@ var ErrRestored = errors.New("etcd was restored; watching again")
 
 // Detector notices that etcd went back to an earlier time: etcd's own count of revisions is lower than one that was
 // seen before. There is one count for all custom resources; the API's own resources may be in another etcd. A Detector
-// is the [inventory.Revisions] of an inventory, which also finds objects that went back.
+// is the [sources.Revisions] of an inventory, which also finds objects that went back.
 type Detector struct {
 	API client.Reader
 	Now func() time.Time // of the objects' times
@@ -79,7 +79,7 @@ func (d *Detector) Probe(ctx context.Context) error {
 	defer cancel()
 	var list v1alpha1.AttestationPolicyList
 	if err := d.API.List(ctx, &list, client.Limit(1)); err != nil { // without a resourceVersion: a consistent read
-		if inventory.Unavailable(err) || ctx.Err() != nil {
+		if sources.Unavailable(err) || ctx.Err() != nil {
 			return fmt.Errorf("ask for the revision of etcd: %w", err)
 		}
 		return nil // the watch of the policies reports what is wrong

@@ -37,6 +37,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
 )
 
 // Reasons of conditions and Events.
@@ -94,7 +95,7 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 
 // Reconcile reports one object.
 func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
-	resource, name := inventory.Requested(request)
+	resource, name := sources.Requested(request)
 	fault, bad := r.o.Inventory.Fault(resource, name)
 	if bad {
 		r.o.Events.Emit(events.Event{About: fault.About, Warning: true, Reason: reasonNotUsable, Message: fault.Text})
@@ -163,7 +164,7 @@ func accepted(p inventory.Policy, held bool) metav1.Condition {
 	default:
 		c.Status, c.Reason, c.Message = metav1.ConditionTrue, reasonAccepted, inForce
 	}
-	c.Message = inventory.Bounded(c.Message)
+	c.Message = sources.Bounded(c.Message)
 	return c
 }
 

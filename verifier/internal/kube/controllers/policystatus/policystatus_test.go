@@ -21,6 +21,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
 )
 
 // rig is a Reconciler with an API that counts, and with the inventory of the test.
@@ -85,8 +86,8 @@ func newRig(t *testing.T, objects ...client.Object) *rig {
 }
 
 var (
-	policyKind      = inventory.Kind{Group: v1alpha1.GroupVersion.Group, Resource: "attestationpolicies"}
-	attestationKind = inventory.Kind{Group: v1alpha1.GroupVersion.Group, Resource: "machineattestations"}
+	policyKind      = sources.Kind{Group: v1alpha1.GroupVersion.Group, Resource: "attestationpolicies"}
+	attestationKind = sources.Kind{Group: v1alpha1.GroupVersion.Group, Resource: "machineattestations"}
 )
 
 func (r *rig) do(request reconcile.Request) (writes, events int) {
@@ -222,7 +223,7 @@ func TestReconcile_Attestation(t *testing.T) {
 func TestReconcile_AnyOtherObject(t *testing.T) {
 	r := newRig(t)
 	name := types.NamespacedName{Namespace: "m", Name: "machine"}
-	request := inventory.Kind{Group: "machine.openshift.io", Resource: "machines"}.Request(name)
+	request := sources.Kind{Group: "machine.openshift.io", Resource: "machines"}.Request(name)
 	r.faults[name] = inventory.Fault{About: events.Object{Kind: "Machine", Name: "machine"}, Text: "nonsense"}
 	if writes, n := r.do(request); writes != 0 || n != 1 || r.events[0].About.Kind != "Machine" ||
 		r.events[0].Message != "nonsense" {

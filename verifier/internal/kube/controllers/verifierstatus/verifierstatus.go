@@ -37,7 +37,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/restore"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
@@ -194,7 +194,7 @@ func (r *Reconciler) status(listed []string) status {
 	for _, find := range r.o.Findings {
 		for _, f := range find() {
 			degraded.Reason = cmp.Or(degraded.Reason, f.Reason)
-			texts = append(texts, inventory.Bounded(f.Text))
+			texts = append(texts, sources.Bounded(f.Text))
 			if f.Reason == restore.Reason {
 				holdUpgrade = f
 			}

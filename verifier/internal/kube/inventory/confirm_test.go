@@ -1,0 +1,77 @@
+package inventory
+
+import (
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic/fake"
+
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/reason"
+)
+
+// A final no is confirmed by a live read, and that read changes nothing of what was
+// watched: a Machine that is gone from there stays gone.
+func TestConfirmation(t *testing.T) {
+	object := func(node string) *unstructured.Unstructured {
+		o := map[string]any{
+			"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine",
+			"metadata": map[string]any{"namespace": "ns", "name": "m", "uid": "u", "creationTimestamp": "2026-11-21T05:00:00Z", "labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker"}},
+		}
+		if node != "" {
+			o["status"] = map[string]any{"nodeRef": map[string]any{"name": node}, "addresses": []any{map[string]any{"type": "InternalDNS", "address": "m.example"}}}
+		}
+		return &unstructured.Unstructured{Object: o}
+	}
+	watched := func(o *unstructured.Unstructured) (*machine.Registry, *machine.Machine) {
+		t.Helper()
+		found, problems := machine.FromObject(o.Object)
+		if len(problems) > 0 {
+			t.Fatal(problems)
+		}
+		r := machine.NewRegistry(nil)
+		r.PutMachine(found.Machines[0])
+		m, ok := r.ByUID("u")
+		if !ok {
+			t.Fatal("not there")
+		}
+		return r, m
+	}
+	code := func(err error) reason.Code {
+		if err == nil {
+			return 0
+		}
+		return reason.From(err).Code
+	}
+	for name, c := range map[string]struct {
+		known, live *unstructured.Unstructured
+		want        reason.Code
+	}{
+		"it is as it was":          {object("n"), object("n"), 0},
+		"it has joined since":      {object(""), object("n"), reason.StoreUnavailable},
+		"it has not joined at all": {object("n"), object(""), reason.StoreUnavailable},
+		"it is gone":               {object("n"), nil, reason.MachineNotFound},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := fake.NewSimpleDynamicClient(runtime.NewScheme())
+			if c.live != nil {
+				client = fake.NewSimpleDynamicClient(runtime.NewScheme(), c.live)
+			}
+			r, m := watched(c.known)
+			confirm := Confirmation{Client: client, Machines: r, Timeout: time.Second}
+			if err := confirm.ConfirmUID(t.Context(), "u"); code(err) != c.want {
+				t.Errorf("%v, want %v", err, c.want)
+			}
+			r.DeleteMachine("machine.openshift.io", "ns", "m")
+			_ = confirm.Confirm(t.Context(), m)
+			if r.Known("u") {
+				t.Error("a Machine that was gone came back")
+			}
+			if err := confirm.ConfirmUID(t.Context(), "u"); err != nil {
+				t.Errorf("one that nobody knows: %v", err)
+			}
+		})
+	}
+}

@@ -1,0 +1,135 @@
+package inventory
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/mcs-attest/mcs-attest/pkg/anchors"
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
+)
+
+// LabelContent, on a ConfigMap of the verifier's namespace, says what its data
+// holds: each key one file of that sort.
+const (
+	LabelContent      = "mcs-attest.dev/content"
+	ContentReferences = "reference-values"
+	ContentRoots      = "ek-roots"
+	ContentAKRoots    = string(trust.AKRoots)
+	ContentAzureRoots = string(trust.AzureRoots)
+	ContentAWS        = string(trust.AWSCertificates)
+	ContentGoogleKeys = string(trust.GoogleKeys)
+)
+
+// configMap is a ConfigMap's data as far as it is text.
+type configMap struct {
+	sort string // the value of LabelContent
+	data map[string]string
+}
+
+func compactConfigMap(o client.Object) (any, []manifest.Problem) {
+	m, ok := o.(*corev1.ConfigMap)
+	if !ok {
+		return nil, []manifest.Problem{{What: fmt.Sprintf("%T is not a ConfigMap", o)}}
+	}
+	return configMap{sort: m.Labels[LabelContent], data: m.Data}, nil
+}
+
+// contentState is one ConfigMap: the last good content of each of its keys.
+type contentState struct {
+	references map[string][]measuredboot.ReferenceValues
+	roots      map[string][]anchors.Anchor
+	trust      map[string]trust.File
+}
+
+// parseContent reads a ConfigMap. A key that cannot be read keeps its content of before.
+func parseContent(m configMap, before contentState) (next contentState, problems []manifest.Problem) {
+	next = contentState{
+		references: map[string][]measuredboot.ReferenceValues{}, roots: map[string][]anchors.Anchor{},
+		trust: map[string]trust.File{},
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.data)) {
+		var found []manifest.Problem
+		switch m.sort {
+		case ContentReferences:
+			next.references[name], found = folder.ParseReferences(name, []byte(m.data[name]))
+			if manifest.Failed(found) {
+				next.references[name] = before.references[name]
+			}
+		case ContentRoots:
+			next.roots[name], found = folder.ParseAnchors(name, []byte(m.data[name]))
+			if manifest.Failed(found) {
+				next.roots[name] = before.roots[name]
+			}
+		default:
+			next.trust[name], found = trust.Parse(trust.Section(m.sort), name, []byte(m.data[name]))
+			if good, ok := before.trust[name]; ok && good.Section == trust.Section(m.sort) && manifest.Failed(found) {
+				next.trust[name] = good
+			}
+		}
+		for _, p := range found {
+			if !p.Warning {
+				problems = append(problems, manifest.Problem{What: p.Error()})
+			}
+		}
+	}
+	if section := trust.Section(m.sort); trust.Sections[section] != nil && len(m.data) == 0 {
+		next.trust[""] = trust.File{Section: section, Broken: true}
+		problems = append(problems, manifest.Problem{
+			What: "a ConfigMap of anchors without data; nothing of its sort is trusted",
+			Want: "delete it to trust what comes with this version",
+		})
+	}
+	return next, problems
+}
+
+// content is the ConfigMaps with reference values and anchors.
+type content map[key]contentState
+
+// sorted returns the ConfigMaps in the order of their names.
+func (c content) sorted() (all []contentState) {
+	for _, k := range slices.SortedFunc(maps.Keys(c), compareKeys) {
+		all = append(all, c[k])
+	}
+	return all
+}
+
+// inOrder returns the values of a map in the order of its keys.
+func inOrder[V any](m map[string]V) (all []V) {
+	for _, name := range slices.Sorted(maps.Keys(m)) {
+		all = append(all, m[name])
+	}
+	return all
+}
+
+// references joins the reference values.
+func (c content) references() (all []measuredboot.ReferenceValues) {
+	for _, s := range c.sorted() {
+		all = append(all, slices.Concat(inOrder(s.references)...)...)
+	}
+	return all
+}
+
+// roots joins the roots of the manufacturers.
+func (c content) roots() *anchors.Set {
+	var all [][]anchors.Anchor
+	for _, s := range c.sorted() {
+		all = append(all, inOrder(s.roots)...)
+	}
+	return anchors.NewSet(all...)
+}
+
+// trusted joins the anchors of cloud documents and of certified AKs.
+func (c content) trusted() (*trust.Trust, []manifest.Problem) {
+	var files []trust.File
+	for _, s := range c.sorted() {
+		files = append(files, inOrder(s.trust)...)
+	}
+	return trust.New(files...)
+}

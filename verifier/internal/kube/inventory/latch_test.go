@@ -1,0 +1,121 @@
+package inventory
+
+import (
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/machinerecord"
+)
+
+func TestAMachineInBothAPIsHasOneRecordToSettle(t *testing.T) {
+	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	now := func() time.Time { return at }
+	c := newMachines(machinesOptions{Registry: machine.NewRegistry(nil), Now: now})
+	put := func(manifest string) {
+		t.Helper()
+		in, problems := machine.Parse("m.yaml", []byte(manifest), at)
+		if len(problems) > 0 || len(in.Machines) != 1 {
+			t.Fatal(problems)
+		}
+		c.registry.PutMachine(in.Machines[0])
+	}
+	put(`apiVersion: machine.openshift.io/v1beta1
+kind: Machine
+metadata: {name: w, namespace: a, uid: uid-old, creationTimestamp: "2026-03-01T01:00:00Z"}
+spec: {providerID: "aws:///z/i-1", authoritativeAPI: ClusterAPI}
+`)
+	put(`apiVersion: cluster.x-k8s.io/v1beta1
+kind: Machine
+metadata: {name: w, namespace: b, uid: uid-new, creationTimestamp: "2026-03-01T02:00:00Z"}
+spec: {providerID: "aws:///z/i-1"}
+`)
+	for _, uid := range []string{"uid-old", "uid-new"} {
+		if step, m := c.Compare(uid); step != record.StepCreate || m.UID != "uid-new" {
+			t.Errorf("%s, before there is a record: %v, %v", uid, step, m)
+		}
+	}
+	c.latches["uid-old"] = latch{}
+	for _, uid := range []string{"uid-old", "uid-new"} {
+		if step, _ := c.Compare(uid); step != record.StepNone {
+			t.Errorf("%s: %v", uid, step)
+		}
+	}
+	c.registry.PutNode("node-0", "aws:///z/i-1")
+	for _, uid := range []string{"uid-old", "uid-new"} {
+		if step, _ := c.Compare(uid); step != record.StepJoin {
+			t.Errorf("%s, joined: %v", uid, step)
+		}
+	}
+}
+
+// The API server's own clean-up may delete a record before the watch reports that its Machine was deleted.
+func TestADeletedMachineIsReconciledAlthoughItsRecordWentFirst(t *testing.T) {
+	trigger := &kube.Trigger{}
+	ms := newMachines(machinesOptions{
+		Registry: machine.NewRegistry(nil), Now: time.Now, Revocable: true, Trigger: trigger,
+		Token: func(string, string) {}, RolesChanged: func() {},
+	})
+	machinerecord.New(machinerecord.Options{Trigger: trigger, Inventory: ms})
+	name := types.NamespacedName{Namespace: "m", Name: "one"}
+	ms.registry.PutMachine(machine.Machine{APIVersion: "machine.openshift.io/v1beta1", Namespace: "m", Name: "one", UID: "u", NodeRef: "n"})
+	ms.latches["u"] = latch{key: key{"m", "u"}, joined: true, credentials: []string{"JTI=one"}, unrevoked: true}
+	queue := priorityqueue.New[reconcile.Request]("test")
+	defer queue.ShutDown()
+	if err := trigger.Start(t.Context(), queue); err != nil {
+		t.Fatal(err)
+	}
+	ms.dropAttestation(types.NamespacedName{Namespace: "m", Name: "u"})
+	one, _ := queue.Get()
+	queue.Done(one)
+	ms.dropMachine("machine.openshift.io")(name)
+	one, priority, _ := queue.GetWithPriority()
+	if step, _ := ms.Compare(one.Name); one.Name != "u" || priority != kube.PriorityJoin || step != record.StepDelete {
+		t.Errorf("%q with priority %d, step %v", one.Name, priority, step)
+	}
+	if all := ms.Orphaned("u"); len(all) != 1 || all[0].ID != "JTI=one" {
+		t.Errorf("to be revoked: %v", all)
+	}
+}
+
+// A quarantine ends with the object that demands it, and not with the next comparison of all Machines.
+func TestAMachineIsReconciledWhenItsQuarantineIsDeleted(t *testing.T) {
+	trigger := &kube.Trigger{}
+	ms := newMachines(machinesOptions{
+		Registry: machine.NewRegistry(nil), Now: time.Now, Trigger: trigger, Token: func(string, string) {}, RolesChanged: func() {},
+	})
+	ms.registry.PutMachine(machine.Machine{APIVersion: "machine.openshift.io/v1beta1", Namespace: "m", Name: "one", UID: "u"})
+	e, err := machine.NewEnrolment(v1alpha1.MachineAttestation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "m", Name: "stop"},
+		Spec:       v1alpha1.MachineAttestationSpec{MachineRef: &v1alpha1.MachineReference{Namespace: "m", Name: "one"}, Quarantined: true},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ms.registry.PutEnrolment(e)
+	ms.latches["u"] = latch{key: key{"m", "u"}, quarantined: true}
+	queue := priorityqueue.New[reconcile.Request]("test")
+	defer queue.ShutDown()
+	if err := trigger.Start(t.Context(), queue); err != nil {
+		t.Fatal(err)
+	}
+	ms.dropAttestation(types.NamespacedName{Namespace: "m", Name: "stop"})
+	for deadline := time.Now().Add(10 * time.Second); queue.Len() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the Machine is not reconciled")
+		}
+	}
+	one, _ := queue.Get()
+	queue.Done(one)
+	if step, _ := ms.Compare(one.Name); one.Name != "u" || step != record.StepRelease {
+		t.Errorf("%q, step %v", one.Name, step)
+	}
+}

@@ -1,0 +1,360 @@
+package inventory
+
+import (
+	"cmp"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/pkg/noderole"
+	"github.com/mcs-attest/mcs-attest/pkg/restore"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
+)
+
+// compactMachine keeps of a Machine what attestation needs. Of one that cannot be
+// used for its annotations it keeps the rest.
+func compactMachine(o client.Object) (any, []manifest.Problem) {
+	found, problems := machine.FromObject(fields(o))
+	if len(found.Machines) == 0 {
+		problems = orProblem(problems, "no Machine")
+		if m, ok := machine.FromUnannotated(fields(o)); ok {
+			return m, problems
+		}
+		return nil, problems
+	}
+	return found.Machines[0], problems
+}
+
+// fields returns what the API has of an object of our own kinds and of the kinds of
+// Machines. The parser that reads files reads them, so they are not decoded before: it
+// refuses fields of a newer version, which a decoder drops.
+func fields(o client.Object) map[string]any {
+	u, _ := o.(*unstructured.Unstructured)
+	return u.Object
+}
+
+func orProblem(problems []manifest.Problem, what string) []manifest.Problem {
+	if manifest.Failed(problems) {
+		return problems
+	}
+	return append(problems, manifest.Problem{What: what})
+}
+
+func (ms *Machines) putMachine(o *sources.Object) []manifest.Problem {
+	if m, ok := o.Value.(machine.Machine); ok {
+		m.Namespace, m.Name = o.Namespace, o.Name // one copy of each
+		if m, ok = ms.o.Admit(m); !ok {
+			group, _, _ := strings.Cut(m.APIVersion, "/")
+			ms.dropMachine(group)(o.NamespacedName)
+			return o.Problems
+		}
+		ms.registry.PutMachine(m)
+		ms.nameIndex.put(&m)
+		ms.plan(plannedOf(&m))
+		ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
+	}
+	return o.Problems
+}
+
+// advanceMachine keeps a Machine from seeming to wait for its first boot, because
+// of a note on it, after it has joined or was deleted.
+func (ms *Machines) advanceMachine(o *sources.Object) bool {
+	m, ok := o.Value.(machine.Machine)
+	if !ok {
+		return false
+	}
+	m.Namespace, m.Name = o.Namespace, o.Name
+	if m, ok = ms.o.Admit(m); !ok {
+		return false
+	}
+	ms.nameIndex.put(&m)
+	ms.plan(plannedOf(&m))
+	ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
+	return ms.registry.Advance(m)
+}
+
+func (ms *Machines) dropMachine(group string) func(types.NamespacedName) {
+	return func(n types.NamespacedName) {
+		k := keyOf(n)
+		uid := ms.registry.DeleteMachine(group, k.namespace, k.name)
+		ms.nameIndex.drop(group, k)
+		ms.plan(plannedKey{group, k}, nil)
+		// The API server's own clean-up often deletes the record soon.
+		if uid != "" {
+			ms.o.Trigger.EnqueueAfter(time.Second, kube.PriorityChange, request(uid))
+		}
+	}
+}
+
+// nothing is the value of an object that can be used and says nothing.
+type nothing struct{}
+
+func compactEnrolment(o client.Object) (any, []manifest.Problem) {
+	found, problems := machine.FromObject(fields(o))
+	switch {
+	case manifest.Failed(problems):
+		return nil, problems
+	case len(found.Enrolments) == 0:
+		return nothing{}, problems
+	}
+	return found.Enrolments[0], problems
+}
+
+func (ms *Machines) putHost(o *sources.Object) []manifest.Problem {
+	e, ok := o.Value.(machine.Enrolment)
+	if ok {
+		e, ok = ms.o.AdmitEnrollment(e)
+	}
+	if ok {
+		ms.registry.PutEnrolment(e)
+	} else {
+		ms.registry.DeleteHost(o.Namespace, o.Name)
+	}
+	return o.Problems
+}
+
+func (ms *Machines) dropHost(n types.NamespacedName) { ms.registry.DeleteHost(n.Namespace, n.Name) }
+
+// attestation is a MachineAttestation: what the administrator says, and as much
+// of what the verifier recorded as tells whether it is in line.
+type attestation struct {
+	enrolment *machine.Enrolment // nil: it waits for approval
+	uid       string             // of the Machine that it is the record of; "" if it is none
+	latch     latch
+	condition bool   // it has a condition Accepted that is not True
+	tokenID   string // of the attestation token that the machine may use
+}
+
+func compactAttestation(o client.Object) (any, []manifest.Problem) {
+	object := fields(o)
+	found, problems := machine.FromObject(object)
+	if manifest.Failed(problems) {
+		return unusableOf(o), problems
+	}
+	var a attestation
+	if len(found.Enrolments) > 0 {
+		a.enrolment = &found.Enrolments[0]
+	}
+	status, _, _ := unstructured.NestedMap(object, "status")
+	a.latch.joined = status["phase"] == string(v1alpha1.PhaseJoined)
+	a.latch.quarantined, _ = status["quarantined"].(bool)
+	if s, ok := status["grantUsed"].(string); ok {
+		if until, err := time.Parse(time.RFC3339, s); err == nil {
+			n, _ := status["grantAttestations"].(int64)
+			a.latch.grant = &grant{until, int32(min(n, 1<<20))}
+		}
+	}
+	a.uid, _ = status["machineUID"].(string)
+	if a.uid == "" {
+		// Made in advance, and nothing recorded yet.
+		for _, owner := range o.GetOwnerReferences() {
+			if string(owner.UID) == o.GetName() {
+				a.uid = o.GetName()
+			}
+		}
+	}
+	a.tokenID = tokenOf(status)
+	a.latch.pool, _ = status["pool"].(string)
+	a.latch.node, _, _ = unstructured.NestedString(status, "certificate", "node")
+	a.latch.credentials, a.latch.unrevoked = liveCredentials(status, time.Now())
+	conditions, _ := status["conditions"].([]any)
+	for _, x := range conditions {
+		m, _ := x.(map[string]any)
+		switch {
+		case m["type"] == v1alpha1.ConditionAccepted && m["status"] != "True":
+			a.condition = true
+		case m["type"] == restore.ConditionQuarantined && m["status"] == "True" && m["reason"] == restore.Reason:
+			a.latch.restored = true
+		case m["type"] == v1alpha1.ConditionRoleMismatch && m["status"] == "True":
+			a.latch.mismatch = true
+		}
+	}
+	return a, problems
+}
+
+// mayStop is whom a MachineAttestation that cannot be used may quarantine.
+type mayStop struct {
+	nobody  bool
+	machine key // the zero value: anyone
+}
+
+// unusableOf reads of a MachineAttestation that cannot be used whom it may quarantine.
+func unusableOf(o client.Object) mayStop {
+	on, _, err := unstructured.NestedBool(fields(o), "spec", "quarantined")
+	if err == nil && !on {
+		return mayStop{nobody: true}
+	}
+	ref, named, err := unstructured.NestedMap(fields(o), "spec", "machineRef")
+	switch {
+	case err != nil:
+		return mayStop{}
+	case !named: // it stands in for a Machine
+		return mayStop{machine: key{o.GetNamespace(), o.GetName()}}
+	}
+	name, _ := ref["name"].(string)
+	namespace, _ := ref["namespace"].(string)
+	if name == "" {
+		return mayStop{}
+	}
+	return mayStop{machine: key{cmp.Or(namespace, o.GetNamespace()), name}}
+}
+
+// tokenOf returns the id of the attestation token of a machine that attested, has not joined and is not quarantined.
+func tokenOf(status map[string]any) string {
+	phase, _ := status["phase"].(string)
+	quarantined, _ := status["quarantined"].(bool)
+	if quarantined || phase != string(v1alpha1.PhaseAttested) && phase != string(v1alpha1.PhaseFetched) {
+		return ""
+	}
+	id, _, _ := unstructured.NestedString(status, "token", "id")
+	return id
+}
+
+// liveCredentials are the ids of the bootstrap credentials that have not ended, and
+// whether some of them have not been taken back.
+func liveCredentials(status map[string]any, now time.Time) (ids []string, unrevoked bool) {
+	all, _ := status["credentials"].([]any)
+	for _, x := range all {
+		m, _ := x.(map[string]any)
+		id, _ := m["id"].(string)
+		ends, _ := m["expiry"].(string)
+		if at, err := time.Parse(time.RFC3339, ends); id != "" && err == nil && now.Before(at) {
+			ids = append(ids, id)
+			revoked, _ := m["revoked"].(bool)
+			unrevoked = unrevoked || !revoked
+		}
+	}
+	return ids, unrevoked
+}
+
+func (ms *Machines) putAttestation(o *sources.Object) []manifest.Problem {
+	a, ok := o.Value.(attestation)
+	if !ok {
+		return o.Problems
+	}
+	at := keyOf(o.NamespacedName)
+	if a.enrolment != nil {
+		if e, ok := ms.o.AdmitEnrollment(*a.enrolment); ok {
+			a.enrolment = &e
+		} else {
+			a.enrolment = nil
+		}
+	}
+	if a.enrolment != nil {
+		ms.registry.PutEnrolment(*a.enrolment)
+	} else {
+		ms.registry.DeleteEnrolment(o.Namespace, o.Name)
+	}
+	a.latch.key, a.latch.pool = at, ms.intern(a.latch.pool)
+	uid := a.uid
+	standIn := a.enrolment != nil && a.enrolment.Spec.MachineRef == nil
+	var next *planned
+	if standIn && a.enrolment.Spec.Pool == noderole.Pool {
+		next = &planned{o.UID, []string{o.Name}}
+	}
+	ms.plan(plannedKey{v1alpha1.GroupVersion.Group, at}, next)
+	if standIn {
+		uid = o.UID // a stand-in is its own record
+	}
+	if uid == o.Name { // as most records' is
+		uid = o.Name // one copy of the text
+	}
+	if uid != "" {
+		ms.mu.Lock()
+		before := ms.latches[uid]
+		ms.replaceCredentials(uid, before.credentials, a.latch.credentials)
+		ms.latches[uid] = a.latch
+		ms.mu.Unlock()
+		isPlanned, isNode := ms.controlPlane.has(uid, a.latch.node)
+		if before.pool != a.latch.pool && (isPlanned || a.latch.pool == noderole.Pool) || before.node != a.latch.node && a.latch.pool == noderole.Pool ||
+			isNode || before.mismatch != a.latch.mismatch {
+			ms.o.RolesChanged()
+		}
+		ms.o.Recorded(uid, a.latch)
+		ms.o.Trigger.Enqueue(kube.PriorityChange, request(uid))
+		ms.o.Token(uid, a.tokenID)
+	}
+	if a.condition {
+		ms.o.Rejected(at)
+	}
+	if a.enrolment != nil && a.enrolment.Spec.MachineRef != nil && uid == "" {
+		ms.enrolled(a.enrolment.Spec.MachineRef)
+	}
+	return o.Problems
+}
+
+func (ms *Machines) dropAttestation(n types.NamespacedName) {
+	k := keyOf(n)
+	ref := ms.registry.DeleteEnrolment(k.namespace, k.name)
+	ms.plan(plannedKey{v1alpha1.GroupVersion.Group, k}, nil)
+	for _, uid := range ms.dropRecord(k) {
+		ms.o.Trigger.Enqueue(kube.PriorityChange, request(uid))
+		ms.o.Token(uid, "")
+	}
+	if ref != nil { // its quarantine, or its grant, counts no longer
+		ms.enrolled(ref)
+	}
+}
+
+// dropRecord removes a record that was deleted, and returns of which Machines it was.
+func (ms *Machines) dropRecord(k key) (uids []string) {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	// Deletions are few; an index by name would be as large as the rest.
+	if l, ok := ms.latches[k.name]; ok && l.key == k {
+		uids = []string{k.name}
+	} else {
+		for uid, l := range ms.latches {
+			if l.key == k {
+				uids = append(uids, uid)
+			}
+		}
+	}
+	for _, uid := range uids {
+		l := ms.latches[uid]
+		ms.replaceCredentials(uid, l.credentials, nil)
+		if ms.o.Revocable && l.unrevoked {
+			ms.orphan(uid, l.credentials)
+		}
+		delete(ms.latches, uid)
+	}
+	return uids
+}
+
+// enrolled asks for the records of the Machines that an enrolment is for.
+func (ms *Machines) enrolled(ref *v1alpha1.MachineReference) {
+	if !ms.o.Trigger.Running() {
+		return
+	}
+	for _, m := range ms.registry.ByName(ref.Namespace, ref.Name) {
+		ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
+	}
+}
+
+func (ms *Machines) putNode(o *sources.Object) []manifest.Problem {
+	n, _ := o.Value.(node)
+	ms.registry.PutNode(o.Name, n.providerID)
+	if ms.controlPlane.put(o.Name, n) {
+		ms.o.RolesChanged()
+	}
+	if n.providerID != "" && ms.o.Trigger.Running() {
+		if m := ms.registry.Named(machine.Identity{ProviderIDs: []string{n.providerID}}, machine.Rules{Now: ms.o.Now()}); m != nil {
+			ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
+		}
+	}
+	return nil
+}
+
+func (ms *Machines) dropNode(k types.NamespacedName) {
+	ms.registry.DeleteNode(k.Name)
+	if ms.controlPlane.put(k.Name, node{}) {
+		ms.o.RolesChanged()
+	}
+}

@@ -1,0 +1,112 @@
+package inventory
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/pkg/noderole"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
+)
+
+// NodeRoles returns what is known of the roles of Nodes, and the UIDs of the Machines whose records have the
+// condition RoleMismatch. The last result is false while it is not known whether there is a control plane, or
+// before everything was read. A cluster without MachineConfigPools has no Nodes whose roles count.
+func (c *Inventory) NodeRoles() (in noderole.Input, reported []string, known bool) {
+	in.Partial = !c.watches.Complete()
+	if !c.watches.SyncedElsewhere() || c.poolsUnknown() {
+		return in, nil, false
+	}
+	var machines []noderole.Machine
+	nodes, plans := c.controlPlane.all()
+	found := map[string]string{} // Nodes with the role, by the UID of their Machine
+	for _, p := range plans {
+		machines = append(machines, noderole.Machine{UID: p.uid, Names: p.names})
+	}
+	c.Machines.mu.Lock()
+	for uid, l := range c.latches {
+		if l.pool == noderole.Pool && l.node != "" {
+			machines = append(machines, noderole.Machine{UID: uid, Pool: l.pool, Names: []string{l.node}})
+		}
+		if _, ok := nodes[l.node]; ok && l.node != "" {
+			found[uid] = l.node
+		}
+		if l.mismatch {
+			reported = append(reported, uid)
+		}
+	}
+	c.Machines.mu.Unlock()
+	if !c.hasPools() {
+		return in, reported, true
+	}
+
+	// Nodes choose their provider IDs themselves. So a Node is also found by the certificate on the record, and by
+	// the Machine's nodeRef.
+	byReference := c.registry.WithNodes(func(node string) bool { _, ok := nodes[node]; return ok })
+	maps.Copy(byReference, found)
+	found = byReference
+	in.Nodes = slices.Sorted(maps.Keys(nodes))
+	for _, name := range in.Nodes {
+		if id := nodes[name].providerID; id != "" {
+			if m := c.registry.Named(machine.Identity{ProviderIDs: []string{id}}, machine.Rules{Now: c.o.Now()}); m != nil {
+				found[m.UID] = name
+			}
+		}
+	}
+	for uid, node := range found {
+		machines = append(machines, noderole.Machine{UID: uid, Node: node})
+	}
+	for i, m := range machines {
+		if m.Pool == "" {
+			machines[i].Pool = c.poolOf(m.UID)
+		}
+	}
+	in.Machines = machines
+	return in, reported, true
+}
+
+// poolOf is the pool of a Machine's record, else of the Machine; "" if neither says.
+func (c *Inventory) poolOf(uid string) string {
+	m, known := c.registry.ByUID(uid)
+	if known {
+		uid = records.UID(m) // one record, where the Machine is in both APIs
+	}
+	if l, ok := c.latch(uid); ok && l.pool != "" {
+		return l.pool
+	}
+	switch {
+	case !known || len(m.Pools) == 0:
+		return ""
+	case m.HasPool(noderole.Pool):
+		return noderole.Pool
+	}
+	return m.Pools[0]
+}
+
+// poolsUnknown reports whether the cluster may have MachineConfigPools that were never read.
+func (c *Inventory) poolsUnknown() bool {
+	return !c.hasPools() && slices.ContainsFunc(c.watches.Sources(), func(w *sources.Source) bool {
+		s, wrong := w.Status()
+		return w.Kind.String() == poolKind.String() && wrong && (s.Unsynced || s.Forbidden)
+	})
+}
+
+// ControlPlane returns the Nodes of the control plane with their internal addresses.
+// It returns none in a cluster without MachineConfigPools, which has no Machine
+// Config Server. The second result is false while it is not known whether there are any.
+func (c *Inventory) ControlPlane() (map[string][]netip.Addr, bool) {
+	if c.poolsUnknown() {
+		return nil, false
+	}
+	if !c.hasPools() {
+		return nil, true
+	}
+	nodes, _ := c.controlPlane.all()
+	all := make(map[string][]netip.Addr, len(nodes))
+	for name, n := range nodes {
+		all[name] = n.addresses
+	}
+	return all, true
+}

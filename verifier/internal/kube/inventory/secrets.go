@@ -1,0 +1,450 @@
+package inventory
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+	"github.com/mcs-attest/mcs-attest/pkg/pointer"
+	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/keys"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
+)
+
+// The CA's ConfigMap of clusters from before machine-config-server-ca.
+const (
+	legacyCANamespace = "kube-system"
+	legacyCAName      = "root-ca"
+)
+
+// managedSuffix is what the machine-config-operator appends to the names of its own user-data Secrets.
+const managedSuffix = "-managed"
+
+// Why no provisioning token counts.
+var (
+	errHeld   = errors.New("etcd was restored, and this provisioning token is not the one that was in force before")
+	errSilent = errors.New("the Kubernetes API has not answered for some time")
+)
+
+// Secrets is what single Secrets and ConfigMaps hold: the shared keys, the serving certificate, the CAs of the
+// upstream, the provisioning token, and the pools of pointer configs. It is safe for concurrent use.
+type Secrets struct {
+	o    secretsOptions
+	pair atomic.Pointer[keys.Pair]
+	cert atomic.Pointer[tls.Certificate]
+
+	mu           sync.Mutex
+	keyIDs       map[string]bool // every key that was ever seen
+	ca           *x509.CertPool  // nil: there is no good one
+	legacyCA     *x509.CertPool
+	tokens       provisioning.View
+	tokenVersion uint64                          // of the Secret that tokens come from; 0: of none
+	pools        map[types.NamespacedName]string // of the pointer configs, by user-data Secret
+}
+
+// secretsOptions are what Secrets needs. All are required. The functions are called without a lock.
+type secretsOptions struct {
+	Config config.Kubernetes
+	Token  config.ProvisioningToken
+	Client client.Reader // reads live
+	Guard  guard
+	Now    func() time.Time
+	Log    *slog.Logger
+	// Certificate is called with each new serving certificate, one at a time.
+	Certificate func(*tls.Certificate)
+	// Changed is called after any change.
+	Changed func()
+	// Triggers are those of the controllers of Secrets. Interval is how often all pointer configs are reconciled.
+	Triggers *Triggers
+	Interval time.Duration
+}
+
+// guard is what holds after a restore of etcd. Its methods may be called with a lock of Secrets.
+type guard interface {
+	// Voided reports whether a key is from before a restore.
+	Voided(keys.Pair) bool
+	// Token reports whether the provisioning token that was read in an epoch counts, and with what it is to be
+	// compared. Data is nil if there is no Secret. Known is the token that is in force.
+	Token(epoch uint32, known provisioning.View, data map[string][]byte) (provisioning.View, bool)
+	// HoldsToken reports whether no provisioning token counts.
+	HoldsToken() bool
+	// Heard notes that the API answered by its present state. Silent reports whether that is too long ago.
+	Heard()
+	Silent() bool
+}
+
+func newSecrets(o secretsOptions) *Secrets {
+	s := &Secrets{o: o, pools: map[types.NamespacedName]string{}, keyIDs: map[string]bool{}}
+	s.pair.Store(&keys.Pair{})
+	all := func(names func() []types.NamespacedName) func() []reconcile.Request {
+		return func() (all []reconcile.Request) {
+			for _, name := range names() {
+				all = append(all, reconcile.Request{NamespacedName: name})
+			}
+			return all
+		}
+	}
+	single := func(full string) func() []reconcile.Request {
+		return all(func() []types.NamespacedName {
+			name, _ := namespacedName(full) // checked by Sources
+			return []types.NamespacedName{name}
+		})
+	}
+	t := o.Triggers
+	t.SigningKeys.All, t.ProvisioningToken.All = single(o.Config.Namespace+"/"+KeysSecret), single(o.Token.Secret)
+	t.PointerConfigs.All, t.PointerConfigs.Interval = all(s.UserData), o.Interval
+	return s
+}
+
+// enqueue requests the reconciliation of all Secrets of a controller.
+func enqueue(t *kube.Trigger) { t.EnqueueAfter(joinPause, kube.PriorityChange, t.All()...) }
+
+// Sources lists the single objects that are watched. Each is one rule with its name in the verifier's role; there is
+// no list of all Secrets.
+func (s *Secrets) Sources() ([]*sources.Source, error) {
+	token := &sources.Source{}
+	token.Put = func(o *sources.Object) []manifest.Problem { return s.putToken(token.Epoch(), o) }
+	type object struct {
+		kind kind
+		name string
+		w    *sources.Source
+		gone func()
+	}
+	none := func() {}
+	objects := []object{
+		{secretKind, s.o.Config.Namespace + "/" + KeysSecret, &sources.Source{Put: s.putKeys}, func() { enqueue(&s.o.Triggers.SigningKeys) }},
+		{secretKind, s.o.Config.ServingSecret, &sources.Source{Put: s.putServing}, none},
+		{configMapKind, s.o.Config.CAConfigMap, &sources.Source{Put: s.putCA(&s.ca, "ca-bundle.crt")}, s.dropCA(&s.ca)},
+		{configMapKind, legacyCANamespace + "/" + legacyCAName, &sources.Source{Advisory: true, Put: s.putCA(&s.legacyCA, "ca.crt")}, s.dropCA(&s.legacyCA)},
+		{secretKind, s.o.Token.Secret, token, func() { s.dropToken(token.Epoch()) }},
+	}
+	for _, name := range s.o.Config.UserDataSecrets {
+		for _, name := range []string{name, name + managedSuffix} {
+			objects = append(objects, object{secretKind, name, &sources.Source{Put: s.putUserData}, func() { s.dropUserData(name) }})
+		}
+	}
+	var all []*sources.Source
+	for _, o := range objects {
+		if o.name == "" {
+			continue
+		}
+		name, err := namespacedName(o.name)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, s.single(o.kind, name, o.w, o.gone))
+	}
+	return all, nil
+}
+
+func namespacedName(full string) (types.NamespacedName, error) {
+	namespace, name, err := config.SplitName(full)
+	return types.NamespacedName{Namespace: namespace, Name: name}, err
+}
+
+// single completes the source of a single object; gone is called if the object does not exist. A serving certificate,
+// and keys, stay in force then: an administrator who deletes the Secret has it recreated.
+func (s *Secrets) single(kind kind, name types.NamespacedName, w *sources.Source, gone func()) *sources.Source {
+	exists := false
+	put := w.Put
+	w.Kind, w.Namespace, w.Name = kind, name.Namespace, name.Name
+	w.Object, w.Read = &corev1.Secret{}, compactSecret
+	if kind.Resource == configMapKind.Resource {
+		w.Object, w.Read = &corev1.ConfigMap{}, compactConfigMap
+	}
+	w.Put = func(o *sources.Object) []manifest.Problem {
+		exists = true
+		return put(o)
+	}
+	w.Drop = func(types.NamespacedName) {
+		exists = false
+		gone()
+		s.o.Changed()
+	}
+	w.Listed = func() {
+		if !exists {
+			gone()
+			s.o.Changed()
+		}
+	}
+	return w
+}
+
+// secretData is a Secret's data in clear. It prints nothing of it.
+type secretData struct{ data map[string][]byte }
+
+func (secretData) String() string   { return "[secret]" }
+func (secretData) GoString() string { return "[secret]" }
+
+func compactSecret(o client.Object) (any, []manifest.Problem) {
+	s, ok := o.(*corev1.Secret)
+	if !ok {
+		return nil, []manifest.Problem{{What: fmt.Sprintf("%T is not a Secret", o)}}
+	}
+	return secretData{data: s.Data}, nil
+}
+
+func problem(err error) []manifest.Problem {
+	if err == nil {
+		return nil
+	}
+	return []manifest.Problem{{What: err.Error()}}
+}
+
+// dataOf is the data of a Secret.
+func dataOf(o *sources.Object) map[string][]byte {
+	s, _ := o.Value.(secretData)
+	return s.data
+}
+
+func (s *Secrets) putKeys(o *sources.Object) []manifest.Problem {
+	defer s.o.Changed()
+	defer enqueue(&s.o.Triggers.SigningKeys)
+	pair, err := keys.Parse(dataOf(o))
+	if err != nil {
+		return problem(fmt.Errorf("%w; delete the Secret to have new keys made, which voids every token that is out there", err))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	voided := s.o.Guard.Voided(pair)
+	for _, id := range pair.IDs() {
+		s.keyIDs[id] = true
+	}
+	if voided {
+		pair = keys.Pair{} // they came back from a backup, with everything that was signed by them
+	}
+	s.pair.Store(&pair)
+	return nil
+}
+
+// Keys returns the keys in force; none before the Secret was read.
+func (s *Secrets) Keys() keys.Pair { return *s.pair.Load() }
+
+// KeyIDs returns the ids of all keys that were ever seen.
+func (s *Secrets) KeyIDs() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.keyIDs))
+}
+
+// Void puts the keys and the provisioning token out of force until others are read that the guard accepts.
+func (s *Secrets) Void() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pair.Store(&keys.Pair{})
+	s.tokens, s.tokenVersion = provisioning.View{}, 0
+}
+
+func (s *Secrets) putServing(o *sources.Object) []manifest.Problem {
+	data := dataOf(o)
+	cert, err := pki.ParseServing([][]byte{data["tls.crt"], data["tls.key"]})
+	if err != nil {
+		return problem(err)
+	}
+	if old := s.cert.Load(); old != nil && bytes.Equal(old.Certificate[0], cert.Certificate[0]) {
+		return nil
+	}
+	s.cert.Store(cert)
+	s.o.Log.Info("serving certificate", "not_after", cert.Leaf.NotAfter, "serial", cert.Leaf.SerialNumber.String())
+	s.o.Certificate(cert)
+	s.o.Changed()
+	return nil
+}
+
+// ServingCertificate is what to serve with; nil before it was read.
+func (s *Secrets) ServingCertificate() *tls.Certificate { return s.cert.Load() }
+
+func (s *Secrets) putCA(at **x509.CertPool, name string) func(*sources.Object) []manifest.Problem {
+	return func(o *sources.Object) []manifest.Problem {
+		m, _ := o.Value.(configMap)
+		roots := x509.NewCertPool()
+		if !roots.AppendCertsFromPEM([]byte(m.data[name])) {
+			return problem(fmt.Errorf("data.%s holds no certificate", name))
+		}
+		s.mu.Lock()
+		*at = roots
+		s.mu.Unlock()
+		s.o.Changed()
+		return nil
+	}
+}
+
+func (s *Secrets) dropCA(at **x509.CertPool) func() {
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		*at = nil
+	}
+}
+
+// UpstreamCAs are what the upstream's certificate must lead to; nil if there are none.
+func (s *Secrets) UpstreamCAs() *x509.CertPool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return cmp.Or(s.ca, s.legacyCA)
+}
+
+// putToken receives the Secret of the provisioning token, as it was read in an epoch.
+func (s *Secrets) putToken(epoch uint32, o *sources.Object) []manifest.Problem {
+	s.o.Guard.Heard()
+	next := s.readToken(epoch, o)
+	enqueue(&s.o.Triggers.ProvisioningToken)
+	enqueue(&s.o.Triggers.PointerConfigs)
+	s.o.Changed()
+	return problem(next.Err())
+}
+
+func (s *Secrets) readToken(epoch uint32, o *sources.Object) provisioning.View {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now, data := s.o.Now(), dataOf(o)
+	known, counts := s.o.Guard.Token(epoch, s.tokens, data)
+	if counts && o.Version != 0 && o.Version == s.tokenVersion {
+		return s.tokens // a second list; an edit means what it meant
+	}
+	next, _ := known.Read(now, data, time.Duration(s.o.Token.Grace))
+	if counts {
+		s.tokens, s.tokenVersion = next, o.Version
+	}
+	return next
+}
+
+func (s *Secrets) dropToken(epoch uint32) {
+	s.mu.Lock()
+	known, counts := s.o.Guard.Token(epoch, s.tokens, nil)
+	if counts {
+		s.tokens, s.tokenVersion = known.Gone(s.o.Now()), 0
+	}
+	s.mu.Unlock()
+	enqueue(&s.o.Triggers.ProvisioningToken)
+}
+
+// Token returns the provisioning token that was read last and counts, and the resourceVersion of its Secret. It is what
+// an administrator's edit means, which the Secret may not say yet. It returns false if no token counts since a restore.
+func (s *Secrets) Token() (v provisioning.View, resourceVersion string, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.tokenVersion != 0 {
+		resourceVersion = strconv.FormatUint(s.tokenVersion, 10)
+	}
+	return s.tokens, resourceVersion, !s.o.Guard.HoldsToken()
+}
+
+// Provisioning returns the provisioning token that counts now. It is Unknown until its Secret was looked for, after a
+// restore of etcd until it is what it was, and if there is one while the API is silent: it may have been voided.
+func (s *Secrets) Provisioning() provisioning.View {
+	view, _, ok := s.Token()
+	if !ok {
+		return provisioning.View{}.Failed(errHeld)
+	}
+	if _, presence := view.At(s.o.Now()); presence == provisioning.Present && s.o.Guard.Silent() {
+		return provisioning.View{}.Failed(errSilent)
+	}
+	return view
+}
+
+// TokenInUse reports whether there is a provisioning token, as far as is known.
+func (s *Secrets) TokenInUse() bool {
+	view, _, _ := s.Token()
+	_, presence := view.At(s.o.Now())
+	return presence == provisioning.Present
+}
+
+// ReadProvisioning reads the provisioning token from the API, since the view may be a moment old. An error says nothing
+// of the token.
+func (s *Secrets) ReadProvisioning(ctx context.Context) (provisioning.View, error) {
+	view, _, ok := s.Token()
+	if !ok {
+		return provisioning.View{}.Failed(errHeld), nil // the watch decides when it counts
+	}
+	if s.o.Token.Secret == "" {
+		return view, nil
+	}
+	name, err := namespacedName(s.o.Token.Secret)
+	if err != nil {
+		return provisioning.View{}, err
+	}
+	var secret corev1.Secret
+	if err := s.o.Client.Get(ctx, name, &secret); kerrors.IsNotFound(err) {
+		return view.Gone(s.o.Now()), nil
+	} else if err != nil {
+		return provisioning.View{}, fmt.Errorf("read Secret %s: %w", name, err)
+	}
+	view, _ = view.Read(s.o.Now(), secret.Data, time.Duration(s.o.Token.Grace))
+	return view, nil
+}
+
+// errNoPointer says that a user-data secret is not one that can be read.
+var errNoPointer = errors.New("data.userData is no pointer config")
+
+func (s *Secrets) putUserData(o *sources.Object) []manifest.Problem {
+	pool, err := pointedPool(dataOf(o)["userData"])
+	s.mu.Lock()
+	s.pools[o.NamespacedName] = pool
+	s.mu.Unlock()
+	s.o.Triggers.PointerConfigs.EnqueueAfter(joinPause, kube.PriorityChange, reconcile.Request{NamespacedName: o.NamespacedName})
+	if err != nil {
+		// Another tool may have written it.
+		s.o.Log.Info("a user-data secret names no pool", "secret", o.NamespacedName.String(), "reason", err)
+	}
+	return nil
+}
+
+func (s *Secrets) dropUserData(full string) {
+	name, _ := namespacedName(full) // it was read before
+	s.mu.Lock()
+	delete(s.pools, name)
+	s.mu.Unlock()
+	s.o.Triggers.PointerConfigs.EnqueueAfter(joinPause, kube.PriorityChange, reconcile.Request{NamespacedName: name})
+}
+
+// UserData returns the names of the user-data Secrets that exist.
+func (s *Secrets) UserData() []types.NamespacedName {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.pools))
+}
+
+// PointerPool is the pool that the pointer config in a user-data secret asks for;
+// "" if it is none that is known, or asks for several.
+func (s *Secrets) PointerPool(namespace, name string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pools[types.NamespacedName{Namespace: namespace, Name: name}]
+}
+
+func pointedPool(userData []byte) (string, error) {
+	p, err := pointer.Parse(userData)
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", errNoPointer, err)
+	}
+	pools := map[string]bool{}
+	for _, s := range p.Sources() {
+		pools[s.Pool] = true
+	}
+	if len(pools) != 1 {
+		return "", fmt.Errorf("%w: it asks for %d pools", errNoPointer, len(pools))
+	}
+	return slices.Collect(maps.Keys(pools))[0], nil
+}

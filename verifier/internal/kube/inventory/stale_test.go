@@ -1,0 +1,142 @@
+package inventory
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
+)
+
+// everythingRead is an Inventory whose watches are all in step.
+func everythingRead(t testing.TB) *Inventory {
+	t.Helper()
+	c := unconnected(t)
+	if c.View().Stale == nil {
+		t.Fatal("a grant before anything was read")
+	}
+	for _, w := range c.sources() {
+		w.list(t, 10)
+	}
+	c.build()
+	if err := c.View().Stale; err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestNothingIsGrantedOnWhatIsOutOfSight(t *testing.T) {
+	forbidden := kerrors.NewForbidden(schema.GroupResource{Resource: "x"}, "", errors.New("no"))
+	away := errors.New("connection refused")
+	for _, name := range []string{
+		"machines.machine.openshift.io in m", "machines.cluster.x-k8s.io in m", "baremetalhosts.metal3.io in m",
+		"machineattestations.mcs-attest.dev in m", "machineattestations.mcs-attest.dev in own",
+		"nodes", "attestationpolicies.mcs-attest.dev", "configmaps in own", "secrets mcs-attest-keys in own",
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := everythingRead(t)
+			var w watched
+			for _, x := range c.sources() {
+				if x.String() == name {
+					w = x
+				}
+			}
+			if w.Source == nil {
+				t.Fatal("it is not watched")
+			}
+			stale := func(after time.Duration, want bool) {
+				t.Helper()
+				if why := w.Outdated(time.Now().Add(after)); (why != "") != want || want && !strings.Contains(why, name) {
+					t.Errorf("after %s: %v", after, why)
+				}
+				in, err := c.watches.Outdated(time.Now().Add(after))
+				if len(in) > 0 {
+					t.Errorf("only some namespaces: %v", in)
+				}
+				if want && err == nil {
+					t.Errorf("after %s grants go on", after)
+				}
+			}
+			// Silence.
+			stale(sources.MaxSilent-time.Minute, false)
+			stale(sources.MaxSilent+time.Second, true)
+			// An API that is away, for a short time and for long.
+			w.Fail(away)
+			stale(sources.MaxError-time.Minute, false)
+			w.Fail(errors.New("another reason"))
+			stale(sources.MaxError+time.Second, true)
+			w.Resumed()
+			stale(sources.MaxError+time.Second, false)
+			// Not allowed: at once, also when it was away before.
+			w.Fail(away)
+			<-c.dirty
+			w.Fail(forbidden)
+			stale(0, true)
+			select {
+			case <-c.dirty:
+			default:
+				t.Error("nobody is told")
+			}
+			w.list(t, 20)
+			stale(0, false)
+			// To be read anew.
+			w.Reset()
+			stale(0, true)
+		})
+	}
+}
+
+func TestWhatTheVerifierCanServeWithoutIsNotMissed(t *testing.T) {
+	c := everythingRead(t)
+	w := c.watching(t, poolKind, "")
+	w.Fail(kerrors.NewForbidden(schema.GroupResource{Resource: "x"}, "", errors.New("no")))
+	if _, err := c.watches.Outdated(time.Now().Add(sources.MaxError + time.Second)); err != nil {
+		t.Error(err)
+	}
+	// A kind that an ordinary cluster does not have.
+	w = c.watching(t, hostKind, "m")
+	w.Absent()
+	if _, err := c.watches.Outdated(time.Now()); err != nil {
+		t.Error(err)
+	}
+	// One that it must have.
+	c.watching(t, attestationKind, "m").Absent()
+	if _, err := c.watches.Outdated(time.Now()); err == nil {
+		t.Error("grants without MachineAttestations")
+	}
+}
+
+// Nothing happens when a watch goes bad: somebody has to look.
+func TestTheWorldIsMadeAnewWhenItIsOutdated(t *testing.T) {
+	c := everythingRead(t)
+	told := func() bool {
+		select {
+		case <-c.dirty:
+			c.build()
+			return true
+		default:
+			return false
+		}
+	}
+	told()
+	if c.notice(time.Now()); told() {
+		t.Error("made anew for nothing")
+	}
+	if c.notice(time.Now().Add(sources.MaxSilent + time.Second)); !told() {
+		t.Error("not made anew")
+	}
+	w := c.watching(t, nodeKind, "")
+	w.Fail(errors.New("away"))
+	told()
+	if c.notice(time.Now().Add(sources.MaxError + time.Second)); !told() {
+		t.Error("not made anew after an error for long")
+	}
+	w.Resumed()
+	if !told() || c.View().Stale != nil {
+		t.Errorf("all is well again: %v", c.View().Stale)
+	}
+}

@@ -1,0 +1,301 @@
+package sources
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metainternal "k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// errExpired ends a cache whose watch cannot continue where it ended.
+var errExpired = errors.New("the watch expired")
+
+// follower follows one source with one cache: a list, and the watch after it. It is the
+// cache's ListerWatcher, which sees objects first, and its event handler.
+type follower struct {
+	*Source
+	number uint32                              // of the watch
+	api    toolscache.ListerWatcherWithContext // of the cache
+
+	mu      sync.Mutex
+	listed  bool // the last page was read
+	version uint64
+	synced  bool      // the list was taken in
+	list    []*Object // until it was
+	events  []func()  // that came before it was
+}
+
+// follow follows a source until ctx ends or until it needs another cache, and returns
+// why.
+func (i *Runner) follow(ctx context.Context, s *Source) error {
+	ctx, end := context.WithCancelCause(ctx)
+	f := &follower{Source: s, number: s.Begin(i.o.Revisions.Epoch())}
+	if s.target == nil {
+		target, err := i.find(s)
+		if err != nil {
+			end(err)
+			return err
+		}
+		s.target = target
+	}
+	c, err := i.newCache(f, end)
+	if err != nil {
+		end(err)
+		return err
+	}
+	informer, err := c.GetInformer(ctx, s.target.object, cache.BlockUntilSynced(false))
+	if err != nil {
+		end(err)
+		return fmt.Errorf("watch %s: %w", s, err)
+	}
+	handler, err := informer.AddEventHandler(f)
+	if err != nil {
+		end(err)
+		return fmt.Errorf("watch %s: %w", s, err)
+	}
+	var running sync.WaitGroup
+	running.Go(func() { end(c.Start(ctx)) })
+	if toolscache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
+		f.complete()
+	}
+	running.Wait()
+	return context.Cause(ctx)
+}
+
+// target is how a source is read: an empty object of a version that the cluster has.
+type target struct {
+	object client.Object
+	mapper meta.RESTMapper
+}
+
+// find asks for the source's kind, version by version. An API server that has just
+// started lists no group of a CRD yet, and it returns an error for the group itself. So
+// the list of groups is not asked.
+func (i *Runner) find(s *Source) (*target, error) {
+	for _, version := range s.Versions {
+		gvk := schema.GroupVersionKind{Group: s.Group, Version: version, Kind: s.Kind.Kind}
+		if s.Group != "" { // the others are part of every cluster
+			all, err := i.discovery.ServerResourcesForGroupVersion(gvk.GroupVersion().String())
+			if err != nil && !apierrors.IsNotFound(err) {
+				return nil, fmt.Errorf("discovery of %s: %w", s.Kind, err)
+			}
+			if err != nil || !slices.ContainsFunc(all.APIResources, func(r metav1.APIResource) bool { return r.Name == s.Resource }) {
+				continue
+			}
+		}
+		mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{gvk.GroupVersion()})
+		resource, scope := gvk.GroupVersion().WithResource(s.Resource), meta.RESTScopeRoot
+		if s.Namespace != "" {
+			scope = meta.RESTScopeNamespace
+		}
+		mapper.AddSpecific(gvk, resource, resource, scope)
+		object, _ := s.Object.DeepCopyObject().(client.Object)
+		object.GetObjectKind().SetGroupVersionKind(gvk)
+		return &target{object, mapper}, nil
+	}
+	return nil, &meta.NoKindMatchError{GroupKind: schema.GroupKind{Group: s.Group, Kind: s.Kind.Kind}, SearchedVersions: s.Versions}
+}
+
+func (i *Runner) newCache(f *follower, end context.CancelCauseFunc) (cache.Cache, error) {
+	selector, err := labels.Parse(f.Selector)
+	if err != nil {
+		return nil, fmt.Errorf("watch %s: %w", f, err)
+	}
+	o := cache.Options{
+		HTTPClient: i.client, Scheme: i.o.Scheme, Mapper: f.target.mapper, DefaultLabelSelector: selector,
+		DefaultWatchErrorHandler: func(_ context.Context, _ *toolscache.Reflector, err error) { end(err) },
+		NewInformer:              f.informer,
+	}
+	if f.Name != "" {
+		o.DefaultFieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, f.Name)
+	}
+	if f.Namespace != "" {
+		o.DefaultNamespaces = map[string]cache.Config{f.Namespace: {}}
+	}
+	c, err := cache.New(i.o.Config, o)
+	if err != nil {
+		return nil, fmt.Errorf("watch %s: %w", f, err)
+	}
+	return c, nil
+}
+
+// informer stands between the API and the cache's store.
+func (f *follower) informer(
+	api toolscache.ListerWatcher, _ runtime.Object, _ time.Duration, by toolscache.Indexers,
+) toolscache.SharedIndexInformer {
+	f.api = toolscache.ToListerWatcherWithContext(api)
+	return toolscache.NewSharedIndexInformer(f, &entry{}, 0, by)
+}
+
+// IsWatchListSemanticsUnSupported selects paged lists, whose revision is known before
+// their objects are taken in.
+func (f *follower) IsWatchListSemanticsUnSupported() bool { return true }
+
+// List and Watch are for an interface of client-go that is not used.
+func (f *follower) List(o metav1.ListOptions) (runtime.Object, error) {
+	return f.ListWithContext(context.Background(), o)
+}
+
+// Watch is like List.
+func (f *follower) Watch(o metav1.ListOptions) (watch.Interface, error) {
+	return f.WatchWithContext(context.Background(), o)
+}
+
+// ListWithContext reads one page. A second list belongs to the next cache, so that it
+// is taken in as a whole.
+func (f *follower) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	f.mu.Lock()
+	listed := f.listed
+	f.mu.Unlock()
+	if listed {
+		return nil, errExpired
+	}
+	// A list from an API server's cache may be older than what was seen. A consistent
+	// list never is, except after a restore.
+	o.ResourceVersion, o.ResourceVersionMatch = "", ""
+	list, err := f.api.ListWithContext(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	m, err := meta.ListAccessor(list)
+	if err != nil {
+		return nil, err
+	}
+	page := &metainternal.List{}
+	page.ResourceVersion, page.Continue, page.RemainingItemCount = m.GetResourceVersion(), m.GetContinue(), m.GetRemainingItemCount()
+	var objects []*Object
+	err = meta.EachListItem(list, func(o runtime.Object) error {
+		e, err := f.entry(o)
+		if err == nil {
+			page.Items, objects = append(page.Items, e), append(objects, e.object)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	version := revision(page.ResourceVersion)
+	if err := f.Check(f.number, objects, version); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	f.version, f.listed = version, page.Continue == ""
+	f.mu.Unlock()
+	return page, nil
+}
+
+// WatchWithContext opens a stream. While the API is unavailable it waits here, so that
+// nothing needs to be listed again.
+func (f *follower) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	for pause := backoff(); ; sleep(ctx, pause.Step()) {
+		// Where etcd was restored, a watch that continues would be silent until the
+		// revisions have caught up.
+		err := f.runner.o.Revisions.Probe(ctx)
+		var stream watch.Interface
+		if err == nil {
+			stream, err = f.api.WatchWithContext(ctx, o)
+		}
+		if err == nil {
+			f.Resumed()
+			return watch.Filter(stream, f.reduce), nil
+		}
+		if !Unavailable(err) || ctx.Err() != nil {
+			return nil, err
+		}
+		f.Fail(err)
+	}
+}
+
+// reduce makes an entry of the object of an event.
+func (f *follower) reduce(ev watch.Event) (watch.Event, bool) {
+	if ev.Type == watch.Error {
+		return ev, true
+	}
+	m, err := meta.Accessor(ev.Object)
+	if err != nil {
+		return ev, true // the reflector reports it
+	}
+	version := revision(m.GetResourceVersion())
+	switch ev.Type {
+	case watch.Added, watch.Modified:
+		if e, err := f.entry(ev.Object); err == nil {
+			ev.Object = e
+		}
+	default:
+		name := types.NamespacedName{Namespace: m.GetNamespace(), Name: m.GetName()}
+		ev.Object = &entry{NamespacedName: name, version: m.GetResourceVersion()}
+	}
+	f.mu.Lock()
+	synced := f.synced
+	f.mu.Unlock()
+	if f.progress(f.number, version) && synced {
+		f.inStep()
+	}
+	return ev, true
+}
+
+// complete takes in the list, and what came since.
+func (f *follower) complete() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.Replace(f.list, f.version)
+	for _, event := range f.events {
+		event()
+	}
+	f.synced, f.list, f.events = true, nil, nil
+}
+
+// then runs what an event asks for, after the list was taken in.
+func (f *follower) then(event func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.synced {
+		f.events = append(f.events, event)
+		return
+	}
+	event()
+}
+
+// OnAdd receives an object of the list, or a new one.
+func (f *follower) OnAdd(object any, inList bool) {
+	e, ok := object.(*entry)
+	switch {
+	case !ok:
+	case inList:
+		f.mu.Lock()
+		f.list = append(f.list, e.object)
+		e.object = nil
+		f.mu.Unlock()
+	default:
+		f.then(func() {
+			f.Take(e.object)
+			e.object = nil
+		})
+	}
+}
+
+// OnUpdate receives an object's next state.
+func (f *follower) OnUpdate(_, object any) { f.OnAdd(object, false) }
+
+// OnDelete receives an object that was deleted.
+func (f *follower) OnDelete(object any) {
+	if e, ok := object.(*entry); ok {
+		f.then(func() { f.Delete(e.NamespacedName) })
+	}
+}

@@ -1,0 +1,257 @@
+package sources
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
+
+	"github.com/mcs-attest/mcs-attest/pkg/manifest"
+)
+
+// Revisions decides what a restore of etcd means. Each restore that was noticed begins
+// an epoch.
+type Revisions interface {
+	Epoch() uint32
+	// Saw receives the revision of a list or an event.
+	Saw(epoch uint32, revision uint64)
+	// Probe asks the API for its revision before a watch continues.
+	Probe(context.Context) error
+	// Restored is called before an object of the restored state is taken in.
+	Restored(epoch uint32, why string)
+}
+
+// Options are what a Runner needs. Every field but MachineNamespaces is required.
+type Options struct {
+	Config *rest.Config
+	Scheme *runtime.Scheme
+	Log    *slog.Logger
+	// Namespace is the verifier's own, MachineNamespaces are those of Machines.
+	Namespace         string
+	MachineNamespaces []string
+	// Retry is how often a kind or a namespace that does not exist is looked for.
+	Retry     time.Duration
+	Revisions Revisions
+	// NamespaceGone reports whether a namespace does not exist or is being deleted. Its
+	// RoleBinding goes first, and what can be read of it is then forbidden.
+	NamespaceGone func(ctx context.Context, name string) bool
+	// Batch is held while a list is taken in of which no view may have a part.
+	Batch sync.Locker
+	// Unusable receives an object that cannot be used; hadGood: its last good state stays
+	// in force. Usable receives one that can be used again, or was deleted.
+	Unusable func(s *Source, o *Object, problems []manifest.Problem, hadGood bool)
+	Usable   func(s *Source, name types.NamespacedName)
+	// Changed is called when a source's state has changed.
+	Changed func()
+}
+
+// Runner is a set of sources. It is safe for concurrent use.
+type Runner struct {
+	o         Options
+	client    *http.Client
+	discovery discovery.DiscoveryInterface
+	sources   []*Source
+	restart   chan struct{} // capacity 1
+}
+
+// New prepares the sources and makes no call.
+func New(o Options, sources ...*Source) (*Runner, error) {
+	client, err := rest.HTTPClientFor(o.Config)
+	if err != nil {
+		return nil, fmt.Errorf("client of the Kubernetes API: %w", err)
+	}
+	d, err := discovery.NewDiscoveryClientForConfigAndClient(o.Config, client)
+	if err != nil {
+		return nil, fmt.Errorf("client of the Kubernetes API: %w", err)
+	}
+	i := &Runner{o: o, client: client, discovery: d, sources: sources, restart: make(chan struct{}, 1)}
+	for _, s := range sources {
+		s.runner, s.known = i, map[types.NamespacedName]seen{}
+	}
+	return i, nil
+}
+
+// Sources returns the sources.
+func (i *Runner) Sources() []*Source { return i.sources }
+
+// Run keeps the sources current until ctx ends.
+func (i *Runner) Run(ctx context.Context) {
+	for ctx.Err() == nil {
+		round, stop := context.WithCancel(ctx)
+		var running sync.WaitGroup
+		for _, s := range i.sources {
+			running.Go(func() { i.keep(round, s) })
+		}
+		select {
+		case <-ctx.Done():
+		case <-i.restart:
+			i.o.Log.Warn("reading everything again")
+		}
+		stop()
+		running.Wait()
+	}
+}
+
+// Restart has every source read again.
+func (i *Runner) Restart() {
+	select {
+	case i.restart <- struct{}{}:
+	default:
+	}
+}
+
+// Reset notes that nothing counts until it was read again.
+func (i *Runner) Reset() {
+	for _, s := range i.sources {
+		s.Reset()
+	}
+}
+
+// keep keeps one source current until ctx ends.
+func (i *Runner) keep(ctx context.Context, s *Source) {
+	pause := backoff()
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := i.follow(ctx, s)
+		if time.Since(began) > time.Minute {
+			pause = backoff()
+		}
+		switch {
+		case ctx.Err() != nil:
+			return
+		case apierrors.IsNotFound(err):
+			s.target = nil // perhaps the kind vanished
+			s.Fail(err)
+		case meta.IsNoMatchError(err):
+			s.Absent()
+			sleep(ctx, wait.Jitter(i.o.Retry/2, 1))
+			continue
+		case refused(err) && i.namespaceGone(ctx, s):
+			s.abandon()
+			sleep(ctx, wait.Jitter(i.o.Retry/2, 1))
+			continue
+		case !errors.Is(err, errExpired) && !apierrors.IsResourceExpired(err):
+			s.Fail(err)
+		}
+		sleep(ctx, pause.Step())
+	}
+}
+
+// namespaceGone reports whether a source's namespace does not exist. The verifier's own
+// namespace, and that of a single object, always exists.
+func (i *Runner) namespaceGone(ctx context.Context, s *Source) bool {
+	return s.local() && i.o.NamespaceGone(ctx, s.Namespace)
+}
+
+// Outdated returns what may have changed without being seen; nil if everything is
+// current. A short outage of the API is no reason, since records are read live. A
+// forbidden namespace counts only for its own Machines.
+func (i *Runner) Outdated(now time.Time) (in map[string]error, all error) {
+	everywhere := i.forbiddenEverywhere()
+	for _, s := range i.sources {
+		why := s.Outdated(now)
+		switch {
+		case why == "":
+		case !everywhere && s.Forbidden():
+			if in == nil {
+				in = map[string]error{}
+			}
+			in[s.Namespace] = errors.New(Bounded(why))
+		case all == nil:
+			all = errors.New(Bounded(why))
+		}
+	}
+	return in, all
+}
+
+// forbiddenEverywhere reports whether there is no namespace of Machines that the
+// verifier may read. Then nothing can be served.
+func (i *Runner) forbiddenEverywhere() bool {
+	namespaces, forbidden := map[string]bool{}, map[string]bool{}
+	for _, s := range i.sources {
+		if s.local() && !s.NamespaceGone() {
+			namespaces[s.Namespace] = true
+			if s.Forbidden() {
+				forbidden[s.Namespace] = true
+			}
+		}
+	}
+	return len(namespaces) > 0 && len(forbidden) == len(namespaces) &&
+		!slices.Contains(i.o.MachineNamespaces, i.o.Namespace)
+}
+
+// Synced reports whether everything that serving depends on was read and may be read,
+// and what was not. A forbidden namespace of Machines does not count, unless there is no
+// other one.
+func (i *Runner) Synced() (bool, []string) { return i.synced(!i.forbiddenEverywhere()) }
+
+// Complete is Synced, and a forbidden namespace always counts.
+func (i *Runner) Complete() bool {
+	all, _ := i.synced(false)
+	return all
+}
+
+// SyncedElsewhere is Synced, and a forbidden namespace never counts.
+func (i *Runner) SyncedElsewhere() bool {
+	others, _ := i.synced(true)
+	return others
+}
+
+func (i *Runner) synced(elsewhere bool) (bool, []string) {
+	var missing []string
+	for _, s := range i.sources {
+		if elsewhere && s.Forbidden() {
+			continue
+		}
+		if st, wrong := s.Status(); wrong && !st.Advisory && (st.Unsynced || st.Forbidden) {
+			missing = append(missing, st.Text)
+		}
+	}
+	return len(missing) == 0, missing
+}
+
+// maxText bounds what a status says of an object or a source.
+const maxText = 1024
+
+// Bounded returns the beginning of a text, at most 1024 bytes.
+func Bounded(text string) string {
+	if len(text) > maxText {
+		return strings.ToValidUTF8(text[:maxText], "")
+	}
+	return text
+}
+
+// Unavailable reports whether the API is unavailable or overloaded.
+func Unavailable(err error) bool {
+	var network net.Error
+	return errors.As(err, &network) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+		apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err)
+}
+
+// backoff returns the pauses between two attempts: from 100 to 200 ms, at most 10 s.
+func backoff() wait.Backoff {
+	return wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 7, Cap: 5 * time.Second}
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}

@@ -1,0 +1,200 @@
+package sources
+
+import (
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// How long a source may be of no use before nothing is granted on what it holds: with
+// an error, and without an event. The API server sends a bookmark every minute.
+const (
+	MaxError  = 5 * time.Minute
+	MaxQuiet  = 5 * time.Minute
+	MaxSilent = MaxQuiet + MaxError
+)
+
+// Status is the state of a source for readiness and conditions.
+type Status struct {
+	Name      string
+	Unsynced  bool // not current yet, or not since the last restore
+	Forbidden bool
+	Advisory  bool
+	Text      string // what is wrong
+}
+
+// Status returns the state, and whether something is wrong.
+func (s *Source) Status() (Status, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := Status{Name: s.String(), Advisory: s.Advisory, Unsynced: !s.synced && !(s.missing && s.Optional) && !s.gone}
+	switch {
+	case s.err != nil:
+		st.Forbidden = refused(s.err)
+		st.Text = st.Name + ": " + s.err.Error()
+		if h := s.hint(s.err); h != "" {
+			st.Text += "; " + h
+		}
+	case s.missing && !s.Optional && !s.gone:
+		st.Unsynced = true
+		st.Text = st.Name + ": the cluster has no such kind; apply the CRDs of deploy/base"
+	case st.Unsynced:
+		st.Text = st.Name + ": not read yet"
+	}
+	return st, st.Text != "" && (st.Unsynced || st.Forbidden || s.err != nil)
+}
+
+// Outdated returns why nothing may be granted on what the source holds; "" if it may be.
+func (s *Source) Outdated(now time.Time) string {
+	st, _ := s.Status()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.Advisory:
+	case st.Unsynced || st.Forbidden:
+		return st.Text
+	case s.err != nil && now.Sub(s.since) > MaxError:
+		return fmt.Sprintf("%s; it is so since %s", st.Text, s.since.UTC().Format(time.RFC3339))
+	case now.Sub(s.heard) > MaxSilent:
+		return fmt.Sprintf("%s: no event since %s", st.Name, s.heard.UTC().Format(time.RFC3339))
+	}
+	return ""
+}
+
+// local reports whether only the Machines of one namespace depend on the source.
+func (s *Source) local() bool {
+	return s.Namespace != "" && s.Namespace != s.runner.o.Namespace && s.Name == ""
+}
+
+// NamespaceGone reports whether the source's namespace does not exist.
+func (s *Source) NamespaceGone() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.gone
+}
+
+// Forbidden reports whether the verifier may not read a source that only the Machines of
+// one namespace depend on.
+func (s *Source) Forbidden() bool {
+	st, _ := s.Status()
+	return st.Forbidden && s.local()
+}
+
+// hint says what helps.
+func (s *Source) hint(err error) string {
+	if !refused(err) {
+		return ""
+	}
+	what := s.Kind.String()
+	if s.Name != "" {
+		what += " (resourceNames: " + s.Name + ")"
+	}
+	where := "in every namespace"
+	if s.Namespace != "" {
+		where = "in namespace " + s.Namespace
+	}
+	return fmt.Sprintf("the verifier's service account needs get, list and watch on %s %s; see deploy/base", what, where)
+}
+
+// refused reports whether an error says that the verifier may not read.
+func refused(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) }
+
+// Reset notes that nothing of the source counts until it was read again.
+func (s *Source) Reset() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.synced, s.gone = false, false
+}
+
+// inStep notes that the source is current.
+func (s *Source) inStep() {
+	epoch := s.runner.o.Revisions.Epoch()
+	s.mu.Lock()
+	if s.current != epoch {
+		s.mu.Unlock()
+		return // this watch is about to end
+	}
+	was := s.err
+	first := !s.synced || s.missing || s.gone
+	s.synced, s.missing, s.gone, s.err, s.logged, s.heard = true, false, false, nil, "", time.Now()
+	s.mu.Unlock()
+	s.changed(first, was)
+}
+
+// Resumed notes that the watch continues where it ended. The next event or bookmark
+// shows that the source is current.
+func (s *Source) Resumed() {
+	epoch := s.runner.o.Revisions.Epoch()
+	s.mu.Lock()
+	was := s.err
+	if s.synced && !s.missing && !s.gone && s.current == epoch {
+		s.err, s.logged = nil, ""
+	} else {
+		was = nil
+	}
+	s.mu.Unlock()
+	s.changed(false, was)
+}
+
+func (s *Source) changed(first bool, was error) {
+	if was != nil {
+		s.runner.o.Log.Info("watching again", "source", s.String())
+	}
+	if first || was != nil {
+		s.runner.o.Changed()
+	}
+}
+
+// Absent notes that the cluster does not have the kind.
+func (s *Source) Absent() {
+	s.mu.Lock()
+	first := !s.missing
+	s.missing, s.err, s.heard = true, nil, time.Now()
+	s.mu.Unlock()
+	if !first {
+		return
+	}
+	s.deleteAll()
+	if s.Optional {
+		s.runner.o.Log.Info("this cluster does not have a kind; looking for it periodically", "kind", s.Kind.String())
+	} else {
+		const text = "this cluster does not have a kind that the verifier needs; apply its CRDs"
+		s.runner.o.Log.Error(text, "kind", s.Kind.String())
+	}
+	s.runner.o.Changed()
+}
+
+// abandon notes that the namespace does not exist: the Machines of other namespaces do
+// not wait for it.
+func (s *Source) abandon() {
+	s.mu.Lock()
+	first := !s.gone
+	s.gone, s.err, s.logged, s.heard = true, nil, "", time.Now()
+	s.mu.Unlock()
+	if !first {
+		return
+	}
+	s.runner.o.Log.Warn("a namespace does not exist; looking for it periodically", "source", s.String())
+	s.deleteAll()
+	s.runner.o.Changed()
+}
+
+// Fail notes why the source is not current.
+func (s *Source) Fail(err error) {
+	s.mu.Lock()
+	changed := s.err == nil || refused(s.err) != refused(err)
+	if s.err == nil {
+		s.since = time.Now()
+	}
+	s.err = err
+	news := err.Error() != s.logged
+	s.logged = err.Error()
+	s.mu.Unlock()
+	if news {
+		s.runner.o.Log.Warn("watch", "source", s.String(), "error", err, "hint", s.hint(err))
+	}
+	if changed {
+		s.runner.o.Changed()
+	}
+}
