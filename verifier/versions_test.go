@@ -46,12 +46,13 @@ type versions struct {
 	controllers []*replica
 	load        *chaos
 	crossed     int
+	began       time.Time
 	written     map[string]*unstructured.Unstructured // records and claims
 }
 
 func newVersions(t *testing.T, settings string) *versions {
 	t.Helper()
-	v := &versions{t: t, credentials: settings != ""}
+	v := &versions{t: t, began: time.Now(), credentials: settings != ""}
 	var err error
 	if v.before, err = binaries.Before(t.Logf); err != nil {
 		t.Fatal(err)
@@ -83,6 +84,9 @@ func (v *versions) upgradeAndBack() {
 	v.crosses(v.a, v.b, true)
 	v.crosses(v.b, v.a, true)
 	granted := v.grants("granted-by-the-version-before")
+	stopped := v.grants("quarantined-before")
+	v.quarantine(stopped.uid, true)
+	v.staysOut(stopped)
 	v.recordsAreKept()
 
 	v.step("apply the manifests of this version")
@@ -102,6 +106,7 @@ func (v *versions) upgradeAndBack() {
 	v.crosses(v.a, v.b, true)
 	v.crosses(v.b, v.a, true)
 	v.machinesGoOn()
+	v.staysOut(stopped)
 	v.recordsAreKept()
 	granted = v.grants("granted-by-this-version")
 
@@ -121,6 +126,7 @@ func (v *versions) upgradeAndBack() {
 	v.crosses(v.a, v.b, true)
 	v.crosses(v.b, v.a, true)
 	v.machinesGoOn()
+	v.staysOut(stopped)
 	v.recordsAreKept()
 
 	stop()
@@ -138,12 +144,19 @@ const withoutDefinitions = `patches:
     metadata: {name: any}
 `
 
-func (v *versions) step(name string) { v.t.Logf("%s: %d machines are in", name, v.load.in.Load()) }
+func (v *versions) step(name string) {
+	v.t.Helper()
+	v.t.Logf("%v: %s: %d machines are in", time.Since(v.began).Round(time.Second), name, v.load.in.Load())
+}
 
 // replace is what the DaemonSet does with one pod.
 func (v *versions) replace(r *replica, program string) {
 	v.t.Helper()
-	v.step(map[string]string{v.now: "a front of this version", v.before.Verifier: "a front of the version before"}[program])
+	if program == v.now {
+		v.step("a front of this version")
+	} else {
+		v.step("a front of the version before")
+	}
 	r.stop(&r.cmd)
 	r.program = program
 	r.startFront()
@@ -195,13 +208,16 @@ func (v *versions) machinesGoOn() {
 func (v *versions) whole(config string) bool { return (v.tokenIn(config) != v.shared) == v.credentials }
 
 // grant is what a machine received.
-type grant struct{ uid, token, credential string }
+type grant struct {
+	keys                   *softKeys
+	uid, token, credential string
+}
 
 // attests boots a machine at one front up to its token.
 func (v *versions) attests(name string, at *replica) grant {
 	v.t.Helper()
 	keys := soft(v.t)
-	g := grant{uid: string(v.machine(name, keys.spki).GetUID())}
+	g := grant{keys: keys, uid: string(v.machine(name, keys.spki).GetUID())}
 	n := v.node(keys)
 	n.addr = at.addr
 	why := error(nil)
@@ -267,18 +283,35 @@ func (v *versions) redeems(g grant, at *replica) {
 			continue
 		}
 		id := strings.Join(who.Status.UserInfo.Extra["authentication.kubernetes.io/credential-id"], " ")
-		known := slices.ContainsFunc(v.record(g.uid).Status.Credentials, func(c v1alpha1.CredentialStatus) bool { return c.ID == id })
+		known := slices.ContainsFunc(v.record(g.uid).Status.Credentials,
+			func(c v1alpha1.CredentialStatus) bool { return c.ID == id })
 		if known != v.credentials {
 			v.t.Errorf("the record has the credential %q: %v", id, known)
 		}
 	}
 }
 
+// staysOut: a quarantine counts at every front.
+func (v *versions) staysOut(g grant) {
+	v.t.Helper()
+	for _, r := range []*replica{v.a, v.b} {
+		n := v.node(g.keys)
+		n.addr = r.addr
+		eventually(v.t, func() bool {
+			r.log.take()
+			_, _, err := n.attest(v.t.Context())
+			status, _, _ := v.fetch(v.t.Context(), r.addr, "/config/worker", g.token)
+			return err != nil && status != 200 && strings.Contains(r.log.take(), `"reason":"Quarantined"`)
+		}, func() string { return "the quarantine does not count at " + r.addr })
+	}
+}
+
 // leads waits until one of these leads.
 func (v *versions) leads(among []*replica) {
 	v.t.Helper()
-	leases := v.client.Resource(schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"})
 	holder := ""
+	leases := v.client.Resource(
+		schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"})
 	eventually(v.t, func() bool {
 		lease, err := leases.Namespace(ownNamespace).Get(v.t.Context(), kube.LeaseName, metav1.GetOptions{})
 		if err != nil {
@@ -298,7 +331,8 @@ func (v *versions) oneLeads() {
 	written := []string{"attestationverifiers ", "attestationpolicies ", "secrets " + ownNamespace}
 	holder, changes := "", 0
 	for _, r := range v.cluster.Requests(v.t) {
-		if !slices.Contains([]string{frontAccount, controllerAccount}, r.User) || r.Code >= 300 || !slices.Contains([]string{"create", "update", "patch"}, r.Verb) {
+		if !slices.Contains([]string{frontAccount, controllerAccount}, r.User) || r.Code >= 300 ||
+			!slices.Contains([]string{"create", "update", "patch"}, r.Verb) {
 			continue
 		}
 		switch {
