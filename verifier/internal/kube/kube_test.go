@@ -54,7 +54,8 @@ func TestManager_RunsAgainWithTheSameControllers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			policy := &v1alpha1.AttestationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "manager-test"}, Spec: v1alpha1.AttestationPolicySpec{Pools: []string{"worker"}}}
+			policy := &v1alpha1.AttestationPolicy{ObjectMeta: metav1.ObjectMeta{Name: "manager-test"},
+				Spec: v1alpha1.AttestationPolicySpec{Pools: []string{"worker"}}}
 			if err := api.Create(t.Context(), policy); err != nil {
 				t.Fatal(err)
 			}

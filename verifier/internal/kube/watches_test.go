@@ -58,7 +58,8 @@ func TestWatches_StartWhenTheClusterServesTheKind(t *testing.T) {
 	}), &slog.HandlerOptions{Level: slog.LevelDebug}))
 	now := func() time.Time { return time.Now().Add(time.Duration(skipped.Load())) }
 	w := &kube.Watches{
-		Log: log, Now: now, Handler: &handler.EnqueueRequestForObject{}, Kinds: []*kube.Kind{kind}, Interval: 100 * time.Millisecond,
+		Log: log, Now: now, Handler: &handler.EnqueueRequestForObject{}, Kinds: []*kube.Kind{kind},
+		Interval: 100 * time.Millisecond,
 	}
 	m, err := kube.NewManager(c.Admin(), kube.Options{Log: log})
 	if err != nil {

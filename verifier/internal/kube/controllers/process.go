@@ -159,8 +159,8 @@ func (k *Process) addCredentials(o *inventory.Options) error {
 		return fmt.Errorf("credential: %w", err)
 	}
 	credentials := bootstrapcredential.New(bootstrapcredential.Options{
-		Issuer: issuer, Records: known{k}, Redeemable: known{k}.Redeemable, Confirm: known{k}.Confirm,
-		Ready: known{k}.Ready, Log: k.parts.Log, Now: k.parts.Now,
+		Issuer: issuer, Records: lazyInventory{k}, Redeemable: lazyInventory{k}.Redeemable, Confirm: lazyInventory{k}.Confirm,
+		Ready: lazyInventory{k}.Ready, Log: k.parts.Log, Now: k.parts.Now,
 	})
 	o.Revoke, o.Token = issuer.Revoke, credentials.Observe
 	k.controllers = append(k.controllers, credentials.SetupWithManager)
@@ -192,7 +192,7 @@ func (k *Process) addCSR(o *inventory.Options) error {
 		Config: *c.Approver, Credential: c.Credential,
 		Namespaces: slices.Concat(c.Kubernetes.MachineNamespaces, []string{c.Kubernetes.Namespace}),
 		Namespace:  c.Kubernetes.Namespace,
-		Machines:   known{k}, Records: known{k}, Log: p.Log, Audit: p.Audit, Now: p.Now,
+		Machines:   lazyInventory{k}, Records: lazyInventory{k}, Log: p.Log, Audit: p.Audit, Now: p.Now,
 		Ready: func() error { return k.inventory.Ready() },
 	})
 	if err == nil {
@@ -299,26 +299,30 @@ func (k *Process) notify(f poolconfig.Fault) {
 	k.events.Emit(events.Event{About: about, Warning: true, Reason: f.Reason, Message: f.Text})
 }
 
-// known is the inventory of a process, for controllers that are prepared before it.
-type known struct{ k *Process }
+// lazyInventory is the inventory of a process, for controllers that New prepares before it.
+type lazyInventory struct{ k *Process }
 
-func (n known) ByInternalDNS(name string) []machine.Ref      { return n.k.inventory.ByInternalDNS(name) }
-func (n known) ByNode(node string) []machine.Ref             { return n.k.inventory.ByNode(node) }
-func (n known) ByCredential(id string) (uid string, ok bool) { return n.k.inventory.ByCredential(id) }
-func (n known) Counts() (machines, nodes int)                { return n.k.inventory.Counts() }
-func (n known) Record(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
+func (n lazyInventory) ByInternalDNS(name string) []machine.Ref {
+	return n.k.inventory.ByInternalDNS(name)
+}
+func (n lazyInventory) ByNode(node string) []machine.Ref { return n.k.inventory.ByNode(node) }
+func (n lazyInventory) ByCredential(id string) (uid string, ok bool) {
+	return n.k.inventory.ByCredential(id)
+}
+func (n lazyInventory) Counts() (machines, nodes int) { return n.k.inventory.Counts() }
+func (n lazyInventory) Record(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
 	return n.k.inventory.Records().Record(ctx, uid)
 }
-func (n known) Update(ctx context.Context, uid string, change store.Change) error {
+func (n lazyInventory) Update(ctx context.Context, uid string, change store.Change) error {
 	return n.k.inventory.Records().Update(ctx, uid, change)
 }
-func (n known) Session(uid string) store.Session { return n.k.inventory.Records().Session(uid) }
-func (n known) Redeemable(uid, pool string, now time.Time) error {
+func (n lazyInventory) Session(uid string) store.Session { return n.k.inventory.Records().Session(uid) }
+func (n lazyInventory) Redeemable(uid, pool string, now time.Time) error {
 	return n.k.inventory.Registry().Redeemable(uid, pool, now)
 }
-func (n known) Confirm(ctx context.Context, uid string) error {
+func (n lazyInventory) Confirm(ctx context.Context, uid string) error {
 	return n.k.confirm.ConfirmUID(ctx, uid)
 }
-func (n known) Ready(uid string) error {
+func (n lazyInventory) Ready(uid string) error {
 	return cmp.Or(n.k.inventory.Ready(), n.k.inventory.Outdated(uid))
 }

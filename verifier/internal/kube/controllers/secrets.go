@@ -42,8 +42,8 @@ func (k *Process) secretControllers() ([]func(manager.Manager) error, error) {
 		Trigger: &c.Triggers.ProvisioningToken, Now: p.Now, Log: p.Log,
 	})
 	pointers := pointerconfig.New(pointerconfig.Options{
-		Client: secrets, Token: c.Provisioning, Policies: func() *policy.Set { return c.View().Policies }, Origins: own.Origins,
-		Trigger: &c.Triggers.PointerConfigs, Now: p.Now, Log: p.Log,
+		Client: secrets, Token: c.Provisioning, Policies: func() *policy.Set { return c.View().Policies },
+		Origins: own.Origins, Trigger: &c.Triggers.PointerConfigs, Now: p.Now, Log: p.Log,
 	})
 	k.findings = append(k.findings, pointers.Findings)
 	return append(all, token.SetupWithManager, pointers.SetupWithManager), nil

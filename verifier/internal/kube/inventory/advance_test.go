@@ -22,12 +22,15 @@ func TestAMachineWhoseAnnotationCannotBeUsedStillJoinsAndGoes(t *testing.T) {
 		unknown       bool
 		incomplete    bool
 	}{
-		"it says no more":      {changes: []func(o map[string]any){spoiled}},
-		"it has joined":        {changes: []func(o map[string]any){spoiled, set("status", "nodeRef", map[string]any{"name": "n"})}, joined: true},
-		"it runs":              {changes: []func(o map[string]any){spoiled, set("status", "phase", "Running")}, joined: true},
-		"it is being deleted":  {changes: []func(o map[string]any){spoiled, set("metadata", "deletionTimestamp", "2026-11-21T08:00:00Z")}, going: true},
-		"its phase says so":    {changes: []func(o map[string]any){spoiled, set("status", "phase", "Deleting")}, going: true},
-		"it was made anew":     {changes: []func(o map[string]any){spoiled, set("metadata", "uid", "another")}, unknown: true, incomplete: true},
+		"it says no more": {changes: []func(o map[string]any){spoiled}},
+		"it has joined": {changes: []func(o map[string]any){spoiled,
+			set("status", "nodeRef", map[string]any{"name": "n"})}, joined: true},
+		"it runs": {changes: []func(o map[string]any){spoiled, set("status", "phase", "Running")}, joined: true},
+		"it is being deleted": {changes: []func(o map[string]any){spoiled,
+			set("metadata", "deletionTimestamp", "2026-11-21T08:00:00Z")}, going: true},
+		"its phase says so": {changes: []func(o map[string]any){spoiled, set("status", "phase", "Deleting")}, going: true},
+		"it was made anew": {changes: []func(o map[string]any){spoiled, set("metadata", "uid", "another")}, unknown: true,
+			incomplete: true},
 		"more cannot be used":  {changes: []func(o map[string]any){spoiled, set("status", "nodeRef", "text")}},
 		"it can be used again": {changes: []func(o map[string]any){set("status", "phase", "Running")}, joined: true},
 	} {
@@ -74,7 +77,8 @@ func TestAMachineWhoseAnnotationCannotBeUsedStillJoinsAndGoes(t *testing.T) {
 // That a Machine has joined is a latch here, too.
 func TestAMachineDoesNotGoBack(t *testing.T) {
 	c := unconnected(t)
-	m := machine.Machine{APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine", Namespace: "m", Name: "one", UID: "u", NodeRef: "n", Phase: "Running", Deleting: true}
+	m := machine.Machine{APIVersion: "machine.openshift.io/v1beta1", Kind: "Machine", Namespace: "m", Name: "one",
+		UID: "u", NodeRef: "n", Phase: "Running", Deleting: true}
 	c.registry.PutMachine(m)
 	m.NodeRef, m.Phase, m.Deleting = "", "Provisioned", false
 	if !c.registry.Advance(m) {

@@ -18,10 +18,12 @@ func TestConfirmation(t *testing.T) {
 	object := func(node string) *unstructured.Unstructured {
 		o := map[string]any{
 			"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine",
-			"metadata": map[string]any{"namespace": "ns", "name": "m", "uid": "u", "creationTimestamp": "2026-11-21T05:00:00Z", "labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker"}},
+			"metadata": map[string]any{"namespace": "ns", "name": "m", "uid": "u", "creationTimestamp": "2026-11-21T05:00:00Z",
+				"labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker"}},
 		}
 		if node != "" {
-			o["status"] = map[string]any{"nodeRef": map[string]any{"name": node}, "addresses": []any{map[string]any{"type": "InternalDNS", "address": "m.example"}}}
+			o["status"] = map[string]any{"nodeRef": map[string]any{"name": node},
+				"addresses": []any{map[string]any{"type": "InternalDNS", "address": "m.example"}}}
 		}
 		return &unstructured.Unstructured{Object: o}
 	}

@@ -13,10 +13,11 @@ import (
 )
 
 // recordControllers returns those of records, claims and pending machines.
-func (p *process) recordControllers(o verifier.Options, change func(*machinerecord.Options)) func(manager.Manager) error {
+func (p *process) recordControllers(o verifier.Options,
+	change func(*machinerecord.Options)) func(manager.Manager) error {
 	keep := machinerecord.Options{
-		Trigger: &p.Triggers.MachineRecord, Inventory: p.Machines, Records: p.Records(), Settled: p.Settled, MayBeQuarantined: p.MayBeQuarantined,
-		Revoke: o.Revoke, Log: o.Log, Retry: o.Pass,
+		Trigger: &p.Triggers.MachineRecord, Inventory: p.Machines, Records: p.Records(), Settled: p.Settled,
+		MayBeQuarantined: p.MayBeQuarantined, Revoke: o.Revoke, Log: o.Log, Retry: o.Pass,
 	}
 	if change != nil {
 		change(&keep)

@@ -41,6 +41,7 @@ import (
 const callTimeout = 5 * time.Second
 
 const (
+	// KeysSecret is the name of the Secret with the signing and sealing keys.
 	KeysSecret          = "mcs-attest-keys"
 	defaultDiscovery    = time.Minute
 	defaultProbe        = 30 * time.Second
@@ -170,8 +171,8 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*In
 		return nil, err
 	}
 	k.Secrets = newSecrets(secretsOptions{
-		Config: c, Token: o.ProvisioningToken, Client: secrets, Guard: k.guard, Now: func() time.Time { return k.o.Now() }, Log: o.Log,
-		Certificate: o.Certificate, Changed: k.changed, Triggers: &k.Triggers, Interval: o.Pass,
+		Config: c, Token: o.ProvisioningToken, Client: secrets, Guard: k.guard, Now: func() time.Time { return k.o.Now() },
+		Log: o.Log, Certificate: o.Certificate, Changed: k.changed, Triggers: &k.Triggers, Interval: o.Pass,
 	})
 	k.Machines = newMachines(machinesOptions{
 		Registry: machine.NewRegistry(k.Secrets), Now: o.Now, Names: o.Names, Revocable: o.Revoke != nil,
@@ -190,7 +191,8 @@ func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*In
 		Log: o.Log, Faults: k.Faults, Trigger: &k.Triggers.PolicyStatus, Changed: k.changed, PoolsChanged: k.rolesChanged,
 	})
 	k.Triggers.PolicyStatus.All, k.Triggers.PolicyStatus.Interval = k.Policies.requests, o.Pass
-	k.Triggers.NodeRoles.All, k.Triggers.NodeRoles.Interval = func() []reconcile.Request { return []reconcile.Request{{}} }, o.Pass
+	k.Triggers.NodeRoles.All = func() []reconcile.Request { return []reconcile.Request{{}} }
+	k.Triggers.NodeRoles.Interval = o.Pass
 	if k.events = o.Events; o.Events == nil {
 		k.events = events.Discard{}
 	}
@@ -234,15 +236,21 @@ type kind = sources.Kind
 
 // The kinds that are watched.
 var (
-	machineAPIKind  = kind{Group: "machine.openshift.io", Resource: "machines", Kind: "Machine", Versions: []string{"v1beta1"}}
-	clusterAPIKind  = kind{Group: "cluster.x-k8s.io", Resource: "machines", Kind: "Machine", Versions: []string{"v1beta2", "v1beta1"}}
-	hostKind        = kind{Group: "metal3.io", Resource: "baremetalhosts", Kind: "BareMetalHost", Versions: []string{"v1alpha1"}}
-	poolKind        = kind{Group: "machineconfiguration.openshift.io", Resource: "machineconfigpools", Kind: "MachineConfigPool", Versions: []string{"v1"}}
-	attestationKind = kind{Group: v1alpha1.GroupVersion.Group, Resource: "machineattestations", Kind: v1alpha1.KindMachineAttestation, Versions: []string{v1alpha1.GroupVersion.Version}}
-	policyKind      = kind{Group: v1alpha1.GroupVersion.Group, Resource: "attestationpolicies", Kind: v1alpha1.KindAttestationPolicy, Versions: []string{v1alpha1.GroupVersion.Version}}
-	nodeKind        = kind{Resource: "nodes", Kind: "Node", Versions: []string{"v1"}}
-	configMapKind   = kind{Resource: "configmaps", Kind: "ConfigMap", Versions: []string{"v1"}}
-	secretKind      = kind{Resource: "secrets", Kind: "Secret", Versions: []string{"v1"}}
+	machineAPIKind = kind{Group: "machine.openshift.io", Resource: "machines", Kind: "Machine",
+		Versions: []string{"v1beta1"}}
+	clusterAPIKind = kind{Group: "cluster.x-k8s.io", Resource: "machines", Kind: "Machine",
+		Versions: []string{"v1beta2", "v1beta1"}}
+	hostKind = kind{Group: "metal3.io", Resource: "baremetalhosts", Kind: "BareMetalHost",
+		Versions: []string{"v1alpha1"}}
+	poolKind = kind{Group: "machineconfiguration.openshift.io", Resource: "machineconfigpools",
+		Kind: "MachineConfigPool", Versions: []string{"v1"}}
+	attestationKind = kind{Group: v1alpha1.GroupVersion.Group, Resource: "machineattestations",
+		Kind: v1alpha1.KindMachineAttestation, Versions: []string{v1alpha1.GroupVersion.Version}}
+	policyKind = kind{Group: v1alpha1.GroupVersion.Group, Resource: "attestationpolicies",
+		Kind: v1alpha1.KindAttestationPolicy, Versions: []string{v1alpha1.GroupVersion.Version}}
+	nodeKind      = kind{Resource: "nodes", Kind: "Node", Versions: []string{"v1"}}
+	configMapKind = kind{Resource: "configmaps", Kind: "ConfigMap", Versions: []string{"v1"}}
+	secretKind    = kind{Resource: "secrets", Kind: "Secret", Versions: []string{"v1"}}
 )
 
 var namespacesResource = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
@@ -272,8 +280,10 @@ func (c *Inventory) newWatches(r *rest.Config) error {
 		return err
 	}
 	c.watches, err = sources.New(sources.Options{
-		Config: r, Scheme: scheme, Log: c.log, Namespace: c.config.Namespace, MachineNamespaces: c.config.MachineNamespaces, Retry: c.o.Discovery,
-		Revisions: c.guard, NamespaceGone: c.namespaceGone, Batch: c.batch.RLocker(), Unusable: c.unusable, Usable: c.usable, Changed: c.changed,
+		Config: r, Scheme: scheme, Log: c.log, Namespace: c.config.Namespace,
+		MachineNamespaces: c.config.MachineNamespaces, Retry: c.o.Discovery, Revisions: c.guard,
+		NamespaceGone: c.namespaceGone, Batch: c.batch.RLocker(), Unusable: c.unusable, Usable: c.usable,
+		Changed: c.changed,
 	}, all...)
 	return err
 }
@@ -291,22 +301,22 @@ func (c *Inventory) Run(ctx context.Context) error {
 	ctx = klog.NewContext(ctx, logr.FromSlogHandler(c.log.Handler()))
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { c.tell(ctx) })
+	wg.Go(func() { c.publish(ctx) })
 	wg.Go(func() { c.guard.Run(ctx) })
 	c.watches.Run(ctx)
 	return nil
 }
 
-// tell tells the caller of changes, several at once where they come fast.
-func (c *Inventory) tell(ctx context.Context) {
-	look := time.NewTicker(lookForStale)
-	defer look.Stop()
+// publish builds the view after changes and calls Changed. It combines changes that follow each other fast.
+func (c *Inventory) publish(ctx context.Context) {
+	check := time.NewTicker(staleInterval)
+	defer check.Stop()
 	for was, synced := false, false; ; {
 		select {
 		case <-ctx.Done():
 			return
-		case <-look.C:
-			c.notice(time.Now())
+		case <-check.C:
+			c.checkStale(time.Now())
 		case <-c.dirty:
 			c.build()
 			now := c.View().Complete
@@ -322,13 +332,11 @@ func (c *Inventory) tell(ctx context.Context) {
 	}
 }
 
-// lookForStale is how often is looked whether what is known has become too old. No
-// event tells of that.
-const lookForStale = 5 * time.Second
+// staleInterval is how often the inventory checks whether its content is too old. No event reports that.
+const staleInterval = 5 * time.Second
 
-// notice has the view built again if what is known has become too old, or is not
-// too old any more.
-func (c *Inventory) notice(now time.Time) {
+// checkStale requests a new view if content has become too old, or is no longer too old.
+func (c *Inventory) checkStale(now time.Time) {
 	in, all := c.watches.Outdated(now)
 	if w := c.View(); fmt.Sprint(all, in) != fmt.Sprint(w.Stale, w.StaleIn) {
 		c.changed()
@@ -359,7 +367,7 @@ func (c *Inventory) changed() {
 	}
 }
 
-// World is what the service appraises with now.
+// View returns what the service appraises with now.
 func (c *Inventory) View() *view.View { return c.view.Load() }
 
 // Registry is every Machine that is known.

@@ -85,11 +85,13 @@ func theWhole(t testing.TB) *whole {
 	}{
 		{policies, []string{""}}, {verifiers, []string{""}}, {nodes, []string{""}}, {claims, []string{""}},
 		{machines, []string{machineNamespace}}, {attestations, []string{machineNamespace, ownNamespace}},
-		{configMaps, []string{ownNamespace, operatorNS}}, {secrets, []string{ownNamespace, operatorNS, machineNamespace, "openshift-config"}},
+		{configMaps, []string{ownNamespace, operatorNS}},
+		{secrets, []string{ownNamespace, operatorNS, machineNamespace, "openshift-config"}},
 		{leases, []string{ownNamespace}},
 	} {
 		for _, ns := range kind.namespaces {
-			if err := s.in(kind.resource, ns).DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil && !kerrors.IsNotFound(err) {
+			if err := s.in(kind.resource, ns).DeleteCollection(context.Background(), metav1.DeleteOptions{},
+				metav1.ListOptions{}); err != nil && !kerrors.IsNotFound(err) {
 				t.Fatal(err)
 			}
 		}
@@ -103,7 +105,8 @@ func prepare(t testing.TB, c *cluster.Cluster) *whole {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &whole{site: &site{TB: t, cluster: c, admin: admin, namespace: machineNamespace, own: ownNamespace, now: time.Now}}
+	w := &whole{site: &site{TB: t, cluster: c, admin: admin, namespace: machineNamespace, own: ownNamespace,
+		now: time.Now}}
 	for _, name := range []string{ownNamespace, machineNamespace, operatorNS, "openshift-config"} {
 		_, _ = w.in(namespaces, "").Create(context.Background(), &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": name},
@@ -139,7 +142,8 @@ func pointerConfig(pool string) string {
 
 func (w *whole) secret(namespace, name string, data map[string]string) {
 	w.Helper()
-	w.put(secrets, namespace, map[string]any{"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{"name": name}, "data": encode(data)})
+	w.put(secrets, namespace, map[string]any{"apiVersion": "v1", "kind": "Secret",
+		"metadata": map[string]any{"name": name}, "data": encode(data)})
 }
 
 func encode(data map[string]string) map[string]any {
@@ -156,7 +160,8 @@ func (w *whole) configMap(namespace, name string, labels map[string]any, data ma
 	for k, v := range data {
 		all[k] = v
 	}
-	w.put(configMaps, namespace, map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": name, "labels": labels}, "data": all})
+	w.put(configMaps, namespace, map[string]any{"apiVersion": "v1", "kind": "ConfigMap",
+		"metadata": map[string]any{"name": name, "labels": labels}, "data": all})
 }
 
 // put creates an object, or replaces it.
@@ -175,7 +180,8 @@ func (w *whole) put(resource schema.GroupVersionResource, namespace string, obje
 
 func (w *whole) policy(name string, spec map[string]any) {
 	w.Helper()
-	w.put(policies, "", map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindAttestationPolicy, "metadata": map[string]any{"name": name}, "spec": spec})
+	w.put(policies, "", map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindAttestationPolicy,
+		"metadata": map[string]any{"name": name}, "spec": spec})
 }
 
 // worker makes a Machine.
@@ -183,8 +189,9 @@ func (w *whole) worker(name string, change ...func(o map[string]any)) *unstructu
 	w.Helper()
 	o := map[string]any{
 		"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine",
-		"metadata": map[string]any{"name": name, "labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker"}},
-		"spec":     map[string]any{},
+		"metadata": map[string]any{"name": name,
+			"labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker"}},
+		"spec": map[string]any{},
 	}
 	for _, f := range change {
 		f(o)
@@ -226,13 +233,15 @@ func (w *whole) start(identity string, change ...func(*config.Kubernetes, *verif
 	return w.startAs(w.cluster.Admin(), identity, change...)
 }
 
-func (w *whole) startAs(r *rest.Config, identity string, change ...func(*config.Kubernetes, *verifier.Options)) *process {
+func (w *whole) startAs(r *rest.Config, identity string,
+	change ...func(*config.Kubernetes, *verifier.Options)) *process {
 	w.Helper()
 	return w.startWith(r, identity, nil, change...)
 }
 
 // startWith also changes the options of the records' controller.
-func (w *whole) startWith(r *rest.Config, identity string, records func(*machinerecord.Options), change ...func(*config.Kubernetes, *verifier.Options)) *process {
+func (w *whole) startWith(r *rest.Config, identity string,
+	records func(*machinerecord.Options), change ...func(*config.Kubernetes, *verifier.Options)) *process {
 	w.Helper()
 	k := config.Kubernetes{
 		Namespace: ownNamespace, MachineNamespaces: []string{machineNamespace, "openshift-cluster-api"},
@@ -241,9 +250,11 @@ func (w *whole) startWith(r *rest.Config, identity string, records func(*machine
 	}
 	p := &process{log: &buffer{}}
 	o := verifier.Options{
-		Log: slog.New(slog.NewTextHandler(p.log, &slog.HandlerOptions{Level: slog.LevelDebug})), Version: "test", Controller: true, Identity: identity,
-		ProvisioningToken: config.ProvisioningToken{Secret: "openshift-config/machineconfig-auth", Grace: config.Duration(time.Hour)},
-		Discovery:         time.Second, Probe: 2 * time.Second, Pass: time.Second,
+		Log: slog.New(slog.NewTextHandler(p.log, &slog.HandlerOptions{Level: slog.LevelDebug})), Version: "test",
+		Controller: true, Identity: identity,
+		ProvisioningToken: config.ProvisioningToken{Secret: "openshift-config/machineconfig-auth",
+			Grace: config.Duration(time.Hour)},
+		Discovery: time.Second, Probe: 2 * time.Second, Pass: time.Second,
 	}
 	for _, f := range change {
 		f(&k, &o)
@@ -276,7 +287,8 @@ func (w *whole) startWith(r *rest.Config, identity string, records func(*machine
 				Log: o.Log, Lease: &kube.Lease{Namespace: k.Namespace, Identity: identity, Duration: 4 * time.Second},
 			})
 			if err == nil {
-				err = errors.Join(m.Add(manager.RunnableFunc(c.Lead)), p.addControllers(m, o), recordControllers(m), p.addSecretControllers(m))
+				err = errors.Join(m.Add(manager.RunnableFunc(c.Lead)), p.addControllers(m, o), recordControllers(m),
+					p.addSecretControllers(m))
 			}
 			if err == nil {
 				err = c.SetupWithManager(m)
@@ -302,13 +314,15 @@ func (p *process) addControllers(m manager.Manager, o verifier.Options) error {
 	})
 	return errors.Join(
 		policystatus.New(policystatus.Options{
-			Now: time.Now, Limit: p.Limit(), Events: o.Events, Inventory: p.Inventory, Trigger: &p.Triggers.PolicyStatus, Held: p.Guard().HoldsPolicies,
+			Now: time.Now, Limit: p.Limit(), Events: o.Events, Inventory: p.Inventory, Trigger: &p.Triggers.PolicyStatus,
+			Held: p.Guard().HoldsPolicies,
 		}).SetupWithManager(m),
 		roles.SetupWithManager(m),
 		verifierstatus.New(verifierstatus.Options{
 			Now: time.Now, Limit: p.Limit(), Holder: o.Identity, Version: o.Version, Resync: o.Pass,
 			Unavailable: p.Unavailable, Progressing: p.Progressing, Acknowledge: p.Guard().Acknowledge,
-			Findings: []verifierstatus.Findings{p.Findings, roles.Findings, p.pointers.Findings}, ControlPlaneNodes: roles.ControlPlaneNodes,
+			Findings:          []verifierstatus.Findings{p.Findings, roles.Findings, p.pointers.Findings},
+			ControlPlaneNodes: roles.ControlPlaneNodes,
 		}).SetupWithManager(m),
 	)
 }
@@ -386,7 +400,8 @@ func TestWorldFromTheAPI(t *testing.T) {
 	until(t, "keys", func() error { _, ok := p.Keys().Tokens.Current(time.Now()); return says(!ok, "no key signs") })
 	until(t, "world", func() error {
 		world := p.View()
-		return says(!world.Complete || len(world.Policies.Pools()) != 1, "complete %v, pools %v", world.Complete, world.Policies.Pools())
+		return says(!world.Complete || len(world.Policies.Pools()) != 1, "complete %v, pools %v", world.Complete,
+			world.Policies.Pools())
 	})
 	if p.Registry().Len() != 1 || len(p.Keys().Seals.Keys) != 1 {
 		t.Errorf("%d Machines, %d sealing keys", p.Registry().Len(), len(p.Keys().Seals.Keys))

@@ -66,7 +66,8 @@ func TestADeletedMachineIsReconciledAlthoughItsRecordWentFirst(t *testing.T) {
 	})
 	machinerecord.New(machinerecord.Options{Trigger: trigger, Inventory: ms})
 	name := types.NamespacedName{Namespace: "m", Name: "one"}
-	ms.registry.PutMachine(machine.Machine{APIVersion: "machine.openshift.io/v1beta1", Namespace: "m", Name: "one", UID: "u", NodeRef: "n"})
+	ms.registry.PutMachine(machine.Machine{APIVersion: "machine.openshift.io/v1beta1", Namespace: "m", Name: "one",
+		UID: "u", NodeRef: "n"})
 	ms.latches["u"] = latch{key: key{"m", "u"}, joined: true, credentials: []string{"JTI=one"}, unrevoked: true}
 	queue := priorityqueue.New[reconcile.Request]("test")
 	defer queue.ShutDown()
@@ -90,12 +91,15 @@ func TestADeletedMachineIsReconciledAlthoughItsRecordWentFirst(t *testing.T) {
 func TestAMachineIsReconciledWhenItsQuarantineIsDeleted(t *testing.T) {
 	trigger := &kube.Trigger{}
 	ms := newMachines(machinesOptions{
-		Registry: machine.NewRegistry(nil), Now: time.Now, Trigger: trigger, Token: func(string, string) {}, RolesChanged: func() {},
+		Registry: machine.NewRegistry(nil), Now: time.Now, Trigger: trigger, Token: func(string, string) {},
+		RolesChanged: func() {},
 	})
-	ms.registry.PutMachine(machine.Machine{APIVersion: "machine.openshift.io/v1beta1", Namespace: "m", Name: "one", UID: "u"})
+	ms.registry.PutMachine(machine.Machine{APIVersion: "machine.openshift.io/v1beta1", Namespace: "m", Name: "one",
+		UID: "u"})
 	e, err := machine.NewEnrolment(v1alpha1.MachineAttestation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "m", Name: "stop"},
-		Spec:       v1alpha1.MachineAttestationSpec{MachineRef: &v1alpha1.MachineReference{Namespace: "m", Name: "one"}, Quarantined: true},
+		Spec: v1alpha1.MachineAttestationSpec{MachineRef: &v1alpha1.MachineReference{Namespace: "m", Name: "one"},
+			Quarantined: true},
 	})
 	if err != nil {
 		t.Fatal(err)

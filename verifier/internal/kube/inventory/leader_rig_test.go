@@ -162,7 +162,8 @@ func TestKeysOutliveTheirSecret(t *testing.T) {
 	if !slices.Equal(p.keyIDs(), first) || !slices.Equal(q.keyIDs(), first) || len(keysOf()) != 2 {
 		t.Error("keys that cannot be read replaced the good ones, or were written over")
 	}
-	w.put(secrets, ownNamespace, map[string]any{"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{"name": verifier.KeysSecret}, "data": good})
+	w.put(secrets, ownNamespace, map[string]any{"apiVersion": "v1", "kind": "Secret",
+		"metadata": map[string]any{"name": verifier.KeysSecret}, "data": good})
 	until(t, "mended", func() error { return says(len(p.Problems()) != 0, "%v", p.Problems()) })
 
 	w.delete(secrets, ownNamespace, verifier.KeysSecret)
@@ -172,7 +173,8 @@ func TestKeysOutliveTheirSecret(t *testing.T) {
 	})
 }
 
-func (w *whole) there(resource schema.GroupVersionResource, namespace, name string) (*unstructured.Unstructured, error) {
+func (w *whole) there(resource schema.GroupVersionResource, namespace,
+	name string) (*unstructured.Unstructured, error) {
 	o, err := w.in(resource, namespace).Get(context.Background(), name, metav1.GetOptions{})
 	if kerrors.IsNotFound(err) {
 		return nil, nil
@@ -203,7 +205,8 @@ func TestRecordsFollowTheirMachines(t *testing.T) {
 		until(t, "lifted", func() error { return says(record(uid).Quarantined, "still") })
 	})
 	t.Run("joining is latched", func(t *testing.T) {
-		w.create(nodes, "", map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": "n1"}, "spec": map[string]any{"providerID": "aws:///a/i-1"}})
+		w.create(nodes, "", map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": "n1"},
+			"spec": map[string]any{"providerID": "aws:///a/i-1"}})
 		until(t, "latched", func() error { return says(record(uid).Phase != v1alpha1.PhaseJoined, "%v", record(uid).Phase) })
 		w.delete(nodes, "", "n1")
 		time.Sleep(time.Second)
@@ -239,7 +242,8 @@ func TestRecordsFollowTheirMachines(t *testing.T) {
 		until(t, "all of it is gone", func() error {
 			a, err1 := w.there(attestations, machineNamespace, uid)
 			b, err2 := w.there(attestations, machineNamespace, two.UID)
-			return says(a != nil || b != nil || err1 != nil || err2 != nil || len(w.list(claims, "")) != 0, "%v, %v, %d claims", a, b, len(w.list(claims, "")))
+			return says(a != nil || b != nil || err1 != nil || err2 != nil || len(w.list(claims, "")) != 0, "%v, %v, %d claims",
+				a, b, len(w.list(claims, "")))
 		})
 	})
 	t.Run("a claim that no record leads to", func(t *testing.T) {
@@ -256,9 +260,11 @@ func TestRecordsFollowTheirMachines(t *testing.T) {
 		until(t, "it is gone", func() error { return says(len(w.list(claims, "")) != 0, "still there") })
 	})
 	t.Run("who waits too long", func(t *testing.T) {
-		for name, seen := range map[string]time.Time{"pending-00000000000000aa": time.Now().Add(-25 * time.Hour), "pending-00000000000000bb": time.Now()} {
-			w.create(attestations, ownNamespace, map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
-				"metadata": map[string]any{"name": name, "labels": map[string]any{"mcs-attest.dev/pending": "true"}}})
+		for name, seen := range map[string]time.Time{"pending-00000000000000aa": time.Now().Add(-25 * time.Hour),
+			"pending-00000000000000bb": time.Now()} {
+			w.create(attestations, ownNamespace,
+				map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
+					"metadata": map[string]any{"name": name, "labels": map[string]any{"mcs-attest.dev/pending": "true"}}})
 			at := seen.UTC().Format(time.RFC3339)
 			w.patch(attestations, ownNamespace, name, `{"status":{"phase":"Pending","pending":{"ekSHA256":"`+ek(1)+`","firstSeen":"`+at+`","lastSeen":"`+at+`"}}}`, "status")
 		}
@@ -296,8 +302,9 @@ func TestAnUnreadableObjectHoldsUpNoOtherRelease(t *testing.T) {
 		"broken-two": {"machineRef": map[string]any{"name": "two"}, "quarantined": true},
 	} {
 		spec["ekSHA256"] = []any{strings.Repeat("0", 64)}
-		w.create(attestations, machineNamespace, map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
-			"metadata": map[string]any{"name": name}, "spec": spec})
+		w.create(attestations, machineNamespace,
+			map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
+				"metadata": map[string]any{"name": name}, "spec": spec})
 	}
 	until(t, "both are reported", func() error { return says(len(p.Problems()) != 2, "%v", p.Problems()) })
 	for _, uid := range uids {
@@ -315,9 +322,10 @@ func TestAnUnreadableObjectHoldsUpNoOtherRelease(t *testing.T) {
 func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
 	w := theWhole(t)
 	w.policy("all", map[string]any{})
-	w.policy("shared", map[string]any{"pools": []any{"worker", "master"}, "provisioningTokenAlone": true, "evidence": []any{
-		map[string]any{"all": []any{"tpm2"}}, map[string]any{"all": []any{"provisioning-token"}},
-	}})
+	w.policy("shared", map[string]any{"pools": []any{"worker", "master"}, "provisioningTokenAlone": true,
+		"evidence": []any{
+			map[string]any{"all": []any{"tpm2"}}, map[string]any{"all": []any{"provisioning-token"}},
+		}})
 	p := w.start("a", func(_ *config.Kubernetes, o *verifier.Options) { o.ProvisioningToken.RotateEvery = 0 })
 	until(t, "sync", p.synced)
 	if _, presence := p.Provisioning().At(time.Now()); presence != provisioning.Absent {
@@ -352,7 +360,8 @@ func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
 		return says(string(previous) != one, "previous-token is %d bytes", len(previous))
 	})
 	tokens, _ := p.Provisioning().At(time.Now())
-	if tokens.Check(time.Now(), []byte(one)) != provisioning.Previous || tokens.Check(time.Now(), []byte(two)) != provisioning.Current {
+	if tokens.Check(time.Now(), []byte(one)) != provisioning.Previous ||
+		tokens.Check(time.Now(), []byte(two)) != provisioning.Current {
 		t.Error("both tokens should be valid")
 	}
 	if got := w.get(secrets, machineNamespace, "worker-user-data-managed").GetResourceVersion(); got != managed {
@@ -371,7 +380,8 @@ func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
 	})
 	three := strings.Repeat("qrstuvwx", 6)
 	t.Run("every older one is void, and the pointer configs follow", func(t *testing.T) {
-		w.secret("openshift-config", "machineconfig-auth", map[string]string{"token": three, "previous-expires": "2020-01-01T00:00:00Z"})
+		w.secret("openshift-config", "machineconfig-auth",
+			map[string]string{"token": three, "previous-expires": "2020-01-01T00:00:00Z"})
 		until(t, "A12: the newest", func() error { return says(shown("worker-user-data") != three, "not yet") })
 	})
 	t.Run("somebody else's token stays", func(t *testing.T) {

@@ -273,7 +273,8 @@ func (ms *Machines) putAttestation(o *sources.Object) []manifest.Problem {
 		ms.latches[uid] = a.latch
 		ms.mu.Unlock()
 		isPlanned, isNode := ms.controlPlane.has(uid, a.latch.node)
-		if before.pool != a.latch.pool && (isPlanned || a.latch.pool == noderole.Pool) || before.node != a.latch.node && a.latch.pool == noderole.Pool ||
+		if before.pool != a.latch.pool && (isPlanned || a.latch.pool == noderole.Pool) ||
+			before.node != a.latch.node && a.latch.pool == noderole.Pool ||
 			isNode || before.mismatch != a.latch.mismatch {
 			ms.o.RolesChanged()
 		}
@@ -345,7 +346,8 @@ func (ms *Machines) putNode(o *sources.Object) []manifest.Problem {
 		ms.o.RolesChanged()
 	}
 	if n.providerID != "" && ms.o.Trigger.Running() {
-		if m := ms.registry.Named(machine.Identity{ProviderIDs: []string{n.providerID}}, machine.Rules{Now: ms.o.Now()}); m != nil {
+		if m := ms.registry.Named(machine.Identity{ProviderIDs: []string{n.providerID}},
+			machine.Rules{Now: ms.o.Now()}); m != nil {
 			ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
 		}
 	}

@@ -84,7 +84,8 @@ func (ms *Machines) Sources(machineNamespaces, recordNamespaces []string) (all [
 		all = append(all, &sources.Source{Kind: attestationKind, Namespace: ns, Object: &unstructured.Unstructured{},
 			Read: compactAttestation, Put: ms.putAttestation, Drop: ms.dropAttestation})
 	}
-	return append(all, &sources.Source{Kind: nodeKind, Object: &corev1.Node{}, Read: compactNode, Put: ms.putNode, Drop: ms.dropNode})
+	return append(all, &sources.Source{Kind: nodeKind, Object: &corev1.Node{}, Read: compactNode, Put: ms.putNode,
+		Drop: ms.dropNode})
 }
 
 // intern keeps one copy of what many objects say alike.
@@ -153,7 +154,8 @@ func (ms *Machines) Compare(uid string) (record.Step, *machine.Machine) {
 	}
 	l, exists := ms.latch(records.UID(m))
 	return record.Compare(record.State{
-		Exists: exists, Joined: l.joined, Quarantined: l.quarantined, Restored: l.restored, Unrevoked: l.unrevoked && ms.o.Revocable,
+		Exists: exists, Joined: l.joined, Quarantined: l.quarantined, Restored: l.restored,
+		Unrevoked: l.unrevoked && ms.o.Revocable,
 	}, m, ms.o.Now()), m
 }
 

@@ -83,7 +83,9 @@ func TestMachinesAreFoundByTheNamesOfRequests(t *testing.T) {
 	w.patch(machines, machineNamespace, "two", `{"status":{"nodeRef":{"name":"worker-1.example.com"}}}`, "status")
 	until(t, "found by its Node", func() error {
 		refs := p.ByNode("worker-1.example.com")
-		return says(!slices.Equal(refs, []machine.Ref{{APIVersion: "machine.openshift.io/v1beta1", Namespace: machineNamespace, Name: "two", UID: string(two.GetUID())}}), "%v", refs)
+		return says(!slices.Equal(refs,
+			[]machine.Ref{{APIVersion: "machine.openshift.io/v1beta1", Namespace: machineNamespace, Name: "two",
+				UID: string(two.GetUID())}}), "%v", refs)
 	})
 	w.delete(machines, machineNamespace, "two")
 	until(t, "gone", named("worker-1.example.com"))
@@ -94,13 +96,15 @@ func TestMachinesAreFoundByTheNamesOfRequests(t *testing.T) {
 	t.Run("a credential leads to its record, until it ends", func(t *testing.T) {
 		attestationsOf(w, uid)
 		now := time.Now()
-		err := p.Records().Update(t.Context(), uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-			rec = rec.DeepCopy()
-			for id, ends := range map[string]time.Time{"JTI=live": now.Add(time.Hour), "JTI=ended": now.Add(-time.Minute)} {
-				rec.Status.Credentials = append(rec.Status.Credentials, v1alpha1.CredentialStatus{ID: id, Issued: metav1.NewTime(now.Add(-time.Hour)), Expiry: metav1.NewTime(ends)})
-			}
-			return rec, nil
-		})
+		err := p.Records().Update(t.Context(), uid,
+			func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+				rec = rec.DeepCopy()
+				for id, ends := range map[string]time.Time{"JTI=live": now.Add(time.Hour), "JTI=ended": now.Add(-time.Minute)} {
+					rec.Status.Credentials = append(rec.Status.Credentials,
+						v1alpha1.CredentialStatus{ID: id, Issued: metav1.NewTime(now.Add(-time.Hour)), Expiry: metav1.NewTime(ends)})
+				}
+				return rec, nil
+			})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -129,11 +133,13 @@ func TestMachinesAreFoundByTheNamesOfRequests(t *testing.T) {
 		})
 	})
 	t.Run("and so does one that was issued meanwhile", func(t *testing.T) {
-		err := p.Records().Update(t.Context(), uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-			rec = rec.DeepCopy()
-			rec.Status.Credentials = append(rec.Status.Credentials, v1alpha1.CredentialStatus{ID: "JTI=late", Issued: metav1.Now(), Expiry: metav1.NewTime(time.Now().Add(time.Hour))})
-			return rec, nil
-		})
+		err := p.Records().Update(t.Context(), uid,
+			func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+				rec = rec.DeepCopy()
+				rec.Status.Credentials = append(rec.Status.Credentials,
+					v1alpha1.CredentialStatus{ID: "JTI=late", Issued: metav1.Now(), Expiry: metav1.NewTime(time.Now().Add(time.Hour))})
+				return rec, nil
+			})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -145,11 +151,13 @@ func TestMachinesAreFoundByTheNamesOfRequests(t *testing.T) {
 			rec, err := p.Records().Record(t.Context(), uid)
 			return says(err != nil || rec.Status.Quarantined || len(rec.Status.Credentials) > 0, "%v", err)
 		})
-		err := p.Records().Update(t.Context(), uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-			rec = rec.DeepCopy()
-			rec.Status.Credentials = []v1alpha1.CredentialStatus{{ID: "JTI=second", Issued: metav1.Now(), Expiry: metav1.NewTime(time.Now().Add(time.Hour))}}
-			return rec, nil
-		})
+		err := p.Records().Update(t.Context(), uid,
+			func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+				rec = rec.DeepCopy()
+				rec.Status.Credentials = []v1alpha1.CredentialStatus{{ID: "JTI=second", Issued: metav1.Now(),
+					Expiry: metav1.NewTime(time.Now().Add(time.Hour))}}
+				return rec, nil
+			})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -165,11 +173,13 @@ func TestMachinesAreFoundByTheNamesOfRequests(t *testing.T) {
 		o := w.worker("three")
 		uid := string(o.GetUID())
 		attestationsOf(w, uid)
-		err := p.Records().Update(t.Context(), uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-			rec = rec.DeepCopy()
-			rec.Status.Credentials = []v1alpha1.CredentialStatus{{ID: "system:bootstrap:abcdef", Issued: metav1.Now(), Expiry: metav1.NewTime(time.Now().Add(time.Hour))}}
-			return rec, nil
-		})
+		err := p.Records().Update(t.Context(), uid,
+			func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+				rec = rec.DeepCopy()
+				rec.Status.Credentials = []v1alpha1.CredentialStatus{{ID: "system:bootstrap:abcdef", Issued: metav1.Now(),
+					Expiry: metav1.NewTime(time.Now().Add(time.Hour))}}
+				return rec, nil
+			})
 		if err != nil {
 			t.Fatal(err)
 		}

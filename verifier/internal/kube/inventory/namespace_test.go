@@ -41,7 +41,8 @@ func (a *namespaceAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if code == http.StatusServiceUnavailable {
 			reason = metav1.StatusReasonServiceUnavailable
 		}
-		answer = &metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure, Code: int32(code), Reason: reason}
+		answer = &metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure,
+			Code: int32(code), Reason: reason}
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)

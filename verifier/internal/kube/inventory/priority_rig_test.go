@@ -45,8 +45,9 @@ func (w *whole) workers(n int) map[string]string {
 func (w *whole) quarantine(name string) {
 	w.Helper()
 	w.create(attestations, machineNamespace, map[string]any{
-		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation, "metadata": map[string]any{"name": "stop-" + name},
-		"spec": map[string]any{"machineRef": map[string]any{"name": name}, "quarantined": true},
+		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
+		"metadata": map[string]any{"name": "stop-" + name},
+		"spec":     map[string]any{"machineRef": map[string]any{"name": name}, "quarantined": true},
 	})
 }
 
@@ -73,7 +74,8 @@ func TestAQuarantineAndAJoinDoNotWaitForBookkeeping(t *testing.T) {
 	const arriving = 2000
 	var gone revoked
 	slow := func(o *machinerecord.Options) { o.WritesPerSecond = 0.001 }
-	p := w.startWith(w.cluster.Admin(), "a", slow, func(_ *config.Kubernetes, o *verifier.Options) { o.Revoke = gone.revoke })
+	p := w.startWith(w.cluster.Admin(), "a", slow,
+		func(_ *config.Kubernetes, o *verifier.Options) { o.Revoke = gone.revoke })
 	until(t, "sync", p.synced)
 	uids := w.workers(arriving)
 	until(t, "all are known", func() error {
@@ -98,11 +100,13 @@ func TestAQuarantineAndAJoinDoNotWaitForBookkeeping(t *testing.T) {
 		until(t, name+" is quarantined", func() error { return says(!rec(name).Quarantined, "not") })
 	}
 	t.Logf("quarantined after %v", time.Since(began))
-	if err := p.Records().Update(t.Context(), uids["new-7"], func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		rec = rec.DeepCopy()
-		rec.Status.Credentials = []v1alpha1.CredentialStatus{{ID: "JTI=one", Issued: metav1.Now(), Expiry: metav1.NewTime(time.Now().Add(time.Hour))}}
-		return rec, nil
-	}); err != nil {
+	if err := p.Records().Update(t.Context(), uids["new-7"],
+		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			rec = rec.DeepCopy()
+			rec.Status.Credentials = []v1alpha1.CredentialStatus{{ID: "JTI=one", Issued: metav1.Now(),
+				Expiry: metav1.NewTime(time.Now().Add(time.Hour))}}
+			return rec, nil
+		}); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "the credentials are revoked", func() error { return gone.has(uids["new-7"], "JTI=one") })

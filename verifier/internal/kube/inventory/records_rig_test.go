@@ -63,9 +63,11 @@ func newSite(t testing.TB, own ...*cluster.Cluster) *site {
 	}
 	id := fmt.Sprintf("t-%08x", rand.Uint32())
 	at := time.Now().Truncate(time.Second)
-	s := &site{TB: t, cluster: c, admin: admin, namespace: id + "-machines", own: id + "-verifier", known: machine.NewRegistry(nil), now: func() time.Time { return at }}
+	s := &site{TB: t, cluster: c, admin: admin, namespace: id + "-machines", own: id + "-verifier",
+		known: machine.NewRegistry(nil), now: func() time.Time { return at }}
 	for _, name := range []string{s.namespace, s.own} {
-		s.create(namespaces, "", map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": name}})
+		s.create(namespaces, "", map[string]any{"apiVersion": "v1", "kind": "Namespace",
+			"metadata": map[string]any{"name": name}})
 	}
 	return s
 }
@@ -77,9 +79,11 @@ func (s *site) in(resource schema.GroupVersionResource, namespace string) dynami
 	return s.admin.Resource(resource).Namespace(namespace)
 }
 
-func (s *site) create(resource schema.GroupVersionResource, namespace string, object map[string]any) *unstructured.Unstructured {
+func (s *site) create(resource schema.GroupVersionResource, namespace string,
+	object map[string]any) *unstructured.Unstructured {
 	s.Helper()
-	o, err := s.in(resource, namespace).Create(context.Background(), &unstructured.Unstructured{Object: object}, metav1.CreateOptions{})
+	o, err := s.in(resource, namespace).Create(context.Background(), &unstructured.Unstructured{Object: object},
+		metav1.CreateOptions{})
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -114,7 +118,8 @@ func (s *site) delete(resource schema.GroupVersionResource, namespace, name stri
 // patch is what an administrator does to an object's spec, or a status.
 func (s *site) patch(resource schema.GroupVersionResource, namespace, name, merge string, sub ...string) {
 	s.Helper()
-	if _, err := s.in(resource, namespace).Patch(context.Background(), name, types.MergePatchType, []byte(merge), metav1.PatchOptions{}, sub...); err != nil {
+	if _, err := s.in(resource, namespace).Patch(context.Background(), name, types.MergePatchType, []byte(merge),
+		metav1.PatchOptions{}, sub...); err != nil {
 		s.Fatal(err)
 	}
 }
@@ -123,15 +128,18 @@ func ek(n int) string { return fmt.Sprintf("%064x", n) }
 
 func verdict(m *machine.Machine, id v1alpha1.RecordedIdentity, tokenID string, now time.Time) record.Attestation {
 	return record.Attestation{
-		Machine: m, Identity: id, Endorsement: v1alpha1.EndorsementEnrolled, Evidence: []v1alpha1.EvidenceSummary{{Kind: "tpm2", SHA256: strings.Repeat("ab", 32)}},
-		Pool: "worker", TokenID: tokenID, TokenExpiry: now.Add(10 * time.Minute), TokenUses: 3, TicketID: "ticket-" + tokenID, CorrelationID: "c-" + tokenID,
+		Machine: m, Identity: id, Endorsement: v1alpha1.EndorsementEnrolled,
+		Evidence: []v1alpha1.EvidenceSummary{{Kind: "tpm2", SHA256: strings.Repeat("ab", 32)}},
+		Pool:     "worker", TokenID: tokenID, TokenExpiry: now.Add(10 * time.Minute), TokenUses: 3,
+		TicketID: "ticket-" + tokenID, CorrelationID: "c-" + tokenID,
 	}
 }
 
 func attest(r *records.Records, m *machine.Machine, id v1alpha1.RecordedIdentity, tokenID string, now time.Time) error {
-	return r.Attest(context.Background(), m.UID, []string{"ek:" + id.EKSHA256}, func(string) bool { return true }, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		return record.Attest(rec, verdict(m, id, tokenID, now), now)
-	})
+	return r.Attest(context.Background(), m.UID, []string{"ek:" + id.EKSHA256}, func(string) bool { return true },
+		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			return record.Attest(rec, verdict(m, id, tokenID, now), now)
+		})
 }
 
 // unique keeps the identities of tests apart: claims belong to the whole cluster.

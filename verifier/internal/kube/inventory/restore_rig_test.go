@@ -25,7 +25,8 @@ func TestAttack_T58_EtcdIsRestoredToYesterday(t *testing.T) {
 	until(t, "keys", func() error { return says(len(p.keyIDs()) != 1 || len(q.keyIDs()) != 1, "none") })
 	uids := map[string]string{}
 	for i, name := range []string{"bystander", "quarantined", "joined", "granted"} {
-		o := w.worker(name, annotated(i+1), func(o map[string]any) { o["spec"] = map[string]any{"providerID": "aws:///a/i-" + name} })
+		o := w.worker(name, annotated(i+1),
+			func(o map[string]any) { o["spec"] = map[string]any{"providerID": "aws:///a/i-" + name} })
 		uids[name] = string(o.GetUID())
 		attestationsOf(w, uids[name])
 	}
@@ -73,7 +74,8 @@ func TestAttack_T58_EtcdIsRestoredToYesterday(t *testing.T) {
 	})
 	until("new keys", func() error {
 		ids := p.keyIDs()
-		return says(len(ids) == 0 || slices.Contains(ids, old[0]) || !slices.Equal(ids, q.keyIDs()), "%v and %v, before %v", ids, q.keyIDs(), old)
+		return says(len(ids) == 0 || slices.Contains(ids, old[0]) || !slices.Equal(ids, q.keyIDs()), "%v and %v, before %v",
+			ids, q.keyIDs(), old)
 	})
 	if got := status("quarantined"); !got.Quarantined {
 		t.Errorf("keys came before the quarantine was latched again: %+v", got)
@@ -160,7 +162,8 @@ func TestAReplicaThatStartsAfterARestoreLiftsNothing(t *testing.T) {
 	until(t, "latched again", latched)
 	until(t, "new keys of both", func() error {
 		ids := q.keyIDs()
-		return says(len(ids) == 0 || slices.Contains(ids, old[0]) || !slices.Equal(ids, p.keyIDs()), "%v and %v, before %v", ids, p.keyIDs(), old)
+		return says(len(ids) == 0 || slices.Contains(ids, old[0]) || !slices.Equal(ids, p.keyIDs()), "%v and %v, before %v",
+			ids, p.keyIDs(), old)
 	})
 	p.stop()
 	until(t, "the other one leads", func() error { return says(q.holds() != 1, "%d", q.holds()) })

@@ -133,15 +133,18 @@ func (s *Secrets) Sources() ([]*sources.Source, error) {
 	}
 	none := func() {}
 	objects := []object{
-		{secretKind, s.o.Config.Namespace + "/" + KeysSecret, &sources.Source{Put: s.putKeys}, func() { enqueue(&s.o.Triggers.SigningKeys) }},
+		{secretKind, s.o.Config.Namespace + "/" + KeysSecret, &sources.Source{Put: s.putKeys},
+			func() { enqueue(&s.o.Triggers.SigningKeys) }},
 		{secretKind, s.o.Config.ServingSecret, &sources.Source{Put: s.putServing}, none},
 		{configMapKind, s.o.Config.CAConfigMap, &sources.Source{Put: s.putCA(&s.ca, "ca-bundle.crt")}, s.dropCA(&s.ca)},
-		{configMapKind, legacyCANamespace + "/" + legacyCAName, &sources.Source{Advisory: true, Put: s.putCA(&s.legacyCA, "ca.crt")}, s.dropCA(&s.legacyCA)},
+		{configMapKind, legacyCANamespace + "/" + legacyCAName,
+			&sources.Source{Advisory: true, Put: s.putCA(&s.legacyCA, "ca.crt")}, s.dropCA(&s.legacyCA)},
 		{secretKind, s.o.Token.Secret, token, func() { s.dropToken(token.Epoch()) }},
 	}
 	for _, name := range s.o.Config.UserDataSecrets {
 		for _, name := range []string{name, name + managedSuffix} {
-			objects = append(objects, object{secretKind, name, &sources.Source{Put: s.putUserData}, func() { s.dropUserData(name) }})
+			objects = append(objects, object{secretKind, name, &sources.Source{Put: s.putUserData},
+				func() { s.dropUserData(name) }})
 		}
 	}
 	var all []*sources.Source
@@ -223,7 +226,8 @@ func (s *Secrets) putKeys(o *sources.Object) []manifest.Problem {
 	defer enqueue(&s.o.Triggers.SigningKeys)
 	pair, err := keys.Parse(dataOf(o))
 	if err != nil {
-		return problem(fmt.Errorf("%w; delete the Secret to have new keys made, which voids every token that is out there", err))
+		return problem(fmt.Errorf("%w; delete the Secret to have new keys made, "+
+			"which voids every token that is out there", err))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -403,7 +407,8 @@ func (s *Secrets) putUserData(o *sources.Object) []manifest.Problem {
 	s.mu.Lock()
 	s.pools[o.NamespacedName] = pool
 	s.mu.Unlock()
-	s.o.Triggers.PointerConfigs.EnqueueAfter(joinPause, kube.PriorityChange, reconcile.Request{NamespacedName: o.NamespacedName})
+	s.o.Triggers.PointerConfigs.EnqueueAfter(joinPause, kube.PriorityChange,
+		reconcile.Request{NamespacedName: o.NamespacedName})
 	if err != nil {
 		// Another tool may have written it.
 		s.o.Log.Info("a user-data secret names no pool", "secret", o.NamespacedName.String(), "reason", err)

@@ -18,7 +18,8 @@ import (
 )
 
 // newSecretControllers prepares the controllers of Secrets.
-func (p *process) newSecretControllers(secrets client.Client, namespace string, o verifier.Options, rotation time.Duration) {
+func (p *process) newSecretControllers(secrets client.Client, namespace string, o verifier.Options,
+	rotation time.Duration) {
 	p.signing = signingkeys.New(signingkeys.Options{
 		Client: secrets, Secret: types.NamespacedName{Namespace: namespace, Name: verifier.KeysSecret},
 		Rotation: cmp.Or(rotation, 30*24*time.Hour), Publish: cmp.Or(o.KeyPublishDelay, 10*time.Minute),

@@ -89,7 +89,8 @@ func (a *secretAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewEncoder(w).Encode(v) // the caller sees what is missing
 	}
 	status := func(code int, reason metav1.StatusReason) {
-		answer(code, &metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure, Code: int32(code), Reason: reason})
+		answer(code, &metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure,
+			Code: int32(code), Reason: reason})
 	}
 	switch {
 	case a.away:
@@ -106,7 +107,8 @@ func (a *secretAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			"metadata": map[string]any{"name": "cluster", "annotations": annotations}})
 	case a.forbidden != "" && strings.Contains(r.URL.Path, "/namespaces/"+a.forbidden+"/"):
 		status(http.StatusForbidden, metav1.StatusReasonForbidden)
-	case strings.Contains(r.URL.Path, "/machineattestations") && r.Method == http.MethodGet && a.records[r.URL.Path] != nil:
+	case strings.Contains(r.URL.Path, "/machineattestations") && r.Method == http.MethodGet &&
+		a.records[r.URL.Path] != nil:
 		answer(http.StatusOK, a.records[r.URL.Path])
 	case strings.Contains(r.URL.Path, "/machineattestations") && r.Method != http.MethodGet:
 		var o map[string]any
@@ -243,17 +245,21 @@ func TestAttack_T58_TheProvisioningTokenOfYesterday(t *testing.T) {
 		want         provisioning.Presence
 		valid        []string
 	}{
-		"the same":                           {data{"token": tokenB}, data{"token": tokenB}, provisioning.Present, []string{tokenB}},
-		"both, as before":                    {grace, grace, provisioning.Present, []string{tokenA, tokenB}},
-		"never one":                          {nil, nil, provisioning.Absent, nil},
-		"the one before, within its grace":   {grace, data{"token": tokenA}, provisioning.Present, []string{tokenA, tokenB}},
-		"attack: voided":                     {data{"token": tokenB, "previous-expires": at(-time.Hour)}, data{"token": tokenA}, provisioning.Unknown, nil},
-		"attack: its grace is over":          {data{"token": tokenB, "previous-token": tokenA, "previous-expires": at(-time.Hour)}, data{"token": tokenA}, provisioning.Unknown, nil},
+		"the same": {data{"token": tokenB}, data{"token": tokenB}, provisioning.Present,
+			[]string{tokenB}},
+		"both, as before":                  {grace, grace, provisioning.Present, []string{tokenA, tokenB}},
+		"never one":                        {nil, nil, provisioning.Absent, nil},
+		"the one before, within its grace": {grace, data{"token": tokenA}, provisioning.Present, []string{tokenA, tokenB}},
+		"attack: voided": {data{"token": tokenB, "previous-expires": at(-time.Hour)},
+			data{"token": tokenA}, provisioning.Unknown, nil},
+		"attack: its grace is over": {data{"token": tokenB, "previous-token": tokenA,
+			"previous-expires": at(-time.Hour)}, data{"token": tokenA}, provisioning.Unknown, nil},
 		"attack: voided as the previous one": {data{"token": tokenB}, grace, provisioning.Unknown, nil},
-		"attack: a grace that was cut short": {data{"token": tokenB, "previous-token": tokenA, "previous-expires": at(time.Minute)}, grace, provisioning.Unknown, nil},
-		"attack: before there was one":       {data{"token": tokenB}, nil, provisioning.Unknown, nil},
-		"attack: it had been deleted":        {nil, data{"token": tokenA}, provisioning.Unknown, nil},
-		"attack: one that cannot be read":    {data{"token": tokenB}, data{"token": "x"}, provisioning.Unknown, nil},
+		"attack: a grace that was cut short": {data{"token": tokenB, "previous-token": tokenA,
+			"previous-expires": at(time.Minute)}, grace, provisioning.Unknown, nil},
+		"attack: before there was one":    {data{"token": tokenB}, nil, provisioning.Unknown, nil},
+		"attack: it had been deleted":     {nil, data{"token": tokenA}, provisioning.Unknown, nil},
+		"attack: one that cannot be read": {data{"token": tokenB}, data{"token": "x"}, provisioning.Unknown, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			api, c := restored(t, test.before, test.back)
@@ -269,7 +275,8 @@ func TestAttack_T58_TheProvisioningTokenOfYesterday(t *testing.T) {
 			if _, _, ok := c.Token(); ok {
 				t.Error("it may be rotated, which would keep it as the previous one")
 			}
-			if f := c.Findings(); len(f) == 0 || f[0].Reason != "EtcdRestored" || !strings.Contains(f[0].Text, "provisioning token") {
+			if f := c.Findings(); len(f) == 0 || f[0].Reason != "EtcdRestored" ||
+				!strings.Contains(f[0].Text, "provisioning token") {
 				t.Errorf("findings %+v", f)
 			}
 			put(api, c, 11, test.back) // touched
@@ -319,7 +326,8 @@ func TestAttack_T58_TheProvisioningTokenOfYesterday(t *testing.T) {
 func TestOneForbiddenNamespaceKeepsNobodyWithoutKeys(t *testing.T) {
 	api := newSecretAPI(t)
 	c := api.cluster(t)
-	machines := []*unstructured.Unstructured{object(1, 1, nil), object(2, 2, func(o map[string]any) { o["metadata"].(map[string]any)["namespace"] = "x" })}
+	machines := []*unstructured.Unstructured{object(1, 1, nil),
+		object(2, 2, func(o map[string]any) { o["metadata"].(map[string]any)["namespace"] = "x" })}
 	c.watching(t, machineAPIKind, "m").list(t, 5, machines...)
 	uids := c.registry.UIDs()
 	if len(uids) != 2 {
@@ -356,7 +364,8 @@ func TestOneForbiddenNamespaceKeepsNobodyWithoutKeys(t *testing.T) {
 	}
 	c.o.Now = func() time.Time { return time.Now().Add(c.o.Pass) }
 	if !c.repairable(false) {
-		t.Error("for ever without keys: a namespace that may not be read, and Nodes and ConfigMaps that nobody needs for this")
+		t.Error("for ever without keys: a namespace that may not be read, and Nodes and ConfigMaps that nobody needs for " +
+			"this")
 	}
 
 	api.forbidden = "x"
@@ -487,7 +496,8 @@ func TestOnlyTheHolderLooksAtEverything(t *testing.T) {
 	}
 	c.registry.PutMachine(in.Machines[0]) // without a word
 	trigger.EnqueueAll()
-	if second := []string{wanted(), wanted()}; !slices.Contains(second, first) || !slices.Contains(second, in.Machines[0].UID) {
+	if second := []string{wanted(), wanted()}; !slices.Contains(second, first) ||
+		!slices.Contains(second, in.Machines[0].UID) {
 		t.Errorf("asked for %q", second)
 	}
 }

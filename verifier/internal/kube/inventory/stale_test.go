@@ -123,16 +123,16 @@ func TestTheWorldIsMadeAnewWhenItIsOutdated(t *testing.T) {
 		}
 	}
 	told()
-	if c.notice(time.Now()); told() {
+	if c.checkStale(time.Now()); told() {
 		t.Error("made anew for nothing")
 	}
-	if c.notice(time.Now().Add(sources.MaxSilent + time.Second)); !told() {
+	if c.checkStale(time.Now().Add(sources.MaxSilent + time.Second)); !told() {
 		t.Error("not made anew")
 	}
 	w := c.watching(t, nodeKind, "")
 	w.Fail(errors.New("away"))
 	told()
-	if c.notice(time.Now().Add(sources.MaxError + time.Second)); !told() {
+	if c.checkStale(time.Now().Add(sources.MaxError + time.Second)); !told() {
 		t.Error("not made anew after an error for long")
 	}
 	w.Resumed()

@@ -21,7 +21,8 @@ import (
 var (
 	hosts         = schema.GroupVersionResource{Group: "metal3.io", Version: "v1alpha1", Resource: "baremetalhosts"}
 	otherMachines = schema.GroupVersionResource{Group: "cluster.x-k8s.io", Version: "v1beta2", Resource: "machines"}
-	crds          = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	crds          = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1",
+		Resource: "customresourcedefinitions"}
 )
 
 const hostCRD = `
@@ -56,7 +57,8 @@ func annotated(n int) func(map[string]any) {
 
 // match says whom an EK leads to.
 func (p *process) match(t testing.TB, n int, pool string) (string, error) {
-	m, err := p.View().Machines.Match(machine.Identity{EK: hash(t, n)}, machine.Rules{Pool: pool, Now: time.Now(), MaxAge: time.Hour, EKEnrolled: true})
+	m, err := p.View().Machines.Match(machine.Identity{EK: hash(t, n)},
+		machine.Rules{Pool: pool, Now: time.Now(), MaxAge: time.Hour, EKEnrolled: true})
 	if err != nil {
 		return "", err
 	}
@@ -103,14 +105,17 @@ func TestEachKindAppearsChangesAndGoes(t *testing.T) {
 	t.Run("a Node makes a Machine joined", func(t *testing.T) {
 		w.worker("m2", annotated(3), func(o map[string]any) { o["spec"] = map[string]any{"providerID": "aws:///a/i-2"} })
 		until(t, "it is there", p.matches(t, 3, "worker", "openshift-machine-api/m2"))
-		w.create(nodes, "", map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": "n2"}, "spec": map[string]any{"providerID": "aws:///a/i-2"}})
+		w.create(nodes, "", map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": "n2"},
+			"spec": map[string]any{"providerID": "aws:///a/i-2"}})
 		until(t, "it joined", p.denies(t, 3, "worker", reason.MachineJoined))
 	})
 	t.Run("the pool of its user data", func(t *testing.T) {
 		w.secret(machineNamespace, "master-user-data-managed", map[string]string{"userData": pointerConfig("gold")})
 		o := w.worker("m3", annotated(4), func(o map[string]any) {
 			delete(o["metadata"].(map[string]any), "labels")
-			o["spec"] = map[string]any{"providerSpec": map[string]any{"value": map[string]any{"userDataSecret": map[string]any{"name": "master-user-data-managed"}}}}
+			o["spec"] = map[string]any{
+				"providerSpec": map[string]any{
+					"value": map[string]any{"userDataSecret": map[string]any{"name": "master-user-data-managed"}}}}
 		})
 		until(t, "the pool of the pointer config", p.matches(t, 4, "gold", "openshift-machine-api/"+o.GetName()))
 		w.secret(machineNamespace, "master-user-data-managed", map[string]string{"userData": pointerConfig("silver")})
@@ -120,9 +125,11 @@ func TestEachKindAppearsChangesAndGoes(t *testing.T) {
 	t.Run("an enrolment", func(t *testing.T) {
 		w.worker("m4")
 		enrolment := func(spec map[string]any) map[string]any {
-			return map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation, "metadata": map[string]any{"name": "e4"}, "spec": spec}
+			return map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
+				"metadata": map[string]any{"name": "e4"}, "spec": spec}
 		}
-		w.put(attestations, machineNamespace, enrolment(map[string]any{"machineRef": map[string]any{"name": "m4"}, "ekSHA256": []any{ek(5)}}))
+		w.put(attestations, machineNamespace,
+			enrolment(map[string]any{"machineRef": map[string]any{"name": "m4"}, "ekSHA256": []any{ek(5)}}))
 		until(t, "it is in force", p.matches(t, 5, "worker", "openshift-machine-api/m4"))
 		patch(attestations, "e4", `{"spec":{"quarantined":true}}`)
 		until(t, "quarantined", p.denies(t, 5, "worker", reason.Quarantined))
@@ -140,7 +147,8 @@ func TestEachKindAppearsChangesAndGoes(t *testing.T) {
 		w.worker("m6")
 		w.create(hosts, machineNamespace, map[string]any{"apiVersion": "metal3.io/v1alpha1", "kind": "BareMetalHost",
 			"metadata": map[string]any{"name": "h6", "annotations": map[string]any{v1alpha1.AnnotationEKSHA256: ek(8)}},
-			"spec":     map[string]any{"consumerRef": map[string]any{"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine", "namespace": machineNamespace, "name": "m6"}}})
+			"spec": map[string]any{"consumerRef": map[string]any{"apiVersion": "machine.openshift.io/v1beta1",
+				"kind": "Machine", "namespace": machineNamespace, "name": "m6"}}})
 		until(t, "the host's EK is the Machine's", p.matches(t, 8, "worker", "openshift-machine-api/m6"))
 		patch(hosts, "h6", `{"spec":{"consumerRef":null}}`)
 		until(t, "the host has no consumer any more", p.denies(t, 8, "worker", reason.EKNotEnrolled))
@@ -148,10 +156,14 @@ func TestEachKindAppearsChangesAndGoes(t *testing.T) {
 	t.Run("the two objects of a Machine that moves to Cluster API", func(t *testing.T) {
 		w.worker("m7", annotated(9), func(o map[string]any) { o["spec"] = map[string]any{"providerID": "aws:///a/i-7"} })
 		until(t, "the Machine API's", p.matches(t, 9, "worker", "openshift-machine-api/m7"))
-		w.create(namespaces, "", map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": "openshift-cluster-api"}})
-		o := map[string]any{"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "metadata": map[string]any{"name": "m7"},
-			"spec": map[string]any{"providerID": "aws:///a/i-7", "clusterName": "c", "bootstrap": map[string]any{"dataSecretName": "worker-user-data"},
-				"infrastructureRef": map[string]any{"kind": "AWSMachine", "name": "m7", "apiGroup": "infrastructure.cluster.x-k8s.io"}}}
+		w.create(namespaces, "", map[string]any{"apiVersion": "v1", "kind": "Namespace",
+			"metadata": map[string]any{"name": "openshift-cluster-api"}})
+		o := map[string]any{"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine",
+			"metadata": map[string]any{"name": "m7"},
+			"spec": map[string]any{"providerID": "aws:///a/i-7", "clusterName": "c",
+				"bootstrap": map[string]any{"dataSecretName": "worker-user-data"},
+				"infrastructureRef": map[string]any{"kind": "AWSMachine", "name": "m7",
+					"apiGroup": "infrastructure.cluster.x-k8s.io"}}}
 		w.create(otherMachines, "openshift-cluster-api", o)
 		until(t, "both are known", func() error {
 			return says(len(p.Registry().ByName("openshift-cluster-api", "m7")) != 1, "not there")
@@ -179,7 +191,8 @@ func TestEachKindAppearsChangesAndGoes(t *testing.T) {
 func (p *process) mode(pool, name string, mode v1alpha1.Mode) func() error {
 	return func() error {
 		got, err := p.View().Policies.For(pool)
-		return says(err != nil || got.Name != name || got.Mode != mode, "pool %s has policy %s, mode %s (%v)", pool, got.Name, got.Mode, err)
+		return says(err != nil || got.Name != name || got.Mode != mode, "pool %s has policy %s, mode %s (%v)", pool, got.Name,
+			got.Mode, err)
 	}
 }
 
@@ -190,7 +203,8 @@ func TestMalformedObjectsStopNoOther(t *testing.T) {
 	w.worker("good", annotated(1))
 	p := w.start("a")
 	until(t, "sync", p.synced)
-	accepted := func(resource schema.GroupVersionResource, ns, name string, status metav1.ConditionStatus, reason string) func() error {
+	accepted := func(resource schema.GroupVersionResource, ns, name string, status metav1.ConditionStatus,
+		reason string) func() error {
 		return func() error {
 			c := w.condition(resource, ns, name, v1alpha1.ConditionAccepted)
 			return says(c.Status != status || c.Reason != reason, "%+v", c)
@@ -207,32 +221,38 @@ func TestMalformedObjectsStopNoOther(t *testing.T) {
 		w.worker("next", annotated(2))
 		until(t, "others come and go", p.matches(t, 2, "worker", "openshift-machine-api/next"))
 		w.patch(machines, machineNamespace, "good", `{"metadata":{"annotations":{"`+v1alpha1.AnnotationEKSHA256+`":"x"}}}`)
-		until(t, "a good one that went bad is reported", func() error { return says(len(p.Problems()) != 2, "%v", p.Problems()) })
+		until(t, "a good one that went bad is reported",
+			func() error { return says(len(p.Problems()) != 2, "%v", p.Problems()) })
 		if err := p.matches(t, 1, "worker", "openshift-machine-api/good")(); err != nil {
 			t.Errorf("its last good state: %v", err)
 		}
 		until(t, "Degraded says so", func() error {
 			c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
-			return says(c.Status != metav1.ConditionTrue || c.Reason != "ObjectsNotUsable" || !strings.Contains(c.Message, "openshift-machine-api/bad"), "%+v", c)
+			return says(c.Status != metav1.ConditionTrue || c.Reason != "ObjectsNotUsable" ||
+				!strings.Contains(c.Message, "openshift-machine-api/bad"), "%+v", c)
 		})
 		w.delete(machines, machineNamespace, "bad")
 		w.patch(machines, machineNamespace, "good", `{"metadata":{"annotations":{"`+v1alpha1.AnnotationEKSHA256+`":"`+ek(1)+`"}}}`)
-		until(t, "nothing is wrong any more", func() error { return says(len(p.Problems()) != 0 || !p.View().Complete, "%v", p.Problems()) })
+		until(t, "nothing is wrong any more",
+			func() error { return says(len(p.Problems()) != 0 || !p.View().Complete, "%v", p.Problems()) })
 		until(t, "not Degraded", func() error {
 			c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
 			return says(c.Status != metav1.ConditionFalse, "%+v", c)
 		})
 	})
 	t.Run("an enrolment", func(t *testing.T) {
-		w.create(attestations, machineNamespace, map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
-			"metadata": map[string]any{"name": "zeros"}, "spec": map[string]any{"pool": "edge", "ekSHA256": []any{strings.Repeat("0", 64)}}})
+		w.create(attestations, machineNamespace,
+			map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
+				"metadata": map[string]any{"name": "zeros"},
+				"spec":     map[string]any{"pool": "edge", "ekSHA256": []any{strings.Repeat("0", 64)}}})
 		until(t, "not Accepted", accepted(attestations, machineNamespace, "zeros", metav1.ConditionFalse, "NotUsable"))
 		w.patch(attestations, machineNamespace, "zeros", `{"spec":{"ekSHA256":["`+ek(7)+`"]}}`)
 		until(t, "Accepted", accepted(attestations, machineNamespace, "zeros", metav1.ConditionTrue, "Accepted"))
 		until(t, "in force", p.matches(t, 7, "edge", "openshift-machine-api/zeros"))
 	})
 	t.Run("a policy keeps its last good state", func(t *testing.T) {
-		w.policy("worker", map[string]any{"pools": []any{"worker"}, "mode": "Off", "tpm2": map[string]any{"profile": "nonsense"}})
+		w.policy("worker", map[string]any{"pools": []any{"worker"}, "mode": "Off",
+			"tpm2": map[string]any{"profile": "nonsense"}})
 		until(t, "not Accepted", accepted(policies, "", "worker", metav1.ConditionFalse, "NotUsable"))
 		if err := p.mode("worker", "worker", v1alpha1.ModeEnforce)(); err != nil {
 			t.Error(err)
@@ -279,10 +299,12 @@ spec: {machineConfigSelector: {}, nodeSelector: {}}
 		}
 		label := map[string]any{verifier.LabelContent: verifier.ContentReferences}
 		w.configMap(ownNamespace, "refs", label, map[string]string{"a.yaml": values("a"), "b.yaml": values("b")})
-		w.configMap(ownNamespace, "roots", map[string]any{verifier.LabelContent: verifier.ContentRoots}, map[string]string{"ca.pem": w.ca})
+		w.configMap(ownNamespace, "roots", map[string]any{verifier.LabelContent: verifier.ContentRoots},
+			map[string]string{"ca.pem": w.ca})
 		until(t, "they are in force", func() error {
 			world := p.View()
-			return says(len(world.References) != 2 || p.EKRoots().Len() != 1, "%d sets, %d roots", len(world.References), p.EKRoots().Len())
+			return says(len(world.References) != 2 || p.EKRoots().Len() != 1, "%d sets, %d roots", len(world.References),
+				p.EKRoots().Len())
 		})
 		w.configMap(ownNamespace, "refs", label, map[string]string{"a.yaml": "broken: [", "b.yaml": values("c")})
 		until(t, "the good key is read, the other keeps its state", func() error {
@@ -294,7 +316,8 @@ spec: {machineConfigSelector: {}, nodeSelector: {}}
 		})
 		w.delete(configMaps, ownNamespace, "refs")
 		until(t, "they are gone", func() error {
-			return says(len(p.View().References) != 0 || len(p.Problems()) != 0, "%d, %v", len(p.View().References), p.Problems())
+			return says(len(p.View().References) != 0 || len(p.Problems()) != 0, "%d, %v", len(p.View().References),
+				p.Problems())
 		})
 	})
 }
@@ -345,7 +368,8 @@ apiVersion: v1
 kind: ServiceAccount
 metadata: {name: few, namespace: mcs-attest}
 `)
-	w.cluster.Kubectl(t, "create", "clusterrolebinding", "few", "--clusterrole=cluster-admin", "--serviceaccount=mcs-attest:few")
+	w.cluster.Kubectl(t, "create", "clusterrolebinding", "few", "--clusterrole=cluster-admin",
+		"--serviceaccount=mcs-attest:few")
 	p := w.startAs(w.cluster.ServiceAccount(t, "mcs-attest", "few"), "a")
 	until(t, "sync", p.synced)
 	w.cluster.Kubectl(t, "delete", "clusterrolebinding", "few")
@@ -359,7 +383,8 @@ metadata: {name: few, namespace: mcs-attest}
 	until(t, "the missing rule is named", func() error {
 		_, missing := p.Synced()
 		text := strings.Join(missing, "\n")
-		return says(!strings.Contains(text, "get, list and watch on machines.machine.openshift.io in namespace openshift-machine-api"), "%s", text)
+		return says(!strings.Contains(text,
+			"get, list and watch on machines.machine.openshift.io in namespace openshift-machine-api"), "%s", text)
 	})
 	until(t, "in the conditions, too", func() error {
 		c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionDegraded)
@@ -368,7 +393,8 @@ metadata: {name: few, namespace: mcs-attest}
 	if c := w.condition(verifiers, "", "cluster", v1alpha1.ConditionAvailable); c.Status != metav1.ConditionFalse {
 		t.Errorf("%+v", c)
 	}
-	w.cluster.Kubectl(t, "create", "clusterrolebinding", "few", "--clusterrole=cluster-admin", "--serviceaccount=mcs-attest:few")
+	w.cluster.Kubectl(t, "create", "clusterrolebinding", "few", "--clusterrole=cluster-admin",
+		"--serviceaccount=mcs-attest:few")
 	until(t, "it works once it may", p.synced)
 }
 

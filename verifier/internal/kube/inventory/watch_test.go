@@ -99,9 +99,11 @@ func object(n int, version uint64, change func(o map[string]any)) *unstructured.
 	o := map[string]any{
 		"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine",
 		"metadata": map[string]any{
-			"namespace": "m", "name": fmt.Sprintf("cluster-abcde-worker-us-east-1a-%06d", n), "uid": fmt.Sprintf("00000000-0000-4000-8000-%012d", n),
+			"namespace": "m", "name": fmt.Sprintf("cluster-abcde-worker-us-east-1a-%06d", n),
+			"uid":             fmt.Sprintf("00000000-0000-4000-8000-%012d", n),
 			"resourceVersion": strconv.FormatUint(version, 10), "creationTimestamp": "2026-11-21T00:00:00Z",
-			"labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker", "machine.openshift.io/cluster-api-machine-type": "worker"},
+			"labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker",
+				"machine.openshift.io/cluster-api-machine-type": "worker"},
 		},
 		"spec":   map[string]any{"providerID": fmt.Sprintf("aws:///us-east-1a/i-%017d", n)},
 		"status": map[string]any{"phase": "Provisioned"},
@@ -135,13 +137,14 @@ func TestARestoreIsNoticed(t *testing.T) {
 		items []*unstructured.Unstructured
 		want  bool
 	}{
-		"the same again":                                 {20, []*unstructured.Unstructured{object(1, 15, nil)}, false},
-		"later":                                          {30, []*unstructured.Unstructured{object(1, 25, nil)}, false},
-		"an object was deleted":                          {30, nil, false},
-		"an object was deleted and made anew":            {30, []*unstructured.Unstructured{object(1, 29, nil)}, false},
-		"the list is older":                              {19, []*unstructured.Unstructured{object(1, 15, nil)}, true},
-		"revisions were raised, an object is older":      {1 << 40, []*unstructured.Unstructured{object(1, 14, nil)}, true},
-		"an older object that cannot be used":            {1 << 40, []*unstructured.Unstructured{object(1, 14, spoiled)}, true},
+		"the same again":                            {20, []*unstructured.Unstructured{object(1, 15, nil)}, false},
+		"later":                                     {30, []*unstructured.Unstructured{object(1, 25, nil)}, false},
+		"an object was deleted":                     {30, nil, false},
+		"an object was deleted and made anew":       {30, []*unstructured.Unstructured{object(1, 29, nil)}, false},
+		"the list is older":                         {19, []*unstructured.Unstructured{object(1, 15, nil)}, true},
+		"revisions were raised, an object is older": {1 << 40, []*unstructured.Unstructured{object(1, 14, nil)}, true},
+		"an older object that cannot be used": {1 << 40,
+			[]*unstructured.Unstructured{object(1, 14, spoiled)}, true},
 		"an API that counts in something else than etcd": {0, []*unstructured.Unstructured{object(1, 0, nil)}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -261,7 +264,8 @@ func TestKeysThatWereVoidedDoNotComeBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		signing := signingkeys.New(signingkeys.Options{
-			Client: secrets, Secret: client.ObjectKey{Namespace: "own", Name: KeysSecret}, Now: c.o.Now, Log: c.log, Voided: c.guard.Voided,
+			Client: secrets, Secret: client.ObjectKey{Namespace: "own", Name: KeysSecret}, Now: c.o.Now, Log: c.log,
+			Voided: c.guard.Voided,
 		})
 		if err := signing.Renew(t.Context()); err != nil {
 			t.Fatal(err)
@@ -273,7 +277,8 @@ func TestKeysThatWereVoidedDoNotComeBack(t *testing.T) {
 		if i == 0 {
 			pair = p
 		}
-		if api.version != 8 || !slices.Equal(p.IDs(), pair.IDs()) || len(p.IDs()) != 2 || slices.Contains(p.IDs(), stolen.IDs()[0]) {
+		if api.version != 8 || !slices.Equal(p.IDs(), pair.IDs()) || len(p.IDs()) != 2 ||
+			slices.Contains(p.IDs(), stolen.IDs()[0]) {
 			t.Errorf("replica %d: version %d, keys %v, before %v", i, api.version, p.IDs(), stolen.IDs())
 		}
 		if !inForce(c, p) {
@@ -287,7 +292,8 @@ func TestKeysThatWereVoidedDoNotComeBack(t *testing.T) {
 
 func TestSecretsPrintNothing(t *testing.T) {
 	s := secretData{map[string][]byte{"token": []byte("hunter2")}}
-	if out := fmt.Sprintf("%v %+v %#v %s", s, s, s, s); strings.Contains(out, "hunter2") || strings.Contains(out, fmt.Sprint([]byte("hunter2"))) {
+	if out := fmt.Sprintf("%v %+v %#v %s", s, s, s, s); strings.Contains(out, "hunter2") ||
+		strings.Contains(out, fmt.Sprint([]byte("hunter2"))) {
 		t.Error(out)
 	}
 }
@@ -295,12 +301,14 @@ func TestSecretsPrintNothing(t *testing.T) {
 func TestErrorsOfAnAPIThatIsAway(t *testing.T) {
 	resource := schema.GroupResource{Resource: "machines"}
 	refused := &net.OpError{Op: "dial", Err: errors.New("connection refused")}
-	for _, err := range []error{refused, kerrors.NewTooManyRequestsError("x"), kerrors.NewServiceUnavailable("x"), kerrors.NewTimeoutError("x", 1)} {
+	for _, err := range []error{refused, kerrors.NewTooManyRequestsError("x"), kerrors.NewServiceUnavailable("x"),
+		kerrors.NewTimeoutError("x", 1)} {
 		if !sources.Unavailable(err) {
 			t.Errorf("%v does not pass", err)
 		}
 	}
-	for _, err := range []error{kerrors.NewForbidden(resource, "", nil), kerrors.NewNotFound(resource, ""), kerrors.NewResourceExpired("x"), restore.ErrRestored, context.Canceled} {
+	for _, err := range []error{kerrors.NewForbidden(resource, "", nil), kerrors.NewNotFound(resource, ""),
+		kerrors.NewResourceExpired("x"), restore.ErrRestored, context.Canceled} {
 		if sources.Unavailable(err) {
 			t.Errorf("%v passes", err)
 		}

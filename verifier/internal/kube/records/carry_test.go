@@ -62,7 +62,8 @@ func TestCarry(t *testing.T) {
 func TestARecordThatCannotBeReadIsThatMachinesTroubleAlone(t *testing.T) {
 	var logged strings.Builder
 	r := New(Options{Log: slog.New(slog.NewTextHandler(&logged, nil))})
-	at := place{uid: "uid1", namespace: "ns", name: "sno", machine: &machine.Machine{Namespace: "ns", Name: "sno", UID: "uid1", StandIn: true}}
+	at := place{uid: "uid1", namespace: "ns", name: "sno",
+		machine: &machine.Machine{Namespace: "ns", Name: "sno", UID: "uid1", StandIn: true}}
 	object := func(status string) *unstructured.Unstructured {
 		return &unstructured.Unstructured{Object: parsed(t, `{"apiVersion":"mcs-attest.dev/v1alpha1","kind":"MachineAttestation","metadata":{"namespace":"ns","name":"sno","uid":"uid1"},"status":`+status+`}`).(map[string]any)}
 	}
@@ -89,7 +90,8 @@ func TestWhatIsNewInAHistory(t *testing.T) {
 		return all
 	}
 	for _, c := range []struct{ before, after, want string }{
-		{"", "", ""}, {"", "a", "a"}, {"a", "a", ""}, {"a", "aa", "a"}, {"ab", "abc", "c"}, {"abc", "bcd", "d"}, {"abc", "cde", "de"}, {"abc", "xyz", "xyz"}, {"abc", "c", ""},
+		{"", "", ""}, {"", "a", "a"}, {"a", "a", ""}, {"a", "aa", "a"}, {"ab", "abc", "c"}, {"abc", "bcd", "d"},
+		{"abc", "cde", "de"}, {"abc", "xyz", "xyz"}, {"abc", "c", ""},
 	} {
 		var got strings.Builder
 		for _, h := range added(entries(c.before), entries(c.after)) {

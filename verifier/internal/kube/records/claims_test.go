@@ -44,8 +44,10 @@ func answers(t *testing.T, apiVersion string, told map[string]int) *records.Reco
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasSuffix(r.URL.Path, "/identityclaims/"+name) {
-			object(w, map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindIdentityClaim, "metadata": map[string]any{"name": name},
-				"spec": map[string]any{"component": "ek:1", "machineUID": "u", "machineRef": map[string]any{"apiVersion": apiVersion, "kind": "Machine", "namespace": "ns", "name": "m"}}})
+			object(w, map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindIdentityClaim,
+				"metadata": map[string]any{"name": name},
+				"spec": map[string]any{"component": "ek:1", "machineUID": "u",
+					"machineRef": map[string]any{"apiVersion": apiVersion, "kind": "Machine", "namespace": "ns", "name": "m"}}})
 			return
 		}
 		code, ok := told[r.URL.Path]
@@ -56,12 +58,15 @@ func answers(t *testing.T, apiVersion string, told map[string]int) *records.Reco
 		case code == unserved:
 			http.NotFound(w, r)
 		case code == itsUID, code == otherUID:
-			object(w, map[string]any{"apiVersion": "a/v1", "kind": "Any", "metadata": map[string]any{"name": "m", "uid": map[int]string{itsUID: "u", otherUID: "v"}[code]}})
+			object(w, map[string]any{"apiVersion": "a/v1", "kind": "Any",
+				"metadata": map[string]any{"name": "m", "uid": map[int]string{itsUID: "u", otherUID: "v"}[code]}})
 		default:
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(code)
-			object(w, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: int32(code),
-				Reason: map[int]metav1.StatusReason{notThere: metav1.StatusReasonNotFound, forbidden: metav1.StatusReasonForbidden}[code]})
+			object(w, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
+				Code: int32(code),
+				Reason: map[int]metav1.StatusReason{notThere: metav1.StatusReasonNotFound,
+					forbidden: metav1.StatusReasonForbidden}[code]})
 		}
 	}))
 	t.Cleanup(server.Close)
@@ -77,9 +82,10 @@ func answers(t *testing.T, apiVersion string, told map[string]int) *records.Reco
 // and never released for want of an answer.
 func TestAttack_T42_WhoHoldsAClaimWhenTheAPIHasChangedSince(t *testing.T) {
 	const (
-		old, v1beta1, v1beta2 = "/apis/cluster.x-k8s.io/v1alpha4/namespaces/ns/machines/m", "/apis/cluster.x-k8s.io/v1beta1/namespaces/ns/machines/m", "/apis/cluster.x-k8s.io/v1beta2/namespaces/ns/machines/m"
-		mapi                  = "/apis/machine.openshift.io/v1beta1/namespaces/ns/machines/m"
-		namespace             = "/api/v1/namespaces/ns"
+		old, v1beta1, v1beta2 = "/apis/cluster.x-k8s.io/v1alpha4/namespaces/ns/machines/m",
+			"/apis/cluster.x-k8s.io/v1beta1/namespaces/ns/machines/m", "/apis/cluster.x-k8s.io/v1beta2/namespaces/ns/machines/m"
+		mapi      = "/apis/machine.openshift.io/v1beta1/namespaces/ns/machines/m"
+		namespace = "/api/v1/namespaces/ns"
 	)
 	const unknown = "?"
 	for _, c := range []struct {
@@ -90,14 +96,21 @@ func TestAttack_T42_WhoHoldsAClaimWhenTheAPIHasChangedSince(t *testing.T) {
 		{"there", "machine.openshift.io/v1beta1", map[string]int{mapi: itsUID}, "u"},
 		{"another of its name", "machine.openshift.io/v1beta1", map[string]int{mapi: otherUID}, ""},
 		{"gone", "machine.openshift.io/v1beta1", map[string]int{mapi: notThere}, ""},
-		{"the version is no longer served, and it is there", "cluster.x-k8s.io/v1beta1", map[string]int{v1beta1: unserved, v1beta2: itsUID}, "u"},
-		{"the version is no longer served, and it is gone", "cluster.x-k8s.io/v1beta1", map[string]int{v1beta1: unserved, v1beta2: notThere}, ""},
-		{"a version from before those known", "cluster.x-k8s.io/v1alpha4", map[string]int{old: unserved, v1beta2: unserved, v1beta1: notThere}, ""},
+		{"the version is no longer served, and it is there", "cluster.x-k8s.io/v1beta1",
+			map[string]int{v1beta1: unserved, v1beta2: itsUID}, "u"},
+		{"the version is no longer served, and it is gone", "cluster.x-k8s.io/v1beta1",
+			map[string]int{v1beta1: unserved, v1beta2: notThere}, ""},
+		{"a version from before those known", "cluster.x-k8s.io/v1alpha4",
+			map[string]int{old: unserved, v1beta2: unserved, v1beta1: notThere}, ""},
 		{"none is served", "cluster.x-k8s.io/v1beta2", map[string]int{v1beta2: unserved, v1beta1: unserved}, unknown},
-		{"another version may not be asked", "cluster.x-k8s.io/v1beta1", map[string]int{v1beta1: unserved, v1beta2: forbidden, namespace: itsUID}, unknown},
-		{"the namespace is gone, and its RoleBinding with it", "machine.openshift.io/v1beta1", map[string]int{mapi: forbidden, namespace: notThere}, ""},
-		{"the namespace is there, without a RoleBinding", "machine.openshift.io/v1beta1", map[string]int{mapi: forbidden, namespace: itsUID}, unknown},
-		{"nobody says whether the namespace is there", "machine.openshift.io/v1beta1", map[string]int{mapi: forbidden, namespace: forbidden}, unknown},
+		{"another version may not be asked", "cluster.x-k8s.io/v1beta1",
+			map[string]int{v1beta1: unserved, v1beta2: forbidden, namespace: itsUID}, unknown},
+		{"the namespace is gone, and its RoleBinding with it", "machine.openshift.io/v1beta1",
+			map[string]int{mapi: forbidden, namespace: notThere}, ""},
+		{"the namespace is there, without a RoleBinding", "machine.openshift.io/v1beta1",
+			map[string]int{mapi: forbidden, namespace: itsUID}, unknown},
+		{"nobody says whether the namespace is there", "machine.openshift.io/v1beta1",
+			map[string]int{mapi: forbidden, namespace: forbidden}, unknown},
 		{"the API is unwell", "machine.openshift.io/v1beta1", map[string]int{mapi: http.StatusInternalServerError}, unknown},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -139,7 +152,8 @@ func TestDeleting_GoesOnBesideAnObjectThatCannotBeDecoded(t *testing.T) {
 	var deleted []string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		answer := any(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess})
+		answer := any(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+			Status: metav1.StatusSuccess})
 		switch items := lists[r.URL.Path]; {
 		case items != nil:
 			answer = map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": items[0]["kind"].(string) + "List",
@@ -169,7 +183,8 @@ func TestDeleting_GoesOnBesideAnObjectThatCannotBeDecoded(t *testing.T) {
 		t.Errorf("deleted %v, want %v", deleted, want)
 	}
 	var seen []string
-	if err := r.EachClaim(t.Context(), func(c v1alpha1.IdentityClaimSpec) { seen = append(seen, c.Component) }); err != nil {
+	if err := r.EachClaim(t.Context(),
+		func(c v1alpha1.IdentityClaimSpec) { seen = append(seen, c.Component) }); err != nil {
 		t.Error(err)
 	}
 	if !slices.Equal(seen, []string{"ek:1"}) {

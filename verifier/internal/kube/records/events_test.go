@@ -36,7 +36,8 @@ func (s *site) recording() replica {
 		s.Fatal(err)
 	}
 	ev := kubeevents.NewRecorder(kubeevents.Options{
-		Client: client.CoreV1(), Host: "cp-0", Log: slog.New(slog.DiscardHandler), Timeout: time.Minute, Dropped: func() { s.Error("an event was lost") },
+		Client: client.CoreV1(), Host: "cp-0", Log: slog.New(slog.DiscardHandler), Timeout: time.Minute,
+		Dropped: func() { s.Error("an event was lost") },
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -83,18 +84,23 @@ func TestAMachinesEvents(t *testing.T) {
 	})
 	s.attested(r, m, id, "token1", now)
 	update(func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		return record.Denied(rec, m, reason.From(reason.Deny(reason.IdentityConflict, "shown was %q", "\x1b[31mevil\u202e\n")), "c1", now), nil
+		return record.Denied(rec, m,
+			reason.From(reason.Deny(reason.IdentityConflict, "shown was %q", "\x1b[31mevil\u202e\n")), "c1", now), nil
 	})
 	update(func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		return record.Redeem(rec, token.Claims{ID: "token1", Subject: m.String(), MachineUID: m.UID, Pool: "worker"}, nil, now)
+		return record.Redeem(rec, token.Claims{ID: "token1", Subject: m.String(), MachineUID: m.UID, Pool: "worker"},
+			nil, now)
 	})
 	update(func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		return record.Report(rec, "ticket-token1", v1alpha1.FailureReport{Unit: "ignition-fetch.service", Result: "timeout\x00\x1b[2J", Message: "untrusted"}, "c2", now)
+		return record.Report(rec, "ticket-token1",
+			v1alpha1.FailureReport{Unit: "ignition-fetch.service", Result: "timeout\x00\x1b[2J", Message: "untrusted"},
+			"c2", now)
 	})
 	update(func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 		return record.Joined(rec, "node-0", now), nil
 	})
-	want := map[string]string{"Denied": "Warning", "Attested": "Normal", "Conflict": "Warning", "Fetched": "Normal", "FirstBootFailed": "Warning", "Joined": "Normal"}
+	want := map[string]string{"Denied": "Warning", "Attested": "Normal", "Conflict": "Warning", "Fetched": "Normal",
+		"FirstBootFailed": "Warning", "Joined": "Normal"}
 	got := s.about(m.UID, len(want))
 	for why, kind := range want {
 		e, ok := got[why]
@@ -105,7 +111,8 @@ func TestAMachinesEvents(t *testing.T) {
 		if field(e, "type") != kind || e.GetNamespace() != s.namespace {
 			t.Errorf("%s: %v", why, e.Object)
 		}
-		if message := field(e, "message"); message == "" || strings.ContainsFunc(message, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		if message := field(e, "message"); message == "" ||
+			strings.ContainsFunc(message, func(r rune) bool { return !unicode.IsPrint(r) }) {
 			t.Errorf("%s: message %q", why, message)
 		}
 	}
@@ -119,7 +126,8 @@ func TestAMachinesEvents(t *testing.T) {
 		t.Errorf("Attested: %v", e.GetAnnotations())
 	}
 	// A person sees them where a person looks.
-	if out := s.cluster.Kubectl(t, "-n", s.namespace, "describe", "machines.machine.openshift.io", "worker-0"); !strings.Contains(out, "FirstBootFailed") || !strings.Contains(out, "mcs-attest-verifier") {
+	if out := s.cluster.Kubectl(t, "-n", s.namespace, "describe", "machines.machine.openshift.io",
+		"worker-0"); !strings.Contains(out, "FirstBootFailed") || !strings.Contains(out, "mcs-attest-verifier") {
 		t.Errorf("kubectl describe:\n%s", out)
 	}
 }
@@ -157,7 +165,8 @@ func TestAttack_T46_NoSecretInAnEvent(t *testing.T) {
 	s.attested(r, m, id, "the-token-id", now)
 	denied(t, attest(r, m, id, "another", now), reason.RateLimited)
 	// Only what was written is told.
-	if len(heard) != 1 || heard[0].Reason != "Attested" || heard[0].About.UID != m.UID || heard[0].About.Kind != "Machine" {
+	if len(heard) != 1 || heard[0].Reason != "Attested" || heard[0].About.UID != m.UID ||
+		heard[0].About.Kind != "Machine" {
 		t.Fatalf("heard %+v", heard)
 	}
 	for _, secret := range []string{"the-token-id", "ticket"} {
@@ -176,16 +185,20 @@ func TestAStandInsAndABreakGlassTokensEvents(t *testing.T) {
 		"spec": map[string]any{"pool": "master", "ekSHA256": []any{id.EKSHA256}},
 	}))
 	s.attested(r, m, id, "token1", now)
-	c := token.Claims{ID: "b1", Subject: "break-glass/ticket-7", MachineUID: record.BreakGlassUID("b1"), Pool: "worker", IssuedAt: now, Expiry: now.Add(time.Hour)}
-	if err := r.Update(t.Context(), c.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		return record.BreakGlass(rec, c, true, now)
-	}); err != nil {
+	c := token.Claims{ID: "b1", Subject: "break-glass/ticket-7", MachineUID: record.BreakGlassUID("b1"), Pool: "worker",
+		IssuedAt: now, Expiry: now.Add(time.Hour)}
+	if err := r.Update(t.Context(), c.MachineUID,
+		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			return record.BreakGlass(rec, c, true, now)
+		}); err != nil {
 		t.Fatal(err)
 	}
 	token := s.get(attestations, s.own, "break-glass-b1")
 	want := []kubeevents.Event{
-		{About: kubeevents.Object{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindMachineAttestation, Namespace: s.namespace, Name: "sno", UID: m.UID}, Reason: "Attested"},
-		{About: kubeevents.Object{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindMachineAttestation, Namespace: s.own, Name: "break-glass-b1", UID: string(token.GetUID())}, Reason: "BreakGlass"},
+		{About: kubeevents.Object{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindMachineAttestation,
+			Namespace: s.namespace, Name: "sno", UID: m.UID}, Reason: "Attested"},
+		{About: kubeevents.Object{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindMachineAttestation, Namespace: s.own,
+			Name: "break-glass-b1", UID: string(token.GetUID())}, Reason: "BreakGlass"},
 	}
 	if len(heard) != len(want) {
 		t.Fatalf("heard %+v", heard)

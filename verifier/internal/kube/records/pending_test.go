@@ -39,7 +39,8 @@ func TestAMachineWaitsForApproval(t *testing.T) {
 	if err != nil || len(all) != 1 {
 		t.Fatalf("%v, %v", all, err)
 	}
-	if got := all[0]; got.ID != p.ID || got.EKSHA256 != p.EKSHA256 || got.Pool != "worker" || got.Source != p.Source || got.Claims != p.Claims || got.Certificate["manufacturer"] != "ACME" || !got.FirstSeen.Equal(now) {
+	if got := all[0]; got.ID != p.ID || got.EKSHA256 != p.EKSHA256 || got.Pool != "worker" || got.Source != p.Source ||
+		got.Claims != p.Claims || got.Certificate["manufacturer"] != "ACME" || !got.FirstSeen.Equal(now) {
 		t.Errorf("got %+v", got)
 	}
 	o := s.get(attestations, s.own, "pending-"+p.ID)
@@ -96,7 +97,8 @@ func (s *site) fill(n int) {
 	for i := range n {
 		s.create(attestations, s.own, map[string]any{
 			"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
-			"metadata": map[string]any{"name": fmt.Sprintf("pending-%016x", 10_000+i), "labels": map[string]any{"mcs-attest.dev/pending": "true"}},
+			"metadata": map[string]any{"name": fmt.Sprintf("pending-%016x", 10_000+i),
+				"labels": map[string]any{"mcs-attest.dev/pending": "true"}},
 		})
 	}
 }

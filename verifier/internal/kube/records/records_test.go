@@ -53,14 +53,16 @@ func TestALifeInTheCluster(t *testing.T) {
 		t.Errorf("spec %v", o.Object["spec"])
 	}
 	rec := s.record(s.replica(), m.UID)
-	if st := rec.Status; st.Phase != v1alpha1.PhaseAttested || st.MachineUID != m.UID || st.Identity != id || st.Token == nil || st.Token.ID != "token1" {
+	if st := rec.Status; st.Phase != v1alpha1.PhaseAttested || st.MachineUID != m.UID || st.Identity != id ||
+		st.Token == nil || st.Token.ID != "token1" {
 		t.Errorf("recorded %+v", st)
 	}
 	if got := s.holder(r, id); got != m.UID {
 		t.Errorf("the identity is %q's", got)
 	}
 	take := func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		return record.Redeem(rec, token.Claims{ID: "token1", Subject: m.String(), MachineUID: m.UID, Pool: "worker"}, nil, now)
+		return record.Redeem(rec, token.Claims{ID: "token1", Subject: m.String(), MachineUID: m.UID, Pool: "worker"},
+			nil, now)
 	}
 	if err := r.Update(t.Context(), m.UID, take); err != nil {
 		t.Fatal(err)
@@ -163,9 +165,11 @@ func TestAnAttestationIsAtMostTwoWrites(t *testing.T) {
 	}
 	check("making the record in advance", 1, 0, "create machineattestations")
 	s.attested(r, m, id, "token1", now)
-	check("the first attestation", 2, 1, "get machineattestations", "create identityclaims", "patch machineattestations/status")
+	check("the first attestation", 2, 1, "get machineattestations", "create identityclaims",
+		"patch machineattestations/status")
 	s.attested(r, m, id, "token2", now.Add(time.Minute))
-	check("the same identity again", 1, 2, "get machineattestations", "get identityclaims", "patch machineattestations/status")
+	check("the same identity again", 1, 2, "get machineattestations", "get identityclaims",
+		"patch machineattestations/status")
 	denied(t, attest(r, m, unique(), "token3", now.Add(2*time.Minute)), reason.IdentityConflict)
 	check("another identity", 0, 1, "get machineattestations")
 	if _, err := r.Record(t.Context(), m.UID); err != nil {
@@ -175,7 +179,8 @@ func TestAnAttestationIsAtMostTwoWrites(t *testing.T) {
 
 	late := s.machine("worker-1")
 	s.attested(r, late, unique(), "token1", now)
-	check("without a record made in advance", 3, 1, "get machineattestations", "create identityclaims", "create machineattestations", "patch machineattestations/status")
+	check("without a record made in advance", 3, 1, "get machineattestations", "create identityclaims",
+		"create machineattestations", "patch machineattestations/status")
 }
 
 func TestAttack_T42_ASecondIdentityForAMachineThatHasOne(t *testing.T) {
@@ -200,9 +205,10 @@ func TestAttack_T42_OneEKForTwoMachines(t *testing.T) {
 	m1, m2 := s.machine("worker-1"), s.machine("worker-2")
 	s.attested(r, m1, id, "token1", now)
 	// One component of another Machine is enough, and the free one is given back.
-	err := r.Attest(t.Context(), m2.UID, []string{components(other)[0], components(id)[0]}, alive, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		return record.Attest(rec, verdict(m2, other, "token2", now), now)
-	})
+	err := r.Attest(t.Context(), m2.UID, []string{components(other)[0], components(id)[0]}, alive,
+		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			return record.Attest(rec, verdict(m2, other, "token2", now), now)
+		})
 	denied(t, err, reason.IdentityConflict)
 	if rec := s.record(r, m2.UID); rec != nil {
 		t.Errorf("a record was made: %+v", rec.Status)
@@ -299,7 +305,8 @@ func TestAttack_T42_AClaimWhoseMachineCannotBeLookedUpStays(t *testing.T) {
 	s.create(claims, "", map[string]any{
 		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindIdentityClaim, "metadata": map[string]any{"name": name},
 		"spec": map[string]any{"component": components(id)[0], "machineUID": "elsewhere",
-			"machineRef": map[string]any{"apiVersion": "example.org/v1", "kind": "Machine", "namespace": s.namespace, "name": "worker-9"}},
+			"machineRef": map[string]any{"apiVersion": "example.org/v1", "kind": "Machine", "namespace": s.namespace,
+				"name": "worker-9"}},
 	})
 	denied(t, attest(r, s.machine("worker-1"), id, "token2", s.now()), reason.StoreUnavailable)
 	_, err := r.Holder(t.Context(), components(id)[0])
@@ -490,13 +497,14 @@ func TestAttack_T43_ADenialAfterConflictsReleasesTheClaim(t *testing.T) {
 		t.Fatal(err)
 	}
 	tries := 0
-	err := a.Attest(t.Context(), m.UID, components(id), alive, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		if tries++; tries == 3 {
-			return nil, reason.Deny(reason.Quarantined, "now")
-		}
-		s.patch(attestations, m.Namespace, m.UID, fmt.Sprintf(`{"metadata":{"labels":{"try":"%d"}}}`, tries))
-		return record.Attest(rec, verdict(m, id, "token1", s.now()), s.now())
-	})
+	err := a.Attest(t.Context(), m.UID, components(id), alive,
+		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			if tries++; tries == 3 {
+				return nil, reason.Deny(reason.Quarantined, "now")
+			}
+			s.patch(attestations, m.Namespace, m.UID, fmt.Sprintf(`{"metadata":{"labels":{"try":"%d"}}}`, tries))
+			return record.Attest(rec, verdict(m, id, "token1", s.now()), s.now())
+		})
 	denied(t, err, reason.Quarantined)
 	if uid := s.holder(b, id); uid != "" {
 		t.Errorf("after the denial %q holds the identity", uid)
@@ -511,11 +519,12 @@ func TestUpdatesOfThreeReplicasAllCount(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 18 {
 		wg.Go(func() {
-			err := replicas[i%3].Update(t.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-				next := rec.DeepCopy()
-				next.Status.GrantAttestations++
-				return next, nil
-			})
+			err := replicas[i%3].Update(t.Context(), m.UID,
+				func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+					next := rec.DeepCopy()
+					next.Status.GrantAttestations++
+					return next, nil
+				})
 			if err != nil {
 				t.Error(err)
 			}
@@ -588,7 +597,8 @@ func TestAttack_T45_QuarantinedBetweenTheCheckAndTheUse(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if rec := s.record(r, m.UID); rec.Status.Token.Uses != 1 || rec.Spec.ExpectedProviderID != "aws:///z/i-1" || rec.Spec.MachineRef == nil {
+	if rec := s.record(r, m.UID); rec.Status.Token.Uses != 1 || rec.Spec.ExpectedProviderID != "aws:///z/i-1" ||
+		rec.Spec.MachineRef == nil {
 		t.Errorf("%+v, %+v", rec.Spec, rec.Status.Token)
 	}
 }
@@ -621,9 +631,12 @@ func TestAttack_T58_WithoutTheAPINothingIsGranted(t *testing.T) {
 		_, holderErr := r.Holder(t.Context(), components(id)[0])
 		_, waitingErr := r.Waiting(t.Context(), now)
 		return map[string]error{
-			"Record": recordErr, "Holder": holderErr, "Waiting": waitingErr, "Wait": r.Wait(t.Context(), now, waiting(1)), "Settled": r.Settled(t.Context(), ek(1)),
-			"Update": r.Update(t.Context(), m.UID, changed), "Attest": r.Attest(t.Context(), m.UID, components(id), alive, changed), "Delete": r.Delete(t.Context(), m.UID),
-			"ReleaseClaims": r.ReleaseClaims(t.Context(), m.UID), "ExpirePending": r.ExpirePending(t.Context(), now), "EnsureRecord": r.EnsureRecord(t.Context(), m),
+			"Record": recordErr, "Holder": holderErr, "Waiting": waitingErr, "Wait": r.Wait(t.Context(), now, waiting(1)),
+			"Settled": r.Settled(t.Context(), ek(1)),
+			"Update":  r.Update(t.Context(), m.UID, changed),
+			"Attest":  r.Attest(t.Context(), m.UID, components(id), alive, changed), "Delete": r.Delete(t.Context(), m.UID),
+			"ReleaseClaims": r.ReleaseClaims(t.Context(), m.UID), "ExpirePending": r.ExpirePending(t.Context(), now),
+			"EnsureRecord":        r.EnsureRecord(t.Context(), m),
 			"a break-glass token": r.Update(t.Context(), record.BreakGlassUID("b1"), changed),
 		}
 	}
@@ -710,9 +723,11 @@ func TestAttack_T43_AnObjectThatIsNotTheRecordIsLeftAlone(t *testing.T) {
 		change func(m *machine.Machine, meta, spec map[string]any) (status string)
 		fine   bool
 	}{
-		{name: "as it should be", fine: true, change: func(*machine.Machine, map[string]any, map[string]any) string { return "" }},
+		{name: "as it should be", fine: true,
+			change: func(*machine.Machine, map[string]any, map[string]any) string { return "" }},
 		{name: "with the whole reference", fine: true, change: func(m *machine.Machine, _, spec map[string]any) string {
-			spec["machineRef"] = map[string]any{"apiVersion": m.APIVersion, "kind": m.Kind, "namespace": m.Namespace, "name": m.Name}
+			spec["machineRef"] = map[string]any{"apiVersion": m.APIVersion, "kind": m.Kind, "namespace": m.Namespace,
+				"name": m.Name}
 			return ""
 		}},
 		{name: "for another Machine", change: func(_ *machine.Machine, _, spec map[string]any) string {
@@ -751,7 +766,9 @@ func TestAttack_T43_AnObjectThatIsNotTheRecordIsLeftAlone(t *testing.T) {
 			m := s.machine("worker-0")
 			meta, spec := map[string]any{"name": m.UID, "ownerReferences": owner(m)}, ref(m)
 			status := c.change(m, meta, spec)
-			s.create(attestations, m.Namespace, map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation, "metadata": meta, "spec": spec})
+			s.create(attestations, m.Namespace,
+				map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation, "metadata": meta,
+					"spec": spec})
 			if status != "" {
 				s.patch(attestations, m.Namespace, m.UID, status, "status")
 			}
@@ -785,8 +802,9 @@ func TestAStandInIsItsOwnRecord(t *testing.T) {
 	r, id, now := s.replica(), unique(), s.now()
 	make := func() *machine.Machine {
 		return s.watched(s.create(attestations, s.namespace, map[string]any{
-			"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation, "metadata": map[string]any{"name": "sno"},
-			"spec": map[string]any{"pool": "master", "ekSHA256": []any{id.EKSHA256}},
+			"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
+			"metadata": map[string]any{"name": "sno"},
+			"spec":     map[string]any{"pool": "master", "ekSHA256": []any{id.EKSHA256}},
 		}))
 	}
 	m := make()
@@ -795,7 +813,8 @@ func TestAStandInIsItsOwnRecord(t *testing.T) {
 	}
 	s.attested(r, m, id, "token1", now)
 	o := s.get(attestations, s.namespace, "sno")
-	if pool, _, _ := unstructured.NestedString(o.Object, "spec", "pool"); pool != "master" || len(s.list(attestations, s.namespace)) != 1 {
+	if pool, _, _ := unstructured.NestedString(o.Object, "spec", "pool"); pool != "master" ||
+		len(s.list(attestations, s.namespace)) != 1 {
 		t.Errorf("got %v", o.Object)
 	}
 	if rec := s.record(r, m.UID); rec.Status.Phase != v1alpha1.PhaseAttested || rec.Status.MachineUID != m.UID {
@@ -817,11 +836,13 @@ func TestAStandInIsItsOwnRecord(t *testing.T) {
 func TestABreakGlassTokenIsCountedInTheCluster(t *testing.T) {
 	s := newSite(t)
 	now := s.now()
-	c := token.Claims{ID: "b1", Subject: "break-glass/ticket-7", MachineUID: record.BreakGlassUID("b1"), Pool: "worker", IssuedAt: now, Expiry: now.Add(time.Hour)}
+	c := token.Claims{ID: "b1", Subject: "break-glass/ticket-7", MachineUID: record.BreakGlassUID("b1"), Pool: "worker",
+		IssuedAt: now, Expiry: now.Add(time.Hour)}
 	use := func(r replica, take bool) error {
-		return r.Update(t.Context(), c.MachineUID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-			return record.BreakGlass(rec, c, take, now)
-		})
+		return r.Update(t.Context(), c.MachineUID,
+			func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+				return record.BreakGlass(rec, c, take, now)
+			})
 	}
 	replicas := s.replicas(3)
 	if err := use(replicas[0], false); err != nil || len(s.list(attestations, s.own)) != 0 {
@@ -866,7 +887,8 @@ func TestWhatANewerVersionWroteStays(t *testing.T) {
 	// The schema is in force some time after the patch.
 	for {
 		s.patch(attestations, m.Namespace, m.UID, `{"status":{"credential":{"jti":"j1"},"token":{"boundTo":"secret-1"}}}`, "status")
-		if _, found, _ := unstructured.NestedString(s.get(attestations, m.Namespace, m.UID).Object, "status", "credential", "jti"); found {
+		if _, found, _ := unstructured.NestedString(s.get(attestations, m.Namespace, m.UID).Object, "status", "credential",
+			"jti"); found {
 			break
 		}
 		time.Sleep(50 * time.Millisecond)
@@ -889,7 +911,8 @@ func TestWhatANewerVersionWroteStays(t *testing.T) {
 	bound, _, _ := unstructured.NestedString(o.Object, "status", "token", "boundTo")
 	uses, _, _ := unstructured.NestedInt64(o.Object, "status", "token", "uses")
 	history, _, _ = unstructured.NestedSlice(o.Object, "status", "history")
-	if jti != "j1" || bound != "secret-1" || uses != 1 || len(history) != 2 || history[0].(map[string]any)["replica"] != "cp-1" {
+	if jti != "j1" || bound != "secret-1" || uses != 1 || len(history) != 2 ||
+		history[0].(map[string]any)["replica"] != "cp-1" {
 		t.Errorf("after a fetch: %v", o.Object["status"])
 	}
 	// Another token is not what the old one was bound to.

@@ -68,9 +68,11 @@ func newSite(t testing.TB, own ...*cluster.Cluster) *site {
 	}
 	id := fmt.Sprintf("t-%08x", rand.Uint32())
 	at := time.Now().Truncate(time.Second)
-	s := &site{TB: t, cluster: c, admin: admin, namespace: id + "-machines", own: id + "-verifier", known: machine.NewRegistry(nil), now: func() time.Time { return at }}
+	s := &site{TB: t, cluster: c, admin: admin, namespace: id + "-machines", own: id + "-verifier",
+		known: machine.NewRegistry(nil), now: func() time.Time { return at }}
 	for _, name := range []string{s.namespace, s.own} {
-		s.create(namespaces, "", map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": name}})
+		s.create(namespaces, "", map[string]any{"apiVersion": "v1", "kind": "Namespace",
+			"metadata": map[string]any{"name": name}})
 	}
 	return s
 }
@@ -82,9 +84,11 @@ func (s *site) in(resource schema.GroupVersionResource, namespace string) dynami
 	return s.admin.Resource(resource).Namespace(namespace)
 }
 
-func (s *site) create(resource schema.GroupVersionResource, namespace string, object map[string]any) *unstructured.Unstructured {
+func (s *site) create(resource schema.GroupVersionResource, namespace string,
+	object map[string]any) *unstructured.Unstructured {
 	s.Helper()
-	o, err := s.in(resource, namespace).Create(context.Background(), &unstructured.Unstructured{Object: object}, metav1.CreateOptions{})
+	o, err := s.in(resource, namespace).Create(context.Background(), &unstructured.Unstructured{Object: object},
+		metav1.CreateOptions{})
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -119,7 +123,8 @@ func (s *site) delete(resource schema.GroupVersionResource, namespace, name stri
 // patch is what an administrator does to an object's spec, or a status.
 func (s *site) patch(resource schema.GroupVersionResource, namespace, name, merge string, sub ...string) {
 	s.Helper()
-	if _, err := s.in(resource, namespace).Patch(context.Background(), name, types.MergePatchType, []byte(merge), metav1.PatchOptions{}, sub...); err != nil {
+	if _, err := s.in(resource, namespace).Patch(context.Background(), name, types.MergePatchType, []byte(merge),
+		metav1.PatchOptions{}, sub...); err != nil {
 		s.Fatal(err)
 	}
 }
@@ -129,8 +134,9 @@ func (s *site) machine(name string) *machine.Machine {
 	s.Helper()
 	o := s.create(machines, s.namespace, map[string]any{
 		"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine",
-		"metadata": map[string]any{"name": name, "labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker"}},
-		"spec":     map[string]any{},
+		"metadata": map[string]any{"name": name,
+			"labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker"}},
+		"spec": map[string]any{},
 	})
 	return s.watched(o)
 }
@@ -178,7 +184,8 @@ func (s *site) replica(change ...func(*records.Options)) replica {
 		s.Fatal(err)
 	}
 	// Generous: only what is stopped on purpose runs into it.
-	o := records.Options{Client: client, Namespace: s.own, Machine: s.known.ByUID, Log: slog.New(slog.DiscardHandler), Timeout: time.Minute}
+	o := records.Options{Client: client, Namespace: s.own, Machine: s.known.ByUID, Log: slog.New(slog.DiscardHandler),
+		Timeout: time.Minute}
 	for _, f := range change {
 		f(&o)
 	}
@@ -254,15 +261,18 @@ func alive(string) bool { return true }
 
 func verdict(m *machine.Machine, id v1alpha1.RecordedIdentity, tokenID string, now time.Time) record.Attestation {
 	return record.Attestation{
-		Machine: m, Identity: id, Endorsement: v1alpha1.EndorsementEnrolled, Evidence: []v1alpha1.EvidenceSummary{{Kind: "tpm2", SHA256: strings.Repeat("ab", 32)}},
-		Pool: "worker", TokenID: tokenID, TokenExpiry: now.Add(10 * time.Minute), TokenUses: 3, TicketID: "ticket-" + tokenID, CorrelationID: "c-" + tokenID,
+		Machine: m, Identity: id, Endorsement: v1alpha1.EndorsementEnrolled,
+		Evidence: []v1alpha1.EvidenceSummary{{Kind: "tpm2", SHA256: strings.Repeat("ab", 32)}},
+		Pool:     "worker", TokenID: tokenID, TokenExpiry: now.Add(10 * time.Minute), TokenUses: 3,
+		TicketID: "ticket-" + tokenID, CorrelationID: "c-" + tokenID,
 	}
 }
 
 func attest(r replica, m *machine.Machine, id v1alpha1.RecordedIdentity, tokenID string, now time.Time) error {
-	return r.Attest(context.Background(), m.UID, components(id), alive, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		return record.Attest(rec, verdict(m, id, tokenID, now), now)
-	})
+	return r.Attest(context.Background(), m.UID, components(id), alive,
+		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			return record.Attest(rec, verdict(m, id, tokenID, now), now)
+		})
 }
 
 // attested is an attestation that must succeed.

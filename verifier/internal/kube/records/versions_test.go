@@ -19,7 +19,8 @@ var newInStatus = []string{"credentials", "csrKeySHA256", "certificate"}
 
 // writes makes a version's step in what the API has. An older one neither reads nor
 // writes the new fields.
-func writes(t *testing.T, api map[string]any, older bool, step func(*v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation) map[string]any {
+func writes(t *testing.T, api map[string]any, older bool,
+	step func(*v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation) map[string]any {
 	t.Helper()
 	understood := func(s v1alpha1.MachineAttestationStatus) map[string]any {
 		m, err := content(s)
@@ -80,7 +81,8 @@ func TestAnOlderVersionKeepsTheCredentialsAndTheCertificateOfARecord(t *testing.
 			return next
 		}
 	}
-	own := credential.Credential{ID: "JTI=1", Issued: now, Expiry: now.Add(4 * time.Hour), Secret: "ns/s", SecretUID: "s-1"}
+	own := credential.Credential{ID: "JTI=1", Issued: now, Expiry: now.Add(4 * time.Hour), Secret: "ns/s",
+		SecretUID: "s-1"}
 	api = writes(t, api, false, func(rec *v1alpha1.MachineAttestation) *v1alpha1.MachineAttestation {
 		next, err := record.AddCredential(rec, claims.ID, own, now)
 		if err != nil {
@@ -110,7 +112,8 @@ func TestAnOlderVersionKeepsTheCredentialsAndTheCertificateOfARecord(t *testing.
 		})
 	}
 	s = statusOf(t, api)
-	if s.Phase != v1alpha1.PhaseJoined || s.Certificate == nil || s.Certificate.Node != "node-0" || len(s.Credentials) != 1 {
+	if s.Phase != v1alpha1.PhaseJoined || s.Certificate == nil || s.Certificate.Node != "node-0" ||
+		len(s.Credentials) != 1 {
 		t.Fatalf("after an older replica's quarantine: %+v", s)
 	}
 	rec := &v1alpha1.MachineAttestation{Status: s}

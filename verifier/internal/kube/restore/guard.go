@@ -23,8 +23,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// AnnotationRestoreSeen, on the AttestationVerifier, is the time (RFC 3339) at which an administrator has dealt with a
-// restore of etcd.
+// AnnotationRestoreSeen is an annotation of the AttestationVerifier: the time (RFC 3339) at which an administrator has
+// dealt with a restore of etcd.
 const AnnotationRestoreSeen = "mcs-attest.dev/restore-seen"
 
 // tokenProbe is how often the API is probed while there is a provisioning token. Two probes can fail.
@@ -200,7 +200,8 @@ func (g *Guard) Acknowledge(annotations map[string]string) {
 	}
 	g.memory, g.token, g.withheld, g.missing = nil, nil, nil, nil
 	g.mu.Unlock()
-	g.o.Log.Info("the restore of etcd is acknowledged: policies, anchors, reference values, enrollments, grants and the provisioning token count as they are")
+	g.o.Log.Info("the restore of etcd is acknowledged: policies, anchors, reference values, enrollments, grants and " +
+		"the provisioning token count as they are")
 	g.o.Reread()
 }
 
@@ -357,13 +358,13 @@ func (g *Guard) Problems() (texts []string) {
 		held += fmt.Sprintf("; %d Machines and enrollments that came back with it are not accepted", n)
 	}
 	if g.token != nil {
-		held += fmt.Sprintf("; the provisioning token in Secret %s is not the one that was in force, and opens nothing until "+
-			"a new one is made (token provisioning rotate --now) or this is acknowledged", g.o.ProvisioningSecret)
+		held += fmt.Sprintf("; the provisioning token in Secret %s is not the one that was in force, and opens nothing "+
+			"until a new one is made (token provisioning rotate --now) or this is acknowledged", g.o.ProvisioningSecret)
 	}
 	for _, n := range g.restores {
-		texts = append(texts, fmt.Sprintf("at %s etcd went back to an earlier time (%s); keys were renewed and latches set again "+
-			"as remembered%s; review policies, quarantines, enrollments and grants, then annotate this object with %s=TIME, "+
-			"the present time in RFC 3339", n.at.UTC().Format(time.RFC3339), n.why, held, AnnotationRestoreSeen))
+		texts = append(texts, fmt.Sprintf("at %s etcd went back to an earlier time (%s); keys were renewed and "+
+			"latches set again as remembered%s; review policies, quarantines, enrollments and grants, "+
+			"then annotate this object with %s=TIME, the present time in RFC 3339", n.at.UTC().Format(time.RFC3339), n.why, held, AnnotationRestoreSeen))
 	}
 	return texts
 }

@@ -54,8 +54,8 @@ func (p *process) acknowledge(at time.Time) {
 // reconciler repairs records that are kept in a map.
 func (p *process) reconciler(records map[string]*v1alpha1.MachineAttestation) *restore.Reconciler {
 	return &restore.Reconciler{
-		Guard: p.Guard, Ready: func(bool) bool { return true }, Changed: func() {}, Limit: flowcontrol.NewFakeAlwaysRateLimiter(),
-		Machine: func(uid string) (*machine.Machine, string) {
+		Guard: p.Guard, Ready: func(bool) bool { return true }, Changed: func() {},
+		Limit: flowcontrol.NewFakeAlwaysRateLimiter(), Machine: func(uid string) (*machine.Machine, string) {
 			return &machine.Machine{Namespace: "m", Name: uid, UID: uid}, uid
 		},
 		Latch: func(string) rule.Latch { return rule.Latch{} },
@@ -83,7 +83,8 @@ func TestWhatARestoreTookIsRememberedOverTheNext(t *testing.T) {
 	}
 	// What the backup has, read since.
 	first := p.memory.Latches
-	p.memory.Latches = map[string]rule.Latch{"u": {GrantUsed: noon.Add(-time.Hour), GrantAttestations: 1}, "v": {Quarantined: true}}
+	p.memory.Latches = map[string]rule.Latch{"u": {GrantUsed: noon.Add(-time.Hour), GrantAttestations: 1},
+		"v": {Quarantined: true}}
 	p.Restored(1, "another")
 	if len(p.Problems()) != 2 {
 		t.Errorf("%q", p.Problems())
@@ -110,8 +111,9 @@ func TestGuard_AcceptsNothingThatTheMemoryDoesNotHave(t *testing.T) {
 	enrollment := func(uid, ek string, created time.Time, change func(*v1alpha1.MachineAttestation)) machine.Enrolment {
 		t.Helper()
 		a := v1alpha1.MachineAttestation{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "m", Name: uid, UID: types.UID(uid), CreationTimestamp: metav1.NewTime(created)},
-			Spec:       v1alpha1.MachineAttestationSpec{MachineRef: &v1alpha1.MachineReference{Name: "one"}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "m", Name: uid, UID: types.UID(uid),
+				CreationTimestamp: metav1.NewTime(created)},
+			Spec: v1alpha1.MachineAttestationSpec{MachineRef: &v1alpha1.MachineReference{Name: "one"}},
 		}
 		if ek != "" {
 			a.Spec.EKSHA256 = []string{ek}
@@ -170,7 +172,8 @@ func TestGuard_AcceptsNothingThatTheMemoryDoesNotHave(t *testing.T) {
 		a.Spec.Reattest = &v1alpha1.ReattestGrant{Until: metav1.NewTime(fresh)}
 	}
 	made := enrollment("new", ek, fresh, granted)
-	if got, ok = p.Enrollment(made); !ok || len(got.Spec.EKSHA256) != 1 || got.Spec.Reattest != nil || !p.WithheldGrant(&made.MachineAttestation) {
+	if got, ok = p.Enrollment(made); !ok || len(got.Spec.EKSHA256) != 1 || got.Spec.Reattest != nil ||
+		!p.WithheldGrant(&made.MachineAttestation) {
 		t.Errorf("an enrollment of after the restore: %v %+v", ok, got.Spec)
 	}
 	v := &view.View{}
@@ -183,7 +186,8 @@ func TestGuard_AcceptsNothingThatTheMemoryDoesNotHave(t *testing.T) {
 		t.Error("an earlier acknowledgement counts")
 	}
 	p.acknowledge(noon.Add(time.Second))
-	if p.Unacknowledged() || p.View(v) || len(p.Problems()) > 0 || p.reread != 2 || p.WithheldGrant(&made.MachineAttestation) {
+	if p.Unacknowledged() || p.View(v) || len(p.Problems()) > 0 || p.reread != 2 ||
+		p.WithheldGrant(&made.MachineAttestation) {
 		t.Error("it is still held")
 	}
 	if _, ok := p.Machine(machine.Machine{UID: "back", Created: old}); !ok {
@@ -249,7 +253,8 @@ func TestReconciler_KeepsWhatItMayNotWrite(t *testing.T) {
 		}
 		return write(ctx, uid, change)
 	}
-	if _, err := r.Reconcile(t.Context(), reconcile.Request{}); !kerrors.IsForbidden(err) || !p.Repairing() || records["v"] == nil || renewed != 1 {
+	if _, err := r.Reconcile(t.Context(), reconcile.Request{}); !kerrors.IsForbidden(err) || !p.Repairing() ||
+		records["v"] == nil || renewed != 1 {
 		t.Errorf("%v, %d records, keys renewed %d times", err, len(records), renewed)
 	}
 	r.Update = write

@@ -116,7 +116,8 @@ func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func namespaceOf(r *http.Request) string {
-	return strings.TrimSuffix(strings.TrimPrefix(r.URL.Path, "/apis/machine.openshift.io/v1beta1/namespaces/"), "/machines")
+	return strings.TrimSuffix(strings.TrimPrefix(r.URL.Path, "/apis/machine.openshift.io/v1beta1/namespaces/"),
+		"/machines")
 }
 
 func failure(code int, reason metav1.StatusReason) (int, any) {

@@ -95,7 +95,8 @@ func (i *Runner) find(s *Source) (*target, error) {
 			if err != nil && !apierrors.IsNotFound(err) {
 				return nil, fmt.Errorf("discovery of %s: %w", s.Kind, err)
 			}
-			if err != nil || !slices.ContainsFunc(all.APIResources, func(r metav1.APIResource) bool { return r.Name == s.Resource }) {
+			if err != nil || !slices.ContainsFunc(all.APIResources,
+				func(r metav1.APIResource) bool { return r.Name == s.Resource }) {
 				continue
 			}
 		}
@@ -109,7 +110,8 @@ func (i *Runner) find(s *Source) (*target, error) {
 		object.GetObjectKind().SetGroupVersionKind(gvk)
 		return &target{object, mapper}, nil
 	}
-	return nil, &meta.NoKindMatchError{GroupKind: schema.GroupKind{Group: s.Group, Kind: s.Kind.Kind}, SearchedVersions: s.Versions}
+	return nil, &meta.NoKindMatchError{GroupKind: schema.GroupKind{Group: s.Group, Kind: s.Kind.Kind},
+		SearchedVersions: s.Versions}
 }
 
 func (i *Runner) newCache(f *follower, end context.CancelCauseFunc) (cache.Cache, error) {
@@ -178,7 +180,8 @@ func (f *follower) ListWithContext(ctx context.Context, o metav1.ListOptions) (r
 		return nil, err
 	}
 	page := &metainternal.List{}
-	page.ResourceVersion, page.Continue, page.RemainingItemCount = m.GetResourceVersion(), m.GetContinue(), m.GetRemainingItemCount()
+	page.ResourceVersion, page.Continue, page.RemainingItemCount = m.GetResourceVersion(), m.GetContinue(),
+		m.GetRemainingItemCount()
 	var objects []*Object
 	err = meta.EachListItem(list, func(o runtime.Object) error {
 		e, err := f.entry(o)

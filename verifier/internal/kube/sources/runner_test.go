@@ -49,7 +49,8 @@ func newConsumer(t *testing.T, api *fakeAPI, namespaces ...string) *consumer {
 	var all []*sources.Source
 	for _, namespace := range namespaces {
 		all = append(all, &sources.Source{
-			Kind:      sources.Kind{Group: "machine.openshift.io", Resource: "machines", Kind: "Machine", Versions: []string{"v1beta1"}},
+			Kind: sources.Kind{Group: "machine.openshift.io", Resource: "machines", Kind: "Machine",
+				Versions: []string{"v1beta1"}},
 			Namespace: namespace, Optional: true, Whole: true, Object: &unstructured.Unstructured{},
 			Read: read, Put: c.put, Drop: c.drop,
 		})
@@ -383,7 +384,8 @@ func TestInventory_StalenessIsPerNamespace(t *testing.T) {
 	c.until("only a is stale", func() string {
 		in, all := c.Outdated(time.Now())
 		synced, missing := c.Synced()
-		if all != nil || in["a"] == nil || len(in) != 1 || !synced || c.Complete() || !strings.Contains(in["a"].Error(), "needs get, list and watch") {
+		if all != nil || in["a"] == nil || len(in) != 1 || !synced || c.Complete() ||
+			!strings.Contains(in["a"].Error(), "needs get, list and watch") {
 			return fmt.Sprint(in, all, missing)
 		}
 		return ""
@@ -407,12 +409,14 @@ func TestInventory_StalenessIsPerNamespace(t *testing.T) {
 func TestUnavailable(t *testing.T) {
 	resource := schema.GroupResource{Resource: "machines"}
 	_, err := http.Get("http://127.0.0.1:1") //nolint:noctx // it fails at once
-	for _, err := range []error{err, apierrors.NewTooManyRequestsError("x"), apierrors.NewServiceUnavailable("x"), apierrors.NewTimeoutError("x", 1)} {
+	for _, err := range []error{err, apierrors.NewTooManyRequestsError("x"), apierrors.NewServiceUnavailable("x"),
+		apierrors.NewTimeoutError("x", 1)} {
 		if !sources.Unavailable(err) {
 			t.Errorf("%v", err)
 		}
 	}
-	for _, err := range []error{apierrors.NewForbidden(resource, "", nil), apierrors.NewNotFound(resource, ""), apierrors.NewResourceExpired("x"), context.Canceled} {
+	for _, err := range []error{apierrors.NewForbidden(resource, "", nil), apierrors.NewNotFound(resource, ""),
+		apierrors.NewResourceExpired("x"), context.Canceled} {
 		if sources.Unavailable(err) {
 			t.Errorf("%v", err)
 		}

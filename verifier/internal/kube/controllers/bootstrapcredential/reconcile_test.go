@@ -55,7 +55,8 @@ func newSite(t *testing.T, kind config.CredentialKind) *site {
 	s.accounts = "t-" + strings.ToLower(rand.Text()[:10])
 	s.published = s.accounts + "-published"
 	for _, name := range []string{s.accounts, s.published} {
-		_, err := s.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		_, err := s.admin.CoreV1().Namespaces().Create(t.Context(),
+			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
 			metav1.CreateOptions{})
 		s.ok(err)
 		t.Cleanup(func() {
@@ -67,7 +68,8 @@ func newSite(t *testing.T, kind config.CredentialKind) *site {
 	s.ok(err)
 	issuer, err := credential.NewIssuer(credential.Options{
 		Client: s.admin, Namespace: s.published, Timeout: time.Minute,
-		Config: config.Credential{Kind: kind, ServiceAccount: s.accounts + "/node-bootstrapper", Lifetime: config.Duration(time.Hour)},
+		Config: config.Credential{Kind: kind, ServiceAccount: s.accounts + "/node-bootstrapper",
+			Lifetime: config.Duration(time.Hour)},
 	})
 	s.ok(err)
 	s.controller = bootstrapcredential.New(bootstrapcredential.Options{
@@ -134,7 +136,8 @@ func (s *site) attested() (uid string) {
 	defer s.mu.Unlock()
 	rec := &v1alpha1.MachineAttestation{}
 	rec.Status.MachineUID, rec.Status.Phase = uid, v1alpha1.PhaseAttested
-	rec.Status.Token = &v1alpha1.TokenStatus{ID: "t1", Pool: "worker", Expiry: metav1.NewTime(time.Now().Add(time.Hour)), MaxUses: 3}
+	rec.Status.Token = &v1alpha1.TokenStatus{ID: "t1", Pool: "worker", Expiry: metav1.NewTime(time.Now().Add(time.Hour)),
+		MaxUses: 3}
 	s.records[uid] = rec
 	return uid
 }
@@ -339,7 +342,8 @@ func TestARecordThatChangedMeanwhileRefusesTheCredential(t *testing.T) {
 			return nil
 		}
 		err := s.reconcile(uid)
-		if err == nil || s.secret(uid) != nil || len(s.records[uid].Status.Credentials) > 0 || len(s.bootstrapTokens(uid)) > 0 {
+		if err == nil || s.secret(uid) != nil || len(s.records[uid].Status.Credentials) > 0 ||
+			len(s.bootstrapTokens(uid)) > 0 {
 			t.Errorf("%s in the meantime: %v, %v", name, err, s.records[uid].Status.Credentials)
 		}
 		s.beforeWrite = nil

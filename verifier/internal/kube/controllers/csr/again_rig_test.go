@@ -49,10 +49,12 @@ func TestOfSeveralWaitingRequestsTheNewestJoins(t *testing.T) {
 func (s *site) recorded(m *machine.Machine, request string) {
 	s.Helper()
 	r := approver.FromCSR(s.csr(request))
-	c := v1alpha1.CertificateStatus{Node: r.Node(), PublicKeySHA256: r.PublicKeySHA256, Request: request, CredentialID: r.CredentialID}
-	s.ok(s.records.Update(s.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		return record.Approve(rec, c, time.Now())
-	}))
+	c := v1alpha1.CertificateStatus{Node: r.Node(), PublicKeySHA256: r.PublicKeySHA256, Request: request,
+		CredentialID: r.CredentialID}
+	s.ok(s.records.Update(s.Context(), m.UID,
+		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			return record.Approve(rec, c, time.Now())
+		}))
 }
 
 func TestAKeyThatWasRecordedAndNeverApprovedGivesWay(t *testing.T) {
@@ -143,8 +145,9 @@ func TestAPredecessorOfTheSameHostNameIsWaitedFor(t *testing.T) {
 	old := s.machine("old")
 	m := s.machineOf(machines, map[string]any{
 		"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine",
-		"metadata": map[string]any{"name": "new", "labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker"}},
-		"spec":     map[string]any{},
+		"metadata": map[string]any{"name": "new",
+			"labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker"}},
+		"spec": map[string]any{},
 	}, []any{address("InternalIP", "10.0.0.9")})
 	k := s.attested(m)
 	k.node = s.node("old")
@@ -188,7 +191,8 @@ func TestAMachineThatWasMadeAnewIsOne(t *testing.T) {
 	ref := s.list().ByInternalDNS(s.node("w-0"))[0]
 	ref.UID = "gone"
 	w := approval.NewReader(approval.Options{
-		Client: s.reader, Config: s.options.Config, Namespaces: []string{s.namespace}, Machines: stale{s, ref}, Records: s.records,
+		Client: s.reader, Config: s.options.Config, Namespaces: []string{s.namespace}, Machines: stale{s, ref},
+		Records: s.records,
 	})
 	found, err := w.MachinesByInternalDNS(context.Background(), s.node("w-0"))
 	s.ok(err)

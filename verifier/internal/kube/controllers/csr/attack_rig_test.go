@@ -68,7 +68,8 @@ func (s *site) settled(m *machine.Machine) {
 // unmoved makes sure that nothing was written about a machine, or told.
 func (s *site) unmoved(m *machine.Machine) {
 	s.Helper()
-	if rec, err := s.records.Record(s.Context(), m.UID); err != nil || rec != nil && len(rec.Status.Conditions)+len(rec.Status.History) > 0 {
+	if rec, err := s.records.Record(s.Context(), m.UID); err != nil || rec != nil &&
+		len(rec.Status.Conditions)+len(rec.Status.History) > 0 {
 		s.Errorf("the record of %s was written: %+v (%v)", m, rec, err)
 	}
 	if got := s.events.about(m); got != nil {
@@ -82,8 +83,9 @@ func TestAttack_T54_SharedCredential(t *testing.T) {
 	// As OpenShift has it: a Secret whose token never expires, and has no id.
 	secrets := s.admin.CoreV1().Secrets(s.namespace)
 	_, err := secrets.Create(s.context(), &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: "node-bootstrapper-token", Annotations: map[string]string{corev1.ServiceAccountNameKey: "node-bootstrapper"}},
-		Type:       corev1.SecretTypeServiceAccountToken,
+		ObjectMeta: metav1.ObjectMeta{Name: "node-bootstrapper-token",
+			Annotations: map[string]string{corev1.ServiceAccountNameKey: "node-bootstrapper"}},
+		Type: corev1.SecretTypeServiceAccountToken,
 	}, metav1.CreateOptions{})
 	s.ok(err)
 	var token string
@@ -110,11 +112,12 @@ func TestAttack_T54_QuarantinedMachine(t *testing.T) {
 	m := s.machine("w-0")
 	k := s.attested(m)
 	quarantined := func(yes bool) {
-		s.ok(s.records.Update(t.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-			next := rec.DeepCopy()
-			next.Status.Quarantined = yes
-			return next, nil
-		}))
+		s.ok(s.records.Update(t.Context(), m.UID,
+			func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+				next := rec.DeepCopy()
+				next.Status.Quarantined = yes
+				return next, nil
+			}))
 	}
 	quarantined(true)
 	name := k.ask()
@@ -133,7 +136,8 @@ func TestAttack_T67_AQuarantineThatIsNotOnTheRecordYet(t *testing.T) {
 	const instance = "aws:///eu-1/i-0123"
 	ek := strings.Repeat("ab", 32)
 	elsewhere := "e" + s.namespace
-	_, err := s.admin.CoreV1().Namespaces().Create(s.context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: elsewhere}}, metav1.CreateOptions{})
+	_, err := s.admin.CoreV1().Namespaces().Create(s.context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: elsewhere}}, metav1.CreateOptions{})
 	s.ok(err)
 	t.Cleanup(func() {
 		s.ok(s.admin.CoreV1().Namespaces().Delete(context.Background(), elsewhere, metav1.DeleteOptions{}))
@@ -163,16 +167,18 @@ func TestAttack_T67_AQuarantineThatIsNotOnTheRecordYet(t *testing.T) {
 			s.requests = 100 * (i + 1)
 			m := s.machine(fmt.Sprintf("w-%d", i))
 			k := s.attested(m)
-			s.ok(s.records.Update(t.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-				next := rec.DeepCopy()
-				next.Status.Identity = v1alpha1.RecordedIdentity{EKSHA256: ek, ProviderID: instance}
-				return next, nil
-			}))
+			s.ok(s.records.Update(t.Context(), m.UID,
+				func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+					next := rec.DeepCopy()
+					next.Status.Identity = v1alpha1.RecordedIdentity{EKSHA256: ek, ProviderID: instance}
+					return next, nil
+				}))
 			spec := c.spec(m)
 			spec["quarantined"] = true
 			objects := s.dyn.Resource(attestations).Namespace(c.namespace)
 			_, err := objects.Create(s.context(), &unstructured.Unstructured{Object: map[string]any{
-				"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation, "metadata": map[string]any{"name": "stop"}, "spec": spec,
+				"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
+				"metadata": map[string]any{"name": "stop"}, "spec": spec,
 			}}, metav1.CreateOptions{})
 			s.ok(err)
 			name := k.ask()
@@ -205,11 +211,12 @@ func TestAttack_T54_TheKeyIsNotTheOneThatWasAttested(t *testing.T) {
 	s := newSite(t).run()
 	m := s.machine("w-0")
 	k := s.attested(m)
-	s.ok(s.records.Update(t.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		next := rec.DeepCopy()
-		next.Status.CSRKeySHA256 = strings.Repeat("ab", 32)
-		return next, nil
-	}))
+	s.ok(s.records.Update(t.Context(), m.UID,
+		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			next := rec.DeepCopy()
+			next.Status.CSRKeySHA256 = strings.Repeat("ab", 32)
+			return next, nil
+		}))
 	s.left(k.ask(), "refuse", "CSRKeyChanged")
 	s.refusal(m, "CSRKeyChanged")
 }
@@ -218,11 +225,12 @@ func TestAttack_T54_CredentialThatHasEnded(t *testing.T) {
 	s := newSite(t).run()
 	m := s.machine("w-0")
 	k := s.attested(m)
-	s.ok(s.records.Update(t.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		next := rec.DeepCopy()
-		next.Status.Credentials[0].Expiry = metav1.NewTime(time.Now().Add(-time.Second))
-		return next, nil
-	}))
+	s.ok(s.records.Update(t.Context(), m.UID,
+		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			next := rec.DeepCopy()
+			next.Status.Credentials[0].Expiry = metav1.NewTime(time.Now().Add(-time.Second))
+			return next, nil
+		}))
 	s.left(k.ask(), "refuse", "CSRCredential")
 	s.unmoved(m)
 }

@@ -27,7 +27,8 @@ func rules(t *testing.T, component string) string {
 	if err := os.CopyFS(filepath.Join(dir, "deploy"), os.DirFS(deploy.Dir())); err != nil {
 		t.Fatal(err)
 	}
-	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\ncomponents: [deploy/components/" + component + "]\n"
+	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\ncomponents: [deploy/components/" +
+		component + "]\n"
 	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +60,8 @@ func TestTheComponentsAccountIsEnough(t *testing.T) {
 			c.InstallOwn(t)
 			s := siteIn(t, c)
 			for _, name := range append([]string{deploy.Namespace}, namespaces...) {
-				_, err := s.admin.CoreV1().Namespaces().Create(s.context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+				_, err := s.admin.CoreV1().Namespaces().Create(s.context(),
+					&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 				s.ok(err)
 			}
 			c.KubectlApply(t, rules(t, component))

@@ -69,11 +69,12 @@ func TestAStandInBecomesANodeWhereThereAreNoMachines(t *testing.T) {
 // standIn enrols a host; its name is the node's.
 func (s *site) standIn(name string) *machine.Machine {
 	s.Helper()
-	o, err := s.dyn.Resource(attestations).Namespace(s.namespace).Create(s.context(), &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
-		"metadata": map[string]any{"name": s.node(name)},
-		"spec":     map[string]any{"pool": "worker", "ekSHA256": []any{strings.Repeat("ab", 32)}},
-	}}, metav1.CreateOptions{})
+	o, err := s.dyn.Resource(attestations).Namespace(s.namespace).Create(s.context(),
+		&unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
+			"metadata": map[string]any{"name": s.node(name)},
+			"spec":     map[string]any{"pool": "worker", "ekSHA256": []any{strings.Repeat("ab", 32)}},
+		}}, metav1.CreateOptions{})
 	s.ok(err)
 	m := *s.watched(o)
 	m.Name = name // as the tests name machines
@@ -87,15 +88,17 @@ func TestAMachineBecomesANodeByABootstrapToken(t *testing.T) {
 	s.run()
 	_, err := s.admin.RbacV1().ClusterRoleBindings().Create(s.context(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: s.namespace + "-group"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole", Name: "system:node-bootstrapper"},
-		Subjects:   []rbacv1.Subject{{Kind: "Group", APIGroup: "rbac.authorization.k8s.io", Name: group}},
+		RoleRef: rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole",
+			Name: "system:node-bootstrapper"},
+		Subjects: []rbacv1.Subject{{Kind: "Group", APIGroup: "rbac.authorization.k8s.io", Name: group}},
 	}, metav1.CreateOptions{})
 	s.ok(err)
 	token := func() (id, text string) {
 		id, secret := strings.ToLower(rand.Text()[:6]), strings.ToLower(rand.Text()[:16])
 		made, err := s.admin.CoreV1().Secrets("kube-system").Create(s.context(), &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-" + id}, Type: corev1.SecretTypeBootstrapToken,
-			StringData: map[string]string{"token-id": id, "token-secret": secret, "usage-bootstrap-authentication": "true", "auth-extra-groups": group},
+			StringData: map[string]string{"token-id": id, "token-secret": secret, "usage-bootstrap-authentication": "true",
+				"auth-extra-groups": group},
 		}, metav1.CreateOptions{})
 		s.ok(err)
 		t.Cleanup(func() {
@@ -112,7 +115,8 @@ func TestAMachineBecomesANodeByABootstrapToken(t *testing.T) {
 	k := s.bearer(text)
 	k.node = s.node("w-0")
 	s.eventually(func() error { // the API server watches these Secrets
-		_, err := k.api.AuthenticationV1().SelfSubjectReviews().Create(s.context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+		_, err := k.api.AuthenticationV1().SelfSubjectReviews().Create(s.context(), &authenticationv1.SelfSubjectReview{},
+			metav1.CreateOptions{})
 		return err
 	})
 	k.join()
@@ -135,14 +139,16 @@ func (s *site) bearer(token string) *kubelet {
 func TestAMachineThatIsNotThereYetIsTriedAgain(t *testing.T) {
 	s := newSite(t).run()
 	m := s.machineOf(machines, map[string]any{
-		"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine", "metadata": map[string]any{"name": "w-0"}, "spec": map[string]any{},
+		"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine", "metadata": map[string]any{"name": "w-0"},
+		"spec": map[string]any{},
 	}, []any{address("InternalIP", "192.0.2.7")})
 	name := s.attested(m).ask()
 	s.left(name, "retry", "MachineNotFound")
 	client := s.dyn.Resource(machines).Namespace(s.namespace)
 	o, err := client.Get(s.context(), m.Name, metav1.GetOptions{})
 	s.ok(err)
-	s.ok(unstructured.SetNestedSlice(o.Object, []any{address("InternalDNS", strings.ToUpper(s.node("w-0"))+".")}, "status", "addresses"))
+	s.ok(unstructured.SetNestedSlice(o.Object, []any{address("InternalDNS", strings.ToUpper(s.node("w-0"))+".")}, "status",
+		"addresses"))
 	_, err = client.UpdateStatus(s.context(), o, metav1.UpdateOptions{})
 	s.ok(err)
 	s.signed(name)
@@ -210,7 +216,8 @@ func (s *site) approve(name string) {
 	s.Helper()
 	csr := s.csr(name)
 	csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
-		Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "NodeCSRApprove", Message: "by somebody else",
+		Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "NodeCSRApprove",
+		Message: "by somebody else",
 	})
 	_, err := s.admin.CertificatesV1().CertificateSigningRequests().UpdateApproval(s.context(), csr.Name, csr, metav1.UpdateOptions{})
 	s.ok(err)

@@ -67,7 +67,8 @@ func TestADecisionWithoutTheMachinesLockIsMadeAgain(t *testing.T) {
 		Client: api, Config: c.o.Config, Rules: c.rules, Machines: known, Records: known,
 	})}
 	decide := func() reconcile.Result {
-		result, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName(client.ObjectKey{Name: "csr-1"})})
+		result, err := r.Reconcile(t.Context(),
+			reconcile.Request{NamespacedName: types.NamespacedName(client.ObjectKey{Name: "csr-1"})})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -85,7 +85,8 @@ var prepared sync.Once
 
 func newSite(t testing.TB) *site {
 	t.Helper()
-	c := cluster.StartShared(t, cluster.Controllers("certificatesigningrequest-signing-controller", "serviceaccount-token-controller"))
+	c := cluster.StartShared(t, cluster.Controllers("certificatesigningrequest-signing-controller",
+		"serviceaccount-token-controller"))
 	prepared.Do(func() { c.InstallOpenShift(t); c.InstallClusterAPI(t); c.InstallOwn(t) })
 	return siteIn(t, c)
 }
@@ -94,7 +95,8 @@ func siteIn(t testing.TB, c *cluster.Cluster) *site {
 	t.Helper()
 	s := &site{
 		TB: t, c: c, namespace: "t-" + strings.ToLower(rand.Text()[:10]), known: machine.NewRegistry(nil),
-		events: new(events), lines: new(lines), credentials: new(sync.Map), metrics: prometheus.NewRegistry(), stop: func() {},
+		events: new(events), lines: new(lines), credentials: new(sync.Map), metrics: prometheus.NewRegistry(),
+		stop: func() {},
 	}
 	var err error
 	s.admin, err = kubernetes.NewForConfig(c.Admin())
@@ -106,14 +108,17 @@ func siteIn(t testing.TB, c *cluster.Cluster) *site {
 	s.reader, err = client.New(c.Admin(), client.Options{Scheme: scheme})
 	s.ok(err)
 	ctx := s.context()
-	_, err = s.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}, metav1.CreateOptions{})
+	_, err = s.admin.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}},
+		metav1.CreateOptions{})
 	s.ok(err)
-	_, err = s.admin.CoreV1().ServiceAccounts(s.namespace).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "node-bootstrapper"}}, metav1.CreateOptions{})
+	_, err = s.admin.CoreV1().ServiceAccounts(s.namespace).Create(ctx,
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "node-bootstrapper"}}, metav1.CreateOptions{})
 	s.ok(err)
 	_, err = s.admin.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: s.namespace},
-		RoleRef:    rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole", Name: "system:node-bootstrapper"},
-		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: s.namespace, Name: "node-bootstrapper"}},
+		RoleRef: rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole",
+			Name: "system:node-bootstrapper"},
+		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: s.namespace, Name: "node-bootstrapper"}},
 	}, metav1.CreateOptions{})
 	s.ok(err)
 	s.configMap("kubelet-ca", "ca-bundle.crt", string(s.ca()))
@@ -121,14 +126,16 @@ func siteIn(t testing.TB, c *cluster.Cluster) *site {
 	live, err := records.NewClient(c.Admin())
 	s.ok(err)
 	s.records = records.New(records.Options{
-		Client: live, Namespace: s.namespace, Machine: s.known.ByUID, Log: slog.New(slog.DiscardHandler), Timeout: limit, Events: s.events,
+		Client: live, Namespace: s.namespace, Machine: s.known.ByUID, Log: slog.New(slog.DiscardHandler), Timeout: limit,
+		Events: s.events,
 	})
 	s.api = c.Admin()
 	s.options = csr.Options{
 		Namespaces: []string{s.namespace}, Machines: s, Records: s.records,
 		Config: config.Approver{
-			Attestation: config.AttestationRequired, ConfigMap: s.namespace + "/switch", StockConfigMap: s.namespace + "/stock-switch",
-			KubeletCA: s.namespace + "/kubelet-ca", MaxMachineAge: config.Duration(2 * time.Hour), PendingPerMachine: 10,
+			Attestation: config.AttestationRequired, ConfigMap: s.namespace + "/switch",
+			StockConfigMap: s.namespace + "/stock-switch",
+			KubeletCA:      s.namespace + "/kubelet-ca", MaxMachineAge: config.Duration(2 * time.Hour), PendingPerMachine: 10,
 		},
 		Credential: &config.Credential{Kind: config.ServiceAccountToken, ServiceAccount: s.namespace + "/node-bootstrapper"},
 		Log:        log, Audit: audit.New(log), Timeout: limit, Scan: 100 * time.Millisecond, MinPause: 50 * time.Millisecond,
@@ -247,7 +254,8 @@ func (s *site) list() *approval.Snapshot {
 }
 
 func (s *site) snapshot(namespaces ...string) (*approval.Snapshot, error) {
-	return approval.TakeSnapshot(context.Background(), s.reader, approval.Rules(s.options.Config, s.options.Credential), namespaces)
+	return approval.TakeSnapshot(context.Background(), s.reader, approval.Rules(s.options.Config, s.options.Credential),
+		namespaces)
 }
 
 // node is the name that a machine of this test has as a node.
@@ -258,8 +266,9 @@ func (s *site) machine(name string, addresses ...any) *machine.Machine {
 	s.Helper()
 	return s.machineOf(machines, map[string]any{
 		"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine",
-		"metadata": map[string]any{"name": name, "labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker"}},
-		"spec":     map[string]any{},
+		"metadata": map[string]any{"name": name,
+			"labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker"}},
+		"spec": map[string]any{},
 	}, append([]any{address("InternalDNS", s.node(name)), address("Hostname", s.node(name))}, addresses...))
 }
 
@@ -270,14 +279,16 @@ func (s *site) capiMachine(name string) *machine.Machine {
 		"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "metadata": map[string]any{"name": name},
 		"spec": map[string]any{
 			"clusterName": "c", "bootstrap": map[string]any{"dataSecretName": "worker-user-data"},
-			"infrastructureRef": map[string]any{"apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "MetalMachine", "name": name},
+			"infrastructureRef": map[string]any{"apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "MetalMachine",
+				"name": name},
 		},
 	}, []any{address("InternalDNS", s.node(name))})
 }
 
 func address(kind, value string) any { return map[string]any{"type": kind, "address": value} }
 
-func (s *site) machineOf(resource schema.GroupVersionResource, object map[string]any, addresses []any) *machine.Machine {
+func (s *site) machineOf(resource schema.GroupVersionResource, object map[string]any,
+	addresses []any) *machine.Machine {
 	s.Helper()
 	client := s.dyn.Resource(resource).Namespace(s.namespace)
 	o, err := client.Create(s.context(), &unstructured.Unstructured{Object: object}, metav1.CreateOptions{})
@@ -345,30 +356,34 @@ func (s *site) attested(m *machine.Machine) *kubelet {
 func (s *site) credential(m *machine.Machine, id string) {
 	s.Helper()
 	s.credentials.Store(id, m.UID)
-	s.ok(s.records.Update(s.Context(), m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
-		if rec == nil {
-			rec = new(v1alpha1.MachineAttestation)
-		}
-		next := rec.DeepCopy()
-		next.Status.Phase = v1alpha1.PhaseFetched
-		next.Status.Credentials = append(next.Status.Credentials, v1alpha1.CredentialStatus{
-			ID: id, Issued: metav1.Now(), Expiry: metav1.NewTime(time.Now().Add(time.Hour)),
-		})
-		return next, nil
-	}))
+	s.ok(s.records.Update(s.Context(), m.UID,
+		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			if rec == nil {
+				rec = new(v1alpha1.MachineAttestation)
+			}
+			next := rec.DeepCopy()
+			next.Status.Phase = v1alpha1.PhaseFetched
+			next.Status.Credentials = append(next.Status.Credentials, v1alpha1.CredentialStatus{
+				ID: id, Issued: metav1.Now(), Expiry: metav1.NewTime(time.Now().Add(time.Hour)),
+			})
+			return next, nil
+		}))
 }
 
 // bootstrap is a kubelet with a token of the service account that nobody's record has.
 func (s *site) bootstrap() (k *kubelet, id string) {
 	s.Helper()
-	secret, err := s.admin.CoreV1().Secrets(s.namespace).Create(s.context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{GenerateName: "bootstrap-"}}, metav1.CreateOptions{})
+	secret, err := s.admin.CoreV1().Secrets(s.namespace).Create(s.context(),
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{GenerateName: "bootstrap-"}}, metav1.CreateOptions{})
 	s.ok(err)
 	hour := int64(3600)
-	answer, err := s.admin.CoreV1().ServiceAccounts(s.namespace).CreateToken(s.context(), "node-bootstrapper", &authenticationv1.TokenRequest{
-		Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &hour, BoundObjectRef: &authenticationv1.BoundObjectReference{
-			APIVersion: "v1", Kind: "Secret", Name: secret.Name, UID: secret.UID,
-		}},
-	}, metav1.CreateOptions{})
+	answer, err := s.admin.CoreV1().ServiceAccounts(s.namespace).CreateToken(s.context(), "node-bootstrapper",
+		&authenticationv1.TokenRequest{
+			Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &hour,
+				BoundObjectRef: &authenticationv1.BoundObjectReference{
+					APIVersion: "v1", Kind: "Secret", Name: secret.Name, UID: secret.UID,
+				}},
+		}, metav1.CreateOptions{})
 	s.ok(err)
 	var claims struct{ JTI string }
 	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(answer.Status.Token, ".")[1])
@@ -399,22 +414,27 @@ type certificateRequest = x509.CertificateRequest
 // ask makes a request for a client certificate, as a kubelet does but for changes.
 func (k *kubelet) ask(change ...func(*certificatesv1.CertificateSigningRequest, *certificateRequest)) string {
 	k.Helper()
-	return k.request(certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.UsageClientAuth, &x509.CertificateRequest{}, change)
+	return k.request(certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.UsageClientAuth,
+		&x509.CertificateRequest{}, change)
 }
 
 // askServing makes a request for a serving certificate.
-func (k *kubelet) askServing(names []string, addresses []net.IP, change ...func(*certificatesv1.CertificateSigningRequest, *certificateRequest)) string {
+func (k *kubelet) askServing(names []string, addresses []net.IP,
+	change ...func(*certificatesv1.CertificateSigningRequest, *certificateRequest)) string {
 	k.Helper()
-	return k.request(certificatesv1.KubeletServingSignerName, certificatesv1.UsageServerAuth, &x509.CertificateRequest{DNSNames: names, IPAddresses: addresses}, change)
+	return k.request(certificatesv1.KubeletServingSignerName, certificatesv1.UsageServerAuth,
+		&x509.CertificateRequest{DNSNames: names, IPAddresses: addresses}, change)
 }
 
-func (k *kubelet) request(signer string, usage certificatesv1.KeyUsage, template *x509.CertificateRequest, change []func(*certificatesv1.CertificateSigningRequest, *certificateRequest)) string {
+func (k *kubelet) request(signer string, usage certificatesv1.KeyUsage, template *x509.CertificateRequest,
+	change []func(*certificatesv1.CertificateSigningRequest, *certificateRequest)) string {
 	k.Helper()
 	template.Subject = pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:" + k.node}
 	k.requests++
 	csr := &certificatesv1.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", k.namespace, k.requests)},
-		Spec:       certificatesv1.CertificateSigningRequestSpec{SignerName: signer, Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, usage}},
+		Spec: certificatesv1.CertificateSigningRequestSpec{SignerName: signer,
+			Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, usage}},
 	}
 	for _, f := range change {
 		f(csr, template)
@@ -516,7 +536,8 @@ func (k *kubelet) withCertificate(cert *x509.Certificate) *kubelet {
 	api.KeyData = pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})
 	now := k.kubelet(api)
 	now.node = k.node
-	_, err = now.api.CoreV1().Nodes().Create(k.context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: k.node}}, metav1.CreateOptions{})
+	_, err = now.api.CoreV1().Nodes().Create(k.context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: k.node}},
+		metav1.CreateOptions{})
 	k.ok(err)
 	return now
 }
@@ -606,9 +627,11 @@ func (s *site) count(name string, labels ...string) float64 {
 func selfSigned(t testing.TB, key *ecdsa.PrivateKey, node string) *x509.Certificate {
 	t.Helper()
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:" + node},
-		DNSNames: []string{node, "api.example.com"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		SerialNumber: big.NewInt(1),
+		Subject:      pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:" + node},
+		DNSNames:     []string{node, "api.example.com"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err == nil {

@@ -31,7 +31,8 @@ var loopback = net.IPv4(127, 0, 0, 1)
 // kubeletAt serves as a kubelet does, and has its Node say where.
 func (k *kubelet) kubeletAt(cert *x509.Certificate, key *ecdsa.PrivateKey) {
 	k.Helper()
-	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{cert.Raw}, PrivateKey: key}}})
+	l, err := tls.Listen("tcp", "127.0.0.1:0",
+		&tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{cert.Raw}, PrivateKey: key}}})
 	k.ok(err)
 	server := &http.Server{Handler: http.NotFoundHandler(), ReadHeaderTimeout: limit}
 	go server.Serve(l)
@@ -214,7 +215,8 @@ func TestTheStockApproverIsNoticedWhileItApproves(t *testing.T) {
 func (s *site) makeStock(replicas int32) {
 	s.Helper()
 	const namespace, name = "openshift-cluster-machine-approver", "machine-approver"
-	_, err := s.admin.CoreV1().Namespaces().Create(s.context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	_, err := s.admin.CoreV1().Namespaces().Create(s.context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 	if err != nil && !strings.Contains(err.Error(), "already exists") {
 		s.Fatal(err)
 	}
@@ -224,7 +226,8 @@ func (s *site) makeStock(replicas int32) {
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: appsv1.DeploymentSpec{
 			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "example.com/i"}}}},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "example.com/i"}}}},
 		},
 	}
 	if _, err = deployments.Update(s.context(), d, metav1.UpdateOptions{}); err != nil {
@@ -362,7 +365,8 @@ func TestListedIsTheClusterAtOneMoment(t *testing.T) {
 	if got := everywhere.ByNode(s.node("a")); len(got) != 1 || got[0] != a.Ref() {
 		t.Errorf("of node a there are %v everywhere", got)
 	}
-	w := approval.NewReader(approval.Options{Client: s.reader, Config: s.options.Config, Namespaces: []string{"*"}, Machines: everywhere, Records: everywhere})
+	w := approval.NewReader(approval.Options{Client: s.reader, Config: s.options.Config, Namespaces: []string{"*"},
+		Machines: everywhere, Records: everywhere})
 	found, err := w.MachinesByNode(s.context(), s.node("a"))
 	if err != nil || len(found) != 1 || found[0].UID != a.UID {
 		t.Errorf("of node a there are %v (%v)", found, err)

@@ -83,13 +83,15 @@ func newRig(t *testing.T, objects ...client.Object) *rig {
 	}
 	r.k = &config.Kubernetes{
 		ServingSecret: mco + "/machine-config-server-tls", CAConfigMap: mco + "/machine-config-server-ca",
-		UserDataSecrets: []string{machines + "/worker-user-data", machines + "/master-user-data"}, MachineNamespaces: []string{machines},
+		UserDataSecrets:   []string{machines + "/worker-user-data", machines + "/master-user-data"},
+		MachineNamespaces: []string{machines},
 	}
 	r.o = Options{
 		Config: &config.Config{Kubernetes: r.k, Certificates: &config.Certificates{}}, Hostnames: []string{host, "192.0.2.5"},
 		Events: r, Expiry: func(set string, at time.Time) { r.expiry[set] = at },
 		Client: interceptor.NewClient(api, interceptor.Funcs{
-			Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+			Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object,
+				opts ...client.GetOption) error {
 				if err := check("get", o, key); err != nil {
 					return err
 				}
@@ -211,7 +213,8 @@ func installerCA(t *testing.T, name string, notBefore time.Time) pair {
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name, OrganizationalUnit: []string{"openshift"}},
-		NotBefore: notBefore, NotAfter: notBefore.Add(mcscert.Validity), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		NotBefore: notBefore, NotAfter: notBefore.Add(mcscert.Validity), IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
@@ -236,7 +239,8 @@ func (ca pair) serving(t *testing.T, kind corev1.SecretType, hosts ...string) *c
 	}
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: mco, Name: "machine-config-server-tls"}, Type: kind,
-		Data: map[string][]byte{"tls.crt": mcscert.Encode(leaf), "tls.key": pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})},
+		Data: map[string][]byte{"tls.crt": mcscert.Encode(leaf),
+			"tls.key": pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})},
 	}
 }
 
@@ -247,17 +251,22 @@ func userData(t *testing.T, name string, ca []byte) *corev1.Secret {
 		t.Fatal(err)
 	}
 	raw := fmt.Sprintf(`{"ignition":{"config":{"merge":[{"source":"https://%s:22623/config/worker"}]},"security":{"tls":{"certificateAuthorities":[{"source":%s}]}},"version":"3.2.0"}}`, host, source)
-	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: machines, Name: name}, Data: map[string][]byte{"userData": []byte(raw), "disableTemplating": []byte("true")}}
+	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: machines, Name: name},
+		Data: map[string][]byte{"userData": []byte(raw), "disableTemplating": []byte("true")}}
 }
 
 func rootCA(ca pair) *corev1.ConfigMap {
-	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "root-ca"}, Data: map[string]string{"ca.crt": string(ca.pem)}}
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "root-ca"},
+		Data: map[string]string{"ca.crt": string(ca.pem)}}
 }
 
 func machineSetOf(userData string) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "machine.openshift.io/v1beta1", "kind": "MachineSet", "metadata": map[string]any{"namespace": machines, "name": "workers"},
-		"spec": map[string]any{"template": map[string]any{"spec": map[string]any{"providerSpec": map[string]any{"value": map[string]any{"userDataSecret": map[string]any{"name": userData}}}}}},
+		"apiVersion": "machine.openshift.io/v1beta1", "kind": "MachineSet",
+		"metadata": map[string]any{"namespace": machines, "name": "workers"},
+		"spec": map[string]any{"template": map[string]any{
+			"spec": map[string]any{"providerSpec": map[string]any{
+				"value": map[string]any{"userDataSecret": map[string]any{"name": userData}}}}}},
 	}}
 }
 
@@ -266,7 +275,8 @@ func machineSetOf(userData string) *unstructured.Unstructured {
 func TestTenYearsRenewedAtEight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old := installerCA(t, "root-ca", time.Now())
-		r := newRig(t, old.serving(t, corev1.SecretTypeTLS, host, "192.0.2.5"), rootCA(old), userData(t, "worker-user-data", old.pem))
+		r := newRig(t, old.serving(t, corev1.SecretTypeTLS, host, "192.0.2.5"), rootCA(old),
+			userData(t, "worker-user-data", old.pem))
 		begin := time.Now()
 		var cas, leaves []time.Duration // when there were new ones
 		var before mcscert.Status
@@ -347,7 +357,8 @@ func TestServingCertificateWaitsForTheCA(t *testing.T) {
 		if !s.Leaf.Equal(first.Leaf) {
 			t.Error("it is signed by a CA that a pointer config does not have")
 		}
-		if f := r.c.Findings(); len(f) != 1 || !strings.Contains(f[0].Text, "worker-user-data") || !strings.Contains(f[0].Text, "cannot be written") {
+		if f := r.c.Findings(); len(f) != 1 || !strings.Contains(f[0].Text, "worker-user-data") ||
+			!strings.Contains(f[0].Text, "cannot be written") {
 			t.Errorf("findings %v", f)
 		}
 		r.refuse = nil
@@ -380,7 +391,8 @@ func TestInstallersCertificateStays(t *testing.T) {
 					t.Fatal(err)
 				}
 				s := r.sync()
-				if !s.Leaf.Equal(leaf[0]) || len(s.Bundle) != 2 || !mcscert.Contains(s.Bundle, old.cert) || !mcscert.Contains(s.Bundle, s.CA) {
+				if !s.Leaf.Equal(leaf[0]) || len(s.Bundle) != 2 || !mcscert.Contains(s.Bundle, old.cert) ||
+					!mcscert.Contains(s.Bundle, s.CA) {
 					t.Errorf("what is served was replaced, or its CA is not in the bundle: %d", len(s.Bundle))
 				}
 				if err := verify(s.Leaf, r.pointerRoots("worker-user-data"), time.Now()); err != nil {
@@ -454,7 +466,8 @@ func TestOtherHostNames(t *testing.T) {
 			}
 			time.Sleep(mcscert.Refresh/10 - time.Hour)
 		}
-		if s := r.sync(); s.Leaf.CheckSignatureFrom(s.CA) != nil || !slices.Equal(mcscert.Hosts(s.Leaf), []string{"192.0.2.9", host}) || len(r.c.Findings()) > 0 {
+		if s := r.sync(); s.Leaf.CheckSignatureFrom(s.CA) != nil ||
+			!slices.Equal(mcscert.Hosts(s.Leaf), []string{"192.0.2.9", host}) || len(r.c.Findings()) > 0 {
 			t.Error("it still waits")
 		}
 	})
@@ -479,7 +492,8 @@ func TestInitKeepsTheInstallersCertificateForMonths(t *testing.T) {
 			if want := len(hosts) == 1; (len(r.c.Findings()) == 1) != want {
 				t.Errorf("findings %v", r.c.Findings())
 			}
-			if step, s, err := r.c.Rotate(t.Context(), false); err != nil || step != mcscert.StepServing || len(mcscert.Missing(s.Leaf, r.o.Hostnames)) > 0 {
+			if step, s, err := r.c.Rotate(t.Context(), false); err != nil || step != mcscert.StepServing ||
+				len(mcscert.Missing(s.Leaf, r.o.Hostnames)) > 0 {
 				t.Errorf("%s, %v", step, err)
 			}
 		})
@@ -488,7 +502,8 @@ func TestInitKeepsTheInstallersCertificateForMonths(t *testing.T) {
 
 func TestWhoRenews(t *testing.T) {
 	ca := func(change func(*corev1.Secret)) *corev1.Secret {
-		s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: mco, Name: "machine-config-server-ca", Annotations: map[string]string{}}, Type: corev1.SecretTypeTLS}
+		s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: mco, Name: "machine-config-server-ca",
+			Annotations: map[string]string{}}, Type: corev1.SecretTypeTLS}
 		change(s)
 		return s
 	}
@@ -500,16 +515,22 @@ func TestWhoRenews(t *testing.T) {
 		later   mcscert.Case
 	}{
 		{"no MachineSets", false, nil, mcscert.CaseNoMachineSets, mcscert.CaseOurs},
-		{"MachineSets and no CA", false, []client.Object{machineSetOf("worker-user-data")}, mcscert.CaseOperatorToCome, mcscert.CaseOldOperator},
-		{"a CA with the operator's annotation", false, []client.Object{ca(func(s *corev1.Secret) { s.Annotations[annotations.OpenShiftComponent] = "Machine Config Operator" })}, mcscert.CaseOperator, mcscert.CaseOperator},
+		{"MachineSets and no CA", false, []client.Object{machineSetOf("worker-user-data")}, mcscert.CaseOperatorToCome,
+			mcscert.CaseOldOperator},
+		{"a CA with the operator's annotation", false,
+			[]client.Object{ca(func(s *corev1.Secret) {
+				s.Annotations[annotations.OpenShiftComponent] = "Machine Config Operator"
+			})}, mcscert.CaseOperator, mcscert.CaseOperator},
 		{"a CA that the operator wrote", false, []client.Object{ca(func(s *corev1.Secret) {
 			s.ManagedFields = []metav1.ManagedFieldsEntry{{
 				Manager: "machine-config-controller", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1",
 				FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:type":{}}`)},
 			}}
 		})}, mcscert.CaseOperator, mcscert.CaseOperator},
-		{"a CA without any mark", false, []client.Object{ca(func(*corev1.Secret) {})}, mcscert.CaseSomebody, mcscert.CaseSomebody},
-		{"configured", true, []client.Object{machineSetOf("worker-user-data")}, mcscert.CaseConfigured, mcscert.CaseConfigured},
+		{"a CA without any mark", false, []client.Object{ca(func(*corev1.Secret) {})}, mcscert.CaseSomebody,
+			mcscert.CaseSomebody},
+		{"configured", true, []client.Object{machineSetOf("worker-user-data")}, mcscert.CaseConfigured,
+			mcscert.CaseConfigured},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -532,7 +553,8 @@ func TestWhoRenews(t *testing.T) {
 				if got := r.c.Status().Case; got != c.later {
 					t.Errorf("later it is %s, want %s", got, c.later)
 				}
-				if finding := len(r.c.Findings()) > 0; finding != (c.want == mcscert.CaseSomebody || c.want == mcscert.CaseOperator) {
+				if finding := len(r.c.Findings()) > 0; finding != (c.want == mcscert.CaseSomebody ||
+					c.want == mcscert.CaseOperator) {
 					t.Errorf("findings %v", r.c.Findings()) // those two hold no certificate here
 				}
 			})
@@ -580,12 +602,15 @@ func TestPointerConfigsFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		owned := userData(t, "argo-user-data", []byte(installed()))
 		owned.Labels = map[string]string{"argocd.argoproj.io/instance": "a"}
-		script := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: machines, Name: "windows-user-data"}, Data: map[string][]byte{"userData": []byte("<powershell>")}}
+		script := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: machines, Name: "windows-user-data"},
+			Data: map[string][]byte{"userData": []byte("<powershell>")}}
 		managed := userData(t, "worker-user-data-managed", []byte(installed()))
 		capi := userData(t, "capi-user-data", []byte(installed()))
 		capi.Data = map[string][]byte{"value": capi.Data["userData"], "format": []byte("ignition")}
-		r := newRig(t, userData(t, "worker-user-data", []byte(installed())), userData(t, "infra-user-data", []byte(installed())), managed, capi, owned, script,
-			&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: machines, Name: "cloud-credentials"}, Data: map[string][]byte{"userData": []byte("{}")}})
+		r := newRig(t, userData(t, "worker-user-data", []byte(installed())),
+			userData(t, "infra-user-data", []byte(installed())), managed, capi, owned, script,
+			&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: machines, Name: "cloud-credentials"},
+				Data: map[string][]byte{"userData": []byte("{}")}})
 		r.o.ListUserData = true
 		r.start()
 		s := r.sync()
@@ -655,7 +680,8 @@ func TestManagedPointerConfigsHoldTheSwitchUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old := installerCA(t, "root-ca", time.Now().Add(-year))
 		of := userData(t, name, old.pem)
-		r := newRig(t, old.serving(t, corev1.SecretTypeTLS, "192.0.2.5", host), rootCA(old), of, userData(t, "worker-user-data", old.pem), machineSetOf(name))
+		r := newRig(t, old.serving(t, corev1.SecretTypeTLS, "192.0.2.5", host), rootCA(old), of,
+			userData(t, "worker-user-data", old.pem), machineSetOf(name))
 		r.sync()
 		time.Sleep(mcscert.OperatorDelay + time.Minute)
 		first := r.sync()
@@ -710,8 +736,10 @@ func TestPointerConfigsOfOthersAreWaitedFor(t *testing.T) {
 		old, stranger := installerCA(t, "root-ca", time.Now().Add(-year)), installerCA(t, "stranger", time.Now())
 		gitops := userData(t, "infra-user-data", old.pem)
 		gitops.Labels = map[string]string{"argocd.argoproj.io/instance": "x"}
-		script := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: machines, Name: "windows-user-data"}, Data: map[string][]byte{"userData": []byte("<powershell>")}}
-		r := newRig(t, old.serving(t, corev1.SecretTypeTLS, "192.0.2.5", host), rootCA(old), gitops, script, userData(t, "http-user-data", stranger.pem))
+		script := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: machines, Name: "windows-user-data"},
+			Data: map[string][]byte{"userData": []byte("<powershell>")}}
+		r := newRig(t, old.serving(t, corev1.SecretTypeTLS, "192.0.2.5", host), rootCA(old), gitops, script,
+			userData(t, "http-user-data", stranger.pem))
 		for _, name := range []string{"infra", "windows", "http"} {
 			r.k.UserDataSecrets = append(r.k.UserDataSecrets, machines+"/"+name+"-user-data")
 		}
@@ -754,7 +782,8 @@ func TestPointerConfigsOfOthersThatHaveTheBundle(t *testing.T) {
 		next.Labels = gitops.Labels
 		r.update(next)
 		time.Sleep(mcscert.Publish)
-		if step, _, err := r.c.Rotate(t.Context(), false); err != nil || step != mcscert.StepServing || len(r.c.Findings()) > 0 {
+		if step, _, err := r.c.Rotate(t.Context(), false); err != nil || step != mcscert.StepServing ||
+			len(r.c.Findings()) > 0 {
 			t.Errorf("%s, %v, findings %v", step, err, r.c.Findings())
 		}
 	})
@@ -765,8 +794,11 @@ func TestMachineSetsOfAnOlderClusterAPI(t *testing.T) {
 	for _, version := range []string{"v1beta2", "v1beta1"} {
 		synctest.Test(t, func(t *testing.T) {
 			set := &unstructured.Unstructured{Object: map[string]any{
-				"apiVersion": "cluster.x-k8s.io/" + version, "kind": "MachineSet", "metadata": map[string]any{"namespace": machines, "name": "workers"},
-				"spec": map[string]any{"template": map[string]any{"spec": map[string]any{"bootstrap": map[string]any{"dataSecretName": "capi-user-data"}}}},
+				"apiVersion": "cluster.x-k8s.io/" + version, "kind": "MachineSet",
+				"metadata": map[string]any{"namespace": machines, "name": "workers"},
+				"spec": map[string]any{
+					"template": map[string]any{
+						"spec": map[string]any{"bootstrap": map[string]any{"dataSecretName": "capi-user-data"}}}},
 			}}
 			r := newRig(t, set, userData(t, "capi-user-data", []byte(installed())))
 			r.refuse = func(verb string, o runtime.Object, _ client.ObjectKey) error {
@@ -797,7 +829,8 @@ func TestErrorsAreTold(t *testing.T) {
 				t.Fatal("no error")
 			}
 		}
-		if f := r.c.Findings(); len(f) != 1 || f[0].Reason != "CertificateRotation" || !strings.Contains(f[0].Text, "certs init") {
+		if f := r.c.Findings(); len(f) != 1 || f[0].Reason != "CertificateRotation" ||
+			!strings.Contains(f[0].Text, "certs init") {
 			t.Errorf("findings %v", f)
 		}
 		if len(r.events) != 1 || !r.events[0].Warning || r.events[0].About.Name != "machine-config-server-ca" {
@@ -850,9 +883,11 @@ func TestWhatWasFoundEndsWithTheManager(t *testing.T) {
 		r := newRig(t, machineSetOf("worker-user-data"), userData(t, "worker-user-data", []byte(installed())))
 		lead := func() {
 			m, err := manager.New(&rest.Config{}, manager.Options{
-				Metrics:        metricsserver.Options{BindAddress: "0"},
-				Controller:     ctrlconfig.Controller{SkipNameValidation: ptr.To(true)},
-				MapperProvider: func(*rest.Config, *http.Client) (meta.RESTMapper, error) { return meta.NewDefaultRESTMapper(nil), nil },
+				Metrics:    metricsserver.Options{BindAddress: "0"},
+				Controller: ctrlconfig.Controller{SkipNameValidation: ptr.To(true)},
+				MapperProvider: func(*rest.Config, *http.Client) (meta.RESTMapper, error) {
+					return meta.NewDefaultRESTMapper(nil), nil
+				},
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -892,8 +927,10 @@ func TestExpiryEndsWithTheManager(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, userData(t, "worker-user-data", []byte(installed())))
 		m, err := manager.New(&rest.Config{}, manager.Options{
-			Metrics:        metricsserver.Options{BindAddress: "0"},
-			MapperProvider: func(*rest.Config, *http.Client) (meta.RESTMapper, error) { return meta.NewDefaultRESTMapper(nil), nil },
+			Metrics: metricsserver.Options{BindAddress: "0"},
+			MapperProvider: func(*rest.Config, *http.Client) (meta.RESTMapper, error) {
+				return meta.NewDefaultRESTMapper(nil), nil
+			},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -942,7 +979,8 @@ func TestRotateStepByStep(t *testing.T) {
 			t.Fatalf("second step at once: %v", err)
 		}
 		time.Sleep(mcscert.Publish)
-		if step, s, err = r.c.Rotate(t.Context(), false); err != nil || step != mcscert.StepServing || s.Leaf.Equal(first.Leaf) {
+		if step, s, err = r.c.Rotate(t.Context(), false); err != nil || step != mcscert.StepServing ||
+			s.Leaf.Equal(first.Leaf) {
 			t.Fatalf("second step: %s, %v", step, err)
 		}
 		if err := verify(first.Leaf, roots, time.Now()); err != nil {
@@ -976,7 +1014,8 @@ func TestInitOfAnInstallersCluster(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !mcscert.Contains(s.Bundle, old.cert) || verify(s.Leaf, r.pointerRoots("worker-user-data"), time.Now()) != nil || s.Leaf.CheckSignatureFrom(old.cert) != nil {
+		if !mcscert.Contains(s.Bundle, old.cert) || verify(s.Leaf, r.pointerRoots("worker-user-data"), time.Now()) != nil ||
+			s.Leaf.CheckSignatureFrom(old.cert) != nil {
 			t.Error("what was served is not served any more")
 		}
 		got := r.secret(mco, "machine-config-server-tls")

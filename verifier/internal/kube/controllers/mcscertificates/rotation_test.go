@@ -69,7 +69,8 @@ func newSite(t *testing.T) *site {
 	for _, ns := range []string{mco, machines, "openshift-config", "mcs-attest"} {
 		s.c.KubectlApply(t, "apiVersion: v1\nkind: Namespace\nmetadata: {name: "+ns+"}\n")
 	}
-	s.c.KubectlApply(t, "apiVersion: v1\nkind: ServiceAccount\nmetadata: {namespace: mcs-attest, name: mcs-attest-controller}\n")
+	s.c.KubectlApply(t, "apiVersion: v1\nkind: ServiceAccount\n"+
+		"metadata: {namespace: mcs-attest, name: mcs-attest-controller}\n")
 	for _, file := range []string{"overlays/openshift/controller-rbac.yaml", "components/certificates/rbac.yaml"} {
 		raw, err := os.ReadFile(filepath.Join(deploy.Dir(), file))
 		if err != nil {
@@ -104,7 +105,8 @@ func (s *site) install() {
 		s.Fatal(err)
 	}
 	now := time.Now()
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "root-ca"}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(mcscert.Validity), IsCA: true, BasicConstraintsValid: true}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "root-ca"},
+		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(mcscert.Validity), IsCA: true, BasicConstraintsValid: true}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
 		s.Fatal(err)
@@ -121,17 +123,21 @@ func (s *site) install() {
 	if err != nil {
 		s.Fatal(err)
 	}
-	s.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "root-ca"}, Data: map[string]string{"ca.crt": string(ca.Certificate)}})
-	s.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: mco, Name: "machine-config-server-tls"}, Data: map[string][]byte{"tls.crt": leaf.Certificate, "tls.key": leaf.Key.Expose()}})
+	s.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "root-ca"},
+		Data: map[string]string{"ca.crt": string(ca.Certificate)}})
+	s.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: mco, Name: "machine-config-server-tls"},
+		Data: map[string][]byte{"tls.crt": leaf.Certificate, "tls.key": leaf.Key.Expose()}})
 	for _, name := range []string{"worker", "infra"} {
 		source, err := json.Marshal(dataurl.New(ca.Certificate, "text/plain", "charset", "utf-8").String())
 		if err != nil {
 			s.Fatal(err)
 		}
 		raw := fmt.Sprintf(`{"ignition":{"config":{"merge":[{"source":"https://%s:22623/config/worker"}]},"security":{"tls":{"certificateAuthorities":[{"source":%s}]}},"version":"3.2.0"}}`, hostname, source)
-		s.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: machines, Name: name + "-user-data"}, Data: map[string][]byte{"userData": []byte(raw), "disableTemplating": []byte("true")}})
+		s.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: machines, Name: name + "-user-data"},
+			Data: map[string][]byte{"userData": []byte(raw), "disableTemplating": []byte("true")}})
 	}
-	s.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: machines, Name: "windows-user-data"}, Data: map[string][]byte{"userData": []byte("<powershell>")}})
+	s.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: machines, Name: "windows-user-data"},
+		Data: map[string][]byte{"userData": []byte("<powershell>")}})
 	s.c.KubectlApply(s, `
 apiVersion: machine.openshift.io/v1beta1
 kind: MachineSet
@@ -186,7 +192,8 @@ func (s *site) serve() {
 			time.Sleep(20 * time.Millisecond)
 		}
 	}()
-	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.leaf.Load(), nil }})
+	l, err := tls.Listen("tcp", "127.0.0.1:0",
+		&tls.Config{GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.leaf.Load(), nil }})
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -231,7 +238,8 @@ func (s *site) roots(name string) *x509.CertPool {
 }
 
 func (s *site) fetch(roots *x509.CertPool) error {
-	d := tls.Dialer{NetDialer: &net.Dialer{Timeout: 10 * time.Second}, Config: &tls.Config{RootCAs: roots, ServerName: hostname}}
+	d := tls.Dialer{NetDialer: &net.Dialer{Timeout: 10 * time.Second},
+		Config: &tls.Config{RootCAs: roots, ServerName: hostname}}
 	conn, err := d.DialContext(context.WithoutCancel(s.Context()), "tcp", s.addr)
 	if err != nil {
 		return err
@@ -305,7 +313,8 @@ func TestRotationWhileMachinesBoot(t *testing.T) {
 	// Nobody has decided yet: nothing is written.
 	one, stop := replica()
 	s.eventually("it says who renews", func() bool { return one.Status().Case == mcscert.CaseOperatorToCome })
-	if _, err := s.admin.CoreV1().Secrets(mco).Get(t.Context(), "machine-config-server-ca", metav1.GetOptions{}); err == nil {
+	if _, err := s.admin.CoreV1().Secrets(mco).Get(t.Context(), "machine-config-server-ca",
+		metav1.GetOptions{}); err == nil {
 		t.Error("it made a CA")
 	}
 
@@ -370,7 +379,8 @@ func TestRotationWhileMachinesBoot(t *testing.T) {
 	if err := s.fetch(s.roots("infra-user-data")); err != nil {
 		t.Errorf("the pointer config of the other MachineSet: %v", err)
 	}
-	if o, err := s.admin.CoreV1().Secrets(machines).Get(t.Context(), "windows-user-data", metav1.GetOptions{}); err != nil || string(o.Data["userData"]) != "<powershell>" {
+	if o, err := s.admin.CoreV1().Secrets(machines).Get(t.Context(), "windows-user-data",
+		metav1.GetOptions{}); err != nil || string(o.Data["userData"]) != "<powershell>" {
 		t.Errorf("what is no Ignition was changed: %v", err)
 	}
 

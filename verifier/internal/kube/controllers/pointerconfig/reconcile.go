@@ -166,7 +166,8 @@ func (r *Reconciler) leave(name types.NamespacedName, why string) {
 	}
 	r.mu.Unlock()
 	if changed && why != "" {
-		r.o.Log.Warn("a pointer config is left alone and does not get the provisioning token", "secret", name.String(), "why", why)
+		r.o.Log.Warn("a pointer config is left alone and does not get the provisioning token", "secret", name.String(),
+			"why", why)
 	}
 }
 

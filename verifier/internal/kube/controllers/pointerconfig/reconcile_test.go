@@ -41,7 +41,8 @@ func pointerConfig(pool string) []byte {
 }
 
 func userData(name, pool string, change func(*corev1.Secret)) *corev1.Secret {
-	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "m", Name: name}, Data: map[string][]byte{"userData": pointerConfig(pool)}}
+	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "m", Name: name},
+		Data: map[string][]byte{"userData": pointerConfig(pool)}}
 	if change != nil {
 		change(s)
 	}
@@ -71,11 +72,17 @@ func TestReconcile(t *testing.T) {
 		"no token":                                {secret: userData("worker-user-data", "worker", nil), none: true},
 		"a pool whose policy does not accept it":  {secret: userData("master-user-data", "master", nil)},
 		"a Secret of the machine-config-operator": {secret: userData("worker-user-data-managed", "worker", nil)},
-		"an update that is forbidden":             {secret: userData("worker-user-data", "worker", nil), fails: forbidden, finding: "deploy/components/user-data"},
-		"an update that conflicts":                {secret: userData("worker-user-data", "worker", nil), fails: conflict, again: true},
-		"user data that is no Ignition config":    {secret: userData("windows", "", func(s *corev1.Secret) { s.Data["userData"] = []byte("<powershell>") }), finding: "windows"},
-		"a Secret without user data":              {secret: userData("empty", "", func(s *corev1.Secret) { s.Data = nil }), finding: "empty"},
-		"a Secret that is marked as left alone":   {secret: userData("worker-user-data", "worker", func(s *corev1.Secret) { s.Annotations = map[string]string{pointer.AnnotationHandsOff: "ours"} }), finding: "worker-user-data"},
+		"an update that is forbidden": {secret: userData("worker-user-data", "worker", nil), fails: forbidden,
+			finding: "deploy/components/user-data"},
+		"an update that conflicts": {secret: userData("worker-user-data", "worker", nil), fails: conflict,
+			again: true},
+		"user data that is no Ignition config": {secret: userData("windows", "",
+			func(s *corev1.Secret) { s.Data["userData"] = []byte("<powershell>") }), finding: "windows"},
+		"a Secret without user data": {secret: userData("empty", "", func(s *corev1.Secret) { s.Data = nil }),
+			finding: "empty"},
+		"a Secret that is marked as left alone": {secret: userData("worker-user-data", "worker",
+			func(s *corev1.Secret) { s.Annotations = map[string]string{pointer.AnnotationHandsOff: "ours"} }),
+			finding: "worker-user-data"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			writes := 0
@@ -111,7 +118,8 @@ func TestReconcile(t *testing.T) {
 			if has := strings.Contains(string(s.Data["userData"]), token); has != test.has {
 				t.Errorf("it has the token: %v\n%s", has, s.Data["userData"])
 			}
-			if test.has && (writes != 1 || s.Annotations[AnnotationWritten] == "") || !test.has && test.fails == nil && writes > 0 {
+			if test.has && (writes != 1 || s.Annotations[AnnotationWritten] == "") ||
+				!test.has && test.fails == nil && writes > 0 {
 				t.Errorf("%d writes, annotations %v", writes, s.Annotations)
 			}
 			findings := r.Findings()

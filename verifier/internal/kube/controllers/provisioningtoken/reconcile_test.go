@@ -125,7 +125,8 @@ func TestAnEditIsWrittenBack(t *testing.T) {
 			t.Errorf("previous-token %q, %d writes", got, c.writes)
 		}
 	}
-	revoked := map[string]string{"token": tokenB, "previous-expires": time.Now().Add(-time.Minute).UTC().Format(time.RFC3339)}
+	revoked := map[string]string{"token": tokenB,
+		"previous-expires": time.Now().Add(-time.Minute).UTC().Format(time.RFC3339)}
 	t.Run("at once", func(t *testing.T) { is(t, start(t), tokenA, 1) })
 	t.Run("after the API was away", func(t *testing.T) {
 		c := start(t)

@@ -77,8 +77,10 @@ metadata: {name: tool, namespace: default}
 	rendered.SetLabels(map[string]string{"mine": "now"})
 	_, changed := tool.Resource(configs).Update(ctx, rendered, metav1.UpdateOptions{})
 	_, listed := tool.Resource(secrets).Namespace("openshift-machine-config-operator").List(ctx, metav1.ListOptions{})
-	_, read := tool.Resource(secrets).Namespace("openshift-machine-config-operator").Get(ctx, "node-bootstrapper-token", metav1.GetOptions{})
-	for what, err := range map[string]error{"change a MachineConfig": changed, "list Secrets": listed, "read the bootstrap credential": read} {
+	_, read := tool.Resource(secrets).Namespace("openshift-machine-config-operator").Get(ctx, "node-bootstrapper-token",
+		metav1.GetOptions{})
+	for what, err := range map[string]error{"change a MachineConfig": changed, "list Secrets": listed,
+		"read the bootstrap credential": read} {
 		if !kerrors.IsForbidden(err) {
 			t.Errorf("it may %s: %v", what, err)
 		}

@@ -137,7 +137,8 @@ func run(t *testing.T, api *rest.Config, log *slog.Logger, retry time.Duration, 
 func follow(t *testing.T, api *rest.Config) (follower, *syncBuffer) {
 	t.Helper()
 	var logged syncBuffer
-	return run(t, api, slog.New(slog.NewTextHandler(&logged, nil)), 200*time.Millisecond, "openshift-machine-config-operator/kubeconfig-data"), &logged
+	return run(t, api, slog.New(slog.NewTextHandler(&logged, nil)), 200*time.Millisecond,
+		"openshift-machine-config-operator/kubeconfig-data"), &logged
 }
 
 // has waits until a config has, and has not, some texts.
@@ -158,9 +159,11 @@ func has(t *testing.T, s follower, preApproved bool, with, without string) {
 
 func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 	c, api := openShift(t)
-	c.KubectlApply(t, poolconfigtest.Pool+"---\n"+poolconfigtest.MachineConfig("00-base", "/etc/base", "base", poolconfigtest.Needed)+"---\n"+poolconfigtest.MachineConfig("50-site", "/etc/site", "site", ""))
+	c.KubectlApply(t, poolconfigtest.Pool+"---\n"+poolconfigtest.MachineConfig("00-base", "/etc/base", "base",
+		poolconfigtest.Needed)+"---\n"+poolconfigtest.MachineConfig("50-site", "/etc/site", "site", ""))
 	// A cluster keeps the rendered ones of its past: those are not read.
-	c.KubectlApply(t, strings.Replace(poolconfigtest.MachineConfig("rendered-worker-0", "/etc/of-the-past", "0", ""), "  labels: {machineconfiguration.openshift.io/role: worker}\n", "", 1))
+	c.KubectlApply(t, strings.Replace(poolconfigtest.MachineConfig("rendered-worker-0", "/etc/of-the-past", "0", ""),
+		"  labels: {machineconfiguration.openshift.io/role: worker}\n", "", 1))
 	calls := &calls{}
 	api.Wrap(calls.listen)
 	s, logged := follow(t, api)
@@ -169,13 +172,15 @@ func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 	has(t, s, false, "/etc/site", "")
 	has(t, s, true, "/etc/base", "/etc/site")
 	full := poolconfigtest.Text(t, s, "worker", false)
-	for _, want := range []string{"/etc/kubernetes/kubeconfig", placeholder, "api-int.test%3A6443", "kubelet-ca", "quay.test%2Fos"} {
+	for _, want := range []string{"/etc/kubernetes/kubeconfig", placeholder, "api-int.test%3A6443", "kubelet-ca",
+		"quay.test%2Fos"} {
 		if !strings.Contains(full, want) {
 			t.Errorf("%q is not in the whole config", want)
 		}
 	}
 	// In every version the gate finds where a machine's own credential goes.
-	for _, accept := range []string{"", "application/vnd.coreos.ignition+json;version=3.1.0", "application/vnd.coreos.ignition+json;version=3.5.0"} {
+	for _, accept := range []string{"", "application/vnd.coreos.ignition+json;version=3.1.0",
+		"application/vnd.coreos.ignition+json;version=3.5.0"} {
 		r, err := s.Config("worker", false, specversion.ParseAccept(accept))
 		if err != nil {
 			t.Fatal(err)
@@ -195,7 +200,8 @@ func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 	}
 
 	// The machine-config-operator renders: the object that the pool names counts.
-	rendered := strings.Replace(poolconfigtest.MachineConfig("rendered-worker-1", "/etc/of-the-operator", "1", ""), "  labels: {machineconfiguration.openshift.io/role: worker}\n", "", 1)
+	rendered := strings.Replace(poolconfigtest.MachineConfig("rendered-worker-1", "/etc/of-the-operator", "1", ""),
+		"  labels: {machineconfiguration.openshift.io/role: worker}\n", "", 1)
 	c.KubectlApply(t, rendered)
 	status(t, c, `{"status":{"machineCount":3,"updatedMachineCount":0,"readyMachineCount":0,"unavailableMachineCount":0,"degradedMachineCount":0,"configuration":{"name":"rendered-worker-1"}}}`)
 	has(t, s, false, "/etc/of-the-operator", "/etc/site")
@@ -204,7 +210,8 @@ func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 	has(t, s, true, "rendered-worker-1", "")
 
 	// A next one is served once a node has it.
-	c.KubectlApply(t, strings.ReplaceAll(strings.ReplaceAll(rendered, "worker-1", "worker-2"), "of-the-operator", "of-the-next"))
+	c.KubectlApply(t, strings.ReplaceAll(strings.ReplaceAll(rendered, "worker-1", "worker-2"), "of-the-operator",
+		"of-the-next"))
 	c.Kubectl(t, "patch", "machineconfigpool", "worker", "--type=merge", "-p", `{"spec":{"configuration":{"name":"rendered-worker-2"}}}`)
 	has(t, s, false, "/etc/of-the-operator", "")
 	status(t, c, `{"status":{"updatedMachineCount":1}}`)
@@ -223,7 +230,8 @@ func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 	// A broken MachineConfig stops the part that we render, not the operator's.
 	c.KubectlApply(t, strings.Replace(poolconfigtest.MachineConfig("60-bad", "/etc/bad", "", ""), "/etc/bad", "bad", 1))
 	poolconfigtest.Eventually(t, "a finding that names it", func() error {
-		if got := fmt.Sprint(s.Findings()); !strings.Contains(got, "PreApprovedNotRendered") || !strings.Contains(got, "60-bad") {
+		if got := fmt.Sprint(s.Findings()); !strings.Contains(got, "PreApprovedNotRendered") ||
+			!strings.Contains(got, "60-bad") {
 			return fmt.Errorf("%s", got)
 		}
 		return nil
@@ -253,7 +261,8 @@ func TestTheConfigsOfAClusterFollowItsMachineConfigs(t *testing.T) {
 	// What nobody serves was not read, and nothing was written.
 	calls.mu.Lock()
 	defer calls.mu.Unlock()
-	if calls.read["machineconfigs/rendered-worker-0"] > 0 || calls.read["machineconfigs/rendered-worker-1"] != 1 || calls.written > 0 || calls.whole > 0 {
+	if calls.read["machineconfigs/rendered-worker-0"] > 0 || calls.read["machineconfigs/rendered-worker-1"] != 1 ||
+		calls.written > 0 || calls.whole > 0 {
 		t.Errorf("read %v, %d lists of whole MachineConfigs, %d calls that write", calls.read, calls.whole, calls.written)
 	}
 }
@@ -273,7 +282,8 @@ func (c *calls) listen(next http.RoundTripper) http.RoundTripper {
 		c.mu.Lock()
 		if _, name, ok := strings.Cut(r.URL.Path, "/machineconfigs/"); ok {
 			c.read["machineconfigs/"+name]++
-		} else if strings.HasSuffix(r.URL.Path, "/machineconfigs") && !strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadata") {
+		} else if strings.HasSuffix(r.URL.Path, "/machineconfigs") && !strings.Contains(r.Header.Get("Accept"),
+			"PartialObjectMetadata") {
 			c.whole++
 		}
 		if r.Method != http.MethodGet {
@@ -310,7 +320,8 @@ func status(t *testing.T, c *cluster.Cluster, patch string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = client.Resource(schema.GroupVersionResource{Group: "machineconfiguration.openshift.io", Version: "v1", Resource: "machineconfigpools"}).
+	_, err = client.Resource(schema.GroupVersionResource{Group: "machineconfiguration.openshift.io", Version: "v1",
+		Resource: "machineconfigpools"}).
 		Patch(t.Context(), "worker", types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
 	if err != nil {
 		t.Fatal(err)
@@ -329,7 +340,8 @@ func TestAnAccountThatMayNotReadMachineConfigsIsTold(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := s.Config("worker", true, poolconfigtest.Newest); s.Ready(t.Context()) || reason.From(err).Code != reason.ConfigUnavailable {
+	if _, err := s.Config("worker", true, poolconfigtest.Newest); s.Ready(t.Context()) ||
+		reason.From(err).Code != reason.ConfigUnavailable {
 		t.Errorf("%v", err)
 	}
 }

@@ -55,7 +55,8 @@ func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	fail := func(code int, why string) {
 		w.WriteHeader(code)
-		_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": why, "code": code, "message": why})
+		_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": why,
+			"code": code, "message": why})
 	}
 	if discovery(w, r.URL.Path) {
 		return
@@ -73,7 +74,9 @@ func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		select {
 		case <-changed:
 			// Too old: list again.
-			_ = json.NewEncoder(w).Encode(map[string]any{"type": "ERROR", "object": map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": 410}})
+			_ = json.NewEncoder(w).Encode(map[string]any{"type": "ERROR",
+				"object": map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired",
+					"code": 410}})
 		case <-r.Context().Done():
 		}
 		return
@@ -94,7 +97,8 @@ func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 					continue
 				}
 				if slim {
-					object = map[string]any{"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": object["metadata"]}
+					object = map[string]any{"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+						"metadata": object["metadata"]}
 				}
 				items = append(items, object)
 			}
@@ -160,7 +164,8 @@ func fake(t *testing.T, prepare func(*fakeAPI)) (*fakeAPI, follower) {
 	a.set(t, "controllerconfigs", controllerConfig, "1")
 	a.set(t, "configmaps", kubeconfigData, "1")
 	a.set(t, "machineconfigs", poolconfigtest.MachineConfig("00-base", "/etc/base", "base", poolconfigtest.Needed), "1")
-	a.set(t, "machineconfigs", poolconfigtest.MachineConfig("01-more", "/etc/public", "public", poolconfigtest.Needed), "1")
+	a.set(t, "machineconfigs", poolconfigtest.MachineConfig("01-more", "/etc/public", "public", poolconfigtest.Needed),
+		"1")
 	if prepare != nil {
 		prepare(a)
 	}
@@ -294,8 +299,10 @@ func TestAWholeConfigOfAClusterHasItsKubeconfig(t *testing.T) {
 	}{
 		{"the ConfigMap lost its key", "no CA bundle", func(a *fakeAPI) { a.set(t, "configmaps", without, "2") }},
 		{"the ConfigMap is gone", "no CA bundle", func(a *fakeAPI) { delete(a.objects, "configmaps/kubeconfig-data") }},
-		{"the API server has no address", "apiServerInternalURI", func(a *fakeAPI) { a.set(t, "controllerconfigs", noServer, "2") }},
-		{"the ControllerConfig is gone", "no ControllerConfig", func(a *fakeAPI) { delete(a.objects, "controllerconfigs/machine-config-controller") }},
+		{"the API server has no address", "apiServerInternalURI",
+			func(a *fakeAPI) { a.set(t, "controllerconfigs", noServer, "2") }},
+		{"the ControllerConfig is gone", "no ControllerConfig",
+			func(a *fakeAPI) { delete(a.objects, "controllerconfigs/machine-config-controller") }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			a, s := fake(t, nil)

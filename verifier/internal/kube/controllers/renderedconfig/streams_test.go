@@ -30,7 +30,8 @@ spec:
 
 func TestTheImagesOfAClusterAreThoseOfItsOSImageStream(t *testing.T) {
 	c, api := openShift(t)
-	c.KubectlApply(t, poolconfigtest.Pool+"---\n"+poolconfigtest.MachineConfig("00-base", "/etc/base", "base", poolconfigtest.Needed))
+	c.KubectlApply(t, poolconfigtest.Pool+"---\n"+poolconfigtest.MachineConfig("00-base", "/etc/base", "base",
+		poolconfigtest.Needed))
 	t.Run("a cluster without the kind", func(t *testing.T) {
 		s, logged := follow(t, api)
 		has(t, s, false, "quay.test%2Fos%40", "quay.test%2Fstream")
@@ -75,9 +76,11 @@ status:
 // An OSImageStream that cannot be read stops what is rendered here, not a rendered config.
 func TestABrokenOSImageStreamLeavesRenderedConfigs(t *testing.T) {
 	c, api := openShift(t)
-	c.KubectlApply(t, poolconfigtest.Pool+"---\n"+poolconfigtest.MachineConfig("00-base", "/etc/base", "base", poolconfigtest.Needed))
+	c.KubectlApply(t, poolconfigtest.Pool+"---\n"+poolconfigtest.MachineConfig("00-base", "/etc/base", "base",
+		poolconfigtest.Needed))
 	c.KubectlApply(t, streamsCRD("v1"))
-	c.Kubectl(t, "wait", "--for=condition=Established", "customresourcedefinition/osimagestreams.machineconfiguration.openshift.io",
+	c.Kubectl(t, "wait", "--for=condition=Established",
+		"customresourcedefinition/osimagestreams.machineconfiguration.openshift.io",
 		"--timeout=60s")
 	c.KubectlApply(t, `apiVersion: machineconfiguration.openshift.io/v1
 kind: OSImageStream
@@ -91,7 +94,8 @@ status: {defaultStream: 9, availableStreams: none}
 	s, _ := follow(t, api)
 	has(t, s, false, "/etc/of-the-operator", "")
 	poolconfigtest.Eventually(t, "a finding", func() error {
-		if got := fmt.Sprint(s.Findings()); !strings.Contains(got, "PreApprovedNotRendered") || !strings.Contains(got, "OSImageStream") {
+		if got := fmt.Sprint(s.Findings()); !strings.Contains(got, "PreApprovedNotRendered") ||
+			!strings.Contains(got, "OSImageStream") {
 			return fmt.Errorf("%s", got)
 		}
 		return nil

@@ -127,7 +127,8 @@ func TestReconcile_MakesAndRotatesTheKeys(t *testing.T) {
 // The clocks of two processes are hours apart, and they lead in turn.
 func TestReconcile_DoesNotLoopWithAClockThatIsHoursAhead(t *testing.T) {
 	for name, clocks := range map[string][]time.Duration{
-		"one that is ahead": {9 * time.Hour}, "ahead, then right": {9 * time.Hour, 0}, "right, then ahead": {0, 9 * time.Hour},
+		"one that is ahead": {9 * time.Hour}, "ahead, then right": {9 * time.Hour, 0},
+		"right, then ahead":  {0, 9 * time.Hour},
 		"behind, then right": {-9 * time.Hour, 0}, "ahead, then behind": {9 * time.Hour, -9 * time.Hour},
 	} {
 		c := newCluster(t)
@@ -146,7 +147,8 @@ func TestReconcile_DoesNotLoopWithAClockThatIsHoursAhead(t *testing.T) {
 
 func TestReconcile_KeepsWhatItCannotRead(t *testing.T) {
 	c := newCluster(t)
-	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: at.Namespace, Name: at.Name}, Data: map[string][]byte{keys.TokenFile: []byte("{")}}
+	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: at.Namespace, Name: at.Name},
+		Data: map[string][]byte{keys.TokenFile: []byte("{")}}
 	if err := c.Create(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +202,8 @@ func TestRenew(t *testing.T) {
 	}
 
 	// The backup is from before the first keys.
-	if err := c.Delete(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: at.Namespace, Name: at.Name}}); err != nil {
+	if err := c.Delete(t.Context(),
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: at.Namespace, Name: at.Name}}); err != nil {
 		t.Fatal(err)
 	}
 	if c.reconcile(r); len(c.keys().IDs()) != 0 {
