@@ -55,7 +55,8 @@ func New(c *config.Config, now func() *trust.Trust, o outbound.Options) (*Clouds
 			Accounts:     c.AWS.Accounts, Regions: c.AWS.Regions, Describe: p.Describer(),
 			Requirements: awsiid.Requirements{VPCs: c.AWS.VPCs, Infrastructure: c.AWS.Infrastructure},
 		}
-		k.Verifiers[evidence.AWSSTS] = &awssts.Verifier{Caller: p.Caller(), Accounts: c.AWS.Accounts, Regions: c.AWS.Regions, Roles: c.AWS.Roles}
+		k.Verifiers[evidence.AWSSTS] = &awssts.Verifier{Caller: p.Caller(), Accounts: c.AWS.Accounts, Regions: c.AWS.Regions,
+			Roles: c.AWS.Roles}
 		k.directories.add(p.Directory())
 	}
 	if c.GCP != nil {
@@ -69,7 +70,10 @@ func New(c *config.Config, now func() *trust.Trust, o outbound.Options) (*Clouds
 			return nil, hint.New(err, "see the section azure of the configuration")
 		}
 		k.Verifiers[evidence.AzureAttested] = &azureattested.Verifier{
-			Roots:         func() (roots, intermediates *x509.CertPool) { t := now().Azure; return t.Roots(), t.Intermediates() },
+			Roots: func() (roots, intermediates *x509.CertPool) {
+				t := now().Azure
+				return t.Roots(), t.Intermediates()
+			},
 			Names:         p.Cloud().Hosts,
 			Subscriptions: c.Azure.Subscriptions, ResourceGroups: c.Azure.ResourceGroups,
 			Resolve: p, Identity: p.Identity(),
@@ -127,14 +131,17 @@ func (k *Clouds) Unusable(policies *policy.Set) []string {
 	var all []string
 	for _, p := range policies.All() {
 		if slices.Contains(p.Kinds(), evidence.TPM2) && p.Endorses(v1alpha1.EndorsementProvider) && k.Directory() == nil {
-			all = append(all, fmt.Sprintf("pool %s: no provider vouches for a TPM: the configuration has no section of one that knows TPMs (aws or gcp without offline, vsphere), so only the policy's other endorsements count", p.Pool))
+			all = append(all, fmt.Sprintf(
+				"pool %s: no provider vouches for a TPM: the configuration has no section of one that knows TPMs (aws or gcp "+
+					"without offline, vsphere), so only the policy's other endorsements count", p.Pool))
 		}
 		for _, kind := range p.Kinds() {
 			if kind == evidence.TPM2 || kind == evidence.ProvisioningToken {
 				continue
 			}
 			if _, ok := k.Verifiers[kind]; !ok {
-				all = append(all, fmt.Sprintf("pool %s: %s is accepted from nobody: the configuration has no section for that cloud", p.Pool, kind))
+				all = append(all, fmt.Sprintf(
+					"pool %s: %s is accepted from nobody: the configuration has no section for that cloud", p.Pool, kind))
 			}
 			if sts, ok := k.Verifiers[kind].(*awssts.Verifier); ok && len(sts.Roles) == 0 {
 				all = append(all, fmt.Sprintf("pool %s: %s is accepted from nobody: aws.roles names no role", p.Pool, kind))

@@ -349,7 +349,8 @@ func (w *issuing) frontCannotEnroll() {
 		w.c.Kubectl(w.T, "-n", namespace, "delete", "machineattestations.mcs-attest.dev", "m")
 	}
 	for _, spec := range []string{"pool: worker", "pool: master, ekSHA256: [" + strings.Repeat("ab", 32) + "]",
-		"machineRef: {name: m}, reattest: {until: '2036-01-01T00:00:00Z'}", "machineRef: {name: m}, expectedProviderID: 'aws:///a/i'",
+		"machineRef: {name: m}, reattest: {until: '2036-01-01T00:00:00Z'}",
+		"machineRef: {name: m}, expectedProviderID: 'aws:///a/i'",
 		"machineRef: {name: m}, quarantined: true"} {
 		w.denied("the front creates a MachineAttestation with "+spec, create(spec), remove)
 	}
@@ -408,7 +409,8 @@ func (w *issuing) frontCannot(ctx context.Context, namespaces ...string) {
 	}
 }
 
-// onlyTheControllerPublishes: not even an administrator publishes by mistake, and the controller publishes nothing else.
+// onlyTheControllerPublishes: not even an administrator publishes by mistake, and the controller publishes nothing
+// else.
 func (w *issuing) onlyTheControllerPublishes() {
 	w.Helper()
 	secret := func(kind core.SecretType, immutable bool) core.Secret {

@@ -291,17 +291,22 @@ func TestAttack_T49_AForgedPublishedCredentialIsNotServed(t *testing.T) {
 		now, err := secrets.Get(s.context(), d.uid, metav1.GetOptions{})
 		s.ok(err)
 		s.ok(secrets.Delete(s.context(), d.uid, metav1.DeleteOptions{}))
-		next := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: d.uid, Annotations: now.Annotations}, Type: now.Type, Data: now.Data}
+		next := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: d.uid, Annotations: now.Annotations}, Type: now.Type,
+			Data: now.Data}
 		change(next)
 		_, err = secrets.Create(s.context(), next, metav1.CreateOptions{})
 		s.ok(err)
 	}
 	for name, change := range map[string]func(*corev1.Secret){
-		"none":                                         nil,
-		"of the attestation before":                    func(s *corev1.Secret) { s.Annotations[credential.AnnotationToken] = "t0" },
-		"for no token":                                 func(s *corev1.Secret) { s.Annotations = nil },
-		"of another type":                              func(s *corev1.Secret) { s.Type = corev1.SecretTypeOpaque },
-		"with another id than it names":                func(s *corev1.Secret) { s.Annotations[credential.AnnotationCredential] = "JTI=x" },
+		"none": nil,
+		"of the attestation before": func(s *corev1.Secret) {
+			s.Annotations[credential.AnnotationToken] = "t0"
+		},
+		"for no token":    func(s *corev1.Secret) { s.Annotations = nil },
+		"of another type": func(s *corev1.Secret) { s.Type = corev1.SecretTypeOpaque },
+		"with another id than it names": func(s *corev1.Secret) {
+			s.Annotations[credential.AnnotationCredential] = "JTI=x"
+		},
 		"that is the one all nodes share":              func(s *corev1.Secret) { s.Data["token"] = []byte(sharedToken) },
 		"without a credential":                         func(s *corev1.Secret) { s.Data = nil },
 		"of another machine, under the id of this one": func(s *corev1.Secret) { s.Data["token"] = other.own.Token.Expose() },

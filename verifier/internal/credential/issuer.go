@@ -96,7 +96,8 @@ func (i *Issuer) Discard(ctx context.Context, own *credential.Credential) {
 	defer cancel()
 	if err := i.remove(ctx, own.Secret, own.SecretUID); err != nil {
 		// It expires, and no client has it.
-		i.Log.Warn("a bootstrap token that was not published could not be deleted", "secret", own.Secret, "expires", own.Expiry,
+		i.Log.Warn("a bootstrap token that was not published could not be deleted", "secret", own.Secret,
+			"expires", own.Expiry,
 			"error", err)
 	}
 }

@@ -46,7 +46,8 @@ func signer(t *testing.T, p Pair, now time.Time) string {
 func TestKeysAreInUseAtEveryClock(t *testing.T) {
 	for _, maker := range []time.Duration{0, 9 * time.Hour, -9 * time.Hour, 10 * 365 * 24 * time.Hour} {
 		p := made(t, Pair{}, noon.Add(maker), 0)
-		for _, clock := range []time.Duration{0, ClockSkew, -ClockSkew, 9 * time.Hour, -9 * time.Hour, -10 * 365 * 24 * time.Hour} {
+		for _, clock := range []time.Duration{0, ClockSkew, -ClockSkew, 9 * time.Hour, -9 * time.Hour,
+			-10 * 365 * 24 * time.Hour} {
 			if got := signer(t, p, noon.Add(clock)); got != p.Tokens.Keys[0].ID {
 				t.Errorf("made by a clock of %v, at %v: %q signs", maker, clock, got)
 			}
@@ -91,7 +92,8 @@ func TestRotate_DropsKeysOfTheFarFuture(t *testing.T) {
 		t.Errorf("rotating %v, due %v", p.Rotating(noon), p.Due(noon, month))
 	}
 	next := stored(t, made(t, p, noon.Add(month), publish))
-	if len(next.Tokens.Keys) != 2 || next.Tokens.Keys[0].ID != first.Tokens.Keys[0].ID || !next.Ahead(noon.Add(month), publish).IsZero() {
+	if len(next.Tokens.Keys) != 2 || next.Tokens.Keys[0].ID != first.Tokens.Keys[0].ID ||
+		!next.Ahead(noon.Add(month), publish).IsZero() {
 		t.Errorf("the keys are %+v", next.Tokens.Keys)
 	}
 	if at := next.Tokens.Keys[0].NotAfter; !at.Equal(noon.Add(month + publish)) {

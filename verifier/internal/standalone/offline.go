@@ -44,7 +44,8 @@ func RecordsHint(err error, c *config.Config) error {
 	switch {
 	case errors.Is(err, store.ErrMissing):
 		return hint.New(err, "mount the volume that has it, or %s; "+
-			"to begin without any record, so that every enrolled machine may attest again, remove %s.seen and state/evidence/", restore, path)
+			"to begin without any record, so that every enrolled machine may attest again, remove %s.seen and state/evidence/",
+			restore, path)
 	case errors.Is(err, store.ErrForeign):
 		return hint.New(err, "put the former file back, or %s", restore)
 	case errors.Is(err, store.ErrDamaged):
@@ -58,5 +59,6 @@ func HeldProblems(r *store.Restored) []string {
 	if r == nil {
 		return nil
 	}
-	return []string{r.Why + ": no machine is let in until 'mcs-attest-verifier restore --acknowledge'; see docs/operating.md, Backup"}
+	return []string{r.Why + ": no machine is let in until 'mcs-attest-verifier restore --acknowledge'; see " +
+		"docs/operating.md, Backup"}
 }

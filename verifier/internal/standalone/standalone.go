@@ -43,7 +43,7 @@ func NewKeeper(ctx context.Context, records *store.Store, s *folder.Snapshot, lo
 	return k
 }
 
-// World is what the service appraises with now.
+// View returns what the service appraises with now.
 func (k *Keeper) View() *view.View { return k.view.Load() }
 
 // Snapshot is the folder as last read.

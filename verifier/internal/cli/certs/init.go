@@ -42,8 +42,10 @@ notices. It refuses where the machine-config-operator renews.`,
 			return printCerts(cmd.OutOrStdout(), s)
 		},
 	}
-	cmd.Flags().StringSliceVar(&hosts, "hostname", nil, "host name or address of the serving certificate (repeatable; default: those of the configuration)")
-	cmd.Flags().BoolVar(&force, "force", false, "also where there are MachineSets, so that a machine-config-operator since 4.19 would do it")
+	cmd.Flags().StringSliceVar(&hosts, "hostname", nil,
+		"host name or address of the serving certificate (repeatable; default: those of the configuration)")
+	cmd.Flags().BoolVar(&force, "force", false,
+		"also where there are MachineSets, so that a machine-config-operator since 4.19 would do it")
 	e.Where(cmd)
 	return cmd
 }

@@ -46,7 +46,8 @@ func openKeeper(ctx context.Context, e *env.Env, hosts []string) (keeper, error)
 		return nil, err
 	}
 	if k.Kubernetes == nil {
-		return nil, hint.New(errors.New("the configuration of the cluster's verifier has no section kubernetes"), "it is in the ConfigMap mcs-attest-config; without that section it is a folder's")
+		return nil, hint.New(errors.New("the configuration of the cluster's verifier has no section kubernetes"),
+			"it is in the ConfigMap mcs-attest-config; without that section it is a folder's")
 	}
 	api, err := kube.NewClient(cluster.Rest())
 	if err != nil {
@@ -74,7 +75,8 @@ func (k folderKeeper) Inspect(context.Context) (mcscert.Status, error) { return 
 func (k folderKeeper) init(context.Context, bool) (string, mcscert.Status, error) {
 	made, err := k.f.Init()
 	if err != nil {
-		return "", mcscert.Status{}, hint.New(err, "restore what is missing, or remove the whole folder tls/ to begin with new certificates")
+		return "", mcscert.Status{},
+			hint.New(err, "restore what is missing, or remove the whole folder tls/ to begin with new certificates")
 	}
 	s, err := k.f.Inspect()
 	if made {
@@ -91,7 +93,8 @@ func (k folderKeeper) due() ([]mcscert.Step, mcscert.Status, error) { return k.f
 
 func (folderKeeper) after(step mcscert.Step) string {
 	if step == mcscert.StepCA {
-		return "now: give pointers/*.ign to every machine that is yet to boot, in place of its user data of before;\nthen, 25 hours later at the earliest, 'certs rotate' again"
+		return "now: give pointers/*.ign to every machine that is yet to boot, in place of its user data of before;\n" +
+			"then, 25 hours later at the earliest, 'certs rotate' again"
 	}
 	return "the verifier takes it up within a second; machines need a pointer config with the bundle of tls/ca.crt"
 }
@@ -109,7 +112,8 @@ func (clusterKeeper) due() ([]mcscert.Step, mcscert.Status, error) {
 
 func (clusterKeeper) after(step mcscert.Step) string {
 	if step == mcscert.StepCA {
-		return "pointer configs outside the cluster (user data that an administrator hands out) need the new bundle, too: 'certs pointer FILE';\n25 hours later at the earliest: 'certs rotate' again, or leave it to the calendar"
+		return "pointer configs outside the cluster (user data that an administrator hands out) need the new bundle, " +
+			"too: 'certs pointer FILE';\n25 hours later at the earliest: 'certs rotate' again, or leave it to the calendar"
 	}
 	return "the replicas take it up at once"
 }

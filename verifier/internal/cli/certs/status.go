@@ -50,12 +50,15 @@ func nextStep(s mcscert.Status) string {
 	case s.Case != "" && !s.Case.Ours():
 		return "nothing to do here"
 	case s.CA == nil && s.Case == mcscert.CaseFolder && s.Leaf != nil && len(s.Bundle) > 0:
-		return fmt.Sprintf("the CA's key is kept elsewhere: bring it to tls/ca.key for what has to be signed (other host names, the second step of 'certs rotate');\nwithout it 'certs rotate' makes a new CA, which is due after %s", mcscert.Renewal(mcscert.Newest(s.Bundle)).UTC().Format(time.DateOnly))
+		return fmt.Sprintf("the CA's key is kept elsewhere: bring it to tls/ca.key for what has to be signed (other host "+
+			"names, the second step of 'certs rotate');\nwithout it 'certs rotate' makes a new CA, which is due after %s",
+			mcscert.Renewal(mcscert.Newest(s.Bundle)).UTC().Format(time.DateOnly))
 	case s.CA == nil || s.Leaf == nil:
 		return "'certs init' makes what is missing"
 	case s.Leaf.CheckSignatureFrom(s.CA) != nil:
 		text := fmt.Sprintf("the serving certificate follows the new CA after %s, or by 'certs rotate' after %s",
-			mcscert.Follows(s.Leaf, s.CA, s.Hosts).UTC().Format(time.DateOnly), s.CA.NotBefore.Add(mcscert.Publish).UTC().Format(time.RFC3339))
+			mcscert.Follows(s.Leaf, s.CA, s.Hosts).UTC().Format(time.DateOnly),
+			s.CA.NotBefore.Add(mcscert.Publish).UTC().Format(time.RFC3339))
 		var waits []string
 		for _, u := range s.PointerConfigs {
 			if u.Failed || u.Lacks {
@@ -78,7 +81,8 @@ func fingerprint(c *x509.Certificate) string {
 
 // describeCert distinguishes certificates of one name.
 func describeCert(c *x509.Certificate) string {
-	return fmt.Sprintf("%s, SHA-256 %.12s, issued %s, until %s", c.Subject.CommonName, fingerprint(c), c.NotBefore.UTC().Format(time.DateOnly), c.NotAfter.UTC().Format(time.DateOnly))
+	return fmt.Sprintf("%s, SHA-256 %.12s, issued %s, until %s", c.Subject.CommonName, fingerprint(c),
+		c.NotBefore.UTC().Format(time.DateOnly), c.NotAfter.UTC().Format(time.DateOnly))
 }
 
 func printCerts(out io.Writer, s mcscert.Status) error {
@@ -106,7 +110,8 @@ func printCerts(out io.Writer, s mcscert.Status) error {
 			line("  NOT FOR", strings.Join(missing, ", ")+": the next one is")
 		}
 		have := mcscert.Hosts(s.Leaf)
-		if more := slices.DeleteFunc(have, func(h string) bool { return slices.Contains(s.Hosts, h) }); s.Case.Ours() && len(more) > 0 {
+		more := slices.DeleteFunc(have, func(h string) bool { return slices.Contains(s.Hosts, h) })
+		if s.Case.Ours() && len(more) > 0 {
 			line("  not configured", strings.Join(more, ", ")+": the next one is not for them (certificates.hostnames)")
 		}
 		if s.CA != nil {
@@ -174,9 +179,11 @@ func certsDocument(s mcscert.Status) certsJSON {
 		if c == nil {
 			return nil
 		}
-		return &certJSON{c.Subject.CommonName, fingerprint(c), c.Issuer.CommonName, mcscert.Hosts(c), c.NotBefore.UTC(), c.NotAfter.UTC(), mcscert.Renewal(c).UTC()}
+		return &certJSON{c.Subject.CommonName, fingerprint(c), c.Issuer.CommonName, mcscert.Hosts(c), c.NotBefore.UTC(),
+			c.NotAfter.UTC(), mcscert.Renewal(c).UTC()}
 	}
-	d := certsJSON{Case: s.Case, Renews: s.Case.Ours(), CA: one(s.CA), Serving: one(s.Leaf), Bundle: []certJSON{}, Pointers: []pointersJSON{}, Next: strings.ReplaceAll(nextStep(s), "\n", " ")}
+	d := certsJSON{Case: s.Case, Renews: s.Case.Ours(), CA: one(s.CA), Serving: one(s.Leaf), Bundle: []certJSON{},
+		Pointers: []pointersJSON{}, Next: strings.ReplaceAll(nextStep(s), "\n", " ")}
 	for _, c := range s.Bundle {
 		d.Bundle = append(d.Bundle, *one(c))
 	}

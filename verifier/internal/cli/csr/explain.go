@@ -71,15 +71,20 @@ Exit status 0: it would be approved; 1: refused or denied; 2: wrong command line
 	f := cmd.Flags()
 	output = env.OutputFlag(cmd)
 	f.StringArrayVarP(&files.paths, "file", "f", nil, "file of manifests; may be given several times; - is standard input")
-	f.StringVar(&files.certificate, "serving-certificate", "", "with --file: PEM file with the certificate that the kubelet serves now")
-	f.StringVar(&files.authority, "kubelet-ca", "", "with --file: PEM file with the kubelets' authorities (default: the ConfigMap csr-controller-ca among the files)")
-	f.StringVar(&files.at, "at", "", "with --file: as of when it is decided, such as 2026-11-21T10:02:00Z (default: one minute after the request's creation)")
+	f.StringVar(&files.certificate, "serving-certificate", "",
+		"with --file: PEM file with the certificate that the kubelet serves now")
+	f.StringVar(&files.authority, "kubelet-ca", "",
+		"with --file: PEM file with the kubelets' authorities (default: the ConfigMap csr-controller-ca among the files)")
+	f.StringVar(&files.at, "at", "",
+		"with --file: as of when it is decided, such as 2026-11-21T10:02:00Z (default: one minute after the request's "+
+			"creation)")
 	env.Choice(f, &attestation, "attestation", "", `"Required" or "Off": decide as if the configuration said so`,
 		string(config.AttestationRequired), string(config.AttestationOff), "")
 	return cmd
 }
 
-func explainRequest(cmd *cobra.Command, e *env.Env, files fileRequest, attestation config.Attestation, output *env.Output) error {
+func explainRequest(cmd *cobra.Command, e *env.Env, files fileRequest, attestation config.Attestation,
+	output *env.Output) error {
 	var r *operator.Request
 	var err error
 	if len(files.paths) > 0 {
@@ -107,15 +112,18 @@ func explainRequest(cmd *cobra.Command, e *env.Env, files fileRequest, attestati
 	return x.exit()
 }
 
-func requestFromCluster(ctx context.Context, e *env.Env, files fileRequest, attestation config.Attestation) (*operator.Request, error) {
+func requestFromCluster(ctx context.Context, e *env.Env, files fileRequest,
+	attestation config.Attestation) (*operator.Request, error) {
 	if files.certificate != "" || files.authority != "" {
-		return nil, env.Usagef("--serving-certificate and --kubelet-ca go with --file; in a cluster the kubelet itself is asked")
+		return nil, env.Usagef("--serving-certificate and --kubelet-ca go with --file; in a cluster the kubelet itself " +
+			"is asked")
 	}
 	if files.at != "" {
 		return nil, env.Usagef("--at goes with --file; a cluster is as it is now")
 	}
 	if files.name == "" {
-		return nil, env.Usage(hint.New(errors.New("no request is named"), "'kubectl get csr' lists them; or give files with --file"))
+		return nil, env.Usage(hint.New(errors.New("no request is named"),
+			"'kubectl get csr' lists them; or give files with --file"))
 	}
 	b, err := e.Open()
 	if err != nil {
@@ -123,7 +131,8 @@ func requestFromCluster(ctx context.Context, e *env.Env, files fileRequest, atte
 	}
 	k, ok := b.(*operator.Cluster)
 	if !ok {
-		return nil, hint.New(errors.New("a folder has no certificate signing requests"), "add --kubeconfig FILE, or give files with --file")
+		return nil, hint.New(errors.New("a folder has no certificate signing requests"),
+			"add --kubeconfig FILE, or give files with --file")
 	}
 	return k.Request(ctx, files.name, attestation)
 }
@@ -142,7 +151,8 @@ var verdicts = map[approver.Outcome]string{
 
 func (e explainedRequest) print(out io.Writer) {
 	csr, d := e.request.CSR, e.d
-	fmt.Fprintf(out, "%s: %s, by %s\n", audit.Clean(csr.Name), audit.Clean(csr.Spec.SignerName), audit.Clean(csr.Spec.Username))
+	fmt.Fprintf(out, "%s: %s, by %s\n", audit.Clean(csr.Name), audit.Clean(csr.Spec.SignerName),
+		audit.Clean(csr.Spec.Username))
 	fmt.Fprintf(out, "created %s\n", csr.CreationTimestamp.UTC().Format(time.RFC3339))
 	if !e.request.Running {
 		fmt.Fprintln(out, "no approver is configured here; this is what one would decide")
@@ -216,8 +226,9 @@ func (e explainedRequest) document() requestDocument {
 	csr, d := e.request.CSR, e.d
 	doc := requestDocument{
 		Name: csr.Name, Signer: csr.Spec.SignerName, Username: csr.Spec.Username, Kind: d.Kind, Node: d.Node,
-		Attestation: e.request.Rules.Attestation, Configured: e.request.Running, Outcome: d.Outcome, Machine: d.Machine.String(),
-		RecordUID: d.RecordUID, CredentialID: d.CredentialID, PublicKeySHA256: d.PublicKeySHA256, Proven: d.Proven, Checks: d.Checks,
+		Attestation: e.request.Rules.Attestation, Configured: e.request.Running, Outcome: d.Outcome,
+		Machine: d.Machine.String(), RecordUID: d.RecordUID, CredentialID: d.CredentialID,
+		PublicKeySHA256: d.PublicKeySHA256, Proven: d.Proven, Checks: d.Checks,
 	}
 	if d.Denial != nil {
 		i := d.Denial.Code.Info()

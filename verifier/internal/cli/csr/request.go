@@ -103,7 +103,8 @@ func (f fileRequest) asOf(csr *certificatesv1.CertificateSigningRequest) (time.T
 }
 
 // chosen is the request of this name, or the only one.
-func chosen(all []certificatesv1.CertificateSigningRequest, name string) (*certificatesv1.CertificateSigningRequest, error) {
+func chosen(all []certificatesv1.CertificateSigningRequest,
+	name string) (*certificatesv1.CertificateSigningRequest, error) {
 	for i := range all {
 		if name == "" && len(all) == 1 || all[i].Name == name {
 			return &all[i], nil
@@ -111,7 +112,8 @@ func chosen(all []certificatesv1.CertificateSigningRequest, name string) (*certi
 	}
 	switch {
 	case len(all) == 0:
-		return nil, hint.New(errors.New("the files hold no CertificateSigningRequest"), "'oc get csr NAME -o yaml' writes one")
+		return nil, hint.New(errors.New("the files hold no CertificateSigningRequest"),
+			"'oc get csr NAME -o yaml' writes one")
 	case name == "":
 		var names []string
 		for i := range all {

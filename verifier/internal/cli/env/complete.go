@@ -45,7 +45,8 @@ func (e *Env) WaitingNames(cmd *cobra.Command, args []string, prefix string) ([]
 	})
 }
 
-func (e *Env) complete(cmd *cobra.Command, args []string, prefix string, list func(*admin.State) []string) ([]string, cobra.ShellCompDirective) {
+func (e *Env) complete(cmd *cobra.Command, args []string, prefix string,
+	list func(*admin.State) []string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}

@@ -62,7 +62,8 @@ one where there are no Machines (--pool POOL).`,
 func enrolmentFlags(cmd *cobra.Command, o *enrollOptions) {
 	f := cmd.Flags()
 	f.StringVar(&o.name, "name", "", "name of the enrolment (default: the Machine's)")
-	f.StringVar(&o.pool, "pool", "", "pool, for a machine without a Machine object (default for one that waits: the one it asked for)")
+	f.StringVar(&o.pool, "pool", "",
+		"pool, for a machine without a Machine object (default for one that waits: the one it asked for)")
 	f.StringVar(&o.machine, "machine", "", "the Machine that the TPM belongs to, NAMESPACE/NAME")
 	o.write = env.WriteFlags(cmd)
 	f.BoolVar(&o.write.Replace, "replace", false, "replace an enrolment of the same name")
@@ -107,7 +108,8 @@ type identified struct {
 	EKSHA256 []string `json:"ekSHA256"`
 }
 
-func enrollIdentity(ctx context.Context, b env.Backend, o enrollOptions, stdin io.Reader) (hashes []string, pool string, err error) {
+func enrollIdentity(ctx context.Context, b env.Backend, o enrollOptions,
+	stdin io.Reader) (hashes []string, pool string, err error) {
 	pool = o.pool
 	switch {
 	case o.approve != "":
@@ -123,7 +125,8 @@ func enrollIdentity(ctx context.Context, b env.Backend, o enrollOptions, stdin i
 		}
 		var id identified
 		if err := yaml.Unmarshal(raw, &id); err != nil {
-			return nil, "", hint.New(fmt.Errorf("%s is not an identity: %w", o.identity, err), "it must be what 'mcs-attest-agent identify' prints")
+			return nil, "", hint.New(fmt.Errorf("%s is not an identity: %w", o.identity, err),
+				"it must be what 'mcs-attest-agent identify' prints")
 		}
 		hashes = id.EKSHA256
 	default:
@@ -135,7 +138,8 @@ func enrollIdentity(ctx context.Context, b env.Backend, o enrollOptions, stdin i
 	for i, h := range hashes {
 		h = strings.ToLower(strings.TrimSpace(h))
 		if b, err := hex.DecodeString(h); err != nil || len(b) != 32 {
-			return nil, "", hint.New(fmt.Errorf("%q is not a SHA-256 hash", h), "64 hexadecimal digits, as 'mcs-attest-agent identify' prints them")
+			return nil, "", hint.New(fmt.Errorf("%q is not a SHA-256 hash", h),
+				"64 hexadecimal digits, as 'mcs-attest-agent identify' prints them")
 		}
 		hashes[i] = h
 	}

@@ -112,12 +112,14 @@ func (e explained) print(out io.Writer, name string, output *env.Output) error {
 func (e explained) pending(out io.Writer, p store.Pending) {
 	fmt.Fprintf(out, "%s waits for approval.\n\n", p.ID)
 	fmt.Fprintf(out, "  EK           %s\n  pool asked   %s\n  first seen   %s\n  last seen    %s\n  from         %s\n",
-		p.EKSHA256, audit.Clean(p.Pool), p.FirstSeen.Format(time.RFC3339), p.LastSeen.Format(time.RFC3339), audit.Clean(p.Source))
+		p.EKSHA256, audit.Clean(p.Pool), p.FirstSeen.Format(time.RFC3339), p.LastSeen.Format(time.RFC3339),
+		audit.Clean(p.Source))
 	for _, k := range slices.Sorted(maps.Keys(p.Certificate)) {
 		fmt.Fprintf(out, "  %-12s %s\n", audit.Clean(k), audit.Clean(p.Certificate[k]))
 	}
 	fmt.Fprintf(out, "  it says      %s   (self-asserted)\n", audit.Clean(p.Claims))
-	fmt.Fprintf(out, "\nIts TPM is genuine; whose machine it is in, only you know. To let it in:\n  %s enroll --approve %s --name NAME\n", e.program, p.ID)
+	fmt.Fprintf(out, "\nIts TPM is genuine; whose machine it is in, only you know. To let it in:\n"+
+		"  %s enroll --approve %s --name NAME\n", e.program, p.ID)
 }
 
 // whyNot lists what keeps a machine from attesting now.
@@ -143,11 +145,14 @@ func (e explained) whyNot(m admin.Machine) []string {
 		}
 		add("it has joined%s; '%s reattest %s' lets it be provisioned once more", node, e.program, m.Name)
 	}
-	if len(m.EKSHA256) == 0 && m.ProviderID == "" && (m.Record == nil || m.Record.Identity == (v1alpha1.RecordedIdentity{})) {
-		add("nothing says which machine it is: no EK is enrolled for it and it has no provider id; '%s enroll --machine %s' names its TPM", e.program, m.Name)
+	if len(m.EKSHA256) == 0 && m.ProviderID == "" &&
+		(m.Record == nil || m.Record.Identity == (v1alpha1.RecordedIdentity{})) {
+		add("nothing says which machine it is: no EK is enrolled for it and it has no provider id; '%s enroll --machine "+
+			"%s' names its TPM", e.program, m.Name)
 	}
 	if len(m.Pools) == 0 && m.Kind != "BreakGlass" {
-		add("it has no pool: neither its labels nor the annotation %s name one, as far as can be seen from here", v1alpha1.AnnotationPool)
+		add("it has no pool: neither its labels nor the annotation %s name one, as far as can be seen from here",
+			v1alpha1.AnnotationPool)
 	}
 	return why
 }
@@ -169,7 +174,8 @@ func (e explained) printEvents(out io.Writer) {
 		if v.Count > 1 {
 			times = fmt.Sprintf(" (%d times)", v.Count)
 		}
-		fmt.Fprintf(out, "  %s  %-7s %-16s %s%s\n", v.Time.UTC().Format(time.RFC3339), audit.Clean(v.Type), audit.Clean(v.Reason), audit.Clean(v.Message), times)
+		fmt.Fprintf(out, "  %s  %-7s %-16s %s%s\n", v.Time.UTC().Format(time.RFC3339), audit.Clean(v.Type),
+			audit.Clean(v.Reason), audit.Clean(v.Message), times)
 	}
 }
 
@@ -195,7 +201,8 @@ func explainMachine(out io.Writer, m admin.Machine, now time.Time) {
 	}
 	r := m.Record
 	if r == nil || r.Phase == "" && len(r.History) == 0 {
-		fmt.Fprintf(out, "\nIt has never been seen. If it is powered on, look at its console: the agent says there what it waits for.\n")
+		fmt.Fprintf(out, "\nIt has never been seen. If it is powered on, look at its console: the agent says there what "+
+			"it waits for.\n")
 		return
 	}
 	line("phase", string(r.Phase))
@@ -204,7 +211,8 @@ func explainMachine(out io.Writer, m admin.Machine, now time.Time) {
 	line("recorded cloud", r.Identity.ProviderID)
 	line("endorsed by", string(r.Endorsement))
 	if t := r.Token; t != nil {
-		line("token", fmt.Sprintf("%s, pool %s, used %d of %d, until %s", t.ID, t.Pool, t.Uses, t.MaxUses, t.Expiry.Format(time.RFC3339)))
+		line("token", fmt.Sprintf("%s, pool %s, used %d of %d, until %s", t.ID, t.Pool, t.Uses, t.MaxUses,
+			t.Expiry.Format(time.RFC3339)))
 	}
 	for _, c := range r.Credentials {
 		line("credential", explainCredential(c, now))
@@ -228,7 +236,8 @@ func explainMachine(out io.Writer, m admin.Machine, now time.Time) {
 	fmt.Fprintln(out, "\nhistory:")
 	var last v1alpha1.HistoryEntry
 	for _, h := range r.History {
-		fmt.Fprintf(out, "  %s  %-9s %s\n", h.Time.Format(time.RFC3339), h.Event, audit.Clean(strings.TrimSpace(h.Reason+" "+h.Message)))
+		fmt.Fprintf(out, "  %s  %-9s %s\n", h.Time.Format(time.RFC3339), h.Event,
+			audit.Clean(strings.TrimSpace(h.Reason+" "+h.Message)))
 		if h.CorrelationID != "" {
 			fmt.Fprintf(out, "  %20s  %-9s correlation id %s\n", "", "", h.CorrelationID)
 		}
@@ -239,7 +248,8 @@ func explainMachine(out io.Writer, m admin.Machine, now time.Time) {
 		fmt.Fprintf(out, "\n%s: %s\nhint: %s\n", i.Name, i.Title, i.Hint)
 	}
 	if p := r.Report; p != nil {
-		fmt.Fprintf(out, "\nthe machine reported (its own words, untrusted):\n  unit %s, result %s, exit status %d, at %s\n", audit.Clean(p.Unit), audit.Clean(p.Result), p.ExitStatus, p.Time.Format(time.RFC3339))
+		fmt.Fprintf(out, "\nthe machine reported (its own words, untrusted):\n  unit %s, result %s, exit status %d, at %s\n",
+			audit.Clean(p.Unit), audit.Clean(p.Result), p.ExitStatus, p.Time.Format(time.RFC3339))
 		for _, l := range strings.Split(strings.TrimSpace(p.Message), "\n") {
 			fmt.Fprintf(out, "  | %s\n", audit.Clean(l))
 		}

@@ -51,7 +51,8 @@ const (
 )
 
 // progressPhases is their order on the screen.
-var progressPhases = []string{phaseWaiting, string(v1alpha1.PhaseDenied), string(v1alpha1.PhaseAttested), string(v1alpha1.PhaseFetched), string(v1alpha1.PhaseJoined)}
+var progressPhases = []string{phaseWaiting, string(v1alpha1.PhaseDenied), string(v1alpha1.PhaseAttested),
+	string(v1alpha1.PhaseFetched), string(v1alpha1.PhaseJoined)}
 
 func newProgress(s *admin.State) *progress {
 	p := &progress{
@@ -89,7 +90,8 @@ func newProgress(s *admin.State) *progress {
 		}
 	}
 	for _, w := range s.Pending {
-		p.Attention = append(p.Attention, progressLine{Machine: "(pending " + w.ID + ")", Phase: string(v1alpha1.PhasePending), Since: w.FirstSeen, Note: "approve " + w.ID})
+		p.Attention = append(p.Attention, progressLine{Machine: "(pending " + w.ID + ")",
+			Phase: string(v1alpha1.PhasePending), Since: w.FirstSeen, Note: "approve " + w.ID})
 	}
 	p.Attention, p.Latest = latest(p.Attention), latest(p.Latest)
 	return p
@@ -130,7 +132,8 @@ func (p *progress) lines() []string {
 	const bar = screenWidth - 2
 	full := bar * percent / 100
 	out := []string{
-		fmt.Sprintf("%s  %d machines, %d provisioned (%d%%)", p.Time.Format(time.TimeOnly), p.Machines, p.Provisioned, percent),
+		fmt.Sprintf("%s  %d machines, %d provisioned (%d%%)", p.Time.Format(time.TimeOnly), p.Machines, p.Provisioned,
+			percent),
 		"[" + strings.Repeat("#", full) + strings.Repeat(".", bar-full) + "]",
 	}
 	var phases []string
@@ -142,7 +145,8 @@ func (p *progress) lines() []string {
 	for _, t := range []struct {
 		what string
 		n    int
-	}{{"waiting for approval", p.Pending}, {"failed", p.Failed}, {"conflicts", p.Conflicts}, {"quarantined", p.Quarantined}} {
+	}{{"waiting for approval", p.Pending}, {"failed", p.Failed}, {"conflicts", p.Conflicts},
+		{"quarantined", p.Quarantined}} {
 		if t.n > 0 {
 			trouble = append(trouble, fmt.Sprintf("%s %d", t.what, t.n))
 		}

@@ -26,14 +26,17 @@ import (
 // that clouds give them.
 func scaleUp(now time.Time) *admin.State {
 	s := &admin.State{Time: now, Serving: true, Cluster: "https://api.test:6443"}
-	phases := []v1alpha1.Phase{"", v1alpha1.PhaseDenied, v1alpha1.PhaseAttested, v1alpha1.PhaseFetched, v1alpha1.PhaseJoined}
+	phases := []v1alpha1.Phase{"", v1alpha1.PhaseDenied, v1alpha1.PhaseAttested, v1alpha1.PhaseFetched,
+		v1alpha1.PhaseJoined}
 	for i := range 500 {
 		m := admin.Machine{
 			Name: fmt.Sprintf("openshift-machine-api/production-europe-west-4a-büro-xl-%s-%03d", strings.Repeat("x", i%40), i),
 			Kind: "Machine", Created: now.Add(-time.Duration(i) * time.Hour), Quarantined: i == 7,
 		}
 		if phase := phases[i%5]; phase != "" {
-			m.Record = &v1alpha1.MachineAttestationStatus{Phase: phase, History: []v1alpha1.HistoryEntry{{Time: metav1.NewTime(now.Add(-time.Duration(i) * time.Second)), Event: string(phase)}}}
+			m.Record = &v1alpha1.MachineAttestationStatus{Phase: phase,
+				History: []v1alpha1.HistoryEntry{{Time: metav1.NewTime(now.Add(-time.Duration(i) * time.Second)),
+					Event: string(phase)}}}
 			if phase == v1alpha1.PhaseDenied {
 				m.Record.History[0].Reason = "MeasuredBoot"
 			}
@@ -48,7 +51,8 @@ func scaleUp(now time.Time) *admin.State {
 	}
 	s.Machines = append(s.Machines, admin.Machine{Name: "break-glass/ticket-4711", Kind: "BreakGlass"})
 	s.Pending = []store.Pending{{ID: "2c87d5a92a9a6ed6", FirstSeen: now.Add(-time.Minute)}}
-	s.Conditions = []metav1.Condition{{Type: "Degraded", Status: metav1.ConditionTrue, Reason: "Etcd", Message: strings.Repeat("restored ", 30)}}
+	s.Conditions = []metav1.Condition{{Type: "Degraded", Status: metav1.ConditionTrue, Reason: "Etcd",
+		Message: strings.Repeat("restored ", 30)}}
 	return s
 }
 
@@ -70,7 +74,8 @@ func TestTheProgressViewFitsAScreenOf80Columns(t *testing.T) {
 	text := strings.Join(lines, "\n")
 	for _, want := range []string{
 		"500 machines, 200 provisioned (40%)", "waiting 100   denied 100   attested 100   fetched 100   joined 100",
-		"waiting for approval 1   failed 1   conflicts 1   quarantined 1", "the verifier is degraded", "MeasuredBoot", "QUARANTINED",
+		"waiting for approval 1   failed 1   conflicts 1   quarantined 1", "the verifier is degraded", "MeasuredBoot",
+		"QUARANTINED",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in\n%s", want, text)
@@ -116,19 +121,22 @@ func TestAttack_T50_NothingThatAMachineSaysControlsTheTerminal(t *testing.T) {
 	s := &admin.State{
 		Time: now, Cluster: "https://api.test:6443", Problems: []string{evil},
 		Conditions: []metav1.Condition{{Type: "Degraded", Status: metav1.ConditionTrue, Reason: "Etcd", Message: evil}},
-		Machines: []admin.Machine{{Name: "a/m1", UID: "u", Kind: "Machine", Pools: []string{evil}, Created: now, Record: &v1alpha1.MachineAttestationStatus{
-			Phase:    v1alpha1.PhaseFetched,
-			Evidence: []v1alpha1.EvidenceSummary{{Kind: "tpm2", Summary: map[string]string{"manufacturer": evil}}},
-			History:  []v1alpha1.HistoryEntry{{Time: metav1.NewTime(now), Event: "Fetched", Message: evil}},
-			Report:   &v1alpha1.FailureReport{Time: metav1.NewTime(now), Unit: evil, Result: evil, Message: evil},
-		}}},
-		Pending: []store.Pending{{ID: "2c87d5a92a9a6ed6", Pool: evil, Source: evil, Claims: evil, Certificate: map[string]string{evil: evil}}},
+		Machines: []admin.Machine{{Name: "a/m1", UID: "u", Kind: "Machine", Pools: []string{evil}, Created: now,
+			Record: &v1alpha1.MachineAttestationStatus{
+				Phase:    v1alpha1.PhaseFetched,
+				Evidence: []v1alpha1.EvidenceSummary{{Kind: "tpm2", Summary: map[string]string{"manufacturer": evil}}},
+				History:  []v1alpha1.HistoryEntry{{Time: metav1.NewTime(now), Event: "Fetched", Message: evil}},
+				Report:   &v1alpha1.FailureReport{Time: metav1.NewTime(now), Unit: evil, Result: evil, Message: evil},
+			}}},
+		Pending: []store.Pending{{ID: "2c87d5a92a9a6ed6", Pool: evil, Source: evil, Claims: evil,
+			Certificate: map[string]string{evil: evil}}},
 	}
 	var table, one, waits bytes.Buffer
 	err := printState(&table, s, false)
 	only := *s
 	only.Pending = nil
-	e := explained{program: "kubectl attest", state: &only, events: []operator.Event{{Time: now, Type: evil, Reason: evil, Message: evil}}}
+	e := explained{program: "kubectl attest", state: &only,
+		events: []operator.Event{{Time: now, Type: evil, Reason: evil, Message: evil}}}
 	err = errors.Join(err, e.print(&one, "m1", &env.Output{}))
 	none := *s
 	none.Machines = nil
@@ -136,7 +144,8 @@ func TestAttack_T50_NothingThatAMachineSaysControlsTheTerminal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, text := range map[string]string{"status": table.String(), "explain": one.String(), "one that waits": waits.String(), "progress": strings.Join(newProgress(s).lines(), "\n")} {
+	for name, text := range map[string]string{"status": table.String(), "explain": one.String(),
+		"one that waits": waits.String(), "progress": strings.Join(newProgress(s).lines(), "\n")} {
 		if !strings.Contains(text, "owned") && name != "progress" {
 			t.Errorf("%s: the text is not there at all:\n%s", name, text)
 		}

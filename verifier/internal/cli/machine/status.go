@@ -106,7 +106,8 @@ func printState(out io.Writer, s *admin.State, wide bool) error {
 		row(m.Name, audit.Clean(strings.Join(m.Pools, ",")), phase, since, times, cmp.Or(audit.Clean(nodeOf(m)), "-"), note)
 	}
 	for _, p := range s.Pending {
-		row("(pending "+p.ID+")", audit.Clean(p.Pool), string(v1alpha1.PhasePending), age(s.Time, p.FirstSeen), nothingReached, "-", "enroll --approve "+p.ID)
+		row("(pending "+p.ID+")", audit.Clean(p.Pool), string(v1alpha1.PhasePending), age(s.Time, p.FirstSeen),
+			nothingReached, "-", "enroll --approve "+p.ID)
 	}
 	if err := w.Flush(); err != nil {
 		return err

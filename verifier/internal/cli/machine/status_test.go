@@ -18,16 +18,19 @@ func installed(now time.Time) admin.Machine {
 	at := func(ago time.Duration) metav1.Time { return metav1.NewTime(now.Add(-ago)) }
 	attested := at(40 * time.Second)
 	return admin.Machine{
-		Name: "demo/worker-0", UID: "u-0", Kind: "Machine", Pools: []string{"worker"}, Created: now.Add(-time.Minute), NodeRef: "node-0",
-		Record: &v1alpha1.MachineAttestationStatus{
+		Name: "demo/worker-0", UID: "u-0", Kind: "Machine", Pools: []string{"worker"}, Created: now.Add(-time.Minute),
+		NodeRef: "node-0", Record: &v1alpha1.MachineAttestationStatus{
 			Phase: v1alpha1.PhaseJoined, LastAttested: &attested,
 			History: []v1alpha1.HistoryEntry{
-				{Time: attested, Event: "Attested"}, {Time: at(38 * time.Second), Event: "Fetched"}, {Time: at(5 * time.Second), Event: "Joined"},
+				{Time: attested, Event: "Attested"}, {Time: at(38 * time.Second), Event: "Fetched"},
+				{Time: at(5 * time.Second), Event: "Joined"},
 			},
 			Credentials: []v1alpha1.CredentialStatus{{
-				ID: "JTI=5f0c", Issued: at(38 * time.Second), Expiry: metav1.NewTime(now.Add(4 * time.Hour)), Secret: "ns/mcs-attest-bootstrap-u-0",
+				ID: "JTI=5f0c", Issued: at(38 * time.Second), Expiry: metav1.NewTime(now.Add(4 * time.Hour)),
+				Secret: "ns/mcs-attest-bootstrap-u-0",
 			}, {ID: "JTI=old", Issued: at(9 * time.Hour), Expiry: at(time.Hour)}},
-			Certificate: &v1alpha1.CertificateStatus{Node: "node-0", PublicKeySHA256: strings.Repeat("ab", 32), Request: "csr-x7", CredentialID: "JTI=5f0c", Approved: at(5 * time.Second)},
+			Certificate: &v1alpha1.CertificateStatus{Node: "node-0", PublicKeySHA256: strings.Repeat("ab", 32),
+				Request: "csr-x7", CredentialID: "JTI=5f0c", Approved: at(5 * time.Second)},
 		},
 	}
 }
@@ -39,13 +42,16 @@ func TestStatusShowsWhatAMachineReachedAndWhen(t *testing.T) {
 		change func(*admin.Machine)
 		want   string
 	}{
-		{"a Node that attested, fetched and joined", func(*admin.Machine) {}, "demo/worker-0 worker Joined 11:59:20 11:59:22 11:59:55"},
-		{"joined without a certificate that was approved here", func(m *admin.Machine) { m.Record.Certificate = nil }, "demo/worker-0 worker Joined 11:59:20 11:59:22 11:59:55"},
+		{"a Node that attested, fetched and joined", func(*admin.Machine) {},
+			"demo/worker-0 worker Joined 11:59:20 11:59:22 11:59:55"},
+		{"joined without a certificate that was approved here", func(m *admin.Machine) { m.Record.Certificate = nil },
+			"demo/worker-0 worker Joined 11:59:20 11:59:22 11:59:55"},
 		{"a join of which the time is not known any more", func(m *admin.Machine) {
 			m.Record.Certificate, m.Record.History = nil, m.Record.History[:2]
 		}, "demo/worker-0 worker Joined 11:59:20 11:59:22 yes"},
 		{"attested and fetched", func(m *admin.Machine) {
-			m.NodeRef, m.Record.Phase, m.Record.Certificate, m.Record.History = "", v1alpha1.PhaseFetched, nil, m.Record.History[:2]
+			m.NodeRef, m.Record.Phase, m.Record.Certificate, m.Record.History = "", v1alpha1.PhaseFetched, nil,
+				m.Record.History[:2]
 		}, "demo/worker-0 worker Fetched 11:59:20 11:59:22 -"},
 		{"installed anew: what was before counts no more", func(m *admin.Machine) {
 			again := metav1.NewTime(now.Add(-time.Second))
@@ -55,8 +61,10 @@ func TestStatusShowsWhatAMachineReachedAndWhen(t *testing.T) {
 			before := metav1.NewTime(now.Add(-30 * time.Hour))
 			m.Record.LastAttested = &before
 		}, "demo/worker-0 worker Joined 2026-02-28 11:59:22 11:59:55"},
-		{"a Node that was there before the verifier", func(m *admin.Machine) { m.Record = nil }, "demo/worker-0 worker - - - yes never attested; it is Node node-0"},
-		{"never seen", func(m *admin.Machine) { m.Record, m.NodeRef = nil, "" }, "demo/worker-0 worker - - - - never seen for 60s"},
+		{"a Node that was there before the verifier", func(m *admin.Machine) { m.Record = nil },
+			"demo/worker-0 worker - - - yes never attested; it is Node node-0"},
+		{"never seen", func(m *admin.Machine) { m.Record, m.NodeRef = nil, "" },
+			"demo/worker-0 worker - - - - never seen for 60s"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			m := installed(now)

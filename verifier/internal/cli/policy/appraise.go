@@ -72,7 +72,8 @@ Exit status 0: accepted; 1: refused, or a failure; 2: wrong command line;
 			name = v.Machine.String()
 		}
 		doc := map[string]any{
-			"machine": name, "identity": v.Identity, "endorsement": v.Endorsement, "evidence": v.Evidence, "warnings": v.Warnings,
+			"machine": name, "identity": v.Identity, "endorsement": v.Endorsement, "evidence": v.Evidence,
+			"warnings": v.Warnings,
 		}
 		return output.Print(cmd.OutOrStdout(), doc, []string{name}, func(out io.Writer) error {
 			fmt.Fprintln(out, "accepted")
@@ -82,7 +83,8 @@ Exit status 0: accepted; 1: refused, or a failure; 2: wrong command line;
 	return cmd
 }
 
-func appraiseAgain(ctx context.Context, c *config.Config, saved *appraisal.Saved, s *folder.Snapshot, shared provisioning.Tokens) (*appraisal.Verdict, error) {
+func appraiseAgain(ctx context.Context, c *config.Config, saved *appraisal.Saved, s *folder.Snapshot,
+	shared provisioning.Tokens) (*appraisal.Verdict, error) {
 	challenge, ev, err := saved.Replay()
 	if err != nil {
 		return nil, err

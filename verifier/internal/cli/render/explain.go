@@ -33,7 +33,8 @@ func (r *renderRequest) explained(out io.Writer, in render.Input, o render.Optio
 		if r.output == env.Table {
 			fmt.Fprint(out, notChosen(in))
 		}
-		return hint.New(renderFailed(err), "a pool chooses by its spec.machineConfigSelector, mostly by the label %s", render.LabelRole)
+		return hint.New(renderFailed(err), "a pool chooses by its spec.machineConfigSelector, mostly by the label %s",
+			render.LabelRole)
 	}
 	whole, err := render.Full(r.pool, in)
 	if err != nil {
@@ -71,7 +72,8 @@ func (r *renderRequest) explained(out io.Writer, in render.Input, o render.Optio
 }
 
 func (e *explanation) print(out io.Writer, preApproved bool) error {
-	fmt.Fprintf(out, "MachineConfigPool %s: %s\n\nMachineConfigs, in the order of the merge:\n", e.Pool, cmp.Or(e.Name, "it does not render"))
+	fmt.Fprintf(out, "MachineConfigPool %s: %s\n\nMachineConfigs, in the order of the merge:\n", e.Pool,
+		cmp.Or(e.Name, "it does not render"))
 	for _, m := range e.MachineConfigs {
 		switch {
 		case m.Fault != "":

@@ -65,8 +65,10 @@ Exit status 1: the pool, or its pre-approved part, does not render.`,
 	f := cmd.Flags()
 	f.StringArrayVarP(&r.files, "file", "f", nil, "manifests; may be given several times; - is standard input")
 	f.BoolVar(&r.preApproved, "pre-approved", false, "the part that anyone may have before a node is approved")
-	f.StringArrayVar(&r.allow, "allow", nil, "path of a file that may hold a secret in the pre-approved part (default: render.preApprovedAllows of --config)")
-	f.BoolVar(&r.explain, "explain", false, "say where each part comes from, and why it is in the pre-approved part or not")
+	f.StringArrayVar(&r.allow, "allow", nil,
+		"path of a file that may hold a secret in the pre-approved part (default: render.preApprovedAllows of --config)")
+	f.BoolVar(&r.explain, "explain", false,
+		"say where each part comes from, and why it is in the pre-approved part or not")
 	f.StringVarP(&r.output, "output", "o", "",
 		`"yaml" (default), "json", "ignition" or "name"; with --explain "table" (default), "json", "yaml" or "name"`)
 	return cmd
@@ -133,7 +135,8 @@ func (r *renderRequest) input(cmd *cobra.Command) (render.Input, render.Options,
 	}
 	if len(files) == 0 {
 		return render.Input{}, options, env.Usage(hint.New(errors.New("no manifests given"),
-			"add --file; 'oc get machineconfigs -l machineconfiguration.openshift.io/role -o yaml' and 'oc get machineconfigpools,controllerconfigs -o yaml' write them"))
+			"add --file; 'oc get machineconfigs -l machineconfiguration.openshift.io/role -o yaml' and 'oc get "+
+				"machineconfigpools,controllerconfigs -o yaml' write them"))
 	}
 	var all []render.Input
 	var problems []manifest.Problem
@@ -218,8 +221,10 @@ func renderFailed(err error) error {
 		for _, s := range e.Secrets {
 			fmt.Fprintf(&b, "\n  %s: %s of MachineConfig %s", s.What, s.Where, s.MachineConfig)
 		}
-		return hint.New(fmt.Errorf("the pre-approved part of MachineConfigPool %s is refused: anyone would have%s", e.Pool, b.String()),
-			"take it out, or take the annotation %s off; a file that everyone may have goes on the list render.preApprovedAllows", render.AnnotationNeeded)
+		return hint.New(fmt.Errorf("the pre-approved part of MachineConfigPool %s is refused: anyone would have%s",
+			e.Pool, b.String()),
+			"take it out, or take the annotation %s off; a file that everyone may have goes on the list "+
+				"render.preApprovedAllows", render.AnnotationNeeded)
 	}
 	text := strings.TrimPrefix(err.Error(), reason.ConfigUnavailable.String()+": ")
 	return errors.New(text)

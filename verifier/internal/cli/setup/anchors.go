@@ -45,7 +45,8 @@ func anchorsListCommand() *cobra.Command {
 		Short: "List the anchors in force: those of this version, or of a verifier's folder",
 		Args:  cobra.NoArgs,
 	}
-	cmd.Flags().StringVar(&configPath, "config", "", "the verifier's configuration; without it the anchors of this version are listed")
+	cmd.Flags().StringVar(&configPath, "config", "",
+		"the verifier's configuration; without it the anchors of this version are listed")
 	output := env.OutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		t, problems, err := anchorsOf(configPath)
@@ -81,14 +82,16 @@ func anchorsOf(configPath string) (*trust.Trust, []manifest.Problem, error) {
 	}
 	if c.Kubernetes != nil {
 		return nil, nil, hint.New(errors.New("this is the configuration of a cluster, whose anchors are in ConfigMaps"),
-			"oc get configmap -n %s -l mcs-attest.dev/content; without --config this lists what is built in", c.Kubernetes.Namespace)
+			"oc get configmap -n %s -l mcs-attest.dev/content; without --config this lists what is built in",
+			c.Kubernetes.Namespace)
 	}
 	s, err := folder.Load(c.Data)
 	if err != nil {
 		return nil, nil, err
 	}
 	return s.Trust, slices.DeleteFunc(s.Problems, func(p manifest.Problem) bool {
-		return trust.Sections[trust.Section(filepath.Base(filepath.Dir(p.File)))] == nil && trust.Sections[trust.Section(p.File)] == nil
+		return trust.Sections[trust.Section(filepath.Base(filepath.Dir(p.File)))] == nil &&
+			trust.Sections[trust.Section(p.File)] == nil
 	}), nil
 }
 

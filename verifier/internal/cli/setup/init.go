@@ -55,22 +55,26 @@ pool. Certificates and keys of an existing folder are kept.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&o.Origins, "origin", nil, "https://host:port under which the machines reach the verifier (repeatable)")
+	f.StringSliceVar(&o.Origins, "origin", nil,
+		"https://host:port under which the machines reach the verifier (repeatable)")
 	f.StringSliceVar(&o.Pools, "pool", []string{"worker"}, "pool to make a pointer and a sample config for (repeatable)")
 	f.StringVar(&o.Listen, "listen", "", `address to serve on (default ":22623")`)
 	f.StringVar(&o.HealthListen, "health-listen", "", `address for health, on the loopback (default "127.0.0.1:22681")`)
 	f.StringVar(&o.MetricsListen, "metrics-listen", "", `address for metrics (default "127.0.0.1:9622")`)
-	f.StringVar(&o.Upstream, "upstream", "", "serve the configs of this Machine Config Server, https://host:port, instead of the folder's")
+	f.StringVar(&o.Upstream, "upstream", "",
+		"serve the configs of this Machine Config Server, https://host:port, instead of the folder's")
 	return cmd
 }
 
 // folders is the layout of a verifier's folder; docs/operating.md describes it.
-var folders = []string{"tls", "keys", "machines", "attestations", "policies", "reference-values", "ek-roots", "configs", "pointers", "state"}
+var folders = []string{"tls", "keys", "machines", "attestations", "policies", "reference-values", "ek-roots", "configs",
+	"pointers", "state"}
 
 // Init makes a working folder, and prints what it wrote.
 func Init(out io.Writer, dir string, o InitOptions, now time.Time) error {
 	if len(o.Origins) == 0 {
-		return env.Usage(hint.New(errors.New("no origin given"), "add --origin https://HOST:PORT, as the machines will reach this verifier"))
+		return env.Usage(hint.New(errors.New("no origin given"),
+			"add --origin https://HOST:PORT, as the machines will reach this verifier"))
 	}
 	var hosts []string
 	for i, origin := range o.Origins {
@@ -183,7 +187,8 @@ func (w folderWriter) samples(o InitOptions) error {
 	if err := w.write("mcs-attest.yaml", 0o644, configText(o), "configuration"); err != nil {
 		return err
 	}
-	if err := w.write("policies/default.yaml", 0o644, []byte(samplePolicy), "policy: an enrolled TPM for every pool"); err != nil {
+	if err := w.write("policies/default.yaml", 0o644, []byte(samplePolicy),
+		"policy: an enrolled TPM for every pool"); err != nil {
 		return err
 	}
 	ca, err := os.ReadFile(filepath.Join(w.dir, "tls", "ca.crt"))
@@ -199,7 +204,8 @@ func (w folderWriter) samples(o InitOptions) error {
 			return err
 		}
 		if o.Upstream == "" {
-			if err := w.write("configs/"+pool+".ign", 0o600, []byte(sampleConfig), "full config of pool "+pool+": replace this sample"); err != nil {
+			if err := w.write("configs/"+pool+".ign", 0o600, []byte(sampleConfig),
+				"full config of pool "+pool+": replace this sample"); err != nil {
 				return err
 			}
 		}

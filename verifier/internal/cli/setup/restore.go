@@ -46,7 +46,8 @@ machines that joined since; docs/operating.md says how to find them.`,
 			case acknowledge:
 				return env.Usagef("--acknowledge takes no FILE")
 			case len(args) == 0:
-				return env.Usage(hint.New(errors.New("no FILE given"), "name the backup, or add --acknowledge to end the hold of an earlier restore"))
+				return env.Usage(hint.New(errors.New("no FILE given"),
+					"name the backup, or add --acknowledge to end the hold of an earlier restore"))
 			}
 			return restore(cmd, c, args[0], force)
 		},

@@ -68,7 +68,8 @@ same before you give it away.`,
 	return cmd
 }
 
-func gather(cmd *cobra.Command, s source, version, output string, since time.Duration, search bool, now time.Time) (err error) {
+func gather(cmd *cobra.Command, s source, version, output string, since time.Duration, search bool,
+	now time.Time) (err error) {
 	name := "mcs-attest-support-" + now.UTC().Format("20060102T150405Z")
 	if output == "" {
 		output = name + ".tar.gz"

@@ -56,15 +56,16 @@ early, 'token rotate --now'. The token is printed on standard output alone.`,
 			tokenID := hex.EncodeToString(id[:])
 			signed, err := keys.Tokens.Sign(now, token.Claims{
 				Issuer: issuer, Audience: token.Audience, Subject: record.BreakGlassNamespace + "/" + name,
-				MachineUID: record.BreakGlassUID(tokenID), Pool: pool, ID: tokenID, IssuedAt: now, NotBefore: now, Expiry: now.Add(lifetime),
-				Verifier: token.VerifierID{Developer: service.Developer, Build: e.Version},
-				Status:   token.Warning,
-				Submods:  map[string]token.Appraisal{record.BreakGlassNamespace: {Status: token.Warning}},
+				MachineUID: record.BreakGlassUID(tokenID), Pool: pool, ID: tokenID, IssuedAt: now, NotBefore: now,
+				Expiry: now.Add(lifetime), Verifier: token.VerifierID{Developer: service.Developer, Build: e.Version},
+				Status:  token.Warning,
+				Submods: map[string]token.Appraisal{record.BreakGlassNamespace: {Status: token.Warning}},
 			})
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "break-glass token %s for pool %s, until %s; keep it out of tickets and chats\n", tokenID, pool, now.Add(lifetime).Format(time.RFC3339))
+			fmt.Fprintf(cmd.ErrOrStderr(), "break-glass token %s for pool %s, until %s; keep it out of tickets and chats\n",
+				tokenID, pool, now.Add(lifetime).Format(time.RFC3339))
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), string(signed.Expose()))
 			return err
 		},

@@ -22,7 +22,8 @@ func provisioningCommand(e *env.Env) *cobra.Command {
 whoever knows it. It names no machine. docs/provisioning-token.md says how weak
 that is, and how to use it all the same.`,
 	}
-	cmd.AddCommand(provisioningCreateCommand(e), provisioningRotateCommand(e), provisioningStatusCommand(e), provisioningShowCommand(e), provisioningPointerCommand(e))
+	cmd.AddCommand(provisioningCreateCommand(e), provisioningRotateCommand(e), provisioningStatusCommand(e),
+		provisioningShowCommand(e), provisioningPointerCommand(e))
 	return cmd
 }
 
@@ -49,7 +50,8 @@ func openProvisioner(cmd *cobra.Command, e *env.Env) (provisioner, operator.Prov
 }
 
 func noProvisioningToken(where string) error {
-	return hint.New(fmt.Errorf("there is no provisioning token (%s)", where), "'token provisioning create' makes one; without it, pools that it alone would open are served to everyone")
+	return hint.New(fmt.Errorf("there is no provisioning token (%s)", where),
+		"'token provisioning create' makes one; without it, pools that it alone would open are served to everyone")
 }
 
 // current is the token, or why there is none.

@@ -27,7 +27,9 @@ put it into the pointer configs first, or set mode Audit.`,
 			}
 			err = p.ChangeProvisioning(cmd.Context(), func(_ provisioning.Tokens, exists bool) (provisioning.Tokens, error) {
 				if exists {
-					return provisioning.Tokens{}, hint.New(fmt.Errorf("there is a provisioning token (%s)", s.Where), "'token provisioning rotate' makes a new one and keeps the old one for a while")
+					return provisioning.Tokens{},
+						hint.New(fmt.Errorf("there is a provisioning token (%s)", s.Where),
+							"'token provisioning rotate' makes a new one and keeps the old one for a while")
 				}
 				return provisioning.New(time.Now(), rand.Reader)
 			})
@@ -35,7 +37,8 @@ put it into the pointer configs first, or set mode Audit.`,
 				return err
 			}
 			cmd.Println("wrote", s.Where)
-			cmd.Println("'token provisioning pointer FILE' puts it into a pointer config, 'token provisioning show --reveal' prints it")
+			cmd.Println("'token provisioning pointer FILE' puts it into a pointer config, 'token provisioning show " +
+				"--reveal' prints it")
 			return nil
 		},
 	}

@@ -70,7 +70,9 @@ to allow that (spec.provisioningToken.urlParameter).`,
 			})
 			var left *pointer.LeftAlone
 			if errors.As(err, &left) {
-				return hint.New(fmt.Errorf("%s: %s", args[0], left.Why), "the verifier's origins are %v; --origin names another, --url-parameter is for specifications without headers, --force is for any pool and over any bearer token", origins)
+				return hint.New(fmt.Errorf("%s: %s", args[0], left.Why),
+					"the verifier's origins are %v; --origin names another, --url-parameter is for specifications without "+
+						"headers, --force is for any pool and over any bearer token", origins)
 			}
 			if err != nil {
 				return err
@@ -83,6 +85,7 @@ to allow that (spec.provisioningToken.urlParameter).`,
 	f := cmd.Flags()
 	f.BoolVar(&urlParameter, "url-parameter", false, "put the token into the URL where the specification has no headers")
 	f.BoolVar(&force, "force", false, "for any pool, and in place of any bearer token")
-	f.StringSliceVar(&origins, "origin", nil, "https://HOST:PORT of the sources (repeatable; default: the verifier's own origins)")
+	f.StringSliceVar(&origins, "origin", nil,
+		"https://HOST:PORT of the sources (repeatable; default: the verifier's own origins)")
 	return cmd
 }

@@ -35,21 +35,22 @@ was stolen.`,
 				s.Grace = grace
 			}
 			var next provisioning.Tokens
-			err = p.ChangeProvisioning(cmd.Context(), func(tokens provisioning.Tokens, exists bool) (provisioning.Tokens, error) {
-				if !exists {
-					return tokens, noProvisioningToken(s.Where)
-				}
-				var err error
-				if now {
-					next, err = tokens.Replace(time.Now(), rand.Reader)
+			err = p.ChangeProvisioning(cmd.Context(),
+				func(tokens provisioning.Tokens, exists bool) (provisioning.Tokens, error) {
+					if !exists {
+						return tokens, noProvisioningToken(s.Where)
+					}
+					var err error
+					if now {
+						next, err = tokens.Replace(time.Now(), rand.Reader)
+						return next, err
+					}
+					next, err = tokens.Rotate(time.Now(), rand.Reader, s.Grace)
+					if errors.Is(err, provisioning.ErrRotating) {
+						return next, hint.New(err, "wait until then, or add --now if a token was stolen")
+					}
 					return next, err
-				}
-				next, err = tokens.Rotate(time.Now(), rand.Reader, s.Grace)
-				if errors.Is(err, provisioning.ErrRotating) {
-					return next, hint.New(err, "wait until then, or add --now if a token was stolen")
-				}
-				return next, err
-			})
+				})
 			if err != nil {
 				return err
 			}
@@ -63,7 +64,8 @@ was stolen.`,
 	}
 	e.Where(cmd)
 	cmd.Flags().BoolVar(&now, "now", false, "void every older token at once")
-	cmd.Flags().DurationVar(&grace, "grace", 0, "how long the old token stays valid, at most 168h (default: the configuration's)")
+	cmd.Flags().DurationVar(&grace, "grace", 0,
+		"how long the old token stays valid, at most 168h (default: the configuration's)")
 	cmd.MarkFlagsMutuallyExclusive("now", "grace")
 	return cmd
 }

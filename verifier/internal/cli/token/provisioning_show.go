@@ -26,7 +26,8 @@ func provisioningShowCommand(e *env.Env) *cobra.Command {
 				return err
 			}
 			if !reveal {
-				return hint.New(errors.New("the token would be on the screen, and in whatever records it"), "add --reveal; 'token provisioning status' names the token without showing it")
+				return hint.New(errors.New("the token would be on the screen, and in whatever records it"),
+					"add --reveal; 'token provisioning status' names the token without showing it")
 			}
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), string(tokens.Current.Expose()))
 			return err

@@ -31,7 +31,8 @@ when a key may have been stolen; machines that boot at that moment begin anew.`,
 			if err != nil && !now {
 				return err
 			}
-			err = b.ChangeKeys(cmd.Context(), func(k operator.Keys) (operator.Keys, error) { return operator.Rotate(k, time.Now(), publish, now) })
+			err = b.ChangeKeys(cmd.Context(),
+				func(k operator.Keys) (operator.Keys, error) { return operator.Rotate(k, time.Now(), publish, now) })
 			if err != nil {
 				return err
 			}

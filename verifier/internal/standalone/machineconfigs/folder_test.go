@@ -85,14 +85,20 @@ func TestABrokenChangeLeavesTheLastGoodConfig(t *testing.T) {
 		finding []string
 	}{
 		{"no YAML at all", "60-bad.yaml", "{", []string{"60-bad.yaml:1", "nothing of it is in force"}},
-		{"an Ignition config that does not parse", "60-bad.yaml", strings.Replace(poolconfigtest.MachineConfig("60-bad", "/etc/bad", "", ""), "/etc/bad", "not-absolute", 1),
+		{"an Ignition config that does not parse", "60-bad.yaml",
+			strings.Replace(poolconfigtest.MachineConfig("60-bad", "/etc/bad", "", ""), "/etc/bad", "not-absolute", 1),
 			[]string{"MachineConfig 60-bad", "60-bad.yaml", "stays in force"}},
-		{"a good one that became spec 2", "50-site.yaml", strings.Replace(poolconfigtest.MachineConfig("50-site", "/etc/site", "", ""), "3.2.0", "2.2.0", 1),
+		{"a good one that became spec 2", "50-site.yaml",
+			strings.Replace(poolconfigtest.MachineConfig("50-site", "/etc/site", "", ""), "3.2.0", "2.2.0", 1),
 			[]string{"MachineConfig 50-site", "spec 2"}},
-		{"an annotation that is neither true nor false", "50-site.yaml", poolconfigtest.MachineConfig("50-site", "/etc/site", "site", strings.Replace(poolconfigtest.Needed, "true", "yes", 1)),
+		{"an annotation that is neither true nor false", "50-site.yaml",
+			poolconfigtest.MachineConfig("50-site", "/etc/site", "site",
+				strings.Replace(poolconfigtest.Needed, "true", "yes", 1)),
 			[]string{"50-site", "needed-before-node-approved"}},
-		{"the same object twice", "copy.yaml", poolconfigtest.MachineConfig("50-site", "/etc/other", "", ""), []string{"50-site", "second time"}},
-		{"another kind of object", "copy.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\n", []string{"copy.yaml:", "Pod"}},
+		{"the same object twice", "copy.yaml", poolconfigtest.MachineConfig("50-site", "/etc/other", "", ""),
+			[]string{"50-site", "second time"}},
+		{"another kind of object", "copy.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\n",
+			[]string{"copy.yaml:", "Pod"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, dir := open(t)
@@ -117,7 +123,8 @@ func TestABrokenChangeLeavesTheLastGoodConfig(t *testing.T) {
 			// Mended, it is taken.
 			write(t, dir, tt.file, poolconfigtest.MachineConfig(strings.TrimSuffix(tt.file, ".yaml"), "/etc/mended", "m", ""))
 			s.scan()
-			if got := poolconfigtest.Text(t, s, "worker", false); !strings.Contains(got, "/etc/mended") || len(s.Findings()) > 0 {
+			if got := poolconfigtest.Text(t, s, "worker", false); !strings.Contains(got, "/etc/mended") ||
+				len(s.Findings()) > 0 {
 				t.Errorf("mended: findings %v", s.Findings())
 			}
 		})
@@ -130,7 +137,8 @@ func TestAttack_T55_ASecretIsInNoConfigForAnyone(t *testing.T) {
 	key := "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIJ1hsZ3v/VpguoRK9JLsLMREScVpezJpGXA7rAMcrn9g\n-----END PRIVATE KEY-----\n"
 	write(t, dir, "60-key.yaml", poolconfigtest.MachineConfig("60-key", "/etc/pki/site.key", key, ""))
 	s.scan()
-	if got := poolconfigtest.Text(t, s, "worker", true); strings.Contains(got, "PRIVATE") || strings.Contains(got, "site.key") {
+	if got := poolconfigtest.Text(t, s, "worker", true); strings.Contains(got, "PRIVATE") ||
+		strings.Contains(got, "site.key") {
 		t.Error("a customer's key goes to anyone")
 	}
 	before := poolconfigtest.Text(t, s, "worker", true)
@@ -170,7 +178,8 @@ func TestEventsAreEmittedOnceByWhoeverLeads(t *testing.T) {
 	leading := false
 	s := Open(dir, poolconfig.Options{Log: poolconfigtest.Quiet(), Leading: func() bool { return leading },
 		Notify: func(f poolconfig.Fault) { events = append(events, f) }})
-	write(t, dir, "60-bad.yaml", strings.Replace(poolconfigtest.MachineConfig("60-bad", "/etc/bad", "", ""), "/etc/bad", "bad", 1))
+	write(t, dir, "60-bad.yaml", strings.Replace(poolconfigtest.MachineConfig("60-bad", "/etc/bad", "", ""), "/etc/bad",
+		"bad", 1))
 	s.scan()
 	if len(events) > 0 {
 		t.Errorf("a replica that does not lead emits %v", events)
@@ -190,7 +199,8 @@ func TestAFolderThatIsNotThereHasNoPools(t *testing.T) {
 	if len(s.Pools()) > 0 || len(s.Findings()) > 0 {
 		t.Errorf("%v %v", s.Pools(), s.Findings())
 	}
-	_, err := poolconfig.NewStore(poolconfig.Options{Log: poolconfigtest.Quiet()}).Config("worker", false, poolconfigtest.Newest)
+	_, err := poolconfig.NewStore(poolconfig.Options{Log: poolconfigtest.Quiet()}).Config("worker", false,
+		poolconfigtest.Newest)
 	if d := (*reason.Denial)(nil); !errors.As(err, &d) || d.Code != reason.ConfigUnavailable {
 		t.Errorf("before anything was read: %v", err)
 	}
@@ -212,7 +222,8 @@ func TestEachVersionIsServed(t *testing.T) {
 		var head struct {
 			Ignition struct{ Version string } `json:"ignition"`
 		}
-		if err := json.Unmarshal(bytes.TrimSpace(poolconfigtest.Raw(t, r)), &head); err != nil || head.Ignition.Version != want {
+		if err := json.Unmarshal(bytes.TrimSpace(poolconfigtest.Raw(t, r)), &head); err != nil ||
+			head.Ignition.Version != want {
 			t.Errorf("%q: %s, %v", accept, head.Ignition.Version, err)
 		}
 	}

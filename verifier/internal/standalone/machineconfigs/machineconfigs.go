@@ -32,7 +32,7 @@ import (
 // Interval is how often a folder is scanned.
 const Interval = 2 * time.Second
 
-// KubeconfigFile, in the folder, is what kubelets bootstrap with.
+// KubeconfigFile is the file in the folder that kubelets bootstrap with.
 const KubeconfigFile = "kubeconfig"
 
 // Folder is a directory of manifests. Its Store is safe for concurrent use.

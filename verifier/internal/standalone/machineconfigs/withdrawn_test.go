@@ -49,7 +49,8 @@ func TestAttack_T55_AWithdrawnPartIsNotServedAnyMore(t *testing.T) {
 			write(t, dir, "01-more.yaml", strings.Replace(public, "/etc/public", "/etc/other", 1))
 		}, false},
 		{"a secret is found in it", func(dir string) {
-			write(t, dir, "01-more.yaml", poolconfigtest.MachineConfig("01-more", "/etc/public", "password = hunter2", poolconfigtest.Needed))
+			write(t, dir, "01-more.yaml",
+				poolconfigtest.MachineConfig("01-more", "/etc/public", "password = hunter2", poolconfigtest.Needed))
 		}, false},
 		{"the pool does not choose it any more, and another is broken", func(dir string) {
 			write(t, dir, "50-site.yaml", broken)
@@ -80,7 +81,8 @@ func TestAttack_T55_AWithdrawnPartIsNotServedAnyMore(t *testing.T) {
 			if len(s.Findings()) == 0 {
 				t.Error("nothing is said")
 			}
-			if !strings.Contains(tt.name, "nothing at all") && !strings.Contains(tt.name, "secret") && poolconfigtest.Text(t, s, "worker", false) != whole {
+			if !strings.Contains(tt.name, "nothing at all") && !strings.Contains(tt.name, "secret") &&
+				poolconfigtest.Text(t, s, "worker", false) != whole {
 				t.Error("the whole config changed")
 			}
 		})
@@ -129,7 +131,8 @@ func TestNoWholeConfigGoesOutWithoutTheKubeconfig(t *testing.T) {
 			if _, err := fresh.Config("worker", false, poolconfigtest.Newest); !poolconfigtest.Unavailable(err) {
 				t.Errorf("a config without the kubeconfig: %v", err)
 			}
-			if got := fmt.Sprint(fresh.Findings()); strings.Contains(got, "as it was before") || !strings.Contains(got, tt.want) {
+			if got := fmt.Sprint(fresh.Findings()); strings.Contains(got, "as it was before") ||
+				!strings.Contains(got, tt.want) {
 				t.Errorf("findings %s", got)
 			}
 			poolconfigtest.Text(t, fresh, "worker", true) // it has none anyway
@@ -141,11 +144,13 @@ func TestNoWholeConfigGoesOutWithoutTheKubeconfig(t *testing.T) {
 func TestAFileIsBrokenInOneWay(t *testing.T) {
 	s, dir := open(t)
 	before := poolconfigtest.Text(t, s, "worker", false)
-	write(t, dir, "50-site.yaml", strings.Replace(poolconfigtest.MachineConfig("50-site", "/etc/site", "site", ""), "3.2.0", "2.2.0", 1))
+	write(t, dir, "50-site.yaml",
+		strings.Replace(poolconfigtest.MachineConfig("50-site", "/etc/site", "site", ""), "3.2.0", "2.2.0", 1))
 	s.scan()
 	write(t, dir, "50-site.yaml", "{")
 	s.scan()
-	if got := s.Findings(); len(got) != 1 || !strings.Contains(got[0].Text, "50-site.yaml:1") || poolconfigtest.Text(t, s, "worker", false) != before {
+	if got := s.Findings(); len(got) != 1 || !strings.Contains(got[0].Text, "50-site.yaml:1") ||
+		poolconfigtest.Text(t, s, "worker", false) != before {
 		t.Errorf("%v", got)
 	}
 	// One that was never good is not in force "as it was".
