@@ -101,7 +101,8 @@ func TestAssistedDayTwoHostsFetchWithTheEndpointsTokenReference(t *testing.T) {
 	}
 	want("an endpoint without a token reference", "", http.StatusUnauthorized)
 	want("the token of another cluster", sharedC, http.StatusUnauthorized)
-	if got, _, err := boot(t, v, pointerOfAssisted(t, strings.TrimSuffix(url, "/worker")+"/master", ca, "x")); err != nil || got != http.StatusUnauthorized {
+	if got, _, err := boot(t, v, pointerOfAssisted(t, strings.TrimSuffix(url, "/worker")+"/master", ca,
+		"x")); err != nil || got != http.StatusUnauthorized {
 		t.Errorf("the token of nobody, for another pool: %d %v", got, err)
 	}
 	other := newVerifier(t)

@@ -64,13 +64,15 @@ func TestAttack_T16_RequestsThatAreTooLarge(t *testing.T) {
 	}
 	for name, change := range map[string]func(*mcsattestv1.ChallengeRequest){
 		"a chain of 1000 certificates": func(r *mcsattestv1.ChallengeRequest) { r.Tpm.EkCertificates = make([][]byte, 1000) },
-		"a certificate of 100 kB":      func(r *mcsattestv1.ChallengeRequest) { r.Tpm.EkCertificates = [][]byte{make([]byte, 100<<10)} },
-		"a public area of 100 kB":      func(r *mcsattestv1.ChallengeRequest) { r.Tpm.EkPublic = make([]byte, 100<<10) },
-		"an AK of 100 kB":              func(r *mcsattestv1.ChallengeRequest) { r.Tpm.AkPublic = make([]byte, 100<<10) },
-		"100 000 banks":                func(r *mcsattestv1.ChallengeRequest) { r.Tpm.Banks = make([]uint32, 100000) },
-		"a pool of 100 kB":             func(r *mcsattestv1.ChallengeRequest) { r.Pool = strings.Repeat("w", 100<<10) },
-		"an origin of 100 kB":          func(r *mcsattestv1.ChallengeRequest) { r.Origin = strings.Repeat("w", 100<<10) },
-		"a body of 1 MB":               func(r *mcsattestv1.ChallengeRequest) { r.AgentVersion = strings.Repeat("w", 1<<20) },
+		"a certificate of 100 kB": func(r *mcsattestv1.ChallengeRequest) {
+			r.Tpm.EkCertificates = [][]byte{make([]byte, 100<<10)}
+		},
+		"a public area of 100 kB": func(r *mcsattestv1.ChallengeRequest) { r.Tpm.EkPublic = make([]byte, 100<<10) },
+		"an AK of 100 kB":         func(r *mcsattestv1.ChallengeRequest) { r.Tpm.AkPublic = make([]byte, 100<<10) },
+		"100 000 banks":           func(r *mcsattestv1.ChallengeRequest) { r.Tpm.Banks = make([]uint32, 100000) },
+		"a pool of 100 kB":        func(r *mcsattestv1.ChallengeRequest) { r.Pool = strings.Repeat("w", 100<<10) },
+		"an origin of 100 kB":     func(r *mcsattestv1.ChallengeRequest) { r.Origin = strings.Repeat("w", 100<<10) },
+		"a body of 1 MB":          func(r *mcsattestv1.ChallengeRequest) { r.AgentVersion = strings.Repeat("w", 1<<20) },
 	} {
 		n.connect()
 		n.changeChallenge = change
@@ -84,7 +86,8 @@ func TestAttack_T16_RequestsThatAreTooLarge(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	fmt.Fprintf(conn, "POST /mcsattest.v1.Attestation/Attest HTTP/1.1\r\nHost: x\r\nContent-Type: application/proto\r\nContent-Length: %d\r\n\r\n", 200<<20)
+	fmt.Fprintf(conn, "POST /mcsattest.v1.Attestation/Attest HTTP/1.1\r\nHost: x\r\n"+
+		"Content-Type: application/proto\r\nContent-Length: %d\r\n\r\n", 200<<20)
 	chunk, sent := make([]byte, 64<<10), 0
 	for sent < 200<<20 {
 		if err := conn.SetWriteDeadline(time.Now().Add(20 * time.Second)); err != nil {
@@ -276,7 +279,9 @@ func TestAttack_T47_UpstreamsThatWouldProvisionNothing(t *testing.T) {
 			}
 			behave.Load().(func(http.ResponseWriter))(w)
 		})
-		if err := os.WriteFile(filepath.Join(dir, "mcs-attest.yaml"), []byte("origins: [\""+testOrigin+"\"]\nrequestsPerSecond: 10000\nupstreamName: mcs.test\nupstream: https://"+upstream+"\n"), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "mcs-attest.yaml"),
+			[]byte("origins: [\""+testOrigin+"\"]\nrequestsPerSecond: 10000\nupstreamName: mcs.test\nupstream: https://"+
+				upstream+"\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -475,10 +480,12 @@ func TestAttack_T57_ReportsForgedHugeOrRepeated(t *testing.T) {
 		t.Errorf("recorded %+v", rec.Report)
 	}
 	var text bytes.Buffer
-	if err := machine.Explain(&text, env.Verifier, v.state(), "m1"); err != nil || !strings.Contains(text.String(), "failed to create users") {
+	if err := machine.Explain(&text, env.Verifier, v.state(), "m1"); err != nil ||
+		!strings.Contains(text.String(), "failed to create users") {
 		t.Errorf("explain does not show the report: %v\n%s", err, text.String())
 	}
-	for name, bad := range map[string]string{"forged": "AAAA" + res.GetReportTicket()[4:], "none": "", "the token": res.GetToken()} {
+	for name, bad := range map[string]string{"forged": "AAAA" + res.GetReportTicket()[4:], "none": "",
+		"the token": res.GetToken()} {
 		if err := report(bad, "x"); err == nil || denialOf(t, err).GetTemporary() {
 			t.Errorf("%s ticket: %v", name, err)
 		}
@@ -539,7 +546,8 @@ func TestSwitchingModesDropsNoRequest(t *testing.T) {
 func TestABreakGlassTokenOpensOnePoolThreeTimesAndIsAudited(t *testing.T) {
 	v := newVerifier(t)
 	var out, errOut bytes.Buffer
-	args := []string{"token", "break-glass", "--config", filepath.Join(v.dir, "mcs-attest.yaml"), "--pool", "worker", "--name", "ticket-4711"}
+	args := []string{"token", "break-glass", "--config", filepath.Join(v.dir, "mcs-attest.yaml"), "--pool", "worker",
+		"--name", "ticket-4711"}
 	cmd := command(args...)
 	cmd.SetOut(&out)
 	cmd.SetErr(&errOut)
@@ -582,7 +590,8 @@ func TestHealthAndReadiness(t *testing.T) {
 	if code, body := get("/readyz"); code != http.StatusOK {
 		t.Errorf("readyz: %d %s", code, body)
 	}
-	if code, h, body := v.fetch(http.MethodGet, "/healthz", ""); code != http.StatusOK || body != "" || h.Get("Content-Length") != "0" {
+	if code, h, body := v.fetch(http.MethodGet, "/healthz", ""); code != http.StatusOK || body != "" ||
+		h.Get("Content-Length") != "0" {
 		t.Errorf("the gate's healthz: %d %q", code, body)
 	}
 	if err := v.remove("policies/default.yaml"); err != nil {

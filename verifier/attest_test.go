@@ -28,7 +28,8 @@ func TestAnEnrolledMachineAttestsFetchesAndIsRecorded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if res.GetMachine() != "default/m1" || res.GetToken() == "" || res.GetReportTicket() == "" || res.GetTokenLifetimeSeconds() != 600 {
+	if res.GetMachine() != "default/m1" || res.GetToken() == "" || res.GetReportTicket() == "" ||
+		res.GetTokenLifetimeSeconds() != 600 {
 		t.Errorf("got %v", res)
 	}
 	m := v.machine("m1")
@@ -177,14 +178,17 @@ func TestAttack_T44_ChallengeUsedTwiceAlteredOrForAnotherPool(t *testing.T) {
 		after  time.Duration
 		want   string
 	}{
-		"altered":                   {func(r *mcsattestv1.AttestRequest) { r.Sealed[len(r.Sealed)-1] ^= 1 }, 0, "ChallengeInvalid"},
-		"under an unknown key":      {func(r *mcsattestv1.AttestRequest) { r.Sealed[3] ^= 1 }, 0, "ChallengeKeyUnknown"},
-		"expired":                   {func(*mcsattestv1.AttestRequest) {}, 3 * time.Minute, "ChallengeExpired"},
-		"with a foreign server key": {func(r *mcsattestv1.AttestRequest) { r.ServerSpkiSha256 = make([]byte, 32) }, 0, "BindingMismatch"},
-		"with a short server key":   {func(r *mcsattestv1.AttestRequest) { r.ServerSpkiSha256 = nil }, 0, "Malformed"},
-		"with a huge log":           {func(r *mcsattestv1.AttestRequest) { r.Tpm2.EventLog = make([]byte, 256<<10+1) }, 0, "TooLarge"},
-		"with huge claims":          {func(r *mcsattestv1.AttestRequest) { r.Claims = make([]byte, 5<<10) }, 0, "TooLarge"},
-		"with changed claims":       {func(r *mcsattestv1.AttestRequest) { r.Claims = []byte(`{"hostname":"other"}`) }, 0, "ActivationInvalid"},
+		"altered": {func(r *mcsattestv1.AttestRequest) { r.Sealed[len(r.Sealed)-1] ^= 1 }, 0,
+			"ChallengeInvalid"},
+		"under an unknown key": {func(r *mcsattestv1.AttestRequest) { r.Sealed[3] ^= 1 }, 0, "ChallengeKeyUnknown"},
+		"expired":              {func(*mcsattestv1.AttestRequest) {}, 3 * time.Minute, "ChallengeExpired"},
+		"with a foreign server key": {func(r *mcsattestv1.AttestRequest) { r.ServerSpkiSha256 = make([]byte, 32) }, 0,
+			"BindingMismatch"},
+		"with a short server key": {func(r *mcsattestv1.AttestRequest) { r.ServerSpkiSha256 = nil }, 0, "Malformed"},
+		"with a huge log": {func(r *mcsattestv1.AttestRequest) { r.Tpm2.EventLog = make([]byte, 256<<10+1) }, 0,
+			"TooLarge"},
+		"with huge claims":    {func(r *mcsattestv1.AttestRequest) { r.Claims = make([]byte, 5<<10) }, 0, "TooLarge"},
+		"with changed claims": {func(r *mcsattestv1.AttestRequest) { r.Claims = []byte(`{"hostname":"other"}`) }, 0, "ActivationInvalid"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v.advance(later)
@@ -208,8 +212,10 @@ func TestAttack_T40_NoMachineForAGenuineTPM(t *testing.T) {
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
 	now := time.Now().UTC().Format(time.RFC3339)
 	machine := func(extra string, created string) string {
-		return "apiVersion: machine.openshift.io/v1beta1\nkind: Machine\nmetadata:\n  name: w0\n  namespace: openshift-machine-api\n  uid: u-w0\n  creationTimestamp: " + created +
-			"\n  labels: {machine.openshift.io/cluster-api-machine-role: worker}\n  annotations: {mcs-attest.dev/ek-sha256: " + hexOf(n.id.EKSPKI) + "}\n" + extra
+		return "apiVersion: machine.openshift.io/v1beta1\nkind: Machine\nmetadata:\n  name: w0\n" +
+			"  namespace: openshift-machine-api\n  uid: u-w0\n  creationTimestamp: " + created +
+			"\n  labels: {machine.openshift.io/cluster-api-machine-role: worker}\n  annotations: {mcs-attest.dev/ek-sha256: " +
+			hexOf(n.id.EKSPKI) + "}\n" + extra
 	}
 	attempt := func(name, want string, temporary bool) {
 		t.Helper()
@@ -272,7 +278,8 @@ func TestAttack_T42_SecondIdentityAndSecondMachine(t *testing.T) {
 	if rec.Token.ID != token || rec.Identity.EKSHA256 != hexOf(first.id.EKSPKI) || rec.Phase != v1alpha1.PhaseAttested {
 		t.Error("the challenger changed the holder's record")
 	}
-	if !slices.ContainsFunc(rec.Conditions, func(c metav1.Condition) bool { return c.Type == v1alpha1.ConditionConflict }) {
+	if !slices.ContainsFunc(rec.Conditions,
+		func(c metav1.Condition) bool { return c.Type == v1alpha1.ConditionConflict }) {
 		t.Error("the conflict is not shown")
 	}
 	if _, err := first.again(); err != nil {
@@ -386,7 +393,8 @@ func TestAGenuineTPMWaitsForApprovalAndGetsIn(t *testing.T) {
 	}
 	v.wantReason("PendingApproval")
 	pending := v.state().Pending
-	if len(pending) != 1 || pending[0].EKSHA256 != hexOf(n.id.EKSPKI) || pending[0].Pool != "worker" || pending[0].Certificate["manufacturer"] == "" {
+	if len(pending) != 1 || pending[0].EKSHA256 != hexOf(n.id.EKSPKI) || pending[0].Pool != "worker" ||
+		pending[0].Certificate["manufacturer"] == "" {
 		t.Fatalf("pending: %+v", pending)
 	}
 	v.enrol("approved", "worker", n.id.EKSPKI)
@@ -426,10 +434,12 @@ func TestAJoinedMachineNeedsAGrantToAttestAgain(t *testing.T) {
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
 	created := time.Now().UTC().Format(time.RFC3339)
 	machine := func(status string) string {
-		return "apiVersion: cluster.x-k8s.io/v1beta2\nkind: Machine\nmetadata:\n  name: w0\n  namespace: capi\n  uid: u0\n  creationTimestamp: " + created + "\nspec: {clusterName: c}\n" + status
+		return "apiVersion: cluster.x-k8s.io/v1beta2\nkind: Machine\nmetadata:\n  name: w0\n  namespace: capi\n" +
+			"  uid: u0\n  creationTimestamp: " + created + "\nspec: {clusterName: c}\n" + status
 	}
 	grant := func(until time.Time) string {
-		return enrolment("w0", "  machineRef: {namespace: capi, name: w0}\n  reattest: {until: "+until.UTC().Format(time.RFC3339)+"}\n", n.id.EKSPKI)
+		return enrolment("w0", "  machineRef: {namespace: capi, name: w0}\n  reattest: {until: "+
+			until.UTC().Format(time.RFC3339)+"}\n", n.id.EKSPKI)
 	}
 	v.change("machines/w0.yaml", machine(""))
 	v.change("attestations/w0.yaml", enrolment("w0", "  machineRef: {namespace: capi, name: w0}\n", n.id.EKSPKI))
@@ -482,7 +492,8 @@ func TestAuditModeIssuesNoTokenAndOffAsksForNothing(t *testing.T) {
 	}
 	v.policy("  mode: \"Off\"\n")
 	n.connect()
-	if err := n.ask(); err != nil || len(n.challenge.GetRequired()) != 0 || n.challenge.GetMode() != mcsattestv1.Mode_MODE_OFF {
+	if err := n.ask(); err != nil || len(n.challenge.GetRequired()) != 0 ||
+		n.challenge.GetMode() != mcsattestv1.Mode_MODE_OFF {
 		t.Errorf("off: %v, %v", n.challenge, err)
 	}
 	for _, mode := range []string{"Audit", "\"Off\""} {
@@ -510,7 +521,8 @@ func TestTheClaimsOfATokenAreThoseOfTheMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := v.machine("m1")
-	if c.Subject != "default/m1" || c.MachineUID != m.UID || c.Pool != "worker" || c.ID != m.Record.Token.ID || c.Issuer != testOrigin {
+	if c.Subject != "default/m1" || c.MachineUID != m.UID || c.Pool != "worker" || c.ID != m.Record.Token.ID ||
+		c.Issuer != testOrigin {
 		t.Errorf("claims %+v", c)
 	}
 	if _, err := v.standalone().Tokens.Load().Verify(v.now(), []byte(res.GetToken()), "other"); err == nil {
@@ -527,7 +539,8 @@ func TestADenialTellsThePoolsModeSoThatAnAuditStopsNoBoot(t *testing.T) {
 	if err == nil {
 		t.Fatal("challenged without evidence")
 	}
-	if d := denialOf(t, err); d.GetMode() != mcsattestv1.Mode_MODE_AUDIT || d.GetUnattested() != mcsattestv1.Unattested_UNATTESTED_DENY {
+	if d := denialOf(t, err); d.GetMode() != mcsattestv1.Mode_MODE_AUDIT ||
+		d.GetUnattested() != mcsattestv1.Unattested_UNATTESTED_DENY {
 		t.Errorf("got %v", d)
 	}
 }
@@ -543,7 +556,8 @@ func TestUnattestedMachinesReceiveThePreApprovedConfigAlone(t *testing.T) {
 	if code, _, body := v.fetch(http.MethodGet, "/config/worker", ""); code != http.StatusOK || body != pre {
 		t.Errorf("anonymous: %d %q", code, body)
 	}
-	if code, _, body := v.fetch(http.MethodGet, "/config/worker", "broken"); code != http.StatusUnauthorized || strings.Contains(body, "ignition") {
+	if code, _, body := v.fetch(http.MethodGet, "/config/worker", "broken"); code != http.StatusUnauthorized ||
+		strings.Contains(body, "ignition") {
 		t.Errorf("an invalid token fell back to anonymous: %d %q", code, body)
 	}
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))

@@ -111,8 +111,9 @@ func converse(tb testing.TB, key attester.Key, log []byte) *conversation {
 	spki := sha256.Sum256([]byte("serving key"))
 	f := transcript.Fields{
 		Sealed: c.sealed, Nonce: c.challenge.Nonce, Binding: c.challenge.Binding, Exporter: exporter, ServerSPKI: spki[:],
-		Origin: testOrigin, Pool: "worker", Required: transcript.Required(c.challenge.Required, c.challenge.Bank, c.challenge.PCRs),
-		EKSPKI: c.id.EKSPKI[:], AKName: c.id.AKName, Claims: []byte(`{"hostname":"test"}`),
+		Origin: testOrigin, Pool: "worker",
+		Required: transcript.Required(c.challenge.Required, c.challenge.Bank, c.challenge.PCRs),
+		EKSPKI:   c.id.EKSPKI[:], AKName: c.id.AKName, Claims: []byte(`{"hostname":"test"}`),
 	}
 	c.hash = f.Hash()
 	ev, err := a.Attest(attester.Challenge{
@@ -136,9 +137,10 @@ func (c *conversation) ask(tb testing.TB) (blob, encrypted []byte) {
 	_, _ = rand.Read(random)
 	policyHash := c.policy.Hash()
 	c.challenge = seal.Challenge{
-		Issued: c.now.Truncate(time.Millisecond), Nonce: random[:32], Secret: secret.New(random[32:]), Origin: testOrigin, Pool: "worker",
-		PolicyHash: policyHash[:], Required: c.policy.Choose([]evidence.Kind{evidence.TPM2}), Bank: eventlog.SHA256, PCRs: quotedForAll,
-		EKPublic: c.id.EKPublic, AKPublic: c.id.AKPublic, EKCertificates: c.id.EKCertificates,
+		Issued: c.now.Truncate(time.Millisecond), Nonce: random[:32], Secret: secret.New(random[32:]), Origin: testOrigin,
+		Pool:       "worker",
+		PolicyHash: policyHash[:], Required: c.policy.Choose([]evidence.Kind{evidence.TPM2}), Bank: eventlog.SHA256,
+		PCRs: quotedForAll, EKPublic: c.id.EKPublic, AKPublic: c.id.AKPublic, EKCertificates: c.id.EKCertificates,
 		Binding: appraisal.BindingExporter, Exporter: c.conn.Exporter,
 	}
 	ek, err := tpm2.ParseEK(c.id.EKPublic)
@@ -169,8 +171,9 @@ func (c *conversation) appraise(tb testing.TB) *appraisal.Verdict {
 	}
 	verdict, err := appraisal.Appraise(tb.Context(), appraisal.Context{
 		Challenge: opened, Policy: c.policy, Machines: c.machines,
-		Endorsers: map[v1alpha1.Endorsement]tpm2.Endorser{v1alpha1.EndorsementEnrolled: appraisal.EnrolledEndorser{Machines: c.machines}},
-		Recorded:  func(v1alpha1.RecordedIdentity) (string, error) { return "", nil },
+		Endorsers: map[v1alpha1.Endorsement]tpm2.Endorser{
+			v1alpha1.EndorsementEnrolled: appraisal.EnrolledEndorser{Machines: c.machines}},
+		Recorded: func(v1alpha1.RecordedIdentity) (string, error) { return "", nil },
 	}, c.evidence, c.now)
 	if err != nil {
 		tb.Fatal(err)
@@ -180,7 +183,8 @@ func (c *conversation) appraise(tb testing.TB) *appraisal.Verdict {
 
 func (c *conversation) sign(tb testing.TB, v *appraisal.Verdict) {
 	_, err := c.keys.Sign(c.now, token.Claims{
-		Issuer: testOrigin, Audience: token.Audience, Subject: v.Machine.String(), MachineUID: v.Machine.UID, Pool: "worker", ID: "0123456789abcdef",
+		Issuer: testOrigin, Audience: token.Audience, Subject: v.Machine.String(), MachineUID: v.Machine.UID, Pool: "worker",
+		ID:       "0123456789abcdef",
 		IssuedAt: c.now, NotBefore: c.now, Expiry: c.now.Add(10 * time.Minute), Nonce: appraisal.NonceText(c.challenge.Nonce),
 		Verifier: token.VerifierID{Developer: service.Developer, Build: version}, Status: token.Affirming,
 		Submods: map[string]token.Appraisal{"tpm2": {Status: token.Affirming}},
@@ -217,7 +221,8 @@ func (c *conversation) goAttestation() error {
 	for i, p := range c.challenge.PCRs {
 		pcrs = append(pcrs, attest.PCR{Index: p, Digest: c.evidence.TPM2.PCRValues[i], DigestAlg: crypto.SHA256})
 	}
-	if err := ak.VerifyAll([]attest.Quote{{Quote: c.evidence.TPM2.Quote, Signature: c.evidence.TPM2.Signature}}, pcrs, c.hash[:]); err != nil {
+	if err := ak.VerifyAll([]attest.Quote{{Quote: c.evidence.TPM2.Quote, Signature: c.evidence.TPM2.Signature}}, pcrs,
+		c.hash[:]); err != nil {
 		return err
 	}
 	log, err := attest.ParseEventLog(c.evidence.EventLog)
@@ -435,7 +440,8 @@ func TestTheLibrariesAgreeOnTheBenchmark(t *testing.T) {
 	if c.goTPMTools(ak.PublicKey()) == nil || c.goAttestation() == nil {
 		t.Error("one of the libraries accepts a log that was changed")
 	}
-	if _, err := measuredboot.Appraise(measuredboot.SecureBoot, eventlog.SHA256, quotedValues(c), changed, nil); err == nil {
+	if _, err := measuredboot.Appraise(measuredboot.SecureBoot, eventlog.SHA256, quotedValues(c), changed,
+		nil); err == nil {
 		t.Error("a log that was changed is accepted")
 	}
 }

@@ -38,20 +38,23 @@ func TestCertificatesInACluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rs.cluster.KubectlApply(t, object("v1", "Secret", machineNamespace, "worker-user-data", map[string]any{"stringData": map[string]any{"userData": string(pointerText)}}))
+	rs.cluster.KubectlApply(t, object("v1", "Secret", machineNamespace, "worker-user-data",
+		map[string]any{"stringData": map[string]any{"userData": string(pointerText)}}))
 	p := rs.serve(0, "certificates: {}\n")
 	eventually(t, func() bool { return strings.Contains(p.log.everything(), "'certs init' with an administrator's") },
 		func() string { return "it does not say what to do" })
 
 	// As an administrator.
 	path := filepath.Join(t.TempDir(), "admin.yaml")
-	text := fmt.Sprintf("origins: [%q]\nkubernetes:\n  machineNamespaces: [openshift-machine-api]\n  kubeconfig: %s\ncertificates: {}\n", testOrigin, rs.cluster.Kubeconfig("admin"))
+	text := fmt.Sprintf("origins: [%q]\nkubernetes:\n  machineNamespaces: [openshift-machine-api]\n  kubeconfig: %s\n"+
+		"certificates: {}\n", testOrigin, rs.cluster.Kubeconfig("admin"))
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	certs := func(want int, args ...string) {
 		t.Helper()
-		if got := cli.Run(context.Background(), &env.Env{Name: env.Verifier}, append(append([]string{"certs"}, args...), "--config", path)); got != want {
+		if got := cli.Run(context.Background(), &env.Env{Name: env.Verifier},
+			append(append([]string{"certs"}, args...), "--config", path)); got != want {
 			t.Fatalf("certs %v: status %d", args, got)
 		}
 	}
@@ -68,7 +71,8 @@ func TestCertificatesInACluster(t *testing.T) {
 	}
 	certs(1, "rotate") // too early
 	certs(0, "rotate", "--now")
-	eventually(t, func() bool { return serves("openshift-machine-config-operator_machine-config-server-ca@") }, func() string { return "it serves the old one" })
+	eventually(t, func() bool { return serves("openshift-machine-config-operator_machine-config-server-ca@") },
+		func() string { return "it serves the old one" })
 	if _, ok := p.server.Certificates.Current().Leaf.PublicKey.(*ecdsa.PublicKey); !ok {
 		t.Error("not on P-256")
 	}

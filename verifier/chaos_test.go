@@ -97,7 +97,8 @@ func TestAttack_T58_ManyNodesThroughChaos(t *testing.T) {
 	for _, r := range rs.all {
 		r.waitReady()
 	}
-	t.Logf("%d machines in; %d replicas were killed; %d attestations, %d calls were told to try again", run.in.Load(), run.kills.Load(), len(run.took), run.again.Load())
+	t.Logf("%d machines in; %d replicas were killed; %d attestations, %d calls were told to try again", run.in.Load(),
+		run.kills.Load(), len(run.took), run.again.Load())
 	for _, why := range run.final {
 		t.Error(why)
 	}
@@ -120,7 +121,8 @@ func TestAttack_T58_ManyNodesThroughChaos(t *testing.T) {
 	for _, r := range rs.all {
 		r.waitReady()
 	}
-	eventually(t, func() bool { return rs.degraded("EtcdRestored") }, func() string { return "nobody noticed that etcd was restored" })
+	eventually(t, func() bool { return rs.degraded("EtcdRestored") },
+		func() string { return "nobody noticed that etcd was restored" })
 	for range 10 {
 		if token, _, err := quarantined.node.attest(ctx); err == nil {
 			t.Fatalf("the restore lifted the quarantine: token of %d bytes", len(token))
@@ -135,7 +137,8 @@ func TestAttack_T58_ManyNodesThroughChaos(t *testing.T) {
 			t.Errorf("%s has no record", m.name)
 			continue
 		}
-		if rec.Status.Identity.EKSHA256 != hex.EncodeToString(m.ek[:]) || rec.Status.Phase != v1alpha1.PhaseFetched || rec.Spec.MachineRef == nil || rec.Spec.MachineRef.Name != m.name {
+		if rec.Status.Identity.EKSHA256 != hex.EncodeToString(m.ek[:]) || rec.Status.Phase != v1alpha1.PhaseFetched ||
+			rec.Spec.MachineRef == nil || rec.Spec.MachineRef.Name != m.name {
 			t.Errorf("%s: phase %s, identity %s", m.name, rec.Status.Phase, rec.Status.Identity.EKSHA256)
 		}
 	}
@@ -189,7 +192,8 @@ func (c *chaos) boot(ctx context.Context, m *chaosMachine) {
 		token, took, err := m.node.attest(ctx)
 		if err != nil {
 			var denial *connect.Error
-			if errors.As(err, &denial) && (denial.Code() == connect.CodePermissionDenied || denial.Code() == connect.CodeUnauthenticated) {
+			if errors.As(err, &denial) && (denial.Code() == connect.CodePermissionDenied ||
+				denial.Code() == connect.CodeUnauthenticated) {
 				c.fail("%s: a final no: %v", m.name, err)
 				return
 			}
@@ -270,7 +274,8 @@ func (c *chaos) waitFor(ctx context.Context, n int64) {
 func (c *chaos) report(t *testing.T) {
 	slices.Sort(c.took)
 	if n := len(c.took); n > 0 {
-		t.Logf("attestation (both calls, %d of them): median %v, p99 %v, longest %v", n, c.took[n/2], c.took[n*99/100], c.took[n-1])
+		t.Logf("attestation (both calls, %d of them): median %v, p99 %v, longest %v", n, c.took[n/2], c.took[n*99/100],
+			c.took[n-1])
 	}
 }
 
@@ -289,7 +294,8 @@ func (rs *replicas) quarantine(uid string, on bool) {
 // by its revision, so a backup of a moment ago could be overtaken before all connect.
 func (rs *replicas) age(n int) {
 	rs.t.Helper()
-	configMaps := rs.client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}).Namespace("default")
+	configMaps := rs.client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}).Namespace(
+		"default")
 	o := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": "age"},
 	}}
@@ -312,7 +318,8 @@ func (rs *replicas) degraded(reason string) bool {
 	conditions, _ := status["conditions"].([]any)
 	return slices.ContainsFunc(conditions, func(c any) bool {
 		m, _ := c.(map[string]any)
-		return m["type"] == v1alpha1.ConditionDegraded && m["status"] == "True" && strings.Contains(fmt.Sprint(m["reason"], m["message"]), reason)
+		return m["type"] == v1alpha1.ConditionDegraded && m["status"] == "True" &&
+			strings.Contains(fmt.Sprint(m["reason"], m["message"]), reason)
 	})
 }
 

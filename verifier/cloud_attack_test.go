@@ -63,12 +63,15 @@ func TestCloudIdentityWithTheInstancesTPM(t *testing.T) {
 			s.machine("worker-0", id)
 			n := s.node("worker-0", id, tpm)
 			if cloud == "azure" {
-				s.change("attestations/worker-0.yaml", enrolment("worker-0", "  machineRef: {apiVersion: machine.openshift.io/v1beta1, kind: Machine, namespace: openshift-machine-api, name: worker-0}\n", n.id.EKSPKI))
+				s.change("attestations/worker-0.yaml",
+					enrolment("worker-0", "  machineRef: {apiVersion: machine.openshift.io/v1beta1, kind: Machine, namespace: "+
+						"openshift-machine-api, name: worker-0}\n", n.id.EKSPKI))
 			}
 			s.admitted(n)
 			m := s.verifier.machine("openshift-machine-api/worker-0")
 			want := map[string]string{"aws": "provider", "gcp": "provider", "azure": "enrolled"}[cloud]
-			if string(m.Record.Endorsement) != want || m.Record.Identity.EKSHA256 != hexOf(n.id.EKSPKI) || m.Record.Identity.InstanceID == "" {
+			if string(m.Record.Endorsement) != want || m.Record.Identity.EKSHA256 != hexOf(n.id.EKSPKI) ||
+				m.Record.Identity.InstanceID == "" {
 				t.Errorf("endorsement %q, identity %+v", m.Record.Endorsement, m.Record.Identity)
 			}
 		})
@@ -157,7 +160,8 @@ func TestAttack_T40_AGenuineInstanceWithoutAMachineThatMayAttest(t *testing.T) {
 		change []string
 		want   string // azure: MachineNotFound, since the document names no Machine
 	}{
-		{"a Machine that is being deleted", []string{"uid:", "deletionTimestamp: \"2026-01-01T00:00:00Z\", finalizers: [x], uid:"}, "MachineDeleting"},
+		{"a Machine that is being deleted",
+			[]string{"uid:", "deletionTimestamp: \"2026-01-01T00:00:00Z\", finalizers: [x], uid:"}, "MachineDeleting"},
 		{"a Machine that has joined", []string{"spec: {", "status: {nodeRef: {name: x}}\nspec: {"}, "MachineJoined"},
 		{"a Machine of another pool", []string{"role: worker", "role: infra"}, "MachinePool"},
 		{"a Machine that is too old", []string{"creationTimestamp: \"20", "creationTimestamp: \"19"}, "MachineTooOld"},
@@ -278,7 +282,8 @@ func TestCallsOfOneAttestation(t *testing.T) {
 	n := s.node("with", with, tpm)
 	for round := range 3 {
 		s.admitted(n)
-		for operation, want := range map[string]int{"DescribeInstances": round + 1, "GetInstanceTpmEkPub": 1, "GetCallerIdentity": 0} {
+		for operation, want := range map[string]int{"DescribeInstances": round + 1, "GetInstanceTpmEkPub": 1,
+			"GetCallerIdentity": 0} {
 			if got := s.aws.Calls(operation); got != want {
 				t.Errorf("%d attestations with a TPM: %d calls of %s, want %d", round+1, got, operation, want)
 			}
@@ -393,7 +398,8 @@ func TestUserProvisionedAWSIsLikeBareMetal(t *testing.T) {
 	s := newSite(t, "aws")
 	s.policy("  evidence: [{all: [aws-iid, aws-sts]}]\n")
 	id := s.add("worker-0", nil)
-	s.change("attestations/worker-0.yaml", enrolment("worker-0", fmt.Sprintf("  pool: worker\n  expectedProviderID: %q\n", id)))
+	s.change("attestations/worker-0.yaml",
+		enrolment("worker-0", fmt.Sprintf("  pool: worker\n  expectedProviderID: %q\n", id)))
 	s.admitted(s.node("worker-0", id, nil))
 }
 
@@ -401,10 +407,12 @@ func TestUserProvisionedAWSIsLikeBareMetal(t *testing.T) {
 func TestAttack_T50_HostileTextInDocumentsAndClaims(t *testing.T) {
 	s := newSite(t, "aws")
 	i := s.aws.Add(aws.Instance{Zone: "eu-central-1a", Account: "123456789012"})
-	content := strings.Replace(string(s.aws.IdentityDocument(i.ID)), i.ID, "i-0\\n{\\\"log\\\":\\\"audit\\\",\\\"outcome\\\":\\\"allowed\\\"}", 1)
+	content := strings.Replace(string(s.aws.IdentityDocument(i.ID)), i.ID,
+		"i-0\\n{\\\"log\\\":\\\"audit\\\",\\\"outcome\\\":\\\"allowed\\\"}", 1)
 	n := s.node("worker-0", "aws:///eu-central-1a/i-0\n{\"log\":\"audit\"}", nil)
 	n.gather = func(k evidence.Kind, _ transcript.Hash, _ *mcsattestv1.CloudChallenge) *mcsattestv1.CloudEvidence {
-		return &mcsattestv1.CloudEvidence{Kind: mcsattestv1.EvidenceKind(k), Document: s.aws.SignDocument("eu-central-1", []byte(content), time.Now())}
+		return &mcsattestv1.CloudEvidence{Kind: mcsattestv1.EvidenceKind(k),
+			Document: s.aws.SignDocument("eu-central-1", []byte(content), time.Now())}
 	}
 	n.offers = []evidence.Kind{evidence.AWSIID, evidence.AWSSTS}
 	s.denied(n, "DocumentInvalid")

@@ -25,12 +25,14 @@ func TestCloudIdentityInACluster(t *testing.T) {
 	}
 	section = strings.ReplaceAll(section, "api-ca.pem", ca)
 	roots := object("v1", "ConfigMap", ownNamespace, "azure-roots", map[string]any{
-		"metadata": map[string]any{"name": "azure-roots", "namespace": ownNamespace, "labels": map[string]any{"mcs-attest.dev/content": "azure-roots"}},
-		"data":     map[string]any{"test.pem": string(files["azure-roots/test.pem"])},
+		"metadata": map[string]any{"name": "azure-roots", "namespace": ownNamespace,
+			"labels": map[string]any{"mcs-attest.dev/content": "azure-roots"}},
+		"data": map[string]any{"test.pem": string(files["azure-roots/test.pem"])},
 	})
-	rs.cluster.KubectlApply(t, roots+object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "azure-workers", map[string]any{
-		"spec": map[string]any{"pools": []any{"worker"}, "evidence": []any{map[string]any{"all": []any{"azure-attested"}}}},
-	}))
+	rs.cluster.KubectlApply(t, roots+object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "azure-workers",
+		map[string]any{
+			"spec": map[string]any{"pools": []any{"worker"}, "evidence": []any{map[string]any{"all": []any{"azure-attested"}}}},
+		}))
 	// The API server is other tests', too.
 	t.Cleanup(func() {
 		rs.cluster.Kubectl(t, "delete", "attestationpolicy", "azure-workers", "--ignore-not-found")
@@ -39,10 +41,12 @@ func TestCloudIdentityInACluster(t *testing.T) {
 	})
 	a, b := rs.serve(0, section), rs.serve(0, section)
 	id := s.add("azure-worker-0", nil)
-	rs.cluster.KubectlApply(t, object("machine.openshift.io/v1beta1", "Machine", machineNamespace, "azure-worker-0", map[string]any{
-		"metadata": map[string]any{"name": "azure-worker-0", "namespace": machineNamespace, "labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker"}},
-		"spec":     map[string]any{"providerID": id},
-	}))
+	rs.cluster.KubectlApply(t, object("machine.openshift.io/v1beta1", "Machine", machineNamespace, "azure-worker-0",
+		map[string]any{
+			"metadata": map[string]any{"name": "azure-worker-0", "namespace": machineNamespace,
+				"labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker"}},
+			"spec": map[string]any{"providerID": id},
+		}))
 	machine, err := rs.client.Resource(machinesResource).Namespace(machineNamespace).Get(t.Context(), "azure-worker-0", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -28,7 +28,8 @@ func TestAttack_T51_AFloodOfOneSourceLeavesTheCloudToOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	put(t, s.dir, "mcs-attest.yaml", bytes.Replace(raw, []byte("requestsPerSecond: 10000"), []byte("requestsPerSecond: 8"), 1))
+	put(t, s.dir, "mcs-attest.yaml",
+		bytes.Replace(raw, []byte("requestsPerSecond: 10000"), []byte("requestsPerSecond: 8"), 1))
 	s.start()
 	const times = 80
 	s.admitted(honest)
@@ -47,7 +48,8 @@ func TestAttack_T51_AFloodOfOneSourceLeavesTheCloudToOthers(t *testing.T) {
 	// A quarter of 8 a second for 24 seconds, and a burst of 20. The time that the test
 	// itself needs passes, too.
 	asked, most := s.aws.Calls("GetCallerIdentity")-calls, 70+int(2*time.Since(began).Seconds())
-	if asked < 66 || asked > most || reasons["EvidenceDisagrees"] != asked || reasons["ProviderUnavailable"] != times-asked {
+	if asked < 66 || asked > most || reasons["EvidenceDisagrees"] != asked ||
+		reasons["ProviderUnavailable"] != times-asked {
 		t.Errorf("%d calls; %v", asked, reasons)
 	}
 	if !strings.Contains(s.log.everything(), "source 127.0.0.2 has used up its budget of calls") {

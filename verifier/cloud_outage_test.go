@@ -34,8 +34,8 @@ func (s *site) trustAuthority() *authority {
 		s.t.Fatal(err)
 	}
 	c := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "an AK authority"}, NotBefore: s.now().Add(-time.Hour), NotAfter: s.now().AddDate(1, 0, 0),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "an AK authority"}, NotBefore: s.now().Add(-time.Hour),
+		NotAfter: s.now().AddDate(1, 0, 0), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	a := &authority{key: key, certificate: s.sign(c, c, &key.PublicKey, key)}
 	put(s.t, s.dir, "ak-roots/own.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.certificate.Raw}))
@@ -64,8 +64,8 @@ func (s *site) certify(n *node, a *authority) {
 		s.t.Fatal(err)
 	}
 	leaf := s.sign(&x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "some machine"}, NotBefore: s.now().Add(-time.Hour), NotAfter: s.now().AddDate(0, 1, 0),
-		KeyUsage: x509.KeyUsageDigitalSignature,
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "some machine"}, NotBefore: s.now().Add(-time.Hour),
+		NotAfter: s.now().AddDate(0, 1, 0), KeyUsage: x509.KeyUsageDigitalSignature,
 	}, a.certificate, ak.PublicKey(), a.key)
 	n.id.AKCertificates = [][]byte{leaf.Raw}
 }
@@ -103,7 +103,8 @@ func TestAttack_T42_FirstUseWhileTheProviderIsAway(t *testing.T) {
 	own, victims := swtpmtest.Start(t, "sha256"), swtpmtest.Start(t, "sha256")
 	s := newSite(t, "gcp")
 	s.change("ek-roots/own.pem", string(own.Roots()))
-	s.policy("  evidence: [{all: [gcp-identity, tpm2]}]\n  tpm2: {endorsements: [provider, manufacturer], approval: FirstUse}\n")
+	s.policy("  evidence: [{all: [gcp-identity, tpm2]}]\n" +
+		"  tpm2: {endorsements: [provider, manufacturer], approval: FirstUse}\n")
 	id := s.add("victim", victims)
 	s.machine("victim", id)
 	s.denied(s.node("victim", id, own), "EKUntrusted")
@@ -125,7 +126,8 @@ func TestAttack_T43_AFirstUseThatIsContested(t *testing.T) {
 	s := newSite(t, "gcp")
 	s.change("ek-roots/first.pem", string(first.Roots()))
 	s.change("ek-roots/second.pem", string(second.Roots()))
-	s.policy("  evidence: [{all: [gcp-identity, tpm2]}]\n  tpm2: {endorsements: [enrolled, manufacturer], approval: FirstUse}\n")
+	s.policy("  evidence: [{all: [gcp-identity, tpm2]}]\n" +
+		"  tpm2: {endorsements: [enrolled, manufacturer], approval: FirstUse}\n")
 	id := s.add("worker-0", nil)
 	s.machine("worker-0", id)
 	holder := s.node("worker-0", id, first)
@@ -145,7 +147,8 @@ func TestAttack_T43_AFirstUseThatIsContested(t *testing.T) {
 	s.denied(holder, "PendingApproval")
 	// The administrator says which.
 	s.change("attestations/worker-0.yaml", enrolment("worker-0",
-		"  machineRef: {apiVersion: machine.openshift.io/v1beta1, kind: Machine, namespace: openshift-machine-api, name: worker-0}\n", holder.id.EKSPKI))
+		"  machineRef: {apiVersion: machine.openshift.io/v1beta1, kind: Machine, namespace: openshift-machine-api, name: "+
+			"worker-0}\n", holder.id.EKSPKI))
 	s.advance(time.Minute)
 	s.admitted(holder)
 }
@@ -182,7 +185,8 @@ func TestAnEnrolledTPMOfAnInstanceWithoutOne(t *testing.T) {
 	n.offers = nil
 	s.denied(n, "EKNotEnrolled")
 	s.change("attestations/worker-0.yaml", enrolment("worker-0",
-		"  machineRef: {apiVersion: machine.openshift.io/v1beta1, kind: Machine, namespace: openshift-machine-api, name: worker-0}\n", n.id.EKSPKI))
+		"  machineRef: {apiVersion: machine.openshift.io/v1beta1, kind: Machine, namespace: openshift-machine-api, name: "+
+			"worker-0}\n", n.id.EKSPKI))
 	s.advance(time.Minute)
 	if endorsement := s.admittedBy(n); endorsement != v1alpha1.EndorsementEnrolled {
 		t.Errorf("endorsed by %q", endorsement)

@@ -129,7 +129,8 @@ func (s *site) newAWS(files map[string][]byte) string {
 	ids := map[string]string{}
 	s.offers = []evidence.Kind{evidence.AWSIID, evidence.AWSSTS}
 	s.add = func(name string, tpm *swtpmtest.TPM) string {
-		i := aws.Instance{Zone: "eu-central-1a", Account: "123456789012", VPC: "vpc-1", Role: "demo-worker-role", Tags: map[string]string{"kubernetes.io/cluster/demo": "owned"}}
+		i := aws.Instance{Zone: "eu-central-1a", Account: "123456789012", VPC: "vpc-1", Role: "demo-worker-role",
+			Tags: map[string]string{"kubernetes.io/cluster/demo": "owned"}}
 		if tpm != nil {
 			der, rsa := spkiOf(s.t, tpm)
 			i.EK = map[string][]byte{map[bool]string{true: "rsa-2048", false: "ecc-sec-p384"}[rsa]: der}
@@ -138,12 +139,15 @@ func (s *site) newAWS(files map[string][]byte) string {
 		ids[name] = i.ID
 		return i.ProviderID()
 	}
-	s.gather = func(name string, k evidence.Kind, h transcript.Hash, _ *mcsattestv1.CloudChallenge) *mcsattestv1.CloudEvidence {
+	s.gather = func(name string, k evidence.Kind, h transcript.Hash,
+		_ *mcsattestv1.CloudChallenge) *mcsattestv1.CloudEvidence {
 		if k == evidence.AWSIID {
 			return &mcsattestv1.CloudEvidence{Kind: mcsattestv1.EvidenceKind(k), Document: s.aws.RSA2048(ids[name])}
 		}
 		c, _ := s.aws.Credentials(ids[name])
-		raw, err := stsattester.Document(s.t.Context(), awssdk.Credentials{AccessKeyID: c.AccessKeyID, SecretAccessKey: c.SecretAccessKey, SessionToken: c.SessionToken}, "eu-central-1", h, time.Now())
+		raw, err := stsattester.Document(s.t.Context(),
+			awssdk.Credentials{AccessKeyID: c.AccessKeyID, SecretAccessKey: c.SecretAccessKey, SessionToken: c.SessionToken},
+			"eu-central-1", h, time.Now())
 		if err != nil {
 			s.t.Fatal(err)
 		}
@@ -200,7 +204,8 @@ func (s *site) newGCP(files map[string][]byte) string {
 		ids[name] = s.gcp.Add(i)
 		return i.ProviderID()
 	}
-	s.gather = func(name string, k evidence.Kind, h transcript.Hash, _ *mcsattestv1.CloudChallenge) *mcsattestv1.CloudEvidence {
+	s.gather = func(name string, k evidence.Kind, h transcript.Hash,
+		_ *mcsattestv1.CloudChallenge) *mcsattestv1.CloudEvidence {
 		token, err := s.gcp.IdentityToken(ids[name], gcpattester.Audience(testOrigin, h))
 		if err != nil {
 			s.t.Fatal(err)
@@ -237,14 +242,16 @@ func (s *site) newAzure(files map[string][]byte) string {
 	machines := map[string]*azure.Instance{}
 	s.offers = []evidence.Kind{evidence.AzureAttested}
 	s.add = func(name string, _ *swtpmtest.TPM) string {
-		i := &azure.Instance{Name: name, ResourceGroup: "demo-rg", VMID: fmt.Sprintf("%08x-0000-4000-8000-000000000000", len(machines)+1), Identity: "system"}
+		i := &azure.Instance{Name: name, ResourceGroup: "demo-rg",
+			VMID: fmt.Sprintf("%08x-0000-4000-8000-000000000000", len(machines)+1), Identity: "system"}
 		if err := s.azure.Add(i); err != nil {
 			s.t.Fatal(err)
 		}
 		machines[name] = i
 		return i.ProviderID()
 	}
-	s.gather = func(name string, k evidence.Kind, h transcript.Hash, _ *mcsattestv1.CloudChallenge) *mcsattestv1.CloudEvidence {
+	s.gather = func(name string, k evidence.Kind, h transcript.Hash,
+		_ *mcsattestv1.CloudChallenge) *mcsattestv1.CloudEvidence {
 		raw, err := s.azure.Document(machines[name], azureattester.Nonce(h))
 		if err != nil {
 			s.t.Fatal(err)
@@ -339,7 +346,8 @@ func TestSavedCloudEvidenceIsAppraisedAgain(t *testing.T) {
 			cmd := command("appraise", "--config", filepath.Join(s.dir, "mcs-attest.yaml"), saved[0])
 			cmd.SetOut(&out)
 			cmd.SetErr(&out)
-			if err := cmd.ExecuteContext(t.Context()); err != nil || !strings.Contains(out.String(), "accepted") || !strings.Contains(out.String(), id) {
+			if err := cmd.ExecuteContext(t.Context()); err != nil || !strings.Contains(out.String(), "accepted") ||
+				!strings.Contains(out.String(), id) {
 				t.Errorf("%v %s", err, out.String())
 			}
 			if s.calls() != calls {
@@ -365,7 +373,8 @@ func TestAPolicyForACloudThatIsNotConfigured(t *testing.T) {
 	}
 	azure := newSite(t, "azure")
 	azure.policy("  evidence: [{all: [azure-attested, tpm2]}]\n  tpm2: {endorsements: [provider, enrolled]}\n")
-	if all := azure.server.Clouds.Unusable(azure.server.View().Policies); len(all) != 1 || !strings.Contains(all[0], "no provider vouches for a TPM") {
+	if all := azure.server.Clouds.Unusable(azure.server.View().Policies); len(all) != 1 ||
+		!strings.Contains(all[0], "no provider vouches for a TPM") {
 		t.Errorf("%q", all)
 	}
 }

@@ -52,8 +52,10 @@ func inCluster(t *testing.T) *replicas {
 func (rs *replicas) serve(skew time.Duration, more ...string) *inProcess {
 	rs.t.Helper()
 	dir := rs.t.TempDir()
-	text := fmt.Sprintf("origins: [%q]\nrequestsPerSecond: 10000\nupstream: https://%s\nupstreamName: mcs.test\nkubernetes:\n  machineNamespaces: [%s]\n  kubeconfig: %s\n%s",
-		testOrigin, rs.mcs, strings.Join(append([]string{machineNamespace}, rs.namespaces...), ", "), rs.kubeconfig, strings.Join(more, ""))
+	text := fmt.Sprintf("origins: [%q]\nrequestsPerSecond: 10000\nupstream: https://%s\nupstreamName: mcs.test\n"+
+		"kubernetes:\n  machineNamespaces: [%s]\n  kubeconfig: %s\n%s",
+		testOrigin, rs.mcs, strings.Join(append([]string{machineNamespace}, rs.namespaces...), ", "), rs.kubeconfig,
+		strings.Join(more, ""))
 	path := filepath.Join(dir, "mcs-attest.yaml")
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		rs.t.Fatal(err)
@@ -112,7 +114,8 @@ func (rs *replicas) serve(skew time.Duration, more ...string) *inProcess {
 		}
 	})
 	// Ready, and what was read is taken up.
-	eventually(rs.t, func() bool { return len(s.Problems()) == 0 && s.View().Stale == nil }, func() string { return fmt.Sprint("not ready: ", s.Problems()) })
+	eventually(rs.t, func() bool { return len(s.Problems()) == 0 && s.View().Stale == nil },
+		func() string { return fmt.Sprint("not ready: ", s.Problems()) })
 	return p
 }
 
@@ -224,7 +227,8 @@ func TestClusterFirstBoot(t *testing.T) {
 		t.Fatalf("the other replica's gate answers %d %q", status, body)
 	}
 	rec := rs.record(uid)
-	if rec == nil || rec.Status.Phase != v1alpha1.PhaseFetched || rec.Status.Identity.EKSHA256 != hex.EncodeToString(keys.spki[:]) || rec.Status.Token.Uses != 1 {
+	if rec == nil || rec.Status.Phase != v1alpha1.PhaseFetched ||
+		rec.Status.Identity.EKSHA256 != hex.EncodeToString(keys.spki[:]) || rec.Status.Token.Uses != 1 {
 		t.Fatalf("record %+v", rec)
 	}
 	if len(rec.OwnerReferences) != 1 || string(rec.OwnerReferences[0].UID) != uid {
@@ -232,7 +236,8 @@ func TestClusterFirstBoot(t *testing.T) {
 	}
 	rs.hasEvents(uid, "Attested", "Fetched")
 	rs.patch(machinesResource, "first-boot", `{"status":{"phase":"Running","nodeRef":{"kind":"Node","name":"first-boot"}}}`, "status")
-	eventually(t, func() bool { return rs.record(uid).Status.Phase == v1alpha1.PhaseJoined }, func() string { return "the record does not latch Joined" })
+	eventually(t, func() bool { return rs.record(uid).Status.Phase == v1alpha1.PhaseJoined },
+		func() string { return "the record does not latch Joined" })
 	rs.hasEvents(uid, "Joined")
 	if _, _, err := n.attest(t.Context()); !denied(err) {
 		t.Errorf("after it joined: %v, want a final no", err)
@@ -240,7 +245,8 @@ func TestClusterFirstBoot(t *testing.T) {
 	if status, _ := b.fetch(token); status != http.StatusUnauthorized {
 		t.Errorf("the token after it joined: %d", status)
 	}
-	for what, text := range map[string]string{"the log": a.log.everything() + b.log.everything(), "the record": fmt.Sprint(rs.record(uid))} {
+	for what, text := range map[string]string{"the log": a.log.everything() + b.log.everything(),
+		"the record": fmt.Sprint(rs.record(uid))} {
 		if strings.Contains(text, token) || strings.Contains(text, "full-config-secret") {
 			t.Errorf("%s holds a secret", what)
 		}
@@ -251,9 +257,10 @@ func TestClusterFirstBoot(t *testing.T) {
 // user-data secret (FEATURES E8); another's pool it has not.
 func TestClusterPoolOfTheUserDataSecret(t *testing.T) {
 	rs := inCluster(t)
-	rs.cluster.KubectlApply(t, object("v1", "Secret", machineNamespace, "worker-user-data", map[string]any{"stringData": map[string]any{
-		"userData": `{"ignition":{"version":"3.2.0","config":{"merge":[{"source":"` + testOrigin + `/config/infra"}]}}}`,
-	}}))
+	rs.cluster.KubectlApply(t, object("v1", "Secret", machineNamespace, "worker-user-data",
+		map[string]any{"stringData": map[string]any{
+			"userData": `{"ignition":{"version":"3.2.0","config":{"merge":[{"source":"` + testOrigin + `/config/infra"}]}}}`,
+		}}))
 	p := rs.serve(0)
 	keys := soft(t)
 	rs.machine("infra", keys.spki)
@@ -294,9 +301,11 @@ func TestAttack_T42_SecondIdentityInTheCluster(t *testing.T) {
 // challenges of one are good at the other.
 func TestAttack_T53_ReplicasClockIsOff(t *testing.T) {
 	rs := inCluster(t)
-	for name, skew := range map[string]time.Duration{"ahead": 4*time.Minute + 50*time.Second, "behind": -4*time.Minute - 50*time.Second} {
+	for name, skew := range map[string]time.Duration{"ahead": 4*time.Minute + 50*time.Second,
+		"behind": -4*time.Minute - 50*time.Second} {
 		right, wrong := rs.serve(0), rs.serve(skew)
-		for where, p := range map[string][2]*inProcess{"from the wrong to the right": {wrong, right}, "from the right to the wrong": {right, wrong}} {
+		for where, p := range map[string][2]*inProcess{"from the wrong to the right": {wrong, right},
+			"from the right to the wrong": {right, wrong}} {
 			keys := soft(t)
 			rs.machine(strings.ReplaceAll(name+" "+where, " ", "-"), keys.spki)
 			token := p[0].attests(p[0].node(keys))
@@ -312,7 +321,8 @@ func TestAttack_T53_ReplicasClockIsOff(t *testing.T) {
 func TestAttack_T53_KeysOfAReplicaWhoseClockIsHoursOff(t *testing.T) {
 	rs := inCluster(t)
 	secrets := rs.client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Namespace(ownNamespace)
-	if err := secrets.Delete(t.Context(), "mcs-attest-keys", metav1.DeleteOptions{}); err != nil && !kerrors.IsNotFound(err) {
+	if err := secrets.Delete(t.Context(), "mcs-attest-keys", metav1.DeleteOptions{}); err != nil &&
+		!kerrors.IsNotFound(err) {
 		t.Fatal(err)
 	}
 	ahead := rs.serve(9 * time.Hour)
@@ -351,7 +361,8 @@ func TestAttack_T43_TwoIdentitiesRaceOnThreeReplicas(t *testing.T) {
 	m := rs.machine("raced", one.spki)
 	rs.patch(machinesResource, "raced", fmt.Sprintf(`{"metadata":{"annotations":{%q:"%x,%x"}}}`, v1alpha1.AnnotationEKSHA256, one.spki, two.spki))
 	for _, p := range all {
-		eventually(t, func() bool { return p.server.View().Machines.Enrolled(two.spki) }, func() string { return "the second EK is not seen" })
+		eventually(t, func() bool { return p.server.View().Machines.Enrolled(two.spki) },
+			func() string { return "the second EK is not seen" })
 	}
 	var mu sync.Mutex
 	granted := map[*softKeys]int{}
@@ -399,9 +410,10 @@ func TestAttack_T44_OneChallengeAnsweredAtTwoReplicas(t *testing.T) {
 	rs := inCluster(t)
 	all := []*inProcess{rs.serve(0), rs.serve(0), rs.serve(0)}
 	spki := sha256.Sum256(all[0].server.Certificates.Current().Leaf.RawSubjectPublicKeyInfo)
-	rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{
-		"pools": []any{"*"}, "binding": "Terminated", "frontEndKeys": []any{hex.EncodeToString(spki[:])},
-	}}))
+	rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything",
+		map[string]any{"spec": map[string]any{
+			"pools": []any{"*"}, "binding": "Terminated", "frontEndKeys": []any{hex.EncodeToString(spki[:])},
+		}}))
 	for _, p := range all {
 		eventually(t, func() bool {
 			policy, err := p.server.View().Policies.For("worker")
@@ -418,7 +430,8 @@ func TestAttack_T44_OneChallengeAnsweredAtTwoReplicas(t *testing.T) {
 	keys := soft(t)
 	rs.machine("terminated-twice", keys.spki)
 	for _, p := range all {
-		eventually(t, func() bool { return p.server.View().Machines.Enrolled(keys.spki) }, func() string { return "the Machine is not seen" })
+		eventually(t, func() bool { return p.server.View().Machines.Enrolled(keys.spki) },
+			func() string { return "the Machine is not seen" })
 	}
 	n = all[0].node(keys)
 	n.answerAt = []string{all[1].addr, all[2].addr}
@@ -477,13 +490,16 @@ func TestClusterMachineWaitsForApproval(t *testing.T) {
 	rs := inCluster(t)
 	dev := swtpmtest.Start(t, "sha256")
 	rs.cluster.KubectlApply(t, object("v1", "ConfigMap", ownNamespace, "roots", map[string]any{
-		"metadata": map[string]any{"name": "roots", "namespace": ownNamespace, "labels": map[string]any{"mcs-attest.dev/content": "ek-roots"}},
-		"data":     map[string]any{"swtpm.pem": string(dev.Roots())},
-	})+object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{
-		"pools": []any{"*"}, "tpm2": map[string]any{"endorsements": []any{"enrolled", "manufacturer"}},
-	}}))
+		"metadata": map[string]any{"name": "roots", "namespace": ownNamespace,
+			"labels": map[string]any{"mcs-attest.dev/content": "ek-roots"}},
+		"data": map[string]any{"swtpm.pem": string(dev.Roots())},
+	})+object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything",
+		map[string]any{"spec": map[string]any{
+			"pools": []any{"*"}, "tpm2": map[string]any{"endorsements": []any{"enrolled", "manufacturer"}},
+		}}))
 	p := rs.serve(0)
-	eventually(t, func() bool { return p.server.Backend.(*front.Front).EKRoots().Len() > 0 }, func() string { return "the roots are not read" })
+	eventually(t, func() bool { return p.server.Backend.(*front.Front).EKRoots().Len() > 0 },
+		func() string { return "the roots are not read" })
 	n := newNode(t, &verifier{t: t, addr: p.addr, roots: rs.roots}, dev)
 	// The first asks may come before everything has been read: those are a wait, too.
 	eventually(t, func() bool {
@@ -498,11 +514,13 @@ func TestClusterMachineWaitsForApproval(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec := rs.decode(o)
-	if rec.Status.Pending == nil || rec.Status.Pending.EKSHA256 != hexOf(n.id.EKSPKI) || rec.Status.Phase != v1alpha1.PhasePending {
+	if rec.Status.Pending == nil || rec.Status.Pending.EKSHA256 != hexOf(n.id.EKSPKI) ||
+		rec.Status.Phase != v1alpha1.PhasePending {
 		t.Fatalf("what waits: %+v", rec.Status)
 	}
 	patch := fmt.Sprintf(`{"spec":{"pool":"worker","ekSHA256":[%q]}}`, hexOf(n.id.EKSPKI))
-	if _, err := rs.client.Resource(recordsResource).Namespace(ownNamespace).Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+	if _, err := rs.client.Resource(recordsResource).Namespace(ownNamespace).Patch(t.Context(), name, types.MergePatchType,
+		[]byte(patch), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	var token string
@@ -528,7 +546,8 @@ func TestClusterModesSwitchWithoutALostRequest(t *testing.T) {
 	for i, mode := range []string{"Audit", "Off", "Enforce", "Audit", "Enforce"} {
 		keys := soft(t)
 		rs.machine(fmt.Sprintf("modes-%d", i), keys.spki)
-		rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{"pools": []any{"*"}, "mode": mode}}))
+		rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything",
+			map[string]any{"spec": map[string]any{"pools": []any{"*"}, "mode": mode}}))
 		want := http.StatusOK
 		if mode == "Enforce" {
 			want = http.StatusUnauthorized
@@ -558,7 +577,8 @@ func TestClusterServingCertificateIsReplaced(t *testing.T) {
 	dev := swtpmtest.Start(t, "sha256")
 	n := newNode(t, &verifier{t: t, addr: p.addr, roots: rs.roots}, dev)
 	rs.machine("open-connection", n.id.EKSPKI)
-	eventually(t, func() bool { return p.server.View().Machines.Enrolled(n.id.EKSPKI) }, func() string { return "the Machine is not seen" })
+	eventually(t, func() bool { return p.server.View().Machines.Enrolled(n.id.EKSPKI) },
+		func() string { return "the Machine is not seen" })
 	if err := n.ask(); err != nil {
 		t.Fatal(err)
 	}
@@ -571,10 +591,13 @@ func TestClusterServingCertificateIsReplaced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rs.cluster.KubectlApply(t, object("v1", "Secret", "openshift-machine-config-operator", "machine-config-server-tls", map[string]any{
-		"type": "kubernetes.io/tls", "stringData": map[string]any{"tls.crt": string(next.Certificate), "tls.key": string(next.Key.Expose())},
-	}))
-	eventually(t, func() bool { return p.server.Certificates.Current() != before }, func() string { return "the new certificate is not served" })
+	rs.cluster.KubectlApply(t, object("v1", "Secret", "openshift-machine-config-operator", "machine-config-server-tls",
+		map[string]any{
+			"type":       "kubernetes.io/tls",
+			"stringData": map[string]any{"tls.crt": string(next.Certificate), "tls.key": string(next.Key.Expose())},
+		}))
+	eventually(t, func() bool { return p.server.Certificates.Current() != before },
+		func() string { return "the new certificate is not served" })
 	if _, err := n.answer(); err != nil {
 		t.Errorf("the connection that was open: %v", err)
 	}
@@ -597,7 +620,8 @@ func TestAttack_T49_UnprovenCallersCauseNoCallOfTheAPI(t *testing.T) {
 	p.attests(p.node(honest))
 	mine := func() (writes, reads int) {
 		for _, r := range c.Requests(t) {
-			if !slices.Contains([]string{frontAccount, controllerAccount}, r.User) || r.Resource == "leases" || r.Verb == "watch" {
+			if !slices.Contains([]string{frontAccount, controllerAccount}, r.User) || r.Resource == "leases" ||
+				r.Verb == "watch" {
 				continue
 			}
 			switch r.Verb {
@@ -612,7 +636,8 @@ func TestAttack_T49_UnprovenCallersCauseNoCallOfTheAPI(t *testing.T) {
 	if w, r := mine(); w == 0 || r == 0 {
 		t.Fatalf("the honest machine caused %d writes and %d reads: this test does not see them", w, r)
 	}
-	eventually(t, func() bool { w, _ := mine(); return w == 0 }, func() string { return "the verifier does not come to rest" })
+	eventually(t, func() bool { w, _ := mine(); return w == 0 },
+		func() string { return "the verifier does not come to rest" })
 	for range 100 {
 		if _, _, err := p.node(soft(t)).attest(t.Context()); err == nil {
 			t.Fatal("an unknown TPM was accepted")
@@ -637,9 +662,11 @@ func TestAttack_T49_UnprovenCallersCauseNoCallOfTheAPI(t *testing.T) {
 func TestClusterProvisioningTokenCountsAtEveryReplica(t *testing.T) {
 	t.Parallel()
 	rs := newReplicas(t, cluster.Start(t), 0)
-	rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{
-		"pools": []any{"*"}, "evidence": []any{map[string]any{"all": []any{"provisioning-token"}}}, "provisioningTokenAlone": true,
-	}}))
+	rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything",
+		map[string]any{"spec": map[string]any{
+			"pools": []any{"*"}, "evidence": []any{map[string]any{"all": []any{"provisioning-token"}}},
+			"provisioningTokenAlone": true,
+		}}))
 	rs.cluster.Kubectl(t, "-n", "openshift-config", "delete", "secret", "machineconfig-auth", "--ignore-not-found")
 	all := []*inProcess{rs.serve(0), rs.serve(0), rs.serve(0)}
 	everywhere := func(token string, want int) {
@@ -654,7 +681,8 @@ func TestClusterProvisioningTokenCountsAtEveryReplica(t *testing.T) {
 	}
 	everywhere("", 503)
 	first, second := rand.Text()+rand.Text(), rand.Text()+rand.Text()
-	rs.cluster.Kubectl(t, "-n", "openshift-config", "create", "secret", "generic", "machineconfig-auth", "--from-literal=token="+first)
+	rs.cluster.Kubectl(t, "-n", "openshift-config", "create", "secret", "generic", "machineconfig-auth",
+		"--from-literal=token="+first)
 	everywhere("", 401)
 	everywhere(first, 200)
 	everywhere(second, 401)

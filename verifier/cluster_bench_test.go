@@ -73,12 +73,17 @@ func benchMachine(i int, ek [32]byte) map[string]any {
 		"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine",
 		"metadata": map[string]any{
 			"namespace": machineNamespace, "name": name,
-			"labels":      map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker", "machine.openshift.io/cluster-api-machine-type": "worker", "machine.openshift.io/cluster-api-machineset": "cluster-abcde-worker-us-east-1a"},
-			"annotations": map[string]any{"mcs-attest.dev/ek-sha256": fmt.Sprintf("%x", ek), "machine.openshift.io/instance-state": "running"},
+			"labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker",
+				"machine.openshift.io/cluster-api-machine-type": "worker",
+				"machine.openshift.io/cluster-api-machineset":   "cluster-abcde-worker-us-east-1a"},
+			"annotations": map[string]any{"mcs-attest.dev/ek-sha256": fmt.Sprintf("%x", ek),
+				"machine.openshift.io/instance-state": "running"},
 		},
 		"spec": map[string]any{
-			"providerID":   fmt.Sprintf("aws:///us-east-1a/i-%017x", i),
-			"providerSpec": map[string]any{"value": map[string]any{"userDataSecret": map[string]any{"name": "worker-user-data"}, "instanceType": "m6i.xlarge", "placement": map[string]any{"availabilityZone": "us-east-1a", "region": "us-east-1"}}},
+			"providerID": fmt.Sprintf("aws:///us-east-1a/i-%017x", i),
+			"providerSpec": map[string]any{"value": map[string]any{"userDataSecret": map[string]any{"name": "worker-user-data"},
+				"instanceType": "m6i.xlarge",
+				"placement":    map[string]any{"availabilityZone": "us-east-1a", "region": "us-east-1"}}},
 		},
 		"status": map[string]any{
 			"phase":   "Running",
@@ -224,20 +229,22 @@ func serveRSA(tb testing.TB, dir string) {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	must(err)
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "root-ca"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "root-ca"}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	root, err := x509.CreateCertificate(rand.Reader, template, template, &ca.PublicKey, ca)
 	must(err)
 	leaf, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "mcs.test"}, DNSNames: []string{"mcs.test"}, NotBefore: template.NotBefore, NotAfter: template.NotAfter,
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "mcs.test"}, DNSNames: []string{"mcs.test"},
+		NotBefore: template.NotBefore, NotAfter: template.NotAfter,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}, template, &key.PublicKey, ca)
 	must(err)
 	pkcs8, err := x509.MarshalPKCS8PrivateKey(key)
 	must(err)
 	for name, block := range map[string]*pem.Block{
-		"ca.crt": {Type: "CERTIFICATE", Bytes: root}, "tls.crt": {Type: "CERTIFICATE", Bytes: leaf}, "tls.key": {Type: "PRIVATE KEY", Bytes: pkcs8},
+		"ca.crt": {Type: "CERTIFICATE", Bytes: root}, "tls.crt": {Type: "CERTIFICATE", Bytes: leaf},
+		"tls.key": {Type: "PRIVATE KEY", Bytes: pkcs8},
 	} {
 		must(os.WriteFile(filepath.Join(dir, "tls", name), pem.EncodeToMemory(block), 0o600))
 	}

@@ -23,7 +23,8 @@ func TestClusterServesThePreApprovedPartOfItsMachineConfigs(t *testing.T) {
 	t.Parallel()
 	rs := newReplicas(t, cluster.Start(t), 0)
 	rs.install("render")
-	rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{"pools": []any{"*"}, "unattested": "PreApproved"}}))
+	rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything",
+		map[string]any{"spec": map[string]any{"pools": []any{"*"}, "unattested": "PreApproved"}}))
 	dir := t.TempDir()
 	for _, name := range []string{"machineconfigs", "policies", "configs"} {
 		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
@@ -71,7 +72,8 @@ func TestClusterServesThePreApprovedPartOfItsMachineConfigs(t *testing.T) {
 		t.Errorf("the operator's objects changed:\n%s\n%s", before, after)
 	}
 
-	bad := "apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfig\nmetadata: {name: 70-broken, labels: {machineconfiguration.openshift.io/role: worker}}\n" +
+	bad := "apiVersion: machineconfiguration.openshift.io/v1\nkind: MachineConfig\n" +
+		"metadata: {name: 70-broken, labels: {machineconfiguration.openshift.io/role: worker}}\n" +
 		"spec: {config: {ignition: {version: 3.2.0}, storage: {files: [{path: not-absolute}]}}}\n"
 	rs.cluster.KubectlApply(t, bad)
 	eventually(t, func() bool {
@@ -89,7 +91,8 @@ func TestClusterServesThePreApprovedPartOfItsMachineConfigs(t *testing.T) {
 	}, func() string { return "no Event at the MachineConfig" })
 	anonymous("01-worker-kubelet.service")
 	// The holder of the lease looks once a minute.
-	eventually(t, func() bool { return rs.degraded("70-broken") }, func() string { return fmt.Sprint("not Degraded: ", p.server.Backend.(*front.Front).Findings()) })
+	eventually(t, func() bool { return rs.degraded("70-broken") },
+		func() string { return fmt.Sprint("not Degraded: ", p.server.Backend.(*front.Front).Findings()) })
 }
 
 // controllerConfig is what the operator makes of a cluster, as far as it matters.

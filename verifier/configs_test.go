@@ -52,14 +52,18 @@ kind: MachineConfigPool
 metadata: {name: worker}
 spec: {machineConfigSelector: {matchLabels: {machineconfiguration.openshift.io/role: worker}}}
 `,
-			"machineconfigs/01-worker-kubelet.yaml": mc("01-worker-kubelet", ownedByOperator, "/etc/kubernetes/kubelet.conf", "kind: KubeletConfiguration\n"),
+			"machineconfigs/01-worker-kubelet.yaml": mc("01-worker-kubelet", ownedByOperator, "/etc/kubernetes/kubelet.conf",
+				"kind: KubeletConfiguration\n"),
 			"machineconfigs/00-worker.yaml": mc("00-worker", ownedByOperator, "/var/lib/kubelet/config.json",
 				`{"auths":{"quay.test":{"auth":"`+planted["the pull secret"]+`"}}}`),
-			"machineconfigs/99-site.yaml":     mc("99-site", "", "/etc/site/password", planted["a customer's password"]),
-			"machineconfigs/99-ordinary.yaml": mc("99-ordinary", "", "/etc/site/ordinary", planted["a customer's ordinary file"]),
-			"machineconfigs/kubeconfig": "apiVersion: v1\nkind: Config\nclusters: [{name: local, cluster: {server: 'https://api-int.test:6443'}}]\n" +
-				"contexts: [{name: kubelet, context: {cluster: local, user: kubelet}}]\ncurrent-context: kubelet\nusers: [{name: kubelet, user: {token: " + planted["the bootstrap token"] + "}}]\n",
-			"policies/default.yaml": "apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: default}\nspec:\n" + policy,
+			"machineconfigs/99-site.yaml": mc("99-site", "", "/etc/site/password", planted["a customer's password"]),
+			"machineconfigs/99-ordinary.yaml": mc("99-ordinary", "", "/etc/site/ordinary",
+				planted["a customer's ordinary file"]),
+			"machineconfigs/kubeconfig": "apiVersion: v1\nkind: Config\nclusters: [{name: local, cluster: {server: " +
+				"'https://api-int.test:6443'}}]\ncontexts: [{name: kubelet, context: {cluster: local, user: kubelet}}]\n" +
+				"current-context: kubelet\nusers: [{name: kubelet, user: {token: " + planted["the bootstrap token"] + "}}]\n",
+			"policies/default.yaml": "apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\n" +
+				"metadata: {name: default}\nspec:\n" + policy,
 		}
 		for name, text := range more {
 			files[name] = text
@@ -121,7 +125,8 @@ func TestAnonymousFetchesReceiveThePreApprovedPartAlone(t *testing.T) {
 	v := newVerifier(t, renderedFrom("  unattested: PreApproved\n", nil))
 	code, _, body := v.fetch(http.MethodGet, "/config/worker", "")
 	pre := unpacked(body)
-	if code != http.StatusOK || !strings.Contains(pre, "01-worker-kubelet.service") || !strings.Contains(pre, "/etc/kubernetes/kubelet.conf") {
+	if code != http.StatusOK || !strings.Contains(pre, "01-worker-kubelet.service") ||
+		!strings.Contains(pre, "/etc/kubernetes/kubelet.conf") {
 		t.Fatalf("anonymous: %d\n%s", code, body)
 	}
 	for what, secret := range planted {
@@ -132,7 +137,8 @@ func TestAnonymousFetchesReceiveThePreApprovedPartAlone(t *testing.T) {
 	if strings.Contains(pre, "/etc/kubernetes/kubeconfig") {
 		t.Error("a kubeconfig for anyone")
 	}
-	if code, _, body := v.fetch(http.MethodGet, "/config/worker", "broken"); code != http.StatusUnauthorized || strings.Contains(body, "ignition") {
+	if code, _, body := v.fetch(http.MethodGet, "/config/worker", "broken"); code != http.StatusUnauthorized ||
+		strings.Contains(body, "ignition") {
 		t.Errorf("an invalid token falls back to anonymous: %d", code)
 	}
 
@@ -160,12 +166,17 @@ func TestAttack_T55_APodWithoutTheBlockedPortReceivesOnlyThePreApprovedPart(t *t
 	v := newVerifier(t, renderedFrom("  unattested: PreApproved\n", nil))
 	tr := v.transport()
 	defer tr.CloseIdleConnections()
-	client := &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	client := &http.Client{Transport: tr,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	served := 0
 	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost} {
-		for _, path := range []string{"/config/worker", "/config/worker/", "/config/x/worker", "//config/worker", "/config/./worker", "/config/master/worker", "/config/worker.pre-approved", "/config/worker?token=x"} {
-			for _, accept := range []string{"", "*/*", "application/json", "application/vnd.coreos.ignition+json;version=2.2.0", "application/vnd.coreos.ignition+json;version=3.1.0", "application/vnd.coreos.ignition+json;version=3.6.0, */*;q=0.1"} {
-				for header, value := range map[string]string{"X-Nothing": "", "X-Forwarded-For": "127.0.0.1", "Range": "bytes=0-10", "User-Agent": "Ignition/2.20.0", "X-Original-Url": "/config/worker"} {
+		for _, path := range []string{"/config/worker", "/config/worker/", "/config/x/worker", "//config/worker",
+			"/config/./worker", "/config/master/worker", "/config/worker.pre-approved", "/config/worker?token=x"} {
+			for _, accept := range []string{"", "*/*", "application/json", "application/vnd.coreos.ignition+json;version=2.2.0",
+				"application/vnd.coreos.ignition+json;version=3.1.0",
+				"application/vnd.coreos.ignition+json;version=3.6.0, */*;q=0.1"} {
+				for header, value := range map[string]string{"X-Nothing": "", "X-Forwarded-For": "127.0.0.1", "Range": "bytes=0-10",
+					"User-Agent": "Ignition/2.20.0", "X-Original-Url": "/config/worker"} {
 					r, err := http.NewRequestWithContext(t.Context(), method, testOrigin+path, nil)
 					if err != nil {
 						t.Fatal(err)
@@ -214,8 +225,10 @@ spec:
     storage: {files: [{path: /root/.docker/config.json, contents: {source: "data:;base64,` +
 		base64.StdEncoding.EncodeToString([]byte(`{"auths":{"quay.test":{"auth":"`+planted["the pull secret"]+`"}}}`)) + `"}}]}
 `
-	v := newVerifier(t, renderedFrom("  unattested: PreApproved\n", map[string]string{"machineconfigs/98-registry.yaml": bad}))
-	if code, _, body := v.fetch(http.MethodGet, "/config/worker", ""); code != http.StatusServiceUnavailable || strings.Contains(body, "auths") {
+	v := newVerifier(t, renderedFrom("  unattested: PreApproved\n",
+		map[string]string{"machineconfigs/98-registry.yaml": bad}))
+	if code, _, body := v.fetch(http.MethodGet, "/config/worker", ""); code != http.StatusServiceUnavailable ||
+		strings.Contains(body, "auths") {
 		t.Errorf("anonymous: %d %s", code, body)
 	}
 	v.wantReason("ConfigUnavailable")
@@ -224,7 +237,8 @@ spec:
 		t.Fatal(err)
 	}
 	said := strings.Join(s.Problems, "\n")
-	if !strings.Contains(said, "98-registry") || !strings.Contains(said, "/root/.docker/config.json") || strings.Contains(said, planted["the pull secret"]) {
+	if !strings.Contains(said, "98-registry") || !strings.Contains(said, "/root/.docker/config.json") ||
+		strings.Contains(said, planted["the pull secret"]) {
 		t.Errorf("status says: %s", said)
 	}
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
@@ -238,7 +252,8 @@ spec:
 
 // A file of configs that is there and cannot be used is no reason to serve what is rendered.
 func TestABrokenConfigFileIsNotReplacedByWhatIsRendered(t *testing.T) {
-	v := newVerifier(t, renderedFrom("  unattested: PreApproved\n", map[string]string{"configs/worker.ign": "{", "configs/worker.pre-approved.ign": "{"}))
+	v := newVerifier(t, renderedFrom("  unattested: PreApproved\n",
+		map[string]string{"configs/worker.ign": "{", "configs/worker.pre-approved.ign": "{"}))
 	if code, _, body := v.fetch(http.MethodGet, "/config/worker", ""); code != http.StatusServiceUnavailable {
 		t.Errorf("the part for anyone: %d %s", code, body)
 	}
@@ -259,7 +274,8 @@ func TestAConfigFileThatHidesWhatIsRenderedIsToldOf(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if said := strings.Join(s.Problems, "\n"); !strings.Contains(said, "configs/worker.ign") || !strings.Contains(said, "ConfigShadowed") {
+	if said := strings.Join(s.Problems, "\n"); !strings.Contains(said, "configs/worker.ign") ||
+		!strings.Contains(said, "ConfigShadowed") {
 		t.Errorf("status says: %s", said)
 	}
 }

@@ -42,7 +42,8 @@ func newProcess(t testing.TB) *process {
 	}
 	p := &process{t: t, program: program}
 	v := &verifier{t: t, dir: t.TempDir(), log: &lockedBuffer{}, addr: freeAddress(t), roots: x509.NewCertPool()}
-	if err := setup.Init(io.Discard, v.dir, setup.InitOptions{Origins: []string{testOrigin}, Pools: []string{"worker"}}, time.Now()); err != nil {
+	if err := setup.Init(io.Discard, v.dir, setup.InitOptions{Origins: []string{testOrigin}, Pools: []string{"worker"}},
+		time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	v.write("mcs-attest.yaml", "origins: [\""+testOrigin+"\"]\nrequestsPerSecond: 10000\n")
@@ -69,7 +70,8 @@ func freeAddress(t testing.TB) string {
 func (p *process) start() {
 	p.t.Helper()
 	p.log = &bytes.Buffer{}
-	p.cmd = exec.Command(p.program, "serve", "--config", filepath.Join(p.v.dir, "mcs-attest.yaml"), "--listen", p.v.addr, "--metrics-listen", p.metrics)
+	p.cmd = exec.Command(p.program, "serve", "--config", filepath.Join(p.v.dir, "mcs-attest.yaml"), "--listen", p.v.addr,
+		"--metrics-listen", p.metrics)
 	p.cmd.Stderr = p.log
 	if err := p.cmd.Start(); err != nil {
 		p.t.Fatal(err)

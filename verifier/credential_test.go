@@ -61,7 +61,8 @@ func TestAttack_T46_CredentialsAreInNoLogMetricEventRecordOrBundle(t *testing.T)
 
 	t.Setenv("KUBECONFIG", j.cluster.Kubeconfig("admin"))
 	dir := filepath.Join(t.TempDir(), "bundle")
-	if code := cli.Run(t.Context(), &env.Env{Name: "kubectl attest", Plugin: true}, []string{"support-bundle", "--output", dir + "/"}); code != 0 {
+	if code := cli.Run(t.Context(), &env.Env{Name: "kubectl attest", Plugin: true},
+		[]string{"support-bundle", "--output", dir + "/"}); code != 0 {
 		t.Fatalf("support-bundle: exit status %d", code)
 	}
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -99,7 +100,8 @@ func TestAttack_T49_AStolenFrontAdmitsOnlyMachinesThatWait(t *testing.T) {
 	}
 	records := front.Resource(recordsResource).Namespace(machineNamespace)
 	published := func(uid string) bool {
-		_, err := j.client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Namespace("mcs-attest-credentials").Get(t.Context(), uid, metav1.GetOptions{})
+		_, err := j.client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Namespace(
+			"mcs-attest-credentials").Get(t.Context(), uid, metav1.GetOptions{})
 		if err != nil && !kerrors.IsNotFound(err) {
 			t.Fatal(err)
 		}
@@ -152,7 +154,8 @@ func TestAttack_T49_AStolenFrontAdmitsOnlyMachinesThatWait(t *testing.T) {
 	// That one shows that the others were reconciled as well.
 	eventually(t, func() bool { return published(waiting) },
 		func() string { return "a Machine that waits receives no credential: the test proves nothing" })
-	for name, uid := range map[string]string{"that joined": honest, "that is quarantined": stopped, "that does not exist": gone} {
+	for name, uid := range map[string]string{"that joined": honest, "that is quarantined": stopped,
+		"that does not exist": gone} {
 		if published(uid) {
 			t.Errorf("a Machine %s received a credential", name)
 		}
@@ -175,7 +178,8 @@ func TestACredentialIsMadeWhileNoReplicaLeads(t *testing.T) {
 	began := time.Now()
 	j.fetched(t, p, "worker-1")
 	t.Logf("without a leader a machine received its config after %v", time.Since(began))
-	if holder := j.cluster.Kubectl(t, "-n", ownNamespace, "get", "lease", kube.LeaseName, "-o", "jsonpath={.spec.holderIdentity}"); holder != "ended" {
+	if holder := j.cluster.Kubectl(t, "-n", ownNamespace, "get", "lease", kube.LeaseName, "-o",
+		"jsonpath={.spec.holderIdentity}"); holder != "ended" {
 		t.Errorf("%s leads: the test proves nothing", holder)
 	}
 }

@@ -65,7 +65,8 @@ func BenchmarkStalledConnections(b *testing.B) {
 	if out, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
 		b.Fatalf("build: %v\n%s", err, out)
 	}
-	attest := fmt.Sprintf("POST %sAttest HTTP/1.1\r\nHost: x\r\nContent-Type: application/proto\r\nContent-Length: %d\r\n\r\n", apiPath, 500<<10)
+	attest := fmt.Sprintf("POST %sAttest HTTP/1.1\r\nHost: x\r\nContent-Type: application/proto\r\n"+
+		"Content-Length: %d\r\n\r\n", apiPath, 500<<10)
 	for _, c := range []struct {
 		name   string
 		tls    bool

@@ -73,7 +73,8 @@ func TestAttack_T62_StalledBodiesTakeBoundedMemory(t *testing.T) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 32)
 	for i := range stalled {
-		head := fmt.Sprintf("POST %sAttest HTTP/1.1\r\nHost: x\r\nContent-Type: application/proto\r\nContent-Length: %d\r\n\r\n", apiPath, size)
+		head := fmt.Sprintf("POST %sAttest HTTP/1.1\r\nHost: x\r\nContent-Type: application/proto\r\n"+
+			"Content-Length: %d\r\n\r\n", apiPath, size)
 		wg.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
@@ -219,7 +220,8 @@ func TestAttack_T62_ProtocolsThatAreNotTheContractAreRefused(t *testing.T) {
 	v := newVerifier(t)
 	client := &http.Client{Transport: v.transport()}
 	defer client.CloseIdleConnections()
-	for name, option := range map[string]connect.ClientOption{"gRPC": connect.WithGRPC(), "gRPC-Web": connect.WithGRPCWeb()} {
+	for name, option := range map[string]connect.ClientOption{"gRPC": connect.WithGRPC(),
+		"gRPC-Web": connect.WithGRPCWeb()} {
 		_, err := mcsattestv1connect.NewAttestationClient(client, testOrigin, option).Challenge(t.Context(),
 			connect.NewRequest(&mcsattestv1.ChallengeRequest{Pool: "worker", Origin: testOrigin}))
 		if err == nil {
@@ -227,7 +229,8 @@ func TestAttack_T62_ProtocolsThatAreNotTheContractAreRefused(t *testing.T) {
 		}
 		v.wantReason("Malformed")
 	}
-	for _, contentType := range []string{"application/grpc-web+proto", "application/connect+proto", "application/grpc", "text/plain", ""} {
+	for _, contentType := range []string{"application/grpc-web+proto", "application/connect+proto", "application/grpc",
+		"text/plain", ""} {
 		if code, text := v.post(apiPath+"Challenge", contentType, []byte("{}")); code != http.StatusUnsupportedMediaType {
 			t.Errorf("%q: %d %s", contentType, code, text)
 		}
@@ -236,7 +239,8 @@ func TestAttack_T62_ProtocolsThatAreNotTheContractAreRefused(t *testing.T) {
 	// What the contract has is answered still: JSON with a charset, too.
 	body := []byte(`{"pool":"worker","origin":"` + testOrigin + `"}`)
 	for _, contentType := range []string{"application/json", "application/json; charset=utf-8"} {
-		if code, text := v.post(apiPath+"Challenge", contentType, body); code != http.StatusOK && !strings.Contains(text, "denied") {
+		if code, text := v.post(apiPath+"Challenge", contentType, body); code != http.StatusOK &&
+			!strings.Contains(text, "denied") {
 			t.Errorf("%q: %d %s", contentType, code, text)
 		}
 	}
@@ -245,7 +249,8 @@ func TestAttack_T62_ProtocolsThatAreNotTheContractAreRefused(t *testing.T) {
 // ordinary is a verifier with the limits that it has by default.
 func ordinary(t testing.TB, settings string) func(string) {
 	return func(dir string) {
-		if err := os.WriteFile(filepath.Join(dir, "mcs-attest.yaml"), []byte("origins: [\""+testOrigin+"\"]\n"+settings), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "mcs-attest.yaml"), []byte("origins: [\""+testOrigin+"\"]\n"+settings),
+			0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -359,7 +364,8 @@ func (v *verifier) denials(code string) (n int) {
 
 func TestAttack_T70_AFloodDoesNotHideOtherDenialsFromTheAuditLog(t *testing.T) {
 	const denied = 20
-	for name, from := range map[string]net.IP{"from another address": net.IPv4(127, 0, 0, 2), "from the same address": net.IPv4(127, 0, 0, 1)} {
+	for name, from := range map[string]net.IP{"from another address": net.IPv4(127, 0, 0, 2),
+		"from the same address": net.IPv4(127, 0, 0, 1)} {
 		t.Run(name, func(t *testing.T) {
 			v := newVerifier(t)
 			keys, err := newSoftKeys()

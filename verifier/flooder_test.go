@@ -64,10 +64,12 @@ func flood(t testing.TB, v *verifier, perSecond int) (stop func() int) {
 		func() { post("Attest", large) },
 		func() { post("Report", []byte(`{"ticket":"AAAA"}`)) },
 		func() { // a challenge that is answered, and then silence
-			_, _ = mcsattestv1connect.NewAttestationClient(client, testOrigin).Challenge(ctx, connect.NewRequest(&mcsattestv1.ChallengeRequest{
-				Pool: "worker", Origin: testOrigin, Offered: []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2},
-				Tpm: &mcsattestv1.TpmIdentity{EkPublic: ek, AkPublic: ak, Banks: []uint32{uint32(tpm.TPMAlgSHA256)}},
-			}))
+			_, _ = mcsattestv1connect.NewAttestationClient(client, testOrigin).Challenge(ctx,
+				connect.NewRequest(&mcsattestv1.ChallengeRequest{
+					Pool: "worker", Origin: testOrigin,
+					Offered: []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2},
+					Tpm:     &mcsattestv1.TpmIdentity{EkPublic: ek, AkPublic: ak, Banks: []uint32{uint32(tpm.TPMAlgSHA256)}},
+				}))
 		},
 		func() { // a connection that stays silent
 			if c, err := (&net.Dialer{}).DialContext(ctx, "tcp", v.addr); err == nil {

@@ -42,7 +42,8 @@ func TestAFolderThatIsAwayForAMomentErasesNoRecord(t *testing.T) {
 func TestAnEmptiedPolicyKeepsWhatWasInForce(t *testing.T) {
 	v := newVerifier(t)
 	v.policy("  mode: Audit\n")
-	const worker = "apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: worker}\nspec: {pools: [worker], mode: Enforce}\n"
+	const worker = "apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: worker}\n" +
+		"spec: {pools: [worker], mode: Enforce}\n"
 	v.change("policies/worker.yaml", worker)
 	v.wantFetch("honest", "/config/worker", "", http.StatusUnauthorized)
 	for _, content := range []string{"", "\n", "# nothing\n", "---\n"} {
@@ -65,8 +66,10 @@ func TestAnEmptiedPolicyKeepsWhatWasInForce(t *testing.T) {
 func TestAQuarantineOutlivesAFileThatBreaks(t *testing.T) {
 	v := newVerifier(t)
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	v.change("machines/w0.yaml", "apiVersion: cluster.x-k8s.io/v1beta2\nkind: Machine\nmetadata:\n  name: w0\n  namespace: capi\n  uid: u0\n  creationTimestamp: "+
-		time.Now().UTC().Format(time.RFC3339)+"\n  annotations: {mcs-attest.dev/ek-sha256: "+hexOf(n.id.EKSPKI)+"}\nspec: {clusterName: c}\n")
+	v.change("machines/w0.yaml", "apiVersion: cluster.x-k8s.io/v1beta2\nkind: Machine\nmetadata:\n  name: w0\n"+
+		"  namespace: capi\n  uid: u0\n  creationTimestamp: "+
+		time.Now().UTC().Format(time.RFC3339)+"\n  annotations: {mcs-attest.dev/ek-sha256: "+hexOf(n.id.EKSPKI)+
+		"}\nspec: {clusterName: c}\n")
 	res, err := n.attest()
 	if err != nil {
 		t.Fatal("honest:", err)

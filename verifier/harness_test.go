@@ -115,7 +115,8 @@ func (v *verifier) start() {
 		v.t.Fatal(err)
 	}
 	v.config = c
-	s, err := serve.New(c, slog.New(slog.NewJSONHandler(v.log, &slog.HandlerOptions{Level: slog.LevelDebug})), v.now, version)
+	s, err := serve.New(c, slog.New(slog.NewJSONHandler(v.log, &slog.HandlerOptions{Level: slog.LevelDebug})), v.now,
+		version)
 	if err != nil {
 		v.t.Fatal(err)
 	}
@@ -165,7 +166,8 @@ func (v *verifier) refresh() {
 
 func (v *verifier) policy(spec string) {
 	v.t.Helper()
-	v.change("policies/default.yaml", "apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: default}\nspec:\n"+spec)
+	v.change("policies/default.yaml",
+		"apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: default}\nspec:\n"+spec)
 }
 
 func (v *verifier) remove(name string) error {
@@ -181,7 +183,8 @@ func (v *verifier) enrol(name, pool string, eks ...[32]byte) {
 }
 
 func enrolment(name, spec string, eks ...[32]byte) string {
-	text := "apiVersion: mcs-attest.dev/v1alpha1\nkind: MachineAttestation\nmetadata: {name: " + name + ", namespace: default}\nspec:\n" + spec
+	text := "apiVersion: mcs-attest.dev/v1alpha1\nkind: MachineAttestation\nmetadata: {name: " + name +
+		", namespace: default}\nspec:\n" + spec
 	if len(eks) > 0 {
 		text += "  ekSHA256:\n"
 		for _, ek := range eks {
@@ -246,7 +249,8 @@ func (v *verifier) fetch(method, path, bearer string) (int, http.Header, string)
 	if bearer != "" {
 		req.Header.Set("Authorization", "Bearer "+bearer)
 	}
-	res, err := (&http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}).Do(req)
+	res, err := (&http.Client{Transport: tr,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}).Do(req)
 	if err != nil {
 		v.t.Fatal(err)
 	}
@@ -313,7 +317,8 @@ func newNode(t *testing.T, v *verifier, tpm *swtpmtest.TPM) *node {
 // connect begins a new connection.
 func (n *node) connect() {
 	n.t.Helper()
-	conn, err := tls.DialWithDialer(&net.Dialer{LocalAddr: n.from}, "tcp", n.v.addr, &tls.Config{RootCAs: n.v.roots, ServerName: "mcs.test", MinVersion: tls.VersionTLS13})
+	conn, err := tls.DialWithDialer(&net.Dialer{LocalAddr: n.from}, "tcp", n.v.addr,
+		&tls.Config{RootCAs: n.v.roots, ServerName: "mcs.test", MinVersion: tls.VersionTLS13})
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -349,7 +354,8 @@ func (n *node) ask() error {
 	req := &mcsattestv1.ChallengeRequest{Pool: n.pool, Origin: testOrigin, AgentVersion: "test/1"}
 	if n.tpm != nil {
 		req.Offered = append(req.Offered, mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2)
-		req.Tpm = &mcsattestv1.TpmIdentity{EkPublic: n.id.EKPublic, EkCertificates: n.id.EKCertificates, AkPublic: n.id.AKPublic, AkCertificates: n.id.AKCertificates}
+		req.Tpm = &mcsattestv1.TpmIdentity{EkPublic: n.id.EKPublic, EkCertificates: n.id.EKCertificates,
+			AkPublic: n.id.AKPublic, AkCertificates: n.id.AKCertificates}
 	}
 	for _, k := range n.offers {
 		req.Offered = append(req.Offered, mcsattestv1.EvidenceKind(k))
@@ -419,12 +425,14 @@ func (n *node) evidence() *mcsattestv1.AttestRequest {
 		return req
 	}
 	ev, err := n.tpm.Attest(attester.Challenge{
-		CredentialBlob: c.GetTpm().GetCredentialBlob(), EncryptedSecret: c.GetTpm().GetEncryptedSecret(), Bank: bank, PCRs: pcrs,
+		CredentialBlob: c.GetTpm().GetCredentialBlob(), EncryptedSecret: c.GetTpm().GetEncryptedSecret(), Bank: bank,
+		PCRs: pcrs,
 	}, f.Hash())
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	req.Tpm2 = &mcsattestv1.Tpm2Evidence{Quote: ev.Quote, Signature: ev.Signature, Activation: ev.Activation, PcrValues: ev.PCRValues, EventLog: n.log}
+	req.Tpm2 = &mcsattestv1.Tpm2Evidence{Quote: ev.Quote, Signature: ev.Signature, Activation: ev.Activation,
+		PcrValues: ev.PCRValues, EventLog: n.log}
 	return req
 }
 

@@ -84,7 +84,8 @@ func (s *served) get(url string) (int, string) {
 // ready is what each of the places says that tell of readiness.
 func (s *served) ready() map[string]bool {
 	out := map[string]bool{}
-	for _, url := range []string{"http://" + s.health + "/readyz", "http://" + s.health + "/readyz?verbose", "https://" + s.nodes + "/healthz", "https://" + s.nodes + "/readyz"} {
+	for _, url := range []string{"http://" + s.health + "/readyz", "http://" + s.health + "/readyz?verbose",
+		"https://" + s.nodes + "/healthz", "https://" + s.nodes + "/readyz"} {
 		status, _ := s.get(url)
 		out[url] = status == http.StatusOK
 	}
@@ -136,7 +137,8 @@ func TestReadinessInDetail(t *testing.T) {
 	if status != http.StatusOK || !strings.HasSuffix(body, "\nreadyz check passed\n") {
 		t.Errorf("%d\n%s", status, body)
 	}
-	for _, name := range []string{"records", "serving certificate", "provisioning token", "folder", "policies", "token keys", "sealing keys", "upstream"} {
+	for _, name := range []string{"records", "serving certificate", "provisioning token", "folder", "policies",
+		"token keys", "sealing keys", "upstream"} {
 		if !strings.Contains(body, "[+]"+name+" ok\n") {
 			t.Errorf("%s is not listed:\n%s", name, body)
 		}
@@ -144,7 +146,8 @@ func TestReadinessInDetail(t *testing.T) {
 	u.server.Close()
 	s.eventuallyReady(t, false)
 	status, body = s.get("http://" + s.health + "/readyz?verbose")
-	if status != http.StatusServiceUnavailable || !strings.Contains(body, "[-]upstream failed: ") || !strings.Contains(body, "[+]records ok\n") ||
+	if status != http.StatusServiceUnavailable || !strings.Contains(body, "[-]upstream failed: ") ||
+		!strings.Contains(body, "[+]records ok\n") ||
 		!strings.HasSuffix(body, "\nreadyz check failed\n") {
 		t.Errorf("%d\n%s", status, body)
 	}
@@ -163,7 +166,8 @@ func TestAVerifierWhoseUpstreamIsItselfDoesNotStart(t *testing.T) {
 			v := newVerifier(t)
 			v.stop()
 			_, port, _ := net.SplitHostPort(freeAddress(t))
-			v.write("mcs-attest.yaml", fmt.Sprintf("origins: [%q]\nlisten: %q\nhealthListen: %q\nmetricsListen: %q\nupstream: %q\n",
+			v.write("mcs-attest.yaml", fmt.Sprintf(
+				"origins: [%q]\nlisten: %q\nhealthListen: %q\nmetricsListen: %q\nupstream: %q\n",
 				testOrigin, listen+":"+port, freeAddress(t), freeAddress(t), "https://"+host+":"+port))
 			c, err := config.Load(filepath.Join(v.dir, "mcs-attest.yaml"))
 			if err != nil {
@@ -194,7 +198,9 @@ func TestAnUpstreamThatLeadsBackCausesOneDecision(t *testing.T) {
 	s := startFolder(t, fmt.Sprintf("upstream: https://%s\nupstreamName: mcs.test\n", l.Addr()))
 	go forward(l, s.nodes)
 	// In mode Off nothing but the upstream decides.
-	put(t, s.dir, "policies/default.yaml", []byte("apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: default}\nspec:\n  pools: [worker]\n  mode: \"Off\"\n"))
+	put(t, s.dir, "policies/default.yaml",
+		[]byte("apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: default}\nspec:\n"+
+			"  pools: [worker]\n  mode: \"Off\"\n"))
 	decisions := func() (n float64) {
 		_, figures := s.get("https://" + s.figure + "/metrics")
 		for line := range strings.Lines(figures) {

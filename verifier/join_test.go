@@ -44,7 +44,8 @@ const mcoNamespace = "openshift-machine-config-operator"
 
 func newJoining(t *testing.T) *joining {
 	t.Helper()
-	c := cluster.Start(t, cluster.Controllers("certificatesigningrequest-signing-controller", "garbage-collector-controller"))
+	c := cluster.Start(t, cluster.Controllers("certificatesigningrequest-signing-controller",
+		"garbage-collector-controller"))
 	return newReplicas(t, c, 0).joining()
 }
 
@@ -59,14 +60,17 @@ func (rs *replicas) joining() *joining {
 	}
 	c.KubectlApply(t, object("v1", "ServiceAccount", mcoNamespace, "node-bootstrapper", nil)+
 		object("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "", "node-bootstrapper", map[string]any{
-			"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:node-bootstrapper"},
+			"roleRef": map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
+				"name": "system:node-bootstrapper"},
 			"subjects": []any{map[string]any{"kind": "ServiceAccount", "name": "node-bootstrapper", "namespace": mcoNamespace}},
 		})+
 		object("v1", "Namespace", "", "openshift-config-managed", nil)+
 		object("v1", "Namespace", "", "openshift-cluster-machine-approver", nil)+
-		object("v1", "ConfigMap", "openshift-config-managed", "csr-controller-ca", map[string]any{"data": map[string]any{"ca-bundle.crt": string(ca)}}))
+		object("v1", "ConfigMap", "openshift-config-managed", "csr-controller-ca",
+			map[string]any{"data": map[string]any{"ca-bundle.crt": string(ca)}}))
 	j.install("credential", "approver")
-	j.shared = strings.TrimSpace(c.Kubectl(t, "-n", mcoNamespace, "create", "token", "node-bootstrapper", "--duration=24h"))
+	j.shared = strings.TrimSpace(c.Kubectl(t, "-n", mcoNamespace, "create", "token", "node-bootstrapper",
+		"--duration=24h"))
 	config := j.config(j.shared)
 	j.served.Store(&config)
 	return j
@@ -90,7 +94,8 @@ func (rs *replicas) overlay(components []string, more string) {
 	if err != nil {
 		rs.t.Fatal(err)
 	}
-	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [" + back + "/deploy/overlays/openshift]\ncomponents:\n"
+	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [" + back +
+		"/deploy/overlays/openshift]\ncomponents:\n"
 	for _, name := range components {
 		text += "- " + back + "/deploy/components/" + name + "\n"
 	}
@@ -174,7 +179,8 @@ func (j *joining) fetched(t *testing.T, p *inProcess, name string) (uid, credent
 func (j *joining) as(token string) kubernetes.Interface {
 	j.t.Helper()
 	admin := j.cluster.Admin()
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: admin.Host, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{CAFile: admin.CAFile}})
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: admin.Host, BearerToken: token,
+		TLSClientConfig: rest.TLSClientConfig{CAFile: admin.CAFile}})
 	if err != nil {
 		j.t.Fatal(err)
 	}
@@ -273,9 +279,11 @@ func TestAttack_T54_OnlyTheMachineThatAttestedBecomesItsNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() bool { return len(j.csr(name).Status.Certificate) > 0 }, func() string { return fmt.Sprintf("no certificate: %+v", j.csr(name).Status) })
+	eventually(t, func() bool { return len(j.csr(name).Status.Certificate) > 0 },
+		func() string { return fmt.Sprintf("no certificate: %+v", j.csr(name).Status) })
 	rec = j.record(uid)
-	if c := rec.Status.Certificate; rec.Status.Phase != v1alpha1.PhaseJoined || c == nil || c.Node != "worker-0" || c.CredentialID != rec.Status.Credentials[0].ID {
+	if c := rec.Status.Certificate; rec.Status.Phase != v1alpha1.PhaseJoined || c == nil || c.Node != "worker-0" ||
+		c.CredentialID != rec.Status.Credentials[0].ID {
 		t.Errorf("record %+v", rec.Status)
 	}
 	j.hasEvents(uid, "Attested", "Fetched", "Joined")
@@ -294,7 +302,8 @@ func TestAttack_T54_OnlyTheMachineThatAttestedBecomesItsNode(t *testing.T) {
 
 	// The Machine goes, and with it what its credential was bound to.
 	secrets := func() (names []string) {
-		list, err := j.client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Namespace(mcoNamespace).List(context.Background(), metav1.ListOptions{})
+		list, err := j.client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Namespace(
+			mcoNamespace).List(context.Background(), metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -309,10 +318,12 @@ func TestAttack_T54_OnlyTheMachineThatAttestedBecomesItsNode(t *testing.T) {
 	if err := j.client.Resource(machinesResource).Namespace(machineNamespace).Delete(t.Context(), "worker-0", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() bool { return !slices.Contains(secrets(), "mcs-attest-bootstrap-"+uid) }, func() string { return fmt.Sprint("Secrets: ", secrets()) })
+	eventually(t, func() bool { return !slices.Contains(secrets(), "mcs-attest-bootstrap-"+uid) },
+		func() string { return fmt.Sprint("Secrets: ", secrets()) })
 
 	for what, secret := range map[string]string{"own": own, "stolen": stolen, "shared": j.shared} {
-		for where, text := range map[string]string{"the log": p.log.everything(), "the records": fmt.Sprint(j.records()), "the Events": fmt.Sprint(j.events(uid))} {
+		for where, text := range map[string]string{"the log": p.log.everything(), "the records": fmt.Sprint(j.records()),
+			"the Events": fmt.Sprint(j.events(uid))} {
 			if strings.Contains(text, secret) {
 				t.Errorf("T46: %s holds the %s credential", where, what)
 			}
@@ -337,30 +348,36 @@ func TestOneForbiddenNamespaceStopsNoOther(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() bool { return decided(j.csr(name)) == "Approved" }, func() string { return fmt.Sprintf("not approved: %+v", j.csr(name).Status) })
-	eventually(t, func() bool { return j.degraded("Forbidden") }, func() string { return "the forbidden namespace is not reported" })
+	eventually(t, func() bool { return decided(j.csr(name)) == "Approved" },
+		func() string { return fmt.Sprintf("not approved: %+v", j.csr(name).Status) })
+	eventually(t, func() bool { return j.degraded("Forbidden") },
+		func() string { return "the forbidden namespace is not reported" })
 
 	// A machine of that namespace waits until the verifier may read it.
 	keys := soft(t)
 	m := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine",
 		"metadata": map[string]any{
-			"namespace": elsewhere, "name": "worker-1", "annotations": map[string]any{v1alpha1.AnnotationEKSHA256: fmt.Sprintf("%x", keys.spki)},
-			"labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker"},
+			"namespace": elsewhere, "name": "worker-1",
+			"annotations": map[string]any{v1alpha1.AnnotationEKSHA256: fmt.Sprintf("%x", keys.spki)},
+			"labels":      map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker"},
 		},
 		"spec": map[string]any{},
 	}}
-	if _, err := j.client.Resource(machinesResource).Namespace(elsewhere).Create(t.Context(), m, metav1.CreateOptions{}); err != nil {
+	if _, err := j.client.Resource(machinesResource).Namespace(elsewhere).Create(t.Context(), m,
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if token, _, err := p.node(keys).attest(t.Context()); err == nil || token != "" {
 		t.Error("a machine of a namespace that cannot be read attested")
 	}
 	for _, account := range []string{"mcs-attest-verifier", "mcs-attest-controller"} {
-		j.cluster.KubectlApply(t, object("rbac.authorization.k8s.io/v1", "RoleBinding", elsewhere, account+"-machines", map[string]any{
-			"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": account + "-machines"},
-			"subjects": []any{map[string]any{"kind": "ServiceAccount", "name": account, "namespace": ownNamespace}},
-		}))
+		j.cluster.KubectlApply(t, object("rbac.authorization.k8s.io/v1", "RoleBinding", elsewhere, account+"-machines",
+			map[string]any{
+				"roleRef": map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
+					"name": account + "-machines"},
+				"subjects": []any{map[string]any{"kind": "ServiceAccount", "name": account, "namespace": ownNamespace}},
+			}))
 	}
 	if status, _ := p.fetch(p.attests(p.node(keys))); status != 200 {
 		t.Errorf("the gate answers %d", status)

@@ -71,19 +71,21 @@ func (n *loadNode) attest(ctx context.Context) (bearer string, took time.Duratio
 	}
 	spki := sha256.Sum256(state.PeerCertificates[0].RawSubjectPublicKeyInfo)
 	used := false
-	client := mcsattestv1connect.NewAttestationClient(&http.Client{Transport: &http.Transport{DialTLSContext: func(context.Context, string, string) (net.Conn, error) {
-		if used {
-			return nil, errors.New("the connection is used up")
-		}
-		used = true
-		return conn, nil
-	}}}, n.origin)
+	client := mcsattestv1connect.NewAttestationClient(
+		&http.Client{Transport: &http.Transport{DialTLSContext: func(context.Context, string, string) (net.Conn, error) {
+			if used {
+				return nil, errors.New("the connection is used up")
+			}
+			used = true
+			return conn, nil
+		}}}, n.origin)
 
 	ek, ak, ekSPKI, akName := n.keys.public()
 	start := time.Now()
 	asked, err := client.Challenge(ctx, connect.NewRequest(&mcsattestv1.ChallengeRequest{
-		Pool: n.pool, Origin: n.origin, AgentVersion: "load/1", Offered: []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2},
-		Tpm: &mcsattestv1.TpmIdentity{EkPublic: ek, AkPublic: ak, Banks: []uint32{uint32(tpm.TPMAlgSHA256)}},
+		Pool: n.pool, Origin: n.origin, AgentVersion: "load/1",
+		Offered: []mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2},
+		Tpm:     &mcsattestv1.TpmIdentity{EkPublic: ek, AkPublic: ak, Banks: []uint32{uint32(tpm.TPMAlgSHA256)}},
 	}))
 	took = time.Since(start)
 	if err != nil {
@@ -101,8 +103,9 @@ func (n *loadNode) attest(ctx context.Context) (bearer string, took time.Duratio
 	}
 	ev, err := n.keys.answer(c.GetTpm(), transcript.Fields{
 		Sealed: c.GetSealed(), Nonce: c.GetNonce(), Binding: binding, Exporter: exporter, ServerSPKI: spki[:],
-		Origin: c.GetOrigin(), Pool: c.GetPool(), Required: transcript.Required([]evidence.Kind{evidence.TPM2}, uint16(c.GetTpm().GetBank()), pcrs),
-		EKSPKI: ekSPKI[:], AKName: akName, Claims: claims,
+		Origin: c.GetOrigin(), Pool: c.GetPool(),
+		Required: transcript.Required([]evidence.Kind{evidence.TPM2}, uint16(c.GetTpm().GetBank()), pcrs),
+		EKSPKI:   ekSPKI[:], AKName: akName, Claims: claims,
 	}.Hash())
 	if err != nil {
 		return "", took, err
@@ -172,11 +175,13 @@ func (k *fleetKeys) answer(ch *mcsattestv1.TpmChallenge, h transcript.Hash) (*mc
 		for _, p := range ch.GetPcrs() {
 			pcrs = append(pcrs, int(p))
 		}
-		ev, err := a.Attest(attester.Challenge{CredentialBlob: ch.GetCredentialBlob(), EncryptedSecret: ch.GetEncryptedSecret(), Bank: uint16(ch.GetBank()), PCRs: pcrs}, h)
+		ev, err := a.Attest(attester.Challenge{CredentialBlob: ch.GetCredentialBlob(),
+			EncryptedSecret: ch.GetEncryptedSecret(), Bank: uint16(ch.GetBank()), PCRs: pcrs}, h)
 		if err != nil {
 			return err
 		}
-		out = &mcsattestv1.Tpm2Evidence{Quote: ev.Quote, Signature: ev.Signature, Activation: ev.Activation, PcrValues: ev.PCRValues}
+		out = &mcsattestv1.Tpm2Evidence{Quote: ev.Quote, Signature: ev.Signature, Activation: ev.Activation,
+			PcrValues: ev.PCRValues}
 		return nil
 	})
 }
@@ -215,7 +220,8 @@ func newSoftKeys() (*softKeys, error) {
 		if err != nil {
 			return tpm.TPMUPublicID{}, err
 		}
-		return tpm.NewTPMUPublicID(tpm.TPMAlgECC, &tpm.TPMSECCPoint{X: tpm.TPM2BECCParameter{Buffer: b[1:33]}, Y: tpm.TPM2BECCParameter{Buffer: b[33:]}}), nil
+		return tpm.NewTPMUPublicID(tpm.TPMAlgECC,
+			&tpm.TPMSECCPoint{X: tpm.TPM2BECCParameter{Buffer: b[1:33]}, Y: tpm.TPM2BECCParameter{Buffer: b[33:]}}), nil
 	}
 	pub := tpm.ECCEKTemplate
 	if pub.Unique, err = point(&ekKey.PublicKey); err != nil {
@@ -224,11 +230,13 @@ func newSoftKeys() (*softKeys, error) {
 	k.ekPub = tpm.Marshal(pub)
 	pub = tpm.TPMTPublic{
 		Type: tpm.TPMAlgECC, NameAlg: tpm.TPMAlgSHA256,
-		ObjectAttributes: tpm.TPMAObject{FixedTPM: true, FixedParent: true, SensitiveDataOrigin: true, UserWithAuth: true, NoDA: true, Restricted: true, SignEncrypt: true},
+		ObjectAttributes: tpm.TPMAObject{FixedTPM: true, FixedParent: true, SensitiveDataOrigin: true, UserWithAuth: true,
+			NoDA: true, Restricted: true, SignEncrypt: true},
 		Parameters: tpm.NewTPMUPublicParms(tpm.TPMAlgECC, &tpm.TPMSECCParms{
 			Symmetric: tpm.TPMTSymDefObject{Algorithm: tpm.TPMAlgNull},
-			Scheme:    tpm.TPMTECCScheme{Scheme: tpm.TPMAlgECDSA, Details: tpm.NewTPMUAsymScheme(tpm.TPMAlgECDSA, &tpm.TPMSSigSchemeECDSA{HashAlg: tpm.TPMAlgSHA256})},
-			CurveID:   tpm.TPMECCNistP256, KDF: tpm.TPMTKDFScheme{Scheme: tpm.TPMAlgNull},
+			Scheme: tpm.TPMTECCScheme{Scheme: tpm.TPMAlgECDSA,
+				Details: tpm.NewTPMUAsymScheme(tpm.TPMAlgECDSA, &tpm.TPMSSigSchemeECDSA{HashAlg: tpm.TPMAlgSHA256})},
+			CurveID: tpm.TPMECCNistP256, KDF: tpm.TPMTKDFScheme{Scheme: tpm.TPMAlgNull},
 		}),
 	}
 	if pub.Unique, err = point(&ak.PublicKey); err != nil {
@@ -280,7 +288,8 @@ func (k *softKeys) answer(ch *mcsattestv1.TpmChallenge, h transcript.Hash) (*mcs
 	for _, n := range [][]byte{r.Bytes(), s.Bytes()} {
 		sig = append(binary.BigEndian.AppendUint16(sig, uint16(len(n))), n...)
 	}
-	return &mcsattestv1.Tpm2Evidence{Quote: q.Bytes(), Signature: sig, Activation: transcript.Activation(secret, h), PcrValues: [][]byte{zero}}, nil
+	return &mcsattestv1.Tpm2Evidence{Quote: q.Bytes(), Signature: sig, Activation: transcript.Activation(secret, h),
+		PcrValues: [][]byte{zero}}, nil
 }
 
 // activate is TPM2_ActivateCredential (TPM 2.0 Library, Part 1, 24).

@@ -32,7 +32,8 @@ type served struct {
 func serveFolder(t *testing.T, settings string) *served {
 	t.Helper()
 	s := startFolder(t, settings)
-	eventually(t, func() bool { return s.probe("/readyz") == nil }, func() string { return fmt.Sprint("not ready: ", s.probe("/readyz")) })
+	eventually(t, func() bool { return s.probe("/readyz") == nil },
+		func() string { return fmt.Sprint("not ready: ", s.probe("/readyz")) })
 	return s
 }
 
@@ -42,7 +43,8 @@ func startFolder(t *testing.T, settings string) *served {
 	v := newVerifier(t)
 	v.stop()
 	s := &served{dir: v.dir, roots: v.roots, nodes: freeAddress(t), health: freeAddress(t), figure: freeAddress(t)}
-	v.write("mcs-attest.yaml", fmt.Sprintf("origins: [%q]\nlisten: %q\nhealthListen: %q\nmetricsListen: %q\n%s", testOrigin, s.nodes, s.health, s.figure, settings))
+	v.write("mcs-attest.yaml", fmt.Sprintf("origins: [%q]\nlisten: %q\nhealthListen: %q\nmetricsListen: %q\n%s",
+		testOrigin, s.nodes, s.health, s.figure, settings))
 	c, err := config.Load(filepath.Join(v.dir, "mcs-attest.yaml"))
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +58,8 @@ func startFolder(t *testing.T, settings string) *served {
 			t.Error("serve:", err)
 		}
 	})
-	eventually(t, func() bool { return s.probe("/healthz") == nil }, func() string { return fmt.Sprint("not alive: ", s.probe("/healthz")) })
+	eventually(t, func() bool { return s.probe("/healthz") == nil },
+		func() string { return fmt.Sprint("not alive: ", s.probe("/healthz")) })
 	return s
 }
 
@@ -104,7 +107,8 @@ func TestAttack_T61_ProbesAnswerWhileEveryOtherConnectionIsHeld(t *testing.T) {
 
 func TestAttack_T61_HealthListensOnTheLoopbackOnly(t *testing.T) {
 	for _, address := range []string{":22681", "0.0.0.0:22681", "[::]:22681", "192.0.2.1:22681", "example.com:22681"} {
-		_, err := config.Parse("test", []byte(fmt.Sprintf("origins: [%q]\nhealthListen: %q\n", testOrigin, address)), t.TempDir())
+		_, err := config.Parse("test", []byte(fmt.Sprintf("origins: [%q]\nhealthListen: %q\n", testOrigin, address)),
+			t.TempDir())
 		if err == nil || !strings.Contains(err.Error(), "loopback") {
 			t.Errorf("healthListen %s: %v", address, err)
 		}

@@ -148,11 +148,15 @@ func TestProvisioningTokenFromAuditToEnforceAndBack(t *testing.T) {
 	v.wantShared("audited, with a wrong one", sharedB, http.StatusOK)
 	v.wantReason("ProvisioningTokenInvalid")
 	v.wantShared("audited, without", "", http.StatusOK)
-	v.change("policies/workers.yaml", "apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: workers}\nspec:\n  pools: [worker]\n"+sharedAlone)
+	v.change("policies/workers.yaml",
+		"apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: workers}\nspec:\n  pools: [worker]\n"+
+			sharedAlone)
 	v.wantShared("enforced, without", "", http.StatusUnauthorized)
 	v.wantShared("enforced, with", sharedA, http.StatusOK)
 	v.wantFetch("the other pool", "/config/master", "", http.StatusOK)
-	v.change("policies/workers.yaml", "apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: workers}\nspec:\n  pools: [worker]\n  mode: \"Off\"\n"+sharedAlone)
+	v.change("policies/workers.yaml",
+		"apiVersion: mcs-attest.dev/v1alpha1\nkind: AttestationPolicy\nmetadata: {name: workers}\nspec:\n"+
+			"  pools: [worker]\n  mode: \"Off\"\n"+sharedAlone)
 	v.wantShared("off again", "", http.StatusOK)
 }
 
@@ -190,12 +194,14 @@ func TestProvisioningTokenFileThatIsBroken(t *testing.T) {
 		v.wantShared("broken from the start", token, http.StatusServiceUnavailable)
 		v.wantReason("StoreUnavailable")
 	}
-	if problems := v.server.Unready(v.now()); len(problems) != 1 || !strings.Contains(problems[0], "provisioning token: token: 5 characters are too few") {
+	if problems := v.server.Unready(v.now()); len(problems) != 1 ||
+		!strings.Contains(problems[0], "provisioning token: token: 5 characters are too few") {
 		t.Errorf("ready in spite of it: %q", problems)
 	}
 	v.share("token: " + sharedA)
 	v.wantShared("mended", sharedA, http.StatusOK)
-	if text := v.log.everything(); strings.Contains(text, "short\\n") || strings.Contains(text, sharedA) || !strings.Contains(text, "the provisioning token cannot be read") {
+	if text := v.log.everything(); strings.Contains(text, "short\\n") || strings.Contains(text, sharedA) ||
+		!strings.Contains(text, "the provisioning token cannot be read") {
 		t.Error("the log")
 	}
 }
@@ -318,7 +324,8 @@ func TestAttack_T24_ProvisioningTokenOfAnotherConversation(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, proof := range map[string][]byte{
-		"that of the last conversation": first, "the token itself": []byte(sharedA), "an empty key's": transcript.ProvisioningToken(nil, transcript.Hash{}), "a short one": first[:16],
+		"that of the last conversation": first, "the token itself": []byte(sharedA),
+		"an empty key's": transcript.ProvisioningToken(nil, transcript.Hash{}), "a short one": first[:16],
 	} {
 		n.changeAttest = func(r *mcsattestv1.AttestRequest) { r.ProvisioningToken = proof }
 		v.advance(later)
@@ -353,7 +360,8 @@ func (n *node) alone(token string) (*mcsattestv1.AttestResponse, error) {
 		Origin: c.GetOrigin(), Pool: c.GetPool(), Required: transcript.Required([]evidence.Kind{evidence.ProvisioningToken}, 0, nil), Claims: []byte(`{}`),
 	}
 	return n.send(&mcsattestv1.AttestRequest{
-		Sealed: c.GetSealed(), ServerSpkiSha256: ch.spki, Claims: f.Claims, ProvisioningToken: transcript.ProvisioningToken([]byte(token), f.Hash()),
+		Sealed: c.GetSealed(), ServerSpkiSha256: ch.spki, Claims: f.Claims,
+		ProvisioningToken: transcript.ProvisioningToken([]byte(token), f.Hash()),
 	})
 }
 
@@ -391,7 +399,8 @@ func TestAttestWithoutAProvisioningTokenToCompareWith(t *testing.T) {
 	// the agent is told so.
 	v := newShared(t, sharedAlone+"  provisioningToken: {whenAbsent: Open}\n", "")
 	n := newNode(t, v, swtpmtest.Start(t, "sha256"))
-	if err := n.ask(); err != nil || n.challenge.GetMode() != mcsattestv1.Mode_MODE_AUDIT || len(n.challenge.GetRequired()) != 0 {
+	if err := n.ask(); err != nil || n.challenge.GetMode() != mcsattestv1.Mode_MODE_AUDIT ||
+		len(n.challenge.GetRequired()) != 0 {
 		t.Errorf("%v %v", n.challenge, err)
 	}
 	// There is none, and it was to be shown beside a TPM: not the machine's fault.

@@ -67,8 +67,9 @@ const stopped = "stop-"
 func (rs *replicas) stop(name string) {
 	rs.t.Helper()
 	o := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation, "metadata": map[string]any{"name": stopped + name},
-		"spec": map[string]any{"machineRef": map[string]any{"name": name}, "quarantined": true},
+		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
+		"metadata": map[string]any{"name": stopped + name},
+		"spec":     map[string]any{"machineRef": map[string]any{"name": name}, "quarantined": true},
 	}}
 	if _, err := rs.client.Resource(recordsResource).Namespace(machineNamespace).Create(context.Background(), o, metav1.CreateOptions{}); err != nil {
 		rs.t.Fatal(err)

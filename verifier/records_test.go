@@ -92,7 +92,8 @@ func (s *recordsSite) command(args ...string) (status int, output string) {
 
 func (s *recordsSite) serve() (status int, output string) {
 	s.t.Helper()
-	return s.command("serve", "--listen", freeAddress(s.t), "--health-listen", freeAddress(s.t), "--metrics-listen", freeAddress(s.t))
+	return s.command("serve", "--listen", freeAddress(s.t), "--health-listen", freeAddress(s.t), "--metrics-listen",
+		freeAddress(s.t))
 }
 
 var panicked = regexp.MustCompile(`(?m)^(panic|fatal error|unexpected fault|goroutine \d+)|SIGSEGV|SIGBUS`)
@@ -167,7 +168,8 @@ func TestAttack_T70_UsedFolderDoesNotStartWithNewRecords(t *testing.T) {
 				t.Fatal(err)
 			}
 			change()
-			if status, out := s.serve(); status == 0 || panicked.MatchString(out) || name != "a broken note" && !strings.Contains(out, "hint: ") {
+			if status, out := s.serve(); status == 0 || panicked.MatchString(out) ||
+				name != "a broken note" && !strings.Contains(out, "hint: ") {
 				t.Errorf("exit status %d:\n%s", status, out)
 			}
 			if status, out := s.command("status"); status == 0 {
@@ -292,7 +294,8 @@ func TestAttack_T70_TokensWaitWhileRestoredRecordsAreHeld(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := store.Hold(filepath.Join(v.dir, "state", "records.db"), "the record database was restored from a backup"); err != nil {
+	if err := store.Hold(filepath.Join(v.dir, "state", "records.db"),
+		"the record database was restored from a backup"); err != nil {
 		t.Fatal(err)
 	}
 	want := func(status int, token string) {

@@ -130,10 +130,13 @@ func installed(t testing.TB, c *cluster.Cluster, source string) *replicas {
 	rs.roots.AppendCertsFromPEM(ca.Certificate)
 	c.KubectlApply(t, object("v1", "Namespace", "", ownNamespace, nil)+
 		object("v1", "Secret", "openshift-machine-config-operator", "machine-config-server-tls", map[string]any{
-			"type": "kubernetes.io/tls", "stringData": map[string]any{"tls.crt": string(serving.Certificate), "tls.key": string(serving.Key.Expose())},
+			"type":       "kubernetes.io/tls",
+			"stringData": map[string]any{"tls.crt": string(serving.Certificate), "tls.key": string(serving.Key.Expose())},
 		})+
-		object("v1", "ConfigMap", "openshift-machine-config-operator", "machine-config-server-ca", map[string]any{"data": map[string]any{"ca-bundle.crt": string(ca.Certificate)}})+
-		object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything", map[string]any{"spec": map[string]any{"pools": []any{"*"}}}))
+		object("v1", "ConfigMap", "openshift-machine-config-operator", "machine-config-server-ca",
+			map[string]any{"data": map[string]any{"ca-bundle.crt": string(ca.Certificate)}})+
+		object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "audit-everything",
+			map[string]any{"spec": map[string]any{"pools": []any{"*"}}}))
 	rs.mcs = rs.machineConfigServer(serving)
 	rs.accounts()
 	return rs
@@ -143,8 +146,11 @@ func installed(t testing.TB, c *cluster.Cluster, source string) *replicas {
 func (rs *replicas) replica(program string, config ...string) *replica {
 	t := rs.t
 	t.Helper()
-	r := &replica{t: t, program: program, dir: t.TempDir(), controller: t.TempDir(), addr: freeAddress(t), health: freeAddress(t), metrics: freeAddress(t), log: &lockedBuffer{}}
-	text := fmt.Sprintf("origins: [%q]\nlisten: %s\nhealthListen: %s\nmetricsListen: %s\nrequestsPerSecond: 10000\nupstream: https://%s\nupstreamName: mcs.test\nkubernetes:\n  machineNamespaces: [openshift-machine-api]\n  kubeconfig: %s\n",
+	r := &replica{t: t, program: program, dir: t.TempDir(), controller: t.TempDir(), addr: freeAddress(t),
+		health: freeAddress(t), metrics: freeAddress(t), log: &lockedBuffer{}}
+	text := fmt.Sprintf("origins: [%q]\nlisten: %s\nhealthListen: %s\nmetricsListen: %s\nrequestsPerSecond: 10000\n"+
+		"upstream: https://%s\nupstreamName: mcs.test\nkubernetes:\n  machineNamespaces: [openshift-machine-api]\n"+
+		"  kubeconfig: %s\n",
 		testOrigin, r.addr, r.health, r.metrics, rs.mcs, rs.kubeconfig) + strings.Join(config, "")
 	r.configure(r.dir, text)
 	r.configure(r.controller, strings.Replace(text, rs.kubeconfig, rs.controllerKubeconfig, 1))
@@ -315,7 +321,8 @@ func (r *replica) ready() string {
 func (r *replica) waitReady() {
 	r.t.Helper()
 	why := "it was not asked"
-	within(r.t, 5*time.Minute, func() bool { why = r.ready(); return why == "" }, func() string { return "not ready: " + why })
+	within(r.t, 5*time.Minute, func() bool { why = r.ready(); return why == "" },
+		func() string { return "not ready: " + why })
 }
 
 // eventually waits for something that takes a while on a slow machine.
@@ -341,10 +348,12 @@ func (rs *replicas) machine(name string, ek [32]byte) *unstructured.Unstructured
 		"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine",
 		"metadata": map[string]any{
 			"namespace": machineNamespace, "name": name,
-			"labels":      map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker", "machine.openshift.io/cluster-api-machine-type": "worker"},
+			"labels": map[string]any{"machine.openshift.io/cluster-api-machine-role": "worker",
+				"machine.openshift.io/cluster-api-machine-type": "worker"},
 			"annotations": map[string]any{v1alpha1.AnnotationEKSHA256: hex.EncodeToString(ek[:])},
 		},
-		"spec": map[string]any{"providerSpec": map[string]any{"value": map[string]any{"userDataSecret": map[string]any{"name": "worker-user-data"}}}},
+		"spec": map[string]any{"providerSpec": map[string]any{
+			"value": map[string]any{"userDataSecret": map[string]any{"name": "worker-user-data"}}}},
 	}}
 	made, err := rs.client.Resource(machinesResource).Namespace(machineNamespace).Create(rs.t.Context(), m, metav1.CreateOptions{})
 	if err != nil {

@@ -45,7 +45,8 @@ func TestAttack_T60_ARestoreLoosensNothingUntilItIsAcknowledged(t *testing.T) {
 	becomes := func(want int) {
 		t.Helper()
 		got := 0
-		eventually(t, func() bool { got = anonymous(); return got == want }, func() string { return fmt.Sprintf("an anonymous request gets %d, want %d", got, want) })
+		eventually(t, func() bool { got = anonymous(); return got == want },
+			func() string { return fmt.Sprintf("an anonymous request gets %d, want %d", got, want) })
 	}
 	var why error
 	attests := func(n *loadNode) bool {
@@ -59,7 +60,8 @@ func TestAttack_T60_ARestoreLoosensNothingUntilItIsAcknowledged(t *testing.T) {
 	rs.machine("honest", honestKeys.spki)
 	p.attests(joined)
 	patch("machines.machine.openshift.io", machineNamespace, "joined", "status", `{"status":{"nodeRef":{"kind":"Node","name":"joined"}}}`)
-	eventually(t, func() bool { return rs.record(uid).Status.Phase == v1alpha1.PhaseJoined }, func() string { return "it has not joined" })
+	eventually(t, func() bool { return rs.record(uid).Status.Phase == v1alpha1.PhaseJoined },
+		func() string { return "it has not joined" })
 	until := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)
 	patch("machineattestations.mcs-attest.dev", machineNamespace, uid, "", `{"spec":{"reattest":{"until":"`+until+`"}}}`)
 	mode("Audit")
@@ -112,7 +114,8 @@ func TestAttack_T60_ARestoreLoosensNothingUntilItIsAcknowledged(t *testing.T) {
 	if attests(joined) {
 		t.Error("the restore brought a withdrawn grant back")
 	}
-	if text := verifiers(degraded); !strings.Contains(text, "policies") || !strings.Contains(text, "mcs-attest.dev/restore-seen=") {
+	if text := verifiers(degraded); !strings.Contains(text, "policies") ||
+		!strings.Contains(text, "mcs-attest.dev/restore-seen=") {
 		t.Errorf("the condition does not say what waits for whom: %s", text)
 	}
 	eventually(t, func() bool {
@@ -123,8 +126,10 @@ func TestAttack_T60_ARestoreLoosensNothingUntilItIsAcknowledged(t *testing.T) {
 	// As docs/deploying.md has it.
 	rs.cluster.Kubectl(t, "annotate", "--overwrite", "attestationverifier", "cluster", "mcs-attest.dev/restore-seen="+time.Now().UTC().Add(time.Second).Format(time.RFC3339))
 	becomes(http.StatusOK)
-	eventually(t, func() bool { return attests(joined) }, func() string { return fmt.Sprint("acknowledged, and the grant does not count: ", why) })
-	eventually(t, func() bool { return !strings.Contains(verifiers(degraded), "EtcdRestored") }, func() string { return verifiers(degraded) })
+	eventually(t, func() bool { return attests(joined) },
+		func() string { return fmt.Sprint("acknowledged, and the grant does not count: ", why) })
+	eventually(t, func() bool { return !strings.Contains(verifiers(degraded), "EtcdRestored") },
+		func() string { return verifiers(degraded) })
 }
 
 // T60: etcd goes back to a day when a Machine and two enrollments existed that were removed since. None of them is
@@ -148,15 +153,18 @@ func TestAttack_T60_WhatWasRemovedDoesNotComeBackWithARestore(t *testing.T) {
 	rs.machine("stays", staysKeys.spki)
 	rs.machine("removed", machineKeys.spki)
 	rs.machine("bare", soft(t).spki)
-	rs.cluster.Kubectl(t, "annotate", "machines.machine.openshift.io", "-n", machineNamespace, "bare", v1alpha1.AnnotationEKSHA256+"-")
+	rs.cluster.Kubectl(t, "annotate", "machines.machine.openshift.io", "-n", machineNamespace, "bare",
+		v1alpha1.AnnotationEKSHA256+"-")
 	enrollment := func(name string, spec map[string]any) {
-		rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindMachineAttestation, machineNamespace, name, map[string]any{"spec": spec}))
+		rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindMachineAttestation, machineNamespace, name,
+			map[string]any{"spec": spec}))
 	}
 	ek := func(keys *softKeys) []any { return []any{hex.EncodeToString(keys.spki[:])} }
 	enrollment("bare-tpm", map[string]any{"machineRef": map[string]any{"name": "bare"}, "ekSHA256": ek(enrolledKeys)})
 	enrollment("edge", map[string]any{"pool": "worker", "ekSHA256": ek(standInKeys)})
 	for _, keys := range []*softKeys{staysKeys, machineKeys, enrolledKeys, standInKeys} {
-		eventually(t, func() bool { return p.server.View().Machines.Enrolled(keys.spki) }, func() string { return "an EK is not enrolled" })
+		eventually(t, func() bool { return p.server.View().Machines.Enrolled(keys.spki) },
+			func() string { return "an EK is not enrolled" })
 	}
 	snapshot := filepath.Join(t.TempDir(), "etcd.db")
 	if err := rs.cluster.Snapshot(snapshot); err != nil {
@@ -165,7 +173,8 @@ func TestAttack_T60_WhatWasRemovedDoesNotComeBackWithARestore(t *testing.T) {
 	rs.cluster.Kubectl(t, "delete", "machines.machine.openshift.io", "-n", machineNamespace, "removed")
 	rs.cluster.Kubectl(t, "delete", "machineattestations", "-n", machineNamespace, "bare-tpm", "edge")
 	for name, n := range removed {
-		eventually(t, func() bool { return !attests(n) }, func() string { return name + " was removed, and the machine gets in" })
+		eventually(t, func() bool { return !attests(n) },
+			func() string { return name + " was removed, and the machine gets in" })
 	}
 	rs.age(500)
 	// Both processes have seen that revision. Else the restored etcd may reach what they saw
@@ -208,6 +217,7 @@ func TestAttack_T60_WhatWasRemovedDoesNotComeBackWithARestore(t *testing.T) {
 
 	rs.cluster.Kubectl(t, "annotate", "--overwrite", "attestationverifier", "cluster", "mcs-attest.dev/restore-seen="+time.Now().UTC().Add(time.Second).Format(time.RFC3339))
 	for name, n := range removed {
-		eventually(t, func() bool { return attests(n) }, func() string { return fmt.Sprintf("acknowledged, and %s does not count: %v", name, why) })
+		eventually(t, func() bool { return attests(n) },
+			func() string { return fmt.Sprintf("acknowledged, and %s does not count: %v", name, why) })
 	}
 }

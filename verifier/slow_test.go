@@ -232,7 +232,8 @@ func TestAttack_T69_ASlowAndLossyAPIBurnsNoToken(t *testing.T) {
 	if len(allowed) != len(all) {
 		t.Errorf("%d of %d tokens were answered", len(allowed), len(all))
 	}
-	t.Logf("%d machines, %.2f attempts each, the longest took %v", len(all), float64(attempts)/float64(len(all)), longest.Round(time.Millisecond))
+	t.Logf("%d machines, %.2f attempts each, the longest took %v", len(all), float64(attempts)/float64(len(all)),
+		longest.Round(time.Millisecond))
 }
 
 // BenchmarkSlowAPI is 100 machines that fetch their configs while the API is slow and

@@ -36,7 +36,8 @@ func TestAttack_T60_AnUpgradeDoesNotOpenTheGate(t *testing.T) {
 	becomes := func(pool string, want int) {
 		t.Helper()
 		got := 0
-		eventually(t, func() bool { got = anonymous(pool); return got == want }, func() string { return fmt.Sprintf("/config/%s: %d, want %d", pool, got, want) })
+		eventually(t, func() bool { got = anonymous(pool); return got == want },
+			func() string { return fmt.Sprintf("/config/%s: %d, want %d", pool, got, want) })
 	}
 	becomes("worker", http.StatusOK)
 	// upgrade applies everything again and waits until the verifier has seen later changes.
@@ -46,7 +47,8 @@ func TestAttack_T60_AnUpgradeDoesNotOpenTheGate(t *testing.T) {
 		t.Log(install())
 		upgrades++
 		marker := fmt.Sprintf("marker-%d", upgrades)
-		rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", marker, map[string]any{"spec": map[string]any{"pools": []any{marker}, "mode": "Audit"}}))
+		rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", marker,
+			map[string]any{"spec": map[string]any{"pools": []any{marker}, "mode": "Audit"}}))
 		becomes(marker, http.StatusOK)
 	}
 
@@ -66,7 +68,8 @@ func TestAttack_T60_AnUpgradeDoesNotOpenTheGate(t *testing.T) {
 	rs.cluster.Kubectl(t, "delete", "attestationpolicies", "--all")
 	becomes("worker", http.StatusServiceUnavailable)
 	rs.cluster.Kubectl(t, "apply", "-k", overlay)
-	rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "last", map[string]any{"spec": map[string]any{"pools": []any{"last"}, "mode": "Audit"}}))
+	rs.cluster.KubectlApply(t, object(v1alpha1.APIVersion, v1alpha1.KindAttestationPolicy, "", "last",
+		map[string]any{"spec": map[string]any{"pools": []any{"last"}, "mode": "Audit"}}))
 	becomes("last", http.StatusOK)
 	if got := anonymous("worker"); got != http.StatusServiceUnavailable {
 		t.Errorf("the policy was deleted, and after the upgrade an anonymous request gets %d", got)
