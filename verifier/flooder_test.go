@@ -133,8 +133,11 @@ func provision(ctx context.Context, v *verifier, n *loadNode) error {
 		return fmt.Errorf("fetch: %w", err)
 	}
 	defer res.Body.Close()
-	if _, err := io.Copy(io.Discard, res.Body); err != nil || res.StatusCode != http.StatusOK {
-		return fmt.Errorf("fetch: %s, %v", res.Status, err)
+	if _, err := io.Copy(io.Discard, res.Body); err != nil {
+		return fmt.Errorf("fetch: %s: %w", res.Status, err)
+	}
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("fetch: %s", res.Status)
 	}
 	return nil
 }

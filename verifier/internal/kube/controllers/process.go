@@ -116,7 +116,7 @@ func New(p *backend.Parts) (*Process, error) {
 			return nil, err
 		}
 	}
-	if k.inventory, err = inventory.New(context.Background(), api, *p.Config.Kubernetes, o); err != nil {
+	if k.inventory, err = inventory.New(api, *p.Config.Kubernetes, o); err != nil {
 		return nil, err
 	}
 	k.confirm = inventory.Confirmation{Client: dyn, Machines: k.inventory.Registry()}

@@ -79,7 +79,7 @@ func New(p *backend.Parts) (*Front, error) {
 	}
 	o := inventory.OptionsFor(p)
 	o.Certificate, o.Changed, o.Events = b.serve, b.measure, b.events
-	if b.inventory, err = inventory.New(context.Background(), api, *c.Kubernetes, o); err != nil {
+	if b.inventory, err = inventory.New(api, *c.Kubernetes, o); err != nil {
 		return nil, err
 	}
 	b.reviews = typed

@@ -82,7 +82,7 @@ func TestSweepClaims_ReleasesWhileOneNamespaceIsForbidden(t *testing.T) {
 	}
 	server := httptest.NewServer(api)
 	t.Cleanup(server.Close)
-	c, err := New(t.Context(), &rest.Config{Host: server.URL}, config.Kubernetes{
+	c, err := New(&rest.Config{Host: server.URL}, config.Kubernetes{
 		Namespace: "own", MachineNamespaces: []string{"m", "other"}, ServingSecret: "mco/tls", CAConfigMap: "mco/ca",
 	}, Options{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {

@@ -132,7 +132,7 @@ type Triggers struct {
 }
 
 // New prepares everything and makes no call yet.
-func New(_ context.Context, r *rest.Config, c config.Kubernetes, o Options) (*Inventory, error) {
+func New(r *rest.Config, c config.Kubernetes, o Options) (*Inventory, error) {
 	r = rest.CopyConfig(r)
 	// The API server's priority and fairness is what bounds us; client-go's own
 	// five requests a second would make fifty machines wait for each other.

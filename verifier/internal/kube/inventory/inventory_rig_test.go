@@ -266,7 +266,7 @@ func (w *whole) startWith(r *rest.Config, identity string,
 	events := kubeevents.NewRecorder(kubeevents.Options{Client: client.CoreV1(), Host: identity, Log: o.Log})
 	o.Events = events
 	o.RenewKeys = func(ctx context.Context) error { return p.signing.Renew(ctx) }
-	c, err := verifier.New(context.Background(), r, k, o)
+	c, err := verifier.New(r, k, o)
 	if err != nil {
 		w.Fatal(err)
 	}

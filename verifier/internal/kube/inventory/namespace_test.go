@@ -116,7 +116,7 @@ func TestANamespaceThatIsGoneStopsNoOther(t *testing.T) {
 			api.refuse.Store(test.refuse)
 			server := httptest.NewServer(api)
 			t.Cleanup(server.Close)
-			c, err := New(t.Context(), &rest.Config{Host: server.URL}, config.Kubernetes{
+			c, err := New(&rest.Config{Host: server.URL}, config.Kubernetes{
 				Namespace: "own", MachineNamespaces: []string{"m", "other"}, ServingSecret: "mco/tls", CAConfigMap: "mco/ca",
 			}, Options{Log: slog.New(slog.DiscardHandler)})
 			if err != nil {
@@ -166,7 +166,7 @@ func TestTheVerifiersOwnNamespaceIsNotTakenForGone(t *testing.T) {
 	api := &namespaceAPI{}
 	server := httptest.NewServer(api)
 	t.Cleanup(server.Close)
-	c, err := New(t.Context(), &rest.Config{Host: server.URL}, config.Kubernetes{
+	c, err := New(&rest.Config{Host: server.URL}, config.Kubernetes{
 		Namespace: "own", MachineNamespaces: []string{"m"}, ServingSecret: "mco/tls", CAConfigMap: "mco/ca",
 	}, Options{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {

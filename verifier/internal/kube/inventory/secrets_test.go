@@ -65,7 +65,7 @@ func (a *secretAPI) cluster(t testing.TB) *Inventory {
 	t.Helper()
 	o := Options{Log: slog.New(slog.DiscardHandler), Controller: true}
 	o.ProvisioningToken.Secret = "openshift-config/machineconfig-auth"
-	c, err := New(t.Context(), a.config(), config.Kubernetes{
+	c, err := New(a.config(), config.Kubernetes{
 		Namespace: "own", MachineNamespaces: []string{"m"}, ServingSecret: "mco/tls", CAConfigMap: "mco/ca",
 	}, o)
 	if err != nil {

@@ -32,7 +32,7 @@ import (
 // unconnected is an Inventory whose watches are fed by the test.
 func unconnected(t testing.TB) *Inventory {
 	t.Helper()
-	c, err := New(t.Context(), &rest.Config{Host: "https://127.0.0.1:1"}, config.Kubernetes{
+	c, err := New(&rest.Config{Host: "https://127.0.0.1:1"}, config.Kubernetes{
 		Namespace: "own", MachineNamespaces: []string{"m"}, ServingSecret: "mco/tls", CAConfigMap: "mco/ca",
 	}, Options{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {

@@ -3,6 +3,7 @@ package renderedconfig
 import (
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -218,7 +219,7 @@ func TestAReadThatFailsLeavesEverythingAsItWas(t *testing.T) {
 	})
 	poolconfigtest.Eventually(t, "no part for anyone", func() error {
 		if _, err := s.Config("worker", true, poolconfigtest.Newest); !poolconfigtest.Unavailable(err) {
-			return fmt.Errorf("it is served: %v", err)
+			return errors.Join(errors.New("it is served"), err)
 		}
 		return nil
 	})
@@ -277,10 +278,11 @@ func TestANewPoolThatCannotBeReadLeavesTheReplicaReady(t *testing.T) {
 		a.set(t, "machineconfigpools", strings.Replace(poolconfigtest.Pool, "name: worker", "name: infra", 1), "2")
 	})
 	poolconfigtest.Eventually(t, "the new pool", func() error {
-		if pools, err := s.listPools(t.Context()); err != nil || len(pools) != 2 {
-			return fmt.Errorf("%d pools, %v", len(pools), err)
+		pools, err := s.listPools(t.Context())
+		if err == nil && len(pools) != 2 {
+			err = fmt.Errorf("%d pools", len(pools))
 		}
-		return nil
+		return err
 	})
 	if names := s.Names(); len(names) != 1 {
 		t.Fatalf("pools that were read: %v", names)
