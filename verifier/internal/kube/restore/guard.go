@@ -364,7 +364,8 @@ func (g *Guard) Problems() (texts []string) {
 	for _, n := range g.restores {
 		texts = append(texts, fmt.Sprintf("at %s etcd went back to an earlier time (%s); keys were renewed and "+
 			"latches set again as remembered%s; review policies, quarantines, enrollments and grants, "+
-			"then annotate this object with %s=TIME, the present time in RFC 3339", n.at.UTC().Format(time.RFC3339), n.why, held, AnnotationRestoreSeen))
+			"then annotate this object with %s=TIME, the present time in RFC 3339",
+			n.at.UTC().Format(time.RFC3339), n.why, held, AnnotationRestoreSeen))
 	}
 	return texts
 }
