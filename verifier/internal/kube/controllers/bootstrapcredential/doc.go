@@ -19,6 +19,9 @@
 // deleted when the machine has joined, is quarantined or was deleted, and when the token has expired or was
 // superseded.
 //
+// While the inventory does not allow the credential of a live attestation token, the controller retries it after a
+// few seconds, and less often with time. No event follows when the inventory shows the Machine.
+//
 // It needs get and patch of records, get of Machines, and the roles of deploy/components/credential or
 // credential-kubernetes.
 //

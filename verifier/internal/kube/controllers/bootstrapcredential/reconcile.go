@@ -58,7 +58,13 @@ type Reconciler struct {
 	elected <-chan struct{}
 
 	mu     sync.Mutex
-	tokens map[string]string // the id of the live attestation token, by the UID of the record
+	tokens map[string]observed // by the UID of the record
+}
+
+// observed is a live attestation token.
+type observed struct {
+	id    string
+	since time.Time
 }
 
 const (
@@ -66,6 +72,8 @@ const (
 	resync   = 10 * time.Minute
 	minPause = 200 * time.Millisecond
 	maxPause = 30 * time.Second
+	// minRetry is how soon the controller reads the inventory again for a machine that may not have a credential yet.
+	minRetry = 2 * time.Second
 	timeout  = 30 * time.Second
 	// standby is how long a replica that does not lead leaves a machine that attested to the one that does.
 	standby = 3 * time.Second
@@ -81,7 +89,7 @@ func New(o Options) *Reconciler {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	r := &Reconciler{o: o, tokens: map[string]string{}}
+	r := &Reconciler{o: o, tokens: map[string]observed{}}
 	r.trigger.All, r.trigger.Interval = r.all, resync
 	return r
 }
@@ -90,11 +98,13 @@ func New(o Options) *Reconciler {
 // empty if there is none: then the published credential is deleted.
 func (r *Reconciler) Observe(uid, tokenID string) {
 	r.mu.Lock()
-	changed := r.tokens[uid] != tokenID
-	if tokenID == "" {
+	changed := r.tokens[uid].id != tokenID
+	switch {
+	case !changed:
+	case tokenID == "":
 		delete(r.tokens, uid)
-	} else {
-		r.tokens[uid] = tokenID
+	default:
+		r.tokens[uid] = observed{tokenID, r.o.Now()}
 	}
 	r.mu.Unlock()
 	switch {
@@ -184,7 +194,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 			published.Annotations[credential.AnnotationCredential])
 	}
 	if token == nil {
-		return reconcile.Result{}, nil
+		return reconcile.Result{RequeueAfter: r.retry(uid, rec)}, nil
 	}
 	if pause := r.pause(rec, began); pause > 0 {
 		return reconcile.Result{RequeueAfter: pause}, nil
@@ -225,6 +235,19 @@ func (r *Reconciler) token(ctx context.Context, session store.Session, uid strin
 		return nil, nil, err
 	}
 	return rec, token, nil
+}
+
+// retry is how long until the next try for a machine that has a live attestation token, but may not have a
+// credential now. No event follows when the inventory shows its Machine. It is 0 if the machine has no such token.
+func (r *Reconciler) retry(uid string, rec *v1alpha1.MachineAttestation) time.Duration {
+	now := r.o.Now()
+	r.mu.Lock()
+	token, ok := r.tokens[uid]
+	r.mu.Unlock()
+	if !ok || rec != nil && record.CredentialToken(rec, now) == nil {
+		return 0
+	}
+	return min(max(now.Sub(token.since)/2, minRetry), maxPause)
 }
 
 // pause is how long a replica that does not lead waits before it makes a credential.

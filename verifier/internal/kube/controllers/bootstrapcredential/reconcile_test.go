@@ -43,12 +43,13 @@ type site struct {
 	mu                   sync.Mutex
 	records              map[string]*v1alpha1.MachineAttestation
 	beforeWrite, written func(uid string) error
+	now                  func() time.Time
 }
 
 func newSite(t *testing.T, kind config.CredentialKind) *site {
 	t.Helper()
 	c := cluster.StartShared(t)
-	s := &site{T: t, records: map[string]*v1alpha1.MachineAttestation{}}
+	s := &site{T: t, records: map[string]*v1alpha1.MachineAttestation{}, now: time.Now}
 	var err error
 	s.admin, err = kubernetes.NewForConfig(c.Admin())
 	s.ok(err)
@@ -77,6 +78,7 @@ func newSite(t *testing.T, kind config.CredentialKind) *site {
 		Redeemable: func(string, string, time.Time) error { return s.redeemable },
 		Confirm:    func(context.Context, string) error { return s.confirm },
 		Ready:      func(string) error { return s.ready },
+		Now:        func() time.Time { return s.now() },
 	})
 	s.manager, err = kube.NewManager(c.Admin(), kube.Options{Log: slog.New(slog.DiscardHandler)})
 	s.ok(err)
@@ -218,6 +220,47 @@ func TestAttack_T49_ARecordAloneReceivesNoCredential(t *testing.T) {
 		set(false)
 		s.ok(s.reconcile(uid))
 		s.serves(uid, "t1")
+	}
+}
+
+// The inventory may show the Machine late. No event follows when it does, so the controller retries.
+func TestAMachineThatMayNotHaveACredentialYetReceivesItLater(t *testing.T) {
+	s := newSite(t, config.ServiceAccountToken)
+	retried := func(uid string) time.Duration {
+		t.Helper()
+		result, err := s.controller.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: uid}})
+		s.ok(err)
+		return result.RequeueAfter
+	}
+	uid := s.attested()
+	s.controller.Observe(uid, "t1")
+	s.redeemable = denied(true, reason.MachineNotFound)
+	first := retried(uid)
+	if first <= 0 || first > 5*time.Second {
+		t.Errorf("retried after %v", first)
+	}
+	began := time.Now()
+	s.now = func() time.Time { return began.Add(20 * time.Second) }
+	if later := retried(uid); later <= first {
+		t.Errorf("retried after %v, then after %v", first, later)
+	}
+	s.now = func() time.Time { return began.Add(2 * time.Hour) } // the token has expired
+	if never := retried(uid); never != 0 {
+		t.Errorf("retried after %v without a token", never)
+	}
+	s.now = time.Now
+	s.redeemable = nil
+	s.ok(s.reconcile(uid))
+	s.serves(uid, "t1")
+
+	const unknown = "c0ffee00-0000-0000-0000-000000000001" // its record was watched, its Machine not yet
+	s.controller.Observe(unknown, "t1")
+	if pause := retried(unknown); pause <= 0 || pause > 5*time.Second {
+		t.Errorf("without a Machine: retried after %v", pause)
+	}
+	s.controller.Observe(unknown, "")
+	if pause := retried(unknown); pause != 0 {
+		t.Errorf("without a record: retried after %v", pause)
 	}
 }
 
