@@ -138,10 +138,12 @@ func TestDeleting_GoesOnBesideAnObjectThatCannotBeDecoded(t *testing.T) {
 	}
 	ref := map[string]any{"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine", "namespace": "ns", "name": "m"}
 	name := records.ClaimName("ek:1")
+	owned := object("MachineAttestation", "ns", "u", map[string]any{"spec": map[string]any{"machineRef": ref}})
+	owned["metadata"].(map[string]any)["ownerReferences"] = []any{map[string]any{"uid": "u"}}
 	lists := map[string][]map[string]any{
 		api + "/machineattestations": {
 			object("MachineAttestation", "bad", "u", map[string]any{"status": map[string]any{"history": 3}}),
-			object("MachineAttestation", "ns", "u", map[string]any{"spec": map[string]any{"machineRef": ref}}),
+			owned,
 		},
 		api + "/identityclaims": {
 			object("IdentityClaim", "", "bad", map[string]any{"spec": map[string]any{"machineUID": 3}}),

@@ -21,6 +21,8 @@ var ErrMachineThere = errors.New("the Machine still exists")
 // It looks in these namespaces, or everywhere if there are none. The API is asked
 // whether the Machine was deleted: if not, nothing happens and the error is
 // [ErrMachineThere]. A stand-in's record is itself: only its claims are left.
+//
+// An enrollment is no record, whatever its status says: a record has its Machine as its owner.
 func (r *Records) Delete(ctx context.Context, uid string, namespaces ...string) error {
 	found, err := r.named(ctx, uid, namespaces)
 	if err != nil {
@@ -28,7 +30,7 @@ func (r *Records) Delete(ctx context.Context, uid string, namespaces ...string) 
 	}
 	for i := range found {
 		a := &found[i]
-		if a.Spec.MachineRef == nil || a.Status.MachineUID != "" && a.Status.MachineUID != uid {
+		if a.Spec.MachineRef == nil || a.Status.MachineUID != "" && a.Status.MachineUID != uid || !owns(uid, a) {
 			r.o.Log.Error("an object with the name of a record is not one, and stays", "object", a.Namespace+"/"+a.Name)
 			continue
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
@@ -186,12 +187,15 @@ func (p place) holds(a *v1alpha1.MachineAttestation) error {
 		ref.APIVersion != "" && group(ref.APIVersion) != group(want.APIVersion) {
 		return fmt.Errorf("spec.machineRef is %s %s/%s", ref.APIVersion, namespace, ref.Name)
 	}
-	for _, owner := range a.OwnerReferences {
-		if string(owner.UID) == p.uid {
-			return nil
-		}
+	if !owns(p.uid, a) {
+		return errors.New("the Machine does not own it")
 	}
-	return errors.New("the Machine does not own it")
+	return nil
+}
+
+// owns reports whether the Machine with this UID owns the object.
+func owns(uid string, a *v1alpha1.MachineAttestation) bool {
+	return slices.ContainsFunc(a.OwnerReferences, func(o metav1.OwnerReference) bool { return string(o.UID) == uid })
 }
 
 func group(apiVersion string) string {

@@ -141,6 +141,26 @@ func TestDeletingLeavesAloneWhatIsNoRecord(t *testing.T) {
 	s.get(attestations, s.namespace, m.UID)
 }
 
+// The account of the front may write every status. It must not choose with one what the controller deletes.
+func TestDeletingLeavesAloneAnEnrollmentThatWasGivenItsOwnNameAsUID(t *testing.T) {
+	s := newSite(t)
+	r := s.replica()
+	s.create(attestations, s.namespace, map[string]any{
+		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
+		"metadata": map[string]any{"name": "worker-0"},
+		"spec": map[string]any{"quarantined": true, "machineRef": map[string]any{
+			"apiVersion": "machine.openshift.io/v1beta1", "kind": "Machine", "name": "worker-0",
+		}},
+	})
+	s.patch(attestations, s.namespace, "worker-0", `{"status":{"machineUID":"worker-0"}}`, "status")
+	for _, namespaces := range [][]string{nil, {s.namespace}} {
+		if err := r.Delete(t.Context(), "worker-0", namespaces...); err != nil {
+			t.Fatal(err)
+		}
+		s.get(attestations, s.namespace, "worker-0")
+	}
+}
+
 func TestAnAttestationIsAtMostTwoWrites(t *testing.T) {
 	s := newSite(t)
 	var mu sync.Mutex
