@@ -322,7 +322,9 @@ func (c *Inventory) publish(ctx context.Context) {
 			now := c.View().Complete
 			read, _ := c.Synced()
 			if now && !was || read && !synced {
-				c.Triggers.MachineRecord.EnqueueAll() // what had to wait for it
+				// What had to wait for it. The policies decide which pointer configs carry the provisioning token.
+				c.Triggers.MachineRecord.EnqueueAll()
+				c.Triggers.PointerConfigs.EnqueueAll()
 				c.rolesChanged()
 			}
 			was, synced = now, read

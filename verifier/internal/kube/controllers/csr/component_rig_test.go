@@ -40,7 +40,7 @@ func rules(t *testing.T, component string) string {
 		}
 		t.Fatal(err)
 	}
-	base, err := os.ReadFile(filepath.Join(deploy.Dir(), "base", "rbac.yaml"))
+	base, err := os.ReadFile(filepath.Join(deploy.Dir(), "base", "controller-rbac.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
