@@ -172,6 +172,9 @@ type World interface {
 	// Pinned are the requests with the key of the record's certificate: those that
 	// were approved, and of those that wait the ones made with its credentials.
 	Pinned(ctx context.Context, rec *v1alpha1.MachineAttestation) ([]*Request, error)
+	// Issued are the requests for a client certificate of this node that were approved. Kubernetes deletes an
+	// approved request after an hour.
+	Issued(ctx context.Context, node string) ([]*Request, error)
 }
 
 // Presented is a kubelet's serving certificate as a connection showed it.

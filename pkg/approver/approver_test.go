@@ -57,6 +57,7 @@ type fakeWorld struct {
 	pinned    []*Request
 	// quarantines are objects of administrators that have not reached the records.
 	quarantines []v1alpha1.MachineAttestation
+	issued      []*Request
 	fail        map[string]error
 	asked       []string
 }
@@ -128,6 +129,10 @@ func (w *fakeWorld) Newer(context.Context, *Request, *v1alpha1.MachineAttestatio
 
 func (w *fakeWorld) Pinned(context.Context, *v1alpha1.MachineAttestation) ([]*Request, error) {
 	return w.pinned, w.ask("Pinned")
+}
+
+func (w *fakeWorld) Issued(context.Context, string) ([]*Request, error) {
+	return w.issued, w.ask("Issued")
 }
 
 // input is a request, and the world that it is made in.

@@ -128,6 +128,46 @@ func TestAKeyWhoseRequestWasNeverApprovedIsReplaced(t *testing.T) {
 	}
 }
 
+// A client that may write records can clear the key that was approved. The approved request remains.
+func TestAttack_T54_AnEmptiedRecordGivesWayToNoSecondKey(t *testing.T) {
+	approved := func(change func(*Request)) func(*input) {
+		return func(in *input) {
+			r := askedAgain(nil)
+			r.Decided, r.Approved = true, true
+			change(r)
+			in.world.issued = []*Request{r}
+		}
+	}
+	for name, c := range map[string]struct {
+		change  func(*input)
+		outcome Outcome
+		code    reason.Code
+	}{
+		"another key": {approved(func(*Request) {}), Refuse, reason.CSRKeyChanged},
+		"the same key": {func(in *input) {
+			approved(func(r *Request) { r.PublicKeySHA256 = in.sum() })(in)
+		}, Approve, 0},
+		"another key, for a Machine of this name before": {func(in *input) {
+			before := in.world.machines[0].Created.Add(-time.Minute)
+			approved(func(r *Request) { r.Created = before })(in)
+		}, Approve, 0},
+		"another key, and the record has this one": {func(in *input) {
+			approved(func(*Request) {})(in)
+			in.approved(in.sum(), "worker-0")
+		}, Refuse, reason.CSRKeyChanged},
+		"the requests cannot be read": {func(in *input) { in.fails("Issued") }, Retry, reason.StoreUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in := honest()
+			c.change(in)
+			want(t, in.decide(), c.outcome, c.code)
+		})
+	}
+	stock := stockClient() // without attestation there is no key to keep
+	approved(func(*Request) {})(stock)
+	want(t, stock.decide(), Approve, 0)
+}
+
 // A kubelet that does not answer holds up no first serving certificate.
 func TestTheKubeletIsAskedLast(t *testing.T) {
 	in := serving()

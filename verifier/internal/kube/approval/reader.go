@@ -4,8 +4,8 @@
 //
 // Each answer is a live read. Cached state ([Directory], [Options].Waiting) only says
 // where to look and how many requests wait. So a decision costs the same in a cluster of
-// any size, and an approval never rests on stale data. Quarantines are the exception:
-// each approval lists all MachineAttestations.
+// any size, and an approval never rests on stale data. There are two exceptions. Each approval
+// lists all MachineAttestations, and that of a first client certificate lists all requests.
 //
 // Permissions: get of certificatesigningrequests, nodes, Machines, MachineAttestations,
 // the ConfigMaps of the configuration, the stock approver's Deployments, networks,
@@ -228,6 +228,16 @@ func (r *Reader) Pinned(ctx context.Context, rec *v1alpha1.MachineAttestation) (
 	return all, err
 }
 
+// Issued implements [approver.World]. Each approval of a first client certificate causes such a scan.
+func (r *Reader) Issued(ctx context.Context, node string) (all []*approver.Request, err error) {
+	err = r.clientRequests(ctx, func(_ *certificatesv1.CertificateSigningRequest, req *approver.Request) {
+		if req.Approved && req.Node() == node {
+			all = append(all, req)
+		}
+	})
+	return all, err
+}
+
 // PinnedRequests scans all requests, since any of them may have the key. Only a machine
 // that asks with two keys causes such a scan.
 func (r *Reader) PinnedRequests(ctx context.Context, rec *v1alpha1.MachineAttestation) (
@@ -237,18 +247,27 @@ func (r *Reader) PinnedRequests(ctx context.Context, rec *v1alpha1.MachineAttest
 		return nil, nil
 	}
 	key, now := rec.Status.Certificate.PublicKeySHA256, r.o.Now()
+	err = r.clientRequests(ctx, func(csr *certificatesv1.CertificateSigningRequest, req *approver.Request) {
+		if req.PublicKeySHA256 != key {
+			return
+		}
+		if _, ours := record.Credential(rec, req.CredentialID, now); req.Approved || ours && !req.Decided {
+			all = append(all, *csr)
+		}
+	})
+	return all, err
+}
+
+// clientRequests lists all requests for a kubelet's client certificate.
+func (r *Reader) clientRequests(ctx context.Context,
+	each func(*certificatesv1.CertificateSigningRequest, *approver.Request)) error {
 	kubelets := client.MatchingFields{"spec.signerName": certificatesv1.KubeAPIServerClientKubeletSignerName}
-	err = eachPage(ctx, r, newRequests, func(page *certificatesv1.CertificateSigningRequestList) error {
+	return eachPage(ctx, r, newRequests, func(page *certificatesv1.CertificateSigningRequestList) error {
 		for i := range page.Items {
-			req := approver.FromCSR(&page.Items[i])
-			if req.Kind != approver.Client || req.PublicKeySHA256 != key {
-				continue
-			}
-			if _, ours := record.Credential(rec, req.CredentialID, now); req.Approved || ours && !req.Decided {
-				all = append(all, page.Items[i])
+			if req := approver.FromCSR(&page.Items[i]); req.Kind == approver.Client {
+				each(&page.Items[i], req)
 			}
 		}
 		return nil
 	}, kubelets)
-	return all, err
 }

@@ -207,6 +207,23 @@ func TestAttack_T54_SecondKeyOfAMachine(t *testing.T) {
 	}
 }
 
+// The front may patch records, so it can clear the certificate of a machine that joined.
+func TestAttack_T54_AnEmptiedRecordGivesWayToNoSecondKey(t *testing.T) {
+	s := newSite(t).run()
+	m := s.machine("w-0")
+	thief := s.attested(m)
+	s.signed(thief.ask())
+	s.ok(s.records.Update(t.Context(), m.UID,
+		func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
+			next := rec.DeepCopy()
+			next.Status.Certificate, next.Status.Phase = nil, v1alpha1.PhaseFetched
+			return next, nil
+		}))
+	_, second := thief.asksAgain()
+	s.left(second, "refuse", "CSRKeyChanged")
+	s.refusal(m, "CSRKeyChanged")
+}
+
 func TestAttack_T54_TheKeyIsNotTheOneThatWasAttested(t *testing.T) {
 	s := newSite(t).run()
 	m := s.machine("w-0")
