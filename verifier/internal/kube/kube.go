@@ -1,6 +1,7 @@
 // Package kube is the Kubernetes backend of the verifier: its scheme and its
 // controller manager. Each controller is a package below kube/controllers, with one
-// Reconcile and a SetupWithManager.
+// Reconcile and a SetupWithManager. Two differ: the controller restore is in kube/restore
+// beside its guard, and doorprobe is a Runnable.
 package kube
 
 import (

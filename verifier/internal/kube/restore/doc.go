@@ -20,6 +20,6 @@
 // no key, so no machine is served.
 //
 // Permissions: list on attestationpolicies (mcs-attest.dev), get on attestationverifiers (mcs-attest.dev). The
-// reconciler needs get and patch on machineattestations and machineattestations/status (mcs-attest.dev), create on
-// machineattestations, and get, create and update on the Secret mcs-attest-keys.
+// reconciler needs get and create on machineattestations and patch on machineattestations/status (mcs-attest.dev), and
+// get, create and update on the Secret mcs-attest-keys.
 package restore

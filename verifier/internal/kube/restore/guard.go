@@ -82,6 +82,8 @@ type Guard struct {
 	repaired bool                  // latches are in the records, and there are new keys
 	// missing are those of latches that no record was seen with.
 	missing map[string]rule.Latch
+	// rereading is true from a notice until the sources are marked as not read: what is known is from before.
+	rereading bool
 }
 
 // notice is a restore that was noticed and that is not acknowledged.
@@ -93,10 +95,14 @@ type notice struct {
 // New returns a guard that has noticed nothing.
 func New(o Options) *Guard {
 	g := &Guard{o: o, void: map[string]bool{}, repaired: true, trigger: &kube.Trigger{
-		All: func() []reconcile.Request { return []reconcile.Request{{}} },
+		All: func() []reconcile.Request { return []reconcile.Request{{}} }, Interval: again,
 	}}
 	g.Detector = &Detector{API: o.API, Now: o.Now, Clock: time.Now, Noticed: g.hold, Reread: func() {
 		o.Reset()
+		g.mu.Lock()
+		g.rereading = false
+		g.mu.Unlock()
+		g.trigger.Enqueue(kube.PriorityRevoke, reconcile.Request{})
 		o.Reread()
 	}}
 	return g
@@ -145,7 +151,7 @@ func (g *Guard) hold(at, current time.Time, why string) {
 	for uid, l := range g.latches {
 		latches[uid] = l.Stricter(latches[uid])
 	}
-	g.latches, g.missing, g.repaired = latches, maps.Clone(latches), false
+	g.latches, g.missing, g.repaired, g.rereading = latches, maps.Clone(latches), false, true
 	switch {
 	case g.o.ProvisioningSecret == "":
 	case g.token == nil:
@@ -165,7 +171,6 @@ func (g *Guard) hold(at, current time.Time, why string) {
 	g.renewed = current.Add(-keys.ClockSkew).Truncate(time.Second)
 	g.mu.Unlock()
 	g.o.Void()
-	g.trigger.Enqueue(kube.PriorityRevoke, reconcile.Request{})
 	g.o.Log.Error("etcd went back to an earlier time: all keys are void, what was revoked is revoked again, and nothing "+
 		"gets laxer until an administrator acknowledges the restore", "why", why, "latches", len(latches))
 }

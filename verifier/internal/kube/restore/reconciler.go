@@ -2,11 +2,13 @@ package restore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"time"
 
 	kerrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
@@ -19,6 +21,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 	rule "github.com/mcs-attest/mcs-attest/pkg/restore"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
@@ -44,8 +47,14 @@ type Reconciler struct {
 	Changed func()
 }
 
-// unread is the pause while Machines and records are read again.
-const unread = time.Second / 2
+const (
+	// unread is the pause while Machines and records are read again.
+	unread = time.Second / 2
+	// again is how often a repair is triggered in any case.
+	again = 10 * time.Second
+	// maxTold bounds the errors of one run that are reported.
+	maxTold = 10
+)
 
 // SetupWithManager adds the controller. It runs in every replica that has a memory, leader or not.
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
@@ -63,19 +72,19 @@ func (g *Guard) Repairing() bool {
 	return !g.repaired
 }
 
-// Reconcile repairs the records, and then the keys. Where the verifier may not write, no machine can attest either:
-// what is to be written there stays in memory until it may.
+// Reconcile repairs the records, and then the keys. A record that cannot be written keeps only its own Machine
+// out: what is to be written there stays in memory.
 func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
-	if !r.Repairing() {
+	r.mu.Lock()
+	latches, epoch, repaired, rereading := r.latches, r.Epoch(), r.repaired, r.rereading
+	r.mu.Unlock()
+	switch {
+	case repaired:
 		return reconcile.Result{}, nil
-	}
-	if !r.ready() {
+	case rereading || !r.ready():
 		return reconcile.Result{RequeueAfter: unread}, nil
 	}
-	r.mu.Lock()
-	latches, epoch := r.latches, r.Epoch()
-	r.mu.Unlock()
-	forbidden, why, err := r.repair(ctx, latches)
+	left, why, err := r.repair(ctx, latches)
 	if err == nil {
 		err = r.RenewKeys(ctx)
 	}
@@ -83,14 +92,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		return reconcile.Result{}, fmt.Errorf("repair what a restore of etcd took: %w", err)
 	}
 	r.mu.Lock()
-	if r.Epoch() != epoch { // there was another restore, which triggers again
+	if r.rereading || r.Epoch() != epoch { // there was another restore
 		r.mu.Unlock()
-		return reconcile.Result{}, nil
+		return reconcile.Result{RequeueAfter: unread}, nil
 	}
-	r.latches, r.repaired = forbidden, len(forbidden) == 0
+	r.latches, r.repaired = left, len(left) == 0
 	r.mu.Unlock()
 	if why != nil {
-		return reconcile.Result{}, fmt.Errorf("repair the records of %d Machines: %w", len(forbidden), why)
+		return reconcile.Result{}, fmt.Errorf("repair the records of %d Machines: %w", len(left), why)
 	}
 	r.o.Log.Info("what was revoked before the restore of etcd is revoked again", "machines", len(latches))
 	r.Changed()
@@ -106,31 +115,44 @@ func (r *Reconciler) ready() bool {
 	return r.Ready(patience)
 }
 
-// repair sets the latches again. It returns those that it may not write, and why.
+// repair sets the latches again. It returns those that it could not write, and why: these keep only their own Machines
+// out. An API that does not answer is an error: records come before keys.
 func (r *Reconciler) repair(ctx context.Context, latches map[string]rule.Latch) (map[string]rule.Latch, error, error) {
-	forbidden := maps.Clone(latches)
-	var why error
+	left := maps.Clone(latches)
+	var why []error
 	for uid, l := range latches {
 		if ctx.Err() != nil {
 			return nil, nil, ctx.Err()
 		}
 		m, recordUID := r.Machine(uid)
 		if m == nil || recordUID != uid || r.Latch(uid).Covers(l) {
-			delete(forbidden, uid) // a Machine that does not exist cannot attest
+			delete(left, uid) // a Machine that does not exist cannot attest
 			continue
 		}
-		r.Limit.Accept()
+		if err := r.Limit.Wait(ctx); err != nil {
+			return nil, nil, err
+		}
 		err := r.Update(ctx, uid, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {
 			return rule.Repair(rec, m, l, r.o.Now()), nil
 		})
 		switch {
-		case kerrors.IsForbidden(err):
-			why = err
-		case err != nil && reason.From(err).Code != reason.MachineNotFound:
+		case err == nil || reason.From(err).Code == reason.MachineNotFound:
+			delete(left, uid)
+		case !ofOneRecord(err):
 			return nil, nil, err
-		default:
-			delete(forbidden, uid)
+		case len(why) < maxTold:
+			why = append(why, err)
 		}
 	}
-	return forbidden, why, nil
+	return left, errors.Join(why...), nil
+}
+
+// ofOneRecord reports whether an error says nothing of other records. An internal error may be that of one object, such
+// as one that cannot be decoded. An error that neither the API nor the package of records explains counts for all.
+func ofOneRecord(err error) bool {
+	if kerrors.IsInternalError(err) {
+		return true
+	}
+	explained := reason.From(err).Code != reason.Internal || kerrors.ReasonForError(err) != metav1.StatusReasonUnknown
+	return explained && !sources.Unavailable(err)
 }

@@ -34,6 +34,8 @@ type process struct {
 	memory restore.Memory
 	voided int
 	reread int
+	// void and reset, if set, are called while a restore is noticed.
+	void, reset func()
 }
 
 func newProcess() *process {
@@ -42,7 +44,18 @@ func newProcess() *process {
 		Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return p.now }, Probe: time.Hour,
 		TokenInUse: func() bool { return false }, ProvisioningSecret: "ns/token",
 		Remember: func() restore.Memory { return p.memory },
-		Void:     func() { p.voided++ }, Reset: func() {}, Reread: func() { p.reread++ },
+		Void: func() {
+			p.voided++
+			if p.void != nil {
+				p.void()
+			}
+		},
+		Reset: func() {
+			if p.reset != nil {
+				p.reset()
+			}
+		},
+		Reread: func() { p.reread++ },
 	})
 	return p
 }

@@ -1,0 +1,4 @@
+package restore
+
+// Triggered reports whether the controller runs.
+func (g *Guard) Triggered() bool { return g.trigger.Running() }
