@@ -17,12 +17,14 @@ const (
 // Machine is a Machine or a record. One with several names or states may be there several times.
 type Machine struct {
 	UID string
-	// Pool is that of the record, or of the Machine where the record names none. Empty: neither names one.
+	// Pool is that of the Machine, or that of the record if it is not [Pool]. Empty: neither names one.
 	Pool string
 	// Node is the name of its Node, if that has a control-plane role.
 	Node string
 	// Names are the names that its Node may have. They count in pool [Pool].
 	Names []string
+	// Recorded: only the record names Node. It does not count against a Node that a Machine of pool [Pool] names.
+	Recorded bool
 }
 
 // Input is what is known.
@@ -54,13 +56,22 @@ func Evaluate(in Input) Result {
 	out := Result{Mismatched: map[string]Mismatch{}}
 	impostors := map[string]bool{}
 	var names []string
+	genuine := map[string]bool{}
+	for _, m := range in.Machines {
+		for _, name := range m.Names {
+			genuine[name] = genuine[name] || m.Pool == Pool && !m.Recorded
+		}
+	}
 	for _, m := range in.Machines {
 		switch {
 		case m.Pool == Pool:
 			names = append(names, m.Names...)
 		case m.Pool != "" && m.Node != "":
-			out.Mismatched[m.UID] = Mismatch{m.Node, m.Pool}
-			impostors[m.Node] = true
+			// What a Machine or a Node names is reported rather than what a record names.
+			if _, reported := out.Mismatched[m.UID]; !reported || !m.Recorded {
+				out.Mismatched[m.UID] = Mismatch{m.Node, m.Pool}
+			}
+			impostors[m.Node] = impostors[m.Node] || !m.Recorded || !genuine[m.Node]
 		}
 	}
 	if !in.Partial {

@@ -43,6 +43,17 @@ func TestEvaluate(t *testing.T) {
 			}},
 			mismatched: map[string]mismatch{"1": {"n", "worker"}},
 		},
+		"a record that names the Node of another Machine": {
+			in: noderole.Input{Nodes: []string{"n", "impostor"}, Machines: []noderole.Machine{
+				{UID: "1", Pool: "master", Names: []string{"n"}}, {UID: "2", Pool: "worker", Node: "n", Recorded: true},
+				{UID: "3", Pool: "worker", Node: "impostor", Recorded: true},
+				{UID: "4", Pool: "worker", Node: "impostor"}, {UID: "4", Pool: "worker", Node: "n", Recorded: true},
+			}},
+			allowed: []string{"n"},
+			mismatched: map[string]mismatch{
+				"2": {"n", "worker"}, "3": {"impostor", "worker"}, "4": {"impostor", "worker"},
+			},
+		},
 		"a machine without a pool is no mismatch": {
 			in: noderole.Input{
 				Nodes: []string{"n"}, Machines: []noderole.Machine{{UID: "1", Node: "n", Names: []string{"m"}}},

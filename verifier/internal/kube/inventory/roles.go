@@ -14,6 +14,9 @@ import (
 // NodeRoles returns what is known of the roles of Nodes, and the UIDs of the Machines whose records have the
 // condition RoleMismatch. The last result is false while it is not known whether there is a control plane, or
 // before everything was read. A cluster without MachineConfigPools has no Nodes whose roles count.
+//
+// The processes that attest machines can change each record. So a record can only take a role away. An exception is
+// the certificate of a Machine whose pool is known only by its user-data secret.
 func (c *Inventory) NodeRoles() (in noderole.Input, reported []string, known bool) {
 	in.Partial = !c.watches.Complete()
 	if !c.watches.SyncedElsewhere() || c.poolsUnknown() {
@@ -21,17 +24,16 @@ func (c *Inventory) NodeRoles() (in noderole.Input, reported []string, known boo
 	}
 	var machines []noderole.Machine
 	nodes, plans := c.controlPlane.all()
-	found := map[string]string{} // Nodes with the role, by the UID of their Machine
+	planned := map[string]bool{}    // by the UID of the Machine
+	recorded := map[string]string{} // Nodes of certificates, by the UID on the record
 	for _, p := range plans {
 		machines = append(machines, noderole.Machine{UID: p.uid, Names: p.names})
+		planned[p.uid] = true
 	}
 	c.Machines.mu.Lock()
 	for uid, l := range c.latches {
-		if l.pool == noderole.Pool && l.node != "" {
-			machines = append(machines, noderole.Machine{UID: uid, Pool: l.pool, Names: []string{l.node}})
-		}
-		if _, ok := nodes[l.node]; ok && l.node != "" {
-			found[uid] = l.node
+		if _, ok := nodes[l.node]; l.node != "" && (ok || l.pool == noderole.Pool) {
+			recorded[uid] = l.node
 		}
 		if l.mismatch {
 			reported = append(reported, uid)
@@ -44,19 +46,29 @@ func (c *Inventory) NodeRoles() (in noderole.Input, reported []string, known boo
 
 	// Nodes choose their provider IDs themselves. So a Node is also found by the certificate on the record, and by
 	// the Machine's nodeRef.
-	byReference := c.registry.WithNodes(func(node string) bool { _, ok := nodes[node]; return ok })
-	maps.Copy(byReference, found)
-	found = byReference
+	for uid, node := range recorded {
+		m, known := c.registry.ByUID(uid)
+		if !known {
+			continue
+		}
+		if m.HasPool(noderole.Pool) && !planned[uid] && !planned[m.UID] {
+			machines = append(machines, noderole.Machine{UID: uid, Names: []string{node}, Recorded: true})
+		}
+		if _, ok := nodes[node]; ok {
+			machines = append(machines, noderole.Machine{UID: uid, Node: node, Recorded: true})
+		}
+	}
+	found := c.registry.WithNodes(func(node string) bool { _, ok := nodes[node]; return ok })
+	for uid, node := range found {
+		machines = append(machines, noderole.Machine{UID: uid, Node: node, Names: []string{node}})
+	}
 	in.Nodes = slices.Sorted(maps.Keys(nodes))
 	for _, name := range in.Nodes {
 		if id := nodes[name].providerID; id != "" {
 			if m := c.registry.Named(machine.Identity{ProviderIDs: []string{id}}, machine.Rules{Now: c.o.Now()}); m != nil {
-				found[m.UID] = name
+				machines = append(machines, noderole.Machine{UID: m.UID, Node: name})
 			}
 		}
-	}
-	for uid, node := range found {
-		machines = append(machines, noderole.Machine{UID: uid, Node: node})
 	}
 	for i, m := range machines {
 		if m.Pool == "" {
@@ -67,20 +79,21 @@ func (c *Inventory) NodeRoles() (in noderole.Input, reported []string, known boo
 	return in, reported, true
 }
 
-// poolOf is the pool of a Machine's record, else of the Machine; "" if neither says.
+// poolOf is the pool of a Machine, "" if it names none. A record with a pool other than that of the control plane
+// counts more.
 func (c *Inventory) poolOf(uid string) string {
 	m, known := c.registry.ByUID(uid)
-	if known {
-		uid = records.UID(m) // one record, where the Machine is in both APIs
-	}
-	if l, ok := c.latch(uid); ok && l.pool != "" {
-		return l.pool
-	}
-	switch {
-	case !known || len(m.Pools) == 0:
+	if !known {
 		return ""
+	}
+	l, _ := c.latch(records.UID(m)) // one record, where the Machine is in both APIs
+	switch {
+	case l.pool != "" && l.pool != noderole.Pool:
+		return l.pool
 	case m.HasPool(noderole.Pool):
 		return noderole.Pool
+	case len(m.Pools) == 0:
+		return ""
 	}
 	return m.Pools[0]
 }

@@ -190,15 +190,65 @@ func TestNodeRoles_TheRecordDecidesAlsoOverAPlannedMachine(t *testing.T) {
 	r.watching(t, machineAPIKind, "m").list(t, 9, m)
 	r.watching(t, nodeKind, "").list(t, 7, r.node(1, "impostor"))
 	uid := string(m.GetUID())
-	r.watching(t, attestationKind, "m").list(t, 10, &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
-		"metadata": map[string]any{"namespace": "m", "name": uid, "uid": "record", "resourceVersion": "8"},
-		"spec":     map[string]any{"machineRef": map[string]any{"name": m.GetName()}},
-		"status":   map[string]any{"machineUID": uid, "pool": "worker"},
-	}})
+	r.watching(t, attestationKind, "m").list(t, 10, roleRecord(uid, m.GetName(), "worker", ""))
 	in, _, known := r.NodeRoles()
 	out := noderole.Evaluate(in)
 	if !known || out.Mismatched[uid] != (noderole.Mismatch{Node: "impostor", Pool: "worker"}) || len(out.Allowed) > 0 {
 		t.Errorf("known %t, %+v of %+v", known, out, in)
+	}
+}
+
+// roleRecord is the record of a Machine, with the pool that it attested for and the Node of its certificate.
+func roleRecord(uid, machine, pool, node string) *unstructured.Unstructured {
+	status := map[string]any{"machineUID": uid, "pool": pool}
+	if node != "" {
+		status["certificate"] = map[string]any{"node": node}
+	}
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
+		"metadata": map[string]any{"namespace": "m", "name": uid, "uid": "record-" + uid, "resourceVersion": "8"},
+		"spec":     map[string]any{"machineRef": map[string]any{"name": machine}},
+		"status":   status,
+	}}
+}
+
+// The process that attests machines can change the status of each record.
+func TestNodeRoles_ARecordGivesNoControlPlaneRole(t *testing.T) {
+	r := newRoleRig(t)
+	r.watching(t, poolKind, "").list(t, 5, r.pool("master"))
+	worker, master := r.machine(1, "worker", ""), r.machine(2, "master", "master-0")
+	delete(worker.Object, "status")
+	r.watching(t, machineAPIKind, "m").list(t, 9, worker, master)
+	r.watching(t, attestationKind, "m").list(t, 10,
+		roleRecord(string(worker.GetUID()), worker.GetName(), "master", "of-a-worker"),
+		roleRecord(string(master.GetUID()), master.GetName(), "master", "of-a-master"),
+		roleRecord("unknown", "unknown", "master", "of-an-unknown-machine"))
+	r.want("forged records of the pool master", "master-0")
+
+	r.watching(t, nodeKind, "").list(t, 11, r.node(1, "impostor"))
+	in, _, _ := r.NodeRoles()
+	if out := noderole.Evaluate(in); out.Mismatched[string(worker.GetUID())].Node != "impostor" {
+		t.Errorf("a forged pool hides the role of a worker: %+v", out)
+	}
+}
+
+// What a record says of one Machine does not count against the Node of another one.
+func TestNodeRoles_ARecordTakesNoOtherMachinesNode(t *testing.T) {
+	r := newRoleRig(t)
+	r.watching(t, poolKind, "").list(t, 5, r.pool("master"))
+	worker, master := r.machine(1, "worker", "impostor"), r.machine(2, "master", "master-0")
+	r.watching(t, machineAPIKind, "m").list(t, 9, worker, master)
+	nodes := r.watching(t, nodeKind, "")
+	nodes.list(t, 10, r.node(2, "master-0"), r.node(9, "impostor"))
+	r.watching(t, attestationKind, "m").list(t, 11,
+		roleRecord(string(worker.GetUID()), worker.GetName(), "worker", "master-0"),
+		roleRecord("unknown", "unknown", "worker", "master-0"))
+	in, _, _ := r.NodeRoles()
+	out := noderole.Evaluate(in)
+	if !slices.Equal(out.Allowed, []string{"master-0"}) {
+		t.Errorf("forged certificates for the Node of another Machine: %v is allowed", out.Allowed)
+	}
+	if len(out.Mismatched) != 1 || out.Mismatched[string(worker.GetUID())].Node != "impostor" {
+		t.Errorf("a forged certificate hides the Node of a worker: %+v", out)
 	}
 }
