@@ -27,6 +27,9 @@ import (
 // dealt with a restore of etcd.
 const AnnotationRestoreSeen = "mcs-attest.dev/restore-seen"
 
+// acknowledgementSkew is how far ahead of this process's clock an acknowledgement may be.
+const acknowledgementSkew = 5 * time.Minute
+
 // tokenProbe is how often the API is probed while there is a provisioning token. Two probes can fail.
 const tokenProbe = 4 * time.Second
 
@@ -73,6 +76,7 @@ type Guard struct {
 	mu       sync.Mutex
 	memory   *Memory // nil: what the API has counts as it is
 	restores []notice
+	future   string                // an acknowledgement that is too far ahead; empty: none
 	withheld map[string]bool       // UIDs of what is not accepted
 	token    *rule.Token           // nil: the provisioning token counts as it is
 	since    uint32                // the epoch of token
@@ -191,13 +195,19 @@ func (g *Guard) ReadAcknowledgement(ctx context.Context) {
 }
 
 // Acknowledge releases the memory if the annotations of the AttestationVerifier acknowledge the last restore. Then
-// everything is read again, since parts of it were not accepted.
+// everything is read again, since parts of it were not accepted. A time too far ahead acknowledges nothing: it would
+// acknowledge each restore to come.
 func (g *Guard) Acknowledge(annotations map[string]string) {
 	at, err := time.Parse(time.RFC3339, annotations[AnnotationRestoreSeen])
-	if err != nil {
+	g.mu.Lock()
+	g.future = ""
+	if err == nil && at.After(g.o.Now().Add(acknowledgementSkew)) {
+		g.future = at.UTC().Format(time.RFC3339)
+	}
+	if err != nil || g.future != "" {
+		g.mu.Unlock()
 		return
 	}
-	g.mu.Lock()
 	g.restores = slices.DeleteFunc(g.restores, func(n notice) bool { return !n.at.After(at) })
 	if g.memory == nil || len(g.restores) > 0 {
 		g.mu.Unlock()
@@ -365,6 +375,9 @@ func (g *Guard) Problems() (texts []string) {
 	if g.token != nil {
 		held += fmt.Sprintf("; the provisioning token in Secret %s is not the one that was in force, and opens nothing "+
 			"until a new one is made (token provisioning rotate --now) or this is acknowledged", g.o.ProvisioningSecret)
+	}
+	if g.future != "" {
+		held += fmt.Sprintf("; the time %s is in the future and acknowledges nothing", g.future)
 	}
 	for _, n := range g.restores {
 		texts = append(texts, fmt.Sprintf("at %s etcd went back to an earlier time (%s); keys were renewed and "+

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -349,5 +350,29 @@ func TestGuard_NothingIsGrantedOnARecordThatLostSomething(t *testing.T) {
 	p.acknowledge(noon)
 	if err := p.Outdated("v"); err != nil {
 		t.Errorf("acknowledged: %v", err)
+	}
+}
+
+// A time with a typing error must not acknowledge the restores to come.
+func TestGuard_IgnoresAnAcknowledgementInTheFuture(t *testing.T) {
+	p := newProcess()
+	p.Restored(0, "test")
+	future := noon.AddDate(1, 0, 0)
+	p.acknowledge(future)
+	if problems := strings.Join(p.Problems(), "\n"); !p.Unacknowledged() || !strings.Contains(problems, "2027-11-21T12:00:00Z is in the future") {
+		t.Errorf("unacknowledged %t: %q", p.Unacknowledged(), problems)
+	}
+	p.acknowledge(noon.Add(-time.Second))
+	if problems := strings.Join(p.Problems(), "\n"); !p.Unacknowledged() || strings.Contains(problems, "is in the future") {
+		t.Errorf("corrected to a time before the restore: %q", problems)
+	}
+	p.acknowledge(future)
+	p.acknowledge(noon.Add(5 * time.Minute)) // a clock that is fast
+	if p.Unacknowledged() {
+		t.Errorf("corrected: %q", p.Problems())
+	}
+	p.Restored(1, "another")
+	if problems := strings.Join(p.Problems(), "\n"); strings.Contains(problems, "is in the future") {
+		t.Errorf("the next restore: %q", problems)
 	}
 }
