@@ -53,7 +53,7 @@ func openKeeper(ctx context.Context, e *env.Env, hosts []string) (keeper, error)
 	if err != nil {
 		return nil, err
 	}
-	// An administrator may list what the verifier's account may not.
+	// An administrator may list what the controller's account may not.
 	r, err := mcscertificates.New(mcscertificates.Options{Client: api, Config: k, Hostnames: hosts, ListUserData: true})
 	return clusterKeeper{r}, err
 }

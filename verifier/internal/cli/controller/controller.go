@@ -34,8 +34,10 @@ func Command(e *env.Env) *cobra.Command {
 		Use:   "controller",
 		Short: "Run the controllers of a cluster",
 		Long: `Run what the verifier does to a cluster besides serving machines: approve
-certificate signing requests, renew certificates, rotate keys and tokens, keep
-records in step with Machines, and write conditions. It reads the same
+certificate signing requests, make bootstrap credentials, renew certificates,
+rotate keys and tokens, keep the token in pointer configs, keep records in step
+with Machines, repair them after a restore of etcd, check that only the gate
+leads to the Machine Config Servers, and write conditions. It reads the same
 configuration file as "serve", with a section kubernetes, and runs with an
 account of its own. Several replicas may run; one leads. It listens only for
 health (/healthz, /readyz, in clear on the loopback) and for metrics (/metrics,

@@ -7,9 +7,10 @@
 // keep the fields that only a newer version knows. Only the status is ever written. An
 // attestation is at most two writes where its record was created in advance.
 //
-// It needs: get, list, create and delete of machineattestations, and patch of their
-// status; get, list, create, patch and delete of identityclaims; get of machines and
-// namespaces. An error of the API is a denial with the reason StoreUnavailable. A step
+// Each process has the permissions of what it does; see deploy. Both need get, list, create
+// and delete of machineattestations, patch of their status, and get of machines and
+// namespaces. The process that serves machines needs get, create, patch and delete of
+// identityclaims; the controller needs list and delete. An error of the API is a denial with the reason StoreUnavailable. A step
 // that is made twice, or by two replicas, has the same result as one.
 package records
 

@@ -3,8 +3,9 @@
 // the controller reads all claims when it starts, and once an hour.
 //
 // It watches nothing. It lists IdentityClaims, deletes those whose Machine the API confirms as deleted,
-// and revokes what is left of the bootstrap credentials of such a Machine. It needs get, list and
-// delete on identityclaims, and get on machines and namespaces.
+// and revokes what is left of the bootstrap credentials of such a Machine. It needs list and delete
+// on identityclaims, get on machines and namespaces, and delete on the Secrets of credentials: those
+// that package credential makes, and those that it publishes.
 //
 // A claim is deleted only as it was read. So a run that is late, or that repeats, deletes no claim that
 // another machine holds. A namespace that the verifier may not read keeps the claims of its Machines.

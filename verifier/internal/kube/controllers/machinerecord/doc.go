@@ -15,11 +15,10 @@
 // workers. A request without a turn goes back to the queue, so it occupies no worker. Thus a
 // quarantine never waits behind thousands of new Machines.
 //
-// It writes MachineAttestations and their status, deletes IdentityClaims, and deletes the Secrets of
-// bootstrap credentials. It needs get, list, create, update, patch and delete on
-// machineattestations, patch and update on their status, get, list and delete on identityclaims,
-// get on machines and namespaces, and what package credential needs: see the role of the verifier
-// in deploy.
+// It creates and deletes MachineAttestations, writes their status, deletes IdentityClaims, and deletes
+// the Secrets of bootstrap credentials. It needs get, list, create and delete on machineattestations,
+// patch on their status, list and delete on identityclaims, get on machines and namespaces, and what
+// package credential needs: see the roles mcs-attest-controller* in deploy.
 //
 // Each step reads the record live and writes it only if nothing changed since. So a step that runs
 // twice, late, or in two replicas leaves the same record. Before it deletes, the API confirms that

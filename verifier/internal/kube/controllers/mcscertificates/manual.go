@@ -20,7 +20,7 @@ import (
 
 // What an administrator does with the certs commands, with an account of their own.
 
-// Init makes the objects that do not exist, so that the verifier's account can keep them. What
+// Init makes the objects that do not exist, so that the controller's account can keep them. What
 // is served stays, and so does the CA that machines trust. Force also makes them where the
 // machine-config-operator of a newer version would make a CA itself.
 func (r *Reconciler) Init(ctx context.Context, force bool) (mcscert.Status, error) {

@@ -48,7 +48,7 @@ type Options struct {
 	// Hostnames replace those of the configuration.
 	Hostnames []string
 	// ListUserData also finds pointer configs by listing Secrets. It is for the account of an
-	// administrator; the verifier's account cannot list Secrets.
+	// administrator; the controller's account cannot list Secrets.
 	ListUserData bool
 	// Events receives what was renewed, and each new finding. Default: none.
 	Events events.Sink

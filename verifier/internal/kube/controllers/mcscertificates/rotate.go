@@ -184,7 +184,7 @@ func explain(err error) error {
 	case err == nil:
 		return errOvertaken
 	case apierrors.IsForbidden(err):
-		return fmt.Errorf("%w; the verifier's account makes no such objects:"+
+		return fmt.Errorf("%w; the controller's account makes no such objects:"+
 			" 'certs init' with an administrator's does, once", err)
 	}
 	return err

@@ -8,6 +8,9 @@
 //
 //	machineattestations           get
 //	machineattestations/status    patch
+//	events                        create, patch
+//
+// An Event about a Node is in the namespace default: it needs create of events there.
 //
 // If it runs twice, there is nothing left to change. If it runs late, a Node keeps its role unreported for that
 // time; the kubelet's own rights do not depend on it.
