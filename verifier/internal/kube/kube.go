@@ -28,14 +28,17 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	vconfig "github.com/mcs-attest/mcs-attest/verifier/internal/config"
@@ -210,5 +213,15 @@ func RunManager(ctx context.Context, log *slog.Logger, build func() (manager.Man
 		case <-ctx.Done():
 		case <-time.After(pause):
 		}
+	}
+}
+
+// ControllerOptions are those of a controller that writes a few objects. A reconciliation that the API does not answer
+// ends, and one that failed is repeated within a minute.
+func ControllerOptions() controller.Options {
+	return controller.Options{
+		ReconciliationTimeout: 30 * time.Second,
+		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](
+			500*time.Millisecond, time.Minute),
 	}
 }

@@ -83,3 +83,15 @@ func scheme(t *testing.T) *runtime.Scheme {
 	}
 	return s
 }
+
+func TestAFailedReconciliationIsRepeatedSoon(t *testing.T) {
+	o := kube.ControllerOptions()
+	if o.ReconciliationTimeout == 0 || o.ReconciliationTimeout > time.Minute {
+		t.Errorf("a reconciliation may take %v", o.ReconciliationTimeout)
+	}
+	for range 100 {
+		if pause := o.RateLimiter.When(reconcile.Request{}); pause > time.Minute {
+			t.Fatalf("it waits for %v", pause)
+		}
+	}
+}

@@ -2,9 +2,10 @@
 // serving machines does not need. It has an account of its own. Several replicas run. One leads, by the Lease
 // mcs-attest-verifier; the others have read the cluster, and take over.
 //
-// Each controller is a package below this one. The process runs them in one manager. It builds a new manager
-// when it loses the lease. Nothing here decides about a machine that attests: serving goes on while no
-// controller runs.
+// Each controller is a package below this one. The process runs them in one manager, but for renderedconfig, which
+// has a manager of its own and needs no lease. It builds a new manager when it loses the lease. Nothing here decides
+// about a machine that attests: serving goes on while no controller runs. Only with bootstrap credentials, a machine
+// that has none yet gets 503 until a controller runs.
 package controllers
 
 import (
@@ -104,7 +105,7 @@ func New(p *backend.Parts) (*Process, error) {
 		ControlPlane: func() (map[string][]netip.Addr, bool) { return k.inventory.ControlPlane() },
 	})
 	o := inventory.OptionsFor(p)
-	o.Controller, o.Identity, o.Events, o.Changed = true, k.identity, k.events, k.measure
+	o.Account, o.Identity, o.Events, o.Changed = "mcs-attest-controller", k.identity, k.events, k.measure
 	o.Certificate = func(cert *tls.Certificate) { _ = p.Certificates.Set(cert) } // the front reports one that is unusable
 	k.findings, k.conditions = append(k.findings, k.doors.Findings), append(k.conditions, k.doors.Condition)
 	o.RenewKeys = func(ctx context.Context) error { return k.signing.Renew(ctx) }
@@ -164,6 +165,7 @@ func (k *Process) addCredentials(o *inventory.Options) error {
 	})
 	o.Revoke, o.Token = issuer.Revoke, credentials.Observe
 	k.controllers = append(k.controllers, credentials.SetupWithManager)
+	k.findings = append(k.findings, credentials.Findings)
 	return nil
 }
 

@@ -16,13 +16,15 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
 )
 
-// Faults are the objects of all kinds that cannot be used as they stand. It is safe for concurrent use.
+// Faults are the objects of all kinds that cannot be used as they stand. It also has the names of MachineAttestations
+// that can be used, and whose condition Accepted is not True yet. It is safe for concurrent use.
 type Faults struct {
 	log     *slog.Logger
 	trigger *kube.Trigger // of the controller that reports them
 
-	mu  sync.Mutex
-	all map[faultKey]fault
+	mu       sync.Mutex
+	all      map[faultKey]fault
+	rejected map[types.NamespacedName]bool
 }
 
 // faultKey names an object that is not as it should be.
@@ -131,12 +133,30 @@ func (f *Faults) texts() (all []string) {
 	return all
 }
 
+// setRejected notes whether a MachineAttestation that can be used, or is gone, has a condition Accepted which is not
+// True. A request that came while no controller ran is lost, so the name is kept until the condition is corrected.
+func (f *Faults) setRejected(name types.NamespacedName, rejected bool) {
+	f.mu.Lock()
+	if rejected {
+		f.rejected[name] = true
+	} else {
+		delete(f.rejected, name)
+	}
+	f.mu.Unlock()
+	if rejected {
+		f.trigger.EnqueueAfter(joinPause, kube.PriorityChange, attestationKind.Request(name))
+	}
+}
+
 // requests returns a request for each object.
 func (f *Faults) requests() (all []reconcile.Request) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, one := range f.all {
 		all = append(all, one.request)
+	}
+	for name := range f.rejected {
+		all = append(all, attestationKind.Request(name))
 	}
 	return all
 }

@@ -55,8 +55,8 @@ type Options struct {
 	Log     *slog.Logger     // required
 	Now     func() time.Time // default time.Now
 	Version string           // of this program
-	// Controller: of the controller process, which keeps the keys and calls Work. The front does not.
-	Controller bool
+	// Account is the name of the service account of this process, for hints. Empty: it is not named.
+	Account string
 	// Identity of the controller in the Lease and in the status of the AttestationVerifier.
 	Identity string
 
@@ -180,13 +180,11 @@ func New(r *rest.Config, c config.Kubernetes, o Options) (*Inventory, error) {
 		AdmitEnrollment: func(e machine.Enrolment) (machine.Enrolment, bool) { return k.guard.Enrollment(e) },
 		Recorded:        func(uid string, l latch) { k.guard.Recorded(uid, l.remembered()) },
 		Trigger:         &k.Triggers.MachineRecord, RolesChanged: k.rolesChanged,
-		Rejected: func(at key) {
-			n := types.NamespacedName{Namespace: at.namespace, Name: at.name}
-			k.Triggers.PolicyStatus.EnqueueAfter(joinPause, kube.PriorityChange, attestationKind.Request(n))
-		},
-		Token: o.Token,
+		Rejected: func(name types.NamespacedName, rejected bool) { k.Faults.setRejected(name, rejected) },
+		Token:    o.Token,
 	})
-	k.Faults = &Faults{log: o.Log, trigger: &k.Triggers.PolicyStatus, all: map[faultKey]fault{}}
+	k.Faults = &Faults{log: o.Log, trigger: &k.Triggers.PolicyStatus, all: map[faultKey]fault{},
+		rejected: map[types.NamespacedName]bool{}}
 	k.Policies = newPolicies(policiesOptions{
 		Log: o.Log, Faults: k.Faults, Trigger: &k.Triggers.PolicyStatus, Changed: k.changed, PoolsChanged: k.rolesChanged,
 	})
@@ -280,7 +278,7 @@ func (c *Inventory) newWatches(r *rest.Config) error {
 		return err
 	}
 	c.watches, err = sources.New(sources.Options{
-		Config: r, Scheme: scheme, Log: c.log, Namespace: c.config.Namespace,
+		Config: r, Scheme: scheme, Log: c.log, Account: c.o.Account, Namespace: c.config.Namespace,
 		MachineNamespaces: c.config.MachineNamespaces, Retry: c.o.Discovery, Revisions: c.guard,
 		NamespaceGone: c.namespaceGone, Batch: c.batch.RLocker(), Unusable: c.unusable, Usable: c.usable,
 		Changed: c.changed,

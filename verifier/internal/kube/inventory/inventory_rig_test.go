@@ -251,7 +251,7 @@ func (w *whole) startWith(r *rest.Config, identity string,
 	p := &process{log: &buffer{}}
 	o := verifier.Options{
 		Log: slog.New(slog.NewTextHandler(p.log, &slog.HandlerOptions{Level: slog.LevelDebug})), Version: "test",
-		Controller: true, Identity: identity,
+		Identity: identity,
 		ProvisioningToken: config.ProvisioningToken{Secret: "openshift-config/machineconfig-auth",
 			Grace: config.Duration(time.Hour)},
 		Discovery: time.Second, Probe: 2 * time.Second, Pass: time.Second,

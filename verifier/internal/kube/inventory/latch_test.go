@@ -62,7 +62,7 @@ func TestADeletedMachineIsReconciledAlthoughItsRecordWentFirst(t *testing.T) {
 	trigger := &kube.Trigger{}
 	ms := newMachines(machinesOptions{
 		Registry: machine.NewRegistry(nil), Now: time.Now, Revocable: true, Trigger: trigger,
-		Token: func(string, string) {}, RolesChanged: func() {},
+		Token: func(string, string) {}, RolesChanged: func() {}, Rejected: func(types.NamespacedName, bool) {},
 	})
 	machinerecord.New(machinerecord.Options{Trigger: trigger, Inventory: ms})
 	name := types.NamespacedName{Namespace: "m", Name: "one"}
@@ -92,7 +92,7 @@ func TestAMachineIsReconciledWhenItsQuarantineIsDeleted(t *testing.T) {
 	trigger := &kube.Trigger{}
 	ms := newMachines(machinesOptions{
 		Registry: machine.NewRegistry(nil), Now: time.Now, Trigger: trigger, Token: func(string, string) {},
-		RolesChanged: func() {},
+		RolesChanged: func() {}, Rejected: func(types.NamespacedName, bool) {},
 	})
 	ms.registry.PutMachine(machine.Machine{APIVersion: "machine.openshift.io/v1beta1", Namespace: "m", Name: "one",
 		UID: "u"})

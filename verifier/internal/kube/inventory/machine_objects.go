@@ -282,9 +282,7 @@ func (ms *Machines) putAttestation(o *sources.Object) []manifest.Problem {
 		ms.o.Trigger.Enqueue(kube.PriorityChange, request(uid))
 		ms.o.Token(uid, a.tokenID)
 	}
-	if a.condition {
-		ms.o.Rejected(at)
-	}
+	ms.o.Rejected(o.NamespacedName, a.condition)
 	if a.enrolment != nil && a.enrolment.Spec.MachineRef != nil && uid == "" {
 		ms.enrolled(a.enrolment.Spec.MachineRef)
 	}
@@ -292,6 +290,7 @@ func (ms *Machines) putAttestation(o *sources.Object) []manifest.Problem {
 }
 
 func (ms *Machines) dropAttestation(n types.NamespacedName) {
+	ms.o.Rejected(n, false)
 	k := keyOf(n)
 	ref := ms.registry.DeleteEnrolment(k.namespace, k.name)
 	ms.plan(plannedKey{v1alpha1.GroupVersion.Group, k}, nil)

@@ -52,9 +52,9 @@ type machinesOptions struct {
 	Token func(uid, tokenID string)
 	// RolesChanged is called when Nodes, or what decides over their roles, have changed.
 	RolesChanged func()
-	// Rejected is called for a MachineAttestation that carries a condition Accepted which
-	// is not True.
-	Rejected func(key)
+	// Rejected is called with each state of a MachineAttestation that can be used, and when it was deleted: whether it
+	// has a condition Accepted which is not True.
+	Rejected func(name types.NamespacedName, rejected bool)
 }
 
 func newMachines(o machinesOptions) *Machines {

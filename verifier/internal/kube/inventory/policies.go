@@ -365,7 +365,7 @@ func (p *Policies) policyRequests() (all []reconcile.Request) {
 	return all
 }
 
-// requests returns a request for each object with a condition Accepted, or that cannot be used.
+// requests returns a request for each policy, each object that cannot be used, and each with a condition that says so.
 func (p *Policies) requests() []reconcile.Request {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -38,8 +38,8 @@ const (
 	legacyCAName      = "root-ca"
 )
 
-// managedSuffix is what the machine-config-operator appends to the names of its own user-data Secrets.
-const managedSuffix = "-managed"
+// ManagedSuffix is what the machine-config-operator appends to the names of its own user-data Secrets.
+const ManagedSuffix = "-managed"
 
 // Why no provisioning token counts.
 var (
@@ -75,7 +75,7 @@ type secretsOptions struct {
 	Certificate func(*tls.Certificate)
 	// Changed is called after any change.
 	Changed func()
-	// Triggers are those of the controllers of Secrets. Interval is how often all pointer configs are reconciled.
+	// Triggers are those of the controllers of Secrets. Interval is how often all of these Secrets are reconciled.
 	Triggers *Triggers
 	Interval time.Duration
 }
@@ -113,7 +113,8 @@ func newSecrets(o secretsOptions) *Secrets {
 	}
 	t := o.Triggers
 	t.SigningKeys.All, t.ProvisioningToken.All = single(o.Config.Namespace+"/"+KeysSecret), single(o.Token.Secret)
-	t.PointerConfigs.All, t.PointerConfigs.Interval = all(s.UserData), o.Interval
+	t.PointerConfigs.All = all(s.UserData)
+	t.SigningKeys.Interval, t.ProvisioningToken.Interval, t.PointerConfigs.Interval = o.Interval, o.Interval, o.Interval
 	return s
 }
 
@@ -142,7 +143,7 @@ func (s *Secrets) Sources() ([]*sources.Source, error) {
 		{secretKind, s.o.Token.Secret, token, func() { s.dropToken(token.Epoch()) }},
 	}
 	for _, name := range s.o.Config.UserDataSecrets {
-		for _, name := range []string{name, name + managedSuffix} {
+		for _, name := range []string{name, name + ManagedSuffix} {
 			objects = append(objects, object{secretKind, name, &sources.Source{Put: s.putUserData},
 				func() { s.dropUserData(name) }})
 		}

@@ -63,7 +63,7 @@ func (a *secretAPI) config() *rest.Config {
 // cluster has watches that are fed by the test, and calls this API.
 func (a *secretAPI) cluster(t testing.TB) *Inventory {
 	t.Helper()
-	o := Options{Log: slog.New(slog.DiscardHandler), Controller: true}
+	o := Options{Log: slog.New(slog.DiscardHandler)}
 	o.ProvisioningToken.Secret = "openshift-config/machineconfig-auth"
 	c, err := New(a.config(), config.Kubernetes{
 		Namespace: "own", MachineNamespaces: []string{"m"}, ServingSecret: "mco/tls", CAConfigMap: "mco/ca",

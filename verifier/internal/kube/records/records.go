@@ -10,8 +10,9 @@
 // Each process has the permissions of what it does; see deploy. Both need get, list, create
 // and delete of machineattestations, patch of their status, and get of machines and
 // namespaces. The process that serves machines needs get, create, patch and delete of
-// identityclaims; the controller needs list and delete. An error of the API is a denial with the reason StoreUnavailable. A step
-// that is made twice, or by two replicas, has the same result as one.
+// identityclaims; the controller needs list and delete. An error of the API is a denial
+// with the reason StoreUnavailable. A step that is made twice, or by two replicas, has the
+// same result as one.
 package records
 
 import (

@@ -18,7 +18,7 @@
 //   - A restore of etcd is noticed before an object of the restored state is taken in.
 //     [Revisions] decides what follows.
 //
-// The service account needs get, list and watch on each source's resource, and get on
+// The service account needs list and watch on each source's resource, and get on
 // namespaces. A source with a name uses the field selector metadata.name, so a rule
 // with a resource name is sufficient.
 package sources

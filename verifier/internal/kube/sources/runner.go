@@ -40,6 +40,8 @@ type Options struct {
 	Config *rest.Config
 	Scheme *runtime.Scheme
 	Log    *slog.Logger
+	// Account is the name of the service account, for hints. Empty: it is not named.
+	Account string
 	// Namespace is the verifier's own, MachineNamespaces are those of Machines.
 	Namespace         string
 	MachineNamespaces []string

@@ -94,7 +94,14 @@ func (s *Source) hint(err error) string {
 	if s.Namespace != "" {
 		where = "in namespace " + s.Namespace
 	}
-	return fmt.Sprintf("the verifier's service account needs get, list and watch on %s %s; see deploy/base", what, where)
+	who, verbs := "the service account of this process", "list and watch"
+	if s.runner.o.Account != "" {
+		who = "the service account " + s.runner.o.Account
+	}
+	if s.Resource == "machines" || s.Resource == "machineattestations" { // they are also read live
+		verbs = "get, list and watch"
+	}
+	return fmt.Sprintf("%s needs %s on %s %s; see deploy/base", who, verbs, what, where)
 }
 
 // refused reports whether an error says that the verifier may not read.

@@ -22,7 +22,7 @@
 // While the inventory does not allow the credential of a live attestation token, the controller retries it after a
 // few seconds, and less often with time. No event follows when the inventory shows the Machine.
 //
-// It needs get and patch of records, get of Machines, and the roles of deploy/components/credential or
+// It needs get of records, patch of their status, get of Machines, and the roles of deploy/components/credential or
 // credential-kubernetes.
 //
 // It runs in each replica of the controller, because machines wait for it. A replica that does not lead acts a few

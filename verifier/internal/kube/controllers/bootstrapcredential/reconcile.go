@@ -8,8 +8,10 @@ import (
 	"sync"
 	"time"
 
+	kerrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -27,6 +29,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/credential"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
 // Options are what a Reconciler needs. All but Log and Now are required.
@@ -57,8 +60,10 @@ type Reconciler struct {
 	live    client.Reader
 	elected <-chan struct{}
 
-	mu     sync.Mutex
-	tokens map[string]observed // by the UID of the record
+	mu       sync.Mutex
+	tokens   map[string]observed // by the UID of the record
+	unread   string              // why the published credentials could not be watched
+	failedAt time.Time
 }
 
 // observed is a live attestation token.
@@ -79,6 +84,8 @@ const (
 	standby = 3 * time.Second
 	// syncLimit is long: other controllers of the manager must run while these Secrets cannot be listed.
 	syncLimit = 365 * 24 * time.Hour
+	// failedRecently is longer than a failing watch waits before it starts again.
+	failedRecently = 90 * time.Second
 )
 
 // New returns a Reconciler.
@@ -134,7 +141,8 @@ func request(uid string) reconcile.Request {
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 	published, err := cache.New(m.GetConfig(), cache.Options{
 		HTTPClient: m.GetHTTPClient(), Scheme: m.GetScheme(), Mapper: m.GetRESTMapper(),
-		DefaultNamespaces: map[string]cache.Config{r.o.Issuer.Namespace: {}},
+		DefaultNamespaces:        map[string]cache.Config{r.o.Issuer.Namespace: {}},
+		DefaultWatchErrorHandler: r.watchFailed,
 	})
 	if err != nil {
 		return fmt.Errorf("cache of published credentials: %w", err)
@@ -158,6 +166,32 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 		return fmt.Errorf("controller bootstrapcredential: %w", err)
 	}
 	return nil
+}
+
+func (r *Reconciler) watchFailed(ctx context.Context, _ *toolscache.Reflector, err error) {
+	if ctx.Err() != nil || kerrors.IsResourceExpired(err) || kerrors.IsGone(err) {
+		return
+	}
+	text := fmt.Sprintf("published credentials in namespace %s cannot be watched, so no machine may get one: %v",
+		r.o.Issuer.Namespace, err)
+	r.mu.Lock()
+	news := r.unread != text
+	r.unread, r.failedAt = text, r.o.Now()
+	r.mu.Unlock()
+	if news {
+		r.o.Log.Warn("bootstrap credentials", "finding", text)
+	}
+}
+
+// Findings are for the condition Degraded: that the published credentials could not be watched a moment ago. Until
+// they were listed once, this controller does nothing.
+func (r *Reconciler) Findings() []view.Finding {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.unread == "" || r.o.Now().Sub(r.failedAt) > failedRecently {
+		return nil
+	}
+	return []view.Finding{{Reason: "CredentialsUnreadable", Text: r.unread}}
 }
 
 // everywhere is a Runnable that also runs in replicas that do not lead.

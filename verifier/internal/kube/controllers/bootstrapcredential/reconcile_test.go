@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -458,4 +459,37 @@ func TestAReplicaThatDoesNotLeadActsLater(t *testing.T) {
 	})
 	s.ok(s.reconcile(uid))
 	s.serves(uid, "t1")
+}
+
+// While the published Secrets cannot be listed, the controller waits, and an administrator hears why.
+func TestCredentialsThatCannotBeWatchedAreReported(t *testing.T) {
+	s := newSite(t, config.ServiceAccountToken)
+	api := rest.CopyConfig(cluster.StartShared(t).Admin())
+	api.Impersonate.UserName = "system:serviceaccount:" + s.accounts + ":node-bootstrapper" // it may do nothing
+	m, err := kube.NewManager(api, kube.Options{Log: slog.New(slog.DiscardHandler)})
+	s.ok(err)
+	s.ok(s.controller.SetupWithManager(m))
+	if all := s.controller.Findings(); len(all) != 0 {
+		t.Errorf("before the start: %v", all)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = m.Start(ctx) })
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		all := s.controller.Findings()
+		if len(all) == 1 && all[0].Reason == "CredentialsUnreadable" && strings.Contains(all[0].Text, "forbidden") &&
+			strings.Contains(all[0].Text, s.published) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("after a minute: %v", all)
+		}
+	}
+	cancel()
+	wg.Wait()
+	s.now = func() time.Time { return time.Now().Add(2 * time.Minute) } // without another error
+	if all := s.controller.Findings(); len(all) != 0 {
+		t.Errorf("later: %v", all)
+	}
 }

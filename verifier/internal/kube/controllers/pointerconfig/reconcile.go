@@ -39,15 +39,13 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/inventory"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
 // AnnotationWritten on a user-data Secret is the short id of the provisioning token in it. By the annotation the
 // verifier finds its own token after that was voided.
 const AnnotationWritten = "mcs-attest.dev/provisioning-token"
-
-// ManagedSuffix is what the machine-config-operator appends to the names of its own user-data Secrets.
-const ManagedSuffix = "-managed"
 
 // Options are what a [Reconciler] needs. All are required.
 type Options struct {
@@ -75,7 +73,8 @@ func New(o Options) *Reconciler { return &Reconciler{o: o, left: map[types.Names
 
 // SetupWithManager adds the controller to a manager.
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
-	return ctrl.NewControllerManagedBy(m).Named("pointerconfig").WatchesRawSource(r.o.Trigger).Complete(r)
+	return ctrl.NewControllerManagedBy(m).Named("pointerconfig").WatchesRawSource(r.o.Trigger).
+		WithOptions(kube.ControllerOptions()).Complete(r)
 }
 
 // Reconcile puts the current token into one pointer config.
@@ -83,7 +82,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 	var s corev1.Secret
 	tokens, presence := r.o.Token().At(r.o.Now())
 	if presence != provisioning.Present || tokens.Current.Empty() || len(r.o.Origins) == 0 ||
-		strings.HasSuffix(q.Name, ManagedSuffix) {
+		strings.HasSuffix(q.Name, inventory.ManagedSuffix) {
 		r.leave(q.NamespacedName, "")
 		return reconcile.Result{}, nil
 	}
@@ -105,7 +104,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 	case kerrors.IsConflict(err):
 		return reconcile.Result{RequeueAfter: time.Second}, nil
 	case kerrors.IsForbidden(err): // tried again after the interval
-		r.leave(q.NamespacedName, "the verifier may not update it; apply deploy/components/user-data")
+		r.leave(q.NamespacedName,
+			"the service account mcs-attest-controller may not update it; apply deploy/components/user-data")
 		return reconcile.Result{}, nil
 	case err != nil:
 		return reconcile.Result{}, fmt.Errorf("user data %s: %w", q, err)

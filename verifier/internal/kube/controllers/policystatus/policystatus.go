@@ -9,6 +9,8 @@
 //	attestationpolicies/status                                      update
 //	machineattestations, in the namespaces of Machines              get
 //	machineattestations/status, in the namespaces of Machines       patch
+//	events, in those namespaces and the verifier's own              create, patch
+//	events, in the namespace default                                create
 //
 // If it runs twice, the writes conflict, and the later one is dropped: the change that was first requests another
 // reconciliation. If it runs late, the condition is old. Nothing is decided by it.
@@ -25,10 +27,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/flowcontrol"
-	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -87,10 +87,7 @@ func New(o Options) *Reconciler { return &Reconciler{o: o} }
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 	r.reader, r.writer = m.GetAPIReader(), m.GetClient()
 	return ctrl.NewControllerManagedBy(m).Named("policystatus").WatchesRawSource(r.o.Trigger).
-		WithOptions(controller.Options{
-			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](
-				500*time.Millisecond, time.Minute),
-		}).Complete(r)
+		WithOptions(kube.ControllerOptions()).Complete(r)
 }
 
 // Reconcile reports one object.

@@ -58,7 +58,8 @@ func New(o Options) *Reconciler { return &Reconciler{o} }
 
 // SetupWithManager adds the controller to a manager.
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
-	return ctrl.NewControllerManagedBy(m).Named("provisioningtoken").WatchesRawSource(r.o.Trigger).Complete(r)
+	return ctrl.NewControllerManagedBy(m).Named("provisioningtoken").WatchesRawSource(r.o.Trigger).
+		WithOptions(kube.ControllerOptions()).Complete(r)
 }
 
 // Reconcile writes what an edit means, or rotates the token if it is due.

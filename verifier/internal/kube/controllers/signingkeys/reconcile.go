@@ -9,7 +9,7 @@
 // that are void.
 //
 // It needs get, create and update on that Secret. No other part of the verifier writes keys, so an account that serves
-// machines needs only get and watch.
+// machines needs only list and watch.
 //
 // If it runs twice at the same time, the slower write conflicts and changes nothing. If it runs late, keys are rotated
 // late. Without a Secret no machine is served until it has run.
@@ -58,7 +58,8 @@ func New(o Options) *Reconciler { return &Reconciler{o} }
 
 // SetupWithManager adds the controller to a manager.
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
-	return ctrl.NewControllerManagedBy(m).Named("signingkeys").WatchesRawSource(r.o.Trigger).Complete(r)
+	return ctrl.NewControllerManagedBy(m).Named("signingkeys").WatchesRawSource(r.o.Trigger).
+		WithOptions(kube.ControllerOptions()).Complete(r)
 }
 
 // Reconcile makes keys if there are none, and rotates those that are due.
