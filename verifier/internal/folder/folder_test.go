@@ -467,3 +467,19 @@ func TestAttack_T15_AnchorsThatCannotBeReadOrListed(t *testing.T) {
 		t.Errorf("a folder that cannot be listed leaves %d anchors, incomplete %v", n, s.Incomplete)
 	}
 }
+
+func TestTheAnchorsOfEverySectionAreRead(t *testing.T) {
+	files := tree{}
+	for s, endings := range trust.Sections {
+		for _, ending := range endings {
+			files[string(s)+"/own"+ending] = "damaged"
+		}
+	}
+	f, dir := open(t, files)
+	got := strings.Join(texts(dir, f.Snapshot().Problems), "\n")
+	for file := range files {
+		if !strings.Contains(got, file) {
+			t.Errorf("nothing is said of %s", file)
+		}
+	}
+}

@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -38,17 +40,21 @@ const policiesDir = "policies"
 
 var yamlEndings = []string{".yaml", ".yml", ".json"}
 
-var sections = []section{
+var sections = append([]section{
 	{"machines", yamlEndings, parseMachines},
 	{"attestations", yamlEndings, parseMachines},
 	{policiesDir, yamlEndings, parsePolicies},
 	{"reference-values", yamlEndings, parseReferences},
 	{"ek-roots", []string{".pem", ".crt"}, parseAnchors},
 	{"configs", []string{".ign"}, parseConfig},
-	trusted(trust.AKRoots),
-	trusted(trust.AzureRoots),
-	trusted(trust.AWSCertificates),
-	trusted(trust.GoogleKeys),
+}, allTrusted()...)
+
+// allTrusted are the folders of anchors.
+func allTrusted() (all []section) {
+	for _, s := range slices.Sorted(maps.Keys(trust.Sections)) {
+		all = append(all, trusted(s))
+	}
+	return all
 }
 
 func trusted(s trust.Section) section {

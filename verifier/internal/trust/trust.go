@@ -13,6 +13,7 @@ package trust
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
@@ -42,7 +43,7 @@ const (
 	GoogleKeys      Section = "google-keys"
 )
 
-// Sections are all of them, with the endings of their files.
+// Sections are all of them, with the endings of their files. Whoever reads anchors reads each of these.
 var Sections = map[Section][]string{
 	AKRoots: {".pem", ".crt"}, AzureRoots: {".pem", ".crt"}, AWSCertificates: {".pem", ".crt"}, GoogleKeys: {".json"},
 }
@@ -56,14 +57,15 @@ type File struct {
 	// be about any.
 	Regions []string
 
+	sum     [sha256.Size]byte // of path and content: what tells one File from another
 	anchors []anchors.Anchor
 	aws     []awsiid.RegionCertificate
 	google  *gcpidentity.StaticKeys
 }
 
-// Parse reads a file of a section. With a problem there is no File.
+// Parse reads a file of a section. With a problem the File is broken, and holds nothing.
 func Parse(section Section, path string, raw []byte) (File, []manifest.Problem) {
-	f := File{Section: section}
+	f := File{Section: section, sum: sha256.Sum256(slices.Concat([]byte(path), []byte{0}, raw))}
 	var err error
 	switch section {
 	case AKRoots, AzureRoots:
@@ -76,7 +78,7 @@ func Parse(section Section, path string, raw []byte) (File, []manifest.Problem) 
 		err = fmt.Errorf("%q is no section of anchors", section)
 	}
 	if err != nil {
-		f = File{Section: section, Broken: true}
+		f = File{Section: section, Broken: true, sum: f.sum}
 		if section == AWSCertificates {
 			f.Regions = awsiid.NamedRegions(raw)
 		}
@@ -201,14 +203,9 @@ func (j *Joined) Join(files []File) (*Trust, []manifest.Problem) {
 	return j.trust, j.problems
 }
 
+// same compares no anchors: a new section has nothing to add here.
 func (f File) same(o File) bool {
-	return f.Section == o.Section && f.Broken == o.Broken && f.google == o.google && slices.Equal(f.Regions, o.Regions) &&
-		slices.EqualFunc(f.anchors, o.anchors, func(a, b anchors.Anchor) bool {
-			return a.SHA256 == b.SHA256 && a.Provenance == b.Provenance
-		}) &&
-		slices.EqualFunc(f.aws, o.aws, func(a, b awsiid.RegionCertificate) bool {
-			return a.Region == b.Region && a.Certificate == b.Certificate
-		})
+	return f.Section == o.Section && f.Broken == o.Broken && f.sum == o.sum
 }
 
 // Count is how many anchors of each section are in force.

@@ -8,9 +8,12 @@ import (
 	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/base64"
 	"encoding/pem"
+	"fmt"
 	"math/big"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -178,6 +181,67 @@ func TestWhatHasNotChangedStays(t *testing.T) {
 		authority(t, "own", now.AddDate(5, 0, 0)))}); other == first {
 		t.Error("a change is not taken up")
 	}
+}
+
+// sample is a file of a section, with another anchor each time.
+func sample(t *testing.T, s trust.Section) []byte {
+	t.Helper()
+	switch s {
+	case trust.AKRoots, trust.AzureRoots:
+		return authority(t, "own", now.AddDate(5, 0, 0))
+	case trust.AWSCertificates:
+		return regional(t, "eu-central-1")
+	case trust.GoogleKeys:
+		key, err := rsa.GenerateKey(rand.Reader, 2048)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const set = `{"keys": [{"kid": "own", "kty": "RSA", "alg": "RS256", "use": "sig", "e": "AQAB", "n": "%s"}]}`
+		return fmt.Appendf(nil, set, base64.RawURLEncoding.EncodeToString(key.N.Bytes()))
+	}
+	t.Fatalf("%s: this test has no file of it", s)
+	return nil
+}
+
+// An administrator who replaces an anchor distrusts the one before, whatever its section.
+func TestAReplacedAnchorOfAnySectionIsNotTrusted(t *testing.T) {
+	for s := range trust.Sections {
+		t.Run(string(s), func(t *testing.T) {
+			var j trust.Joined
+			raw := sample(t, s)
+			first, problems := j.Join([]trust.File{parse(t, s, raw)})
+			if again, _ := j.Join([]trust.File{parse(t, s, raw)}); again != first {
+				t.Error("the same file read twice is a change")
+			}
+			if len(problems) > 0 {
+				t.Error(problems)
+			}
+			f, problems := trust.Parse(s, "/moved", sample(t, s))
+			if len(problems) > 0 {
+				t.Fatal(problems)
+			}
+			other, _ := j.Join([]trust.File{f})
+			if other == first {
+				t.Error("a change is not taken up")
+			}
+			if n, ok := other.Count()[s]; !ok || n == 0 {
+				t.Errorf("%d anchors, counted: %t", n, ok)
+			}
+			own := func(a trust.Anchor) bool { return a.Section == s && strings.HasPrefix(a.From, "/moved:") }
+			if !slices.ContainsFunc(other.All(), own) {
+				t.Error("it is not listed")
+			}
+		})
+	}
+	t.Run("one that this version does not know", func(t *testing.T) {
+		var j trust.Joined
+		one, _ := trust.Parse("example", "own", []byte("one"))
+		other, _ := trust.Parse("example", "own", []byte("other"))
+		before, _ := j.Join([]trust.File{one})
+		if after, _ := j.Join([]trust.File{other}); after == before {
+			t.Error("a change is not taken up")
+		}
+	})
 }
 
 // What is exported and read again is the same trust.

@@ -16,16 +16,21 @@ import (
 )
 
 // LabelContent, on a ConfigMap of the verifier's namespace, says what its data
-// holds: each key one file of that sort.
+// holds: each key one file of that sort. The other values are those of trust.Sections.
 const (
 	LabelContent      = "mcs-attest.dev/content"
 	ContentReferences = "reference-values"
 	ContentRoots      = "ek-roots"
-	ContentAKRoots    = string(trust.AKRoots)
-	ContentAzureRoots = string(trust.AzureRoots)
-	ContentAWS        = string(trust.AWSCertificates)
-	ContentGoogleKeys = string(trust.GoogleKeys)
 )
+
+// contents returns the values of LabelContent that are watched.
+func contents() []string {
+	all := []string{ContentReferences, ContentRoots}
+	for _, s := range slices.Sorted(maps.Keys(trust.Sections)) {
+		all = append(all, string(s))
+	}
+	return all
+}
 
 // configMap is a ConfigMap's data as far as it is text.
 type configMap struct {

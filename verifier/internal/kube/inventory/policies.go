@@ -78,14 +78,13 @@ func newPolicies(o policiesOptions) *Policies {
 
 // Sources lists what is watched.
 func (p *Policies) Sources(namespace string) []*sources.Source {
-	contents := []string{ContentReferences, ContentRoots, ContentAKRoots, ContentAzureRoots, ContentAWS, ContentGoogleKeys}
 	return []*sources.Source{
 		{Kind: policyKind, Whole: true, Object: &unstructured.Unstructured{},
 			Read: compactPolicy, Put: p.putPolicy, Drop: p.dropPolicy,
 			Listed: func() { p.setListed(true) }, Vanished: func() { p.setListed(false) }},
 		{Kind: poolKind, Optional: true, Advisory: true, Object: &metav1.PartialObjectMetadata{},
 			Read: compactName, Put: p.putPool, Drop: p.dropPool, Listed: p.poolsChanged},
-		{Kind: configMapKind, Namespace: namespace, Selector: LabelContent + " in (" + strings.Join(contents, ",") + ")",
+		{Kind: configMapKind, Namespace: namespace, Selector: LabelContent + " in (" + strings.Join(contents(), ",") + ")",
 			Whole: true, Object: &corev1.ConfigMap{}, Read: compactConfigMap, Put: p.putContent, Drop: p.dropContent},
 	}
 }

@@ -4,11 +4,13 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
 // policyOf is one AttestationPolicy.
@@ -150,4 +152,17 @@ func TestNoPolicyIsLaxerWhilePoliciesVanish(t *testing.T) {
 			t.Errorf("then %q", got)
 		}
 	})
+}
+
+func TestTheAnchorsOfEverySectionAreWatched(t *testing.T) {
+	w := unconnected(t).watching(t, configMapKind, "own")
+	selector, err := labels.Parse(w.Selector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for s := range trust.Sections {
+		if !selector.Matches(labels.Set{LabelContent: string(s)}) {
+			t.Errorf("a ConfigMap of %s is not watched", s)
+		}
+	}
 }
