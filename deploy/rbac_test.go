@@ -328,6 +328,17 @@ func TestAttack_T49_TheAccountMayDoNothingElse(t *testing.T) {
 	t.Run("with the token of a process that serves", func(t *testing.T) { frontIsNotTheCluster(t, c) })
 }
 
+// asGoodAs returns a verb with those that do the same, or the same and more.
+func asGoodAs(verb string) []string {
+	switch verb {
+	case "update", "patch":
+		return []string{"update", "patch"}
+	case "delete":
+		return []string{"delete", "deletecollection"}
+	}
+	return []string{verb}
+}
+
 // frontIsNotTheCluster tries with the token of the processes that serve what the controller
 // may, with every component.
 func frontIsNotTheCluster(t *testing.T, c *cluster.Cluster) {
@@ -369,8 +380,10 @@ func frontIsNotTheCluster(t *testing.T, c *cluster.Cluster) {
 			t.Errorf("the controller may not %s %s/%s %s in %q: the question is not honest", a.verb, a.resource, a.sub,
 				a.name, a.namespace)
 		}
-		if may(front) {
-			t.Errorf("with a token of a process that serves: %s %s/%s %s in %q", a.verb, a.resource, a.sub, a.name, a.namespace)
+		for _, verb := range asGoodAs(a.verb) {
+			if front.may(verb, a.group, a.resource, a.sub, a.namespace, a.name) {
+				t.Errorf("with a token of a process that serves: %s %s/%s %s in %q", verb, a.resource, a.sub, a.name, a.namespace)
+			}
 		}
 	}
 
@@ -433,7 +446,6 @@ func nothingElse(t *testing.T, w *world, account string) {
 		{"list", "", "secrets", "", mco, "machine-config-server-ca"}, // the CA's key
 		{"update", "", "secrets", "", mco, "machine-config-server-tls"},
 		{"update", "", "secrets", "", machines, "worker-user-data-managed"},
-		{"patch", "", "secrets", "", machines, "worker-user-data"},
 		{"update", "", "secrets", "", machines, "worker-user-data"},
 		{"update", "", "secrets", "", machines, "master-user-data"},
 		{"delete", "", "secrets", "", machines, "worker-user-data"},
@@ -447,7 +459,6 @@ func nothingElse(t *testing.T, w *world, account string) {
 		{"create", "", "configmaps", "", Namespace, ""},
 		{"delete", "machine.openshift.io", "machines", "", machines, ""},
 		{"update", "machine.openshift.io", "machines", "", machines, ""},
-		{"patch", "machine.openshift.io", "machines", "", machines, ""},
 		{"create", "machine.openshift.io", "machines", "", machines, ""},
 		{"update", "machine.openshift.io", "machines", "status", machines, ""},
 		{"delete", "cluster.x-k8s.io", "machines", "", machines, ""},
@@ -464,7 +475,6 @@ func nothingElse(t *testing.T, w *world, account string) {
 		{"update", "", "nodes", "status", "", ""},
 		{"delete", "", "nodes", "", "", ""},
 		{"update", "mcs-attest.dev", "machineattestations", "", machines, ""},
-		{"patch", "mcs-attest.dev", "machineattestations", "", machines, ""},
 		{"update", "mcs-attest.dev", "machineattestations", "", Namespace, ""},
 		{"create", "mcs-attest.dev", "machineattestations", "", "default", ""},
 		{"deletecollection", "mcs-attest.dev", "machineattestations", "", machines, ""},
@@ -473,6 +483,8 @@ func nothingElse(t *testing.T, w *world, account string) {
 		{"create", "mcs-attest.dev", "attestationpolicies", "", "", ""},
 		{"delete", "mcs-attest.dev", "attestationpolicies", "", "", ""},
 		{"update", "machineconfiguration.openshift.io", "machineconfigpools", "", "", ""},
+		{"create", "machineconfiguration.openshift.io", "machineconfigpools", "", "", ""},
+		{"delete", "machineconfiguration.openshift.io", "machineconfigpools", "", "", ""},
 		{"get", "machineconfiguration.openshift.io", "machineconfigs", "", "", ""},
 		{"create", "machineconfiguration.openshift.io", "machineconfigs", "", "", ""},
 		{"create", "", "pods", "", Namespace, ""},
@@ -494,8 +506,10 @@ func nothingElse(t *testing.T, w *world, account string) {
 		{"update", "coordination.k8s.io", "leases", "", Namespace, "another"},
 		{"*", "*", "*", "", "", ""},
 	} {
-		if w.may(a.verb, a.group, a.resource, a.sub, a.namespace, a.name) {
-			t.Errorf("it may %s %s/%s.%s %s in %q", a.verb, a.resource, a.sub, a.group, a.name, a.namespace)
+		for _, verb := range asGoodAs(a.verb) {
+			if w.may(verb, a.group, a.resource, a.sub, a.namespace, a.name) {
+				t.Errorf("it may %s %s/%s.%s %s in %q", verb, a.resource, a.sub, a.group, a.name, a.namespace)
+			}
 		}
 	}
 
