@@ -177,6 +177,36 @@ func each(t *testing.T, root string, visit func(path string, fset *token.FileSet
 	}
 }
 
+// What is below package controllers and is set up with a manager runs in the process. The test reads the files
+// itself: go test keeps its result for as long as these are the same.
+func TestEveryControllerIsWired(t *testing.T) {
+	const parent = "verifier/internal/kube/controllers"
+	wired, found := map[string]bool{}, map[string]bool{}
+	each(t, parent, func(path string, _ *token.FileSet, f *ast.File) {
+		dir := filepath.ToSlash(filepath.Dir(path))
+		if dir == parent {
+			for _, i := range f.Imports {
+				wired[strings.TrimPrefix(strings.Trim(i.Path.Value, `"`), module+"/")] = true
+			}
+			return
+		}
+		for _, d := range f.Decls {
+			m, ok := d.(*ast.FuncDecl)
+			if ok && m.Recv != nil && slices.Contains([]string{"Reconcile", "SetupWithManager"}, m.Name.Name) {
+				found[dir] = true
+			}
+		}
+	})
+	for dir := range found {
+		if !wired[dir] {
+			t.Errorf("%s: package controllers does not run it", dir)
+		}
+	}
+	if len(found) < 10 {
+		t.Errorf("only %d controllers found below %s: have they moved?", len(found), parent)
+	}
+}
+
 func TestPurePackagesHaveNoClockOfTheirOwn(t *testing.T) {
 	each(t, "pkg", func(_ string, fset *token.FileSet, f *ast.File) {
 		if strings.HasSuffix(f.Name.Name, "test") {
