@@ -1,9 +1,8 @@
 // Package evidence names the kinds of evidence (RFC 9334, 8.1).
 //
-// Each kind is a folder below this one, with a verifier side that is pure
-// (bytes, trust anchors and a lookup in; verified claims out) and an attester
-// side for the node. A new kind is one folder, one line in each main, one page
-// under docs/evidence and one boot scenario.
+// Each kind is a folder below this one, with a verifier side that is pure: bytes, trust anchors and a lookup go
+// in, and a claim comes out. A kind for which the machine has something to compute has an attester side below it.
+// The checklist for a new kind is in docs/architecture.md.
 package evidence
 
 import (

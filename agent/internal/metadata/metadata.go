@@ -1,11 +1,11 @@
-// Package metadata asks the metadata services of AWS, Google Cloud and Azure.
+// Package metadata asks the metadata services of clouds.
 //
 // Such a service answers whoever sends packets from this machine, over plain
 // HTTP at a link-local address. What it says is untrusted here: signed documents
 // go to the verifier as they came, and the rest (names of the instance) only
 // helps the verifier to find the Machine that it checks.
 //
-// One transport is below the three clients and keeps the rules:
+// One transport is below the clients and keeps the rules:
 //
 //   - every request goes to the one address that was configured, whatever a
 //     library takes for the service's, and never through a proxy;
