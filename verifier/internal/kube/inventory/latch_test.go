@@ -1,10 +1,14 @@
 package inventory
 
 import (
+	"maps"
+	"slices"
+	"strconv"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -122,4 +126,62 @@ func TestAMachineIsReconciledWhenItsQuarantineIsDeleted(t *testing.T) {
 	if step, _ := ms.Compare(one.Name); one.Name != "u" || step != record.StepRelease {
 		t.Errorf("%q, step %v", one.Name, step)
 	}
+}
+
+// Any object with a status could take the place of a Machine's record, and its quarantine with it.
+func TestALatchIsOnlyOfTheRecordThatIsNamedByItsMachine(t *testing.T) {
+	c := unconnected(t)
+	records := c.watching(t, attestationKind, "m")
+	version := uint64(10)
+	object := func(name, uid, machineUID, machine string, quarantined bool) *unstructured.Unstructured {
+		o := roleRecord(machineUID, machine, "worker", "")
+		o.SetName(name)
+		o.SetUID(types.UID(uid))
+		_ = unstructured.SetNestedField(o.Object, quarantined, "status", "quarantined")
+		if machine == "" {
+			o.Object["spec"] = map[string]any{"pool": "worker", "expectedProviderID": "aws:///z/i-stand-in"}
+		}
+		return o
+	}
+	want := func(what string, uids ...string) {
+		t.Helper()
+		c.Machines.mu.Lock()
+		defer c.Machines.mu.Unlock()
+		if got := slices.Sorted(maps.Keys(c.latches)); !slices.Equal(got, uids) {
+			t.Errorf("%s: latches of %v, want %v", what, got, uids)
+		}
+		if l, ok := c.latches["u"]; ok && !l.quarantined {
+			t.Errorf("%s: the quarantine is lost", what)
+		}
+	}
+	list := func(all ...*unstructured.Unstructured) {
+		t.Helper()
+		version++
+		for _, o := range all {
+			o.SetResourceVersion(strconv.FormatUint(version, 10))
+		}
+		records.list(t, version, all...)
+	}
+	own := func() *unstructured.Unstructured { return object("u", "object", "u", "one", true) }
+	list(own())
+	want("the Machine's own record", "u")
+	list(own(), object("enrollment", "other", "u", "one", false))
+	want("an enrollment with the UID of the Machine", "u")
+	list(own(), object("enrollment", "other", "made-up", "one", false))
+	want("an enrollment with another UID", "u")
+
+	standIn := func(uid, machineUID string) *unstructured.Unstructured {
+		return object("stand-in", uid, machineUID, "", false)
+	}
+	list(own(), standIn("first", "first"), object("first", "forged", "first", "one", false))
+	want("an object that is named by the UID of a stand-in", "first", "u")
+	if l, _ := c.latch("first"); l.name != "stand-in" {
+		t.Errorf("the latch of the stand-in is that of %s", l.name)
+	}
+	list(own(), standIn("second", "u"))
+	want("a stand-in that was created again", "second", "u")
+	list(own())
+	want("a stand-in that was deleted", "u")
+	list(own(), object("break-glass-b", "token", record.BreakGlassUID("b"), "one", false))
+	want("a break-glass token", record.BreakGlassUID("b"), "u")
 }

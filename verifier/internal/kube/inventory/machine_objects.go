@@ -13,8 +13,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 	"github.com/mcs-attest/mcs-attest/pkg/noderole"
+	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/restore"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
 )
 
@@ -151,7 +153,9 @@ func compactAttestation(o client.Object) (any, []manifest.Problem) {
 			a.latch.grant = &grant{until, int32(min(n, 1<<20))}
 		}
 	}
-	a.uid, _ = status["machineUID"].(string)
+	if uid, _ := status["machineUID"].(string); mayRecord(o, uid) {
+		a.uid = uid
+	}
 	if a.uid == "" {
 		// Made in advance, and nothing recorded yet.
 		for _, owner := range o.GetOwnerReferences() {
@@ -177,6 +181,13 @@ func compactAttestation(o client.Object) (any, []manifest.Problem) {
 		}
 	}
 	return a, problems
+}
+
+// mayRecord reports whether an object can be the record of a UID. The processes that attest machines can change each
+// status, so only the object's name or its own UID decide.
+func mayRecord(o client.Object, uid string) bool {
+	return uid == o.GetName() || uid == string(o.GetUID()) ||
+		record.IsBreakGlass(uid) && o.GetName() == "break-glass-"+strings.TrimPrefix(uid, record.BreakGlassUID(""))
 }
 
 // mayStop is whom a MachineAttestation that cannot be used may quarantine.
@@ -266,11 +277,20 @@ func (ms *Machines) putAttestation(o *sources.Object) []manifest.Problem {
 	if uid == o.Name { // as most records' is
 		uid = o.Name // one copy of the text
 	}
+	if uid != "" && ms.misplaced(uid, at) {
+		uid = ""
+	}
 	if uid != "" {
 		ms.mu.Lock()
+		if former, ok := ms.latchOf(at); ok && former != uid {
+			ms.dropLatch(former)
+		}
 		before := ms.latches[uid]
 		ms.replaceCredentials(uid, before.credentials, a.latch.credentials)
 		ms.latches[uid] = a.latch
+		if uid != o.Name {
+			ms.otherNames[at] = uid
+		}
 		ms.mu.Unlock()
 		isPlanned, isNode := ms.controlPlane.has(uid, a.latch.node)
 		if before.pool != a.latch.pool && (isPlanned || a.latch.pool == noderole.Pool) ||
@@ -294,7 +314,7 @@ func (ms *Machines) dropAttestation(n types.NamespacedName) {
 	k := keyOf(n)
 	ref := ms.registry.DeleteEnrolment(k.namespace, k.name)
 	ms.plan(plannedKey{v1alpha1.GroupVersion.Group, k}, nil)
-	for _, uid := range ms.dropRecord(k) {
+	if uid, ok := ms.dropRecord(k); ok {
 		ms.o.Trigger.Enqueue(kube.PriorityChange, request(uid))
 		ms.o.Token(uid, "")
 	}
@@ -303,29 +323,42 @@ func (ms *Machines) dropAttestation(n types.NamespacedName) {
 	}
 }
 
-// dropRecord removes a record that was deleted, and returns of which Machines it was.
-func (ms *Machines) dropRecord(k key) (uids []string) {
+// misplaced reports whether an object is not where the record of a Machine is.
+func (ms *Machines) misplaced(uid string, at key) bool {
+	m, ok := ms.registry.ByUID(uid)
+	if !ok || records.UID(m) != uid {
+		return false
+	}
+	return at.namespace != records.Namespace(m) || m.StandIn && at.name != m.Name
+}
+
+// latchOf returns the UID of the latch that was read from an object. The lock is held.
+func (ms *Machines) latchOf(k key) (uid string, ok bool) {
+	if uid, ok = ms.otherNames[k]; !ok {
+		uid = k.name
+	}
+	return uid, ms.latches[uid].key == k
+}
+
+// dropLatch removes a latch. The lock is held.
+func (ms *Machines) dropLatch(uid string) {
+	l := ms.latches[uid]
+	ms.replaceCredentials(uid, l.credentials, nil)
+	if ms.o.Revocable && l.unrevoked {
+		ms.orphan(uid, l.credentials)
+	}
+	delete(ms.latches, uid)
+	delete(ms.otherNames, l.key)
+}
+
+// dropRecord removes a record that was deleted, and returns of which Machine it was.
+func (ms *Machines) dropRecord(k key) (uid string, ok bool) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
-	// Deletions are few; an index by name would be as large as the rest.
-	if l, ok := ms.latches[k.name]; ok && l.key == k {
-		uids = []string{k.name}
-	} else {
-		for uid, l := range ms.latches {
-			if l.key == k {
-				uids = append(uids, uid)
-			}
-		}
+	if uid, ok = ms.latchOf(k); ok {
+		ms.dropLatch(uid)
 	}
-	for _, uid := range uids {
-		l := ms.latches[uid]
-		ms.replaceCredentials(uid, l.credentials, nil)
-		if ms.o.Revocable && l.unrevoked {
-			ms.orphan(uid, l.credentials)
-		}
-		delete(ms.latches, uid)
-	}
-	return uids
+	return uid, ok
 }
 
 // enrolled asks for the records of the Machines that an enrolment is for.

@@ -30,6 +30,8 @@ type Machines struct {
 	mu      sync.Mutex
 	texts   map[string]string
 	latches map[string]latch // by the Machine's UID
+	// otherNames has the UID of each latch whose object is not named by it: a stand-in, a break-glass token.
+	otherNames map[key]string
 }
 
 // machinesOptions are what Machines needs. All but Names are required. The functions are
@@ -59,7 +61,7 @@ type machinesOptions struct {
 
 func newMachines(o machinesOptions) *Machines {
 	m := &Machines{
-		o: o, registry: o.Registry, texts: map[string]string{}, latches: map[string]latch{},
+		o: o, registry: o.Registry, texts: map[string]string{}, latches: map[string]latch{}, otherNames: map[key]string{},
 		controlPlane:    controlPlane{nodes: map[string]node{}, plans: map[plannedKey]planned{}},
 		credentialIndex: credentialIndex{uids: map[string]string{}, orphaned: map[string][]v1alpha1.CredentialStatus{}},
 	}
