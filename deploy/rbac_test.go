@@ -55,7 +55,7 @@ var objects = map[string]string{
 	"leases":               `{apiVersion: coordination.k8s.io/v1, kind: Lease, spec: {holderIdentity: me}}`,
 	"attestationpolicies":  `{apiVersion: mcs-attest.dev/v1alpha1, kind: AttestationPolicy, spec: {pools: [p], mode: Audit}}`,
 	"attestationverifiers": `{apiVersion: mcs-attest.dev/v1alpha1, kind: AttestationVerifier}`,
-	"machineattestations":  `{apiVersion: mcs-attest.dev/v1alpha1, kind: MachineAttestation, spec: {pool: worker, ekSHA256: [` + strings.Repeat("ab", 32) + `]}}`,
+	"machineattestations":  `{apiVersion: mcs-attest.dev/v1alpha1, kind: MachineAttestation, spec: {}}`,
 	"tokenreviews":         `{apiVersion: authentication.k8s.io/v1, kind: TokenReview, spec: {token: t}}`,
 	"subjectaccessreviews": `{apiVersion: authorization.k8s.io/v1, kind: SubjectAccessReview, spec: {user: u, nonResourceAttributes: {path: /metrics, verb: get}}}`,
 	"identityclaims": `{apiVersion: mcs-attest.dev/v1alpha1, kind: IdentityClaim, spec: {component: c, machineUID: u,
@@ -127,6 +127,8 @@ func (w *world) object(g Grant) *unstructured.Unstructured {
 	case name != "":
 	case g.Resource == "attestationverifiers":
 		name = "cluster"
+	case g.Resource == "machineattestations": // no other may be deleted by the processes that serve
+		name = v1alpha1.PendingPrefix + strings.ToLower(rand.Text()[:8])
 	case g.Resource == "identityclaims":
 		raw := make([]byte, 32)
 		rand.Read(raw)
@@ -315,6 +317,71 @@ func sufficientAndNecessary(t *testing.T, w *world, overlay, account string, tri
 		if !until(may) {
 			t.Fatalf("%s: not possible any more after it was given back", g)
 		}
+	}
+}
+
+// No component is needed to keep the account of the processes that serve from enrolling a machine, and from
+// deleting what an administrator made.
+func TestAttack_T49_AStolenFrontEnrollsNothingAndDeletesNoEnrollment(t *testing.T) {
+	t.Parallel()
+	for _, overlay := range Overlays {
+		t.Run(overlay, func(t *testing.T) {
+			w := newWorld(t, overlay)
+			resource := v1alpha1.GroupVersion.WithResource("machineattestations")
+			front, admin := w.verifier.Resource(resource).Namespace(Namespace), w.admin.Resource(resource).Namespace(Namespace)
+			object := func(name, spec string) *unstructured.Unstructured {
+				var o unstructured.Unstructured
+				text := fmt.Sprintf("{apiVersion: %s, kind: MachineAttestation, metadata: {name: %s}, spec: {%s}}",
+					v1alpha1.APIVersion, name, spec)
+				if err := yaml.Unmarshal([]byte(text), &o.Object); err != nil {
+					t.Fatal(err)
+				}
+				return &o
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			remove := func(name string) {
+				if err := admin.Delete(ctx, name, meta.DeleteOptions{}); err != nil && !kerrors.IsNotFound(err) {
+					t.Fatal(err)
+				}
+			}
+			refused := func(err error) bool { return err != nil && strings.Contains(err.Error(), "mcs-attest-records") }
+			const enrolls, quarantines = "pool: worker, expectedProviderID: 'aws:///a/i'", "machineRef: {name: m}, quarantined: true"
+			for _, spec := range []string{enrolls, quarantines} {
+				if !until(func() bool { // the API server takes a policy up after a moment
+					_, err := front.Create(ctx, object("m", spec), meta.CreateOptions{})
+					remove("m")
+					return refused(err)
+				}) {
+					t.Errorf("it creates a MachineAttestation with %s", spec)
+				}
+			}
+			for name, spec := range map[string]string{
+				"worker-0": quarantines, "worker-1": "", "pending-a": enrolls, "pending-b": quarantines,
+			} {
+				if !until(func() bool {
+					_, err := admin.Create(ctx, object(name, spec), meta.CreateOptions{})
+					if err != nil && !kerrors.IsAlreadyExists(err) {
+						t.Fatal(err)
+					}
+					return refused(front.Delete(ctx, name, meta.DeleteOptions{}))
+				}) {
+					t.Errorf("it deletes %s with %q", name, spec)
+				}
+			}
+			for _, spec := range []string{"", "machineRef: {name: m}"} {
+				if _, err := front.Create(ctx, object("m", spec), meta.CreateOptions{}); err != nil {
+					t.Errorf("a record with %q: %v", spec, err)
+				}
+				remove("m")
+			}
+			if _, err := front.Create(ctx, object("pending-c", ""), meta.CreateOptions{}); err != nil {
+				t.Error(err)
+			}
+			if err := front.Delete(ctx, "pending-c", meta.DeleteOptions{}); err != nil {
+				t.Errorf("a machine that waits: %v", err)
+			}
+		})
 	}
 }
 
