@@ -101,7 +101,8 @@ func TestLayersInsideTheVerifier(t *testing.T) {
 	}{
 		{"./verifier/internal/server", append([]string{v + "/folder", v + "/cli"}, backends...),
 			"a folder and a cluster are served alike; what differs is a method of backend.Backend"},
-		{"./verifier/internal/backend", append([]string{v + "/service", v + "/server", v + "/folder", v + "/cli"}, backends...),
+		{"./verifier/internal/backend",
+			append([]string{v + "/service", v + "/server", v + "/folder", v + "/cli"}, backends...),
 			"it is what the server and the backends share"},
 		{"./verifier/internal/service", append([]string{v + "/server", v + "/folder", v + "/cli"}, backends...),
 			"an appraisal is the same whatever keeps the records"},

@@ -363,7 +363,8 @@ var table = map[Code]Info{
 		"Look at the verifier's log for its error; check its permissions, its way out, and the cloud's own status."),
 	CredentialUnavailable: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "CredentialUnavailable",
 		"The machine's own bootstrap credential is not published.",
-		"See the log of the controller: it does not run, the API server is away, or it may not make tokens of the service account."),
+		"See the log of the controller: it does not run, the API server is away, or it may not make tokens of the "+
+			"service account."),
 	ConfigUnavailable: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE, "ConfigUnavailable",
 		"The pool has no config that may be served: it does not render, or its pre-approved part would hold a secret.",
 		"'mcs-attest-verifier render POOL -f FILES --explain' says which MachineConfig it is."),

@@ -18,7 +18,8 @@ func compared(t *testing.T, quarantined bool, change func(*machine.Machine)) *ma
 	r.PutMachine(machine.Machine{APIVersion: "machine.openshift.io/v1beta1", Namespace: "m", Name: "one", UID: "u"})
 	e, err := machine.NewEnrolment(v1alpha1.MachineAttestation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "m", Name: "stop"},
-		Spec:       v1alpha1.MachineAttestationSpec{MachineRef: &v1alpha1.MachineReference{Namespace: "m", Name: "one"}, Quarantined: quarantined},
+		Spec: v1alpha1.MachineAttestationSpec{MachineRef: &v1alpha1.MachineReference{Namespace: "m", Name: "one"},
+			Quarantined: quarantined},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -50,16 +51,22 @@ func TestCompare(t *testing.T) {
 		{name: "a new Machine that is quarantined", quarantined: true, want: record.StepQuarantine},
 		{name: "a Node from the start", change: joined, want: record.StepNone},
 		{name: "a stand-in is its own record", change: func(m *machine.Machine) { m.StandIn = true }, want: record.StepNone},
-		{name: "a Machine that is being deleted", change: func(m *machine.Machine) { m.Deleting = true }, want: record.StepNone},
+		{name: "a Machine that is being deleted", change: func(m *machine.Machine) { m.Deleting = true },
+			want: record.StepNone},
 		{name: "in line", state: recorded, want: record.StepNone},
 		{name: "deleted", state: recorded, deleted: true, want: record.StepDelete},
 		{name: "quarantined", state: recorded, quarantined: true, want: record.StepQuarantine},
-		{name: "quarantined with credentials", state: record.State{Exists: true, Quarantined: true, Unrevoked: true}, quarantined: true, want: record.StepRevoke},
-		{name: "credentials of a machine that is not quarantined", state: record.State{Exists: true, Unrevoked: true}, want: record.StepNone},
-		{name: "quarantined and in line", state: record.State{Exists: true, Quarantined: true}, quarantined: true, want: record.StepNone},
+		{name: "quarantined with credentials", state: record.State{Exists: true, Quarantined: true, Unrevoked: true},
+			quarantined: true, want: record.StepRevoke},
+		{name: "credentials of a machine that is not quarantined", state: record.State{Exists: true, Unrevoked: true},
+			want: record.StepNone},
+		{name: "quarantined and in line", state: record.State{Exists: true, Quarantined: true}, quarantined: true,
+			want: record.StepNone},
 		{name: "released", state: record.State{Exists: true, Quarantined: true}, want: record.StepRelease},
-		{name: "quarantined since a restore", state: record.State{Exists: true, Quarantined: true, Restored: true}, want: record.StepNone},
-		{name: "demanded again since a restore", state: record.State{Exists: true, Quarantined: true, Restored: true}, quarantined: true, want: record.StepRestate},
+		{name: "quarantined since a restore", state: record.State{Exists: true, Quarantined: true, Restored: true},
+			want: record.StepNone},
+		{name: "demanded again since a restore", state: record.State{Exists: true, Quarantined: true, Restored: true},
+			quarantined: true, want: record.StepRestate},
 		{name: "joined", state: recorded, change: joined, want: record.StepJoin},
 		{name: "joined and in line", state: record.State{Exists: true, Joined: true}, change: joined, want: record.StepNone},
 		{name: "joined with a grant", state: recorded, change: func(m *machine.Machine) {
@@ -67,7 +74,8 @@ func TestCompare(t *testing.T) {
 			m.Enrolment = &v1alpha1.MachineAttestation{}
 			m.Enrolment.Spec.Reattest = &v1alpha1.ReattestGrant{Until: metav1.NewTime(now.Add(time.Hour))}
 		}, want: record.StepNone},
-		{name: "joined, and a quarantine to release", state: record.State{Exists: true, Quarantined: true}, change: joined, want: record.StepJoin},
+		{name: "joined, and a quarantine to release", state: record.State{Exists: true, Quarantined: true}, change: joined,
+			want: record.StepJoin},
 		{name: "joined and quarantined", state: recorded, quarantined: true, change: joined, want: record.StepQuarantine},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -206,7 +206,8 @@ func Redeem(rec *v1alpha1.MachineAttestation, c token.Claims, own *credential.Cr
 	}
 	if own != nil {
 		if kept, ok := Credential(rec, own.ID, now); !ok || kept.Revoked {
-			return nil, reason.Deny(reason.CredentialUnavailable, "the record of %s does not have the credential %s", c.Subject, own.ID)
+			return nil, reason.Deny(reason.CredentialUnavailable, "the record of %s does not have the credential %s",
+				c.Subject, own.ID)
 		}
 	}
 	next := rec.DeepCopy()

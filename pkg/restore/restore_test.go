@@ -85,7 +85,8 @@ func TestRepair(t *testing.T) {
 			s.Quarantined, s.Phase, s.GrantUsed, s.GrantAttestations = true, v1alpha1.PhaseJoined, &metav1.Time{Time: until}, 2
 		}),
 		"a newer grant was used": rec(func(s *v1alpha1.MachineAttestationStatus) {
-			s.Quarantined, s.Phase, s.GrantUsed, s.GrantAttestations = true, v1alpha1.PhaseJoined, &metav1.Time{Time: until.Add(time.Minute)}, 1
+			s.Quarantined, s.Phase, s.GrantUsed, s.GrantAttestations = true, v1alpha1.PhaseJoined,
+				&metav1.Time{Time: until.Add(time.Minute)}, 1
 		}),
 	} {
 		if got := restore.Repair(r, m, all, now); got != nil {
@@ -131,14 +132,19 @@ func TestMachineIsAsStrictAsBefore(t *testing.T) {
 		pools   list
 		deleted bool
 	}{
-		"the same":              {restore.Known{EKSHA256: list{"a"}, Pools: list{"w"}}, machine.Machine{EKSHA256: list{"a"}, Pools: list{"w"}}, list{"a"}, list{"w"}, false},
-		"an EK came back":       {restore.Known{EKSHA256: list{"a"}}, machine.Machine{EKSHA256: list{"a", "b"}}, list{"a"}, nil, false},
-		"an EK was replaced":    {restore.Known{EKSHA256: list{"a"}}, machine.Machine{EKSHA256: list{"b"}}, list{"a"}, nil, false},
-		"no EK was required":    {restore.Known{}, machine.Machine{EKSHA256: list{"b"}}, nil, nil, false},
-		"an EK is removed now":  {restore.Known{EKSHA256: list{"a", "b"}}, machine.Machine{EKSHA256: list{"b"}}, list{"b"}, nil, false},
+		"the same": {restore.Known{EKSHA256: list{"a"}, Pools: list{"w"}},
+			machine.Machine{EKSHA256: list{"a"}, Pools: list{"w"}}, list{"a"}, list{"w"}, false},
+		"an EK came back": {restore.Known{EKSHA256: list{"a"}}, machine.Machine{EKSHA256: list{"a", "b"}}, list{"a"},
+			nil, false},
+		"an EK was replaced": {restore.Known{EKSHA256: list{"a"}}, machine.Machine{EKSHA256: list{"b"}}, list{"a"},
+			nil, false},
+		"no EK was required": {restore.Known{}, machine.Machine{EKSHA256: list{"b"}}, nil, nil, false},
+		"an EK is removed now": {restore.Known{EKSHA256: list{"a", "b"}}, machine.Machine{EKSHA256: list{"b"}}, list{"b"},
+			nil, false},
 		"a restriction is lost": {restore.Known{EKSHA256: list{"a"}}, machine.Machine{}, list{"a"}, nil, false},
-		"another pool":          {restore.Known{Pools: list{"infra"}}, machine.Machine{Pools: list{"master"}}, nil, list{"infra"}, false},
-		"it was being deleted":  {restore.Known{Deleting: true}, machine.Machine{}, nil, nil, true},
+		"another pool": {restore.Known{Pools: list{"infra"}}, machine.Machine{Pools: list{"master"}}, nil,
+			list{"infra"}, false},
+		"it was being deleted": {restore.Known{Deleting: true}, machine.Machine{}, nil, nil, true},
 	} {
 		got := restore.Machine(c.before, c.now)
 		if !slices.Equal(got.EKSHA256, c.eks) || !slices.Equal(got.Pools, c.pools) || got.Deleting != c.deleted {
@@ -158,9 +164,11 @@ func TestEnrollmentIsAsStrictAsBefore(t *testing.T) {
 	for name, c := range map[string]struct {
 		before, now, want func(*v1alpha1.MachineAttestationSpec)
 	}{
-		"the same":       {},
-		"another grant":  {now: func(s *v1alpha1.MachineAttestationSpec) { s.Reattest.Until = *late }, want: func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = nil }},
-		"a grant":        {before: func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = nil }, want: func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = nil }},
+		"the same": {},
+		"another grant": {now: func(s *v1alpha1.MachineAttestationSpec) { s.Reattest.Until = *late },
+			want: func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = nil }},
+		"a grant": {before: func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = nil },
+			want: func(s *v1alpha1.MachineAttestationSpec) { s.Reattest = nil }},
 		"a later end":    {now: func(s *v1alpha1.MachineAttestationSpec) { s.NotAfter = late }},
 		"no end":         {now: func(s *v1alpha1.MachineAttestationSpec) { s.NotAfter = nil }},
 		"an earlier end": {before: func(s *v1alpha1.MachineAttestationSpec) { s.NotAfter = late }},
@@ -203,7 +211,8 @@ func TestUnknownEnrollmentOnlyQuarantines(t *testing.T) {
 		ExpectedProviderID: "p", Reattest: &v1alpha1.ReattestGrant{},
 	}
 	got, more := restore.Unknown(full)
-	if !more || got.MachineRef == nil || !got.Quarantined || len(got.EKSHA256) > 0 || got.ExpectedProviderID != "" || got.Reattest != nil {
+	if !more || got.MachineRef == nil || !got.Quarantined || len(got.EKSHA256) > 0 || got.ExpectedProviderID != "" ||
+		got.Reattest != nil {
 		t.Errorf("%v, %+v", more, got)
 	}
 	if _, more := restore.Unknown(v1alpha1.MachineAttestationSpec{MachineRef: full.MachineRef}); more {

@@ -70,7 +70,8 @@ func Start(t rig.TB, r *rig.Rig, c *cluster.Cluster, o Config) *Set {
 	config, controller := s.configs(o)
 	balance := cluster.HAProxyOptions{Health: "/healthz"}
 	for i := range o.Replicas {
-		replica := rig.ReplicaConfig{Name: fmt.Sprintf("mcs-attest-verifier-%d", i), Config: config, Controller: controller, CA: s.MCS.CA()}
+		replica := rig.ReplicaConfig{Name: fmt.Sprintf("mcs-attest-verifier-%d", i), Config: config, Controller: controller,
+			CA: s.MCS.CA()}
 		if o.OnAudit != nil {
 			replica.OnAudit = func(a rig.Audit) { o.OnAudit(i, a) }
 		}
