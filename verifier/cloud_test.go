@@ -275,7 +275,8 @@ func (s *site) machine(name, providerID string, change ...string) {
 	s.t.Helper()
 	text := fmt.Sprintf(`apiVersion: machine.openshift.io/v1beta1
 kind: Machine
-metadata: {namespace: openshift-machine-api, name: %s, uid: uid-%s, creationTimestamp: %q, labels: {machine.openshift.io/cluster-api-machine-role: worker}}
+metadata: {namespace: openshift-machine-api, name: %s, uid: uid-%s, creationTimestamp: %q,
+  labels: {machine.openshift.io/cluster-api-machine-role: worker}}
 spec: {providerID: %q}
 `, name, name, s.now().Add(-time.Minute).UTC().Format(time.RFC3339), providerID)
 	for i := 0; i+1 < len(change); i += 2 {

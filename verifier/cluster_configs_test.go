@@ -99,7 +99,9 @@ func TestClusterServesThePreApprovedPartOfItsMachineConfigs(t *testing.T) {
 const controllerConfig = `---
 apiVersion: machineconfiguration.openshift.io/v1
 kind: ControllerConfig
-metadata: {name: machine-config-controller, annotations: {machineconfiguration.openshift.io/generated-by-version: v4.20.0}}
+metadata:
+  name: machine-config-controller
+  annotations: {machineconfiguration.openshift.io/generated-by-version: v4.20.0}
 spec:
   additionalTrustBundle: cm9vdA==
   baseOSContainerImage: quay.test/os@sha256:1
@@ -119,5 +121,12 @@ spec:
     kind: Infrastructure
     metadata: {name: cluster}
     spec: {cloudConfig: {name: ""}, platformSpec: {}}
-    status: {apiServerInternalURI: "https://api-int.test:6443", apiServerURL: "https://api.test:6443", controlPlaneTopology: HighlyAvailable, cpuPartitioning: None, etcdDiscoveryDomain: "", infrastructureName: test, infrastructureTopology: HighlyAvailable}
+    status:
+      apiServerInternalURI: "https://api-int.test:6443"
+      apiServerURL: "https://api.test:6443"
+      controlPlaneTopology: HighlyAvailable
+      cpuPartitioning: None
+      etcdDiscoveryDomain: ""
+      infrastructureName: test
+      infrastructureTopology: HighlyAvailable
 `

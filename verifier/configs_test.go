@@ -26,7 +26,8 @@ var planted = map[string]string{
 }
 
 const ownedByOperator = `  annotations: {machineconfiguration.openshift.io/generated-by-controller-version: "1"}
-  ownerReferences: [{apiVersion: machineconfiguration.openshift.io/v1, kind: ControllerConfig, name: machine-config-controller, uid: u}]
+  ownerReferences:
+  - {apiVersion: machineconfiguration.openshift.io/v1, kind: ControllerConfig, name: machine-config-controller, uid: u}
 `
 
 // renderedFrom makes a folder serve configs that are rendered from MachineConfigs as a
@@ -42,7 +43,9 @@ metadata:
 %sspec:
   config:
     ignition: {version: 3.2.0}
-    systemd: {units: [{name: %s.service, enabled: true, contents: "[Unit]\nDescription=%s\n[Install]\nWantedBy=multi-user.target\n"}]}
+    systemd:
+      units:
+      - {name: %s.service, enabled: true, contents: "[Unit]\nDescription=%s\n[Install]\nWantedBy=multi-user.target\n"}
     storage: {files: [{path: %s, mode: 384, contents: {source: "data:;base64,%s"}}]}
 `, name, metadata, name, name, path, base64.StdEncoding.EncodeToString([]byte(text)))
 		}

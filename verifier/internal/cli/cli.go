@@ -36,7 +36,7 @@ func Main(ctx context.Context, version string, args []string) int {
 // Run runs a command line and returns its exit status: 0, 1 for a failure or a verdict, 2 for a wrong
 // command line, or what the command documents.
 func Run(ctx context.Context, e *env.Env, args []string) int {
-	root := Root(e)
+	root := Root(e) //nolint:contextcheck // ExecuteContextC sets the context of its commands
 	begun := false
 	each(root, func(cmd *cobra.Command) {
 		if run := cmd.RunE; run != nil {

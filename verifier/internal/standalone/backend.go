@@ -91,15 +91,26 @@ func New(s *backend.Parts) (*Backend, error) {
 	return b, nil
 }
 
-// Backend implements backend.Backend.
+// View implements backend.Backend.
+func (b *Backend) View() *view.View { return b.Keeper.View() }
 
-func (b *Backend) View() *view.View                { return b.Keeper.View() }
-func (b *Backend) TokenKeys() token.KeySet         { return b.Tokens.Load() }
-func (b *Backend) SealKeys() seal.Ring             { return b.Seals.Load() }
-func (b *Backend) Records() backend.Records        { return heldRecords{b.records} }
+// TokenKeys implements backend.Backend.
+func (b *Backend) TokenKeys() token.KeySet { return b.Tokens.Load() }
+
+// SealKeys implements backend.Backend.
+func (b *Backend) SealKeys() seal.Ring { return b.Seals.Load() }
+
+// Records implements backend.Backend.
+func (b *Backend) Records() backend.Records { return heldRecords{b.records} }
+
+// Provisioning implements backend.Backend.
 func (b *Backend) Provisioning() provisioning.View { return b.Shared.View() }
-func (b *Backend) Describe() string                { return b.parts.Config.Data }
-func (b *Backend) Close() error                    { return b.records.Close() }
+
+// Describe implements backend.Backend.
+func (b *Backend) Describe() string { return b.parts.Config.Data }
+
+// Close implements backend.Backend.
+func (b *Backend) Close() error { return b.records.Close() }
 
 // Run follows the files, and answers on the admin socket, until ctx ends.
 func (b *Backend) Run(ctx context.Context) error {

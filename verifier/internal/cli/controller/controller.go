@@ -71,7 +71,7 @@ over TLS; the API server decides who may read them).`,
 
 // Run runs the controllers until ctx ends.
 func Run(ctx context.Context, c *config.Config, log *slog.Logger, version string) error {
-	p, k, err := New(c, log, time.Now, version) //nolint:contextcheck // it makes no call
+	p, k, err := New(c, log, time.Now, version)
 	if err != nil {
 		return err
 	}

@@ -42,6 +42,7 @@ waits for approval (--approve; 'status' lists them).
 
 It belongs to an existing Machine (--machine NAMESPACE/NAME), or it stands in for
 one where there are no Machines (--pool POOL).`,
+		//nolint:lll // an example is one line
 		Example: e.Examples(`  mcs-attest-agent identify | ssh admin@cluster PROGRAM enroll --identity - --name rack7-u12 --pool worker
   PROGRAM enroll --ek-sha256 2c87d5a92a9a6ed68bf6b23b0d53cfeb74cef1d3c4d8284f2edc8a18ae8df7a0 --machine openshift-machine-api/worker-7
   PROGRAM enroll --approve 3f2a9c01d4e5b6a7 --machine openshift-machine-api/worker-7`),

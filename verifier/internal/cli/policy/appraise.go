@@ -100,6 +100,7 @@ func appraiseAgain(ctx context.Context, c *config.Config, saved *appraisal.Saved
 		plain.ManagedIdentity = nil
 		without.Azure = &plain
 	}
+	//nolint:contextcheck // it makes no call
 	known, err := clouds.New(&without, func() *trust.Trust { return s.Trust }, outbound.Options{})
 	if err != nil {
 		return nil, err

@@ -1,7 +1,6 @@
 package inventory
 
 import (
-	"crypto/rand"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,8 +12,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/restore"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
-
-var randReader = rand.Reader
 
 var attestationsResource = v1alpha1.GroupVersion.WithResource("machineattestations")
 

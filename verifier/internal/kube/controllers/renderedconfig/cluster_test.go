@@ -31,7 +31,11 @@ import (
 
 const controllerConfig = `apiVersion: machineconfiguration.openshift.io/v1
 kind: ControllerConfig
-metadata: {name: machine-config-controller, annotations: {machineconfiguration.openshift.io/release-image-version: 4.20.0, machineconfiguration.openshift.io/generated-by-version: v4.20.0}}
+metadata:
+  name: machine-config-controller
+  annotations:
+    machineconfiguration.openshift.io/release-image-version: 4.20.0
+    machineconfiguration.openshift.io/generated-by-version: v4.20.0
 spec:
   additionalTrustBundle: cm9vdA==
   baseOSContainerImage: quay.test/os@sha256:1
