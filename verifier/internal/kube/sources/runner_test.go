@@ -38,7 +38,6 @@ type consumer struct {
 	values   map[string]int    // the last good state
 	unusable map[string]string // why, of each object that cannot be used
 	highest  uint64
-	probes   []error
 
 	epoch atomic.Uint32
 }
