@@ -346,7 +346,10 @@ func TestAttack_T49_AStolenFrontEnrollsNothingAndDeletesNoEnrollment(t *testing.
 				}
 			}
 			refused := func(err error) bool { return err != nil && strings.Contains(err.Error(), "mcs-attest-records") }
-			const enrolls, quarantines = "pool: worker, expectedProviderID: 'aws:///a/i'", "machineRef: {name: m}, quarantined: true"
+			const (
+				enrolls     = "pool: worker, expectedProviderID: 'aws:///a/i'"
+				quarantines = "machineRef: {name: m}, quarantined: true"
+			)
 			for _, spec := range []string{enrolls, quarantines} {
 				if !until(func() bool { // the API server takes a policy up after a moment
 					_, err := front.Create(ctx, object("m", spec), meta.CreateOptions{})

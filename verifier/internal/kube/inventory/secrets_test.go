@@ -310,13 +310,13 @@ func TestAttack_T58_TheProvisioningTokenOfYesterday(t *testing.T) {
 		api.acknowledged = at(-time.Hour) // an earlier restore
 		c.guard.ReadAcknowledgement(t.Context())
 		is(t, c, provisioning.Unknown)
-		api.acknowledged = at(time.Hour)
+		api.acknowledged = at(time.Minute)
 		c.guard.ReadAcknowledgement(t.Context())
 		put(api, c, 5, data{"token": tokenA}) // everything is read again
 		is(t, c, provisioning.Present, tokenA)
 
 		api, c = restored(t, data{"token": tokenB}, nil)
-		api.acknowledged = at(time.Hour)
+		api.acknowledged = at(time.Minute)
 		c.guard.ReadAcknowledgement(t.Context())
 		put(api, c, 5, nil)
 		is(t, c, provisioning.Absent)

@@ -145,7 +145,8 @@ func TestReconciler_WaitsUntilSourcesAreMarked(t *testing.T) {
 			known.of(r)
 			run := func() {
 				t.Helper()
-				if result, err := r.Reconcile(t.Context(), reconcile.Request{}); err != nil || result.RequeueAfter == 0 || !p.Repairing() {
+				result, err := r.Reconcile(t.Context(), reconcile.Request{})
+				if err != nil || result.RequeueAfter == 0 || !p.Repairing() {
 					t.Errorf("%+v, %v, repairing %v", result, err, p.Repairing())
 				}
 			}
@@ -163,7 +164,8 @@ func TestReconciler_WaitsUntilSourcesAreMarked(t *testing.T) {
 			}
 			r.RenewKeys = func(context.Context) error { renewed++; return nil }
 			known.set(true, rule.Latch{})
-			if _, err := r.Reconcile(t.Context(), reconcile.Request{}); err != nil || p.Repairing() || renewed != 1 || records["u"] == nil {
+			_, err := r.Reconcile(t.Context(), reconcile.Request{})
+			if err != nil || p.Repairing() || renewed != 1 || records["u"] == nil {
 				t.Errorf("%v, keys renewed %d times, %d records", err, renewed, len(records))
 			}
 		})

@@ -359,11 +359,13 @@ func TestGuard_IgnoresAnAcknowledgementInTheFuture(t *testing.T) {
 	p.Restored(0, "test")
 	future := noon.AddDate(1, 0, 0)
 	p.acknowledge(future)
-	if problems := strings.Join(p.Problems(), "\n"); !p.Unacknowledged() || !strings.Contains(problems, "2027-11-21T12:00:00Z is in the future") {
+	problems := strings.Join(p.Problems(), "\n")
+	if !p.Unacknowledged() || !strings.Contains(problems, "2027-11-21T12:00:00Z is in the future") {
 		t.Errorf("unacknowledged %t: %q", p.Unacknowledged(), problems)
 	}
 	p.acknowledge(noon.Add(-time.Second))
-	if problems := strings.Join(p.Problems(), "\n"); !p.Unacknowledged() || strings.Contains(problems, "is in the future") {
+	problems = strings.Join(p.Problems(), "\n")
+	if !p.Unacknowledged() || strings.Contains(problems, "is in the future") {
 		t.Errorf("corrected to a time before the restore: %q", problems)
 	}
 	p.acknowledge(future)

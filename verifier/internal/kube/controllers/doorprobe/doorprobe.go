@@ -2,8 +2,8 @@
 // node lead to the gate.
 //
 // It runs in every replica of the controller, without leader election: a replica may see a door that another
-// one does not see. Every replica has metrics, a log and Events with the reason DoorOpen. The condition DoorOpen is that of the
-// replica that writes the AttestationVerifier; package verifierstatus does it.
+// one does not see. Every replica has metrics, a log and Events with the reason DoorOpen. The condition DoorOpen
+// is that of the replica that writes the AttestationVerifier; package verifierstatus does it.
 //
 // It watches nothing and writes nothing but Events. It connects to ports 22623 and 22624 of the nodes that the
 // inventory has. It needs no permissions but those of the inventory and of Events. If it runs twice, there are
