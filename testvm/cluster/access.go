@@ -120,6 +120,11 @@ func (c *Cluster) writeKubeconfig(name string, config *rest.Config) error {
 func (c *Cluster) Kubectl(t TB, args ...string) string {
 	t.Helper()
 	out, err := c.KubectlAs("admin", "", args...)
+	// "kubectl wait" fails on an object that is so new that it has no conditions yet.
+	for try := 0; try < 20 && err != nil && strings.Contains(err.Error(), "conditions accessor error: <nil>"); try++ {
+		time.Sleep(250 * time.Millisecond)
+		out, err = c.KubectlAs("admin", "", args...)
+	}
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
