@@ -33,14 +33,13 @@ func (f *Folder) Watch(ctx context.Context, onChange func(*Snapshot)) {
 			_ = watcher.Add(filepath.Join(f.dir, s.dir))
 		}
 	}
-	look := func() {
+	refresh := func() {
+		listen() // before the read, so that no change after it is missed in a folder that is new
 		if s, changed := f.Refresh(); changed {
 			onChange(s)
 		}
-		listen()
 	}
-	listen()
-	look()
+	refresh()
 
 	tick := time.NewTicker(f.poll)
 	defer tick.Stop()
@@ -62,9 +61,9 @@ func (f *Folder) Watch(ctx context.Context, onChange func(*Snapshot)) {
 			}
 		case <-settled:
 			settled = nil
-			look()
+			refresh()
 		case <-tick.C:
-			look()
+			refresh()
 		}
 	}
 }
