@@ -22,7 +22,7 @@ import (
 )
 
 // An upgrade from the version before, and back, step by step as docs/deploying.md
-// tells, while machines boot all the time (FEATURES F9). What one version has granted
+// says, while machines boot all the time. What one version has granted
 // the other redeems, each way. Every machine gets in, no record is lost, and no two
 // replicas lead.
 func TestClusterTwoVersionsAtOnce(t *testing.T) {

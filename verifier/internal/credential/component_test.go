@@ -426,6 +426,28 @@ func (w *issuing) onlyTheControllerPublishes() {
 	}, remove)
 	w.denied("the controller makes another Secret", w.make(published, secret(core.SecretTypeOpaque, true)), remove)
 	w.denied("the controller publishes what can change", w.make(published, secret(credential.SecretType, false)), remove)
+
+	// A migration to another storage version, and encrypting again, write an object as it is.
+	ctx := w.Context()
+	if err := w.make(published, secret(credential.SecretType, true))(ctx); err != nil {
+		w.Fatal(err)
+	}
+	defer remove(ctx)
+	update := func(ctx context.Context, change func(*core.Secret)) error {
+		s, err := w.admin.CoreV1().Secrets(published).Get(ctx, "m", meta.GetOptions{})
+		if err != nil {
+			return err
+		}
+		change(s)
+		_, err = w.admin.CoreV1().Secrets(published).Update(ctx, s, meta.UpdateOptions{})
+		return err
+	}
+	if err := update(ctx, func(*core.Secret) {}); err != nil {
+		w.Errorf("the administrator writes a published credential as it is: %v", err)
+	}
+	w.denied("the administrator gives a credential to another attestation token", func(ctx context.Context) error {
+		return update(ctx, func(s *core.Secret) { s.Annotations = map[string]string{credential.AnnotationToken: "another"} })
+	}, nil)
 }
 
 // cannot tries what no role gives.

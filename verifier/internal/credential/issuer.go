@@ -1,5 +1,5 @@
 // Package credential is the bootstrap credential that only one machine has, for the first certificate signing
-// request of its kubelet (DESIGN, section 11.1). An [Issuer] makes credentials, publishes and revokes them: that is
+// request of its kubelet. An [Issuer] makes credentials, publishes and revokes them: that is
 // the controller process. A [Reader] reads what was published: that is the process that serves configs. Its
 // account can read Secrets of one namespace by name, and it can make no credential.
 //
@@ -12,8 +12,8 @@
 // A bootstrap token (BootstrapToken, for clusters whose API server accepts them) is a Secret bootstrap-token-ID of
 // its own in kube-system.
 //
-// The order of the steps is the caller's: make the credential, add its id to the record of the machine (DESIGN,
-// section 19, rule 2), publish it. What was made and not published is in no client's hands.
+// The order of the steps is the caller's: make the credential, add its id to the record of the machine, publish it.
+// So no client ever has a credential that no record names, and a crash leaves only what no client has.
 //
 // A published credential is a Secret with the UID of the machine as its name, in a namespace that holds nothing
 // else. It names the attestation token whose bearer may receive the credential.

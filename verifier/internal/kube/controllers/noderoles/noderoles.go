@@ -27,9 +27,7 @@ import (
 	"time"
 
 	"k8s.io/client-go/util/flowcontrol"
-	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -91,10 +89,7 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 		return err
 	}
 	return ctrl.NewControllerManagedBy(m).Named("noderoles").WatchesRawSource(r.o.Trigger).
-		WithOptions(controller.Options{
-			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](
-				500*time.Millisecond, time.Minute),
-		}).Complete(r)
+		WithOptions(kube.ControllerOptions()).Complete(r)
 }
 
 // set keeps a result, and returns the one before.
