@@ -31,8 +31,9 @@ type fakeAPI struct {
 	forbidden map[string]bool // namespaces
 	absent    bool            // the kind
 	away      bool
-	starting  bool // the API server does not know the kind yet
-	streams   int  // watches that began under an earlier number end
+	starting  bool   // the API server does not know the kind yet
+	streams   int    // watches that began under an earlier number end
+	onPage    func() // called once, after the first page of a list that has more; the lock is held
 }
 
 type event struct {
@@ -142,11 +143,11 @@ func (a *fakeAPI) answer(r *http.Request) (int, any) {
 	case a.forbidden[namespace]:
 		return failure(http.StatusForbidden, metav1.StatusReasonForbidden)
 	}
-	return a.page(namespace, r.URL.Query().Get("continue"))
+	return a.page(namespace, r.URL.Query().Get("continue"), r.URL.Query().Get("limit") != "")
 }
 
-// page is three Machines of a list.
-func (a *fakeAPI) page(namespace, after string) (int, any) {
+// page is three Machines of a list, or all of them where the request has no limit.
+func (a *fakeAPI) page(namespace, after string, limited bool) (int, any) {
 	revision := strconv.Itoa(a.revision)
 	if at, rest, ok := strings.Cut(after, " "); ok {
 		if revision = at; at != strconv.Itoa(a.revision) { // as if it were compacted
@@ -159,7 +160,7 @@ func (a *fakeAPI) page(namespace, after string) (int, any) {
 		if !strings.HasPrefix(key, namespace+"/") || key <= after {
 			continue
 		}
-		if len(items) == 3 {
+		if limited && len(items) == 3 {
 			meta["continue"] = revision + " " + after
 			break
 		}
@@ -167,6 +168,10 @@ func (a *fakeAPI) page(namespace, after string) (int, any) {
 	}
 	if meta["continue"] != nil {
 		meta["continue"] = revision + " " + after
+		if a.onPage != nil {
+			a.onPage()
+			a.onPage = nil
+		}
 	}
 	return http.StatusOK, map[string]any{
 		"apiVersion": "machine.openshift.io/v1beta1", "kind": "MachineList", "metadata": meta, "items": items,

@@ -370,6 +370,29 @@ func (m *model) restore(c *consumer) {
 	m.settle(c)
 }
 
+// A list whose revision is compacted between two of its pages is read again, without pages.
+func TestInventory_ListThatExpiresBetweenPagesIsWhole(t *testing.T) {
+	api := newFakeAPI(t)
+	c, want := newConsumer(t, api, "a"), map[string]int{}
+	api.do(func() {
+		for value := range 8 {
+			api.put("a", fmt.Sprint("m", value), value, false)
+			want[fmt.Sprint("a/m", value)] = value
+		}
+		api.onPage = func() { api.put("a", "m9", 9, false) }
+	})
+	want["a/m9"] = 9
+	c.start()
+	c.until("all of the list is known", func() string {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if !maps.Equal(c.values, want) {
+			return fmt.Sprint(c.values)
+		}
+		return ""
+	})
+}
+
 // A namespace that is forbidden stops no other, and comes back.
 func TestInventory_StalenessIsPerNamespace(t *testing.T) {
 	api := newFakeAPI(t)
