@@ -5,7 +5,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // IdentityClaim says which Machine has an identity component (an EK, a certified
 // AK, a cloud instance). Its name is the hexadecimal SHA-256 of the component, so
 // that creating it is the atomic step in which one identity becomes one Machine's
-// (DESIGN, section 19, rule 4). The verifier makes and deletes it; nobody changes it.
+// (rule 4 of docs/security-rules.md). The verifier creates and deletes it; do not edit it.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=identityclaims,scope=Cluster
