@@ -166,10 +166,10 @@ func TestOperatingNamesEveryMetric(t *testing.T) {
 	}
 }
 
-// pages are README.md and every page below docs.
+// pages are README.md, CONTRIBUTING.md, SECURITY.md and every page below docs.
 func pages(t *testing.T) []string {
 	t.Helper()
-	all := []string{"README.md"}
+	all := []string{"README.md", "CONTRIBUTING.md", "SECURITY.md"}
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
 		if err == nil && !d.IsDir() && strings.HasSuffix(path, ".md") {
 			all = append(all, filepath.Join("docs", path))
