@@ -1,9 +1,9 @@
-// Command mcs-attest-agent proves to a cluster which machine it runs on, before
-// Ignition fetches the machine's config.
+// Command mcs-attest-agent proves to a cluster which machine it runs on, before Ignition fetches
+// the machine's config.
 //
-// It runs in the initramfs of a first boot: "attest" before ignition-fetch,
-// "scrub" after it, "report" when a stage of Ignition fails. "identify" prints
-// what an administrator enrols. docs/platforms.md says where it finds the
+// It runs in the initramfs of a first boot: "attest" before ignition-fetch, "scrub" after it,
+// "report" when a stage of Ignition fails. "identify" prints the identity that an administrator
+// enrolls. docs/platforms.md lists where the agent finds the pointer config.
 // pointer config.
 package main
 

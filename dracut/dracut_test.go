@@ -1,5 +1,5 @@
-// Package dracut_test lints what goes into an initramfs without booting it.
-// What the units do is shown by testvm/scenarios.
+// Package dracut_test checks the content of the initramfs without booting it. The tests in
+// testvm/scenarios boot the units.
 package dracut_test
 
 import (
@@ -60,8 +60,8 @@ func write(t *testing.T, path, content string) {
 	}
 }
 
-// The archive's own tree is the subject: what image.sh lays out with the
-// module's install() is what dracut lays out.
+// unpack returns the tree of the archive. image.sh and dracut both use the module's install(), so
+// dracut installs the same.
 func unpack(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -76,13 +76,13 @@ func unpack(t *testing.T) string {
 	return root
 }
 
-func TestUnitsTogetherWithIgnitionsPassSystemdsOwnVerification(t *testing.T) {
+func TestUnits_PassSystemdAnalyzeVerify(t *testing.T) {
 	root := unpack(t)
 	dir := filepath.Join(root, "usr/lib/systemd/system")
 	for _, unit := range append(glob(t, ignition+"/*.service"), glob(t, ignition+"/*.target")...) {
 		write(t, filepath.Join(dir, filepath.Base(unit)), read(t, unit))
 	}
-	// The programs are in the initramfs, not here.
+	// The programs exist only in the initramfs.
 	programs := regexp.MustCompile(`/usr/bin/(ignition|mcs-attest-agent)\b`)
 	var units []string
 	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
@@ -107,9 +107,9 @@ func TestUnitsTogetherWithIgnitionsPassSystemdsOwnVerification(t *testing.T) {
 	}
 }
 
-// More than one OnFailure= with OnFailureJobMode=isolate: systemd refuses to
-// isolate and PID 1 freezes (coreos/ignition's units have one already).
-func TestNoDropInAddsAnOnFailure(t *testing.T) {
+// With more than one OnFailure= and OnFailureJobMode=isolate, systemd cannot isolate and PID 1
+// freezes. The units of coreos/ignition already have one.
+func TestDropIns_AddNoOnFailure(t *testing.T) {
 	for _, path := range glob(t, module+"/*.conf") {
 		if strings.Contains(read(t, path), "\nOnFailure") {
 			t.Errorf("%s has an OnFailure=", path)
@@ -122,7 +122,7 @@ func TestNoDropInAddsAnOnFailure(t *testing.T) {
 	}
 }
 
-func TestEveryIgnitionStageReportsAndOnlyTheFetchIsHeldBack(t *testing.T) {
+func TestUnits_ReportEveryStageAndDelayOnlyTheFetch(t *testing.T) {
 	dir := filepath.Join(unpack(t), "usr/lib/systemd/system")
 	for _, stage := range []string{"fetch-offline", "fetch", "kargs", "disks", "mount", "files"} {
 		drop := filepath.Join(dir, "ignition-"+stage+".service.d")
@@ -137,9 +137,9 @@ func TestEveryIgnitionStageReportsAndOnlyTheFetchIsHeldBack(t *testing.T) {
 	}
 }
 
-// Every command that runs before a shell or on a later boot may fail without
-// taking the machine with it; those of a first boot may not.
-func TestOnlyTheFirstBootDependsOnTheAgent(t *testing.T) {
+// A failed command before a shell or on a later boot does not stop the machine. On a first boot it
+// does.
+func TestUnits_OnlyTheFirstBootRequiresTheAgent(t *testing.T) {
 	for file, want := range map[string]string{
 		"mcs-attest-shell.conf":    "\nExecStartPre=-/usr/bin/mcs-attest-agent scrub\n",
 		"mcs-attest-report.conf":   "\nExecStopPost=-/usr/bin/mcs-attest-agent report %n\n",
@@ -164,9 +164,8 @@ func TestOnlyTheFirstBootDependsOnTheAgent(t *testing.T) {
 	}
 }
 
-// What the agent mounts, the initramfs must be able to: a module that is not
-// there is found out on somebody's machine. Stand-ins for dracut's own functions
-// write down what they are asked for.
+// The initramfs must contain the modules for every file system that the agent mounts. Replacements
+// for dracut's functions record the requested modules.
 func TestModulesForConfigDrivesAreInstalled(t *testing.T) {
 	asked := run(t, nil, "bash", "-c", `moddir=`+module+`; instmods() { printf '%s\n' "$@" "hostonly=${hostonly-unset}"; }; hostonly=yes; . "$moddir/module-setup.sh"; installkernel`)
 	have := strings.Fields(asked)
@@ -181,9 +180,9 @@ func TestModulesForConfigDrivesAreInstalled(t *testing.T) {
 	}
 }
 
-// A top-level lib/, lib64/, bin/ or sbin/ replaces the symbolic links of a
-// merged /usr, and the services of PID 1 die.
-func TestArchiveHoldsNothingOutsideUsr(t *testing.T) {
+// A top-level lib/, lib64/, bin/ or sbin/ replaces the symbolic links of a merged /usr, and
+// services fail.
+func TestArchive_HasNoFilesOutsideUsr(t *testing.T) {
 	entries, err := os.ReadDir(unpack(t))
 	if err != nil {
 		t.Fatal(err)
@@ -195,7 +194,7 @@ func TestArchiveHoldsNothingOutsideUsr(t *testing.T) {
 	}
 }
 
-func TestImagesDependOnTheirInputsAlone(t *testing.T) {
+func TestImages_DependOnlyOnTheirInputs(t *testing.T) {
 	agent := filepath.Join(t.TempDir(), "agent")
 	write(t, agent, "#!/bin/sh\n")
 	first, second := t.TempDir(), t.TempDir()
@@ -208,7 +207,7 @@ func TestImagesDependOnTheirInputsAlone(t *testing.T) {
 	}
 }
 
-func TestTarballInstallsAModuleThatDracutFinds(t *testing.T) {
+func TestTarball_InstallsAModuleThatDracutFinds(t *testing.T) {
 	dir := t.TempDir()
 	agent := filepath.Join(dir, "agent")
 	write(t, agent, "#!/bin/sh\n")
@@ -222,7 +221,7 @@ func TestTarballInstallsAModuleThatDracutFinds(t *testing.T) {
 		"usr/lib/dracut/modules.d/90mcs-attest/mcs-attest.service": 0o644,
 		"usr/lib/dracut/dracut.conf.d/50-mcs-attest.conf":          0o644,
 		"usr/lib/systemd/system/mcs-attest-cap-root.service":       0o644,
-		// A link to it: enabled.
+		// A link to the unit enables it.
 		"usr/lib/systemd/system/sysinit.target.wants/mcs-attest-cap-root.service": 0o644,
 	} {
 		info, err := os.Stat(filepath.Join(root, path))

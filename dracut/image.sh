@@ -1,16 +1,16 @@
 #!/bin/bash
-# Packs the agent for the two ways onto a node:
+# Packages the agent in the two forms that can be installed on a node:
 #
-#   mcs-attest-initramfs.cpio.zst   appended to a stock initramfs that has
-#                                   Ignition (PXE: a further initrd; or cat)
+#   mcs-attest-initramfs.cpio.zst   appended to a stock initramfs with Ignition
+#                                   (PXE: another initrd; or cat)
 #   mcs-attest-dracut.tar.gz        the dracut module, for an image build that
-#                                   makes its own initramfs: `make install`
+#                                   creates its own initramfs: `make install`
 #
 # Usage: image.sh AGENT OUTPUT-FOLDER
 #
-# The archive holds what dracut would install: the module's own install() runs
-# here on stand-ins for dracut's functions. Both files depend on their inputs
-# alone, not on the time or the builder (SOURCE_DATE_EPOCH dates the contents).
+# The archive contains what dracut would install: the module's own install() runs here with
+# replacements for dracut's functions. Both files depend only on their inputs, not on the time or
+# the builder. SOURCE_DATE_EPOCH sets the time of the contents.
 
 set -euo pipefail
 
@@ -38,9 +38,8 @@ mkdir "$work/module" "$work/root"
 cp -- "$here"/90mcs-attest/* "$work/module/"
 install -m 0755 -- "$agent" "$work/module/mcs-attest-agent"
 
-# dracut's side of module-setup.sh. Not /lib for the units: a top-level lib/,
-# lib64/, bin/ or sbin/ in an appended archive replaces the symbolic links of a
-# merged /usr, and PID 1's services die.
+# Replacements for dracut's functions. The units are not in /lib: a top-level lib/, lib64/, bin/ or
+# sbin/ in an appended archive replaces the symbolic links of a merged /usr, and services fail.
 # shellcheck disable=SC2034 # module-setup.sh reads it
 systemdsystemunitdir=/usr/lib/systemd/system
 moddir=$work/module
@@ -50,7 +49,7 @@ inst_simple() {
     [[ -x $1 ]] && mode=0755
     command install -D -m "$mode" -- "$1" "$initdir$2"
 }
-# What a stock initramfs may have, it has or does without.
+# Optional files come from the stock initramfs or are missing.
 inst_multiple() { :; }
 ln_r() { ln -sfnr -- "$initdir$1" "$initdir$2"; }
 

@@ -1,17 +1,17 @@
 #!/bin/bash
-# The mcs-attest agent in an initramfs that has Ignition.
+# Installs the mcs-attest agent into an initramfs that has Ignition.
 #
-# The agent runs between ignition-fetch-offline and ignition-fetch, hands
-# Ignition a pointer config with the token, takes the token away again after
-# the fetch, and caps PCR 11 before anything but the initramfs can run.
+# The agent runs between ignition-fetch-offline and ignition-fetch. It gives Ignition a pointer
+# config with the token, removes the token after the fetch, and caps PCR 11 before any code outside
+# the initramfs runs.
 #
-# dracut/image.sh sources this file too, with stand-ins for dracut's own
-# functions, so that the appended archive holds exactly what dracut installs.
+# dracut/image.sh sources this file, too, with replacements for dracut's functions. So the appended
+# archive contains exactly what dracut installs.
 
 # shellcheck disable=SC2154 # dracut sets moddir, initdir and systemdsystemunitdir
 
-# Only on request (add_dracutmodules+=" mcs-attest "): a host's own initramfs
-# should not start to attest because a package was installed.
+# Only on request (add_dracutmodules+=" mcs-attest "): the installation of a package must not
+# make a host's own initramfs attest.
 check() {
     [[ -x "$moddir/mcs-attest-agent" ]] || require_binaries mcs-attest-agent || return 1
     return 255
@@ -21,17 +21,16 @@ depends() {
     echo systemd ignition
 }
 
-# TPMs on SPI and I2C have their drivers as modules in some kernels. The rest is
-# for config drives, which a host's own initramfs would leave out: the CD-ROM
-# drive and what virtual machines attach it to, and the file systems that the
-# agent reads. A kernel that has one of them built in has no such module.
+# Some kernels have the drivers of TPMs on SPI and I2C as modules. The other modules are for
+# config drives, which a host's own initramfs would omit: the CD-ROM drive with its
+# controllers, and the file systems that the agent reads. A module may be built into the kernel.
 installkernel() {
     hostonly='' instmods '=drivers/char/tpm'
     hostonly='' instmods sr_mod cdrom ata_piix ahci virtio_blk virtio_scsi
     hostonly='' instmods isofs udf vfat nls_cp437 nls_ascii nls_iso8859-1 nls_utf8
 }
 
-# A drop-in named so that a distribution's own (10-, 20-) come first.
+# The name sorts a drop-in after those of a distribution (10-, 20-).
 install_drop_in() {
     local source="$1" unit
     shift
@@ -53,16 +52,15 @@ install() {
     else
         inst_binary mcs-attest-agent /usr/bin/mcs-attest-agent
     fi
-    # The settings of the image, if it has any.
+    # The settings of the image, if they exist.
     inst_multiple -o /etc/mcs-attest/azure-token-resource /etc/mcs-attest/provisioning-token
-    # The failure report quotes the failed stage's own last lines.
+    # The failure report contains the last log lines of the failed stage.
     inst_multiple -o journalctl
 
-    # First boots only: the Ignition generator starts ignition-complete.target
-    # on those alone.
+    # Only on first boots: the Ignition generator starts ignition-complete.target only then.
     install_wanted mcs-attest.service ignition-complete.target.requires
     install_wanted mcs-attest-scrub.service ignition-complete.target.requires
-    # Every boot.
+    # On every boot.
     install_wanted mcs-attest-cap.service initrd.target.wants
 
     install_drop_in mcs-attest-fetch.conf ignition-fetch.service

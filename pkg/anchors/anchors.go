@@ -1,14 +1,12 @@
-// Package anchors reads trust anchors: the roots and intermediates that vouch
-// for endorsement keys (RFC 9334, 4.1: endorsers).
+// Package anchors reads trust anchors: the roots and intermediates that vouch for endorsement keys
+// (RFC 9334, 4.1: endorsers).
 //
-// Anchors are data. They come as PEM bundles; text before a certificate is its
-// provenance and is kept. A bundle is taken whole or not at all: a block that
-// does not parse, a key, a certificate that is not a CA's, or a signature that
-// does not verify is an error with its line.
+// Anchors are data in PEM bundles. The text before a certificate is kept as its provenance. A
+// bundle is accepted or rejected as a whole: a block that does not parse, a key, a certificate that
+// is not a CA's, or a signature that does not verify is an error with its line number.
 //
-// An expired anchor is kept: a TPM lives longer than some manufacturers'
-// certificates, and whoever verifies a chain decides at what time. [Set.NotAfter]
-// tells when the next one ends.
+// Expired anchors are kept, because a TPM lives longer than some manufacturers' certificates. The
+// verification of a chain chooses its time. [Set.NotAfter] returns when the next anchor expires.
 package anchors
 
 import (
@@ -30,33 +28,33 @@ const (
 	MaxBundle       = 1 << 20
 	maxCertificates = 500
 	minRSABits      = 2048
-	maxRSABits      = 4096 // more costs a verifier time that an attacker chooses
+	maxRSABits      = 4096 // a larger key would let an attacker waste the verifier's time
 )
 
-// Anchor is one certificate that is trusted, with where it came from.
+// Anchor is one trusted certificate, with its origin.
 type Anchor struct {
 	Certificate *x509.Certificate
-	Root        bool   // self-issued; else an intermediate, which only helps to build chains
+	Root        bool   // self-issued; otherwise an intermediate, which only helps to build chains
 	File        string // of the bundle
 	Line        int    // of the block's BEGIN
 	Provenance  string // the text before the block, without "#"
 	SHA256      [sha256.Size]byte
 }
 
-// String is the subject with its place.
+// String returns the subject and the position.
 func (a Anchor) String() string {
 	return fmt.Sprintf("%s (%s:%d)", a.Certificate.Subject, a.File, a.Line)
 }
 
-// Error is a fault in a bundle, for the person who wrote it.
+// Error is a fault in a bundle, for the author of the bundle.
 type Error struct {
 	File string
-	Line int    // 0 is the file as a whole
-	What string // what is wrong
-	Want string // what would be right
+	Line int    // 0 means the whole file
+	What string // the problem
+	Want string // the expected content
 }
 
-// Error is "file:line: what is wrong; what would be right".
+// Error returns "file:line: the problem; the expected content".
 func (e *Error) Error() string {
 	at := e.File
 	if e.Line > 0 {
@@ -74,7 +72,7 @@ func Parse(file string, raw []byte) ([]Anchor, error) {
 	case len(raw) > MaxBundle:
 		return nil, fault(0, fmt.Sprintf("%d bytes", len(raw)), fmt.Sprintf("at most %d", MaxBundle))
 	case len(raw) > 1 && raw[0] == 0x30 && raw[1] >= 0x80:
-		return nil, fault(0, "this is DER", "PEM: openssl x509 -inform der -in FILE -out FILE.pem")
+		return nil, fault(0, "the file is DER", "PEM: openssl x509 -inform der -in FILE -out FILE.pem")
 	}
 	var all []Anchor
 	rest, line := raw, 1
@@ -86,15 +84,15 @@ func Parse(file string, raw []byte) ([]Anchor, error) {
 		text := rest[:begin]
 		at := line + bytes.Count(text, []byte("\n"))
 		block, after := pem.Decode(rest[begin:])
-		// pem.Decode steps over what it cannot read; the block must be the one that begins here.
+		// pem.Decode skips what it cannot read. The block must be the one that begins here.
 		size := len(rest) - begin - len(after)
 		if block == nil || bytes.Count(rest[begin:begin+size], []byte("-----BEGIN ")) != 1 {
-			return nil, fault(at, "a PEM block that is cut off or damaged", "copy it again, from -----BEGIN to -----END")
+			return nil, fault(at, "a PEM block that is truncated or damaged", "copy it again, from -----BEGIN to -----END")
 		}
 		if block.Type != "CERTIFICATE" {
-			want := "only certificates belong here"
+			want := "only certificates are allowed"
 			if strings.Contains(block.Type, "PRIVATE KEY") {
-				want = "a private key does not belong here; remove it, and replace it if others could read this file"
+				want = "remove the private key, and replace it if others could read this file"
 			}
 			return nil, fault(at, fmt.Sprintf("a block of type %.40q", block.Type), want)
 		}
@@ -118,14 +116,14 @@ func Parse(file string, raw []byte) ([]Anchor, error) {
 	return all, nil
 }
 
-// check decides whether a certificate may be an anchor, and of which sort.
+// check reports whether a certificate may be an anchor, and sets Root.
 func (a *Anchor) check() (what, want string) {
 	c := a.Certificate
 	if !c.BasicConstraintsValid || !c.IsCA {
-		return "not a CA's certificate", "the root of the TPM's manufacturer; to trust one single TPM, enrol its EK"
+		return "not a CA's certificate", "the root of the TPM's manufacturer; to trust one single TPM, enroll its EK"
 	}
 	if c.KeyUsage != 0 && c.KeyUsage&x509.KeyUsageCertSign == 0 {
-		return "its key usage does not allow to sign certificates", "the certificate of the CA that signs EK certificates"
+		return "its key usage does not allow signing certificates", "the certificate of the CA that signs EK certificates"
 	}
 	switch key := c.PublicKey.(type) {
 	case *rsa.PublicKey:
@@ -141,8 +139,8 @@ func (a *Anchor) check() (what, want string) {
 	if !a.Root {
 		return "", ""
 	}
-	// Trust in a root does not rest on its own signature; a broken one still
-	// means a damaged file. SHA-1 cannot be checked, and need not be here.
+	// Trust in a root does not depend on its own signature, but a broken signature means a damaged
+	// file. SHA-1 signatures are not checked, because Go rejects SHA-1.
 	var insecure x509.InsecureAlgorithmError
 	if err := c.CheckSignature(c.SignatureAlgorithm, c.RawTBSCertificate, c.Signature); err != nil &&
 		!errors.As(err, &insecure) {
@@ -151,7 +149,7 @@ func (a *Anchor) check() (what, want string) {
 	return "", ""
 }
 
-// provenance is the text before a block, without comment signs, at most 1000 characters.
+// provenance returns the text before a block, without comment signs, at most 1000 characters.
 func provenance(text []byte) string {
 	var lines []string
 	for line := range strings.Lines(strings.ToValidUTF8(string(text), "?")) {
@@ -163,13 +161,13 @@ func provenance(text []byte) string {
 	return string(s[:min(len(s), 1000)])
 }
 
-// Set is the anchors of several bundles, each certificate once. It is read only.
+// Set is the anchors of several bundles, each certificate once. It is read-only.
 type Set struct {
 	all                  []Anchor
 	roots, intermediates *x509.CertPool
 }
 
-// NewSet joins bundles. Of a certificate that is in two, the first counts.
+// NewSet joins bundles. If a certificate occurs twice, the first one is kept.
 func NewSet(bundles ...[]Anchor) *Set {
 	s := &Set{roots: x509.NewCertPool(), intermediates: x509.NewCertPool()}
 	seen := map[[sha256.Size]byte]bool{}
@@ -188,21 +186,21 @@ func NewSet(bundles ...[]Anchor) *Set {
 	return s
 }
 
-// Roots are the trusted roots; the caller must not add to them.
+// Roots returns the trusted roots. The caller must not add to them.
 func (s *Set) Roots() *x509.CertPool { return s.roots }
 
-// Intermediates help to build chains and are not trusted by themselves; the
-// caller must not add to them.
+// Intermediates returns certificates that help to build chains and are not trusted by themselves.
+// The caller must not add to them.
 func (s *Set) Intermediates() *x509.CertPool { return s.intermediates }
 
-// All are the anchors in the order of their bundles.
+// All returns the anchors in the order of their bundles.
 func (s *Set) All() []Anchor { return slices.Clone(s.all) }
 
-// Len is the number of anchors.
+// Len returns the number of anchors.
 func (s *Set) Len() int { return len(s.all) }
 
-// NotAfter is when the next anchor ends that has not ended at now; false if
-// there is none.
+// NotAfter returns when the next anchor expires, among those that have not expired at now. It
+// returns false if there is none.
 func (s *Set) NotAfter(now time.Time) (time.Time, bool) {
 	var next time.Time
 	for _, a := range s.all {
@@ -213,7 +211,7 @@ func (s *Set) NotAfter(now time.Time) (time.Time, bool) {
 	return next, !next.IsZero()
 }
 
-// Expired are the anchors that have ended at now.
+// Expired returns the anchors that have expired at now.
 func (s *Set) Expired(now time.Time) []Anchor {
 	var ended []Anchor
 	for _, a := range s.all {
@@ -224,8 +222,8 @@ func (s *Set) Expired(now time.Time) []Anchor {
 	return ended
 }
 
-// Rootless are the intermediates whose issuer is not in the set: they vouch for
-// nothing until their root is added.
+// Rootless returns the intermediates whose issuer is not in the set. They have no effect until
+// their root is added.
 func (s *Set) Rootless() []Anchor {
 	var out []Anchor
 	for _, a := range s.all {

@@ -24,7 +24,7 @@ const (
 	oidSHA512WithRSA    = "\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0d" // 1.2.840.113549.1.1.13
 )
 
-// readElement reads one SEQUENCE with its head.
+// readElement reads one SEQUENCE including its header.
 func readElement(s *cryptobyte.String, out *[]byte) bool {
 	return s.ReadASN1Element((*cryptobyte.String)(out), asn1.SEQUENCE)
 }
@@ -39,8 +39,8 @@ func readVersion1(s *cryptobyte.String) bool {
 	return s.ReadASN1(&v, asn1.INTEGER) && len(v) == 1 && v[0] == 1
 }
 
-// algorithm is the identifier in an AlgorithmIdentifier whose parameters are NULL
-// or absent; empty where it is none.
+// algorithm returns the identifier in an AlgorithmIdentifier whose parameters are NULL or absent,
+// or "".
 func algorithm(element []byte) string {
 	s := cryptobyte.String(element)
 	var inner, oid cryptobyte.String
@@ -53,7 +53,7 @@ func algorithm(element []byte) string {
 	return string(oid)
 }
 
-// digestHash is the hash that a digest algorithm names; zero for others.
+// digestHash returns the hash that a digest algorithm names, or zero.
 func (p *parser) digestHash(element []byte) crypto.Hash {
 	switch algorithm(element) {
 	case oidSHA256:
@@ -70,11 +70,11 @@ func (p *parser) digestHash(element []byte) crypto.Hash {
 	return 0
 }
 
-// signs reports whether a signature algorithm is RSA with the digest's hash.
+// signs reports whether a signature algorithm is RSA with the hash of the digest.
 func (p *parser) signs(element []byte) bool {
 	switch algorithm(element) {
 	case oidRSA:
-		return true // with the digest's hash, by definition
+		return true // by definition with the hash of the digest
 	case oidSHA256WithRSA:
 		return p.hash == crypto.SHA256
 	case oidSHA384WithRSA:
@@ -85,8 +85,8 @@ func (p *parser) signs(element []byte) bool {
 	return false
 }
 
-// protects reads a CMSAlgorithmProtection (RFC 6211): its algorithms must be the
-// message's, so that nobody chose weaker ones afterwards.
+// protects checks a CMSAlgorithmProtection (RFC 6211): its algorithms must be those of the message,
+// so that an attacker cannot replace them with weaker ones.
 func protects(values *cryptobyte.String, digest, signature []byte) bool {
 	var protection, mac cryptobyte.String
 	var protected []byte
@@ -96,7 +96,7 @@ func protects(values *cryptobyte.String, digest, signature []byte) bool {
 		sameAlgorithm(mac, signature)
 }
 
-// sameAlgorithm compares the body of an AlgorithmIdentifier with a whole one.
+// sameAlgorithm compares the content of an AlgorithmIdentifier with a whole one.
 func sameAlgorithm(body, element []byte) bool {
 	s := cryptobyte.String(element)
 	var inner cryptobyte.String

@@ -1,28 +1,26 @@
-// Package cms reads signed messages in the Cryptographic Message Syntax (RFC
-// 5652), of the one shape in which clouds sign documents about their instances.
+// Package cms reads signed messages in the Cryptographic Message Syntax (RFC 5652), in the one form
+// in which clouds sign documents about their instances.
 //
-// A message is a ContentInfo of type signedData, with the content inside and
-// exactly one signer. It is read by one fixed grammar, not by a general ASN.1
-// decoder: what the grammar does not name is refused, wherever it stands, and so
-// is a byte that is left over. All of it is untrusted until [SignedData.Verify],
-// which returns the content.
+// A message is a ContentInfo of type signedData with the content inside and exactly one signer. The
+// parser follows one fixed grammar and is not a general ASN.1 decoder. It rejects every element
+// that the grammar does not name, and every trailing byte. All content is untrusted until
+// [SignedData.Verify] returns it.
 //
-// What is accepted, and nothing else:
-//   - DER; with [Options.BER] also the form that AWS sends, where the six outermost
-//     structures have no length, but an end marker (X.690, 8.1.3.6 and 8.7.3.2).
-//     A message has one form or the other, not both. The depth is the grammar's.
+// The grammar accepts only:
+//   - DER; with [Options.BER] also the form that AWS sends, in which the six outermost structures
+//     have an end marker instead of a length (X.690, 8.1.3.6 and 8.7.3.2). A message has one of the
+//     two forms. The grammar fixes the depth.
 //   - SignedData version 1 over id-data, with one digest algorithm, the signer's.
-//   - Certificates, at most [MaxCertificates]. They are candidates: nothing vouches
-//     for them. No CRLs.
+//   - Certificates, at most [MaxCertificates]. They are untrusted candidates. No CRLs.
 //   - SignerInfo version 1: the signer is named by issuer and serial number.
-//   - Signed attributes with contentType and messageDigest, each once. They are
-//     required, but for [Options.AttributesOptional]. Others are signed as well,
-//     and say nothing here. No unsigned attributes.
-//   - SHA-256, SHA-384 or SHA-512, and RSA with PKCS #1 v1.5 under the same hash.
+//   - Signed attributes with contentType and messageDigest, each once. They are required, except
+//     with [Options.AttributesOptional]. Other attributes are covered by the signature and
+//     otherwise ignored. No unsigned attributes.
+//   - SHA-256, SHA-384 or SHA-512, and RSA with PKCS #1 v1.5 and the same hash.
 //
-// Two freedoms are left that change no byte of the content: an algorithm's
-// parameters are NULL or absent (RFC 5754, 2, demands both), and BER may cut the
-// content into several pieces.
+// Two variations remain that change no byte of the content: the parameters of an algorithm are NULL
+// or absent (RFC 5754, 2, requires both to be accepted), and BER may split the content into several
+// pieces.
 package cms
 
 import (
@@ -45,21 +43,21 @@ const (
 	maxSerial       = 20 // octets; RFC 5280, 4.1.2.2
 )
 
-// Options are the peculiarities of those who sign.
+// Options are the variations of the signers.
 type Options struct {
 	// BER allows structures of indefinite length around the content, as AWS sends them.
 	BER bool
-	// SHA256WithRSAAsDigest takes sha256WithRSAEncryption for SHA-256 where a
-	// digest algorithm belongs, as Azure sends it.
+	// SHA256WithRSAAsDigest accepts sha256WithRSAEncryption as a digest algorithm, as Azure sends
+	// it, and reads it as SHA-256.
 	SHA256WithRSAAsDigest bool
-	// AttributesOptional accepts a signature over the content itself, as Azure
-	// makes it. Such a content must not begin like a set of attributes: else the
-	// attributes of one message could be shown as the content of another.
+	// AttributesOptional accepts a signature over the content itself, as Azure creates it. Such a
+	// content must not begin like a set of attributes. Otherwise the attributes of one message
+	// could be presented as the content of another.
 	AttributesOptional bool
 }
 
-// SignedData is one message with its content and exactly one signer (RFC 5652,
-// 5). Nothing of it is verified yet.
+// SignedData is one message with its content and exactly one signer (RFC 5652, 5). Nothing in it is
+// verified yet.
 type SignedData struct {
 	Content      []byte   // eContent's octets: untrusted until Verify
 	Certificates [][]byte // DER, candidates; may be empty
@@ -74,7 +72,7 @@ type SignedData struct {
 
 var errBytesLeft = errors.New("bytes after its last field")
 
-// Parse reads one message. What it returns refers to raw.
+// Parse reads one message. The result refers to raw.
 func Parse(raw []byte, o Options) (*SignedData, error) {
 	if len(raw) > MaxMessage {
 		return nil, fmt.Errorf("cms: a message of %d bytes; at most %d", len(raw), MaxMessage)
@@ -90,13 +88,12 @@ func Parse(raw []byte, o Options) (*SignedData, error) {
 	return &p.SignedData, nil
 }
 
-// parser fills a SignedData. Each method reads one structure of RFC 5652 whose
-// head has been read already.
+// parser fills a SignedData. Each method reads one structure of RFC 5652 after its header.
 type parser struct {
 	Options
 	SignedData
 	indefinite bool   // the outermost structures have end markers instead of lengths
-	digest     []byte // the one element of digestAlgorithms, as it stands there
+	digest     []byte // the one element of digestAlgorithms, encoded
 }
 
 const indefinite = 0x80
@@ -107,8 +104,8 @@ var (
 	segmented = asn1.OCTET_STRING.Constructed()
 )
 
-// within enters one structure in the form of the message, reads its body, and
-// sees that nothing is left in it.
+// within enters one structure in the form of the message, reads its body, and checks that no byte
+// is left in it.
 func (p *parser) within(s *cryptobyte.String, tag asn1.Tag, body func(*cryptobyte.String) error) error {
 	if !p.indefinite {
 		var inner cryptobyte.String
@@ -190,7 +187,7 @@ func (p *parser) encapsulatedContent(s *cryptobyte.String) error {
 	})
 }
 
-// segments joins the pieces of an octet string. One piece, the rule, is not copied.
+// segments joins the pieces of an octet string. A single piece, the usual case, is not copied.
 func (p *parser) segments(s *cryptobyte.String) error {
 	for n := 0; s.PeekASN1Tag(asn1.OCTET_STRING); n++ {
 		var piece cryptobyte.String
@@ -198,11 +195,11 @@ func (p *parser) segments(s *cryptobyte.String) error {
 		case n == maxSegments:
 			return fmt.Errorf("more than %d pieces", maxSegments)
 		case !s.ReadASN1(&piece, asn1.OCTET_STRING):
-			return errors.New("a piece that is cut off")
+			return errors.New("a truncated piece")
 		case len(piece) == 0:
 			return errors.New("an empty piece")
 		case n == 0:
-			p.Content = piece[:len(piece):len(piece)] // appending copies
+			p.Content = piece[:len(piece):len(piece)] // so that append copies
 		default:
 			p.Content = append(p.Content, piece...)
 		}
@@ -222,7 +219,7 @@ func (p *parser) certificates(s *cryptobyte.String) error {
 	for !all.Empty() {
 		var one []byte
 		if !readElement(&all, &one) {
-			return errors.New("something else than a certificate")
+			return errors.New("an element that is not a certificate")
 		}
 		if p.Certificates = append(p.Certificates, one); len(p.Certificates) > MaxCertificates {
 			return fmt.Errorf("more than %d", MaxCertificates)
@@ -259,7 +256,7 @@ func (p *parser) signerInfo(s *cryptobyte.String) error {
 	var attributes cryptobyte.String
 	if s.PeekASN1Tag(contextConstructed[0]) {
 		if !s.ReadASN1Element(&attributes, contextConstructed[0]) {
-			return errors.New("signed attributes that are cut off")
+			return errors.New("truncated signed attributes")
 		}
 		p.attributes = attributes
 	}
@@ -294,12 +291,12 @@ func (p *parser) withoutAttributes() error {
 	return nil
 }
 
-// signedAttributes reads the attributes (RFC 5652, 11). Each type is there once.
+// signedAttributes reads the attributes (RFC 5652, 11). Each type occurs once.
 func (p *parser) signedAttributes(digest, signature []byte) error {
 	s := cryptobyte.String(p.attributes)
 	var set cryptobyte.String
 	if !s.ReadASN1(&set, contextConstructed[0]) {
-		return errors.New("signed attributes that are cut off")
+		return errors.New("truncated signed attributes")
 	}
 	var seen [maxAttributes][]byte
 	contentType := false
@@ -310,7 +307,7 @@ func (p *parser) signedAttributes(digest, signature []byte) error {
 		}
 		if !set.ReadASN1(&attribute, asn1.SEQUENCE) || !attribute.ReadASN1(&kind, asn1.OBJECT_IDENTIFIER) ||
 			!attribute.ReadASN1(&values, asn1.SET) || !attribute.Empty() {
-			return errors.New("a signed attribute that is none")
+			return errors.New("a malformed signed attribute")
 		}
 		for _, other := range seen[:n] {
 			if bytes.Equal(other, kind) {
@@ -329,7 +326,7 @@ func (p *parser) signedAttributes(digest, signature []byte) error {
 			}
 		case oidAlgorithmProtect:
 			if !protects(&values, digest, signature) {
-				return errors.New("the message has other algorithms than were signed")
+				return errors.New("the algorithms of the message differ from the signed ones")
 			}
 		}
 	}

@@ -13,10 +13,10 @@ import (
 	_ "crypto/sha512" // SHA-384, SHA-512
 )
 
-// Keys that may sign.
+// Limits for the signer's key.
 const (
 	minRSABits  = 2048
-	maxRSABits  = 4096 // more costs a verifier time that an attacker chooses
+	maxRSABits  = 4096 // a larger key would let an attacker waste the verifier's time
 	rsaExponent = 65537
 )
 
@@ -25,13 +25,13 @@ func (s *SignedData) SignedBy(c *x509.Certificate) bool {
 	return bytes.Equal(s.Issuer, c.RawIssuer) && s.Serial.Cmp(c.SerialNumber) == 0
 }
 
-// Verify returns the content once the key in c is seen to have signed it. Whether
-// c itself is trusted, is the caller's to decide. The checks:
+// Verify returns the content after it has verified the signature with the key of c. The caller
+// decides whether c itself is trusted. The checks:
 //   - c is the certificate that the message names;
 //   - its key is RSA of 2048 to 4096 bits, with exponent 65537;
-//   - the signed messageDigest, where there are attributes, is the content's;
-//   - the signature, of the key's own length, is over the attributes, or over the
-//     content where there are none.
+//   - the signed messageDigest, if there are attributes, is that of the content;
+//   - the signature has the length of the key, and is over the attributes, or over the content if
+//     there are none.
 func (s *SignedData) Verify(c *x509.Certificate) ([]byte, error) {
 	if !s.SignedBy(c) {
 		return nil, errors.New("cms: signed by another certificate")
@@ -44,16 +44,16 @@ func (s *SignedData) Verify(c *x509.Certificate) ([]byte, error) {
 		return nil, fmt.Errorf("cms: the signer's key is RSA-%d with exponent %d", n, key.E)
 	}
 	if len(s.signature) != key.Size() {
-		return nil, errors.New("cms: the signature has not the key's length")
+		return nil, errors.New("cms: the signature does not have the key's length")
 	}
 	h := s.hash.New()
 	h.Write(s.Content)
 	sum := h.Sum(nil)
 	if s.attributes != nil {
 		if !bytes.Equal(sum, s.messageDigest) {
-			return nil, errors.New("cms: the content is not the one that was signed")
+			return nil, errors.New("cms: the content does not match the signed digest")
 		}
-		// They are signed as a SET (RFC 5652, 5.4) and sent with another tag.
+		// The attributes are signed as a SET (RFC 5652, 5.4) and sent with another tag.
 		h.Reset()
 		h.Write([]byte{byte(asn1.SET)})
 		h.Write(s.attributes[1:])

@@ -1,28 +1,27 @@
 // Package eventlog reads a TPM 2.0 firmware event log and replays one PCR bank.
 //
-// The log is what the kernel shows as binary_bios_measurements: one legacy
-// header event, then TCG_PCR_EVENT2 structures ("crypto-agile", TCG PC Client
-// Platform Firmware Profile 1.05, section 10). Nothing in it is signed. It is
-// a claim about how the PCRs came to be, and worth as much as its replay:
-// compare [Log.Replay] with quoted PCR values before believing a digest, and
-// believe an event's data only as far as its digest says so.
+// The log is the kernel's binary_bios_measurements: one legacy header event, then TCG_PCR_EVENT2
+// structures ("crypto-agile", TCG PC Client Platform Firmware Profile 1.05, section 10). The log is
+// not signed. It is only a claim about how the PCRs got their values. Compare [Log.Replay] with
+// quoted PCR values before you trust a digest, and trust the data of an event only if its digest
+// matches.
 //
-// # What Parse promises
+// # Promises of Parse
 //
-//   - The chosen bank's digest is there exactly once in every event; the other
-//     banks' digests are stepped over and never used.
-//   - A digest's size comes from its algorithm; the sizes in the log's header
-//     must agree, and an algorithm of unknown size is refused.
-//   - At most [MaxSize] bytes and [MaxEvents] events; no byte is left over.
-//   - StartupLocality is the first thing said about PCR 0, once, and 0, 3 or 4.
-//   - The event type decides one thing only: EV_NO_ACTION extends no PCR.
-//     A lie about that breaks the replay. Unknown types are ordinary.
-//   - Memory is proportional to the input: events are slices of it, and a
-//     length is compared with what is left before anything is done with it.
+//   - Every event has exactly one digest of the chosen bank. The digests of other banks are skipped
+//     and never used.
+//   - The algorithm determines the size of a digest. The sizes in the log's header must match, and
+//     an algorithm of unknown size is rejected.
+//   - At most [MaxSize] bytes and [MaxEvents] events; no trailing bytes.
+//   - StartupLocality is the first statement about PCR 0, occurs once, and is 0, 3 or 4.
+//   - The event type has one effect: EV_NO_ACTION extends no PCR. A false type makes the replay
+//     fail. Unknown types are ordinary events.
+//   - Memory is proportional to the input. Events are slices of it, and every length is checked
+//     before use.
 //
-// # What it does not do
+// # Not included
 //
-// It does not interpret events, knows no SHA-1-only (TPM 1.2) log, and does not
-// know which PCRs ought to have events: a log that leaves out a PCR is a valid
-// log, whose replay differs from the quote. See package measuredboot.
+// The package does not interpret events, does not read SHA-1-only (TPM 1.2) logs, and does not
+// require events for any PCR. A log that omits a PCR is valid, but its replay differs from the
+// quote. See package measuredboot.
 package eventlog

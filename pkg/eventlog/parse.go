@@ -7,7 +7,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// Bounds of a log. Real ones have some 20 to 200 events in 1 to 75 KB.
+// Limits of a log. Real logs have about 20 to 200 events in 1 to 75 KB.
 const (
 	MaxSize   = 256 << 10 // bytes
 	MaxEvents = 4096
@@ -16,37 +16,38 @@ const (
 // NumPCRs is the number of PCRs of a PC Client TPM.
 const NumPCRs = 24
 
-// noPCR is what firmware writes as the PCR of an EV_NO_ACTION that has none (SP 800-155 events).
+// noPCR is the PCR that firmware writes for an EV_NO_ACTION without a PCR (SP 800-155 events).
 const noPCR = 0xFFFFFFFF
 
-// Event is one event as the log claims it. Digest and Data are slices of the
-// log itself. Both are untrusted until the log's replay equals a quote; Data is
-// untrusted even then, unless its hash is Digest.
+// Event is one event as the log claims it. Digest and Data are slices of the log. Both are
+// untrusted until the log's replay equals a quote. Even then, Data is untrusted unless its hash is
+// Digest.
 type Event struct {
 	Index  int    // position in the log; the header is 0, so the first is 1
-	PCR    int    // 0 to 23; -1 for an EV_NO_ACTION that belongs to none
-	Type   uint32 // see TypeName; decides nothing but EV_NO_ACTION
-	Digest []byte // in the bank that was parsed
+	PCR    int    // 0 to 23; -1 for an EV_NO_ACTION without a PCR
+	Type   uint32 // see TypeName; only EV_NO_ACTION has an effect
+	Digest []byte // in the parsed bank
 	Data   []byte
 }
 
-// Extends reports whether the firmware extended the event's digest into its PCR.
+// Extends reports whether the firmware extended the digest of the event into its PCR.
 func (e *Event) Extends() bool { return e.Type != NoAction }
 
-// Log is a well-formed log, seen through one bank.
+// Log is a well-formed log, read for one bank.
 type Log struct {
 	Bank     uint16
 	Events   []Event // without the header
-	Locality byte    // PCR 0 begins as this value: 0, 3 or 4
+	Locality byte    // the initial value of PCR 0: 0, 3 or 4
 }
 
-// Parse reads a log for one bank (a TPM_ALG_ID). Checks, in order:
+// Parse reads a log for one bank (a TPM_ALG_ID). The checks, in order:
 //
-//   - the bank can be replayed, the log is not empty and not too large;
-//   - the header is a "Spec ID Event03", lists the bank, and states the right digest sizes;
-//   - every event has a PCR, no digest of an unlisted algorithm, none twice, and the bank's;
-//   - StartupLocality precedes every other statement about PCR 0 and is 0, 3 or 4;
-//   - nothing follows the last event.
+//   - The bank can be replayed, and the log is neither empty nor too large.
+//   - The header is a "Spec ID Event03", lists the bank, and states the right digest sizes.
+//   - Every event has a valid PCR and a digest of the bank. It has no digest of an unlisted
+//     algorithm and none twice.
+//   - StartupLocality precedes every other statement about PCR 0 and is 0, 3 or 4.
+//   - Nothing follows the last event.
 //
 // Errors are denials with reason PCRSelection (for the bank) or EventLogMalformed.
 func Parse(raw []byte, bank uint16) (*Log, error) {
@@ -58,13 +59,13 @@ func Parse(raw []byte, bank uint16) (*Log, error) {
 		return nil, reason.Deny(reason.EventLogMalformed, "the event log is empty")
 	}
 	if len(raw) > MaxSize {
-		return nil, reason.Deny(reason.EventLogMalformed, "the event log has %d bytes, more than %d", len(raw), MaxSize)
+		return nil, reason.Deny(reason.EventLogMalformed, "the event log has %d bytes; the limit is %d", len(raw), MaxSize)
 	}
 	p := parser{rest: raw, bank: bank}
 	if err := p.header(); err != nil {
 		return nil, err
 	}
-	// 256 bytes an event is what real logs come to, so most need one allocation.
+	// Real logs have about 256 bytes per event, so most need one allocation.
 	l := &Log{Bank: bank, Events: make([]Event, 0, min(MaxEvents, len(raw)/256+16))}
 	for len(p.rest) > 0 {
 		if len(l.Events) == MaxEvents {
@@ -85,7 +86,7 @@ func Parse(raw []byte, bank uint16) (*Log, error) {
 type parser struct {
 	rest []byte
 	bank uint16
-	algs []algorithm // as the header lists them
+	algs []algorithm // in the order of the header
 	room [8]algorithm
 }
 
@@ -98,8 +99,8 @@ func malformed(index int, format string, a ...any) error {
 	return reason.Deny(reason.EventLogMalformed, "event %d: "+format, append([]any{index}, a...)...)
 }
 
-// take returns the next n bytes, or false when there are fewer.
-func (p *parser) take(n uint32) ([]byte, bool) {
+// next returns the next n bytes, or false if fewer remain.
+func (p *parser) next(n uint32) ([]byte, bool) {
 	if uint64(n) > uint64(len(p.rest)) {
 		return nil, false
 	}
@@ -108,17 +109,17 @@ func (p *parser) take(n uint32) ([]byte, bool) {
 	return b, true
 }
 
-// header reads the first event: a TCG_PCClientPCREvent with a SHA-1-sized digest
-// of zeros, whose data is TCG_EfiSpecIdEvent (Firmware Profile, 10.4.5.1).
+// header reads the first event: a TCG_PCClientPCREvent with a SHA-1-sized digest of zeros, whose
+// data is TCG_EfiSpecIdEvent (Firmware Profile, 10.4.5.1).
 func (p *parser) header() error {
-	fixed, ok := p.take(4 + 4 + 20 + 4)
+	fixed, ok := p.next(4 + 4 + 20 + 4)
 	if !ok {
 		return malformed(0, "the log ends within its header")
 	}
 	if binary.LittleEndian.Uint32(fixed) != 0 || binary.LittleEndian.Uint32(fixed[4:]) != NoAction {
 		return malformed(0, "not a crypto-agile log: the first event is not an EV_NO_ACTION in PCR 0")
 	}
-	spec, ok := p.take(binary.LittleEndian.Uint32(fixed[28:]))
+	spec, ok := p.next(binary.LittleEndian.Uint32(fixed[28:]))
 	if !ok {
 		return malformed(0, "the log ends within its header")
 	}
@@ -132,7 +133,7 @@ func (p *parser) header() error {
 	}
 	spec = spec[28:]
 	if uint32(len(spec)) < 4*n+1 {
-		return malformed(0, "the list of digest algorithms is cut off")
+		return malformed(0, "the list of digest algorithms is truncated")
 	}
 	p.algs = p.room[:0]
 	for range n {
@@ -166,7 +167,7 @@ func (p *parser) find(id uint16) int {
 
 // event reads one TCG_PCR_EVENT2 (Firmware Profile, 10.2.2).
 func (p *parser) event(e *Event) error {
-	fixed, ok := p.take(12)
+	fixed, ok := p.next(12)
 	if !ok {
 		return malformed(e.Index, "the log ends within it")
 	}
@@ -186,7 +187,7 @@ func (p *parser) event(e *Event) error {
 	}
 	var seen [8]bool
 	for range n {
-		id, ok := p.take(2)
+		id, ok := p.next(2)
 		if !ok {
 			return malformed(e.Index, "the log ends within it")
 		}
@@ -199,7 +200,7 @@ func (p *parser) event(e *Event) error {
 			return malformed(e.Index, "two %s digests", BankName(p.algs[i].id))
 		}
 		seen[i] = true
-		d, ok := p.take(uint32(p.algs[i].size))
+		d, ok := p.next(uint32(p.algs[i].size))
 		if !ok {
 			return malformed(e.Index, "the log ends within it")
 		}
@@ -210,21 +211,21 @@ func (p *parser) event(e *Event) error {
 	if e.Digest == nil {
 		return malformed(e.Index, "no %s digest", BankName(p.bank))
 	}
-	size, ok := p.take(4)
+	size, ok := p.next(4)
 	if !ok {
 		return malformed(e.Index, "the log ends within it")
 	}
-	if e.Data, ok = p.take(binary.LittleEndian.Uint32(size)); !ok {
+	if e.Data, ok = p.next(binary.LittleEndian.Uint32(size)); !ok {
 		return malformed(e.Index, "%d bytes of data stated, %d left", binary.LittleEndian.Uint32(size), len(p.rest))
 	}
 	return nil
 }
 
-// startupLocality begins a TCG_EfiStartupLocalityEvent (Firmware Profile, 10.4.5.3).
+// startupLocality is the beginning of a TCG_EfiStartupLocalityEvent (Firmware Profile, 10.4.5.3).
 var startupLocality = []byte("StartupLocality\x00")
 
-// findLocality takes the value with which PCR 0 began. It is the one EV_NO_ACTION
-// that changes a replay, so it may not come after anything was extended into PCR 0.
+// findLocality reads the initial value of PCR 0. It is the one EV_NO_ACTION that changes a replay,
+// so it must precede every extension of PCR 0.
 func (l *Log) findLocality() error {
 	extended, said := false, false
 	for i := range l.Events {

@@ -5,22 +5,22 @@ import (
 	"crypto/sha512"
 )
 
-// PCRs are the values of one bank's PCRs as a log replays them.
+// PCRs are the replayed values of one bank's PCRs.
 type PCRs struct {
 	size   int
 	values [NumPCRs][64]byte
 	events [NumPCRs]int
 }
 
-// Value is the replayed value of a PCR, as long as the bank's digest.
+// Value returns the replayed value of a PCR. It has the size of the bank's digest.
 func (p *PCRs) Value(pcr int) []byte { return p.values[pcr][:p.size] }
 
-// Events is how many events extend a PCR.
+// Events returns how many events extend a PCR.
 func (p *PCRs) Events(pcr int) int { return p.events[pcr] }
 
-// Replay extends every event of the log into PCRs that begin as a reset leaves
-// them: zeros, ones for the dynamic PCRs 17 to 22, and the startup locality in
-// the last byte of PCR 0 (TPM 2.0 PC Client Platform TPM Profile, 4.6.2).
+// Replay extends every event of the log into PCRs with their values after a reset: zeros, ones for
+// the dynamic PCRs 17 to 22, and the startup locality in the last byte of PCR 0 (TPM 2.0 PC Client
+// Platform TPM Profile, 4.6.2).
 func (l *Log) Replay() *PCRs {
 	p := &PCRs{size: Size(l.Bank)}
 	for i := 17; i <= 22; i++ {
@@ -39,7 +39,7 @@ func (l *Log) Replay() *PCRs {
 		n := copy(buf[:], v)
 		n += copy(buf[n:], e.Digest)
 		p.events[e.PCR]++
-		// Written out, since Hash allocates.
+		// Not [Hash], which allocates.
 		switch l.Bank {
 		case SHA256:
 			d := sha256.Sum256(buf[:n])

@@ -13,12 +13,12 @@ const (
 	SHA512 uint16 = 0x000D
 )
 
-// sha1Bank is the one algorithm that is known and yet never replayed: a SHA-1
-// PCR says nothing against somebody who can make collisions.
+// sha1Bank is the one known algorithm that is never replayed: a SHA-1 PCR proves nothing against an
+// attacker who can create collisions.
 const sha1Bank uint16 = 0x0004
 
-// digestSize is the size of an algorithm's digest in bytes, 0 if it is unknown
-// (TCG Algorithm Registry, 6.10).
+// digestSize returns the size of an algorithm's digest in bytes, or 0 if it is unknown (TCG
+// Algorithm Registry, 6.10).
 func digestSize(alg uint16) int {
 	switch alg {
 	case sha1Bank:
@@ -33,7 +33,7 @@ func digestSize(alg uint16) int {
 	return 0
 }
 
-// BankName is the bank's name as the kernel and tpm2-tools have it.
+// BankName returns the bank's name in the form of the kernel and tpm2-tools.
 func BankName(bank uint16) string {
 	switch bank {
 	case sha1Bank:
@@ -48,7 +48,7 @@ func BankName(bank uint16) string {
 	return fmt.Sprintf("0x%04x", bank)
 }
 
-// Size is the size of a digest of a bank in bytes, 0 if it cannot be replayed.
+// Size returns the size of a bank's digest in bytes, or 0 if the bank cannot be replayed.
 func Size(bank uint16) int {
 	switch bank {
 	case SHA256, SHA384, SHA512:
@@ -57,7 +57,7 @@ func Size(bank uint16) int {
 	return 0
 }
 
-// Hash is the digest of data in a bank's algorithm, nil if the bank cannot be replayed.
+// Hash returns the digest of data in a bank's algorithm, or nil if the bank cannot be replayed.
 func Hash(bank uint16, data []byte) []byte {
 	switch bank {
 	case SHA256:
@@ -73,14 +73,14 @@ func Hash(bank uint16, data []byte) []byte {
 	return nil
 }
 
-// Extend is TPM2_PCR_Extend: the digest of the old value followed by digest.
+// Extend computes TPM2_PCR_Extend: the digest of the old value followed by digest.
 func Extend(bank uint16, pcr, digest []byte) []byte {
 	buf := make([]byte, 0, 128)
 	return Hash(bank, append(append(buf, pcr...), digest...))
 }
 
-// Event types (TCG PC Client Platform Firmware Profile 1.05, 10.4.1) that other
-// packages name. A type is what the log claims; see the package comment.
+// Event types (TCG PC Client Platform Firmware Profile 1.05, 10.4.1) that other packages use. A
+// type is only a claim of the log; see the package comment.
 const (
 	NoAction                   uint32 = 0x00000003
 	Separator                  uint32 = 0x00000004
@@ -134,7 +134,7 @@ var typeNames = map[uint32]string{
 	0x800000E4:                 "EV_EFI_SPDM_DEVICE_AUTHORITY",
 }
 
-// TypeName is the name of an event type, or its number in hexadecimal.
+// TypeName returns the name of an event type, or its number in hexadecimal.
 func TypeName(t uint32) string {
 	if n, ok := typeNames[t]; ok {
 		return n

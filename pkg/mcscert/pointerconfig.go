@@ -56,7 +56,7 @@ func (a Authorities) Renew(owner pointer.UserData, have []byte) (next []byte, p 
 		return nil, p
 	}
 	next, err := pointer.SetAuthorities(have, Encode(a.Bundle...), a.Earlier)
-	var left *pointer.LeftAlone
+	var left *pointer.Unchanged
 	switch {
 	case errors.As(err, &left):
 		p.Left, p.Lacks = left.Why, a.lacks(have)

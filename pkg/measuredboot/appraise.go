@@ -8,20 +8,20 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// Result is what is known of a boot that was accepted. Only [Appraise] makes one.
+// Result describes an accepted boot. Only [Appraise] returns one.
 type Result struct {
 	Profile Profile
 	Bank    uint16
-	Image   string // name of the reference values that the boot fits; empty if there were none
+	Image   string // name of the reference values that match; empty if there are none
 	Phase   string // of PCR 11: "" or "enter-initrd"
 
-	// With profile secure-boot and above.
+	// Only with profile secure-boot and above.
 	Locality     byte        // the TPM started at this locality
-	Authorities  []Authority // what vouched for what was started, in order
-	Applications []Digest    // what was started (PCR 4), in order
+	Authorities  []Authority // authorities of the started images, in order
+	Applications []Digest    // digests of the started images (PCR 4), in order
 }
 
-// Authority is an entry of db, MokList or shim's own that let an image start.
+// Authority is an entry of db, MokList or shim's own list that allowed an image to start.
 type Authority struct {
 	Variable string // "db", "Shim", "MokList", ...
 	Digest   Digest // of the measured UEFI_VARIABLE_DATA
@@ -30,8 +30,8 @@ type Authority struct {
 // Digest is a digest in the bank of the [Result].
 type Digest []byte
 
-// boot is what the checks of a profile look at: quoted values, and a log that
-// gives them when replayed.
+// boot is the input of a profile's checks: quoted values, and a log whose replay gives these
+// values.
 type boot struct {
 	bank   uint16
 	quoted map[int][]byte
@@ -40,16 +40,15 @@ type boot struct {
 	result *Result
 }
 
-// Appraise judges a boot. The quoted values come from a verified quote; the log
-// is the caller's claim, and refs the documents that the policy selects.
-// Checks, in order:
+// Appraise decides whether a boot is acceptable. The quoted values come from a verified quote. The
+// log is the caller's untrusted claim, and refs are the documents that the policy selects. The
+// checks, in order:
 //
-//   - the profile is available, the bank can be appraised, every PCR of the
-//     profile is quoted, and each value has the bank's size (PCRSelection);
-//   - PCR 11 is zero or a pre-cap reference value (PCRCapped, MeasuredBoot);
-//   - and if the profile needs the log: it is well-formed (EventLogMalformed),
-//   - its replay gives every quoted PCR (EventLogReplay),
-//   - and the profile's own demands (MeasuredBoot).
+//   - The profile is available, the bank can be appraised, every PCR of the profile is quoted, and
+//     each value has the size of the bank (PCRSelection).
+//   - PCR 11 is zero or a pre-cap reference value (PCRCapped, MeasuredBoot).
+//   - If the profile needs the log: the log is well-formed (EventLogMalformed), its replay gives
+//     every quoted PCR (EventLogReplay), and the profile's own requirements are met (MeasuredBoot).
 func Appraise(p Profile, bank uint16, quoted map[int][]byte, rawLog []byte, refs []ReferenceValues) (*Result, error) {
 	p = p.orDefault()
 	if err := p.Available(); err != nil {
@@ -93,8 +92,8 @@ func Appraise(p Profile, bank uint16, quoted map[int][]byte, rawLog []byte, refs
 	return b.result, nil
 }
 
-// fresh demands that PCR 11 is as it is while the initramfs runs. It decides by
-// the value alone. The log serves only to say more in the refusal.
+// fresh requires that PCR 11 has its value from before the end of the initramfs. Only the value
+// decides; the log only adds detail to the denial.
 func (b *boot) fresh(rawLog []byte) error {
 	value := b.quoted[11]
 	if isZero(value) {
@@ -130,8 +129,8 @@ func (b *boot) fresh(rawLog []byte) error {
 	return reason.Wrap(reason.MeasuredBoot, f, "profile %s", b.result.Profile)
 }
 
-// namePCR11 finds the event that first differs from the closest reference
-// values, if the log explains the quoted value at all. log may be nil.
+// namePCR11 returns the event that first differs from the closest reference values, if the log
+// explains the quoted value. The log may be nil.
 func (b *boot) namePCR11(log *eventlog.Log) *Finding {
 	f := onPCR(11, "a value of the reference values", hexValue(b.quoted[11]))
 	if len(b.refs) == 0 {
@@ -174,7 +173,7 @@ func (b *boot) namePCR11(log *eventlog.Log) *Finding {
 	return f
 }
 
-// measured is the i-th digest that the stub extends: name and content in turn.
+// measured returns the i-th digest that the stub extends: name and content in turn.
 func (r *ReferenceValues) measured(bank uint16, i int) []byte {
 	s := r.Sections[i/2]
 	if i%2 == 0 {
@@ -183,8 +182,8 @@ func (r *ReferenceValues) measured(bank uint16, i int) []byte {
 	return s.In(bank)
 }
 
-// replay demands that the log gives every quoted value. A PCR without events
-// replays to what a reset leaves, so leaving events out is seen here.
+// replay requires that the log gives every quoted value. A PCR without events replays to its value
+// after a reset, so omitted events are detected here.
 func (b *boot) replay() *Finding {
 	got := b.log.Replay()
 	for pcr := range eventlog.NumPCRs {
@@ -198,8 +197,8 @@ func (b *boot) replay() *Finding {
 	return nil
 }
 
-// reproduces compares a replayed value with a quoted one. The phase enter-initrd
-// is extended by the running system and so not in the firmware's log.
+// reproduces compares a replayed value with a quoted one. The running system extends the phase
+// enter-initrd, so that phase is not in the firmware's log.
 func reproduces(bank uint16, pcr int, replayed, quoted []byte) bool {
 	if bytes.Equal(replayed, quoted) {
 		return true

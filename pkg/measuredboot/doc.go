@@ -1,46 +1,44 @@
-// Package measuredboot decides whether quoted PCR values and the firmware's
-// event log are those of an acceptable boot.
+// Package measuredboot decides whether quoted PCR values and the firmware's event log belong to an
+// acceptable boot.
 //
-// A [Profile] says which PCRs are quoted and what is demanded of them:
+// A [Profile] defines which PCRs are quoted and what they must show:
 //
-//	identity-only  PCR 11. The initramfs still runs (see "The cap"); nothing
-//	               is said about what was booted, and no log is needed.
-//	secure-boot    PCRs 0-7, 11, 12 and 13. Secure Boot was on, with keys, from
-//	               the first instruction, and it was used: something that db
-//	               vouches for was started. A unified kernel image (UKI) is one
+//	identity-only  PCR 11. The initramfs still runs (see "The cap"). The booted
+//	               software is not checked, and no log is needed.
+//	secure-boot    PCRs 0-7, 11, 12 and 13. Secure Boot was enabled, with keys, from
+//	               the first instruction, and it was used: an image that db
+//	               authorizes was started. A unified kernel image (UKI) matches one
 //	               of the reference values, with nothing added to it.
-//	release        secure-boot, and each loaded component is one of a release's.
+//	release        secure-boot, and each loaded component is one of a release.
 //	strict         release, and firmware and command line are known, too.
 //
-// The last two are carried by the types and not available yet.
+// The last two exist in the types and are not available yet.
 //
 // # Digest first
 //
-// A quote vouches for digests, and for nothing else in the log. So each event is
-// judged by its digest: it is a constant known here (a separator), or the hash
-// of the event's own data when that data parses as what it must be (a UEFI
-// variable), or a reference value. Anything else in a judged PCR fails, unless
-// the profile says what an unknown digest stands for (PCR 4: an application).
-// An event's type decides nothing; calling one thing another neither hides it nor
-// makes it pass.
+// A quote covers only the digests in the log. So each event is checked by its digest. It must be a
+// known constant (a separator), the hash of the event's own data if that data parses as the
+// expected type (a UEFI variable), or a reference value. Any other digest in a checked PCR fails,
+// unless the profile defines the meaning of an unknown digest (PCR 4: an application). The event's
+// type never decides, so a false type neither hides an event nor makes it pass.
 //
-// # Nothing may be left out
+// # Nothing may be omitted
 //
-// Every quoted PCR must come out of the log's replay, and a PCR without events
-// must be as a reset leaves it. PCRs 0-7 must each hold exactly one separator:
-// firmware that measures nothing leaves the PCRs to whoever comes next.
+// The log's replay must give every quoted PCR. A PCR without events must have its value after a
+// reset. PCRs 0-7 must each have exactly one separator: if firmware measures nothing, later
+// software can fill the PCRs.
 //
 // # The cap
 //
-// Once the initramfs is done (or has failed), PCR 11 is extended with
-// [CapDigest] in every bank, so that nothing running later can attest as the
-// initramfs did. Before, PCR 11 is zero (no UKI) or what systemd-stub measured
-// of the UKI, possibly followed by the phase "enter-initrd". These pre-cap values
-// are reference values; the event log cannot stand in for them, since anybody
-// may append to a log. This holds for every profile, also one that only warns.
+// After the initramfs has finished or failed, PCR 11 is extended with [CapDigest] in every bank, so
+// that nothing that runs later can attest as the initramfs. Before that, PCR 11 is zero (no UKI),
+// or the value that systemd-stub measured for the UKI, possibly followed by the phase
+// "enter-initrd". These pre-cap values are reference values. The event log cannot replace them,
+// because any program can append to a log. This applies to every profile, even to one that only
+// warns.
 //
 // # Findings
 //
-// A refusal is a denial (package reason) around a [Finding], which names the
-// first offending event: PCR, index, type, expected, seen.
+// A rejection is a denial (package reason) around a [Finding] that names the first offending event:
+// PCR, index, type, expected, seen.
 package measuredboot

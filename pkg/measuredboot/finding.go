@@ -8,20 +8,21 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// Finding is why a boot is not acceptable: the first thing that is not as it
-// must be. It is the cause inside a denial; find it with errors.As.
+// Finding is the reason for which a boot is not acceptable: the first unexpected value or event. It
+// is the cause inside a denial; find it with errors.As.
 type Finding struct {
 	PCR      int
 	Index    int    // the event's position in the log, -1 if no single event is at fault
 	Type     string // the event type's name as the log claims it, empty without an event
 	Expected string
-	Seen     string // text from the log is quoted and cut short
+	Seen     string // text from the log is quoted and truncated
 
-	// freshness is set where the finding is about the cap, which no profile only warns about.
+	// freshness is true for a finding about the cap, which fails even under a profile that only
+	// warns.
 	freshness bool
 }
 
-// Error is one line for the operator.
+// Error returns one line for the administrator.
 func (f *Finding) Error() string {
 	if f.Index < 0 {
 		return fmt.Sprintf("PCR %d: expected %s, seen %s", f.PCR, f.Expected, f.Seen)
@@ -29,9 +30,9 @@ func (f *Finding) Error() string {
 	return fmt.Sprintf("PCR %d, event %d (%s): expected %s, seen %s", f.PCR, f.Index, f.Type, f.Expected, f.Seen)
 }
 
-// MayWarn reports whether a profile whose action is Warn may let err pass: a
-// boot that is not acceptable or not explained, but not one whose PCR 11 fails
-// to show that the initramfs still runs, nor anything that is not about the boot.
+// MayWarn reports whether a profile with action Warn may let err pass. It may for a boot that is
+// not acceptable or not explained. It may not if PCR 11 does not prove that the initramfs still
+// runs, or if err does not concern the boot.
 func MayWarn(err error) bool {
 	switch d := reason.From(err); {
 	case d == nil:
@@ -52,7 +53,7 @@ func onEvent(e *eventlog.Event, expected, seen string) *Finding {
 	return &Finding{PCR: e.PCR, Index: e.Index, Type: eventlog.TypeName(e.Type), Expected: expected, Seen: seen}
 }
 
-// quoted shows text that came from the log.
+// quoted formats text from the log.
 func quoted(s string) string {
 	const most = 64
 	if len(s) > most {
@@ -61,7 +62,7 @@ func quoted(s string) string {
 	return fmt.Sprintf("%q", s)
 }
 
-// hexValue shows a digest, and zeros as a word.
+// hexValue formats a digest; all zeros become a word.
 func hexValue(d []byte) string {
 	if isZero(d) {
 		return "zeros"

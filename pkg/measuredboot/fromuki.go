@@ -7,9 +7,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot/uki"
 )
 
-// FromUKI computes the reference values of a unified kernel image of size bytes:
-// PCR 11 before the cap, without and with the phase enter-initrd; the sections
-// that it comes from; and the Authenticode digests of the UKI and of its kernel.
+// FromUKI computes the reference values of a unified kernel image of size bytes: PCR 11 before the
+// cap, with and without the phase enter-initrd; the sections that determine it; and the
+// Authenticode digests of the UKI and of its kernel.
 func FromUKI(name string, r io.ReaderAt, size int64) (*ReferenceValues, error) {
 	m, err := uki.Measure(r, size)
 	if err != nil {

@@ -5,10 +5,10 @@ import (
 	"slices"
 )
 
-// Profile is what is demanded of a boot. The zero value is [IdentityOnly].
+// Profile defines the requirements for a boot. The zero value is [IdentityOnly].
 type Profile string
 
-// The profiles, from the weakest.
+// The profiles, from weakest to strictest.
 const (
 	IdentityOnly Profile = "identity-only"
 	SecureBoot   Profile = "secure-boot"
@@ -16,14 +16,14 @@ const (
 	Strict       Profile = "strict"
 )
 
-// requirements is one profile: a new profile is one entry here and its checks.
+// requirements is one profile. A new profile is one entry here, and its checks.
 type requirements struct {
 	pcrs   []int // quoted, ascending; always with 11
 	log    bool
 	checks []check // in order; nil means not available yet
 }
 
-// check is one demand. It sees a log that already reproduces every quoted PCR.
+// check is one requirement. Its input is a log that reproduces every quoted PCR.
 type check func(*boot) *Finding
 
 var profiles = map[Profile]requirements{
@@ -37,7 +37,7 @@ var profiles = map[Profile]requirements{
 	Strict:  {pcrs: []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14}, log: true},
 }
 
-// ParseProfile reads a profile's name; "" is [IdentityOnly].
+// ParseProfile reads the name of a profile; "" is [IdentityOnly].
 func ParseProfile(s string) (Profile, error) {
 	p := Profile(s).orDefault()
 	if _, ok := profiles[p]; !ok {
@@ -47,19 +47,19 @@ func ParseProfile(s string) (Profile, error) {
 	return p, nil
 }
 
-// Available returns an error for a profile that this version knows by name only.
+// Available returns an error for a profile that this version does not implement.
 func (p Profile) Available() error {
 	r, ok := profiles[p.orDefault()]
 	switch {
 	case !ok:
-		return fmt.Errorf("measured boot profile %q is not known", string(p))
+		return fmt.Errorf("unknown measured boot profile %q", string(p))
 	case r.checks == nil:
 		return fmt.Errorf("measured boot profile %q is not available yet, use %s or %s", p, SecureBoot, IdentityOnly)
 	}
 	return nil
 }
 
-// PCRs is the selection to quote, ascending. The caller owns the slice.
+// PCRs returns the PCRs to quote, ascending. The caller owns the slice.
 func (p Profile) PCRs() []int { return slices.Clone(profiles[p.orDefault()].pcrs) }
 
 // NeedsEventLog reports whether the profile is appraised with the firmware's event log.

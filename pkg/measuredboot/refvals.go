@@ -14,10 +14,9 @@ const (
 	Kind       = "ReferenceValues"
 )
 
-// ReferenceValues are the digests of one OS image's components (RFC 9334, 8.3),
-// computed from the image, never learned from a machine. A boot must fit one
-// document as a whole; several documents are alternatives, so an update is one
-// document more.
+// ReferenceValues are the digests of one OS image's components (RFC 9334, 8.3). They are computed
+// from the image, never from a machine. A boot must match one document as a whole. Several
+// documents are alternatives, so an update adds a document.
 type ReferenceValues struct {
 	APIVersion string   `json:"apiVersion"`
 	Kind       string   `json:"kind"`
@@ -26,48 +25,48 @@ type ReferenceValues struct {
 	// Stub names the boot stub that measures the sections, for example "systemd-stub 252.39". Informational.
 	Stub string `json:"stub,omitempty"`
 
-	// PCR11 are the values of PCR 11 while the initramfs runs, before the cap.
-	// None means that the image does not touch PCR 11 (shim and GRUB): it is zero.
+	// PCR11 has the values of PCR 11 while the initramfs runs, before the cap. An empty list means
+	// that the image does not extend PCR 11 (shim and GRUB), so it is zero.
 	PCR11 []PCRValue `json:"pcr11,omitempty"`
 
-	// Sections are what systemd-stub measures into PCR 11, in its order. They
-	// let a refusal name the section that differs. With both, PCR11 must follow from them.
+	// Sections are what systemd-stub measures into PCR 11, in its order. They let a denial name the
+	// section that differs. If both are present, PCR11 must follow from Sections.
 	Sections []Component `json:"sections,omitempty"`
 
-	// PCR12 and PCR13 are accepted values of PCR 12 (command line and credentials
-	// from outside the UKI) and PCR 13 (system extensions). None means zero.
+	// PCR12 and PCR13 are the accepted values of PCR 12 (command line and credentials from outside
+	// the UKI) and PCR 13 (system extensions). An empty list means zero.
 	PCR12 []Digests `json:"pcr12,omitempty"`
 	PCR13 []Digests `json:"pcr13,omitempty"`
 
-	// Applications are the Authenticode digests of what is started (PCR 4): shim,
-	// GRUB, kernel, or the UKI. For profile release.
+	// Applications are the Authenticode digests of the started images (PCR 4): shim, GRUB, kernel,
+	// or the UKI. For profile release.
 	Applications []Component `json:"applications,omitempty"`
 }
 
-// Metadata has the document's name, by which a policy selects it.
+// Metadata has the name of the document, by which a policy selects it.
 type Metadata struct {
 	Name string `json:"name"`
 }
 
-// Component is a measured thing.
+// Component is a measured component.
 type Component struct {
 	Name    string `json:"name"`
 	Digests `json:",inline"`
 }
 
-// PCRValue is a PCR's value at a phase of the boot.
+// PCRValue is the value of a PCR at a phase of the boot.
 type PCRValue struct {
 	Phase   string `json:"phase,omitempty"` // "" or "enter-initrd"
 	Digests `json:",inline"`
 }
 
-// Digests are one digest or PCR value per bank. A bank that is empty matches nothing.
+// Digests are one digest or PCR value per bank. An empty bank matches nothing.
 type Digests struct {
 	SHA256 Hex `json:"sha256,omitempty"`
 	SHA384 Hex `json:"sha384,omitempty"`
 }
 
-// In is the digest for a bank, nil if there is none.
+// In returns the digest for a bank, or nil.
 func (d Digests) In(bank uint16) []byte {
 	switch bank {
 	case eventlog.SHA256:
@@ -83,13 +82,13 @@ func (d Digests) is(bank uint16, value []byte) bool {
 	return len(want) > 0 && bytes.Equal(want, value)
 }
 
-// Hex is bytes whose text form is hexadecimal.
+// Hex is bytes that are encoded as hexadecimal text.
 type Hex []byte
 
-// MarshalText writes lower case.
+// MarshalText encodes in lower case.
 func (h Hex) MarshalText() ([]byte, error) { return []byte(hex.EncodeToString(h)), nil }
 
-// UnmarshalText reads either case.
+// UnmarshalText accepts upper and lower case.
 func (h *Hex) UnmarshalText(text []byte) error {
 	b, err := hex.DecodeString(string(text))
 	if err != nil {
@@ -99,13 +98,13 @@ func (h *Hex) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Validate finds what an administrator should know before the document is used.
+// Validate reports errors that an administrator should fix before the document is used.
 func (r *ReferenceValues) Validate() error {
 	if r.APIVersion != APIVersion || r.Kind != Kind {
 		return fmt.Errorf("apiVersion %q, kind %q: expected %q, %q", r.APIVersion, r.Kind, APIVersion, Kind)
 	}
 	if r.Metadata.Name == "" {
-		return fmt.Errorf("metadata.name is empty: a policy selects reference values by name")
+		return fmt.Errorf("metadata.name is empty: policies select reference values by name")
 	}
 	check := func(field string, i int, d Digests) error {
 		if len(d.SHA256) == 0 && len(d.SHA384) == 0 {
@@ -171,9 +170,9 @@ func (r *ReferenceValues) followsFromSections(i int, v PCRValue) error {
 	return nil
 }
 
-// SectionsPCR11 is the value of PCR 11 after systemd-stub has measured sections:
-// for each, the digest of its name with a NUL, then of its content. A phase that
-// is not empty is extended after them, as systemd-pcrphase does.
+// SectionsPCR11 returns the value of PCR 11 after systemd-stub has measured sections: for each, the
+// digest of its name with a NUL, then of its content. If phase is not empty, it is extended
+// afterwards, as systemd-pcrphase does.
 func SectionsPCR11(bank uint16, sections []Component, phase string) ([]byte, error) {
 	v := make([]byte, eventlog.Size(bank))
 	for _, s := range sections {
@@ -194,7 +193,7 @@ func sectionName(bank uint16, name string) []byte {
 	return eventlog.Hash(bank, append([]byte(name), 0))
 }
 
-// fits reports whether a value is in a list; an empty list stands for zero.
+// fits reports whether a value is in a list; an empty list means zero.
 func fits(bank uint16, list []Digests, value []byte) bool {
 	if len(list) == 0 {
 		return isZero(value)
@@ -207,7 +206,7 @@ func fits(bank uint16, list []Digests, value []byte) bool {
 	return false
 }
 
-// phase11 finds the value of PCR 11 among the document's.
+// phase11 returns the phase for which the document has this value of PCR 11.
 func (r *ReferenceValues) phase11(bank uint16, value []byte) (phase string, ok bool) {
 	if len(r.PCR11) == 0 {
 		return "", isZero(value)

@@ -7,15 +7,15 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/eventlog"
 )
 
-// constants are digests that are known beforehand, in one bank.
+// constants are the digests of constant values, in one bank.
 type constants struct {
 	separator [2][]byte // of 00000000 and ffffffff
-	failed    []byte    // of 00000001, what firmware measures when it could not measure
-	actions   [][]byte  // of what boot managers say in PCR 4
+	failed    []byte    // of 00000001, which firmware measures after an error
+	actions   [][]byte  // of the messages of boot managers in PCR 4
 }
 
-// Strings that firmware measures into PCR 4 without a NUL (Firmware Profile,
-// 10.4.4; EDK2 and SeaBIOS sources).
+// Strings that firmware measures into PCR 4 without a NUL (Firmware Profile, 10.4.4; sources of
+// EDK2 and SeaBIOS).
 var bootActions = []string{
 	"Calling EFI Application from Boot Option",
 	"Returning from EFI Application from Boot Option",
@@ -45,8 +45,8 @@ func (c *constants) isSeparator(digest []byte) bool {
 	return bytes.Equal(digest, c.separator[0]) || bytes.Equal(digest, c.separator[1])
 }
 
-// firmwareMeasured demands that PCRs 0-7 are in use. A bank that the firmware
-// left alone can be filled by whatever boots (CVE-2021-42299).
+// firmwareMeasured requires that the firmware extended PCRs 0-7. In a bank that the firmware does
+// not extend, the booted software can choose the values (CVE-2021-42299).
 func firmwareMeasured(b *boot) *Finding {
 	for pcr := range 8 {
 		if isZero(b.quoted[pcr]) {
@@ -56,11 +56,10 @@ func firmwareMeasured(b *boot) *Finding {
 	return nil
 }
 
-// separators demands exactly one in each of PCRs 0-7: it is what tells the
-// firmware's own measurements from those after it gave away control. Real
-// firmware also measures four zero bytes as something else (a version, in PCR 0),
-// whose digest is the same; outside of the PCRs that are judged event by event,
-// 4 and 7, that is not held against it.
+// separators requires exactly one separator in each of PCRs 0-7. It divides the firmware's own
+// measurements from later ones. Real firmware also measures four zero bytes as another item (a
+// version, in PCR 0) with the same digest. Only in PCRs 4 and 7, which are checked event by event,
+// does such an event count as a second separator.
 func separators(b *boot) *Finding {
 	c := known[b.bank]
 	var count [8]int
@@ -89,11 +88,11 @@ func separators(b *boot) *Finding {
 	return nil
 }
 
-// policyVariable is a variable of PCR 7 before the separator.
+// policyVariable is a variable that is measured into PCR 7 before the separator.
 type policyVariable struct {
 	vendor   guid
 	required bool
-	demand   func(value []byte) string // what is demanded, empty if value meets it
+	demand   func(value []byte) string // the requirement, or "" if value meets it
 }
 
 func exactly(want byte) func([]byte) string {
@@ -114,9 +113,9 @@ func notEmpty(v []byte) string {
 
 func anything([]byte) string { return "" }
 
-// policyVariables are what firmware measures of its Secure Boot policy
-// (Firmware Profile 1.05, 3.3.4.8). dbx may be empty: a machine may have no
-// revocations yet, and which ones it must have is for another profile.
+// policyVariables are the variables of the Secure Boot policy that firmware measures (Firmware
+// Profile 1.05, 3.3.4.8). dbx may be empty: a machine may have no revocations yet. A later profile
+// could require certain revocations.
 var policyVariables = map[string]policyVariable{
 	"SecureBoot":   {globalVariable, true, exactly(1)},
 	"PK":           {globalVariable, true, notEmpty},
@@ -130,12 +129,12 @@ var policyVariables = map[string]policyVariable{
 	"DeployedMode": {globalVariable, false, anything},
 }
 
-// requiredVariables in the order in which firmware measures them.
+// requiredVariables are in the order in which firmware measures them.
 var requiredVariables = []string{"SecureBoot", "PK", "KEK", "db", "dbx"}
 
-// authorityVariables are what an image is found good by: db by the firmware, the
-// others by shim (shim, README.tpm). SbatLevel and MokListTrusted are no
-// authority, but measured among them.
+// authorityVariables are the variables whose entries authorize an image: db for the firmware, the
+// others for shim (shim, README.tpm). SbatLevel and MokListTrusted are not authorities, but are
+// measured among them.
 var authorityVariables = map[string]guid{
 	"db":             imageSecurityDatabase,
 	"Shim":           shimLock,
@@ -145,13 +144,13 @@ var authorityVariables = map[string]guid{
 	"SbatLevel":      shimLock,
 }
 
-// secureBootPolicy walks PCR 7. Each event is the hash of its data, which is a
+// secureBootPolicy checks the events of PCR 7. Each event is the hash of its data, which is a
 // variable, or a separator:
 //
-//   - before the separator the policy's variables, each once: SecureBoot is 01,
-//     PK, KEK and db hold something, dbx is there;
-//   - after it only authorities, and at least one of db: with SecureBoot at 01
-//     and nothing that db vouched for, Secure Boot was not used (THREATS T36).
+//   - Before the separator: the variables of the policy, each once. SecureBoot is 01; PK, KEK and
+//     db are not empty; dbx exists.
+//   - After the separator: only authorities, and at least one of db. If SecureBoot is 01 and db
+//     authorized no image, Secure Boot was not used (attack T36).
 func secureBootPolicy(b *boot) *Finding {
 	c := known[b.bank]
 	seen := map[string]bool{}
@@ -195,12 +194,12 @@ func secureBootPolicy(b *boot) *Finding {
 		}
 	}
 	if !vouched {
-		return onPCR(7, "an authority of db that vouched for what was started", "none, although SecureBoot is 01")
+		return onPCR(7, "an authority of db that authorized a started image", "none, although SecureBoot is 01")
 	}
 	return nil
 }
 
-// unexplained describes an event of PCR 7 that is no variable.
+// unexplained describes an event of PCR 7 that is not a variable.
 func unexplained(bank uint16, e *eventlog.Event) string {
 	if bytes.Equal(eventlog.Hash(bank, e.Data), e.Digest) {
 		return quoted(string(e.Data))
@@ -218,9 +217,9 @@ func shortValue(v []byte) string {
 	return fmt.Sprintf("%x", v)
 }
 
-// application demands that PCR 4 holds at least one image. Its digest covers the
-// image and not the event's data; what is the digest of its own data, or a known
-// string, is the firmware talking.
+// application requires at least one image in PCR 4. The digest of an image does not cover the
+// event's data. So an event whose digest is that of its own data, or of a known string, is a
+// message of the firmware.
 func application(b *boot) *Finding {
 	c := known[b.bank]
 events:
@@ -245,8 +244,8 @@ events:
 	return nil
 }
 
-// image demands that PCRs 11, 12 and 13 together fit one document of reference
-// values; without any, that all three are zero.
+// image requires that PCRs 11, 12 and 13 together match one document of reference values. Without
+// documents, all three must be zero.
 func image(b *boot) *Finding {
 	var closest *ReferenceValues
 	for i := range b.refs {
@@ -266,7 +265,7 @@ func image(b *boot) *Finding {
 	var none ReferenceValues
 	switch {
 	case len(b.refs) > 0 && closest == nil:
-		// Only zeros come here: any other value was looked up before the log was read.
+		// Only zeros reach this line: every other value was compared before the log was parsed.
 		return onPCR(11, "a value of the reference values (the image is a UKI)", hexValue(b.quoted[11]))
 	case len(b.refs) == 0:
 		closest = &none
@@ -280,7 +279,7 @@ func image(b *boot) *Finding {
 	return nil
 }
 
-// extra names the first event of a PCR that ought to be zero.
+// extra returns the first event of a PCR that should be zero.
 func (b *boot) extra(pcr int, list []Digests) *Finding {
 	what := map[int]string{12: "command line or credentials", 13: "system extensions"}[pcr]
 	if len(list) > 0 {

@@ -5,7 +5,7 @@ import (
 	"unicode/utf16"
 )
 
-// guid is an EFI_GUID as its bytes lie in memory (UEFI 2.10, appendix A).
+// guid is an EFI_GUID in its memory layout (UEFI 2.10, appendix A).
 type guid [16]byte
 
 // Vendors of the variables that are measured into PCR 7.
@@ -26,12 +26,12 @@ type variable struct {
 	data   []byte // a slice of the event's data
 }
 
-// longestName bounds a variable's name; the longest that is known has 14 characters.
+// longestName limits the name of a variable; the longest known name has 14 characters.
 const longestName = 64
 
-// parseVariable reads event data that is exactly one variable: its two lengths
-// account for every byte, and the name is short, printable ASCII without a NUL.
-// The value is not looked into: signature lists are compared, never parsed.
+// parseVariable reads event data that is exactly one variable: its two lengths cover every byte,
+// and the name is short, printable ASCII without a NUL. The value is not parsed; signature lists
+// are only compared.
 func parseVariable(data []byte) (variable, bool) {
 	const fixed = 16 + 8 + 8
 	if len(data) < fixed {

@@ -117,9 +117,9 @@ func TestSetAuthoritiesLeavesAlone(t *testing.T) {
 		{"JSON with something behind it", config("["+entry(one)+"]") + "#!/bin/sh", "not an Ignition config"},
 		{"another JSON", `{"users":[]}`, "not an Ignition config"},
 		{"no version", `{"ignition":{"security":{"tls":{"certificateAuthorities":[` + entry(one) + `]}}}}`,
-			"none of 2.x and 3.x"},
+			"neither 2.x nor 3.x"},
 		{"specification 1", `{"ignitionVersion":1}`, "not an Ignition config"},
-		{"a version that is a number", `{"ignition":{"version":3}}`, "none of 2.x and 3.x"},
+		{"a version that is a number", `{"ignition":{"version":3}}`, "neither 2.x nor 3.x"},
 		{"no authority", `{"ignition":{"version":"3.2.0"}}`, "no certificate authority"},
 		{"an empty list", config("[]"), "no certificate authority"},
 		{"a list that is none", config(`{"0":` + entry(one) + `}`), "no certificate authority"},
@@ -133,12 +133,12 @@ func TestSetAuthoritiesLeavesAlone(t *testing.T) {
 		{"two sources", config(`[{"source":"data:,x","SOURCE":"data:,y"}]`), "occurs twice"},
 		{"two hashes", config(`[{"source":"` + written(two) + `","verification":null,"Verification":{}}]`), "occurs twice"},
 		{"what is no certificate", config(`[{"source":"data:,x"}]`), "cannot be read"},
-		{"another server's authority", config("[" + entry(one) + "]"), "(one) is none of the bundle's"},
+		{"another server's authority", config("[" + entry(one) + "]"), "(one) is not in the bundle"},
 		{"two ignitions", `{"ignition":{"version":"3.2.0"},"Ignition":{}}`, "occurs twice"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := pointer.SetAuthorities([]byte(c.raw), []byte(two))
-			var left *pointer.LeftAlone
+			var left *pointer.Unchanged
 			if !errors.As(err, &left) || !strings.Contains(left.Why, c.why) || got != nil {
 				t.Errorf("%v, want it left alone: %s", err, c.why)
 			}
@@ -156,7 +156,7 @@ func TestSetAuthoritiesTakesCertificatesAlone(t *testing.T) {
 		"a broken one":      "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
 		"a broken one last": one + "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
 	} {
-		var left *pointer.LeftAlone
+		var left *pointer.Unchanged
 		if out, err := pointer.SetAuthorities(raw, []byte(bundle)); err == nil || errors.As(err, &left) || out != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -175,7 +175,7 @@ func TestForceAuthorities(t *testing.T) {
 			t.Errorf("%v\n%s", err, got)
 		}
 	}
-	var left *pointer.LeftAlone
+	var left *pointer.Unchanged
 	if _, err := pointer.ForceAuthorities(config(entry(one)+","+entry(one)), []byte(two)); !errors.As(err, &left) {
 		t.Errorf("one of two: %v", err)
 	}

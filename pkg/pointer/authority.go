@@ -17,10 +17,9 @@ import (
 	"github.com/vincent-petithory/dataurl"
 )
 
-// CertificateAuthorities are the certificates of ignition.security.tls, those of
-// configs in data sources included. Ignition trusts the system's besides; the
-// agent trusts these alone. An authority behind a URL is an error: there is
-// nothing yet by which to trust that URL's server.
+// CertificateAuthorities returns the certificates of ignition.security.tls, including those of
+// configs in data sources. Ignition also trusts the system's; the agent trusts only these. An
+// authority behind a URL is an error, because no authority is known yet for that URL's server.
 func (c *Config) CertificateAuthorities() ([]*x509.Certificate, error) {
 	var out []*x509.Certificate
 	for i, r := range c.parsed.Ignition.Security.TLS.CertificateAuthorities {
@@ -73,12 +72,12 @@ func authority(r types.Resource) ([]*x509.Certificate, error) {
 		out = append(out, certificate)
 	}
 	if len(out) == 0 {
-		return nil, errors.New("it holds no certificate in PEM")
+		return nil, errors.New("it contains no certificate in PEM")
 	}
 	return out, nil
 }
 
-// decodeData decodes a data URL of at most MaxSize, unpacked.
+// decodeData decodes and decompresses a data URL; the result has at most MaxSize bytes.
 func decodeData(url, compression string) ([]byte, error) {
 	data, err := dataurl.DecodeString(url)
 	if err != nil {
@@ -90,7 +89,7 @@ func decodeData(url, compression string) ([]byte, error) {
 	case "gzip":
 		return gunzip(data.Data)
 	}
-	return nil, fmt.Errorf("compression %q is not known", compression)
+	return nil, fmt.Errorf("unknown compression %q", compression)
 }
 
 func gunzip(packed []byte) ([]byte, error) {

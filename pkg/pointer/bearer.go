@@ -12,15 +12,14 @@ import (
 
 const authorization = "Authorization"
 
-// ErrNoSource is returned by AddBearer if no source is the given origin's.
-var ErrNoSource = errors.New("no source of the pointer config is the attested server's")
+// ErrNoSource is returned by AddBearer if no source has the given origin.
+var ErrNoSource = errors.New("no source of the pointer config belongs to the attested server")
 
-// AddBearer returns the config with "Authorization: Bearer token" on every
-// https source of that origin ("https://host:port") and pool; see the package
-// comment for what else it changes, which is next to nothing.
+// AddBearer returns the config with "Authorization: Bearer token" on every https source of that
+// origin ("https://host:port") and pool. The package comment lists what else may change.
 func (c *Config) AddBearer(origin, pool string, token secret.Bytes) ([]byte, error) {
 	if !isToken68(token.Expose()) {
-		return nil, errors.New("the token has characters that no bearer token has")
+		return nil, errors.New("the token has characters that are not allowed in a bearer token")
 	}
 	out, n, err := c.addBearer(origin, pool, token)
 	if err != nil {
@@ -68,7 +67,7 @@ func (c *Config) addBearer(origin, pool string, token secret.Bytes) ([]byte, int
 	return out, count, nil
 }
 
-// withBearer is the edit that puts the header on one entry.
+// withBearer returns the edit that adds the header to one entry.
 func withBearer(object value, token secret.Bytes) (edit, error) {
 	headers, exists, err := object.get("httpHeaders")
 	if err != nil {
@@ -99,12 +98,12 @@ func isAuthorization(header value) (bool, error) {
 	return strings.EqualFold(s, authorization), nil
 }
 
-// inline is the edits that make raw the entry's data source.
+// inline returns the edits that replace the entry's data source with raw.
 func (r reference) inline(raw []byte) []edit {
 	url := "data:;base64," + base64.StdEncoding.EncodeToString(raw)
 	edits := []edit{r.source.with(quote(url))}
 	for _, name := range []string{"compression", "verification"} {
-		// Parse has seen that neither occurs twice.
+		// Parse has checked that neither occurs twice.
 		if m, ok, err := r.object.get(name); err == nil && ok {
 			edits = append(edits, m.with("null"))
 		}
@@ -112,8 +111,8 @@ func (r reference) inline(raw []byte) []edit {
 	return edits
 }
 
-// check reads the result as Ignition will, and compares: this package's own
-// reading of the text decides nothing alone.
+// check parses the result with Ignition's own package and compares the headers, so that an error in
+// this package's parser cannot go unnoticed.
 func (c *Config) check(out []byte, origin, pool string, token secret.Bytes) error {
 	again, err := Parse(out)
 	if err != nil {
@@ -135,13 +134,13 @@ func (c *Config) check(out []byte, origin, pool string, token secret.Bytes) erro
 			}
 		}
 		if may && has != 1 || !may && has != 0 {
-			return errors.New("the changed pointer config: Ignition reads the headers otherwise than they were written")
+			return errors.New("the changed pointer config: Ignition does not read the headers as they were written")
 		}
 	}
 	return nil
 }
 
-// isToken68 is RFC 7235, 2.1: what may follow "Bearer ".
+// isToken68 reports whether token may follow "Bearer " (RFC 7235, 2.1).
 func isToken68(token []byte) bool {
 	for i, c := range token {
 		switch {

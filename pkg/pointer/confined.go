@@ -6,11 +6,10 @@ import (
 	"slices"
 )
 
-// ConfinedTo returns an error unless Ignition, which renders this config, contacts
-// only the given https origin and trusts only the given authorities besides the
-// system's. It is the condition for a secret that the config's author must not
-// receive. A config of another server, or one in a data source, could add an
-// authority before Ignition sends the secret.
+// ConfinedTo returns an error unless Ignition, when it renders this config, contacts only the given
+// https origin and trusts only the given authorities and the system's. It is the condition for a
+// secret that the author of the config must not receive: a config from another server or in a data
+// source could add an authority before Ignition sends the secret.
 func (c *Config) ConfinedTo(origin string, authorities []*x509.Certificate) error {
 	for i, r := range c.parsed.Ignition.Security.TLS.CertificateAuthorities {
 		where := fmt.Sprintf("ignition.security.tls.certificateAuthorities[%d]", i)
@@ -31,7 +30,7 @@ func (c *Config) ConfinedTo(origin string, authorities []*x509.Certificate) erro
 				return fmt.Errorf("%s: %w", r.where, err)
 			}
 		case !r.server || !r.at.Secure || r.at.Origin != origin:
-			return fmt.Errorf("%s leads elsewhere than to %s", r.where, origin)
+			return fmt.Errorf("%s refers to a server other than %s", r.where, origin)
 		}
 	}
 	return nil

@@ -7,24 +7,24 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 )
 
-// value is a JSON value and where it is in the text.
+// value is a JSON value with its position in the text.
 type value struct{ jsonspan.Value }
 
 type edit = jsonspan.Edit
 
-// document checks the text and returns its one value.
+// document checks that the text is one JSON value and returns it.
 func document(text []byte) (value, bool) {
 	v, ok := jsonspan.Parse(text)
 	return value{v}, ok
 }
 
-// strOrEmpty is the value of a string; "" if it is none.
+// strOrEmpty returns the content of a string, or "" for any other value.
 func (v value) strOrEmpty() string {
 	s, _ := v.Str()
 	return s
 }
 
-// elements lists an array's elements; nil if v is no array.
+// elements returns the elements of an array, or nil for any other value.
 func (v value) elements() (all []value) {
 	for e := range v.Elements() {
 		all = append(all, value{e})
@@ -32,8 +32,8 @@ func (v value) elements() (all []value) {
 	return all
 }
 
-// get returns the member of that name. Go's decoder, and so Ignition, ignores
-// the case of names and takes the last of several: such an object is refused.
+// get returns the member with that name. Go's decoder, and therefore Ignition, ignores the case of
+// names and uses the last of several. An object with several such names is rejected.
 func (v value) get(name string) (found value, ok bool, err error) {
 	m, err := v.Get(name)
 	if err != nil {
@@ -42,7 +42,7 @@ func (v value) get(name string) (found value, ok bool, err error) {
 	return value{m}, m.Text != nil, nil
 }
 
-// find follows names from object to object; a null on the way is an absence.
+// find follows names from object to object. A null on the path counts as absent.
 func (v value) find(names ...string) (value, bool, error) {
 	for _, name := range names {
 		m, ok, err := v.get(name)
@@ -54,11 +54,11 @@ func (v value) find(names ...string) (value, bool, error) {
 	return v, true, nil
 }
 
-// with returns the edit that puts a JSON text in the place of v.
+// with returns the edit that replaces v with a JSON text.
 func (v value) with(raw string) edit { return edit{Start: v.Start, End: v.End, With: []byte(raw)} }
 
-// set returns the edit that gives object v the member name with the JSON text
-// raw; existing is the member that is there already, if any.
+// set returns the edit that sets the member name of object v to the JSON text raw. If exists is
+// true, existing is the current member.
 func (v value) set(name string, existing value, exists bool, raw string) edit {
 	if exists {
 		return existing.with(raw)
@@ -73,7 +73,7 @@ func (v value) set(name string, existing value, exists bool, raw string) edit {
 func quote(s string) string {
 	b, err := json.Marshal(s)
 	if err != nil {
-		panic(err) // cannot happen to a string
+		panic(err) // never happens for a string
 	}
 	return string(b)
 }

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// UserData is what its Secret says of user data, besides the content.
+// UserData is the metadata of a user-data Secret.
 type UserData struct {
 	Name        string
 	Labels      map[string]string
@@ -13,12 +13,11 @@ type UserData struct {
 	Owners      []string // of each ownerReference, "Kind/name"
 }
 
-// AnnotationHandsOff on a user-data Secret, whatever its value, keeps the
-// provisioning token out of it.
+// AnnotationHandsOff on a user-data Secret, with any value, prevents the verifier from adding the
+// provisioning token.
 const AnnotationHandsOff = "mcs-attest.dev/leave-alone"
 
-// managedByLabels name a program that writes the Secret again when somebody else
-// has; managedByAnnotations likewise.
+// Labels and annotations that name a program which reverts changes to the Secret.
 var (
 	managedByLabels = []string{
 		"machineconfiguration.openshift.io/managed-ca-bundle-derived-from-configmap", // the machine-config-operator
@@ -29,10 +28,10 @@ var (
 	managedByAnnotations = []string{"argocd.argoproj.io/tracking-id", "meta.helm.sh/release-name"}
 )
 
-// Managed says why somebody else writes this Secret, so that a change to it would
-// be undone or would undo theirs; "" if nobody does. The machine-config-operator
-// writes each NAME-managed one anew whenever it looks at it; of the others it
-// changes the certificate authority alone, and keeps what it does not know.
+// Managed returns why another program manages this Secret, or "". That program would revert a
+// change, or the change would break its work. The machine-config-operator rewrites each
+// NAME-managed Secret on every sync. In the other Secrets it changes only the certificate authority
+// and keeps unknown content.
 func (u UserData) Managed() (why string) {
 	switch {
 	case strings.HasSuffix(u.Name, "-managed"):
@@ -42,16 +41,16 @@ func (u UserData) Managed() (why string) {
 	}
 	for _, name := range managedByLabels {
 		if _, ok := u.Labels[name]; ok {
-			return fmt.Sprintf("its label %s says that another program writes it", name)
+			return fmt.Sprintf("its label %s shows that another program manages it", name)
 		}
 	}
 	for _, name := range managedByAnnotations {
 		if _, ok := u.Annotations[name]; ok {
-			return fmt.Sprintf("its annotation %s says that another program writes it", name)
+			return fmt.Sprintf("its annotation %s shows that another program manages it", name)
 		}
 	}
 	if _, ok := u.Annotations[AnnotationHandsOff]; ok {
-		return fmt.Sprintf("an administrator put the annotation %s on it", AnnotationHandsOff)
+		return fmt.Sprintf("an administrator set the annotation %s", AnnotationHandsOff)
 	}
 	return ""
 }

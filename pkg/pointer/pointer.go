@@ -13,24 +13,24 @@ import (
 )
 
 const (
-	// MaxSize bounds a config. The largest user data of any platform is qemu's
-	// fw_cfg, where a config of some MiB is usual in tests.
+	// MaxSize is the largest config in bytes. The largest user data of all platforms is qemu's
+	// fw_cfg, where tests often use configs of some MiB.
 	MaxSize = 16 << 20
-	// MaxDepth bounds configs inside the data sources of configs.
+	// MaxDepth limits the nesting of configs in data sources.
 	MaxDepth = 4
 )
 
 // The errors of [Parse].
 var (
-	// ErrEmpty: there is no user data at all.
+	// ErrEmpty means that there is no user data.
 	ErrEmpty = errors.New("the user data is empty")
-	// ErrNotIgnition: it is something else, cloud-config for example.
+	// ErrNotIgnition means that the user data is something else, for example cloud-config.
 	ErrNotIgnition = errors.New("the user data is not an Ignition config")
-	// ErrVersion: Ignition, but of a specification that this package cannot check.
-	ErrVersion = errors.New("the Ignition specification is none of 3.0 to 3.6")
-	// ErrInvalid: Ignition itself will refuse it.
+	// ErrVersion means that this package does not support the specification of the config.
+	ErrVersion = errors.New("the Ignition specification is not one of 3.0 to 3.6")
+	// ErrInvalid means that Ignition will reject the config.
 	ErrInvalid = errors.New("the Ignition config is not valid")
-	// ErrAmbiguous: a key occurs twice where a source or header is looked for.
+	// ErrAmbiguous means that a relevant key occurs twice.
 	ErrAmbiguous = errors.New("the Ignition config can be read in two ways")
 )
 
@@ -46,13 +46,13 @@ type Config struct {
 type reference struct {
 	object value
 	source value  // the entry's "source"
-	at     Source // set if it looks like a config server's
+	at     Source // set if it may belong to a Machine Config Server
 	server bool
-	inner  *Config // set if the source is a data URL that holds a config
+	inner  *Config // set if the source is a data URL with a config
 	where  string
 }
 
-// Parse reads user data. It is untrusted.
+// Parse reads user data, which is untrusted.
 func Parse(raw []byte) (*Config, error) { return parse(raw, "", 0) }
 
 func parse(raw []byte, prefix string, depth int) (*Config, error) {
@@ -96,7 +96,7 @@ func parse(raw []byte, prefix string, depth int) (*Config, error) {
 	return c, nil
 }
 
-// firstProblem keeps a report of Ignition's own to one bounded line.
+// firstProblem returns the first problem of Ignition's report as one short line.
 func firstProblem(rpt report.Report, err error) string {
 	for _, e := range rpt.Entries {
 		if e.Kind.IsFatal() {
@@ -108,7 +108,7 @@ func firstProblem(rpt report.Report, err error) string {
 	return text[:min(len(text), 200)]
 }
 
-// Version is the specification that the config states, "3.4.0".
+// Version returns the specification of the config, for example "3.4.0".
 func (c *Config) Version() string {
 	s, _ := c.version.Str()
 	return s
@@ -161,8 +161,7 @@ func (c *Config) addReference(object value, where string, depth int) error {
 	return nil
 }
 
-// checkHeaders refuses headers that can be read in two ways, before anything is
-// attested for them.
+// checkHeaders rejects ambiguous headers early, before the machine attests.
 func checkHeaders(object value) error {
 	headers, ok, err := object.get("httpHeaders")
 	if err != nil || !ok {
@@ -176,8 +175,8 @@ func checkHeaders(object value) error {
 	return nil
 }
 
-// nested reads a config in a data URL; nil if there is none that can be read.
-// It is then Ignition's to refuse, or not.
+// nested reads a config in a data URL, or returns nil if none can be read. Ignition then decides
+// about it.
 func (c *Config) nested(object value, url, where string, depth int) *Config {
 	compression, _, err := object.find("compression")
 	if err != nil {
@@ -195,8 +194,8 @@ func (c *Config) nested(object value, url, where string, depth int) *Config {
 	return inner
 }
 
-// Sources lists the sources that look like a Machine Config Server's, replace
-// before merge, in the config's order.
+// Sources returns the sources that may belong to a Machine Config Server, replace before merge, in
+// the config's order.
 func (c *Config) Sources() []Source {
 	var out []Source
 	for _, r := range c.refs {

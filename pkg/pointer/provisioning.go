@@ -11,54 +11,53 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
-// tokenParameter is the provisioning token's parameter in a URL.
+// tokenParameter is the URL parameter for the provisioning token.
 const tokenParameter = "token"
 
-// LeftAlone is why user data was not changed.
-type LeftAlone struct {
+// Unchanged is the reason for which user data was not changed.
+type Unchanged struct {
 	Why string
-	// NotTaken: its sources are of pools that do not take the token, so nothing
-	// is missing.
-	NotTaken bool
+	// NotAccepted is true if the pools of the sources do not accept the token, so nothing is
+	// missing.
+	NotAccepted bool
 }
 
-func (l *LeftAlone) Error() string { return "left alone: " + l.Why }
+func (l *Unchanged) Error() string { return "unchanged: " + l.Why }
 
-func leftAlone(format string, a ...any) error { return &LeftAlone{Why: fmt.Sprintf(format, a...)} }
+func unchanged(format string, a ...any) error { return &Unchanged{Why: fmt.Sprintf(format, a...)} }
 
-// Provisioning is a provisioning token and where it may go.
+// Provisioning is a provisioning token and where it may be added.
 type Provisioning struct {
 	Token   secret.Bytes
 	Origins []string // "https://host:port", lower case, port explicit
-	// Pool says whether a pool takes the token, and whether in the URL, too, which
-	// is where configs that have no headers show it. Nil: each pool, in the header.
-	Pool func(pool string) (takes, inURL bool)
-	// Ours reports whether a token that a config shows is a provisioning token of
-	// before, to be replaced. Nil: none is. Any other is somebody else's.
+	// Pool reports whether a pool accepts the token, and whether it also accepts it in the URL,
+	// where configs without headers present it. Nil means that every pool accepts it in the header.
+	Pool func(pool string) (accepts, inURL bool)
+	// Ours reports whether a token in a config is an earlier provisioning token, which may be
+	// replaced. Nil means that none is. Any other token belongs to a third party.
 	Ours func(token secret.Bytes) bool
 }
 
-// Provision returns the user data with the token on every source of the origins
-// whose pool takes it. It is for the pointer configs that a cluster hands to its
-// machines, so it changes nothing that a machine could notice besides:
+// Provision returns the user data with the token on every source of the origins whose pool accepts
+// it. It is for the pointer configs of a cluster's machines and changes nothing else that a machine
+// could notice:
 //
-//   - specification 3.1 and later: the header "Authorization: Bearer TOKEN", in
-//     place of an older one; a parameter "token" goes out of the URL;
-//   - 2.x and 3.0, which have no headers: the parameter "token" of the URL, if
-//     that is allowed. The version is never raised: an old boot image has to
-//     read it;
-//   - everything else, unknown keys too, stays byte for byte.
+//   - Specification 3.1 and later: it sets the header "Authorization: Bearer TOKEN" and removes a
+//     parameter "token" from the URL.
+//   - 2.x and 3.0, which have no headers: it sets the URL parameter "token", if that is allowed.
+//     The version never changes, because an old boot image must be able to read the config.
+//   - Everything else, including unknown keys, stays byte for byte.
 //
-// Doing it again changes nothing. A [*LeftAlone] says why nothing was done: the
-// user data is something else, has no such source, or shows other credentials,
-// such as a bearer token of somebody else.
+// The operation is idempotent. If it changes nothing, the error is an [*Unchanged] with the reason:
+// the user data is not an Ignition config, has no such source, or contains other credentials, such
+// as a third party's bearer token.
 func Provision(raw []byte, p Provisioning) ([]byte, error) {
 	if !isToken68(p.Token.Expose()) {
-		return nil, errors.New("the token has characters that no bearer token has")
+		return nil, errors.New("the token has characters that are not allowed in a bearer token")
 	}
 	c, err := parseAny(raw)
 	if err != nil {
-		return nil, leftAlone("%v", err)
+		return nil, unchanged("%v", err)
 	}
 	edits, n, err := c.provision(p)
 	if err != nil {
@@ -66,28 +65,27 @@ func Provision(raw []byte, p Provisioning) ([]byte, error) {
 	}
 	if n == 0 {
 		if pools := c.others(p); len(pools) > 0 {
-			return nil, &LeftAlone{Why: fmt.Sprintf("no policy of pool %s takes the provisioning token",
-				strings.Join(pools, " or ")), NotTaken: true}
+			return nil, &Unchanged{Why: fmt.Sprintf("no policy of pool %s accepts the provisioning token",
+				strings.Join(pools, " or ")), NotAccepted: true}
 		}
-		return nil, leftAlone("no source leads to %s", strings.Join(p.Origins, " or "))
+		return nil, unchanged("no source refers to %s", strings.Join(p.Origins, " or "))
 	}
 	if len(edits) == 0 {
 		return raw, nil
 	}
 	out := jsonspan.Apply(c.doc.Text, edits)
-	// What was written must be read as it was meant, and leave nothing to do.
+	// The result must parse as intended and need no further change.
 	again, err := parseAny(out)
 	if err == nil {
 		edits, _, err = again.provision(p)
 	}
 	if err != nil || len(edits) > 0 {
-		return nil, errors.New("the changed pointer config is not read as it was written")
+		return nil, errors.New("the changed pointer config does not parse as it was written")
 	}
 	return out, nil
 }
 
-// parseAny reads the specifications that pointer configs have: 3.x by
-// Ignition's own package, and 2.x.
+// parseAny reads the specifications of pointer configs: 3.x with Ignition's own package, and 2.x.
 func parseAny(raw []byte) (*Config, error) {
 	c, err := Parse(raw)
 	if errors.Is(err, ErrVersion) {
@@ -100,19 +98,19 @@ func parseAny(raw []byte) (*Config, error) {
 
 func (p Provisioning) leads(s Source) bool { return s.Secure && slices.Contains(p.Origins, s.Origin) }
 
-func (p Provisioning) takes(pool string) (takes, inURL bool) {
+func (p Provisioning) accepts(pool string) (accepts, inURL bool) {
 	if p.Pool == nil {
 		return true, false
 	}
 	return p.Pool(pool)
 }
 
-// ours reports whether a token that is there may be replaced.
+// ours reports whether an existing token may be replaced.
 func (p Provisioning) ours(token string) bool {
 	return token == "" || token == string(p.Token.Expose()) || p.Ours != nil && p.Ours(secret.New([]byte(token)))
 }
 
-// others are the pools of the origins' sources.
+// others returns the pools of the origins' sources.
 func (c *Config) others(p Provisioning) (pools []string) {
 	for _, r := range c.refs {
 		switch {
@@ -137,15 +135,15 @@ func (c *Config) provision(p Provisioning) (edits []edit, count int, err error) 
 		var own []edit
 		switch {
 		case r.server && p.leads(r.at):
-			takes, inURL := p.takes(r.at.Pool)
-			if !takes {
+			accepts, inURL := p.accepts(r.at.Pool)
+			if !accepts {
 				continue
 			}
 			count++
 			if c.headers() {
-				own, err = r.showInHeader(p)
+				own, err = r.setHeader(p)
 			} else {
-				own, err = r.showInURL(c.Version(), inURL, p)
+				own, err = r.setURL(c.Version(), inURL, p)
 			}
 		case r.inner != nil:
 			var n int
@@ -163,28 +161,28 @@ func (c *Config) provision(p Provisioning) (edits []edit, count int, err error) 
 	return edits, count, nil
 }
 
-func (r reference) showInHeader(p Provisioning) ([]edit, error) {
+func (r reference) setHeader(p Provisioning) ([]edit, error) {
 	values, err := authorizations(r.object)
 	if err != nil {
-		return nil, leftAlone("%s: %v", r.where, err)
+		return nil, unchanged("%s: %v", r.where, err)
 	}
 	for _, v := range values {
 		token, ok := bearerOf(v)
 		if !ok {
-			return nil, leftAlone("%s shows other credentials than a bearer token", r.where)
+			return nil, unchanged("%s has credentials other than a bearer token", r.where)
 		}
 		if !p.ours(token) {
-			return nil, leftAlone("%s shows a bearer token that is no provisioning token known here", r.where)
+			return nil, unchanged("%s has a bearer token that is not a known provisioning token", r.where)
 		}
 	}
-	if err := r.foreign(p); err != nil {
+	if err := r.thirdParty(p); err != nil {
 		return nil, err
 	}
 	var edits []edit
 	if len(values) != 1 || values[0] != "Bearer "+string(p.Token.Expose()) {
 		e, err := withBearer(r.object, p.Token)
 		if err != nil {
-			return nil, leftAlone("%s: %v", r.where, err)
+			return nil, unchanged("%s: %v", r.where, err)
 		}
 		edits = append(edits, e)
 	}
@@ -194,21 +192,21 @@ func (r reference) showInHeader(p Provisioning) ([]edit, error) {
 	return edits, nil
 }
 
-// foreign says that the URL shows a token of somebody else.
-func (r reference) foreign(p Provisioning) error {
+// foreign returns an error if the URL contains a third party's token.
+func (r reference) thirdParty(p Provisioning) error {
 	for _, v := range parameters(r.at.URL) {
 		if !p.ours(v) {
-			return leftAlone("the URL of %s shows a token that is no provisioning token known here", r.where)
+			return unchanged("the URL of %s has a token that is not a known provisioning token", r.where)
 		}
 	}
 	return nil
 }
 
-func (r reference) showInURL(version string, inURL bool, p Provisioning) ([]edit, error) {
+func (r reference) setURL(version string, inURL bool, p Provisioning) ([]edit, error) {
 	if !inURL {
-		return nil, leftAlone("specification %s has no headers, and the policy does not allow the token in the URL", version)
+		return nil, unchanged("specification %s has no headers, and the policy does not allow the token in the URL", version)
 	}
-	if err := r.foreign(p); err != nil {
+	if err := r.thirdParty(p); err != nil {
 		return nil, err
 	}
 	if values := parameters(r.at.URL); len(values) == 1 && values[0] == string(p.Token.Expose()) {
@@ -218,7 +216,7 @@ func (r reference) showInURL(version string, inURL bool, p Provisioning) ([]edit
 	return []edit{r.source.with(quote(with))}, nil
 }
 
-// authorizations are the values of an entry's Authorization headers.
+// authorizations returns the values of an entry's Authorization headers.
 func authorizations(object value) ([]string, error) {
 	headers, ok, err := object.find("httpHeaders")
 	if err != nil || !ok {
@@ -248,8 +246,8 @@ func bearerOf(authorization string) (token string, ok bool) {
 	return token, ok && strings.EqualFold(scheme, "Bearer")
 }
 
-// parameters are the values of a URL's parameter "token". A plus sign stands for
-// itself, as the gate reads it.
+// parameters returns the values of a URL's parameter "token". As in the gate, a plus sign is not a
+// space.
 func parameters(raw string) []string {
 	var values []string
 	for _, pair := range pairs(raw) {
@@ -280,7 +278,7 @@ func isParameter(pair string) (value string, ok bool) {
 	return value, true
 }
 
-// setParameter returns the URL with one parameter "token", or none if token is nil.
+// setParameter returns the URL with exactly one parameter "token", or without it if token is nil.
 func setParameter(raw string, token []byte) string {
 	rest, fragment, hasFragment := strings.Cut(raw, "#")
 	path, _, hasQuery := strings.Cut(rest, "?")
@@ -305,8 +303,8 @@ func setParameter(raw string, token []byte) string {
 	return path
 }
 
-// parse2 finds the sources of a config of specification 2.x. Nothing of it is
-// checked: no machine runs it through this package.
+// parse2 finds the sources of a config of specification 2.x. It does not validate the config,
+// because no machine uses this package to run it.
 func parse2(raw []byte) (*Config, bool) {
 	doc, ok := document(raw)
 	if !ok || len(raw) > MaxSize {
@@ -340,7 +338,7 @@ func parse2(raw []byte) (*Config, bool) {
 		}
 	}
 	for i, e := range entries {
-		// A config in a data source is of no known specification here.
+		// A config in a data source has an unknown specification here.
 		if err := c.addReference(e, fmt.Sprintf("source %d of ignition.config", i), MaxDepth); err != nil {
 			return nil, false
 		}
@@ -348,13 +346,13 @@ func parse2(raw []byte) (*Config, bool) {
 	return c, true
 }
 
-// Shown is the provisioning token that the config shows to the server of that
-// origin and pool: in the Authorization header, or else in the URL. What has the
-// form of an attestation's token is none. InHeader says which of the two it was.
-func (c *Config) Shown(origin, pool string) (token secret.Bytes, inHeader bool) {
+// Presented returns the provisioning token that the config presents to the server of that origin
+// and pool, from the Authorization header or else from the URL, and whether it was in the header. A
+// token with the form of an attestation's token does not count.
+func (c *Config) Presented(origin, pool string) (token secret.Bytes, inHeader bool) {
 	for _, r := range c.refs {
 		if r.inner != nil {
-			if token, inHeader = r.inner.Shown(origin, pool); !token.Empty() {
+			if token, inHeader = r.inner.Presented(origin, pool); !token.Empty() {
 				return token, inHeader
 			}
 		}
@@ -374,5 +372,5 @@ func (c *Config) Shown(origin, pool string) (token secret.Bytes, inHeader bool) 
 	return secret.Bytes{}, false
 }
 
-// isJWS reports whether a token is a compact JWS, as an attestation's is.
+// isJWS reports whether a token is a compact JWS, like an attestation's token.
 func isJWS(text string) bool { return strings.HasPrefix(text, "eyJ") && strings.Count(text, ".") == 2 }

@@ -24,7 +24,7 @@ const sharedHeader = `"httpHeaders":[{"name":"Authorization","value":"Bearer ` +
 func provision(raw string, urlParameter bool) (string, error) {
 	out, err := pointer.Provision([]byte(raw), pointer.Provisioning{
 		Token: secret.New([]byte(shared)), Origins: []string{origin, "https://10.0.0.5:22623"},
-		Pool: func(pool string) (takes, inURL bool) { return pool != "master", urlParameter },
+		Pool: func(pool string) (accepts, inURL bool) { return pool != "master", urlParameter },
 		Ours: func(token secret.Bytes) bool { return string(token.Expose()) == old },
 	})
 	return string(out), err
@@ -182,38 +182,38 @@ func TestProvisionLeavesAlone(t *testing.T) {
 		{"cloud-config", "#cloud-config\nusers: []\n", true, "not an Ignition config"},
 		{"a JSON array", `[{"ignition":{"version":"3.2.0"}}]`, true, "not an Ignition config"},
 		{"gzip", "\x1f\x8b\x08", true, "compressed"},
-		{"a specification of the future", config("4.0.0", merge(mcs)), true, "none of 3.0 to 3.6"},
+		{"a specification of the future", config("4.0.0", merge(mcs)), true, "not one of 3.0 to 3.6"},
 		{"1.0", `{"ignitionVersion":1}`, true, "not an Ignition config"},
-		{"no server at all", config("3.4.0", `"merge":[]`), true, "no source leads to"},
-		{"another server", config("3.4.0", merge("https://elsewhere:22623/config/worker")), true, "no source leads to"},
-		{"another port", config("3.4.0", merge("https://api-int.example.com/config/worker")), true, "no source leads to"},
-		{"plain http", config("3.4.0", merge("http://api-int.example.com:22623/config/worker")), true, "no source leads to"},
-		{"another path", config("3.4.0", merge(origin+"/healthz")), true, "no source leads to"},
+		{"no server at all", config("3.4.0", `"merge":[]`), true, "no source refers to"},
+		{"another server", config("3.4.0", merge("https://elsewhere:22623/config/worker")), true, "no source refers to"},
+		{"another port", config("3.4.0", merge("https://api-int.example.com/config/worker")), true, "no source refers to"},
+		{"plain http", config("3.4.0", merge("http://api-int.example.com:22623/config/worker")), true, "no source refers to"},
+		{"another path", config("3.4.0", merge(origin+"/healthz")), true, "no source refers to"},
 		{"3.0 without leave to use the URL", config("3.0.0", merge(mcs)), false, "3.0.0 has no headers"},
 		{"2.2 without leave to use the URL", config("2.2.0", `"append":[{"source":"`+mcs+`"}]`), false,
 			"2.2.0 has no headers"},
 		{"other credentials", config("3.4.0", `"merge":[{"source":"`+mcs+
-			`","httpHeaders":[{"name":"Authorization","value":"Basic eDp5"}]}]`), true, "other credentials"},
+			`","httpHeaders":[{"name":"Authorization","value":"Basic eDp5"}]}]`), true, "credentials other than"},
 		{"somebody else's bearer token", config("3.4.0", `"merge":[{"source":"`+mcs+
-			`","httpHeaders":[{"name":"Authorization","value":"Bearer theirs"}]}]`), true, "no provisioning token known here"},
-		{"somebody else's in the URL", config("3.4.0", merge(mcs+"?token=theirs")), true, "no provisioning token known here"},
+			`","httpHeaders":[{"name":"Authorization","value":"Bearer theirs"}]}]`), true, "not a known provisioning token"},
+		{"somebody else's in the URL", config("3.4.0", merge(mcs+"?token=theirs")), true, "not a known provisioning token"},
 		{"somebody else's in the URL, without headers", config("3.0.0", merge(mcs+"?token=theirs")), true,
-			"no provisioning token known here"},
+			"not a known provisioning token"},
 		{"a pool that does not take it", config("3.4.0", merge(origin+"/config/master")), true,
-			`no policy of pool "master" takes`},
+			`no policy of pool "master" accepts`},
 		{"readable in two ways", `{"ignition":{"version":"3.4.0","config":{` + merge(mcs) + `},"CONFIG":{}}}`,
 			true, "two ways"},
 		{"not valid", config("3.4.0", `"merge":[{"source":7}]`), true, "not valid"},
 	} {
 		out, err := provision(c.raw, c.url)
-		var left *pointer.LeftAlone
+		var left *pointer.Unchanged
 		if !errors.As(err, &left) || !strings.Contains(left.Why, c.why) || out != "" {
 			t.Errorf("%s: %v %q, want %q", c.name, err, out, c.why)
 		}
 	}
 	if _, err := pointer.Provision([]byte(config("3.4.0", merge(mcs))),
 		pointer.Provisioning{Token: secret.New([]byte("a b")), Origins: []string{origin}}); err == nil ||
-		errors.As(err, new(*pointer.LeftAlone)) {
+		errors.As(err, new(*pointer.Unchanged)) {
 		t.Errorf("a token with a space: %v", err)
 	}
 }
@@ -226,8 +226,8 @@ func TestNothingIsMissingWhereThePoolDoesNotTakeTheToken(t *testing.T) {
 		config("3.4.0", merge("https://elsewhere:22623/config/worker")): false,
 	} {
 		_, err := provision(raw, true)
-		var left *pointer.LeftAlone
-		if !errors.As(err, &left) || left.NotTaken != want {
+		var left *pointer.Unchanged
+		if !errors.As(err, &left) || left.NotAccepted != want {
 			t.Errorf("%s: %v", raw, err)
 		}
 	}
@@ -276,7 +276,7 @@ func TestShown(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, header := parsed.Shown(origin, "worker")
+		got, header := parsed.Presented(origin, "worker")
 		if string(got.Expose()) != c.want || header != c.header {
 			t.Errorf("%s: %q %t", c.name, got.Expose(), header)
 		}

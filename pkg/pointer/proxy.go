@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// Proxy is the proxy through which Ignition will reach that source, from
-// ignition.proxy; nil if it goes there directly. Like Ignition it reads no
-// environment variables and never sends loopback addresses to a proxy.
+// Proxy returns the proxy through which Ignition will connect to that source, from ignition.proxy,
+// or nil for a direct connection. Like Ignition it ignores environment variables and never uses a
+// proxy for loopback addresses.
 //
-// Ignition decides with golang.org/x/net/http/httpproxy. That package brings
-// 0.2 MB of tables for international names, which a config does not have: here
-// are its rules for the others, and it is the oracle of their test.
+// Ignition uses golang.org/x/net/http/httpproxy, which contains 0.2 MB of tables for international
+// names that a config does not have. This function implements its rules for other names, and a test
+// compares it with that package.
 func (c *Config) Proxy(s Source) (*url.URL, error) {
 	target, err := url.Parse(s.URL)
 	if err != nil {
@@ -39,7 +39,7 @@ func (c *Config) Proxy(s Source) (*url.URL, error) {
 			}
 		}
 	}
-	// Parse has seen that Ignition takes it for a URL with a scheme.
+	// Parse has checked that this is a URL with a scheme.
 	proxy, err := url.Parse(*setting)
 	if err != nil {
 		return nil, fmt.Errorf("ignition.proxy: %w", err)
@@ -55,9 +55,9 @@ func isLoopback(host string) bool {
 	return err == nil && a.Unmap().IsLoopback()
 }
 
-// bypasses reports whether an entry of noProxy covers host and port. It is "*",
-// a network, an address, or a name with or without a leading dot, which covers
-// the names below it; address and name may have a port.
+// bypasses reports whether an entry of noProxy covers host and port. An entry is "*", a network, an
+// address, or a name with or without a leading dot, which covers its subdomains. Address and name
+// may have a port.
 func bypasses(entry, host, port string) bool {
 	if entry == "" {
 		return false

@@ -15,20 +15,19 @@ import (
 // ErrTokenLeft is returned by Scrub if a token is still in the config.
 var ErrTokenLeft = errors.New("the token is still in it")
 
-// Scrub removes every Authorization header from ignition.config of the config
-// that Ignition caches (/run/ignition.json), and every parameter "token" from the
-// URL of a Machine Config Server, and reports how many it removed. It edits the
-// configs in data sources as well, to the same depth as AddBearer. That file has
-// Ignition's newest internal version, so Scrub checks it against no specification.
-// Nothing else in it changes.
+// Scrub removes every Authorization header from ignition.config of the config that Ignition caches
+// (/run/ignition.json), and every parameter "token" from the URL of a Machine Config Server. It
+// returns how many it removed. It also edits the configs in data sources, to the same depth as
+// AddBearer. That file has Ignition's newest internal version, so Scrub validates it against no
+// specification. Nothing else changes.
 //
-// Scrub then searches the result for the given tokens, and for those that it removed
-// from the entries of a Machine Config Server: each string, and what each data URL
-// holds. If it finds one, it returns the result together with [ErrTokenLeft].
+// Scrub then searches the result for the given tokens, and for those that it removed from the
+// entries of a Machine Config Server: in each string, and in the content of each data URL. If it
+// finds one, it returns the result together with [ErrTokenLeft].
 func Scrub(raw []byte, tokens ...secret.Bytes) (clean []byte, removed int, err error) {
 	doc, ok := document(raw)
 	if !ok {
-		return nil, 0, errors.New("the config that Ignition cached is not JSON")
+		return nil, 0, errors.New("Ignition's cached config is not JSON")
 	}
 	s := scrubber{tokens: slices.Clone(tokens)}
 	edits, removed, err := s.scrub(doc, 0)
@@ -36,14 +35,14 @@ func Scrub(raw []byte, tokens ...secret.Bytes) (clean []byte, removed int, err e
 		return nil, 0, err
 	}
 	clean = jsonspan.Apply(raw, edits)
-	if holds(clean, s.tokens, 0) {
+	if contains(clean, s.tokens, 0) {
 		return clean, removed, ErrTokenLeft
 	}
 	return clean, removed, nil
 }
 
-// minSearched is the length from which on Scrub searches for a token that it removed.
-// A provisioning token has at least 43 characters. A short text can occur by chance.
+// minSearched is the minimum length of a removed token for which Scrub searches. A provisioning
+// token has at least 43 characters; a short text can occur by chance.
 const minSearched = 32
 
 // scrubber collects the tokens to search for.
@@ -55,7 +54,7 @@ func (s *scrubber) add(token string) {
 	}
 }
 
-// scrub returns the edits of one config and how much they remove.
+// scrub returns the edits of one config and how many items they remove.
 func (s *scrubber) scrub(doc value, depth int) (edits []edit, removed int, err error) {
 	config, ok, err := doc.find("ignition", "config")
 	if err != nil || !ok {
@@ -84,7 +83,7 @@ func (s *scrubber) scrub(doc value, depth int) (edits []edit, removed int, err e
 	return edits, removed, nil
 }
 
-// scrubSource removes the token from an entry's URL, or from the config in it.
+// scrubSource removes the token from an entry's URL, or from the config inside it.
 func (s *scrubber) scrubSource(object value, depth int) ([]edit, int, error) {
 	source, ok, err := object.get("source")
 	if err != nil || !ok {
@@ -110,7 +109,7 @@ func (s *scrubber) scrubSource(object value, depth int) ([]edit, int, error) {
 	edits, removed, err := s.scrub(inner, depth+1)
 	switch {
 	case errors.Is(err, ErrAmbiguous):
-		return nil, 0, nil // AddBearer leaves such a config alone, too
+		return nil, 0, nil // AddBearer does not change such a config either
 	case err != nil:
 		return nil, 0, err
 	case removed == 0:
@@ -119,8 +118,8 @@ func (s *scrubber) scrubSource(object value, depth int) ([]edit, int, error) {
 	return reference{object: object, source: source}.inline(jsonspan.Apply(inner.Text, edits)), removed, nil
 }
 
-// innerDocument reads the config in a data source; ok is false if AddBearer would
-// find none there either.
+// innerDocument reads the config in a data source. It returns false where AddBearer finds no config
+// either.
 func innerDocument(object value, source string, depth int) (value, bool) {
 	compression, _, err := object.find("compression")
 	if err != nil || depth >= MaxDepth {
@@ -178,7 +177,7 @@ func (s *scrubber) scrubHeaders(object value, _ int) ([]edit, int, error) {
 	return []edit{headers.with(string(append(kept, ']')))}, removed, nil
 }
 
-// Bearers are the bearer tokens in the headers of the config's https servers.
+// Bearers returns the bearer tokens in the headers of the config's https servers.
 func (c *Config) Bearers() []secret.Bytes {
 	var out []secret.Bytes
 	for _, r := range c.refs {
@@ -190,7 +189,7 @@ func (c *Config) Bearers() []secret.Bytes {
 		}
 		values, err := authorizations(r.object)
 		if err != nil {
-			continue // Parse has refused such headers
+			continue // Parse rejects such headers
 		}
 		for _, v := range values {
 			if token, ok := bearerOf(v); ok && isToken68([]byte(token)) {
@@ -201,9 +200,9 @@ func (c *Config) Bearers() []secret.Bytes {
 	return out
 }
 
-// holds reports whether one of the tokens is in the content, in a string of it if
-// it is JSON, or in a data URL of it. The search shares no code with the edits.
-func holds(content []byte, tokens []secret.Bytes, depth int) bool {
+// contains reports whether one of the tokens is in content, in a string of it if it is JSON, or in
+// a data URL of it. The search shares no code with the edits.
+func contains(content []byte, tokens []secret.Bytes, depth int) bool {
 	if len(tokens) == 0 {
 		return false
 	}
@@ -214,12 +213,12 @@ func holds(content []byte, tokens []secret.Bytes, depth int) bool {
 		return true
 	}
 	if depth > MaxDepth+1 || !json.Valid(content) {
-		return false // AddBearer puts no token deeper
+		return false // AddBearer adds no token at a greater depth
 	}
 	for decoder := json.NewDecoder(bytes.NewReader(content)); ; {
 		next, err := decoder.Token()
 		if err != nil {
-			return false // the end: the text is valid
+			return false // the end of the text, which is valid
 		}
 		text, ok := next.(string)
 		if !ok {
@@ -246,7 +245,7 @@ func holds(content []byte, tokens []secret.Bytes, depth int) bool {
 				continue // not gzip, or larger than AddBearer reads
 			}
 		}
-		if holds(data, tokens, depth+1) {
+		if contains(data, tokens, depth+1) {
 			return true
 		}
 	}

@@ -7,27 +7,28 @@ import (
 	"strings"
 )
 
-// Source is a merge or replace source that looks like a Machine Config Server's.
+// Source is a merge or replace source that may belong to a Machine Config Server.
 type Source struct {
-	Where  string // for a person: "ignition.config.merge[0]"
-	URL    string // as it stands in the config
+	Where  string // for messages, for example "ignition.config.merge[0]"
+	URL    string // as it is in the config
 	Origin string // "https://host:port": lower case, port explicit
 	Pool   string // the path's last element, as the server reads it
 	Secure bool   // https
 }
 
-// configPrefix is where a Machine Config Server serves configs.
+// configPrefix is the path below which a Machine Config Server serves configs.
 const configPrefix = "/config/"
 
 var defaultPorts = map[string]string{"http": "80", "https": "443"}
 
-// asSource reads a source's URL; ok is false if it is not a config server's.
+// asSource parses a source's URL. It returns false if the URL cannot belong to a Machine Config
+// Server.
 func asSource(where, raw string) (Source, bool) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Opaque != "" || u.User != nil || u.Hostname() == "" {
 		return Source{}, false
 	}
-	// The scheme is lower case after url.Parse.
+	// url.Parse returns the scheme in lower case.
 	port, ok := defaultPorts[u.Scheme]
 	if !ok || !strings.HasPrefix(u.Path, configPrefix) || len(u.Path) == len(configPrefix) {
 		return Source{}, false
@@ -48,7 +49,7 @@ func asSource(where, raw string) (Source, bool) {
 	}, true
 }
 
-// matches reports whether the token for that origin and pool may go to s.
+// matches reports whether the token for that origin and pool may be sent to s.
 func (s Source) matches(origin, pool string) bool {
 	return s.Secure && s.Origin == origin && s.Pool == pool
 }

@@ -16,12 +16,12 @@ const proofInfo = "mcs-attest proof v1"
 // ProofSize is the size of a proof in bytes.
 const ProofSize = keyIDSize + sha256.Size
 
-// Prove returns a proof that the caller holds the ring. A proof is
+// Prove returns a proof that the caller has the ring. A proof is
 //
 //	key id (8 bytes) || HMAC-SHA-256 of message
 //
-// under a key that HKDF derives from the current sealing key. The message may come
-// from anyone: no other use of the ring accepts a proof.
+// with a key that HKDF derives from the current sealing key. An untrusted caller may choose the
+// message, because no other use of the ring accepts a proof.
 func (r Ring) Prove(now time.Time, message []byte) ([]byte, error) {
 	key, err := r.current(now)
 	if err != nil {
@@ -34,11 +34,11 @@ func (r Ring) Prove(now time.Time, message []byte) ([]byte, error) {
 	return append(key.ID[:], mac...), nil
 }
 
-// CheckProof checks a proof that came from the network. It rejects one
+// CheckProof checks a proof from the network. It rejects a proof
 //
-//   - that does not have the size of a proof: Malformed
-//   - whose key is not in the ring: ChallengeKeyUnknown, which is temporary
-//   - that is for another message: ChallengeInvalid
+//   - with the wrong size: Malformed
+//   - with a key that is not in the ring: ChallengeKeyUnknown, which is temporary
+//   - for another message: ChallengeInvalid
 func (r Ring) CheckProof(proof, message []byte) error {
 	if len(proof) != ProofSize {
 		return reason.Deny(reason.Malformed, "proof of %d bytes", len(proof))
@@ -62,7 +62,7 @@ func (r Ring) CheckProof(proof, message []byte) error {
 func (k Key) prove(message []byte) ([]byte, error) {
 	derived, err := hkdf.Key(sha256.New, k.Secret.Expose(), nil, proofInfo, sha256.Size)
 	if err != nil {
-		return nil, fmt.Errorf("derive the key of proofs: %w", err)
+		return nil, fmt.Errorf("derive the key for proofs: %w", err)
 	}
 	mac := hmac.New(sha256.New, derived)
 	mac.Write(message)

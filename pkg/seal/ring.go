@@ -18,25 +18,25 @@ import (
 type Key struct {
 	ID     [keyIDSize]byte
 	Secret secret.Bytes // 32 bytes
-	// NotBefore is when replicas begin to seal under the key, or earlier where they have no other
-	// key in use. They open under it as soon as they have it.
+	// NotBefore is when replicas begin to seal with the key, or earlier if they have no other key
+	// in use. They open with it as soon as they have it.
 	NotBefore time.Time
 }
 
-// Ring is the keys that all replicas share. The zero value opens and seals nothing.
+// Ring is the set of keys that all replicas share. The zero value opens and seals nothing.
 type Ring struct{ Keys []Key }
 
 // ErrNoKey means that the ring has no key.
 var ErrNoKey = errors.New("there is no sealing key")
 
-// Current returns the key that seals at now; see current.
+// Current returns the key that seals at now: the newest key in use. See current.
 func (r Ring) Current(now time.Time) (Key, bool) {
 	k, err := r.current(now)
 	return k, err == nil
 }
 
-// current returns the key that seals at now: the newest of those in use, or the earliest if none is in use yet.
-// The latter happens if the clock of the replica that made the keys is ahead.
+// current returns the key that seals at now: the newest key in use. If no key is in use yet,
+// because the clock of the replica that created them is ahead, it returns the earliest.
 func (r Ring) current(now time.Time) (Key, error) {
 	if len(r.Keys) == 0 {
 		return Key{}, ErrNoKey
@@ -51,14 +51,13 @@ func (r Ring) current(now time.Time) (Key, error) {
 	return best, nil
 }
 
-// Rotate adds a key that seals from now+publish on, and drops those that have
-// had a successor for longer than keep. Publish is how long every replica has
-// to learn of the new key (10 minutes); keep is a challenge's longest life plus
-// the replicas' clock skew.
+// Rotate adds a key that seals from now+publish on, and removes keys whose successor has been in
+// use for longer than keep. Publish is the time that every replica has to receive the new key (10
+// minutes). Keep is the longest lifetime of a challenge plus the replicas' clock skew.
 func (r Ring) Rotate(rand io.Reader, now time.Time, publish, keep time.Duration) (Ring, error) {
 	raw := make([]byte, keyIDSize+chacha20poly1305.KeySize)
 	if _, err := io.ReadFull(rand, raw); err != nil {
-		return r, fmt.Errorf("make sealing key: %w", err)
+		return r, fmt.Errorf("create sealing key: %w", err)
 	}
 	k := Key{ID: [keyIDSize]byte(raw), Secret: secret.New(raw[keyIDSize:]), NotBefore: now.Add(publish)}
 	keys := append(slices.Clone(r.Keys), k)
@@ -72,7 +71,7 @@ func (r Ring) Rotate(rand io.Reader, now time.Time, publish, keep time.Duration)
 	return Ring{Keys: keys[first:]}, nil
 }
 
-// document is the ring at rest: JSON, in a file of mode 0600 or a Secret.
+// document is the stored form of a ring: JSON, in a file with mode 0600 or in a Secret.
 type document struct {
 	Keys []documentKey `json:"keys"`
 }
@@ -83,7 +82,7 @@ type documentKey struct {
 	NotBefore time.Time `json:"notBefore"` // RFC 3339
 }
 
-// EncodeSecret is the ring at rest. The result is a secret in clear.
+// EncodeSecret returns the stored form of the ring, which contains the keys in clear text.
 func (r Ring) EncodeSecret() (secret.Bytes, error) {
 	var d document
 	for _, k := range r.Keys {
@@ -93,7 +92,7 @@ func (r Ring) EncodeSecret() (secret.Bytes, error) {
 	return secret.New(b), err
 }
 
-// ParseRing reads a ring at rest.
+// ParseRing reads the stored form of a ring.
 func ParseRing(raw []byte) (Ring, error) {
 	var d document
 	if err := json.Unmarshal(raw, &d); err != nil {
@@ -111,7 +110,7 @@ func ParseRing(raw []byte) (Ring, error) {
 		r.Keys = append(r.Keys, Key{[keyIDSize]byte(id), secret.New(k.Key), k.NotBefore})
 	}
 	if len(r.Keys) == 0 {
-		return Ring{}, errors.New("sealing keys: there is none")
+		return Ring{}, errors.New("sealing keys: the ring is empty")
 	}
 	return r, nil
 }

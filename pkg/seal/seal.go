@@ -1,18 +1,17 @@
-// Package seal lets the verifier keep no state between Challenge and Attest.
+// Package seal lets the verifier work without state between Challenge and Attest.
 //
-// The verifier writes what it must remember into a [Challenge], seals it with
-// an AEAD under a key that all replicas share, and gives it to the node, which
-// returns it unopened. Only a verifier of the same cluster can make or read one.
+// The verifier stores what Attest needs in a [Challenge], encrypts it with an AEAD under a key that
+// all replicas share, and sends it to the node, which returns it unmodified. Only a verifier of the
+// same cluster can create or read one.
 //
 // A sealed challenge is
 //
 //	version (1 byte, 1) || key id (8 bytes) || nonce (24 bytes) || ciphertext
 //
-// under XChaCha20-Poly1305 (draft-irtf-cfrg-xchacha-03), whose 24-byte nonces
-// may be random for any number of challenges. Version and key id are
-// additional data. The plaintext is a sequence of fields, each prefixed by its
-// length as an unsigned 32-bit big-endian integer, in the order of the
-// Challenge's fields.
+// under XChaCha20-Poly1305 (draft-irtf-cfrg-xchacha-03). Its 24-byte nonces may be random for any
+// number of challenges. Version and key id are additional data. The plaintext is a sequence of
+// fields in the order of the Challenge's fields. Each field is prefixed by its length as an
+// unsigned 32-bit big-endian integer.
 package seal
 
 import (
@@ -35,16 +34,16 @@ const (
 	keyIDSize = 8
 	header    = 1 + keyIDSize
 
-	// MaxSize bounds a sealed challenge in bytes: both publics, two
-	// certificate chains of eight and some small change.
+	// MaxSize is the largest sealed challenge in bytes: both public areas, two certificate chains
+	// of eight, and small fields.
 	MaxSize = 64 << 10
 )
 
-// Challenge is what the verifier must remember (DESIGN, section 19, rule 7).
+// Challenge is what the verifier needs in Attest (rule 7 of docs/security-rules.md).
 type Challenge struct {
 	Issued         time.Time    // to the millisecond
 	Nonce          []byte       // 32 bytes
-	Secret         secret.Bytes // the activation secret K, 32 bytes; lives only here
+	Secret         secret.Bytes // the activation secret K, 32 bytes; stored only here
 	Origin         string
 	Pool           string
 	PolicyHash     []byte
@@ -59,7 +58,7 @@ type Challenge struct {
 	Exporter       []byte
 }
 
-// Seal encrypts c under the ring's current key.
+// Seal encrypts c with the ring's current key.
 func (r Ring) Seal(rand io.Reader, now time.Time, c Challenge) ([]byte, error) {
 	key, err := r.current(now)
 	if err != nil {
@@ -87,13 +86,13 @@ func (r Ring) Seal(rand io.Reader, now time.Time, c Challenge) ([]byte, error) {
 	return out, nil
 }
 
-// Open decrypts a sealed challenge that came from the network. It refuses one
+// Open decrypts a sealed challenge from the network. It rejects a challenge
 //
 //   - that is larger than [MaxSize] or of another version: Malformed
-//   - whose key is not in the ring: ChallengeKeyUnknown, which is temporary
+//   - with a key that is not in the ring: ChallengeKeyUnknown, which is temporary
 //   - that does not authenticate: ChallengeInvalid
 //
-// It does not look at the challenge's age; see [Challenge.Fresh].
+// It does not check the challenge's age; see [Challenge.Fresh].
 func (r Ring) Open(sealed []byte) (Challenge, error) {
 	var c Challenge
 	if len(sealed) > MaxSize {
@@ -129,11 +128,11 @@ func (r Ring) byID(id []byte) (cipher.AEAD, error) {
 	return nil, reason.Deny(reason.ChallengeKeyUnknown, "seal key %x", id)
 }
 
-// skew is how far the clocks of two replicas may differ (DESIGN, section 19, rule 12).
+// skew is how far the clocks of two replicas may differ (rule 12 of docs/security-rules.md).
 const skew = 5 * time.Minute
 
-// Fresh refuses a challenge that is older than lifetime: ChallengeExpired. One
-// from the future, beyond what two replicas' clocks may differ, is refused too.
+// Fresh rejects a challenge that is older than lifetime, or that is from the future by more than
+// the replicas' clock skew: ChallengeExpired.
 func (c Challenge) Fresh(now time.Time, lifetime time.Duration) error {
 	age := now.Sub(c.Issued)
 	if age > lifetime || age < -skew {
@@ -143,7 +142,7 @@ func (c Challenge) Fresh(now time.Time, lifetime time.Duration) error {
 }
 
 func (c Challenge) marshal() ([]byte, error) {
-	// Without certificates the fields fit into 1 KiB.
+	// Without certificates the fields need less than 1 KiB.
 	b := cryptobyte.NewBuilder(make([]byte, 0, 1<<10))
 	field := func(v []byte) {
 		b.AddUint32(uint32(len(v)))

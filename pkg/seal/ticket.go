@@ -12,22 +12,22 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// Ticket is what a node shows when it reports a failed step: it names the
-// record and opens nothing (DESIGN, section 19, rule 15).
+// Ticket authorizes a node's report of a failed step. It identifies the record and gives no access
+// to a config (rule 15 of docs/security-rules.md).
 type Ticket struct {
 	ID         string    `json:"id"`
 	MachineUID string    `json:"uid"`
 	Expiry     time.Time `json:"exp"`
 }
 
-// ticketVersion tells a sealed ticket from a sealed challenge: it is additional
-// data, so neither opens as the other.
+// ticketVersion distinguishes a sealed ticket from a sealed challenge. It is additional data, so
+// neither opens as the other.
 const ticketVersion = 0x81
 
-// maxTicket bounds a sealed ticket's text.
+// maxTicket limits the text of a sealed ticket, in bytes.
 const maxTicket = 1024
 
-// SealTicket encrypts t under the ring's current key, as base64url text.
+// SealTicket encrypts t with the ring's current key and returns it as base64url text.
 func (r Ring) SealTicket(rand io.Reader, now time.Time, t Ticket) (string, error) {
 	key, err := r.current(now)
 	if err != nil {
@@ -51,8 +51,8 @@ func (r Ring) SealTicket(rand io.Reader, now time.Time, t Ticket) (string, error
 	return base64.RawURLEncoding.EncodeToString(out), nil
 }
 
-// OpenTicket decrypts a ticket that came from the network. Everything that is
-// wrong with it, its age included, is ReportTicketInvalid.
+// OpenTicket decrypts a ticket from the network. Every error, including an expired ticket, is
+// ReportTicketInvalid.
 func (r Ring) OpenTicket(now time.Time, text string) (Ticket, error) {
 	var t Ticket
 	if len(text) > maxTicket {

@@ -1,14 +1,14 @@
-// Package spelling finds the words that a misspelled word probably meant. Both command lines use it for
-// names of commands and flags.
+// Package spelling finds the words that a misspelled word probably means. Both command lines use it
+// for the names of commands and flags.
 package spelling
 
 import "strings"
 
-// maxDistance is how many letters may be wrong. Cobra uses the same number.
+// maxDistance is how many letters may differ. Cobra uses the same number.
 const maxDistance = 2
 
-// Near returns those of words that are at most two letters away from word, or that begin with it.
-// It returns none for a word that is too short to tell.
+// Near returns the words that differ from word in at most two letters, or that begin with it. It
+// returns none if word is too short.
 func Near(word string, words []string) []string {
 	var near []string
 	for _, w := range words {
@@ -19,7 +19,7 @@ func Near(word string, words []string) []string {
 	return near
 }
 
-// distance is the Levenshtein distance of two words.
+// distance returns the Levenshtein distance of two words.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

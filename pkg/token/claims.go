@@ -8,30 +8,28 @@ import (
 	"time"
 )
 
-// Status is an EAR trustworthiness tier by name. A token exists only for the
-// two that open the gate.
+// Status is an EAR trustworthiness tier. Only the two tiers that give access can be in a token.
 type Status string
 
-// The statuses of a token. Warning: the policy let something pass that it would
-// rather have seen fail.
+// The statuses of a token. Warning means that the policy only warns about a failed check.
 const (
 	Affirming Status = "affirming"
 	Warning   Status = "warning"
 )
 
-// Claims is what a token says. From [KeySet.Verify] it is verified; anywhere
-// else it is what somebody wants to sign.
+// Claims is the content of a token. If [KeySet.Verify] returned it, it is verified; otherwise it is
+// the input of a signature.
 type Claims struct {
 	Issuer     string // the verifier's origin, https://host:port
 	Audience   string
 	Subject    string // the Machine, namespace/name
 	MachineUID string
 	Pool       string
-	ID         string // jti: the record's one live token
+	ID         string // jti: the record's one valid token
 	IssuedAt   time.Time
 	NotBefore  time.Time
 	Expiry     time.Time
-	Nonce      string // eat_nonce: the challenge's, base64url; may be empty
+	Nonce      string // eat_nonce: the challenge's nonce in base64url; may be empty
 	Verifier   VerifierID
 	Status     Status
 	Submods    map[string]Appraisal // by evidence kind: "tpm2"
@@ -46,13 +44,12 @@ type VerifierID struct {
 // Appraisal is the result for one kind of evidence.
 type Appraisal struct {
 	Status Status `json:"ear_status"`
-	// Vector is EAR's trustworthiness vector by claim name, for example
-	// "hardware": 2, "executables": 2 (AR4SI: 2 is affirming, 32 is a warning).
+	// Vector is EAR's trustworthiness vector by the name of the claim, for example "hardware": 2,
+	// "executables": 2 (AR4SI: 2 is affirming, 32 is a warning).
 	Vector map[string]int8 `json:"ear_trustworthiness_vector,omitempty"`
 }
 
-// wire is the claims set as it is signed. The order of the fields is the order
-// of the golden file.
+// wire is the signed form of the claims. The golden file has the same order of fields.
 type wire struct {
 	Issuer     string               `json:"iss"`
 	Audience   string               `json:"aud"`
@@ -75,7 +72,7 @@ var wireNames = []string{
 	"ear_verifier_id", "ear_status", "submods", "pool", "machine_uid",
 }
 
-// MarshalJSON is the claims set as it is signed.
+// MarshalJSON returns the signed form of the claims.
 func (c Claims) MarshalJSON() ([]byte, error) { return json.Marshal(c.wire()) }
 
 func (c Claims) wire() wire {
@@ -85,7 +82,7 @@ func (c Claims) wire() wire {
 	}
 }
 
-// decode reads a claims set, strictly.
+// decode strictly parses a claims set.
 func decode(payload []byte) (Claims, error) {
 	var w wire
 	if err := decodeStrict(payload, &w, wireNames...); err != nil {
@@ -101,7 +98,7 @@ func decode(payload []byte) (Claims, error) {
 	}, nil
 }
 
-// check holds for every token, whoever signs or reads it.
+// check applies to every token, when it is signed and when it is read.
 func (c Claims) check() error {
 	for _, m := range []struct{ name, value string }{
 		{"iss", c.Issuer}, {"aud", c.Audience}, {"sub", c.Subject}, {"jti", c.ID}, {"pool", c.Pool},
@@ -110,7 +107,7 @@ func (c Claims) check() error {
 		if m.value == "" {
 			return fmt.Errorf("no %s", m.name)
 		}
-		// These enter logs, records and file names.
+		// These values are used in logs, records and file names.
 		if len(m.value) > 512 || strings.ContainsFunc(m.value, func(r rune) bool { return r <= ' ' || r > '~' }) {
 			return fmt.Errorf("%s is longer than 512 bytes or not printable ASCII", m.name)
 		}
@@ -127,7 +124,7 @@ func (c Claims) check() error {
 		}
 	}
 	if life := c.Expiry.Sub(c.IssuedAt); life <= 0 || life > MaxLifetime {
-		return fmt.Errorf("a life of %s is not within %s", life, MaxLifetime)
+		return fmt.Errorf("a lifetime of %s is not within %s", life, MaxLifetime)
 	}
 	return nil
 }

@@ -17,34 +17,34 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
-// Key is one signing key. It prints without its private part.
+// Key is one signing key. It never prints its private part.
 type Key struct {
 	ID string // RFC 7638 thumbprint, base64url
-	// PublishedAt is when the key was made and given to all replicas.
+	// PublishedAt is when the key was created and published to all replicas.
 	PublishedAt time.Time
-	// NotBefore is when replicas begin to sign with it, or earlier where they have no other key
+	// NotBefore is when replicas begin to sign with the key, or earlier if they have no other key
 	// in use. They verify with it as soon as they have it.
 	NotBefore time.Time
-	// NotAfter is when its successor takes over; zero while there is none. It
-	// goes on verifying for a token's longest life and the leeway.
+	// NotAfter is when its successor replaces it; zero if there is no successor. The key continues
+	// to verify for the longest lifetime of a token plus the leeway.
 	NotAfter time.Time
 
 	private *ecdsa.PrivateKey
 }
 
-// KeySet is the signing keys that all replicas share: the current one, for a
-// while the previous one, and for a while the next one. It is a value: Rotate
-// and Prune return another. The zero value verifies and signs nothing.
+// KeySet is the set of signing keys that all replicas share: the current key, and for a time the
+// previous or the next key. It is immutable: Rotate and Prune return a new set. The zero value
+// verifies and signs nothing.
 type KeySet struct{ Keys []Key }
 
 // ErrNoKey means that the set has no key.
-var ErrNoKey = errors.New("there is no token key")
+var ErrNoKey = errors.New("no token key")
 
-// ErrRotating says that the next key is published already.
-var ErrRotating = errors.New("the next token key is published already and not yet in use")
+// ErrRotating means that the next key has already been published.
+var ErrRotating = errors.New("the next token key is already published and not yet in use")
 
-// Current returns the key that signs at now: the newest of those in use. If the clock of the replica that made
-// the keys is ahead, none may be in use yet. Then the earliest of them signs.
+// Current returns the key that signs at now: the newest key in use. If no key is in use yet,
+// because the clock of the replica that created them is ahead, it returns the earliest.
 func (s KeySet) Current(now time.Time) (Key, bool) {
 	k, err := s.current(now)
 	return k, err == nil
@@ -64,34 +64,32 @@ func (s KeySet) current(now time.Time) (Key, error) {
 	return best, nil
 }
 
-// find returns the key of that id unless its time is over. A forgotten Prune
-// does not keep an old key alive.
+// find returns the key with that id unless it has expired, even if Prune was not called.
 func (s KeySet) find(id string, now time.Time) (Key, bool) {
 	for _, k := range s.Keys {
 		if k.ID == id {
-			return k, !k.over(now, MaxLifetime+Leeway)
+			return k, !k.expired(now, MaxLifetime+Leeway)
 		}
 	}
 	return Key{}, false
 }
 
-// tooEarly reports whether a key signed before its time although another key was in use.
+// tooEarly reports whether a key signed before its NotBefore although another key was in use.
 func (s KeySet) tooEarly(key Key, issued time.Time) bool {
 	return issued.Before(key.NotBefore.Add(-Leeway)) &&
 		slices.ContainsFunc(s.Keys, func(k Key) bool { return !k.NotBefore.After(issued) })
 }
 
-func (k Key) over(now time.Time, keep time.Duration) bool {
+func (k Key) expired(now time.Time, keep time.Duration) bool {
 	return !k.NotAfter.IsZero() && now.After(k.NotAfter.Add(keep))
 }
 
-// Rotate adds a key that signs from now+publish on and retires the current one
-// at that moment. Publish is how long every replica has to learn of the new key
-// (10 minutes); it is 0 for a set that has none. It fails with ErrRotating while
-// an earlier rotation is under way.
+// Rotate adds a key that signs from now+publish on and retires the current key at that moment.
+// Publish is the time that every replica has to receive the new key (10 minutes); it is 0 for an
+// empty set. It returns ErrRotating if an earlier rotation is not complete.
 //
-// To get rid of a stolen key start from an empty set: its tokens, and with them
-// at most a token's life of provisioning, are lost.
+// To replace a stolen key, start with an empty set. All tokens of the old set then become invalid,
+// which interrupts provisioning for at most the lifetime of a token.
 func (s KeySet) Rotate(now time.Time, rand io.Reader, publish time.Duration) (KeySet, error) {
 	for _, k := range s.Keys {
 		if k.NotBefore.After(now) {
@@ -111,11 +109,11 @@ func (s KeySet) Rotate(now time.Time, rand io.Reader, publish time.Duration) (Ke
 	return KeySet{append(keys, next)}, nil
 }
 
-// newKey makes a key. Whole seconds survive the journey through a file unchanged.
+// newKey creates a key. Times have whole seconds, so that storing them does not change them.
 func newKey(rand io.Reader, published, from time.Time) (Key, error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand)
 	if err != nil {
-		return Key{}, fmt.Errorf("make token key: %w", err)
+		return Key{}, fmt.Errorf("create token key: %w", err)
 	}
 	id, err := thumbprint(private)
 	if err != nil {
@@ -125,10 +123,10 @@ func newKey(rand io.Reader, published, from time.Time) (Key, error) {
 		private: private}, nil
 }
 
-// Prune drops the keys that were retired longer than keep ago: a token's
-// longest life plus the leeway.
+// Prune removes the keys that were retired more than keep ago: the longest lifetime of a token plus
+// the leeway.
 func (s KeySet) Prune(now time.Time, keep time.Duration) KeySet {
-	return KeySet{slices.DeleteFunc(slices.Clone(s.Keys), func(k Key) bool { return k.over(now, keep) })}
+	return KeySet{slices.DeleteFunc(slices.Clone(s.Keys), func(k Key) bool { return k.expired(now, keep) })}
 }
 
 func thumbprint(k *ecdsa.PrivateKey) (string, error) {
@@ -140,7 +138,7 @@ func thumbprint(k *ecdsa.PrivateKey) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(sum), nil
 }
 
-// document is the set at rest: JSON, in a file of mode 0600 or a Secret.
+// document is the stored form of a set: JSON, in a file with mode 0600 or in a Secret.
 type document struct {
 	Keys []documentKey `json:"keys"`
 }
@@ -152,7 +150,7 @@ type documentKey struct {
 	JWK         jose.JSONWebKey `json:"jwk"`
 }
 
-// EncodeSecret is the set at rest. The result is a secret in clear.
+// EncodeSecret returns the stored form of the set, which contains the keys in clear text.
 func (s KeySet) EncodeSecret() (secret.Bytes, error) {
 	var d document
 	for _, k := range s.Keys {
@@ -173,18 +171,18 @@ func (s KeySet) EncodeSecret() (secret.Bytes, error) {
 	return secret.New(b), nil
 }
 
-// maxKeys is more than rotation ever leaves.
+// maxKeys is more than rotation can produce.
 const maxKeys = 16
 
-// ParseKeySet reads a set at rest. Every key must be a P-256 private key whose
-// kid is its thumbprint.
+// ParseKeySet reads the stored form of a set. Every key must be a P-256 private key whose kid is
+// its thumbprint.
 func ParseKeySet(raw []byte) (KeySet, error) {
 	var d document
 	if err := decodeStrict(raw, &d, "keys"); err != nil {
 		return KeySet{}, fmt.Errorf("token keys: %w", err)
 	}
 	if len(d.Keys) == 0 {
-		return KeySet{}, errors.New("token keys: there is none")
+		return KeySet{}, errors.New("token keys: the set is empty")
 	}
 	if len(d.Keys) > maxKeys {
 		return KeySet{}, fmt.Errorf("token keys: %d, at most %d", len(d.Keys), maxKeys)
@@ -195,8 +193,8 @@ func ParseKeySet(raw []byte) (KeySet, error) {
 		if !ok || private.Curve != elliptic.P256() {
 			return KeySet{}, fmt.Errorf("token keys: key %d: want a P-256 private key", i)
 		}
-		if !whole(private) {
-			return KeySet{}, fmt.Errorf("token keys: key %d: its private and public part are not a pair", i)
+		if !consistent(private) {
+			return KeySet{}, fmt.Errorf("token keys: key %d: its private and public parts do not match", i)
 		}
 		id, err := thumbprint(private)
 		if err != nil {
@@ -206,7 +204,7 @@ func ParseKeySet(raw []byte) (KeySet, error) {
 			return KeySet{}, fmt.Errorf("token keys: key %d: kid is not its thumbprint %s", i, id)
 		}
 		if slices.ContainsFunc(s.Keys, func(k Key) bool { return k.ID == id }) {
-			return KeySet{}, fmt.Errorf("token keys: key %d: %s is there twice", i, id)
+			return KeySet{}, fmt.Errorf("token keys: key %d: %s occurs twice", i, id)
 		}
 		if e.NotBefore.IsZero() || e.NotAfter != nil && e.NotAfter.Before(e.NotBefore) {
 			return KeySet{}, fmt.Errorf("token keys: key %d: want notBefore, and notAfter not before it", i)
@@ -220,9 +218,9 @@ func ParseKeySet(raw []byte) (KeySet, error) {
 	return s, nil
 }
 
-// whole reports whether the public part is the private part's own; go-jose takes
-// both as they come. A key that is not would sign tokens that nobody believes.
-func whole(k *ecdsa.PrivateKey) bool {
+// consistent reports whether the public key belongs to the private key, which go-jose does not
+// check. Otherwise the signatures of the key would not verify.
+func consistent(k *ecdsa.PrivateKey) bool {
 	raw, err := k.Bytes()
 	if err != nil {
 		return false
@@ -231,13 +229,13 @@ func whole(k *ecdsa.PrivateKey) bool {
 	return err == nil && own.PublicKey.Equal(&k.PublicKey)
 }
 
-// Checker verifies tokens for one audience under the keys of the moment.
+// Checker verifies tokens for one audience with the current keys.
 type Checker struct {
 	Keys     func() KeySet
 	Audience string // empty: [Audience]
 }
 
-// Verify is [KeySet.Verify].
+// Verify calls [KeySet.Verify] with the current keys.
 func (c Checker) Verify(now time.Time, raw []byte) (Claims, error) {
 	audience := c.Audience
 	if audience == "" {

@@ -1,9 +1,10 @@
-// Package token makes and checks the attestation result: the token that opens the gate.
+// Package token creates and checks the attestation result: the token that gives a machine access to
+// its config at the gate.
 //
-// A token is a JWT (RFC 7519) in compact form with the media type eat+jwt
-// (RFC 9782), signed with ES256 and nothing else. Its claims have the shape of
-// an EAT Attestation Result (draft-ietf-rats-ear-04) under a profile of our own,
-// [Profile], because the draft still moves: a golden test pins every byte.
+// A token is a JWT (RFC 7519) in compact form with the media type eat+jwt (RFC 9782), always signed
+// with ES256. Its claims have the form of an EAT Attestation Result (draft-ietf-rats-ear-04) under
+// the profile [Profile]. The profile is specific to this project, because the draft still changes.
+// A golden test fixes every byte.
 //
 //	{ "typ":"eat+jwt", "alg":"ES256", "kid":"<RFC 7638 thumbprint>" }
 //	{ "iss":"https://api-int.example:22623", "aud":"mcs", "sub":"openshift-machine-api/worker-a",
@@ -13,16 +14,15 @@
 //	  "ear_status":"affirming", "submods":{"tpm2":{"ear_status":"affirming"}},
 //	  "pool":"worker", "machine_uid":"..." }
 //
-// Every replica verifies every token offline, with the keys of the [KeySet] that
-// all of them share. What a token cannot know is asked of the record at
-// redemption: uses left, quarantine, joined.
+// Every replica verifies every token offline, with the keys of the shared [KeySet]. The record has
+// what a token cannot contain, and redemption checks it there: remaining uses, quarantine, and
+// whether the machine has joined.
 //
-// Clocks: a token ends at its exp, without mercy. A token that seems to be
-// issued in the future is taken up to [Leeway] ahead, the most by which
-// replicas' clocks may differ; beyond it the refusal is temporary, since the
-// fault is ours and passes.
+// Clocks: a token expires exactly at its exp. A token that seems to be issued in the future is
+// accepted up to [Leeway] ahead, which is how far the replicas' clocks may differ. Beyond that the
+// denial is temporary, because the cause is the replicas' clocks.
 //
-// A token never enters a URL or a log: [KeySet.Sign] returns it as a secret.
+// A token never appears in a URL or a log: [KeySet.Sign] returns it as a secret.
 package token
 
 import (
@@ -44,32 +44,31 @@ import (
 )
 
 const (
-	// Profile is the eat_profile claim. Its number changes when a claim changes its meaning.
+	// Profile is the eat_profile claim. Its number increases when the meaning of a claim changes.
 	Profile = "tag:mcs-attest.dev,2026:mcs-token#1"
 	// Type is the JOSE typ header: the media type of RFC 9782 without "application/".
 	Type = "eat+jwt"
 	// Audience is the aud claim of a token for the gate.
 	Audience = "mcs"
-	// Leeway is how far the replicas' clocks may lie apart.
+	// Leeway is how far the replicas' clocks may differ.
 	Leeway = 5 * time.Minute
-	// MaxLifetime is the longest life of a token that Verify believes.
+	// MaxLifetime is the longest lifetime of a token that Verify accepts.
 	MaxLifetime = time.Hour
-	// maxSize is well above a token with every submodule: about 1.2 kB.
+	// maxSize is well above the size of a token with every submodule, about 1.2 kB.
 	maxSize = 4096
 )
 
-// Verify returns the claims of a token if all of this holds:
+// Verify checks a token and returns its claims. The checks are:
 //
-//   - It is at most 4096 bytes: three parts of canonical unpadded base64url.
+//   - The token has at most 4096 bytes: three parts in canonical unpadded base64url.
 //   - Its header has alg ES256, typ eat+jwt, a kid, and no other member.
-//   - The key set has that key, and the key is not past its time. A key that is
-//     not known may be on its way to this replica: reason TokenKeyUnknown, unless
-//     the token says itself that it has expired.
+//   - The key set has that key, and the key has not expired. An unknown key may not have reached
+//     this replica yet: reason TokenKeyUnknown, unless the token itself states that it has expired.
 //   - The signature verifies.
-//   - The profile is ours, the audience is the one wanted, every claim is there.
-//   - It lives no longer than MaxLifetime, and its key was in use when it was issued.
-//   - It was issued, and is valid, not more than Leeway in the future: reason
-//     Internal, which is temporary.
+//   - The profile is [Profile], the audience is the given one, and every claim is present.
+//   - Its lifetime is at most MaxLifetime, and its key was in use when it was issued.
+//   - It was issued, and is valid, not more than Leeway in the future: reason Internal, which is
+//     temporary.
 //   - It has not expired: reason TokenExpired.
 //
 // Every other failure has the reason TokenInvalid.
@@ -81,7 +80,7 @@ func (s KeySet) Verify(now time.Time, raw []byte, audience string) (Claims, erro
 	key, ok := s.find(kid, now)
 	if !ok {
 		if c, err := decode(payload); err == nil && !now.Before(c.Expiry) {
-			return Claims{}, reason.Deny(reason.TokenExpired, "and its key %.64q is not known", kid)
+			return Claims{}, reason.Deny(reason.TokenExpired, "and its key %.64q is unknown", kid)
 		}
 		return Claims{}, reason.Deny(reason.TokenKeyUnknown, "key %.64q", kid)
 	}
@@ -117,8 +116,8 @@ func (s KeySet) Verify(now time.Time, raw []byte, audience string) (Claims, erro
 	return c, nil
 }
 
-// Sign issues a token under the key that is current at now. The claims must be
-// whole; IssuedAt and NotBefore are set to now where they are zero.
+// Sign issues a token with the key that is current at now. The claims must be complete; IssuedAt
+// and NotBefore default to now.
 func (s KeySet) Sign(now time.Time, c Claims) (secret.Bytes, error) {
 	key, err := s.current(now)
 	if err != nil {
@@ -148,8 +147,8 @@ func (s KeySet) Sign(now time.Time, c Claims) (secret.Bytes, error) {
 	return secret.New(raw), nil
 }
 
-// sign makes a JWS in compact form (RFC 7515, 3.1) with ES256, whose signature is two
-// numbers of 32 bytes (RFC 7518, 3.4).
+// sign returns a JWS in compact form (RFC 7515, 3.1) with ES256, whose signature is two numbers of
+// 32 bytes (RFC 7518, 3.4).
 func (k Key) sign(head, payload []byte) ([]byte, error) {
 	const half = 32
 	enc := base64.RawURLEncoding
@@ -176,9 +175,9 @@ type header struct {
 	Type      string `json:"typ"`
 }
 
-// split takes a token apart without believing any of it. It is stricter than
-// go-jose: base64 has one spelling for each value, and the header has our three
-// members alone, so that jwk, jku, x5u or crit cannot even be looked at.
+// split parses a token without verifying it. It is stricter than go-jose: each value has only one
+// base64 form, and the header has only the three known members. So jwk, jku, x5u and crit are never
+// processed.
 func split(raw []byte) (kid string, payload []byte, err error) {
 	if len(raw) > maxSize {
 		return "", nil, fmt.Errorf("%d bytes", len(raw))
@@ -189,7 +188,7 @@ func split(raw []byte) (kid string, payload []byte, err error) {
 	}
 	var decoded [3][]byte
 	for i, p := range parts {
-		// The decoder of the standard library skips line breaks.
+		// The standard library's decoder ignores line breaks.
 		if strings.ContainsAny(p, "\r\n") {
 			return "", nil, errors.New("line break")
 		}
@@ -212,9 +211,8 @@ func split(raw []byte) (kid string, payload []byte, err error) {
 	return head.KeyID, decoded[1], nil
 }
 
-// decodeStrict decodes an object that has each of the names at most once, in
-// that spelling, and no other. encoding/json alone takes "ALG" for "alg" and
-// the last of two.
+// decodeStrict decodes an object with only the given names, in that spelling and each at most once.
+// By itself, encoding/json accepts "ALG" for "alg", and the last of two members.
 func decodeStrict(raw []byte, into any, names ...string) error {
 	seen, err := keys(raw)
 	if err != nil {
@@ -228,7 +226,7 @@ func decodeStrict(raw []byte, into any, names ...string) error {
 	return json.Unmarshal(raw, into)
 }
 
-// keys lists the names of a JSON object, refusing duplicates and trailing bytes.
+// keys returns the member names of a JSON object. It rejects duplicates and trailing bytes.
 func keys(raw []byte) ([]string, error) {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &object); err != nil {

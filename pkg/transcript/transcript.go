@@ -1,15 +1,14 @@
-// Package transcript computes the hash that binds all evidence to one
-// conversation (DESIGN, sections 3 and 19, rule 5).
+// Package transcript computes the hash that binds all evidence to one conversation (rule 5 of
+// docs/security-rules.md).
 //
-// The transcript is SHA-256 over a fixed sequence of fields. Each field is
-// prefixed by its length as an unsigned 32-bit big-endian integer; a field that
-// is absent has length 0 and is still there. The first field is the label
-// "mcs-attest/transcript/v1". proto/README.md has worked examples, which this
-// package's test replays.
+// The transcript is SHA-256 over a fixed sequence of fields. Each field is prefixed by its length
+// as an unsigned 32-bit big-endian integer; an absent field has length 0 and is not omitted. The
+// first field is the label "mcs-attest/transcript/v1". proto/README.md has worked examples, which
+// the test of this package checks.
 //
-// The hash is the TPM quote's qualifyingData and what every other kind of
-// evidence signs, so no statement can be replayed on another connection, for
-// another pool or with another key, and no clock of the node is consulted.
+// The TPM quote has the hash as its qualifyingData, and every other kind of evidence signs it. So
+// no statement can be replayed on another connection, for another pool or with another key, and the
+// node's clock is not needed.
 package transcript
 
 import (
@@ -30,8 +29,8 @@ const (
 	// Label is the first field.
 	Label = "mcs-attest/transcript/v1"
 
-	// ExporterLabel is the label of the TLS exporter (RFC 8446, 7.5); its
-	// context is empty and its length ExporterSize.
+	// ExporterLabel is the label of the TLS exporter (RFC 8446, 7.5). Its context is empty, its
+	// length ExporterSize.
 	ExporterLabel = "EXPORTER-mcs-attest-v1"
 
 	// ExporterSize is the length of the exporter's output in bytes.
@@ -44,17 +43,17 @@ const (
 // Hash is a transcript.
 type Hash [sha256.Size]byte
 
-// Text is the transcript as documents of clouds carry it: base64url without padding
-// (RFC 4648, 5), 43 characters.
+// Text returns the form of the transcript in a cloud's documents: base64url without padding (RFC
+// 4648, 5), 43 characters.
 func (h Hash) Text() string { return base64.RawURLEncoding.EncodeToString(h[:]) }
 
-// Fields are what the transcript covers, in its order.
+// Fields are the input of the transcript, in its order.
 type Fields struct {
 	Sealed     []byte // the sealed challenge, exactly as it was received
 	Nonce      []byte // 32 bytes
 	Binding    string // "exporter" or "terminated"
 	Exporter   []byte // 32 bytes; empty under "terminated"
-	ServerSPKI []byte // SHA-256 of the server leaf's SubjectPublicKeyInfo, as the agent saw it
+	ServerSPKI []byte // SHA-256 of the SubjectPublicKeyInfo of the server certificate that the agent received
 	Origin     string // "https://host:port", lower case, port explicit
 	Pool       string
 	Required   string // see [Required]
@@ -85,10 +84,10 @@ func writeField(h hash.Hash, b []byte) {
 	h.Write(b)
 }
 
-// Required is the text of the field "required evidence kinds and PCR selection":
-// the kinds' names in ascending order of their numbers, joined by commas; a
-// semicolon; and, when TPM evidence is among them, the bank's name, a colon and
-// the PCRs, ascending, joined by commas. Example: "tpm2;sha256:7,11".
+// Required returns the text of the field "required evidence kinds and PCR selection": the names of
+// the kinds in ascending order of their numbers, separated by commas, and a semicolon. If TPM
+// evidence is among them, the name of the bank, a colon and the PCRs follow, ascending and
+// separated by commas. Example: "tpm2;sha256:7,11".
 func Required(kinds []evidence.Kind, bank uint16, pcrs []int) string {
 	kinds = slices.Clone(kinds)
 	slices.Sort(kinds)
@@ -113,7 +112,7 @@ func Required(kinds []evidence.Kind, bank uint16, pcrs []int) string {
 	return b.String()
 }
 
-// BankName is the text form of a PCR bank's TPM_ALG_ID (TCG Algorithm Registry, table 3).
+// BankName returns the text form of a PCR bank's TPM_ALG_ID (TCG Algorithm Registry, table 3).
 func BankName(alg uint16) string {
 	switch alg {
 	case 0x0004:
@@ -128,12 +127,12 @@ func BankName(alg uint16) string {
 	return fmt.Sprintf("0x%04x", alg)
 }
 
-// Activation proves knowledge of the activated credential k without showing it
-// (DESIGN, section 19, rule 6).
+// Activation proves knowledge of the activated credential k without revealing it (rule 6 of
+// docs/security-rules.md).
 func Activation(k []byte, h Hash) []byte { return mac(k, activationLabel, h) }
 
-// ProvisioningToken proves knowledge of the provisioning token inside Attest
-// (DESIGN, section 19, rule 14).
+// ProvisioningToken proves knowledge of the provisioning token inside Attest (rule 14 of
+// docs/security-rules.md).
 func ProvisioningToken(token []byte, h Hash) []byte { return mac(token, provisioningTokenLabel, h) }
 
 func mac(key []byte, label string, h Hash) []byte {

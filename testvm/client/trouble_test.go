@@ -83,7 +83,7 @@ func (a *agent) delivered() bool {
 	return strings.Contains(a.output.String(), "delivered the pointer config with the token")
 }
 
-func (a *agent) leftAlone() bool { return strings.Contains(a.output.String(), "left alone") }
+func (a *agent) leftAlone() bool { return strings.Contains(a.output.String(), "is unchanged") }
 
 // count is how often the verifier logged a denial of Attest for this reason.
 func (v *verifier) count(t *testing.T, reason string) (n int) {

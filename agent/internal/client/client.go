@@ -1,11 +1,12 @@
 // Package client is the agent's side of the connection to a verifier.
 //
-// A [Session] is one TLS 1.3 connection and never a second one: the transcript
-// binds the evidence to the connection's exporter, so Challenge and Attest must
-// share it. When it breaks, the attestation starts anew. Errors come out as
-// three kinds: [Denied] is the verifier's answer; [ErrNotVerifier] means that
-// the server there is a plain Machine Config Server, which has never heard of
-// us; anything else is a failure on the way, and worth another try.
+// A [Session] is exactly one TLS 1.3 connection. The transcript binds the evidence to the exporter
+// of that connection, so Challenge and Attest must share it. When the connection breaks, the
+// attestation starts over.
+//
+// Errors are of three kinds. [Denied] is the verifier's denial. [ErrNotVerifier] means that the
+// server is a plain Machine Config Server without the attestation API. Any other error is a
+// transport failure that a caller may retry.
 package client
 
 import (
@@ -30,19 +31,19 @@ import (
 // IgnitionAccept is an Accept header as a current Ignition sends it.
 const IgnitionAccept = "application/vnd.coreos.ignition+json;version=3.4.0, */*;q=0.1"
 
-// maxResponse bounds an answer of the verifier's.
+// maxResponse is the largest response that the agent reads from a verifier, in bytes.
 const maxResponse = 64 << 10
 
-// ErrNotVerifier reports that the server answered 404 or 405: it has no such API.
+// ErrNotVerifier reports that the server answered 404 or 405: it does not have the attestation API.
 var ErrNotVerifier = errors.New("the server does not attest machines")
 
-// Denied is the verifier's no.
+// Denied is the verifier's denial of a request.
 type Denied struct {
 	Class         mcsattestv1.DenialClass
 	CorrelationID string
 	Temporary     bool
-	RetryAfter    time.Duration // 0: at our discretion
-	// Mode and Unattested are the pool's, where the verifier came that far.
+	RetryAfter    time.Duration // 0: the agent chooses
+	// Mode and Unattested are the pool's, if the verifier got as far as reading its policy.
 	Mode       mcsattestv1.Mode
 	Unattested mcsattestv1.Unattested
 }
@@ -50,13 +51,13 @@ type Denied struct {
 func (d *Denied) Error() string {
 	what, ok := classes[d.Class]
 	if !ok {
-		what = "the verifier denied it"
+		what = "denied by the verifier"
 	}
 	return fmt.Sprintf("%s (class %s, correlation id %s)", what, d.ClassName(), d.CorrelationID)
 }
 
-// classes are the contract's words. The server's own text is not printed: the
-// correlation id leads to all of it, in the verifier's audit log.
+// classes maps each denial class of the contract to a sentence. The server's own text is not
+// printed. The correlation id finds the full reason in the verifier's audit log.
 var classes = map[mcsattestv1.DenialClass]string{
 	mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED: "denied: the request breaks the contract",
 	mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE: "denied: the challenge can no longer be used",
@@ -70,12 +71,12 @@ var classes = map[mcsattestv1.DenialClass]string{
 		"moment",
 }
 
-// ClassName is the class in lower case: "not-yet".
+// ClassName returns the class in lower case, for example "not-yet".
 func (d *Denied) ClassName() string {
 	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(d.Class.String(), "DENIAL_CLASS_")), "_", "-")
 }
 
-// Session is one connection to a verifier. Close it.
+// Session is one connection to a verifier. The caller must close it.
 type Session struct {
 	conn   *tls.Conn
 	api    mcsattestv1connect.AttestationClient
@@ -83,7 +84,7 @@ type Session struct {
 	idle   func()
 }
 
-// Connect opens the connection. Origin is "https://host:port".
+// Connect opens a connection to origin, which has the form "https://host:port".
 func Connect(ctx context.Context, d *Dialer, origin string) (*Session, error) {
 	address, ok := strings.CutPrefix(origin, "https://")
 	if !ok {
@@ -93,8 +94,8 @@ func Connect(ctx context.Context, d *Dialer, origin string) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A verifier has TLS 1.3, for the exporter's sake. Nothing is sent without;
-	// a server that has none is not one.
+	// The transcript needs the exporter of TLS 1.3, so every verifier supports it. A server without
+	// it is not a verifier, and the agent sends nothing to it.
 	if conn.ConnectionState().Version < tls.VersionTLS13 {
 		_ = conn.Close()
 		return nil, fmt.Errorf("%w: it has no TLS 1.3", ErrNotVerifier)
@@ -115,43 +116,43 @@ func Connect(ctx context.Context, d *Dialer, origin string) (*Session, error) {
 	s := &Session{conn: conn, status: &lastStatus{next: transport}, idle: transport.CloseIdleConnections}
 	httpClient := &http.Client{
 		Transport: s.status,
-		// The exporter is this connection's; there is nothing to follow.
+		// The exporter belongs to this connection, so a redirect cannot be followed.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	s.api = mcsattestv1connect.NewAttestationClient(httpClient, origin, connect.WithReadMaxBytes(maxResponse))
 	return s, nil
 }
 
-// Close ends the connection.
+// Close closes the connection.
 func (s *Session) Close() {
 	s.idle()
 	_ = s.conn.Close()
 }
 
-// Exporter is the connection's, as the transcript wants it.
+// Exporter returns the TLS exporter of the connection, for the transcript.
 func (s *Session) Exporter() ([]byte, error) {
 	state := s.conn.ConnectionState()
 	return state.ExportKeyingMaterial(transcript.ExporterLabel, nil, transcript.ExporterSize)
 }
 
-// ServerSPKI is SHA-256 of the server certificate's public key.
+// ServerSPKI returns the SHA-256 of the server certificate's SubjectPublicKeyInfo.
 func (s *Session) ServerSPKI() []byte {
 	sum := sha256.Sum256(s.conn.ConnectionState().PeerCertificates[0].RawSubjectPublicKeyInfo)
 	return sum[:]
 }
 
-// Challenge calls the method of that name.
+// Challenge calls the RPC of the same name.
 func (s *Session) Challenge(ctx context.Context,
 	req *mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
 	return call(ctx, s, s.api.Challenge, req)
 }
 
-// Attest calls the method of that name.
+// Attest calls the RPC of the same name.
 func (s *Session) Attest(ctx context.Context, req *mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
 	return call(ctx, s, s.api.Attest, req)
 }
 
-// Report calls the method of that name.
+// Report calls the RPC of the same name.
 func (s *Session) Report(ctx context.Context, req *mcsattestv1.ReportRequest) (*mcsattestv1.ReportResponse, error) {
 	return call(ctx, s, s.api.Report, req)
 }
@@ -168,7 +169,7 @@ func call[Req, Resp any](
 	return resp.Msg, nil
 }
 
-// explain sorts an error of a call.
+// explain converts the error of a call into one of the three kinds of the package comment.
 func (s *Session) explain(err error) error {
 	var ce *connect.Error
 	if !errors.As(err, &ce) {
@@ -182,7 +183,7 @@ func (s *Session) explain(err error) error {
 		if denial, ok := m.(*mcsattestv1.Denial); ok {
 			return &Denied{
 				Class:         denial.GetClass(),
-				CorrelationID: bounded(denial.GetCorrelationId()),
+				CorrelationID: truncate(denial.GetCorrelationId()),
 				Temporary:     denial.GetTemporary(),
 				RetryAfter:    time.Duration(denial.GetRetryAfterSeconds()) * time.Second,
 				Mode:          denial.GetMode(),
@@ -201,8 +202,8 @@ func (s *Session) explain(err error) error {
 	return Plain(ce.Unwrap())
 }
 
-// Passing reports whether a 4xx is a passing failure of the server or of a proxy
-// in front of it (RFC 9110, 15.5.9; RFC 8470; RFC 6585; 499 is Connect's "canceled").
+// Passing reports whether a 4xx status is a temporary failure of the server or of a proxy in front
+// of it (RFC 9110, 15.5.9; RFC 8470; RFC 6585; 499 is Connect's "canceled").
 func Passing(status int) bool {
 	switch status {
 	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests, 499:
@@ -211,11 +212,10 @@ func Passing(status int) bool {
 	return false
 }
 
-// bounded keeps a server's id to what a console line has room for.
-func bounded(id string) string { return id[:min(len(id), 64)] }
+// truncate shortens a correlation id so that it fits on a console line.
+func truncate(id string) string { return id[:min(len(id), 64)] }
 
-// Unexpected is a final answer that is neither the verifier's nor a Machine
-// Config Server's.
+// Unexpected reports a final HTTP status that neither a verifier nor a Machine Config Server sends.
 type Unexpected struct{ Status int }
 
 func (u *Unexpected) Error() string {
@@ -223,7 +223,8 @@ func (u *Unexpected) Error() string {
 		u.Status)
 }
 
-// lastStatus remembers the HTTP status, which Connect's codes do not tell apart.
+// lastStatus records the HTTP status of the last response, which Connect's error codes do not
+// preserve.
 type lastStatus struct {
 	next http.RoundTripper
 	code int

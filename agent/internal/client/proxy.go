@@ -12,11 +12,11 @@ import (
 	"time"
 )
 
-// connectTime bounds what a proxy takes to answer CONNECT.
+// connectTime is how long a proxy may take to answer CONNECT.
 const connectTime = 30 * time.Second
 
-// tunnel opens a connection to address, through the proxy if there is one. The
-// proxy sees an address and TLS; it needs no trust.
+// tunnel opens a TCP connection to address, through the proxy if one is configured. The proxy sees
+// only the address and TLS records, so it needs no trust.
 func (d *Dialer) tunnel(ctx context.Context, address string) (net.Conn, error) {
 	dialer := &net.Dialer{Timeout: dialTime}
 	if d.Proxy == nil {
@@ -39,7 +39,7 @@ func (d *Dialer) tunnel(ctx context.Context, address string) (net.Conn, error) {
 	return conn, nil
 }
 
-// connectThrough is the CONNECT method (RFC 9110, 9.3.6).
+// connectThrough sends the CONNECT request (RFC 9110, 9.3.6) and checks the response.
 func connectThrough(conn net.Conn, address string, user *url.Userinfo) error {
 	if err := conn.SetDeadline(time.Now().Add(connectTime)); err != nil {
 		return err
@@ -53,16 +53,16 @@ func connectThrough(conn net.Conn, address string, user *url.Userinfo) error {
 	if err := req.Write(conn); err != nil {
 		return err
 	}
-	// The server speaks TLS, in which the client begins: nothing follows the
-	// proxy's answer that the buffer could swallow.
+	// In TLS the client speaks first. So no data follows the proxy's response that the buffer could
+	// consume.
 	resp, err := http.ReadResponse(bufio.NewReader(conn), req)
 	if err != nil {
 		return err
 	}
-	// Its body is not closed: after a 200 that would read on into the tunnel, and
-	// otherwise the connection ends.
+	// The body is not closed. After a 200, closing it would read from the tunnel; otherwise the
+	// caller closes the connection.
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("it answered CONNECT with HTTP status %d", resp.StatusCode)
+		return fmt.Errorf("CONNECT failed with HTTP status %d", resp.StatusCode)
 	}
 	return conn.SetDeadline(time.Time{})
 }

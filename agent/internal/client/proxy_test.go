@@ -14,7 +14,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/verifiertest"
 )
 
-// proxy tunnels for the one user it knows.
+// proxy returns the URL of an HTTP proxy that accepts one user.
 func proxy(t *testing.T, seen *[]string) *url.URL {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -32,7 +32,8 @@ func proxy(t *testing.T, seen *[]string) *url.URL {
 		if err != nil {
 			return
 		}
-		// Only now may the client speak: what it says goes through the buffer.
+		// The client speaks only after this. Its first bytes follow the response in the same
+		// buffer.
 		_, _ = io.WriteString(near, "HTTP/1.1 200 OK\r\n\r\n")
 		go func() { _, _ = io.Copy(far, buffered); _ = far.Close() }()
 		go func() { _, _ = io.Copy(near, far); _ = near.Close() }()

@@ -16,38 +16,36 @@ import (
 const (
 	dialTime      = 30 * time.Second
 	handshakeTime = 10 * time.Second
-	// responseTime is above the verifier's own limit on a call.
+	// responseTime is longer than the verifier's own limit for a call.
 	responseTime = 30 * time.Second
 	maxHeader    = 64 << 10
 )
 
-// Dialer makes TLS connections to servers that chain to given authorities.
+// Dialer opens TLS connections to servers whose certificates chain to the given authorities.
 //
-// The node's clock is never consulted. A machine on its first boot may be
-// twenty years off, and nothing in an initramfs corrects it. A certificate is
-// verified at a time of its own: the beginning of its validity (or that of a
-// certificate above it, whichever is latest). So a server's certificate that
-// has expired is accepted, as long as the pointer's own authority issued it.
-// That gives up little: such authorities live for ten years, publish no
-// revocations, and the machine could not tell anyway; and it takes the node's
-// clock away from an attacker on the network, who could set it.
+// It never consults the node's clock. On a first boot that clock may be years off, and nothing in
+// an initramfs corrects it. Instead, a certificate is verified at the start of its own validity, or
+// of the validity of a certificate above it if that is later. So the Dialer accepts an expired
+// server certificate that the pointer config's own authority issued. This gives up little: such
+// authorities live for ten years and publish no revocations. In return, an attacker on the network
+// cannot use the node's clock, which they may control.
 //
-// crypto/tls wants the time before it shows the certificate. The first guess is
-// the newest authority's beginning; where that is not right the handshake
-// fails, the error holds the certificates, and the next one is at their time.
-// All of Go's verification is in force throughout.
+// crypto/tls asks for the time before it provides the certificate. The first attempt uses the start
+// of the newest authority. If that time is wrong, the handshake fails, its error contains the
+// certificates, and the second attempt uses a time at which they verify. All other checks of
+// crypto/tls stay in force.
 type Dialer struct {
 	roots *x509.CertPool // nil: the system's
-	first time.Time      // the guess
+	first time.Time      // the time of the first attempt
 
-	// Proxy is an HTTP proxy that tunnels every connection; nil: none.
+	// Proxy is the HTTP proxy that tunnels every connection; nil means none.
 	Proxy *url.URL
 
 	mu    sync.Mutex
 	learn map[string]time.Time // host:port
 }
 
-// NewDialer trusts exactly the given authorities; nil means the system's.
+// NewDialer returns a Dialer that trusts only the given authorities; nil means the system's.
 func NewDialer(authorities []*x509.Certificate) *Dialer {
 	d := &Dialer{learn: map[string]time.Time{}, first: time.Unix(1, 0)}
 	if authorities != nil {
@@ -62,7 +60,7 @@ func NewDialer(authorities []*x509.Certificate) *Dialer {
 	return d
 }
 
-// Dial connects to address ("host:port").
+// Dial connects to address ("host:port") and verifies the server.
 func (d *Dialer) Dial(ctx context.Context, address string) (*tls.Conn, error) {
 	at := d.timeFor(address)
 	conn, err := d.dial(ctx, address, at)
@@ -76,7 +74,7 @@ func (d *Dialer) Dial(ctx context.Context, address string) (*tls.Conn, error) {
 	}
 	better, why := d.verificationTime(unverified.UnverifiedCertificates, host)
 	if why != nil {
-		// Not the handshake's error: that one may be about the time alone.
+		// Not the error of the handshake, which may only concern the time.
 		return nil, fmt.Errorf("TLS with %s: %w", address, why)
 	}
 	if better.Equal(at) {
@@ -97,8 +95,8 @@ func (d *Dialer) timeFor(address string) time.Time {
 	return d.first
 }
 
-// verificationTime finds a time at which certificates, leaf first, verify; else
-// it tells what is wrong with them when the leaf begins.
+// verificationTime returns a time at which certificates, leaf first, verify. If there is none, it
+// returns the error of verification at the start of the leaf's validity.
 func (d *Dialer) verificationTime(certificates []*x509.Certificate, host string) (at time.Time, why error) {
 	if len(certificates) == 0 {
 		return time.Time{}, errors.New("the server has no certificate")
@@ -111,7 +109,7 @@ func (d *Dialer) verificationTime(certificates []*x509.Certificate, host string)
 	}
 	for _, at := range candidates {
 		if at.Before(leaf.NotBefore) || at.IsZero() {
-			continue // the zero time would mean the node's clock
+			continue // crypto/x509 reads the zero time as "use the node's clock"
 		}
 		_, err := leaf.Verify(x509.VerifyOptions{
 			DNSName: host, Roots: d.roots, Intermediates: above, CurrentTime: at,
@@ -125,7 +123,7 @@ func (d *Dialer) verificationTime(certificates []*x509.Certificate, host string)
 		}
 	}
 	if why == nil {
-		why = errors.New("the server's certificate has no time")
+		why = errors.New("the server's certificate has no validity period")
 	}
 	return time.Time{}, why
 }
@@ -155,8 +153,7 @@ func (d *Dialer) dial(ctx context.Context, address string, at time.Time) (*tls.C
 	return conn, nil
 }
 
-// HTTPClient is an ordinary client over the dialer's trust: HTTP/1.1, without
-// proxies and compression.
+// HTTPClient returns an HTTP/1.1 client with the dialer's trust, without proxies and compression.
 func (d *Dialer) HTTPClient() *http.Client {
 	return &http.Client{Transport: &http.Transport{
 		DialContext: (&net.Dialer{Timeout: dialTime}).DialContext,
@@ -169,8 +166,8 @@ func (d *Dialer) HTTPClient() *http.Client {
 	}}
 }
 
-// Plain takes the URL out of an error of net/http: the console has it already,
-// and a URL may hold what should not be printed.
+// Plain removes the URL from an error of net/http. The console already shows the URL, and a URL may
+// contain a secret.
 func Plain(err error) error {
 	var u *url.Error
 	if errors.As(err, &u) {

@@ -12,8 +12,8 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
-// aws shows EC2's signed identity document, and proves the instance's role with
-// a request to STS that only the verifier sends.
+// aws provides EC2's signed identity document. It proves the instance's role with a signed STS
+// request that only the verifier sends.
 type aws struct{ quick, steady *metadata.AWS }
 
 func newAWS(p paths.Paths) (platform, error) {
@@ -27,7 +27,7 @@ func newAWS(p paths.Paths) (platform, error) {
 
 func (*aws) kinds() []evidence.Kind { return []evidence.Kind{evidence.AWSIID, evidence.AWSSTS} }
 
-func (a *aws) look(ctx context.Context) (string, error) {
+func (a *aws) lookup(ctx context.Context) (string, error) {
 	instance, err := a.quick.Instance(ctx)
 	if err != nil {
 		return "", err
@@ -45,11 +45,11 @@ func (a *aws) gather(ctx context.Context, kind evidence.Kind, b evidence.Binding
 		document, err = a.sign(ctx, b)
 		return document, nil, err
 	}
-	return nil, nil, notMine(kind)
+	return nil, nil, unsupported(kind)
 }
 
-// sign makes the request. Its time is the metadata service's: STS refuses one
-// that is five minutes off, and the node's clock may be years off.
+// sign creates the STS request. It uses the time of the metadata service, because STS rejects a
+// request that is more than five minutes off, and the node's clock may be years off.
 func (a *aws) sign(ctx context.Context, b evidence.Binding) ([]byte, error) {
 	instance, err := a.steady.Instance(ctx)
 	if err != nil {

@@ -35,12 +35,12 @@ func newAzure(p paths.Paths) (platform, error) {
 
 func (*azure) kinds() []evidence.Kind { return []evidence.Kind{evidence.AzureAttested} }
 
-func (z *azure) look(ctx context.Context) (string, error) { return z.quick.ProviderID(ctx) }
+func (z *azure) lookup(ctx context.Context) (string, error) { return z.quick.ProviderID(ctx) }
 
 func (z *azure) gather(ctx context.Context, kind evidence.Kind, b evidence.Binding,
 	ch *mcsattestv1.CloudChallenge) (document, token []byte, err error) {
 	if kind != evidence.AzureAttested {
-		return nil, nil, notMine(kind)
+		return nil, nil, unsupported(kind)
 	}
 	resource := ch.GetAzureTokenResource()
 	if resource != "" {
@@ -57,8 +57,8 @@ func (z *azure) gather(ctx context.Context, kind evidence.Kind, b evidence.Bindi
 	return document, token, err
 }
 
-// OtherResource is the error for a verifier that asks for a token of the managed
-// identity for another resource than the machine's own.
+// OtherResource reports that the verifier asked for a managed identity token for a resource other
+// than the machine's own.
 type OtherResource struct{ Asked, Own string }
 
 func (o *OtherResource) Error() string {
@@ -66,7 +66,8 @@ func (o *OtherResource) Error() string {
 		"only for %.80q", o.Asked, o.Own)
 }
 
-// maxResource bounds the file, as the verifier's configuration bounds its own value.
+// maxResource is the largest resource name in bytes. The verifier's configuration has the same
+// limit.
 const maxResource = 256
 
 // allows returns an error unless the resource is the machine's own.
@@ -81,7 +82,8 @@ func (z *azure) allows(resource string) error {
 	return nil
 }
 
-// ownResource reads the image's file; without one it is the built-in resource.
+// ownResource reads the resource from the image's file, or returns the built-in one if the file
+// does not exist.
 func ownResource(file string) (string, error) {
 	f, err := os.Open(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -102,7 +104,7 @@ func ownResource(file string) (string, error) {
 	return own, nil
 }
 
-// BadResource is the error for a file that does not name one resource.
+// BadResource reports a file that does not contain exactly one resource.
 type BadResource struct{ File string }
 
 func (b *BadResource) Error() string {

@@ -1,17 +1,15 @@
-// Package cloud gathers what a machine can show of its cloud: which kinds of
-// evidence there may be, the evidence itself bound to a conversation, and the
+// Package cloud collects what a machine can present about its cloud. It returns the kinds of
+// evidence that the platform may have, the evidence itself, bound to a conversation, and the
 // machine's provider id as a hint for the verifier.
 //
-// What may be offered is known from the platform alone, and the metadata service
-// is not asked for it: one that is off must not keep a machine from asking what
-// its pool's policy wants. Nor must what is missing at the moment: an instance's
-// role may be seen some seconds late. So aws-sts is always offered. A policy that
-// prefers the TPM names it first, and a machine without either is told that its
-// role is missing, which can be mended, rather than its TPM.
+// The offered kinds depend only on the platform. The metadata service is not asked, because an
+// unavailable service must not prevent a machine from learning what its pool's policy requires. For
+// the same reason aws-sts is always offered: an instance's role may appear some seconds late. A
+// machine that has neither TPM nor role then reports the missing role, which an administrator can
+// fix.
 //
-// The hint costs the boot little: [Cloud.Start] looks for it while the TPM is made
-// ready, for at most three seconds. Nothing is decided by it; the verifier only
-// takes it to choose the Machine that it then checks.
+// [Cloud.Start] looks up the provider id for at most three seconds, while the TPM is prepared. The
+// verifier uses it only to choose the Machine that it then checks.
 package cloud
 
 import (
@@ -28,14 +26,14 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
-// Bounds of the contract.
+// Limits of the contract, in bytes.
 const (
 	maxDocument   = 64 << 10
 	maxToken      = 16 << 10
 	maxProviderID = 512
 )
 
-// platforms are those with something to show, by Ignition's names.
+// platforms are the platforms that have evidence or a provider id, by Ignition's names.
 var platforms = map[string]func(paths.Paths) (platform, error){
 	"aws":    newAWS,
 	"azure":  newAzure,
@@ -43,29 +41,29 @@ var platforms = map[string]func(paths.Paths) (platform, error){
 	"vmware": newVSphere,
 }
 
-// platform is one cloud's part.
+// platform is the implementation for one cloud.
 type platform interface {
-	// kinds are those that the platform has, in ascending order.
+	// kinds returns the kinds of evidence of the platform, in ascending order.
 	kinds() []evidence.Kind
-	// look finds the provider id.
-	look(context.Context) (string, error)
-	// gather makes evidence of one of the kinds.
+	// lookup returns the provider id.
+	lookup(context.Context) (string, error)
+	// gather creates evidence of one of the kinds.
 	gather(context.Context, evidence.Kind, evidence.Binding,
 		*mcsattestv1.CloudChallenge) (document, token []byte, err error)
 }
 
-// Cloud is one machine's. It may be used from several goroutines.
+// Cloud provides the cloud evidence of one machine. It is safe for concurrent use.
 type Cloud struct {
 	platform platform
 
-	mu         sync.Mutex // held while looking, so that others wait for the outcome
-	settled    bool
+	mu         sync.Mutex // held during a lookup, so that concurrent callers wait for its result
+	cached     bool
 	providerID string
 	err        error
 }
 
-// New is the cloud of the platform with Ignition's name id; nil where there is
-// nothing to show.
+// New returns the Cloud of the platform with Ignition's name id, or nil if that platform has
+// neither evidence nor a provider id.
 func New(p paths.Paths, id string) (*Cloud, error) {
 	of, ok := platforms[id]
 	if !ok {
@@ -78,44 +76,45 @@ func New(p paths.Paths, id string) (*Cloud, error) {
 	return &Cloud{platform: platform}, nil
 }
 
-// Start begins to look for the hint.
+// Start begins to look up the provider id in the background.
 func (c *Cloud) Start(ctx context.Context) {
-	go func() { _, _ = c.ProviderID(ctx) }() // whoever needs it has the error
+	go func() { _, _ = c.ProviderID(ctx) }() // a later call of ProviderID returns the error
 }
 
-// lookTime bounds one look for the provider id; Google's takes three questions.
-var lookTime = 3 * time.Second
+// lookupTime is the limit for one lookup of the provider id. Google Compute Engine needs three
+// requests.
+var lookupTime = 3 * time.Second
 
-// ProviderID is the machine's own word for its Machine's spec.providerID. Where
-// the service could not be asked it is asked again the next time.
+// ProviderID returns what should be the spec.providerID of this machine's Machine, according to the
+// machine itself. A temporary failure is not cached: the next call asks the metadata service again.
 func (c *Cloud) ProviderID(ctx context.Context) (string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.settled {
+	if c.cached {
 		return c.providerID, c.err
 	}
-	brief, cancel := context.WithTimeout(ctx, lookTime)
+	brief, cancel := context.WithTimeout(ctx, lookupTime)
 	defer cancel()
-	c.providerID, c.err = c.platform.look(brief)
+	c.providerID, c.err = c.platform.lookup(brief)
 	if c.err != nil && brief.Err() != nil && ctx.Err() == nil {
-		c.err = fmt.Errorf("the metadata service did not say within %s", lookTime)
+		c.err = fmt.Errorf("the metadata service did not answer within %s", lookupTime)
 	}
 	if len(c.providerID) > maxProviderID {
 		c.providerID, c.err = "", fmt.Errorf("the provider id has more than %d bytes", maxProviderID)
 	}
 	var fault *metadata.Fault
-	c.settled = c.err == nil || errors.As(c.err, &fault) && !fault.Temporary
+	c.cached = c.err == nil || errors.As(c.err, &fault) && !fault.Temporary
 	return c.providerID, c.err
 }
 
-// Offers are the kinds that a machine of this platform may be able to show.
+// Offers returns the kinds of evidence that a machine of this platform may have.
 func (c *Cloud) Offers() []evidence.Kind { return c.platform.kinds() }
 
-// Makes reports whether the platform has such evidence at all. That a machine
-// lacks it is what [Cloud.Evidence] then says, and why.
+// Makes reports whether the platform has this kind of evidence. If this one machine lacks it,
+// [Cloud.Evidence] returns why.
 func (c *Cloud) Makes(kind evidence.Kind) bool { return slices.Contains(c.platform.kinds(), kind) }
 
-// Evidence gathers one kind, bound to b. An error of the metadata service is a
+// Evidence creates one kind of evidence, bound to b. An error of the metadata service is a
 // *metadata.Fault.
 func (c *Cloud) Evidence(ctx context.Context, kind evidence.Kind, b evidence.Binding,
 	ch *mcsattestv1.CloudChallenge) (*mcsattestv1.CloudEvidence, error) {
@@ -131,5 +130,5 @@ func (c *Cloud) Evidence(ctx context.Context, kind evidence.Kind, b evidence.Bin
 	return &mcsattestv1.CloudEvidence{Kind: mcsattestv1.EvidenceKind(kind), Document: document, Token: token}, nil
 }
 
-// notMine is for a kind that the caller should not have asked for.
-func notMine(kind evidence.Kind) error { return fmt.Errorf("this platform has no %v", kind) }
+// unsupported is the error for a kind that the platform does not have.
+func unsupported(kind evidence.Kind) error { return fmt.Errorf("this platform has no %v", kind) }

@@ -44,8 +44,8 @@ func newCloud(t *testing.T, platform, base string) *cloud.Cloud {
 
 var binding = evidence.Binding{Transcript: [32]byte{1, 2, 3, 31: 0xff}, Origin: "https://api-int.example.com:22623"}
 
-// What the agent gathers is what the verifier takes, and only for this
-// conversation where the kind is bound.
+// The verifier accepts the evidence that the agent gathers. Bound kinds are accepted only in the
+// same conversation.
 func TestEvidenceVerifies(t *testing.T) {
 	for _, m := range []*cloudtest.Machine{cloudtest.AWS(t, nil), cloudtest.GCP(t, nil), cloudtest.Azure(t, nil)} {
 		c := newCloud(t, m.Platform, m.Serve(t))
@@ -65,7 +65,7 @@ func TestEvidenceVerifies(t *testing.T) {
 					&mcsattestv1.CloudChallenge{AzureTokenResource: cloudtest.TokenResource})
 				ok(t, err)
 				if evidence.Kind(ev.GetKind()) != kind {
-					t.Errorf("it says it is %v", ev.GetKind())
+					t.Errorf("kind %v", ev.GetKind())
 				}
 				d := evidence.Document{Kind: kind, Raw: ev.GetDocument(), Certificates: ev.GetCertificates(), Token: ev.GetToken()}
 				appraise := func(b evidence.Binding) (evidence.Statement, error) {
@@ -86,14 +86,14 @@ func TestEvidenceVerifies(t *testing.T) {
 				other := binding
 				other.Transcript[0] ^= 1
 				if _, err := appraise(other); err == nil {
-					t.Error("it is taken in another conversation")
+					t.Error("accepted in another conversation")
 				}
 			})
 		}
 	}
 }
 
-// The token of the managed identity comes only where it is asked for.
+// The agent requests a managed identity token only if the verifier asks for one.
 func TestAzureToken(t *testing.T) {
 	m := cloudtest.Azure(t, func(i *azure.Instance) { i.Identity = "" })
 	c := newCloud(t, "azure", m.Serve(t))
@@ -101,7 +101,7 @@ func TestAzureToken(t *testing.T) {
 		ev, err := c.Evidence(t.Context(), evidence.AzureAttested, binding, ch)
 		ok(t, err)
 		if len(ev.GetToken()) != 0 {
-			t.Error("a token that nobody asked for")
+			t.Error("a token was requested")
 		}
 	}
 	_, err := c.Evidence(t.Context(), evidence.AzureAttested, binding,
@@ -112,7 +112,7 @@ func TestAzureToken(t *testing.T) {
 	}
 }
 
-// A request to STS is signed at the host's time; the node's clock plays no part.
+// A request to STS is signed with the time of the metadata service, not with the node's clock.
 func TestSigningTime(t *testing.T) {
 	m := cloudtest.AWS(t, nil)
 	node := m.Metadata
@@ -134,8 +134,8 @@ func TestSigningTime(t *testing.T) {
 	}
 }
 
-// What is offered is the platform's, and nobody is asked for it: neither a
-// service that is off nor a role that is not seen yet takes anything back.
+// The offered kinds depend only on the platform. Neither a service that is turned off nor a missing
+// role changes them.
 func TestOffers(t *testing.T) {
 	var asked atomic.Int32
 	service := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
@@ -151,17 +151,17 @@ func TestOffers(t *testing.T) {
 	if asked.Load() != 0 {
 		t.Errorf("the service was asked %d times", asked.Load())
 	}
-	nobody := newCloud(t, "aws", "http://127.0.0.1:1")
-	if !nobody.Makes(evidence.AWSSTS) || nobody.Makes(evidence.TPM2) || nobody.Makes(evidence.GCPIdentity) {
-		t.Error("it makes what it does not")
+	c := newCloud(t, "aws", "http://127.0.0.1:1")
+	if !c.Makes(evidence.AWSSTS) || c.Makes(evidence.TPM2) || c.Makes(evidence.GCPIdentity) {
+		t.Error("Makes is true for a kind that the platform lacks")
 	}
-	if _, err := nobody.Evidence(t.Context(), evidence.GCPIdentity, binding, nil); err == nil {
+	if _, err := c.Evidence(t.Context(), evidence.GCPIdentity, binding, nil); err == nil {
 		t.Error("another cloud's evidence")
 	}
 }
 
-// A service that never answers costs a look, and the next one finds the hint.
-func TestLooksAreBounded(t *testing.T) {
+// A service that does not answer costs one lookup; a later lookup finds the provider id.
+func TestProviderID_LimitsALookup(t *testing.T) {
 	m := cloudtest.GCP(t, nil)
 	node := m.Metadata
 	var up atomic.Bool
@@ -173,10 +173,10 @@ func TestLooksAreBounded(t *testing.T) {
 		node.ServeHTTP(w, r)
 	})
 	c := newCloud(t, "gcp", m.Serve(t))
-	restore := cloud.SetLookTime(10 * time.Millisecond)
+	restore := cloud.SetLookupTime(10 * time.Millisecond)
 	id, err := c.ProviderID(t.Context())
 	restore()
-	if id != "" || err == nil || err.Error() != "the metadata service did not say within 10ms" {
+	if id != "" || err == nil || err.Error() != "the metadata service did not answer within 10ms" {
 		t.Errorf("provider id %q, error %v", id, err)
 	}
 	up.Store(true)
@@ -185,8 +185,8 @@ func TestLooksAreBounded(t *testing.T) {
 	}
 }
 
-// The hint is looked for until the service has answered, and then no more.
-func TestProviderIDIsFoundLater(t *testing.T) {
+// The provider id is requested until the service has answered, and then cached.
+func TestProviderID_RetriesUntilTheServiceAnswers(t *testing.T) {
 	m := cloudtest.GCP(t, nil)
 	node := m.Metadata
 	var up atomic.Bool
@@ -217,7 +217,7 @@ func TestProviderIDIsFoundLater(t *testing.T) {
 	_, err := c.ProviderID(t.Context())
 	ok(t, err)
 	if asked.Load() != n {
-		t.Error("the service is asked what is known")
+		t.Error("the cached provider id was requested again")
 	}
 }
 
@@ -232,8 +232,8 @@ func TestPlatformsWithoutEvidence(t *testing.T) {
 	}
 }
 
-// What is beyond the contract's bounds is not sent.
-func TestDocumentsAreBounded(t *testing.T) {
+// Documents above the contract's limits are not sent.
+func TestEvidence_RejectsLargeDocuments(t *testing.T) {
 	m := cloudtest.GCP(t, nil)
 	m.Metadata = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Metadata-Flavor", "Google")
@@ -279,8 +279,8 @@ func TestVSphere(t *testing.T) {
 	}
 }
 
-// A token for one verifier is of no use to another.
-func TestAudienceIsTheVerifiers(t *testing.T) {
+// A token for one verifier is useless at another.
+func TestGCPAudienceNamesTheVerifier(t *testing.T) {
 	m := cloudtest.GCP(t, nil)
 	ev, err := newCloud(t, "gcp", m.Serve(t)).Evidence(t.Context(), evidence.GCPIdentity, binding, nil)
 	ok(t, err)

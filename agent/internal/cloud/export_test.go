@@ -2,9 +2,9 @@ package cloud
 
 import "time"
 
-// SetLookTime is for looks until restore is called.
-func SetLookTime(d time.Duration) (restore func()) {
-	before := lookTime
-	lookTime = d
-	return func() { lookTime = before }
+// SetLookupTime changes the limit of a lookup until restore is called.
+func SetLookupTime(d time.Duration) (restore func()) {
+	before := lookupTime
+	lookupTime = d
+	return func() { lookupTime = before }
 }

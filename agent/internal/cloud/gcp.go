@@ -10,7 +10,7 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
-// gcp shows an identity token of the instance, made for this conversation alone.
+// gcp provides an identity token of the instance, issued for this conversation.
 type gcp struct{ quick, steady *metadata.GCP }
 
 func newGCP(p paths.Paths) (platform, error) {
@@ -24,12 +24,12 @@ func newGCP(p paths.Paths) (platform, error) {
 
 func (*gcp) kinds() []evidence.Kind { return []evidence.Kind{evidence.GCPIdentity} }
 
-func (g *gcp) look(ctx context.Context) (string, error) { return g.quick.ProviderID(ctx) }
+func (g *gcp) lookup(ctx context.Context) (string, error) { return g.quick.ProviderID(ctx) }
 
 func (g *gcp) gather(ctx context.Context, kind evidence.Kind, b evidence.Binding,
 	_ *mcsattestv1.CloudChallenge) (document, token []byte, err error) {
 	if kind != evidence.GCPIdentity {
-		return nil, nil, notMine(kind)
+		return nil, nil, unsupported(kind)
 	}
 	document, err = g.steady.IdentityToken(ctx, attester.Audience(b.Origin, b.Transcript))
 	return document, nil, err

@@ -14,8 +14,8 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
-// vsphere has no evidence of its own: the TPM is endorsed by vCenter. It knows
-// the virtual machine's UUID from the firmware's tables.
+// vsphere has no cloud evidence: vCenter endorses the TPM. It reads the virtual machine's UUID from
+// the SMBIOS tables.
 type vsphere struct{ paths paths.Paths }
 
 func newVSphere(p paths.Paths) (platform, error) { return &vsphere{p}, nil }
@@ -24,27 +24,27 @@ func (*vsphere) kinds() []evidence.Kind { return nil }
 
 func (*vsphere) gather(_ context.Context, kind evidence.Kind, _ evidence.Binding,
 	_ *mcsattestv1.CloudChallenge) (document, token []byte, err error) {
-	return nil, nil, notMine(kind)
+	return nil, nil, unsupported(kind)
 }
 
-func (v *vsphere) look(context.Context) (string, error) {
+func (v *vsphere) lookup(context.Context) (string, error) {
 	serial, _ := os.ReadFile(v.paths.SMBIOSSerial)
 	uuid, err := os.ReadFile(v.paths.SMBIOSUUID)
 	if id, ok := vsphereID(string(serial), string(uuid)); ok {
 		return id, nil
 	}
 	if err == nil {
-		err = errors.New("neither serial number nor UUID is a virtual machine's")
+		err = errors.New("neither the serial number nor the UUID belongs to a virtual machine")
 	}
-	return "", fmt.Errorf("the firmware's tables: %w", err)
+	return "", fmt.Errorf("reading the SMBIOS tables: %w", err)
 }
 
-// vsphereID is "vsphere://" and the BIOS UUID as vCenter and OpenShift write it.
+// vsphereID returns "vsphere://" and the BIOS UUID in the form that vCenter and OpenShift use.
 //
-// VMware puts the UUID's bytes, in order, into the serial number
-// ("VMware-42 2e 49 56 ad 22 11 39-6d 72 59 cc 8f 26 bc 90"). Where the serial
-// number is the host's own, there is the UUID in the system table; since SMBIOS
-// 2.6 its first three fields are little endian, and the kernel prints them so.
+// VMware writes the bytes of the UUID, in order, into the serial number ("VMware-42 2e 49 56 ad 22
+// 11 39-6d 72 59 cc 8f 26 bc 90"). If the serial number is the host's own, the UUID is in the
+// system table. Since SMBIOS 2.6 the first three fields of that UUID are little endian, and the
+// kernel prints them so.
 func vsphereID(serial, uuid string) (string, bool) {
 	if s, ok := strings.CutPrefix(strings.TrimSpace(serial), "VMware-"); ok {
 		if raw, err := hex.DecodeString(strings.NewReplacer(" ", "", "-", "").Replace(s)); err == nil && isUUID(raw) {
@@ -65,7 +65,7 @@ func vsphereID(serial, uuid string) (string, bool) {
 	return formatUUID(raw), true
 }
 
-// isUUID: 16 bytes that are not all zero or all one, as firmware fills in.
+// isUUID reports whether raw has 16 bytes that are not all the same, as unset firmware fields are.
 func isUUID(raw []byte) bool {
 	filler := func(b byte) bool { return !slices.ContainsFunc(raw, func(x byte) bool { return x != b }) }
 	return len(raw) == 16 && !filler(0x00) && !filler(0xff)

@@ -1,5 +1,5 @@
-// Package cloudtest has emulated clouds with one machine each, and beside them
-// the verifiers that judge the machine's evidence, for the agent's tests.
+// Package cloudtest provides emulated clouds with one machine each for the agent's tests, and the
+// verifiers that appraise that machine's evidence.
 package cloudtest
 
 import (
@@ -26,12 +26,12 @@ import (
 type Machine struct {
 	Platform   string // Ignition's name
 	ProviderID string
-	Metadata   http.Handler // what it sees at 169.254.169.254
-	// Verifiers are by the kinds that it can show.
+	Metadata   http.Handler // the service at 169.254.169.254
+	// Verifiers has one verifier for each kind of evidence that the machine can present.
 	Verifiers map[evidence.Kind]evidence.Verifier
 }
 
-// Serve starts the metadata service, and returns its address.
+// Serve starts the metadata service and returns its address.
 func (m *Machine) Serve(t testing.TB) string {
 	t.Helper()
 	s := httptest.NewServer(m.Metadata)
@@ -39,10 +39,10 @@ func (m *Machine) Serve(t testing.TB) string {
 	return s.URL
 }
 
-// TokenResource is what Azure's verifier wants a managed identity's token for.
+// TokenResource is the resource for which Azure's verifier requires a managed identity token.
 const TokenResource = attester.TokenResource
 
-// AWS is an instance of EC2; change alters it before it starts.
+// AWS returns an EC2 instance; change modifies it before it starts.
 func AWS(t testing.TB, change func(*aws.Instance)) *Machine {
 	t.Helper()
 	cloud := aws.New(aws.Options{})
@@ -66,7 +66,7 @@ func AWS(t testing.TB, change func(*aws.Instance)) *Machine {
 	}
 }
 
-// sts is the emulator's, without a network.
+// sts calls the emulated STS without a network.
 type sts struct{ api http.Handler }
 
 func (s sts) GetCallerIdentity(ctx context.Context, r awssts.Request) (int, string, []byte, error) {
@@ -79,7 +79,7 @@ func (s sts) GetCallerIdentity(ctx context.Context, r awssts.Request) (int, stri
 	return w.Code, w.Header().Get("Content-Type"), w.Body.Bytes(), nil
 }
 
-// GCP is an instance of Google Compute Engine.
+// GCP returns a Google Compute Engine instance.
 func GCP(t testing.TB, change func(*gcp.Instance)) *Machine {
 	t.Helper()
 	cloud, err := gcp.New(gcp.Options{})
@@ -99,7 +99,7 @@ func GCP(t testing.TB, change func(*gcp.Instance)) *Machine {
 	}
 }
 
-// Azure is a virtual machine of Azure, with an identity.
+// Azure returns an Azure virtual machine with a managed identity.
 func Azure(t testing.TB, change func(*azure.Instance)) *Machine {
 	t.Helper()
 	cloud, err := azure.New()
@@ -118,7 +118,7 @@ func Azure(t testing.TB, change func(*azure.Instance)) *Machine {
 	fatal(t, err)
 	public, ok := azureattested.CloudNamed("Public")
 	if !ok {
-		t.Fatal("there is no public cloud")
+		t.Fatal("the public Azure cloud is missing")
 	}
 	return &Machine{
 		Platform: "azure", ProviderID: i.ProviderID(), Metadata: cloud.Metadata(i),
@@ -135,7 +135,7 @@ func Azure(t testing.TB, change func(*azure.Instance)) *Machine {
 	}
 }
 
-// arm knows one machine.
+// arm is an Azure Resource Manager that has one machine.
 type arm struct{ i *azure.Instance }
 
 func (a arm) VM(context.Context, string) (azureattested.VM, error) {

@@ -30,8 +30,9 @@ func (a *agent) attest() command {
 Server that it names, and leaves in the run directory a copy of the pointer
 config with the token, for ignition-fetch.service to read.
 
-It tries for as long as there is hope, also to read the pointer config. It changes nothing and exits with 0 if
-the pointer config names no Machine Config Server, or one that does not attest.`,
+It retries every temporary failure, also when it reads the pointer config. It changes
+nothing and exits with 0 if the pointer config names no Machine Config Server, or a
+server without a verifier.`,
 		run: func(ctx context.Context, _ []string) error { return a.runAttest(ctx) },
 	}
 }
@@ -47,18 +48,18 @@ func (a *agent) runAttest(ctx context.Context) error {
 		return nil
 	case "require":
 		err := a.attestMachine(ctx, machine)
-		var left *leftAlone
+		var left *skipped
 		if errors.As(err, &left) {
 			hint := faultHint(err)
 			if hint == "" {
 				hint = "remove mcs-attest=require, or point the machine at a server that attests"
 			}
-			return hinted{fmt.Errorf("%w, but the kernel argument mcs-attest=require wants an attestation", left), hint}
+			return hinted{fmt.Errorf("%w, but the kernel argument mcs-attest=require demands an attestation", left), hint}
 		}
 		return err
 	default:
 		err := a.attestMachine(ctx, machine)
-		var left *leftAlone
+		var left *skipped
 		if errors.As(err, &left) {
 			a.console.Step("%v", left)
 			a.console.Hint(faultHint(left))
@@ -68,14 +69,14 @@ func (a *agent) runAttest(ctx context.Context) error {
 	}
 }
 
-// leftAlone is the reason why there is nothing to attest to.
-type leftAlone struct{ why error }
+// skipped is the reason for which the agent leaves the pointer config to Ignition unchanged.
+type skipped struct{ why error }
 
-func (l *leftAlone) Error() string { return l.why.Error() }
-func (l *leftAlone) Unwrap() error { return l.why }
+func (l *skipped) Error() string { return l.why.Error() }
+func (l *skipped) Unwrap() error { return l.why }
 
-// nothing says in one go why the pointer config stays as it is.
-func nothing(format string, a ...any) error { return &leftAlone{fmt.Errorf(format, a...)} }
+// skip formats a skipped error.
+func skip(format string, a ...any) error { return &skipped{fmt.Errorf(format, a...)} }
 
 func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) error {
 	machine.Waiting = newWaiting(a.console).because
@@ -84,28 +85,28 @@ func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) err
 	case ctx.Err() != nil:
 		return fmt.Errorf("interrupted: %w", ctx.Err())
 	case errors.Is(err, platform.ErrNone), errors.Is(err, platform.ErrUnsupported):
-		return nothing("nothing to attest to: %w", err)
+		return skip("nothing to attest to: %w", err)
 	case err != nil:
-		// Ignition reads the same place next, and says in full what is wrong.
-		return nothing("the pointer config cannot be read: %w", err)
+		// Ignition reads the same place next and reports the error in full.
+		return skip("the pointer config cannot be read: %w", err)
 	}
 	config, err := pointer.Parse(data.Raw)
 	if err != nil {
-		return nothing("the pointer config (%s) is left to Ignition: %w", data.From, err)
+		return skip("the pointer config (%s) is left to Ignition: %w", data.From, err)
 	}
 	targets, err := a.targets(config)
 	if err != nil {
 		return err
 	}
 	if len(targets) == 0 {
-		return nothing("the pointer config (%s) names no Machine Config Server", data.From)
+		return skip("the pointer config (%s) names no Machine Config Server", data.From)
 	}
 	authorities, err := config.CertificateAuthorities()
 	if err != nil {
-		return nothing("the pointer config (%s): %w", data.From, err)
+		return skip("the pointer config (%s): %w", data.From, err)
 	}
 	if len(authorities) == 0 {
-		return nothing("the pointer config (%s) names no certificate authority, so there is no verifier to trust", data.From)
+		return skip("the pointer config (%s) names no certificate authority, so there is no verifier to trust", data.From)
 	}
 	f := &flow.Flow{
 		Console:  a.console,
@@ -145,8 +146,8 @@ func (a *agent) attestMachine(ctx context.Context, machine platform.Machine) err
 	return nil
 }
 
-// attestTo attests to each target and returns the pointer config with the
-// tokens; nil if there is none to add.
+// attestTo attests to each target and returns the pointer config with the tokens, or nil if no
+// token was issued.
 func (a *agent) attestTo(ctx context.Context, f *flow.Flow, targets []flow.Target, authorities []*x509.Certificate,
 	raw []byte) ([]byte, error) {
 	var out []byte
@@ -159,10 +160,10 @@ func (a *agent) attestTo(ctx context.Context, f *flow.Flow, targets []flow.Targe
 			return nil, err
 		}
 		grant, err := f.Run(ctx, t)
-		var left *flow.LeftAlone
+		var left *flow.Unchanged
 		switch {
 		case errors.As(err, &left) && left.NoVerifier && len(targets) == 1:
-			return nil, nothing("%s: %w", t.Origin, left)
+			return nil, skip("%s: %w", t.Origin, left)
 		case errors.As(err, &left):
 			a.console.Step("%s: %v", t.Origin, left)
 			note.Ticket = string(left.Ticket.Expose())
@@ -188,13 +189,13 @@ func (a *agent) attestTo(ctx context.Context, f *flow.Flow, targets []flow.Targe
 	return out, nil
 }
 
-// targets are the https servers to attest to, each once.
+// targets returns the https servers to attest to, each one once.
 func (a *agent) targets(config *pointer.Config) ([]flow.Target, error) {
 	var out []flow.Target
 	seen := map[string]string{} // origin to pool
 	for _, s := range config.Sources() {
 		if !s.Secure {
-			a.console.Step("%s is plain http: no token goes there", s.Where)
+			a.console.Step("%s is plain http: the agent sends no token to it", s.Where)
 			continue
 		}
 		pool, ok := seen[s.Origin]
@@ -210,9 +211,9 @@ func (a *agent) targets(config *pointer.Config) ([]flow.Target, error) {
 		}
 		seen[s.Origin] = s.Pool
 		t := flow.Target{Origin: s.Origin, Pool: s.Pool, URL: s.URL, Proxy: proxy}
-		// One that is in the URL goes into the header as well: it is taken there
-		// whatever the policy says of URLs.
-		if t.Provisioning, t.Shown = config.Shown(s.Origin, s.Pool); t.Provisioning.Empty() {
+		// A token in the URL is also sent in the header, which the verifier accepts even if its
+		// policy rejects one in the URL.
+		if t.Provisioning, t.Presented = config.Presented(s.Origin, s.Pool); t.Provisioning.Empty() {
 			t.Provisioning = a.imageToken(config, s.Origin)
 		}
 		out = append(out, t)
@@ -220,7 +221,7 @@ func (a *agent) targets(config *pointer.Config) ([]flow.Target, error) {
 	return out, nil
 }
 
-// agentVersion is the contract's "name/version".
+// agentVersion returns the agent_version field of the contract, "name/version".
 func agentVersion() string {
 	v := "mcs-attest-agent/" + version()
 	return v[:min(len(v), 64)]
@@ -228,20 +229,19 @@ func agentVersion() string {
 
 var hints = map[mcsattestv1.DenialClass]string{
 	mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED: "the verifier may not answer for this origin ('origins' in its " +
-		"configuration), or agent and verifier are of versions that do not fit; its audit log says which, under the " +
-		"correlation id",
-	mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE: "boot again; if it stays, look up the correlation id in the " +
-		"verifier's audit log",
+		"configuration), or the versions of agent and verifier are incompatible; look up the correlation id in " +
+		"the verifier's audit log",
+	mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE: "boot again; if the error persists, look up the correlation id in " +
+		"the verifier's audit log",
 	mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE: "this machine's TPM, boot chain, cloud document or provisioning " +
-		"token is not what the policy expects, or it has none; on the cluster, the verifier's audit log says what was " +
-		"seen, under the correlation id",
+		"token is missing or is not what the policy requires; look up the correlation id in the verifier's audit log",
 	mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE: "the machine is known and may not attest now (it joined, is being " +
-		"deleted, is too old, belongs to another pool, or another identity has it); on the cluster, mcs-attest-verifier " +
-		"explain says which",
+		"deleted, is too old, belongs to another pool, or is bound to another identity); run 'mcs-attest-verifier " +
+		"explain' on the cluster to see the reason",
 	mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN: "look up the correlation id in the verifier's audit log",
 }
 
-// advice is the hint for a final error.
+// advice returns the hint for a final error.
 func advice(err error) string {
 	var denied *client.Denied
 	var missing *flow.MissingEvidence
@@ -254,8 +254,8 @@ func advice(err error) string {
 	case errors.As(err, &denied):
 		return hints[denied.Class]
 	case errors.As(err, &resource), errors.As(err, &badResource):
-		return "write the resource of the verifier's azure.managedIdentity into /etc/mcs-attest/azure-token-resource of " +
-			"the image, if it is yours"
+		return "write the resource of the verifier's azure.managedIdentity into /etc/mcs-attest/azure-token-resource in " +
+			"the image, if that resource is correct"
 	case errors.Is(err, attester.ErrEndorsementOwned):
 		return "clear the TPM in the firmware's setup"
 	case errors.As(err, &missing) && slices.Contains(missing.Kinds, evidence.ProvisioningToken):
@@ -263,12 +263,12 @@ func advice(err error) string {
 	case errors.Is(err, tpmdev.ErrAbsent):
 		return "enable the TPM in the firmware's setup, or give the virtual machine one"
 	case errors.As(err, &missing):
-		return "the pool's AttestationPolicy says what is required"
+		return "read the pool's AttestationPolicy to see what it requires"
 	}
 	return ""
 }
 
-// faultHint is the hint of a metadata service's fault; empty where err is not one.
+// faultHint returns the hint of a *metadata.Fault in err, or "".
 func faultHint(err error) string {
 	var fault *metadata.Fault
 	if errors.As(err, &fault) {

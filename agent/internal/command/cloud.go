@@ -9,8 +9,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
 )
 
-// addCloud gives the flow the platform's evidence and the claims, and begins to
-// look for the provider id, while the TPM is made ready.
+// addCloud gives the flow the platform's evidence and the claims. It starts the lookup of the
+// provider id, which runs while the TPM is prepared.
 func (a *agent) addCloud(ctx context.Context, f *flow.Flow, platformID string) error {
 	c, err := cloud.New(a.paths, platformID)
 	if err != nil {
@@ -35,7 +35,8 @@ func (a *agent) addCloud(ctx context.Context, f *flow.Flow, platformID string) e
 	return nil
 }
 
-// identifyCloud adds what a cloud knows; false where there is none.
+// identifyCloud adds the cloud's provider id and kinds of evidence to id. It returns false on other
+// platforms.
 func (a *agent) identifyCloud(ctx context.Context, id *identity) bool {
 	machine, err := platform.New(a.paths, os.Getenv("PLATFORM_ID"))
 	if err != nil {

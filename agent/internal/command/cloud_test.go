@@ -23,14 +23,14 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cloud/gcp"
 )
 
-// The machine's side names the audience of the managed identity's token. A
-// verifier that asks for another one receives no token at all.
+// The machine chooses the audience of its managed identity token. A verifier that asks for another
+// audience receives no token.
 func TestAttack_T65_VerifierCannotChooseTheAudienceOfTheManagedIdentityToken(t *testing.T) {
-	tpm := swtpmtest.Start(t, "sha256").Socket // without one the agent waits some seconds for it
+	tpm := swtpmtest.Start(t, "sha256").Socket // without a TPM the agent waits some seconds for one
 	const clientID = "6f1d8a52-0000-4000-8000-00000000c11e"
 	for _, c := range []struct {
 		name, file, asks string
-		want             []string // the resources of the tokens that the machine had made
+		want             []string // the resources for which the machine requested a token
 	}{
 		{"no token", "", "", nil},
 		{"the built-in one", "", "api://mcs-attest", []string{"api://mcs-attest"}},
@@ -119,9 +119,8 @@ func attestIn(t *testing.T, m *cloudtest.Machine, tpm string) (status int, stdou
 	return status, out.String(), errs.String()
 }
 
-// A verifier that names one kind of evidence many times makes the agent gather, and
-// hold, none of it.
-func TestAttack_T62_RepeatedKindsInAChallengeAreRefused(t *testing.T) {
+// If a verifier names one kind of evidence many times, the agent collects none of it.
+func TestAttack_T62_RepeatedKindsInAChallengeAreRejected(t *testing.T) {
 	tpm := swtpmtest.Start(t, "sha256").Socket
 	for name, times := range map[string]int{"once": 1, "twice": 2, "20 000 times": 20_000} {
 		t.Run(name, func(t *testing.T) {

@@ -1,7 +1,6 @@
-// Package command is the agent's command line: it wires the other packages
-// together and turns their errors into "error:" and "hint:" lines and an exit
-// status. The status is 0 when the boot may go on, 1 when it may not, 2 for a
-// wrong command line.
+// Package command is the agent's command line. It connects the other packages and turns their
+// errors into "error:" and "hint:" lines and an exit status: 0 if the boot may continue, 1 if it
+// may not, 2 for a wrong command line.
 package command
 
 import (
@@ -25,14 +24,14 @@ const (
 	exitUsage = 2
 )
 
-// agent is what every command shares.
+// agent holds what all commands share.
 type agent struct {
 	paths   paths.Paths
 	console *console.Console
 	out     io.Writer
 }
 
-// hinted is an error with advice.
+// hinted is an error with a hint for the administrator.
 type hinted struct {
 	error
 	hint string
@@ -40,21 +39,20 @@ type hinted struct {
 
 func (h hinted) Unwrap() error { return h.error }
 
-// usageError is a wrong command line.
+// usageError reports a wrong command line.
 type usageError struct{ error }
 
-// command is one of the agent's commands.
+// command is one command of the agent.
 type command struct {
 	name  string
-	args  string // for the usage line: "UNIT"
+	args  string // arguments in the usage line, such as "UNIT"
 	short string
 	long  string
 	flags func(*flag.FlagSet)
 	run   func(context.Context, []string) error
 }
 
-// The standard library's flag package rather than cobra: four commands do not
-// earn the 0.3 MB in every initramfs.
+// The standard library's flag package instead of cobra saves 0.3 MB in every initramfs.
 func (a *agent) commands() []command {
 	return []command{a.attest(), a.scrub(), a.report(), a.identify()}
 }
@@ -78,7 +76,7 @@ Kernel arguments:
                       ecc-p256 or ecc-p384
 
 Each file that the agent reads has an environment variable; docs/platforms.md
-lists them. "mcs-attest-agent COMMAND --help" tells more of a command.
+lists them. "mcs-attest-agent COMMAND --help" describes a command.
 `
 
 // Main runs the command line args and returns the exit status.
@@ -129,7 +127,7 @@ func (a *agent) dispatch(ctx context.Context, args []string) error {
 	for _, c := range a.commands() {
 		names = append(names, c.name)
 	}
-	return meant(usageError{fmt.Errorf("there is no command %q", args[0])}, args[0], "", names)
+	return meant(usageError{fmt.Errorf("unknown command %q", args[0])}, args[0], "", names)
 }
 
 func (a *agent) runCommand(ctx context.Context, c command, args []string) error {
@@ -156,7 +154,7 @@ func (a *agent) runCommand(ctx context.Context, c command, args []string) error 
 	return c.run(ctx, flags.Args())
 }
 
-// meant adds to err the names that word was probably meant to be.
+// meant adds to err the names that are closest in spelling to word.
 func meant(err error, word, prefix string, names []string) error {
 	near := spelling.Near(word, names)
 	if len(near) == 0 {
@@ -192,7 +190,7 @@ func (a *agent) commandHelp(c command, flags *flag.FlagSet) error {
 	return err
 }
 
-// version is "mcs-attest-agent's" part of the contract's agent_version.
+// version returns the version part of the contract's agent_version.
 func version() string {
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
 		return info.Main.Version
@@ -200,7 +198,7 @@ func version() string {
 	return "unknown"
 }
 
-// bootID is the kernel's; "" if it cannot be read.
+// bootID returns the kernel's boot id, or "" if it cannot be read.
 func (a *agent) bootID() string {
 	raw, err := os.ReadFile(a.paths.BootID)
 	if err != nil || len(raw) < 36 {

@@ -56,10 +56,10 @@ func TestCommand(t *testing.T) {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"verifier": func(ts *testscript.TestScript, _ bool, args []string) { startVerifier(t, ts, args) },
-			// cloud NAME [FAULT [audit]] puts the machine into a cloud, and starts a verifier that
-			// wants all of its evidence; the user data is the pointer config.
+			// cloud NAME [FAULT [audit]] puts the machine into a cloud and starts a verifier that
+			// requires all of its evidence. The user data is the pointer config.
 			"cloud": func(ts *testscript.TestScript, _ bool, args []string) { startCloud(t, ts, args) },
-			// image-token TOKEN puts the token for the verifier into the image's file.
+			// image-token TOKEN writes the image's file with a token for the verifier.
 			"image-token": func(ts *testscript.TestScript, _ bool, args []string) {
 				user := []byte(ts.ReadFile("usr/ignition/user.ign"))
 				out, err := pointer.Provision(user, pointer.Provisioning{Token: secret.New([]byte(args[0])),
@@ -87,8 +87,7 @@ func TestCommand(t *testing.T) {
 	})
 }
 
-// startVerifier starts a server of the kind that args[0] names, and puts the
-// pointer config for it in place.
+// startVerifier starts a server of the kind args[0] and stores the pointer config for it.
 func startVerifier(t *testing.T, ts *testscript.TestScript, args []string) {
 	v := &verifiertest.Verifier{}
 	deny := func(class mcsattestv1.DenialClass) {
@@ -134,7 +133,7 @@ func startVerifier(t *testing.T, ts *testscript.TestScript, args []string) {
 	ts.Check(os.WriteFile(ts.MkAbs("usr/ignition/user.ign"), pointerConfig, 0o644))
 }
 
-// startCloud: a verifier, and a machine whose user data points at it.
+// startCloud starts a verifier, and a machine with user data that points to it.
 func startCloud(t *testing.T, ts *testscript.TestScript, args []string) {
 	v := &verifiertest.Verifier{}
 	v.Start(t)
@@ -191,7 +190,7 @@ func startCloud(t *testing.T, ts *testscript.TestScript, args []string) {
 	ts.Setenv("MCS_ATTEST_METADATA", m.Serve(t))
 }
 
-func TestMain_SuggestsWhatWasMeant(t *testing.T) {
+func TestMain_SuggestsSimilarNames(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		hint string

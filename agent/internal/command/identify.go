@@ -16,14 +16,14 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
-// identity is what "mcs-attest-verifier enroll --identity" reads.
+// identity is the document that "mcs-attest-verifier enroll --identity" reads.
 type identity struct {
 	EKSHA256       []string `json:"ekSHA256,omitempty"`
 	EKType         string   `json:"ekType,omitempty"`
 	EKCertificates []string `json:"ekCertificates,omitempty"` // DER in base64
 	Banks          []string `json:"banks,omitempty"`
 	TPMProblem     string   `json:"tpmProblem,omitempty"`
-	// What the cloud's metadata service says: for a person, and not read by enroll.
+	// The metadata service's answers, for the administrator. The enroll command ignores them.
 	ProviderID    string   `json:"providerID,omitempty"`
 	CloudEvidence []string `json:"cloudEvidence,omitempty"`
 	CloudProblem  string   `json:"cloudProblem,omitempty"`
@@ -33,16 +33,16 @@ func (a *agent) identify() command {
 	var format, key string
 	return command{
 		name:  "identify",
-		short: "print the identity of this machine's TPM, as enroll takes it",
+		short: "print the identity of this machine's TPM, as enroll reads it",
 		long: `identify prints what "mcs-attest-verifier enroll --identity" reads: the hash of the
-endorsement key by which this machine is known, the key's type and certificates,
-and the TPM's PCR banks. On a cloud it also prints the machine's provider id and
-the kinds of evidence that the agent may offer there; a machine of a cloud without
-a TPM prints those alone, and the exit status is 1. None of it is secret.`,
+endorsement key that identifies this machine, the key's type and certificates, and
+the TPM's PCR banks. On a cloud it also prints the machine's provider id and the
+kinds of evidence that the agent may offer there. Without a TPM it prints only the
+cloud's part, and the exit status is 1. The output contains no secret.`,
 		flags: func(f *flag.FlagSet) {
 			f.StringVar(&format, "o", "yaml", "print as `FORMAT`: yaml or json")
 			f.StringVar(&format, "output", "yaml", "the same as -o `FORMAT`")
-			f.StringVar(&key, "ek", "", "take only an endorsement key of `TYPE` rsa-2048, ecc-p256 or ecc-p384")
+			f.StringVar(&key, "ek", "", "use only an endorsement key of `TYPE` rsa-2048, ecc-p256 or ecc-p384")
 		},
 		run: func(ctx context.Context, _ []string) error { return a.runIdentify(ctx, format, key) },
 	}
@@ -52,7 +52,7 @@ func (a *agent) runIdentify(ctx context.Context, format, key string) error {
 	if format != "yaml" && format != "json" {
 		return usageError{fmt.Errorf("output %q is neither yaml nor json", format)}
 	}
-	// Without a kernel command line no platform is known.
+	// Without a kernel command line the platform is unknown.
 	machine, _ := platform.New(a.paths, os.Getenv("PLATFORM_ID"))
 	var id identity
 	tpm, noTPM := a.openTPM(ekType(key, machine.ID))
@@ -64,7 +64,7 @@ func (a *agent) runIdentify(ctx context.Context, format, key string) error {
 	} else {
 		id.TPMProblem = noTPM.Error()
 	}
-	// Without a TPM a cloud still has something to say, and a person looks for it.
+	// A machine without a TPM can still have a cloud identity, which the administrator may need.
 	if inCloud := a.identifyCloud(ctx, &id); noTPM == nil || inCloud {
 		text, err := id.format(format)
 		if err != nil {
@@ -96,7 +96,7 @@ func (i identity) format(format string) (string, error) {
 		raw, err := json.MarshalIndent(i, "", "  ")
 		return string(raw) + "\n", err
 	}
-	// Lists of plain words need no YAML library.
+	// The lists contain only plain words, so no YAML library is needed.
 	var b strings.Builder
 	list := func(name string, items []string) {
 		if len(items) == 0 {

@@ -11,19 +11,19 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/command"
 )
 
-// lineSink runs said at the first line.
-type lineSink struct {
+// firstLine calls said when the first line is written.
+type firstLine struct {
 	bytes.Buffer
 	said func()
 }
 
-func (s *lineSink) Write(p []byte) (int, error) {
+func (s *firstLine) Write(p []byte) (int, error) {
 	s.said()
 	return s.Buffer.Write(p)
 }
 
-// A machine whose metadata service never answers waits; a signal ends it, and
-// nothing is delivered. With mcs-attest=off it does not wait.
+// A machine whose metadata service never answers waits until a signal ends it, and delivers
+// nothing. With mcs-attest=off it does not wait.
 func TestWaitingIsInterrupted(t *testing.T) {
 	dir := t.TempDir()
 	cmdline := filepath.Join(dir, "cmdline")
@@ -47,7 +47,7 @@ func TestWaitingIsInterrupted(t *testing.T) {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		out := &lineSink{said: cancel}
+		out := &firstLine{said: cancel}
 		status := command.Main(ctx, []string{"attest"}, out, out)
 		if status != want.status || !strings.Contains(out.String(), want.text) {
 			t.Errorf("%s: status %d\n%s", line, status, out.String())

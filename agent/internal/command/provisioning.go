@@ -11,20 +11,20 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
-// maxImageToken bounds the image's file; a pointer config has some KiB.
+// maxImageToken is the limit for the image's file, in bytes. A pointer config has a few KiB.
 const maxImageToken = 64 << 10
 
-const hintImageToken = "make the file with 'mcs-attest-verifier token provisioning pointer FILE', which prints a " +
+const hintImageToken = "create the file with 'mcs-attest-verifier token provisioning pointer FILE', which prints a " +
 	"pointer config " +
 	"with the token, its servers and their certificate authority"
 
-// imageToken is the provisioning token of the image, for one server of the machine's
-// pointer config. The image has it as a pointer config of its own: the servers that
-// the token is for, their certificate authorities, and the token in the headers.
+// imageToken returns the provisioning token that the image holds for one server of the machine's
+// pointer config. The image stores it as a pointer config of its own, with the servers that the
+// token is for, their certificate authorities, and the token in the headers.
 //
-// The author of the machine's pointer config must not receive the token. So the
-// machine uses it only if Ignition would send it to no other server, and trust no
-// other authority; see [pointer.Config.ConfinedTo].
+// The author of the machine's pointer config must not receive the token. So the machine uses it
+// only if Ignition would send it to no other server and would trust no other authority; see
+// [pointer.Config.ConfinedTo].
 func (a *agent) imageToken(machine *pointer.Config, origin string) secret.Bytes {
 	token, err := a.readImageToken(machine, origin)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -73,7 +73,7 @@ func (a *agent) readImageToken(machine *pointer.Config, origin string) (secret.B
 	}
 	token := tokenFor(image, origin)
 	if token.Empty() {
-		return secret.Bytes{}, fmt.Errorf("%s has none for %s", file, origin)
+		return secret.Bytes{}, fmt.Errorf("%s has no token for %s", file, origin)
 	}
 	if err := machine.ConfinedTo(origin, authorities); err != nil {
 		return secret.Bytes{}, fmt.Errorf("it is for %s and its certificate authority only: the machine's pointer config: %w",
@@ -82,13 +82,13 @@ func (a *agent) readImageToken(machine *pointer.Config, origin string) (secret.B
 	return token, nil
 }
 
-// tokenFor is the token for any pool of that server.
+// tokenFor returns the token for any pool of the server at origin.
 func tokenFor(image *pointer.Config, origin string) secret.Bytes {
 	for _, s := range image.Sources() {
 		if !s.Secure || s.Origin != origin {
 			continue
 		}
-		if token, _ := image.Shown(s.Origin, s.Pool); !token.Empty() {
+		if token, _ := image.Presented(s.Origin, s.Pool); !token.Empty() {
 			return token
 		}
 	}

@@ -21,7 +21,7 @@ import (
 
 const imageToken = "AAAA-bbb_CCCC-ddd_EEEE-fff_GGGG-hhh_IIII-jjj"
 
-// tokenServer accepts the provisioning token; a fake one accepts whatever comes.
+// tokenServer accepts the provisioning token; a fake server accepts every token.
 func tokenServer(t *testing.T, fake bool) *verifiertest.Verifier {
 	t.Helper()
 	v := &verifiertest.Verifier{
@@ -48,7 +48,7 @@ func pointerOf(authorities string, entries ...string) string {
 		strings.Join(entries, ","), authorities)
 }
 
-// withImageToken is the image's file for the server.
+// withImageToken returns the image's file for the server.
 func withImageToken(t *testing.T, v *verifiertest.Verifier) string {
 	t.Helper()
 	out, err := pointer.Provision(v.Pointer("worker"),
@@ -59,7 +59,7 @@ func withImageToken(t *testing.T, v *verifiertest.Verifier) string {
 	return string(out)
 }
 
-// attestMetal runs the command on a machine with that pointer config and that file.
+// attestMetal runs the command on a machine with the given pointer config and image file.
 func attestMetal(t *testing.T, tpm, pointerConfig, file string) (status int, output, delivered string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -107,17 +107,17 @@ func TestAttack_T64_ImageTokenGoesOnlyToTheServerThatItIsFor(t *testing.T) {
 			good, true, ""},
 		{"a nested config of its own server", pointerOf(ca, data(pointerOf(ca, source(ours)))), good, true, ""},
 		{"specification 3.0", strings.Replace(pointerOf(ca, source(ours)), "3.4.0", "3.0.0", 1), good, true, ""},
-		{"another server", pointerOf(otherCA, source(fake)), good, false, "has none for " + fake.Origin},
+		{"another server", pointerOf(otherCA, source(fake)), good, false, "has no token for " + fake.Origin},
 		{"another server beside its own", pointerOf(ca+","+otherCA, source(ours), source(fake)), good, false, "not used"},
 		{"an additional authority", pointerOf(ca+","+otherCA, source(ours)), good, false, "not one of them"},
 		{"an additional authority in a nested config", pointerOf(ca, data(pointerOf(otherCA)), source(ours)), good, false,
 			"not one of them"},
 		{"a config of another server", pointerOf(ca, `{"source":"http://192.0.2.1/x.ign"}`, source(ours)), good, false,
-			"leads elsewhere"},
+			"refers to a server other than"},
 		{"a nested config that cannot be read", pointerOf(ca, `{"source":"data:,x"}`, source(ours)), good, false,
-			"leads elsewhere"},
+			"refers to a server other than"},
 		{"plain http beside it", pointerOf(ca, strings.Replace(source(ours), "https", "http", 1), source(ours)), good,
-			false, "leads elsewhere"},
+			false, "refers to a server other than"},
 		{"a bare token", pointerOf(ca, source(ours)), imageToken + "\n", false,
 			"it is not a pointer config, so it does not say which server the token is for"},
 		{"a bare token, and another server", pointerOf(otherCA, source(fake)), imageToken + "\n", false,
@@ -125,7 +125,7 @@ func TestAttack_T64_ImageTokenGoesOnlyToTheServerThatItIsFor(t *testing.T) {
 		{"an empty file", pointerOf(ca, source(ours)), "", false, "the user data is empty"},
 		{"a file without an authority", pointerOf(ca, source(ours)), strings.Replace(good,
 			`"certificateAuthorities":[`+ca+`]`, `"certificateAuthorities":[]`, 1), false, "names no certificate authority"},
-		{"a file without a token", pointerOf(ca, source(ours)), pointerOf(ca, source(ours)), false, "has none for"},
+		{"a file without a token", pointerOf(ca, source(ours)), pointerOf(ca, source(ours)), false, "has no token for"},
 		{"a huge file", pointerOf(ca, source(ours)), good + strings.Repeat(" ", 1<<17), false, "more than 65536 bytes"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

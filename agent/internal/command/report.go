@@ -13,7 +13,7 @@ func (a *agent) report() command {
 	return command{
 		name:  "report",
 		args:  "UNIT",
-		short: "tell the verifier why a stage of Ignition failed",
+		short: "report to the verifier why a stage of Ignition failed",
 		long: `report runs as ExecStopPost= of Ignition's units. It does nothing unless systemd's
 $SERVICE_RESULT says that the unit failed. It sends the unit's name, the result
 and the last lines of Ignition's own log, without any config and without
@@ -27,7 +27,7 @@ func (a *agent) runReport(ctx context.Context, unit string) error {
 	if result == "" || result == "success" {
 		return nil
 	}
-	// $EXIT_STATUS is a signal's name if one ended the process.
+	// If a signal ended the process, $EXIT_STATUS is the signal's name.
 	status, err := strconv.ParseInt(os.Getenv("EXIT_STATUS"), 10, 32)
 	if err != nil {
 		status = -1

@@ -18,20 +18,20 @@ import (
 
 const cappedFile = "capped"
 
-var errTokenUnknown = errors.New("which token to search for")
+var errTokenUnknown = errors.New("reading the token to search for")
 
 func (a *agent) scrub() command {
 	var capOnly bool
 	return command{
 		name:  "scrub",
-		short: "take the token off this machine, and cap PCR 11",
+		short: "remove the token from this machine, and cap PCR 11",
 		long: `scrub runs after Ignition has fetched the config. It removes the token from the
 config that Ignition caches, and from the configs in its data sources. It deletes
-the agent's own copy, and extends PCR 11 so that nothing running later can attest
-as the initramfs. The ticket for a failure report stays; it opens nothing else.
+the agent's own copy, and extends PCR 11 so that nothing that runs later can attest
+as the initramfs. The ticket for a failure report stays; it grants nothing else.
 
-It then searches all of the cached config. It fails if the token is still in it,
-and changes neither that config nor the agent's own copy. The next run searches again.
+It then searches the whole cached config. If the token is still in it, the command
+fails and changes neither that config nor the agent's own copy. The next run retries.
 
 Each part is done even if another fails. A machine without a TPM has no PCR to cap.`,
 		flags: func(f *flag.FlagSet) { f.BoolVar(&capOnly, "cap-only", false, "only cap PCR 11") },
@@ -41,7 +41,8 @@ Each part is done even if another fails. A machine without a TPM has no PCR to c
 			}
 			capped, scrubbed := a.capPCR(), a.scrubCache()
 			if errors.Is(scrubbed, pointer.ErrTokenLeft) || errors.Is(scrubbed, errTokenUnknown) {
-				// Without the copy the next run has no token to search for, and succeeds.
+				// Without the copy, the next run would not have the token to search for, and would
+				// succeed.
 				return errors.Join(capped, scrubbed)
 			}
 			return errors.Join(capped, scrubbed, delivery.Remove(a.paths))
@@ -49,7 +50,7 @@ Each part is done even if another fails. A machine without a TPM has no PCR to c
 	}
 }
 
-// scrubCache rewrites /run/ignition.json without the token, keeping its mode.
+// scrubCache removes the token from /run/ignition.json and keeps the file's mode.
 func (a *agent) scrubCache() error {
 	file := a.paths.IgnitionJSON
 	raw, err := os.ReadFile(file)
@@ -61,8 +62,8 @@ func (a *agent) scrubCache() error {
 	}
 	tokens, unknown := a.deliveredTokens()
 	clean, n, err := pointer.Scrub(raw, tokens...)
-	// A config in which a token is left stays as it is: the next run finds the token
-	// where it has to be, and searches for it.
+	// If a token remains, the file is not changed. The next run finds the token in its usual place
+	// and searches for it again.
 	if err != nil {
 		return fmt.Errorf("scrubbing %s: %w", file, err)
 	}
@@ -92,7 +93,7 @@ func rewrite(file string, content []byte) error {
 	return os.Chmod(file, info.Mode().Perm())
 }
 
-// deliveredTokens are the tokens in the agent's own copy of the pointer config.
+// deliveredTokens returns the tokens in the agent's own copy of the pointer config.
 func (a *agent) deliveredTokens() ([]secret.Bytes, error) {
 	raw, err := delivery.Delivered(a.paths)
 	if err != nil || raw == nil {
@@ -100,12 +101,12 @@ func (a *agent) deliveredTokens() ([]secret.Bytes, error) {
 	}
 	config, err := pointer.Parse(raw)
 	if err != nil {
-		return nil, fmt.Errorf("the agent's own copy of the pointer config: %w", err)
+		return nil, fmt.Errorf("parsing the agent's own copy of the pointer config: %w", err)
 	}
 	return config.Bearers(), nil
 }
 
-// capPCR caps PCR 11 once in a boot.
+// capPCR caps PCR 11 once per boot.
 func (a *agent) capPCR() error {
 	if _, err := os.Stat(a.paths.Own(cappedFile)); err == nil {
 		return nil

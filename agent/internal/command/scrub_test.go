@@ -31,7 +31,7 @@ func dataSource(config string) string {
 
 var base64Source = regexp.MustCompile(`data:;base64,([A-Za-z0-9+/=]+)`)
 
-// unpacked is a config followed by each config in its data sources.
+// unpacked returns a config, followed by each config in its data sources.
 func unpacked(config []byte) []byte {
 	out := bytes.Clone(config)
 	for _, match := range base64Source.FindAllSubmatch(config, -1) {
@@ -68,7 +68,7 @@ func scrub(t *testing.T, delivered, cached []byte) (status int, stdout, stderr s
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A scrub that failed keeps the copy: the next run searches for its token.
+	// A failed scrub keeps the copy, so that the next run can search for its token.
 	_, err = os.Stat(user)
 	if kept := err == nil; kept != (status != 0 && delivered != nil) {
 		t.Errorf("exit status %d, the agent's own copy: %v", status, err)
@@ -76,7 +76,7 @@ func scrub(t *testing.T, delivered, cached []byte) (status int, stdout, stderr s
 	return status, out.String(), errs.String(), after
 }
 
-// The agent adds the token to configs in data sources, so it removes it there.
+// The agent adds the token to configs in data sources, so the scrub must remove it there.
 func TestAttack_T64_TokenInANestedConfigDoesNotSurviveTheScrub(t *testing.T) {
 	const mcs = `{"source":"` + scrubOrigin + `/config/worker"}`
 	for name, raw := range map[string]string{
@@ -100,7 +100,8 @@ func TestAttack_T64_TokenInANestedConfigDoesNotSurviveTheScrub(t *testing.T) {
 			if !bytes.Contains(unpacked(delivered), []byte(scrubToken)) {
 				t.Fatal("the test does not find the token where the agent put it")
 			}
-			// Ignition caches the sources of the outer config beside those of the inner ones.
+			// Ignition caches the sources of the outer config together with those of the inner
+			// ones.
 			status, out, errs, after := scrub(t, delivered, delivered)
 			if status != 0 || errs != "" || !strings.Contains(out, "removed the token") {
 				t.Errorf("exit status %d\n%s%s", status, out, errs)
@@ -112,8 +113,7 @@ func TestAttack_T64_TokenInANestedConfigDoesNotSurviveTheScrub(t *testing.T) {
 	}
 }
 
-// A token in a place that the scrub does not edit stops the boot, and is never
-// reported as removed.
+// A token in a place that the scrub does not edit stops the boot and is never reported as removed.
 func TestAttack_T64_TokenThatCannotBeRemovedIsReported(t *testing.T) {
 	delivered := []byte(pointerWith(`{"source":"` + scrubOrigin +
 		`/config/worker","httpHeaders":[{"name":"Authorization","value":"Bearer ` + scrubToken + `"}]}`))
@@ -140,7 +140,7 @@ func TestAttack_T64_TokenThatCannotBeRemovedIsReported(t *testing.T) {
 			if strings.Contains(out+errs, scrubToken) {
 				t.Error("the message holds the token")
 			}
-			// The second run, before an emergency shell for example, reports it as well.
+			// The second run, for example before an emergency shell, reports it as well.
 			var again, errsAgain bytes.Buffer
 			if status := command.Main(context.Background(), []string{"scrub"}, &again, &errsAgain); status == 0 {
 				t.Errorf("a second run succeeds\n%s%s", &again, &errsAgain)
@@ -149,7 +149,7 @@ func TestAttack_T64_TokenThatCannotBeRemovedIsReported(t *testing.T) {
 	}
 }
 
-// The same for a token that came with the user data, of which the agent has no copy.
+// The same for a token from the user data, of which the agent has no copy.
 func TestAttack_T64_TokenOfTheUserDataThatCannotBeRemovedIsReported(t *testing.T) {
 	const shared = "AAAA-bbb_CCCC-ddd_EEEE-fff_GGGG-hhh_IIII-jjj"
 	source := scrubOrigin + "/config/worker"

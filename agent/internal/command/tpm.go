@@ -17,7 +17,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
-// maxEventLog is the contract's bound.
+// maxEventLog is the limit of the contract, in bytes.
 const maxEventLog = 256 << 10
 
 // machineTPM is an open TPM with its keys. It implements flow.TPM.
@@ -44,11 +44,10 @@ const (
 	tpmPause = time.Second
 )
 
-// ekType is which endorsement key a machine is known by: the one that was asked
-// for, or, where nobody did, the attester's choice. In a cloud it is the RSA-2048
-// key: EC2 names that one and the P-384 key, none of which has a certificate to be
-// chosen by; Compute Engine names it as encryptionKey of every Shielded VM, and
-// others of newer machines at most.
+// ekType returns which endorsement key identifies this machine: the requested one, or else the
+// attester's choice. On EC2 and Compute Engine the default is RSA-2048. EC2 publishes that key and
+// the P-384 key, neither with a certificate. Compute Engine publishes RSA-2048 as the encryptionKey
+// of every Shielded VM, and other keys only on newer machines.
 func ekType(asked, platform string) attester.Key {
 	if asked == "" && (platform == "aws" || platform == "gcp") {
 		return attester.RSA2048
@@ -56,7 +55,7 @@ func ekType(asked, platform string) attester.Key {
 	return attester.Key(asked)
 }
 
-// waitForTPM gives a driver that loads late, and a TPM that is busy, a few seconds.
+// waitForTPM waits a few seconds for a driver that loads late or a TPM that is busy.
 func (a *agent) waitForTPM(ctx context.Context, key attester.Key) (*machineTPM, error) {
 	for try := 1; ; try++ {
 		tpm, err := a.openTPM(key)
@@ -71,9 +70,9 @@ func (a *agent) waitForTPM(ctx context.Context, key attester.Key) (*machineTPM, 
 	}
 }
 
-// Attest is the attester's. When the device fails, and not the TPM behind it, it
-// is opened anew for the next try: some drivers lose an answer now and then. The
-// keys are the same, since nothing of theirs is random.
+// Attest calls the attester. If the device fails, as some drivers do occasionally, it opens the
+// device again for the next attempt. The keys stay the same, because the agent derives them
+// deterministically.
 func (m *machineTPM) Attest(ch attester.Challenge, h transcript.Hash) (*attester.Evidence, error) {
 	ev, err := m.Attester.Attest(ch, h)
 	var rc tpm2.TPMRC
@@ -91,14 +90,14 @@ func (m *machineTPM) Attest(ch attester.Challenge, h transcript.Hash) (*attester
 
 func (m *machineTPM) close() error { return errors.Join(m.Close(), m.device.Close()) }
 
-// sysfsBanks are the kernel's names of PCR banks.
+// sysfsBanks maps the kernel's names of PCR banks to algorithms.
 var sysfsBanks = []struct {
 	dir string
 	alg uint16 // TPM_ALG_ID
 }{{"pcr-sha1", 0x0004}, {"pcr-sha256", 0x000B}, {"pcr-sha384", 0x000C}, {"pcr-sha512", 0x000D}}
 
-// banks are those that the kernel shows; nil if it shows none, so that the TPM
-// is asked. It saves a command.
+// banks returns the PCR banks that the kernel lists, which saves a TPM command. It returns nil if
+// the kernel lists none; the attester then asks the TPM.
 func (a *agent) banks() []uint16 {
 	var banks []uint16
 	for _, b := range sysfsBanks {
@@ -109,7 +108,7 @@ func (a *agent) banks() []uint16 {
 	return banks
 }
 
-// eventLog reads the firmware's measurements; the kernel says its size is 0.
+// eventLog reads the firmware's event log. The kernel reports the size of that file as 0.
 func (a *agent) eventLog() ([]byte, error) {
 	f, err := os.Open(a.paths.EventLog)
 	if err != nil {

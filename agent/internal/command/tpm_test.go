@@ -9,8 +9,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
-// A device that loses an answer is opened anew, and the machine is the same.
-func TestDeviceIsOpenedAnew(t *testing.T) {
+// A device that loses a response is opened again, and the identity stays the same.
+func TestAttest_ReopensAFailedDevice(t *testing.T) {
 	a := &agent{paths: paths.Paths{TPM: swtpmtest.Start(t, "sha256").Socket}}
 	tpm, err := a.waitForTPM(t.Context(), "")
 	if err != nil {
@@ -35,7 +35,7 @@ func TestDeviceIsOpenedAnew(t *testing.T) {
 	}
 }
 
-// The clouds surely name an instance's RSA-2048 key; the default elsewhere may be another.
+// Clouds publish an instance's RSA-2048 key; elsewhere the default may be another key.
 func TestEKTypeByPlatform(t *testing.T) {
 	for _, c := range []struct {
 		asked, platform string

@@ -8,15 +8,15 @@ import (
 )
 
 const (
-	// repeatLine is how often a machine that waits says so.
+	// repeatLine is the interval at which the same reason is printed again.
 	repeatLine = time.Minute
-	// maxReasons bounds what is remembered of reasons whose text changes.
+	// maxReasons limits how many different reasons are remembered.
 	maxReasons = 64
 )
 
-// waiting says why the pointer config cannot be read yet: each reason at once,
-// and again every minute while it stays. There may be several at a time, since
-// some platforms have several sources.
+// waiting prints why the pointer config cannot be read yet. It prints each new reason immediately
+// and repeats it every minute. Several reasons can be active, because some platforms have several
+// sources.
 type waiting struct {
 	console *console.Console
 	now     func() time.Duration // monotonic

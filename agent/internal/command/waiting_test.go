@@ -12,8 +12,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
 )
 
-// Each reason is said at once, with its hint, and once a minute while it stays.
-func TestWaitingSaysWhy(t *testing.T) {
+// Each reason is printed immediately, with its hint, and once a minute while it persists.
+func TestWaiting_PrintsEachReason(t *testing.T) {
 	var out bytes.Buffer
 	now := time.Duration(0)
 	w := newWaiting(&console.Console{Out: &out, Err: &out})

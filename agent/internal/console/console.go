@@ -1,6 +1,6 @@
-// Package console writes what a person reads on the machine's console while it
-// boots: one line for each step, "error:" for what stopped it and "hint:" for
-// what to do about it. Nothing secret and nothing unbounded is printed.
+// Package console writes the lines that an administrator reads on the machine's console during the
+// boot: one line for each step, "error:" for a failure, and "hint:" for what to do about it. Lines
+// are bounded and contain no secrets.
 package console
 
 import (
@@ -11,11 +11,10 @@ import (
 	"unicode"
 )
 
-// maxLine bounds a line: a server's words can be among them.
+// maxLine limits a line in bytes, because it may contain text of a server.
 const maxLine = 300
 
-// Console is where the lines go. The zero value discards them. It may be used
-// from several goroutines.
+// Console writes the lines. The zero value discards them. It is safe for concurrent use.
 type Console struct {
 	Out, Err io.Writer
 
@@ -23,14 +22,14 @@ type Console struct {
 	last string
 }
 
-// Step prints one step. A step that is the same as the one before is not
-// printed again, so that waiting does not fill the console.
+// Step prints one step, unless it equals the previous one. So a machine that waits does not fill
+// the console.
 func (c *Console) Step(format string, a ...any) {
 	c.step(fmt.Sprintf(format, a...), false)
 }
 
-// Again prints one step even if it is the same as the one before: for those who
-// count the minutes themselves.
+// Again prints one step even if it equals the previous one, for callers that limit repetition
+// themselves.
 func (c *Console) Again(format string, a ...any) {
 	c.step(fmt.Sprintf(format, a...), true)
 }
@@ -46,7 +45,7 @@ func (c *Console) step(text string, again bool) {
 	_, _ = fmt.Fprintf(c.Out, "mcs-attest: %s\n", line)
 }
 
-// Hint prints what to do about the step before; nothing if it is empty.
+// Hint prints what to do about the previous step, or nothing if hint is empty.
 func (c *Console) Hint(hint string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -59,7 +58,7 @@ func (c *Console) hint(hint string) {
 	}
 }
 
-// Error prints what went wrong and, if there is one, a hint.
+// Error prints an error and, unless it is empty, a hint.
 func (c *Console) Error(err error, hint string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -70,11 +69,11 @@ func (c *Console) Error(err error, hint string) {
 	c.hint(hint)
 }
 
-// clean keeps a line to one line of printable text.
+// clean returns s as one line of printable text.
 func clean(s string) string {
 	s = strings.Map(func(r rune) rune {
-		// Also the controls above ASCII: some terminals take U+009B for ESC [, and
-		// others change the order of the text.
+		// This includes control characters above ASCII: some terminals interpret U+009B as ESC [,
+		// and others change the direction of the text.
 		if !unicode.IsPrint(r) {
 			return ' '
 		}

@@ -27,16 +27,16 @@ func TestConsole(t *testing.T) {
 	if got, want := out.String(), "mcs-attest: waiting for it\nmcs-attest: waiting for it\n"; got != want {
 		t.Errorf("have %q", got)
 	}
-	c.Error(errors.New("it broke"), "mend it")
+	c.Error(errors.New("it broke"), "fix it")
 	c.Error(errors.New("it broke"), "")
 	c.Hint("be patient")
 	c.Hint("")
-	if got, want := err.String(), "error: it broke\nhint: mend it\nerror: it broke\nhint: be patient\n"; got != want {
+	if got, want := err.String(), "error: it broke\nhint: fix it\nerror: it broke\nhint: be patient\n"; got != want {
 		t.Errorf("have %q", got)
 	}
 }
 
-// A server's words cannot move the cursor, add a line or fill the console.
+// A server's text cannot move the cursor, add a line or fill the console.
 func TestUntrustedText(t *testing.T) {
 	var out bytes.Buffer
 	c := &console.Console{Out: &out}
@@ -48,8 +48,8 @@ func TestUntrustedText(t *testing.T) {
 	}
 }
 
-// Some terminals read one character of the range above ASCII as the start of a
-// command, and others change the order of the text.
+// Some terminals interpret a character above ASCII as the start of a command, and others change the
+// direction of the text.
 func TestUntrustedTextHasNoControlCharacterOfAnyRange(t *testing.T) {
 	for _, r := range []rune{0x1b, 0x7f, 0x80, 0x85, 0x90, 0x9b, 0x9d, 0x9f, 0xad, 0x200b, 0x2028, 0x2029, 0x202e, 0x2066,
 		0xfeff, 0xe0001} {

@@ -1,22 +1,22 @@
-// Package delivery hands a changed pointer config to an unpatched Ignition and
-// takes it away again.
+// Package delivery passes a changed pointer config to an unpatched Ignition and removes it
+// afterwards.
 //
-// Everything is under the agent's own folder (/run/mcs-attest, mode 0700):
+// Everything is in the agent's own folder (/run/mcs-attest, mode 0700):
 //
 //	ignition/user.ign         the pointer config with the token, mode 0600
-//	ignition/base.d           -> the runtime folder's, so that nothing is lost
-//	ignition-system/...       the same for Ignition before 2.27, which knows one folder
-//	ignition.env              read by a drop-in of ignition-fetch.service alone
+//	ignition/base.d           a link to Ignition's own folder of base configs
+//	ignition-system/...       the same for Ignition before 2.27, which reads only one folder
+//	ignition.env              read only by a drop-in of ignition-fetch.service
 //	cmdline                   the kernel command line without ignition.config.*
 //
-// Ignition prefers a user.ign to the platform's user data, and a kernel argument
-// to both. Two environment variables say where user.ign is: 2.27 and later look
-// into IGNITION_SYSTEM_RUNTIME_CONFIG_DIR first, earlier ones know only
-// IGNITION_SYSTEM_CONFIG_DIR. The folders of base configs that they name too
-// are linked to what Ignition would have found without them.
+// Ignition prefers a user.ign to the platform's user data, and a kernel argument to both. Two
+// environment variables name the folder of user.ign. Ignition 2.27 and later reads
+// IGNITION_SYSTEM_RUNTIME_CONFIG_DIR first; earlier versions read only IGNITION_SYSTEM_CONFIG_DIR.
+// The same variables also set the folders of base configs, so links in these folders lead to the
+// base configs that Ignition would find without the variables.
 //
-// Each file appears whole or not at all: an empty user.ign would make Ignition
-// provision an empty machine, without an error.
+// Every file is written atomically. An empty user.ign would make Ignition provision an empty
+// machine without an error.
 package delivery
 
 import (
@@ -37,18 +37,18 @@ const (
 	cmdline    = "cmdline"
 )
 
-// Delivery is what Ignition will read. MaskedCmdline is empty if the command
-// line names no config.
+// Delivery is what Ignition will read. MaskedCmdline is empty if the kernel command line names no
+// config.
 type Delivery struct {
 	Pointer       []byte
 	MaskedCmdline string
 }
 
-// Write puts d in place; ignition.env, without which Ignition sees nothing of
-// it, comes last.
+// Write stores d. It writes ignition.env last, because Ignition uses the other files only if that
+// file exists.
 func Write(p paths.Paths, d Delivery) error {
 	if len(d.Pointer) == 0 {
-		return errors.New("refusing to deliver an empty config")
+		return errors.New("cannot deliver an empty config")
 	}
 	if err := Prepare(p); err != nil {
 		return err
@@ -61,7 +61,7 @@ func Write(p paths.Paths, d Delivery) error {
 			return fmt.Errorf("delivering the config: %w", err)
 		}
 		for _, base := range []string{"base.d", "base.platform.d"} {
-			// A link that leads nowhere is to Ignition a folder that is not there.
+			// Ignition treats a dangling link like a missing folder.
 			if err := link(filepath.Join(dir.standard, base), p.Own(dir.own, base)); err != nil {
 				return fmt.Errorf("delivering the config: %w", err)
 			}
@@ -83,19 +83,19 @@ func Write(p paths.Paths, d Delivery) error {
 	return WriteFile(p.Own(envFile), []byte(env))
 }
 
-// Prepare makes the agent's own folder, for root alone.
+// Prepare creates the agent's own folder, with access only for root.
 func Prepare(p paths.Paths) error {
 	err := os.MkdirAll(p.Run, 0o700)
 	if err == nil {
 		err = os.Chmod(p.Run, 0o700)
 	}
 	if err != nil {
-		return fmt.Errorf("making the agent's folder: %w", err)
+		return fmt.Errorf("creating the agent's folder: %w", err)
 	}
 	return nil
 }
 
-// Remove deletes what Write made. What is not there is no error.
+// Remove deletes what Write created. A missing file is not an error.
 func Remove(p paths.Paths) error {
 	var errs []error
 	for _, name := range []string{envFile, cmdline, runtimeDir, systemDir} {
@@ -104,7 +104,7 @@ func Remove(p paths.Paths) error {
 	return errors.Join(errs...)
 }
 
-// Delivered is the config that was written, nil if there is none.
+// Delivered returns the config that Write stored, or nil if there is none.
 func Delivered(p paths.Paths) ([]byte, error) {
 	raw, err := os.ReadFile(p.Own(runtimeDir, userIgn))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -113,8 +113,8 @@ func Delivered(p paths.Paths) ([]byte, error) {
 	return raw, err
 }
 
-// WriteFile writes a file of mode 0600 whole: into a temporary file beside it,
-// which then takes its name.
+// WriteFile writes a file with mode 0600 atomically: it writes a temporary file in the same folder
+// and renames it.
 func WriteFile(file string, content []byte) (err error) {
 	defer func() {
 		if err != nil {

@@ -20,7 +20,7 @@ func testPaths(t *testing.T) paths.Paths {
 	}
 }
 
-// read is how Ignition reads: the environment, then the folders that it names.
+// environment reads the environment file as the drop-in of Ignition's unit does.
 func environment(t *testing.T, p paths.Paths) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -50,7 +50,7 @@ func TestWrite(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Twice: a service that starts again finds its own files.
+	// Twice, because a restarted service finds its own files.
 	for range 2 {
 		if err := delivery.Write(p, delivery.Delivery{Pointer: []byte("pointer"), MaskedCmdline: "quiet\n"}); err != nil {
 			t.Fatal(err)
@@ -58,7 +58,7 @@ func TestWrite(t *testing.T) {
 	}
 	env := environment(t, p)
 	for name, base := range map[string]string{
-		"IGNITION_SYSTEM_CONFIG_DIR":         "system",  // all that Ignition 2.14 knows
+		"IGNITION_SYSTEM_CONFIG_DIR":         "system",  // the only folder of Ignition 2.14
 		"IGNITION_SYSTEM_RUNTIME_CONFIG_DIR": "runtime", // Ignition 2.27 and later
 	} {
 		if got := read(t, filepath.Join(env[name], "user.ign")); got != "pointer" {
@@ -101,7 +101,7 @@ func TestWrite(t *testing.T) {
 		t.Errorf("left: %v, %v", left, err)
 	}
 	if got := read(t, filepath.Join(p.IgnitionSystem, "base.d", "10.ign")); got != "system" {
-		t.Error("Ignition's own base config went too")
+		t.Error("Ignition's own base config was deleted")
 	}
 	if err := delivery.Remove(p); err != nil {
 		t.Errorf("removing again: %v", err)
@@ -109,17 +109,17 @@ func TestWrite(t *testing.T) {
 }
 
 // An empty user.ign would make Ignition provision an empty machine.
-func TestAnEmptyConfigIsNotDelivered(t *testing.T) {
+func TestWrite_RejectsAnEmptyConfig(t *testing.T) {
 	p := testPaths(t)
 	if err := delivery.Write(p, delivery.Delivery{}); err == nil {
 		t.Error("no error")
 	}
 	if _, err := os.Stat(p.Own("ignition.env")); err == nil {
-		t.Error("Ignition was told of it")
+		t.Error("ignition.env exists")
 	}
 }
 
-func TestAFolderThatOthersCouldReadIsClosed(t *testing.T) {
+func TestPrepare_RestrictsAFolderThatOthersCanRead(t *testing.T) {
 	p := testPaths(t)
 	if err := os.MkdirAll(p.Run, 0o755); err != nil {
 		t.Fatal(err)

@@ -13,20 +13,19 @@ import (
 
 const (
 	journalTime = 5 * time.Second
-	// journalLines is how many lines of Ignition's own are kept, from the end.
+	// journalLines is how many of Ignition's last log lines are kept.
 	journalLines = 40
-	// searchLines is how far back they are looked for.
+	// searchLines is how many of the journal's last lines are searched for them.
 	searchLines = "5000"
 	maxLine     = 64 << 10
 )
 
-// ReadJournal asks journalctl, where the initramfs has it, for Ignition's own
-// log lines.
+// ReadJournal returns Ignition's own log lines. It runs journalctl, if the initramfs has it.
 //
-// Ignition logs through syslog. What it prints to standard output is another
-// matter: when a stage fails, that is the whole config. But Debian's units for
-// the mount and files stages log there as well, each line with its level in
-// front; of standard output only such lines are taken, and a config has none.
+// Ignition logs through syslog. A stage that fails prints the whole config to standard output, so
+// standard output is filtered. Debian's units for the mount and files stages also log there, and
+// each such line starts with its level. Only those lines are kept; no line of a config has that
+// form.
 func ReadJournal(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, journalTime)
 	defer cancel()
@@ -43,11 +42,12 @@ func ReadJournal(ctx context.Context) (string, error) {
 
 var (
 	anything = regexp.MustCompile(`.`)
-	// logged is how Ignition writes the levels from warning up (internal/log/stdout.go).
+	// logged matches Ignition's format of log lines at level warning and above
+	// (internal/log/stdout.go).
 	logged = regexp.MustCompile(`^(EMERGENCY|ALERT|CRITICAL|ERROR|WARNING) *: `)
 )
 
-// journalctl returns the last matching lines of this boot's ignition.
+// journalctl returns the last lines of this boot's Ignition that match.
 func journalctl(ctx context.Context, wanted *regexp.Regexp, matches ...string) ([]string, error) {
 	args := append([]string{"--boot", "--quiet", "--no-pager", "--output=cat", "--lines=" + searchLines,
 		"SYSLOG_IDENTIFIER=ignition"}, matches...)
@@ -61,7 +61,7 @@ func journalctl(ctx context.Context, wanted *regexp.Regexp, matches ...string) (
 	}
 	lines, err := last(out, wanted)
 	if err != nil {
-		// The rest is not wanted any more.
+		// The remaining output is not needed.
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		return nil, fmt.Errorf("journalctl: %w", err)
@@ -72,12 +72,12 @@ func journalctl(ctx context.Context, wanted *regexp.Regexp, matches ...string) (
 	return lines, nil
 }
 
-// last keeps the last lines that match.
+// last returns the last journalLines lines that match.
 func last(r io.Reader, wanted *regexp.Regexp) ([]string, error) {
 	var lines []string
 	s := bufio.NewScanner(r)
 	s.Buffer(nil, maxLine)
-	s.Split(boundedLines)
+	s.Split(splitLines)
 	for s.Scan() {
 		if line := s.Text(); wanted.MatchString(line) {
 			if lines = append(lines, line); len(lines) > journalLines {
@@ -88,9 +88,9 @@ func last(r io.Reader, wanted *regexp.Regexp) ([]string, error) {
 	return lines, s.Err()
 }
 
-// boundedLines is bufio.ScanLines, but it cuts a line that is too long for the
-// buffer instead of giving up: a config can be one line of a megabyte.
-func boundedLines(data []byte, atEOF bool) (int, []byte, error) {
+// splitLines is bufio.ScanLines, except that it truncates a line that exceeds the buffer instead of
+// failing. A config can be one line of a megabyte.
+func splitLines(data []byte, atEOF bool) (int, []byte, error) {
 	if advance, token, err := bufio.ScanLines(data, atEOF); advance > 0 || token != nil || err != nil {
 		return advance, token, err
 	}

@@ -9,8 +9,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/failure"
 )
 
-// journalctl puts a program of that name into the path, which answers with the
-// lines of the transport that it is asked for.
+// journalctl adds a fake journalctl to PATH. It prints the lines of the requested transport.
 func journalctl(t *testing.T, syslog, stdout string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -26,7 +25,7 @@ func journalctl(t *testing.T, syslog, stdout string) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-// What Debian's Ignition 2.14 prints when its files stage fails.
+// Output of Debian's Ignition 2.14 when its files stage fails.
 const debianFiles = `INFO     : Ignition Debian 2.14.0+ds1-1+b6
 INFO     : Stage: files
 files failed
@@ -45,7 +44,7 @@ ERROR    : files: createFilesystemsFiles: createFiles: op(3): [failed] writing f
 CRITICAL : Ignition failed: failed to create files: not a directory
 `
 
-// T57: the config that a failing stage prints is not read, the reason is.
+// Attack T57: the config that a failing stage prints is not sent, but the cause is.
 func TestAttack_T57_ConfigOnStandardOutput(t *testing.T) {
 	journalctl(t, "disks: op(1): [failed] wiping\n", debianFiles+strings.Repeat("c4n4ry", 100000)+"\n")
 	got, err := failure.ReadJournal(t.Context())

@@ -1,9 +1,9 @@
-// Package failure tells the verifier why a stage of the first boot failed.
+// Package failure reports to the verifier why a stage of the first boot failed.
 //
-// "attest" leaves a note: where the verifier is, whom to trust, and the ticket
-// that opens nothing but Report. "report" runs as ExecStopPost= of Ignition's
-// units and sends the unit, systemd's result and the last lines of Ignition's
-// own log, cleaned of everything that could be a secret. A config is never read.
+// The "attest" command saves a note with the verifier's origin, its authorities, and a ticket that
+// authorizes only the Report call. The "report" command runs as ExecStopPost= of Ignition's units.
+// It sends the unit, systemd's result and the last lines of Ignition's own log, with everything
+// removed that could be a secret. It never reads a config.
 package failure
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
 )
 
-// Note is what a report needs; the file has mode 0600.
+// Note is what a report needs. The file has mode 0600.
 type Note struct {
 	Origin      string `json:"origin"`
 	Authorities string `json:"authorities"` // PEM
@@ -29,10 +29,10 @@ type Note struct {
 
 const noteFile = "ticket.json"
 
-// ErrNoNote reports that nothing was attested in this boot, so that no verifier waits for a report.
-var ErrNoNote = errors.New("no verifier is known to this boot")
+// ErrNoNote reports that this boot attested to no verifier, so there is none to report to.
+var ErrNoNote = errors.New("this boot attested to no verifier")
 
-// Encode makes PEM of certificates.
+// Encode returns certificates in PEM.
 func Encode(certificates []*x509.Certificate) string {
 	var out []byte
 	for _, c := range certificates {
@@ -41,7 +41,7 @@ func Encode(certificates []*x509.Certificate) string {
 	return string(out)
 }
 
-// Save leaves the note.
+// Save writes the note.
 func Save(p paths.Paths, n Note) error {
 	if err := delivery.Prepare(p); err != nil {
 		return err

@@ -13,7 +13,7 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
-// The contract's bounds.
+// Limits of the contract, in bytes.
 const (
 	maxMessage = 4 << 10
 	maxUnit    = 128
@@ -26,7 +26,7 @@ const (
 	pause      = 2 * time.Second
 )
 
-// Failure is what systemd says of a unit that failed.
+// Failure is what systemd reports about a unit that failed.
 type Failure struct {
 	Unit   string
 	Result string // $SERVICE_RESULT
@@ -37,7 +37,8 @@ type Failure struct {
 // Journal returns the last lines of Ignition's own log.
 type Journal func(context.Context) (string, error)
 
-// Send reports f and returns the correlation id.
+// Send sends f to the verifier of the note and returns the correlation id. It retries temporary
+// failures.
 func Send(ctx context.Context, p paths.Paths, f Failure, journal Journal) (string, error) {
 	note, authorities, err := load(p)
 	if err != nil {
@@ -90,8 +91,8 @@ func send(ctx context.Context, d *client.Dialer, origin string, req *mcsattestv1
 	return resp.GetCorrelationId(), nil
 }
 
-// secrets are the shapes of what must not leave the machine. A line with a
-// config's own words is dropped whole.
+// secrets are patterns of what must not leave the machine. A line with a key of a config is removed
+// entirely.
 var secrets = []struct {
 	shape *regexp.Regexp
 	with  string
@@ -107,7 +108,7 @@ var secrets = []struct {
 	{regexp.MustCompile(`[A-Za-z0-9+/_=-]{48,}`), "[removed]"},
 }
 
-// Redact takes out of text what looks like a secret.
+// Redact removes from text everything that looks like a secret.
 func Redact(text string) string {
 	text = strings.ToValidUTF8(text, "?")
 	for _, s := range secrets {
@@ -123,7 +124,7 @@ func cut(s string, most int) string {
 	return s
 }
 
-// tail keeps the end: the last line says why.
+// tail keeps the end of s, because the last line has the cause.
 func tail(s string, most int) string {
 	s = strings.TrimSpace(s)
 	if len(s) > most {

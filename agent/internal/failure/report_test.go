@@ -55,13 +55,13 @@ func TestNoNote(t *testing.T) {
 	}
 }
 
-// T57: a config, a LUKS key or a token in the failing stage's own log does not
-// leave the machine.
+// Attack T57: a config, a LUKS key or a token in the failing stage's own log does not leave the
+// machine.
 func TestAttack_T57_SecretsInTheJournal(t *testing.T) {
 	const canary = "c4n4ry"
 	honest := "Ignition failed: failed to create filesystem /dev/sda4: exit status 1"
 	if got := send(t, honest).GetMessage(); got != honest {
-		t.Fatalf("the honest variant: %q", got)
+		t.Fatalf("valid case: %q", got)
 	}
 	long := strings.Repeat(canary, 10)
 	for name, line := range map[string]string{
@@ -92,7 +92,7 @@ func TestAttack_T57_SecretsInTheJournal(t *testing.T) {
 	}
 }
 
-// T57: the report is bounded, and keeps the end, where the reason is.
+// Attack T57: the report is limited and keeps the end of the log, which has the cause.
 func TestAttack_T57_HugeJournal(t *testing.T) {
 	r := send(t, strings.Repeat("a line of the journal\n", 10000)+"the reason")
 	if len(r.GetMessage()) > 4096 || !strings.HasSuffix(r.GetMessage(), "the reason") {

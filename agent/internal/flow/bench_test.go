@@ -14,7 +14,7 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
-// instantTPM answers at once: what is left is the agent's own time.
+// instantTPM answers immediately, so that only the agent's own time is measured.
 type instantTPM struct{}
 
 func (instantTPM) Identity() attester.Identity {
@@ -27,9 +27,8 @@ func (instantTPM) Attest(attester.Challenge, transcript.Hash) (*attester.Evidenc
 		PCRValues: [][]byte{make([]byte, 32)}}, nil
 }
 
-// BenchmarkStartToToken is everything between the pointer config and the token
-// that is not a TPM command: connections, both calls, the pre-flight. The
-// budget is 50 ms.
+// BenchmarkStartToToken measures everything from the pointer config to the token except TPM
+// commands: connections, both calls and the preflight. The budget is 50 ms.
 func BenchmarkStartToToken(b *testing.B) {
 	v := &verifiertest.Verifier{
 		ChallengeFunc: func(req *mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {

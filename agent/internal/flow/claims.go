@@ -10,22 +10,22 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/paths"
 )
 
-// maxClaims is the contract's bound.
+// maxClaims is the limit of the contract, in bytes.
 const maxClaims = 4 << 10
 
-// claims are what the machine says of itself. Nothing is decided by them; they
-// are bound to the evidence, for the person who looks for this machine.
+// claims is what the machine states about itself. No decision depends on it. It is bound to the
+// evidence and helps an administrator to find the machine.
 type claims struct {
 	BootID   string   `json:"bootID,omitempty"`
 	Hostname string   `json:"hostname,omitempty"`
 	MACs     []string `json:"macs,omitempty"`
 	Platform string   `json:"platform,omitempty"`
-	// ProviderID is the hint: by it the verifier chooses which Machine it checks.
+	// ProviderID is the hint by which the verifier chooses the Machine that it checks.
 	ProviderID string `json:"providerID,omitempty"`
 	SMBIOSUUID string `json:"smbiosUUID,omitempty"`
 }
 
-// Claims gathers the claims; what cannot be read, or is not known, is left out.
+// Claims returns the claims as JSON. It omits what cannot be read.
 func Claims(p paths.Paths, platform, providerID string) []byte {
 	c := claims{BootID: word(p.BootID), Platform: platform, ProviderID: providerID,
 		SMBIOSUUID: strings.ToLower(word(p.SMBIOSUUID))}
@@ -48,7 +48,7 @@ func Claims(p paths.Paths, platform, providerID string) []byte {
 	}
 }
 
-// word is a small file's text; "" if it cannot be read.
+// word returns the text of a small file, or "" if it cannot be read.
 func word(file string) string {
 	raw, err := os.ReadFile(file)
 	if err != nil || len(raw) > 256 {

@@ -10,8 +10,8 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
-// gather asks the cloud for what is required of it. What it cannot give now and
-// may give later is a *cloudError; everything else is final.
+// gather collects the required evidence of the cloud. A failure that may be temporary is a
+// *cloudError; every other error is final.
 func (f *Flow) gather(ctx context.Context, kinds []evidence.Kind, b evidence.Binding,
 	ch *mcsattestv1.CloudChallenge) ([]*mcsattestv1.CloudEvidence, error) {
 	var all []*mcsattestv1.CloudEvidence
@@ -38,7 +38,7 @@ func (f *Flow) gather(ctx context.Context, kinds []evidence.Kind, b evidence.Bin
 	return all, nil
 }
 
-// cloudError is a failure of the metadata service that may pass.
+// cloudError is a failure of the metadata service that may be temporary.
 type cloudError struct {
 	kind evidence.Kind
 	err  error
@@ -47,18 +47,18 @@ type cloudError struct {
 func (e *cloudError) Error() string { return fmt.Sprintf("%v: %v", e.kind, e.err) }
 func (e *cloudError) Unwrap() error { return e.err }
 
-// missing is what it comes to when it does not pass.
+// missing converts e into the final error for a failure that persists.
 func (e *cloudError) missing() *MissingEvidence {
 	return &MissingEvidence{Kinds: []evidence.Kind{e.kind}, Err: e.err}
 }
 
-// Cloud is a machine's cloud, as package cloud has it.
+// Cloud is the machine's cloud; package cloud implements it.
 type Cloud interface {
-	// Offers are the kinds of evidence that there may be, in ascending order.
+	// Offers returns the kinds of evidence that the machine may have, in ascending order.
 	Offers() []evidence.Kind
-	// Makes reports whether Evidence can be asked for a kind.
+	// Makes reports whether Evidence supports a kind.
 	Makes(evidence.Kind) bool
-	// Evidence gathers one kind; an error of the metadata service is a *metadata.Fault.
+	// Evidence creates one kind of evidence. An error of the metadata service is a *metadata.Fault.
 	Evidence(context.Context, evidence.Kind, evidence.Binding,
 		*mcsattestv1.CloudChallenge) (*mcsattestv1.CloudEvidence, error)
 }

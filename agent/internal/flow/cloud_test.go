@@ -41,7 +41,7 @@ func proto(kinds ...evidence.Kind) []mcsattestv1.EvidenceKind {
 	return out
 }
 
-// Each cloud, with everything that it has and a TPM, and its evidence alone.
+// Each cloud, with a TPM and without.
 func TestCloudEvidence(t *testing.T) {
 	for _, c := range []*cloudtest.Machine{cloudtest.AWS(t, nil), cloudtest.GCP(t, nil), cloudtest.Azure(t, nil)} {
 		var kinds []evidence.Kind
@@ -50,7 +50,7 @@ func TestCloudEvidence(t *testing.T) {
 		}
 		slices.Sort(kinds)
 		withTPM := append([]evidence.Kind{evidence.TPM2}, kinds...)
-		for name, required := range map[string][]evidence.Kind{" and a TPM": withTPM, " alone": kinds} {
+		for name, required := range map[string][]evidence.Kind{" and a TPM": withTPM, " without a TPM": kinds} {
 			t.Run(c.Platform+name, func(t *testing.T) { attestInCloud(t, c, required) })
 		}
 	}
@@ -83,10 +83,10 @@ func attestInCloud(t *testing.T, c *cloudtest.Machine, required []evidence.Kind)
 	}
 }
 
-// fakeCloud fails some times before it gives what it has.
+// fakeCloud fails the given number of times before it returns evidence.
 type fakeCloud struct {
 	err   error
-	times int // negative: for ever
+	times int // negative: always
 	asked int
 	seen  []evidence.Binding
 }
@@ -104,8 +104,8 @@ func (f *fakeCloud) Evidence(_ context.Context, k evidence.Kind, b evidence.Bind
 	return &mcsattestv1.CloudEvidence{Kind: mcsattestv1.EvidenceKind(k), Document: []byte("document")}, nil
 }
 
-// A metadata service that fails: what passes is waited for, what does not ends
-// with the service's own sentence.
+// A temporary failure of the metadata service is retried. A final one ends the flow with the
+// service's own sentence.
 func TestCloudFaults(t *testing.T) {
 	passes := &metadata.Fault{Cloud: "AWS", What: "the thing", Problem: "too many requests", Hint: "wait", Temporary: true}
 	stays := &metadata.Fault{Cloud: "AWS", What: "the thing", Problem: "there is none", Hint: "make one"}
@@ -117,17 +117,17 @@ func TestCloudFaults(t *testing.T) {
 		pauses  int
 		granted bool
 	}{
-		{"it works", &fakeCloud{}, "", 0, true},
-		{"it fails twice and passes", &fakeCloud{err: passes, times: 2}, "", 2, true},
-		{"it fails seven times and passes", &fakeCloud{err: passes, times: 7}, "", 7, true},
-		{"it never passes", &fakeCloud{err: passes, times: -1}, "", 7, false},
-		{"it is not worth a second try", &fakeCloud{err: stays, times: -1}, "", 0, false},
-		{"an error that is no fault of the service", &fakeCloud{err: errors.New("too large"), times: -1}, "", 0, false},
-		{"under Audit the boot does not wait long", &fakeCloud{err: passes, times: -1}, "audit", 2, false},
-		{"under Audit what is missing ends it at once", &fakeCloud{err: stays, times: -1}, "audit", 0, false},
-		{"with a pre-approved config what never comes is waited for as long", &fakeCloud{err: late, times: -1},
+		{"no failure", &fakeCloud{}, "", 0, true},
+		{"two temporary failures", &fakeCloud{err: passes, times: 2}, "", 2, true},
+		{"seven temporary failures", &fakeCloud{err: passes, times: 7}, "", 7, true},
+		{"temporary failures that never end", &fakeCloud{err: passes, times: -1}, "", 7, false},
+		{"a final failure", &fakeCloud{err: stays, times: -1}, "", 0, false},
+		{"an error that the service did not cause", &fakeCloud{err: errors.New("too large"), times: -1}, "", 0, false},
+		{"Audit ends after a few failures", &fakeCloud{err: passes, times: -1}, "audit", 2, false},
+		{"Audit ends immediately after a final failure", &fakeCloud{err: stays, times: -1}, "audit", 0, false},
+		{"a pre-approved config does not shorten the wait", &fakeCloud{err: late, times: -1},
 			"pre-approved", 7, false},
-		{"with a pre-approved config what is missing ends it at once", &fakeCloud{err: stays, times: -1}, "pre-approved",
+		{"a pre-approved config is used after a final failure", &fakeCloud{err: stays, times: -1}, "pre-approved",
 			0, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -141,7 +141,7 @@ func TestCloudFaults(t *testing.T) {
 				v.Change = preApproved
 			}
 			v.Start(t)
-			// The verifier has no verifier for the document; the flow is what is looked at.
+			// This test examines the flow, so the verifier does not verify the document.
 			v.AttestFunc = func(r *mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
 				if len(r.GetCloud()) != 1 || r.GetTpm2() == nil {
 					t.Errorf("request %v", r)
@@ -159,7 +159,7 @@ func TestCloudFaults(t *testing.T) {
 				}
 			}
 			var missing *flow.MissingEvidence
-			var left *flow.LeftAlone
+			var left *flow.Unchanged
 			switch {
 			case c.granted:
 				ok(t, err)
@@ -178,8 +178,8 @@ func TestCloudFaults(t *testing.T) {
 	}
 }
 
-// A kind of another cloud is not to be had, and nobody is asked for it.
-func TestAnotherCloudsKind(t *testing.T) {
+// A kind of another cloud is missing evidence, and the cloud is not asked for it.
+func TestKindOfAnotherCloudIsMissing(t *testing.T) {
 	m := newMachine(t)
 	c := &fakeCloud{}
 	m.flow.Cloud = c
@@ -191,8 +191,8 @@ func TestAnotherCloudsKind(t *testing.T) {
 	}
 }
 
-// A cloud's evidence that the policy does not want is not gathered.
-func TestNoMoreThanIsRequired(t *testing.T) {
+// Evidence that the policy does not require is not collected.
+func TestOnlyRequiredEvidenceIsCollected(t *testing.T) {
 	m := newMachine(t)
 	c := &fakeCloud{err: errors.New("it must not be asked"), times: -1}
 	m.flow.Cloud = c
@@ -203,8 +203,8 @@ func TestNoMoreThanIsRequired(t *testing.T) {
 	}
 }
 
-// late puts the machine without a TPM into a cloud where requests for path fail
-// with the status some times: negative is for ever.
+// late puts the machine, without a TPM, into a cloud where the first requests for path fail with
+// the status. A negative number of times means always.
 func (m *machine) late(c *cloudtest.Machine, path string, status, times int) {
 	m.t.Helper()
 	node := c.Metadata
@@ -220,9 +220,9 @@ func (m *machine) late(c *cloudtest.Machine, path string, status, times int) {
 	m.flow.TPM, m.flow.NoTPM = nil, errors.New("the machine has no TPM 2.0")
 }
 
-// A role or an identity that was given to the machine a moment ago is seen late:
-// it is waited for, and one that never comes is what the console names.
-func TestWhatComesLate(t *testing.T) {
+// A role or identity that was assigned a moment ago appears late. The agent waits for it, and the
+// console names it if it never appears.
+func TestLateEvidenceIsRetried(t *testing.T) {
 	awsCloud := func(t *testing.T) *cloudtest.Machine { return cloudtest.AWS(t, nil) }
 	azureCloud := func(t *testing.T) *cloudtest.Machine { return cloudtest.Azure(t, nil) }
 	for _, c := range []struct {
@@ -258,7 +258,8 @@ func TestWhatComesLate(t *testing.T) {
 						r.Cloud = &mcsattestv1.CloudChallenge{AzureTokenResource: cloudtest.TokenResource}
 					}})
 				_, err := m.run(v)
-				// The verifier chooses by what is offered: it must not seem that the kind is not there.
+				// The verifier chooses among the offered kinds, so a late kind must still be
+				// offered.
 				if offered := slices.Sorted(slices.Values(v.Offered()[0])); !slices.Equal(offered, proto(c.kinds...)) {
 					t.Errorf("%s: offered %v", c.name, offered)
 				}
@@ -284,14 +285,14 @@ func TestWhatComesLate(t *testing.T) {
 	}
 }
 
-// A metadata service that cannot name the machine is asked once in each round.
-func TestHintIsAskedForOncePerRound(t *testing.T) {
+// If the metadata service cannot name the machine, it is asked once per round.
+func TestProviderIDIsRequestedOncePerRound(t *testing.T) {
 	m := newMachine(t)
 	c := cloudtest.GCP(t, nil)
 	var asked atomic.Int32
 	c.Metadata = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		asked.Add(1)
-		w.WriteHeader(http.StatusForbidden) // final for one look
+		w.WriteHeader(http.StatusForbidden) // final for one lookup
 	})
 	it, err := cloud.New(paths.Paths{Metadata: c.Serve(t)}, c.Platform)
 	ok(t, err)
@@ -305,6 +306,6 @@ func TestHintIsAskedForOncePerRound(t *testing.T) {
 	_, err = m.run(started(t, &verifiertest.Verifier{}))
 	ok(t, err)
 	if looks != 1 || asked.Load() != 1 {
-		t.Errorf("%d looks, %d questions", looks, asked.Load())
+		t.Errorf("%d lookups, %d requests", looks, asked.Load())
 	}
 }

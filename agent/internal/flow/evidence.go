@@ -35,7 +35,7 @@ func (f *Flow) challengeRequest(t Target) *mcsattestv1.ChallengeRequest {
 	return req
 }
 
-// evidence gathers what the challenge requires, bound to this connection.
+// evidence collects what the challenge requires, bound to this connection.
 func (f *Flow) evidence(ctx context.Context, s *client.Session, t Target,
 	ch *mcsattestv1.ChallengeResponse) (*mcsattestv1.AttestRequest, error) {
 	kinds, missing := f.kinds(t, ch)
@@ -57,7 +57,7 @@ func (f *Flow) evidence(ctx context.Context, s *client.Session, t Target,
 	case mcsattestv1.BindingMode_BINDING_MODE_TERMINATED:
 		fields.Binding = "terminated"
 	default:
-		return nil, final{fmt.Errorf("the verifier asked for binding mode %v, which this agent does not know",
+		return nil, final{fmt.Errorf("the verifier asked for binding mode %v, which this agent does not support",
 			ch.GetBinding())}
 	}
 	req := &mcsattestv1.AttestRequest{Sealed: ch.GetSealed(), ServerSpkiSha256: fields.ServerSPKI, Claims: claims}
@@ -74,7 +74,7 @@ func (f *Flow) evidence(ctx context.Context, s *client.Session, t Target,
 	}
 	fields.Required = transcript.Required(kinds, bank, pcrs)
 	h := fields.Hash()
-	// The clouds first: their services answer within milliseconds, or not at all.
+	// The clouds come first: their services answer within milliseconds, or not at all.
 	var err error
 	if req.Cloud, err = f.gather(ctx, kinds, evidence.Binding{Transcript: h, Origin: fields.Origin},
 		ch.GetCloud()); err != nil {
@@ -96,7 +96,8 @@ func (f *Flow) evidence(ctx context.Context, s *client.Session, t Target,
 	return req, nil
 }
 
-// kinds are the required kinds of evidence, and those that are not to be had.
+// kinds returns the required kinds of evidence, and those among them that this machine cannot
+// produce.
 func (f *Flow) kinds(t Target, ch *mcsattestv1.ChallengeResponse) (required, missing []evidence.Kind) {
 	for _, k := range ch.GetRequired() {
 		kind := evidence.Kind(k)
@@ -111,8 +112,9 @@ func (f *Flow) kinds(t Target, ch *mcsattestv1.ChallengeResponse) (required, mis
 	return required, missing
 }
 
-// alone: nothing but the provisioning token is required.
-func alone(ch *mcsattestv1.ChallengeResponse) bool {
+// onlyProvisioningToken reports whether the challenge requires the provisioning token and no other
+// evidence.
+func onlyProvisioningToken(ch *mcsattestv1.ChallengeResponse) bool {
 	return slices.Equal(ch.GetRequired(),
 		[]mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_PROVISIONING_TOKEN})
 }
@@ -123,7 +125,7 @@ func (f *Flow) quote(tc *mcsattestv1.TpmChallenge, bank uint16, pcrs []int,
 	if tc.GetEventLog() && f.EventLog != nil {
 		log, err := f.EventLog()
 		if err != nil {
-			// An empty log is the verifier's to judge.
+			// The verifier decides whether an empty log is acceptable.
 			f.Console.Step("no event log: %v", err)
 		}
 		out.EventLog = log
@@ -141,7 +143,7 @@ func (f *Flow) quote(tc *mcsattestv1.TpmChallenge, bank uint16, pcrs []int,
 	return out, nil
 }
 
-// TPM is a machine's TPM with its keys prepared.
+// TPM is the machine's TPM with its keys prepared.
 type TPM interface {
 	Identity() attester.Identity
 	Attest(attester.Challenge, transcript.Hash) (*attester.Evidence, error)

@@ -1,33 +1,32 @@
-// Package flow leads one attestation from the pointer config's source to a token
-// that the gate has taken.
+// Package flow runs one attestation, from the source in the pointer config to a token that the gate
+// accepts.
 //
 // # One round
 //
-// A round is one connection: Challenge, evidence over the transcript, Attest.
-// When the verifier grants, the flow asks the gate with HEAD whether it takes
-// the token, until it does: Ignition cannot refresh a token, and every 4xx is
-// final to it. While the gate says 5xx for longer than half of the token's life
-// a new round begins.
+// A round is one connection: Challenge, evidence over the transcript, Attest. After a grant, the
+// flow asks the gate with HEAD until the gate accepts the token. Ignition cannot refresh a token,
+// and every 4xx response is final for it. If the gate answers 5xx for longer than half of the
+// token's lifetime, a new round begins.
 //
-// # What ends it
+// # Results
 //
-//   - a grant that the gate takes;
-//   - a server that has no such API, a pool with mode Off, an audit without a
-//     token, or a final denial where the gate serves machines that are not
-//     attested: the pointer config is then left alone ([LeftAlone]);
-//   - a pool for which the provisioning token is enough: it names no machine, so
-//     there is no other token, and it opens the gate itself. A pointer config
-//     that shows it is left alone;
-//   - a final denial, or evidence that this machine cannot produce: an error.
+//   - A grant with a token that the gate accepts.
+//   - [Unchanged]: the pointer config stays as it is. The server has no attestation API, the pool's
+//     mode is Off, an audit issued no token, or the denial is final and the gate serves machines
+//     without a token.
+//   - [Unchanged], or a grant of the provisioning token, if the policy requires only that token. It
+//     identifies no machine, so the verifier issues no other token, and the gate accepts the
+//     provisioning token itself. The pointer config stays unchanged if it already presents that
+//     token.
+//   - An error: a final denial, or evidence that this machine cannot produce.
 //
-// Everything else is tried again indefinitely, with pauses from one to fifteen
-// seconds: the verifier may not have started yet, and the Machine object may
-// still be on its way. Under Enforce this holds with a pre-approved config, too.
-// Otherwise a flood could downgrade a machine to that config. Only under Audit,
-// where the gate serves every machine, the flow gives up after some failures.
+// Every other failure is retried indefinitely, with pauses from one to fifteen seconds. The
+// verifier may not have started yet, or the Machine object may not exist yet. Under Enforce this is
+// also true with a pre-approved config; otherwise a flood could downgrade a machine to that config.
+// Only under Audit, where the gate serves every machine, the flow gives up after a few failures.
 //
-// A verifier that answered under Enforce stays one. An answer of another server
-// after that is a failure on the way, not a reason to leave the pointer alone.
+// Once a verifier has answered under Enforce, an answer from another kind of server counts as a
+// transport failure. It is no reason to leave the pointer config unchanged.
 package flow
 
 import (
@@ -46,7 +45,7 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
-// Target is what the pointer config asks for.
+// Target is a server and pool that the pointer config names.
 type Target struct {
 	Origin string // "https://host:port"
 	Pool   string
@@ -54,28 +53,30 @@ type Target struct {
 	Proxy  *url.URL
 	// Provisioning is the provisioning token, if this machine has one.
 	Provisioning secret.Bytes
-	// Shown: the pointer config shows it in its header already.
-	Shown bool
+	// Shown is true if the header in the pointer config already presents that token.
+	Presented bool
 }
 
-// Grant is a token that the gate has taken.
+// Grant is a token that the gate accepts.
 type Grant struct {
 	Token   secret.Bytes
 	Ticket  secret.Bytes // for the failure report; may be empty
 	Machine string
 }
 
-// LeftAlone is the outcome in which the pointer config stays as it is.
-type LeftAlone struct {
+// Unchanged is the result in which the pointer config stays as it is.
+type Unchanged struct {
 	Why    string
 	Ticket secret.Bytes
-	// NoVerifier: there is nothing that attests, which "mcs-attest=require" refuses.
+	// NoVerifier is true if the server does not attest; "mcs-attest=require" turns that into an
+	// error.
 	NoVerifier bool
 }
 
-func (l *LeftAlone) Error() string { return "the pointer config is left alone: " + l.Why }
+func (l *Unchanged) Error() string { return "the pointer config is unchanged: " + l.Why }
 
-// MissingEvidence reports that the pool's policy requires what this machine cannot produce.
+// MissingEvidence reports that the pool's policy requires evidence that this machine cannot
+// produce.
 type MissingEvidence struct {
 	Kinds []evidence.Kind
 	Err   error // why there is no TPM, or what the metadata service said
@@ -91,27 +92,27 @@ func (m *MissingEvidence) Error() string {
 
 func (m *MissingEvidence) Unwrap() error { return m.Err }
 
-// Flow attests. Its fields are set once, before [Flow.Run].
+// Flow runs attestations. Its fields are set before [Flow.Run].
 type Flow struct {
 	Console *console.Console
-	// TPM is nil where there is none; NoTPM then says why.
+	// TPM is nil if the machine has none; NoTPM is then the reason.
 	TPM   TPM
 	NoTPM error
-	// EventLog reads the firmware's measurements.
+	// EventLog reads the firmware's event log.
 	EventLog func() ([]byte, error)
-	// Cloud is nil on a platform that has no evidence of its own.
+	// Cloud is nil on a platform without cloud evidence.
 	Cloud Cloud
-	// Claims makes the claims; asked once in each round, since what is not known
-	// at first may be later.
+	// Claims returns the claims. It is called once per round, because some values become available
+	// later.
 	Claims  func(context.Context) []byte
 	Version string
 	Dialer  *client.Dialer
-	// Sleep pauses; nil means to wait in truth.
+	// Sleep pauses; nil means a real pause.
 	Sleep func(context.Context, time.Duration) error
-	// Since is the monotonic time since an arbitrary moment; nil: the system's.
+	// Since returns the monotonic time since a fixed moment; nil means the system's.
 	Since func() time.Duration
 
-	// What is waited for, and when that was last printed.
+	// The reason that was last printed, and when.
 	waitKey  string
 	waitLast time.Duration
 }
@@ -119,26 +120,25 @@ type Flow struct {
 const (
 	firstPause = time.Second
 	maxPause   = 15 * time.Second
-	// auditDenials is how many temporary denials end the flow under Audit. There
-	// the gate serves every machine, so no boot has to wait for an attestation.
+	// auditDenials is how many temporary denials end the flow under Audit. The gate then serves
+	// every machine, so the boot need not wait for an attestation.
 	auditDenials = 3
-	// refusals is how often a token may be made that the gate then refuses.
+	// refusals is how many new tokens the gate may reject.
 	refusals = 3
-	// deviceTries is how often a TPM may fail.
+	// deviceTries is how often the TPM may fail.
 	deviceTries = 3
-	// cloudTries is how often a metadata service may fail in a way that passes:
-	// with the pauses, two minutes or so.
+	// cloudTries is how often the metadata service may fail temporarily; with the pauses, about two
+	// minutes.
 	cloudTries = 8
-	// callTime bounds one round; a slow TPM takes most of it.
+	// callTime is the limit for one round. A slow TPM needs most of it.
 	callTime = 5 * time.Minute
 )
 
-// Run attests until one of the ends in the package comment. A [LeftAlone] is
-// returned as an error.
+// Run attests until one of the results in the package comment. It returns [Unchanged] as an error.
 func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 	pause, denials, refused, broken, silent := firstPause, 0, 0, 0, 0
-	enforced := false // a verifier answered, and its gate enforces
-	var known mode    // the last one that a verifier stated
+	enforced := false // a verifier answered, and the pool's mode is Enforce
+	var known mode    // the last mode that a verifier stated
 	f.Dialer.Proxy = t.Proxy
 	f.Console.Step("asking %s to attest this machine for pool %s", t.Origin, t.Pool)
 	for {
@@ -156,7 +156,7 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 			var no *gateRefusal
 			if errors.As(err, &no) {
 				if refused++; refused >= refusals {
-					return nil, fmt.Errorf("the gate refused %d new tokens: %w", refused, err)
+					return nil, fmt.Errorf("the gate rejected %d new tokens: %w", refused, err)
 				}
 			}
 		}
@@ -172,7 +172,7 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 				err = cloud.missing()
 			}
 		}
-		var left *LeftAlone
+		var left *Unchanged
 		var answer *gateAnswer
 		var denied *client.Denied
 		var missing *MissingEvidence
@@ -183,7 +183,7 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 			return nil, err
 		case errors.Is(err, client.ErrNotVerifier):
 			if !enforced {
-				return nil, &LeftAlone{Why: err.Error(), NoVerifier: true}
+				return nil, &Unchanged{Why: err.Error(), NoVerifier: true}
 			}
 		case errors.As(err, &denied) && denied.Temporary:
 			// A verifier under load denies a Challenge before it reads the policy.
@@ -206,7 +206,7 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 	}
 }
 
-// final marks an error that no second try mends.
+// final marks an error that a retry cannot fix.
 type final struct{ error }
 
 func (f final) Unwrap() error { return f.error }
@@ -217,8 +217,8 @@ func isFinal(err error) bool {
 	return errors.As(err, &mark) || errors.As(err, &unexpected) || errors.Is(err, attester.ErrEndorsementOwned)
 }
 
-// isTrouble reports whether err, although it ends the flow, says nothing about
-// this machine: another server answered, or the metadata service failed.
+// isTrouble reports whether a final err says nothing about this machine, because another kind of
+// server answered or the metadata service failed.
 func isTrouble(err error) bool {
 	var unexpected *client.Unexpected
 	var fault *metadata.Fault
@@ -231,7 +231,8 @@ type tpmError struct{ err error }
 func (e *tpmError) Error() string { return "TPM: " + e.err.Error() }
 func (e *tpmError) Unwrap() error { return e.err }
 
-// mode is what the challenge said of the gate. The zero value: no verifier answered, or it did not state the mode.
+// mode is the pool's mode, as the challenge stated it. The zero value means that no verifier stated
+// a mode.
 type mode struct {
 	name  string
 	audit bool // the gate serves every machine its full config
@@ -241,17 +242,17 @@ type mode struct {
 func (m mode) enforced() bool { return m.name != "" && !m.audit }
 
 func (m mode) left(err error) error {
-	return &LeftAlone{Why: fmt.Sprintf("%v, and the pool's mode is %s", err, m.name)}
+	return &Unchanged{Why: fmt.Sprintf("%v, and the pool's mode is %s", err, m.name)}
 }
 
-// grant is a Grant whose token may still be refused.
+// grant is a Grant that the gate has not accepted yet.
 type grant struct {
 	Grant
 	lifetime time.Duration
 	since    time.Duration // monotonic
 }
 
-// round is one connection.
+// round runs one connection.
 func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
@@ -269,11 +270,11 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 		return nil, m, err
 	}
 	if ch.GetPool() != t.Pool || ch.GetOrigin() != t.Origin {
-		// A verifier that answers for another origin may be passing on another's challenge.
+		// A verifier that answers for another origin may relay another server's challenge.
 		return nil, m, final{fmt.Errorf("the verifier answered for pool %q at %q", ch.GetPool(), ch.GetOrigin())}
 	}
 	if len(ch.GetRequired()) == 0 {
-		return nil, m, &LeftAlone{Why: "the verifier asks for no evidence"}
+		return nil, m, &Unchanged{Why: "the verifier requires no evidence"}
 	}
 	if kind, ok := repeated(ch.GetRequired()); ok {
 		return nil, m, final{fmt.Errorf("the verifier requires %v more than once, which breaks the contract",
@@ -297,26 +298,26 @@ func (f *Flow) round(ctx context.Context, t Target) (*grant, mode, error) {
 		lifetime: time.Duration(resp.GetTokenLifetimeSeconds()) * time.Second,
 		since:    start,
 	}
-	if alone(ch) && g.Token.Empty() {
-		f.Console.Step("the verifier takes the provisioning token (correlation id %s)", resp.GetCorrelationId())
+	if onlyProvisioningToken(ch) && g.Token.Empty() {
+		f.Console.Step("the verifier accepts the provisioning token (correlation id %s)", resp.GetCorrelationId())
 		if ch.GetMode() == mcsattestv1.Mode_MODE_AUDIT {
-			return nil, m, &LeftAlone{Why: "the pool's mode is " + m.name}
+			return nil, m, &Unchanged{Why: "the pool's mode is " + m.name}
 		}
-		if t.Shown {
-			return nil, m, &LeftAlone{Why: "it shows the provisioning token, which is all that the pool's policy asks for"}
+		if t.Presented {
+			return nil, m, &Unchanged{Why: "it has the provisioning token, which is all that the pool's policy requires"}
 		}
 		g.Token = t.Provisioning
 		return g, m, nil
 	}
 	f.Console.Step("attested as machine %s (correlation id %s)", g.Machine, resp.GetCorrelationId())
 	if g.Token.Empty() {
-		return nil, m, &LeftAlone{Why: "the pool's mode is " + m.name, Ticket: g.Ticket}
+		return nil, m, &Unchanged{Why: "the pool's mode is " + m.name, Ticket: g.Ticket}
 	}
 	return g, m, nil
 }
 
-// repeated finds a kind that occurs twice. Each costs a document, and a challenge
-// has room for thousands of kinds.
+// repeated returns a kind that occurs twice. Each kind costs a document, and a challenge has room
+// for thousands of them.
 func repeated(kinds []mcsattestv1.EvidenceKind) (kind mcsattestv1.EvidenceKind, ok bool) {
 	seen := map[mcsattestv1.EvidenceKind]bool{}
 	for _, k := range kinds {
@@ -330,12 +331,12 @@ func repeated(kinds []mcsattestv1.EvidenceKind) (kind mcsattestv1.EvidenceKind, 
 
 func readMode(ch *mcsattestv1.ChallengeResponse) (mode, error) {
 	if ch.GetMode() == mcsattestv1.Mode_MODE_OFF {
-		return mode{audit: true, name: "Off"}, &LeftAlone{Why: "the pool's mode is Off"}
+		return mode{audit: true, name: "Off"}, &Unchanged{Why: "the pool's mode is Off"}
 	}
 	return modeOf(ch.GetMode(), ch.GetUnattested()), nil
 }
 
-// deniedMode returns the mode that a denial of Challenge states, if it states one.
+// deniedMode returns the mode that a denial of Challenge states, or the zero value.
 func deniedMode(err error) mode {
 	var denied *client.Denied
 	if !errors.As(err, &denied) || denied.Mode == mcsattestv1.Mode_MODE_UNSPECIFIED {
@@ -354,19 +355,19 @@ func modeOf(m mcsattestv1.Mode, u mcsattestv1.Unattested) mode {
 	return mode{name: "Enforce"}
 }
 
-// repeatLine is how often a machine that waits says so.
+// repeatLine is the interval at which the same reason is printed again.
 const repeatLine = time.Minute
 
-// waitHints say who can end a wait. A class without one ends by itself.
+// waitHints say who can end a wait. The other classes end without help.
 var waitHints = map[mcsattestv1.DenialClass]string{
-	mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET: "on the cluster, 'mcs-attest-verifier explain' shows what is " +
+	mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET: "run 'mcs-attest-verifier explain' on the cluster to see what is " +
 		"missing",
-	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: "there is nothing to do on this machine; on the cluster, see the " +
+	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: "no action is needed on this machine; on the cluster, see the " +
 		"verifier's alerts and log",
 }
 
-// waiting prints why the flow tries again: when the reason changes, and now and
-// then while it does not. Correlation ids change every time and do not count.
+// waiting prints why the flow retries: immediately when the reason changes, then every repeatLine.
+// A different correlation id is not a different reason.
 func (f *Flow) waiting(err error) {
 	key := err.Error()
 	var denied *client.Denied
@@ -399,7 +400,7 @@ func (f *Flow) sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// started anchors the monotonic time; the wall clock is not read.
+// started is the base of the monotonic time. The wall clock is never read.
 var started = time.Now()
 
 func (f *Flow) now() time.Duration {

@@ -31,14 +31,14 @@ const (
 	classNotYet   = mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET
 )
 
-// machine is a node with a simulated TPM, whose pauses take no time.
+// machine is a node with a simulated TPM. Its pauses take no time.
 type machine struct {
 	t       *testing.T
 	flow    *flow.Flow
 	console bytes.Buffer
 	slept   []time.Duration
 	clock   time.Duration
-	// onSleep runs at each pause.
+	// onSleep runs during each pause.
 	onSleep func()
 }
 
@@ -104,8 +104,8 @@ func TestGrant(t *testing.T) {
 	}
 }
 
-// Each case is one thing that ends the flow with the pointer left alone.
-func TestLeftAlone(t *testing.T) {
+// Each case ends the flow with an unchanged pointer config.
+func TestUnchanged(t *testing.T) {
 	deny := func(class mcsattestv1.DenialClass,
 		temporary bool) func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
 		return func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
@@ -126,22 +126,22 @@ func TestLeftAlone(t *testing.T) {
 			AttestFunc: deny(classEvidence, false)}, "class evidence", "", 0},
 		{"temporary denials under Audit", &verifiertest.Verifier{Mode: mcsattestv1.Mode_MODE_AUDIT,
 			AttestFunc: deny(classNotYet, true)}, "class not-yet", "", 2},
-		{"a final denial where there is a pre-approved config",
+		{"a final denial with a pre-approved config",
 			&verifiertest.Verifier{Change: preApproved, AttestFunc: deny(classEvidence, false)}, "pre-approved", "", 0},
-		{"evidence that is not to be had, under Audit", &verifiertest.Verifier{Mode: mcsattestv1.Mode_MODE_AUDIT,
+		{"missing evidence under Audit", &verifiertest.Verifier{Mode: mcsattestv1.Mode_MODE_AUDIT,
 			Required: []mcsattestv1.EvidenceKind{3}}, "aws-sts", "", 0},
-		{"no evidence is asked for", &verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{}},
-			"asks for no evidence", "", 0},
+		{"no evidence is required", &verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{}},
+			"requires no evidence", "", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := newMachine(t)
 			_, err := m.run(started(t, c.v))
-			var left *flow.LeftAlone
+			var left *flow.Unchanged
 			if !errors.As(err, &left) {
 				t.Fatalf("error %v", err)
 			}
 			if !strings.Contains(left.Why, c.why) || left.NoVerifier || string(left.Ticket.Expose()) != c.ticket {
-				t.Errorf("left alone: %+v", left)
+				t.Errorf("unchanged: %+v", left)
 			}
 			if len(m.slept) != c.pauses {
 				t.Errorf("paused %v, want %d", m.slept, c.pauses)
@@ -153,7 +153,7 @@ func TestLeftAlone(t *testing.T) {
 	}
 }
 
-// server is a TLS server that is no verifier.
+// server starts a TLS server that is not a verifier.
 func server(t *testing.T, max uint16, handler http.HandlerFunc) *verifiertest.Verifier {
 	t.Helper()
 	s := httptest.NewUnstartedServer(handler)
@@ -168,18 +168,18 @@ func TestNotAVerifier(t *testing.T) {
 		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }
 	}
 	for _, code := range []int{http.StatusNotFound, http.StatusMethodNotAllowed} {
-		t.Run(fmt.Sprintf("a plain server answers %d and is left alone", code), func(t *testing.T) {
+		t.Run(fmt.Sprintf("a plain server that answers %d does not change the pointer config", code), func(t *testing.T) {
 			_, err := newMachine(t).run(server(t, 0, status(code)))
-			var left *flow.LeftAlone
+			var left *flow.Unchanged
 			if !errors.As(err, &left) || !left.NoVerifier {
 				t.Errorf("error %v", err)
 			}
 		})
 	}
-	t.Run("a server without TLS 1.3 is left alone, and is sent nothing", func(t *testing.T) {
+	t.Run("a server without TLS 1.3 receives no request", func(t *testing.T) {
 		asked := false
 		_, err := newMachine(t).run(server(t, tls.VersionTLS12, func(http.ResponseWriter, *http.Request) { asked = true }))
-		var left *flow.LeftAlone
+		var left *flow.Unchanged
 		if !errors.As(err, &left) || !left.NoVerifier || asked {
 			t.Errorf("error %v, asked %t", err, asked)
 		}
@@ -198,7 +198,7 @@ func TestNotAVerifier(t *testing.T) {
 		})
 	}
 	for _, code := range []int{http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusServiceUnavailable} {
-		t.Run(fmt.Sprintf("status %d is tried again for ever", code), func(t *testing.T) {
+		t.Run(fmt.Sprintf("status %d is retried indefinitely", code), func(t *testing.T) {
 			m := newMachine(t)
 			if _, err := m.run(server(t, 0, status(code))); err == nil || len(m.slept) <= 100 {
 				t.Errorf("error %v after %d pauses", err, len(m.slept))
@@ -209,7 +209,7 @@ func TestNotAVerifier(t *testing.T) {
 					t.Fatalf("pauses %v", m.slept[:len(want)])
 				}
 			}
-			// A line a minute at most, not one for each try.
+			// At most one line a minute, not one for each attempt.
 			if n := strings.Count(m.console.String(), "trying again"); n > 30 {
 				t.Errorf("%d lines:\n%s", n, m.console.String())
 			}
@@ -217,7 +217,7 @@ func TestNotAVerifier(t *testing.T) {
 	}
 }
 
-func TestMachineThatIsNotKnownYetWaits(t *testing.T) {
+func TestUnknownMachineWaits(t *testing.T) {
 	m := newMachine(t)
 	v := &verifiertest.Verifier{}
 	waits := 5
@@ -269,14 +269,14 @@ func TestFinalDenial(t *testing.T) {
 				var missing *flow.MissingEvidence
 				return errors.As(err, &missing) && slices.Equal(missing.Kinds, []evidence.Kind{evidence.GCPIdentity})
 			}},
-		{"another origin in the answer", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) {
+		{"another origin in the response", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) {
 			c.Origin = "https://other:22623"
 		}}, says("for pool")},
-		{"another pool in the answer",
+		{"another pool in the response",
 			&verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) { c.Pool = "master" }}, says("for pool")},
-		{"a binding that is not known",
+		{"an unknown binding",
 			&verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) { c.Binding = 7 }}, says("binding mode")},
-		{"a bank that the TPM has not", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) {
+		{"a bank that the TPM does not have", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) {
 			c.Tpm.Bank = 0x0012
 		}}, says("no PCR bank")},
 		{"a credential for another key", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) {
@@ -317,8 +317,8 @@ func TestNoTPM(t *testing.T) {
 	}
 }
 
-// T25: Challenge and Attest are one connection. When it ends in between, the
-// agent does not go on with another one but starts anew.
+// Attack T25: Challenge and Attest use one connection. If it ends in between, the agent starts over
+// and does not continue on another connection.
 func TestAttack_T25_ConnectionCutBetweenChallengeAndAttest(t *testing.T) {
 	m := newMachine(t)
 	v := &verifiertest.Verifier{}

@@ -9,29 +9,31 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/client"
 )
 
-// gateRefusal: the gate said no to a token that the verifier just made.
+// gateRefusal reports that the gate rejected a token that the verifier just issued.
 type gateRefusal struct{ status int }
 
 func (g *gateRefusal) Error() string {
-	return fmt.Sprintf("the gate refused the token with HTTP status %d", g.status)
+	return fmt.Sprintf("the gate rejected the token with HTTP status %d", g.status)
 }
 
-// gateAnswer is an answer of the gate that ends the flow. It came after the
-// verifier attested the machine, so it never leaves the pointer config alone.
+// gateAnswer is a response of the gate that ends the flow. It comes after the verifier attested the
+// machine, so it never leads to [Unchanged].
 type gateAnswer struct{ text string }
 
 func (g *gateAnswer) Error() string { return g.text }
 
-// errStale: half of the token's life went by; a new one is wanted.
+// errStale reports that half of the token's lifetime has passed, so a new token is needed.
 type errStale struct{ last error }
 
-func (e errStale) Error() string { return fmt.Sprintf("%v; the token is half-way to its end", e.last) }
+func (e errStale) Error() string {
+	return fmt.Sprintf("%v; half of the token's lifetime has passed", e.last)
+}
 
-// preflight asks the gate with HEAD until it takes the token. HEAD costs no use
-// of the token.
+// preflight asks the gate with HEAD until it accepts the token. HEAD does not count as a use of the
+// token.
 func (f *Flow) preflight(ctx context.Context, t Target, g *grant) error {
 	httpClient := f.Dialer.HTTPClient()
-	// A redirect would carry the token elsewhere.
+	// A redirect would send the token to another server.
 	httpClient.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	defer httpClient.CloseIdleConnections()
 	for pause := firstPause; ; pause = min(2*pause, maxPause) {
@@ -49,7 +51,7 @@ func (f *Flow) preflight(ctx context.Context, t Target, g *grant) error {
 	}
 }
 
-// head is one request; again says whether the answer may change with time.
+// head sends one request. It returns again if a later request may have another result.
 func (f *Flow) head(ctx context.Context, httpClient *http.Client, t Target, g *grant) (again bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -67,14 +69,14 @@ func (f *Flow) head(ctx context.Context, httpClient *http.Client, t Target, g *g
 	_ = resp.Body.Close()
 	switch code := resp.StatusCode; {
 	case code == http.StatusOK:
-		f.Console.Step("the gate takes the token; Ignition may fetch the config")
+		f.Console.Step("the gate accepts the token; Ignition may fetch the config")
 		return false, nil
 	case code >= 500, client.Passing(code):
 		return true, fmt.Errorf("the gate answered HTTP status %d", code)
 	case code >= 300 && code < 400:
 		return false, &gateAnswer{fmt.Sprintf("the gate answered with a redirect (HTTP status %d)", code)}
 	case code == http.StatusBadRequest:
-		// It is not the token: no new one would change this.
+		// The token is not the cause, so a new one would not help.
 		return false, &gateAnswer{"the gate has no config in a version that this machine reads (HTTP status 400)"}
 	default:
 		return false, &gateRefusal{code}

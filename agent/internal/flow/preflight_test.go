@@ -11,7 +11,7 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
-// gate answers the given statuses in turn, then the honest way.
+// gate answers with the given statuses in turn, and then accepts the token.
 func gate(codes ...int) func(http.ResponseWriter, *http.Request) bool {
 	return func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method != http.MethodHead || len(codes) == 0 {
@@ -39,14 +39,14 @@ func TestPreflight(t *testing.T) {
 		attests int
 		err     string // "" is success
 	}{
-		{"the gate takes the token at once", nil, 1, ""},
-		{"503 is asked again", []int{503, 502, 500}, 1, ""},
-		{"503 for longer than half of the token's life asks for another", repeat(503, 26), 2, ""},
-		{"a token that is refused is made again", []int{401}, 2, ""},
-		{"three that are refused are enough", repeat(401, 3), 3, "refused 3 new tokens"},
-		{"429 and 408 are asked again", []int{429, 408}, 1, ""},
-		{"400 has nothing to do with the token", []int{400}, 1, "no config in a version that this machine reads"},
-		{"404 counts as refused", repeat(404, 3), 3, "HTTP status 404"},
+		{"the gate accepts the token immediately", nil, 1, ""},
+		{"503 is retried", []int{503, 502, 500}, 1, ""},
+		{"503 for longer than half of the token's lifetime requests a new token", repeat(503, 26), 2, ""},
+		{"a rejected token is replaced", []int{401}, 2, ""},
+		{"three rejected tokens end the flow", repeat(401, 3), 3, "rejected 3 new tokens"},
+		{"429 and 408 are retried", []int{429, 408}, 1, ""},
+		{"400 does not concern the token", []int{400}, 1, "no config in a version that this machine reads"},
+		{"404 counts as a rejection", repeat(404, 3), 3, "HTTP status 404"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := newMachine(t)
@@ -69,14 +69,14 @@ func TestPreflight(t *testing.T) {
 	}
 }
 
-// The gate never redirects; a server that does is not given to follow the token.
+// The gate never redirects. If a server does, the agent does not send it the token.
 func TestAttack_T56_RedirectDoesNotCarryTheToken(t *testing.T) {
 	reached := false
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { reached = true }))
 	defer elsewhere.Close()
 	m := newMachine(t)
 	if _, err := m.run(started(t, &verifiertest.Verifier{})); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("valid case: %v", err)
 	}
 	v := started(t, &verifiertest.Verifier{Change: preApproved,
 		GateFunc: func(w http.ResponseWriter, _ *http.Request) bool {
@@ -85,7 +85,7 @@ func TestAttack_T56_RedirectDoesNotCarryTheToken(t *testing.T) {
 			return true
 		}})
 	_, err := m.run(v)
-	var left *flow.LeftAlone
+	var left *flow.Unchanged
 	if !says("redirect")(err) || errors.As(err, &left) || reached {
 		t.Errorf("error %v, reached %t", err, reached)
 	}

@@ -22,8 +22,8 @@ const (
 	kindShared  = mcsattestv1.EvidenceKind_EVIDENCE_KIND_PROVISIONING_TOKEN
 )
 
-// runWith attests with a provisioning token. What crosses the network of an
-// attestation is recorded, and must not hold the token.
+// runWith attests with a provisioning token. It records the requests of the attestation, which must
+// not contain the token.
 func (m *machine) runWith(v *verifiertest.Verifier, token string, shown bool) (*flow.Grant, error) {
 	m.t.Helper()
 	attest := v.AttestFunc
@@ -40,7 +40,7 @@ func (m *machine) runWith(v *verifiertest.Verifier, token string, shown bool) (*
 	m.flow.Dialer = client.NewDialer([]*x509.Certificate{v.Authority})
 	g, err := m.flow.Run(m.t.Context(), flow.Target{
 		Origin: v.Origin, Pool: "worker", URL: v.Origin + "/config/worker", Provisioning: secret.New([]byte(token)),
-		Shown: shown,
+		Presented: shown,
 	})
 	if strings.Contains(m.console.String(), sharedToken[:20]) {
 		m.t.Errorf("the token is on the console:\n%s", m.console.String())
@@ -48,7 +48,7 @@ func (m *machine) runWith(v *verifiertest.Verifier, token string, shown bool) (*
 	return g, err
 }
 
-// A29: the same machine, whatever the policy asks for.
+// The machine behaves the same for every policy.
 func TestProvisioningTokenIsOfferedBesideTheTPM(t *testing.T) {
 	for _, tpm := range []bool{true, false} {
 		t.Run(fmt.Sprintf("with a TPM: %t", tpm), func(t *testing.T) {
@@ -58,7 +58,7 @@ func TestProvisioningTokenIsOfferedBesideTheTPM(t *testing.T) {
 				m.flow.TPM, want = nil, want[:1]
 			}
 			v := &verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{kindShared}, ProvisioningToken: sharedToken}
-			if _, err := m.runWith(v, sharedToken, true); !errors.As(err, new(*flow.LeftAlone)) {
+			if _, err := m.runWith(v, sharedToken, true); !errors.As(err, new(*flow.Unchanged)) {
 				t.Error(err)
 			}
 			if got := v.Offered(); len(got) != 1 || !slices.Equal(got[0], want) {
@@ -68,20 +68,20 @@ func TestProvisioningTokenIsOfferedBesideTheTPM(t *testing.T) {
 	}
 }
 
-func TestPointerThatShowsTheProvisioningTokenIsLeftAlone(t *testing.T) {
+func TestPointerWithTheProvisioningTokenIsUnchanged(t *testing.T) {
 	m := newMachine(t)
 	m.flow.TPM = nil
 	v := &verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{kindShared}, ProvisioningToken: sharedToken}
 	_, err := m.runWith(v, sharedToken, true)
-	var left *flow.LeftAlone
-	if !errors.As(err, &left) || left.NoVerifier || !strings.Contains(left.Why, "shows the provisioning token") ||
+	var left *flow.Unchanged
+	if !errors.As(err, &left) || left.NoVerifier || !strings.Contains(left.Why, "has the provisioning token") ||
 		len(v.Tokens()) != 0 {
 		t.Errorf("%v, gate %v", err, v.Tokens())
 	}
 }
 
-// From a file of the image, or from the URL: the header opens the gate.
-func TestProvisioningTokenThatThePointerDoesNotShowIsDelivered(t *testing.T) {
+// A token from a file of the image, or from the URL, is delivered in the header.
+func TestProvisioningTokenMissingFromThePointerIsDelivered(t *testing.T) {
 	m := newMachine(t)
 	m.flow.TPM = nil
 	v := &verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{kindShared}, ProvisioningToken: sharedToken}
@@ -96,7 +96,7 @@ func TestProvisioningTokenUnderAuditChangesNothing(t *testing.T) {
 	m := newMachine(t)
 	v := &verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{kindShared}, ProvisioningToken: sharedToken,
 		Mode: mcsattestv1.Mode_MODE_AUDIT}
-	if _, err := m.runWith(v, sharedToken, false); !errors.As(err, new(*flow.LeftAlone)) {
+	if _, err := m.runWith(v, sharedToken, false); !errors.As(err, new(*flow.Unchanged)) {
 		t.Error(err)
 	}
 }
@@ -119,7 +119,7 @@ func TestWrongProvisioningTokenBesideAGoodTPMIsDenied(t *testing.T) {
 	}
 }
 
-func TestMachineWithoutTheProvisioningTokenSaysSo(t *testing.T) {
+func TestMissingProvisioningTokenIsReported(t *testing.T) {
 	m := newMachine(t)
 	_, err := m.runWith(&verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{kindShared},
 		ProvisioningToken: sharedToken}, "", false)

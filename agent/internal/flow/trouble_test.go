@@ -28,8 +28,8 @@ func preApproved(c *mcsattestv1.ChallengeResponse) {
 	c.Unattested = mcsattestv1.Unattested_UNATTESTED_PRE_APPROVED
 }
 
-// trouble is one way in which attestations fail for a while. Its handlers call
-// failing once for each round.
+// trouble is one way in which attestations fail for a while. Its handlers call failing once per
+// round.
 type trouble struct {
 	name string
 	set  func(m *machine, v *verifiertest.Verifier, failing func() bool)
@@ -46,7 +46,7 @@ func troubles() []trouble {
 			}
 		}
 	}
-	// status answers path outside of the service, as a load balancer does.
+	// status answers path before the service does, like a load balancer.
 	status := func(path string, code int) func(*machine, *verifiertest.Verifier, func() bool) {
 		return func(_ *machine, v *verifiertest.Verifier, failing func() bool) {
 			first := true
@@ -62,7 +62,7 @@ func troubles() []trouble {
 				return true
 			}
 			if path == "/Challenge" {
-				// The machine learns in its first round that there is a verifier.
+				// In its first round the machine learns that the server is a verifier.
 				once := true
 				v.AttestFunc = func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error) {
 					if once {
@@ -75,10 +75,10 @@ func troubles() []trouble {
 		}
 	}
 	return []trouble{
-		{"the verifier refuses Attest because of a flood", attest(classUnavailable)},
+		{"the verifier denies Attest because of a flood", attest(classUnavailable)},
 		{"the machine is not ready", attest(classNotYet)},
 		{"the challenge expires in the queue", attest(classChallenge)},
-		{"the verifier refuses Challenge and states the policy",
+		{"the verifier denies Challenge and states the policy",
 			func(_ *machine, v *verifiertest.Verifier, failing func() bool) {
 				v.ChallengeFunc = func(*mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error) {
 					if !failing() {
@@ -101,8 +101,8 @@ func troubles() []trouble {
 	}
 }
 
-// T63: under Enforce a temporary failure never makes the agent leave the pointer
-// config alone, even where the gate serves a pre-approved config without a token.
+// Attack T63: under Enforce a temporary failure never makes the agent continue without a token,
+// even if the gate serves a pre-approved config to machines without one.
 func TestAttack_T63_TemporaryTroubleNeverDowngradesAMachine(t *testing.T) {
 	for _, c := range troubles() {
 		t.Run(c.name, func(t *testing.T) {
@@ -118,7 +118,7 @@ func TestAttack_T63_TemporaryTroubleNeverDowngradesAMachine(t *testing.T) {
 				t.Errorf("%d rounds", rounds)
 			}
 			for _, line := range strings.Split(m.console.String(), "\n") {
-				if strings.Contains(line, "left alone") {
+				if strings.Contains(line, "is unchanged") {
 					t.Errorf("console: %s", line)
 				}
 			}
@@ -126,9 +126,9 @@ func TestAttack_T63_TemporaryTroubleNeverDowngradesAMachine(t *testing.T) {
 	}
 }
 
-// T63: an answer that no verifier gives never makes the agent leave the pointer
-// config alone once a verifier answered under Enforce.
-func TestAttack_T63_AForeignAnswerIsNoReasonToGoOnWithoutAToken(t *testing.T) {
+// Attack T63: after a verifier answered under Enforce, a response that no verifier sends never
+// makes the agent continue without a token.
+func TestAttack_T63_ResponseOfAnotherServerDoesNotDowngradeAMachine(t *testing.T) {
 	for _, code := range []int{http.StatusFound, http.StatusForbidden, http.StatusTeapot} {
 		t.Run(http.StatusText(code), func(t *testing.T) {
 			m := newMachine(t)
@@ -140,7 +140,7 @@ func TestAttack_T63_AForeignAnswerIsNoReasonToGoOnWithoutAToken(t *testing.T) {
 				return true
 			}}
 			_, err := m.run(started(t, v))
-			var left *flow.LeftAlone
+			var left *flow.Unchanged
 			var unexpected *client.Unexpected
 			if errors.As(err, &left) || !errors.As(err, &unexpected) || unexpected.Status != code {
 				t.Errorf("error %v", err)
@@ -149,29 +149,29 @@ func TestAttack_T63_AForeignAnswerIsNoReasonToGoOnWithoutAToken(t *testing.T) {
 	}
 }
 
-// T63: an overloaded metadata service stops the boot, as it does without a
-// pre-approved config. CoreOS then reboots, and the machine attests.
+// Attack T63: an overloaded metadata service stops the boot, as it does without a pre-approved
+// config. CoreOS then reboots, and the machine attests.
 func TestAttack_T63_AnOverloadedMetadataServiceDoesNotDowngradeAMachine(t *testing.T) {
 	busy := &metadata.Fault{Cloud: "AWS", What: "the thing", Problem: "too many requests", Temporary: true}
 	m := newMachine(t)
 	m.flow.Cloud = &fakeCloud{err: busy, times: -1}
 	_, err := m.run(started(t, &verifiertest.Verifier{Change: preApproved,
 		Required: proto(evidence.TPM2, evidence.AWSIID)}))
-	var left *flow.LeftAlone
+	var left *flow.Unchanged
 	if errors.As(err, &left) || !errors.Is(err, busy) || len(m.slept) != 7 {
 		t.Errorf("error %v after %v", err, m.slept)
 	}
 }
 
-// The console tells apart a verifier in trouble and a machine that is not ready,
-// and says for each what a person can do.
-func TestWaitingNamesWhoMustAct(t *testing.T) {
+// The console distinguishes a verifier with problems from a machine that is not ready, and has a
+// hint for each.
+func TestWaiting_HintsWhoMustAct(t *testing.T) {
 	for _, c := range []struct {
 		class      mcsattestv1.DenialClass
 		says, hint string
 	}{
 		{classNotYet, "this machine is not ready", "mcs-attest-verifier explain"},
-		{classUnavailable, "the verifier is in trouble", "nothing to do on this machine"},
+		{classUnavailable, "the verifier is in trouble", "no action is needed on this machine"},
 	} {
 		t.Run(c.class.String(), func(t *testing.T) {
 			m := newMachine(t)
@@ -192,8 +192,8 @@ func TestWaitingNamesWhoMustAct(t *testing.T) {
 	}
 }
 
-// challenges returns an answer for each Challenge: the denial without a policy that
-// a verifier under load sends, while policyless is true for its number, else the honest answer.
+// challenges returns a response for each Challenge. If policyless is true for the number of the
+// request, the response is the denial without a policy that a verifier under load sends.
 func challenges(policyless func(n int) bool) func(*mcsattestv1.ChallengeRequest) (
 	*mcsattestv1.ChallengeResponse, error) {
 	n := 0
@@ -209,20 +209,21 @@ func denyAttest(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error)
 	return nil, verifiertest.Denial(classUnavailable, true)
 }
 
-// Rule 14: under Audit, denials without a policy count once the mode is known.
+// Rule 14 of docs/security-rules.md: under Audit, denials without a policy count once the mode is
+// known.
 func TestDenialsWithoutAPolicyCountUnderAudit(t *testing.T) {
 	m := newMachine(t)
 	_, err := m.run(started(t, &verifiertest.Verifier{
 		Mode: mcsattestv1.Mode_MODE_AUDIT, AttestFunc: denyAttest,
 		ChallengeFunc: challenges(func(n int) bool { return n > 1 }),
 	}))
-	var left *flow.LeftAlone
+	var left *flow.Unchanged
 	if !errors.As(err, &left) || !strings.Contains(left.Why, "mode is Audit") || len(m.slept) != 2 {
 		t.Errorf("error %v after %d pauses", err, len(m.slept))
 	}
 }
 
-// T63: a flood of denials without a policy never counts as Audit.
+// Attack T63: a flood of denials without a policy never counts as Audit.
 func TestAttack_T63_DenialsWithoutAPolicyNeverDowngradeAMachine(t *testing.T) {
 	for name, policyless := range map[string]func(n int) bool{
 		"before the mode is known": func(n int) bool { return n <= troubleLasts },
@@ -248,8 +249,8 @@ func TestAttack_T63_DenialsWithoutAPolicyNeverDowngradeAMachine(t *testing.T) {
 	}
 }
 
-// A denial without a policy does not say that the pool enforces. A plain Machine
-// Config Server that answers next is left alone.
+// A denial without a policy does not state that the pool enforces. If a plain Machine Config Server
+// answers next, the pointer config stays unchanged.
 func TestDenialWithoutAPolicyDoesNotStateTheMode(t *testing.T) {
 	m := newMachine(t)
 	n := 0
@@ -263,7 +264,7 @@ func TestDenialWithoutAPolicyDoesNotStateTheMode(t *testing.T) {
 			return true
 		},
 	}))
-	var left *flow.LeftAlone
+	var left *flow.Unchanged
 	if !errors.As(err, &left) || !left.NoVerifier || len(m.slept) != 1 {
 		t.Errorf("error %v after %d pauses", err, len(m.slept))
 	}

@@ -6,17 +6,16 @@ import (
 	"syscall"
 )
 
-// in loads the registers, reads 4 bytes from the port in DX, and stores the
-// registers.
+// in loads the registers, reads 4 bytes from the port in DX, and stores the registers.
 //
 //go:noescape
 func in(r *Registers)
 
-// cpuid is the instruction of that name, for subleaf 0.
+// cpuid executes the CPUID instruction for subleaf 0.
 func cpuid(leaf uint32) (ebx, ecx, edx uint32)
 
-// Backdoor is the hypervisor's port, or [ErrNoVMware]. No other hypervisor is
-// touched: reading that port elsewhere can end the process.
+// Backdoor returns the hypervisor's port, or [ErrNoVMware]. It does not access the port on other
+// hypervisors, where the access can end the process.
 func Backdoor() (Port, error) {
 	if _, ecx, _ := cpuid(1); ecx>>31 == 0 {
 		return nil, ErrNoVMware
@@ -32,11 +31,10 @@ func Backdoor() (Port, error) {
 	return Access, nil
 }
 
-// Access is one access of the real port. Where a kernel under lockdown grants
-// none to anybody, VMware's hypervisor still answers: it does not look at the
-// processor's privilege.
+// Access accesses the real port once. A kernel under lockdown grants the permission to no process,
+// but VMware's hypervisor still answers, because it ignores the processor's privilege level.
 func Access(r Registers) Registers {
-	// The permission is the thread's.
+	// The kernel grants the permission to a thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if syscall.Ioperm(portNumber, 4, 1) == nil {

@@ -4,7 +4,7 @@ package guestinfo
 
 import "errors"
 
-// Backdoor is not there on this architecture.
+// Backdoor is not supported on this architecture.
 func Backdoor() (Port, error) {
-	return nil, errors.New("guestinfo is read on amd64 alone, as by Ignition")
+	return nil, errors.New("guestinfo is supported only on amd64, as in Ignition")
 }

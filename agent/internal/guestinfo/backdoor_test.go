@@ -7,8 +7,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/guestinfo"
 )
 
-// The processor says on what it runs. Where that is VMware's hypervisor, the
-// real port answers.
+// On VMware's hypervisor the real port answers.
 func TestBackdoor(t *testing.T) {
 	port, err := guestinfo.Backdoor()
 	if errors.Is(err, guestinfo.ErrNoVMware) {
@@ -18,6 +17,6 @@ func TestBackdoor(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok, err := guestinfo.New(port).Get("mcs-attest.not.there"); err != nil || ok {
-		t.Errorf("a variable that nobody set: %t, %v", ok, err)
+		t.Errorf("an unset variable: %t, %v", ok, err)
 	}
 }

@@ -1,29 +1,26 @@
-// Package guestinfo reads a VMware machine's guestinfo variables.
+// Package guestinfo reads the guestinfo variables of a VMware virtual machine.
 //
-// The guest asks the hypervisor through an I/O port, the "backdoor": it loads
-// registers, reads the port, and the registers hold the answer. Requests and
-// answers are messages on a channel, 4 bytes with each access:
+// The guest calls the hypervisor through an I/O port, the "backdoor". It loads the registers, reads
+// the port, and the registers then hold the response. Requests and responses are messages on a
+// channel, with 4 bytes per access:
 //
 //	open       BX protocol "RPCI"            -> channel, cookie
 //	send size  BX bytes of the request
-//	send       BX 4 bytes of the request     as often as needed
-//	get size                                 -> BX bytes of the answer
-//	get        BX 1: the last one came well  -> BX 4 bytes of the answer
-//	get status BX 1                          ends the answer
+//	send       BX 4 bytes of the request     repeated
+//	get size                                 -> BX bytes of the response
+//	get        BX 1: previous data received  -> BX 4 bytes of the response
+//	get status BX 1                          ends the response
 //	close
 //
-// CX has the message's type in its upper half and 0x1E in its lower; DX the
-// channel and the port; SI and DI the cookie. The status comes back in the upper
-// half of CX. The request is "info-get guestinfo.KEY" and the answer "1 VALUE" or
-// "0 REASON".
+// CX has the message type in its upper half and 0x1E in its lower half. DX has the channel and the
+// port, SI and DI the cookie. The hypervisor returns the status in the upper half of CX. The
+// request is "info-get guestinfo.KEY", and the response is "1 VALUE" or "0 REASON".
 //
-// github.com/vmware/vmw-guestinfo, which Ignition uses, does the same. Three
-// things of its speak against it here, where a crash of the agent stops the boot:
-// an answer of fewer than two bytes makes it panic; it takes memory for what the
-// hypervisor announces, up to 4 GiB, and repeats without a bound; and nothing can
-// stand in for the port in a test. The faster way of the protocol, which hands
-// the hypervisor an address of ours, is left out: a pointer config needs some
-// hundred accesses.
+// Ignition uses github.com/vmware/vmw-guestinfo for this. In the agent a crash stops the boot, so
+// three properties of that library rule it out: it panics on a response shorter than two bytes, it
+// allocates whatever size the hypervisor announces (up to 4 GiB) and retries without a limit, and
+// tests cannot replace the port. The protocol's faster variant, in which the hypervisor writes to
+// the guest's memory, is not used. A pointer config needs only a few hundred accesses.
 package guestinfo
 
 import (
@@ -35,10 +32,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 )
 
-// Registers go into an access of the port, and come out of it.
+// Registers are the input and output of one access.
 type Registers struct{ AX, BX, CX, DX, SI, DI uint32 }
 
-// Port is one access.
+// Port accesses the port once.
 type Port func(Registers) Registers
 
 // ErrNoVMware reports that the machine does not run on VMware's hypervisor.
@@ -49,19 +46,19 @@ const (
 	portNumber  = 0x5658
 	cmdMessage  = 0x1E
 	protocol    = 0x49435052 // "RPCI"
-	wantsCookie = 0x80000000 // in BX with the protocol; very old hypervisors know none
+	wantsCookie = 0x80000000 // in BX with the protocol; very old hypervisors do not support it
 
 	statusSuccess    = 0x01
-	statusMessage    = 0x02 // there is an answer
-	statusCheckpoint = 0x10 // the machine was suspended or moved; say it again
+	statusMessage    = 0x02 // the request has a response
+	statusCheckpoint = 0x10 // the machine was suspended or moved; send the request again
 
-	// attempts bounds what a checkpoint makes us say again.
+	// attempts is how often a request is sent when checkpoints interrupt it.
 	attempts = 5
-	// maxAnswer is what a config of the largest size is in base64, and some.
+	// maxAnswer is the size of the largest config in base64, plus some space.
 	maxAnswer = pointer.MaxSize/3*4 + 4096
 )
 
-// The types of messages.
+// Message types.
 const (
 	typeOpen = iota
 	typeSendSize
@@ -75,15 +72,16 @@ const (
 // Client reads variables.
 type Client struct{ port Port }
 
-// New takes the port; [Backdoor] is the real one.
+// New returns a Client that uses port; [Backdoor] returns the real one.
 func New(port Port) *Client { return &Client{port} }
 
-// Get is the value of the variable "guestinfo.KEY"; false if it has none.
+// Get returns the value of the variable "guestinfo.KEY", and false if it is not set.
 func (c *Client) Get(key string) (value string, ok bool, err error) {
 	return c.GetUpTo(key, maxAnswer)
 }
 
-// GetUpTo is Get; a value of more than most bytes is an error, and is not read.
+// GetUpTo is like Get, but returns an error for a value of more than most bytes, without reading
+// it.
 func (c *Client) GetUpTo(key string, most uint32) (value string, ok bool, err error) {
 	most += uint32(len("1 "))
 	for range attempts {
@@ -106,22 +104,22 @@ func (c *Client) GetUpTo(key string, most uint32) (value string, ok bool, err er
 	return "", false, err
 }
 
-var errCheckpoint = errors.New("the hypervisor was interrupted again and again")
+var errCheckpoint = errors.New("the hypervisor was interrupted repeatedly")
 
-// channel is an open one.
+// channel is an open channel.
 type channel struct {
 	port   Port
 	id     uint32
 	si, di uint32
 }
 
-// ask sends one request on a channel of its own.
+// ask sends one request on a new channel.
 func (c *Client) ask(request string, most uint32) (answer []byte, err error) {
 	ch, err := open(c.port)
 	if err != nil {
 		return nil, err
 	}
-	// The hypervisor gives up a channel that nobody closes.
+	// The hypervisor discards a channel that is never closed.
 	defer func() { _, _ = ch.message(typeClose, 0) }()
 	if err := ch.send(request); err != nil {
 		return nil, err
@@ -137,10 +135,10 @@ func open(port Port) (*channel, error) {
 			return ch, nil
 		}
 	}
-	return nil, errors.New("the hypervisor opens no channel")
+	return nil, errors.New("the hypervisor did not open a channel")
 }
 
-// message is one access; an error if its status is not success.
+// message performs one access. It returns an error unless the status is success.
 func (ch *channel) message(kind, bx uint32) (Registers, error) {
 	out := ch.port(Registers{
 		AX: magic, BX: bx, CX: kind<<16 | cmdMessage, DX: ch.id<<16 | portNumber, SI: ch.si, DI: ch.di,
@@ -151,7 +149,7 @@ func (ch *channel) message(kind, bx uint32) (Registers, error) {
 	case status&statusCheckpoint != 0:
 		return out, errCheckpoint
 	}
-	return out, fmt.Errorf("the hypervisor refused a message of type %d", kind)
+	return out, fmt.Errorf("the hypervisor rejected a message of type %d", kind)
 }
 
 func (ch *channel) send(request string) error {
@@ -174,14 +172,14 @@ func (ch *channel) receive(most uint32) ([]byte, error) {
 		return nil, err
 	}
 	if out.CX>>16&statusMessage == 0 {
-		return nil, errors.New("the hypervisor has no answer")
+		return nil, errors.New("the hypervisor did not answer")
 	}
 	if out.DX>>16 != typeSendSize {
-		return nil, errors.New("the hypervisor does not say how long its answer is")
+		return nil, errors.New("the hypervisor did not announce the size of its answer")
 	}
 	size := out.BX
 	if size > most {
-		return nil, fmt.Errorf("the hypervisor's answer has %d bytes; at most %d are read", size, most)
+		return nil, fmt.Errorf("the hypervisor's answer has %d bytes; the limit is %d", size, most)
 	}
 	var answer []byte
 	for uint32(len(answer)) < size {
@@ -190,7 +188,7 @@ func (ch *channel) receive(most uint32) ([]byte, error) {
 			return nil, err
 		}
 		if out.DX>>16 != typeSend {
-			return nil, errors.New("the hypervisor broke off its answer")
+			return nil, errors.New("the hypervisor's answer is incomplete")
 		}
 		answer = binary.LittleEndian.AppendUint32(answer, out.BX)
 	}

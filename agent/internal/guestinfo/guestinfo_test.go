@@ -13,10 +13,10 @@ import (
 func TestGet(t *testing.T) {
 	long := strings.Repeat("0123456789", 10_000)
 	for name, h := range map[string]*guestinfotest.Hypervisor{
-		"as it is today":           {},
-		"without cookies":          {NoCookies: true},
-		"interrupted a few times":  {Checkpoints: 3},
-		"with a bit that we leave": {Tamper: func(_, out *guestinfo.Registers, _ uint32) { out.CX |= 0x80 << 16 }},
+		"current":                   {},
+		"without cookies":           {NoCookies: true},
+		"interrupted a few times":   {Checkpoints: 3},
+		"with an unused status bit": {Tamper: func(_, out *guestinfo.Registers, _ uint32) { out.CX |= 0x80 << 16 }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h.Variables = map[string]string{"a": "", "bc": "1", "def": "22", "ghij": "333", "klmno": "4444", "long": long}
@@ -36,7 +36,7 @@ func TestGet(t *testing.T) {
 	}
 }
 
-func TestWhatAHypervisorCanGetWrong(t *testing.T) {
+func TestHypervisorErrors(t *testing.T) {
 	answer := func(s string) func(string) string { return func(string) string { return s } }
 	at := func(kind uint32, change func(*guestinfo.Registers)) func(in, out *guestinfo.Registers, k uint32) {
 		return func(_, out *guestinfo.Registers, k uint32) {
@@ -50,27 +50,27 @@ func TestWhatAHypervisorCanGetWrong(t *testing.T) {
 		h    guestinfotest.Hypervisor
 		err  string
 	}{
-		{"it opens no channel", guestinfotest.Hypervisor{Closed: true}, "opens no channel"},
-		{"it is interrupted for ever", guestinfotest.Hypervisor{Checkpoints: 1 << 30}, "again and again"},
+		{"it does not open a channel", guestinfotest.Hypervisor{Closed: true}, "did not open a channel"},
+		{"it is interrupted indefinitely", guestinfotest.Hypervisor{Checkpoints: 1 << 30}, "interrupted repeatedly"},
 		{"it answers nothing", guestinfotest.Hypervisor{Answer: answer("")}, "without a result"},
 		{"it answers one byte", guestinfotest.Hypervisor{Answer: answer("1")}, "without a result"},
 		{"it answers something else", guestinfotest.Hypervisor{Answer: answer("2 x")}, "without a result"},
 		{"it has no answer", guestinfotest.Hypervisor{Tamper: at(3, func(r *guestinfo.Registers) { r.CX &^= 2 << 16 })},
-			"no answer"},
+			"did not answer"},
 		{"it does not announce one", guestinfotest.Hypervisor{Tamper: at(3, func(r *guestinfo.Registers) { r.DX = 0 })},
-			"how long"},
+			"announce the size"},
 		{"it announces 4 GiB", guestinfotest.Hypervisor{Tamper: at(3, func(r *guestinfo.Registers) { r.BX = 1<<32 - 1 })},
-			"at most"},
+			"the limit is"},
 		{"it announces more than it has",
-			guestinfotest.Hypervisor{Tamper: at(3, func(r *guestinfo.Registers) { r.BX = 1000 })}, "refused"},
-		{"it breaks off", guestinfotest.Hypervisor{Tamper: at(4, func(r *guestinfo.Registers) { r.DX = 6 << 16 })},
-			"broke off"},
-		{"it refuses the size", guestinfotest.Hypervisor{Tamper: at(1, func(r *guestinfo.Registers) { r.CX = 0 })},
-			"refused"},
-		{"it refuses the request", guestinfotest.Hypervisor{Tamper: at(2, func(r *guestinfo.Registers) { r.CX = 0 })},
-			"refused"},
-		{"it refuses to end the answer", guestinfotest.Hypervisor{Tamper: at(5, func(r *guestinfo.Registers) { r.CX = 0 })},
-			"refused"},
+			guestinfotest.Hypervisor{Tamper: at(3, func(r *guestinfo.Registers) { r.BX = 1000 })}, "rejected"},
+		{"its answer is incomplete", guestinfotest.Hypervisor{Tamper: at(4, func(r *guestinfo.Registers) { r.DX = 6 << 16 })},
+			"incomplete"},
+		{"it rejects the size", guestinfotest.Hypervisor{Tamper: at(1, func(r *guestinfo.Registers) { r.CX = 0 })},
+			"rejected"},
+		{"it rejects the request", guestinfotest.Hypervisor{Tamper: at(2, func(r *guestinfo.Registers) { r.CX = 0 })},
+			"rejected"},
+		{"it rejects to end the answer", guestinfotest.Hypervisor{Tamper: at(5, func(r *guestinfo.Registers) { r.CX = 0 })},
+			"rejected"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.h.Variables = map[string]string{"x": "value"}
@@ -92,8 +92,8 @@ func TestLargestValue(t *testing.T) {
 	}
 }
 
-// Whatever the port says, Get ends, and without a panic. The input is what each
-// access gives back, one register after another.
+// Get always returns, without a panic, whatever the port returns. The input is the content of the
+// registers after each access, one register after another.
 func FuzzPort(f *testing.F) {
 	f.Add([]byte{}, uint16(1))
 	f.Add([]byte("\x00\x00\x01\x00\x00\x00\x05\x00"), uint16(0x12))

@@ -14,15 +14,15 @@ import (
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
 )
 
-// AWS is EC2's instance metadata service, version 2 alone: each request shows a
-// token that was asked for with PUT, so that nothing which merely forwards GET
-// requests can be used to read it. There is no way back to version 1.
+// AWS is a client of EC2's instance metadata service, version 2 only. Each request presents a token
+// that was requested with PUT, so a proxy that forwards only GET requests cannot be abused to read
+// the service. The client never falls back to version 1.
 type AWS struct {
 	*service
 	imds atomic.Pointer[imds.Client]
 }
 
-// The things asked for, as the console names them.
+// The requested items, as the console names them.
 const (
 	awsUserData    = "the user data"
 	awsDocument    = "the instance identity document"
@@ -36,7 +36,7 @@ const (
 	awsRolePath  = "iam/security-credentials/"
 )
 
-// NewAWS asks the service at base, "http://169.254.169.254".
+// NewAWS returns a client of the service at base, for example "http://169.254.169.254".
 func NewAWS(base string, p Patience) (*AWS, error) {
 	s, err := newService("AWS", base, p)
 	if err != nil {
@@ -48,10 +48,10 @@ func NewAWS(base string, p Patience) (*AWS, error) {
 	return a, nil
 }
 
-// renew forgets the token.
+// renew discards the token.
 func (a *AWS) renew() {
 	a.imds.Store(imds.New(imds.Options{
-		// The address is the transport's; the environment has no say.
+		// The transport sets the address; the environment is ignored.
 		Endpoint:              "http://169.254.169.254",
 		HTTPClient:            a.client(),
 		Retryer:               aws.NopRetryer{},
@@ -67,8 +67,8 @@ func timeoutAWS(path string) *Fault {
 	}
 	return &Fault{
 		Problem: "the PUT for an IMDSv2 token was not answered in time",
-		Hint: "the metadata service is off for this instance, or the hop limit of its answers is 1 and something " +
-			"stands between (a bridge, a container, a VPN)",
+		Hint: "the metadata service is turned off for this instance, or its hop limit is 1 and a bridge, a " +
+			"container or a VPN is in between",
 	}
 }
 
@@ -77,13 +77,13 @@ func explainAWS(path string, status int) *Fault {
 	switch {
 	case token && status == http.StatusForbidden:
 		return &Fault{
-			Problem: "it gives no IMDSv2 token (HTTP status 403)",
+			Problem: "it denies the request for an IMDSv2 token (HTTP status 403)",
 			Hint: "the metadata service is turned off for this instance: modify-instance-metadata-options --http-endpoint " +
 				"enabled",
 		}
 	case token && (status == http.StatusNotFound || status == http.StatusMethodNotAllowed):
 		return &Fault{
-			Problem: fmt.Sprintf("it has no IMDSv2 tokens (HTTP status %d)", status),
+			Problem: fmt.Sprintf("it does not support IMDSv2 (HTTP status %d)", status),
 			Hint:    "only IMDSv2 is used; something else, or a proxy, answers at the metadata service's address",
 		}
 	case status == http.StatusNotFound && strings.HasSuffix(path, awsRolePath):
@@ -92,11 +92,11 @@ func explainAWS(path string, status int) *Fault {
 		return &Fault{Problem: "there are none yet (HTTP status 404)", Hint: awsTrust, Temporary: true, Late: true,
 			Absent: true}
 	case !token && status == http.StatusUnauthorized:
-		// The token expired, or the service was restarted: the next try has a new one.
-		return &Fault{Problem: "it did not accept its own IMDSv2 token (HTTP status 401)", Temporary: true}
+		// The token expired or the service restarted. The next attempt requests a new token.
+		return &Fault{Problem: "it rejected its own IMDSv2 token (HTTP status 401)", Temporary: true}
 	case !token && status == http.StatusForbidden:
 		return &Fault{
-			Problem: "access is refused (HTTP status 403)",
+			Problem: "access is denied (HTTP status 403)",
 			Hint: "the metadata service is turned off for this instance: " +
 				"modify-instance-metadata-options --http-endpoint enabled",
 		}
@@ -104,13 +104,13 @@ func explainAWS(path string, status int) *Fault {
 	return nil
 }
 
-// get asks for a path below "dynamic" or "meta-data".
+// get reads a path below "dynamic" or "meta-data".
 func (a *AWS) get(ctx context.Context, what string,
 	call func(context.Context, *imds.Client) (io.ReadCloser, error)) ([]byte, error) {
 	return a.ask(ctx, what, func(ctx context.Context) ([]byte, error) {
 		content, err := call(ctx, a.imds.Load())
 		if err != nil {
-			a.renew() // it costs one request, and helps against a stale token
+			a.renew() // one more request, but it replaces a stale token
 			return nil, err
 		}
 		defer func() { _ = content.Close() }()
@@ -138,7 +138,7 @@ func (a *AWS) metadata(ctx context.Context, what, path string) ([]byte, error) {
 	})
 }
 
-// UserData is the instance's, as it is; a Fault that is Absent if there is none.
+// UserData returns the instance's unmodified user data, or a Fault with Absent set if it has none.
 func (a *AWS) UserData(ctx context.Context) ([]byte, error) {
 	return a.get(ctx, awsUserData, func(ctx context.Context, c *imds.Client) (io.ReadCloser, error) {
 		out, err := c.GetUserData(ctx, &imds.GetUserDataInput{})
@@ -149,15 +149,15 @@ func (a *AWS) UserData(ctx context.Context) ([]byte, error) {
 	})
 }
 
-// AWSInstance is what the unsigned identity document says.
+// AWSInstance is the content of the unsigned identity document.
 type AWSInstance struct {
 	Region, Zone, ID string
 }
 
-// ProviderID is the instance as a Machine names it.
+// ProviderID returns the instance's id in the format of a Machine's spec.providerID.
 func (i AWSInstance) ProviderID() string { return "aws:///" + i.Zone + "/" + i.ID }
 
-// Instance reads the identity document without its signature: self-asserted.
+// Instance reads the identity document without its signature, so the result is self-asserted.
 func (a *AWS) Instance(ctx context.Context) (AWSInstance, error) {
 	raw, err := a.dynamic(ctx, awsDocument, "instance-identity/document")
 	if err != nil {
@@ -173,7 +173,7 @@ func (a *AWS) parseInstance(raw []byte) (AWSInstance, error) {
 		InstanceID string `json:"instanceId"`
 	}
 	if json.Unmarshal(raw, &document) != nil {
-		return AWSInstance{}, a.wrong(awsDocument, "the answer is not JSON of that kind")
+		return AWSInstance{}, a.wrong(awsDocument, "the answer is not valid JSON of the expected form")
 	}
 	for name, value := range map[string]string{"region": document.Region, "availabilityZone": document.Zone,
 		"instanceId": document.InstanceID} {
@@ -184,7 +184,7 @@ func (a *AWS) parseInstance(raw []byte) (AWSInstance, error) {
 	return AWSInstance{document.Region, document.Zone, document.InstanceID}, nil
 }
 
-// SignedIdentity is the identity document as PKCS #7 with an RSA-2048 signature.
+// SignedIdentity returns the identity document as PKCS #7 with an RSA-2048 signature.
 func (a *AWS) SignedIdentity(ctx context.Context) ([]byte, error) {
 	raw, err := a.dynamic(ctx, awsSigned, "instance-identity/rsa2048")
 	if err != nil {
@@ -193,7 +193,8 @@ func (a *AWS) SignedIdentity(ctx context.Context) ([]byte, error) {
 	return a.pkcs7(awsSigned, raw)
 }
 
-// noRole: EC2 shows an instance profile some seconds after it was attached.
+// noRole is the fault for a missing role. EC2 publishes an instance profile some seconds after it
+// was attached.
 func noRole() *Fault {
 	return &Fault{
 		Problem:   "the instance has no IAM role (HTTP status 404)",
@@ -221,14 +222,14 @@ func (a *AWS) role(ctx context.Context) (string, error) {
 	return role, nil
 }
 
-// AWSCredentials are the role's, for some hours.
+// AWSCredentials are the instance role's credentials. They are valid for some hours.
 type AWSCredentials struct {
 	AccessKeyID, SecretAccessKey, SessionToken string
 	// Now is the service's time.
 	Now time.Time
 }
 
-// Credentials are the instance role's.
+// Credentials returns the credentials of the instance's role.
 func (a *AWS) Credentials(ctx context.Context) (AWSCredentials, error) {
 	role, err := a.role(ctx)
 	if err != nil {
@@ -256,17 +257,17 @@ func (a *AWS) parseCredentials(raw []byte) (AWSCredentials, error) {
 		Token           string
 	}
 	if json.Unmarshal(raw, &document) != nil {
-		return AWSCredentials{}, a.wrong(awsCredentials, "the answer is not JSON of that kind")
+		return AWSCredentials{}, a.wrong(awsCredentials, "the answer is not valid JSON of the expected form")
 	}
 	if document.Code != "Success" {
 		f := a.wrong(awsCredentials, "there are none: %.60q", document.Code)
 		f.Hint = awsTrust
-		f.Temporary, f.Late = true, true // a role that was made a moment ago
+		f.Temporary, f.Late = true, true // the role may be new
 		return AWSCredentials{}, f
 	}
 	for _, value := range []string{document.AccessKeyID, document.SecretAccessKey, document.Token} {
 		if !isToken(value) {
-			return AWSCredentials{}, a.wrong(awsCredentials, "the answer lacks a part of them")
+			return AWSCredentials{}, a.wrong(awsCredentials, "the answer is incomplete")
 		}
 	}
 	return AWSCredentials{AccessKeyID: document.AccessKeyID, SecretAccessKey: document.SecretAccessKey,

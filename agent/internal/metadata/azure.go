@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Azure is Azure's instance metadata service.
+// Azure is a client of Azure's instance metadata service.
 type Azure struct{ *service }
 
 const (
@@ -20,7 +20,7 @@ const (
 	azureIdentity = "a token of the managed identity"
 )
 
-// The paths and the versions of the API, which a request must name.
+// The paths, and the API versions that each request must name.
 const (
 	azureUserDataPath = "/metadata/instance/compute/userData"
 	azureComputePath  = "/metadata/instance/compute"
@@ -32,7 +32,7 @@ const (
 	azureIdentityVersion = "2018-02-01"
 )
 
-// NewAzure asks the service at base, "http://169.254.169.254".
+// NewAzure returns a client of the service at base, for example "http://169.254.169.254".
 func NewAzure(base string, p Patience) (*Azure, error) {
 	s, err := newService("Azure", base, p)
 	if err != nil {
@@ -45,29 +45,29 @@ func NewAzure(base string, p Patience) (*Azure, error) {
 func explainAzure(path string, status int) *Fault {
 	switch {
 	case status == http.StatusBadRequest && path == azureIdentityPath:
-		// Also for some time after an identity was assigned ("Identity not found").
+		// Azure also returns this for some time after an identity was assigned ("Identity not
+		// found").
 		return &Fault{
-			Problem:   "the machine has no managed identity, or more than one and none of the system's (HTTP status 400)",
+			Problem:   "the machine has no managed identity, or several and no system-assigned one (HTTP status 400)",
 			Hint:      "assign exactly one managed identity to the machine; it needs no roles",
 			Temporary: true, Late: true,
 		}
 	case status == http.StatusBadRequest:
 		return &Fault{
 			Problem: "it does not understand the request (HTTP status 400)",
-			Hint:    "a service that does not know this version of its API, as on Azure Stack, or a proxy in front of it",
+			Hint:    "the service does not support this API version, as on Azure Stack, or a proxy is in front of it",
 		}
 	case status == http.StatusForbidden:
 		return &Fault{
-			Problem: "access is refused (HTTP status 403)",
+			Problem: "access is denied (HTTP status 403)",
 			Hint: "something forwards this machine's requests (X-Forwarded-For), or the machine's metadata security " +
-				"protocol refuses the agent",
+				"protocol denies the agent access",
 		}
 	case status == http.StatusNotFound, status == http.StatusGone:
-		// Azure answers both while the host is being serviced; Ignition and others
-		// try again, too.
+		// Azure returns both while it services the host. Ignition and other clients retry, too.
 		return &Fault{
-			Problem:   fmt.Sprintf("it is not there at the moment (HTTP status %d)", status),
-			Hint:      "Azure says so while it services the host; if it stays, redeploy the machine",
+			Problem:   fmt.Sprintf("it is temporarily unavailable (HTTP status %d)", status),
+			Hint:      "Azure returns this while it services the host; if the error persists, redeploy the machine",
 			Temporary: true, Absent: status == http.StatusNotFound,
 		}
 	}
@@ -91,8 +91,8 @@ func (z *Azure) get(ctx context.Context, what, path string, query url.Values) ([
 	})
 }
 
-// UserData is the instance's user data, decoded; empty if there is none, and
-// then there may be custom data on a disk.
+// UserData returns the instance's decoded user data. It is empty if there is none; the machine may
+// then have custom data on a disk.
 func (z *Azure) UserData(ctx context.Context) ([]byte, error) {
 	raw, err := z.get(ctx, azureUserData, azureUserDataPath,
 		url.Values{"api-version": {azureInstanceVersion}, "format": {"text"}})
@@ -102,7 +102,7 @@ func (z *Azure) UserData(ctx context.Context) ([]byte, error) {
 	return z.decode(azureUserData, raw)
 }
 
-// Attested is the signed document with the nonce: PKCS #7 in DER.
+// Attested returns the signed document with the nonce, as PKCS #7 in DER.
 func (z *Azure) Attested(ctx context.Context, nonce string) ([]byte, error) {
 	raw, err := z.get(ctx, azureAttested, azureAttestedPath,
 		url.Values{"api-version": {azureAttestedVersion}, "nonce": {nonce}})
@@ -118,7 +118,7 @@ func (z *Azure) parseAttested(raw []byte) ([]byte, error) {
 		Signature string `json:"signature"`
 	}
 	if json.Unmarshal(raw, &document) != nil {
-		return nil, z.wrong(azureAttested, "the answer is not JSON of that kind")
+		return nil, z.wrong(azureAttested, "the answer is not valid JSON of the expected form")
 	}
 	if document.Encoding != "pkcs7" {
 		return nil, z.wrong(azureAttested, "its encoding is not pkcs7: %.40q", document.Encoding)
@@ -126,8 +126,8 @@ func (z *Azure) parseAttested(raw []byte) ([]byte, error) {
 	return z.pkcs7(azureAttested, []byte(document.Signature))
 }
 
-// IdentityToken is an access token of the machine's managed identity. Azure
-// keeps it for up to a day, so it says nothing of now.
+// IdentityToken returns an access token of the machine's managed identity. Azure caches it for up
+// to a day, so it proves nothing about the current time.
 func (z *Azure) IdentityToken(ctx context.Context, resource string) ([]byte, error) {
 	raw, err := z.get(ctx, azureIdentity, azureIdentityPath,
 		url.Values{"api-version": {azureIdentityVersion}, "resource": {resource}})
@@ -147,7 +147,8 @@ func (z *Azure) parseToken(raw []byte) ([]byte, error) {
 	return []byte(document.AccessToken), nil
 }
 
-// ProviderID is the instance as a Machine names it: self-asserted.
+// ProviderID returns the instance's id in the format of a Machine's spec.providerID. It is
+// self-asserted.
 func (z *Azure) ProviderID(ctx context.Context) (string, error) {
 	raw, err := z.get(ctx, azureCompute, azureComputePath,
 		url.Values{"api-version": {azureInstanceVersion}, "format": {"json"}})
@@ -162,7 +163,7 @@ func (z *Azure) parseCompute(raw []byte) (string, error) {
 		ResourceID string `json:"resourceId"`
 	}
 	if json.Unmarshal(raw, &document) != nil {
-		return "", z.wrong(azureCompute, "the answer is not JSON of that kind")
+		return "", z.wrong(azureCompute, "the answer is not valid JSON of the expected form")
 	}
 	// "/subscriptions/ID/resourceGroups/NAME/providers/Microsoft.Compute/virtualMachines/NAME"
 	parts := strings.Split(document.ResourceID, "/")
@@ -173,7 +174,7 @@ func (z *Azure) parseCompute(raw []byte) (string, error) {
 		good = isName(parts[i]) && (want[i] == "" || strings.EqualFold(parts[i], want[i]))
 	}
 	if !good || parts[0] != "" {
-		return "", z.wrong(azureCompute, "it is not a virtual machine's: %.80q", document.ResourceID)
+		return "", z.wrong(azureCompute, "not the id of a virtual machine: %.80q", document.ResourceID)
 	}
 	return "azure://" + document.ResourceID, nil
 }

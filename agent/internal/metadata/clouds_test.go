@@ -40,8 +40,8 @@ func TestAWS(t *testing.T) {
 	}
 }
 
-// The time in a request to STS is the host's.
-func TestTimeIsTheMetadataServices(t *testing.T) {
+// The time in an STS request is that of the metadata service.
+func TestCredentialsHaveTheServiceTime(t *testing.T) {
 	i, c := onAWS(t, nil)
 	node := c.Metadata(i.ID)
 	then := time.Date(2031, 5, 6, 7, 8, 9, 0, time.UTC)
@@ -65,9 +65,9 @@ func TestTimeIsTheMetadataServices(t *testing.T) {
 	}
 }
 
-// What may have been given to the machine a moment ago is worth another round,
-// and not another try at once.
-func TestWhatComesLate(t *testing.T) {
+// An item that may have been assigned a moment ago is worth another round, but not an immediate
+// retry.
+func TestLateItemsAreTemporary(t *testing.T) {
 	late := func(name string, err error) {
 		t.Helper()
 		if f := fault(t, err); !f.Late || !f.Temporary || f.Hint == "" || metadata.IsAbsent(err) {
@@ -89,7 +89,7 @@ func TestWhatComesLate(t *testing.T) {
 	s := newAzure(t, c.Metadata(i), calm)
 	_, err := s.IdentityToken(t.Context(), "api://mcs-attest")
 	late("no identity", err)
-	// The other documents' 400 stays one.
+	// A 400 for other documents stays final.
 	_, err = newAzure(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusBadRequest)
 	}), calm).Attested(t.Context(), "nonce")
@@ -98,7 +98,7 @@ func TestWhatComesLate(t *testing.T) {
 	}
 }
 
-// A service that was restarted knows no token of before.
+// A restarted service does not know earlier tokens.
 func TestStaleToken(t *testing.T) {
 	i, c := onAWS(t, nil)
 	var node atomic.Pointer[http.Handler]
@@ -112,8 +112,8 @@ func TestStaleToken(t *testing.T) {
 	}
 }
 
-// Version 1 would answer; it is not asked.
-func TestNoWayBackToVersion1(t *testing.T) {
+// Version 1 would answer, but the agent does not use it.
+func TestNoFallbackToIMDSv1(t *testing.T) {
 	i, c := onAWS(t, func(i *aws.Instance) { i.Faults = aws.Faults{NoTokens: true, TokensOptional: true} })
 	node := c.Metadata(i.ID)
 	var without atomic.Int32
@@ -177,8 +177,8 @@ func TestAzure(t *testing.T) {
 	}
 }
 
-// What passes is waited for.
-func TestTriedAgain(t *testing.T) {
+// Temporary failures are retried.
+func TestTemporaryFailuresAreRetried(t *testing.T) {
 	i, ac := onAWS(t, func(i *aws.Instance) { i.Faults = aws.Faults{Busy: 3} })
 	_, err := newAWS(t, ac.Metadata(i.ID), calm).UserData(t.Context())
 	ok(t, err)
@@ -204,7 +204,7 @@ func TestTriedAgain(t *testing.T) {
 	ok(t, err)
 }
 
-func TestNothingThere(t *testing.T) {
+func TestMissingUserData(t *testing.T) {
 	i, ac := onAWS(t, func(i *aws.Instance) { i.UserData = nil })
 	if _, err := newAWS(t, ac.Metadata(i.ID), calm).UserData(t.Context()); !metadata.IsAbsent(err) {
 		t.Errorf("AWS: error %v", err)
@@ -217,7 +217,7 @@ func TestNothingThere(t *testing.T) {
 	if data, err := newAzure(t, zc.Metadata(z), calm).UserData(t.Context()); len(data) != 0 || err != nil {
 		t.Errorf("Azure: %q and error %v", data, err)
 	}
-	// A 404 of Azure's is none of those.
+	// Azure's 404 is not an absent document.
 	z.Metadata.NotFound = true
 	if _, err := newAzure(t, zc.Metadata(z), once).UserData(t.Context()); err == nil || metadata.IsAbsent(err) {
 		t.Errorf("Azure: error %v", err)

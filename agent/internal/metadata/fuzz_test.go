@@ -30,7 +30,7 @@ const (
 	azureTokenSeed     = `{"access_token":"eyJ0.eyJ1.c2ln","expires_in":"86399","token_type":"Bearer"}`
 )
 
-// seeds are a document, parts of it, and the document with another value.
+// seeds adds a document, parts of it, and the document with another value.
 func seeds(f *testing.F, document string) {
 	f.Add([]byte(document))
 	for _, n := range []int{0, 1, len(document) / 2, len(document) - 1} {
@@ -44,7 +44,7 @@ func seeds(f *testing.F, document string) {
 	f.Add([]byte("<html>"))
 }
 
-// harmless: what goes into a provider id can be no more than one.
+// harmless checks that id is exactly one provider id.
 func harmless(t *testing.T, id, prefix string) {
 	t.Helper()
 	if !strings.HasPrefix(id, prefix) || len(id) > 512 || strings.Contains(id, "/../") ||
@@ -122,8 +122,8 @@ func FuzzSigned(f *testing.F) {
 	})
 }
 
-// The seeds are what they should be. A byte less, or another one, is never more than
-// another name or token, and no panic.
+// The unmodified documents parse. A missing or changed byte leads at most to another name or token,
+// never to a panic.
 func TestMutatedDocuments(t *testing.T) {
 	a, _, z := services(t)
 	i, err := a.parseInstance([]byte(awsInstanceSeed))

@@ -8,7 +8,7 @@ import (
 	gce "cloud.google.com/go/compute/metadata"
 )
 
-// GCP is Google Compute Engine's metadata server.
+// GCP is a client of Google Compute Engine's metadata server.
 type GCP struct {
 	*service
 	gce *gce.Client
@@ -20,14 +20,14 @@ const (
 	gcpName     = "the instance's name"
 )
 
-// NewGCP asks the server at base, "http://169.254.169.254".
+// NewGCP returns a client of the server at base, for example "http://169.254.169.254".
 func NewGCP(base string, p Patience) (*GCP, error) {
 	s, err := newService("Google Cloud", base, p)
 	if err != nil {
 		return nil, err
 	}
-	// Whoever answers without it is not the metadata server (Google's documentation
-	// asks clients to look).
+	// A response without this header is not from the metadata server. Google's documentation asks
+	// clients to check.
 	s.headerName, s.headerValue = "Metadata-Flavor", "Google"
 	return &GCP{service: s, gce: gce.NewClient(s.client())}, nil
 }
@@ -39,13 +39,13 @@ func (g *GCP) get(ctx context.Context, what, suffix string) ([]byte, error) {
 	})
 }
 
-// UserData is the instance's attribute user-data, as it is; a Fault that is
-// Absent if there is none.
+// UserData returns the instance's unmodified attribute user-data, or a Fault with Absent set if it
+// has none.
 func (g *GCP) UserData(ctx context.Context) ([]byte, error) {
 	return g.get(ctx, gcpUserData, "instance/attributes/user-data")
 }
 
-// IdentityToken is a JWT for the audience that names the instance.
+// IdentityToken returns a JWT that names the instance, for the given audience.
 func (g *GCP) IdentityToken(ctx context.Context, audience string) ([]byte, error) {
 	query := url.Values{"audience": {audience}, "format": {"full"}}
 	raw, err := g.get(ctx, gcpIdentity, "instance/service-accounts/default/identity?"+query.Encode())
@@ -63,7 +63,8 @@ func (g *GCP) IdentityToken(ctx context.Context, audience string) ([]byte, error
 	return raw, nil
 }
 
-// ProviderID is the instance as a Machine names it: self-asserted.
+// ProviderID returns the instance's id in the format of a Machine's spec.providerID. It is
+// self-asserted.
 func (g *GCP) ProviderID(ctx context.Context) (string, error) {
 	id := "gce:/"
 	for _, suffix := range []string{"project/project-id", "instance/zone", "instance/name"} {

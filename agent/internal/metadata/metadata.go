@@ -1,20 +1,19 @@
-// Package metadata asks the metadata services of clouds.
+// Package metadata contains clients of the clouds' instance metadata services.
 //
-// Such a service answers whoever sends packets from this machine, over plain
-// HTTP at a link-local address. What it says is untrusted here: signed documents
-// go to the verifier as they came, and the rest (names of the instance) only
-// helps the verifier to find the Machine that it checks.
+// Such a service answers any sender on this machine, over plain HTTP at a link-local address. Its
+// answers are untrusted here. Signed documents go to the verifier unmodified. The rest, such as
+// names of the instance, only helps the verifier to find the Machine that it checks.
 //
-// One transport is below the clients and keeps the rules:
+// All clients use one transport, which follows these rules:
 //
-//   - every request goes to the one address that was configured, whatever a
-//     library takes for the service's, and never through a proxy;
-//   - a redirect is not followed;
-//   - a try takes at most [Patience.Try], an answer has at most [maxAnswer] bytes;
-//   - all that is not a whole answer with status 200 is a [Fault]: a sentence for
-//     the console, a hint, and whether it is worth another try.
+//   - Every request goes to the configured address, whatever address a library chooses, and never
+//     through a proxy.
+//   - Redirects are not followed.
+//   - An attempt is limited to [Patience.Try], and a response to [maxAnswer] bytes.
+//   - Everything except a complete response with status 200 is a [Fault]: a sentence for the
+//     console, a hint, and whether a retry can help.
 //
-// Tries and pauses are this package's too; the libraries' own are off.
+// This package also performs the retries; those of the libraries are disabled.
 package metadata
 
 import (
@@ -33,57 +32,57 @@ import (
 	"time"
 )
 
-// Patience is how long a service is waited for.
+// Patience is how long a client waits for a service.
 type Patience struct {
 	Try   time.Duration // for one answer
 	Pause time.Duration // before the second try; it doubles up to maxPause
 	Total time.Duration // no new try begins after this
-	// Waiting is told of each fault after which there is another try; may be nil.
+	// Waiting receives each fault that leads to another attempt; may be nil.
 	Waiting func(error)
 }
 
-// forever is a Total that does not end.
+// forever is a Total without a limit.
 const forever time.Duration = math.MaxInt64
 
-// The patience of the agent's tasks. A service answers within milliseconds; one
-// that is there at all and misses [Quick] is in trouble.
+// The patience of the agent's tasks. A service normally answers within milliseconds, so one that
+// misses [Quick] has a problem.
 var (
-	// Quick is for what the boot can do without.
+	// Quick is for values that the boot does not need.
 	Quick = Patience{Try: time.Second, Pause: 100 * time.Millisecond, Total: 500 * time.Millisecond}
-	// Steady is for evidence: the caller begins a new round afterwards.
+	// Steady is for evidence. The caller begins a new round afterwards.
 	Steady = Patience{Try: 2 * time.Second, Pause: 250 * time.Millisecond, Total: 6 * time.Second}
-	// Endless is for user data. Ignition waits for it for ever, and would then ask
-	// for the machine's config without a token: so it must not outlast the agent.
+	// Endless is for user data. Ignition waits for it indefinitely and would then request the
+	// machine's config without a token. So the agent must not give up earlier.
 	Endless = Patience{Try: 5 * time.Second, Pause: 250 * time.Millisecond, Total: forever}
 )
 
 const (
-	// maxPause bounds the pause between two tries.
+	// maxPause limits the pause between two attempts.
 	maxPause = 5 * time.Second
-	// maxAnswer bounds an answer: user data has at most 256 KiB (Google's limit
-	// for one value, in base64 or not), every document less.
+	// maxAnswer limits a response in bytes. User data has at most 256 KiB (Google's limit for one
+	// value, with or without base64); documents are smaller.
 	maxAnswer = 512 << 10
 	maxHeader = 64 << 10
 )
 
-// Fault is why a metadata service did not give what it was asked for.
+// Fault is the reason for which a metadata service did not return what was requested.
 type Fault struct {
-	Cloud   string // "AWS"
-	What    string // what was asked for: "the instance identity document"
-	Problem string // "it answered HTTP status 500"
-	Hint    string // for a person; may be empty
-	// Temporary: the same request may succeed later.
+	Cloud   string // for example "AWS"
+	What    string // the requested item, for example "the instance identity document"
+	Problem string // for example "it answered HTTP status 500"
+	Hint    string // for the administrator; may be empty
+	// Temporary is true if the same request may succeed later.
 	Temporary bool
-	// Late: what is missing may have been given to the machine a moment ago, and
-	// takes some seconds to be seen. It is Temporary as well, but no second try is
-	// made here: the caller's rounds are, and end it.
+	// Late is true if the missing item may have been given to the machine a moment ago and become
+	// visible in some seconds. Such a fault is Temporary, too, but this package does not retry it:
+	// the caller's rounds do, and limit the retries.
 	Late bool
-	// Absent: the service answered that there is no such thing.
+	// Absent is true if the service answered that the item does not exist.
 	Absent bool
 }
 
-// Error is one sentence. Fault has no Unwrap and no Temporary method: the
-// libraries above the transport must not take a fault apart and try again.
+// Error returns one sentence. Fault has no Unwrap and no Temporary method, so that the libraries
+// above the transport cannot inspect a fault and retry.
 func (f *Fault) Error() string {
 	return fmt.Sprintf("%s metadata service, asked for %s: %s", f.Cloud, f.What, f.Problem)
 }
@@ -94,15 +93,15 @@ type service struct {
 	base     *url.URL
 	patience Patience
 	next     http.RoundTripper
-	// explain gives the cloud's own meaning to a status; nil: it has none.
+	// explain interprets a status for this cloud; nil means that no status has a special meaning.
 	explain func(path string, status int) *Fault
-	// timeout is what a missing answer means in this cloud; may leave fields empty.
+	// timeout explains a missing response in this cloud. It may leave fields empty.
 	timeout func(path string) *Fault
-	// An answer of the service must have this header, if there is a name.
+	// If headerName is set, a response must have this header.
 	headerName, headerValue string
 
 	mu   sync.Mutex
-	date time.Time // the last answer's
+	date time.Time // of the last response
 }
 
 func newService(cloud, base string, p Patience) (*service, error) {
@@ -111,7 +110,7 @@ func newService(cloud, base string, p Patience) (*service, error) {
 		return nil, fmt.Errorf("the metadata service's address %q is not a URL", base)
 	}
 	return &service{cloud: cloud, base: u, patience: p, next: &http.Transport{
-		Proxy:                  nil, // never, whatever the environment says
+		Proxy:                  nil, // even if the environment sets one
 		DialContext:            (&net.Dialer{Timeout: p.Try}).DialContext,
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: maxHeader,
@@ -127,11 +126,11 @@ func (s *service) client() *http.Client {
 	}
 }
 
-// noted is the key of a *Fault in a request's context: the libraries above do not
-// pass every error on as it is.
+// noted is the context key for the *Fault of a request, because some libraries do not return errors
+// unmodified.
 type noted struct{}
 
-// RoundTrip makes one try. It returns a whole answer with status 200, or a *Fault.
+// RoundTrip makes one attempt. It returns a complete response with status 200, or a *Fault.
 func (s *service) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, fault := s.roundTrip(req)
 	if fault == nil {
@@ -179,15 +178,15 @@ func (s *service) roundTrip(req *http.Request) (*http.Response, *Fault) {
 	return resp, nil
 }
 
-// lastDate is the service's clock, as of its last answer. The node's is not to
-// be trusted on a first boot.
+// lastDate returns the service's time in its last response. On a first boot the node's clock is not
+// trusted.
 func (s *service) lastDate() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.date
 }
 
-// silence is a fault for an answer that did not come, or not whole.
+// silence returns the fault for a missing or incomplete response.
 func (s *service) silence(path string, err error) *Fault {
 	f := &Fault{Problem: "no answer: " + plain(err), Hint: s.off(), Temporary: true}
 	var network net.Error
@@ -205,9 +204,9 @@ func (s *service) silence(path string, err error) *Fault {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		f.Problem = "the connection was refused"
 	case errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EHOSTUNREACH):
-		f.Problem = "no way to " + s.base.Host
+		f.Problem = "no route to " + s.base.Host
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
-		f.Problem = "the connection broke off"
+		f.Problem = "the connection was closed"
 	}
 	return f
 }
@@ -216,7 +215,7 @@ func (s *service) off() string {
 	return "is the metadata service turned on for this instance, and does a route lead to " + s.base.Host + "?"
 }
 
-// refusal is a fault for an answer that is not 200.
+// refusal returns the fault for a status other than 200.
 func (s *service) refusal(path string, status int) *Fault {
 	if s.explain != nil {
 		if f := s.explain(path, status); f != nil {
@@ -235,7 +234,7 @@ func (s *service) refusal(path string, status int) *Fault {
 	return f
 }
 
-// plain is an error of the network without addresses and URLs.
+// plain describes a network error without addresses and URLs.
 func plain(err error) string {
 	var u *url.Error
 	if errors.As(err, &u) {
@@ -248,13 +247,14 @@ func plain(err error) string {
 	return err.Error()
 }
 
-// ask tries until it has an answer, a fault that no second try mends, or no
-// patience left. What names the thing asked for, for the console.
+// ask retries until it has a response, a fault that a retry cannot fix, or no patience left. What
+// names the requested item, for the console.
 func (s *service) ask(ctx context.Context, what string, once func(context.Context) ([]byte, error)) ([]byte, error) {
 	end, cancel := context.WithTimeout(ctx, s.patience.Total)
 	defer cancel()
 	for pause := s.patience.Pause; ; pause = min(2*pause, maxPause) {
-		// Not under end: a try that has begun has its own time.
+		// The context does not end at the total limit: an attempt that has begun keeps its own
+		// time.
 		fault := &Fault{}
 		body, err := once(context.WithValue(ctx, noted{}, fault))
 		if err == nil {
@@ -264,7 +264,7 @@ func (s *service) ask(ctx context.Context, what string, once func(context.Contex
 			return nil, fmt.Errorf("interrupted: %w", ctx.Err())
 		}
 		if fault.Problem == "" {
-			// A library that cannot use a whole answer with status 200.
+			// The library cannot parse a complete response with status 200.
 			fault.Problem = "the answer cannot be used: " + err.Error()
 		}
 		fault.Cloud, fault.What = s.cloud, what
@@ -287,12 +287,12 @@ func (s *service) ask(ctx context.Context, what string, once func(context.Contex
 	}
 }
 
-// wrong is a fault for an answer that came and is not what it should be.
+// wrong returns the fault for a response with invalid content.
 func (s *service) wrong(what, format string, a ...any) *Fault {
 	return &Fault{Cloud: s.cloud, What: what, Problem: fmt.Sprintf(format, a...)}
 }
 
-// IsAbsent reports whether the service answered that it has no such item.
+// IsAbsent reports whether the service answered that the item does not exist.
 func IsAbsent(err error) bool {
 	var f *Fault
 	return errors.As(err, &f) && f.Absent && !f.Temporary

@@ -20,7 +20,7 @@ var update = flag.Bool("update", false, "write testdata/sentences.txt")
 
 const sentences = "testdata/sentences.txt"
 
-// ask is one question to a metadata service.
+// ask is one request to a metadata service.
 type ask func(context.Context, string, metadata.Patience) error
 
 func awsUserData(ctx context.Context, base string, p metadata.Patience) error {
@@ -111,8 +111,8 @@ func azureProviderID(ctx context.Context, base string, p metadata.Patience) erro
 	return err
 }
 
-// Each way in which a metadata service fails gives exactly one sentence and one
-// hint, which testdata/sentences.txt has and docs/troubleshooting.md explains.
+// Each failure of a metadata service has exactly one sentence and one hint. testdata/sentences.txt
+// lists them, and docs/troubleshooting.md explains them.
 func TestSentences(t *testing.T) {
 	var got strings.Builder
 	say := func(name string, h http.Handler, p metadata.Patience, a ask) {
@@ -140,9 +140,9 @@ func TestSentences(t *testing.T) {
 		say("aws: "+name, c.Metadata(i.ID), p, a)
 	}
 	say("aws: nothing listens", nil, once, awsUserData)
-	onAWS("the token's answer gets lost", brief, awsUserData, func(i *aws.Instance) { i.Faults.HopLimit = true })
+	onAWS("the response with the token is lost", brief, awsUserData, func(i *aws.Instance) { i.Faults.HopLimit = true })
 	onAWS("the service is disabled", once, awsUserData, func(i *aws.Instance) { i.Faults.Off = true })
-	onAWS("there are no tokens", once, awsUserData, func(i *aws.Instance) { i.Faults.NoTokens = true })
+	onAWS("no tokens", once, awsUserData, func(i *aws.Instance) { i.Faults.NoTokens = true })
 	onAWS("too many requests", once, awsUserData, func(i *aws.Instance) { i.Faults.Busy = 1 << 20 })
 	onAWS("an error of the service", once, awsUserData,
 		func(i *aws.Instance) { i.Faults.Busy, i.Faults.BusyStatus = 1<<20, 500 })
@@ -184,10 +184,10 @@ func TestSentences(t *testing.T) {
 	onGCP("an error of the server", once, gcpIdentity, nil, map[gcp.Route]gcp.Fault{gcp.Identity: {Status: 503}})
 	onGCP("no user data", once, gcpUserData, func(i *gcp.Instance) { i.UserData = nil }, nil)
 	onGCP("no service account", once, gcpIdentity, func(i *gcp.Instance) { i.ServiceAccount = "-" }, nil)
-	onGCP("a token that is a page", once, gcpIdentity, nil,
+	onGCP("a token that is an HTML page", once, gcpIdentity, nil,
 		map[gcp.Route]gcp.Fault{gcp.Identity: {Body: []byte("<html> </html>")}})
 	onGCP("an empty token", once, gcpIdentity, nil, map[gcp.Route]gcp.Fault{gcp.Identity: {Body: []byte{}}})
-	onGCP("a name that is none", once, gcpProviderID, func(i *gcp.Instance) { i.Name = "a b" }, nil)
+	onGCP("an invalid name", once, gcpProviderID, func(i *gcp.Instance) { i.Name = "a b" }, nil)
 	say("gcp: another service answers", status(http.StatusOK), once, gcpUserData)
 	say("gcp: the service redirects", http.RedirectHandler("http://127.0.0.1:1/", http.StatusFound), once, gcpUserData)
 
@@ -201,9 +201,9 @@ func TestSentences(t *testing.T) {
 	onAzure("too many requests", once, azureAttested, func(i *azure.Instance) { i.Metadata.Throttled = 1 << 20 })
 	onAzure("the host is serviced", once, azureAttested, func(i *azure.Instance) { i.Metadata.Gone = 1 << 20 })
 	onAzure("an error of the service", once, azureAttested, func(i *azure.Instance) { i.Metadata.Broken = 1 << 20 })
-	onAzure("it is not found", once, azureUserData, func(i *azure.Instance) { i.Metadata.NotFound = true })
-	say("azure: it is not understood", status(http.StatusBadRequest), once, azureAttested)
-	say("azure: it is refused", status(http.StatusForbidden), once, azureAttested)
+	onAzure("not found", once, azureUserData, func(i *azure.Instance) { i.Metadata.NotFound = true })
+	say("azure: a bad request", status(http.StatusBadRequest), once, azureAttested)
+	say("azure: access is denied", status(http.StatusForbidden), once, azureAttested)
 	onAzure("user data in another encoding", once, azureUserData,
 		func(i *azure.Instance) { i.Metadata.WrongBase64 = true })
 	onAzure("a document in another encoding", once, azureAttested,
@@ -214,7 +214,7 @@ func TestSentences(t *testing.T) {
 	say("azure: a document that is not JSON", answer("<html>"), once, azureAttested)
 	say("azure: a document that says it is something else", answer(`{"encoding":"jws","signature":"MAA="}`),
 		once, azureAttested)
-	say("azure: a resource id that is none", answer(`{"resourceId":"/subscriptions/x/../y"}`), once, azureProviderID)
+	say("azure: an invalid resource id", answer(`{"resourceId":"/subscriptions/x/../y"}`), once, azureProviderID)
 	onAzure("no managed identity", once, azureIdentity, func(i *azure.Instance) { i.Identity = "" })
 	say("azure: no token in the answer", answer(`{}`), once, azureIdentity)
 
@@ -228,7 +228,7 @@ func TestSentences(t *testing.T) {
 	}
 }
 
-// difference is the first lines that differ.
+// difference returns the first lines that differ.
 func difference(want, got string) string {
 	w, g := strings.Split(want, "\n"), strings.Split(got, "\n")
 	for i := range min(len(w), len(g)) {
@@ -239,7 +239,7 @@ func difference(want, got string) string {
 	return fmt.Sprintf("%d lines, want %d", len(g), len(w))
 }
 
-// The page has every sentence that a person may see.
+// The page has every sentence that an administrator may see.
 func TestSentencesAreExplained(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/troubleshooting.md")
 	ok(t, err)
@@ -249,7 +249,8 @@ func TestSentencesAreExplained(t *testing.T) {
 		if strings.HasPrefix(line, "#") || strings.HasPrefix(line, " ") {
 			continue
 		}
-		// "CLOUD metadata service, asked for THING: PROBLEM"; numbers and what is quoted differ.
+		// The form is "CLOUD metadata service, asked for THING: PROBLEM". Numbers and quoted text
+		// may differ.
 		_, problem, found := strings.Cut(strings.TrimSpace(line), ": ")
 		for _, end := range []string{` "`, ":", " (HTTP"} {
 			problem, _, _ = strings.Cut(problem, end)
@@ -261,7 +262,7 @@ func TestSentencesAreExplained(t *testing.T) {
 	}
 }
 
-// closedPort is an address at which nothing listens.
+// closedPort returns an address without a listener.
 func closedPort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

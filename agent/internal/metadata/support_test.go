@@ -15,11 +15,11 @@ import (
 )
 
 var (
-	// calm is for services that answer: it does not depend on their speed.
+	// calm is for services that answer. It does not depend on their speed.
 	calm = metadata.Patience{Try: 30 * time.Second, Pause: time.Millisecond, Total: 30 * time.Second}
-	// brief is for services that do not.
+	// brief is for services that do not answer.
 	brief = metadata.Patience{Try: 100 * time.Millisecond, Pause: time.Millisecond, Total: time.Millisecond}
-	// once is for services that answer with what is worth another try, for ever.
+	// once is for services that always answer with a temporary failure.
 	once = metadata.Patience{Try: 30 * time.Second, Pause: time.Millisecond, Total: time.Millisecond}
 )
 
@@ -67,14 +67,14 @@ func newAzure(t *testing.T, h http.Handler, p metadata.Patience) *metadata.Azure
 	return s
 }
 
-// One of each is enough: their keys take a second to make.
+// One cloud of each kind is enough: creating their keys takes a second.
 var (
 	theAWS   = sync.OnceValue(func() *aws.Cloud { return aws.New(aws.Options{}) })
 	theGCP   = sync.OnceValues(func() (*gcp.Cloud, error) { return gcp.New(gcp.Options{}) })
 	theAzure = sync.OnceValues(azure.New)
 )
 
-// onAWS is an instance of the emulator.
+// onAWS adds an instance to the emulator.
 func onAWS(t *testing.T, change func(*aws.Instance)) (aws.Instance, *aws.Cloud) {
 	t.Helper()
 	i := aws.Instance{Zone: "eu-central-1a", Role: "worker", UserData: []byte("user data")}
@@ -84,7 +84,7 @@ func onAWS(t *testing.T, change func(*aws.Instance)) (aws.Instance, *aws.Cloud) 
 	return theAWS().Add(i), theAWS()
 }
 
-// onGCP ends the faults of earlier tests.
+// onGCP also ends the faults of earlier tests.
 func onGCP(t *testing.T, change func(*gcp.Instance)) (*gcp.Cloud, uint64) {
 	t.Helper()
 	c, err := theGCP()

@@ -5,10 +5,10 @@ import (
 	"strings"
 )
 
-// maxName bounds a name; the longest are Google's of 63 and Azure's of 90 bytes.
+// maxName limits a name in bytes. The longest names are Google's with 63 and Azure's with 90 bytes.
 const maxName = 128
 
-// isName: s may be a part of a provider id or a URL's path without harm.
+// isName reports whether s is safe in a provider id and in the path of a URL.
 func isName(s string) bool {
 	if s == "" || len(s) > maxName || s == "." || s == ".." {
 		return false
@@ -23,12 +23,12 @@ func isName(s string) bool {
 	return true
 }
 
-// isToken: s may go into an HTTP header's value.
+// isToken reports whether s is safe in the value of an HTTP header.
 func isToken(s string) bool {
 	return s != "" && strings.IndexFunc(s, func(r rune) bool { return r <= ' ' || r > '~' }) < 0
 }
 
-// decode reads base64, in lines or in one.
+// decode reads base64 with or without line breaks.
 func (s *service) decode(what string, raw []byte) ([]byte, error) {
 	out := make([]byte, base64.StdEncoding.DecodedLen(len(raw)))
 	n, err := base64.StdEncoding.Decode(out, []byte(strings.TrimSpace(string(raw))))
@@ -41,8 +41,8 @@ func (s *service) decode(what string, raw []byte) ([]byte, error) {
 	return out[:n], nil
 }
 
-// pkcs7 reads a signed document in base64. Whether it is one the verifier finds
-// out; that it is at least a SEQUENCE tells a wrong encoding from a wrong document.
+// pkcs7 reads a signed document in base64. It checks only that the document is a SEQUENCE, which
+// detects a wrong encoding; the verifier checks the rest.
 func (s *service) pkcs7(what string, raw []byte) ([]byte, error) {
 	out, err := s.decode(what, raw)
 	if err == nil && out[0] != 0x30 {
@@ -51,7 +51,7 @@ func (s *service) pkcs7(what string, raw []byte) ([]byte, error) {
 	return out, err
 }
 
-// lastElement is what is behind the last slash.
+// lastElement returns the part of s after the last slash.
 func lastElement(s string) string {
 	s = strings.TrimSpace(s)
 	return s[strings.LastIndexByte(s, '/')+1:]

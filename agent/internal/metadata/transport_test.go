@@ -15,10 +15,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
 )
 
-// questions are one for each cloud, besides those of an honest service.
+// questions has one request for each cloud.
 var questions = map[string]ask{"AWS": awsUserData, "Google Cloud": gcpUserData, "Azure": azureUserData}
 
-// counter answers like no metadata service, and counts.
+// counter starts a server that is not a metadata service and counts its requests.
 func counter(t *testing.T) (string, *atomic.Int32) {
 	t.Helper()
 	var n atomic.Int32
@@ -30,7 +30,7 @@ func counter(t *testing.T) (string, *atomic.Int32) {
 	return s.URL, &n
 }
 
-// A cloud's documents and credentials pass through nobody's hands.
+// A cloud's documents and credentials never pass through a proxy.
 func TestNoProxyIsUsed(t *testing.T) {
 	proxy, n := counter(t)
 	for _, name := range []string{"HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"} {
@@ -39,9 +39,9 @@ func TestNoProxyIsUsed(t *testing.T) {
 	t.Setenv("NO_PROXY", "")
 	t.Setenv("no_proxy", "")
 	for cloud, a := range questions {
-		// A name that only a proxy could make something of.
+		// Only a proxy could resolve this name.
 		if err := a(t.Context(), "http://metadata.invalid", brief); err == nil {
-			t.Errorf("%s: an answer from nowhere", cloud)
+			t.Errorf("%s: an answer without a server", cloud)
 		}
 	}
 	if n.Load() != 0 {
@@ -49,8 +49,8 @@ func TestNoProxyIsUsed(t *testing.T) {
 	}
 }
 
-// The libraries know environment variables of their own.
-func TestTheEnvironmentHasNoSay(t *testing.T) {
+// The libraries read environment variables of their own.
+func TestEnvironmentIsIgnored(t *testing.T) {
 	other, n := counter(t)
 	t.Setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", other)
 	t.Setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -83,7 +83,7 @@ func TestNoRedirectIsFollowed(t *testing.T) {
 	}
 }
 
-// answering is a service that honestly gives out tokens, and body for the rest.
+// answering returns a service that issues valid tokens and answers other requests with body.
 func answering(body func(http.ResponseWriter)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Metadata-Flavor", "Google")
@@ -115,12 +115,12 @@ func TestAnswersAreBounded(t *testing.T) {
 			t.Errorf("%s: %+v", cloud, f)
 		}
 		if n := more.Load(); n > 32<<20 {
-			t.Errorf("%s: %d bytes were taken", cloud, n)
+			t.Errorf("%s: %d bytes were read", cloud, n)
 		}
 	}
 }
 
-// Half of an answer is none.
+// An incomplete response is an error.
 func TestTruncatedAnswers(t *testing.T) {
 	for cloud, a := range questions {
 		base := serve(t, answering(func(w http.ResponseWriter) {
@@ -128,13 +128,13 @@ func TestTruncatedAnswers(t *testing.T) {
 			_, _ = io.WriteString(w, strings.Repeat("A", 40))
 			panic(http.ErrAbortHandler)
 		}))
-		if f := fault(t, a(t.Context(), base, once)); !f.Temporary || f.Problem != "the connection broke off" {
+		if f := fault(t, a(t.Context(), base, once)); !f.Temporary || f.Problem != "the connection was closed" {
 			t.Errorf("%s: %+v", cloud, f)
 		}
 	}
 }
 
-// Each try has its own time, and what one took is not taken from the next.
+// Each attempt has its own time limit, which does not reduce the next one's.
 func TestSlowThenQuick(t *testing.T) {
 	for cloud, a := range questions {
 		var asked atomic.Int32
@@ -164,7 +164,7 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// Patience ends, also where every answer comes at once.
+// Patience ends even if every response is immediate.
 func TestPatienceEnds(t *testing.T) {
 	for cloud, a := range questions {
 		base := serve(t,
@@ -176,8 +176,8 @@ func TestPatienceEnds(t *testing.T) {
 	}
 }
 
-// Who waits is told of each fault that is tried again, and of no other.
-func TestWaitingIsTold(t *testing.T) {
+// Waiting receives each fault that is retried, and no other.
+func TestWaitingReceivesRetriedFaults(t *testing.T) {
 	for cloud, a := range questions {
 		var asked atomic.Int32
 		base := serve(t, answering(func(w http.ResponseWriter) {
@@ -192,20 +192,20 @@ func TestWaitingIsTold(t *testing.T) {
 		p.Waiting = func(err error) { faults = append(faults, err) }
 		ok(t, a(t.Context(), base, p))
 		if len(faults) != 3 || fault(t, faults[0]).Problem != "it answered HTTP status 503" {
-			t.Errorf("%s: told of %v", cloud, faults)
+			t.Errorf("%s: Waiting received %v", cloud, faults)
 		}
-		p.Waiting = func(err error) { t.Errorf("%s: told of %v", cloud, err) }
+		p.Waiting = func(err error) { t.Errorf("%s: Waiting received %v", cloud, err) }
 		refusing := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) })
 		if err := a(t.Context(), serve(t, refusing), p); err == nil {
 			t.Errorf("%s: no error", cloud)
 		}
 	}
 	if metadata.Endless.Total < 10*365*24*time.Hour {
-		t.Errorf("it ends after %s", metadata.Endless.Total)
+		t.Errorf("the limit is %s", metadata.Endless.Total)
 	}
 }
 
-func TestAddressesThatAreNone(t *testing.T) {
+func TestInvalidAddresses(t *testing.T) {
 	for cloud, a := range questions {
 		for _, base := range []string{"", "169.254.169.254", "ftp://169.254.169.254", "http://", "http://a b/", "/tmp"} {
 			if err := a(t.Context(), base, once); err == nil || !strings.Contains(err.Error(), "is not a URL") {

@@ -1,6 +1,6 @@
-// Package paths names every file that the agent touches outside its own
-// process. Each has an environment variable, so that no test needs root and a
-// distribution can move what it keeps elsewhere.
+// Package paths names every file that the agent accesses outside its own process. Each path can be
+// set by an environment variable, so that tests need no root and a distribution can use other
+// locations.
 package paths
 
 import (
@@ -8,12 +8,12 @@ import (
 	"path/filepath"
 )
 
-// Paths are the files; [Default] fills them.
+// Paths are the files and folders; [Default] fills them.
 type Paths struct {
 	Run          string // the agent's own folder
 	Cmdline      string // the kernel command line
 	IgnitionJSON string // the config that Ignition caches between stages
-	// The folders in which Ignition looks for user.ign and base.d, strongest first.
+	// The folders in which Ignition searches for user.ign and base.d, in order of precedence.
 	IgnitionRuntime string
 	IgnitionLocal   string
 	IgnitionSystem  string
@@ -22,16 +22,17 @@ type Paths struct {
 	Disks           string // udev's links to block devices by the label of their file system
 	Drives          string // the folder with the CD-ROM drives, sr0 and so on
 	TPM             string // a TPM character device, or the socket of a software TPM
-	TPMSysfs        string // the TPM's folder in sysfs; shows the PCR banks
-	EventLog        string // the firmware's measurements
+	TPMSysfs        string // the TPM's folder in sysfs, which lists the PCR banks
+	EventLog        string // the firmware's event log
 	BootID          string
 	SMBIOSUUID      string
 	SMBIOSSerial    string
 	Network         string // sysfs, one folder for each link
-	// A pointer config in the image with a provisioning token, for machines whose own
-	// pointer config cannot have one.
+	// A pointer config in the image with a provisioning token, for machines whose own pointer
+	// config cannot contain one.
 	ProvisioningToken string
-	// The only resource that tokens of Azure's managed identity are made for; absent: the built-in one.
+	// Contains the only resource for which the agent requests managed identity tokens. Without the
+	// file: the built-in one.
 	AzureTokenResource string
 }
 
@@ -63,7 +64,7 @@ var table = []struct {
 		func(p *Paths) *string { return &p.AzureTokenResource }},
 }
 
-// Default is the standard paths, each overridden by its environment variable.
+// Default returns the standard paths, each overridden by its environment variable.
 func Default() Paths {
 	var p Paths
 	for _, row := range table {
@@ -75,7 +76,7 @@ func Default() Paths {
 	return p
 }
 
-// Variables lists the environment variables and their defaults.
+// Variables returns the environment variables with their defaults.
 func Variables() map[string]string {
 	out := map[string]string{}
 	for _, row := range table {
@@ -84,7 +85,7 @@ func Variables() map[string]string {
 	return out
 }
 
-// Own is a file in the agent's own folder.
+// Own returns the path of a file in the agent's own folder.
 func (p Paths) Own(elem ...string) string {
 	return filepath.Join(append([]string{p.Run}, elem...)...)
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
 )
 
-// patience is for user data.
+// patience is the patience for user data.
 var patience = metadata.Endless
 
 func (m Machine) patience() metadata.Patience {
@@ -15,8 +15,8 @@ func (m Machine) patience() metadata.Patience {
 	return p
 }
 
-// aws reads EC2's user data, with IMDSv2 alone. Ignition goes back to version 1
-// where there are no tokens at all; then the agent leaves the config to it.
+// aws reads EC2's user data with IMDSv2 only. If the service has no tokens, Ignition falls back to
+// version 1, and the agent leaves the config to it.
 func aws(ctx context.Context, m Machine) (UserData, error) {
 	s, err := metadata.NewAWS(m.Paths.Metadata, m.patience())
 	if err != nil {
@@ -26,8 +26,8 @@ func aws(ctx context.Context, m Machine) (UserData, error) {
 	return userData(raw, err, "AWS user data")
 }
 
-// userData is a metadata service's answer. Like Ignition it takes the bytes as
-// they are: none of these platforms' providers unpacks gzip.
+// userData converts a metadata service's response. Like Ignition's providers for these platforms,
+// it does not unpack gzip.
 func userData(raw []byte, err error, from string) (UserData, error) {
 	switch {
 	case metadata.IsAbsent(err), err == nil && len(raw) == 0:

@@ -7,9 +7,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
 )
 
-// azure reads the user data from the metadata service and, where there is none,
-// the custom data from the virtual CD. As in Ignition a 404 is no answer: Azure
-// says it while it services the host.
+// azure reads the user data from the metadata service or, if there is none, the custom data from
+// the virtual CD. As in Ignition, a 404 does not mean that there is none: Azure returns it while it
+// services the host.
 func azure(ctx context.Context, m Machine) (UserData, error) {
 	s, err := metadata.NewAzure(m.Paths.Metadata, m.patience())
 	if err != nil {

@@ -11,32 +11,32 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/volume"
 )
 
-// The virtual CD that Azure attaches until the machine has reported that it is up.
+// Azure attaches this virtual CD until the machine has reported that it is running.
 const (
-	ovfMark       = "ovf-env.xml" // every such CD has it
+	ovfMark       = "ovf-env.xml" // present on every such CD
 	ovfCustomData = "CustomData.bin"
 )
 
-// isCDROM is how the kernel names a CD-ROM drive.
+// isCDROM matches the kernel's names of CD-ROM drives.
 var isCDROM = regexp.MustCompile(`^sr\d+$`)
 
-// azureOVF is the custom data on Azure's virtual CD.
+// azureOVF reads the custom data from Azure's virtual CD.
 func azureOVF(ctx context.Context, m Machine) (UserData, error) {
 	return m.fromOVF(ctx, volume.UDF)
 }
 
-// azureStack has nothing but the CD.
+// azureStack reads only the CD.
 func azureStack(ctx context.Context, m Machine) (UserData, error) {
 	return m.fromOVF(ctx, volume.UDF, volume.ISO9660)
 }
 
-// errNotOVF: a CD, but not the one. It is not mounted again.
+// errNotOVF reports a CD without custom data. It is not mounted again.
 var errNotOVF = errors.New("it is not an OVF environment")
 
-// fromOVF waits for the CD, as Ignition does. Only CD-ROM drives are looked at;
-// what somebody attaches as a disk is nobody's custom data.
+// fromOVF waits for the CD, as Ignition does. It reads only CD-ROM drives, so an attached disk
+// cannot provide custom data.
 func (m Machine) fromOVF(ctx context.Context, filesystems ...string) (UserData, error) {
-	ctx, cancel := bounded(ctx, m.Wait)
+	ctx, cancel := withWait(ctx, m.Wait)
 	defer cancel()
 	others := map[string]bool{}
 	last := errors.New("there is no CD-ROM drive")
@@ -57,7 +57,7 @@ func (m Machine) fromOVF(ctx context.Context, filesystems ...string) (UserData, 
 		select {
 		case <-ctx.Done():
 			return UserData{}, missing
-		case <-time.After(look):
+		case <-time.After(pollInterval):
 			m.waiting(missing)
 		}
 	}
@@ -71,5 +71,5 @@ func (m Machine) readOVF(drive string, filesystems []string) (UserData, error) {
 	if !v.Has(ovfMark) {
 		return UserData{}, errors.Join(errNotOVF, v.Close())
 	}
-	return take(v, ovfCustomData, "Azure custom data")
+	return readAndClose(v, ovfCustomData, "Azure custom data")
 }

@@ -16,10 +16,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 )
 
-// Cmdline is the kernel command line, in words.
+// Cmdline is the kernel command line, split into words.
 type Cmdline []string
 
-// ParseCmdline splits at white space outside double quotes, as the kernel does.
+// ParseCmdline splits s at white space outside double quotes, as the kernel does.
 func ParseCmdline(s string) Cmdline {
 	var words []string
 	var word strings.Builder
@@ -44,7 +44,7 @@ func ParseCmdline(s string) Cmdline {
 	return words
 }
 
-// Last is the value of the last "key=value"; Ignition and systemd take the last too.
+// Last returns the value of the last "key=value", as Ignition and systemd do.
 func (c Cmdline) Last(key string) (value string, ok bool) {
 	for _, w := range c {
 		if k, v, found := strings.Cut(w, "="); found && strings.Trim(k, `"`) == key {
@@ -54,11 +54,11 @@ func (c Cmdline) Last(key string) (value string, ok bool) {
 	return value, ok
 }
 
-// configArguments are those by which Ignition would pass over a user.ign.
+// configArguments are the arguments that make Ignition ignore a user.ign.
 var configArguments = []string{"ignition.config.url", "ignition.config.device", "ignition.config.path"}
 
-// Masked is the command line without the arguments that name a config; changed
-// says whether there were any.
+// Masked returns the command line without the arguments that name a config, and whether there were
+// any.
 func (c Cmdline) Masked() (line string, changed bool) {
 	kept := slices.DeleteFunc(slices.Clone(c), func(w string) bool {
 		key, _, _ := strings.Cut(w, "=")
@@ -67,7 +67,7 @@ func (c Cmdline) Masked() (line string, changed bool) {
 	return strings.Join(kept, " ") + "\n", len(kept) != len(c)
 }
 
-// cmdline is ignition.config.url.
+// cmdline reads the config that ignition.config.url names.
 func cmdline(ctx context.Context, m Machine) (UserData, error) {
 	raw, ok := m.Cmdline.Last("ignition.config.url")
 	if !ok || raw == "" {
@@ -79,7 +79,7 @@ func cmdline(ctx context.Context, m Machine) (UserData, error) {
 	const from = "kernel argument ignition.config.url"
 	u, err := url.Parse(raw)
 	if err != nil {
-		return UserData{}, fmt.Errorf("%s: it is not a URL", from)
+		return UserData{}, fmt.Errorf("%s: not a URL", from)
 	}
 	switch u.Scheme {
 	case "data":
@@ -98,20 +98,18 @@ func cmdline(ctx context.Context, m Machine) (UserData, error) {
 	return UserData{}, fmt.Errorf("%s with scheme %q: %w", from, u.Scheme, ErrUnsupported)
 }
 
-// statusError is an HTTP status that is not 200.
+// statusError is an HTTP status other than 200.
 type statusError int
 
 func (s statusError) Error() string { return fmt.Sprintf("HTTP status %d", int(s)) }
 
-// fetchTime bounds one try; a try that gets nothing at all ends much sooner.
+// fetchTime limits one attempt. An attempt without any response ends much sooner.
 const fetchTime = 5 * time.Minute
 
-// fetch gets a public config; from is for the errors. Like Ignition it trusts the
-// system's authorities, and it tries again, for ever, while the network or the
-// server is not there: after whatever is not an answer, and after a status of 500
-// and above.
+// fetch downloads a public config; from is for error messages. Like Ignition it trusts the system's
+// authorities. It retries indefinitely after a network error and after a status of 500 or above.
 func (m Machine) fetch(ctx context.Context, from string, u *url.URL) ([]byte, error) {
-	ctx, cancel := bounded(ctx, m.Wait)
+	ctx, cancel := withWait(ctx, m.Wait)
 	defer cancel()
 	httpClient := client.NewDialer(nil).HTTPClient()
 	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {

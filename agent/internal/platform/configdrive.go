@@ -13,26 +13,25 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/volume"
 )
 
-// configDrive is a place where a platform leaves user data: a block device with
-// a label, and a file on it.
+// configDrive is a location of user data: the label of a block device, and a file on it.
 type configDrive struct{ label, file string }
 
-// The two layouts, OpenStack's and cloud-init's "NoCloud".
+// The two layouts: OpenStack's, and cloud-init's "NoCloud".
 const (
 	openstackUserData = "openstack/latest/user_data"
 	nocloudUserData   = "user-data"
 )
 
-// look is the pause before a device that is not there is looked for again.
-const look = 250 * time.Millisecond
+// pollInterval is the pause before the next check for a missing device.
+const pollInterval = 250 * time.Millisecond
 
-// errNoDrive: the device is not there, or not yet.
-var errNoDrive = errors.New("the drive is not there")
+// errNoDrive reports that the device does not exist yet.
+var errNoDrive = errors.New("the drive does not exist")
 
-// fromConfigDrive waits until one of the drives is there and reads its file; for
-// ever if wait is 0. Where both are, the earlier one counts.
+// fromConfigDrive waits until one of the drives exists and reads its file. A wait of 0 means no
+// limit. If several exist, the first in the list is used.
 func (m Machine) fromConfigDrive(ctx context.Context, wait time.Duration, drives ...configDrive) (UserData, error) {
-	ctx, cancel := bounded(ctx, wait)
+	ctx, cancel := withWait(ctx, wait)
 	defer cancel()
 	var labels []string
 	for _, d := range drives {
@@ -49,14 +48,14 @@ func (m Machine) fromConfigDrive(ctx context.Context, wait time.Duration, drives
 		select {
 		case <-ctx.Done():
 			return UserData{}, missing
-		case <-time.After(look):
+		case <-time.After(pollInterval):
 			m.waiting(missing)
 		}
 	}
 }
 
-// readConfigDrive mounts the drive. One without user data is an answer: Ignition
-// then takes an empty config.
+// readConfigDrive mounts the drive. A drive without user data is a valid answer: Ignition then uses
+// an empty config.
 func (m Machine) readConfigDrive(d configDrive) (UserData, error) {
 	device := filepath.Join(m.Paths.Disks, d.label)
 	if _, err := os.Stat(device); errors.Is(err, fs.ErrNotExist) {
@@ -67,11 +66,11 @@ func (m Machine) readConfigDrive(d configDrive) (UserData, error) {
 	if err != nil {
 		return UserData{}, fmt.Errorf("%s: %w", from, err)
 	}
-	return take(v, d.file, from)
+	return readAndClose(v, d.file, from)
 }
 
-// take reads one file and closes the volume.
-func take(v *volume.Volume, file, from string) (UserData, error) {
+// readAndClose reads one file and closes the volume.
+func readAndClose(v *volume.Volume, file, from string) (UserData, error) {
 	raw, err := v.ReadFile(file)
 	closed := v.Close()
 	switch {

@@ -19,13 +19,13 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 )
 
-// short is how long a test waits for what never comes, long for what does.
+// short is how long a test waits for a source that never appears, long for one that does.
 const (
 	short = 300 * time.Millisecond
 	long  = time.Minute
 )
 
-// machine is one with drives and no metadata service.
+// machine returns a machine with drives and without a metadata service.
 func machine(t *testing.T, id string, wait time.Duration) platform.Machine {
 	t.Helper()
 	r := newRoot(t, "quiet")
@@ -48,16 +48,15 @@ func ok(t *testing.T, err error) {
 	}
 }
 
-// outcome is what a case expects: the data, or an error that is (kind) or says
-// (text) something.
+// outcome is what a case expects: the data, or an error that matches kind or contains text.
 type outcome struct {
 	data string
 	kind error
 	text string
 }
 
-// check finds the data. A case whose wait ended before its source answered is
-// repeated with a longer wait.
+// check runs Find. If the wait ended before the source answered, it repeats the case with a longer
+// wait.
 func (o outcome) check(t *testing.T, m platform.Machine) {
 	t.Helper()
 	for ; ; m.Wait *= 4 {
@@ -113,7 +112,7 @@ func TestConfigDrives(t *testing.T) {
 			{"user data", long, func(t *testing.T, device string) {
 				volumetest.At(t, device, p.filesystem, map[string]string{p.file: "from the drive"})
 			}, outcome{data: "from the drive"}},
-			{"a drive that comes later", long, func(t *testing.T, device string) {
+			{"a drive that appears later", long, func(t *testing.T, device string) {
 				time.AfterFunc(short, func() {
 					volumetest.At(t, device, p.filesystem, map[string]string{p.file: "from the drive"})
 				})
@@ -129,7 +128,7 @@ func TestConfigDrives(t *testing.T) {
 				d := volumetest.At(t, device, p.filesystem, map[string]string{p.file: ""})
 				ok(t, os.Truncate(filepath.Join(d.Tree, p.file), pointer.MaxSize+1))
 			}, outcome{text: "more than 16777216 bytes"}},
-			{"a link to a file of the machine's", short, func(t *testing.T, device string) {
+			{"a link to a file of the machine", short, func(t *testing.T, device string) {
 				d := volumetest.At(t, device, p.filesystem, map[string]string{p.file: ""})
 				ok(t, os.Remove(filepath.Join(d.Tree, p.file)))
 				ok(t, os.Symlink("/etc/passwd", filepath.Join(d.Tree, p.file)))
@@ -157,8 +156,8 @@ func TestBothDrivesOfKubeVirt(t *testing.T) {
 	m := machine(t, "kubevirt", long)
 	volumetest.At(t, filepath.Join(m.Paths.Disks, "cidata"), volume.ISO9660, map[string]string{"user-data": "newer"})
 	volumetest.At(t, filepath.Join(m.Paths.Disks, "config-2"), volume.ISO9660,
-		map[string]string{"openstack/latest/user_data": "every Ignition reads it"})
-	outcome{data: "every Ignition reads it"}.check(t, m)
+		map[string]string{"openstack/latest/user_data": "read by every Ignition"})
+	outcome{data: "read by every Ignition"}.check(t, m)
 }
 
 func TestDriveThatCannotBeMounted(t *testing.T) {
@@ -200,13 +199,13 @@ func TestCustomDataOnAzuresCD(t *testing.T) {
 			volumetest.At(t, filepath.Join(dev, "sr0"), volume.UDF, map[string]string{"CustomData.bin": "not this"})
 			volumetest.At(t, filepath.Join(dev, "sr1"), volume.UDF, ovf("custom data"))
 		}, outcome{data: "custom data"}, outcome{data: "custom data"}},
-		{"the CD comes later", long, func(t *testing.T, dev string) {
+		{"a CD that appears later", long, func(t *testing.T, dev string) {
 			time.AfterFunc(short, func() { volumetest.At(t, filepath.Join(dev, "sr0"), volume.UDF, ovf("custom data")) })
 		}, outcome{data: "custom data"}, outcome{data: "custom data"}},
 		{"no custom data", long, func(t *testing.T, dev string) {
 			volumetest.At(t, filepath.Join(dev, "sr0"), volume.UDF, map[string]string{"ovf-env.xml": ""})
 		}, outcome{kind: platform.ErrNone}, outcome{kind: platform.ErrNone}},
-		{"a disk that somebody attached", short, func(t *testing.T, dev string) {
+		{"an attached disk", short, func(t *testing.T, dev string) {
 			volumetest.At(t, filepath.Join(dev, "sdc"), volume.UDF, ovf("not this"))
 		}, outcome{text: "there is no CD-ROM drive"}, outcome{text: "there is no CD-ROM drive"}},
 		{"only a CD of another kind", short, func(t *testing.T, dev string) {

@@ -2,7 +2,7 @@ package platform
 
 import "net/url"
 
-// OpenStackHosts are the hosts that would be dialled.
+// OpenStackHosts returns the hosts that would be dialed.
 func OpenStackHosts(base string, links []string) (hosts []string) {
 	for _, b := range openstackMetadata(base, links) {
 		u, err := url.Parse(b + "/" + openstackUserData)
@@ -14,8 +14,8 @@ func OpenStackHosts(base string, links []string) (hosts []string) {
 	return hosts
 }
 
-// LinksWithIPv6 is linksWithIPv6.
+// LinksWithIPv6 calls linksWithIPv6.
 func LinksWithIPv6() []string { return linksWithIPv6() }
 
-// OVFProperties is ovfProperties.
+// OVFProperties calls ovfProperties.
 func OVFProperties(document string) (map[string]string, error) { return ovfProperties(document) }

@@ -6,7 +6,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/metadata"
 )
 
-// SetPatience is for user data, until the test ends.
+// SetPatience sets the patience for user data until the test ends.
 func SetPatience(t *testing.T, p metadata.Patience) {
 	before := patience
 	patience = p

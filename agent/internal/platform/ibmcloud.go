@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// ibmcloudWait is Ignition's. It then goes on as if there were no config; the
-// agent says that there was no drive.
+// ibmcloudWait is Ignition's limit. Ignition then continues without a config; the agent reports
+// that there is no drive.
 const ibmcloudWait = 30 * time.Second
 
 // ibmcloud reads the drive in cloud-init's layout.

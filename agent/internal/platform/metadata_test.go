@@ -15,7 +15,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cloud/gcp"
 )
 
-// Which of Ignition's rules hold for user data from a metadata service.
+// Ignition's rules for user data from a metadata service.
 func TestUserDataFromMetadata(t *testing.T) {
 	const pointer = `{"ignition":{"version":"3.4.0"}}`
 	onAWS := func(change func(*aws.Instance)) http.Handler {
@@ -73,10 +73,10 @@ func TestUserDataFromMetadata(t *testing.T) {
 		{"AWS with its service off", "aws", func() http.Handler {
 			return onAWS(func(i *aws.Instance) { i.Faults.Off = true })
 		}, calm, "", nil},
-		{"AWS where tokens get lost", "aws", func() http.Handler {
+		{"AWS with lost tokens", "aws", func() http.Handler {
 			return onAWS(func(i *aws.Instance) { i.Faults.HopLimit = true })
 		}, brief, "", nil},
-		{"AWS with version 1 alone", "aws", func() http.Handler {
+		{"AWS with only version 1", "aws", func() http.Handler {
 			return onAWS(func(i *aws.Instance) { i.Faults.NoTokens, i.Faults.TokensOptional = true, true })
 		}, calm, "", nil},
 		{"Google Cloud", "gcp", func() http.Handler { return onGCP(func(*gcp.Instance) {}, nil) }, calm, pointer, nil},
@@ -92,7 +92,7 @@ func TestUserDataFromMetadata(t *testing.T) {
 		{"Google Cloud is slow", "gcp", func() http.Handler {
 			return onGCP(func(*gcp.Instance) {}, &gcp.Fault{Delay: time.Hour})
 		}, brief, "", nil},
-		{"Google Cloud refuses", "gcp", func() http.Handler {
+		{"Google Cloud denies access", "gcp", func() http.Handler {
 			return onGCP(func(*gcp.Instance) {}, &gcp.Fault{Status: http.StatusForbidden})
 		}, calm, "", nil},
 		{"Azure", "azure", func() http.Handler { return onAzure(func(*azure.Instance) {}) }, calm, pointer, nil},
@@ -102,7 +102,7 @@ func TestUserDataFromMetadata(t *testing.T) {
 		{"Azure is being serviced at first", "azure", func() http.Handler {
 			return onAzure(func(i *azure.Instance) { i.Metadata.Gone = 3 })
 		}, calm, pointer, nil},
-		{"Azure is not found, which is no answer", "azure",
+		{"Azure answers 404, which is temporary", "azure",
 			func() http.Handler { return onAzure(func(i *azure.Instance) { i.Metadata.NotFound = true }) },
 			metadata.Patience{Try: 30 * time.Second, Pause: time.Millisecond, Total: time.Millisecond}, "", nil},
 		{"Azure does not answer", "azure", func() http.Handler {
@@ -132,8 +132,8 @@ func TestUserDataFromMetadata(t *testing.T) {
 	}
 }
 
-// A user.ign comes before the metadata service, which is then not asked.
-func TestMetadataIsAskedLast(t *testing.T) {
+// A user.ign takes precedence; the metadata service is then not asked.
+func TestUserIgnPrecedesTheMetadataService(t *testing.T) {
 	for _, id := range []string{"aws", "gcp", "azure"} {
 		r := newRoot(t, "quiet")
 		r.p.Metadata = "http://127.0.0.1:1"

@@ -14,16 +14,16 @@ import (
 
 const (
 	metadataIPv4 = "http://169.254.169.254"
-	// metadataIPv6 is the same service by its link-local address; %s is the link.
+	// metadataIPv6 is the link-local IPv6 address of the same service; %s is the link.
 	metadataIPv6 = "http://[fe80::a9fe:a9fe%%25%s]"
 )
 
-// noneGrace is how long the others may take when one source says that there is
-// no user data. Ignition takes that as the answer at once, whichever comes first.
+// noneGrace is how long the agent waits for the other sources after one of them has no user data.
+// Ignition would accept the first answer, whichever it is.
 const noneGrace = 5 * time.Second
 
-// openstack asks the config drive and the metadata service at once, since no
-// machine knows which of the two its cloud has.
+// openstack asks the config drive and the metadata service in parallel, because a machine cannot
+// know which of the two its cloud has.
 func openstack(ctx context.Context, m Machine) (UserData, error) {
 	sources := []provider{func(ctx context.Context, m Machine) (UserData, error) {
 		return m.fromConfigDrive(ctx, m.Wait,
@@ -37,8 +37,8 @@ func openstack(ctx context.Context, m Machine) (UserData, error) {
 	return m.first(ctx, sources)
 }
 
-// openstackMetadata lists the service's addresses: over IPv6 there is one for
-// each link. A base of somebody's own is the only one.
+// openstackMetadata returns the service's addresses: IPv4, and one IPv6 address for each link. A
+// configured base replaces all of them.
 func openstackMetadata(base string, links []string) []string {
 	bases := []string{base}
 	if base == metadataIPv4 {
@@ -49,7 +49,7 @@ func openstackMetadata(base string, links []string) []string {
 	return bases
 }
 
-// linksWithIPv6 are the links that are up and have an IPv6 address.
+// linksWithIPv6 returns the names of the links that are up and have an IPv6 address.
 func linksWithIPv6() []string {
 	var names []string
 	links, err := net.Interfaces()
@@ -98,11 +98,12 @@ func (m Machine) grace() time.Duration {
 	return noneGrace
 }
 
-// first asks all sources at once; the first one that has user data wins.
+// first asks all sources in parallel and returns the first user data.
 func (m Machine) first(ctx context.Context, sources []provider) (UserData, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var busy sync.WaitGroup
-	// The others stop, and a drive is not left mounted: unless reading it hangs.
+	// The other sources stop here. Waiting for them ensures that no drive stays mounted, unless
+	// reading it hangs.
 	defer func() {
 		cancel()
 		idle := make(chan struct{})

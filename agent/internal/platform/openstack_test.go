@@ -35,10 +35,10 @@ func TestOpenStack(t *testing.T) {
 		drive   map[string]string // nil: there is none
 		want    outcome
 	}{
-		{"the service alone", long, service, nil, outcome{data: "from the service"}},
+		{"only the service", long, service, nil, outcome{data: "from the service"}},
 		{"the drive, and a service that never answers", long, silent, drive, outcome{data: "from the drive"}},
-		{"the drive, and a service that knows nothing", long, status(404), drive, outcome{data: "from the drive"}},
-		{"the drive, and a service that refuses", long, status(403), drive, outcome{data: "from the drive"}},
+		{"the drive, and a service without user data", long, status(404), drive, outcome{data: "from the drive"}},
+		{"the drive, and a service that denies access", long, status(403), drive, outcome{data: "from the drive"}},
 		{"a drive without user data, and the service", long, service,
 			map[string]string{"openstack/latest/meta_data.json": "{}"}, outcome{data: "from the service"}},
 		{"neither has user data", long, status(404), map[string]string{"openstack/latest/meta_data.json": "{}"},
@@ -46,7 +46,7 @@ func TestOpenStack(t *testing.T) {
 		{"no drive, and the service has none", short, status(404), nil, outcome{kind: platform.ErrNone}},
 		{"no drive, and a service that never answers", short, silent, nil,
 			outcome{text: "OpenStack's metadata service: fetching from"}},
-		{"no drive, and a service that refuses", short, status(403), nil, outcome{text: "HTTP status 403"}},
+		{"no drive, and a service that denies access", short, status(403), nil, outcome{text: "HTTP status 403"}},
 		{"no drive, and a service that fails", short, status(500), nil, outcome{text: "HTTP status 500"}},
 		{"no drive, and the service sends too much", 2 * time.Second, func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write(make([]byte, pointer.MaxSize+1))
@@ -81,8 +81,7 @@ func TestOpenStackServiceThatComesUpLate(t *testing.T) {
 	outcome{data: "from the service"}.check(t, m)
 }
 
-// The same service has a link-local address on each link; a base of somebody's
-// own is the only one.
+// The service also has a link-local address on each link. A configured base replaces all addresses.
 func TestOpenStackAddresses(t *testing.T) {
 	for _, c := range []struct {
 		base string

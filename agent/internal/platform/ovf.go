@@ -8,18 +8,17 @@ import (
 	"strings"
 )
 
-// Bounds of an OVF environment; a true one has some kilobytes and is 3 deep.
+// Limits of an OVF environment. A real one has a few kilobytes and a depth of 3.
 const (
 	maxOVF      = 1 << 20
 	maxOVFDepth = 16
 )
 
-// ovfProperties are the properties in an OVF environment (DSP0243, 9.5):
-// Environment/PropertySection/Property with the attributes key and value. Names
-// count without their namespaces, and the last of several equal keys counts, as
-// for Ignition. What follows the root element is not looked at. The text is the
-// hypervisor's, who must not be able to take the machine's memory with it: it is
-// bounded in size and depth.
+// ovfProperties returns the properties in an OVF environment (DSP0243, 9.5):
+// Environment/PropertySection/Property with the attributes key and value. As in Ignition,
+// namespaces are ignored, and the last of several equal keys is used. Everything after the root
+// element is ignored. The document comes from the hypervisor and is untrusted, so its size and
+// depth are limited.
 func ovfProperties(document string) (map[string]string, error) {
 	if len(document) > maxOVF {
 		return nil, fmt.Errorf("it has more than %d bytes", maxOVF)

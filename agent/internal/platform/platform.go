@@ -1,11 +1,10 @@
-// Package platform finds a machine's user data the way Ignition does, without
-// fetching what it points at.
+// Package platform finds a machine's user data where Ignition finds it, without fetching what it
+// points to.
 //
-// Ignition asks three places, and the first that has a config wins, errors
-// included: the kernel argument ignition.config.url, a user.ign in one of its
-// own folders, and the platform's provider. [Find] follows the same order. A
-// new platform is one file with a provider and one line in the table below;
-// docs/platforms.md has the list.
+// Ignition checks three places, and the first one that has a config wins, even if that config is
+// invalid: the kernel argument ignition.config.url, a user.ign in one of its own folders, and the
+// platform's provider. [Machine.Find] uses the same order. A new platform is one file with a
+// provider, and one line in the table below; docs/platforms.md has the list.
 package platform
 
 import (
@@ -20,26 +19,25 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/volume"
 )
 
-// Machine is what a provider may look at.
+// Machine is the input of a provider.
 type Machine struct {
 	Paths   paths.Paths
 	Cmdline Cmdline
 	ID      string // Ignition's name of the platform
 
-	// Wait bounds each wait for a source that may still come; 0 is for ever, as
-	// Ignition waits. Who gives up before Ignition leaves it to ask for the config
-	// without a token.
+	// Wait limits each wait for a source that may still appear; 0 means no limit, as in Ignition.
+	// If the agent gives up before Ignition does, Ignition requests the config without a token.
 	Wait time.Duration
-	// Waiting is told, each time anew, why a source has nothing yet and is tried
-	// again; nil: nobody. It may be called from several goroutines.
+	// Waiting receives, on every attempt, the reason for which a source has no data yet. It may be
+	// nil. It may be called from several goroutines.
 	Waiting func(error)
-	// Mount and Backdoor are the kernel's and the hypervisor's; tests have others.
+	// Mount and Backdoor access the kernel and the hypervisor; tests replace them.
 	Mount    volume.Mount
 	Backdoor func() (guestinfo.Port, error)
 }
 
-// bounded is ctx, and ends after wait unless that is 0.
-func bounded(ctx context.Context, wait time.Duration) (context.Context, context.CancelFunc) {
+// withWait returns ctx with the limit wait, or without a limit if wait is 0.
+func withWait(ctx context.Context, wait time.Duration) (context.Context, context.CancelFunc) {
 	if wait == 0 {
 		return context.WithCancel(ctx)
 	}
@@ -52,19 +50,19 @@ func (m Machine) waiting(err error) {
 	}
 }
 
-// UserData is what was found.
+// UserData is the result of a search.
 type UserData struct {
 	Raw  []byte
-	From string // for the console: "qemu fw_cfg"
+	From string // for the console, for example "qemu fw_cfg"
 }
 
-// provider reads one platform's user data; errNone if there is none.
+// provider reads one platform's user data, or returns ErrNone.
 type provider func(context.Context, Machine) (UserData, error)
 
 var (
 	// ErrNone reports that the machine has no user data. Ignition then has none either.
 	ErrNone = errors.New("the machine has no user data")
-	// ErrUnsupported reports that there may be user data, but the agent cannot read it.
+	// ErrUnsupported reports that the machine may have user data that the agent cannot read.
 	ErrUnsupported = errors.New("the agent cannot read this platform's user data yet")
 )
 
@@ -85,8 +83,8 @@ var providers = map[string]provider{
 	"vmware":     vmware,
 }
 
-// New reads the kernel command line. PlatformID is Ignition's $PLATFORM_ID; if
-// it is empty the command line has the platform.
+// New reads the kernel command line. PlatformID is Ignition's $PLATFORM_ID; if it is empty, the
+// platform is read from the command line.
 func New(p paths.Paths, platformID string) (Machine, error) {
 	raw, err := os.ReadFile(p.Cmdline)
 	if err != nil {
@@ -99,7 +97,7 @@ func New(p paths.Paths, platformID string) (Machine, error) {
 	return m, nil
 }
 
-// Find returns the user data that Ignition would take.
+// Find returns the user data that Ignition would use.
 func (m Machine) Find(ctx context.Context) (UserData, error) {
 	for _, p := range []provider{cmdline, userIgn, m.provider()} {
 		data, err := p(ctx, m)
@@ -119,5 +117,5 @@ func (m Machine) provider() provider {
 	}
 }
 
-// none is for platforms whose only user data is a user.ign or a kernel argument.
+// none is the provider of platforms whose only user data is a user.ign or a kernel argument.
 func none(context.Context, Machine) (UserData, error) { return UserData{}, ErrNone }

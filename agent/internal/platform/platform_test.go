@@ -14,7 +14,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/platform"
 )
 
-// root is a machine's files; write makes them.
+// root has the files of a machine; write creates them.
 type root struct {
 	t *testing.T
 	p paths.Paths
@@ -79,12 +79,12 @@ func TestFind(t *testing.T) {
 		{"qemu without a config", "", "qemu", func(r *root) { r.write(filepath.Join(r.p.FwCfg, "rev"), "3") },
 			"", platform.ErrNone},
 		{"metal", "", "metal", func(*root) {}, "", platform.ErrNone},
-		{"a platform that is not known", "", "zvm", func(*root) {}, "", platform.ErrUnsupported},
+		{"an unknown platform", "", "zvm", func(*root) {}, "", platform.ErrUnsupported},
 		{"user.ign comes before the platform", "", "qemu", func(r *root) {
 			r.fwCfg("from fw_cfg")
 			r.write(filepath.Join(r.p.IgnitionSystem, "user.ign"), "from usr")
 		}, "from usr", nil},
-		{"a platform that is not known does not matter then", "", "zvm", func(r *root) {
+		{"an unknown platform with a user.ign", "", "zvm", func(r *root) {
 			r.write(filepath.Join(r.p.IgnitionSystem, "user.ign"), "from usr")
 		}, "from usr", nil},
 		{"/etc comes before /usr", "", "metal", func(r *root) {
@@ -105,14 +105,14 @@ func TestFind(t *testing.T) {
 			func(r *root) {
 				r.write(filepath.Join(r.p.IgnitionRuntime, "user.ign"), "from run")
 			}, "", nil},
-		{"a scheme that is not read", "ignition.config.url=tftp://x/config", "metal", func(*root) {}, "",
+		{"an unsupported scheme", "ignition.config.url=tftp://x/config", "metal", func(*root) {}, "",
 			platform.ErrUnsupported},
 		{"a config on a disk", "ignition.config.device=label", "metal", func(*root) {}, "", platform.ErrUnsupported},
 		{"fw_cfg announces more than there is", "", "qemu", func(r *root) {
 			r.fwCfg("short")
 			r.write(filepath.Join(r.p.FwCfg, "by_name/opt/com.coreos/config/size"), "100")
 		}, "", nil},
-		{"fw_cfg announces what nobody should allocate", "", "qemu", func(r *root) {
+		{"fw_cfg announces a huge size", "", "qemu", func(r *root) {
 			r.fwCfg("short")
 			r.write(filepath.Join(r.p.FwCfg, "by_name/opt/com.coreos/config/size"), "99999999999")
 		}, "", nil},
@@ -144,7 +144,7 @@ func TestCmdline(t *testing.T) {
 		t.Errorf("url %s", v)
 	}
 	if _, ok := c.Last("quiet"); ok {
-		t.Error("a word without a value has one")
+		t.Error("a word without a value has a value")
 	}
 	line, changed := c.Masked()
 	if !changed || line != "BOOT_IMAGE=/vmlinuz root=LABEL=\"a b\" mcs-attest=off mcs-attest=require quiet\n" {

@@ -16,17 +16,17 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 )
 
-// fwCfgConfig is where Ignition's users put the config
-// (-fw_cfg name=opt/com.coreos/config,file=...).
+// fwCfgConfig is the entry in which users of Ignition store the config (-fw_cfg
+// name=opt/com.coreos/config,file=...).
 const fwCfgConfig = "by_name/opt/com.coreos/config"
 
-// qemu reads the firmware configuration device. ignition-fetch-offline has
-// loaded its module already; modprobe is for an agent that runs by itself.
+// qemu reads the firmware configuration device. In the boot, ignition-fetch-offline has already
+// loaded its module; the modprobe is for an agent that runs outside of it.
 func qemu(ctx context.Context, m Machine) (UserData, error) {
 	if _, err := os.Stat(m.Paths.FwCfg); errors.Is(err, fs.ErrNotExist) {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
-		// What matters is whether the folder is there afterwards.
+		// The error does not matter, only whether the folder exists afterwards.
 		_ = exec.CommandContext(ctx, "modprobe", "qemu_fw_cfg").Run()
 	}
 	raw, err := readFwCfg(filepath.Join(m.Paths.FwCfg, fwCfgConfig))
@@ -39,8 +39,8 @@ func qemu(ctx context.Context, m Machine) (UserData, error) {
 	return UserData{raw, "qemu fw_cfg"}, nil
 }
 
-// readFwCfg reads the blob in one go: each read of the device skips to its
-// offset byte by byte, so many small ones take time that grows with the square.
+// readFwCfg reads the blob with one call. Each read skips to its offset byte by byte, so the time
+// of many small reads grows with the square of the size.
 func readFwCfg(dir string) ([]byte, error) {
 	text, err := os.ReadFile(filepath.Join(dir, "size"))
 	if err != nil {
@@ -48,7 +48,7 @@ func readFwCfg(dir string) ([]byte, error) {
 	}
 	size, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil || size < 0 || size > pointer.MaxSize {
-		return nil, fmt.Errorf("a size of %.20q", text)
+		return nil, fmt.Errorf("invalid size %.20q", text)
 	}
 	f, err := os.Open(filepath.Join(dir, "raw"))
 	if err != nil {

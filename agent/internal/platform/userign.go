@@ -9,9 +9,9 @@ import (
 	"path/filepath"
 )
 
-// userIgn is a user.ign that something else put in place: the installer on
-// metal, a PXE image. Ignition 2.14 knows the system's folder alone, 2.27 also
-// the others, which then win.
+// userIgn reads a user.ign that another component stored, such as the installer on metal or a PXE
+// image. Ignition 2.14 reads only the system's folder; 2.27 also reads the other folders, which
+// take precedence.
 func userIgn(_ context.Context, m Machine) (UserData, error) {
 	for _, dir := range []string{m.Paths.IgnitionRuntime, m.Paths.IgnitionLocal, m.Paths.IgnitionSystem} {
 		file := filepath.Join(dir, "user.ign")

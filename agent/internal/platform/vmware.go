@@ -13,7 +13,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 )
 
-// The variables, and with the prefix the properties of an OVF environment.
+// The names of the variables, which with the prefix are also the names of the properties of an OVF
+// environment.
 const (
 	ovfPrefix       = "guestinfo."
 	guestinfoConfig = "ignition.config.data"
@@ -22,15 +23,15 @@ const (
 	vmwareFrom      = "VMware guestinfo"
 )
 
-// vmware asks the hypervisor for the machine's variables. Each of the two may
-// also be a property of the vApp that the machine was deployed from.
+// vmware reads the machine's variables from the hypervisor. Each of the two may also be a property
+// of the vApp from which the machine was deployed.
 func vmware(_ context.Context, m Machine) (UserData, error) {
 	port, err := m.Backdoor()
 	if err != nil {
 		return UserData{}, fmt.Errorf("%s: %w", vmwareFrom, err)
 	}
 	c := guestinfo.New(port)
-	// An environment that cannot be had or read is passed over, as by Ignition.
+	// As in Ignition, an environment that is missing or invalid is ignored.
 	properties := map[string]string{}
 	if document, ok, err := c.GetUpTo(guestinfoOVF, maxOVF); err == nil && ok {
 		if found, err := ovfProperties(document); err == nil {
@@ -62,7 +63,7 @@ func vmware(_ context.Context, m Machine) (UserData, error) {
 	return UserData{raw, vmwareFrom}, nil
 }
 
-// decodeGuestinfo knows Ignition's names of the encodings.
+// decodeGuestinfo decodes text; the encodings have Ignition's names.
 func decodeGuestinfo(text, encoding string) ([]byte, error) {
 	var packed, coded bool
 	switch encoding {
@@ -74,13 +75,13 @@ func decodeGuestinfo(text, encoding string) ([]byte, error) {
 	case "gzip+base64", "gzip+b64", "gz+base64", "gz+b64":
 		packed, coded = true, true
 	default:
-		return nil, fmt.Errorf("the encoding %.40q is not known", encoding)
+		return nil, fmt.Errorf("unknown encoding %.40q", encoding)
 	}
 	raw := []byte(text)
 	if coded {
 		decoded, err := base64.StdEncoding.DecodeString(text)
 		if err != nil {
-			return nil, errors.New("it is not base64, as it says")
+			return nil, errors.New("it is not base64, contrary to its encoding")
 		}
 		raw = decoded
 	}
@@ -93,7 +94,7 @@ func decodeGuestinfo(text, encoding string) ([]byte, error) {
 func gunzip(raw []byte) ([]byte, error) {
 	unpacked, err := gzip.NewReader(bytes.NewReader(raw))
 	if err != nil {
-		return nil, errors.New("it is not gzip, as it says")
+		return nil, errors.New("it is not gzip, contrary to its encoding")
 	}
 	out, err := io.ReadAll(io.LimitReader(unpacked, pointer.MaxSize+1))
 	if err != nil {

@@ -60,25 +60,25 @@ func TestVMware(t *testing.T) {
 			data: b64("variable"), encoding: "base64",
 			ovf: ovfEnvironment("guestinfo."+data, "property", "guestinfo."+encoding, "gzip"),
 		}, outcome{data: "variable"}},
-		{"each of the two for itself", vars{data: b64("variable"), ovf: ovfEnvironment("guestinfo."+encoding, "base64")},
+		{"one variable and one property", vars{data: b64("variable"), ovf: ovfEnvironment("guestinfo."+encoding, "base64")},
 			outcome{data: "variable"}},
-		{"a broken environment is passed over", vars{data: "{}", ovf: "<Environment><PropertySection>"}, outcome{data: "{}"}},
-		{"an environment that is too large is passed over", vars{data: "{}", ovf: strings.Repeat("<a>", 7<<20)},
+		{"a broken environment is ignored", vars{data: "{}", ovf: "<Environment><PropertySection>"}, outcome{data: "{}"}},
+		{"an environment that is too large is ignored", vars{data: "{}", ovf: strings.Repeat("<a>", 7<<20)},
 			outcome{data: "{}"}},
 		{"nothing", vars{}, outcome{kind: platform.ErrNone}},
-		{"nothing but a broken environment", vars{ovf: "]]>"}, outcome{kind: platform.ErrNone}},
+		{"only a broken environment", vars{ovf: "]]>"}, outcome{kind: platform.ErrNone}},
 		{"an empty variable", vars{data: ""}, outcome{kind: platform.ErrNone}},
-		{"an encoding that is not known", vars{data: "{}", encoding: "zstd"},
-			outcome{text: `the encoding "zstd" is not known`}},
-		{"an encoding that is not known within one that is", vars{data: "{}", encoding: "gzip+"},
-			outcome{text: "is not known"}},
-		{"not the base64 that it says", vars{data: "{}", encoding: "base64"}, outcome{text: "not base64"}},
-		{"not the gzip that it says", vars{data: "{}", encoding: "gzip"}, outcome{text: "not gzip"}},
-		{"gzip that is cut", vars{data: gz("some longer text, some longer text")[:20], encoding: "gzip"},
+		{"an unknown encoding", vars{data: "{}", encoding: "zstd"},
+			outcome{text: `unknown encoding "zstd"`}},
+		{"an unknown encoding within a known one", vars{data: "{}", encoding: "gzip+"},
+			outcome{text: "unknown encoding"}},
+		{"data that is not base64", vars{data: "{}", encoding: "base64"}, outcome{text: "not base64"}},
+		{"data that is not gzip", vars{data: "{}", encoding: "gzip"}, outcome{text: "not gzip"}},
+		{"truncated gzip", vars{data: gz("some longer text, some longer text")[:20], encoding: "gzip"},
 			outcome{text: "unpacking"}},
 		{"gzip of too much", vars{data: gz(strings.Repeat("\x00", pointer.MaxSize+1)), encoding: "gzip"},
 			outcome{text: "more than 16777216 bytes"}},
-		{"a variable that is too large", vars{data: strings.Repeat("x", 2*pointer.MaxSize)}, outcome{text: "at most"}},
+		{"a variable that is too large", vars{data: strings.Repeat("x", 2*pointer.MaxSize)}, outcome{text: "the limit is"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := &guestinfotest.Hypervisor{Variables: c.vars}
@@ -95,7 +95,7 @@ func TestVMware(t *testing.T) {
 	t.Run("a hypervisor that does not answer", func(t *testing.T) {
 		m := machine(t, "vmware", short)
 		m.Backdoor = func() (guestinfo.Port, error) { return (&guestinfotest.Hypervisor{Closed: true}).Port, nil }
-		outcome{text: "opens no channel"}.check(t, m)
+		outcome{text: "did not open a channel"}.check(t, m)
 	})
 }
 
@@ -118,14 +118,14 @@ func TestOVFProperties(t *testing.T) {
 	deep := func(n int) string {
 		return strings.Repeat("<x>", n) + strings.Repeat("</x>", n)
 	}
-	for name, honest := range map[string]string{"as deep as may be": deep(16),
-		"as large as may be": "<E>" + strings.Repeat(" ", 1<<20-7) + "</E>"} {
+	for name, honest := range map[string]string{"the largest depth": deep(16),
+		"the largest size": "<E>" + strings.Repeat(" ", 1<<20-7) + "</E>"} {
 		if _, err := platform.OVFProperties(honest); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	for name, hostile := range map[string]string{
-		"too deep": deep(17), "deep without an end": strings.Repeat("<a>", 1<<18),
+		"too deep": deep(17), "unlimited depth": strings.Repeat("<a>", 1<<18),
 		"too large": "<E>" + strings.Repeat(" ", 1<<20) + "</E>",
 	} {
 		if got, err := platform.OVFProperties(hostile); err == nil {

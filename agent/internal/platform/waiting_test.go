@@ -19,14 +19,14 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/volume/volumetest"
 )
 
-// told collects why there is nothing yet.
-type told struct {
+// recorder collects the reasons that Waiting receives.
+type recorder struct {
 	mu      sync.Mutex
 	reasons []string
 	first   func()
 }
 
-func (c *told) waiting(err error) {
+func (c *recorder) waiting(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.reasons = append(c.reasons, err.Error()); len(c.reasons) == 1 && c.first != nil {
@@ -34,21 +34,21 @@ func (c *told) waiting(err error) {
 	}
 }
 
-func (c *told) has(text string) bool {
+func (c *recorder) has(text string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.ContainsFunc(c.reasons, func(r string) bool { return strings.Contains(r, text) })
 }
 
-// unhurried tries as the agent does, with shorter pauses: for ever.
+// unhurried sets the agent's retries, without a limit, with shorter pauses.
 func unhurried(t *testing.T, try time.Duration) {
 	p := metadata.Endless
 	p.Try, p.Pause = try, time.Millisecond
 	platform.SetPatience(t, p)
 }
 
-// A source that is there is read without a word; one that is not there yet is
-// waited for, and the reason told at the first try.
+// A source that exists is read without a report. A source that does not exist yet is waited for,
+// and the reason is reported on the first attempt.
 func TestSourcesThatComeLate(t *testing.T) {
 	unhurried(t, 30*time.Second)
 	for _, c := range []struct{ name, id, status503 string }{
@@ -73,12 +73,12 @@ func TestSourcesThatComeLate(t *testing.T) {
 					_, _ = w.Write([]byte("user data"))
 				}
 			}))
-			m := machine(t, c.id, 0) // as in the agent
+			m := machine(t, c.id, 0) // no limit, as in the agent
 			m.Paths.Metadata = s.URL
 			if c.id == "metal" {
 				m.Cmdline = platform.Cmdline{"ignition.config.url=" + s.URL}
 			}
-			var why told
+			var why recorder
 			m.Waiting = why.waiting
 			data, err := m.Find(t.Context())
 			s.Close()
@@ -86,14 +86,14 @@ func TestSourcesThatComeLate(t *testing.T) {
 				t.Errorf("%s after %d failures: %q and error %v", c.name, failures, data.Raw, err)
 			}
 			if why.has(c.status503) != (failures > 0) {
-				t.Errorf("%s after %d failures: told %q", c.name, failures, why.reasons)
+				t.Errorf("%s after %d failures: reported %q", c.name, failures, why.reasons)
 			}
 		}
 	}
 }
 
-// A drive that is not there is waited for, too.
-func TestDrivesAreWaitedFor(t *testing.T) {
+// A drive that does not exist yet is waited for, too.
+func TestMissingDrivesAreRetried(t *testing.T) {
 	imds := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})) // no user data
 	t.Cleanup(imds.Close)
 	for id, want := range map[string]string{
@@ -105,7 +105,7 @@ func TestDrivesAreWaitedFor(t *testing.T) {
 			t.Parallel()
 			m := machine(t, id, 0)
 			m.Paths.Metadata = imds.URL
-			why := told{first: func() {
+			why := recorder{first: func() {
 				volumetest.At(t, filepath.Join(m.Paths.Disks, "config-2"), volume.ISO9660,
 					map[string]string{"openstack/latest/user_data": "late"})
 				volumetest.At(t, filepath.Join(m.Paths.Drives, "sr0"), volume.UDF,
@@ -114,14 +114,15 @@ func TestDrivesAreWaitedFor(t *testing.T) {
 			m.Waiting = why.waiting
 			outcome{data: "late"}.check(t, m)
 			if !why.has(want) {
-				t.Errorf("told %q", why.reasons)
+				t.Errorf("reported %q", why.reasons)
 			}
 		})
 	}
 }
 
-// What never comes is waited for until the context ends; the first try has told why.
-func TestNothingIsGivenUp(t *testing.T) {
+// A source that never appears is waited for until the context ends. The first attempt reports the
+// reason.
+func TestMissingSourcesAreRetriedIndefinitely(t *testing.T) {
 	unhurried(t, 100*time.Millisecond)
 	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	t.Cleanup(silent.Close)
@@ -130,11 +131,11 @@ func TestNothingIsGivenUp(t *testing.T) {
 	}))
 	t.Cleanup(refusing.Close)
 	for _, c := range []struct{ name, id, metadata, cmdline, want string }{
-		{"AWS, whose tokens get lost", "aws", silent.URL, "", "the PUT for an IMDSv2 token was not answered in time"},
+		{"AWS with lost tokens", "aws", silent.URL, "", "the PUT for an IMDSv2 token was not answered in time"},
 		{"Google Cloud", "gcp", silent.URL, "", "no answer in time"},
 		{"Azure", "azure", silent.URL, "", "no answer in time"},
-		{"OpenStack, without a drive and with a service that refuses", "openstack", refusing.URL, "", "HTTP status 403"},
-		{"a URL at which nobody listens", "metal", "", "ignition.config.url=http://127.0.0.1:1/", "connection refused"},
+		{"OpenStack, without a drive and with a service that denies access", "openstack", refusing.URL, "", "HTTP status 403"},
+		{"a URL without a listener", "metal", "", "ignition.config.url=http://127.0.0.1:1/", "connection refused"},
 		{"a drive", "nutanix", "", "", "no config drive"},
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -143,7 +144,7 @@ func TestNothingIsGivenUp(t *testing.T) {
 		if c.metadata != "" {
 			m.Paths.Metadata = c.metadata
 		}
-		why := &told{}
+		why := &recorder{}
 		m.Waiting = func(err error) {
 			if why.waiting(err); why.has(c.want) {
 				cancel()
@@ -153,14 +154,14 @@ func TestNothingIsGivenUp(t *testing.T) {
 			t.Errorf("%s: %q and error %v", c.name, data.Raw, err)
 		}
 		if t.Context().Err() != nil {
-			t.Errorf("%s: told %q", c.name, why.reasons)
+			t.Errorf("%s: reported %q", c.name, why.reasons)
 		}
 		cancel()
 	}
 }
 
-// What is final is not waited for.
-func TestFinalFaultsEndIt(t *testing.T) {
+// Final faults are not retried.
+func TestFinalFaultsAreNotRetried(t *testing.T) {
 	unhurried(t, 30*time.Second)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusForbidden)
@@ -172,7 +173,7 @@ func TestFinalFaultsEndIt(t *testing.T) {
 		if id == "metal" {
 			m.Cmdline = platform.Cmdline{"ignition.config.url=" + s.URL}
 		}
-		m.Waiting = func(err error) { t.Errorf("%s: waiting for what does not come: %v", id, err) }
+		m.Waiting = func(err error) { t.Errorf("%s: waiting after a final fault: %v", id, err) }
 		if _, err := m.Find(t.Context()); err == nil || !strings.Contains(err.Error(), "403") {
 			t.Errorf("%s: error %v", id, err)
 		}

@@ -1,9 +1,8 @@
-// Package tpmdev opens a TPM: the kernel's character device, or the Unix socket
-// of a software TPM.
+// Package tpmdev opens a TPM: the kernel's character device, or the Unix socket of a software TPM.
 //
-// go-tpm's own device waits for an answer without limit. Here every command has
-// a deadline; after one has passed the device is closed, because the answer to
-// that command would be taken for the next one's.
+// The device in go-tpm waits for a response without limit. Here every command has a deadline. When
+// a deadline has passed, the device is closed, because its late response could be mistaken for the
+// response to the next command.
 package tpmdev
 
 import (
@@ -21,10 +20,10 @@ import (
 )
 
 const (
-	// commandTime bounds one command. The slowest seen, the creation of an RSA
-	// key on an old discrete part, takes a minute at worst.
+	// commandTime limits one command. The slowest known one, the creation of an RSA key on an old
+	// discrete TPM, takes up to a minute.
 	commandTime = 150 * time.Second
-	// maxResponse is TPM_PT_MAX_RESPONSE_SIZE of every TPM seen, rounded up.
+	// maxResponse is at least TPM_PT_MAX_RESPONSE_SIZE of every known TPM.
 	maxResponse = 8192
 	headerSize  = 10
 )
@@ -36,7 +35,7 @@ var ErrAbsent = errors.New("the machine has no TPM 2.0")
 func Open(path string) (transport.TPMCloser, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: there is no %s", ErrAbsent, path)
+		return nil, fmt.Errorf("%w: %s does not exist", ErrAbsent, path)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("opening the TPM: %w", err)
@@ -48,8 +47,8 @@ func Open(path string) (transport.TPMCloser, error) {
 		}
 		return &socket{conn}, nil
 	}
-	// Without blocking, a command runs in the kernel while we poll: a TPM that
-	// hangs does not hang us.
+	// In non-blocking mode the kernel runs the command while the agent polls, so a TPM that hangs
+	// does not block the agent.
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("opening the TPM %s: %w", path, err)
@@ -57,7 +56,7 @@ func Open(path string) (transport.TPMCloser, error) {
 	return &device{fd: fd, limit: commandTime}, nil
 }
 
-// device is a character device. Once closed its fd is -1.
+// device is a character device. After Close its fd is -1.
 type device struct {
 	fd    int
 	limit time.Duration
@@ -123,7 +122,7 @@ func short(n, want int) error {
 	return nil
 }
 
-// socket is a software TPM's command channel: bare commands and responses.
+// socket is the command channel of a software TPM, with unframed commands and responses.
 type socket struct{ net.Conn }
 
 func (s *socket) Send(command []byte) ([]byte, error) {

@@ -18,7 +18,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
 )
 
-// fakeDevice answers like a character device: a whole response for a command.
+// fakeDevice behaves like a character device: it returns a whole response for each command.
 func fakeDevice(t *testing.T, answer func(command []byte) []byte) *device {
 	t.Helper()
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -64,7 +64,7 @@ func TestDevice(t *testing.T) {
 	}
 }
 
-// A TPM that hangs does not hang the agent, and its late answer is nobody's.
+// A TPM that hangs does not block the agent, and its late response is never used.
 func TestDeviceThatHangs(t *testing.T) {
 	d := fakeDevice(t, func([]byte) []byte { return nil })
 	d.limit = 50 * time.Millisecond

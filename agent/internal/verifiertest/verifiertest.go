@@ -1,6 +1,6 @@
-// Package verifiertest is a verifier and a gate in one process, for the agent's
-// tests. Its honest parts do what the contract says, with the verifier's own
-// packages; each can be replaced by a function.
+// Package verifiertest provides a verifier and a gate in one process for the agent's tests. By
+// default they follow the contract, with the verifier's own packages. Tests can replace each part
+// with a function.
 package verifiertest
 
 import (
@@ -40,32 +40,33 @@ import (
 	"github.com/mcs-attest/mcs-attest/proto/mcsattest/v1/mcsattestv1connect"
 )
 
-// Token is what the honest verifier answers, and the honest gate takes.
+// Token is the token that the default verifier issues and the default gate accepts.
 const Token = "eyJhbGciOiJFUzI1NiJ9.dG9rZW4.c2lnbmF0dXJl"
 
-// Ticket is the honest verifier's report ticket.
+// Ticket is the default verifier's report ticket.
 const Ticket = "ticket-for-reports"
 
-// Verifier is a fake; its zero value, once started, is honest.
+// Verifier is a fake verifier. Its zero value, once started, follows the contract.
 type Verifier struct {
-	// These replace the honest answer; nil or nil, nil means the honest one.
+	// These replace the default response. If they are nil or return nil, nil, the default applies.
 	ChallengeFunc func(*mcsattestv1.ChallengeRequest) (*mcsattestv1.ChallengeResponse, error)
 	AttestFunc    func(*mcsattestv1.AttestRequest) (*mcsattestv1.AttestResponse, error)
-	GateFunc      func(http.ResponseWriter, *http.Request) bool // true: it answered
-	// Front sees each request of the API first, as a load balancer does; true: it answered.
+	GateFunc      func(http.ResponseWriter, *http.Request) bool // returns true if it answered
+	// Front receives each API request first, as a load balancer does. It returns true if it
+	// answered.
 	Front func(http.ResponseWriter, *http.Request) bool
-	// Change alters the honest challenge.
+	// Change modifies the default challenge.
 	Change func(*mcsattestv1.ChallengeResponse)
-	// Certificate alters the server's certificate before it is signed.
+	// Certificate modifies the server's certificate before it is signed.
 	Certificate func(leaf *x509.Certificate)
 
 	PCRs     []int // 11 by default
 	Required []mcsattestv1.EvidenceKind
 	Mode     mcsattestv1.Mode // Enforce by default
-	// ProvisioningToken is the one that both take, where it is required.
+	// ProvisioningToken is the token that verifier and gate accept where it is required.
 	ProvisioningToken string
-	// Clouds verify the documents of the kinds that are required; the Machine is
-	// the one that the claims name.
+	// Clouds verify the documents of the required kinds. The Machine is the one that the claims
+	// name.
 	Clouds map[evidence.Kind]evidence.Verifier
 
 	Origin    string
@@ -74,7 +75,7 @@ type Verifier struct {
 	mu      sync.Mutex
 	pending map[string]*pending
 	reports []*mcsattestv1.ReportRequest
-	tokens  []string // every Authorization header that the gate saw
+	tokens  []string // every Authorization header that the gate received
 	claims  []string
 	offered [][]mcsattestv1.EvidenceKind
 }
@@ -87,7 +88,7 @@ type pending struct {
 	clouds    map[evidence.Kind]evidence.Verifier
 }
 
-// Start serves until the test ends.
+// Start starts the servers, which run until the test ends.
 func (v *Verifier) Start(t testing.TB) {
 	t.Helper()
 	v.pending = map[string]*pending{}
@@ -102,14 +103,14 @@ func (v *Verifier) Start(t testing.TB) {
 	mux.HandleFunc("/config/", v.gate)
 	server := httptest.NewUnstartedServer(withTLS(mux))
 	server.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}
-	// A client's first handshake may fail on purpose; see client.Dialer.
+	// A client's first handshake may fail by design; see client.Dialer.
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	v.Origin = server.URL
 }
 
-// certify makes an authority and the server's certificate.
+// certify creates an authority and the server's certificate.
 func (v *Verifier) certify(t testing.TB) tls.Certificate {
 	t.Helper()
 	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -138,7 +139,7 @@ func (v *Verifier) certify(t testing.TB) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{leafDER}, PrivateKey: leafKey}
 }
 
-// Pointer is a pointer config for this server's pool.
+// Pointer returns a pointer config for this server and a pool.
 func (v *Verifier) Pointer(pool string) []byte {
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: v.Authority.Raw})
 	return fmt.Appendf(nil, `{"ignition":{"version":"3.4.0","config":{"merge":[{"source":"%s/config/%s"}]},`+
@@ -146,35 +147,35 @@ func (v *Verifier) Pointer(pool string) []byte {
 		v.Origin, pool, base64.StdEncoding.EncodeToString(ca))
 }
 
-// Reports are what Report received.
+// Reports returns the requests that Report received.
 func (v *Verifier) Reports() []*mcsattestv1.ReportRequest {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.reports
 }
 
-// Tokens are the Authorization headers that the gate saw.
+// Tokens returns the Authorization headers that the gate received.
 func (v *Verifier) Tokens() []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.tokens
 }
 
-// Offered are the kinds of evidence of each Challenge.
+// Offered returns the kinds of evidence in each Challenge.
 func (v *Verifier) Offered() [][]mcsattestv1.EvidenceKind {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.offered
 }
 
-// Claims are those of the attestations that were granted.
+// Claims returns the claims of the granted attestations.
 func (v *Verifier) Claims() []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.claims
 }
 
-// Denial is an error as the verifier answers it.
+// Denial returns an error in the form in which the verifier sends it.
 func Denial(class mcsattestv1.DenialClass, temporary bool) error {
 	err := connect.NewError(connect.CodePermissionDenied, errors.New("denied"))
 	detail, detailErr := connect.NewErrorDetail(&mcsattestv1.Denial{Class: class, Temporary: temporary,
@@ -186,12 +187,12 @@ func Denial(class mcsattestv1.DenialClass, temporary bool) error {
 	return err
 }
 
-// bank is TPM_ALG_SHA256; every TPM has it.
+// bank is TPM_ALG_SHA256, which every TPM has.
 const bank uint16 = 0x000B
 
 type tlsKey struct{}
 
-// withTLS gives the handlers the connection's state.
+// withTLS passes the state of the connection to the handlers.
 func withTLS(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), tlsKey{}, r.TLS)))
@@ -317,7 +318,7 @@ func (p *pending) check(ctx context.Context, req *mcsattestv1.AttestRequest) err
 	p.tpm.Transcript = fields.Hash()
 	want := transcript.ProvisioningToken([]byte(p.shared), p.tpm.Transcript)
 	if slices.Contains(kinds, evidence.ProvisioningToken) && !bytes.Equal(req.GetProvisioningToken(), want) {
-		return errors.New("the provisioning token is another")
+		return errors.New("the provisioning token does not match")
 	}
 	if err := p.checkClouds(ctx, req, kinds, p.tpm.Transcript); err != nil {
 		return err
@@ -332,8 +333,8 @@ func (p *pending) check(ctx context.Context, req *mcsattestv1.AttestRequest) err
 	return err
 }
 
-// checkClouds verifies one document of each cloud's kind that is required, and
-// that there is no other.
+// checkClouds verifies the document of each required cloud kind, and that there is no other
+// document.
 func (p *pending) checkClouds(ctx context.Context, req *mcsattestv1.AttestRequest, kinds []evidence.Kind,
 	h transcript.Hash) error {
 	var hint struct{ ProviderID string }
@@ -347,7 +348,7 @@ func (p *pending) checkClouds(ctx context.Context, req *mcsattestv1.AttestReques
 			continue
 		}
 		if len(documents) == 0 || evidence.Kind(documents[0].GetKind()) != kind {
-			return fmt.Errorf("there is no document of kind %v in its place", kind)
+			return fmt.Errorf("no document of kind %v at its position", kind)
 		}
 		d := documents[0]
 		documents = documents[1:]
@@ -362,7 +363,7 @@ func (p *pending) checkClouds(ctx context.Context, req *mcsattestv1.AttestReques
 		}
 	}
 	if len(documents) != 0 {
-		return fmt.Errorf("%d documents that nobody asked for", len(documents))
+		return fmt.Errorf("%d documents that were not requested", len(documents))
 	}
 	return nil
 }

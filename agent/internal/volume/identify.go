@@ -7,19 +7,18 @@ import (
 )
 
 const (
-	// Both ISO 9660 (ECMA-119, 6.2.1) and UDF (ECMA-167, 2/8.4) leave the first 32 KiB
-	// alone and then have descriptors of 2048 bytes, each with its standard's
-	// name from the second byte on.
+	// In ISO 9660 (ECMA-119, 6.2.1) and UDF (ECMA-167, 2/8.4) the first 32 KiB are unused.
+	// Descriptors of 2048 bytes follow, each with the name of its standard from the second byte on.
 	descriptors    = 32 << 10
 	descriptorSize = 2 << 10
-	// Few are in use; a hybrid disc has those of ISO 9660 first.
+	// A disc has few descriptors. On a hybrid disc those of ISO 9660 come first.
 	maxDescriptors = 32
 
 	bootSector = 512
 )
 
-// Identify names those of the wanted file systems whose magic bytes are there,
-// in the order in which they were asked for.
+// Identify returns those of the wanted file systems whose magic bytes are present, in the order of
+// wanted.
 func Identify(r io.ReaderAt, wanted []string) []string {
 	has := map[string]bool{FAT: isFAT(r)}
 	for i := range maxDescriptors {
@@ -37,8 +36,8 @@ func Identify(r io.ReaderAt, wanted []string) []string {
 	return slices.DeleteFunc(slices.Clone(wanted), func(w string) bool { return !has[w] })
 }
 
-// isFAT looks at the boot sector's end and at the type that every formatter
-// writes, at one place for FAT12 and FAT16 and at another for FAT32.
+// isFAT checks the end of the boot sector and the type, which every formatter writes. FAT12 and
+// FAT16 have it at one offset, FAT32 at another.
 func isFAT(r io.ReaderAt) bool {
 	sector := make([]byte, bootSector)
 	if _, err := r.ReadAt(sector, 0); err != nil {

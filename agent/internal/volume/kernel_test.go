@@ -14,10 +14,9 @@ import (
 
 const inside = "MCS_ATTEST_VOLUME_TEST_INSIDE"
 
-// The kernel's mount, in a mount namespace that ends with the test. Root also
-// mounts a real device with what nobody should put on a config drive; without
-// root the namespace is a user's, in which a tmpfs is all that can be mounted.
-// testvm/scenarios/configdrive has a real CD-ROM.
+// The test uses the kernel's mount in a mount namespace that ends with the test. With root it also
+// mounts a real device with unexpected content; without root the namespace allows only a tmpfs.
+// testvm/scenarios/configdrive uses a real CD-ROM.
 func TestKernelMount(t *testing.T) {
 	if os.Getenv(inside) == "" {
 		again(t)
@@ -38,7 +37,7 @@ func TestKernelMount(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "x"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("writing: %v", err)
 	}
-	// Somebody looks at it while it goes away.
+	// Another process has the folder open during the unmount.
 	other, err := os.Open(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -88,8 +87,8 @@ func mountFlags(t *testing.T, dir string) int64 {
 	return st.Flags
 }
 
-// mountDevice has ext4, which every kernel has, in the place of a config drive's
-// file system, and reads it with the code that reads one.
+// mountDevice mounts ext4, which every kernel has, in place of a config drive's file system, and
+// reads it with the same code.
 func mountDevice(t *testing.T) {
 	work := t.TempDir()
 	tree, image := filepath.Join(work, "tree"), filepath.Join(work, "image")
@@ -136,7 +135,7 @@ func mountDevice(t *testing.T) {
 		}
 	}
 	if !v.Has("user-data") || v.Has("out") || v.Has("nothing") {
-		t.Error("what is there and what is not")
+		t.Error("Has is wrong")
 	}
 	if err := v.Close(); err != nil {
 		t.Error(err)

@@ -1,20 +1,17 @@
-// Package volume reads files from a block device that somebody else filled: a
-// config drive, a CD-ROM of the cloud's.
+// Package volume reads files from a block device with untrusted content, such as a config drive or
+// a cloud's CD-ROM.
 //
-// Nothing on the device is trusted. [Reader.Open] and [Volume.ReadFile] keep to
-// this order:
+// [Reader.Open] and [Volume.ReadFile] limit what the content can do:
 //
-//  1. the file system is told by its magic bytes, and only one of those that the
-//     caller names is mounted: no driver meets an image that does not claim to
-//     be its own, and most drivers meet none;
-//  2. it is mounted read-only, nosuid, nodev, noexec, in a folder made for it
-//     that only root can enter, and unmounted by [Volume.Close];
-//  3. a name is resolved inside of it: a symbolic link cannot lead out;
-//  4. only a regular file is read (nothing that blocks, no device), and no more
-//     than [pointer.MaxSize] bytes.
+//  1. The magic bytes identify the file system. Only one that the caller names is mounted, so most
+//     drivers never see an untrusted image.
+//  2. The mount is read-only, nosuid, nodev and noexec, in a new folder that only root can enter.
+//     [Volume.Close] unmounts it.
+//  3. Names are resolved inside the mount: a symbolic link cannot lead out of it.
+//  4. Only a regular file is read, never a device or a FIFO, and at most [pointer.MaxSize] bytes.
 //
-// What the kernel's driver makes of a damaged image is the kernel's. Ignition
-// mounts the same device moments later, and any file system that it claims.
+// This does not protect against a defect in the kernel's driver. Ignition mounts the same device
+// moments later, with any file system that the device claims to have.
 package volume
 
 import (
@@ -28,26 +25,26 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 )
 
-// The file systems that are known by their magic bytes, as mount(2) names them.
+// The supported file systems, by the names of mount(2).
 const (
 	ISO9660 = "iso9660"
 	UDF     = "udf"
 	FAT     = "vfat"
 )
 
-// ErrForeign reports that the device holds none of the file systems that were asked for.
+// ErrForeign reports that the device has none of the requested file systems.
 var ErrForeign = errors.New("it holds no file system of the expected kind")
 
-// Mount mounts a device's file system read-only on a folder. Tests have another.
+// Mount mounts a device's file system read-only on a folder. Tests replace it.
 type Mount func(device, filesystem, dir string) (unmount func() error, err error)
 
 // Reader opens volumes.
 type Reader struct {
-	Run   string // the folder in which the mount points are made
+	Run   string // the folder for mount points
 	Mount Mount  // nil: the kernel's
 }
 
-// Volume is one that is mounted. Close it.
+// Volume is a mounted volume. The caller must close it.
 type Volume struct {
 	dir     string
 	root    *os.Root
@@ -61,11 +58,11 @@ func (r Reader) Open(device string, filesystems ...string) (_ *Volume, err error
 		return nil, err
 	}
 	if err := os.MkdirAll(r.Run, 0o700); err != nil {
-		return nil, fmt.Errorf("making a mount point: %w", err)
+		return nil, fmt.Errorf("creating a mount point: %w", err)
 	}
 	dir, err := os.MkdirTemp(r.Run, "volume-") // mode 0700
 	if err != nil {
-		return nil, fmt.Errorf("making a mount point: %w", err)
+		return nil, fmt.Errorf("creating a mount point: %w", err)
 	}
 	mount := r.Mount
 	if mount == nil {
@@ -87,7 +84,7 @@ func (r Reader) Open(device string, filesystems ...string) (_ *Volume, err error
 	return nil, errors.Join(failed, os.Remove(dir))
 }
 
-// kinds are those of the file systems that the device claims to have.
+// kinds returns the given file systems that the device claims to have.
 func kinds(device string, filesystems []string) ([]string, error) {
 	f, err := os.Open(device)
 	if err != nil {
@@ -106,9 +103,9 @@ func (v *Volume) Close() error {
 	return errors.Join(v.root.Close(), v.unmount(), os.Remove(v.dir))
 }
 
-// ReadFile reads one file whole; an error that is fs.ErrNotExist if there is none.
+// ReadFile reads a whole file. The error for a missing file matches fs.ErrNotExist.
 func (v *Volume) ReadFile(name string) ([]byte, error) {
-	// A FIFO would hold the open until somebody writes.
+	// Opening a FIFO would block until a process writes to it.
 	f, err := v.root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -131,19 +128,19 @@ func (v *Volume) ReadFile(name string) ([]byte, error) {
 	return raw, nil
 }
 
-// Has reports whether the name leads to something in the volume.
+// Has reports whether name exists in the volume.
 func (v *Volume) Has(name string) bool {
 	_, err := v.root.Stat(name)
 	return err == nil
 }
 
-// kernelMount is mount(2). The unmount is lazy: whoever else looks at the folder
-// in that moment does not keep it.
+// kernelMount calls mount(2). It unmounts lazily, so that another process with an open folder does
+// not prevent it.
 func kernelMount(device, filesystem, dir string) (func() error, error) {
 	const flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	if err := unix.Mount(device, dir, filesystem, flags, ""); err != nil {
 		if errors.Is(err, unix.ENODEV) {
-			err = errors.New("the kernel has no such file system; its module belongs into the initramfs")
+			err = errors.New("the kernel has no such file system; add its module to the initramfs")
 		}
 		return nil, err
 	}

@@ -25,7 +25,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestFileSystemsOfRealImagesAreTold(t *testing.T) {
+func TestIdentify_RealImages(t *testing.T) {
 	dir := t.TempDir()
 	tree := filepath.Join(dir, "tree")
 	must(t, os.MkdirAll(filepath.Join(tree, "openstack/latest"), 0o755))
@@ -53,7 +53,7 @@ func TestFileSystemsOfRealImagesAreTold(t *testing.T) {
 		{"FAT32", func(image string) { run("mkfs.vfat", "-F", "32", "-n", "CONFIG-2", "-C", image, "65536") },
 			[]string{volume.FAT}},
 		{"ext4", func(image string) { run("mkfs.ext4", "-q", "-L", "config-2", image, "1M") }, nil},
-		{"UDF alone", func(image string) { must(t, os.WriteFile(image, volumetest.UDF(), 0o600)) }, []string{volume.UDF}},
+		{"UDF only", func(image string) { must(t, os.WriteFile(image, volumetest.UDF(), 0o600)) }, []string{volume.UDF}},
 		{"nothing", func(image string) { must(t, os.WriteFile(image, make([]byte, 1<<20), 0o600)) }, nil},
 		{"an empty device", func(image string) { must(t, os.WriteFile(image, nil, 0o600)) }, nil},
 	} {
@@ -64,7 +64,7 @@ func TestFileSystemsOfRealImagesAreTold(t *testing.T) {
 			must(t, err)
 			defer func() { _ = f.Close() }()
 			if got := volume.Identify(f, every); !slices.Equal(got, c.want) {
-				t.Errorf("it shows %v, not %v", got, c.want)
+				t.Errorf("Identify returned %v, want %v", got, c.want)
 			}
 		})
 	}
@@ -72,7 +72,7 @@ func TestFileSystemsOfRealImagesAreTold(t *testing.T) {
 
 func TestVolume(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "secret")
-	must(t, os.WriteFile(outside, []byte("of the machine's own"), 0o600))
+	must(t, os.WriteFile(outside, []byte("a file of the machine"), 0o600))
 	for _, c := range []struct {
 		name, file string
 		content    func(dir string)
@@ -83,7 +83,7 @@ func TestVolume(t *testing.T) {
 		{"a link inside", "latest", func(dir string) {
 			must(t, os.Symlink("openstack/latest/user_data", filepath.Join(dir, "latest")))
 		}, "from the drive", ""},
-		{"a file that is not there", "user-data", func(string) {}, "", "no such file"},
+		{"a missing file", "user-data", func(string) {}, "", "no such file"},
 		{"an absolute link out", "out", func(dir string) { must(t, os.Symlink(outside, filepath.Join(dir, "out"))) }, "",
 			"escapes"},
 		{"a relative link out", "out", func(dir string) {
@@ -94,7 +94,7 @@ func TestVolume(t *testing.T) {
 		}, "", "escapes"},
 		{"a link to itself", "loop", func(dir string) { must(t, os.Symlink("loop", filepath.Join(dir, "loop"))) }, "",
 			"too many"},
-		{"a FIFO that nobody writes to", "fifo", func(dir string) {
+		{"a FIFO without a writer", "fifo", func(dir string) {
 			must(t, syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600))
 		}, "", "not a regular file"},
 		{"a folder", "openstack", func(string) {}, "", "not a regular file"},
@@ -137,7 +137,7 @@ func TestOpen(t *testing.T) {
 		t.Errorf("a file system that was not asked for: %v", err)
 	}
 	if _, err := os.Stat(run); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a folder was made for a device that is not mounted: %v", err)
+		t.Errorf("a folder was created for a device that is not mounted: %v", err)
 	}
 	r.Mount = func(string, string, string) (func() error, error) { return nil, errors.New("damaged") }
 	if _, err := r.Open(disk.Device, every...); err == nil ||

@@ -1,6 +1,5 @@
-// Package cmstest signs messages of the shapes that clouds send, for tests and for
-// emulators of clouds. It is no general CMS library: see package cms for the
-// grammar.
+// Package cmstest signs messages in the forms that clouds send, for tests and for emulators of
+// clouds. It is not a general CMS library; package cms defines the grammar.
 package cmstest
 
 import (
@@ -16,7 +15,7 @@ import (
 	tag "golang.org/x/crypto/cryptobyte/asn1"
 )
 
-// Object identifiers that messages are made of.
+// Object identifiers that are used in messages.
 var (
 	Data            = asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 7, 1}
 	ContentType     = asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 3}
@@ -30,36 +29,36 @@ var (
 	contextExplicit = [...]tag.Tag{tag.Tag(0).Constructed().ContextSpecific(), tag.Tag(1).Constructed().ContextSpecific()}
 )
 
-// Attribute is one signed attribute: its type, and its one value as DER.
+// Attribute is one signed attribute: its type, and its one value in DER.
 type Attribute struct {
 	Type  asn1.ObjectIdentifier
 	Value []byte
 }
 
-// Message is what [Message.Sign] signs. The zero value of each field but Content,
-// Certificate and Key is usable.
+// Message is the input of [Message.Sign]. The zero value of every field except Content, Certificate
+// and Key is usable.
 type Message struct {
 	Content     []byte
-	Certificate *x509.Certificate // the signer is named by its issuer and serial number
+	Certificate *x509.Certificate // its issuer and serial number name the signer
 	Key         crypto.Signer
 	// Indefinite gives the outermost structures end markers instead of lengths.
 	Indefinite bool
-	// Pieces is how long the pieces of an indefinite content are; 0: it is whole.
+	// Pieces is the length of the pieces of an indefinite content; 0 means one piece.
 	Pieces int
-	// Certificates are sent along (DER).
+	// Certificates are included in the message (DER).
 	Certificates [][]byte
-	// Hash is SHA-256 by default; Digest and Signature are its names, by default
+	// Hash is SHA-256 by default. Digest and Signature are the algorithm identifiers, by default
 	// SHA256 and RSA.
 	Hash              crypto.Hash
 	Digest, Signature asn1.ObjectIdentifier
-	// NoParameters leaves the algorithms' NULL away.
+	// NoParameters omits the NULL parameters of the algorithms.
 	NoParameters bool
-	// Attributes are signed in this order. Nil: the signature is over the content.
+	// Attributes are signed in this order. Nil means that the signature is over the content.
 	Attributes []Attribute
 }
 
-// AWS signs as the rsa2048 form of AWS's instance identity documents is signed:
-// indefinite lengths, no certificates, four signed attributes.
+// AWS signs in the form of AWS's instance identity document (rsa2048): indefinite lengths, no
+// certificates, four signed attributes.
 func AWS(content []byte, signer *x509.Certificate, key crypto.Signer, at time.Time) ([]byte, error) {
 	m := Message{Content: content, Certificate: signer, Key: key, Indefinite: true, Signature: SHA256WithRSA}
 	m.Attributes = []Attribute{
@@ -71,8 +70,8 @@ func AWS(content []byte, signer *x509.Certificate, key crypto.Signer, at time.Ti
 	return m.Sign()
 }
 
-// Azure signs as Azure's attested data are signed: DER, the signer's certificate
-// inside, a signature algorithm in the digest algorithm's place, no signed attributes.
+// Azure signs in the form of Azure's attested data: DER, with the signer's certificate, a signature
+// algorithm as the digest algorithm, no signed attributes.
 func Azure(content []byte, signer *x509.Certificate, key crypto.Signer, more ...[]byte) ([]byte, error) {
 	return Message{
 		Content: content, Certificate: signer, Key: key, Digest: SHA256WithRSA, Signature: RSA,
@@ -80,17 +79,17 @@ func Azure(content []byte, signer *x509.Certificate, key crypto.Signer, more ...
 	}.Sign()
 }
 
-// DigestAttribute is the messageDigest of the content.
+// DigestAttribute returns the messageDigest of the content.
 func (m Message) DigestAttribute() Attribute {
 	h := m.hash().New()
 	h.Write(m.Content)
 	return Attribute{MessageDigest, build(func(b *cryptobyte.Builder) { b.AddASN1OctetString(h.Sum(nil)) })}
 }
 
-// TypeAttribute is the contentType id-data.
+// TypeAttribute returns the contentType id-data.
 func (m Message) TypeAttribute() Attribute { return Attribute{ContentType, oid(Data)} }
 
-// Guard is the value of a CMSAlgorithmProtection of the message's algorithms (RFC 6211).
+// Guard returns the value of a CMSAlgorithmProtection of the message's algorithms (RFC 6211).
 func (m Message) Guard() []byte {
 	return build(func(b *cryptobyte.Builder) {
 		b.AddASN1(tag.SEQUENCE, func(b *cryptobyte.Builder) {
@@ -100,7 +99,7 @@ func (m Message) Guard() []byte {
 	})
 }
 
-// Sign makes the message.
+// Sign returns the signed message.
 func (m Message) Sign() ([]byte, error) {
 	signed := m.Content
 	if m.Attributes != nil {
@@ -129,7 +128,7 @@ func (m Message) hash() crypto.Hash {
 	return m.Hash
 }
 
-// frame is one of the structures that have no length where the message is indefinite.
+// frame writes a structure that has no length if the message is indefinite.
 func (m Message) frame(b *cryptobyte.Builder, t tag.Tag, body func(*cryptobyte.Builder)) {
 	if !m.Indefinite {
 		b.AddASN1(t, body)
@@ -219,14 +218,14 @@ func utcTime(at time.Time) []byte {
 	return build(func(b *cryptobyte.Builder) { b.AddASN1UTCTime(at.UTC()) })
 }
 
-// build panics on what cannot be encoded: a mistake in a test.
+// build panics on a value that cannot be encoded, which is an error in a test.
 func build(f func(*cryptobyte.Builder)) []byte {
 	var b cryptobyte.Builder
 	f(&b)
 	return b.BytesOrPanic()
 }
 
-// Certificate makes a self-signed certificate as AWS has one for each region.
+// Certificate returns a self-signed certificate like those that AWS uses in each region.
 func Certificate(template *x509.Certificate, key *rsa.PrivateKey) (*x509.Certificate, error) {
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package eventlogtest has event logs for tests: captures of real boots, and a
-// way to take a log apart, change it and put it together again.
+// Package eventlogtest has event logs for tests: captures of real boots, and functions that split,
+// change and join a log.
 //
-// The captures and where they come from are listed in testdata/README.md.
+// testdata/README.md lists the captures and their sources.
 package eventlogtest
 
 import (
@@ -43,7 +43,7 @@ type Capture struct {
 	pcrs map[string][]byte
 }
 
-// Names lists every capture.
+// Names returns the names of all captures.
 func Names(t testing.TB) []string {
 	files, err := fs.Glob(captures, "testdata/*.log")
 	if err != nil {
@@ -77,13 +77,13 @@ func Load(t testing.TB, name string) Capture {
 	return c
 }
 
-// PCR is the value that the TPM had, nil if the capture has no such bank.
+// PCR returns the TPM's value, or nil if the capture does not have that bank.
 func (c Capture) PCR(bank string, pcr int) []byte { return c.pcrs[bank+" "+strconv.Itoa(pcr)] }
 
-// Later is PCR 11 of bank sha256 at a later stage: "enter-initrd", "capped" or "leave-initrd".
+// Later returns PCR 11 of bank sha256 at a later stage: "enter-initrd", "capped" or "leave-initrd".
 func (c Capture) Later(stage string) []byte { return c.pcrs["sha256 11 "+stage] }
 
-// PCRs are the TPM's values of some PCRs in one bank.
+// PCRs returns the TPM's values of some PCRs in one bank.
 func (c Capture) PCRs(bank string, pcrs ...int) map[int][]byte {
 	m := map[int][]byte{}
 	for _, i := range pcrs {
@@ -98,14 +98,14 @@ type Digest struct {
 	Value     []byte
 }
 
-// Event is one event with the digests of every bank.
+// Event is one event with the digests of all banks.
 type Event struct {
 	PCR, Type uint32
 	Digests   []Digest
 	Data      []byte
 }
 
-// New is an event whose digests are those of data, in the banks of like.
+// New returns an event with the digests of data, in the banks of like.
 func New(like Event, pcr, typ uint32, data []byte) Event {
 	e := Event{PCR: pcr, Type: typ, Data: data}
 	for _, d := range like.Digests {
@@ -116,7 +116,7 @@ func New(like Event, pcr, typ uint32, data []byte) Event {
 	return e
 }
 
-// Split takes a good log apart: the header's bytes, and the events.
+// Split returns the bytes of the header and the events of a valid log.
 func Split(t testing.TB, raw []byte) (header []byte, events []Event) {
 	le := binary.LittleEndian
 	n := 32 + int(le.Uint32(raw[28:]))
@@ -159,8 +159,8 @@ func Edit(t testing.TB, raw []byte, f func([]Event) []Event) []byte {
 	return Join(header, f(events))
 }
 
-// Forge gives the PCR values that a TPM would have had if events were what
-// happened: for attacks where quote and log agree.
+// Forge returns the PCR values that a TPM would have after these events, for attacks in which quote
+// and log agree.
 func Forge(t testing.TB, raw []byte, algorithm uint16, pcrs ...int) map[int][]byte {
 	_, events := Split(t, raw)
 	m := map[int][]byte{}

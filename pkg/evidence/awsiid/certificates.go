@@ -153,7 +153,7 @@ func ParseCertificates(file string, raw []byte) ([]RegionCertificate, error) {
 		// pem.Decode steps over what it cannot read; the block must be the one that begins here.
 		size := len(rest) - len(after)
 		if block == nil || bytes.Count(rest[:size], []byte("-----BEGIN ")) != 1 {
-			return nil, fault(line, "a PEM block that is cut off or damaged", "copy it again, from -----BEGIN to -----END")
+			return nil, fault(line, "a PEM block that is truncated or damaged", "copy it again, from -----BEGIN to -----END")
 		}
 		c, what := parseRegional(block)
 		if what != "" {

@@ -9,14 +9,14 @@ import (
 	"strings"
 )
 
-// Bounds. The Windows loader takes 96 sections; a stub's own code has some 100 KB.
+// Limits. The Windows loader accepts 96 sections; the code of a stub has about 100 KB.
 const (
 	maxSections = 96
 	maxHeaders  = 1 << 20
-	maxZeros    = 1 << 20 // by which a section may be larger in memory than in the file
+	maxZeros    = 1 << 20 // how much larger a section may be in memory than in the file
 )
 
-// peFile is what is needed of a PE image (Microsoft PE/COFF Specification).
+// peFile has the required parts of a PE image (Microsoft PE/COFF Specification).
 type peFile struct {
 	r           io.ReaderAt
 	size        int64
@@ -65,8 +65,8 @@ func parsePE(r io.ReaderAt, size int64) (*peFile, error) {
 	if err != nil || optSize < 96 {
 		return nil, errNotPE
 	}
-	// Offsets within the optional header: CheckSum 64 and SizeOfHeaders 60 in
-	// both forms; the data directories behind NumberOfRvaAndSizes.
+	// Offsets in the optional header: CheckSum 64 and SizeOfHeaders 60 in both forms; the data
+	// directories follow NumberOfRvaAndSizes.
 	var dirs int64
 	switch binary.LittleEndian.Uint16(opt) {
 	case 0x10B: // PE32
@@ -110,7 +110,7 @@ func parsePE(r io.ReaderAt, size int64) (*peFile, error) {
 			offset:     binary.LittleEndian.Uint32(table[20:]),
 		}
 		if s.fileSize > 0 && int64(s.offset)+int64(s.fileSize) > size-f.certSize {
-			return nil, fmt.Errorf("section %q ends behind the file's end", s.name)
+			return nil, fmt.Errorf("section %q ends after the end of the file", s.name)
 		}
 		if total += int64(s.fileSize); total > size {
 			return nil, errors.New("sections overlap")
@@ -120,7 +120,7 @@ func parsePE(r io.ReaderAt, size int64) (*peFile, error) {
 	return f, nil
 }
 
-// hashImage writes what the Authenticode digest covers.
+// hashImage writes the bytes that the Authenticode digest covers.
 func (f *peFile) hashImage(w io.Writer) error {
 	put := func(from, to int64) error {
 		if to <= from {
@@ -164,7 +164,7 @@ func (f *peFile) hashImage(w io.Writer) error {
 	return put(hashed, f.size-f.certSize)
 }
 
-// hashSection writes a section as it is in memory: what the file has of it, then zeros.
+// hashSection writes a section as in memory: its content in the file, then zeros.
 func (f *peFile) hashSection(w io.Writer, s section) error {
 	n := min(int64(s.memorySize), int64(s.fileSize))
 	if int64(s.memorySize)-n > maxZeros {

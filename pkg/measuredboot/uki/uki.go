@@ -11,38 +11,37 @@ import (
 	"strings"
 )
 
-// order is systemd-stub's order of measurement (systemd, src/fundamental/uki.h,
-// "PLEASE DO NOT REORDER"). .pcrsig is known to the stub and never measured,
-// since it signs the outcome.
+// order is the order in which systemd-stub measures (systemd, src/fundamental/uki.h, "PLEASE DO NOT
+// REORDER"). The stub never measures .pcrsig, because that section signs the result.
 var order = []string{
 	".linux", ".osrel", ".cmdline", ".initrd", ".ucode", ".splash", ".dtb", ".uname",
 	".sbat", ".pcrpkey", ".profile", ".dtbauto", ".hwids", ".efifw",
 }
 
-// bySelection are the sections of which the stub takes one that fits the hardware.
+// bySelection are the sections from which the stub selects one for the hardware.
 var bySelection = map[string]bool{".dtbauto": true, ".efifw": true}
 
 // firstMeasuring is the first systemd version whose stub measures sections one by one.
 const firstMeasuring = 252
 
-// maxStub bounds the stub's own sections, which are read to look for strings.
+// maxStub limits the size of the stub's own sections, which are searched for strings.
 const maxStub = 16 << 20
 
-// Image is what a boot of a UKI measures.
+// Image describes what a boot of a UKI measures.
 type Image struct {
-	Stub     string    // version of systemd-stub, as it states it
+	Stub     string    // version that systemd-stub states
 	Sections []Section // in the order in which they are measured into PCR 11
 	Self     Digests   // Authenticode digest of the UKI (PCR 4)
-	Linux    *Digests  // of the kernel in it, which the firmware starts where Secure Boot is off; nil if it is no PE image
+	Linux    *Digests  // of its kernel, which firmware starts if Secure Boot is off; nil if it is not a PE image
 }
 
-// Section is a section as it is in memory.
+// Section is a section as in memory.
 type Section struct {
 	Name string
 	Digests
 }
 
-// Digests are of one thing in the two banks that reference values have.
+// Digests are the digests of one item in the two banks of reference values.
 type Digests struct {
 	SHA256, SHA384 []byte
 }
@@ -66,12 +65,12 @@ func Measure(r io.ReaderAt, size int64) (*Image, error) {
 		}
 		if len(found) > 1 || bySelection[want] {
 			return nil,
-				fmt.Errorf("the UKI has %d section(s) %s, of which the stub chooses while booting: PCR 11 is not one value",
+				fmt.Errorf("the UKI has %d section(s) %s, from which the stub selects during the boot: PCR 11 is not one value",
 					len(found), want)
 		}
 		s := found[0]
 		if s.memorySize == 0 {
-			continue // the stub skips it, too
+			continue // the stub also skips it
 		}
 		d, err := digests(func(w io.Writer) error { return f.hashSection(w, s) })
 		if err != nil {
@@ -98,8 +97,8 @@ func Measure(r io.ReaderAt, size int64) (*Image, error) {
 	return m, nil
 }
 
-// Authenticode is the digest by which firmware measures and signs a PE image of
-// size bytes: shim, GRUB, a kernel, a UKI.
+// Authenticode returns the digest by which firmware measures and signs a PE image of size bytes:
+// shim, GRUB, a kernel, a UKI.
 func Authenticode(r io.ReaderAt, size int64) (Digests, error) {
 	f, err := parsePE(r, size)
 	if err != nil {
@@ -126,14 +125,14 @@ func (f *peFile) named(name string) []section {
 	return found
 }
 
-// stub is systemd-stub as found in a UKI.
+// stub is the systemd-stub in a UKI.
 type stub struct {
 	version string
 	code    [][]byte // its own sections
 }
 
-// stub reads the stub's own sections and its version, which is in .sdmagic as
-// "#### LoaderInfo: systemd-stub VERSION ####".
+// stub returns the stub's own sections and its version, which is in .sdmagic as "#### LoaderInfo:
+// systemd-stub VERSION ####".
 func (f *peFile) stub() (*stub, error) {
 	var st stub
 	total := 0
@@ -163,23 +162,23 @@ func (f *peFile) stub() (*stub, error) {
 		}
 	}
 	if st.version == "" {
-		return nil, errors.New("not a UKI: no systemd-stub in it")
+		return nil, errors.New("not a UKI: it contains no systemd-stub")
 	}
 	major := strings.FieldsFunc(st.version, func(r rune) bool { return r < '0' || r > '9' })
 	if len(major) == 0 {
 		return nil, fmt.Errorf("systemd-stub version %q", st.version)
 	}
 	if n, err := strconv.Atoi(major[0]); err != nil || n < firstMeasuring {
-		return nil, fmt.Errorf("systemd-stub %s does not measure into PCR 11 as versions from %d on do", st.version,
+		return nil, fmt.Errorf("systemd-stub %s does not measure into PCR 11 like version %d and later", st.version,
 			firstMeasuring)
 	}
 	if !st.knows(".linux") {
-		return nil, fmt.Errorf("systemd-stub %s: cannot tell which sections it measures", st.version)
+		return nil, fmt.Errorf("systemd-stub %s: cannot determine which sections it measures", st.version)
 	}
 	return &st, nil
 }
 
-// knows reports whether the stub's code has a section's name as a string.
+// knows reports whether the stub's code contains the name of a section.
 func (s *stub) knows(name string) bool {
 	for _, c := range s.code {
 		if bytes.Contains(c, append([]byte(name), 0)) {

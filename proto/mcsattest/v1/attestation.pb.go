@@ -26,7 +26,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// EvidenceKind names one kind of evidence. The numbers are fixed for ever.
+// EvidenceKind names one kind of evidence. The numbers never change.
 type EvidenceKind int32
 
 const (
@@ -101,8 +101,8 @@ const (
 	BindingMode_BINDING_MODE_UNSPECIFIED BindingMode = 0
 	// The transcript holds the connection's TLS exporter. Text form "exporter".
 	BindingMode_BINDING_MODE_EXPORTER BindingMode = 1
-	// TLS ends in front of the verifier; the exporter field is empty and the
-	// front end's key is on a configured list. Text form "terminated".
+	// A front end terminates TLS. The exporter field is empty, and the front end's
+	// key is on a configured list. Text form "terminated".
 	BindingMode_BINDING_MODE_TERMINATED BindingMode = 2
 )
 
@@ -147,16 +147,16 @@ func (BindingMode) EnumDescriptor() ([]byte, []int) {
 	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{1}
 }
 
-// Mode says what the gate does with the pool.
+// Mode defines what the gate does for the pool.
 type Mode int32
 
 const (
 	Mode_MODE_UNSPECIFIED Mode = 0
-	// The gate serves everyone; no attestation is asked for.
+	// The gate serves every machine. No attestation is required.
 	Mode_MODE_OFF Mode = 1
-	// The gate serves everyone and counts whom it would refuse. No token is made.
+	// The gate serves every machine and counts those it would deny. No token is issued.
 	Mode_MODE_AUDIT Mode = 2
-	// The full config is served for a token alone.
+	// The gate serves the full config only to requests with a valid token.
 	Mode_MODE_ENFORCE Mode = 3
 )
 
@@ -203,7 +203,7 @@ func (Mode) EnumDescriptor() ([]byte, []int) {
 	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{2}
 }
 
-// Unattested says what a caller without a token receives under MODE_ENFORCE.
+// Unattested defines what a caller without a token receives under MODE_ENFORCE.
 type Unattested int32
 
 const (
@@ -255,24 +255,24 @@ func (Unattested) EnumDescriptor() ([]byte, []int) {
 	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{3}
 }
 
-// DenialClass is what a caller learns of a reason.
+// DenialClass is the part of a reason that the caller receives.
 type DenialClass int32
 
 const (
 	DenialClass_DENIAL_CLASS_UNSPECIFIED DenialClass = 0
 	// The request breaks the contract.
 	DenialClass_DENIAL_CLASS_MALFORMED DenialClass = 1
-	// The challenge can no longer be used; ask for another.
+	// The challenge can no longer be used. The client must request another one.
 	DenialClass_DENIAL_CLASS_CHALLENGE DenialClass = 2
 	// The evidence does not prove what it should.
 	DenialClass_DENIAL_CLASS_EVIDENCE DenialClass = 3
-	// The identity is proven but no Machine takes it.
+	// The identity is proven, but no Machine may attest with it.
 	DenialClass_DENIAL_CLASS_MACHINE DenialClass = 4
-	// The token is missing, not valid, or not for this.
+	// The token is missing, invalid, or for another purpose.
 	DenialClass_DENIAL_CLASS_TOKEN DenialClass = 5
-	// This machine is not ready: something must happen on the cluster's side first.
+	// The machine is not ready: something must happen on the cluster first.
 	DenialClass_DENIAL_CLASS_NOT_YET DenialClass = 6
-	// The verifier is in trouble or overloaded. This says nothing about the machine.
+	// The verifier has a problem or is overloaded. This says nothing about the machine.
 	DenialClass_DENIAL_CLASS_UNAVAILABLE DenialClass = 7
 )
 
@@ -327,9 +327,9 @@ func (DenialClass) EnumDescriptor() ([]byte, []int) {
 	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{4}
 }
 
-// Reason is the closed set of reasons for a denial. The same code is the metric
-// label, the Event's reason, the record's condition and the audit line's field.
-// pkg/reason holds what each one means.
+// Reason is the closed set of reasons for a denial. The same code is used as the
+// metric label, the Event's reason, the record's condition and the audit line's
+// field. pkg/reason defines what each one means.
 type Reason int32
 
 const (
@@ -399,7 +399,7 @@ const (
 	// The report.
 	Reason_REASON_REPORT_TICKET_INVALID Reason = 90
 	Reason_REASON_REPORT_LIMIT          Reason = 91
-	// Our own side.
+	// The verifier.
 	Reason_REASON_STORE_UNAVAILABLE        Reason = 100
 	Reason_REASON_UPSTREAM_UNAVAILABLE     Reason = 101
 	Reason_REASON_UPSTREAM_INVALID         Reason = 102
@@ -609,8 +609,8 @@ func (Reason) EnumDescriptor() ([]byte, []int) {
 	return file_mcsattest_v1_attestation_proto_rawDescGZIP(), []int{5}
 }
 
-// TpmIdentity is what a TPM says of its keys. Nothing in it is believed: the
-// EK is believed for its endorsement, the AK for the credential it activates.
+// TpmIdentity describes a TPM's keys. It is untrusted: an endorsement establishes
+// trust in the EK, and the activated credential establishes trust in the AK.
 type TpmIdentity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The EK's public area, TPMT_PUBLIC as in TPM 2.0 Part 2, 12.2.4. At most 1 KiB.
@@ -698,11 +698,11 @@ type ChallengeRequest struct {
 	Pool string `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
 	// Scheme, host and port of the pointer's source: "https://host:port".
 	Origin string `protobuf:"bytes,2,opt,name=origin,proto3" json:"origin,omitempty"`
-	// The kinds of evidence this node could produce. The verifier chooses.
+	// The kinds of evidence that this node may be able to produce. The verifier chooses.
 	Offered []EvidenceKind `protobuf:"varint,3,rep,packed,name=offered,proto3,enum=mcsattest.v1.EvidenceKind" json:"offered,omitempty"`
 	// Present when EVIDENCE_KIND_TPM2 is offered.
 	Tpm *TpmIdentity `protobuf:"bytes,4,opt,name=tpm,proto3" json:"tpm,omitempty"`
-	// "name/version" of the agent, for the operator's eyes. At most 64 bytes.
+	// "name/version" of the agent, for the administrator. At most 64 bytes.
 	AgentVersion  string `protobuf:"bytes,5,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -784,7 +784,7 @@ type TpmChallenge struct {
 	Bank uint32 `protobuf:"varint,3,opt,name=bank,proto3" json:"bank,omitempty"`
 	// The PCRs to quote, ascending, each 0 to 23.
 	Pcrs []uint32 `protobuf:"varint,4,rep,packed,name=pcrs,proto3" json:"pcrs,omitempty"`
-	// Whether the firmware's event log is wanted.
+	// Whether the evidence must contain the firmware's event log.
 	EventLog      bool `protobuf:"varint,5,opt,name=event_log,json=eventLog,proto3" json:"event_log,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -857,12 +857,12 @@ func (x *TpmChallenge) GetEventLog() bool {
 
 type ChallengeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The sealed challenge: opaque, to be returned in Attest exactly as it is.
+	// The sealed challenge. It is opaque; the client returns it in Attest unmodified.
 	Sealed []byte `protobuf:"bytes,1,opt,name=sealed,proto3" json:"sealed,omitempty"`
 	// 32 random bytes.
 	Nonce   []byte      `protobuf:"bytes,2,opt,name=nonce,proto3" json:"nonce,omitempty"`
 	Binding BindingMode `protobuf:"varint,3,opt,name=binding,proto3,enum=mcsattest.v1.BindingMode" json:"binding,omitempty"`
-	// What Attest must carry, ascending. Leaving one out is a denial.
+	// What Attest must contain, ascending. If one is missing, the verifier denies.
 	Required []EvidenceKind `protobuf:"varint,4,rep,packed,name=required,proto3,enum=mcsattest.v1.EvidenceKind" json:"required,omitempty"`
 	// Present when EVIDENCE_KIND_TPM2 is required.
 	Tpm        *TpmChallenge `protobuf:"bytes,5,opt,name=tpm,proto3" json:"tpm,omitempty"`
@@ -990,9 +990,9 @@ func (x *ChallengeResponse) GetCloud() *CloudChallenge {
 // CloudChallenge is the clouds' part of a challenge.
 type CloudChallenge struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The resource ("aud") for which a token of Azure's managed identity is wanted
-	// beside azure-attested. Empty: none is. The client refuses any resource but its
-	// own.
+	// The resource ("aud") for which azure-attested also requires a token of Azure's
+	// managed identity. Empty: no token is required. The client rejects any resource
+	// except its own.
 	AzureTokenResource string `protobuf:"bytes,1,opt,name=azure_token_resource,json=azureTokenResource,proto3" json:"azure_token_resource,omitempty"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
@@ -1047,7 +1047,7 @@ type Tpm2Evidence struct {
 	Activation []byte `protobuf:"bytes,3,opt,name=activation,proto3" json:"activation,omitempty"`
 	// The quoted PCRs' values in the order of TpmChallenge.pcrs.
 	PcrValues [][]byte `protobuf:"bytes,4,rep,name=pcr_values,json=pcrValues,proto3" json:"pcr_values,omitempty"`
-	// binary_bios_measurements as the kernel has it. At most 256 KiB.
+	// The kernel's binary_bios_measurements. At most 256 KiB.
 	EventLog      []byte `protobuf:"bytes,5,opt,name=event_log,json=eventLog,proto3" json:"event_log,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1118,16 +1118,16 @@ func (x *Tpm2Evidence) GetEventLog() []byte {
 	return nil
 }
 
-// CloudEvidence is one document of a cloud's own making, by kind.
+// CloudEvidence is one document that a cloud issued, with its kind.
 type CloudEvidence struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Kind  EvidenceKind           `protobuf:"varint,1,opt,name=kind,proto3,enum=mcsattest.v1.EvidenceKind" json:"kind,omitempty"`
-	// The document; its encoding is the kind's own (docs/evidence/<kind>.md). At most 64 KiB.
+	// The document, in the encoding of its kind (docs/evidence/<kind>.md). At most 64 KiB.
 	Document []byte `protobuf:"bytes,2,opt,name=document,proto3" json:"document,omitempty"`
-	// Intermediate certificates (DER) where the kind has them. At most 8.
+	// Intermediate certificates (DER), if the kind has them. At most 8.
 	Certificates [][]byte `protobuf:"bytes,3,rep,name=certificates,proto3" json:"certificates,omitempty"`
-	// A second document where the challenge asks for one: for azure-attested the
-	// managed identity's access token. At most 16 KiB.
+	// A second document, if the challenge requires one: for azure-attested the
+	// access token of the managed identity. At most 16 KiB.
 	Token         []byte `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1195,7 +1195,7 @@ type AttestRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// ChallengeResponse.sealed.
 	Sealed []byte `protobuf:"bytes,1,opt,name=sealed,proto3" json:"sealed,omitempty"`
-	// SHA-256 of the SubjectPublicKeyInfo of the server certificate as the agent saw it.
+	// SHA-256 of the SubjectPublicKeyInfo of the server certificate that the agent received.
 	ServerSpkiSha256 []byte `protobuf:"bytes,2,opt,name=server_spki_sha256,json=serverSpkiSha256,proto3" json:"server_spki_sha256,omitempty"`
 	// The self-asserted claims: a JSON object whose exact bytes enter the
 	// transcript. At most 4 KiB.
@@ -1295,11 +1295,11 @@ type AttestResponse struct {
 	Token string `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
 	// Seconds from now until the token expires.
 	TokenLifetimeSeconds uint32 `protobuf:"varint,2,opt,name=token_lifetime_seconds,json=tokenLifetimeSeconds,proto3" json:"token_lifetime_seconds,omitempty"`
-	// For Report alone; opens nothing.
+	// Valid only for Report; it gives no access to a config.
 	ReportTicket string `protobuf:"bytes,3,opt,name=report_ticket,json=reportTicket,proto3" json:"report_ticket,omitempty"`
 	// The Machine that was matched, "namespace/name", for the console.
 	Machine string `protobuf:"bytes,4,opt,name=machine,proto3" json:"machine,omitempty"`
-	// Names this appraisal in the verifier's audit log.
+	// Identifies this appraisal in the verifier's audit log.
 	CorrelationId string `protobuf:"bytes,5,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1380,8 +1380,8 @@ type ReportRequest struct {
 	Result string `protobuf:"bytes,3,opt,name=result,proto3" json:"result,omitempty"`
 	// The failing process's exit status.
 	ExitStatus int32 `protobuf:"varint,4,opt,name=exit_status,json=exitStatus,proto3" json:"exit_status,omitempty"`
-	// The last lines of the failing stage's own log, without any config. At most
-	// 4 KiB. Untrusted text for a person.
+	// The last lines of the failed stage's own log, without any config. At most
+	// 4 KiB. Untrusted text for the administrator.
 	Message string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
 	// The kernel's boot_id. At most 36 bytes.
 	BootId        string `protobuf:"bytes,6,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
@@ -1508,19 +1508,19 @@ func (x *ReportResponse) GetCorrelationId() string {
 // Denial is the detail of every RPC error.
 type Denial struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The coarse class; the precise reason is in the operator's audit log.
+	// The class of the reason. The exact reason is in the verifier's audit log.
 	Class DenialClass `protobuf:"varint,1,opt,name=class,proto3,enum=mcsattest.v1.DenialClass" json:"class,omitempty"`
-	// Names this call in the verifier's audit log.
+	// Identifies this call in the verifier's audit log.
 	CorrelationId string `protobuf:"bytes,2,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
-	// Whether the same machine may succeed later without anything changing on it.
-	// Under MODE_ENFORCE a client then waits, whatever unattested says.
+	// Whether the same machine may succeed later without a change to it. Under
+	// MODE_ENFORCE a client then waits, for every value of unattested.
 	Temporary bool `protobuf:"varint,3,opt,name=temporary,proto3" json:"temporary,omitempty"`
-	// A suggestion for how long to wait. 0: at the caller's discretion.
+	// The suggested wait in seconds. 0: the client chooses.
 	RetryAfterSeconds uint32 `protobuf:"varint,4,opt,name=retry_after_seconds,json=retryAfterSeconds,proto3" json:"retry_after_seconds,omitempty"`
-	// The pool's mode, where the call came as far as its policy; else unspecified.
-	// A client then keeps the mode that it last received, and waits if it has none.
+	// The pool's mode, if the verifier got as far as reading its policy. If it is
+	// unspecified, a client keeps the mode that it last received, and waits if it has none.
 	Mode Mode `protobuf:"varint,5,opt,name=mode,proto3,enum=mcsattest.v1.Mode" json:"mode,omitempty"`
-	// What a node without a token receives, likewise.
+	// What a node without a token receives, under the same condition.
 	Unattested    Unattested `protobuf:"varint,6,opt,name=unattested,proto3,enum=mcsattest.v1.Unattested" json:"unattested,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

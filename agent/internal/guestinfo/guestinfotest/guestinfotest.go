@@ -1,6 +1,6 @@
-// Package guestinfotest is a hypervisor for tests: the other side of the byte
-// protocol, at the level of registers. QEMU's own emulation of the port knows no
-// messages, so this is written after the protocol's description, not observed.
+// Package guestinfotest is a hypervisor for tests that implements the other side of the protocol,
+// at the level of registers. QEMU's emulation of the port does not support messages. So this code
+// follows the protocol's description and was not compared with a real hypervisor.
 package guestinfotest
 
 import (
@@ -11,16 +11,16 @@ import (
 	"github.com/mcs-attest/mcs-attest/agent/internal/guestinfo"
 )
 
-// Hypervisor answers accesses of the port. The zero value has no variables.
+// Hypervisor answers accesses to the port. The zero value has no variables.
 type Hypervisor struct {
 	Variables map[string]string // without "guestinfo."
 
-	// What can go wrong.
-	Closed      bool                                            // opens no channel
-	NoCookies   bool                                            // refuses a channel with a cookie, as old ones do
-	Checkpoints int                                             // so many requests are interrupted
-	Answer      func(request string) string                     // instead of the right one
-	Tamper      func(in, out *guestinfo.Registers, kind uint32) // changes what comes out
+	// Faults to inject.
+	Closed      bool                                            // do not open a channel
+	NoCookies   bool                                            // reject a channel with a cookie, as old hypervisors do
+	Checkpoints int                                             // how many requests to interrupt
+	Answer      func(request string) string                     // replaces the correct response
+	Tamper      func(in, out *guestinfo.Registers, kind uint32) // changes the output registers
 	Open        int                                             // channels that were not closed
 
 	next     uint32
@@ -39,7 +39,7 @@ const (
 	checkpoint = 0x10
 )
 
-// Port is one access.
+// Port performs one access.
 func (h *Hypervisor) Port(in guestinfo.Registers) guestinfo.Registers {
 	out := in
 	if in.AX != 0x564D5868 || in.DX&0xFFFF != 0x5658 || in.CX&0xFFFF != 0x1E {

@@ -1,5 +1,5 @@
-// Package volumetest has devices that tests can mount without being root: a file
-// with the right magic bytes, and a folder that stands for what is on it.
+// Package volumetest provides devices that tests can mount without root: a file with the right
+// magic bytes, and a folder with the device's content.
 package volumetest
 
 import (
@@ -13,19 +13,19 @@ import (
 // Disk is a device and its content.
 type Disk struct {
 	Device string
-	Tree   string // what a mount shows
+	Tree   string // the folder that a mount provides
 }
 
-// treeSuffix leads from a device to its content.
+// treeSuffix is appended to a device's name to form the name of its content.
 const treeSuffix = ".tree"
 
-// New makes a device that claims to have the file system.
+// New creates a device that claims to have the file system.
 func New(t testing.TB, filesystem string, files map[string]string) Disk {
 	t.Helper()
 	return At(t, filepath.Join(t.TempDir(), "device"), filesystem, files)
 }
 
-// At is New at a path of the caller's.
+// At is like New, at the path that the caller chooses.
 func At(t testing.TB, device, filesystem string, files map[string]string) Disk {
 	t.Helper()
 	d := Disk{device, device + treeSuffix}
@@ -51,7 +51,7 @@ func At(t testing.TB, device, filesystem string, files map[string]string) Disk {
 			t.Fatal(err)
 		}
 	}
-	// The device comes last: whoever waits for it finds all of it.
+	// The device is created last, so that a test that waits for it finds all content.
 	if err := os.WriteFile(device+".new", image, 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func At(t testing.TB, device, filesystem string, files map[string]string) Disk {
 	return d
 }
 
-// UDF is the beginning of a device with UDF alone.
+// UDF returns the beginning of a device with only UDF.
 func UDF() []byte {
 	image := make([]byte, 64<<10)
 	for i, name := range []string{"BEA01", "NSR02", "TEA01"} {
@@ -70,7 +70,7 @@ func UDF() []byte {
 	return image
 }
 
-// Mount moves the device's content to the folder, and back.
+// Mount moves the device's content to the folder and, on unmount, back.
 func Mount(device, _, dir string) (func() error, error) {
 	tree := device + treeSuffix
 	if err := os.Remove(dir); err != nil {

@@ -48,13 +48,13 @@ const (
 
 // AttestationClient is a client for the mcsattest.v1.Attestation service.
 type AttestationClient interface {
-	// Challenge answers with a nonce, the evidence that the pool's policy
-	// requires, and, for a TPM, a credential made for that EK and that AK. The
-	// verifier keeps no state: the challenge comes back sealed in Attest.
+	// Challenge returns a nonce, the evidence that the pool's policy requires, and,
+	// for a TPM, a credential for that EK and that AK. The verifier keeps no state:
+	// the client returns the sealed challenge in Attest.
 	Challenge(context.Context, *connect.Request[v1.ChallengeRequest]) (*connect.Response[v1.ChallengeResponse], error)
-	// Attest appraises the evidence and answers with a token for the gate.
+	// Attest appraises the evidence and returns a token for the gate.
 	Attest(context.Context, *connect.Request[v1.AttestRequest]) (*connect.Response[v1.AttestResponse], error)
-	// Report tells why a later step of the first boot failed. It decides nothing.
+	// Report records why a later step of the first boot failed. No decision depends on it.
 	Report(context.Context, *connect.Request[v1.ReportRequest]) (*connect.Response[v1.ReportResponse], error)
 }
 
@@ -114,13 +114,13 @@ func (c *attestationClient) Report(ctx context.Context, req *connect.Request[v1.
 
 // AttestationHandler is an implementation of the mcsattest.v1.Attestation service.
 type AttestationHandler interface {
-	// Challenge answers with a nonce, the evidence that the pool's policy
-	// requires, and, for a TPM, a credential made for that EK and that AK. The
-	// verifier keeps no state: the challenge comes back sealed in Attest.
+	// Challenge returns a nonce, the evidence that the pool's policy requires, and,
+	// for a TPM, a credential for that EK and that AK. The verifier keeps no state:
+	// the client returns the sealed challenge in Attest.
 	Challenge(context.Context, *connect.Request[v1.ChallengeRequest]) (*connect.Response[v1.ChallengeResponse], error)
-	// Attest appraises the evidence and answers with a token for the gate.
+	// Attest appraises the evidence and returns a token for the gate.
 	Attest(context.Context, *connect.Request[v1.AttestRequest]) (*connect.Response[v1.AttestResponse], error)
-	// Report tells why a later step of the first boot failed. It decides nothing.
+	// Report records why a later step of the first boot failed. No decision depends on it.
 	Report(context.Context, *connect.Request[v1.ReportRequest]) (*connect.Response[v1.ReportResponse], error)
 }
 

@@ -60,7 +60,7 @@ to allow that (spec.provisioningToken.urlParameter).`,
 			}
 			out, err := pointer.Provision(raw, pointer.Provisioning{
 				Token: tokens.Current, Origins: origins,
-				Pool: func(pool string) (takes, inURL bool) {
+				Pool: func(pool string) (accepts, inURL bool) {
 					of, err := policies.For(pool)
 					return force || err == nil && slices.Contains(of.Kinds(), evidence.ProvisioningToken), urlParameter
 				},
@@ -68,7 +68,7 @@ to allow that (spec.provisioningToken.urlParameter).`,
 					return force || tokens.Check(time.Now(), token.Expose()) != provisioning.None
 				},
 			})
-			var left *pointer.LeftAlone
+			var left *pointer.Unchanged
 			if errors.As(err, &left) {
 				return hint.New(fmt.Errorf("%s: %s", args[0], left.Why),
 					"the verifier's origins are %v; --origin names another, --url-parameter is for specifications without "+

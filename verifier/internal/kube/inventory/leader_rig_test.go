@@ -347,7 +347,7 @@ func TestProvisioningTokenReachesThePointerConfigs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		token, _ := c.Shown(origin, strings.TrimSuffix(name, "-user-data"))
+		token, _ := c.Presented(origin, strings.TrimSuffix(name, "-user-data"))
 		return string(token.Expose())
 	}
 	one, two := strings.Repeat("abcdefgh", 6), strings.Repeat("ijklmnop", 6)

@@ -136,9 +136,9 @@ func (r *Reconciler) provision(s *corev1.Secret, tokens provisioning.Tokens) (ch
 			return tokens.Check(r.o.Now(), token.Expose()) != provisioning.None || provisioning.ID(token) == written
 		},
 	})
-	var left *pointer.LeftAlone
+	var left *pointer.Unchanged
 	switch {
-	case errors.As(err, &left) && left.NotTaken: // as the policies have it
+	case errors.As(err, &left) && left.NotAccepted: // as the policies have it
 		return false, "", nil
 	case left != nil:
 		return false, left.Why, nil
