@@ -1,7 +1,6 @@
-// Package kube is the Kubernetes backend of the verifier: its scheme and its
-// controller manager. Each controller is a package below kube/controllers, with one
-// Reconcile and a SetupWithManager. Two differ: the controller restore is in kube/restore
-// beside its guard, and doorprobe is a Runnable.
+// Package kube is the Kubernetes backend of the verifier: its scheme and its controller manager. Each controller is
+// a package below kube/controllers with one Reconcile and a SetupWithManager. There are two exceptions: the restore
+// controller is in kube/restore beside its guard, and doorprobe is a Runnable.
 package kube
 
 import (
@@ -59,8 +58,7 @@ func NewScheme() (*runtime.Scheme, error) {
 	return s, nil
 }
 
-// NewClient returns a client that reads and writes the API itself, without a cache. It makes
-// no call.
+// NewClient returns a client that reads and writes the API directly, without a cache. It makes no call.
 func NewClient(c *rest.Config) (client.Client, error) {
 	scheme, err := NewScheme()
 	if err != nil {
@@ -73,7 +71,7 @@ func NewClient(c *rest.Config) (client.Client, error) {
 	return api, nil
 }
 
-// NewSecretClient is [NewClient] for Secrets. It does not ask the API which kinds there are.
+// NewSecretClient is [NewClient] for Secrets. It does not use API discovery.
 func NewSecretClient(c *rest.Config) (client.Client, error) {
 	scheme, err := NewScheme()
 	if err != nil {
@@ -88,8 +86,8 @@ func NewSecretClient(c *rest.Config) (client.Client, error) {
 	return api, nil
 }
 
-// RESTConfig says how the API server is reached. Priority and fairness of the API server is what bounds the
-// calls: with client-go's own limit, machines would wait for each other.
+// RESTConfig returns the configuration of clients of the API server. It sets no client-side rate limit: API
+// Priority and Fairness bounds the calls, and client-go's default limit would make machines wait for each other.
 func RESTConfig(k *vconfig.Kubernetes, version string) (*rest.Config, error) {
 	api, err := rest.InClusterConfig()
 	if k.Kubeconfig != "" {
@@ -97,40 +95,39 @@ func RESTConfig(k *vconfig.Kubernetes, version string) (*rest.Config, error) {
 	}
 	if err != nil {
 		return nil, hint.New(fmt.Errorf("reach the Kubernetes API: %w", err),
-			"in a pod leave kubernetes.kubeconfig empty and mount a service account; else name a kubeconfig")
+			"in a pod, leave kubernetes.kubeconfig empty and mount a service account; elsewhere, set kubernetes.kubeconfig")
 	}
 	api.QPS, api.Burst = -1, 0
 	api.UserAgent = "mcs-attest-verifier/" + version
 	return api, nil
 }
 
-// gcPercent is how much garbage may pile up, in percent of what is in use, unless GOGC says otherwise. Most of
-// the memory of a verifier in a large cluster is its Machines. A control-plane node has better uses for as
-// much again.
+// gcPercent is the default of GOGC. Most of the memory of a verifier in a large cluster holds its Machines. The
+// usual 100 percent would double that on a control-plane node.
 const gcPercent = 25
 
-// SetGCPercent tunes the collector of the process for a cluster.
+// SetGCPercent sets the garbage collection target of the process for use in a cluster.
 func SetGCPercent() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
 }
 
-// LeaseName is the Lease of the replica that leads, in the namespace of the verifier.
+// LeaseName is the name of the leader's Lease, in the namespace of the verifier.
 const LeaseName = "mcs-attest-verifier"
 
-// Lease is how a replica takes part in the election of a leader.
+// Lease configures the election of a leader.
 type Lease struct {
 	Namespace string
 	Identity  string
-	// Duration is how long a leader that does not answer keeps the Lease. Default 30 s.
+	// Duration is how long a leader that does not renew the Lease keeps it. Default 30 s.
 	Duration time.Duration
 }
 
 // Options are what a manager needs. The zero value of Cache is valid.
 type Options struct {
 	Log *slog.Logger // required
-	// Lease: controllers run while this replica leads. Nil: they run at once.
+	// Lease, if set, lets the controllers run only while this replica leads. If nil, they start immediately.
 	Lease *Lease
 	// Cache restricts what is watched of a type: namespaces, selectors, transforms.
 	Cache map[client.Object]cache.ByObject
@@ -138,8 +135,8 @@ type Options struct {
 	WatchFailed toolscache.WatchErrorHandlerWithContext
 }
 
-// SetLogger sets where controller-runtime and client-go log what no manager or cache has a logger for.
-// A program calls it once, before it uses this package.
+// SetLogger sets the logger of controller-runtime and client-go for messages outside any manager or cache. A
+// program calls it once, before it uses this package.
 func SetLogger(log *slog.Logger) {
 	ctrl.SetLogger(logr.FromSlogHandler(log.Handler()))
 	klog.SetLogger(logr.FromSlogHandler(log.Handler())) // of client-go
@@ -164,12 +161,12 @@ func NewManager(c *rest.Config, o Options) (manager.Manager, error) {
 				}
 			},
 			DefaultTransform: cache.TransformStripManagedFields(),
-			// A read that would begin to watch a whole kind is an error.
+			// A read of a kind that is not watched is an error. It must not start a watch.
 			ReaderFailOnMissingInformer: true,
 		},
 		Metrics:                metricsserver.Options{BindAddress: "0"},
 		HealthProbeBindAddress: "0",
-		// A replica builds a new manager after it lost the lease.
+		// A replica builds a new manager after it lost the lease, with controllers of the same names.
 		Controller: config.Controller{SkipNameValidation: ptr.To(true)},
 	}
 	if o.Lease != nil {
@@ -195,9 +192,9 @@ func NewManager(c *rest.Config, o Options) (manager.Manager, error) {
 	return m, nil
 }
 
-// RunManager builds a manager, starts it, and builds another one if it fails or loses its lease, until ctx ends.
-// The process stays: its inventory has what a restore of etcd takes away, and an API server that is restored
-// lets each lease expire.
+// RunManager builds and starts a manager. If the manager fails or loses its lease, RunManager builds another one,
+// until ctx ends. The process does not exit, because its inventory holds state that a restore of etcd removes.
+// After a restore, every lease can expire.
 func RunManager(ctx context.Context, log *slog.Logger, build func() (manager.Manager, error)) {
 	const pause = 5 * time.Second
 	for ctx.Err() == nil {
@@ -216,8 +213,8 @@ func RunManager(ctx context.Context, log *slog.Logger, build func() (manager.Man
 	}
 }
 
-// ControllerOptions are those of a controller that writes a few objects. A reconciliation that the API does not answer
-// ends, and one that failed is repeated within a minute.
+// ControllerOptions returns the options of a controller that writes a few objects. They bound the duration of a
+// reconciliation, and repeat a failed one within a minute.
 func ControllerOptions() controller.Options {
 	return controller.Options{
 		ReconciliationTimeout: 30 * time.Second,

@@ -19,8 +19,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 )
 
-// A manager whose context ends can be followed by another one with the same
-// controllers: a replica may obtain the lease many times.
+// After its context ends, a manager can be followed by another one with the same controllers: a replica may acquire
+// the lease many times.
 func TestManager_RunsAgainWithTheSameControllers(t *testing.T) {
 	c := cluster.StartShared(t)
 	c.InstallOwn(t)
@@ -42,7 +42,7 @@ func TestManager_RunsAgainWithTheSameControllers(t *testing.T) {
 							return reconcile.Result{}, client.IgnoreNotFound(err)
 						}
 						if err := m.GetClient().Get(ctx, r.NamespacedName, &corev1.Node{}); err == nil {
-							t.Error("a read of a kind that is not watched began a watch")
+							t.Error("a read of a kind that is not watched started a watch")
 						}
 						seen <- p.Name
 						return reconcile.Result{}, nil

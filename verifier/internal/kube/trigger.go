@@ -13,8 +13,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// The priorities of a request in the queue of a controller. A higher one is first. What takes a
-// right away never waits for bookkeeping.
+// The priorities of a request in the queue of a controller. The queue serves a higher number first, so that a
+// revocation never waits for bookkeeping.
 const (
 	PriorityRevoke = 20 // an administrator stopped a machine: the record, and its credentials
 	PriorityJoin   = 10 // a machine has joined, or was deleted and has credentials
@@ -22,15 +22,15 @@ const (
 	PriorityResync = handler.LowPriority
 )
 
-// Trigger is a source of one controller. Code that is not a watch, such as the inventory, asks the controller
-// through it to reconcile an object. While the controller does not run, a request is dropped: a controller
-// that starts reconciles everything. It is safe for concurrent use.
+// Trigger is a source of one controller. Code that is not a watch, such as the inventory, uses it to request the
+// reconciliation of an object. A Trigger drops requests while the controller does not run, because a controller
+// reconciles everything when it starts. It is safe for concurrent use.
 type Trigger struct {
-	// All returns what to reconcile when the controller starts, and after each Interval. Optional.
+	// All, if set, returns what to reconcile when the controller starts and after each Interval.
 	All func() []reconcile.Request
-	// Interval has a jitter of up to the same length. Zero: All is asked only at the start.
+	// Interval gets a jitter of up to the same length. If zero, All is called only at the start.
 	Interval time.Duration
-	// Priority returns the least priority of a request. Optional. It runs in the goroutine of the caller.
+	// Priority, if set, returns the least priority of a request. It runs in the goroutine of the caller.
 	Priority func(reconcile.Request) int
 
 	mu    sync.Mutex
@@ -73,12 +73,12 @@ func (t *Trigger) Start(ctx context.Context, queue requests) error {
 	return nil
 }
 
-// Enqueue asks for reconciliations. Several requests for one object are one, with the highest priority.
+// Enqueue requests reconciliations. Several requests for one object become one, with the highest priority.
 func (t *Trigger) Enqueue(priority int, all ...reconcile.Request) {
 	t.EnqueueAfter(0, priority, all...)
 }
 
-// EnqueueAfter is Enqueue after a pause. It joins requests that come in swarms.
+// EnqueueAfter is Enqueue after a pause. It combines requests that arrive in quick succession.
 func (t *Trigger) EnqueueAfter(pause time.Duration, priority int, all ...reconcile.Request) {
 	t.mu.Lock()
 	queue := t.queue
@@ -95,18 +95,18 @@ func (t *Trigger) EnqueueAfter(pause time.Duration, priority int, all ...reconci
 	}
 }
 
-// EnqueueAll asks for what All returns.
+// EnqueueAll requests a reconciliation of everything that All returns.
 func (t *Trigger) EnqueueAll() {
 	if t.Running() && t.All != nil {
 		t.Enqueue(PriorityResync, t.All()...)
 	}
 }
 
-// Running reports whether the controller runs: its manager leads.
+// Running reports whether the controller runs, which means that its manager leads.
 func (t *Trigger) Running() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.queue != nil
 }
 
-var errNoPriorities = errors.New("the queue of the controller has no priorities")
+var errNoPriorities = errors.New("the controller's queue does not support priorities")

@@ -20,7 +20,7 @@ func TestTrigger(t *testing.T) {
 	trigger := &kube.Trigger{All: func() []reconcile.Request { return []reconcile.Request{request("all")} }}
 	trigger.Enqueue(kube.PriorityChange, request("before the start")) // dropped
 	if trigger.Running() {
-		t.Error("it runs before its controller starts")
+		t.Error("the trigger is running before its controller starts")
 	}
 	queue := priorityqueue.New[reconcile.Request]("test")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -65,7 +65,7 @@ func TestTrigger(t *testing.T) {
 	cancel()
 	for deadline := time.Now().Add(time.Minute); trigger.Running(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("it runs after its controller ended")
+			t.Fatal("the trigger is still running after its controller ended")
 		}
 	}
 	queue.ShutDown()

@@ -22,45 +22,42 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// A failing watch starts again within a minute. So an error is over when no other one
-// followed for longer. An error is a problem when it lasted. A kind that was in the cache
-// is unserved when the API server answered "not found" for as long: one such answer may
-// come from a replica that starts.
+// A failing watch is retried within a minute. So an error is over when no other one followed for longer than that,
+// and it is a problem when it persists. A kind that was cached counts as unserved only after the API server
+// answered "not found" for as long: a single such answer may come from a replica that is starting.
 const (
 	errorOver  = 90 * time.Second
 	errorLasts = time.Minute
 )
 
-// unanswered is the time until the API server is asked for a kind again, if it did not
-// answer.
+// unanswered is the pause before the next attempt, if the API server did not answer the request for a kind.
 const unanswered = 2 * time.Second
 
-// Watches are the kinds that one controller reads and that a cluster may lack. As a
-// source of the controller it watches each kind from when the cluster serves it. It
-// also keeps the state of each watch: not served, not yet listed, or failing.
+// Watches are the kinds that one controller reads and that a cluster may lack. As a source of the controller, it
+// starts to watch each kind when the cluster serves it. It also keeps the state of each watch: not served, not yet
+// listed, or failing.
 type Watches struct {
 	Log     *slog.Logger         // required
 	Now     func() time.Time     // required
 	Handler handler.EventHandler // receives the events of all kinds
 	Kinds   []*Kind
-	// Interval is how often the API server is asked for a kind that it did not serve.
-	// Default 30 s.
+	// Interval is the pause between two requests for a kind that the API server did not serve. Default 30 s.
 	Interval time.Duration
 
 	manager manager.Manager
 }
 
-// Kind is one kind of object. It has a cache of its own: the manager's asks the API server
-// for all of its kinds when it is made.
+// Kind is one kind of object. Each Kind has its own cache, because the manager's cache requires that the API server
+// serves all of its kinds.
 type Kind struct {
 	// Name is for messages, such as "machineconfigpools".
 	Name string
 	// Object is typed, unstructured, or only the metadata.
 	Object client.Object
-	// Only restricts the kind to the object of this name, and of this namespace.
+	// Only restricts the watch to the object with this name and namespace.
 	Only client.ObjectKey
 
-	// Reader reads what is cached. It is for a kind that is served and synced.
+	// Reader reads the cache. Use it only when the kind is served and synced.
 	client.Reader
 
 	cache    cache.Cache
@@ -68,12 +65,12 @@ type Kind struct {
 	informer cache.Informer // nil until the cluster serves the kind
 	unserved bool
 	err      error
-	// since is when the current series of errors began, and absent when its current series
-	// of "not found" began. at is the time of err.
+	// since is when the current series of errors began. absent is when the current series of "not found" began. at
+	// is the time of err.
 	since, absent, at time.Time
 }
 
-// SetManager makes the caches of the kinds. It makes no call.
+// SetManager creates the caches of the kinds. It makes no call.
 func (w *Watches) SetManager(m manager.Manager) error {
 	w.manager = m
 	for _, k := range w.Kinds {
@@ -104,8 +101,8 @@ type requests = workqueue.TypedRateLimitingInterface[reconcile.Request]
 // String implements fmt.Stringer, for the log of the controller.
 func (w *Watches) String() string { return fmt.Sprintf("%d optional kinds", len(w.Kinds)) }
 
-// Start implements source.Source. The controller does not wait for the kinds: they may
-// never come.
+// Start implements source.Source. The controller does not wait for the kinds, because a cluster may never serve
+// them.
 func (w *Watches) Start(ctx context.Context, queue requests) error {
 	for _, k := range w.Kinds {
 		go func() {
@@ -126,8 +123,8 @@ func (w *Watches) Start(ctx context.Context, queue requests) error {
 	return nil
 }
 
-// wake lets the controller look at its objects again while a watch fails: what a failure
-// means for them changes with time.
+// wake makes the controller reconcile again while a watch fails, because the meaning of a failure changes with its
+// duration.
 func (w *Watches) wake(ctx context.Context, queue requests) {
 	tick := time.NewTicker(errorLasts / 2)
 	defer tick.Stop()
@@ -145,9 +142,8 @@ func (w *Watches) wake(ctx context.Context, queue requests) {
 	}
 }
 
-// watch starts to watch a kind, if the cluster serves it.
+// watch starts to watch a kind if the cluster serves it, and reports whether it did.
 func (w *Watches) watch(ctx context.Context, k *Kind, queue requests) bool {
-	// It asks for the kind.
 	informer, err := k.cache.GetInformer(ctx, k.Object, cache.BlockUntilSynced(false))
 	if err == nil {
 		_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
@@ -178,7 +174,7 @@ func (k *Kind) works() {
 	k.unserved, k.err = false, nil
 }
 
-// failed stores an error of a kind.
+// failed records an error of a kind.
 func (w *Watches) failed(k *Kind, err error) {
 	now := w.Now()
 	k.mu.Lock()
@@ -196,14 +192,14 @@ func (w *Watches) failed(k *Kind, err error) {
 	if k.unserved && !was && k.informer != nil {
 		w.Log.Warn("the cluster no longer serves a kind", "kind", k.Name, "error", err)
 	}
-	w.Log.Debug("a watch ended or did not start; it is tried again", "kind", k.Name, "error", err)
+	w.Log.Debug("a watch ended or did not start; it will be retried", "kind", k.Name, "error", err)
 }
 
 // notServed reports whether an error means that the API server has no such kind.
 func notServed(err error) bool { return kerrors.IsNotFound(err) || meta.IsNoMatchError(err) }
 
-// Unserved reports whether the cluster does not serve the kind. Until that is certain, what
-// was read before stays in the cache.
+// Unserved reports whether the cluster does not serve the kind. Until that is certain, the cache keeps what was
+// read before.
 func (k *Kind) Unserved(now time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -230,7 +226,7 @@ func (w *Watches) Synced() bool {
 	return true
 }
 
-// failing reports whether the last that happened to a watch was an error.
+// failing reports whether the last event of any watch was an error.
 func (w *Watches) failing() bool {
 	now := w.Now()
 	for _, k := range w.Kinds {
@@ -244,7 +240,7 @@ func (w *Watches) failing() bool {
 	return false
 }
 
-// Problems are the watches that do not start, or fail for a minute or longer.
+// Problems returns the watches that do not start, or have failed for a minute or longer.
 func (w *Watches) Problems() []error {
 	now := w.Now()
 	var all []error

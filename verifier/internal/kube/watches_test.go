@@ -44,7 +44,7 @@ func (w writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// A kind that the cluster does not serve yet is watched when it does, without a restart.
+// A kind that the cluster does not serve yet is watched as soon as the cluster serves it, without a restart.
 func TestWatches_StartWhenTheClusterServesTheKind(t *testing.T) {
 	c := cluster.StartShared(t)
 	widget := &unstructured.Unstructured{}

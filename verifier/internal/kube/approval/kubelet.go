@@ -18,19 +18,19 @@ import (
 )
 
 const (
-	// kubeletTimeout is how long a kubelet may take to show its certificate.
+	// kubeletTimeout bounds the connection to a kubelet that presents its certificate.
 	kubeletTimeout = 5 * time.Second
-	// kubeletCAKey of the ConfigMap has the CA's certificates.
+	// kubeletCAKey is the key of the CA certificates in the ConfigMap.
 	kubeletCAKey = "ca-bundle.crt"
 )
 
-// ServingCertificate implements [approver.World]. What it returns was verified by the CA of
-// the ConfigMap. Address and port are what the Node says of itself, and a Node may lie. So
-// the reader sends only a TLS greeting, and accepts only a certificate under that CA.
+// ServingCertificate implements [approver.World]. It returns a certificate that the CA of the ConfigMap verified.
+// The address and the port come from the status of the Node and are untrusted. So the reader sends only a TLS
+// ClientHello and accepts only a certificate under that CA.
 func (r *Reader) ServingCertificate(ctx context.Context, name string) (*approver.Presented, error) {
 	node := new(corev1.Node)
 	if ok, err := r.get(ctx, "", name, node); !ok {
-		return nil, cmp.Or(err, fmt.Errorf("there is no Node %.80q", name))
+		return nil, cmp.Or(err, fmt.Errorf("Node %.80q does not exist", name))
 	}
 	roots, err := r.KubeletRoots(ctx)
 	if err != nil {
@@ -51,14 +51,14 @@ func (r *Reader) ServingCertificate(ctx context.Context, name string) (*approver
 	return &approver.Presented{Certificate: cert, Roots: roots}, nil
 }
 
-// KubeletRoots reads the CA of the kubelets' serving certificates.
+// KubeletRoots reads the CA certificates for the serving certificates of kubelets.
 func (r *Reader) KubeletRoots(ctx context.Context) (*x509.CertPool, error) {
 	cm, err := r.configMap(ctx, r.o.Config.KubeletCA)
 	if err != nil {
 		return nil, err
 	}
 	if cm == nil {
-		return nil, fmt.Errorf("there is no ConfigMap %s with the CA of the kubelets", r.o.Config.KubeletCA)
+		return nil, fmt.Errorf("ConfigMap %s with the CA of the kubelets does not exist", r.o.Config.KubeletCA)
 	}
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM([]byte(cm.Data[kubeletCAKey])) {
@@ -67,7 +67,7 @@ func (r *Reader) KubeletRoots(ctx context.Context) (*x509.CertPool, error) {
 	return roots, nil
 }
 
-// internalIP is the first one, as the stock approver takes it.
+// internalIP returns the first InternalIP of a Node, as the stock approver does.
 func internalIP(node *corev1.Node) (string, error) {
 	for _, a := range node.Status.Addresses {
 		if a.Type == corev1.NodeInternalIP {
@@ -82,7 +82,7 @@ func internalIP(node *corev1.Node) (string, error) {
 
 type dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-// greet returns the leaf that a TLS server proves to have the key of.
+// greet connects to a TLS server and returns its verified leaf certificate.
 func greet(ctx context.Context, dial dial, host, address string, roots *x509.CertPool) (*x509.Certificate, error) {
 	ctx, cancel := context.WithTimeout(ctx, kubeletTimeout)
 	defer cancel()
@@ -98,8 +98,8 @@ func greet(ctx context.Context, dial dial, host, address string, roots *x509.Cer
 	return conn.ConnectionState().PeerCertificates[0], nil
 }
 
-// dialKubelet rejects addresses of this host and of the cloud's metadata service, which a
-// Node could name to have the verifier connect to them.
+// dialKubelet connects to a kubelet. It rejects addresses of this host and of the cloud's metadata service, which a
+// malicious Node could name as its own.
 func dialKubelet(ctx context.Context, network, address string) (net.Conn, error) {
 	d := net.Dialer{Control: func(_, address string, _ syscall.RawConn) error {
 		at, err := netip.ParseAddrPort(address)
@@ -107,7 +107,7 @@ func dialKubelet(ctx context.Context, network, address string) (net.Conn, error)
 			return err
 		}
 		if a := at.Addr().Unmap(); a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() {
-			return fmt.Errorf("%s is no address of a kubelet", a)
+			return fmt.Errorf("%s is not an address of a kubelet", a)
 		}
 		return nil
 	}}

@@ -20,11 +20,11 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 )
 
-// pageSize of a live list.
+// pageSize is the number of objects in a page of a live list.
 const pageSize = 500
 
-// eachPage lists page by page. Each page needs a list of its own: decoding into a used one
-// keeps old fields.
+// eachPage lists page by page and passes each page to add. Each page is decoded into a new list, because decoding
+// into a used one keeps old fields.
 func eachPage[L client.ObjectList](ctx context.Context, c client.Reader, empty func() L, add func(L) error,
 	opts ...client.ListOption) error {
 	for token := ""; ; {
@@ -48,7 +48,7 @@ func newRequests() *certificatesv1.CertificateSigningRequestList {
 
 func newAttestations() *v1alpha1.MachineAttestationList { return new(v1alpha1.MachineAttestationList) }
 
-// kindOf names the kind of an object in an error.
+// kindOf returns the kind of an object for an error message.
 func kindOf(o runtime.Object) string {
 	return cmp.Or(o.GetObjectKind().GroupVersionKind().Kind, reflect.TypeOf(o).Elem().Name())
 }
@@ -56,17 +56,17 @@ func kindOf(o runtime.Object) string {
 // getTimeout bounds one live read of one object.
 const getTimeout = 5 * time.Second
 
-// live reads the API itself.
+// live reads the API directly.
 type live struct{ client.Reader }
 
-// Get implements [client.Reader]. A read that hangs does not use up the time of a decision.
+// Get implements [client.Reader]. Its own timeout keeps one slow read from using up the time of a decision.
 func (l live) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
 	ctx, cancel := context.WithTimeout(ctx, getTimeout)
 	defer cancel()
 	return l.Reader.Get(ctx, key, into, opts...)
 }
 
-// get reads an object; false if it does not exist, or its kind.
+// get reads an object. It returns false if the object or its kind does not exist.
 func (l live) get(ctx context.Context, namespace, name string, into client.Object) (bool, error) {
 	if len(validation.IsDNS1123Subdomain(name)) > 0 {
 		return false, nil // no object has such a name
@@ -81,8 +81,8 @@ func (l live) get(ctx context.Context, namespace, name string, into client.Objec
 	return true, nil
 }
 
-// absent reports whether an error says that there is no such object. In a namespace that
-// does not exist there is no RoleBinding either, so the API server answers "forbidden".
+// absent reports whether an error means that the object does not exist. A namespace that does not exist has no
+// RoleBinding either, so the API server answers "forbidden".
 func (l live) absent(ctx context.Context, namespace string, err error) bool {
 	if namespace == "" || !kerrors.IsForbidden(err) {
 		return kerrors.IsNotFound(err) || meta.IsNoMatchError(err)
@@ -90,7 +90,7 @@ func (l live) absent(ctx context.Context, namespace string, err error) bool {
 	return kerrors.IsNotFound(l.Get(ctx, client.ObjectKey{Name: namespace}, new(corev1.Namespace)))
 }
 
-// configMap reads a ConfigMap by "namespace/name"; nil if there is none.
+// configMap reads a ConfigMap by "namespace/name". It returns nil if the ConfigMap does not exist.
 func (l live) configMap(ctx context.Context, configMap string) (*corev1.ConfigMap, error) {
 	namespace, name, err := config.SplitName(configMap)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 )
 
-// machineAPIs are the two APIs of Machines, with the versions of each, the preferred first.
+// machineAPIs lists the two APIs of Machines with the versions of each, the preferred one first.
 var machineAPIs = [][]schema.GroupVersion{
 	{{Group: "machine.openshift.io", Version: "v1beta1"}},
 	{{Group: "cluster.x-k8s.io", Version: "v1beta2"}, {Group: "cluster.x-k8s.io", Version: "v1beta1"}},
@@ -33,7 +33,7 @@ func (r *Reader) MachinesByNode(ctx context.Context, node string) ([]approver.Ma
 	return r.machines(ctx, node, r.o.Machines.ByNode(node))
 }
 
-// machines reads the Machines that the directory names, and finds stand-ins of the name.
+// machines reads the Machines in refs, and finds the stand-ins with the name.
 func (r *Reader) machines(ctx context.Context, name string, refs []machine.Ref) (found []approver.Machine, err error) {
 	for _, ref := range refs {
 		gv, err := schema.ParseGroupVersion(ref.APIVersion)
@@ -44,7 +44,7 @@ func (r *Reader) machines(ctx context.Context, name string, refs []machine.Ref) 
 		if err != nil {
 			return nil, err
 		}
-		// The directory may have a recreated Machine of the same name twice.
+		// After a Machine was deleted and created again, the directory may have it twice.
 		if m == nil || ref.UID != "" && ref.UID != m.UID {
 			continue
 		}
@@ -56,7 +56,7 @@ func (r *Reader) machines(ctx context.Context, name string, refs []machine.Ref) 
 	return append(found, standIns...), err
 }
 
-// machine reads a Machine of a version that is chosen at run time; nil if there is none.
+// machine reads a Machine of a version that is chosen at run time. It returns nil if the Machine does not exist.
 func (l live) machine(ctx context.Context, gv schema.GroupVersion, namespace, name string) (*approver.Machine, error) {
 	o := new(unstructured.Unstructured)
 	o.SetGroupVersionKind(gv.WithKind("Machine"))
@@ -85,7 +85,7 @@ func (r *Reader) MachineOf(ctx context.Context, rec *v1alpha1.MachineAttestation
 		return nil, fmt.Errorf("parse the API version of the Machine of %s/%s: %w", rec.Namespace, rec.Name, err)
 	}
 	for _, api := range machineAPIs {
-		for _, gv := range api { // the record may name a version that is not served any more
+		for _, gv := range api { // the record may name a version that is no longer served
 			if !named.Empty() && gv.Group != named.Group {
 				continue
 			}
@@ -98,13 +98,13 @@ func (r *Reader) MachineOf(ctx context.Context, rec *v1alpha1.MachineAttestation
 	return nil, nil
 }
 
-// standIn reads a MachineAttestation as the Machine that it stands in for.
+// standIn reads a MachineAttestation as the Machine for which it stands in.
 func standIn(a *v1alpha1.MachineAttestation) (*approver.Machine, error) {
 	a.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.KindMachineAttestation))
 	return approver.MachineFromObject(a)
 }
 
-// standIns returns the MachineAttestations of this name that stand in for a Machine.
+// standIns returns the MachineAttestations with this name that stand in for a Machine.
 func (r *Reader) standIns(ctx context.Context, name string) (found []approver.Machine, err error) {
 	if len(validation.IsDNS1123Subdomain(name)) > 0 {
 		return nil, nil // no object has such a name
@@ -131,7 +131,7 @@ func (r *Reader) standIns(ctx context.Context, name string) (found []approver.Ma
 		}
 	}
 	for i := range all.Items {
-		// A record is a MachineAttestation, too, but does not stand in for a Machine.
+		// A record is a MachineAttestation as well, but does not stand in for a Machine.
 		if m, err := standIn(&all.Items[i]); err == nil && m.Name == name {
 			found = append(found, *m)
 		}

@@ -17,12 +17,12 @@ import (
 // listTimeout bounds one list of all objects. A cluster of 100 000 machines has 200 pages.
 const listTimeout = time.Minute
 
-// quarantines lists the objects that quarantine a machine. Any object may name any
-// Machine, so it reads all of them, and not a cache, which may be stale. Concurrent
-// decisions share a list. It is safe for concurrent use; the zero value is ready.
+// quarantines lists the objects that quarantine a machine. Any object may name any Machine, so it lists all
+// objects, and it lists them live because a cache may be stale. Concurrent decisions share a list. It is safe for
+// concurrent use, and the zero value is ready.
 type quarantines struct {
 	mu   sync.Mutex
-	busy sync.Mutex // held during a list
+	busy sync.Mutex // held while a list is in progress
 	next *quarantineList
 }
 
@@ -30,11 +30,11 @@ type quarantines struct {
 type quarantineList struct {
 	once   sync.Once
 	found  []v1alpha1.MachineAttestation
-	barred map[string]error // namespaces that the verifier may not read
+	barred map[string]error // by namespace that the verifier may not read
 	err    error
 }
 
-// list returns the result of a list that began after the call of list did.
+// list returns the result of a list that started after the call of list.
 func (q *quarantines) list(all func(*quarantineList)) *quarantineList {
 	q.mu.Lock()
 	if q.next == nil {
@@ -46,7 +46,7 @@ func (q *quarantines) list(all func(*quarantineList)) *quarantineList {
 	defer q.busy.Unlock()
 	mine.once.Do(func() {
 		q.mu.Lock()
-		q.next = nil // this list may miss what a later caller has written
+		q.next = nil // this list may miss what a later caller wrote
 		q.mu.Unlock()
 		all(mine)
 	})
@@ -56,7 +56,7 @@ func (q *quarantines) list(all func(*quarantineList)) *quarantineList {
 // Quarantines implements [approver.World].
 func (r *Reader) Quarantines(ctx context.Context, namespaces []string) ([]v1alpha1.MachineAttestation, error) {
 	l := r.quarantines.list(func(l *quarantineList) {
-		// Other callers use the list, too: it does not end with this caller.
+		// Other callers use the list as well, so it does not end with this caller's context.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), listTimeout)
 		defer cancel()
 		l.fill(ctx, r.live, r.o.Namespaces)
@@ -90,18 +90,18 @@ func (l *quarantineList) fill(ctx context.Context, api live, namespaces []string
 	}
 }
 
-// counted is the number of pending requests at one moment.
+// counted is the number of pending requests at one time.
 type counted struct {
 	mu sync.Mutex
 	at time.Time
 	n  int
 }
 
-// countAge is how old the count of pending requests may be in a decision. Without it, each
-// of many requests would cause a count of all of them.
+// countAge is the maximum age of the count of pending requests in a decision. Without it, each of many requests
+// would cause a count of all of them.
 const countAge = time.Second
 
-// get returns the count, or that of a moment ago.
+// get returns the count. It reuses a count that is younger than countAge.
 func (c *counted) get(count func() (int, error)) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,15 +1,14 @@
-// Package approval reads what a decision about a kubelet's certificate signing request
-// rests on. Package pkg/approver decides; the csr controller and the command "csr
-// explain" use this package to give it the facts.
+// Package approval reads the facts for a decision about a kubelet's certificate signing request. Package
+// pkg/approver makes the decision. The csr controller and the command "csr explain" use this package.
 //
-// Each answer is a live read. Cached state ([Directory], [Options].Waiting) only says
-// where to look and how many requests wait. So a decision costs the same in a cluster of
-// any size, and an approval never rests on stale data. There are two exceptions. Each approval
-// lists all MachineAttestations, and that of a first client certificate lists all requests.
+// Each answer is a live read. Cached state ([Directory], [Options].Waiting) only says where to read, and how many
+// requests wait. So a decision costs the same in a cluster of any size, and an approval never rests on stale data.
+// There are two exceptions: each approval lists all MachineAttestations, and the approval of a first client
+// certificate also lists all requests.
 //
-// Permissions: get of certificatesigningrequests, nodes, Machines, MachineAttestations,
-// the ConfigMaps of the configuration, the stock approver's Deployments, networks,
-// hostsubnets and namespaces; list of certificatesigningrequests and MachineAttestations.
+// Permissions: get of certificatesigningrequests, nodes, Machines, MachineAttestations, the ConfigMaps of the
+// configuration, the stock approver's Deployments, networks, hostsubnets and namespaces; list of
+// certificatesigningrequests and MachineAttestations.
 //
 // The content of requests and the status of Nodes are untrusted.
 package approval
@@ -35,24 +34,24 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 )
 
-// Directory finds Machines and records. It may be stale: the Reader reads each object again.
+// Directory finds Machines and records. It may be stale, because the Reader reads each object again.
 type Directory interface {
-	// ByInternalDNS and ByNode are Machines with that name among their InternalDNS
-	// addresses, and with that Node in their nodeRef.
+	// ByInternalDNS returns the Machines with that name among their InternalDNS addresses. ByNode returns the
+	// Machines with that Node in their nodeRef.
 	ByInternalDNS(name string) []machine.Ref
 	ByNode(node string) []machine.Ref
-	// ByCredential is the Machine on whose record the bootstrap credential is.
+	// ByCredential returns the UID of the Machine whose record has the bootstrap credential.
 	ByCredential(id string) (uid string, ok bool)
-	// Counts are how many Machines and Nodes there are.
+	// Counts returns the numbers of Machines and Nodes.
 	Counts() (machines, nodes int)
 }
 
-// Records reads the current record of a Machine; nil if there is none.
+// Records returns the current record of a Machine, or nil if it has none.
 type Records interface {
 	Record(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error)
 }
 
-// Options say where a [Reader] reads.
+// Options configure a [Reader].
 type Options struct {
 	Client client.Reader // without a cache
 	// Config must be complete, as package config returns it.
@@ -64,15 +63,14 @@ type Options struct {
 	Namespace  string // the verifier's own, one of them
 	Machines   Directory
 	Records    Records
-	// Waiting returns the requests of one key of [approver.Config.IndexKeys]. They are only read.
+	// Waiting returns the requests with one key of [approver.Config.IndexKeys]. The Reader does not change them.
 	Waiting func(ctx context.Context, key string) ([]*certificatesv1.CertificateSigningRequest, error)
 	Now     func() time.Time
-	// Dial reaches a kubelet; nil: any address except those of this host.
+	// Dial connects to a kubelet. If nil, the Reader connects to any address except those of this host.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
-// Rules returns the rules of a configuration. own is nil where machines have no
-// credentials of their own.
+// Rules returns the approver's rules from a configuration. own is nil if machines have no credentials of their own.
 func Rules(c config.Approver, own *config.Credential) approver.Config {
 	rules := approver.Config{
 		Attestation: c.Attestation != config.AttestationOff, MaxMachineAge: time.Duration(c.MaxMachineAge),
@@ -95,7 +93,7 @@ type Reader struct {
 
 var _ approver.World = (*Reader)(nil)
 
-// NewReader makes no call. Every call of the reader ends with its context.
+// NewReader returns a reader. It makes no call. Every call of the reader ends with its context.
 func NewReader(o Options) *Reader {
 	o.Namespaces = slices.Compact(slices.Sorted(slices.Values(o.Namespaces)))
 	if slices.Contains(o.Namespaces, "*") || slices.Contains(o.Namespaces, "") {
@@ -132,7 +130,7 @@ func (r *Reader) RecordByMachine(ctx context.Context, uid string) (*v1alpha1.Mac
 	rec, err := r.o.Records.Record(ctx, uid)
 	var d *reason.Denial
 	if errors.As(err, &d) && d.Code == reason.MachineNotFound {
-		return nil, nil // and no record without its Machine
+		return nil, nil // without its Machine there is no record
 	}
 	return rec, err
 }
@@ -171,7 +169,7 @@ func (r *Reader) Load(ctx context.Context, req *approver.Request, rec *v1alpha1.
 	return l, err
 }
 
-// own returns the waiting requests of the machine or node that made a request.
+// own returns the waiting requests of the machine or node that made the request.
 func (r *Reader) own(ctx context.Context, req *approver.Request, rec *v1alpha1.MachineAttestation) (
 	all []*certificatesv1.CertificateSigningRequest, err error,
 ) {
@@ -185,7 +183,7 @@ func (r *Reader) own(ctx context.Context, req *approver.Request, rec *v1alpha1.M
 	return all, nil
 }
 
-// Pending counts for [approver.Load].Pending.
+// Pending returns the count for [approver.Load].Pending.
 func (r *Reader) Pending(ctx context.Context) (int, error) {
 	all, err := r.o.Waiting(ctx, approver.KeyCounted)
 	recorded := func(id string) bool {
@@ -195,7 +193,7 @@ func (r *Reader) Pending(ctx context.Context) (int, error) {
 	return r.o.Rules.CountPending(all, recorded, r.o.Now()), err
 }
 
-// maxNewer is how many requests of one machine are read to find its latest one.
+// maxNewer is the maximum number of one machine's requests that are read to find the latest.
 const maxNewer = 10
 
 // Newer implements [approver.World].
@@ -228,7 +226,7 @@ func (r *Reader) Pinned(ctx context.Context, rec *v1alpha1.MachineAttestation) (
 	return all, err
 }
 
-// Issued implements [approver.World]. Each approval of a first client certificate causes such a scan.
+// Issued implements [approver.World]. It lists all requests, at each approval of a first client certificate.
 func (r *Reader) Issued(ctx context.Context, node string) (all []*approver.Request, err error) {
 	err = r.clientRequests(ctx, func(_ *certificatesv1.CertificateSigningRequest, req *approver.Request) {
 		if req.Approved && req.Node() == node {
@@ -238,8 +236,8 @@ func (r *Reader) Issued(ctx context.Context, node string) (all []*approver.Reque
 	return all, err
 }
 
-// PinnedRequests scans all requests, since any of them may have the key. Only a machine
-// that asks with two keys causes such a scan.
+// PinnedRequests lists all requests, because any of them may have the pinned key. It is needed only for a machine
+// that requested certificates for two keys.
 func (r *Reader) PinnedRequests(ctx context.Context, rec *v1alpha1.MachineAttestation) (
 	all []certificatesv1.CertificateSigningRequest, err error,
 ) {
@@ -258,7 +256,7 @@ func (r *Reader) PinnedRequests(ctx context.Context, rec *v1alpha1.MachineAttest
 	return all, err
 }
 
-// clientRequests lists all requests for a kubelet's client certificate.
+// clientRequests lists all requests for client certificates of kubelets.
 func (r *Reader) clientRequests(ctx context.Context,
 	each func(*certificatesv1.CertificateSigningRequest, *approver.Request)) error {
 	kubelets := client.MatchingFields{"spec.signerName": certificatesv1.KubeAPIServerClientKubeletSignerName}

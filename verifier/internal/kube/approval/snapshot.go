@@ -18,8 +18,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 )
 
-// Snapshot is the state of a cluster at one moment, for a command that explains one
-// request. It implements [Directory] and [Records].
+// Snapshot is the state of a cluster at one time, for a command that explains one request. It implements
+// [Directory] and [Records].
 type Snapshot struct {
 	internal, node map[string][]machine.Ref
 	credential     map[string]string
@@ -29,8 +29,8 @@ type Snapshot struct {
 	nodes          int
 }
 
-// TakeSnapshot lists the Machines of both APIs, as far as they are served, the
-// MachineAttestations and the waiting requests, and counts the Nodes.
+// TakeSnapshot lists the Machines of both APIs that are served, the MachineAttestations and the waiting requests,
+// and counts the Nodes.
 func TakeSnapshot(ctx context.Context, c client.Reader, rules approver.Config, namespaces []string) (*Snapshot, error) {
 	s := &Snapshot{
 		internal: map[string][]machine.Ref{}, node: map[string][]machine.Ref{}, credential: map[string]string{},
@@ -118,7 +118,7 @@ func (s *Snapshot) addMachines(page *unstructured.UnstructuredList) error {
 	return nil
 }
 
-// normal is the form in which host names are compared.
+// normal returns the form in which host names are compared.
 func normal(name string) string { return strings.TrimSuffix(strings.ToLower(name), ".") }
 
 func (s *Snapshot) addRecords(page *v1alpha1.MachineAttestationList) error {
@@ -155,7 +155,7 @@ func (s *Snapshot) Record(_ context.Context, uid string) (*v1alpha1.MachineAttes
 	return s.records[uid], nil
 }
 
-// Waiting is for [Options].
+// Waiting returns the waiting requests with a key, for [Options].
 func (s *Snapshot) Waiting(_ context.Context, key string) ([]*certificatesv1.CertificateSigningRequest, error) {
 	return s.waiting[key], nil
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 )
 
-// errMisread says that the switch exists but cannot be parsed.
-var errMisread = errors.New("not understood")
+// errMisread means that the switch exists but cannot be parsed.
+var errMisread = errors.New("invalid value")
 
 // switches reads the switches for client certificates.
 type switches struct {
@@ -21,8 +21,8 @@ type switches struct {
 	attestation bool
 }
 
-// Disabled implements [approver.World]. With attestation, a switch that cannot be read
-// disables approval until it can. Without attestation it does not, as for the stock approver.
+// Disabled implements [approver.World]. With attestation, a switch that cannot be read disables approval. Without
+// attestation it does not, as in the stock approver.
 func (s switches) Disabled(ctx context.Context) (bool, error) {
 	off, err := s.Switch(ctx)
 	if err != nil && !s.attestation {
@@ -31,13 +31,13 @@ func (s switches) Disabled(ctx context.Context) (bool, error) {
 	return off, err
 }
 
-// Switch reads the switch for client certificates: whether an administrator disabled them.
-// It is an error if the switch cannot be read or parsed.
+// Switch reports whether an administrator disabled the approval of client certificates. It returns an error if the
+// switch cannot be read or parsed.
 func (s switches) Switch(ctx context.Context) (bool, error) {
 	return s.disabled(ctx, s.config.ConfigMap)
 }
 
-// disabled reads a switch. Without the ConfigMap, or its key, the default is enabled.
+// disabled reads a switch. Without the ConfigMap or its key, the default is enabled.
 func (s switches) disabled(ctx context.Context, configMap string) (bool, error) {
 	cm, err := s.configMap(ctx, configMap)
 	if err != nil || cm == nil {
@@ -50,13 +50,12 @@ func (s switches) disabled(ctx context.Context, configMap string) (bool, error) 
 	return off, nil
 }
 
-// The stock approver's Deployments: for the Machine API, and for Cluster API.
+// The stock approver's Deployments, for the Machine API and for Cluster API.
 const stockNamespace = "openshift-cluster-machine-approver"
 
 var stockDeployments = []string{"machine-approver", "machine-approver-capi"}
 
-// StockApprover returns the name of a stock approver that approves client certificates,
-// too; empty if none does.
+// StockApprover returns the name of a stock approver that also approves client certificates, or "" if none does.
 func (s switches) StockApprover(ctx context.Context) (string, error) {
 	for _, name := range stockDeployments {
 		var d appsv1.Deployment

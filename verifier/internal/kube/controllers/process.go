@@ -1,11 +1,12 @@
-// Package controllers is the controller process: everything that the verifier does to a cluster and that
-// serving machines does not need. It has an account of its own. Several replicas run. One leads, by the Lease
-// mcs-attest-verifier; the others have read the cluster, and take over.
+// Package controllers is the controller process. It does everything that the verifier does to a cluster
+// and that serving machines does not need. It has its own account. Several replicas run. One leads by
+// the Lease mcs-attest-verifier; the others have read the cluster and are ready to take over.
 //
-// Each controller is a package below this one. The process runs them in one manager, but for renderedconfig, which
-// has a manager of its own and needs no lease. It builds a new manager when it loses the lease. Nothing here decides
-// about a machine that attests: serving goes on while no controller runs. Only with bootstrap credentials, a machine
-// that has none yet gets 503 until a controller runs.
+// Each controller is a package below this one. The process runs them in one manager and builds a new
+// manager when it loses the lease. Only renderedconfig has its own manager and needs no lease. No code
+// here decides about a machine that attests, so serving continues while no controller runs. There is
+// one exception: with bootstrap credentials, a machine that has none yet gets 503 until a controller
+// runs.
 package controllers
 
 import (
@@ -61,25 +62,25 @@ type Process struct {
 	parts     *backend.Parts
 	api       *rest.Config
 	identity  string
-	reviews   kubernetes.Interface // who may read the metrics
+	reviews   kubernetes.Interface // authorizes readers of the metrics
 	events    *events.Recorder
 	inventory *inventory.Inventory
 	confirm   inventory.Confirmation
-	configs   *renderedconfig.Reconciler // nil: no configs are rendered
+	configs   *renderedconfig.Reconciler // nil if no configs are rendered
 	doors     *doorprobe.Prober
 	signing   *signingkeys.Reconciler
 	synced    sync.Once
 
-	// controllers are added to each manager, with what they watch.
+	// controllers add the controllers, with their watches, to each manager.
 	controllers []func(manager.Manager) error
 	cached      map[client.Object]cache.ByObject
 	watchFailed []toolscache.WatchErrorHandlerWithContext
-	// findings and conditions are those of all but the inventory.
+	// findings and conditions are those of all parts except the inventory.
 	findings   []verifierstatus.Findings
 	conditions []verifierstatus.Condition
 }
 
-// New prepares the process. It makes no call. The configuration has a section kubernetes.
+// New prepares the process. It makes no call. The configuration must have the section kubernetes.
 func New(p *backend.Parts) (*Process, error) {
 	api, err := kube.RESTConfig(p.Config.Kubernetes, p.Version)
 	if err != nil {
@@ -106,10 +107,10 @@ func New(p *backend.Parts) (*Process, error) {
 	})
 	o := inventory.OptionsFor(p)
 	o.Account, o.Identity, o.Events, o.Changed = "mcs-attest-controller", k.identity, k.events, k.measure
-	o.Certificate = func(cert *tls.Certificate) { _ = p.Certificates.Set(cert) } // the front reports one that is unusable
+	o.Certificate = func(cert *tls.Certificate) { _ = p.Certificates.Set(cert) } // the front reports an unusable certificate
 	k.findings, k.conditions = append(k.findings, k.doors.Findings), append(k.conditions, k.doors.Condition)
 	o.RenewKeys = func(ctx context.Context) error { return k.signing.Renew(ctx) }
-	// What is prepared here asks the cluster only after the process runs.
+	// These parts access the inventory only after the process runs.
 	for _, add := range []func(*inventory.Options) error{
 		k.addCredentials, k.addRenderedConfig, k.addCSR, k.addCertificates,
 	} {
@@ -266,20 +267,21 @@ func (k *Process) manager() (manager.Manager, error) {
 	return m, nil
 }
 
-// Checks names the parts that Problems reports.
+// Checks returns the names of the parts that Problems reports.
 func (k *Process) Checks() []string { return []string{"cluster", "records"} }
 
-// Problems says what was not read yet, or may be outdated.
+// Problems returns what was not read yet or may be outdated.
 func (k *Process) Problems() []string { return k.inventory.Unready() }
 
-// MetricsHandler serves the metrics, with those of controller-runtime. The API server decides who may read
-// them.
+// MetricsHandler serves the metrics, including those of controller-runtime. The API server authorizes
+// each reader.
 func (k *Process) MetricsHandler() http.Handler {
 	reviews := metrics.Reviews{Client: k.reviews, Now: k.parts.Now, Log: k.parts.Log}
 	return reviews.Protect(k.parts.Metrics.Handler(prometheus.GathererFunc(runtimeMetrics)))
 }
 
-// runtimeMetrics are those of controllers and of the election. Those of the process are ours already.
+// runtimeMetrics gathers the metrics of the controllers and of the leader election. Those of the
+// process are in the verifier's own registry.
 func runtimeMetrics() ([]*dto.MetricFamily, error) {
 	all, err := ctrlmetrics.Registry.Gather()
 	return slices.DeleteFunc(all, func(f *dto.MetricFamily) bool {
@@ -290,7 +292,7 @@ func runtimeMetrics() ([]*dto.MetricFamily, error) {
 
 func (k *Process) measure() {
 	if synced, _ := k.inventory.Synced(); synced {
-		// The first lists have left more behind than anything later will.
+		// The first lists leave more garbage than any later operation.
 		k.synced.Do(func() { go debug.FreeOSMemory() })
 	}
 }
@@ -301,7 +303,8 @@ func (k *Process) notify(f poolconfig.Fault) {
 	k.events.Emit(events.Event{About: about, Warning: true, Reason: f.Reason, Message: f.Text})
 }
 
-// lazyInventory is the inventory of a process, for controllers that New prepares before it.
+// lazyInventory gives access to the inventory of a process. It is for controllers that New prepares
+// before the inventory.
 type lazyInventory struct{ k *Process }
 
 func (n lazyInventory) ByInternalDNS(name string) []machine.Ref {

@@ -12,8 +12,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/controllers/pendingmachine"
 )
 
-// recordControllers returns the controllers of records, claims and pending machines. revoke is nil if machines get no
-// credentials of their own.
+// recordControllers returns the controllers of records, claims and pending machines. revoke is nil if
+// machines have no credentials of their own.
 func (k *Process) recordControllers(
 	revoke func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error,
 ) []func(manager.Manager) error {

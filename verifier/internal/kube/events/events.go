@@ -1,12 +1,10 @@
-// Package events writes Kubernetes Events about what happened to machines and to the
-// verifier's own objects.
+// Package events writes Kubernetes Events about machines and about the verifier's own objects.
 //
-// It needs create and patch of events in the namespaces of the Machines and in the
-// verifier's own, and create in the namespace default, which has the Events about
-// objects of the whole cluster. client-go's correlator counts, combines and limits
-// repeated Events. The queue before it is bounded and each drop is counted, which
-// client-go's broadcaster does not offer: while the API is slow or unavailable Events
-// are lost, and no caller waits.
+// It needs create and patch of events in the namespaces of the Machines and in the verifier's own. It needs create
+// in the namespace default, which has the Events about cluster-scoped objects. client-go's correlator counts,
+// combines and limits repeated Events. The queue in front of it is bounded and counts each dropped Event, which
+// client-go's broadcaster does not offer. While the API is slow or unavailable, Events are lost and callers do not
+// wait.
 package events
 
 import (
@@ -30,13 +28,13 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 )
 
-// Event is what happened to an object of the API.
+// Event describes what happened to an object of the API.
 type Event struct {
 	About   Object
 	Warning bool
 	Reason  string // in CamelCase
 	Code    string // the denial's, if the Event is about one
-	// Message may hold text from the network; the recorder cleans and bounds it.
+	// Message may contain text from the network. The recorder cleans and truncates it.
 	Message       string
 	CorrelationID string
 }
@@ -47,16 +45,16 @@ type Object struct{ APIVersion, Kind, Namespace, Name, UID string }
 // Sink accepts Events. It never blocks and never fails.
 type Sink interface{ Emit(Event) }
 
-// Discard is a Sink that keeps nothing.
+// Discard is a Sink that drops every Event.
 type Discard struct{}
 
 // Emit implements [Sink].
 func (Discard) Emit(Event) {}
 
 const (
-	// queued is how many Events wait before new ones are dropped.
+	// queued is the number of Events that wait before new ones are dropped.
 	queued = 1024
-	// remembered is how many Events the correlator knows again.
+	// remembered is the number of Events in the correlator's cache.
 	remembered = 1024
 
 	component             = "mcs-attest-verifier"
@@ -95,7 +93,7 @@ func NewRecorder(o Options) *Recorder {
 		o: o, queue: make(chan Event, queued), createOnly: map[string]bool{},
 		correlator: record.NewEventCorrelatorWithOptions(record.CorrelatorOptions{
 			LRUCacheSize: remembered,
-			// A machine's many denials must not hide its quarantine.
+			// The key contains the reason, so that many denials of a machine do not suppress its quarantine.
 			SpamKeyFunc: func(e *corev1.Event) string { key, _ := record.EventAggregatorByReasonFunc(e); return key },
 		}),
 	}
@@ -189,7 +187,7 @@ func (r *Recorder) object(event Event) *corev1.Event {
 	}
 }
 
-// text is the message as any reader may see it.
+// text returns the message with unsafe characters removed, truncated.
 func text(event Event) string {
 	s := audit.Clean(event.Message)
 	if event.Code != "" {

@@ -59,7 +59,7 @@ func TestAttack_T58_EventsAreLostWhileTheAPIIsAway(t *testing.T) {
 			}
 		},
 	})
-	// Before Run the queue is bounded, and Emit does not block.
+	// Before Run, the queue is bounded and Emit does not block.
 	about := machine(strings.Repeat("n", 250))
 	for range 1024 + 10 {
 		r.Emit(events.Event{About: about, Reason: "Attested"})
@@ -134,12 +134,12 @@ func until(t *testing.T, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("a minute has passed")
+			t.Fatal("the condition did not hold within a minute")
 		}
 	}
 }
 
-// Where Events may be created and not changed, what happens again is a new Event.
+// Where Events may be created but not patched, a repeated Event becomes a new object.
 func TestWhatMayNotBeCountedIsToldAgain(t *testing.T) {
 	a := &api{}
 	r := a.recorder(t, func() { t.Error("an Event was lost") })
@@ -153,7 +153,7 @@ func TestWhatMayNotBeCountedIsToldAgain(t *testing.T) {
 	}
 }
 
-// A machine that is denied very often cannot hide that it was quarantined.
+// Many denials of a machine do not hide its quarantine.
 func TestRecorder_LimitsOneReasonAboutOneObject(t *testing.T) {
 	a := &api{}
 	var dropped atomic.Int32

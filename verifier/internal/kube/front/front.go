@@ -1,7 +1,7 @@
-// Package front is the backend of a verifier that serves in a cluster. A replica of the front runs on each
-// control-plane node. It reads the cluster through informers, keeps records and claims, and serves the bootstrap
-// credentials that the controller publishes. It writes Events about what it serves. It holds no lease: everything
-// else that the verifier does to a cluster is package controllers, which is another process with another account.
+// Package front is the backend of a verifier that serves in a cluster. One replica of the front runs on each
+// control-plane node. It reads the cluster through informers, keeps records and claims, serves the bootstrap
+// credentials that the controller publishes, and writes Events. It holds no lease. All other writes to the cluster
+// are in package controllers, which runs in another process with another account.
 package front
 
 import (
@@ -35,16 +35,16 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// Front implements backend.Backend. It keeps nothing on the disk of its host.
+// Front implements backend.Backend. It stores nothing on the disk of its host.
 type Front struct {
 	parts       *backend.Parts
 	inventory   *inventory.Inventory
 	confirm     inventory.Confirmation
-	reviews     kubernetes.Interface // who may read the metrics
+	reviews     kubernetes.Interface // authorizes readers of the metrics
 	events      *events.Recorder
-	credentials *credential.Reader         // nil: configs keep the shared one
-	stored      *poolconfig.Store          // nil: no configs are rendered here
-	configs     *renderedconfig.Reconciler // renders them; nil as well
+	credentials *credential.Reader         // nil if configs keep the shared credential
+	stored      *poolconfig.Store          // nil if this process renders no configs
+	configs     *renderedconfig.Reconciler // nil if stored is nil
 	synced      sync.Once
 }
 
@@ -127,7 +127,7 @@ func (b *Front) Live() backend.Live {
 	}
 }
 
-// Configs implements backend.Backend: what is rendered from MachineConfigs.
+// Configs implements backend.Backend. It serves the configs that are rendered from MachineConfigs.
 func (b *Front) Configs(preApproved bool) http.Handler {
 	if b.configs == nil {
 		return nil
@@ -148,7 +148,7 @@ func (b *Front) Credentials() backend.Credentials {
 	return b.credentials
 }
 
-// ProtectMetrics implements backend.Backend: the API server decides who may read them.
+// ProtectMetrics implements backend.Backend. The API server authorizes each reader.
 func (b *Front) ProtectMetrics(h http.Handler) http.Handler {
 	return (&metrics.Reviews{Client: b.reviews, Now: b.parts.Now, Log: b.parts.Log}).Protect(h)
 }
@@ -161,10 +161,10 @@ func (b *Front) Checks() []string {
 	return []string{"cluster"}
 }
 
-// EKRoots are the roots of the manufacturers that are in force.
+// EKRoots returns the trusted roots of TPM manufacturers.
 func (b *Front) EKRoots() *anchors.Set { return b.inventory.EKRoots() }
 
-// Findings are what is wrong with the MachineConfigs.
+// Findings returns the problems of the MachineConfigs.
 func (b *Front) Findings() []view.Finding { return b.configs.Findings() }
 
 // Unready implements backend.Backend.
@@ -189,7 +189,7 @@ func (b *Front) serve(cert *tls.Certificate) {
 
 func (b *Front) measure() {
 	if synced, _ := b.inventory.Synced(); synced {
-		// The first lists have left more behind than anything later will.
+		// The first lists leave more garbage than any later operation.
 		b.synced.Do(func() { go debug.FreeOSMemory() })
 	}
 	m, now := b.parts.Metrics, b.parts.Now()

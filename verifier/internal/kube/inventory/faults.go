@@ -54,7 +54,7 @@ func (f *Faults) put(kind kind, o *sources.Object, problems []manifest.Problem, 
 			texts = append(texts, says(p))
 		}
 	}
-	text := sources.Bounded(strings.Join(texts, "\n"))
+	text := sources.Truncate(strings.Join(texts, "\n"))
 	k := faultKey{kind.String(), o.NamespacedName}
 	next := fault{
 		Fault:   Fault{About: aboutOf(o), Generation: o.Generation, Text: text},

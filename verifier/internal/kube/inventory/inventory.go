@@ -385,7 +385,7 @@ func (c *Inventory) Synced() (bool, []string) { return c.watches.Synced() }
 // set again. nil: all is well.
 func (c *Inventory) Ready() error {
 	if synced, missing := c.Synced(); !synced {
-		return errors.New(sources.Bounded(strings.Join(missing, "; ")))
+		return errors.New(sources.Truncate(strings.Join(missing, "; ")))
 	}
 	if err := c.View().Stale; err != nil {
 		return err

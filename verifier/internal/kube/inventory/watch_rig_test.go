@@ -347,7 +347,7 @@ func TestAClusterWithoutTheirKindsIsAnOrdinaryOne(t *testing.T) {
 	p := w.start("a")
 	until(t, "sync without Machines of any API", p.synced)
 	time.Sleep(3 * time.Second) // several more looks, each of which could be told
-	if n := strings.Count(p.log.String(), "does not have a kind; looking"); n != 7 {
+	if n := strings.Count(p.log.String(), "does not have a kind; it will"); n != 7 {
 		t.Errorf("told %d times: there are 3 kinds in 2 namespaces, and the pools", n)
 	}
 	w.cluster.InstallOpenShift(t)

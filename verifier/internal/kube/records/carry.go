@@ -12,7 +12,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 )
 
-// decode reads a MachineAttestation; fields that this version does not know are passed over.
+// decode decodes a MachineAttestation. It ignores fields that this version does not know.
 func decode(o *unstructured.Unstructured) (*v1alpha1.MachineAttestation, error) {
 	return decodeAs[v1alpha1.MachineAttestation](o)
 }
@@ -29,7 +29,7 @@ func decodeAs[T any](o *unstructured.Unstructured) (*T, error) {
 	return into, nil
 }
 
-// content is v as the API has it.
+// content converts v to the form in which the API has it.
 func content(v any) (map[string]any, error) {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -39,9 +39,9 @@ func content(v any) (map[string]any, error) {
 	return m, kjson.Unmarshal(raw, &m)
 }
 
-// carry makes in raw, which is what the API has, the step from before to after,
-// which are what this version understands of it. What it does not understand
-// stays where it is, as long as the thing that it is part of stays.
+// carry applies to raw, the object in the API, the change from before to after, which are decoded by
+// this version. Fields that this version does not know stay, as long as the element that they belong to
+// stays.
 func carry(raw, before, after any) any {
 	switch after := after.(type) {
 	case map[string]any:
@@ -86,7 +86,7 @@ func carry(raw, before, after any) any {
 	}
 }
 
-// same reports whether two elements of a list are one thing in two states.
+// same reports whether two elements of a list are two states of one thing.
 func same(x, y any) bool {
 	a, ok1 := x.(map[string]any)
 	b, ok2 := y.(map[string]any)

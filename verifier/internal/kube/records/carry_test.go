@@ -67,12 +67,12 @@ func TestARecordThatCannotBeReadIsThatMachinesTroubleAlone(t *testing.T) {
 	object := func(status string) *unstructured.Unstructured {
 		return &unstructured.Unstructured{Object: parsed(t, `{"apiVersion":"mcs-attest.dev/v1alpha1","kind":"MachineAttestation","metadata":{"namespace":"ns","name":"sno","uid":"uid1"},"status":`+status+`}`).(map[string]any)}
 	}
-	if k, err := r.understand(at, object(`{"phase":"Attested","credential":{"jti":"j"}}`)); err != nil || k.record.Status.Phase != v1alpha1.PhaseAttested || k.record.Status.MachineUID != "uid1" {
+	if k, err := r.decodeRecord(at, object(`{"phase":"Attested","credential":{"jti":"j"}}`)); err != nil || k.record.Status.Phase != v1alpha1.PhaseAttested || k.record.Status.MachineUID != "uid1" {
 		t.Errorf("one of a newer version: %v", err)
 	}
 	for _, status := range []string{`{"history":3}`, `{"token":{"uses":"many"}}`, `{"lastAttested":"yesterday"}`} {
 		logged.Reset()
-		_, err := r.understand(at, object(status))
+		_, err := r.decodeRecord(at, object(status))
 		if d := reason.From(err); d == nil || d.Code != reason.StoreUnavailable {
 			t.Errorf("%s: %v", status, err)
 		}

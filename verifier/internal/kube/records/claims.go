@@ -16,29 +16,28 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// How one identity becomes one Machine's, with any number of replicas.
+// This is how one identity becomes the identity of one Machine, with any number of replicas.
 //
-// A claim is an object named by the hash of an identity component. Creating it is
-// atomic: one of all that try succeeds. An attestation reads the record, claims, and
-// then writes the record by the resourceVersion that it read. So no attestation writes
-// an identity into a record without having seen the claims after reading that record.
+// A claim is an object named by the hash of an identity component. Creating it is atomic: if several
+// replicas try, one succeeds. An attestation reads the record, creates the claims, and then writes the
+// record with the resourceVersion that it read. So no attestation writes an identity into a record
+// unless it read the claims after that record.
 //
-// The attestation that created a claim releases it if the attestation fails. Another
-// attestation of the same Machine may rely on the claim by then, its record unwritten.
-// So an attestation that finds a claim of its own Machine, which its record does not
-// confirm yet, first writes to the claim. A claim is only released as it was created:
-// the delete names its resourceVersion. In the worst case a claim stays that no record
-// confirms. It is still the same Machine's, and is deleted with it.
+// The attestation that created a claim releases it if the attestation fails. By then, another
+// attestation of the same Machine may rely on the claim, before it has written its record. So an
+// attestation that finds a claim of its own Machine, which its record does not confirm yet, first
+// writes to the claim. A claim is released only in the version that was created, because the delete
+// names its resourceVersion. In the worst case, a claim remains that no record confirms. It still
+// belongs to the same Machine, and is deleted with it.
 //
-// The claim of a Machine that was deleted is released by the next attestation that needs
-// it, or by the replica that holds the lease. The API is asked for the Machine by name
-// and UID at that moment.
+// The claim of a deleted Machine is released by the next attestation that needs it, or by the replica
+// that holds the lease. Both first ask the API for the Machine by name and UID.
 
 const (
 	labelMachineUID        = "mcs-attest.dev/machine-uid"
 	annotationClaimedAgain = "mcs-attest.dev/claimed-again"
 
-	// claimsPage is how many claims are listed in one call.
+	// claimsPage is the number of claims in a page of a list.
 	claimsPage = 500
 )
 
@@ -48,7 +47,7 @@ func ClaimName(component string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Holder returns the UID of the Machine that has an identity component, "" if none.
+// Holder returns the UID of the Machine that has an identity component, or "" if there is none.
 func (r *Records) Holder(ctx context.Context, component string) (uid string, err error) {
 	c, err := r.readClaim(ctx, component)
 	if err != nil || c == nil {
@@ -57,20 +56,20 @@ func (r *Records) Holder(ctx context.Context, component string) (uid string, err
 	if _, known := r.o.Machine(c.Spec.MachineUID); known {
 		return c.Spec.MachineUID, nil
 	}
-	gone, err := r.gone(ctx, c.Spec.MachineRef, c.Spec.MachineUID)
+	gone, err := r.machineDeleted(ctx, c.Spec.MachineRef, c.Spec.MachineUID)
 	if err != nil || gone {
 		return "", err
 	}
 	return c.Spec.MachineUID, nil
 }
 
-// claim claims the component for the Machine at this place. It returns the claim if it
-// created it. Known means that the record confirms the claim already. Made are the claims
-// that this attestation created in an earlier try.
+// claim claims the component for the Machine of this place. It returns the claim if it created it.
+// known means that the record already confirms the claim. made has the claims that this attestation
+// created in an earlier try.
 func (r *Records) claim(
 	ctx context.Context, at place, component string, known bool, made []*v1alpha1.IdentityClaim,
 ) (*v1alpha1.IdentityClaim, error) {
-	create := !known // a known one exists, most likely
+	create := !known // a known one very likely exists
 	for range maxTries {
 		if create {
 			made, err := r.createClaim(ctx, at, component)
@@ -88,19 +87,19 @@ func (r *Records) claim(
 		if create = c == nil; create {
 			continue
 		}
-		if r.isOne(c.Spec.MachineUID, at.uid) {
+		if r.sameMachine(c.Spec.MachineUID, at.uid) {
 			isMade := func(m *v1alpha1.IdentityClaim) bool { return m.UID == c.UID }
 			if known || slices.ContainsFunc(made, isMade) {
 				return nil, nil
 			}
-			if err := r.relyOn(ctx, c); overtaken(err) {
+			if err := r.markRelied(ctx, c); overtaken(err) {
 				continue
 			} else if err != nil {
 				return nil, unavailable(err, "claim %s for %s", component, at.uid)
 			}
 			return nil, nil
 		}
-		gone, err := r.gone(ctx, c.Spec.MachineRef, c.Spec.MachineUID)
+		gone, err := r.machineDeleted(ctx, c.Spec.MachineRef, c.Spec.MachineUID)
 		if err != nil {
 			return nil, err
 		}
@@ -117,9 +116,9 @@ func (r *Records) claim(
 	return nil, reason.Deny(reason.StoreUnavailable, "claim of %s: another writer was first each time", component)
 }
 
-// isOne reports whether two UIDs are one machine's: while it moves between the
-// Machine API and Cluster API it is two objects.
-func (r *Records) isOne(x, y string) bool {
+// sameMachine reports whether two UIDs belong to one machine. A machine that moves between the Machine API
+// and Cluster API has two objects.
+func (r *Records) sameMachine(x, y string) bool {
 	if x == y {
 		return true
 	}
@@ -128,7 +127,7 @@ func (r *Records) isOne(x, y string) bool {
 	return ok1 && ok2 && a.UID == b.UID
 }
 
-// readClaim reads the claim of a component; nil if there is none.
+// readClaim reads the claim of a component. It returns nil if the claim does not exist.
 func (r *Records) readClaim(ctx context.Context, component string) (*v1alpha1.IdentityClaim, error) {
 	c := new(v1alpha1.IdentityClaim)
 	key := client.ObjectKey{Name: ClaimName(component)}
@@ -137,7 +136,7 @@ func (r *Records) readClaim(ctx context.Context, component string) (*v1alpha1.Id
 		return nil, nil
 	}
 	if err == nil && c.Spec.Component != component {
-		err = fmt.Errorf("it is of %q", c.Spec.Component)
+		err = fmt.Errorf("the claim is for %q", c.Spec.Component)
 	}
 	if err != nil {
 		return nil, unavailable(err, "read claim of %s", component)
@@ -145,17 +144,17 @@ func (r *Records) readClaim(ctx context.Context, component string) (*v1alpha1.Id
 	return c, r.valid(c)
 }
 
-// valid returns an error if the claim is not as the verifier makes it.
+// valid returns an error if the claim does not have the form that the verifier writes.
 func (r *Records) valid(c *v1alpha1.IdentityClaim) error {
 	var err error
 	switch {
 	case ClaimName(c.Spec.Component) != c.Name:
-		err = fmt.Errorf("it is of %q", c.Spec.Component)
+		err = fmt.Errorf("the claim is for %q", c.Spec.Component)
 	case c.Spec.MachineUID == "" || c.Spec.MachineRef.Name == "":
-		err = fmt.Errorf("it names no Machine")
+		err = fmt.Errorf("the claim names no Machine")
 	}
 	if err != nil {
-		r.o.Log.Error("a claim is not as the verifier makes it, and is left alone", "claim", c.Name, "error", err)
+		r.o.Log.Error("a claim is invalid and is not changed", "claim", c.Name, "error", err)
 	}
 	return unavailable(err, "claim %s", c.Name)
 }
@@ -168,22 +167,23 @@ func (r *Records) createClaim(ctx context.Context, at place, component string) (
 	return c, r.do(ctx, "create", claims, func(ctx context.Context) error { return r.o.Client.Create(ctx, c) })
 }
 
-// relyOn writes to a claim that another attestation of the same Machine created, so
-// that that attestation does not release it.
-func (r *Records) relyOn(ctx context.Context, c *v1alpha1.IdentityClaim) error {
+// markRelied writes to a claim that another attestation of the same Machine created, so that the other
+// attestation cannot release it.
+func (r *Records) markRelied(ctx context.Context, c *v1alpha1.IdentityClaim) error {
 	next := c.DeepCopy()
 	if next.Annotations == nil {
 		next.Annotations = map[string]string{}
 	}
-	next.Annotations[annotationClaimedAgain] = rand.Text() // a patch without a difference would change no version
+	next.Annotations[annotationClaimedAgain] = rand.Text() // a patch without a difference would not change the version
 	patch := client.MergeFromWithOptions(c, client.MergeFromWithOptimisticLock{})
 	return r.do(ctx, "patch", claims, func(ctx context.Context) error { return r.o.Client.Patch(ctx, next, patch) })
 }
 
-// release releases the claims that a failed attestation created, unless another one
-// relies on them. A claim that cannot be released stays the Machine's.
+// release releases the claims that a failed attestation created, unless another attestation relies on
+// them. A claim that cannot be released still belongs to the Machine.
 //
-// The denied client may have left by then, and its claims must not stay.
+// It ignores the cancellation of ctx, because the claims must not remain if the denied client
+// disconnects.
 func (r *Records) release(ctx context.Context, made []*v1alpha1.IdentityClaim) {
 	if len(made) == 0 {
 		return
@@ -192,12 +192,13 @@ func (r *Records) release(ctx context.Context, made []*v1alpha1.IdentityClaim) {
 	defer cancel()
 	for _, c := range made {
 		if err := r.deleteClaim(ctx, c); err != nil {
-			r.o.Log.Warn("the claim of a failed attestation stays", "claim", c.Name, "error", err)
+			r.o.Log.Warn("the claim of a failed attestation was not released", "claim", c.Name, "error", err)
 		}
 	}
 }
 
-// deleteClaim deletes the claim as it was read. One that has changed stays.
+// deleteClaim deletes the claim in the version that was read. It does not delete a claim that has
+// changed.
 func (r *Records) deleteClaim(ctx context.Context, c *v1alpha1.IdentityClaim) error {
 	err := r.do(ctx, "delete", claims, func(ctx context.Context) error { return r.o.Client.Delete(ctx, c, unchanged(c)) })
 	if overtaken(err) {
@@ -206,26 +207,26 @@ func (r *Records) deleteClaim(ctx context.Context, c *v1alpha1.IdentityClaim) er
 	return unavailable(err, "release claim %s", c.Name)
 }
 
-// unchanged restricts a deletion to the object as it was read.
+// unchanged restricts a deletion to the version of the object that was read.
 func unchanged(o client.Object) client.Preconditions {
 	uid, version := o.GetUID(), o.GetResourceVersion()
 	return client.Preconditions{UID: &uid, ResourceVersion: &version}
 }
 
-// ReleaseClaims deletes the claims of a Machine that was deleted. The API is asked for
-// the Machine where each claim has it.
+// ReleaseClaims deletes the claims of a deleted Machine. For each claim it asks the API for the Machine
+// that the claim names.
 func (r *Records) ReleaseClaims(ctx context.Context, uid string) error {
 	found, _, err := list[v1alpha1.IdentityClaim](ctx, r, v1alpha1.KindIdentityClaim, claims,
 		client.MatchingLabels{labelMachineUID: uid})
 	if err != nil {
-		return unavailable(err, "look for claims of %s", uid)
+		return unavailable(err, "list the claims of %s", uid)
 	}
 	for i := range found {
 		c := &found[i]
 		if r.valid(c) != nil || c.Spec.MachineUID != uid {
 			continue
 		}
-		gone, err := r.gone(ctx, c.Spec.MachineRef, uid)
+		gone, err := r.machineDeleted(ctx, c.Spec.MachineRef, uid)
 		if err != nil {
 			return err
 		}
@@ -239,8 +240,7 @@ func (r *Records) ReleaseClaims(ctx context.Context, uid string) error {
 	return nil
 }
 
-// EachClaim calls f for every claim, one page at a time. What is left when a page
-// expires is skipped.
+// EachClaim calls f for every claim, page by page. If a page expires, it skips the remaining claims.
 func (r *Records) EachClaim(ctx context.Context, f func(v1alpha1.IdentityClaimSpec)) error {
 	for next := ""; ; {
 		page, more, err := list[v1alpha1.IdentityClaim](ctx, r, v1alpha1.KindIdentityClaim, claims,

@@ -12,14 +12,14 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 )
 
-// machineVersions are the API versions in which Machines are known.
+// machineVersions are the API versions in which Machines exist.
 var machineVersions = map[string][]string{
 	"machine.openshift.io": {"v1beta1"},
 	"cluster.x-k8s.io":     {"v1beta2", "v1beta1"},
 }
 
-// NewClient returns a client that reads live and makes no call of its own: it knows
-// the kinds that records are about, and discovers none.
+// NewClient returns a client that reads live. It makes no discovery calls, because it has a fixed list
+// of the kinds that this package needs.
 func NewClient(c *rest.Config) (client.Client, error) {
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {

@@ -17,12 +17,12 @@ import (
 // ErrMachineThere means that a record was not deleted because its Machine exists.
 var ErrMachineThere = errors.New("the Machine still exists")
 
-// Delete deletes the record of a Machine that was deleted, and releases its claims.
-// It looks in these namespaces, or everywhere if there are none. The API is asked
-// whether the Machine was deleted: if not, nothing happens and the error is
-// [ErrMachineThere]. A stand-in's record is itself: only its claims are left.
+// Delete deletes the record of a deleted Machine, and releases its claims. It searches these
+// namespaces, or all of them if none are given. It first asks the API for the Machine. If the Machine
+// exists, Delete changes nothing and returns [ErrMachineThere]. The record of a stand-in is the
+// stand-in itself, so only its claims remain to be deleted.
 //
-// An enrollment is no record, whatever its status says: a record has its Machine as its owner.
+// An enrollment is not a record, whatever its status says: a record has its Machine as its owner.
 func (r *Records) Delete(ctx context.Context, uid string, namespaces ...string) error {
 	found, err := r.named(ctx, uid, namespaces)
 	if err != nil {
@@ -31,14 +31,14 @@ func (r *Records) Delete(ctx context.Context, uid string, namespaces ...string) 
 	for i := range found {
 		a := &found[i]
 		if a.Spec.MachineRef == nil || a.Status.MachineUID != "" && a.Status.MachineUID != uid || !owns(uid, a) {
-			r.o.Log.Error("an object with the name of a record is not one, and stays", "object", a.Namespace+"/"+a.Name)
+			r.o.Log.Error("an object has the name of a record but is not one; it is not deleted", "object", a.Namespace+"/"+a.Name)
 			continue
 		}
 		ref := *a.Spec.MachineRef
 		if ref.Namespace == "" {
 			ref.Namespace = a.Namespace
 		}
-		gone, err := r.gone(ctx, ref, uid)
+		gone, err := r.machineDeleted(ctx, ref, uid)
 		if err != nil {
 			return err
 		}
@@ -46,7 +46,7 @@ func (r *Records) Delete(ctx context.Context, uid string, namespaces ...string) 
 			return fmt.Errorf("record %s/%s: %w", a.Namespace, a.Name, ErrMachineThere)
 		}
 		if r.o.Revoke != nil {
-			// Before the record that names them is deleted.
+			// The credentials are revoked before the record that names them is deleted.
 			ctx, cancel := context.WithTimeout(ctx, 4*r.o.Timeout)
 			err := r.o.Revoke(ctx, uid, a.Status.Credentials)
 			cancel()
@@ -64,13 +64,13 @@ func (r *Records) Delete(ctx context.Context, uid string, namespaces ...string) 
 	return r.ReleaseClaims(ctx, uid)
 }
 
-// named returns the objects with a record's name. One that cannot be decoded is not
-// returned: it stays.
+// named returns the objects with a record's name. It omits an object that cannot be decoded, so that
+// object is not deleted.
 func (r *Records) named(ctx context.Context, uid string, namespaces []string) ([]v1alpha1.MachineAttestation, error) {
 	if len(namespaces) == 0 {
 		found, _, err := list[v1alpha1.MachineAttestation](ctx, r, v1alpha1.KindMachineAttestation, attestations,
 			client.MatchingFields{"metadata.name": uid})
-		return found, unavailable(err, "look for the record of %s", uid)
+		return found, unavailable(err, "find the record of %s", uid)
 	}
 	var found []v1alpha1.MachineAttestation
 	for _, namespace := range namespaces {
@@ -79,11 +79,11 @@ func (r *Records) named(ctx context.Context, uid string, namespaces []string) ([
 			continue
 		}
 		if err != nil {
-			return nil, unavailable(err, "look for the record of %s", uid)
+			return nil, unavailable(err, "find the record of %s", uid)
 		}
 		a, err := decode(o)
 		if err != nil {
-			r.o.Log.Error("an object with the name of a record is not one, and stays", "object", namespace+"/"+uid, "error", err)
+			r.o.Log.Error("an object has the name of a record but is not one; it is not deleted", "object", namespace+"/"+uid, "error", err)
 			continue
 		}
 		found = append(found, *a)
@@ -91,9 +91,9 @@ func (r *Records) named(ctx context.Context, uid string, namespaces []string) ([
 	return found, nil
 }
 
-// gone asks the API whether the Machine was deleted. An API version that was recorded
-// may no longer be served, and with a namespace its RoleBinding is deleted, too.
-func (r *Records) gone(ctx context.Context, ref v1alpha1.MachineReference, uid string) (bool, error) {
+// machineDeleted asks the API whether the Machine was deleted. The API version on the record may no longer be
+// served. If the namespace was deleted, so was its RoleBinding.
+func (r *Records) machineDeleted(ctx context.Context, ref v1alpha1.MachineReference, uid string) (bool, error) {
 	if m, ok := r.o.Machine(uid); ok && m.UID == uid {
 		ref = machineRef(m)
 	}
@@ -113,14 +113,14 @@ func (r *Records) gone(ctx context.Context, ref v1alpha1.MachineReference, uid s
 		return true, nil
 	}
 	if err != nil {
-		return false, unavailable(err, "does Machine %s/%s exist", ref.Namespace, ref.Name)
+		return false, unavailable(err, "check whether Machine %s/%s exists", ref.Namespace, ref.Name)
 	}
 	return string(o.UID) != uid, nil
 }
 
-// versionsOf returns the API versions in which the objects of a kind may be found: the
-// one asked for, and the others that Machines are known in. They are the same objects,
-// so any version that is served has the answer.
+// versionsOf returns the API versions in which an object of a kind may be found: the given one, and the
+// others in which Machines exist. All have the same objects, so any version that is served gives the
+// answer.
 func versionsOf(gv schema.GroupVersion, kind string) []string {
 	all := []string{gv.Version}
 	if kind != "Machine" {
@@ -134,14 +134,14 @@ func versionsOf(gv schema.GroupVersion, kind string) []string {
 	return all
 }
 
-// namespaceGone reports whether the API answers that there is no such namespace. No
-// answer is not that one.
+// namespaceGone reports whether the API answers that the namespace does not exist. If the API does not
+// answer, it returns false.
 func (r *Records) namespaceGone(ctx context.Context, name string) bool {
 	_, err := r.metadata(ctx, "", "v1", "Namespace", client.ObjectKey{Name: name})
 	return Missing(err)
 }
 
-// metadata reads an object of a kind that [NewClient] knows.
+// metadata reads the metadata of an object of a kind that is known to [NewClient].
 func (r *Records) metadata(
 	ctx context.Context, group, version, kind string, key client.ObjectKey,
 ) (*metav1.PartialObjectMetadata, error) {

@@ -10,8 +10,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/events"
 )
 
-// eventOf is the Event of each entry of a record's history: its reason, what precedes
-// the entry's message, and whether it is a warning.
+// eventOf maps the types of history entries to Events: the reason, a prefix of the message, and whether
+// the Event is a warning.
 var eventOf = map[string]struct {
 	reason, before string
 	warning        bool
@@ -60,8 +60,8 @@ func (r *Records) announce(at place, uid types.UID, before, after *v1alpha1.Mach
 	}
 }
 
-// added returns the entries at the end of a history that were not there before; at
-// its beginning the oldest may be missing.
+// added returns the new entries at the end of a history. The oldest entries may have been removed from
+// its beginning.
 func added(before, after []v1alpha1.HistoryEntry) []v1alpha1.HistoryEntry {
 	for n := range after {
 		kept := len(after) - n

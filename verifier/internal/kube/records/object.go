@@ -20,7 +20,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 )
 
-// Resources as [Options.Called] has them.
+// The names of resources for [Options.Called].
 const (
 	attestations      = "machineattestations"
 	attestationStatus = "machineattestations/status"
@@ -30,11 +30,11 @@ const (
 // errConflict means that another writer was first.
 var errConflict = errors.New("the object has changed")
 
-// place is where a record is kept.
+// place is where a record is stored.
 type place struct {
 	uid, namespace, name string
-	machine              *machine.Machine // the object that it belongs to; nil for a break-glass token
-	about                *machine.Machine // the object that counts
+	machine              *machine.Machine // the object to which it belongs; nil for a break-glass token
+	about                *machine.Machine // the object that is in force
 }
 
 func (p place) key() client.ObjectKey { return client.ObjectKey{Namespace: p.namespace, Name: p.name} }
@@ -56,9 +56,9 @@ func (r *Records) find(uid string) (place, error) {
 	return placeOf(m), nil
 }
 
-// placeOf is beside the Machine. While that is an object of both the Machine API and
-// Cluster API, it is beside the older one, whichever counts now: what was recorded when
-// the other one counted must be found.
+// placeOf returns the place beside the Machine. If the machine is an object of both the Machine API and
+// Cluster API, that is beside the older object, whichever is in force. So a record from before a
+// migration is found.
 func placeOf(m *machine.Machine) place {
 	at := place{uid: m.UID, namespace: m.Namespace, name: m.UID, machine: m, about: m}
 	if m.StandIn {
@@ -69,18 +69,18 @@ func placeOf(m *machine.Machine) place {
 	return at
 }
 
-// UID returns the UID of the Machine that a Machine's record is named by: a machine that
-// is an object of both Machine APIs has one record.
+// UID returns the UID that names the record of a Machine. A machine that is an object of both Machine
+// APIs has one record.
 func UID(m *machine.Machine) string { return placeOf(m).uid }
 
 // Namespace returns the namespace of a Machine's record.
 func Namespace(m *machine.Machine) string { return placeOf(m).namespace }
 
-// snapshot is a record as it was read.
+// snapshot is a record at the version that was read.
 type snapshot struct {
 	at     place
-	object *unstructured.Unstructured // as the API has it; nil if there is none
-	status map[string]any             // as this version understands it
+	object *unstructured.Unstructured // as stored in the API; nil if the record does not exist
+	status map[string]any             // as decoded by this version
 	record *v1alpha1.MachineAttestation
 }
 
@@ -95,11 +95,11 @@ func (r *Records) read(ctx context.Context, at place) (snapshot, error) {
 	case err != nil:
 		return snapshot{}, unavailable(err, "read record %s", at)
 	}
-	return r.understand(at, o)
+	return r.decodeRecord(at, o)
 }
 
-// get reads a MachineAttestation with the fields that only a newer version knows, which
-// a typed object would drop.
+// get reads a MachineAttestation with the fields that only a newer version knows. A typed object would
+// drop them.
 func (r *Records) get(ctx context.Context, key client.ObjectKey) (*unstructured.Unstructured, error) {
 	o := &unstructured.Unstructured{}
 	o.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.KindMachineAttestation))
@@ -107,8 +107,8 @@ func (r *Records) get(ctx context.Context, key client.ObjectKey) (*unstructured.
 	return o, err
 }
 
-// list lists objects of one kind. A typed list would fail because of one object that
-// cannot be decoded. That one is left out, and stays.
+// list lists objects of one kind. It omits an object that cannot be decoded; with a typed list, one
+// such object would fail the whole call.
 func list[T any](
 	ctx context.Context, r *Records, kind, resource string, options ...client.ListOption,
 ) (all []T, next string, err error) {
@@ -122,7 +122,7 @@ func list[T any](
 		o := &found.Items[i]
 		decoded, err := decodeAs[T](o)
 		if err != nil {
-			r.o.Log.Error("an object is not as the verifier makes it, and is left alone",
+			r.o.Log.Error("an object is invalid and is not changed",
 				"kind", kind, "object", o.GetNamespace()+"/"+o.GetName(), "error", err)
 			continue
 		}
@@ -131,18 +131,18 @@ func list[T any](
 	return all, found.GetContinue(), nil
 }
 
-// understand decodes the object and makes sure that it is the record.
-func (r *Records) understand(at place, o *unstructured.Unstructured) (snapshot, error) {
+// decodeRecord decodes the object and verifies that it is the record of this place.
+func (r *Records) decodeRecord(at place, o *unstructured.Unstructured) (snapshot, error) {
 	k := snapshot{at: at, object: o}
 	a, err := decode(o)
 	if err == nil {
-		err = at.holds(a)
+		err = at.mismatch(a)
 	}
 	if errors.Is(err, errReplaced) {
-		return snapshot{}, reason.Deny(reason.MachineNotFound, "%s was deleted and made anew", at)
+		return snapshot{}, reason.Deny(reason.MachineNotFound, "%s was deleted and recreated", at)
 	}
 	if err != nil {
-		r.o.Log.Error("a record is not as the verifier makes it, and is left alone",
+		r.o.Log.Error("a record is invalid and is not changed",
 			"record", at.String(), "machine_uid", at.uid, "error", err)
 		return snapshot{}, unavailable(err, "record %s", at)
 	}
@@ -150,20 +150,20 @@ func (r *Records) understand(at place, o *unstructured.Unstructured) (snapshot, 
 		return snapshot{}, unavailable(err, "record %s", at)
 	}
 	if at.machine == nil && a.Status.Token == nil {
-		return k, nil // created, and not written yet
+		return k, nil // created, but its status was not written yet
 	}
-	a.Status.MachineUID = at.uid // not written yet in one that was made in advance
+	a.Status.MachineUID = at.uid // not written yet in a record that was created in advance
 	if r.o.Withheld != nil && r.o.Withheld(a) {
-		a.Spec.Reattest = nil // only the status is ever written
+		a.Spec.Reattest = nil // only the status is written
 	}
 	k.record = a
 	return k, nil
 }
 
-var errReplaced = errors.New("another object of that name")
+var errReplaced = errors.New("another object has that name")
 
-// holds returns why the object is not the record of this place, if it is not.
-func (p place) holds(a *v1alpha1.MachineAttestation) error {
+// mismatch returns an error if the object is not the record of this place.
+func (p place) mismatch(a *v1alpha1.MachineAttestation) error {
 	switch uid := a.Status.MachineUID; {
 	case p.machine != nil && p.machine.StandIn && string(a.UID) != p.uid:
 		return errReplaced
@@ -207,8 +207,8 @@ func machineRef(m *machine.Machine) v1alpha1.MachineReference {
 	return v1alpha1.MachineReference{APIVersion: m.APIVersion, Kind: m.Kind, Namespace: m.Namespace, Name: m.Name}
 }
 
-// EnsureRecord creates the empty record of a Machine that has not joined, so that its
-// attestation need not. It does nothing if there is one.
+// EnsureRecord creates the empty record of a Machine that has not joined, to save the attestation a
+// write. If the record exists, it does nothing.
 func (r *Records) EnsureRecord(ctx context.Context, m *machine.Machine) error {
 	if m.StandIn {
 		return nil
@@ -219,7 +219,7 @@ func (r *Records) EnsureRecord(ctx context.Context, m *machine.Machine) error {
 	return nil
 }
 
-// create makes an empty record.
+// create creates an empty record.
 func (r *Records) create(ctx context.Context, at place) (*unstructured.Unstructured, error) {
 	a := &v1alpha1.MachineAttestation{ObjectMeta: metav1.ObjectMeta{Namespace: at.namespace, Name: at.name}}
 	if m := at.machine; m != nil {
@@ -234,7 +234,7 @@ func (r *Records) create(ctx context.Context, at place) (*unstructured.Unstructu
 	return made, unavailable(err, "create record %s", at)
 }
 
-// add creates the object and returns what its first status is written to.
+// add creates the object, and returns the object to which its first status is written.
 func (r *Records) add(ctx context.Context, a *v1alpha1.MachineAttestation) (*unstructured.Unstructured, error) {
 	err := r.do(ctx, "create", attestations, func(ctx context.Context) error { return r.o.Client.Create(ctx, a) })
 	if err != nil {
@@ -249,8 +249,8 @@ func (r *Records) add(ctx context.Context, a *v1alpha1.MachineAttestation) (*uns
 	return o, nil
 }
 
-// write writes the status that next has, unless the record changed since it was read.
-// It returns the object's UID.
+// write writes the status of next, unless the record changed since it was read. It returns the object's
+// UID.
 func (r *Records) write(
 	ctx context.Context, at place, k snapshot, next *v1alpha1.MachineAttestation,
 ) (types.UID, error) {
@@ -263,13 +263,13 @@ func (r *Records) write(
 	}
 	next.Status.MachineUID = at.uid
 	if next.Status.Phase != v1alpha1.PhasePending {
-		next.Status.Pending = nil // it was approved by being made a stand-in, and waits no more
+		next.Status.Pending = nil // an administrator approved it as a stand-in, so it is no longer pending
 	}
 	return o.GetUID(), r.patchStatus(ctx, o, k.status, next.Status)
 }
 
-// patchStatus writes the step from the status before, as this version understands it,
-// to next. Fields that only another version knows stay.
+// patchStatus writes the change from before, the status as this version decodes it, to next. Fields
+// that only another version knows stay.
 func (r *Records) patchStatus(
 	ctx context.Context, o *unstructured.Unstructured, before map[string]any, next v1alpha1.MachineAttestationStatus,
 ) error {

@@ -16,37 +16,38 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
-// A pending machine is a MachineAttestation in the verifier's namespace, with neither
-// machineRef nor pool. An administrator who sets one of them has enrolled the machine,
-// and the verifier leaves the object alone.
+// A pending machine is a MachineAttestation in the verifier's namespace with neither a machineRef nor a
+// pool. An administrator who sets one of them enrolls the machine. From then on the verifier does not
+// change the object.
 
 const (
 	labelPending = "mcs-attest.dev/pending"
 
-	// seenEvery is how often a later request of a pending machine is recorded.
+	// seenEvery is the minimum time between two recorded requests of a pending machine.
 	seenEvery = 10 * time.Minute
 
-	// fullFor is for how long no new machine is admitted when there are too many.
+	// fullFor is the time for which no new machine is admitted after the limit was reached.
 	fullFor = 10 * time.Second
 )
 
-// waitingRoom admits one new machine at a time, so that few are admitted and then
+// admission admits one new machine at a time, so that few objects are created over the limit and
 // deleted again.
-type waitingRoom struct {
+type admission struct {
 	turns turns
-	full  time.Time // until when no machine is admitted; its turn guards it
+	full  time.Time // until when no machine is admitted; guarded by the turn
 }
 
 func (r *Records) pendingKey(ekSHA256 string) client.ObjectKey {
 	return client.ObjectKey{Namespace: r.o.Namespace, Name: v1alpha1.PendingPrefix + ekSHA256[:min(len(ekSHA256), 16)]}
 }
 
-// approved reports whether an administrator has decided.
+// approved reports whether an administrator has enrolled the machine.
 func approved(a *v1alpha1.MachineAttestation) bool {
 	return a.Spec.MachineRef != nil || a.Spec.Pool != ""
 }
 
-// Wait records that p was seen now. When there are too many it is a RateLimited.
+// Wait records a request of the pending machine p. If there are too many pending machines, it returns
+// RateLimited.
 func (r *Records) Wait(ctx context.Context, now time.Time, p store.Pending) error {
 	o, err := r.get(ctx, r.pendingKey(p.EKSHA256))
 	if Missing(err) {
@@ -58,7 +59,7 @@ func (r *Records) Wait(ctx context.Context, now time.Time, p store.Pending) erro
 	return r.seen(ctx, now, o, p)
 }
 
-// seen records when a pending machine was last seen.
+// seen records when a pending machine sent its last request.
 func (r *Records) seen(ctx context.Context, now time.Time, o *unstructured.Unstructured, p store.Pending) error {
 	a, err := decode(o)
 	if err != nil {
@@ -67,7 +68,7 @@ func (r *Records) seen(ctx context.Context, now time.Time, o *unstructured.Unstr
 	first := now
 	if old := a.Status.Pending; old != nil {
 		if old.EKSHA256 != p.EKSHA256 {
-			return reason.Deny(reason.StoreUnavailable, "%s is of another EK", a.Name)
+			return reason.Deny(reason.StoreUnavailable, "%s belongs to another EK", a.Name)
 		}
 		if now.Sub(old.LastSeen.Time) < seenEvery {
 			return nil
@@ -75,7 +76,7 @@ func (r *Records) seen(ctx context.Context, now time.Time, o *unstructured.Unstr
 		first = old.FirstSeen.Time
 	}
 	if approved(a) {
-		return nil // the watch will bring the approval
+		return nil // the watch delivers the approval
 	}
 	return r.changePending(ctx, o, a, func(s *v1alpha1.MachineAttestationStatus) {
 		s.Phase = v1alpha1.PhasePending
@@ -86,8 +87,8 @@ func (r *Records) seen(ctx context.Context, now time.Time, o *unstructured.Unstr
 	})
 }
 
-// changePending writes a change of the status. If another replica or an administrator
-// was first, their state stays.
+// changePending writes a change of the status. If another replica or an administrator wrote first, it
+// changes nothing.
 func (r *Records) changePending(
 	ctx context.Context, o *unstructured.Unstructured, a *v1alpha1.MachineAttestation,
 	change func(*v1alpha1.MachineAttestationStatus),
@@ -103,9 +104,8 @@ func (r *Records) changePending(
 	return nil
 }
 
-// admit creates the object of a machine that was not pending before. There are never
-// more than [store.MaxPending] that stay: a replica that counts too many after it has
-// created an object deletes it again.
+// admit creates the object of a machine that was not pending before. At most [store.MaxPending] objects
+// remain: a replica that finds more after it created an object deletes that object.
 func (r *Records) admit(ctx context.Context, now time.Time, p store.Pending) error {
 	queued, cancel := context.WithTimeout(ctx, r.o.Timeout)
 	defer cancel()
@@ -114,10 +114,10 @@ func (r *Records) admit(ctx context.Context, now time.Time, p store.Pending) err
 		return unavailable(err, "admit %s: other machines are being admitted", p.ID)
 	}
 	defer leave()
-	// A client that hangs up must not leave an object behind that is over the limit.
+	// If the client disconnects, an object over the limit must still be deleted.
 	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), 4*r.o.Timeout)
 	defer stop()
-	full := reason.Deny(reason.RateLimited, "%d machines wait for approval already", store.MaxPending)
+	full := reason.Deny(reason.RateLimited, "%d machines are already waiting for approval", store.MaxPending)
 	if left := r.waiting.full.Sub(now); left > 0 && left <= fullFor {
 		return full
 	}
@@ -134,7 +134,7 @@ func (r *Records) admit(ctx context.Context, now time.Time, p store.Pending) err
 		Namespace: key.Namespace, Name: key.Name, Labels: map[string]string{labelPending: "true"},
 	}})
 	if kerrors.IsAlreadyExists(err) {
-		return nil // by another replica
+		return nil // created by another replica
 	}
 	if err != nil {
 		return unavailable(err, "admit %s", p.ID)
@@ -151,7 +151,7 @@ func (r *Records) admit(ctx context.Context, now time.Time, p store.Pending) err
 	return r.seen(ctx, now, made, p)
 }
 
-// Waiting returns the pending machines, by EK hash.
+// Waiting returns the pending machines, sorted by EK hash.
 func (r *Records) Waiting(ctx context.Context, now time.Time) ([]store.Pending, error) {
 	var all []store.Pending
 	err := r.eachPending(ctx, func(_ *unstructured.Unstructured, a *v1alpha1.MachineAttestation) error {
@@ -169,16 +169,17 @@ func (r *Records) Waiting(ctx context.Context, now time.Time) ([]store.Pending, 
 	return all, err
 }
 
-// ExpirePending deletes what has been pending for too long.
+// ExpirePending deletes the machines that have been pending for too long.
 func (r *Records) ExpirePending(ctx context.Context, now time.Time) error {
 	_, err := r.expire(ctx, now)
 	return err
 }
 
-// expire deletes what has been pending for too long, and counts the rest.
+// expire deletes the machines that have been pending for too long, and returns the number of the
+// others.
 func (r *Records) expire(ctx context.Context, now time.Time) (left int, err error) {
 	err = r.eachPending(ctx, func(o *unstructured.Unstructured, a *v1alpha1.MachineAttestation) error {
-		last := a.CreationTimestamp.Time // of one whose status was never written
+		last := a.CreationTimestamp.Time // for an object whose status was never written
 		if a.Status.Pending != nil {
 			last = a.Status.Pending.LastSeen.Time
 		}
@@ -191,11 +192,11 @@ func (r *Records) expire(ctx context.Context, now time.Time) (left int, err erro
 	return left, err
 }
 
-// eachPending calls f for every pending machine, in the order of their names.
+// eachPending calls f for every pending machine, sorted by name.
 func (r *Records) eachPending(
 	ctx context.Context, f func(*unstructured.Unstructured, *v1alpha1.MachineAttestation) error,
 ) error {
-	list := &unstructured.UnstructuredList{} // one object that cannot be decoded must not hide the others
+	list := &unstructured.UnstructuredList{} // so that one object that cannot be decoded does not fail the list
 	list.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.KindMachineAttestation + "List"))
 	err := r.do(ctx, "list", attestations, func(ctx context.Context) error {
 		return r.o.Client.List(ctx, list, client.InNamespace(r.o.Namespace), client.HasLabels{labelPending})
@@ -207,7 +208,7 @@ func (r *Records) eachPending(
 		o := &list.Items[i]
 		a, err := decode(o)
 		if err != nil {
-			r.o.Log.Error("a pending machine cannot be decoded, and is left alone", "name", o.GetName(), "error", err)
+			r.o.Log.Error("a pending machine cannot be decoded and is not changed", "name", o.GetName(), "error", err)
 			continue
 		}
 		if approved(a) || !strings.HasPrefix(a.Name, v1alpha1.PendingPrefix) {
@@ -220,8 +221,7 @@ func (r *Records) eachPending(
 	return nil
 }
 
-// deletePending deletes a pending machine, unless it changed: an approval must not be
-// lost.
+// deletePending deletes a pending machine unless it changed, because an approval must not be lost.
 func (r *Records) deletePending(ctx context.Context, o *unstructured.Unstructured) error {
 	err := r.do(ctx, "delete", attestations, func(ctx context.Context) error {
 		return r.o.Client.Delete(ctx, o, unchanged(o))
@@ -232,19 +232,19 @@ func (r *Records) deletePending(ctx context.Context, o *unstructured.Unstructure
 	return unavailable(err, "delete %s", o.GetName())
 }
 
-// Settled deletes a machine that is no longer pending. An object by which an
-// administrator has enrolled the machine stays.
+// Settled deletes the object of a machine that is no longer pending. It does not delete an object with
+// which an administrator enrolled the machine.
 func (r *Records) Settled(ctx context.Context, ekSHA256 string) error {
 	o, err := r.get(ctx, r.pendingKey(ekSHA256))
 	if Missing(err) {
 		return nil
 	}
 	if err != nil {
-		return unavailable(err, "is %s pending", ekSHA256)
+		return unavailable(err, "check whether %s is pending", ekSHA256)
 	}
 	a, err := decode(o)
 	if err != nil {
-		return unavailable(err, "is %s pending", ekSHA256)
+		return unavailable(err, "check whether %s is pending", ekSHA256)
 	}
 	switch p := a.Status.Pending; {
 	case p != nil && p.EKSHA256 != ekSHA256:

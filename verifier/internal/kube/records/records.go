@@ -1,18 +1,17 @@
-// Package records keeps the records of attestations in the Kubernetes API: a
-// MachineAttestation for each Machine, an IdentityClaim for each identity component,
-// and a MachineAttestation for each machine that waits for approval.
+// Package records stores the records of attestations in the Kubernetes API: a MachineAttestation for
+// each Machine, an IdentityClaim for each identity component, and a MachineAttestation for each machine
+// that waits for approval.
 //
-// It reads live and writes with optimistic locking, so any number of replicas may work
-// on one record. A record's status is written as a merge patch, whose lists and parts
-// keep the fields that only a newer version knows. Only the status is ever written. An
-// attestation is at most two writes where its record was created in advance.
+// It reads live and writes with optimistic locking, so several replicas may work on one record. It
+// writes only the status of a record, as a merge patch. The patch keeps the fields that only a newer
+// version knows, also inside lists. An attestation needs at most two writes if its record was created
+// in advance.
 //
-// Each process has the permissions of what it does; see deploy. Both need get, list, create
-// and delete of machineattestations, patch of their status, and get of machines and
-// namespaces. The process that serves machines needs get, create, patch and delete of
-// identityclaims; the controller needs list and delete. An error of the API is a denial
-// with the reason StoreUnavailable. A step that is made twice, or by two replicas, has the
-// same result as one.
+// Each process has the permissions for what it does; see deploy. Both need get, list, create and delete
+// of machineattestations, patch of their status, and get of machines and namespaces. The process that
+// serves machines also needs get, create, patch and delete of identityclaims; the controller needs list
+// and delete. An error of the API becomes a denial with the reason StoreUnavailable. A step that is
+// repeated, or performed by two replicas, has the same result as one.
 package records
 
 import (
@@ -37,50 +36,50 @@ import (
 
 const (
 	callTimeout = 5 * time.Second
-	// maxTries bounds how often a change is tried again after a conflict.
+	// maxTries is the maximum number of tries of a change after conflicts.
 	maxTries = 12
-	// Calls in the last troubleLasts that took slowCall, or had no answer, are trouble.
+	// InTrouble is true for troubleLasts after a call took slowCall or had no answer.
 	troubleLasts = time.Minute
 	slowCall     = time.Second
 )
 
-// conflict keeps replicas apart that have met at one record.
+// conflict is the pause after a conflict. Its jitter separates replicas that change the same record.
 var conflict = wait.Backoff{Duration: 5 * time.Millisecond, Factor: 1.2, Jitter: 1, Steps: maxTries}
 
-// Options are what [Records] need.
+// Options configure [Records].
 type Options struct {
-	// Client is as [NewClient] returns it. It must not have client-go's default limit of
-	// five requests per second.
+	// Client must come from [NewClient]. It must not have client-go's default limit of five requests
+	// per second.
 	Client client.Client
-	// Namespace is the verifier's own: for pending machines and break-glass records.
+	// Namespace is the verifier's own, for pending machines and break-glass records.
 	Namespace string
-	// Machine finds a Machine by its UID, which says where its record is.
+	// Machine finds a Machine by its UID. It determines where the record is.
 	Machine func(uid string) (*machine.Machine, bool)
 	Log     *slog.Logger
-	// Timeout of one call; 0 is 5 seconds.
+	// Timeout bounds one call. Default 5 seconds.
 	Timeout time.Duration
-	// Events receives what entered a record's history; nil: it is discarded.
+	// Events receives each new entry of a record's history. If nil, Events are discarded.
 	Events events.Sink
-	// Called, if set, is called before each call of the API, with a verb as RBAC has it
-	// and a resource, with "/status" where it is that.
+	// Called, if set, is called before each call of the API, with the RBAC verb and the resource, which
+	// includes the suffix "/status" for a subresource.
 	Called func(verb, resource string)
 	// Revoke, if set, revokes the bootstrap credentials of a Machine that was deleted,
 	// before its record is deleted.
 	Revoke func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error
-	// Withheld, if set, reports whether the grant of a record does not count, because a
-	// restore of etcd brought it back.
+	// Withheld, if set, reports whether the grant of a record is not in force because a restore of etcd
+	// brought it back.
 	Withheld func(a *v1alpha1.MachineAttestation) bool
 }
 
-// Records keeps the records. It is safe for concurrent use.
+// Records reads and writes the records. It is safe for concurrent use.
 type Records struct {
 	o       Options
-	busy    turns // by UID: one replica makes one change of a record at a time
-	waiting waitingRoom
-	trouble atomic.Int64 // when a call was last slow or without an answer (Unix time in ns)
+	busy    turns // by UID; a replica makes one change of a record at a time
+	waiting admission
+	trouble atomic.Int64 // when a call was last slow or had no answer (Unix time in ns)
 }
 
-// New makes no call yet.
+// New returns Records. It makes no call.
 func New(o Options) *Records {
 	o.Timeout = cmp.Or(o.Timeout, callTimeout)
 	if o.Events == nil {
@@ -92,17 +91,16 @@ func New(o Options) *Records {
 	return &Records{o: o}
 }
 
-// InTrouble reports whether a call of the API was slow, or not answered, a short time
-// ago. Then the record may hold uses of a token that another replica will return.
+// InTrouble reports whether a call of the API was recently slow or not answered. Then the record may
+// count uses of a token that another replica has not returned yet.
 func (r *Records) InTrouble() bool {
 	at := r.trouble.Load()
 	return at != 0 && time.Since(time.Unix(0, at)) < troubleLasts
 }
 
-// session is one request's work on one record. Its first Update starts from what Record
-// read: the write names that version, and fails if the record changed since. A change
-// that writes nothing is called again with the latest record. A session is not safe for
-// concurrent use.
+// session is the work of one request on one record. Its first Update starts from what Record read: the
+// write names that version, and fails if the record changed since. A change that returns nil is called
+// again with the latest record. A session is not safe for concurrent use.
 type session struct {
 	records *Records
 	uid     string
@@ -135,23 +133,21 @@ func (s *session) Update(ctx context.Context, change store.Change) error {
 	return s.records.update(ctx, s.uid, nil, read, change)
 }
 
-// Record returns the record of the Machine as it is now, or nil if there is none.
+// Record returns the current record of the Machine, or nil if there is none.
 func (r *Records) Record(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
 	return r.Session(uid).Record(ctx)
 }
 
-// Update changes the record of the Machine by change. Change receives the record as it
-// is, or nil if there is none, and returns the next one, or nil to leave it unchanged.
-// An error of change changes nothing and is returned as it is. After a conflict change
-// is called again.
+// Update changes the record of the Machine. change receives the current record, or nil if there is
+// none. It returns the next record, or nil to leave it unchanged. If change returns an error, Update
+// changes nothing and returns that error. After a conflict, change is called again.
 func (r *Records) Update(ctx context.Context, uid string, change store.Change) error {
 	return r.update(ctx, uid, nil, nil, change)
 }
 
-// Attest is Update that claims every component of an identity for the Machine
-// before the record is written. A component that another Machine holds is an
-// IdentityConflict, unless that Machine was deleted: then its claim is released.
-// The API is asked whether it was deleted; the cached state, alive, is not needed here.
+// Attest is Update, but first claims every component of an identity for the Machine. If another Machine
+// holds a component, it returns IdentityConflict, unless the API confirms that the other Machine was
+// deleted. Then its claim is released. The argument alive, from cached state, is not needed here.
 func (r *Records) Attest(
 	ctx context.Context, uid string, components []string, _ func(uid string) bool, change store.Change,
 ) error {
@@ -165,7 +161,7 @@ func (r *Records) update(
 	if err != nil {
 		return err
 	}
-	// The time for all tries: a client waits for the answer.
+	// The timeout is for all tries, because a client waits for the answer.
 	ctx, cancel := context.WithTimeout(ctx, 4*r.o.Timeout)
 	defer cancel()
 	leave, err := r.busy.enter(ctx, at.uid)
@@ -185,17 +181,17 @@ func (r *Records) update(
 	return result
 }
 
-// update is one change of a record, with its tries.
+// update is one change of a record with its tries.
 type update struct {
 	records    *Records
 	at         place
 	components []string
-	first      *snapshot // what the request read before; nil: nothing
+	first      *snapshot // the state that the request read before, or nil
 	change     store.Change
-	made       []*v1alpha1.IdentityClaim // by this change
+	made       []*v1alpha1.IdentityClaim // created by this change
 }
 
-// try makes the change once. The error is errConflict if another writer was first.
+// try tries the change once. It returns errConflict if another writer was first.
 func (u *update) try(ctx context.Context) error {
 	r, at := u.records, u.at
 	saved := u.first != nil
@@ -205,13 +201,13 @@ func (u *update) try(ctx context.Context) error {
 	}
 	next, err := u.change(k.record)
 	if saved && (err != nil || next == nil) {
-		return errConflict // no write compares the version: the next try reads the latest
+		return errConflict // no write would compare the version, so the next try reads the latest
 	}
 	if err != nil || next == nil {
 		r.release(ctx, u.made)
 		return err
 	}
-	// An identity that this attestation does not change has its claims.
+	// If this attestation does not change the identity, its claims exist.
 	known := k.record != nil && k.record.Status.Identity != (v1alpha1.RecordedIdentity{}) &&
 		next.Status.Identity == k.record.Status.Identity
 	for _, component := range u.components {
@@ -235,7 +231,7 @@ func (u *update) try(ctx context.Context) error {
 	return nil
 }
 
-// read reads the record, or returns what this request has read already, once.
+// read reads the record. The first call returns the state that this request read before, if any.
 func (u *update) read(ctx context.Context) (snapshot, error) {
 	if first := u.first; first != nil {
 		u.first = nil
@@ -253,7 +249,7 @@ func (r *Records) do(ctx context.Context, verb, resource string, call func(conte
 	defer cancel()
 	began := time.Now()
 	err := call(bounded)
-	// A client that leaves, or has little time, is no trouble of the API's.
+	// A client that disconnects or has little time left does not count as trouble of the API.
 	if time.Since(began) > slowCall || ctx.Err() == nil && unanswered(err) {
 		r.trouble.Store(time.Now().UnixNano())
 	}
@@ -266,16 +262,16 @@ func unanswered(err error) bool {
 		kerrors.IsTimeout(err) || kerrors.IsServerTimeout(err) || kerrors.IsInternalError(err))
 }
 
-// Missing reports whether the API answered that there is no such object. An API that
-// does not serve the resource at all has not answered that.
+// Missing reports whether the API answered that the object does not exist. This is false if the API
+// does not serve the resource at all.
 func Missing(err error) bool {
 	return kerrors.IsNotFound(err) && !kerrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
-// overtaken reports whether a write found the object changed or deleted.
+// overtaken reports whether the object was changed or deleted before the write.
 func overtaken(err error) bool { return kerrors.IsConflict(err) || Missing(err) }
 
-// unavailable makes any error of the API a temporary denial. Nil stays nil.
+// unavailable turns any error of the API into a temporary denial. It returns nil for nil.
 func unavailable(err error, format string, a ...any) error {
 	if err == nil {
 		return nil

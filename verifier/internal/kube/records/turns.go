@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// turns gives one caller at a time a turn at each key. What would be a conflict at the
-// API waits here instead.
+// turns gives one caller at a time the turn of a key. Callers wait here instead of causing conflicts at
+// the API.
 type turns struct {
 	mu   sync.Mutex
 	busy map[string]*turn
@@ -17,7 +17,7 @@ type turn struct {
 	users int
 }
 
-// enter waits until no other caller has the turn at the key, or ctx ends.
+// enter waits until no other caller has the turn of the key, or ctx ends.
 func (t *turns) enter(ctx context.Context, key string) (leave func(), err error) {
 	t.mu.Lock()
 	if t.busy == nil {

@@ -16,16 +16,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// fakeAPI has Machines in namespaces, with the semantics of list and watch, and the ways
-// in which an API server fails.
+// fakeAPI serves Machines in namespaces with the semantics of list and watch, and simulates the failures of an API
+// server.
 type fakeAPI struct {
 	*httptest.Server
 
 	mu        sync.Mutex
 	changed   *sync.Cond
 	revision  int
-	compacted int // watches from before expire
-	era       int // counts restores; each object has that in which it was written
+	compacted int // watches from an earlier revision expire
+	era       int // counts restores; each object has the era in which it was written
 	objects   map[string]map[string]any
 	events    []event
 	forbidden map[string]bool // namespaces
@@ -61,7 +61,7 @@ func (a *fakeAPI) do(f func()) {
 	a.changed.Broadcast()
 }
 
-// put creates or replaces a Machine; the lock is held.
+// put creates or replaces a Machine. The caller holds the lock.
 func (a *fakeAPI) put(namespace, name string, value int, broken bool) {
 	kind := "ADDED"
 	if a.objects[namespace+"/"+name] != nil {
@@ -79,7 +79,7 @@ func (a *fakeAPI) put(namespace, name string, value int, broken bool) {
 	a.events = append(a.events, event{a.revision, kind, o})
 }
 
-// remove deletes a Machine; the lock is held.
+// remove deletes a Machine. The caller holds the lock.
 func (a *fakeAPI) remove(key string) {
 	o := a.objects[key]
 	delete(a.objects, key)
@@ -90,7 +90,7 @@ func (a *fakeAPI) remove(key string) {
 	a.events = append(a.events, event{a.revision, "DELETED", o})
 }
 
-// restore brings back an earlier state; the lock is held.
+// restore sets an earlier state. The caller holds the lock.
 func (a *fakeAPI) restore(revision int, objects map[string]map[string]any) {
 	a.revision, a.objects, a.events, a.compacted = revision, maps.Clone(objects), nil, revision
 	a.era++
@@ -113,7 +113,7 @@ func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	code, answer := a.answer(r)
 	a.mu.Unlock()
 	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(answer) // the caller sees what is missing
+	_ = json.NewEncoder(w).Encode(answer) // the caller detects a truncated body
 }
 
 func namespaceOf(r *http.Request) string {

@@ -26,8 +26,8 @@ import (
 // errExpired ends a cache whose watch cannot continue where it ended.
 var errExpired = errors.New("the watch expired")
 
-// follower follows one source with one cache: a list, and the watch after it. It is the
-// cache's ListerWatcher, which sees objects first, and its event handler.
+// follower follows one source with one cache: a list, and the watch after it. It implements the cache's
+// ListerWatcher, which receives objects first, and its event handler.
 type follower struct {
 	*Source
 	number uint32                              // of the watch
@@ -36,16 +36,15 @@ type follower struct {
 	mu      sync.Mutex
 	listed  bool // the last page was read
 	version uint64
-	synced  bool      // the list was taken in
-	list    []*Object // until it was
-	events  []func()  // that came before it was
+	synced  bool      // the list was applied
+	list    []*Object // until synced
+	events  []func()  // received before synced
 }
 
-// follow follows a source until ctx ends or until it needs another cache, and returns
-// why.
+// follow follows a source until ctx ends or the source needs another cache. It returns the reason.
 func (i *Runner) follow(ctx context.Context, s *Source) error {
 	ctx, end := context.WithCancelCause(ctx)
-	f := &follower{Source: s, number: s.Begin(i.o.Revisions.Epoch())}
+	f := &follower{Source: s, number: s.StartWatch(i.o.Revisions.Epoch())}
 	if s.target == nil {
 		target, err := i.find(s)
 		if err != nil {
@@ -78,19 +77,18 @@ func (i *Runner) follow(ctx context.Context, s *Source) error {
 	return context.Cause(ctx)
 }
 
-// target is how a source is read: an empty object of a version that the cluster has.
+// target is how a source is read: with an empty object of a version that the cluster serves.
 type target struct {
 	object client.Object
 	mapper meta.RESTMapper
 }
 
-// find asks for the source's kind, version by version. An API server that has just
-// started lists no group of a CRD yet, and it returns an error for the group itself. So
-// the list of groups is not asked.
+// find discovers the source's kind, version by version. It does not request the list of groups: a starting API
+// server does not list the group of a CRD yet, but returns an error for the group itself.
 func (i *Runner) find(s *Source) (*target, error) {
 	for _, version := range s.Versions {
 		gvk := schema.GroupVersionKind{Group: s.Group, Version: version, Kind: s.Kind.Kind}
-		if s.Group != "" { // the others are part of every cluster
+		if s.Group != "" { // every cluster has the core group
 			all, err := i.discovery.ServerResourcesForGroupVersion(gvk.GroupVersion().String())
 			if err != nil && !apierrors.IsNotFound(err) {
 				return nil, fmt.Errorf("discovery of %s: %w", s.Kind, err)
@@ -137,7 +135,7 @@ func (i *Runner) newCache(f *follower, end context.CancelCauseFunc) (cache.Cache
 	return c, nil
 }
 
-// informer stands between the API and the cache's store.
+// informer replaces the cache's access to the API by the follower.
 func (f *follower) informer(
 	api toolscache.ListerWatcher, _ runtime.Object, _ time.Duration, by toolscache.Indexers,
 ) toolscache.SharedIndexInformer {
@@ -145,11 +143,10 @@ func (f *follower) informer(
 	return toolscache.NewSharedIndexInformer(f, &entry{}, 0, by)
 }
 
-// IsWatchListSemanticsUnSupported selects paged lists, whose revision is known before
-// their objects are taken in.
+// IsWatchListSemanticsUnSupported selects paged lists, whose revision is known before their objects are applied.
 func (f *follower) IsWatchListSemanticsUnSupported() bool { return true }
 
-// List and Watch are for an interface of client-go that is not used.
+// List and Watch implement an interface of client-go whose methods are not called.
 func (f *follower) List(o metav1.ListOptions) (runtime.Object, error) {
 	return f.ListWithContext(context.Background(), o)
 }
@@ -159,8 +156,7 @@ func (f *follower) Watch(o metav1.ListOptions) (watch.Interface, error) {
 	return f.WatchWithContext(context.Background(), o)
 }
 
-// ListWithContext reads one page. A second list belongs to the next cache, so that it
-// is taken in as a whole.
+// ListWithContext reads one page. A second list needs the next cache, so that it is applied as a whole.
 func (f *follower) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	f.mu.Lock()
 	listed := f.listed
@@ -168,8 +164,8 @@ func (f *follower) ListWithContext(ctx context.Context, o metav1.ListOptions) (r
 	if listed {
 		return nil, errExpired
 	}
-	// A list from an API server's cache may be older than what was seen. A consistent
-	// list never is, except after a restore.
+	// A list from an API server's cache may be older than what was read before. A consistent list is not, except
+	// after a restore.
 	o.ResourceVersion, o.ResourceVersionMatch = "", ""
 	list, err := f.api.ListWithContext(ctx, o)
 	if err != nil {
@@ -203,12 +199,10 @@ func (f *follower) ListWithContext(ctx context.Context, o metav1.ListOptions) (r
 	return page, nil
 }
 
-// WatchWithContext opens a stream. While the API is unavailable it waits here, so that
-// nothing needs to be listed again.
+// WatchWithContext opens a stream. While the API is unavailable it retries, so that no new list is needed.
 func (f *follower) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	for pause := backoff(); ; sleep(ctx, pause.Step()) {
-		// Where etcd was restored, a watch that continues would be silent until the
-		// revisions have caught up.
+		// After a restore of etcd, a continued watch would receive nothing until the revisions have caught up.
 		err := f.runner.o.Revisions.Probe(ctx)
 		var stream watch.Interface
 		if err == nil {
@@ -225,14 +219,14 @@ func (f *follower) WatchWithContext(ctx context.Context, o metav1.ListOptions) (
 	}
 }
 
-// reduce makes an entry of the object of an event.
+// reduce replaces the object of an event by an entry.
 func (f *follower) reduce(ev watch.Event) (watch.Event, bool) {
 	if ev.Type == watch.Error {
 		return ev, true
 	}
 	m, err := meta.Accessor(ev.Object)
 	if err != nil {
-		return ev, true // the reflector reports it
+		return ev, true // the reflector reports the error
 	}
 	version := revision(m.GetResourceVersion())
 	switch ev.Type {
@@ -248,12 +242,12 @@ func (f *follower) reduce(ev watch.Event) (watch.Event, bool) {
 	synced := f.synced
 	f.mu.Unlock()
 	if f.progress(f.number, version) && synced {
-		f.inStep()
+		f.markCurrent()
 	}
 	return ev, true
 }
 
-// complete takes in the list, and what came since.
+// complete applies the list and the events received since.
 func (f *follower) complete() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -264,8 +258,8 @@ func (f *follower) complete() {
 	f.synced, f.list, f.events = true, nil, nil
 }
 
-// then runs what an event asks for, after the list was taken in.
-func (f *follower) then(event func()) {
+// afterList runs the action of an event after the list was applied.
+func (f *follower) afterList(event func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.synced {
@@ -286,8 +280,8 @@ func (f *follower) OnAdd(object any, inList bool) {
 		e.object = nil
 		f.mu.Unlock()
 	default:
-		f.then(func() {
-			f.Take(e.object)
+		f.afterList(func() {
+			f.Apply(e.object)
 			e.object = nil
 		})
 	}
@@ -299,6 +293,6 @@ func (f *follower) OnUpdate(_, object any) { f.OnAdd(object, false) }
 // OnDelete receives an object that was deleted.
 func (f *follower) OnDelete(object any) {
 	if e, ok := object.(*entry); ok {
-		f.then(func() { f.Delete(e.NamespacedName) })
+		f.afterList(func() { f.Delete(e.NamespacedName) })
 	}
 }

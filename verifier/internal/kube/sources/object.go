@@ -19,7 +19,7 @@ import (
 // Kind is a resource of the API.
 type Kind struct {
 	Group, Resource, Kind string
-	Versions              []string // any of them is sufficient, the preferred first
+	Versions              []string // one that the cluster serves is sufficient; the preferred one first
 }
 
 // String returns the name of the resource's CRD: "machines.machine.openshift.io".
@@ -27,27 +27,27 @@ func (k Kind) String() string {
 	return schema.GroupResource{Group: k.Group, Resource: k.Resource}.String()
 }
 
-// Request names an object of this kind in the queue of a controller of several kinds: resource/name.
+// Request returns a request, resource/name, for the queue of a controller of several kinds.
 func (k Kind) Request(n types.NamespacedName) reconcile.Request {
 	n.Name = k.String() + "/" + n.Name
 	return reconcile.Request{NamespacedName: n}
 }
 
-// Requested returns what [Kind.Request] was given: the name of the resource's CRD, and the object.
+// Requested parses what [Kind.Request] returned: the name of the resource's CRD, and that of the object.
 func Requested(r reconcile.Request) (resource string, n types.NamespacedName) {
 	n = r.NamespacedName
 	resource, n.Name, _ = strings.Cut(n.Name, "/")
 	return resource, n
 }
 
-// Object is what is left of an object after [Source.Read].
+// Object is an object after [Source.Read] reduced it.
 type Object struct {
 	types.NamespacedName
 	APIVersion, Kind, UID string
 	Generation            int64
 	Version               uint64 // metadata.resourceVersion; 0 if it is not a number
-	// Value is what Read returned. With an error among Problems the object cannot be
-	// used as a whole, and Value is what can be used of it.
+	// Value is the result of Read. If an error is among Problems, the object cannot be used as a whole, and Value
+	// is the part that can be used.
 	Value    any
 	Problems []manifest.Problem
 }
@@ -82,7 +82,7 @@ func (s *Source) NewObject(o client.Object) *Object {
 	return out
 }
 
-// intern returns one copy of a text that many objects have.
+// intern returns one shared copy of a text that many objects contain.
 func (s *Source) intern(text string) string {
 	if one, ok := s.texts.Load(text); ok {
 		return one.(string)
@@ -91,7 +91,7 @@ func (s *Source) intern(text string) string {
 	return text
 }
 
-// revision returns a resourceVersion as etcd's revision; 0 if it is not a number.
+// revision parses a resourceVersion as a revision of etcd. It returns 0 if it is not a number.
 func revision(resourceVersion string) uint64 {
 	v, err := strconv.ParseUint(resourceVersion, 10, 64)
 	if err != nil {
@@ -100,15 +100,15 @@ func revision(resourceVersion string) uint64 {
 	return v
 }
 
-// entry is what the cache stores of an object: its key and its version. The object is
-// there until the source has taken it in.
+// entry is what the cache stores of an object: its key and its version. It has the object only until the source has
+// applied it.
 type entry struct {
 	types.NamespacedName
 	version string
 	object  *Object
 }
 
-// GetObjectKind, DeepCopyObject and GetObjectMeta make it an object for client-go.
+// GetObjectKind, DeepCopyObject and GetObjectMeta implement client.Object for client-go.
 func (e *entry) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
 func (e *entry) DeepCopyObject() runtime.Object   { c := *e; return &c }
 func (e *entry) GetObjectMeta() metav1.Object {

@@ -23,38 +23,37 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 )
 
-// Revisions decides what a restore of etcd means. Each restore that was noticed begins
-// an epoch.
+// Revisions decides what a restore of etcd means. Each detected restore begins an epoch.
 type Revisions interface {
 	Epoch() uint32
 	// Saw receives the revision of a list or an event.
 	Saw(epoch uint32, revision uint64)
-	// Probe asks the API for its revision before a watch continues.
+	// Probe reads the API's current revision before a watch continues.
 	Probe(context.Context) error
-	// Restored is called before an object of the restored state is taken in.
+	// Restored is called before an object of the restored state is applied.
 	Restored(epoch uint32, why string)
 }
 
-// Options are what a Runner needs. Every field but MachineNamespaces is required.
+// Options configure a Runner. Every field but Account and MachineNamespaces is required.
 type Options struct {
 	Config *rest.Config
 	Scheme *runtime.Scheme
 	Log    *slog.Logger
-	// Account is the name of the service account, for hints. Empty: it is not named.
+	// Account is the name of the service account for hints. If empty, hints do not name it.
 	Account string
-	// Namespace is the verifier's own, MachineNamespaces are those of Machines.
+	// Namespace is the verifier's own. MachineNamespaces are those of Machines.
 	Namespace         string
 	MachineNamespaces []string
-	// Retry is how often a kind or a namespace that does not exist is looked for.
+	// Retry is the pause between requests for a kind or a namespace that does not exist.
 	Retry     time.Duration
 	Revisions Revisions
-	// NamespaceGone reports whether a namespace does not exist or is being deleted. Its
-	// RoleBinding goes first, and what can be read of it is then forbidden.
+	// NamespaceGone reports whether a namespace does not exist or is being deleted. Its RoleBinding is deleted
+	// first, so the API server then forbids reads.
 	NamespaceGone func(ctx context.Context, name string) bool
-	// Batch is held while a list is taken in of which no view may have a part.
+	// Batch is held while a list is applied of which no view may contain only a part.
 	Batch sync.Locker
-	// Unusable receives an object that cannot be used; hadGood: its last good state stays
-	// in force. Usable receives one that can be used again, or was deleted.
+	// Unusable receives an object that cannot be used. If hadGood, its last good state stays in force. Usable
+	// receives an object that can be used again or was deleted.
 	Unusable func(s *Source, o *Object, problems []manifest.Problem, hadGood bool)
 	Usable   func(s *Source, name types.NamespacedName)
 	// Changed is called when a source's state has changed.
@@ -96,19 +95,19 @@ func (i *Runner) Run(ctx context.Context) {
 		round, stop := context.WithCancel(ctx)
 		var running sync.WaitGroup
 		for _, s := range i.sources {
-			running.Go(func() { i.keep(round, s) })
+			running.Go(func() { i.maintain(round, s) })
 		}
 		select {
 		case <-ctx.Done():
 		case <-i.restart:
-			i.o.Log.Warn("reading everything again")
+			i.o.Log.Warn("reading all sources again")
 		}
 		stop()
 		running.Wait()
 	}
 }
 
-// Restart has every source read again.
+// Restart makes the Runner read every source again.
 func (i *Runner) Restart() {
 	select {
 	case i.restart <- struct{}{}:
@@ -116,15 +115,15 @@ func (i *Runner) Restart() {
 	}
 }
 
-// Reset notes that nothing counts until it was read again.
+// Reset marks every source as not read yet.
 func (i *Runner) Reset() {
 	for _, s := range i.sources {
 		s.Reset()
 	}
 }
 
-// keep keeps one source current until ctx ends.
-func (i *Runner) keep(ctx context.Context, s *Source) {
+// maintain keeps one source current until ctx ends.
+func (i *Runner) maintain(ctx context.Context, s *Source) {
 	pause := backoff()
 	for ctx.Err() == nil {
 		began := time.Now()
@@ -136,14 +135,14 @@ func (i *Runner) keep(ctx context.Context, s *Source) {
 		case ctx.Err() != nil:
 			return
 		case apierrors.IsNotFound(err):
-			s.target = nil // perhaps the kind vanished
+			s.target = nil // the kind may have been deleted
 			s.Fail(err)
 		case meta.IsNoMatchError(err):
 			s.Absent()
 			sleep(ctx, wait.Jitter(i.o.Retry/2, 1))
 			continue
 		case refused(err) && i.namespaceGone(ctx, s):
-			s.abandon()
+			s.markNamespaceGone()
 			sleep(ctx, wait.Jitter(i.o.Retry/2, 1))
 			continue
 		case !errors.Is(err, errExpired) && !apierrors.IsResourceExpired(err):
@@ -153,15 +152,15 @@ func (i *Runner) keep(ctx context.Context, s *Source) {
 	}
 }
 
-// namespaceGone reports whether a source's namespace does not exist. The verifier's own
-// namespace, and that of a single object, always exists.
+// namespaceGone reports whether a source's namespace does not exist. The verifier's own namespace, and that of a
+// single object, always exist.
 func (i *Runner) namespaceGone(ctx context.Context, s *Source) bool {
 	return s.local() && i.o.NamespaceGone(ctx, s.Namespace)
 }
 
-// Outdated returns what may have changed without being seen; nil if everything is
-// current. A short outage of the API is no reason, since records are read live. A
-// forbidden namespace counts only for its own Machines.
+// Outdated returns why cached objects may be outdated: in by namespace, all for every namespace. Both are nil if
+// everything is current. A short outage of the API does not count, because records are read live. A forbidden
+// namespace affects only its own Machines.
 func (i *Runner) Outdated(now time.Time) (in map[string]error, all error) {
 	everywhere := i.forbiddenEverywhere()
 	for _, s := range i.sources {
@@ -172,16 +171,15 @@ func (i *Runner) Outdated(now time.Time) (in map[string]error, all error) {
 			if in == nil {
 				in = map[string]error{}
 			}
-			in[s.Namespace] = errors.New(Bounded(why))
+			in[s.Namespace] = errors.New(Truncate(why))
 		case all == nil:
-			all = errors.New(Bounded(why))
+			all = errors.New(Truncate(why))
 		}
 	}
 	return in, all
 }
 
-// forbiddenEverywhere reports whether there is no namespace of Machines that the
-// verifier may read. Then nothing can be served.
+// forbiddenEverywhere reports whether the verifier may not read any namespace of Machines. Then it cannot serve.
 func (i *Runner) forbiddenEverywhere() bool {
 	namespaces, forbidden := map[string]bool{}, map[string]bool{}
 	for _, s := range i.sources {
@@ -196,18 +194,17 @@ func (i *Runner) forbiddenEverywhere() bool {
 		!slices.Contains(i.o.MachineNamespaces, i.o.Namespace)
 }
 
-// Synced reports whether everything that serving depends on was read and may be read,
-// and what was not. A forbidden namespace of Machines does not count, unless there is no
-// other one.
+// Synced reports whether every source that serving needs was read and is not forbidden, and lists those for which
+// this is false. A forbidden namespace of Machines does not count unless all of them are forbidden.
 func (i *Runner) Synced() (bool, []string) { return i.synced(!i.forbiddenEverywhere()) }
 
-// Complete is Synced, and a forbidden namespace always counts.
+// Complete is like Synced, but a forbidden namespace always counts.
 func (i *Runner) Complete() bool {
 	all, _ := i.synced(false)
 	return all
 }
 
-// SyncedElsewhere is Synced, and a forbidden namespace never counts.
+// SyncedElsewhere is like Synced, but a forbidden namespace never counts.
 func (i *Runner) SyncedElsewhere() bool {
 	others, _ := i.synced(true)
 	return others
@@ -226,11 +223,11 @@ func (i *Runner) synced(elsewhere bool) (bool, []string) {
 	return len(missing) == 0, missing
 }
 
-// maxText bounds what a status says of an object or a source.
+// maxText is the maximum length of a text about an object or a source in a status.
 const maxText = 1024
 
-// Bounded returns the beginning of a text, at most 1024 bytes.
-func Bounded(text string) string {
+// Truncate truncates a text to 1024 bytes.
+func Truncate(text string) string {
 	if len(text) > maxText {
 		return strings.ToValidUTF8(text[:maxText], "")
 	}
@@ -244,7 +241,7 @@ func Unavailable(err error) bool {
 		apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err)
 }
 
-// backoff returns the pauses between two attempts: from 100 to 200 ms, at most 10 s.
+// backoff returns the pauses between attempts: 100 to 200 ms at first, at most 10 s.
 func backoff() wait.Backoff {
 	return wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 7, Cap: 5 * time.Second}
 }

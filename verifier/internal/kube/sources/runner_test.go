@@ -27,7 +27,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
 )
 
-// consumer stores what an inventory of Machines reports.
+// consumer stores what an inventory of Machines receives.
 type consumer struct {
 	t   *testing.T
 	api *fakeAPI
@@ -36,7 +36,7 @@ type consumer struct {
 
 	mu       sync.Mutex
 	values   map[string]int    // the last good state
-	unusable map[string]string // why, of each object that cannot be used
+	unusable map[string]string // the reason, by object that cannot be used
 	highest  uint64
 
 	epoch atomic.Uint32
@@ -172,17 +172,17 @@ func (c *consumer) until(what string, so func() string) {
 	}
 }
 
-// none says that there may be no good state.
+// none means that the consumer may have no good state.
 const none = -1
 
-// model is what a consumer of the same objects must hold.
+// model is the expected state of a consumer of the same objects.
 type model struct {
 	api *fakeAPI
-	// good has, by object, the states of which one is the last good one that was seen.
+	// good has, by object, the candidates for the last good state that the consumer received.
 	good map[string][]int
 }
 
-// want returns what must be held, and why objects cannot be used. The lock is held.
+// want returns the expected states, and why objects cannot be used. The caller holds the lock.
 func (m *model) want() (good map[string][]int, bad map[string]string) {
 	good, bad = map[string][]int{}, map[string]string{}
 	for key, o := range m.api.objects {
@@ -195,7 +195,7 @@ func (m *model) want() (good map[string][]int, bad map[string]string) {
 	return good, bad
 }
 
-// equal returns how a consumer differs from the model; "" if it does not.
+// equal returns how a consumer differs from the model, or "".
 func (m *model) equal(c *consumer) (why string) {
 	m.api.do(func() {
 		good, bad := m.want()
@@ -218,8 +218,8 @@ func (m *model) equal(c *consumer) (why string) {
 	return why
 }
 
-// The inventory holds what the API has, whatever happens to either: this compares it with
-// a model after each of many random steps.
+// The sources equal the API's state whatever happens to either. The test compares them with a model after each of
+// many random steps.
 func TestInventory_HoldsWhatTheAPIHas(t *testing.T) {
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -233,7 +233,7 @@ func TestInventory_HoldsWhatTheAPIHas(t *testing.T) {
 			next, snapshots := 0, 0
 			for step := range 80 {
 				what := trouble(random, api, seen)
-				// Changes, also while the API is unavailable to the verifier.
+				// Changes also happen while the API is unavailable to the verifier.
 				api.do(func() {
 					for range random.IntN(5) {
 						next++
@@ -251,7 +251,7 @@ func TestInventory_HoldsWhatTheAPIHas(t *testing.T) {
 				}
 				if seen["a"] && seen["b"] {
 					c.until(fmt.Sprintf("step %d, after %s", step, what), func() string { return m.equal(c) })
-					m.settle(c)
+					m.recordStates(c)
 				}
 				if random.IntN(30) == 0 && seen["a"] && seen["b"] {
 					snapshots++
@@ -265,7 +265,7 @@ func TestInventory_HoldsWhatTheAPIHas(t *testing.T) {
 	}
 }
 
-// trouble makes something happen to the API.
+// trouble simulates a random failure of the API.
 func trouble(random *rand.Rand, api *fakeAPI, seen map[string]bool) (what string) {
 	api.do(func() {
 		switch random.IntN(8) {
@@ -302,7 +302,7 @@ func trouble(random *rand.Rand, api *fakeAPI, seen map[string]bool) (what string
 	return what
 }
 
-// change creates, replaces or deletes a Machine. seen: the verifier sees every state of it.
+// change creates, replaces or deletes a Machine. seen means that the verifier receives every state.
 func (m *model) change(random *rand.Rand, seen bool, namespace string, value int) {
 	name := fmt.Sprint("m", random.IntN(9))
 	key := namespace + "/" + name
@@ -332,8 +332,8 @@ func (m *model) change(random *rand.Rand, seen bool, namespace string, value int
 	m.good[key] = append(m.good[key], state)
 }
 
-// settle notes which of several states a consumer that is current has.
-func (m *model) settle(c *consumer) {
+// recordStates records which of several states a current consumer has.
+func (m *model) recordStates(c *consumer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	clear(m.good)
@@ -347,7 +347,7 @@ func (m *model) settle(c *consumer) {
 	}
 }
 
-// restore brings back a state of before some changes that the consumer has seen.
+// restore sets a state from before some changes that the consumer received.
 func (m *model) restore(c *consumer) {
 	before := c.epoch.Load()
 	var snapshot map[string]map[string]any
@@ -367,7 +367,7 @@ func (m *model) restore(c *consumer) {
 		return ""
 	})
 	c.until("after the restore", func() string { return m.equal(c) })
-	m.settle(c)
+	m.recordStates(c)
 }
 
 // A list whose revision is compacted between two of its pages is read again, without pages.
@@ -393,7 +393,7 @@ func TestInventory_ListThatExpiresBetweenPagesIsWhole(t *testing.T) {
 	})
 }
 
-// A namespace that is forbidden stops no other, and comes back.
+// A forbidden namespace does not stop the others, and recovers.
 func TestInventory_StalenessIsPerNamespace(t *testing.T) {
 	api := newFakeAPI(t)
 	c := newConsumer(t, api, "a", "b")

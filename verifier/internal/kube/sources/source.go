@@ -17,63 +17,62 @@ import (
 // Source is one kind in one place. Its fields are set before [New].
 type Source struct {
 	Kind
-	Namespace string // empty: all of them, or none
-	Name      string // of the single object; empty: all
-	Selector  string // of labels
-	// Optional: a cluster can do without the kind.
+	Namespace string // empty for all namespaces, or for a cluster-scoped kind
+	Name      string // of the single object; empty for all objects
+	Selector  string // a label selector
+	// Optional means that a cluster may lack the kind.
 	Optional bool
-	// Advisory: the verifier can serve without the source.
+	// Advisory means that the verifier can serve without the source.
 	Advisory bool
-	// Whole: no view may be built of a part of a list.
+	// Whole means that no view may be built from a part of a list.
 	Whole bool
 	// Object is an empty object of the type that the cache decodes.
 	Object client.Object
 
-	// Read reduces an object. With an error among the problems its result is what can
-	// be used of the object; see [Object]. Calls may be concurrent.
+	// Read reduces an object. If an error is among the problems, its result is the part of the object that can be
+	// used; see [Object]. Calls may be concurrent.
 	Read func(client.Object) (any, []manifest.Problem)
-	// Put receives each state that can be used, and Drop each object that was deleted,
-	// one call at a time. Put may find problems that keep a part of the object from
-	// being used.
+	// Put receives each state that can be used, and Drop the name of each deleted object, one call at a time. Put
+	// may return problems that make a part of the object unusable.
 	Put  func(*Object) []manifest.Problem
 	Drop func(types.NamespacedName)
-	// Advance, if set, receives a state that cannot be used as a whole, and reports
-	// whether a good state of this object is known.
+	// Advance, if set, receives a state that cannot be used as a whole. It reports whether a good state of this
+	// object is known.
 	Advance func(*Object) bool
-	// Listed, if set, is called after a whole list was put.
+	// Listed, if set, is called after a whole list was passed to Put.
 	Listed func()
-	// Vanished, if set, is called when the cluster does not have the kind any more.
+	// Vanished, if set, is called when the cluster no longer has the kind.
 	Vanished func()
 
 	runner *Runner
-	target *target  // of the goroutine that follows; nil: the kind is to be looked for
+	target *target  // owned by the goroutine of follow; nil if the kind must be discovered
 	texts  sync.Map // string by string
 
-	mu      sync.Mutex
-	known   map[types.NamespacedName]seen
-	round   uint32 // of the list that is known
-	applied uint32 // the epoch of what is known
-	highest uint64 // the highest resourceVersion in the epoch
-	current uint32 // the epoch of the present watch
-	watch   uint32 // counts watches
-	synced  bool
-	missing bool // the cluster does not have the kind
-	gone    bool // the namespace does not exist, or is being deleted
-	err     error
-	since   time.Time // of err
-	heard   time.Time // when the source was last current
-	logged  string
+	mu          sync.Mutex
+	known       map[types.NamespacedName]seen
+	round       uint32 // of the last list
+	applied     uint32 // the epoch of the objects in known
+	highest     uint64 // the highest resourceVersion in the epoch
+	current     uint32 // the epoch of the current watch
+	watch       uint32 // counts watches
+	synced      bool
+	missing     bool // the cluster does not have the kind
+	gone        bool // the namespace does not exist, or is being deleted
+	err         error
+	since       time.Time // of err
+	lastCurrent time.Time // when the source was last known to be current
+	logged      string
 }
 
-// seen is what is remembered of an object.
+// seen is the cached state of an object.
 type seen struct {
 	version uint64
 	round   uint32
-	good    bool // there was a state that could be used
-	bad     bool // the present one cannot be
+	good    bool // a state that could be used was applied
+	bad     bool // the current state cannot be used
 }
 
-// String names the source for an administrator.
+// String describes the source for an administrator.
 func (s *Source) String() string {
 	text := s.Kind.String()
 	if s.Name != "" {
@@ -85,16 +84,16 @@ func (s *Source) String() string {
 	return text
 }
 
-// Epoch returns the epoch of [Revisions] in which the present watch began.
+// Epoch returns the epoch of [Revisions] in which the current watch began.
 func (s *Source) Epoch() uint32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.current
 }
 
-// Begin notes that a watch begins in this epoch, and returns its number. What was seen
-// in an earlier epoch is not compared with what comes.
-func (s *Source) Begin(epoch uint32) (watch uint32) {
+// StartWatch starts a watch in an epoch and returns its number. State from an earlier epoch is not compared with what
+// the new watch returns.
+func (s *Source) StartWatch(epoch uint32) (watch uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.current != epoch {
@@ -104,17 +103,17 @@ func (s *Source) Begin(epoch uint32) (watch uint32) {
 	return s.watch
 }
 
-// Replace takes in a whole list. What is not in it was deleted.
+// Replace applies a whole list. Objects that it lacks were deleted.
 func (s *Source) Replace(all []*Object, version uint64) {
 	s.mu.Lock()
 	s.round++
 	s.applied = s.current
 	watch := s.watch
 	s.mu.Unlock()
-	s.atOnce(func() {
+	s.withBatch(func() {
 		for n, o := range all {
-			s.Take(o)
-			all[n] = nil // the garbage collector may have it
+			s.Apply(o)
+			all[n] = nil // lets the garbage collector free it
 		}
 		for _, name := range s.names(func(was seen) bool { return was.round != s.round }) {
 			s.Delete(name)
@@ -124,11 +123,11 @@ func (s *Source) Replace(all []*Object, version uint64) {
 		}
 	})
 	s.progress(watch, version)
-	s.inStep()
+	s.markCurrent()
 }
 
-// Take takes in an object's next state.
-func (s *Source) Take(o *Object) {
+// Apply applies an object's next state.
+func (s *Source) Apply(o *Object) {
 	s.mu.Lock()
 	before := s.known[o.NamespacedName]
 	s.mu.Unlock()
@@ -150,7 +149,7 @@ func (s *Source) Take(o *Object) {
 	}
 }
 
-// Delete drops an object.
+// Delete deletes an object.
 func (s *Source) Delete(name types.NamespacedName) {
 	s.mu.Lock()
 	bad := s.known[name].bad
@@ -162,7 +161,7 @@ func (s *Source) Delete(name types.NamespacedName) {
 	}
 }
 
-// names returns the names of the objects of which it was so.
+// names returns the names of the objects that match.
 func (s *Source) names(so func(seen) bool) (names []types.NamespacedName) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,9 +173,9 @@ func (s *Source) names(so func(seen) bool) (names []types.NamespacedName) {
 	return names
 }
 
-// deleteAll drops every object.
+// deleteAll deletes every object.
 func (s *Source) deleteAll() {
-	s.atOnce(func() {
+	s.withBatch(func() {
 		for _, name := range s.names(func(seen) bool { return true }) {
 			s.Delete(name)
 		}
@@ -189,8 +188,8 @@ func (s *Source) deleteAll() {
 	})
 }
 
-// atOnce runs f while no view is built.
-func (s *Source) atOnce(f func()) {
+// withBatch runs f. For a Whole source, no view is built meanwhile.
+func (s *Source) withBatch(f func()) {
 	if s.Whole {
 		s.runner.o.Batch.Lock()
 		defer s.runner.o.Batch.Unlock()
@@ -198,12 +197,12 @@ func (s *Source) atOnce(f func()) {
 	f()
 }
 
-// errRestored ends a watch that would say nothing any more.
+// errRestored ends a watch that would no longer receive events.
 var errRestored = errors.New("etcd was restored; watching again")
 
-// Check compares a page of a list with what was seen before, and reports a restore of
-// etcd. Nothing of a page with an error may be taken in. A page of an earlier watch is
-// one that came late, and is not compared.
+// Check compares a page of a list with what was read before, and reports a restore of etcd. After an error, the
+// caller must not apply any part of the page. A late page of an earlier watch is not compared; it returns
+// errExpired.
 func (s *Source) Check(watch uint32, page []*Object, version uint64) error {
 	s.mu.Lock()
 	if s.watch != watch {
@@ -219,9 +218,9 @@ func (s *Source) Check(watch uint32, page []*Object, version uint64) error {
 	return errRestored
 }
 
-// older reports whether a page shows an earlier time than was seen before. Either its
-// resourceVersion is lower, or an object's is. The second also finds a restore that
-// raised all revisions, as etcd's --bump-revision does. The lock is held.
+// older reports whether a page is from an earlier time than what was read before: its resourceVersion is lower, or
+// that of an object is. The latter also detects a restore that raised all revisions, as etcd's --bump-revision
+// does. The caller holds the lock.
 func (s *Source) older(page []*Object, version uint64) bool {
 	if version != 0 && version < s.highest {
 		return true
@@ -232,8 +231,7 @@ func (s *Source) older(page []*Object, version uint64) bool {
 	})
 }
 
-// progress notes how far the API has come, and reports whether the watch is the present
-// one.
+// progress records the revision of the API, and reports whether the watch is the current one.
 func (s *Source) progress(watch uint32, version uint64) bool {
 	s.mu.Lock()
 	if s.watch != watch {
@@ -243,7 +241,7 @@ func (s *Source) progress(watch uint32, version uint64) bool {
 	s.highest = max(s.highest, version)
 	epoch := s.current
 	s.mu.Unlock()
-	if s.Group != "" { // the API's own resources may be in another etcd
+	if s.Group != "" { // built-in resources may be in another etcd
 		s.runner.o.Revisions.Saw(epoch, version)
 	}
 	return true

@@ -7,8 +7,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// How long a source may be of no use before nothing is granted on what it holds: with
-// an error, and without an event. The API server sends a bookmark every minute.
+// How long a source may have an error, or receive no event, before its objects no longer justify a grant. The API
+// server sends a bookmark every minute.
 const (
 	MaxError  = 5 * time.Minute
 	MaxQuiet  = 5 * time.Minute
@@ -18,13 +18,13 @@ const (
 // Status is the state of a source for readiness and conditions.
 type Status struct {
 	Name      string
-	Unsynced  bool // not current yet, or not since the last restore
+	Unsynced  bool // not read yet, or not since the last restore
 	Forbidden bool
 	Advisory  bool
-	Text      string // what is wrong
+	Text      string // the problem
 }
 
-// Status returns the state, and whether something is wrong.
+// Status returns the state, and whether there is a problem.
 func (s *Source) Status() (Status, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -45,7 +45,7 @@ func (s *Source) Status() (Status, bool) {
 	return st, st.Text != "" && (st.Unsynced || st.Forbidden || s.err != nil)
 }
 
-// Outdated returns why nothing may be granted on what the source holds; "" if it may be.
+// Outdated returns why the objects of the source may not justify a grant, or "" if they may.
 func (s *Source) Outdated(now time.Time) string {
 	st, _ := s.Status()
 	s.mu.Lock()
@@ -55,9 +55,9 @@ func (s *Source) Outdated(now time.Time) string {
 	case st.Unsynced || st.Forbidden:
 		return st.Text
 	case s.err != nil && now.Sub(s.since) > MaxError:
-		return fmt.Sprintf("%s; it is so since %s", st.Text, s.since.UTC().Format(time.RFC3339))
-	case now.Sub(s.heard) > MaxSilent:
-		return fmt.Sprintf("%s: no event since %s", st.Name, s.heard.UTC().Format(time.RFC3339))
+		return fmt.Sprintf("%s; since %s", st.Text, s.since.UTC().Format(time.RFC3339))
+	case now.Sub(s.lastCurrent) > MaxSilent:
+		return fmt.Sprintf("%s: no event since %s", st.Name, s.lastCurrent.UTC().Format(time.RFC3339))
 	}
 	return ""
 }
@@ -74,14 +74,13 @@ func (s *Source) NamespaceGone() bool {
 	return s.gone
 }
 
-// Forbidden reports whether the verifier may not read a source that only the Machines of
-// one namespace depend on.
+// Forbidden reports whether the verifier may not read a source on which only the Machines of one namespace depend.
 func (s *Source) Forbidden() bool {
 	st, _ := s.Status()
 	return st.Forbidden && s.local()
 }
 
-// hint says what helps.
+// hint returns how to fix an error, or "".
 func (s *Source) hint(err error) string {
 	if !refused(err) {
 		return ""
@@ -98,24 +97,24 @@ func (s *Source) hint(err error) string {
 	if s.runner.o.Account != "" {
 		who = "the service account " + s.runner.o.Account
 	}
-	if s.Resource == "machines" || s.Resource == "machineattestations" { // they are also read live
+	if s.Resource == "machines" || s.Resource == "machineattestations" { // these are also read live
 		verbs = "get, list and watch"
 	}
 	return fmt.Sprintf("%s needs %s on %s %s; see deploy/base", who, verbs, what, where)
 }
 
-// refused reports whether an error says that the verifier may not read.
+// refused reports whether the API server denied access.
 func refused(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) }
 
-// Reset notes that nothing of the source counts until it was read again.
+// Reset marks the source as not read yet.
 func (s *Source) Reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.synced, s.gone = false, false
 }
 
-// inStep notes that the source is current.
-func (s *Source) inStep() {
+// markCurrent marks the source as current.
+func (s *Source) markCurrent() {
 	epoch := s.runner.o.Revisions.Epoch()
 	s.mu.Lock()
 	if s.current != epoch {
@@ -124,13 +123,13 @@ func (s *Source) inStep() {
 	}
 	was := s.err
 	first := !s.synced || s.missing || s.gone
-	s.synced, s.missing, s.gone, s.err, s.logged, s.heard = true, false, false, nil, "", time.Now()
+	s.synced, s.missing, s.gone, s.err, s.logged, s.lastCurrent = true, false, false, nil, "", time.Now()
 	s.mu.Unlock()
 	s.changed(first, was)
 }
 
-// Resumed notes that the watch continues where it ended. The next event or bookmark
-// shows that the source is current.
+// Resumed records that the watch continues where it ended. Only the next event or bookmark proves that the source
+// is current.
 func (s *Source) Resumed() {
 	epoch := s.runner.o.Revisions.Epoch()
 	s.mu.Lock()
@@ -146,48 +145,47 @@ func (s *Source) Resumed() {
 
 func (s *Source) changed(first bool, was error) {
 	if was != nil {
-		s.runner.o.Log.Info("watching again", "source", s.String())
+		s.runner.o.Log.Info("the watch works again", "source", s.String())
 	}
 	if first || was != nil {
 		s.runner.o.Changed()
 	}
 }
 
-// Absent notes that the cluster does not have the kind.
+// Absent records that the cluster does not have the kind.
 func (s *Source) Absent() {
 	s.mu.Lock()
 	first := !s.missing
-	s.missing, s.err, s.heard = true, nil, time.Now()
+	s.missing, s.err, s.lastCurrent = true, nil, time.Now()
 	s.mu.Unlock()
 	if !first {
 		return
 	}
 	s.deleteAll()
 	if s.Optional {
-		s.runner.o.Log.Info("this cluster does not have a kind; looking for it periodically", "kind", s.Kind.String())
+		s.runner.o.Log.Info("the cluster does not have a kind; it will be requested periodically", "kind", s.Kind.String())
 	} else {
-		const text = "this cluster does not have a kind that the verifier needs; apply its CRDs"
+		const text = "the cluster does not have a kind that the verifier needs; apply its CRDs"
 		s.runner.o.Log.Error(text, "kind", s.Kind.String())
 	}
 	s.runner.o.Changed()
 }
 
-// abandon notes that the namespace does not exist: the Machines of other namespaces do
-// not wait for it.
-func (s *Source) abandon() {
+// markNamespaceGone records that the namespace does not exist. The Machines of other namespaces do not wait for it.
+func (s *Source) markNamespaceGone() {
 	s.mu.Lock()
 	first := !s.gone
-	s.gone, s.err, s.logged, s.heard = true, nil, "", time.Now()
+	s.gone, s.err, s.logged, s.lastCurrent = true, nil, "", time.Now()
 	s.mu.Unlock()
 	if !first {
 		return
 	}
-	s.runner.o.Log.Warn("a namespace does not exist; looking for it periodically", "source", s.String())
+	s.runner.o.Log.Warn("a namespace does not exist; it will be requested periodically", "source", s.String())
 	s.deleteAll()
 	s.runner.o.Changed()
 }
 
-// Fail notes why the source is not current.
+// Fail records why the source is not current.
 func (s *Source) Fail(err error) {
 	s.mu.Lock()
 	changed := s.err == nil || refused(s.err) != refused(err)

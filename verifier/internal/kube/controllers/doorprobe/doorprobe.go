@@ -1,13 +1,13 @@
-// Package doorprobe checks, again and again, that the ports of the Machine Config Server on each control-plane
-// node lead to the gate.
+// Package doorprobe periodically checks that the ports of the Machine Config Server on each
+// control-plane node lead to the gate.
 //
-// It runs in every replica of the controller, without leader election: a replica may see a door that another
-// one does not see. Every replica has metrics, a log and Events with the reason DoorOpen. The condition DoorOpen
-// is that of the replica that writes the AttestationVerifier; package verifierstatus does it.
+// It runs in every replica of the controller, without leader election, because one replica may reach a
+// port that another one cannot. Every replica has metrics, a log and Events with the reason DoorOpen.
+// Package verifierstatus writes the condition DoorOpen, as observed by the replica that leads.
 //
-// It watches nothing and writes nothing but Events. It connects to ports 22623 and 22624 of the nodes that the
-// inventory has. It needs no permissions but those of the inventory and of Events. If it runs twice, there are
-// two Events, which are combined into one. If it runs late, the last observation stays.
+// It watches nothing and writes only Events. It connects to ports 22623 and 22624 of the nodes in the
+// inventory. It needs only the permissions of the inventory and of Events. If it runs twice, there are
+// two Events, which are combined into one. If it runs late, the last observation remains.
 package doorprobe
 
 import (
@@ -28,12 +28,12 @@ import (
 )
 
 const (
-	// maxNodes bounds the Nodes that are checked. A control plane has 3 to 5.
+	// maxNodes is the maximum number of Nodes that are checked. A control plane has 3 to 5.
 	maxNodes = 64
-	// concurrent is how many Nodes are checked at one time.
+	// concurrent is the number of Nodes that are checked at one time.
 	concurrent = 4
-	// unknownRounds is for how many rounds a port may be unknown before it is reported: an update restarts
-	// the replicas.
+	// unknownRounds is the number of rounds for which a port may be unknown before that is reported. An
+	// update restarts the replicas.
 	unknownRounds = 3
 )
 
@@ -43,27 +43,28 @@ type Metrics interface {
 	NoDoor(node string)
 }
 
-// Options are what a Prober needs. All but Interval are required.
+// Options configure a Prober. All but Interval are required.
 type Options struct {
 	Log     *slog.Logger
 	Metrics Metrics
 	Events  events.Sink
-	// Keys are those that the gate proves itself with.
+	// Keys returns the keys with which the gate proves its identity.
 	Keys func() seal.Ring
-	// ControlPlane returns the Nodes of the control plane with their addresses; false while they are not known.
+	// ControlPlane returns the Nodes of the control plane with their addresses. It returns false while
+	// they are not known.
 	ControlPlane func() (map[string][]netip.Addr, bool)
 	Interval     time.Duration // default 30 s
 }
 
-// Prober checks the doors. It is safe for concurrent use.
+// Prober checks the ports. It is safe for concurrent use.
 type Prober struct {
 	o     Options
 	probe func(context.Context, netip.Addr) (gate, clear door.Observation)
 
 	mu     sync.Mutex
 	ports  map[port]state
-	ready  bool // one round has ended, and there were Nodes
-	unread bool // it is not known whether there is a control plane to check
+	ready  bool // one round has ended, and the control plane had Nodes
+	unread bool // it is not known whether the cluster has a control plane to check
 }
 
 type port struct {
@@ -71,11 +72,11 @@ type port struct {
 	number int
 }
 
-// state is the last observation of a port, and the state that is reported.
+// state is the last observation of a port, and the reported state.
 type state struct {
 	door.Observation
 	reported door.State
-	unknown  int // rounds for which it has been unknown
+	unknown  int // the number of rounds for which it has been unknown
 }
 
 // New returns a Prober that checks nothing before Start.
@@ -110,7 +111,7 @@ func (p *Prober) round(ctx context.Context) {
 	p.unread = !known
 	p.mu.Unlock()
 	if !known {
-		return // what was reported stays
+		return // keeps what was reported
 	}
 	names := slices.Sorted(maps.Keys(all))
 	if len(names) > maxNodes {
@@ -146,7 +147,7 @@ func (p *Prober) round(ctx context.Context) {
 	}
 }
 
-// check observes all addresses of a Node. The worst observation of each port counts.
+// check observes all addresses of a Node. It returns the worst observation of each port.
 func (p *Prober) check(ctx context.Context, addresses []netip.Addr) (gate, clear door.Observation) {
 	none := door.Observation{State: door.Unknown, Text: "the Node has no internal address"}
 	gate, clear = none, none

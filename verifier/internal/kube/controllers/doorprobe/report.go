@@ -23,7 +23,7 @@ const (
 	reasonNotObserved = "NotObserved"
 )
 
-// observe keeps an observation. It reports a door that has opened or closed.
+// observe stores an observation, and reports a port whose state has changed.
 func (p *Prober) observe(at port, o door.Observation) {
 	o.Text = audit.Clean(o.Text)
 	p.mu.Lock()
@@ -47,12 +47,12 @@ func (p *Prober) observe(at port, o door.Observation) {
 	}
 	log := p.o.Log.With("node", at.node, "port", at.number, "observation", o.Text)
 	if now.reported != door.Open {
-		log.Info("door of the Machine Config Server", "state", string(now.reported))
+		log.Info("port of the Machine Config Server", "state", string(now.reported))
 		return
 	}
 	log.Error("the Machine Config Server answers without the gate")
 	p.o.Events.Emit(events.Event{
-		About:   events.Object{APIVersion: "v1", Kind: "Node", Name: at.node, UID: at.node}, // as the kubelet names it
+		About:   events.Object{APIVersion: "v1", Kind: "Node", Name: at.node, UID: at.node}, // as in the kubelet's own Events
 		Warning: true, Reason: reasonOpen, Message: text(at, o),
 	})
 }
@@ -61,7 +61,7 @@ func text(at port, o door.Observation) string {
 	return fmt.Sprintf("port %d of Node %s: %s", at.number, at.node, o.Text)
 }
 
-// in lists the ports that are reported in a state.
+// in returns the ports whose reported state is s.
 func (p *Prober) in(s door.State) (texts []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,7 +74,7 @@ func (p *Prober) in(s door.State) (texts []string) {
 	return texts
 }
 
-// Findings returns the doors that are open.
+// Findings returns the open ports: those that answer without the gate.
 func (p *Prober) Findings() []view.Finding {
 	open := p.in(door.Open)
 	if len(open) == 0 {
@@ -85,7 +85,7 @@ func (p *Prober) Findings() []view.Finding {
 	}}
 }
 
-// Condition returns DoorOpen, as this replica sees it; without a type where there is nothing to check.
+// Condition returns DoorOpen as this replica observes it. It has no type if there is nothing to check.
 func (p *Prober) Condition() metav1.Condition {
 	p.mu.Lock()
 	ready, unread := p.ready, p.unread
@@ -94,7 +94,7 @@ func (p *Prober) Condition() metav1.Condition {
 	switch open, unknown := p.in(door.Open), p.in(door.Unknown); {
 	case !ready && unread:
 		c.Status, c.Reason = metav1.ConditionUnknown, reasonNotObserved
-		c.Message = "the MachineConfigPools were not read; they say whether there is a control plane to check"
+		c.Message = "the MachineConfigPools were not read, so it is not known whether there is a control plane to check"
 	case !ready:
 		return metav1.Condition{}
 	case len(open) > 0:

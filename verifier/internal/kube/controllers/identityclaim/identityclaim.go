@@ -1,14 +1,14 @@
 // Package identityclaim releases the IdentityClaims of Machines that were deleted and left no record.
-// Such a claim does no harm, since it is also released when another machine presents the identity. So
-// the controller reads all claims when it starts, and once an hour.
+// Such a claim does no harm, because it is also released when another machine presents the identity. So
+// the controller reads all claims only when it starts, and once an hour.
 //
 // It watches nothing. It lists IdentityClaims, deletes those whose Machine the API confirms as deleted,
-// and revokes what is left of the bootstrap credentials of such a Machine. It needs list and delete
-// on identityclaims, get on machines and namespaces, and delete on the Secrets of credentials: those
-// that package credential makes, and those that it publishes.
+// and revokes the remaining bootstrap credentials of such a Machine. It needs list and delete on
+// identityclaims, get on machines and namespaces, and delete on the Secrets of credentials: those that
+// package credential creates, and those that it publishes.
 //
-// A claim is deleted only as it was read. So a run that is late, or that repeats, deletes no claim that
-// another machine holds. A namespace that the verifier may not read keeps the claims of its Machines.
+// A claim is deleted only in the version that was read. So a late or repeated run deletes no claim that
+// another machine holds. If the verifier may not read a namespace, the claims of its Machines remain.
 package identityclaim
 
 import (
@@ -37,19 +37,20 @@ const (
 	defaultRetry = time.Minute
 )
 
-// Options are what a [Reconciler] needs. Revoke and Retry are optional.
+// Options configure a [Reconciler]. Revoke and Retry are optional.
 type Options struct {
 	Claims Claims
-	// Known reports whether there is a Machine with this UID.
+	// Known reports whether a Machine with this UID exists.
 	Known func(uid string) bool
-	// Synced reports whether Machines were read, and Settled whether this namespace was.
+	// Synced reports whether the Machines were read. Settled reports this for one namespace.
 	Synced  func() (bool, []string)
 	Settled func(namespace string) bool
-	// Revoke revokes the bootstrap credentials of a Machine that was deleted. Nil: there are none.
+	// Revoke revokes the bootstrap credentials of a Machine that was deleted. It is nil if machines
+	// have none.
 	Revoke func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error
-	// Limit bounds the deletions.
+	// Limit is the rate limit of deletions.
 	Limit flowcontrol.RateLimiter
-	// Retry is the time until the next run while Machines were not read. Default one minute.
+	// Retry is the pause before the next run if the Machines were not read yet. Default one minute.
 	Retry time.Duration
 }
 
@@ -62,7 +63,7 @@ type Claims interface {
 // Reconciler releases claims. Use [New].
 type Reconciler struct{ o Options }
 
-// New makes no call.
+// New returns a reconciler. It makes no call.
 func New(o Options) *Reconciler {
 	o.Retry = cmp.Or(o.Retry, defaultRetry)
 	return &Reconciler{o: o}
@@ -87,7 +88,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	if synced, _ := r.o.Synced(); !synced {
 		return reconcile.Result{RequeueAfter: wait.Jitter(r.o.Retry/2, 1)}, nil
 	}
-	deleted := map[string]string{} // the Machine's namespace by its UID
+	deleted := map[string]string{} // namespace by the UID of the Machine
 	err := r.o.Claims.EachClaim(ctx, func(claim v1alpha1.IdentityClaimSpec) {
 		if uid := claim.MachineUID; uid != "" && !r.o.Known(uid) && !record.IsBreakGlass(uid) {
 			deleted[uid] = claim.MachineRef.Namespace
@@ -117,7 +118,7 @@ func (r *Reconciler) release(ctx context.Context, uid string) error {
 	}
 	switch err := r.o.Claims.ReleaseClaims(ctx, uid); {
 	case errors.Is(err, records.ErrMachineThere):
-		return nil // the watch will report it, too
+		return nil // the watch reports it as well
 	case err != nil || r.o.Revoke == nil:
 		return err
 	}

@@ -7,17 +7,17 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// budget bounds bookkeeping. Each request reserves its turn and comes back for it, so that no
-// worker waits.
+// budget limits bookkeeping. A request reserves a turn and is requeued until then, so that it blocks no
+// worker.
 type budget struct {
 	rate  *rate.Limiter
-	slots chan struct{} // one for each write at one time
+	slots chan struct{} // one for each concurrent write
 
 	mu    sync.Mutex
 	turns map[string]time.Time // by UID
 }
 
-// retrySlot is the shortest pause of a request whose turn came while all slots were taken.
+// retrySlot is the minimum pause of a request whose turn came while all slots were in use.
 const retrySlot = 100 * time.Millisecond
 
 func newBudget(writesPerSecond float64, atOnce int) *budget {
@@ -27,7 +27,7 @@ func newBudget(writesPerSecond float64, atOnce int) *budget {
 	}
 }
 
-// acquire returns a function that ends the write, or how long the request must wait.
+// acquire returns a function that ends the write, or the time that the request must wait.
 func (b *budget) acquire(uid string, now time.Time) (release func(), pause time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -52,7 +52,7 @@ func (b *budget) reserve(now time.Time) time.Time {
 	return now.Add(b.rate.ReserveN(now, 1).DelayFrom(now))
 }
 
-// cancel drops the turn of a request that needs none any more.
+// cancel deletes the turn of a request that no longer needs it.
 func (b *budget) cancel(uid string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

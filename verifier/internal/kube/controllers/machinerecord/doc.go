@@ -1,6 +1,6 @@
-// Package machinerecord keeps the record of each Machine in line with the Machine: it creates the
-// record, latches that the machine is quarantined or has joined, revokes the bootstrap credentials
-// of a quarantined machine, releases a quarantine, and deletes the record with its Machine. Function
+// Package machinerecord keeps the record of each Machine consistent with the Machine. It creates the
+// record, latches that the machine is quarantined or has joined, revokes the bootstrap credentials of a
+// quarantined machine, releases a quarantine, and deletes the record with its Machine. Function
 // [record.Compare] decides which of these steps is next.
 //
 // It watches nothing itself. The inventory watches Machines, MachineAttestations and Nodes, and
@@ -11,16 +11,16 @@
 //	PriorityJoin     latch that a machine has joined; delete a record that has live credentials
 //	the others       create, release, restate, delete: bookkeeping
 //
-// Bookkeeping has a budget: writes per second, and writes at one time, of which there are fewer than
-// workers. A request without a turn goes back to the queue, so it occupies no worker. Thus a
-// quarantine never waits behind thousands of new Machines.
+// Bookkeeping has a budget: writes per second, and concurrent writes, of which there are fewer than
+// workers. A request without a turn returns to the queue and occupies no worker. So a quarantine never
+// waits behind thousands of new Machines.
 //
 // It creates and deletes MachineAttestations, writes their status, deletes IdentityClaims, and deletes
 // the Secrets of bootstrap credentials. It needs get, list, create and delete on machineattestations,
-// patch on their status, list and delete on identityclaims, get on machines and namespaces, and what
-// package credential needs: see the roles mcs-attest-controller* in deploy.
+// patch on their status, list and delete on identityclaims, get on machines and namespaces, and the
+// permissions of package credential: see the roles mcs-attest-controller* in deploy.
 //
-// Each step reads the record live and writes it only if nothing changed since. So a step that runs
-// twice, late, or in two replicas leaves the same record. Before it deletes, the API confirms that
-// the Machine was deleted. Before it deletes or releases, everything that could object was read.
+// Each step reads the record live, and writes it only if it did not change since. So a step that runs
+// twice, late, or in two replicas has the same result. Before a delete, the API confirms that the
+// Machine was deleted. Before a delete or a release, every object that could prevent it was read.
 package machinerecord

@@ -28,48 +28,49 @@ import (
 
 const (
 	workers = 12
-	// bookkeepers is how many workers may write bookkeeping at one time.
+	// bookkeepers is the number of workers that may write bookkeeping at one time.
 	bookkeepers = 4
 
 	defaultWritesPerSecond = 20
 	defaultRetry           = time.Minute
 )
 
-// Options are what a [Reconciler] needs. WritesPerSecond, Retry, Now and Revoke are optional.
+// Options configure a [Reconciler]. WritesPerSecond, Retry, Now and Revoke are optional.
 type Options struct {
 	// Trigger is called with the UID of a Machine when the Machine or its record has changed. New
 	// sets its fields.
 	Trigger   *kube.Trigger
 	Inventory Inventory
 	Records   Records
-	// Settled reports whether everything was read that could object to a change in this
-	// namespace; release: to the release of a quarantine.
+	// Settled reports whether every object was read that could prevent a change in this namespace. If
+	// release is true, it also considers the objects that could prevent the release of a quarantine.
 	Settled func(namespace string, release bool) bool
 	// MayBeQuarantined reports whether an object that was never readable may quarantine the Machine.
 	MayBeQuarantined func(*machine.Machine) bool
-	// Revoke revokes bootstrap credentials. Calls may repeat. Nil: there are no credentials.
+	// Revoke revokes bootstrap credentials. Calls may repeat. It is nil if machines have none.
 	Revoke func(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error
 	Log    *slog.Logger
 	Now    func() time.Time // default time.Now
-	// WritesPerSecond bounds bookkeeping. Default 20.
+	// WritesPerSecond limits bookkeeping. Default 20.
 	WritesPerSecond float64
-	// Retry is when a step is tried again that another object holds up. All Machines are compared
-	// every ten Retry. Default one minute.
+	// Retry is the pause before a step that another object prevents is retried. All Machines are
+	// compared every ten times Retry. Default one minute.
 	Retry time.Duration
 }
 
-// Inventory is what the watches have of Machines and their records.
+// Inventory is the cached state of Machines and their records.
 type Inventory interface {
-	// Compare returns the next step for the record of a Machine, and the Machine; nil if it was deleted.
+	// Compare returns the next step for the record of a Machine, and the Machine, which is nil if it
+	// was deleted.
 	Compare(uid string) (record.Step, *machine.Machine)
 	// OutOfLine returns the UIDs of all Machines and records with a next step.
 	OutOfLine() []string
-	// RecordNamespace returns where the record is; false if there is none.
+	// RecordNamespace returns the namespace of the record, or false if there is none.
 	RecordNamespace(uid string) (string, bool)
 	// Revocable reports whether a Machine that was deleted has live credentials.
 	Revocable(uid string) bool
-	// Orphaned returns the live credentials of records that were deleted before the Machine's
-	// credentials were revoked. DropOrphaned removes them from memory.
+	// Orphaned returns the live credentials of records that were deleted before these credentials were
+	// revoked. DropOrphaned removes them from memory.
 	Orphaned(uid string) []v1alpha1.CredentialStatus
 	DropOrphaned(uid string)
 }
@@ -83,13 +84,13 @@ type Records interface {
 	ReleaseClaims(ctx context.Context, uid string) error
 }
 
-// Reconciler keeps records in line with their Machines. Use [New].
+// Reconciler keeps records consistent with their Machines. Use [New].
 type Reconciler struct {
 	o      Options
 	budget *budget
 }
 
-// New makes no call.
+// New returns a reconciler. It makes no call.
 func New(o Options) *Reconciler {
 	o.WritesPerSecond = cmp.Or(o.WritesPerSecond, defaultWritesPerSecond)
 	o.Retry = cmp.Or(o.Retry, defaultRetry)
@@ -105,7 +106,7 @@ func New(o Options) *Reconciler {
 	return r
 }
 
-// SetupWithManager adds the controller to a manager. A new manager begins with a full budget.
+// SetupWithManager adds the controller to a manager. Each manager begins with a full budget.
 func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 	r.budget = newBudget(r.o.WritesPerSecond, bookkeepers)
 	return ctrl.NewControllerManagedBy(m).Named("machinerecord").WatchesRawSource(r.o.Trigger).
@@ -134,13 +135,13 @@ func (r *Reconciler) priority(uid string, step record.Step) int {
 	return kube.PriorityResync
 }
 
-// Reconcile takes the next step for the record of the Machine whose UID is the name of the request.
+// Reconcile performs the next step for the record of the Machine whose UID is the name of the request.
 func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	uid := req.Name
 	step, m := r.o.Inventory.Compare(uid)
 	if !r.allowed(uid, step, m) {
 		r.budget.cancel(uid)
-		return reconcile.Result{}, nil // once everything was read, all Machines are compared again
+		return reconcile.Result{}, nil // after everything was read, all Machines are compared again
 	}
 	priority := r.priority(uid, step)
 	result := reconcile.Result{Priority: ptr.To(priority)}
@@ -158,14 +159,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	err := r.take(ctx, uid, step, m)
 	if errors.Is(err, records.ErrMachineThere) {
-		result.RequeueAfter = wait.Jitter(r.o.Retry/2, 1) // the watch will report it, too
+		result.RequeueAfter = wait.Jitter(r.o.Retry/2, 1) // the watch reports it as well
 		return result, nil
 	}
 	return result, err
 }
 
-// allowed reports whether there is a step, and enough was read to take it. A namespace that may
-// not be read holds up only what is about its own Machines.
+// allowed reports whether there is a next step and enough was read to perform it. A forbidden namespace
+// delays only steps of its own Machines.
 func (r *Reconciler) allowed(uid string, step record.Step, m *machine.Machine) bool {
 	switch step {
 	case record.StepNone:
@@ -195,8 +196,8 @@ func (r *Reconciler) take(ctx context.Context, uid string, step record.Step, m *
 			return record.Quarantine(rec, m, true, now)
 		})
 	case record.StepRevoke:
-		// After the latch, so that the latch stops the machine's requests also while the Secrets
-		// cannot be deleted; and again for what was issued meanwhile.
+		// The revocation follows the latch, so that the latch stops the machine even while the Secrets
+		// cannot be deleted. It also revokes credentials that were issued in the meantime.
 		if err := r.revoke(ctx, uid); err != nil {
 			return err
 		}
@@ -224,8 +225,8 @@ func (r *Reconciler) take(ctx context.Context, uid string, step record.Step, m *
 	return nil
 }
 
-// revoke revokes the bootstrap credentials of a Machine. Those on its record are there before they
-// are served, so none is missed.
+// revoke revokes the bootstrap credentials of a Machine. A credential is on the record before it is
+// served, so none is missed.
 func (r *Reconciler) revoke(ctx context.Context, uid string) error {
 	if r.o.Revoke == nil {
 		return nil
@@ -241,24 +242,25 @@ func (r *Reconciler) revoke(ctx context.Context, uid string) error {
 	return r.o.Revoke(ctx, uid, all)
 }
 
-// delete deletes what is left of a Machine that was deleted, if the API confirms that it was.
+// delete deletes the record and the claims of a deleted Machine, if the API confirms that it was
+// deleted.
 func (r *Reconciler) delete(ctx context.Context, uid string) error {
 	namespace, exists := r.o.Inventory.RecordNamespace(uid)
 	if exists {
 		if err := r.o.Records.Delete(ctx, uid, namespace); err != nil {
-			return fmt.Errorf("delete the record of the Machine %s: %w", uid, err)
+			return fmt.Errorf("delete the record of Machine %s: %w", uid, err)
 		}
 		r.o.Log.Info("record deleted with its Machine", "uid", uid)
 	} else if err := r.o.Records.ReleaseClaims(ctx, uid); err != nil {
-		return fmt.Errorf("release the claims of the Machine %s: %w", uid, err)
+		return fmt.Errorf("release the claims of Machine %s: %w", uid, err)
 	}
 	orphaned := r.o.Inventory.Orphaned(uid)
 	if r.o.Revoke == nil || exists && len(orphaned) == 0 {
 		return nil
 	}
-	// The API server's own clean-up was faster with a record.
+	// The API server's garbage collector had already deleted a record.
 	if err := r.o.Revoke(ctx, uid, orphaned); err != nil {
-		return fmt.Errorf("revoke the credentials of the Machine %s: %w", uid, err)
+		return fmt.Errorf("revoke the credentials of Machine %s: %w", uid, err)
 	}
 	r.o.Inventory.DropOrphaned(uid)
 	return nil

@@ -20,10 +20,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
 )
 
-// library-go's certrotation reads through listers, writes through a clientset, and reports
-// through a recorder of its own. These adapters give it what one pass has read live.
+// library-go's certrotation reads through listers, writes through a clientset, and reports through its
+// own kind of recorder. These adapters give it the objects that one pass has read live.
 
-// only returns an indexer with one object, or none if it is nil.
+// only returns an indexer with one object, or an empty one if the object is nil.
 func only[T interface {
 	comparable
 	client.Object
@@ -31,7 +31,7 @@ func only[T interface {
 	var none T
 	all := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
 	if o != none {
-		_ = all.Add(o) // It has a name.
+		_ = all.Add(o) // The object has a name.
 	}
 	return all
 }
@@ -51,7 +51,7 @@ type (
 )
 
 type secretWriter struct {
-	corev1client.SecretInterface // nil: certrotation calls nothing else
+	corev1client.SecretInterface // nil, because certrotation calls no other method
 	client                       client.Client
 }
 
@@ -64,7 +64,7 @@ func (w secretWriter) Update(ctx context.Context, s *secret, _ metav1.UpdateOpti
 }
 
 type configMapWriter struct {
-	corev1client.ConfigMapInterface // nil: certrotation calls nothing else
+	corev1client.ConfigMapInterface // nil, because certrotation calls no other method
 	client                          client.Client
 }
 
@@ -76,14 +76,14 @@ func (w configMapWriter) Update(ctx context.Context, m *configMap, _ metav1.Upda
 	return m, w.client.Update(ctx, m)
 }
 
-// reasons are those of the Events for what certrotation reports.
+// reasons maps certrotation's Events to the reasons of the verifier's Events.
 var reasons = map[string]string{
 	"SignerUpdateRequired":   "CARenewed",
 	"CABundleUpdateRequired": "CABundleRenewed",
 	"TargetUpdateRequired":   "ServingCertificateRenewed",
 }
 
-// recorder keeps what certrotation reports before it tries, until it has succeeded.
+// recorder stores what certrotation reports before each attempt, until the attempt has succeeded.
 type recorder struct {
 	events.Recorder
 	pending []renewal
@@ -102,7 +102,7 @@ func (r *recorder) Eventf(reason, format string, a ...any) {
 	}
 }
 
-// Warningf implements events.Recorder. certrotation also returns the error.
+// Warningf implements events.Recorder. It does nothing, because certrotation also returns the error.
 func (r *recorder) Warningf(string, string, ...any) {}
 
 func (r *recorder) take() (all []renewal) {
@@ -114,7 +114,7 @@ func metadata(text string) certrotation.AdditionalAnnotations {
 	return certrotation.AdditionalAnnotations{JiraComponent: mcscert.OwningComponent, Description: text}
 }
 
-// servingCreator makes the serving certificate by the rules of package mcscert.
+// servingCreator creates the serving certificate by the rules of package mcscert.
 type servingCreator struct{ rules mcscert.Serving }
 
 // NewCertificate implements certrotation.TargetCertCreator.
@@ -126,8 +126,8 @@ func (c servingCreator) NewCertificate(signer *crypto.CA, _ time.Duration) (*cry
 	return &crypto.TLSCertificateConfig{Certs: append([]*x509.Certificate{leaf}, signer.Config.Certs...), Key: key}, nil
 }
 
-// NeedNewTargetCertKeyPair implements certrotation.TargetCertCreator. It reads the certificate
-// instead of the annotations: the installer's has none.
+// NeedNewTargetCertKeyPair implements certrotation.TargetCertCreator. It reads the certificate instead
+// of the annotations, because the installer's Secret has none.
 func (c servingCreator) NeedNewTargetCertKeyPair(s *corev1.Secret, signer *crypto.CA, bundle []*x509.Certificate,
 	_ time.Duration, _, creationRequired bool,
 ) string {

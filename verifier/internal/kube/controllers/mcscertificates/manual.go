@@ -18,11 +18,11 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/mcscert"
 )
 
-// What an administrator does with the certs commands, with an account of their own.
+// The methods in this file implement the certs commands, which run with an administrator's account.
 
-// Init makes the objects that do not exist, so that the controller's account can keep them. What
-// is served stays, and so does the CA that machines trust. Force also makes them where the
-// machine-config-operator of a newer version would make a CA itself.
+// Init creates the objects that do not exist, so that the controller can maintain them. The serving
+// certificate and the CA that machines trust do not change. With force, Init also creates them where
+// the machine-config-operator of a newer version would create a CA itself.
 func (r *Reconciler) Init(ctx context.Context, force bool) (mcscert.Status, error) {
 	o, s, err := r.owner(ctx)
 	if err != nil {
@@ -40,7 +40,7 @@ func (r *Reconciler) Init(ctx context.Context, force bool) (mcscert.Status, erro
 	return r.insist(ctx, false)
 }
 
-// Rotate takes the next step of a rotation, see [mcscert.Status.Next].
+// Rotate performs the next step of a rotation; see [mcscert.Status.Next].
 func (r *Reconciler) Rotate(ctx context.Context, now bool) (mcscert.Step, mcscert.Status, error) {
 	o, s, err := r.owner(ctx)
 	switch {
@@ -49,9 +49,9 @@ func (r *Reconciler) Rotate(ctx context.Context, now bool) (mcscert.Step, mcscer
 	case !s.Case.Ours():
 		return "", s, fmt.Errorf("%w: %s", mcscert.ErrNotOurs, s.Case)
 	case o.ca == nil:
-		return "", s, fmt.Errorf("there is no CA in the Secret %s: 'certs init' makes it", r.ca)
+		return "", s, fmt.Errorf("Secret %s has no CA: run 'certs init' to create it", r.ca)
 	}
-	// What is due, and whether the pointer configs have it.
+	// Renew what is due first, and read whether the pointer configs have it.
 	if s, err = r.insist(ctx, false); err != nil {
 		return "", s, err
 	}
@@ -68,7 +68,7 @@ func (r *Reconciler) Rotate(ctx context.Context, now bool) (mcscert.Step, mcscer
 	return step, s, err
 }
 
-// insist repeats a pass that another writer has overtaken.
+// insist repeats a pass after a conflict with another writer.
 func (r *Reconciler) insist(ctx context.Context, force bool) (s mcscert.Status, err error) {
 	overtaken := func(err error) bool {
 		return errors.Is(err, errOvertaken) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err)
@@ -81,7 +81,7 @@ func (r *Reconciler) insist(ctx context.Context, force bool) (s mcscert.Status, 
 	return s, err
 }
 
-// expireCA removes the annotation without which library-go makes a new CA.
+// expireCA removes an annotation, which makes library-go create a new CA.
 func (r *Reconciler) expireCA(ctx context.Context) error {
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		ca := &corev1.Secret{}
@@ -92,37 +92,37 @@ func (r *Reconciler) expireCA(ctx context.Context) error {
 		return r.o.Client.Update(ctx, ca)
 	})
 	if err != nil {
-		return fmt.Errorf("ask for a new CA in Secret %s: %w", r.ca, err)
+		return fmt.Errorf("request a new CA in Secret %s: %w", r.ca, err)
 	}
 	return nil
 }
 
-// retype recreates a serving Secret of another type. The type of a Secret cannot be changed,
-// and installers have made it Opaque.
+// retype recreates a serving Secret of another type. The type of a Secret is immutable, and installers
+// have used Opaque.
 func (r *Reconciler) retype(ctx context.Context, s *corev1.Secret) error {
 	if s == nil || s.Type == corev1.SecretTypeTLS {
 		return nil
 	}
 	if _, err := mcscert.Parse(s.Data[corev1.TLSCertKey]); err != nil {
-		return fmt.Errorf("the Secret %s is no serving certificate (%w):"+
-			" look at it, and delete it if nobody needs it", r.serving, err)
+		return fmt.Errorf("Secret %s has no valid serving certificate (%w):"+
+			" inspect it, and delete it if it is not needed", r.serving, err)
 	}
 	next := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, Labels: maps.Clone(s.Labels),
 			Annotations: maps.Clone(s.Annotations), OwnerReferences: s.OwnerReferences},
 		Type: corev1.SecretTypeTLS, Data: s.Data,
 	}
-	// The API server must accept it before the old one is deleted.
+	// A dry run proves that the API server accepts the new Secret before the old one is deleted.
 	try := next.DeepCopy()
 	try.Name += "-try"
 	if err := r.o.Client.Create(ctx, try, client.DryRunAll); err != nil {
-		return fmt.Errorf("make the Secret %s anew: %w", r.serving, err)
+		return fmt.Errorf("recreate Secret %s: %w", r.serving, err)
 	}
 	same := client.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion}
 	if err := r.o.Client.Delete(ctx, s, same); err != nil {
-		return fmt.Errorf("make the Secret %s anew: %w", r.serving, err)
+		return fmt.Errorf("recreate Secret %s: %w", r.serving, err)
 	}
-	// An interrupt must not lose the certificate now.
+	// From here on, an interrupt must not lose the certificate.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), passTimeout)
 	defer cancel()
 	always := func(error) bool { return true }
@@ -130,8 +130,8 @@ func (r *Reconciler) retype(ctx context.Context, s *corev1.Secret) error {
 		return client.IgnoreAlreadyExists(r.o.Client.Create(ctx, next.DeepCopy()))
 	})
 	if err != nil {
-		return fmt.Errorf("the Secret %s was deleted and could not be made anew;"+
-			" 'certs init' makes another: %w", r.serving, err)
+		return fmt.Errorf("Secret %s was deleted and could not be recreated;"+
+			" run 'certs init' to create another one: %w", r.serving, err)
 	}
 	return nil
 }

@@ -26,11 +26,12 @@ type pointerConfigs struct {
 	log        *slog.Logger
 	configured []client.ObjectKey
 	namespaces []string // of Machines
-	list       bool     // also every Secret whose name ends in -user-data
+	list       bool     // whether to include every Secret whose name ends in -user-data
 }
 
-// kinds are those that name user data, and the field that does. The first version that the
-// cluster serves counts. The machine-config-operator makes a CA only if it finds the first kind.
+// kinds lists the kinds that name user data, and the field with the name. The first version that the
+// cluster serves is used. The machine-config-operator creates a CA only if it finds an object of the
+// first kind.
 var kinds = []struct {
 	group, kind string
 	versions    []string
@@ -46,12 +47,11 @@ var kinds = []struct {
 }
 
 type machineSet struct {
-	userData client.ObjectKey // without a name if it names none
+	userData client.ObjectKey // without a name if the object names none
 	operator bool             // the machine-config-operator finds it
 }
 
-// machineSets lists the objects that name user data. A kind that the cluster does not have is
-// skipped.
+// machineSets lists the objects that name user data. It skips kinds that the cluster does not have.
 func (p *pointerConfigs) machineSets(ctx context.Context) (all []machineSet, err error) {
 	for i, k := range kinds {
 		for _, namespace := range p.namespaces {
@@ -79,7 +79,7 @@ func (p *pointerConfigs) machineSets(ctx context.Context) (all []machineSet, err
 	return all, nil
 }
 
-// names returns the Secrets, each once: those that the configuration or MachineSets name.
+// names returns the Secrets that the configuration or MachineSets name, without duplicates.
 func (p *pointerConfigs) names(ctx context.Context) ([]client.ObjectKey, error) {
 	all := slices.Clone(p.configured)
 	sets, err := p.machineSets(ctx)
@@ -111,7 +111,7 @@ func (p *pointerConfigs) names(ctx context.Context) ([]client.ObjectKey, error) 
 	return slices.Compact(all), nil
 }
 
-// renew brings the bundle into the pointer configs. With dry it changes nothing.
+// renew writes the bundle into the pointer configs. If dry is true, it changes nothing.
 func (p *pointerConfigs) renew(
 	ctx context.Context, with mcscert.Authorities, dry bool,
 ) (all []mcscert.PointerConfig, err error) {
@@ -136,7 +136,7 @@ func (p *pointerConfigs) renewOne(
 		err := p.client.Get(ctx, key, s)
 		exists = !apierrors.IsNotFound(err)
 		if apierrors.IsForbidden(err) {
-			one.Left = "it may not be read: add it to the verifier's Role in " + key.Namespace +
+			one.Left = "reading it is forbidden: add it to the verifier's Role in " + key.Namespace +
 				" and to kubernetes.userDataSecrets"
 		} else if err != nil {
 			one.Left = err.Error()

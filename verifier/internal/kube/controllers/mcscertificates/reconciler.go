@@ -26,7 +26,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// The sets of certificates, as the metric of expiry names them.
+// The names of the sets of certificates in the metric of their expiry.
 const (
 	SetCA      = "mcs-ca"
 	SetServing = "mcs-serving"
@@ -37,41 +37,41 @@ const (
 	passTimeout  = time.Minute
 )
 
-// legacyCA is the installer's CA. Its key was not kept.
+// legacyCA is the installer's CA, whose key was not kept.
 var legacyCA = client.ObjectKey{Namespace: "kube-system", Name: "root-ca"}
 
-// Options are what a [Reconciler] needs.
+// Options configure a [Reconciler].
 type Options struct {
 	Client client.Client  // reads live, see kube.NewClient
-	Config *config.Config // with the section kubernetes
+	Config *config.Config // must have the section kubernetes
 	Log    *slog.Logger   // default: none
-	// Hostnames replace those of the configuration.
+	// Hostnames, if set, replace those of the configuration.
 	Hostnames []string
-	// ListUserData also finds pointer configs by listing Secrets. It is for the account of an
-	// administrator; the controller's account cannot list Secrets.
+	// ListUserData also finds pointer configs by listing Secrets. It needs the account of an
+	// administrator, because the controller's account cannot list Secrets.
 	ListUserData bool
-	// Events receives what was renewed, and each new finding. Default: none.
+	// Events receives each renewal and each new finding. Default: none.
 	Events events.Sink
-	// Expiry, if set, receives when a set of certificates ends; the zero time: another replica
-	// reports it from now on.
+	// Expiry, if set, receives the expiry of each set of certificates. The zero time means that another
+	// replica reports it from now on.
 	Expiry func(set string, at time.Time)
-	// Now is the clock for how long the operator and machines are waited for. library-go has its
-	// own clock. Default time.Now.
+	// Now is the clock for the waits for the operator and for machines. library-go uses its own clock.
+	// Default time.Now.
 	Now func() time.Time
 	// Every is the time between two passes. Default one minute.
 	Every time.Duration
 }
 
-// Reconciler keeps the certificates of one cluster. Use [New]. Its methods must not run at the
-// same time, except Findings and Status.
+// Reconciler renews the certificates of one cluster. Use [New]. Only Findings and Status may run at the
+// same time as another method.
 type Reconciler struct {
 	o              Options
 	always         bool
 	ca, serving    client.ObjectKey
 	pointerConfigs pointerConfigs
 
-	missing     time.Time // since when there is no CA
-	mine, rival bool      // whether the CA had our marks, and has had others since
+	missing     time.Time // since when the CA has not existed
+	mine, rival bool      // whether the CA had our annotations, and has had others since
 
 	mu       sync.Mutex
 	status   mcscert.Status
@@ -94,7 +94,7 @@ func New(o Options) (*Reconciler, error) {
 		o.Hostnames = o.Config.CertificateHosts()
 	}
 	if len(o.Hostnames) == 0 {
-		return nil, errors.New("certificates: no host names")
+		return nil, errors.New("certificates: no host names are configured")
 	}
 	var keys []client.ObjectKey
 	for _, full := range append([]string{k.CAConfigMap, k.ServingSecret}, k.UserDataSecrets...) {
@@ -117,7 +117,7 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 		<-ctx.Done()
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		// What it found is for the next holder of the lease to report.
+		// The next holder of the lease reports the findings.
 		r.findings, r.status = nil, mcscert.Status{}
 		r.expiry(r.status)
 		return nil
@@ -138,7 +138,7 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 		}).Complete(r)
 }
 
-// Reconcile renews what is due and publishes what it found.
+// Reconcile renews what is due and publishes the result.
 func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 	s, err := r.ensure(ctx, false)
 	r.publish(ctx, s, err)
@@ -148,21 +148,21 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	return reconcile.Result{RequeueAfter: r.o.Every}, nil
 }
 
-// Findings returns what an administrator should know.
+// Findings returns the problems that an administrator must know.
 func (r *Reconciler) Findings() []view.Finding {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.findings
 }
 
-// Status returns what the last pass found.
+// Status returns the result of the last pass.
 func (r *Reconciler) Status() mcscert.Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.status
 }
 
-// publish keeps what a pass found, unless the pass was canceled.
+// publish stores the result of a pass, unless the pass was canceled.
 func (r *Reconciler) publish(ctx context.Context, s mcscert.Status, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -189,28 +189,28 @@ func (r *Reconciler) publish(ctx context.Context, s mcscert.Status, err error) {
 	r.expiry(r.status)
 }
 
-// findings returns what an administrator should know, the gravest first.
+// findings returns the problems that an administrator must know, the most severe first.
 func findings(s mcscert.Status, err error) (all []view.Finding) {
 	add := func(format string, a ...any) {
 		all = append(all, view.Finding{Reason: "CertificateRotation", Text: fmt.Sprintf(format, a...)})
 	}
 	if err != nil {
 		line, _, _ := strings.Cut(err.Error(), "\n")
-		add("the certificates of the Machine Config Server cannot be looked after: %s", line)
+		add("the certificates of the Machine Config Server cannot be managed: %s", line)
 	}
 	if s.Case == mcscert.CaseSomebody {
 		add("%s; set certificates.rotate: Always, or leave certificates: out", s.Case)
 	}
 	if s.Rival {
-		add("certificates.rotate is Always, and somebody else writes the CA of the Machine Config Server, too; set Auto")
+		add("certificates.rotate is Always, but another client also writes the CA of the Machine Config Server; set Auto")
 	}
 	if !s.Case.Ours() {
 		return all
 	}
 	if s.Leaf != nil && s.CA != nil {
 		if missing := mcscert.Missing(s.Leaf, s.Hosts); len(missing) > 0 {
-			add("the serving certificate is not for %s, which the configuration names;"+
-				" the next one is, from %s on: 'certs rotate' does it before",
+			add("the serving certificate lacks the configured name %s;"+
+				" the next one has it, from %s on: run 'certs rotate' to renew it earlier",
 				strings.Join(missing, ", "), mcscert.Day(mcscert.Follows(s.Leaf, s.CA, s.Hosts)))
 		}
 	}
@@ -263,7 +263,7 @@ func (r *Reconciler) owner(ctx context.Context) (objects, mcscert.Status, error)
 	}
 	switch {
 	case r.always:
-		// The marks of others are expected before the first pass, and not afterward.
+		// Annotations of other writers are expected before the first pass, but not afterward.
 		r.rival = ca != nil && made != mcscert.CaseOurs && (r.rival || r.mine)
 		s.Case, s.Rival = mcscert.CaseConfigured, r.rival
 	case ca != nil:
@@ -291,7 +291,7 @@ func (r *Reconciler) owner(ctx context.Context) (objects, mcscert.Status, error)
 	return o, s, nil
 }
 
-// Inspect returns how things are and changes nothing.
+// Inspect returns the current state and changes nothing.
 func (r *Reconciler) Inspect(ctx context.Context) (mcscert.Status, error) {
 	o, s, err := r.owner(ctx)
 	if err != nil {

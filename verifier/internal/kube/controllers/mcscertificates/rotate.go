@@ -18,11 +18,11 @@ import (
 
 const bundleKey, legacyKey = "ca-bundle.crt", "ca.crt"
 
-// errOvertaken replaces the nil error of library-go after a conflict.
+// errOvertaken means that library-go returned no error after a conflict.
 var errOvertaken = errors.New("another client wrote the object first")
 
-// objects are what a pass has read; nil: it does not exist. Legacy is only read
-// where it is needed: where the certificates are ours to renew.
+// objects are the objects that a pass read; a field is nil if the object does not exist. legacy is read
+// only if the verifier renews the certificates.
 type objects struct {
 	ca, serving    *corev1.Secret
 	bundle, legacy *corev1.ConfigMap
@@ -41,7 +41,7 @@ func (r *Reconciler) readLegacy(ctx context.Context) (*corev1.ConfigMap, error) 
 	return find(ctx, r.o.Client, "ConfigMap", legacyCA, &corev1.ConfigMap{})
 }
 
-// find reads an object; nil if it does not exist.
+// find reads an object. It returns nil if the object does not exist.
 func find[T client.Object](ctx context.Context, c client.Reader, kind string, key client.ObjectKey, into T) (T, error) {
 	var none T
 	if err := c.Get(ctx, key, into); apierrors.IsNotFound(err) {
@@ -52,8 +52,8 @@ func find[T client.Object](ctx context.Context, c client.Reader, kind string, ke
 	return into, nil
 }
 
-// ensure renews what is due: the CA and its bundle, the pointer configs, the serving
-// certificate. Force replaces the last one. It returns how things are afterward.
+// ensure renews what is due: the CA and its bundle, the pointer configs, and the serving certificate.
+// If force is true, it replaces the serving certificate in any case. It returns the state afterward.
 func (r *Reconciler) ensure(ctx context.Context, force bool) (mcscert.Status, error) {
 	o, s, err := r.owner(ctx)
 	if err != nil {
@@ -72,8 +72,8 @@ func (r *Reconciler) ensure(ctx context.Context, force bool) (mcscert.Status, er
 
 func (r *Reconciler) rotate(ctx context.Context, o objects, force bool) ([]mcscert.PointerConfig, error) {
 	if o.serving != nil && o.serving.Type != corev1.SecretTypeTLS {
-		return nil, fmt.Errorf("the Secret %s is of type %s, which cannot be changed in place:"+
-			" 'certs init' makes it anew with the same content", r.serving, o.serving.Type)
+		return nil, fmt.Errorf("Secret %s has the type %s, which is immutable:"+
+			" run 'certs init' to recreate it with the same content", r.serving, o.serving.Type)
 	}
 	if err := r.keepIssuer(ctx, &o); err != nil {
 		return nil, err
@@ -91,14 +91,14 @@ func (r *Reconciler) rotate(ctx context.Context, o objects, force bool) ([]mcsce
 	r.mine = true
 	bundle, err := certrotation.CABundleConfigMap{
 		Namespace: r.ca.Namespace, Name: r.ca.Name,
-		AdditionalAnnotations: metadata("every CA by which machines may know the Machine Config Server"),
+		AdditionalAnnotations: metadata("every CA that machines may trust for the Machine Config Server"),
 		Lister:                corev1listers.NewConfigMapLister(only(o.bundle)), Client: api, EventRecorder: events,
 	}.EnsureConfigMapCABundle(ctx, ca, r.ca.String())
 	if err != nil || bundle == nil {
 		return nil, explain(err)
 	}
 	r.renewed(events)
-	// Machines must trust the CA before it signs anything.
+	// Machines must trust the CA before it signs a certificate.
 	found, incomplete := r.pointerConfigs.renew(ctx, authorities(bundle, ca.Config.Certs[0], o.legacy), false)
 	rules := mcscert.Serving{Hosts: r.o.Hostnames, PointerConfigs: found, Incomplete: incomplete != nil, Force: force}
 	serving, err := certrotation.RotatedSelfSignedCertKeySecret{
@@ -114,8 +114,8 @@ func (r *Reconciler) rotate(ctx context.Context, o objects, force bool) ([]mcsce
 	return found, incomplete
 }
 
-// authorities are what pointer configs must have. The bundle also replaces the installer's CA,
-// which is no longer in the bundle when it has expired.
+// authorities returns what pointer configs must have. The bundle also replaces the installer's CA,
+// which is no longer in the bundle after it has expired.
 func authorities(bundle []*x509.Certificate, signer *x509.Certificate, legacy *corev1.ConfigMap) mcscert.Authorities {
 	a := mcscert.Authorities{Bundle: bundle, Signer: signer}
 	if legacy != nil {
@@ -124,15 +124,15 @@ func authorities(bundle []*x509.Certificate, signer *x509.Certificate, legacy *c
 	return a
 }
 
-// keepIssuer adds the CA of what is served to the bundle before anything else does: machines
-// trust the Machine Config Server because of it.
+// keepIssuer adds the CA of the current serving certificate to the bundle before any other change,
+// because machines trust the Machine Config Server by that CA.
 func (r *Reconciler) keepIssuer(ctx context.Context, o *objects) error {
 	if o.serving == nil {
 		return nil
 	}
 	chain, err := mcscert.Parse(o.serving.Data[corev1.TLSCertKey])
 	if err != nil || !r.o.Now().Before(chain[0].NotAfter) {
-		return nil // no machine can use it
+		return nil // no machine can verify it
 	}
 	m, write := o.bundle, r.o.Client.Update
 	if m == nil {
@@ -162,15 +162,15 @@ func (r *Reconciler) keepIssuer(ctx context.Context, o *objects) error {
 	}
 	m.Data[bundleKey] = string(mcscert.Encode(append(bundle, issuer)...))
 	if err := write(ctx, m); err != nil {
-		return explain(fmt.Errorf("keep the CA of what is served: %w", err))
+		return explain(fmt.Errorf("keep the CA of the serving certificate: %w", err))
 	}
 	o.bundle = m
-	r.o.Log.Info("the CA of what is served stays in the bundle",
+	r.o.Log.Info("the CA of the serving certificate stays in the bundle",
 		"ca", issuer.Subject.CommonName, "not_after", issuer.NotAfter)
 	return nil
 }
 
-// renewed reports what library-go has done.
+// renewed reports the changes that library-go made.
 func (r *Reconciler) renewed(events *recorder) {
 	for _, e := range events.take() {
 		r.o.Log.Info("certificates of the Machine Config Server", "step", e.reason, "why", e.message)
@@ -178,14 +178,14 @@ func (r *Reconciler) renewed(events *recorder) {
 	}
 }
 
-// explain states what to do about an error of a write, or that library-go returned none.
+// explain adds a hint to the error of a write, or states that library-go returned none.
 func explain(err error) error {
 	switch {
 	case err == nil:
 		return errOvertaken
 	case apierrors.IsForbidden(err):
-		return fmt.Errorf("%w; the controller's account makes no such objects:"+
-			" 'certs init' with an administrator's does, once", err)
+		return fmt.Errorf("%w; the controller's account may not create this object:"+
+			" run 'certs init' once with an administrator's account", err)
 	}
 	return err
 }

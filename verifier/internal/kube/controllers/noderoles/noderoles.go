@@ -1,8 +1,9 @@
-// Package noderoles reports Nodes with a control-plane role whose machine is of another pool, and lists the Nodes
-// that may have such a role. Package noderole in pkg decides; this package writes.
+// Package noderoles reports Nodes with a control-plane role whose machine belongs to another pool, and
+// lists the Nodes that may have such a role. Package noderole in pkg decides; this package writes.
 //
-// It watches nothing: the inventory requests a reconciliation when Nodes, Machines, records or pools change. It
-// writes the condition RoleMismatch of MachineAttestations, and Events with that reason about the Node.
+// It watches nothing: the inventory requests a reconciliation when Nodes, Machines, records or pools
+// change. It writes the condition RoleMismatch of MachineAttestations, and Events with that reason
+// about the Node.
 //
 // Its permissions, in the namespaces of Machines:
 //
@@ -10,10 +11,10 @@
 //	machineattestations/status    patch
 //	events                        create, patch
 //
-// An Event about a Node is in the namespace default: it needs create of events there.
+// An Event about a Node is in the namespace default, where it needs create of events.
 //
-// If it runs twice, there is nothing left to change. If it runs late, a Node keeps its role unreported for that
-// time; the kubelet's own rights do not depend on it.
+// If it runs twice, nothing changes. If it runs late, the role of a Node is reported late; the
+// kubelet's own rights do not depend on the report.
 package noderoles
 
 import (
@@ -40,19 +41,19 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// Inventory is what the cluster has.
+// Inventory is the cached state of the cluster.
 type Inventory interface {
-	// NodeRoles returns what is to be evaluated, and the UIDs of the records with the condition RoleMismatch.
-	// The last result is false while it is not known.
+	// NodeRoles returns the input of the evaluation, and the UIDs of the records with the condition
+	// RoleMismatch. The last result is false while they are not known.
 	NodeRoles() (in noderole.Input, reported []string, known bool)
 }
 
-// Records are those of Machines.
+// Records reads and writes the records of Machines.
 type Records interface {
 	Update(ctx context.Context, uid string, change store.Change) error
 }
 
-// Options are what a Reconciler needs. All are required.
+// Options configure a Reconciler. All are required.
 type Options struct {
 	Log       *slog.Logger
 	Now       func() time.Time
@@ -65,13 +66,13 @@ type Options struct {
 	Report func(int)
 }
 
-// Reconciler evaluates the roles. Findings and ControlPlaneNodes are safe for concurrent use. They have nothing
-// while the controller does not run.
+// Reconciler evaluates the roles. Findings and ControlPlaneNodes are safe for concurrent use. They
+// return nothing while the controller does not run.
 type Reconciler struct {
 	o Options
 
 	mu      sync.Mutex
-	result  *noderole.Result // nil: not evaluated yet
+	result  *noderole.Result // nil if not evaluated yet
 	partial bool
 }
 
@@ -92,7 +93,7 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 		WithOptions(kube.ControllerOptions()).Complete(r)
 }
 
-// set keeps a result, and returns the one before.
+// set stores a result, and returns the previous one.
 func (r *Reconciler) set(next *noderole.Result, partial bool) (before noderole.Result) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -126,12 +127,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		return reconcile.Result{}, nil
 	}
 	for uid, m := range next.Mismatched {
-		text := fmt.Sprintf("Node %s has a control-plane role, and its machine is of pool %s", m.Node, m.Pool)
+		text := fmt.Sprintf("Node %s has a control-plane role, but its machine belongs to pool %s", m.Node, m.Pool)
 		if before.Mismatched[uid].Node != m.Node {
 			r.o.Log.Error("a Node has a control-plane role that its pool does not have",
 				"node", m.Node, "uid", uid, "pool", m.Pool)
 			r.o.Events.Emit(events.Event{
-				About:   events.Object{APIVersion: "v1", Kind: "Node", Name: m.Node, UID: m.Node}, // as the kubelet names it
+				About:   events.Object{APIVersion: "v1", Kind: "Node", Name: m.Node, UID: m.Node}, // as in the kubelet's own Events
 				Warning: true, Reason: v1alpha1.ConditionRoleMismatch, Message: text,
 			})
 		}
@@ -151,7 +152,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	return reconcile.Result{}, nil
 }
 
-// write sets the condition on a record; an empty text: there is no mismatch.
+// write sets the condition on a record. An empty text means that there is no mismatch.
 func (r *Reconciler) write(ctx context.Context, uid, text string) error {
 	if err := r.o.Limit.Wait(ctx); err != nil {
 		return err
@@ -175,7 +176,8 @@ func (r *Reconciler) Findings() []view.Finding {
 	}}
 }
 
-// ControlPlaneNodes returns the list for a status that has the names in listed; false while it is not known.
+// ControlPlaneNodes returns the list for a status that contains the names in listed. It returns false
+// while the list is not known.
 func (r *Reconciler) ControlPlaneNodes(listed []string) ([]string, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -1,11 +1,11 @@
 // Package pendingmachine deletes machines that were pending for too long: MachineAttestations in the
-// verifier's namespace that no administrator has approved, and whose machine stopped asking.
+// verifier's namespace that no administrator has approved, and whose machine stopped sending requests.
 //
-// It watches nothing: time makes the work, once a minute. It lists and deletes MachineAttestations in the
-// verifier's namespace, and needs those two verbs there.
+// It watches nothing and runs once a minute. It lists and deletes MachineAttestations in the verifier's
+// namespace, and needs those two verbs there.
 //
-// An object is deleted only as it was read, so an approval is never lost. A run that is late, or that
-// repeats, does no harm: the front also expires machines when there are too many.
+// An object is deleted only in the version that was read, so an approval is never lost. A late or
+// repeated run does no harm: the front also expires machines when there are too many.
 package pendingmachine
 
 import (
@@ -24,7 +24,7 @@ import (
 
 // Reconciler expires pending machines. All fields are required.
 type Reconciler struct {
-	// Expire deletes what was pending for too long at this time.
+	// Expire deletes the machines that were pending for too long at this time.
 	Expire func(ctx context.Context, now time.Time) error
 	Now    func() time.Time
 	Every  time.Duration
@@ -44,7 +44,7 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 		}).Complete(r)
 }
 
-// Reconcile deletes what was pending for too long.
+// Reconcile deletes the machines that were pending for too long.
 func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 	return reconcile.Result{}, r.Expire(ctx, r.Now())
 }

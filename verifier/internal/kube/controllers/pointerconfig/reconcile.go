@@ -1,17 +1,19 @@
-// Package pointerconfig puts the current provisioning token into the pointer configs from which machines boot. Package
-// pointer has the rules.
+// Package pointerconfig writes the current provisioning token into the pointer configs from which
+// machines boot. Package pointer has the rules.
 //
-// It watches nothing itself. The inventory watches the user-data Secrets and the token, and uses the trigger, which
-// also requests all of them after each interval, since policies decide, too. It reads the Secrets live.
+// It watches nothing itself. The inventory watches the user-data Secrets and the token, and uses the
+// trigger. The trigger also requests all Secrets after each interval, because the policies count as
+// well. The controller reads the Secrets live.
 //
-// It writes data.userData and one annotation of the Secrets that kubernetes.userDataSecrets in the configuration
-// names, if a policy accepts the token for the pool. It never writes a Secret of the machine-config-operator, one that
-// another tool manages, or one that it cannot read: [Reconciler.Findings] says which, and why.
+// It writes data.userData and one annotation of the Secrets in kubernetes.userDataSecrets of the
+// configuration, if a policy accepts the token for the pool. It never writes a Secret of the
+// machine-config-operator, one that another tool manages, or one that it cannot parse.
+// [Reconciler.Findings] lists these and the reasons.
 //
 // It needs get and update on those Secrets. The update is in deploy/components/user-data.
 //
-// If it runs twice at the same time, the slower write conflicts, and it is repeated. If it runs late, machines boot
-// with the token before, which is valid for its grace.
+// If it runs twice at the same time, the slower write conflicts and is repeated. If it runs late,
+// machines boot with the previous token, which remains valid for its grace period.
 package pointerconfig
 
 import (
@@ -43,24 +45,24 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// AnnotationWritten on a user-data Secret is the short id of the provisioning token in it. By the annotation the
-// verifier finds its own token after that was voided.
+// AnnotationWritten on a user-data Secret has the short id of the provisioning token that the verifier
+// wrote. With it, the verifier recognizes its own token even after that was voided.
 const AnnotationWritten = "mcs-attest.dev/provisioning-token"
 
-// Options are what a [Reconciler] needs. All are required.
+// Options configure a [Reconciler]. All are required.
 type Options struct {
 	Client client.Client // reads live, see kube.NewClient
-	// Token returns the provisioning token that counts.
+	// Token returns the provisioning token that is in force.
 	Token func() provisioning.View
 	// Policies returns the policies in force.
 	Policies func() *policy.Set
-	Origins  []string // under which nodes reach the verifier
+	Origins  []string // by which nodes reach the verifier
 	Trigger  *kube.Trigger
 	Now      func() time.Time
 	Log      *slog.Logger
 }
 
-// Reconciler keeps the provisioning token in pointer configs.
+// Reconciler keeps the provisioning token in pointer configs current.
 type Reconciler struct {
 	o Options
 
@@ -103,7 +105,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 	switch err := r.o.Client.Update(ctx, &s); {
 	case kerrors.IsConflict(err):
 		return reconcile.Result{RequeueAfter: time.Second}, nil
-	case kerrors.IsForbidden(err): // tried again after the interval
+	case kerrors.IsForbidden(err): // retried after the interval
 		r.leave(q.NamespacedName,
 			"the service account mcs-attest-controller may not update it; apply deploy/components/user-data")
 		return reconcile.Result{}, nil
@@ -115,7 +117,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 	return reconcile.Result{}, nil
 }
 
-// provision puts the current token into a Secret. If it does not, it returns why, or "" if there is nothing to do.
+// provision writes the current token into a Secret. If it does not, it returns the reason, or "" if
+// there is nothing to do.
 func (r *Reconciler) provision(s *corev1.Secret, tokens provisioning.Tokens) (changed bool, why string, err error) {
 	owner := pointer.UserData{Name: s.Name, Labels: s.Labels, Annotations: s.Annotations}
 	for _, o := range s.OwnerReferences {
@@ -138,7 +141,7 @@ func (r *Reconciler) provision(s *corev1.Secret, tokens provisioning.Tokens) (ch
 	})
 	var left *pointer.Unchanged
 	switch {
-	case errors.As(err, &left) && left.NotAccepted: // as the policies have it
+	case errors.As(err, &left) && left.NotAccepted: // the policies do not accept the token
 		return false, "", nil
 	case left != nil:
 		return false, left.Why, nil
@@ -156,7 +159,7 @@ func (r *Reconciler) provision(s *corev1.Secret, tokens provisioning.Tokens) (ch
 	return true, "", nil
 }
 
-// leave stores why a pointer config stays as it is; "" if there is no reason.
+// leave stores why a pointer config is not changed, or "" if there is no reason.
 func (r *Reconciler) leave(name types.NamespacedName, why string) {
 	r.mu.Lock()
 	changed := r.left[name] != why
@@ -166,12 +169,12 @@ func (r *Reconciler) leave(name types.NamespacedName, why string) {
 	}
 	r.mu.Unlock()
 	if changed && why != "" {
-		r.o.Log.Warn("a pointer config is left alone and does not get the provisioning token", "secret", name.String(),
+		r.o.Log.Warn("a pointer config is not changed and does not get the provisioning token", "secret", name.String(),
 			"why", why)
 	}
 }
 
-// Findings are the pointer configs that do not get the token, for the condition Degraded.
+// Findings returns the pointer configs that do not get the token, for the condition Degraded.
 func (r *Reconciler) Findings() (all []view.Finding) {
 	if _, presence := r.o.Token().At(r.o.Now()); presence != provisioning.Present {
 		return nil

@@ -1,8 +1,9 @@
-// Package policystatus keeps the condition Accepted of AttestationPolicies, and of MachineAttestations that
-// cannot be used or could not be. It writes Events about every object that cannot be used as it stands.
+// Package policystatus maintains the condition Accepted of AttestationPolicies, and of
+// MachineAttestations that cannot be used or previously could not. It writes Events about every object
+// that cannot be used as it is.
 //
-// It watches nothing: the inventory, which reads those objects, requests a reconciliation of each that has
-// changed. An object of any kind is named as by kubectl: resource/name.
+// It watches nothing: the inventory, which reads those objects, requests a reconciliation of each one
+// that has changed. A request names an object of any kind as kubectl does: resource/name.
 //
 // Its permissions:
 //
@@ -12,8 +13,9 @@
 //	events, in those namespaces and the verifier's own              create, patch
 //	events, in the namespace default                                create
 //
-// If it runs twice, the writes conflict, and the later one is dropped: the change that was first requests another
-// reconciliation. If it runs late, the condition is old. Nothing is decided by it.
+// If it runs twice, the writes conflict, and the later one is dropped. The first write is a change,
+// which requests another reconciliation. If it runs late, the condition is outdated. No decision
+// depends on it.
 package policystatus
 
 import (
@@ -54,26 +56,27 @@ var (
 	attestations = v1alpha1.GroupVersion.WithResource("machineattestations").GroupResource().String()
 )
 
-// Inventory is what the cluster has.
+// Inventory is the cached state of the cluster.
 type Inventory interface {
-	// Policy returns the state of an AttestationPolicy; false: there is none.
+	// Policy returns the state of an AttestationPolicy, or false if there is none.
 	Policy(name string) (inventory.Policy, bool)
-	// Fault returns why an object cannot be used as it stands; false: it can be.
+	// Fault returns why an object cannot be used as it is, or false if it can.
 	Fault(resource string, name types.NamespacedName) (inventory.Fault, bool)
 }
 
-// Options are what a Reconciler needs. All are required.
+// Options configure a Reconciler. All are required.
 type Options struct {
 	Now       func() time.Time
 	Limit     flowcontrol.RateLimiter // of writes
 	Events    events.Sink
 	Inventory Inventory
 	Trigger   *kube.Trigger
-	// Held reports whether the policies of before a restore of etcd are in force, not those of the cluster.
+	// Held reports whether the policies from before a restore of etcd are in force, instead of those of
+	// the cluster.
 	Held func() bool
 }
 
-// Reconciler keeps the conditions.
+// Reconciler maintains the conditions.
 type Reconciler struct {
 	o      Options
 	reader client.Reader // live
@@ -106,8 +109,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, request reconcile.Request) (
 	return reconcile.Result{}, nil
 }
 
-// policy keeps the condition of an AttestationPolicy. It writes by the version that the inventory has. So it
-// needs no read, and never says of a newer version what holds for an older one.
+// policy maintains the condition of an AttestationPolicy. It writes with the resourceVersion that the
+// inventory has. So it needs no read, and never reports on a newer version what applies to an older
+// one.
 func (r *Reconciler) policy(ctx context.Context, name string) error {
 	p, ok := r.o.Inventory.Policy(name)
 	if !ok {
@@ -128,7 +132,7 @@ func (r *Reconciler) policy(ctx context.Context, name string) error {
 	} else if err != nil {
 		return fmt.Errorf("write the status of policy %s: %w", name, err)
 	}
-	// Reconcile has reported what cannot be used.
+	// Reconcile already reported a policy that cannot be used.
 	if (want.Reason == reasonClash || want.Reason == reasonNoPool) && (before == nil || before.Reason != want.Reason) {
 		r.o.Events.Emit(events.Event{
 			About: events.Object{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindAttestationPolicy, Name: name,
@@ -139,7 +143,7 @@ func (r *Reconciler) policy(ctx context.Context, name string) error {
 	return nil
 }
 
-// accepted is the condition that a policy should have.
+// accepted returns the condition that a policy should have.
 func accepted(p inventory.Policy, held bool) metav1.Condition {
 	c := metav1.Condition{
 		Type: v1alpha1.ConditionAccepted, Status: metav1.ConditionFalse, Reason: reasonNotUsable,
@@ -148,26 +152,27 @@ func accepted(p inventory.Policy, held bool) metav1.Condition {
 	switch {
 	case held:
 		c.Reason = restore.Reason
-		c.Message = "the policies of before the restore of etcd stay in force until an administrator acknowledges it"
+		c.Message = "the policies from before the restore of etcd stay in force until an administrator acknowledges it"
 	case p.Fault != "" && p.NeverUsable:
-		c.Message = p.Fault + "; there is no earlier state, and the policy of \"*\" does not apply meanwhile"
+		c.Message = p.Fault + "; it has no earlier valid state, and the policy of \"*\" does not apply in its place"
 	case p.Fault != "":
 		c.Message = p.Fault
 	case p.Clash != "":
 		c.Reason, c.Message = reasonClash, p.Clash
 	case len(p.UnknownPools) > 0:
 		c.Status, c.Reason = metav1.ConditionTrue, reasonNoPool
-		c.Message = "in force; there is no MachineConfigPool " + strings.Join(p.UnknownPools, ", ")
+		c.Message = "in force; these MachineConfigPools do not exist: " + strings.Join(p.UnknownPools, ", ")
 	default:
 		c.Status, c.Reason, c.Message = metav1.ConditionTrue, reasonAccepted, inForce
 	}
-	c.Message = sources.Bounded(c.Message)
+	c.Message = sources.Truncate(c.Message)
 	return c
 }
 
-const inForce = "in force as it stands"
+const inForce = "in force"
 
-// attestation keeps the condition of a MachineAttestation. One that was never refused needs none.
+// attestation maintains the condition of a MachineAttestation. An object that was always usable needs
+// none.
 func (r *Reconciler) attestation(
 	ctx context.Context, name types.NamespacedName, fault inventory.Fault, bad bool,
 ) error {
@@ -183,7 +188,7 @@ func (r *Reconciler) attestation(
 	}
 	switch {
 	case bad && fault.Generation != o.Generation:
-		return nil // the inventory will have the newer one
+		return nil // the inventory will receive the newer version
 	case bad:
 		want.Status, want.Reason, want.Message = metav1.ConditionFalse, reasonNotUsable, fault.Text
 	case meta.FindStatusCondition(o.Status.Conditions, want.Type) == nil:
@@ -202,11 +207,12 @@ func (r *Reconciler) attestation(
 	return nil
 }
 
-// set sets a condition by the verifier's clock, and reports whether anything changed.
+// set sets a condition with the time of the verifier's clock, and reports whether it changed anything.
 func (r *Reconciler) set(conditions *[]metav1.Condition, want metav1.Condition) bool {
 	want.LastTransitionTime = metav1.NewTime(r.o.Now().UTC().Truncate(time.Second))
 	return meta.SetStatusCondition(conditions, want)
 }
 
-// overtaken reports whether a write found the object changed or deleted. Then another reconciliation follows.
+// overtaken reports whether the object was changed or deleted before the write. Then another
+// reconciliation follows.
 func overtaken(err error) bool { return kerrors.IsConflict(err) || kerrors.IsNotFound(err) }

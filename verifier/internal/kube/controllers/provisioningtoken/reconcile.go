@@ -1,18 +1,20 @@
-// Package provisioningtoken rotates the provisioning token, and completes what an administrator edits. Package
-// provisioning has the rules.
+// Package provisioningtoken rotates the provisioning token, and completes the edits of an
+// administrator. Package provisioning has the rules.
 //
-// It watches nothing itself. The inventory watches the Secret and uses the trigger. The controller also reconciles when
-// the token is due, and after each interval. It reads the Secret live.
+// It watches nothing itself. The inventory watches the Secret and uses the trigger. The controller also
+// reconciles when a rotation is due, and after each interval. It reads the Secret live.
 //
-// It writes the Secret that the configuration names in provisioningToken.secret, in two cases. The token is due by
-// provisioningToken.rotateEvery. Or an administrator wrote another token: the token before it stays valid for the
-// grace, and the Secret has to say so for replicas that start later. It makes no Secret, and never replaces a token
-// that it cannot read. It writes nothing while a restore of etcd keeps the token from counting.
+// It writes the Secret that provisioningToken.secret of the configuration names, in two cases. First, a
+// rotation is due by provisioningToken.rotateEvery. Second, an administrator wrote another token: the
+// previous one stays valid for the grace period, and the Secret must tell this to replicas that start
+// later. It never creates a Secret, and never replaces a token that it cannot parse. It writes nothing
+// while a restore of etcd suspends the token.
 //
 // It needs get and update on that Secret.
 //
-// If it runs twice at the same time, the slower write conflicts and changes nothing. If it runs late, the token is
-// rotated late, and a replica that starts meanwhile does not accept the token from before an edit.
+// If it runs twice at the same time, the slower write conflicts and changes nothing. If it runs late,
+// the token is rotated late, and a replica that starts in the meantime does not accept the token from
+// before an edit.
 package provisioningtoken
 
 import (
@@ -34,15 +36,16 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 )
 
-// Options are what a [Reconciler] needs. All are required, but RotateEvery.
+// Options configure a [Reconciler]. All but RotateEvery are required.
 type Options struct {
 	Client client.Client    // reads live, see kube.NewClient
 	Secret client.ObjectKey // of the token
-	// RotateEvery is how often the token is rotated; zero: never.
+	// RotateEvery is the time between rotations. If zero, the token is never rotated.
 	RotateEvery time.Duration
 	Grace       time.Duration
-	// InForce returns the tokens by which the inventory decides, and the resourceVersion of the Secret that they come
-	// from. They differ from what that Secret has if an administrator edited it. It returns false if no token counts.
+	// InForce returns the tokens that the inventory uses, and the resourceVersion of the Secret from
+	// which they come. They differ from the content of that Secret if an administrator edited it.
+	// InForce returns false if no token is in force.
 	InForce  func() (v provisioning.View, resourceVersion string, ok bool)
 	Interval time.Duration // the longest time between two reconciliations
 	Trigger  *kube.Trigger
@@ -50,7 +53,7 @@ type Options struct {
 	Log      *slog.Logger
 }
 
-// Reconciler keeps the provisioning token.
+// Reconciler maintains the provisioning token.
 type Reconciler struct{ o Options }
 
 // New returns a reconciler. It makes no call.
@@ -62,12 +65,12 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 		WithOptions(kube.ControllerOptions()).Complete(r)
 }
 
-// Reconcile writes what an edit means, or rotates the token if it is due.
+// Reconcile completes an edit, or rotates the token if that is due.
 func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 	again := reconcile.Result{RequeueAfter: r.o.Interval}
 	view, version, ok := r.o.InForce()
 	if !ok {
-		return again, nil // a rotation would make a token that came back the previous one
+		return again, nil // a rotation would keep a restored token valid as the previous one
 	}
 	var secret corev1.Secret
 	if err := r.o.Client.Get(ctx, r.o.Secret, &secret); kerrors.IsNotFound(err) {
@@ -82,7 +85,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	now := r.o.Now()
 	inForce, _ := view.At(now)
 	due, rotates := read.Due(secret.CreationTimestamp.Time, r.o.RotateEvery, r.o.Grace)
-	// A Secret that was edited again has another version: perhaps the previous token was removed from it on purpose.
+	// A Secret that was edited again has another version. The previous token may have been removed on
+	// purpose.
 	edited := secret.ResourceVersion == version && !inForce.Equal(read)
 	switch {
 	case edited:

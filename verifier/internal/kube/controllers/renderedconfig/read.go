@@ -27,11 +27,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
 )
 
-// placeholder is the token that the gate replaces with the machine's own. It grants
-// nothing.
+// placeholder is the token that the gate replaces with the machine's own. It grants nothing.
 const placeholder = "a-credential-of-its-own-takes-this-place"
 
-// bundleKey is the key of the API server's CA bundle, from the machine-config-operator.
+// bundleKey is the key of the API server's CA bundle in the machine-config-operator's ConfigMap.
 const bundleKey = "ca-bundle.crt"
 
 // metadata is that of a MachineConfig.
@@ -49,8 +48,8 @@ type named struct {
 	render        *render.Rendered
 }
 
-// read reads what the configs of a pool are made from. With an error the input is only
-// good for what is to be withdrawn.
+// read reads what the configs of a pool are made from. If it returns an error, the input only says
+// which configs must be withdrawn.
 func (r *Reconciler) read(
 	ctx context.Context, all []metadata, pools []*render.Pool, pool *render.Pool,
 ) (in poolconfig.Input, err error) {
@@ -62,7 +61,7 @@ func (r *Reconciler) read(
 	exists, err := r.one(ctx, r.controllers, client.ObjectKey{Name: controllerName}, in.Controller)
 	if err == nil && !exists {
 		err = reason.Deny(reason.ConfigUnavailable,
-			"there are MachineConfigPools, and no ControllerConfig %s", controllerName)
+			"the cluster has MachineConfigPools, but no ControllerConfig %s", controllerName)
 	}
 	if err != nil {
 		return in, err
@@ -93,8 +92,8 @@ func (r *Reconciler) one(ctx context.Context, k *kube.Kind, key client.ObjectKey
 	return true, nil
 }
 
-// machineConfigs are those that the pool's selector chooses. With an error, they are those
-// that are, by their metadata, what they were when they were read.
+// machineConfigs returns those that the pool's selector chooses. With an error, it returns those that
+// did not change, by their metadata, since they were read.
 func (r *Reconciler) machineConfigs(
 	ctx context.Context, list []metadata, pool *render.Pool,
 ) ([]*render.MachineConfig, error) {
@@ -108,7 +107,7 @@ func (r *Reconciler) machineConfigs(
 		}
 		config, err := r.machineConfig(ctx, m)
 		switch {
-		case kerrors.IsNotFound(err): // its event comes
+		case kerrors.IsNotFound(err): // the event of its deletion follows
 		case err != nil:
 			failed = append(failed, err)
 			if c := r.contents[m.Name]; c != nil && same(c.config, m) {
@@ -121,7 +120,7 @@ func (r *Reconciler) machineConfigs(
 	return all, errors.Join(failed...)
 }
 
-// selector reports whether a pool chooses a MachineConfig.
+// selector returns a function that reports whether a pool chooses a MachineConfig.
 func selector(pool *render.Pool) func(*metadata) bool {
 	s, err := metav1.LabelSelectorAsSelector(pool.Spec.MachineConfigSelector)
 	return func(m *metadata) bool {
@@ -129,13 +128,13 @@ func selector(pool *render.Pool) func(*metadata) bool {
 	}
 }
 
-// same reports whether a MachineConfig that was read is, by its metadata, the current one:
-// chosen by the same pools, and for the same machines.
+// same reports whether a cached MachineConfig is current by its metadata: the same pools choose it, for
+// the same machines.
 func same(c *render.MachineConfig, m *metadata) bool {
 	return c.UID == m.UID && maps.Equal(c.Labels, m.Labels) && maps.Equal(c.Annotations, m.Annotations)
 }
 
-// listConfigs are the metadata of all MachineConfigs, by name. They must not be changed.
+// listConfigs returns the metadata of all MachineConfigs, by name. The caller must not change them.
 func (r *Reconciler) listConfigs(ctx context.Context) ([]metadata, error) {
 	if r.configs.Unserved(r.o.Now()) {
 		return nil, nil
@@ -149,8 +148,8 @@ func (r *Reconciler) listConfigs(ctx context.Context) ([]metadata, error) {
 	return list.Items, nil
 }
 
-// machineConfig reads one from the API server, unless it was read in this version. It is
-// not typed: the Go type lacks spec.neededBeforeNodeApproved.
+// machineConfig reads a MachineConfig from the API server, unless this version is cached. It is not
+// typed, because the Go type lacks spec.neededBeforeNodeApproved.
 func (r *Reconciler) machineConfig(ctx context.Context, m *metadata) (*render.MachineConfig, error) {
 	if c := r.contents[m.Name]; c != nil && c.version == m.ResourceVersion {
 		return c.config, nil
@@ -188,7 +187,7 @@ func (r *Reconciler) get(ctx context.Context, name string, into client.Object) e
 	return nil
 }
 
-// prune deletes what was read for no pool that exists.
+// prune deletes cached objects that belong to no existing pool.
 func (r *Reconciler) prune(list []metadata, pools []*render.Pool) {
 	needed := map[string]bool{}
 	for _, p := range pools {
@@ -205,9 +204,9 @@ func (r *Reconciler) prune(list []metadata, pools []*render.Pool) {
 	})
 }
 
-// osImageStream reads the newest version that the cluster serves. A cluster that serves the
-// kind must have the object. Without a valid one nothing is rendered here; a config that
-// the machine-config-operator has rendered is still served.
+// osImageStream reads the newest version that the cluster serves. A cluster that serves the kind must
+// have the object. Without a valid object this verifier renders nothing, but still serves configs that
+// the machine-config-operator has rendered.
 func (r *Reconciler) osImageStream(ctx context.Context, in *render.Input) error {
 	for _, k := range []*kube.Kind{r.streams, r.alphaStreams} {
 		if k.Unserved(r.o.Now()) {
@@ -220,7 +219,7 @@ func (r *Reconciler) osImageStream(ctx context.Context, in *render.Input) error 
 			return err
 		}
 		if !exists {
-			in.StreamsErr = errors.New("it does not exist")
+			in.StreamsErr = errors.New("the object does not exist")
 			return nil
 		}
 		parsed, problems := render.FromObject(u.Object)
@@ -236,11 +235,11 @@ func (r *Reconciler) osImageStream(ctx context.Context, in *render.Input) error 
 	return nil
 }
 
-// chosen is the rendered MachineConfig that the Machine Config Server would serve for the
-// pool; nil if the pool names none.
+// chosen returns the rendered MachineConfig that the Machine Config Server would serve for the pool, or
+// nil if the pool names none.
 func (r *Reconciler) chosen(ctx context.Context, p *render.Pool) (*render.Rendered, error) {
 	name := p.Status.Configuration.Name
-	// Once a node has it, the newest can be trusted to work.
+	// After one node has the newest config, that config is known to work.
 	if p.Status.UpdatedMachineCount > 0 {
 		name = p.Spec.Configuration.Name
 	}
@@ -254,7 +253,7 @@ func (r *Reconciler) chosen(ctx context.Context, p *render.Pool) (*render.Render
 	}
 	if !exists {
 		return nil, reason.Deny(reason.ConfigUnavailable,
-			"MachineConfigPool %s names MachineConfig %.253s, which is not there", p.Name, name)
+			"MachineConfigPool %s names MachineConfig %.253s, which does not exist", p.Name, name)
 	}
 	if n := r.named[p.Name]; n != nil && n.name == name && n.version == m.ResourceVersion {
 		return n.render, nil
@@ -263,10 +262,10 @@ func (r *Reconciler) chosen(ctx context.Context, p *render.Pool) (*render.Render
 	if err := r.get(ctx, name, config); err != nil {
 		return nil, err
 	}
-	// It is part of the config, and the client leaves it out.
+	// The config contains the TypeMeta, which the client omits.
 	config.TypeMeta = metav1.TypeMeta{APIVersion: mcfgv1.GroupVersion.String(), Kind: render.KindMachineConfig}
 	rendered := &render.Rendered{Pool: p.Name, Config: config}
-	// A config that cannot be served must not take the place of one that can.
+	// A config that cannot be served must not replace one that can.
 	if _, err := mcs.Config(rendered, mcs.Extras{}, specversion.Version{Major: 3, Minor: 5}); err != nil {
 		return nil, reason.Wrap(reason.ConfigUnavailable, err,
 			"MachineConfigPool %s: MachineConfig %s cannot be used", p.Name, name)
@@ -275,8 +274,7 @@ func (r *Reconciler) chosen(ctx context.Context, p *render.Pool) (*render.Render
 	return rendered, nil
 }
 
-// kubeconfig adds what the kubeconfig is made from. What does not exist is replaced with
-// what existed last.
+// kubeconfig reads what the kubeconfig is made from. It replaces missing input by the last good one.
 func (r *Reconciler) kubeconfig(ctx context.Context, in *poolconfig.Input) error {
 	if r.bundle == nil {
 		return nil
@@ -300,13 +298,13 @@ func (r *Reconciler) kubeconfig(ctx context.Context, in *poolconfig.Input) error
 	r.ca, r.apiServer = x.CA, x.APIServer
 	text := strings.Join(wrong, ", and ")
 	if len(x.CA) == 0 || x.APIServer == "" {
-		in.NoKubeconfig = reason.Deny(reason.ConfigUnavailable, "%s: there is nothing to make a kubeconfig of", text)
+		in.NoKubeconfig = reason.Deny(reason.ConfigUnavailable, "%s: the kubeconfig cannot be made", text)
 		return nil
 	}
 	x.Token = secret.New([]byte(placeholder))
 	if len(wrong) > 0 {
 		in.Faults = append(in.Faults, poolconfig.Fault{Reason: poolconfig.ReasonNotRead,
-			Text: text + "; kubeconfigs are made of what was there before"})
+			Text: text + "; kubeconfigs are made from the last good input"})
 	}
 	return nil
 }

@@ -1,19 +1,19 @@
 // Package renderedconfig is the controller that renders the configs of the cluster's
-// MachineConfigPools. It runs in every replica of the front, without leader election:
-// its result is in memory, in a [poolconfig.Store]. It also runs in the controller process,
-// which reports what it finds.
+// MachineConfigPools. It runs in every replica of the front, without leader election, because its
+// result is in memory, in a [poolconfig.Store]. It also runs in the controller process, which reports
+// its findings.
 //
 // Reconcile makes the two configs of one pool:
 //
-//   - the whole one. It is the rendered MachineConfig that the Machine Config Server would
-//     serve: the pool's spec.configuration once a node has it, status.configuration until
-//     then. A pool that names none is rendered here;
+//   - the whole config. It is the rendered MachineConfig that the Machine Config Server would serve:
+//     the pool's spec.configuration after a node has it, and status.configuration until then. If a pool
+//     names none, it is rendered here;
 //   - the pre-approved part, which is always rendered here.
 //
-// It watches MachineConfigPools, the ControllerConfig, the OSImageStream (v1 or v1alpha1),
-// and the ConfigMap with the CA of kubeconfigs. Of MachineConfigs it watches the metadata:
-// a cluster keeps many rendered ones of up to a megabyte. It reads the contents of those
-// that a pool chooses or names from the API server. Any of the kinds may be missing.
+// It watches MachineConfigPools, the ControllerConfig, the OSImageStream (v1 or v1alpha1), and the
+// ConfigMap with the CA of kubeconfigs. Of MachineConfigs it watches the metadata, because a cluster
+// keeps many rendered ones of up to a megabyte. It reads from the API server the contents of those that
+// a pool chooses or names. A cluster may lack any of the kinds.
 //
 // It writes nothing. Its permissions are those of deploy/components/render:
 //
@@ -23,8 +23,8 @@
 //	osimagestreams (cluster)                                       list, watch
 //	configmaps (kubeconfig-data of the machine-config-operator)    list, watch
 //
-// If it runs twice, the second result equals the first. If it runs late, the last good
-// config stays in force. Package poolconfig has the rules.
+// If it runs twice, the second result equals the first. If it runs late, the last good config stays in
+// force. Package poolconfig has the rules.
 package renderedconfig
 
 import (
@@ -62,38 +62,37 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// The names of the two objects of which a cluster has one.
+// The names of the two objects that exist once in a cluster.
 const (
 	controllerName = "machine-config-controller"
 	streamsName    = "cluster"
 )
 
 const (
-	// settle is how long a change waits for others: a rollout changes a pool and its
-	// MachineConfigs one after the other.
+	// settle is how long a change waits for others. A rollout changes a pool and its MachineConfigs one
+	// after the other.
 	settle = 100 * time.Millisecond
-	// unsynced is how often a pool waits for the kinds that it needs.
+	// unsynced is the pause while a pool waits for the kinds that it needs.
 	unsynced = 200 * time.Millisecond
 	// callTimeout bounds one call to the API server.
 	callTimeout = 10 * time.Second
 )
 
-// Options are what a Reconciler needs.
+// Options configure a Reconciler.
 type Options struct {
 	Log   *slog.Logger // required
 	Store *poolconfig.Store
 	Now   func() time.Time // default time.Now
-	// OwnCredential: each machine receives its own bootstrap credential. So whole configs
-	// have a kubeconfig, with a placeholder that the gate replaces. Without it they have no
-	// kubeconfig.
+	// OwnCredential means that each machine receives its own bootstrap credential. Whole configs then
+	// have a kubeconfig with a placeholder that the gate replaces. Otherwise they have no kubeconfig.
 	OwnCredential bool
 	// KubeconfigConfigMap, as namespace/name, has the CA of the API server.
 	KubeconfigConfigMap string
-	// Retry is the longest time after which a failed call is repeated. Default 5 s.
+	// Retry is the maximum pause before a failed call is repeated. Default 5 s.
 	Retry time.Duration
 }
 
-// OptionsFor are the options of a verifier with this configuration, which has a section render.
+// OptionsFor returns the options for a configuration that has the section render.
 func OptionsFor(c *config.Config, log *slog.Logger, now func() time.Time, store *poolconfig.Store) Options {
 	return Options{
 		Log: log, Now: now, Store: store,
@@ -106,21 +105,21 @@ type Reconciler struct {
 	o       Options
 	manager manager.Manager
 	watches *kube.Watches
-	ready   atomic.Bool   // what Ready has reported
+	ready   atomic.Bool   // the last result of Ready
 	live    client.Reader // of the API server
 
 	pools, configs, controllers, streams, alphaStreams *kube.Kind
-	bundle                                             *kube.Kind // nil: no kubeconfig is made
+	bundle                                             *kube.Kind // nil if no kubeconfig is made
 
-	// Of Reconcile, which runs once at a time:
+	// The fields below belong to Reconcile, which never runs concurrently.
 
-	// contents are the MachineConfigs that pools choose, by name.
+	// contents has the MachineConfigs that pools choose, by name.
 	contents map[string]*content
-	// named are the rendered MachineConfigs that pools name, by the pool's name.
+	// named has the rendered MachineConfigs that pools name, by the pool's name.
 	named map[string]*named
-	// noStreams: the log has that no OSImageStream is served.
+	// noStreams means that the absence of OSImageStream was logged.
 	noStreams bool
-	// The last good content of kubeconfigs.
+	// The last good input of kubeconfigs.
 	ca        []byte
 	apiServer string
 }
@@ -175,7 +174,8 @@ func slimConfig() *metav1.PartialObjectMetadata {
 	return m
 }
 
-// streamsOf is the kind OSImageStream in a version. Which one exists shows at run time.
+// streamsOf returns an empty OSImageStream of a version. The version that the cluster serves is known
+// only at run time.
 func streamsOf(version string) *unstructured.Unstructured {
 	u := &unstructured.Unstructured{}
 	u.SetGroupVersionKind(schema.GroupVersionKind{Group: render.Group, Version: version, Kind: render.KindOSImageStream})
@@ -196,26 +196,26 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 		}).Complete(r)
 }
 
-// Run follows the cluster until ctx ends.
+// Run runs the controller until ctx ends.
 func (r *Reconciler) Run(ctx context.Context) error { return r.manager.Start(ctx) }
 
-// enqueue lets all pools be reconciled: a pool reads objects of each kind, and a custom
-// pool reads the workers' pool.
+// enqueue requests all pools: a pool reads objects of each kind, and a custom pool also reads the
+// worker pool.
 func (r *Reconciler) enqueue(ctx context.Context, changed client.Object, q queue) {
 	add := func(name string) { q.AddAfter(ctrl.Request{NamespacedName: types.NamespacedName{Name: name}}, settle) }
 	if p, ok := changed.(*mcfgv1.MachineConfigPool); ok {
-		add(p.Name) // perhaps deleted
+		add(p.Name) // it may have been deleted
 	}
 	pools, err := r.listPools(ctx)
 	if err != nil {
-		return // the pools' own events come
+		return // the events of the pools themselves follow
 	}
 	for _, p := range pools {
 		add(p.Name)
 	}
 }
 
-// listPools are the pools in the cache, by name. It waits for nothing.
+// listPools returns the pools in the cache, by name. It does not block.
 func (r *Reconciler) listPools(ctx context.Context) ([]*render.Pool, error) {
 	switch now := r.o.Now(); {
 	case r.pools.Unserved(now):
@@ -235,8 +235,8 @@ func (r *Reconciler) listPools(ctx context.Context) ([]*render.Pool, error) {
 	return pools, nil
 }
 
-// Ready reports whether everything was read once. It stays true: a new pool that cannot be
-// rendered does not take away the configs of the others.
+// Ready reports whether everything was read once. It then stays true, so that a new pool that cannot be
+// rendered does not stop the others.
 func (r *Reconciler) Ready(ctx context.Context) bool {
 	if r.ready.Load() {
 		return true
@@ -254,18 +254,18 @@ func (r *Reconciler) Ready(ctx context.Context) bool {
 	return true
 }
 
-// Findings are the problems of pools and of watches.
+// Findings returns the problems of pools and of watches.
 func (r *Reconciler) Findings() []view.Finding {
 	all := r.o.Store.Findings()
 	for _, err := range r.watches.Problems() {
 		all = append(all, view.Finding{
-			Reason: poolconfig.ReasonNotRead, Text: err.Error() + "; what was read before stays in force",
+			Reason: poolconfig.ReasonNotRead, Text: err.Error() + "; the last state read stays in force",
 		})
 	}
 	return all
 }
 
-// Reconcile renders one pool. Its error is of a call that is worth another try.
+// Reconcile renders one pool. It returns an error only if a retry may succeed.
 func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	if !r.watches.Synced() {
 		return ctrl.Result{RequeueAfter: unsynced}, nil
@@ -291,10 +291,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	r.o.Store.Keep(request.Name, in.Input, err, poolconfig.Fault{
 		Key: "read " + request.Name, Reason: poolconfig.ReasonNotRead,
-		Text: strings.TrimPrefix(err.Error(), reason.ConfigUnavailable.String()+": ") + "; configs stay as they were",
+		Text: strings.TrimPrefix(err.Error(), reason.ConfigUnavailable.String()+": ") + "; the configs do not change",
 	})
 	if reason.From(err).Code == reason.ConfigUnavailable {
-		return ctrl.Result{}, nil // only a change of an object helps
+		return ctrl.Result{}, nil // only a change of an object can fix it
 	}
 	return ctrl.Result{}, err
 }

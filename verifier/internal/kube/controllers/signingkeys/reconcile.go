@@ -1,18 +1,18 @@
-// Package signingkeys makes and rotates the keys that all replicas of the verifier share: those that sign tokens, and
-// those that seal challenges and report tickets. Package keys has the rules.
+// Package signingkeys creates and rotates the keys that all replicas of the verifier share: those that
+// sign tokens, and those that seal challenges and report tickets. Package keys has the rules.
 //
-// It watches nothing itself. The inventory watches the Secret and uses the trigger. The controller also reconciles when
-// the keys are due, and after each interval. It reads the Secret live.
+// It watches nothing itself. The inventory watches the Secret and uses the trigger. The controller also
+// reconciles when a rotation is due, and after each interval. It reads the Secret live.
 //
-// It writes the Secret mcs-attest-keys, and makes it if there is none. It never replaces keys that it cannot read: the
-// inventory reports those, and an administrator deletes or corrects them. After a restore of etcd it replaces the keys
-// that are void.
+// It writes the Secret mcs-attest-keys, and creates it if it does not exist. It never replaces keys
+// that it cannot parse: the inventory reports those, and an administrator deletes or corrects them.
+// After a restore of etcd it replaces the keys that are void.
 //
-// It needs get, create and update on that Secret. No other part of the verifier writes keys, so an account that serves
-// machines needs only list and watch.
+// It needs get, create and update on that Secret. No other part of the verifier writes keys, so an
+// account that serves machines needs only list and watch.
 //
-// If it runs twice at the same time, the slower write conflicts and changes nothing. If it runs late, keys are rotated
-// late. Without a Secret no machine is served until it has run.
+// If it runs twice at the same time, the slower write conflicts and changes nothing. If it runs late,
+// keys are rotated late. Without the Secret no machine is served until the controller has run.
 package signingkeys
 
 import (
@@ -34,15 +34,16 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
 )
 
-// Options are what a [Reconciler] needs. All are required.
+// Options configure a [Reconciler]. All are required.
 type Options struct {
 	Client client.Client    // reads live, see kube.NewClient
 	Secret client.ObjectKey // of the keys
-	// Rotation is how often new keys are made. Publish is the time until they are used.
+	// Rotation is the time between new keys. Publish is the time before a new key is used.
 	Rotation, Publish time.Duration
 	// Voided reports whether one of the keys is from before a restore of etcd.
 	Voided func(keys.Pair) bool
-	// Repairing reports whether [Reconciler.Renew] will be called, after what was revoked is revoked again.
+	// Repairing reports whether [Reconciler.Renew] will be called, after earlier revocations were
+	// repeated.
 	Repairing func() bool
 	Interval  time.Duration // the longest time between two reconciliations
 	Trigger   *kube.Trigger
@@ -50,7 +51,7 @@ type Options struct {
 	Log       *slog.Logger
 }
 
-// Reconciler keeps the keys.
+// Reconciler maintains the keys.
 type Reconciler struct{ o Options }
 
 // New returns a reconciler. It makes no call.
@@ -62,7 +63,7 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 		WithOptions(kube.ControllerOptions()).Complete(r)
 }
 
-// Reconcile makes keys if there are none, and rotates those that are due.
+// Reconcile creates keys if there are none, and rotates those that are due.
 func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 	secret, pair, err := r.read(ctx)
 	if errors.Is(err, errUnreadable) {
@@ -87,12 +88,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	return reconcile.Result{RequeueAfter: r.o.Interval}, err
 }
 
-// Renew replaces keys from before a restore of etcd. It returns an error if there are no others afterwards. Each
-// process that remembers the restore may call it: the first replaces the keys for all.
+// Renew replaces keys from before a restore of etcd. It returns an error if such keys remain. Each
+// process that detected the restore may call it; the first call replaces the keys for all.
 func (r *Reconciler) Renew(ctx context.Context) error {
 	secret, pair, err := r.read(ctx)
 	if errors.Is(err, errUnreadable) {
-		return nil // they are in force nowhere
+		return nil // no replica uses them
 	}
 	if err != nil || secret != nil && !r.o.Voided(pair) {
 		return err
@@ -100,17 +101,17 @@ func (r *Reconciler) Renew(ctx context.Context) error {
 	if err := r.write(ctx, secret, keys.Pair{}, 0); err != nil {
 		return err
 	}
-	// Another process may have been faster.
+	// Another process may have replaced them first.
 	if _, pair, err = r.read(ctx); err == nil && r.o.Voided(pair) {
 		err = errors.New("the keys are still those from before the restore of etcd")
 	}
 	return err
 }
 
-// errUnreadable means that the Secret exists, and has no keys that can be used.
-var errUnreadable = errors.New("the keys cannot be read")
+// errUnreadable means that the Secret exists but has no valid keys.
+var errUnreadable = errors.New("the keys cannot be parsed")
 
-// read returns the Secret, nil if there is none, and its keys.
+// read returns the Secret, or nil if it does not exist, and its keys.
 func (r *Reconciler) read(ctx context.Context) (*corev1.Secret, keys.Pair, error) {
 	secret := &corev1.Secret{}
 	if err := r.o.Client.Get(ctx, r.o.Secret, secret); kerrors.IsNotFound(err) {
@@ -125,8 +126,8 @@ func (r *Reconciler) read(ctx context.Context) (*corev1.Secret, keys.Pair, error
 	return secret, pair, nil
 }
 
-// write adds keys to the pair and stores it in the Secret, which is made if it is nil. What another process wrote in
-// the meantime stays.
+// write adds keys to the pair and stores it in the Secret. It creates the Secret if it is nil. It does
+// not overwrite what another process wrote in the meantime.
 func (r *Reconciler) write(ctx context.Context, secret *corev1.Secret, pair keys.Pair, publish time.Duration) error {
 	now := r.o.Now()
 	next, err := pair.Rotate(now, publish)

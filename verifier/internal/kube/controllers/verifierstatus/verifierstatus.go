@@ -1,9 +1,10 @@
-// Package verifierstatus keeps the AttestationVerifier "cluster": its conditions, the holder of the lease, the
-// version, and the Nodes that may have a control-plane role.
+// Package verifierstatus maintains the AttestationVerifier "cluster": its conditions, the holder of the
+// lease, the version, and the Nodes that may have a control-plane role.
 //
-// It watches nothing. What it reports is a pure function of what the other parts know, and some of it changes
-// with time alone. So Reconcile computes it every second, in memory. It calls the API server only if the result
-// differs from the last one, or after the resync interval: somebody may have changed the object.
+// It watches nothing. Its report is a pure function of the state of the other parts, and some of it
+// depends on the time. So Reconcile computes it every second, in memory. It calls the API server only
+// if the result differs from the last one. It also does so after the resync interval, because another
+// client may have changed the object.
 //
 // Its permissions:
 //
@@ -11,8 +12,9 @@
 //	attestationverifiers (cluster)           get
 //	attestationverifiers/status (cluster)    update
 //
-// If it runs twice, the writes conflict, and the later one is repeated. If it runs late, the conditions are old.
-// Nothing is decided by them, except that the list of control-plane Nodes is read by an admission policy.
+// If it runs twice, the writes conflict, and the later one is repeated. If it runs late, the conditions
+// are outdated. No decision depends on them, except that an admission policy reads the list of
+// control-plane Nodes.
 package verifierstatus
 
 import (
@@ -43,54 +45,56 @@ import (
 
 const (
 	reasonAsExpected = "AsExpected"
-	// maxMessage bounds a condition's message, as the CRD does.
+	// maxMessage is the maximum length of a condition's message in the CRD.
 	maxMessage = 8 << 10
-	// interval is how often the status is computed.
+	// interval is the time between two computations of the status.
 	interval = time.Second
 	// callTimeout bounds one Reconcile.
 	callTimeout = 15 * time.Second
 )
 
-// Options are what a Reconciler needs.
+// Options configure a Reconciler.
 type Options struct {
 	Now     func() time.Time        // required
 	Limit   flowcontrol.RateLimiter // of writes; required
 	Holder  string                  // this replica
 	Version string                  // of this program
-	// Resync is after which time the object is read again. Default one minute.
+	// Resync is the time after which the object is read again. Default one minute.
 	Resync time.Duration
 
-	// Unavailable returns why no machine can be served, Progressing what is under way; the zero value: nothing.
+	// Unavailable returns why no machine can be served. Progressing returns what is in progress. The
+	// zero value means nothing.
 	Unavailable, Progressing func() view.Finding
-	// Findings return what makes the verifier Degraded, the gravest first.
+	// Findings return the reasons of the condition Degraded, the most severe first.
 	Findings []Findings
 	// Conditions return further conditions.
 	Conditions []Condition
-	// ControlPlaneNodes returns the list for a status that has these names; false while it is not known.
+	// ControlPlaneNodes returns the list for a status that contains these names. It returns false while
+	// the list is not known.
 	ControlPlaneNodes func(listed []string) ([]string, bool)
-	// Acknowledge receives the annotations, in which an administrator acknowledges restores of etcd.
+	// Acknowledge receives the annotations in which an administrator acknowledges restores of etcd.
 	Acknowledge func(annotations map[string]string)
 }
 
-// Findings are what somebody should look at. Their texts must not change with time alone.
+// Findings returns problems for an administrator. The texts must not depend on the time.
 type Findings = func() []view.Finding
 
-// Condition is one that somebody else decides. One without a type is not written.
+// Condition returns a condition that another part evaluates. A condition without a type is not written.
 type Condition = func() metav1.Condition
 
-// Reconciler keeps the AttestationVerifier.
+// Reconciler maintains the AttestationVerifier.
 type Reconciler struct {
 	o      Options
 	reader client.Reader // live
 	writer client.Client
 
-	// Of Reconcile, which runs once at a time:
+	// The fields below belong to Reconcile, which never runs concurrently.
 
-	read time.Time // when the object was last read, and was as it should be
+	read time.Time // when the object was last read, if it was up to date
 	last status
 }
 
-// status is what is reported.
+// status is the reported state.
 type status struct {
 	conditions []metav1.Condition
 	nodes      []string
@@ -122,7 +126,7 @@ func (r *Reconciler) SetupWithManager(m manager.Manager) error {
 		}).Complete(r)
 }
 
-// Reconcile writes the status if it changed, and computes it again soon.
+// Reconcile writes the status if it changed, and requeues itself.
 func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 	if err := r.reconcile(ctx); err != nil {
 		return reconcile.Result{}, fmt.Errorf("AttestationVerifier %s: %w", v1alpha1.VerifierName, err)
@@ -142,12 +146,12 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 	r.o.Acknowledge(v.Annotations)
 	next := r.status(v.Status.ControlPlaneNodes)
 	if r.apply(v, next, now) {
-		r.read = time.Time{} // until it is written
+		r.read = time.Time{} // until the write succeeds
 		if err := r.o.Limit.Wait(ctx); err != nil {
 			return err
 		}
 		if err := r.writer.Status().Update(ctx, v); kerrors.IsConflict(err) {
-			return nil // it is read again
+			return nil // the object is read again
 		} else if err != nil {
 			return err
 		}
@@ -156,7 +160,7 @@ func (r *Reconciler) reconcile(ctx context.Context) error {
 	return nil
 }
 
-// get reads the object. It creates a missing one.
+// get reads the object. It creates the object if it does not exist.
 func (r *Reconciler) get(ctx context.Context) (*v1alpha1.AttestationVerifier, error) {
 	v := &v1alpha1.AttestationVerifier{}
 	err := r.reader.Get(ctx, client.ObjectKey{Name: v1alpha1.VerifierName}, v)
@@ -170,7 +174,7 @@ func (r *Reconciler) get(ctx context.Context) (*v1alpha1.AttestationVerifier, er
 	return v, r.writer.Create(ctx, v)
 }
 
-// apply changes the status of the object, and reports whether there was anything to change.
+// apply changes the status of the object, and reports whether anything changed.
 func (r *Reconciler) apply(v *v1alpha1.AttestationVerifier, next status, now time.Time) bool {
 	s := &v.Status
 	changed := s.Holder != r.o.Holder || r.o.Version != "" && s.Version != r.o.Version ||
@@ -183,7 +187,7 @@ func (r *Reconciler) apply(v *v1alpha1.AttestationVerifier, next status, now tim
 	return changed
 }
 
-// status computes what is to be reported in a status that has these Nodes.
+// status computes the report for a status that contains these Nodes.
 func (r *Reconciler) status(listed []string) status {
 	s := status{nodes: listed}
 	if nodes, known := r.o.ControlPlaneNodes(listed); known {
@@ -194,7 +198,7 @@ func (r *Reconciler) status(listed []string) status {
 	for _, find := range r.o.Findings {
 		for _, f := range find() {
 			degraded.Reason = cmp.Or(degraded.Reason, f.Reason)
-			texts = append(texts, sources.Bounded(f.Text))
+			texts = append(texts, sources.Truncate(f.Text))
 			if f.Reason == restore.Reason {
 				holdUpgrade = f
 			}
@@ -208,8 +212,8 @@ func (r *Reconciler) status(listed []string) status {
 	yes, no := metav1.ConditionTrue, metav1.ConditionFalse
 	s.conditions = []metav1.Condition{
 		condition(v1alpha1.ConditionAvailable, unavailable, no, yes, "machines can attest"),
-		condition(v1alpha1.ConditionProgressing, r.o.Progressing(), yes, no, "nothing is under way"),
-		condition(v1alpha1.ConditionDegraded, degraded, yes, no, "everything is as it should be"),
+		condition(v1alpha1.ConditionProgressing, r.o.Progressing(), yes, no, "nothing is in progress"),
+		condition(v1alpha1.ConditionDegraded, degraded, yes, no, "the verifier has no problems"),
 		condition(v1alpha1.ConditionUpgradeable, holdUpgrade, no, yes, "the cluster may be upgraded"),
 	}
 	for _, of := range r.o.Conditions {
@@ -221,7 +225,8 @@ func (r *Reconciler) status(listed []string) status {
 	return s
 }
 
-// condition has the status found if there is a finding, else the status fine with a text.
+// condition returns a condition with the status found if there is a finding, else with the status fine
+// and the text.
 func condition(kind string, f view.Finding, found, fine metav1.ConditionStatus, text string) metav1.Condition {
 	if f == (view.Finding{}) {
 		return metav1.Condition{Type: kind, Status: fine, Reason: reasonAsExpected, Message: text}
