@@ -1,6 +1,6 @@
-// Package backend has the interfaces between the server and what it serves from. A backend is a folder with a
-// database (package standalone), or a cluster (package front). The server imports neither, and they do not
-// import the server.
+// Package backend has the interfaces between the server and the source of its data. A backend is a
+// folder with a database (package standalone), or a cluster (package front). The server and the
+// backends do not import each other.
 package backend
 
 import (
@@ -18,52 +18,56 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// Backend is what a verifier serves from: a folder with a database, or a cluster. It has the current state
-// and keeps the records. Whatever differs between the two is a method here.
+// Backend is the source of a serving verifier's data: a folder with a database, or a cluster. It has
+// the current state and stores the records. Each difference between the two is a method here.
 type Backend interface {
-	// View is complete, or says that it is not.
+	// View returns a view that is complete or reports that it is not.
 	View() *view.View
 	TokenKeys() token.KeySet
 	SealKeys() seal.Ring
-	// Provisioning is what is known of the provisioning token.
+	// Provisioning returns the cached state of the provisioning token.
 	Provisioning() provisioning.View
 	Records() Records
-	// Live reads what View may lack.
+	// Live returns the functions that read past the cache.
 	Live() Live
 	// Configs serves the backend's own configs: the whole ones, or the parts for machines that are not
-	// approved. It is nil if there are none.
+	// approved. It returns nil if there are none.
 	Configs(preApproved bool) http.Handler
-	// UpstreamRoots returns the authorities of the upstream. They may change.
+	// UpstreamRoots returns a function that returns the current CAs of the upstream.
 	UpstreamRoots() (func() *x509.CertPool, error)
-	// Credentials gives machines bootstrap credentials of their own. Nil: configs keep the shared one.
+	// Credentials returns the source of the machines' own bootstrap credentials, or nil if configs keep
+	// the shared one.
 	Credentials() Credentials
-	// ProtectMetrics lets only those read the metrics that may.
+	// ProtectMetrics returns a handler that authorizes the readers of the metrics.
 	ProtectMetrics(http.Handler) http.Handler
 	// Run follows changes until ctx ends.
 	Run(ctx context.Context) error
-	// Checks names the parts that Unready reports, besides the records and the serving certificate.
+	// Checks returns the names of the parts that Unready reports, besides the records and the serving
+	// certificate.
 	Checks() []string
-	// Unready says what keeps it from serving a machine now.
+	// Unready returns the reasons why the backend cannot serve a machine now.
 	Unready(now time.Time) []string
-	// Describe is for the log line at the start.
+	// Describe returns a description for the log line at the start.
 	Describe() string
 	Close() error
 }
 
-// Live are reads of the current state, past what is cached. Each is nil if nothing is cached.
+// Live has functions that read the current state, past the cache. A function is nil if its subject is
+// not cached.
 type Live struct {
-	// Machine and MachineUID read a Machine again before a permanent denial. Their errors are temporary.
+	// Machine and MachineUID read a Machine again before a permanent denial. Their errors are
+	// temporary.
 	Machine    func(context.Context, *machine.Machine) error
 	MachineUID func(ctx context.Context, uid string) error
-	// Outdated reports why nothing may be redeemed for this Machine.
+	// Outdated reports why no token may be redeemed for this Machine.
 	Outdated func(machineUID string) error
-	// InTrouble reports whether the records were slow or silent a short time ago.
+	// InTrouble reports whether the records were recently slow or did not answer.
 	InTrouble func() bool
 	// Provisioning reads the provisioning token again.
 	Provisioning func(context.Context) (provisioning.View, error)
 }
 
-// Credentials gives each machine a bootstrap credential of its own; see [gate.Config].
+// Credentials returns the bootstrap credential of each machine; see [gate.Config].
 //
 // [gate.Config]: github.com/mcs-attest/mcs-attest/pkg/gate
 type Credentials interface {
@@ -71,7 +75,7 @@ type Credentials interface {
 	Get(ctx context.Context, c token.Claims) (*credential.Credential, error)
 }
 
-// Records are those that the service and the gate read and write.
+// Records is the store that the service and the gate use.
 type Records interface {
 	Attest(ctx context.Context, uid string, components []string, alive func(uid string) bool, change store.Change) error
 	Update(ctx context.Context, uid string, change store.Change) error

@@ -14,7 +14,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/metrics"
 )
 
-// Parts are what the server and its backend share.
+// Parts has what the server and its backend share.
 type Parts struct {
 	Config       *config.Config
 	Version      string
@@ -25,10 +25,10 @@ type Parts struct {
 	Audit        *audit.Log
 	Clouds       *clouds.Clouds // nil in a process that does not serve machines
 
-	absence atomic.Pointer[string] // what the log reported last of an absent provisioning token
+	absence atomic.Pointer[string] // the last report about an absent provisioning token
 }
 
-// NewParts makes the parts, without Clouds.
+// NewParts creates the parts, without Clouds.
 func NewParts(c *config.Config, log *slog.Logger, now func() time.Time, version string) *Parts {
 	p := &Parts{
 		Config: c, Version: version, Log: log, Now: now, Metrics: metrics.New(), Certificates: &listen.Certificates{},
@@ -38,7 +38,8 @@ func NewParts(c *config.Config, log *slog.Logger, now func() time.Time, version 
 	return p
 }
 
-// TokenAbsence describes an absent provisioning token that some policy lists. It is "" if all is well.
+// TokenAbsence describes the absence of a provisioning token that a policy lists. It returns "" if no
+// token is missing.
 func TokenAbsence(now time.Time, policies *policy.Set, view provisioning.View) string {
 	if _, presence := view.At(now); presence != provisioning.Absent {
 		return ""
@@ -46,7 +47,7 @@ func TokenAbsence(now time.Time, policies *policy.Set, view provisioning.View) s
 	return policies.WithoutProvisioningToken()
 }
 
-// ReportAbsence logs TokenAbsence once for each change.
+// ReportAbsence logs the result of TokenAbsence after each change.
 func (p *Parts) ReportAbsence(policies *policy.Set, view provisioning.View) {
 	text := TokenAbsence(p.Now(), policies, view)
 	if last := p.absence.Swap(&text); last != nil && *last == text || last == nil && text == "" {

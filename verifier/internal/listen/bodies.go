@@ -13,59 +13,58 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// Bodies bounds the memory of all request bodies together. Handlers read bodies
-// through it.
+// Bodies limits the memory of all request bodies together. Handlers read bodies through it.
 //
-// A body is charged for the bytes that have arrived, not for those that were
-// announced. When the memory is used up, a body that arrives needs room: slow ones
-// are cut off first, then the largest one of the source that holds most, if it is
-// larger than the one that needs room. Otherwise the body waits. So stalled bodies
-// and large ones never stop a small one, from whatever address they come.
+// A body is charged for the bytes that have arrived, not for those that were announced. When the memory
+// is used up and another body arrives, other bodies are cut off to make room: first the slow ones, then
+// the largest body of the source that holds most, if that is larger than the new one. Otherwise the new
+// body waits. So stalled and large bodies never block a small one, whatever their addresses.
 //
-// Whole bodies are not cut off. So that those of one source leave room for others, a
-// source has at most half of the memory. Above that only its own bodies give way.
+// Complete bodies are not cut off. To leave room for others, one source has at most half of the memory.
+// Above that, only its own bodies are cut off.
 type Bodies struct {
 	max int
 
 	mu      sync.Mutex
 	used    int
-	held    map[netip.Addr]int // of used, by source
+	held    map[netip.Addr]int // parts of used, by source
 	reading map[*body]bool
-	changed chan struct{} // closed when room was made
+	changed chan struct{} // closed when memory was freed
 }
 
 type body struct {
 	source  netip.Addr
-	began   time.Time // later by the time that it waited for room
+	began   time.Time // moved later by the time that the body waited for room
 	charged int
 	cut     bool
 	stop    func() // unblocks its read
 }
 
 const (
-	// bodyDeadline is how long a body may take, waiting for room included.
+	// bodyDeadline is the maximum time for a body, including the time that it waits for room.
 	bodyDeadline = 30 * time.Second
-	// slowAfter and slowBelow make a body slow: it has taken longer, and arrived at
-	// fewer bytes a second.
+	// A body is slow if it has taken longer than slowAfter, and arrives at fewer bytes per second than
+	// slowBelow.
 	slowAfter = time.Second
 	slowBelow = 64 << 10
-	// bodyChunk is what a body grows by. The first piece of a shorter one is as long as it.
+	// bodyChunk is the size of the pieces of a body. The first piece of a shorter body has that body's
+	// length.
 	bodyChunk = 16 << 10
 )
 
-// NewBodies returns the bound for max bytes.
+// NewBodies returns a limit of this many bytes.
 func NewBodies(limit int) *Bodies {
 	return &Bodies{max: limit, held: map[netip.Addr]int{}, reading: map[*body]bool{}, changed: make(chan struct{})}
 }
 
-// Read reads a body of at most limit bytes. Its memory is free again after
-// release, which the caller must call unless there is an error. Errors are denials:
+// Read reads a body of at most limit bytes. Unless it returns an error, the caller must call release,
+// which frees the memory. Errors are denials:
 //
-//   - it is larger than limit: TooLarge
+//   - the body is larger than limit: TooLarge
 //   - it takes too long, or was cut off to make room: RateLimited
 //   - it ends early, or its framing is broken: Malformed
 //
-// After an error the connection must be closed, since the rest of the body is unread.
+// After an error the caller must close the connection, because the rest of the body was not read.
 func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, source netip.Addr,
 	limit int) (content []byte, release func(), err error) {
 	if r.ContentLength > int64(limit) {
@@ -92,7 +91,7 @@ func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, source netip.Addr,
 		if got.full() {
 			size := bodyChunk
 			if known := int(r.ContentLength); known >= 0 && known < bodyChunk && got.n == 0 {
-				size = known + 1 // one more, to see its end
+				size = known + 1 // one more, to detect the end
 			}
 			if err := b.grow(e, size, timeout.C); err != nil {
 				return nil, nil, err
@@ -105,7 +104,7 @@ func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, source netip.Addr,
 		}
 		if errors.Is(err, io.EOF) {
 			b.arrived(e)
-			// Or the request would be canceled when the time of its body is over.
+			// Otherwise, the deadline of the body would later cancel the request.
 			_ = control.SetReadDeadline(time.Time{})
 			return got.join(), func() { b.done(e) }, nil
 		}
@@ -115,8 +114,8 @@ func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, source netip.Addr,
 	}
 }
 
-// pieces are what has arrived of a body. Those of bodies that are cut off are used
-// again, so that a flood of them leaves no garbage.
+// pieces are the parts of a body that have arrived. The pieces of a body that was cut off are reused,
+// so that a flood creates no garbage.
 type pieces struct {
 	list [][]byte // the last one is as long as what has arrived of it
 	n    int
@@ -161,23 +160,23 @@ func (b *Bodies) failed(e *body, n int, err error) error {
 	var timeout interface{ Timeout() bool }
 	switch {
 	case cut:
-		return reason.Deny(reason.RateLimited, "its body was cut off after %d bytes to make room for others", n)
+		return reason.Deny(reason.RateLimited, "the body was cut off after %d bytes to make room for others", n)
 	case errors.As(err, &timeout) && timeout.Timeout():
-		return reason.Deny(reason.RateLimited, "its body took longer than %v; %d bytes arrived", bodyDeadline, n)
+		return reason.Deny(reason.RateLimited, "the body took longer than %v; %d bytes arrived", bodyDeadline, n)
 	}
-	return reason.Wrap(reason.Malformed, err, "body of %d bytes, which ends early", n)
+	return reason.Wrap(reason.Malformed, err, "the body ends early, after %d bytes", n)
 }
 
-// grow charges e for n more bytes, or waits until it can.
+// grow charges e for n more bytes. It waits until there is room.
 func (b *Bodies) grow(e *body, n int, timeout <-chan time.Time) error {
 	asked := time.Now()
-	slow := time.NewTicker(slowAfter) // others become slow while this one waits
+	slow := time.NewTicker(slowAfter) // others may become slow while this one waits
 	defer slow.Stop()
 	for {
 		b.mu.Lock()
 		if e.cut {
 			b.mu.Unlock()
-			return reason.Deny(reason.RateLimited, "its body was cut off to make room for others")
+			return reason.Deny(reason.RateLimited, "the body was cut off to make room for others")
 		}
 		for !b.fits(e, n) {
 			victim := b.victim(e, b.held[e.source]+n > b.max/2)
@@ -190,7 +189,7 @@ func (b *Bodies) grow(e *body, n int, timeout <-chan time.Time) error {
 			b.used += n
 			b.held[e.source] += n
 			e.charged += n
-			e.began = e.began.Add(time.Since(asked)) // a wait for room is no fault of the sender
+			e.began = e.began.Add(time.Since(asked)) // the sender did not cause the wait for room
 			b.reading[e] = true
 			b.mu.Unlock()
 			return nil
@@ -201,18 +200,18 @@ func (b *Bodies) grow(e *body, n int, timeout <-chan time.Time) error {
 		case <-changed:
 		case <-slow.C:
 		case <-timeout:
-			return reason.Deny(reason.RateLimited, "no room for its body")
+			return reason.Deny(reason.RateLimited, "no room for the body")
 		}
 	}
 }
 
-// fits reports whether there is room for n more bytes of e, in all and for its source.
+// fits reports whether there is room for n more bytes of e, in total and for its source.
 func (b *Bodies) fits(e *body, n int) bool {
 	return b.used+n <= b.max && b.held[e.source]+n <= b.max/2
 }
 
-// victim is the body to cut off for e's sake, of its own source or of any; nil if
-// there is none.
+// victim returns the body to cut off for e, of its own source or of any source, or nil if there is
+// none.
 func (b *Bodies) victim(e *body, own bool) *body {
 	now := time.Now()
 	held := map[netip.Addr]int{}
@@ -247,8 +246,8 @@ func (e *body) slow(now time.Time) bool {
 	return age > slowAfter && float64(e.charged)/age.Seconds() < slowBelow
 }
 
-// cut ends the read of e and gives its room to others. The memory itself is free a
-// moment later, when its handler returns.
+// cut ends the read of e and gives its room to others. The memory itself is freed shortly after, when
+// the handler returns.
 func (b *Bodies) cut(e *body) {
 	e.cut = true
 	delete(b.reading, e)
@@ -266,7 +265,7 @@ func (b *Bodies) free(e *body) {
 	b.changed = make(chan struct{})
 }
 
-// arrived makes e safe: it is whole, and is not cut off any more.
+// arrived marks e as complete. It is no longer cut off.
 func (b *Bodies) arrived(e *body) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

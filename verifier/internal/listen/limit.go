@@ -15,40 +15,39 @@ import (
 )
 
 const (
-	// maxHello bounds a ClientHello, which crypto/tls keeps in memory whole. The
-	// largest that clients send have 2 KB.
+	// maxHello is the maximum size of a ClientHello, which crypto/tls buffers as a whole. The largest
+	// ones in use have 2 KB.
 	maxHello = 8 << 10
-	// beforeRequest bounds what a connection sends after it, until its first request
-	// is complete: the rest of the handshake, and the headers.
+	// beforeRequest limits what a connection sends between the ClientHello and the end of its first
+	// request's headers: the rest of the handshake, and the headers.
 	beforeRequest = maxHeader + 16<<10
-	// young connections have a moment for the handshake and the first request.
+	// young is the time that a connection has for the handshake and the first request.
 	young = 2 * time.Second
-	// long is how long a request may take before its connection may have to go.
+	// long is the time after which a request may be ended to make room.
 	long = 15 * time.Second
-	// unreadGrace is the time for a body that the handler leaves unread. A client that
-	// still sends it would lose the answer.
+	// unreadGrace is the time for the rest of a body that the handler does not read. A client that is
+	// still sending when the connection closes would lose the answer.
 	unreadGrace = time.Second
 )
 
-// Limit bounds the connections that l accepts. When there are total, those with
-// the least claim to stay are closed for one that arrives. In order:
+// Limit limits the connections that l accepts. When there are total, it closes the connections with the
+// lowest priority to admit a new one. In order:
 //
 //   - those that have sent no request, unless they are young
-//   - those that wait between two requests and have not had a challenge
+//   - those that are idle and have not had a challenge
 //   - those whose body arrives slowly
-//   - those that have had a challenge and wait
+//   - those that have had a challenge and are idle
 //   - those whose request takes very long
 //   - young ones that have sent no request
 //
-// Among equals the sources with the most connections are first, then the oldest
-// connection. At most half of total have sent no request, since those need the most
-// memory. A request under way keeps its connection, and so do connections
-// that have proven something. If only those are left, a source that has far fewer
-// connections than another takes the place of an unproven one of that source.
-// Otherwise the one that arrives is closed; both the agent and Ignition come again.
+// Within a class, it starts with the sources with the most connections, then with the oldest
+// connection. At most half of total have sent no request, since those need the most memory. A
+// connection with an active request stays open, and so does one whose client has proven something. If
+// only those are left, a source with far fewer connections than another replaces an unproven one of
+// that source. Otherwise the new connection is closed. Both the agent and Ignition retry.
 //
-// Keep, if not nil, reports for which peers an idle connection may stay open for
-// long: front ends that many clients share.
+// keep, if not nil, reports for which peers an idle connection may stay open for long. These are front
+// ends that many clients share.
 func Limit(l net.Listener, total int, keep func(netip.Addr) bool) net.Listener {
 	return &limited{Listener: l, total: total, keep: keep, open: map[*conn]bool{}, bySource: map[netip.Addr]int{}}
 }
@@ -60,7 +59,7 @@ type limited struct {
 
 	mu       sync.Mutex
 	open     map[*conn]bool
-	opening  atomic.Int64 // of open: without a request so far
+	opening  atomic.Int64 // the number of open connections without a request so far
 	bySource map[netip.Addr]int
 }
 
@@ -123,8 +122,8 @@ func (l *limited) remove(c *conn) {
 	}
 }
 
-// victims are the connections to close, of the given classes or of all. They are a
-// few at once, since finding them means a scan of all.
+// victims returns the connections to close, of the given classes or of all. It returns several, because
+// finding them needs a scan of all connections.
 func (l *limited) victims(now time.Time, classes ...int) []*conn {
 	type candidate struct {
 		conn  *conn
@@ -148,8 +147,8 @@ func (l *limited) victims(now time.Time, classes ...int) []*conn {
 	return victims
 }
 
-// unfair is the oldest unproven connection of the source with the most, if the source
-// that arrives has at most a quarter of its number.
+// unfair returns the oldest unproven connection of the source with the most connections, if the new
+// source has at most a quarter of that number.
 func (l *limited) unfair(arrives netip.Addr) (victims []*conn) {
 	var greedy netip.Addr
 	for source, n := range l.bySource {
@@ -178,23 +177,23 @@ func (l *limited) unfair(arrives netip.Addr) (victims []*conn) {
 	return victims
 }
 
-// conn is an accepted connection, and what it has shown of itself.
+// conn is an accepted connection and its state.
 type conn struct {
 	net.Conn
 	Connection
 	limited *limited
 	source  netip.Addr
-	shared  bool // by many clients, through a front end
+	shared  bool // used by many clients, through a front end
 
 	mu      sync.Mutex
 	since   time.Time // when the state began
 	state   state
-	slow    bool // the handler reads a body, or has left it unread
-	left    int  // bytes that may come before the first request
-	asked   bool // there was a request
-	claimed bool // there was a challenge
+	slow    bool // the handler is reading a body, or did not read it
+	left    int  // bytes that may still arrive before the first request
+	asked   bool // a request was received
+	claimed bool // a challenge was sent
 	proven  bool
-	later   time.Time // the read deadline that a short idle time stands for
+	later   time.Time // the read deadline that a shorter idle time replaces
 }
 
 type state int
@@ -205,9 +204,9 @@ const (
 	waiting // between two requests
 )
 
-var errTooMuch = errors.New("too much was sent before the first request")
+var errTooMuch = errors.New("the client sent too much before the first request")
 
-// claim is the class of the connection in the order of [Limit], 0 if it stays.
+// claim returns the class of the connection in the order of [Limit], or 0 if it must stay open.
 func (c *conn) claim(now time.Time) (class int, since time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -242,8 +241,8 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// SetReadDeadline implements net.Conn. An idle connection that has had no challenge
-// stays for a short time.
+// SetReadDeadline implements net.Conn. An idle connection that has had no challenge gets a shorter
+// deadline.
 func (c *conn) SetReadDeadline(t time.Time) error {
 	c.mu.Lock()
 	c.later = time.Time{}
@@ -262,8 +261,8 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// Greeted notes that a ClientHello is complete. Servers behind [Limit] call it when
-// they choose a certificate.
+// Greeted records that a ClientHello is complete. Servers behind [Limit] call it when they choose a
+// certificate.
 func Greeted(hello *tls.ClientHelloInfo) {
 	c := under(hello.Conn)
 	if c == nil {
@@ -288,7 +287,7 @@ func (c *conn) enter(s state) {
 	}
 }
 
-// under is the accepted connection below c; nil if it did not come through [Limit].
+// under returns the accepted connection below c, or nil if it did not come through [Limit].
 func under(c net.Conn) *conn {
 	if t, ok := c.(*tls.Conn); ok {
 		c = t.NetConn()
@@ -297,9 +296,9 @@ func under(c net.Conn) *conn {
 	return own
 }
 
-// Track lets [Limit] see what the connections of srv do, and handlers which one a
-// request came over. It wraps srv.Handler, so that no connection waits for a body that
-// the handler leaves unread.
+// Track reports the connection states of srv to [Limit], and gives handlers access to the connection of
+// a request. It wraps srv.Handler so that no connection waits for a body that the handler does not
+// read.
 func Track(srv *http.Server) {
 	srv.Handler = dropUnread(srv.Handler)
 	srv.ConnContext = withConnection
@@ -315,8 +314,8 @@ func Track(srv *http.Server) {
 	}
 }
 
-// dropUnread shortens the wait for a body that h leaves unread. Otherwise net/http
-// waits for it until the read deadline, and the connection counts as busy.
+// dropUnread shortens the wait for a body that h does not read. Otherwise net/http would wait until the
+// read deadline, and the connection would count as busy.
 func dropUnread(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength == 0 {
@@ -329,7 +328,8 @@ func dropUnread(h http.Handler) http.Handler {
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(unreadGrace))
 		}
 		if r.Method != http.MethodPost {
-			// No such handler reads a body. A long answer waits for it before the handler returns.
+			// Such a handler never reads the body. A long answer would wait for it before the handler
+			// returns.
 			drop()
 		}
 		body := &watchedBody{ReadCloser: r.Body}
@@ -342,7 +342,7 @@ func dropUnread(h http.Handler) http.Handler {
 	})
 }
 
-// watchedBody notes that a body was read to its end.
+// watchedBody records that a body was read to its end.
 type watchedBody struct {
 	io.ReadCloser
 	whole atomic.Bool

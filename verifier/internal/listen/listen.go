@@ -1,10 +1,9 @@
-// Package listen is the one TLS listener that nodes reach: bounded, HTTP/1.1,
-// and able to tell a handler which connection a request came over.
+// Package listen is the TLS listener for nodes. It limits connections and memory, serves HTTP/1.1, and
+// tells a handler over which connection a request arrived.
 //
-// It assumes that the far end is hostile. Every phase of a connection has a
-// deadline. Connections that have proven nothing give way to those that arrive
-// ([Limit]), request bodies share a bounded memory ([Bodies]), and work is shared
-// among sources ([Turns]).
+// It assumes that clients are hostile. Every phase of a connection has a deadline. Connections that
+// have proven nothing are closed to admit new ones ([Limit]), request bodies share a limited memory
+// ([Bodies]), and sources share the processors ([Turns]).
 package listen
 
 import (
@@ -27,39 +26,37 @@ import (
 const (
 	headerTimeout = 10 * time.Second
 	bodyTimeout   = 60 * time.Second
-	// idleTimeout leaves a slow TPM the time for its keys between Challenge and
-	// Attest, which must come over one connection: TPM2_CreatePrimary of an RSA
-	// key has been seen to take two minutes, a policy may allow five.
+	// idleTimeout gives a slow TPM the time to create its keys between Challenge and Attest, which must
+	// use one connection. TPM2_CreatePrimary of an RSA key was observed to take two minutes. A policy
+	// may allow five.
 	idleTimeout = 5 * time.Minute
-	// idleUnclaimed is for a connection that has had no challenge.
+	// idleUnclaimed is the idle timeout of a connection that has had no challenge.
 	idleUnclaimed = 10 * time.Second
 	maxHeader     = 8 << 10
 )
 
-// Connection is what a handler may know of the connection under a request, and
-// what it may say of it.
+// Connection is the access of a handler to the connection of a request.
 type Connection struct {
 	challenged, attested atomic.Bool
-	conn                 *conn // nil outside of [Limit]
+	conn                 *conn // nil without [Limit]
 }
 
-// FirstChallenge reports true once per connection.
+// FirstChallenge returns true once per connection.
 func (c *Connection) FirstChallenge() bool { return c.challenged.CompareAndSwap(false, true) }
 
-// FirstAttest reports true once per connection (DESIGN, section 19, rule 8).
+// FirstAttest returns true once per connection (rule 8 of docs/security-rules.md).
 func (c *Connection) FirstAttest() bool { return c.attested.CompareAndSwap(false, true) }
 
-// Challenged notes that the connection has a challenge to answer: a slow TPM has
-// time to do so.
+// Challenged records that a challenge was sent, so that a slow TPM has time to answer it.
 func (c *Connection) Challenged() { c.note(func(own *conn) { own.claimed = true }) }
 
-// Proven notes that the client has proven something: its connection stays.
+// Proven records that the client has proven something, so that the connection stays open.
 func (c *Connection) Proven() { c.note(func(own *conn) { own.proven = true }) }
 
-// reading notes that a handler reads a body, or has read it.
+// reading records whether a handler is reading a body.
 func (c *Connection) reading(yes bool) { c.note(func(own *conn) { own.slow = yes }) }
 
-// unread notes that the handler leaves a body unread: the connection gives way as one
+// unread records that the handler does not read a body. The connection then has the priority of one
 // whose body arrives slowly.
 func (c *Connection) unread() {
 	c.note(func(own *conn) { own.slow, own.since = true, own.since.Add(-young) })
@@ -85,8 +82,7 @@ func withConnection(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connectionKey{}, &own.Connection)
 }
 
-// FromContext returns the request's connection, or nil outside of a server that
-// [Track] was called for.
+// FromContext returns the request's connection, or nil if [Track] was not called for the server.
 func FromContext(ctx context.Context) *Connection {
 	c, _ := ctx.Value(connectionKey{}).(*Connection)
 	return c
@@ -105,17 +101,18 @@ func Exporter(state *tls.ConnectionState) []byte {
 	return e
 }
 
-// Certificates is the serving certificate now and the keys that served lately.
+// Certificates has the current serving certificate and the keys of recent ones.
 type Certificates struct {
 	mu      sync.Mutex
 	current *tls.Certificate
 	recent  [][sha256.Size]byte // newest first
 }
 
-// keepKeys is how many replaced serving keys a connection that is still open may name.
+// keepKeys is the number of replaced serving keys that remain valid for connections that are still
+// open.
 const keepKeys = 4
 
-// Set makes cert the serving certificate of all new connections. Open ones go on.
+// Set makes cert the serving certificate of all new connections. Open connections continue.
 func (c *Certificates) Set(cert *tls.Certificate) error {
 	leaf := cert.Leaf
 	if leaf == nil {
@@ -133,8 +130,8 @@ func (c *Certificates) Set(cert *tls.Certificate) error {
 	return nil
 }
 
-// Served reports whether spki is the SHA-256 of the SubjectPublicKeyInfo of a
-// certificate that this process serves or lately served with.
+// Served reports whether spki is the SHA-256 of the SubjectPublicKeyInfo of a current or recent
+// certificate of this process.
 func (c *Certificates) Served(spki []byte) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -146,7 +143,7 @@ func (c *Certificates) Served(spki []byte) bool {
 	return false
 }
 
-// Current is the serving certificate of new connections; nil before the first.
+// Current returns the serving certificate of new connections, or nil before the first Set.
 func (c *Certificates) Current() *tls.Certificate {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -168,17 +165,18 @@ func NewServer(h http.Handler, certs *Certificates, log *slog.Logger) *http.Serv
 		WriteTimeout:      bodyTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug), // an unauthenticated caller causes these
-		// Ignition and the agent speak HTTP/1.1; like the Machine Config Server we offer nothing else.
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug), // unauthenticated callers cause these
+		// Ignition and the agent use HTTP/1.1. Like the Machine Config Server, the listener offers only
+		// that.
 		TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){},
 		TLSConfig: &tls.Config{
-			MinVersion: tls.VersionTLS12, // old Ignitions at the gate; attestation asks for 1.3 itself
+			MinVersion: tls.VersionTLS12, // for old Ignition at the gate; attestation requires 1.3
 			GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 				Greeted(hello)
 				return certs.get(hello)
 			},
 			NextProtos: []string{"http/1.1"},
-			// A resumed connection would not show the certificate that the transcript names.
+			// A resumed connection would not present the certificate that the transcript names.
 			SessionTicketsDisabled: true,
 		},
 	}
@@ -186,8 +184,8 @@ func NewServer(h http.Handler, certs *Certificates, log *slog.Logger) *http.Serv
 	return srv
 }
 
-// Source is the address part of "host:port"; for IPv6 its /64, since one host
-// has that many. The zero Addr stands for anything that does not parse.
+// Source returns the address of "host:port". For IPv6 it returns the /64, because one host has that
+// many addresses. It returns the zero Addr for input that does not parse.
 func Source(hostport string) netip.Addr {
 	ap, err := netip.ParseAddrPort(hostport)
 	if err != nil {

@@ -8,12 +8,12 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limiter bounds how often each source address may do something.
+// Limiter limits the rate of events of each source address.
 type Limiter = KeyedLimiter[netip.Addr]
 
-// KeyedLimiter bounds how often something may happen for each key, such as a source
-// address or a token. It remembers a bounded number of keys; when it is full it
-// deletes those that have been quiet longest, which only makes it more lenient to them.
+// KeyedLimiter limits the rate of events for each key, such as a source address or a token. It stores a
+// limited number of keys. When it is full, it deletes keys whose bucket is full again, or else any
+// half, which only makes it more lenient.
 type KeyedLimiter[K comparable] struct {
 	perSecond float64
 	burst     int
@@ -27,7 +27,7 @@ type bucket struct {
 	last    time.Time
 }
 
-// maxSources bounds the limiter's memory to a few megabytes.
+// maxSources limits the memory of the limiter to a few megabytes.
 const maxSources = 16384
 
 // NewKeyedLimiter allows each key perSecond events with a burst.
@@ -45,7 +45,7 @@ func NewLimiter(perSecond float64) *Limiter {
 	return NewLimiterWithBurst(perSecond, max(int(2*perSecond), 1))
 }
 
-// Allow reports whether it may happen for source now.
+// Allow reports whether an event of source is allowed now.
 func (l *KeyedLimiter[K]) Allow(now time.Time, source K) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -61,8 +61,8 @@ func (l *KeyedLimiter[K]) Allow(now time.Time, source K) bool {
 	return b.limiter.AllowN(now, 1)
 }
 
-// forget drops the sources whose bucket has filled up again, and if there are
-// none of those, any half of them.
+// forget deletes the sources whose bucket is full again. If there are none, it deletes any half of the
+// sources.
 func (l *KeyedLimiter[K]) forget(now time.Time) {
 	full := time.Duration(float64(l.burst) / l.perSecond * float64(time.Second))
 	for a, b := range l.sources {

@@ -10,25 +10,25 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// Turns shares the processors among sources: so many requests work at once, the
-// others wait, and each source in the queue gets every n-th turn. Unlike a rate it
-// refuses no request that there is time for.
+// Turns shares the processors among sources. A fixed number of requests runs at one time and the others
+// wait. The sources in the queue are served round-robin. Unlike a rate limit, it rejects no request for
+// which there is time.
 type Turns struct {
 	wait time.Duration
 
 	mu      sync.Mutex
 	free    int
-	waiting map[netip.Addr][]chan struct{} // by source, oldest first; closed to give the turn
-	order   []netip.Addr                   // the sources of waiting; the next one first
+	waiting map[netip.Addr][]chan struct{} // by source, oldest first; closing a channel gives the turn
+	order   []netip.Addr                   // the sources in waiting; the next one first
 }
 
-// NewTurns returns n turns; a request waits for one for at most wait.
+// NewTurns allows n requests at one time. A request waits for at most wait.
 func NewTurns(n int, wait time.Duration) *Turns {
 	return &Turns{wait: wait, free: n, waiting: map[netip.Addr][]chan struct{}{}}
 }
 
-// Take waits for a turn of source. The caller ends it with done. The error, a
-// denial, is RateLimited.
+// Take waits for a turn of source. The caller must call done at the end. The error is a denial,
+// RateLimited.
 func (t *Turns) Take(ctx context.Context, source netip.Addr) (done func(), err error) {
 	done = sync.OnceFunc(t.next)
 	t.mu.Lock()
@@ -54,7 +54,7 @@ func (t *Turns) Take(ctx context.Context, source netip.Addr) (done func(), err e
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	select {
-	case <-mine: // it came at the last moment
+	case <-mine: // the turn arrived at the last moment
 		return done, nil
 	default:
 	}
@@ -62,7 +62,7 @@ func (t *Turns) Take(ctx context.Context, source netip.Addr) (done func(), err e
 	return nil, reason.Deny(reason.RateLimited, "no turn within %v; others of source %s wait", t.wait, source)
 }
 
-// next gives the turn that ends to the next source.
+// next gives a turn that has ended to the next source.
 func (t *Turns) next() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -71,12 +71,12 @@ func (t *Turns) next() {
 		return
 	}
 	source := t.order[0]
-	t.order = append(t.order[1:], source) // it is last now
+	t.order = append(t.order[1:], source) // to the end of the queue
 	close(t.waiting[source][0])
 	t.leave(source, 0)
 }
 
-// leave takes the i-th of a source out of the queue.
+// leave removes the i-th request of a source from the queue.
 func (t *Turns) leave(source netip.Addr, i int) {
 	left := slices.Delete(t.waiting[source], i, i+1)
 	if len(left) > 0 {

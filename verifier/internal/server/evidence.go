@@ -13,7 +13,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
 
-// evidenceKeeper keeps the latest Attest calls whose quote verified, for "appraise".
+// evidenceKeeper stores the latest Attest calls whose quote verified, for the command "appraise".
 type evidenceKeeper struct {
 	dir string
 	max int
@@ -23,12 +23,12 @@ type evidenceKeeper struct {
 
 func newEvidenceKeeper(dir string, limit int, log *slog.Logger) (*evidenceKeeper, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make folder: %w", err)
+		return nil, fmt.Errorf("create the folder for evidence: %w", err)
 	}
 	return &evidenceKeeper{dir: dir, max: limit, log: log}, nil
 }
 
-// Keep writes s and removes what is more than max.
+// Keep writes s, and removes the oldest ones above max.
 func (k *evidenceKeeper) Keep(s *appraisal.Saved) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/redeem"
 )
 
-// gate puts the gate in front of upstream.
+// gate wraps upstream with the gate.
 func (s *Server) gate(upstream http.Handler) http.Handler {
 	limiter, byToken := listen.NewLimiter(s.Config.RequestsPerSecond), listen.NewKeyedLimiter[string](1, 10)
 	requests := log.New(os.Stdout, "", log.LstdFlags)
@@ -60,8 +60,8 @@ func (s *Server) gate(upstream http.Handler) http.Handler {
 	return gate.New(c)
 }
 
-// clientAddress is the client's address as the Machine Config Server logs it;
-// behind a trusted proxy the one that the proxy names.
+// clientAddress returns the client's address as the Machine Config Server logs it. Behind a trusted
+// proxy, that is the address that the proxy names.
 func (s *Server) clientAddress(r *http.Request) string {
 	if source := s.source(r); source != listen.Source(r.RemoteAddr) {
 		return net.JoinHostPort(source.String(), "0")

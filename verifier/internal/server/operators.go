@@ -14,11 +14,11 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/pki"
 )
 
-// operators are the listeners for administrators: health and metrics.
+// operators has the listeners for administrators: health and metrics.
 type operators struct {
 	*backend.Parts
-	checks   func() []string // the parts that problems names
-	problems func() []string // why this process is not ready
+	checks   func() []string // the names of the parts that problems reports
+	problems func() []string // the reasons why this process is not ready
 	metrics  http.Handler
 }
 
@@ -26,8 +26,8 @@ func (s *Server) operators() *operators {
 	return &operators{s.Parts, s.checks, s.Problems, s.ProtectMetrics(s.Metrics.Handler())}
 }
 
-// HealthServer answers the probes of the kubelet, in clear, on the loopback. No
-// other host can reach it, so no other host can make a probe fail.
+// HealthServer answers the probes of the kubelet without TLS, on the loopback address. So no other host
+// can reach it or make a probe fail.
 func (s *Server) HealthServer() *http.Server { return s.operators().healthServer() }
 
 func (o *operators) healthServer() *http.Server {
@@ -37,14 +37,13 @@ func (o *operators) healthServer() *http.Server {
 	return operatorServer(mux, o.Log)
 }
 
-// metricsServer serves /metrics over TLS. In a cluster the API server decides who
-// may read them.
+// metricsServer serves /metrics over TLS. In a cluster, the API server authorizes each reader.
 func (o *operators) metricsServer() *http.Server {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", o.metrics)
 	srv := operatorServer(mux, o.Log)
 	own := &metricsCertificate{dir: o.Config.MetricsCertificate, now: o.Now, log: o.Log}
-	srv.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){} // HTTP/1.1 only, as all listeners
+	srv.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){} // HTTP/1.1 only, like all listeners
 	srv.TLSConfig = &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		NextProtos: []string{"http/1.1"},
@@ -63,14 +62,14 @@ func operatorServer(h http.Handler, log *slog.Logger) *http.Server {
 	srv := &http.Server{
 		Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
 		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), // an unauthenticated caller causes these
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), // unauthenticated callers cause these
 	}
 	listen.Track(srv)
 	return srv
 }
 
-// metricsCertificate is a key pair in a folder that something else, such as
-// OpenShift's service CA, writes and renews.
+// metricsCertificate is a key pair in a folder that another program, such as OpenShift's service CA,
+// writes and renews.
 type metricsCertificate struct {
 	dir string
 	now func() time.Time
@@ -82,11 +81,11 @@ type metricsCertificate struct {
 	failed string
 }
 
-// metricsCertificateEvery bounds how often the files are read.
+// metricsCertificateEvery is the minimum time between two reads of the files.
 const metricsCertificateEvery = 10 * time.Second
 
-// current returns the pair in the folder, the last good one if the files are
-// broken, or nil if there has been none.
+// current returns the pair in the folder. If the files are invalid, it returns the last good pair, or
+// nil if there was none.
 func (c *metricsCertificate) current() *tls.Certificate {
 	if c.dir == "" {
 		return nil

@@ -20,16 +20,17 @@ import (
 )
 
 const (
-	// probeEvery and probeTime bound what the verifier asks of its upstream.
+	// probeEvery and probeTime are the interval and the timeout of the probe.
 	probeEvery = 2 * time.Second
 	probeTime  = 4 * time.Second
-	// probeFailures in a row make the upstream dead: one may be a restart or a busy moment.
+	// probeFailures is the number of consecutive failures after which the upstream counts as dead. A
+	// single one may be a restart or a short overload.
 	probeFailures = 2
 )
 
-// upstreamProbe asks the upstream at intervals whether it answers. It renders
-// nothing: the Machine Config Server has /healthz, and any answer of another server
-// counts unless it says that the server is broken. The nil probe has no upstream.
+// upstreamProbe periodically checks whether the upstream answers. It renders nothing: the Machine
+// Config Server has /healthz. Any answer of another server counts, unless it has a server error. A nil
+// probe has no upstream.
 type upstreamProbe struct {
 	url    string
 	client *http.Client
@@ -51,7 +52,7 @@ func newUpstreamProbe(base *url.URL, transport http.RoundTripper, log *slog.Logg
 	}
 }
 
-// run asks until ctx ends.
+// run probes until ctx ends.
 func (p *upstreamProbe) run(ctx context.Context) {
 	tick := time.NewTicker(probeEvery)
 	defer tick.Stop()
@@ -77,7 +78,7 @@ func (p *upstreamProbe) ask(ctx context.Context) error {
 	if err != nil {
 		var u *url.Error
 		if errors.As(err, &u) {
-			err = u.Err // without the URL, which the configuration has
+			err = u.Err // without the URL, which is in the configuration
 		}
 		return err
 	}
@@ -85,14 +86,14 @@ func (p *upstreamProbe) ask(ctx context.Context) error {
 	_, _ = io.Copy(io.Discard, io.LimitReader(res.Body, 4<<10))
 	switch {
 	case res.StatusCode == http.StatusLoopDetected:
-		return errors.New("it leads back to a verifier's gate; set upstream to the Machine Config Server itself")
+		return errors.New("the upstream is the gate of a verifier; set upstream to the Machine Config Server itself")
 	case res.StatusCode >= 500:
-		return fmt.Errorf("it answers /healthz with status %d", res.StatusCode)
+		return fmt.Errorf("/healthz has the status %d", res.StatusCode)
 	}
 	return nil
 }
 
-// note takes an answer in, and logs each change.
+// note records an answer, and logs each change.
 func (p *upstreamProbe) note(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -112,7 +113,7 @@ func (p *upstreamProbe) note(err error) {
 	}
 }
 
-// problem is why the upstream is not one that a machine could be served from.
+// problem returns why the upstream cannot serve a machine, or "".
 func (p *upstreamProbe) problem() string {
 	if p == nil {
 		return ""
@@ -125,15 +126,15 @@ func (p *upstreamProbe) problem() string {
 func (p *upstreamProbe) state() string {
 	switch {
 	case !p.asked:
-		return cmp.Or(p.why, "not asked yet")
+		return cmp.Or(p.why, "not probed yet")
 	case p.failures >= probeFailures:
 		return p.why
 	}
 	return ""
 }
 
-// refuseOwnAddress returns an error if upstream is the address that the verifier
-// listens on. A loop through something in between shows at run time.
+// refuseOwnAddress returns an error if upstream is the address on which the verifier listens. The probe
+// detects a loop through another server.
 func refuseOwnAddress(ctx context.Context, upstream string, listener net.Addr) error {
 	own, err := netip.ParseAddrPort(listener.String())
 	if err != nil || upstream == "" {

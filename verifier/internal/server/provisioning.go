@@ -15,9 +15,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 )
 
-// How often wrong provisioning tokens are answered with a final no: per second
-// and source, and by everyone together. Beyond that they are told to come later,
-// which costs the guesser's own requests and nobody else's.
+// The rates at which wrong provisioning tokens receive a permanent denial: per second and source, and
+// in total. Above the rate the denial is temporary, which delays only the client that guesses.
 const (
 	wrongPerSource      = 1
 	WrongPerSourceBurst = 20
@@ -25,7 +24,7 @@ const (
 	wrongInAllBurst     = 500
 )
 
-// provisioningGate is the provisioning token as the gate sees it.
+// provisioningGate returns the gate's access to the provisioning token.
 func (s *Server) provisioningGate() gate.Provisioning {
 	right := listen.NewLimiter(s.Config.RequestsPerSecond)
 	wrong := listen.NewLimiterWithBurst(wrongPerSource, WrongPerSourceBurst)
@@ -45,7 +44,7 @@ func (s *Server) provisioningGate() gate.Provisioning {
 				return reason.Deny(reason.RateLimited, "wrong provisioning tokens from source %s", source)
 			}
 			if !all.AllowN(now, 1) {
-				return reason.Deny(reason.RateLimited, "wrong provisioning tokens from everywhere")
+				return reason.Deny(reason.RateLimited, "wrong provisioning tokens from all sources")
 			}
 			return nil
 		},
@@ -53,14 +52,14 @@ func (s *Server) provisioningGate() gate.Provisioning {
 }
 
 const (
-	// confirmEvery bounds how often the token is read anew, whoever asks for it.
+	// confirmEvery is the minimum time between two reads of the token, for all callers together.
 	confirmEvery = time.Second
-	// confirmTime is how long that may take.
+	// confirmTime is the timeout of such a read.
 	confirmTime = 3 * time.Second
 )
 
-// confirmProvisioning reads the token anew, at most once a second for everyone
-// together; nil where nothing is cached.
+// confirmProvisioning returns a function that reads the token again, at most once a second for all
+// callers together. It returns nil if the token is not cached.
 func (s *Server) confirmProvisioning() func(context.Context) (provisioning.View, error) {
 	read := s.Live().Provisioning
 	if read == nil {
@@ -76,7 +75,7 @@ func (s *Server) confirmProvisioning() func(context.Context) (provisioning.View,
 		mu.Lock()
 		defer mu.Unlock()
 		if now := s.Now(); last.IsZero() || now.Sub(last) >= confirmEvery {
-			// The answer is for everyone who waits, so it does not end with the one who asked.
+			// Several callers wait for the answer, so it does not end with the context of the first.
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), confirmTime)
 			defer cancel()
 			view, err = read(ctx)
@@ -86,7 +85,7 @@ func (s *Server) confirmProvisioning() func(context.Context) (provisioning.View,
 	}
 }
 
-// observeProvisioning counts what opened a config, and reports an absent token.
+// observeProvisioning counts by which token a config was served, and reports an absent token.
 func (s *Server) observeProvisioning(d gate.Decision) {
 	if d.Outcome == "allowed" || d.Outcome == "would-deny" {
 		credential := "none"

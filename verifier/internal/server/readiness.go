@@ -11,7 +11,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 )
 
-// checks are the parts that readiness rests on. A problem is "part: what is wrong".
+// checks returns the names of the parts of readiness. A problem has the form "part: text".
 func (s *Server) checks() []string {
 	all := append([]string{"records", "serving certificate"}, s.Checks()...)
 	all = append(all, "policies", "token keys", "sealing keys")
@@ -21,8 +21,8 @@ func (s *Server) checks() []string {
 	return all
 }
 
-// Problems says why the verifier could not serve a machine now. It calls no other
-// server, so anyone may ask.
+// Problems returns why the verifier cannot serve a machine now. It makes no call, so any client may
+// cause it.
 func (s *Server) Problems() []string {
 	now := s.Now()
 	problems := s.Unready(now)
@@ -30,7 +30,7 @@ func (s *Server) Problems() []string {
 		problems = append(problems, "policies: no policy covers any pool")
 	}
 	if _, ok := s.TokenKeys().Current(now); !ok {
-		problems = append(problems, "token keys: none may sign now")
+		problems = append(problems, "token keys: no key is valid for signing now")
 	}
 	if _, err := s.SealKeys().SealTicket(rand.Reader, now, seal.Ticket{}); err != nil {
 		problems = append(problems, "sealing keys: "+err.Error())
@@ -77,7 +77,7 @@ func (o *operators) readyz(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, "readyz check %s\n", result)
 }
 
-// readyGauge is what /readyz says, for Prometheus.
+// readyGauge is the metric of /readyz.
 func (s *Server) readyGauge() prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "mcs_attest_ready",

@@ -14,7 +14,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 )
 
-// Serve listens and serves until ctx ends. Then it waits for the requests under way.
+// Serve listens and serves until ctx ends. Then it waits for active requests.
 func (s *Server) Serve(ctx context.Context) error {
 	c, logger := s.Config, s.Log
 	var lc net.ListenConfig
@@ -47,9 +47,9 @@ func (s *Server) Serve(ctx context.Context) error {
 	return g.run(ctx, s.Backend.Run)
 }
 
-// Controller is a process that serves no machines.
+// Controller is a process that does not serve machines.
 type Controller interface {
-	// Checks names the parts that Problems reports.
+	// Checks returns the names of the parts that Problems reports.
 	Checks() []string
 	Problems() []string
 	MetricsHandler() http.Handler
@@ -62,12 +62,12 @@ func ServeController(ctx context.Context, p *backend.Parts, k Controller) error 
 	if err != nil {
 		return err
 	}
-	p.Log.Info("controllers run", "version", p.Version,
+	p.Log.Info("running controllers", "version", p.Version,
 		"health", g.health.Addr().String(), "metrics", g.figures.Addr().String())
 	return g.run(ctx, k.Run)
 }
 
-// group are servers that run and stop together.
+// group is a set of servers that run and stop together.
 type group struct {
 	log             *slog.Logger
 	health, figures net.Listener

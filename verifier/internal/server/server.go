@@ -1,5 +1,6 @@
-// Package server serves: the listeners, their routes, readiness and shutdown. What it serves from is a
-// [backend.Backend]. The package imports no backend, so that a folder and a cluster are served alike.
+// Package server has the listeners, their routes, readiness and shutdown. It serves the data of a
+// [backend.Backend]. The package imports no backend, so that it serves a folder and a cluster in the
+// same way.
 package server
 
 import (
@@ -17,21 +18,21 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 )
 
-// shutdownGrace is how long requests under way may take when the verifier stops.
+// shutdownGrace is the time for active requests when the verifier stops.
 const shutdownGrace = 20 * time.Second
 
-// MaxOperators bounds the connections for metrics, and those for health.
+// MaxOperators is the maximum number of connections for metrics, and of those for health.
 const MaxOperators = 64
 
-// Server is everything that serves, wired.
+// Server has all parts that serve.
 type Server struct {
 	*backend.Parts
 	backend.Backend
 
-	// AnswerTimeout is the gate's. 0: its default.
+	// AnswerTimeout is that of the gate. If 0, the gate uses its default.
 	AnswerTimeout time.Duration
 
-	upstreamProbe *upstreamProbe // nil without an upstream
+	upstreamProbe *upstreamProbe // nil if there is no upstream
 	stopProbe     context.CancelFunc
 }
 
@@ -50,7 +51,7 @@ func (s *Server) Close() error {
 	return errors.Join(s.Clouds.Close(), s.Backend.Close())
 }
 
-// Handler routes what nodes ask: the attestation API, and the gate for the rest.
+// Handler routes the requests of nodes: the attestation API, and the gate for all other paths.
 func (s *Server) Handler(ctx context.Context) (http.Handler, error) {
 	upstream, err := s.upstream(ctx)
 	if err != nil {
@@ -72,8 +73,8 @@ func (s *Server) Handler(ctx context.Context) (http.Handler, error) {
 		}
 		svc.Keep = keep.Keep
 	}
-	// No http.ServeMux here: it answers an unclean path with a redirect, and a
-	// redirect makes Ignition drop its headers.
+	// This is not an http.ServeMux, because that redirects unclean paths, and Ignition drops its
+	// headers at a redirect.
 	prefix, api := svc.Handler()
 	gate := s.gate(upstream)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -89,8 +90,8 @@ func (s *Server) Handler(ctx context.Context) (http.Handler, error) {
 	}), nil
 }
 
-// source is the client's address as limits and logs see it: for IPv6 its /64.
-// Behind a trusted proxy it is the one that the proxy names.
+// source returns the client's address for limits and logs. For IPv6 that is the /64. Behind a trusted
+// proxy, it is the address that the proxy names.
 func (s *Server) source(r *http.Request) netip.Addr {
 	direct := listen.Source(r.RemoteAddr)
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
@@ -110,7 +111,7 @@ func (s *Server) source(r *http.Request) netip.Addr {
 	return direct
 }
 
-// Trusted reports whether an address is a trusted proxy. It is judged on the whole address, never on its /64.
+// Trusted reports whether an address is a trusted proxy. It checks the whole address, not the /64.
 func (s *Server) Trusted(a netip.Addr) bool {
 	a = a.Unmap().WithZone("")
 	return slices.ContainsFunc(s.Config.TrustedProxies, func(p string) bool {

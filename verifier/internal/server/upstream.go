@@ -14,7 +14,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// upstream is the real Machine Config Server behind a reverse proxy, or the backend's own configs.
+// upstream returns a reverse proxy for the Machine Config Server, or the backend's own configs.
 func (s *Server) upstream(ctx context.Context) (http.Handler, error) {
 	if s.Config.Upstream == "" {
 		return s.Configs(false), nil
@@ -30,7 +30,7 @@ func (s *Server) upstream(ctx context.Context) (http.Handler, error) {
 	return s.proxy(ctx, target, &trusting{make: s.toUpstream, roots: roots}), nil
 }
 
-// proxy forwards to the upstream, which is probed until Close, or until ctx ends.
+// proxy forwards to the upstream. It probes the upstream until Close, or until ctx ends.
 func (s *Server) proxy(ctx context.Context, target *url.URL, transport http.RoundTripper) http.Handler {
 	ctx, cancel := context.WithCancel(ctx)
 	s.upstreamProbe, s.stopProbe = newUpstreamProbe(target, transport, s.Log), cancel
@@ -42,13 +42,13 @@ func (s *Server) toUpstream(roots *x509.CertPool) *http.Transport {
 	return &http.Transport{
 		TLSClientConfig:       &tls.Config{RootCAs: roots, ServerName: s.Config.UpstreamName, MinVersion: tls.VersionTLS12},
 		ResponseHeaderTimeout: 8 * time.Second,
-		DisableCompression:    true, // what comes from upstream goes to Ignition as it is
+		DisableCompression:    true, // the upstream's answer reaches Ignition unchanged
 		MaxIdleConnsPerHost:   32,
 	}
 }
 
-// trusting is a transport to the Machine Config Server which trusts what the
-// cluster's CA bundle holds now: a rotation in mid-boot must not fail a node.
+// trusting is a transport to the Machine Config Server that trusts the current content of the cluster's
+// CA bundle. So a rotation during a boot does not fail a node.
 type trusting struct {
 	make    func(roots *x509.CertPool) *http.Transport
 	roots   func() *x509.CertPool

@@ -23,8 +23,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 )
 
-// tls13 refuses a connection that is not TLS 1.3, which attestation requires, also
-// behind a front end.
+// tls13 denies a connection without TLS 1.3, which attestation requires, also behind a front end.
 func tls13(c *call) error {
 	if c.tls == nil || c.tls.Version != tls.VersionTLS13 {
 		return reason.Deny(reason.TLSRequired, "not TLS 1.3")
@@ -32,8 +31,8 @@ func tls13(c *call) error {
 	return nil
 }
 
-// finish writes the audit line and the metric of every call, and turns a denial
-// into the one form of error that callers see.
+// finish writes the audit line and the metric of a call, and turns a denial into the error for the
+// caller.
 func (s *Service) finish(ctx context.Context, event string, c *call, err error) error {
 	d := reason.From(err)
 	outcome, code := "allowed", ""
@@ -46,14 +45,14 @@ func (s *Service) finish(ctx context.Context, event string, c *call, err error) 
 	if s.Observe != nil {
 		label := ""
 		if c.policy != nil {
-			label = c.policy.Pool // a policy's own name for it: bounded by the administrator
+			label = c.policy.Pool // the policies' name of the pool, so the number of labels is limited
 			if c.policy.Wildcard {
 				label = "*"
 			}
 		}
 		s.Observe(event, label, outcome, code, s.Now().Sub(c.start))
 	}
-	// An accepted challenge says nothing yet; Attest has the line that matters.
+	// An accepted challenge proves nothing yet. The line of the Attest call matters.
 	if event != "challenge" || d != nil {
 		s.Audit.Write(ctx, audit.Decision{
 			Event: event, Outcome: outcome, Denial: d, CorrelationID: c.id, Source: c.source.String(),
@@ -66,7 +65,7 @@ func (s *Service) finish(ctx context.Context, event string, c *call, err error) 
 	return s.denial(d, c)
 }
 
-// codes gives each class its Connect code, and with it its HTTP status.
+// codes maps each class to its Connect code, which determines the HTTP status.
 var codes = map[mcsattestv1.DenialClass]connect.Code{
 	mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED:   connect.CodeInvalidArgument,
 	mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE:   connect.CodeFailedPrecondition,
@@ -77,10 +76,10 @@ var codes = map[mcsattestv1.DenialClass]connect.Code{
 	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: connect.CodeUnavailable,
 }
 
-// retryAfter is what a temporary denial suggests.
+// retryAfter is the pause that a temporary denial suggests.
 const retryAfter = 5 * time.Second
 
-// denial is the only place where an RPC error is made. The caller sees the class.
+// denial creates each RPC error of the service. The caller learns the class.
 func (s *Service) denial(d *reason.Denial, c *call) error {
 	info := d.Code.Info()
 	code, ok := codes[info.Class]
@@ -110,7 +109,7 @@ type errorText string
 
 func (e errorText) Error() string { return string(e) }
 
-// bounded cuts text from the network before it goes into an error.
+// bounded truncates text from the network for an error.
 func bounded(s string) string {
 	if len(s) > 256 {
 		return s[:256]
@@ -118,7 +117,7 @@ func bounded(s string) string {
 	return s
 }
 
-// lines cleans a report's text line by line.
+// lines cleans the text of a report line by line.
 func lines(s string) string {
 	parts := strings.Split(s, "\n")
 	parts = parts[:min(len(parts), 64)]
@@ -134,19 +133,19 @@ func random(n int) []byte {
 	return b
 }
 
-// newActivationSecret makes K: random for each challenge, and kept in its seal alone.
+// newActivationSecret creates K: random for each challenge, and stored only in its seal.
 func newActivationSecret() secret.Bytes { return secret.New(random(32)) }
 
-// clockSkew is how far two replicas' clocks may differ.
+// clockSkew is the maximum difference between the clocks of two replicas.
 const clockSkew = 5 * time.Minute
 
-// challengeID names a challenge that was answered, without keeping it.
+// challengeID returns the id of an answered challenge. The challenge cannot be derived from it.
 func challengeID(sealed []byte) string {
 	sum := sha256.Sum256(sealed)
 	return hex.EncodeToString(sum[:16])
 }
 
-// components are the names under which an identity is claimed for one Machine.
+// components returns the names under which an identity is claimed for one Machine.
 func components(id v1alpha1.RecordedIdentity) []string {
 	var all []string
 	if id.EKSHA256 != "" {
@@ -165,8 +164,8 @@ func components(id v1alpha1.RecordedIdentity) []string {
 	return all
 }
 
-// holder is the Machine that has an identity on record: one read, of the component
-// that is hardest to come by.
+// holder returns the UID of the Machine that has an identity on record. It makes one read, of the
+// component that is hardest to obtain.
 func (s *Service) holder(ctx context.Context, id v1alpha1.RecordedIdentity) (string, error) {
 	switch {
 	case id.EKSHA256 != "":
@@ -195,7 +194,7 @@ func boundChain(chain [][]byte) error {
 	return nil
 }
 
-// received takes the untrusted evidence out of its message.
+// received converts the untrusted evidence of a message.
 func received(req *mcsattestv1.AttestRequest) appraisal.Evidence {
 	ev := appraisal.Evidence{
 		Sealed: req.GetSealed(), ServerSPKI: req.GetServerSpkiSha256(), Claims: req.GetClaims(),
@@ -214,7 +213,7 @@ func received(req *mcsattestv1.AttestRequest) appraisal.Evidence {
 	return ev
 }
 
-// maxOffered bounds the kinds that are looked at; there are only so many.
+// maxOffered is the maximum number of offered kinds that are read. Fewer kinds exist.
 const maxOffered = 16
 
 func kinds(offered []mcsattestv1.EvidenceKind) []evidence.Kind {
@@ -252,9 +251,9 @@ var (
 	}
 )
 
-// proven reports whether Appraise's outcome was reached by a caller who had proven
-// which Machine it is. The provisioning token proves none. A genuine TPM that is
-// nobody's does not count: those can be had by the thousand.
+// proven reports whether the caller had proven which Machine it is when Appraise returned. The
+// provisioning token proves no Machine. A genuine TPM that is not enrolled does not count either,
+// because an attacker can buy thousands.
 func proven(v *appraisal.Verdict, err error) bool {
 	if err == nil {
 		return v.Machine != nil

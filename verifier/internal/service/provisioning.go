@@ -22,8 +22,8 @@ func (s *Service) view() provisioning.View {
 	return s.Provisioning()
 }
 
-// unenforced: there is no provisioning token, and the pool's policy says that the
-// gate serves everyone then.
+// unenforced reports whether the provisioning token does not exist, and the pool's policy lets the gate
+// serve all clients in this case.
 func (s *Service) unenforced(c *call) bool {
 	if c.policy == nil || !c.policy.OpenWithoutToken {
 		return false
@@ -32,7 +32,7 @@ func (s *Service) unenforced(c *call) bool {
 	return presence == provisioning.Absent
 }
 
-// mode is the pool's mode as it is now, "" if the call did not come as far as its policy.
+// mode returns the current mode of the pool, or "" if the call ended before its policy was found.
 func (s *Service) mode(c *call) v1alpha1.Mode {
 	switch {
 	case c.policy == nil:
@@ -43,8 +43,8 @@ func (s *Service) mode(c *call) v1alpha1.Mode {
 	return c.policy.Mode
 }
 
-// provisioningTokens are the valid ones, if one is required. That there is none,
-// or that nobody could read it yet, is no fault of the caller's: it is temporary.
+// provisioningTokens returns the valid tokens if one is required. If none exists, or it was not read
+// yet, the denial is temporary, because the caller did not cause that.
 func (s *Service) provisioningTokens(c *call, required []evidence.Kind) ([]secret.Bytes, error) {
 	if !slices.Contains(required, evidence.ProvisioningToken) {
 		return nil, nil
@@ -62,12 +62,12 @@ func (s *Service) provisioningTokens(c *call, required []evidence.Kind) ([]secre
 	return nil, reason.Deny(reason.StoreUnavailable, "the provisioning token has not been read yet")
 }
 
-// tokensAnew are the tokens as they are at rest, if they are others than those
-// that led to the denial; else it is the denial.
+// tokensAnew reads the tokens again. It returns them if they differ from those that led to the denial,
+// else the denial.
 func (s *Service) tokensAnew(ctx context.Context, c *call, denial error) ([]secret.Bytes, error) {
 	view, err := s.ConfirmProvisioning(ctx)
 	if err != nil {
-		return nil, reason.Wrap(reason.StoreUnavailable, err, "the provisioning token cannot be read anew")
+		return nil, reason.Wrap(reason.StoreUnavailable, err, "the provisioning token cannot be read again")
 	}
 	before, _ := s.view().At(c.start)
 	now, _ := view.At(c.start)
@@ -78,9 +78,9 @@ func (s *Service) tokensAnew(ctx context.Context, c *call, denial error) ([]secr
 	return now.Valid(c.start), nil
 }
 
-// known answers a caller who knows the provisioning token, where that is all that
-// was asked. It names no Machine: nothing is recorded, and there is neither a
-// token nor a ticket. The provisioning token itself opens the gate.
+// known answers a caller that knows the provisioning token, if nothing else was required. The token
+// names no Machine, so nothing is recorded and no attestation token or ticket is issued. The
+// provisioning token itself opens the gate.
 func (s *Service) known(c *call, v *appraisal.Verdict) *mcsattestv1.AttestResponse {
 	c.proven = true
 	for _, e := range v.Evidence {

@@ -11,7 +11,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 )
 
-// The bounds of a report's texts (the contract's ReportRequest).
+// The maximum lengths of a report's texts (ReportRequest of the contract).
 const (
 	maxUnit    = 128
 	maxResult  = 32
@@ -32,7 +32,7 @@ func (s *Service) report(ctx context.Context, c *call, req *mcsattestv1.ReportRe
 		Message: lines(req.GetMessage()),
 	}
 	c.yield()
-	// A machine that fails reboots: its report counts although it has left.
+	// A machine that fails reboots, so the report is written even if the client has disconnected.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()
 	return s.Records.Update(ctx, ticket.MachineUID,
@@ -46,8 +46,8 @@ func (s *Service) report(ctx context.Context, c *call, req *mcsattestv1.ReportRe
 		})
 }
 
-// machineOf is the Machine that a record is about. In a cluster a record is named
-// by its Machine's UID.
+// machineOf returns the name of the Machine of a record. In a cluster, a record is named by its
+// Machine's UID.
 func machineOf(rec *v1alpha1.MachineAttestation) string {
 	if ref := rec.Spec.MachineRef; ref != nil && ref.Namespace != "" {
 		return ref.Namespace + "/" + ref.Name

@@ -10,17 +10,16 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// maxParts bounds the parts of a message: fields, elements of lists, and in JSON
-// also names. An honest message has fewer than 300. Half a megabyte of empty
-// elements would cost a hundred times as much to parse as one honest message.
+// maxParts is the maximum number of parts of a message: fields, elements of lists, and in JSON also
+// names. A normal message has fewer than 300. Half a megabyte of empty elements would cost a hundred
+// times as much to parse.
 const maxParts = 4096
 
-// scan reads one top-level field out of an encoded message, without parsing the
-// message. It also bounds the message's parts. What it returns is a hint for the
-// admission, never a value to act on: a message that is broken, or that has the
-// field twice, is for the parser to refuse.
+// scan reads one top-level field of an encoded message without parsing the message. It also limits the
+// number of the message's parts. The result is only a hint for the admission: the parser rejects a
+// message that is broken or has the field twice.
 func scan(body []byte, binary bool, message protoreflect.MessageDescriptor, field protoreflect.Name) ([]byte, error) {
-	d := message.Fields().ByName(field) // nil for no field
+	d := message.Fields().ByName(field) // nil if the name is empty
 	if binary {
 		parts := 0
 		return scanBinary(body, message, d, &parts, 0)
@@ -44,12 +43,12 @@ func scan(body []byte, binary bool, message protoreflect.MessageDescriptor, fiel
 	raw := make([]byte, enc.DecodedLen(len(value)))
 	n, err := enc.Decode(raw, value)
 	if err != nil {
-		return nil, nil // the parser refuses it
+		return nil, nil // the parser rejects it
 	}
 	return raw[:n], nil
 }
 
-// scanJSON returns the string value of a top-level name, and how many parts there are.
+// scanJSON returns the string value of a top-level name, and the number of parts.
 func scanJSON(body []byte, name string) (value []byte, parts int) {
 	var last []byte // the last string at the top level
 	depth, wanted := 0, false
@@ -79,7 +78,7 @@ func scanJSON(body []byte, name string) (value []byte, parts int) {
 	return value, parts
 }
 
-// stringEnd is the index of the quote that ends the string that begins at i.
+// stringEnd returns the index of the quote that ends the string that begins at i.
 func stringEnd(body []byte, i int) int {
 	for {
 		n := bytes.IndexByte(body[i:], '"')
@@ -98,8 +97,7 @@ func stringEnd(body []byte, i int) int {
 	}
 }
 
-// scanBinary is scan for the binary encoding: parts counts those of nested
-// messages, too.
+// scanBinary is scan for the binary encoding. parts includes those of nested messages.
 func scanBinary(body []byte, message protoreflect.MessageDescriptor, want protoreflect.FieldDescriptor, parts *int,
 	depth int) (value []byte, err error) {
 	for len(body) > 0 {
@@ -108,7 +106,7 @@ func scanBinary(body []byte, message protoreflect.MessageDescriptor, want protor
 		}
 		number, kind, n := protowire.ConsumeTag(body)
 		if n < 0 {
-			return value, nil // the parser refuses it
+			return value, nil // the parser rejects it
 		}
 		body = body[n:]
 		if kind == protowire.StartGroupType {

@@ -24,7 +24,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 )
 
-// The largest body of each call, in bytes (proto/README.md, section 2).
+// The maximum body size of each call, in bytes (proto/README.md, section 2).
 const (
 	MaxChallenge = 160 << 10
 	MaxAttest    = 512 << 10
@@ -36,9 +36,9 @@ type method struct {
 	event   string // for audit log and metrics
 	limit   int    // of the body, in bytes
 	request func() proto.Message
-	// proof is the field whose value shows that the caller is no stranger; "": none.
+	// proof is the field with the caller's proof that it was answered before, or "".
 	proof protoreflect.Name
-	// run is the call itself.
+	// run performs the call.
 	run func(s *Service, ctx context.Context, c *call, req proto.Message) (proto.Message, error)
 }
 
@@ -74,7 +74,7 @@ var methods = map[string]*method{
 	},
 }
 
-// orNil keeps a typed nil out of an interface.
+// orNil returns a nil interface for a typed nil.
 func orNil[M interface {
 	comparable
 	proto.Message
@@ -86,15 +86,15 @@ func orNil[M interface {
 	return m, err
 }
 
-// The turns of a service: as many as there are processors work at once. The rest
-// waits for less time than a client does.
+// newTurns lets as many requests run as there are processors. The others wait for less time than a
+// client does.
 func newTurns() *listen.Turns { return listen.NewTurns(runtime.GOMAXPROCS(0), 5*time.Second) }
 
-// maxBodies bounds the memory of all bodies together.
+// maxBodies limits the memory of all bodies together, in bytes.
 const maxBodies = 24 << 20
 
-// Handler returns the API's path prefix and its handler: unary calls of the Connect
-// protocol over HTTP/1.1, as proto/README.md has them, and no other protocol.
+// Handler returns the path prefix of the API and its handler: unary calls of the Connect protocol over
+// HTTP/1.1, as described in proto/README.md. It serves no other protocol.
 func (s *Service) Handler() (string, http.Handler) {
 	s.bodies, s.turns, s.provenTurns = listen.NewBodies(maxBodies), newTurns(), newTurns()
 	s.proofs = listen.NewKeyedLimiter[[sha256.Size]byte](0.5, 3)
@@ -130,7 +130,7 @@ func (s *Service) serve(w http.ResponseWriter, r *http.Request) {
 		s.ObserveTicket(err == nil)
 	}
 	if err = s.finish(ctx, m.event, c, err); err != nil {
-		_ = connect.NewErrorWriter().Write(w, r, err) // the client is gone if this fails
+		_ = connect.NewErrorWriter().Write(w, r, err) // this fails if the client has disconnected
 		return
 	}
 	var out []byte
@@ -140,7 +140,7 @@ func (s *Service) serve(w http.ResponseWriter, r *http.Request) {
 		out, err = protojson.Marshal(res)
 	}
 	if err != nil {
-		w.WriteHeader(http.StatusInternalServerError) // impossible: a message of our own
+		w.WriteHeader(http.StatusInternalServerError) // impossible for a message of the verifier
 		return
 	}
 	w.Header().Set("Content-Type", contentType)
@@ -148,17 +148,16 @@ func (s *Service) serve(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(out)
 }
 
-// call admits a request, then parses it, then does what it asks. In order, the
-// cheapest check first:
+// call admits a request, then parses it, then runs it. The checks, the cheapest first, are:
 //
-//   - the connection is TLS 1.3: TLSRequired
-//   - the body is no larger than the call needs, arrives in time, and there is
-//     room for it: TooLarge, RateLimited
-//   - the caller shows a valid seal or ticket, or its source has not asked too
-//     often: RateLimited. The limit of a source never refuses what is valid
-//   - its parts are few enough to be parsed: TooLarge
-//   - there is a turn, from a queue of its own for a valid seal or ticket: RateLimited
-//   - it parses: Malformed
+//   - the connection uses TLS 1.3: TLSRequired
+//   - the body is no larger than the call needs, arrives in time, and there is room for it: TooLarge,
+//     RateLimited
+//   - the caller presents a valid seal or ticket, or its source is below the rate limit: RateLimited.
+//     The limit of a source never denies a valid proof
+//   - the message has few enough parts to be parsed: TooLarge
+//   - there is a turn, from a separate queue for a valid seal or ticket: RateLimited
+//   - the message parses: Malformed
 //
 // The call keeps its turn until it waits for the API, the disk or a cloud.
 func (s *Service) call(ctx context.Context, m *method, c *call, w http.ResponseWriter, r *http.Request,
@@ -184,7 +183,7 @@ func (s *Service) call(ctx context.Context, m *method, c *call, w http.ResponseW
 	}
 	turns := s.turns
 	if proven {
-		turns = s.provenTurns // strangers of the same address fill the other queue
+		turns = s.provenTurns // unproven callers of the same address fill the other queue
 	}
 	if c.yield, err = turns.Take(ctx, c.source); err != nil {
 		return nil, err
@@ -196,22 +195,21 @@ func (s *Service) call(ctx context.Context, m *method, c *call, w http.ResponseW
 		err = protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(body, req)
 	}
 	if err != nil {
-		// What sends one such body sends more: each costs it a connection.
+		// A client that sends such a body may send more. Each one costs it a connection.
 		w.Header().Set("Connection", "close")
 		return nil, reason.Wrap(reason.Malformed, err, "body of %d bytes", len(body))
 	}
 	return m.run(s, ctx, c, req)
 }
 
-// admit refuses a source that asks too often, unless the caller shows what only
-// this verifier gives: a seal of its own connection, or a ticket. The first
-// Challenge of a connection is not counted: it waits for its turn instead.
-// It reports whether the caller has shown such a proof.
+// admit denies a source that sends too many requests, unless the caller presents a proof that only this
+// verifier issues: a seal for its own connection, or a ticket. The first Challenge of a connection is
+// not counted, because it waits for its turn. admit reports whether the caller presented such a proof.
 func (s *Service) admit(m *method, c *call, proof []byte) (proven bool, err error) {
 	switch {
 	case m.event == "challenge" && c.conn != nil && c.conn.FirstChallenge():
 		return false, nil
-	// A proof is good for few requests, so that its holder cannot flood with it.
+	// A proof is valid for few requests, so that its holder cannot flood the verifier with it.
 	case m.event == "attest" && s.ownSeal(c, proof):
 		c.answered = true
 		if s.proofs.Allow(c.start, sha256.Sum256(proof)) {
@@ -228,8 +226,8 @@ func (s *Service) admit(m *method, c *call, proof []byte) (proven bool, err erro
 	return false, nil
 }
 
-// ownSeal reports whether sealed is a challenge of ours, is fresh and, where the
-// policy binds it, was made on this connection.
+// ownSeal reports whether sealed is a challenge of this verifier, is fresh and, if the policy binds it,
+// was issued on this connection.
 func (s *Service) ownSeal(c *call, sealed []byte) bool {
 	challenge, err := s.SealKeys().Open(sealed)
 	if err != nil {
@@ -247,13 +245,13 @@ func (s *Service) ownTicket(c *call, ticket []byte) bool {
 	return err == nil
 }
 
-// encodingOf reads the encoding of a message off its headers.
+// encodingOf returns the encoding of a message from its headers.
 func encodingOf(h http.Header) (contentType string, binary, known bool) {
 	if v := h.Get("Connect-Protocol-Version"); v != "" && v != "1" {
 		return "", false, false
 	}
 	if v := h.Get("Content-Encoding"); v != "" && v != "identity" {
-		// A compressed body could be a hundred times its size; no client needs one.
+		// A compressed body could expand a hundredfold, and no client needs one.
 		return "", false, false
 	}
 	media, params, err := mime.ParseMediaType(h.Get("Content-Type"))
@@ -270,7 +268,7 @@ func encodingOf(h http.Header) (contentType string, binary, known bool) {
 	return "", false, false
 }
 
-// withTimeout is a request's context with the time in milliseconds that the client gives it.
+// withTimeout returns a request's context with the timeout in milliseconds that the client sent.
 func withTimeout(ctx context.Context, limit string) (context.Context, context.CancelFunc) {
 	ms, err := strconv.ParseUint(limit, 10, 32)
 	if err != nil || ms == 0 {

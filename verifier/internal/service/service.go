@@ -1,14 +1,13 @@
-// Package service is the attestation API over HTTP: it takes the calls of
-// proto/mcsattest/v1 from the network, hands them to package appraisal, records
-// the verdict and issues the token.
+// Package service is the attestation API over HTTP. It receives the calls of proto/mcsattest/v1, passes
+// them to package appraisal, records the verdict and issues the token.
 //
-// What it promises besides the appraisal itself:
+// Besides the appraisal, it guarantees:
 //
 //   - Challenge keeps no state and writes nothing.
 //   - Nothing is written for a caller that has not proven a machine's identity.
-//   - A caller learns a reason's class and a correlation id; the audit log and
-//     the metrics learn all of it, with bounded text and labels.
-//   - An error on our own side is temporary, never a pass.
+//   - A caller learns the class of a reason and a correlation id. The audit log and the metrics have
+//     the details, with limited text and labels.
+//   - An internal error is a temporary denial, and never a pass.
 package service
 
 import (
@@ -42,11 +41,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// ticketLifetime is how long a machine may report (DESIGN, section 19, rule 15).
+// ticketLifetime is the time in which a machine may report (rule 15 of docs/security-rules.md).
 const ticketLifetime = 2 * time.Hour
 
-// Service answers the calls. All fields are set by the caller; the Notify funcs
-// may be nil.
+// Service answers the calls. The caller sets all exported fields.
 type Service struct {
 	View          func() *view.View
 	SealKeys      func() seal.Ring
@@ -62,32 +60,31 @@ type Service struct {
 	Now           func() time.Time
 	Observe       func(event, pool, outcome, reason string, took time.Duration)
 	ObserveTicket func(valid bool)
-	// Provisioning is what is known of the provisioning token; nil knows nothing.
+	// Provisioning returns the cached state of the provisioning token. If nil, the state is unknown.
 	Provisioning func() provisioning.View
-	// ConfirmProvisioning reads the provisioning token anew before a wrong one is
-	// told a final no, as [gate.Provisioning] has it.
+	// ConfirmProvisioning reads the provisioning token again before a permanent denial of a wrong one,
+	// as in [gate.Provisioning].
 	ConfirmProvisioning func(context.Context) (provisioning.View, error)
-	// Confirm reads a Machine anew before it is told a final no: what the current says
-	// of it may be old (DESIGN, section 19, rule 12). Its error is temporary. Nil
-	// where the current is never old.
+	// Confirm reads a Machine again before a permanent denial, because the view may be outdated (rule
+	// 12 of docs/security-rules.md). Its error is temporary. It is nil if the view is never outdated.
 	Confirm func(ctx context.Context, m *machine.Machine) error
-	// Clouds verify the clouds' documents, Directory names the EKs of instances.
+	// Clouds verify the clouds' documents. Directory returns the EKs of instances.
 	Clouds    map[evidence.Kind]evidence.Verifier
 	Directory tpm2.Directory
-	// AzureTokenResource is for which resource Azure machines shall show a token of
-	// their managed identity; empty: for none.
+	// AzureTokenResource is the resource of the managed-identity token that Azure machines must
+	// present. If empty, no such token is required.
 	AzureTokenResource string
-	// Keep is called with each Attest whose quote verified, when evidence is kept.
+	// Keep, if set, is called with each Attest whose quote verified.
 	Keep func(*appraisal.Saved)
 
 	bodies *listen.Bodies
 	turns  *listen.Turns
-	// provenTurns are for callers with a valid seal or ticket.
+	// provenTurns is for callers with a valid seal or ticket.
 	provenTurns *listen.Turns
 	proofs      *listen.KeyedLimiter[[sha256.Size]byte] // by seal or ticket
 }
 
-// Records is the store that the service writes to. Every error is a denial.
+// Records is the store of the service. Every error is a denial.
 type Records interface {
 	Attest(ctx context.Context, uid string, components []string, alive func(uid string) bool, change store.Change) error
 	Update(ctx context.Context, uid string, change store.Change) error
@@ -102,20 +99,20 @@ const writeTimeout = 20 * time.Second
 // Developer is the token's ear_verifier_id.developer.
 const Developer = "https://github.com/mcs-attest/mcs-attest"
 
-// call is what the service knows of one request besides its message.
+// call is the state of one request besides its message.
 type call struct {
 	tls    *tls.ConnectionState
 	conn   *listen.Connection
 	source netip.Addr
 	id     string
 	start  time.Time
-	yield  func() // gives the turn back
+	yield  func() // releases the turn
 
-	pool    string // as far as it is known; a policy's pool once policy is set
+	pool    string // if known; the policy's pool after policy is set
 	policy  *policy.Policy
 	machine string
 	proven  bool
-	// answered: an Attest with a fresh seal of its own connection
+	// answered means an Attest with a fresh seal of its own connection.
 	answered bool
 	extra    []slog.Attr
 }
@@ -171,7 +168,7 @@ func (s *Service) challenge(c *call, req *mcsattestv1.ChallengeRequest) (*mcsatt
 	return res, nil
 }
 
-// challengeTPM makes the credential for this EK and this AK's Name.
+// challengeTPM creates the credential for this EK and this AK's Name.
 func challengeTPM(sealed *seal.Challenge, p policy.Policy,
 	id *mcsattestv1.TpmIdentity) (*mcsattestv1.TpmChallenge, error) {
 	if id == nil {
@@ -220,7 +217,7 @@ func (s *Service) attest(ctx context.Context, c *call,
 	c.pool = challenge.Pool
 	current := s.View()
 	if current.Stale != nil {
-		return nil, reason.Wrap(reason.StoreUnavailable, current.Stale, "what is known is out of date")
+		return nil, reason.Wrap(reason.StoreUnavailable, current.Stale, "the cached state is out of date")
 	}
 	p, err := current.Policies.For(challenge.Pool)
 	if err != nil {
@@ -273,12 +270,12 @@ func (s *Service) attest(ctx context.Context, c *call,
 	}
 	c.proven, c.machine = true, verdict.Machine.String()
 	if err := current.Outdated(verdict.Machine); err != nil {
-		return nil, reason.Wrap(reason.StoreUnavailable, err, "what is known of Machine %s is out of date", verdict.Machine)
+		return nil, reason.Wrap(reason.StoreUnavailable, err, "the cached state of Machine %s is out of date", verdict.Machine)
 	}
 	return s.grant(ctx, c, current, p, challenge, req.GetSealed(), verdict)
 }
 
-// grant records the verdict, then makes the token that the record names.
+// grant records the verdict, then issues the token that the record names.
 func (s *Service) grant(ctx context.Context, c *call, current *view.View, p policy.Policy, challenge seal.Challenge,
 	sealed []byte, v *appraisal.Verdict) (*mcsattestv1.AttestResponse, error) {
 	a := record.Attestation{
@@ -293,8 +290,8 @@ func (s *Service) grant(ctx context.Context, c *call, current *view.View, p poli
 	if p.Binding == v1alpha1.BindingTerminated {
 		a.ChallengeID, a.ChallengeEnds = challengeID(sealed), challenge.Issued.Add(p.ChallengeLifetime+clockSkew)
 	}
-	// What can fail on our side comes first: once the record is written, the
-	// machine's earlier token is void.
+	// Whatever can fail internally comes first, because the write of the record voids the machine's
+	// earlier token.
 	res, err := s.response(c, p, challenge, v, a)
 	if err != nil {
 		return nil, err
@@ -304,7 +301,8 @@ func (s *Service) grant(ctx context.Context, c *call, current *view.View, p poli
 			return record.Attest(rec, a, c.start)
 		})
 	if err != nil && v.Replayable {
-		// Whoever has a copy of the document: his denial leaves no trace at the Machine.
+		// The caller may only have a copy of the document, so its denial is not recorded at the
+		// Machine.
 		c.proven = false
 		return nil, err
 	}
@@ -313,7 +311,7 @@ func (s *Service) grant(ctx context.Context, c *call, current *view.View, p poli
 	}
 	if v.Identity.EKSHA256 != "" {
 		if err := s.Records.Settled(ctx, v.Identity.EKSHA256); err != nil {
-			// It goes by itself after a day.
+			// The pending entry expires after a day.
 			c.extra = append(c.extra, slog.String("still_pending", err.Error()))
 		}
 	}
@@ -331,8 +329,8 @@ func (s *Service) grant(ctx context.Context, c *call, current *view.View, p poli
 	return res, nil
 }
 
-// write records an attestation. That is several writes: a client that has gone starts
-// none, and one that hangs up later does not end it between two.
+// write records an attestation, with several writes. It does not start for a client that has
+// disconnected, and a client that disconnects later does not interrupt it.
 func (s *Service) write(ctx context.Context, v *appraisal.Verdict, alive func(uid string) bool,
 	change store.Change) error {
 	if err := ctx.Err(); err != nil {
@@ -343,7 +341,7 @@ func (s *Service) write(ctx context.Context, v *appraisal.Verdict, alive func(ui
 	return s.Records.Attest(ctx, v.Machine.UID, components(v.Identity), alive, change)
 }
 
-// response makes the ticket and, except under Audit, the token that a will record.
+// response creates the ticket and, except under Audit, the token that a will record.
 func (s *Service) response(c *call, p policy.Policy, challenge seal.Challenge, v *appraisal.Verdict,
 	a record.Attestation) (*mcsattestv1.AttestResponse, error) {
 	ticket, err := s.SealKeys().SealTicket(rand.Reader, c.start,
@@ -377,7 +375,7 @@ func (s *Service) claims(c *call, p policy.Policy, challenge seal.Challenge, v *
 		case evidence.TPM2.String():
 			sub.Vector = map[string]int8{"instance-identity": 2, "hardware": 2}
 		case evidence.ProvisioningToken.String():
-			sub.Status = token.Warning // whoever knows a shared secret may be anyone
+			sub.Status = token.Warning // any client may know a shared secret
 		default:
 			sub.Vector = map[string]int8{"instance-identity": 2}
 		}
@@ -392,7 +390,7 @@ func (s *Service) claims(c *call, p policy.Policy, challenge seal.Challenge, v *
 	}
 }
 
-// denied takes note of a refusal whose caller had proven something.
+// denied records a denial of a caller that had proven something.
 func (s *Service) denied(ctx context.Context, c *call, err error, ev appraisal.Evidence) error {
 	var r *appraisal.Refusal
 	if !errors.As(err, &r) {
@@ -424,8 +422,8 @@ func (s *Service) denied(ctx context.Context, c *call, err error, ev appraisal.E
 	return err
 }
 
-// confirmed is a denial that may be told: a final one that rests on what the
-// Machine is now is confirmed first.
+// confirmed returns the denial for the caller. It first confirms a permanent denial that rests on the
+// current state of the Machine.
 func (s *Service) confirmed(ctx context.Context, c *call, m *machine.Machine, denial error) error {
 	switch reason.From(denial).Code {
 	case reason.MachineDeleting, reason.MachineJoined, reason.MachineTooOld, reason.MachinePool, reason.EvidenceDisagrees:
@@ -435,7 +433,7 @@ func (s *Service) confirmed(ctx context.Context, c *call, m *machine.Machine, de
 	if s.Confirm == nil {
 		return denial
 	}
-	// A client that hangs up must not keep its denial off the record.
+	// If the client disconnects, its denial must still be recorded.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()
 	if err := s.Confirm(ctx, m); err != nil {
@@ -445,17 +443,17 @@ func (s *Service) confirmed(ctx context.Context, c *call, m *machine.Machine, de
 	return denial
 }
 
-// noteDenial writes a denial into the Machine's record, if the Machine's identity
-// was proven. It returns the denial, or what went wrong on our side.
+// noteDenial writes a denial into the Machine's record, if the Machine's identity was proven. It
+// returns the denial, or an internal error.
 func (s *Service) noteDenial(ctx context.Context, c *call, m *machine.Machine, denial error) error {
 	c.proven, c.machine = true, m.String()
 	d := reason.From(denial)
 	switch d.Code {
-	// a wait, not a no
+	// These are temporary states and not denials of the evidence.
 	case reason.StoreUnavailable, reason.RateLimited, reason.ProviderUnavailable, reason.InstanceNotFound:
 		return denial
 	}
-	// A client that hangs up must not keep its denial off the record.
+	// If the client disconnects, its denial must still be recorded.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()
 	err := s.Records.Update(ctx, m.UID, func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error) {

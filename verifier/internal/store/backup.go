@@ -16,10 +16,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
 
-// Backup writes a copy of the database at one moment. Start receives its size before
-// the first byte. Reads and writes continue meanwhile, even if w stalls: an open read
-// transaction would stop a write that grows the database, so a database that is open
-// for writing is first copied to a file beside it.
+// Backup writes a consistent copy of the database. It calls start with the size before the first byte.
+// Reads and writes continue in the meantime, even if w stalls. An open read transaction would block a
+// write that grows the database, so Backup first copies a database that is open for writing to a file
+// beside it.
 func (s *Store) Backup(ctx context.Context, w io.Writer, start func(size int64)) (err error) {
 	if s.db.IsReadOnly() {
 		return s.view(ctx, func(tx *bbolt.Tx) error {
@@ -33,7 +33,7 @@ func (s *Store) Backup(ctx context.Context, w io.Writer, start func(size int64))
 		return fmt.Errorf("copy the record database: %w", err)
 	}
 	defer func() { err = errors.Join(err, tmp.Close()) }()
-	// Without a name the file disappears with this process.
+	// Without a name, the file is deleted when this process ends.
 	if err := os.Remove(tmp.Name()); err != nil {
 		return fmt.Errorf("copy the record database: %w", err)
 	}
@@ -50,7 +50,7 @@ func (s *Store) Backup(ctx context.Context, w io.Writer, start func(size int64))
 	return err
 }
 
-// Check returns an error unless the file is a whole record database.
+// Check returns an error unless the file is a complete record database.
 func Check(path string) error {
 	s, err := open(path, true)
 	if err != nil {
@@ -59,11 +59,10 @@ func Check(path string) error {
 	return s.db.Close()
 }
 
-// Restore replaces the database at path, which no process has open, by the backup.
-// It keeps the former one as PATH.old, or PATH.old.1 and so on if that exists. Unless
-// the backup is as new as the former database, it holds attestations: see
-// [Store.Restored]. The restored database then has a new id, because its transactions
-// cannot be compared with those of the former database.
+// Restore replaces the database at path, which no process may have open, with the backup. It keeps the
+// former one as PATH.old, or as PATH.old.1 and so on if that exists. Unless the backup is as new as the
+// former database, attestations are held: see [Store.Restored]. The restored database has a new id,
+// because its transactions cannot be compared with those of the former database.
 func Restore(path, backup string) (held bool, err error) {
 	s, err := open(backup, true)
 	if err != nil {
@@ -77,9 +76,9 @@ func Restore(path, backup string) (held bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("read the backup: %w", err)
 	}
-	// The file PATH.seen may be a minute behind, so it is not enough. But the former
-	// database may be one that Open rejects or holds.
-	last, _ := readSeen(path) // one that cannot be read holds
+	// The file PATH.seen may be a minute old, so it is not sufficient. The former database may also be
+	// one that Open rejects or holds.
+	last, _ := readSeen(path) // an unreadable database causes a hold
 	var before seen
 	if former, err := open(path, true); err == nil {
 		before, err = former.identity()
@@ -91,7 +90,7 @@ func Restore(path, backup string) (held bool, err error) {
 	}
 	held = now.ID == "" || now != before || now.ID != last.ID || now.Transaction < last.Transaction
 	if held {
-		// First: a crash after this leaves too much held, and never too little.
+		// The hold comes first, so that a crash holds too much instead of too little.
 		if err := Hold(path, "the record database was restored from a backup"); err != nil {
 			return false, err
 		}
@@ -125,7 +124,7 @@ func renewed(path string) (seen, error) {
 	return now, errors.Join(err, identityErr, s.db.Close())
 }
 
-// unused returns path, or path with a number if a file has that name.
+// unused returns path, or path with a number if that file exists.
 func unused(path string) string {
 	name := path
 	for i := 1; ; i++ {
@@ -136,13 +135,13 @@ func unused(path string) string {
 	}
 }
 
-// Restored is what the file PATH.restored holds.
+// Restored is the content of the file PATH.restored.
 type Restored struct {
 	Time time.Time `json:"time"`
 	Why  string    `json:"why"`
 }
 
-// Hold notes that the records may be older than the newest ones.
+// Hold records that the database may be older than the newest one.
 func Hold(path, why string) error {
 	raw, err := json.Marshal(Restored{Time: time.Now().UTC().Truncate(time.Second), Why: why})
 	if err != nil {
@@ -151,9 +150,9 @@ func Hold(path, why string) error {
 	return wholefile.Write(path+".restored", 0o600, append(raw, '\n'))
 }
 
-// Restored returns why attestations are held, nil if they are not. Older records lack
-// joins, claims and used grants, so a caller must let no machine in by them until an
-// administrator has acknowledged the restore.
+// Restored returns why attestations are held, or nil if they are not. Older records lack joins, claims
+// and used grants. So a caller must not admit a machine by them until an administrator has acknowledged
+// the restore.
 func (s *Store) Restored() *Restored { return HeldAt(s.path) }
 
 // HeldAt is [Store.Restored] for a database that is not open.
@@ -164,7 +163,7 @@ func HeldAt(path string) *Restored {
 	}
 	r := &Restored{Why: "the record database was restored"}
 	if err == nil {
-		_ = json.Unmarshal(raw, r) // a file that cannot be read holds, too
+		_ = json.Unmarshal(raw, r) // an unreadable file also causes a hold
 	}
 	return r
 }

@@ -27,24 +27,23 @@ var (
 
 // The errors of [Open], [OpenReadOnly] and [Restore].
 var (
-	// ErrLocked means that another process, most likely a serving verifier, has the
-	// database open.
+	// ErrLocked means that another process, most likely a serving verifier, has the database open.
 	ErrLocked = errors.New("the record database is in use by another process")
-	// ErrDamaged means that the file cannot be read as a whole.
+	// ErrDamaged means that the file cannot be read completely.
 	ErrDamaged = errors.New("the record database is damaged")
-	// ErrMissing means that there is no database where one has been used.
-	ErrMissing = errors.New("the record database is missing, and it has been used before")
-	// ErrForeign means that the file is a database, but not the one that was used.
+	// ErrMissing means that the database does not exist, although one was used before.
+	ErrMissing = errors.New("the record database is missing, but one was used before")
+	// ErrForeign means that the file is a database, but not the one that was used before.
 	ErrForeign = errors.New("the record database is not the one that was used here before")
 )
 
-// Open opens the database for writing. It creates one only where none has been used
-// before: a new database knows of no join and no claim. It reads all of an existing
-// one first, and returns an error if any part of it is damaged.
+// Open opens the database for writing. It creates one only if none was used before, because a new
+// database contains no joins and no claims. It first reads all of an existing database, and returns an
+// error if any part of it is damaged.
 //
-// Two files beside the database make this possible. PATH.seen holds the database's
-// id and its newest transaction. PATH.restored exists while the records may be older
-// than the newest ones; see [Store.Restored].
+// Two files beside the database make this possible. PATH.seen has the database's id and its newest
+// transaction. PATH.restored exists while the records may be older than the newest ones; see
+// [Store.Restored].
 func Open(path string) (*Store, error) {
 	seen, err := readSeen(path)
 	if err != nil {
@@ -64,8 +63,8 @@ func Open(path string) (*Store, error) {
 	return s, nil
 }
 
-// OpenReadOnly opens an existing database for reading. Without one the error is
-// [fs.ErrNotExist] or, where one has been used before, [ErrMissing].
+// OpenReadOnly opens an existing database for reading. If the file does not exist, the error is
+// [fs.ErrNotExist] or, if a database was used before, [ErrMissing].
 func OpenReadOnly(path string) (*Store, error) {
 	seen, err := readSeen(path)
 	if err != nil {
@@ -90,7 +89,7 @@ func OpenReadOnly(path string) (*Store, error) {
 	return s, nil
 }
 
-// seen is what the file PATH.seen holds.
+// seen is the content of the file PATH.seen.
 type seen struct {
 	ID          string `json:"id"`
 	Transaction int    `json:"transaction"`
@@ -106,7 +105,7 @@ func readSeen(path string) (seen, error) {
 		err = json.Unmarshal(raw, &s)
 	}
 	if err == nil && s.ID == "" {
-		err = errors.New("it has no id")
+		err = errors.New("the file has no id")
 	}
 	if err != nil {
 		return s, fmt.Errorf("read %s.seen: %w", path, err)
@@ -122,8 +121,8 @@ func (s seen) write(path string) error {
 	return wholefile.Write(path+".seen", 0o600, append(raw, '\n'))
 }
 
-// create makes a database where none has been used before. It appears whole, so a
-// crash leaves no empty file.
+// create creates the database if none was used before. The file appears complete, so a crash leaves no
+// empty file.
 func create(path string, seen seen) (err error) {
 	info, err := os.Stat(path)
 	switch {
@@ -136,7 +135,7 @@ func create(path string, seen seen) (err error) {
 	case seen.ID != "":
 		return fmt.Errorf("%s: %w", path, ErrMissing)
 	}
-	// Versions before the file PATH.seen left other traces.
+	// Versions without the file PATH.seen left other traces.
 	if kept, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "evidence", "*.json")); len(kept) > 0 {
 		return fmt.Errorf("%s: %w", path, ErrMissing)
 	}
@@ -161,7 +160,7 @@ func create(path string, seen seen) (err error) {
 	if err := errors.Join(err, db.Close()); err != nil {
 		return fmt.Errorf("create record database %s: %w", path, err)
 	}
-	// A link does not replace a database that another process made meanwhile.
+	// A link does not replace a database that another process has created in the meantime.
 	if err := os.Link(fresh, path); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("create record database: %w", err)
 	}
@@ -183,7 +182,7 @@ func open(path string, readOnly bool) (*Store, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	case errors.As(err, &system):
 		return nil, fmt.Errorf("open record database: %w", err)
-	case err != nil: // about the content
+	case err != nil: // an error of the content
 		return nil, fmt.Errorf("%s: %w: %w", path, ErrDamaged, err)
 	}
 	if err := guard(s.check); err != nil {
@@ -193,8 +192,8 @@ func open(path string, readOnly bool) (*Store, error) {
 	return s, nil
 }
 
-// guard turns a panic of the database into an error. A damaged file makes it read
-// outside its memory, too.
+// guard turns a panic of the database into an error. A damaged file can make it access memory out of
+// bounds.
 func guard(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -205,17 +204,17 @@ func guard(f func() error) (err error) {
 	return f()
 }
 
-// check reads every page and every record. The database's own check runs in a
-// goroutine of its own, so it comes last: by then no page is out of bounds.
+// check reads every page and every record. The database's own check runs in a separate goroutine, so it
+// comes last: at that point, no page is out of bounds.
 func (s *Store) check() error {
 	return s.db.View(func(tx *bbolt.Tx) error {
 		if info, err := os.Stat(s.path); err != nil || info.Size() < tx.Size() {
-			return fmt.Errorf("%w: the file is cut off", ErrDamaged)
+			return fmt.Errorf("%w: the file is truncated", ErrDamaged)
 		}
 		for _, name := range [][]byte{recordsBucket, claimsBucket, pendingBucket} {
 			b := tx.Bucket(name)
 			if b == nil {
-				return fmt.Errorf("%w: it has no %s", ErrForeign, name)
+				return fmt.Errorf("%w: the bucket %s is missing", ErrForeign, name)
 			}
 			err := b.ForEach(func(k, v []byte) error {
 				var into any
@@ -246,8 +245,8 @@ func (s *Store) check() error {
 	})
 }
 
-// identity is the database's id, "" if an earlier version made it, and its newest
-// transaction.
+// identity returns the database's id and its newest transaction. The id is "" if an earlier version
+// created the database.
 func (s *Store) identity() (seen, error) {
 	var now seen
 	err := guard(func() error {
@@ -262,9 +261,9 @@ func (s *Store) identity() (seen, error) {
 	return now, err
 }
 
-// adopt compares the database with what was seen of it. It gives the database an id if
-// it has none, and a new id if it is older: its later transactions cannot be compared
-// with those that it lacks.
+// adopt compares the database with PATH.seen. It gives the database an id if it has none. If the
+// database is older, it gets a new id, because its later transactions cannot be compared with those
+// that it lacks.
 func (s *Store) adopt(before seen) error {
 	now, err := s.identity()
 	if err != nil {
@@ -274,7 +273,7 @@ func (s *Store) adopt(before seen) error {
 	case before.ID != "" && now.ID != before.ID:
 		return fmt.Errorf("%s: %w", s.path, ErrForeign)
 	case now.Transaction < before.Transaction:
-		if err := Hold(s.path, "the record database is older than the one that was used last"); err != nil {
+		if err := Hold(s.path, "the record database is older than the one that was last used"); err != nil {
 			return err
 		}
 		now.ID = ""
@@ -300,8 +299,8 @@ func (s *Store) renew() error {
 	})
 }
 
-// Remember writes down how far the database has come, so that the next [Open]
-// notices an older one. The verifier calls it every minute.
+// Remember writes the newest transaction to PATH.seen, so that the next [Open] detects an older
+// database. The verifier calls it every minute.
 func (s *Store) Remember() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

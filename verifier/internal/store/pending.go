@@ -12,15 +12,15 @@ import (
 )
 
 const (
-	// MaxPending bounds the enrolments that wait for approval: a genuine TPM can
-	// be had by the thousand (DESIGN, section 19, rule 1).
+	// MaxPending is the maximum number of enrollments that wait for approval, because an attacker can
+	// buy thousands of genuine TPMs (rule 1 of docs/security-rules.md).
 	MaxPending = 256
 
-	// PendingLifetime is how long one waits after the machine was last seen.
+	// PendingLifetime is how long an enrollment waits after the machine's last request.
 	PendingLifetime = 24 * time.Hour
 )
 
-// Pending is a machine with a genuine TPM that no enrolment names.
+// Pending is a machine with a genuine TPM that is not enrolled.
 type Pending struct {
 	ID          string            `json:"id"`       // the first 16 hex digits of EKSHA256
 	EKSHA256    string            `json:"ekSHA256"` // hex
@@ -28,11 +28,12 @@ type Pending struct {
 	FirstSeen   time.Time         `json:"firstSeen"`
 	LastSeen    time.Time         `json:"lastSeen"`
 	Source      string            `json:"source"`           // the client's address, for orientation only
-	Certificate map[string]string `json:"certificate"`      // what the EK certificate says
+	Certificate map[string]string `json:"certificate"`      // the content of the EK certificate
 	Claims      string            `json:"claims,omitempty"` // self-asserted JSON, for orientation only
 }
 
-// Wait notes that p was seen now. When there are too many it is a RateLimited.
+// Wait records a request of the pending machine p. If there are too many pending machines, it returns
+// RateLimited.
 func (s *Store) Wait(ctx context.Context, now time.Time, p Pending) error {
 	var refused error
 	err := s.batch(ctx, func(tx *bbolt.Tx) error {
@@ -50,10 +51,10 @@ func (s *Store) Wait(ctx context.Context, now time.Time, p Pending) error {
 			}
 			p.FirstSeen = old.FirstSeen
 			if now.Sub(old.LastSeen) < 10*time.Second {
-				return nil // a machine asks every few seconds; the disk need not hear of each
+				return nil // a machine sends a request every few seconds; not each needs a write
 			}
 		} else if waiting >= MaxPending {
-			refused = reason.Deny(reason.RateLimited, "%d machines wait for approval already", MaxPending)
+			refused = reason.Deny(reason.RateLimited, "%d machines are already waiting for approval", MaxPending)
 			return nil
 		}
 		raw, err := json.Marshal(p)
@@ -68,7 +69,7 @@ func (s *Store) Wait(ctx context.Context, now time.Time, p Pending) error {
 	return refused
 }
 
-// Waiting lists what waits, by EK hash.
+// Waiting returns the pending machines, sorted by EK hash.
 func (s *Store) Waiting(ctx context.Context, now time.Time) ([]Pending, error) {
 	var all []Pending
 	err := s.view(ctx, func(tx *bbolt.Tx) error {
@@ -90,10 +91,10 @@ func (s *Store) Waiting(ctx context.Context, now time.Time) ([]Pending, error) {
 	return all, unavailable(err)
 }
 
-// Settled removes what no longer waits.
+// Settled deletes a machine that is no longer pending.
 func (s *Store) Settled(ctx context.Context, ekSHA256 string) error {
 	waits := false
-	err := s.view(ctx, func(tx *bbolt.Tx) error { // a read first: the usual answer is that it did not wait
+	err := s.view(ctx, func(tx *bbolt.Tx) error { // reads first, because most machines were not pending
 		waits = tx.Bucket(pendingBucket).Get([]byte(ekSHA256)) != nil
 		return nil
 	})
@@ -105,8 +106,8 @@ func (s *Store) Settled(ctx context.Context, ekSHA256 string) error {
 	}))
 }
 
-// expire removes what waited too long and counts the rest. Bucket.Stats does not
-// see what earlier changes of the same transaction have put.
+// expire deletes the machines that waited too long, and returns the number of the others. Bucket.Stats
+// omits what earlier changes of the same transaction have written.
 func expire(b *bbolt.Bucket, now time.Time) (left int, err error) {
 	var old [][]byte
 	err = b.ForEach(func(k, v []byte) error {

@@ -1,15 +1,13 @@
-// Package store keeps the verifier's records in an embedded database: the
-// standalone mode's only state that is not an administrator's file.
+// Package store stores the verifier's records in an embedded database. In standalone mode, this is the
+// only state besides the administrator's files.
 //
-// There are four buckets. "records" holds a MachineAttestation by the UID of
-// its Machine. "claims" holds, by the hash of an identity component, the UID
-// of the Machine that has it: one identity, one Machine (DESIGN, section 19,
-// rule 4). "pending" holds what waits for an administrator's approval. "meta" holds
-// the database's id.
+// There are four buckets. "records" has a MachineAttestation by the UID of its Machine. "claims" has,
+// by the hash of an identity component, the UID of the Machine that holds it: one identity belongs to
+// one Machine (rule 4 of docs/security-rules.md). "pending" has the machines that wait for an
+// administrator's approval. "meta" has the database's id.
 //
-// Every change is one transaction that is on disk when the call returns, so a
-// crash at any moment leaves the records whole and loses none that was
-// answered. Changes that come at the same time share one write.
+// Every change is one transaction that is on disk when the call returns. So a crash leaves the records
+// consistent and loses none that was answered. Concurrent changes share one write.
 package store
 
 import (
@@ -39,7 +37,7 @@ type Store struct {
 	remembered seen
 }
 
-// Close closes the database after the transactions under way.
+// Close closes the database after the active transactions.
 func (s *Store) Close() error {
 	var err error
 	if !s.db.IsReadOnly() {
@@ -48,9 +46,9 @@ func (s *Store) Close() error {
 	return errors.Join(err, s.db.Close())
 }
 
-// A context ends only what has not begun: a transaction is never cut off.
+// A context prevents only what has not begun: a transaction is never interrupted.
 //
-// A page that the disk damaged after Open is an error of one call, too.
+// If the disk damages a page after Open, the error affects only the calls that read it.
 func (s *Store) view(ctx context.Context, f func(*bbolt.Tx) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -72,8 +70,8 @@ func (s *Store) batch(ctx context.Context, f func(*bbolt.Tx) error) error {
 	return guard(func() error { return s.db.Batch(guarded(f)) })
 }
 
-// guarded is f in a guard of its own. The database runs a batch in another goroutine,
-// and a panic that reaches it leaves its write lock held.
+// guarded wraps f in a separate guard. The database runs a batch in another goroutine, and a panic
+// there would leave its write lock held.
 func guarded(f func(*bbolt.Tx) error) func(*bbolt.Tx) error {
 	return func(tx *bbolt.Tx) error { return guard(func() error { return f(tx) }) }
 }
@@ -89,7 +87,7 @@ func (s *Store) Record(ctx context.Context, uid string) (*v1alpha1.MachineAttest
 	return rec, unavailable(err)
 }
 
-// Records returns all records in the order of their UIDs.
+// Records returns all records, sorted by UID.
 func (s *Store) Records(ctx context.Context) ([]*v1alpha1.MachineAttestation, error) {
 	var all []*v1alpha1.MachineAttestation
 	err := s.view(ctx, func(tx *bbolt.Tx) error {
@@ -109,7 +107,7 @@ func (s *Store) Records(ctx context.Context) ([]*v1alpha1.MachineAttestation, er
 	return all, unavailable(err)
 }
 
-// Holder is the UID of the Machine that has an identity component, "" if none.
+// Holder returns the UID of the Machine that has an identity component, or "" if there is none.
 func (s *Store) Holder(ctx context.Context, component string) (uid string, err error) {
 	err = s.view(ctx, func(tx *bbolt.Tx) error {
 		uid = string(tx.Bucket(claimsBucket).Get([]byte(component)))
@@ -118,26 +116,25 @@ func (s *Store) Holder(ctx context.Context, component string) (uid string, err e
 	return uid, unavailable(err)
 }
 
-// Update changes the record of the Machine by change, which sees the record as
-// it is, or nil if there is none, and returns what it shall be; nil leaves it
-// unchanged. An error of change changes nothing and is returned as it is.
-// Change may be called more than once.
+// Update changes the record of the Machine. change receives the current record, or nil if there is
+// none. It returns the next record, or nil to leave it unchanged. If change returns an error, Update
+// changes nothing and returns that error. It may call change more than once.
 func (s *Store) Update(ctx context.Context, uid string, change Change) error {
 	return s.update(ctx, uid, nil, nil, change)
 }
 
-// Change is a step of a record; see [Store.Update].
+// Change is a change of a record; see [Store.Update].
 type Change func(rec *v1alpha1.MachineAttestation) (*v1alpha1.MachineAttestation, error)
 
-// Session is one request's work on the record of one Machine.
+// Session is the work of one request on the record of one Machine.
 type Session interface {
 	// Record returns the record, or nil if there is none.
 	Record(ctx context.Context) (*v1alpha1.MachineAttestation, error)
-	// Update may begin with what Record read, instead of reading the record again.
+	// Update may start from what Record read, instead of reading the record again.
 	Update(ctx context.Context, change Change) error
 }
 
-// NewSession returns a session of a store in which a read costs nothing.
+// NewSession returns a session for a store whose reads are cheap.
 func NewSession(r interface {
 	Record(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error)
 	Update(ctx context.Context, uid string, change Change) error
@@ -162,9 +159,9 @@ func (s session) Update(ctx context.Context, change Change) error { return s.upd
 // Session returns a session for the record of one Machine.
 func (s *Store) Session(uid string) Session { return NewSession(s, uid) }
 
-// Attest is Update that first claims every component of an identity for the
-// Machine. A component that another Machine holds is an IdentityConflict,
-// unless alive says that that Machine is gone: then its claim is released.
+// Attest is Update, but first claims every component of an identity for the Machine. If another Machine
+// holds a component, it returns IdentityConflict, unless alive reports that the other Machine does not
+// exist. Then its claim is released.
 func (s *Store) Attest(ctx context.Context, uid string, components []string, alive func(uid string) bool,
 	change Change) error {
 	return s.update(ctx, uid, components, alive, change)
@@ -205,8 +202,8 @@ func (s *Store) update(ctx context.Context, uid string, components []string, ali
 	return refused
 }
 
-// errUnchanged rolls a transaction back that has nothing to write: an empty one
-// would cost a write to the disk all the same.
+// errUnchanged rolls back a transaction that has nothing to write, because even an empty one causes a
+// disk write.
 var errUnchanged = errors.New("nothing to write")
 
 func holders(tx *bbolt.Tx, uid string, components []string, alive func(string) bool) error {
@@ -220,8 +217,7 @@ func holders(tx *bbolt.Tx, uid string, components []string, alive func(string) b
 	return nil
 }
 
-// Forget deletes the records of Machines that are gone, and their claims. It
-// returns the UIDs it deleted.
+// Forget deletes the records and the claims of Machines that do not exist. It returns their UIDs.
 func (s *Store) Forget(ctx context.Context, alive func(uid string) bool) ([]string, error) {
 	var gone []string
 	err := s.write(ctx, func(tx *bbolt.Tx) error {

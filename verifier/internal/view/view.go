@@ -1,6 +1,6 @@
-// Package view is what the verifier's serving path knows at one moment. A backend
-// builds views: package standalone from a folder, package cluster from the inventory of a
-// cluster. The attestation service and the gate read them.
+// Package view is the state on which the verifier decides at one time. A backend builds views: package
+// standalone from a folder, package inventory from a cluster. The attestation service and the gate read
+// them.
 package view
 
 import (
@@ -14,17 +14,17 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
-// View is immutable. Only its Machines, in a cluster, are always the current ones.
+// View is immutable. There is one exception: in a cluster, Machines always has the current ones.
 type View struct {
-	// Complete: everything that an administrator wrote is in force. Otherwise a Machine
-	// that is not here may be one that cannot be read.
+	// Complete means that everything that an administrator wrote is in force. Otherwise, a Machine that
+	// is not found may be one that cannot be read.
 	Complete bool
-	// Stale, if set, is the reason to grant and redeem nothing: a quarantine or a join
-	// may have been missed.
+	// Stale, if set, is the reason why nothing may be granted or redeemed: a quarantine or a join may
+	// have been missed.
 	Stale error
-	// StaleIn is Stale for the Machines of one namespace.
+	// StaleIn has the reason for the Machines of a namespace, by namespace.
 	StaleIn map[string]error
-	// StaleRecord, if set, is Stale for one Machine: its record lost something.
+	// StaleRecord, if set, returns the reason for one Machine, whose record lost some state.
 	StaleRecord func(*machine.Machine) error
 	Policies    *policy.Set
 	Machines    Machines
@@ -34,19 +34,19 @@ type View struct {
 	Trust *trust.Trust
 }
 
-// Machines is what the service and the gate ask about Machines: a [machine.Index] of a
-// folder, a [machine.Registry] of a cluster.
+// Machines finds Machines for the service and the gate: a [machine.Index] of a folder, or a
+// [machine.Registry] of a cluster.
 type Machines interface {
 	appraisal.Machines
 	Known(uid string) bool
 	Redeemable(uid, pool string, now time.Time) error
 }
 
-// Finding is what an administrator should check: a reason for a condition, and a text.
+// Finding is a problem that an administrator should check: the reason of a condition, and a text.
 type Finding struct{ Reason, Text string }
 
-// Outdated returns why nothing may be granted to a Machine; nil if it may be. While the
-// Machine is an object of two namespaces, both count.
+// Outdated returns why nothing may be granted to a Machine, or nil if it may be. If the Machine is an
+// object in two namespaces, both count.
 func (v *View) Outdated(m *machine.Machine) error {
 	for _, m := range []*machine.Machine{m, m.Mirror} {
 		if m != nil && v.StaleIn[m.Namespace] != nil {

@@ -76,7 +76,7 @@ func (w watched) object(t testing.TB, u *unstructured.Unstructured) *sources.Obj
 	return w.NewObject(into)
 }
 
-func (w watched) take(t testing.TB, u *unstructured.Unstructured) { w.Take(w.object(t, u)) }
+func (w watched) take(t testing.TB, u *unstructured.Unstructured) { w.Apply(w.object(t, u)) }
 
 func (w watched) remove(u *unstructured.Unstructured) {
 	w.Delete(types.NamespacedName{Namespace: u.GetNamespace(), Name: u.GetName()})
@@ -89,7 +89,7 @@ func (w watched) list(t testing.TB, version uint64, all ...*unstructured.Unstruc
 	for _, u := range all {
 		objects = append(objects, w.object(t, u))
 	}
-	watch := w.Begin(w.c.guard.Epoch())
+	watch := w.StartWatch(w.c.guard.Epoch())
 	if w.Check(watch, objects, version) == nil {
 		w.Replace(objects, version)
 	}
