@@ -11,64 +11,64 @@ import (
 
 // Endpoint is one API of a cloud.
 type Endpoint struct {
-	// URL, https; empty: the cloud's own.
+	// URL is an https URL. If empty, the cloud's own is used.
 	URL string `yaml:"url,omitempty"`
-	// CA is a PEM file with the authorities that its certificate must lead to;
-	// empty: the system's. For private endpoints and for proxies that end TLS.
+	// CA is a PEM file with the CAs that may sign the endpoint's certificate. If empty, the system's
+	// CAs are used. It is for private endpoints and for proxies that terminate TLS.
 	CA string `yaml:"ca,omitempty"`
 }
 
-// AWS is what machines of Amazon EC2 must be, and how AWS is asked about them.
-// Credentials are found as every AWS SDK finds them.
+// AWS says what machines of Amazon EC2 must be, and how the verifier queries AWS about them.
+// Credentials are found as in every AWS SDK.
 //
-// For tpm2 by itself EC2 is asked for the instance's EK and for nothing else. Of
-// what is below Regions alone counts then: the instance is one that a Machine names,
-// in the account of the credentials.
+// For tpm2 without a cloud document, the verifier only queries EC2 for the instance's EK. Then only
+// Regions applies of the following fields. A Machine must name the instance, and it must be in the
+// account of the credentials.
 type AWS struct {
-	// Accounts are the account ids, 12 digits each, for aws-iid and aws-sts. Required.
+	// Accounts are the allowed account ids, 12 digits each, for aws-iid and aws-sts. Required.
 	Accounts []string `yaml:"accounts"`
-	// Regions are where machines may be. Required.
+	// Regions are the allowed regions. Required.
 	Regions []string `yaml:"regions"`
-	// VPCs are where EC2 must say that the instance is, for aws-iid. Empty: anywhere
-	// in the account.
+	// VPCs are the allowed VPCs, as reported by EC2, for aws-iid. If empty, any VPC of the account is
+	// allowed.
 	VPCs []string `yaml:"vpcs,omitempty"`
-	// Infrastructure is the cluster's infrastructure name; the instance must have
-	// the tag kubernetes.io/cluster/<name>, for aws-iid. Empty: no tag is asked for.
+	// Infrastructure is the cluster's infrastructure name. For aws-iid, the instance must have the tag
+	// kubernetes.io/cluster/<name>. If empty, no tag is required.
 	Infrastructure string `yaml:"infrastructure,omitempty"`
-	// Roles are the names of the IAM roles that machines have, for aws-sts. Only
-	// EC2 may be able to assume them. Empty: aws-sts is refused.
+	// Roles are the names of the allowed IAM roles, for aws-sts. Only EC2 may be able to assume them.
+	// If empty, aws-sts is denied.
 	Roles []string `yaml:"roles,omitempty"`
-	// Offline leaves EC2 unasked: aws-iid is accepted on its signature alone, and
-	// no TPM is endorsed by AWS.
+	// Offline disables calls to EC2: aws-iid is accepted on its signature, and AWS endorses no TPM.
 	Offline bool     `yaml:"offline,omitempty"`
 	EC2     Endpoint `yaml:"ec2,omitempty"`
 	STS     Endpoint `yaml:"sts,omitempty"`
 }
 
-// GCP is what machines of Google Compute Engine must be. Credentials are Google's
-// application default credentials.
+// GCP says what machines of Google Compute Engine must be. Credentials are Google's application default
+// credentials.
 type GCP struct {
-	// Projects are the project ids. Required.
+	// Projects are the allowed project ids. Required.
 	Projects []string `yaml:"projects"`
-	// Zones are where machines may be. Empty: anywhere in the projects.
+	// Zones are the allowed zones. If empty, any zone of the projects is allowed.
 	Zones []string `yaml:"zones,omitempty"`
-	// Offline fetches no keys and asks no API: only keys from the folder count,
-	// and no TPM is endorsed by Google's API.
+	// Offline disables calls to Google: only keys from the folder are valid, and Google's API endorses
+	// no TPM.
 	Offline bool     `yaml:"offline,omitempty"`
 	Keys    Endpoint `yaml:"keys,omitempty"`
 	Compute Endpoint `yaml:"compute,omitempty"`
 }
 
-// Azure is what machines of Azure must be. Credentials are found as Azure's SDK
-// finds them (environment, workload identity, managed identity).
+// Azure says what machines of Azure must be. Credentials are found as in Azure's SDK (environment,
+// workload identity, managed identity).
 type Azure struct {
-	// Subscriptions are the subscription ids. Required.
+	// Subscriptions are the allowed subscription ids. Required.
 	Subscriptions []string `yaml:"subscriptions"`
-	// ResourceGroups are where machines may be. Empty: anywhere in the subscriptions.
+	// ResourceGroups are the allowed resource groups. If empty, any group of the subscriptions is
+	// allowed.
 	ResourceGroups []string `yaml:"resourceGroups,omitempty"`
 	// Cloud is Public, USGovernment or China. Default Public.
 	Cloud string `yaml:"cloud,omitempty"`
-	// ManagedIdentity asks for a token of the machine's managed identity, too.
+	// ManagedIdentity also requires a token of the machine's managed identity.
 	ManagedIdentity *ManagedIdentity `yaml:"managedIdentity,omitempty"`
 	ARM             Endpoint         `yaml:"arm,omitempty"`
 	Login           Endpoint         `yaml:"login,omitempty"`
@@ -76,29 +76,29 @@ type Azure struct {
 
 // ManagedIdentity is the second factor of azure-attested.
 type ManagedIdentity struct {
-	// Tenant that issues the token, its id.
+	// Tenant is the id of the tenant that issues the token.
 	Tenant string `yaml:"tenant"`
-	// Resource is the token's audience: an application that was registered for
-	// this, so that the token opens nothing else. An agent requests tokens only for
-	// the resource that its own image names.
+	// Resource is the token's audience: an application that was registered only for this purpose, so
+	// that the token gives access to nothing else. An agent requests tokens only for the resource that
+	// its own image names.
 	Resource string `yaml:"resource"`
 }
 
-// VSphere is how vCenters are asked for the endorsement keys of virtual TPMs.
+// VSphere lists the vCenters that are queried for the endorsement keys of virtual TPMs.
 type VSphere struct {
 	Servers []VCenter `yaml:"servers"`
 }
 
-// VCenter is one of them.
+// VCenter is one vCenter.
 type VCenter struct {
 	Endpoint `yaml:",inline"` // URL is required: https://host/sdk
-	// Username and PasswordFile are of an account that may read virtual machines.
+	// Username and PasswordFile belong to an account that may read virtual machines.
 	Username     string `yaml:"username"`
 	PasswordFile string `yaml:"passwordFile"`
 }
 
-// AzureTokenResource is for which resource machines show a token of their managed
-// identity; empty: for none.
+// AzureTokenResource returns the resource of the managed-identity token that machines must present, or
+// "" if none is required.
 func (c *Config) AzureTokenResource() string {
 	if c.Azure == nil || c.Azure.ManagedIdentity == nil {
 		return ""
@@ -152,7 +152,7 @@ var (
 	word    = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.:+=,@()-]{0,127}$`)
 )
 
-// nouns say what a value of a list should be.
+// nouns describe valid values of a list.
 var nouns = map[string]string{
 	"aws.accounts": "an account id: 12 digits, in quotes", "aws.regions": "a region, as eu-central-1",
 	"aws.vpcs":     "the id of a VPC, as vpc-0123456789abcdef0",
@@ -170,9 +170,9 @@ func (c *Config) checkClouds() error {
 		if err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
 			return fmt.Errorf("%s: %q is not https://host", name, e.URL)
 		}
-		// The path of a request is part of what was signed.
+		// The path of a request is part of the signed data.
 		if (name == "aws.ec2" || name == "aws.sts") && u.Path != "" && u.Path != "/" {
-			return fmt.Errorf("%s.url: %q has a path; AWS's signatures are for https://%s/ alone", name, e.URL, u.Host)
+			return fmt.Errorf("%s.url: %q has a path; AWS's signatures require https://%s/", name, e.URL, u.Host)
 		}
 	}
 	type names struct {
@@ -198,12 +198,12 @@ func (c *Config) checkClouds() error {
 			return fmt.Errorf("azure.cloud: %q is not Public, USGovernment or China", a.Cloud)
 		}
 		if m := a.ManagedIdentity; m != nil && (!guid.MatchString(m.Tenant) || m.Resource == "" || len(m.Resource) > 256) {
-			return errors.New("azure.managedIdentity: tenant (an id) and resource are both needed")
+			return errors.New("azure.managedIdentity: tenant (an id) and resource are both required")
 		}
 	}
 	for _, n := range all {
 		if n.required && len(n.values) == 0 {
-			return fmt.Errorf("%s: name at least one; every instance of the cloud would be accepted otherwise", n.field)
+			return fmt.Errorf("%s: name at least one; otherwise every instance of the cloud would be accepted", n.field)
 		}
 		for _, v := range n.values {
 			if !n.pattern.MatchString(v) {
@@ -218,11 +218,11 @@ func (c *Config) checkClouds() error {
 		seen := map[string]bool{}
 		for i, s := range v.Servers {
 			if seen[s.URL] {
-				return fmt.Errorf("vsphere.servers[%d]: %s is there twice; all its machines would look like clones", i, s.URL)
+				return fmt.Errorf("vsphere.servers[%d]: %s is listed twice; all its machines would look like clones", i, s.URL)
 			}
 			seen[s.URL] = true
 			if s.URL == "" || s.Username == "" || s.PasswordFile == "" {
-				return fmt.Errorf("vsphere.servers[%d]: url, username and passwordFile are needed", i)
+				return fmt.Errorf("vsphere.servers[%d]: url, username and passwordFile are required", i)
 			}
 		}
 	}

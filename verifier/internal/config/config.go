@@ -1,7 +1,7 @@
-// Package config reads the verifier's one configuration file.
+// Package config reads the verifier's configuration file.
 //
-// The addresses have a flag on "serve", too; the zero value of every field but
-// Origins works. Relative paths are relative to the file's folder.
+// The command "serve" also has flags for the addresses. Every field but Origins may be empty. Relative
+// paths are relative to the file's folder.
 package config
 
 import (
@@ -25,112 +25,110 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/provisioning"
 )
 
-// Config is mcs-attest.yaml.
+// Config is the content of mcs-attest.yaml.
 type Config struct {
-	// Data is the folder that holds everything else; default: the file's own.
+	// Data is the folder with all other files. Default: the folder of the configuration file.
 	Data string `yaml:"data,omitempty"`
-	// Origins are the https://host:port under which nodes reach this verifier,
-	// exactly as the pointer configs name it, the port always explicit.
+	// Origins are the https://host:port by which nodes reach this verifier, exactly as in the pointer
+	// configs, always with the port.
 	Origins []string `yaml:"origins"`
 	// Listen is the address of the gate and the attestation API. Default ":22623".
 	Listen string `yaml:"listen,omitempty"`
-	// HealthListen is the address of the probes, in clear. It must be on the
-	// loopback. Default "127.0.0.1:22681".
+	// HealthListen is the address of the probes, without TLS. It must be a loopback address. Default
+	// "127.0.0.1:22681".
 	HealthListen string `yaml:"healthListen,omitempty"`
-	// MetricsListen is the address of the metrics, over TLS. In a cluster the API
-	// server decides who may read them. Default "127.0.0.1:9622".
+	// MetricsListen is the address of the metrics, with TLS. In a cluster, the API server authorizes
+	// each reader. Default "127.0.0.1:9622".
 	MetricsListen string `yaml:"metricsListen,omitempty"`
-	// MetricsCertificate is a folder with tls.crt and tls.key for MetricsListen.
-	// While it has no pair that can be used, the certificate of Listen serves.
+	// MetricsCertificate is a folder with tls.crt and tls.key for MetricsListen. Without a valid pair
+	// in it, the certificate of Listen is used.
 	MetricsCertificate string `yaml:"metricsCertificate,omitempty"`
-	// Upstream is the real Machine Config Server, https://host:port. Empty: the
-	// configs in Data/configs are served.
+	// Upstream is the Machine Config Server, https://host:port. If empty, the verifier serves the
+	// configs in Data/configs.
 	Upstream string `yaml:"upstream,omitempty"`
-	// UpstreamCA is the PEM file that the upstream's certificate is checked
-	// with. Default: tls/ca.crt.
+	// UpstreamCA is a PEM file with the CAs of the upstream's certificate. Default: tls/ca.crt.
 	UpstreamCA string `yaml:"upstreamCA,omitempty"`
-	// UpstreamName is the name that the upstream's certificate must have, where
-	// it differs from the host in Upstream.
+	// UpstreamName is the expected name in the upstream's certificate. Default: the host in Upstream.
 	UpstreamName string `yaml:"upstreamName,omitempty"`
-	// TrustedProxies are the networks whose X-Forwarded-For names the client.
+	// TrustedProxies are the networks whose X-Forwarded-For header is trusted.
 	TrustedProxies []string `yaml:"trustedProxies,omitempty"`
-	// KeyPublishDelay is how long a new key is published before it is used.
-	// Default 10m; every replica must have read it by then.
+	// KeyPublishDelay is the time between the publication and the first use of a key. Every replica
+	// must read the key within this time. Default 10m.
 	KeyPublishDelay Duration `yaml:"keyPublishDelay,omitempty"`
-	// RequestsPerSecond bounds what one source address may ask of the
-	// attestation API. Default 20, with a burst of twice as much.
+	// RequestsPerSecond is the rate limit of the attestation API for each source address. Default 20,
+	// with a burst of twice as many.
 	RequestsPerSecond float64 `yaml:"requestsPerSecond,omitempty"`
-	// MaxConnections bounds open connections; default 3072. Those that have proven
-	// nothing give way to those that arrive.
+	// MaxConnections is the maximum number of open connections. At the maximum, those that have proven
+	// nothing are closed first. Default 3072.
 	MaxConnections int `yaml:"maxConnections,omitempty"`
-	// KeepEvidence is how many of the latest verified Attest calls are kept in
-	// state/evidence for "appraise". Default 0.
+	// KeepEvidence is the number of the latest verified Attest calls that are stored in state/evidence
+	// for the command "appraise". Default 0.
 	KeepEvidence int `yaml:"keepEvidence,omitempty"`
-	// Kubernetes makes the API server of a cluster the source of Machines,
-	// policies and keys, and the place of the records. Absent: the folder is both.
+	// Kubernetes makes the API server of a cluster the source of Machines, policies and keys, and the
+	// store of the records. If absent, the folder is both.
 	Kubernetes *Kubernetes `yaml:"kubernetes,omitempty"`
-	// ProvisioningToken is where the shared secret is, and how it rotates.
+	// ProvisioningToken configures the shared secret.
 	ProvisioningToken ProvisioningToken `yaml:"provisioningToken,omitempty"`
-	// AWS, GCP, Azure and VSphere say which clouds the machines may be of, and how
-	// their APIs are reached. Evidence of a cloud that is not here is refused.
+	// AWS, GCP, Azure and VSphere configure the clouds of the machines, and the access to their APIs.
+	// Evidence of any other cloud is denied.
 	AWS     *AWS     `yaml:"aws,omitempty"`
 	GCP     *GCP     `yaml:"gcp,omitempty"`
 	Azure   *Azure   `yaml:"azure,omitempty"`
 	VSphere *VSphere `yaml:"vsphere,omitempty"`
-	// Render is about the configs that the verifier renders itself, from MachineConfigs.
+	// Render configures the configs that the verifier renders itself from MachineConfigs.
 	Render *Render `yaml:"render,omitempty"`
-	// Credential gives each attested machine a bootstrap credential of its own.
-	// Absent: the config keeps the one that all machines share.
+	// Credential gives each attested machine its own bootstrap credential. If absent, the config keeps
+	// the credential that all machines share.
 	Credential *Credential `yaml:"credential,omitempty"`
-	// Approver decides the kubelet's certificate signing requests.
+	// Approver configures the approval of the kubelet's certificate signing requests.
 	Approver *Approver `yaml:"approver,omitempty"`
-	// Certificates are the Machine Config Server's.
+	// Certificates configures the renewal of the Machine Config Server's certificates.
 	Certificates *Certificates `yaml:"certificates,omitempty"`
-	// KeyRotation is how often the controller renews the keys that sign
-	// tokens and seal challenges. Default 720h; in a cluster only.
+	// KeyRotation is the interval at which the controller renews the keys that sign tokens and seal
+	// challenges. It applies only in a cluster. Default 720h.
 	KeyRotation Duration `yaml:"keyRotation,omitempty"`
 }
 
-// Kubernetes says which API server, and what of it. Names of objects are
-// "namespace/name". The zero value of each field works.
+// Kubernetes configures the API server and the objects that the verifier uses. Names of objects are
+// "namespace/name". Every field may be empty.
 type Kubernetes struct {
-	// Kubeconfig is a file; empty: the service account of the pod.
+	// Kubeconfig is a file. If empty, the service account of the pod is used.
 	Kubeconfig string `yaml:"kubeconfig,omitempty"`
 	// Namespace is the verifier's own. Default "mcs-attest".
 	Namespace string `yaml:"namespace,omitempty"`
-	// MachineNamespaces are where Machines and their MachineAttestations are.
-	// "*" is every namespace. Default openshift-machine-api and openshift-cluster-api.
+	// MachineNamespaces are the namespaces of Machines and their MachineAttestations. "*" means every
+	// namespace. Default openshift-machine-api and openshift-cluster-api.
 	MachineNamespaces []string `yaml:"machineNamespaces,omitempty"`
-	// CredentialNamespace is where the controller publishes the bootstrap credentials of machines for the
-	// replicas that serve them, and where nothing else is. Default "mcs-attest-credentials".
+	// CredentialNamespace is the namespace in which the controller publishes the machines' bootstrap
+	// credentials for the replicas that serve them. It must contain no other Secrets. Default
+	// "mcs-attest-credentials".
 	CredentialNamespace string `yaml:"credentialNamespace,omitempty"`
-	// ServingSecret is what the verifier serves with: the Machine Config Server's
-	// own certificate by default.
+	// ServingSecret is the verifier's serving certificate. Default: that of the Machine Config Server.
 	ServingSecret string `yaml:"servingSecret,omitempty"`
-	// CAConfigMap holds the CAs that the upstream's certificate must lead to.
+	// CAConfigMap has the CAs of the upstream's certificate.
 	CAConfigMap string `yaml:"caConfigMap,omitempty"`
-	// UserDataSecrets hold the pointer configs. Beside each NAME, NAME-managed is
-	// read, and never written.
+	// UserDataSecrets have the pointer configs. For each NAME, NAME-managed is also read, but never
+	// written.
 	UserDataSecrets []string `yaml:"userDataSecrets,omitempty"`
-	// DoorInterval is how often each controller checks ports 22623 and 22624 of each
-	// control-plane node, where there are MachineConfigPools. Default 30s.
+	// DoorInterval is the interval at which each controller checks ports 22623 and 22624 of each
+	// control-plane node, if the cluster has MachineConfigPools. Default 30s.
 	DoorInterval Duration `yaml:"doorInterval,omitempty"`
 }
 
-// ProvisioningToken is about the shared secret of DESIGN, section 12.
+// ProvisioningToken configures the shared secret that machines may present instead of evidence.
 type ProvisioningToken struct {
-	// Secret is where it is in a cluster. Default "openshift-config/machineconfig-auth".
+	// Secret is the Secret of the token in a cluster. Default "openshift-config/machineconfig-auth".
 	Secret string `yaml:"secret,omitempty"`
-	// Grace is how long the previous token stays valid after a rotation. Default 1h.
+	// Grace is the time for which the previous token stays valid after a rotation. Default 1h.
 	Grace Duration `yaml:"grace,omitempty"`
-	// RotateEvery is how often the controller makes a new one. Default 0: never.
+	// RotateEvery is the interval at which the controller rotates the token. Default 0: never.
 	RotateEvery Duration `yaml:"rotateEvery,omitempty"`
 }
 
-// Duration is a time.Duration written as "10m".
+// Duration is a time.Duration in a form such as "10m".
 type Duration time.Duration
 
-// UnmarshalYAML reads "90s", "10m", "2h".
+// UnmarshalYAML parses "90s", "10m", "2h".
 func (d *Duration) UnmarshalYAML(n *yaml.Node) error {
 	v, err := time.ParseDuration(n.Value)
 	if err != nil || v < 0 {
@@ -140,10 +138,10 @@ func (d *Duration) UnmarshalYAML(n *yaml.Node) error {
 	return nil
 }
 
-// MarshalYAML writes it back.
+// MarshalYAML formats the duration.
 func (d Duration) MarshalYAML() (any, error) { return time.Duration(d).String(), nil }
 
-// Load reads and checks a file. Errors name the file and, where YAML knows it, the line.
+// Load reads and checks a file. Errors name the file and, if available, the line.
 func Load(path string) (*Config, error) {
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -156,8 +154,7 @@ func Load(path string) (*Config, error) {
 	return Parse(path, raw, base)
 }
 
-// Parse checks a file's content. Name is for errors, base is the folder that
-// relative paths begin at.
+// Parse checks the content of a file. name is for errors. base is the folder for relative paths.
 func Parse(name string, raw []byte, base string) (*Config, error) {
 	var c Config
 	dec := yaml.NewDecoder(bytes.NewReader(raw))
@@ -279,7 +276,7 @@ func SplitName(s string) (namespace, name string, err error) {
 
 func (c *Config) check() error {
 	if len(c.Origins) == 0 {
-		return errors.New(`origins: name at least one https://host:port, as the pointer configs have it`)
+		return errors.New(`origins: name at least one https://host:port, as in the pointer configs`)
 	}
 	for i, o := range c.Origins {
 		canon, err := Origin(o)
@@ -312,10 +309,10 @@ func (c *Config) check() error {
 		return fmt.Errorf("provisioningToken.secret: %w", err)
 	}
 	if every, grace := c.ProvisioningToken.RotateEvery, c.ProvisioningToken.Grace; every != 0 && every < grace {
-		return fmt.Errorf("provisioningToken: rotateEvery %v is shorter than grace %v; a machine would hold a token from "+
-			"before the previous one", time.Duration(every), time.Duration(grace))
+		return fmt.Errorf("provisioningToken: rotateEvery %v is shorter than grace %v; a machine could hold a token from "+
+			"before the previous token", time.Duration(every), time.Duration(grace))
 	}
-	// A key that is replaced sooner than its successor is in use never signs.
+	// A key that is replaced before its successor is in use would never sign.
 	if c.KeyRotation < 2*c.KeyPublishDelay {
 		return fmt.Errorf("keyRotation %v: at least twice keyPublishDelay (%v)", time.Duration(c.KeyRotation),
 			time.Duration(c.KeyPublishDelay))
@@ -326,10 +323,10 @@ func (c *Config) check() error {
 		}
 	}
 	if grace := time.Duration(c.ProvisioningToken.Grace); grace > provisioning.MaxGrace {
-		return fmt.Errorf("provisioningToken.grace: %v; at most %v", grace, provisioning.MaxGrace)
+		return fmt.Errorf("provisioningToken.grace: %v is more than %v", grace, provisioning.MaxGrace)
 	}
 	if c.Kubernetes == nil && c.ProvisioningToken.RotateEvery != 0 {
-		return errors.New("provisioningToken.rotateEvery: in a cluster only, where the pointer configs follow; elsewhere " +
+		return errors.New("provisioningToken.rotateEvery is only for clusters, whose pointer configs follow; otherwise " +
 			"use 'token provisioning rotate'")
 	}
 	if c.RequestsPerSecond < 0 || c.MaxConnections < 0 || c.KeepEvidence < 0 {
@@ -338,12 +335,12 @@ func (c *Config) check() error {
 	return nil
 }
 
-// Path is a path below the data folder.
+// Path returns a path below the data folder.
 func (c *Config) Path(elem ...string) string {
 	return filepath.Join(append([]string{c.Data}, elem...)...)
 }
 
-// Issuer is the token's "iss": the first origin.
+// Issuer returns the "iss" of tokens: the first origin.
 func (c *Config) Issuer() string { return c.Origins[0] }
 
 // Origin returns the canonical form of an origin: https, lower case, port explicit.
@@ -371,7 +368,7 @@ func Loopback(address string) error {
 		return fmt.Errorf("%q is not host:port", address)
 	}
 	if ip, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !ip.IsLoopback()) {
-		return fmt.Errorf("%q is not on the loopback; write for example 127.0.0.1:22681", address)
+		return fmt.Errorf("%q is not a loopback address; write for example 127.0.0.1:22681", address)
 	}
 	return nil
 }

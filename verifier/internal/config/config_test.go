@@ -47,16 +47,16 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		ok + "kubernetes: {servingSecret: x}\n":                  "kubernetes.servingSecret: \"x\" is not namespace/name",
 		ok + "kubernetes: {userDataSecrets: [a/b/c]}\n":          "kubernetes.userDataSecrets",
 		ok + "kubernetes: {machineNamespaces: [\"*\", a]}\n":     "every namespace",
-		ok + "provisioningToken: {grace: 169h}\n":                "at most 168h",
-		ok + "provisioningToken: {rotateEvery: 24h}\n":           "in a cluster only",
+		ok + "provisioningToken: {grace: 169h}\n":                "is more than 168h",
+		ok + "provisioningToken: {rotateEvery: 24h}\n":           "is only for clusters",
 		ok + "kubernetes: {machineNamespaces: [../x]}\n":         "kubernetes.machineNamespaces",
 		ok + "provisioningToken: {secret: x}\n":                  "provisioningToken.secret",
 		ok + "provisioningToken: {grace: 2h, rotateEvery: 1h}\n": "shorter than grace",
 		ok + aws + "sts: {url: \"https://a/sts\"}}\n":            "aws.sts.url: \"https://a/sts\" has a path",
 		ok + aws + "sts: {url: \"https://a/?x\"}}\n":             "aws.sts",
 		ok + aws + "ec2: {url: \"https://a:8/ec2/\"}}\n": "aws.ec2.url: \"https://a:8/ec2/\" has a path; AWS's " +
-			"signatures are for https://a:8/ alone",
-		ok + "vsphere: {servers: [" + vc + ", " + vc + "]}\n": "vsphere.servers[1]: https://v/sdk is there twice",
+			"signatures require https://a:8/",
+		ok + "vsphere: {servers: [" + vc + ", " + vc + "]}\n": "vsphere.servers[1]: https://v/sdk is listed twice",
 		ok + "keyRotation: 10m\n":                             "twice keyPublishDelay",
 	} {
 		_, err := Load(write(t, text))

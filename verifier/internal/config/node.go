@@ -10,19 +10,19 @@ import (
 	"time"
 )
 
-// Render says how the verifier renders configs itself: all of them without an
-// upstream, the pre-approved ones with one, too. In a cluster with an upstream its
-// absence says that it does not, and then no pool has a pre-approved config.
+// Render configures how the verifier renders configs itself. Without an upstream it renders all of
+// them, and with an upstream the pre-approved ones. In a cluster with an upstream, an absent section
+// disables this, and no pool has a pre-approved config.
 type Render struct {
-	// PreApprovedAllows are the files on the list of secrets that a pre-approved
-	// config may hold nevertheless, by their paths: anyone receives them.
+	// PreApprovedAllows are the paths of files that are on the list of secrets, but are allowed in a
+	// pre-approved config. Any client can read them.
 	PreApprovedAllows []string `yaml:"preApprovedAllows,omitempty"`
-	// KubeconfigConfigMap has the API server's address and CA for the kubeconfig of
-	// an own source in a cluster. Default "openshift-machine-config-operator/kubeconfig-data".
+	// KubeconfigConfigMap has the API server's address and CA for the kubeconfigs in configs that are
+	// rendered from a cluster. Default "openshift-machine-config-operator/kubeconfig-data".
 	KubeconfigConfigMap string `yaml:"kubeconfigConfigMap,omitempty"`
 }
 
-// CredentialKind is a sort of bootstrap credential.
+// CredentialKind is a kind of bootstrap credential.
 type CredentialKind string
 
 // The kinds.
@@ -31,80 +31,82 @@ const (
 	BootstrapToken      CredentialKind = "BootstrapToken"
 )
 
-// Credential says how a machine's own bootstrap credential is made.
+// Credential configures the machines' own bootstrap credentials.
 type Credential struct {
-	// Kind is ServiceAccountToken (default), as OpenShift has it, or BootstrapToken,
-	// for clusters whose API server takes bootstrap tokens.
+	// Kind is ServiceAccountToken (default), as in OpenShift, or BootstrapToken, for clusters whose API
+	// server accepts bootstrap tokens.
 	Kind CredentialKind `yaml:"kind,omitempty"`
-	// ServiceAccount is whose token it is. Default "openshift-machine-config-operator/node-bootstrapper".
+	// ServiceAccount is the account of the token. Default
+	// "openshift-machine-config-operator/node-bootstrapper".
 	ServiceAccount string `yaml:"serviceAccount,omitempty"`
-	// Groups a bootstrap token is in, besides system:bootstrappers. Default
+	// Groups are the groups of a bootstrap token, besides system:bootstrappers. Default
 	// "system:bootstrappers:mcs-attest".
 	Groups []string `yaml:"groups,omitempty"`
-	// Lifetime is from the fetch to the kubelet's request, with a pivot and a reboot
-	// in between: 10m to 24h. Default 4h.
+	// Lifetime must last from the fetch to the kubelet's request, with a pivot and a reboot in between:
+	// 10m to 24h. Default 4h.
 	Lifetime Duration `yaml:"lifetime,omitempty"`
 }
 
-// Attestation says what the approver asks for besides the checks of the stock approver.
+// Attestation says what the approver requires besides the checks of the stock approver.
 type Attestation string
 
-// What it asks for.
+// The values of Attestation.
 const (
-	// AttestationRequired: a client certificate is for the machine whose attested
-	// record names the credential of the request.
+	// AttestationRequired means that a client certificate is only for the machine whose attested record
+	// names the credential of the request.
 	AttestationRequired Attestation = "Required"
-	// AttestationOff: the stock approver's checks alone.
+	// AttestationOff means only the stock approver's checks.
 	AttestationOff Attestation = "Off"
 )
 
-// Approver decides the kubelet's certificate signing requests. Absent: nobody here does.
+// Approver configures the approval of the kubelet's certificate signing requests. If absent, the
+// verifier approves none.
 type Approver struct {
 	// Attestation is Required (default) or Off.
 	Attestation Attestation `yaml:"attestation,omitempty"`
-	// ConfigMap switches the approval of client certificates off with nodeClientCert.disabled
-	// in its key config.yaml. Default "mcs-attest/mcs-attest-approver" with attestation,
-	// and the stock approver's own, "openshift-cluster-machine-approver/machine-approver-config", without.
+	// ConfigMap disables the approval of client certificates if its key config.yaml has
+	// nodeClientCert.disabled. Default with attestation: "mcs-attest/mcs-attest-approver". Default
+	// without: the stock approver's own, "openshift-cluster-machine-approver/machine-approver-config".
 	ConfigMap string `yaml:"configMap,omitempty"`
-	// StockConfigMap is the stock approver's: while its client flow is on, attestation
-	// decides nothing, and Degraded says so.
+	// StockConfigMap is the stock approver's. While the stock approver approves client certificates,
+	// attestation has no effect, and the condition Degraded reports that.
 	StockConfigMap string `yaml:"stockConfigMap,omitempty"`
 	// KubeletCA is the ConfigMap with the CA of the kubelets' serving certificates.
 	// Default "openshift-config-managed/csr-controller-ca".
 	KubeletCA string `yaml:"kubeletCA,omitempty"`
-	// MaxMachineAge is how long after its creation a Machine may ask for its first
-	// client certificate. Default 2h.
+	// MaxMachineAge is the time after its creation in which a Machine may request its first client
+	// certificate. Default 2h.
 	MaxMachineAge Duration `yaml:"maxMachineAge,omitempty"`
-	// PendingPerMachine is how many requests of one machine may wait. Default 10.
+	// PendingPerMachine is the maximum number of pending requests of one machine. Default 10.
 	PendingPerMachine int `yaml:"pendingPerMachine,omitempty"`
 }
 
-// Rotate says who renews the Machine Config Server's certificates.
+// Rotate selects who renews the Machine Config Server's certificates.
 type Rotate string
 
-// Who does.
+// The values of Rotate.
 const (
-	// RotateAuto: the verifier, where it finds that the machine-config-operator does not.
+	// RotateAuto means the verifier, if it detects that the machine-config-operator does not.
 	RotateAuto Rotate = "Auto"
-	// RotateAlways: the verifier.
+	// RotateAlways means the verifier.
 	RotateAlways Rotate = "Always"
 )
 
-// Certificates says that the verifier keeps the Machine Config Server's
-// certificates. Absent: it never writes them. In a folder 'certs' does.
+// Certificates makes the verifier renew the Machine Config Server's certificates. If absent, it never
+// writes them. In a folder, the 'certs' commands renew them.
 type Certificates struct {
 	// Rotate is Auto (default) or Always.
 	Rotate Rotate `yaml:"rotate,omitempty"`
-	// Hostnames the serving certificate is for. Default: those of origins.
+	// Hostnames are the names in the serving certificate. Default: the hosts of origins.
 	Hostnames []string `yaml:"hostnames,omitempty"`
 }
 
-// MCONamespace is the machine-config-operator's: the Machine Config Server's objects are there.
+// MCONamespace is the namespace of the machine-config-operator and of the Machine Config Server's
+// objects.
 const MCONamespace = "openshift-machine-config-operator"
 
 func (c *Config) completeNode() {
-	// A folder's MachineConfigs are rendered whenever there are any, a cluster's when
-	// somebody asks for it.
+	// The MachineConfigs of a folder are always rendered, those of a cluster only if configured.
 	if c.Render == nil && (c.Kubernetes == nil || c.Upstream == "") {
 		c.Render = &Render{}
 	}
@@ -153,27 +155,27 @@ func (c *Config) checkNode() error {
 		}
 	}
 	if c.Kubernetes == nil && (c.Credential != nil || c.Approver != nil || c.Certificates != nil) {
-		return errors.New("credential, approver and certificates: in a cluster only; add kubernetes:, or leave them out")
+		return errors.New("credential, approver and certificates are only for clusters; add kubernetes:, or remove them")
 	}
 	if k := c.Credential; k != nil {
 		if k.Kind != ServiceAccountToken && k.Kind != BootstrapToken {
-			return fmt.Errorf("credential.kind: %q; it is %s or %s", k.Kind, ServiceAccountToken, BootstrapToken)
+			return fmt.Errorf("credential.kind: %q is not %s or %s", k.Kind, ServiceAccountToken, BootstrapToken)
 		}
 		if _, _, err := SplitName(k.ServiceAccount); err != nil {
 			return fmt.Errorf("credential.serviceAccount: %w", err)
 		}
-		// The API server makes no token for less than ten minutes.
+		// The API server issues no token for less than ten minutes.
 		if d := time.Duration(k.Lifetime); d < 10*time.Minute || d > 24*time.Hour {
-			return fmt.Errorf("credential.lifetime: %v; from 10m to 24h", d)
+			return fmt.Errorf("credential.lifetime: %v is not from 10m to 24h", d)
 		}
 	}
 	if a := c.Approver; a != nil {
 		if a.Attestation != AttestationRequired && a.Attestation != AttestationOff {
-			return fmt.Errorf("approver.attestation: %q; it is %s or %s", a.Attestation, AttestationRequired, AttestationOff)
+			return fmt.Errorf("approver.attestation: %q is not %s or %s", a.Attestation, AttestationRequired, AttestationOff)
 		}
 		if a.Attestation == AttestationRequired && c.Credential == nil {
 			return errors.New(
-				"approver: with attestation Required no request would ever be approved; add credential:, or set attestation: Off")
+				"approver: attestation Required approves no request without credential:; add credential:, or set attestation: Off")
 		}
 		for field, name := range map[string]string{"configMap": a.ConfigMap, "stockConfigMap": a.StockConfigMap,
 			"kubeletCA": a.KubeletCA} {
@@ -186,12 +188,12 @@ func (c *Config) checkNode() error {
 		}
 	}
 	if k := c.Certificates; k != nil && k.Rotate != RotateAuto && k.Rotate != RotateAlways {
-		return fmt.Errorf("certificates.rotate: %q; it is %s or %s", k.Rotate, RotateAuto, RotateAlways)
+		return fmt.Errorf("certificates.rotate: %q is not %s or %s", k.Rotate, RotateAuto, RotateAlways)
 	}
 	return nil
 }
 
-// CertificateHosts are the hosts that the serving certificate is for.
+// CertificateHosts returns the hosts in the serving certificate.
 func (c *Config) CertificateHosts() []string {
 	if c.Certificates != nil && len(c.Certificates.Hostnames) > 0 {
 		return c.Certificates.Hostnames
@@ -199,7 +201,7 @@ func (c *Config) CertificateHosts() []string {
 	var hosts []string
 	for _, o := range c.Origins {
 		u, err := url.Parse(o)
-		if err == nil && !slices.Contains(hosts, u.Hostname()) { // it was parsed before
+		if err == nil && !slices.Contains(hosts, u.Hostname()) { // it was already parsed
 			hosts = append(hosts, u.Hostname())
 		}
 	}

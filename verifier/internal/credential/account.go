@@ -20,14 +20,14 @@ import (
 )
 
 const (
-	// SecretPrefix is how the names of the Secrets that tokens are bound to begin.
+	// SecretPrefix is the prefix of the names of the Secrets to which tokens are bound.
 	SecretPrefix = "mcs-attest-bootstrap-"
-	// LabelMachine has, on each Secret that is made here, the UID of its machine.
+	// LabelMachine on each Secret of this package is the UID of its machine.
 	LabelMachine = "mcs-attest.dev/machine-uid"
 )
 
-// accountToken requests a token that is bound to the machine's Secret, and makes
-// that Secret if it does not exist.
+// accountToken requests a token that is bound to the machine's Secret, and creates that Secret if it
+// does not exist.
 func (i *Issuer) accountToken(ctx context.Context, machine string) (*credential.Credential, error) {
 	name := SecretPrefix + machine
 	if err := i.makeSecret(ctx, name, machine); err != nil {
@@ -37,7 +37,7 @@ func (i *Issuer) accountToken(ctx context.Context, machine string) (*credential.
 		answer, err := i.Client.CoreV1().ServiceAccounts(i.namespace).CreateToken(ctx, i.account, i.request(name),
 			metav1.CreateOptions{})
 		switch {
-		// The Secret, or the account: making it again tells.
+		// The Secret or the account does not exist. The attempt to create the Secret shows which.
 		case kerrors.IsNotFound(err) && try == 1:
 			if err := i.makeSecret(ctx, name, machine); err != nil {
 				return nil, err
@@ -57,13 +57,13 @@ func (i *Issuer) makeSecret(ctx context.Context, name, machine string) error {
 		Type:       corev1.SecretTypeOpaque, Immutable: &yes,
 	}, metav1.CreateOptions{})
 	if err != nil && !kerrors.IsAlreadyExists(err) {
-		return fmt.Errorf("make the Secret that the token is bound to: %w", err)
+		return fmt.Errorf("create the Secret to which the token is bound: %w", err)
 	}
 	return nil
 }
 
-// request names no UID: whichever Secret has the name now is the machine's, and the
-// token says which one it was.
+// request names no UID: the Secret that currently has the name belongs to the machine, and the token
+// contains its UID.
 func (i *Issuer) request(name string) *authenticationv1.TokenRequest {
 	seconds := int64(time.Duration(i.Config.Lifetime).Seconds())
 	return &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
@@ -72,7 +72,7 @@ func (i *Issuer) request(name string) *authenticationv1.TokenRequest {
 	}}
 }
 
-// jwt is what a token of a service account says.
+// jwt is the content of a service account's token.
 type jwt struct {
 	JTI        string `json:"jti"`
 	Issued     int64  `json:"iat"`
@@ -88,7 +88,8 @@ type jwt struct {
 
 var errNoJWT = errors.New("the token is not a JWT")
 
-// parse reads a token of a service account. It does not check the signature. Its errors have nothing of the token.
+// parse parses a token of a service account. It does not verify the signature. Its errors contain no
+// part of the token.
 func parse(raw string) (c jwt, err error) {
 	parts := strings.Split(raw, ".")
 	if len(parts) != 3 {
@@ -99,13 +100,14 @@ func parse(raw string) (c jwt, err error) {
 		return c, errNoJWT
 	}
 	if c.JTI == "" {
-		return c, errors.New("the API server's tokens have no id (jti), by which a request could be told to be this " +
-			"machine's; Kubernetes has it from 1.30 on")
+		return c, errors.New("the API server's tokens have no id (jti), which would identify the requests of this " +
+			"machine; Kubernetes 1.30 and later have it")
 	}
 	return c, nil
 }
 
-// idOf returns the id of a credential: the one that a certificate signing request has which is made with it.
+// idOf returns the id of a credential. A certificate signing request that was created with the
+// credential has this id.
 func idOf(raw string) (string, error) {
 	if id, _, ok := strings.Cut(raw, "."); ok && bootstrapID.MatchString(id) && strings.Count(raw, ".") == 1 {
 		return bootstrapUser + id, nil
@@ -117,11 +119,11 @@ func idOf(raw string) (string, error) {
 	return jtiPrefix + c.JTI, nil
 }
 
-// jtiPrefix is how Kubernetes writes the id of a token in the extra information of a user.
+// jtiPrefix precedes the id of a token in the extra information of a user.
 const jtiPrefix = "JTI="
 
-// read returns a token with what the record keeps of it. The token comes from the API server over TLS, so its
-// signature is not checked.
+// read returns a token with the fields for the record. The token comes from the API server over TLS, so
+// its signature is not verified.
 func (i *Issuer) read(raw, name string) (*credential.Credential, error) {
 	switch c, err := parse(raw); {
 	case err != nil:
@@ -129,7 +131,7 @@ func (i *Issuer) read(raw, name string) (*credential.Credential, error) {
 	case c.Kubernetes.Namespace != i.namespace || c.Kubernetes.Secret.Name != name || c.Kubernetes.Secret.UID == "":
 		return nil, fmt.Errorf("the API server's token is not bound to the Secret %s/%s", i.namespace, name)
 	case c.Issued <= 0 || c.Expiry <= c.Issued:
-		return nil, errors.New("the API server's token has no time")
+		return nil, errors.New("the API server's token has no expiry")
 	default:
 		return &credential.Credential{
 			ID: jtiPrefix + c.JTI, Issued: time.Unix(c.Issued, 0), Expiry: time.Unix(c.Expiry, 0),

@@ -20,16 +20,16 @@ import (
 const (
 	bootstrapNamespace = "kube-system"
 	bootstrapPrefix    = "bootstrap-token-"
-	// bootstrapUser is how the user of a bootstrap token begins, in spec.username of
-	// its requests.
+	// bootstrapUser is the prefix of the user name of a bootstrap token in spec.username of its
+	// requests.
 	bootstrapUser = "system:bootstrap:"
 )
 
-// bootstrapID is the id of a bootstrap token (Kubernetes, "Authenticating with
-// Bootstrap Tokens").
+// bootstrapID matches the id of a bootstrap token (Kubernetes, "Authenticating with Bootstrap Tokens").
 var bootstrapID = regexp.MustCompile(`^[a-z0-9]{6}$`)
 
-// bootstrapToken makes a bootstrap token. It only authenticates: it does not sign the public cluster-info.
+// bootstrapToken creates a bootstrap token. It only authenticates, and does not sign the public
+// cluster-info.
 func (i *Issuer) bootstrapToken(ctx context.Context, machine string) (*credential.Credential, error) {
 	for try := 1; ; try++ {
 		id, key, issued := word(6), word(16), i.Now()
@@ -49,11 +49,11 @@ func (i *Issuer) bootstrapToken(ctx context.Context, machine string) (*credentia
 		}, metav1.CreateOptions{})
 		switch {
 		case kerrors.IsAlreadyExists(err) && try < 3:
-			continue // there are two billion ids
+			continue // the id exists; there are two billion
 		case err != nil:
-			return nil, fmt.Errorf("make the Secret of the token: %w", err)
+			return nil, fmt.Errorf("create the Secret of the token: %w", err)
 		case made.UID == "":
-			return nil, errors.New("the API server made a Secret without a UID")
+			return nil, errors.New("the API server created a Secret without a UID")
 		}
 		return &credential.Credential{
 			ID: bootstrapUser + id, Issued: issued, Expiry: expiry,
@@ -62,8 +62,7 @@ func (i *Issuer) bootstrapToken(ctx context.Context, machine string) (*credentia
 	}
 }
 
-// word is n characters of those that a bootstrap token is made of, each as likely
-// as any other.
+// word returns n random characters of those that are valid in a bootstrap token, uniformly distributed.
 func word(n int) string {
 	const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
 	out := make([]byte, 0, n)

@@ -21,19 +21,19 @@ import (
 )
 
 const (
-	// SecretType is that of a published credential. A type cannot be changed, so the admission policy of
-	// deploy/components can tell these Secrets from all others.
+	// SecretType is the type of a published credential. A type is immutable, so the admission policy of
+	// deploy/components can distinguish these Secrets from all others.
 	SecretType corev1.SecretType = "mcs-attest.dev/bootstrap-credential"
-	// AnnotationToken has the id of the attestation token whose bearer may receive the credential.
+	// AnnotationToken is the id of the attestation token whose bearer may receive the credential.
 	AnnotationToken = "mcs-attest.dev/attestation-token"
-	// AnnotationCredential has the id of the credential, as the record has it.
+	// AnnotationCredential is the id of the credential, as on the record.
 	AnnotationCredential = "mcs-attest.dev/credential"
 
 	keyToken = "token"
 )
 
-// Publish makes a credential available to the bearer of an attestation token. It replaces nothing: while another
-// credential of the machine is published, it returns an error.
+// Publish makes a credential available to the bearer of an attestation token. It replaces nothing: if
+// another credential of the machine is published, it returns an error.
 func (i *Issuer) Publish(ctx context.Context, uid, tokenID string, own *credential.Credential) error {
 	ctx, cancel := context.WithTimeout(ctx, i.Timeout)
 	defer cancel()
@@ -45,29 +45,30 @@ func (i *Issuer) Publish(ctx context.Context, uid, tokenID string, own *credenti
 		Type: SecretType, Immutable: ptr.To(true), Data: map[string][]byte{keyToken: own.Token.Expose()},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return reason.Wrap(reason.CredentialUnavailable, err, "publish the credential of the machine %s", uid)
+		return reason.Wrap(reason.CredentialUnavailable, err, "publish the credential of machine %s", uid)
 	}
 	return nil
 }
 
-// Withdraw deletes the published credential of a machine, if it is in the Secret with that UID. The credential
-// itself stays valid.
+// Withdraw deletes the published credential of a machine, if it is in the Secret with that UID. The
+// credential itself stays valid.
 func (i *Issuer) Withdraw(ctx context.Context, uid, secretUID string) error {
 	ctx, cancel := context.WithTimeout(ctx, i.Timeout)
 	defer cancel()
 	return i.remove(ctx, i.Namespace+"/"+uid, secretUID)
 }
 
-// ReaderOptions are what a Reader needs. Client and Namespace are required.
+// ReaderOptions configure a Reader. Client and Namespace are required.
 type ReaderOptions struct {
-	// Client's own rate limit must leave room for several calls for each config.
+	// Client must have a rate limit that allows several calls for each config.
 	Client kubernetes.Interface
-	// Namespace is where credentials are published.
+	// Namespace is the namespace of published credentials.
 	Namespace string
-	// Owner is the UID of the Machine whose record is that of the Machine with this one: while a machine is an
-	// object of both Machine APIs it has one record. Nil: the same.
+	// Owner returns the UID of the Machine that has the record of this Machine. A machine that is an
+	// object of both Machine APIs has one record. If nil, it is the same UID.
 	Owner func(uid string) string
-	// Timeout is how long a caller waits for its credential. Ignition waits 10 s for a config. Default 4 s.
+	// Timeout is the maximum time that a caller waits for its credential. Ignition waits 10 s for a
+	// config. Default 4 s.
 	Timeout time.Duration
 }
 
@@ -85,14 +86,15 @@ func NewReader(o ReaderOptions) *Reader {
 	return &Reader{o}
 }
 
-// For reports whether the bearer of a token receives a credential: a break-glass token names no machine.
+// For reports whether the bearer of a token receives a credential. A break-glass token names no
+// machine.
 func (r *Reader) For(c token.Claims) bool { return !record.IsBreakGlass(c.MachineUID) }
 
-// pauses are between reads while the controller makes the credential.
+// pauses are the pauses between reads while the controller creates the credential.
 var pauses = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 10, Cap: time.Second}
 
-// Get returns the credential that was published for a token, with its id and its text. It waits for it for a short
-// time. The caller checks that the record has this credential, see [record.Redeem].
+// Get returns the credential that was published for a token, with its id and its text. It waits a short
+// time for it. The caller must check that the record has this credential; see [record.Redeem].
 func (r *Reader) Get(ctx context.Context, c token.Claims) (*credential.Credential, error) {
 	if c.MachineUID == "" || !r.For(c) {
 		return nil, reason.Deny(reason.CredentialUnavailable, "the token names no machine")
@@ -111,7 +113,7 @@ func (r *Reader) Get(ctx context.Context, c token.Claims) (*credential.Credentia
 		case err != nil:
 			return false, err
 		case s.Annotations[AnnotationToken] != c.ID:
-			pending = errOtherToken // of an attestation before: the controller replaces it
+			pending = errOtherToken // of an earlier attestation; the controller replaces it
 			return false, nil
 		}
 		own, err = published(s)
@@ -121,7 +123,7 @@ func (r *Reader) Get(ctx context.Context, c token.Claims) (*credential.Credentia
 		if pending != nil && ctx.Err() != nil {
 			err = pending
 		}
-		return nil, reason.Wrap(reason.CredentialUnavailable, err, "credential of the machine %s", uid)
+		return nil, reason.Wrap(reason.CredentialUnavailable, err, "credential of machine %s", uid)
 	}
 	return own, nil
 }
@@ -131,17 +133,17 @@ var (
 	errOtherToken   = errors.New("the controller has not published it for this token")
 )
 
-// published reads a credential from its Secret. The id is that of the text itself.
+// published reads a credential from its Secret. The id is computed from the text itself.
 func published(s *corev1.Secret) (*credential.Credential, error) {
 	raw := string(s.Data[keyToken])
 	id, err := idOf(raw)
 	switch {
 	case s.Type != SecretType:
-		return nil, fmt.Errorf("the Secret %s/%s has the type %s", s.Namespace, s.Name, s.Type)
+		return nil, fmt.Errorf("Secret %s/%s has the type %s", s.Namespace, s.Name, s.Type)
 	case err != nil:
-		return nil, fmt.Errorf("the Secret %s/%s: %w", s.Namespace, s.Name, err)
+		return nil, fmt.Errorf("Secret %s/%s: %w", s.Namespace, s.Name, err)
 	case id != s.Annotations[AnnotationCredential]:
-		return nil, fmt.Errorf("the Secret %s/%s does not have the credential that it names", s.Namespace, s.Name)
+		return nil, fmt.Errorf("Secret %s/%s does not have the credential that it names", s.Namespace, s.Name)
 	}
 	return &credential.Credential{ID: id, Token: secret.New([]byte(raw))}, nil
 }

@@ -15,13 +15,13 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 )
 
-// Revoke ends every credential of a machine: those on its record, and what its
-// service account's tokens are bound to even if the record has none of them. It also
-// deletes the published one. Doing it again does nothing. What a credential was exchanged for, the kubelet's client
-// certificate, stays valid: certificates cannot be revoked.
+// Revoke ends every credential of a machine: those on its record, and the Secret to which its service
+// account's tokens are bound, even if the record names none of them. It also deletes the published one.
+// A repeated call changes nothing. The kubelet's client certificate that was issued for a credential
+// stays valid, because certificates cannot be revoked.
 //
-// A record that names a Secret that is none of ours revokes nothing by it: whoever
-// may write records must not be able to have Secrets deleted.
+// If a record names a Secret that is not of this package, that Secret is not deleted: an account that
+// may write records must not be able to delete Secrets.
 func (i *Issuer) Revoke(ctx context.Context, uid string, all []v1alpha1.CredentialStatus) error {
 	if uid == "" || record.IsBreakGlass(uid) {
 		return nil
@@ -41,14 +41,15 @@ func (i *Issuer) Revoke(ctx context.Context, uid string, all []v1alpha1.Credenti
 	}
 	remove(i.Namespace+"/"+uid, "")
 	if i.Config.Kind != config.BootstrapToken {
-		// Whichever UID it has: the one that the name has now is the machine's.
+		// The UID does not matter: the Secret that currently has the name belongs to the machine.
 		remove(i.namespace+"/"+SecretPrefix+uid, "")
 	}
 	for _, c := range all {
 		namespace, name, _ := strings.Cut(c.Secret, "/")
 		switch {
 		case c.Secret == "":
-			// All that is left of a record: a bootstrap token's id is in its Secret's name.
+			// The id of a bootstrap token, which may be all that is left of a record, is in its
+			// Secret's name.
 			if id, ok := strings.CutPrefix(c.ID, bootstrapUser); ok && bootstrapID.MatchString(id) {
 				remove(bootstrapNamespace+"/"+bootstrapPrefix+id, "")
 			}
@@ -57,19 +58,19 @@ func (i *Issuer) Revoke(ctx context.Context, uid string, all []v1alpha1.Credenti
 		case namespace == bootstrapNamespace && strings.HasPrefix(name, bootstrapPrefix) && c.SecretUID != "":
 			remove(c.Secret, c.SecretUID)
 		default:
-			i.Log.Warn("a record names a Secret that is no bootstrap credential's; it was left alone", "machine",
+			i.Log.Warn("a record names a Secret that is not a bootstrap credential; it is not deleted", "machine",
 				uid, "secret", c.Secret)
 		}
 	}
 	if len(failed) > 0 {
 		return reason.Wrap(reason.CredentialUnavailable, errors.Join(failed...),
-			"revoke the bootstrap credentials of the machine %s", uid)
+			"revoke the bootstrap credentials of machine %s", uid)
 	}
 	return nil
 }
 
-// remove deletes a Secret, if it is the one with that UID. That it is gone, or that
-// another one has its name, is as good.
+// remove deletes a Secret if it has that UID. It is no error if the Secret does not exist, or another
+// one has its name.
 func (i *Issuer) remove(ctx context.Context, secret, uid string) error {
 	namespace, name, _ := strings.Cut(secret, "/")
 	var o metav1.DeleteOptions
@@ -78,7 +79,7 @@ func (i *Issuer) remove(ctx context.Context, secret, uid string) error {
 	}
 	err := i.Client.CoreV1().Secrets(namespace).Delete(ctx, name, o)
 	if err != nil && !kerrors.IsNotFound(err) && !(uid != "" && kerrors.IsConflict(err)) {
-		return fmt.Errorf("delete the Secret %s: %w", secret, err)
+		return fmt.Errorf("delete Secret %s: %w", secret, err)
 	}
 	return nil
 }

@@ -501,7 +501,7 @@ func TestAttack_T46_TheCredentialIsInNoLogAndNoError(t *testing.T) {
 				t.Errorf("%d characters of the token are in the log", len(part))
 			}
 		}
-		if !strings.Contains(text, "left alone") {
+		if !strings.Contains(text, "it is not deleted") {
 			t.Error("the log says nothing of a Secret that is not ours")
 		}
 	})

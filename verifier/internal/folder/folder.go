@@ -1,4 +1,4 @@
-// Package folder reads a standalone verifier's folder and keeps it current.
+// Package folder reads the folder of a standalone verifier and follows its changes.
 //
 //	machines/*.yaml           Machines, MachineAttestations
 //	attestations/*.yaml       the same; `enroll` writes here
@@ -9,18 +9,17 @@
 //	                          anchors of clouds; see package trust
 //	configs/<pool>.ign        rendered Ignition configs
 //
-// What is there becomes a [Snapshot], which never changes; a change in the
-// folder makes the next one. Every file stands by itself: a broken one keeps its
-// last good state and is reported with its line, and stops no other. A folder
-// that is missing counts as empty. Names that begin with "." and other endings
-// are passed over.
+// The content becomes a [Snapshot], which is immutable. A change in the folder creates the next one.
+// Files are independent: a broken one keeps its last good state, is reported with its line, and does
+// not affect the others. A missing folder counts as empty. Names that begin with "." and other
+// extensions are ignored.
 //
-// A file that is broken when the verifier starts has no last good state. It is
-// listed in Snapshot.Incomplete, and while it is a policy, the "*" policy does
-// not apply: the file might be the policy of any pool.
+// A file that is broken when the verifier starts has no last good state. It is listed in
+// Snapshot.Incomplete. If it is a policy, the "*" policy does not apply, because the file may be the
+// policy of any pool.
 //
-// Files are best replaced by renaming; one that is written in place is read
-// when it has been quiet for a moment.
+// Files should be replaced by renaming. A file that is written in place is read after it was unchanged
+// for a short time.
 package folder
 
 import (
@@ -46,7 +45,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
-// Snapshot is the folder's content at one time. It is read only.
+// Snapshot is the folder's content at one time. It is immutable.
 type Snapshot struct {
 	Machines        *machine.Index
 	Enrolments      []machine.Enrolment
@@ -56,13 +55,13 @@ type Snapshot struct {
 	Trust           *trust.Trust
 	Configs         map[string][]byte // by pool
 
-	// Problems of the files as they are now, warnings included, by file and line.
+	// Problems are the current problems of the files, including warnings, by file and line.
 	Problems []manifest.Problem
-	// Incomplete are files that have been broken since the start.
+	// Incomplete are the files that have been broken since the start.
 	Incomplete []string
 }
 
-// Failed reports whether some problem is more than a warning.
+// Failed reports whether any problem is more than a warning.
 func (s *Snapshot) Failed() bool { return manifest.Failed(s.Problems) }
 
 // Folder is a verifier's folder. It is safe for concurrent use.
@@ -78,7 +77,7 @@ type Folder struct {
 	trust    trust.Joined
 	started  bool
 	unread   []manifest.Problem // folders that could not be listed
-	listed   map[string]bool    // folders that could be, once
+	listed   map[string]bool    // folders that could be listed before
 }
 
 // file is one file's state.
@@ -89,9 +88,9 @@ type file struct {
 	readAt   time.Time
 
 	content  content    // the last good one
-	good     bool       // there was a good one
+	good     bool       // whether a good state existed
 	failed   trust.File // of anchors that did not parse
-	atStart  bool       // it was there at the start
+	atStart  bool       // the file existed at the start
 	problems []manifest.Problem
 }
 
@@ -104,15 +103,15 @@ func Load(dir string) (*Snapshot, error) {
 	return f.Snapshot(), nil
 }
 
-// Open reads the folder for the first time. Only a folder that is not there at
-// all is an error; see Snapshot.Problems for the rest.
+// Open reads the folder for the first time. It returns an error only if the folder does not exist; for
+// other problems see Snapshot.Problems.
 func Open(dir string) (*Folder, error) {
 	info, err := os.Stat(dir)
 	if err != nil {
-		return nil, fmt.Errorf("reading the verifier's folder: %w", err)
+		return nil, fmt.Errorf("read the verifier's folder: %w", err)
 	}
 	if !info.IsDir() {
-		return nil, fmt.Errorf("reading the verifier's folder: %s is a file", dir)
+		return nil, fmt.Errorf("read the verifier's folder: %s is a file", dir)
 	}
 	f := &Folder{dir: dir, poll: 2 * time.Second, files: map[string]*file{}, policies: &policy.Set{},
 		listed: map[string]bool{}}
@@ -120,10 +119,10 @@ func Open(dir string) (*Folder, error) {
 	return f, nil
 }
 
-// Snapshot is the folder as last read.
+// Snapshot returns the folder as last read.
 func (f *Folder) Snapshot() *Snapshot { return f.snapshot.Load() }
 
-// Refresh looks at the folder now and reports whether anything changed.
+// Refresh reads the folder now, and reports whether anything changed.
 func (f *Folder) Refresh() (*Snapshot, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -136,7 +135,7 @@ func (f *Folder) Refresh() (*Snapshot, bool) {
 	return f.snapshot.Load(), changed
 }
 
-// scan brings every file's state up to date.
+// scan updates every file's state.
 func (f *Folder) scan() (changed bool) {
 	here := map[string]bool{}
 	var unread []manifest.Problem
@@ -144,9 +143,9 @@ func (f *Folder) scan() (changed bool) {
 		dir := filepath.Join(f.dir, s.dir)
 		entries, err := os.ReadDir(dir)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			never := "its files stay as they were; check its permissions"
+			never := "its files keep their last state; check its permissions"
 			if !f.listed[dir] {
-				never = "check its permissions; until it can be listed nothing of it is in force"
+				never = "check its permissions; none of its files is in force until it can be listed"
 			}
 			unread = append(unread, manifest.Problem{File: dir, What: "cannot be listed: " + err.Error(), Want: never})
 			for path := range f.files {
@@ -178,11 +177,11 @@ func (f *Folder) scan() (changed bool) {
 	return changed
 }
 
-// settle is how long after its change a file counts as possibly still changing:
-// two writes can leave the same time stamp.
+// settle is the time after its change in which a file may still be changing: two writes can have the
+// same time stamp.
 const settle = 2 * time.Second
 
-// look reads one file if it may have changed.
+// look reads a file if it may have changed.
 func (f *Folder) look(s section, path string) (changed bool) {
 	state := f.files[path]
 	if state == nil {
@@ -198,7 +197,7 @@ func (f *Folder) look(s section, path string) (changed bool) {
 		before := state.problems
 		state.problems = []manifest.Problem{{File: path, What: "cannot be read: " + err.Error(),
 			Want: "its last good state stays in force"}}
-		state.readAt, state.sum = time.Time{}, [sha256.Size]byte{} // look again next time
+		state.readAt, state.sum = time.Time{}, [sha256.Size]byte{} // read again next time
 		return changed || !slices.Equal(before, state.problems)
 	}
 	sum := sha256.Sum256(raw)
@@ -220,7 +219,7 @@ func (f *Folder) look(s section, path string) (changed bool) {
 
 var errUnchanged = errors.New("unchanged")
 
-// read reads a regular file of bounded size, unless it is as it was.
+// read reads a regular file of limited size, unless it is unchanged.
 func read(path string, state *file) (fs.FileInfo, []byte, error) {
 	info, err := os.Stat(path)
 	switch {
@@ -237,7 +236,7 @@ func read(path string, state *file) (fs.FileInfo, []byte, error) {
 	return info, raw, err
 }
 
-// build makes a snapshot of the files' good states.
+// build creates a snapshot of the files' good states.
 func (f *Folder) build() *Snapshot {
 	s := &Snapshot{Configs: map[string][]byte{}, Problems: slices.Clone(f.unread)}
 	var manifests machine.Manifests
@@ -280,7 +279,7 @@ func (f *Folder) build() *Snapshot {
 		for _, r := range c.references {
 			if first, ok := references[r.Metadata.Name]; ok {
 				s.Problems = append(s.Problems, manifest.Problem{File: path,
-					What: fmt.Sprintf("reference values %q are in two files and not taken from here", r.Metadata.Name),
+					What: fmt.Sprintf("reference values %q are in two files and not read from this one", r.Metadata.Name),
 					Want: "the other is " + first + "; give each its own name"})
 				continue
 			}
@@ -300,7 +299,7 @@ func (f *Folder) build() *Snapshot {
 	s.Problems = append(s.Problems, found...)
 	s.Policies, found = f.compile(policies, suspended)
 	for _, p := range found {
-		if !slices.Contains(s.Problems, p) { // each file's own are there already
+		if !slices.Contains(s.Problems, p) { // the problems of each file are already in the list
 			s.Problems = append(s.Problems, p)
 		}
 	}
@@ -310,8 +309,8 @@ func (f *Folder) build() *Snapshot {
 	return s
 }
 
-// broken is the mark of a folder of anchors in which something has never been
-// readable; see package trust.
+// broken returns the marker of a folder of anchors in which some file was never readable; see package
+// trust.
 func broken(dir string) []trust.File {
 	section := trust.Section(filepath.Base(dir))
 	if trust.Sections[section] == nil {
@@ -320,8 +319,8 @@ func broken(dir string) []trust.File {
 	return []trust.File{{Section: section, Broken: true}}
 }
 
-// compile joins the policies. If they contradict each other, the set from
-// before stays in force; at the start that is one that covers nothing.
+// compile joins the policies. If they contradict each other, the previous set stays in force. At the
+// start, that is one that covers nothing.
 func (f *Folder) compile(policies []policy.Parsed, suspended string) (*policy.Set, []manifest.Problem) {
 	set, problems := policy.CompileParsed(policies...)
 	if set != nil {

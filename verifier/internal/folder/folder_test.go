@@ -188,7 +188,7 @@ func TestProblemsNameFileAndLine(t *testing.T) {
 		"a config that is YAML": {"configs/worker.ign", "ignition:\n  version: 3.4.0\n",
 			"configs/worker.ign:1: not JSON"},
 		"a config with a comma too many": {"configs/worker.ign", "{\n\"ignition\": {},\n}", "configs/worker.ign:3: not JSON"},
-		"a config without a version":     {"configs/worker.ign", "{}", "configs/worker.ign: no ignition.version in it"},
+		"a config without a version":     {"configs/worker.ign", "{}", "configs/worker.ign: ignition.version is missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			files := full(t)

@@ -18,7 +18,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
-// content is what one file holds; which field depends on its section.
+// content is the content of a file. The field in use depends on its section.
 type content struct {
 	manifests  machine.Manifests
 	policies   []policy.Parsed
@@ -29,7 +29,7 @@ type content struct {
 	config     []byte
 }
 
-// section is one folder of files of one sort.
+// section is one folder of files of one kind.
 type section struct {
 	dir     string
 	endings []string
@@ -49,7 +49,7 @@ var sections = append([]section{
 	{"configs", []string{".ign"}, parseConfig},
 }, allTrusted()...)
 
-// allTrusted are the folders of anchors.
+// allTrusted returns the folders of anchors.
 func allTrusted() (all []section) {
 	for _, s := range slices.Sorted(maps.Keys(trust.Sections)) {
 		all = append(all, trusted(s))
@@ -75,14 +75,14 @@ func parsePolicies(path string, raw []byte, _ time.Time) (c content, problems []
 	return c, notEmpty(path, raw, problems)
 }
 
-// notEmpty refuses a file without a single document: a write that was cut off, or
-// a full disk, must not take away what was in force.
+// notEmpty rejects a file without any document: an interrupted write or a full disk must not remove
+// what was in force.
 func notEmpty(path string, raw []byte, problems []manifest.Problem) []manifest.Problem {
 	if docs, _ := manifest.Split(path, raw); len(docs) > 0 || len(problems) > 0 {
 		return problems
 	}
-	return []manifest.Problem{{File: path, What: "there is no document in it",
-		Want: "delete the file if nothing of it shall be in force any more"}}
+	return []manifest.Problem{{File: path, What: "the file has no document",
+		Want: "delete the file if its content must no longer be in force"}}
 }
 
 func parseReferences(path string, raw []byte, _ time.Time) (c content, problems []manifest.Problem) {
@@ -90,7 +90,7 @@ func parseReferences(path string, raw []byte, _ time.Time) (c content, problems 
 	return c, problems
 }
 
-// ParseReferences reads one file of ReferenceValues, also where it is a ConfigMap's.
+// ParseReferences parses a file of ReferenceValues, or a key of a ConfigMap.
 func ParseReferences(path string, raw []byte) (references []measuredboot.ReferenceValues, problems []manifest.Problem) {
 	docs, problems := manifest.Split(path, raw)
 	for _, doc := range docs {
@@ -118,7 +118,7 @@ func parseAnchors(path string, raw []byte, _ time.Time) (c content, problems []m
 	return c, problems
 }
 
-// ParseAnchors reads one file of certificates, also where it is a ConfigMap's.
+// ParseAnchors parses a file of certificates, or a key of a ConfigMap.
 func ParseAnchors(path string, raw []byte) ([]anchors.Anchor, []manifest.Problem) {
 	all, err := anchors.Parse(path, raw)
 	if err != nil {
@@ -127,8 +127,8 @@ func ParseAnchors(path string, raw []byte) ([]anchors.Anchor, []manifest.Problem
 	return all, nil
 }
 
-// parseConfig looks for what would make the node provision nothing: bytes that
-// are no Ignition config.
+// parseConfig checks that the bytes are an Ignition config. With other content, a node would provision
+// nothing.
 func parseConfig(path string, raw []byte, _ time.Time) (content, []manifest.Problem) {
 	var head struct {
 		Ignition struct {
@@ -145,7 +145,7 @@ func parseConfig(path string, raw []byte, _ time.Time) (content, []manifest.Prob
 		return content{}, []manifest.Problem{p}
 	}
 	if head.Ignition.Version == "" {
-		return content{}, []manifest.Problem{{File: path, What: "no ignition.version in it",
+		return content{}, []manifest.Problem{{File: path, What: "ignition.version is missing",
 			Want: "a rendered Ignition config, spec 3.1 or later"}}
 	}
 	return content{pool: strings.TrimSuffix(filepath.Base(path), filepath.Ext(path)), config: raw}, nil

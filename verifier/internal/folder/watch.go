@@ -8,13 +8,12 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// quiet is how long after the last event the folder is read.
+// quiet is the pause between the last event and the read of the folder.
 const quiet = 100 * time.Millisecond
 
-// Watch reads the folder again whenever it changes and calls onChange with each
-// new snapshot, one call at a time, until ctx ends. Events of the file system
-// make it quick; every two seconds it looks in any case, so that it also works
-// where there are no events (network file systems, too few inotify watches).
+// Watch reads the folder after each change and calls onChange with each new snapshot, one call at a
+// time, until ctx ends. Events of the file system make this fast. A scan every two seconds also detects
+// changes without events (network file systems, too few inotify watches).
 func (f *Folder) Watch(ctx context.Context, onChange func(*Snapshot)) {
 	var events <-chan fsnotify.Event
 	var errs <-chan error
@@ -27,14 +26,14 @@ func (f *Folder) Watch(ctx context.Context, onChange func(*Snapshot)) {
 		if watcher == nil {
 			return
 		}
-		// Adding again is harmless; a folder may be new or have been replaced.
+		// Adding again is harmless. A folder may be new or may have been replaced.
 		_ = watcher.Add(f.dir)
 		for _, s := range sections {
 			_ = watcher.Add(filepath.Join(f.dir, s.dir))
 		}
 	}
 	refresh := func() {
-		listen() // before the read, so that no change after it is missed in a folder that is new
+		listen() // before the read, so that no later change in a new folder is missed
 		if s, changed := f.Refresh(); changed {
 			onChange(s)
 		}
@@ -55,7 +54,7 @@ func (f *Folder) Watch(ctx context.Context, onChange func(*Snapshot)) {
 			}
 			settled = time.After(quiet)
 		case _, ok := <-errs:
-			// An overflow loses events; the next tick finds what changed.
+			// An overflow loses events. The next tick detects the changes.
 			if !ok {
 				errs = nil
 			}

@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// clientTime is a little more than a call has.
+// clientTime is slightly longer than the timeout of a call.
 const clientTime = callTime + 2*time.Second
 
-// NewClient returns a client for the API of one provider, through the proxy of the
-// environment. It follows no redirect, and ends an answer that is longer than limit with an
-// error. CA is a file in PEM with the only authorities that count; empty: the system's.
+// NewClient returns a client for the API of one provider that uses the proxy of the environment. It
+// does not follow redirects. An answer that is longer than limit ends with an error. ca is a PEM file
+// with the only trusted CAs; if empty, the system's CAs are trusted.
 func NewClient(ca string, limit int64) (*http.Client, error) {
 	if ca == "" {
 		return NewClientOf(nil, limit), nil
@@ -29,7 +29,7 @@ func NewClient(ca string, limit int64) (*http.Client, error) {
 	return NewClientOf(roots, limit), nil
 }
 
-// NewClientOf is NewClient with these authorities; nil: the system's.
+// NewClientOf is NewClient with these CAs. If nil, the system's CAs are trusted.
 func NewClientOf(roots *x509.CertPool, limit int64) *http.Client {
 	return &http.Client{
 		Timeout:       clientTime,
@@ -44,25 +44,25 @@ func NewClientOf(roots *x509.CertPool, limit int64) *http.Client {
 			MaxIdleConnsPerHost:    8,
 			IdleConnTimeout:        90 * time.Second,
 			ForceAttemptHTTP2:      true,
-			DisableCompression:     true, // the limit is on what is read
+			DisableCompression:     true, // the limit applies to the bytes that are read
 		}, limit),
 	}
 }
 
-// AddCA adds the certificates of a file in PEM to a pool.
+// AddCA adds the certificates of a PEM file to a pool.
 func AddCA(pool *x509.CertPool, file string) error {
 	raw, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
 	if !pool.AppendCertsFromPEM(raw) {
-		return fmt.Errorf("%s holds no certificate in PEM", file)
+		return fmt.Errorf("%s has no certificate in PEM", file)
 	}
 	return nil
 }
 
-// Limit ends each answer that is longer than limit with an error, for any reader: also the
-// libraries that renew credentials.
+// Limit returns a RoundTripper that ends each answer longer than limit with an error. It also protects
+// the libraries that renew credentials.
 func Limit(next http.RoundTripper, limit int64) http.RoundTripper { return limited{next, limit} }
 
 type limited struct {

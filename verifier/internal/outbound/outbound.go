@@ -1,28 +1,27 @@
-// Package outbound bounds what the verifier asks of a provider's API.
+// Package outbound limits the calls of the verifier to a provider's API.
 //
-// A question is asked for a machine that is not believed yet. So that nobody can
-// make the verifier a source of traffic, or use up the account's quota:
+// The caller of such a call is a machine that has proven nothing yet. No client must be able to make
+// the verifier a source of traffic, or use up the account's quota. So:
 //
-//   - the same question is under way once at a time, and all wait for its answer;
-//   - an answer may be kept for a time that the question says, under its whole key;
-//   - a no is kept for some seconds, so that it is not asked for again and again;
-//   - the questions that one source address causes have a budget by second (For),
-//     so that one that floods takes a part of all, and the rest is for the others;
-//   - all questions together have a budget by second. Beyond it, or beyond its own,
-//     a caller is told to come again, and nothing is sent;
-//   - each call has a deadline, and the answer of a call that its caller gave up
-//     on still counts for the next.
+//   - the same question is asked once at a time, and all callers wait for its answer;
+//   - an answer may be cached for a time that the question specifies, under its full key;
+//   - a denial is cached for some seconds, so that it is not requested repeatedly;
+//   - the questions of one source address have a budget per second (see For), so that a source that
+//     floods uses only a part of the total;
+//   - all questions together have a budget per second. If a budget is used up, the caller gets a
+//     temporary denial, and nothing is sent;
+//   - each call has a deadline. If its caller gives up, the answer is still used for the next caller.
 //
-// A call is made in the goroutine of the caller that asked first, who stays until it
-// ends, at the latest at its deadline. So a panic in a client of an API ends that
-// caller's request, as net/http has it, and not the process; whoever waited for the
-// answer as well is told to come again. The others leave when they like to.
+// A call runs in the goroutine of the first caller, which waits until the call ends, at the latest at
+// its deadline. So a panic in the client of an API ends that caller's request, as in net/http, and not
+// the process. Other callers that wait for the answer get a temporary denial. They may stop waiting at
+// any time.
 //
-// Who waits for another's call pays nothing, and is refused nothing for the other's
-// sake: both budgets are asked before a call can be waited for.
+// A caller that waits for another's call uses no budget, and is never denied because of the other: both
+// budgets are checked before a call can be joined.
 //
-// A key must name everything that the answer depends on, the account included:
-// an answer under a shorter key is somebody else's (CVE-2025-11621).
+// A key must contain everything on which the answer depends, including the account. With a shorter key,
+// a caller could receive the answer for another one (CVE-2025-11621).
 package outbound
 
 import (
@@ -41,52 +40,52 @@ import (
 )
 
 const (
-	// callTime bounds one call; the caller's Attest has some 30 seconds in all.
+	// callTime is the timeout of a call. The caller's Attest has about 30 seconds in total.
 	callTime = 10 * time.Second
-	// A no is kept: one that may change soon, or one that is the answer.
+	// The time for which a denial is cached: a temporary one, and a permanent one.
 	keepTemporary = time.Second
 	keepFinal     = 10 * time.Second
-	// maxKept bounds the memory for answers; beyond it the oldest half goes.
+	// maxKept is the maximum number of cached answers. Above it, the oldest half is deleted.
 	maxKept = 10_000
-	// The budget of one provider: more than a cluster that grows by 500 at once needs.
+	// The budget of one provider. A cluster that grows by 500 machines at one time needs less.
 	perSecond = 20
 	burst     = 100
-	// The budget of one source: a quarter of that, and a burst of ten seconds.
+	// The budget of one source: a quarter of the total, and a burst of ten seconds.
 	perSource   = 5
 	sourceBurst = 10 // times perSource
 )
 
-// Options are what every caller shares. The zero value works.
+// Options are shared by all callers. The zero value is valid.
 type Options struct {
 	Now func() time.Time
 	Log *slog.Logger
-	// Called counts each call that was sent, by provider, operation and outcome
-	// ("ok", "denied", "error").
+	// Called, if set, receives each call that was sent, with provider, operation and outcome ("ok",
+	// "denied", "error").
 	Called func(provider, operation, outcome string)
-	// PerSecond and Burst are the budget; zero is the default.
+	// PerSecond and Burst are the budget. Zero selects the default.
 	PerSecond float64
 	Burst     int
-	// PerSource is what each source may have of it by second, and ten times that at
-	// once; zero is the default.
+	// PerSource is the budget of each source per second. The burst is ten times that. Zero selects the
+	// default.
 	PerSource float64
 }
 
 type callerKey struct{}
 
-// caller is for whom a question is asked.
+// caller is the client for which a question is asked.
 type caller struct {
 	source netip.Addr
 	waits  func()
 }
 
-// For marks the questions of ctx as asked for a caller of that address. Without a
-// source they have the budget of all alone. Ask calls waits before it waits for an
-// answer; a caller that holds something scarce releases it there.
+// For assigns the questions of ctx to a client of that address. Without a source, only the total budget
+// applies. Ask calls waits before it waits for an answer, so that a caller can release a scarce
+// resource.
 func For(ctx context.Context, source netip.Addr, waits func()) context.Context {
 	return context.WithValue(ctx, callerKey{}, caller{source, waits})
 }
 
-// Caller asks one provider.
+// Caller sends questions to one provider.
 type Caller struct {
 	provider string
 	o        Options
@@ -98,7 +97,7 @@ type Caller struct {
 	flight map[string]*flight
 }
 
-// flight is a call that is under way. The answer is there when done is closed.
+// flight is an active call. The answer is valid after done is closed.
 type flight struct {
 	done   chan struct{}
 	answer answer
@@ -110,7 +109,7 @@ type answer struct {
 	until time.Time
 }
 
-// New makes a caller for a provider.
+// New returns a caller for a provider.
 func New(provider string, o Options) *Caller {
 	if o.Now == nil {
 		o.Now = time.Now
@@ -128,11 +127,11 @@ func New(provider string, o Options) *Caller {
 	}
 }
 
-// Ask puts a question, unless its answer is known. Key names the question whole.
-// A good answer is kept for keep; zero keeps none. An error of ask that is no
-// denial of package reason becomes ProviderUnavailable, and its text is logged.
-// Several callers may get one answer: what it points to must not be changed.
-// Ask must return when its context ends.
+// Ask asks a question, unless its answer is cached. key identifies the question completely. A good
+// answer is cached for keep; zero means not at all. If ask returns an error that is not a denial of
+// package reason, the result is ProviderUnavailable, and the text is logged. Several callers may
+// receive the same answer, so they must not change what it points to. ask must return when its context
+// ends.
 func Ask[T any](ctx context.Context, c *Caller, operation, key string, keep time.Duration,
 	ask func(context.Context) (T, error)) (T, error) {
 	var none T
@@ -143,7 +142,7 @@ func Ask[T any](ctx context.Context, c *Caller, operation, key string, keep time
 	gone := func() error {
 		return reason.Wrap(reason.ProviderUnavailable, context.Cause(ctx), "%s: %s", c.provider, operation)
 	}
-	if ctx.Err() != nil { // nobody waits for it: nothing is sent
+	if ctx.Err() != nil { // no caller waits for it, so nothing is sent
 		return none, gone()
 	}
 	f, mine, err := c.board(ctx, operation, key)
@@ -155,7 +154,7 @@ func Ask[T any](ctx context.Context, c *Caller, operation, key string, keep time
 	}
 	if mine {
 		c.fly(ctx, f, operation, key, keep, func(ctx context.Context) (any, error) { return ask(ctx) })
-		if ctx.Err() != nil { // the answer is for the others
+		if ctx.Err() != nil { // other callers use the answer
 			return none, gone()
 		}
 		return as[T](f.answer.value, f.answer.err)
@@ -168,8 +167,8 @@ func Ask[T any](ctx context.Context, c *Caller, operation, key string, keep time
 	return as[T](f.answer.value, f.answer.err)
 }
 
-// board finds the call that is to be waited for: one that is under way, or else a
-// new one, which the caller has to make, if the budgets allow it.
+// board returns the call to wait for: an active one, or a new one if the budgets allow it. The caller
+// must make a new one (mine).
 func (c *Caller) board(ctx context.Context, operation, key string) (_ *flight, mine bool, _ error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -177,7 +176,7 @@ func (c *Caller) board(ctx context.Context, operation, key string) (_ *flight, m
 	if f, ok := c.flight[key]; ok {
 		return f, false, nil
 	}
-	// The answer may have come since the caller looked for it.
+	// The answer may have arrived since the caller checked the cache.
 	if a, ok := c.kept[key]; ok && now.Before(a.until) {
 		f := &flight{done: make(chan struct{}), answer: a}
 		close(f.done)
@@ -196,17 +195,17 @@ func (c *Caller) board(ctx context.Context, operation, key string) (_ *flight, m
 	return f, true, nil
 }
 
-// fly makes a call, and lands it whatever happens in it.
+// fly makes a call, and completes it even after a panic.
 func (c *Caller) fly(ctx context.Context, f *flight, operation, key string, keep time.Duration,
 	ask func(context.Context) (any, error)) {
-	f.answer.err = reason.Deny(reason.ProviderUnavailable, "%s: %s: the call broke off", c.provider, operation)
+	f.answer.err = reason.Deny(reason.ProviderUnavailable, "%s: %s: the call was aborted", c.provider, operation)
 	defer func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		delete(c.flight, key)
 		close(f.done)
 	}()
-	// Not the caller's context: others wait for this answer, too.
+	// The call does not end with the caller's context, because other callers wait for this answer.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTime)
 	defer cancel()
 	value, err := ask(ctx)
@@ -214,8 +213,8 @@ func (c *Caller) fly(ctx context.Context, f *flight, operation, key string, keep
 	f.answer = answer{value: value, err: err}
 }
 
-// as gives an answer its type. One of another type is of another question under
-// the same key, which must not pass for an empty answer.
+// as converts an answer to its type. An answer of another type means that two questions have the same
+// key. It must not be returned as an empty answer.
 func as[T any](answer any, err error) (T, error) {
 	value, ok := answer.(T)
 	if err == nil && !ok {
@@ -228,7 +227,7 @@ func as[T any](answer any, err error) (T, error) {
 	return value, nil
 }
 
-// settle turns an error into a denial, counts, and keeps what may be kept.
+// settle turns an error into a denial, updates the metrics, and caches the answer if allowed.
 func (c *Caller) settle(operation, key string, value any, err error, keep time.Duration) error {
 	outcome := "ok"
 	if err != nil {
@@ -274,8 +273,8 @@ func (c *Caller) known(key string) (answer, bool) {
 	return a, ok
 }
 
-// shrink makes room: what has ended, and, if that is not half, any of the rest.
-// Losing an answer costs a call, nothing else.
+// shrink deletes expired answers, and then others until half are left. A deleted answer only costs
+// another call.
 func (c *Caller) shrink(now time.Time) {
 	for key, a := range c.kept {
 		if !now.Before(a.until) {

@@ -385,7 +385,7 @@ func TestAPanicIsTheCallersAlone(t *testing.T) {
 		_, err := outbound.Ask(ctx, c, "Describe", "k", time.Hour,
 			func(context.Context) (int, error) { return 0, errors.New("it asked itself") })
 		denied(t, err, reason.ProviderUnavailable)
-		if !strings.Contains(err.Error(), "broke off") {
+		if !strings.Contains(err.Error(), "was aborted") {
 			t.Error(err)
 		}
 	})

@@ -29,13 +29,13 @@ type Fault struct {
 // Object is one of the API group of MachineConfigs.
 type Object struct{ Kind, Name, UID string }
 
-// What is in force instead of content that cannot be read.
+// The ends of messages about content that cannot be read.
 const (
-	stays  = "; as it was before, it stays in force"
-	unused = "; nothing of it is in force"
+	stays  = "; its last good state stays in force"
+	unused = "; none of it is in force"
 )
 
-// InForce says what is in force instead of something unreadable: the last good content, if
+// InForce returns the end of a message that says what is in force instead of unreadable content: the last good state, if
 // there is one.
 func InForce(lastGood bool) string {
 	if lastGood {

@@ -1,14 +1,12 @@
-// Package redeem takes a token's uses: it joins what the record says with what
-// the Machine is now (DESIGN, section 19, rule 9). Without the record there is
-// no redemption.
+// Package redeem redeems tokens. It checks the record and the current state of the Machine, and takes
+// one use of the token (rule 9 of docs/security-rules.md). Without the record, nothing is redeemed.
 //
-// The record may be slow to write, and the answer to a write may be lost. So each
-// use has a random id on the record. A use whose request was not served is unserved:
-// its write failed, was not answered, or came after the client left. The next
-// request of the token returns the unserved uses that are on the record, in the
-// write that takes its own. Without a next request the redeemer returns them by
-// itself. A use that was served is never unserved, so no token serves more often
-// than its record allows.
+// A write of the record may be slow, and its answer may be lost. So each use has a random id on the
+// record. A use is unserved if its request was not served: the write failed, was not answered, or ended
+// after the client disconnected. The next request with the token returns the unserved uses on the
+// record, in the write that takes its own use. Without a next request, the redeemer returns them in the
+// background. A use that was served is never returned, so no token serves more often than its record
+// allows.
 package redeem
 
 import (
@@ -26,32 +24,31 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
-// Redeemer is the gate's view of the records. It is safe for concurrent use.
+// Redeemer gives the gate access to the records. It is safe for concurrent use.
 type Redeemer struct {
 	Records Records
-	// InTrouble, if set, reports whether the records were slow or silent a short time
-	// ago. Then a token that is used up waits, since other replicas may return uses.
+	// InTrouble, if set, reports whether the records were recently slow or did not answer. Then a
+	// used-up token is denied only temporarily, because other replicas may return uses.
 	InTrouble func() bool
-	// Log receives what was returned; nil: nothing is logged.
+	// Log receives the uses that were returned. If nil, nothing is logged.
 	Log *slog.Logger
-	// ReturnAfter is how long the redeemer leaves unserved uses to the token's next
-	// request. Default 15 s.
+	// ReturnAfter is the time before the redeemer returns unserved uses in the background. Default 15
+	// s.
 	ReturnAfter time.Duration
 
 	Machines func() Machines
 	Now      func() time.Time
-	// Stale, if set, says what has not been heard of for too long; then nothing is
-	// redeemed. It may be nil.
-	// It is asked for the Machine with this UID.
+	// Stale, if set, returns why the cached state of this Machine is out of date. Then nothing is
+	// redeemed.
 	Stale func(machineUID string) error
-	// Confirm reads the Machine with this UID anew before it is told a final no
-	// (DESIGN, section 19, rule 12). Its error is temporary. It may be nil.
+	// Confirm, if set, reads the Machine again before a permanent denial (rule 12 of
+	// docs/security-rules.md). Its error is temporary.
 	Confirm func(ctx context.Context, uid string) error
 
 	unserved unserved
 }
 
-// Machines says what a Machine is now.
+// Machines returns the current state of Machines.
 type Machines interface {
 	Redeemable(uid, pool string, now time.Time) error
 }
@@ -61,19 +58,19 @@ type Records interface {
 	Session(uid string) store.Session
 }
 
-// maxReads bounds how often a request tries to find out whether it took a use.
+// maxReads is how often a request tries to read whether it took a use.
 const maxReads = 3
 
-// redemption is what one request does with one token.
+// redemption is the redemption of one token for one request.
 type redemption struct {
 	*Redeemer
 	claims token.Claims
 	record store.Session
 }
 
-// Check returns the token's redemption, and an error if it could not be redeemed now.
-// It takes no use. In order: the Machine is still one that may have the pool, and the
-// record still has this token with a use left.
+// Check returns the redemption of a token, and an error if the token could not be redeemed now. It
+// takes no use. It checks first that the Machine may still have the pool, and then that the record
+// still has this token with a use left.
 func (r *Redeemer) Check(ctx context.Context, c token.Claims) (gate.Redemption, error) {
 	one := &redemption{r, c, r.Records.Session(c.MachineUID)}
 	return one, one.check(ctx)
@@ -96,10 +93,10 @@ func (r *redemption) check(ctx context.Context) error {
 	return r.usedUp(record.Redeemable(record.Return(rec, c.ID, r.unserved.of(c.ID)), c))
 }
 
-// Redeem takes one use, or says why not. The check and the change of the record
-// are one step: fifty at the same time take no more uses than there are.
+// Redeem takes one use, or returns a denial. The check and the change of the record are atomic:
+// concurrent requests take no more uses than there are.
 //
-// Its calls end with ctx: a client that has left takes no use.
+// Its calls end with ctx, so a client that has disconnected takes no use.
 func (r *redemption) Redeem(ctx context.Context, own *credential.Credential) error {
 	c, now := r.claims, r.Now()
 	if !record.IsBreakGlass(c.MachineUID) {
@@ -110,12 +107,12 @@ func (r *redemption) Redeem(ctx context.Context, own *credential.Credential) err
 	id, tried := rand.Text(), false
 	before := r.unserved.of(c.ID)
 	take := func(rec *v1alpha1.MachineAttestation) (next *v1alpha1.MachineAttestation, err error) {
-		// Whoever has gone while the record was read takes no use.
+		// A client that disconnected during the read takes no use.
 		if err := ctx.Err(); err != nil {
-			return nil, reason.Wrap(reason.StoreUnavailable, err, "the client did not wait")
+			return nil, reason.Wrap(reason.StoreUnavailable, err, "the client disconnected")
 		}
 		if record.HasUse(rec, c.ID, id) {
-			return nil, nil // taken by a write that was not answered
+			return nil, nil // an unanswered write already took the use
 		}
 		rec = record.Return(rec, c.ID, before)
 		if record.IsBreakGlass(c.MachineUID) {
@@ -133,7 +130,7 @@ func (r *redemption) Redeem(ctx context.Context, own *credential.Credential) err
 	var err error
 	for range maxReads {
 		err = r.record.Update(ctx, take)
-		// Without an answer it is unknown whether the use was taken: read it back.
+		// Without an answer it is unknown whether the use was taken, so read the record.
 		if err == nil || !tried || ctx.Err() != nil || reason.From(err).Code != reason.StoreUnavailable {
 			break
 		}
@@ -142,8 +139,8 @@ func (r *redemption) Redeem(ctx context.Context, own *credential.Credential) err
 		err = reason.Wrap(reason.StoreUnavailable, ctx.Err(), "the use was taken too late for the client")
 	}
 	if err == nil {
-		// They are off the record, and no write that is still under way can put them
-		// there: it names an older version.
+		// These uses are no longer on the record. No active write can add them again, because it names
+		// an older version.
 		r.unserved.settle(c.ID, before)
 		return nil
 	}
@@ -153,20 +150,20 @@ func (r *redemption) Redeem(ctx context.Context, own *credential.Credential) err
 	return r.usedUp(err)
 }
 
-// usedUp makes a denial temporary that other replicas may be about to lift.
+// usedUp makes a denial temporary if other replicas may soon return uses.
 func (r *Redeemer) usedUp(err error) error {
 	if err == nil || r.InTrouble == nil || reason.From(err).Code != reason.TokenUsedUp || !r.InTrouble() {
 		return err
 	}
 	return reason.Wrap(reason.StoreUnavailable, err,
-		"records were slow or silent a short time ago, and uses may be returned")
+		"the records were recently slow or unavailable, and uses may be returned")
 }
 
-// redeemable judges what the Machine is now.
+// redeemable checks the current state of the Machine.
 func (r *Redeemer) redeemable(ctx context.Context, c token.Claims, now time.Time) error {
 	if r.Stale != nil {
 		if err := r.Stale(c.MachineUID); err != nil {
-			return reason.Wrap(reason.StoreUnavailable, err, "what is known is out of date")
+			return reason.Wrap(reason.StoreUnavailable, err, "the cached state is out of date")
 		}
 	}
 	err := r.Machines().Redeemable(c.MachineUID, c.Pool, now)

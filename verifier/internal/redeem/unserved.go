@@ -14,14 +14,14 @@ import (
 const (
 	defaultReturnAfter = 15 * time.Second
 	returnTimeout      = 30 * time.Second
-	// giveUpAfter bounds how often uses are returned in the background. A write that is
-	// still under way by then names a version that is long gone.
+	// giveUpAfter is the maximum number of attempts to return uses in the background. A write that is
+	// still active after these names an outdated version.
 	giveUpAfter = 8
-	// maxUnserved bounds the tokens with unserved uses. Only a valid token has any.
+	// maxUnserved is the maximum number of tokens with unserved uses. Only a valid token can have any.
 	maxUnserved = 10_000
 )
 
-// unserved has the ids of uses that served no client, by the id of their token.
+// unserved has the ids of uses whose request was not served, by the id of their token.
 type unserved struct {
 	mu   sync.Mutex
 	uses map[string][]string
@@ -33,7 +33,7 @@ func (u *unserved) of(tokenID string) []string {
 	return slices.Clone(u.uses[tokenID])
 }
 
-// add reports whether the token is a new one here.
+// add adds a use, and reports whether the token had none before.
 func (u *unserved) add(tokenID, useID string) (first bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -60,9 +60,9 @@ func (u *unserved) settle(tokenID string, ids []string) {
 	u.uses[tokenID] = left
 }
 
-// markUnserved notes that a use served no client, and has it returned.
+// markUnserved records that a use was not served, and starts its return.
 //
-// The client has left, so the return does not end with its request.
+// The client has disconnected, so the return does not end with its request.
 func (r *Redeemer) markUnserved(ctx context.Context, c token.Claims, useID string) {
 	if !r.unserved.add(c.ID, useID) {
 		return
@@ -84,8 +84,8 @@ func (r *Redeemer) markUnserved(ctx context.Context, c token.Claims, useID strin
 	time.AfterFunc(after, again)
 }
 
-// returnUses returns the unserved uses of a token, and reports whether none is left to
-// be returned. A use that is not on the record yet may still come.
+// returnUses returns the unserved uses of a token, and reports whether it is finished. A use that is
+// not on the record yet may still be written.
 func (r *Redeemer) returnUses(ctx context.Context, c token.Claims) (done bool) {
 	ids := r.unserved.of(c.ID)
 	if len(ids) == 0 || !r.Now().Before(c.Expiry) && !c.Expiry.IsZero() {
@@ -106,7 +106,7 @@ func (r *Redeemer) returnUses(ctx context.Context, c token.Claims) (done bool) {
 		return false
 	}
 	if r.Log != nil {
-		r.Log.Info("returned uses of a token that served no client", "token", c.ID, "machine", c.Subject)
+		r.Log.Info("returned unserved uses of a token", "token", c.ID, "machine", c.Subject)
 	}
 	r.unserved.settle(c.ID, ids)
 	return len(r.unserved.of(c.ID)) == 0

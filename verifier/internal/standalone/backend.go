@@ -35,7 +35,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// Backend is the backend of a folder and the database in it.
+// Backend is the backend of a folder with its database.
 type Backend struct {
 	parts   *backend.Parts
 	Files   *folder.Folder
@@ -45,13 +45,13 @@ type Backend struct {
 	Tokens  *reload.Value[token.KeySet]
 	Seals   *reload.Value[seal.Ring]
 	Shared  *provisioningFile
-	// rendered are the configs made of Data/machineconfigs.
+	// rendered has the configs that are rendered from Data/machineconfigs.
 	rendered *machineconfigs.Folder
 }
 
-// New opens the folder that the configuration names.
+// New opens the folder of the configuration.
 func New(s *backend.Parts) (*Backend, error) {
-	const initHint = "'mcs-attest-verifier init' makes a complete folder"
+	const initHint = "run 'mcs-attest-verifier init' to create a complete folder"
 	c := s.Config
 	b := &Backend{parts: s}
 	var err error
@@ -76,11 +76,11 @@ func New(s *backend.Parts) (*Backend, error) {
 		return nil, err
 	}
 	if err := os.MkdirAll(c.Path("state"), 0o700); err != nil {
-		return nil, fmt.Errorf("make folder: %w", err)
+		return nil, fmt.Errorf("create the folder for state: %w", err)
 	}
 	if b.records, err = store.Open(c.Path("state", "records.db")); err != nil {
 		if errors.Is(err, store.ErrLocked) {
-			return nil, hint.New(err, "another verifier serves this folder; standalone means one replica")
+			return nil, hint.New(err, "another verifier serves this folder; a standalone verifier has one replica")
 		}
 		return nil, RecordsHint(err, c)
 	}
@@ -112,7 +112,7 @@ func (b *Backend) Describe() string { return b.parts.Config.Data }
 // Close implements backend.Backend.
 func (b *Backend) Close() error { return b.records.Close() }
 
-// Run follows the files, and answers on the admin socket, until ctx ends.
+// Run follows the files, and serves the admin socket, until ctx ends.
 func (b *Backend) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { b.watch(ctx) })
@@ -125,7 +125,7 @@ func (b *Backend) Run(ctx context.Context) error {
 	return nil
 }
 
-// State is what status shows: with what does not render.
+// State returns the state for the command status, with the configs that do not render.
 func (b *Backend) State(ctx context.Context) (*admin.State, error) {
 	state, err := b.Keeper.State(ctx)
 	if err != nil {
@@ -142,13 +142,13 @@ func (b *Backend) State(ctx context.Context) (*admin.State, error) {
 	return state, nil
 }
 
-// Live implements backend.Backend: nothing is cached.
+// Live implements backend.Backend. Nothing is cached.
 func (b *Backend) Live() backend.Live { return backend.Live{} }
 
 // Credentials implements backend.Backend.
 func (b *Backend) Credentials() backend.Credentials { return nil }
 
-// ProtectMetrics implements backend.Backend: whoever reaches the listener reads them.
+// ProtectMetrics implements backend.Backend. Any client that reaches the listener may read the metrics.
 func (b *Backend) ProtectMetrics(h http.Handler) http.Handler { return h }
 
 // UpstreamRoots implements backend.Backend.
@@ -160,7 +160,7 @@ func (b *Backend) UpstreamRoots() (func() *x509.CertPool, error) {
 	}
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("%s holds no certificate", file)
+		return nil, fmt.Errorf("%s has no certificate", file)
 	}
 	return func() *x509.CertPool { return roots }, nil
 }
@@ -209,7 +209,7 @@ func (b *Backend) watch(ctx context.Context) {
 			case <-tick.C:
 				b.Keeper.Sweep(ctx)
 				if err := b.records.Remember(); err != nil {
-					b.parts.Log.Error("how far the records have come is not written down", "error", err)
+					b.parts.Log.Error("the newest transaction of the records was not stored", "error", err)
 				}
 				b.reportHeld()
 			}
@@ -267,8 +267,9 @@ func (b *Backend) measure(snapshot *folder.Snapshot) {
 	}
 }
 
-// heldRecords are the records of a database that was possibly restored. While it is,
-// they let no machine in: an older database lacks joins, claims and used grants.
+// heldRecords are the records of a database that may have been restored. Until an administrator
+// acknowledges that, they admit no machine, because an older database lacks joins, claims and used
+// grants.
 type heldRecords struct{ *store.Store }
 
 func (h heldRecords) held() error {
@@ -288,8 +289,8 @@ func (h heldRecords) Attest(
 	return h.Store.Attest(ctx, uid, components, alive, change)
 }
 
-// Record implements redeem.Records: older records deny a token for good that newer ones
-// accept, and accept in a preflight what Update then denies.
+// Record implements redeem.Records. Older records would permanently deny a token that newer ones
+// accept, and would accept in a preflight what Update then denies.
 func (h heldRecords) Record(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
 	if err := h.held(); err != nil {
 		return nil, err
@@ -297,7 +298,7 @@ func (h heldRecords) Record(ctx context.Context, uid string) (*v1alpha1.MachineA
 	return h.Store.Record(ctx, uid)
 }
 
-// Update implements redeem.Records: a token of before the backup has its uses back.
+// Update implements redeem.Records. In older records, a token has its uses back.
 func (h heldRecords) Update(ctx context.Context, uid string, change store.Change) error {
 	if err := h.held(); err != nil {
 		return err
@@ -310,24 +311,24 @@ func (h heldRecords) Session(uid string) store.Session { return store.NewSession
 
 func (b *Backend) reportHeld() {
 	for _, text := range HeldProblems(b.records.Restored()) {
-		b.parts.Log.Error("machines wait", "why", text)
+		b.parts.Log.Error("machines are not admitted", "why", text)
 	}
 }
 
-// configs are the folder's own configs, checked once for each snapshot.
+// configs are the folder's own configs. They are checked once for each snapshot.
 type configs struct {
 	snapshot *folder.Snapshot
 	byPool   map[string]*gate.Rendered
-	// broken are files that are there and were never good, with why.
+	// broken has the files that exist and were never valid, with the errors.
 	broken map[string]error
-	// unlisted is why none could be read at all.
+	// unlisted is the error if the folder could not be listed.
 	unlisted error
 }
 
-// Configs serves Data/configs, and what is rendered from Data/machineconfigs for
-// the pools that have nothing there. Of a pool's pre-approved config that is
-// configs/POOL.pre-approved.ign: what is in that, the administrator answers for. A
-// file that is there and cannot be used is no reason to serve something else.
+// Configs serves Data/configs. For pools without a file there, it serves what is rendered from
+// Data/machineconfigs. The pre-approved config of a pool is configs/POOL.pre-approved.ign; the
+// administrator is responsible for its content. If a file exists but cannot be used, nothing else is
+// served instead.
 func (b *Backend) Configs(preApproved bool) http.Handler {
 	written := b.written()
 	return gate.Source{Config: func(pool string, accept specversion.Accept) (*gate.Rendered, error) {
@@ -346,7 +347,8 @@ func (b *Backend) Configs(preApproved bool) http.Handler {
 	}}
 }
 
-// written are the files of Data/configs, as they are now; nil for one that is not there.
+// written returns a function that reads the current files of Data/configs. It returns nil for a file
+// that does not exist.
 func (b *Backend) written() func(name string) (*gate.Rendered, error) {
 	var current atomic.Pointer[configs]
 	dir := b.parts.Config.Path("configs")
@@ -381,13 +383,14 @@ func (b *Backend) written() func(name string) (*gate.Rendered, error) {
 	}
 }
 
-// shadowed are what is rendered and not served, as configs has a file of the pool.
+// shadowed returns the pools whose rendered configs are not served, because configs has a file of the
+// pool.
 func (b *Backend) shadowed(snapshot *folder.Snapshot) []string {
 	var all []string
 	for _, pool := range b.rendered.Pools() {
 		if _, ok := snapshot.Configs[pool]; ok {
 			all = append(all, fmt.Sprintf("ConfigShadowed: pool %s is served configs/%s.ign, not what machineconfigs render; "+
-				"take that file away if it is the sample of 'init'", pool, pool))
+				"remove that file if it is the sample of 'init'", pool, pool))
 		}
 	}
 	return all

@@ -13,7 +13,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
-// OfflineState is the state of a folder whose verifier does not serve.
+// OfflineState returns the state of a folder whose verifier is not running.
 func OfflineState(c *config.Config, now time.Time) (*admin.State, error) {
 	snapshot, err := folder.Load(c.Data)
 	if err != nil {
@@ -37,14 +37,14 @@ func OfflineState(c *config.Config, now time.Time) (*admin.State, error) {
 	return state, nil
 }
 
-// RecordsHint adds what to do about a database that cannot be used.
+// RecordsHint adds a hint to the error of a database that cannot be used.
 func RecordsHint(err error, c *config.Config) error {
 	path := c.Path("state", "records.db")
 	const restore = "restore a backup with 'mcs-attest-verifier restore FILE --force'"
 	switch {
 	case errors.Is(err, store.ErrMissing):
-		return hint.New(err, "mount the volume that has it, or %s; "+
-			"to begin without any record, so that every enrolled machine may attest again, remove %s.seen and state/evidence/",
+		return hint.New(err, "mount the volume with the database, or %s; "+
+			"to start without any record, so that every enrolled machine may attest again, remove %s.seen and state/evidence/",
 			restore, path)
 	case errors.Is(err, store.ErrForeign):
 		return hint.New(err, "put the former file back, or %s", restore)
@@ -54,11 +54,12 @@ func RecordsHint(err error, c *config.Config) error {
 	return err
 }
 
-// HeldProblems describes a database that was possibly restored, and what ends the hold; nil without one.
+// HeldProblems describes a database that may have been restored, and how to end the hold. It returns
+// nil if there is no hold.
 func HeldProblems(r *store.Restored) []string {
 	if r == nil {
 		return nil
 	}
-	return []string{r.Why + ": no machine is let in until 'mcs-attest-verifier restore --acknowledge'; see " +
+	return []string{r.Why + ": no machine is admitted until 'mcs-attest-verifier restore --acknowledge'; see " +
 		"docs/operating.md, Backup"}
 }

@@ -18,12 +18,11 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
 )
 
-// provisioningFile follows the file that holds the provisioning token where there
-// is no cluster.
+// provisioningFile follows the file of the provisioning token of a standalone verifier.
 //
-// A file that is not there is no token only while the folder is: another file of
-// keys/ must be readable. One that was changed is taken up once it has been the
-// same for two reads, since half a token may look like a whole one.
+// A missing file means that there is no token only if another file of keys/ is readable, which proves
+// that the folder is mounted. A changed file is used after two reads had the same content, because a
+// part of a token may look like a complete one.
 type provisioningFile struct {
 	path, beside string
 	grace        time.Duration
@@ -34,7 +33,7 @@ type provisioningFile struct {
 
 	mu        sync.Mutex
 	started   bool
-	seen      [sha256.Size]byte // what view rests on; zero: nothing
+	seen      [sha256.Size]byte // the hash of the content of view; zero if there is none
 	candidate [sha256.Size]byte
 	reported  string
 }
@@ -49,7 +48,7 @@ func newProvisioningFile(c *config.Config, log *slog.Logger, now func() time.Tim
 	return f
 }
 
-// View is what is known of the token.
+// View returns the cached state of the token.
 func (f *provisioningFile) View() provisioning.View { return *f.view.Load() }
 
 // Watch reads the file periodically until ctx ends, and calls seen after each read.
@@ -109,20 +108,19 @@ func (f *provisioningFile) read() provisioning.View {
 	return next
 }
 
-// writeBack puts the grace of an edit by hand into the file, for a verifier that
-// starts later.
+// writeBack writes the grace of a manual edit into the file, for a verifier that starts later.
 func (f *provisioningFile) writeBack(read []byte, tokens provisioning.Tokens) {
 	again, err := os.ReadFile(f.path)
 	if err == nil && string(again) != string(read) {
-		return // it was edited once more; the next read sees it
+		return // it was edited again; the next read detects that
 	}
 	content := tokens.EncodeFile().Expose()
 	if err == nil {
 		err = wholefile.Write(f.path, 0o600, content)
 	}
 	if err != nil {
-		f.log.Warn("the provisioning token was edited, and its grace is not in the file: the "+
-			"previous token ends when the verifier does", "error", err)
+		f.log.Warn("the provisioning token was edited, but its grace could not be written to the file: the "+
+			"previous token ends when the verifier stops", "error", err)
 		return
 	}
 	f.seen = sha256.Sum256(content)
@@ -130,7 +128,7 @@ func (f *provisioningFile) writeBack(read []byte, tokens provisioning.Tokens) {
 		"until", tokens.PreviousExpires.Format(time.RFC3339))
 }
 
-// report logs what changed. Nothing of a token is in it.
+// report logs changes. The log contains no part of a token.
 func (f *provisioningFile) report(v provisioning.View) {
 	_, presence := v.At(f.now())
 	text := presence.String()
@@ -144,9 +142,9 @@ func (f *provisioningFile) report(v provisioning.View) {
 	f.reported = text
 	switch {
 	case v.Err() != nil:
-		f.log.Error("the provisioning token cannot be read; its last good state is in force, "+
-			"and without one the pools that it opens wait", "file", f.path, "error", v.Err())
-	case presence == provisioning.Absent && before == "": // the ordinary case
+		f.log.Error("the provisioning token cannot be read; its last good state is in force; "+
+			"without one, machines of its pools wait", "file", f.path, "error", v.Err())
+	case presence == provisioning.Absent && before == "": // the normal case
 	default:
 		f.log.Info("provisioning token", "state", presence.String())
 	}

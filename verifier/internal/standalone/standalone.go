@@ -1,6 +1,5 @@
-// Package standalone joins a verifier's folder and its database: it makes of
-// each snapshot what the service appraises with, and does to the records what a
-// change in the folder means for them.
+// Package standalone joins a verifier's folder and its database. It makes a view of each snapshot for
+// the service, and updates the records after a change in the folder.
 package standalone
 
 import (
@@ -23,7 +22,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// Keeper holds the current view.
+// Keeper has the current view.
 type Keeper struct {
 	records  *store.Store
 	log      *slog.Logger
@@ -32,10 +31,10 @@ type Keeper struct {
 	view     atomic.Pointer[view.View]
 
 	mu      sync.Mutex
-	missing map[string]time.Time // since when a record's Machine is gone, by UID
+	missing map[string]time.Time // since when the Machine of a record has been missing, by UID
 }
 
-// NewKeeper starts with a first snapshot.
+// NewKeeper returns a Keeper with a first snapshot.
 func NewKeeper(ctx context.Context, records *store.Store, s *folder.Snapshot, log *slog.Logger,
 	now func() time.Time) *Keeper {
 	k := &Keeper{records: records, log: log, now: now, missing: map[string]time.Time{}}
@@ -43,13 +42,13 @@ func NewKeeper(ctx context.Context, records *store.Store, s *folder.Snapshot, lo
 	return k
 }
 
-// View returns what the service appraises with now.
+// View returns the current view.
 func (k *Keeper) View() *view.View { return k.view.Load() }
 
-// Snapshot is the folder as last read.
+// Snapshot returns the folder as last read.
 func (k *Keeper) Snapshot() *folder.Snapshot { return k.snapshot.Load() }
 
-// Take makes s the current snapshot and brings the records into line with it.
+// Take makes s the current snapshot and updates the records.
 func (k *Keeper) Take(ctx context.Context, s *folder.Snapshot) {
 	k.snapshot.Store(s)
 	k.view.Store(&view.View{
@@ -60,25 +59,25 @@ func (k *Keeper) Take(ctx context.Context, s *folder.Snapshot) {
 		if p.Warning {
 			k.log.Warn("file in the folder", "problem", p.Error())
 		} else {
-			k.log.Error("a file in the folder cannot be used as it stands; its last good state, if there was one, stays in "+
+			k.log.Error("a file in the folder cannot be used; its last good state, if any, stays in "+
 				"force", "problem", p.Error())
 		}
 	}
 	for _, path := range s.Incomplete {
-		k.log.Error("broken since the start: nothing in this file is in force, be it a quarantine", "file", path)
+		k.log.Error("a file is broken since the start: nothing in it is in force, not even a quarantine", "file", path)
 	}
 	k.Sweep(ctx)
 	k.quarantine(ctx, s)
 	k.join(ctx, s)
 }
 
-// forgetAfter is how long a Machine must be missing before its record goes: a
-// volume that is unmounted for a moment, or files that are replaced by deleting
-// them first, must not wipe out who has what identity.
+// forgetAfter is the time for which a Machine must be missing before its record is deleted. A short
+// unmount of a volume, or files that are deleted and then replaced, must not delete the owners of
+// identities.
 const forgetAfter = 10 * time.Minute
 
-// Sweep deletes the records of Machines that have been gone for long enough.
-// While some file cannot be read nobody is gone for sure.
+// Sweep deletes the records of Machines that have been missing for long enough. If any file cannot be
+// read, it deletes nothing.
 func (k *Keeper) Sweep(ctx context.Context) {
 	s, now := k.Snapshot(), k.now()
 	k.mu.Lock()
@@ -89,14 +88,14 @@ func (k *Keeper) Sweep(ctx context.Context) {
 	}
 	records, err := k.records.Records(ctx)
 	if err != nil {
-		k.log.Error("records of deleted Machines stay", "error", err)
+		k.log.Error("records of deleted Machines were not deleted", "error", err)
 		return
 	}
 	due := map[string]bool{}
 	here := map[string]bool{}
 	for _, r := range records {
 		uid := r.Status.MachineUID
-		// A break-glass token has no Machine; its record stays, to be seen.
+		// A break-glass token has no Machine. Its record is kept for administrators.
 		if s.Machines.Known(uid) || record.IsBreakGlass(uid) {
 			continue
 		}
@@ -114,7 +113,7 @@ func (k *Keeper) Sweep(ctx context.Context) {
 	}
 	gone, err := k.records.Forget(ctx, func(uid string) bool { return !due[uid] })
 	if err != nil {
-		k.log.Error("records of deleted Machines stay", "error", err)
+		k.log.Error("records of deleted Machines were not deleted", "error", err)
 		return
 	}
 	for _, uid := range gone {
@@ -122,15 +121,15 @@ func (k *Keeper) Sweep(ctx context.Context) {
 	}
 }
 
-// complete: every file of the folder is in force as it stands.
+// complete reports whether every file of the folder is in force.
 func complete(s *folder.Snapshot) bool { return len(s.Incomplete) == 0 && !s.Failed() }
 
-// quarantine latches what the folder says of quarantines. One is lifted only by a
-// folder that can be read whole.
+// quarantine latches the quarantines of the folder. A quarantine is lifted only if the whole folder can
+// be read.
 func (k *Keeper) quarantine(ctx context.Context, s *folder.Snapshot) {
 	records, err := k.records.Records(ctx)
 	if err != nil {
-		k.log.Error("quarantines are not recorded", "error", err)
+		k.log.Error("quarantines were not recorded", "error", err)
 		return
 	}
 	latched := map[string]bool{}
@@ -147,12 +146,12 @@ func (k *Keeper) quarantine(ctx context.Context, s *folder.Snapshot) {
 			return record.Quarantine(rec, m, want, now), nil
 		})
 		if err != nil {
-			k.log.Error("a quarantine is not recorded", "machine", m.String(), "error", err)
+			k.log.Error("a quarantine was not recorded", "machine", m.String(), "error", err)
 		}
 	}
 }
 
-// join latches the records of Machines that became Nodes.
+// join latches the records of Machines that have become Nodes.
 func (k *Keeper) join(ctx context.Context, s *folder.Snapshot) {
 	now := k.now()
 	for _, m := range s.Machines.Machines() {
@@ -163,17 +162,17 @@ func (k *Keeper) join(ctx context.Context, s *folder.Snapshot) {
 			return record.Joined(rec, m.NodeRef, now), nil
 		})
 		if err != nil {
-			k.log.Error("a joined Machine is not recorded as such", "machine", m.String(), "error", err)
+			k.log.Error("the join of a Machine was not recorded", "machine", m.String(), "error", err)
 		}
 	}
 }
 
-// State is what status and explain show.
+// State returns the state for the commands status and explain.
 func (k *Keeper) State(ctx context.Context) (*admin.State, error) {
 	return State(ctx, k.Snapshot(), k.records, k.now(), true)
 }
 
-// State joins a snapshot and the records. Without records, records is nil.
+// State joins a snapshot and the records. records may be nil.
 func State(ctx context.Context, s *folder.Snapshot, records *store.Store, now time.Time,
 	serving bool) (*admin.State, error) {
 	out := &admin.State{Time: now.UTC(), Serving: serving}
@@ -187,7 +186,7 @@ func State(ctx context.Context, s *folder.Snapshot, records *store.Store, now ti
 			byUID[r.Status.MachineUID] = r
 		}
 		if out.Pending, err = records.Waiting(ctx, now); err != nil {
-			return nil, fmt.Errorf("read who waits: %w", err)
+			return nil, fmt.Errorf("read the pending machines: %w", err)
 		}
 	}
 	for _, m := range s.Machines.Machines() {

@@ -1,14 +1,14 @@
-// Package trust is every anchor for the clouds' documents and for certified AKs:
-// the embedded defaults, and what an administrator put in their place.
+// Package trust has the anchors for the clouds' documents and for certified AKs: the embedded defaults,
+// and those with which an administrator replaced them.
 //
-//	ak-roots            authorities that certify AKs (Google, Azure): in place of the embedded
-//	azure-roots         authorities behind Azure's attested documents: in place of the embedded
-//	aws-certificates    AWS's certificates by region: each in place of, or beside, the embedded
-//	google-keys         keys that sign Google's identity tokens: beside those that are fetched
+//	ak-roots            CAs that certify AKs (Google, Azure): replace the embedded ones
+//	azure-roots         CAs of Azure's attested documents: replace the embedded ones
+//	aws-certificates    AWS's certificates by region: each replaces or complements the embedded ones
+//	google-keys         keys that sign Google's identity tokens: complement those that are fetched
 //
-// An administrator who replaces anchors distrusts the others. So a file that was
-// never readable leaves its section with nothing rather than with the defaults; one
-// of aws-certificates, the regions that it names.
+// An administrator who replaces anchors distrusts the others. So if a file was never readable, its
+// section has no anchors instead of the defaults. For aws-certificates, this applies to the regions
+// that the file names.
 package trust
 
 import (
@@ -31,8 +31,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/manifest"
 )
 
-// Section names what an anchor is for: a folder of the standalone verifier, the
-// content of a ConfigMap in a cluster.
+// Section is a purpose of anchors: a folder of the standalone verifier, or the content of a ConfigMap
+// in a cluster.
 type Section string
 
 // The sections.
@@ -43,27 +43,27 @@ const (
 	GoogleKeys      Section = "google-keys"
 )
 
-// Sections are all of them, with the endings of their files. Whoever reads anchors reads each of these.
+// Sections has all sections with the extensions of their files.
 var Sections = map[Section][]string{
 	AKRoots: {".pem", ".crt"}, AzureRoots: {".pem", ".crt"}, AWSCertificates: {".pem", ".crt"}, GoogleKeys: {".json"},
 }
 
-// File is what one file of a section holds.
+// File is the content of one file of a section.
 type File struct {
 	Section Section
-	// Broken: it has never been readable. The section then has no defaults.
+	// Broken means that the file was never readable. The section then has no defaults.
 	Broken bool
-	// Regions are those that a broken file of aws-certificates names. Of none, it may
-	// be about any.
+	// Regions are those that a broken file of aws-certificates names. If it names none, it may concern
+	// any region.
 	Regions []string
 
-	sum     [sha256.Size]byte // of path and content: what tells one File from another
+	sum     [sha256.Size]byte // the hash of path and content, which identifies the File
 	anchors []anchors.Anchor
 	aws     []awsiid.RegionCertificate
 	google  *gcpidentity.StaticKeys
 }
 
-// Parse reads a file of a section. With a problem the File is broken, and holds nothing.
+// Parse parses a file of a section. If there is a problem, the File is broken and empty.
 func Parse(section Section, path string, raw []byte) (File, []manifest.Problem) {
 	f := File{Section: section, sum: sha256.Sum256(slices.Concat([]byte(path), []byte{0}, raw))}
 	var err error
@@ -75,7 +75,7 @@ func Parse(section Section, path string, raw []byte) (File, []manifest.Problem) 
 	case GoogleKeys:
 		f.google, err = gcpidentity.ParseKeys(path, raw)
 	default:
-		err = fmt.Errorf("%q is no section of anchors", section)
+		err = fmt.Errorf("%q is not a section of anchors", section)
 	}
 	if err != nil {
 		f = File{Section: section, Broken: true, sum: f.sum}
@@ -87,7 +87,7 @@ func Parse(section Section, path string, raw []byte) (File, []manifest.Problem) 
 	return f, nil
 }
 
-// Problem is an error of a parser of anchors, with its line.
+// Problem returns an error of a parser of anchors with its line.
 func Problem(path string, err error) manifest.Problem {
 	p := manifest.Problem{File: path, What: err.Error()}
 	var at *anchors.Error
@@ -97,7 +97,7 @@ func Problem(path string, err error) manifest.Problem {
 	return p
 }
 
-// Trust is what is in force. It is read only.
+// Trust has the anchors in force. It is immutable.
 type Trust struct {
 	AK     tpm2.AKCertificateEndorser
 	Azure  *anchors.Set
@@ -107,7 +107,7 @@ type Trust struct {
 	ak *anchors.Set
 }
 
-// New joins files. What contradicts each other is a problem, and not in force.
+// New joins files. Anchors that contradict each other are reported as problems and are not in force.
 func New(files ...File) (*Trust, []manifest.Problem) {
 	own := map[Section]bool{}
 	broken := map[Section]bool{}
@@ -136,8 +136,8 @@ func New(files ...File) (*Trust, []manifest.Problem) {
 		some := slices.Concat(bundles[s]...)
 		if len(some) > 0 && !slices.ContainsFunc(some, func(a anchors.Anchor) bool { return a.Root }) {
 			problems = append(problems, manifest.Problem{File: some[0].File,
-				What: fmt.Sprintf("there is no root in %s, so nothing is trusted", s),
-				Want: fmt.Sprintf("your files are in place of what is built in: begin with 'mcs-attest-verifier anchors export %s'",
+				What: fmt.Sprintf("%s has no root, so nothing is trusted", s),
+				Want: fmt.Sprintf("your files replace the built-in ones: start with 'mcs-attest-verifier anchors export %s'",
 					s)})
 		}
 	}
@@ -152,8 +152,8 @@ func New(files ...File) (*Trust, []manifest.Problem) {
 	t.AWS = t.AWS.Without(lost...).With(aws...).Without(contested...)
 	for s, n := range t.Count() {
 		if n == 0 && own[s] && s != GoogleKeys {
-			problems = append(problems, manifest.Problem{File: string(s), What: "no anchor is in force: a file could never " +
-				"be read, and everything that needs one is refused", Want: "mend it, or remove it to trust what is built in"})
+			problems = append(problems, manifest.Problem{File: string(s), What: "no anchor is in force: a file was never " +
+				"readable, and evidence that needs an anchor is denied", Want: "fix the file, or remove it to trust the built-in anchors"})
 		}
 	}
 	keys, err := gcpidentity.JoinKeys(google...)
@@ -164,8 +164,8 @@ func New(files ...File) (*Trust, []manifest.Problem) {
 	return t, problems
 }
 
-// unambiguous takes out the regions for which two files have two certificates: none
-// of them counts, nor the embedded one, which an administrator meant to replace.
+// unambiguous removes the regions for which two files have different certificates. Neither is in force,
+// nor is the embedded one, because an administrator meant to replace it.
 func unambiguous(all []awsiid.RegionCertificate) (
 	taken []awsiid.RegionCertificate, contested []string, problems []manifest.Problem) {
 	for i, r := range all {
@@ -180,21 +180,21 @@ func unambiguous(all []awsiid.RegionCertificate) (
 		if other < i { // each contradiction once
 			problems = append(problems, manifest.Problem{File: r.File, Line: r.Line,
 				What: fmt.Sprintf("region %s has another certificate in %s:%d", r.Region, all[other].File, all[other].Line),
-				Want: "one certificate for each region; until then none counts"})
+				Want: "keep one certificate for each region; until then none is in force"})
 		}
 	}
 	return taken, contested, problems
 }
 
-// Joined is the last that was joined. Verified chains are kept for as long as the
-// pools are the same, so what has not changed is not made anew.
+// Joined caches the last result of Join. Chains are cached per pool of certificates, so the pools must
+// not be recreated without a change.
 type Joined struct {
 	files    []File
 	trust    *Trust
 	problems []manifest.Problem
 }
 
-// Join is [New], where something has changed.
+// Join is [New], unless nothing has changed.
 func (j *Joined) Join(files []File) (*Trust, []manifest.Problem) {
 	if j.trust == nil || !slices.EqualFunc(files, j.files, File.same) {
 		j.files = files
@@ -203,19 +203,19 @@ func (j *Joined) Join(files []File) (*Trust, []manifest.Problem) {
 	return j.trust, j.problems
 }
 
-// same compares no anchors: a new section has nothing to add here.
+// same reports whether two Files are equal. It does not compare the anchors.
 func (f File) same(o File) bool {
 	return f.Section == o.Section && f.Broken == o.Broken && f.sum == o.sum
 }
 
-// Count is how many anchors of each section are in force.
+// Count returns the number of anchors in force by section.
 func (t *Trust) Count() map[Section]int {
 	return map[Section]int{AKRoots: t.ak.Len(), AzureRoots: t.Azure.Len(), AWSCertificates: len(t.AWS.All()),
 		GoogleKeys: len(t.Google.All())}
 }
 
-// NotAfter is when the next anchor of each section ends. A section without such an
-// end is not in it.
+// NotAfter returns when the next anchor of each section expires. It omits sections whose anchors do not
+// expire.
 func (t *Trust) NotAfter(now time.Time) map[Section]time.Time {
 	ends := map[Section]time.Time{}
 	for s, next := range map[Section]func(time.Time) (time.Time, bool){AKRoots: t.ak.NotAfter,
@@ -227,7 +227,7 @@ func (t *Trust) NotAfter(now time.Time) map[Section]time.Time {
 	return ends
 }
 
-// Anchor is one line of a list of all that is in force.
+// Anchor is one line of the list of anchors in force.
 type Anchor struct {
 	Section  Section   `json:"section"`
 	Name     string    `json:"name"`
@@ -235,7 +235,7 @@ type Anchor struct {
 	NotAfter time.Time `json:"notAfter,omitzero"`
 }
 
-// origin is where an anchor comes from. What is built in has no folder of its own.
+// origin returns where an anchor comes from. A built-in one has no folder.
 func origin(file string, line int) string {
 	at := fmt.Sprintf("%s:%d", file, line)
 	if !filepath.IsAbs(file) {
@@ -244,7 +244,7 @@ func origin(file string, line int) string {
 	return at
 }
 
-// All are the anchors in force.
+// All returns the anchors in force.
 func (t *Trust) All() []Anchor {
 	var all []Anchor
 	for _, set := range []struct {
@@ -266,8 +266,8 @@ func (t *Trust) All() []Anchor {
 	return all
 }
 
-// Export writes what is in force of a section as a file of that section: to be
-// changed, and put where this verifier reads its own.
+// Export returns the anchors in force of a section as a file of that section, which an administrator
+// can change and install.
 func (t *Trust) Export(s Section) ([]byte, error) {
 	var b bytes.Buffer
 	block := func(c *x509.Certificate) error { return pem.Encode(&b, &pem.Block{Type: "CERTIFICATE", Bytes: c.Raw}) }
@@ -298,6 +298,6 @@ func (t *Trust) Export(s Section) ([]byte, error) {
 		}
 		return b.Bytes(), nil
 	}
-	return nil, fmt.Errorf("%s: there is nothing to export; known are %s, %s and %s", s, AKRoots, AzureRoots,
+	return nil, fmt.Errorf("%s has nothing to export; the sections are %s, %s and %s", s, AKRoots, AzureRoots,
 		AWSCertificates)
 }

@@ -107,7 +107,7 @@ func New(p *backend.Parts) (*Process, error) {
 	})
 	o := inventory.OptionsFor(p)
 	o.Account, o.Identity, o.Events, o.Changed = "mcs-attest-controller", k.identity, k.events, k.measure
-	o.Certificate = func(cert *tls.Certificate) { _ = p.Certificates.Set(cert) } // the front reports an unusable certificate
+	o.Certificate = func(cert *tls.Certificate) { _ = p.Certificates.Set(cert) } // the front reports errors
 	k.findings, k.conditions = append(k.findings, k.doors.Findings), append(k.conditions, k.doors.Condition)
 	o.RenewKeys = func(ctx context.Context) error { return k.signing.Renew(ctx) }
 	// These parts access the inventory only after the process runs.

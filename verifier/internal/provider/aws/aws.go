@@ -1,27 +1,23 @@
-// Package aws asks Amazon about the machines that say they are its: EC2 about
-// instances (for aws-iid) and the endorsement keys of their TPMs (for tpm2), and
-// STS whose signature a request has (for aws-sts).
+// Package aws queries Amazon about its machines: EC2 about instances (for aws-iid) and the endorsement
+// keys of their TPMs (for tpm2), and STS about the signer of a request (for aws-sts).
 //
-// Every question goes through package outbound, EC2's and STS's with a budget
-// each: whether a signature for STS is any good only STS can tell, so that
-// worthless ones must not use up what the others need.
+// Every query goes through package outbound. EC2 and STS have separate budgets: only STS can verify a
+// signature for STS, so invalid ones must not use up the budget of the others.
 //
-//   - DescribeInstances: one for each aws-iid document that has passed everything
-//     else, then none for two seconds, so that one who asks again costs nothing.
-//     What EC2 says can change, but not so fast that it matters: its answers lag
-//     behind by as much, and no instance stops and starts in that time.
-//   - GetInstanceTpmEkPub: one for each instance and kind of EK, then none for
-//     hours. The EK of an instance stays the same while the instance lives, and
-//     its id is never used again.
-//   - GetCallerIdentity: one for each aws-sts document. No good answer is kept:
-//     each is of one signature.
+//   - DescribeInstances: one call for each aws-iid document that has passed all other checks, and at
+//     most one in two seconds, so that repeated requests cost nothing. EC2's answers lag by as much,
+//     and no instance stops and starts in that time.
+//   - GetInstanceTpmEkPub: one call for each instance and kind of EK in some hours. The EK of an
+//     instance is constant while the instance exists, and instance ids are never reused.
+//   - GetCallerIdentity: one call for each aws-sts document. Good answers are not cached, because each
+//     belongs to one signature.
 //
-// Answers are kept under partition, region and instance, and belong to one set of
-// credentials, so to one account. EC2's answer has the account in it again where
-// it matters (the owner, which awsiid compares).
+// Answers are cached by partition, region and instance. They belong to one set of credentials, and so
+// to one account. Where the account matters, EC2's answer contains it (the owner, which awsiid
+// compares).
 //
-// Nothing is followed anywhere: no redirects, and hosts come from the SDK or the
-// configuration. Answers are bounded.
+// Redirects are not followed, and hosts come only from the SDK or the configuration. The size of
+// answers is limited.
 package aws
 
 import (
@@ -50,26 +46,26 @@ import (
 )
 
 const (
-	// maxAnswer bounds an answer: an instance of EC2 is some 10 kB.
+	// maxAnswer is the maximum size of an answer. That for an EC2 instance has about 10 kB.
 	maxAnswer = 1 << 20
-	// keepInstance is for how long what EC2 says of an instance counts.
+	// keepInstance is the time for which EC2's answer about an instance is cached.
 	keepInstance = 2 * time.Second
-	// keepEK is for how long the EK of an instance is not asked for again.
+	// keepEK is the time for which the EK of an instance is cached.
 	keepEK = 12 * time.Hour
 )
 
-// Provider asks AWS.
+// Provider queries AWS.
 type Provider struct {
 	ec2, sts *outbound.Caller
 	regions  map[string]*ec2.Client
 	relay    *http.Client
-	stsURL   string // instead of the region's; empty: the region's
+	stsURL   string // if set, replaces the region's
 	offline  bool
 	roles    bool
 }
 
-// New makes a provider. Credentials are looked up as every AWS SDK does it, when
-// the first question is asked. Only the CA files are read now.
+// New returns a provider. Credentials are looked up, as in every AWS SDK, at the first query. Only the
+// CA files are read immediately.
 func New(c config.AWS, o outbound.Options) (*Provider, error) {
 	p := &Provider{ec2: outbound.New("aws", o), sts: outbound.New("aws-sts", o), regions: map[string]*ec2.Client{},
 		stsURL: c.STS.URL, offline: c.Offline, roles: len(c.Roles) > 0}
@@ -90,7 +86,7 @@ func New(c config.AWS, o outbound.Options) (*Provider, error) {
 		return nil, fmt.Errorf("aws.ec2: %w", err)
 	}
 	asker.Transport = copied{asker.Transport}
-	// A region is named, so that the metadata service is not asked for one.
+	// With a region, the SDK does not query the metadata service for one.
 	base, err := sdkconfig.LoadDefaultConfig(context.Background(), sdkconfig.WithRegion(c.Regions[0]))
 	if err != nil {
 		return nil, fmt.Errorf("aws: %w", err)
@@ -98,7 +94,7 @@ func New(c config.AWS, o outbound.Options) (*Provider, error) {
 	for _, r := range c.Regions {
 		p.regions[r] = ec2.NewFromConfig(base, func(o *ec2.Options) {
 			o.Region, o.HTTPClient = r, asker
-			// One call is one call: whoever asks comes again.
+			// The SDK must not retry, because callers retry.
 			o.Retryer = sdk.NopRetryer{}
 			if c.EC2.URL != "" {
 				o.BaseEndpoint = sdk.String(c.EC2.URL)
@@ -108,7 +104,7 @@ func New(c config.AWS, o outbound.Options) (*Provider, error) {
 	return p, nil
 }
 
-// Describer asks EC2 about instances; nil where EC2 must not be asked.
+// Describer returns the access to EC2's instances, or nil if EC2 must not be queried.
 func (p *Provider) Describer() awsiid.Describer {
 	if p.offline {
 		return nil
@@ -116,7 +112,7 @@ func (p *Provider) Describer() awsiid.Describer {
 	return describer{p}
 }
 
-// Directory asks EC2 for endorsement keys; nil where EC2 must not be asked.
+// Directory returns the access to EC2's endorsement keys, or nil if EC2 must not be queried.
 func (p *Provider) Directory() tpm2.Directory {
 	if p.offline {
 		return nil
@@ -124,7 +120,7 @@ func (p *Provider) Directory() tpm2.Directory {
 	return directory{p}
 }
 
-// Caller sends requests to STS; nil where no role is configured.
+// Caller returns a sender of requests to STS, or nil if no role is configured.
 func (p *Provider) Caller() awssts.Caller {
 	if !p.roles {
 		return nil
@@ -132,9 +128,9 @@ func (p *Provider) Caller() awssts.Caller {
 	return caller{p}
 }
 
-// copied sends its own copy of a request's body. With the SDK's (smithy-go 1.28.8,
-// Go 1.26) the transport takes the end of the body for a failed write, and drops the
-// connection, sometimes with the answer still on it.
+// copied sends a copy of a request's body. With the SDK's own body (smithy-go 1.28.8, Go 1.26), the
+// transport treats the end of the body as a failed write. It then drops the connection, sometimes
+// before the answer is read.
 type copied struct{ next http.RoundTripper }
 
 func (c copied) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -152,19 +148,19 @@ func (c copied) RoundTrip(r *http.Request) (*http.Response, error) {
 
 var instanceID = regexp.MustCompile(`^i-([0-9a-f]{8}|[0-9a-f]{17})$`)
 
-// of is the client of a region, for a well-formed instance id.
+// of returns the client of a region, for a well-formed instance id.
 func (p *Provider) of(region, id string) (*ec2.Client, error) {
 	c, ok := p.regions[region]
 	switch {
 	case !ok:
-		return nil, reason.Deny(reason.ProviderUnavailable, "region %.32q is none of aws.regions", region)
+		return nil, reason.Deny(reason.ProviderUnavailable, "region %.32q is not in aws.regions", region)
 	case !instanceID.MatchString(id):
 		return nil, reason.Deny(reason.InstanceNotFound, "%.40q is not an instance id", id)
 	}
 	return c, nil
 }
 
-// key names a question whole, within one account.
+// key returns a key that identifies a question completely, within one account.
 func key(region, id string, more ...string) string {
 	p, _ := request.PartitionOf(region)
 	out := p.Name + "\x00" + region + "\x00" + id
@@ -174,13 +170,13 @@ func key(region, id string, more ...string) string {
 	return out
 }
 
-// understood makes a denial of the errors that say something of the instance. The
-// others stay as they are: they are ours, or EC2's, and pass.
+// understood turns errors that concern the instance into denials. Other errors are returned unchanged:
+// they are temporary errors of the verifier or of EC2.
 func understood(err error, id string) error {
 	var a smithy.APIError
 	if errors.As(err, &a) && slices.Contains([]string{"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"},
 		a.ErrorCode()) {
-		return reason.Deny(reason.InstanceNotFound, "EC2 knows no instance %s: %s", id, a.ErrorCode())
+		return reason.Deny(reason.InstanceNotFound, "EC2 has no instance %s: %s", id, a.ErrorCode())
 	}
 	return err
 }

@@ -26,9 +26,8 @@ import (
 
 type describer struct{ p *Provider }
 
-// Describe asks for one instance by its id. An answer with none, with several, or
-// with another one is no answer, and no no for good either: it says nothing bad of
-// the instance.
+// Describe queries one instance by its id. An answer with none, with several, or with another instance
+// is a temporary denial, because it proves nothing about the instance.
 func (d describer) Describe(ctx context.Context, region, id string) (awsiid.Instance, error) {
 	client, err := d.p.of(region, id)
 	if err != nil {
@@ -47,7 +46,7 @@ func (d describer) Describe(ctx context.Context, region, id string) (awsiid.Inst
 func one(out *ec2.DescribeInstancesOutput, id string) (awsiid.Instance, error) {
 	var none awsiid.Instance
 	var all []types.Instance
-	var owner string // of the reservation that the instance is of
+	var owner string // of the reservation of the instance
 	for _, r := range out.Reservations {
 		if len(r.Instances) > 0 {
 			owner = sdk.ToString(r.OwnerId)
@@ -56,11 +55,11 @@ func one(out *ec2.DescribeInstancesOutput, id string) (awsiid.Instance, error) {
 	}
 	switch {
 	case len(all) == 0:
-		return none, reason.Deny(reason.InstanceNotFound, "EC2 answers with no instance for %s", id)
+		return none, reason.Deny(reason.InstanceNotFound, "EC2 returned no instance for %s", id)
 	case len(all) != 1 || sdk.ToString(out.NextToken) != "":
-		return none, reason.Deny(reason.MachineAmbiguous, "EC2 answers with %d instances for %s", len(all), id)
+		return none, reason.Deny(reason.MachineAmbiguous, "EC2 returned %d instances for %s", len(all), id)
 	case sdk.ToString(all[0].InstanceId) != id:
-		return none, fmt.Errorf("asked for %s, EC2 answers with %.40q", id, sdk.ToString(all[0].InstanceId))
+		return none, fmt.Errorf("EC2 returned %.40[2]q instead of %[1]s", id, sdk.ToString(all[0].InstanceId))
 	}
 	i := all[0]
 	found := awsiid.Instance{ID: id, Account: owner, VPC: sdk.ToString(i.VpcId), Launched: sdk.ToTime(i.LaunchTime),
@@ -79,10 +78,9 @@ func one(out *ec2.DescribeInstancesOutput, id string) (awsiid.Instance, error) {
 
 type directory struct{ p *Provider }
 
-// EndorsementKeys asks for the EK of an instance's NitroTPM, of the kind that
-// answered. EC2 names two: RSA-2048 and P-384. Of another kind it has nothing to
-// say, and what is not in our configuration says nothing of the instance: both are
-// a no for now, so that other endorsements count and the node tries again.
+// EndorsementKeys queries the EK of an instance's NitroTPM, of the kind that the machine presented. EC2
+// supports two kinds: RSA-2048 and P-384. Another kind, or an instance outside the configuration, is a
+// temporary denial, so that other endorsements apply and the node retries.
 func (d directory) EndorsementKeys(ctx context.Context, providerID string, ek *tpm2.EK) (tpm2.ProviderKeys, error) {
 	var none tpm2.ProviderKeys
 	if !strings.HasPrefix(providerID, "aws://") {
@@ -115,7 +113,7 @@ func (d directory) EndorsementKeys(ctx context.Context, providerID string, ek *t
 		})
 }
 
-// ofZone is the client of the configured region that a zone is in.
+// ofZone returns the client of the configured region of a zone.
 func (p *Provider) ofZone(i awssts.Instance) (*ec2.Client, string, error) {
 	for region := range p.regions {
 		if i.In(region) {
@@ -123,7 +121,7 @@ func (p *Provider) ofZone(i awssts.Instance) (*ec2.Client, string, error) {
 			return client, region, err
 		}
 	}
-	return nil, "", reason.Deny(reason.ProviderUnavailable, "zone %.64q of the Machine is in none of aws.regions", i.Zone)
+	return nil, "", reason.Deny(reason.ProviderUnavailable, "zone %.64q of the Machine is not in aws.regions", i.Zone)
 }
 
 func keyType(ek *tpm2.EK) (types.EkPubKeyType, error) {
@@ -138,25 +136,25 @@ func keyType(ek *tpm2.EK) (types.EkPubKeyType, error) {
 		}
 	}
 	return "", reason.Deny(reason.EKNotEnrolled,
-		"EC2 names no EKs like %s, but RSA-2048 and P-384: boot the node with mcs-attest.ek=rsa-2048", ek.Describe())
+		"EC2 has no EKs of the kind %s, but of RSA-2048 and P-384: boot the node with mcs-attest.ek=rsa-2048", ek.Describe())
 }
 
-// withoutTPM makes a denial of an error that says the instance has none. EC2's
-// reference does not list that error; these are the codes by which EC2 says of
-// other operations that an instance does not have what is asked for.
+// withoutTPM returns a denial for an error that means that the instance has no TPM. EC2's reference
+// does not list that error. These are the codes with which other operations of EC2 report that an
+// instance lacks a feature.
 func withoutTPM(err error, id string) error {
 	var a smithy.APIError
 	if errors.As(err, &a) && slices.Contains([]string{"UnsupportedOperation", "OperationNotPermitted"}, a.ErrorCode()) {
-		return reason.Deny(reason.EKUntrusted, "EC2 knows no TPM of instance %s: %s", id, a.ErrorCode())
+		return reason.Deny(reason.EKUntrusted, "EC2 has no TPM of instance %s: %s", id, a.ErrorCode())
 	}
 	return err
 }
 
-// publicKey reads an answer: about this instance and this kind of key, and one
-// whole key of that kind. An answer that is not is EC2's fault and passes.
+// publicKey checks an answer and returns its key. The answer must be about this instance and this kind
+// of key, and contain one complete key of that kind. Other answers are temporary errors of EC2.
 func publicKey(out *ec2.GetInstanceTpmEkPubOutput, id string, kind types.EkPubKeyType) ([]byte, error) {
 	if got := sdk.ToString(out.InstanceId); got != id || out.KeyType != kind || out.KeyFormat != types.EkPubKeyFormatDer {
-		return nil, fmt.Errorf("asked for the EK %s of %s as DER, EC2 answers %s of %.40q as %s", kind, id, out.KeyType,
+		return nil, fmt.Errorf("requested the EK %s of %s as DER, EC2 returned %s of %.40q as %s", kind, id, out.KeyType,
 			got, out.KeyFormat)
 	}
 	der, err := base64.StdEncoding.Strict().DecodeString(sdk.ToString(out.KeyValue))
@@ -167,6 +165,6 @@ func publicKey(out *ec2.GetInstanceTpmEkPubOutput, id string, kind types.EkPubKe
 	if err != nil {
 		return nil, fmt.Errorf("EK of %s: %w", id, err)
 	}
-	// In the form in which EKs are compared.
+	// This is the form in which EKs are compared.
 	return x509.MarshalPKIXPublicKey(key)
 }

@@ -23,9 +23,9 @@ type stsAnswer struct {
 	body        []byte
 }
 
-// GetCallerIdentity sends a request that package awssts built: to its own host, or
-// to the configured endpoint with that host in its Host header, since the host is
-// part of what was signed. This process's own credentials have no part in it.
+// GetCallerIdentity sends a request that package awssts built to its own host, or to the configured
+// endpoint with that host in its Host header, because the host is part of the signed data. It does not
+// use this process's own credentials.
 func (c caller) GetCallerIdentity(ctx context.Context, q awssts.Request) (int, string, []byte, error) {
 	a, err := outbound.Ask(ctx, c.p.sts, "GetCallerIdentity", whole(q), 0, func(ctx context.Context) (stsAnswer, error) {
 		return c.send(ctx, q)
@@ -61,12 +61,12 @@ func (c caller) send(ctx context.Context, q awssts.Request) (stsAnswer, error) {
 		return none, err
 	}
 	if answer.StatusCode >= 500 || answer.StatusCode == http.StatusTooManyRequests {
-		return none, fmt.Errorf("STS answers %s", answer.Status)
+		return none, fmt.Errorf("STS returned status %s", answer.Status)
 	}
 	return stsAnswer{answer.StatusCode, answer.Header.Get("Content-Type"), body}, nil
 }
 
-// whole names a request by all of it.
+// whole returns a key that identifies a request completely.
 func whole(q awssts.Request) string {
 	h := sha256.New()
 	for _, name := range slices.Sorted(maps.Keys(q.Headers)) {

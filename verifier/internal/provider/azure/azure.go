@@ -1,23 +1,21 @@
-// Package azure asks Azure about the machines that say they are its: Resource
-// Manager (ARM) which vmId a virtual machine has, and the login endpoint with
-// which keys a tenant signs tokens.
+// Package azure queries Azure about its machines: Resource Manager (ARM) for the vmId of a virtual
+// machine, and the login endpoint for the keys with which a tenant signs tokens.
 //
-// Every question goes through package outbound, with a budget each for ARM and
-// for the login endpoint, so that tokens with made-up key ids do not use up what
-// the others need.
+// Every query goes through package outbound. ARM and the login endpoint have separate budgets, so that
+// tokens with invented key ids do not use up the budget of the others.
 //
-//   - VM: one call for each attested document that has passed everything else, and
-//     at most one in three seconds for one virtual machine, so that another machine
-//     of the subscription cannot make one with each try.
-//   - The key set: one call in an hour, and, for a key id that it has not, at most
-//     one in five minutes. A set that cannot be refreshed counts for a day.
+//   - VM: one call for each attested document that has passed all other checks, and at most one in
+//     three seconds for one virtual machine, so that another machine of the subscription cannot cause
+//     one with each request.
+//   - The key set: one call in an hour and, for a missing key id, at most one in five minutes. A set
+//     that cannot be refreshed is valid for a day.
 //
-// Credentials for ARM are those of the environment, of a workload identity, or of
-// a managed identity; no programs are started to find some. They need the action
-// Microsoft.Compute/virtualMachines/read, which the role Reader has.
+// Credentials for ARM are those of the environment, of a workload identity, or of a managed identity.
+// The verifier starts no program to find some. They need the action
+// Microsoft.Compute/virtualMachines/read, which is in the role Reader.
 //
-// Nothing is followed anywhere: no redirects, and hosts come from the SDK or the
-// configuration. Answers are bounded.
+// Redirects are not followed, and hosts come only from the SDK or the configuration. The size of
+// answers is limited.
 package azure
 
 import (
@@ -43,27 +41,27 @@ import (
 )
 
 const (
-	// maxAnswer bounds what is read of an answer: a virtual machine is some 10 kB.
+	// maxAnswer is the maximum size of an answer. That for a virtual machine has about 10 kB.
 	maxAnswer = 1 << 20
-	// keepVM is how long an answer about a virtual machine counts. What it says is
-	// compared with the vmId that Azure signed for this conversation, so an old
-	// answer lets nobody in who is another machine: one that was made again under
-	// the name has another vmId, and takes longer than this to boot and to ask.
-	// One that was deleted counts no longer than a call may take.
+	// keepVM is the time for which an answer about a virtual machine is cached. The answer is compared
+	// with the vmId that Azure signed for this conversation, so an old answer admits no other machine.
+	// A machine that was recreated with the same name has another vmId, and needs longer than this time
+	// to boot and attest. An answer about a deleted machine is cached for no longer than a call may
+	// take.
 	keepVM = 3 * time.Second
 )
 
-// Provider asks Azure. It is an azureattested.Resolver.
+// Provider queries Azure. It is an azureattested.Resolver.
 type Provider struct {
 	arm     *outbound.Caller
 	clients map[string]*armcompute.VirtualMachinesClient // by subscription, lower case
 	cloud   azureattested.Cloud
-	keys    *Keys // nil: no tokens
+	keys    *Keys // nil if no tokens are required
 	config  config.Azure
 }
 
-// New makes a provider. Without a credential it is looked for when the first
-// question is asked. Only the CA files are read now.
+// New returns a provider. If credential is nil, it is looked up at the first query. Only the CA files
+// are read immediately.
 func New(c config.Azure, credential azcore.TokenCredential, o outbound.Options) (*Provider, error) {
 	p := &Provider{arm: outbound.New("azure", o), clients: map[string]*armcompute.VirtualMachinesClient{}, config: c}
 	where, err := configuration(c)
@@ -83,7 +81,7 @@ func New(c config.Azure, credential azcore.TokenCredential, o outbound.Options) 
 		url := strings.TrimSuffix(where.ActiveDirectoryAuthorityHost, "/") + "/" + m.Tenant + "/discovery/v2.0/keys"
 		p.keys = newKeys(login, url, o)
 	}
-	// One call is one call: whoever asks comes again.
+	// The SDK must not retry, because callers retry.
 	once := policy.RetryOptions{MaxRetries: -1}
 	if credential == nil {
 		if credential, err = find(policy.ClientOptions{Cloud: where, Transport: login, Retry: once},
@@ -104,10 +102,10 @@ func New(c config.Azure, credential azcore.TokenCredential, o outbound.Options) 
 	return p, nil
 }
 
-// Cloud is the configured one of Azure's clouds.
+// Cloud returns the configured cloud of Azure.
 func (p *Provider) Cloud() azureattested.Cloud { return p.cloud }
 
-// Identity is what tokens must be; nil where none are asked for.
+// Identity returns the requirements for tokens, or nil if none are required.
 func (p *Provider) Identity() *azureattested.Identity {
 	m := p.config.ManagedIdentity
 	if m == nil {
@@ -117,7 +115,7 @@ func (p *Provider) Identity() *azureattested.Identity {
 		Resource: m.Resource}
 }
 
-// configuration is the cloud's, with the endpoints that were configured instead.
+// configuration returns that of the cloud, with the configured endpoints.
 func configuration(c config.Azure) (cloud.Configuration, error) {
 	all := map[string]cloud.Configuration{"Public": cloud.AzurePublic, "USGovernment": cloud.AzureGovernment,
 		"China": cloud.AzureChina}
@@ -127,7 +125,7 @@ func configuration(c config.Azure) (cloud.Configuration, error) {
 	}
 	service := where.Services[cloud.ResourceManager]
 	if c.ARM.URL != "" {
-		service.Endpoint = c.ARM.URL // the audience of its tokens stays the cloud's
+		service.Endpoint = c.ARM.URL // the audience of its tokens is still the cloud's
 	}
 	where.Services = map[cloud.ServiceName]cloud.ServiceConfiguration{cloud.ResourceManager: service}
 	if c.Login.URL != "" {
@@ -136,8 +134,8 @@ func configuration(c config.Azure) (cloud.Configuration, error) {
 	return where, nil
 }
 
-// find makes the chain of credentials that a service in a cluster can have. Of an
-// authority that was configured nobody else is asked whether it is one.
+// find returns the chain of credentials for a service in a cluster. A configured authority is used
+// without validating it at another one.
 func find(o policy.ClientOptions, private bool) (azcore.TokenCredential, error) {
 	var chain []azcore.TokenCredential
 	if c, err := azidentity.NewEnvironmentCredential(&azidentity.EnvironmentCredentialOptions{ClientOptions: o,
@@ -159,7 +157,7 @@ func find(o policy.ClientOptions, private bool) (azcore.TokenCredential, error) 
 	return azidentity.NewChainedTokenCredential(chain, nil)
 }
 
-// VM asks for one virtual machine.
+// VM queries one virtual machine.
 func (p *Provider) VM(ctx context.Context, resourceID string) (azureattested.VM, error) {
 	id, err := arm.ParseResourceID(resourceID)
 	if err != nil || !strings.EqualFold(id.ResourceType.String(), "Microsoft.Compute/virtualMachines") {
@@ -183,7 +181,7 @@ func (p *Provider) VM(ctx context.Context, resourceID string) (azureattested.VM,
 
 func answered(vm armcompute.VirtualMachine) (azureattested.VM, error) {
 	if vm.ID == nil || *vm.ID == "" || vm.Properties == nil || vm.Properties.VMID == nil {
-		return azureattested.VM{}, errors.New("an answer without id or vmId")
+		return azureattested.VM{}, errors.New("the answer has no id or vmId")
 	}
 	found := azureattested.VM{ResourceID: *vm.ID, VMID: *vm.Properties.VMID}
 	if s := vm.Properties.ProvisioningState; s != nil {
@@ -195,8 +193,8 @@ func answered(vm armcompute.VirtualMachine) (azureattested.VM, error) {
 	return found, nil
 }
 
-// understood tells a no from what cannot be found out. A subscription that ARM
-// does not know is one that our credentials cannot see.
+// understood distinguishes denials from temporary errors. A subscription that ARM does not know is one
+// that the credentials cannot read.
 func understood(err error, resourceID string) error {
 	var answer *azcore.ResponseError
 	if !errors.As(err, &answer) {
@@ -205,10 +203,10 @@ func understood(err error, resourceID string) error {
 	switch {
 	case answer.StatusCode == http.StatusNotFound && (answer.ErrorCode == "ResourceNotFound" ||
 		answer.ErrorCode == "ResourceGroupNotFound" || answer.ErrorCode == "NotFound"):
-		return reason.Deny(reason.InstanceNotFound, "Azure does not know %s", resourceID)
+		return reason.Deny(reason.InstanceNotFound, "Azure has no virtual machine %s", resourceID)
 	case answer.StatusCode == http.StatusForbidden || answer.StatusCode == http.StatusUnauthorized:
-		return fmt.Errorf("azure answers %d %.64q about %s: the verifier's identity needs "+
+		return fmt.Errorf("azure returned %d %.64q for %s: the verifier's identity needs "+
 			"Microsoft.Compute/virtualMachines/read there (role Reader)", answer.StatusCode, answer.ErrorCode, resourceID)
 	}
-	return fmt.Errorf("azure answers %d %.64q about %s", answer.StatusCode, answer.ErrorCode, resourceID)
+	return fmt.Errorf("azure returned %d %.64q for %s", answer.StatusCode, answer.ErrorCode, resourceID)
 }

@@ -202,7 +202,7 @@ func TestWhenAzureIsNotWell(t *testing.T) {
 		}, want: reason.ProviderUnavailable, sent: 1},
 		"it answers with an empty one": {change: func(w *world, _ *string) {
 			w.cloud.Fail(emulator.Faults{Body: []byte("{}")})
-		}, want: reason.ProviderUnavailable, says: "without id or vmId", sent: 1},
+		}, want: reason.ProviderUnavailable, says: "no id or vmId", sent: 1},
 		"it answers with 10 MB": {change: func(w *world, _ *string) {
 			w.cloud.Fail(emulator.Faults{Body: append([]byte(`{"id":"`), bytes.Repeat([]byte("a"), 10<<20)...)})
 		}, want: reason.ProviderUnavailable, sent: 1},

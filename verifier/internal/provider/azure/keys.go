@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	keysFresh   = time.Hour       // a set is not fetched again for that long
-	keysAtMost  = 5 * time.Minute // nor sooner than this for a key that it has not
-	keysRetry   = 5 * time.Second // nor sooner than this after a failure
-	keysStale   = 24 * time.Hour  // and counts for this long where it cannot be fetched
+	keysFresh   = time.Hour       // a set is not fetched again during this time
+	keysAtMost  = 5 * time.Minute // the minimum interval for a key that is missing
+	keysRetry   = 5 * time.Second // the minimum interval after a failure
+	keysStale   = 24 * time.Hour  // a set that cannot be refreshed is valid for this time
 	maxKeySet   = 256 << 10
 	maxKeys     = 100
 	minRSABits  = 2048
@@ -30,8 +30,8 @@ const (
 	rsaExponent = 65537
 )
 
-// Keys are those of a tenant, as its login endpoint publishes them (RFC 7517). It
-// is an azureattested.IdentityKeys.
+// Keys are the keys of a tenant, as its login endpoint publishes them (RFC 7517). It is an
+// azureattested.IdentityKeys.
 type Keys struct {
 	client *http.Client
 	url    string
@@ -40,11 +40,11 @@ type Keys struct {
 
 	mu      sync.Mutex
 	known   map[string]*rsa.PublicKey
-	fetched time.Time // when known was
+	fetched time.Time // when known was fetched
 	tried   time.Time
-	failed  error // of the last try; nil: it went well
-	begun   int   // fetches that were begun
-	of      int   // the fetch that known is of, counted from 1
+	failed  error // of the last fetch
+	begun   int   // the number of fetches that have started
+	of      int   // the number of the fetch of known, from 1
 }
 
 func newKeys(client *http.Client, url string, o outbound.Options) *Keys {
@@ -55,10 +55,9 @@ func newKeys(client *http.Client, url string, o outbound.Options) *Keys {
 	return &Keys{client: client, url: url, caller: outbound.New("azure-login", o), now: now}
 }
 
-// Key returns the key of an id. The id is untrusted, and is compared, nothing else.
-// One that is not there is DocumentUntrusted only if the tenant was asked for this
-// very question, in a fetch that began after it was put. In the time between two
-// fetches it may be a key that is new: ProviderUnavailable.
+// Key returns the key with an id. The id is untrusted and is only compared. A missing key is
+// DocumentUntrusted only if a fetch that began after this call did not return it. Otherwise, it may be
+// a new key, and the result is ProviderUnavailable.
 func (k *Keys) Key(ctx context.Context, kid string) (crypto.PublicKey, error) {
 	k.mu.Lock()
 	before := k.begun
@@ -68,7 +67,7 @@ func (k *Keys) Key(ctx context.Context, kid string) (crypto.PublicKey, error) {
 	if ask {
 		_, err = outbound.Ask(ctx, k.caller, "keys", k.url, 0, func(ctx context.Context) (struct{}, error) {
 			if _, still := k.find(kid); !still {
-				return struct{}{}, nil // somebody was faster
+				return struct{}{}, nil // another caller was faster
 			}
 			k.mu.Lock()
 			k.begun++
@@ -81,7 +80,7 @@ func (k *Keys) Key(ctx context.Context, kid string) (crypto.PublicKey, error) {
 		key, _ = k.find(kid)
 	}
 	if key != nil {
-		return key, nil // also where it could not be refreshed
+		return key, nil // even if the set could not be refreshed
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -93,13 +92,13 @@ func (k *Keys) Key(ctx context.Context, kid string) (crypto.PublicKey, error) {
 	}
 	if k.of <= before {
 		return nil, reason.Deny(reason.ProviderUnavailable,
-			"the tenant had no key %.64q %s ago, and may be asked again %s after that", kid,
+			"the tenant had no key %.64q %s ago; the next fetch is allowed %s after that", kid,
 			k.now().Sub(k.fetched).Round(time.Second), keysAtMost)
 	}
 	return nil, reason.Deny(reason.DocumentUntrusted, "the tenant has no key %.64q", kid)
 }
 
-// find looks a key up, and says whether the set should be fetched.
+// find returns a cached key, and whether the set should be fetched.
 func (k *Keys) find(kid string) (*rsa.PublicKey, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -146,15 +145,15 @@ func (k *Keys) fetch(ctx context.Context) (map[string]*rsa.PublicKey, error) {
 	case err != nil:
 		return nil, err
 	case a.StatusCode != http.StatusOK:
-		return nil, fmt.Errorf("%s answers %d", k.url, a.StatusCode)
+		return nil, fmt.Errorf("%s returned status %d", k.url, a.StatusCode)
 	case len(raw) > maxKeySet:
-		return nil, fmt.Errorf("%s answers with more than %d bytes", k.url, maxKeySet)
+		return nil, fmt.Errorf("%s returned more than %d bytes", k.url, maxKeySet)
 	}
 	return parseKeys(raw)
 }
 
-// parseKeys reads a key set. Keys that cannot sign tokens (of another type or
-// size, or not for signatures) are passed over, as there may be new sorts.
+// parseKeys parses a key set. It ignores keys that cannot sign tokens (of another type or size, or not
+// for signatures), because new kinds may appear.
 func parseKeys(raw []byte) (map[string]*rsa.PublicKey, error) {
 	var set struct {
 		Keys []json.RawMessage `json:"keys"`

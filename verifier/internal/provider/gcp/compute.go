@@ -29,44 +29,41 @@ import (
 )
 
 const (
-	// ComputeURL is the Compute API.
+	// ComputeURL is the URL of the Compute API.
 	ComputeURL = "https://compute.googleapis.com"
-	// readonly is the narrowest scope that the method takes.
+	// readonly is the narrowest scope that the method accepts.
 	readonly = "https://www.googleapis.com/auth/compute.readonly"
-	// maxAnswer is far above an answer: two keys, perhaps two certificates.
+	// maxAnswer is far above the size of an answer: two keys, perhaps with two certificates.
 	maxAnswer = 256 << 10
 )
 
-// Directory knows the TPMs of Shielded VMs, by the Compute API's
-// getShieldedInstanceIdentity. Its credentials need
-// compute.instances.getShieldedInstanceIdentity, and nothing else.
+// Directory queries the EKs of Shielded VMs, with the Compute API's getShieldedInstanceIdentity. Its
+// credentials need only compute.instances.getShieldedInstanceIdentity.
 //
-// It asks by project, zone and name, since that is what a Machine's providerID has,
-// and the answer has no id in it. So it says: the instance that has this name now has
-// this TPM. After a name was used again that is another instance, and its Machine is
-// another or none; whoever needs to know by id asks for gcp-identity in the same
-// policy, whose token has the numeric id and the time of creation. An answer is not
-// kept, since a name is less than an identity.
+// It queries by project, zone and name, because a Machine's providerID consists of these, and the
+// answer has no id. So the answer means that the instance that currently has this name has this TPM. If
+// the name was reused, that is another instance. A policy that needs the id also requires gcp-identity,
+// whose token has the numeric id and the time of creation. Answers are not cached, because a name is
+// not an identity.
 //
-// The credentials are found by Google's own library. The call is a GET of ours:
-// Google's client of the Compute API has thousands of methods, of which the linker
-// keeps all, and doubles the verifier (47 to 105 MB). A test holds both to get the
-// same answers.
+// Google's own library finds the credentials. The call is a plain GET: Google's client of the Compute
+// API has thousands of methods, all of which the linker keeps, and would double the size of the
+// verifier (47 to 105 MB). A test verifies that both get the same answers.
 type Directory struct {
 	projects []string
 	caller   *outbound.Caller
 	endpoint config.Endpoint
 
 	client   *http.Client    // for the API
-	exchange context.Context // for the library that gets tokens: holds the client that it uses
+	exchange context.Context // for the token library; contains its client
 
-	mu      sync.Mutex // never held while anybody is asked
+	mu      sync.Mutex // never held during a call
 	source  oauth2.TokenSource
 	token   *oauth2.Token
-	renewal *renewal // that is under way
+	renewal *renewal // the active one
 }
 
-// renewal is one for all who wait for it. What it got is there when done is closed.
+// renewal is shared by all callers that wait for it. Its result is valid after done is closed.
 type renewal struct {
 	done  chan struct{}
 	token *oauth2.Token
@@ -75,16 +72,15 @@ type renewal struct {
 
 var _ tpm2.Directory = (*Directory)(nil)
 
-// NewDirectory prepares to ask about instances of some projects. Credentials are
-// looked for when the first question is asked, so that a cluster whose policies need
-// no TPM of Google's needs none.
+// NewDirectory returns a directory for instances of some projects. Credentials are looked up at the
+// first query, so a cluster whose policies need no TPM of Google needs none.
 func NewDirectory(projects []string, endpoint config.Endpoint, caller *outbound.Caller) (*Directory, error) {
 	client, err := outbound.NewClient(endpoint.CA, maxAnswer)
 	if err != nil {
 		return nil, fmt.Errorf("gcp.compute: %w", err)
 	}
-	// Tokens come from other hosts than the API. A configured CA counts for them
-	// beside the system's: a proxy that ends TLS does it for all of them.
+	// Tokens come from other hosts than the API. For them, a configured CA is trusted in addition to
+	// the system's, because a proxy that terminates TLS does so for all hosts.
 	roots, err := x509.SystemCertPool()
 	if err != nil {
 		return nil, fmt.Errorf("gcp.compute: %w", err)
@@ -100,7 +96,7 @@ func NewDirectory(projects []string, endpoint config.Endpoint, caller *outbound.
 	}, nil
 }
 
-// The forms of names are checked before they become part of a URL.
+// The forms of names are checked before they are used in a URL.
 var providerID = regexp.MustCompile(
 	`^gce://((?:[a-z0-9.-]{1,253}:)?[a-z][a-z0-9-]{0,62})/([a-z][a-z0-9-]{0,62})/([a-z][a-z0-9-]{0,62})$`)
 
@@ -122,7 +118,7 @@ func (d *Directory) EndorsementKeys(ctx context.Context, id string, _ *tpm2.EK) 
 		})
 }
 
-// identity is of the answer what matters here
+// identity has the relevant part of the answer
 // (https://cloud.google.com/compute/docs/reference/rest/v1/instances/getShieldedInstanceIdentity).
 type identity struct {
 	RSA   entry `json:"encryptionKey"`
@@ -146,7 +142,7 @@ func (d *Directory) ask(ctx context.Context, project, zone, name string) (tpm2.P
 	case err != nil:
 		return none, err
 	case status.StatusCode == http.StatusNotFound:
-		return none, reason.Deny(reason.InstanceNotFound, "Google does not know an instance %q in %s of %s", name,
+		return none, reason.Deny(reason.InstanceNotFound, "Google has no instance %q in %s of %s", name,
 			zone, project)
 	case status.StatusCode != http.StatusOK:
 		return none, fmt.Errorf("status %s: %.300s", status.Status, message(raw))
@@ -168,12 +164,12 @@ func (d *Directory) ask(ctx context.Context, project, zone, name string) (tpm2.P
 	}
 	if len(keys.SPKI) == 0 {
 		return none, reason.Deny(reason.EKUntrusted,
-			"Google names no EK for %q in %s of %s: no Shielded VM with a virtual TPM", name, zone, project)
+			"Google has no EK of %q in %s of %s: it is not a Shielded VM with a virtual TPM", name, zone, project)
 	}
 	return keys, nil
 }
 
-// message is what an error of Google's APIs says.
+// message returns the message of an error of Google's APIs.
 func message(raw []byte) string {
 	var e struct {
 		Error struct {
@@ -186,11 +182,11 @@ func message(raw []byte) string {
 	return e.Error.Message
 }
 
-// ekSPKI reads an EK's public key in PEM and returns it in the one DER form.
+// ekSPKI parses an EK's public key in PEM and returns it in the canonical DER form.
 func ekSPKI(text string) ([]byte, error) {
 	block, rest := pem.Decode([]byte(text))
 	if block == nil || block.Type != "PUBLIC KEY" || len(bytes.TrimSpace(rest)) > 0 {
-		return nil, errors.New("not one public key in PEM")
+		return nil, errors.New("the text is not one public key in PEM")
 	}
 	key, err := x509.ParsePKIXPublicKey(block.Bytes)
 	if err != nil {
@@ -211,8 +207,8 @@ func ekSPKI(text string) ([]byte, error) {
 	return x509.MarshalPKIXPublicKey(key)
 }
 
-// authorized returns an access token. Who needs a new one starts a renewal, or waits
-// for the one that is under way, and no longer than his context.
+// authorized returns an access token. If a new one is needed, it starts a renewal or waits for the
+// active one, until ctx ends.
 func (d *Directory) authorized(ctx context.Context) (*oauth2.Token, error) {
 	d.mu.Lock()
 	if d.token.Valid() {
@@ -223,9 +219,8 @@ func (d *Directory) authorized(ctx context.Context) (*oauth2.Token, error) {
 	if r == nil {
 		r = &renewal{done: make(chan struct{})}
 		d.renewal = r
-		// By itself: the library takes no context, neither to look for credentials,
-		// for which it may try whether there is a metadata server, nor for an
-		// exchange. Both end with time-outs of their own.
+		// The renewal runs in a separate goroutine, because the library accepts no context, neither to
+		// find credentials nor for an exchange. Both end with their own timeouts.
 		go d.renew(r)
 	}
 	d.mu.Unlock()
@@ -237,8 +232,8 @@ func (d *Directory) authorized(ctx context.Context) (*oauth2.Token, error) {
 	}
 }
 
-// renew gets a token. It runs once at a time. What it lacks now may be there later,
-// so a failure is not kept.
+// renew gets a token. It never runs concurrently. A failure is not cached, because what is missing may
+// appear later.
 func (d *Directory) renew(r *renewal) {
 	d.mu.Lock()
 	source := d.source

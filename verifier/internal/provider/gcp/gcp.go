@@ -1,14 +1,13 @@
-// Package gcp asks Google: for the keys that sign identity tokens, and for the
-// endorsement keys of an instance's virtual TPM.
+// Package gcp queries Google for the keys that sign identity tokens, and for the endorsement keys of an
+// instance's virtual TPM.
 //
 //	what               where                                                     how often
 //	keys of tokens     www.googleapis.com/oauth2/v3/certs                        once in some hours, see Keys
 //	a TPM's keys       compute.googleapis.com, getShieldedInstanceIdentity       once for an attestation that needs it
-//	own credentials    as Google's application default credentials say           once in an hour
+//	own credentials    as defined by Google's application default credentials    once in an hour
 //
-// Both endpoints and their authorities can be configured. Proxies are taken from the
-// environment (HTTPS_PROXY, NO_PROXY). No redirect is followed, and no answer is
-// read beyond a bound.
+// Both endpoints and their CAs are configurable. Proxies come from the environment (HTTPS_PROXY,
+// NO_PROXY). Redirects are not followed, and the size of answers is limited.
 package gcp
 
 import (
@@ -19,8 +18,8 @@ import (
 	"golang.org/x/oauth2"
 )
 
-// get asks for a document, and returns the answer whatever its status. Without a
-// token it asks as nobody.
+// get requests a document, and returns the answer whatever its status. Without a token, the request is
+// anonymous.
 func get(ctx context.Context, c *http.Client, token *oauth2.Token, url string) (*http.Response, []byte, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

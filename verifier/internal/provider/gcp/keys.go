@@ -23,43 +23,43 @@ import (
 const KeysURL = "https://www.googleapis.com/oauth2/v3/certs"
 
 const (
-	// A set counts for as long as its Cache-Control says, within these bounds.
+	// A set is fresh for the time in its Cache-Control, within these limits.
 	minFresh, defaultFresh, maxFresh = 5 * time.Minute, time.Hour, 24 * time.Hour
-	// staleIfError is how long a set still counts for the keys in it while Google
-	// cannot be reached. Google publishes a key for days.
+	// staleIfError is the time for which the keys of a set stay valid while Google is unreachable.
+	// Google publishes a key for days.
 	staleIfError = 24 * time.Hour
-	// minRefresh lies between two fetches, whoever asks for whatever: a kid is free
-	// to invent. After a failure it is shorter.
+	// minRefresh is the minimum time between two fetches, because a caller can invent key ids. After a
+	// failure it is minRetry.
 	minRefresh, minRetry = 30 * time.Second, 5 * time.Second
 )
 
-// KeysOptions are how keys are had.
+// KeysOptions configure Keys.
 type KeysOptions struct {
-	Endpoint config.Endpoint // gcp.keys; the URL is the whole address of the set
-	// Static are the keys of the folder google-keys; they count beside Google's. Nil: none.
+	Endpoint config.Endpoint // gcp.keys; the URL is the full address of the set
+	// Static returns the keys of the folder google-keys, which are valid in addition to Google's. If
+	// nil, there are none.
 	Static func() *gcpidentity.StaticKeys
-	// Offline leaves Google unasked.
+	// Offline disables fetches.
 	Offline bool
-	// Caller bounds the fetches; required unless Offline.
+	// Caller limits the fetches. Required unless Offline.
 	Caller *outbound.Caller
 	Now    func() time.Time
 	Log    *slog.Logger
-	// State is told of each fetch: the keys that there are and until when they are
-	// fresh, or the error. For metrics.
+	// State, if set, receives the result of each fetch for metrics: the number of keys and until when
+	// they are fresh, or the error.
 	State func(keys int, fresh time.Time, err error)
 }
 
-// Keys are Google's keys, fetched when they are needed:
+// Keys are Google's keys, which are fetched when needed:
 //
-//   - A kid of a set that is fresh is answered from memory.
-//   - For one that is not in it, and for a set that is no longer fresh, the set is
-//     fetched: once for all who wait, and not more often than every 30 seconds (5
-//     after a failure). So a flood of tokens with invented kids costs Google nothing.
-//   - If it cannot be fetched, a key of the last set counts for another day.
-//   - A kid that is not there is DocumentUntrusted only if Google was asked for this
-//     very question, in a fetch that began after it was put. In the time between two
-//     fetches, while Google cannot be reached, and offline it may be a key that is
-//     new: ProviderUnavailable, and the node comes again.
+//   - A key id of a fresh set is answered from memory.
+//   - For a missing key id, and for a set that is no longer fresh, the set is fetched: once for all
+//     callers that wait, and at most every 30 seconds (5 after a failure). So a flood of tokens with
+//     invented key ids causes no load at Google.
+//   - If the fetch fails, a key of the last set is valid for another day.
+//   - A missing key is DocumentUntrusted only if a fetch that began after the call did not return it.
+//     Otherwise, it may be a new key. That is also so while Google is unreachable, and offline. The
+//     result is then ProviderUnavailable, and the node retries.
 //
 // It implements gcpidentity.Keys.
 type Keys struct {
@@ -69,16 +69,16 @@ type Keys struct {
 
 	mu    sync.Mutex
 	set   gcpidentity.KeySet
-	fresh time.Time // until when
+	fresh time.Time // until when the set is fresh
 	tried time.Time // the last fetch
 	err   error     // of the last fetch
-	begun int       // fetches that were begun
-	of    int       // the fetch that set is of, counted from 1
+	begun int       // the number of fetches that have started
+	of    int       // the number of the fetch of set, from 1
 }
 
 var _ gcpidentity.Keys = (*Keys)(nil)
 
-// NewKeys prepares to fetch; it fetches nothing yet.
+// NewKeys returns Keys. It fetches nothing yet.
 func NewKeys(o KeysOptions) (*Keys, error) {
 	if o.Now == nil {
 		o.Now = time.Now
@@ -100,7 +100,7 @@ func NewKeys(o KeysOptions) (*Keys, error) {
 	return k, nil
 }
 
-// Key returns the key of that id.
+// Key returns the key with that id.
 func (k *Keys) Key(ctx context.Context, kid string) (crypto.PublicKey, error) {
 	var static *gcpidentity.StaticKeys
 	if k.o.Static != nil {
@@ -119,13 +119,13 @@ func (k *Keys) Key(ctx context.Context, kid string) (crypto.PublicKey, error) {
 	_, failed := outbound.Ask(ctx, k.o.Caller, "keys", k.url, 0, k.refresh)
 	key, _, err = k.known(kid, before)
 	if err != nil && failed != nil {
-		return nil, reason.Wrap(reason.ProviderUnavailable, failed, "key %.128q of Google's", kid)
+		return nil, reason.Wrap(reason.ProviderUnavailable, failed, "key %.128q of Google", kid)
 	}
 	return key, err
 }
 
-// known answers from what is there. It is done if no fetch could, or may, change that.
-// Before is how many fetches had begun when the question was put.
+// known answers from the cached set. done means that no fetch could or may change the answer. before is
+// the number of fetches that had started when the question was asked.
 func (k *Keys) known(kid string, before int) (_ crypto.PublicKey, done bool, _ error) {
 	now := k.o.Now()
 	k.mu.Lock()
@@ -144,17 +144,17 @@ func (k *Keys) known(kid string, before int) (_ crypto.PublicKey, done bool, _ e
 		return key, mayNot, nil
 	case k.err != nil || k.set == nil || there:
 		return nil, mayNot, reason.Wrap(reason.ProviderUnavailable, k.err,
-			"the keys of Google's identity tokens cannot be had")
+			"the keys of Google's identity tokens cannot be fetched")
 	case k.of <= before:
 		return nil, mayNot, reason.Deny(reason.ProviderUnavailable,
-			"key %.128q is none of Google's %d; they may be asked for again in %s", kid, len(k.set),
+			"key %.128q is not one of Google's %d; the next fetch is allowed in %s", kid, len(k.set),
 			k.tried.Add(wait).Sub(now).Round(time.Second))
 	default:
-		return nil, mayNot, reason.Deny(reason.DocumentUntrusted, "key %.128q is none of Google's %d", kid, len(k.set))
+		return nil, mayNot, reason.Deny(reason.DocumentUntrusted, "key %.128q is not one of Google's %d", kid, len(k.set))
 	}
 }
 
-// refresh fetches the set. It runs once at a time.
+// refresh fetches the set. It never runs concurrently.
 func (k *Keys) refresh(ctx context.Context) (struct{}, error) {
 	k.mu.Lock()
 	k.begun++
@@ -190,7 +190,7 @@ func (k *Keys) fetch(ctx context.Context) (gcpidentity.KeySet, time.Duration, er
 	return set, freshness(resp.Header), nil
 }
 
-// freshness is how long an answer counts (RFC 9111, 4.2), within our bounds.
+// freshness returns how long an answer is fresh (RFC 9111, 4.2), within the limits.
 func freshness(h http.Header) time.Duration {
 	age, ok := time.Duration(0), false
 	for directive := range strings.SplitSeq(strings.Join(h.Values("Cache-Control"), ","), ",") {

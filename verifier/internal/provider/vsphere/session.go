@@ -26,29 +26,29 @@ import (
 )
 
 const (
-	// maxAnswer bounds one answer of a vCenter. A machine's devices take some 100 KiB.
+	// maxAnswer is the maximum size of an answer of a vCenter. A machine's devices take about 100 KiB.
 	maxAnswer = 8 << 20
-	// maxFile bounds a password or an authority's certificates.
+	// maxFile is the maximum size of the files with a password or with CA certificates.
 	maxFile = 1 << 20
-	// afterRefusal is how long refused credentials are not shown again: vCenter
-	// locks an account after five refusals in three minutes.
+	// afterRefusal is the time for which denied credentials are not sent again: vCenter locks an
+	// account after five denials in three minutes.
 	afterRefusal = 5 * time.Minute
 )
 
-// server is one vCenter and the session with it. The session is made when it is
-// first needed, kept, and made again once the vCenter has ended it. Password and
-// authorities are read for each new session, so both can be rotated.
+// server is one vCenter and its session. The session is created when it is first needed, and again
+// after the vCenter has ended it. The password and the CAs are read for each new session, so both can
+// be rotated.
 type server struct {
 	config config.VCenter
 	now    func() time.Time
 
 	mu      sync.Mutex
 	client  *vim25.Client
-	refused [sha256.Size]byte // the credentials that the vCenter refused
+	refused [sha256.Size]byte // the hash of the credentials that the vCenter denied
 	until   time.Time
 }
 
-// do asks with a session, and once more with a new one if that has ended.
+// do calls ask with a session, and once more with a new one if the session has ended.
 func (s *server) do(ctx context.Context, ask func(*vim25.Client) error) error {
 	for again := true; ; again = false {
 		c, err := s.connect(ctx)
@@ -66,8 +66,8 @@ func (s *server) do(ctx context.Context, ask func(*vim25.Client) error) error {
 	}
 }
 
-// ended reports whether err means that a session is of no more use: the vCenter
-// does not know it, or is not the one that the authorities were for.
+// ended reports whether err means that a session is no longer usable: the vCenter does not know it, or
+// its certificate changed.
 func ended(err error) bool {
 	var untrusted *tls.CertificateVerificationError
 	return fault.Is(err, &types.NotAuthenticated{}) || errors.As(err, &untrusted)
@@ -76,13 +76,13 @@ func ended(err error) bool {
 func (s *server) drop(c *vim25.Client) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.client == c { // else another has done so
+	if s.client == c { // otherwise another caller has done so
 		s.client = nil
 	}
 }
 
-// connect returns the session, which it makes where there is none. Whoever comes
-// meanwhile waits: no two are made.
+// connect returns the session, and creates it if necessary. Concurrent callers wait, so that only one
+// is created.
 func (s *server) connect(ctx context.Context) (*vim25.Client, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,7 +96,7 @@ func (s *server) connect(ctx context.Context) (*vim25.Client, error) {
 	password = bytes.TrimRight(password, "\r\n")
 	credentials := sha256.Sum256(append([]byte(s.config.Username+"\x00"), password...))
 	if credentials == s.refused && s.now().Before(s.until) {
-		return nil, fmt.Errorf("the vCenter refused user %q; the password file is as it was", s.config.Username)
+		return nil, fmt.Errorf("the vCenter denied user %q, and the password file has not changed since", s.config.Username)
 	}
 	transport, err := s.transport()
 	if err != nil {
@@ -110,14 +110,14 @@ func (s *server) connect(ctx context.Context) (*vim25.Client, error) {
 		if fault.Is(err, &types.InvalidLogin{}) {
 			s.refused, s.until = credentials, s.now().Add(afterRefusal)
 		}
-		return nil, fmt.Errorf("logging in as %q: %w", s.config.Username, err)
+		return nil, fmt.Errorf("log in as %q: %w", s.config.Username, err)
 	}
 	s.client = c
 	return c, nil
 }
 
-// transport speaks to this vCenter alone: no redirects, no bigger answers than
-// are bounded, and TLS with the authorities of the configuration.
+// transport returns a transport for this vCenter only: it follows no redirects, limits the size of
+// answers, and trusts the configured CAs.
 func (s *server) transport() (*soap.Client, error) {
 	u, err := url.Parse(s.config.URL)
 	if err != nil {
@@ -129,7 +129,7 @@ func (s *server) transport() (*soap.Client, error) {
 	c := soap.NewClient(u, false)
 	t := c.DefaultTransport()
 	t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12}
-	t.DialTLSContext = nil // govmomi's own takes no heed of the deadline
+	t.DialTLSContext = nil // govmomi's own ignores the deadline
 	t.TLSHandshakeTimeout = 5 * time.Second
 	if s.config.CA != "" {
 		t.TLSClientConfig.RootCAs = x509.NewCertPool()

@@ -1,28 +1,25 @@
-// Package vsphere asks vCenters for the endorsement keys of virtual TPMs.
+// Package vsphere queries vCenters for the endorsement keys of virtual TPMs.
 //
-// vSphere signs nothing that a machine could show. But a virtual machine's TPM is
-// a device that its vCenter knows, and the device lists its EK certificates. So
-// the EK is compared with what the vCenter says, and the certificates' own
-// signatures do not matter: an organisation may have replaced them.
+// vSphere signs nothing that a machine could present. But a virtual machine's TPM is a device in its
+// vCenter, and the device lists its EK certificates. So the EK is compared with the vCenter's answer.
+// The certificates' own signatures do not matter, because an organization may have replaced them.
 //
-// A machine is found by its BIOS UUID, because OpenShift's machine controller
-// writes that one into spec.providerID (vsphere://, lower case). It is not
-// unique by nature: a clone may keep it. Where two virtual machines have it, of one
-// vCenter or of two, none is endorsed. So every vCenter is asked each time: that one
-// has the machine does not say that another has no clone of it.
+// A machine is found by its BIOS UUID, because OpenShift's machine controller writes that into
+// spec.providerID (vsphere://, lower case). It is not necessarily unique: a clone may keep it. If two
+// virtual machines have it, in one vCenter or in two, none is endorsed. So every vCenter is queried
+// each time, because the machine in one vCenter may have a clone in another.
 //
-// Checks, in this order:
+// The checks are, in this order:
 //
 //   - the provider ID is vSphere's (tpm2.ErrNotMine);
-//   - all vCenters could be asked (ProviderUnavailable);
-//   - exactly one virtual machine has the UUID (InstanceNotFound for none,
-//     MachineAmbiguous for more), and its configuration repeats it;
-//   - it has one virtual TPM (EKUntrusted), of which the vCenter lists at least one
-//     certificate that can be read.
+//   - all vCenters answered (ProviderUnavailable);
+//   - exactly one virtual machine has the UUID (InstanceNotFound for none, MachineAmbiguous for more),
+//     and its configuration repeats it;
+//   - it has one virtual TPM (EKUntrusted), for which the vCenter lists at least one certificate that
+//     can be parsed.
 //
-// Whatever cannot be found out is ProviderUnavailable. That there is a clone is a no
-// for now: whoever can make one must not be able to turn the rightful machine away
-// for good.
+// Any other failure is ProviderUnavailable. A clone causes only a temporary denial: an attacker who can
+// create a clone must not be able to exclude the legitimate machine permanently.
 package vsphere
 
 import (
@@ -51,11 +48,12 @@ import (
 
 const prefix = "vsphere://"
 
-// keep is how long an answer counts. A virtual TPM that is taken away or put in
-// the place of another is noticed that much later.
+// keep is the time for which an answer is cached. A virtual TPM that is removed or replaced is detected
+// that much later.
 const keep = 15 * time.Second
 
-// maxCertificates bounds what is read of one device; a virtual TPM has two.
+// maxCertificates is the maximum number of certificates of one device that are read. A virtual TPM has
+// two.
 const maxCertificates = 16
 
 var uuid = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
@@ -66,7 +64,7 @@ type Directory struct {
 	servers []*server
 }
 
-// New makes a directory; nothing is asked yet.
+// New returns a directory. It makes no call.
 func New(c config.VSphere, o outbound.Options) *Directory {
 	if o.Now == nil {
 		o.Now = time.Now
@@ -78,7 +76,7 @@ func New(c config.VSphere, o outbound.Options) *Directory {
 	return d
 }
 
-// Close ends the sessions: a vCenter allows each user only so many.
+// Close ends the sessions. A vCenter allows each user a limited number.
 func (d *Directory) Close(ctx context.Context) error {
 	var errs []error
 	for _, s := range d.servers {
@@ -87,7 +85,7 @@ func (d *Directory) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// EndorsementKeys implements [tpm2.Directory]. All vCenters are asked.
+// EndorsementKeys implements [tpm2.Directory]. It queries all vCenters.
 func (d *Directory) EndorsementKeys(ctx context.Context, providerID string, _ *tpm2.EK) (tpm2.ProviderKeys, error) {
 	id, ok := strings.CutPrefix(providerID, prefix)
 	if !ok {
@@ -95,7 +93,7 @@ func (d *Directory) EndorsementKeys(ctx context.Context, providerID string, _ *t
 	}
 	if !uuid.MatchString(id) {
 		return tpm2.ProviderKeys{}, reason.Deny(reason.InstanceNotFound,
-			"%.128q names no virtual machine by a UUID in small letters", providerID)
+			"%.128q does not name a virtual machine by a UUID in lower case", providerID)
 	}
 	return outbound.Ask(ctx, d.caller, "virtual-tpm", id, keep, func(ctx context.Context) (tpm2.ProviderKeys, error) {
 		return d.ask(ctx, id)
@@ -104,10 +102,10 @@ func (d *Directory) EndorsementKeys(ctx context.Context, providerID string, _ *t
 
 func (d *Directory) ask(ctx context.Context, id string) (tpm2.ProviderKeys, error) {
 	var (
-		unknown []error           // of vCenters that could not be asked
-		keys    tpm2.ProviderKeys // of the vCenter that has the machine,
-		denial  error             // or why they are none
-		having  []string          // vCenters that have one
+		unknown []error           // of vCenters that did not answer
+		keys    tpm2.ProviderKeys // of the vCenter that has the machine
+		denial  error             // or why there are none
+		having  []string          // the vCenters that have such a machine
 	)
 	for _, s := range d.servers {
 		var found tpm2.ProviderKeys
@@ -127,7 +125,7 @@ func (d *Directory) ask(ctx context.Context, id string) (tpm2.ProviderKeys, erro
 	case unknown != nil:
 		return tpm2.ProviderKeys{}, errors.Join(unknown...)
 	case len(having) > 1:
-		return tpm2.ProviderKeys{}, reason.Deny(reason.MachineAmbiguous, "virtual machines of %q have BIOS UUID %s: clones",
+		return tpm2.ProviderKeys{}, reason.Deny(reason.MachineAmbiguous, "the vCenters %q have several virtual machines with BIOS UUID %s: clones",
 			having, id)
 	case len(having) == 0:
 		return tpm2.ProviderKeys{}, reason.Deny(reason.InstanceNotFound,
@@ -136,8 +134,8 @@ func (d *Directory) ask(ctx context.Context, id string) (tpm2.ProviderKeys, erro
 	return keys, denial
 }
 
-// virtualTPM is what a vCenter says of one machine. An error that is no denial is
-// a failure to find out.
+// virtualTPM returns a vCenter's answer about one machine. An error that is not a denial means that the
+// answer is unknown.
 func virtualTPM(ctx context.Context, c *vim25.Client, id string) (tpm2.ProviderKeys, error) {
 	var none tpm2.ProviderKeys
 	byBIOS := false
@@ -154,7 +152,7 @@ func virtualTPM(ctx context.Context, c *vim25.Client, id string) (tpm2.ProviderK
 	err = property.DefaultCollector(c).RetrieveOne(ctx, found[0].Reference(),
 		[]string{"config.uuid", "config.instanceUuid", "config.hardware.device"}, &vm)
 	if fault.Is(err, &types.ManagedObjectNotFound{}) {
-		return none, reason.Deny(reason.InstanceNotFound, "the virtual machine with BIOS UUID %s has just gone", id)
+		return none, reason.Deny(reason.InstanceNotFound, "the virtual machine with BIOS UUID %s was just deleted", id)
 	}
 	if err != nil {
 		return none, err
@@ -183,14 +181,14 @@ func virtualTPM(ctx context.Context, c *vim25.Client, id string) (tpm2.ProviderK
 		return none, reason.Deny(reason.EKUntrusted, "virtual machine %s has %d virtual TPMs", id, devices)
 	}
 	if len(keys.SPKI) == 0 {
-		return none, fmt.Errorf("the vCenter lists no EK certificate that can be read of the virtual TPM of %s", id)
+		return none, fmt.Errorf("the vCenter lists no valid EK certificate of the virtual TPM of %s", id)
 	}
 	return keys, nil
 }
 
-// certifiedKeys are the SubjectPublicKeyInfos of the certificates that can be read.
-// The API's type is xsd:base64Binary, which govmomi hands over as it stands on the
-// wire, so it is decoded here; DER as such is taken, too.
+// certifiedKeys returns the SubjectPublicKeyInfos of the certificates that can be parsed. The API's
+// type is xsd:base64Binary, which govmomi does not decode, so it is decoded here. Plain DER is accepted
+// as well.
 func certifiedKeys(certificates [][]byte) [][]byte {
 	var out [][]byte
 	for _, raw := range certificates[:min(len(certificates), maxCertificates)] {

@@ -84,7 +84,7 @@ func TestABrokenChangeLeavesTheLastGoodConfig(t *testing.T) {
 		// finding is what is said of it.
 		finding []string
 	}{
-		{"no YAML at all", "60-bad.yaml", "{", []string{"60-bad.yaml:1", "nothing of it is in force"}},
+		{"no YAML at all", "60-bad.yaml", "{", []string{"60-bad.yaml:1", "none of it is in force"}},
 		{"an Ignition config that does not parse", "60-bad.yaml",
 			strings.Replace(poolconfigtest.MachineConfig("60-bad", "/etc/bad", "", ""), "/etc/bad", "not-absolute", 1),
 			[]string{"MachineConfig 60-bad", "60-bad.yaml", "stays in force"}},

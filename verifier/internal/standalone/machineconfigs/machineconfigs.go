@@ -1,10 +1,10 @@
-// Package machineconfigs is the standalone backend of package poolconfig: it reads a
-// folder of MachineConfigs, MachineConfigPools, a ControllerConfig and an OSImageStream,
-// and renders each pool again when a file changes.
+// Package machineconfigs is the standalone backend of package poolconfig. It reads a folder of
+// MachineConfigs, MachineConfigPools, a ControllerConfig and an OSImageStream, and renders each pool
+// again when a file changes.
 //
-// Each file is read by itself. A broken file keeps its last good content, and does not
-// affect the others. A file that was deleted is no longer used, except the kubeconfig:
-// the last good one stays in whole configs until the verifier restarts.
+// Files are independent. A broken file keeps its last good content, and does not affect the others. A
+// deleted file is no longer used. The kubeconfig is an exception: the last good one stays in whole
+// configs until the verifier restarts.
 package machineconfigs
 
 import (
@@ -29,10 +29,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/poolconfig"
 )
 
-// Interval is how often a folder is scanned.
+// Interval is the time between two scans of a folder.
 const Interval = 2 * time.Second
 
-// KubeconfigFile is the file in the folder that kubelets bootstrap with.
+// KubeconfigFile is the name of the file with the kubeconfig with which kubelets bootstrap.
 const KubeconfigFile = "kubeconfig"
 
 // Folder is a directory of manifests. Its Store is safe for concurrent use.
@@ -41,23 +41,23 @@ type Folder struct {
 	dir     string
 	files   map[string]*file
 	scanned bool
-	// unlisted: the last scan could not list the folder.
+	// unlisted means that the last scan could not list the folder.
 	unlisted bool
 }
 
-// file is the last good content of a file, and what is wrong with it now.
+// file is the last good content of a file, and its current problem.
 type file struct {
 	sum  [sha256.Size]byte
 	good bool
 	in   render.Input
-	// clean is the last content without a MachineConfig that cannot be used.
+	// clean is the last content, without a MachineConfig that cannot be used.
 	clean      render.Input
 	kubeconfig secret.Bytes // the last good one, of the file kubeconfig
 	faults     []poolconfig.Fault
 }
 
-// Open reads the *.yaml, *.yml and *.json of a folder, and the file kubeconfig.
-// A folder that does not exist has no pools.
+// Open reads the *.yaml, *.yml and *.json files of a folder, and the file kubeconfig. A folder that
+// does not exist has no pools.
 func Open(dir string, o poolconfig.Options) *Folder {
 	f := &Folder{Store: poolconfig.NewStore(o), dir: dir, files: map[string]*file{}}
 	f.scan()
@@ -87,7 +87,7 @@ func (f *Folder) scan() {
 	f.unlisted = err != nil && !errors.Is(err, fs.ErrNotExist)
 	switch {
 	case f.unlisted:
-		faults = append(faults, notRead(f.dir+" cannot be listed: "+err.Error()+"; its files stay as they were"))
+		faults = append(faults, notRead(f.dir+"cannot be listed: "+err.Error()+"; its files stay as they were"))
 	case f.read(entries):
 		changed = true
 	}
@@ -112,7 +112,7 @@ func (f *Folder) scan() {
 	}
 	joined, problems := render.Join(all...)
 	if manifest.Failed(problems) {
-		// Which of two objects is meant is unknown: nothing changes.
+		// It is unknown which of two objects is the intended one, so nothing changes.
 		for _, name := range f.Names() {
 			f.Keep(name, render.Together(all...), problems[0])
 		}
@@ -152,7 +152,7 @@ func (f *Folder) read(entries []fs.DirEntry) (changed bool) {
 				one.sum, changed = [sha256.Size]byte{}, true
 			}
 			one.faults = []poolconfig.Fault{notRead(filepath.Join(f.dir, name) +
-				" is gone; as it was before, it stays in whole configs until the verifier is restarted")}
+				" was deleted; its last good state stays in whole configs until the verifier restarts")}
 		default:
 			delete(f.files, name)
 			changed = true
@@ -194,7 +194,7 @@ func (f *Folder) readFile(name string) (changed bool) {
 	}
 	in, problems := render.Parse(path, raw)
 	if manifest.Failed(problems) {
-		// What was wrong with the content before does not exist any more.
+		// The problem of the previous content no longer exists.
 		one.in = one.clean
 		one.good = len(one.in.Pools)+len(one.in.Configs) > 0 || one.in.Controller != nil || one.in.Streams != nil
 	} else {
@@ -211,8 +211,8 @@ func notRead(text string) poolconfig.Fault {
 	return poolconfig.Fault{Reason: poolconfig.ReasonNotRead, Text: text}
 }
 
-// checkKubeconfig checks that a kubelet can bootstrap with a file. The error has nothing of
-// its content.
+// checkKubeconfig checks that a kubelet can bootstrap with a file. The error contains nothing of its
+// content.
 func checkKubeconfig(raw []byte) error {
 	var k struct {
 		Users []struct {
@@ -220,14 +220,14 @@ func checkKubeconfig(raw []byte) error {
 		} `json:"users"`
 	}
 	if err := yaml.Unmarshal(raw, &k); err != nil {
-		return errors.New("it is no kubeconfig: not YAML, or not the fields of one")
+		return errors.New("the file is not a kubeconfig: it is not YAML, or has other fields")
 	}
 	for _, u := range k.Users {
 		if len(u.User) > 0 {
 			return nil
 		}
 	}
-	return errors.New("it is no kubeconfig: no user in it has a credential")
+	return errors.New("the file is not a usable kubeconfig: no user has a credential")
 }
 
 // bounded reads a regular file of limited size.

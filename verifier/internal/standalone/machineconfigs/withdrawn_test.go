@@ -92,11 +92,11 @@ func TestAttack_T55_AWithdrawnPartIsNotServedAnyMore(t *testing.T) {
 func TestNoWholeConfigGoesOutWithoutTheKubeconfig(t *testing.T) {
 	const good = "users: [{name: kubelet, user: {token: shared}}]\n"
 	for _, tt := range []struct{ name, content, want string }{
-		{"empty", "", "no user in it has a credential"},
+		{"empty", "", "no user has a credential"},
 		{"no YAML", "{", "not YAML"},
-		{"another text", "garbage", "no kubeconfig"},
+		{"another text", "garbage", "not a kubeconfig"},
 		{"without a credential", "users: [{name: kubelet, user: {}}]\n", "no user"},
-		{"deleted", "-", "is gone"},
+		{"deleted", "-", "was deleted"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, dir := open(t)
@@ -113,7 +113,7 @@ func TestNoWholeConfigGoesOutWithoutTheKubeconfig(t *testing.T) {
 				if poolconfigtest.Text(t, s, "worker", false) != before {
 					t.Error("the last good one is not in force")
 				}
-				if got := fmt.Sprint(s.Findings()); !strings.Contains(got, tt.want) || !strings.Contains(got, "as it was before") {
+				if got := fmt.Sprint(s.Findings()); !strings.Contains(got, tt.want) || !strings.Contains(got, "last good state") {
 					t.Errorf("findings %s", got)
 				}
 			}
@@ -131,7 +131,7 @@ func TestNoWholeConfigGoesOutWithoutTheKubeconfig(t *testing.T) {
 			if _, err := fresh.Config("worker", false, poolconfigtest.Newest); !poolconfigtest.Unavailable(err) {
 				t.Errorf("a config without the kubeconfig: %v", err)
 			}
-			if got := fmt.Sprint(fresh.Findings()); strings.Contains(got, "as it was before") ||
+			if got := fmt.Sprint(fresh.Findings()); strings.Contains(got, "last good state") ||
 				!strings.Contains(got, tt.want) {
 				t.Errorf("findings %s", got)
 			}
@@ -156,7 +156,7 @@ func TestAFileIsBrokenInOneWay(t *testing.T) {
 	// One that was never good is not in force "as it was".
 	write(t, dir, "60-new.yaml", "{")
 	s.scan()
-	if got := fmt.Sprint(s.Findings()); !strings.Contains(got, "nothing of it is in force") {
+	if got := fmt.Sprint(s.Findings()); !strings.Contains(got, "none of it is in force") {
 		t.Error(got)
 	}
 }

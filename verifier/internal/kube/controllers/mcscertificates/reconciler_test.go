@@ -461,7 +461,7 @@ func TestOtherHostNames(t *testing.T) {
 			if s := r.sync(); !s.Leaf.Equal(before.Leaf) {
 				t.Error("a CA that machines may not know signed it")
 			}
-			if f := r.c.Findings(); len(f) != 1 || !strings.Contains(f[0].Text, "is not for 192.0.2.9") {
+			if f := r.c.Findings(); len(f) != 1 || !strings.Contains(f[0].Text, "lacks the configured name 192.0.2.9") {
 				t.Errorf("findings %v", f)
 			}
 			time.Sleep(mcscert.Refresh/10 - time.Hour)
@@ -719,7 +719,7 @@ func TestManagedPointerConfigsHoldTheSwitchUp(t *testing.T) {
 		if s := r.sync(); s.Leaf.CheckSignatureFrom(s.CA) == nil {
 			t.Error("it does not wait for what it may not read")
 		}
-		finding("may not be read")
+		finding("reading it is forbidden")
 		r.refuse = nil
 		// The operator is upgraded, and its pointer config has the bundle.
 		r.update(userData(t, name, mcscert.Encode(r.c.Status().Bundle...)))
