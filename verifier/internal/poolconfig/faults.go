@@ -35,8 +35,7 @@ const (
 	unused = "; none of it is in force"
 )
 
-// InForce returns the end of a message that says what is in force instead of unreadable content: the last good state, if
-// there is one.
+// InForce returns the end of a message about unreadable content: whether its last good state stays in force.
 func InForce(lastGood bool) string {
 	if lastGood {
 		return stays
