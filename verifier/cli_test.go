@@ -48,6 +48,8 @@ func TestCommands(t *testing.T) {
 				ts.Check(err)
 				ts.Check(os.WriteFile(ts.MkAbs(args[1]), raw, 0o600))
 			},
+			"serving": serving(t),
+			"boots":   boots(t),
 		},
 	})
 }

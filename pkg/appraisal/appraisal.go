@@ -129,6 +129,8 @@ type Refusal struct {
 	Unproven bool
 	// Unenrolled is a genuine TPM that no Machine has, or nil.
 	Unenrolled *tpm2.Endorsement
+	// EKSHA256 is the EK of a TPM that answered the challenge and that no Machine has; zero otherwise.
+	EKSHA256 [sha256.Size]byte
 }
 
 // Error is the denial's.
@@ -214,7 +216,7 @@ func Appraise(ctx context.Context, in Context, ev Evidence, now time.Time) (*Ver
 	}
 	matchErr := a.match()
 	if matchErr != nil && a.machine == nil && !a.unenrolled(matchErr) {
-		return nil, matchErr
+		return nil, a.unknown(matchErr)
 	}
 	if err := a.boot(); err != nil {
 		return nil, a.refuse(err)

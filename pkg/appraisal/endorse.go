@@ -59,9 +59,9 @@ func (a *appraisal) endorse(ctx context.Context) error {
 	}
 	// An enrolment may still come; the rest of what is wrong is for the operator.
 	if unusable != nil {
-		return reason.Wrap(reason.EKNotEnrolled, unusable, "EK %x", hash)
+		return a.unknown(reason.Wrap(reason.EKNotEnrolled, unusable, "EK %x", hash))
 	}
-	return reason.Deny(reason.EKNotEnrolled, "EK %x", hash)
+	return a.unknown(reason.Deny(reason.EKNotEnrolled, "EK %x", hash))
 }
 
 // match finds the one Machine that everything proven names. A Machine that is
@@ -140,8 +140,17 @@ func (a *appraisal) refuse(err error) error {
 	r := &Refusal{denial: err, Machine: a.machine}
 	if a.machine == nil {
 		r.Unenrolled = a.endorsed
+		r.EKSHA256 = a.quote.EK.SPKIHash()
 	}
 	return r
+}
+
+// unknown returns the denial of a caller that no Machine has, with its EK if it has proven one.
+func (a *appraisal) unknown(err error) error {
+	if a.quote == nil {
+		return err
+	}
+	return &Refusal{denial: err, EKSHA256: a.quote.EK.SPKIHash()}
 }
 
 func (a *appraisal) recorded() v1alpha1.RecordedIdentity {

@@ -227,18 +227,17 @@ func agentVersion() string {
 	return v[:min(len(v), 64)]
 }
 
+// hints say what to do about a final denial. %s is the command that explains it.
 var hints = map[mcsattestv1.DenialClass]string{
 	mcsattestv1.DenialClass_DENIAL_CLASS_MALFORMED: "the verifier may not answer for this origin ('origins' in its " +
-		"configuration), or the versions of agent and verifier are incompatible; look up the correlation id in " +
-		"the verifier's audit log",
-	mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE: "boot again; if the error persists, look up the correlation id in " +
-		"the verifier's audit log",
+		"configuration), or the versions of agent and verifier are incompatible; run %s on the cluster",
+	mcsattestv1.DenialClass_DENIAL_CLASS_CHALLENGE: "boot again; if the error persists, run %s on the cluster",
 	mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE: "this machine's TPM, boot chain, cloud document or provisioning " +
-		"token is missing or is not what the policy requires; look up the correlation id in the verifier's audit log",
+		"token is missing or is not what the policy requires; run %s on the cluster",
 	mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE: "the machine is known and may not attest now (it joined, is being " +
-		"deleted, is too old, belongs to another pool, or is bound to another identity); run 'mcs-attest-verifier " +
-		"explain' on the cluster to see the reason",
-	mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN: "look up the correlation id in the verifier's audit log",
+		"deleted, is too old, belongs to another pool, or is bound to another identity); run %s on the cluster to see " +
+		"the reason",
+	mcsattestv1.DenialClass_DENIAL_CLASS_TOKEN: "run %s on the cluster to see the reason",
 }
 
 // advice returns the hint for a final error.
@@ -252,7 +251,10 @@ func advice(err error) string {
 	}
 	switch {
 	case errors.As(err, &denied):
-		return hints[denied.Class]
+		if text := hints[denied.Class]; text != "" {
+			return fmt.Sprintf(text, "'mcs-attest-verifier explain "+denied.CorrelationID+"'")
+		}
+		return ""
 	case errors.As(err, &resource), errors.As(err, &badResource):
 		return "write the resource of the verifier's azure.managedIdentity into /etc/mcs-attest/azure-token-resource in " +
 			"the image, if that resource is correct"

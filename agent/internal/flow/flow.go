@@ -358,10 +358,15 @@ func modeOf(m mcsattestv1.Mode, u mcsattestv1.Unattested) mode {
 // repeatLine is the interval at which the same reason is printed again.
 const repeatLine = time.Minute
 
-// waitHints say who can end a wait. The other classes end without help.
+// waitHint says who can end a wait. A class without a hint ends without help.
+func waitHint(d *client.Denied) string {
+	if d.Class == mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET {
+		return fmt.Sprintf("run 'mcs-attest-verifier explain %s' on the cluster to see what is missing", d.CorrelationID)
+	}
+	return waitHints[d.Class]
+}
+
 var waitHints = map[mcsattestv1.DenialClass]string{
-	mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET: "run 'mcs-attest-verifier explain' on the cluster to see what is " +
-		"missing",
 	mcsattestv1.DenialClass_DENIAL_CLASS_UNAVAILABLE: "no action is needed on this machine; on the cluster, see the " +
 		"verifier's alerts and log",
 }
@@ -384,7 +389,7 @@ func (f *Flow) waiting(err error) {
 	case errors.As(err, &fault):
 		f.Console.Hint(fault.Hint)
 	case denied != nil:
-		f.Console.Hint(waitHints[denied.Class])
+		f.Console.Hint(waitHint(denied))
 	}
 }
 

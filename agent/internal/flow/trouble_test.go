@@ -170,7 +170,7 @@ func TestWaiting_HintsWhoMustAct(t *testing.T) {
 		class      mcsattestv1.DenialClass
 		says, hint string
 	}{
-		{classNotYet, "this machine is not ready", "mcs-attest-verifier explain"},
+		{classNotYet, "this machine is not ready", "run 'mcs-attest-verifier explain c0ffee' on the cluster"},
 		{classUnavailable, "the verifier is in trouble", "no action is needed on this machine"},
 	} {
 		t.Run(c.class.String(), func(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
@@ -34,7 +35,9 @@ type State struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 	Machines   []Machine          `json:"machines"`
 	Pending    []store.Pending    `json:"pending,omitempty"`
-	Problems   []string           `json:"problems,omitempty"`
+	// Denials are the latest ones that a serving verifier remembers, the newest first.
+	Denials  []audit.Denial `json:"denials,omitempty"`
+	Problems []string       `json:"problems,omitempty"`
 }
 
 // Machine is a Machine and its record.

@@ -57,6 +57,8 @@ type Log struct {
 	// LeftOut, if not nil, is called for each line that is not written.
 	LeftOut func()
 
+	recent Recent
+
 	mu         sync.Mutex
 	suppressed int
 }
@@ -78,15 +80,23 @@ type Decision struct {
 	// Proven says that transcript-bound evidence or a token named the Machine, or
 	// that a valid provisioning token was shown.
 	Proven bool
+	// EKSHA256 is the EK that the caller's TPM proved to have, in hex; empty if none.
+	EKSHA256 string
 	// Answered says that the caller answered a challenge that it was given on its
 	// own connection.
 	Answered bool
 	Extra    []slog.Attr // verified facts: digests, endorsement, token id
 }
 
+// Recent returns the latest denials, also those whose line was left out.
+func (l *Log) Recent() []Denial { return l.recent.List() }
+
 // Write writes d.
 func (l *Log) Write(ctx context.Context, d Decision) {
 	var left int
+	if d.Denial != nil {
+		l.recent.Add(time.Now(), d)
+	}
 	if !d.Proven {
 		from := l.strangers
 		if d.Answered {
@@ -118,6 +128,9 @@ func (l *Log) Write(ctx context.Context, d Decision) {
 		level = slog.LevelWarn
 		attrs = append(attrs, slog.String("reason", d.Denial.Code.String()),
 			slog.Bool("temporary", d.Denial.Code.Temporary()), slog.String("detail", Clean(d.Denial.Error())))
+	}
+	if d.EKSHA256 != "" {
+		attrs = append(attrs, slog.String("ek", d.EKSHA256))
 	}
 	attrs = append(attrs, d.Extra...)
 	if left > 0 {

@@ -38,6 +38,7 @@ var (
 	namespaces    = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
 	secrets       = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
 	configMaps    = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
+	podLogs       = schema.GroupVersionResource{Version: "v1", Resource: "pods/log"}
 	pods          = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 	clusterAPINew = []string{"v1beta2", "v1beta1"} // the versions that are understood, the preferred first
 )

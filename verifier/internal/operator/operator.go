@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
 )
 
@@ -108,12 +110,22 @@ func checkGrant(until, now time.Time) error {
 	return nil
 }
 
-// named picks from a state what a person calls name.
+// named picks from a state what a person calls name. If no machine is called that, it may be an EK or a
+// correlation id.
 func named(s *admin.State, name string) *admin.State {
 	out := *s
-	out.Machines, out.Pending = nil, nil
+	out.Machines, out.Pending, out.Denials = nil, nil, nil
 	for _, m := range s.Machines {
 		if m.Name == name || m.UID == name || strings.HasSuffix(m.Name, "/"+name) {
+			out.Machines = append(out.Machines, m)
+		}
+	}
+	if len(out.Machines) > 0 || !IsHexID(name) {
+		return &out
+	}
+	name = strings.ToLower(name)
+	for _, m := range s.Machines {
+		if has(m, name) {
 			out.Machines = append(out.Machines, m)
 		}
 	}
@@ -122,7 +134,37 @@ func named(s *admin.State, name string) *admin.State {
 			out.Pending = append(out.Pending, p)
 		}
 	}
+	out.Denials = NamedDenials(s.Denials, name)
 	return &out
+}
+
+// NamedDenials returns the denials of an EK, or with a correlation id. The first 16 digits of an EK are enough.
+func NamedDenials(all []audit.Denial, name string) []audit.Denial {
+	var found []audit.Denial
+	name = strings.ToLower(name)
+	for _, d := range all {
+		ek := d.EKSHA256 == name || len(name) == 16 && strings.HasPrefix(d.EKSHA256, name)
+		if ek || slices.Contains(d.CorrelationIDs, name) {
+			found = append(found, d)
+		}
+	}
+	return found
+}
+
+// has reports whether an EK, or a correlation id in the history, is m's.
+func has(m admin.Machine, name string) bool {
+	if slices.Contains(m.EKSHA256, name) {
+		return true
+	}
+	r := m.Record
+	return r != nil && (r.Identity.EKSHA256 == name || slices.ContainsFunc(r.History,
+		func(h v1alpha1.HistoryEntry) bool { return h.CorrelationID == name }))
+}
+
+// IsHexID reports whether name may be a correlation id, the id of a machine that waits, or an EK's hash.
+func IsHexID(name string) bool {
+	_, err := hex.DecodeString(name)
+	return err == nil && (len(name) == 16 || len(name) == 64)
 }
 
 // the one Machine that name stands for.
@@ -169,7 +211,7 @@ func split(name string) (namespace, rest string) {
 // id, the whole EK hash, or the name of its object. "" if it is none.
 func pendingID(name string) string {
 	name = strings.TrimPrefix(strings.ToLower(name), v1alpha1.PendingPrefix)
-	if _, err := hex.DecodeString(name); err != nil || len(name) != 16 && len(name) != 64 {
+	if !IsHexID(name) {
 		return ""
 	}
 	return name[:16]

@@ -289,8 +289,8 @@ func (c *Cluster) Find(ctx context.Context, name string) (*admin.State, error) {
 
 // find gathers what is called name, and the MachineAttestations beside it.
 func (c *Cluster) find(ctx context.Context, name string) (*gathered, error) {
-	if uid.MatchString(name) || strings.HasPrefix(name, record.BreakGlassNamespace) {
-		return c.gather(ctx, metav1.ListOptions{}) // there is no selector by UID
+	if uid.MatchString(name) || IsHexID(name) || strings.HasPrefix(name, record.BreakGlassNamespace) {
+		return c.gather(ctx, metav1.ListOptions{}) // there is no selector by UID, EK or correlation id
 	}
 	namespace, rest := split(name)
 	in, err := c.scope(ctx)

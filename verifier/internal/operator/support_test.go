@@ -83,7 +83,7 @@ func TestThePlantedSecretsAreFoundWhereTheyAre(t *testing.T) {
 
 // inFront is an API server that has logs of pods although no kubelet
 // runs; the rest goes to the real one.
-func inFront(t *testing.T, c *cluster.Cluster) string {
+func inFront(t *testing.T, c *cluster.Cluster, log string) string {
 	t.Helper()
 	transport, err := rest.TransportFor(c.Admin())
 	if err != nil {
@@ -98,7 +98,7 @@ func inFront(t *testing.T, c *cluster.Cluster) string {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case strings.HasSuffix(r.URL.Path, "/pods/verifier-0/log") && r.URL.Query().Get("previous") == "":
-			fmt.Fprintf(w, "2026-03-01T12:00:00Z ready\n%s\n", everything())
+			fmt.Fprint(w, log)
 		default:
 			real.ServeHTTP(w, r)
 		}
@@ -214,7 +214,7 @@ spec:
     env: [{name: PASSWORD, value: plain-environment-value}, {name: ALL, value: %[1]q}]
 `, all))
 
-	kubeconfig := inFront(t, c)
+	kubeconfig := inFront(t, c, "2026-03-01T12:00:00Z ready\n"+everything()+"\n")
 	archive := filepath.Join(t.TempDir(), "support.tar.gz")
 	_, stderr := run(t, []string{"KUBECONFIG=" + kubeconfig}, "kubectl-attest", "support-bundle", "--output", archive)
 	files := unpack(t, archive)

@@ -56,7 +56,7 @@ func (s *Service) finish(ctx context.Context, event string, c *call, err error) 
 	if event != "challenge" || d != nil {
 		s.Audit.Write(ctx, audit.Decision{
 			Event: event, Outcome: outcome, Denial: d, CorrelationID: c.id, Source: c.source.String(),
-			Pool: c.pool, Machine: c.machine, Proven: c.proven, Answered: c.answered, Extra: c.extra,
+			Pool: c.pool, Machine: c.machine, EKSHA256: c.ek, Proven: c.proven, Answered: c.answered, Extra: c.extra,
 		})
 	}
 	if d == nil {

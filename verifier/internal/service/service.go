@@ -111,6 +111,7 @@ type call struct {
 	pool    string // if known; the policy's pool after policy is set
 	policy  *policy.Policy
 	machine string
+	ek      string // the EK that the caller's TPM proved to have, in hex
 	proven  bool
 	// answered means an Attest with a fresh seal of its own connection.
 	answered bool
@@ -315,8 +316,8 @@ func (s *Service) grant(ctx context.Context, c *call, current *view.View, p poli
 			c.extra = append(c.extra, slog.String("still_pending", err.Error()))
 		}
 	}
-	c.extra = append(c.extra, slog.String("endorsement", string(v.Endorsement)), slog.String("ek", v.Identity.EKSHA256),
-		slog.String("token", a.TokenID))
+	c.ek = v.Identity.EKSHA256
+	c.extra = append(c.extra, slog.String("endorsement", string(v.Endorsement)), slog.String("token", a.TokenID))
 	if v.Identity.InstanceID != "" {
 		c.extra = append(c.extra, slog.String("instance", v.Identity.InstanceID))
 	}
@@ -402,6 +403,9 @@ func (s *Service) denied(ctx context.Context, c *call, err error, ev appraisal.E
 	if r.Machine != nil {
 		return s.noteDenial(ctx, c, r.Machine, s.confirmed(ctx, c, r.Machine, err))
 	}
+	if r.EKSHA256 != ([sha256.Size]byte{}) {
+		c.ek = hex.EncodeToString(r.EKSHA256[:])
+	}
 	if r.Unenrolled == nil || reason.From(err).Code != reason.PendingApproval {
 		return err
 	}
@@ -415,7 +419,7 @@ func (s *Service) denied(ctx context.Context, c *call, err error, ev appraisal.E
 			"notAfter": cert.NotAfter.UTC().Format(time.RFC3339),
 		}
 	}
-	c.extra = append(c.extra, slog.String("pending", p.ID), slog.String("ek", ek))
+	c.extra = append(c.extra, slog.String("pending", p.ID))
 	if waitErr := s.Records.Wait(ctx, c.start, p); waitErr != nil {
 		return waitErr
 	}

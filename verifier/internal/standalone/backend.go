@@ -131,6 +131,7 @@ func (b *Backend) State(ctx context.Context) (*admin.State, error) {
 	if err != nil {
 		return nil, err
 	}
+	state.Denials = b.parts.Audit.Recent()
 	for _, f := range b.rendered.Findings() {
 		state.Problems = append(state.Problems, f.Reason+": "+f.Text)
 	}

@@ -67,6 +67,33 @@ func (e *Env) FieldManager() string { return strings.ReplaceAll(e.Name, " ", "-"
 // Examples puts the program's name into an Example.
 func (e *Env) Examples(text string) string { return strings.ReplaceAll(text, "PROGRAM", e.Name) }
 
+// Line is a command line that a person can copy: the program, a verb, the flags that lead where this one
+// works, and the rest.
+func (e *Env) Line(verb, rest string) string {
+	line := []string{e.Name, verb}
+	for _, f := range []struct{ flag, value string }{
+		{"config", e.Config}, {"kubeconfig", e.Kubeconfig}, {"context", e.Context}, {"namespace", e.Namespace},
+		{"verifier-namespace", e.Own},
+	} {
+		if f.value != "" && !(f.flag == "config" && f.value == os.Getenv("MCS_ATTEST_CONFIG")) {
+			line = append(line, "--"+f.flag, quote(f.value))
+		}
+	}
+	if rest != "" {
+		line = append(line, rest)
+	}
+	return strings.Join(line, " ")
+}
+
+// quote makes one word of s for a POSIX shell.
+func quote(s string) string {
+	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./_-"
+	if strings.Trim(s, plain) == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
 // Where adds the flags that say where a command works. The plug-in has them at its root, so that they
 // may precede the command, too.
 func (e *Env) Where(cmd *cobra.Command) {

@@ -8,13 +8,17 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 )
 
 type enrollOptions struct {
@@ -24,6 +28,7 @@ type enrollOptions struct {
 	name     string
 	pool     string
 	machine  string
+	wait     time.Duration
 	write    *env.Write
 }
 
@@ -33,8 +38,8 @@ func enrollCommand(e *env.Env) *cobra.Command {
 		Use:   "enroll",
 		Short: "Say which machine a TPM is in",
 		Long: `Say which machine a TPM is in. The enrolment is a MachineAttestation: a file in
-the folder attestations/, or an object of the cluster. A serving verifier takes it
-up by itself.
+the folder attestations/, or an object of the cluster. A serving verifier reads it
+by itself; of a folder, enroll waits until it has.
 
 The TPM is named by what 'mcs-attest-agent identify' prints on the machine
 (--identity), by the hash of its EK (--ek-sha256), or by the id of a machine that
@@ -68,6 +73,8 @@ func enrolmentFlags(cmd *cobra.Command, o *enrollOptions) {
 	f.StringVar(&o.machine, "machine", "", "the Machine that the TPM belongs to, NAMESPACE/NAME")
 	o.write = env.WriteFlags(cmd)
 	f.BoolVar(&o.write.Replace, "replace", false, "replace an enrolment of the same name")
+	f.DurationVar(&o.wait, "wait", 15*time.Second,
+		"how long to wait until the verifier that serves the folder uses it; 0: do not wait")
 	cmd.MarkFlagsMutuallyExclusive("machine", "pool")
 }
 
@@ -101,7 +108,37 @@ func enroll(cmd *cobra.Command, e *env.Env, o enrollOptions) error {
 	if err != nil {
 		return err
 	}
-	return o.write.Report(cmd, done)
+	if err := o.write.Report(cmd, done); err != nil || o.write.DryRun != operator.DryRunNone {
+		return err
+	}
+	return waitInForce(cmd, b, done.Object, o.wait)
+}
+
+// waitInForce waits until a serving verifier uses an enrollment. Its messages are for a person, so they go to
+// standard error.
+func waitInForce(cmd *cobra.Command, b env.Backend, m *v1alpha1.MachineAttestation, patience time.Duration) error {
+	w, ok := b.(interface {
+		InForce(context.Context, *v1alpha1.MachineAttestation) ([]string, error)
+	})
+	if !ok || patience <= 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), patience)
+	defer cancel()
+	problems, err := w.InForce(ctx, m)
+	switch {
+	case err == nil:
+		cmd.PrintErrln("in force")
+		return nil
+	case errors.Is(err, admin.ErrNotServing):
+		cmd.PrintErrln("no verifier is serving; it is in force when one does")
+		return nil
+	}
+	for _, p := range problems {
+		cmd.PrintErrln("problem:", audit.Clean(p))
+	}
+	return hint.New(fmt.Errorf("the verifier does not use %s/%s yet, after %v", m.Namespace, m.Name, patience),
+		"it is written; 'status' shows when it is in force, and what is wrong with it")
 }
 
 // identified is the part of "mcs-attest-agent identify" that enrolment needs.

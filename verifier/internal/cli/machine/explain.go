@@ -29,7 +29,11 @@ func explainCommand(e *env.Env) *cobra.Command {
 		Long: `All that is known of one machine: identity, evidence, history, conditions, failure
 report, in a cluster its Events; why it cannot attest now; and for a denial what it
 means and what to do. MACHINE is namespace/name, a name that is unique, a UID, or
-the id of a machine that waits for approval.`,
+the id of a machine that waits for approval.
+
+It may also be the hash of an EK, or a correlation id as the machine's console shows
+it. So a machine that is not enrolled can be explained, too: a verifier remembers
+the latest denials. In a cluster they are read from the verifiers' logs.`,
 		Example: e.Examples(`  PROGRAM explain worker-7
   PROGRAM explain 3f2a9c01d4e5b6a7`),
 		Args:              cobra.ExactArgs(1),
@@ -46,7 +50,11 @@ the id of a machine that waits for approval.`,
 		if err != nil {
 			return err
 		}
-		x := explained{program: e.Name, state: s}
+		x := explained{env: e, state: s}
+		if len(s.Machines)+len(s.Pending) == 0 && operator.IsHexID(args[0]) {
+			x.denialsErr = readDenials(cmd.Context(), b, s)
+			s.Denials = operator.NamedDenials(s.Denials, args[0])
+		}
 		if t, ok := b.(eventReader); ok && len(s.Machines) == 1 {
 			// An error is printed beside what could be read.
 			if x.events, err = t.Events(cmd.Context(), s.Machines[0]); err != nil {
@@ -65,15 +73,16 @@ type eventReader interface {
 
 // Explain prints what explain prints of a state, without Events.
 func Explain(out io.Writer, program string, s *admin.State, name string) error {
-	return explained{program: program, state: s}.print(out, name, &env.Output{})
+	return explained{env: &env.Env{Name: program}, state: s}.print(out, name, &env.Output{})
 }
 
 // explained is what explain found.
 type explained struct {
-	program   string
-	state     *admin.State
-	events    []operator.Event
-	eventsErr error
+	env        *env.Env
+	state      *admin.State
+	events     []operator.Event
+	eventsErr  error
+	denialsErr error
 }
 
 func (e explained) print(out io.Writer, name string, output *env.Output) error {
@@ -105,8 +114,18 @@ func (e explained) print(out io.Writer, name string, output *env.Output) error {
 			e.pending(out, p)
 			return nil
 		})
+	case len(s.Denials) > 0:
+		return output.Print(out, s.Denials, []string{name}, func(out io.Writer) error {
+			for i, d := range s.Denials {
+				if i > 0 {
+					fmt.Fprintln(out)
+				}
+				e.denied(out, d)
+			}
+			return nil
+		})
 	}
-	return hint.New(fmt.Errorf("no machine is called %q", name), "'%s status' lists all of them", e.program)
+	return e.notFound(name)
 }
 
 func (e explained) pending(out io.Writer, p store.Pending) {
@@ -119,7 +138,7 @@ func (e explained) pending(out io.Writer, p store.Pending) {
 	}
 	fmt.Fprintf(out, "  it says      %s   (self-asserted)\n", audit.Clean(p.Claims))
 	fmt.Fprintf(out, "\nIts TPM is genuine; whose machine it is in, only you know. To let it in:\n"+
-		"  %s enroll --approve %s --name NAME\n", e.program, p.ID)
+		"  %s enroll --approve %s --name NAME\n", e.env.Name, p.ID)
 }
 
 // whyNot lists what keeps a machine from attesting now.
@@ -131,7 +150,7 @@ func (e explained) whyNot(m admin.Machine) []string {
 		add("no verifier is available in this cluster")
 	}
 	if m.Quarantined {
-		add("it is quarantined; '%s quarantine %s --release' lets it go on", e.program, m.Name)
+		add("it is quarantined; '%s quarantine %s --release' lets it go on", e.env.Name, m.Name)
 	}
 	if m.Deleting {
 		add("its %s is being deleted", m.Kind)
@@ -143,12 +162,12 @@ func (e explained) whyNot(m admin.Machine) []string {
 		if m.NodeRef != "" {
 			node = " as Node " + m.NodeRef
 		}
-		add("it has joined%s; '%s reattest %s' lets it be provisioned once more", node, e.program, m.Name)
+		add("it has joined%s; '%s reattest %s' lets it be provisioned once more", node, e.env.Name, m.Name)
 	}
 	if len(m.EKSHA256) == 0 && m.ProviderID == "" &&
 		(m.Record == nil || m.Record.Identity == (v1alpha1.RecordedIdentity{})) {
 		add("nothing says which machine it is: no EK is enrolled for it and it has no provider id; '%s enroll --machine "+
-			"%s' names its TPM", e.program, m.Name)
+			"%s' names its TPM", e.env.Name, m.Name)
 	}
 	if len(m.Pools) == 0 && m.Kind != "BreakGlass" {
 		add("it has no pool: neither its labels nor the annotation %s name one, as far as can be seen from here",

@@ -17,6 +17,7 @@ import (
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
@@ -130,22 +131,29 @@ func TestAttack_T50_NothingThatAMachineSaysControlsTheTerminal(t *testing.T) {
 			}}},
 		Pending: []store.Pending{{ID: "2c87d5a92a9a6ed6", Pool: evil, Source: evil, Claims: evil,
 			Certificate: map[string]string{evil: evil}}},
+		Denials: []audit.Denial{{Reason: evil, Event: "attest", Detail: evil, Source: evil, Pool: evil, EKSHA256: "ab",
+			Last: now}},
 	}
-	var table, one, waits bytes.Buffer
-	err := printState(&table, s, false)
+	var table, one, waits, unknown bytes.Buffer
+	err := printState(&table, &env.Env{}, s, false)
 	only := *s
 	only.Pending = nil
-	e := explained{program: "kubectl attest", state: &only,
+	e := explained{env: &env.Env{Name: "kubectl attest"}, state: &only,
 		events: []operator.Event{{Time: now, Type: evil, Reason: evil, Message: evil}}}
 	err = errors.Join(err, e.print(&one, "m1", &env.Output{}))
 	none := *s
 	none.Machines = nil
-	err = errors.Join(err, explained{state: &none}.print(&waits, "2c87d5a92a9a6ed6", &env.Output{}))
+	x := explained{env: &env.Env{}, state: &none}
+	err = errors.Join(err, x.print(&waits, "2c87d5a92a9a6ed6", &env.Output{}))
+	asked := *s
+	asked.Machines, asked.Pending = nil, nil
+	x.state = &asked
+	err = errors.Join(err, x.print(&unknown, "ab", &env.Output{}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{"status": table.String(), "explain": one.String(),
-		"one that waits": waits.String(), "progress": strings.Join(newProgress(s).lines(), "\n")} {
+		"one that waits": waits.String(), "one that is not enrolled": unknown.String(), "progress": strings.Join(newProgress(s).lines(), "\n")} {
 		if !strings.Contains(text, "owned") && name != "progress" {
 			t.Errorf("%s: the text is not there at all:\n%s", name, text)
 		}

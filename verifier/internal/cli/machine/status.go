@@ -26,8 +26,9 @@ func statusCommand(e *env.Env) *cobra.Command {
 		Short: "Every machine, its phase, what it reached when, and why not",
 		Long: `Every machine, its phase, when it attested, fetched its config and joined in this
 boot (UTC; of an earlier day, the day), and why not. Machines that wait for approval
-come below, and then what is wrong with files or objects. -o wide has whole times,
-since when the phase is, and the Node.
+come below, then those that asked and are not enrolled, with the command that enrolls
+them, and then what is wrong with files or objects. -o wide has whole times, since
+when the phase is, and the Node.
 
 Of a folder, it asks the serving verifier and without one reads the files and the
 records; of a cluster, it reads the objects.
@@ -61,8 +62,12 @@ phase, and those that need somebody first. With -o json each look is one line.`,
 		if err != nil {
 			return err
 		}
+		denialsErr := readDenials(cmd.Context(), b, s)
 		return output.Print(cmd.OutOrStdout(), s, stateNames(s), func(out io.Writer) error {
-			return printState(out, s, output.Is("wide"))
+			if denialsErr != nil {
+				fmt.Fprintln(out, "(machines that are not enrolled are not shown: "+audit.Clean(denialsErr.Error())+")")
+			}
+			return printState(out, e, s, output.Is("wide"))
 		})
 	}
 	return cmd
@@ -80,7 +85,7 @@ func stateNames(s *admin.State) []string {
 	return names
 }
 
-func printState(out io.Writer, s *admin.State, wide bool) error {
+func printState(out io.Writer, e *env.Env, s *admin.State, wide bool) error {
 	for _, line := range health(s) {
 		fmt.Fprintln(out, line)
 	}
@@ -109,12 +114,18 @@ func printState(out io.Writer, s *admin.State, wide bool) error {
 		row("(pending "+p.ID+")", audit.Clean(p.Pool), string(v1alpha1.PhasePending), age(s.Time, p.FirstSeen),
 			nothingReached, "-", "enroll --approve "+p.ID)
 	}
+	unknown := unenrolled(s)
+	for _, d := range unknown[:min(len(unknown), maxUnknown)] {
+		row("(unknown "+d.EKSHA256[:min(len(d.EKSHA256), 16)]+")", audit.Clean(d.Pool), string(v1alpha1.PhaseDenied),
+			age(s.Time, d.First), nothingReached, "-", audit.Clean(d.Reason)+" for "+age(s.Time, d.First))
+	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	if len(s.Machines)+len(s.Pending) == 0 {
+	if len(s.Machines)+len(s.Pending)+len(unknown) == 0 {
 		fmt.Fprintln(out, "(no Machine, no enrolment, and nobody waits)")
 	}
+	printUnenrolled(out, e, s, unknown)
 	for _, p := range s.Problems {
 		fmt.Fprintln(out, "problem:", audit.Clean(p))
 	}

@@ -71,7 +71,7 @@ func TestStatusShowsWhatAMachineReachedAndWhen(t *testing.T) {
 			tt.change(&m)
 			s := &admin.State{Time: now, Serving: true, Machines: []admin.Machine{m}}
 			var out bytes.Buffer
-			if err := printState(&out, s, false); err != nil {
+			if err := printState(&out, &env.Env{Name: "PROGRAM"}, s, false); err != nil {
 				t.Fatal(err)
 			}
 			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
@@ -85,13 +85,13 @@ func TestStatusShowsWhatAMachineReachedAndWhen(t *testing.T) {
 	m.Name = "openshift-machine-api/worker-0"
 	var table, wide bytes.Buffer
 	s := &admin.State{Time: now, Serving: true, Machines: []admin.Machine{m}}
-	if err := printState(&table, s, false); err != nil {
+	if err := printState(&table, &env.Env{}, s, false); err != nil {
 		t.Fatal(err)
 	}
 	if line := strings.Split(table.String(), "\n")[1]; len(line) > 80 {
 		t.Errorf("%d columns: %s", len(line), line)
 	}
-	if err := printState(&wide, s, true); err != nil {
+	if err := printState(&wide, &env.Env{}, s, true); err != nil {
 		t.Fatal(err)
 	}
 	if want := "2026-03-01T11:59:55Z  node-0"; !strings.Contains(wide.String(), want) {
@@ -103,7 +103,7 @@ func TestExplainShowsTheCredentialsAndTheCertificate(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	s := &admin.State{Time: now, Serving: true, Machines: []admin.Machine{installed(now)}}
 	var out bytes.Buffer
-	if err := (explained{program: "kubectl attest", state: s}).print(&out, "worker-0", &env.Output{}); err != nil {
+	if err := (explained{env: &env.Env{Name: "kubectl attest"}, state: s}).print(&out, "worker-0", &env.Output{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{

@@ -1,0 +1,75 @@
+package operator
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/url"
+	"strconv"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/audit"
+)
+
+const (
+	// denialsSince and maxLines bound what is read of each log.
+	denialsSince = time.Hour
+	maxLines     = 5000
+	// front selects the pods that serve machines.
+	front = "app.kubernetes.io/name=mcs-attest-verifier"
+)
+
+// Denials are the latest ones in the audit logs of the verifiers, the newest first. The processes themselves
+// answer only to who may read their metrics; the logs are there for whoever may read logs, also after a restart.
+func (c *Cluster) Denials(ctx context.Context) ([]audit.Denial, error) {
+	var recent audit.Recent
+	err := c.each(ctx, pods, c.o.Own, metav1.ListOptions{LabelSelector: front}, func(o *unstructured.Unstructured) error {
+		q := url.Values{"sinceSeconds": {strconv.Itoa(int(denialsSince.Seconds()))}, "tailLines": {strconv.Itoa(maxLines)},
+			"limitBytes": {strconv.Itoa(maxLog)}}
+		raw, err := c.raw(ctx, c.host+"/api/v1/namespaces/"+url.PathEscape(c.o.Own)+"/pods/"+url.PathEscape(o.GetName())+
+			"/log?"+q.Encode())
+		if err != nil {
+			return c.failed("get", podLogs, c.o.Own, err)
+		}
+		for lines := bufio.NewScanner(bytes.NewReader(raw)); lines.Scan(); {
+			if d, ok := auditLine(lines.Bytes()); ok {
+				recent.Merge(d)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return recent.List(), nil
+}
+
+// auditLine reads a denial of the audit log. Other lines, and lines in another form, are none.
+func auditLine(line []byte) (audit.Denial, bool) {
+	var in struct {
+		Time          time.Time `json:"time"`
+		Log           string    `json:"log"`
+		CorrelationID string    `json:"correlation_id"`
+		Event         string    `json:"event"`
+		Outcome       string    `json:"outcome"`
+		Reason        string    `json:"reason"`
+		Temporary     bool      `json:"temporary"`
+		Detail        string    `json:"detail"`
+		Source        string    `json:"source"`
+		Pool          string    `json:"pool"`
+		Machine       string    `json:"machine"`
+		EK            string    `json:"ek"`
+	}
+	if json.Unmarshal(line, &in) != nil || in.Log != "audit" || in.Reason == "" {
+		return audit.Denial{}, false
+	}
+	return audit.Denial{
+		Event: in.Event, Outcome: in.Outcome, Reason: in.Reason, Temporary: in.Temporary, Detail: audit.Clean(in.Detail),
+		Source: audit.Clean(in.Source), Pool: audit.Clean(in.Pool), Machine: audit.Clean(in.Machine),
+		EKSHA256: audit.Clean(in.EK), First: in.Time, Last: in.Time, Count: 1, CorrelationIDs: []string{in.CorrelationID},
+	}, true
+}

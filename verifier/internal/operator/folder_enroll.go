@@ -1,0 +1,58 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+)
+
+// inForceEvery is how often a serving verifier is asked. It reads its folder every two seconds.
+const inForceEvery = 200 * time.Millisecond
+
+// InForce waits until the serving verifier uses an enrollment that was written, or ctx ends. It returns
+// [admin.ErrNotServing] if none serves. Problems are those of the folder as the verifier reported them last.
+func (f *Folder) InForce(ctx context.Context, m *v1alpha1.MachineAttestation) (problems []string, err error) {
+	for {
+		s, err := admin.Ask(ctx, f.Config.Path("state", "admin.sock"))
+		switch {
+		case errors.Is(err, admin.ErrNotServing):
+			return problems, err
+		case err == nil && usesEnrollment(s, m):
+			return nil, nil
+		case err == nil:
+			problems = s.Problems
+		}
+		select {
+		case <-ctx.Done():
+			return problems, ctx.Err()
+		case <-time.After(inForceEvery):
+		}
+	}
+}
+
+// usesEnrollment reports whether the machine that m is about has each EK of m, and no other one of its own.
+func usesEnrollment(s *admin.State, m *v1alpha1.MachineAttestation) bool {
+	namespace, name := m.Namespace, m.Name
+	if ref := m.Spec.MachineRef; ref != nil {
+		namespace, name = ref.Namespace, ref.Name
+	}
+	i := slices.IndexFunc(s.Machines, func(have admin.Machine) bool { return have.Name == namespace+"/"+name })
+	if i < 0 {
+		return false
+	}
+	have := s.Machines[i]
+	if m.Spec.MachineRef == nil && !slices.Contains(have.Pools, m.Spec.Pool) {
+		return false
+	}
+	for _, ek := range m.Spec.EKSHA256 {
+		if !slices.ContainsFunc(have.EKSHA256, func(h string) bool { return strings.EqualFold(h, ek) }) {
+			return false
+		}
+	}
+	return m.Spec.MachineRef != nil || len(have.EKSHA256) == len(m.Spec.EKSHA256)
+}
