@@ -35,7 +35,8 @@ func ecKey(t testing.TB) crypto.Signer {
 	return k
 }
 
-// issue makes a CA certificate of one year; with changes it. Without an issuer it is a root.
+// issue creates a CA certificate that is valid for one year; with changes it. Without an issuer it
+// is a root.
 func issue(t testing.TB, issuer *ca, name string, key crypto.Signer, with func(*x509.Certificate)) ca {
 	t.Helper()
 	template := &x509.Certificate{
@@ -117,7 +118,7 @@ func TestExpiry(t *testing.T) {
 	set := NewSet(all)
 	for _, c := range []struct {
 		now     time.Time
-		next    int // years; 0 is none
+		next    int // years; 0 means none
 		expired int
 	}{{start, 1, 0}, {start.AddDate(1, 0, 0), 2, 1}, {start.AddDate(2, 6, 0), 3, 2}, {start.AddDate(9, 0, 0), 0, 3}} {
 		next, ok := set.NotAfter(c.now)
@@ -130,7 +131,7 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
-func TestParseFindsTheFault(t *testing.T) {
+func TestParse_ReportsTheFault(t *testing.T) {
 	root := issue(t, nil, "Root", ecKey(t), nil)
 	good := encode(root)
 	rsaKey := func(bits int) crypto.Signer {
@@ -158,10 +159,10 @@ func TestParseFindsTheFault(t *testing.T) {
 			"remove the private key"},
 		"a request": {block("CERTIFICATE REQUEST", []byte{1}), 1,
 			`a block of type "CERTIFICATE REQUEST"`},
-		"a block that is cut off":          {"# a\n" + good[:len(good)/2], 2, "truncated or damaged"},
-		"a cut off block, then a good one": {good[:len(good)/2] + "\n" + good, 1, "truncated or damaged"},
-		"a block that is not base64":       {strings.Replace(good, "MII", "M!!", 1), 1, "truncated or damaged"},
-		"a block that is no certificate":   {block("CERTIFICATE", []byte("x")), 1, "the certificate does not parse"},
+		"a truncated block":                  {"# a\n" + good[:len(good)/2], 2, "truncated or damaged"},
+		"a truncated block, then a good one": {good[:len(good)/2] + "\n" + good, 1, "truncated or damaged"},
+		"a block that is not base64":         {strings.Replace(good, "MII", "M!!", 1), 1, "truncated or damaged"},
+		"a block that is not a certificate":  {block("CERTIFICATE", []byte("x")), 1, "the certificate does not parse"},
 		"bytes after the certificate": {block("CERTIFICATE", append(bytes.Clone(root.cert.Raw), 0)),
 			1, "the certificate does not parse"},
 		"a broken signature": {block("CERTIFICATE", damaged), 1, "its own signature does not verify"},

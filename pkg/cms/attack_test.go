@@ -28,7 +28,7 @@ var (
 	signer     = []int{1, 0, 3, 0}
 )
 
-// honest is a message in DER with signed attributes, to be changed.
+// honest returns a valid message in DER with signed attributes, which tests change.
 func honest() cmstest.Message {
 	m := cmstest.Message{Content: content, Certificate: region().certificate, Key: region().key}
 	m.Attributes = []cmstest.Attribute{m.TypeAttribute(), m.DigestAttribute()}
@@ -44,8 +44,8 @@ func sign(tb testing.TB, m cmstest.Message) []byte {
 	return raw
 }
 
-// oracle reports whether a library for CMS in general verifies the message, and
-// what content it hands out.
+// oracle returns the content that a general CMS library returns, and whether that library verifies
+// the message.
 func oracle(raw []byte) ([]byte, bool) {
 	p, err := pkcs7.Parse(raw)
 	if err != nil {
@@ -72,15 +72,15 @@ const (
 	digested = "\x2a\x86\x48\x86\xf7\x0d\x01\x07\x05"
 )
 
-// Each case changes one thing in an honest message. Accepted says what the library
-// makes of it: the cases where it says yes are why this package exists.
+// Each case changes one thing in a valid message. Accepted is the library's result; the cases that
+// it accepts are the reason for this package.
 func TestAttack_T01_MessageWithOneWrongThing(t *testing.T) {
 	good := sign(t, honest())
 	if got, err := read(good, cms.Options{}); err != nil || !bytes.Equal(got, content) {
-		t.Fatalf("the honest variant: %q, %v", got, err)
+		t.Fatalf("the valid case: %q, %v", got, err)
 	}
 	if got, ok := oracle(good); !ok || !bytes.Equal(got, content) {
-		t.Fatalf("the library does not accept the honest variant: %q", got)
+		t.Fatalf("the library does not accept the valid case: %q", got)
 	}
 	drop := func(n *node, i int) { n.nodes = slices.Delete(n.nodes, i, i+1) }
 	add := func(n *node, i int, more ...*node) { n.nodes = slices.Insert(n.nodes, i, more...) }
@@ -119,7 +119,7 @@ func TestAttack_T01_MessageWithOneWrongThing(t *testing.T) {
 		"something after signedData":         {func(m *node) { add(m.at(1), 1, &node{tag: 5}) }, true},
 		"something after the contentInfo's":  {func(m *node) { add(m, 2, &node{tag: 5}) }, true},
 		"an empty set of certificates":       {func(m *node) { add(m.at(signedData...), 3, &node{tag: 0xa0}) }, true},
-		"a certificate that is no sequence": {func(m *node) {
+		"a certificate that is not a sequence": {func(m *node) {
 			add(m.at(signedData...), 3, &node{tag: 0xa0, nodes: []*node{{tag: 4}}})
 		}, false},
 		"CRLs":                                   {func(m *node) { add(m.at(signedData...), 3, &node{tag: 0xa1}) }, true},
@@ -163,8 +163,7 @@ func TestAttack_T01_MessageWithOneWrongThing(t *testing.T) {
 	}
 }
 
-// What an attacker with the signing key could not be asked to do, a careless
-// signer might: attributes that do not say what they must.
+// Attributes with wrong content, which a careless signer could sign.
 func TestAttack_T01_SignedAttributesWithOneWrongThing(t *testing.T) {
 	m := honest()
 	kind, digest := m.TypeAttribute(), m.DigestAttribute()
@@ -173,15 +172,15 @@ func TestAttack_T01_SignedAttributesWithOneWrongThing(t *testing.T) {
 	weaker := cmstest.Message{Digest: []int{1, 3, 14, 3, 2, 26}}.Guard()
 	stronger := cmstest.Message{Signature: cmstest.SHA256WithRSA}.Guard()
 	for name, attributes := range map[string][]cmstest.Attribute{
-		"none":                             {},
-		"no contentType":                   {digest},
-		"no messageDigest":                 {kind},
-		"contentType twice":                {kind, kind, digest},
-		"messageDigest twice":              {kind, digest, digest},
-		"the digest of another content":    {kind, other},
-		"the digest of another, and this":  {kind, other, digest},
-		"an empty digest":                  {kind, {Type: cmstest.MessageDigest, Value: []byte{4, 0}}},
-		"a digest that is no octet string": {kind, {Type: cmstest.MessageDigest, Value: kind.Value}},
+		"none":                                 {},
+		"no contentType":                       {digest},
+		"no messageDigest":                     {kind},
+		"contentType twice":                    {kind, kind, digest},
+		"messageDigest twice":                  {kind, digest, digest},
+		"the digest of another content":        {kind, other},
+		"the digest of another, and this":      {kind, other, digest},
+		"an empty digest":                      {kind, {Type: cmstest.MessageDigest, Value: []byte{4, 0}}},
+		"a digest that is not an octet string": {kind, {Type: cmstest.MessageDigest, Value: kind.Value}},
 		"a digest with two values": {kind,
 			{Type: cmstest.MessageDigest, Value: slices.Concat(digest.Value, digest.Value)}},
 		"a digest without value":        {kind, {Type: cmstest.MessageDigest}},
@@ -205,7 +204,7 @@ func TestAttack_T01_SignedAttributesWithOneWrongThing(t *testing.T) {
 	}
 	m.Attributes = append([]cmstest.Attribute{digest, guard, kind}, many(13)...)
 	if _, err := read(sign(t, m), cms.Options{}); err != nil {
-		t.Errorf("the honest variant, in another order and with attributes that say nothing: %v", err)
+		t.Errorf("the valid case, in another order and with irrelevant attributes: %v", err)
 	}
 }
 
@@ -217,16 +216,16 @@ func many(n int) []cmstest.Attribute {
 	return all
 }
 
-// The signature over attributes is over bytes that could be shown as a content
-// without attributes, and the other way round.
-func TestAttack_T01_AttributesShownAsContent(t *testing.T) {
+// The bytes under a signature over attributes could be presented as a content without attributes,
+// and vice versa.
+func TestAttack_T01_AttributesPresentedAsContent(t *testing.T) {
 	m := tree(t, sign(t, honest()))
 	attributes := *m.at(signer...).nodes[3]
 	attributes.tag = 0x31
 	m.at(1, 0, 2, 1, 0).value = attributes.der()
 	m.at(signer...).nodes = slices.Delete(m.at(signer...).nodes, 3, 4)
 	if got, ok := oracle(m.der()); !ok {
-		t.Errorf("the library refuses it, too: %q", got)
+		t.Errorf("the library rejects it, too: %q", got)
 	}
 	for _, o := range []cms.Options{{}, azure} {
 		if got, err := read(m.der(), o); err == nil {
@@ -237,7 +236,7 @@ func TestAttack_T01_AttributesShownAsContent(t *testing.T) {
 		t.Error("no signed attributes where they are required")
 	}
 	if _, err := read(asAzure(t), cms.Options{AttributesOptional: true}); err == nil {
-		t.Error("a signature algorithm for a digest, without being asked for")
+		t.Error("a signature algorithm as digest algorithm, without the option")
 	}
 }
 
@@ -263,7 +262,7 @@ func TestAttack_T02_KeysThatMayNotSign(t *testing.T) {
 			"does not verify"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// Same issuer and serial number, another key.
+			// Same issuer and serial number, but another key.
 			der, err := x509.CreateCertificate(rand.Reader, template(), template(), c.key, region().key)
 			if err != nil {
 				t.Fatal(err)

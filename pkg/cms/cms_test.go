@@ -23,7 +23,7 @@ import (
 //go:embed testdata
 var testdata embed.FS
 
-// aws and azure are the options under which their messages are read.
+// aws and azure are the options for these clouds' messages.
 var (
 	aws   = cms.Options{BER: true}
 	azure = cms.Options{SHA256WithRSAAsDigest: true, AttributesOptional: true}
@@ -54,7 +54,7 @@ func template() *x509.Certificate {
 
 var content = []byte(`{"instanceId":"i-078517ca8a70a1dde","region":"us-west-2"}`)
 
-// asAWS and asAzure are honest messages.
+// asAWS and asAzure return valid messages.
 func asAWS(tb testing.TB) []byte {
 	tb.Helper()
 	raw, err := cmstest.AWS(content, region().certificate, region().key, time.Unix(1_700_000_000, 0))
@@ -73,7 +73,7 @@ func asAzure(tb testing.TB) []byte {
 	return raw
 }
 
-// read parses and verifies with the test region's certificate.
+// read parses and verifies with the certificate of the test region.
 func read(raw []byte, o cms.Options) ([]byte, error) {
 	m, err := cms.Parse(raw, o)
 	if err != nil {
@@ -82,7 +82,7 @@ func read(raw []byte, o cms.Options) ([]byte, error) {
 	return m.Verify(region().certificate)
 }
 
-// capture is a real document of an AWS region, with its region's certificate.
+// capture returns a real document of an AWS region with the certificate of that region.
 func capture(tb testing.TB, name string) ([]byte, *x509.Certificate) {
 	tb.Helper()
 	text, err := testdata.ReadFile("testdata/" + name + ".b64")
@@ -124,7 +124,7 @@ func TestRealDocumentsOfAWS(t *testing.T) {
 		}
 		oracle.Certificates = []*x509.Certificate{cert}
 		if err := oracle.Verify(); err != nil || !bytes.Equal(oracle.Content, got) {
-			t.Errorf("%s: the oracle says %v, and content\n%s\nnot\n%s", name, err, oracle.Content, got)
+			t.Errorf("%s: the oracle returned %v, and content\n%s\nnot\n%s", name, err, oracle.Content, got)
 		}
 		_, other := capture(t, captures[1-i])
 		if _, err := m.Verify(other); err == nil {
@@ -136,7 +136,7 @@ func TestRealDocumentsOfAWS(t *testing.T) {
 	}
 }
 
-func TestHonestMessages(t *testing.T) {
+func TestParse_AcceptsValidMessages(t *testing.T) {
 	for name, c := range map[string]struct {
 		raw     []byte
 		options cms.Options

@@ -9,7 +9,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/cms"
 )
 
-// What is accepted, a library for CMS in general reads the same way.
+// A general CMS library reads every accepted message in the same way.
 func FuzzParse(f *testing.F) {
 	for _, name := range captures {
 		raw, _ := capture(f, name)
@@ -34,11 +34,11 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("a content that was never signed: %q", got)
 		}
 		if len(m.Certificates) > 0 {
-			return // the library wants them to be certificates
+			return // the library requires certificates
 		}
 		other, err := pkcs7.Parse(raw)
 		if err != nil {
-			// It refuses names and times that it decodes and this package does not.
+			// The library rejects names and times that it decodes and this package does not.
 			return
 		}
 		if !bytes.Equal(other.Content, m.Content) {
@@ -51,7 +51,7 @@ func FuzzParse(f *testing.F) {
 		if id.SerialNumber.Cmp(m.Serial) != 0 {
 			t.Fatal("another serial number than the library's")
 		}
-		// It rewrites names that are not DER; here they are compared as they are.
+		// The library rewrites names that are not DER; this package compares them unmodified.
 		if name := region().certificate.RawIssuer; bytes.Equal(m.Issuer, name) &&
 			!bytes.Equal(id.IssuerName.FullBytes, name) {
 			t.Fatal("another issuer than the library's")

@@ -8,8 +8,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/cms"
 )
 
-// mutations calls visit with copies of raw that differ from it: each byte with
-// each bit turned, ranges cut out, said twice, set to zero or swapped, and bytes added.
+// mutations calls visit with changed copies of raw: each bit flipped, ranges removed, repeated, set
+// to zero or swapped, and bytes added.
 func mutations(raw []byte, visit func(what string, at int, mutant []byte)) {
 	for i := range raw {
 		for bit := range 8 {
@@ -44,7 +44,7 @@ func mutations(raw []byte, visit func(what string, at int, mutant []byte)) {
 	}
 }
 
-// Every byte of AWS's own documents is accounted for.
+// Every byte of AWS's own documents matters.
 func TestAttack_T01_NoMutantOfARealDocument(t *testing.T) {
 	for _, name := range captures {
 		raw, cert := capture(t, name)
@@ -63,8 +63,8 @@ func TestAttack_T01_NoMutantOfARealDocument(t *testing.T) {
 	}
 }
 
-// In Azure's form nothing vouches for the certificates that are sent along; what
-// is changed in them must change nothing else.
+// In Azure's form the included certificates are not signed. A change in them must not change
+// anything else.
 func TestAttack_T01_NoMutantOfAzuresForm(t *testing.T) {
 	raw := asAzure(t)
 	certificate := region().certificate.Raw
@@ -91,8 +91,8 @@ func TestAttack_T01_NoMutantOfAzuresForm(t *testing.T) {
 	})
 }
 
-// The two freedoms of the grammar: they change the message, never the content.
-func TestFreedomsOfTheGrammar(t *testing.T) {
+// The two variations of the grammar change the message, but never the content.
+func TestVariationsOfTheGrammarKeepTheContent(t *testing.T) {
 	m := honest()
 	for name, raw := range map[string][]byte{
 		"no parameters":    func() []byte { m := m; m.NoParameters = true; return sign(t, m) }(),
@@ -109,7 +109,7 @@ func TestFreedomsOfTheGrammar(t *testing.T) {
 	}
 }
 
-// A message is indefinite throughout or nowhere.
+// Either all of the outermost structures of a message are indefinite, or none.
 func TestAttack_T01_HalfIndefinite(t *testing.T) {
 	m := honest()
 	m.Indefinite = true

@@ -2,14 +2,14 @@ package cms_test
 
 import "testing"
 
-// node is one element of a DER message, so that a test can change a single thing.
+// node is one element of a DER message, so that a test can change a single element.
 type node struct {
 	tag   byte
 	value []byte  // of a primitive
 	nodes []*node // of a constructed one
 }
 
-// tree takes DER apart.
+// tree parses DER.
 func tree(tb testing.TB, der []byte) *node {
 	tb.Helper()
 	n, rest := element(tb, der)
@@ -44,7 +44,7 @@ func element(tb testing.TB, der []byte) (*node, []byte) {
 	return n, rest
 }
 
-// at goes down by positions.
+// at returns the node at a path of positions.
 func (n *node) at(path ...int) *node {
 	for _, i := range path {
 		n = n.nodes[i]

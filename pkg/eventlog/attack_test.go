@@ -12,7 +12,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// allocated is how many bytes f allocates.
+// allocated returns how many bytes f allocates.
 func allocated(f func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -21,10 +21,10 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-func TestAttack_T29_LengthsThatLieAllocateNothing(t *testing.T) {
+func TestAttack_T29_FalseLengthsAllocateNothing(t *testing.T) {
 	good := eventlogtest.Load(t, eventlogtest.SecureBootUKI).Log
 	if n := allocated(func() { _, _ = eventlog.Parse(good, eventlog.SHA256) }); n > 3*uint64(len(good)) {
-		t.Fatalf("an honest log of %d bytes allocates %d", len(good), n)
+		t.Fatalf("a valid log of %d bytes allocates %d", len(good), n)
 	}
 	header, _ := eventlogtest.Split(t, good)
 	huge := binary.LittleEndian.AppendUint32(nil, 0xFFFFFFFF)
@@ -46,7 +46,7 @@ func TestAttack_T29_LengthsThatLieAllocateNothing(t *testing.T) {
 	}
 }
 
-func TestAttack_T29_TheMostEventsInTheFewestBytesStayWithinAFewTimesTheInput(t *testing.T) {
+func TestAttack_T29_ManySmallEventsNeedLittleMemory(t *testing.T) {
 	raw := eventlogtest.Edit(t, eventlogtest.Load(t, eventlogtest.SecureBootUKI).Log,
 		func(e []eventlogtest.Event) []eventlogtest.Event {
 			one := eventlogtest.Event{PCR: 8, Type: eventlog.IPL, Digests: e[0].Digests}
@@ -90,7 +90,7 @@ func TestAttack_T28_TheDigestsOfAnotherBankAreNeverUsed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if bytes.Equal(other.Replay().Value(7), c.PCR("sha384", 7)) {
-		t.Error("one bank that replays made another pass")
+		t.Error("a bank that replays made another bank pass")
 	}
 }
 
@@ -116,7 +116,7 @@ func TestAttack_T31_ALogOfAnotherStartupLocalityReplaysToAnotherPCR0(t *testing.
 		t.Fatal(err)
 	}
 	if !bytes.Equal(honest.Replay().Value(0), c.PCR("sha256", 0)) {
-		t.Fatal("the honest log does not replay")
+		t.Fatal("the valid log does not replay")
 	}
 	log, err := eventlog.Parse(forged, eventlog.SHA256)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-func TestRealLogsReplayToTheTPMsOwnValues(t *testing.T) {
+func TestReplay_RealLogsGiveTheTPMsValues(t *testing.T) {
 	banks := map[string]uint16{"sha256": eventlog.SHA256, "sha384": eventlog.SHA384, "sha512": eventlog.SHA512}
 	compared := 0
 	for _, name := range eventlogtest.Names(t) {
@@ -27,7 +27,7 @@ func TestRealLogsReplayToTheTPMsOwnValues(t *testing.T) {
 			}
 			got := log.Replay()
 			for pcr := range 16 {
-				if pcr == 10 { // IMA's, from the running kernel
+				if pcr == 10 { // of IMA, from the running kernel
 					continue
 				}
 				if want := c.PCR(bank, pcr); !bytes.Equal(got.Value(pcr), want) {
@@ -42,7 +42,7 @@ func TestRealLogsReplayToTheTPMsOwnValues(t *testing.T) {
 	}
 }
 
-func TestAResetLeavesDynamicPCRsAtOnes(t *testing.T) {
+func TestReplay_DynamicPCRsBeginWithOnes(t *testing.T) {
 	log, err := eventlog.Parse(eventlogtest.Load(t, eventlogtest.SeaBIOS).Log, eventlog.SHA256)
 	if err != nil {
 		t.Fatal(err)
@@ -59,7 +59,7 @@ func TestAResetLeavesDynamicPCRsAtOnes(t *testing.T) {
 	}
 }
 
-// header edits: offsets in the first event.
+// Edits of the header: offsets in the first event.
 const (
 	atHeaderPCR  = 0
 	atHeaderType = 4
@@ -68,7 +68,7 @@ const (
 	atFirstAlg   = atAlgorithms + 4
 )
 
-func TestParseRefusesWhatIsNotStrictlyALog(t *testing.T) {
+func TestParse_RejectsMalformedLogs(t *testing.T) {
 	good := eventlogtest.Load(t, eventlogtest.SecureBootUKI4Banks).Log
 	_, events := eventlogtest.Split(t, good)
 	edit := func(f func([]eventlogtest.Event) []eventlogtest.Event) func([]byte) []byte {
@@ -87,7 +87,7 @@ func TestParseRefusesWhatIsNotStrictlyALog(t *testing.T) {
 	cases := map[string]func([]byte) []byte{
 		"an empty log":               func([]byte) []byte { return nil },
 		"a log of one byte":          func([]byte) []byte { return []byte{0} },
-		"a header that is cut off":   func(raw []byte) []byte { return raw[:40] },
+		"a truncated header":         func(raw []byte) []byte { return raw[:40] },
 		"a header in another PCR":    put32(atHeaderPCR, 1),
 		"a header of another type":   put32(atHeaderType, 8),
 		"a header that states 4 GiB": put32(28, 0xFFFFFFFF),
@@ -163,7 +163,7 @@ func TestParseRefusesWhatIsNotStrictlyALog(t *testing.T) {
 			}
 		})
 	}
-	t.Run("every log that is cut off anywhere but between events", func(t *testing.T) {
+	t.Run("every log that is truncated within an event", func(t *testing.T) {
 		ends := map[int]bool{}
 		header, events := eventlogtest.Split(t, good)
 		for i := range len(events) + 1 {
@@ -177,21 +177,21 @@ func TestParseRefusesWhatIsNotStrictlyALog(t *testing.T) {
 	})
 }
 
-// many makes a log of small events that is within the size and beyond the count.
+// many returns a log of small events that is within the size limit, but has too many events.
 func many(e []eventlogtest.Event) []eventlogtest.Event {
 	one := eventlogtest.Event{PCR: 8, Type: eventlog.IPL, Digests: e[0].Digests[1:2]}
 	return slices.Repeat([]eventlogtest.Event{one}, eventlog.MaxEvents+1)
 }
 
-func TestParseTakesWhatRealFirmwareWrites(t *testing.T) {
+func TestParse_AcceptsUnusualEvents(t *testing.T) {
 	good := eventlogtest.Load(t, eventlogtest.SecureBootUKI).Log
 	_, events := eventlogtest.Split(t, good)
 	cases := map[string]struct {
 		event eventlogtest.Event
 		pcr   int
 	}{
-		"an event type nobody knows": {eventlogtest.New(events[0], 2, 0x8401, []byte("vendor")), 2},
-		"an event without data":      {eventlogtest.New(events[0], 6, 0x00000001, nil), 6},
+		"an unknown event type": {eventlogtest.New(events[0], 2, 0x8401, []byte("vendor")), 2},
+		"an event without data": {eventlogtest.New(events[0], 6, 0x00000001, nil), 6},
 		"an EV_NO_ACTION that has no PCR": {eventlogtest.New(events[0], 0xFFFFFFFF, eventlog.NoAction,
 			[]byte("SP800-155 Event3")), -1},
 		"an EV_NO_ACTION of unknown content": {eventlogtest.New(events[0], 0, eventlog.NoAction, []byte("hello")), 0},
@@ -211,7 +211,7 @@ func TestParseTakesWhatRealFirmwareWrites(t *testing.T) {
 	}
 }
 
-func TestStartupLocalityIsWherePCR0Begins(t *testing.T) {
+func TestReplay_StartupLocalityIsTheInitialValueOfPCR0(t *testing.T) {
 	for _, name := range []string{"\x00", "\x03", "\x04"} {
 		raw := eventlogtest.Edit(t, eventlogtest.Load(t, eventlogtest.SecureBootUKI).Log,
 			func(e []eventlogtest.Event) []eventlogtest.Event {

@@ -11,8 +11,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// FuzzParse looks for panics, for memory beyond a few times the input, and for
-// a log that is accepted although it is not made of exactly its events.
+// FuzzParse searches for panics, for memory use beyond a few times the input, and for an accepted
+// log that does not consist of exactly its events.
 func FuzzParse(f *testing.F) {
 	for _, name := range eventlogtest.Names(f) {
 		f.Add(eventlogtest.Load(f, name).Log, eventlog.SHA256)

@@ -15,10 +15,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/eventlog/eventlogtest"
 )
 
-// The oracles only ever see honest logs here, and logs with whole events left
-// out: both have inputs that end the process.
+// The oracles only receive valid logs here, and logs from which whole events were removed. Both
+// have inputs that end the process.
 
-// byGoAttestation is go-attestation's verdict on a log for these PCR values.
+// byGoAttestation returns go-attestation's verdict on a log for these PCR values.
 func byGoAttestation(raw []byte, pcrs map[int][]byte) error {
 	log, err := attest.ParseEventLog(raw)
 	if err != nil {
@@ -32,7 +32,7 @@ func byGoAttestation(raw []byte, pcrs map[int][]byte) error {
 	return err
 }
 
-// byGoEventlog is go-eventlog's.
+// byGoEventlog returns go-eventlog's verdict.
 func byGoEventlog(raw []byte, pcrs map[int][]byte) error {
 	var list []register.MR
 	for i, v := range pcrs {
@@ -42,7 +42,7 @@ func byGoEventlog(raw []byte, pcrs map[int][]byte) error {
 	return err
 }
 
-// byUs is whether our replay gives all of these PCR values.
+// byUs reports whether this package's replay gives all of these PCR values.
 func byUs(t *testing.T, raw []byte, pcrs map[int][]byte) bool {
 	t.Helper()
 	log, err := eventlog.Parse(raw, eventlog.SHA256)
@@ -68,7 +68,7 @@ func TestOraclesAgreeOnCapturedBoots(t *testing.T) {
 			c := eventlogtest.Load(t, name)
 			pcrs := c.PCRs("sha256", firmwarePCRs...)
 			if !byUs(t, c.Log, pcrs) {
-				t.Error("we refuse it")
+				t.Error("this package rejects it")
 			}
 			if err := byGoAttestation(c.Log, pcrs); err != nil {
 				t.Errorf("go-attestation: %v", err)
@@ -87,8 +87,8 @@ func TestOraclesAgreeOnCapturedBoots(t *testing.T) {
 	}
 }
 
-// realLogs are other people's machines, as go-eventlog has them. Their PCR values
-// are not recorded here: what we replay must be what both oracles replay.
+// realLogs are logs of real machines from go-eventlog. Their PCR values are not recorded, so this
+// package's replay is compared with those of both oracles.
 var realLogs = map[string][]byte{
 	"arch-linux-workstation":     testdata.ArchLinuxWorkstationEventLog,
 	"rhel8-uefi":                 testdata.Rhel8EventLog,
@@ -125,15 +125,15 @@ func TestOraclesReplayRealMachinesLogsToTheSameValues(t *testing.T) {
 	}
 }
 
-func TestATPM12LogIsRefused(t *testing.T) {
+func TestParse_RejectsATPM12Log(t *testing.T) {
 	if _, err := eventlog.Parse(testdata.Debian10EventLog, eventlog.SHA256); err == nil {
-		t.Error("a log with nothing but SHA-1 was read")
+		t.Error("a log with only SHA-1 was accepted")
 	}
 }
 
-// TestOraclesAcceptALogThatLeavesOutAPCR documents why neither library decides
-// here (THREATS T26): a quoted PCR for which the log has no event is not missed.
-func TestOraclesAcceptALogThatLeavesOutAPCR(t *testing.T) {
+// TestOracles_AcceptALogThatOmitsAPCR documents why neither library decides here (attack T26):
+// they do not require events for a quoted PCR.
+func TestOracles_AcceptALogThatOmitsAPCR(t *testing.T) {
 	c := eventlogtest.Load(t, eventlogtest.SecureBootUKI)
 	pcrs := c.PCRs("sha256", firmwarePCRs...)
 	for _, left := range []uint32{4, 7} {
@@ -144,10 +144,10 @@ func TestOraclesAcceptALogThatLeavesOutAPCR(t *testing.T) {
 			t.Errorf("we accept a log without PCR %d", left)
 		}
 		if err := byGoAttestation(raw, pcrs); err != nil {
-			t.Errorf("go-attestation now refuses a log without PCR %d: %v", left, err)
+			t.Errorf("go-attestation now rejects a log without PCR %d: %v", left, err)
 		}
 		if err := byGoEventlog(raw, pcrs); err != nil {
-			t.Errorf("go-eventlog now refuses a log without PCR %d: %v", left, err)
+			t.Errorf("go-eventlog now rejects a log without PCR %d: %v", left, err)
 		}
 	}
 	header, _ := eventlogtest.Split(t, c.Log)
@@ -155,6 +155,6 @@ func TestOraclesAcceptALogThatLeavesOutAPCR(t *testing.T) {
 		t.Error("we accept a log without events")
 	}
 	if err := byGoEventlog(header, pcrs); err != nil {
-		t.Errorf("go-eventlog now refuses a log without events: %v", err)
+		t.Errorf("go-eventlog now rejects a log without events: %v", err)
 	}
 }

@@ -1,8 +1,8 @@
-// Package evidence names the kinds of evidence (RFC 9334, 8.1).
+// Package evidence defines the kinds of evidence (RFC 9334, 8.1).
 //
-// Each kind is a folder below this one, with a verifier side that is pure: bytes, trust anchors and a lookup go
-// in, and a claim comes out. A kind for which the machine has something to compute has an attester side below it.
-// The checklist for a new kind is in docs/architecture.md.
+// Each kind is a folder below this one. Its verifier side is pure: it turns bytes, trust anchors
+// and a lookup into a claim. If the machine must compute something for a kind, the attester side is
+// in a folder below it. docs/architecture.md has the checklist for a new kind.
 package evidence
 
 import (
@@ -11,10 +11,10 @@ import (
 	mcsattestv1 "github.com/mcs-attest/mcs-attest/proto/mcsattest/v1"
 )
 
-// Kind is one kind of evidence; its values are those of the contract.
+// Kind is one kind of evidence. The values are those of the contract.
 type Kind int32
 
-// The kinds, in the order in which they enter the transcript.
+// The kinds, in their order in the transcript.
 const (
 	TPM2              = Kind(mcsattestv1.EvidenceKind_EVIDENCE_KIND_TPM2)
 	AWSIID            = Kind(mcsattestv1.EvidenceKind_EVIDENCE_KIND_AWS_IID)
@@ -33,7 +33,7 @@ var names = [...]string{
 	ProvisioningToken: "provisioning-token",
 }
 
-// String is the kind's text form, as in policies, metrics and the transcript.
+// String returns the text form of the kind, as in policies, metrics and the transcript.
 func (k Kind) String() string {
 	if k < TPM2 || int(k) >= len(names) {
 		return fmt.Sprintf("kind-%d", int32(k))
@@ -41,10 +41,10 @@ func (k Kind) String() string {
 	return names[k]
 }
 
-// Valid reports whether k is a kind that this version knows.
+// Valid reports whether this version supports k.
 func (k Kind) Valid() bool { return k >= TPM2 && int(k) < len(names) }
 
-// ParseKind reads the text form.
+// ParseKind parses the text form.
 func ParseKind(s string) (Kind, error) {
 	for k := TPM2; int(k) < len(names); k++ {
 		if names[k] == s {

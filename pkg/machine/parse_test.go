@@ -138,7 +138,7 @@ func TestUIDIsStable(t *testing.T) {
 	}
 }
 
-func TestParseFindsTheFault(t *testing.T) {
+func TestParse_ReportsTheFault(t *testing.T) {
 	for name, c := range map[string]struct{ in, old, new, want string }{
 		"an EK hash that is too short": {machineAPIYAML, ek1, "11a1",
 			`m.yaml:5: mcs-attest.dev/ek-sha256: "11a1" has 4 characters`},

@@ -34,7 +34,7 @@ func TestAttack_T26_ALogWithoutAnyEventOfAQuotedPCR(t *testing.T) {
 	}
 }
 
-func TestAttack_T26_AnEmptyLogOrAHeaderAlone(t *testing.T) {
+func TestAttack_T26_EmptyLogOrOnlyAHeader(t *testing.T) {
 	b := captured(t, eventlogtest.SecureBootUKI)
 	passes(t, b)
 	header, _ := eventlogtest.Split(t, b.log)
@@ -44,7 +44,7 @@ func TestAttack_T26_AnEmptyLogOrAHeaderAlone(t *testing.T) {
 	fails(t, b, reason.EventLogReplay)
 }
 
-func TestAttack_T27_RelabellingNeitherHidesNorHelps(t *testing.T) {
+func TestAttack_T27_RelabelingHasNoEffect(t *testing.T) {
 	honest := captured(t, eventlogtest.SecureBootUKI)
 	want := passes(t, honest)
 	for _, typ := range []uint32{eventlog.IPL, eventlog.Separator, eventlog.EFIAction, eventlog.EFIVariableAuthority,
@@ -69,7 +69,7 @@ func TestAttack_T27_RelabellingNeitherHidesNorHelps(t *testing.T) {
 			t.Errorf("event %d as EV_NO_ACTION: %v", i+1, err)
 		}
 	}
-	// With nothing started, no label makes an application of what is there.
+	// Without a started image, no label turns another event into an application.
 	b := captured(t, eventlogtest.SecureBootUKI).happened(t, func(e events) events {
 		return slices.DeleteFunc(e, func(e eventlogtest.Event) bool {
 			return e.PCR == 4 && e.Type == eventlog.EFIBootServicesApplication
@@ -86,8 +86,8 @@ func TestAttack_T27_RelabellingNeitherHidesNorHelps(t *testing.T) {
 	}), reason.MeasuredBoot, "PCR 4", "a boot application")
 }
 
-// TestAttack_T28_PCR7 changes what happened, so that quote and log agree: these
-// are firmware states, or the work of something that extends PCR 7 later.
+// TestAttack_T28_PCR7 changes the measurements, so that quote and log agree. These are states of
+// the firmware, or the work of software that extends PCR 7 later.
 func TestAttack_T28_PCR7(t *testing.T) {
 	honest := captured(t, eventlogtest.SecureBootUKI)
 	passes(t, honest)
@@ -129,7 +129,7 @@ func TestAttack_T28_PCR7(t *testing.T) {
 		"SecureBoot is 02":         {withValue("SecureBoot", []byte{2}), "expected SecureBoot = 01, seen 02"},
 		"SecureBoot is empty":      {withValue("SecureBoot", nil), "seen an empty value"},
 		"SecureBoot has two bytes": {withValue("SecureBoot", []byte{1, 0}), "expected SecureBoot = 01, seen 0100"},
-		"there is no platform key": {withValue("PK", nil), "expected PK = a key"},
+		"no platform key":          {withValue("PK", nil), "expected PK = a key"},
 		"db is empty":              {withValue("db", nil), "expected db = a key"},
 		"a second SecureBoot":      {again("SecureBoot"), "expected variable SecureBoot once"},
 		"a second db":              {again("db"), "expected variable db once"},
@@ -176,7 +176,7 @@ func TestAttack_T28_PCR7(t *testing.T) {
 		"audit mode": {insertAt(beforeSeparator, func(e events) eventlogtest.Event {
 			return eventlogtest.New(e[0], 7, 0x80000001, named(e, "AuditMode", 1))
 		}), "AuditMode = 00"},
-		"a variable of no known name, 4 GiB stated": {insertAt(beforeSeparator, func(e events) eventlogtest.Event {
+		"a variable of unknown name that states 4 GiB": {insertAt(beforeSeparator, func(e events) eventlogtest.Event {
 			d := named(e, "X", 0)
 			d[28] = 1
 			return eventlogtest.New(e[0], 7, 0x80000001, d)
@@ -196,7 +196,7 @@ func TestAttack_T28_PCR7(t *testing.T) {
 	}
 }
 
-// named is a variable in the namespace of SecureBoot.
+// named returns a variable in the namespace of SecureBoot.
 func named(e events, name string, value byte) []byte {
 	const fixed = 32
 	d := make([]byte, fixed, fixed+2*len(name)+1)
@@ -242,7 +242,7 @@ func TestAttack_T28_DigestOfOneBankWithDataOfAnother(t *testing.T) {
 	honest := captured(t, eventlogtest.SecureBootUKI)
 	honest.log, honest.quoted = c.Log, c.PCRs("sha256", secureBootPCRs...)
 	passes(t, honest)
-	// Secure Boot was off in the bank that is quoted; the data, and every other bank, says on.
+	// Secure Boot was off in the quoted bank; the data and every other bank say that it was on.
 	b := honest.happened(t, func(e events) events {
 		i := find(t, e, 7, "SecureBoot")
 		off := bytes.Clone(e[i].Data)
@@ -260,10 +260,10 @@ func TestAttack_T28_DigestOfOneBankWithDataOfAnother(t *testing.T) {
 	passes(t, b)
 }
 
-func TestAttack_T29_UnknownTypesAndListsOfHugeSizesAreJustBytes(t *testing.T) {
+func TestAttack_T29_UnknownTypesAndHugeListsAreNotParsed(t *testing.T) {
 	honest := captured(t, eventlogtest.SecureBootUKI)
 	passes(t, honest)
-	// A signature list in db that states 4 GiB, and one of size zero: nobody walks into it.
+	// A signature list in db that states 4 GiB, and one of size zero: they are never parsed.
 	for _, list := range [][]byte{
 		append(make([]byte, 16), 0xFF, 0xFF, 0xFF, 0xFF, 0, 0, 0, 0, 8, 0, 0, 0),
 		make([]byte, 28),
@@ -306,12 +306,12 @@ func TestAttack_T30_NothingWasMeasured(t *testing.T) {
 }
 
 func TestAttack_T31_TheGoodLogAfterATPMReset(t *testing.T) {
-	// The platform starts its TPM at locality 3, which only firmware can. Whoever
-	// resets the TPM later and extends the good log's digests starts at 0.
+	// The platform starts its TPM at locality 3, which only firmware can do. Software that resets
+	// the TPM later and extends the digests of the good log starts at 0.
 	raw := testdata.GlinuxAlexEventLog
 	quoted := eventlogtest.Forge(t, raw, eventlog.SHA256, secureBootPCRs...)
 	b := boot{measuredboot.SecureBoot, eventlog.SHA256, quoted, raw, nil}
-	fails(t, b, reason.MeasuredBoot, "PCR 7") // it replays; this machine has no authority event
+	fails(t, b, reason.MeasuredBoot, "PCR 7") // the log replays, but this machine has no authority event
 	again := eventlogtest.Edit(t, raw, func(e events) events {
 		return slices.DeleteFunc(e, func(e eventlogtest.Event) bool {
 			return bytes.HasPrefix(e.Data, []byte("StartupLocality"))
@@ -387,7 +387,7 @@ func TestAttack_T33_AlteredCommandLine(t *testing.T) {
 		"no system extensions from outside the image"); f.PCR != 13 {
 		t.Errorf("got %+v", f)
 	}
-	// The stub appends to PCR 12 for real when it is given a command line.
+	// The stub really extends PCR 12 when it receives a command line.
 	b := captured(t, eventlogtest.UKICmdlineOverride)
 	if b.quoted[12] == nil || bytes.Equal(b.quoted[12], make([]byte, 32)) {
 		t.Error("the capture has nothing in PCR 12")
@@ -397,13 +397,13 @@ func TestAttack_T33_AlteredCommandLine(t *testing.T) {
 
 func TestAttack_T33_AnotherSignedBootLoader(t *testing.T) {
 	passes(t, captured(t, eventlogtest.SecureBootUKI))
-	// Signed by a key in db, Secure Boot on, and yet not the image: PCR 11 is zero.
+	// Signed by a key in db, with Secure Boot on, but not the image: PCR 11 is zero.
 	raw := testdata.Rhel8EventLog
 	b := boot{measuredboot.SecureBoot, eventlog.SHA256,
 		eventlogtest.Forge(t, raw, eventlog.SHA256, secureBootPCRs...), raw,
 		[]measuredboot.ReferenceValues{references(t, eventlogtest.SecureBootUKI)}}
 	fails(t, b, reason.MeasuredBoot, "PCR 11", "the image is a UKI", "seen zeros")
-	// systemd-boot before the UKI leaves its mark in PCR 12, which must be a reference value to pass.
+	// systemd-boot before the UKI extends PCR 12, whose value must then be a reference value.
 	b = captured(t, eventlogtest.SecureBootSDBoot)
 	if f := fails(t, b, reason.MeasuredBoot); f.PCR != 12 {
 		t.Errorf("got %+v", f)
@@ -422,7 +422,7 @@ func TestAttack_T33_TheValuesMustBeOfOneImage(t *testing.T) {
 	}
 }
 
-func TestAttack_T36_SecureBootSaysOneButWasNotUsed(t *testing.T) {
+func TestAttack_T36_SecureBootIsOneButWasNotUsed(t *testing.T) {
 	passes(t, captured(t, eventlogtest.SecureBootUKI))
 	b := captured(t, eventlogtest.UnsignedKernel)
 	b.refs = nil
@@ -430,7 +430,7 @@ func TestAttack_T36_SecureBootSaysOneButWasNotUsed(t *testing.T) {
 	if f.PCR != 7 {
 		t.Errorf("got %+v", f)
 	}
-	// Authorities that vouch for nothing do not count.
+	// Authorities that authorized no image do not count.
 	sbat := captured(t, eventlogtest.UnsignedKernel).happened(t, func(e events) events {
 		return append(e, eventlogtest.New(e[0], 7, eventlog.EFIVariableAuthority,
 			shimVariable("SbatLevel", "sbat,1,2021030218")),
@@ -438,7 +438,7 @@ func TestAttack_T36_SecureBootSaysOneButWasNotUsed(t *testing.T) {
 	})
 	sbat.refs = nil
 	fails(t, sbat, reason.MeasuredBoot, "an authority of db")
-	// And the authority alone, with nothing started, does not do either.
+	// Neither does an authority without a started image.
 	started := captured(t, eventlogtest.SecureBootUKI).happened(t, func(e events) events {
 		return slices.DeleteFunc(e, func(e eventlogtest.Event) bool {
 			return e.PCR == 4 && e.Type == eventlog.EFIBootServicesApplication

@@ -10,10 +10,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot"
 )
 
-// BenchmarkAppraise is profile secure-boot on a real log with Secure Boot on:
-// RHEL 8 on GCE from go-eventlog's test data (82 events, 34 KB, of which the
-// variables of PCR 7 are 19 KB). "go-eventlog" and "go-attestation" do the
-// comparable part on the same log.
+// BenchmarkAppraise measures profile secure-boot on a real log with Secure Boot on: RHEL 8 on GCE
+// from go-eventlog's test data (82 events, 34 KB, of which the variables of PCR 7 are 19 KB).
+// "go-eventlog" and "go-attestation" measure the comparable part on the same log.
 func BenchmarkAppraise(b *testing.B) {
 	raw := testdata.Rhel8EventLog
 	quoted := eventlogtest.Forge(b, raw, eventlog.SHA256, secureBootPCRs...)

@@ -14,7 +14,7 @@ import (
 
 const page = "../../docs/measured-boot.md"
 
-// blocks are the fenced blocks of a language in the page.
+// blocks returns the fenced code blocks of a language in the page.
 func blocks(t *testing.T, language string) []string {
 	t.Helper()
 	raw, err := os.ReadFile(page)
@@ -30,7 +30,7 @@ func blocks(t *testing.T, language string) []string {
 	return found
 }
 
-func TestTheDocumentedRefusalsAreTheRealOnes(t *testing.T) {
+func TestDocumentedDenialsAreReal(t *testing.T) {
 	capped := captured(t, eventlogtest.SecureBootUKICapped)
 	capped.refs = append(capped.refs, references(t, eventlogtest.SecureBootUKICapped))
 	capped.quoted[11] = eventlogtest.Load(t, eventlogtest.SecureBootUKICapped).Later("capped")
@@ -64,7 +64,7 @@ func TestTheDocumentedRefusalsAreTheRealOnes(t *testing.T) {
 	}
 }
 
-func TestTheDocumentedReferenceValuesAreReal(t *testing.T) {
+func TestDocumentedReferenceValuesAreReal(t *testing.T) {
 	doc := blocks(t, "yaml")
 	if len(doc) != 1 {
 		t.Fatalf("%d documents", len(doc))
@@ -79,7 +79,7 @@ func TestTheDocumentedReferenceValuesAreReal(t *testing.T) {
 	b := captured(t, eventlogtest.SecureBootUKI)
 	b.refs = []measuredboot.ReferenceValues{r}
 	passes(t, b)
-	// As YAML and as JSON a document says the same.
+	// YAML and JSON give the same document.
 	text, err := yaml.Marshal(r)
 	if err != nil {
 		t.Fatal(err)

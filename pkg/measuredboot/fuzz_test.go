@@ -14,8 +14,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// FuzzAppraise gives the appraisal the strongest liar: one whose quote says
-// whatever the log says. What is accepted then must still show Secure Boot in use.
+// FuzzAppraise gives the attacker full control: the quote always agrees with the log. Everything
+// that is accepted must still prove that Secure Boot was used.
 func FuzzAppraise(f *testing.F) {
 	for _, name := range eventlogtest.Names(f) {
 		f.Add(eventlogtest.Load(f, name).Log)
@@ -61,7 +61,7 @@ func FuzzAppraise(f *testing.F) {
 	})
 }
 
-// FuzzReferenceValues reads documents.
+// FuzzReferenceValues parses documents.
 func FuzzReferenceValues(f *testing.F) {
 	raw, err := os.ReadFile("testdata/ovmf-secureboot-uki.json")
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 
 var secureBootPCRs = measuredboot.SecureBoot.PCRs()
 
-// references reads the reference values of a captured UKI.
+// references returns the reference values of a captured UKI.
 func references(t testing.TB, name string) measuredboot.ReferenceValues {
 	t.Helper()
 	raw, err := os.ReadFile("testdata/" + name + ".json")
@@ -38,7 +38,7 @@ func references(t testing.TB, name string) measuredboot.ReferenceValues {
 	return r
 }
 
-// boot is one call of Appraise; the attack tests start from an honest one.
+// boot is one call of Appraise. The attack tests start from a valid one.
 type boot struct {
 	profile measuredboot.Profile
 	bank    uint16
@@ -51,7 +51,7 @@ func (b boot) appraise() (*measuredboot.Result, error) {
 	return measuredboot.Appraise(b.profile, b.bank, b.quoted, b.log, b.refs)
 }
 
-// captured is an honest boot of the UKI with Secure Boot.
+// captured returns a valid boot of the UKI with Secure Boot.
 func captured(t testing.TB, name string) boot {
 	t.Helper()
 	c := eventlogtest.Load(t, name)
@@ -64,7 +64,7 @@ func captured(t testing.TB, name string) boot {
 	}
 }
 
-// happened changes what was measured, so that quote and log still agree.
+// happened changes the measurements, so that quote and log still agree.
 func (b boot) happened(t testing.TB, change func([]eventlogtest.Event) []eventlogtest.Event) boot {
 	t.Helper()
 	b.log = eventlogtest.Edit(t, b.log, change)
@@ -72,14 +72,14 @@ func (b boot) happened(t testing.TB, change func([]eventlogtest.Event) []eventlo
 	return b
 }
 
-// claimed changes the log alone.
+// claimed changes only the log.
 func (b boot) claimed(t testing.TB, change func([]eventlogtest.Event) []eventlogtest.Event) boot {
 	t.Helper()
 	b.log = eventlogtest.Edit(t, b.log, change)
 	return b
 }
 
-// passes demands that the honest variant of an attack is accepted.
+// passes fails the test unless the valid case of an attack is accepted.
 func passes(t *testing.T, b boot) *measuredboot.Result {
 	t.Helper()
 	r, err := b.appraise()
@@ -89,7 +89,7 @@ func passes(t *testing.T, b boot) *measuredboot.Result {
 	return r
 }
 
-// fails demands a reason, and words in what the operator sees.
+// fails requires a reason, and words in the message for the administrator.
 func fails(t *testing.T, b boot, code reason.Code, words ...string) *measuredboot.Finding {
 	t.Helper()
 	r, err := b.appraise()
@@ -99,7 +99,7 @@ func fails(t *testing.T, b boot, code reason.Code, words ...string) *measuredboo
 	}
 	for _, w := range words {
 		if !strings.Contains(err.Error(), w) {
-			t.Errorf("%q does not say %q", err, w)
+			t.Errorf("%q does not contain %q", err, w)
 		}
 	}
 	var f *measuredboot.Finding
@@ -109,7 +109,8 @@ func fails(t *testing.T, b boot, code reason.Code, words ...string) *measuredboo
 	return f
 }
 
-// find is the position of the first event in a PCR whose data has s in it, as text or as UTF-16.
+// find returns the position of the first event in a PCR whose data contains s, as text or as
+// UTF-16.
 func find(t testing.TB, events []eventlogtest.Event, pcr uint32, s string) int {
 	t.Helper()
 	var wide []byte
@@ -149,7 +150,7 @@ func TestSecureBootAcceptsASignedUKI(t *testing.T) {
 	}
 }
 
-func TestSecureBootAcceptsEveryBankThatIsNotSHA1(t *testing.T) {
+func TestSecureBootAcceptsEveryBankExceptSHA1(t *testing.T) {
 	c := eventlogtest.Load(t, eventlogtest.SecureBootUKI4Banks)
 	for name, bank := range map[string]uint16{"sha256": eventlog.SHA256, "sha384": eventlog.SHA384} {
 		b := captured(t, eventlogtest.SecureBootUKI)
@@ -175,8 +176,8 @@ func TestSecureBootAcceptsThePhaseEnterInitrd(t *testing.T) {
 	}
 }
 
-// TestSecureBootAcceptsRealMachines runs over other people's logs. Shim and GRUB
-// leave PCR 11 alone, so no reference values are needed.
+// TestSecureBootAcceptsRealMachines uses logs of real machines. Shim and GRUB do not extend PCR 11,
+// so no reference values are needed.
 func TestSecureBootAcceptsRealMachines(t *testing.T) {
 	for name, raw := range map[string][]byte{
 		"RHEL 8 with shim and GRUB on GCE":     testdata.Rhel8EventLog,
@@ -192,9 +193,9 @@ func TestSecureBootAcceptsRealMachines(t *testing.T) {
 	}
 }
 
-// TestSecureBootSaysWhyRealMachinesFail: none of these had Secure Boot on, or
-// else something in PCR 7 is unknown. The operator must be able to tell.
-func TestSecureBootSaysWhyRealMachinesFail(t *testing.T) {
+// None of these machines had Secure Boot on, or PCR 7 has an unknown event. The message must name
+// the reason.
+func TestSecureBootReportsWhyRealMachinesFail(t *testing.T) {
 	for name, c := range map[string]struct {
 		raw   []byte
 		words string
@@ -221,7 +222,7 @@ func TestSecureBootOffIsDeniedNamingTheEvent(t *testing.T) {
 	}
 }
 
-func TestSecureBootIsNotThereWithSeaBIOS(t *testing.T) {
+func TestSecureBootDeniesSeaBIOS(t *testing.T) {
 	b := captured(t, eventlogtest.SeaBIOS)
 	b.refs = nil
 	f := fails(t, b, reason.MeasuredBoot, "variable SecureBoot", "separator")
@@ -249,21 +250,21 @@ func TestIdentityOnlyNeedsNoLog(t *testing.T) {
 			passes(t, b)
 		})
 	}
-	t.Run("but a UKI without reference values is refused", func(t *testing.T) {
+	t.Run("a UKI without reference values is denied", func(t *testing.T) {
 		b := captured(t, eventlogtest.UKI)
 		b.profile, b.log, b.refs = "", nil, nil
 		fails(t, b, reason.MeasuredBoot, "PCR 11", "the policy names no reference values")
 	})
 }
 
-func TestAppraiseRefusesAQuoteThatDoesNotFitTheProfile(t *testing.T) {
+func TestAppraise_DeniesAQuoteThatDoesNotFitTheProfile(t *testing.T) {
 	for name, change := range map[string]func(*boot){
-		"a PCR is missing":        func(b *boot) { delete(b.quoted, 13) },
-		"a value of another bank": func(b *boot) { b.quoted[3] = make([]byte, 48) },
-		"an empty value":          func(b *boot) { b.quoted[11] = nil },
-		"a PCR that is not there": func(b *boot) { b.quoted[24] = make([]byte, 32) },
-		"nothing is quoted":       func(b *boot) { b.quoted = nil },
-		"bank SHA-1":              func(b *boot) { b.bank = 0x0004 },
+		"a PCR is missing":          func(b *boot) { delete(b.quoted, 13) },
+		"a value of another bank":   func(b *boot) { b.quoted[3] = make([]byte, 48) },
+		"an empty value":            func(b *boot) { b.quoted[11] = nil },
+		"a PCR that does not exist": func(b *boot) { b.quoted[24] = make([]byte, 32) },
+		"nothing is quoted":         func(b *boot) { b.quoted = nil },
+		"bank SHA-1":                func(b *boot) { b.bank = 0x0004 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := captured(t, eventlogtest.SecureBootUKI)
@@ -300,7 +301,7 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-func TestOnlyTheBootItselfMayBeWarnedAbout(t *testing.T) {
+func TestMayWarn_OnlyForTheBootItself(t *testing.T) {
 	capped := eventlogtest.Load(t, eventlogtest.SecureBootUKICapped)
 	for name, c := range map[string]struct {
 		boot boot
@@ -308,7 +309,7 @@ func TestOnlyTheBootItselfMayBeWarnedAbout(t *testing.T) {
 	}{
 		"Secure Boot is off": {captured(t, eventlogtest.UKI), true},
 		"the log is empty":   {func() boot { b := captured(t, eventlogtest.SecureBootUKI); b.log = nil; return b }(), true},
-		"a UKI nobody knows": {captured(t, eventlogtest.SecureBootUKIAltered), false},
+		"an unknown UKI":     {captured(t, eventlogtest.SecureBootUKIAltered), false},
 		"PCR 11 is capped": {func() boot {
 			b := captured(t, eventlogtest.SecureBootUKI)
 			b.quoted[11] = capped.Later("capped")

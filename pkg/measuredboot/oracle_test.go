@@ -14,10 +14,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/eventlog/eventlogtest"
 )
 
-// Oracles see captured boots, and captured boots with a label changed; nothing
-// from a fuzzer, since both libraries have inputs that end the process.
+// The oracles receive only captured boots, and captured boots with a changed label. Both libraries
+// have inputs that end the process, so they are not fuzzed.
 
-// byGoAttestation is go-attestation's reading of PCR 7.
+// byGoAttestation returns go-attestation's reading of PCR 7.
 func byGoAttestation(b boot) (*attest.SecurebootState, error) {
 	log, err := attest.ParseEventLog(b.log)
 	if err != nil {
@@ -34,7 +34,7 @@ func byGoAttestation(b boot) (*attest.SecurebootState, error) {
 	return attest.ParseSecurebootState(events)
 }
 
-// byGoEventlog is go-eventlog's reading of the whole log.
+// byGoEventlog returns go-eventlog's reading of the whole log.
 func byGoEventlog(b boot) (*pb.FirmwareLogState, error) {
 	bank := register.PCRBank{TCGHashAlgo: pb.HashAlgo_SHA256}
 	for _, i := range secureBootPCRs {
@@ -52,7 +52,7 @@ func TestOraclesAgreeOnSecureBoot(t *testing.T) {
 	} {
 		b := captured(t, name)
 		if _, err := b.appraise(); (err == nil) != on {
-			t.Errorf("%s: we say %v", name, err)
+			t.Errorf("%s: this package returned %v", name, err)
 		}
 		if s, err := byGoAttestation(b); err != nil || s.Enabled != on {
 			t.Errorf("%s: go-attestation says %+v, %v", name, s, err)
@@ -77,8 +77,8 @@ func TestOraclesAgreeThatSecureBootWasNotUsed(t *testing.T) {
 	}
 }
 
-// TestOraclesTrustTheTypeOfAnApplication documents T27: with its images
-// relabelled a boot has no applications, so that all of them are allowed.
+// TestOraclesTrustTheTypeOfAnApplication documents attack T27: if its images are relabeled, a boot
+// has no applications, so all of them are allowed.
 func TestOraclesTrustTheTypeOfAnApplication(t *testing.T) {
 	b := captured(t, eventlogtest.SecureBootUKI)
 	honest, err := byGoEventlog(b)

@@ -23,7 +23,7 @@ func TestReferenceValuesAreWhatTheBootMeasured(t *testing.T) {
 			t.Errorf("%s: PCR 11 would be %x, the TPM had %x", name, got, c.PCR("sha256", 11))
 		}
 	}
-	// Without Secure Boot the stub has the firmware start the kernel, too.
+	// Without Secure Boot the stub starts the kernel through the firmware, which measures it.
 	c := eventlogtest.Load(t, eventlogtest.UKI)
 	want := references(t, eventlogtest.SecureBootUKI).Applications[1]
 	_, events := eventlogtest.Split(t, c.Log)
@@ -38,7 +38,7 @@ func TestReferenceValuesAreWhatTheBootMeasured(t *testing.T) {
 	}
 }
 
-func TestReferenceValuesThatAnAdministratorGotWrong(t *testing.T) {
+func TestValidate_RejectsInvalidReferenceValues(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*measuredboot.ReferenceValues)
 		says   string
@@ -83,7 +83,7 @@ func TestReferenceValuesThatAnAdministratorGotWrong(t *testing.T) {
 	}
 }
 
-func TestValuesWithoutSectionsAreEnough(t *testing.T) {
+func TestValidate_SectionsAreOptional(t *testing.T) {
 	b := captured(t, eventlogtest.SecureBootUKI)
 	b.refs[0].Sections = nil
 	passes(t, b)

@@ -13,7 +13,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
-// written is the form of the machine-config-operator.
+// written returns the form of the machine-config-operator.
 func written(pem string) string {
 	return dataurl.New([]byte(pem), "text/plain", "charset", "utf-8").String()
 }
@@ -31,14 +31,14 @@ func gzipped(t *testing.T, text string) string {
 	return zipped.String()
 }
 
-// authorityCases are pointer configs with one authority, of each shape that clusters have.
+// authorityCases returns pointer configs with one authority, in each form that clusters have.
 func authorityCases(entry string) map[string]string {
 	const source = `{"source":"https://api-int.example.com:22623/config/worker"}`
 	cases := map[string]string{
 		"specification 2.2": `{"ignition":{"config":{"append":[` + source +
 			`]},"security":{"tls":{"certificateAuthorities":[` + entry +
 			`]}},"timeouts":{},"version":"2.2.0"},"networkd":{},"passwd":{},"storage":{},"systemd":{}}`,
-		"keys that nobody knows": `{"x":1,"ignition":{"version":"3.2.0","new":{"a":[1,2,{"b":null}]},"security":{"tls":{"certificateAuthorities":[ ` + entry + ` ],"z":0}},"config":{"merge":[` + source + `]}}}`,
+		"unknown keys": `{"x":1,"ignition":{"version":"3.2.0","new":{"a":[1,2,{"b":null}]},"security":{"tls":{"certificateAuthorities":[ ` + entry + ` ],"z":0}},"config":{"merge":[` + source + `]}}}`,
 		"white space and its order": "\n{ \"storage\" : {},\n\t\"ignition\" : { \"security\" : { \"tls\" : { " +
 			"\"certificateAuthorities\" : [\n" + entry + "\n] } } ,\r\n \"version\" : \"3.1.0\" , \"config\":{\"merge\":[" +
 			source + "]} } }\n\n",
@@ -53,7 +53,7 @@ func authorityCases(entry string) map[string]string {
 	return cases
 }
 
-func TestSetAuthoritiesChangesTheAuthorityAlone(t *testing.T) {
+func TestSetAuthorities_ChangesOnlyTheAuthority(t *testing.T) {
 	one, two := ca(t, "one"), ca(t, "two")
 	before, after := authorityCases(entry(one)), authorityCases(entry(two+one))
 	for name, raw := range before {
@@ -77,7 +77,7 @@ func TestSetAuthoritiesChangesTheAuthorityAlone(t *testing.T) {
 	}
 }
 
-func TestSetAuthoritiesOfOtherForms(t *testing.T) {
+func TestSetAuthorities_OtherForms(t *testing.T) {
 	one, two, three := ca(t, "one"), ca(t, "two"), ca(t, "three")
 	config := func(entry string) string {
 		return `{"ignition":{"version":"3.4.0","security":{"tls":{"certificateAuthorities":[` + entry + `]}}}}`
@@ -103,7 +103,7 @@ func TestSetAuthoritiesOfOtherForms(t *testing.T) {
 	}
 }
 
-func TestSetAuthoritiesLeavesAlone(t *testing.T) {
+func TestSetAuthorities_Unchanged(t *testing.T) {
 	one, two := ca(t, "one"), ca(t, "two")
 	config := func(list string) string {
 		return `{"ignition":{"version":"3.2.0","security":{"tls":{"certificateAuthorities":` + list + `}}}}`
@@ -122,7 +122,7 @@ func TestSetAuthoritiesLeavesAlone(t *testing.T) {
 		{"a version that is a number", `{"ignition":{"version":3}}`, "neither 2.x nor 3.x"},
 		{"no authority", `{"ignition":{"version":"3.2.0"}}`, "no certificate authority"},
 		{"an empty list", config("[]"), "no certificate authority"},
-		{"a list that is none", config(`{"0":` + entry(one) + `}`), "no certificate authority"},
+		{"a list that is not a list", config(`{"0":` + entry(one) + `}`), "no certificate authority"},
 		{"a null list", config("null"), "no certificate authority"},
 		{"two authorities", config("[" + entry(one) + "," + entry(one) + "]"), "names 2 certificate authorities"},
 		{"an entry that is a string", config(`["data:,x"]`), "no source"},
@@ -132,7 +132,7 @@ func TestSetAuthoritiesLeavesAlone(t *testing.T) {
 			`],"CertificateAuthorities":[]}}}}`, "occurs twice"},
 		{"two sources", config(`[{"source":"data:,x","SOURCE":"data:,y"}]`), "occurs twice"},
 		{"two hashes", config(`[{"source":"` + written(two) + `","verification":null,"Verification":{}}]`), "occurs twice"},
-		{"what is no certificate", config(`[{"source":"data:,x"}]`), "cannot be read"},
+		{"data that is not a certificate", config(`[{"source":"data:,x"}]`), "cannot be read"},
 		{"another server's authority", config("[" + entry(one) + "]"), "(one) is not in the bundle"},
 		{"two ignitions", `{"ignition":{"version":"3.2.0"},"Ignition":{}}`, "occurs twice"},
 	} {
@@ -140,13 +140,13 @@ func TestSetAuthoritiesLeavesAlone(t *testing.T) {
 			got, err := pointer.SetAuthorities([]byte(c.raw), []byte(two))
 			var left *pointer.Unchanged
 			if !errors.As(err, &left) || !strings.Contains(left.Why, c.why) || got != nil {
-				t.Errorf("%v, want it left alone: %s", err, c.why)
+				t.Errorf("%v, want it unchanged: %s", err, c.why)
 			}
 		})
 	}
 }
 
-func TestSetAuthoritiesTakesCertificatesAlone(t *testing.T) {
+func TestSetAuthorities_AcceptsOnlyCertificates(t *testing.T) {
 	one := ca(t, "one")
 	raw := []byte(`{"ignition":{"version":"3.2.0","security":{"tls":{"certificateAuthorities":[` + entry(one) + `]}}}}`)
 	for name, bundle := range map[string]string{
@@ -163,7 +163,7 @@ func TestSetAuthoritiesTakesCertificatesAlone(t *testing.T) {
 	}
 }
 
-// Where somebody has looked, any one authority is replaced, and nothing else is.
+// ForceAuthorities replaces any single authority and changes only its entry.
 func TestForceAuthorities(t *testing.T) {
 	one, two := ca(t, "one"), ca(t, "two")
 	config := func(list string) []byte {
@@ -181,7 +181,7 @@ func TestForceAuthorities(t *testing.T) {
 	}
 }
 
-// What a machine trusts is told of every specification, and that it cannot be told.
+// Authorities reads the trusted certificates of every specification, or returns an error.
 func TestAuthorities(t *testing.T) {
 	one, two := ca(t, "one"), ca(t, "two")
 	for name, raw := range authorityCases(entry(one+two) + "," + `{"source":"` + dataURL(one) + `"}`) {
@@ -212,9 +212,8 @@ func TestAuthorities(t *testing.T) {
 	}
 }
 
-// The token in a pointer config and its authority are changed by different hands,
-// in any order.
-func TestTokenAndAuthorityKeepEachOther(t *testing.T) {
+// Different programs change the token and the authority of a pointer config, in any order.
+func TestTokenAndAuthorityDoNotAffectEachOther(t *testing.T) {
 	one, two := ca(t, "one"), ca(t, "two")
 	p := pointer.Provisioning{Token: secret.New([]byte("token-of-thirty-two-characters--")),
 		Origins: []string{"https://api-int.example.com:22623"}}
@@ -241,8 +240,8 @@ func TestTokenAndAuthorityKeepEachOther(t *testing.T) {
 	}
 }
 
-// Whatever the user data is: what is written is read back as it was meant, no more
-// than the entry changes, and it is done in one go.
+// For all user data: the result parses as intended, only the entry changes, and the operation is
+// idempotent.
 func FuzzSetAuthorities(f *testing.F) {
 	for _, raw := range authorityCases(`{"source":"data:,x"}`) {
 		f.Add([]byte(raw))
@@ -268,7 +267,7 @@ func FuzzSetAuthorities(f *testing.F) {
 	})
 }
 
-// fuzzBundle is a certificate of nobody's.
+// fuzzBundle is a certificate without an owner.
 const fuzzBundle = `-----BEGIN CERTIFICATE-----
 MIIBPzCB56ADAgECAgEBMAoGCCqGSM49BAMCMA8xDTALBgNVBAMTBGZ1enowIBcN
 NzAwMTAxMDAwMDAwWhgPMjI0MjAzMTYxMjU2MzJaMA8xDTALBgNVBAMTBGZ1enow

@@ -23,7 +23,7 @@ const (
 	token  = "eyJhbGciOiJFUzI1NiJ9.e30.c2ln"
 )
 
-// config is a pointer config with the given text as its ignition.config.
+// config returns a pointer config with the given text as its ignition.config.
 func config(version, inner string) string {
 	return fmt.Sprintf(`{"ignition":{"version":%q,"config":{%s}}}`, version, inner)
 }
@@ -41,7 +41,7 @@ func add(raw string) (string, error) {
 	return string(out), err
 }
 
-// Every case is the whole text before and after: what is not named here stays.
+// Every case has the whole text before and after, so nothing else may change.
 func TestAddBearer(t *testing.T) {
 	for _, c := range []struct{ name, before, after string }{
 		{
@@ -79,14 +79,14 @@ func TestAddBearer(t *testing.T) {
 			config("3.1.0", `"merge":[{"source":"`+mcs+`",`+header+`}]`),
 		},
 		{
-			"compression and verification are left alone",
+			"compression and verification stay unchanged",
 			config("3.1.0", `"merge":[{"source":"`+mcs+`","compression":"gzip","verification":{"hash":"sha256-`+
 				strings.Repeat("0", 64)+`"}}]`),
 			config("3.1.0", `"merge":[{"source":"`+mcs+`","compression":"gzip","verification":{"hash":"sha256-`+
 				strings.Repeat("0", 64)+`"},`+header+`}]`),
 		},
 		{
-			"unknown keys, order, numbers and space survive",
+			"unknown keys, order, numbers and space are preserved",
 			"{ \"x-ours\": [1.50, 1e3],\n  \"ignition\": {\n\t\"config\": { " + merge(mcs) +
 				" } ,\"version\" : \"3.2.0\" },\n \"storage\": {\"files\": []} }\n",
 			"{ \"x-ours\": [1.50, 1e3],\n  \"ignition\": {\n\t\"config\": { \"merge\":[{\"source\":\"" + mcs + "\"," + header +
@@ -122,20 +122,20 @@ func TestAddBearer(t *testing.T) {
 				t.Errorf("have %s\nwant %s", after, c.after)
 			}
 			if _, rpt, err := v3_6.ParseCompatibleVersion([]byte(after)); err != nil {
-				t.Errorf("Ignition refuses it: %v\n%s", err, rpt.String())
+				t.Errorf("Ignition rejects it: %v\n%s", err, rpt.String())
 			}
 		})
 	}
 }
 
-// T56: no source but the attested server's receives the token.
-func TestAttack_T56_TokenGoesToTheAttestedServerAlone(t *testing.T) {
+// Attack T56: only the attested server's sources receive the token.
+func TestAttack_T56_TokenGoesOnlyToTheAttestedServer(t *testing.T) {
 	two := func(other string) string {
 		return config("3.4.0", `"merge":[{"source":"`+mcs+`"},{"source":"`+other+`"}]`)
 	}
 	if after, err := add(two("https://other.example.com:22623/config/worker")); err != nil ||
 		strings.Count(after, token) != 1 {
-		t.Fatalf("the honest variant: %v\n%s", err, after)
+		t.Fatalf("the valid case: %v\n%s", err, after)
 	}
 	for _, c := range []struct{ name, other string }{
 		{"another host", "https://other.example.com:22623/config/worker"},
@@ -169,23 +169,23 @@ func TestAttack_T56_TokenGoesToTheAttestedServerAlone(t *testing.T) {
 			if m := parsed.Ignition.Config.Merge; len(m[0].HTTPHeaders) != 1 || len(m[1].HTTPHeaders) != 0 {
 				t.Errorf("headers: %v", m)
 			}
-			// Alone, such a source gets nothing at all.
+			// A config with only such a source receives no token.
 			if _, err := add(config("3.4.0", merge(c.other))); !errors.Is(err, pointer.ErrNoSource) {
-				t.Errorf("alone: %v", err)
+				t.Errorf("only this source: %v", err)
 			}
 		})
 	}
 }
 
-// T56: what is not a pointer config that can be read in one way is refused whole.
-func TestAttack_T56_WhatIsNotAPointerConfig(t *testing.T) {
+// Attack T56: a config that is not one unambiguous pointer config is rejected as a whole.
+func TestAttack_T56_InvalidPointerConfigs(t *testing.T) {
 	var zipped bytes.Buffer
 	w := gzip.NewWriter(&zipped)
 	if _, err := w.Write([]byte(config("3.4.0", merge(mcs)))); err != nil || w.Close() != nil {
 		t.Fatal(err)
 	}
 	if _, err := add(config("3.4.0", merge(mcs))); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	for _, c := range []struct {
 		name, raw string
@@ -197,7 +197,7 @@ func TestAttack_T56_WhatIsNotAPointerConfig(t *testing.T) {
 		{"a shell script", "#!/bin/sh\n", pointer.ErrNotIgnition},
 		{"compressed", zipped.String(), pointer.ErrNotIgnition},
 		{"JSON of another kind", `{"a":1}`, pointer.ErrNotIgnition},
-		{"JSON that is no object", `[1]`, pointer.ErrNotIgnition},
+		{"JSON that is not an object", `[1]`, pointer.ErrNotIgnition},
 		{"cut short", config("3.4.0", merge(mcs))[:60], pointer.ErrNotIgnition},
 		{"a byte too many", config("3.4.0", merge(mcs)) + "}", pointer.ErrNotIgnition},
 		{"ignition without a version", `{"ignition":{}}`, pointer.ErrNotIgnition},
@@ -225,14 +225,14 @@ func TestAttack_T56_WhatIsNotAPointerConfig(t *testing.T) {
 	}
 }
 
-func TestTokenCannotBreakOutOfItsPlace(t *testing.T) {
+func TestAddBearer_RejectsInvalidTokens(t *testing.T) {
 	c, err := pointer.Parse([]byte(config("3.4.0", merge(mcs))))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, token := range []string{"", `a"b`, "a b", "a\r\nX: y", "=a", "ä"} {
 		if _, err := c.AddBearer(origin, "worker", secret.New([]byte(token))); err == nil {
-			t.Errorf("token %q was taken", token)
+			t.Errorf("token %q was accepted", token)
 		}
 	}
 }
@@ -268,7 +268,7 @@ func TestNestedConfig(t *testing.T) {
 	}
 }
 
-func TestNestingHasADepth(t *testing.T) {
+func TestParse_LimitsNesting(t *testing.T) {
 	raw := config("3.4.0", merge(mcs))
 	for range pointer.MaxDepth {
 		raw = config("3.4.0", merge(dataURL(raw)))
@@ -302,7 +302,7 @@ func TestSources(t *testing.T) {
 }
 
 func TestScrub(t *testing.T) {
-	// What Ignition caches: its newest version, with the pointer's header.
+	// Ignition's cached config: its newest version, with the header of the pointer config.
 	before := `{"ignition":{"version":"3.9.0-experimental","config":{"replace":{"source":null,"httpHeaders":[{"name":"AUTHORIZATION","value":"Bearer ` + token + `"}]},` +
 		`"merge":[{"source":"` + mcs + `","httpHeaders":[{"name":"Authorization","value":"Bearer ` + token +
 		`"},{"name":"NodePool","value":"x"}]},{"httpHeaders":[]},{}]}},` +
@@ -328,7 +328,7 @@ func TestScrub(t *testing.T) {
 	}
 	for _, raw := range []string{"", "{", `{"ignition":{},"ignition":{}}`} {
 		if _, _, err := pointer.Scrub([]byte(raw)); err == nil {
-			t.Errorf("%q was taken", raw)
+			t.Errorf("%q was accepted", raw)
 		}
 	}
 }

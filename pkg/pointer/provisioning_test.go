@@ -30,7 +30,7 @@ func provision(raw string, urlParameter bool) (string, error) {
 	return string(out), err
 }
 
-// A7. Every case is the whole text before and after: what is not named stays.
+// Every case has the whole text before and after, so nothing else may change.
 func TestProvision(t *testing.T) {
 	for _, c := range []struct {
 		name, before, after string
@@ -44,13 +44,13 @@ func TestProvision(t *testing.T) {
 			config("3.2.0", `"merge":[{"source":"`+mcs+`",`+sharedHeader+`}]`), true},
 		{"a replace", config("3.5.0", `"replace":{"source":"`+mcs+`"}`),
 			config("3.5.0", `"replace":{"source":"`+mcs+`",`+sharedHeader+`}`), false},
-		{"any pool that takes it, and no other",
+		{"only pools that accept it",
 			config("3.4.0", `"merge":[{"source":"`+origin+
 				`/config/master","httpHeaders":[{"name":"Authorization","value":"Bearer theirs"}]},{"source":"`+mcs+`"}]`),
 			config("3.4.0", `"merge":[{"source":"`+origin+
 				`/config/master","httpHeaders":[{"name":"Authorization","value":"Bearer theirs"}]},{"source":"`+mcs+
 				`",`+sharedHeader+`}]`), false},
-		{"an empty bearer and an empty parameter are nobody's",
+		{"an empty bearer and an empty parameter are replaced",
 			config("3.4.0", `"merge":[{"source":"`+mcs+`?token=","httpHeaders":[{"name":"Authorization","value":"Bearer "}]}]`),
 			config("3.4.0", `"merge":[{"source":"`+mcs+`",`+sharedHeader+`}]`), false},
 		{"any pool, any of the origins, no other server",
@@ -65,12 +65,12 @@ func TestProvision(t *testing.T) {
 		{"an old token in the URL goes",
 			config("3.4.0", merge(mcs+"?a=b&token="+old+"&c=d#f")),
 			config("3.4.0", `"merge":[{"source":"`+mcs+`?a=b\u0026c=d#f",`+sharedHeader+`}]`), false},
-		{"unknown keys, order, numbers and space survive",
+		{"unknown keys, order, numbers and space are preserved",
 			"{ \"x-ours\": [1.50, 1e3],\n  \"ignition\": {\n\t\"config\": { " + merge(mcs) +
 				" } ,\"version\" : \"3.2.0\" },\n \"storage\": {\"files\": []} }\n",
 			"{ \"x-ours\": [1.50, 1e3],\n  \"ignition\": {\n\t\"config\": { \"merge\":[{\"source\":\"" + mcs + "\"," +
 				sharedHeader + "}] } ,\"version\" : \"3.2.0\" },\n \"storage\": {\"files\": []} }\n", false},
-		{"3.0 shows it in the URL, and stays 3.0", config("3.0.0", merge(mcs)),
+		{"3.0 has it in the URL, and stays 3.0", config("3.0.0", merge(mcs)),
 			config("3.0.0", merge(mcs+"?token="+escaped)), true},
 		{"3.0 with an old one in the URL", config("3.0.0", merge(mcs+"?token="+old)),
 			config("3.0.0", merge(mcs+"?token="+escaped)), true},
@@ -91,7 +91,7 @@ func TestProvision(t *testing.T) {
 	}
 }
 
-// The parsed trees differ by the token alone.
+// The parsed trees differ only by the token.
 func TestProvisionChangesNothingElse(t *testing.T) {
 	for _, before := range []string{stub("3.2.0"), stub("3.5.0"), config("3.4.0", merge(mcs)), stub("2.2.0"),
 		stub("3.0.0")} {
@@ -117,8 +117,8 @@ func tree(t *testing.T, raw string) (v any) {
 	return v
 }
 
-// stub is a pointer config as the installer and the machine-config-operator write
-// it, with its certificate authority.
+// stub returns a pointer config with its certificate authority, in the form of the installer and
+// the machine-config-operator.
 func stub(version string) string {
 	word := "merge"
 	if strings.HasPrefix(version, "2.") {
@@ -130,11 +130,10 @@ func stub(version string) string {
 		`"}]}},"version":"` + version + `"}}`
 }
 
-// C13: the machine-config-operator renews the certificate authority by decoding
-// the user data as generic JSON, changing its first authority and encoding it
-// again (machine-config-operator, certrotation_controller.go). Neither of us may
-// undo the other's work.
-func TestProvisionAndTheOperatorsRotationKeepEachOthersWork(t *testing.T) {
+// The machine-config-operator renews the certificate authority: it decodes the user data as generic
+// JSON, changes the first authority and encodes it again (machine-config-operator,
+// certrotation_controller.go). Neither program may undo the other's work.
+func TestProvision_WorksWithTheOperatorsRotation(t *testing.T) {
 	const fresh = "data:text/plain;charset=utf-8;base64,bmV3"
 	rotate := func(raw string) string {
 		config := tree(t, raw).(map[string]any)
@@ -155,12 +154,12 @@ func TestProvisionAndTheOperatorsRotationKeepEachOthersWork(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Ours, then theirs: the token is still there, and nothing is left to do.
+		// First the token, then the authority: the token stays, and Provision has nothing to do.
 		both := rotate(ours)
 		if again, err := provision(both, true); err != nil || again != both {
 			t.Errorf("%s: after the operator's rotation: %v\n%s", version, err, again)
 		}
-		// Theirs, then ours: the authority is still there.
+		// First the authority, then the token: the authority stays.
 		other, err := provision(rotate(stub(version)), true)
 		if err != nil || !reflect.DeepEqual(tree(t, other), tree(t, both)) {
 			t.Errorf("%s: %v\n%s\n%s", version, err, other, both)
@@ -171,7 +170,7 @@ func TestProvisionAndTheOperatorsRotationKeepEachOthersWork(t *testing.T) {
 	}
 }
 
-func TestProvisionLeavesAlone(t *testing.T) {
+func TestProvision_Unchanged(t *testing.T) {
 	for _, c := range []struct {
 		name, raw string
 		url       bool
@@ -182,7 +181,7 @@ func TestProvisionLeavesAlone(t *testing.T) {
 		{"cloud-config", "#cloud-config\nusers: []\n", true, "not an Ignition config"},
 		{"a JSON array", `[{"ignition":{"version":"3.2.0"}}]`, true, "not an Ignition config"},
 		{"gzip", "\x1f\x8b\x08", true, "compressed"},
-		{"a specification of the future", config("4.0.0", merge(mcs)), true, "not one of 3.0 to 3.6"},
+		{"a future specification", config("4.0.0", merge(mcs)), true, "not one of 3.0 to 3.6"},
 		{"1.0", `{"ignitionVersion":1}`, true, "not an Ignition config"},
 		{"no server at all", config("3.4.0", `"merge":[]`), true, "no source refers to"},
 		{"another server", config("3.4.0", merge("https://elsewhere:22623/config/worker")), true, "no source refers to"},
@@ -190,16 +189,16 @@ func TestProvisionLeavesAlone(t *testing.T) {
 		{"plain http", config("3.4.0", merge("http://api-int.example.com:22623/config/worker")), true, "no source refers to"},
 		{"another path", config("3.4.0", merge(origin+"/healthz")), true, "no source refers to"},
 		{"3.0 without leave to use the URL", config("3.0.0", merge(mcs)), false, "3.0.0 has no headers"},
-		{"2.2 without leave to use the URL", config("2.2.0", `"append":[{"source":"`+mcs+`"}]`), false,
+		{"2.2 without permission to use the URL", config("2.2.0", `"append":[{"source":"`+mcs+`"}]`), false,
 			"2.2.0 has no headers"},
 		{"other credentials", config("3.4.0", `"merge":[{"source":"`+mcs+
 			`","httpHeaders":[{"name":"Authorization","value":"Basic eDp5"}]}]`), true, "credentials other than"},
-		{"somebody else's bearer token", config("3.4.0", `"merge":[{"source":"`+mcs+
+		{"a third party's bearer token", config("3.4.0", `"merge":[{"source":"`+mcs+
 			`","httpHeaders":[{"name":"Authorization","value":"Bearer theirs"}]}]`), true, "not a known provisioning token"},
-		{"somebody else's in the URL", config("3.4.0", merge(mcs+"?token=theirs")), true, "not a known provisioning token"},
-		{"somebody else's in the URL, without headers", config("3.0.0", merge(mcs+"?token=theirs")), true,
+		{"a third party's token in the URL", config("3.4.0", merge(mcs+"?token=theirs")), true, "not a known provisioning token"},
+		{"a third party's token in the URL, without headers", config("3.0.0", merge(mcs+"?token=theirs")), true,
 			"not a known provisioning token"},
-		{"a pool that does not take it", config("3.4.0", merge(origin+"/config/master")), true,
+		{"a pool that does not accept it", config("3.4.0", merge(origin+"/config/master")), true,
 			`no policy of pool "master" accepts`},
 		{"readable in two ways", `{"ignition":{"version":"3.4.0","config":{` + merge(mcs) + `},"CONFIG":{}}}`,
 			true, "two ways"},
@@ -218,7 +217,7 @@ func TestProvisionLeavesAlone(t *testing.T) {
 	}
 }
 
-func TestNothingIsMissingWhereThePoolDoesNotTakeTheToken(t *testing.T) {
+func TestProvision_PoolThatDoesNotAcceptTheToken(t *testing.T) {
 	for raw, want := range map[string]bool{
 		config("3.4.0", merge(origin+"/config/master")): true,
 		config("3.4.0", merge("data:;base64,"+
@@ -233,7 +232,7 @@ func TestNothingIsMissingWhereThePoolDoesNotTakeTheToken(t *testing.T) {
 	}
 }
 
-func TestProvisionReachesIntoADataSource(t *testing.T) {
+func TestProvision_ConfigInADataSource(t *testing.T) {
 	inner := config("3.4.0", merge(mcs))
 	outer := config("3.4.0", merge("data:;base64,"+base64.StdEncoding.EncodeToString([]byte(inner))))
 	out, err := provision(outer, false)
@@ -252,7 +251,7 @@ func TestProvisionReachesIntoADataSource(t *testing.T) {
 	}
 }
 
-func TestShown(t *testing.T) {
+func TestPresented(t *testing.T) {
 	withHeader := func(v string) string {
 		return config("3.4.0", `"merge":[{"source":"`+mcs+`","httpHeaders":[{"name":"authorization","value":"`+v+`"}]}]`)
 	}
@@ -283,7 +282,7 @@ func TestShown(t *testing.T) {
 	}
 }
 
-func TestScrubTakesTheTokenOutOfTheURL(t *testing.T) {
+func TestScrub_RemovesTheTokenFromTheURL(t *testing.T) {
 	raw := `{"ignition":{"version":"3.7.0-experimental","config":{"merge":[{"source":"` + mcs + `?token=` + escaped +
 		`"},{"source":"https://elsewhere/x?token=y"}]}}}`
 	out, n, err := pointer.Scrub([]byte(raw))

@@ -10,7 +10,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/pointer"
 )
 
-// Ignition's own package is the oracle.
+// The result is compared with the package that Ignition uses.
 func TestProxy(t *testing.T) {
 	sources := []string{
 		mcs, "http://api-int.example.com:22624/config/worker", "https://example.com/config/worker",

@@ -276,7 +276,7 @@ spec:
   maxMachineAge: 2h
 `
 
-func TestParseFindsTheFault(t *testing.T) {
+func TestParse_ReportsTheFault(t *testing.T) {
 	parsed, problems := Parse("p.yaml", []byte(file))
 	if len(problems) > 0 || len(parsed) != 1 {
 		t.Fatalf("the valid file: %v", problems)

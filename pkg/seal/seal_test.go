@@ -43,7 +43,7 @@ func wantCode(t *testing.T, err error, want reason.Code) {
 	}
 }
 
-func TestWhatIsSealedComesBack(t *testing.T) {
+func TestSealAndOpen(t *testing.T) {
 	r := ring(t)
 	for name, c := range map[string]seal.Challenge{
 		"full": challenge(),
@@ -71,7 +71,7 @@ func TestAttack_T44_ChallengeForgedOrAltered(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := r.Open(sealed); err != nil {
-		t.Fatal("the honest challenge is refused:", err)
+		t.Fatal("the valid challenge is denied:", err)
 	}
 	for i := range sealed {
 		for bit := range 8 {
@@ -121,7 +121,7 @@ func TestAttack_T44_ChallengeFromBeforeAKeyRotation(t *testing.T) {
 	if _, err := rotated.Open(sealed); err != nil {
 		t.Error("a challenge in flight is lost by a rotation:", err)
 	}
-	// A replica that does not know the new key yet must still open what others seal.
+	// A replica without the new key in use must already open what others seal with it.
 	early, err := rotated.Seal(rand.Reader, epoch.Add(publish-time.Second), challenge())
 	if err != nil {
 		t.Fatal(err)
@@ -146,7 +146,7 @@ func TestAttack_T44_ChallengeFromBeforeAKeyRotation(t *testing.T) {
 	}
 }
 
-func TestTheRingAtRestReadsBackAndPrintsNothing(t *testing.T) {
+func TestRing_EncodesAndPrintsNoSecret(t *testing.T) {
 	r := ring(t)
 	doc, err := r.EncodeSecret()
 	if err != nil {
@@ -177,8 +177,8 @@ func TestTheRingAtRestReadsBackAndPrintsNothing(t *testing.T) {
 	}
 }
 
-// The replica that made the keys has a clock that is ahead.
-func TestKeysThatAreDatedAheadSeal(t *testing.T) {
+// The clock of the replica that created the keys is ahead.
+func TestSeal_WithKeysFromTheFuture(t *testing.T) {
 	ahead, err := ring(t).Rotate(rand.Reader, epoch, time.Minute, time.Hour)
 	if err != nil {
 		t.Fatal(err)

@@ -19,7 +19,7 @@ func TestAttack_T57_ReportTicketForgedOrExpired(t *testing.T) {
 	}
 	got, err := r.OpenTicket(epoch, text)
 	if err != nil || !got.Expiry.Equal(want.Expiry) || got.ID != want.ID || got.MachineUID != want.MachineUID {
-		t.Fatalf("the honest ticket: %+v, %v", got, err)
+		t.Fatalf("the valid ticket: %+v, %v", got, err)
 	}
 	challenge, err := r.Seal(rand.Reader, epoch, challenge())
 	if err != nil {

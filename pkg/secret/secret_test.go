@@ -11,7 +11,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
-func TestNoFormatterPrintsASecret(t *testing.T) {
+func TestBytes_NoFormatterPrintsASecret(t *testing.T) {
 	const plain = "hunter2"
 	s := secret.New([]byte(plain))
 	hex := "68756e74657232"

@@ -38,7 +38,7 @@ func signAt(t *testing.T, s token.KeySet, now time.Time, life time.Duration) []b
 	return raw.Expose()
 }
 
-func TestANewKeyIsNotUsedBeforeEveryReplicaHasIt(t *testing.T) {
+func TestRotate_NewKeySignsAfterPublication(t *testing.T) {
 	first := rotate(t, token.KeySet{}, noon, 0)
 	both := rotate(t, first, noon.Add(time.Hour), publish)
 	takeover := noon.Add(time.Hour + publish)
@@ -47,7 +47,7 @@ func TestANewKeyIsNotUsedBeforeEveryReplicaHasIt(t *testing.T) {
 		now  time.Time
 		key  token.Key
 	}{
-		{"at once the first key signs: there is no other", noon, both.Keys[0]},
+		{"the first key signs immediately", noon, both.Keys[0]},
 		{"a second before the takeover the old one signs", takeover.Add(-time.Second), both.Keys[0]},
 		{"from the takeover on the new one signs", takeover, both.Keys[1]},
 		{"and goes on to", takeover.Add(1000 * time.Hour), both.Keys[1]},
@@ -60,18 +60,18 @@ func TestANewKeyIsNotUsedBeforeEveryReplicaHasIt(t *testing.T) {
 	if len(first.Keys) != 1 || !first.Keys[0].NotAfter.IsZero() {
 		t.Errorf("the first set was changed: %+v", first)
 	}
-	// A replica that has the new key already believes its tokens, even from one
-	// whose clock is ahead.
+	// A replica that already has the new key accepts its tokens, even from a replica whose clock is
+	// ahead.
 	raw := signAt(t, both, takeover, time.Hour)
 	if _, err := both.Verify(takeover.Add(-token.Leeway), raw, token.Audience); err != nil {
 		t.Error(err)
 	}
-	// One that does not have it yet asks for patience.
+	// A replica without the new key returns a temporary denial.
 	_, err := first.Verify(takeover, raw, token.Audience)
 	want(t, err, reason.TokenKeyUnknown)
 }
 
-func TestASecondRotationWaitsForTheFirst(t *testing.T) {
+func TestRotate_RejectsASecondRotation(t *testing.T) {
 	s := rotate(t, rotate(t, token.KeySet{}, noon, 0), noon, publish)
 	got, err := s.Rotate(noon.Add(publish-time.Second), rand.Reader, publish)
 	if !errors.Is(err, token.ErrRotating) || len(got.Keys) != 2 {
@@ -82,7 +82,7 @@ func TestASecondRotationWaitsForTheFirst(t *testing.T) {
 	}
 }
 
-func TestOfTwoKeysOfOneSecondTheNewerSigns(t *testing.T) {
+func TestCurrent_NewerOfTwoKeysOfOneSecond(t *testing.T) {
 	s := rotate(t, rotate(t, token.KeySet{}, noon, 0), noon, 0)
 	for _, now := range []time.Time{noon, noon.Add(time.Hour)} {
 		if k, _ := s.Current(now); k.ID != s.Keys[1].ID {
@@ -95,18 +95,18 @@ func TestAttack_T45_ARotatedOutKey(t *testing.T) {
 	first := rotate(t, token.KeySet{}, noon, 0)
 	takeover := noon.Add(publish)
 	both := rotate(t, first, noon, publish)
-	// The last token of the old key lives as long as any token may.
+	// The last token of the old key has the full lifetime of a token.
 	last := signAt(t, both, takeover.Add(-time.Second), token.MaxLifetime)
 	if _, err := both.Verify(takeover.Add(token.MaxLifetime-2*time.Second), last, token.Audience); err != nil {
-		t.Errorf("an honest token of the old key: %v", err)
+		t.Errorf("a valid token of the old key: %v", err)
 	}
 
-	// Whoever holds the old key cannot date a token after its time ...
+	// An attacker with the old key cannot issue a token after the key's time ...
 	late := signAt(t, first, takeover.Add(token.Leeway+time.Second), time.Minute)
 	_, err := both.Verify(takeover.Add(token.Leeway+time.Second), late, token.Audience)
 	want(t, err, reason.TokenInvalid)
-	// ... and when its time and a token's life are over it counts for nothing,
-	// even if nobody prunes.
+	// ... and after its time and the lifetime of a token the key is useless, even if Prune is never
+	// called.
 	end := takeover.Add(token.MaxLifetime + token.Leeway)
 	_, err = both.Verify(end.Add(time.Second), last, token.Audience)
 	want(t, err, reason.TokenExpired)
@@ -115,8 +115,8 @@ func TestAttack_T45_ARotatedOutKey(t *testing.T) {
 	want(t, err, reason.TokenKeyUnknown)
 }
 
-// The replica that made the keys has a clock that is ahead.
-func TestKeysThatAreDatedAheadSign(t *testing.T) {
+// The clock of the replica that created the keys is ahead.
+func TestSign_WithKeysFromTheFuture(t *testing.T) {
 	ahead := rotate(t, rotate(t, token.KeySet{}, noon.Add(9*time.Hour), 0), noon.Add(9*time.Hour), publish)
 	for name, keys := range map[string][]token.Key{"in order": ahead.Keys, "in disorder": {ahead.Keys[1], ahead.Keys[0]}} {
 		s := token.KeySet{Keys: keys}
@@ -130,7 +130,7 @@ func TestKeysThatAreDatedAheadSign(t *testing.T) {
 				t.Errorf("%s, at %s: %s signs, not %s", name, now, k.ID, want.ID)
 			}
 		}
-		// Each replica accepts the token, also once the clocks have arrived there.
+		// Each replica accepts the token, also after its own clock has reached that time.
 		if _, err := s.Verify(noon.Add(time.Minute), signAt(t, s, noon, time.Hour), token.Audience); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -140,7 +140,7 @@ func TestKeysThatAreDatedAheadSign(t *testing.T) {
 	}
 }
 
-// No replica signs with the next key while another is in use. Only a thief does.
+// No replica signs with the next key while another one is in use, so such a token is forged.
 func TestAttack_T45_AKeyBeforeItsTime(t *testing.T) {
 	both := rotate(t, rotate(t, token.KeySet{}, noon, 0), noon.Add(time.Hour), publish)
 	next := token.KeySet{Keys: both.Keys[1:]}
@@ -153,7 +153,7 @@ func TestAttack_T45_AKeyBeforeItsTime(t *testing.T) {
 	}
 }
 
-func TestPruneKeepsAKeyForATokensLife(t *testing.T) {
+func TestPrune_KeepsAKeyForTheLifetimeOfAToken(t *testing.T) {
 	both := rotate(t, rotate(t, token.KeySet{}, noon, 0), noon, publish)
 	keep := token.MaxLifetime + token.Leeway
 	end := noon.Add(publish + keep)
@@ -171,7 +171,7 @@ func TestPruneKeepsAKeyForATokensLife(t *testing.T) {
 	}
 }
 
-func TestAKeySetPrintsNoPrivateKey(t *testing.T) {
+func TestKeySet_PrintsNoPrivateKey(t *testing.T) {
 	s, key := goldenKeys(t)
 	d, err := key.Bytes()
 	if err != nil {
@@ -208,7 +208,7 @@ func TestAKeySetPrintsNoPrivateKey(t *testing.T) {
 	}
 }
 
-func TestAKeySetSurvivesItsFile(t *testing.T) {
+func TestKeySet_EncodeAndParse(t *testing.T) {
 	s := rotate(t, rotate(t, token.KeySet{}, noon.Add(123456789), 0), noon.Add(time.Minute), publish)
 	raw, err := s.EncodeSecret()
 	if err != nil {
@@ -236,7 +236,7 @@ func TestAKeySetSurvivesItsFile(t *testing.T) {
 	}
 }
 
-func TestAKeySetThatIsNoKeySet(t *testing.T) {
+func TestParseKeySet_RejectsInvalidSets(t *testing.T) {
 	good := string(golden(t, "keys.golden.json"))
 	s, _ := goldenKeys(t)
 	other := rotate(t, token.KeySet{}, noon, 0)
@@ -275,7 +275,7 @@ func TestAKeySetThatIsNoKeySet(t *testing.T) {
 		"seventeen keys":            `{"keys":[` + strings.Repeat(entry+",", 16) + entry + `]}`,
 		"a kid that is not its own": replace(s.Keys[0].ID, other.Keys[0].ID),
 		"no private part":           replace(`"d": "`+field([]byte(good), "d")+`"`, `"use": "sig"`),
-		"another key's private part: it would sign what nobody believes": replace(field([]byte(good), "d"),
+		"another key's private part: its signatures would not verify": replace(field([]byte(good), "d"),
 			field(otherRaw.Expose(), "d")),
 		"another curve's name":     replace(`"P-256"`, `"P-384"`),
 		"no notBefore":             replace(`"notBefore"`, `"notBfore"`),
@@ -302,7 +302,7 @@ func FuzzKeySetJSON(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// Whatever is accepted can be kept and read again, and signs or says why not.
+		// Every accepted set can be stored and read again, and signs or returns an error.
 		again, err := s.EncodeSecret()
 		if err != nil {
 			t.Fatalf("cannot be kept: %v", err)

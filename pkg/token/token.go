@@ -61,7 +61,7 @@ const (
 // Verify checks a token and returns its claims. The checks are:
 //
 //   - The token has at most 4096 bytes: three parts in canonical unpadded base64url.
-//   - Its header has alg ES256, typ eat+jwt, a kid, and no other member.
+//   - Its header has exactly alg ES256, typ eat+jwt and a kid.
 //   - The key set has that key, and the key has not expired. An unknown key may not have reached
 //     this replica yet: reason TokenKeyUnknown, unless the token itself states that it has expired.
 //   - The signature verifies.

@@ -34,7 +34,7 @@ func golden(t testing.TB, name string) []byte {
 	return bytes.TrimSuffix(raw, []byte("\n"))
 }
 
-// goldenKeys are for these tests alone. Whoever checks them out holds them.
+// goldenKeys are only for these tests, because they are public.
 func goldenKeys(t testing.TB) (token.KeySet, *ecdsa.PrivateKey) {
 	t.Helper()
 	raw := golden(t, "keys.golden.json")
@@ -75,8 +75,7 @@ func claims() token.Claims {
 
 func b64(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
 
-// es256 signs any header and any payload with the verifier's own key: what the
-// attacker can at most hope for.
+// es256 signs any header and any payload with the verifier's own key. An attacker cannot do more.
 func es256(t testing.TB, key *ecdsa.PrivateKey, header, payload string) []byte {
 	t.Helper()
 	in := b64([]byte(header)) + "." + b64([]byte(payload))
@@ -102,7 +101,7 @@ func want(t *testing.T, err error, code reason.Code) {
 	}
 }
 
-func TestTheGoldenTokenStaysWhatItIs(t *testing.T) {
+func TestGoldenToken(t *testing.T) {
 	s, _ := goldenKeys(t)
 	raw := golden(t, "token.golden.txt")
 	got, err := s.Verify(noon, raw, token.Audience)
@@ -116,7 +115,7 @@ func TestTheGoldenTokenStaysWhatItIs(t *testing.T) {
 	if want := golden(t, "claims.golden.json"); !bytes.Equal(have, want) {
 		t.Errorf("verified claims:\n%s\nwant:\n%s", have, want)
 	}
-	// A token issued today has, up to the signature, the same bytes.
+	// A token that is issued now has the same bytes, except for the signature.
 	again, err := s.Sign(noon, claims())
 	if err != nil {
 		t.Fatal(err)
@@ -134,7 +133,7 @@ func TestTheGoldenTokenStaysWhatItIs(t *testing.T) {
 	}
 }
 
-func TestAttack_T45_AForgedTokenIsRefused(t *testing.T) {
+func TestAttack_T45_ForgedTokenIsDenied(t *testing.T) {
 	s, key := goldenKeys(t)
 	kid := s.Keys[0].ID
 	header := fmt.Sprintf(`{"alg":"ES256","kid":%q,"typ":"eat+jwt"}`, kid)
@@ -144,7 +143,7 @@ func TestAttack_T45_AForgedTokenIsRefused(t *testing.T) {
 	}
 	honest := es256(t, key, header, string(payload))
 	if _, err := s.Verify(noon, honest, token.Audience); err != nil {
-		t.Fatalf("the honest token: %v", err)
+		t.Fatalf("the valid token: %v", err)
 	}
 
 	stranger, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -210,7 +209,7 @@ func TestAttack_T45_AForgedTokenIsRefused(t *testing.T) {
 		"pool twice, once escaped":           withClaims(`"pool":"worker"`, `"pool":"worker","p\u006fol":"master"`),
 		"Pool in another case as well":       withClaims(`"pool":"worker"`, `"pool":"worker","Pool":"master"`),
 		"Pool in another case instead":       withClaims(`"pool":"worker"`, `"Pool":"worker"`),
-		"a claim that is not ours":           withClaims(`"pool":"worker"`, `"pool":"worker","admin":true`),
+		"an unknown claim":                   withClaims(`"pool":"worker"`, `"pool":"worker","admin":true`),
 		"pool is a number":                   withClaims(`"pool":"worker"`, `"pool":7`),
 		"pool has a line break":              withClaims(`"pool":"worker"`, `"pool":"wor\nker"`),
 		"pool has a letter outside of ASCII": withClaims(`"pool":"worker"`, `"pool":"wörker"`),
@@ -226,7 +225,7 @@ func TestAttack_T45_AForgedTokenIsRefused(t *testing.T) {
 			`"submods":{"tpm2":{"ear_status":"affirming","ear_trustworthiness_vector":{"executables":2,"hardware":2}}}`,
 			`"submods":{}`),
 		"no expiry": withClaims(fmt.Sprintf(`"exp":%d,`, noon.Add(30*time.Minute).Unix()), ``),
-		"an expiry that is no whole number": withClaims(fmt.Sprintf(`"exp":%d`, noon.Add(30*time.Minute).Unix()),
+		"an expiry that is not a whole number": withClaims(fmt.Sprintf(`"exp":%d`, noon.Add(30*time.Minute).Unix()),
 			`"exp":1e99`),
 		"an expiry before it was issued": withClaims(fmt.Sprintf(`"exp":%d`, noon.Add(30*time.Minute).Unix()),
 			fmt.Sprintf(`"exp":%d`, noon.Unix())),
@@ -234,7 +233,7 @@ func TestAttack_T45_AForgedTokenIsRefused(t *testing.T) {
 			fmt.Sprintf(`"exp":%d`, noon.Add(token.MaxLifetime+time.Second).Unix())),
 		"the claims have trailing bytes": es256(t, key, header, string(payload)+`{}`),
 		"the claims are null":            es256(t, key, header, `null`),
-		"the claims are no JSON":         es256(t, key, header, `{`),
+		"claims that are not JSON":       es256(t, key, header, `{`),
 		"trailing dot":                   append(bytes.Clone(honest), '.'),
 		"trailing line break":            append(bytes.Clone(honest), '\n'),
 		"line break inside":              []byte(parts[0] + ".\n" + parts[1] + "." + parts[2]),
@@ -289,7 +288,7 @@ func es384(t *testing.T, kid string, payload []byte) []byte {
 	return []byte(in + "." + b64(sig))
 }
 
-// stray sets a bit of the last letter that no byte uses: 64 bytes leave four.
+// stray sets an unused bit of the last letter: 64 bytes leave four unused bits.
 func stray(t *testing.T, part string) string {
 	t.Helper()
 	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
@@ -310,7 +309,7 @@ func TestAttack_T45_ATokenOutsideItsTime(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		now  time.Time
-		code reason.Code // 0: it verifies
+		code reason.Code // 0: the token verifies
 	}{
 		{"the moment it is issued", noon, 0},
 		{"a nanosecond before it expires", expiry.Add(-1), 0},
@@ -336,7 +335,7 @@ func TestAttack_T45_ATokenOutsideItsTime(t *testing.T) {
 	}
 }
 
-func TestAttack_T45_ATokenThatIsValidOnlyLater(t *testing.T) {
+func TestAttack_T45_TokenThatIsNotValidYet(t *testing.T) {
 	s, _ := goldenKeys(t)
 	c := claims()
 	c.NotBefore = noon.Add(20 * time.Minute)
@@ -351,7 +350,7 @@ func TestAttack_T45_ATokenThatIsValidOnlyLater(t *testing.T) {
 	}
 }
 
-func TestAttack_T45_AKeyThatIsNotKnown(t *testing.T) {
+func TestAttack_T45_UnknownKey(t *testing.T) {
 	s, _ := goldenKeys(t)
 	raw := golden(t, "token.golden.txt")
 	if _, err := s.Verify(noon, raw, token.Audience); err != nil {
@@ -361,17 +360,17 @@ func TestAttack_T45_AKeyThatIsNotKnown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The key may be on its way to this replica, so this one is temporary ...
+	// The key may not have reached this replica yet, so this denial is temporary ...
 	_, err = other.Verify(noon, raw, token.Audience)
 	want(t, err, reason.TokenKeyUnknown)
 	_, err = token.KeySet{}.Verify(noon, raw, token.Audience)
 	want(t, err, reason.TokenKeyUnknown)
-	// ... unless the token itself says that waiting is no use.
+	// ... unless the token itself states that it has expired.
 	_, err = other.Verify(noon.Add(time.Hour), raw, token.Audience)
 	want(t, err, reason.TokenExpired)
 }
 
-func TestSignRefusesWhatVerifyWould(t *testing.T) {
+func TestSign_RejectsWhatVerifyWouldDeny(t *testing.T) {
 	s, _ := goldenKeys(t)
 	for name, change := range map[string]func(*token.Claims){
 		"no pool":        func(c *token.Claims) { c.Pool = "" },
@@ -391,7 +390,7 @@ func TestSignRefusesWhatVerifyWould(t *testing.T) {
 	}
 }
 
-func TestTheCheckerAsksForTheGatesAudience(t *testing.T) {
+func TestChecker_DefaultsToTheGatesAudience(t *testing.T) {
 	s, _ := goldenKeys(t)
 	keys := func() token.KeySet { return s }
 	raw := golden(t, "token.golden.txt")
@@ -413,8 +412,8 @@ func FuzzToken(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		c, err := s.Verify(noon, raw, token.Audience)
 		if err == nil {
-			// Nobody can make another one; a second signature of the same claims
-			// is the one thing that ECDSA allows (r, n-s).
+			// An attacker cannot create another token. ECDSA only allows a second signature of the
+			// same claims (r, n-s).
 			if !bytes.HasPrefix(raw, bytes.Join(parts[:2], []byte("."))) || c.Pool != "worker" {
 				t.Fatalf("a forgery: %s", raw)
 			}

@@ -17,7 +17,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
-// example is one fenced block of the contract: named values and the result.
+// example is one fenced code block of the contract: named values and the result.
 type example struct {
 	values map[string][]byte
 	result string
@@ -60,7 +60,7 @@ func examples(t *testing.T, kind string) []example {
 	return all
 }
 
-func TestTheContractsWorkedExamplesReplay(t *testing.T) {
+func TestWorkedExamplesOfTheContract(t *testing.T) {
 	blocks := examples(t, "transcript")
 	if len(blocks) != 2 {
 		t.Fatalf("found %d examples", len(blocks))
@@ -90,8 +90,8 @@ func TestTheContractsWorkedExamplesReplay(t *testing.T) {
 	}
 }
 
-// What each cloud's document is bound by, computed by the code that both sides use.
-func TestTheContractsCloudBindingsReplay(t *testing.T) {
+// The binding of each cloud's document, computed by the code that both sides use.
+func TestCloudBindingsOfTheContract(t *testing.T) {
 	blocks := examples(t, "cloud")
 	if len(blocks) != 1 {
 		t.Fatalf("found %d examples", len(blocks))

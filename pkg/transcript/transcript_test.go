@@ -20,7 +20,7 @@ func fields() transcript.Fields {
 	}
 }
 
-func TestTheHashIsThatOfTheWrittenOutBytes(t *testing.T) {
+func TestHash_EqualsTheHashOfTheBytes(t *testing.T) {
 	f := fields()
 	var buf bytes.Buffer
 	for _, b := range [][]byte{[]byte("mcs-attest/transcript/v1"), f.Sealed, f.Nonce, []byte("exporter"), f.Exporter,
@@ -33,7 +33,7 @@ func TestTheHashIsThatOfTheWrittenOutBytes(t *testing.T) {
 	}
 }
 
-func TestEveryFieldChangesTheHash(t *testing.T) {
+func TestHash_EveryFieldMatters(t *testing.T) {
 	base := fields().Hash()
 	for name, change := range map[string]func(*transcript.Fields){
 		"sealed":      func(f *transcript.Fields) { f.Sealed = nil },

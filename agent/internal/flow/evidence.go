@@ -112,8 +112,7 @@ func (f *Flow) kinds(t Target, ch *mcsattestv1.ChallengeResponse) (required, mis
 	return required, missing
 }
 
-// onlyProvisioningToken reports whether the challenge requires the provisioning token and no other
-// evidence.
+// onlyProvisioningToken reports whether the provisioning token is the only required evidence.
 func onlyProvisioningToken(ch *mcsattestv1.ChallengeResponse) bool {
 	return slices.Equal(ch.GetRequired(),
 		[]mcsattestv1.EvidenceKind{mcsattestv1.EvidenceKind_EVIDENCE_KIND_PROVISIONING_TOKEN})

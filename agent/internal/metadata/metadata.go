@@ -41,8 +41,8 @@ type Patience struct {
 	Waiting func(error)
 }
 
-// forever is a Total without a limit.
-const forever time.Duration = math.MaxInt64
+// unlimited is a Total without a limit.
+const unlimited time.Duration = math.MaxInt64
 
 // The patience of the agent's tasks. A service normally answers within milliseconds, so one that
 // misses [Quick] has a problem.
@@ -53,7 +53,7 @@ var (
 	Steady = Patience{Try: 2 * time.Second, Pause: 250 * time.Millisecond, Total: 6 * time.Second}
 	// Endless is for user data. Ignition waits for it indefinitely and would then request the
 	// machine's config without a token. So the agent must not give up earlier.
-	Endless = Patience{Try: 5 * time.Second, Pause: 250 * time.Millisecond, Total: forever}
+	Endless = Patience{Try: 5 * time.Second, Pause: 250 * time.Millisecond, Total: unlimited}
 )
 
 const (

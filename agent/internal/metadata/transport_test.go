@@ -176,7 +176,7 @@ func TestPatienceEnds(t *testing.T) {
 	}
 }
 
-// Waiting receives each fault that is retried, and no other.
+// Waiting receives each fault that is retried. It receives no final fault.
 func TestWaitingReceivesRetriedFaults(t *testing.T) {
 	for cloud, a := range questions {
 		var asked atomic.Int32

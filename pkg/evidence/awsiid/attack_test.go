@@ -19,10 +19,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// Signed by the right key, so that only the content's own strictness refuses them.
+// These are signed with the right key, so only the strict parser rejects them.
 func TestAttack_T01_ContentWithTwoMeanings(t *testing.T) {
 	if _, err := appraise(verifier(nil), document(signedIn(t, "eu-central-1", content()))); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	id := `"instanceId" : "i-078517ca8a70a1dde"`
 	for name, c := range map[string]string{
@@ -30,10 +30,10 @@ func TestAttack_T01_ContentWithTwoMeanings(t *testing.T) {
 		"a key twice, the same":               content(id, id+", "+id),
 		"a key twice, once escaped":           content(id, id+`, "\u0069nstanceId" : "i-11111111111111111"`),
 		"a key in another case":               content(id, id+`, "InstanceId" : "i-11111111111111111"`),
-		"a key in another case alone":         content(`"instanceId"`, `"instanceID"`),
+		"a key only in another case":          content(`"instanceId"`, `"instanceID"`),
 		"a key with a long s":                 content(id, id+`, "in`+"\u017f"+`tanceId" : "i-11111111111111111"`),
 		"an optional key in another case":     content(`"imageId"`, `"imageid"`),
-		"a key that we do not know, twice":    content(`"kernelId"`, `"kernelId" : null, "kernelId"`),
+		"an unknown key twice":                content(`"kernelId"`, `"kernelId" : null, "kernelId"`),
 		"an object after it":                  content() + content(),
 		"a byte after it":                     content() + "x",
 		"a zero after it":                     content() + "\x00",
@@ -43,8 +43,8 @@ func TestAttack_T01_ContentWithTwoMeanings(t *testing.T) {
 		"nothing":                             "",
 		"null":                                "null",
 		"an empty object":                     "{}",
-		"an object that is cut off":           strings.TrimSuffix(content(), "}"),
-		"bytes that are no UTF-8":             content("m6i", "m\xff"),
+		"a truncated object":                  strings.TrimSuffix(content(), "}"),
+		"bytes that are not UTF-8":            content("m6i", "m\xff"),
 		"a comment":                           content(id, "/**/"+id),
 		"a comma too many":                    content(`"2017-09-30"`, `"2017-09-30",`),
 		"no instance":                         content(id+",", ""),
@@ -63,9 +63,9 @@ func TestAttack_T01_ContentWithTwoMeanings(t *testing.T) {
 		"a zone that is the region":           content("eu-central-1a", "eu-central-1"),
 		"a zone with a path":                  content("eu-central-1a", "eu-central-1a/i-1"),
 		"a zone with upper case":              content("eu-central-1a", "eu-central-1A"),
-		"a time that is none":                 content("2026-11-21T11:55:00Z", "yesterday"),
+		"an invalid time":                     content("2026-11-21T11:55:00Z", "yesterday"),
 		"no time":                             content("2026-11-21T11:55:00Z", ""),
-		"a month that is none":                content("2026-11-21T11:55:00Z", "2026-13-21T11:55:00Z"),
+		"an invalid month":                    content("2026-11-21T11:55:00Z", "2026-13-21T11:55:00Z"),
 		"an object for the type":              content(`"m6i.xlarge"`, "{}"),
 		"a hundred keys":                      content(`"kernelId"`, manyKeys(100)+`"kernelId"`),
 		"deep JSON in a key that AWS may add": content(`"kernelId"`, `"deep" : `+strings.Repeat("[", 15_000)+`, "kernelId"`),
@@ -86,7 +86,7 @@ func manyKeys(n int) string {
 	return b.String()
 }
 
-// The signature of one document, the content of another.
+// The signature of one document with the content of another.
 func TestAttack_T01_SignatureOfAnotherDocument(t *testing.T) {
 	mine := signedIn(t, "eu-central-1", content())
 	theirs := bytes.Replace(mine, []byte(instance), []byte("i-11111111111111111"), 1)
@@ -97,7 +97,7 @@ func TestAttack_T01_SignatureOfAnotherDocument(t *testing.T) {
 	denied(t, err, reason.DocumentInvalid)
 	for name, raw := range map[string][]byte{
 		"two messages":        slices.Concat(mine, mine),
-		"the content alone":   []byte(content()),
+		"only the content":    []byte(content()),
 		"base64":              []byte("MIAGCSqGSIb3DQEHAqCAMIAC"),
 		"nothing":             nil,
 		"a byte behind it":    append(bytes.Clone(mine), 0),
@@ -111,7 +111,7 @@ func TestAttack_T01_SignatureOfAnotherDocument(t *testing.T) {
 	}
 }
 
-// What is beside the message is not signed. There is nothing to be had there.
+// The parts outside of the message are not signed, so they must be empty.
 func TestAttack_T01_SomethingBesideTheDocument(t *testing.T) {
 	raw := signedIn(t, "eu-central-1", content())
 	s := cloud()["eu-central-1"]
@@ -134,7 +134,7 @@ func TestAttack_T01_SomethingBesideTheDocument(t *testing.T) {
 	}
 }
 
-// No mutant of a real document is accepted (package cms has the whole list).
+// No mutant of a real document is accepted (package cms has the complete list).
 func TestAttack_T01_MutantsOfARealDocument(t *testing.T) {
 	raw := capture(t, "../../cms/testdata/aws-us-west-2.b64")
 	v := &awsiid.Verifier{Accounts: []string{"278576220453"}, Regions: []string{"us-west-2"}}
@@ -152,8 +152,7 @@ func TestAttack_T01_MutantsOfARealDocument(t *testing.T) {
 	}
 }
 
-// AWS offers two more forms of the document, with weaker keys; a caller does not
-// get to choose them.
+// AWS offers two more forms of the document, with weaker keys. A caller cannot choose them.
 func TestAttack_T02_OtherFormsOfTheDocument(t *testing.T) {
 	weak := newSigning(13, 1024)
 	weakMessage, err := cmstest.AWS([]byte(content()), weak.certificate, weak.key, started)
@@ -165,7 +164,7 @@ func TestAttack_T02_OtherFormsOfTheDocument(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Even a verifier that was given the weak certificate by hand does not use it.
+	// Even a verifier that is configured with the weak certificate does not use it.
 	all := certificates().With(awsiid.RegionCertificate{Region: "eu-central-1", Certificate: weak.certificate})
 	v := verifier(nil)
 	v.Certificates = func() *awsiid.Certificates { return all }
@@ -204,7 +203,7 @@ func TestAttack_T03_OtherRegions(t *testing.T) {
 		"another region in the content, an allowed one's signature": {signedIn(t, "eu-central-1", abroad),
 			reason.DocumentUntrusted},
 		"a region that does not exist":               {signedIn(t, "eu-central-1", unknown), reason.DocumentUntrusted},
-		"a certificate of no region":                 {foreign, reason.DocumentUntrusted},
+		"a certificate without a region":             {foreign, reason.DocumentUntrusted},
 		"a certificate with the names of a region's": {forged, reason.DocumentInvalid},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -254,7 +253,7 @@ func TestAttack_T15_CertificateOutsideItsValidity(t *testing.T) {
 
 func TestAttack_T16_CostlyDocuments(t *testing.T) {
 	s := cloud()["eu-central-1"]
-	// The signer's key is the verifier's choice. A huge one gets in by no way.
+	// The verifier's configuration determines the signer's key. A huge key is always rejected.
 	huge := &rsa.PublicKey{N: new(big.Int).SetBit(s.key.N, 16383, 1), E: 65537}
 	der, err := x509.CreateCertificate(rand.Reader, s.certificate, s.certificate, huge, s.key)
 	if err != nil {
@@ -280,7 +279,7 @@ func TestAttack_T16_CostlyDocuments(t *testing.T) {
 	}{
 		"RSA-16384 as a region's":          {careless, document(raw)},
 		"1000 certificates in the message": {verifier(nil), document(thousand)},
-		"1000 certificates beside it": {verifier(nil),
+		"1000 certificates with it": {verifier(nil),
 			evidence.Document{Raw: raw, Certificates: slices.Repeat([][]byte{der}, 1000)}},
 		"a body of 200 MB": {verifier(nil), document(make([]byte, 200<<20))},
 		"a content of 60 KB, rightly signed": {verifier(nil),
@@ -295,8 +294,8 @@ func TestAttack_T16_CostlyDocuments(t *testing.T) {
 	}
 }
 
-// A document is the same each time; that it was shown before is not to be seen
-// from it. So the statement must never count as bound.
+// A document never changes, so a replay cannot be detected. The statement must never count as
+// bound.
 func TestAttack_T05_AReplayedDocumentIsNeverBound(t *testing.T) {
 	raw := signedIn(t, "eu-central-1", content())
 	var statements []evidence.Statement

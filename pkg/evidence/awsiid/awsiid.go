@@ -12,31 +12,31 @@ import (
 
 // Verifier verifies instance identity documents.
 type Verifier struct {
-	// Certificates are the signers; nil: Defaults.
+	// Certificates returns the signers' certificates; nil means Defaults.
 	Certificates func() *Certificates
-	// Accounts and Regions are where instances may be. Where one of them is empty,
-	// no document is accepted.
+	// Accounts and Regions are the allowed accounts and regions. If one of them is empty, no
+	// document is accepted.
 	Accounts, Regions []string
-	// Requirements are what EC2 must say of an instance.
+	// Requirements are what EC2 must return about an instance.
 	Requirements
-	// Describe asks EC2. Nil: nobody is asked, and the statement warns.
+	// Describe asks EC2. If it is nil, EC2 is not asked, and the statement has a warning.
 	Describe Describer
 }
 
 var _ evidence.Verifier = (*Verifier)(nil)
 
 // Verify checks:
-//   - nothing comes with the document, and it is one signed message as AWS makes
-//     them: no certificates, signed attributes (DocumentInvalid);
-//   - it names one of the configured certificates as its signer's, which is valid
-//     at now (DocumentUntrusted);
-//   - the signature (DocumentInvalid);
-//   - the content is a whole, strict JSON object with well-formed account, region,
-//     zone of that region, instance and time (DocumentInvalid);
-//   - its region is the certificate's (DocumentUntrusted);
+//   - the document comes without certificates or token, and is one signed message in AWS's form: no
+//     certificates, signed attributes (DocumentInvalid);
+//   - it names one of the configured certificates as its signer's, which is valid at now
+//     (DocumentUntrusted);
+//   - the signature verifies (DocumentInvalid);
+//   - the content is one strict JSON object with well-formed account, region, zone of that region,
+//     instance and time (DocumentInvalid);
+//   - its region is that of the certificate (DocumentUntrusted);
 //   - account and region are allowed (AccountNotAllowed).
 //
-// Binding is not looked at: the document has none.
+// The binding is ignored, because the document has none.
 func (v *Verifier) Verify(_ context.Context, d evidence.Document, _ evidence.Binding,
 	now time.Time) (evidence.Claim, error) {
 	if len(d.Certificates) != 0 || len(d.Token) != 0 {
@@ -52,7 +52,7 @@ func (v *Verifier) Verify(_ context.Context, d evidence.Document, _ evidence.Bin
 	signer, ok := v.certificates().signer(m)
 	if !ok {
 		return nil, reason.Deny(reason.DocumentUntrusted,
-			"aws-iid: signed by certificate %x, which is that of no configured region", m.Serial)
+			"aws-iid: signed by certificate %x, which belongs to no configured region", m.Serial)
 	}
 	if c := signer.Certificate; now.Before(c.NotBefore) || now.After(c.NotAfter) {
 		return nil, reason.Deny(reason.DocumentUntrusted, "aws-iid: the certificate of region %s is valid from %s to %s",
@@ -86,14 +86,14 @@ func (v *Verifier) certificates() *Certificates {
 	return v.Certificates()
 }
 
-// claim is a document whose signature verified.
+// claim is a document with a verified signature.
 type claim struct {
 	verifier *Verifier
 	document document
 }
 
-// Statement is what the document says. The instance that it names is genuine;
-// that it is the one that speaks is not shown.
+// Statement returns the content of the document. The named instance is genuine, but the document
+// does not prove that the caller is this instance.
 func (c *claim) Statement() evidence.Statement {
 	d := &c.document
 	summary := map[string]string{"account": d.account, "region": d.region, "zone": d.zone,
@@ -114,9 +114,9 @@ func (c *claim) Statement() evidence.Statement {
 
 // Confirm checks:
 //   - the candidate is the instance of the document (EvidenceDisagrees);
-//   - EC2, where it is asked, says the same of the same instance, and what it says
-//     meets the requirements ([Requirements.Check]);
-//   - the instance was not started again since the document was made (DocumentNotFresh).
+//   - if EC2 is asked, its answer matches the document and meets the requirements
+//     ([Requirements.Check]);
+//   - the instance was not started again after the document was created (DocumentNotFresh).
 //
 // Created becomes EC2's launch time.
 func (c *claim) Confirm(ctx context.Context, candidate evidence.Candidate) (evidence.Statement, error) {
@@ -126,7 +126,7 @@ func (c *claim) Confirm(ctx context.Context, candidate evidence.Candidate) (evid
 			s.ProviderID, candidate.ProviderID)
 	}
 	if c.verifier.Describe == nil {
-		s.Warnings = append(s.Warnings, "EC2 was not asked whether the instance still exists and is the cluster's")
+		s.Warnings = append(s.Warnings, "EC2 was not asked whether the instance still exists and belongs to the cluster")
 		return s, nil
 	}
 	i, err := c.verifier.Describe.Describe(ctx, d.region, d.instance)

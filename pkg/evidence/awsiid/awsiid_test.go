@@ -24,7 +24,7 @@ import (
 
 var now = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
-// signing is the key of one region of a cloud that is like AWS.
+// signing is the key of one region of a cloud like AWS.
 type signing struct {
 	key         *rsa.PrivateKey
 	certificate *x509.Certificate
@@ -48,7 +48,7 @@ func newSigning(serial int64, bits int) signing {
 	return signing{key, c}
 }
 
-// cloud has two regions, each with its key.
+// cloud has two regions, each with its own key.
 var cloud = sync.OnceValue(func() map[string]signing {
 	return map[string]signing{"eu-central-1": newSigning(11, 2048), "us-west-2": newSigning(12, 2048)}
 })
@@ -69,7 +69,7 @@ const (
 
 var started = time.Date(2026, 11, 21, 11, 55, 0, 0, time.UTC)
 
-// content is an honest document; pairs replace values, as JSON.
+// content returns a valid document; pairs replace values, as JSON.
 func content(pairs ...string) string {
 	c := `{
   "accountId" : "278576220453",
@@ -91,7 +91,7 @@ func content(pairs ...string) string {
 	return strings.NewReplacer(pairs...).Replace(c)
 }
 
-// signedIn is a content with the signature of a region.
+// signedIn returns a content with the signature of a region.
 func signedIn(tb testing.TB, region, content string) []byte {
 	tb.Helper()
 	s := cloud()[region]
@@ -102,7 +102,7 @@ func signedIn(tb testing.TB, region, content string) []byte {
 	return raw
 }
 
-// ec2 is a Describer: what it answers, and how often it was asked.
+// ec2 is a Describer with a fixed answer that records its requests.
 type ec2 struct {
 	answer awsiid.Instance
 	err    error
@@ -136,7 +136,7 @@ func document(raw []byte) evidence.Document {
 	return evidence.Document{Kind: evidence.AWSIID, Raw: raw}
 }
 
-// appraise is the whole way that a document goes.
+// appraise verifies and confirms a document.
 func appraise(v *awsiid.Verifier, d evidence.Document) (evidence.Statement, error) {
 	c, err := v.Verify(context.Background(), d, evidence.Binding{}, now)
 	if err != nil {
@@ -153,7 +153,7 @@ func denied(t *testing.T, err error, code reason.Code) {
 	}
 }
 
-func TestHonestDocument(t *testing.T) {
+func TestValidDocument(t *testing.T) {
 	api := &ec2{answer: honestInstance()}
 	got, err := appraise(verifier(api), document(signedIn(t, "eu-central-1", content())))
 	if err != nil {
@@ -174,7 +174,7 @@ func TestHonestDocument(t *testing.T) {
 	}
 }
 
-func TestWithoutAnAPITheStatementWarns(t *testing.T) {
+func TestStatementWithoutAnAPIHasAWarning(t *testing.T) {
 	got, err := appraise(verifier(nil), document(signedIn(t, "eu-central-1", content())))
 	if err != nil {
 		t.Fatal(err)
@@ -184,7 +184,7 @@ func TestWithoutAnAPITheStatementWarns(t *testing.T) {
 	}
 }
 
-// Documents that AWS made, with the certificates that are built in.
+// Documents that AWS created, with the built-in certificates.
 func TestRealDocuments(t *testing.T) {
 	for region, c := range map[string]struct{ account, providerID, started string }{
 		"us-west-1": {"883474662888", "aws:///us-west-1c/i-01b940c45fd11fe74", "2021-09-11T00:14:18Z"},
@@ -217,7 +217,7 @@ func capture(tb testing.TB, name string) []byte {
 	return raw
 }
 
-func TestOtherHonestDocuments(t *testing.T) {
+func TestOtherValidDocuments(t *testing.T) {
 	for name, pairs := range map[string][]string{
 		"an instance of before 2016":    {instance, "i-f79fe56c"},
 		"a local zone":                  {"eu-central-1a", "eu-central-1-ham-1a"},
@@ -231,19 +231,19 @@ func TestOtherHonestDocuments(t *testing.T) {
 	}
 }
 
-func TestAttack_T04_WhatEC2Says(t *testing.T) {
+func TestAttack_T04_EC2ContradictsTheDocument(t *testing.T) {
 	raw := signedIn(t, "eu-central-1", content())
 	unavailable := reason.Deny(reason.ProviderUnavailable, "no answer")
 	for name, c := range map[string]struct {
 		change func(*ec2)
 		want   reason.Code
 	}{
-		"EC2 knows no such instance": {func(e *ec2) { e.err = reason.Deny(reason.InstanceNotFound, "none") },
+		"EC2 has no such instance": {func(e *ec2) { e.err = reason.Deny(reason.InstanceNotFound, "none") },
 			reason.InstanceNotFound},
 		"EC2 does not answer": {func(e *ec2) { e.err = unavailable }, reason.ProviderUnavailable},
 		"an answer about another instance": {func(e *ec2) { e.answer.ID = "i-00000000000000000" },
 			reason.InstanceUnacceptable},
-		"an answer about none":           {func(e *ec2) { e.answer = awsiid.Instance{} }, reason.InstanceUnacceptable},
+		"an empty answer":                {func(e *ec2) { e.answer = awsiid.Instance{} }, reason.InstanceUnacceptable},
 		"an instance of another account": {func(e *ec2) { e.answer.Account = "111122223333" }, reason.InstanceUnacceptable},
 		"an instance in another zone":    {func(e *ec2) { e.answer.Zone = "eu-central-1b" }, reason.InstanceUnacceptable},
 		"an instance that is stopping":   {func(e *ec2) { e.answer.State = "stopping" }, reason.InstanceUnacceptable},
@@ -258,9 +258,9 @@ func TestAttack_T04_WhatEC2Says(t *testing.T) {
 		"no launch time": {func(e *ec2) { e.answer.Launched = time.Time{} }, reason.InstanceUnacceptable},
 		"the document of an earlier start": {func(e *ec2) { e.answer.Launched = started.Add(time.Hour) },
 			reason.DocumentNotFresh},
-		"honest: a document of after the start":      {func(e *ec2) { e.answer.Launched = started.Add(-time.Hour) }, 0},
-		"honest: pending":                            {func(e *ec2) { e.answer.State = "pending" }, 0},
-		"honest: a launch time that is 2 minutes on": {func(e *ec2) { e.answer.Launched = started.Add(2 * time.Minute) }, 0},
+		"valid: a document from after the start": {func(e *ec2) { e.answer.Launched = started.Add(-time.Hour) }, 0},
+		"valid: pending":                         {func(e *ec2) { e.answer.State = "pending" }, 0},
+		"valid: a launch time 2 minutes later":   {func(e *ec2) { e.answer.Launched = started.Add(2 * time.Minute) }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &ec2{answer: honestInstance()}
@@ -283,8 +283,8 @@ func TestRequirementsAreOptional(t *testing.T) {
 	}
 }
 
-// Nobody makes the verifier ask about an instance that is not the candidate.
-func TestAttack_T14_ADocumentOfAnotherMachineAsksNobody(t *testing.T) {
+// The verifier never asks about an instance that is not the candidate.
+func TestAttack_T14_DocumentOfAnotherMachineCausesNoRequest(t *testing.T) {
 	e := &ec2{answer: honestInstance()}
 	c, err := verifier(e).Verify(context.Background(), document(signedIn(t, "eu-central-1", content())),
 		evidence.Binding{}, now)

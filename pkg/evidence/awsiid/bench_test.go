@@ -14,8 +14,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/awsiid"
 )
 
-// BenchmarkAppraisal is all that this package does for one node, on a document that
-// AWS made: the message read, its signature verified, the content read.
+// BenchmarkAppraisal measures everything that this package does for one node, with a document that
+// AWS created: it parses the message, verifies its signature and parses the content.
 func BenchmarkAppraisal(b *testing.B) {
 	raw := capture(b, "../../cms/testdata/aws-us-west-2.b64")
 	v := &awsiid.Verifier{Accounts: []string{"278576220453"}, Regions: []string{"us-west-2"}}
@@ -27,8 +27,8 @@ func BenchmarkAppraisal(b *testing.B) {
 	}
 }
 
-// BenchmarkUnavoidableCrypto is one RSA-2048 verification and the two hashes that
-// any implementation does. BenchmarkAppraisal divided by it is the overhead.
+// BenchmarkUnavoidableCrypto measures one RSA-2048 verification and two hashes, which every
+// implementation needs. BenchmarkAppraisal divided by it is the overhead.
 func BenchmarkUnavoidableCrypto(b *testing.B) {
 	s := cloud()["us-west-2"]
 	content, attributes := make([]byte, 475), make([]byte, 155)
@@ -48,8 +48,8 @@ func BenchmarkUnavoidableCrypto(b *testing.B) {
 	}
 }
 
-// BenchmarkLibrary is the signature alone with a library for CMS in general: no
-// content read, nothing refused that this package refuses.
+// BenchmarkLibrary measures only the signature, with a general CMS library that does not parse the
+// content and has fewer checks.
 func BenchmarkLibrary(b *testing.B) {
 	raw := capture(b, "../../cms/testdata/aws-us-west-2.b64")
 	c, _ := awsiid.Defaults().Region("us-west-2")

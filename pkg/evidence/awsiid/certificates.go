@@ -31,18 +31,17 @@ const (
 type RegionCertificate struct {
 	Region      string
 	Certificate *x509.Certificate
-	File        string // where it comes from
+	File        string // the source
 	Line        int    // of the block's BEGIN
 }
 
-// Certificates are the certificates of all regions, one for each. It is read only.
+// Certificates has one certificate for each region. It is read-only.
 type Certificates struct{ all []RegionCertificate } // in the order of the regions' names
 
 //go:embed regions.pem
 var regions []byte
 
-// Defaults are the certificates that come with this version; regions.pem says
-// from where.
+// Defaults returns the certificates that are part of this version; regions.pem has their sources.
 func Defaults() *Certificates { return defaults() }
 
 var defaults = sync.OnceValue(func() *Certificates {
@@ -53,7 +52,8 @@ var defaults = sync.OnceValue(func() *Certificates {
 	return (&Certificates{}).With(all...)
 })
 
-// With is the same certificates and more; a region that is there already gets the new one.
+// With returns a copy with more certificates. For an existing region, the new certificate replaces
+// the old one.
 func (c *Certificates) With(more ...RegionCertificate) *Certificates {
 	all := map[string]RegionCertificate{}
 	for _, r := range slices.Concat(c.All(), more) {
@@ -63,13 +63,13 @@ func (c *Certificates) With(more ...RegionCertificate) *Certificates {
 		func(a, b RegionCertificate) int { return cmp.Compare(a.Region, b.Region) })}
 }
 
-// Without is the same certificates but for those of some regions.
+// Without returns a copy without the certificates of some regions.
 func (c *Certificates) Without(regions ...string) *Certificates {
 	return &Certificates{all: slices.DeleteFunc(slices.Clone(c.All()),
 		func(r RegionCertificate) bool { return slices.Contains(regions, r.Region) })}
 }
 
-// Region is the certificate of one region. There is no default.
+// Region returns the certificate of one region. There is no default.
 func (c *Certificates) Region(name string) (*x509.Certificate, bool) {
 	for _, r := range c.All() {
 		if r.Region == name {
@@ -79,8 +79,7 @@ func (c *Certificates) Region(name string) (*x509.Certificate, bool) {
 	return nil, false
 }
 
-// All are the certificates, by the names of their regions; the caller must not
-// write to them.
+// All returns the certificates, sorted by region. The caller must not change them.
 func (c *Certificates) All() []RegionCertificate {
 	if c == nil {
 		return nil
@@ -88,8 +87,8 @@ func (c *Certificates) All() []RegionCertificate {
 	return c.all
 }
 
-// NotAfter is when the next certificate ends that has not ended at now; false if
-// there is none.
+// NotAfter returns when the next certificate expires, among those that have not expired at now. It
+// returns false if there is none.
 func (c *Certificates) NotAfter(now time.Time) (time.Time, bool) {
 	var next time.Time
 	for _, r := range c.All() {
@@ -100,8 +99,8 @@ func (c *Certificates) NotAfter(now time.Time) (time.Time, bool) {
 	return next, !next.IsZero()
 }
 
-// signer is the certificate that a message names. All of AWS's have the same
-// issuer; their serial numbers differ.
+// signer returns the certificate that a message names. All certificates of AWS have the same
+// issuer, but different serial numbers.
 func (c *Certificates) signer(m *cms.SignedData) (RegionCertificate, bool) {
 	for _, r := range c.All() {
 		if m.SignedBy(r.Certificate) {
@@ -113,8 +112,8 @@ func (c *Certificates) signer(m *cms.SignedData) (RegionCertificate, bool) {
 
 const regionMark = "region:"
 
-// ParseCertificates reads a file of PEM blocks, each after a line "# region: NAME"
-// of its own. A file is taken whole or not at all; the error is an [anchors.Error].
+// ParseCertificates reads a file of PEM blocks, each after its own line "# region: NAME". A file is
+// accepted or rejected as a whole. The error is an [anchors.Error].
 func ParseCertificates(file string, raw []byte) ([]RegionCertificate, error) {
 	fault := func(line int, what, want string) error {
 		return &anchors.Error{File: file, Line: line, What: what, Want: want}
@@ -131,10 +130,10 @@ func ParseCertificates(file string, raw []byte) ([]RegionCertificate, error) {
 			if name, ok := marked(text); ok {
 				switch {
 				case region != "":
-					return nil, fault(line, fmt.Sprintf("region %q, and no certificate for %q before it", name, region),
+					return nil, fault(line, fmt.Sprintf("region %q before the certificate of region %q", name, region),
 						"one block after each region")
 				case !isRegion(name):
-					return nil, fault(line, fmt.Sprintf("%.80q is no region", name), "a name like eu-central-1")
+					return nil, fault(line, fmt.Sprintf("%.80q is not a region", name), "a name like eu-central-1")
 				case slices.ContainsFunc(all, func(r RegionCertificate) bool { return r.Region == name }):
 					return nil, fault(line, fmt.Sprintf("region %s twice", name), "one certificate for each region")
 				}
@@ -147,10 +146,10 @@ func ParseCertificates(file string, raw []byte) ([]RegionCertificate, error) {
 			continue
 		}
 		if region == "" {
-			return nil, fault(line, "a certificate of no region", "a line \"# region: NAME\" before each block")
+			return nil, fault(line, "a certificate without a region", "a line \"# region: NAME\" before each block")
 		}
 		block, after := pem.Decode(rest)
-		// pem.Decode steps over what it cannot read; the block must be the one that begins here.
+		// pem.Decode skips what it cannot read. The block must be the one that begins here.
 		size := len(rest) - len(after)
 		if block == nil || bytes.Count(rest[:size], []byte("-----BEGIN ")) != 1 {
 			return nil, fault(line, "a PEM block that is truncated or damaged", "copy it again, from -----BEGIN to -----END")
@@ -177,7 +176,7 @@ func ParseCertificates(file string, raw []byte) ([]RegionCertificate, error) {
 	return all, nil
 }
 
-// NamedRegions are the regions that a file names, also one that does not parse.
+// NamedRegions returns the regions that a file names, even if the file does not parse.
 func NamedRegions(raw []byte) []string {
 	var all []string
 	for line := range bytes.Lines(raw[:min(len(raw), MaxFile)]) {
@@ -188,14 +187,14 @@ func NamedRegions(raw []byte) []string {
 	return all
 }
 
-// marked reads the name out of a line "# region: NAME".
+// marked returns the name in a line "# region: NAME".
 func marked(line []byte) (string, bool) {
 	text, comment := strings.CutPrefix(string(line), "#")
 	name, ok := strings.CutPrefix(strings.TrimSpace(text), regionMark)
 	return strings.TrimSpace(name), comment && ok
 }
 
-// parseRegional parses one block and says what is wrong with it.
+// parseRegional parses one block. If it fails, the second result is the problem.
 func parseRegional(block *pem.Block) (*x509.Certificate, string) {
 	if block.Type != "CERTIFICATE" {
 		return nil, fmt.Sprintf("a block of type %.40q", block.Type)
@@ -215,7 +214,8 @@ func parseRegional(block *pem.Block) (*x509.Certificate, string) {
 	if !bytes.Equal(c.RawSubject, c.RawIssuer) {
 		return nil, "not self-signed"
 	}
-	// Trust does not rest on its own signature; a broken one still means a damaged file.
+	// Trust does not depend on the certificate's own signature, but a broken signature means a
+	// damaged file.
 	var insecure x509.InsecureAlgorithmError
 	if err := c.CheckSignature(c.SignatureAlgorithm, c.RawTBSCertificate, c.Signature); err != nil &&
 		!errors.As(err, &insecure) {

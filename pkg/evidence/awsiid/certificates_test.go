@@ -19,8 +19,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/awsiid"
 )
 
-// The certificates that are built in. A region more or less is seen here, so that
-// the documentation says the right number.
+// The built-in certificates. The test fails if their number changes, so that the documentation has
+// the right one.
 func TestDefaults(t *testing.T) {
 	all := awsiid.Defaults().All()
 	if len(all) != 39 {
@@ -57,7 +57,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-func TestNoDefaultEndsWithin180Days(t *testing.T) {
+func TestDefaultsAreValidFor180Days(t *testing.T) {
 	for _, r := range awsiid.Defaults().All() {
 		if left := time.Until(r.Certificate.NotAfter); left < 180*24*time.Hour {
 			t.Errorf("%s ends on %s", r.Region, r.Certificate.NotAfter)
@@ -72,7 +72,7 @@ func TestNoDefaultEndsWithin180Days(t *testing.T) {
 	}
 }
 
-func TestWithReplacesARegionAndLeavesTheRest(t *testing.T) {
+func TestWith_ReplacesOnlyItsRegion(t *testing.T) {
 	mine := cloud()["us-west-2"].certificate
 	more := awsiid.Defaults().With(awsiid.RegionCertificate{Region: "us-west-2", Certificate: mine},
 		awsiid.RegionCertificate{Region: "xx-new-1", Certificate: mine})
@@ -91,7 +91,7 @@ func TestWithReplacesARegionAndLeavesTheRest(t *testing.T) {
 		t.Error("there is a region without name")
 	}
 	if _, ok := (*awsiid.Certificates)(nil).Region("us-west-2"); ok {
-		t.Error("none is some")
+		t.Error("an empty set has a region")
 	}
 }
 
@@ -133,17 +133,17 @@ func TestParseCertificates(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
 		"nothing":                            {"", "more.pem: no certificate"},
 		"only comments":                      {"# nothing yet\n", "more.pem: no certificate"},
-		"a certificate of no region":         {good, "more.pem:1: a certificate of no region"},
-		"a second certificate of one region": {"# region: eu-central-1\n" + good + good, "a certificate of no region"},
+		"a certificate without a region":     {good, "more.pem:1: a certificate without a region"},
+		"a second certificate of one region": {"# region: eu-central-1\n" + good + good, "a certificate without a region"},
 		"a region without certificate":       {"# region: eu-central-1\n", "no certificate for region eu-central-1"},
 		"two regions, one certificate": {"# region: eu-central-1\n# region: eu-west-1\n" + good,
 			`more.pem:2: region "eu-west-1"`},
 		"one region twice": {"# region: eu-central-1\n" + good + "# region: eu-central-1\n" +
 			good, "twice"},
-		"something that is no region":        {"# region: Frankfurt\n" + good, "is no region"},
-		"a region without name":              {"# region:\n" + good, "is no region"},
+		"an invalid region":                  {"# region: Frankfurt\n" + good, "is not a region"},
+		"a region without name":              {"# region:\n" + good, "is not a region"},
 		"text":                               {"# region: eu-central-1\nhello\n" + good, "more.pem:2: \"hello\" is neither"},
-		"a certificate that is cut off":      {"# region: eu-central-1\n" + good[:200], "truncated or damaged"},
+		"a truncated certificate":            {"# region: eu-central-1\n" + good[:200], "truncated or damaged"},
 		"a certificate in the middle of one": {"# region: eu-central-1\n" + good[:200] + "\n" + good, "truncated or damaged"},
 		"a private key": {"# region: eu-central-1\n" + block("PRIVATE KEY", []byte("x")),
 			`type "PRIVATE KEY"`},

@@ -17,15 +17,15 @@ const (
 	maxKeys    = 64
 )
 
-// document is what a verified content says. Keys that are not here are AWS's to
-// add, and say nothing to us.
+// document is a verified content. Keys that are not listed here are ignored, because AWS may add
+// keys.
 type document struct {
 	account, region, zone, instance string
 	pending                         time.Time
-	instanceType, image, address    string // for a person
+	instanceType, image, address    string // for the administrator
 }
 
-// field is one known key. The first five must be there.
+// field is one known key. The first five are required.
 type field struct {
 	key      string
 	required bool
@@ -36,10 +36,9 @@ var fields = [...]field{
 	{"instanceType", false}, {"imageId", false}, {"privateIp", false},
 }
 
-// parseDocument reads a content. It is one JSON object; no key is there twice, nor
-// in two spellings, and nothing follows. encoding/json decides whether it is JSON
-// at all; the members are then taken apart here, because it would not tell of a
-// key that is there twice.
+// parseDocument parses a content: one JSON object, in which no key occurs twice or in two
+// spellings, without trailing bytes. encoding/json only checks that it is valid JSON. The members
+// are split here, because encoding/json does not report duplicate keys.
 func parseDocument(content []byte) (*document, error) {
 	if len(content) > maxContent {
 		return nil, fmt.Errorf("a content of %d bytes; at most %d", len(content), maxContent)
@@ -84,14 +83,14 @@ func parseDocument(content []byte) (*document, error) {
 
 const space = " \t\r\n" // RFC 8259, 2
 
-// split cuts valid JSON at the first separator that is in no string and no
-// structure. Without one, all is before it.
+// split cuts valid JSON at the first separator outside of strings and structures. Without a
+// separator, before is everything.
 func split(s []byte, separator byte) (before, after []byte) {
 	depth, quoted := 0, false
 	for i := 0; i < len(s); i++ {
 		switch c := s[i]; {
 		case quoted && c == '\\':
-			i++ // what follows is escaped
+			i++ // skip the escaped character
 		case c == '"':
 			quoted = !quoted
 		case quoted:
@@ -106,8 +105,8 @@ func split(s []byte, separator byte) (before, after []byte) {
 	return s, nil
 }
 
-// plain is the text of a JSON string of printable ASCII without escapes. Nothing
-// else is needed, and so nothing has two spellings.
+// plain returns the content of a JSON string of printable ASCII without escapes. No other string is
+// accepted, so each value has one spelling.
 func plain(value []byte) (string, bool) {
 	value = bytes.Trim(value, space)
 	if len(value) < 2 || value[0] != '"' {
@@ -136,15 +135,15 @@ func check(values [len(fields)]string) (*document, error) {
 	d.pending = pending
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("pendingTime %.40q is no time", values[4])
+		return nil, fmt.Errorf("pendingTime %.40q is not a time", values[4])
 	case !only(d.account, digits) || len(d.account) != 12:
 		return nil, fmt.Errorf("accountId %.40q is not 12 digits", d.account)
 	case !isRegion(d.region):
-		return nil, fmt.Errorf("region %.40q is none", d.region)
+		return nil, fmt.Errorf("region %.40q is not a region", d.region)
 	case !isZone(d.zone, d.region):
 		return nil, fmt.Errorf("availabilityZone %.40q is not in region %s", d.zone, d.region)
 	case !isInstance(d.instance):
-		return nil, fmt.Errorf("instanceId %.40q is none", d.instance)
+		return nil, fmt.Errorf("instanceId %.40q is not an instance id", d.instance)
 	}
 	return &d, nil
 }
@@ -155,7 +154,7 @@ const (
 	letters = "abcdefghijklmnopqrstuvwxyz"
 )
 
-// only reports whether s consists of the characters of set.
+// only reports whether all characters of s are in set.
 func only(s, set string) bool { return s != "" && strings.Trim(s, set) == "" }
 
 // isInstance reports whether id is "i-" and 17 hexadecimal digits, or 8 as before 2016.
@@ -172,8 +171,8 @@ func isRegion(name string) bool {
 		!slices.ContainsFunc(parts[:last], func(p string) bool { return !only(p, letters) })
 }
 
-// isZone reports whether zone is one of region: eu-central-1a, or a zone outside
-// of it that belongs to it, us-west-2-lax-1a.
+// isZone reports whether zone belongs to region: eu-central-1a, or a local zone such as
+// us-west-2-lax-1a.
 func isZone(zone, region string) bool {
 	suffix, ok := strings.CutPrefix(zone, region)
 	return ok && len(zone) <= 64 && only(suffix, letters+digits+"-") && !only(suffix[:1], digits)

@@ -11,8 +11,8 @@ import (
 const seed = `{"accountId":"278576220453","availabilityZone":"us-west-2a","billingProducts":["bp-1"],"imageId":"ami-1",` +
 	`"instanceId":"i-078517ca8a70a1dde","instanceType":"t2.medium","pendingTime":"2021-09-03T21:25:44Z","privateIp":null,"region":"us-west-2"}`
 
-// What is accepted, encoding/json reads the same way, and the names in it are fit
-// for a providerID.
+// encoding/json reads every accepted document in the same way, and its names are safe in a
+// providerID.
 func FuzzDocument(f *testing.F) {
 	f.Add([]byte(seed))
 	f.Add([]byte(strings.ReplaceAll(seed, ",", " ,\n ")))

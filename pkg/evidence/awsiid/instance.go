@@ -9,44 +9,43 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// startSkew is how much later EC2's launch time may be than the document's
-// pendingTime. A stop and a start make both anew, by AWS's own clocks. A document
-// may be newer than the launch time: a reboot makes a new one.
+// startSkew is how much later EC2's launch time may be than the document's pendingTime. A stop and
+// a start change both, by AWS's own clocks. A document may be newer than the launch time, because a
+// reboot creates a new one.
 const startSkew = 5 * time.Minute
 
-// Instance is what EC2 says of one instance (DescribeInstances).
+// Instance is EC2's description of one instance (DescribeInstances).
 type Instance struct {
 	ID       string            // InstanceId
 	Account  string            // the reservation's OwnerId
 	Zone     string            // Placement.AvailabilityZone
 	State    string            // State.Name: "pending", "running", ...
-	VPC      string            // VpcId; empty where it has none
+	VPC      string            // VpcId; empty if it has none
 	Launched time.Time         // LaunchTime: of the last start
 	Tags     map[string]string // by key
 }
 
 // Describer asks EC2 about one instance.
 type Describer interface {
-	// Describe returns the one instance of that id in that region. The error is
-	// InstanceNotFound where EC2 knows none, MachineAmbiguous where its answer has
-	// more than one, and ProviderUnavailable where it cannot be found out. All of
-	// them are temporary.
+	// Describe returns the one instance with that id in that region. The error is InstanceNotFound
+	// if EC2 has none, MachineAmbiguous if EC2 returns more than one, and ProviderUnavailable if
+	// the request fails. All of them are temporary.
 	Describe(ctx context.Context, region, instanceID string) (Instance, error)
 }
 
-// Requirements are what EC2 must say of an instance that may attest.
+// Requirements are the conditions that EC2's description of an instance must meet.
 type Requirements struct {
-	// VPCs are where it may be. Empty: anywhere in the account.
+	// VPCs are the allowed VPCs. Empty means every VPC of the account.
 	VPCs []string
-	// Infrastructure is the cluster's infrastructure name; the instance must have
-	// the tag kubernetes.io/cluster/<name>. Empty: no tag is asked for.
+	// Infrastructure is the infrastructure name of the cluster. The instance must have the tag
+	// kubernetes.io/cluster/<name>. Empty means that no tag is required.
 	Infrastructure string
 }
 
-// Check checks what EC2 said against what is known already:
-//   - it is about this instance, of this account, in this zone;
+// Check compares EC2's description with the verified facts and the requirements:
+//   - it describes this instance, of this account, in this zone;
 //   - its state is pending or running;
-//   - it was launched at some time;
+//   - it has a launch time;
 //   - it is in one of the VPCs;
 //   - it has the cluster's tag.
 //

@@ -16,28 +16,27 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// MaxAnswer bounds STS's answer, which is some 500 bytes.
+// MaxAnswer limits STS's response in bytes; a normal one has about 500.
 const MaxAnswer = 16 << 10
 
 const namespace = "https://sts.amazonaws.com/doc/2011-06-15/"
 
-// identity is what STS says of whoever signed.
+// identity is STS's statement about the signer.
 type identity struct {
 	Arn, UserID, Account string
 }
 
-// What STS says when the fault is in the signature or the session. Everything
-// else that is not 200 can be somebody else's: a quota (which is 400 in this
-// protocol), a proxy's or an endpoint policy's 403. And InvalidClientTokenId and
-// UnrecognizedClientException may be said of credentials that were issued seconds
-// ago and are not known everywhere yet, as at a first boot.
+// Error codes that mean that the signature or the session is invalid. Every other status except 200
+// can have another cause: a quota (a 400 in this protocol), or a 403 from a proxy or an endpoint
+// policy. STS can also return InvalidClientTokenId and UnrecognizedClientException for credentials
+// that were issued seconds ago, as at a first boot, and have not reached every server yet.
 var (
 	wrong = []string{"SignatureDoesNotMatch", "IncompleteSignature", "InvalidSignatureException",
 		"MissingAuthenticationToken"}
 	late = []string{"ExpiredToken", "ExpiredTokenException", "RequestExpired"}
 )
 
-// read takes the answer: status, type, size, then the whole document.
+// read checks the response: status, type, size, then the whole document.
 func read(status int, contentType string, body []byte) (identity, error) {
 	var none identity
 	if len(body) > MaxAnswer {
@@ -52,9 +51,9 @@ func read(status int, contentType string, body []byte) (identity, error) {
 		switch {
 		case status >= 400 && status < 500 && slices.Contains(wrong, code):
 			return none, reason.Deny(reason.DocumentInvalid,
-				"aws-sts: STS refuses the signature over this conversation: %s", code)
+				"aws-sts: STS rejects the signature over this conversation: %s", code)
 		case status >= 400 && status < 500 && slices.Contains(late, code):
-			return none, reason.Deny(reason.DocumentNotFresh, "aws-sts: STS refuses the credentials: %s", code)
+			return none, reason.Deny(reason.DocumentNotFresh, "aws-sts: STS rejects the credentials: %s", code)
 		}
 		return none, reason.Deny(reason.ProviderUnavailable, "aws-sts: STS answered %d %.64q", status, code)
 	}
@@ -66,7 +65,7 @@ func read(status int, contentType string, body []byte) (identity, error) {
 		{"ResponseMetadata", nil, []element{{"RequestId", &requestID, nil}}},
 	}})
 	if err != nil {
-		return none, reason.Wrap(reason.ProviderUnavailable, err, "aws-sts: STS's answer is not understood")
+		return none, reason.Wrap(reason.ProviderUnavailable, err, "aws-sts: STS's answer cannot be parsed")
 	}
 	return id, nil
 }
@@ -92,20 +91,20 @@ func errorCode(body []byte) string {
 	return code
 }
 
-// element is one that must be there exactly once: with text, or with children.
+// element is a required element that occurs exactly once. It has text or children.
 type element struct {
 	name     string
 	text     *string
 	children []element
 }
 
-var errMore = errors.New("something follows the document")
+var errMore = errors.New("trailing data after the document")
 
-// parse reads a whole document that consists of root and nothing else: no other
-// element, no attribute, comment or instruction, no text where none belongs.
+// parse reads a document that consists only of root: no other element, no attribute, comment or
+// instruction, and text only where it is allowed.
 //
-// encoding/xml skips to the first element it can read, wherever that is. That is
-// how text inside a JSON answer once counted as AWS's word.
+// encoding/xml skips to the first element that it can read, wherever that is. So text inside a JSON
+// response could be mistaken for STS's answer.
 func parse(body []byte, root element) error {
 	d := xml.NewDecoder(bytes.NewReader(body))
 	first, err := d.Token()
@@ -133,7 +132,7 @@ func parse(body []byte, root element) error {
 	return errMore
 }
 
-// next is the next token that is not white space.
+// next returns the next token that is not white space.
 func next(d *xml.Decoder) (xml.Token, error) {
 	for {
 		t, err := d.Token()
@@ -164,7 +163,7 @@ func (e element) read(d *xml.Decoder, start xml.StartElement) error {
 		case xml.StartElement:
 			i := slices.IndexFunc(left, func(c element) bool { return c.name == t.Name.Local })
 			if i < 0 {
-				return fmt.Errorf("element %.64q in %s is unknown or there twice", t.Name.Local, e.name)
+				return fmt.Errorf("element %.64q in %s is unknown or occurs twice", t.Name.Local, e.name)
 			}
 			if err := left[i].read(d, t); err != nil {
 				return err
@@ -193,12 +192,12 @@ func (e element) readText(d *xml.Decoder) error {
 		}
 	}
 	if _, ok := t.(xml.EndElement); !ok {
-		return fmt.Errorf("%s holds more than text", e.name)
+		return fmt.Errorf("%s contains more than text", e.name)
 	}
 	return nil
 }
 
-// session is an assumed role's.
+// session is the session of an assumed role.
 type session struct {
 	role, roleID, name string
 }
@@ -213,7 +212,7 @@ var (
 	zoneSuffix = regexp.MustCompile(`^([a-z]|-[a-z0-9-]*[a-z0-9])$`)
 )
 
-// session reads the three names that STS gives, which say the same things in part.
+// session parses the three names that STS returns, which partly contain the same information.
 func (id identity) session(region string) (session, error) {
 	arn, user := assumed.FindStringSubmatch(id.Arn), userID.FindStringSubmatch(id.UserID)
 	p, _ := request.PartitionOf(region)
@@ -231,7 +230,7 @@ func (id identity) session(region string) (session, error) {
 	return session{role: arn[3], roleID: user[1], name: arn[4]}, nil
 }
 
-// Instance is what a Machine's spec.providerID names on AWS.
+// Instance is the content of a Machine's spec.providerID on AWS.
 type Instance struct {
 	Zone, ID string
 }
@@ -246,8 +245,8 @@ func ParseProviderID(s string) (Instance, bool) {
 	return Instance{Zone: zone, ID: id}, true
 }
 
-// In reports whether the instance's zone is in a region: a zone's name is the
-// region's with a letter, or, for local and wavelength zones, with more words.
+// In reports whether the instance's zone is in a region. The name of a zone is that of the region
+// with a letter, or, for local and wavelength zones, with more words.
 func (i Instance) In(region string) bool {
 	rest, ok := strings.CutPrefix(i.Zone, region)
 	return ok && zoneSuffix.MatchString(rest)

@@ -18,8 +18,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cloud/aws"
 )
 
-// forge signs any request with the instance's own credentials, as an attacker can
-// who has some, and makes a document of it.
+// forge signs any request with the instance's own credentials, as an attacker with these
+// credentials can, and returns a document with it.
 func (w *world) forge(method, url, body, region, service string, headers map[string]string) []byte {
 	w.t.Helper()
 	r, err := http.NewRequest(method, url, strings.NewReader(body))
@@ -44,14 +44,14 @@ func (w *world) forge(method, url, body, region, service string, headers map[str
 		SecurityToken: r.Header.Get("X-Amz-Security-Token"), Authorization: r.Header.Get("Authorization")}.Encode()
 }
 
-// The request that is sent is the verifier's own, so what the attacker signed
-// instead is a signature that does not fit.
-func TestAttack_T06_ARequestOfTheAttackersMakingIsNeverSent(t *testing.T) {
+// The verifier sends its own request. If an attacker signed another one, the signature does not
+// match.
+func TestAttack_T06_ForgedRequestIsNeverSent(t *testing.T) {
 	const host = "https://sts.eu-central-1.amazonaws.com/"
 	const reflecting = "Action=AssumeRoleWithWebIdentity&Version=2011-06-15&WebIdentityToken=x"
 	w := newWorld(t)
 	if _, err := w.present(w.forge("POST", host, request.Body, "eu-central-1", "sts", nil)); err != nil {
-		t.Fatal("the honest request: ", err)
+		t.Fatal("the valid request: ", err)
 	}
 	for _, c := range []struct {
 		name, method, url, body, region, service string
@@ -80,7 +80,7 @@ func TestAttack_T06_ARequestOfTheAttackersMakingIsNeverSent(t *testing.T) {
 		{"the global host", "POST", "https://sts.amazonaws.com/", request.Body, "eu-central-1", "sts",
 			nil, reason.DocumentInvalid},
 		{"a region that is a host", "POST", host, request.Body, "eu-central-1.evil", "sts", nil, reason.DocumentInvalid},
-		{"a region that nobody configured", "POST", "https://sts.us-east-1.amazonaws.com/", request.Body, "us-east-1",
+		{"a region that is not configured", "POST", "https://sts.us-east-1.amazonaws.com/", request.Body, "us-east-1",
 			"sts", nil, reason.AccountNotAllowed},
 		{"another service", "POST", host, request.Body, "eu-central-1", "iam", nil, reason.DocumentInvalid},
 	} {
@@ -90,7 +90,7 @@ func TestAttack_T06_ARequestOfTheAttackersMakingIsNeverSent(t *testing.T) {
 			refused(t, err, c.want)
 		})
 	}
-	// http: the scheme is no part of a signature, and none of the node's choosing.
+	// http: the scheme is not part of a signature, and a node cannot choose it.
 	if _, err := w.present(w.forge("POST", "http://sts.eu-central-1.amazonaws.com/", request.Body, "eu-central-1", "sts",
 		nil)); err != nil {
 		t.Error("the same request signed for http is the same request: ", err)
@@ -100,7 +100,7 @@ func TestAttack_T06_ARequestOfTheAttackersMakingIsNeverSent(t *testing.T) {
 	}
 }
 
-func TestAttack_T06_WhateverIsSentIsTheVerifiersOwn(t *testing.T) {
+func TestAttack_T06_VerifierSendsOnlyItsOwnRequest(t *testing.T) {
 	w := newWorld(t)
 	claim, err := w.verifier.Verify(t.Context(), evidence.Document{Raw: w.own()}, w.binding, now)
 	if err != nil {
@@ -115,7 +115,7 @@ func TestAttack_T06_WhateverIsSentIsTheVerifiersOwn(t *testing.T) {
 	}
 }
 
-func TestAttack_T06_OnlyAWholeAnswerOfStsCounts(t *testing.T) {
+func TestAttack_T06_OnlyACompleteAnswerOfSTSIsAccepted(t *testing.T) {
 	w := newWorld(t)
 	raw := w.own()
 	i := w.instance
@@ -171,7 +171,7 @@ func TestAttack_T06_OnlyAWholeAnswerOfStsCounts(t *testing.T) {
 		"a good answer with status 201":        {201, "text/xml", good, nil},
 		"a good answer with status 403":        {403, "text/xml", good, nil},
 		"a good answer with status 307":        {307, "text/xml", good, nil},
-		"cut off before the end":               {200, "text/xml", good[:len(good)-30], nil},
+		"truncated":                            {200, "text/xml", good[:len(good)-30], nil},
 		"a name that only ends like the right": {200, "text/xml", strings.ReplaceAll(good, "Account>", "XAccount>"), nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -182,7 +182,7 @@ func TestAttack_T06_OnlyAWholeAnswerOfStsCounts(t *testing.T) {
 	}
 }
 
-func TestAttack_T06_EveryByteOfTheDocumentCounts(t *testing.T) {
+func TestAttack_T06_EveryByteOfTheDocumentMatters(t *testing.T) {
 	w := newWorld(t)
 	raw := w.own()
 	if _, err := w.present(raw); err != nil {
@@ -243,7 +243,7 @@ func TestAttack_T06_OneEncodingOfTheDocument(t *testing.T) {
 		"a signature too short":     good[:len(good)-3] + `"}`,
 		"a date of another day":     strings.Replace(good, `"20261121T`, `"20261122T`, 1),
 		"a date in another form":    strings.Replace(good, `20261121T100000Z`, `2026-11-21T10:00:00Z`, 1),
-		"a date that is none":       strings.Replace(good, `20261121T100000Z`, `20261121T106000Z`, 1),
+		"an invalid date":           strings.Replace(good, `20261121T100000Z`, `20261121T106000Z`, 1),
 		"two spaces":                strings.Replace(good, `SHA256 `, `SHA256  `, 1),
 		"no space after a comma":    strings.Replace(good, `, Sig`, `,Sig`, 1),
 		"another algorithm":         strings.Replace(good, `AWS4-HMAC-SHA256`, `AWS4-ECDSA-P256-SHA256`, 1),
@@ -296,7 +296,7 @@ func TestAttack_T07_TheChallengeIsSigned(t *testing.T) {
 			refused(t, err, reason.DocumentInvalid)
 		})
 	}
-	// The header is said to be signed, and the signature is one without it.
+	// The document claims that the header is signed, but the signature does not cover it.
 	without := string(w.forge("POST", host, request.Body, "eu-central-1", "sts",
 		map[string]string{request.ChallengeHeader: ""}))
 	_, err := w.present([]byte(strings.Replace(without, "x-amz-security-token,",
@@ -304,13 +304,13 @@ func TestAttack_T07_TheChallengeIsSigned(t *testing.T) {
 	refused(t, err, reason.DocumentInvalid)
 }
 
-func TestAttack_T07_ASignatureIsGoodForOneConversation(t *testing.T) {
+func TestAttack_T07_SignatureIsValidForOneConversation(t *testing.T) {
 	w := newWorld(t)
 	raw := w.own()
 	if _, err := w.present(raw); err != nil {
 		t.Fatal(err)
 	}
-	// Another cluster, or the same one a minute later: another transcript.
+	// Another cluster, or the same one a minute later, has another transcript.
 	w.binding.Transcript[31]++
 	_, err := w.present(raw)
 	refused(t, err, reason.DocumentInvalid)

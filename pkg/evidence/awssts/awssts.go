@@ -1,33 +1,32 @@
-// Package awssts verifies evidence of the kind aws-sts: a request to AWS's
-// Security Token Service that an instance signed with its role's credentials, and
-// that holds the transcript in a signed header. AWS says whose signature it is.
+// Package awssts verifies evidence of the kind aws-sts: a request to AWS's Security Token Service
+// that an instance signed with its role's credentials. A signed header contains the transcript. AWS
+// reports who signed.
 //
-// Nothing of the request comes from the node but four values, which are checked to
-// be of their form; the rest is package request's. Verify checks, in this order:
+// The node provides only four values of the request, and their form is checked. Package request
+// fixes the rest. Verify checks, in this order:
 //
-//  1. the document: at most 12 KiB, its one encoding, four strings;
+//  1. the document: at most 12 KiB, in its one encoding, four strings;
 //  2. a role and a caller are configured;
-//  3. amzDate is a time, and within 15 minutes of the verifier's;
-//  4. securityToken and authorization are of their form: algorithm, credential
-//     scope (the date is amzDate's, the region is the document's, the service is
-//     sts), exactly the signed headers of package request, a signature;
-//  5. the region is one of the configured, and of a known partition.
+//  3. amzDate is a time, within 15 minutes of the verifier's;
+//  4. the form of securityToken and authorization: algorithm, credential scope (the date of
+//     amzDate, the region of the document, the service sts), exactly the signed headers of package
+//     request, a signature;
+//  5. the region is one of the configured regions, in a known partition.
 //
-// It asks nobody and cannot verify the signature: only AWS has the secret. The
-// binding is part of the signed request that [Request] rebuilds, so a signature
-// over another transcript is a wrong one. Confirm checks, in this order:
+// Verify sends no request and cannot verify the signature, because only AWS has the secret. The
+// binding is part of the signed request that [Request] rebuilds, so a signature over another
+// transcript is invalid. Confirm checks, in this order:
 //
 //  6. the candidate is an instance of AWS, in the document's region;
-//  7. STS answers. That the signature is wrong is final; anything that is not
-//     understood is not;
-//  8. the answer is one whole GetCallerIdentityResponse, every element once;
-//  9. account, ARN and user id are of a role's session in the region's partition,
-//     and agree with each other;
-//  10. the account is one of the configured, then the role;
-//  11. the session's name is an instance id, and the candidate's.
+//  7. STS answers. A wrong signature is final; an answer that cannot be parsed is temporary;
+//  8. the answer is one whole GetCallerIdentityResponse, with every element once;
+//  9. account, ARN and user id are those of a role's session in the region's partition, and agree
+//     with each other;
+//  10. the account is one of the configured accounts, and the role one of the configured roles;
+//  11. the name of the session is an instance id, and the candidate's.
 //
-// EC2 chooses the session's name for an instance's credentials, nobody else does,
-// if only EC2 may assume the role. The role's trust policy is what this rests on.
+// If only EC2 may assume the role, then only EC2 chooses the session names of its credentials. So
+// this evidence depends on the trust policy of the role.
 package awssts
 
 import (
@@ -47,32 +46,32 @@ import (
 const (
 	maxDocument = 12 << 10
 	maxToken    = 8 << 10
-	// AWS takes a signature for some minutes around its date; a verifier that does
-	// not ask outside of that saves the call.
+	// AWS accepts a signature for some minutes around its date. Outside of that the verifier does
+	// not need to ask.
 	clockTolerance = 15 * time.Minute
 )
 
 // Caller sends requests to STS.
 type Caller interface {
-	// GetCallerIdentity sends the request as it is, to no other host than its own
-	// or the one that is configured in its place, follows no redirect, and reads a
-	// bounded answer. The error is for what is no answer.
+	// GetCallerIdentity sends the request unmodified. It contacts only the request's own host, or
+	// the configured replacement. It follows no redirect and limits the size of the response. The
+	// error means that there is no response.
 	GetCallerIdentity(ctx context.Context, r Request) (status int, contentType string, body []byte, err error)
 }
 
 // Request is a rebuilt request: a POST of request.Body to "/" of Host over TLS.
 type Request struct {
 	Region, Host string
-	// Headers are all that the request has, besides Host and Content-Length.
+	// Headers are all headers of the request except Host and Content-Length.
 	Headers map[string]string
 }
 
-// Verifier is the verifying side.
+// Verifier verifies documents of this kind.
 type Verifier struct {
-	Caller   Caller   // nil: the kind is refused
+	Caller   Caller   // nil: the kind is denied
 	Accounts []string // 12 digits each
 	Regions  []string
-	Roles    []string // names, without path; empty: the kind is refused
+	Roles    []string // names, without path; empty: the kind is denied
 }
 
 var _ evidence.Verifier = (*Verifier)(nil)
@@ -82,7 +81,7 @@ var (
 	authorization = regexp.MustCompile(`^AWS4-HMAC-SHA256 Credential=([A-Z0-9]{16,128})/([0-9]{8})/([a-z0-9-]{1,32})/([a-z0-9]{1,16})/aws4_request, SignedHeaders=([a-z0-9;-]{1,256}), Signature=([0-9a-f]{64})$`)
 )
 
-// Verify does checks 1 to 5. All of the document is untrusted.
+// Verify performs checks 1 to 5. The whole document is untrusted.
 func (v *Verifier) Verify(_ context.Context, d evidence.Document, b evidence.Binding,
 	now time.Time) (evidence.Claim, error) {
 	var doc request.Document
@@ -92,7 +91,7 @@ func (v *Verifier) Verify(_ context.Context, d evidence.Document, b evidence.Bin
 	case len(d.Certificates) != 0 || len(d.Token) != 0:
 		return nil, reason.Deny(reason.DocumentInvalid, "aws-sts: certificates or a token beside the document")
 	case json.Unmarshal(d.Raw, &doc) != nil || !bytes.Equal(doc.Encode(), d.Raw):
-		// One encoding, so no duplicates, other spellings of a name, or trailing bytes.
+		// The one encoding excludes duplicates, other spellings of a name, and trailing bytes.
 		return nil, reason.Deny(reason.DocumentInvalid,
 			"aws-sts: not the JSON object of region, amzDate, securityToken and authorization, in this order and without "+
 				"white space")
@@ -106,7 +105,7 @@ func (v *Verifier) Verify(_ context.Context, d evidence.Document, b evidence.Bin
 	}
 	if now.Sub(at).Abs() > clockTolerance {
 		return nil, reason.Deny(reason.DocumentNotFresh,
-			"aws-sts: signed at %s, which is %s away from now; AWS would refuse it", doc.AmzDate,
+			"aws-sts: signed at %s, which is %s away from now; AWS would reject it", doc.AmzDate,
 			now.Sub(at).Abs().Round(time.Second))
 	}
 	if len(doc.SecurityToken) > maxToken || !token.MatchString(doc.SecurityToken) {
@@ -118,7 +117,7 @@ func (v *Verifier) Verify(_ context.Context, d evidence.Document, b evidence.Bin
 	}
 	host, ok := request.Host(doc.Region)
 	if !ok || !slices.Contains(v.Regions, doc.Region) {
-		return nil, reason.Deny(reason.AccountNotAllowed, "aws-sts: region %.32q is not one of the configured", doc.Region)
+		return nil, reason.Deny(reason.AccountNotAllowed, "aws-sts: region %.32q is not configured", doc.Region)
 	}
 	return &claim{v: v, region: doc.Region, request: Request{Region: doc.Region, Host: host, Headers: map[string]string{
 		"Content-Type":          request.ContentType,
@@ -144,7 +143,7 @@ func checkAuthorization(doc request.Document) error {
 			region, doc.Region)
 	case service != request.Service:
 		return reason.Deny(reason.DocumentInvalid, "aws-sts: the credential's scope is of service %q", service)
-	// A list that is compared, not searched: "x-mcs-attest-challenge-2" is none of it.
+	// The lists are compared, not searched, so "x-mcs-attest-challenge-2" does not match.
 	case !slices.Equal(strings.Split(headers, ";"), strings.Split(request.SignedHeaders, ";")):
 		return reason.Deny(reason.DocumentInvalid, "aws-sts: the signed headers are %q; they must be %q", headers,
 			request.SignedHeaders)
@@ -158,14 +157,13 @@ type claim struct {
 	request Request
 }
 
-// Statement says nothing yet: no name is known before AWS has spoken.
+// Statement is empty until AWS has been asked.
 func (c *claim) Statement() evidence.Statement {
 	return evidence.Statement{Kind: evidence.AWSSTS, Bound: true, Summary: map[string]string{"region": c.region}}
 }
 
-// Confirm does checks 6 to 11. Created stays empty, because STS knows nothing of it;
-// the Machine's provider id has the instance id in it, which is never used again, so
-// no earlier instance can have had it.
+// Confirm performs checks 6 to 11. Created stays empty, because STS does not return it. It is not
+// needed: the Machine's provider id contains the instance id, which AWS never reuses.
 func (c *claim) Confirm(ctx context.Context, candidate evidence.Candidate) (evidence.Statement, error) {
 	var none evidence.Statement
 	instance, ok := ParseProviderID(candidate.ProviderID)
@@ -187,9 +185,9 @@ func (c *claim) Confirm(ctx context.Context, candidate evidence.Candidate) (evid
 	}
 	switch {
 	case !slices.Contains(c.v.Accounts, id.Account):
-		return none, reason.Deny(reason.AccountNotAllowed, "aws-sts: account %s is not one of the configured", id.Account)
+		return none, reason.Deny(reason.AccountNotAllowed, "aws-sts: account %s is not configured", id.Account)
 	case !slices.Contains(c.v.Roles, session.role):
-		return none, reason.Deny(reason.InstanceUnacceptable, "aws-sts: role %q is not one of the configured", session.role)
+		return none, reason.Deny(reason.InstanceUnacceptable, "aws-sts: role %q is not configured", session.role)
 	case !instanceID.MatchString(session.name):
 		return none, reason.Deny(reason.DocumentInvalid, "aws-sts: the session %q of role %q is not an instance's",
 			session.name, session.role)
@@ -206,7 +204,7 @@ func (c *claim) Confirm(ctx context.Context, candidate evidence.Candidate) (evid
 
 func unavailable(err error) error {
 	if d := reason.From(err); d.Code != reason.Internal {
-		return err // it says itself what it is
+		return err // it already has a reason
 	}
 	return reason.Wrap(reason.ProviderUnavailable, err, "aws-sts: ask STS")
 }

@@ -21,7 +21,7 @@ import (
 
 var now = time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
 
-// relay is STS by the emulator, without a network.
+// relay is the emulated STS without a network.
 type relay struct {
 	api   http.Handler
 	calls int
@@ -38,7 +38,7 @@ func (r *relay) GetCallerIdentity(ctx context.Context, q awssts.Request) (int, s
 	return w.Code, w.Header().Get("Content-Type"), w.Body.Bytes(), nil
 }
 
-// says is a caller that always answers the same.
+// says is a caller with a fixed answer.
 type says struct {
 	status      int
 	contentType string
@@ -50,7 +50,7 @@ func (s says) GetCallerIdentity(context.Context, awssts.Request) (int, string, [
 	return s.status, s.contentType, []byte(s.body), s.err
 }
 
-// world is an honest machine and its verifier.
+// world is a valid machine and its verifier.
 type world struct {
 	t        testing.TB
 	cloud    *aws.Cloud
@@ -83,7 +83,7 @@ func (w *world) sign(c aws.Credentials) []byte {
 	return raw
 }
 
-// own is the instance's own document.
+// own returns the instance's own document.
 func (w *world) own() []byte {
 	c, _ := w.cloud.Credentials(w.instance.ID)
 	return w.sign(c)
@@ -99,7 +99,7 @@ func (w *world) presentFor(raw []byte, providerID string) (evidence.Statement, e
 		return evidence.Statement{}, err
 	}
 	if s := claim.Statement(); s.ProviderID != "" || s.InstanceID != "" || !s.Bound {
-		w.t.Errorf("before anybody was asked, the statement is %+v", s)
+		w.t.Errorf("before a request, the statement is %+v", s)
 	}
 	return claim.Confirm(w.t.Context(), evidence.Candidate{ProviderID: providerID})
 }
@@ -165,7 +165,7 @@ func TestTheMachineMustBeTheSigner(t *testing.T) {
 	}
 }
 
-func TestWhoMaySign(t *testing.T) {
+func TestConfirm_AcceptsOnlyConfiguredSigners(t *testing.T) {
 	w := newWorld(t)
 	if _, err := w.present(w.own()); err != nil {
 		t.Fatal(err)
@@ -204,13 +204,13 @@ func TestWhoMaySign(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotConfiguredIsRefused(t *testing.T) {
+func TestMissingConfigurationDenies(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*awssts.Verifier)
 		want   reason.Code
 	}{
 		"no role":         {func(v *awssts.Verifier) { v.Roles = nil }, reason.DocumentUntrusted},
-		"nobody to ask":   {func(v *awssts.Verifier) { v.Caller = nil }, reason.DocumentUntrusted},
+		"no caller":       {func(v *awssts.Verifier) { v.Caller = nil }, reason.DocumentUntrusted},
 		"no region":       {func(v *awssts.Verifier) { v.Regions = nil }, reason.AccountNotAllowed},
 		"no account":      {func(v *awssts.Verifier) { v.Accounts = nil }, reason.AccountNotAllowed},
 		"another region":  {func(v *awssts.Verifier) { v.Regions = []string{"eu-west-1"} }, reason.AccountNotAllowed},
@@ -252,13 +252,13 @@ func TestTheNodesClockMayBeOffByMinutes(t *testing.T) {
 	}
 }
 
-func TestTheAttesterRefusesWhatCannotWork(t *testing.T) {
+func TestAttester_RejectsUnusableInput(t *testing.T) {
 	c := sdk.Credentials{AccessKeyID: "AKIA", SecretAccessKey: "s", SessionToken: "t"}
 	if _, err := attester.Document(t.Context(), c, "eu-central-1", [32]byte{}, now); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := attester.Document(t.Context(), c, "eu-central-1.evil", [32]byte{}, now); err == nil {
-		t.Error("a region that is none")
+		t.Error("an invalid region was accepted")
 	}
 	c.SessionToken = ""
 	if _, err := attester.Document(t.Context(), c, "eu-central-1", [32]byte{}, now); err == nil {
@@ -266,7 +266,7 @@ func TestTheAttesterRefusesWhatCannotWork(t *testing.T) {
 	}
 }
 
-func TestStsThatCannotSayIsTemporary(t *testing.T) {
+func TestSTSFailuresAreTemporary(t *testing.T) {
 	w := newWorld(t)
 	raw := w.own()
 	if _, err := w.present(raw); err != nil {
@@ -281,23 +281,23 @@ func TestStsThatCannotSayIsTemporary(t *testing.T) {
 		says
 		want reason.Code
 	}{
-		"nobody answers":         {says{err: errors.New("connection refused")}, reason.ProviderUnavailable},
+		"no answer":              {says{err: errors.New("connection refused")}, reason.ProviderUnavailable},
 		"the budget is used up":  {says{err: reason.Deny(reason.ProviderUnavailable, "budget")}, reason.ProviderUnavailable},
 		"500":                    {says{500, xml, failure("InternalFailure"), nil}, reason.ProviderUnavailable},
 		"503":                    {says{503, xml, failure("ServiceUnavailable"), nil}, reason.ProviderUnavailable},
 		"429":                    {says{429, xml, "", nil}, reason.ProviderUnavailable},
 		"too many, which is 400": {says{400, xml, failure("Throttling"), nil}, reason.ProviderUnavailable},
 		"a proxy's 403":          {says{403, "text/html", "<html>no</html>", nil}, reason.ProviderUnavailable},
-		"a proxy's 403 that says it is XML": {says{403, xml, "<html>SignatureDoesNotMatch</html>", nil},
+		"a proxy's 403 with content type XML": {says{403, xml, "<html>SignatureDoesNotMatch</html>", nil},
 			reason.ProviderUnavailable},
 		"an endpoint policy": {says{403, xml, failure("AccessDenied"), nil}, reason.ProviderUnavailable},
 		"a redirect":         {says{307, xml, "", nil}, reason.ProviderUnavailable},
 		"a wrong signature with status 500": {says{500, xml, failure("SignatureDoesNotMatch"), nil},
 			reason.ProviderUnavailable},
-		"an empty 200":               {says{200, xml, "", nil}, reason.ProviderUnavailable},
-		"the signature is wrong":     {says{403, xml, failure("SignatureDoesNotMatch"), nil}, reason.DocumentInvalid},
-		"the key is not known (yet)": {says{403, xml, failure("InvalidClientTokenId"), nil}, reason.ProviderUnavailable},
-		"the token is not known (yet)": {says{403, xml, failure("UnrecognizedClientException"), nil},
+		"an empty 200":             {says{200, xml, "", nil}, reason.ProviderUnavailable},
+		"the signature is wrong":   {says{403, xml, failure("SignatureDoesNotMatch"), nil}, reason.DocumentInvalid},
+		"the key is unknown (yet)": {says{403, xml, failure("InvalidClientTokenId"), nil}, reason.ProviderUnavailable},
+		"the token is unknown (yet)": {says{403, xml, failure("UnrecognizedClientException"), nil},
 			reason.ProviderUnavailable},
 		"the signature is not whole":   {says{400, xml, failure("IncompleteSignature"), nil}, reason.DocumentInvalid},
 		"the credentials have expired": {says{403, xml, failure("ExpiredToken"), nil}, reason.DocumentNotFresh},

@@ -7,7 +7,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cloud/aws"
 )
 
-// Everything but the call: there is no signature that the verifier could check.
+// Everything except the request. The verifier has no signature to check.
 func BenchmarkDocumentAndAnswer(b *testing.B) {
 	w := newWorld(b)
 	raw, i := w.own(), w.instance

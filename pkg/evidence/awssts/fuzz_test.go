@@ -12,7 +12,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cloud/aws"
 )
 
-// spy keeps the request.
+// spy records the request.
 type spy struct{ awssts.Request }
 
 func (s *spy) GetCallerIdentity(_ context.Context, r awssts.Request) (int, string, []byte, error) {
@@ -20,7 +20,7 @@ func (s *spy) GetCallerIdentity(_ context.Context, r awssts.Request) (int, strin
 	return 500, "text/xml", nil, nil
 }
 
-// Whatever a node sends, the request that leaves the verifier has its form.
+// For every document, the request that the verifier sends has the fixed form.
 func checkRequest(t *testing.T, w *world, raw []byte) {
 	seen := &spy{}
 	w.verifier.Caller = seen
@@ -35,7 +35,7 @@ func checkRequest(t *testing.T, w *world, raw []byte) {
 		t.Error("confirmed by a 500")
 	}
 	if seen.Host == "" {
-		return // another region than the Machine's
+		return // a region other than the Machine's
 	}
 	if seen.Host != "sts.eu-central-1.amazonaws.com" && seen.Host != "sts.cn-north-1.amazonaws.com.cn" ||
 		len(seen.Headers) != 5 {
@@ -90,7 +90,7 @@ func FuzzAnswer(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// What is accepted names this instance, its role and its account in full.
+		// An accepted answer names this instance, its role and its account.
 		for _, part := range []string{">" + arn + "<", ":" + i.ID + "<", ">123456789012<", "GetCallerIdentityResponse"} {
 			if !bytes.Contains(body, []byte(part)) && !bytes.ContainsAny(body, "&[") {
 				t.Errorf("accepted without %q: %s", part, body)

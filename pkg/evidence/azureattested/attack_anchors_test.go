@@ -26,12 +26,12 @@ func TestAttack_T15_AnchorsThatEndOrChange(t *testing.T) {
 			_, err := w.verify()
 			denied(t, err, reason.DocumentUntrusted)
 		}
-		// The chain that was known is not believed longer than its shortest part.
+		// A cached chain is not trusted longer than its shortest part.
 		w.now = time.Now().AddDate(0, 6, 1)
 		_, err := w.verify()
 		denied(t, err, reason.DocumentUntrusted)
 	})
-	t.Run("a known chain does not outlive its bundle", func(t *testing.T) {
+	t.Run("a cached chain does not outlive its bundle", func(t *testing.T) {
 		w := newWorld(t)
 		w.passes()
 		none := x509.NewCertPool()
@@ -41,7 +41,7 @@ func TestAttack_T15_AnchorsThatEndOrChange(t *testing.T) {
 		roots := pool(w.cloud.Root())
 		w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) { return roots, none }
 		_, err = w.verify()
-		denied(t, err, reason.DocumentUntrusted) // the intermediate is not there either
+		denied(t, err, reason.DocumentUntrusted) // the intermediate is missing, too
 	})
 	t.Run("no anchors are not the system's", func(t *testing.T) {
 		w := newWorld(t)
@@ -60,7 +60,7 @@ func TestAttack_T15_AnchorsThatEndOrChange(t *testing.T) {
 		var current atomic.Pointer[pools]
 		w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) {
 			p := current.Load()
-			// It changes as soon as it has been looked at.
+			// The bundle changes as soon as it has been read.
 			if p == good {
 				current.Store(bad)
 			} else {
@@ -70,12 +70,12 @@ func TestAttack_T15_AnchorsThatEndOrChange(t *testing.T) {
 		}
 		for range 20 {
 			current.Store(good)
-			w.passes() // what was looked at counts
+			w.passes() // the bundle that was read is used
 			_, err := w.verify()
 			denied(t, err, reason.DocumentUntrusted)
 		}
 	})
-	t.Run("many at once while it changes", func(t *testing.T) {
+	t.Run("concurrent calls while it changes", func(t *testing.T) {
 		w := newWorld(t)
 		var on atomic.Bool
 		roots, intermediates, none := pool(w.cloud.Root()), pool(w.cloud.Intermediate()), x509.NewCertPool()
@@ -146,7 +146,7 @@ func TestAttack_T16_WhatCostsTimeOrMemory(t *testing.T) {
 				leaf, leaf.Raw)
 		}, reason.DocumentInvalid},
 		"a certificate of 100 KB": {func(w *world) { w.document.Certificates = [][]byte{make([]byte, 100<<10)} }, 0},
-		"8 certificates of 20 MB, where the chain is known": {func(w *world) {
+		"8 certificates of 20 MB with a cached chain": {func(w *world) {
 			w.passes()
 			w.document.Certificates = slices.Repeat([][]byte{make([]byte, 20<<20)}, 8)
 		}, 0},

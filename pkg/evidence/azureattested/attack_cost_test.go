@@ -18,9 +18,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cloud/azure"
 )
 
-// maze is what makes path building dear: authorities of one name that certify one
-// another, below a name of the genuine cloud's, and leaves below them that all have
-// the issuer and the serial number of the signer.
+// maze creates the worst case for path building: authorities of one name that certify each other,
+// below a name of the genuine cloud, and leaves below them that all have the issuer and the serial
+// number of the signer.
 func maze(t *testing.T, w *world, curve elliptic.Curve, authorities int,
 	leafKeys ...crypto.PublicKey) (cas, leaves [][]byte) {
 	t.Helper()
@@ -56,9 +56,9 @@ func maze(t *testing.T, w *world, curve elliptic.Curve, authorities int,
 	return cas, leaves
 }
 
-// Before anything is proven, a document costs a bounded number of signature checks,
-// none of them with a slow key, and none of the attacker's certificates is checked
-// against another of his.
+// Before anything is proven, a document costs a limited number of signature checks. None of them
+// uses a slow key, and none of the attacker's certificates is checked against another one of the
+// attacker's.
 func TestAttack_T16_CertificatesThatCertifyOneAnother(t *testing.T) {
 	slow, err := ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
 	if err != nil {
@@ -69,11 +69,11 @@ func TestAttack_T16_CertificatesThatCertifyOneAnother(t *testing.T) {
 		curve            elliptic.Curve
 		authorities      int
 		leaves           []crypto.PublicKey
-		want             reason.Code // zero: the genuine chain is found among all that
+		want             reason.Code // zero: the genuine chain is found
 		signers, reached int
-		genuine          bool // the genuine certificates are there as well
+		genuine          bool // the genuine certificates are included, too
 	}{
-		"none of them": {genuine: true, signers: 1, reached: 1},
+		"no other certificates": {genuine: true, signers: 1, reached: 1},
 		"fourteen signers and ten authorities, all slow": {elliptic.P521(), 10,
 			slices.Repeat([]crypto.PublicKey{&slow.PublicKey}, 14), reason.DocumentInvalid, 0, 0, false},
 		"a signer and ten authorities, all slow": {elliptic.P521(), 10, []crypto.PublicKey{&slow.PublicKey},
@@ -84,10 +84,10 @@ func TestAttack_T16_CertificatesThatCertifyOneAnother(t *testing.T) {
 			reason.DocumentUntrusted, 2, 8, false},
 		"three signers":    {elliptic.P384(), 0, []crypto.PublicKey{own, own, own}, reason.DocumentInvalid, 0, 0, false},
 		"nine authorities": {elliptic.P384(), 9, []crypto.PublicKey{own}, reason.DocumentInvalid, 0, 0, false},
-		"a signer and seven, beside the genuine": {elliptic.P384(), 7, []crypto.PublicKey{own}, reason.DocumentInvalid,
+		"a signer and seven, with the genuine ones": {elliptic.P384(), 7, []crypto.PublicKey{own}, reason.DocumentInvalid,
 			2, 8, true},
-		"ten slow authorities beside the genuine": {elliptic.P521(), 10, nil, 0, 1, 1, true},
-		"seven authorities beside the genuine":    {elliptic.P384(), 7, nil, 0, 1, 8, true},
+		"ten slow authorities with the genuine ones": {elliptic.P521(), 10, nil, 0, 1, 1, true},
+		"seven authorities with the genuine ones":    {elliptic.P384(), 7, nil, 0, 1, 8, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -121,14 +121,14 @@ func TestAttack_T16_CertificatesThatCertifyOneAnother(t *testing.T) {
 			}
 			_, configured := w.verifier.Roots()
 			if err == nil && !pool.Equal(configured) {
-				t.Fatal("certificates of the attacker's take part in building chains")
+				t.Fatal("the attacker's certificates take part in building chains")
 			}
 		})
 	}
 }
 
-// A document of long ago has no certificate of it verified.
-func TestAttack_T16_OneDocumentSentForEver(t *testing.T) {
+// For an old document, no certificate is verified.
+func TestAttack_T16_OneDocumentSentRepeatedly(t *testing.T) {
 	w := newWorld(t)
 	chains, roots := 0, w.verifier.Roots
 	w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) { chains++; return roots() }
@@ -146,9 +146,9 @@ func TestAttack_T16_OneDocumentSentForEver(t *testing.T) {
 	}
 }
 
-// Authorities that somebody sends count if they chain to a root, in any order, and
-// also where one comes with the other.
-func TestAChainOfAuthoritiesThatWereSent(t *testing.T) {
+// Received authorities are used if they chain to a root, in any order, even if one of them depends
+// on another.
+func TestReceivedAuthorities(t *testing.T) {
 	w := newWorld(t)
 	roots := pool(w.cloud.Root())
 	w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) { return roots, nil }
@@ -157,16 +157,16 @@ func TestAChainOfAuthoritiesThatWereSent(t *testing.T) {
 		w.passes()
 		slices.Reverse(w.document.Certificates)
 	}
-	// The root that is sent is no root.
+	// A received root is not a trusted root.
 	none := x509.NewCertPool()
 	w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) { return none, nil }
 	_, err := w.verify()
 	denied(t, err, reason.DocumentUntrusted)
 }
 
-// What a denial says does not depend on the order of the certificates, and is of the
-// one that signed.
-func TestTheDenialIsOfTheCertificateThatSigned(t *testing.T) {
+// The denial does not depend on the order of the certificates. It concerns the certificate that
+// signed.
+func TestDenialConcernsTheSigningCertificate(t *testing.T) {
 	w := newWorld(t)
 	other, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
@@ -192,7 +192,7 @@ func TestTheDenialIsOfTheCertificateThatSigned(t *testing.T) {
 	if said[0] != said[1] || said[0] != said[2] || strings.Contains(said[0], "beside.example") {
 		t.Fatalf("%q", said)
 	}
-	// Nobody's signature: no authority is missing.
+	// No certificate made the signature, so no authority is missing.
 	raw, err := azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(t), leaf, named.Raw,
 		beside[0])
 	if err != nil {
@@ -203,7 +203,7 @@ func TestTheDenialIsOfTheCertificateThatSigned(t *testing.T) {
 	denied(t, err, reason.DocumentInvalid)
 }
 
-// An authority that is not known yet is waited for: the operator adds it.
+// An unknown authority is a temporary denial, until the administrator adds it.
 func TestAnUnknownAuthorityIsTemporary(t *testing.T) {
 	w := newWorld(t)
 	w.passes()

@@ -35,8 +35,8 @@ func attacker(t testing.TB) *rsa.PrivateKey {
 	return key
 }
 
-// forge makes a certificate of the attacker's, signed by a key of his own under
-// the name of parent.
+// forge creates a certificate of the attacker, signed by the attacker's key under the name of
+// parent.
 func forge(t testing.TB, key *rsa.PublicKey, parent *x509.Certificate,
 	change func(*x509.Certificate)) *x509.Certificate {
 	t.Helper()
@@ -96,7 +96,7 @@ func TestAttack_T11_TheSignerIsNotTheCertificateInTheBag(t *testing.T) {
 			})
 			return azure.Sign(content, attacker(t), leaf, own.Raw)
 		}, reason.DocumentUntrusted},
-		"a whole chain of the attacker's, with its root": {func(w *world, content []byte) ([]byte, error) {
+		"a whole chain of the attacker with its root": {func(w *world, content []byte) ([]byte, error) {
 			root := forge(t, &attacker(t).PublicKey, nil, func(c *x509.Certificate) {
 				c.Subject, c.IsCA, c.BasicConstraintsValid, c.KeyUsage = w.cloud.Root().Subject, true, true, x509.KeyUsageCertSign
 			})
@@ -142,7 +142,7 @@ func TestAttack_T11_TheSignerIsNotTheCertificateInTheBag(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, warm %v", name, warm), func(t *testing.T) {
 				w := newWorld(t)
 				if warm {
-					w.passes() // the genuine chain is known then
+					w.passes() // the genuine chain is now cached
 				}
 				raw, err := test.document(w, w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)))
 				if err != nil {
@@ -156,8 +156,8 @@ func TestAttack_T11_TheSignerIsNotTheCertificateInTheBag(t *testing.T) {
 	}
 }
 
-// Whoever has a certificate of the same public authority, for another name or for
-// another use, is not Azure.
+// Another customer of the same public authority, with a certificate for another name or use, is not
+// Azure.
 func TestAttack_T11_AnotherCustomerOfTheSameAuthority(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*x509.Certificate)
@@ -178,7 +178,7 @@ func TestAttack_T11_AnotherCustomerOfTheSameAuthority(t *testing.T) {
 		"for the domain above": {func(c *x509.Certificate) {
 			c.DNSNames = []string{"azure.com", "*.azure.com"}
 		}, reason.DocumentUntrusted},
-		"with the name in its common name alone": {func(c *x509.Certificate) { c.DNSNames = []string{"evil.example"} },
+		"with the name only in its common name": {func(c *x509.Certificate) { c.DNSNames = []string{"evil.example"} },
 			reason.DocumentUntrusted},
 		"with the name in its e-mail address": {func(c *x509.Certificate) {
 			c.DNSNames, c.EmailAddresses = nil, []string{"x@metadata.azure.com"}
@@ -191,7 +191,7 @@ func TestAttack_T11_AnotherCustomerOfTheSameAuthority(t *testing.T) {
 		"that ended":     {func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }, reason.DocumentUntrusted},
 		"that has not begun": {func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) },
 			reason.DocumentUntrusted},
-		"with a critical extension nobody knows": {func(c *x509.Certificate) {
+		"with an unknown critical extension": {func(c *x509.Certificate) {
 			c.ExtraExtensions = []pkix.Extension{{Id: []int{1, 2, 3, 4}, Critical: true, Value: []byte{5, 0}}}
 		}, reason.DocumentUntrusted},
 	} {
@@ -216,21 +216,21 @@ func TestAttack_T11_AnotherCustomerOfTheSameAuthority(t *testing.T) {
 	}
 }
 
-// Every change of a signed document is refused. A change that nothing signs (an
-// algorithm's parameters, which may be left out) must not change what is said.
+// Every change of a signed document is rejected. A change of an unsigned part (the optional
+// parameters of an algorithm) must not change the content.
 func TestAttack_T11_EveryByteFlippedCutRepeated(t *testing.T) {
 	w := newWorld(t)
 	want, honest := w.passes(), w.document.Raw
 	fresh := w.verifier
 	try := func(what string, raw []byte) {
 		t.Helper()
-		// Both with nothing known, and with the genuine chain known.
+		// With an empty cache, and with the genuine chain in the cache.
 		cold := &azureattested.Verifier{Roots: fresh.Roots, Names: fresh.Names, Subscriptions: fresh.Subscriptions,
 			Resolve: w}
 		for _, v := range []*azureattested.Verifier{cold, fresh} {
 			w.verifier, w.document.Raw = v, raw
 			if got, err := w.confirm(w.machine.ProviderID()); err == nil && !reflect.DeepEqual(got, want) {
-				t.Fatalf("%s: accepted, and says %+v", what, got)
+				t.Fatalf("%s: accepted with %+v", what, got)
 			} else if err == nil && len(raw) == len(honest) {
 				t.Fatalf("%s: accepted", what)
 			}
@@ -321,7 +321,7 @@ func TestAttack_T12_NothingThatACertificateNamesIsFetched(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Whoever fetched would find the intermediate that is missing.
+		// A request would return the missing intermediate.
 		w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) { return roots, nil }
 		_, err = w.verify()
 		denied(t, err, reason.DocumentUntrusted)

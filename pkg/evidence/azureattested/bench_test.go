@@ -11,8 +11,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested/attester"
 )
 
-// BenchmarkUnavoidable is the one signature check that every document costs: the
-// signer's key over the content.
+// BenchmarkUnavoidable measures the one signature check that every document needs: the signer's key
+// over the content.
 func BenchmarkUnavoidable(b *testing.B) {
 	w := newWorld(b)
 	_, key := w.cloud.Leaf()
@@ -31,8 +31,8 @@ func BenchmarkUnavoidable(b *testing.B) {
 	}
 }
 
-// BenchmarkKnownChain is a document whose signer's chain has been verified before:
-// one signature check and the rest of the work.
+// BenchmarkKnownChain measures a document whose signer's chain is cached: one signature check and
+// the rest of the work.
 func BenchmarkKnownChain(b *testing.B) {
 	w := newWorld(b)
 	w.passes()
@@ -44,7 +44,7 @@ func BenchmarkKnownChain(b *testing.B) {
 	}
 }
 
-// BenchmarkUnavoidableChain is the three signature checks of a chain that is not known.
+// BenchmarkUnavoidableChain measures the three signature checks of a chain that is not cached.
 func BenchmarkUnavoidableChain(b *testing.B) {
 	w := newWorld(b)
 	leaf, _ := w.cloud.Leaf()
@@ -59,7 +59,7 @@ func BenchmarkUnavoidableChain(b *testing.B) {
 	}
 }
 
-// BenchmarkNewChain is the first document of a signer.
+// BenchmarkNewChain measures the first document of a signer.
 func BenchmarkNewChain(b *testing.B) {
 	w := newWorld(b)
 	roots, intermediates := w.verifier.Roots()

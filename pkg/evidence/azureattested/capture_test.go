@@ -15,8 +15,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// A document of Azure's own, with the default roots. It was made without a nonce,
-// so no transcript fits it: what is tested is that its signature is Azure's.
+// A document from Azure, with the default roots. It was created without a nonce, so it matches no
+// transcript. The test only checks that its signature is Azure's.
 func TestADocumentThatAzureSigned(t *testing.T) {
 	raw, err := os.ReadFile(filepath.Join("testdata", "eastus-2025", "document.der"))
 	if err != nil {
@@ -31,7 +31,7 @@ func TestADocumentThatAzureSigned(t *testing.T) {
 	}
 	at := time.Date(2025, 11, 19, 13, 0, 0, 0, time.UTC)
 	known := verifier()
-	for range 2 { // the second time with the chain that is known then
+	for range 2 { // the second time with the cached chain
 		content, err := known.Signed(raw, at)
 		if err != nil || !bytes.Contains(content, []byte(`"vmId"`)) {
 			t.Fatalf("%s %v", content, err)

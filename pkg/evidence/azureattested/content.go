@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// content is what Azure signed.
+// content is the content that Azure signed.
 type content struct {
 	nonce            string
 	vmID             string // lower case
@@ -16,13 +16,12 @@ type content struct {
 	created, expires time.Time
 }
 
-// timeLayout is that of the times in a document (Azure Instance Metadata Service,
-// attested data). UTC is written as -0000.
+// timeLayout is the layout of the times in a document (Azure Instance Metadata Service, attested
+// data). UTC is written as -0000.
 const timeLayout = "01/02/06 15:04:05 -0700"
 
-// parseContent reads the JSON object. Names that are not known are let pass, for
-// Azure adds some without notice; one that differs from a known name in case
-// alone, or is there twice, is refused.
+// parseContent parses the JSON object. Unknown names are ignored, because Azure adds names without
+// notice. A name that occurs twice, or that differs from a known name only in case, is an error.
 func parseContent(raw []byte) (content, error) {
 	var c content
 	var subscription, vmID, created, expires string
@@ -48,12 +47,12 @@ func parseContent(raw []byte) (content, error) {
 		return content{}, fmt.Errorf("expiresOn %.64q", expires)
 	}
 	if !c.expires.After(c.created) {
-		return content{}, errors.New("expires before it was made")
+		return content{}, errors.New("expires before it was created")
 	}
 	return c, nil
 }
 
-// parseGUID reads 8-4-4-4-12 hexadecimal digits, and returns them in lower case.
+// parseGUID parses 8-4-4-4-12 hexadecimal digits and returns them in lower case.
 func parseGUID(s string) (string, bool) {
 	if len(s) != 36 {
 		return "", false

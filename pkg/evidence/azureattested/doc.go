@@ -1,25 +1,23 @@
-// Package azureattested verifies the attested document of an Azure virtual
-// machine, and, where it is asked for, a token of its managed identity.
+// Package azureattested verifies the attested document of an Azure virtual machine and, if
+// configured, a token of its managed identity.
 //
-// The metadata service of Azure (IMDS) signs, for whoever runs on the machine, a
-// small JSON object with the vmId, the subscription, and a nonce of the caller's.
-// The document is PKCS #7 in DER. Its signer has a certificate for a host below
-// metadata.azure.com that chains to a public root. The nonce is the transcript,
-// so the document is of this conversation.
+// Azure's metadata service (IMDS) signs, for any process on the machine, a small JSON object with
+// the vmId, the subscription, and a nonce that the caller chooses. The document is PKCS #7 in DER.
+// Its signer has a certificate for a host below metadata.azure.com that chains to a public root.
+// The nonce is the transcript, so the document belongs to this conversation.
 //
-// Microsoft changes the authorities without notice. So roots are data that can be
-// replaced while the verifier runs, and intermediates may come from anyone: from
-// the configured bundle, the document, or beside it (the agent sends none, for
-// Azure gives it none). They vouch for nothing by themselves. Nothing that a certificate names is ever fetched; this
-// package can
-// call nobody but its [Resolver] and its [IdentityKeys].
+// Microsoft changes the authorities without notice. So roots are data that can be replaced while
+// the verifier runs. Intermediates may come from any source: the configured bundle, the document,
+// or with the document (the agent sends none, because Azure gives it none). They are untrusted by
+// themselves. The package never fetches anything that a certificate names; it sends requests only
+// through its [Resolver] and its [IdentityKeys].
 //
-// The document holds the vmId and no name. Which virtual machine has it, Azure
-// Resource Manager says: [Verifier.Verify] returns a claim that names no machine
-// yet, and its Confirm asks for the one that the Machine names.
+// The document contains the vmId and no name. Only Azure Resource Manager has both. So
+// [Verifier.Verify] returns a claim that names no machine yet, and its Confirm asks about the
+// machine that the Machine names.
 //
-// A token of the managed identity is a second factor, never the only one: IMDS
-// keeps it for a day, so it can be replayed.
+// A token of the managed identity is a second factor, never the only one: IMDS caches it for a day,
+// so it can be replayed.
 package azureattested
 
 import (
@@ -28,21 +26,21 @@ import (
 	"time"
 )
 
-// Limits of what a caller sends.
+// Limits of a caller's input.
 const (
 	MaxDocument     = 32 << 10
-	MaxCertificates = 8 // that come with the document, beside those in it
+	MaxCertificates = 8 // sent with the document, in addition to those in it
 	maxCertificate  = 8 << 10
 	maxToken        = 8 << 10
 	maxContent      = 4 << 10
 )
 
-// leeway is by how much Azure's clock may differ from ours.
+// leeway is how far Azure's clock may differ from the verifier's.
 const leeway = 5 * time.Minute
 
-// VM is what Azure Resource Manager says of a virtual machine.
+// VM is Azure Resource Manager's description of a virtual machine.
 type VM struct {
-	ResourceID   string // as ARM writes it; empty: as it was asked for
+	ResourceID   string // in ARM's spelling; empty: the requested one
 	VMID         string
 	Provisioning string // "Creating", "Succeeded", "Updating", "Deleting", "Failed"
 	Created      time.Time
@@ -50,28 +48,27 @@ type VM struct {
 
 // Resolver asks Azure Resource Manager.
 type Resolver interface {
-	// VM looks a virtual machine up by its resource id ("/subscriptions/..."). The
-	// error is InstanceNotFound where there is none, and ProviderUnavailable where
-	// that cannot be found out.
+	// VM returns the virtual machine with that resource id ("/subscriptions/..."). The error is
+	// InstanceNotFound if there is none, and ProviderUnavailable if the request fails.
 	VM(ctx context.Context, resourceID string) (VM, error)
 }
 
-// Verifier verifies attested documents. It must not be copied. Its fields are not
-// changed once it is used; what Roots returns may change.
+// Verifier verifies attested documents. It must not be copied. Its fields must not change after the
+// first use; the result of Roots may change.
 type Verifier struct {
-	// Roots are the anchors of this moment. A new bundle comes as new pools; the
-	// pools themselves must not change. Required.
+	// Roots returns the current anchors. A new bundle must be new pools; existing pools must not
+	// change. Required.
 	Roots func() (roots, intermediates *x509.CertPool)
-	// Names are the hosts for which the signer's certificate may be, or hosts below
-	// them: [Cloud.Hosts]. Required.
+	// Names are the hosts ([Cloud.Hosts]) that the signer's certificate must name, or whose
+	// subdomains it must name. Required.
 	Names []string
-	// Subscriptions are those that count. Empty: none does.
+	// Subscriptions are the allowed subscriptions. If it is empty, no document is accepted.
 	Subscriptions []string
-	// ResourceGroups are where machines may be. Empty: anywhere in the subscriptions.
+	// ResourceGroups are the allowed resource groups. Empty means every group of the subscriptions.
 	ResourceGroups []string
-	// Resolve tells which machine has a vmId. Required.
+	// Resolve returns the vmId of a machine. Required.
 	Resolve Resolver
-	// Identity asks for a managed identity token, too. Nil: none is looked at.
+	// Identity requires a managed identity token, too. Nil means that tokens are ignored.
 	Identity *Identity
 
 	chains chains
@@ -79,9 +76,9 @@ type Verifier struct {
 
 // Cloud is one of Azure's clouds.
 type Cloud struct {
-	// Hosts are the names that its attested documents are signed under.
+	// Hosts are the names under which its attested documents are signed.
 	Hosts []string
-	// issuers of tokens, before and after the tenant.
+	// The issuer of a token is v1 or v2, then the tenant.
 	v1, v2 string
 }
 
@@ -94,13 +91,13 @@ var clouds = map[string]Cloud{
 		v2: "https://login.partner.microsoftonline.cn/"},
 }
 
-// CloudNamed is one of "Public", "USGovernment" and "China".
+// CloudNamed returns the cloud named "Public", "USGovernment" or "China".
 func CloudNamed(name string) (Cloud, bool) {
 	c, ok := clouds[name]
 	return c, ok
 }
 
-// Issuers are the "iss" of a tenant's tokens, in versions 1.0 and 2.0.
+// Issuers returns the "iss" of a tenant's tokens, in versions 1.0 and 2.0.
 func (c Cloud) Issuers(tenant string) []string {
 	return []string{c.v1 + tenant + "/", c.v2 + tenant + "/v2.0"}
 }

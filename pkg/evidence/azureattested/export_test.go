@@ -11,7 +11,7 @@ func parsed(raw []byte) (*cms.SignedData, error) {
 	return cms.Parse(raw, cms.Options{SHA256WithRSAAsDigest: true, AttributesOptional: true})
 }
 
-// Signed is the content that a trusted certificate signed, whatever its nonce.
+// Signed returns the content that a trusted certificate signed, whatever its nonce is.
 func (v *Verifier) Signed(raw []byte, now time.Time) ([]byte, error) {
 	message, err := parsed(raw)
 	if err != nil {
@@ -21,8 +21,8 @@ func (v *Verifier) Signed(raw []byte, now time.Time) ([]byte, error) {
 	return content, err
 }
 
-// Usable are the certificates of a message that are looked at, and with which
-// intermediates the signer's chain is then built.
+// Usable returns the certificates of a message that are used, and the intermediates for the
+// signer's chain.
 func (v *Verifier) Usable(raw []byte, sent [][]byte,
 	now time.Time) (signers, authorities []*x509.Certificate, pool *x509.CertPool, _ error) {
 	message, err := parsed(raw)

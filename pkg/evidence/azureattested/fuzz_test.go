@@ -29,8 +29,8 @@ func fuzzCloud(f *testing.F) (*azure.Cloud, *azure.Instance) {
 	return c, i
 }
 
-// What is accepted says the same to a decoder that is not strict, and has no
-// second field that this one would take for the first.
+// A lenient decoder reads every accepted content in the same way, and finds no second field with
+// one of its names.
 func FuzzContent(f *testing.F) {
 	c, i := fuzzCloud(f)
 	honest := string(c.Content(i, "n"))
@@ -57,7 +57,7 @@ func FuzzContent(f *testing.F) {
 	})
 }
 
-// What is accepted is written in one way, but for case.
+// An accepted resource id has only one form, except for its case.
 func FuzzResourceID(f *testing.F) {
 	for _, seed := range []string{
 		"/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourceGroups/g/providers/Microsoft.Compute/virtualMachines/w",
@@ -87,8 +87,7 @@ func FuzzResourceID(f *testing.F) {
 	})
 }
 
-// The claims of a token, once its signature has been verified; the tenant's
-// administrator writes some of them.
+// The claims of a token with a verified signature. The tenant's administrator chooses some of them.
 func FuzzTokenClaims(f *testing.F) {
 	const honest = `{"aud":"api://x","iss":"https://sts.windows.net/t/","tid":"t","nbf":1,"exp":2,"xms_mirid":"/subscriptions/s"}`
 	f.Add([]byte(honest))
@@ -112,7 +111,7 @@ func FuzzTokenClaims(f *testing.F) {
 	})
 }
 
-// Whatever the bytes are, what is accepted is the document that Azure signed.
+// For all inputs, an accepted document is the one that Azure signed.
 func FuzzVerify(f *testing.F) {
 	c, i := fuzzCloud(f)
 	b := evidence.Binding{Transcript: [32]byte{1}}
@@ -132,7 +131,7 @@ func FuzzVerify(f *testing.F) {
 		v := &Verifier{
 			Roots: func() (*x509.CertPool, *x509.CertPool) { return roots, none }, Names: []string{c.Host},
 			Subscriptions: []string{c.Subscription},
-			Resolve:       nobody{}, Identity: nil,
+			Resolve:       noVM{}, Identity: nil,
 		}
 		claim, err := v.Verify(t.Context(), evidence.Document{Kind: evidence.AzureAttested, Raw: raw,
 			Certificates: [][]byte{certificate}, Token: token}, b, time.Now())
@@ -142,6 +141,6 @@ func FuzzVerify(f *testing.F) {
 	})
 }
 
-type nobody struct{}
+type noVM struct{}
 
-func (nobody) VM(context.Context, string) (VM, error) { return VM{}, nil }
+func (noVM) VM(context.Context, string) (VM, error) { return VM{}, nil }

@@ -18,10 +18,10 @@ import (
 
 const vmID = "bd8e7443-24a0-41f3-b949-8baf4fd1c573"
 
-// emulated is one cloud for all tests: its keys take time to make.
+// emulated is one cloud for all tests, because creating its keys takes long.
 var emulated = sync.OnceValues(azure.New)
 
-// world is an honest machine with its document, and a verifier that believes it.
+// world is a valid machine with its document, and a verifier that trusts it.
 type world struct {
 	t        testing.TB
 	cloud    *azure.Cloud
@@ -30,7 +30,7 @@ type world struct {
 	document evidence.Document
 	binding  evidence.Binding
 	now      time.Time
-	// what ARM answers
+	// ARM's answer
 	vm    azureattested.VM
 	vmErr error
 	asked []string
@@ -81,7 +81,7 @@ func (w *world) signed(nonce string) []byte {
 	return raw
 }
 
-// content signs another content with the honest key, changed from the honest one.
+// content signs a changed content with the valid key.
 func (w *world) content(change func(string) string) []byte {
 	w.t.Helper()
 	leaf, key := w.cloud.Leaf()
@@ -110,7 +110,7 @@ func (w *world) passes() evidence.Statement {
 	w.t.Helper()
 	s, err := w.confirm(w.machine.ProviderID())
 	if err != nil {
-		w.t.Fatalf("the honest variant: %v", err)
+		w.t.Fatalf("the valid case: %v", err)
 	}
 	return s
 }
@@ -151,7 +151,7 @@ func TestAnHonestDocument(t *testing.T) {
 	}
 }
 
-// The intermediate may come from the bundle, from the document, or with it.
+// The intermediate may come from the bundle, from the document, or with the document.
 func TestWhereTheIntermediateComesFrom(t *testing.T) {
 	for name, change := range map[string]func(*world){
 		"the bundle": func(*world) {},
@@ -188,7 +188,7 @@ func TestWhereTheIntermediateComesFrom(t *testing.T) {
 	}
 }
 
-func TestWhatTheContentMaySay(t *testing.T) {
+func TestContentRules(t *testing.T) {
 	replace := func(from, to string) func(string) string {
 		return func(s string) string {
 			if !strings.Contains(s, from) {
@@ -215,9 +215,9 @@ func TestWhatTheContentMaySay(t *testing.T) {
 		"no sku":                                 {replace(`"sku":"aro_420",`, ``), 0},
 		"a vmId in capitals":                     {replace(vmID, strings.ToUpper(vmID)), 0},
 		"another subscription":                   {replace("0b1f6471-", "0b1f6472-"), reason.AccountNotAllowed},
-		"a subscription that is no GUID":         {replace("0b1f6471-", "0b1f6471x"), reason.DocumentInvalid},
+		"a subscription that is not a GUID":      {replace("0b1f6471-", "0b1f6471x"), reason.DocumentInvalid},
 		"no vmId":                                {replace(`"vmId"`, `"vmid2"`), reason.DocumentInvalid},
-		"a vmId that is no GUID":                 {replace(vmID, "worker-1"), reason.DocumentInvalid},
+		"a vmId that is not a GUID":              {replace(vmID, "worker-1"), reason.DocumentInvalid},
 		"a vmId that is a number":                {replace(`"`+vmID+`"`, `7`), reason.DocumentInvalid},
 		"vmId twice":                             {replace(`{`, `{"vmId":"`+vmID+`",`), reason.DocumentInvalid},
 		"vmId once more in another case":         {replace(`{`, `{"VMID":"`+vmID+`",`), reason.DocumentInvalid},
@@ -228,22 +228,22 @@ func TestWhatTheContentMaySay(t *testing.T) {
 		"an unknown field twice": {replace(`{`, `{"a":1,"a":1,`), reason.DocumentInvalid},
 		"too deep": {replace(`{`, `{"a":`+strings.Repeat("[", 50)+strings.Repeat("]", 50)+`,`),
 			reason.DocumentInvalid},
-		"bytes after it":        {func(s string) string { return s + " {}" }, reason.DocumentInvalid},
-		"bytes before it":       {func(s string) string { return "x" + s }, reason.DocumentInvalid},
-		"an array":              {func(s string) string { return "[" + s + "]" }, reason.DocumentInvalid},
-		"not UTF-8":             {replace("aro_420", "\xff"), reason.DocumentInvalid},
-		"too long":              {replace("aro_420", strings.Repeat("a", 5000)), reason.DocumentInvalid},
-		"nothing":               {func(string) string { return "" }, reason.DocumentNotFresh},
-		"nothing but the nonce": {func(string) string { return "AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA" }, reason.DocumentInvalid},
+		"bytes after it":  {func(s string) string { return s + " {}" }, reason.DocumentInvalid},
+		"bytes before it": {func(s string) string { return "x" + s }, reason.DocumentInvalid},
+		"an array":        {func(s string) string { return "[" + s + "]" }, reason.DocumentInvalid},
+		"not UTF-8":       {replace("aro_420", "\xff"), reason.DocumentInvalid},
+		"too long":        {replace("aro_420", strings.Repeat("a", 5000)), reason.DocumentInvalid},
+		"nothing":         {func(string) string { return "" }, reason.DocumentNotFresh},
+		"only the nonce":  {func(string) string { return "AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA" }, reason.DocumentInvalid},
 		"the nonce in another field": {replace(`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA"`,
 			`"nonce":"x","AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA":1`), reason.DocumentNotFresh},
-		"no times":                         {replace(`"timeStamp"`, `"stamp"`), reason.DocumentInvalid},
-		"a time in another form":           {replace(" -0000", "Z"), reason.DocumentInvalid},
-		"made a little ahead of our clock": {times(now.Add(4*time.Minute), now.Add(time.Hour)), 0},
-		"made in the future":               {times(now.Add(6*time.Minute), now.Add(time.Hour)), reason.Internal},
-		"expired a little by our clock":    {times(now.Add(-time.Hour), now.Add(-4*time.Minute)), 0},
-		"expired":                          {times(now.Add(-time.Hour), now.Add(-6*time.Minute)), reason.Internal},
-		"expires before it was made":       {times(now, now.Add(-time.Second)), reason.DocumentInvalid},
+		"no times":                       {replace(`"timeStamp"`, `"stamp"`), reason.DocumentInvalid},
+		"a time in another form":         {replace(" -0000", "Z"), reason.DocumentInvalid},
+		"created slightly in the future": {times(now.Add(4*time.Minute), now.Add(time.Hour)), 0},
+		"created in the future":          {times(now.Add(6*time.Minute), now.Add(time.Hour)), reason.Internal},
+		"expired a little by our clock":  {times(now.Add(-time.Hour), now.Add(-4*time.Minute)), 0},
+		"expired":                        {times(now.Add(-time.Hour), now.Add(-6*time.Minute)), reason.Internal},
+		"expires before it was created":  {times(now, now.Add(-time.Second)), reason.DocumentInvalid},
 		"no nonce": {replace(`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA"`, `"nonce":""`),
 			reason.DocumentNotFresh},
 		"a nonce that is longer": {replace(`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA"`,
@@ -251,7 +251,7 @@ func TestWhatTheContentMaySay(t *testing.T) {
 		"a nonce that is shorter": {replace(`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA"`,
 			`"nonce":"AQID__4AAAAAAAAAAAAAAAAAAAAAAAA"`), reason.DocumentNotFresh},
 		"the nonce of another conversation": {replace("AQID", "AQIE"), reason.DocumentNotFresh},
-		"IMDS's own nonce, for none was asked": {replace("AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA", "20261121-113000"),
+		"IMDS's own nonce, because none was requested": {replace("AQID__4AAAAAAAAAAAAAAAAAAAAAAAAA", "20261121-113000"),
 			reason.DocumentNotFresh},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -270,9 +270,9 @@ func TestWhatTheContentMaySay(t *testing.T) {
 	}
 }
 
-// A document that was made for this conversation was made now. A clock that says
-// something else is wrong, and the node waits until somebody sets it.
-func TestAClockThatIsNotAzuresIsTemporary(t *testing.T) {
+// A document for this conversation was created now. If the verifier's clock differs, it is wrong,
+// and the node waits until an administrator sets it.
+func TestWrongClockIsTemporary(t *testing.T) {
 	w := newWorld(t)
 	w.withIdentity()
 	honest := w.document
@@ -317,7 +317,7 @@ func TestAClockThatIsNotAzuresIsTemporary(t *testing.T) {
 func TestTheMachineIsTheCandidate(t *testing.T) {
 	other := "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourceGroups/ocp-x7k2p-rg/providers/Microsoft.Compute/virtualMachines/ocp-worker-2"
 	for name, test := range map[string]struct {
-		provider string // in place of the machine's
+		provider string // instead of the machine's
 		change   func(*world)
 		want     reason.Code
 		calls    int
@@ -348,13 +348,13 @@ func TestTheMachineIsTheCandidate(t *testing.T) {
 		}, want: reason.EvidenceDisagrees, calls: 1},
 		"Azure answers about another": {change: func(w *world) { w.vm.ResourceID = other }, want: reason.ProviderUnavailable,
 			calls: 1},
-		"Azure names no vmId": {change: func(w *world) { w.vm.VMID = "" }, want: reason.ProviderUnavailable, calls: 1},
-		"Azure does not know it": {change: func(w *world) {
+		"Azure returns no vmId": {change: func(w *world) { w.vm.VMID = "" }, want: reason.ProviderUnavailable, calls: 1},
+		"Azure does not have it": {change: func(w *world) {
 			w.vmErr = reason.Deny(reason.InstanceNotFound, "no")
 		}, want: reason.InstanceNotFound, calls: 1},
 		"it is being deleted": {change: func(w *world) { w.vm.Provisioning = "Deleting" }, want: reason.InstanceUnacceptable,
 			calls: 1},
-		"nobody to ask": {change: func(w *world) { w.verifier.Resolve = nil }, want: reason.ProviderUnavailable},
+		"no resolver": {change: func(w *world) { w.verifier.Resolve = nil }, want: reason.ProviderUnavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -379,15 +379,15 @@ func TestTheMachineIsTheCandidate(t *testing.T) {
 	}
 }
 
-// Without the time a machine that took over an old one's name looks like it.
-func TestAMachineOfAnUnknownAgeIsWarnedOf(t *testing.T) {
+// Without the time, a machine that reuses the name of an old one cannot be distinguished from it.
+func TestUnknownCreationTimeHasAWarning(t *testing.T) {
 	w := newWorld(t)
 	if s := w.passes(); len(s.Warnings) != 0 || s.Created.IsZero() {
 		t.Errorf("%+v", s)
 	}
 	w.vm.Created = time.Time{}
 	s := w.passes()
-	if len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], "a name that was used before is not noticed") {
+	if len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], "a reused name cannot be detected") {
 		t.Errorf("%q", s.Warnings)
 	}
 }

@@ -17,39 +17,37 @@ import (
 
 // IdentityKeys are the keys with which a tenant signs tokens.
 type IdentityKeys interface {
-	// Key returns a key by its id, which is untrusted. The error is
-	// DocumentUntrusted where there is none, and ProviderUnavailable where that
-	// cannot be found out.
+	// Key returns the key with that id, which is untrusted. The error is DocumentUntrusted if there
+	// is none, and ProviderUnavailable if the request fails.
 	Key(ctx context.Context, kid string) (crypto.PublicKey, error)
 }
 
-// Identity is what a token of a managed identity must be:
+// Identity defines the requirements for a token of a managed identity:
 //
-//  1. One compact JWS of at most 8 KiB, signed with RS256 and nothing else, by a
-//     key of the tenant's.
-//  2. Issued by the tenant, for this resource alone. In a token of version 1.0 the
-//     audience is the resource as it was asked for, in one of version 2.0 always the
-//     application's client id. So a Resource that is the client id fits both.
-//  3. Valid now. One that begins in the future has not been replayed: that is the
-//     verifier's clock, and Internal, which is temporary. One that has ended may have
-//     been kept since, for a token is not of this conversation.
-//  4. It names a virtual machine: in xms_az_rid where the identity is the user's,
-//     else in xms_mirid.
+//  1. It is one compact JWS of at most 8 KiB, signed with RS256 by a key of the tenant.
+//  2. The tenant issued it for exactly this resource. In a token of version 1.0 the audience is the
+//     requested resource, in version 2.0 it is always the application's client id. So a Resource
+//     that is the client id fits both.
+//  3. It is valid now. If it begins in the future, the verifier's clock is wrong, because a
+//     replayed token is older: the reason is Internal, which is temporary. An expired token may
+//     have been stored, because a token is not bound to this conversation.
+//  4. It names a virtual machine: in xms_az_rid for a user-assigned identity, otherwise in
+//     xms_mirid.
 //
-// That the machine is the candidate, Confirm sees to.
+// Confirm checks that this machine is the candidate.
 type Identity struct {
 	Keys IdentityKeys
-	// Issuers are the tenant's ([Cloud.Issuers]); any one.
+	// Issuers are the tenant's issuers ([Cloud.Issuers]); the token must have one of them.
 	Issuers []string
 	// Tenant is the id of the tenant.
 	Tenant string
-	// Resource is what the agent asks for, and the audience.
+	// Resource is the resource that the agent requests, and the audience.
 	Resource string
 }
 
 const maxKeyID = 128
 
-// tokenClaims are those that count.
+// tokenClaims are the claims that are checked.
 type tokenClaims struct {
 	issuer, audience, tenant string
 	notBefore, expires       int64
@@ -63,8 +61,8 @@ func (i *Identity) verify(ctx context.Context, raw []byte, now time.Time) (*reso
 	if len(raw) > maxToken {
 		return nil, reason.Deny(reason.DocumentInvalid, "a token of %d bytes; at most %d", len(raw), maxToken)
 	}
-	// There is one way to write a token: no line breaks, which base64 would step
-	// over, and the bits that the last character of a part has to spare are zero.
+	// A token has only one encoding: no line breaks, which base64 would ignore, and the unused bits
+	// in the last character of a part are zero.
 	for part := range bytes.SplitSeq(raw, []byte(".")) {
 		if _, err := base64.RawURLEncoding.Strict().DecodeString(string(part)); err != nil ||
 			bytes.ContainsAny(part, "\r\n") {
@@ -107,7 +105,7 @@ func (i *Identity) verify(ctx context.Context, raw []byte, now time.Time) (*reso
 		}
 		return nil, reason.Deny(reason.DocumentNotFresh, "the token is for %.128q, not for %.128q", c.audience, i.Resource)
 	case time.Unix(c.notBefore, 0).After(now.Add(leeway)):
-		return nil, reason.Deny(reason.Internal, "the token is valid from %s, which is to come: this clock is not Azure's",
+		return nil, reason.Deny(reason.Internal, "the token is valid from %s, in the future: this clock differs from Azure's",
 			time.Unix(c.notBefore, 0).UTC().Format(time.RFC3339))
 	case !now.Before(time.Unix(c.expires, 0).Add(leeway)):
 		return nil, reason.Deny(reason.DocumentNotFresh, "the token expired at %d", c.expires)

@@ -17,7 +17,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/cloud/azure"
 )
 
-// keys are a tenant's.
+// keys are the keys of a tenant.
 type keys map[string]crypto.PublicKey
 
 func (k keys) Key(_ context.Context, kid string) (crypto.PublicKey, error) {
@@ -93,13 +93,13 @@ func TestTheTokenOfTheManagedIdentity(t *testing.T) {
 		}, want: reason.DocumentInvalid},
 		"of another machine": {claims: set("xms_mirid", "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourcegroups/g/providers/Microsoft.Compute/virtualMachines/x"), confirms: reason.EvidenceDisagrees},
 		"of a scale set":     {claims: set("xms_mirid", "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourcegroups/g/providers/Microsoft.Compute/virtualMachineScaleSets/x"), want: reason.DocumentInvalid},
-		"of nobody":          {claims: set("xms_mirid", nil), want: reason.DocumentInvalid},
+		"without a machine":  {claims: set("xms_mirid", nil), want: reason.DocumentInvalid},
 		"not there":          {change: func(w *world) { w.document.Token = nil }, want: reason.EvidenceMissing},
 		"too long": {change: func(w *world) { w.document.Token = make([]byte, 9000) },
 			want: reason.DocumentInvalid},
 		"for another audience": {claims: set("aud", "https://management.azure.com/"), want: reason.DocumentNotFresh},
 		"for two audiences":    {claims: set("aud", []string{audience, "x"}), want: reason.DocumentInvalid},
-		"for none":             {claims: set("aud", ""), want: reason.DocumentNotFresh},
+		"without an audience":  {claims: set("aud", ""), want: reason.DocumentNotFresh},
 		"of another tenant": {claims: set("iss", "https://sts.windows.net/72f988bf-0000-4000-8000-2d7cd011db48/"),
 			want: reason.AccountNotAllowed},
 		"of a tenant that is other": {claims: set("tid", "72f988bf-0000-4000-8000-2d7cd011db48"),
@@ -146,8 +146,8 @@ func TestTheTokenOfTheManagedIdentity(t *testing.T) {
 			}
 		})
 	}
-	// An application says which version its tokens have. In version 2.0 the audience is
-	// its client id, whatever was asked for.
+	// An application determines the version of its tokens. In version 2.0 the audience is its
+	// client id, whatever resource was requested.
 	t.Run("the client id as the resource", func(t *testing.T) {
 		const client = "5f1d7a52-0000-4000-8000-3d8f2a6b9c10"
 		w := newWorld(t)
@@ -164,13 +164,13 @@ func TestTheTokenOfTheManagedIdentity(t *testing.T) {
 		}
 		w.verifier.Identity.Resource = client
 		w.passes()
-		w.document.Token = w.token(set("aud", client)) // version 1.0, asked for by the id
+		w.document.Token = w.token(set("aud", client)) // version 1.0, requested by the id
 		w.passes()
 		w.document.Token = w.token(nil)
 		_, err = w.verify()
 		denied(t, err, reason.DocumentNotFresh)
 	})
-	t.Run("nobody asks for it", func(t *testing.T) {
+	t.Run("it is not required", func(t *testing.T) {
 		w := newWorld(t)
 		want := w.passes()
 		w.document.Token = []byte("anything")

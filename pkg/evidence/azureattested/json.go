@@ -11,7 +11,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 )
 
-// field is one that is wanted of a JSON object: a text, a number, or an object.
+// field is one wanted member of a JSON object: a text, a number, or an object.
 type field struct {
 	name     string
 	text     *string
@@ -25,21 +25,21 @@ const (
 	maxFields = 256 // in all objects together
 )
 
-// readObject reads one JSON object, whole, into fields. In no object of it, known
-// or not, is a name twice, also not in another case.
+// readObject reads one JSON object completely and fills fields. No object in it may have the same
+// name twice, not even in another case.
 func readObject(raw []byte, fields []field) error {
 	v, ok := jsonspan.Parse(raw)
 	if !ok || !utf8.Valid(raw) {
 		return errors.New("not JSON")
 	}
 	if !v.Is('{') {
-		return errors.New("no JSON object")
+		return errors.New("not a JSON object")
 	}
 	var r reader
 	return r.object(v, fields, 1)
 }
 
-// reader counts what it reads.
+// reader counts the members and elements that it reads.
 type reader struct{ names int }
 
 func (r *reader) object(v jsonspan.Value, fields []field, depth int) error {
@@ -78,7 +78,7 @@ func (r *reader) object(v jsonspan.Value, fields []field, depth int) error {
 	return nil
 }
 
-// count bounds how many members and elements are read.
+// count limits how many members and elements are read.
 func (r *reader) count() error {
 	if r.names++; r.names > maxFields {
 		return errors.New("too many fields")
@@ -86,7 +86,7 @@ func (r *reader) count() error {
 	return nil
 }
 
-// value reads a value that is wanted.
+// value reads a wanted value.
 func (r *reader) value(v jsonspan.Value, want field, depth int) error {
 	text, isText := v.Str()
 	switch {
@@ -101,7 +101,7 @@ func (r *reader) value(v jsonspan.Value, want field, depth int) error {
 	return fmt.Errorf("the field %q is of another type", want.name)
 }
 
-// skip reads a value that is not wanted.
+// skip reads an unwanted value.
 func (r *reader) skip(v jsonspan.Value, depth int) error {
 	if v.Is('{') {
 		return r.object(v, nil, depth)

@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// resource is a virtual machine by its name in Azure Resource Manager. Names are
-// kept as they were written; Azure compares them without regard to case.
+// resource is a virtual machine, by its name in Azure Resource Manager. Names keep their spelling;
+// Azure compares them without regard to case.
 type resource struct {
 	subscription string // lower case
 	group, name  string
 }
 
-// String is the resource id, as Azure writes it.
+// String returns the resource id in Azure's form.
 func (r resource) String() string {
 	return "/subscriptions/" + r.subscription + "/resourceGroups/" + r.group +
 		"/providers/Microsoft.Compute/virtualMachines/" + r.name
@@ -22,7 +22,7 @@ func (r resource) equal(o resource) bool {
 	return r.subscription == o.subscription && strings.EqualFold(r.group, o.group) && strings.EqualFold(r.name, o.name)
 }
 
-// parseProviderID reads a Machine's spec.providerID.
+// parseProviderID parses a Machine's spec.providerID.
 func parseProviderID(s string) (resource, error) {
 	id, ok := strings.CutPrefix(s, "azure://")
 	if !ok {
@@ -31,9 +31,8 @@ func parseProviderID(s string) (resource, error) {
 	return parseResourceID(id)
 }
 
-// parseResourceID reads a resource id of a virtual machine, and of nothing else:
-// nothing before, behind or between, nothing escaped. Azure itself writes
-// "resourcegroups" in some places.
+// parseResourceID parses the resource id of a virtual machine. It accepts no other or additional
+// text and no escapes. Azure itself writes "resourcegroups" in some places.
 func parseResourceID(s string) (resource, error) {
 	if len(s) > 512 {
 		return resource{}, errors.New("a resource id that is too long")
@@ -47,20 +46,20 @@ func parseResourceID(s string) (resource, error) {
 	}
 	subscription, ok := parseGUID(parts[2])
 	if !ok {
-		return resource{}, errors.New("a subscription that is no GUID")
+		return resource{}, errors.New("a subscription that is not a GUID")
 	}
 	if !plain(parts[4], 90, "_.-()") || strings.HasSuffix(parts[4], ".") {
-		return resource{}, errors.New("a resource group that cannot be one")
+		return resource{}, errors.New("an invalid resource group")
 	}
 	if !plain(parts[8], 80, "_.-") {
-		return resource{}, errors.New("a virtual machine's name that cannot be one")
+		return resource{}, errors.New("an invalid name of a virtual machine")
 	}
 	return resource{subscription, parts[4], parts[8]}, nil
 }
 
-// plain reports whether s is a name of ASCII letters, digits and others that
-// begins with none of dot and hyphen. Azure would allow letters of other
-// alphabets in resource groups; their comparison without case is not ours to guess.
+// plain reports whether s is a name of ASCII letters, digits and others that begins with neither a
+// dot nor a hyphen. Azure allows letters of other alphabets in resource groups; they are rejected,
+// because Azure's case folding for them is unknown.
 func plain(s string, most int, others string) bool {
 	if s == "" || len(s) > most || s[0] == '.' || s[0] == '-' {
 		return false

@@ -10,16 +10,16 @@ import (
 //go:embed roots/*.pem
 var embedded embed.FS
 
-// DefaultRoots are the roots and intermediates that are known to sign attested
-// documents, each with its provenance. A bundle of the operator's adds to them or
-// replaces them; Microsoft changes them without notice.
+// DefaultRoots returns the known roots and intermediates of attested documents, each with its
+// provenance. An operator's bundle extends or replaces them, because Microsoft changes them without
+// notice.
 func DefaultRoots() []anchors.Anchor {
 	var all []anchors.Anchor
 	names, _ := fs.Glob(embedded, "roots/*.pem") // the pattern is well-formed
 	for _, name := range names {
 		raw, err := embedded.ReadFile(name)
 		if err != nil {
-			panic(err) // it is in the binary
+			panic(err) // the file is embedded
 		}
 		bundle, err := anchors.Parse(name, raw)
 		if err != nil {

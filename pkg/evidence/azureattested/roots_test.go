@@ -10,7 +10,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/azureattested"
 )
 
-func TestTheDefaultRootsAreThereAndLast(t *testing.T) {
+func TestDefaultRootsAreValidFor180Days(t *testing.T) {
 	all := azureattested.DefaultRoots()
 	set := anchors.NewSet(all)
 	roots, soon := 0, time.Now().AddDate(0, 0, 180)
@@ -24,7 +24,7 @@ func TestTheDefaultRootsAreThereAndLast(t *testing.T) {
 		if !a.Certificate.NotAfter.After(soon) {
 			t.Errorf("%s ends at %s: in less than 180 days", a, a.Certificate.NotAfter)
 		}
-		// Each leads to a root: a copy from anywhere is as good as the original.
+		// Each certificate chains to a root, so its source does not matter.
 		if _, err := a.Certificate.Verify(x509.VerifyOptions{Roots: set.Roots(), Intermediates: set.Intermediates(),
 			KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
 			t.Errorf("%s: %v", a, err)
@@ -35,8 +35,8 @@ func TestTheDefaultRootsAreThereAndLast(t *testing.T) {
 	}
 }
 
-// The root of 2025 is not in Debian's package yet. What vouches for it is DigiCert.
-func TestTheNewRootIsTheOneThatDigiCertCertified(t *testing.T) {
+// Debian's package does not contain the root of 2025 yet. DigiCert vouches for it.
+func TestNewRootIsCertifiedByDigiCert(t *testing.T) {
 	var own, certified, digicert *x509.Certificate
 	for _, a := range azureattested.DefaultRoots() {
 		switch c := a.Certificate; {

@@ -17,30 +17,30 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// What is looked at of the certificates that come with a document. Signature
-// checks cost time that an attacker chooses, before anything is proven.
+// Limits for the certificates that come with a document. Verifying signatures costs time, and an
+// unauthenticated caller chooses these certificates.
 const (
 	minRSABits = 2048
 	maxRSABits = 4096
-	// maxSigners is one more than the one that there should be.
+	// maxSigners is one more than the one expected signer.
 	maxSigners = 2
-	// maxAuthorities is far above a chain's length.
+	// maxAuthorities is far above the length of a chain.
 	maxAuthorities = 8
 )
 
-// signed returns the content that a trusted certificate signed, and who that is.
-// Certificates that are not usable are passed over: whether a document is good
-// does not depend on what else somebody put beside it, as long as it is not much.
+// signed returns the content that a trusted certificate signed, and a description of the signer. It
+// ignores unusable certificates: up to the limits, additional certificates do not make a document
+// invalid.
 func (v *Verifier) signed(message *cms.SignedData, sent [][]byte, now time.Time) ([]byte, string, error) {
 	if v.Roots == nil {
 		return nil, "", reason.Deny(reason.DocumentUntrusted, "no anchors")
 	}
-	roots, intermediates := v.Roots() // once: a bundle that is replaced now counts for the next
+	roots, intermediates := v.Roots() // once, so that both pools are from the same bundle
 	if roots == nil {
-		return nil, "", reason.Deny(reason.DocumentUntrusted, "no anchors") // nil would be the system's roots
+		return nil, "", reason.Deny(reason.DocumentUntrusted, "no anchors") // nil would mean the system's roots
 	}
 	candidates := slices.Concat(message.Certificates, sent)
-	// One that is known needs no chain, and none of the others.
+	// A known signer needs neither a chain nor the other certificates.
 	for _, der := range candidates {
 		if known := v.chains.get(roots, intermediates, der, now); known != nil && message.SignedBy(known) {
 			return opened(message, known)
@@ -51,10 +51,10 @@ func (v *Verifier) signed(message *cms.SignedData, sent [][]byte, now time.Time)
 		return nil, "", err
 	}
 	pool := admitted(authorities, roots, intermediates, now)
-	// Anyone can write the issuer and serial number of another's certificate into
-	// his own. The one that is trusted decides. If none is, the error is of the one
-	// whose key made the signature: its authority is what may be missing, and not
-	// that of a certificate which somebody put beside it.
+	// Anyone can write the issuer and serial number of another certificate into their own. The
+	// trusted certificate decides. If none is trusted, the error is that of the certificate whose
+	// key made the signature, because its authority may be missing. Certificates that an attacker
+	// added do not determine the error.
 	var failed error
 	for _, c := range signers {
 		until, err := v.trusted(c, roots, pool, now)
@@ -73,9 +73,9 @@ func (v *Verifier) signed(message *cms.SignedData, sent [][]byte, now time.Time)
 	return nil, "", failed
 }
 
-// usable sorts the candidates: at most maxSigners that the SignerInfo's issuer and
-// serial number name, with an RSA key, and at most maxAuthorities that may be above
-// them. One certificate twice is one. The order of the candidates means nothing.
+// usable sorts the candidates. It returns at most maxSigners certificates with an RSA key and the
+// SignerInfo's issuer and serial number, and at most maxAuthorities that may be above them.
+// Duplicates count once. The order does not matter.
 func usable(message *cms.SignedData, candidates [][]byte) (signers, authorities []*x509.Certificate, _ error) {
 	sorted := slices.SortedFunc(slices.Values(candidates), bytes.Compare)
 	named, broken := 0, 0
@@ -110,14 +110,13 @@ func usable(message *cms.SignedData, candidates [][]byte) (signers, authorities 
 		return nil, nil, reason.Wrap(reason.DocumentInvalid, unfit, "the certificate of the signer")
 	}
 	return nil, nil, reason.Deny(reason.DocumentInvalid,
-		"the certificate of the signer is not there; of %d, %d cannot be read", len(candidates), broken)
+		"the signer's certificate is missing; of %d certificates, %d cannot be parsed", len(candidates), broken)
 }
 
-// admitted are the configured intermediates, and of the authorities that somebody
-// sent those that chain to a root by themselves. Only these take part in building
-// the signer's chain. So certificates that an attacker made certify one another in
-// vain: each is checked against what is trusted already, and no two of his against
-// each other.
+// admitted returns the configured intermediates, and those received authorities that chain to a
+// root. Only these take part in building the signer's chain. So an attacker gains nothing from
+// certificates that certify each other: each is checked only against certificates that are already
+// trusted.
 func admitted(authorities []*x509.Certificate, roots, intermediates *x509.CertPool, now time.Time) *x509.CertPool {
 	pool := x509.NewCertPool()
 	if intermediates != nil {
@@ -127,9 +126,9 @@ func admitted(authorities []*x509.Certificate, roots, intermediates *x509.CertPo
 		}
 	}
 	for len(authorities) > 0 {
-		var waiting []*x509.Certificate // perhaps for one of the others
+		var waiting []*x509.Certificate // may chain to one of the others
 		for _, c := range authorities {
-			// What the chain may be used for, the signer's is asked.
+			// The usages of the chain are checked for the signer only.
 			_, err := c.Verify(x509.VerifyOptions{Roots: roots, Intermediates: pool, CurrentTime: now,
 				KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 			if err != nil {
@@ -158,7 +157,7 @@ func opened(message *cms.SignedData, signer *x509.Certificate) ([]byte, string, 
 	return raw, signer.Subject.CommonName + " of " + signer.Issuer.CommonName, nil
 }
 
-// parseCertificate reads one whole certificate.
+// parseCertificate parses exactly one certificate.
 func parseCertificate(der []byte) (*x509.Certificate, error) {
 	if len(der) > maxCertificate {
 		return nil, errors.New("a certificate that is too long")
@@ -166,8 +165,8 @@ func parseCertificate(der []byte) (*x509.Certificate, error) {
 	return x509.ParseCertificate(der)
 }
 
-// checkKey refuses keys that are weak or take long to verify with. A signature on
-// P-521 costs as much as a hundred with RSA.
+// checkKey rejects keys that are weak or slow to verify with. A signature on P-521 costs as much as
+// a hundred with RSA.
 func checkKey(c *x509.Certificate) error {
 	switch key := c.PublicKey.(type) {
 	case *rsa.PublicKey:
@@ -184,8 +183,7 @@ func checkKey(c *x509.Certificate) error {
 	return nil
 }
 
-// trusted verifies a certificate's chain and name, and returns until when the
-// chain holds.
+// trusted verifies a certificate's chain and name. It returns when the chain expires.
 func (v *Verifier) trusted(c *x509.Certificate, roots, intermediates *x509.CertPool, now time.Time) (time.Time, error) {
 	switch {
 	case !slices.ContainsFunc(c.DNSNames, v.named):
@@ -198,7 +196,7 @@ func (v *Verifier) trusted(c *x509.Certificate, roots, intermediates *x509.CertP
 	}
 	found, err := c.Verify(x509.VerifyOptions{
 		Roots: roots, Intermediates: intermediates, CurrentTime: now,
-		// The certificate is a TLS server's; Azure signs documents with it.
+		// Azure signs documents with a TLS server certificate.
 		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	})
 	if err != nil {
@@ -220,18 +218,18 @@ func (v *Verifier) trusted(c *x509.Certificate, roots, intermediates *x509.CertP
 	return until, nil
 }
 
-// named reports whether a host is one of Names, or below one.
+// named reports whether a host is one of Names, or a subdomain of one.
 func (v *Verifier) named(host string) bool {
 	host = strings.ToLower(host)
 	return slices.ContainsFunc(v.Names,
 		func(name string) bool { return host == name || strings.HasSuffix(host, "."+name) })
 }
 
-// maxChains bounds the memory. Each region of a cloud has a certificate or two.
+// maxChains limits the memory. Each region of a cloud has one or two certificates.
 const maxChains = 256
 
-// chains are the signers' certificates whose chains have been verified under one
-// pair of pools. Others than these pools empty it.
+// chains caches the signers' certificates whose chains were verified with one pair of pools. Other
+// pools clear the cache.
 type chains struct {
 	mu                   sync.Mutex
 	roots, intermediates *x509.CertPool
@@ -256,8 +254,8 @@ func (k *chains) get(roots, intermediates *x509.CertPool, der []byte, now time.T
 	return found.signer
 }
 
-// put keeps a chain. Who verified under pools that are no longer the newest may
-// empty the cache; that costs a chain, nothing else.
+// put stores a chain. A call with pools that have been replaced may clear the cache, which only
+// costs another verification.
 func (k *chains) put(roots, intermediates *x509.CertPool, signer *x509.Certificate, until, now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

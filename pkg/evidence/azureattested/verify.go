@@ -16,23 +16,22 @@ import (
 
 // Verify checks a document. The checks, in this order:
 //
-//  1. Sizes; one whole PKCS #7 message with one signer, and nothing after it.
-//  2. The transcript's nonce is somewhere in the content, which is not trusted and
-//     not parsed. This proves nothing and only refuses: what was sent once cannot be
-//     sent for ever to have its certificates verified.
-//  3. At most 2 certificates with the issuer and serial number of the SignerInfo,
-//     and at most 8 of authorities. Those that do not parse, are too long, or have
-//     keys that are weak or slow are passed over. The signer's key is RSA.
-//  4. The certificate that the SignerInfo names chains to a root, now, and is for
-//     one of Names.
-//  5. It signed the content. Nothing of the content is parsed before.
+//  1. Sizes; one whole PKCS #7 message with one signer, without trailing bytes.
+//  2. The transcript's nonce is somewhere in the content, which is neither trusted nor parsed yet.
+//     This proves nothing. It only prevents an attacker from sending one document repeatedly to
+//     have its certificates verified.
+//  3. At most 2 certificates with the issuer and serial number of the SignerInfo, and at most 8 of
+//     authorities. Those that do not parse, are too long, or have weak or slow keys are ignored.
+//     The signer's key is RSA.
+//  4. The certificate that the SignerInfo names chains to a root, now, and is for one of Names.
+//  5. It signed the content. The content is not parsed before this.
 //  6. The content is one JSON object with each of its names once.
-//  7. The nonce is the transcript's. It is compared in constant time.
-//  8. It was not made in the future, and has not expired. Since a document with the
-//     nonce of this conversation cannot be older or younger than it, that is the
-//     verifier's clock: Internal, which is temporary.
-//  9. The subscription is one of ours.
-//  10. Where Identity is set: the token, as [Identity] says.
+//  7. The nonce is that of the transcript, compared in constant time.
+//  8. It was not created in the future, and has not expired. A document with the nonce of this
+//     conversation has the age of the conversation, so otherwise the verifier's clock is wrong:
+//     Internal, which is temporary.
+//  9. The subscription is allowed.
+//  10. If Identity is set: the token meets the requirements of [Identity].
 func (v *Verifier) Verify(ctx context.Context, d evidence.Document, b evidence.Binding,
 	now time.Time) (evidence.Claim, error) {
 	switch {
@@ -50,7 +49,7 @@ func (v *Verifier) Verify(ctx context.Context, d evidence.Document, b evidence.B
 	}
 	nonce := []byte(attester.Nonce(b.Transcript))
 	if !bytes.Contains(message.Content, nonce) {
-		return nil, reason.Deny(reason.DocumentNotFresh, "the transcript's nonce is nowhere in the content")
+		return nil, reason.Deny(reason.DocumentNotFresh, "the content does not contain the transcript's nonce")
 	}
 	raw, signer, err := v.signed(message, d.Certificates, now)
 	if err != nil {
@@ -64,11 +63,11 @@ func (v *Verifier) Verify(ctx context.Context, d evidence.Document, b evidence.B
 	case subtle.ConstantTimeCompare([]byte(doc.nonce), nonce) != 1:
 		return nil, reason.Deny(reason.DocumentNotFresh, "the nonce %.40q is not the transcript's", doc.nonce)
 	case doc.created.After(now.Add(leeway)):
-		return nil, reason.Deny(reason.Internal, "made at %s, which is to come: this clock is not Azure's",
+		return nil, reason.Deny(reason.Internal, "created at %s, which is in the future: this clock differs from Azure's",
 			doc.created.UTC().Format(time.RFC3339))
 	case !now.Before(doc.expires.Add(leeway)):
 		return nil, reason.Deny(reason.Internal,
-			"expired at %s, and was made for this conversation: this clock is not Azure's",
+			"expired at %s, and was created for this conversation: this clock differs from Azure's",
 			doc.expires.UTC().Format(time.RFC3339))
 	case !slices.ContainsFunc(v.Subscriptions, func(s string) bool { return strings.EqualFold(s, doc.subscription) }):
 		return nil, reason.Deny(reason.AccountNotAllowed, "subscription %s", doc.subscription)
@@ -82,15 +81,15 @@ func (v *Verifier) Verify(ctx context.Context, d evidence.Document, b evidence.B
 	return c, nil
 }
 
-// claim is a document that verified. Only Verify makes one.
+// claim is a verified document. Only Verify creates one.
 type claim struct {
 	v        *Verifier
 	doc      content
 	signer   string
-	identity *resource // the machine that the token names; nil: no token was asked for
+	identity *resource // the machine that the token names; nil: no token is required
 }
 
-// Statement is what the document says by itself: a vmId, which no Machine has.
+// Statement returns what the document states by itself: a vmId, which no Machine has.
 func (c *claim) Statement() evidence.Statement {
 	s := evidence.Statement{
 		Kind: evidence.AzureAttested, InstanceID: "azure:" + c.doc.vmID, Bound: true,
@@ -105,25 +104,23 @@ func (c *claim) Statement() evidence.Statement {
 	return s
 }
 
-// Confirm asks whether the candidate is the machine of the document. The checks,
-// in this order:
+// Confirm checks that the candidate is the machine of the document. The checks, in this order:
 //
-//  1. The candidate's provider id is a virtual machine of Azure, in the document's
-//     subscription.
-//  2. Its resource group is one of ours.
-//  3. The token, where there is one, names it.
-//  4. Azure Resource Manager knows it: one call.
+//  1. The candidate's provider id is a virtual machine of Azure, in the document's subscription.
+//  2. Its resource group is allowed.
+//  3. The token, if there is one, names it.
+//  4. Azure Resource Manager returns it: one call.
 //  5. It has the document's vmId.
 //  6. It is not being deleted.
 //
-// A machine's name is used again, and Created tells the new machine from the old.
-// Where Azure does not say it, the statement warns.
+// The name of a machine can be used again, and Created distinguishes the new machine from the old
+// one. If Azure does not return the time, the statement has a warning.
 func (c *claim) Confirm(ctx context.Context, candidate evidence.Candidate) (evidence.Statement, error) {
 	none := evidence.Statement{}
 	r, err := parseProviderID(candidate.ProviderID)
 	switch {
 	case err != nil:
-		return none, reason.Wrap(reason.EvidenceDisagrees, err, "the Machine is no virtual machine of Azure")
+		return none, reason.Wrap(reason.EvidenceDisagrees, err, "the Machine is not a virtual machine of Azure")
 	case r.subscription != c.doc.subscription:
 		return none, reason.Deny(reason.EvidenceDisagrees, "the Machine is in subscription %s, the document is of %s",
 			r.subscription, c.doc.subscription)
@@ -133,7 +130,7 @@ func (c *claim) Confirm(ctx context.Context, candidate evidence.Candidate) (evid
 	case c.identity != nil && !c.identity.equal(r):
 		return none, reason.Deny(reason.EvidenceDisagrees, "the token is of %s, the Machine is %s", c.identity, r)
 	case c.v.Resolve == nil:
-		return none, reason.Deny(reason.ProviderUnavailable, "nobody to ask about virtual machines")
+		return none, reason.Deny(reason.ProviderUnavailable, "no resolver for virtual machines is configured")
 	}
 	vm, err := c.v.Resolve.VM(ctx, r.String())
 	if err != nil {
@@ -147,7 +144,7 @@ func (c *claim) Confirm(ctx context.Context, candidate evidence.Candidate) (evid
 	id, ok := parseGUID(vm.VMID)
 	switch {
 	case !ok:
-		return none, reason.Deny(reason.ProviderUnavailable, "Azure names no vmId of %s", r)
+		return none, reason.Deny(reason.ProviderUnavailable, "Azure returned no vmId for %s", r)
 	case id != c.doc.vmID:
 		return none, reason.Deny(reason.EvidenceDisagrees, "the document is of vmId %s, %s has %s", c.doc.vmID, r, id)
 	case strings.EqualFold(vm.Provisioning, "Deleting"):
@@ -157,7 +154,7 @@ func (c *claim) Confirm(ctx context.Context, candidate evidence.Candidate) (evid
 	s.ProviderID, s.Created = candidate.ProviderID, vm.Created
 	if s.Created.IsZero() {
 		s.Warnings = append(s.Warnings,
-			"Azure does not say when the instance was made: a name that was used before is not noticed")
+			"Azure does not return when the instance was created, so a reused name cannot be detected")
 	}
 	return s, nil
 }

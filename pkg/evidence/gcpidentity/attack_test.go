@@ -22,11 +22,11 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// T08: trust depends on which key signed, and on nothing that the token says of itself.
+// Attack T08: trust depends only on the signing key, not on the token's own statements.
 func TestAttack_T08_OnlyGooglesOwnKeysSignIdentityTokens(t *testing.T) {
 	w := newWorld(t)
 	kid, google := w.cloud.SigningKey()
-	account, err := rsa.GenerateKey(rand.Reader, 2048) // a service account's, which its owner may let sign anything
+	account, err := rsa.GenerateKey(rand.Reader, 2048) // of a service account, whose owner can sign anything
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +45,7 @@ func TestAttack_T08_OnlyGooglesOwnKeysSignIdentityTokens(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := w.verify(t.Context(), sign(t, google, w.header(), claims)); err != nil {
-		t.Fatalf("the honest token: %v", err)
+		t.Fatalf("the valid token: %v", err)
 	}
 	honest := string(sign(t, google, w.header(), claims))
 	parts := strings.Split(honest, ".")
@@ -110,8 +110,8 @@ func TestAttack_T08_OnlyGooglesOwnKeysSignIdentityTokens(t *testing.T) {
 	}
 }
 
-// T08: what Google's own keys signed, but the metadata server did not say.
-func TestAttack_T08_ClaimsThatAreNotAnInstances(t *testing.T) {
+// Attack T08: tokens that Google's own keys signed, but that are not from the metadata server.
+func TestAttack_T08_ClaimsThatAreNotOfAnInstance(t *testing.T) {
 	w := newWorld(t)
 	set := func(name string, value any) func(map[string]any) {
 		return func(c map[string]any) { c[name] = value }
@@ -153,7 +153,7 @@ func TestAttack_T08_ClaimsThatAreNotAnInstances(t *testing.T) {
 		}, reason.Internal},
 		{"no end", set("exp", nil), reason.DocumentInvalid},
 		{"an end that is a text", set("exp", "1795000000"), reason.DocumentInvalid},
-		{"an end that is no whole number", set("exp", 1.8e18), reason.DocumentInvalid},
+		{"an expiry that is not a whole number", set("exp", 1.8e18), reason.DocumentInvalid},
 		{"no beginning", set("iat", nil), reason.DocumentInvalid},
 		{"an ID token of the service account, as IAM gives out for any audience",
 			func(c map[string]any) { delete(c, "google") }, reason.DocumentInvalid},
@@ -188,7 +188,7 @@ func TestAttack_T08_ClaimsThatAreNotAnInstances(t *testing.T) {
 	}
 }
 
-// T08: one token that two readers read differently.
+// Attack T08: one token that two parsers read differently.
 func TestAttack_T08_NoClaimHasTwoValues(t *testing.T) {
 	w := newWorld(t)
 	_, key := w.cloud.SigningKey()
@@ -218,7 +218,7 @@ type keysFunc func(kid string) (crypto.PublicKey, error)
 
 func (f keysFunc) Key(_ context.Context, kid string) (crypto.PublicKey, error) { return f(kid) }
 
-func TestAttack_T08_AKeyMustBeOneThatGoogleCouldHave(t *testing.T) {
+func TestAttack_T08_KeysThatGoogleDoesNotUse(t *testing.T) {
 	w := newWorld(t)
 	small, err := rsa.GenerateKey(rand.Reader, 1024)
 	if err != nil {
@@ -250,7 +250,7 @@ func TestAttack_T08_AKeyMustBeOneThatGoogleCouldHave(t *testing.T) {
 	w.refused(t, w.honest(t), reason.DocumentUntrusted)
 }
 
-func TestAttack_T08_NoProjectIsNotEveryProject(t *testing.T) {
+func TestAttack_T08_EmptyProjectListDeniesAll(t *testing.T) {
 	w := newWorld(t)
 	w.verifier.Projects = nil
 	w.refused(t, w.honest(t), reason.AccountNotAllowed)
@@ -261,7 +261,7 @@ func TestAttack_T08_NoProjectIsNotEveryProject(t *testing.T) {
 	}
 }
 
-// T09: a token is of one cluster and one connection.
+// Attack T09: a token belongs to one cluster and one connection.
 func TestAttack_T09_ATokenForAnotherClusterOrConnection(t *testing.T) {
 	w := newWorld(t)
 	other := sha256.Sum256([]byte("another conversation"))
@@ -272,7 +272,7 @@ func TestAttack_T09_ATokenForAnotherClusterOrConnection(t *testing.T) {
 		"another conversation": gcpidentity.Audience(binding.Origin, other),
 		"no conversation":      binding.Origin + "/mcs-attest/v1/",
 		"zeroes":               gcpidentity.Audience(binding.Origin, zero),
-		"the origin alone":     binding.Origin,
+		"only the origin":      binding.Origin,
 		"the transcript in hexadecimal": binding.Origin + "/mcs-attest/v1/" +
 			strings.ToLower(base64.StdEncoding.EncodeToString(binding.Transcript[:])),
 		"the transcript with its pad": binding.Origin + "/mcs-attest/v1/" +
@@ -294,7 +294,7 @@ func TestAttack_T09_ATokenForAnotherClusterOrConnection(t *testing.T) {
 			w.refused(t, []byte(token), reason.DocumentNotFresh)
 		})
 	}
-	// And the other way round: this conversation's token, in another.
+	// The reverse: a token of this conversation in another one.
 	token := w.honest(t)
 	for name, b := range map[string]evidence.Binding{
 		"in another conversation": {Transcript: other, Origin: binding.Origin},
@@ -307,8 +307,8 @@ func TestAttack_T09_ATokenForAnotherClusterOrConnection(t *testing.T) {
 	}
 }
 
-// T10: an instance was deleted, and another has its name. Both are honest, and their
-// provider IDs are the same; the statement says that they are two.
+// Attack T10: an instance was deleted, and another one has its name. Both are genuine, and their
+// provider ids are equal; the statement distinguishes them.
 func TestAttack_T10_AReusedNameIsAnotherInstance(t *testing.T) {
 	w := freshWorld(t)
 	first, err := w.verify(t.Context(), w.honest(t))
@@ -328,14 +328,14 @@ func TestAttack_T10_AReusedNameIsAnotherInstance(t *testing.T) {
 		t.Fatalf("%s and %s; the names should be the same", a.ProviderID, b.ProviderID)
 	}
 	if a.InstanceID == b.InstanceID || !a.Created.Before(b.Created) || !a.Created.Equal(created) {
-		t.Errorf("the statement does not tell them apart: %+v, %+v", a, b)
+		t.Errorf("the statement does not distinguish them: %+v, %+v", a, b)
 	}
 	if _, err := w.cloud.IdentityToken(2875949485074006138, "x"); err == nil {
 		t.Error("the deleted instance still gets tokens")
 	}
 }
 
-// T16: nothing is paid for before it is known to be small.
+// Attack T16: a token costs no work before its size is checked.
 func TestAttack_T16_LargeAndDeepTokens(t *testing.T) {
 	w := newWorld(t)
 	_, key := w.cloud.SigningKey()
@@ -362,9 +362,9 @@ func TestAttack_T16_LargeAndDeepTokens(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) { w.refused(t, c.token, reason.DocumentInvalid) })
 	}
 	if asked != 0 {
-		t.Errorf("%d of them made the verifier look for a key", asked)
+		t.Errorf("for %d of them the verifier looked up a key", asked)
 	}
-	// Within the limit, depth costs nothing much, and convinces nobody.
+	// Within the limit, depth costs little, and such a token is denied.
 	stranger, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
 		t.Fatal(err)
@@ -373,7 +373,7 @@ func TestAttack_T16_LargeAndDeepTokens(t *testing.T) {
 	w.refused(t, sign(t, key, w.header(), deep(1000)), reason.DocumentInvalid)
 }
 
-func TestADocumentHasNothingBesidesItsToken(t *testing.T) {
+func TestDocumentHasOnlyItsToken(t *testing.T) {
 	w := newWorld(t)
 	for name, d := range map[string]evidence.Document{
 		"a certificate":  {Raw: w.honest(t), Certificates: [][]byte{{1}}},
@@ -386,8 +386,8 @@ func TestADocumentHasNothingBesidesItsToken(t *testing.T) {
 	}
 }
 
-// Every bit of a token is signed: none can be flipped, none left out, none said twice.
-func TestAnyChangeOfATokenIsRefused(t *testing.T) {
+// Every bit of a token is signed: none can be flipped, removed or repeated.
+func TestAnyChangeOfATokenIsDenied(t *testing.T) {
 	w := newWorld(t)
 	token := w.honest(t)
 	if _, err := w.verify(t.Context(), token); err != nil {
@@ -418,7 +418,7 @@ func TestAnyChangeOfATokenIsRefused(t *testing.T) {
 		try("another beginning", token[i:])
 		try("another end", token[:i])
 	}
-	// Parts of two honest tokens.
+	// Parts of two valid tokens.
 	other, err := w.cloud.IdentityToken(w.instance.ID, "https://x.example")
 	if err != nil {
 		t.Fatal(err)

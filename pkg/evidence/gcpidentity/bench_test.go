@@ -13,9 +13,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence"
 )
 
-// BenchmarkVerify is a whole verification with warm keys. Its "x-rsa" is the
-// multiple of the SHA-256 and the one RSA-2048 verification that nobody could do
-// without: the medians of both, taken in turn, so that a busy machine is busy for both.
+// BenchmarkVerify measures a whole verification with cached keys. Its "x-rsa" is the ratio to one
+// SHA-256 and one RSA-2048 verification, which cannot be avoided. It is the ratio of the medians of
+// alternating runs, so that the load of the machine affects both.
 func BenchmarkVerify(b *testing.B) {
 	w := newWorld(b)
 	token := w.honest(b)
@@ -47,7 +47,7 @@ func BenchmarkVerify(b *testing.B) {
 	b.ReportMetric(allocations, "verify-allocs")
 }
 
-// BenchmarkRefuse is a token that nobody signed: what a stranger can make the verifier do.
+// BenchmarkRefuse measures a token without a valid signature: the work that any caller can cause.
 func BenchmarkRefuse(b *testing.B) {
 	w := newWorld(b)
 	token := w.honest(b)

@@ -28,8 +28,8 @@ func vector(t testing.TB, name string) []byte {
 	return raw
 }
 
-// A token that passes as far as its audience is the one that Google signed: nothing
-// else carries a signature of that key.
+// A token that passes up to its audience is the one that Google signed, because only that token has
+// a signature of the key.
 func FuzzToken(f *testing.F) {
 	genuine := vector(f, "wi-test-vm-1.jwt")
 	keys, err := ParseKeySet(vector(f, "google-certs-2025-02.json"))
@@ -52,10 +52,10 @@ func FuzzToken(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// Go-jose reads the same in it, and thinks the same of its signature.
+		// go-jose reads the same token and gives the same result for its signature.
 		jws, err := jose.ParseSignedCompact(string(raw), []jose.SignatureAlgorithm{jose.RS256})
 		if err != nil {
-			return // it also looks at members that mean nothing to us
+			return // it also checks members that this package ignores
 		}
 		if jws.Signatures[0].Header.KeyID != ours.kid || jws.Signatures[0].Header.JSONWebKey != nil ||
 			!bytes.Equal(jws.UnsafePayloadWithoutVerification(), ours.payload) {
@@ -66,14 +66,13 @@ func FuzzToken(f *testing.F) {
 			_, theirs := jws.Verify(key)
 			if mine := rsa.VerifyPKCS1v15(key, crypto.SHA256, digest[:], ours.signature); (mine == nil) != (theirs == nil) ||
 				mine == nil && !bytes.Equal(raw, genuine) {
-				t.Fatalf("signature: %v, go-jose says %v", mine, theirs)
+				t.Fatalf("signature: %v, go-jose: %v", mine, theirs)
 			}
 		}
 	})
 }
 
-// What the claims say is what the standard library reads in them, too, and nothing
-// in them leaves the form of a provider ID.
+// The standard library reads the same claims, and no claim breaks the form of a provider id.
 func FuzzClaims(f *testing.F) {
 	payload, err := jose.ParseSignedCompact(string(vector(f, "wi-test-vm-1.jwt")), []jose.SignatureAlgorithm{jose.RS256})
 	if err != nil {
@@ -103,7 +102,7 @@ func FuzzClaims(f *testing.F) {
 		if s.Created.Year() > 9999 || !gojson.Valid(raw) {
 			t.Fatalf("%v of %s", s.Created, raw)
 		}
-		// By name, so that the case counts, as in the claims.
+		// By name, so that the case matters, as in the claims.
 		var other map[string]gojson.RawMessage
 		var issuer string
 		if err := gojson.Unmarshal(raw, &other); err != nil {
@@ -136,7 +135,7 @@ func FuzzKeySet(f *testing.F) {
 		if staticErr == nil && len(static.All()) != len(set) {
 			t.Fatalf("%d and %d keys", len(static.All()), len(set))
 		}
-		// go-jose agrees about each key, where it reads the set at all.
+		// If go-jose can parse the set, it agrees about each key.
 		var other jose.JSONWebKeySet
 		if gojson.Unmarshal(raw, &other) != nil {
 			return

@@ -29,7 +29,7 @@ var (
 		Origin: "https://api-int.demo.example:22623"}
 )
 
-// world is an emulated cloud with one instance, and a verifier that knows its keys.
+// world is an emulated cloud with one instance, and a verifier that has its keys.
 type world struct {
 	cloud    *gcp.Cloud
 	instance gcp.Instance
@@ -40,16 +40,16 @@ var newCloud = func() (*gcp.Cloud, error) {
 	return gcp.New(gcp.Options{Now: func() time.Time { return today }})
 }
 
-// Making keys takes most of the time of these tests.
+// Creating keys takes most of the time of these tests.
 var sharedCloud = sync.OnceValues(newCloud)
 
-// newWorld is for tests that change nothing of the cloud.
+// newWorld is for tests that do not change the cloud.
 func newWorld(t testing.TB) world {
 	t.Helper()
 	return worldOf(t, sharedCloud)
 }
 
-// freshWorld is for those that do.
+// freshWorld is for tests that change the cloud.
 func freshWorld(t testing.TB) world {
 	t.Helper()
 	return worldOf(t, newCloud)
@@ -72,7 +72,7 @@ func worldOf(t testing.TB, makeCloud func() (*gcp.Cloud, error)) world {
 		Zones: []string{"europe-west1-b"}}}
 }
 
-// claims are those of an honest token.
+// claims returns those of a valid token.
 func (w world) claims() map[string]any {
 	return w.cloud.Claims(w.instance, gcpidentity.Audience(binding.Origin, binding.Transcript), true)
 }
@@ -94,7 +94,7 @@ func (w world) verify(ctx context.Context, raw []byte) (evidence.Claim, error) {
 	return w.verifier.Verify(ctx, evidence.Document{Kind: evidence.GCPIdentity, Raw: raw}, binding, today)
 }
 
-// refused fails unless the token is refused for that reason.
+// refused fails unless the token is denied for that reason.
 func (w world) refused(t *testing.T, raw []byte, want reason.Code) {
 	t.Helper()
 	claim, err := w.verify(t.Context(), raw)
@@ -106,8 +106,7 @@ func (w world) refused(t *testing.T, raw []byte, want reason.Code) {
 	}
 }
 
-// sign makes a token out of the texts of its header and payload. Of a nil key the
-// signature is empty.
+// sign returns a token with the given header and payload. With a nil key the signature is empty.
 func sign(t testing.TB, key *rsa.PrivateKey, header, payload string) []byte {
 	t.Helper()
 	b64 := base64.RawURLEncoding.EncodeToString
@@ -123,7 +122,7 @@ func sign(t testing.TB, key *rsa.PrivateKey, header, payload string) []byte {
 	return []byte(signed + "." + b64(signature))
 }
 
-// googles is the text of a token's header as Google writes it.
+// header returns the header of a token in Google's form.
 func (w world) header() string {
 	kid, _ := w.cloud.SigningKey()
 	return `{"alg":"RS256","kid":"` + kid + `","typ":"JWT"}`
@@ -140,7 +139,7 @@ func (w world) with(t testing.TB, claims map[string]any) []byte {
 	return sign(t, key, w.header(), string(raw))
 }
 
-func TestAnHonestTokenSaysWhichInstanceItIs(t *testing.T) {
+func TestTokenNamesItsInstance(t *testing.T) {
 	w := freshWorld(t)
 	w.instance.Confidential = true
 	w.cloud.Add(w.instance)
@@ -170,7 +169,7 @@ func TestAnHonestTokenSaysWhichInstanceItIs(t *testing.T) {
 	}
 }
 
-func TestATokenIsAcceptedInEveryFormThatGoogleMayGiveIt(t *testing.T) {
+func TestTokenIsAcceptedInEveryFormOfGoogle(t *testing.T) {
 	w := freshWorld(t)
 	_, key := w.cloud.SigningKey()
 	kid, _ := w.cloud.SigningKey()
@@ -221,10 +220,10 @@ func TestOldProjectsHaveADomain(t *testing.T) {
 	}
 }
 
-// Google itself signed this token, in February 2025 (testdata/README.md). Its
-// signature is genuine and its form is read; it is for another audience, of another
-// time, and of a project that is not ours. So it gets as far as the audience.
-func TestAGenuineTokenOfGooglesIsRefusedForItsAudienceAlone(t *testing.T) {
+// Google itself signed this token, in February 2025 (testdata/README.md). Its signature is genuine
+// and its form is valid. It has another audience and time, and another project, so it is rejected
+// at the audience.
+func TestGenuineTokenIsDeniedOnlyForItsAudience(t *testing.T) {
 	token, keys := genuine(t)
 	d := evidence.Document{Raw: token}
 	then := time.Unix(1739324791, 0)
@@ -274,7 +273,7 @@ func genuine(t testing.TB) ([]byte, gcpidentity.KeySet) {
 	return token, keys
 }
 
-func TestConfirmKnowsTheInstanceThatWasNamed(t *testing.T) {
+func TestConfirm_AcceptsOnlyTheNamedInstance(t *testing.T) {
 	w := newWorld(t)
 	claim, err := w.verify(t.Context(), w.honest(t))
 	if err != nil {
@@ -302,7 +301,7 @@ func text(t testing.TB, claims map[string]any) string {
 	return string(raw)
 }
 
-// change alters claims; they are made anew for every token.
+// change alters claims, which are created again for every token.
 func change(claims map[string]any, alter func(map[string]any)) map[string]any {
 	alter(claims)
 	return claims

@@ -26,15 +26,15 @@ const (
 	maxKeys   = 32
 )
 
-// KeySet is keys by their ids. It is read only.
+// KeySet maps ids to keys. It is read-only.
 type KeySet map[string]*rsa.PublicKey
 
-// entry is one member of "keys", and where it begins.
+// entry is one member of "keys" and its position.
 type entry struct {
 	jwk
 	offset int64
 	key    *rsa.PublicKey
-	fault  error // it is no key that could sign a token
+	fault  error // set if the key cannot sign a token
 }
 
 type jwk struct {
@@ -48,13 +48,13 @@ type jwk struct {
 	K         json.RawMessage `json:"k"`
 }
 
-// errPrivate is of a set that nobody should have published.
+// errPrivate reports a set with a private key, which must never be published.
 var errPrivate = errors.New("a private or symmetric key")
 
-// ParseKeySet reads a JWK set (RFC 7517, 5) as Google publishes it. A key that is
-// not for RS256 signatures, or not RSA of 2048 to 4096 bits with exponent 65537, is
-// left out, as the RFC wants it. The set as a whole is refused if it is above its
-// limits, holds a private key, has one kid twice, or has no key that is left.
+// ParseKeySet parses a JWK set (RFC 7517, 5) as Google publishes it. As the RFC requires, it
+// ignores a key that is not for RS256 signatures, or that is not RSA of 2048 to 4096 bits with
+// exponent 65537. It rejects the set if it exceeds the limits, contains a private key, has a kid
+// twice, or has no usable key.
 func ParseKeySet(raw []byte) (KeySet, error) {
 	entries, _, err := parseSet(raw)
 	if err != nil {
@@ -68,31 +68,31 @@ func ParseKeySet(raw []byte) (KeySet, error) {
 		case e.fault != nil:
 			continue
 		case set[e.ID] != nil:
-			return nil, fmt.Errorf("kid %q is there twice", e.ID)
+			return nil, fmt.Errorf("kid %q occurs twice", e.ID)
 		}
 		set[e.ID] = e.key
 	}
 	if len(set) == 0 {
-		return nil, errors.New("no key that signs identity tokens is in it")
+		return nil, errors.New("it has no key that signs identity tokens")
 	}
 	return set, nil
 }
 
-// Key returns the key of that id.
+// Key returns the key with that id.
 func (s KeySet) Key(_ context.Context, kid string) (crypto.PublicKey, error) {
 	if k, ok := s[kid]; ok {
 		return k, nil
 	}
-	return nil, reason.Deny(reason.DocumentUntrusted, "key %.128q is none of Google's %d", kid, len(s))
+	return nil, reason.Deny(reason.DocumentUntrusted, "key %.128q is not one of Google's %d", kid, len(s))
 }
 
-// parseSet reads {"keys":[...]}, and the member "provenance" if it is a string.
+// parseSet parses {"keys":[...]}, and the member "provenance" if it is a string.
 func parseSet(raw []byte) ([]entry, string, error) {
 	if len(raw) > MaxKeySet {
 		return nil, "", fmt.Errorf("%d bytes, want at most %d", len(raw), MaxKeySet)
 	}
-	// This decoder knows one spelling of a name and refuses a second value; the other
-	// one knows where things are.
+	// This decoder accepts one spelling of a name and rejects duplicates. The other decoder has the
+	// positions.
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &members); err != nil {
 		return nil, "", err
@@ -143,7 +143,7 @@ func parseSet(raw []byte) ([]entry, string, error) {
 	return nil, "", errors.New(`no member "keys"`)
 }
 
-// public is the key of a JWK that may sign identity tokens.
+// public returns the key of a JWK that may sign identity tokens.
 func (k *jwk) public() (*rsa.PublicKey, error) {
 	switch {
 	case k.D != nil || k.K != nil:
@@ -170,11 +170,11 @@ func (k *jwk) public() (*rsa.PublicKey, error) {
 	return key, nil
 }
 
-// StaticKeys are keys that an operator has put down, for verifiers that cannot
-// reach Google. They are read only.
+// StaticKeys are keys from an administrator's files, for verifiers that cannot reach Google. They
+// are read-only.
 type StaticKeys struct{ all []StaticKey }
 
-// StaticKey is one of them, with where it came from.
+// StaticKey is one key with its source.
 type StaticKey struct {
 	ID         string
 	Key        *rsa.PublicKey
@@ -183,10 +183,9 @@ type StaticKey struct {
 	Provenance string // the set's member "provenance"
 }
 
-// ParseKeys reads a file of an operator's: a JWK set as Google publishes it, to
-// which a member "provenance" may have been added. It is stricter than
-// [ParseKeySet]: every key must be one that signs identity tokens. The error is an
-// *anchors.Error.
+// ParseKeys parses an administrator's file: a JWK set as Google publishes it, to which a member
+// "provenance" may have been added. It is stricter than [ParseKeySet]: every key must be able to
+// sign identity tokens. The error is an *anchors.Error.
 func ParseKeys(file string, raw []byte) (*StaticKeys, error) {
 	fault := func(line int, what, want string) error {
 		return &anchors.Error{File: file, Line: line, What: what, Want: want}
@@ -210,11 +209,11 @@ func ParseKeys(file string, raw []byte) (*StaticKeys, error) {
 		switch {
 		case errors.Is(e.fault, errPrivate):
 			return nil, fault(line, "a private or symmetric key",
-				"only Google's public keys belong here; remove it, and replace it if others could read this file")
+				"only Google's public keys are allowed; remove it, and replace it if others could read this file")
 		case e.fault != nil:
 			return nil, fault(line, "not a key that signs identity tokens: "+e.fault.Error(), copyAgain)
 		case slices.ContainsFunc(s.all, func(k StaticKey) bool { return k.ID == e.ID }):
-			return nil, fault(line, fmt.Sprintf("kid %q is there twice", e.ID), copyAgain)
+			return nil, fault(line, fmt.Sprintf("kid %q occurs twice", e.ID), copyAgain)
 		}
 		provenance := []rune(strings.ToValidUTF8(source, "?"))
 		s.all = append(s.all, StaticKey{ID: e.ID, Key: e.key, File: file, Line: line,
@@ -223,8 +222,8 @@ func ParseKeys(file string, raw []byte) (*StaticKeys, error) {
 	return s, nil
 }
 
-// JoinKeys is the keys of several files. One kid with two keys is an
-// *anchors.Error; the same key in two files is one key.
+// JoinKeys returns the keys of several files. One kid with two keys is an *anchors.Error; the same
+// key in two files counts once.
 func JoinKeys(sets ...*StaticKeys) (*StaticKeys, error) {
 	joined := &StaticKeys{}
 	for _, s := range sets {
@@ -235,15 +234,15 @@ func JoinKeys(sets ...*StaticKeys) (*StaticKeys, error) {
 				joined.all = append(joined.all, k)
 			case !joined.all[i].Key.Equal(k.Key):
 				o := joined.all[i]
-				return nil, &anchors.Error{File: k.File, Line: k.Line, What: fmt.Sprintf("another key than in %s:%d has the kid %q",
-					o.File, o.Line, k.ID), Want: "keep the one that Google publishes"}
+				return nil, &anchors.Error{File: k.File, Line: k.Line, Want: "keep the one that Google publishes",
+					What: fmt.Sprintf("the kid %q already belongs to another key in %s:%d", k.ID, o.File, o.Line)}
 			}
 		}
 	}
 	return joined, nil
 }
 
-// All are the keys in the order of the file. Of a nil set there are none.
+// All returns the keys in the order of the file. For a nil set it returns none.
 func (s *StaticKeys) All() []StaticKey {
 	if s == nil {
 		return nil
@@ -251,8 +250,8 @@ func (s *StaticKeys) All() []StaticKey {
 	return slices.Clone(s.all)
 }
 
-// Key returns the key of that id. One that is not there may be a key that Google
-// has begun to use since: ProviderUnavailable, and the operator puts it there.
+// Key returns the key with that id. A missing key may be one that Google started to use later: the
+// error is ProviderUnavailable, until an administrator adds the key.
 func (s *StaticKeys) Key(_ context.Context, kid string) (crypto.PublicKey, error) {
 	all := []StaticKey(nil)
 	if s != nil {
@@ -263,7 +262,7 @@ func (s *StaticKeys) Key(_ context.Context, kid string) (crypto.PublicKey, error
 			return all[i].Key, nil
 		}
 	}
-	return nil, reason.Deny(reason.ProviderUnavailable, "key %.128q is none of the %d in google-keys/: put Google's "+
+	return nil, reason.Deny(reason.ProviderUnavailable, "key %.128q is not one of the %d in google-keys/: store Google's "+
 		"new key set there, the answer of https://www.googleapis.com/oauth2/v3/certs", kid, len(all))
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// modulus is a number of so many bits that has the form of a modulus.
+// modulus returns a number of the given size with the form of a modulus.
 func modulus(bits int) string {
 	n := make([]byte, bits/8)
 	for i := range n {
@@ -29,7 +29,7 @@ func jwk(kid, rest string) string {
 	return `{"kty":"RSA","use":"sig","alg":"RS256","e":"AQAB","kid":"` + kid + `","n":"` + modulus(2048) + `"` + rest + `}`
 }
 
-func TestAKeySetIsReadAsGooglePublishesIt(t *testing.T) {
+func TestParseKeySet_AcceptsGooglesForm(t *testing.T) {
 	w := newWorld(t)
 	set, err := gcpidentity.ParseKeySet(w.cloud.Keys())
 	if err != nil || len(set) != 2 {
@@ -43,7 +43,7 @@ func TestAKeySetIsReadAsGooglePublishesIt(t *testing.T) {
 		reason.From(err).Code != reason.DocumentUntrusted {
 		t.Errorf("%v", err)
 	}
-	// What is for something else is left out.
+	// Keys for other purposes are ignored.
 	for _, other := range []string{
 		`{"kty":"EC","crv":"P-256","kid":"b","x":"AAAA","y":"AAAA"}`, `{"kty":"RSA"}`, `{}`, `null`, `"x"`, `[]`,
 		strings.Replace(jwk("b", ""), "RS256", "PS256", 1), strings.Replace(jwk("b", ""), `"sig"`, `"enc"`, 1),
@@ -59,7 +59,7 @@ func TestAKeySetIsReadAsGooglePublishesIt(t *testing.T) {
 	}
 }
 
-func TestAKeySetIsRefusedWhole(t *testing.T) {
+func TestParseKeySet_RejectsAWholeSet(t *testing.T) {
 	var many []string
 	for i := range 33 {
 		many = append(many, jwk(fmt.Sprint("k", i), ""))
@@ -90,7 +90,7 @@ func TestAKeySetIsRefusedWhole(t *testing.T) {
 	}
 }
 
-func TestAnOperatorsFileSaysWhatIsWrongAndWhere(t *testing.T) {
+func TestParseKeys_ReportsFaultAndLine(t *testing.T) {
 	two := "{\n  \"provenance\": \"taken by Ann on 2026-11-20\",\n  \"keys\": [\n    " + jwk("a", "") + ",\n    " +
 		jwk("b", "") + "\n  ]\n}\n"
 	s, err := gcpidentity.ParseKeys("google-keys/2026.json", []byte(two))
@@ -106,8 +106,8 @@ func TestAnOperatorsFileSaysWhatIsWrongAndWhere(t *testing.T) {
 		{"a curve", strings.Replace(two, jwk("b", ""), `{"kty":"EC","kid":"b"}`, 1),
 			`f.json:5: not a key that signs identity tokens: kty "EC", want RSA`},
 		{"a private key", strings.Replace(two, jwk("b", ""), jwk("b", `,"d":"AAAA"`), 1),
-			`f.json:5: a private or symmetric key; only Google's public keys belong here`},
-		{"a kid twice", strings.Replace(two, `"b"`, `"a"`, 1), `f.json:5: kid "a" is there twice`},
+			`f.json:5: a private or symmetric key; only Google's public keys are allowed`},
+		{"a kid twice", strings.Replace(two, `"b"`, `"a"`, 1), `f.json:5: kid "a" occurs twice`},
 		{"a bracket too few", strings.Replace(two, "]", "", 1), `f.json:7: not a set of keys`},
 		{"RSA of 1024 bits", strings.Replace(two, modulus(2048), modulus(1024), 1),
 			`f.json:4: not a key that signs identity tokens: RSA of 1024 bits`},
@@ -123,7 +123,7 @@ func TestAnOperatorsFileSaysWhatIsWrongAndWhere(t *testing.T) {
 	}
 }
 
-func TestFilesOfKeysAreJoined(t *testing.T) {
+func TestJoinKeys(t *testing.T) {
 	parse := func(file, raw string) *gcpidentity.StaticKeys {
 		t.Helper()
 		s, err := gcpidentity.ParseKeys(file, []byte(raw))
@@ -154,7 +154,7 @@ func TestFilesOfKeysAreJoined(t *testing.T) {
 	}
 }
 
-// A verifier that has the keys in a file alone.
+// A verifier that has the keys only in a file.
 func TestAStaticSetVerifies(t *testing.T) {
 	w := freshWorld(t)
 	static, err := gcpidentity.ParseKeys("google-keys/now.json", w.cloud.Keys())
@@ -170,7 +170,7 @@ func TestAStaticSetVerifies(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w.refused(t, w.honest(t), reason.ProviderUnavailable) // it may be newer than the file
+	w.refused(t, w.honest(t), reason.ProviderUnavailable) // the key may be newer than the file
 	if _, err := os.Stat(filepath.Join("testdata", "README.md")); err != nil {
 		t.Error("the vectors have no provenance")
 	}

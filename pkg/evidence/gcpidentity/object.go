@@ -8,9 +8,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/jsonspan"
 )
 
-// object is a JSON object whose members are read by name. Unlike encoding/json it
-// knows one spelling of a name and refuses a second value; it also takes a third of
-// the time, which counts for tokens that anybody may send.
+// object is a JSON object whose members are read by name. Unlike encoding/json it accepts one
+// spelling of a name and rejects duplicates. It also needs a third of the time, which matters
+// because anyone can send tokens.
 type object struct {
 	members []member
 	err     error // the first fault
@@ -21,7 +21,7 @@ type member struct {
 	value jsonspan.Value
 }
 
-// readObject lists the members of an object, with nothing after it.
+// readObject returns the members of an object without trailing bytes.
 func readObject(text []byte) *object {
 	v, ok := jsonspan.Parse(text)
 	if !ok {
@@ -38,7 +38,7 @@ func membersOf(v jsonspan.Value) *object {
 	for n, value := range v.Members() {
 		name, _ := n.Str()
 		if o.has(name) {
-			o.err = fmt.Errorf("%.40q is there twice", name)
+			o.err = fmt.Errorf("%.40q occurs twice", name)
 			return o
 		}
 		o.members = append(o.members, member{name, value})
@@ -46,7 +46,7 @@ func membersOf(v jsonspan.Value) *object {
 	return o
 }
 
-// value is a member; no value where there is none, or null.
+// value returns a member, or the zero value if it is missing or null.
 func (o *object) value(name string) jsonspan.Value {
 	for _, m := range o.members {
 		if m.name == name && !m.value.None() {
@@ -65,7 +65,7 @@ func (o *object) has(name string) bool {
 	return false
 }
 
-// text is a member that is a string; empty where there is none.
+// text returns a member that is a string, or "" if it is missing.
 func (o *object) text(name string) string {
 	v := o.value(name)
 	s, ok := v.Str()
@@ -75,7 +75,7 @@ func (o *object) text(name string) string {
 	return s
 }
 
-// number is a member that is a whole number; zero where there is none.
+// number returns a member that is a whole number, or zero if it is missing.
 func (o *object) number(name string) int64 {
 	v := o.value(name)
 	if v.None() {
@@ -86,7 +86,7 @@ func (o *object) number(name string) int64 {
 	return n
 }
 
-// boolean is a member that is true or false; false where there is none.
+// boolean returns a member that is true or false, or false if it is missing.
 func (o *object) boolean(name string) bool {
 	v := o.value(name)
 	if !v.None() && !v.Is('t') && !v.Is('f') {
@@ -95,7 +95,7 @@ func (o *object) boolean(name string) bool {
 	return v.Is('t')
 }
 
-// object is a member that is an object; empty where there is none.
+// object returns a member that is an object, or an empty object if it is missing.
 func (o *object) object(name string) *object {
 	v := o.value(name)
 	if v.None() {

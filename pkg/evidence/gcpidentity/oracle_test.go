@@ -26,10 +26,10 @@ func (p published) RoundTrip(r *http.Request) (*http.Response, error) {
 		Request: r}, nil
 }
 
-// What Google's own library and go-jose accept of what this package refuses
-// (docs/evidence/gcp-identity.md). A change on their side is worth knowing.
+// What Google's own library and go-jose accept although this package rejects it
+// (docs/evidence/gcp-identity.md). The test fails when they change.
 func TestWhatOtherLibrariesAccept(t *testing.T) {
-	// Google's library looks at its own clock.
+	// Google's library uses its own clock.
 	cloud, err := gcp.New(gcp.Options{Now: time.Now})
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +49,7 @@ func TestWhatOtherLibrariesAccept(t *testing.T) {
 	claims := text(t, w.claims())
 	honest := sign(t, key, w.header(), claims)
 	respelt := slices.Clone(honest)
-	// 256 bytes are 341 letters and 2 bits: the last letter has four that say nothing.
+	// 256 bytes are 341 letters and 2 bits, so the last letter has four unused bits.
 	last := len(respelt) - 1
 	const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 	respelt[last] = letters[strings.IndexByte(letters, respelt[last])|1]
@@ -58,7 +58,7 @@ func TestWhatOtherLibrariesAccept(t *testing.T) {
 		token              []byte
 		ours, google, jose bool
 	}{
-		{"the honest token", honest, true, true, true},
+		{"the valid token", honest, true, true, true},
 		{"another issuer", w.with(t, change(w.claims(), func(c map[string]any) { c["iss"] = "https://x.example" })), false,
 			true, true},
 		{"a service account's ID token", w.with(t, change(w.claims(), func(c map[string]any) { delete(c, "google") })), false,
@@ -85,6 +85,6 @@ func TestWhatOtherLibrariesAccept(t *testing.T) {
 	}
 	if err := json.Unmarshal([]byte(`{"iss":"https://x.example",`+claims[1:]), &twice); err != nil ||
 		twice.Issuer != gcpidentity.Issuer {
-		t.Errorf("the standard library takes %q, %v", twice.Issuer, err)
+		t.Errorf("the standard library returns %q, %v", twice.Issuer, err)
 	}
 }

@@ -10,22 +10,21 @@ import (
 	"time"
 )
 
-// forbidden are header members that bring a key, say where one is, or change how the token is read
-// (RFC 7515, 4.1; RFC 7797). They are refused before anything could follow them.
+// forbidden are header members that contain or name a key, or change how the token is read (RFC
+// 7515, 4.1; RFC 7797). They are rejected before any of them could have an effect.
 var forbidden = []string{"jku", "jwk", "x5u", "x5c", "crit", "b64"}
 
 var strict = base64.RawURLEncoding.Strict()
 
-// token is one that was taken apart. Nothing of it is believed.
+// token is a parsed token. Nothing in it is verified.
 type token struct {
 	kid       string
-	signed    []byte // the first two parts with the dot between them, as they came
+	signed    []byte // the first two parts with the dot between them, as received
 	payload   []byte
 	signature []byte
 }
 
-// split takes a token apart. Base64 has one spelling for each value, so that no two
-// tokens are the same.
+// split parses a token. Each value has only one base64 encoding, so that a token has only one form.
 func split(raw []byte) (token, error) {
 	var t token
 	if len(raw) > MaxSize {
@@ -34,7 +33,7 @@ func split(raw []byte) (token, error) {
 	if n := bytes.Count(raw, []byte(".")); n != 2 {
 		return t, fmt.Errorf("%d parts, want 3", n+1)
 	}
-	// The decoder of the standard library skips line breaks.
+	// The standard library's decoder ignores line breaks.
 	if bytes.ContainsAny(raw, "\r\n") {
 		return t, errors.New("line break")
 	}
@@ -84,10 +83,10 @@ func printable(kid string) bool {
 	return kid != "" && len(kid) <= 128 && strings.IndexFunc(kid, func(r rune) bool { return r <= ' ' || r > '~' }) < 0
 }
 
-// claims are those of a token that was signed; what they say is not checked yet.
+// claims are those of a token with a verified signature; their values are not checked yet.
 type claims struct {
 	Issuer        string
-	Audience      string // an array of one is not Google's form, and is refused
+	Audience      string // an array of one is not Google's form and is rejected
 	Expiry        int64
 	IssuedAt      int64
 	Email         string
@@ -105,7 +104,7 @@ type engine struct {
 	Confidentiality int64
 }
 
-// maxTime is the end of the year 9999, above which RFC 3339 has no form.
+// maxTime is the end of the year 9999, the last time that RFC 3339 can represent.
 const maxTime = 253402300799
 
 func decode(payload []byte) (*claims, error) {
@@ -126,15 +125,15 @@ func decode(payload []byte) (*claims, error) {
 	}
 	switch {
 	case c.IssuedAt <= 0 || c.IssuedAt > maxTime:
-		return nil, errors.New("iat is missing or no time")
+		return nil, errors.New("iat is missing or not a time")
 	case c.Expiry <= c.IssuedAt || c.Expiry > maxTime:
-		return nil, errors.New("exp is missing, no time, or not after iat")
+		return nil, errors.New("exp is missing, not a time, or not after iat")
 	}
 	return c, nil
 }
 
-// check looks at the form of what names the instance: it becomes part of a provider
-// ID, so nothing may be in it that could make it another's.
+// check checks the form of the values that name the instance. They become part of a provider id, so
+// they must not contain anything that could turn it into another one.
 func (c *claims) check() error {
 	e := &c.Engine
 	if *e == (engine{}) {
@@ -158,8 +157,8 @@ func (c *claims) check() error {
 	return nil
 }
 
-// label reports whether s is a label of RFC 1035, 2.3.1, in lower case, as the names
-// of Compute Engine's resources are.
+// label reports whether s is a label of RFC 1035, 2.3.1, in lower case, like the names of Compute
+// Engine's resources.
 func label(s string) bool {
 	if s == "" || len(s) > 63 || s[0] < 'a' || s[0] > 'z' || s[len(s)-1] == '-' {
 		return false
@@ -172,8 +171,8 @@ func label(s string) bool {
 	return true
 }
 
-// project reports whether s has the form of a project id: a label, in old projects
-// of an organisation with its domain in front ("example.com:project").
+// project reports whether s has the form of a project id: a label, in old projects of an
+// organization prefixed with its domain ("example.com:project").
 func project(s string) bool {
 	domain, name, scoped := strings.Cut(s, ":")
 	if !scoped {

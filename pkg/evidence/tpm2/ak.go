@@ -8,8 +8,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// AK is the public part of an attestation key of an accepted shape. That such
-// an object exists in a TPM, [VerifyQuote] shows.
+// AK is the public part of an attestation key with acceptable properties. [VerifyQuote] proves that
+// such an object exists in a TPM.
 type AK struct {
 	public
 	name []byte
@@ -17,23 +17,23 @@ type AK struct {
 
 const (
 	akMust = fixedTPM | fixedParent | sensitiveDataOrigin | restricted | sign
-	// Who may use the AK on its own machine is not the verifier's business.
+	// How the AK is authorized on its own machine does not matter to the verifier.
 	akMay = userWithAuth | adminWithPolicy | noDA
 )
 
-// ParseAK reads an AK's TPMT_PUBLIC, which is untrusted. It checks that
+// ParseAK parses an AK's TPMT_PUBLIC, which is untrusted. It checks that
 //
-//   - the structure is whole, of at most [MaxPublicSize] bytes, with nothing after it;
-//   - the key is a point on P-256 or P-384, or RSA-2048, -3072 or -4096 with
-//     exponent 65537 and without the ROCA weakness;
-//   - it was made in its TPM and cannot leave it (fixedTPM, fixedParent,
+//   - the structure is complete, has at most [MaxPublicSize] bytes, and no trailing bytes;
+//   - the key is a point on P-256 or P-384, or RSA-2048, -3072 or -4096 with exponent 65537 and
+//     without the ROCA weakness;
+//   - the key was created in its TPM and cannot leave it (fixedTPM, fixedParent,
 //     sensitiveDataOrigin);
-//   - it signs, and only what the TPM itself states (restricted, sign, not decrypt);
+//   - it signs only statements of the TPM itself (restricted, sign, not decrypt);
 //   - its scheme is fixed: ECDSA, RSASSA or RSAPSS with SHA-256 or SHA-384;
 //   - its name algorithm is SHA-256 or SHA-384.
 //
-// The Name is computed from these very bytes, so what was checked is what the
-// credential is bound to. Every error is a denial with [reason.AKUnacceptable].
+// The Name is computed from the same bytes, so the credential is bound to exactly what was checked.
+// Every error is a denial with [reason.AKUnacceptable].
 func ParseAK(tpmtPublic []byte) (*AK, error) {
 	p, err := parsePublic(tpmtPublic)
 	if err != nil {
@@ -77,23 +77,23 @@ func checkAK(p *public) error {
 
 func akHash(alg uint16) bool { return alg == algSHA256 || alg == algSHA384 }
 
-// Name is the AK's Name (Part 1, 16): its name algorithm and the hash of its public area.
+// Name returns the AK's Name (Part 1, 16): its name algorithm and the hash of its public area.
 func (ak *AK) Name() []byte { return ak.name }
 
-// SPKIHash is SHA-256 over the AK's SubjectPublicKeyInfo in DER.
+// SPKIHash returns SHA-256 over the AK's SubjectPublicKeyInfo in DER.
 func (ak *AK) SPKIHash() [sha256.Size]byte { return ak.spki }
 
-// PublicKey is an *rsa.PublicKey or an *ecdsa.PublicKey.
+// PublicKey returns an *rsa.PublicKey or an *ecdsa.PublicKey.
 func (ak *AK) PublicKey() crypto.PublicKey { return ak.key }
 
-// Describe names the key's type and size: "ecc-p256", "rsa-2048".
+// Describe returns the key's type and size, for example "ecc-p256" or "rsa-2048".
 func (ak *AK) Describe() string { return ak.kind.String() }
 
-// name is alg and the hash of the parts (Part 1, 16). The algorithm has been checked.
+// name returns alg and the hash of the parts (Part 1, 16). The algorithm has been checked.
 func name(alg uint16, parts ...[]byte) []byte {
 	hash, err := hashByAlg(alg)
 	if err != nil {
-		return nil // a Name that nothing equals
+		return nil // no Name is equal to it
 	}
 	h := hash.New()
 	for _, p := range parts {
@@ -105,6 +105,6 @@ func name(alg uint16, parts ...[]byte) []byte {
 // endorsementHierarchy is TPM_RH_ENDORSEMENT (Part 2, 7.4), the qualified name of that hierarchy.
 var endorsementHierarchy = []byte{0x40, 0x00, 0x00, 0x0B}
 
-// qualifiedName is the Qualified Name (Part 1, 16) of the AK as a primary key
-// of the endorsement hierarchy.
+// qualifiedName returns the Qualified Name (Part 1, 16) of the AK as a primary key of the
+// endorsement hierarchy.
 func (ak *AK) qualifiedName() []byte { return name(ak.nameAlg, endorsementHierarchy, ak.name) }

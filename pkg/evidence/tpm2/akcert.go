@@ -16,29 +16,29 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// MaxAKCertificateSize bounds each certificate that a node sends with its AK, in
-// bytes: the contract's bound (proto/README.md, 2). Azure's are the largest.
+// MaxAKCertificateSize limits each certificate that a node sends with its AK, in bytes
+// (proto/README.md, 2). Azure's are the largest.
 const MaxAKCertificateSize = 16 << 10
 
-// VouchesForGCE is the line in the text before an anchor that says what it is
-// for: its certificates may name an instance of Compute Engine. Without it an
-// anchor vouches for a key alone, whatever a certificate below it says.
+// VouchesForGCE is a line in the text before an anchor. It allows certificates below this anchor to
+// name an instance of Compute Engine. Without it, the anchor vouches only for keys, whatever its
+// certificates contain.
 const VouchesForGCE = "vouches for: gce instances"
 
-// oidAIKCertificate is tcg-kp-AIKCertificate (TCG Credential Profiles for TPM
-// Family 1.2, 3.4; in use for 2.0 as well).
+// oidAIKCertificate is tcg-kp-AIKCertificate (TCG Credential Profiles for TPM Family 1.2, 3.4; also
+// used for 2.0).
 var oidAIKCertificate = asn1.ObjectIdentifier{2, 23, 133, 8, 3}
 
 // AKCertificateEndorser endorses an AK that a platform's authority certified.
-// [NewAKCertificateEndorser] makes one.
+// [NewAKCertificateEndorser] creates one.
 type AKCertificateEndorser struct {
 	Roots Roots
-	// GCE are the anchors, by SHA-256 of their DER, that may name an instance of
-	// Compute Engine.
+	// GCE are the anchors, by the SHA-256 of their DER, that may name an instance of Compute
+	// Engine.
 	GCE map[[sha256.Size]byte]bool
 }
 
-// NewAKCertificateEndorser sorts anchors by what the text before each says.
+// NewAKCertificateEndorser reads from the text before each anchor what the anchor vouches for.
 func NewAKCertificateEndorser(all []anchors.Anchor) AKCertificateEndorser {
 	set := anchors.NewSet(all)
 	e := AKCertificateEndorser{
@@ -53,33 +53,32 @@ func NewAKCertificateEndorser(all []anchors.Anchor) AKCertificateEndorser {
 	return e
 }
 
-// Endorse verifies the AK's certificate. Without one the identity is not its own.
-// The chain is untrusted: the AK's certificate in DER first, then candidates for
-// intermediates in any order, which help to build a chain and are trusted for
-// nothing. Every other error is a denial. In order:
+// Endorse verifies the AK's certificate. Without a certificate it returns [ErrNotMine]. The chain
+// is untrusted: the AK's certificate in DER first, then candidates for intermediates in any order.
+// Every other error is a denial. The checks, in order:
 //
-//   - 1 to [MaxChain] certificates of at most [MaxAKCertificateSize] bytes, each
-//     one whole DER structure ([reason.EKCertificateInvalid], like the next six);
-//   - every key in them is RSA of 2048 to 4096 bits or on P-256 or P-384. Behind
-//     the first, one on P-521 is passed over: it counts if Roots has it;
-//   - the first is no authority's;
-//   - its key may sign: key usage with digitalSignature, as Google and Microsoft
-//     issue. Google's EK certificates come from the same root and have it not;
-//   - its extended key usages, if it has any, include tcg-kp-AIKCertificate.
-//     Microsoft's have it; Google's have none at all;
-//   - its key is the AK's;
-//   - now lies in its validity, with [ClockLeeway] at the beginning;
-//   - it chains to an anchor now ([reason.EKUntrusted], like the next). An AK is
-//     certified with its machine, so there is no pardon for what has expired;
-//   - where it names an instance of Compute Engine, it chains to an anchor of
-//     that cloud, the extension is whole ([reason.EKCertificateInvalid]), and
-//     Google says that the instance is one of production.
+//   - 1 to [MaxChain] certificates of at most [MaxAKCertificateSize] bytes, each one whole DER
+//     structure ([reason.EKCertificateInvalid], like the next six);
+//   - every key is RSA of 2048 to 4096 bits or on P-256 or P-384. After the first certificate, one
+//     on P-521 is ignored; it is used only if it is in Roots;
+//   - the first certificate is not an authority's;
+//   - its key may sign: key usage with digitalSignature, as Google and Microsoft issue it. Google's
+//     EK certificates come from the same root and do not have it;
+//   - its extended key usages, if any, include tcg-kp-AIKCertificate. Microsoft's certificates have
+//     it; Google's have none;
+//   - its key is the AK;
+//   - now is within its validity, with [ClockLeeway] at the beginning;
+//   - it chains to an anchor now ([reason.EKUntrusted], like the next). An AK is certified together
+//     with its machine, so expired certificates are not accepted;
+//   - if it names an instance of Compute Engine, it chains to an anchor of that cloud, the
+//     extension is complete ([reason.EKCertificateInvalid]), and Google marks the instance as
+//     production.
 //
-// Revocation is not checked: nothing that a certificate names is ever fetched.
+// Revocation is not checked, because nothing that a certificate names is ever fetched.
 //
-// Only the AK is endorsed. The EK stays unproven, although [VerifyQuote] showed
-// that it is in the same TPM. Microsoft's certificates name no virtual machine
-// (their subject is a name of the host's making), so other evidence must.
+// Only the AK is endorsed. The EK stays unproven, although [VerifyQuote] proves that it is in the
+// same TPM. Microsoft's certificates name no virtual machine (their subject is a name that the host
+// chooses), so other evidence must name it.
 func (e AKCertificateEndorser) Endorse(_ context.Context, id Identity, now time.Time) (*Endorsement, error) {
 	if len(id.AKCertificates) == 0 {
 		return nil, ErrNotMine
@@ -116,10 +115,10 @@ func (e AKCertificateEndorser) Endorse(_ context.Context, id Identity, now time.
 
 func checkAKCertificate(leaf *x509.Certificate, ak *AK) error {
 	if leaf.IsCA || leaf.KeyUsage&x509.KeyUsageCertSign != 0 {
-		return errors.New("it is an authority's")
+		return errors.New("it is a certificate of an authority")
 	}
 	if leaf.KeyUsage&x509.KeyUsageDigitalSignature == 0 {
-		return errors.New("its key usage does not allow to sign")
+		return errors.New("its key usage does not allow signing")
 	}
 	isAIK := func(usage asn1.ObjectIdentifier) bool { return usage.Equal(oidAIKCertificate) }
 	if len(leaf.ExtKeyUsage)+len(leaf.UnknownExtKeyUsage) > 0 && !slices.ContainsFunc(leaf.UnknownExtKeyUsage, isAIK) {
@@ -131,10 +130,10 @@ func checkAKCertificate(leaf *x509.Certificate, ak *AK) error {
 	return nil
 }
 
-// instance is what leaf says of an instance of Compute Engine, nil if nothing.
+// instance returns the instance of Compute Engine that leaf names, or nil.
 func (e AKCertificateEndorser) instance(leaf *x509.Certificate, chains [][]*x509.Certificate) (*gceInstance, error) {
 	var value []byte
-	for _, ext := range leaf.Extensions { // crypto/x509 refuses two of one kind
+	for _, ext := range leaf.Extensions { // crypto/x509 rejects duplicates
 		if ext.Id.Equal(oidGCEInstance) {
 			value = ext.Value
 		}
@@ -146,7 +145,7 @@ func (e AKCertificateEndorser) instance(leaf *x509.Certificate, chains [][]*x509
 		return e.GCE[sha256.Sum256(chain[len(chain)-1].Raw)]
 	}) {
 		return nil, reason.Deny(reason.EKUntrusted,
-			"the AK certificate by %q names an instance of Compute Engine, and its root is not said to vouch for any",
+			"the AK certificate by %q names an instance of Compute Engine, and its root may not vouch for instances",
 			leaf.Issuer)
 	}
 	instance, err := parseGCEInstance(value)
@@ -155,7 +154,7 @@ func (e AKCertificateEndorser) instance(leaf *x509.Certificate, chains [][]*x509
 	}
 	if !instance.production {
 		return nil, reason.Deny(reason.EKUntrusted,
-			"the AK certificate is for %s, which Google does not call an instance of production", instance.providerID())
+			"the AK certificate is for %s, which Google does not mark as an instance of production", instance.providerID())
 	}
 	return instance, nil
 }

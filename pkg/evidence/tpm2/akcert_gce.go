@@ -11,9 +11,9 @@ import (
 	der "golang.org/x/crypto/cryptobyte/asn1"
 )
 
-// oidGCEInstance is Google's extension that names the instance which a
-// certificate is for. Google documents its shape nowhere but in go-tpm-tools
-// (server/verify.go); its certificates have six security properties:
+// oidGCEInstance is Google's extension that names the instance of a certificate. Google documents
+// its form only in go-tpm-tools (server/verify.go); Google's certificates have six security
+// properties:
 //
 //	GCEInstance ::= SEQUENCE {
 //	    zone           UTF8String,
@@ -29,7 +29,7 @@ import (
 //	}
 var oidGCEInstance = asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 11129, 2, 1, 21}
 
-// gceInstance is the extension's content. All but production name the instance.
+// gceInstance is the content of the extension. All fields except production name the instance.
 type gceInstance struct {
 	zone          string
 	projectNumber uint64
@@ -39,17 +39,16 @@ type gceInstance struct {
 	production    bool
 }
 
-// providerID is as OpenShift's machine controller writes it.
+// providerID returns the form that OpenShift's machine controller writes.
 func (g *gceInstance) providerID() string {
 	return "gce://" + g.projectID + "/" + g.zone + "/" + g.name
 }
 
-// instanceID is the number that Google never uses again.
+// instanceID returns the number, which Google never reuses.
 func (g *gceInstance) instanceID() string { return "gcp:" + strconv.FormatUint(g.id, 10) }
 
-// parseGCEInstance reads exactly one extension, in DER. Names that could not be
-// told apart once they stand side by side in a provider ID are refused, and so
-// is a number that names nothing.
+// parseGCEInstance parses exactly one extension, in DER. It rejects names that would be ambiguous
+// in a provider id, and numbers that name nothing.
 func parseGCEInstance(raw []byte) (*gceInstance, error) {
 	var (
 		g      gceInstance
@@ -63,7 +62,7 @@ func parseGCEInstance(raw []byte) (*gceInstance, error) {
 	}
 	if !readUTF8(&s, &g.zone) || !s.ReadASN1Integer(&g.projectNumber) || !readUTF8(&s, &g.projectID) ||
 		!s.ReadASN1Integer(&g.id) || !readUTF8(&s, &g.name) {
-		return nil, errors.New("zone, project number, project, instance number and name are not all there")
+		return nil, errors.New("zone, project number, project, instance number or name is missing")
 	}
 	if !s.ReadOptionalASN1(&inner, &marked, tagged(0)) || !s.Empty() {
 		return nil, errTrailing
@@ -77,7 +76,7 @@ func parseGCEInstance(raw []byte) (*gceInstance, error) {
 		{"zone", g.zone, "-"}, {"project", g.projectID, "-.:"}, {"instance name", g.name, "-"},
 	} {
 		if !plain(part.value, part.others) {
-			return nil, fmt.Errorf("%.100q is no name of a %s", part.value, part.what)
+			return nil, fmt.Errorf("%.100q is not the name of a %s", part.value, part.what)
 		}
 	}
 	if g.id == 0 || g.projectNumber == 0 {
@@ -86,8 +85,7 @@ func parseGCEInstance(raw []byte) (*gceInstance, error) {
 	return &g, nil
 }
 
-// readProperties reads what is known and steps over what may come to be, which
-// must have the same form.
+// readProperties reads the known properties and skips unknown ones, which must have the same form.
 func (g *gceInstance) readProperties(s cryptobyte.String) error {
 	var list cryptobyte.String
 	if !s.ReadASN1(&list, der.SEQUENCE) || !s.Empty() {
@@ -130,8 +128,8 @@ func readUTF8(s *cryptobyte.String, out *string) bool {
 	return ok
 }
 
-// plain reports whether s is made of small letters, digits and others, begins
-// with a letter or a digit, and is not too long for a name of Google's.
+// plain reports whether s consists of lower-case letters, digits and others, begins with a letter
+// or a digit, and is not too long for a name at Google.
 func plain(s, others string) bool {
 	if s == "" || len(s) > 100 || strings.ContainsRune(others, rune(s[0])) {
 		return false

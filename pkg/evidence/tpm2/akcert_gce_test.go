@@ -14,17 +14,17 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// gceName is what the extension says; the fields are there to be changed.
+// gceName is the content of the extension, whose fields a test can change.
 type gceName struct {
 	zone, project, name string
 	number, id          int64
-	properties          func(*cryptobyte.Builder) // nil: none at all
+	properties          func(*cryptobyte.Builder) // nil: no properties
 	after               []byte
 }
 
 func explicit(n uint8) der.Tag { return der.Tag(n).Constructed().ContextSpecific() }
 
-// properties is the sequence as Google's certificates have it, with isProduction as given.
+// properties is the sequence in Google's certificates, with the given isProduction.
 func properties(production bool) func(*cryptobyte.Builder) {
 	return func(b *cryptobyte.Builder) {
 		b.AddASN1(der.SEQUENCE, func(b *cryptobyte.Builder) {
@@ -93,8 +93,8 @@ func TestGCEInstanceExtension(t *testing.T) {
 	}{
 		{"as Google writes it", nil, 0},
 		{"a project of a domain", func(g *gceName) { g.project = "example.com:project-1" }, 0},
-		{"isProduction alone", func(g *gceName) { g.properties = list(production) }, 0},
-		{"a property that is not known yet", func(g *gceName) { g.properties = list(production, field(9, boolean(true))) },
+		{"only isProduction", func(g *gceName) { g.properties = list(production) }, 0},
+		{"an unknown property", func(g *gceName) { g.properties = list(production, field(9, boolean(true))) },
 			0},
 		{"not of production", func(g *gceName) { g.properties = properties(false) }, reason.EKUntrusted},
 		{"no properties", func(g *gceName) { g.properties = nil }, reason.EKUntrusted},

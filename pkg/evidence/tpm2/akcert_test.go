@@ -26,7 +26,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// published reads a certificate that a cloud issued; the text before it says where it is from.
+// published reads a certificate that a cloud issued; the text before it names the source.
 func published(t testing.TB, name string) *x509.Certificate {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join("testdata", "akcert", name+".pem"))
@@ -44,7 +44,7 @@ func published(t testing.TB, name string) *x509.Certificate {
 	return cert
 }
 
-// akOf is an AK of the form that both clouds certify, with a certificate's key.
+// akOf returns an AK of the form that both clouds certify, with the key of a certificate.
 func akOf(t testing.TB, key crypto.PublicKey) *tpm2.AK {
 	t.Helper()
 	switch key := key.(type) {
@@ -80,7 +80,7 @@ func TestPublishedAKCertificates(t *testing.T) {
 			if *got != want {
 				t.Errorf("%+v, want %+v", got, want)
 			}
-			// The same certificate under the other cloud's roots alone.
+			// The same certificate with only the other cloud's roots.
 			other := map[string]string{"gce-ak": "Microsoft", "azure-ak": "Google"}[c.name]
 			var roots []trust.Anchor
 			for _, a := range tpm2.DefaultAKRoots() {
@@ -92,7 +92,7 @@ func TestPublishedAKCertificates(t *testing.T) {
 			denied(t, err, reason.EKUntrusted)
 		})
 	}
-	t.Run("the EK certificate of the same machine is no AK's", func(t *testing.T) {
+	t.Run("the EK certificate of the same machine is not an AK's", func(t *testing.T) {
 		cert := published(t, "gce-ek")
 		_, err := endorser.Endorse(t.Context(),
 			tpm2.Identity{AK: akOf(t, cert.PublicKey), AKCertificates: [][]byte{cert.Raw}}, today)
@@ -100,9 +100,9 @@ func TestPublishedAKCertificates(t *testing.T) {
 	})
 }
 
-// An anchor that is near its end is for the operator to look at, and not to come
-// with a release.
-func TestDefaultAKRootsLastForAWhile(t *testing.T) {
+// An anchor that is close to its end needs the administrator's attention and must not be part of a
+// release.
+func TestDefaultAKRootsAreValidFor180Days(t *testing.T) {
 	all := tpm2.DefaultAKRoots()
 	set := trust.NewSet(all)
 	if len(all) != set.Len() || len(all) != 8 || len(set.Rootless()) != 0 {
@@ -120,7 +120,7 @@ func TestDefaultAKRootsLastForAWhile(t *testing.T) {
 		if marked != (google && a.Root) {
 			t.Errorf("%s: vouches for instances of Compute Engine: %t", a, marked)
 		}
-		// Each intermediate is signed by one of the roots, or by what they signed.
+		// Each intermediate is signed by one of the roots, or by a certificate below a root.
 		if _, err := a.Certificate.Verify(x509.VerifyOptions{Roots: set.Roots(), Intermediates: set.Intermediates(),
 			CurrentTime: today, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
 			t.Errorf("%s: %v", a, err)
@@ -145,7 +145,7 @@ func newPlatform(t testing.TB) *platform {
 	return &platform{root, newAuthority(t, "AK issuer", root, nil), key, akOf(t, &key.PublicKey)}
 }
 
-// endorser trusts the platform's root; gce says for what.
+// endorser trusts the platform's root; gce allows the root to name instances.
 func (p *platform) endorser(t testing.TB, gce bool) tpm2.AKCertificateEndorser {
 	t.Helper()
 	text := "A root of this test.\n"
@@ -160,7 +160,7 @@ func (p *platform) endorser(t testing.TB, gce bool) tpm2.AKCertificateEndorser {
 	return tpm2.NewAKCertificateEndorser(all)
 }
 
-// issue returns the chain for the platform's AK, as Google issues it, with one thing changed.
+// issue returns the chain for the platform's AK, in Google's form, with one change.
 func (p *platform) issue(t testing.TB, change func(*x509.Certificate)) [][]byte {
 	t.Helper()
 	template := &x509.Certificate{
@@ -228,12 +228,12 @@ func TestAKCertificates(t *testing.T) {
 			}
 		})
 	}
-	t.Run("without a certificate the identity is somebody else's", func(t *testing.T) {
+	t.Run("without a certificate the result is ErrNotMine", func(t *testing.T) {
 		if _, err := p.endorse(t, nil); !errors.Is(err, tpm2.ErrNotMine) {
 			t.Error(err)
 		}
 	})
-	t.Run("without anchors nothing is believed", func(t *testing.T) {
+	t.Run("without anchors nothing is trusted", func(t *testing.T) {
 		for _, e := range []tpm2.AKCertificateEndorser{{}, tpm2.NewAKCertificateEndorser(nil)} {
 			_, err := e.Endorse(t.Context(), tpm2.Identity{AK: p.ak, AKCertificates: p.issue(t, nil)}, today)
 			denied(t, err, reason.EKUntrusted)
@@ -271,28 +271,28 @@ func TestAttack_T21_AKCertificateOfAnotherAK(t *testing.T) {
 	p, neighbour := newPlatform(t), newPlatform(t)
 	chain := p.issue(t, nil)
 	if _, err := p.endorse(t, chain); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	_, err := p.endorser(t, true).Endorse(t.Context(), tpm2.Identity{AK: neighbour.ak, AKCertificates: chain}, today)
 	denied(t, err, reason.EKCertificateInvalid)
-	// A certificate for the attacker's AK by an authority of his own, with the
-	// genuine ones as candidates.
+	// A certificate for the attacker's AK by the attacker's own authority, with the genuine
+	// certificates as candidates.
 	_, err = p.endorser(t, true).Endorse(t.Context(),
 		tpm2.Identity{AK: neighbour.ak, AKCertificates: append(neighbour.issue(t, nil), chain...)}, today)
 	denied(t, err, reason.EKUntrusted)
-	// His own authority as a candidate for an intermediate, and even as a root.
+	// The attacker's own authority as a candidate for an intermediate, and even as a root.
 	_, err = p.endorser(t, true).Endorse(t.Context(),
 		tpm2.Identity{AK: neighbour.ak, AKCertificates: append(neighbour.issue(t, nil), neighbour.root.cert.Raw)}, today)
 	denied(t, err, reason.EKUntrusted)
 }
 
-// An authority vouches for what it is there for. Whoever has an AK certificate of
-// one cloud, even one who runs its authority, becomes no instance of another.
+// An authority vouches only for its own cloud. Even the operator of one cloud's authority cannot
+// name an instance of another cloud.
 func TestAttack_T21_InstanceNamedByAnAuthorityOfAnotherCloud(t *testing.T) {
 	p := newPlatform(t)
 	id := tpm2.Identity{AK: p.ak, AKCertificates: p.issue(t, nil)}
 	if _, err := p.endorser(t, true).Endorse(t.Context(), id, today); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	_, err := p.endorser(t, false).Endorse(t.Context(), id, today)
 	denied(t, err, reason.EKUntrusted)
@@ -303,7 +303,7 @@ func TestAttack_T21_InstanceNamedByAnAuthorityOfAnotherCloud(t *testing.T) {
 	if err != nil || e.ProviderID != "" || e.InstanceID != "" {
 		t.Errorf("%+v, %v", e, err)
 	}
-	// The mark before an intermediate means nothing.
+	// The mark before an intermediate has no effect.
 	all, err := trust.Parse("f", append([]byte("# "+tpm2.VouchesForGCE+"\n"),
 		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.intermediate.cert.Raw})...))
 	if err != nil {
@@ -318,7 +318,7 @@ func TestAttack_T16_AKCertificateChainsThatCostTooMuch(t *testing.T) {
 	p := newPlatform(t)
 	chain := p.issue(t, nil)
 	if _, err := p.endorse(t, append(chain, chain[1], chain[1], chain[1], chain[1], chain[1], chain[1])); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	weak, err := rsa.GenerateKey(rand.Reader, 1024)
 	if err != nil {
@@ -341,7 +341,7 @@ func TestAttack_T16_AKCertificateChainsThatCostTooMuch(t *testing.T) {
 	}
 }
 
-// Nothing in a certificate can be changed, cut or repeated.
+// No byte of a certificate can be changed, removed or repeated.
 func TestAKCertificateIsNotMalleable(t *testing.T) {
 	p := newPlatform(t)
 	chain := p.issue(t, nil)

@@ -7,13 +7,13 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/anchors"
 )
 
-// The anchors of the clouds that certify AKs, with where each came from. Nothing
-// is fetched: an authority that is missing is for the operator to add.
+// The anchors of the clouds that certify AKs, with their sources. Nothing is fetched: an
+// administrator adds missing authorities.
 //
 //go:embed akroots/*.pem
 var akRoots embed.FS
 
-// DefaultAKRoots are the anchors of AK certificates that come with this version.
+// DefaultAKRoots returns the anchors of AK certificates that are part of this version.
 func DefaultAKRoots() []anchors.Anchor {
 	var all []anchors.Anchor
 	files, err := fs.Glob(akRoots, "akroots/*.pem")

@@ -22,7 +22,7 @@ func TestAttack_T20_AKThatIsNotAnAttestationKey(t *testing.T) {
 	}
 	honest := softwareAK(&key.PublicKey)
 	if _, err := tpm2.ParseAK(tpm.Marshal(honest)); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 
 	attribute := func(change func(*tpm.TPMAObject)) func(*tpm.TPMTPublic) {
@@ -55,7 +55,7 @@ func TestAttack_T20_AKThatIsNotAnAttestationKey(t *testing.T) {
 		"not restricted: signs anything":          attribute(func(a *tpm.TPMAObject) { a.Restricted = false }),
 		"not fixed to its TPM: can be duplicated": attribute(func(a *tpm.TPMAObject) { a.FixedTPM = false }),
 		"not fixed to its parent":                 attribute(func(a *tpm.TPMAObject) { a.FixedParent = false }),
-		"imported: not made in the TPM":           attribute(func(a *tpm.TPMAObject) { a.SensitiveDataOrigin = false }),
+		"imported: not created in the TPM":        attribute(func(a *tpm.TPMAObject) { a.SensitiveDataOrigin = false }),
 		"does not sign":                           attribute(func(a *tpm.TPMAObject) { a.SignEncrypt = false }),
 		"decrypts":                                attribute(func(a *tpm.TPMAObject) { a.Decrypt = true }),
 		"decrypts instead": attribute(func(a *tpm.TPMAObject) {
@@ -100,13 +100,13 @@ func TestAttack_T20_AKThatIsNotAnAttestationKey(t *testing.T) {
 		"RSA with a modulus of another size": func(p *tpm.TPMTPublic) {
 			*p = rsaPublic(2048, 0, func(n []byte) []byte { return n[:128] })
 		},
-		"RSA-3072 that says 2048": func(p *tpm.TPMTPublic) {
+		"RSA-3072 that states 2048": func(p *tpm.TPMTPublic) {
 			*p = rsaPublic(2048, 0, func(n []byte) []byte { return append(n, n[:128]...) })
 		},
 		"RSA with the ROCA weakness": func(p *tpm.TPMTPublic) {
 			*p = rsaPublic(2048, 0, func([]byte) []byte { return rocaModulus(t) })
 		},
-		"nothing but a type (an empty public area)": func(p *tpm.TPMTPublic) {
+		"only a type (an empty public area)": func(p *tpm.TPMTPublic) {
 			*p = tpm.TPMTPublic{Type: tpm.TPMAlgECC, NameAlg: tpm.TPMAlgSHA256}
 		},
 	} {
@@ -146,12 +146,12 @@ func TestAttack_T20_AKThatIsNotAnAttestationKey(t *testing.T) {
 	})
 }
 
-// The TPM refuses what the parser cannot see: a public area of the right shape
-// with no private part in that TPM behind it.
+// The TPM rejects what the parser cannot detect: a well-formed public area without its private part
+// in that TPM.
 func TestAttack_T20_SoftwareAK(t *testing.T) {
 	d, c := honest(t, "ecc-p256", agentAK)
 	if _, err := c.verify(); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	d.another()
 	ek := d.primary(tpm.TPMRHEndorsement, tpm.ECCEKTemplate)
@@ -163,7 +163,7 @@ func TestAttack_T20_SoftwareAK(t *testing.T) {
 	f := newForger(t)
 	parsedAK, err := tpm2.ParseAK(f.akPublic)
 	if err != nil {
-		t.Fatalf("in shape it cannot be told from a genuine one: %v", err)
+		t.Fatalf("its form is that of a genuine one: %v", err)
 	}
 	blob, encrypted, err := tpm2.MakeCredential(nil, parsedEK, parsedAK.Name(), make([]byte, 32))
 	if err != nil {
@@ -181,7 +181,7 @@ func TestAttack_T20_SoftwareAK(t *testing.T) {
 		tpm.TPMRCAuthUnavailable) {
 		t.Errorf("with the public part loaded: %v, want TPM_RC_AUTH_UNAVAILABLE", err)
 	}
-	// So the node can sign the transcript but not know the secret.
+	// So the node can sign the transcript, but does not have the secret.
 	forged := f.forgery(t, nil)
 	if _, err := forged.verify(); err != nil {
 		t.Fatalf("with the secret the forgery would pass: %v", err)
@@ -196,7 +196,7 @@ func TestAttack_T20_AKOfAnotherHierarchy(t *testing.T) {
 	ek := d.primary(tpm.TPMRHEndorsement, tpm.ECCEKTemplate)
 	ak := d.primary(tpm.TPMRHEndorsement, akTemplates[agentAK])
 	if _, err := d.converse(ek, ak, tpm.TPMAlgSHA256, []int{11}, "endorsement").verify(); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	d.flush(ak)
 	for name, hierarchy := range map[string]tpm.TPMHandle{"owner": tpm.TPMRHOwner, "null": tpm.TPMRHNull,
@@ -211,7 +211,7 @@ func TestAttack_T20_AKOfAnotherHierarchy(t *testing.T) {
 func TestAttack_T21_KeysSwappedBetweenChallengeAndAttest(t *testing.T) {
 	d, c := honest(t, "ecc-p256", agentAK)
 	if _, err := c.verify(); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	other := d.primary(tpm.TPMRHEndorsement, akTemplates["P-384 ECDSA SHA-384"])
 	attest, signature := d.quote(other, c.challenge.Transcript[:], selected(tpm.TPMAlgSHA256, quotedPCRs...))
@@ -256,7 +256,7 @@ func TestAttack_T35_ROCAWeakEK(t *testing.T) {
 		return tpm.Marshal(pub)
 	}
 	if _, err := tpm2.ParseEK(set(soundModulus(2048))); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	for range 3 {
 		_, err := tpm2.ParseEK(set(rocaModulus(t)))
@@ -264,9 +264,8 @@ func TestAttack_T35_ROCAWeakEK(t *testing.T) {
 	}
 }
 
-// rocaModulus makes an RSA modulus the way the flawed library did (Nemec et
-// al., CCS 2017, 2.1): p = k*M + (65537^a mod M), M the product of the first
-// 126 primes for a modulus of 2048 bits.
+// rocaModulus creates an RSA modulus like the flawed library (Nemec et al., CCS 2017, 2.1): p = k*M
+// + (65537^a mod M), M the product of the first 126 primes for a modulus of 2048 bits.
 func rocaModulus(t testing.TB) []byte {
 	t.Helper()
 	m := big.NewInt(1)

@@ -18,7 +18,7 @@ import (
 func TestAttack_T22_QuoteOverOtherPCRs(t *testing.T) {
 	d, c := honest(t, "ecc-p256", agentAK)
 	if _, err := c.verify(); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	sha256Bank, sha384Bank := tpm.TPMAlgSHA256, tpm.TPMAlgSHA384
 	two := selected(sha256Bank, quotedPCRs...)
@@ -54,13 +54,13 @@ func TestAttack_T22_QuoteOverOtherPCRs(t *testing.T) {
 	}
 }
 
-// A TPM quotes a bank that is not allocated without an error, over nothing.
+// A TPM quotes an unallocated bank without an error, with an empty selection.
 func TestAttack_T22_QuoteOverAnUnallocatedBank(t *testing.T) {
 	d := simulate(t)
 	for _, bank := range []tpm.TPMAlgID{tpm.TPMAlgSHA256, tpm.TPMAlgSHA384} {
 		ek, ak := d.primary(tpm.TPMRHEndorsement, tpm.ECCEKTemplate), d.primary(tpm.TPMRHEndorsement, akTemplates[agentAK])
 		if _, err := d.converse(ek, ak, bank, []int{11}, "allocated").verify(); err != nil {
-			t.Fatalf("the honest variant: %v", err)
+			t.Fatalf("the valid case: %v", err)
 		}
 		d.deallocate(bank)
 		d.reboot()
@@ -89,7 +89,7 @@ func TestAttack_T22_QuoteOverAnUnallocatedBank(t *testing.T) {
 func TestAttack_T23_StatementOfAnotherType(t *testing.T) {
 	d, c := honest(t, "ecc-p256", agentAK)
 	if _, err := c.verify(); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	signer := tpm.AuthHandle{Handle: c.ak.handle, Name: c.ak.name, Auth: tpm.PasswordAuth(nil)}
 	extra := tpm.TPM2BData{Buffer: c.challenge.Transcript[:]}
@@ -121,18 +121,18 @@ func TestAttack_T23_StatementOfAnotherType(t *testing.T) {
 	})
 }
 
-// Each case has a good signature by the AK that was challenged.
+// Each case has a valid signature by the challenged AK.
 func TestAttack_T23_StatementWithOneWrongField(t *testing.T) {
 	f := newForger(t)
 	if _, err := f.forgery(t, nil).verify(); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	ownName := mustAK(t, f.akPublic).Name()
 	for name, x := range map[string]struct {
 		change func(*statement)
 		want   reason.Code
 	}{
-		"not made by a TPM (magic)":         {func(s *statement) { s.magic = 0xFF544346 }, reason.QuoteInvalid},
+		"not created by a TPM (magic)":      {func(s *statement) { s.magic = 0xFF544346 }, reason.QuoteInvalid},
 		"certify":                           {func(s *statement) { s.typ = 0x8017 }, reason.QuoteInvalid},
 		"time":                              {func(s *statement) { s.typ = 0x8019 }, reason.QuoteInvalid},
 		"creation":                          {func(s *statement) { s.typ = 0x801A }, reason.QuoteInvalid},
@@ -183,7 +183,7 @@ func TestAttack_T23_EveryBitFlipped(t *testing.T) {
 		t.Run(akKind, func(t *testing.T) {
 			_, c := honest(t, "ecc-p256", akKind)
 			if _, err := c.verify(); err != nil {
-				t.Fatalf("the honest variant: %v", err)
+				t.Fatalf("the valid case: %v", err)
 			}
 			parts := map[string]func(*conversation) []byte{
 				"quote":      func(c *conversation) []byte { return c.evidence.Quote },
@@ -230,11 +230,11 @@ func TestAttack_T23_EveryBitFlipped(t *testing.T) {
 func TestAttack_T24_OldQuoteWithAFreshActivation(t *testing.T) {
 	d, old := honest(t, "ecc-p256", agentAK)
 	if _, err := old.verify(); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	fresh := d.converse(old.ek, old.ak, tpm.TPMAlgSHA256, quotedPCRs, "fresh")
 	if _, err := fresh.verify(); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	replay := fresh.clone()
 	replay.evidence.Quote, replay.evidence.Signature = old.evidence.Quote, old.evidence.Signature
@@ -255,11 +255,11 @@ func TestAttack_T24_OldQuoteWithAFreshActivation(t *testing.T) {
 	})
 }
 
-// The relay's node answers honestly, but for the connection that it sees.
+// The relay's node follows the protocol, but for the connection that it sees.
 func TestAttack_T25_RelayFromAnotherConnection(t *testing.T) {
 	_, c := honest(t, "ecc-p256", agentAK)
 	if _, err := c.verify(); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	name := c.challenge.AK.Name()
 	spki := c.challenge.EK.SPKIHash()
@@ -270,7 +270,7 @@ func TestAttack_T25_RelayFromAnotherConnection(t *testing.T) {
 	_, err := relayed.verify()
 	denied(t, err, reason.ActivationInvalid)
 
-	// Even if the relay learnt the secret, the quote stays the other connection's.
+	// Even if the relay had the secret, the quote belongs to the other connection.
 	relayed.evidence.Activation = transcript.Activation(c.challenge.Secret.Expose(), here)
 	_, err = relayed.verify()
 	denied(t, err, reason.QuoteNotFresh)
@@ -281,18 +281,18 @@ func TestAttack_T30_SHA1Bank(t *testing.T) {
 	ek, ak := d.primary(tpm.TPMRHEndorsement, tpm.ECCEKTemplate), d.primary(tpm.TPMRHEndorsement, akTemplates[agentAK])
 	c := d.converse(ek, ak, tpm.TPMAlgSHA256, []int{0, 11}, "sha256")
 	if _, err := c.verify(); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	weak := d.converse(ek, ak, tpm.TPMAlgSHA1, []int{0, 11}, "sha1")
 	_, err := weak.verify()
 	denied(t, err, reason.PCRSelection)
 
-	t.Run("offered where SHA-256 was asked for", func(t *testing.T) {
+	t.Run("offered when SHA-256 was requested", func(t *testing.T) {
 		weak.challenge.Bank = tpm2.BankSHA256
 		_, err := weak.verify()
 		denied(t, err, reason.PCRSelection)
 	})
-	t.Run("PCRs that nothing was measured into come out as zero, for the profile to refuse", func(t *testing.T) {
+	t.Run("PCRs without measurements are zero, which the profile denies", func(t *testing.T) {
 		q, err := c.verify()
 		if err != nil {
 			t.Fatal(err)
@@ -303,14 +303,14 @@ func TestAttack_T30_SHA1Bank(t *testing.T) {
 	})
 }
 
-func TestActivationComesFirst(t *testing.T) {
+func TestActivationIsCheckedFirst(t *testing.T) {
 	f := newForger(t)
 	for name, activation := range map[string][]byte{
 		"none": nil, "empty": {}, "short": make([]byte, 31), "zero": make([]byte, 32), "long": make([]byte, 64),
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := f.forgery(t, nil)
-			// Were anything else looked at first, the reason would be another.
+			// If anything else were checked first, the reason would differ.
 			c.evidence = tpm2.Evidence{Activation: activation, Quote: []byte("x"), Signature: []byte("y")}
 			_, err := c.verify()
 			denied(t, err, reason.ActivationInvalid)
@@ -318,14 +318,14 @@ func TestActivationComesFirst(t *testing.T) {
 	}
 }
 
-func TestPCRValuesMustBeThoseQuoted(t *testing.T) {
+func TestPCRValuesMustMatchTheQuote(t *testing.T) {
 	_, c := honest(t, "ecc-p256", agentAK)
 	for name, values := range map[string][][]byte{
 		"none":        c.evidence.PCRValues[:0],
 		"one fewer":   c.evidence.PCRValues[1:],
 		"one more":    append(bytesOf(c.evidence.PCRValues), make([]byte, 32)),
 		"two swapped": append([][]byte{c.evidence.PCRValues[1], c.evidence.PCRValues[0]}, c.evidence.PCRValues[2:]...),
-		"cut elsewhere": append([][]byte{c.evidence.PCRValues[0][:31],
+		"split differently": append([][]byte{c.evidence.PCRValues[0][:31],
 			append(c.evidence.PCRValues[0][31:32:32], c.evidence.PCRValues[1]...)}, c.evidence.PCRValues[2:]...),
 		"an empty one":        append([][]byte{{}}, c.evidence.PCRValues[1:]...),
 		"values of SHA-384":   append([][]byte{make([]byte, 48)}, c.evidence.PCRValues[1:]...),
@@ -342,8 +342,8 @@ func TestPCRValuesMustBeThoseQuoted(t *testing.T) {
 	}
 }
 
-// A challenge that is not well formed is our own mistake, never the caller's.
-func TestMalformedChallengesAreNoDenials(t *testing.T) {
+// A malformed challenge is the verifier's own error, never the caller's.
+func TestMalformedChallengesAreNotDenials(t *testing.T) {
 	f := newForger(t)
 	for name, change := range map[string]func(*tpm2.Challenge){
 		"no EK":                 func(c *tpm2.Challenge) { c.EK = nil },

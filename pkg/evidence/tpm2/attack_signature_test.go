@@ -14,7 +14,7 @@ func TestAttack_T23_SignatureWithOneWrongField(t *testing.T) {
 	f := newForger(t)
 	c := f.forgery(t, nil)
 	if _, err := c.verify(); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	good := c.evidence.Signature
 	rSize := int(good[4])<<8 | int(good[5])
@@ -29,7 +29,7 @@ func TestAttack_T23_SignatureWithOneWrongField(t *testing.T) {
 	for name, sig := range map[string][]byte{
 		"empty":                         {},
 		"TPM_ALG_NULL":                  {0x00, 0x10},
-		"the scheme alone":              {0x00, 0x18},
+		"only the scheme":               {0x00, 0x18},
 		"another hash":                  ecdsa(0x18, 0x0C, r, s),
 		"SHA-1":                         ecdsa(0x18, 0x04, r, s),
 		"ECDAA":                         ecdsa(0x1A, 0x0B, r, s),

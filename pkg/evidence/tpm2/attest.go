@@ -6,23 +6,22 @@ import (
 	"golang.org/x/crypto/cryptobyte"
 )
 
-// MaxQuoteSize bounds a TPMS_ATTEST. One over a single bank takes at most 257 bytes.
+// MaxQuoteSize limits a TPMS_ATTEST in bytes. One over a single bank has at most 257.
 const MaxQuoteSize = 2048
 
 const (
 	generated   = 0xFF544347 // TPM_GENERATED_VALUE: Part 2, 6.2
 	attestQuote = 0x8018     // TPM_ST_ATTEST_QUOTE: Part 2, 6.9
 
-	// selectBytes is how many bytes select PCR 0 to 23 (Part 2, 10.6.1), the
-	// PCRs that every PC Client platform has.
+	// selectBytes is how many bytes select PCR 0 to 23 (Part 2, 10.6.1), the PCRs of every PC
+	// Client platform.
 	selectBytes = 3
 
-	// maxBanks bounds the selections of a quote; no TPM implements more hashes.
+	// maxBanks limits the selections of a quote; no TPM implements more hashes.
 	maxBanks = 16
 )
 
-// attestation is a TPMS_ATTEST (Part 2, 10.12.12) that holds a quote. Its slices
-// alias the input.
+// attestation is a TPMS_ATTEST (Part 2, 10.12.12) with a quote. Its slices refer to the input.
 type attestation struct {
 	qualifiedSigner []byte
 	extraData       []byte
@@ -41,7 +40,7 @@ type selection struct {
 	bits []byte // bit n%8 of byte n/8 is PCR n
 }
 
-// parseAttestation reads exactly one TPMS_ATTEST that is a quote.
+// parseAttestation parses exactly one TPMS_ATTEST that is a quote.
 func parseAttestation(b []byte) (*attestation, error) {
 	if len(b) > MaxQuoteSize {
 		return nil, fmt.Errorf("%d bytes; at most %d", len(b), MaxQuoteSize)

@@ -15,7 +15,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
 )
 
-// pairs are the EKs and AKs that nodes have.
+// pairs are the EKs and AKs of nodes.
 var pairs = []struct{ ek, ak string }{
 	{"ecc-p256", agentAK},
 	{"rsa-2048", agentAK},
@@ -27,7 +27,7 @@ func (c *conversation) title() string {
 	return "EK=" + c.challenge.EK.Describe() + "/AK=" + c.challenge.AK.Describe()
 }
 
-// forEachPair runs a benchmark on honest evidence of each pair.
+// forEachPair runs a benchmark on valid evidence of each pair.
 func forEachPair(b *testing.B, run func(b *testing.B, c *conversation)) {
 	for _, p := range pairs {
 		d := simulate(b)
@@ -44,8 +44,8 @@ func forEachPair(b *testing.B, run func(b *testing.B, c *conversation)) {
 	}
 }
 
-// BenchmarkAppraisal is all that this package does for one node with an
-// enrolled EK: both keys parsed, one credential, one quote.
+// BenchmarkAppraisal measures everything that this package does for one node with an enrolled EK:
+// it parses both keys, creates one credential and verifies one quote.
 func BenchmarkAppraisal(b *testing.B) {
 	forEachPair(b, func(b *testing.B, c *conversation) {
 		secret := make([]byte, 32)
@@ -68,10 +68,9 @@ func BenchmarkAppraisal(b *testing.B) {
 	})
 }
 
-// BenchmarkUnavoidableCrypto is the sum of the cryptography that any
-// implementation of the same protocol does: one signature verified, one seed
-// encrypted or agreed, and 2 KiB under HMAC for the derivations, digests and
-// proofs. BenchmarkAppraisal divided by it is the overhead.
+// BenchmarkUnavoidableCrypto measures the cryptography that every implementation of the protocol
+// needs: one signature verification, one encrypted or agreed seed, and 2 KiB of HMAC for the
+// derivations, digests and proofs. BenchmarkAppraisal divided by it is the overhead.
 func BenchmarkUnavoidableCrypto(b *testing.B) {
 	forEachPair(b, func(b *testing.B, c *conversation) {
 		digest := sha256.Sum256(c.evidence.Quote)
@@ -105,7 +104,7 @@ func signatureOnly(b *testing.B, c *conversation, digest []byte) func() {
 			}
 		}
 	case *ecdsa.PublicKey:
-		// Another signature by another key costs the same, and is in DER already.
+		// Another signature by another key costs the same, and is already in DER.
 		own, err := ecdsa.GenerateKey(key.Curve, rand.Reader)
 		if err != nil {
 			b.Fatal(err)
@@ -213,8 +212,8 @@ func BenchmarkVerifyEKCertificate(b *testing.B) {
 	}
 }
 
-// BenchmarkAKCertificate is what an AK's certificate costs: the clouds' own, and
-// the worst that a node with a TPM of its own can send.
+// BenchmarkAKCertificate measures an AK's certificate: those of the clouds, and the worst that a
+// node with its own TPM can send.
 func BenchmarkAKCertificate(b *testing.B) {
 	endorser := tpm2.NewAKCertificateEndorser(tpm2.DefaultAKRoots())
 	for _, name := range []string{"gce-ak", "azure-ak"} {

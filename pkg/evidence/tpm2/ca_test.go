@@ -18,7 +18,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
 )
 
-// today is when the tests verify.
+// today is the time at which the tests verify.
 var today = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 // authority is a manufacturer's CA.
@@ -27,7 +27,7 @@ type authority struct {
 	cert *x509.Certificate
 }
 
-// newAuthority makes a root, or an intermediate below a parent.
+// newAuthority creates a root, or an intermediate below a parent.
 func newAuthority(t testing.TB, name string, parent *authority, change func(*x509.Certificate)) *authority {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -73,8 +73,8 @@ func sign(t testing.TB, template *x509.Certificate, by *authority, public crypto
 	return cert
 }
 
-// ekTemplate is an EK certificate like those of hardware TPMs: no subject, and
-// a critical subjectAltName with nothing but a directoryName.
+// ekTemplate returns an EK certificate like those of hardware TPMs: no subject, and a critical
+// subjectAltName with only a directoryName.
 func ekTemplate(t testing.TB, ek *tpm2.EK) *x509.Certificate {
 	t.Helper()
 	usage := x509.KeyUsageKeyAgreement
@@ -119,7 +119,7 @@ func newPKI(t testing.TB) *pki {
 	return &pki{root, newAuthority(t, "intermediate", root, nil), mustEK(t, capture(t, "ek-p256.pub"))}
 }
 
-// issue returns the chain for the pki's EK, with one thing changed.
+// issue returns the chain for the pki's EK, with one change.
 func (p *pki) issue(t testing.TB, change func(*x509.Certificate)) [][]byte {
 	t.Helper()
 	template := ekTemplate(t, p.ek)

@@ -13,7 +13,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
-// capture reads a file of testdata; its README.md says how it was made.
+// capture reads a file of testdata; the README.md there describes its origin.
 func capture(t testing.TB, name string) []byte {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", "swtpm-0.7.1", name))

@@ -15,41 +15,40 @@ import (
 	"io"
 )
 
-// MakeCredential encrypts secret so that only the TPM that holds ek can read it,
-// and only while it has an object of Name akName loaded (Part 1, 24: credential
-// protection). In order:
+// MakeCredential encrypts secret so that only the TPM with ek can decrypt it, and only while it has
+// an object with Name akName loaded (Part 1, 24: credential protection). The steps:
 //
-//   - a seed goes to the EK: by RSA-OAEP, or by ECDH with a fresh key and KDFe
-//     (Part 1, B.10.3 and C.7.3), label "IDENTITY";
-//   - KDFa(seed, "STORAGE", akName) encrypts the secret with AES-CFB;
+//   - It encrypts a seed to the EK: with RSA-OAEP, or with ECDH with a fresh key and KDFe (Part 1,
+//     B.10.3 and C.7.3), label "IDENTITY".
+//   - KDFa(seed, "STORAGE", akName) encrypts the secret with AES-CFB.
 //   - KDFa(seed, "INTEGRITY") authenticates ciphertext and akName with HMAC.
 //
-// It returns a TPM2B_ID_OBJECT and a TPM2B_ENCRYPTED_SECRET, sizes included,
-// as TPM2_ActivateCredential takes them. The secret is at most as long as the
-// digest of the EK's name algorithm.
+// It returns a TPM2B_ID_OBJECT and a TPM2B_ENCRYPTED_SECRET with their sizes, the parameters of
+// TPM2_ActivateCredential. The secret is at most as long as the digest of the EK's name algorithm.
 //
-// rand gives the seed and the ephemeral key; nil reads from the system. Go's
-// own cryptography may prefer the system's generator even when it is given.
+// rand provides the seed and the ephemeral key; nil means the system's generator. Go's cryptography
+// may use the system's generator even if rand is set.
 func MakeCredential(rand io.Reader, ek *EK, akName, secret []byte) (credentialBlob, encryptedSecret []byte, err error) {
 	hash, err := hashByAlg(ek.nameAlg)
 	if err != nil {
-		return nil, nil, fmt.Errorf("making a credential: %w", err)
+		return nil, nil, fmt.Errorf("creating a credential: %w", err)
 	}
 	if len(secret) == 0 || len(secret) > hash.Size() {
-		return nil, nil, fmt.Errorf("making a credential: secret of %d bytes; 1 to %d fit", len(secret), hash.Size())
+		return nil, nil, fmt.Errorf("creating a credential: secret of %d bytes; 1 to %d are allowed", len(secret),
+			hash.Size())
 	}
 	seed, encryptedSeed, err := shareSeed(rand, ek, hash)
 	if err != nil {
-		return nil, nil, fmt.Errorf("making a credential: %w", err)
+		return nil, nil, fmt.Errorf("creating a credential: %w", err)
 	}
 
 	block, err := aes.NewCipher(kdfa(hash, seed, "STORAGE", akName, int(ek.symmetric)))
 	if err != nil {
-		return nil, nil, fmt.Errorf("making a credential: %w", err)
+		return nil, nil, fmt.Errorf("creating a credential: %w", err)
 	}
 	identity := sized(secret)
-	// The TPM's storage encryption is CFB with a zero IV under a key that is
-	// used once; integrity comes from the HMAC below.
+	// The TPM's storage encryption is CFB with a zero IV and a key that is used once. The HMAC
+	// below provides integrity.
 	//nolint:staticcheck // SA1019: the format (Part 1, 11.4.8) is CFB
 	cipher.NewCFBEncrypter(block, make([]byte, block.BlockSize())).XORKeyStream(identity, identity)
 
@@ -59,7 +58,7 @@ func MakeCredential(rand io.Reader, ek *EK, akName, secret []byte) (credentialBl
 	return sized(sized(mac.Sum(nil)), identity), sized(encryptedSeed), nil
 }
 
-// shareSeed returns a seed and the form in which only the EK's TPM can read it.
+// shareSeed returns a seed, and the seed encrypted to the EK.
 func shareSeed(rand io.Reader, ek *EK, hash crypto.Hash) (seed, encrypted []byte, err error) {
 	const label = "IDENTITY"
 	switch key := ek.key.(type) {
@@ -71,7 +70,7 @@ func shareSeed(rand io.Reader, ek *EK, hash crypto.Hash) (seed, encrypted []byte
 		if _, err := io.ReadFull(rand, seed); err != nil {
 			return nil, nil, err
 		}
-		// The label carries its terminating zero (Part 1, B.4).
+		// The label includes its terminating zero (Part 1, B.4).
 		encrypted, err = rsa.EncryptOAEP(hash.New(), rand, key, seed, []byte(label+"\x00"))
 		return seed, encrypted, err
 	case *ecdsa.PublicKey:
@@ -103,8 +102,8 @@ func coordinates(key *ecdh.PublicKey) (x, y []byte) {
 	return b[:len(b)/2], b[len(b)/2:]
 }
 
-// kdfa is the counter-mode KDF of Part 1, 11.4.10.2, with an empty contextV.
-// bits is a multiple of 8.
+// kdfa is the counter-mode KDF of Part 1, 11.4.10.2, with an empty contextV. bits is a multiple of
+// 8.
 func kdfa(hash crypto.Hash, key []byte, label string, contextU []byte, bits int) []byte {
 	mac := hmac.New(hash.New, key)
 	var out, number []byte

@@ -19,7 +19,7 @@ func TestCredentialsAreReleasedByTheTPM(t *testing.T) {
 			if !bytes.Equal(parsedAK.Name(), ak.name.Buffer) {
 				t.Fatalf("Name %x, the TPM's is %x", parsedAK.Name(), ak.name.Buffer)
 			}
-			// Many, because a leading zero in a coordinate comes once in 256.
+			// Many repetitions, because a leading zero in a coordinate occurs once in 256.
 			for range 32 {
 				for _, size := range []int{1, 16, 32} {
 					k := make([]byte, size)
@@ -43,7 +43,7 @@ func TestCredentialsAreReleasedByTheTPM(t *testing.T) {
 	}
 }
 
-// go-tpm's own credential and ours are opened by the same command.
+// The same command opens go-tpm's credentials and those of this package.
 func TestCredentialsOfGoTPMAndOursAreInterchangeable(t *testing.T) {
 	for kind, template := range ekTemplates {
 		t.Run(kind, func(t *testing.T) {
@@ -101,19 +101,19 @@ func TestCredentialsNeverRepeat(t *testing.T) {
 	}
 }
 
-func TestSecretsThatDoNotFitAreRefused(t *testing.T) {
+func TestMakeCredential_RejectsSecretsOfTheWrongSize(t *testing.T) {
 	ek := mustEK(t, capture(t, "ek-p256.pub"))
 	for _, size := range []int{0, 33, 1 << 16} {
 		if _, _, err := tpm2.MakeCredential(nil, ek, []byte("name"), make([]byte, size)); err == nil {
-			t.Errorf("%d bytes were taken", size)
+			t.Errorf("%d bytes were accepted", size)
 		}
 	}
 }
 
-// A random source that fails must not give a credential with a known seed.
+// If the random source fails, there must be no credential with a known seed.
 func TestCredentialsNeedRandomness(t *testing.T) {
 	if _, _, err := tpm2.MakeCredential(bytes.NewReader(nil), mustEK(t, capture(t, "ek-rsa2048.pub")), []byte("name"),
 		make([]byte, 32)); err == nil {
-		t.Error("made without randomness")
+		t.Error("created without randomness")
 	}
 }

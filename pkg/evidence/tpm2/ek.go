@@ -8,14 +8,14 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// EK is the public part of an endorsement key of an accepted shape. Whose it
-// is, an [Endorser] says; that the caller holds it, [VerifyQuote].
+// EK is the public part of an endorsement key with acceptable properties. An [Endorser] identifies
+// its owner; [VerifyQuote] proves that the caller has it.
 type EK struct{ public }
 
-// ekTemplates are the algorithms that go with each kind of key in the TCG EK
-// Credential Profile for TPM Family 2.0, 2.6, B.3 and B.4: the low range (L-1,
-// L-2) and the high range (H-1 to H-3, H-6, H-7). They decide how a credential
-// is encrypted, so the certified key decides them and not the caller.
+// ekTemplates are the algorithms for each type of key in the TCG EK Credential Profile for TPM
+// Family 2.0, 2.6, B.3 and B.4: the low range (L-1, L-2) and the high range (H-1 to H-3, H-6, H-7).
+// They determine how a credential is encrypted. So the certified key determines them, not the
+// caller.
 var ekTemplates = map[keyKind]struct {
 	nameAlgs  []uint16
 	symmetric uint16
@@ -29,18 +29,18 @@ var ekTemplates = map[keyKind]struct {
 
 const (
 	ekMust = fixedTPM | fixedParent | sensitiveDataOrigin | restricted | decrypt
-	// Who may use the EK on its own machine (password, policy) differs between
-	// the low and the high range and proves nothing to a verifier.
+	// The authorization of the EK on its own machine (password, policy) differs between the low and
+	// the high range and proves nothing to a verifier.
 	ekMay = userWithAuth | adminWithPolicy | noDA
 )
 
-// ParseEK reads an EK's TPMT_PUBLIC, which is untrusted. It checks that
+// ParseEK parses an EK's TPMT_PUBLIC, which is untrusted. It checks that
 //
-//   - the structure is whole, of at most [MaxPublicSize] bytes, with nothing after it;
-//   - the key is RSA-2048, -3072 or -4096 with exponent 65537 and without the
-//     ROCA weakness, or a point on P-256 or P-384;
+//   - the structure is complete, has at most [MaxPublicSize] bytes, and no trailing bytes;
+//   - the key is RSA-2048, -3072 or -4096 with exponent 65537 and without the ROCA weakness, or a
+//     point on P-256 or P-384;
 //   - the attributes are those of a restricted decryption key that never leaves its TPM;
-//   - name and symmetric algorithm are the default template's for that key;
+//   - name and symmetric algorithm are those of the default template for that key;
 //   - there is no scheme.
 //
 // Every error is a denial with [reason.EKUnacceptable].
@@ -74,12 +74,12 @@ func checkEK(p *public) error {
 	return fmt.Errorf("name algorithm 0x%04x is not the default template's", p.nameAlg)
 }
 
-// SPKIHash is SHA-256 over the EK's SubjectPublicKeyInfo in DER. It is the EK's
-// identity: the same whether the EK came in a certificate or by itself.
+// SPKIHash returns SHA-256 over the EK's SubjectPublicKeyInfo in DER. It is the EK's identity, and
+// does not depend on whether the EK came with a certificate.
 func (ek *EK) SPKIHash() [sha256.Size]byte { return ek.spki }
 
-// PublicKey is an *rsa.PublicKey or an *ecdsa.PublicKey.
+// PublicKey returns an *rsa.PublicKey or an *ecdsa.PublicKey.
 func (ek *EK) PublicKey() crypto.PublicKey { return ek.key }
 
-// Describe names the key's type and size: "rsa-2048", "ecc-p384".
+// Describe returns the key's type and size, for example "rsa-2048" or "ecc-p384".
 func (ek *EK) Describe() string { return ek.kind.String() }

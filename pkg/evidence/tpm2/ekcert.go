@@ -18,28 +18,28 @@ import (
 )
 
 const (
-	// MaxChain bounds the certificates that a node sends with its EK.
+	// MaxChain limits the certificates that a node sends with its EK.
 	MaxChain = 8
 
-	// MaxCertificateSize bounds each of them, in bytes.
+	// MaxCertificateSize limits each of them, in bytes.
 	MaxCertificateSize = 8 << 10
 
-	// ClockLeeway is how far in the future an EK certificate may begin: a
-	// hypervisor that makes a TPM with its machine may be ahead of the verifier.
+	// ClockLeeway is how far in the future an EK certificate may begin: the clock of a hypervisor
+	// that creates a TPM with its machine may be ahead of the verifier's.
 	ClockLeeway = 5 * time.Minute
 )
 
-// Roots is what EK certificates are chained to.
+// Roots are the trust anchors of EK certificates.
 type Roots struct {
-	// Anchors are trusted as they are; how they were signed does not matter, so
-	// an intermediate that is signed with SHA-1 can be made an anchor.
+	// Anchors are trusted regardless of their signatures. So an intermediate that is signed with
+	// SHA-1 can be made an anchor.
 	Anchors *x509.CertPool
 	// Intermediates complete the chains of nodes that send none. May be nil.
 	Intermediates *x509.CertPool
 }
 
-// EKCertificate is a verified EK certificate; only [VerifyEKCertificate] makes
-// one. The text fields are the issuer's and still not meant for a terminal as is.
+// EKCertificate is a verified EK certificate; only [VerifyEKCertificate] creates one. The issuer
+// chose the text fields. They must be escaped before they are printed to a terminal.
 type EKCertificate struct {
 	SHA256       [sha256.Size]byte // of the DER
 	Subject      string            // RFC 4514 form; empty in most EK certificates
@@ -50,26 +50,24 @@ type EKCertificate struct {
 	NotAfter     time.Time
 }
 
-// VerifyEKCertificate checks that a manufacturer vouches for ek. The chain is
-// untrusted: the EK certificate in DER first, then intermediates in any order.
-// Every error is a denial. In order:
+// VerifyEKCertificate checks that a manufacturer vouches for ek. The chain is untrusted: the EK
+// certificate in DER first, then intermediates in any order. Every error is a denial. The checks,
+// in order:
 //
-//   - 1 to [MaxChain] certificates of at most [MaxCertificateSize] bytes, each
-//     one whole DER structure ([reason.EKCertificateInvalid], like the next five);
-//   - every key in them is RSA of 2048 to 4096 bits or on P-256 or P-384. Behind
-//     the first, one on P-521 is passed over: it counts if Roots has it;
-//   - the first is an EK certificate: TCG EK Credential Profile 2.6, section
-//     3.2, as go-attestation checks it. A critical subjectAltName that holds
-//     only a directoryName is understood; any other unknown critical extension
-//     is not;
-//   - its extended key usages, if it has any, include tcg-kp-EKCertificate;
+//   - 1 to [MaxChain] certificates of at most [MaxCertificateSize] bytes, each one whole DER
+//     structure ([reason.EKCertificateInvalid], like the next five);
+//   - every key is RSA of 2048 to 4096 bits or on P-256 or P-384. After the first certificate, one
+//     on P-521 is ignored; it is used only if it is in Roots;
+//   - the first is an EK certificate: TCG EK Credential Profile 2.6, section 3.2, as go-attestation
+//     checks it. A critical subjectAltName with only a directoryName is accepted; any other unknown
+//     critical extension is rejected;
+//   - its extended key usages, if any, include tcg-kp-EKCertificate;
 //   - its key is ek;
-//   - now lies in its validity, with [ClockLeeway] at the beginning;
-//   - it chains to an anchor ([reason.EKUntrusted]) at the time now. Where that
-//     fails, the time of its issue counts: TPMs live longer than some of their
-//     intermediates, which expire with no fault of the TPM.
+//   - now is within its validity, with [ClockLeeway] at the beginning;
+//   - it chains to an anchor ([reason.EKUntrusted]) at the time now. If that fails, the time of its
+//     issue is used: TPMs live longer than some of their intermediates.
 //
-// Revocation is not checked: nothing that a certificate names is ever fetched.
+// Revocation is not checked, because nothing that a certificate names is ever fetched.
 func VerifyEKCertificate(chain [][]byte, ek *EK, roots Roots, now time.Time) (*EKCertificate, error) {
 	certs, err := parseChain(chain, MaxCertificateSize)
 	if err != nil {
@@ -125,11 +123,11 @@ func parseChain(chain [][]byte, size int) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
-// errSlow is of a key that a manufacturer may well have. But ten certificates with
-// such keys that certify one another cost a second before anything is proven.
+// errSlow reports a key that a manufacturer may use. But ten certificates with such keys that
+// certify each other would cost a second before anything is proven.
 var errSlow = errors.New("key on P-521 is not accepted")
 
-// checkCertificateKey bounds the work of verifying a signature before it is done.
+// checkCertificateKey limits the cost of a signature check in advance.
 func checkCertificateKey(key crypto.PublicKey) error {
 	switch key := key.(type) {
 	case *rsa.PublicKey:
@@ -146,15 +144,15 @@ func checkCertificateKey(key crypto.PublicKey) error {
 		}
 		return fmt.Errorf("key on %s is not accepted", key.Curve.Params().Name)
 	case nil:
-		// Early ST and Infineon certificates name RSAES-OAEP in their key, which
-		// crypto/x509 does not read.
-		return errors.New("the key's algorithm is not understood; enrol this TPM by the hash of its EK instead")
+		// Early ST and Infineon certificates use RSAES-OAEP as the algorithm of their key, which
+		// crypto/x509 does not parse.
+		return errors.New("the key's algorithm is not supported; enroll this TPM by the hash of its EK instead")
 	}
 	return fmt.Errorf("key of type %T is not accepted", key)
 }
 
-// checkEKProfile takes the subjectAltName off cert's list of unhandled critical
-// extensions, after having read it.
+// checkEKProfile removes the subjectAltName from cert's list of unhandled critical extensions after
+// it has parsed it.
 func checkEKProfile(cert *x509.Certificate) (*x509ext.EKCertificate, error) {
 	profile, err := x509ext.ToEKCertificate(cert)
 	if err != nil {
@@ -178,12 +176,12 @@ func verifyChain(leaf *x509.Certificate, sent []*x509.Certificate, roots Roots, 
 	return err
 }
 
-// buildChains returns the chains from leaf to the anchors that hold at a time.
-// The caller has checked leaf's usages.
+// buildChains returns the chains from leaf to the anchors that are valid at a time. The caller has
+// checked leaf's usages.
 func buildChains(leaf *x509.Certificate, sent []*x509.Certificate, roots Roots,
 	at time.Time) ([][]*x509.Certificate, error) {
 	if roots.Anchors == nil {
-		// To crypto/x509 nil would mean the roots of the machine's web trust.
+		// For crypto/x509, nil means the system's roots.
 		return nil, errors.New("no roots are configured")
 	}
 	intermediates := x509.NewCertPool()

@@ -25,7 +25,7 @@ func TestAttack_T21_EKCertificateOfAnotherTPM(t *testing.T) {
 	p := newPKI(t)
 	chain := p.issue(t, nil)
 	if _, err := p.verify(chain); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	for name, other := range map[string]*tpm2.EK{
 		"another key of the same type": mustEK(t, tpm.Marshal(softwareEK(t))),
@@ -69,7 +69,7 @@ func TestAttack_T34_UnknownCriticalExtension(t *testing.T) {
 		}
 	}
 	if _, err := p.verify(p.issue(t, extension(false))); err != nil {
-		t.Fatalf("the honest variant, not critical: %v", err)
+		t.Fatalf("the valid case, not critical: %v", err)
 	}
 	_, err := p.verify(p.issue(t, extension(true)))
 	denied(t, err, reason.EKCertificateInvalid)
@@ -92,7 +92,7 @@ func TestAttack_T34_ExpiredCertificates(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	t.Run("an intermediate made anew after the EK's issue is accepted", func(t *testing.T) {
+	t.Run("an intermediate that was renewed after the EK's issue is accepted", func(t *testing.T) {
 		p := *p
 		p.intermediate = newAuthority(t, "intermediate", p.root,
 			func(c *x509.Certificate) { c.NotBefore = today.AddDate(-1, 0, 0) })
@@ -133,7 +133,7 @@ func TestAttack_T34_SHA1Intermediate(t *testing.T) {
 	p.root = authorityWithKey(t, "root", key, key.Public(), nil, nil)
 	p.intermediate = newAuthority(t, "intermediate", p.root, nil)
 	if _, err := p.verify(p.issue(t, nil)); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	p.intermediate = newAuthority(t, "intermediate", p.root,
 		func(c *x509.Certificate) { c.SignatureAlgorithm = x509.SHA1WithRSA })
@@ -141,7 +141,7 @@ func TestAttack_T34_SHA1Intermediate(t *testing.T) {
 	_, err = p.verify(chain)
 	denied(t, err, reason.EKUntrusted)
 
-	t.Run("made an anchor by the operator, it is accepted", func(t *testing.T) {
+	t.Run("it is accepted as a configured anchor", func(t *testing.T) {
 		if _, err := tpm2.VerifyEKCertificate(chain, p.ek, anchors(p.intermediate.cert), today); err != nil {
 			t.Error(err)
 		}
@@ -152,7 +152,7 @@ func TestAttack_T34_NegativeSerial(t *testing.T) {
 	p := newPKI(t)
 	chain := p.issue(t, nil)
 	if _, err := p.verify(chain); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	for name, serial := range map[string][]byte{"negative": {0x02, 0x02, 0x92, 0x34}, "zero": {0x02, 0x02, 0x00, 0x00}} {
 		t.Run(name, func(t *testing.T) {
@@ -177,7 +177,7 @@ func TestAttack_T16_ChainsThatCostTooMuch(t *testing.T) {
 		return out
 	}
 	if _, err := p.verify(filled(tpm2.MaxChain)); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	for name, chain := range map[string][][]byte{
 		"none":               nil,
@@ -228,10 +228,10 @@ func TestAttack_T16_ChainsThatCostTooMuch(t *testing.T) {
 	})
 }
 
-func TestEKCertificatesOutsideTheProfileAreRefused(t *testing.T) {
+func TestEKCertificatesOutsideTheProfileAreDenied(t *testing.T) {
 	p := newPKI(t)
 	if _, err := p.verify(p.issue(t, nil)); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	for name, change := range map[string]func(*x509.Certificate){
 		"a CA": func(c *x509.Certificate) {
@@ -261,19 +261,19 @@ func TestEKCertificatesOutsideTheProfileAreRefused(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	t.Run("a key that names RSAES-OAEP says what to do", func(t *testing.T) {
+	t.Run("a key with RSAES-OAEP has a hint", func(t *testing.T) {
 		p := *p
 		p.ek = mustEK(t, capture(t, "ek-rsa2048.pub"))
 		chain := p.issue(t, nil)
 		if _, err := p.verify(chain); err != nil {
-			t.Fatalf("the honest variant: %v", err)
+			t.Fatalf("the valid case: %v", err)
 		}
 		rsaEncryption := []byte{0x06, 0x09, 0x2A, 0x86, 0x48, 0x86, 0xF7, 0x0D, 0x01, 0x01, 0x01}
 		oaep := bytes.Clone(rsaEncryption)
 		oaep[len(oaep)-1] = 7
 		_, err := p.verify([][]byte{bytes.Replace(chain[0], rsaEncryption, oaep, 1), chain[1]})
 		denied(t, err, reason.EKCertificateInvalid)
-		if err == nil || !strings.Contains(err.Error(), "enrol this TPM by the hash of its EK") {
+		if err == nil || !strings.Contains(err.Error(), "enroll this TPM by the hash of its EK") {
 			t.Errorf("no hint in %v", err)
 		}
 	})
@@ -283,7 +283,7 @@ func TestEKCertificatesChainToConfiguredRootsOnly(t *testing.T) {
 	p := newPKI(t)
 	chain := p.issue(t, nil)
 	if _, err := p.verify(chain); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	stranger := newPKI(t)
 	for name, x := range map[string]struct {
@@ -302,7 +302,7 @@ func TestEKCertificatesChainToConfiguredRootsOnly(t *testing.T) {
 			denied(t, err, reason.EKUntrusted)
 		})
 	}
-	t.Run("without roots the error says so", func(t *testing.T) {
+	t.Run("without roots the error names the cause", func(t *testing.T) {
 		_, err := tpm2.VerifyEKCertificate(chain, p.ek, tpm2.Roots{}, today)
 		if err == nil || !strings.Contains(err.Error(), "no roots are configured") {
 			t.Errorf("%v", err)
@@ -320,7 +320,7 @@ func TestEKCertificatesChainToConfiguredRootsOnly(t *testing.T) {
 		if _, err := tpm2.VerifyEKCertificate([][]byte{leaf, second.cert.Raw}, p.ek, roots, today); err != nil {
 			t.Error(err)
 		}
-		// What one node sends must not complete another's chain.
+		// The certificates of one node must not complete another node's chain.
 		_, err := tpm2.VerifyEKCertificate([][]byte{leaf}, p.ek, roots, today)
 		denied(t, err, reason.EKUntrusted)
 	})
@@ -338,8 +338,8 @@ func TestEKCertificatesChainToConfiguredRootsOnly(t *testing.T) {
 	})
 }
 
-// Keys on P-521 are a hundred times as slow as RSA's. A node cannot have chains
-// built with some that it sends; a manufacturer that has one is configured.
+// Keys on P-521 are a hundred times as slow as RSA. A node cannot cause the verification of such
+// keys; a manufacturer with such a key must be configured.
 func TestAttack_T16_SlowKeysInAChain(t *testing.T) {
 	p := newPKI(t)
 	slow := func(parent *authority) *authority {
@@ -351,13 +351,13 @@ func TestAttack_T16_SlowKeysInAChain(t *testing.T) {
 	}
 	chain := p.issue(t, nil)
 	if _, err := p.verify(chain); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	for len(chain) < tpm2.MaxChain {
 		chain = append(chain, slow(slow(nil)).cert.Raw)
 	}
 	if _, err := p.verify(chain); err != nil {
-		t.Errorf("beside an honest chain: %v", err)
+		t.Errorf("with a valid chain: %v", err)
 	}
 	below := *p
 	below.intermediate = slow(p.root)
@@ -371,7 +371,7 @@ func TestAttack_T16_SlowKeysInAChain(t *testing.T) {
 			t.Errorf("configured: %v", err)
 		}
 	}
-	// The first must be the TPM's own, and no TPM that is accepted has such a key.
+	// The first certificate must be the TPM's own, and no accepted TPM has such a key.
 	_, err = p.verify([][]byte{below.intermediate.cert.Raw, chain[0]})
 	if denied(t, err, reason.EKCertificateInvalid); !strings.Contains(err.Error(), "P-521") {
 		t.Error(err)

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Identity is what a node says of its TPM's keys: parsed, but not yet believed.
+// Identity is a node's statement about its TPM's keys: parsed, but not verified.
 type Identity struct {
 	EK             *EK
 	EKCertificates [][]byte // DER, the EK's first; may be empty
@@ -15,8 +15,7 @@ type Identity struct {
 	AKCertificates [][]byte // DER, the AK's first; may be empty
 }
 
-// EndorsementKind says what an endorsement rests on. Its text is the one in
-// policies and records.
+// EndorsementKind is the basis of an endorsement. Policies and records contain its text.
 type EndorsementKind string
 
 // The endorsements, in the order in which they are tried.
@@ -27,42 +26,41 @@ const (
 	Manufacturer  EndorsementKind = "manufacturer"   // an EK certificate: some genuine TPM
 )
 
-// Endorsement says that a TPM's key is genuine, and, except for
-// [Manufacturer], whose.
+// Endorsement states that a TPM's key is genuine and, except for [Manufacturer], to which machine
+// it belongs.
 type Endorsement struct {
 	Kind EndorsementKind
 
-	// ProviderID is the machine's, as in a Machine's spec.providerID, where the
-	// endorsement names a machine. Empty otherwise.
+	// ProviderID is that of the machine, as in a Machine's spec.providerID. It is empty if the
+	// endorsement names no machine.
 	ProviderID string
 
-	// InstanceID is the provider's own name of that machine, as in
-	// evidence.Statement. Empty where the endorsement has none.
+	// InstanceID is the provider's own id of that machine, as in evidence.Statement. It is empty if
+	// the endorsement has none.
 	InstanceID string
 
-	// EKSHA256 is the hash of the endorsed EK. It is zero under AKCertificate,
-	// where the EK stays unproven and the AK is the identity.
+	// EKSHA256 is the hash of the endorsed EK. It is zero for AKCertificate, where the EK is not
+	// proven and the AK is the identity.
 	EKSHA256 [sha256.Size]byte
 
-	// AKSHA256 is the hash of the endorsed AK under AKCertificate, else zero.
+	// AKSHA256 is the hash of the endorsed AK for AKCertificate, otherwise zero.
 	AKSHA256 [sha256.Size]byte
 
-	// Certificate is what a manufacturer's endorsement rests on, else nil.
+	// Certificate is the basis of a manufacturer's endorsement, otherwise nil.
 	Certificate *EKCertificate
 }
 
-// ErrNotMine is returned by an [Endorser] that has nothing to say of an
-// identity: the next one is asked.
-var ErrNotMine = errors.New("not an identity that this endorser knows")
+// ErrNotMine is returned by an [Endorser] that has no information about an identity. The next
+// endorser is then asked.
+var ErrNotMine = errors.New("this endorser does not know the identity")
 
-// Endorser vouches for a TPM's keys. It is the seam for the kinds that need
-// something from outside: a cloud's API, configured roots, an enrolment.
+// Endorser vouches for a TPM's keys. It is the interface for kinds that need external information:
+// a cloud's API, configured roots, an enrollment.
 //
-// Endorse returns an error that is [ErrNotMine] where it knows nothing of id, a
-// denial of package reason where it knows that id is bad or cannot find out,
-// and otherwise an endorsement. It believes nothing in id but what it verified
-// itself, never fetches a URL that id contains, and honours ctx. An endorsement
-// is worth something only together with a [Quote] for the same EK and AK.
+// Endorse returns an error that matches [ErrNotMine] if it has no information about id, a denial of
+// package reason if id is bad or if it cannot find out, and otherwise an endorsement. It trusts
+// only what it verified itself, never fetches a URL from id, and honors ctx. An endorsement is
+// meaningful only together with a [Quote] for the same EK and AK.
 type Endorser interface {
 	Endorse(ctx context.Context, id Identity, now time.Time) (*Endorsement, error)
 }
@@ -70,7 +68,7 @@ type Endorser interface {
 // ManufacturerEndorser endorses an EK by its certificate.
 type ManufacturerEndorser struct{ Roots Roots }
 
-// Endorse verifies the EK certificate. Without one the identity is not its own.
+// Endorse verifies the EK certificate. Without a certificate it returns [ErrNotMine].
 func (m ManufacturerEndorser) Endorse(_ context.Context, id Identity, now time.Time) (*Endorsement, error) {
 	if len(id.EKCertificates) == 0 {
 		return nil, ErrNotMine

@@ -26,15 +26,14 @@ func denied(t testing.TB, err error, want reason.Code) {
 	case err == nil:
 		t.Errorf("accepted, want %v", want)
 	case !errors.As(err, &d):
-		t.Errorf("error %q is no denial, want %v", err, want)
+		t.Errorf("error %q is not a denial, want %v", err, want)
 	case d.Code != want:
 		t.Errorf("denied with %v, want %v: %v", d.Code, want, err)
 	}
 }
 
-// forger signs with a key in software, so it can state anything. In the tests
-// that use it the activation secret is taken as known: they show what the checks
-// after the activation refuse by themselves.
+// forger signs with a key in software, so it can make any statement. Tests that use it treat the
+// activation secret as known: they prove that the checks after the activation work independently.
 type forger struct {
 	key      *ecdsa.PrivateKey
 	akPublic []byte
@@ -49,7 +48,7 @@ func newForger(t testing.TB) *forger {
 	return &forger{key, tpm.Marshal(softwareAK(&key.PublicKey))}
 }
 
-// softwareAK claims for a key in software what a TPM's AK has.
+// softwareAK returns a public area with a key in software and the properties of a TPM's AK.
 func softwareAK(key *ecdsa.PublicKey) tpm.TPMTPublic {
 	point, err := key.Bytes()
 	if err != nil {
@@ -63,7 +62,7 @@ func softwareAK(key *ecdsa.PublicKey) tpm.TPMTPublic {
 	return pub
 }
 
-// statement is a TPMS_ATTEST to be, field by field.
+// statement is the content of a TPMS_ATTEST, field by field.
 type statement struct {
 	magic           uint32
 	typ             uint16
@@ -71,7 +70,7 @@ type statement struct {
 	extraData       []byte
 	safe            uint8
 	banks           uint32
-	selections      []byte // what follows banks
+	selections      []byte // the bytes after banks
 	pcrDigest       []byte
 	tail            []byte
 }
@@ -120,8 +119,8 @@ func (f *forger) signWith(t testing.TB, message []byte, hash crypto.Hash, alg tp
 	return b.BytesOrPanic()
 }
 
-// forgery is a conversation over PCR 11 whose statement passes all checks. Its
-// EK is any: it plays no part after the activation.
+// forgery returns a conversation over PCR 11 whose statement passes all checks. Any EK can be used,
+// because it has no effect after the activation.
 func (f *forger) forgery(t testing.TB, change func(*statement)) *conversation {
 	t.Helper()
 	ak, err := tpm2.ParseAK(f.akPublic)
@@ -160,7 +159,7 @@ func (f *forger) forgery(t testing.TB, change func(*statement)) *conversation {
 	}
 }
 
-// softwareEK is an EK public area for a P-256 key in software.
+// softwareEK returns an EK public area for a P-256 key in software.
 func softwareEK(t testing.TB) tpm.TPMTPublic {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -14,9 +14,9 @@ import (
 	tpm "github.com/google/go-tpm/tpm2"
 )
 
-// The fuzz targets call the parsers themselves: VerifyQuote shows them nothing
-// before the activation is proven. What is accepted must be exactly what go-tpm
-// reads and writes, so that no two inputs mean the same.
+// The fuzz targets call the parsers directly, because VerifyQuote parses nothing before the
+// activation is proven. go-tpm must read and write every accepted input in the same way, so that no
+// two inputs have the same meaning.
 
 func seed(t testing.TB, name string) []byte {
 	t.Helper()
@@ -51,7 +51,7 @@ func FuzzPublic(f *testing.F) {
 		}
 		if ek != nil {
 			if _, _, err := MakeCredential(nil, ek, []byte("name"), make([]byte, 32)); err != nil {
-				t.Fatalf("an accepted EK takes no credential: %v", err)
+				t.Fatalf("no credential for an accepted EK: %v", err)
 			}
 			return
 		}
@@ -166,7 +166,7 @@ func FuzzGCEInstance(f *testing.F) {
 		if strings.Count(g.providerID(), "/") != 4 || g.id == 0 {
 			t.Fatalf("accepted: %+v", g)
 		}
-		// A name that is accepted reads the same to encoding/asn1, which skips what it does not know.
+		// encoding/asn1, which skips unknown elements, reads the same name.
 		var other struct {
 			Zone          string `asn1:"utf8"`
 			ProjectNumber *big.Int

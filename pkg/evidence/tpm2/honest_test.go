@@ -12,7 +12,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2"
 )
 
-func TestHonestTPMsAreAcceptedWithEveryKindOfKey(t *testing.T) {
+func TestValidTPMsAreAcceptedWithEveryTypeOfKey(t *testing.T) {
 	for ekKind := range ekTemplates {
 		for akKind := range akTemplates {
 			t.Run("EK "+ekKind+", AK "+akKind, func(t *testing.T) {
@@ -51,7 +51,7 @@ func TestBothBanksAreAccepted(t *testing.T) {
 	}
 }
 
-func TestQuoteHoldsTheTPMsOwnCounters(t *testing.T) {
+func TestQuoteContainsTheTPMsCounters(t *testing.T) {
 	d, c := honest(t, "ecc-p256", agentAK)
 	q, err := c.verify()
 	if err != nil {
@@ -61,10 +61,10 @@ func TestQuoteHoldsTheTPMsOwnCounters(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Equal values mean that the quote's are not obfuscated (Part 1, 36.7).
+	// Equal values mean that those in the quote are not obfuscated (Part 1, 36.7).
 	if info := clock.CurrentTime.ClockInfo; q.ResetCount != info.ResetCount || q.RestartCount != info.RestartCount ||
 		q.Clock > info.Clock {
-		t.Errorf("quote says %+v, the TPM %+v", q, info)
+		t.Errorf("quote has %+v, the TPM %+v", q, info)
 	}
 	if q.FirmwareVersion == 0 {
 		t.Error("no firmware version")

@@ -25,7 +25,7 @@ func TestKeyDerivationAgreesWithGoTPM(t *testing.T) {
 	}
 }
 
-func TestROCAPrimesAreAllThatTellAnything(t *testing.T) {
+func TestROCAPrimesAreComplete(t *testing.T) {
 	var want []uint32
 	for p := uint32(3); p <= 167; p += 2 {
 		if !big.NewInt(int64(p)).ProbablyPrime(0) {
@@ -58,7 +58,7 @@ func TestROCAFingerprint(t *testing.T) {
 	}
 	for i := int64(2); i < 1000; i += 2 {
 		if rocaWeak(modulus(new(big.Int).Add(weak, big.NewInt(i)))) {
-			t.Errorf("65537^127 + %d is taken for weak", i)
+			t.Errorf("65537^127 + %d counts as weak", i)
 		}
 	}
 }

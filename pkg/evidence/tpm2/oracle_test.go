@@ -19,16 +19,15 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// The oracles are the libraries that this job is usually done with. They must
-// agree on honest evidence. Where they accept what this package refuses, a test
-// holds that too: when a new version of theirs begins to refuse it, the test
-// fails and the page docs/evidence/tpm2.md changes with it.
+// The oracles are the libraries that are usually used for this purpose. They must agree on valid
+// evidence. If they accept what this package rejects, a test documents that: it fails when a new
+// version rejects it, and then docs/evidence/tpm2.md changes with it.
 //
-// Two findings are not run, since they end the process or the test: go-attestation
-// 0.6.4 dereferences nil in ActivationParameters.Generate for an AK with a NULL
-// scheme, and go-eventlog panics on an unknown event type.
+// Two findings are not run, because they end the process or the test: go-attestation 0.6.4
+// dereferences nil in ActivationParameters.Generate for an AK with a NULL scheme, and go-eventlog
+// panics on an unknown event type.
 
-// goAttestation is what a user of go-attestation does with a quote.
+// goAttestation verifies a quote like a user of go-attestation.
 func goAttestation(t testing.TB, akPublic []byte, c *conversation, pcrs []int) error {
 	t.Helper()
 	ak, err := attest.ParseAKPublic(akPublic)
@@ -43,7 +42,7 @@ func goAttestation(t testing.TB, akPublic []byte, c *conversation, pcrs []int) e
 		list, c.challenge.Transcript[:])
 }
 
-// goTPMTools is what its server.VerifyAttestation does with a quote.
+// goTPMTools verifies a quote with server.VerifyAttestation.
 func goTPMTools(t testing.TB, c *conversation, pcrs []int) error {
 	t.Helper()
 	values := map[uint32][]byte{}
@@ -59,7 +58,7 @@ func goTPMTools(t testing.TB, c *conversation, pcrs []int) error {
 func TestOraclesAgreeOnHonestEvidence(t *testing.T) {
 	for akKind := range akTemplates {
 		if akKind == "RSA-2048 RSAPSS SHA-256" {
-			continue // which neither of them verifies
+			continue // neither of them verifies it
 		}
 		t.Run(akKind, func(t *testing.T) {
 			_, c := honest(t, "ecc-p256", akKind)
@@ -110,10 +109,10 @@ func TestOraclesAcceptAQuoteOverNoPCRs(t *testing.T) {
 	c.evidence.Quote, c.evidence.Signature = d.quote(c.ak, c.challenge.Transcript[:], selected(tpm.TPMAlgSHA256))
 	c.evidence.PCRValues = nil
 	if err := goAttestation(t, c.ak.public, c, nil); err != nil {
-		t.Errorf("go-attestation now refuses: %v", err)
+		t.Errorf("go-attestation now rejects: %v", err)
 	}
 	if err := goTPMTools(t, c, nil); err != nil {
-		t.Errorf("go-tpm-tools' quote now refuses: %v", err)
+		t.Errorf("go-tpm-tools' quote now rejects: %v", err)
 	}
 	state, err := server.VerifyAttestation(&attestpb.Attestation{
 		AkPub: c.ak.public,
@@ -122,7 +121,7 @@ func TestOraclesAcceptAQuoteOverNoPCRs(t *testing.T) {
 		}},
 	}, server.VerifyOpts{Nonce: c.challenge.Transcript[:], TrustedAKs: []crypto.PublicKey{c.challenge.AK.PublicKey()}})
 	if err != nil || state == nil {
-		t.Errorf("go-tpm-tools' server now refuses: %v", err)
+		t.Errorf("go-tpm-tools' server now rejects: %v", err)
 	}
 	_, err = c.verify()
 	denied(t, err, reason.PCRSelection)
@@ -133,16 +132,16 @@ func TestOraclesAcceptAnAKOfAnotherHierarchy(t *testing.T) {
 	ek, ak := d.primary(tpm.TPMRHEndorsement, tpm.ECCEKTemplate), d.primary(tpm.TPMRHOwner, akTemplates[agentAK])
 	c := d.converse(ek, ak, tpm.TPMAlgSHA256, []int{11}, "owner")
 	if err := goAttestation(t, ak.public, c, []int{11}); err != nil {
-		t.Errorf("go-attestation now refuses: %v", err)
+		t.Errorf("go-attestation now rejects: %v", err)
 	}
 	if err := goTPMTools(t, c, []int{11}); err != nil {
-		t.Errorf("go-tpm-tools now refuses: %v", err)
+		t.Errorf("go-tpm-tools now rejects: %v", err)
 	}
 	_, err := c.verify()
 	denied(t, err, reason.QuoteInvalid)
 }
 
-func TestOraclesReadAKsThatThisPackageRefuses(t *testing.T) {
+func TestOracles_AcceptAKsThatThisPackageRejects(t *testing.T) {
 	f := newForger(t)
 	valid := softwareAK(&f.key.PublicKey)
 	unrestricted := valid
@@ -158,10 +157,10 @@ func TestOraclesReadAKsThatThisPackageRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := tpm.Unmarshal[tpm.TPMTPublic](public); err != nil {
-				t.Errorf("go-tpm now refuses: %v", err)
+				t.Errorf("go-tpm now rejects: %v", err)
 			}
 			if _, err := attest.ParseAKPublic(public); err != nil {
-				t.Errorf("go-attestation now refuses: %v", err)
+				t.Errorf("go-attestation now rejects: %v", err)
 			}
 			_, err := tpm2.ParseAK(public)
 			denied(t, err, reason.AKUnacceptable)
@@ -180,7 +179,7 @@ func TestOraclesReadAKsThatThisPackageRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := tpm.ECDSAPub(parms, wrong); err != nil {
-			t.Errorf("go-tpm now refuses: %v", err)
+			t.Errorf("go-tpm now rejects: %v", err)
 		}
 		_, err = tpm2.ParseAK(tpm.Marshal(off))
 		denied(t, err, reason.AKUnacceptable)
@@ -188,15 +187,15 @@ func TestOraclesReadAKsThatThisPackageRefuses(t *testing.T) {
 	t.Run("an RSA exponent of any size", func(t *testing.T) {
 		pub := rsaPublic(2048, math.MaxUint32, nil)
 		if _, err := tpm.Unmarshal[tpm.TPMTPublic](tpm.Marshal(pub)); err != nil {
-			t.Errorf("go-tpm now refuses: %v", err)
+			t.Errorf("go-tpm now rejects: %v", err)
 		}
 		_, err := tpm2.ParseAK(tpm.Marshal(pub))
 		denied(t, err, reason.AKUnacceptable)
 	})
 }
 
-// go-tpm-tools leaves the roots to its caller, and what follows the extension to nobody.
-func TestOracleReadsInstancesThatThisPackageRefuses(t *testing.T) {
+// go-tpm-tools leaves the roots to its caller, and does not check the bytes after the extension.
+func TestOracle_AcceptsInstancesThatThisPackageRejects(t *testing.T) {
 	p := newPlatform(t)
 	for name, c := range map[string]struct {
 		extension pkix.Extension

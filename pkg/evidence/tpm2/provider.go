@@ -8,38 +8,36 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-// MaxProviderKeys bounds what a [Directory] may answer.
+// MaxProviderKeys limits the answer of a [Directory].
 const MaxProviderKeys = 8
 
-// Directory is a cloud's or a hypervisor's API, as far as it knows the TPMs of its
-// instances.
+// Directory is the API of a cloud or a hypervisor that has the TPM keys of its instances.
 type Directory interface {
-	// EndorsementKeys are the EKs that the provider holds for an instance, named as
-	// in a Machine's spec.providerID. Ek is the one that answered, so that a
-	// provider who is asked by key type is asked once. The error is [ErrNotMine]
-	// where the instance is of another provider, InstanceNotFound where the
-	// provider does not know it, EKUntrusted where it has no TPM, EKNotEnrolled
-	// where the provider names no EKs of ek's kind, MachineAmbiguous where it has
-	// several such instances, and ProviderUnavailable where that cannot be found out.
+	// EndorsementKeys returns the provider's EKs of an instance, named as in a Machine's
+	// spec.providerID. Ek is the EK that answered, so that a provider with one request per key type
+	// needs only one. The error is [ErrNotMine] if the instance belongs to another provider,
+	// InstanceNotFound if the provider does not have it, EKUntrusted if it has no TPM,
+	// EKNotEnrolled if the provider has no EK of ek's type, MachineAmbiguous if the provider has
+	// several such instances, and ProviderUnavailable if the request fails.
 	EndorsementKeys(ctx context.Context, providerID string, ek *EK) (ProviderKeys, error)
 }
 
-// ProviderKeys is a provider's answer.
+// ProviderKeys is the answer of a provider.
 type ProviderKeys struct {
-	// InstanceID is as in evidence.Statement; empty where the answer has none.
+	// InstanceID is as in evidence.Statement; empty if the answer has none.
 	InstanceID string
 	// SPKI are SubjectPublicKeyInfos (DER).
 	SPKI [][]byte
 }
 
-// ProviderEndorser endorses an EK that a provider's API names for one instance.
+// ProviderEndorser endorses an EK that a provider's API lists for one instance.
 type ProviderEndorser struct {
 	Directory  Directory
-	ProviderID string // the instance that is asked for; empty: there is none to ask for
+	ProviderID string // the instance to look up; empty: none
 }
 
-// Endorse asks the directory, once. An EK that is none of the instance's is
-// EKUntrusted: it is some other machine's TPM.
+// Endorse asks the directory once. If the EK is not one of the instance's, it belongs to another
+// machine's TPM: EKUntrusted.
 func (p ProviderEndorser) Endorse(ctx context.Context, id Identity, _ time.Time) (*Endorsement, error) {
 	if p.Directory == nil || p.ProviderID == "" {
 		return nil, ErrNotMine
@@ -54,6 +52,6 @@ func (p ProviderEndorser) Endorse(ctx context.Context, id Identity, _ time.Time)
 			return &Endorsement{Kind: Provider, ProviderID: p.ProviderID, InstanceID: keys.InstanceID, EKSHA256: want}, nil
 		}
 	}
-	return nil, reason.Deny(reason.EKUntrusted, "EK %x is none of the %d that the provider names for %.128q", want,
+	return nil, reason.Deny(reason.EKUntrusted, "EK %x is not one of the %d that the provider names for %.128q", want,
 		len(keys.SPKI), p.ProviderID)
 }

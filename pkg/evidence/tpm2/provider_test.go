@@ -92,7 +92,7 @@ func TestProviderEndorser(t *testing.T) {
 			}
 		})
 	}
-	t.Run("without a provider or an instance nobody is asked", func(t *testing.T) {
+	t.Run("without a provider or an instance there is no request", func(t *testing.T) {
 		d := &directory{}
 		for _, e := range []tpm2.ProviderEndorser{{ProviderID: workerA}, {Directory: d}} {
 			if _, err := e.Endorse(t.Context(), tpm2.Identity{EK: ek}, today); !errors.Is(err, tpm2.ErrNotMine) {
@@ -119,15 +119,15 @@ func TestAttack_T21_ProviderNamesTheEKOfAnotherTPM(t *testing.T) {
 	cloud := &directory{keys: map[string]tpm2.ProviderKeys{workerA: {SPKI: [][]byte{spki(t, a)}}}}
 	endorser := tpm2.ProviderEndorser{Directory: cloud, ProviderID: workerA}
 	if _, err := honest.verify(); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	if _, err := endorser.Endorse(t.Context(), tpm2.Identity{EK: a, AK: mustAK(t, akA.public)}, today); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 
 	d.another()
 	ekB, akB := d.primary(tpm.TPMRHEndorsement, tpm.ECCEKTemplate), d.primary(tpm.TPMRHEndorsement, akTemplates[agentAK])
-	t.Run("B shows its own EK", func(t *testing.T) {
+	t.Run("B presents its own EK", func(t *testing.T) {
 		c := d.converse(ekB, akB, tpm.TPMAlgSHA256, []int{11}, "B")
 		if _, err := c.verify(); err != nil {
 			t.Fatalf("B is a genuine TPM: %v", err)
@@ -140,7 +140,7 @@ func TestAttack_T21_ProviderNamesTheEKOfAnotherTPM(t *testing.T) {
 		_, err := e.Endorse(t.Context(), tpm2.Identity{EK: mustEK(t, ekB.public)}, today)
 		denied(t, err, reason.EKUntrusted)
 	})
-	t.Run("B shows A's EK", func(t *testing.T) {
+	t.Run("B presents A's EK", func(t *testing.T) {
 		blob, encrypted, err := tpm2.MakeCredential(nil, a, mustAK(t, akB.public).Name(), make([]byte, 32))
 		if err != nil {
 			t.Fatal(err)
@@ -149,7 +149,7 @@ func TestAttack_T21_ProviderNamesTheEKOfAnotherTPM(t *testing.T) {
 			t.Error("B's TPM released a secret for A's EK")
 		}
 	})
-	t.Run("B shows A's keys in Challenge and answers Attest with its own", func(t *testing.T) {
+	t.Run("B presents A's keys in Challenge and answers Attest with its own", func(t *testing.T) {
 		attest, signature := d.quote(akB, honest.challenge.Transcript[:], selected(tpm.TPMAlgSHA256, 11))
 		swapped := honest.clone()
 		swapped.evidence.Quote, swapped.evidence.Signature, swapped.evidence.PCRValues = attest, signature,
@@ -161,7 +161,7 @@ func TestAttack_T21_ProviderNamesTheEKOfAnotherTPM(t *testing.T) {
 		_, err = swapped.verify()
 		denied(t, err, reason.QuoteInvalid)
 	})
-	t.Run("B shows its keys in Challenge and is appraised with A's", func(t *testing.T) {
+	t.Run("B presents its keys in Challenge and is appraised with A's", func(t *testing.T) {
 		c := d.converse(ekB, akB, tpm.TPMAlgSHA256, []int{11}, "B2")
 		c.challenge.EK, c.challenge.AK = a, honest.challenge.AK
 		_, err := c.verify()
@@ -169,8 +169,8 @@ func TestAttack_T21_ProviderNamesTheEKOfAnotherTPM(t *testing.T) {
 	})
 }
 
-// A provider vouches for an EK and for nothing else: what an AK must be is checked
-// whoever endorses, and so is that it is in the EK's TPM.
+// A provider vouches only for an EK. The properties of an AK, and that it is in the EK's TPM, are
+// checked for every endorser.
 func TestAttack_T20_SoftwareAKBesideAnEKThatTheProviderNames(t *testing.T) {
 	d := simulate(t)
 	ek, ak := d.primary(tpm.TPMRHEndorsement, tpm.ECCEKTemplate), d.primary(tpm.TPMRHEndorsement, akTemplates[agentAK])
@@ -180,12 +180,12 @@ func TestAttack_T20_SoftwareAKBesideAnEKThatTheProviderNames(t *testing.T) {
 		ProviderID: workerA,
 	}
 	if _, err := d.converse(ek, ak, tpm.TPMAlgSHA256, []int{11}, "honest").verify(); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	f := newForger(t)
 	forged := f.forgery(t, nil)
 	if _, err := endorser.Endorse(t.Context(), tpm2.Identity{EK: parsed, AK: forged.challenge.AK}, today); err != nil {
-		t.Fatalf("the provider knows nothing of AKs: %v", err)
+		t.Fatalf("the provider has no AKs: %v", err)
 	}
 	blob, encrypted, err := tpm2.MakeCredential(nil, parsed, forged.challenge.AK.Name(), make([]byte, 32))
 	if err != nil {
@@ -201,7 +201,7 @@ func TestAttack_T20_SoftwareAKBesideAnEKThatTheProviderNames(t *testing.T) {
 	for name, change := range map[string]func(*tpm.TPMAObject){
 		"not restricted":          func(a *tpm.TPMAObject) { a.Restricted = false },
 		"not fixed to its TPM":    func(a *tpm.TPMAObject) { a.FixedTPM = false },
-		"not made in its TPM":     func(a *tpm.TPMAObject) { a.SensitiveDataOrigin = false },
+		"not created in its TPM":  func(a *tpm.TPMAObject) { a.SensitiveDataOrigin = false },
 		"decrypts, as the EK may": func(a *tpm.TPMAObject) { a.Decrypt = true },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -213,8 +213,8 @@ func TestAttack_T20_SoftwareAKBesideAnEKThatTheProviderNames(t *testing.T) {
 	}
 }
 
-// A certificate and the public area of a certified AK are public. Who copies both
-// from another machine has an EK of his own and no AK that goes with it.
+// A certificate and the public area of a certified AK are public. An attacker who copies both from
+// another machine has another EK and no matching AK.
 func TestAttack_T20_CertifiedAKOfAnotherTPM(t *testing.T) {
 	d := simulate(t)
 	p := newPlatform(t)
@@ -233,11 +233,11 @@ func TestAttack_T20_CertifiedAKOfAnotherTPM(t *testing.T) {
 	honest := d.converse(ek, ak, tpm.TPMAlgSHA256, []int{11}, "honest")
 	id, certified := certify(ak)
 	if _, err := honest.verify(); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	e, err := p.endorser(t, true).Endorse(t.Context(), id, today)
 	if err != nil || e.ProviderID == "" || e.EKSHA256 != ([32]byte{}) {
-		t.Fatalf("the honest variant: %+v, %v", e, err)
+		t.Fatalf("the valid case: %+v, %v", e, err)
 	}
 
 	d.another()
@@ -251,7 +251,7 @@ func TestAttack_T20_CertifiedAKOfAnotherTPM(t *testing.T) {
 	if _, err := d.activate(own, ownAK, blob, encrypted); !errors.Is(err, tpm.TPMRCIntegrity) {
 		t.Errorf("%v, want TPM_RC_INTEGRITY", err)
 	}
-	// Even with the secret in hand the quote is the copier's own.
+	// Even with the secret, the quote is that of the attacker's own TPM.
 	stolen := honest.clone()
 	stolen.challenge.EK, stolen.challenge.Secret = mustEK(t, own.public), secret.New(k)
 	stolen.evidence.Activation = transcript.Activation(k, honest.challenge.Transcript)

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/crypto/cryptobyte"
 )
 
-// MaxPublicSize bounds a TPMT_PUBLIC. The largest accepted one, an RSA-4096 key
-// with a SHA-512 policy, takes 602 bytes.
+// MaxPublicSize limits a TPMT_PUBLIC in bytes. The largest accepted one, an RSA-4096 key with a
+// SHA-512 policy, has 602.
 const MaxPublicSize = 1024
 
 // attributes is a TPMA_OBJECT (Part 2, 8.3).
@@ -34,8 +34,8 @@ const (
 	sign                 attributes = 1 << 18
 )
 
-// public is a TPMT_PUBLIC (Part 2, 12.2.4) of an asymmetric key, restricted to
-// what an EK or an AK may be. Its slices alias the input.
+// public is a TPMT_PUBLIC (Part 2, 12.2.4) of an asymmetric key, restricted to the forms of an EK
+// or AK. Its slices refer to the input.
 type public struct {
 	nameAlg    uint16
 	attributes attributes
@@ -63,7 +63,7 @@ var keyKindNames = [...]string{rsa2048: "rsa-2048", rsa3072: "rsa-3072", rsa4096
 
 func (k keyKind) String() string { return keyKindNames[k] }
 
-// parsePublic reads exactly one TPMT_PUBLIC.
+// parsePublic parses exactly one TPMT_PUBLIC.
 func parsePublic(b []byte) (*public, error) {
 	if len(b) > MaxPublicSize {
 		return nil, fmt.Errorf("%d bytes; at most %d", len(b), MaxPublicSize)
@@ -168,7 +168,7 @@ func (p *public) readRSA(s *cryptobyte.String) error {
 	if p.scheme == algECDSA {
 		return errors.New("ECDSA scheme on an RSA key")
 	}
-	if exponent != 0 && exponent != 65537 { // 0 is the TPM's way to say 65537.
+	if exponent != 0 && exponent != 65537 { // in a TPM, 0 means 65537
 		return fmt.Errorf("RSA exponent %d; 65537 is accepted", exponent)
 	}
 	if len(modulus) != int(bits)/8 || modulus[0]&0x80 == 0 || modulus[len(modulus)-1]&1 == 0 {
@@ -209,7 +209,7 @@ func (p *public) readECC(s *cryptobyte.String) error {
 	if !readSized(s, &x) || !readSized(s, &y) {
 		return errShort
 	}
-	// Some TPMs leave out leading zeros; the point itself is the same.
+	// Some TPMs omit leading zeros; the point is the same.
 	size := (curve.Params().BitSize + 7) / 8
 	if len(x) > size || len(y) > size {
 		return errors.New("coordinate longer than the curve's field")
@@ -227,9 +227,9 @@ func (p *public) readECC(s *cryptobyte.String) error {
 	return nil
 }
 
-// spkiHeads are the first bytes of a SubjectPublicKeyInfo in DER (RFC 5280, 4.1.2.7).
-// An uncompressed point follows, or an RSA modulus of full length and spkiExponent.
-// A test compares them with crypto/x509.
+// spkiHeads are the first bytes of a SubjectPublicKeyInfo in DER (RFC 5280, 4.1.2.7). An
+// uncompressed point follows, or an RSA modulus of full length and spkiExponent. A test compares
+// them with crypto/x509.
 var spkiHeads = [...]string{
 	rsa2048: "\x30\x82\x01\x22\x30\x0d\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x01\x01\x05\x00" +
 		"\x03\x82\x01\x0f\x00\x30\x82\x01\x0a\x02\x82\x01\x01\x00",
@@ -244,8 +244,8 @@ var spkiHeads = [...]string{
 // spkiExponent is the INTEGER 65537.
 const spkiExponent = "\x02\x03\x01\x00\x01"
 
-// spkiHash is SHA-256 over the SubjectPublicKeyInfo of a key, of which number is the
-// point or the modulus.
+// spkiHash returns SHA-256 over the SubjectPublicKeyInfo of a key. Number is the point or the
+// modulus.
 func spkiHash(kind keyKind, number []byte) [sha256.Size]byte {
 	der := make([]byte, 0, MaxPublicSize)
 	der = append(append(der, spkiHeads[kind]...), number...)

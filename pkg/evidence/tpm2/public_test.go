@@ -11,10 +11,10 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
-func TestEKsThatDifferFromTheDefaultTemplatesAreRefused(t *testing.T) {
+func TestEKsThatDifferFromTheDefaultTemplatesAreDenied(t *testing.T) {
 	valid := softwareEK(t)
 	if _, err := tpm2.ParseEK(tpm.Marshal(valid)); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	parameters := func(change func(*tpm.TPMSECCParms)) func(*tpm.TPMTPublic) {
 		return func(p *tpm.TPMTPublic) {
@@ -104,11 +104,11 @@ func TestLargeRSAEKs(t *testing.T) {
 	}
 }
 
-// T16, the part of this package: sizes are refused before any work is done.
+// Attack T16, the part of this package: sizes are checked before any work.
 func TestAttack_T16_OversizedStructures(t *testing.T) {
 	f := newForger(t)
 	if _, err := f.forgery(t, nil).verify(); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	huge := make([]byte, 200<<20)
 	_, err := tpm2.ParseEK(huge)
@@ -166,7 +166,7 @@ func symmetricCipher() tpm.TPMTPublic {
 	}
 }
 
-// soundModulus is an odd number of that many bits; nothing here needs its factors.
+// soundModulus returns an odd number of that many bits; the tests do not need its factors.
 func soundModulus(bits int) []byte {
 	n := make([]byte, 0, bits/8)
 	for i := byte(0); len(n) < bits/8; i++ {
@@ -193,8 +193,8 @@ func rsaPublic(bits int, exponent uint32, change func([]byte) []byte) tpm.TPMTPu
 	return pub
 }
 
-// swapScheme replaces the first scheme identifier, which follows the symmetric
-// algorithm TPM_ALG_NULL in an AK's public area.
+// swapScheme replaces the first scheme identifier, which follows the symmetric algorithm
+// TPM_ALG_NULL in an AK's public area.
 func swapScheme(public []byte, from, to byte) []byte {
 	return bytes.Replace(public, []byte{0x00, 0x10, 0x00, from}, []byte{0x00, 0x10, 0x00, to}, 1)
 }

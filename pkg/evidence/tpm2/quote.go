@@ -12,21 +12,21 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
-// MinSecretSize is the least length of an activation secret, in bytes.
+// MinSecretSize is the minimum length of an activation secret, in bytes.
 const MinSecretSize = 16
 
-// Challenge is what the verifier asked for. All of it is the verifier's own
-// word: it comes out of the sealed challenge and this connection.
+// Challenge is what the verifier requested. All of it is trusted: it comes from the sealed
+// challenge and this connection.
 type Challenge struct {
-	EK         *EK             // to which Secret was encrypted
-	AK         *AK             // to whose Name Secret was bound
+	EK         *EK             // Secret was encrypted to this key
+	AK         *AK             // Secret was bound to the Name of this key
 	Secret     secret.Bytes    // the activation secret, at least MinSecretSize bytes
 	Bank       uint16          // BankSHA256 or BankSHA384
 	PCRs       []int           // ascending, each 0 to 23, at least one
 	Transcript transcript.Hash // of this conversation
 }
 
-// Evidence is what the node answered. All of it is untrusted.
+// Evidence is the node's answer. All of it is untrusted.
 type Evidence struct {
 	Quote      []byte   // TPMS_ATTEST
 	Signature  []byte   // TPMT_SIGNATURE over Quote
@@ -34,15 +34,15 @@ type Evidence struct {
 	PCRValues  [][]byte // in the order of Challenge.PCRs
 }
 
-// Quote is verified evidence; only [VerifyQuote] makes one. EK and AK are in
-// one TPM, which quoted these PCRs for the challenge's transcript.
+// Quote is verified evidence; only [VerifyQuote] creates one. EK and AK are in one TPM, which
+// quoted these PCRs for the challenge's transcript.
 type Quote struct {
 	EK *EK
 	AK *AK
 
-	// ResetCount counts the TPM's resets (the machine's cold and warm boots),
-	// RestartCount its resumes since. Clock is the TPM's running time in
-	// milliseconds; without Safe it may be behind a value seen earlier.
+	// ResetCount counts the TPM's resets (the machine's cold and warm boots), RestartCount its
+	// resumes since then. Clock is the TPM's running time in milliseconds; if Safe is false, it may
+	// be less than an earlier value.
 	ResetCount   uint32
 	RestartCount uint32
 	Clock        uint64
@@ -56,27 +56,23 @@ type Quote struct {
 	QualifiedSigner []byte
 }
 
-// VerifyQuote checks evidence against its challenge. In order:
+// VerifyQuote checks evidence against its challenge. The checks, in order:
 //
-//   - the activation secret was released: HMAC over the transcript, compared in
-//     constant time ([reason.ActivationInvalid]). Nothing below is even parsed
-//     for a caller who does not hold the EK and the AK;
-//   - the quote is one whole TPMS_ATTEST, made by a TPM, of type quote
-//     ([reason.QuoteInvalid]);
-//   - the signature is the AK's, under the AK's own scheme ([reason.QuoteInvalid]);
-//   - its extra data is this transcript ([reason.QuoteNotFresh]);
-//   - the signer is a primary key of the endorsement hierarchy, so that the
-//     reset counter and the firmware version are not obfuscated
-//     ([reason.QuoteInvalid]);
-//   - it covers the bank and the PCRs that were asked for, no more and no fewer
-//     ([reason.PCRSelection]);
-//   - the PCR values hash to its digest ([reason.PCRDigest]).
+//   - The activation secret was released: HMAC over the transcript, compared in constant time
+//     ([reason.ActivationInvalid]). For a caller without the EK and the AK, nothing else is parsed.
+//   - The quote is one complete TPMS_ATTEST, created by a TPM, of type quote
+//     ([reason.QuoteInvalid]).
+//   - The signature is the AK's, under the AK's own scheme ([reason.QuoteInvalid]).
+//   - Its extra data is this transcript ([reason.QuoteNotFresh]).
+//   - The signer is a primary key of the endorsement hierarchy, so that the reset counter and the
+//     firmware version are not obfuscated ([reason.QuoteInvalid]).
+//   - It covers exactly the requested bank and PCRs ([reason.PCRSelection]).
+//   - The PCR values hash to its digest ([reason.PCRDigest]).
 //
-// A challenge that is not well formed is the verifier's own mistake: the error
-// is then no denial at all, except that a bank weaker than SHA-256 is refused
-// with [reason.PCRSelection].
+// A malformed challenge is the verifier's own error and not a denial, with one exception: a bank
+// weaker than SHA-256 is denied with [reason.PCRSelection].
 //
-// Whether the PCR values are good ones, package measuredboot says.
+// Package measuredboot decides whether the PCR values are acceptable.
 func VerifyQuote(ch Challenge, ev Evidence) (*Quote, error) {
 	want, bankSize, err := ch.check()
 	if err != nil {
@@ -151,8 +147,8 @@ func (ch *Challenge) check() (want selection, bankSize int, err error) {
 	return want, bankSize, nil
 }
 
-// checkValues compares the values with the quote's digest, which is made with
-// the signing scheme's hash (Part 3, 18.4), and returns them by PCR.
+// checkValues compares the values with the quote's digest and returns them by PCR. The digest uses
+// the hash of the signing scheme (Part 3, 18.4).
 func (ch *Challenge) checkValues(att *attestation, values [][]byte, bankSize int) (map[int][]byte, error) {
 	if len(values) != len(ch.PCRs) {
 		return nil, reason.Deny(reason.PCRDigest, "%d PCR values for %d PCRs", len(values), len(ch.PCRs))
@@ -179,7 +175,7 @@ func (ch *Challenge) checkValues(att *attestation, values [][]byte, bankSize int
 	return pcrs, nil
 }
 
-// describe is for the operator: "sha256:0,7,11".
+// describe formats selections for messages: "sha256:0,7,11".
 func describe(selections ...selection) string {
 	if len(selections) == 0 {
 		return "no bank"

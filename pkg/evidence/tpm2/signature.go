@@ -11,18 +11,18 @@ import (
 	"golang.org/x/crypto/cryptobyte/asn1"
 )
 
-// MaxSignatureSize bounds a TPMT_SIGNATURE: RSA-4096 takes 518 bytes.
+// MaxSignatureSize limits a TPMT_SIGNATURE in bytes; RSA-4096 needs 518.
 const MaxSignatureSize = 1024
 
-// signature is a TPMT_SIGNATURE (Part 2, 11.3.4) of a kind that an AK makes.
-// Its slices alias the input.
+// signature is a TPMT_SIGNATURE (Part 2, 11.3.4) of a type that an AK creates. Its slices refer to
+// the input.
 type signature struct {
 	scheme, hash uint16
 	rsa          []byte
 	r, s         []byte
 }
 
-// parseSignature reads exactly one TPMT_SIGNATURE.
+// parseSignature parses exactly one TPMT_SIGNATURE.
 func parseSignature(b []byte) (*signature, error) {
 	if len(b) > MaxSignatureSize {
 		return nil, fmt.Errorf("%d bytes; at most %d", len(b), MaxSignatureSize)
@@ -50,8 +50,7 @@ func parseSignature(b []byte) (*signature, error) {
 	return &sig, nil
 }
 
-// verify checks that sig is the AK's signature over message, made under the
-// AK's own scheme and hash.
+// verify checks that sig is the AK's signature over message, under the AK's own scheme and hash.
 func (ak *AK) verify(message []byte, sig *signature) error {
 	if sig.scheme != ak.scheme || sig.hash != ak.schemeHash {
 		return fmt.Errorf("scheme 0x%04x with hash 0x%04x; the AK's are 0x%04x and 0x%04x", sig.scheme, sig.hash, ak.scheme,
@@ -84,16 +83,16 @@ func (ak *AK) verify(message []byte, sig *signature) error {
 
 func verifyRSA(key *rsa.PublicKey, scheme uint16, hash crypto.Hash, digest, sig []byte) error {
 	if scheme == algRSAPSS {
-		// The salt's length depends on the TPM's FIPS setting (Part 1, B.7).
+		// The length of the salt depends on the TPM's FIPS setting (Part 1, B.7).
 		return rsa.VerifyPSS(key, hash, digest, sig, &rsa.PSSOptions{SaltLength: rsa.PSSSaltLengthAuto})
 	}
 	return rsa.VerifyPKCS1v15(key, hash, digest, sig)
 }
 
-// derSignature is ECDSA-Sig-Value (RFC 3279, 2.2.3) of two numbers of at most size bytes.
+// derSignature returns the ECDSA-Sig-Value (RFC 3279, 2.2.3) of two numbers of at most size bytes.
 func derSignature(r, s []byte, size int) ([]byte, error) {
 	if len(r) == 0 || len(r) > size || len(s) == 0 || len(s) > size {
-		return nil, errors.New("ECDSA numbers of a wrong size")
+		return nil, errors.New("ECDSA numbers of the wrong size")
 	}
 	var b cryptobyte.Builder
 	b.AddASN1(asn1.SEQUENCE, func(b *cryptobyte.Builder) {

@@ -21,15 +21,15 @@ type device struct {
 	sim *simulator.Simulator
 }
 
-// object is a key loaded in a device.
+// object is a key that is loaded in a device.
 type object struct {
 	handle tpm.TPMHandle
 	name   tpm.TPM2BName
 	public []byte // TPMT_PUBLIC
 }
 
-// simulate starts the simulator, of which there is one per process: a test
-// starts it once, and tests of this package do not run in parallel.
+// simulate starts the simulator. A process can have only one, so a test starts it once, and the
+// tests of this package do not run in parallel.
 func simulate(t testing.TB) *device {
 	t.Helper()
 	sim, err := simulator.Get()
@@ -41,7 +41,7 @@ func simulate(t testing.TB) *device {
 	return d
 }
 
-// stop turns the simulator off before the test's end.
+// stop turns the simulator off before the end of the test.
 func (d *device) stop() {
 	if d.sim.IsClosed() {
 		return
@@ -51,7 +51,7 @@ func (d *device) stop() {
 	}
 }
 
-// reboot resets the TPM as a reboot does.
+// reboot resets the TPM like a reboot.
 func (d *device) reboot() {
 	d.t.Helper()
 	if err := d.sim.Reset(); err != nil {
@@ -59,7 +59,7 @@ func (d *device) reboot() {
 	}
 }
 
-// another makes it another TPM, with other seeds.
+// another turns it into another TPM, with other seeds.
 func (d *device) another() {
 	d.t.Helper()
 	if err := d.sim.ManufactureReset(); err != nil {
@@ -92,7 +92,7 @@ func (d *device) flush(o *object) {
 	}
 }
 
-// selected is a selection in the TPM's terms.
+// selected returns a selection in the TPM's form.
 func selected(bank tpm.TPMAlgID, pcrs ...int) tpm.TPMLPCRSelection {
 	u := make([]uint, len(pcrs))
 	for i, p := range pcrs {
@@ -117,7 +117,7 @@ func (d *device) quote(ak *object, extra []byte, selection tpm.TPMLPCRSelection)
 	return rsp.Quoted.Bytes(), tpm.Marshal(rsp.Signature)
 }
 
-// pcrs reads PCRs, which the TPM gives eight at a time.
+// pcrs reads PCRs, of which the TPM returns eight at a time.
 func (d *device) pcrs(bank tpm.TPMAlgID, pcrs ...int) [][]byte {
 	d.t.Helper()
 	var out [][]byte
@@ -134,7 +134,7 @@ func (d *device) pcrs(bank tpm.TPMAlgID, pcrs ...int) [][]byte {
 	return out
 }
 
-// extend gives a PCR a value that is not zero, in both banks.
+// extend gives a PCR a value other than zero, in both banks.
 func (d *device) extend(pcr int) {
 	d.t.Helper()
 	_, err := tpm.PCREvent{
@@ -146,8 +146,8 @@ func (d *device) extend(pcr int) {
 	}
 }
 
-// deallocate is TPM2_PCR_Allocate (Part 3, 22.5), which go-tpm does not have. It
-// takes a bank away at the next reboot.
+// deallocate calls TPM2_PCR_Allocate (Part 3, 22.5), which go-tpm does not have. It removes a bank
+// at the next reboot.
 func (d *device) deallocate(bank tpm.TPMAlgID) {
 	d.t.Helper()
 	command := []byte{
@@ -162,7 +162,7 @@ func (d *device) deallocate(bank tpm.TPMAlgID) {
 	}
 }
 
-// activate is TPM2_ActivateCredential with both parts as MakeCredential gives them.
+// activate calls TPM2_ActivateCredential with both results of MakeCredential.
 func (d *device) activate(ek, ak *object, blob, encrypted []byte) ([]byte, error) {
 	d.t.Helper()
 	id, err := tpm.Unmarshal[tpm.TPM2BIDObject](blob)
@@ -185,8 +185,8 @@ func (d *device) activate(ek, ak *object, blob, encrypted []byte) ([]byte, error
 	return rsp.CertInfo.Buffer, nil
 }
 
-// ekAuth authorises the EK as its template wants it: the low range by its
-// policy, the high range by its empty password.
+// ekAuth authorizes the EK as its template requires: the low range by its policy, the high range by
+// its empty password.
 func ekAuth(ek *object) tpm.Session {
 	if bytes.Contains(ek.public, tpm.RSAEKTemplate.AuthPolicy.Buffer) {
 		return tpm.Policy(tpm.TPMAlgSHA256, 16, func(t transport.TPM, session tpm.TPMISHPolicy, nonce tpm.TPM2BNonce) error {
@@ -239,7 +239,7 @@ func akAttributes() tpm.TPMAObject {
 	}
 }
 
-// eccAK is the template that the agent uses, on any curve.
+// eccAK is the agent's template, on any curve.
 func eccAK(curve tpm.TPMECCCurve, hash tpm.TPMAlgID) tpm.TPMTPublic {
 	return tpm.TPMTPublic{
 		Type:             tpm.TPMAlgECC,
@@ -269,7 +269,7 @@ func rsaAK(scheme tpm.TPMAlgID) tpm.TPMTPublic {
 	}
 }
 
-// akTemplates are the AKs that are accepted.
+// akTemplates are the accepted AKs.
 var akTemplates = map[string]tpm.TPMTPublic{
 	"P-256 ECDSA SHA-256":     eccAK(tpm.TPMECCNistP256, tpm.TPMAlgSHA256),
 	"P-384 ECDSA SHA-384":     eccAK(tpm.TPMECCNistP384, tpm.TPMAlgSHA384),
@@ -281,14 +281,14 @@ const agentAK = "P-256 ECDSA SHA-256"
 
 var quotedPCRs = []int{0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13}
 
-// conversation is one challenge and the honest answer to it.
+// conversation is one challenge with its valid answer.
 type conversation struct {
 	challenge tpm2.Challenge
 	evidence  tpm2.Evidence
-	ek, ak    *object // nil where no TPM takes part
+	ek, ak    *object // nil if no TPM takes part
 }
 
-// clone lets a case change one thing.
+// clone returns a copy in which a case can change one thing.
 func (c *conversation) clone() *conversation {
 	out := *c
 	out.evidence.Quote = bytes.Clone(c.evidence.Quote)
@@ -305,8 +305,8 @@ func (c *conversation) verify() (*tpm2.Quote, error) {
 	return tpm2.VerifyQuote(c.challenge, c.evidence)
 }
 
-// converse holds the whole conversation between the package and the device:
-// parse, make a credential, activate it, quote.
+// converse runs the whole conversation between the package and the device: parse, create a
+// credential, activate it, quote.
 func (d *device) converse(ek, ak *object, bank tpm.TPMAlgID, pcrs []int, label string) *conversation {
 	d.t.Helper()
 	parsedEK, err := tpm2.ParseEK(ek.public)
@@ -340,7 +340,7 @@ func (d *device) converse(ek, ak *object, bank tpm.TPMAlgID, pcrs []int, label s
 	}
 }
 
-// honest is one conversation of a simulator that has measured something.
+// honest returns one conversation with a simulator that has measured something.
 func honest(t testing.TB, ekKind, akKind string) (*device, *conversation) {
 	t.Helper()
 	d := simulate(t)

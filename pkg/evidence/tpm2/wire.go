@@ -38,8 +38,8 @@ const (
 var errTrailing = errors.New("bytes after the end of the structure")
 var errShort = errors.New("the structure ends too early")
 
-// hashByAlg returns the hash that a TPM_ALG_ID names. SHA-1 is not among them:
-// nothing in this package takes it.
+// hashByAlg returns the hash of a TPM_ALG_ID. It does not support SHA-1, because this package never
+// accepts it.
 func hashByAlg(alg uint16) (crypto.Hash, error) {
 	switch alg {
 	case algSHA256:
@@ -52,12 +52,12 @@ func hashByAlg(alg uint16) (crypto.Hash, error) {
 	return 0, fmt.Errorf("hash algorithm 0x%04x is not accepted", alg)
 }
 
-// readSized reads a TPM2B: a 16-bit length and as many bytes (Part 2, 10.4.2).
+// readSized reads a TPM2B: a 16-bit length and that many bytes (Part 2, 10.4.2).
 func readSized(s *cryptobyte.String, out *[]byte) bool {
 	return s.ReadUint16LengthPrefixed((*cryptobyte.String)(out))
 }
 
-// sized returns b as a TPM2B.
+// sized returns the concatenated parts as a TPM2B.
 func sized(parts ...[]byte) []byte {
 	n := 0
 	for _, p := range parts {

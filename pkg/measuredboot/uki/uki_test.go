@@ -17,7 +17,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/measuredboot/uki"
 )
 
-// part is a section to put into an image.
+// part is a section of a test image.
 type part struct {
 	name  string
 	data  []byte
@@ -26,7 +26,7 @@ type part struct {
 
 const align = 512
 
-// image builds a PE32+ file, as far as firmware and stub look at it.
+// image builds a PE32+ file with everything that firmware and stub read.
 func image(parts ...part) []byte {
 	le := binary.LittleEndian
 	const pe, opt = 64, 64 + 24
@@ -66,7 +66,7 @@ func image(parts ...part) []byte {
 	return file
 }
 
-// stubParts are a stub of a systemd version that knows some sections.
+// stubParts returns a stub of a systemd version that supports some sections.
 func stubParts(version string, knows ...string) []part {
 	return []part{
 		{name: ".text", data: []byte("\x90code\x00" + strings.Join(knows, "\x00") + "\x00")},
@@ -74,13 +74,13 @@ func stubParts(version string, knows ...string) []part {
 	}
 }
 
-// Sections that the stubs of some versions know (systemd, src/fundamental).
+// Sections that the stubs of some versions support (systemd, src/fundamental).
 var (
 	knows252 = []string{".linux", ".osrel", ".cmdline", ".initrd", ".splash", ".dtb", ".pcrsig", ".pcrpkey"}
 	knows257 = append(slices.Clone(knows252), ".ucode", ".uname", ".sbat", ".profile", ".dtbauto", ".hwids")
 )
 
-// content of the image in these tests, in the order of the file.
+// The content of the test image, in the order of the file.
 var content = []part{
 	{name: ".osrel", data: []byte("ID=test\n")},
 	{name: ".cmdline", data: []byte("console=ttyS0")},
@@ -112,7 +112,7 @@ func sections(r *measuredboot.ReferenceValues) string {
 	return strings.Join(names, " ")
 }
 
-func TestSectionsAreMeasuredInTheStubsOrderAsFarAsItKnowsThem(t *testing.T) {
+func TestMeasure_UsesTheOrderAndSectionsOfTheStub(t *testing.T) {
 	for version, c := range map[string]struct {
 		knows []string
 		want  string
@@ -129,13 +129,13 @@ func TestSectionsAreMeasuredInTheStubsOrderAsFarAsItKnowsThem(t *testing.T) {
 	}
 }
 
-// TestPCR11IsSystemdMeasures compares with systemd-measure 252.39 on the same content:
+// TestPCR11_EqualsSystemdMeasure compares with systemd-measure 252.39 on the same content:
 //
 //	systemd-measure calculate --bank=sha256 --bank=sha384 --phase= --phase=enter-initrd
 //	  --linux= --osrel= --cmdline= --initrd= --pcrpkey=
 //
-// Its answers are recorded; where the tool is installed they are asked for again.
-func TestPCR11IsSystemdMeasures(t *testing.T) {
+// The results are recorded. If the tool is installed, it is run again.
+func TestPCR11_EqualsSystemdMeasure(t *testing.T) {
 	want := "11:sha256=" + recorded256 + "\n11:sha384=" + recorded384 + "\n11:sha256=" + recordedInitrd256 +
 		"\n11:sha384=" + recordedInitrd384 + "\n"
 	r := measure(t, image(append(stubParts("252.39", knows252...), content...)...))
@@ -173,7 +173,7 @@ func TestPCR11IsSystemdMeasures(t *testing.T) {
 	}
 }
 
-func TestASectionIsMeasuredAsItIsInMemory(t *testing.T) {
+func TestMeasure_SectionAsInMemory(t *testing.T) {
 	padded := slices.Clone(content)
 	padded[0].extra = 3
 	r := measure(t, image(append(stubParts("252.39", knows252...), padded...)...))
@@ -183,7 +183,7 @@ func TestASectionIsMeasuredAsItIsInMemory(t *testing.T) {
 	}
 }
 
-func TestAnEmptySectionIsNotMeasured(t *testing.T) {
+func TestMeasure_IgnoresAnEmptySection(t *testing.T) {
 	r := measure(t,
 		image(append(stubParts("252.39", knows252...), append(slices.Clone(content), part{name: ".splash"})...)...))
 	if strings.Contains(sections(r), ".splash") {
@@ -191,10 +191,9 @@ func TestAnEmptySectionIsNotMeasured(t *testing.T) {
 	}
 }
 
-// TestAuthenticodeIsWhatASignerSigns: sbsign 0.9.4 put the digest of the image
-// into the signature that it appended. The unsigned file differs from the signed
-// one in checksum, certificate table and padding alone.
-func TestAuthenticodeIsWhatASignerSigns(t *testing.T) {
+// sbsign 0.9.4 wrote the digest of the image into the signature that it appended. The unsigned file
+// differs from the signed file only in checksum, certificate table and padding.
+func TestAuthenticode_EqualsTheSignedDigest(t *testing.T) {
 	signed, err := os.ReadFile("testdata/signed.efi")
 	if err != nil {
 		t.Fatal(err)
@@ -219,7 +218,7 @@ func TestAuthenticodeIsWhatASignerSigns(t *testing.T) {
 	}
 }
 
-func TestTheKernelInsideHasItsOwnDigest(t *testing.T) {
+func TestMeasure_DigestOfTheKernel(t *testing.T) {
 	kernel := image(part{name: ".text", data: []byte("kernel")})
 	parts := slices.Clone(content)
 	parts[len(parts)-1] = part{name: ".linux", data: kernel}
@@ -234,7 +233,7 @@ func TestTheKernelInsideHasItsOwnDigest(t *testing.T) {
 	}
 }
 
-func TestMeasureRefusesWhatItCannotPredict(t *testing.T) {
+func TestMeasure_RejectsUnpredictableImages(t *testing.T) {
 	with := func(version string, knows []string, extra ...part) []byte {
 		return image(append(append(stubParts(version, knows...), content...), extra...)...)
 	}
@@ -251,8 +250,8 @@ func TestMeasureRefusesWhatItCannotPredict(t *testing.T) {
 	}{
 		"an empty file":                 {nil, "not a PE image"},
 		"a shell script":                {[]byte("#!/bin/sh\n" + strings.Repeat("#", 100)), "not a PE image"},
-		"a file that is cut off":        {good[:len(good)-1], "ends after the end of the file"},
-		"headers that are cut off":      {good[:300], "not a PE image"},
+		"a truncated file":              {good[:len(good)-1], "ends after the end of the file"},
+		"truncated headers":             {good[:300], "not a PE image"},
 		"a PE header far away":          {patch(60, 0xFF, 0xFF, 0xFF, 0xFF), "not a PE image"},
 		"no sections":                   {patch(pe+6, 0, 0), "sections"},
 		"65535 sections":                {patch(pe+6, 0xFF, 0xFF), "sections"},
@@ -265,7 +264,7 @@ func TestMeasureRefusesWhatItCannotPredict(t *testing.T) {
 			part{name: ".splash", data: []byte("BM"), extra: 1 << 31}), "section .splash has 2147483650 bytes in memory"},
 		"a PE image without a stub":           {image(content...), "no systemd-stub"},
 		"a stub from before it was a pattern": {with("251.4", knows252), "does not measure"},
-		"a stub that hides what it knows":     {with("258", nil), "cannot determine"},
+		"a stub without section names":        {with("258", nil), "cannot determine"},
 		"a UKI without a kernel": {image(append(stubParts("252", knows252...), content[0])...),
 			"no section .linux"},
 		"two command lines": {with("257", knows257, part{name: ".cmdline", data: []byte("rd.break")}),
@@ -285,7 +284,7 @@ func TestMeasureRefusesWhatItCannotPredict(t *testing.T) {
 	measure(t, good)
 }
 
-// FuzzMeasure looks for panics and for documents that contradict themselves.
+// FuzzMeasure searches for panics and for documents that contradict themselves.
 func FuzzMeasure(f *testing.F) {
 	signed, err := os.ReadFile("testdata/signed.efi")
 	if err != nil {

@@ -94,7 +94,7 @@ func TestAgentLeavesAPointerWithTheProvisioningTokenAlone(t *testing.T) {
 	if strings.Contains(v.Log(), shared) || strings.Contains(node.Console()+node.Journal(), shared) {
 		t.Error("the token is in a log")
 	}
-	if !node.Said("it shows the provisioning token") {
+	if !node.Said("it has the provisioning token") {
 		t.Error("the agent does not say why it leaves the pointer config alone")
 	}
 }

@@ -1,14 +1,13 @@
-// Package attester makes evidence of the kind aws-sts on a node: it signs a
-// GetCallerIdentity request whose signed headers hold the transcript.
+// Package attester creates evidence of the kind aws-sts on a node: it signs a GetCallerIdentity
+// request whose signed headers contain the transcript.
 //
-// The signature is the instance's role's. The secret access key stays here; the
-// session token goes along, and is of no use without it.
+// The request is signed with the credentials of the instance's role. The secret access key does not
+// leave this package. The evidence contains the session token, which is useless without the key.
 //
-// This is the one kind of evidence for which the node's time matters: AWS refuses
-// a signature whose date is off by more than a few minutes, and a machine's clock
-// can be anywhere at its first boot. So the caller says what time it is. The Date
-// header of the metadata service's answers is the host's time, and a better source
-// than the guest's clock.
+// This is the one kind of evidence that needs the node's time: AWS rejects a signature whose date
+// is off by more than a few minutes, and at a first boot a machine's clock may be wrong. So the
+// caller provides the time. The Date header of the metadata service's responses is the host's time,
+// and more reliable than the guest's clock.
 package attester
 
 import (
@@ -27,8 +26,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/awssts/request"
 )
 
-// Document signs at a time, with an instance's credentials as the metadata service
-// gives them out. Region is the instance's own.
+// Document signs at the given time with the instance's credentials from the metadata service.
+// Region is that of the instance.
 func Document(ctx context.Context, c aws.Credentials, region string, transcript [32]byte,
 	at time.Time) ([]byte, error) {
 	host, ok := request.Host(region)

@@ -1,12 +1,11 @@
-// Package request is the one request that evidence of the kind aws-sts signs:
-// GetCallerIdentity of AWS's Security Token Service, in a form in which everything
-// but four values is fixed.
+// Package request defines the one request that evidence of the kind aws-sts signs:
+// GetCallerIdentity of AWS's Security Token Service, in a form in which everything except four
+// values is fixed.
 //
-// The node signs it (package attester) and hands over those four values. The
-// verifier builds the request again from them and from what it knows itself; what
-// the node had in mind to sign does not matter. So there is no method, path, query,
-// body, host or header that a node could choose (CVE-2020-16250), and no URL whose
-// parameters two parsers could read in two ways (CVE-2022-2385).
+// The node signs it (package attester) and sends those four values. The verifier rebuilds the
+// request from them and from its own values. So a node cannot choose a method, path, query, body,
+// host or header (CVE-2020-16250), and there is no URL whose parameters two parsers could read
+// differently (CVE-2022-2385).
 //
 //	POST / HTTP/1.1
 //	Host: sts.<region>.<the partition's suffix>
@@ -19,8 +18,8 @@
 //
 //	Action=GetCallerIdentity&Version=2011-06-15
 //
-// Every header above is signed, besides the last. This package is in the agent,
-// too, so it needs little.
+// Every header except the last is signed. The agent uses this package, too, so it has few
+// dependencies.
 package request
 
 import (
@@ -30,19 +29,19 @@ import (
 	"strings"
 )
 
-// The request's fixed parts.
+// The fixed parts of the request.
 const (
 	Body            = "Action=GetCallerIdentity&Version=2011-06-15"
 	ContentType     = "application/x-www-form-urlencoded; charset=utf-8"
 	ChallengeHeader = "X-Mcs-Attest-Challenge"
-	// SignedHeaders is the list that Authorization must have, no more and no less.
+	// SignedHeaders is the exact list that Authorization must have.
 	SignedHeaders = "content-length;content-type;host;x-amz-date;x-amz-security-token;x-mcs-attest-challenge"
 	Service       = "sts"
-	// TimeFormat is X-Amz-Date's.
+	// TimeFormat is the format of X-Amz-Date.
 	TimeFormat = "20060102T150405Z"
 )
 
-// Document is what a node sends. Its encoding is [Document.Encode]'s and no other.
+// Document is what a node sends. [Document.Encode] defines its only encoding.
 type Document struct {
 	Region        string `json:"region"`
 	AmzDate       string `json:"amzDate"`
@@ -50,14 +49,14 @@ type Document struct {
 	Authorization string `json:"authorization"`
 }
 
-// Encode is the document's only encoding: JSON without white space, the fields in
-// this order.
+// Encode returns the document's only encoding: JSON without white space, with the fields in this
+// order.
 func (d Document) Encode() []byte {
 	out, _ := json.Marshal(d) // four strings
 	return out
 }
 
-// Challenge is the value of the challenge's header.
+// Challenge returns the value of the header for the challenge.
 func Challenge(transcript [32]byte) string {
 	return base64.RawURLEncoding.EncodeToString(transcript[:])
 }
@@ -68,9 +67,9 @@ type Partition struct {
 	suffix string // of host names
 }
 
-// The partitions by the beginnings of their regions' names; the first that fits
-// counts. From the endpoint tables of aws-sdk-go-v2/service/sts v1.51.7. A region
-// that AWS opens in one of them needs no new release, a new partition does.
+// The partitions by the prefixes of their regions' names; the first match is used. From the
+// endpoint tables of aws-sdk-go-v2/service/sts v1.51.7. A new region in one of them needs no new
+// release, but a new partition does.
 var partitions = []struct {
 	prefixes []string
 	Partition
@@ -87,8 +86,7 @@ var partitions = []struct {
 
 var region = regexp.MustCompile(`^[a-z]{2,4}(-[a-z]{2,12}){1,2}-[0-9]{1,2}$`)
 
-// PartitionOf is the partition that a region is in; false where the name is none
-// of a region's.
+// PartitionOf returns the partition of a region, or false if the name is not that of a region.
 func PartitionOf(name string) (Partition, bool) {
 	if !region.MatchString(name) {
 		return Partition{}, false
@@ -103,7 +101,7 @@ func PartitionOf(name string) (Partition, bool) {
 	return Partition{}, false
 }
 
-// Host is the name of a region's STS, which is part of what is signed.
+// Host returns the host name of a region's STS, which is part of the signed request.
 func Host(region string) (string, bool) {
 	p, ok := PartitionOf(region)
 	if !ok {

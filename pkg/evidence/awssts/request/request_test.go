@@ -10,8 +10,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/awssts/request"
 )
 
-// AWS's own table of endpoints is the oracle.
-func TestHostsAreThoseOfTheSDK(t *testing.T) {
+// The result is compared with AWS's own table of endpoints.
+func TestHost_EqualsTheSDK(t *testing.T) {
 	for partition, regions := range map[string][]string{
 		"aws": {"af-south-1", "ap-east-1", "ap-east-2", "ap-northeast-1", "ap-northeast-3", "ap-south-2", "ap-southeast-7",
 			"ca-central-1", "ca-west-1",
@@ -39,7 +39,7 @@ func TestHostsAreThoseOfTheSDK(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoRegionHasNoHost(t *testing.T) {
+func TestHost_RejectsInvalidRegions(t *testing.T) {
 	for _, r := range []string{"", "us", "us-east", "us-east-", "us-east-1.", "us-east-1a", "US-EAST-1", "us-east-1 ",
 		"us-east-1\n", "us-east-1/x", "us-east-1.evil.example", "evil.example",
 		"xx-east-1", "us-east-1@evil", "us-east-1:443", "us_east_1", "us-east-100", "us--east-1", "aws-global",

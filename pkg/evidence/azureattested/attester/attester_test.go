@@ -16,7 +16,7 @@ func TestNonce(t *testing.T) {
 	if got := attester.Nonce(transcript); got != want || len(got) != 32 {
 		t.Errorf("%q of %d characters, want %q", got, len(got), want)
 	}
-	// Each of the 24 bytes in it counts.
+	// Each of the 24 bytes in it matters.
 	for i := range 24 {
 		other := transcript
 		other[i] ^= 1

@@ -14,29 +14,28 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
-// Options are what differs between machines. The zero value suits nearly all.
+// Options are the differences between machines. The zero value is right for nearly all.
 type Options struct {
-	// EndorsementAuth is the endorsement hierarchy's password; none by default.
+	// EndorsementAuth is the endorsement hierarchy's password; empty by default.
 	EndorsementAuth []byte
-	// Key restricts the EK to one type; "" means the order of the package comment.
+	// Key restricts the EK to one type; "" means the order in the package comment.
 	Key Key
-	// Banks are the PCR banks, where the caller knows them already (the kernel
-	// shows them in sysfs); nil asks the TPM.
+	// Banks are the PCR banks, if the caller has them from the kernel's sysfs; nil asks the TPM.
 	Banks []uint16
 }
 
 func (o Options) allows(k Key) bool { return o.Key == "" || o.Key == k }
 
-// Identity is what the TPM says of its keys; a verifier believes none of it.
+// Identity is the TPM's own statement about its keys. A verifier does not trust it.
 type Identity struct {
 	EKPublic       []byte   // TPMT_PUBLIC
-	EKCertificates [][]byte // DER; the EK's own first; empty where the TPM has none
+	EKCertificates [][]byte // DER; the EK's own first; empty if the TPM has none
 	EKSPKI         [32]byte // SHA-256 of the EK's SubjectPublicKeyInfo
 	EKType         Key
 	AKPublic       []byte // TPMT_PUBLIC
 	AKName         []byte
-	AKCertificates [][]byte // DER; the AK's own, where the platform certified it
-	AKNote         string   // for a person: why an AK that the platform certified is not used
+	AKCertificates [][]byte // DER; the AK's own, if the platform certified it
+	AKNote         string   // for the administrator: why an AK that the platform certified is not used
 	Banks          []uint16 // TPM_ALG_ID, those with PCR 0 to 23
 }
 
@@ -56,7 +55,7 @@ type Evidence struct {
 	PCRValues  [][]byte
 }
 
-// Attester holds the keys of one attestation. Close it.
+// Attester holds the keys of one attestation. The caller must close it.
 type Attester struct {
 	tpm      transport.TPM
 	opts     Options
@@ -64,7 +63,7 @@ type Attester struct {
 	identity Identity
 }
 
-// Open prepares the keys. On error nothing is left in the TPM.
+// Open prepares the keys. After an error the TPM holds no objects of this package.
 func Open(t transport.TPM, opts Options) (*Attester, error) {
 	a := &Attester{tpm: t, opts: opts}
 	if err := a.open(); err != nil {
@@ -97,8 +96,8 @@ func (a *Attester) open() (err error) {
 	}
 	a.identity.EKSPKI = sha256.Sum256(spki)
 	a.identity.EKType = keyType(a.ek.public)
-	a.identity.EKPublic = a.ek.marshalled()
-	a.identity.AKPublic = a.ak.marshalled()
+	a.identity.EKPublic = a.ek.marshaled()
+	a.identity.AKPublic = a.ak.marshaled()
 	a.identity.AKName = a.ak.name.Buffer
 	a.identity.Banks = a.opts.Banks
 	if a.identity.Banks == nil {
@@ -107,13 +106,13 @@ func (a *Attester) open() (err error) {
 	return err
 }
 
-// Identity is what goes into the Challenge call.
+// Identity returns the content of the Challenge call.
 func (a *Attester) Identity() Identity { return a.identity }
 
-// Attest answers ch for the conversation that transcript h stands for.
+// Attest answers ch for the conversation with transcript h.
 func (a *Attester) Attest(ch Challenge, h transcript.Hash) (*Evidence, error) {
 	if !slices.Contains(a.identity.Banks, ch.Bank) {
-		// The TPM would quote zero PCRs of such a bank, and say it went well.
+		// The TPM would quote no PCR of such a bank and report success.
 		return nil, fmt.Errorf("the TPM has no PCR bank %s", transcript.BankName(ch.Bank))
 	}
 	ev, err := a.quote(ch, h)
@@ -128,7 +127,7 @@ func (a *Attester) Attest(ch Challenge, h transcript.Hash) (*Evidence, error) {
 	return ev, nil
 }
 
-// Close flushes what Open loaded. After an error it may be called again.
+// Close flushes the objects that Open loaded. After an error it may be called again.
 func (a *Attester) Close() error {
 	var errs []error
 	for _, k := range []*key{&a.ak, &a.ek} {
@@ -141,10 +140,10 @@ func (a *Attester) Close() error {
 	return errors.Join(errs...)
 }
 
-// quoteAttempts bounds the race with others that extend PCRs.
+// quoteAttempts limits the repetitions if another process extends PCRs.
 const quoteAttempts = 5
 
-// quote reads the PCRs and quotes them, until both agree.
+// quote reads the PCRs and quotes them until both agree.
 func (a *Attester) quote(ch Challenge, h transcript.Hash) (*Evidence, error) {
 	selection, err := pcrSelection(ch.Bank, ch.PCRs)
 	if err != nil {
@@ -173,9 +172,9 @@ func (a *Attester) quote(ch Challenge, h transcript.Hash) (*Evidence, error) {
 			return nil, fmt.Errorf("quoting: %w", err)
 		}
 		if !equalSelection(info.PCRSelect, selection) {
-			return nil, errors.New("the TPM quoted other PCRs than it was asked for")
+			return nil, errors.New("the TPM quoted PCRs other than the requested ones")
 		}
-		// The AK's hash is SHA-256 whatever the bank (Part 3, 18.4).
+		// The AK's hash is SHA-256 for every bank (Part 3, 18.4).
 		digest := sha256.Sum256(slices.Concat(values...))
 		if bytes.Equal(digest[:], info.PCRDigest.Buffer) {
 			return &Evidence{Quote: rsp.Quoted.Bytes(), Signature: tpm2.Marshal(rsp.Signature), PCRValues: values}, nil
@@ -186,9 +185,9 @@ func (a *Attester) quote(ch Challenge, h transcript.Hash) (*Evidence, error) {
 
 // activate returns the secret of the credential.
 //
-// The session is salted to the EK, so the secret does not cross the TPM's bus
-// in clear. A bus that lies about the EK gains nothing: the verifier encrypts
-// to the endorsed EK alone.
+// The session is salted to the EK, so the secret does not cross the TPM's bus in clear text. An
+// attacker on the bus who replaces the EK gains nothing, because the verifier encrypts only to the
+// endorsed EK.
 func (a *Attester) activate(ch Challenge) ([]byte, error) {
 	blob, err := tpm2.Unmarshal[tpm2.TPM2BIDObject](ch.CredentialBlob)
 	if err != nil {
@@ -202,8 +201,8 @@ func (a *Attester) activate(ch Challenge) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The EK's policy rather than the high range's empty password, which is
-	// subject to dictionary attack protection: that counts power cuts.
+	// This uses the EK's policy, not the empty password of the high range: that password has
+	// dictionary attack protection, which counts power cuts.
 	var opened tpm2.TPMISHPolicy
 	authorise := func(t transport.TPM, session tpm2.TPMISHPolicy, nonce tpm2.TPM2BNonce) error {
 		opened = session
@@ -229,8 +228,8 @@ func (a *Attester) activate(ch Challenge) ([]byte, error) {
 		Secret:         *encrypted,
 	}.Execute(a.tpm)
 	if err != nil {
-		// The TPM ends the session with a command that succeeds. Otherwise go-tpm
-		// ends it, but not always; where it did, this flush fails, and that is well.
+		// A successful command ends the session in the TPM. Otherwise go-tpm usually ends it. If it
+		// did, this flush fails, and the error is ignored.
 		if opened != 0 {
 			_, _ = tpm2.FlushContext{FlushHandle: opened}.Execute(a.tpm)
 		}

@@ -31,8 +31,7 @@ const (
 	sha384Bank = 0x000C
 )
 
-// verify plays the verifier: a credential for the keys, and the appraisal of
-// what comes back.
+// verify acts as the verifier: it creates a credential for the keys and appraises the answer.
 func verify(t *testing.T, a *attester.Attester, bank uint16, pcrs []int) *tpm2.Quote {
 	t.Helper()
 	id := a.Identity()
@@ -151,8 +150,8 @@ func TestCap(t *testing.T) {
 	}
 }
 
-// T32: whoever is root on a running node, or has its TPM in a container, holds
-// the keys but not the PCR any more.
+// Attack T32: root on a running node, or a container with its TPM, can use the keys, but PCR 11 has
+// another value.
 func TestAttack_T32_AttestAfterTheInitramfs(t *testing.T) {
 	device := swtpmtest.Start(t, "sha256")
 	appraise := func() error {
@@ -164,13 +163,13 @@ func TestAttack_T32_AttestAfterTheInitramfs(t *testing.T) {
 		return err
 	}
 	if err := appraise(); err != nil {
-		t.Fatalf("the honest variant: %v", err)
+		t.Fatalf("the valid case: %v", err)
 	}
 	ok(t, attester.Cap(device.Dial()))
 	if d := reason.From(appraise()); d == nil || d.Code != reason.PCRCapped {
 		t.Errorf("after the cap: %v", d)
 	}
-	// PCR 11 cannot be reset, whatever the locality of a process.
+	// PCR 11 cannot be reset at any locality of a process.
 	_, err := tpm.PCRReset{PCRHandle: tpm.AuthHandle{Handle: tpm.TPMHandle(attester.CapPCR),
 		Auth: tpm.PasswordAuth(nil)}}.Execute(device.Dial())
 	if !errors.Is(err, tpm.TPMRCLocality) {
@@ -182,7 +181,7 @@ func TestAttack_T32_AttestAfterTheInitramfs(t *testing.T) {
 	}
 }
 
-// simulated starts the simulator without any certificate in NV.
+// simulated starts the simulator without a certificate in NV.
 func simulated(t *testing.T) (*simulator.Simulator, transport.TPM) {
 	t.Helper()
 	sim, err := simulator.Get()
@@ -193,7 +192,7 @@ func simulated(t *testing.T) (*simulator.Simulator, transport.TPM) {
 
 func TestNoCertificate(t *testing.T) {
 	for _, key := range []attester.Key{"", attester.ECCP256, attester.RSA2048, attester.ECCP384} {
-		t.Run(fmt.Sprintf("EK %q is made from the default template", key), func(t *testing.T) {
+		t.Run(fmt.Sprintf("EK %q is created from the default template", key), func(t *testing.T) {
 			_, device := simulated(t)
 			a, err := attester.Open(device, attester.Options{Key: key})
 			ok(t, err)
@@ -280,7 +279,7 @@ func TestFailuresLeaveNothingLoaded(t *testing.T) {
 			}
 		})
 	}
-	// The failures were the challenges' and not the TPM's.
+	// The challenges caused the failures, not the TPM.
 	verify(t, a, sha256Bank, []int{11})
 	ok(t, a.Close())
 	empty(t, device)
@@ -308,7 +307,7 @@ func TestPCRChangesDuringQuote(t *testing.T) {
 	ok(t, a.Close())
 }
 
-// The activated secret does not cross the bus in clear.
+// The activated secret does not cross the bus in clear text.
 func TestSecretIsEncryptedOnTheBus(t *testing.T) {
 	device := swtpmtest.Start(t, "sha256")
 	for _, key := range []attester.Key{attester.RSA2048, attester.ECCP384} {
@@ -356,7 +355,7 @@ func empty(t *testing.T, device transport.TPM) {
 	}
 }
 
-// define puts data into a new NV index, readable by itself.
+// define writes data into a new NV index that authorizes its own reading.
 func define(t *testing.T, device transport.TPM, index uint32, data []byte) {
 	t.Helper()
 	public := tpm.TPMSNVPublic{

@@ -11,8 +11,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/transcript"
 )
 
-// BenchmarkAttestation is one whole attestation on swtpm, in time and in TPM
-// commands; the budget is 12 of those. The kernel shows the banks in sysfs.
+// BenchmarkAttestation measures one whole attestation on swtpm, in time and in TPM commands; the
+// budget is 12 commands. The banks come from the kernel's sysfs.
 func BenchmarkAttestation(b *testing.B) {
 	for _, c := range []struct {
 		name string

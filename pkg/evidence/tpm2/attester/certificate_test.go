@@ -100,8 +100,8 @@ func TestCertificatesInNV(t *testing.T) {
 	}{
 		{"P-256 in the low range", 0x01C0000A, tpm.ECCEKTemplate, plain, attester.ECCP256},
 		{"RSA-2048 in the low range", 0x01C00002, tpm.RSAEKTemplate, plain, attester.RSA2048},
-		{"padding is cut off", 0x01C0000A, tpm.ECCEKTemplate, padded, attester.ECCP256},
-		{"Intel's header is cut off", 0x01C00002, tpm.RSAEKTemplate, wrapped, attester.RSA2048},
+		{"padding is removed", 0x01C0000A, tpm.ECCEKTemplate, padded, attester.ECCP256},
+		{"Intel's header is removed", 0x01C00002, tpm.RSAEKTemplate, wrapped, attester.RSA2048},
 		{"P-256 in the high range", 0x01C00014, attester.HighRange("P-256"), plain, attester.ECCP256},
 		{"P-384 in the high range", 0x01C00016, attester.HighRange("P-384"), plain, attester.ECCP384},
 		{"RSA-2048 in the high range", 0x01C00012, attester.HighRange("RSA-2048"), plain, attester.RSA2048},
@@ -118,7 +118,7 @@ func TestCertificatesInNV(t *testing.T) {
 	}
 }
 
-func TestCertificateOfAnotherTPMIsPassedOver(t *testing.T) {
+func TestCertificateOfAnotherTPMIsIgnored(t *testing.T) {
 	_, device := simulated(t)
 	ca := newIssuer(t, "issuer")
 	stranger, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -130,7 +130,7 @@ func TestCertificateOfAnotherTPMIsPassedOver(t *testing.T) {
 	}
 }
 
-func TestGarbageInNVIsPassedOver(t *testing.T) {
+func TestGarbageInNVIsIgnored(t *testing.T) {
 	for name, garbage := range map[string][]byte{
 		"a byte":                        {0xff},
 		"zeros":                         bytes.Repeat([]byte{0}, 900),
@@ -149,7 +149,7 @@ func TestGarbageInNVIsPassedOver(t *testing.T) {
 	}
 }
 
-// Intel's chain is cut into indexes of one size, wherever that is.
+// Intel's chain is split into indexes of one size, at any position.
 func TestChainInNV(t *testing.T) {
 	_, device := simulated(t)
 	ca, above := newIssuer(t, "issuer"), newIssuer(t, "above")
@@ -191,13 +191,13 @@ func TestPersistentKeys(t *testing.T) {
 	})
 }
 
-// Old certificates of ST and Infineon call the key's algorithm RSAES-OAEP.
+// Old certificates of ST and Infineon use RSAES-OAEP as the algorithm of the key.
 func TestCertificateKeyOAEP(t *testing.T) {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	ok(t, err)
 	der := newIssuer(t, "issuer").ek(&key.PublicKey)
-	// rsaEncryption becomes id-RSAES-OAEP, of the same length; the signature no
-	// longer fits, which is the verifier's business.
+	// rsaEncryption becomes id-RSAES-OAEP, which has the same length. The signature is then
+	// invalid, but only the verifier checks it.
 	from, err := asn1.Marshal(asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 1})
 	ok(t, err)
 	to, err := asn1.Marshal(asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 7})
@@ -212,7 +212,7 @@ func TestCertificateKeyOAEP(t *testing.T) {
 	}
 }
 
-// PolicyB is PolicyOR of A and C: the constants fit each other.
+// PolicyB is PolicyOR of A and C, so the constants must match.
 func TestPolicies(t *testing.T) {
 	for alg, p := range attester.EKPolicies() {
 		calculator, err := tpm.NewPolicyCalculator(alg)
@@ -233,7 +233,7 @@ func TestPolicies(t *testing.T) {
 
 func TestRSAOnlyTPM(t *testing.T) {
 	_, device := simulated(t)
-	// TPM_RC_CURVE for parameter 2, as a TPM without the curve says it.
+	// TPM_RC_CURVE for parameter 2, the response of a TPM without the curve.
 	noECC := scripted{device, func(command []byte) []byte {
 		if binary.BigEndian.Uint32(command[6:10]) == uint32(tpm.TPMCCCreatePrimary) &&
 			!bytes.Contains(command, []byte{0, 1, 0, 0x0b, 0, 3}) {
@@ -255,7 +255,7 @@ func TestRSAOnlyTPM(t *testing.T) {
 	empty(t, device)
 }
 
-// A device that breaks anywhere leaves an error and nothing loaded.
+// A device that fails at any command leaves an error and no loaded object.
 func TestDeviceThatBreaks(t *testing.T) {
 	_, device := simulated(t)
 	broken := errors.New("bus error")
@@ -267,11 +267,11 @@ func TestDeviceThatBreaks(t *testing.T) {
 			}
 			return nil
 		}}
-		err := whole(t, wire)
+		err := complete(t, wire)
 		empty(t, device)
 		if n < at {
 			ok(t, err)
-			return // it went through without meeting the failure
+			return // all commands succeeded before the failure
 		}
 		if !errors.Is(err, broken) {
 			t.Errorf("command %d fails: %v", at, err)
@@ -279,8 +279,8 @@ func TestDeviceThatBreaks(t *testing.T) {
 	}
 }
 
-// whole opens, attests and closes; after an error of Close it closes again.
-func whole(t *testing.T, device transport.TPM) (err error) {
+// complete opens, attests and closes; after an error of Close it closes again.
+func complete(t *testing.T, device transport.TPM) (err error) {
 	a, err := attester.Open(device, attester.Options{Banks: []uint16{sha256Bank}})
 	if err != nil {
 		return err

@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-tpm/tpm2/transport"
 )
 
-// akSlot is where a platform keeps an AK that it certified: the certificate, and
-// the key as a template to make it from, or at a persistent handle.
+// akSlot is where a platform stores an AK that it certified: the certificate, and the key as a
+// template or at a persistent handle.
 type akSlot struct {
 	platform    string
 	certificate uint32 // NV index
@@ -35,16 +35,16 @@ var akSlots = []akSlot{
 	{"Azure", 0x01C101D0, 0, 0x81000003},
 }
 
-// akLast is the highest index of these.
+// akLast is the highest of these indexes.
 const akLast = 0x01C101D0
 
 func ofAKSlot(index uint32) bool {
 	return slices.ContainsFunc(akSlots, func(s akSlot) bool { return index == s.certificate || index == s.template })
 }
 
-// chooseAK is the AK that the platform certified, with its certificate, or else
-// our own. Note says why a certified one that is there is not used; that is no
-// error, because the policy may ask for no such certificate.
+// chooseAK returns the AK that the platform certified, with its certificate, or else the attester's
+// own AK. If there is a certified AK that cannot be used, note is the reason. That is not an error,
+// because the policy may not require the certificate.
 func chooseAK(t transport.TPM, opts Options, indexes []uint32) (ak key, certificates [][]byte, note string, err error) {
 	var notes []string
 	for _, s := range akSlots {
@@ -56,7 +56,7 @@ func chooseAK(t transport.TPM, opts Options, indexes []uint32) (ak key, certific
 			return ak, [][]byte{certificate}, "", nil
 		}
 		err = fmt.Errorf("the AK that %s certified (NV index 0x%08x): %w", s.platform, s.certificate, err)
-		if !passOver(err) {
+		if !permanent(err) {
 			return key{}, nil, "", err
 		}
 		notes = append(notes, err.Error())
@@ -83,7 +83,7 @@ func certifiedAK(t transport.TPM, opts Options, s akSlot, indexes []uint32) (key
 	}
 	err = usableAK(ak.public)
 	if err == nil && !sameKey(ak.public, want) {
-		err = unfit{errors.New("the TPM's key is not the certificate's")}
+		err = unfit{errors.New("the TPM's key does not match the certificate")}
 	}
 	if err != nil {
 		return key{}, nil, errors.Join(err, ak.flush(t))
@@ -93,7 +93,7 @@ func certifiedAK(t transport.TPM, opts Options, s akSlot, indexes []uint32) (key
 
 func templateAK(t transport.TPM, opts Options, s akSlot, indexes []uint32) (key, error) {
 	if !slices.Contains(indexes, s.template) {
-		return key{}, unfit{fmt.Errorf("there is no template in NV index 0x%08x", s.template)}
+		return key{}, unfit{fmt.Errorf("NV index 0x%08x has no template", s.template)}
 	}
 	data, err := nvRead(t, s.template)
 	if err != nil {
@@ -103,7 +103,7 @@ func templateAK(t transport.TPM, opts Options, s akSlot, indexes []uint32) (key,
 	if err != nil {
 		return key{}, unfit{fmt.Errorf("template in NV index 0x%08x: %w", s.template, err)}
 	}
-	// Before it is made: an RSA key takes its time.
+	// Checked before the key is created, because creating an RSA key takes long.
 	if err := usableAK(*template); err != nil {
 		return key{}, err
 	}
@@ -116,18 +116,18 @@ func persistentAK(t transport.TPM, s akSlot) (key, error) {
 		return key{}, err
 	}
 	if !ok {
-		return key{}, unfit{fmt.Errorf("there is no key at 0x%08x", s.persistent)}
+		return key{}, unfit{fmt.Errorf("no key at 0x%08x", s.persistent)}
 	}
-	// A quote by a key of another hierarchy, or one below another key, hides the
-	// counters, and the verifier does not take it.
+	// A quote by a key of another hierarchy, or below another key, obfuscates the counters, and the
+	// verifier rejects it.
 	if !bytes.Equal(ak.qualified, primaryName(ak.name.Buffer)) {
-		return key{}, unfit{fmt.Errorf("the key at 0x%08x is no primary key of the endorsement hierarchy", s.persistent)}
+		return key{}, unfit{fmt.Errorf("the key at 0x%08x is not a primary key of the endorsement hierarchy", s.persistent)}
 	}
 	return ak, nil
 }
 
-// primaryName is the qualified name (Part 1, 16) of a primary key of the
-// endorsement hierarchy; nil for a hash that no AK has.
+// primaryName returns the qualified name (Part 1, 16) of a primary key of the endorsement
+// hierarchy. It returns nil for a hash that no AK has.
 func primaryName(name []byte) []byte {
 	if len(name) < 2 {
 		return nil
@@ -144,8 +144,8 @@ func primaryName(name []byte) []byte {
 	return nil
 }
 
-// usableAK refuses what the verifier would refuse, and what this package could
-// not use with an empty password.
+// usableAK rejects keys that the verifier would reject, or that this package cannot use with an
+// empty password.
 func usableAK(p tpm2.TPMTPublic) error {
 	a := p.ObjectAttributes
 	switch {
@@ -153,7 +153,7 @@ func usableAK(p tpm2.TPMTPublic) error {
 		a.Decrypt || a.EncryptedDuplication || a.STClear || a.X509Sign:
 		return unfit{errors.New("its attributes are not those of an attestation key")}
 	case !a.UserWithAuth || a.AdminWithPolicy:
-		return unfit{errors.New("it is used under a policy")}
+		return unfit{errors.New("it requires a policy")}
 	}
 	var (
 		scheme  tpm2.TPMAlgID
@@ -182,7 +182,7 @@ func usableAK(p tpm2.TPMTPublic) error {
 	return nil
 }
 
-// schemeHash is the hash of a scheme that signs quotes; 0 is none.
+// schemeHash returns the hash of a scheme that signs quotes; 0 means none.
 func schemeHash(scheme tpm2.TPMAlgID, details *tpm2.TPMUAsymScheme) tpm2.TPMAlgID {
 	switch scheme {
 	case tpm2.TPMAlgRSASSA:

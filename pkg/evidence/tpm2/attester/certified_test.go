@@ -34,8 +34,8 @@ const (
 	azureAK                    = 0x81000003
 )
 
-// platformAK is a template of the form that clouds use. The unique field is their
-// own, so the key is none that our template makes.
+// platformAK returns a template of the form that clouds use. Its unique field differs, so the key
+// is not the attester's own.
 func platformAK(t *testing.T, alg tpm.TPMAlgID, change func(*tpm.TPMTPublic)) tpm.TPMTPublic {
 	t.Helper()
 	p := tpm.TPMTPublic{
@@ -70,7 +70,7 @@ func platformAK(t *testing.T, alg tpm.TPMAlgID, change func(*tpm.TPMTPublic)) tp
 	return p
 }
 
-// certify issues an AK certificate as the clouds do.
+// certify issues an AK certificate in the form of the clouds.
 func (i *issuer) certify(key crypto.PublicKey, extensions ...pkix.Extension) []byte {
 	return i.issue(&x509.Certificate{
 		SerialNumber: big.NewInt(3), Subject: pkix.Name{CommonName: "AK"}, NotBefore: time.Unix(0, 0),
@@ -79,7 +79,7 @@ func (i *issuer) certify(key crypto.PublicKey, extensions ...pkix.Extension) []b
 	}, key)
 }
 
-// persist makes a key of a template permanent in a hierarchy.
+// persist makes a key of a template persistent in a hierarchy.
 func persist(t *testing.T, device transport.TPM, hierarchy tpm.TPMHandle, template tpm.TPMTPublic,
 	handle tpm.TPMHandle) crypto.PublicKey {
 	t.Helper()
@@ -103,7 +103,7 @@ func persist(t *testing.T, device transport.TPM, hierarchy tpm.TPMHandle, templa
 	return key
 }
 
-// akIsFrom checks that the AK is the certificate's, or our own where want is nil.
+// akIsFrom checks that the AK is that of the certificate, or the attester's own if want is nil.
 func akIsFrom(t *testing.T, id attester.Identity, want []byte, note string) {
 	t.Helper()
 	if (id.AKNote != "") != (note != "") || !strings.Contains(id.AKNote, note) {
@@ -127,8 +127,8 @@ func akIsFrom(t *testing.T, id attester.Identity, want []byte, note string) {
 	}
 }
 
-// The whole of it on a software TPM that was provisioned as Google provisions its
-// own: the AK is made from the template, and its certificate names the instance.
+// The complete sequence on a software TPM that was provisioned like Google's: the AK is created
+// from the template, and its certificate names the instance.
 func TestCertifiedAK(t *testing.T) {
 	name := pkix.Extension{Id: []int{1, 3, 6, 1, 4, 1, 11129, 2, 1, 21}, Value: []byte(
 		"\x30\x2c\x0c\x06zone-1\x02\x01\x07\x0c\x09project-1\x02\x01\x09\x0c\x08worker-0\xa0\x07\x30\x05\xa1\x03\x01\x01\xff")}
@@ -138,8 +138,8 @@ func TestCertifiedAK(t *testing.T) {
 		cert, template uint32
 		commands       int
 	}{
-		// The ordinary path has 12 with these options (TestSoftwareTPM): reading a
-		// certificate and a template are two commands each.
+		// The usual sequence needs 12 commands with these options (TestSoftwareTPM). Reading a
+		// certificate and a template needs two more each.
 		{"RSA-2048", tpm.TPMAlgRSA, gceRSACert, gceRSATemplate, 16},
 		{"P-256", tpm.TPMAlgECC, gceECCCert, gceECCTemplate, 16},
 	} {
@@ -183,7 +183,7 @@ func TestCertifiedAKOfAzure(t *testing.T) {
 	define(t, device, azureCert, append(bytes.Clone(der), make([]byte, 1500-len(der)%500)...))
 	id := open(t, device)
 	akIsFrom(t, id, der, "")
-	// Google's come first where both are there.
+	// Google's come first if both exist.
 	template := platformAK(t, tpm.TPMAlgECC, nil)
 	google := ca.certify(made(t, device, template))
 	define(t, device, gceECCCert, google)
@@ -191,8 +191,8 @@ func TestCertifiedAKOfAzure(t *testing.T) {
 	akIsFrom(t, open(t, device), google, "")
 }
 
-// go-tpm-tools, which Google's own agent uses, makes the same keys.
-func TestOracleMakesTheSameAK(t *testing.T) {
+// go-tpm-tools, which Google's own agent uses, creates the same keys.
+func TestOracle_CreatesTheSameAK(t *testing.T) {
 	sim, device := simulated(t)
 	ca := newIssuer(t, "AK authority")
 	for _, c := range []struct {
@@ -223,7 +223,7 @@ func TestOracleMakesTheSameAK(t *testing.T) {
 	}
 }
 
-func TestCertifiedAKThatCannotBeUsedIsPassedOver(t *testing.T) {
+func TestUnusableCertifiedAKIsIgnored(t *testing.T) {
 	ca := newIssuer(t, "AK authority")
 	stranger, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	ok(t, err)
@@ -238,12 +238,12 @@ func TestCertifiedAKThatCannotBeUsedIsPassedOver(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(*tpm.TPMTPublic) // of the template in NV
-		cert   []byte                // nil: the key's
+		cert   []byte                // nil: that of the key
 		note   string
 	}{
-		{"the certificate is of another key", nil, ca.certify(&stranger.PublicKey), "not the certificate's"},
-		{"the certificate's index holds zeros", nil, make([]byte, 900), "holds no certificate"},
-		{"the certificate is cut off", nil, ca.certify(&stranger.PublicKey)[:100], "holds no certificate"},
+		{"the certificate is of another key", nil, ca.certify(&stranger.PublicKey), "does not match the certificate"},
+		{"the certificate's index holds zeros", nil, make([]byte, 900), "contains no certificate"},
+		{"a truncated certificate", nil, ca.certify(&stranger.PublicKey)[:100], "contains no certificate"},
 		{"the key is not restricted", attribute(func(a *tpm.TPMAObject) { a.Restricted = false }), nil, "attributes"},
 		{"the key can be duplicated", attribute(func(a *tpm.TPMAObject) { a.FixedTPM, a.FixedParent = false, false }),
 			nil, "attributes"},
@@ -255,7 +255,7 @@ func TestCertifiedAKThatCannotBeUsedIsPassedOver(t *testing.T) {
 			Scheme: tpm.TPMAlgECDSA, Details: tpm.NewTPMUAsymScheme(tpm.TPMAlgECDSA,
 				&tpm.TPMSSigSchemeECDSA{HashAlg: tpm.TPMAlgSHA384}),
 		}), nil, "hash 0x000c"},
-		{"the template is one that the TPM refuses", func(p *tpm.TPMTPublic) {
+		{"a template that the TPM rejects", func(p *tpm.TPMTPublic) {
 			p.AuthPolicy = tpm.TPM2BDigest{Buffer: []byte("short")}
 		}, ca.certify(&stranger.PublicKey), "TPM_RC_SIZE"},
 	} {
@@ -277,12 +277,12 @@ func TestCertifiedAKThatCannotBeUsedIsPassedOver(t *testing.T) {
 		define(t, device, gceECCTemplate, []byte{0, 0x23, 0xff})
 		akIsFrom(t, open(t, device), nil, "template in NV index")
 	})
-	t.Run("there is no template", func(t *testing.T) {
+	t.Run("no template", func(t *testing.T) {
 		_, device := simulated(t)
 		define(t, device, gceECCCert, ca.certify(&stranger.PublicKey))
-		akIsFrom(t, open(t, device), nil, "there is no template")
+		akIsFrom(t, open(t, device), nil, "has no template")
 	})
-	t.Run("a template without a certificate says nothing", func(t *testing.T) {
+	t.Run("a template without a certificate is ignored", func(t *testing.T) {
 		_, device := simulated(t)
 		define(t, device, gceECCTemplate, tpm.Marshal(platformAK(t, tpm.TPMAlgECC, nil)))
 		akIsFrom(t, open(t, device), nil, "")
@@ -305,19 +305,19 @@ func TestCertifiedAKThatCannotBeUsedIsPassedOver(t *testing.T) {
 		_, device := simulated(t)
 		define(t, device, azureCert,
 			ca.certify(persist(t, device, tpm.TPMRHOwner, platformAK(t, tpm.TPMAlgECC, nil), azureAK)))
-		akIsFrom(t, open(t, device), nil, "no primary key of the endorsement hierarchy")
+		akIsFrom(t, open(t, device), nil, "is not a primary key of the endorsement hierarchy")
 	})
 	t.Run("the persistent key is another than the certificate's", func(t *testing.T) {
 		_, device := simulated(t)
 		persist(t, device, tpm.TPMRHEndorsement, platformAK(t, tpm.TPMAlgECC, nil), azureAK)
 		define(t, device, azureCert, ca.certify(&stranger.PublicKey))
-		akIsFrom(t, open(t, device), nil, "not the certificate's")
+		akIsFrom(t, open(t, device), nil, "does not match the certificate")
 	})
 }
 
-// What passes is no reason to go on without the certificate: the next boot would
-// show another key.
-func TestPassingFailuresOfACertifiedAK(t *testing.T) {
+// After a temporary failure the agent does not continue without the certificate, because the next
+// boot would then have another key.
+func TestTemporaryFailuresOfACertifiedAK(t *testing.T) {
 	_, device := simulated(t)
 	ca := newIssuer(t, "AK authority")
 	template := platformAK(t, tpm.TPMAlgECC, nil)
@@ -334,11 +334,11 @@ func TestPassingFailuresOfACertifiedAK(t *testing.T) {
 	}
 	empty(t, device)
 
-	// And a device that breaks anywhere leaves nothing loaded.
+	// A device that fails at any command leaves no loaded object.
 	broken := errors.New("bus error")
 	for at := 1; ; at++ {
 		n := 0
-		err := whole(t, failing{device, func() error {
+		err := complete(t, failing{device, func() error {
 			if n++; n == at {
 				return broken
 			}

@@ -6,7 +6,7 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// HighRange is a template of the high range, for tests.
+// HighRange returns a template of the high range, for tests.
 func HighRange(key string) tpm2.TPMTPublic {
 	switch key {
 	case "P-256":
@@ -20,7 +20,7 @@ func HighRange(key string) tpm2.TPMTPublic {
 // Policies are the EK policies, for tests.
 type Policies struct{ A, B, C []byte }
 
-// EKPolicies lists them by name algorithm.
+// EKPolicies returns them by name algorithm.
 func EKPolicies() map[tpm2.TPMIAlgHash]Policies {
 	out := map[tpm2.TPMIAlgHash]Policies{}
 	for alg, p := range ekPolicies {
@@ -29,8 +29,8 @@ func EKPolicies() map[tpm2.TPMIAlgHash]Policies {
 	return out
 }
 
-// CertificateKey is certificateKey.
+// CertificateKey calls certificateKey.
 func CertificateKey(der []byte) (crypto.PublicKey, error) { return certificateKey(der) }
 
-// SplitDER is splitDER.
+// SplitDER calls splitDER.
 func SplitDER(data []byte, most int) [][]byte { return splitDER(data, most) }

@@ -7,7 +7,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 )
 
-// What is in NV is the manufacturer's, or whoever's could write there.
+// The content of NV comes from the manufacturer, or from an attacker who can write it.
 func FuzzSplitDER(f *testing.F) {
 	f.Add([]byte{0x30, 0x01, 0x00, 0xff})
 	f.Add([]byte{0x10, 0x01, 0x00, 0x00, 0x03, 0x30, 0x01, 0x00})

@@ -13,12 +13,12 @@ import (
 	"github.com/google/go-tpm/tpm2/transport"
 )
 
-// ErrEndorsementOwned is returned when the endorsement hierarchy has an
-// authorisation value that is not the one given. Trying again does not help and
-// does no harm: this error does not count towards the TPM's lockout.
-var ErrEndorsementOwned = errors.New("the TPM's endorsement hierarchy has a password: it was owned before")
+// ErrEndorsementOwned reports that the endorsement hierarchy has an authorization value other than
+// the given one. A retry does not help, but does no harm: this error does not count towards the
+// TPM's lockout.
+var ErrEndorsementOwned = errors.New("the TPM's endorsement hierarchy has a password from an earlier owner")
 
-// key is one object the TPM holds.
+// key is one object in the TPM.
 type key struct {
 	handle    tpm2.TPMHandle
 	name      tpm2.TPM2BName
@@ -37,8 +37,8 @@ func (k key) flush(t transport.TPM) error {
 	return nil
 }
 
-// marshalled is the key's TPMT_PUBLIC.
-func (k key) marshalled() []byte { return tpm2.Marshal(k.public) }
+// marshaled returns the key's TPMT_PUBLIC.
+func (k key) marshaled() []byte { return tpm2.Marshal(k.public) }
 
 func createPrimary(t transport.TPM, auth []byte, template tpm2.TPMTPublic) (key, error) {
 	rsp, err := tpm2.CreatePrimary{
@@ -60,7 +60,7 @@ func createPrimary(t transport.TPM, auth []byte, template tpm2.TPMTPublic) (key,
 	return k, nil
 }
 
-// readKey is the key at a persistent handle; ok is false if there is none.
+// readKey returns the key at a persistent handle, and false if there is none.
 func readKey(t transport.TPM, handle uint32) (k key, ok bool, err error) {
 	rsp, err := tpm2.ReadPublic{ObjectHandle: tpm2.TPMHandle(handle)}.Execute(t)
 	if errors.Is(err, tpm2.TPMRCHandle) || errors.Is(err, tpm2.TPMRCValue) {
@@ -77,7 +77,7 @@ func readKey(t transport.TPM, handle uint32) (k key, ok bool, err error) {
 		nil
 }
 
-// chooseEK follows the order of the package comment.
+// chooseEK follows the order in the package comment.
 func chooseEK(t transport.TPM, opts Options, indexes []uint32) (ek key, certificates [][]byte, err error) {
 	var notes []error
 	for _, s := range slots {
@@ -88,7 +88,7 @@ func chooseEK(t transport.TPM, opts Options, indexes []uint32) (ek key, certific
 		if err == nil {
 			ek, err = findEK(t, opts, s, indexes, public)
 		}
-		if err != nil && !passOver(err) {
+		if err != nil && !permanent(err) {
 			return key{}, nil, err
 		}
 		if err != nil {
@@ -96,7 +96,7 @@ func chooseEK(t transport.TPM, opts Options, indexes []uint32) (ek key, certific
 			continue
 		}
 		intermediates, err := chain(t, indexes, maxCertificates-1)
-		if err != nil && !passOver(err) {
+		if err != nil && !permanent(err) {
 			return key{}, nil, errors.Join(err, ek.flush(t))
 		}
 		return ek, append([][]byte{certificate}, intermediates...), nil
@@ -108,15 +108,15 @@ func chooseEK(t transport.TPM, opts Options, indexes []uint32) (ek key, certific
 	return ek, nil, nil
 }
 
-// unfit is what a TPM holds that cannot be used, today and on every boot.
+// unfit marks content of the TPM that cannot be used, on this and every boot.
 type unfit struct{ error }
 
 func (u unfit) Unwrap() error { return u.error }
 
-// passOver reports whether err will be the same on every boot. Only then may the
-// next EK in the order be taken: a failure that passes would make this machine
-// appear as another one.
-func passOver(err error) bool {
+// permanent reports whether err will be the same on every boot. Only then may the next EK in the
+// order be used. After a temporary failure, another EK would make this machine appear as a
+// different one.
+func permanent(err error) bool {
 	var u unfit
 	if errors.As(err, &u) {
 		return true
@@ -126,7 +126,7 @@ func passOver(err error) bool {
 		errors.Is(err, tpm2.TPMRCInitialize) {
 		return false
 	}
-	// Warnings are about the moment: memory, lockout, self test (Part 2, 6.6.2).
+	// Warnings are temporary: memory, lockout, self test (Part 2, 6.6.2).
 	const format1, warning = 1 << 7, 1<<11 | 1<<8
 	return rc&format1 != 0 || rc&warning != warning
 }
@@ -138,7 +138,7 @@ func readCertificate(t transport.TPM, index uint32) ([]byte, crypto.PublicKey, e
 	}
 	certificates := splitDER(data, 1)
 	if len(certificates) == 0 {
-		return nil, nil, unfit{fmt.Errorf("NV index 0x%08x holds no certificate", index)}
+		return nil, nil, unfit{fmt.Errorf("NV index 0x%08x contains no certificate", index)}
 	}
 	public, err := certificateKey(certificates[0])
 	if err != nil {
@@ -147,7 +147,7 @@ func readCertificate(t transport.TPM, index uint32) ([]byte, crypto.PublicKey, e
 	return certificates[0], public, nil
 }
 
-// findEK gets the TPM to hold the key of a certificate.
+// findEK loads or creates the key of a certificate.
 func findEK(t transport.TPM, opts Options, s slot, indexes []uint32, want crypto.PublicKey) (key, error) {
 	if k, ok, err := readKey(t, s.persistent); err != nil {
 		return key{}, err
@@ -156,7 +156,7 @@ func findEK(t transport.TPM, opts Options, s slot, indexes []uint32, want crypto
 	}
 	k, err := createEK(t, opts, s, indexes)
 	if err != nil {
-		return key{}, fmt.Errorf("making the EK (%s): %w", s.key, err)
+		return key{}, fmt.Errorf("creating the EK (%s): %w", s.key, err)
 	}
 	if !sameKey(k.public, want) {
 		if err := k.flush(t); err != nil {
@@ -193,10 +193,10 @@ func createEK(t transport.TPM, opts Options, s slot, indexes []uint32) (key, err
 	return createPrimary(t, opts.EndorsementAuth, template)
 }
 
-// defaultEK is for a TPM without a certificate that fits.
+// defaultEK is used if no certificate fits.
 func defaultEK(t transport.TPM, opts Options, indexes []uint32) (key, error) {
 	var notes []error
-	// The high-range twins of a type give another key: only the first counts.
+	// The high-range variants of a type give another key, so only the first is tried.
 	tried := map[Key]bool{}
 	for _, k := range []Key{ECCP256, RSA2048, ECCP384} {
 		for _, s := range slots {
@@ -205,13 +205,13 @@ func defaultEK(t transport.TPM, opts Options, indexes []uint32) (key, error) {
 			}
 			tried[k] = true
 			ek, err := createEK(t, opts, s, indexes)
-			if err == nil || !passOver(err) {
+			if err == nil || !permanent(err) {
 				return ek, err
 			}
-			notes = append(notes, fmt.Errorf("making the default EK (%s): %w", k, err))
+			notes = append(notes, fmt.Errorf("creating the default EK (%s): %w", k, err))
 		}
 	}
-	return key{}, errors.Join(append(notes, errors.New("the TPM has no EK of a type that can be used"))...)
+	return key{}, errors.Join(append(notes, errors.New("the TPM has no EK of a supported type"))...)
 }
 
 func createAK(t transport.TPM, opts Options) (key, error) {
@@ -219,18 +219,18 @@ func createAK(t transport.TPM, opts Options) (key, error) {
 	for _, rc := range []tpm2.TPMRC{tpm2.TPMRCCurve, tpm2.TPMRCType, tpm2.TPMRCAsymmetric, tpm2.TPMRCScheme,
 		tpm2.TPMRCValue} {
 		if errors.Is(err, rc) {
-			// An RSA-only TPM.
+			// The TPM supports only RSA.
 			ak, err = createPrimary(t, opts.EndorsementAuth, akRSA())
 			break
 		}
 	}
 	if err != nil {
-		return key{}, fmt.Errorf("making the AK: %w", err)
+		return key{}, fmt.Errorf("creating the AK: %w", err)
 	}
 	return ak, nil
 }
 
-// publicKey is the crypto form of a TPM's public area.
+// publicKey returns the crypto form of a TPM's public area.
 func publicKey(p tpm2.TPMTPublic) (crypto.PublicKey, error) {
 	return tpm2.Pub(p)
 }
@@ -269,7 +269,7 @@ func keyType(p tpm2.TPMTPublic) Key {
 	return Key(fmt.Sprintf("type-0x%04x", uint16(p.Type)))
 }
 
-// usableEK refuses what the verifier would refuse, where the node can say why.
+// usableEK rejects keys that the verifier would reject, so that the node can report the reason.
 func usableEK(p tpm2.TPMTPublic) error {
 	a := p.ObjectAttributes
 	if !a.FixedTPM || !a.FixedParent || !a.Restricted || !a.Decrypt {

@@ -16,15 +16,15 @@ import (
 )
 
 const (
-	// maxNVSize bounds what one index may hold; Intel's chains are the largest.
+	// maxNVSize limits the content of one index in bytes; Intel's chains are the largest.
 	maxNVSize = 16 << 10
-	// maxCertificates is the contract's bound on a chain.
+	// maxCertificates is the contract's limit for a chain.
 	maxCertificates = 8
 	maxHandles      = 256
 )
 
-// nvIndexes lists the NV indexes that are part of the EK profile or hold a
-// platform's AK, in one command unless the TPM has hundreds.
+// nvIndexes lists the NV indexes that belong to the EK profile or contain a platform's AK. It needs
+// one command unless the TPM has hundreds of indexes.
 func nvIndexes(t transport.TPM) ([]uint32, error) {
 	var all []uint32
 	seen := 0
@@ -54,7 +54,7 @@ func nvIndexes(t transport.TPM) ([]uint32, error) {
 	}
 }
 
-// nvRead reads an index whole.
+// nvRead reads a whole index.
 func nvRead(t transport.TPM, index uint32) ([]byte, error) {
 	pub, err := tpm2.NVReadPublic{NVIndex: tpm2.TPMHandle(index)}.Execute(t)
 	if err != nil {
@@ -66,16 +66,16 @@ func nvRead(t transport.TPM, index uint32) ([]byte, error) {
 	}
 	size := int(area.DataSize)
 	if size > maxNVSize {
-		return nil, unfit{fmt.Errorf("NV index 0x%08x has %d bytes; at most %d are read", index, size, maxNVSize)}
+		return nil, unfit{fmt.Errorf("NV index 0x%08x has %d bytes; the limit is %d", index, size, maxNVSize)}
 	}
-	// The index authorises its own reading; an index without that attribute is
-	// read under the owner's (empty) authorisation.
+	// The index authorizes its own reading. An index without that attribute is read with the
+	// owner's (empty) authorization.
 	auth := tpm2.TPMHandle(index)
 	if !area.Attributes.AuthRead {
 		auth = tpm2.TPMRHOwner
 	}
-	// The largest chunk is TPM_PT_NV_BUFFER_MAX, 1024 on nearly every TPM: it is
-	// cheaper to find out when that is refused than to ask first.
+	// The largest chunk is TPM_PT_NV_BUFFER_MAX, 1024 on nearly every TPM. Trying this value first
+	// saves a command.
 	chunk := 1024
 	data := make([]byte, 0, size)
 	for len(data) < size {
@@ -100,10 +100,9 @@ func nvRead(t transport.TPM, index uint32) ([]byte, error) {
 	return data, nil
 }
 
-// splitDER cuts the DER structures at the start of data: NV indexes are padded,
-// and a chain's index holds several. Intel puts the header 10 01 00 and a
-// big-endian u16 length (TCG PC Client Specific Implementation, 1.2, 7.4.5)
-// before a certificate.
+// splitDER returns the DER structures at the start of data. NV indexes are padded, and the index of
+// a chain contains several structures. Intel writes the header 10 01 00 and a big-endian u16 length
+// (TCG PC Client Specific Implementation, 1.2, 7.4.5) before a certificate.
 func splitDER(data []byte, most int) [][]byte {
 	var out [][]byte
 	for len(data) > 0 && len(out) < most {
@@ -125,7 +124,7 @@ func splitDER(data []byte, most int) [][]byte {
 	return out
 }
 
-// chain reads the intermediate certificates that some manufacturers ship in NV.
+// chain reads the intermediate certificates that some manufacturers store in NV.
 func chain(t transport.TPM, indexes []uint32, most int) ([][]byte, error) {
 	var data []byte
 	for _, i := range slices.SortedFunc(slices.Values(indexes), cmp.Compare[uint32]) {
@@ -136,7 +135,7 @@ func chain(t transport.TPM, indexes []uint32, most int) ([][]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		// A certificate may run on from one index into the next.
+		// A certificate may continue in the next index.
 		data = append(data, part...)
 		if len(data) > maxCertificates*maxNVSize {
 			break
@@ -147,8 +146,8 @@ func chain(t transport.TPM, indexes []uint32, most int) ([][]byte, error) {
 
 var oidRSAOAEP = asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 7}
 
-// certificateKey is the public key of an EK certificate. Old ones of ST and
-// Infineon name RSAES-OAEP as the key's algorithm, which crypto/x509 leaves alone.
+// certificateKey returns the public key of an EK certificate. Old certificates of ST and Infineon
+// use RSAES-OAEP as the key's algorithm, which crypto/x509 does not parse.
 func certificateKey(der []byte) (crypto.PublicKey, error) {
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {

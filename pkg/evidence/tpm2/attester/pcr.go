@@ -17,13 +17,12 @@ const (
 
 	// CapPCR is the PCR that [Cap] extends.
 	CapPCR = 11
-	// CapLabel is the event that [Cap] measures: the PCR is extended with its
-	// hash in every bank.
+	// CapLabel is the event that [Cap] measures: its hash is extended into the PCR of every bank.
 	CapLabel = "mcs-attest: capped"
 )
 
-// Banks lists the banks that have all of PCR 0 to 23, strongest last as the TPM
-// numbers them.
+// Banks returns the banks that have all of PCR 0 to 23, in the order of the TPM's numbers,
+// strongest last.
 func Banks(t transport.TPM) ([]uint16, error) {
 	rsp, err := tpm2.GetCapability{Capability: tpm2.TPMCapPCRs, PropertyCount: 1}.Execute(t)
 	if err != nil {
@@ -35,16 +34,16 @@ func Banks(t transport.TPM) ([]uint16, error) {
 	}
 	var banks []uint16
 	for _, s := range assigned.PCRSelections {
-		whole := len(s.PCRSelect) >= pcrCount/8
-		for i := 0; whole && i < pcrCount/8; i++ {
-			whole = s.PCRSelect[i] == 0xff
+		complete := len(s.PCRSelect) >= pcrCount/8
+		for i := 0; complete && i < pcrCount/8; i++ {
+			complete = s.PCRSelect[i] == 0xff
 		}
-		if whole {
+		if complete {
 			banks = append(banks, uint16(s.Hash))
 		}
 	}
 	if len(banks) == 0 {
-		return nil, errors.New("the TPM has no PCR bank that is whole")
+		return nil, errors.New("the TPM has no complete PCR bank")
 	}
 	return banks, nil
 }
@@ -58,7 +57,7 @@ func pcrSelection(bank uint16, pcrs []int) (tpm2.TPMLPCRSelection, error) {
 		bits[p/8] |= 1 << (p % 8)
 	}
 	if len(pcrs) == 0 {
-		return tpm2.TPMLPCRSelection{}, errors.New("no PCR is to be quoted")
+		return tpm2.TPMLPCRSelection{}, errors.New("no PCR to quote")
 	}
 	return tpm2.TPMLPCRSelection{PCRSelections: []tpm2.TPMSPCRSelection{{Hash: tpm2.TPMIAlgHash(bank), PCRSelect: bits}}},
 		nil
@@ -77,7 +76,7 @@ func readPCRs(t transport.TPM, bank uint16, pcrs []int) ([][]byte, error) {
 			return nil, fmt.Errorf("reading PCRs: %w", err)
 		}
 		if len(rsp.PCRValues.Digests) != len(some) {
-			return nil, fmt.Errorf("reading PCRs: asked the %s bank for %d, got %d", transcript.BankName(bank), len(some),
+			return nil, fmt.Errorf("reading PCRs: requested %d of the %s bank, got %d", len(some), transcript.BankName(bank),
 				len(rsp.PCRValues.Digests))
 		}
 		for _, d := range rsp.PCRValues.Digests {
@@ -87,9 +86,8 @@ func readPCRs(t transport.TPM, bank uint16, pcrs []int) ([][]byte, error) {
 	return values, nil
 }
 
-// Cap extends PCR 11, so that nothing running later can attest as the
-// initramfs. TPM2_PCR_Event hashes the label for each bank that the TPM has:
-// no bank can be left out.
+// Cap extends PCR 11, so that nothing that runs later can attest as the initramfs. TPM2_PCR_Event
+// hashes the label for each bank of the TPM, so no bank can be missed.
 func Cap(t transport.TPM) error {
 	_, err := tpm2.PCREvent{
 		PCRHandle: tpm2.AuthHandle{Handle: tpm2.TPMHandle(CapPCR), Auth: tpm2.PasswordAuth(nil)},

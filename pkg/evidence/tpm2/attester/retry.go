@@ -10,15 +10,15 @@ import (
 	"github.com/google/go-tpm/tpm2/transport"
 )
 
-// Retrying is a TPM that repeats a command for as long as the TPM asks for it,
-// within a bounded wait, and counts what was sent.
+// Retrying wraps a TPM. It repeats a command when the TPM requests it, within a limited wait, and
+// counts the commands.
 //
-//   - RETRY, YIELDED, TESTING and NV_RATE: again after a pause that doubles
-//     from a millisecond to a second;
+//   - RETRY, YIELDED, TESTING and NV_RATE: again after a pause that doubles from a millisecond to a
+//     second;
 //   - INITIALIZE: TPM2_Startup(CLEAR) once, then again;
-//   - everything else, LOCKOUT and FAILURE among them, is the caller's.
+//   - every other response, including LOCKOUT and FAILURE, is returned to the caller.
 //
-// It is not safe for concurrent use, as a TPM is not.
+// It is not safe for concurrent use, because a TPM is not.
 type Retrying struct {
 	tpm      transport.TPM
 	sleep    func(time.Duration)
@@ -29,8 +29,8 @@ type Retrying struct {
 const (
 	firstPause = time.Millisecond
 	maxPause   = time.Second
-	// maxWait bounds the pauses of one command. A TPM's self test takes up to a
-	// few seconds; NV_RATE may take longer.
+	// maxWait limits the pauses of one command. A TPM's self test takes up to a few seconds;
+	// NV_RATE may take longer.
 	maxWait = 30 * time.Second
 
 	// Part 2, 6.6.3. go-tpm matches these too, but only in decoded errors.
@@ -41,12 +41,12 @@ const (
 	rcRetry      = 0x922
 )
 
-// NewRetrying wraps tpm. Sleep pauses: time.Sleep, or a test's.
+// NewRetrying wraps tpm. Sleep pauses; it is time.Sleep except in tests.
 func NewRetrying(tpm transport.TPM, sleep func(time.Duration)) *Retrying {
 	return &Retrying{tpm: tpm, sleep: sleep}
 }
 
-// Commands is the number of commands sent so far; a repeated one counts each time.
+// Commands returns the number of commands sent so far, including repetitions.
 func (r *Retrying) Commands() int { return r.commands }
 
 // Send implements transport.TPM.

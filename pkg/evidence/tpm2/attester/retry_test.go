@@ -11,7 +11,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester"
 )
 
-// scripted answers commands; nil means the device's own answer.
+// scripted answers commands; nil means the device's own response.
 type scripted struct {
 	transport.TPM
 	answer func(command []byte) []byte
@@ -36,7 +36,7 @@ func TestRetrying(t *testing.T) {
 		sends int
 		waits int
 	}{
-		{"success at once", nil, 0, 1, 0},
+		{"immediate success", nil, 0, 1, 0},
 		{"RETRY, YIELDED, TESTING and NV_RATE are tried again", []uint32{0x922, 0x908, 0x90A, 0x920}, 0, 5, 4},
 		{"LOCKOUT is the caller's", []uint32{0x921}, 0x921, 1, 0},
 		{"FAILURE is the caller's", []uint32{0x101}, 0x101, 1, 0},
@@ -63,7 +63,7 @@ func TestRetrying(t *testing.T) {
 			}
 		})
 	}
-	t.Run("RETRY for ever ends", func(t *testing.T) {
+	t.Run("endless RETRY ends", func(t *testing.T) {
 		var waited time.Duration
 		r := attester.NewRetrying(scripted{answer: func([]byte) []byte { return responseCode(0x922) }},
 			func(d time.Duration) { waited += d })

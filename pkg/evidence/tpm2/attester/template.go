@@ -9,22 +9,22 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// Key names the EK's type, with the words that the verifier uses.
+// Key is the type of an EK, with the names that the verifier uses.
 type Key string
 
-// The types of EK that this package can use.
+// The types of EK that this package supports.
 const (
 	ECCP256 Key = "ecc-p256"
 	ECCP384 Key = "ecc-p384"
 	RSA2048 Key = "rsa-2048"
 )
 
-// slot is where a TPM keeps one EK (EK Credential Profile, 2.2.1.4 and 2.2.1.5).
+// slot is where a TPM stores one EK (EK Credential Profile, 2.2.1.4 and 2.2.1.5).
 type slot struct {
 	key         Key
 	certificate uint32 // NV index
-	nonce       uint32 // NV index; 0: there is none in the high range
-	template    uint32 // NV index; 0: there is none in the high range
+	nonce       uint32 // NV index; 0 in the high range
+	template    uint32 // NV index; 0 in the high range
 	persistent  uint32 // the conventional handle
 	public      func() tpm2.TPMTPublic
 }
@@ -46,9 +46,9 @@ const (
 	nvChainLast  = 0x01C001FF
 )
 
-// policies are the EK authorisation policies of the profile, B.6.2 to B.6.5.
-// A is PolicySecret(TPM_RH_ENDORSEMENT), C is PolicyAuthorizeNV with an index
-// that the profile reserves, and B is PolicyOR{A, C}.
+// policies are the EK authorization policies of the profile, B.6.2 to B.6.5. A is
+// PolicySecret(TPM_RH_ENDORSEMENT), C is PolicyAuthorizeNV with an index that the profile reserves,
+// and B is PolicyOR{A, C}.
 type policies struct{ a, b, c []byte }
 
 var ekPolicies = map[tpm2.TPMIAlgHash]policies{
@@ -80,7 +80,7 @@ func ekSymmetric(bits uint16) tpm2.TPMTSymDefObject {
 	}
 }
 
-// highRange is what templates H-1 to H-3 share.
+// highRange returns the common part of templates H-1 to H-3.
 func highRange(alg tpm2.TPMAlgID, nameAlg tpm2.TPMIAlgHash) tpm2.TPMTPublic {
 	return tpm2.TPMTPublic{
 		Type:    alg,
@@ -113,14 +113,14 @@ func highRangeRSA() tpm2.TPMTPublic {
 	return p
 }
 
-// akAttributes: noDA keeps a machine that loses power often from locking
-// itself out; userWithAuth lets the empty password quote.
+// akAttributes: noDA prevents a lockout of a machine that often loses power; userWithAuth allows a
+// quote with the empty password.
 var akAttributes = tpm2.TPMAObject{
 	FixedTPM: true, FixedParent: true, SensitiveDataOrigin: true,
 	UserWithAuth: true, NoDA: true, Restricted: true, SignEncrypt: true,
 }
 
-// akECC is the AK's fixed template: the same primary on every boot.
+// akECC returns the AK's fixed template. It gives the same primary key on every boot.
 func akECC() tpm2.TPMTPublic {
 	return tpm2.TPMTPublic{
 		Type:             tpm2.TPMAlgECC,
@@ -137,7 +137,7 @@ func akECC() tpm2.TPMTPublic {
 	}
 }
 
-// akRSA is for a TPM that has no P-256.
+// akRSA is the template for a TPM without P-256.
 func akRSA() tpm2.TPMTPublic {
 	return tpm2.TPMTPublic{
 		Type:             tpm2.TPMAlgRSA,
@@ -154,8 +154,8 @@ func akRSA() tpm2.TPMTPublic {
 	}
 }
 
-// withNonce puts the manufacturer's EK nonce into the template's unique field:
-// left-aligned, padded with zeros to the size of the key (profile, B.2).
+// withNonce copies the manufacturer's EK nonce into the template's unique field: left-aligned,
+// padded with zeros to the size of the key (profile, B.2).
 func withNonce(p tpm2.TPMTPublic, nonce []byte) (tpm2.TPMTPublic, error) {
 	size := 32
 	if p.Type == tpm2.TPMAlgRSA {
@@ -176,7 +176,7 @@ func withNonce(p tpm2.TPMTPublic, nonce []byte) (tpm2.TPMTPublic, error) {
 	return p, nil
 }
 
-// needsOr reports whether the EK's policy is the high range's.
+// needsOr reports whether the EK's policy is that of the high range.
 func needsOr(p tpm2.TPMTPublic) (or bool, set policies, err error) {
 	set, ok := ekPolicies[p.NameAlg]
 	switch {
@@ -185,5 +185,5 @@ func needsOr(p tpm2.TPMTPublic) (or bool, set policies, err error) {
 	case ok && bytes.Equal(p.AuthPolicy.Buffer, set.b):
 		return true, set, nil
 	}
-	return false, set, fmt.Errorf("the EK's policy %x is none of the TCG profile's", p.AuthPolicy.Buffer)
+	return false, set, fmt.Errorf("the EK's policy %x is not in the TCG profile", p.AuthPolicy.Buffer)
 }

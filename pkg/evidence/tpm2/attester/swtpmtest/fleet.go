@@ -9,14 +9,14 @@ import (
 	"github.com/google/go-tpm/tpm2"
 )
 
-// Fleet is many machines' TPMs on a few software TPMs: each machine's keys are
-// made with a "unique" field of its own, and so are its own (TPM 2.0 Library, Part
-// 1, 27.2: a primary key depends on its whole template). All else is as a TPM does
-// it. Open an attester with the key type ecc-p256: that EK is made, not kept.
+// Fleet provides the TPMs of many machines with a few software TPMs. Each machine's keys are
+// created with its own "unique" field, so they differ (TPM 2.0 Library, Part 1, 27.2: a primary key
+// depends on its whole template). Everything else behaves like a real TPM. Open an attester with
+// the key type ecc-p256, because that EK is created and not persistent.
 type Fleet struct{ free chan *Conn }
 
-// NewFleet starts software TPMs. Any machine may use any of them at any time, and
-// has the same keys on each: they share one seed.
+// NewFleet starts software TPMs. All have the same seed, so a machine has the same keys on each of
+// them and can use any.
 func NewFleet(t testing.TB, tpms int) *Fleet {
 	t.Helper()
 	f := &Fleet{make(chan *Conn, tpms)}
@@ -24,11 +24,11 @@ func NewFleet(t testing.TB, tpms int) *Fleet {
 	for range tpms - 1 {
 		f.free <- first.clone().Dial()
 	}
-	f.free <- first.Dial() // cloning restarts it
+	f.free <- first.Dial() // clone restarts it
 	return f
 }
 
-// With lends machine i its TPM until use returns.
+// With lends machine i a TPM until use returns.
 func (f *Fleet) With(i int, use func(tpm *FleetConn) error) error {
 	c := <-f.free
 	defer func() { f.free <- c }()
@@ -41,7 +41,8 @@ type FleetConn struct {
 	unique [32]byte
 }
 
-// Send sends a command; one that makes a primary key is made this machine's own.
+// Send sends a command. If the command creates a primary key, it is changed to create this
+// machine's own.
 func (c *FleetConn) Send(command []byte) ([]byte, error) {
 	own, err := c.own(command)
 	if err != nil {
@@ -58,7 +59,7 @@ func (c *FleetConn) own(command []byte) ([]byte, error) {
 		return command, nil
 	}
 	at := 10 + 4                                               // header, primaryHandle
-	at += 4 + int(binary.BigEndian.Uint32(command[at:]))       // authorisation area
+	at += 4 + int(binary.BigEndian.Uint32(command[at:]))       // authorization area
 	at += 2 + int(binary.BigEndian.Uint16(command[at:]))       // inSensitive
 	end := at + 2 + int(binary.BigEndian.Uint16(command[at:])) // inPublic
 	public, err := tpm2.Unmarshal[tpm2.TPMTPublic](command[at+2 : end])

@@ -7,7 +7,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/evidence/tpm2/attester/swtpmtest"
 )
 
-// Each machine of a fleet has keys of its own, the same on every TPM and always.
+// Each machine of a fleet has its own keys, which are the same on every TPM.
 func TestFleet(t *testing.T) {
 	fleet := swtpmtest.NewFleet(t, 2)
 	identity := func(i int) (id attester.Identity) {

@@ -5,8 +5,8 @@ import (
 	"path/filepath"
 )
 
-// Roots is the authority that certified the TPM's endorsement keys, in PEM: its
-// root and its issuing certificate.
+// Roots returns the root and the issuing certificate of the authority that certified the TPM's
+// endorsement keys, in PEM.
 func (s *TPM) Roots() []byte {
 	s.t.Helper()
 	var all []byte

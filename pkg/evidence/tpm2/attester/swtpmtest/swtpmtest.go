@@ -1,5 +1,5 @@
-// Package swtpmtest starts software TPMs for tests. It needs Debian's packages
-// swtpm and swtpm-tools; a test without them fails and says so.
+// Package swtpmtest starts software TPMs for tests. It needs Debian's packages swtpm and
+// swtpm-tools. Without them a test fails with a message that names them.
 package swtpmtest
 
 import (
@@ -17,23 +17,22 @@ import (
 	"time"
 )
 
-// TPM is a running software TPM. It keeps its state over connections, as a TPM
-// does over processes.
+// TPM is a running software TPM. Like a hardware TPM it keeps its state between connections.
 type TPM struct {
 	t     testing.TB
 	state string
-	// Socket takes bare TPM commands, one connection at a time.
+	// Socket accepts unframed TPM commands, one connection at a time.
 	Socket string
 	stop   func()
 	last   *Conn
 }
 
-// Start makes a TPM as swtpm_setup manufactures it, with an RSA-2048 and a P-384
-// endorsement key, persistent and certified by an authority of its own, and
-// starts it. Banks is "sha256", "sha256,sha384" and so on.
+// Start creates a TPM with swtpm_setup and starts it. The TPM has an RSA-2048 and a P-384
+// endorsement key, persistent and certified by its own authority. Banks is "sha256",
+// "sha256,sha384" and so on.
 func Start(t testing.TB, banks string) *TPM {
 	t.Helper()
-	// A socket's path has a limit of about 107 bytes, which t.TempDir may pass.
+	// The path of a socket has a limit of about 107 bytes, which t.TempDir may exceed.
 	state, err := os.MkdirTemp("", "swtpm-")
 	fatal(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(state) })
@@ -60,10 +59,10 @@ func Start(t testing.TB, banks string) *TPM {
 	return s
 }
 
-// clone is another software TPM with the same seeds.
+// clone returns another software TPM with the same seeds.
 func (s *TPM) clone() *TPM {
 	s.t.Helper()
-	s.stop() // what it keeps is on disk
+	s.stop() // its state is on disk
 	state, err := os.MkdirTemp("", "swtpm-")
 	fatal(s.t, err)
 	s.t.Cleanup(func() { _ = os.RemoveAll(state) })
@@ -105,7 +104,7 @@ func (s *TPM) Reboot() {
 	s.start()
 }
 
-// SPKI is the hash of a certified endorsement key, "rsa2048" or "secp384r1".
+// SPKI returns the hash of a certified endorsement key, "rsa2048" or "secp384r1".
 func (s *TPM) SPKI(key string) [32]byte {
 	s.t.Helper()
 	raw, err := os.ReadFile(filepath.Join(s.state, "ek-"+key+".crt"))
@@ -118,8 +117,8 @@ func (s *TPM) SPKI(key string) [32]byte {
 	return sha256.Sum256(cert.RawSubjectPublicKeyInfo)
 }
 
-// Dial connects; the connection ends with the test, and with the next Dial,
-// because swtpm serves one at a time. It implements go-tpm's transport.TPM.
+// Dial connects to the TPM. The connection ends with the test, and with the next Dial, because
+// swtpm serves one connection at a time. It implements go-tpm's transport.TPM.
 func (s *TPM) Dial() *Conn {
 	s.t.Helper()
 	if s.last != nil {
