@@ -365,7 +365,7 @@ func TestAPolicyForACloudThatIsNotConfigured(t *testing.T) {
 	for range 2 {
 		s.server.Clouds.Report(s.server.Log, s.server.View().Policies)
 	}
-	const want = "pool *: aws-iid is accepted from nobody: the configuration has no section for that cloud"
+	const want = "pool *: aws-iid is never accepted: the configuration has no section for that cloud"
 	if n := strings.Count(s.log.everything(), want); n != 1 {
 		t.Errorf("said %d times", n)
 	}

@@ -1,6 +1,6 @@
-// Package admin lets the commands on the same host ask a serving verifier what
-// it knows, through a Unix socket in its folder. Whoever may open the socket
-// may read and copy the records; nothing can be changed through it.
+// Package admin gives commands on the same host access to the state of a serving verifier, through a
+// Unix socket in its folder. Any user that may open the socket may read and copy the records. No
+// request changes anything.
 package admin
 
 import (
@@ -24,12 +24,13 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
 )
 
-// State is what status and explain show, of a folder or of a cluster.
+// State is the output of the commands status and explain, for a folder or a cluster.
 type State struct {
 	Time time.Time `json:"time"`
-	// Cluster is the API server that this is from; empty for a folder.
+	// Cluster is the API server of the state. It is empty for a folder.
 	Cluster string `json:"cluster,omitempty"`
-	// Serving: a verifier answers for the folder; in a cluster, it is Available.
+	// Serving means that a verifier serves the folder. In a cluster, it means that the verifier is
+	// Available.
 	Serving bool `json:"serving"`
 	// Conditions are those of a cluster's AttestationVerifier.
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
@@ -40,7 +41,7 @@ type State struct {
 	Problems []string       `json:"problems,omitempty"`
 }
 
-// Machine is a Machine and its record.
+// Machine is a Machine with its record.
 type Machine struct {
 	Name       string    `json:"name"` // namespace/name
 	UID        string    `json:"uid"`
@@ -49,17 +50,17 @@ type Machine struct {
 	EKSHA256   []string  `json:"ekSHA256,omitempty"`
 	ProviderID string    `json:"providerID,omitempty"`
 	Created    time.Time `json:"created"`
-	// NodeRef is the Node that it became.
+	// NodeRef is the Node of the Machine.
 	NodeRef     string `json:"nodeRef,omitempty"`
 	Deleting    bool   `json:"deleting,omitempty"`
 	Quarantined bool   `json:"quarantined,omitempty"`
-	// Reattest is when the grant to attest again ends.
+	// Reattest is when the grant to attest again expires.
 	Reattest *time.Time `json:"reattest,omitempty"`
-	// Record is nil while nothing has happened.
+	// Record is nil if nothing was recorded yet.
 	Record *v1alpha1.MachineAttestationStatus `json:"record,omitempty"`
 }
 
-// About is what is known of m without its record.
+// About returns m without its record.
 func About(m *machine.Machine) Machine {
 	entry := Machine{
 		Name: m.String(), UID: m.UID, Kind: m.Kind, Pools: m.Pools, EKSHA256: m.EKSHA256, ProviderID: m.ProviderID,
@@ -72,17 +73,17 @@ func About(m *machine.Machine) Machine {
 	return entry
 }
 
-// ErrNotServing says that no verifier listens on the socket.
+// ErrNotServing means that no verifier listens on the socket.
 var ErrNotServing = errors.New("no verifier is serving this folder")
 
-// Answers are what a verifier answers on the socket.
+// Answers are the functions behind the socket.
 type Answers struct {
 	State func(context.Context) (*State, error)
 	// Backup writes a copy of the record database; see [store.Store.Backup].
 	Backup func(ctx context.Context, w io.Writer, start func(size int64)) error
 }
 
-// Serve answers on the socket at path until ctx ends.
+// Serve serves the socket at path until ctx ends.
 func Serve(ctx context.Context, path string, answers Answers, log *slog.Logger) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove old socket: %w", err)
@@ -112,7 +113,7 @@ func Serve(ctx context.Context, path string, answers Answers, log *slog.Logger) 
 			func(size int64) { w.Header().Set("Content-Length", strconv.FormatInt(size, 10)) })
 		if err != nil {
 			log.Error("backup not sent", "error", err)
-			panic(http.ErrAbortHandler) // the client sees that the copy is cut off
+			panic(http.ErrAbortHandler) // so that the client detects a truncated copy
 		}
 	})
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
@@ -124,10 +125,10 @@ func Serve(ctx context.Context, path string, answers Answers, log *slog.Logger) 
 	return nil
 }
 
-// maxState bounds what a client reads: records of 100 000 machines.
+// maxState is the maximum size of a state: records of 100 000 machines.
 const maxState = 1 << 30
 
-// Ask asks the verifier behind the socket.
+// Ask returns the state of the verifier behind the socket.
 func Ask(ctx context.Context, path string) (*State, error) {
 	res, err := get(ctx, path, "/v1/state", 30*time.Second)
 	if err != nil {
@@ -141,7 +142,7 @@ func Ask(ctx context.Context, path string) (*State, error) {
 	return &s, nil
 }
 
-// backupTime is enough for a gigabyte on a slow disk.
+// backupTime is sufficient for a gigabyte on a slow disk.
 const backupTime = 10 * time.Minute
 
 // Backup copies the record database of the verifier behind the socket.
@@ -157,7 +158,7 @@ func Backup(ctx context.Context, path string, to io.Writer) error {
 	return nil
 }
 
-// get asks for what; the answer is a success.
+// get requests what. It returns only successful answers.
 func get(ctx context.Context, path, what string, timeout time.Duration) (*http.Response, error) {
 	client := &http.Client{Timeout: timeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -175,12 +176,12 @@ func get(ctx context.Context, path, what string, timeout time.Duration) (*http.R
 		if errors.As(err, &op) && op.Op == "dial" {
 			return nil, ErrNotServing
 		}
-		return nil, fmt.Errorf("ask the verifier: %w", err)
+		return nil, fmt.Errorf("send a request to the verifier: %w", err)
 	}
 	if res.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(res.Body, 4096))
 		_ = res.Body.Close()
-		return nil, fmt.Errorf("the verifier answered %s: %s", res.Status, text)
+		return nil, fmt.Errorf("the verifier returned %s: %s", res.Status, text)
 	}
 	return res, nil
 }

@@ -1,12 +1,10 @@
-// Package audit writes the verifier's audit log: one structured line for each
-// decision about a machine.
+// Package audit writes the verifier's audit log: one structured line for each decision about a machine.
 //
-// A line about a caller that proved which machine it is is always written. A line
-// about any other caller comes from a budget, so that no flood fills a disk. Each
-// source has a share of the budget that others cannot use up, and callers that
-// answered a challenge of their own have a budget of their own. The next line that
-// is written says how many were left out.
-// Text from the network is bounded and stripped of control characters.
+// A line about a caller that proved which machine it is is always written. Lines about other callers
+// have a budget, so that no flood fills a disk. Each source has a share of the budget that others
+// cannot use up, and callers that answered their own challenge have a separate budget. The next line
+// that is written has the number of omitted lines. Text from the network is truncated and stripped of
+// control characters.
 package audit
 
 import (
@@ -26,7 +24,7 @@ import (
 )
 
 const (
-	// Of all sources together, of the shares of all sources together, and of the
+	// The rates and bursts of all sources together, of the shares of all sources together, and of the
 	// share of one source.
 	perSecond, burst             = 10, 100
 	sharesPerSecond, sharesBurst = 10, 200
@@ -35,7 +33,7 @@ const (
 	maxText = 512
 )
 
-// budget is for the lines of one kind of caller.
+// budget limits the lines about one kind of caller.
 type budget struct {
 	all, shares *rate.Limiter
 	share       *listen.KeyedLimiter[string]
@@ -54,7 +52,7 @@ func (b budget) allow(now time.Time, source string) bool {
 type Log struct {
 	out                *slog.Logger
 	strangers, answers budget
-	// LeftOut, if not nil, is called for each line that is not written.
+	// LeftOut, if not nil, is called for each omitted line.
 	LeftOut func()
 
 	recent Recent
@@ -68,7 +66,7 @@ func New(out *slog.Logger) *Log {
 	return &Log{out: out.With("log", "audit"), strangers: newBudget(), answers: newBudget()}
 }
 
-// Decision is one decision.
+// Decision is a decision about one call.
 type Decision struct {
 	Event         string // "challenge", "attest", "fetch", "report"
 	Outcome       string // "allowed", "denied", "would-deny"
@@ -76,14 +74,13 @@ type Decision struct {
 	CorrelationID string
 	Source        string // the client's address
 	Pool          string
-	Machine       string // "namespace/name" once known
-	// Proven says that transcript-bound evidence or a token named the Machine, or
-	// that a valid provisioning token was shown.
+	Machine       string // "namespace/name" if known
+	// Proven means that transcript-bound evidence or a token named the Machine, or that the caller
+	// presented a valid provisioning token.
 	Proven bool
-	// EKSHA256 is the EK that the caller's TPM proved to have, in hex; empty if none.
+	// EKSHA256 is the EK that the caller's TPM proved to have, in hex, or "".
 	EKSHA256 string
-	// Answered says that the caller answered a challenge that it was given on its
-	// own connection.
+	// Answered means that the caller answered a challenge that was issued on its own connection.
 	Answered bool
 	Extra    []slog.Attr // verified facts: digests, endorsement, token id
 }
@@ -139,7 +136,7 @@ func (l *Log) Write(ctx context.Context, d Decision) {
 	l.out.LogAttrs(ctx, level, "decision", attrs...)
 }
 
-// Clean bounds text from the network and replaces what is not printable.
+// Clean truncates text from the network and replaces unprintable characters.
 func Clean(s string) string {
 	if len(s) > maxText {
 		s = s[:maxText] + "..."
@@ -152,7 +149,7 @@ func Clean(s string) string {
 	}, s)
 }
 
-// NewCorrelationID names one call in this log.
+// NewCorrelationID returns an id for one call in this log.
 func NewCorrelationID() string {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // crypto/rand.Read never fails

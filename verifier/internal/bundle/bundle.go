@@ -1,11 +1,10 @@
-// Package bundle writes a support bundle: what a person elsewhere needs to
-// understand what went wrong, without one secret in it.
+// Package bundle writes a support bundle: the data that another person needs to analyze a problem,
+// without any secret.
 //
-// Everything that goes in passes a [Scrubber], which takes secrets out by their
-// shapes (private keys, JWTs, authorizations, tokens, passwords, also inside
-// base64) and by their values, where those were given to it. What still looks
-// like a secret afterwards is left out as a whole. The bundle says in
-// contents.txt what is in it, what was taken out, and what could not be had.
+// All content passes a [Scrubber], which removes secrets by their patterns (private keys, JWTs,
+// authorizations, tokens, passwords, also inside base64), and by their values, if those are known. A
+// file that still looks like a secret afterward is omitted. The file contents.txt lists what the bundle
+// contains, what was removed, and what was unavailable.
 package bundle
 
 import (
@@ -23,10 +22,10 @@ import (
 	"unicode"
 )
 
-// MaxFile bounds one file of a bundle.
+// MaxFile is the maximum size of a file in a bundle.
 const MaxFile = 32 << 20
 
-// Bundle is a bundle in the making.
+// Bundle writes one bundle.
 type Bundle struct {
 	scrub  *Scrubber
 	out    sink
@@ -36,72 +35,72 @@ type Bundle struct {
 	taken  int
 }
 
-// sink is an archive or a folder.
+// sink writes an archive or a folder.
 type sink interface {
 	file(name string, content []byte) error
 	close() error
 }
 
-// Archive writes a tar.gz to w; everything in it lies in the folder root.
+// Archive writes a tar.gz to w. All files are in the folder root.
 func Archive(w io.Writer, root string, now time.Time, s *Scrubber) *Bundle {
 	z := gzip.NewWriter(w)
 	return &Bundle{scrub: s, names: map[string]bool{}, out: &archive{root: root, now: now, z: z, t: tar.NewWriter(z)}}
 }
 
-// Folder writes files below dir, which must not exist yet or be empty.
+// Folder writes files below dir, which must be empty or not exist.
 func Folder(dir string, s *Scrubber) (*Bundle, error) {
 	if entries, err := os.ReadDir(dir); err == nil && len(entries) > 0 {
 		return nil, fmt.Errorf("%s is not empty", dir)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make folder: %w", err)
+		return nil, fmt.Errorf("create folder: %w", err)
 	}
 	return &Bundle{scrub: s, names: map[string]bool{}, out: folderSink(dir)}, nil
 }
 
-// Add puts a file in, scrubbed. Only a failure to write is an error.
+// Add adds a scrubbed file. It returns an error only if the write fails.
 func (b *Bundle) Add(name string, content []byte) error {
 	name = b.unique(clean(name))
 	note := ""
 	if len(content) > MaxFile {
-		content, note = content[:MaxFile], fmt.Sprintf(", cut at %d MiB", MaxFile>>20)
+		content, note = content[:MaxFile], fmt.Sprintf(", truncated to %d MiB", MaxFile>>20)
 	}
 	scrubbed, found := b.scrub.Scrub(content)
 	if still := b.scrub.Leaks(scrubbed); len(still) > 0 {
-		b.Missed(name, fmt.Errorf("left out: it still looks like a secret (%s)", strings.Join(still, ", ")))
+		b.Missed(name, fmt.Errorf("omitted: it still looks like a secret (%s)", strings.Join(still, ", ")))
 		return nil
 	}
 	for _, kind := range kinds(found) {
-		note += fmt.Sprintf(", %s taken out: %d", kind, found[kind])
+		note += fmt.Sprintf(", %s removed: %d", kind, found[kind])
 		b.taken += found[kind]
 	}
 	b.lines = append(b.lines, fmt.Sprintf("%s: %d bytes%s", name, len(scrubbed), note))
 	return b.out.file(name, scrubbed)
 }
 
-// Missed notes what could not be had.
+// Missed records what was unavailable.
 func (b *Bundle) Missed(what string, err error) {
 	text, _ := b.scrub.Scrub([]byte(err.Error()))
 	b.missed = append(b.missed, clean(what)+": "+printable(string(text)))
 }
 
-// Summary is what a person at the terminal wants to know.
+// Summary returns the numbers of files and of removed secrets, and what was unavailable.
 func (b *Bundle) Summary() (files, taken int, missed []string) {
 	return len(b.lines), b.taken, b.missed
 }
 
 // Close writes the list of contents and ends the bundle.
 func (b *Bundle) Close() error {
-	text := "A support bundle of mcs-attest. Secrets were taken out by shape and by value;\nlook through it yourself " +
-		"before you give it away.\n\n"
+	text := "A support bundle of mcs-attest. Secrets were removed by pattern and by value;\nreview it yourself " +
+		"before you share it.\n\n"
 	text += strings.Join(b.lines, "\n") + "\n"
 	if len(b.missed) > 0 {
-		text += "\nNot in it:\n" + strings.Join(b.missed, "\n") + "\n"
+		text += "\nNot included:\n" + strings.Join(b.missed, "\n") + "\n"
 	}
 	return errors.Join(b.out.file("contents.txt", []byte(text)), b.out.close())
 }
 
-// unique never writes a name twice.
+// unique returns a name that was not written before.
 func (b *Bundle) unique(name string) string {
 	for n := 2; b.names[name] || name == "contents.txt"; n++ {
 		name = fmt.Sprintf("%s.%d", strings.TrimSuffix(name, fmt.Sprintf(".%d", n-1)), n)
@@ -110,7 +109,7 @@ func (b *Bundle) unique(name string) string {
 	return name
 }
 
-// clean keeps a name below the bundle's root, whatever an object is called.
+// clean returns a name below the bundle's root, whatever the name of an object is.
 func clean(name string) string {
 	name = strings.TrimPrefix(path.Clean("/"+strings.ReplaceAll(printable(name), `\`, "_")), "/")
 	if name == "" {

@@ -215,7 +215,7 @@ func TestTheListOfContentsSaysWhatIsNotInIt(t *testing.T) {
 		}
 	}
 	contents := files["support/contents.txt"]
-	if !strings.Contains(contents, "logs/pod.log: ") || !strings.Contains(contents, "taken out: 1") ||
+	if !strings.Contains(contents, "logs/pod.log: ") || !strings.Contains(contents, "removed: 1") ||
 		!strings.Contains(contents, "you may not list events") {
 		t.Errorf("contents.txt:\n%s", contents)
 	}

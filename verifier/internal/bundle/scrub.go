@@ -15,17 +15,16 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
-// A Scrubber takes out of a text what has the shape of a secret, and what is a
-// known secret, plain or encoded. It rather takes too much than too little. What
-// a text is, is untrusted: a machine's own words are in logs and records.
+// Scrubber removes from a text the patterns of secrets and known secrets, plain or encoded. If in
+// doubt, it removes too much. The text is untrusted, because logs and records contain text from
+// machines.
 type Scrubber struct{ known [][]byte }
 
-// minKnown is how long a known secret must be to be looked for; a shorter one
-// would be found everywhere.
+// minKnown is the minimum length of a known secret. A shorter one would be found in many other places.
 const minKnown = 8
 
-// NewScrubber looks for these secrets besides the shapes. Of a JSON document it
-// looks for the values that are secret by their names, too.
+// NewScrubber returns a Scrubber that also removes these secrets. If a secret is a JSON document, it
+// removes the document's values that are secret by their names.
 func NewScrubber(known ...secret.Bytes) *Scrubber {
 	s := &Scrubber{}
 	for _, k := range known {
@@ -36,7 +35,7 @@ func NewScrubber(known ...secret.Bytes) *Scrubber {
 			s.leaves("", doc)
 		}
 	}
-	// The longest first: one may be part of another.
+	// The longest first, because one secret may be part of another.
 	slices.SortFunc(s.known, func(a, b []byte) int { return len(b) - len(a) })
 	return s
 }
@@ -73,7 +72,7 @@ func (s *Scrubber) leaves(name string, v any) {
 			return
 		}
 		s.add([]byte(v))
-		// Docker's "auth" is user:password.
+		// The value of Docker's "auth" is user:password.
 		if raw, err := base64.StdEncoding.DecodeString(v); err == nil {
 			if _, password, ok := bytes.Cut(raw, []byte(":")); ok {
 				s.add(password)
@@ -100,8 +99,8 @@ func init() {
 	}
 }
 
-// shape is a pattern of a secret; what its first group matched stays. A text that
-// has none of the words, in lower case, needs no search.
+// shape is a pattern of a secret. The match of its first group is kept. A text without any of the
+// words, in lower case, is not searched.
 type shape struct {
 	name  string
 	re    *regexp.Regexp
@@ -389,7 +388,7 @@ func (s *Scrubber) encoded(m []byte, depth int) bool {
 		}
 		inner := depth - 1
 		if bytes.HasPrefix(raw, []byte{0x1f, 0x8b}) {
-			raw, inner = gunzip(raw), 0 // a bomb must not hold bombs
+			raw, inner = gunzip(raw), 0 // does not expand nested archives
 		}
 		if !texty(raw) && !slices.ContainsFunc(s.known, func(k []byte) bool { return bytes.Contains(raw, k) }) {
 			continue
@@ -422,6 +421,6 @@ func gunzip(raw []byte) []byte {
 	if err != nil {
 		return raw
 	}
-	out, _ := io.ReadAll(io.LimitReader(z, 256<<10)) // what came before a fault is searched
+	out, _ := io.ReadAll(io.LimitReader(z, 256<<10)) // the part before an error is searched
 	return out
 }

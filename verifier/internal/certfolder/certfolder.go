@@ -1,15 +1,14 @@
-// Package certfolder renews the certificates of a standalone verifier, by the rules of
-// package mcscert:
+// Package certfolder renews the certificates of a standalone verifier by the rules of package mcscert:
 //
 //	tls/ca.crt        the bundle: every CA that is still valid, the newest first
-//	tls/ca.key        the key of one of them, which signs; it may be kept elsewhere
+//	tls/ca.key        the key of one of them, which signs; it may be stored elsewhere
 //	tls/tls.crt, .key the serving certificate
 //	pointers/*.ign    the pointer configs that were made for the machines
 //
-// Each step writes whole files, in an order that leaves a working state after a crash. A CA is
-// in the bundle before its key counts. The next command completes a serving certificate whose
-// key was written without it, and pointer configs that do not have the bundle. Of two commands
-// at the same time, one fails. Only an administrator can bring new pointer configs to machines.
+// Each step writes whole files, in an order that leaves a working state after a crash. A CA is in the
+// bundle before its key is used. After a crash, the next command completes a serving certificate whose
+// key was already written, and pointer configs that lack the bundle. Of two concurrent commands, one
+// fails. Only an administrator can distribute new pointer configs to machines.
 package certfolder
 
 import (
@@ -35,7 +34,7 @@ import (
 
 // Folder is the folder of one verifier.
 type Folder struct {
-	Dir   string // the verifier's
+	Dir   string // of the verifier
 	Hosts []string
 	Now   func() time.Time // default time.Now
 }
@@ -51,14 +50,14 @@ func (f *Folder) now() time.Time {
 
 func (f *Folder) path(name string) string { return filepath.Join(f.Dir, filepath.FromSlash(name)) }
 
-// ErrKey says that tls/ca.key is no key of the CA's.
+// ErrKey means that tls/ca.key is not a key of the CA.
 var ErrKey = errors.New("tls/ca.key cannot be used")
 
-// lock keeps other commands away until unlock, or until this one has ended.
+// lock excludes other commands until unlock, or until this process ends.
 func (f *Folder) lock() (unlock func(), err error) {
 	file, err := os.OpenFile(f.path("tls/.lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("there is no folder %s: 'certs init' makes it", f.path("tls"))
+		return nil, fmt.Errorf("folder %s does not exist: run 'certs init' to create it", f.path("tls"))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("lock the certificates: %w", err)
@@ -66,19 +65,19 @@ func (f *Folder) lock() (unlock func(), err error) {
 	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = file.Close() // nothing was written
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			err = errors.New("another command is changing them")
+			err = errors.New("another command holds the lock")
 		}
 		return nil, fmt.Errorf("lock the certificates in %s: %w", f.path("tls"), err)
 	}
-	// The file stays: who removed it would take the lock from the next.
+	// The file is not removed, because that would break the lock of the next command.
 	return func() { _ = file.Close() }, nil
 }
 
-// Init makes CA and serving certificate where there are none of them at all; made is
-// false where there are.
+// Init creates the CA and the serving certificate if none of their files exist. made is false if all
+// exist.
 func (f *Folder) Init() (made bool, err error) {
 	if err := os.MkdirAll(f.path("tls"), 0o700); err != nil {
-		return false, fmt.Errorf("make folder: %w", err)
+		return false, fmt.Errorf("create folder: %w", err)
 	}
 	unlock, err := f.lock()
 	if err != nil {
@@ -89,7 +88,7 @@ func (f *Folder) Init() (made bool, err error) {
 	for _, name := range []string{"tls/ca.key", "tls/ca.crt", "tls/tls.crt", "tls/tls.key"} {
 		if _, err := os.Lstat(f.path(name)); err == nil {
 			there = append(there, name)
-		} else if name != "tls/ca.key" { // which may be kept elsewhere
+		} else if name != "tls/ca.key" { // which may be stored elsewhere
 			gone = append(gone, name)
 		}
 	}
@@ -97,7 +96,7 @@ func (f *Folder) Init() (made bool, err error) {
 	case len(gone) == 0:
 		return false, nil
 	case len(there) > 0:
-		// Half a set must not be mixed with a new half.
+		// An incomplete set must not be mixed with new files.
 		return false, fmt.Errorf("%s is missing, and other files of the set exist: %s", gone[0], strings.Join(there, ", "))
 	}
 	ca, err := pki.NewCA(caName, f.now())
@@ -116,10 +115,10 @@ func (f *Folder) Init() (made bool, err error) {
 	)
 }
 
-// state is what is in the folder. CA of its Status is the one whose key is there.
+// state is the content of the folder. The CA in its Status is the one whose key is in the folder.
 type state struct {
 	mcscert.Status
-	signer pki.Pair // of CA; empty: its key is kept elsewhere
+	signer pki.Pair // of CA; empty if its key is stored elsewhere
 }
 
 // Inspect reads the folder and changes nothing.
@@ -147,7 +146,7 @@ func (f *Folder) read() (state, error) {
 	s.Leaf = chain[0]
 	if raw, err = os.ReadFile(f.path("tls/ca.key")); err == nil {
 		if block, _ := pem.Decode(raw); block == nil || !strings.HasSuffix(block.Type, "PRIVATE KEY") {
-			return s, fmt.Errorf("%w: it is no private key in PEM", ErrKey)
+			return s, fmt.Errorf("%w: it is not a private key in PEM", ErrKey)
 		}
 		for _, c := range s.Bundle {
 			if _, err := tls.X509KeyPair(mcscert.Encode(c), raw); err == nil {
@@ -155,7 +154,7 @@ func (f *Folder) read() (state, error) {
 			}
 		}
 		if s.CA == nil {
-			return s, fmt.Errorf("%w: it is the key of no CA in tls/ca.crt", ErrKey)
+			return s, fmt.Errorf("%w: no CA in tls/ca.crt has this key", ErrKey)
 		}
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return s, fmt.Errorf("read the CA's key: %w", err)
@@ -164,7 +163,8 @@ func (f *Folder) read() (state, error) {
 	return s, err
 }
 
-// pointers brings the bundle into the pointer configs of the folder.
+// pointers writes the bundle into the pointer configs of the folder. If dry is true, it changes
+// nothing.
 func (f *Folder) pointers(with mcscert.Authorities, dry bool) ([]mcscert.PointerConfig, error) {
 	names, err := filepath.Glob(f.path("pointers/*.ign"))
 	if err != nil {
@@ -185,7 +185,7 @@ func (f *Folder) pointers(with mcscert.Authorities, dry bool) ([]mcscert.Pointer
 		case next != nil && dry:
 			p.Left = mcscert.WithoutBundle
 		case next != nil:
-			// It may hold a token: its mode stays.
+			// The file may contain a token, so its mode is kept.
 			info, err := os.Stat(name)
 			if err != nil {
 				return nil, fmt.Errorf("read pointer config: %w", err)
@@ -199,7 +199,7 @@ func (f *Folder) pointers(with mcscert.Authorities, dry bool) ([]mcscert.Pointer
 	return all, nil
 }
 
-// Rotate takes the next step of a rotation, see [mcscert.Status.Next].
+// Rotate performs the next step of a rotation; see [mcscert.Status.Next].
 func (f *Folder) Rotate(now bool) (mcscert.Step, mcscert.Status, error) {
 	s, unlock, err := f.begin()
 	if err != nil {
@@ -218,15 +218,15 @@ func (f *Folder) Rotate(now bool) (mcscert.Step, mcscert.Status, error) {
 	return step, status, err
 }
 
-// Due takes the steps that the rules ask for, none in most years.
+// Due performs the steps that are due. In most years, there are none.
 func (f *Folder) Due() (steps []mcscert.Step, _ mcscert.Status, err error) {
 	s, unlock, err := f.begin()
 	if err != nil {
 		return nil, s.Status, err
 	}
 	defer unlock()
-	// The CA that counts is the one whose key is here: an interrupted command leaves a newer
-	// one in the bundle. Where no key is, it is kept elsewhere.
+	// The signer is the CA whose key is in the folder: an interrupted command leaves a newer one in the
+	// bundle. If there is no key, it is stored elsewhere.
 	signer := s.CA
 	if signer == nil {
 		signer = mcscert.Newest(s.Bundle)
@@ -253,7 +253,7 @@ func (f *Folder) Due() (steps []mcscert.Step, _ mcscert.Status, err error) {
 	return append(steps, mcscert.StepServing), status, nil
 }
 
-// begin locks the folder, completes what a crash left, and reads.
+// begin locks the folder, completes the work of a crashed command, and reads the folder.
 func (f *Folder) begin() (s state, unlock func(), err error) {
 	if unlock, err = f.lock(); err != nil {
 		return s, nil, err
@@ -270,13 +270,13 @@ func (f *Folder) begin() (s state, unlock func(), err error) {
 	return s, unlock, err
 }
 
-// completeServing gives a serving certificate its place whose key has it already.
+// completeServing installs a serving certificate whose key was already installed.
 func (f *Folder) completeServing() error {
 	next, err := os.ReadFile(f.path("tls/tls.crt.next"))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
-		return fmt.Errorf("read what an earlier command left: %w", err)
+		return fmt.Errorf("read the files of an interrupted command: %w", err)
 	default:
 		key, err := os.ReadFile(f.path("tls/tls.key"))
 		if err != nil {
@@ -288,17 +288,16 @@ func (f *Folder) completeServing() error {
 				return fmt.Errorf("complete the serving certificate: %w", err)
 			}
 		} else if err := os.Remove(f.path("tls/tls.crt.next")); err != nil {
-			return fmt.Errorf("remove what an earlier command left: %w", err)
+			return fmt.Errorf("remove the files of an interrupted command: %w", err)
 		}
 	}
 	return nil
 }
 
-// newCA puts a new CA into the bundle and the pointer configs, and takes what has
-// expired out.
+// newCA writes a new CA into the bundle and the pointer configs, and removes expired ones.
 func (f *Folder) newCA(s state) (mcscert.Status, error) {
-	// Its age is counted from its beginning, so it is not backdated. It signs nothing before
-	// clocks that are behind have reached its beginning.
+	// The age of the CA counts from its beginning, so it is not backdated. It signs nothing until slow
+	// clocks have reached its beginning.
 	ca, err := pki.NewCA(caName, f.now().Add(mcscert.Backdate))
 	if err != nil {
 		return s.Status, err
@@ -323,8 +322,8 @@ func (f *Folder) newCA(s state) (mcscert.Status, error) {
 
 func (f *Folder) newServing(s state) (mcscert.Status, error) {
 	if s.CA == nil {
-		return s.Status, errors.New("the serving certificate is due, and the CA's key, tls/ca.key, is not here: put it " +
-			"there, or make a new CA with 'certs rotate'")
+		return s.Status, errors.New("the serving certificate is due, but the CA's key, tls/ca.key, does not exist: put it " +
+			"there, or run 'certs rotate' to create a new CA")
 	}
 	pair, err := s.signer.Serve(f.Hosts, f.now())
 	if err != nil {

@@ -383,9 +383,9 @@ func TestFolderThatIsBroken(t *testing.T) {
 	for name, c := range map[string]struct{ file, content, want string }{
 		"a bundle of nothing": {"tls/ca.crt", "x", "tls/ca.crt: no certificate"},
 		"no serving":          {"tls/tls.crt", "", "tls/tls.crt: no certificate"},
-		"a key that is none":  {"tls/ca.key", "x", "no private key in PEM"},
+		"a key that is none":  {"tls/ca.key", "x", "not a private key in PEM"},
 		"a key of nobody": {"tls/ca.key", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n",
-			"the key of no CA"},
+			"no CA in tls/ca.crt has this key"},
 		"a broken certificate": {"tls/ca.crt", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
 			"certificate 0"},
 		"a pointer that is odd": {"pointers/worker.ign", "#!/bin/sh", ""},

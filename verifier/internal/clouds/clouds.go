@@ -1,5 +1,5 @@
-// Package clouds makes of the configuration's sections of clouds what verifies their documents, and what
-// lists the TPMs of their instances.
+// Package clouds creates, from the configuration's sections of clouds, the verifiers of their documents
+// and the directories of their instances' TPMs.
 package clouds
 
 import (
@@ -30,8 +30,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
-// Clouds are what the configuration says of clouds, put to work: who verifies their
-// documents, and who knows the TPMs of their instances.
+// Clouds has the verifiers of the clouds' documents and the directories of their instances' TPMs.
 type Clouds struct {
 	Verifiers   map[evidence.Kind]evidence.Verifier
 	directories directories
@@ -39,11 +38,11 @@ type Clouds struct {
 	told        sync.Map
 }
 
-// New reads credentials' files, and calls nobody. Trust is what vouches now.
+// New returns Clouds. It reads files of credentials and makes no call. now returns the current anchors.
 func New(c *config.Config, now func() *trust.Trust, o outbound.Options) (*Clouds, error) {
 	k := &Clouds{Verifiers: map[evidence.Kind]evidence.Verifier{}}
-	// Whoever raises what one address may ask, because many machines have it, means
-	// the questions that they cause, too.
+	// An administrator who raises the limit of one address, because many machines share it, also raises
+	// that of the calls that they cause.
 	o.PerSource = c.RequestsPerSecond / 4
 	if c.AWS != nil {
 		p, err := aws.New(*c.AWS, o)
@@ -92,7 +91,7 @@ func New(c *config.Config, now func() *trust.Trust, o outbound.Options) (*Clouds
 }
 
 func (k *Clouds) addGCP(c config.GCP, now func() *trust.Trust, o outbound.Options) error {
-	// Of one budget each: a flood of unknown keys must not stop questions about TPMs.
+	// A separate budget, so that a flood of unknown keys does not stop queries about TPMs.
 	keys, err := gcp.NewKeys(gcp.KeysOptions{
 		Endpoint: c.Keys, Offline: c.Offline, Caller: outbound.New("gcp", o), Now: o.Now, Log: o.Log,
 		Static: func() *gcpidentity.StaticKeys { return now().Google },
@@ -112,10 +111,10 @@ func (k *Clouds) addGCP(c config.GCP, now func() *trust.Trust, o outbound.Option
 	return nil
 }
 
-// logoutTime is how long the end waits for a vCenter.
+// logoutTime is the timeout of the logout from a vCenter.
 const logoutTime = 3 * time.Second
 
-// Close ends sessions.
+// Close ends the sessions.
 func (k *Clouds) Close() error {
 	var errs []error
 	for _, c := range k.closers {
@@ -124,16 +123,16 @@ func (k *Clouds) Close() error {
 	return errors.Join(errs...)
 }
 
-// Unusable reports of which kinds, that policies require, this verifier can accept no
-// evidence: the configuration does not say which instances are the cluster's. So it
-// does of the endorsement provider, where no provider can be asked.
+// Unusable returns the requirements of policies that no evidence can meet, because the configuration
+// does not say which instances belong to the cluster. It also reports the endorsement provider, if no
+// provider is configured.
 func (k *Clouds) Unusable(policies *policy.Set) []string {
 	var all []string
 	for _, p := range policies.All() {
 		if slices.Contains(p.Kinds(), evidence.TPM2) && p.Endorses(v1alpha1.EndorsementProvider) && k.Directory() == nil {
 			all = append(all, fmt.Sprintf(
-				"pool %s: no provider vouches for a TPM: the configuration has no section of one that knows TPMs (aws or gcp "+
-					"without offline, vsphere), so only the policy's other endorsements count", p.Pool))
+				"pool %s: no provider endorses a TPM: the configuration has no section of a provider with TPMs (aws or gcp "+
+					"without offline, vsphere), so only the policy's other endorsements apply", p.Pool))
 		}
 		for _, kind := range p.Kinds() {
 			if kind == evidence.TPM2 || kind == evidence.ProvisioningToken {
@@ -141,17 +140,17 @@ func (k *Clouds) Unusable(policies *policy.Set) []string {
 			}
 			if _, ok := k.Verifiers[kind]; !ok {
 				all = append(all, fmt.Sprintf(
-					"pool %s: %s is accepted from nobody: the configuration has no section for that cloud", p.Pool, kind))
+					"pool %s: %s is never accepted: the configuration has no section for that cloud", p.Pool, kind))
 			}
 			if sts, ok := k.Verifiers[kind].(*awssts.Verifier); ok && len(sts.Roles) == 0 {
-				all = append(all, fmt.Sprintf("pool %s: %s is accepted from nobody: aws.roles names no role", p.Pool, kind))
+				all = append(all, fmt.Sprintf("pool %s: %s is never accepted: aws.roles names no role", p.Pool, kind))
 			}
 		}
 	}
 	return all
 }
 
-// Report logs each of them once.
+// Report logs each result of Unusable once.
 func (k *Clouds) Report(log *slog.Logger, policies *policy.Set) {
 	for _, text := range k.Unusable(policies) {
 		if _, told := k.told.LoadOrStore(text, true); !told {
@@ -160,7 +159,7 @@ func (k *Clouds) Report(log *slog.Logger, policies *policy.Set) {
 	}
 }
 
-// Directory is nil where nobody knows any TPM.
+// Directory returns nil if no cloud has TPMs.
 func (k *Clouds) Directory() tpm2.Directory {
 	if len(k.directories) == 0 {
 		return nil
@@ -168,8 +167,7 @@ func (k *Clouds) Directory() tpm2.Directory {
 	return k.directories
 }
 
-// directories are asked in turn; each knows its own instances by the form of their
-// provider ids.
+// directories are queried in turn. Each recognizes its own instances by the form of their provider ids.
 type directories []tpm2.Directory
 
 func (d *directories) add(one tpm2.Directory) {

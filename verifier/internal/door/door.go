@@ -51,7 +51,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/seal"
 )
 
-// The ports of the MCS: with TLS, and in clear.
+// The ports of the MCS: with TLS, and without.
 const (
 	GatePort  = 22623
 	ClearPort = 22624
@@ -70,13 +70,13 @@ const (
 	nonceSize     = 32
 	exporterLabel = "EXPORTER-mcs-attest-door"
 	exporterSize  = 32
-	// maxAnswer bounds what is read of an answer, in bytes.
+	// maxAnswer is the maximum size of an answer, in bytes.
 	maxAnswer = 4096
-	// patience is for one connection with its request.
+	// patience is the timeout of one connection with its request.
 	patience = 5 * time.Second
 )
 
-// State is what was observed of a port.
+// State is the observed state of a port.
 type State string
 
 // The states.
@@ -92,13 +92,12 @@ var States = []State{Closed, Open, Unknown}
 // Observation is what was observed of one port of a host.
 type Observation struct {
 	State State
-	// Text says what was seen, for an administrator.
+	// Text describes the observation for an administrator.
 	Text string
 }
 
-// Answer returns the gate's answer to a check. The second result is false for a
-// request that is no check. The request needs no authentication: it costs one HMAC,
-// and neither writes nor logs.
+// Answer returns the gate's answer to a check. The second result is false for any other request. The
+// request needs no authentication: it costs one HMAC, and neither writes nor logs.
 func Answer(keys func() seal.Ring, now func() time.Time, r *http.Request) (http.HandlerFunc, bool) {
 	encoded, ok := strings.CutPrefix(r.URL.Path, pathPrefix)
 	if !ok || r.Method != http.MethodGet || r.URL.RawQuery != "" {
@@ -115,7 +114,7 @@ func Answer(keys func() seal.Ring, now func() time.Time, r *http.Request) (http.
 			if proof, err = keys().Prove(now(), message); err == nil {
 				w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 				w.Header().Set("Cache-Control", "no-store")
-				// A client that has gone needs no answer.
+				// If this fails, the client has disconnected.
 				_, _ = io.WriteString(w, hex.EncodeToString(proof))
 				return
 			}
@@ -124,7 +123,7 @@ func Answer(keys func() seal.Ring, now func() time.Time, r *http.Request) (http.
 	}, true
 }
 
-// message is what a proof is over.
+// message returns the data that a proof authenticates.
 func message(nonce []byte, connection *tls.ConnectionState) ([]byte, error) {
 	if connection == nil {
 		return nil, errors.New("not TLS")
@@ -140,7 +139,7 @@ func message(nonce []byte, connection *tls.ConnectionState) ([]byte, error) {
 type Prober struct {
 	Keys func() seal.Ring
 
-	next atomic.Uint32 // local port
+	next atomic.Uint32 // the next local port
 }
 
 // Probe observes both ports of a host.
@@ -160,7 +159,7 @@ func (p *Prober) Probe(ctx context.Context, host netip.Addr) (gate, clear Observ
 	<-done
 	direct, second := paths[0], paths[1]
 	for _, one := range []*path{&direct, &second} {
-		// Where 22623 gave no proof, nothing shows that packets arrived at the host.
+		// If 22623 gave no proof, packets may not have reached the host.
 		if one.gate.State != Closed && one.clear.State == Closed {
 			one.clear.State = Unknown
 		}
@@ -168,8 +167,8 @@ func (p *Prober) Probe(ctx context.Context, host netip.Addr) (gate, clear Observ
 	return worse(direct.gate, second.gate), worse(direct.clear, second.clear)
 }
 
-// worse combines what two paths have shown. A path that shows nothing does not count
-// where the other shows something.
+// worse combines the observations of two paths. An unknown one counts only if the other is unknown as
+// well.
 func worse(direct, second Observation) Observation {
 	switch {
 	case direct.State == Open:
@@ -182,7 +181,7 @@ func worse(direct, second Observation) Observation {
 	return direct
 }
 
-// prove asks for the proof.
+// prove requests the proof.
 func (p *Prober) prove(ctx context.Context, at netip.AddrPort, second bool) Observation {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -207,11 +206,11 @@ func (p *Prober) prove(ctx context.Context, at netip.AddrPort, second bool) Obse
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode >= 500 || resp.StatusCode == http.StatusTooManyRequests {
-		return Observation{Unknown, fmt.Sprintf("a server answers %d, with which nothing can be proven", resp.StatusCode)}
+		return Observation{Unknown, fmt.Sprintf("a server answers with status %d, which proves nothing", resp.StatusCode)}
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err != nil {
-		return Observation{Unknown, "no whole answer: " + brief(err)}
+		return Observation{Unknown, "incomplete answer: " + brief(err)}
 	}
 	message, err := message(nonce, resp.TLS)
 	if err == nil {
@@ -225,12 +224,12 @@ func (p *Prober) prove(ctx context.Context, at netip.AddrPort, second bool) Obse
 	case err == nil && resp.StatusCode == http.StatusOK:
 		return Observation{Closed, "the gate answers"}
 	case errors.As(err, &denial) && denial.Code == reason.ChallengeKeyUnknown:
-		return Observation{Unknown, "the answer is proven with a key that this replica does not have"}
+		return Observation{Unknown, "the proof uses a key that this replica does not have"}
 	}
-	return Observation{Open, fmt.Sprintf("a server that is not the gate answers (%d)", resp.StatusCode)}
+	return Observation{Open, fmt.Sprintf("a server that is not the gate answers (status %d)", resp.StatusCode)}
 }
 
-// connect only connects: on the port in clear every server is one too many.
+// connect only connects: no server may listen on the port without TLS.
 func (p *Prober) connect(ctx context.Context, at netip.AddrPort, second bool) Observation {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -244,7 +243,7 @@ func (p *Prober) connect(ctx context.Context, at netip.AddrPort, second bool) Ob
 		timeout.Timeout():
 		return Observation{Closed, "no connection: " + brief(err)}
 	}
-	// Such as no free local port, which says nothing about the host.
+	// For example, no local port is free, which proves nothing about the host.
 	return Observation{Unknown, "no connection was attempted: " + brief(err)}
 }
 
@@ -260,14 +259,14 @@ func (p *Prober) dial(ctx context.Context, at netip.AddrPort, second bool) (net.
 			continue
 		}
 		if tcp, ok := conn.(*net.TCPConn); ok {
-			// A reset at the end: the local port is free again immediately.
+			// A reset frees the local port immediately.
 			_ = tcp.SetLinger(0)
 		}
 		return conn, err
 	}
 }
 
-// brief is an error without the addresses, which the caller has.
+// brief returns an error without the addresses, which the caller adds.
 func brief(err error) string {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {

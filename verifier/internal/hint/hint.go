@@ -1,15 +1,15 @@
-// Package hint adds to an error a line on what to do about it. Commands print the line below the error.
+// Package hint adds a remedy to an error. Commands print it on a line below the error.
 package hint
 
 import "fmt"
 
-// Error is an error with its remedy.
+// Error is an error with a remedy.
 type Error struct {
 	Err  error
 	Hint string
 }
 
-// Error implements error: the remedy is not in it.
+// Error implements error. It does not return the remedy.
 func (e *Error) Error() string { return e.Err.Error() }
 
 // Unwrap returns the error without the remedy.

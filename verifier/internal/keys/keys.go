@@ -1,11 +1,10 @@
-// Package keys is the two kinds of keys that all replicas of a verifier share:
-// those that sign tokens and those that seal challenges and report tickets. They
-// are made, rotated and kept together.
+// Package keys has the two kinds of keys that all replicas of a verifier share: those that sign tokens,
+// and those that seal challenges and report tickets. They are created, rotated and stored together.
 //
-// One process makes the keys, and dates them by its clock. Each replica uses the newest key whose time has come by
-// its own clock. If that is none, it uses the earliest key. So no replica is without a key because of a clock, and no
-// replica has to make one. A key that was published a moment ago is used early only where no other key is in use.
-// Every replica verifies and opens with each key that it has.
+// One process creates the keys, and dates them by its clock. Each replica uses the newest key that is
+// valid by its own clock, or else the earliest key. So no clock leaves a replica without a key, and no
+// replica has to create one. A recently published key is used early only if no other key is in use.
+// Every replica verifies and opens with all keys.
 package keys
 
 import (
@@ -18,40 +17,40 @@ import (
 )
 
 const (
-	// KeepSealed is how long a replaced sealing key must still open: the longest
-	// challenge, a report ticket, and the clocks' difference.
+	// KeepSealed is how long a replaced sealing key is kept: the longest lifetime of a challenge, a
+	// report ticket, and the clock skew.
 	KeepSealed = 2*time.Hour + 15*time.Minute
 
-	// KeepTokens is how long a replaced signing key must still verify: the longest
-	// token and the replicas' leeway.
+	// KeepTokens is how long a replaced signing key is kept: the longest lifetime of a token and the
+	// replicas' leeway.
 	KeepTokens = time.Hour + 5*time.Minute
 )
 
 const (
-	// ClockSkew is how far a replica's clock may be off.
+	// ClockSkew is the maximum error of a replica's clock.
 	ClockSkew = 5 * time.Minute
-	// backdate is how much older the first keys claim to be than they are.
+	// backdate is the time by which the first keys are dated back.
 	backdate = 2 * ClockSkew
-	// mostAhead is how far ahead a key may be dated before a rotation drops it. A key
-	// that is dated less far ahead comes into use by itself.
+	// mostAhead is the maximum time that a key may be dated ahead before a rotation deletes it. A key
+	// that is dated less far ahead becomes valid without a rotation.
 	mostAhead = 24 * time.Hour
 )
 
-// The keys at rest: files below keys/, or keys of a Secret.
+// The names of the stored keys: files below keys/, or keys of a Secret.
 const (
 	TokenFile = "token.json"
 	SealFile  = "seal.json"
-	// ProvisioningFile is the provisioning token, only as a file.
+	// ProvisioningFile is the provisioning token. It exists only as a file.
 	ProvisioningFile = "machineconfig-auth"
 )
 
-// Pair is the keys of both kinds. It is a value; the zero value holds none.
+// Pair has the keys of both kinds. It is a value. The zero value has no keys.
 type Pair struct {
 	Tokens token.KeySet
 	Seals  seal.Ring
 }
 
-// Parse reads the keys at rest.
+// Parse parses stored keys.
 func Parse(data map[string][]byte) (Pair, error) {
 	var p Pair
 	var err error
@@ -64,7 +63,7 @@ func Parse(data map[string][]byte) (Pair, error) {
 	return p, nil
 }
 
-// Data is the keys at rest. They are secrets in clear.
+// Data returns the keys in the stored form. They are not encrypted.
 func (p Pair) Data() (map[string][]byte, error) {
 	tokens, err := p.Tokens.EncodeSecret()
 	if err != nil {
@@ -77,15 +76,14 @@ func (p Pair) Data() (map[string][]byte, error) {
 	return map[string][]byte{TokenFile: tokens.Expose(), SealFile: seals.Expose()}, nil
 }
 
-// Rotate adds a key of each kind, in use after publish, and drops what nothing
-// can need any more. From the zero Pair it makes the first keys, or, where keys
-// were stolen, those that void everything made before; they are in use since some
-// minutes ago, so that a replica whose clock is behind has keys to use. When they
-// were published is told as it is.
+// Rotate adds a key of each kind, which is used after publish, and deletes those that are no longer
+// needed. From the zero Pair it creates the first keys. If keys were stolen, that voids everything made
+// before. The first keys are dated back some minutes, so that a replica with a slow clock can use them.
+// Their time of publication is not dated back.
 //
-// A key that is dated more than a day ahead is dropped: the replica that made it had a
-// clock that was wrong, and the key would stop every rotation until that day. If all keys
-// are, the earliest is what the replicas use: it stays, dated now.
+// A key that is dated more than a day ahead is deleted: the clock of the replica that created it was
+// wrong, and the key would prevent every rotation until that day. If all keys are, the replicas use the
+// earliest. It stays, with the current date.
 func (p Pair) Rotate(now time.Time, publish time.Duration) (Pair, error) {
 	published, first := now, len(p.Tokens.Keys)+len(p.Seals.Keys) == 0
 	p = p.redated(now)
@@ -106,7 +104,7 @@ func (p Pair) Rotate(now time.Time, publish time.Duration) (Pair, error) {
 	return next, nil
 }
 
-// MadeBefore reports whether some key is older than at.
+// MadeBefore reports whether any key is older than at.
 func (p Pair) MadeBefore(at time.Time) bool {
 	for _, k := range p.Tokens.Keys {
 		made := k.PublishedAt
@@ -125,8 +123,8 @@ func (p Pair) MadeBefore(at time.Time) bool {
 	return false
 }
 
-// Ahead returns the latest time at which a key comes into use that is dated further
-// ahead than a publication and the replicas' leeway explain; zero if there is none.
+// Ahead returns the latest time at which a key becomes valid, if the key is dated further ahead than
+// publish and the replicas' leeway explain. Otherwise, it returns zero.
 func (p Pair) Ahead(now time.Time, publish time.Duration) (at time.Time) {
 	limit := now.Add(publish + ClockSkew)
 	for _, k := range p.Tokens.Keys {
@@ -142,8 +140,8 @@ func (p Pair) Ahead(now time.Time, publish time.Duration) (at time.Time) {
 	return at
 }
 
-// redated are the keys without those that are dated more than a day ahead. Of a kind that has no other, the
-// earliest stays, and is in use since now.
+// redated returns the keys without those that are dated more than a day ahead. If a kind has no other,
+// the earliest stays and becomes valid now.
 func (p Pair) redated(now time.Time) Pair {
 	rest := p.within(now.Add(mostAhead))
 	now = now.UTC().Truncate(time.Second)
@@ -158,7 +156,7 @@ func (p Pair) redated(now time.Time) Pair {
 	return rest
 }
 
-// within are the keys that come into use at limit or before.
+// within returns the keys that become valid at limit or before.
 func (p Pair) within(limit time.Time) (rest Pair) {
 	for _, k := range p.Tokens.Keys {
 		if !k.NotBefore.After(limit) {
@@ -173,8 +171,8 @@ func (p Pair) within(limit time.Time) (rest Pair) {
 	return rest
 }
 
-// Due is when a Pair that is rotated every so often shall be: that long after its
-// newest key was published. A key that is dated more than a day ahead does not count.
+// Due returns when a Pair with this rotation interval must be rotated: that long after the publication
+// of its newest key. A key that is dated more than a day ahead does not count.
 func (p Pair) Due(now time.Time, every time.Duration) time.Time {
 	var newest time.Time
 	for _, k := range p.within(now.Add(mostAhead)).Tokens.Keys {
@@ -189,8 +187,8 @@ func (p Pair) Due(now time.Time, every time.Duration) time.Time {
 	return newest.Add(every)
 }
 
-// Rotating reports whether a key is published and not in use yet, one that is dated more
-// than a day ahead aside.
+// Rotating reports whether a key is published but not valid yet. A key that is dated more than a day
+// ahead does not count.
 func (p Pair) Rotating(now time.Time) bool {
 	for _, k := range p.within(now.Add(mostAhead)).Tokens.Keys {
 		if k.NotBefore.After(now) {
@@ -200,7 +198,7 @@ func (p Pair) Rotating(now time.Time) bool {
 	return false
 }
 
-// IDs name all keys.
+// IDs returns the ids of all keys.
 func (p Pair) IDs() []string {
 	var all []string
 	for _, k := range p.Tokens.Keys {

@@ -1,6 +1,6 @@
-// Package metrics is what Prometheus sees. No label's value comes from a machine that
-// attests: pools are those of the policies, reasons and kinds are closed sets, and
-// nodes are a bounded number of the cluster's Nodes.
+// Package metrics has the verifier's metrics for Prometheus. No value of a label comes from a machine
+// that attests: pools are those of the policies, reasons and kinds are closed sets, and the number of
+// nodes is limited.
 package metrics
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/trust"
 )
 
-// Metrics are the verifier's metrics, in a registry of their own.
+// Metrics has the verifier's metrics and their own registry.
 type Metrics struct {
 	registry    *prometheus.Registry
 	decisions   *prometheus.CounterVec
@@ -33,7 +33,7 @@ type Metrics struct {
 	mismatches  prometheus.Gauge
 }
 
-// New registers everything.
+// New registers the metrics.
 func New() *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
@@ -43,7 +43,7 @@ func New() *Metrics {
 		}, []string{"event", "pool", "outcome", "reason"}),
 		configs: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "mcs_attest_configs_served_total",
-			Help: "Answers with a config by pool and by what opened it (none, attestation, provisioning-token, " +
+			Help: "Answers with a config by pool and by what opened the gate (none, attestation, provisioning-token, " +
 				"provisioning-token-previous).",
 		}, []string{"pool", "credential"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -86,7 +86,7 @@ func New() *Metrics {
 	}, []string{"provider", "operation", "outcome"})
 	m.doors = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "mcs_attest_door",
-		Help: "Whether a port of the Machine Config Server on a control-plane node is in a state, as this replica sees " +
+		Help: "Whether a port of the Machine Config Server on a control-plane node is in a state, as this replica observes " +
 			"it: closed (only the gate answers), open, or unknown.",
 	}, []string{"node", "port", "state"})
 	m.mismatches = prometheus.NewGauge(prometheus.GaugeOpts{
@@ -95,7 +95,7 @@ func New() *Metrics {
 	})
 	m.leftOut = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "mcs_attest_audit_left_out_total",
-		Help: "Lines of the audit log that were not written, since their source had used up its share.",
+		Help: "Lines of the audit log that were omitted because their source had used up its share.",
 	})
 	m.registry.MustRegister(m.leftOut, m.doors, m.mismatches, m.apiCalls, m.providers, m.dropped, m.decisions, m.configs,
 		m.duration, m.expiry, m.problems, m.objects, m.reports, m.lastRefresh,
@@ -103,16 +103,16 @@ func New() *Metrics {
 	return m
 }
 
-// Registerer takes in the metrics of a part that has its own.
+// Registerer returns a registerer for a part that has its own metrics.
 func (m *Metrics) Registerer() prometheus.Registerer { return m.registry }
 
-// Decision counts one decision. Pool must be a pool that a policy names, or "".
+// Decision counts a decision. pool must be a pool that a policy names, or "".
 func (m *Metrics) Decision(event, pool, outcome, reason string, took time.Duration) {
 	m.decisions.WithLabelValues(event, pool, outcome, reason).Inc()
 	m.duration.WithLabelValues(event).Observe(took.Seconds())
 }
 
-// Served counts one answer with a config. Credential is one of a closed set.
+// Served counts an answer with a config. credential must be from a closed set.
 func (m *Metrics) Served(pool, credential string) {
 	m.configs.WithLabelValues(pool, credential).Inc()
 }
@@ -126,8 +126,8 @@ func (m *Metrics) Report(validTicket bool) {
 	m.reports.WithLabelValues(label).Inc()
 }
 
-// Expiry tells when the soonest of a set of certificates expires; the zero time, that
-// it is not this replica's to say.
+// Expiry sets when the first certificate of a set expires. The zero time means that this replica no
+// longer reports the set.
 func (m *Metrics) Expiry(set string, at time.Time) {
 	if at.IsZero() {
 		m.expiry.DeleteLabelValues(set)
@@ -136,7 +136,7 @@ func (m *Metrics) Expiry(set string, at time.Time) {
 	m.expiry.WithLabelValues(set).Set(float64(at.Unix()))
 }
 
-// Folder tells what the last read of the folder found.
+// Folder sets the result of the last read of the folder.
 func (m *Metrics) Folder(now time.Time, problems int, objects map[string]int) {
 	m.lastRefresh.Set(float64(now.Unix()))
 	m.problems.Set(float64(problems))
@@ -153,7 +153,7 @@ func (m *Metrics) ProviderCall(provider, operation, outcome string) {
 	m.providers.WithLabelValues(provider, operation, outcome).Inc()
 }
 
-// Trust tells how many anchors of a set there are, and when the next one ends.
+// Trust sets the number of anchors of each set, and when the next one expires.
 func (m *Metrics) Trust(t *trust.Trust, now time.Time) {
 	for section, n := range t.Count() {
 		m.objects.WithLabelValues(string(section)).Set(float64(n))
@@ -171,10 +171,10 @@ func (m *Metrics) Trust(t *trust.Trust, now time.Time) {
 // EventsDropped counts an Event that was not sent.
 func (m *Metrics) EventsDropped() { m.dropped.Inc() }
 
-// RoleMismatches reports how many Nodes have a role that their pool does not have.
+// RoleMismatches sets the number of Nodes with a role that their pool does not have.
 func (m *Metrics) RoleMismatches(n int) { m.mismatches.Set(float64(n)) }
 
-// Door reports the state of a port, one of states.
+// Door sets the state of a port, one of states.
 func (m *Metrics) Door(node, port, state string, states []string) {
 	for _, one := range states {
 		value := 0.0
@@ -185,13 +185,13 @@ func (m *Metrics) Door(node, port, state string, states []string) {
 	}
 }
 
-// NoDoor removes what was reported about a Node.
+// NoDoor deletes the metrics of a Node.
 func (m *Metrics) NoDoor(node string) { m.doors.DeletePartialMatch(prometheus.Labels{"node": node}) }
 
-// AuditLeftOut counts a line of the audit log that was not written.
+// AuditLeftOut counts an omitted line of the audit log.
 func (m *Metrics) AuditLeftOut() { m.leftOut.Inc() }
 
-// Handler serves /metrics, with those of other registries.
+// Handler serves /metrics, with the metrics of other registries.
 func (m *Metrics) Handler(more ...prometheus.Gatherer) http.Handler {
 	all := append(prometheus.Gatherers{m.registry}, more...)
 	return promhttp.HandlerFor(all, promhttp.HandlerOpts{MaxRequestsInFlight: 4})

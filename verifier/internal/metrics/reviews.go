@@ -20,14 +20,13 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/listen"
 )
 
-// Reviews lets the API server decide who may read the metrics: by a TokenReview of
-// the bearer token, and a SubjectAccessReview of "get" on the URL's path.
+// Reviews authorizes readers of the metrics with the API server: by a TokenReview of the bearer token,
+// and a SubjectAccessReview of "get" on the path of the URL.
 //
-// A decision is kept for a minute. A token that was accepted is reviewed without
-// a limit of its own; every other token needs a share of a limit, so that unknown
-// callers cannot make the verifier flood the API server. While the API server
-// does not answer, a token that was accepted stays so for an hour: an outage is
-// when metrics matter most.
+// A decision is cached for a minute. A token that was accepted before is reviewed without a rate limit.
+// All other tokens share a rate limit, so that unknown callers cannot make the verifier flood the API
+// server. While the API server does not answer, a token that was accepted stays valid for an hour,
+// because metrics matter most during an outage.
 type Reviews struct {
 	Client kubernetes.Interface
 	Now    func() time.Time
@@ -47,7 +46,7 @@ type tokenKey struct {
 	path  string
 }
 
-// access is what an accepted token has. Its mutex is held during a review.
+// access is the cached access of an accepted token. Its mutex is held during a review.
 type access struct {
 	mu       sync.Mutex
 	reviewed time.Time
@@ -67,7 +66,7 @@ const (
 	maxDecisions = 256 // of each kind
 )
 
-// Protect returns h for callers that the API server lets in.
+// Protect returns h for callers that the API server authorizes.
 func (r *Reviews) Protect(h http.Handler) http.Handler {
 	r.once.Do(func() {
 		r.perSource, r.inAll = listen.NewLimiterWithBurst(1, 10), rate.NewLimiter(10, 50)
@@ -92,7 +91,7 @@ func (r *Reviews) Protect(h http.Handler) http.Handler {
 	})
 }
 
-// decide returns the status for a token: 200 if it may read path.
+// decide returns the status for a token: 200 if the token may read path.
 func (r *Reviews) decide(ctx context.Context, token, path string, source netip.Addr) int {
 	now, key := r.Now(), tokenKey{sha256.Sum256([]byte(token)), path}
 	r.mu.Lock()
@@ -135,7 +134,7 @@ func (r *Reviews) again(ctx context.Context, known *access, token string, key to
 	return status
 }
 
-// note keeps a decision. An error is no decision.
+// note caches a decision. An error is not cached.
 func (r *Reviews) note(key tokenKey, status int, err error) {
 	if err != nil {
 		r.Log.Debug("review a reader of metrics", "error", err)
@@ -163,8 +162,7 @@ func (r *Reviews) note(key tokenKey, status int, err error) {
 	r.denied[key] = denial{status, now.Add(deniedFor)}
 }
 
-// review asks the API server. An error says that it did not decide; the status is
-// then 503.
+// review requests the reviews. An error means that there is no decision; the status is then 503.
 func (r *Reviews) review(ctx context.Context, token, path string) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, reviewTime)
 	defer cancel()

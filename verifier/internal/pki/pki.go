@@ -1,6 +1,5 @@
-// Package pki makes the certificates of a standalone verifier: a CA and a
-// serving certificate, as the Machine Config Server's are (ten years, one CA in
-// the pointer config), with P-256 keys.
+// Package pki creates the certificates of a standalone verifier: a CA and a serving certificate, as for
+// the Machine Config Server (ten years, one CA in the pointer config), with P-256 keys.
 package pki
 
 import (
@@ -19,7 +18,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/secret"
 )
 
-// Validity is that of the Machine Config Server's own certificates.
+// Validity is the validity of the Machine Config Server's own certificates.
 const Validity = mcscert.Validity
 
 // Pair is a certificate with its key, both in PEM.
@@ -28,11 +27,11 @@ type Pair struct {
 	Key         secret.Bytes
 }
 
-// NewCA makes a CA.
+// NewCA creates a CA.
 func NewCA(name string, now time.Time) (Pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return Pair{}, fmt.Errorf("make key: %w", err)
+		return Pair{}, fmt.Errorf("generate key: %w", err)
 	}
 	template := &x509.Certificate{ // with a random serial number
 		Subject: pkix.Name{CommonName: name}, NotBefore: now.Add(-mcscert.Backdate), NotAfter: now.Add(Validity),
@@ -41,12 +40,12 @@ func NewCA(name string, now time.Time) (Pair, error) {
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
-		return Pair{}, fmt.Errorf("make CA: %w", err)
+		return Pair{}, fmt.Errorf("create CA: %w", err)
 	}
 	return encode(der, key)
 }
 
-// Serve makes a serving certificate for hosts, signed by ca.
+// Serve creates a serving certificate for hosts, signed by ca.
 func (ca Pair) Serve(hosts []string, now time.Time) (Pair, error) {
 	issuer, err := tls.X509KeyPair(ca.Certificate, ca.Key.Expose())
 	if err != nil {
@@ -54,7 +53,7 @@ func (ca Pair) Serve(hosts []string, now time.Time) (Pair, error) {
 	}
 	leaf, key, err := mcscert.NewServing(issuer.Leaf, issuer.PrivateKey, hosts, now)
 	if err != nil {
-		return Pair{}, fmt.Errorf("make serving certificate: %w", err)
+		return Pair{}, fmt.Errorf("create serving certificate: %w", err)
 	}
 	return encode(leaf.Raw, key)
 }
@@ -70,7 +69,7 @@ func encode(der []byte, key *ecdsa.PrivateKey) (Pair, error) {
 	}, nil
 }
 
-// ParseServing reads a serving certificate and its key.
+// ParseServing parses a serving certificate and its key.
 func ParseServing(contents [][]byte) (*tls.Certificate, error) {
 	if len(contents) != 2 {
 		return nil, errors.New("a serving certificate is two files, tls.crt and tls.key")

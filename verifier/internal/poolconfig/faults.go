@@ -9,7 +9,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/verifier/internal/view"
 )
 
-// Reasons of findings and Events.
+// The reasons of findings and Events.
 const (
 	ReasonNotUsable   = "NotUsable"
 	ReasonNotRendered = "ConfigNotRendered"
@@ -17,12 +17,12 @@ const (
 	ReasonNotRead     = "ConfigNotRead"
 )
 
-// Fault is a problem with what was read, or with a config.
+// Fault is a problem of the input or of a config.
 type Fault struct {
 	Reason, Text string
-	// Key identifies the fault, so that it is reported once. Default: the text.
+	// Key identifies the fault, so that it is reported once. Default: Text.
 	Key string
-	// About is the object that an Event is about. The zero value has no Event.
+	// About is the object of the Event. For the zero value there is no Event.
 	About Object
 }
 
@@ -57,8 +57,7 @@ func NotUsable(problems []manifest.Problem, inForce string) []Fault {
 	return all
 }
 
-// Findings are the reasons why configs are not the newest, or are not served. Each text
-// is there once.
+// Findings returns the reasons why configs are not the newest, or are not served, without duplicates.
 func (s *Store) Findings() []view.Finding {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -71,7 +70,7 @@ func (s *Store) Findings() []view.Finding {
 	return all
 }
 
-// current are the faults, those of no pool first. It needs the lock.
+// current returns the faults, those of no pool first. The caller holds the lock.
 func (s *Store) current() []Fault {
 	var all []Fault
 	for _, name := range slices.Sorted(maps.Keys(s.faults)) {

@@ -1,19 +1,18 @@
-// Package poolconfig stores the configs of MachineConfigPools, ready to be served. The
-// backends render them: package renderedconfig from a cluster's API, package
-// machineconfigs from a folder. This package decides what a change means:
+// Package poolconfig stores the configs of MachineConfigPools, ready to be served. The backends render
+// them: package renderedconfig from a cluster's API, package machineconfigs from a folder. This package
+// decides what a change means:
 //
-//   - A pool has two configs: the whole one, and the pre-approved part, which any client
-//     may have.
-//   - A change that does not render affects only its pool. The last good whole config
-//     stays in force, and [Store.Findings] has the reason.
-//   - The last good pre-approved part stays only while each MachineConfig in it exists, is
-//     unchanged, and still belongs to the part. Otherwise the part is withdrawn.
+//   - A pool has two configs: the whole one, and the pre-approved part, which any client may have.
+//   - A change that does not render affects only its pool. The last good whole config stays in force,
+//     and [Store.Findings] has the reason.
+//   - The last good pre-approved part stays only while each MachineConfig in it exists, is unchanged,
+//     and still belongs to the part. Otherwise the part is withdrawn.
 //   - A pool that never rendered has no config. That is a temporary denial.
-//   - A whole config that needs a kubeconfig is never served without it: the machine
-//     would use its turn and never join.
+//   - A whole config that needs a kubeconfig is never served without it: the machine would use up its
+//     token and never join.
 //
-// Authors of MachineConfigs are root on every node. So they are trusted in what they
-// write, but they can make mistakes.
+// Authors of MachineConfigs have root access to every node. So their content is trusted, but they can
+// make mistakes.
 package poolconfig
 
 import (
@@ -33,17 +32,16 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/specversion"
 )
 
-// Options are what a Store needs.
+// Options configure a Store.
 type Options struct {
 	Log *slog.Logger     // required
 	Now func() time.Time // default time.Now
-	// Allow are the paths of files that a pre-approved config may contain although they
-	// may hold secrets.
+	// Allow are the paths of files that a pre-approved config may contain, although they may be
+	// secrets.
 	Allow []string
-	// Notify receives each new fault about an object once, while Leading returns true.
-	// May be nil.
+	// Notify, if set, receives each new fault about an object once, while Leading returns true.
 	Notify func(Fault)
-	// Leading reports whether it is this replica that notifies. Default: always.
+	// Leading reports whether this replica calls Notify. Default: always.
 	Leading func() bool
 }
 
@@ -54,9 +52,9 @@ type Store struct {
 
 	mu    sync.RWMutex
 	pools map[string]*pool
-	// faults by the pool's name; those of no pool by "".
+	// faults has the faults by the pool's name; "" for those of no pool.
 	faults map[string][]Fault
-	// reported are the keys of the current faults: true if Notify received it.
+	// reported has the keys of the current faults. The value is true if Notify received the fault.
 	reported map[string]bool
 }
 
@@ -71,7 +69,7 @@ func NewStore(o Options) *Store {
 	return &Store{o: o, pools: map[string]*pool{}, faults: map[string][]Fault{}, reported: map[string]bool{}}
 }
 
-// pool is what is served of one pool. It is replaced, never changed.
+// pool has the configs of one pool. It is replaced, never changed.
 type pool struct{ full, pre served }
 
 // served is one config of a pool.
@@ -79,7 +77,7 @@ type served struct {
 	render  *render.Rendered
 	answers *mcs.Answers
 	since   time.Time
-	// err is why there is no config, or why it is not the newest.
+	// err is why there is no config, or why the config is not the newest.
 	err error
 }
 
@@ -87,13 +85,13 @@ type served struct {
 type Input struct {
 	render.Input
 	Extras mcs.Extras
-	// Chosen is the rendered MachineConfig that the pool names: it is the whole config.
-	// Without one and without ChosenErr the whole config is rendered here.
+	// Chosen is the rendered MachineConfig that the pool names, which is the whole config. If Chosen
+	// and ChosenErr are nil, the whole config is rendered here.
 	Chosen    *render.Rendered
 	ChosenErr error
 	// NoKubeconfig is why whole configs cannot have the kubeconfig that they need.
 	NoKubeconfig error
-	// Faults of what was read, where an older content stands in.
+	// Faults are those of input that was replaced by older input.
 	Faults []Fault
 }
 
@@ -105,7 +103,7 @@ func (s *Store) Config(name string, preApproved bool, accept specversion.Accept)
 	s.mu.RUnlock()
 	if p == nil {
 		return nil, reason.Deny(reason.ConfigUnavailable,
-			"there is no MachineConfigPool %.64q, or it has not been read yet", name)
+			"MachineConfigPool %.64q does not exist, or was not read yet", name)
 	}
 	one := p.full
 	if preApproved {
@@ -138,7 +136,7 @@ func (s *Store) Pools() []string {
 	return names
 }
 
-// Update makes the configs of a pool from what was read.
+// Update makes the configs of a pool from new input.
 func (s *Store) Update(name string, in Input) {
 	s.mu.RLock()
 	old := cmp.Or(s.pools[name], &pool{})
@@ -168,7 +166,7 @@ func (s *Store) Update(name string, in Input) {
 		}
 	}
 	faults := append(slices.Clone(in.Faults), full.fault(ReasonNotRendered, about)...)
-	// What stops both is reported once.
+	// A problem of both configs is reported once.
 	if full.err == nil || pre.err == nil || full.err.Error() != pre.err.Error() {
 		faults = append(faults, pre.fault(ReasonNoPart, about)...)
 	}
@@ -176,8 +174,8 @@ func (s *Store) Update(name string, in Input) {
 	s.Report(name, faults...)
 }
 
-// Keep leaves the configs of a pool as they are, because nothing new can be made from what
-// was read. It withdraws the pre-approved part if in says so.
+// Keep keeps the configs of a pool, because the input is incomplete. It withdraws the pre-approved part
+// if in requires that.
 func (s *Store) Keep(name string, in render.Input, why error, faults ...Fault) {
 	s.mu.RLock()
 	p := s.pools[name]
@@ -200,13 +198,13 @@ func (s *Store) set(name string, p *pool) {
 	s.pools[name] = p
 }
 
-// Retain deletes the pools that keep returns false for, and their faults.
+// Retain deletes the pools for which keep returns false, and their faults.
 func (s *Store) Retain(keep func(name string) bool) {
 	s.mu.Lock()
-	gone := map[string]bool{} // true: it was read
+	gone := map[string]bool{} // true if it was read
 	for name := range s.faults {
 		if name != "" && !keep(name) {
-			gone[name] = false // perhaps it never could be read
+			gone[name] = false // it may never have been read
 		}
 	}
 	for name := range s.pools {
@@ -224,12 +222,12 @@ func (s *Store) Retain(keep func(name string) bool) {
 	}
 }
 
-// next is what is served after a change: the new config, or the last good one.
+// next returns the config after a change: the new one, or the last good one.
 func (s *Store) next(b served, x mcs.Extras, make func() (*render.Rendered, error)) served {
 	r, err := make()
 	if err != nil {
 		b.err = err
-		// The CAs and the kubeconfig of the last good config still follow the cluster's.
+		// The CAs and the kubeconfig of the last good config still follow those of the cluster.
 		r = b.render
 	}
 	if r == nil {
@@ -251,8 +249,8 @@ func (s *Store) next(b served, x mcs.Extras, make func() (*render.Rendered, erro
 	return b
 }
 
-// withdrawn is what is served of a pre-approved part that is not the newest: nothing, once
-// one of its MachineConfigs was taken back.
+// withdrawn returns what is served of an outdated pre-approved part: nothing, after one of its
+// MachineConfigs was withdrawn.
 func (s *Store) withdrawn(b served, in render.Input) served {
 	if b.err == nil || b.render == nil {
 		return b

@@ -1,10 +1,9 @@
-// Package reload keeps a value that is read from files current.
+// Package reload follows a value that is read from files.
 //
-// The files are looked at once a second and read again when one of them has
-// changed. A change that does not parse keeps the last good value and is
-// reported until it is mended; a value that never parsed is an error at start.
-// Polling is deliberate: it sees a rename, a symlink swap (as Kubernetes mounts
-// Secrets) and a network file system alike.
+// It checks the files once a second and reads them again after a change. If the new content does not
+// parse, the last good value stays and the error is reported until the content is fixed. A value that
+// never parsed is an error at the start. Polling is deliberate: it detects a rename, a replaced symlink
+// (as Kubernetes mounts Secrets) and changes on a network file system.
 package reload
 
 import (
@@ -17,10 +16,10 @@ import (
 	"time"
 )
 
-// Interval is how often the files are looked at.
+// Interval is the time between two checks.
 const Interval = time.Second
 
-// Value is a value of type T read from files. Load is safe for concurrent use.
+// Value is a value of type T that is read from files. Load is safe for concurrent use.
 type Value[T any] struct {
 	paths []string
 	parse func([][]byte) (T, error)
@@ -28,7 +27,7 @@ type Value[T any] struct {
 
 	mu     sync.Mutex
 	seen   [sha256.Size]byte
-	broken error // what the contents in seen fail with
+	broken error // the error of the contents in seen
 	err    error
 }
 
@@ -44,14 +43,14 @@ func New[T any](parse func(contents [][]byte) (T, error), paths ...string) (*Val
 // Load returns the last good value.
 func (v *Value[T]) Load() T { return *v.value.Load() }
 
-// Err is what is wrong with the files now, or nil.
+// Err returns the current error of the files, or nil.
 func (v *Value[T]) Err() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.err
 }
 
-// Refresh looks at the files now and reports whether the value changed.
+// Refresh checks the files now, and reports whether the value changed.
 func (v *Value[T]) Refresh() (changed bool, err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -85,8 +84,8 @@ func (v *Value[T]) refresh() (bool, error) {
 	return true, nil
 }
 
-// Watch refreshes until ctx ends. It calls report after each change and each
-// time a new error appears or the old one is gone.
+// Watch refreshes until ctx ends. It calls report after each change, and when an error appears, changes
+// or ends.
 func (v *Value[T]) Watch(ctx context.Context, report func(changed bool, err error)) {
 	tick := time.NewTicker(Interval)
 	defer tick.Stop()

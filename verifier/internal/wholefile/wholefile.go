@@ -1,5 +1,5 @@
-// Package wholefile writes a file as a whole or not at all: whoever reads it
-// meanwhile, or after a power cut, sees the old content or the new.
+// Package wholefile replaces files atomically: a reader, also after a power failure, gets either the
+// old or the new content.
 package wholefile
 
 import (
@@ -9,13 +9,13 @@ import (
 	"path/filepath"
 )
 
-// Write replaces the file at path. Its content is on the disk before it has its name.
+// Write replaces the file at path. The content is on the disk before the file gets its name.
 func Write(path string, mode os.FileMode, content []byte) error {
 	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	defer os.Remove(tmp.Name()) // gone already when all went well
+	defer os.Remove(tmp.Name()) // has no effect after a successful rename
 	_, err = tmp.Write(content)
 	err = errors.Join(err, tmp.Chmod(mode), tmp.Sync(), tmp.Close())
 	if err == nil {

@@ -26,13 +26,14 @@ spec:
   machineConfigSelector: {matchLabels: {machineconfiguration.openshift.io/role: worker}}
 `
 
-// Needed is metadata of a MachineConfig that any client may have.
+// Needed is the metadata of a MachineConfig that any client may have.
 const Needed = "  annotations: {mcs-attest.dev/needed-before-node-approved: \"true\"}\n"
 
 // Newest is the newest version of the specification.
 var Newest = specversion.Accept{{Major: 3, Minor: 5}}
 
-// MachineConfig is one of the pool worker that writes a file; extra is more of its metadata.
+// MachineConfig returns a MachineConfig of the pool worker that writes a file. extra is added to its
+// metadata.
 func MachineConfig(name, path, text, extra string) string {
 	return fmt.Sprintf(`apiVersion: machineconfiguration.openshift.io/v1
 kind: MachineConfig
@@ -50,7 +51,7 @@ metadata:
 // Quiet discards the log.
 func Quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
-// Configs are what a backend serves.
+// Configs returns what a backend serves.
 type Configs interface {
 	Config(pool string, preApproved bool, accept specversion.Accept) (*gate.Rendered, error)
 	Findings() []view.Finding
@@ -80,7 +81,7 @@ func Unavailable(err error) bool {
 	return err != nil && reason.From(err).Code == reason.ConfigUnavailable
 }
 
-// Eventually waits until check passes.
+// Eventually waits until check succeeds.
 func Eventually(t *testing.T, what string, check func() error) {
 	t.Helper()
 	var err error
