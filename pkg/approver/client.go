@@ -45,7 +45,8 @@ const clockSkew = 10 * time.Second
 //     or attested before (CSRKeyChanged, MachineJoined). A key on the record counts as
 //     approved, unless no request with it was; with no Node either, it is replaced.
 //     A client of the API that may write records can clear that key. So no request for
-//     the name with another key may have been approved since the Machine was created
+//     the name with another key may have been approved since the Machine was created,
+//     or with one other key while the spec of the record grants another attestation
 //   - enrollments*: no other object quarantines the machine (Quarantined). A quarantine
 //     reaches the record a moment after an administrator wrote it
 //
@@ -411,19 +412,4 @@ func (x *run) key() error {
 		err = x.issued()
 	}
 	return x.check("key", err, "%s", how)
-}
-
-// issued denies a second key for the name of a Machine. It does not read the record.
-func (x *run) issued() error {
-	all, err := x.w.Issued(x.ctx, x.Node)
-	if err != nil {
-		return unread(err, "reading the approved requests for node %.253q", x.Node)
-	}
-	for _, r := range all {
-		if r.PublicKeySHA256 != x.PublicKeySHA256 && r.Created.Sub(x.Machine.Created) > -clockSkew {
-			return reason.Deny(reason.CSRKeyChanged, "request %.253s for node %s, with the key %s, was approved before", r.Name,
-				x.Node, r.PublicKeySHA256)
-		}
-	}
-	return nil
 }

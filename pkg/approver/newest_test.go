@@ -3,12 +3,14 @@ package approver
 import (
 	"crypto/x509"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/pkg/reason"
 )
 
@@ -128,6 +130,11 @@ func TestAKeyWhoseRequestWasNeverApprovedIsReplaced(t *testing.T) {
 	}
 }
 
+// granted is what an administrator writes into the record.
+func (in *input) granted(until time.Time) {
+	in.world.records[0].Spec.Reattest = &v1alpha1.ReattestGrant{Until: metav1.NewTime(until)}
+}
+
 // A client that may write records can clear the key that was approved. The approved request remains.
 func TestAttack_T54_AnEmptiedRecordGivesWayToNoSecondKey(t *testing.T) {
 	approved := func(change func(*Request)) func(*input) {
@@ -156,12 +163,44 @@ func TestAttack_T54_AnEmptiedRecordGivesWayToNoSecondKey(t *testing.T) {
 			in.approved(in.sum(), "worker-0")
 		}, Refuse, reason.CSRKeyChanged},
 		"the requests cannot be read": {func(in *input) { in.fails("Issued") }, Retry, reason.StoreUnavailable},
+		"another key, and an administrator granted another attestation": {func(in *input) {
+			approved(func(*Request) {})(in)
+			in.world.issued = append(in.world.issued, in.world.issued[0]) // the kubelet asked twice
+			in.granted(now.Add(time.Hour))
+		}, Approve, 0},
+		"two other keys, and there is a grant": {func(in *input) {
+			approved(func(*Request) {})(in)
+			third := *in.world.issued[0]
+			third.PublicKeySHA256 = strings.Repeat("3", 64)
+			in.world.issued = append(in.world.issued, &third)
+			in.granted(now.Add(time.Hour))
+		}, Refuse, reason.CSRKeyChanged},
+		"another key, and the grant has ended": {func(in *input) {
+			approved(func(*Request) {})(in)
+			in.granted(now)
+		}, Refuse, reason.CSRKeyChanged},
+		"another key, and the grant lasts longer than one may": {func(in *input) {
+			approved(func(*Request) {})(in)
+			in.granted(now.Add(25 * time.Hour))
+		}, Refuse, reason.CSRKeyChanged},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := honest()
 			c.change(in)
 			want(t, in.decide(), c.outcome, c.code)
 		})
+	}
+	for name, command := range map[string]string{
+		"csr-abcde": "'kubectl delete csr csr-abcde " + honest().csr.Name + "'", "$(reboot)": "",
+	} {
+		in := honest()
+		approved(func(r *Request) { r.Name = name })(in)
+		d := in.decide()
+		want(t, d, Refuse, reason.CSRKeyChanged)
+		if has := strings.Contains(d.Denial.Detail, "kubectl"); has != (command != "") ||
+			!strings.Contains(d.Denial.Detail, command) {
+			t.Errorf("what to do about %s: %s", name, d.Denial.Detail)
+		}
 	}
 	stock := stockClient() // without attestation there is no key to keep
 	approved(func(*Request) {})(stock)

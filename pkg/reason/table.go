@@ -389,7 +389,8 @@ var table = map[Code]Info{
 		"Somebody uses a machine's credential for something else: look at that machine, and quarantine it."),
 	CSRKeyChanged: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "CSRKeyChanged",
 		"A certificate was approved for this machine before, or attested for it, with another key.",
-		"If the machine lost its key, approve by hand; if not, somebody else has its credential."),
+		"If the machine was reinstalled, delete the request that was approved; if it lost its key, approve by hand. "+
+			"Otherwise a third party has its credential."),
 	CSRAddress: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "CSRAddress",
 		"The request has a name or an address that the Machine does not have, or not yet.",
 		"Compare the request with the Machine's status.addresses; it is tried again."),

@@ -315,7 +315,12 @@ func (n lazyInventory) ByCredential(id string) (uid string, ok bool) {
 	return n.k.inventory.ByCredential(id)
 }
 func (n lazyInventory) Counts() (machines, nodes int) { return n.k.inventory.Counts() }
+
+// Record fails for a record that a restore of etcd left without a latch: no request of its machine may be approved.
 func (n lazyInventory) Record(ctx context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
+	if err := n.k.inventory.Unrepaired(uid); err != nil {
+		return nil, err
+	}
 	return n.k.inventory.Records().Record(ctx, uid)
 }
 func (n lazyInventory) Update(ctx context.Context, uid string, change store.Change) error {

@@ -351,7 +351,7 @@ func (c *Inventory) Outdated(uid string) error {
 	}
 	m, ok := c.registry.ByUID(uid)
 	if !ok && len(w.StaleIn) == 0 {
-		return nil
+		return c.guard.Outdated(uid)
 	}
 	if !ok { // it may be in the namespace that cannot be read
 		return w.StaleIn[slices.Sorted(maps.Keys(w.StaleIn))[0]]
@@ -380,9 +380,8 @@ func (c *Inventory) Records() *records.Records { return c.records }
 // read, and what was not. A namespace of Machines that may not be read stops no others.
 func (c *Inventory) Synced() (bool, []string) { return c.watches.Synced() }
 
-// Ready says why nothing final should be said on what was watched: something has
-// not been read, or is too old, or what was in force before a restore of etcd is being
-// set again. nil: all is well.
+// Ready returns why a controller cannot decide anything: something was not read or is too old, or the repair after a
+// restore of etcd has not tried each record. Nil: it can. [Inventory.Unrepaired] is about one record.
 func (c *Inventory) Ready() error {
 	if synced, missing := c.Synced(); !synced {
 		return errors.New(sources.Truncate(strings.Join(missing, "; ")))
@@ -390,11 +389,14 @@ func (c *Inventory) Ready() error {
 	if err := c.View().Stale; err != nil {
 		return err
 	}
-	if c.guard.Repairing() {
+	if !c.guard.Rekeyed() {
 		return errors.New("what was in force before etcd was restored is being set again")
 	}
 	return nil
 }
+
+// Unrepaired returns an error while the record of a Machine lacks what a restore of etcd took from it.
+func (c *Inventory) Unrepaired(uid string) error { return c.guard.Outdated(c.RecordUID(uid)) }
 
 // build makes the view of what is known now.
 func (c *Inventory) build() {

@@ -128,6 +128,28 @@ func TestAMachineIsReconciledWhenItsQuarantineIsDeleted(t *testing.T) {
 	}
 }
 
+// Records and Machines are read at the same time. A forged object may come after the record and before the Machine.
+func TestAForgedRecordThatIsReadBeforeItsMachineIsDropped(t *testing.T) {
+	c := unconnected(t)
+	m := object(1, 1, nil)
+	own := roleRecord(string(m.GetUID()), m.GetName(), "worker", "")
+	forged := own.DeepCopy()
+	forged.SetNamespace("own")
+	_ = unstructured.SetNestedField(forged.Object, true, "status", "quarantined")
+	c.watching(t, attestationKind, "m").list(t, 8, own)
+	c.watching(t, attestationKind, "own").list(t, 8, forged)
+	c.watching(t, machineAPIKind, "m").list(t, 8, m)
+	if l, ok := c.latch(string(m.GetUID())); ok {
+		t.Errorf("the latch of %v counts: %+v", l.key, l)
+	}
+	own.SetResourceVersion("9")
+	c.watching(t, attestationKind, "m").take(t, own)
+	c.watching(t, machineAPIKind, "m").list(t, 9, object(1, 9, nil))
+	if l, ok := c.latch(string(m.GetUID())); !ok || l.namespace != "m" {
+		t.Errorf("the latch of the record does not count: %v, %+v", ok, l)
+	}
+}
+
 // Any object with a status could take the place of a Machine's record, and its quarantine with it.
 func TestALatchIsOnlyOfTheRecordThatIsNamedByItsMachine(t *testing.T) {
 	c := unconnected(t)

@@ -16,7 +16,6 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/record"
 	"github.com/mcs-attest/mcs-attest/pkg/restore"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
-	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/records"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube/sources"
 )
 
@@ -58,6 +57,7 @@ func (ms *Machines) putMachine(o *sources.Object) []manifest.Problem {
 			return o.Problems
 		}
 		ms.registry.PutMachine(m)
+		ms.dropMisplaced(m.UID)
 		ms.nameIndex.put(&m)
 		ms.plan(plannedOf(&m))
 		ms.o.Trigger.Enqueue(kube.PriorityChange, request(m.UID))
@@ -293,9 +293,10 @@ func (ms *Machines) putAttestation(o *sources.Object) []manifest.Problem {
 		}
 		ms.mu.Unlock()
 		isPlanned, isNode := ms.controlPlane.has(uid, a.latch.node)
+		_, wasNode := ms.controlPlane.has(uid, before.node)
 		if before.pool != a.latch.pool && (isPlanned || a.latch.pool == noderole.Pool) ||
 			before.node != a.latch.node && a.latch.pool == noderole.Pool ||
-			isNode || before.mismatch != a.latch.mismatch {
+			isNode || wasNode || before.mismatch != a.latch.mismatch {
 			ms.o.RolesChanged()
 		}
 		ms.o.Recorded(uid, a.latch)
@@ -321,15 +322,6 @@ func (ms *Machines) dropAttestation(n types.NamespacedName) {
 	if ref != nil { // its quarantine, or its grant, counts no longer
 		ms.enrolled(ref)
 	}
-}
-
-// misplaced reports whether an object is not where the record of a Machine is.
-func (ms *Machines) misplaced(uid string, at key) bool {
-	m, ok := ms.registry.ByUID(uid)
-	if !ok || records.UID(m) != uid {
-		return false
-	}
-	return at.namespace != records.Namespace(m) || m.StandIn && at.name != m.Name
 }
 
 // latchOf returns the UID of the latch that was read from an object. The lock is held.

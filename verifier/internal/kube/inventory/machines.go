@@ -139,6 +139,29 @@ func (ms *Machines) latch(uid string) (latch, bool) {
 	return l, ok
 }
 
+// misplaced reports whether an object is not where the record of a Machine is.
+func (ms *Machines) misplaced(uid string, at key) bool {
+	m, ok := ms.registry.ByUID(uid)
+	if !ok || records.UID(m) != uid {
+		return false
+	}
+	return at.namespace != records.Namespace(m) || m.StandIn && at.name != m.Name
+}
+
+// dropMisplaced drops a latch that was read before its Machine, from an object that is not the record of the Machine.
+// Without a latch, a quarantine is written to the record, and that event brings the record's own latch.
+func (ms *Machines) dropMisplaced(uid string) {
+	l, ok := ms.latch(uid)
+	if !ok || !ms.misplaced(uid, l.key) {
+		return
+	}
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	if ms.latches[uid].key == l.key {
+		ms.dropLatch(uid)
+	}
+}
+
 // request asks for the record of a Machine.
 func request(uid string) reconcile.Request {
 	return reconcile.Request{NamespacedName: types.NamespacedName{Name: uid}}

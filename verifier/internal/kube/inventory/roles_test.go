@@ -138,6 +138,25 @@ func TestPoolsThatAreReadHaveTheRolesLookedAt(t *testing.T) {
 	}
 }
 
+// The Node of a certificate is evidence of a role that its machine's pool does not have.
+func TestACertificateThatIsRemovedHasTheRolesEvaluated(t *testing.T) {
+	r := newRoleRig(t)
+	r.watching(t, poolKind, "").list(t, 5, r.pool("master"))
+	m := r.machine(1, "worker", "")
+	r.watching(t, machineAPIKind, "m").list(t, 6, m)
+	r.watching(t, nodeKind, "").list(t, 7, r.node(9, "impostor"))
+	records := r.watching(t, attestationKind, "m")
+	records.list(t, 8, roleRecord(string(m.GetUID()), m.GetName(), "worker", "impostor"))
+	evaluated := false
+	r.Machines.o.RolesChanged = func() { evaluated = true }
+	cleared := roleRecord(string(m.GetUID()), m.GetName(), "worker", "")
+	cleared.SetResourceVersion("9")
+	records.take(t, cleared)
+	if !evaluated {
+		t.Error("only the next interval does")
+	}
+}
+
 func TestAForbiddenNamespaceOfMachinesStopsOnlyRemovalsFromTheListOfControlPlaneNodes(t *testing.T) {
 	r := newRoleRig(t, "hidden", "master-0")
 	r.watching(t, poolKind, "").list(t, 5, r.pool("master"))

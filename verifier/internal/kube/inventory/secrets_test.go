@@ -398,6 +398,59 @@ func TestOneForbiddenNamespaceKeepsNobodyWithoutKeys(t *testing.T) {
 	}
 }
 
+func TestARecordThatCannotBeRepairedHoldsOnlyItsOwnMachine(t *testing.T) {
+	api := newSecretAPI(t)
+	c := api.cluster(t)
+	machines := []*unstructured.Unstructured{object(1, 1, nil), object(2, 2, nil)}
+	held, other := string(machines[0].GetUID()), string(machines[1].GetUID())
+	read := func() {
+		for _, w := range c.sources() {
+			if w.Kind.String() == machineAPIKind.String() {
+				w.list(t, 5, machines...)
+			} else {
+				w.list(t, 5)
+			}
+		}
+		c.build()
+	}
+	read()
+	c.latches[held], c.latches[other] = latch{quarantined: true}, latch{quarantined: true}
+	c.guard.Restored(0, "test")
+	c.latches = map[string]latch{} // the backup is from before
+	read()
+	c.o.RenewKeys = func(context.Context) error { return nil }
+	repair := func() error {
+		_, err := c.repair.Reconcile(t.Context(), reconcile.Request{})
+		return err
+	}
+	api.away = true
+	if err := repair(); err == nil || c.Ready() == nil {
+		t.Errorf("the API is away: %v, and controllers decide", err)
+	}
+	api.away = false
+	foreign := map[string]any{"apiVersion": v1alpha1.APIVersion, "kind": v1alpha1.KindMachineAttestation,
+		"metadata": map[string]any{"namespace": "m", "name": held, "resourceVersion": "1"},
+		"status":   map[string]any{"machineUID": "of-another-machine"}}
+	const path = "/apis/mcs-attest.dev/v1alpha1/namespaces/m/machineattestations/"
+	api.records = map[string]map[string]any{path + held: foreign}
+	if err := repair(); err == nil {
+		t.Error("the record of another Machine was repaired")
+	}
+	repaired := &unstructured.Unstructured{Object: api.records[path+other]}
+	c.watching(t, attestationKind, "m").take(t, repaired)
+	if err := c.Ready(); err != nil {
+		t.Errorf("no controller decides anything: %v", err)
+	}
+	if c.Unrepaired(held) == nil || c.Unrepaired(other) != nil {
+		t.Errorf("%v for the one, %v for the other", c.Unrepaired(held), c.Unrepaired(other))
+	}
+	machines = machines[1:]
+	read()
+	if c.Outdated(held) == nil {
+		t.Error("the Machine is not known any more, and its record counts")
+	}
+}
+
 // No API server, no redemption: the token may have been voided meanwhile.
 func TestNoProvisioningTokenWhileTheAPIIsSilent(t *testing.T) {
 	api := newSecretAPI(t)

@@ -84,6 +84,7 @@ type Guard struct {
 	renewed  time.Time             // keys that were made before this are from before a restore, too
 	latches  map[string]rule.Latch // to be repaired
 	repaired bool                  // latches are in the records, and there are new keys
+	rekeyed  bool                  // each of latches was tried once, and there are new keys
 	// missing are those of latches that no record was seen with.
 	missing map[string]rule.Latch
 	// rereading is true from a notice until the sources are marked as not read: what is known is from before.
@@ -98,7 +99,7 @@ type notice struct {
 
 // New returns a guard that has noticed nothing.
 func New(o Options) *Guard {
-	g := &Guard{o: o, void: map[string]bool{}, repaired: true, trigger: &kube.Trigger{
+	g := &Guard{o: o, void: map[string]bool{}, repaired: true, rekeyed: true, trigger: &kube.Trigger{
 		All: func() []reconcile.Request { return []reconcile.Request{{}} }, Interval: again,
 	}}
 	g.Detector = &Detector{API: o.API, Now: o.Now, Clock: time.Now, Noticed: g.hold, Reread: func() {
@@ -155,7 +156,7 @@ func (g *Guard) hold(at, current time.Time, why string) {
 	for uid, l := range g.latches {
 		latches[uid] = l.Stricter(latches[uid])
 	}
-	g.latches, g.missing, g.repaired, g.rereading = latches, maps.Clone(latches), false, true
+	g.latches, g.missing, g.repaired, g.rekeyed, g.rereading = latches, maps.Clone(latches), false, false, true
 	switch {
 	case g.o.ProvisioningSecret == "":
 	case g.token == nil:
@@ -314,11 +315,14 @@ func (g *Guard) Recorded(uid string, l rule.Latch) {
 }
 
 // Outdated returns why nothing may be granted to the Machine whose record is named by a UID: the record does not have
-// what it must not lose. It returns nil if something may be granted.
+// what it must not lose. It returns nil if something may be granted. In a process that repairs, an acknowledgement
+// does not release a record that could not be repaired.
 func (g *Guard) Outdated(uid string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if _, ok := g.missing[uid]; ok {
+	_, missing := g.missing[uid]
+	_, left := g.latches[uid]
+	if missing || left && g.rekeyed && !g.repaired {
 		return errUnrepaired
 	}
 	return nil

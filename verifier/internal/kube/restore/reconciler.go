@@ -72,6 +72,14 @@ func (g *Guard) Repairing() bool {
 	return !g.repaired
 }
 
+// Rekeyed reports whether the repair of each record was tried, and there are new keys. Then [Guard.Outdated] says which
+// records could not be repaired. In a process that does not repair it is false after a restore.
+func (g *Guard) Rekeyed() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.rekeyed
+}
+
 // Reconcile repairs the records, and then the keys. A record that cannot be written keeps only its own Machine
 // out: what is to be written there stays in memory.
 func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
@@ -96,7 +104,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		r.mu.Unlock()
 		return reconcile.Result{RequeueAfter: unread}, nil
 	}
-	r.latches, r.repaired = left, len(left) == 0
+	r.latches, r.repaired, r.rekeyed = left, len(left) == 0, true
 	r.mu.Unlock()
 	if why != nil {
 		return reconcile.Result{}, fmt.Errorf("repair the records of %d Machines: %w", len(left), why)

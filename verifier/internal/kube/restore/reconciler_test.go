@@ -159,7 +159,7 @@ func TestReconciler_WaitsUntilSourcesAreMarked(t *testing.T) {
 				r.RenewKeys = func(context.Context) error { p.Restored(1, "another"); return nil }
 				run()
 			}
-			if renewed != 0 || len(records) != 0 {
+			if renewed != 0 || len(records) != 0 || p.Rekeyed() {
 				t.Errorf("keys renewed %d times, %d records", renewed, len(records))
 			}
 			r.RenewKeys = func(context.Context) error { renewed++; return nil }
@@ -205,13 +205,23 @@ func TestReconciler_OneBadRecordKeepsNobodyWithoutKeys(t *testing.T) {
 	if !records["a"].Status.Quarantined || !records["z"].Status.Quarantined {
 		t.Error("others were not written")
 	}
-	for uid, out := range map[string]bool{"bad": true, "corrupt": true} {
-		if (p.Outdated(uid) != nil) != out {
+	for _, uid := range []string{"a", "z"} {
+		p.Recorded(uid, lost) // as the watch reports it
+	}
+	p.acknowledge(noon) // does not repair what is left
+	if !p.Rekeyed() {
+		t.Error("all others wait, too")
+	}
+	for uid, held := range map[string]bool{"bad": true, "corrupt": true, "a": false, "z": false, "gone": false} {
+		if (p.Outdated(uid) != nil) != held {
 			t.Errorf("%s: %v", uid, p.Outdated(uid))
 		}
 	}
 	tried, refused = nil, nil
 	_, err = r.Reconcile(t.Context(), reconcile.Request{})
+	if p.Outdated("bad") != nil {
+		t.Error("it was repaired, and is held")
+	}
 	if slices.Sort(tried); err != nil || p.Repairing() || !slices.Equal(tried, []string{"bad", "corrupt"}) {
 		t.Errorf("%v, tried %q, repairing %v", err, tried, p.Repairing())
 	}

@@ -30,7 +30,11 @@
 // and conditions are written with the resource version that was read. An instance that
 // runs late decides all requests that still wait. If it stops between the record and the
 // approval, the same key is approved later. It decides nothing while the inventory is not
-// reliable (Options.Ready): "no record has this credential" would not be a fact.
+// reliable (Options.Ready): "no record has this credential" would not be a fact. A record
+// that cannot be read holds only requests of its own machine.
+//
+// There is one decision at a time for each machine and for each name of a Node. The front
+// can change a record during a decision, so the record alone does not keep a second key out.
 //
 // The content of requests, and the status of Nodes, are untrusted.
 package csr

@@ -29,7 +29,7 @@ type reconciler struct {
 	index  *index
 	wake   chan event.GenericEvent // requests for client certificates that need a decision now
 
-	busy     sync.Map // machines and nodes that a decision is being made for
+	busy     sync.Map // machines and names of Nodes that a decision is being made for
 	reported sync.Map // by request: its last outcome in the audit log
 }
 
@@ -62,6 +62,15 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if asked.Decided {
 		return r.approvedByOthers(ctx, csr, asked)
 	}
+	// And one for each name, also if a front gives the credentials to other records. A
+	// stranger's request is not approved, so it does not hold up those for the name.
+	if owner != "" && asked.Kind == approver.Client {
+		name := "name/" + asked.Node()
+		if _, busy := r.busy.LoadOrStore(name, true); busy {
+			return reconcile.Result{RequeueAfter: busyPause}, nil
+		}
+		defer r.busy.Delete(name)
+	}
 	began, now := time.Now(), r.o.Now()
 	d := approver.Decide(ctx, asked, r.reader, r.rules, now)
 	if err := ctx.Err(); err != nil {
@@ -70,9 +79,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if !r.ready(req.Name) { // the inventory may have changed during the decision
 		return reconcile.Result{RequeueAfter: unreadyPauses * r.o.MinPause}, nil
 	}
-	// The inventory may have received the machine's record meanwhile. Then another request of
-	// the machine may have been decided at the same time.
-	if r.owner(csr) != owner {
+	// The inventory may have received the machine's record meanwhile, or lost it for a moment.
+	// Then another request of the machine may have been decided at the same time.
+	if r.owner(csr) != owner || d.RecordUID != "" && ofMachine(d.RecordUID) != owner {
 		return reconcile.Result{RequeueAfter: busyPause}, nil
 	}
 	result, err := r.apply(ctx, csr, d, now)
@@ -81,17 +90,19 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 }
 
 // owner is the machine, or for a serving certificate the node, that made a request; empty
-// where it is not known.
+// where it is not known. It does not read what the request asks for: the cache has no such part.
 func (r *reconciler) owner(csr *certificatesv1.CertificateSigningRequest) string {
 	req := approver.FromCSR(csr)
 	if req.Kind == approver.Serving {
 		return "node/" + req.Username
 	}
 	if uid, ok := r.o.Machines.ByCredential(req.CredentialID); ok && req.CredentialID != "" {
-		return "machine/" + uid
+		return ofMachine(uid)
 	}
 	return ""
 }
+
+func ofMachine(uid string) string { return "machine/" + uid }
 
 func (r *reconciler) ready(request string) bool {
 	if r.o.Ready == nil {

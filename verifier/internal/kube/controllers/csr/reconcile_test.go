@@ -1,7 +1,14 @@
 package csr
 
 import (
+	"cmp"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"log/slog"
 	"strings"
 	"testing"
@@ -9,12 +16,14 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/approver"
 	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/kube"
@@ -35,17 +44,23 @@ func (l *late) ByCredential(string) (uid string, ok bool) {
 func (l *late) Record(context.Context, string) (*v1alpha1.MachineAttestation, error) { return nil, nil }
 func (l *late) Update(context.Context, string, store.Change) error                   { return nil }
 
-// Two requests of one machine are not decided at the same time, even if both came before
-// the inventory had the machine's record.
-func TestADecisionWithoutTheMachinesLockIsMadeAgain(t *testing.T) {
-	log := new(strings.Builder)
-	known := new(late)
+// inventory has Machines and records.
+type inventory interface {
+	approval.Directory
+	Records
+}
+
+// over returns a function that decides a request once, and the API.
+func over(t *testing.T, known inventory, log *slog.Logger, objects ...client.Object) (
+	decide func(name string) reconcile.Result, api client.Client,
+) {
+	t.Helper()
 	c, err := New(Options{
 		Config: config.Approver{
 			Attestation: config.AttestationRequired, ConfigMap: "ns/switch", StockConfigMap: "ns/stock", KubeletCA: "ns/ca",
 		},
 		Credential: &config.Credential{Kind: config.ServiceAccountToken, ServiceAccount: "ns/node-bootstrapper"},
-		Machines:   known, Records: known, Log: slog.New(slog.NewTextHandler(log, nil)),
+		Machines:   known, Records: known, Log: log,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -54,30 +69,169 @@ func TestADecisionWithoutTheMachinesLockIsMadeAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	api := fake.NewClientBuilder().WithScheme(scheme).WithObjects(&certificatesv1.CertificateSigningRequest{
-		ObjectMeta: metav1.ObjectMeta{Name: "csr-1", CreationTimestamp: metav1.NewTime(time.Now())},
-		Spec: certificatesv1.CertificateSigningRequestSpec{
-			SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
-			Username:   "system:serviceaccount:ns:node-bootstrapper",
-			Groups:     []string{"system:serviceaccounts", "system:serviceaccounts:ns", "system:authenticated"},
-			Extra:      map[string]certificatesv1.ExtraValue{"authentication.kubernetes.io/credential-id": {"JTI=1"}},
-		},
-	}).Build()
-	r := &reconciler{Controllers: c, client: api, reader: approval.NewReader(approval.Options{
-		Client: api, Config: c.o.Config, Rules: c.rules, Machines: known, Records: known,
+	requests := new(certificatesv1.CertificateSigningRequest)
+	api = fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithStatusSubresource(requests).
+		WithIndex(requests, "spec.signerName", func(o client.Object) []string {
+			csr, _ := o.(*certificatesv1.CertificateSigningRequest)
+			return []string{csr.Spec.SignerName}
+		}).Build()
+	r := &reconciler{Controllers: c, client: trimmed{api}, reader: approval.NewReader(approval.Options{
+		Client: api, Config: c.o.Config, Rules: c.rules, Machines: known, Records: known, Namespaces: []string{"ns"},
+		Waiting: func(context.Context, string) ([]*certificatesv1.CertificateSigningRequest, error) { return nil, nil },
 	})}
-	decide := func() reconcile.Result {
-		result, err := r.Reconcile(t.Context(),
-			reconcile.Request{NamespacedName: types.NamespacedName(client.ObjectKey{Name: "csr-1"})})
+	return func(name string) reconcile.Result {
+		t.Helper()
+		result, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: name}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return result
+	}, api
+}
+
+// trimmed is a cache.
+type trimmed struct{ client.Client }
+
+func (c trimmed) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+	err := c.Client.Get(ctx, key, o, opts...)
+	if csr, ok := o.(*certificatesv1.CertificateSigningRequest); ok && err == nil {
+		*csr = *approver.Trim(csr)
 	}
-	if result := decide(); result.RequeueAfter != busyPause || log.Len() > 0 {
+	return err
+}
+
+// asks returns a request for a client certificate, which a credential made.
+func asks(name, credential string, request []byte) *certificatesv1.CertificateSigningRequest {
+	return &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(time.Now())},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName, Request: request,
+			Usages:   []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
+			Username: "system:serviceaccount:ns:node-bootstrapper",
+			Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:ns", "system:authenticated"},
+			Extra:    map[string]certificatesv1.ExtraValue{"authentication.kubernetes.io/credential-id": {credential}},
+		},
+	}
+}
+
+// Two requests of one machine are not decided at the same time, even if both came before
+// the inventory had the machine's record.
+func TestADecisionWithoutTheMachinesLockIsMadeAgain(t *testing.T) {
+	log := new(strings.Builder)
+	decide, _ := over(t, new(late), slog.New(slog.NewTextHandler(log, nil)), asks("csr-1", "JTI=1", nil))
+	if result := decide("csr-1"); result.RequeueAfter != busyPause || log.Len() > 0 {
 		t.Errorf("it was decided: %+v\n%s", result, log)
 	}
-	if decide(); log.Len() == 0 {
+	if decide("csr-1"); log.Len() == 0 {
 		t.Error("it was not decided then")
 	}
+}
+
+// twice is a machine that is an object of both Machine APIs, with a record for each of the two.
+type twice struct {
+	records map[string]*v1alpha1.MachineAttestation
+	written func()
+	// wrong is what the next look-ups of a credential return; "": what is right.
+	wrong []string
+}
+
+func (w *twice) ByInternalDNS(string) []machine.Ref {
+	return []machine.Ref{
+		{APIVersion: "machine.openshift.io/v1beta1", Namespace: "ns", Name: "m", UID: "a"},
+		{APIVersion: "cluster.x-k8s.io/v1beta2", Namespace: "ns", Name: "m", UID: "b"},
+	}
+}
+func (w *twice) ByNode(string) []machine.Ref   { return nil }
+func (w *twice) Counts() (machines, nodes int) { return 2, 0 }
+func (w *twice) ByCredential(id string) (uid string, ok bool) {
+	uid, ok = strings.CutPrefix(strings.TrimRight(id, "0123456789"), "JTI=")
+	if len(w.wrong) > 0 {
+		uid, w.wrong = cmp.Or(w.wrong[0], uid), w.wrong[1:]
+	}
+	return uid, ok
+}
+func (w *twice) Record(_ context.Context, uid string) (*v1alpha1.MachineAttestation, error) {
+	return w.records[uid].DeepCopy(), nil
+}
+func (w *twice) Update(_ context.Context, uid string, change store.Change) error {
+	next, err := change(w.records[uid].DeepCopy())
+	if err == nil && next != nil {
+		w.records[uid] = next
+		if then := w.written; then != nil {
+			w.written = nil
+			then()
+		}
+	}
+	return err
+}
+
+// A stolen front can move credentials between records, and make a second record. So only the name in a request
+// says which requests exclude each other.
+func TestAttack_T54_OneNodeNameHasOneDecisionAtATime(t *testing.T) {
+	for name, second := range map[string]string{"of another record": "JTI=b1", "of a record that changes": "JTI=a2"} {
+		t.Run(name, func(t *testing.T) {
+			known := &twice{records: map[string]*v1alpha1.MachineAttestation{}}
+			for _, uid := range []string{"a", "b"} {
+				rec := new(v1alpha1.MachineAttestation)
+				rec.Namespace, rec.Status.MachineUID, rec.Status.Phase = "ns", uid, v1alpha1.PhaseFetched
+				for _, n := range []string{"1", "2"} {
+					rec.Status.Credentials = append(rec.Status.Credentials, v1alpha1.CredentialStatus{
+						ID: "JTI=" + uid + n, Expiry: metav1.NewTime(time.Now().Add(time.Hour)),
+					})
+				}
+				known.records[uid] = rec
+			}
+			decide, api := over(t, known, slog.New(slog.NewTextHandler(t.Output(), nil)),
+				asks("first", "JTI=a1", forNode(t, "w-0")), asks("second", second, forNode(t, "w-0")),
+				machineObject("machine.openshift.io/v1beta1", "a"), machineObject("cluster.x-k8s.io/v1beta2", "b"))
+			known.written = func() { // the record has the first key, and the request is not approved yet
+				known.records["a"].Status.Certificate, known.records["a"].Status.Phase = nil, v1alpha1.PhaseFetched
+				if second == "JTI=a2" {
+					known.wrong = []string{"elsewhere", "", "elsewhere"}
+				}
+				if result := decide("second"); result.RequeueAfter != busyPause {
+					t.Errorf("decided at the same time: %+v", result)
+				}
+			}
+			decide("first")
+			decide("second")
+			for name, want := range map[string]bool{"first": true, "second": false} {
+				csr := new(certificatesv1.CertificateSigningRequest)
+				if err := api.Get(t.Context(), client.ObjectKey{Name: name}, csr); err != nil {
+					t.Fatal(err)
+				}
+				if got := approved(csr) != nil; got != want {
+					t.Errorf("the %s request: approved %v, %+v", name, got, csr.Status.Conditions)
+				}
+			}
+		})
+	}
+}
+
+// forNode returns a request with a new key.
+func forNode(t *testing.T, node string) []byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+		Subject: pkix.Name{Organization: []string{"system:nodes"}, CommonName: "system:node:" + node},
+	}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+}
+
+func machineObject(apiVersion, uid string) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": apiVersion, "kind": "Machine",
+		"metadata": map[string]any{"namespace": "ns", "name": "m", "uid": uid,
+			"creationTimestamp": time.Now().UTC().Format(time.RFC3339)},
+		"spec": map[string]any{"providerID": "aws:///z/i-1"},
+		"status": map[string]any{"authoritativeAPI": "MachineAPI", "addresses": []any{
+			map[string]any{"type": "InternalDNS", "address": "w-0"},
+		}},
+	}}
 }
