@@ -103,6 +103,18 @@ func (l latch) remembered() rule.Latch {
 	return r
 }
 
+// recorded reports to the guard what a record has. While a Machine or an enrollment of before the restore may be known,
+// no object of an administrator counts.
+func (c *Inventory) recorded(uid string, l latch) {
+	var by restore.Demand
+	if c.guard.Unacknowledged() && c.machinesRead() {
+		if m, ok := c.registry.ByUID(uid); ok {
+			by = restore.Demand{Quarantined: m.Quarantined(), Granted: m.Granted(c.o.Now())}
+		}
+	}
+	c.guard.Recorded(uid, l.remembered(), by)
+}
+
 // repairable reports whether Machines and records were read again after a restore.
 func (c *Inventory) repairable(patience bool) bool {
 	for _, w := range c.watches.Sources() {

@@ -103,6 +103,10 @@ func TestAttack_T58_EtcdIsRestoredToYesterday(t *testing.T) {
 		if !status("quarantined").Quarantined {
 			t.Error("it was lifted")
 		}
+		w.patch(attestations, machineNamespace, uids["quarantined"], `{"status":{"quarantined":false}}`, "status")
+		until("a front lifts it, and it is set again", func() error {
+			return says(!status("quarantined").Quarantined, "not yet")
+		})
 		w.patch(attestations, machineNamespace, uids["quarantined"], `{"spec":{"quarantined":true}}`)
 		until("an administrator says so again", func() error {
 			for _, c := range status("quarantined").Conditions {

@@ -87,6 +87,8 @@ type Guard struct {
 	rekeyed  bool                  // each of latches was tried once, and there are new keys
 	// missing are those of latches that no record was seen with.
 	missing map[string]rule.Latch
+	// removed are latches that a record had again, and lost; to be repaired, too.
+	removed map[string]rule.Latch
 	// rereading is true from a notice until the sources are marked as not read: what is known is from before.
 	rereading bool
 }
@@ -153,10 +155,13 @@ func (g *Guard) hold(at, current time.Time, why string) {
 	if latches == nil {
 		latches = map[string]rule.Latch{}
 	}
-	for uid, l := range g.latches {
-		latches[uid] = l.Stricter(latches[uid])
+	for _, left := range []map[string]rule.Latch{g.latches, g.removed} {
+		for uid, l := range left {
+			latches[uid] = l.Stricter(latches[uid])
+		}
 	}
 	g.latches, g.missing, g.repaired, g.rekeyed, g.rereading = latches, maps.Clone(latches), false, false, true
+	m.Latches, g.removed = maps.Clone(latches), nil
 	switch {
 	case g.o.ProvisioningSecret == "":
 	case g.token == nil:
@@ -214,7 +219,7 @@ func (g *Guard) Acknowledge(annotations map[string]string) {
 		g.mu.Unlock()
 		return
 	}
-	g.memory, g.token, g.withheld, g.missing = nil, nil, nil, nil
+	g.memory, g.token, g.withheld, g.missing, g.removed = nil, nil, nil, nil, nil
 	g.mu.Unlock()
 	g.o.Log.Info("the restore of etcd is acknowledged: policies, anchors, reference values, enrollments, grants and " +
 		"the provisioning token count as they are")
@@ -303,15 +308,6 @@ func (g *Guard) WithheldGrant(a *v1alpha1.MachineAttestation) bool {
 	}
 	before, known := g.memory.Enrollments[string(a.UID)]
 	return !known || !rule.SameGrant(before, a.Spec)
-}
-
-// Recorded receives what the record of a Machine has.
-func (g *Guard) Recorded(uid string, l rule.Latch) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if missing, ok := g.missing[uid]; ok && l.Covers(missing) {
-		delete(g.missing, uid)
-	}
 }
 
 // Outdated returns why nothing may be granted to the Machine whose record is named by a UID: the record does not have

@@ -84,6 +84,11 @@ func (g *Guard) Rekeyed() bool {
 // out: what is to be written there stays in memory.
 func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 	r.mu.Lock()
+	if len(r.removed) > 0 {
+		latches := maps.Clone(r.latches)
+		maps.Copy(latches, r.removed)
+		r.latches, r.removed = latches, nil
+	}
 	latches, epoch, repaired, rereading := r.latches, r.Epoch(), r.repaired, r.rereading
 	r.mu.Unlock()
 	switch {
@@ -104,7 +109,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		r.mu.Unlock()
 		return reconcile.Result{RequeueAfter: unread}, nil
 	}
-	r.latches, r.repaired, r.rekeyed = left, len(left) == 0, true
+	r.latches, r.repaired, r.rekeyed = left, len(left)+len(r.removed) == 0, true
 	r.mu.Unlock()
 	if why != nil {
 		return reconcile.Result{}, fmt.Errorf("repair the records of %d Machines: %w", len(left), why)

@@ -206,7 +206,7 @@ func TestReconciler_OneBadRecordKeepsNobodyWithoutKeys(t *testing.T) {
 		t.Error("others were not written")
 	}
 	for _, uid := range []string{"a", "z"} {
-		p.Recorded(uid, lost) // as the watch reports it
+		p.Recorded(uid, lost, restore.Demand{}) // as the watch reports it
 	}
 	p.acknowledge(noon) // does not repair what is left
 	if !p.Rekeyed() {

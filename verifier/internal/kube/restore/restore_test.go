@@ -338,18 +338,62 @@ func TestGuard_NothingIsGrantedOnARecordThatLostSomething(t *testing.T) {
 	lost := rule.Latch{Quarantined: true, GrantUsed: noon, GrantAttestations: 2}
 	p.memory.Latches = map[string]rule.Latch{"u": lost, "v": lost}
 	p.Restored(0, "test")
-	p.Recorded("u", rule.Latch{Quarantined: true}) // as the backup has it
+	p.Recorded("u", rule.Latch{Quarantined: true}, restore.Demand{}) // as the backup has it
 	if p.Outdated("u") == nil || p.Outdated("other") != nil {
 		t.Error("a grant that was used can be used again, or another Machine is held")
 	}
-	p.Recorded("u", lost)
-	p.Recorded("u", rule.Latch{GrantUsed: noon, GrantAttestations: 2})
+	p.Recorded("u", lost, restore.Demand{})
+	p.Recorded("u", lost, restore.Demand{Quarantined: true})
+	p.Recorded("u", rule.Latch{GrantUsed: noon, GrantAttestations: 2}, restore.Demand{})
 	if err := p.Outdated("u"); err != nil {
 		t.Errorf("it was repaired, and an administrator has lifted the quarantine: %v", err)
 	}
 	p.acknowledge(noon)
 	if err := p.Outdated("v"); err != nil {
 		t.Errorf("acknowledged: %v", err)
+	}
+}
+
+// A stolen front can write every record. What it takes from one while a restore is held is set again.
+func TestAttack_T58_ALatchThatAFrontRemovesIsSetAgain(t *testing.T) {
+	p := newProcess()
+	p.memory.Latches = map[string]rule.Latch{
+		"quarantined": {Quarantined: true}, "joined": {Joined: true}, "granted": {Joined: true},
+	}
+	p.Restored(0, "test")
+	records := map[string]*v1alpha1.MachineAttestation{}
+	r := p.reconciler(records)
+	reconciled := func() {
+		t.Helper()
+		if _, err := r.Reconcile(t.Context(), reconcile.Request{}); err != nil {
+			t.Fatal(err)
+		}
+		for uid, rec := range records {
+			p.Recorded(uid, rule.Latch{Quarantined: rec.Status.Quarantined,
+				Joined: rec.Status.Phase == v1alpha1.PhaseJoined}, restore.Demand{})
+		}
+	}
+	reconciled()
+	for _, uid := range []string{"quarantined", "joined"} {
+		records[uid].Status.Quarantined, records[uid].Status.Phase = false, v1alpha1.PhaseFetched
+		p.Recorded(uid, rule.Latch{}, restore.Demand{})
+		if p.Outdated(uid) == nil || !p.Rekeyed() {
+			t.Errorf("%s: removed, and the Machine is not held, or all others are", uid)
+		}
+	}
+	p.Recorded("granted", rule.Latch{}, restore.Demand{Granted: true}) // an administrator lets it attest again
+	if p.Outdated("granted") != nil {
+		t.Error("a grant does not count")
+	}
+	reconciled()
+	if !records["quarantined"].Status.Quarantined || records["joined"].Status.Phase != v1alpha1.PhaseJoined ||
+		p.Outdated("quarantined") != nil || p.Outdated("joined") != nil || p.Repairing() {
+		t.Errorf("not set again: %+v", records)
+	}
+	p.acknowledge(noon)
+	p.Recorded("quarantined", rule.Latch{}, restore.Demand{})
+	if p.Outdated("quarantined") != nil {
+		t.Error("acknowledged, and held")
 	}
 }
 
