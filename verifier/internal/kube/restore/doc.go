@@ -9,8 +9,8 @@
 //     has: policies and anchors, Machines, enrollments, grants, the provisioning token. What the memory does not have
 //     and what is older than the notice was removed since the backup: it is not accepted.
 //   - A [Reconciler] repairs what the backup lost: it sets quarantines, joins and used grants in the records again,
-//     and then has new keys made. It also repairs what a front removes from a record later. It runs in every replica of the controller process, leader or not. A front only
-//     holds.
+//     and then has new keys made. It also repairs what a front removes from a record later. It runs in every replica of
+//     the controller process, leader or not. A front only holds.
 //
 // A replica that starts after the restore has no memory. The acknowledgement is the annotation
 // [AnnotationRestoreSeen] on the AttestationVerifier.

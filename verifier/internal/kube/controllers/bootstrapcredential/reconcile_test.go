@@ -150,6 +150,14 @@ func (s *site) reconcile(uid string) error {
 	return err
 }
 
+// again is how long after a reconciliation without an error the next one is.
+func (s *site) again(uid string) time.Duration {
+	s.Helper()
+	result, err := s.controller.Reconcile(s.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: uid}})
+	s.ok(err)
+	return result.RequeueAfter
+}
+
 // secret is the published credential of a machine; nil: there is none.
 func (s *site) secret(uid string) *corev1.Secret {
 	s.Helper()
@@ -224,29 +232,45 @@ func TestAttack_T49_ARecordAloneReceivesNoCredential(t *testing.T) {
 	}
 }
 
+// No event follows when a published credential ends, by itself or with its token.
+func TestAPublishedCredentialIsReconciledWhenItEnds(t *testing.T) {
+	s := newSite(t, config.ServiceAccountToken) // a credential lasts an hour
+	began := time.Now().Truncate(time.Second)
+	s.now = func() time.Time { return began }
+	for _, token := range []time.Duration{20 * time.Minute, 2 * time.Hour} {
+		uid := s.attested()
+		s.change(uid, func(r *v1alpha1.MachineAttestation) {
+			r.Status.Token.Expiry = metav1.NewTime(began.Add(token))
+		})
+		for what, pause := range map[string]time.Duration{"published": s.again(uid), "published before": s.again(uid)} {
+			ends := began.Add(token)
+			if own := s.records[uid].Status.Credentials[0].Expiry.Time; own.Before(ends) {
+				ends = own
+			}
+			if next := began.Add(pause); !next.After(ends) || next.After(ends.Add(time.Minute)) {
+				t.Errorf("%s: the next time is %v after the end", what, next.Sub(ends))
+			}
+		}
+	}
+}
+
 // The inventory may show the Machine late. No event follows when it does, so the controller retries.
 func TestAMachineThatMayNotHaveACredentialYetReceivesItLater(t *testing.T) {
 	s := newSite(t, config.ServiceAccountToken)
-	retried := func(uid string) time.Duration {
-		t.Helper()
-		result, err := s.controller.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: uid}})
-		s.ok(err)
-		return result.RequeueAfter
-	}
 	uid := s.attested()
 	s.controller.Observe(uid, "t1")
 	s.redeemable = denied(true, reason.MachineNotFound)
-	first := retried(uid)
+	first := s.again(uid)
 	if first <= 0 || first > 5*time.Second {
 		t.Errorf("retried after %v", first)
 	}
 	began := time.Now()
 	s.now = func() time.Time { return began.Add(20 * time.Second) }
-	if later := retried(uid); later <= first {
+	if later := s.again(uid); later <= first {
 		t.Errorf("retried after %v, then after %v", first, later)
 	}
 	s.now = func() time.Time { return began.Add(2 * time.Hour) } // the token has expired
-	if never := retried(uid); never != 0 {
+	if never := s.again(uid); never != 0 {
 		t.Errorf("retried after %v without a token", never)
 	}
 	s.now = time.Now
@@ -256,11 +280,11 @@ func TestAMachineThatMayNotHaveACredentialYetReceivesItLater(t *testing.T) {
 
 	const unknown = "c0ffee00-0000-0000-0000-000000000001" // its record was watched, its Machine not yet
 	s.controller.Observe(unknown, "t1")
-	if pause := retried(unknown); pause <= 0 || pause > 5*time.Second {
+	if pause := s.again(unknown); pause <= 0 || pause > 5*time.Second {
 		t.Errorf("without a Machine: retried after %v", pause)
 	}
 	s.controller.Observe(unknown, "")
-	if pause := retried(unknown); pause != 0 {
+	if pause := s.again(unknown); pause != 0 {
 		t.Errorf("without a record: retried after %v", pause)
 	}
 }
@@ -450,9 +474,8 @@ func TestAReplicaThatDoesNotLeadActsLater(t *testing.T) {
 	s.change(uid, func(r *v1alpha1.MachineAttestation) {
 		r.Status.LastAttested = &metav1.Time{Time: time.Now().Add(time.Hour)}
 	})
-	s.ok(s.reconcile(uid))
-	if s.secret(uid) != nil {
-		t.Error("it did not wait")
+	if pause := s.again(uid); s.secret(uid) != nil || pause <= 0 || pause > 5*time.Second {
+		t.Errorf("it did not wait, or it acts after %v", pause)
 	}
 	s.change(uid, func(r *v1alpha1.MachineAttestation) {
 		r.Status.LastAttested = &metav1.Time{Time: time.Now().Add(-time.Minute)}
