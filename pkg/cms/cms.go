@@ -214,7 +214,7 @@ func (p *parser) certificates(s *cryptobyte.String) error {
 	var all cryptobyte.String
 	var present bool
 	if !s.ReadOptionalASN1(&all, &present, contextConstructed[0]) {
-		return errors.New("cut off")
+		return errors.New("truncated")
 	}
 	for !all.Empty() {
 		var one []byte
@@ -311,7 +311,7 @@ func (p *parser) signedAttributes(digest, signature []byte) error {
 		}
 		for _, other := range seen[:n] {
 			if bytes.Equal(other, kind) {
-				return errors.New("a signed attribute twice")
+				return errors.New("a duplicate signed attribute")
 			}
 		}
 		seen[n] = kind

@@ -159,7 +159,7 @@ func (b *boot) namePCR11(log *eventlog.Log) *Finding {
 			continue
 		}
 		best = at
-		expected := "nothing more of " + r.Metadata.Name
+		expected := "no more measurements of " + r.Metadata.Name
 		if at < 2*len(r.Sections) {
 			what := "content"
 			if at%2 == 0 {

@@ -27,7 +27,7 @@ type Key struct {
 type Ring struct{ Keys []Key }
 
 // ErrNoKey means that the ring has no key.
-var ErrNoKey = errors.New("there is no sealing key")
+var ErrNoKey = errors.New("no sealing key")
 
 // Current returns the key that seals at now: the newest key in use. See current.
 func (r Ring) Current(now time.Time) (Key, bool) {

@@ -11,9 +11,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/buildcache"
 )
 
-// before is the commit of the version that an upgrade comes from. Whoever makes a release sets it to the
-// commit of that release, right after the release is tagged. Until there are releases, whoever changes what
-// two versions share (records, keys, the Lease, roles) sets it to the last commit without the change.
+// before is the commit of the version from which an upgrade starts. A release sets it to its own
+// commit, right after the tag. Until there are releases, a change to what two versions share
+// (records, keys, the Lease, roles) sets it to the last commit without the change.
 const before = "df9cdb6c80d9c86d268a1d552633bb4eabf2c611"
 
 // Release is a version of the product that was built from the history of this repository.
@@ -24,7 +24,8 @@ type Release struct {
 	Source string
 }
 
-// Before returns the version that an upgrade comes from. It is built once, and kept in the build cache.
+// Before returns the version from which an upgrade starts. It is built once and kept in the build
+// cache.
 func Before(logf buildcache.Logf) (Release, error) {
 	repo, err := root()
 	if err != nil {
@@ -65,7 +66,7 @@ func buildRelease(repo, commit, out string) error {
 	return err
 }
 
-// run runs a command and returns what it prints on its standard output.
+// run runs a command and returns its standard output.
 func run(dir, name string, args ...string) (string, error) {
 	cmd := exec.Command(name, args...)
 	cmd.Dir = dir

@@ -1,6 +1,6 @@
-// Package binaries builds the product's programs for tests, as `make build` does.
-// Each source tree has one copy under the build cache, which all its tests use. The
-// go command links a program again only when its sources have changed.
+// Package binaries builds the product's programs for tests, in the same way as `make build`. All
+// tests of a source tree share one copy in the build cache. The go command links a program again
+// only if its sources have changed.
 package binaries
 
 import (
@@ -23,7 +23,7 @@ func Agent() (string, error) { return agent() }
 
 var (
 	verifier = sync.OnceValues(func() (string, error) { return build("verifier", "mcs-attest-verifier") })
-	// The tag is the Makefile's.
+	// The tag is the same as in the Makefile.
 	agent = sync.OnceValues(func() (string, error) {
 		return build("agent", "mcs-attest-agent", "-tags=nethttpomithttp2")
 	})
@@ -66,9 +66,9 @@ func buildArgs(out string) []string {
 	return []string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", out}
 }
 
-// lookAtSources looks at every file that the programs are built from. `go test`
-// uses a cached result while the files that the test looked at are the same. It does
-// not see the files that a go command of the test reads.
+// lookAtSources reads every source file of the programs. `go test` uses a cached result while the
+// files that the test read are unchanged, but it does not see the files that a go command of the
+// test reads.
 func lookAtSources(repo string) error {
 	for _, name := range []string{"go.mod", "agent", "verifier", "pkg", "proto"} {
 		err := filepath.WalkDir(filepath.Join(repo, name), func(path string, d fs.DirEntry, err error) error {
@@ -85,7 +85,7 @@ func lookAtSources(repo string) error {
 	return nil
 }
 
-// root returns the root of the source tree that holds the working folder.
+// root returns the root of the source tree that contains the working folder.
 func root() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package buildcache keeps what takes tests long to build under
-// ${XDG_CACHE_HOME:-~/.cache}/mcs-attest, named by a hash of everything that
-// went into it. Only a finished result gets its name, two processes that build
-// the same take turns, and the results that nobody used for longest go.
+// Package buildcache stores the results of slow builds for tests in
+// ${XDG_CACHE_HOME:-~/.cache}/mcs-attest, named by a hash of all inputs. Only a finished result
+// gets its name. Two processes that build the same result wait for each other, and the least
+// recently used results are deleted.
 package buildcache
 
 import (
@@ -14,13 +14,13 @@ import (
 	"time"
 )
 
-// kept is how many results of one kind the cache holds; an initramfs has 77 MB.
+// kept is how many results of one kind the cache keeps; an initramfs has 77 MB.
 const kept = 8
 
-// Logf tells a person who waits what is going on.
+// Logf reports progress.
 type Logf func(format string, a ...any)
 
-// Dir is ${XDG_CACHE_HOME:-$HOME/.cache}/mcs-attest, made if it was not there.
+// Dir returns ${XDG_CACHE_HOME:-$HOME/.cache}/mcs-attest and creates it if needed.
 func Dir() (string, error) {
 	base, err := os.UserCacheDir()
 	if err != nil {
@@ -30,8 +30,8 @@ func Dir() (string, error) {
 	return dir, os.MkdirAll(dir, 0o755)
 }
 
-// Result returns dir/kind/sum, after build has made it if it was not there.
-// build writes to the path it is given. what names the result in progress lines.
+// Result returns dir/kind/sum. If it does not exist, build creates it at the given path. what names
+// the result in progress lines.
 func Result(dir, kind, sum, what string, logf Logf, build func(out string) error) (string, error) {
 	dir = filepath.Join(dir, kind)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -65,13 +65,13 @@ func Result(dir, kind, sum, what string, logf Logf, build func(out string) error
 	return final, prune(dir)
 }
 
-// touch says whether the path exists, and marks it as used now.
+// touch marks the path as used now, and reports whether it exists.
 func touch(path string) bool {
 	now := time.Now()
 	return os.Chtimes(path, now, now) == nil
 }
 
-// prune drops the results that were not used for longest.
+// prune deletes the least recently used results.
 func prune(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -89,7 +89,7 @@ func prune(dir string) error {
 	}
 	sort.Slice(results, func(i, j int) bool { return results[i].used.After(results[j].used) })
 	for i, old := range results {
-		// What runs now may still have an hour-old file open.
+		// A running test may still have a file open that is an hour old.
 		if i >= kept && time.Since(old.used) > time.Hour {
 			if err := os.RemoveAll(old.path); err != nil {
 				return err
@@ -99,8 +99,7 @@ func prune(dir string) error {
 	return nil
 }
 
-// Lock takes an exclusive lock on a file for as long as the returned func is
-// not called; it ends with the process too.
+// Lock takes an exclusive lock on a file until unlock is called or the process ends.
 func Lock(path string, logf Logf) (unlock func(), err error) {
 	if unlock, err = TryLock(path); unlock != nil || err != nil {
 		return unlock, err
@@ -109,8 +108,8 @@ func Lock(path string, logf Logf) (unlock func(), err error) {
 	return lock(path, syscall.LOCK_EX)
 }
 
-// TryLock is [Lock] without waiting: it returns nil when another process, or
-// another caller in this process, has the lock.
+// TryLock is like [Lock], but returns nil immediately if another process, or another caller in this
+// process, has the lock.
 func TryLock(path string) (unlock func(), err error) {
 	unlock, err = lock(path, syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {

@@ -1,24 +1,23 @@
 #!/bin/bash
-# A client of the attestation contract with nothing of the agent in it.
+# A client of the attestation contract that shares no code with the agent.
 #
 # It is written from proto/README.md and proto/mcsattest/v1/attestation.proto,
-# with tpm2-tools, openssl, jq and coreutils. It exists to keep that page
-# honest: what this script cannot do from the page, nobody else can either.
-# Section numbers below are those of the page.
+# with tpm2-tools, openssl, jq and coreutils. It proves that the page is complete: a
+# client can be written from the page only. Section numbers are those of the page.
 #
-# It begins once and does not wait: exit status 2 tells the caller to, also where
+# It attests once and does not wait. Exit status 2 tells the caller to wait, even if
 # the pool serves a pre-approved config to a node without a token.
 
 set -euo pipefail
 umask 077
 export LC_ALL=C
-trap '' PIPE # A dead connection is a failed write, and is told as one.
+trap '' PIPE # A closed connection is reported as a failed write.
 
 readonly VERSION=attest.sh/1
 readonly SERVICE=/mcsattest.v1.Attestation
 readonly EXPORTER_LABEL=EXPORTER-mcs-attest-v1
 readonly MAX_BODY=$((512 * 1024)) MAX_LOG=$((256 * 1024)) MAX_PUBLIC=1024
-readonly PATIENCE=60 # seconds for one answer
+readonly PATIENCE=60 # seconds for one response
 
 usage() {
 	cat <<'USAGE'
@@ -56,7 +55,7 @@ fail() {
 	exit "$1"
 }
 
-# --- bytes: everywhere below, a byte string in a variable is hexadecimal
+# --- bytes: a byte string in a variable is always hexadecimal
 
 hex() { od -An -v -tx1 | tr -d ' \n'; }
 unhex() { tr a-f A-F | basenc --base16 -d -w0; }
@@ -65,8 +64,8 @@ text() { printf %s "$1" | hex; }
 sha256() { printf %s "$1" | unhex | sha256sum | cut -c1-64; }
 printable() { tr -cd '[:print:]' <<<"$1" | cut -c1-300; }
 
-# hmac KEY MESSAGE: HMAC-SHA256 of a key of at most 64 bytes. openssl would take
-# the key as an argument, where every process of the machine can read it.
+# hmac KEY MESSAGE: HMAC-SHA256 with a key of at most 64 bytes. openssl would need the
+# key as an argument, which every process of the machine can read.
 hmac() {
 	local key=$1 inner='' outer='' i byte
 	while ((${#key} < 128)); do key+=00; done
@@ -83,8 +82,8 @@ field() { printf '%08x%s' $((${#1} / 2)) "$1"; }
 
 # --- the TPM
 
-# tpm COMMAND...: run one of tpm2-tools. A TPM without a resource manager keeps
-# what a tool loaded; three keys fill it.
+# tpm COMMAND...: run one of tpm2-tools. Without a resource manager the TPM keeps the
+# loaded objects, and three keys fill it.
 tpm() {
 	"$@" >"$work/tpm.out" 2>"$work/tpm.err" ||
 		fail 1 "$1: $(printable "$(grep -m1 ERROR "$work/tpm.err" || tail -n1 "$work/tpm.err")")" \
@@ -93,7 +92,7 @@ tpm() {
 }
 
 make_ek() {
-	step "tpm: making the EK (RSA-2048, default template)"
+	step "tpm: creating the EK (RSA-2048, default template)"
 	tpm tpm2_createek -G rsa -c "$work/ek.ctx" -u "$work/ek.created"
 	tpm tpm2_readpublic -c "$work/ek.ctx" -f tpmt -o "$work/ek.tpmt"
 	tpm tpm2_readpublic -c "$work/ek.ctx" -f pem -o "$work/ek.pem"
@@ -102,13 +101,13 @@ make_ek() {
 }
 
 # The AK of section 3: a restricted signing primary key of the endorsement
-# hierarchy. It is made anew each time and kept nowhere.
+# hierarchy. It is created each time and stored nowhere.
 make_ak() {
 	local attributes='fixedtpm|fixedparent|sensitivedataorigin|userwithauth|noda|restricted|sign'
 	local algorithm=rsa2048:rsassa-sha256:null
 	tpm tpm2_getcap ecc-curves
 	if grep -q TPM2_ECC_NIST_P256 "$work/tpm.out"; then algorithm=ecc256:ecdsa-sha256:null; fi
-	step "tpm: making the AK ($algorithm)"
+	step "tpm: creating the AK ($algorithm)"
 	tpm tpm2_createprimary -C e -g sha256 -G "$algorithm" -a "$attributes" -c "$work/ak.ctx"
 	tpm tpm2_readpublic -c "$work/ak.ctx" -f tpmt -o "$work/ak.tpmt"
 	ak_public=$(hex <"$work/ak.tpmt")
@@ -144,8 +143,8 @@ read_ek_certificate() {
 	ek_certificates="[\"$(b64 "${raw:0:size*2}")\"]"
 }
 
-# activate CREDENTIAL_BLOB ENCRYPTED_SECRET: sets k. tpm2-tools want a header
-# of a magic number and a version before the two structures.
+# activate CREDENTIAL_BLOB ENCRYPTED_SECRET: sets k. tpm2-tools require a header of a
+# magic number and a version before the two structures.
 activate() {
 	printf %s "badcc0de00000001$1$2" | unhex >"$work/credential"
 	tpm tpm2_startauthsession --policy-session -S "$work/session"
@@ -158,7 +157,7 @@ activate() {
 	[[ ${#k} == 64 ]] || fail 1 "the activated credential has $((${#k} / 2)) bytes, not 32"
 }
 
-# quote BANK PCRS TRANSCRIPT: leaves quote and signature, sets pcr_values (JSON).
+# quote BANK PCRS TRANSCRIPT: writes quote and signature, sets pcr_values (JSON).
 quote() {
 	local size=64 values i
 	[[ $1 == sha256 ]] || size=96
@@ -221,25 +220,25 @@ hang_up() {
 	rm -rf "$work"
 }
 
-# take N: append N bytes of the connection to the answer.
+# take N: append N bytes of the connection to the file answer.
 take() {
 	local before after
 	before=$(stat -c %s "$work/answer")
 	((before + $1 <= MAX_BODY)) || fail 1 "the answer is over $MAX_BODY bytes"
 	timeout "$PATIENCE" head -c "$1" <&"$in" >>"$work/answer" || true
 	after=$(stat -c %s "$work/answer")
-	((after - before == $1)) || fail 2 "the connection ended inside an answer"
+	((after - before == $1)) || fail 2 "the connection ended within a response"
 }
 
 # line_of WHAT: one line of HTTP into $line, without its end.
 line_of() {
 	IFS= read -r -t "$PATIENCE" -u "$in" line ||
-		fail 2 "the connection ended before $1" "the verifier may be restarting; begin again"
+		fail 2 "the connection ended before $1" "the verifier may be restarting; try again"
 	line=${line%$'\r'}
 }
 
-# receive: one HTTP/1.1 answer into status and the file answer. Between answers
-# s_client tells of session tickets; all that is before the status line.
+# receive: read one HTTP/1.1 response into status and the file answer. s_client prints
+# session tickets between responses, before the status line.
 receive() {
 	local line length=0 chunked=''
 	: >"$work/answer"
@@ -269,10 +268,10 @@ receive() {
 	while line_of "the end of the answer" && [[ -n $line ]]; do :; done
 }
 
-# object FILTER: the answer is one JSON object for which the filter is true.
+# object FILTER: succeeds if the answer is one JSON object for which the filter is true.
 object() { jq -es "length == 1 and (.[0] | type == \"object\" and ($1))" "$work/answer" >/dev/null 2>&1; }
 
-# call METHOD: send the file request; the answer is a JSON object, or we stop.
+# call METHOD: send the file request. The answer must be a JSON object; otherwise exit.
 call() {
 	local size
 	size=$(stat -c %s "$work/request")
@@ -286,14 +285,14 @@ call() {
 	} 1>&"$out" 2>/dev/null || fail 2 "the connection ended before the request was sent"
 	receive
 	if [[ $status == 200 ]]; then
-		# What s_client says at its end fills up an answer that was cut short.
-		object '.' || fail 2 "the answer to $1 is not a JSON object, or was cut short"
+		# s_client's final output would complete a truncated answer.
+		object '.' || fail 2 "the answer to $1 is not a JSON object, or was truncated"
 		return
 	fi
 	object '.code | type == "string"' || {
 		case $status in
 		404 | 405)
-			# Once a verifier answered under Enforce, this is a failure on the way.
+			# After a verifier answered under Enforce, this is a transport failure.
 			[[ ${mode:-} != MODE_ENFORCE ]] || fail 2 "$1: HTTP status $status"
 			fail 3 "no verifier here: $origin answers $status" \
 			"a plain Machine Config Server does; nothing was sent but public keys" ;;
@@ -304,7 +303,7 @@ call() {
 	denied "$1"
 }
 
-# varint: the next varint of $bytes into $value.
+# varint: read the next varint of $bytes into $value.
 varint() {
 	local shift=0 byte=128
 	value=0
@@ -317,7 +316,7 @@ varint() {
 	done
 }
 
-# denied METHOD: tell of the Connect error in the answer, and stop (section 7).
+# denied METHOD: report the Connect error in the answer, and exit (section 7).
 # Connect carries a detail as the protobuf message in base64 without padding.
 denied() {
 	local bytes='' value number class=0 id='' temporary=0 after=0 code message names
@@ -345,22 +344,22 @@ denied() {
 	[[ -z $id ]] || message="correlation id $id"
 	names=(UNSPECIFIED MALFORMED CHALLENGE EVIDENCE MACHINE TOKEN NOT_YET UNAVAILABLE)
 	if [[ ${mode:-MODE_ENFORCE} != MODE_ENFORCE ]] || { ! ((temporary)) && [[ ${unattested:-} == UNATTESTED_PRE_APPROVED ]]; }; then
-		step "the pool serves a node without a token too: go on without one"
+		step "the pool also serves a node without a token: continue without one"
 	fi
 	message="$1 denied: ${names[class]:-$class} ($code, HTTP $status), $message"
 	((temporary)) || fail 1 "$message" "this is final; look the id up in the verifier's audit log"
 	case $class in
 	6) step "this machine is not ready: something must happen on the cluster" ;;
-	7) step "the verifier is in trouble or overloaded: there is nothing to do here" ;;
+	7) step "the verifier has a problem or is overloaded: no action is needed here" ;;
 	esac
-	((after)) && fail 2 "$message" "this may pass; begin again in $after s"
-	fail 2 "$message" "this may pass; begin again after 1 s, doubling to 15 s"
+	((after)) && fail 2 "$message" "this may be temporary; try again in $after s"
+	fail 2 "$message" "this may be temporary; try again after 1 s, doubling to 15 s"
 }
 
-# get FILTER: a field of the challenge.
+# get FILTER: print a field of the challenge.
 get() { jq -r "$1" "$work/challenge"; }
 
-# bytes_of FILTER: a field of bytes of the challenge, as hexadecimal.
+# bytes_of FILTER: print a bytes field of the challenge as hexadecimal.
 bytes_of() { get "$1 // \"\"" | base64 -d | hex; }
 
 # --- the two calls
@@ -378,15 +377,15 @@ challenge() {
 	mode=$(get '.mode // ""')
 	unattested=$(get '.unattested // ""')
 	if [[ $(get '.required // [] | length') == 0 ]]; then
-		step "challenge: nothing is asked; go on without a token"
+		step "challenge: no evidence is required; continue without a token"
 		exit 0
 	fi
 	get '.required | join(",")' | grep -qx EVIDENCE_KIND_TPM2 ||
-		fail 1 "the verifier requires $(printable "$(get '.required | join(", ")')")" "this client has a TPM alone"
+		fail 1 "the verifier requires $(printable "$(get '.required | join(", ")')")" "this client supports only a TPM"
 	get '"\(.pool) \(.origin)"' | grep -qxF "$pool $origin" ||
-		fail 1 "the challenge is for $(printable "$(get '"\(.origin), pool \(.pool)"')"), not what was asked"
+		fail 1 "the challenge is for $(printable "$(get '"\(.origin), pool \(.pool)"')"), not what was requested"
 	get '.tpm | [.bank] + (.pcrs // []) | map(tostring) | join(" ")' | grep -qxE '(11|12)( [0-9]| 1[0-9]| 2[0-3]){1,24}' ||
-		fail 1 "the challenge asks for a bank or a PCR that no contract knows"
+		fail 1 "the challenge requests a bank or a PCR that the contract does not define"
 }
 
 # transcript CLAIMS: section 4.
@@ -395,7 +394,7 @@ transcript() {
 	case $(get '.binding // ""') in
 	BINDING_MODE_EXPORTER) binding=exporter bound=$exporter ;;
 	BINDING_MODE_TERMINATED) binding=terminated ;;
-	*) fail 1 "the challenge names a binding that this client does not know" ;;
+	*) fail 1 "this client does not support the binding of the challenge" ;;
 	esac
 	sha256 "$(
 		field "$(text mcs-attest/transcript/v1)"
@@ -422,8 +421,8 @@ attest() {
 
 	: >"$work/log"
 	if [[ $(get '.tpm.eventLog // false') == true ]]; then
-		[[ -r $event_log ]] || fail 1 "the verifier wants the firmware's log, and $event_log cannot be read"
-		# The kernel's file tells no size; it is copied before it is measured.
+		[[ -r $event_log ]] || fail 1 "the verifier requires the firmware's log, and $event_log cannot be read"
+		# The kernel's file has size 0, so it is copied first.
 		cat "$event_log" >"$work/log"
 		(($(stat -c %s "$work/log") <= MAX_LOG)) || fail 1 "the firmware's log is over $MAX_LOG bytes"
 	fi

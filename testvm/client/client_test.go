@@ -1,9 +1,8 @@
-// Package client_test holds the contract page to its promise: a client written
-// from the page alone, attest.sh, attests to the real verifier.
+// Package client_test checks the page of the contract: attest.sh, a client that was written only
+// from that page, attests to the real verifier.
 //
-// Each test starts what it needs: the verifier as a process, and a software TPM
-// behind the socket that tpm2-tools talk to. It needs swtpm, tpm2-tools,
-// openssl, jq and curl.
+// Each test starts what it needs: the verifier as a process, and a software TPM behind the socket
+// of tpm2-tools. It needs swtpm, tpm2-tools, openssl, jq and curl.
 package client_test
 
 import (
@@ -19,7 +18,7 @@ import (
 	"testing"
 )
 
-func TestAnIndependentClientAttestsAndItsTokenOpensTheGate(t *testing.T) {
+func TestIndependentClient_AttestsAndFetches(t *testing.T) {
 	v, tpm := startVerifier(t), startTPM(t)
 	v.enroll(t, tpm, "worker-0")
 
@@ -29,7 +28,7 @@ func TestAnIndependentClientAttestsAndItsTokenOpensTheGate(t *testing.T) {
 	r := v.attestEnrolled(t, tpm)
 	token := strings.TrimSuffix(r.stdout, "\n")
 	if r.status != 0 || token == "" || strings.ContainsAny(token, " \n") {
-		t.Fatalf("no token alone on stdout: %+v", r)
+		t.Fatalf("stdout does not contain exactly a token: %+v", r)
 	}
 	if strings.Contains(r.stderr, token) {
 		t.Error("the token is on stderr too")
@@ -46,15 +45,15 @@ func TestAnIndependentClientAttestsAndItsTokenOpensTheGate(t *testing.T) {
 	}
 }
 
-func TestAnIndependentClientIsToldToWaitWhileItsTPMIsNotEnrolled(t *testing.T) {
+func TestIndependentClient_WaitsForEnrollment(t *testing.T) {
 	v, enrolled, other := startVerifier(t), startTPM(t), startTPM(t)
 	v.enroll(t, enrolled, "worker-0")
 	if r := v.attestEnrolled(t, enrolled); r.status != 0 {
-		t.Fatalf("the enrolled TPM is refused: %+v", r)
+		t.Fatalf("the enrolled TPM is denied: %+v", r)
 	}
 
 	r := v.attest(t, other)
-	r.refused(t, 2, "Attest denied: NOT_YET", "HTTP 503", "hint: this may pass")
+	r.refused(t, 2, "Attest denied: NOT_YET", "HTTP 503", "hint: this may be temporary")
 	id := regexp.MustCompile(`correlation id ([0-9a-f]+)`).FindStringSubmatch(r.stderr)
 	if id == nil {
 		t.Fatal("no correlation id is shown")
@@ -70,15 +69,15 @@ func TestAnIndependentClientIsToldToWaitWhileItsTPMIsNotEnrolled(t *testing.T) {
 
 	v.enroll(t, other, "worker-1")
 	if r := v.attestEnrolled(t, other); r.status != 0 || r.stdout == "" {
-		t.Errorf("still refused once enrolled: %+v", r)
+		t.Errorf("still denied after the enrollment: %+v", r)
 	}
 }
 
-func TestAnIndependentClientStopsAtAFinalDenial(t *testing.T) {
+func TestIndependentClient_StopsAtAFinalDenial(t *testing.T) {
 	v, tpm := startVerifier(t), startTPM(t)
 	v.enroll(t, tpm, "worker-0")
 	if r := v.attestEnrolled(t, tpm); r.status != 0 {
-		t.Fatalf("the honest run is refused: %+v", r)
+		t.Fatalf("the valid run is denied: %+v", r)
 	}
 	v.attest(t, tpm, "--pool", "master").refused(t, 1, "Attest denied: MACHINE", "HTTP 403", "hint: this is final",
 		"correlation id")
@@ -86,7 +85,7 @@ func TestAnIndependentClientStopsAtAFinalDenial(t *testing.T) {
 		refused(t, 1, "Challenge denied: MALFORMED", "HTTP 400", "correlation id")
 }
 
-func TestAnIndependentClientTrustsOnlyTheCAsItIsGiven(t *testing.T) {
+func TestIndependentClient_TrustsOnlyTheGivenCAs(t *testing.T) {
 	v, tpm := startVerifier(t), startTPM(t)
 	foreign := startVerifier(t)
 	v.attest(t, tpm, "--ca", foreign.ca()).refused(t, 1, "no trusted TLS 1.3 connection", "hint: ")
@@ -95,7 +94,7 @@ func TestAnIndependentClientTrustsOnlyTheCAsItIsGiven(t *testing.T) {
 	v.attest(t, tpm, "--connect", "127.0.0.1:1").refused(t, 2, "no connection to 127.0.0.1:1")
 }
 
-func TestAnIndependentClientQuotesTheBankThatIsAskedFor(t *testing.T) {
+func TestIndependentClient_QuotesTheRequestedBank(t *testing.T) {
 	v, tpm := startVerifier(t, "profile: identity-only", "profile: identity-only\n    banks: [sha384]"), startTPM(t)
 	v.enroll(t, tpm, "worker-0")
 	r := v.attestEnrolled(t, tpm)
@@ -104,13 +103,13 @@ func TestAnIndependentClientQuotesTheBankThatIsAskedFor(t *testing.T) {
 	}
 }
 
-func TestAnIndependentClientSendsTheEventLogThatIsAskedFor(t *testing.T) {
+func TestIndependentClient_SendsTheRequestedEventLog(t *testing.T) {
 	v, tpm := startVerifier(t, "profile: identity-only", "profile: secure-boot"), startTPM(t)
 	v.enroll(t, tpm, "worker-0")
-	v.attest(t, tpm, "--event-log", "/nonexistent").refused(t, 1, "wants the firmware's log")
+	v.attest(t, tpm, "--event-log", "/nonexistent").refused(t, 1, "requires the firmware's log")
 
-	// No firmware ran before this TPM, so no log is right. The verifier that
-	// calls this one malformed has received it.
+	// No firmware ran before this TPM, so every log is wrong. The verifier received the log if it
+	// reports it as malformed.
 	log := filepath.Join(t.TempDir(), "log")
 	if err := os.WriteFile(log, make([]byte, 250<<10), 0o600); err != nil {
 		t.Fatal(err)
@@ -124,19 +123,19 @@ func TestAnIndependentClientSendsTheEventLogThatIsAskedFor(t *testing.T) {
 	v.attest(t, tpm, "--event-log", log).refused(t, 1, "is over 262144 bytes")
 }
 
-func TestAnIndependentClientGoesOnWithoutATokenUnderAudit(t *testing.T) {
+func TestIndependentClient_ContinuesWithoutATokenUnderAudit(t *testing.T) {
 	v, tpm := startVerifier(t, "mode: Enforce", "mode: Audit"), startTPM(t)
 	v.enroll(t, tpm, "worker-0")
 	if r := v.attestEnrolled(t, tpm); r.status != 0 || r.stdout != "" {
 		t.Errorf("audit: %+v, want success without a token", r)
 	}
-	if r := v.attest(t, startTPM(t)); r.status != 2 || !strings.Contains(r.stderr, "go on without one") {
-		t.Errorf("audit, not enrolled: %+v, want to be told to go on", r)
+	if r := v.attest(t, startTPM(t)); r.status != 2 || !strings.Contains(r.stderr, "continue without one") {
+		t.Errorf("audit, not enrolled: %+v, want the advice to continue", r)
 	}
 }
 
-// What is no verifier, and what no verifier says, from a server of the test's own.
-func TestAnIndependentClientTakesOtherServersForWhatTheyAre(t *testing.T) {
+// Servers that are not verifiers, and responses that no verifier sends.
+func TestIndependentClient_DetectsOtherServers(t *testing.T) {
 	tpm := startTPM(t)
 	for name, c := range map[string]struct {
 		answer http.HandlerFunc
@@ -155,21 +154,21 @@ func TestAnIndependentClientTakesOtherServersForWhatTheyAre(t *testing.T) {
 		"a broken front end": {func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusBadGateway)
 		}, tls.VersionTLS13, 2, "502"},
-		"an answer that is no JSON": {func(w http.ResponseWriter, _ *http.Request) {
+		"an answer that is not JSON": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Write([]byte("hello"))
 		}, tls.VersionTLS13, 2, "not a JSON object"},
 		"a challenge for another pool": {func(w http.ResponseWriter, r *http.Request) {
 			w.Write([]byte(`{"required":["EVIDENCE_KIND_TPM2"],"pool":"master","origin":"https://` + r.Host + `"}`))
-		}, tls.VersionTLS13, 1, "not what was asked"},
+		}, tls.VersionTLS13, 1, "not what was requested"},
 		"a challenge that asks for nothing, in chunks": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Write([]byte(`{"mode":`))
 			w.(http.Flusher).Flush()
 			w.Write([]byte(`"MODE_OFF"}`))
-		}, tls.VersionTLS13, 0, "go on without a token"},
-		"an answer cut short": {func(w http.ResponseWriter, _ *http.Request) {
+		}, tls.VersionTLS13, 0, "continue without a token"},
+		"a truncated answer": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "100")
 			w.Write([]byte(`{`))
-		}, tls.VersionTLS13, 2, "cut short"},
+		}, tls.VersionTLS13, 2, "truncated"},
 		"no TLS 1.3": {http.NotFound, tls.VersionTLS12, 1, "no trusted TLS 1.3 connection"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -190,7 +189,7 @@ func TestAnIndependentClientTakesOtherServersForWhatTheyAre(t *testing.T) {
 	}
 }
 
-func TestTheIndependentClientSaysHowItIsUsed(t *testing.T) {
+func TestIndependentClient_PrintsUsage(t *testing.T) {
 	if r := client(t, "--help"); r.status != 0 || !strings.Contains(r.stdout, "--origin URL") {
 		t.Errorf("--help: %+v", r)
 	}
@@ -199,9 +198,9 @@ func TestTheIndependentClientSaysHowItIsUsed(t *testing.T) {
 		"a flag without its value":  {"--origin"},
 		"an origin without a port":  {"--origin", "https://host", "--ca", "/dev/null", "--pool", "worker"},
 		"an origin without TLS":     {"--origin", "http://host:80", "--ca", "/dev/null", "--pool", "worker"},
-		"a pool that is no pool":    {"--origin", "https://host:1", "--ca", "/dev/null", "--pool", "a/b"},
+		"an invalid pool":           {"--origin", "https://host:1", "--ca", "/dev/null", "--pool", "a/b"},
 		"a CA that cannot be read":  {"--origin", "https://host:1", "--ca", "/nonexistent", "--pool", "worker"},
-		"a TPM that is not there":   {"--identify", "--tcti", "device:/nonexistent"},
+		"a TPM that does not exist": {"--identify", "--tcti", "device:/nonexistent"},
 		"an origin in upper case":   {"--origin", "https://HOST:1", "--ca", "/dev/null", "--pool", "worker"},
 		"an injection in the value": {"--origin", "https://host:1\r\nX: y", "--ca", "/dev/null", "--pool", "worker"},
 	} {
@@ -209,7 +208,7 @@ func TestTheIndependentClientSaysHowItIsUsed(t *testing.T) {
 	}
 }
 
-func TestTheIndependentClientIsCleanToShellcheck(t *testing.T) {
+func TestIndependentClient_PassesShellcheck(t *testing.T) {
 	if out, err := exec.Command("shellcheck", "attest.sh").CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}

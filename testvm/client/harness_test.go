@@ -28,13 +28,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A verifier is one process and its folder.
+// verifier is one process and its folder.
 type verifier struct {
 	dir, origin string
 	log         string
 }
 
-// startVerifier makes a folder, lets edit change its policy, and serves it.
+// startVerifier creates a folder, applies edit to its policy, and starts the verifier.
 func startVerifier(t *testing.T, edit ...string) *verifier {
 	t.Helper()
 	dir := t.TempDir()
@@ -102,7 +102,7 @@ func (v *verifier) logged(t *testing.T) string {
 	return string(log)
 }
 
-// enroll names the EK that the script itself tells of.
+// enroll enrolls the EK that the script prints.
 func (v *verifier) enroll(t *testing.T, tcti, name string) {
 	t.Helper()
 	id := client(t, "--identify", "--tcti", tcti)
@@ -120,8 +120,7 @@ func (v *verifier) attest(t *testing.T, tcti string, more ...string) result {
 		more...)...)
 }
 
-// attestEnrolled waits, as the contract says, until the verifier has read what
-// enroll wrote.
+// attestEnrolled waits, as the contract requires, until the verifier has read what enroll wrote.
 func (v *verifier) attestEnrolled(t *testing.T, tcti string, more ...string) result {
 	t.Helper()
 	var r result
@@ -132,7 +131,7 @@ func (v *verifier) attestEnrolled(t *testing.T, tcti string, more ...string) res
 	return r
 }
 
-// fetch gets the config as a node would, with curl.
+// fetch requests the config with curl, like a node.
 func (v *verifier) fetch(t *testing.T, token string) (status, body string) {
 	t.Helper()
 	args := []string{"--silent", "--show-error", "--cacert", v.ca(), "--write-out", "\n%{http_code}"}
@@ -194,7 +193,7 @@ func wait(t *testing.T, what string, done func() bool) {
 	}
 }
 
-// result is what one run of the script shows.
+// result is the output of one run of the script.
 type result struct {
 	status         int
 	stdout, stderr string
@@ -217,8 +216,8 @@ func client(t *testing.T, args ...string) result {
 	return result{command.ProcessState.ExitCode(), stdout.String(), stderr.String()}
 }
 
-// refused checks a run that gives no token: its status, the two lines for a
-// person, and what they say.
+// refused checks a run that returns no token: its exit status, the two lines for the administrator,
+// and their content.
 func (r result) refused(t *testing.T, status int, says ...string) {
 	t.Helper()
 	if r.status != status || r.stdout != "" {

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// agent is the agent as a process, on a machine whose user.ign names the verifier.
+// agent is the agent's process, on a machine whose user.ign names the verifier.
 type agent struct {
 	process *exec.Cmd
 	run     string // its run directory
@@ -85,7 +85,7 @@ func (a *agent) delivered() bool {
 
 func (a *agent) leftAlone() bool { return strings.Contains(a.output.String(), "is unchanged") }
 
-// count is how often the verifier logged a denial of Attest for this reason.
+// count returns how often the verifier logged a denial of Attest with this reason.
 func (v *verifier) count(t *testing.T, reason string) (n int) {
 	for line := range strings.Lines(v.logged(t)) {
 		if strings.Contains(line, `"event":"attest"`) && strings.Contains(line, `"`+reason+`"`) {
@@ -95,9 +95,9 @@ func (v *verifier) count(t *testing.T, reason string) (n int) {
 	return n
 }
 
-// T63: a temporary denial is no reason to go on without a token where strangers
-// receive a pre-approved config. A final one is.
-func TestAttack_T63_AnIndependentClientOfAPreApprovedPoolIsToldToWait(t *testing.T) {
+// Attack T63: after a temporary denial, a client must not continue without a token, even if unknown
+// machines receive a pre-approved config. After a final denial it may.
+func TestAttack_T63_IndependentClientOfAPreApprovedPoolWaits(t *testing.T) {
 	v, tpm := startVerifier(t, "mode: Enforce", "mode: Enforce\n  unattested: PreApproved", "profile: identity-only",
 		"profile: secure-boot"), startTPM(t)
 	log := filepath.Join(t.TempDir(), "log")
@@ -106,22 +106,22 @@ func TestAttack_T63_AnIndependentClientOfAPreApprovedPoolIsToldToWait(t *testing
 	}
 	r := v.attest(t, tpm, "--event-log", log)
 	r.refused(t, 2, "Attest denied: NOT_YET", "this machine is not ready")
-	if strings.Contains(r.stderr, "go on without one") {
-		t.Error("a temporary denial: the client says to go on without a token")
+	if strings.Contains(r.stderr, "continue without one") {
+		t.Error("a temporary denial: the client advises to continue without a token")
 	}
 	v.enroll(t, tpm, "worker-0")
-	v.attestEnrolled(t, tpm, "--event-log", log).refused(t, 1, "Attest denied: EVIDENCE", "go on without one")
+	v.attestEnrolled(t, tpm, "--event-log", log).refused(t, 1, "Attest denied: EVIDENCE", "continue without one")
 }
 
-// T63: in a pool that gives strangers a pre-approved config, neither a machine that
-// is not ready nor a flood of the verifier makes the agent leave the pointer alone.
+// Attack T63: in a pool that gives unknown machines a pre-approved config, neither a machine that
+// is not ready nor a flood makes the agent continue without a token.
 func TestAttack_T63_AnAgentOfAPreApprovedPoolWaitsAndThenAttests(t *testing.T) {
 	v, tpm := startVerifier(t, "mode: Enforce", "mode: Enforce\n  unattested: PreApproved"), startTPM(t)
 	flood := make(chan struct{})
 	var floods sync.WaitGroup
 	for range 4 {
 		floods.Go(func() {
-			tr := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} // a flooder trusts any server
+			tr := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} // the flood accepts any server
 			defer tr.CloseIdleConnections()
 			for {
 				select {
@@ -143,11 +143,11 @@ func TestAttack_T63_AnAgentOfAPreApprovedPoolWaitsAndThenAttests(t *testing.T) {
 	floods.Wait()
 	wait(t, "three denials because the machine is not enrolled",
 		func() bool { return a.leftAlone() || v.count(t, "EKNotEnrolled") >= 3 })
-	// The agent holds the TPM's one connection, so its console names the EK.
+	// The agent holds the TPM's only connection, so the test reads the EK from its console.
 	_, ek, _ := strings.Cut(a.output.String(), "endorsement key rsa-2048 ")
 	v.run(t, "enroll", "--config", v.config(), "--ek-sha256", ek[:64], "--name", "worker-0", "--pool", "worker")
 	wait(t, "the agent ends", func() bool { return a.leftAlone() || a.delivered() })
 	if a.leftAlone() {
-		t.Error("the agent left the pointer config alone")
+		t.Error("the agent left the pointer config unchanged")
 	}
 }

@@ -54,7 +54,7 @@ func newAzure(t rig.TB) provider {
 	return m
 }
 
-// certify makes an AK's certificate in the form of Azure's: it names no machine.
+// certify returns an AK certificate in Azure's form, which names no machine.
 func (m *microsoft) certify(key crypto.PublicKey) ([]byte, error) {
 	return x509.CreateCertificate(rand.Reader, &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "emulated.VirtualTPM.Azure"},

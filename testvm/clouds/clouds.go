@@ -1,5 +1,5 @@
-// Package clouds puts an emulated cloud, a verifier that is configured for it, and
-// machines of the rig together: what the scenarios and the demo of a cloud share.
+// Package clouds combines an emulated cloud, a verifier that is configured for it, and machines of
+// the rig. The scenarios and the demo of a cloud use it.
 //
 //	r := rig.New(t)
 //	site := clouds.New(t, r, "aws", rig.VerifierConfig{})
@@ -7,10 +7,9 @@
 //	machine := site.Add("worker-0", tpm)
 //	node := site.Boot(machine, rig.VM{})
 //
-// The verifier's policy is the one that ships for the platform (deploy/policies).
-// Each machine is a Machine in the verifier's folder, made as the Machine API makes
-// it, and an instance of the emulated cloud, whose metadata service the machine
-// finds at 169.254.169.254. The verifier asks the emulated cloud's API.
+// The verifier's policy is the shipped one for the platform (deploy/policies). Each machine is a
+// Machine in the verifier's folder, in the form of the Machine API, and an instance of the emulated
+// cloud. Its metadata service is at 169.254.169.254. The verifier calls the emulated cloud's API.
 package clouds
 
 import (
@@ -23,15 +22,15 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
 
-// Platforms are those that there are, by Ignition's names.
+// Platforms are the supported platforms, by Ignition's names.
 var Platforms = []string{"aws", "azure", "gcp"}
 
 // provider is one emulated cloud.
 type provider interface {
-	// section is the cloud's part of mcs-attest.yaml, with files for the verifier's
-	// folder and its environment. What it starts ends with the test.
+	// section returns the cloud's part of mcs-attest.yaml, with files for the verifier's folder and
+	// its environment. Everything that it starts ends with the test.
 	section(t rig.TB, dir string) (text string, files map[string]string, env []string)
-	// add starts an instance. A nil TPM is none.
+	// add starts an instance. A nil TPM means none.
 	add(t rig.TB, name string, userData []byte, tpm *rig.TPM) (providerID string, metadata http.Handler)
 }
 
@@ -46,11 +45,11 @@ type Site struct {
 	machines int
 }
 
-// Machine is one of the cluster's, and an instance of the cloud.
+// Machine is a Machine of the cluster and an instance of the cloud.
 type Machine struct {
 	Name, ProviderID string
-	TPM              *rig.TPM // nil: it has none
-	// Metadata is its metadata service. Change it before the boot.
+	TPM              *rig.TPM // nil: no TPM
+	// Metadata is its metadata service. It may be replaced before the boot.
 	Metadata http.Handler
 }
 
@@ -86,7 +85,7 @@ func New(t rig.TB, r *rig.Rig, platform string, c rig.VerifierConfig) *Site {
 	return s
 }
 
-// Add makes a Machine of the pool worker, and its instance, as the Machine API does.
+// Add creates a Machine of the pool worker and its instance, like the Machine API.
 func (s *Site) Add(name string, tpm *rig.TPM) Machine {
 	s.t.Helper()
 	m := s.Stranger(name, tpm)
@@ -107,8 +106,8 @@ spec:
 	return m
 }
 
-// Stranger is an instance of the cloud that is no Machine of the cluster. Its user
-// data is the same pointer config.
+// Stranger returns an instance of the cloud that is not a Machine of the cluster. Its user data is
+// the same pointer config.
 func (s *Site) Stranger(name string, tpm *rig.TPM) Machine {
 	s.t.Helper()
 	id, metadata := s.provider.add(s.t, name, s.V.Pointer("worker"), tpm)

@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// Recording is a metadata service whose answers somebody keeps: a pod on the
-// machine, which sees the same service.
+// Recording is a metadata service whose responses an attacker records: a pod on the machine, which
+// can reach the same service.
 type Recording struct {
 	next http.Handler
 
@@ -22,7 +22,7 @@ type answer struct {
 	body   []byte
 }
 
-// Record passes everything on to a metadata service and keeps what it answers.
+// Record forwards requests to a metadata service and records its responses.
 func Record(next http.Handler) *Recording {
 	return &Recording{next: next, answers: map[string]answer{}}
 }
@@ -54,15 +54,14 @@ func (k *keeper) Write(b []byte) (int, error) {
 	return k.ResponseWriter.Write(b)
 }
 
-// InPlaceOf is another machine's metadata service that gives out what was
-// recorded, and is itself for the rest. Whatever a request asks for, a nonce or an
-// audience, the answer is the recorded one.
+// InPlaceOf returns another machine's metadata service that returns the recorded responses, and its
+// own for everything else. The recorded response is returned for every nonce or audience.
 func (r *Recording) InPlaceOf(own http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		r.mu.Lock()
 		kept, ok := r.answers[req.URL.Path]
 		r.mu.Unlock()
-		// Its user data is the thief's own, who wants the same config.
+		// The user data is the attacker's own, for the same config.
 		if !ok || req.Method != http.MethodGet ||
 			strings.HasSuffix(strings.ToLower(strings.ReplaceAll(req.URL.Path, "-", "")), "userdata") {
 			own.ServeHTTP(w, req)
@@ -72,6 +71,6 @@ func (r *Recording) InPlaceOf(own http.Handler) http.Handler {
 			w.Header()[name] = values
 		}
 		w.WriteHeader(kept.status)
-		_, _ = w.Write(kept.body) // a machine that hung up needs no answer
+		_, _ = w.Write(kept.body) // the machine may have disconnected
 	})
 }

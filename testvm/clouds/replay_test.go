@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// What was recorded is answered whatever is asked for; user data and what the
-// thief never saw are his own.
+// Recorded responses are returned for every request. User data and everything that was not recorded
+// are the attacker's own.
 func TestRecordingInPlaceOfAnother(t *testing.T) {
 	service := func(name string) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {

@@ -23,7 +23,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// Admin is a member of system:masters, with no limit on its requests.
+// Admin returns the config of a member of system:masters, without a rate limit.
 func (c *Cluster) Admin() *rest.Config { return c.certified("admin") }
 
 func (c *Cluster) certified(name string) *rest.Config {
@@ -35,9 +35,8 @@ func (c *Cluster) certified(name string) *rest.Config {
 	}
 }
 
-// ServiceAccount acts as a ServiceAccount with a token that the API server
-// issued, so RBAC decides what it may. Namespace and ServiceAccount are made
-// when they are not there.
+// ServiceAccount returns the config of a ServiceAccount with a token that the API server issued, so
+// RBAC decides what it may do. It creates the namespace and the ServiceAccount if needed.
 func (c *Cluster) ServiceAccount(t TB, namespace, name string) *rest.Config {
 	t.Helper()
 	config, err := c.serviceAccount(namespace, name)
@@ -78,8 +77,8 @@ func (c *Cluster) serviceAccount(namespace, name string) (*rest.Config, error) {
 }
 
 // Kubeconfig returns the path of a kubeconfig file for "admin" or for
-// "system:serviceaccount:NAMESPACE:NAME" (see [Cluster.ServiceAccount]). It
-// panics when there is none to be had: for another name, or without the API.
+// "system:serviceaccount:NAMESPACE:NAME" (see [Cluster.ServiceAccount]). It panics for another
+// name, or without the API.
 func (c *Cluster) Kubeconfig(user string) string {
 	if user == "admin" {
 		return c.path("admin.kubeconfig")
@@ -115,8 +114,7 @@ func (c *Cluster) writeKubeconfig(name string, config *rest.Config) error {
 	return clientcmd.WriteToFile(*out, c.path(name+".kubeconfig"))
 }
 
-// Kubectl runs kubectl as the administrator, and returns what it printed on its
-// standard output.
+// Kubectl runs kubectl as the administrator and returns its standard output.
 func (c *Cluster) Kubectl(t TB, args ...string) string {
 	t.Helper()
 	out, err := c.KubectlAs("admin", "", args...)
@@ -131,7 +129,7 @@ func (c *Cluster) Kubectl(t TB, args ...string) string {
 	return out
 }
 
-// KubectlApply applies manifests, as the administrator.
+// KubectlApply applies manifests as the administrator.
 func (c *Cluster) KubectlApply(t TB, manifests string) string {
 	t.Helper()
 	out, err := c.KubectlAs("admin", manifests, "apply", "-f", "-")
@@ -141,13 +139,13 @@ func (c *Cluster) KubectlApply(t TB, manifests string) string {
 	return out
 }
 
-// KubectlAs runs kubectl as a user of [Cluster.Kubeconfig]; stdin may be empty.
-// The error holds what it printed on its standard error.
+// KubectlAs runs kubectl as a user of [Cluster.Kubeconfig]; stdin may be empty. The error contains
+// its standard error.
 func (c *Cluster) KubectlAs(user, stdin string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.KubectlPath(), args...)
-	// A home of its own: kubectl keeps what it has discovered there.
+	// A separate home folder, in which kubectl caches its discovery.
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig(user), "HOME="+c.dir,
 		"PATH="+c.plugins()+":"+os.Getenv("PATH"))
 	cmd.Stdin = strings.NewReader(stdin)
@@ -159,7 +157,7 @@ func (c *Cluster) KubectlAs(user, stdin string, args ...string) (string, error) 
 	return stdout.String(), nil
 }
 
-// AddPlugin makes a program "kubectl NAME".
+// AddPlugin installs a program as "kubectl NAME".
 func (c *Cluster) AddPlugin(t TB, name, program string) {
 	t.Helper()
 	err := os.MkdirAll(c.plugins(), 0o755)
@@ -173,10 +171,10 @@ func (c *Cluster) AddPlugin(t TB, name, program string) {
 
 func (c *Cluster) plugins() string { return c.path("plugins") }
 
-// KubectlPath is the program, of the API server's version.
+// KubectlPath returns the path of the program, which has the API server's version.
 func (c *Cluster) KubectlPath() string { return filepath.Join(c.bin, "kubectl") }
 
-// auditPolicy writes down each request once, without its content.
+// auditPolicy logs each request once, without its content.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -190,8 +188,8 @@ type Request struct {
 	Code                                                      int
 }
 
-// Requests returns what the API server was asked since the last call of
-// Requests. Needs [Audit]. Watches appear when they begin, and when they end.
+// Requests returns the requests to the API server since the last call of Requests. It needs
+// [Audit]. A watch appears when it begins, and when it ends.
 func (c *Cluster) Requests(t TB) []Request {
 	t.Helper()
 	c.mu.Lock()
@@ -221,7 +219,7 @@ func readAudit(path string, skip int) (requests []Request, lines int, err error)
 		var event struct {
 			Verb string
 			User struct{ Username string }
-			// Absent for a path that is no resource, such as /readyz.
+			// This is absent for a path that is not a resource, such as /readyz.
 			ObjectRef      *struct{ APIGroup, Resource, Subresource, Namespace, Name string }
 			ResponseStatus struct{ Code int }
 		}

@@ -12,8 +12,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/buildcache"
 )
 
-// Tools are the programs that a cluster is made of: those from Debian packages,
-// with their package (.ci/packages.txt), since the others are built.
+// Tools are the programs of a cluster that come from Debian packages, with their package
+// (.ci/packages.txt). The others are built.
 var tools = map[string]string{
 	"etcd":    "etcd-server",
 	"etcdctl": "etcd-client",
@@ -33,8 +33,8 @@ func needTools() error {
 	return nil
 }
 
-// lookPath also looks where Debian puts daemons, which the PATH of an ordinary
-// user lacks.
+// lookPath also searches Debian's folders for daemons, which the PATH of an ordinary user does not
+// have.
 func lookPath(tool string) (string, error) {
 	path, err := exec.LookPath(tool)
 	if err == nil {
@@ -46,10 +46,10 @@ func lookPath(tool string) (string, error) {
 	return "", err
 }
 
-// Binaries returns the folder that holds kube-apiserver, kube-controller-manager,
-// kubectl, the kubelet and "cri", a container runtime that runs nothing; built
-// from the module testvm/kubernetes. Building them takes some minutes, once; the
-// result is kept in the cache, and so is what the compiler made on the way.
+// Binaries returns the folder with kube-apiserver, kube-controller-manager, kubectl, the kubelet
+// and "cri", a container runtime that runs no containers. They are built from the module
+// testvm/kubernetes, which takes some minutes once. The cache keeps the result and the compiler's
+// intermediate results.
 func Binaries(logf func(format string, a ...any)) (string, error) {
 	repo, err := findRepo()
 	if err != nil {
@@ -98,8 +98,8 @@ func Binaries(logf func(format string, a ...any)) (string, error) {
 		})
 }
 
-// versionFlags makes the programs say which version they are, as a release
-// does; a client and a server without one take each other for foreign.
+// versionFlags sets the version of the programs, like a release. A client and a server without a
+// version report a mismatch.
 func versionFlags(version string) (string, error) {
 	number := strings.Split(strings.TrimPrefix(version, "v"), ".")
 	if len(number) != 3 {
@@ -117,7 +117,7 @@ func versionFlags(version string) (string, error) {
 	return flags, nil
 }
 
-// output runs a command outside of any workspace and returns its line.
+// output runs a command outside of any workspace and returns its one line.
 func output(dir, name string, args ...string) (string, error) {
 	cmd := exec.Command(name, args...)
 	cmd.Dir = dir
@@ -131,7 +131,7 @@ func output(dir, name string, args ...string) (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// findRepo returns the root of the source tree that holds the working folder.
+// findRepo returns the root of the source tree that contains the working folder.
 func findRepo() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {

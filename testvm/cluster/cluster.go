@@ -1,20 +1,18 @@
-// Package cluster runs a real Kubernetes API for tests: etcd and kube-apiserver,
-// with the CRDs of OpenShift, and what stands around them (kubectl, haproxy, the
-// controllers that clean up and sign). Nothing of it is simulated, and no
-// container engine is needed.
+// Package cluster runs a real Kubernetes API for tests: etcd and kube-apiserver with the CRDs of
+// OpenShift, and the programs that belong to it (kubectl, haproxy, the controllers that clean up
+// and sign). Nothing is simulated, and no container engine is needed.
 //
 //	c := cluster.Start(t)
 //	c.InstallOpenShift(t)
 //	c.KubectlApply(t, machine)
 //	client := kubernetes.NewForConfigOrDie(c.ServiceAccount(t, "mcs-attest", "mcs-attest-verifier"))
 //
-// kube-apiserver and kubectl are built from a Go module and kept in the build
-// cache; etcd and haproxy are Debian packages. A cluster lives in a temporary
-// folder, on ports of the loopback that it chose itself, and needs no root. From
-// start to ready takes two to four seconds. Its processes end with the test's,
-// even when that is killed.
+// kube-apiserver and kubectl are built from a Go module and stored in the build cache; etcd and
+// haproxy are Debian packages. A cluster uses a temporary folder and free ports of the loopback
+// interface, and needs no root. It is ready after two to four seconds. Its processes end with the
+// test process, even if that is killed.
 //
-// A failed test shows the ends of the logs and keeps them under artifacts/<test>.
+// A failed test prints the ends of the logs and keeps the logs under artifacts/<test>.
 package cluster
 
 import (
@@ -37,7 +35,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// TB is what a cluster needs of a test; *testing.T has it, and so has a demo.
+// TB is the part of *testing.T that a cluster uses. A demo implements it, too.
 type TB interface {
 	Helper()
 	Name() string
@@ -47,8 +45,7 @@ type TB interface {
 	Failed() bool
 }
 
-// startLimit is how long a component may take until it answers. An idle host
-// needs two seconds.
+// startLimit is how long a component may take until it answers. An idle host needs two seconds.
 const startLimit = 2 * time.Minute
 
 // Cluster is a running Kubernetes API.
@@ -59,14 +56,14 @@ type Cluster struct {
 	logf func(format string, a ...any)
 	o    options
 	ca   *authority
-	port *port // of the API server; held while that is stopped
+	port *port // of the API server; stays reserved while the server is stopped
 
 	mu          sync.Mutex
 	etcdPort    int
 	etcd        *process
 	api         *process
 	controllers *process
-	audit       int // lines of the audit log that were read
+	audit       int // how many lines of the audit log were read
 	accounts    map[string]string
 	reaper      io.Closer
 }
@@ -80,14 +77,14 @@ type options struct {
 // Option changes how a cluster is started.
 type Option func(*options)
 
-// Controllers also runs kube-controller-manager, with these of its controllers:
-// "garbage-collector-controller" deletes what a deleted object owns,
-// "certificatesigningrequest-signing-controller" signs what was approved.
+// Controllers also runs kube-controller-manager with the named controllers:
+// "garbage-collector-controller" deletes the dependents of a deleted object,
+// "certificatesigningrequest-signing-controller" signs approved requests.
 func Controllers(names ...string) Option {
 	return func(o *options) { o.controllers = append(o.controllers, names...) }
 }
 
-// Audit has the API server write down every request, for [Cluster.Requests].
+// Audit makes the API server log every request, for [Cluster.Requests].
 func Audit() Option { return func(o *options) { o.audit = true } }
 
 // Flags adds flags of kube-apiserver.
@@ -117,15 +114,15 @@ var shared struct {
 	err  error
 }
 
-// StartShared returns the cluster that all tests of this process share; the
-// first caller's options count. It ends with the process.
+// StartShared returns the cluster that all tests of this process share. The options of the first
+// caller are used. It ends with the process.
 func StartShared(t TB, o ...Option) *Cluster {
 	t.Helper()
 	skipInUnit(t)
 	shared.once.Do(func() {
 		var dir string
 		if dir, shared.err = os.MkdirTemp("", "cluster-"); shared.err == nil {
-			// The log of a test that has ended must not be written to.
+			// The log of a test that has ended must not be written.
 			shared.c, shared.err = StartMain(dir, func(format string, a ...any) { fmt.Fprintf(os.Stderr, format+"\n", a...) },
 				o...)
 		}
@@ -137,7 +134,7 @@ func StartShared(t TB, o ...Option) *Cluster {
 	return shared.c
 }
 
-// skipInUnit skips the test in `make unit`, which runs what needs no API server.
+// skipInUnit skips the test in `make unit`, which runs only tests without an API server.
 func skipInUnit(t TB) {
 	t.Helper()
 	if test, ok := t.(interface{ Skip(...any) }); ok && os.Getenv("MCS_ATTEST_UNIT") == "1" {
@@ -145,8 +142,8 @@ func skipInUnit(t TB) {
 	}
 }
 
-// StartMain starts a cluster without a test: in dir, which [Cluster.Stop] or the
-// end of the process removes. logf receives progress lines.
+// StartMain starts a cluster without a test. It uses dir, which [Cluster.Stop] or the end of the
+// process removes. logf receives progress lines.
 func StartMain(dir string, logf func(format string, a ...any), o ...Option) (*Cluster, error) {
 	if err := needTools(); err != nil {
 		return nil, err
@@ -182,7 +179,7 @@ func StartMain(dir string, logf func(format string, a ...any), o ...Option) (*Cl
 	return c, nil
 }
 
-// reap removes the folder when this process has ended, in whatever way.
+// reap removes the folder after this process has ended for any reason.
 func reap(dir string) (io.Closer, error) {
 	cmd := exec.Command("/bin/sh", "-c", `cat >/dev/null
 i=0
@@ -220,7 +217,7 @@ func (c *Cluster) Stop() {
 	}
 }
 
-// prepare makes the keys, the certificates and the kubeconfig of the administrator.
+// prepare creates the keys, the certificates and the kubeconfig of the administrator.
 func (c *Cluster) prepare() (err error) {
 	if c.ca, err = newAuthority(filepath.Join(c.dir, "pki")); err != nil {
 		return err
@@ -233,7 +230,8 @@ func (c *Cluster) prepare() (err error) {
 			[]string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"},
 			[]net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(10, 0, 0, 1), net.IPv4(10, 0, 2, 2)}),
 		c.ca.issue("admin", pkix.Name{CommonName: "admin", Organization: []string{"system:masters"}}, nil, nil),
-		// All controllers together may what a control plane gives to one each.
+		// All controllers share the permissions that a control plane grants to each of them
+		// separately.
 		c.ca.issue("controllers", pkix.Name{CommonName: "controllers", Organization: []string{"system:masters"}}, nil, nil),
 		c.ca.signingKey("service-account"),
 		c.writeKubeconfig("admin", c.Admin()),
@@ -246,7 +244,7 @@ func (c *Cluster) path(name string) string { return filepath.Join(c.dir, name) }
 
 func (c *Cluster) host() string { return fmt.Sprintf("https://127.0.0.1:%d", c.port.number) }
 
-// startEtcd tries another port when somebody else was faster.
+// startEtcd tries another port if the first one is already in use.
 func (c *Cluster) startEtcd() error {
 	etcd, err := lookPath("etcd")
 	if err != nil {
@@ -265,7 +263,7 @@ func (c *Cluster) startEtcd() error {
 			"--name", "one", "--data-dir", c.path("etcd"), "--unsafe-no-fsync",
 			"--listen-client-urls", client, "--advertise-client-urls", client,
 			"--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", "one="+peers,
-			// 100 000 Machines with their records are more than the default of 2 GiB.
+			// 100 000 Machines with their records need more than the default of 2 GiB.
 			"--quota-backend-bytes", "8589934592", "--log-level", "warn")
 		if err != nil {
 			return err
@@ -281,8 +279,8 @@ func (c *Cluster) startEtcd() error {
 	}
 }
 
-// StartAPIServer starts it again where it was, on the same etcd, and waits until
-// it is ready.
+// StartAPIServer starts the API server again at the same address with the same etcd, and waits
+// until it is ready.
 func (c *Cluster) StartAPIServer() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -295,10 +293,10 @@ func (c *Cluster) StartAPIServer() error {
 		"--service-account-signing-key-file=" + c.ca.path("service-account.key"),
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=10.0.0.0/24",
 		"--authorization-mode=Node,RBAC", "--enable-bootstrap-token-auth", "--allow-privileged",
-		// The loopback is no address that could be published as the endpoint of
-		// the Service "kubernetes"; nobody looks for it.
+		// The loopback address cannot be published as the endpoint of the Service "kubernetes",
+		// which no test uses.
 		"--endpoint-reconciler-type=none",
-		// Debian's etcd is too old for it, and each try is logged.
+		// Debian's etcd is too old for this feature, and each attempt would be logged.
 		"--feature-gates=SizeBasedListCostEstimate=false",
 	}
 	if c.o.audit {
@@ -320,15 +318,15 @@ func (c *Cluster) StartAPIServer() error {
 	return c.api.ready(func() error { return get(client, c.host()+"/readyz") })
 }
 
-// StopAPIServer kills it. Its port stays taken, and refuses connections.
+// StopAPIServer kills the API server. Its port stays reserved and rejects connections.
 func (c *Cluster) StopAPIServer() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.api.kill()
 }
 
-// PauseAPIServer freezes it until resume is called: connections are accepted by
-// the kernel and nothing answers.
+// PauseAPIServer freezes the API server until resume is called: the kernel accepts connections, but
+// no request is answered.
 func (c *Cluster) PauseAPIServer() (resume func() error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -336,8 +334,8 @@ func (c *Cluster) PauseAPIServer() (resume func() error) {
 	if err := syscall.Kill(-pid, syscall.SIGSTOP); err != nil {
 		c.logf("pausing the API server: %v", err)
 	}
-	// The signal is on its way to each of its threads; until the last has stopped
-	// it may still answer.
+	// The signal reaches the threads one by one. Until the last one has stopped, the process may
+	// still answer.
 	if err := unix.Waitid(unix.P_PID, pid, nil, unix.WSTOPPED, nil); err != nil {
 		c.logf("pausing the API server: %v", err)
 	}
@@ -360,15 +358,15 @@ func (c *Cluster) startControllers() error {
 	return err
 }
 
-// Snapshot saves what etcd holds now.
+// Snapshot saves the current content of etcd.
 func (c *Cluster) Snapshot(path string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.etcdctl("--endpoints", fmt.Sprintf("http://127.0.0.1:%d", c.etcdPort), "snapshot", "save", path)
 }
 
-// Restore brings back what a snapshot holds, as an administrator does after a
-// disaster: everything stops, the data is replaced, everything starts.
+// Restore restores a snapshot, as an administrator does after a disaster: everything stops, the
+// data is replaced, everything starts.
 func (c *Cluster) Restore(path string) error {
 	c.mu.Lock()
 	c.api.kill()
@@ -401,7 +399,7 @@ func (c *Cluster) etcdctl(args ...string) error {
 	return nil
 }
 
-// explain shows and keeps the logs when the test fails.
+// explain prints and keeps the logs if the test fails.
 func (c *Cluster) explain(t TB) {
 	t.Cleanup(func() {
 		if !t.Failed() {

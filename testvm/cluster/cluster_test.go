@@ -33,7 +33,7 @@ spec:
   providerSpec: {}
 `
 
-// dieIn names the folder of a cluster whose process ends as soon as it is ready.
+// dieIn is the variable for the folder of a cluster whose process ends as soon as it is ready.
 const dieIn = "CLUSTER_TEST_DIE_IN"
 
 func TestMain(m *testing.M) {
@@ -86,7 +86,7 @@ func TestOpenShiftsAPI(t *testing.T) {
 	}
 }
 
-func TestARoleIsWhatAServiceAccountMay(t *testing.T) {
+func TestServiceAccountHasOnlyItsRole(t *testing.T) {
 	c := StartShared(t)
 	ctx := context.Background()
 	someone := client(t, c, "mcs-attest/someone")
@@ -114,14 +114,14 @@ func TestARoleIsWhatAServiceAccountMay(t *testing.T) {
 	if !slices.ContainsFunc(c.Requests(t), func(r Request) bool {
 		return r.User == user && r.Verb == "list" && r.Resource == "secrets" && r.Code == 403
 	}) {
-		t.Error("the audit log does not know of the refusal")
+		t.Error("the audit log does not have the denial")
 	}
 	if left := c.Requests(t); slices.ContainsFunc(left, func(r Request) bool { return r.User == user }) {
 		t.Errorf("requests are returned twice: %v", left)
 	}
 }
 
-// eventually waits for what the API server learns by a watch of its own.
+// eventually waits for what the API server receives by its own watch.
 func eventually(check func() error) error {
 	deadline := time.Now().Add(time.Minute)
 	for {
@@ -133,7 +133,7 @@ func eventually(check func() error) error {
 	}
 }
 
-func TestWhatADeletedObjectOwnsIsDeleted(t *testing.T) {
+func TestDependentsOfADeletedObjectAreDeleted(t *testing.T) {
 	c := StartShared(t)
 	c.Kubectl(t, "create", "configmap", "owner")
 	uid := c.Kubectl(t, "get", "configmap", "owner", "-o", "jsonpath={.metadata.uid}")
@@ -156,7 +156,7 @@ func TestEverythingEndsWithTheProcess(t *testing.T) {
 	}
 	for name, pid := range map[string]int{"etcd": etcd, "kube-apiserver": api} {
 		err := eventually(func() error {
-			// A zombie, whose new parent has not yet looked, has no command line.
+			// A zombie that its new parent has not collected yet has no command line.
 			if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && strings.Contains(string(b), name) {
 				return errors.New("it still runs")
 			}
@@ -177,7 +177,7 @@ func TestEverythingEndsWithTheProcess(t *testing.T) {
 	}
 }
 
-func TestAStoppedAPIServerComesBackWhereItWas(t *testing.T) {
+func TestStoppedAPIServerRestartsAtTheSameAddress(t *testing.T) {
 	c := Start(t)
 	admin := client(t, c, "")
 	ctx := context.Background()
@@ -227,7 +227,7 @@ func TestAStoppedAPIServerComesBackWhereItWas(t *testing.T) {
 	}
 }
 
-func TestAnInformerSeesWhatIsThereAndWhatComes(t *testing.T) {
+func TestInformerSeesExistingAndNewObjects(t *testing.T) {
 	c := StartShared(t)
 	c.Kubectl(t, "create", "namespace", "watched")
 	c.Kubectl(t, "-n", "watched", "create", "configmap", "before")
@@ -262,7 +262,7 @@ func backend(t *testing.T, name string) net.Listener {
 			if err != nil {
 				return
 			}
-			// The load balancer's checks close before they read.
+			// The load balancer's checks close the connection before they read.
 			_, _ = io.WriteString(conn, name)
 			conn.Close()
 		}

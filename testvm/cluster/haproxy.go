@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// HAProxy is a load balancer in TCP mode, as the one before a control plane: it
-// asks every backend five times a second, sends a new connection to the one with
-// the fewest, and to another when it cannot connect.
+// HAProxy is a load balancer in TCP mode, like the one in front of a control plane. It checks every
+// backend five times a second. It sends a new connection to the backend with the fewest
+// connections, or to another one if it cannot connect.
 type HAProxy struct {
 	// Addr is its address, 127.0.0.1:PORT.
 	Addr string
@@ -25,16 +25,16 @@ type HAProxy struct {
 	p    *process
 }
 
-// HAProxyOptions says what a load balancer has behind it.
+// HAProxyOptions define the backends of a load balancer.
 type HAProxyOptions struct {
 	// Backends are host:port each.
 	Backends []string
-	// Health is a path to ask for over HTTPS, such as "/healthz". Empty: being
-	// able to connect is enough.
+	// Health is a path to request over HTTPS, such as "/healthz". Empty means that a connection is
+	// enough.
 	Health string
 }
 
-// HAProxy starts a load balancer before these and returns its address.
+// HAProxy starts a load balancer for these backends and returns its address.
 func (c *Cluster) HAProxy(t TB, backends []string) (addr string) {
 	t.Helper()
 	return c.NewHAProxy(t, HAProxyOptions{Backends: backends}).Addr
@@ -60,8 +60,8 @@ func (c *Cluster) NewHAProxy(t TB, o HAProxyOptions) *HAProxy {
 	return h
 }
 
-// Reload replaces the configuration. Connections that are open stay open, and no
-// new one is refused meanwhile.
+// Reload replaces the configuration. Open connections stay open, and no new connection is rejected
+// in the meantime.
 func (h *HAProxy) Reload(t TB, o HAProxyOptions) {
 	t.Helper()
 	h.o = o
@@ -82,7 +82,7 @@ func (h *HAProxy) Reload(t TB, o HAProxyOptions) {
 		t.Fatalf("haproxy: %v", err)
 	}
 	if old != nil {
-		// It ends by itself with its last connection; if not before the test, then now.
+		// It ends after its last connection, or at the latest with the test.
 		t.Cleanup(old.kill)
 	}
 	pid := fmt.Sprintf("Pid: %d\n", h.p.cmd.Process.Pid)
@@ -123,7 +123,7 @@ listen nodes
 	check := "check"
 	if h.o.Health != "" {
 		fmt.Fprintf(&b, "  option httpchk GET %s\n", h.o.Health)
-		// A balancer asks whether it is alive, and does not care who it is.
+		// A load balancer checks only that the backend answers, not its certificate.
 		check = "check check-ssl verify none"
 	}
 	for i, backend := range h.o.Backends {
@@ -149,7 +149,7 @@ func (h *HAProxy) ask(command string) (string, error) {
 	return string(b), err
 }
 
-// Up lists the backends that get connections now.
+// Up returns the backends that currently receive connections.
 func (h *HAProxy) Up(t TB) (backends []string) {
 	t.Helper()
 	out, err := h.ask("show stat -1 4 -1")
@@ -174,7 +174,7 @@ func (h *HAProxy) Up(t TB) (backends []string) {
 	return backends
 }
 
-// WaitUp waits until exactly that many backends get connections.
+// WaitUp waits until exactly n backends receive connections.
 func (h *HAProxy) WaitUp(t TB, n int) {
 	t.Helper()
 	err := h.p.ready(func() error {

@@ -9,15 +9,15 @@ import (
 	"path/filepath"
 	"strings"
 
-	// The manifests are in these folders of OpenShift's API module; the imports
-	// keep the module among our requirements.
+	// The manifests are in these folders of OpenShift's API module. The imports keep the module in
+	// go.mod.
 	_ "github.com/openshift/api/machine/v1beta1/zz_generated.crd-manifests"
 	_ "github.com/openshift/api/machineconfiguration/v1/zz_generated.crd-manifests"
 	_ "github.com/openshift/api/security/v1/zz_generated.crd-manifests"
 )
 
-// openShift lists the CRDs of a standard OpenShift cluster, by package.
-var openShift = map[string][]string{
+// standardCRDs lists the CRDs of a standard OpenShift cluster by package.
+var standardCRDs = map[string][]string{
 	"github.com/openshift/api/config/v1/zz_generated.crd-manifests": {
 		"0000_10_config-operator_01_authentications-Default.crd.yaml",
 	},
@@ -35,8 +35,8 @@ var openShift = map[string][]string{
 	},
 }
 
-// A module whose zip holds manifests that no Go package embeds. It is fetched
-// through the module proxy, and is what its sum says; nothing is built of it.
+// manifestModule is a module whose zip contains manifests that no Go package embeds. It is fetched
+// through the module proxy and verified with its checksum. Nothing is built from it.
 type manifestModule struct {
 	path, version, sum string
 	files              []string
@@ -56,10 +56,10 @@ var (
 	}
 )
 
-// dir is the module's folder in the module cache.
+// dir returns the module's folder in the module cache.
 func (m manifestModule) dir() (string, error) {
 	cmd := exec.Command("go", "mod", "download", "-json", m.path+"@"+m.version)
-	// Outside of every module: these are nobody's requirements.
+	// Outside of every module, so that no go.mod changes.
 	cmd.Dir = os.TempDir()
 	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=")
 	out, err := cmd.Output()
@@ -74,13 +74,13 @@ func (m manifestModule) dir() (string, error) {
 	return answer.Dir, nil
 }
 
-// InstallOpenShift makes the API what an OpenShift cluster has: Machines,
-// MachineConfigs, MachineConfigPools, ControllerConfigs, SecurityContextConstraints, the
-// Authentication, what the Prometheus operator brings, and the namespaces that we deal with.
+// InstallOpenShift installs the API of an OpenShift cluster: Machines, MachineConfigs,
+// MachineConfigPools, ControllerConfigs, SecurityContextConstraints, the Authentication, the
+// Prometheus operator's resources, and the relevant namespaces.
 func (c *Cluster) InstallOpenShift(t TB) {
 	t.Helper()
 	var files []string
-	for pkg, names := range openShift {
+	for pkg, names := range standardCRDs {
 		dir, err := output(c.repo, "go", "list", "-f", "{{.Dir}}", pkg)
 		if err != nil {
 			t.Fatalf("cluster: %v", err)
@@ -105,8 +105,8 @@ func (c *Cluster) InstallClusterAPI(t TB) {
 	c.installCRDs(t, c.modules(t, clusterAPI))
 }
 
-// bareMetalHosts is the CRD of metal3's hosts as far as somebody who reads them
-// cares: the project's own is in no module that could be had.
+// bareMetalHosts is the CRD of metal3's hosts with the fields that are read here. The project's own
+// CRD is in no available module.
 const bareMetalHosts = `apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata:
@@ -147,7 +147,7 @@ func (c *Cluster) InstallMetal3(t TB) {
 	c.Kubectl(t, "wait", "--for=condition=Established", "--timeout=2m", "crd/baremetalhosts.metal3.io")
 }
 
-// InstallOwn installs our CRDs, deploy/base/crds.
+// InstallOwn installs this project's CRDs, deploy/base/crds.
 func (c *Cluster) InstallOwn(t TB) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(c.repo, "deploy", "base", "crds", "*mcs-attest.dev_*.yaml"))
@@ -171,11 +171,11 @@ func (c *Cluster) modules(t TB, modules ...manifestModule) (files []string) {
 	return files
 }
 
-// installCRDs returns when the API serves them.
+// installCRDs installs CRDs and returns when the API serves them.
 func (c *Cluster) installCRDs(t TB, files []string) {
 	t.Helper()
-	// On the server's side: the annotation that a client's apply leaves would be
-	// larger than an object may have.
+	// Server-side apply, because the annotation of a client-side apply would exceed the size limit
+	// of an object.
 	args := []string{"apply", "--server-side", "--force-conflicts", "-o", "name"}
 	for _, f := range files {
 		args = append(args, "-f", f)

@@ -21,7 +21,7 @@ type authority struct {
 	dir  string
 }
 
-// newAuthority makes a CA whose files, ca.crt among them, are in dir.
+// newAuthority creates a CA whose files, including ca.crt, are in dir.
 func newAuthority(dir string) (*authority, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -52,8 +52,8 @@ func newAuthority(dir string) (*authority, error) {
 
 func (a *authority) path(name string) string { return filepath.Join(a.dir, name) }
 
-// issue writes name.crt and name.key: a serving certificate when there are
-// addresses, a client certificate otherwise.
+// issue writes name.crt and name.key: a serving certificate if there are addresses, otherwise a
+// client certificate.
 func (a *authority) issue(name string, subject pkix.Name, names []string, addresses []net.IP) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -77,7 +77,7 @@ func (a *authority) issue(name string, subject pkix.Name, names []string, addres
 	return a.writeKey(name+".key", key)
 }
 
-// signingKey writes name.key, the private key, and name.pub.
+// signingKey writes the private key name.key and name.pub.
 func (a *authority) signingKey(name string) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

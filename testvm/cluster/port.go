@@ -7,10 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// port is a port of the loopback that is kept for one server: a socket that is
-// bound, and never listens. A server that shares ports (SO_REUSEPORT) can bind
-// it next to us, again and again, and nobody else gets it meanwhile. While no
-// server listens, connections are refused.
+// port is a port of the loopback interface that is reserved for one server: a socket that is bound
+// and never listens. A server that shares ports (SO_REUSEPORT) can bind the port repeatedly, and no
+// other process receives it in the meantime. While no server listens, connections are rejected.
 type port struct {
 	number int
 	fd     int
@@ -40,7 +39,7 @@ func holdPort() (*port, error) {
 
 func (p *port) release() { unix.Close(p.fd) }
 
-// freePort is for servers that do not share ports. Somebody else may be faster.
+// freePort is for servers that do not share ports. Another process may take the port first.
 func freePort() (int, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

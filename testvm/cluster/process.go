@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// process is a program in a process group of its own, with its output in a file.
-// It dies with this one, however this one ends.
+// process is a program in its own process group, with its output in a file. It ends with this
+// process, however this process ends.
 type process struct {
 	name  string
 	log   string
@@ -21,8 +21,8 @@ type process struct {
 	err   error // how it ended, once ended is closed
 }
 
-// launcher is the thread that starts every process: the kernel sends the
-// parent-death signal when the *thread* that started the child ends.
+// launcher is the thread that starts every process: the kernel sends the parent-death signal when
+// the *thread* that started the child ends.
 var launcher = sync.OnceValue(func() chan<- func() {
 	jobs := make(chan func())
 	go func() {
@@ -34,7 +34,7 @@ var launcher = sync.OnceValue(func() chan<- func() {
 	return jobs
 })
 
-// start runs a program; its output is appended to the file log.
+// start runs a program and appends its output to the file log.
 func start(name, log, dir, program string, args ...string) (*process, error) {
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -56,17 +56,17 @@ func start(name, log, dir, program string, args ...string) (*process, error) {
 	return p, nil
 }
 
-// kill ends the process group at once and waits for its end.
+// kill ends the process group immediately and waits for its end.
 func (p *process) kill() {
 	if p == nil {
 		return
 	}
-	// The group may be gone already.
+	// The group may have ended already.
 	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
 	<-p.ended
 }
 
-// ready polls until check returns nil, the process ends or [startLimit] is over.
+// ready polls until check returns nil, the process ends or [startLimit] has passed.
 func (p *process) ready(check func() error) error {
 	deadline := time.Now().Add(startLimit)
 	for {
@@ -85,7 +85,7 @@ func (p *process) ready(check func() error) error {
 	}
 }
 
-// tail is the end of a log file, for a person who looks for a reason.
+// tail returns the end of a log file, for messages.
 func tail(path string) string {
 	b, err := os.ReadFile(path)
 	if err != nil {

@@ -1,5 +1,5 @@
-// The newer Ignition that testvm boots, beside Debian's 2.14. A module of its
-// own, so that Ignition's dependencies are not ours. testvm/rig/ignition.go
+// The newer Ignition that testvm boots, in addition to Debian's 2.14. It is a separate
+// module, so that the product does not have its dependencies. testvm/rig/ignition.go
 // builds it.
 module github.com/mcs-attest/mcs-attest/testvm/ignition
 

@@ -1,7 +1,7 @@
 // The Kubernetes that the cluster tests run: API server, controller manager,
-// kubelet and kubectl, built from the published module. A module of its own,
-// so that none of its dependencies are ours. Kubernetes' go.mod replaces the
-// staging modules by relative paths, hence the list.
+// kubelet and kubectl, built from the published module. It is a separate module,
+// so that the product does not have its dependencies. Kubernetes' go.mod replaces
+// the staging modules by relative paths, so they are listed here.
 module github.com/mcs-attest/mcs-attest/testvm/kubernetes
 
 go 1.26.0

@@ -5,8 +5,8 @@ import (
 	"encoding/json"
 )
 
-// Pool makes a MachineConfigPool, and the ControllerConfig that its nodes' configs
-// take the API server's address and CA from.
+// Pool creates a MachineConfigPool, and the ControllerConfig from which its nodes' configs take the
+// API server's address and CA.
 func (s *Set) Pool(name string) {
 	s.t.Helper()
 	const group = "machineconfiguration.openshift.io/"
@@ -37,8 +37,8 @@ func (s *Set) Pool(name string) {
 	}})
 }
 
-// MachineConfig makes one for a pool, with an Ignition config of these files. Annotations
-// may be nil; made: the machine-config-operator made it.
+// MachineConfig creates a MachineConfig for a pool, with an Ignition config of these files.
+// Annotations may be nil. If made is true, the machine-config-operator created it.
 func (s *Set) MachineConfig(name, pool string, made bool, annotations map[string]string, ignition string) {
 	s.t.Helper()
 	var config map[string]any

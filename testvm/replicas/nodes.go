@@ -28,14 +28,14 @@ import (
 // MCO is the machine-config-operator's namespace.
 const MCO = "openshift-machine-config-operator"
 
-// Controllers are those of kube-controller-manager that a Node needs to come into
-// being, and an installation to clean up.
+// Controllers are those of kube-controller-manager that a Node needs to be created, and an
+// installation needs to clean up.
 func Controllers() cluster.Option {
 	return cluster.Controllers("garbage-collector-controller", "certificatesigningrequest-signing-controller")
 }
 
-// bootstrap is what OpenShift has for kubelets that begin: the service account
-// whose token all of them share, and what it may.
+// bootstrap is OpenShift's content for new kubelets: the service account whose token all of them
+// share, and its permissions.
 const bootstrap = `apiVersion: v1
 kind: ServiceAccount
 metadata: {name: node-bootstrapper, namespace: openshift-machine-config-operator}
@@ -71,7 +71,7 @@ func (s *Set) nodes() {
 		map[string]any{"data": map[string]any{"ca-bundle.crt": ca, "api-server-url": s.api()}})
 }
 
-// authority is the CA of the API server, and of what is signed here.
+// authority returns the CA of the API server, which also signs the certificates here.
 func (s *Set) authority() []byte {
 	s.t.Helper()
 	b, err := os.ReadFile(s.Cluster.Admin().CAFile)
@@ -81,7 +81,7 @@ func (s *Set) authority() []byte {
 	return b
 }
 
-// api is where a guest reaches the API server.
+// api returns the address at which a guest reaches the API server.
 func (s *Set) api() string {
 	s.t.Helper()
 	u, err := url.Parse(s.Cluster.Admin().Host)
@@ -91,14 +91,15 @@ func (s *Set) api() string {
 	return "https://" + rig.Host + ":" + u.Port()
 }
 
-// SharedToken is a token of the node-bootstrapper that belongs to no machine: the
-// one that every config of a Machine Config Server has.
+// SharedToken returns a token of the node-bootstrapper that belongs to no machine, like the one in
+// every config of a Machine Config Server.
 func (s *Set) SharedToken() string {
 	s.t.Helper()
 	return strings.TrimSpace(s.Cluster.Kubectl(s.t, "-n", MCO, "create", "token", "node-bootstrapper", "--duration=24h"))
 }
 
-// Kubeconfig is what the Machine Config Server writes to /etc/kubernetes/kubeconfig.
+// Kubeconfig returns the content of /etc/kubernetes/kubeconfig, as the Machine Config Server writes
+// it.
 func (s *Set) Kubeconfig(token string) string {
 	s.t.Helper()
 	c := clientcmdapi.NewConfig()
@@ -113,8 +114,8 @@ func (s *Set) Kubeconfig(token string) string {
 	return string(b)
 }
 
-// NodeFiles are the files of a config that a kubelet begins with, without the
-// kubeconfig, and with more.
+// NodeFiles returns the files of a config with which a kubelet starts, without the kubeconfig, and
+// with more files.
 func (s *Set) NodeFiles(more map[string]string) map[string]string {
 	s.t.Helper()
 	files := map[string]string{
@@ -126,8 +127,8 @@ func (s *Set) NodeFiles(more map[string]string) map[string]string {
 	return files
 }
 
-// NodeConfig is a config as the Machine Config Server answers with it, with a
-// shared token, and with more files.
+// NodeConfig returns a config like those of the Machine Config Server, with a shared token, and
+// with more files.
 func (s *Set) NodeConfig(token string, more map[string]string) string {
 	s.t.Helper()
 	files := s.NodeFiles(more)
@@ -135,7 +136,7 @@ func (s *Set) NodeConfig(token string, more map[string]string) string {
 	return rig.ConfigWith(files)
 }
 
-// TokenOf is the token of a kubeconfig.
+// TokenOf returns the token of a kubeconfig.
 func (s *Set) TokenOf(kubeconfig string) string {
 	s.t.Helper()
 	c, err := clientcmd.Load([]byte(kubeconfig))
@@ -148,7 +149,7 @@ func (s *Set) TokenOf(kubeconfig string) string {
 	return ""
 }
 
-// Kubelet makes a machine one with a kubelet, for a Node of that name.
+// Kubelet returns the options for a machine with a kubelet, for a Node of that name.
 func (s *Set) Kubelet(node string) *rig.Kubelet {
 	s.t.Helper()
 	programs, err := cluster.Binaries(s.t.Logf)
@@ -158,7 +159,7 @@ func (s *Set) Kubelet(node string) *rig.Kubelet {
 	return &rig.Kubelet{Programs: programs, Node: node}
 }
 
-// Usable says whether the API server takes a token. It must answer.
+// Usable reports whether the API server accepts a token. The server must answer.
 func (s *Set) Usable(token string) bool {
 	s.t.Helper()
 	config := rest.AnonymousClientConfig(s.Cluster.Admin())
@@ -177,7 +178,7 @@ func (s *Set) Usable(token string) bool {
 	return err == nil
 }
 
-// Explain runs "kubectl attest csr explain", which must end with a status.
+// Explain runs "kubectl attest csr explain", which must end with the given status.
 func (s *Set) Explain(csr string, status int) string {
 	s.t.Helper()
 	out, err := s.Cluster.KubectlAs("admin", "", "attest", "csr", "explain", csr)
@@ -192,8 +193,8 @@ func (s *Set) Explain(csr string, status int) string {
 	return out
 }
 
-// Provisioned says what the cloud's and the machine-api's controllers say of a
-// Machine: the name and the address of its Node to be.
+// Provisioned sets the Machine's status like the controllers of the cloud and the machine-api: the
+// name and the address of its future Node.
 func (s *Set) Provisioned(machine, node string) {
 	s.t.Helper()
 	s.status(machine, map[string]any{"phase": "Provisioned", "addresses": []any{
@@ -203,10 +204,10 @@ func (s *Set) Provisioned(machine, node string) {
 	}})
 }
 
-// GuestAddress is what every guest has in its own network.
+// GuestAddress is the address of every guest in its own network.
 const GuestAddress = "10.0.2.15"
 
-// Linked says that a Machine's Node is there, as the machine-api does once it is.
+// Linked links a Machine to its existing Node, like the machine-api.
 func (s *Set) Linked(machine, node string) {
 	s.t.Helper()
 	uid := s.Cluster.Kubectl(s.t, "get", "node", node, "-o", "jsonpath={.metadata.uid}")
@@ -238,8 +239,7 @@ func (s *Set) WaitNode(name string) {
 	}
 }
 
-// CSR is a certificate signing request, as far as somebody cares who waits for
-// a decision.
+// CSR is a certificate signing request, with the fields that the scenarios read.
 type CSR struct {
 	Metadata struct{ Name string }
 	Spec     struct {
@@ -253,7 +253,7 @@ type CSR struct {
 	}
 }
 
-// Is says whether it has a condition.
+// Is reports whether it has a condition.
 func (c CSR) Is(condition string) bool {
 	for _, one := range c.Status.Conditions {
 		if one.Type == condition {
@@ -263,12 +263,12 @@ func (c CSR) Is(condition string) bool {
 	return false
 }
 
-// Credential is the id of the credential that it was made with.
+// Credential returns the id of the credential with which it was created.
 func (c CSR) Credential() string {
 	return strings.Join(c.Spec.Extra["authentication.kubernetes.io/credential-id"], " ")
 }
 
-// CSRs returns the requests for client certificates, or those for serving ones.
+// CSRs returns the requests for client certificates, or those for serving certificates.
 func (s *Set) CSRs(signer string) []CSR {
 	s.t.Helper()
 	var list struct{ Items []CSR }
@@ -285,7 +285,7 @@ const (
 	ServingSigner = "kubernetes.io/kubelet-serving"
 )
 
-// WaitCSR waits for a request that fits.
+// WaitCSR waits for a matching request.
 func (s *Set) WaitCSR(signer, what string, fits func(CSR) bool) CSR {
 	s.t.Helper()
 	for deadline := time.Now().Add(rig.BootTimeout); ; time.Sleep(200 * time.Millisecond) {
@@ -301,13 +301,13 @@ func (s *Set) WaitCSR(signer, what string, fits func(CSR) bool) CSR {
 	}
 }
 
-// installation is what an administrator applies: the overlay, with components.
+// installation returns what an administrator applies: the overlay, with components.
 func (s *Set) installation(components []string) string {
 	s.t.Helper()
 	if len(components) == 0 {
 		return filepath.Join(s.repo(), "deploy", "overlays", "openshift")
 	}
-	// In a copy: kustomize reads no file outside of where it was called.
+	// In a copy, because kustomize reads no file outside of its working folder.
 	dir, err := os.MkdirTemp("", "installation-")
 	if err != nil {
 		s.t.Fatalf("installation: %v", err)

@@ -1,7 +1,7 @@
-// Package replicas runs verifiers as an OpenShift cluster has them: several, on a
-// real Kubernetes API, with what deploy/overlays/openshift makes and as its
-// ServiceAccount; behind a load balancer in TCP mode; each in front of the
-// Machine Config Server, with whose certificate they serve.
+// Package replicas runs verifiers like an OpenShift cluster does: several of them, on a real
+// Kubernetes API with the manifests of deploy/overlays/openshift, as their ServiceAccount, and
+// behind a load balancer in TCP mode. Each is in front of the Machine Config Server and serves with
+// its certificate.
 package replicas
 
 import (
@@ -36,27 +36,27 @@ type Set struct {
 	Verifiers []*rig.Verifier
 }
 
-// Config says what to run. The zero value is three replicas.
+// Config defines what to run. The zero value is three replicas.
 type Config struct {
 	Replicas int
-	// Configs are the rendered configs that the Machine Config Server has.
+	// Configs are the rendered configs of the Machine Config Server.
 	Configs map[string]string
-	// Policy is applied beside the one of the installation, which audits and
-	// refuses nobody.
+	// Policy is applied in addition to the one of the installation, which audits and denies no
+	// machine.
 	Policy string
 	// Components of deploy/components are installed, too.
 	Components []string
-	// Settings are sections of the configuration, beside those of the installation.
+	// Settings are sections of the configuration, in addition to those of the installation.
 	Settings map[string]any
-	// OwnSource has them render the configs themselves, from MachineConfigs, instead
-	// of a Machine Config Server behind them.
+	// OwnSource makes the verifiers render the configs from MachineConfigs, without a Machine
+	// Config Server.
 	OwnSource bool
 	// OnAudit is called with each line of a replica's audit log.
 	OnAudit func(replica int, a rig.Audit)
 }
 
-// Start installs the verifier on the cluster and starts the replicas. The cluster
-// must have OpenShift's API. They end with the test.
+// Start installs the verifier on the cluster and starts the replicas. The cluster must have
+// OpenShift's API. They end with the test.
 func Start(t rig.TB, r *rig.Rig, c *cluster.Cluster, o Config) *Set {
 	t.Helper()
 	if o.Replicas == 0 {
@@ -89,16 +89,16 @@ func Start(t rig.TB, r *rig.Rig, c *cluster.Cluster, o Config) *Set {
 	return s
 }
 
-// Origin is where a guest reaches the load balancer.
+// Origin is the address at which a guest reaches the load balancer.
 func (s *Set) Origin() string {
 	return "https://10.0.2.2" + s.Balancer.Addr[strings.LastIndex(s.Balancer.Addr, ":"):]
 }
 
-// Pointer is the pointer config of a node of the cluster.
+// Pointer returns the pointer config of a node of the cluster.
 func (s *Set) Pointer(pool string) []byte { return rig.PointerTo(s.Origin(), pool, s.MCS.CA()) }
 
-// install does what an administrator does, and what the installer and the
-// operators of the platform have done before.
+// install performs the steps of an administrator, and the earlier steps of the installer and the
+// platform's operators.
 func (s *Set) install(o Config) {
 	s.t.Helper()
 	cert, key := s.MCS.Serving()
@@ -114,8 +114,8 @@ func (s *Set) install(o Config) {
 	}
 }
 
-// configs are the configuration as it was installed, with what an administrator
-// sets, and with what is different outside of a pod: of the front, and of the controller.
+// configs returns the installed configurations of the front and of the controller, with an
+// administrator's settings, and with the changes that are needed outside of a pod.
 func (s *Set) configs(o Config) (front, controller string) {
 	s.t.Helper()
 	installed := s.Cluster.Kubectl(s.t, "-n", Own, "get", "configmap", "mcs-attest-config",
@@ -134,7 +134,7 @@ func (s *Set) configs(o Config) (front, controller string) {
 		delete(c, "upstream")
 	}
 	maps.Copy(c, o.Settings)
-	// The commands read what the administrator has set.
+	// The commands read the administrator's settings.
 	set, err := yaml.Marshal(c)
 	if err != nil {
 		s.t.Fatalf("configuration: %v", err)
@@ -144,7 +144,7 @@ func (s *Set) configs(o Config) (front, controller string) {
 		s.t.Fatalf("configuration: %v", err)
 	}
 	s.Cluster.Kubectl(s.t, "-n", Own, "patch", "configmap", "mcs-attest-config", "--type=merge", "-p", string(patch))
-	// Of the replicas, and of the address in upstream.
+	// The certificate of the replicas, and of the address in upstream.
 	for _, key := range []string{"listen", "healthListen", "metricsListen", "metricsCertificate", "upstreamName"} {
 		delete(c, key)
 	}
@@ -174,7 +174,7 @@ func (s *Set) repo() string {
 	return ""
 }
 
-// Apply applies an object, as the administrator.
+// Apply applies an object as the administrator.
 func (s *Set) Apply(apiVersion, kind, namespace, name string, content map[string]any) {
 	s.t.Helper()
 	o := map[string]any{"apiVersion": apiVersion, "kind": kind}
@@ -197,7 +197,7 @@ func (s *Set) Apply(apiVersion, kind, namespace, name string, content map[string
 	s.Cluster.KubectlApply(s.t, string(b))
 }
 
-// Machine makes a Machine as a MachineSet does, and returns its UID.
+// Machine creates a Machine like a MachineSet, and returns its UID.
 func (s *Set) Machine(name, pool string) string {
 	s.t.Helper()
 	s.Apply("v1", "Secret", Machines, pool+"-user-data", map[string]any{"stringData": map[string]any{
@@ -214,14 +214,14 @@ func (s *Set) Machine(name, pool string) string {
 	return s.UID(name)
 }
 
-// UID is a Machine's.
+// UID returns a Machine's UID.
 func (s *Set) UID(machine string) string {
 	s.t.Helper()
 	return s.Cluster.Kubectl(s.t, "-n", Machines, "get", "machines.machine.openshift.io", machine, "-o",
 		"jsonpath={.metadata.uid}")
 }
 
-// UserData is the pointer config of a pool as its Secret has it now.
+// UserData returns the pointer config of a pool from its Secret.
 func (s *Set) UserData(pool string) []byte {
 	s.t.Helper()
 	out := s.Cluster.Kubectl(s.t, "-n", Machines, "get", "secret", pool+"-user-data", "-o", "jsonpath={.data.userData}")
@@ -232,7 +232,7 @@ func (s *Set) UserData(pool string) []byte {
 	return b
 }
 
-// EKRoots makes a TPM manufacturer known.
+// EKRoots configures a TPM manufacturer.
 func (s *Set) EKRoots(name string, pem []byte) {
 	s.t.Helper()
 	s.Apply("v1", "ConfigMap", Own, name, map[string]any{
@@ -241,19 +241,19 @@ func (s *Set) EKRoots(name string, pem []byte) {
 	})
 }
 
-// Enroll says which TPM a Machine has, as an administrator.
+// Enroll enrolls a Machine's TPM as an administrator.
 func (s *Set) Enroll(machine string, tpm *rig.TPM) {
 	s.t.Helper()
 	s.Attest("enroll", "--machine", Machines+"/"+machine, "--ek-sha256", strings.Join(tpm.EKSHA256(), ","))
 }
 
-// Attest runs "kubectl attest", as the administrator.
+// Attest runs "kubectl attest" as the administrator.
 func (s *Set) Attest(args ...string) string {
 	s.t.Helper()
 	return s.Cluster.Kubectl(s.t, append([]string{"attest"}, args...)...)
 }
 
-// Record is what the cluster has written down about a Machine.
+// Record is the cluster's record of a Machine.
 type Record struct {
 	Metadata struct {
 		OwnerReferences []struct{ Kind, Name, UID string }
@@ -272,17 +272,17 @@ type Record struct {
 	}
 }
 
-// Credential is one that a machine was given.
+// Credential is one that was issued to a machine.
 type Credential struct{ ID, Secret string }
 
-// Is says whether a condition holds.
+// Is reports whether a condition is true.
 func (rec *Record) Is(condition string) bool {
 	return slices.ContainsFunc(rec.Status.Conditions, func(c struct{ Type, Status, Reason, Message string }) bool {
 		return c.Type == condition && c.Status == "True"
 	})
 }
 
-// Record returns the record of a Machine, by its UID; nil if there is none.
+// Record returns the record of a Machine by its UID, or nil.
 func (s *Set) Record(uid string) *Record {
 	s.t.Helper()
 	out := s.Cluster.Kubectl(s.t, "-n", Machines, "get", "machineattestation", uid, "--ignore-not-found", "-o", "json")

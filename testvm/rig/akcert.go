@@ -19,9 +19,8 @@ const (
 	azureAKCert = tpm2.TPMHandle(0x01C101D0)
 )
 
-// CertifyAsAzure gives the TPM what Azure's have from the moment they are made: an
-// attestation key that is kept in the TPM, and in NV its certificate, which issue
-// makes.
+// CertifyAsAzure gives the TPM what Azure's virtual TPMs have from the start: a persistent
+// attestation key, and its certificate in NV, which issue creates.
 func (t *TPM) CertifyAsAzure(issue func(crypto.PublicKey) (der []byte, err error)) {
 	t.r.t.Helper()
 	socket := filepath.Join(t.dir, "maker")
@@ -33,7 +32,7 @@ func (t *TPM) CertifyAsAzure(issue func(crypto.PublicKey) (der []byte, err error
 	t.r.fatal(certifyAsAzure(commands{conn}, issue), "certified AK")
 	_, err = tpm2.Shutdown{ShutdownType: tpm2.TPMSUClear}.Execute(commands{conn})
 	t.r.fatal(err, "swtpm")
-	t.r.fatal(conn.Close(), "swtpm") // and with that it ends
+	t.r.fatal(conn.Close(), "swtpm") // this ends swtpm
 	t.r.fatal(cmd.Wait(), "swtpm")
 }
 
@@ -46,10 +45,10 @@ func dial(socket string) (conn net.Conn, err error) {
 	return nil, err
 }
 
-// commands sends TPM commands as they are over a socket.
+// commands sends unframed TPM commands over a socket.
 type commands struct{ net.Conn }
 
-// Send sends one and reads its answer, whose length is in its header.
+// Send sends a command and reads its response, whose header has the length.
 func (c commands) Send(command []byte) ([]byte, error) {
 	if _, err := c.Write(command); err != nil {
 		return nil, err
@@ -82,7 +81,7 @@ func certifyAsAzure(tpm commands, issue func(crypto.PublicKey) ([]byte, error)) 
 			},
 			KeyBits: 2048,
 		}),
-		// Not the key that anybody's template makes.
+		// This key is not created from any default template.
 		Unique: tpm2.NewTPMUPublicID(tpm2.TPMAlgRSA, &tpm2.TPM2BPublicKeyRSA{Buffer: []byte("the host's")}),
 	})}.Execute(tpm)
 	if err != nil {
@@ -127,7 +126,7 @@ func certifyAsAzure(tpm commands, issue func(crypto.PublicKey) ([]byte, error)) 
 		}).Execute(tpm); err != nil {
 			return err
 		}
-		// The first write changes the index' attributes, and so its name.
+		// The first write changes the attributes of the index, and therefore its name.
 		index.Attributes.Written = true
 		if name, err = tpm2.NVName(&index); err != nil {
 			return err

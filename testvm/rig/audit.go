@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Audit is one decision as the audit log has it.
+// Audit is one decision in the audit log.
 type Audit struct {
 	Log           string `json:"log"`
 	Event         string `json:"event"`
@@ -19,7 +19,7 @@ type Audit struct {
 	Pool          string `json:"pool"`
 	Machine       string `json:"machine"`
 	CorrelationID string `json:"correlation_id"`
-	// Raw is the whole line.
+	// Raw is the whole line of the log.
 	Raw string `json:"-"`
 }
 
@@ -52,8 +52,8 @@ func (v *Verifier) Audit() []Audit {
 	return append([]Audit(nil), v.lines...)
 }
 
-// WaitAudit waits for a decision on an event with an outcome and, when a denial,
-// a reason; "" matches any.
+// WaitAudit waits for a decision with an event, an outcome and, for a denial, a reason; "" matches
+// any value.
 func (v *Verifier) WaitAudit(event, outcome, reason string) Audit {
 	v.r.t.Helper()
 	deadline := time.After(BootTimeout)
@@ -79,10 +79,10 @@ func (a Audit) matches(event, outcome, reason string) bool {
 		(reason == "" || a.Reason == reason)
 }
 
-// WantAudit requires such a decision to be there now.
+// WantAudit requires such a decision to exist now.
 func (v *Verifier) WantAudit(event, outcome, reason string) Audit {
 	v.r.t.Helper()
-	// The line goes through a pipe: the answer may be here before it.
+	// The line passes through a pipe, so the response may arrive before it.
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		for _, a := range v.Audit() {
 			if a.matches(event, outcome, reason) {

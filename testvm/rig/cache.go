@@ -13,7 +13,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/buildcache"
 )
 
-// inputs collects what goes into a build; its sum names the result.
+// inputs collects the inputs of a build; their sum names the result.
 type inputs struct {
 	r *Rig
 	h io.Writer
@@ -34,7 +34,7 @@ func (in *inputs) text(parts ...string) *inputs {
 	return in
 }
 
-// file adds one file's content and whether it is executable.
+// file adds one file's content and its executable bit.
 func (in *inputs) file(path string) *inputs {
 	in.r.t.Helper()
 	f, err := os.Open(path)
@@ -68,7 +68,7 @@ func (in *inputs) tree(root fs.FS) *inputs {
 
 func (in *inputs) sum() string { return hex.EncodeToString(in.s.Sum(nil))[:24] }
 
-// cached returns <cache>/<kind>/<sum>, after build has made it if it was not there.
+// cached returns <cache>/<kind>/<sum>. If it does not exist, build creates it.
 func (r *Rig) cached(kind, what string, in *inputs, build func(out string)) string {
 	r.t.Helper()
 	path, err := buildcache.Result(r.cache, kind, in.sum(), what, r.progress, func(out string) error {
@@ -79,12 +79,12 @@ func (r *Rig) cached(kind, what string, in *inputs, build func(out string)) stri
 	return path
 }
 
-// slots is how many scenarios run at a time on this host. Each machine emulates one
-// core, and waits for a third of its time.
+// slots is how many scenarios run at the same time on this host. Each machine emulates one core,
+// and waits for a third of its time.
 const slots = 3
 
-// takeSlot waits for one of the host's slots for a scenario. Other test processes
-// on the host use the same slots.
+// takeSlot waits for one of the host's slots for a scenario. Other test processes on the host use
+// the same slots.
 func (r *Rig) takeSlot() {
 	r.t.Helper()
 	for waits := false; ; time.Sleep(100 * time.Millisecond) {

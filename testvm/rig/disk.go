@@ -10,10 +10,10 @@ import (
 	"strings"
 )
 
-// rootDisk makes the root file system: busybox, an init that reports, and what
-// Ignition needs to find (accounts, os-release, an SELinux configuration that
-// says "disabled"; /etc/machine-id must be absent). No mount, no root. With a
-// kubelet, that and another init.
+// rootDisk creates the root file system without mounts and without root. It has busybox, an init
+// that reports, and the files that Ignition needs (accounts, os-release, an SELinux configuration
+// that disables SELinux; /etc/machine-id must be absent). With a kubelet it has the kubelet and
+// another init.
 func (r *Rig) rootDisk(extra map[string]string, kubelet *Kubelet) string {
 	r.t.Helper()
 	busybox := "/bin/busybox"
@@ -55,7 +55,7 @@ func (r *Rig) rootDisk(extra map[string]string, kubelet *Kubelet) string {
 		in.text(name).file(programs[name])
 	}
 	if kubelet != nil {
-		size += 64 << 20 // what a kubelet keeps and logs
+		size += 64 << 20 // space for the kubelet's state and logs
 	}
 	return r.cached("root", "root disk", in, func(out string) {
 		tree, err := os.MkdirTemp(r.dir, "root-")
@@ -88,7 +88,7 @@ func (r *Rig) rootDisk(extra map[string]string, kubelet *Kubelet) string {
 	})
 }
 
-// configDrive makes an ISO 9660 image as Nova does, with the same options.
+// configDrive creates an ISO 9660 image like Nova, with the same options.
 func (r *Rig) configDrive(out string, files map[string]string) string {
 	r.t.Helper()
 	tree, err := os.MkdirTemp(r.dir, "config-")
@@ -103,7 +103,7 @@ func (r *Rig) configDrive(out string, files map[string]string) string {
 	return out
 }
 
-// raw turns the machine's overlay into one flat image to look into.
+// raw converts the machine's overlay into one flat image that can be read.
 func (n *Node) raw() string {
 	n.r.t.Helper()
 	out := filepath.Join(n.dir, "raw.img")
@@ -111,8 +111,8 @@ func (n *Node) raw() string {
 	return out
 }
 
-// ReadFile reads a file from the disk of a machine that has ended. A file that
-// is not there reads as "".
+// ReadFile reads a file from the disk of a machine that has ended. It returns "" for a missing
+// file.
 func (n *Node) ReadFile(path string) string {
 	n.r.t.Helper()
 	out := n.r.run(n.dir, nil, "debugfs", "-R", "cat "+path, n.raw())
@@ -126,14 +126,14 @@ func (n *Node) ReadFile(path string) string {
 	return strings.Join(kept, "")
 }
 
-// tokenShape is a JWT's beginning: two base64url JSON objects.
+// tokenShape matches the beginning of a JWT: two base64url JSON objects.
 var tokenShape = regexp.MustCompile(`eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}`)
 
-// HasToken reports whether text holds something shaped like a token.
+// HasToken reports whether text contains a string with the form of a token.
 func HasToken(text string) bool { return tokenShape.MatchString(text) }
 
-// TokensLeft names the places outside the guest's memory where a token was
-// found: the console, the journal, any block of the disk.
+// TokensLeft returns the places outside of the guest's memory in which a token was found: the
+// console, the journal, any block of the disk.
 func (n *Node) TokensLeft() []string {
 	n.r.t.Helper()
 	var where []string

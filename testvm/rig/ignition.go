@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// newerIgnition builds the Ignition of testvm/ignition/go.mod, which needs cgo
-// and libblkid, and lays out its dracut module. It takes some minutes once.
+// newerIgnition builds the Ignition of testvm/ignition/go.mod, which needs cgo and libblkid, and
+// creates its dracut module. It takes some minutes once.
 func (r *Rig) newerIgnition() string {
 	r.t.Helper()
 	module := filepath.Join(r.repo, "testvm", "ignition")
@@ -24,8 +24,8 @@ func (r *Rig) newerIgnition() string {
 		for _, e := range entries {
 			b, err := os.ReadFile(filepath.Join(files, e.Name()))
 			r.fatal(err, "Ignition's dracut module")
-			// The module zip has lost the modes; a generator that is not
-			// executable makes a machine boot on without Ignition.
+			// The module zip does not preserve file modes. With a generator that is not executable,
+			// a machine boots without Ignition.
 			r.fatal(os.WriteFile(filepath.Join(out, e.Name()), b, scriptMode(b)), "Ignition's dracut module")
 		}
 	})

@@ -19,11 +19,11 @@ const ignitionModule = "/usr/lib/dracut/modules.d/30ignition"
 
 const dracutTree = "/usr/lib/dracut"
 
-// Delivery says how the agent comes into the initramfs.
+// Delivery defines how the agent is added to the initramfs.
 type Delivery int
 
 const (
-	// Module builds the initramfs with dracut/90mcs-attest: the normal way.
+	// Module builds the initramfs with dracut/90mcs-attest, which is the normal way.
 	Module Delivery = iota
 	// Appended adds the archive of `make image` to a stock initramfs.
 	Appended
@@ -31,20 +31,20 @@ const (
 	NoAgent
 )
 
-// Initrd says what is in an initramfs. The zero value has the agent as a dracut
-// module and Debian's Ignition.
+// Initrd defines the content of an initramfs. The zero value has the agent as a dracut module and
+// Debian's Ignition.
 type Initrd struct {
 	Agent Delivery
-	// Newer takes the Ignition of testvm/ignition instead of Debian's 2.14.
+	// Newer uses the Ignition of testvm/ignition instead of Debian's 2.14.
 	Newer bool
-	// Extra is appended as an archive of its own: path to content.
+	// Extra is appended as a separate archive: path to content.
 	Extra map[string]string
-	// Compress makes it smaller and slower to unpack; under OVMF, which hashes
-	// every byte, that is the faster choice.
+	// Compress makes it smaller and slower to unpack. Under OVMF, which hashes every byte, that is
+	// faster.
 	Compress bool
 }
 
-// dracutModules is the shortest list that brings up a network and Ignition.
+// dracutModules is the shortest list that starts a network and Ignition.
 const dracutModules = "bash systemd systemd-initrd dracut-systemd systemd-sysctl systemd-modules-load " +
 	"systemd-udevd systemd-tmpfiles systemd-journald systemd-sysusers base udev-rules rootfs-block fs-lib " +
 	"dbus dbus-daemon systemd-networkd network kernel-network-modules ignition shutdown kernel-modules " +
@@ -66,7 +66,7 @@ func (r *Rig) Kernel() (path, version string) {
 	return path, strings.TrimPrefix(filepath.Base(path), "vmlinuz-")
 }
 
-// Agent builds the agent as it is shipped: static and stripped.
+// Agent builds the agent in its shipped form: static and stripped.
 func (r *Rig) Agent() string {
 	r.t.Helper()
 	path, err := binaries.Agent()
@@ -74,7 +74,7 @@ func (r *Rig) Agent() string {
 	return path
 }
 
-// Image runs dracut/image.sh as `make image` does, and returns its folder.
+// Image runs dracut/image.sh like `make image`, and returns its folder.
 func (r *Rig) Image() string {
 	r.t.Helper()
 	script := filepath.Join(r.repo, "dracut", "image.sh")
@@ -85,7 +85,7 @@ func (r *Rig) Image() string {
 	})
 }
 
-// Build makes the initramfs, or finds it in the cache.
+// Build creates the initramfs, or returns it from the cache.
 func (r *Rig) Build(i Initrd) string {
 	r.t.Helper()
 	path := r.buildBase(i)
@@ -99,14 +99,14 @@ func (r *Rig) Build(i Initrd) string {
 	if len(more) == 0 {
 		return path
 	}
-	// Not cached: it is quick, and Extra may hold something new each time.
+	// This is not cached, because it is fast and Extra may change every time.
 	joined, err := os.CreateTemp(r.dir, "initrd-")
 	r.fatal(err, "initramfs")
 	defer joined.Close()
 	for _, p := range append([]string{path}, more...) {
 		b, err := os.ReadFile(p)
 		r.fatal(err, "initramfs")
-		// The kernel wants each archive to start at a multiple of four.
+		// The kernel requires each archive to start at a multiple of four.
 		b = append(b, make([]byte, (4-len(b)%4)%4)...)
 		_, err = joined.Write(b)
 		r.fatal(err, "initramfs")
@@ -144,8 +144,8 @@ func (r *Rig) buildBase(i Initrd) string {
 		base := r.dracutBase(ignition, agentModule, agent)
 		confdir := filepath.Join(base, "empty")
 		r.fatal(os.Mkdir(confdir, 0o755), "dracut")
-		// dracut leaves an old image in place when it fails, and may succeed
-		// without a module it could not install: the file must be new.
+		// dracut keeps an old image if it fails, and may succeed without a module that it could not
+		// install. So the file must be new.
 		log := r.run(base, []string{"dracutbasedir=" + base}, "dracut", "--force", "--quiet", "--stdlog", "3",
 			"--no-hostonly", "--no-hostonly-cmdline", "--conf", "/dev/null", "--confdir", confdir,
 			"--kver", version, "--reproducible", "--no-early-microcode", "--nofscks", compress,
@@ -156,8 +156,8 @@ func (r *Rig) buildBase(i Initrd) string {
 	})
 }
 
-// dracutBase is a private dracut tree: links to the system's, with our modules
-// beside them, so that nothing is installed into /usr.
+// dracutBase creates a private dracut tree: links to the system's modules, with this project's
+// modules next to them, so that nothing is installed into /usr.
 func (r *Rig) dracutBase(ignition, agentModule, agent string) string {
 	r.t.Helper()
 	base, err := os.MkdirTemp(r.dir, "dracut-")
@@ -186,8 +186,8 @@ func (r *Rig) dracutBase(ignition, agentModule, agent string) string {
 	return base
 }
 
-// writeGuest copies embedded files out; an embedded file has lost its mode, so
-// every script is told by its first line.
+// writeGuest copies embedded files. They have lost their modes, so a script is recognized by its
+// first line.
 func (r *Rig) writeGuest(from, to string) {
 	r.t.Helper()
 	sub, err := fs.Sub(guestFiles, from)
@@ -209,8 +209,7 @@ func scriptMode(content []byte) os.FileMode {
 	return 0o644
 }
 
-// archive packs files as a cpio archive in the kernel's format, the same bytes
-// for the same files.
+// archive packs files as a cpio archive in the kernel's format. The same files give the same bytes.
 func (r *Rig) archive(files map[string]string) string {
 	r.t.Helper()
 	root, err := os.MkdirTemp(r.dir, "cpio-")

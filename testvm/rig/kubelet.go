@@ -6,10 +6,9 @@ import (
 	"path/filepath"
 )
 
-// Kubelet makes a machine's real root one that becomes a Node: with a real kubelet,
-// which begins with what Ignition left in /etc/kubernetes, and a container runtime
-// that runs nothing. Such a machine runs until its power is cut; [Node.Probe] is its
-// kubeconfig.
+// Kubelet turns a machine's real root into a Node: with a real kubelet, which starts with what
+// Ignition wrote to /etc/kubernetes, and a container runtime that runs no containers. Such a
+// machine runs until its power is cut. [Node.Probe] is its kubeconfig.
 type Kubelet struct {
 	// Programs is the folder that has the kubelet and "cri", cluster.Binaries.
 	Programs string
@@ -19,7 +18,7 @@ type Kubelet struct {
 	Held bool
 }
 
-// programs of the root disk: path in the guest to path here.
+// programs returns the programs of the root disk: path in the guest to path here.
 func (k *Kubelet) programs() map[string]string {
 	return map[string]string{
 		"usr/bin/kubelet": filepath.Join(k.Programs, "kubelet"),
@@ -27,7 +26,7 @@ func (k *Kubelet) programs() map[string]string {
 	}
 }
 
-// cmdline is what the guest's init reads.
+// cmdline returns the arguments for the guest's init.
 func (k *Kubelet) cmdline() string {
 	line := " rig.node=" + k.Node
 	if k.Held {
@@ -36,8 +35,8 @@ func (k *Kubelet) cmdline() string {
 	return line
 }
 
-// KubeletConfig is /etc/kubernetes/kubelet.conf for such a machine: what a kubelet
-// without a container runtime worth the name, and without systemd, can do with.
+// KubeletConfig returns /etc/kubernetes/kubelet.conf for such a machine: a configuration that works
+// without a real container runtime and without systemd.
 func KubeletConfig() string {
 	b, err := json.Marshal(map[string]any{
 		"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
@@ -52,12 +51,12 @@ func KubeletConfig() string {
 		"resolvConf": "", "registerNode": true, "nodeStatusReportFrequency": "10s",
 	})
 	if err != nil {
-		panic(err) // of strings and bools
+		panic(err) // strings and bools always encode
 	}
 	return string(b)
 }
 
-// Release lets the kubelet of a machine start that was held.
+// Release starts a kubelet that was held.
 func (n *Node) Release() {
 	n.r.t.Helper()
 	_, err := io.WriteString(n.stdin, "\n")

@@ -21,9 +21,8 @@ import (
 	"time"
 )
 
-// MCS answers as the Machine Config Server does (machine-config-operator,
-// pkg/server/api.go): GET and HEAD alone, 405 for anything else, 404 outside of
-// /config/ and /healthz, 500 for a pool it does not know.
+// MCS answers like the Machine Config Server (machine-config-operator, pkg/server/api.go): only GET
+// and HEAD, 405 for other methods, 404 outside of /config/ and /healthz, 500 for an unknown pool.
 type MCS struct {
 	r        *Rig
 	listener net.Listener
@@ -36,8 +35,8 @@ type MCS struct {
 	requests []string
 }
 
-// NewMCS starts one on a free port of the loopback, with a certificate for
-// where a guest sees it and for 127.0.0.1.
+// NewMCS starts one on a free port of the loopback interface, with a certificate for the address
+// that a guest uses and for 127.0.0.1.
 func (r *Rig) NewMCS(configs map[string]string) *MCS {
 	r.t.Helper()
 	m := &MCS{r: r, configs: configs}
@@ -47,7 +46,7 @@ func (r *Rig) NewMCS(configs map[string]string) *MCS {
 		&tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12})
 	r.fatal(err, "plain MCS")
 	m.listener = listener
-	// As the real one: no HTTP/2.
+	// Like the real one, it does not support HTTP/2.
 	server := &http.Server{Handler: m, ReadHeaderTimeout: 10 * time.Second}
 	go func() {
 		if err := server.Serve(listener); err != http.ErrServerClosed {
@@ -58,18 +57,18 @@ func (r *Rig) NewMCS(configs map[string]string) *MCS {
 	return m
 }
 
-// Port is where it listens.
+// Port returns the port on which it listens.
 func (m *MCS) Port() int { return m.listener.Addr().(*net.TCPAddr).Port }
 
-// URL is its address on the host.
+// URL returns its address on the host.
 func (m *MCS) URL() string { return fmt.Sprintf("https://127.0.0.1:%d", m.Port()) }
 
 // CA returns the certificate authority in PEM.
 func (m *MCS) CA() []byte { return m.ca }
 
-// SetDown makes it answer 503 to every request for a config, as one that cannot
-// reach the API server. Its /healthz is 200 all the same, as the real one's, so the
-// verifiers in front stay ready.
+// SetDown makes it answer 503 to every request for a config, like a server that cannot reach the
+// API server. Its /healthz still returns 200, like the real one's, so the verifiers in front stay
+// ready.
 func (m *MCS) SetDown(down bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -86,7 +85,7 @@ func (m *MCS) Set(pool, config string) {
 	m.configs[pool] = config
 }
 
-// Requests lists "METHOD path" of every request so far but those for /healthz.
+// Requests returns "METHOD path" of every request so far, except those for /healthz.
 func (m *MCS) Requests() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -130,7 +129,7 @@ func (m *MCS) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// Serve serves one file over plain HTTP and returns its address as a guest sees it.
+// Serve serves one file over plain HTTP and returns its address for a guest.
 func (r *Rig) Serve(name string, content []byte) string {
 	r.t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -151,8 +150,8 @@ func (r *Rig) Serve(name string, content []byte) string {
 	return fmt.Sprintf("http://%s:%d/%s", Host, listener.Addr().(*net.TCPAddr).Port, name)
 }
 
-// PointerTo is a pointer config as an OpenShift installer writes it: one merge
-// source and the CA that vouches for it.
+// PointerTo returns a pointer config in the form of an OpenShift installer: one merge source and
+// its CA.
 func PointerTo(origin, pool string, ca []byte) []byte {
 	b, err := json.Marshal(map[string]any{"ignition": map[string]any{
 		"version": "3.2.0",
@@ -167,18 +166,18 @@ func PointerTo(origin, pool string, ca []byte) []byte {
 	return b
 }
 
-// Pointer is the pointer config of a node that uses this server.
+// Pointer returns the pointer config of a node that uses this server.
 func (m *MCS) Pointer(pool string) []byte {
 	return PointerTo(fmt.Sprintf("https://%s:%d", Host, m.Port()), pool, m.ca)
 }
 
-// Config is a rendered Ignition config that writes /etc/provisioned, the file a
-// scenario looks for.
+// Config returns a rendered Ignition config that writes /etc/provisioned, the file that scenarios
+// check.
 func Config(content string) string {
 	return ConfigWith(map[string]string{"/etc/provisioned": content})
 }
 
-// ConfigWith is a rendered Ignition config with these files.
+// ConfigWith returns a rendered Ignition config with these files.
 func ConfigWith(files map[string]string) string {
 	var list []any
 	for name, content := range files {
@@ -197,7 +196,7 @@ func ConfigWith(files map[string]string) string {
 	return string(b)
 }
 
-// serverCertificate makes a P-256 CA and a serving certificate under it.
+// serverCertificate creates a P-256 CA and a serving certificate under it.
 func (r *Rig) serverCertificate() (tls.Certificate, []byte) {
 	r.t.Helper()
 	now := time.Now()
@@ -214,7 +213,7 @@ func (r *Rig) serverCertificate() (tls.Certificate, []byte) {
 		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: caDER})
 }
 
-// sign makes a P-256 serving certificate for where a guest sees the host, and 127.0.0.1.
+// sign creates a P-256 serving certificate for the host's address in the guest, and 127.0.0.1.
 func (r *Rig) sign(ca *x509.Certificate, caKey crypto.Signer) (der []byte, key *ecdsa.PrivateKey) {
 	r.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -8,19 +8,18 @@ import (
 	"time"
 )
 
-// Where a guest finds things. An ordinary machine has slirp's usual network; one
-// with a metadata service is in 169.254.0.0/16, since slirp forwards only
-// addresses of its own network.
+// Addresses in a guest. An ordinary machine has slirp's usual network. A machine with a metadata
+// service is in 169.254.0.0/16, because slirp forwards only addresses of its own network.
 const (
-	// Host is the host's loopback as an ordinary guest sees it.
+	// Host is the host's loopback interface for an ordinary guest.
 	Host = "10.0.2.2"
-	// CloudHost is the same as a guest with [VM.Metadata] sees it.
+	// CloudHost is the same for a guest with [VM.Metadata].
 	CloudHost = "169.254.169.2"
 	// metadataAddress is the metadata service of every cloud.
 	metadataAddress = "169.254.169.254"
 )
 
-// netdev is QEMU's network for the machine, with its metadata service if it has one.
+// netdev returns QEMU's network for the machine, with its metadata service if it has one.
 func (n *Node) netdev(metadata http.Handler) string {
 	if metadata == nil {
 		return "user,id=net"
@@ -35,12 +34,12 @@ func (n *Node) netdev(metadata http.Handler) string {
 		}
 	}()
 	n.r.t.Cleanup(func() { server.Close() })
-	// Slirp starts a program for each connection and joins it to the guest's.
+	// Slirp starts a program for each connection and connects it to the guest.
 	return fmt.Sprintf("user,id=net,net=169.254.0.0/16,host=%s,guestfwd=tcp:%s:80-cmd:busybox nc 127.0.0.1 %d",
 		CloudHost, metadataAddress, listener.Addr().(*net.TCPAddr).Port)
 }
 
-// asked remembers what the machine asked its metadata service.
+// asked records the machine's requests to its metadata service.
 type asked struct {
 	n    *Node
 	next http.Handler
@@ -53,16 +52,15 @@ func (a *asked) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	a.next.ServeHTTP(w, req)
 }
 
-// Metadata lists what the machine asked its metadata service so far: "METHOD path
-// user-agent".
+// Metadata returns the machine's requests to its metadata service so far: "METHOD path user-agent".
 func (n *Node) Metadata() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return append([]string(nil), n.metadata...)
 }
 
-// AskedMetadata reports whether a request for the path came from a client whose
-// name begins like this: Ignition says "Ignition/" and its version.
+// AskedMetadata reports whether a request for the path came from a client whose name begins with
+// userAgent. Ignition sends "Ignition/" and its version.
 func (n *Node) AskedMetadata(path, userAgent string) bool {
 	for _, line := range n.Metadata() {
 		if f := strings.SplitN(line, " ", 3); f[1] == path && strings.HasPrefix(f[2], userAgent) {

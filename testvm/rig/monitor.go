@@ -10,7 +10,7 @@ import (
 
 func (n *Node) monitorSocket() string { return filepath.Join(n.dir, "monitor") }
 
-// Plug puts the network cable into a machine that was started Unplugged.
+// Plug connects the network cable of a machine that was started Unplugged.
 func (n *Node) Plug() { n.monitor("set_link net on") }
 
 // monitor gives QEMU one command and waits for its next prompt.

@@ -16,9 +16,9 @@ import (
 	"time"
 )
 
-// Relay ends a node's TLS connection and asks the verifier on one of its own. It
-// is an honest front end where the policy says so, and a thief in the middle
-// where it does not. It remembers what the node sent.
+// Relay terminates a node's TLS connection and forwards its requests to the verifier on a separate
+// connection. It is a legitimate front end if the policy allows it, and an attacker in the middle
+// otherwise. It records the node's requests.
 type Relay struct {
 	r        *Rig
 	listener net.Listener
@@ -31,14 +31,14 @@ type Relay struct {
 	calls []Call
 }
 
-// Call is a request that passed.
+// Call is a recorded request.
 type Call struct {
 	Path, ContentType string
 	Body              []byte
 	Status            int
 }
 
-// NewRelay starts one on a free port, with a certificate of a CA of its own.
+// NewRelay starts one on a free port, with a certificate of its own CA.
 func (r *Rig) NewRelay() *Relay {
 	r.t.Helper()
 	cert, ca := r.serverCertificate()
@@ -58,23 +58,22 @@ func (r *Rig) NewRelay() *Relay {
 	return relay
 }
 
-// Origin is where a guest reaches the relay.
+// Origin returns the address at which a guest reaches the relay.
 func (l *Relay) Origin() string {
 	return fmt.Sprintf("https://%s:%d", Host, l.listener.Addr().(*net.TCPAddr).Port)
 }
 
-// Pointer is the pointer config of a node that is sent to the relay.
+// Pointer returns the pointer config of a node that uses the relay.
 func (l *Relay) Pointer(pool string) []byte { return PointerTo(l.Origin(), pool, l.ca) }
 
-// KeySHA256 is the hash of the public key that it serves with, as a policy's
-// frontEndKeys has it.
+// KeySHA256 returns the hash of the public key that it serves with, as in a policy's frontEndKeys.
 func (l *Relay) KeySHA256() string {
 	sum := sha256.Sum256(l.leaf.RawSubjectPublicKeyInfo)
 	return hex.EncodeToString(sum[:])
 }
 
-// To names the verifier behind. One connection for everything, as the exporter
-// binding wants Challenge and Attest on the same.
+// To sets the verifier. All requests use one connection, because the exporter binding requires it
+// for Challenge and Attest.
 func (l *Relay) To(v *Verifier) {
 	l.r.t.Helper()
 	transport := v.transport()
@@ -136,7 +135,7 @@ func (l *Relay) Last(path string) Call {
 	return Call{}
 }
 
-// Replay sends a recorded call to the verifier, on a new connection.
+// Replay sends a recorded call to the verifier on a new connection.
 func (l *Relay) Replay(c Call) (status int, body string) {
 	l.r.t.Helper()
 	client := l.to.Client()

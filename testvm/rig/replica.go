@@ -14,7 +14,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/binaries"
 )
 
-// VerifierBinary builds the verifier as it is shipped.
+// VerifierBinary builds the verifier in its shipped form.
 func (r *Rig) VerifierBinary() string {
 	r.t.Helper()
 	path, err := binaries.Verifier()
@@ -22,21 +22,21 @@ func (r *Rig) VerifierBinary() string {
 	return path
 }
 
-// ReplicaConfig is one of several verifiers that keep nothing themselves.
+// ReplicaConfig defines one of several verifiers that store nothing themselves.
 type ReplicaConfig struct {
-	// Name is the replica's own, the pod's in a cluster.
+	// Name is the replica's own name; in a cluster, the pod's.
 	Name string
 	// Config is mcs-attest.yaml, without the addresses to listen on.
 	Config string
-	// Controller is that of its controller, which has another account.
+	// Controller is the configuration of its controller, which has another account.
 	Controller string
-	// CA is the certificate authority that the replica's certificate will be from.
+	// CA is the certificate authority that will issue the replica's certificate.
 	CA []byte
 	// OnAudit is called with each line of the audit log.
 	OnAudit func(Audit)
 }
 
-// Replica makes a verifier, a front and a controller, whose folder holds only the
+// Replica creates a verifier, a front and a controller, whose folder contains only the
 // configurations. It is not started.
 func (r *Rig) Replica(c ReplicaConfig) *Verifier {
 	r.t.Helper()
@@ -57,10 +57,10 @@ func (r *Rig) Replica(c ReplicaConfig) *Verifier {
 	return v
 }
 
-// Addr is where it listens, on the host.
+// Addr returns its address on the host.
 func (v *Verifier) Addr() string { return fmt.Sprintf("127.0.0.1:%d", v.Port) }
 
-// WaitReady waits until a replica says that it could serve a machine.
+// WaitReady waits until a replica reports that it can serve a machine.
 func (v *Verifier) WaitReady() {
 	v.r.t.Helper()
 	client := &http.Client{Timeout: 10 * time.Second}
@@ -87,7 +87,7 @@ func (v *Verifier) logTail() string {
 	return "\t" + strings.Join(lines[max(0, len(lines)-20):], "\n\t")
 }
 
-// Serving is the certificate and the key that it serves with, in PEM.
+// Serving returns the certificate and the key that it serves with, in PEM.
 func (m *MCS) Serving() (cert, key []byte) {
 	m.r.t.Helper()
 	der, err := x509.MarshalPKCS8PrivateKey(m.cert.PrivateKey)

@@ -1,11 +1,10 @@
-// Package rig boots virtual machines: a real kernel, a real dracut initramfs
-// with the agent in it, real Ignition, a software TPM, and a real verifier
-// process on the host's loopback, which the guest reaches at 10.0.2.2, or,
-// where it has a cloud's metadata service, at 169.254.169.2.
+// Package rig boots virtual machines: a real kernel, a real dracut initramfs with the agent, real
+// Ignition, a software TPM, and a real verifier process on the host's loopback interface. The guest
+// reaches the host at 10.0.2.2, or at 169.254.169.2 if it has a cloud's metadata service.
 //
-// One scenario is a folder below testvm/scenarios with a test in it. A test asks
-// the rig for a verifier, a TPM and a machine, and then says what the node saw
-// (its console, its journal, its disk) and what the verifier recorded:
+// One scenario is a folder below testvm/scenarios with a test. A test asks the rig for a verifier,
+// a TPM and a machine. Then it checks the node (its console, its journal, its disk) and the
+// verifier's records:
 //
 //	r := rig.New(t)
 //	v := r.Verifier(rig.VerifierConfig{})
@@ -14,17 +13,17 @@
 //	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker")})
 //	node.WantProvisioned()
 //
-// What takes time to build (initramfs, root disk, unified kernel images, a newer
-// Ignition) is kept under ${XDG_CACHE_HOME:-~/.cache}/mcs-attest, named by a hash
-// of everything that went into it. Nothing is installed into the system, nothing
-// needs root, and nothing outside the cache and the artifacts folder is written.
+// Results of slow builds (initramfs, root disk, unified kernel images, a newer Ignition) are stored
+// in ${XDG_CACHE_HOME:-~/.cache}/mcs-attest, named by a hash of all inputs. Nothing is installed
+// into the system, nothing needs root, and nothing is written outside of the cache and the
+// artifacts folder.
 //
-// A failed test leaves its machines' serial logs, their journals, the verifier's
-// log under artifacts/<test>.
+// A failed test keeps its machines' serial logs, their journals and the verifier's log under
+// artifacts/<test>.
 //
-// Machines run under emulation (TCG): a host whose /dev/kvm opens may still not
-// run a guest. Deadlines are generous, because a loaded host stretches a boot of
-// twelve seconds to thirty.
+// Machines run under emulation (TCG), because a host whose /dev/kvm opens may still be unable to
+// run a guest. Deadlines are generous, because a boot of twelve seconds takes thirty on a busy
+// host.
 package rig
 
 import (
@@ -40,7 +39,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/buildcache"
 )
 
-// TB is what the rig needs of a test; *testing.T has it, and so has the demo.
+// TB is the part of *testing.T that the rig uses. The demo implements it, too.
 type TB interface {
 	Helper()
 	Name() string
@@ -64,8 +63,8 @@ type Rig struct {
 	verifiers int
 }
 
-// New makes a rig for one test. It waits until the host has a free place for
-// a machine (takeSlot), and prints the scenario's seconds at the end.
+// New returns a rig for one test. It waits until the host has a free slot for a machine (takeSlot),
+// and logs the scenario's duration at the end.
 func New(t TB) *Rig {
 	t.Helper()
 	r := &Rig{t: t, dir: shortTempDir(t)}
@@ -84,12 +83,12 @@ func New(t TB) *Rig {
 	return r
 }
 
-// progress tells a person who waits what is going on.
+// progress reports progress.
 func (r *Rig) progress(format string, a ...any) {
 	r.t.Logf("rig: "+format, a...)
 }
 
-// fatal ends the test when err is not nil.
+// fatal ends the test if err is not nil.
 func (r *Rig) fatal(err error, format string, a ...any) {
 	if err != nil {
 		r.t.Helper()
@@ -97,7 +96,7 @@ func (r *Rig) fatal(err error, format string, a ...any) {
 	}
 }
 
-// run runs a tool to its end and returns what it printed.
+// run runs a tool to its end and returns its output.
 func (r *Rig) run(dir string, env []string, name string, args ...string) string {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
@@ -112,8 +111,8 @@ func (r *Rig) run(dir string, env []string, name string, args ...string) string 
 	return string(out)
 }
 
-// tools lists every program the rig runs, with the package that brings it in
-// Debian 12 (.ci/packages.txt holds the same packages).
+// tools lists every program that the rig runs, with its package in Debian 12 (.ci/packages.txt has
+// the same packages).
 var tools = map[string]string{
 	"qemu-system-x86_64": "qemu-system-x86",
 	"qemu-img":           "qemu-utils",
@@ -149,7 +148,7 @@ func (r *Rig) needTools() {
 	}
 }
 
-// findRepo returns the root of the source tree that holds the working folder.
+// findRepo returns the root of the source tree that contains the working folder.
 func findRepo(t TB) string {
 	t.Helper()
 	dir, err := os.Getwd()
@@ -165,7 +164,7 @@ func findRepo(t TB) string {
 	return ""
 }
 
-// shortTempDir is a folder for sockets, whose paths may have 107 bytes at most.
+// shortTempDir returns a folder for sockets, whose paths may have at most 107 bytes.
 func shortTempDir(t TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "rig-")
@@ -188,7 +187,7 @@ func (r *Rig) Source(path string) []byte {
 	return b
 }
 
-// keep names a file to copy to the artifacts folder when the test fails.
+// keep registers a file that is copied to the artifacts folder if the test fails.
 func (r *Rig) keep(path string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

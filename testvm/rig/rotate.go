@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// RotateCertificate puts a new serving certificate of the folder's CA into place,
-// as an administrator's own tool would: the key first, then the certificate.
+// RotateCertificate installs a new serving certificate of the folder's CA in the order of an
+// administrator's tool: first the key, then the certificate.
 func (v *Verifier) RotateCertificate() {
 	v.r.t.Helper()
 	caCert, err := x509.ParseCertificate(v.pem("tls/ca.crt"))
@@ -39,7 +39,7 @@ func (v *Verifier) pem(name string) []byte {
 	return block.Bytes
 }
 
-// Leaf is the SHA-256 of the certificate that it serves with now.
+// Leaf returns the SHA-256 of the certificate that it currently serves.
 func (v *Verifier) Leaf() string {
 	v.r.t.Helper()
 	transport := v.transport()
@@ -50,7 +50,7 @@ func (v *Verifier) Leaf() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// WaitLeaf waits until it serves with another certificate than before.
+// WaitLeaf waits until it serves a certificate other than before.
 func (v *Verifier) WaitLeaf(before string) string {
 	v.r.t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Record is what status says of one machine.
+// Record is the status output of one machine.
 type Record struct {
 	// Name is "namespace/name".
 	Name   string `json:"name"`
@@ -29,7 +29,7 @@ type Record struct {
 	} `json:"record"`
 }
 
-// Phase is the record's phase, "" while nothing has happened.
+// Phase returns the record's phase, or "" if there is none yet.
 func (rec Record) Phase() string {
 	if rec.Record == nil {
 		return ""
@@ -37,8 +37,7 @@ func (rec Record) Phase() string {
 	return rec.Record.Phase
 }
 
-// Status is `status -o json`: the machines, and the ids of those that wait for
-// approval.
+// Status returns `status -o json`: the machines, and the ids of those that wait for approval.
 func (v *Verifier) Status() (machines []Record, pending []string) {
 	v.r.t.Helper()
 	var state struct {
@@ -60,7 +59,7 @@ func (v *Verifier) Status() (machines []Record, pending []string) {
 	return state.Machines, pending
 }
 
-// WantRecord requires a record by name, in a phase.
+// WantRecord requires a record with that name in a phase.
 func (v *Verifier) WantRecord(name, phase string) Record {
 	v.r.t.Helper()
 	machines, _ := v.Status()
@@ -72,6 +71,6 @@ func (v *Verifier) WantRecord(name, phase string) Record {
 			return rec
 		}
 	}
-	v.r.t.Fatalf("status does not know %s:\n%s", name, v.Run("status"))
+	v.r.t.Fatalf("status does not list %s:\n%s", name, v.Run("status"))
 	return Record{}
 }

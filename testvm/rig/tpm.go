@@ -13,19 +13,18 @@ import (
 	"time"
 )
 
-// TPM is the state of one software TPM: its seeds, keys and certificates. It
-// outlives the machines that are started with it, as a real one does.
+// TPM is the state of one software TPM: its seeds, keys and certificates. Like a real TPM, it
+// outlives each start of a machine.
 type TPM struct {
 	r   *Rig
 	dir string
 }
 
-// NewTPM makes a TPM with an RSA-2048 and a P-384 endorsement key, each with a
-// certificate of the rig's own CA in NV, and the SHA-256 PCR bank.
+// NewTPM creates a TPM with an RSA-2048 and a P-384 endorsement key, each with a certificate of the
+// rig's own CA in NV, and the SHA-256 PCR bank.
 func (r *Rig) NewTPM() *TPM { return r.newTPM(r.tpmCA("tpmca")) }
 
-// NewTPMOfAnotherMaker makes a TPM whose certificates come from a CA that is
-// not in EKRoots.
+// NewTPMOfAnotherMaker creates a TPM whose certificates come from a CA that is not in EKRoots.
 func (r *Rig) NewTPMOfAnotherMaker() *TPM { return r.newTPM(r.tpmCA("othertpmca")) }
 
 func (r *Rig) newTPM(ca string) *TPM {
@@ -37,9 +36,8 @@ func (r *Rig) newTPM(ca string) *TPM {
 	return &TPM{r: r, dir: dir}
 }
 
-// tpmCA writes the configuration of the rig's own EK certificate authority;
-// swtpm_setup makes its keys with the first TPM. Nothing of the system's
-// /var/lib/swtpm-localca is used.
+// tpmCA writes the configuration of the rig's own EK certificate authority; swtpm_setup creates its
+// keys with the first TPM. It does not use the system's /var/lib/swtpm-localca.
 func (r *Rig) tpmCA(name string) string {
 	r.t.Helper()
 	dir := filepath.Join(r.dir, name)
@@ -61,8 +59,8 @@ func (r *Rig) tpmCA(name string) string {
 	return dir
 }
 
-// EKRoots returns the certificates, in PEM, that vouch for the rig's TPMs: the
-// root and the issuing CA. At least one TPM must have been made.
+// EKRoots returns the certificates, in PEM, that vouch for the rig's TPMs: the root and the issuing
+// CA. A TPM must have been created before.
 func (r *Rig) EKRoots() []byte {
 	r.t.Helper()
 	var out []byte
@@ -74,8 +72,8 @@ func (r *Rig) EKRoots() []byte {
 	return out
 }
 
-// EKSHA256 returns the SHA-256, in hex, of each endorsement key's
-// SubjectPublicKeyInfo: what an enrolment names.
+// EKSHA256 returns the SHA-256, in hex, of each endorsement key's SubjectPublicKeyInfo, which an
+// enrollment names.
 func (t *TPM) EKSHA256() []string {
 	t.r.t.Helper()
 	var hashes []string
@@ -86,7 +84,7 @@ func (t *TPM) EKSHA256() []string {
 	return hashes
 }
 
-// EndorsementKeys are the public keys: what a cloud knows of its virtual TPMs.
+// EndorsementKeys returns the public keys, which a cloud has for its virtual TPMs.
 func (t *TPM) EndorsementKeys() []crypto.PublicKey {
 	t.r.t.Helper()
 	var keys []crypto.PublicKey
@@ -111,8 +109,8 @@ func (t *TPM) ekCertificates() (certs []*x509.Certificate) {
 	return certs
 }
 
-// start runs the TPM for one machine; it ends when QEMU hangs up. A machine
-// that starts again is a TPM reset: PCRs are cleared, keys stay.
+// start runs the TPM for one machine until QEMU disconnects. A machine that starts again resets the
+// TPM: PCRs are cleared, keys stay.
 func (t *TPM) start(socket string) {
 	t.r.t.Helper()
 	cmd := exec.Command("swtpm", "socket", "--tpm2", "--tpmstate", "dir="+t.dir,
@@ -140,7 +138,7 @@ func (t *TPM) start(socket string) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.r.t.Fatalf("swtpm made no socket at %s", socket)
+			t.r.t.Fatalf("swtpm created no socket at %s", socket)
 		}
 	}
 }

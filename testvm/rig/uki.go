@@ -8,16 +8,16 @@ import (
 	"sort"
 )
 
-// UKI is a unified kernel image on an EFI system partition: systemd's stub, the
-// kernel, an initramfs and a command line in one signed file.
+// UKI is a unified kernel image on an EFI system partition: systemd's stub, the kernel, an
+// initramfs and a command line in one signed file.
 type UKI struct {
 	Initrd Initrd
 	// Cmdline is added to the usual command line, inside the image.
 	Cmdline string
-	// Unsigned leaves the signature out.
+	// Unsigned omits the signature.
 	Unsigned bool
-	// Credentials are put beside the image, where the stub picks them up and
-	// measures them into PCR 12: name to content.
+	// Credentials are stored next to the image, where the stub reads them and measures them into
+	// PCR 12: name to content.
 	Credentials map[string]string
 }
 
@@ -29,8 +29,8 @@ const (
 	ovmf         = "/usr/share/OVMF/"
 )
 
-// firmware returns QEMU's options for OVMF, with a copy of the variables for this
-// machine, and with the system management mode that protects them if secure.
+// firmware returns QEMU's options for OVMF, with a copy of the variables for this machine. If
+// secure is true, the system management mode protects the variables.
 func (n *Node) firmware(vars string, secure bool) (args []string, machine string) {
 	n.r.t.Helper()
 	code := ovmf + "OVMF_CODE_4M.fd"
@@ -49,7 +49,7 @@ func (n *Node) firmware(vars string, secure bool) (args []string, machine string
 		"-drive", "if=pflash,unit=1,format=raw,file="+own), machine
 }
 
-// BuildUKI makes the image, or finds it in the cache.
+// BuildUKI creates the image, or returns it from the cache.
 func (r *Rig) BuildUKI(u UKI) string {
 	r.t.Helper()
 	u.Initrd.Compress = true
@@ -75,7 +75,7 @@ func (r *Rig) BuildUKI(u UKI) string {
 			{".linux", kernel},
 			{".initrd", initrd},
 		}
-		// One after another behind the stub's own sections, page by page.
+		// One after another after the stub's own sections, page by page.
 		next := r.endOfImage(efiStub)
 		var args []string
 		for _, s := range sections {
@@ -105,7 +105,7 @@ func (r *Rig) endOfImage(path string) uint64 {
 	defer f.Close()
 	header, ok := f.OptionalHeader.(*pe.OptionalHeader64)
 	if !ok {
-		r.t.Fatalf("%s is no 64-bit image", path)
+		r.t.Fatalf("%s is not a 64-bit image", path)
 	}
 	var end uint64
 	for _, s := range f.Sections {
@@ -114,7 +114,7 @@ func (r *Rig) endOfImage(path string) uint64 {
 	return pageAlign(end)
 }
 
-// esp makes a FAT file system with the image where firmware looks for it.
+// esp creates a FAT file system with the image at the path that firmware uses.
 func (r *Rig) esp(u UKI) string {
 	r.t.Helper()
 	image := r.BuildUKI(u)
@@ -131,7 +131,7 @@ func (r *Rig) esp(u UKI) string {
 		info, err := os.Stat(image)
 		r.fatal(err, "ESP")
 		r.fatal(os.WriteFile(out, nil, 0o644), "ESP")
-		// FAT32 wants 65525 clusters at least: never below 40 MiB.
+		// FAT32 requires at least 65525 clusters, so the size is never below 40 MiB.
 		r.fatal(os.Truncate(out, max(info.Size()+16<<20, 64<<20)), "ESP")
 		r.run(r.dir, nil, "mkfs.vfat", "-F", "32", "-n", "ESP", out)
 		dirs := []string{"::/EFI", "::/EFI/BOOT"}

@@ -18,27 +18,26 @@ import (
 	"time"
 )
 
-// VerifierConfig says how a verifier is set up. The zero value serves its own
-// config for the pool "worker" under the policy that init writes: Enforce, an
-// enrolled TPM, identity-only.
+// VerifierConfig defines how a verifier is set up. The zero value serves its own config for the
+// pool "worker" under the policy that init writes: Enforce, an enrolled TPM, identity-only.
 type VerifierConfig struct {
-	// Pools, "worker" if empty, each with a config that writes "for POOL" into
+	// Pools are the pools, "worker" if empty, each with a config that writes "for POOL" into
 	// /etc/provisioned.
 	Pools []string
 	// Policy replaces the sample policy.
 	Policy string
 	// Upstream makes it a gate in front of this server instead.
 	Upstream *MCS
-	// Host is where its machines reach it: [Host] if empty, [CloudHost] where they
-	// have a metadata service.
+	// Host is the address for its machines: by default [Host], or [CloudHost] if they have a
+	// metadata service.
 	Host string
-	// Origins are further ones, of front ends.
+	// Origins are additional ones, of front ends.
 	Origins []string
 	// Extra is appended to mcs-attest.yaml.
 	Extra string
-	// Files are further files of the folder: trust anchors, Machines.
+	// Files are additional files of the folder: trust anchors, Machines.
 	Files map[string]string
-	// Env is added to the process' environment, "NAME=value": a cloud's credentials.
+	// Env is added to the environment of the process, "NAME=value": a cloud's credentials.
 	Env []string
 	// OnAudit is called with each line of the audit log.
 	OnAudit func(Audit)
@@ -46,7 +45,7 @@ type VerifierConfig struct {
 	Stopped bool
 }
 
-// Verifier is a real mcs-attest-verifier process over a folder of its own.
+// Verifier is a real mcs-attest-verifier process with its own folder.
 type Verifier struct {
 	r          *Rig
 	Dir        string
@@ -69,7 +68,7 @@ type Verifier struct {
 	changed chan struct{}
 }
 
-// Verifier makes a folder with `init` and starts a verifier on it.
+// Verifier creates a folder with `init` and starts a verifier on it.
 func (r *Rig) Verifier(c VerifierConfig) *Verifier {
 	r.t.Helper()
 	if len(c.Pools) == 0 {
@@ -130,14 +129,13 @@ func (r *Rig) freePort() int {
 
 func (v *Verifier) configFile() string { return filepath.Join(v.Dir, "mcs-attest.yaml") }
 
-// Host is the address in its origin.
+// Host returns the address in its origin.
 func (v *Verifier) Host() string { return cmp.Or(v.host, Host) }
 
-// Origin is where a guest reaches the verifier: the host as slirp shows it.
+// Origin returns the origin for a guest: the host in slirp's network.
 func (v *Verifier) Origin() string { return fmt.Sprintf("https://%s:%d", v.Host(), v.Port) }
 
-// Write writes a file of the folder as an administrator would; a folder below it
-// is made.
+// Write writes a file of the folder, like an administrator, and creates the folder of the file.
 func (v *Verifier) Write(name, content string) {
 	v.r.t.Helper()
 	path := filepath.Join(v.Dir, name)
@@ -154,7 +152,7 @@ func (v *Verifier) Read(name string) []byte {
 	return b
 }
 
-// Pointer is the pointer config that init made for the pool.
+// Pointer returns the pointer config that init created for the pool.
 func (v *Verifier) Pointer(pool string) []byte { return v.Read("pointers/" + pool + ".ign") }
 
 // Start starts the process and waits until it serves.
@@ -206,10 +204,10 @@ func (v *Verifier) Start() {
 	}
 }
 
-// Stop ends the process as an administrator does, and waits for it.
+// Stop ends the process normally and waits for it.
 func (v *Verifier) Stop() { v.signal(syscall.SIGTERM) }
 
-// Kill ends it as a power cut does.
+// Kill kills the process, like a power cut.
 func (v *Verifier) Kill() { v.signal(syscall.SIGKILL) }
 
 func (v *Verifier) signal(s syscall.Signal) {
@@ -239,7 +237,7 @@ func (v *Verifier) signal(s syscall.Signal) {
 	}
 }
 
-// Log is everything it printed.
+// Log returns its whole output.
 func (v *Verifier) Log() string {
 	v.r.t.Helper()
 	b, err := os.ReadFile(v.log)
@@ -247,7 +245,7 @@ func (v *Verifier) Log() string {
 	return string(b)
 }
 
-// Run runs a subcommand on the folder and returns what it printed.
+// Run runs a subcommand on the folder and returns its output.
 func (v *Verifier) Run(args ...string) string {
 	v.r.t.Helper()
 	return v.r.run(v.Dir, nil, v.binary, append(args, "--config", v.configFile())...)
@@ -259,7 +257,7 @@ func (v *Verifier) Tool(args ...string) string {
 	return v.r.run(v.Dir, nil, v.binary, args...)
 }
 
-// Enroll enrols the TPM's keys under a name, for a pool.
+// Enroll enrolls the TPM's keys under a name, for a pool.
 func (v *Verifier) Enroll(name, pool string, tpm *TPM) {
 	v.r.t.Helper()
 	args := []string{"enroll", "--name", name, "--pool", pool}
@@ -269,7 +267,7 @@ func (v *Verifier) Enroll(name, pool string, tpm *TPM) {
 	v.Run(args...)
 }
 
-// Client speaks to it from the host, with the folder's CA and nothing else.
+// Client returns a client on the host that trusts only the folder's CA.
 func (v *Verifier) Client() *http.Client {
 	return &http.Client{Timeout: 30 * time.Second, Transport: v.transport()}
 }
@@ -289,7 +287,7 @@ func (v *Verifier) local(path string) string {
 	return fmt.Sprintf("https://127.0.0.1:%d%s", v.Port, path)
 }
 
-// Get asks the gate from the host; token may be empty.
+// Get sends a request to the gate from the host; token may be empty.
 func (v *Verifier) Get(path, token string) (status int, body string) {
 	v.r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)

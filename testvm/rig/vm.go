@@ -15,46 +15,45 @@ import (
 	"time"
 )
 
-// BootTimeout limits how long a machine takes to its end. An idle host needs 12
-// to 25 seconds; one that runs every test at the same time has needed 240.
+// BootTimeout limits the time until the end of a machine. An idle host needs 12 to 25 seconds; a
+// host that runs all tests at the same time has needed 240.
 const BootTimeout = 10 * time.Minute
 
-// VM says what to boot. The zero value is a machine without a TPM and without a
-// config, with the agent in its initramfs, started by SeaBIOS.
+// VM defines what to boot. The zero value is a machine without a TPM and without a config, with the
+// agent in its initramfs, started by SeaBIOS.
 type VM struct {
-	// Name appears in file names and progress lines; "node" if empty.
+	// Name is used in file names and progress lines; "node" if empty.
 	Name   string
 	TPM    *TPM
 	Initrd Initrd
-	// Pointer is the platform's pointer config, given by fw_cfg.
+	// Pointer is the platform's pointer config, provided by fw_cfg.
 	Pointer []byte
-	// Platform is Ignition's name of it; "qemu" if empty.
+	// Platform is Ignition's name of the platform; "qemu" if empty.
 	Platform string
-	// Metadata answers at 169.254.169.254:80, for this machine alone; the verifier
-	// is then at [CloudHost]. Nil: there is no such address.
+	// Metadata answers at 169.254.169.254:80, only for this machine; the verifier is then at
+	// [CloudHost]. Nil means that the address does not exist.
 	Metadata http.Handler
-	// ConfigDrive is a CD-ROM with the label config-2: path to content. Nil: none.
+	// ConfigDrive is a CD-ROM with the label config-2: path to content. Nil means none.
 	ConfigDrive map[string]string
 	// Cmdline is added to the kernel's command line.
 	Cmdline string
-	// Root holds more files for the root disk: path to content.
+	// Root has additional files for the root disk: path to content.
 	Root map[string]string
-	// Kubelet makes its real root one that becomes a Node. Nil: the machine says
-	// what it has received, and ends.
+	// Kubelet turns its real root into a Node. Nil means that the machine prints what it received,
+	// and ends.
 	Kubelet *Kubelet
 	// UKI boots through OVMF from an EFI system partition instead.
 	UKI *UKI
-	// SecureBoot turns it on, with the snake-oil keys; only with UKI.
+	// SecureBoot enables Secure Boot with the snake-oil keys; only with UKI.
 	SecureBoot bool
-	// MicrosoftKeys boots the kernel directly through OVMF with Microsoft's keys
-	// enrolled, none of which signed it.
+	// MicrosoftKeys boots the kernel directly through OVMF with Microsoft's keys enrolled, none of
+	// which signed it.
 	MicrosoftKeys bool
-	// Clock is where the machine's clock starts, "2006-01-02T15:04:05"; the
-	// host's time if empty.
+	// Clock is the start of the machine's clock, "2006-01-02T15:04:05"; the host's time if empty.
 	Clock string
-	// Unplugged starts without a network cable; [Node.Plug] puts it in.
+	// Unplugged starts without a network cable; [Node.Plug] connects it.
 	Unplugged bool
-	// LaterBoot leaves out what makes a first boot.
+	// LaterBoot omits what makes a first boot.
 	LaterBoot bool
 	// OnLine is called with each line of the console.
 	OnLine func(string)
@@ -69,25 +68,25 @@ type Node struct {
 	onLine  func(string)
 
 	cmd   *exec.Cmd
-	stdin io.Writer // of its console
+	stdin io.Writer // stdin of its console
 	ended chan struct{}
 
 	mu       sync.Mutex
 	console  []string
 	changed  chan struct{}
-	metadata []string // what it asked its metadata service
+	metadata []string // its requests to the metadata service
 }
 
-// Every machine boots with bareCmdline, and on a first boot with [firstBoot].
-// rd.shell=0: where a person would get an emergency shell, the machine restarts,
-// as CoreOS does after a while. The last words only make the emulation faster: QEMU
-// translates a library again for each address that it is loaded at.
+// Every machine boots with bareCmdline, and on a first boot with [firstBoot]. rd.shell=0: instead
+// of an emergency shell the machine restarts, as CoreOS does after a while. The last arguments only
+// make the emulation faster: QEMU translates a library again for each address at which it is
+// loaded.
 const bareCmdline = "console=ttyS0 root=LABEL=root rw rd.shell=0 rd.emergency=reboot panic=-1 " +
 	"norandmaps mitigations=off audit=0 cryptomgr.notests"
 
-// processor is an old model with the instructions that cryptography uses. QEMU
-// emulates AVX and a larger register state more slowly. One core needs a third less
-// processor time than two, because emulated cores wait for each other.
+// processor is an old model with the instructions that cryptography uses. QEMU emulates AVX and a
+// larger register state more slowly. One core needs a third less processor time than two, because
+// emulated cores wait for each other.
 const processor = "qemu64,ssse3=on,sse4.1=on,sse4.2=on,aes=on,pclmulqdq=on,popcnt=on,rdrand=on"
 
 func firstBoot(platform string) string {
@@ -210,7 +209,7 @@ func (n *Node) start(args []string) {
 	}()
 }
 
-// escape is what a terminal would swallow.
+// escape matches what a terminal would interpret.
 var escape = regexp.MustCompile("\x1b(\\[[0-9;?]*[a-zA-Z]|[c()][0-9A-Z]?)|\r")
 
 func (n *Node) read(console io.Reader) {
@@ -249,15 +248,15 @@ func (n *Node) lines() []string {
 	return append([]string(nil), n.console...)
 }
 
-// Console is everything the machine has printed so far.
+// Console returns everything that the machine has printed so far.
 func (n *Node) Console() string { return strings.Join(n.lines(), "\n") + "\n" }
 
-// Journal is the initramfs' journal so far, as the second serial port has it.
+// Journal returns the initramfs' journal so far, from the second serial port.
 func (n *Node) Journal() string { return n.read1("journal.log") }
 
-// Probe is what the rig's probe (rig.probe on the command line) handed out: the
-// pointer config with the node's token, before Ignition used it. Of a machine with
-// a kubelet it is, without the probe, the kubeconfig.
+// Probe returns the output of the rig's probe (rig.probe on the command line): the pointer config
+// with the node's token, before Ignition used it. For a machine with a kubelet it returns the
+// kubeconfig, without the probe.
 func (n *Node) Probe() string { return n.read1("probe.log") }
 
 func (n *Node) read1(name string) string {
@@ -296,7 +295,7 @@ func (n *Node) WaitFor(pattern string) string {
 			}
 			n.r.t.Fatalf("%s ended before its console said %q; it ended with\n%s", n.name, pattern, n.tail())
 		case <-deadline:
-			n.r.t.Fatalf("%s did not say %q within %v; it said last\n%s", n.name, pattern, BootTimeout, n.tail())
+			n.r.t.Fatalf("%s did not print %q within %v; the last lines are\n%s", n.name, pattern, BootTimeout, n.tail())
 		}
 	}
 }
@@ -341,8 +340,8 @@ func (n *Node) Said(pattern string) bool {
 	return false
 }
 
-// PCR11 is the value the machine had where it ended: in the real root, or where
-// a shell would have started. "" if it said nothing, "none" without a TPM.
+// PCR11 returns the value at the end of the machine: in the real root, or where a shell would have
+// started. It is "" if the machine printed none, and "none" without a TPM.
 func (n *Node) PCR11() string {
 	for _, l := range n.lines() {
 		if _, value, ok := strings.Cut(l, " pcr11="); ok && strings.HasPrefix(l, "rig: ") {
@@ -352,7 +351,7 @@ func (n *Node) PCR11() string {
 	return ""
 }
 
-// Token is the node's own token, as the probe saw it before Ignition used it.
+// Token returns the node's own token, which the probe read before Ignition used it.
 func (n *Node) Token() string {
 	n.r.t.Helper()
 	found := regexp.MustCompile(`Bearer (eyJ[A-Za-z0-9_.-]+)`).FindStringSubmatch(n.Probe())
@@ -362,8 +361,8 @@ func (n *Node) Token() string {
 	return found[1]
 }
 
-// WantProvisioned waits for the end and requires that Ignition's file was there
-// when the real root came up.
+// WantProvisioned waits for the end and requires that Ignition's file existed when the real root
+// started.
 func (n *Node) WantProvisioned() {
 	n.r.t.Helper()
 	n.Wait()
@@ -372,8 +371,8 @@ func (n *Node) WantProvisioned() {
 	}
 }
 
-// WantEmergency waits for the end and requires that the machine ended where an
-// emergency shell would be, with nothing of the config on its disk.
+// WantEmergency waits for the end and requires that the machine ended at the emergency shell, with
+// nothing of the config on its disk.
 func (n *Node) WantEmergency() {
 	n.r.t.Helper()
 	n.Wait()

@@ -24,8 +24,8 @@ import (
 // node4 is the address of the second control-plane host.
 const node4 = "192.0.2.20"
 
-// plane is a control plane of two hosts, cp and node, with an API server, and a
-// verifier on each. cp has a Machine Config Server, too.
+// plane is a control plane of two hosts, cp and node, with an API server, and a verifier on each.
+// cp also has a Machine Config Server.
 type plane struct {
 	*cluster
 	api    *kube.Cluster
@@ -37,7 +37,7 @@ type plane struct {
 
 func newPlane(t *testing.T) *plane {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "doors-") // t.TempDir is root's alone
+	dir, err := os.MkdirTemp("", "doors-") // only root can read t.TempDir
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ spec: {}
 	return p
 }
 
-// forward lets processes on a host reach the API server where it is for the test.
+// forward lets processes on a host reach the test's API server.
 func (p *plane) forward(t *testing.T, host string) {
 	t.Helper()
 	address := strings.TrimPrefix(p.api.Admin().Host, "https://")
@@ -112,7 +112,7 @@ func (p *plane) forward(t *testing.T, host string) {
 				var wg sync.WaitGroup
 				for _, way := range [][2]net.Conn{{api, conn}, {conn, api}} {
 					wg.Go(func() {
-						_, _ = io.Copy(way[0], way[1]) // ends with either connection
+						_, _ = io.Copy(way[0], way[1]) // ends when either connection ends
 						way[0].Close()
 					})
 				}
@@ -167,14 +167,14 @@ func (p *plane) process(t *testing.T, host, command, account string) {
 	}
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // it was killed, and says so
+		_ = cmd.Wait() // returns the error of the kill
 		if t.Failed() {
 			t.Logf("%s on %s:\n%s", command, host, log.String())
 		}
 	})
 }
 
-// condition is the condition DoorOpen as an administrator reads it.
+// condition returns the condition DoorOpen as an administrator reads it.
 func (p *plane) condition(t *testing.T) (status, reason, message string) {
 	t.Helper()
 	out := p.api.Kubectl(t, "get", "attestationverifiers", "-o",
@@ -183,7 +183,7 @@ func (p *plane) condition(t *testing.T) (status, reason, message string) {
 	return parts[0], parts[1], parts[2]
 }
 
-// wait waits until DoorOpen has a status and its message names everything in names.
+// wait waits until DoorOpen has a status and its message contains all names.
 func (p *plane) wait(t *testing.T, want string, names ...string) {
 	t.Helper()
 	for deadline := time.Now().Add(90 * time.Second); ; time.Sleep(200 * time.Millisecond) {
@@ -201,7 +201,7 @@ func (p *plane) wait(t *testing.T, want string, names ...string) {
 	}
 }
 
-// never fails if DoorOpen has a status within a time.
+// never fails if DoorOpen has a status within the given time.
 func (p *plane) never(t *testing.T, unwanted string, within time.Duration) {
 	t.Helper()
 	for end := time.Now().Add(within); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
@@ -211,7 +211,7 @@ func (p *plane) never(t *testing.T, unwanted string, within time.Duration) {
 	}
 }
 
-// metric is the samples of mcs_attest_door that are 1, of the controller on a host.
+// metric returns the samples of mcs_attest_door that are 1, of the controller on a host.
 func (p *plane) metric(t *testing.T, host string) string {
 	t.Helper()
 	var states []string
@@ -224,10 +224,10 @@ func (p *plane) metric(t *testing.T, host string) string {
 	return strings.Join(states, "\n")
 }
 
-// The Machine Config Server of one control-plane host answers without the gate, for any
-// reason: the condition, the metric, an Event and status say so, and the replica that
-// looks is on a host whose network plugin rejects these ports.
-func TestAttack_T68_ADoorThatStandsOpenIsReported(t *testing.T) {
+// The Machine Config Server of one control-plane host answers without the gate, for any reason. The
+// condition, the metric, an Event and status report it. The probing replica is on a host whose
+// network plugin rejects these ports.
+func TestAttack_T68_OpenDoorIsReported(t *testing.T) {
 	p := newPlane(t)
 	etc := etc(t)
 	rules := filepath.Join(etc, "mcs-attest.nft")
@@ -235,7 +235,7 @@ func TestAttack_T68_ADoorThatStandsOpenIsReported(t *testing.T) {
 		p.in(host, "nft -f "+rules)
 		p.nft(host, pluginRules)
 	}
-	// The controller that starts first leads, and is on the other host.
+	// The controller that starts first leads; it is on the other host.
 	p.verifier(t, node)
 	for holder := ""; holder != "verifier-on-node"; time.Sleep(100 * time.Millisecond) {
 		holder = p.api.Kubectl(t, "-n", "mcs-attest", "get", "leases", "-o", "jsonpath={.items[*].spec.holderIdentity}")
@@ -312,7 +312,7 @@ func TestAttack_T68_ADoorThatStandsOpenIsReported(t *testing.T) {
 		p.wait(t, "Unknown", "port 22623 of Node cp", "port 22624 of Node cp")
 		p.in(cp, "nft flush ruleset")
 		p.never(t, "False", 3*time.Second)
-		// The replica on the other host sees its own.
+		// The replica on the other host tests this door.
 		for deadline := time.Now().Add(time.Minute); !strings.Contains(p.metric(t, cp),
 			`node="cp",port="22623",state="open"`); time.Sleep(100 * time.Millisecond) {
 			if time.Now().After(deadline) {

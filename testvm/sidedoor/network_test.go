@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The hosts and what lies between them:
+// The hosts and their networks:
 //
 //	cp ── machine network ── node
 //	│                          │
@@ -38,7 +38,7 @@ const (
 	balancer6 = "2001:db8:203::7"
 )
 
-// network is a set of namespaces whose names nobody else uses.
+// network is a set of namespaces with unique names.
 type network struct {
 	t *testing.T
 }
@@ -75,7 +75,7 @@ func newNetwork(t *testing.T) network {
 	return n
 }
 
-// link connects two hosts; each end is called after the other.
+// link connects two hosts; each end is named after the other host.
 func (n network) link(a, b, a4, b4, a6, b6 string) {
 	n.t.Helper()
 	n.run("ip", "link", "add", "to-"+b, "netns", n.ns(a), "type", "veth", "peer", "name", "to-"+a, "netns", n.ns(b))
@@ -110,8 +110,8 @@ func (n network) nft(host, rules string) {
 	}
 }
 
-// on calls f on a thread that is in the network of a host and acts as a user.
-// Sockets that it makes stay there, and stay that user's.
+// on calls f on a thread that is in the network of a host and acts as a user. Sockets that it
+// creates keep that network and user.
 func (n network) on(host string, user int, f func() error) error {
 	done := make(chan error)
 	go func() {
@@ -123,7 +123,7 @@ func (n network) on(host string, user int, f func() error) error {
 			unix.Close(fd)
 		}
 		if err == nil && user != 0 {
-			// The bare system call changes this thread alone.
+			// The bare system call changes only this thread.
 			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(user), uintptr(user), uintptr(user)); errno != 0 {
 				err = errno
 			}

@@ -26,13 +26,13 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
 
-// ruleset is what is deployed on every node of the control plane.
+// ruleset is deployed on every node of the control plane.
 const ruleset = "../../deploy/base/nftables/mcs-attest.nft"
 
-// verifierUser is one of those that the rules let through to the MCS.
+// verifierUser is a user that the rules allow to reach the MCS.
 const verifierUser = 1999990000
 
-// Who answered, or why nobody did.
+// Who answered, or why there was no answer.
 const (
 	theMCS      = "MCS"
 	theVerifier = "verifier"
@@ -40,14 +40,14 @@ const (
 	noAnswer    = "no answer"
 )
 
-// pluginRules is what OVN-Kubernetes has in the network of an OpenShift host.
+// pluginRules are the rules of OVN-Kubernetes in the network of an OpenShift host.
 const pluginRules = `table inet plugin {
 	chain mcs-blocking { tcp dport { 22623, 22624 } tcp flags & (fin | syn | rst | ack) == syn reject; }
 	chain mcs-blocking-output { type filter hook output priority filter; jump mcs-blocking; }
 	chain mcs-blocking-forward { type filter hook forward priority filter; jump mcs-blocking; }
 }`
 
-// services translates as kube-proxy does, on the host where it is loaded.
+// services translates like kube-proxy, on the host where it is loaded.
 const services = `table inet services {
 	chain translate {
 		ip daddr 172.30.0.55 tcp dport 22623 dnat ip to 192.0.2.10:22623
@@ -60,7 +60,7 @@ const services = `table inet services {
 	chain output { type nat hook output priority -100; jump translate; }
 }`
 
-// hairpin is a balancer's own translation on the host (openshift-gcp-routes).
+// hairpin is a load balancer's own translation on the host (openshift-gcp-routes).
 const hairpin = `table ip balancer {
 	chain prerouting { type nat hook prerouting priority dstnat; ip daddr 203.0.113.7 redirect; }
 	chain output { type nat hook output priority -100; ip daddr 203.0.113.7 redirect; }
@@ -69,17 +69,16 @@ table ip6 balancer {
 	chain prerouting { type nat hook prerouting priority dstnat; ip6 daddr 2001:db8:203::7 redirect; }
 }`
 
-// cluster is the network with the servers of the control-plane host in it.
+// cluster is the network with the servers of the control-plane host.
 type cluster struct {
 	network
 	roots *x509.CertPool
 	ca    []byte // of the MCS, PEM
-	// config is what the MCS serves with.
+	// config is the TLS configuration of the MCS.
 	config *tls.Config
 }
 
-// start brings the hosts up with the MCS and, if it is wanted, somebody in the
-// verifier's place.
+// start starts the hosts with the MCS and, if standIn is true, a server in place of the verifier.
 func start(t *testing.T, standIn bool) *cluster {
 	t.Helper()
 	c := &cluster{network: newNetwork(t), roots: x509.NewCertPool()}
@@ -136,25 +135,25 @@ func (c *cluster) certificate(t *testing.T) *tls.Config {
 		MinVersion: tls.VersionTLS12}
 }
 
-// load puts the deployed rules on the control-plane host.
+// load loads the deployed rules on the control-plane host.
 func (c *cluster) load(t *testing.T) {
 	t.Helper()
 	file, err := filepath.Abs(ruleset)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Opened here, too: `go test` answers from its cache while what the test
-	// itself has opened is the same.
+	// Opened here, too: `go test` uses its cache while the files that the test itself opened are
+	// unchanged.
 	if _, err := os.ReadFile(file); err != nil {
 		t.Fatal(err)
 	}
 	kept := filepath.Join(t.TempDir(), "once")
-	// Twice: a restart of the unit that loads them must not fail or double them.
+	// Twice: a restart of the unit that loads them must neither fail nor duplicate them.
 	c.in(cp, "nft -f "+file+"; nft list ruleset >"+kept+"; nft -f "+file+"; nft list ruleset | cmp - "+kept)
 }
 
-// startUnit does what a unit does when it is started, with another folder for
-// /etc/mcs-attest. It returns what the journal would have, and whether the unit failed.
+// startUnit starts a unit with another folder for /etc/mcs-attest. It returns the unit's journal
+// output, and whether the unit failed.
 func (c *cluster) startUnit(t *testing.T, name, etc string) (journal string, failed bool) {
 	t.Helper()
 	unit, err := os.ReadFile("../../deploy/base/nftables/" + name)
@@ -163,7 +162,7 @@ func (c *cluster) startUnit(t *testing.T, name, etc string) (journal string, fai
 	}
 	var out strings.Builder
 	run := func(command string) error {
-		// What a systemd line and a shell's have in common is all that they use.
+		// The unit uses only syntax that systemd and a shell share.
 		command = strings.NewReplacer("$$", "$", "/etc/mcs-attest", etc).Replace(command)
 		text, err := exec.Command("ip", "netns", "exec", c.ns(cp), "/bin/sh", "-ec", command).CombinedOutput()
 		out.Write(text)
@@ -186,7 +185,7 @@ func (c *cluster) startUnit(t *testing.T, name, etc string) (journal string, fai
 	return out.String(), false
 }
 
-// etc is a folder with the deployed rules, as /etc/mcs-attest is on a node.
+// etc returns a folder with the deployed rules, like /etc/mcs-attest on a node.
 func etc(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -202,8 +201,8 @@ func etc(t *testing.T) string {
 	return dir
 }
 
-// Whatever an administrator adds, and however wrong: the doors are closed.
-func TestAttack_T52_ABrokenAdditionOpensNothing(t *testing.T) {
+// The doors stay closed whatever an administrator adds, even if it is invalid.
+func TestAttack_T52_BrokenAdditionOpensNothing(t *testing.T) {
 	c := start(t, true)
 	c.try(t, outside, false)
 	etc := etc(t)
@@ -213,7 +212,7 @@ func TestAttack_T52_ABrokenAdditionOpensNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The folder of additions does not exist unless somebody adds one.
+	// The folder of additions does not exist unless an administrator creates it.
 	if journal, failed := c.startUnit(t, "mcs-attest-nftables.service", etc); journal != "" || failed {
 		t.Errorf("without additions: failed %t\n%s", failed, journal)
 	}
@@ -286,7 +285,7 @@ func TestAttack_T68_FlushedChainsAreLoadedAgain(t *testing.T) {
 	})
 }
 
-// Rules that nft refuses leave the ports closed, and the unit has failed.
+// Rules that nft rejects leave the ports closed, and the unit fails.
 func TestAttack_T68_RulesThatCannotBeLoadedLeaveTheDoorsClosed(t *testing.T) {
 	for _, name := range []string{"mcs-attest-nftables.service", "mcs-attest-nftables-check.service"} {
 		t.Run(name, func(t *testing.T) {
@@ -312,7 +311,7 @@ func TestAttack_T68_RulesThatCannotBeLoadedLeaveTheDoorsClosed(t *testing.T) {
 					t.Errorf("%s accepts connections", address)
 				}
 			}
-			// Right rules later replace what closed the ports.
+			// Valid rules later replace those that closed the ports.
 			if err := os.WriteFile(rules, right, 0o644); err != nil {
 				t.Fatal(err)
 			}
@@ -324,9 +323,9 @@ func TestAttack_T68_RulesThatCannotBeLoadedLeaveTheDoorsClosed(t *testing.T) {
 	}
 }
 
-// A file that nft refuses does not take working rules away, and the fallback goes once
-// the file is right again.
-func TestAttack_T68_ABadFileLeavesWorkingRulesAndARightOneEndsTheFallback(t *testing.T) {
+// A file that nft rejects does not remove working rules, and the fallback ends after the file was
+// fixed.
+func TestAttack_T68_InvalidFileKeepsWorkingRules(t *testing.T) {
 	c := start(t, true)
 	etc := etc(t)
 	rules := filepath.Join(etc, "mcs-attest.nft")
@@ -348,7 +347,7 @@ func TestAttack_T68_ABadFileLeavesWorkingRulesAndARightOneEndsTheFallback(t *tes
 		t.Errorf("the check passes with a bad file:\n%s", journal)
 	}
 	c.try(t, outside[:4], true)
-	// Rules and fallback together, as after a file that was bad for a while.
+	// Rules and fallback together, as after a file that was invalid for a while.
 	c.nft(cp, "table inet mcs_attest_closed; add chain inet mcs_attest_closed input { type filter hook input priority "+
 		"-10; }; add rule inet mcs_attest_closed input tcp dport { 22623, 22624 } drop")
 	write(right)
@@ -361,7 +360,7 @@ func TestAttack_T68_ABadFileLeavesWorkingRulesAndARightOneEndsTheFallback(t *tes
 	c.try(t, outside[:4], true)
 }
 
-// dial connects, and returns nil where no server accepts within a second.
+// dial connects, and returns nil if no server accepts within a second.
 func (c *cluster) dial(from, address string) (conn net.Conn) {
 	err := c.on(from, 0, func() (err error) {
 		conn, err = net.DialTimeout("tcp", address, time.Second)
@@ -373,10 +372,10 @@ func (c *cluster) dial(from, address string) (conn net.Conn) {
 	return conn
 }
 
-// ask asks for a config from a host, as a user, and says who answered.
+// ask requests a config from a host, as a user, and returns who answered.
 func (c *cluster) ask(from string, user int, address string) string {
 	scheme := "https"
-	// In clear, the second as a Service's port for it.
+	// In clear text; the second as a Service's port for it.
 	if strings.HasSuffix(address, ":22624") || strings.HasSuffix(address, ":80") {
 		scheme = "http"
 	}
@@ -389,13 +388,13 @@ func (c *cluster) ask(from string, user int, address string) string {
 	return body
 }
 
-// get sends a request from a host, as a user. Without an answer the status is 0
-// and the body says why. name is the one that the server's certificate must have.
+// get sends a request from a host, as a user. Without a response the status is 0 and the body is
+// the reason. name is the name that the server's certificate must have.
 func (c *cluster) get(from string, user int, name, url string) (status int, body string) {
 	return c.getAs(from, user, name, url, "")
 }
 
-// getAs is get with a bearer token; "" is none.
+// getAs is like get with a bearer token; "" means none.
 func (c *cluster) getAs(from string, user int, name, url, token string) (status int, body string) {
 	transport := &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, address string) (conn net.Conn, err error) {
@@ -405,7 +404,7 @@ func (c *cluster) getAs(from string, user int, name, url, token string) (status 
 			})
 			return conn, err
 		}, TLSClientConfig: &tls.Config{RootCAs: c.roots, ServerName: name, MinVersion: tls.VersionTLS12}}
-	// Nothing here is slow; a packet that is dropped would take for ever.
+	// All servers are fast, but a request whose packets are dropped would never end.
 	client := &http.Client{Transport: transport, Timeout: 20 * time.Second}
 	r, err := http.NewRequest(http.MethodGet, url, nil)
 	if err != nil {
@@ -440,7 +439,7 @@ type attempt struct {
 	open, closed string
 }
 
-// outside are the ways from anywhere but the verifier.
+// outside are the ways for clients other than the verifier.
 var outside = func() (all []attempt) {
 	for _, from := range []struct{ host, name string }{
 		{pod, "a pod on the host"}, {node, "a node"}, {far, "a pod on a node"}, {cp, "a pod with the host's network"},
@@ -457,13 +456,13 @@ var outside = func() (all []attempt) {
 	for _, to := range []string{"127.0.0.1", "127.22.62.3", "::1"} {
 		all = append(all,
 			attempt{"root on the host, " + to, cp, 0, net.JoinHostPort(to, "22623"), theMCS, theVerifier},
-			attempt{"somebody on the host, " + to, cp, 1000, net.JoinHostPort(to, "22623"), theMCS, theVerifier},
-			attempt{"somebody on the host, " + to + ", in clear", cp, 1000, net.JoinHostPort(to, "22624"), theMCS, refused})
+			attempt{"another user on the host, " + to, cp, 1000, net.JoinHostPort(to, "22623"), theMCS, theVerifier},
+			attempt{"another user on the host, " + to + ", in clear", cp, 1000, net.JoinHostPort(to, "22624"), theMCS, refused})
 	}
-	// The verifier's own way, used by somebody else, and from elsewhere.
+	// The verifier's own way, used by another user, and from other hosts.
 	return append(all,
 		attempt{"root on the host, the verifier's way", cp, 0, "127.22.62.3:22644", refused, refused},
-		attempt{"somebody on the host, the verifier's way", cp, 1000, "127.22.62.3:22644", refused, refused},
+		attempt{"another user on the host, the verifier's way", cp, 1000, "127.22.62.3:22644", refused, refused},
 		attempt{"a pod, the host's end of its wire", pod, 0, podGate + ":22623", theMCS, theVerifier},
 	)
 }()
@@ -481,7 +480,7 @@ func (c *cluster) try(t *testing.T, attempts []attempt, rules bool) {
 	}
 }
 
-func TestAttack_T52_NobodyWalksAroundTheVerifier(t *testing.T) {
+func TestAttack_T52_NoClientBypassesTheVerifier(t *testing.T) {
 	c := start(t, true)
 	c.try(t, outside, false)
 	c.load(t)
@@ -489,8 +488,8 @@ func TestAttack_T52_NobodyWalksAroundTheVerifier(t *testing.T) {
 
 	t.Run("with the network plugin's own rules", func(t *testing.T) {
 		c.nft(cp, pluginRules)
-		// What comes from this host and from its pods would be rejected on the way
-		// out. What was sent to the verifier before is for it.
+		// Packets from this host and from its pods would be rejected on the way out. Earlier
+		// packets to the verifier are allowed.
 		c.try(t, outside, true)
 	})
 }
@@ -498,7 +497,7 @@ func TestAttack_T52_NobodyWalksAroundTheVerifier(t *testing.T) {
 func TestAttack_T52_ThroughAService(t *testing.T) {
 	c := start(t, true)
 	here := []attempt{
-		// Translated on the control-plane host itself: too late for a redirect.
+		// Translated on the control-plane host itself, too late for a redirect.
 		{"a pod on the host", pod, 0, service4 + ":22623", theMCS, refused},
 		{"a pod on the host, another port", pod, 0, service4 + ":443", theMCS, refused},
 		{"a pod on the host, in clear", pod, 0, service4 + ":80", theMCS, refused},
@@ -525,8 +524,7 @@ func TestAttack_T52_ThroughAService(t *testing.T) {
 
 func TestAttack_T52_TheLoopbackFromOutside(t *testing.T) {
 	c := start(t, true)
-	// A plugin's interface lets packets for 127.0.0.0/8 in; a pod whose root is
-	// hostile sends them.
+	// A plugin's interface accepts packets for 127.0.0.0/8; a pod with a hostile root sends them.
 	c.in(cp, "echo 1 >/proc/sys/net/ipv4/conf/to-pod/route_localnet")
 	c.in(pod, "ip addr flush dev lo; ip route add 127.0.0.0/8 via "+podGate+
 		"; echo 1 >/proc/sys/net/ipv4/conf/all/route_localnet")
@@ -550,8 +548,8 @@ func TestTheVerifierReachesTheMCS(t *testing.T) {
 			t.Errorf("%s: %s", address, got)
 		}
 	}
-	// OpenShift's network plugin closes the loopback's door. The exchanged port
-	// stays open, and many connections at once keep apart.
+	// OpenShift's network plugin closes the door of the loopback interface. The exchanged port
+	// stays open, and many concurrent connections stay separate.
 	c.nft(cp, pluginRules)
 	if got := c.ask(cp, verifierUser, "127.0.0.1:22623"); got != refused {
 		t.Errorf("the plugin's rules do not reject: %s", got)
@@ -565,13 +563,13 @@ func TestTheVerifierReachesTheMCS(t *testing.T) {
 			t.Errorf("with the plugin's rules: %s", got)
 		}
 	}
-	// The verifier's user is somebody like everybody on other addresses.
+	// On other addresses the verifier's user has no privileges.
 	if got := c.ask(cp, verifierUser, cp4+":22623"); got != theVerifier {
 		t.Errorf("from the host's address: %s", got)
 	}
 }
 
-func TestABalancerThatLeavesItsAddress(t *testing.T) {
+func TestBalancerThatKeepsItsAddress(t *testing.T) {
 	c := start(t, true)
 	c.nft(cp, hairpin)
 	attempts := func(closed string) []attempt {
@@ -621,7 +619,7 @@ func TestOtherTrafficPassesUntouched(t *testing.T) {
 			conn.Close()
 		}
 	}()
-	// Of a pod on the control plane to another host: forwarded, not ours.
+	// From a pod on the control plane to another host: forwarded, so these rules do not apply.
 	err := c.on(pod, 0, func() error {
 		conn, err := net.Dial("tcp", "192.0.2.20:22623")
 		if err == nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
 
-// verifierIn copies the verifier into a folder that its user may enter. Only root may
-// enter the folder of the original.
+// verifierIn copies the verifier into a folder that its user can access. Only root can access the
+// folder of the original.
 func (n network) verifierIn(dir string) string {
 	n.t.Helper()
 	built, err := binaries.Verifier()
@@ -27,11 +27,11 @@ func (n network) verifierIn(dir string) string {
 	return filepath.Join(dir, filepath.Base(built))
 }
 
-// realVerifier runs the verifier on the control-plane host, as its user, with the
-// address that stands for the MCS. Its policy lets everybody through.
+// realVerifier runs the verifier on the control-plane host, as its user, with the address that
+// represents the MCS. Its policy admits all clients.
 func (c *cluster) realVerifier(t *testing.T) {
 	t.Helper()
-	// t.TempDir is root's alone.
+	// Only root can read t.TempDir.
 	dir, err := os.MkdirTemp("", "sidedoor-")
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func (c *cluster) realVerifier(t *testing.T) {
 		if err := cmd.Process.Kill(); err != nil {
 			t.Logf("verifier: %v", err)
 		}
-		// It was killed, and says so.
+		// Returns the error of the kill.
 		_ = cmd.Wait()
 		if t.Failed() {
 			t.Logf("verifier:\n%s", log.String())
@@ -93,8 +93,8 @@ func (c *cluster) realVerifier(t *testing.T) {
 	}
 }
 
-// The verifier itself, on the way that the rules leave it: what a node receives on
-// 22623 is what the MCS has, and it came through the verifier.
+// The verifier itself on the way that the rules allow: a node receives the MCS's config on 22623,
+// and it passed through the verifier.
 func TestTheVerifierItselfIsBetweenTheNodesAndTheMCS(t *testing.T) {
 	c := start(t, false)
 	c.load(t)
@@ -108,7 +108,7 @@ func TestTheVerifierItselfIsBetweenTheNodesAndTheMCS(t *testing.T) {
 		if status, body := c.get(from, 0, cp4, url+"/config/worker"); status != http.StatusOK || body != rig.Config(theMCS) {
 			t.Errorf("from %s: %d %s", from, status, body)
 		}
-		// The MCS stand-in would answer this, too.
+		// The stand-in for the MCS would answer this, too.
 		if status, body := c.get(from, 0, cp4, url+"/elsewhere"); status == http.StatusOK || body == rig.Config(theMCS) {
 			t.Errorf("from %s, a path that the gate has not: %d %s", from, status, body)
 		}

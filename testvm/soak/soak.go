@@ -1,5 +1,5 @@
-// Package soak tells tests whether to repeat much. `make test` runs a test with few
-// repetitions, and `make soak` the same test with many.
+// Package soak tells tests how often to repeat. `make test` runs a test with few repetitions, and
+// `make soak` with many.
 package soak
 
 import "os"

@@ -1,5 +1,5 @@
-// Package stage is where a demo tells its story: one line after the other, each
-// with its speaker in front. The rig takes the stage for a test.
+// Package stage prints the output of a demo: one line after the other, each with its source. The
+// rig uses a Stage like a test.
 package stage
 
 import (
@@ -17,21 +17,21 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
 
-// Stage is a story under way.
+// Stage is a running demo.
 type Stage struct {
 	name string
 	done chan struct{}
 
 	mu     sync.Mutex
 	failed bool
-	// interrupted: what fails from now on was told to end.
+	// interrupted is true if the demo is ending, so later failures are expected.
 	interrupted bool
 	cleanups    []func()
 	last        string
 }
 
-// Play tells a story to its end, to the first Fatalf, or until somebody
-// interrupts; it cleans up and returns the exit status.
+// Play runs a demo to its end, to the first Fatalf, or until an interrupt. It cleans up and returns
+// the exit status.
 func Play(name string, story func(*Stage)) int {
 	start := time.Now()
 	s := &Stage{name: name, done: make(chan struct{})}
@@ -59,8 +59,8 @@ func Play(name string, story func(*Stage)) int {
 	return 0
 }
 
-// Say prints one line with its speaker in front. The same line again is not told
-// twice in a row: a machine that waits repeats itself.
+// Say prints one line with its source. It does not print the same line twice in a row, because a
+// machine that waits repeats its lines.
 func (s *Stage) Say(who, format string, a ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,7 +71,7 @@ func (s *Stage) Say(who, format string, a ...any) {
 	s.last = line
 }
 
-// Lines says each line of a text.
+// Lines prints each line of a text.
 func (s *Stage) Lines(who, text string) {
 	for _, l := range strings.Split(strings.TrimSpace(text), "\n") {
 		s.Say(who, "%s", strings.TrimRight(l, "\r"))
@@ -85,13 +85,13 @@ func (s *Stage) Rule(title string) {
 	fmt.Printf("\n── %s\n", title)
 }
 
-// Helper does nothing. It is here, as Name, Logf, Fatalf, Failed and Cleanup are, because a test has it.
+// Helper does nothing. Like Name, Logf, Fatalf, Failed and Cleanup it exists because a test has it.
 func (s *Stage) Helper() {}
 
-// Name is the story's.
+// Name returns the name of the demo.
 func (s *Stage) Name() string { return s.name }
 
-// Logf says a line of progress.
+// Logf prints a progress line.
 func (s *Stage) Logf(f string, a ...any) {
 	line := strings.TrimPrefix(strings.TrimPrefix(fmt.Sprintf(f, a...), "rig: "), "cluster: ")
 	if !strings.HasPrefix(line, s.Name()+":") {
@@ -99,7 +99,7 @@ func (s *Stage) Logf(f string, a ...any) {
 	}
 }
 
-// Fatalf ends the story, as in a test.
+// Fatalf ends the demo, as in a test.
 func (s *Stage) Fatalf(f string, a ...any) {
 	s.mu.Lock()
 	if !s.interrupted {
@@ -110,14 +110,14 @@ func (s *Stage) Fatalf(f string, a ...any) {
 	runtime.Goexit()
 }
 
-// Failed says whether there was a Fatalf.
+// Failed reports whether Fatalf was called.
 func (s *Stage) Failed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.failed
 }
 
-// Cleanup is called after the story, the last one first.
+// Cleanup registers a function that is called after the demo, the last one first.
 func (s *Stage) Cleanup(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,14 +134,14 @@ func (s *Stage) cleanUp() {
 	}
 }
 
-// unit is a line of systemd's about a unit that finished, or failed.
+// unit matches systemd's line about a unit that finished or failed.
 var unit = regexp.MustCompile(
 	`^\[ *(OK|FAILED) *\] (Finished|Failed to start) .* - (Ignition \(.*\)|.*Machine Config Server.*|.*PCR 11.*)\.$`)
 
-// agentLine is the agent's own, as the journal copies it to the console.
+// agentLine matches the agent's own lines, which the journal copies to the console.
 var agentLine = regexp.MustCompile(`mcs-attest-agent\[\d+\]: (.*)$`)
 
-// Console tells the lines of the node that belong to the story.
+// Console prints the lines of the node that are relevant for the demo.
 func (s *Stage) Console(line string) {
 	if m := agentLine.FindStringSubmatch(line); m != nil {
 		s.Say("node", "%s", m[1])
@@ -155,7 +155,7 @@ func (s *Stage) Console(line string) {
 	}
 }
 
-// Audit tells a decision of a verifier.
+// Audit prints a decision of a verifier.
 func (s *Stage) Audit(who string, a rig.Audit) {
 	line := a.Event + " " + a.Outcome
 	if a.Machine != "" {

@@ -98,7 +98,7 @@ func Connect(ctx context.Context, d *Dialer, origin string) (*Session, error) {
 	// it is not a verifier, and the agent sends nothing to it.
 	if conn.ConnectionState().Version < tls.VersionTLS13 {
 		_ = conn.Close()
-		return nil, fmt.Errorf("%w: it has no TLS 1.3", ErrNotVerifier)
+		return nil, fmt.Errorf("%w: it does not support TLS 1.3", ErrNotVerifier)
 	}
 	var used atomic.Bool
 	transport := &http.Transport{

@@ -125,7 +125,7 @@ func (c *Cloud) Evidence(ctx context.Context, kind evidence.Kind, b evidence.Bin
 	case len(document) > maxDocument:
 		return nil, fmt.Errorf("the %v document has more than %d bytes", kind, maxDocument)
 	case len(token) > maxToken:
-		return nil, fmt.Errorf("the token beside %v has more than %d bytes", kind, maxToken)
+		return nil, fmt.Errorf("the token with %v has more than %d bytes", kind, maxToken)
 	}
 	return &mcsattestv1.CloudEvidence{Kind: mcsattestv1.EvidenceKind(kind), Document: document, Token: token}, nil
 }

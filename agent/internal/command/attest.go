@@ -200,7 +200,8 @@ func (a *agent) targets(config *pointer.Config) ([]flow.Target, error) {
 		}
 		pool, ok := seen[s.Origin]
 		if ok && pool != s.Pool {
-			return nil, fmt.Errorf("the pointer config wants pools %q and %q from one server; a machine has one", pool, s.Pool)
+			return nil, fmt.Errorf("the pointer config requests pools %q and %q from one server; a machine has one pool",
+				pool, s.Pool)
 		}
 		if ok {
 			continue

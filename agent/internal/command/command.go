@@ -149,7 +149,7 @@ func (a *agent) runCommand(ctx context.Context, c command, args []string) error 
 		return meant(usageError{err}, strings.TrimPrefix(unknown, "-"), "--", names)
 	}
 	if want := len(strings.Fields(c.args)); flags.NArg() != want {
-		return usageError{fmt.Errorf("%s takes %d arguments, not %d", c.name, want, flags.NArg())}
+		return usageError{fmt.Errorf("%s requires %d arguments, not %d", c.name, want, flags.NArg())}
 	}
 	return c.run(ctx, flags.Args())
 }

@@ -40,7 +40,7 @@ var _ evidence.Verifier = (*Verifier)(nil)
 func (v *Verifier) Verify(_ context.Context, d evidence.Document, _ evidence.Binding,
 	now time.Time) (evidence.Claim, error) {
 	if len(d.Certificates) != 0 || len(d.Token) != 0 {
-		return nil, reason.Deny(reason.DocumentInvalid, "aws-iid: certificates or a token beside the document")
+		return nil, reason.Deny(reason.DocumentInvalid, "aws-iid: certificates or a token with the document")
 	}
 	m, err := cms.Parse(d.Raw, cms.Options{BER: true})
 	if err != nil {

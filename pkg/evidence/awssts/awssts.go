@@ -89,7 +89,7 @@ func (v *Verifier) Verify(_ context.Context, d evidence.Document, b evidence.Bin
 	case len(d.Raw) > maxDocument:
 		return nil, reason.Deny(reason.DocumentInvalid, "aws-sts: %d bytes, the limit is %d", len(d.Raw), maxDocument)
 	case len(d.Certificates) != 0 || len(d.Token) != 0:
-		return nil, reason.Deny(reason.DocumentInvalid, "aws-sts: certificates or a token beside the document")
+		return nil, reason.Deny(reason.DocumentInvalid, "aws-sts: certificates or a token with the document")
 	case json.Unmarshal(d.Raw, &doc) != nil || !bytes.Equal(doc.Encode(), d.Raw):
 		// The one encoding excludes duplicates, other spellings of a name, and trailing bytes.
 		return nil, reason.Deny(reason.DocumentInvalid,

@@ -168,7 +168,7 @@ func TestAttack_T16_WhatCostsTimeOrMemory(t *testing.T) {
 }
 
 // A document of another machine, and one for another conversation, are replays.
-func TestAttack_T14_TheDocumentOfANeighbour(t *testing.T) {
+func TestAttack_T14_DocumentOfANeighbor(t *testing.T) {
 	w := newWorld(t)
 	w.passes()
 	neighbour := &azure.Instance{Name: "ocp-worker-2", ResourceGroup: w.machine.ResourceGroup,

@@ -68,7 +68,7 @@ func (v *Verifier) signed(message *cms.SignedData, sent [][]byte, now time.Time)
 	}
 	if failed == nil {
 		failed = reason.Deny(reason.DocumentInvalid,
-			"no certificate with the signer's issuer and serial number is trusted, or of the key that made the signature")
+			"no certificate with the signer's issuer and serial number is trusted, or has the key of the signature")
 	}
 	return nil, "", failed
 }

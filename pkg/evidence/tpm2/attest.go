@@ -56,7 +56,7 @@ func parseAttestation(b []byte) (*attestation, error) {
 		return nil, errShort
 	}
 	if magic != generated {
-		return nil, fmt.Errorf("magic 0x%08x: not made by a TPM", magic)
+		return nil, fmt.Errorf("magic 0x%08x: not created by a TPM", magic)
 	}
 	if typ != attestQuote {
 		return nil, fmt.Errorf("statement of type 0x%04x is not a quote", typ)

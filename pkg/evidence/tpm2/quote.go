@@ -135,7 +135,7 @@ func (ch *Challenge) check() (want selection, bankSize int, err error) {
 			"bank %s is not accepted: values of a PCR in it can be forged, or it is unknown", transcript.BankName(ch.Bank))
 	}
 	if len(ch.PCRs) == 0 {
-		return want, 0, errors.New("verifying a quote: the challenge asks for no PCR")
+		return want, 0, errors.New("verifying a quote: the challenge requests no PCR")
 	}
 	want = selection{ch.Bank, make([]byte, selectBytes)}
 	for i, p := range ch.PCRs {

@@ -21,8 +21,8 @@ import (
 	"time"
 )
 
-// API is EC2 and STS, for every region, at one handler: the request's Version says
-// which of them is meant.
+// API serves EC2 and STS for every region with one handler. The Version of the request selects the
+// service.
 func (c *Cloud) API() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(io.LimitReader(r.Body, 1<<20))
@@ -34,7 +34,7 @@ func (c *Cloud) API() http.Handler {
 			http.Error(w, "", http.StatusNotFound)
 			return
 		}
-		// As AWS: what is in the query counts, and comes first.
+		// As in AWS, the values in the query come first and take precedence.
 		for name, v := range r.URL.Query() {
 			values[name] = append(v, values[name]...)
 		}
@@ -71,7 +71,7 @@ func (c *Cloud) ec2(w http.ResponseWriter, r *http.Request, body []byte, values 
 		}{Error: one{code, message}, RequestID: requestID()})
 	}
 	if f.Status != 0 {
-		refuse(f.Status, f.Code, "Made to fail.")
+		refuse(f.Status, f.Code, "Injected fault.")
 		return
 	}
 	k, err := c.authenticate(r, body, "ec2")
@@ -120,7 +120,7 @@ func (c *Cloud) ec2(w http.ResponseWriter, r *http.Request, body []byte, values 
 	}
 }
 
-// The answer of DescribeInstances, as far as anybody here reads it.
+// The response of DescribeInstances, with the fields that the clients here read.
 type (
 	described struct {
 		XMLName      xml.Name      `xml:"http://ec2.amazonaws.com/doc/2016-11-15/ DescribeInstancesResponse"`
@@ -163,7 +163,7 @@ func describe(i Instance, f Fault) described {
 	one := describedMachine{ID: i.ID, Image: "ami-0a1b2c3d4e5f60718", Code: states[i.State], State: i.State,
 		Type:   "m6i.xlarge",
 		Launch: i.Launch.Format("2006-01-02T15:04:05.000Z"), Zone: i.Zone}
-	if i.State != "terminated" { // whose network is gone
+	if i.State != "terminated" { // a terminated instance has no network
 		one.Subnet, one.VPC, one.Address = i.Subnet, i.VPC, i.Address
 	}
 	for key, value := range i.Tags {
@@ -219,11 +219,10 @@ type Endpoint struct {
 	server *http.Server
 }
 
-// Close stops it.
+// Close stops the server.
 func (e *Endpoint) Close() error { return e.server.Close() }
 
-// Serve listens with a certificate of its own authority, for 127.0.0.1 where
-// address is empty.
+// Serve listens with a certificate of its own authority, on 127.0.0.1 if address is empty.
 func (c *Cloud) Serve(address string) (*Endpoint, error) {
 	if address == "" {
 		address = "127.0.0.1:0"

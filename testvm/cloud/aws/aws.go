@@ -1,17 +1,15 @@
-// Package aws is an emulation of Amazon EC2, as far as attestation sees it.
+// Package aws emulates the parts of Amazon EC2 that an attestation uses.
 //
-// It has two sides. [Cloud.Metadata] is what one instance sees at
-// 169.254.169.254: the instance metadata service, version 2, with the real paths,
-// headers, token flow and status codes, and with the faults that people meet.
-// [Cloud.API] is what the verifier calls: DescribeInstances and
-// GetInstanceTpmEkPub in EC2's query protocol, and GetCallerIdentity of STS, for
-// the real SDK or for anyone else. Every API request's Signature Version 4 is
-// computed again, so that one that was altered on its way is refused as AWS would.
+// [Cloud.Metadata] is the instance metadata service, version 2, that one instance finds at
+// 169.254.169.254. It has the real paths, headers, token flow and status codes, and common faults.
+// [Cloud.API] is the API that the verifier calls, with the real SDK or another client:
+// DescribeInstances and GetInstanceTpmEkPub in EC2's query protocol, and GetCallerIdentity of STS.
+// It computes the Signature Version 4 of every request again, so it rejects a modified request like
+// AWS.
 //
-// Instance identity documents are signed by a key that is made here for each
-// region, in the exact form of the real ones; [Cloud.RegionCertificates] is what
-// stands in for AWS's published certificates. Nothing of it is secret, and nothing
-// that it signs is accepted anywhere without that file.
+// Keys that are created here, one per region, sign instance identity documents in the exact form of
+// the real ones. [Cloud.RegionCertificates] replaces AWS's published certificates. These keys are
+// not secret, and their signatures are accepted only together with that file.
 package aws
 
 import (
@@ -34,7 +32,7 @@ type Options struct {
 	Now func() time.Time
 }
 
-// Instance is one virtual machine. Zero fields get plausible values from [Cloud.Add].
+// Instance is one virtual machine. [Cloud.Add] sets zero fields to plausible values.
 type Instance struct {
 	ID      string // i-0123456789abcdef0
 	Zone    string // eu-central-1a; its region is the zone without the letter
@@ -44,29 +42,29 @@ type Instance struct {
 	State   string // running
 	Address string // private IPv4
 	Launch  time.Time
-	// Role is the IAM role's name. Empty: the instance has no instance profile.
+	// Role is the IAM role's name. Empty means that the instance has no instance profile.
 	Role string
 	// RoleID is the role's unique id, AROA...
 	RoleID string
-	// Profile is the instance profile's name; the role's where empty.
+	// Profile is the instance profile's name; empty means the role's name.
 	Profile string
 	Tags    map[string]string
-	// UserData is what user-data answers; nil is 404.
+	// UserData is the response for user-data; nil means 404.
 	UserData []byte
-	// EK are the endorsement keys of its NitroTPM, SubjectPublicKeyInfo (DER), by
-	// EC2's name of the key type: rsa-2048, ecc-sec-p384. Empty: it has no TPM.
+	// EK are the endorsement keys of its NitroTPM, as SubjectPublicKeyInfo (DER), by EC2's name of
+	// the key type: rsa-2048, ecc-sec-p384. Empty means that it has no TPM.
 	EK map[string][]byte
-	// Faults are what is wrong with its metadata service.
+	// Faults are the faults of its metadata service.
 	Faults Faults
 }
 
-// Region is the zone's.
+// Region returns the region of the zone.
 func (i Instance) Region() string { return strings.TrimRight(i.Zone, "abcdefghijklmnopqrstuvwxyz") }
 
-// ProviderID is what a Machine of it has in spec.providerID.
+// ProviderID returns the spec.providerID of its Machine.
 func (i Instance) ProviderID() string { return "aws:///" + i.Zone + "/" + i.ID }
 
-// sessionARN is of its role, as STS names it.
+// sessionARN returns the ARN of its role's session, as STS names it.
 func (i Instance) sessionARN() string {
 	return fmt.Sprintf("arn:%s:sts::%s:assumed-role/%s/%s", partition(i.Region()), i.Account, i.Role, i.ID)
 }
@@ -88,8 +86,7 @@ func suffix(region string) string {
 	return "amazonaws.com"
 }
 
-// Cloud holds instances, keys, and what is wrong with the API. It may be used from
-// several goroutines.
+// Cloud holds instances, keys, and the faults of the API. It is safe for concurrent use.
 type Cloud struct {
 	now func() time.Time
 
@@ -114,14 +111,14 @@ type Credentials struct {
 	SessionToken    string // empty for a user's own key
 }
 
-// key is a [Credentials] with what it is for.
+// key is a [Credentials] with its purpose.
 type key struct {
 	Credentials
 	account, arn, userID string
 	expires              time.Time // zero: never
 }
 
-// New makes a cloud without instances.
+// New returns a cloud without instances.
 func New(o Options) *Cloud {
 	if o.Now == nil {
 		o.Now = time.Now
@@ -134,10 +131,10 @@ func New(o Options) *Cloud {
 	return c
 }
 
-// Operator are the credentials that the verifier may use.
+// Operator returns the credentials that the verifier may use.
 func (c *Cloud) Operator() Credentials { return c.operator }
 
-// Add starts an instance, and returns it as it is.
+// Add starts an instance and returns it with all fields set.
 func (c *Cloud) Add(i Instance) Instance {
 	set := func(field *string, value string) {
 		if *field == "" {
@@ -165,7 +162,7 @@ func (c *Cloud) Add(i Instance) Instance {
 	return i
 }
 
-// Change alters an instance that is there.
+// Change modifies an existing instance.
 func (c *Cloud) Change(id string, change func(*Instance)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -174,7 +171,7 @@ func (c *Cloud) Change(id string, change func(*Instance)) {
 	}
 }
 
-// Remove takes an instance away, as EC2 does some time after its termination.
+// Remove deletes an instance, as EC2 does some time after its termination.
 func (c *Cloud) Remove(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -191,8 +188,8 @@ func (c *Cloud) instance(id string) (Instance, bool) {
 	return *i, true
 }
 
-// Credentials are an instance's, as its metadata service gives them out: of its
-// role, for six hours. Every call makes new ones; all of them work.
+// Credentials returns credentials of an instance's role, valid for six hours, as its metadata
+// service does. Every call returns new ones; all of them work.
 func (c *Cloud) Credentials(id string) (Credentials, time.Time) {
 	i, _ := c.instance(id)
 	made := Credentials{AccessKeyID: "ASIA" + letters(16), SecretAccessKey: letters(40),
@@ -205,8 +202,8 @@ func (c *Cloud) Credentials(id string) (Credentials, time.Time) {
 	return made, expires
 }
 
-// Session are credentials of a role whose session name somebody chose, which is
-// what a role gives out that more than EC2 may assume.
+// Session returns credentials of a role with a chosen session name. A role issues such credentials
+// if not only EC2 may assume it.
 func (c *Cloud) Session(account, role, roleID, session, arn string) Credentials {
 	made := Credentials{AccessKeyID: "ASIA" + letters(16), SecretAccessKey: letters(40), SessionToken: letters(400)}
 	if arn == "" {
@@ -219,7 +216,7 @@ func (c *Cloud) Session(account, role, roleID, session, arn string) Credentials 
 	return made
 }
 
-// region returns a region's key; the first time it makes it.
+// region returns a region's key and creates it on first use.
 func (c *Cloud) region(name string) *region {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -230,7 +227,7 @@ func (c *Cloud) region(name string) *region {
 	if err != nil {
 		panic(err) // the system has no randomness
 	}
-	// The names are as in AWS's certificates, which say nothing about the region.
+	// The names are those of AWS's certificates, which do not contain the region.
 	subject := pkix.Name{Country: []string{"US"}, Province: []string{"Washington State"}, Locality: []string{"Seattle"},
 		Organization: []string{"Amazon Web Services LLC"}}
 	template := &x509.Certificate{
@@ -250,8 +247,8 @@ func (c *Cloud) region(name string) *region {
 	return c.regions[name]
 }
 
-// RegionCertificates is the file with the certificates of the named regions, in
-// the form that the verifier's folder takes: each block after a line "# region:".
+// RegionCertificates returns the file with the certificates of the named regions, in the form of
+// the verifier's folder: each block after a line "# region:".
 func (c *Cloud) RegionCertificates(names ...string) []byte {
 	slices.Sort(names)
 	var out strings.Builder
@@ -263,37 +260,36 @@ func (c *Cloud) RegionCertificates(names ...string) []byte {
 	return []byte(out.String())
 }
 
-// Fault is what is wrong with one operation of the API.
+// Fault is a fault of one operation of the API.
 type Fault struct {
-	// Status and Code make an error answer, for example 503 and RequestLimitExceeded.
+	// Status and Code are those of an error response, for example 503 and RequestLimitExceeded.
 	Status int
 	Code   string
-	// Delay comes before the answer.
+	// Delay is the time before the response.
 	Delay time.Duration
-	// Times is how often it happens; zero: until it is taken away.
+	// Times is how often the fault occurs; zero means until it is removed.
 	Times int
-	// Empty answers with nothing, Double with a second reservation that holds the
-	// same instance, Other with another instance's id, Extra with a neighbour, Owner
-	// with another account's.
+	// Empty returns no instance, Double a second reservation with the same instance, Other another
+	// instance's id, Extra an additional instance, Owner another account's id.
 	Empty, Double, Extra bool
 	Other, Owner         string
-	// Body is answered instead, as Type.
+	// Body replaces the response; Type is its content type.
 	Body []byte
 	Type string
-	// Location answers with a redirect.
+	// Location returns a redirect.
 	Location string
 }
 
-// Fail makes an operation fail: DescribeInstances, GetInstanceTpmEkPub or
-// GetCallerIdentity. The zero Fault takes it away.
+// Fail injects a fault into an operation: DescribeInstances, GetInstanceTpmEkPub or
+// GetCallerIdentity. The zero Fault removes it.
 func (c *Cloud) Fail(operation string, f Fault) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.faults[operation] = f
 }
 
-// Calls is how often an operation was called with a good signature or without
-// one; with "" all of them.
+// Calls returns how often an operation was called, with a valid signature or without one; "" counts
+// all operations.
 func (c *Cloud) Calls(operation string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -330,7 +326,7 @@ func random(n int) []byte {
 	return b
 }
 
-// letters are n random ones, of those that AWS uses in ids.
+// letters returns n random letters of those that AWS uses in ids.
 func letters(n int) string {
 	return base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(random(n))[:n]
 }

@@ -136,7 +136,7 @@ func TestTheMetadataServiceNeedsAToken(t *testing.T) {
 		"PUT without a TTL":          {"PUT", "/latest/api/token", nil, 400},
 		"PUT with too long a TTL":    {"PUT", "/latest/api/token", []string{ttl, "21601"}, 400},
 		"PUT through a proxy":        {"PUT", "/latest/api/token", []string{ttl, "60", "X-Forwarded-For", "10.0.0.1"}, 403},
-		"a path that is not there":   {"GET", "/latest/nothing", []string{token, held}, 404},
+		"an unknown path":            {"GET", "/latest/nothing", []string{token, held}, 404},
 		"user data where there is 0": {"GET", "/2019-10-01/user-data", []string{token, held}, 404},
 		"POST":                       {"POST", id, []string{token, held}, 405},
 	} {
@@ -160,7 +160,7 @@ func TestTheMetadataServiceNeedsAToken(t *testing.T) {
 	}
 }
 
-// OpenSSL is the peer that says whether the blob is a CMS message of the region.
+// OpenSSL checks independently that the blob is a CMS message of the region.
 func TestOpenSSLVerifiesTheDocument(t *testing.T) {
 	openssl, err := exec.LookPath("openssl")
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// IdentityDocument is an instance's, as it is at instance-identity/document.
+// IdentityDocument returns an instance's document, as at instance-identity/document.
 func (c *Cloud) IdentityDocument(id string) []byte {
 	i, _ := c.instance(id)
 	var out bytes.Buffer
@@ -39,17 +39,16 @@ func (c *Cloud) IdentityDocument(id string) []byte {
 	return out.Bytes()
 }
 
-// RSA2048 is the instance's document as it is at instance-identity/rsa2048, before
-// base64.
+// RSA2048 returns the instance's document, as at instance-identity/rsa2048, before base64.
 func (c *Cloud) RSA2048(id string) []byte {
 	i, _ := c.instance(id)
 	return c.SignDocument(i.Region(), c.IdentityDocument(id), i.Launch.Add(3*time.Second))
 }
 
-// SignDocument signs any content with the key of a region, in the exact form of
-// AWS's: BER, with indefinite lengths around a definite signer; no certificate; the
-// signer named by issuer and serial number; four signed attributes. AWS signs once,
-// when the instance starts, so the signing time says nothing about the request.
+// SignDocument signs any content with the key of a region, in AWS's exact form: BER, with
+// indefinite lengths around a definite signer; no certificate; the signer named by issuer and
+// serial number; four signed attributes. AWS signs once, when the instance starts, so the signing
+// time is unrelated to the request.
 func (c *Cloud) SignDocument(regionName string, content []byte, at time.Time) []byte {
 	r := c.region(regionName)
 	digest := sha256.Sum256(content)
@@ -59,11 +58,11 @@ func (c *Cloud) SignDocument(regionName string, content []byte, at time.Time) []
 		tlv(0x30, oidAlgorithmProtection, tlv(0x31, tlv(0x30, sha256Algorithm, tlv(0xa1, rsaAlgorithm[2:])))),
 		tlv(0x30, oidMessageDigest, tlv(0x31, tlv(0x04, digest[:]))),
 	)
-	// RFC 5652, 5.4: what is signed has the tag of a SET.
+	// RFC 5652, 5.4: the signed bytes have the tag of a SET.
 	signed := sha256.Sum256(tlv(0x31, attributes))
 	signature, err := rsa.SignPKCS1v15(rand.Reader, r.key, crypto.SHA256, signed[:])
 	if err != nil {
-		panic(err) // the key is ours, and long enough
+		panic(err) // the key is valid and long enough
 	}
 	serial, err := asn1.Marshal(r.certificate.SerialNumber)
 	if err != nil {
@@ -80,8 +79,8 @@ func (c *Cloud) SignDocument(regionName string, content []byte, at time.Time) []
 	)))
 }
 
-// lines is base64 as the metadata service writes it: lines of 76 characters and no
-// newline at the end.
+// lines returns base64 in the form of the metadata service: lines of 76 characters without a final
+// newline.
 func lines(raw []byte) []byte {
 	var out []byte
 	for text := []byte(base64.StdEncoding.EncodeToString(raw)); len(text) > 0; {
@@ -117,7 +116,7 @@ func oid(arcs ...int) []byte {
 
 func cat(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 
-// tlv is an element of definite length.
+// tlv returns an element of definite length.
 func tlv(tag byte, parts ...[]byte) []byte {
 	value := cat(parts...)
 	out := []byte{tag}
@@ -132,7 +131,7 @@ func tlv(tag byte, parts ...[]byte) []byte {
 	return append(out, value...)
 }
 
-// ber is an element of indefinite length.
+// ber returns an element of indefinite length.
 func ber(tag byte, parts ...[]byte) []byte {
 	return append(append([]byte{tag, 0x80}, cat(parts...)...), 0, 0)
 }

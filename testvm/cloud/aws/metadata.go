@@ -14,25 +14,23 @@ import (
 	"time"
 )
 
-// Faults are what is wrong with an instance's metadata service.
+// Faults are the faults of an instance's metadata service.
 type Faults struct {
-	// Off: the service is disabled on the instance, 403.
+	// Off disables the service on the instance: 403.
 	Off bool
-	// HopLimit: the answer to the token's PUT never arrives.
+	// HopLimit loses the response to the token's PUT.
 	HopLimit bool
-	// NoTokens: the PUT is not known, 404, as behind a proxy that loses it.
+	// NoTokens answers the PUT with 404, like a proxy that does not forward it.
 	NoTokens bool
 	// TokensOptional serves version 1, too.
 	TokensOptional bool
-	// Busy is how many requests are refused before one is served, with BusyStatus
-	// (429 where zero).
+	// Busy is how many requests are rejected before one is served, with BusyStatus (default 429).
 	Busy, BusyStatus int
-	// Delay comes before each answer.
+	// Delay is the time before each response.
 	Delay time.Duration
-	// Missing are paths without the version ("dynamic/instance-identity/rsa2048")
-	// that are 404.
+	// Missing are paths without the version ("dynamic/instance-identity/rsa2048") that return 404.
 	Missing []string
-	// Replace are other bytes for a path.
+	// Replace has other content for a path.
 	Replace map[string][]byte
 }
 
@@ -44,7 +42,7 @@ const (
 
 var version = regexp.MustCompile(`^/(latest|[0-9]{4}-[0-9]{2}-[0-9]{2})/(.*)$`)
 
-// Metadata is the service that the instance sees.
+// Metadata returns the service of the instance.
 func (c *Cloud) Metadata(id string) http.Handler {
 	m := &metadata{cloud: c, id: id, tokens: map[string]time.Time{}}
 	return http.HandlerFunc(m.serve)
@@ -55,7 +53,7 @@ type metadata struct {
 	id    string
 
 	mu     sync.Mutex
-	tokens map[string]time.Time // until when
+	tokens map[string]time.Time // expiry
 	roles  *security
 }
 
@@ -121,7 +119,7 @@ func (m *metadata) serve(w http.ResponseWriter, r *http.Request) {
 	w.Write(body)
 }
 
-// token is the answer to the PUT. AWS refuses it to whatever came through a proxy.
+// token answers the PUT. AWS rejects it if it came through a proxy.
 func (m *metadata) token(w http.ResponseWriter, r *http.Request, f Faults) {
 	ttl, err := strconv.Atoi(r.Header.Get(ttlHeader))
 	switch {
@@ -154,7 +152,7 @@ func (m *metadata) valid(token string) (time.Time, bool) {
 	return until, ok && m.cloud.now().Before(until)
 }
 
-// read finds a path. One that is the beginning of others lists them.
+// read returns the content of a path. For the prefix of other paths it returns their list.
 func (m *metadata) read(i Instance, path string) ([]byte, bool) {
 	if slices.Contains(i.Faults.Missing, strings.TrimSuffix(path, "/")) {
 		return nil, false
@@ -191,7 +189,7 @@ func (m *metadata) tree(i Instance) map[string][]byte {
 	blob := m.cloud.RSA2048(m.id)
 	all := map[string][]byte{
 		"dynamic/instance-identity/document": m.cloud.IdentityDocument(m.id),
-		// The two old forms, which nobody should read: bytes of their shape.
+		// The two old forms, which no client should read, with random bytes.
 		"dynamic/instance-identity/signature":          lines(blob[:128]),
 		"dynamic/instance-identity/pkcs7":              lines(blob[:len(blob)/2]),
 		"dynamic/instance-identity/rsa2048":            lines(blob),
@@ -224,7 +222,7 @@ func (m *metadata) tree(i Instance) map[string][]byte {
 	return all
 }
 
-// security are the role's credentials; the service gives out the same for hours.
+// security returns the role's credentials, which stay the same for hours.
 func (m *metadata) security(i Instance) security {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -255,7 +253,7 @@ func busy(c *Cloud, id string) bool {
 	return true
 }
 
-// refuse answers as the service does: a page for a person.
+// refuse answers like the service: an HTML page.
 func refuse(w http.ResponseWriter, status int) {
 	w.Header().Set("Content-Type", "text/html")
 	w.WriteHeader(status)

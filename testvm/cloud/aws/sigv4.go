@@ -15,7 +15,7 @@ import (
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 )
 
-// The errors are "Code: message", as STS has them.
+// The errors have the form "Code: message", as in STS.
 var (
 	errIncomplete = errors.New("IncompleteSignature: the request is not signed by Signature Version 4")
 	errUnknown    = errors.New("InvalidClientTokenId: The security token included in the request is invalid")
@@ -33,8 +33,8 @@ type signer struct {
 	region string
 }
 
-// authenticate computes the request's signature again, with the SDK's own signer,
-// over the headers that are said to be signed and nothing else.
+// authenticate computes the request's signature again with the SDK's own signer, over exactly the
+// headers in the list of signed headers.
 func (c *Cloud) authenticate(r *http.Request, body []byte, service string) (*signer, error) {
 	m := authorization.FindStringSubmatch(r.Header.Get("Authorization"))
 	if m == nil || m[4] != service {

@@ -11,9 +11,9 @@ import (
 
 const stsNamespace = "https://sts.amazonaws.com/doc/2011-06-15/"
 
-// sts answers GetCallerIdentity for whoever signed the request. It also does the
-// two things that made CVE-2020-16250: it answers in JSON where Accept asks for
-// it, and it has an action that needs no signature and repeats what it was given.
+// sts answers GetCallerIdentity for the signer of the request. It also has the two properties that
+// caused CVE-2020-16250: it answers in JSON if Accept requests it, and it has an unauthenticated
+// action that repeats its input.
 func (c *Cloud) sts(w http.ResponseWriter, r *http.Request, body []byte, values url.Values, f Fault) {
 	refuse := func(status int, code, message string) {
 		type one struct{ Type, Code, Message string }
@@ -24,7 +24,7 @@ func (c *Cloud) sts(w http.ResponseWriter, r *http.Request, body []byte, values 
 		}{Error: one{"Sender", code, message}, RequestID: requestID()})
 	}
 	if f.Status != 0 {
-		refuse(f.Status, f.Code, "Made to fail.")
+		refuse(f.Status, f.Code, "Injected fault.")
 		return
 	}
 	switch values.Get("Action") {
@@ -57,7 +57,7 @@ func (c *Cloud) sts(w http.ResponseWriter, r *http.Request, body []byte, values 
 	w.Write(CallerIdentity(one.Arn, one.UserId, one.Account))
 }
 
-// CallerIdentity is STS's answer, byte for byte but for the request's id.
+// CallerIdentity returns STS's exact answer, except for the id of the request.
 func CallerIdentity(arn, userID, account string) []byte {
 	escape := func(s string) string {
 		var out strings.Builder

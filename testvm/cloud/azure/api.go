@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// API is what a verifier calls: the login endpoint (OpenID metadata, keys, tokens
-// for client credentials) and Azure Resource Manager.
+// API returns what a verifier calls: the login endpoint (OpenID metadata, keys, tokens for client
+// credentials) and Azure Resource Manager.
 func (c *Cloud) API() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /common/discovery/instance", c.discovery)
@@ -64,7 +64,7 @@ func (c *Cloud) keys(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json; charset=utf-8")
 	w.Header().Set("Cache-Control", "max-age=86400, private")
-	_, _ = w.Write(c.KeysJSON()) // a client that is gone needs no answer
+	_, _ = w.Write(c.KeysJSON()) // the client may have disconnected
 }
 
 // bearer is ARM's token for the verifier's service principal.
@@ -112,7 +112,7 @@ func (c *Cloud) vm(w http.ResponseWriter, r *http.Request) {
 		return
 	case f.Body != nil:
 		w.Header().Set("Content-Type", "application/json; charset=utf-8")
-		_, _ = w.Write(f.Body) // a client that is gone needs no answer
+		_, _ = w.Write(f.Body) // the client may have disconnected
 		return
 	case r.Header.Get("Authorization") != "Bearer "+bearer:
 		w.Header().Set("WWW-Authenticate", `Bearer authorization_uri="https://`+r.Host+"/"+c.Tenant+
@@ -133,7 +133,7 @@ func (c *Cloud) vm(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	reply(w, http.StatusOK, map[string]any{
-		// ARM writes the resource group in capitals here.
+		// ARM returns the resource group in capitals here.
 		"id":   strings.Replace(i.ResourceID(), i.ResourceGroup, strings.ToUpper(i.ResourceGroup), 1),
 		"name": i.Name, "type": "Microsoft.Compute/virtualMachines", "location": i.Location,
 		"properties": map[string]any{
@@ -143,14 +143,14 @@ func (c *Cloud) vm(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// Server is a cloud's API on HTTPS.
+// Server is a cloud's API over HTTPS.
 type Server struct {
 	URL  string
 	CA   []byte // PEM
 	http *http.Server
 }
 
-// Serve starts the API on a free port of the loopback, with a certificate of its own.
+// Serve starts the API on a free port of the loopback interface, with its own certificate.
 func (c *Cloud) Serve() (*Server, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -180,9 +180,9 @@ func (c *Cloud) Serve() (*Server, error) {
 	}
 	s := &Server{URL: "https://" + listener.Addr().String(), CA: encode("", certificate),
 		http: &http.Server{Handler: c.API(), ReadHeaderTimeout: 10 * time.Second}}
-	go func() { _ = s.http.Serve(listener) }() // it ends with Close
+	go func() { _ = s.http.Serve(listener) }() // Close ends it
 	return s, nil
 }
 
-// Close ends the server.
+// Close stops the server.
 func (s *Server) Close() error { return s.http.Close() }

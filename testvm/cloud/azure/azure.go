@@ -1,13 +1,13 @@
-// Package azure is an emulator of the parts of Azure that an attestation meets:
-// the Instance Metadata Service (IMDS) as a virtual machine sees it, and Azure
-// Resource Manager (ARM) and the login endpoint as a verifier sees them.
+// Package azure emulates the parts of Azure that an attestation uses: the Instance Metadata Service
+// (IMDS) of a virtual machine, and Azure Resource Manager (ARM) and the login endpoint that a
+// verifier calls.
 //
-// Paths, headers, status codes and the shape of every document are Azure's own;
-// the signatures are made by keys of a test authority. An attested document is
-// PKCS#7 in DER with the leaf alone in its bag, no signed attributes, and
-// sha256WithRSAEncryption where a digest algorithm belongs, as Azure sends it.
+// Paths, headers, status codes and the form of every document are Azure's own. Keys of a test
+// authority make the signatures. As in Azure, an attested document is PKCS#7 in DER that contains
+// only the leaf certificate, has no signed attributes, and has sha256WithRSAEncryption as digest
+// algorithm.
 //
-// Nothing here needs the testing package: the demo uses it, too.
+// The package does not use the testing package, because the demo uses it, too.
 package azure
 
 import (
@@ -20,8 +20,8 @@ import (
 	"time"
 )
 
-// Cloud is one Azure with its tenant, subscription, authorities and machines.
-// Its fields may be changed before it is used.
+// Cloud is one Azure with its tenant, subscription, authorities and machines. Its fields may be
+// changed before the first use.
 type Cloud struct {
 	Tenant       string
 	Subscription string
@@ -29,8 +29,8 @@ type Cloud struct {
 	ClientID, ClientSecret string
 	// Host is the name in the certificate that signs attested documents.
 	Host string
-	// Bag holds more certificates (DER) for every attested document. Azure sends
-	// the leaf alone; add Intermediate's to have them come with the document.
+	// Bag has more certificates (DER) for every attested document. Azure sends only the leaf. Add
+	// the Intermediate to include it in the document.
 	Bag [][]byte
 	// Now is the cloud's clock.
 	Now func() time.Time
@@ -41,7 +41,7 @@ type Cloud struct {
 	instances map[string]*Instance // by lower-case resource id
 	faults    Faults
 	calls     map[string]int
-	tokens    map[string]string // managed identity tokens, which IMDS keeps
+	tokens    map[string]string // managed identity tokens, which IMDS caches
 }
 
 // Instance is a virtual machine.
@@ -50,41 +50,41 @@ type Instance struct {
 	ResourceGroup string
 	Subscription  string // empty: the cloud's
 	VMID          string // lower case
-	// Created is when it was made; zero: when it is added.
+	// Created is when it was created; zero means when it is added.
 	Created  time.Time
 	Location string // empty: westeurope
-	// UserData is what the machine was made with, not encoded. Nil: none.
+	// UserData is the user data, not encoded. Nil means none.
 	UserData []byte
-	// Identity: "" has none, "system" a system-assigned one, and anything else is
-	// the resource id of a user-assigned one.
+	// Identity is "" for no identity, "system" for a system-assigned one, and otherwise the
+	// resource id of a user-assigned one.
 	Identity string
 	// Metadata are the faults of its metadata service.
 	Metadata MetadataFaults
 }
 
-// MetadataFaults are the faults of one machine's metadata service. The counted
-// ones are used up by requests.
+// MetadataFaults are the faults of one machine's metadata service. Requests use up the counted
+// ones.
 type MetadataFaults struct {
-	Off         bool          // nobody answers; the connection hangs until the client gives up
-	Slow        time.Duration // before every answer
-	Throttled   int           // that many 429
-	Gone        int           // that many 410, as while the service is updated
-	Broken      int           // that many 500
+	Off         bool          // no response; the connection hangs until the client gives up
+	Slow        time.Duration // before every response
+	Throttled   int           // how many 429
+	Gone        int           // how many 410, as while the service is updated
+	Broken      int           // how many 500
 	NotFound    bool          // 404 for everything
 	WrongBase64 bool          // user data and document in another encoding
-	// Document replaces the attested document (DER), for one that is not honest.
+	// Document replaces the attested document (DER), for example with a forged one.
 	Document func(honest []byte) []byte
 }
 
-// Faults are those of ARM and the login endpoint.
+// Faults are the faults of ARM and the login endpoint.
 type Faults struct {
-	Status int           // ARM answers with this, 0: as it should
-	Login  int           // so does the login endpoint
-	Slow   time.Duration // before every answer of ARM
-	Body   []byte        // ARM's answer instead of a virtual machine
+	Status int           // ARM's status; 0 means the correct one
+	Login  int           // the login endpoint's status, likewise
+	Slow   time.Duration // before every response of ARM
+	Body   []byte        // ARM's response instead of a virtual machine
 }
 
-// New makes a cloud without machines.
+// New returns a cloud without machines.
 func New() (*Cloud, error) {
 	c := &Cloud{
 		Tenant: "72f988bf-0000-4000-8000-2d7cd011db47", Subscription: "0b1f6471-0000-4000-8000-000000000001",
@@ -97,7 +97,7 @@ func New() (*Cloud, error) {
 	return c, err
 }
 
-// Add puts a machine into the cloud.
+// Add adds a machine to the cloud.
 func (c *Cloud) Add(i *Instance) error {
 	if i.Name == "" || i.ResourceGroup == "" || i.VMID == "" {
 		return errors.New("a virtual machine has a name, a resource group and a vmId")
@@ -117,32 +117,32 @@ func (c *Cloud) Add(i *Instance) error {
 	return nil
 }
 
-// Remove deletes a machine: ARM no longer knows it.
+// Remove deletes a machine, so that ARM no longer returns it.
 func (c *Cloud) Remove(i *Instance) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.instances, strings.ToLower(i.ResourceID()))
 }
 
-// ResourceID is the machine's name in ARM.
+// ResourceID returns the machine's resource id in ARM.
 func (i *Instance) ResourceID() string {
 	return fmt.Sprintf("/subscriptions/%s/resourceGroups/%s/providers/Microsoft.Compute/virtualMachines/%s",
 		i.Subscription, i.ResourceGroup, i.Name)
 }
 
-// ProviderID is the machine's name in a Machine's spec.providerID.
+// ProviderID returns the spec.providerID of its Machine.
 func (i *Instance) ProviderID() string { return "azure://" + i.ResourceID() }
 
-// Root is the authority above the one that signs attested documents.
+// Root returns the authority above the one that signs attested documents.
 func (c *Cloud) Root() *x509.Certificate { return c.pki.root }
 
-// Intermediate issued the leaf.
+// Intermediate returns the certificate of the leaf's issuer.
 func (c *Cloud) Intermediate() *x509.Certificate { return c.pki.intermediate }
 
-// Leaf signs attested documents, with its key.
+// Leaf returns the certificate and key that sign attested documents.
 func (c *Cloud) Leaf() (*x509.Certificate, *rsa.PrivateKey) { return c.pki.leaf, c.pki.leafKey }
 
-// AnchorsPEM is what a verifier is configured with: root and intermediate.
+// AnchorsPEM returns the verifier's anchors: root and intermediate.
 func (c *Cloud) AnchorsPEM() []byte {
 	return append(encode("# Test root of the emulated Azure\n", c.pki.root),
 		encode("# Its intermediate\n", c.pki.intermediate)...)
@@ -155,7 +155,7 @@ func (c *Cloud) Fail(f Faults) {
 	c.faults = f
 }
 
-// Calls is how often an operation was asked for: "vm", "token", "openid" or "keys".
+// Calls returns how often an operation was called: "vm", "token", "openid" or "keys".
 func (c *Cloud) Calls(operation string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	"github.com/smallstep/pkcs7"
 )
 
-// emulated is one cloud for all tests: its keys take time to make.
+// emulated is one cloud for all tests, because creating its keys takes long.
 var emulated = sync.OnceValues(New)
 
 func machine(t *testing.T) (*Cloud, *Instance) {
@@ -45,14 +45,14 @@ func ask(t *testing.T, h http.Handler, path string, change func(*http.Request)) 
 	return w.Code, w.Body.String()
 }
 
-func TestTheMetadataServiceAnswersAsAzures(t *testing.T) {
+func TestMetadataServiceAnswersLikeAzures(t *testing.T) {
 	const document = "/metadata/attested/document?api-version=2020-09-01&nonce=n"
 	for name, test := range map[string]struct {
 		path   string
 		change func(*http.Request)
 		faults MetadataFaults
 		status int
-		body   string // a part of it
+		body   string // a part of the body
 	}{
 		"an attested document": {path: document, status: 200, body: `"encoding":"pkcs7"`},
 		"no header Metadata": {path: document,
@@ -83,11 +83,11 @@ func TestTheMetadataServiceAnswersAsAzures(t *testing.T) {
 			path: "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=x&msi_res_id=/y", status: 400,
 			body: "Identity not found",
 		},
-		"a path that is not there":  {path: "/latest/meta-data/", status: 404},
-		"a field that is not there": {path: "/metadata/instance/compute/zzz?api-version=2021-02-01", status: 404},
-		"too many":                  {path: document, faults: MetadataFaults{Throttled: 1}, status: 429},
-		"gone for a while":          {path: document, faults: MetadataFaults{Gone: 1}, status: 410},
-		"broken":                    {path: document, faults: MetadataFaults{Broken: 1}, status: 500},
+		"an unknown path":  {path: "/latest/meta-data/", status: 404},
+		"an unknown field": {path: "/metadata/instance/compute/zzz?api-version=2021-02-01", status: 404},
+		"too many":         {path: document, faults: MetadataFaults{Throttled: 1}, status: 429},
+		"gone for a while": {path: document, faults: MetadataFaults{Gone: 1}, status: 410},
+		"broken":           {path: document, faults: MetadataFaults{Broken: 1}, status: 500},
 		"another method": {path: document, change: func(r *http.Request) { r.Method = http.MethodPost },
 			status: 405},
 		"nothing there, as on a machine of another": {path: document, faults: MetadataFaults{NotFound: true}, status: 404},
@@ -109,8 +109,9 @@ func TestTheMetadataServiceAnswersAsAzures(t *testing.T) {
 	}
 }
 
-// Another reader of PKCS#7 agrees, once the quirk is put right, as others do.
-func TestTheDocumentIsAzuresShape(t *testing.T) {
+// Another parser of PKCS#7 agrees, after the test corrects the digest algorithm as other clients
+// do.
+func TestDocumentHasAzuresForm(t *testing.T) {
 	c, i := machine(t)
 	_, body := ask(t, c.Metadata(i), "/metadata/attested/document?api-version=2020-09-01&nonce="+
 		strings.Repeat("a-_9", 8), nil)
@@ -126,7 +127,7 @@ func TestTheDocumentIsAzuresShape(t *testing.T) {
 		t.Fatalf("%d certificates, %d signers", len(p7.Certificates), len(p7.Signers))
 	}
 	if !p7.Signers[0].DigestAlgorithm.Algorithm.Equal(oidSHA256WithRSA) {
-		t.Fatal("the quirk is not there")
+		t.Fatal("the digest algorithm is not Azure's")
 	}
 	p7.Signers[0].DigestAlgorithm.Algorithm = pkcs7.OIDDigestAlgorithmSHA256
 	roots, between := x509.NewCertPool(), x509.NewCertPool()

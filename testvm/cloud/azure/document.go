@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-// TimeLayout is that of the times in an attested document. Azure writes UTC as -0000.
+// TimeLayout is the layout of the times in an attested document. Azure writes UTC as -0000.
 const TimeLayout = "01/02/06 15:04:05 -0700"
 
-// Content is the signed part of an attested document.
+// Content returns the signed part of an attested document.
 func (c *Cloud) Content(i *Instance, nonce string) []byte {
 	now := c.Now().UTC()
-	if nonce == "" { // the end, in documents that Azure has signed
+	if nonce == "" { // the expiry, as in Azure's documents
 		nonce = now.Add(6 * time.Hour).Format("20060102-150405")
 	}
 	stamp := func(t time.Time) string { return t.Format("01/02/06 15:04:05") + " -0000" }
@@ -47,7 +47,7 @@ func (c *Cloud) Content(i *Instance, nonce string) []byte {
 	return raw
 }
 
-// Document is the attested document of a machine, as DER.
+// Document returns the attested document of a machine, as DER.
 func (c *Cloud) Document(i *Instance, nonce string) ([]byte, error) {
 	return Sign(c.Content(i, nonce), c.pki.leafKey, c.pki.leaf, append([][]byte{c.pki.leaf.Raw}, c.Bag...)...)
 }
@@ -90,13 +90,13 @@ type signedData struct {
 	Signers          []signerInfo  `asn1:"set"`
 }
 
-// Sign makes PKCS#7 as Azure does. The signer is named by its issuer and serial
-// number; what is in the bag is the caller's business.
+// Sign returns PKCS#7 in Azure's form. The signer is named by its issuer and serial number; the
+// caller chooses the other certificates.
 func Sign(content []byte, key *rsa.PrivateKey, signer *x509.Certificate, bag ...[]byte) ([]byte, error) {
 	return Pack(content, [][]byte{nil}, key, signer, bag...)
 }
 
-// Pack is Sign for as many signers as there are signatures; nil is made honestly.
+// Pack is like Sign with one signer for each signature. A nil signature is replaced by a valid one.
 func Pack(content []byte, signatures [][]byte, key *rsa.PrivateKey, signer *x509.Certificate,
 	bag ...[]byte) ([]byte, error) {
 	null := asn1.RawValue{FullBytes: []byte{5, 0}}

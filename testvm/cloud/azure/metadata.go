@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Metadata is the service that a machine finds at 169.254.169.254.
+// Metadata returns the service of a machine at 169.254.169.254.
 func (c *Cloud) Metadata(i *Instance) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/metadata/attested/document", func(w http.ResponseWriter, r *http.Request) { c.attested(w, r, i) })
@@ -26,7 +26,7 @@ func (c *Cloud) Metadata(i *Instance) http.Handler {
 		f := c.fault(i)
 		if f.Off {
 			<-r.Context().Done()
-			panic(http.ErrAbortHandler) // no answer at all
+			panic(http.ErrAbortHandler) // close the connection without a response
 		}
 		select {
 		case <-time.After(f.Slow):
@@ -55,7 +55,7 @@ func (c *Cloud) Metadata(i *Instance) http.Handler {
 	})
 }
 
-// fault is what is wrong with this request; counted faults are used up.
+// fault returns the faults for this request, and uses up counted ones.
 func (c *Cloud) fault(i *Instance) MetadataFaults {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -74,7 +74,7 @@ func (c *Cloud) fault(i *Instance) MetadataFaults {
 var versions = []string{"2017-12-01", "2018-02-01", "2018-10-01", "2020-09-01", "2021-01-01", "2021-02-01",
 	"2021-12-13", "2023-07-01", "2025-04-07"}
 
-// version says whether a request names a version that there is, and not an older one than since.
+// version reports whether a request names a valid version that is not older than since.
 func version(w http.ResponseWriter, r *http.Request, since string) bool {
 	v := r.URL.Query().Get("api-version")
 	for _, known := range versions {
@@ -149,13 +149,13 @@ func (c *Cloud) instance(w http.ResponseWriter, r *http.Request, i *Instance) {
 			return
 		}
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		_, _ = io.WriteString(w, text) // a client that is gone needs no answer
+		_, _ = io.WriteString(w, text) // the client may have disconnected
 		return
 	}
 	reply(w, http.StatusOK, node)
 }
 
-// identity answers with a token, and with the same one for as long as it lasts.
+// identity returns a token, and the same one until it expires.
 func (c *Cloud) identity(w http.ResponseWriter, r *http.Request, i *Instance) {
 	if !version(w, r, "2018-02-01") {
 		return
@@ -205,5 +205,5 @@ func refuse(w http.ResponseWriter, status int, what string) {
 func reply(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json; charset=utf-8")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // a client that is gone needs no answer
+	_ = json.NewEncoder(w).Encode(v) // the client may have disconnected
 }

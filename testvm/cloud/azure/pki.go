@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// pki holds the authorities of the emulated Azure and the key of its tokens.
+// pki has the authorities of the emulated Azure and the key of its tokens.
 type pki struct {
 	root, intermediate, leaf *x509.Certificate
 	leafKey                  *rsa.PrivateKey
@@ -24,8 +24,8 @@ type pki struct {
 	tokenKey                 *rsa.PrivateKey
 }
 
-// AIA is the address of the issuer in a leaf, as Azure's name one. Whoever
-// fetches it does what he should not.
+// AIA is the address of the issuer in a leaf, as in Azure's certificates. A verifier must never
+// fetch it.
 const AIA = "http://www.microsoft.com/pkiops/certs/emulated-issuing-ca.crt"
 
 func newPKI(now time.Time, host string) (pki, error) {
@@ -71,7 +71,7 @@ func leafTemplate(now time.Time, host string) *x509.Certificate {
 	}
 }
 
-// Issue makes another leaf under the cloud's intermediate, changed by change.
+// Issue returns another leaf under the cloud's intermediate, modified by change.
 func (c *Cloud) Issue(key *rsa.PrivateKey, change func(*x509.Certificate)) (*x509.Certificate, error) {
 	template := leafTemplate(c.Now(), c.Host)
 	if change != nil {
@@ -92,7 +92,7 @@ func encode(text string, c *x509.Certificate) []byte {
 	return append([]byte(text), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})...)
 }
 
-// sign makes a JWT as Azure's login endpoint signs them.
+// sign returns a JWT in the form of Azure's login endpoint.
 func (c *Cloud) sign(claims map[string]any) (string, error) {
 	header, err := json.Marshal(map[string]string{"typ": "JWT", "alg": "RS256", "x5t": c.keyID(), "kid": c.keyID()})
 	if err != nil {
@@ -111,13 +111,13 @@ func (c *Cloud) sign(claims map[string]any) (string, error) {
 	return text + "." + base64.RawURLEncoding.EncodeToString(signature), nil
 }
 
-// keyID has the form of Azure's: the thumbprint (SHA-1) in base64url. Nothing rests on it.
+// keyID returns an id in Azure's form: the thumbprint (SHA-1) in base64url. Nothing depends on it.
 func (c *Cloud) keyID() string {
 	sum := sha1.Sum(c.pki.tokenKey.N.Bytes())
 	return base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
-// KeysJSON is the tenant's key set.
+// KeysJSON returns the tenant's key set.
 func (c *Cloud) KeysJSON() []byte {
 	k := &c.pki.tokenKey.PublicKey
 	raw, err := json.Marshal(map[string]any{"keys": []map[string]string{{
@@ -131,8 +131,8 @@ func (c *Cloud) KeysJSON() []byte {
 	return raw
 }
 
-// IdentityToken is a token of a machine's managed identity for a resource; change
-// may alter its claims before it is signed.
+// IdentityToken returns a token of a machine's managed identity for a resource; change may modify
+// its claims before it is signed.
 func (c *Cloud) IdentityToken(i *Instance, resource string, change func(map[string]any)) (string, error) {
 	now := c.Now()
 	vm := strings.Replace(i.ResourceID(), "/resourceGroups/", "/resourcegroups/", 1)

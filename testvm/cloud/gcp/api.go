@@ -31,7 +31,7 @@ const (
 	accountEmail = "mcs-attest@emulated.iam.gserviceaccount.com"
 )
 
-// API is what the verifier calls.
+// API returns what the verifier calls.
 func (c *Cloud) API() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+keysPath, c.serveKeys)
@@ -53,9 +53,9 @@ func (c *Cloud) serveKeys(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(c.Keys())
 }
 
-// serveToken gives the verifier an access token: for an assertion that its
-// service account's key signed (RFC 7523), or for a token of its Kubernetes
-// service account (RFC 8693, workload identity federation).
+// serveToken gives the verifier an access token: for an assertion that its service account's key
+// signed (RFC 7523), or for a token of its Kubernetes service account (RFC 8693, workload identity
+// federation).
 func (c *Cloud) serveToken(w http.ResponseWriter, r *http.Request) {
 	if c.met(w, r, Token, tokenError) {
 		return
@@ -93,8 +93,8 @@ func (c *Cloud) serveToken(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, answer)
 }
 
-// federated begins a token of a federated identity. It may impersonate the service
-// account and do nothing else.
+// federated is the prefix of a federated identity's token. That identity may only impersonate the
+// service account.
 const federated = "ya29.d.federated."
 
 func (c *Cloud) mint(kind string) string {
@@ -107,7 +107,7 @@ func (c *Cloud) mint(kind string) string {
 	return access
 }
 
-// bearer is the access token of a request, if it is one of ours that has not ended.
+// bearer returns the access token of a request, and whether it is valid.
 func (c *Cloud) bearer(r *http.Request) (string, bool) {
 	access, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	c.mu.Lock()
@@ -182,10 +182,10 @@ func publicPEM(k crypto.PublicKey) (string, error) {
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json; charset=UTF-8")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // the caller went away
+	_ = json.NewEncoder(w).Encode(v) // the client may have disconnected
 }
 
-// apiError is an error of Google's APIs.
+// apiError returns an error in the form of Google's APIs.
 func apiError(w http.ResponseWriter, status int, what string) {
 	reasons := map[int][2]string{
 		http.StatusForbidden: {"forbidden", "PERMISSION_DENIED"}, http.StatusNotFound: {"notFound", "NOT_FOUND"},
@@ -200,7 +200,7 @@ func apiError(w http.ResponseWriter, status int, what string) {
 	}})
 }
 
-// tokenError is an error of RFC 6749, 5.2.
+// tokenError returns an error of RFC 6749, 5.2.
 func tokenError(w http.ResponseWriter, status int, what string) {
 	writeJSON(w, status, map[string]any{"error": what, "error_description": what})
 }

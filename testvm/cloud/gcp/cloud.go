@@ -1,14 +1,12 @@
-// Package gcp emulates what of Google Cloud a node and a verifier see, with test
-// keys: the metadata server, the keys that sign identity tokens, the OAuth2 token
-// endpoints, and the one method of the Compute API that names a virtual TPM's keys.
+// Package gcp emulates the parts of Google Cloud that a node and a verifier use, with test keys:
+// the metadata server, the keys that sign identity tokens, the OAuth2 token endpoints, and the
+// method of the Compute API that returns a virtual TPM's keys.
 //
-// Paths, headers, status codes and the form of every answer are the real ones, as
-// far as Google documents them:
-// https://cloud.google.com/compute/docs/metadata/overview,
+// Paths, headers, status codes and the form of every response are the real ones, as far as Google
+// documents them: https://cloud.google.com/compute/docs/metadata/overview,
 // https://cloud.google.com/compute/docs/instances/verifying-instance-identity,
 // https://cloud.google.com/compute/docs/reference/rest/v1/instances/getShieldedInstanceIdentity.
-// Nothing of it is Google's, and no key in it is known to anybody but the process
-// that made it.
+// The keys are created at run time and are not Google's.
 //
 //	cloud, err := gcp.New(gcp.Options{})
 //	id := cloud.Add(gcp.Instance{Project: "demo", Zone: "europe-west1-b", Name: "worker-a", UserData: pointer})
@@ -34,7 +32,7 @@ import (
 // Issuer is the iss of every identity token.
 const Issuer = "https://accounts.google.com"
 
-// tokenLife is how long Google's identity tokens live.
+// tokenLife is the lifetime of Google's identity tokens.
 const tokenLife = time.Hour
 
 // Instance is a virtual machine.
@@ -43,36 +41,35 @@ type Instance struct {
 	ProjectNumber int64
 	Zone          string
 	Name          string
-	// ID is never used again; zero: Add makes one.
+	// ID is never reused. If it is zero, Add sets it.
 	ID uint64
-	// Created is when the instance was made; zero: now.
+	// Created is when the instance was created; zero means now.
 	Created time.Time
-	// UserData is the metadata value "user-data"; nil: it has none.
+	// UserData is the metadata value "user-data"; nil means that it has none.
 	UserData []byte
-	// ServiceAccount is its e-mail address; "-": the instance has none. Empty: the
-	// project's default.
+	// ServiceAccount is its e-mail address. "-" means none, empty the default of the project.
 	ServiceAccount string
-	// EKs are the endorsement keys of its virtual TPM: an *rsa.PublicKey, an
-	// *ecdsa.PublicKey on P-256, or both. None: it is no Shielded VM.
+	// EKs are the endorsement keys of its virtual TPM: an *rsa.PublicKey, an *ecdsa.PublicKey on
+	// P-256, or both. Without keys it is not a Shielded VM.
 	EKs []crypto.PublicKey
-	// Confidential instances say so in their tokens.
+	// Confidential is stated in the instance's tokens.
 	Confidential bool
 }
 
-// ProviderID is the form of a Machine's spec.providerID.
+// ProviderID returns the spec.providerID of its Machine.
 func (i Instance) ProviderID() string {
 	return "gce://" + i.Project + "/" + i.Zone + "/" + i.Name
 }
 
-// Options are how the emulator works. The zero value does.
+// Options configure the emulator. The zero value works.
 type Options struct {
-	// Now is the cloud's clock; nil: the machine's.
+	// Now is the cloud's clock; nil means the machine's.
 	Now func() time.Time
-	// MaxAge is what the key set's Cache-Control says; zero: 6 hours, as Google's do at most.
+	// MaxAge is that of the key set's Cache-Control; zero means 6 hours, Google's maximum.
 	MaxAge time.Duration
 }
 
-// Cloud is the emulator. Its methods may be called at the same time.
+// Cloud is the emulator. It is safe for concurrent use.
 type Cloud struct {
 	o       Options
 	account *rsa.PrivateKey // of the verifier's service account
@@ -82,7 +79,7 @@ type Cloud struct {
 	keys      []key // the last one signs
 	faults    map[Route]*Fault
 	calls     map[Route]int
-	access    map[string]time.Time // access tokens of the verifier and their ends
+	access    map[string]time.Time // the verifier's access tokens and their expiry
 }
 
 type key struct {
@@ -90,7 +87,7 @@ type key struct {
 	private *rsa.PrivateKey
 }
 
-// New makes a cloud without instances, with two keys as Google mostly has.
+// New returns a cloud without instances, with two keys as Google usually has.
 func New(o Options) (*Cloud, error) {
 	if o.Now == nil {
 		o.Now = time.Now
@@ -112,10 +109,10 @@ func New(o Options) (*Cloud, error) {
 	return c, nil
 }
 
-// Add makes an instance, or changes the one of that ID, and returns its ID.
+// Add adds an instance, or changes the one with that ID, and returns its ID.
 func (c *Cloud) Add(i Instance) uint64 {
 	if i.ID == 0 {
-		n, _ := rand.Int(rand.Reader, big.NewInt(9e18)) // crypto/rand does not fail
+		n, _ := rand.Int(rand.Reader, big.NewInt(9e18)) // crypto/rand never fails
 		i.ID = n.Uint64() + 1e17
 	}
 	if i.ProjectNumber == 0 {
@@ -133,14 +130,14 @@ func (c *Cloud) Add(i Instance) uint64 {
 	return i.ID
 }
 
-// Remove deletes an instance. Its name may be used again, its ID is not.
+// Remove deletes an instance. Its name may be reused, its ID may not.
 func (c *Cloud) Remove(id uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.instances, id)
 }
 
-// Instance returns an instance as it is.
+// Instance returns the current state of an instance.
 func (c *Cloud) Instance(id uint64) (Instance, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -148,7 +145,7 @@ func (c *Cloud) Instance(id uint64) (Instance, bool) {
 	return i, ok
 }
 
-// find returns an instance by its name or its ID, as the API does.
+// find returns an instance by its name or its ID, like the API.
 func (c *Cloud) find(project, zone, name string) (Instance, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -160,15 +157,14 @@ func (c *Cloud) find(project, zone, name string) (Instance, bool) {
 	return Instance{}, false
 }
 
-// Rotate makes a key that signs from now on. The one before is still published,
-// those before that are not.
+// Rotate creates a key that signs from now on. The previous key stays published; older ones do not.
 func (c *Cloud) Rotate() error {
 	private, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
 		return err
 	}
 	id := make([]byte, 20)
-	_, _ = rand.Read(id) // crypto/rand does not fail
+	_, _ = rand.Read(id) // crypto/rand never fails
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.keys = append(c.keys, key{id: hex.EncodeToString(id), private: private})
@@ -176,8 +172,8 @@ func (c *Cloud) Rotate() error {
 	return nil
 }
 
-// Keys is the published set, as at https://www.googleapis.com/oauth2/v3/certs.
-// It is also what an operator puts into google-keys/.
+// Keys returns the published set, as at https://www.googleapis.com/oauth2/v3/certs. It is also the
+// content of google-keys/.
 func (c *Cloud) Keys() []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -186,12 +182,12 @@ func (c *Cloud) Keys() []byte {
 		set.Keys = append(set.Keys, jose.JSONWebKey{Key: &k.private.PublicKey, KeyID: k.id, Algorithm: string(jose.RS256),
 			Use: "sig"})
 	}
-	raw, _ := json.MarshalIndent(set, "", "  ") // keys that were just made
+	raw, _ := json.MarshalIndent(set, "", "  ") // new keys always encode
 	return raw
 }
 
-// SigningKey is the key that signs identity tokens, with its kid, for tests that
-// make tokens which Google never would.
+// SigningKey returns the key that signs identity tokens, with its kid, for tests that create tokens
+// in forms that Google never uses.
 func (c *Cloud) SigningKey() (kid string, private *rsa.PrivateKey) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -199,7 +195,7 @@ func (c *Cloud) SigningKey() (kid string, private *rsa.PrivateKey) {
 	return k.id, k.private
 }
 
-// Claims are those of an instance's identity token, made now.
+// Claims returns the claims of an instance's identity token at this moment.
 func (c *Cloud) Claims(i Instance, audience string, full bool) map[string]any {
 	now := c.o.Now().Unix()
 	const subject = "112233445566778899001"
@@ -222,7 +218,7 @@ func (c *Cloud) Claims(i Instance, audience string, full bool) map[string]any {
 	return claims
 }
 
-// IdentityToken is what the metadata server gives to an instance.
+// IdentityToken returns the token that the metadata server gives to an instance.
 func (c *Cloud) IdentityToken(id uint64, audience string) (string, error) {
 	i, ok := c.Instance(id)
 	if !ok {

@@ -6,54 +6,54 @@ import (
 	"time"
 )
 
-// Route is something that is asked, for faults and counters.
+// Route is a part of the emulator that has its own faults and counter.
 type Route string
 
 // The routes.
 const (
-	Metadata Route = "metadata" // everything of the metadata server but the next
+	Metadata Route = "metadata" // the metadata server, except for Identity
 	Identity Route = "identity" // .../service-accounts/*/identity
 	Keys     Route = "keys"     // the key set of identity tokens
 	Token    Route = "token"    // OAuth2
 	Compute  Route = "compute"  // the Compute API
 )
 
-// Fault is what a route does instead of its work. Delay comes first; then the
-// first of Off, Redirect, Status and Body that is set.
+// Fault replaces the normal response of a route. Delay comes first; then the first of Off,
+// Redirect, Status and Body that is set.
 type Fault struct {
 	Delay      time.Duration
-	Off        bool   // close the connection without an answer
-	Redirect   string // 302 to there
-	Status     int    // an error of Google's form
+	Off        bool   // close the connection without a response
+	Redirect   string // 302 to this URL
+	Status     int    // an error in Google's form
 	RetryAfter string // with Status
-	Body       []byte // answer this, with 200
-	// Times is how many requests it meets; zero: all, until Heal.
+	Body       []byte // this body, with status 200
+	// Times is how many requests it affects; zero means all, until Heal.
 	Times int
 }
 
-// Fail gives a route a fault; the last one counts.
+// Fail sets the fault of a route and replaces an earlier one.
 func (c *Cloud) Fail(r Route, f Fault) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.faults[r] = &f
 }
 
-// Heal ends a route's fault.
+// Heal removes a route's fault.
 func (c *Cloud) Heal(r Route) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.faults, r)
 }
 
-// Calls is how often a route was asked, faults included.
+// Calls returns how many requests a route received, including those with faults.
 func (c *Cloud) Calls(r Route) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.calls[r]
 }
 
-// met counts a call, and reports whether a fault has answered it. Fail is how the
-// route writes an error.
+// met counts a request, and reports whether a fault has answered it. fail is how the route writes
+// an error.
 func (c *Cloud) met(w http.ResponseWriter, r *http.Request, route Route,
 	fail func(http.ResponseWriter, int, string)) bool {
 	c.mu.Lock()
@@ -73,7 +73,7 @@ func (c *Cloud) met(w http.ResponseWriter, r *http.Request, route Route,
 		select {
 		case <-time.After(fault.Delay):
 		case <-r.Context().Done():
-			panic(http.ErrAbortHandler) // nobody waits any more
+			panic(http.ErrAbortHandler) // the client has disconnected
 		}
 	}
 	switch {

@@ -33,8 +33,8 @@ func emulator(t *testing.T) (*gcp.Cloud, uint64) {
 	return cloud, id
 }
 
-// Google's own client finds everything where it looks for it.
-func TestTheMetadataServerIsAsGooglesClientExpects(t *testing.T) {
+// Google's own client finds every value at its path.
+func TestMetadataServerWorksWithGooglesClient(t *testing.T) {
 	cloud, id := emulator(t)
 	server := httptest.NewServer(cloud.Metadata(id))
 	defer server.Close()
@@ -66,7 +66,7 @@ func TestTheMetadataServerIsAsGooglesClientExpects(t *testing.T) {
 	}
 }
 
-func TestTheMetadataServerRefusesAsTheRealOneDoes(t *testing.T) {
+func TestMetadataServerRejectsLikeTheRealOne(t *testing.T) {
 	cloud, id := emulator(t)
 	none := cloud.Add(gcp.Instance{Project: "demo-1", Zone: "europe-west1-b", Name: "worker-b", ServiceAccount: "-"})
 	const identity = "/computeMetadata/v1/instance/service-accounts/default/identity"
@@ -101,7 +101,7 @@ func TestTheMetadataServerRefusesAsTheRealOneDoes(t *testing.T) {
 	}
 }
 
-func TestAFaultLastsAsLongAsItSays(t *testing.T) {
+func TestFaultLastsAsConfigured(t *testing.T) {
 	cloud, id := emulator(t)
 	server := httptest.NewServer(cloud.Metadata(id))
 	defer server.Close()

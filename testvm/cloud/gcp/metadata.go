@@ -10,12 +10,12 @@ import (
 
 const v1 = "/computeMetadata/v1/"
 
-// Metadata is the metadata server as one instance sees it, at
-// http://169.254.169.254 and http://metadata.google.internal.
+// Metadata returns the metadata server of one instance, at http://169.254.169.254 and
+// http://metadata.google.internal.
 //
-// It wants "Metadata-Flavor: Google" and sends it back; refuses a request that
-// came through a proxy (X-Forwarded-For); answers 404 to what the instance does
-// not have, a service account included; and 400 to an identity without audience.
+// It requires "Metadata-Flavor: Google" and returns that header. It rejects a request that came
+// through a proxy (X-Forwarded-For). It answers 404 for everything that the instance does not have,
+// including a service account, and 400 for an identity without an audience.
 func (c *Cloud) Metadata(id uint64) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Server", "Metadata Server for VM")
@@ -123,7 +123,7 @@ func (c *Cloud) accountValue(w http.ResponseWriter, r *http.Request, i Instance,
 	}
 }
 
-// text answers a leaf as the metadata server does: with no line end of its own.
+// text returns a leaf like the metadata server: without a final newline.
 func text(w http.ResponseWriter, s string) {
 	w.Header().Set("Content-Type", "application/text")
 	w.Header().Set("Content-Length", strconv.Itoa(len(s)))
@@ -134,7 +134,7 @@ func notFound(w http.ResponseWriter, r *http.Request) {
 	pageError(w, http.StatusNotFound, "The requested URL "+r.URL.Path+" was not found on this server.")
 }
 
-// pageError is an error of the metadata server: a page of HTML.
+// pageError returns an error of the metadata server: an HTML page.
 func pageError(w http.ResponseWriter, status int, what string) {
 	w.Header().Set("Content-Type", "text/html; charset=UTF-8")
 	w.WriteHeader(status)

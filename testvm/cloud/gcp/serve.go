@@ -21,16 +21,16 @@ import (
 	"time"
 )
 
-// subjectToken stands for the projected token of the verifier's Kubernetes service account.
+// subjectToken represents the projected token of the verifier's Kubernetes service account.
 const subjectToken = "emulated-projected-service-account-token"
 
-// Endpoints are where the API listens and what the verifier needs for it.
+// Endpoints are the address of the API and what the verifier needs to use it.
 type Endpoints struct {
-	// URL is https://127.0.0.1:port. KeysURL and ComputeURL are what the verifier's
-	// configuration names (gcp.keys, gcp.compute), with CAFile.
+	// URL is https://127.0.0.1:port. KeysURL and ComputeURL are for the verifier's configuration
+	// (gcp.keys, gcp.compute), with CAFile.
 	URL, KeysURL, ComputeURL, CAFile string
 	// Credentials is for GOOGLE_APPLICATION_CREDENTIALS: a service account's key.
-	// Federation is another, as OpenShift makes them where it has no such keys.
+	// Federation is the alternative that OpenShift uses if there is no such key.
 	Credentials, Federation string
 
 	server *http.Server
@@ -39,8 +39,7 @@ type Endpoints struct {
 // Close stops listening.
 func (e *Endpoints) Close() error { return e.server.Close() }
 
-// Serve listens on 127.0.0.1 with TLS, and writes the CA and the credentials into
-// a directory.
+// Serve listens on 127.0.0.1 with TLS, and writes the CA and the credentials into a folder.
 func (c *Cloud) Serve(dir string) (*Endpoints, error) {
 	certificate, authority, err := serverCertificate()
 	if err != nil {
@@ -88,11 +87,11 @@ func (c *Cloud) Serve(dir string) (*Endpoints, error) {
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	go func() { _ = e.server.ServeTLS(l, "", "") }() // ends with Close
+	go func() { _ = e.server.ServeTLS(l, "", "") }() // Close ends it
 	return e, nil
 }
 
-// serverCertificate makes a CA and a certificate for this machine.
+// serverCertificate creates a CA and a certificate for this machine.
 func serverCertificate() (tls.Certificate, []byte, error) {
 	issue := func(t, parent *x509.Certificate, signer *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey, error) {
 		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

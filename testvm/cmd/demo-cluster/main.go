@@ -1,12 +1,10 @@
-// Command demo-cluster shows a cluster: a real Kubernetes API with OpenShift's
-// Machines, three verifiers behind a load balancer, and one virtual machine that
-// attests, is provisioned, and whose kubelet becomes the Node of its Machine, while
-// a verifier is killed. It tells what happens while it happens, each line with a
-// name in front.
+// Command demo-cluster demonstrates a cluster: a real Kubernetes API with OpenShift's Machines,
+// three verifiers behind a load balancer, and one virtual machine. The machine attests and is
+// provisioned, and its kubelet becomes the Node of its Machine, while one verifier is killed. The
+// demo prints the events as they happen, each line with its source.
 //
-// Everything is real but the hardware, the container runtime, which runs nothing,
-// and the Machine Config Server, which answers as the real one does.
-// `make demo-cluster` runs it.
+// Everything is real except for the hardware, the container runtime, which runs no containers, and
+// the Machine Config Server, which answers like the real one. `make demo-cluster` runs it.
 package main
 
 import (
@@ -25,8 +23,7 @@ func main() { os.Exit(stage.Play("demo-cluster", tell)) }
 
 const content = "pull secret, kubeconfig, and all that a node needs"
 
-// policy is for one pool; the one of the installation looks at all, and refuses
-// nobody.
+// policy is for one pool. The policy of the installation covers all pools and denies no machine.
 const policy = `apiVersion: mcs-attest.dev/v1alpha1
 kind: AttestationPolicy
 metadata:
@@ -37,12 +34,12 @@ spec:
     endorsements: [enrolled, manufacturer]
 `
 
-// tell is the story.
+// tell is the script of the demo.
 func tell(s *stage.Stage) {
 	r := rig.New(s)
-	s.Say("demo", "a cluster: who asks it for a config must first prove which of its Machines it is;")
+	s.Say("demo", "a cluster: a machine must prove which Machine it is before it receives a config;")
 	s.Say("demo",
-		"three verifiers see to that, none of which keeps anything itself, and it becomes that Machine's Node alone")
+		"three verifiers without state of their own check that, and it becomes only that Machine's Node")
 	s.Rule("a Kubernetes API with OpenShift's Machines; the verifier is installed")
 	c := cluster.Start(s, replicas.Controllers())
 	c.InstallOpenShift(s)
@@ -62,7 +59,7 @@ func tell(s *stage.Stage) {
 		map[string]string{"/etc/provisioned": content}))
 	s.Say("demo", "three replicas are ready behind haproxy at %s", installed.Origin())
 
-	s.Rule("a Machine is made, and switched on")
+	s.Rule("a Machine is created and switched on")
 	uid := installed.Machine("worker-0", "worker")
 	installed.Provisioned("worker-0", "worker-0")
 	show(s, installed, "-n", replicas.Machines, "get", "machines.machine.openshift.io")
@@ -72,7 +69,7 @@ func tell(s *stage.Stage) {
 		Kubelet: installed.Kubelet("worker-0"), OnLine: s.Console})
 	id := installed.WaitPending()
 
-	s.Rule("its TPM is genuine, and nobody has said whose it is; it waits")
+	s.Rule("its TPM is genuine, but not assigned to a Machine; it waits")
 	show(s, installed, "attest", "status")
 
 	s.Rule("the replica that it asked is killed")
@@ -80,11 +77,11 @@ func tell(s *stage.Stage) {
 	s.Say("you", "$ kill -9 replica%d", killed)
 	installed.Verifiers[killed].Kill()
 
-	s.Rule("an administrator says which Machine it is")
+	s.Rule("an administrator approves it for its Machine")
 	show(s, installed, "attest", "approve", id, "--machine", "worker-0")
 	node.WaitFor("^rig: provisioned ")
 
-	s.Rule("its kubelet asks for a certificate, with the credential that its config brought, its own")
+	s.Rule("its kubelet requests a certificate with the machine's own credential")
 	installed.WaitNode("worker-0")
 	installed.Linked("worker-0", "worker-0")
 	node.WaitFor("^rig: kubelet has its server certificate")
@@ -98,13 +95,13 @@ func tell(s *stage.Stage) {
 		s.Fatalf("the disk holds %q", got)
 	}
 
-	s.Rule("what the cluster knows about it")
+	s.Rule("the cluster's record of it")
 	show(s, installed, "attest", "status")
 	show(s, installed, "-n", replicas.Machines, "get", "machineattestations")
 	show(s, installed, "-n", replicas.Machines, "events", "--for", "machine.machine.openshift.io/worker-0")
 }
 
-// show types a command of kubectl's, and says what it answers.
+// show runs a kubectl command and prints its output.
 func show(s *stage.Stage, installed *replicas.Set, args ...string) {
 	s.Say("you", "$ kubectl %s", strings.Join(args, " "))
 	s.Lines("kubectl", installed.Cluster.Kubectl(s, args...))

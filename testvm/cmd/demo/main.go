@@ -1,11 +1,10 @@
-// Command demo boots one virtual machine from power-on to provisioned and tells
-// what happens while it happens: the machine's console, the verifier's audit
-// log, and what an administrator types, each with a name in front.
+// Command demo boots one virtual machine from power-on to provisioned and prints the events as they
+// happen: the machine's console, the verifier's audit log, and the administrator's commands, each
+// with its source.
 //
-// Everything is real but the hardware: kernel, dracut initramfs, Ignition,
-// verifier. `make demo` runs it. With the name of a cloud as its argument
-// (`make demo PLATFORM=aws`) the machine is an instance of that cloud, which is
-// emulated, and comes in by its cloud identity.
+// Everything is real except for the hardware: kernel, dracut initramfs, Ignition, verifier. `make
+// demo` runs it. With the name of a cloud as its argument (`make demo PLATFORM=aws`) the machine is
+// an instance of that cloud, which is emulated, and attests with its cloud identity.
 package main
 
 import (
@@ -34,24 +33,24 @@ func main() {
 
 const content = "pull secret, kubeconfig, and all that a node needs\n"
 
-// tell is the story.
+// tell is the script of the demo.
 func tell(s *stage.Stage) {
 	r := rig.New(s)
 	s.Say("demo", "a machine without any identity asks a cluster for its configuration;")
-	s.Say("demo", "it receives it once its TPM has proved which machine it is, and not before")
+	s.Say("demo", "it receives it only after its TPM has proved which machine it is")
 	s.Rule("the cluster's side: a folder, and a verifier that serves it")
 	v := r.Verifier(rig.VerifierConfig{OnAudit: func(a rig.Audit) { s.Audit("verifier", a) }})
 	v.Write("configs/worker.ign", rig.Config(content))
 	s.Say("you", "$ mcs-attest-verifier init DIR --origin %s --pool worker", v.Origin())
 	s.Say("you", "$ mcs-attest-verifier serve --config DIR/mcs-attest.yaml")
-	s.Say("verifier", "serves %s/config/worker, to nobody yet", v.Origin())
+	s.Say("verifier", "serves %s/config/worker, and no machine may read it yet", v.Origin())
 
-	s.Rule("a new machine is switched on; nobody has told the cluster about it")
+	s.Rule("a new machine is switched on; the cluster does not know it")
 	tpm := r.NewTPM()
 	node := r.Boot(rig.VM{Name: "demo", TPM: tpm, Pointer: v.Pointer("worker"), OnLine: s.Console})
 	v.WaitAudit("", "denied", "")
 
-	s.Rule("it waits; an administrator names its TPM's key")
+	s.Rule("it waits; an administrator enrolls its TPM's key")
 	s.Say("you",
 		"$ mcs-attest-verifier enroll --config DIR/mcs-attest.yaml --name worker-0 --pool worker --ek-sha256 %.16s...",
 		tpm.EKSHA256()[1])
@@ -63,23 +62,23 @@ func tell(s *stage.Stage) {
 	got := node.ReadFile("/etc/provisioned")
 	s.Say("disk", "%s", strings.TrimSpace(got))
 	if got != content {
-		s.Fatalf("the disk does not hold what the config says")
+		s.Fatalf("the disk does not have the content of the config")
 	}
 	if left := node.TokensLeft(); len(left) > 0 {
 		s.Fatalf("a token was left in %s", strings.Join(left, ", "))
 	}
 	s.Say("disk", "no token anywhere: not on the disk, not in the journal, not on the console")
 
-	s.Rule("what the cluster knows about it")
+	s.Rule("the cluster's record of it")
 	s.Say("you", "$ mcs-attest-verifier status --config DIR/mcs-attest.yaml")
 	s.Lines("verifier", v.Run("status"))
 	v.WantRecord("worker-0", "Fetched")
 
-	s.Rule("anybody else who asks, without a token")
+	s.Rule("another client, without a token")
 	curl(s, v)
 }
 
-// curl asks as a stranger on the network would.
+// curl sends a request like an unknown client on the network.
 func curl(s *stage.Stage, v *rig.Verifier) {
 	url := v.Origin() + "/config/worker"
 	s.Say("you", "$ curl --cacert DIR/tls/ca.crt %s", url)
@@ -91,7 +90,7 @@ func curl(s *stage.Stage, v *rig.Verifier) {
 	}
 	s.Lines("verifier", string(out))
 	if !strings.HasPrefix(string(out), "HTTP/1.1 401") {
-		s.Fatalf("a stranger was not refused")
+		s.Fatalf("an unknown client was not denied")
 	}
 	v.WaitAudit("fetch", "denied", "TokenMissing")
 }

@@ -1,6 +1,5 @@
-// Command cri answers the kubelet as a container runtime that has nothing to run:
-// Kubernetes' own fake of the CRI, on the unix socket that it is given. A kubelet
-// registers its Node with no less.
+// Command cri is a container runtime for the kubelet that runs no containers: Kubernetes' own fake
+// of the CRI, on the given unix socket. A kubelet needs a runtime to register its Node.
 package main
 
 import (

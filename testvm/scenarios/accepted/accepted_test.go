@@ -1,5 +1,5 @@
-// Package accepted is the main job: a new machine proves which one it is, and
-// Ignition provisions it.
+// Package accepted tests the main case: a new machine proves which Machine it is, and Ignition
+// provisions it.
 package accepted
 
 import (

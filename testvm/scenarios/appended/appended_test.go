@@ -1,5 +1,5 @@
-// Package appended adds the agent to a stock initramfs as a further archive, the
-// way onto PXE and onto images that nobody rebuilds.
+// Package appended adds the agent to a stock initramfs as another archive, as for PXE and for
+// images that are not rebuilt.
 package appended
 
 import (

@@ -1,5 +1,5 @@
-// Package aws boots machines of an emulated Amazon EC2 under the policy that ships
-// for it: pointer config, documents and credentials all come from 169.254.169.254.
+// Package aws boots machines of an emulated Amazon EC2 under the policy that ships for it. Pointer
+// config, documents and credentials all come from 169.254.169.254.
 package aws
 
 import (
@@ -12,7 +12,7 @@ import (
 
 const identity = "/latest/dynamic/instance-identity/rsa2048"
 
-// The instance's document says which it is, and EC2 says which TPM is its own.
+// The instance's document names the instance, and EC2 names the instance's TPM.
 func TestInstanceWithItsTPM(t *testing.T) {
 	r := rig.New(t)
 	site := clouds.New(t, r, "aws", rig.VerifierConfig{})
@@ -22,7 +22,7 @@ func TestInstanceWithItsTPM(t *testing.T) {
 		t.Errorf("the disk holds %q", got)
 	}
 	if !node.AskedMetadata(identity, "") {
-		t.Errorf("nobody asked for the document: %q", node.Metadata())
+		t.Errorf("the document was not requested: %q", node.Metadata())
 	}
 	rec := site.V.WantRecord("worker-0", "Fetched")
 	if rec.Record.Endorsement != "provider" {
@@ -30,14 +30,14 @@ func TestInstanceWithItsTPM(t *testing.T) {
 	}
 }
 
-// Without a TPM it signs the challenge with its role, and AWS says whose that is.
+// Without a TPM the instance signs the challenge with its role, and AWS names the signer.
 func TestInstanceWithItsRole(t *testing.T) {
 	r := rig.New(t)
 	site := clouds.New(t, r, "aws", rig.VerifierConfig{})
 	node := site.Boot(site.Add("worker-0", nil), rig.VM{})
 	node.WantProvisioned()
 	if !node.AskedMetadata(identity, "") {
-		t.Errorf("nobody asked for the document: %q", node.Metadata())
+		t.Errorf("the document was not requested: %q", node.Metadata())
 	}
 	rec := site.V.WantRecord("worker-0", "Fetched")
 	if rec.Record.Endorsement != "" {
@@ -45,7 +45,7 @@ func TestInstanceWithItsRole(t *testing.T) {
 	}
 }
 
-// A person who has turned the service off reads on the console that it is so.
+// The console reports that the metadata service is turned off.
 func TestMetadataServiceThatIsOff(t *testing.T) {
 	r := rig.New(t)
 	site := clouds.New(t, r, "aws", rig.VerifierConfig{})

@@ -1,5 +1,5 @@
-// Package azure boots machines of an emulated Azure under the policy that ships for
-// it: pointer config and attested document both come from 169.254.169.254.
+// Package azure boots machines of an emulated Azure under the policy that ships for it. Pointer
+// config and attested document both come from 169.254.169.254.
 package azure
 
 import (
@@ -11,8 +11,8 @@ import (
 
 const attested = "/metadata/attested/document"
 
-// Azure's document says which machine it is, and Azure's certificate that the TPM is
-// some virtual machine's.
+// Azure's document names the machine, and Azure's certificate proves that the TPM belongs to a
+// virtual machine.
 func TestMachineWithItsTPM(t *testing.T) {
 	r := rig.New(t)
 	site := clouds.New(t, r, "azure", rig.VerifierConfig{})
@@ -22,7 +22,7 @@ func TestMachineWithItsTPM(t *testing.T) {
 		t.Errorf("the disk holds %q", got)
 	}
 	if !node.AskedMetadata(attested, "") {
-		t.Errorf("nobody asked for the document: %q", node.Metadata())
+		t.Errorf("the document was not requested: %q", node.Metadata())
 	}
 	rec := site.V.WantRecord("worker-0", "Fetched")
 	if rec.Record.Endorsement != "ak-certificate" {
@@ -36,7 +36,7 @@ func TestMachineWithoutATPM(t *testing.T) {
 	node := site.Boot(site.Add("worker-0", nil), rig.VM{})
 	node.WantProvisioned()
 	if !node.AskedMetadata(attested, "") {
-		t.Errorf("nobody asked for the document: %q", node.Metadata())
+		t.Errorf("the document was not requested: %q", node.Metadata())
 	}
 	site.V.WantRecord("worker-0", "Fetched")
 }

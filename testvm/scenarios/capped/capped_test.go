@@ -1,5 +1,5 @@
-// Package capped attests a second time on the same machine, after the
-// initramfs: what root on a running node, or a pod with the TPM, would do.
+// Package capped attests a second time on the same machine, after the initramfs, like root on a
+// running node or a pod with the TPM.
 package capped
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
 
-// again is run by PID 1 of the real root. The lease and fw_cfg are still there.
+// again is run by PID 1 of the real root. The lease and fw_cfg still exist.
 const again = `#!/bin/sh
 echo "rig: attesting again"
 /usr/bin/mcs-attest-agent attest

@@ -1,5 +1,5 @@
-// Package carotation rotates the Machine Config Server's CA and its serving certificate
-// while a machine boots.
+// Package carotation rotates the Machine Config Server's CA and its serving certificate while a
+// machine boots.
 package carotation
 
 import (
@@ -25,10 +25,9 @@ spec:
     endorsements: [enrolled]
 `
 
-// A machine is switched on with the pointer config that the cluster has after the
-// first step of a rotation, when what is served is still of the old CA. It attests,
-// and the second step comes before it has its config: from then on what is served is
-// of the new CA.
+// A machine starts with the pointer config from after the first step of a rotation, while the
+// server still uses a certificate of the old CA. It attests. The second step happens before the
+// machine has its config: from then on the server uses a certificate of the new CA.
 func TestMachineBootsThroughARotationOfTheCA(t *testing.T) {
 	r := rig.New(t)
 	c := cluster.Start(t, replicas.Controllers())
@@ -42,7 +41,7 @@ func TestMachineBootsThroughARotationOfTheCA(t *testing.T) {
 	s.Enroll("worker-0", tpm)
 	old := s.UserData("worker")
 
-	// The CA of what is served has no key here; an administrator makes one that has.
+	// The CA of the serving certificate has no key here, so an administrator creates one that has.
 	s.Attest("certs", "init")
 	for deadline := time.Now().Add(time.Minute); bytes.Equal(s.UserData("worker"),
 		old); time.Sleep(200 * time.Millisecond) {
@@ -79,7 +78,7 @@ func TestMachineBootsThroughARotationOfTheCA(t *testing.T) {
 	s.WaitPhase(uid, "Fetched")
 }
 
-// pointerConfig is where a pointer config has its CAs.
+// pointerConfig is the part of a pointer config that has its CAs.
 type pointerConfig struct {
 	Ignition struct {
 		Security struct {
@@ -99,7 +98,7 @@ func source(t *testing.T, pointer []byte) string {
 	return p.Ignition.Security.TLS.CertificateAuthorities[0].Source
 }
 
-// trusted are the CAs of a pointer config.
+// trusted returns the CAs of a pointer config.
 func trusted(t *testing.T, pointer []byte) []string {
 	t.Helper()
 	_, data, _ := strings.Cut(source(t, pointer), "base64,")
@@ -111,7 +110,7 @@ func trusted(t *testing.T, pointer []byte) []string {
 	return all[:len(all)-1]
 }
 
-// without is a pointer config without its CAs.
+// without returns a pointer config without its CAs.
 func without(t *testing.T, pointer []byte) []byte {
 	t.Helper()
 	return bytes.ReplaceAll(pointer, []byte(source(t, pointer)), nil)

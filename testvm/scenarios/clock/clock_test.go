@@ -1,5 +1,4 @@
-// Package clock boots a machine whose clock is years off, as one without a
-// battery has it.
+// Package clock boots a machine whose clock is years off, as without a battery.
 package clock
 
 import (
@@ -8,9 +7,8 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
 
-// Neither side asks the node for the time. (Ignition itself does: it tries for
-// ever while the certificate is not valid by the machine's clock, with or
-// without us.)
+// Neither side uses the node's clock. (Ignition itself does: it retries indefinitely while the
+// certificate is not valid by the machine's clock, with or without the agent.)
 func TestAttack_T53_NothingDependsOnTheNodesClock(t *testing.T) {
 	for _, when := range []string{"2006-01-01T00:00:00", "2046-01-01T00:00:00"} {
 		t.Run(when[:4], func(t *testing.T) {

@@ -1,6 +1,5 @@
-// Package cluster boots a machine in a cluster: a real API server with
-// OpenShift's Machines, three verifiers that keep nothing themselves, and a load
-// balancer that knows nothing of any of it.
+// Package cluster boots a machine in a cluster: a real API server with OpenShift's Machines, three
+// verifiers without state of their own, and a load balancer that is not configured for any of this.
 package cluster
 
 import (
@@ -25,7 +24,7 @@ spec:
     endorsements: [enrolled, manufacturer]
 `
 
-// decisions remembers which replica decided what.
+// decisions records which replica made which decision.
 type decisions struct {
 	mu  sync.Mutex
 	all []decision
@@ -42,8 +41,7 @@ func (d *decisions) add(replica int, a rig.Audit) {
 	d.all = append(d.all, decision{replica, a})
 }
 
-// last is the last replica with such a decision, -1 if there is none. A reason of
-// "" is any.
+// last returns the last replica with such a decision, or -1. A reason of "" matches any.
 func (d *decisions) last(event, outcome, reason string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -68,10 +66,10 @@ func (d *decisions) wait(t *testing.T, event, outcome, reason string) (replica i
 	}
 }
 
-// The first boot of a Machine whose TPM is genuine and unknown. The replica that
-// it has asked is killed while it waits, the one that attested it before it has its
-// config, and then the API server is away; none of them fails the boot.
-func TestMachineIsProvisionedByWhicheverReplicaIsLeft(t *testing.T) {
+// The first boot of a Machine whose TPM is genuine and not enrolled. The replica that received its
+// first request is killed while it waits, the one that attested it before it has its config, and
+// then the API server is unavailable. The boot succeeds.
+func TestMachineIsProvisionedByTheRemainingReplica(t *testing.T) {
 	r := rig.New(t)
 	c := cluster.Start(t, cluster.Controllers("garbage-collector-controller"))
 	c.InstallOpenShift(t)
@@ -89,7 +87,7 @@ func TestMachineIsProvisionedByWhicheverReplicaIsLeft(t *testing.T) {
 	asked := decided.wait(t, "attest", "denied", "PendingApproval")
 	s.Verifiers[asked].Kill()
 	if status := s.Attest("status"); !strings.Contains(status, id) {
-		t.Errorf("status does not show the machine that waits, %s:\n%s", id, status)
+		t.Errorf("status does not list the waiting machine, %s:\n%s", id, status)
 	}
 	s.Attest("approve", id, "--machine", replicas.Machines+"/worker-0")
 
@@ -103,12 +101,12 @@ func TestMachineIsProvisionedByWhicheverReplicaIsLeft(t *testing.T) {
 	s.Verifiers[asked].WaitReady()
 	s.Verifiers[attested].Kill()
 
-	// What cannot be written down is not given away, though it is there now.
+	// A config whose delivery cannot be recorded is not delivered, although it is available.
 	c.StopAPIServer()
 	s.MCS.SetDown(false)
 	decided.wait(t, "fetch", "denied", "StoreUnavailable")
 	if replica := decided.last("fetch", "allowed", ""); replica >= 0 {
-		t.Errorf("replica %d gave a config that nobody has written down", replica)
+		t.Errorf("replica %d delivered a config without a record", replica)
 	}
 	if err := c.StartAPIServer(); err != nil {
 		t.Fatal(err)
@@ -129,7 +127,7 @@ func TestMachineIsProvisionedByWhicheverReplicaIsLeft(t *testing.T) {
 		t.Errorf("the machine attested with token %s and fetched with %+v", token, rec.Status.Token)
 	}
 	if rec.Status.Endorsement != "enrolled" || rec.Status.Pool != "worker" {
-		t.Errorf("the record says %+v", rec.Status)
+		t.Errorf("the record is %+v", rec.Status)
 	}
 	if o := rec.Metadata.OwnerReferences; len(o) != 1 || o[0].UID != uid {
 		t.Errorf("the record belongs to %+v", o)
@@ -137,10 +135,10 @@ func TestMachineIsProvisionedByWhicheverReplicaIsLeft(t *testing.T) {
 	s.WaitEvents(uid, "Attested", "Fetched")
 	if status := s.Attest("status"); !strings.Contains(status, "worker-0") || !strings.Contains(status, "Fetched") ||
 		strings.Contains(status, id) {
-		t.Errorf("status says\n%s", status)
+		t.Errorf("status:\n%s", status)
 	}
 
-	// The record goes with its Machine.
+	// The record is deleted with its Machine.
 	c.Kubectl(t, "-n", replicas.Machines, "delete", "machines.machine.openshift.io", "worker-0")
 	c.Kubectl(t, "-n", replicas.Machines, "wait", "--for=delete", "machineattestation/"+uid, "--timeout=2m")
 }

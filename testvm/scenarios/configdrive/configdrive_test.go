@@ -1,5 +1,5 @@
-// Package configdrive has the pointer config where OpenStack leaves it: on a
-// CD-ROM with the label config-2.
+// Package configdrive has the pointer config where OpenStack stores it: on a CD-ROM with the label
+// config-2.
 package configdrive
 
 import (
@@ -33,9 +33,9 @@ func TestPointerOnAConfigDrive(t *testing.T) {
 	}
 }
 
-// Without the agent, Ignition reads the same drive and is turned away: it is the
-// agent's copy with the token that opens the gate above.
-func TestIgnitionAloneReadsTheSameDrive(t *testing.T) {
+// Without the agent, Ignition reads the same drive and is denied. So the test above succeeds only
+// because of the agent's copy with the token.
+func TestIgnitionWithoutTheAgentReadsTheSameDrive(t *testing.T) {
 	r := rig.New(t)
 	v := r.Verifier(rig.VerifierConfig{})
 	tpm := r.NewTPM()

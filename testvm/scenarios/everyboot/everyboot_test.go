@@ -1,4 +1,4 @@
-// Package everyboot looks at PCR 11 on the boots on which nobody attests.
+// Package everyboot checks PCR 11 on boots without an attestation.
 package everyboot
 
 import (
@@ -16,7 +16,7 @@ func wantCapped(t *testing.T, node *rig.Node) {
 	}
 }
 
-func TestLaterBootIsCappedAndAsksNobody(t *testing.T) {
+func TestLaterBootIsCappedWithoutARequest(t *testing.T) {
 	t.Parallel()
 	r := rig.New(t)
 	v := r.Verifier(rig.VerifierConfig{})
@@ -49,7 +49,7 @@ func TestBootWithoutAMachineConfigServerIsCapped(t *testing.T) {
 	wantCapped(t, node)
 }
 
-// Where a shell would start after a failed agent.
+// A shell would start here after a failed agent.
 func TestShellAfterAFailedAgentIsCapped(t *testing.T) {
 	t.Parallel()
 	r := rig.New(t)
@@ -67,8 +67,8 @@ func TestMachineWithoutATPMBootsAgainstAPlainMCS(t *testing.T) {
 	node.WantProvisioned()
 }
 
-// An image whose initramfs has no agent: the unit of the real root caps. The rig's root
-// has no systemd, so the unit runs in that of the stock initramfs.
+// An image whose initramfs has no agent: the unit of the real root caps PCR 11. The rig's root has
+// no systemd, so the unit runs in that of the stock initramfs.
 func TestAttack_T32_BootOfAStockInitramfsIsCappedByTheUnitOfTheRealRoot(t *testing.T) {
 	t.Parallel()
 	r := rig.New(t)

@@ -1,6 +1,6 @@
-// Package failedstage lets a later Ignition stage fail. Ignition then prints its
-// whole config to the console: the token must be out of it by then, and the
-// verifier must learn why.
+// Package failedstage lets a later Ignition stage fail. Ignition then prints its whole config to
+// the console. By then the token must have been removed from it, and the verifier must receive the
+// cause.
 package failedstage
 
 import (
@@ -13,14 +13,14 @@ import (
 func TestAttack_T46_FailedStageReportsAndLeavesNoToken(t *testing.T) {
 	r := rig.New(t)
 	v := r.Verifier(rig.VerifierConfig{})
-	// /etc/passwd is a file: nothing can be written below it.
+	// /etc/passwd is a file, so nothing can be written below it.
 	v.Write("configs/worker.ign", rig.ConfigWith(map[string]string{"/etc/passwd/impossible": "x"}))
 	tpm := r.NewTPM()
 	v.Enroll("worker-0", "worker", tpm)
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker")})
 	node.WantEmergency()
 
-	// The honest half: there was a token, and it worked.
+	// There was a token, and it worked.
 	v.WantAudit("fetch", "allowed", "")
 	if !strings.Contains(node.Journal(), "impossible") {
 		t.Error("the journal does not hold the failing stage")

@@ -1,5 +1,5 @@
-// Package gcp boots machines of an emulated Google Cloud under the policy that ships
-// for it: pointer config and identity token both come from 169.254.169.254.
+// Package gcp boots machines of an emulated Google Cloud under the policy that ships for it.
+// Pointer config and identity token both come from 169.254.169.254.
 package gcp
 
 import (
@@ -12,7 +12,7 @@ import (
 
 const identity = "/computeMetadata/v1/instance/service-accounts/default/identity"
 
-// Google's token says which instance it is, and Google's API which TPM is its own.
+// Google's token names the instance, and Google's API names the instance's TPM.
 func TestShieldedVMWithItsTPM(t *testing.T) {
 	r := rig.New(t)
 	site := clouds.New(t, r, "gcp", rig.VerifierConfig{})
@@ -22,9 +22,9 @@ func TestShieldedVMWithItsTPM(t *testing.T) {
 		t.Errorf("the disk holds %q", got)
 	}
 	if !node.AskedMetadata(identity, "") {
-		t.Errorf("nobody asked for a token: %q", node.Metadata())
+		t.Errorf("no token was requested: %q", node.Metadata())
 	}
-	// The token is a credential, too: nothing keeps it.
+	// The token is a credential, too, so it must not be stored.
 	if left := node.TokensLeft(); len(left) > 0 {
 		t.Errorf("a token was left in %s", strings.Join(left, ", "))
 	}
@@ -40,7 +40,7 @@ func TestInstanceWithoutATPM(t *testing.T) {
 	node := site.Boot(site.Add("worker-0", nil), rig.VM{})
 	node.WantProvisioned()
 	if !node.AskedMetadata(identity, "") {
-		t.Errorf("nobody asked for a token: %q", node.Metadata())
+		t.Errorf("no token was requested: %q", node.Metadata())
 	}
 	site.V.WantRecord("worker-0", "Fetched")
 }

@@ -1,6 +1,5 @@
-// Package join follows a machine to the end: it attests, its config brings a
-// credential of its own, and with that its kubelet becomes the Node of its Machine,
-// and of no other.
+// Package join follows a machine to the end: it attests, its config contains its own credential,
+// and with that its kubelet becomes the Node of its Machine and of no other Machine.
 package join
 
 import (
@@ -24,8 +23,8 @@ spec:
     endorsements: [enrolled]
 `
 
-// installed is a cluster whose verifiers stand in front of a Machine Config Server,
-// make credentials, and approve requests.
+// installed returns a cluster whose verifiers are in front of a Machine Config Server, create
+// credentials, and approve requests.
 func installed(t *testing.T, r *rig.Rig, files map[string]string) (s *replicas.Set, shared string) {
 	t.Helper()
 	c := cluster.Start(t, replicas.Controllers())
@@ -41,7 +40,7 @@ func installed(t *testing.T, r *rig.Rig, files map[string]string) (s *replicas.S
 	return s, shared
 }
 
-// machine makes a Machine that the machine-api has provisioned, with its TPM.
+// machine creates a Machine that the machine-api has provisioned, with its TPM.
 func machine(s *replicas.Set, r *rig.Rig, name string) (uid string, tpm *rig.TPM) {
 	uid = s.Machine(name, "worker")
 	s.Provisioned(name, name)
@@ -64,7 +63,7 @@ func TestMachineBecomesItsNodeWithItsOwnCredential(t *testing.T) {
 	s.WaitEvents(uid, "Attested", "Fetched", "Joined")
 	node.Kill()
 
-	// The config is the upstream's but for one token.
+	// The config is the upstream's, except for one token.
 	for path, want := range s.NodeFiles(nil) {
 		if got := node.ReadFile(path); got != want {
 			t.Errorf("%s holds %q", path, got)
@@ -79,7 +78,7 @@ func TestMachineBecomesItsNodeWithItsOwnCredential(t *testing.T) {
 		t.Error("the machine has received the shared token")
 	}
 
-	// Its request names the credential that the record has.
+	// Its request names the credential in the record.
 	csr := s.WaitCSR(replicas.ClientSigner, "of worker-0", func(c replicas.CSR) bool { return c.Is("Approved") })
 	if i := slices.IndexFunc(rec.Status.Credentials,
 		func(c replicas.Credential) bool { return c.ID == csr.Credential() }); i < 0 {
@@ -97,10 +96,10 @@ func TestMachineBecomesItsNodeWithItsOwnCredential(t *testing.T) {
 		}
 	}
 	if status := s.Attest("status"); !strings.Contains(status, "worker-0") || !strings.Contains(status, "Joined") {
-		t.Errorf("status says\n%s", status)
+		t.Errorf("status:\n%s", status)
 	}
 
-	// With its Machine, its credential goes.
+	// The credential is deleted with its Machine.
 	if !s.Usable(stolen) {
 		t.Error("the credential does not work")
 	}
@@ -112,10 +111,10 @@ func TestMachineBecomesItsNodeWithItsOwnCredential(t *testing.T) {
 	}
 }
 
-// Root on a machine that has attested has its credential, and the shared one from an
-// older config. It asks to be itself with the shared one, to be its neighbour with its
-// own, and, quarantined, to be itself with its own.
-func TestAttack_T54_WhatTheCredentialsOfAMachineAreWorth(t *testing.T) {
+// Root on an attested machine has the machine's credential, and the shared one from an older
+// config. It requests its own identity with the shared one, a neighbor's with its own, and, after a
+// quarantine, its own with its own.
+func TestAttack_T54_CredentialsOfAMachine(t *testing.T) {
 	t.Parallel()
 	r := rig.New(t)
 	s, _ := installed(t, r, map[string]string{
@@ -123,7 +122,7 @@ func TestAttack_T54_WhatTheCredentialsOfAMachineAreWorth(t *testing.T) {
 		"/etc/rig-tries/neighbour/node": "worker-1",
 	})
 	uid, tpm := machine(s, r, "worker-0")
-	neighbour, _ := machine(s, r, "worker-1")
+	neighbor, _ := machine(s, r, "worker-1")
 	kubelet := s.Kubelet("worker-0")
 	kubelet.Held = true
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: s.Pointer("worker"), Kubelet: kubelet})
@@ -133,22 +132,22 @@ func TestAttack_T54_WhatTheCredentialsOfAMachineAreWorth(t *testing.T) {
 			func(one replicas.Credential) bool { return one.ID == c.Credential() })
 	}
 
-	// It proved with its credential who it is, and asked to be another.
+	// The credential proved one identity, and the request is for another one.
 	denied := s.WaitCSR(replicas.ClientSigner, "denied", func(c replicas.CSR) bool { return own(c) && c.Is("Denied") })
 	if why := denied.Status.Conditions[0]; !strings.Contains(why.Message, "CSROtherMachine") {
 		t.Errorf("denied: %+v", why)
 	}
-	// Anybody may have the shared one: it is left to a human.
+	// Any machine may have the shared one, so the decision is left to a person.
 	left := s.WaitCSR(replicas.ClientSigner, "with the shared credential", func(c replicas.CSR) bool { return !own(c) })
 	if out := s.Explain(left.Metadata.Name, 1); !strings.Contains(out, "CSRCredential") {
 		t.Errorf("the request with the shared credential:\n%s", out)
 	}
 	rec = s.WaitPhase(uid, "Fetched")
 	if !rec.Is("CertificateRefused") {
-		t.Errorf("the record says nothing of it: %+v", rec.Status.Conditions)
+		t.Errorf("the record does not mention it: %+v", rec.Status.Conditions)
 	}
-	if rec := s.Record(neighbour); rec != nil && len(rec.Status.History) > 0 {
-		t.Errorf("the neighbour's record says %+v", rec.Status)
+	if rec := s.Record(neighbor); rec != nil && len(rec.Status.History) > 0 {
+		t.Errorf("the neighbor's record is %+v", rec.Status)
 	}
 
 	s.Attest("quarantine", "worker-0")

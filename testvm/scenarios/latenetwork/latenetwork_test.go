@@ -1,4 +1,4 @@
-// Package latenetwork boots a machine whose network comes after the agent.
+// Package latenetwork boots a machine whose network starts after the agent.
 package latenetwork
 
 import (

@@ -1,5 +1,5 @@
-// Package manufacturer boots a genuine TPM that nobody enrolled: its
-// manufacturer vouches for it, an administrator says which machine it is.
+// Package manufacturer boots a machine with a genuine TPM that is not enrolled: its manufacturer
+// vouches for it, and an administrator approves it for a Machine.
 package manufacturer
 
 import (
@@ -29,14 +29,14 @@ func TestGenuineTPMWaitsForApprovalAndIsProvisioned(t *testing.T) {
 	v.WaitAudit("attest", "denied", "PendingApproval")
 	_, pending := v.Status()
 	if len(pending) != 1 {
-		t.Fatalf("status shows %d machines to approve:\n%s", len(pending), v.Run("status"))
+		t.Fatalf("status lists %d machines to approve:\n%s", len(pending), v.Run("status"))
 	}
 	v.Run("enroll", "--approve", pending[0], "--name", "worker-0")
 	node.WantProvisioned()
 	v.WantRecord("worker-0", "Fetched")
 }
 
-func TestTPMOfAnotherManufacturerIsRefused(t *testing.T) {
+func TestTPMOfAnotherManufacturerIsDenied(t *testing.T) {
 	r := rig.New(t)
 	r.NewTPM()
 	v := r.Verifier(rig.VerifierConfig{Policy: policy, Stopped: true})
@@ -44,7 +44,8 @@ func TestTPMOfAnotherManufacturerIsRefused(t *testing.T) {
 	v.Start()
 	other := r.NewTPMOfAnotherMaker()
 	node := r.Boot(rig.VM{TPM: other, Pointer: v.Pointer("worker")})
-	// An enrolment may still come, so it waits; that nobody vouches for it is in the detail.
+	// An enrollment is still possible, so the machine waits; the detail says that no endorser
+	// vouches for it.
 	v.WaitAudit("", "denied", "EKNotEnrolled")
 	node.Kill()
 	v.WantNoAudit("attest", "allowed", "")

@@ -1,5 +1,4 @@
-// Package newerignition boots Ignition 2.26, built from its Go module, where the
-// other scenarios have Debian's 2.14.
+// Package newerignition boots Ignition 2.26, built from its Go module, instead of Debian's 2.14.
 package newerignition
 
 import (

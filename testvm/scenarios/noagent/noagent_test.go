@@ -1,4 +1,4 @@
-// Package noagent boots an old image against a pool that is enforced.
+// Package noagent boots an old image against a pool with mode Enforce.
 package noagent
 
 import (

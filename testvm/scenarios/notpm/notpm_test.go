@@ -7,13 +7,13 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
 
-func TestMachineWithoutATPMEndsAndSaysWhy(t *testing.T) {
+func TestMachineWithoutATPMStopsWithAReason(t *testing.T) {
 	r := rig.New(t)
 	v := r.Verifier(rig.VerifierConfig{})
 	node := r.Boot(rig.VM{Pointer: v.Pointer("worker")})
 	node.WantEmergency()
 	if !node.Said(`no TPM 2\.0`) || !node.Said(`error: denied`) || !node.Said(`hint: .*TPM`) {
-		t.Errorf("the console does not say what is missing:\n%s", node.Console())
+		t.Errorf("the console does not name what is missing:\n%s", node.Console())
 	}
 	v.WantAudit("challenge", "denied", "EvidenceMissing")
 	v.WantNoAudit("attest", "allowed", "")

@@ -1,4 +1,4 @@
-// Package otherpool asks for another pool than the machine's own.
+// Package otherpool requests a pool other than the machine's own.
 package otherpool
 
 import (
@@ -24,11 +24,11 @@ func TestAttack_T45_TokenOpensOnlyItsOwnPool(t *testing.T) {
 	}
 	v.WantAudit("fetch", "denied", "TokenPool")
 	if code, _ := v.Get("/config/worker", token); code != 200 {
-		t.Errorf("the honest variant: %d", code)
+		t.Errorf("valid case: %d", code)
 	}
 }
 
-func TestAttack_T41_WorkerThatAsksForMasterIsRefused(t *testing.T) {
+func TestAttack_T41_WorkerThatRequestsMasterIsDenied(t *testing.T) {
 	r := rig.New(t)
 	v := r.Verifier(rig.VerifierConfig{Pools: []string{"worker", "master"}})
 	tpm := r.NewTPM()

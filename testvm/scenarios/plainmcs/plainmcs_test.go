@@ -1,5 +1,5 @@
-// Package plainmcs boots new images against an old cluster: a Machine Config
-// Server that has never heard of attestation.
+// Package plainmcs boots new images against an old cluster: a Machine Config Server without a
+// verifier.
 package plainmcs
 
 import (

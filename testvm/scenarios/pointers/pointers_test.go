@@ -1,5 +1,5 @@
-// Package pointers gives the pointer config in the other ways that Ignition
-// knows. The other scenarios have it in QEMU's firmware configuration.
+// Package pointers provides the pointer config in the other ways that Ignition supports. The other
+// scenarios use QEMU's firmware configuration.
 package pointers
 
 import (
@@ -9,9 +9,9 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
 
-// A URL on the kernel command line wins over user.ign: the agent carries its
-// config over and hides the argument from Ignition. The firmware's own pointer
-// leads nowhere, so that only the right one provisions the machine.
+// Ignition prefers a URL on the kernel command line to user.ign, so the agent copies its config and
+// hides the argument from Ignition. The firmware's own pointer has an invalid address, so only the
+// right one provisions the machine.
 func TestPointerNamedOnTheKernelCommandLine(t *testing.T) {
 	r := rig.New(t)
 	v := r.Verifier(rig.VerifierConfig{})
@@ -24,7 +24,7 @@ func TestPointerNamedOnTheKernelCommandLine(t *testing.T) {
 	v.WantRecord("worker-0", "Fetched")
 }
 
-// coreos-installer leaves the pointer in user.ign, and the platform is metal.
+// coreos-installer stores the pointer in user.ign, and the platform is metal.
 func TestPointerLeftByAnInstaller(t *testing.T) {
 	r := rig.New(t)
 	v := r.Verifier(rig.VerifierConfig{})

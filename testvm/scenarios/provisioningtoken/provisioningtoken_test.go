@@ -1,5 +1,4 @@
-// Package provisioningtoken boots machines that have nothing to show but the
-// secret that they share.
+// Package provisioningtoken boots machines whose only evidence is the shared provisioning token.
 package provisioningtoken
 
 import (
@@ -9,7 +8,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
 
-const alone = `apiVersion: mcs-attest.dev/v1alpha1
+const tokenOnlyPolicy = `apiVersion: mcs-attest.dev/v1alpha1
 kind: AttestationPolicy
 metadata:
   name: default
@@ -21,9 +20,9 @@ spec:
     urlParameter: true
 `
 
-// verifier enforces the provisioning token; pointer has it.
+// verifier enforces the provisioning token; pointer contains it.
 func verifier(r *rig.Rig) (v *rig.Verifier, pointer []byte) {
-	v = r.Verifier(rig.VerifierConfig{Policy: alone, Stopped: true})
+	v = r.Verifier(rig.VerifierConfig{Policy: tokenOnlyPolicy, Stopped: true})
 	v.Run("token", "provisioning", "create")
 	v.Start()
 	return v, []byte(v.Run("token", "provisioning", "pointer", v.Dir+"/pointers/worker.ign"))
@@ -33,7 +32,7 @@ func token(v *rig.Verifier) string {
 	return strings.TrimSpace(v.Run("token", "provisioning", "show", "--reveal"))
 }
 
-// An unpatched Ignition and an image of any age: no agent is needed.
+// Ignition is not patched, and the image may have any age: no agent is needed.
 func TestIgnitionFetchesWithTheProvisioningTokenInItsHeader(t *testing.T) {
 	t.Parallel()
 	r := rig.New(t)
@@ -45,7 +44,7 @@ func TestIgnitionFetchesWithTheProvisioningTokenInItsHeader(t *testing.T) {
 	if strings.Contains(v.Log(), shared) || strings.Contains(node.Console()+node.Journal(), shared) {
 		t.Error("the token is in a log")
 	}
-	// The same pointer config after the token was voided: 401, which is final.
+	// The same pointer config after the token was revoked: 401, which is final.
 	v.Run("token", "provisioning", "rotate", "--now")
 	for code := 0; code != 401; {
 		code, _ = v.Get("/config/worker", shared)
@@ -80,9 +79,9 @@ func TestIgnitionFetchesWithTheProvisioningTokenInTheURL(t *testing.T) {
 	}
 }
 
-// With the agent in the image nothing else has to change, in neither direction:
-// it shows that it knows the token, and leaves the pointer config alone.
-func TestAgentLeavesAPointerWithTheProvisioningTokenAlone(t *testing.T) {
+// With the agent in the image nothing else has to change: the agent proves that it has the token
+// and leaves the pointer config unchanged.
+func TestAgentKeepsAPointerWithTheProvisioningToken(t *testing.T) {
 	t.Parallel()
 	r := rig.New(t)
 	v, pointer := verifier(r)
@@ -95,11 +94,11 @@ func TestAgentLeavesAPointerWithTheProvisioningTokenAlone(t *testing.T) {
 		t.Error("the token is in a log")
 	}
 	if !node.Said("it has the provisioning token") {
-		t.Error("the agent does not say why it leaves the pointer config alone")
+		t.Error("the agent does not report why the pointer config is unchanged")
 	}
 }
 
-// The image holds the token, together with the server that it is for.
+// The image contains the token and the server that it is for.
 func TestAttack_T64_TokenInTheImageGoesToItsOwnServerOnly(t *testing.T) {
 	t.Parallel()
 	r := rig.New(t)
@@ -119,7 +118,7 @@ func TestAttack_T64_TokenInTheImageGoesToItsOwnServerOnly(t *testing.T) {
 	node = r.Boot(rig.VM{Name: "misled", Pointer: other.Pointer("worker"), Initrd: image})
 	node.WantProvisioned()
 	if !node.Said("the provisioning token of the image is not used") {
-		t.Error("the agent does not say why it does not use the token")
+		t.Error("the agent does not report why it does not use the token")
 	}
 	if seen := strings.Join(other.Requests(),
 		", "); seen != "POST /mcsattest.v1.Attestation/Challenge, GET /config/worker" {

@@ -1,5 +1,5 @@
-// Package readonlyusr boots with /usr read-only in the initramfs, as systemd 256
-// and later have it by themselves.
+// Package readonlyusr boots with a read-only /usr in the initramfs, the default of systemd 256 and
+// later.
 package readonlyusr
 
 import (

@@ -1,7 +1,6 @@
-// Package rendered has no Machine Config Server: the verifiers render the configs
-// themselves, from the cluster's MachineConfigs. Real Ignition applies what they
-// serve, and a real kubelet begins with it: the part that anyone may have, and, after
-// attestation, the whole.
+// Package rendered has no Machine Config Server: the verifiers render the configs from the
+// cluster's MachineConfigs. Real Ignition applies what they serve, and a real kubelet starts with
+// it: the pre-approved part, and, after an attestation, the full config.
 package rendered
 
 import (
@@ -32,8 +31,8 @@ const (
 	password       = "/etc/site/password"
 )
 
-// installed is a cluster with a pool of two MachineConfigs: the operator's, and a
-// customer's with a secret.
+// installed returns a cluster with a pool of two MachineConfigs: the operator's, and a customer's
+// with a secret.
 func installed(t *testing.T, r *rig.Rig) *replicas.Set {
 	t.Helper()
 	c := cluster.Start(t, replicas.Controllers())
@@ -54,10 +53,9 @@ func installed(t *testing.T, r *rig.Rig) *replicas.Set {
 	return s
 }
 
-// B5, B7, B12: whoever asks without a token receives the pre-approved part. It is
-// enough to ask for a certificate, where an administrator has let a kubeconfig be in
-// it, and a human to approve.
-func TestMachineWithoutTheAgentBeginsWithThePreApprovedPartAndWaitsForAHuman(t *testing.T) {
+// A machine without a token receives the pre-approved part. If an administrator allows a kubeconfig
+// in it, that is enough to request a certificate, which a person must approve.
+func TestMachineWithoutTheAgentReceivesThePreApprovedPartAndWaits(t *testing.T) {
 	r := rig.New(t)
 	s := installed(t, r)
 	shared := s.SharedToken()
@@ -89,9 +87,8 @@ func TestMachineWithoutTheAgentBeginsWithThePreApprovedPartAndWaitsForAHuman(t *
 	}
 }
 
-// The whole config, as the Machine Config Server would answer with it, and with the
-// machine's own credential.
-func TestAttestedMachineBecomesItsNodeWithTheWholeRender(t *testing.T) {
+// The full config, as the Machine Config Server would send it, with the machine's own credential.
+func TestAttestedMachineBecomesItsNodeWithTheFullConfig(t *testing.T) {
 	r := rig.New(t)
 	s := installed(t, r)
 	uid := s.UID("worker-0")
@@ -115,6 +112,6 @@ func TestAttestedMachineBecomesItsNodeWithTheWholeRender(t *testing.T) {
 	}
 	if name := says["machineconfiguration.openshift.io/currentConfig"]; !strings.HasPrefix(name, "rendered-worker-") ||
 		!strings.Contains(node.ReadFile(encapsulated), name) {
-		t.Errorf("the node would say that it has %q", name)
+		t.Errorf("the node would report %q", name)
 	}
 }

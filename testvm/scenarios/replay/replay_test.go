@@ -1,5 +1,5 @@
-// Package replay puts somebody between the node and the verifier, who passes
-// everything on and keeps what he sees.
+// Package replay puts a relay between the node and the verifier that forwards and records
+// everything.
 package replay
 
 import (
@@ -11,7 +11,7 @@ import (
 
 const attest = "/mcsattest.v1.Attestation/Attest"
 
-// policy lets TLS end at a front end whose key is listed.
+// policy allows a front end whose key is listed to terminate TLS.
 func policy(key string) string {
 	return fmt.Sprintf(`apiVersion: mcs-attest.dev/v1alpha1
 kind: AttestationPolicy
@@ -24,9 +24,9 @@ spec:
 `, key)
 }
 
-// The honest variant comes first: through the front end that the policy lists,
-// the machine is provisioned. Then the very bytes that were accepted come again.
-func TestAttack_T44_EvidenceOfARealBootIsRefusedASecondTime(t *testing.T) {
+// First the valid case: through the listed front end the machine is provisioned. Then the same
+// bytes are sent again.
+func TestAttack_T44_ReplayedEvidenceIsDenied(t *testing.T) {
 	r := rig.New(t)
 	front := r.NewRelay()
 	v := r.Verifier(rig.VerifierConfig{Origins: []string{front.Origin()}, Policy: policy(front.KeySHA256())})
@@ -46,10 +46,9 @@ func TestAttack_T44_EvidenceOfARealBootIsRefusedASecondTime(t *testing.T) {
 	}
 }
 
-// A thief in the middle, whose certificate the node's own pointer trusts: under
-// the default binding the evidence belongs to the node's connection, and is
-// worthless on his.
-func TestAttack_T25_EvidenceFromAnotherConnectionIsRefused(t *testing.T) {
+// An attacker in the middle, whose certificate the node's pointer config trusts. Under the default
+// binding the evidence belongs to the node's connection and is useless on the attacker's.
+func TestAttack_T25_EvidenceFromAnotherConnectionIsDenied(t *testing.T) {
 	r := rig.New(t)
 	thief := r.NewRelay()
 	v := r.Verifier(rig.VerifierConfig{Origins: []string{thief.Origin()}})
@@ -62,7 +61,7 @@ func TestAttack_T25_EvidenceFromAnotherConnectionIsRefused(t *testing.T) {
 	v.WantNoAudit("attest", "allowed", "")
 	v.WantRecord("worker-0", "")
 
-	// The honest variant: the same machine, nobody in between.
+	// The valid case: the same machine without the relay.
 	honest := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker")})
 	honest.WantProvisioned()
 	v.WantRecord("worker-0", "Fetched")

@@ -1,5 +1,5 @@
-// Package rotation replaces the serving certificate and the token-signing key
-// between a machine's attestation and its fetch.
+// Package rotation replaces the serving certificate and the token-signing key between a machine's
+// attestation and its fetch.
 package rotation
 
 import (
@@ -8,7 +8,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
 
-func TestCertificateAndTokenKeyRotatedInMidBoot(t *testing.T) {
+func TestCertificateAndTokenKeyRotatedDuringABoot(t *testing.T) {
 	r := rig.New(t)
 	mcs := r.NewMCS(map[string]string{"worker": rig.Config("by the MCS behind")})
 	mcs.SetDown(true)
@@ -17,8 +17,7 @@ func TestCertificateAndTokenKeyRotatedInMidBoot(t *testing.T) {
 	v.Enroll("worker-0", "worker", tpm)
 	node := r.Boot(rig.VM{TPM: tpm, Pointer: v.Pointer("worker")})
 
-	// The machine holds a token of the old key and waits for the gate, which has
-	// nothing to serve.
+	// The machine has a token of the old key and waits for the gate, which has no config to serve.
 	v.WaitAudit("attest", "allowed", "")
 	v.WaitAudit("fetch", "denied", "UpstreamUnavailable")
 	before := v.Leaf()

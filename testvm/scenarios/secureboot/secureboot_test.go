@@ -1,6 +1,6 @@
-// Package secureboot boots unified kernel images through OVMF under the profile
-// secure-boot. Every altered image is signed by the same key as the good one:
-// Secure Boot lets all of them run, and the appraisal is what refuses them.
+// Package secureboot boots unified kernel images through OVMF under the profile secure-boot. Every
+// altered image is signed with the same key as the good one. Secure Boot lets all of them run, and
+// the appraisal denies them.
 package secureboot
 
 import (
@@ -20,7 +20,7 @@ spec:
     profile: secure-boot
 `
 
-// setUp returns a verifier that knows the good image and the TPM.
+// setUp returns a verifier with the reference values of the good image and the TPM.
 func setUp(t *testing.T) (*rig.Rig, *rig.Verifier, *rig.TPM) {
 	t.Helper()
 	r := rig.New(t)
@@ -40,7 +40,7 @@ func TestSignedImageUnderSecureBootIsProvisioned(t *testing.T) {
 	v.WantRecord("worker-0", "Fetched")
 }
 
-// refused boots vm and requires a final denial that names what is wrong.
+// refused boots vm and requires a final denial that names the problem.
 func refused(t *testing.T, vm rig.VM, detail ...string) {
 	t.Helper()
 	r, v, tpm := setUp(t)
@@ -50,42 +50,42 @@ func refused(t *testing.T, vm rig.VM, detail ...string) {
 	denied := v.WantAudit("attest", "denied", "MeasuredBoot")
 	for _, d := range detail {
 		if !strings.Contains(denied.Detail, d) {
-			t.Errorf("the denial does not say %q: %s", d, denied.Detail)
+			t.Errorf("the denial does not contain %q: %s", d, denied.Detail)
 		}
 	}
 	v.WantNoAudit("attest", "allowed", "")
 	v.WantNoAudit("fetch", "allowed", "")
-	// The node learns the class and a correlation id, never the values.
+	// The node receives the class and a correlation id, never the values.
 	if !node.Said(denied.CorrelationID) {
 		t.Errorf("the console does not name %s", denied.CorrelationID)
 	}
 }
 
-func TestAttack_T33_SecureBootOffIsRefusedNamingTheVariable(t *testing.T) {
+func TestAttack_T33_SecureBootOffIsDeniedNamingTheVariable(t *testing.T) {
 	t.Parallel()
 	refused(t, rig.VM{UKI: &rig.UKI{}}, "PCR 7", "SecureBoot")
 }
 
-func TestAttack_T33_AlteredInitramfsIsRefusedByItsDigest(t *testing.T) {
+func TestAttack_T33_AlteredInitramfsIsDeniedByItsDigest(t *testing.T) {
 	t.Parallel()
 	altered := rig.Initrd{Extra: map[string]string{"etc/backdoor": "#!/bin/sh\n"}}
 	refused(t, rig.VM{UKI: &rig.UKI{Initrd: altered}, SecureBoot: true}, "PCR 11", ".initrd")
 }
 
-func TestAttack_T33_AlteredCommandLineIsRefusedByItsDigest(t *testing.T) {
+func TestAttack_T33_AlteredCommandLineIsDeniedByItsDigest(t *testing.T) {
 	t.Parallel()
 	refused(t, rig.VM{UKI: &rig.UKI{Cmdline: "systemd.debug-shell"}, SecureBoot: true}, "PCR 11", ".cmdline")
 }
 
-func TestAttack_T33_CredentialBesideTheImageIsRefusedByPCR12(t *testing.T) {
+func TestAttack_T33_CredentialOutsideTheImageIsDeniedByPCR12(t *testing.T) {
 	t.Parallel()
 	image := rig.UKI{Credentials: map[string]string{"backdoor": "not so secret"}}
 	refused(t, rig.VM{UKI: &image, SecureBoot: true}, "PCR 12")
 }
 
-// Seen in the wild: OVMF with Microsoft's keys lets a kernel from -kernel run
-// although no key of db signed it, and the variable still says 1.
-func TestAttack_T36_SecureBootVariableWithoutAnAuthorityIsRefused(t *testing.T) {
+// This happens in practice: OVMF with Microsoft's keys lets a kernel from -kernel run although no
+// key of db signed it, and the variable is still 1.
+func TestAttack_T36_SecureBootVariableWithoutAnAuthorityIsDenied(t *testing.T) {
 	t.Parallel()
 	refused(t, rig.VM{MicrosoftKeys: true}, "PCR 7")
 }

@@ -1,6 +1,5 @@
-// Package twofirstboots cuts the power in mid-boot, as CoreOS does by itself
-// when FIPS or kernel arguments want a restart: the same machine comes again,
-// with a disk that is still empty.
+// Package twofirstboots cuts the power during the boot, as CoreOS does by itself if FIPS or kernel
+// arguments need a restart: the same machine boots again with an empty disk.
 package twofirstboots
 
 import (

@@ -1,5 +1,5 @@
-// Package unknownmachine boots a machine before anybody has told the verifier
-// about it: it waits, and gets in without a restart once its Machine is there.
+// Package unknownmachine boots a machine before its Machine exists: it waits, and attests without a
+// restart after the Machine was created.
 package unknownmachine
 
 import (
@@ -8,7 +8,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/rig"
 )
 
-func TestUnknownMachineWaitsAndGetsInOnceItsMachineAppears(t *testing.T) {
+func TestUnknownMachineWaitsAndAttestsAfterItsMachineIsCreated(t *testing.T) {
 	r := rig.New(t)
 	v := r.Verifier(rig.VerifierConfig{})
 	tpm := r.NewTPM()

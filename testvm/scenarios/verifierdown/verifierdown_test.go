@@ -20,8 +20,8 @@ func TestMachineWaitsForTheVerifierAndIsProvisioned(t *testing.T) {
 	v.WantRecord("worker-0", "Fetched")
 }
 
-// The power of the verifier's host fails after it has answered: what it answered
-// is still true when it comes back.
+// The verifier's host loses power after the verifier has answered. The answer is still valid after
+// the restart.
 func TestVerifierKilledBetweenAttestAndFetchLosesNoRecord(t *testing.T) {
 	r := rig.New(t)
 	mcs := r.NewMCS(map[string]string{"worker": rig.Config("by the MCS behind")})

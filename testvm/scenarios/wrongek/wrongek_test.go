@@ -15,8 +15,8 @@ func TestMachineWithAnotherTPMReceivesNothing(t *testing.T) {
 	v.Enroll("worker-0", "worker", enrolled)
 	node := r.Boot(rig.VM{TPM: other, Pointer: v.Pointer("worker")})
 
-	// Its Machine may still be on its way: the denial is temporary, the machine
-	// waits, and is not let in however long it waits.
+	// Its Machine may not exist yet, so the denial is temporary, and the machine waits. It is never
+	// admitted.
 	v.WaitAudit("", "denied", "EKNotEnrolled")
 	time.Sleep(15 * time.Second)
 	node.Kill()

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Where a shell would have started, with rd.shell=0.
+# Runs instead of an emergency shell, because of rd.shell=0.
 {
     echo
     /usr/bin/rig-look emergency /run /etc /tmp

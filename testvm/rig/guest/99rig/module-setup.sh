@@ -1,6 +1,6 @@
 #!/bin/bash
-# The rig's own part of the initramfs: what a distribution would bring, a second
-# serial port for the journal, and observers that only look.
+# The rig's own part of the initramfs: files of a distribution, a second serial port for the
+# journal, and observers that change nothing.
 
 # shellcheck disable=SC2154 # dracut sets moddir, initdir and systemdsystemunitdir
 
@@ -14,7 +14,7 @@ depends() {
 
 install() {
     inst_simple "$moddir/10-ether.network" /etc/systemd/network/10-ether.network
-    # Debian's Ignition relabels files, and wants the tool for it.
+    # Debian's Ignition relabels files, and needs the tool for it.
     inst_simple "$moddir/setfiles" /usr/sbin/setfiles
     inst_multiple journalctl grep find cat head
 
@@ -29,8 +29,8 @@ install() {
     ln_r "$systemdsystemunitdir/rig-journal.service" "$systemdsystemunitdir/sysinit.target.wants/rig-journal.service"
     ln_r "$systemdsystemunitdir/rig-probe.service" "$systemdsystemunitdir/ignition-complete.target.wants/rig-probe.service"
 
-    # Each device event starts processes, which take long under emulation. The
-    # devices left out are terminals and what no test uses.
+    # Each device event starts processes, which is slow under emulation. Terminals and devices that
+    # no test uses are omitted.
     inst_simple "$moddir/coldplug.conf" "$systemdsystemunitdir/systemd-udev-trigger.service.d/50-rig.conf"
 
     # Every byte costs time under emulation, and more under OVMF, which hashes.
