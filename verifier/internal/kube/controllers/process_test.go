@@ -17,6 +17,7 @@ import (
 
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/backend"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/config"
 )
@@ -36,10 +37,12 @@ func newProcess(t *testing.T, sections string) *Process {
 	t.Helper()
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		if discovery[r.URL.Path] == "" {
+		answer, ok := discovery[r.URL.Path]
+		if !ok {
+			answer = `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}`
 			w.WriteHeader(http.StatusNotFound)
 		}
-		fmt.Fprint(w, discovery[r.URL.Path])
+		fmt.Fprint(w, answer)
 	}))
 	t.Cleanup(api.Close)
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
@@ -121,6 +124,26 @@ func TestProcess_RunsEachControllerOfTheArchitecture(t *testing.T) {
 		if !slices.ContainsFunc(names, runs.MatchString) {
 			t.Errorf("%s does not run; what runs is %q", name, names)
 		}
+	}
+}
+
+// The approver reads records through the process. A record that lost what it had before a restore of etcd does not count.
+func TestProcess_NoRequestIsApprovedOnARecordThatIsNotRepaired(t *testing.T) {
+	k := newProcess(t, "credential: {}\napprover: {}\n")
+	for uid, node := range map[string]string{"joined": "w-0", "waits": ""} {
+		k.inventory.Registry().PutMachine(machine.Machine{APIVersion: "machine.openshift.io/v1beta1",
+			Namespace: "openshift-machine-api", Name: uid, UID: uid, NodeRef: node})
+	}
+	k.inventory.Guard().Restored(0, "test")
+	records := lazyInventory{k}
+	if rec, err := records.Record(t.Context(), "joined"); err == nil {
+		t.Errorf("the record counts: %+v", rec)
+	}
+	if _, err := records.Record(t.Context(), "waits"); err != nil {
+		t.Errorf("another Machine is held, too: %v", err)
+	}
+	if records.Ready("waits") == nil {
+		t.Error("a credential is made before the repair")
 	}
 }
 
