@@ -127,7 +127,7 @@ func TestProcess_RunsEachControllerOfTheArchitecture(t *testing.T) {
 	}
 }
 
-// The approver reads records through the process. A record that lost what it had before a restore of etcd does not count.
+// The approver reads records through the process. One that lost what it had before a restore of etcd does not count.
 func TestProcess_NoRequestIsApprovedOnARecordThatIsNotRepaired(t *testing.T) {
 	k := newProcess(t, "credential: {}\napprover: {}\n")
 	for uid, node := range map[string]string{"joined": "w-0", "waits": ""} {
