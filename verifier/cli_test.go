@@ -50,6 +50,7 @@ func TestCommands(t *testing.T) {
 			},
 			"serving": serving(t),
 			"boots":   boots(t),
+			"logged":  logged,
 		},
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -79,6 +80,18 @@ func serving(t *testing.T) func(*testscript.TestScript, bool, []string) {
 			}
 			return err == nil
 		}, func() string { return "nothing answers on the socket for administrators" })
+	}
+}
+
+// logged returns the script command "logged DIR REGEXP": a line of the log of the verifier that serves DIR matches.
+func logged(ts *testscript.TestScript, neg bool, args []string) {
+	found, ok := walks.Load(ts.MkAbs(args[0]))
+	if !ok {
+		ts.Fatalf("nothing serves %s", args[0])
+	}
+	text := found.(*walk).v.log.everything()
+	if regexp.MustCompile(args[1]).MatchString(text) == neg {
+		ts.Fatalf("log:\n%s", text)
 	}
 }
 

@@ -247,7 +247,7 @@ var table = map[Code]Info{
 			"machine's document."),
 	EKNotEnrolled: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "EKNotEnrolled",
 		"No Machine and no enrolment names this EK.",
-		"Enrol it: run 'mcs-attest-agent identify' on the machine and feed its output to 'mcs-attest-verifier enroll'."),
+		"'mcs-attest-verifier status' shows the command that enrolls it."),
 	AKUnacceptable: final(mcsattestv1.DenialClass_DENIAL_CLASS_EVIDENCE, "AKUnacceptable",
 		"The AK's public area is not that of a restricted signing key of a TPM.",
 		"The audit line names the attribute."),
@@ -302,8 +302,8 @@ var table = map[Code]Info{
 		"Correct the pointer's path or the Machine's role."),
 	IdentityConflict: final(mcsattestv1.DenialClass_DENIAL_CLASS_MACHINE, "IdentityConflict",
 		"Another identity has this Machine already.",
-		"If the hardware was replaced, delete the Machine (or its stand-in) and create it anew; else someone claims to be "+
-			"this Machine."),
+		"If the TPM was replaced, 'mcs-attest-verifier enroll --replace' enrolls the new one; otherwise another machine "+
+			"claims to be this Machine."),
 	Quarantined: temporary(mcsattestv1.DenialClass_DENIAL_CLASS_NOT_YET, "Quarantined",
 		"An administrator quarantined the Machine.",
 		"Lift spec.quarantined of its MachineAttestation."),

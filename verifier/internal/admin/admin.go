@@ -1,6 +1,6 @@
 // Package admin gives commands on the same host access to the state of a serving verifier, through a
-// Unix socket in its folder. Any user that may open the socket may read and copy the records. No
-// request changes anything.
+// Unix socket in its folder. Only the owner of the folder may open the socket: to read and copy the
+// records, and to delete the record of a machine.
 package admin
 
 import (
@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"strconv"
 	"time"
@@ -81,6 +82,8 @@ type Answers struct {
 	State func(context.Context) (*State, error)
 	// Backup writes a copy of the record database; see [store.Store.Backup].
 	Backup func(ctx context.Context, w io.Writer, start func(size int64)) error
+	// Forget deletes the record of the machine with this UID.
+	Forget func(ctx context.Context, uid string) error
 }
 
 // Serve serves the socket at path until ctx ends.
@@ -116,6 +119,11 @@ func Serve(ctx context.Context, path string, answers Answers, log *slog.Logger) 
 			panic(http.ErrAbortHandler) // so that the client detects a truncated copy
 		}
 	})
+	mux.HandleFunc("DELETE /v1/records/{uid}", func(w http.ResponseWriter, r *http.Request) {
+		if err := answers.Forget(r.Context(), r.PathValue("uid")); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		}
+	})
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()
@@ -130,7 +138,7 @@ const maxState = 1 << 30
 
 // Ask returns the state of the verifier behind the socket.
 func Ask(ctx context.Context, path string) (*State, error) {
-	res, err := get(ctx, path, "/v1/state", 30*time.Second)
+	res, err := call(ctx, path, http.MethodGet, "/v1/state", 30*time.Second)
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +155,7 @@ const backupTime = 10 * time.Minute
 
 // Backup copies the record database of the verifier behind the socket.
 func Backup(ctx context.Context, path string, to io.Writer) error {
-	res, err := get(ctx, path, "/v1/backup", backupTime)
+	res, err := call(ctx, path, http.MethodGet, "/v1/backup", backupTime)
 	if err != nil {
 		return err
 	}
@@ -158,15 +166,24 @@ func Backup(ctx context.Context, path string, to io.Writer) error {
 	return nil
 }
 
-// get requests what. It returns only successful answers.
-func get(ctx context.Context, path, what string, timeout time.Duration) (*http.Response, error) {
+// Forget deletes the record of a machine.
+func Forget(ctx context.Context, path, uid string) error {
+	res, err := call(ctx, path, http.MethodDelete, "/v1/records/"+url.PathEscape(uid), 30*time.Second)
+	if err != nil {
+		return err
+	}
+	return res.Body.Close()
+}
+
+// call sends a request. It returns only successful answers.
+func call(ctx context.Context, path, method, what string, timeout time.Duration) (*http.Response, error) {
 	client := &http.Client{Timeout: timeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", path)
 		},
 	}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://verifier"+what, nil)
+	req, err := http.NewRequestWithContext(ctx, method, "http://verifier"+what, nil)
 	if err != nil {
 		return nil, err
 	}

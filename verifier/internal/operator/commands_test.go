@@ -253,6 +253,17 @@ func scripts(t *testing.T, dir string, c *cluster.Cluster, namespaces bool) {
 			"waiting": func(ts *testscript.TestScript, _ bool, args []string) {
 				ts.Check(fixtures(ts).waiting(args[0], args[1]))
 			},
+			// attested NAME EK records that the machine that an enrollment stands in for attested.
+			"attested": func(ts *testscript.TestScript, _ bool, args []string) {
+				f := fixtures(ts)
+				client := f.d.Resource(attestations).Namespace(f.namespace)
+				o, err := client.Get(context.Background(), args[0], metav1.GetOptions{})
+				ts.Check(err)
+				o.Object["status"] = map[string]any{"machineUID": string(o.GetUID()), "phase": "Attested", "pool": "worker",
+					"identity": map[string]any{"ekSHA256": args[1]}}
+				_, err = client.UpdateStatus(context.Background(), o, metav1.UpdateOptions{})
+				ts.Check(err)
+			},
 			// event MACHINE UID REASON MESSAGE makes an Event of a Machine.
 			"event": func(ts *testscript.TestScript, _ bool, args []string) {
 				f := fixtures(ts)

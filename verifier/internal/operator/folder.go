@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -94,7 +93,8 @@ func (f *Folder) MachineNamespace(ctx context.Context, name string) (string, err
 	return "default", nil
 }
 
-// Enrol writes an enrolment into attestations/.
+// Enrol writes an enrolment into attestations/. With Replace it changes the one of that name where it is, and
+// keeps what an administrator wrote there besides the TPM and the machine.
 func (f *Folder) Enrol(_ context.Context, m *v1alpha1.MachineAttestation, w Write) (Written, error) {
 	if m.Namespace == "" {
 		m.Namespace = "default"
@@ -103,15 +103,25 @@ func (f *Folder) Enrol(_ context.Context, m *v1alpha1.MachineAttestation, w Writ
 		return Written{}, err
 	}
 	m.CreationTimestamp = metav1.NewTime(f.Now().UTC().Truncate(time.Second))
-	path := f.Config.Path("attestations", m.Namespace+"."+m.Name+".yaml")
-	done := "created"
-	if _, err := os.Lstat(path); err == nil {
-		if !w.Replace {
-			return Written{}, hint.New(fmt.Errorf("%s exists", path), "choose another --name, or add --replace")
+	path, _, err := f.file(m.Namespace, m.Name)
+	switch {
+	case err != nil:
+		return Written{}, err
+	case path != "" && !w.Replace:
+		return Written{}, hint.New(fmt.Errorf("%s exists", path), "choose another --name, or add --replace")
+	case path != "":
+		out, err := f.amend(machine.Enrolment{MachineAttestation: *m}, w, func(spec *yaml.Node) { setEnrolment(spec, m.Spec) })
+		if out.Done == "changed" {
+			out.Done = "replaced"
 		}
-		done = "replaced"
+		return out, err
 	}
-	out := Written{Where: path, File: true, Done: done, Object: m}
+	path = f.Config.Path("attestations", m.Namespace+"."+m.Name+".yaml")
+	if _, err := os.Lstat(path); err == nil {
+		return Written{}, hint.New(fmt.Errorf("%s exists, and does not have %s/%s", path, m.Namespace, m.Name),
+			"choose another --name, or correct the file")
+	}
+	out := Written{Where: path, File: true, Done: "created", Object: m}
 	if w.dry() {
 		return out, nil
 	}
@@ -249,154 +259,29 @@ func belongs(e *v1alpha1.MachineAttestation, m *machine.Machine) bool {
 // amend changes the spec of a MachineAttestation in the file that it is in; the
 // rest of the file, comments included, stays.
 func (f *Folder) amend(e machine.Enrolment, w Write, change func(spec *yaml.Node)) (Written, error) {
-	for _, dir := range []string{"attestations", "machines"} {
-		files, err := os.ReadDir(f.Config.Path(dir))
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return Written{}, fmt.Errorf("read folder: %w", err)
-		}
-		for _, entry := range files {
-			path := f.Config.Path(dir, entry.Name())
-			ext := filepath.Ext(path)
-			if strings.HasPrefix(entry.Name(), ".") || ext != ".yaml" && ext != ".yml" && ext != ".json" {
-				continue
-			}
-			raw, err := os.ReadFile(path)
-			if err != nil {
-				return Written{}, fmt.Errorf("read manifest: %w", err)
-			}
-			next, object, err := amendYAML(raw, e.Namespace, e.Name, change)
-			switch {
-			case err != nil:
-				continue // a broken file is not the one that the enrolment was read from
-			case object == nil:
-				continue
-			case ext == ".json":
-				return Written{}, hint.New(fmt.Errorf("%s is JSON, which this command does not edit", path),
-					"change spec of %s/%s there yourself", e.Namespace, e.Name)
-			case bytes.Equal(raw, next):
-				return Written{Where: path, File: true, Done: "unchanged", Object: object}, nil
-			case w.dry():
-				return Written{Where: path, File: true, Done: "changed", Object: object}, nil
-			}
-			info, err := os.Stat(path)
-			if err != nil {
-				return Written{}, fmt.Errorf("read manifest: %w", err)
-			}
-			return Written{Where: path, File: true, Done: "changed", Object: object},
-				wholefile.Write(path, info.Mode().Perm(), next)
-		}
-	}
-	return Written{}, fmt.Errorf("MachineAttestation %s/%s is in no file of the folder any more", e.Namespace, e.Name)
-}
-
-// amendYAML returns the file with the change, and the object as it then is; nil
-// if the file has no such object.
-func amendYAML(raw []byte, namespace, name string,
-	change func(spec *yaml.Node)) ([]byte, *v1alpha1.MachineAttestation, error) {
-	var docs []*yaml.Node
-	dec := yaml.NewDecoder(bytes.NewReader(raw))
-	for {
-		doc := new(yaml.Node)
-		if err := dec.Decode(doc); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			return nil, nil, err
-		}
-		docs = append(docs, doc)
-	}
-	var found *yaml.Node
-	for _, doc := range docs {
-		if len(doc.Content) != 1 {
-			continue
-		}
-		objects := []*yaml.Node{doc.Content[0]}
-		if items := get(doc.Content[0], "items"); items != nil {
-			objects = items.Content
-		}
-		for _, o := range objects {
-			meta := get(o, "metadata")
-			ns := text(get(meta, "namespace"))
-			if ns == "" {
-				ns = "default"
-			}
-			if text(get(o, "kind")) == v1alpha1.KindMachineAttestation && ns == namespace && text(get(meta, "name")) == name {
-				found = o
-			}
-		}
-	}
-	if found == nil {
-		return nil, nil, nil
-	}
-	before, err := yaml.Marshal(found)
+	path, raw, err := f.file(e.Namespace, e.Name)
 	if err != nil {
-		return nil, nil, err
+		return Written{}, err
 	}
-	spec := get(found, "spec")
-	if spec == nil {
-		spec = &yaml.Node{Kind: yaml.MappingNode}
-		set(found, "spec", spec)
+	if path == "" {
+		return Written{}, fmt.Errorf("MachineAttestation %s/%s is in no file of the folder any more", e.Namespace, e.Name)
 	}
-	change(spec)
-	after, err := yaml.Marshal(found)
+	next, object, err := amendYAML(raw, e.Namespace, e.Name, change)
+	switch {
+	case err != nil:
+		return Written{}, fmt.Errorf("%s: %w", path, err)
+	case bytes.Equal(raw, next):
+		return Written{Where: path, File: true, Done: "unchanged", Object: object}, nil
+	case filepath.Ext(path) == ".json":
+		return Written{}, hint.New(fmt.Errorf("%s is JSON, which this command does not edit", path),
+			"change spec of %s/%s there yourself", e.Namespace, e.Name)
+	case w.dry():
+		return Written{Where: path, File: true, Done: "changed", Object: object}, nil
+	}
+	info, err := os.Stat(path)
 	if err != nil {
-		return nil, nil, err
+		return Written{}, fmt.Errorf("read manifest: %w", err)
 	}
-	object := new(v1alpha1.MachineAttestation)
-	if err := unmarshalStrict(after, object); err != nil {
-		return nil, nil, err
-	}
-	if bytes.Equal(before, after) {
-		return raw, object, nil
-	}
-	var out bytes.Buffer
-	enc := yaml.NewEncoder(&out)
-	enc.SetIndent(2)
-	for _, doc := range docs {
-		if err := enc.Encode(doc); err != nil {
-			return nil, nil, err
-		}
-	}
-	return out.Bytes(), object, enc.Close()
-}
-
-func get(n *yaml.Node, key string) *yaml.Node {
-	if n == nil || n.Kind != yaml.MappingNode {
-		return nil
-	}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		if n.Content[i].Value == key {
-			return n.Content[i+1]
-		}
-	}
-	return nil
-}
-
-func text(n *yaml.Node) string {
-	if n == nil || n.Kind != yaml.ScalarNode {
-		return ""
-	}
-	return n.Value
-}
-
-func scalar(tag, value string) *yaml.Node {
-	return &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: value}
-}
-
-// set puts a value under a key; nil takes the key out.
-func set(n *yaml.Node, key string, value *yaml.Node) {
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		if n.Content[i].Value != key {
-			continue
-		}
-		if value == nil {
-			n.Content = slices.Delete(n.Content, i, i+2)
-		} else {
-			value.LineComment = n.Content[i+1].LineComment
-			n.Content[i+1] = value
-		}
-		return
-	}
-	if value != nil {
-		n.Content = append(n.Content, scalar("!!str", key), value)
-	}
+	return Written{Where: path, File: true, Done: "changed", Object: object},
+		wholefile.Write(path, info.Mode().Perm(), next)
 }

@@ -22,7 +22,7 @@ func (f *Folder) InForce(ctx context.Context, m *v1alpha1.MachineAttestation) (p
 		switch {
 		case errors.Is(err, admin.ErrNotServing):
 			return problems, err
-		case err == nil && usesEnrollment(s, m):
+		case err == nil && Enrolled(s, m):
 			return nil, nil
 		case err == nil:
 			problems = s.Problems
@@ -35,17 +35,15 @@ func (f *Folder) InForce(ctx context.Context, m *v1alpha1.MachineAttestation) (p
 	}
 }
 
-// usesEnrollment reports whether the machine that m is about has each EK of m, and no other one of its own.
-func usesEnrollment(s *admin.State, m *v1alpha1.MachineAttestation) bool {
-	namespace, name := m.Namespace, m.Name
-	if ref := m.Spec.MachineRef; ref != nil {
-		namespace, name = ref.Namespace, ref.Name
-	}
-	i := slices.IndexFunc(s.Machines, func(have admin.Machine) bool { return have.Name == namespace+"/"+name })
-	if i < 0 {
-		return false
-	}
-	have := s.Machines[i]
+// Enrolled reports whether a machine has each EK of an enrollment already, and no other one of its own.
+func Enrolled(s *admin.State, m *v1alpha1.MachineAttestation) bool {
+	return slices.ContainsFunc(s.Machines, func(have admin.Machine) bool {
+		return isAbout(m, have.Name) && usesEKs(have, m)
+	})
+}
+
+// usesEKs reports whether a machine has each EK of m, and its pool. One that m stands in for has no other EK.
+func usesEKs(have admin.Machine, m *v1alpha1.MachineAttestation) bool {
 	if m.Spec.MachineRef == nil && !slices.Contains(have.Pools, m.Spec.Pool) {
 		return false
 	}

@@ -51,9 +51,9 @@ type Written struct {
 	// Where is a path, or kind and name of an object.
 	Where string
 	File  bool // Where is a path
-	// Done is "created", "replaced", "changed" or "unchanged".
+	// Done is "created", "replaced", "changed", "unchanged" or "deleted".
 	Done string
-	// Object as it is now.
+	// Object as it is now. Nil if it was deleted.
 	Object *v1alpha1.MachineAttestation
 }
 

@@ -91,6 +91,9 @@ func (c *Cluster) Enrol(ctx context.Context, a *v1alpha1.MachineAttestation, w W
 			continue
 		}
 		spec, _, _ := unstructured.NestedMap(o.Object, "spec")
+		if stopped, _, _ := unstructured.NestedBool(have.Object, "spec", "quarantined"); stopped {
+			spec["quarantined"] = true // only "quarantine --release" ends it
+		}
 		if err := unstructured.SetNestedMap(have.Object, spec, "spec"); err != nil {
 			return Written{}, fmt.Errorf("replace enrolment: %w", err)
 		}

@@ -117,7 +117,7 @@ func (b *Backend) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { b.watch(ctx) })
 	err := admin.Serve(ctx, b.parts.Config.Path("state", "admin.sock"),
-		admin.Answers{State: b.State, Backup: b.records.Backup}, b.parts.Log)
+		admin.Answers{State: b.State, Backup: b.records.Backup, Forget: b.Keeper.Forget}, b.parts.Log)
 	if err != nil {
 		return fmt.Errorf("admin socket: %w", err)
 	}

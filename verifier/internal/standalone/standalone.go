@@ -121,6 +121,15 @@ func (k *Keeper) Sweep(ctx context.Context) {
 	}
 }
 
+// Forget deletes the record of a machine, and its claims, on behalf of an administrator.
+func (k *Keeper) Forget(ctx context.Context, uid string) error {
+	deleted, err := k.records.Forget(ctx, func(have string) bool { return have != uid })
+	for _, uid := range deleted {
+		k.log.Warn("an administrator deleted a record", "uid", uid)
+	}
+	return err
+}
+
 // complete reports whether every file of the folder is in force.
 func complete(s *folder.Snapshot) bool { return len(s.Incomplete) == 0 && !s.Failed() }
 

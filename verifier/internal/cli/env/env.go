@@ -143,6 +143,12 @@ type Backend interface {
 	// grant if the time is zero.
 	Quarantine(ctx context.Context, name string, stop bool, w operator.Write) ([]operator.Written, error)
 	Reattest(ctx context.Context, name string, until time.Time, w operator.Write) ([]operator.Written, error)
+	// Forget deletes the enrollments of a machine and its record. Left says what stays.
+	Forget(ctx context.Context, name string, w operator.Write) (done []operator.Written, left []string, err error)
+	// ForgetFormer deletes the record of the machine that an enrollment is about, if it is of another TPM.
+	ForgetFormer(context.Context, *v1alpha1.MachineAttestation) (bool, error)
+	// Pools are those that something names. None: they are not known.
+	Pools(context.Context) ([]string, error)
 	Keys(context.Context) (operator.Keys, error)
 	ChangeKeys(context.Context, func(operator.Keys) (operator.Keys, error)) error
 	Issuer(context.Context) (string, error)

@@ -30,6 +30,8 @@ func WriteFlags(cmd *cobra.Command) *Write {
 func (w *Write) Report(cmd *cobra.Command, all ...operator.Written) error {
 	for i, done := range all {
 		switch {
+		case done.Object == nil && (w.Output.Is(YAML) || w.Output.Is(JSON)):
+			continue // it is no object any more
 		case w.Output.Is(Name):
 			cmd.Println(done.Where)
 			continue
@@ -43,7 +45,7 @@ func (w *Write) Report(cmd *cobra.Command, all ...operator.Written) error {
 		if w.DryRun == operator.DryRunClient || w.DryRun == operator.DryRunServer {
 			suffix = " (" + string(w.DryRun) + " dry run)"
 		}
-		if done.File && done.Done != "unchanged" && suffix == "" {
+		if done.File && done.Done != "unchanged" && done.Done != "deleted" && suffix == "" {
 			cmd.Println("wrote", done.Where)
 			continue
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -65,10 +64,10 @@ func unenrolled(s *admin.State) []audit.Denial {
 	return all
 }
 
-// enrollLine is the command that enrolls the machine of a denial. A pool that is no name is left for the
+// enrollLine is the command that enrolls the machine of a denial; in a cluster, for its Machine. A pool that is no name is left for the
 // administrator to write: it came from the network.
 func enrollLine(e *env.Env, s *admin.State, d audit.Denial) string {
-	if s.Cluster != "" && hasMachines(s) {
+	if s.Cluster != "" {
 		return e.Line("enroll", "--ek-sha256 "+d.EKSHA256+" --machine NAME")
 	}
 	pool := d.Pool
@@ -76,11 +75,6 @@ func enrollLine(e *env.Env, s *admin.State, d audit.Denial) string {
 		pool = "POOL"
 	}
 	return e.Line("enroll", "--ek-sha256 "+d.EKSHA256+" --name NAME --pool "+pool)
-}
-
-// hasMachines reports whether there are Machines for which nothing stands in.
-func hasMachines(s *admin.State) bool {
-	return slices.ContainsFunc(s.Machines, func(m admin.Machine) bool { return m.Kind == "Machine" })
 }
 
 // printUnenrolled shows below the table how to enroll the machines that are not.

@@ -3,15 +3,13 @@ package machine
 import (
 	"cmp"
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 
 	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
@@ -28,6 +26,8 @@ type enrollOptions struct {
 	name     string
 	pool     string
 	machine  string
+	file     string
+	force    bool
 	wait     time.Duration
 	write    *env.Write
 }
@@ -46,11 +46,21 @@ The TPM is named by what 'mcs-attest-agent identify' prints on the machine
 waits for approval (--approve; 'status' lists them).
 
 It belongs to an existing Machine (--machine NAMESPACE/NAME), or it stands in for
-one where there are no Machines (--pool POOL).`,
+one where there are no Machines (--pool POOL).
+
+An EK of another machine is rejected, and so is a pool or a Machine that looks
+misspelled. --replace is for a replaced TPM: it also deletes the record of the former
+one. Of a Machine in a cluster the record goes with the Machine, and enroll says so.
+
+Many machines at once: -f DIR with a file NAME.yaml of each machine's identity, or
+-f FILE with a list, a machine and its EK in each line. With --pool each of them
+stands in for a Machine; without, each is the Machine of its name. All are checked
+before the first is written. Those that are enrolled already are left as they are.`,
 		//nolint:lll // an example is one line
 		Example: e.Examples(`  mcs-attest-agent identify | ssh admin@cluster PROGRAM enroll --identity - --name rack7-u12 --pool worker
   PROGRAM enroll --ek-sha256 2c87d5a92a9a6ed68bf6b23b0d53cfeb74cef1d3c4d8284f2edc8a18ae8df7a0 --machine openshift-machine-api/worker-7
-  PROGRAM enroll --approve 3f2a9c01d4e5b6a7 --machine openshift-machine-api/worker-7`),
+  PROGRAM enroll --approve 3f2a9c01d4e5b6a7 --machine openshift-machine-api/worker-7
+  PROGRAM enroll -f identities/ --pool worker`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return enroll(cmd, e, o) },
 	}
@@ -59,9 +69,13 @@ one where there are no Machines (--pool POOL).`,
 	f.StringVar(&o.identity, "identity", "", `output of 'mcs-attest-agent identify', a file or "-" for standard input`)
 	f.StringSliceVar(&o.ekSHA256, "ek-sha256", nil, "SHA-256 of the EK's SubjectPublicKeyInfo in hex (repeatable)")
 	f.StringVar(&o.approve, "approve", "", "id of a machine that waits for approval")
+	f.StringVarP(&o.file, "filename", "f", "",
+		`a folder of identities, each named after its machine, or a list with "NAME EK-SHA256" in each line`)
 	enrolmentFlags(cmd, &o)
-	cmd.MarkFlagsMutuallyExclusive("identity", "ek-sha256", "approve")
-	cmd.MarkFlagsOneRequired("identity", "ek-sha256", "approve")
+	cmd.MarkFlagsMutuallyExclusive("identity", "ek-sha256", "approve", "filename")
+	cmd.MarkFlagsOneRequired("identity", "ek-sha256", "approve", "filename")
+	cmd.MarkFlagsMutuallyExclusive("filename", "name")
+	cmd.MarkFlagsMutuallyExclusive("filename", "machine")
 	return cmd
 }
 
@@ -72,7 +86,9 @@ func enrolmentFlags(cmd *cobra.Command, o *enrollOptions) {
 		"pool, for a machine without a Machine object (default for one that waits: the one it asked for)")
 	f.StringVar(&o.machine, "machine", "", "the Machine that the TPM belongs to, NAMESPACE/NAME")
 	o.write = env.WriteFlags(cmd)
-	f.BoolVar(&o.write.Replace, "replace", false, "replace an enrolment of the same name")
+	f.BoolVar(&o.write.Replace, "replace", false,
+		"replace an enrollment of the same name; the record of a TPM that was replaced is deleted")
+	f.BoolVar(&o.force, "force", false, "write it although the pool or the Machine looks misspelled")
 	f.DurationVar(&o.wait, "wait", 15*time.Second,
 		"how long to wait until the verifier that serves the folder uses it; 0: do not wait")
 	cmd.MarkFlagsMutuallyExclusive("machine", "pool")
@@ -84,6 +100,9 @@ func enroll(cmd *cobra.Command, e *env.Env, o enrollOptions) error {
 		return err
 	}
 	ctx := cmd.Context()
+	if o.file != "" {
+		return enrollMany(cmd, e, b, o)
+	}
 	hashes, pool, err := enrollIdentity(ctx, b, o, cmd.InOrStdin())
 	if err != nil {
 		return err
@@ -92,31 +111,125 @@ func enroll(cmd *cobra.Command, e *env.Env, o enrollOptions) error {
 	m.Name, m.Namespace = o.name, e.Namespace
 	m.Spec.EKSHA256 = hashes
 	if o.machine != "" {
-		namespace, name, ok := strings.Cut(o.machine, "/")
-		if !ok {
-			name = o.machine
-			if namespace, err = b.MachineNamespace(ctx, name); err != nil {
-				return err
-			}
+		if err := nameMachine(ctx, b, m, o.machine); err != nil {
+			return err
 		}
-		m.Spec.MachineRef = &v1alpha1.MachineReference{Namespace: namespace, Name: name}
-		m.Name, m.Namespace = cmp.Or(m.Name, name), cmp.Or(m.Namespace, namespace)
 	} else {
 		m.Spec.Pool = pool
 	}
-	done, err := b.Enrol(ctx, m, o.write.Write)
+	if err := checkEnrollments(cmd, b, o, m); err != nil {
+		return err
+	}
+	done, err := write(ctx, b, o, m)
 	if err != nil {
 		return err
 	}
 	if err := o.write.Report(cmd, done); err != nil || o.write.DryRun != operator.DryRunNone {
 		return err
 	}
-	return waitInForce(cmd, b, done.Object, o.wait)
+	return finish(cmd, b, o, done.Object)
+}
+
+// nameMachine makes m the enrollment of an existing Machine.
+func nameMachine(ctx context.Context, b env.Backend, m *v1alpha1.MachineAttestation, machine string) (err error) {
+	namespace, name, ok := strings.Cut(machine, "/")
+	if !ok {
+		name = machine
+		if namespace, err = b.MachineNamespace(ctx, name); err != nil {
+			return err
+		}
+	}
+	m.Spec.MachineRef = &v1alpha1.MachineReference{Namespace: namespace, Name: name}
+	m.Name, m.Namespace = cmp.Or(m.Name, name), cmp.Or(m.Namespace, namespace)
+	return nil
+}
+
+// checkEnrollments prints what is doubtful about enrollments, and returns why one of them must not be written.
+func checkEnrollments(cmd *cobra.Command, b env.Backend, o enrollOptions, all ...*v1alpha1.MachineAttestation) error {
+	if o.write.DryRun == operator.DryRunClient {
+		return nil
+	}
+	ctx := cmd.Context()
+	s, err := b.State(ctx)
+	var pools []string
+	if err == nil {
+		pools, err = b.Pools(ctx)
+	}
+	if operator.Forbidden(err) {
+		cmd.PrintErrln("warning: whether another machine has this EK is not checked:", audit.Clean(err.Error()))
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, m := range all {
+		if err := addMachine(ctx, b, s, m.Spec.MachineRef); err != nil {
+			return err
+		}
+		warnings, err := operator.CheckAgainst(s, pools, m, o.write.Replace, o.force)
+		if err != nil {
+			return err
+		}
+		for _, text := range warnings {
+			cmd.PrintErrln("warning:", audit.Clean(text))
+		}
+	}
+	return nil
+}
+
+// addMachine adds to s the Machine of an enrollment, which may be in a namespace that s does not have.
+func addMachine(ctx context.Context, b env.Backend, s *admin.State, ref *v1alpha1.MachineReference) error {
+	if ref == nil {
+		return nil
+	}
+	name := ref.Namespace + "/" + ref.Name
+	is := func(m admin.Machine) bool { return m.Kind == "Machine" && m.Name == name }
+	if slices.ContainsFunc(s.Machines, is) {
+		return nil
+	}
+	found, err := b.Find(ctx, name)
+	if err != nil {
+		return err
+	}
+	for _, m := range found.Machines {
+		if is(m) {
+			s.Machines = append(s.Machines, m)
+		}
+	}
+	return nil
+}
+
+// write writes an enrollment. If it replaces another TPM, the record of that one is deleted first: it would
+// deny the new TPM for good.
+func write(ctx context.Context, b env.Backend, o enrollOptions, m *v1alpha1.MachineAttestation) (operator.Written, error) {
+	if o.write.Replace && o.write.DryRun == operator.DryRunNone {
+		if _, err := b.ForgetFormer(ctx, m); err != nil {
+			return operator.Written{}, fmt.Errorf("nothing is written: %w", err)
+		}
+	}
+	return b.Enrol(ctx, m, o.write.Write)
+}
+
+// finish waits until enrollments are in force. The former TPM may have attested once more meanwhile.
+func finish(cmd *cobra.Command, b env.Backend, o enrollOptions, all ...*v1alpha1.MachineAttestation) error {
+	for i, m := range all {
+		if err := waitInForce(cmd, b, m, o.wait, i == len(all)-1); err != nil {
+			return err
+		}
+		if !o.write.Replace {
+			continue
+		}
+		if _, err := b.ForgetFormer(cmd.Context(), m); err != nil {
+			return fmt.Errorf("the enrollment is written, and the record of the former TPM is not deleted: %w", err)
+		}
+	}
+	return nil
 }
 
 // waitInForce waits until a serving verifier uses an enrollment. Its messages are for a person, so they go to
 // standard error.
-func waitInForce(cmd *cobra.Command, b env.Backend, m *v1alpha1.MachineAttestation, patience time.Duration) error {
+func waitInForce(cmd *cobra.Command, b env.Backend, m *v1alpha1.MachineAttestation, patience time.Duration,
+	last bool) error {
 	w, ok := b.(interface {
 		InForce(context.Context, *v1alpha1.MachineAttestation) ([]string, error)
 	})
@@ -128,10 +241,14 @@ func waitInForce(cmd *cobra.Command, b env.Backend, m *v1alpha1.MachineAttestati
 	problems, err := w.InForce(ctx, m)
 	switch {
 	case err == nil:
-		cmd.PrintErrln("in force")
+		if last {
+			cmd.PrintErrln("in force")
+		}
 		return nil
 	case errors.Is(err, admin.ErrNotServing):
-		cmd.PrintErrln("no verifier is serving; it is in force when one does")
+		if last {
+			cmd.PrintErrln("no verifier is serving; it is in force when one does")
+		}
 		return nil
 	}
 	for _, p := range problems {
@@ -139,47 +256,4 @@ func waitInForce(cmd *cobra.Command, b env.Backend, m *v1alpha1.MachineAttestati
 	}
 	return hint.New(fmt.Errorf("the verifier does not use %s/%s yet, after %v", m.Namespace, m.Name, patience),
 		"it is written; 'status' shows when it is in force, and what is wrong with it")
-}
-
-// identified is the part of "mcs-attest-agent identify" that enrolment needs.
-type identified struct {
-	EKSHA256 []string `json:"ekSHA256"`
-}
-
-func enrollIdentity(ctx context.Context, b env.Backend, o enrollOptions,
-	stdin io.Reader) (hashes []string, pool string, err error) {
-	pool = o.pool
-	switch {
-	case o.approve != "":
-		p, err := b.Waiting(ctx, o.approve)
-		if err != nil {
-			return nil, "", err
-		}
-		hashes, pool = []string{p.EKSHA256}, cmp.Or(pool, p.Pool)
-	case o.identity != "":
-		raw, err := env.ReadInput(o.identity, stdin)
-		if err != nil {
-			return nil, "", err
-		}
-		var id identified
-		if err := yaml.Unmarshal(raw, &id); err != nil {
-			return nil, "", hint.New(fmt.Errorf("%s is not an identity: %w", o.identity, err),
-				"it must be what 'mcs-attest-agent identify' prints")
-		}
-		hashes = id.EKSHA256
-	default:
-		hashes = o.ekSHA256
-	}
-	if len(hashes) == 0 {
-		return nil, "", hint.New(errors.New("the identity names no EK"), "it must be what 'mcs-attest-agent identify' prints")
-	}
-	for i, h := range hashes {
-		h = strings.ToLower(strings.TrimSpace(h))
-		if b, err := hex.DecodeString(h); err != nil || len(b) != 32 {
-			return nil, "", hint.New(fmt.Errorf("%q is not a SHA-256 hash", h),
-				"64 hexadecimal digits, as 'mcs-attest-agent identify' prints them")
-		}
-		hashes[i] = h
-	}
-	return hashes, pool, nil
 }

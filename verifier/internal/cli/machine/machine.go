@@ -1,5 +1,5 @@
-// Package machine has the commands about machines: status, explain, enroll, approve, quarantine and
-// reattest.
+// Package machine has the commands about machines: status, explain, enroll, approve, forget,
+// quarantine and reattest.
 package machine
 
 import (
@@ -11,6 +11,7 @@ import (
 // Commands are the commands of this noun.
 func Commands(e *env.Env) []*cobra.Command {
 	return []*cobra.Command{
-		statusCommand(e), explainCommand(e), enrollCommand(e), approveCommand(e), quarantineCommand(e), reattestCommand(e),
+		statusCommand(e), explainCommand(e), enrollCommand(e), approveCommand(e), forgetCommand(e), quarantineCommand(e),
+		reattestCommand(e),
 	}
 }

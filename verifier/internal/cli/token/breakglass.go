@@ -14,12 +14,14 @@ import (
 	"github.com/mcs-attest/mcs-attest/pkg/token"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/operator"
 	"github.com/mcs-attest/mcs-attest/verifier/internal/service"
 )
 
 func breakGlassCommand(e *env.Env) *cobra.Command {
 	var pool, name string
 	var lifetime time.Duration
+	var force bool
 	cmd := &cobra.Command{
 		Use:   "break-glass --pool POOL --name WHO",
 		Short: "Make a token by hand, for a machine that cannot attest",
@@ -40,6 +42,9 @@ early, 'token rotate --now'. The token is printed on standard output alone.`,
 			}
 			b, err := e.Open()
 			if err != nil {
+				return err
+			}
+			if err := checkPool(cmd, b, pool, force); err != nil {
 				return err
 			}
 			keys, err := b.Keys(cmd.Context())
@@ -74,6 +79,25 @@ early, 'token rotate --now'. The token is printed on standard output alone.`,
 	f := cmd.Flags()
 	f.StringVar(&pool, "pool", "", "the pool whose config it opens")
 	f.StringVar(&name, "name", "", "for the audit log: a ticket, or who asked for it")
+	f.BoolVar(&force, "force", false, "make it although the pool looks misspelled")
 	f.DurationVar(&lifetime, "lifetime", 15*time.Minute, "how long it is valid, at most 1h")
 	return cmd
+}
+
+// checkPool returns an error if a pool looks misspelled. An administrator in an emergency may lack permissions:
+// a pool that cannot be checked is only a warning.
+func checkPool(cmd *cobra.Command, b env.Backend, pool string, force bool) error {
+	pools, err := b.Pools(cmd.Context())
+	if err != nil {
+		cmd.PrintErrln("warning: whether the pool exists is not checked:", err)
+		return nil
+	}
+	warning, err := operator.CheckPool(pools, pool)
+	if err != nil && force {
+		warning, err = err.Error(), nil
+	}
+	if warning != "" {
+		cmd.PrintErrln("warning:", warning)
+	}
+	return err
 }

@@ -1,0 +1,45 @@
+package machine
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/mcs-attest/mcs-attest/verifier/internal/cli/env"
+)
+
+func forgetCommand(e *env.Env) *cobra.Command {
+	var w *env.Write
+	cmd := &cobra.Command{
+		Use:   "forget MACHINE",
+		Short: "Delete the enrollments and the record of a machine",
+		Long: `Delete the enrollments and the record of a machine: one that is retired, or whose TPM
+moves to another machine. Afterwards its TPM attests no more, until it is enrolled
+again. What stays is printed, and why.
+
+A Machine stays, also its record in a cluster, which is deleted with the Machine. A
+machine that is quarantined is not forgotten: release it first. For a replaced TPM,
+'enroll --replace' is enough.`,
+		Example:           e.Examples(`  PROGRAM forget rack7-u12`),
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: e.MachineNames,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			b, err := e.Open()
+			if err != nil {
+				return err
+			}
+			done, left, err := b.Forget(cmd.Context(), args[0], w.Write)
+			for _, text := range left {
+				cmd.PrintErrln(text)
+			}
+			if reportErr := w.Report(cmd, done...); err == nil {
+				err = reportErr
+			}
+			if err == nil && len(done)+len(left) == 0 {
+				cmd.PrintErrln("nothing is recorded of", args[0])
+			}
+			return err
+		},
+	}
+	e.Where(cmd)
+	w = env.WriteFlags(cmd)
+	return cmd
+}

@@ -1,0 +1,333 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/mcs-attest/mcs-attest/pkg/api/v1alpha1"
+	"github.com/mcs-attest/mcs-attest/pkg/machine"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/admin"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/folder"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/hint"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/store"
+	"github.com/mcs-attest/mcs-attest/verifier/internal/wholefile"
+)
+
+// deleted is the Done of what a command deleted.
+const deleted = "deleted"
+
+// Forget deletes the enrollments of a machine and its record, so that its TPM may be enrolled for another
+// machine, and another TPM for it. Left says what stays.
+func (f *Folder) Forget(ctx context.Context, name string, w Write) (done []Written, left []string, err error) {
+	s, err := f.State(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	about, err := one(named(s, name).Machines, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	m, own, err := f.machine(about.UID)
+	if err != nil {
+		return nil, nil, err
+	}
+	if f.quarantined(ctx, s, about, m) {
+		return nil, nil, quarantinedError(about.Name)
+	}
+	for _, e := range own {
+		written, err := f.deleteEnrollment(e, w)
+		if err != nil {
+			return done, nil, err
+		}
+		done = append(done, written)
+	}
+	if !m.StandIn {
+		left = append(left, fmt.Sprintf("Machine %s stays: its manifest is yours", about.Name))
+		if about.NodeRef != "" {
+			left = append(left, fmt.Sprintf("it has joined as Node %s: 'reattest %s' lets it be provisioned once more",
+				about.NodeRef, about.Name))
+		}
+	}
+	if about.Record == nil {
+		return done, left, nil
+	}
+	record := Written{Where: "the record of " + about.Name, Done: deleted}
+	if !w.dry() {
+		// While the verifier still uses the enrollment, the machine could attest and have a record again.
+		if s.Serving {
+			if err := f.unused(ctx, about.UID); err != nil {
+				return done, left, err
+			}
+		}
+		if err := f.deleteRecord(ctx, about.UID); err != nil {
+			return done, left, fmt.Errorf("%s is not deleted: %w", record.Where, err)
+		}
+	}
+	return append(done, record), left, nil
+}
+
+func quarantinedError(name string) error {
+	return hint.New(fmt.Errorf("%s is quarantined", name), "'quarantine %s --release' first: this would end it", name)
+}
+
+// quarantined reports whether a machine is quarantined by its files, or still by the serving verifier a moment
+// after they were read.
+func (f *Folder) quarantined(ctx context.Context, s *admin.State, about admin.Machine, m *machine.Machine) bool {
+	if m.Quarantined() {
+		return true
+	}
+	for until := time.Now().Add(releaseTime); s.Serving && about.Quarantined; {
+		if time.Now().After(until) || ctx.Err() != nil {
+			return true
+		}
+		time.Sleep(inForceEvery)
+		next, err := f.State(ctx)
+		if err != nil {
+			return true
+		}
+		s = next
+		if i := slices.IndexFunc(s.Machines, func(m admin.Machine) bool { return m.UID == about.UID }); i >= 0 {
+			about = s.Machines[i]
+		}
+	}
+	return false
+}
+
+const (
+	// releaseTime is how long the serving verifier may take to notice that a quarantine was released.
+	releaseTime = 5 * time.Second
+	// unusedTime is how long it may take to notice that a file was deleted.
+	unusedTime = 15 * time.Second
+)
+
+// unused waits until the serving verifier has the EKs of a machine that the folder has.
+func (f *Folder) unused(ctx context.Context, uid string) error {
+	now, err := folder.Load(f.Config.Data)
+	if err != nil {
+		return err
+	}
+	var want []string
+	if m, ok := now.Machines.ByUID(uid); ok {
+		want = m.EKSHA256
+	}
+	ctx, cancel := context.WithTimeout(ctx, unusedTime)
+	defer cancel()
+	for {
+		s, err := admin.Ask(ctx, f.Config.Path("state", "admin.sock"))
+		if errors.Is(err, admin.ErrNotServing) {
+			return nil
+		}
+		if err == nil && !slices.ContainsFunc(s.Machines, func(have admin.Machine) bool {
+			return have.UID == uid && !slices.Equal(have.EKSHA256, want)
+		}) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return hint.New(errors.New("the record is not deleted: the verifier still uses the enrollment"),
+				"'status' shows what is wrong with the folder; then run forget again")
+		case <-time.After(inForceEvery):
+		}
+	}
+}
+
+// ForgetFormer deletes the record of the machine that m enrolls, if it is of a TPM that m does not name. The
+// record of a replaced TPM would deny the new one for good.
+func (f *Folder) ForgetFormer(ctx context.Context, m *v1alpha1.MachineAttestation) (bool, error) {
+	s, err := f.State(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, have := range s.Machines {
+		if !isAbout(m, have.Name) || have.Record == nil || !ofAnotherTPM(have.Record, m) {
+			continue
+		}
+		now, err := folder.Load(f.Config.Data)
+		if err != nil {
+			return false, err
+		}
+		if m, ok := now.Machines.ByUID(have.UID); ok && f.quarantined(ctx, s, have, m) {
+			return false, quarantinedError(have.Name)
+		}
+		return true, f.deleteRecord(ctx, have.UID)
+	}
+	return false, nil
+}
+
+// ofAnotherTPM reports whether a record is of a TPM that an enrollment does not name.
+func ofAnotherTPM(r *v1alpha1.MachineAttestationStatus, m *v1alpha1.MachineAttestation) bool {
+	ek := r.Identity.EKSHA256
+	return ek != "" && !slices.ContainsFunc(m.Spec.EKSHA256, func(h string) bool { return strings.EqualFold(h, ek) })
+}
+
+// deleteRecord has the serving verifier delete a record, or deletes it itself.
+func (f *Folder) deleteRecord(ctx context.Context, uid string) error {
+	err := admin.Forget(ctx, f.Config.Path("state", "admin.sock"), uid)
+	if !errors.Is(err, admin.ErrNotServing) {
+		return err
+	}
+	path := f.Config.Path("state", "records.db")
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	records, err := store.Open(path)
+	if err != nil {
+		return err
+	}
+	_, err = records.Forget(ctx, func(have string) bool { return have != uid })
+	return errors.Join(err, records.Close())
+}
+
+// file finds the file that a MachineAttestation is in, and reads it; "" if there is none.
+func (f *Folder) file(namespace, name string) (path string, raw []byte, err error) {
+	for _, dir := range []string{"attestations", "machines"} {
+		entries, err := os.ReadDir(f.Config.Path(dir))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return "", nil, fmt.Errorf("read folder: %w", err)
+		}
+		for _, e := range entries {
+			path := f.Config.Path(dir, e.Name())
+			ext := filepath.Ext(path)
+			if strings.HasPrefix(e.Name(), ".") || ext != ".yaml" && ext != ".yml" && ext != ".json" {
+				continue
+			}
+			raw, err := os.ReadFile(path)
+			if err != nil {
+				return "", nil, fmt.Errorf("read manifest: %w", err)
+			}
+			// A broken file is not the one that an enrollment was read from.
+			if _, object, err := amendYAML(raw, namespace, name, func(*yaml.Node) {}); err == nil && object != nil {
+				return path, raw, nil
+			}
+		}
+	}
+	return "", nil, nil
+}
+
+// deleteEnrollment deletes an enrollment, and its file if nothing else is in it.
+func (f *Folder) deleteEnrollment(e machine.Enrolment, w Write) (Written, error) {
+	path, raw, err := f.file(e.Namespace, e.Name)
+	if err != nil {
+		return Written{}, err
+	}
+	if path == "" {
+		return Written{}, fmt.Errorf("MachineAttestation %s/%s is in no file of the folder any more", e.Namespace, e.Name)
+	}
+	next, ok, err := withoutYAML(raw, e.Namespace, e.Name)
+	if err != nil {
+		return Written{}, err
+	}
+	if !ok {
+		return Written{}, hint.New(fmt.Errorf("%s has %s/%s in a list, which this command does not edit", path, e.Namespace,
+			e.Name), "take it out of the file, and run forget again")
+	}
+	out := Written{Where: path, File: true, Done: deleted}
+	switch {
+	case len(next) > 0:
+		out.Done = "changed"
+		if w.dry() {
+			return out, nil
+		}
+		info, err := os.Stat(path)
+		if err != nil {
+			return Written{}, fmt.Errorf("read manifest: %w", err)
+		}
+		return out, wholefile.Write(path, info.Mode().Perm(), next)
+	case w.dry():
+		return out, nil
+	}
+	return out, os.Remove(path)
+}
+
+// Forget deletes the enrollments of a machine. The record of a machine that an enrollment stands in for is the
+// same object. The record of a Machine stays with the Machine: its bootstrap credentials are revoked with it.
+func (c *Cluster) Forget(ctx context.Context, name string, w Write) (done []Written, left []string, err error) {
+	m, own, err := c.target(ctx, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, a := range own {
+		if a.Spec.Quarantined || a.Status.Quarantined {
+			return nil, nil, quarantinedError(m.String())
+		}
+	}
+	for _, a := range own {
+		if a.Name == m.UID {
+			left = append(left, c.recordStays(m))
+			continue
+		}
+		if err := c.deleteAttestation(ctx, a, w); err != nil {
+			return done, left, err
+		}
+		done = append(done, Written{Done: deleted,
+			Where: "machineattestation.mcs-attest.dev/" + a.Name + " in namespace " + a.Namespace})
+	}
+	return done, left, nil
+}
+
+func (c *Cluster) recordStays(m *machine.Machine) string {
+	group, _, _ := strings.Cut(m.APIVersion, "/")
+	return fmt.Sprintf("the record of %s stays with the Machine, and denies another TPM. Delete the Machine, so that its "+
+		"set creates a new one: kubectl delete machines.%s %s -n %s", m, group, m.Name, m.Namespace)
+}
+
+// deleteAttestation deletes this very object.
+func (c *Cluster) deleteAttestation(ctx context.Context, a *v1alpha1.MachineAttestation, w Write) error {
+	if w.DryRun == DryRunClient {
+		return nil
+	}
+	uid := a.UID
+	err := c.dynamic.Resource(attestations).Namespace(a.Namespace).Delete(ctx, a.Name,
+		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: (*types.UID)(&uid)}, DryRun: w.server()})
+	if err == nil || apierrors.IsNotFound(err) {
+		return nil
+	}
+	return c.failed("delete", attestations, a.Namespace, err)
+}
+
+// ForgetFormer deletes the object that stands in for a Machine, if it is the record of a TPM that m does not
+// name. The record of a Machine is the Machine's: the error says what to do.
+func (c *Cluster) ForgetFormer(ctx context.Context, m *v1alpha1.MachineAttestation) (bool, error) {
+	name := m.Name
+	if m.Namespace != "" {
+		name = m.Namespace + "/" + m.Name
+	}
+	if ref := m.Spec.MachineRef; ref != nil {
+		name = ref.Namespace + "/" + ref.Name
+	}
+	g, err := c.find(ctx, name)
+	if err != nil {
+		return false, err
+	}
+	state := named(g.state(c.o.Now()), name)
+	if len(state.Machines) != 1 || state.Machines[0].Record == nil || !ofAnotherTPM(state.Machines[0].Record, m) {
+		return false, nil
+	}
+	about, ok := g.index().ByUID(state.Machines[0].UID)
+	switch {
+	case !ok:
+		return false, errGone
+	case state.Machines[0].Quarantined:
+		return false, quarantinedError(name)
+	case !about.StandIn:
+		return false, errors.New(c.recordStays(about))
+	}
+	for _, a := range g.objects {
+		if string(a.UID) == about.UID {
+			return true, c.deleteAttestation(ctx, a, Write{})
+		}
+	}
+	return false, errGone
+}
