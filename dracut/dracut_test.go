@@ -238,7 +238,7 @@ func TestTarball_InstallsAModuleThatDracutFinds(t *testing.T) {
 
 func TestShellScriptsPassShellcheck(t *testing.T) {
 	var scripts []string
-	look := func(path string, d os.DirEntry, err error) error {
+	checkScript := func(path string, d os.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
@@ -251,7 +251,7 @@ func TestShellScriptsPassShellcheck(t *testing.T) {
 		return nil
 	}
 	for _, folder := range []string{".", "../testvm"} {
-		if err := filepath.WalkDir(folder, look); err != nil {
+		if err := filepath.WalkDir(folder, checkScript); err != nil {
 			t.Fatal(err)
 		}
 	}

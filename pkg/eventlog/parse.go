@@ -227,7 +227,7 @@ var startupLocality = []byte("StartupLocality\x00")
 // findLocality reads the initial value of PCR 0. It is the one EV_NO_ACTION that changes a replay,
 // so it must precede every extension of PCR 0.
 func (l *Log) findLocality() error {
-	extended, said := false, false
+	extended, stated := false, false
 	for i := range l.Events {
 		e := &l.Events[i]
 		if e.Extends() {
@@ -240,7 +240,7 @@ func (l *Log) findLocality() error {
 		switch {
 		case e.PCR != 0:
 			return malformed(e.Index, "StartupLocality in PCR %d", e.PCR)
-		case said:
+		case stated:
 			return malformed(e.Index, "StartupLocality is stated twice")
 		case extended:
 			return malformed(e.Index, "StartupLocality after PCR 0 was extended")
@@ -251,7 +251,7 @@ func (l *Log) findLocality() error {
 		if l.Locality != 0 && l.Locality != 3 && l.Locality != 4 {
 			return malformed(e.Index, "StartupLocality %d, not 0, 3 or 4", l.Locality)
 		}
-		said = true
+		stated = true
 	}
 	return nil
 }

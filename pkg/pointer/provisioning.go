@@ -192,7 +192,7 @@ func (r reference) setHeader(p Provisioning) ([]edit, error) {
 	return edits, nil
 }
 
-// foreign returns an error if the URL contains a third party's token.
+// thirdParty returns an error if the URL contains a third party's token.
 func (r reference) thirdParty(p Provisioning) error {
 	for _, v := range parameters(r.at.URL) {
 		if !p.ours(v) {

@@ -138,10 +138,10 @@ func TestIndependentClient_ContinuesWithoutATokenUnderAudit(t *testing.T) {
 func TestIndependentClient_DetectsOtherServers(t *testing.T) {
 	tpm := startTPM(t)
 	for name, c := range map[string]struct {
-		answer http.HandlerFunc
-		max    uint16
-		status int
-		says   string
+		answer   http.HandlerFunc
+		max      uint16
+		status   int
+		messages string
 	}{
 		"a plain MCS that answers 404": {http.NotFound, tls.VersionTLS13, 3, "no verifier here"},
 		"a plain MCS that answers 405": {func(w http.ResponseWriter, _ *http.Request) {
@@ -182,8 +182,8 @@ func TestIndependentClient_DetectsOtherServers(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := client(t, "--origin", server.URL, "--ca", ca, "--pool", "worker", "--tcti", tpm)
-			if r.status != c.status || r.stdout != "" || !strings.Contains(r.stderr, c.says) {
-				t.Errorf("exit status %d, stdout %q; want %d, nothing, and %q", r.status, r.stdout, c.status, c.says)
+			if r.status != c.status || r.stdout != "" || !strings.Contains(r.stderr, c.messages) {
+				t.Errorf("exit status %d, stdout %q; want %d, nothing, and %q", r.status, r.stdout, c.status, c.messages)
 			}
 		})
 	}

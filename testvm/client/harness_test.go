@@ -218,14 +218,14 @@ func client(t *testing.T, args ...string) result {
 
 // refused checks a run that returns no token: its exit status, the two lines for the administrator,
 // and their content.
-func (r result) refused(t *testing.T, status int, says ...string) {
+func (r result) refused(t *testing.T, status int, messages ...string) {
 	t.Helper()
 	if r.status != status || r.stdout != "" {
 		t.Errorf("exit status %d and %q on stdout, want %d and nothing", r.status, r.stdout, status)
 	}
-	for _, want := range append(says, "error: ") {
+	for _, want := range append(messages, "error: ") {
 		if !strings.Contains(r.stderr, want) {
-			t.Errorf("nothing says %q in:\n%s", want, r.stderr)
+			t.Errorf("no %q in:\n%s", want, r.stderr)
 		}
 	}
 }

@@ -36,7 +36,7 @@ func TestRecordingInPlaceOfAnother(t *testing.T) {
 			t.Errorf("recording %s: %s", path, got)
 		}
 	}
-	thief := record.InPlaceOf(service("thief"))
+	attacker := record.InPlaceOf(service("thief"))
 	for _, c := range [][3]string{
 		{"GET", "/token?audience=2", "200 victim /token?audience=1 of victim"},
 		{"PUT", "/token", "200 thief /token of thief"},
@@ -44,7 +44,7 @@ func TestRecordingInPlaceOfAnother(t *testing.T) {
 		{"GET", "/userData", "200 thief /userData of thief"},
 		{"GET", "/other", "200 thief /other of thief"},
 	} {
-		if got := ask(thief, c[0], c[1]); got != c[2] {
+		if got := ask(attacker, c[0], c[1]); got != c[2] {
 			t.Errorf("%s %s: %s, want %s", c[0], c[1], got, c[2])
 		}
 	}

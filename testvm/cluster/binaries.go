@@ -12,7 +12,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/buildcache"
 )
 
-// Tools are the programs of a cluster that come from Debian packages, with their package
+// tools are the programs of a cluster that come from Debian packages, with their package
 // (.ci/packages.txt). The others are built.
 var tools = map[string]string{
 	"etcd":    "etcd-server",

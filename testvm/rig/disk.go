@@ -23,11 +23,11 @@ func (r *Rig) rootDisk(extra map[string]string, kubelet *Kubelet) string {
 	}
 	init, err := guestFiles.ReadFile(initFile)
 	r.fatal(err, "guest init")
-	look, err := guestFiles.ReadFile("guest/99rig/rig-look")
+	script, err := guestFiles.ReadFile("guest/99rig/rig-look")
 	r.fatal(err, "guest files")
 	files := map[string]string{
 		"sbin/init":          string(init),
-		"bin/rig-look":       string(look),
+		"bin/rig-look":       string(script),
 		"etc/os-release":     "ID=rig\nNAME=rig\nVERSION_ID=1\n",
 		"etc/passwd":         "root:x:0:0:root:/root:/bin/sh\n",
 		"etc/group":          "root:x:0:\n",

@@ -29,19 +29,19 @@ func (n *Node) monitor(command string) {
 	n.prompt(conn)
 	_, err = io.WriteString(conn, command+"\n")
 	n.r.fatal(err, "QEMU's monitor")
-	if said := n.prompt(conn); strings.Contains(said, "Error") || strings.Contains(said, "unknown command") {
-		n.r.t.Fatalf("QEMU's monitor: %s: %s", command, said)
+	if output := n.prompt(conn); strings.Contains(output, "Error") || strings.Contains(output, "unknown command") {
+		n.r.t.Fatalf("QEMU's monitor: %s: %s", command, output)
 	}
 }
 
 func (n *Node) prompt(conn net.Conn) string {
 	n.r.t.Helper()
-	var said strings.Builder
+	var output strings.Builder
 	b := make([]byte, 1)
-	for !strings.HasSuffix(said.String(), "(qemu) ") {
+	for !strings.HasSuffix(output.String(), "(qemu) ") {
 		_, err := conn.Read(b)
 		n.r.fatal(err, "QEMU's monitor")
-		said.WriteByte(b[0])
+		output.WriteByte(b[0])
 	}
-	return said.String()
+	return output.String()
 }

@@ -48,21 +48,21 @@ func (a *agent) runAttest(ctx context.Context) error {
 		return nil
 	case "require":
 		err := a.attestMachine(ctx, machine)
-		var left *skipped
-		if errors.As(err, &left) {
+		var unchanged *skipped
+		if errors.As(err, &unchanged) {
 			hint := faultHint(err)
 			if hint == "" {
 				hint = "remove mcs-attest=require, or point the machine at a server that attests"
 			}
-			return hinted{fmt.Errorf("%w, but the kernel argument mcs-attest=require demands an attestation", left), hint}
+			return hinted{fmt.Errorf("%w, but the kernel argument mcs-attest=require demands an attestation", unchanged), hint}
 		}
 		return err
 	default:
 		err := a.attestMachine(ctx, machine)
-		var left *skipped
-		if errors.As(err, &left) {
-			a.console.Step("%v", left)
-			a.console.Hint(faultHint(left))
+		var unchanged *skipped
+		if errors.As(err, &unchanged) {
+			a.console.Step("%v", unchanged)
+			a.console.Hint(faultHint(unchanged))
 			return nil
 		}
 		return err
@@ -160,13 +160,13 @@ func (a *agent) attestTo(ctx context.Context, f *flow.Flow, targets []flow.Targe
 			return nil, err
 		}
 		grant, err := f.Run(ctx, t)
-		var left *flow.Unchanged
+		var unchanged *flow.Unchanged
 		switch {
-		case errors.As(err, &left) && left.NoVerifier && len(targets) == 1:
-			return nil, skip("%s: %w", t.Origin, left)
-		case errors.As(err, &left):
-			a.console.Step("%s: %v", t.Origin, left)
-			note.Ticket = string(left.Ticket.Expose())
+		case errors.As(err, &unchanged) && unchanged.NoVerifier && len(targets) == 1:
+			return nil, skip("%s: %w", t.Origin, unchanged)
+		case errors.As(err, &unchanged):
+			a.console.Step("%s: %v", t.Origin, unchanged)
+			note.Ticket = string(unchanged.Ticket.Expose())
 		case err != nil:
 			return nil, hinted{err, advice(err)}
 		default:

@@ -23,11 +23,11 @@ func (a *agent) addCloud(ctx context.Context, f *flow.Flow, platformID string) e
 	}
 	c.Start(ctx)
 	f.Cloud = c
-	said := ""
+	printed := ""
 	f.Claims = func(ctx context.Context) []byte {
 		id, err := c.ProviderID(ctx)
-		if err != nil && err.Error() != said {
-			said = err.Error()
+		if err != nil && err.Error() != printed {
+			printed = err.Error()
 			a.console.Step("no provider id in the claims: %v", err)
 		}
 		return flow.Claims(a.paths, platformID, id)

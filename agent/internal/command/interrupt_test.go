@@ -14,11 +14,11 @@ import (
 // firstLine calls said when the first line is written.
 type firstLine struct {
 	bytes.Buffer
-	said func()
+	printed func()
 }
 
 func (s *firstLine) Write(p []byte) (int, error) {
-	s.said()
+	s.printed()
 	return s.Buffer.Write(p)
 }
 
@@ -47,7 +47,7 @@ func TestWaitingIsInterrupted(t *testing.T) {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		out := &firstLine{said: cancel}
+		out := &firstLine{printed: cancel}
 		status := command.Main(ctx, []string{"attest"}, out, out)
 		if status != want.status || !strings.Contains(out.String(), want.text) {
 			t.Errorf("%s: status %d\n%s", line, status, out.String())

@@ -100,7 +100,7 @@ func TestAttack_T64_ImageTokenGoesOnlyToTheServerThatItIsFor(t *testing.T) {
 	for _, c := range []struct {
 		name, pointer, file string
 		used                bool
-		says                string
+		message             string
 	}{
 		{"its own server", pointerOf(ca, source(ours)), good, true, ""},
 		{"another pool of its own server", strings.Replace(pointerOf(ca, source(ours)), "/config/worker", "/config/infra", 1),
@@ -141,7 +141,7 @@ func TestAttack_T64_ImageTokenGoesOnlyToTheServerThatItIsFor(t *testing.T) {
 			if seen := len(ours.Tokens()) > before; seen != c.used {
 				t.Errorf("its own server received the token: %t", seen)
 			}
-			if (status == 0) != c.used || !strings.Contains(out, c.says) {
+			if (status == 0) != c.used || !strings.Contains(out, c.message) {
 				t.Errorf("exit status %d\n%s", status, out)
 			}
 			if strings.Contains(out, imageToken) {

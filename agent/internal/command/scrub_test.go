@@ -165,8 +165,8 @@ func TestAttack_T64_TokenOfTheUserDataThatCannotBeRemovedIsReported(t *testing.T
 				bytes.Contains(unpacked(after), []byte(shared)) {
 				t.Errorf("exit status %d\n%s%s%s", status, out, errs, after)
 			}
-			left := strings.Replace(clean, `"ignition"`, fmt.Sprintf(`"x":%q,"ignition"`, shared), 1)
-			status, out, errs, _ := scrub(t, nil, []byte(left))
+			unchanged := strings.Replace(clean, `"ignition"`, fmt.Sprintf(`"x":%q,"ignition"`, shared), 1)
+			status, out, errs, _ := scrub(t, nil, []byte(unchanged))
 			if status == 0 || !strings.Contains(errs, "the token is still in it") || strings.Contains(out, "removed") {
 				t.Errorf("exit status %d\n%s%s", status, out, errs)
 			}

@@ -21,26 +21,27 @@ type waiting struct {
 	console *console.Console
 	now     func() time.Duration // monotonic
 
-	mu   sync.Mutex
-	said map[string]time.Duration
+	mu      sync.Mutex
+	printed map[string]time.Duration
 }
 
 func newWaiting(c *console.Console) *waiting {
 	start := time.Now()
-	return &waiting{console: c, now: func() time.Duration { return time.Since(start) }, said: map[string]time.Duration{}}
+	now := func() time.Duration { return time.Since(start) }
+	return &waiting{console: c, now: now, printed: map[string]time.Duration{}}
 }
 
 func (w *waiting) because(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	reason, now := err.Error(), w.now()
-	if last, ok := w.said[reason]; ok && now-last < repeatLine {
+	if last, ok := w.printed[reason]; ok && now-last < repeatLine {
 		return
 	}
-	if len(w.said) >= maxReasons {
-		clear(w.said)
+	if len(w.printed) >= maxReasons {
+		clear(w.printed)
 	}
-	w.said[reason] = now
+	w.printed[reason] = now
 	w.console.Again("the pointer config cannot be read yet: %v; trying again", err)
 	w.console.Hint(faultHint(err))
 }

@@ -40,7 +40,7 @@ func TestWaiting_PrintsEachReason(t *testing.T) {
 	for i := range 10 * maxReasons {
 		w.because(errors.New(strconv.Itoa(i)))
 	}
-	if len(w.said) > maxReasons {
-		t.Errorf("%d reasons are kept", len(w.said))
+	if len(w.printed) > maxReasons {
+		t.Errorf("%d reasons are kept", len(w.printed))
 	}
 }

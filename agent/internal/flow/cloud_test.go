@@ -159,12 +159,12 @@ func TestCloudFaults(t *testing.T) {
 				}
 			}
 			var missing *flow.MissingEvidence
-			var left *flow.Unchanged
+			var unchanged *flow.Unchanged
 			switch {
 			case c.granted:
 				ok(t, err)
 			case c.soft != "":
-				if !errors.As(err, &left) || !strings.Contains(left.Why, c.cloud.err.Error()) {
+				if !errors.As(err, &unchanged) || !strings.Contains(unchanged.Why, c.cloud.err.Error()) {
 					t.Errorf("error %v", err)
 				}
 			case !errors.As(err, &missing) || !errors.Is(err, c.cloud.err) ||

@@ -53,7 +53,7 @@ type Target struct {
 	Proxy  *url.URL
 	// Provisioning is the provisioning token, if this machine has one.
 	Provisioning secret.Bytes
-	// Shown is true if the header in the pointer config already presents that token.
+	// Presented is true if the header in the pointer config already presents that token.
 	Presented bool
 }
 
@@ -172,14 +172,14 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 				err = cloud.missing()
 			}
 		}
-		var left *Unchanged
+		var unchanged *Unchanged
 		var answer *gateAnswer
 		var denied *client.Denied
 		var missing *MissingEvidence
 		switch {
 		case ctx.Err() != nil:
 			return nil, fmt.Errorf("interrupted: %w", ctx.Err())
-		case errors.As(err, &left), errors.As(err, &answer):
+		case errors.As(err, &unchanged), errors.As(err, &answer):
 			return nil, err
 		case errors.Is(err, client.ErrNotVerifier):
 			if !enforced {
@@ -188,12 +188,12 @@ func (f *Flow) Run(ctx context.Context, t Target) (*Grant, error) {
 		case errors.As(err, &denied) && denied.Temporary:
 			// A verifier under load denies a Challenge before it reads the policy.
 			if denials++; known.audit && denials >= auditDenials {
-				return nil, known.left(err)
+				return nil, known.unchanged(err)
 			}
 			wait = min(denied.RetryAfter, maxPause)
 		case errors.As(err, &denied), errors.As(err, &missing), isFinal(err):
 			if mode.audit || mode.open && !isTrouble(err) {
-				return nil, mode.left(err)
+				return nil, mode.unchanged(err)
 			}
 			return nil, err
 		}
@@ -241,7 +241,7 @@ type mode struct {
 
 func (m mode) enforced() bool { return m.name != "" && !m.audit }
 
-func (m mode) left(err error) error {
+func (m mode) unchanged(err error) error {
 	return &Unchanged{Why: fmt.Sprintf("%v, and the pool's mode is %s", err, m.name)}
 }
 

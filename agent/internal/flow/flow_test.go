@@ -136,12 +136,12 @@ func TestUnchanged(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			m := newMachine(t)
 			_, err := m.run(started(t, c.v))
-			var left *flow.Unchanged
-			if !errors.As(err, &left) {
+			var unchanged *flow.Unchanged
+			if !errors.As(err, &unchanged) {
 				t.Fatalf("error %v", err)
 			}
-			if !strings.Contains(left.Why, c.why) || left.NoVerifier || string(left.Ticket.Expose()) != c.ticket {
-				t.Errorf("unchanged: %+v", left)
+			if !strings.Contains(unchanged.Why, c.why) || unchanged.NoVerifier || string(unchanged.Ticket.Expose()) != c.ticket {
+				t.Errorf("unchanged: %+v", unchanged)
 			}
 			if len(m.slept) != c.pauses {
 				t.Errorf("paused %v, want %d", m.slept, c.pauses)
@@ -170,8 +170,8 @@ func TestNotAVerifier(t *testing.T) {
 	for _, code := range []int{http.StatusNotFound, http.StatusMethodNotAllowed} {
 		t.Run(fmt.Sprintf("a plain server that answers %d does not change the pointer config", code), func(t *testing.T) {
 			_, err := newMachine(t).run(server(t, 0, status(code)))
-			var left *flow.Unchanged
-			if !errors.As(err, &left) || !left.NoVerifier {
+			var unchanged *flow.Unchanged
+			if !errors.As(err, &unchanged) || !unchanged.NoVerifier {
 				t.Errorf("error %v", err)
 			}
 		})
@@ -179,8 +179,8 @@ func TestNotAVerifier(t *testing.T) {
 	t.Run("a server without TLS 1.3 receives no request", func(t *testing.T) {
 		asked := false
 		_, err := newMachine(t).run(server(t, tls.VersionTLS12, func(http.ResponseWriter, *http.Request) { asked = true }))
-		var left *flow.Unchanged
-		if !errors.As(err, &left) || !left.NoVerifier || asked {
+		var unchanged *flow.Unchanged
+		if !errors.As(err, &unchanged) || !unchanged.NoVerifier || asked {
 			t.Errorf("error %v, asked %t", err, asked)
 		}
 	})
@@ -271,17 +271,17 @@ func TestFinalDenial(t *testing.T) {
 			}},
 		{"another origin in the response", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) {
 			c.Origin = "https://other:22623"
-		}}, says("for pool")},
+		}}, hasText("for pool")},
 		{"another pool in the response",
-			&verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) { c.Pool = "master" }}, says("for pool")},
+			&verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) { c.Pool = "master" }}, hasText("for pool")},
 		{"an unknown binding",
-			&verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) { c.Binding = 7 }}, says("binding mode")},
+			&verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) { c.Binding = 7 }}, hasText("binding mode")},
 		{"a bank that the TPM does not have", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) {
 			c.Tpm.Bank = 0x0012
-		}}, says("no PCR bank")},
+		}}, hasText("no PCR bank")},
 		{"a credential for another key", &verifiertest.Verifier{Change: func(c *mcsattestv1.ChallengeResponse) {
 			c.Tpm.CredentialBlob[5] ^= 1
-		}}, says("TPM")},
+		}}, hasText("TPM")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := newMachine(t)
@@ -303,7 +303,7 @@ func denied(class mcsattestv1.DenialClass) func(error) bool {
 	}
 }
 
-func says(text string) func(error) bool {
+func hasText(text string) func(error) bool {
 	return func(err error) bool { return err != nil && strings.Contains(err.Error(), text) }
 }
 

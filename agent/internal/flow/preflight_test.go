@@ -59,7 +59,7 @@ func TestPreflight(t *testing.T) {
 				},
 			})
 			_, err := m.run(v)
-			if c.err == "" && err != nil || c.err != "" && !says(c.err)(err) {
+			if c.err == "" && err != nil || c.err != "" && !hasText(c.err)(err) {
 				t.Errorf("error %v", err)
 			}
 			if attests != c.attests {
@@ -85,8 +85,8 @@ func TestAttack_T56_RedirectDoesNotCarryTheToken(t *testing.T) {
 			return true
 		}})
 	_, err := m.run(v)
-	var left *flow.Unchanged
-	if !says("redirect")(err) || errors.As(err, &left) || reached {
+	var unchanged *flow.Unchanged
+	if !hasText("redirect")(err) || errors.As(err, &unchanged) || reached {
 		t.Errorf("error %v, reached %t", err, reached)
 	}
 }

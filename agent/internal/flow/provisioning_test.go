@@ -73,8 +73,9 @@ func TestPointerWithTheProvisioningTokenIsUnchanged(t *testing.T) {
 	m.flow.TPM = nil
 	v := &verifiertest.Verifier{Required: []mcsattestv1.EvidenceKind{kindShared}, ProvisioningToken: sharedToken}
 	_, err := m.runWith(v, sharedToken, true)
-	var left *flow.Unchanged
-	if !errors.As(err, &left) || left.NoVerifier || !strings.Contains(left.Why, "has the provisioning token") ||
+	var unchanged *flow.Unchanged
+	if !errors.As(err, &unchanged) || unchanged.NoVerifier ||
+		!strings.Contains(unchanged.Why, "has the provisioning token") ||
 		len(v.Tokens()) != 0 {
 		t.Errorf("%v, gate %v", err, v.Tokens())
 	}

@@ -140,9 +140,9 @@ func TestAttack_T63_ResponseOfAnotherServerDoesNotDowngradeAMachine(t *testing.T
 				return true
 			}}
 			_, err := m.run(started(t, v))
-			var left *flow.Unchanged
+			var unchanged *flow.Unchanged
 			var unexpected *client.Unexpected
-			if errors.As(err, &left) || !errors.As(err, &unexpected) || unexpected.Status != code {
+			if errors.As(err, &unchanged) || !errors.As(err, &unexpected) || unexpected.Status != code {
 				t.Errorf("error %v", err)
 			}
 		})
@@ -157,8 +157,8 @@ func TestAttack_T63_AnOverloadedMetadataServiceDoesNotDowngradeAMachine(t *testi
 	m.flow.Cloud = &fakeCloud{err: busy, times: -1}
 	_, err := m.run(started(t, &verifiertest.Verifier{Change: preApproved,
 		Required: proto(evidence.TPM2, evidence.AWSIID)}))
-	var left *flow.Unchanged
-	if errors.As(err, &left) || !errors.Is(err, busy) || len(m.slept) != 7 {
+	var unchanged *flow.Unchanged
+	if errors.As(err, &unchanged) || !errors.Is(err, busy) || len(m.slept) != 7 {
 		t.Errorf("error %v after %v", err, m.slept)
 	}
 }
@@ -167,8 +167,8 @@ func TestAttack_T63_AnOverloadedMetadataServiceDoesNotDowngradeAMachine(t *testi
 // hint for each.
 func TestWaiting_HintsWhoMustAct(t *testing.T) {
 	for _, c := range []struct {
-		class      mcsattestv1.DenialClass
-		says, hint string
+		class         mcsattestv1.DenialClass
+		message, hint string
 	}{
 		{classNotYet, "this machine is not ready", "run 'mcs-attest-verifier explain c0ffee' on the cluster"},
 		{classUnavailable, "the verifier is in trouble", "no action is needed on this machine"},
@@ -184,7 +184,7 @@ func TestWaiting_HintsWhoMustAct(t *testing.T) {
 					return nil, nil
 				}}))
 			ok(t, err)
-			if out := m.console.String(); !strings.Contains(out, c.says) || !strings.Contains(out, "hint: ") ||
+			if out := m.console.String(); !strings.Contains(out, c.message) || !strings.Contains(out, "hint: ") ||
 				!strings.Contains(out, c.hint) {
 				t.Errorf("console:\n%s", out)
 			}
@@ -217,8 +217,8 @@ func TestDenialsWithoutAPolicyCountUnderAudit(t *testing.T) {
 		Mode: mcsattestv1.Mode_MODE_AUDIT, AttestFunc: denyAttest,
 		ChallengeFunc: challenges(func(n int) bool { return n > 1 }),
 	}))
-	var left *flow.Unchanged
-	if !errors.As(err, &left) || !strings.Contains(left.Why, "mode is Audit") || len(m.slept) != 2 {
+	var unchanged *flow.Unchanged
+	if !errors.As(err, &unchanged) || !strings.Contains(unchanged.Why, "mode is Audit") || len(m.slept) != 2 {
 		t.Errorf("error %v after %d pauses", err, len(m.slept))
 	}
 }
@@ -264,8 +264,8 @@ func TestDenialWithoutAPolicyDoesNotStateTheMode(t *testing.T) {
 			return true
 		},
 	}))
-	var left *flow.Unchanged
-	if !errors.As(err, &left) || !left.NoVerifier || len(m.slept) != 1 {
+	var unchanged *flow.Unchanged
+	if !errors.As(err, &unchanged) || !unchanged.NoVerifier || len(m.slept) != 1 {
 		t.Errorf("error %v after %d pauses", err, len(m.slept))
 	}
 }

@@ -20,7 +20,7 @@ import (
 
 // forge signs any request with the instance's own credentials, as an attacker with these
 // credentials can, and returns a document with it.
-func (w *world) forge(method, url, body, region, service string, headers map[string]string) []byte {
+func (w *setup) forge(method, url, body, region, service string, headers map[string]string) []byte {
 	w.t.Helper()
 	r, err := http.NewRequest(method, url, strings.NewReader(body))
 	if err != nil {
@@ -49,7 +49,7 @@ func (w *world) forge(method, url, body, region, service string, headers map[str
 func TestAttack_T06_ForgedRequestIsNeverSent(t *testing.T) {
 	const host = "https://sts.eu-central-1.amazonaws.com/"
 	const reflecting = "Action=AssumeRoleWithWebIdentity&Version=2011-06-15&WebIdentityToken=x"
-	w := newWorld(t)
+	w := newSetup(t)
 	if _, err := w.present(w.forge("POST", host, request.Body, "eu-central-1", "sts", nil)); err != nil {
 		t.Fatal("the valid request: ", err)
 	}
@@ -101,7 +101,7 @@ func TestAttack_T06_ForgedRequestIsNeverSent(t *testing.T) {
 }
 
 func TestAttack_T06_VerifierSendsOnlyItsOwnRequest(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	claim, err := w.verifier.Verify(t.Context(), evidence.Document{Raw: w.own()}, w.binding, now)
 	if err != nil {
 		t.Fatal(err)
@@ -116,12 +116,12 @@ func TestAttack_T06_VerifierSendsOnlyItsOwnRequest(t *testing.T) {
 }
 
 func TestAttack_T06_OnlyACompleteAnswerOfSTSIsAccepted(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	raw := w.own()
 	i := w.instance
 	good := string(aws.CallerIdentity("arn:aws:sts::123456789012:assumed-role/demo-worker-role/"+i.ID, i.RoleID+":"+i.ID,
 		i.Account))
-	for name, answer := range map[string]says{
+	for name, answer := range map[string]canned{
 		"as it is":               {200, "text/xml", good, nil},
 		"with a charset":         {200, "text/xml; charset=utf-8", good, nil},
 		"with an XML prologue":   {200, "text/xml", "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n" + good, nil},
@@ -134,7 +134,7 @@ func TestAttack_T06_OnlyACompleteAnswerOfSTSIsAccepted(t *testing.T) {
 		}
 	}
 	object, _ := json.Marshal(map[string]string{"SubjectFromWebIdentityToken": good})
-	for name, answer := range map[string]says{
+	for name, answer := range map[string]canned{
 		"JSON that contains it":             {200, "application/json", string(object), nil},
 		"JSON that contains it, called XML": {200, "text/xml", string(object), nil},
 		"JSON that contains it unescaped":   {200, "text/xml", `{"x":"` + good + `"}`, nil},
@@ -183,7 +183,7 @@ func TestAttack_T06_OnlyACompleteAnswerOfSTSIsAccepted(t *testing.T) {
 }
 
 func TestAttack_T06_EveryByteOfTheDocumentMatters(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	raw := w.own()
 	if _, err := w.present(raw); err != nil {
 		t.Fatal(err)
@@ -218,7 +218,7 @@ func TestAttack_T06_EveryByteOfTheDocumentMatters(t *testing.T) {
 }
 
 func TestAttack_T06_OneEncodingOfTheDocument(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	good := string(w.own())
 	if _, err := w.present([]byte(good)); err != nil {
 		t.Fatal(err)
@@ -275,7 +275,7 @@ func TestAttack_T06_OneEncodingOfTheDocument(t *testing.T) {
 
 func TestAttack_T07_TheChallengeIsSigned(t *testing.T) {
 	const host = "https://sts.eu-central-1.amazonaws.com/"
-	w := newWorld(t)
+	w := newSetup(t)
 	if _, err := w.present(w.own()); err != nil {
 		t.Fatal(err)
 	}
@@ -305,7 +305,7 @@ func TestAttack_T07_TheChallengeIsSigned(t *testing.T) {
 }
 
 func TestAttack_T07_SignatureIsValidForOneConversation(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	raw := w.own()
 	if _, err := w.present(raw); err != nil {
 		t.Fatal(err)
@@ -317,7 +317,7 @@ func TestAttack_T07_SignatureIsValidForOneConversation(t *testing.T) {
 }
 
 func TestAttack_T16_SizesAreBounded(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	good := w.own()
 	if _, err := w.present(good); err != nil {
 		t.Fatal(err)
@@ -346,7 +346,7 @@ func TestAttack_T16_SizesAreBounded(t *testing.T) {
 	if w.sts.calls != calls {
 		t.Error("STS was asked")
 	}
-	w.verifier.Caller = says{200, "text/xml", strings.Repeat("<a>", awssts.MaxAnswer/3), nil}
+	w.verifier.Caller = canned{200, "text/xml", strings.Repeat("<a>", awssts.MaxAnswer/3), nil}
 	_, err := w.present(good)
 	refused(t, err, reason.ProviderUnavailable)
 }

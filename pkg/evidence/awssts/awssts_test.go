@@ -38,20 +38,20 @@ func (r *relay) GetCallerIdentity(ctx context.Context, q awssts.Request) (int, s
 	return w.Code, w.Header().Get("Content-Type"), w.Body.Bytes(), nil
 }
 
-// says is a caller with a fixed answer.
-type says struct {
+// canned is a caller with a fixed answer.
+type canned struct {
 	status      int
 	contentType string
 	body        string
 	err         error
 }
 
-func (s says) GetCallerIdentity(context.Context, awssts.Request) (int, string, []byte, error) {
+func (s canned) GetCallerIdentity(context.Context, awssts.Request) (int, string, []byte, error) {
 	return s.status, s.contentType, []byte(s.body), s.err
 }
 
-// world is a valid machine and its verifier.
-type world struct {
+// setup is a valid machine and its verifier.
+type setup struct {
 	t        testing.TB
 	cloud    *aws.Cloud
 	instance aws.Instance
@@ -60,9 +60,9 @@ type world struct {
 	binding  evidence.Binding
 }
 
-func newWorld(t testing.TB) *world {
+func newSetup(t testing.TB) *setup {
 	cloud := aws.New(aws.Options{Now: func() time.Time { return now }})
-	w := &world{t: t, cloud: cloud, instance: cloud.Add(aws.Instance{Role: "demo-worker-role"}),
+	w := &setup{t: t, cloud: cloud, instance: cloud.Add(aws.Instance{Role: "demo-worker-role"}),
 		sts: &relay{api: cloud.API()}}
 	w.verifier = &awssts.Verifier{Caller: w.sts, Accounts: []string{"123456789012"},
 		Regions: []string{"eu-central-1", "cn-north-1"}, Roles: []string{"demo-worker-role"}}
@@ -74,7 +74,7 @@ func credentials(c aws.Credentials) sdk.Credentials {
 	return sdk.Credentials{AccessKeyID: c.AccessKeyID, SecretAccessKey: c.SecretAccessKey, SessionToken: c.SessionToken}
 }
 
-func (w *world) sign(c aws.Credentials) []byte {
+func (w *setup) sign(c aws.Credentials) []byte {
 	w.t.Helper()
 	raw, err := attester.Document(w.t.Context(), credentials(c), "eu-central-1", w.binding.Transcript, now)
 	if err != nil {
@@ -84,16 +84,16 @@ func (w *world) sign(c aws.Credentials) []byte {
 }
 
 // own returns the instance's own document.
-func (w *world) own() []byte {
+func (w *setup) own() []byte {
 	c, _ := w.cloud.Credentials(w.instance.ID)
 	return w.sign(c)
 }
 
-func (w *world) present(raw []byte) (evidence.Statement, error) {
+func (w *setup) present(raw []byte) (evidence.Statement, error) {
 	return w.presentFor(raw, w.instance.ProviderID())
 }
 
-func (w *world) presentFor(raw []byte, providerID string) (evidence.Statement, error) {
+func (w *setup) presentFor(raw []byte, providerID string) (evidence.Statement, error) {
 	claim, err := w.verifier.Verify(w.t.Context(), evidence.Document{Kind: evidence.AWSSTS, Raw: raw}, w.binding, now)
 	if err != nil {
 		return evidence.Statement{}, err
@@ -112,7 +112,7 @@ func refused(t *testing.T, err error, want reason.Code) {
 }
 
 func TestAnInstanceProvesItself(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	s, err := w.present(w.own())
 	if err != nil {
 		t.Fatal(err)
@@ -131,7 +131,7 @@ func TestAnInstanceProvesItself(t *testing.T) {
 }
 
 func TestAnInstanceInChinaProvesItself(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	w.instance = w.cloud.Add(aws.Instance{Role: "demo-worker-role", Zone: "cn-north-1b"})
 	c, _ := w.cloud.Credentials(w.instance.ID)
 	raw, err := attester.Document(t.Context(), credentials(c), "cn-north-1", w.binding.Transcript, now)
@@ -144,7 +144,7 @@ func TestAnInstanceInChinaProvesItself(t *testing.T) {
 }
 
 func TestTheMachineMustBeTheSigner(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	raw := w.own()
 	if _, err := w.present(raw); err != nil {
 		t.Fatal(err)
@@ -166,7 +166,7 @@ func TestTheMachineMustBeTheSigner(t *testing.T) {
 }
 
 func TestConfirm_AcceptsOnlyConfiguredSigners(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	if _, err := w.present(w.own()); err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +220,7 @@ func TestMissingConfigurationDenies(t *testing.T) {
 			reason.InstanceUnacceptable},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newSetup(t)
 			raw := w.own()
 			c.change(w.verifier)
 			_, err := w.present(raw)
@@ -230,7 +230,7 @@ func TestMissingConfigurationDenies(t *testing.T) {
 }
 
 func TestTheNodesClockMayBeOffByMinutes(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	c, _ := w.cloud.Credentials(w.instance.ID)
 	for off, good := range map[time.Duration]bool{0: true, 14 * time.Minute: true, -14 * time.Minute: true,
 		16 * time.Minute: false, -16 * time.Minute: false, 30 * 365 * 24 * time.Hour: false} {
@@ -267,7 +267,7 @@ func TestAttester_RejectsUnusableInput(t *testing.T) {
 }
 
 func TestSTSFailuresAreTemporary(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	raw := w.own()
 	if _, err := w.present(raw); err != nil {
 		t.Fatal(err)
@@ -278,34 +278,34 @@ func TestSTSFailuresAreTemporary(t *testing.T) {
 	}
 	const xml = "text/xml"
 	for name, c := range map[string]struct {
-		says
+		canned
 		want reason.Code
 	}{
-		"no answer":              {says{err: errors.New("connection refused")}, reason.ProviderUnavailable},
-		"the budget is used up":  {says{err: reason.Deny(reason.ProviderUnavailable, "budget")}, reason.ProviderUnavailable},
-		"500":                    {says{500, xml, failure("InternalFailure"), nil}, reason.ProviderUnavailable},
-		"503":                    {says{503, xml, failure("ServiceUnavailable"), nil}, reason.ProviderUnavailable},
-		"429":                    {says{429, xml, "", nil}, reason.ProviderUnavailable},
-		"too many, which is 400": {says{400, xml, failure("Throttling"), nil}, reason.ProviderUnavailable},
-		"a proxy's 403":          {says{403, "text/html", "<html>no</html>", nil}, reason.ProviderUnavailable},
-		"a proxy's 403 with content type XML": {says{403, xml, "<html>SignatureDoesNotMatch</html>", nil},
+		"no answer":              {canned{err: errors.New("connection refused")}, reason.ProviderUnavailable},
+		"no budget":              {canned{err: reason.Deny(reason.ProviderUnavailable, "budget")}, reason.ProviderUnavailable},
+		"500":                    {canned{500, xml, failure("InternalFailure"), nil}, reason.ProviderUnavailable},
+		"503":                    {canned{503, xml, failure("ServiceUnavailable"), nil}, reason.ProviderUnavailable},
+		"429":                    {canned{429, xml, "", nil}, reason.ProviderUnavailable},
+		"too many, which is 400": {canned{400, xml, failure("Throttling"), nil}, reason.ProviderUnavailable},
+		"a proxy's 403":          {canned{403, "text/html", "<html>no</html>", nil}, reason.ProviderUnavailable},
+		"a proxy's 403 with content type XML": {canned{403, xml, "<html>SignatureDoesNotMatch</html>", nil},
 			reason.ProviderUnavailable},
-		"an endpoint policy": {says{403, xml, failure("AccessDenied"), nil}, reason.ProviderUnavailable},
-		"a redirect":         {says{307, xml, "", nil}, reason.ProviderUnavailable},
-		"a wrong signature with status 500": {says{500, xml, failure("SignatureDoesNotMatch"), nil},
+		"an endpoint policy": {canned{403, xml, failure("AccessDenied"), nil}, reason.ProviderUnavailable},
+		"a redirect":         {canned{307, xml, "", nil}, reason.ProviderUnavailable},
+		"a wrong signature with status 500": {canned{500, xml, failure("SignatureDoesNotMatch"), nil},
 			reason.ProviderUnavailable},
-		"an empty 200":             {says{200, xml, "", nil}, reason.ProviderUnavailable},
-		"the signature is wrong":   {says{403, xml, failure("SignatureDoesNotMatch"), nil}, reason.DocumentInvalid},
-		"the key is unknown (yet)": {says{403, xml, failure("InvalidClientTokenId"), nil}, reason.ProviderUnavailable},
-		"the token is unknown (yet)": {says{403, xml, failure("UnrecognizedClientException"), nil},
+		"an empty 200":             {canned{200, xml, "", nil}, reason.ProviderUnavailable},
+		"the signature is wrong":   {canned{403, xml, failure("SignatureDoesNotMatch"), nil}, reason.DocumentInvalid},
+		"the key is unknown (yet)": {canned{403, xml, failure("InvalidClientTokenId"), nil}, reason.ProviderUnavailable},
+		"the token is unknown (yet)": {canned{403, xml, failure("UnrecognizedClientException"), nil},
 			reason.ProviderUnavailable},
-		"the signature is not whole":   {says{400, xml, failure("IncompleteSignature"), nil}, reason.DocumentInvalid},
-		"the credentials have expired": {says{403, xml, failure("ExpiredToken"), nil}, reason.DocumentNotFresh},
-		"the credentials have expired (400)": {says{400, xml, failure("ExpiredTokenException"), nil},
+		"the signature is not whole":   {canned{400, xml, failure("IncompleteSignature"), nil}, reason.DocumentInvalid},
+		"the credentials have expired": {canned{403, xml, failure("ExpiredToken"), nil}, reason.DocumentNotFresh},
+		"the credentials have expired (400)": {canned{400, xml, failure("ExpiredTokenException"), nil},
 			reason.DocumentNotFresh},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w.verifier.Caller = c.says
+			w.verifier.Caller = c.canned
 			_, err := w.present(raw)
 			refused(t, err, c.want)
 		})

@@ -9,9 +9,9 @@ import (
 
 // Everything except the request. The verifier has no signature to check.
 func BenchmarkDocumentAndAnswer(b *testing.B) {
-	w := newWorld(b)
+	w := newSetup(b)
 	raw, i := w.own(), w.instance
-	w.verifier.Caller = says{200, "text/xml",
+	w.verifier.Caller = canned{200, "text/xml",
 		string(aws.CallerIdentity("arn:aws:sts::123456789012:assumed-role/demo-worker-role/"+i.ID, i.RoleID+":"+i.ID,
 			i.Account)), nil}
 	b.ReportAllocs()

@@ -21,7 +21,7 @@ func (s *spy) GetCallerIdentity(_ context.Context, r awssts.Request) (int, strin
 }
 
 // For every document, the request that the verifier sends has the fixed form.
-func checkRequest(t *testing.T, w *world, raw []byte) {
+func checkRequest(t *testing.T, w *setup, raw []byte) {
 	seen := &spy{}
 	w.verifier.Caller = seen
 	claim, err := w.verifier.Verify(t.Context(), evidence.Document{Raw: raw}, w.binding, now)
@@ -51,7 +51,7 @@ func checkRequest(t *testing.T, w *world, raw []byte) {
 }
 
 func FuzzDocument(f *testing.F) {
-	w := newWorld(f)
+	w := newSetup(f)
 	f.Add(w.own())
 	f.Add([]byte(`{"region":"eu-central-1","amzDate":"20261121T100000Z","securityToken":"AAAA","authorization":""}`))
 	f.Add([]byte(`{"region":"eu-central-1","region":"us-east-1"}`))
@@ -62,7 +62,7 @@ func FuzzDocument(f *testing.F) {
 }
 
 func FuzzAuthorization(f *testing.F) {
-	w := newWorld(f)
+	w := newSetup(f)
 	var d request.Document
 	if err := json.Unmarshal(w.own(), &d); err != nil {
 		f.Fatal(err)
@@ -78,14 +78,14 @@ func FuzzAuthorization(f *testing.F) {
 }
 
 func FuzzAnswer(f *testing.F) {
-	w := newWorld(f)
+	w := newSetup(f)
 	raw, i := w.own(), w.instance
 	arn, user := "arn:aws:sts::123456789012:assumed-role/demo-worker-role/"+i.ID, i.RoleID+":"+i.ID
 	f.Add(200, "text/xml", aws.CallerIdentity(arn, user, i.Account))
 	f.Add(403, "text/xml", []byte(`<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><Error><Type>Sender</Type><Code>ExpiredToken</Code><Message>m</Message></Error><RequestId>r</RequestId></ErrorResponse>`))
 	f.Add(200, "application/json", []byte(`{"x":"<GetCallerIdentityResponse/>"}`))
 	f.Fuzz(func(t *testing.T, status int, contentType string, body []byte) {
-		w.t, w.verifier.Caller = t, says{status, contentType, string(body), nil}
+		w.t, w.verifier.Caller = t, canned{status, contentType, string(body), nil}
 		s, err := w.present(raw)
 		if err != nil {
 			return

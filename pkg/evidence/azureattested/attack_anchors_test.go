@@ -19,7 +19,7 @@ import (
 
 func TestAttack_T15_AnchorsThatEndOrChange(t *testing.T) {
 	t.Run("an anchor that ended", func(t *testing.T) {
-		w := newWorld(t)
+		w := newSetup(t)
 		w.passes()
 		for _, years := range []int{4, 11} { // the leaf and the intermediate, and the root
 			w.now = time.Now().AddDate(years, 0, 0)
@@ -32,7 +32,7 @@ func TestAttack_T15_AnchorsThatEndOrChange(t *testing.T) {
 		denied(t, err, reason.DocumentUntrusted)
 	})
 	t.Run("a cached chain does not outlive its bundle", func(t *testing.T) {
-		w := newWorld(t)
+		w := newSetup(t)
 		w.passes()
 		none := x509.NewCertPool()
 		w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) { return none, none }
@@ -44,7 +44,7 @@ func TestAttack_T15_AnchorsThatEndOrChange(t *testing.T) {
 		denied(t, err, reason.DocumentUntrusted) // the intermediate is missing, too
 	})
 	t.Run("no anchors are not the system's", func(t *testing.T) {
-		w := newWorld(t)
+		w := newSetup(t)
 		w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) { return nil, nil }
 		_, err := w.verify()
 		denied(t, err, reason.DocumentUntrusted)
@@ -53,7 +53,7 @@ func TestAttack_T15_AnchorsThatEndOrChange(t *testing.T) {
 		denied(t, err, reason.DocumentUntrusted)
 	})
 	t.Run("a bundle that is swapped in mid-flight", func(t *testing.T) {
-		w := newWorld(t)
+		w := newSetup(t)
 		type pools struct{ roots, intermediates *x509.CertPool }
 		good, bad := &pools{pool(w.cloud.Root()), pool(w.cloud.Intermediate())},
 			&pools{x509.NewCertPool(), x509.NewCertPool()}
@@ -76,7 +76,7 @@ func TestAttack_T15_AnchorsThatEndOrChange(t *testing.T) {
 		}
 	})
 	t.Run("concurrent calls while it changes", func(t *testing.T) {
-		w := newWorld(t)
+		w := newSetup(t)
 		var on atomic.Bool
 		roots, intermediates, none := pool(w.cloud.Root()), pool(w.cloud.Intermediate()), x509.NewCertPool()
 		w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) {
@@ -112,26 +112,26 @@ func TestAttack_T16_WhatCostsTimeOrMemory(t *testing.T) {
 		return &rsa.PublicKey{N: n.Add(n, big.NewInt(1)), E: 65537}
 	}
 	for name, test := range map[string]struct {
-		change func(*world)
+		change func(*setup)
 		want   reason.Code // zero: passes
 	}{
-		"as it is":              {func(*world) {}, 0},
-		"a document of 200 MB":  {func(w *world) { w.document.Raw = make([]byte, 200<<20) }, reason.DocumentInvalid},
-		"a document of nothing": {func(w *world) { w.document.Raw = nil }, reason.DocumentInvalid},
-		"1000 certificates with it": {func(w *world) {
+		"as it is":              {func(*setup) {}, 0},
+		"a document of 200 MB":  {func(w *setup) { w.document.Raw = make([]byte, 200<<20) }, reason.DocumentInvalid},
+		"a document of nothing": {func(w *setup) { w.document.Raw = nil }, reason.DocumentInvalid},
+		"1000 certificates with it": {func(w *setup) {
 			w.document.Certificates = slices.Repeat([][]byte{w.cloud.Intermediate().Raw}, 1000)
 		}, reason.DocumentInvalid},
-		"1000 certificates in it": {func(w *world) {
+		"1000 certificates in it": {func(w *setup) {
 			leaf, key := w.cloud.Leaf()
 			w.document.Raw, _ = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), key,
 				leaf, slices.Repeat([][]byte{{0x30, 0}}, 1000)...)
 		}, reason.DocumentInvalid},
-		"a signer with RSA-16384": {func(w *world) {
+		"a signer with RSA-16384": {func(w *setup) {
 			own := forge(w.t, huge(16384), w.cloud.Intermediate(), nil)
 			w.document.Raw, _ = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(w.t),
 				own, own.Raw)
 		}, reason.DocumentInvalid},
-		"an intermediate with RSA-16384": {func(w *world) {
+		"an intermediate with RSA-16384": {func(w *setup) {
 			between := forge(w.t, huge(16384), w.cloud.Root(), func(c *x509.Certificate) {
 				c.Subject, c.IsCA, c.BasicConstraintsValid, c.KeyUsage = pkix.Name{CommonName: "between"}, true, true,
 					x509.KeyUsageCertSign
@@ -140,20 +140,20 @@ func TestAttack_T16_WhatCostsTimeOrMemory(t *testing.T) {
 			w.document.Raw, _ = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(w.t),
 				own, own.Raw, between.Raw)
 		}, reason.DocumentUntrusted},
-		"a signer with RSA-1024, by the genuine authority": {func(w *world) {
+		"a signer with RSA-1024, by the genuine authority": {func(w *setup) {
 			leaf := forge(w.t, huge(1024), w.cloud.Intermediate(), nil)
 			w.document.Raw, _ = azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(w.t),
 				leaf, leaf.Raw)
 		}, reason.DocumentInvalid},
-		"a certificate of 100 KB": {func(w *world) { w.document.Certificates = [][]byte{make([]byte, 100<<10)} }, 0},
-		"8 certificates of 20 MB with a cached chain": {func(w *world) {
+		"a certificate of 100 KB": {func(w *setup) { w.document.Certificates = [][]byte{make([]byte, 100<<10)} }, 0},
+		"8 certificates of 20 MB with a cached chain": {func(w *setup) {
 			w.passes()
 			w.document.Certificates = slices.Repeat([][]byte{make([]byte, 20<<20)}, 8)
 		}, 0},
-		"a certificate of nothing": {func(w *world) { w.document.Certificates = [][]byte{{}} }, 0},
+		"a certificate of nothing": {func(w *setup) { w.document.Certificates = [][]byte{{}} }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newSetup(t)
 			test.change(w)
 			_, err := w.verify()
 			if test.want == 0 {
@@ -169,7 +169,7 @@ func TestAttack_T16_WhatCostsTimeOrMemory(t *testing.T) {
 
 // A document of another machine, and one for another conversation, are replays.
 func TestAttack_T14_DocumentOfANeighbor(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	w.passes()
 	neighbour := &azure.Instance{Name: "ocp-worker-2", ResourceGroup: w.machine.ResourceGroup,
 		VMID: "22222222-24a0-41f3-b949-8baf4fd1c573"}
@@ -184,7 +184,7 @@ func TestAttack_T14_DocumentOfANeighbor(t *testing.T) {
 	_, err = w.confirm(w.machine.ProviderID())
 	denied(t, err, reason.EvidenceDisagrees)
 
-	w = newWorld(t)
+	w = newSetup(t)
 	w.binding = evidence.Binding{Transcript: [32]byte{9}}
 	_, err = w.verify()
 	denied(t, err, reason.DocumentNotFresh)

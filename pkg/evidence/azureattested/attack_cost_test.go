@@ -21,7 +21,7 @@ import (
 // maze creates the worst case for path building: authorities of one name that certify each other,
 // below a name of the genuine cloud, and leaves below them that all have the issuer and the serial
 // number of the signer.
-func maze(t *testing.T, w *world, curve elliptic.Curve, authorities int,
+func maze(t *testing.T, w *setup, curve elliptic.Curve, authorities int,
 	leafKeys ...crypto.PublicKey) (cas, leaves [][]byte) {
 	t.Helper()
 	made := func(c, parent *x509.Certificate, public crypto.PublicKey, signer crypto.Signer) []byte {
@@ -90,7 +90,7 @@ func TestAttack_T16_CertificatesThatCertifyOneAnother(t *testing.T) {
 		"seven authorities with the genuine ones":    {elliptic.P384(), 7, nil, 0, 1, 8, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newSetup(t)
 			if test.curve == nil {
 				test.curve = elliptic.P256()
 			}
@@ -129,7 +129,7 @@ func TestAttack_T16_CertificatesThatCertifyOneAnother(t *testing.T) {
 
 // For an old document, no certificate is verified.
 func TestAttack_T16_OneDocumentSentRepeatedly(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	chains, roots := 0, w.verifier.Roots
 	w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) { chains++; return roots() }
 	w.passes()
@@ -149,7 +149,7 @@ func TestAttack_T16_OneDocumentSentRepeatedly(t *testing.T) {
 // Received authorities are used if they chain to a root, in any order, even if one of them depends
 // on another.
 func TestReceivedAuthorities(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	roots := pool(w.cloud.Root())
 	w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) { return roots, nil }
 	w.document.Certificates = [][]byte{w.cloud.Root().Raw, w.cloud.Intermediate().Raw}
@@ -167,7 +167,7 @@ func TestReceivedAuthorities(t *testing.T) {
 // The denial does not depend on the order of the certificates. It concerns the certificate that
 // signed.
 func TestDenialConcernsTheSigningCertificate(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	other, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
 		t.Fatal(err)
@@ -178,7 +178,7 @@ func TestDenialConcernsTheSigningCertificate(t *testing.T) {
 	named := forge(t, &other.PublicKey, w.cloud.Intermediate(), func(c *x509.Certificate) {
 		c.SerialNumber, c.DNSNames = leaf.SerialNumber, []string{"beside.example"}
 	})
-	var said []string
+	var messages []string
 	for _, bag := range [][][]byte{{signer[0], named.Raw}, {named.Raw, signer[0]}, {{0x30, 0}, named.Raw, signer[0]}} {
 		raw, err := azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(t), leaf, bag...)
 		if err != nil {
@@ -187,10 +187,10 @@ func TestDenialConcernsTheSigningCertificate(t *testing.T) {
 		w.document.Raw = raw
 		_, err = w.verify()
 		denied(t, err, reason.DocumentUntrusted)
-		said = append(said, err.Error())
+		messages = append(messages, err.Error())
 	}
-	if said[0] != said[1] || said[0] != said[2] || strings.Contains(said[0], "beside.example") {
-		t.Fatalf("%q", said)
+	if messages[0] != messages[1] || messages[0] != messages[2] || strings.Contains(messages[0], "beside.example") {
+		t.Fatalf("%q", messages)
 	}
 	// No certificate made the signature, so no authority is missing.
 	raw, err := azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), attacker(t), leaf, named.Raw,
@@ -205,7 +205,7 @@ func TestDenialConcernsTheSigningCertificate(t *testing.T) {
 
 // An unknown authority is a temporary denial, until the administrator adds it.
 func TestAnUnknownAuthorityIsTemporary(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	w.passes()
 	roots, none := pool(w.cloud.Root()), x509.NewCertPool()
 	w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) { return roots, none }

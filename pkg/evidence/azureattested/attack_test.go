@@ -67,72 +67,72 @@ func forge(t testing.TB, key *rsa.PublicKey, parent *x509.Certificate,
 }
 
 func TestAttack_T11_TheSignerIsNotTheCertificateInTheBag(t *testing.T) {
-	newWorld(t).passes()
+	newSetup(t).passes()
 	for name, test := range map[string]struct {
-		document func(w *world, content []byte) ([]byte, error)
+		document func(w *setup, content []byte) ([]byte, error)
 		want     reason.Code
 	}{
-		"the genuine certificate in the bag and named, the signature of another": {func(w *world,
+		"the genuine certificate in the bag and named, the signature of another": {func(w *setup,
 			content []byte) ([]byte, error) {
 			leaf, _ := w.cloud.Leaf()
 			return azure.Sign(content, attacker(t), leaf, leaf.Raw)
 		}, reason.DocumentInvalid},
-		"the genuine certificate first, the signer's behind it": {func(w *world, content []byte) ([]byte, error) {
+		"the genuine certificate first, the signer's behind it": {func(w *setup, content []byte) ([]byte, error) {
 			leaf, _ := w.cloud.Leaf()
 			own := forge(t, &attacker(t).PublicKey, nil, nil)
 			return azure.Sign(content, attacker(t), own, leaf.Raw, own.Raw)
 		}, reason.DocumentUntrusted},
-		"the genuine certificate and another of its issuer and serial number": {func(w *world,
+		"the genuine certificate and another of its issuer and serial number": {func(w *setup,
 			content []byte) ([]byte, error) {
 			leaf, _ := w.cloud.Leaf()
 			own := forge(t, &attacker(t).PublicKey, w.cloud.Intermediate(),
 				func(c *x509.Certificate) { c.SerialNumber = leaf.SerialNumber })
 			return azure.Sign(content, attacker(t), leaf, own.Raw, leaf.Raw)
 		}, reason.DocumentInvalid},
-		"only another of its issuer and serial number": {func(w *world, content []byte) ([]byte, error) {
+		"only another of its issuer and serial number": {func(w *setup, content []byte) ([]byte, error) {
 			leaf, _ := w.cloud.Leaf()
 			own := forge(t, &attacker(t).PublicKey, w.cloud.Intermediate(), func(c *x509.Certificate) {
 				c.SerialNumber = leaf.SerialNumber
 			})
 			return azure.Sign(content, attacker(t), leaf, own.Raw)
 		}, reason.DocumentUntrusted},
-		"a whole chain of the attacker with its root": {func(w *world, content []byte) ([]byte, error) {
+		"a whole chain of the attacker with its root": {func(w *setup, content []byte) ([]byte, error) {
 			root := forge(t, &attacker(t).PublicKey, nil, func(c *x509.Certificate) {
 				c.Subject, c.IsCA, c.BasicConstraintsValid, c.KeyUsage = w.cloud.Root().Subject, true, true, x509.KeyUsageCertSign
 			})
 			own := forge(t, &attacker(t).PublicKey, root, nil)
 			return azure.Sign(content, attacker(t), own, own.Raw, root.Raw)
 		}, reason.DocumentUntrusted},
-		"a certificate that the genuine leaf would have issued": {func(w *world, content []byte) ([]byte, error) {
+		"a certificate that the genuine leaf would have issued": {func(w *setup, content []byte) ([]byte, error) {
 			leaf, _ := w.cloud.Leaf()
 			own := forge(t, &attacker(t).PublicKey, leaf, nil)
 			return azure.Sign(content, attacker(t), own, own.Raw, leaf.Raw)
 		}, reason.DocumentUntrusted},
-		"no certificate of the signer": {func(w *world, content []byte) ([]byte, error) {
+		"no certificate of the signer": {func(w *setup, content []byte) ([]byte, error) {
 			leaf, key := w.cloud.Leaf()
 			return azure.Sign(content, key, leaf)
 		}, reason.DocumentInvalid},
-		"no signer": {func(w *world, content []byte) ([]byte, error) {
+		"no signer": {func(w *setup, content []byte) ([]byte, error) {
 			leaf, key := w.cloud.Leaf()
 			return azure.Pack(content, nil, key, leaf, leaf.Raw)
 		}, reason.DocumentInvalid},
-		"two signers": {func(w *world, content []byte) ([]byte, error) {
+		"two signers": {func(w *setup, content []byte) ([]byte, error) {
 			leaf, key := w.cloud.Leaf()
 			return azure.Pack(content, [][]byte{nil, nil}, key, leaf, leaf.Raw)
 		}, reason.DocumentInvalid},
-		"two signers, of which the second did not sign": {func(w *world, content []byte) ([]byte, error) {
+		"two signers, of which the second did not sign": {func(w *setup, content []byte) ([]byte, error) {
 			leaf, key := w.cloud.Leaf()
 			return azure.Pack(content, [][]byte{nil, make([]byte, 256)}, key, leaf, leaf.Raw)
 		}, reason.DocumentInvalid},
-		"the chain good and the signature of zeros": {func(w *world, content []byte) ([]byte, error) {
+		"the chain good and the signature of zeros": {func(w *setup, content []byte) ([]byte, error) {
 			leaf, key := w.cloud.Leaf()
 			return azure.Pack(content, [][]byte{make([]byte, 256)}, key, leaf, leaf.Raw)
 		}, reason.DocumentInvalid},
-		"the chain good and no signature": {func(w *world, content []byte) ([]byte, error) {
+		"the chain good and no signature": {func(w *setup, content []byte) ([]byte, error) {
 			leaf, key := w.cloud.Leaf()
 			return azure.Pack(content, [][]byte{{}}, key, leaf, leaf.Raw)
 		}, reason.DocumentInvalid},
-		"the signature of the same machine's other document": {func(w *world, content []byte) ([]byte, error) {
+		"the signature of the same machine's other document": {func(w *setup, content []byte) ([]byte, error) {
 			leaf, key := w.cloud.Leaf()
 			other, err := azure.Sign(bytes.Replace(content, []byte("aro_420"), []byte("aro_421"), 1), key, leaf, leaf.Raw)
 			return bytes.Replace(other, []byte("aro_421"), []byte("aro_420"), 1), err
@@ -140,7 +140,7 @@ func TestAttack_T11_TheSignerIsNotTheCertificateInTheBag(t *testing.T) {
 	} {
 		for _, warm := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, warm %v", name, warm), func(t *testing.T) {
-				w := newWorld(t)
+				w := newSetup(t)
 				if warm {
 					w.passes() // the genuine chain is now cached
 				}
@@ -196,7 +196,7 @@ func TestAttack_T11_AnotherCustomerOfTheSameAuthority(t *testing.T) {
 		}, reason.DocumentUntrusted},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newSetup(t)
 			leaf, err := w.cloud.Issue(attacker(t), test.change)
 			if err != nil {
 				t.Fatal(err)
@@ -219,7 +219,7 @@ func TestAttack_T11_AnotherCustomerOfTheSameAuthority(t *testing.T) {
 // Every change of a signed document is rejected. A change of an unsigned part (the optional
 // parameters of an algorithm) must not change the content.
 func TestAttack_T11_EveryByteFlippedCutRepeated(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	want, honest := w.passes(), w.document.Raw
 	fresh := w.verifier
 	try := func(what string, raw []byte) {
@@ -255,7 +255,7 @@ func TestAttack_T11_EveryByteFlippedCutRepeated(t *testing.T) {
 }
 
 func TestAttack_T11_EveryCharacterOfTheToken(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	w.withIdentity()
 	w.passes()
 	honest := w.document.Token
@@ -286,7 +286,7 @@ func TestAttack_T11_EveryCharacterOfTheToken(t *testing.T) {
 
 func TestAttack_T12_NothingThatACertificateNamesIsFetched(t *testing.T) {
 	var fetched atomic.Int32
-	w := newWorld(t)
+	w := newSetup(t)
 	w.passes()
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/redirect" {

@@ -14,7 +14,7 @@ import (
 // BenchmarkUnavoidable measures the one signature check that every document needs: the signer's key
 // over the content.
 func BenchmarkUnavoidable(b *testing.B) {
-	w := newWorld(b)
+	w := newSetup(b)
 	_, key := w.cloud.Leaf()
 	content := w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript))
 	digest := sha256.Sum256(content)
@@ -34,7 +34,7 @@ func BenchmarkUnavoidable(b *testing.B) {
 // BenchmarkKnownChain measures a document whose signer's chain is cached: one signature check and
 // the rest of the work.
 func BenchmarkKnownChain(b *testing.B) {
-	w := newWorld(b)
+	w := newSetup(b)
 	w.passes()
 	b.ReportAllocs()
 	for b.Loop() {
@@ -46,7 +46,7 @@ func BenchmarkKnownChain(b *testing.B) {
 
 // BenchmarkUnavoidableChain measures the three signature checks of a chain that is not cached.
 func BenchmarkUnavoidableChain(b *testing.B) {
-	w := newWorld(b)
+	w := newSetup(b)
 	leaf, _ := w.cloud.Leaf()
 	b.ReportAllocs()
 	for b.Loop() {
@@ -61,7 +61,7 @@ func BenchmarkUnavoidableChain(b *testing.B) {
 
 // BenchmarkNewChain measures the first document of a signer.
 func BenchmarkNewChain(b *testing.B) {
-	w := newWorld(b)
+	w := newSetup(b)
 	roots, intermediates := w.verifier.Roots()
 	b.ReportAllocs()
 	for b.Loop() {

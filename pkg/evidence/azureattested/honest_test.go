@@ -21,8 +21,8 @@ const vmID = "bd8e7443-24a0-41f3-b949-8baf4fd1c573"
 // emulated is one cloud for all tests, because creating its keys takes long.
 var emulated = sync.OnceValues(azure.New)
 
-// world is a valid machine with its document, and a verifier that trusts it.
-type world struct {
+// setup is a valid machine with its document, and a verifier that trusts it.
+type setup struct {
 	t        testing.TB
 	cloud    *azure.Cloud
 	machine  *azure.Instance
@@ -36,18 +36,18 @@ type world struct {
 	asked []string
 }
 
-func (w *world) VM(_ context.Context, id string) (azureattested.VM, error) {
+func (w *setup) VM(_ context.Context, id string) (azureattested.VM, error) {
 	w.asked = append(w.asked, id)
 	return w.vm, w.vmErr
 }
 
-func newWorld(t testing.TB) *world {
+func newSetup(t testing.TB) *setup {
 	t.Helper()
 	cloud, err := emulated()
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, cloud: cloud, now: time.Now(),
+	w := &setup{t: t, cloud: cloud, now: time.Now(),
 		binding: evidence.Binding{Transcript: [32]byte{1, 2, 3, 255, 254}, Origin: "https://mcs.example:22625"}}
 	w.machine = &azure.Instance{Name: "ocp-worker-1", ResourceGroup: "ocp-x7k2p-rg", VMID: vmID, Identity: "system"}
 	if err := cloud.Add(w.machine); err != nil {
@@ -72,7 +72,7 @@ func pool(all ...*x509.Certificate) *x509.CertPool {
 	return p
 }
 
-func (w *world) signed(nonce string) []byte {
+func (w *setup) signed(nonce string) []byte {
 	w.t.Helper()
 	raw, err := w.cloud.Document(w.machine, nonce)
 	if err != nil {
@@ -82,7 +82,7 @@ func (w *world) signed(nonce string) []byte {
 }
 
 // content signs a changed content with the valid key.
-func (w *world) content(change func(string) string) []byte {
+func (w *setup) content(change func(string) string) []byte {
 	w.t.Helper()
 	leaf, key := w.cloud.Leaf()
 	raw, err := azure.Sign([]byte(change(string(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript))))),
@@ -93,11 +93,11 @@ func (w *world) content(change func(string) string) []byte {
 	return raw
 }
 
-func (w *world) verify() (evidence.Claim, error) {
+func (w *setup) verify() (evidence.Claim, error) {
 	return w.verifier.Verify(w.t.Context(), w.document, w.binding, w.now)
 }
 
-func (w *world) confirm(providerID string) (evidence.Statement, error) {
+func (w *setup) confirm(providerID string) (evidence.Statement, error) {
 	w.t.Helper()
 	claim, err := w.verify()
 	if err != nil {
@@ -106,7 +106,7 @@ func (w *world) confirm(providerID string) (evidence.Statement, error) {
 	return claim.Confirm(w.t.Context(), evidence.Candidate{ProviderID: providerID})
 }
 
-func (w *world) passes() evidence.Statement {
+func (w *setup) passes() evidence.Statement {
 	w.t.Helper()
 	s, err := w.confirm(w.machine.ProviderID())
 	if err != nil {
@@ -125,7 +125,7 @@ func denied(t testing.TB, err error, want reason.Code) {
 }
 
 func TestAnHonestDocument(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	claim, err := w.verify()
 	if err != nil {
 		t.Fatal(err)
@@ -153,9 +153,9 @@ func TestAnHonestDocument(t *testing.T) {
 
 // The intermediate may come from the bundle, from the document, or with the document.
 func TestWhereTheIntermediateComesFrom(t *testing.T) {
-	for name, change := range map[string]func(*world){
-		"the bundle": func(*world) {},
-		"the document": func(w *world) {
+	for name, change := range map[string]func(*setup){
+		"the bundle": func(*setup) {},
+		"the document": func(w *setup) {
 			leaf, key := w.cloud.Leaf()
 			raw, err := azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), key,
 				leaf, w.cloud.Intermediate().Raw, leaf.Raw)
@@ -164,8 +164,8 @@ func TestWhereTheIntermediateComesFrom(t *testing.T) {
 			}
 			w.document.Raw = raw
 		},
-		"the agent": func(w *world) { w.document.Certificates = [][]byte{w.cloud.Intermediate().Raw} },
-		"the agent, with the signer's, which is not in the document": func(w *world) {
+		"the agent": func(w *setup) { w.document.Certificates = [][]byte{w.cloud.Intermediate().Raw} },
+		"the agent, with the signer's, which is not in the document": func(w *setup) {
 			leaf, key := w.cloud.Leaf()
 			raw, err := azure.Sign(w.cloud.Content(w.machine, attester.Nonce(w.binding.Transcript)), key, leaf)
 			if err != nil {
@@ -175,7 +175,7 @@ func TestWhereTheIntermediateComesFrom(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newSetup(t)
 			if name != "the bundle" {
 				roots := pool(w.cloud.Root())
 				w.verifier.Roots = func() (*x509.CertPool, *x509.CertPool) { return roots, nil }
@@ -255,7 +255,7 @@ func TestContentRules(t *testing.T) {
 			reason.DocumentNotFresh},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newSetup(t)
 			w.now = now
 			w.document.Raw = w.content(test.change)
 			_, err := w.verify()
@@ -273,7 +273,7 @@ func TestContentRules(t *testing.T) {
 // A document for this conversation was created now. If the verifier's clock differs, it is wrong,
 // and the node waits until an administrator sets it.
 func TestWrongClockIsTemporary(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	w.withIdentity()
 	honest := w.document
 	w.passes()
@@ -318,7 +318,7 @@ func TestTheMachineIsTheCandidate(t *testing.T) {
 	other := "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourceGroups/ocp-x7k2p-rg/providers/Microsoft.Compute/virtualMachines/ocp-worker-2"
 	for name, test := range map[string]struct {
 		provider string // instead of the machine's
-		change   func(*world)
+		change   func(*setup)
 		want     reason.Code
 		calls    int
 	}{
@@ -326,9 +326,9 @@ func TestTheMachineIsTheCandidate(t *testing.T) {
 		"written in another case": {
 			provider: "azure:///subscriptions/0B1F6471-0000-4000-8000-000000000001/resourcegroups/OCP-x7k2p-rg/providers/microsoft.compute/virtualmachines/ocp-WORKER-1", calls: 1,
 		},
-		"a resource group that is ours": {change: func(w *world) { w.verifier.ResourceGroups = []string{"OCP-X7K2P-RG"} },
+		"a resource group that is ours": {change: func(w *setup) { w.verifier.ResourceGroups = []string{"OCP-X7K2P-RG"} },
 			calls: 1},
-		"a resource group that is not": {change: func(w *world) { w.verifier.ResourceGroups = []string{"other"} },
+		"a resource group that is not": {change: func(w *setup) { w.verifier.ResourceGroups = []string{"other"} },
 			want: reason.AccountNotAllowed},
 		"of another cloud": {provider: "aws:///eu-central-1a/i-0123456789abcdef0", want: reason.EvidenceDisagrees},
 		"of a scale set": {
@@ -343,21 +343,21 @@ func TestTheMachineIsTheCandidate(t *testing.T) {
 		"in another subscription of ours": {
 			provider: "azure:///subscriptions/0b1f6472-0000-4000-8000-000000000001/resourceGroups/g/providers/Microsoft.Compute/virtualMachines/x", want: reason.EvidenceDisagrees,
 		},
-		"another machine, which has another vmId": {provider: "azure://" + other, change: func(w *world) {
+		"another machine, which has another vmId": {provider: "azure://" + other, change: func(w *setup) {
 			w.vm = azureattested.VM{ResourceID: other, VMID: "11111111-24a0-41f3-b949-8baf4fd1c573"}
 		}, want: reason.EvidenceDisagrees, calls: 1},
-		"Azure answers about another": {change: func(w *world) { w.vm.ResourceID = other }, want: reason.ProviderUnavailable,
+		"Azure answers about another": {change: func(w *setup) { w.vm.ResourceID = other }, want: reason.ProviderUnavailable,
 			calls: 1},
-		"Azure returns no vmId": {change: func(w *world) { w.vm.VMID = "" }, want: reason.ProviderUnavailable, calls: 1},
-		"Azure does not have it": {change: func(w *world) {
+		"Azure returns no vmId": {change: func(w *setup) { w.vm.VMID = "" }, want: reason.ProviderUnavailable, calls: 1},
+		"Azure does not have it": {change: func(w *setup) {
 			w.vmErr = reason.Deny(reason.InstanceNotFound, "no")
 		}, want: reason.InstanceNotFound, calls: 1},
-		"it is being deleted": {change: func(w *world) { w.vm.Provisioning = "Deleting" }, want: reason.InstanceUnacceptable,
+		"it is being deleted": {change: func(w *setup) { w.vm.Provisioning = "Deleting" }, want: reason.InstanceUnacceptable,
 			calls: 1},
-		"no resolver": {change: func(w *world) { w.verifier.Resolve = nil }, want: reason.ProviderUnavailable},
+		"no resolver": {change: func(w *setup) { w.verifier.Resolve = nil }, want: reason.ProviderUnavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newSetup(t)
 			if test.change != nil {
 				test.change(w)
 			}
@@ -381,7 +381,7 @@ func TestTheMachineIsTheCandidate(t *testing.T) {
 
 // Without the time, a machine that reuses the name of an old one cannot be distinguished from it.
 func TestUnknownCreationTimeHasAWarning(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	if s := w.passes(); len(s.Warnings) != 0 || s.Created.IsZero() {
 		t.Errorf("%+v", s)
 	}

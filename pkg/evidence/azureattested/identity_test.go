@@ -46,7 +46,7 @@ func tenantKeys(t testing.TB, c *azure.Cloud) keys {
 
 const audience = "api://mcs-attest"
 
-func (w *world) withIdentity() {
+func (w *setup) withIdentity() {
 	w.t.Helper()
 	public, _ := azureattested.CloudNamed("Public")
 	w.verifier.Identity = &azureattested.Identity{Keys: tenantKeys(w.t, w.cloud), Issuers: public.Issuers(w.cloud.Tenant),
@@ -54,7 +54,7 @@ func (w *world) withIdentity() {
 	w.document.Token = w.token(nil)
 }
 
-func (w *world) token(change func(map[string]any)) []byte {
+func (w *setup) token(change func(map[string]any)) []byte {
 	w.t.Helper()
 	token, err := w.cloud.IdentityToken(w.machine, audience, change)
 	if err != nil {
@@ -75,27 +75,27 @@ func TestTheTokenOfTheManagedIdentity(t *testing.T) {
 	now := time.Now()
 	for name, test := range map[string]struct {
 		claims   func(map[string]any)
-		change   func(*world)
+		change   func(*setup)
 		want     reason.Code
 		confirms reason.Code
 	}{
 		"of the machine itself": {},
-		"of a user's identity":  {change: func(w *world) { w.machine.Identity = user; w.document.Token = w.token(nil) }},
+		"of a user's identity":  {change: func(w *setup) { w.machine.Identity = user; w.document.Token = w.token(nil) }},
 		"in version 2.0": {claims: set("iss",
 			"https://login.microsoftonline.com/72f988bf-0000-4000-8000-2d7cd011db47/v2.0")},
-		"of a user's identity, on another machine": {change: func(w *world) {
+		"of a user's identity, on another machine": {change: func(w *setup) {
 			w.machine.Identity = user
 			w.document.Token = w.token(set("xms_az_rid", "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourcegroups/g/providers/Microsoft.Compute/virtualMachines/x"))
 		}, confirms: reason.EvidenceDisagrees},
-		"of a user's identity, which names no machine": {change: func(w *world) {
+		"of a user's identity, which names no machine": {change: func(w *setup) {
 			w.machine.Identity = user
 			w.document.Token = w.token(set("xms_az_rid", nil))
 		}, want: reason.DocumentInvalid},
 		"of another machine": {claims: set("xms_mirid", "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourcegroups/g/providers/Microsoft.Compute/virtualMachines/x"), confirms: reason.EvidenceDisagrees},
 		"of a scale set":     {claims: set("xms_mirid", "/subscriptions/0b1f6471-0000-4000-8000-000000000001/resourcegroups/g/providers/Microsoft.Compute/virtualMachineScaleSets/x"), want: reason.DocumentInvalid},
 		"without a machine":  {claims: set("xms_mirid", nil), want: reason.DocumentInvalid},
-		"not there":          {change: func(w *world) { w.document.Token = nil }, want: reason.EvidenceMissing},
-		"too long": {change: func(w *world) { w.document.Token = make([]byte, 9000) },
+		"not there":          {change: func(w *setup) { w.document.Token = nil }, want: reason.EvidenceMissing},
+		"too long": {change: func(w *setup) { w.document.Token = make([]byte, 9000) },
 			want: reason.DocumentInvalid},
 		"for another audience": {claims: set("aud", "https://management.azure.com/"), want: reason.DocumentNotFresh},
 		"for two audiences":    {claims: set("aud", []string{audience, "x"}), want: reason.DocumentInvalid},
@@ -108,20 +108,20 @@ func TestTheTokenOfTheManagedIdentity(t *testing.T) {
 		"not valid yet":            {claims: set("nbf", now.Add(6*time.Minute).Unix()), want: reason.Internal},
 		"without an end":           {claims: set("exp", nil), want: reason.DocumentInvalid},
 		"with an end that is text": {claims: set("exp", "9999999999"), want: reason.DocumentInvalid},
-		"signed by an unknown key": {change: func(w *world) { w.verifier.Identity.Keys = keys{} },
+		"signed by an unknown key": {change: func(w *setup) { w.verifier.Identity.Keys = keys{} },
 			want: reason.DocumentUntrusted},
-		"with alg none": {change: func(w *world) {
+		"with alg none": {change: func(w *setup) {
 			parts := strings.Split(string(w.document.Token), ".")
 			w.document.Token = []byte(base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none"}`)) + "." + parts[1] + ".")
 		}, want: reason.DocumentInvalid},
-		"with alg HS256": {change: func(w *world) {
+		"with alg HS256": {change: func(w *setup) {
 			parts := strings.Split(string(w.document.Token), ".")
 			w.document.Token = []byte(base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"HS256","kid":"x"}`)) +
 				"." + parts[1] + "." + parts[2])
 		}, want: reason.DocumentInvalid},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newSetup(t)
 			w.now = now
 			w.withIdentity()
 			if test.claims != nil {
@@ -150,7 +150,7 @@ func TestTheTokenOfTheManagedIdentity(t *testing.T) {
 	// client id, whatever resource was requested.
 	t.Run("the client id as the resource", func(t *testing.T) {
 		const client = "5f1d7a52-0000-4000-8000-3d8f2a6b9c10"
-		w := newWorld(t)
+		w := newSetup(t)
 		w.withIdentity()
 		two := func(c map[string]any) {
 			c["aud"], c["iss"], c["ver"] = client, "https://login.microsoftonline.com/"+w.cloud.Tenant+"/v2.0", "2.0"
@@ -171,7 +171,7 @@ func TestTheTokenOfTheManagedIdentity(t *testing.T) {
 		denied(t, err, reason.DocumentNotFresh)
 	})
 	t.Run("it is not required", func(t *testing.T) {
-		w := newWorld(t)
+		w := newSetup(t)
 		want := w.passes()
 		w.document.Token = []byte("anything")
 		if got := w.passes(); !reflect.DeepEqual(got, want) {

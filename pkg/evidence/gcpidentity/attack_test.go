@@ -24,7 +24,7 @@ import (
 
 // Attack T08: trust depends only on the signing key, not on the token's own statements.
 func TestAttack_T08_OnlyGooglesOwnKeysSignIdentityTokens(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	kid, google := w.cloud.SigningKey()
 	account, err := rsa.GenerateKey(rand.Reader, 2048) // of a service account, whose owner can sign anything
 	if err != nil {
@@ -112,7 +112,7 @@ func TestAttack_T08_OnlyGooglesOwnKeysSignIdentityTokens(t *testing.T) {
 
 // Attack T08: tokens that Google's own keys signed, but that are not from the metadata server.
 func TestAttack_T08_ClaimsThatAreNotOfAnInstance(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	set := func(name string, value any) func(map[string]any) {
 		return func(c map[string]any) { c[name] = value }
 	}
@@ -190,7 +190,7 @@ func TestAttack_T08_ClaimsThatAreNotOfAnInstance(t *testing.T) {
 
 // Attack T08: one token that two parsers read differently.
 func TestAttack_T08_NoClaimHasTwoValues(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	_, key := w.cloud.SigningKey()
 	claims := text(t, w.claims())
 	for name, payload := range map[string]string{
@@ -219,7 +219,7 @@ type keysFunc func(kid string) (crypto.PublicKey, error)
 func (f keysFunc) Key(_ context.Context, kid string) (crypto.PublicKey, error) { return f(kid) }
 
 func TestAttack_T08_KeysThatGoogleDoesNotUse(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	small, err := rsa.GenerateKey(rand.Reader, 1024)
 	if err != nil {
 		t.Fatal(err)
@@ -251,10 +251,10 @@ func TestAttack_T08_KeysThatGoogleDoesNotUse(t *testing.T) {
 }
 
 func TestAttack_T08_EmptyProjectListDeniesAll(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	w.verifier.Projects = nil
 	w.refused(t, w.honest(t), reason.AccountNotAllowed)
-	w = newWorld(t)
+	w = newSetup(t)
 	w.verifier.Zones = nil
 	if _, err := w.verify(t.Context(), w.honest(t)); err != nil {
 		t.Errorf("no zone is every zone of the projects: %v", err)
@@ -263,7 +263,7 @@ func TestAttack_T08_EmptyProjectListDeniesAll(t *testing.T) {
 
 // Attack T09: a token belongs to one cluster and one connection.
 func TestAttack_T09_ATokenForAnotherClusterOrConnection(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	other := sha256.Sum256([]byte("another conversation"))
 	var zero [32]byte
 	for name, audience := range map[string]string{
@@ -310,7 +310,7 @@ func TestAttack_T09_ATokenForAnotherClusterOrConnection(t *testing.T) {
 // Attack T10: an instance was deleted, and another one has its name. Both are genuine, and their
 // provider ids are equal; the statement distinguishes them.
 func TestAttack_T10_AReusedNameIsAnotherInstance(t *testing.T) {
-	w := freshWorld(t)
+	w := newFreshSetup(t)
 	first, err := w.verify(t.Context(), w.honest(t))
 	if err != nil {
 		t.Fatal(err)
@@ -337,7 +337,7 @@ func TestAttack_T10_AReusedNameIsAnotherInstance(t *testing.T) {
 
 // Attack T16: a token costs no work before its size is checked.
 func TestAttack_T16_LargeAndDeepTokens(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	_, key := w.cloud.SigningKey()
 	claims := text(t, w.claims())
 	asked := 0
@@ -374,7 +374,7 @@ func TestAttack_T16_LargeAndDeepTokens(t *testing.T) {
 }
 
 func TestDocumentHasOnlyItsToken(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	for name, d := range map[string]evidence.Document{
 		"a certificate":  {Raw: w.honest(t), Certificates: [][]byte{{1}}},
 		"a second token": {Raw: w.honest(t), Token: []byte("x")},
@@ -388,7 +388,7 @@ func TestDocumentHasOnlyItsToken(t *testing.T) {
 
 // Every bit of a token is signed: none can be flipped, removed or repeated.
 func TestAnyChangeOfATokenIsDenied(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	token := w.honest(t)
 	if _, err := w.verify(t.Context(), token); err != nil {
 		t.Fatal(err)

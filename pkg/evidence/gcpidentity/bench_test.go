@@ -17,7 +17,7 @@ import (
 // SHA-256 and one RSA-2048 verification, which cannot be avoided. It is the ratio of the medians of
 // alternating runs, so that the load of the machine affects both.
 func BenchmarkVerify(b *testing.B) {
-	w := newWorld(b)
+	w := newSetup(b)
 	token := w.honest(b)
 	d := evidence.Document{Kind: evidence.GCPIdentity, Raw: token}
 	end := strings.LastIndexByte(string(token), '.')
@@ -49,7 +49,7 @@ func BenchmarkVerify(b *testing.B) {
 
 // BenchmarkRefuse measures a token without a valid signature: the work that any caller can cause.
 func BenchmarkRefuse(b *testing.B) {
-	w := newWorld(b)
+	w := newSetup(b)
 	token := w.honest(b)
 	token[len(token)-10] ^= 1
 	d := evidence.Document{Kind: evidence.GCPIdentity, Raw: token}

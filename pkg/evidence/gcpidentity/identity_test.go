@@ -29,8 +29,8 @@ var (
 		Origin: "https://api-int.demo.example:22623"}
 )
 
-// world is an emulated cloud with one instance, and a verifier that has its keys.
-type world struct {
+// setup is an emulated cloud with one instance, and a verifier that has its keys.
+type setup struct {
 	cloud    *gcp.Cloud
 	instance gcp.Instance
 	verifier *gcpidentity.Verifier
@@ -43,19 +43,19 @@ var newCloud = func() (*gcp.Cloud, error) {
 // Creating keys takes most of the time of these tests.
 var sharedCloud = sync.OnceValues(newCloud)
 
-// newWorld is for tests that do not change the cloud.
-func newWorld(t testing.TB) world {
+// newSetup is for tests that do not change the cloud.
+func newSetup(t testing.TB) setup {
 	t.Helper()
 	return worldOf(t, sharedCloud)
 }
 
-// freshWorld is for tests that change the cloud.
-func freshWorld(t testing.TB) world {
+// newFreshSetup is for tests that change the cloud.
+func newFreshSetup(t testing.TB) setup {
 	t.Helper()
 	return worldOf(t, newCloud)
 }
 
-func worldOf(t testing.TB, makeCloud func() (*gcp.Cloud, error)) world {
+func worldOf(t testing.TB, makeCloud func() (*gcp.Cloud, error)) setup {
 	t.Helper()
 	cloud, err := makeCloud()
 	if err != nil {
@@ -68,12 +68,12 @@ func worldOf(t testing.TB, makeCloud func() (*gcp.Cloud, error)) world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return world{cloud, instance, &gcpidentity.Verifier{Keys: keys, Projects: []string{"other", "demo-1"},
+	return setup{cloud, instance, &gcpidentity.Verifier{Keys: keys, Projects: []string{"other", "demo-1"},
 		Zones: []string{"europe-west1-b"}}}
 }
 
 // claims returns those of a valid token.
-func (w world) claims() map[string]any {
+func (w setup) claims() map[string]any {
 	return w.cloud.Claims(w.instance, gcpidentity.Audience(binding.Origin, binding.Transcript), true)
 }
 
@@ -81,7 +81,7 @@ func engine(claims map[string]any) map[string]any {
 	return claims["google"].(map[string]any)["compute_engine"].(map[string]any)
 }
 
-func (w world) honest(t testing.TB) []byte {
+func (w setup) honest(t testing.TB) []byte {
 	t.Helper()
 	token, err := w.cloud.IdentityToken(w.instance.ID, gcpidentity.Audience(binding.Origin, binding.Transcript))
 	if err != nil {
@@ -90,12 +90,12 @@ func (w world) honest(t testing.TB) []byte {
 	return []byte(token)
 }
 
-func (w world) verify(ctx context.Context, raw []byte) (evidence.Claim, error) {
+func (w setup) verify(ctx context.Context, raw []byte) (evidence.Claim, error) {
 	return w.verifier.Verify(ctx, evidence.Document{Kind: evidence.GCPIdentity, Raw: raw}, binding, today)
 }
 
 // refused fails unless the token is denied for that reason.
-func (w world) refused(t *testing.T, raw []byte, want reason.Code) {
+func (w setup) refused(t *testing.T, raw []byte, want reason.Code) {
 	t.Helper()
 	claim, err := w.verify(t.Context(), raw)
 	if err == nil {
@@ -123,13 +123,13 @@ func sign(t testing.TB, key *rsa.PrivateKey, header, payload string) []byte {
 }
 
 // header returns the header of a token in Google's form.
-func (w world) header() string {
+func (w setup) header() string {
 	kid, _ := w.cloud.SigningKey()
 	return `{"alg":"RS256","kid":"` + kid + `","typ":"JWT"}`
 }
 
 // with signs claims with Google's key.
-func (w world) with(t testing.TB, claims map[string]any) []byte {
+func (w setup) with(t testing.TB, claims map[string]any) []byte {
 	t.Helper()
 	raw, err := json.Marshal(claims)
 	if err != nil {
@@ -140,7 +140,7 @@ func (w world) with(t testing.TB, claims map[string]any) []byte {
 }
 
 func TestTokenNamesItsInstance(t *testing.T) {
-	w := freshWorld(t)
+	w := newFreshSetup(t)
 	w.instance.Confidential = true
 	w.cloud.Add(w.instance)
 	claim, err := w.verify(t.Context(), w.honest(t))
@@ -170,7 +170,7 @@ func TestTokenNamesItsInstance(t *testing.T) {
 }
 
 func TestTokenIsAcceptedInEveryFormOfGoogle(t *testing.T) {
-	w := freshWorld(t)
+	w := newFreshSetup(t)
 	_, key := w.cloud.SigningKey()
 	kid, _ := w.cloud.SigningKey()
 	for name, token := range map[string][]byte{
@@ -208,7 +208,7 @@ func TestTokenIsAcceptedInEveryFormOfGoogle(t *testing.T) {
 }
 
 func TestOldProjectsHaveADomain(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	w.verifier.Projects = []string{"example.com:demo-1"}
 	claim, err := w.verify(t.Context(),
 		w.with(t, change(w.claims(), func(c map[string]any) { engine(c)["project_id"] = "example.com:demo-1" })))
@@ -274,7 +274,7 @@ func genuine(t testing.TB) ([]byte, gcpidentity.KeySet) {
 }
 
 func TestConfirm_AcceptsOnlyTheNamedInstance(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	claim, err := w.verify(t.Context(), w.honest(t))
 	if err != nil {
 		t.Fatal(err)
@@ -307,7 +307,7 @@ func change(claims map[string]any, alter func(map[string]any)) map[string]any {
 	return claims
 }
 
-func (w world) verifierAt(t testing.TB, raw []byte, now time.Time) (evidence.Claim, error) {
+func (w setup) verifierAt(t testing.TB, raw []byte, now time.Time) (evidence.Claim, error) {
 	t.Helper()
 	return w.verifier.Verify(t.Context(), evidence.Document{Kind: evidence.GCPIdentity, Raw: raw}, binding, now)
 }

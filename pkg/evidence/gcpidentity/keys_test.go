@@ -30,7 +30,7 @@ func jwk(kid, rest string) string {
 }
 
 func TestParseKeySet_AcceptsGooglesForm(t *testing.T) {
-	w := newWorld(t)
+	w := newSetup(t)
 	set, err := gcpidentity.ParseKeySet(w.cloud.Keys())
 	if err != nil || len(set) != 2 {
 		t.Fatalf("%v, %v", set, err)
@@ -156,7 +156,7 @@ func TestJoinKeys(t *testing.T) {
 
 // A verifier that has the keys only in a file.
 func TestAStaticSetVerifies(t *testing.T) {
-	w := freshWorld(t)
+	w := newFreshSetup(t)
 	static, err := gcpidentity.ParseKeys("google-keys/now.json", w.cloud.Keys())
 	if err != nil {
 		t.Fatal(err)

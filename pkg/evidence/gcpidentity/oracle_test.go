@@ -40,7 +40,7 @@ func TestWhatOtherLibrariesAccept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := world{cloud, instance, &gcpidentity.Verifier{Keys: keys, Projects: []string{"demo-1"}}}
+	w := setup{cloud, instance, &gcpidentity.Verifier{Keys: keys, Projects: []string{"demo-1"}}}
 	validator, err := idtoken.NewValidator(t.Context(),
 		option.WithHTTPClient(&http.Client{Transport: published(cloud.Keys())}))
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/mcs-attest/mcs-attest/testvm/stage"
 )
 
-func main() { os.Exit(stage.Play("demo-cluster", tell)) }
+func main() { os.Exit(stage.Play("demo-cluster", story)) }
 
 const content = "pull secret, kubeconfig, and all that a node needs"
 
@@ -34,8 +34,8 @@ spec:
     endorsements: [enrolled, manufacturer]
 `
 
-// tell is the script of the demo.
-func tell(s *stage.Stage) {
+// story is the script of the demo.
+func story(s *stage.Stage) {
 	r := rig.New(s)
 	s.Say("demo", "a cluster: a machine must prove which Machine it is before it receives a config;")
 	s.Say("demo",

@@ -42,8 +42,8 @@ var stories = map[string]cloud{
 	},
 }
 
-// tellOf returns the script for a cloud.
-func tellOf(platform string) func(*stage.Stage) {
+// storyOf returns the script for a cloud.
+func storyOf(platform string) func(*stage.Stage) {
 	return func(s *stage.Stage) {
 		c := stories[platform]
 		r := rig.New(s)
@@ -103,10 +103,10 @@ func watched(s *stage.Stage, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		line := fmt.Sprintf("%s %s", req.Method, req.URL.Path)
 		mu.Lock()
-		told := seen[line]
+		printed := seen[line]
 		seen[line] = true
 		mu.Unlock()
-		if !told {
+		if !printed {
 			s.Say("metadata", "%s", line)
 		}
 		next.ServeHTTP(w, req)

@@ -19,22 +19,22 @@ import (
 )
 
 func main() {
-	story := tell
+	script := story
 	if len(os.Args) > 1 && os.Args[1] != "" && os.Args[1] != "qemu" {
 		if _, ok := stories[os.Args[1]]; !ok {
 			fmt.Fprintf(os.Stderr,
 				"error: PLATFORM is %q\nhint: aws, azure or gcp; without it a machine with a TPM and no cloud\n", os.Args[1])
 			os.Exit(2)
 		}
-		story = tellOf(os.Args[1])
+		script = storyOf(os.Args[1])
 	}
-	os.Exit(stage.Play("demo", story))
+	os.Exit(stage.Play("demo", script))
 }
 
 const content = "pull secret, kubeconfig, and all that a node needs\n"
 
-// tell is the script of the demo.
-func tell(s *stage.Stage) {
+// story is the script of the demo.
+func story(s *stage.Stage) {
 	r := rig.New(s)
 	s.Say("demo", "a machine without any identity asks a cluster for its configuration;")
 	s.Say("demo", "it receives it only after its TPM has proved which machine it is")

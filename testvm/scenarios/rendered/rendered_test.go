@@ -106,11 +106,11 @@ func TestAttestedMachineBecomesItsNodeWithTheFullConfig(t *testing.T) {
 	if !s.Usable(s.TokenOf(node.ReadFile(kubeconfigPath))) || len(rec.Status.Credentials) == 0 {
 		t.Errorf("no credential of its own: %+v", rec.Status.Credentials)
 	}
-	var says map[string]string
-	if err := json.Unmarshal([]byte(node.ReadFile(annotations)), &says); err != nil {
+	var written map[string]string
+	if err := json.Unmarshal([]byte(node.ReadFile(annotations)), &written); err != nil {
 		t.Errorf("%s: %v", annotations, err)
 	}
-	if name := says["machineconfiguration.openshift.io/currentConfig"]; !strings.HasPrefix(name, "rendered-worker-") ||
+	if name := written["machineconfiguration.openshift.io/currentConfig"]; !strings.HasPrefix(name, "rendered-worker-") ||
 		!strings.Contains(node.ReadFile(encapsulated), name) {
 		t.Errorf("the node would report %q", name)
 	}

@@ -50,12 +50,12 @@ func TestAttack_T44_ReplayedEvidenceIsDenied(t *testing.T) {
 // binding the evidence belongs to the node's connection and is useless on the attacker's.
 func TestAttack_T25_EvidenceFromAnotherConnectionIsDenied(t *testing.T) {
 	r := rig.New(t)
-	thief := r.NewRelay()
-	v := r.Verifier(rig.VerifierConfig{Origins: []string{thief.Origin()}})
-	thief.To(v)
+	attacker := r.NewRelay()
+	v := r.Verifier(rig.VerifierConfig{Origins: []string{attacker.Origin()}})
+	attacker.To(v)
 	tpm := r.NewTPM()
 	v.Enroll("worker-0", "worker", tpm)
-	node := r.Boot(rig.VM{TPM: tpm, Pointer: thief.Pointer("worker")})
+	node := r.Boot(rig.VM{TPM: tpm, Pointer: attacker.Pointer("worker")})
 	v.WaitAudit("attest", "denied", "BindingMismatch")
 	node.Kill()
 	v.WantNoAudit("attest", "allowed", "")
